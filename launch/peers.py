@@ -17,8 +17,7 @@ from typing import Any, NamedTuple
 from absl import flags
 
 from dpjax import parallel as processes
-from dpjax.experiments.run import checkpoint, loop
-from dpjax.experiments.run.kind import RunKind
+from dpjax.experiments.run import checkpoint
 from dpjax.parallel import PeerLost
 from dpjax.parallel.exchanges import MOST_PROCESSES
 from dpjax.validate import UserError
@@ -198,49 +197,7 @@ class _Ending:
     os._exit(code)
 
 
-def carry_out(
-  kind: RunKind,
-  config: Any,
-  workdir: str,
-  same: Mapping[str, str],
-  line: Callable[[dict], str],
-  unit: str,
-) -> None:
-  """Does the work of a training launcher: runs a config on as many processes as the flags say, or
-  prints its plan (--dry_run).
-
-  Args:
-    same: values that must be equal in all processes; see `meeting.meet`.
-    line: function that describes a result in one line, which process 0 prints.
-    unit: name of what the checkpoints count, such as "step".
-  """
-  many = options()
-  done = []
-  app.prepare_memory([config])
-  if flags.FLAGS.dry_run:
-    if many is not None:
-      raise UserError("--dry_run: must be without --coordinator; it plans for one process")
-    # Imported here, because most runs are not dry runs.
-    from dpjax.experiments.run import dry_run
-
-    return print(dry_run.report(kind, config, workdir, app.target()))
-  app.refuse_given(("target",), "--dry_run")
-
-  def work() -> None:
-    with app.stoppable(workdir):
-      result = loop.run(loop.job_of(config), workdir, on_save=done.append)
-    if processes.is_first():
-      print(line(result))
-      print(f"wrote {workdir}/result.json, report.png, metrics.jsonl, params.npz")
-      app.report_audit(result)
-
-  if many is None:
-    return work()
-  saved = lambda: _saved(workdir, unit, done, owner=many.process_id == 0)
-  run(work, many, same=same, saved=saved)
-
-
-def _saved(workdir: str, unit: str, heard: Sequence[int], *, owner: bool) -> str:
+def saved(workdir: str, unit: str, heard: Sequence[int], *, owner: bool) -> str:
   """Returns words about the newest checkpoint, for the error when a peer is lost.
 
   Args:

@@ -21,21 +21,7 @@ import numpy as np
 import pytest
 
 from dpjax.experiments.config import fields
-from dpjax.experiments.kinds.attack.config import AttackConfig
-from dpjax.experiments.kinds.central import build as central
-from dpjax.experiments.kinds.central.config import TrainConfig
-from dpjax.experiments.kinds.distillation import config as distillation
-from dpjax.experiments.kinds.distillation.config import DistillationConfig
-from dpjax.experiments.kinds.federated import build as federated
-from dpjax.experiments.kinds.federated.config import FedConfig
-from dpjax.experiments.kinds.pate import config as pate
-from dpjax.experiments.kinds.pate.config import PateConfig
-from dpjax.experiments.kinds.relevance.config import RelevanceConfig
-from dpjax.experiments.kinds.secure.config import SecureConfig
-from dpjax.experiments.kinds.synthesis import config as synthesis
-from dpjax.experiments.kinds.synthesis.config import SynthesisConfig
-from dpjax.experiments.sweeps import attack_table, experiment, grid, secure_table
-from dpjax.experiments.sweeps.grid import SweepConfig
+from dpjax.experiments.run import kind as kinds
 from dpjax.validate import UserError
 from launch import config_flag
 from tests import commands
@@ -56,31 +42,8 @@ _LINKED = [
   "examples/README.md",
 ]
 _COMMANDED = [page for page in _LINKED if page != "THREATS.md"]
-_KINDS = {
-  "train": TrainConfig,
-  "check": TrainConfig,
-  "federate": FedConfig,
-  "sweep": SweepConfig,
-  "relevance": RelevanceConfig,
-  "attack": AttackConfig,
-  "secure": SecureConfig,
-  "pate": PateConfig,
-  "distill": DistillationConfig,
-  "synthesize": SynthesisConfig,
-}
-# What a launcher refuses a config for before it reads data: all of its runs.
-_REFUSED = {
-  "train": central.check,
-  "check": central.check,
-  "federate": federated.check,
-  "sweep": grid.points,
-  "relevance": experiment.points,
-  "attack": attack_table.points,
-  "secure": secure_table.points,
-  "pate": pate.check,
-  "distill": distillation.check,
-  "synthesize": synthesis.check,
-}
+# launch.check reads the configs of launch.train.
+_KINDS = kinds.KINDS | {"check": kinds.KINDS["train"]}
 _COMMAND = r"(?m)^ *((?:python -m launch|\.\.\. --).*)"  # of a docstring
 _OVERRIDE = r"--config\.[\w.]+=\S*[^\s.,;:)]"  # in a sentence
 _PLACEHOLDER = re.compile(r"\b(X|NAME)\.py$")
@@ -194,7 +157,7 @@ def _commands_of_docstrings() -> list[tuple[str, str]]:
 @functools.cache
 def _flags(launcher: str) -> frozenset[str]:
   """Every name that stands in the launcher's code: its flags are among them."""
-  modules = [launcher, "app", "peers"]
+  modules = [launcher, "run", "app", "peers"]
   trees = [ast.parse((_ROOT / "launch" / f"{name}.py").read_text()) for name in modules]
   nodes = [node for tree in trees for node in ast.walk(tree)]
   texts = [node.value for node in nodes if isinstance(node, ast.Constant)]
@@ -224,14 +187,15 @@ def _check(command: str) -> None:
 def _check_config(launcher: str, path: str, given: tuple[tuple[str, str], ...]) -> None:
   overrides = dict(given)
   kind = _KINDS[launcher]
-  config = config_flag.load(str(_ROOT / path), kind) if path else kind()
+  config = config_flag.load(str(_ROOT / path), kind.config_class) if path else None
+  config = kind.config_class() if config is None else config
   # a file to start from is made by another command
   here = [name for name in overrides if not name.endswith(".pretrained")]
   texts = {name.removeprefix("config."): overrides[name] for name in here}
   config = fields.override_all(config, texts)
   if getattr(config, "mesh", None) is not None:  # of devices that are not here
     config = fields.replace(config, "mesh", None)
-  _REFUSED[launcher](config)
+  kind.check(config)
 
 
 @pytest.mark.slow
@@ -350,7 +314,7 @@ def _is_field(name: str) -> bool:
   """Of a config of any launcher; of a dict or a chosen value whatever it may hold."""
   for kind in _KINDS.values():
     with contextlib.suppress(UserError):
-      fields.get(kind(), name)
+      fields.get(kind.config_class(), name)
       return True
   return False
 

@@ -26,7 +26,6 @@ from configs.radp import quickstart as radp
 from configs.secure import sums
 from dpjax.experiments.checks import several_runs
 from dpjax.experiments.config import fields
-from dpjax.experiments.kinds.attack import build as attack_build
 from dpjax.experiments.kinds.attack.config import AttackConfig
 from dpjax.experiments.kinds.central import build as central
 from dpjax.experiments.kinds.central.config import TrainConfig
@@ -39,6 +38,7 @@ from dpjax.experiments.kinds.relevance.config import RelevanceConfig
 from dpjax.experiments.kinds.synthesis.config import KernelMean, SynthesisConfig
 from dpjax.experiments.plots import redraw
 from dpjax.experiments.run import loop
+from dpjax.experiments.run.kind import experiment_of
 from dpjax.experiments.sweeps import attack_table, experiment, grid, secure_table
 from dpjax.serving import predictor
 
@@ -330,7 +330,7 @@ def readers():
     config = fields.replace_all(
       AttackConfig(), {"target.data.name": path, "attack": "membership"}
     )
-    return attack_build.load_data(config)
+    return experiment_of(config).data()
 
   return {
     "train": train,

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
   from dpjax.relevance.pipeline import NAMES as NAMES
   from dpjax.relevance.pipeline import reads as reads
   from dpjax.relevance.pipeline import run as run
+  from dpjax.relevance.pipeline import story as story
   from dpjax.relevance.privacy import Privacy as Privacy
   from dpjax.relevance.rigorous import StageCharge as StageCharge
   from dpjax.relevance.rigorous import total as total
@@ -41,5 +42,6 @@ if TYPE_CHECKING:
   from dpjax.relevance.settings import Training as Training
   from dpjax.relevance.train import OnEpoch as OnEpoch
   from dpjax.relevance.train import Steps as Steps
+  from dpjax.relevance.train import carried_out as carried_out
 else:
   __getattr__, __dir__, __all__ = _lazy.attach(__name__, __file__)

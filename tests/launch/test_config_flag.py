@@ -17,13 +17,13 @@ from launch import config_flag
 
 DRIVER = """
 import io, json, os, sys, traceback
-from dpjax.experiments.kinds.central.kind import CENTRAL
 from dpjax.experiments.config.fields import to_dict
+from dpjax.experiments.run.kind import KINDS
 from launch import app, config_flag
 
 def launch(arguments, default):  # what a launcher does, in a child of its own
   sys.argv = ["main", *arguments.split()]
-  config_flag.define(kind=CENTRAL, default=default)
+  config_flag.define(kind=KINDS["train"], default=default)
   app.run(lambda: print(json.dumps(to_dict(config_flag.get()))))
 
 def child(name, arguments, default):

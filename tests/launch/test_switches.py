@@ -7,10 +7,10 @@ import pytest
 from configs import mnist_cnn, quickstart
 from configs.attack import quickstart as attacks
 from configs.fed import quickstart as federation
-from dpjax.experiments import all_kinds
 from dpjax.experiments.config import fields
 from dpjax.experiments.kinds.central import build
 from dpjax.experiments.kinds.central.config import DpSgd, Sgd, TrainConfig
+from dpjax.experiments.run import kind as kinds
 from dpjax.experiments.run import writers
 from dpjax.experiments.sweeps import attack_table, grid
 from tests.refuses import refuses
@@ -26,7 +26,7 @@ def _command(config, **flags):
 def _refused(field, config, **flags):
   with refuses(field) as caught:
     found, _ = _command(config, **flags)
-    all_kinds.of(found).check(found)
+    kinds.of(found).check(found)
   assert "\n" not in str(caught.value)
   return str(caught.value)
 
@@ -111,7 +111,7 @@ def test_an_algorithm_drops_what_it_does_not_read():
   file = federation.get_config()
   file.local.epochs = 3
   config, lost = _command(file, algorithm="fed_sgd", privacy="none")
-  all_kinds.of(config).check(config)
+  kinds.of(config).check(config)
   assert config.local.epochs == 1 and "local.epochs" in lost
   _refused("local.epochs", file, algorithm="fed_sgd", privacy="none", local__epochs="2")
 

@@ -99,7 +99,7 @@ def test_quantile_regression_knows_public_records_and_no_shadow(tmp_path):
     log_odds = held["log_odds"]
     public = held["public_log_odds"]
     included = held["included"]
-  train, test = build.load_data(_config(**chosen))
+  train, test = build.Attack(_config(**chosen)).data()
   features = lambda part: np.column_stack(
     [part.x.reshape(len(part), -1), np.eye(10)[part.y]]
   )
@@ -124,7 +124,7 @@ def test_quantile_regression_needs_public_records_of_its_own():
 
 def test_copies_of_what_is_no_image_are_refused():
   point = _point(_config(**{"attack.queries": 2}))
-  train, test = build.load_data(point)
+  train, test = build.Attack(point).data()
   flat = data.from_arrays(
     np.asarray(train.x).reshape(len(train), -1), train.y, num_classes=10
   )
@@ -154,7 +154,7 @@ def test_defences_are_measured_on_the_same_members():
   found = []
   for config in (_config(), _config(**_PRIVATE)):
     point = _point(config)
-    loaded = build.load_data(point)
+    loaded = build.Attack(point).data()
     random = run_keys.drawn(0, noise_seed=0)
     found.append(members.prepare(point, loaded, random))
   assert np.array_equal(found[0].included, found[1].included)
@@ -243,7 +243,7 @@ def test_exact_halves_are_held_to_the_line_of_a_replaced_record(sampler):
   if sampler != "poisson":
     changes["target.privacy.neighboring_relation"] = "replace_special"
   point = _point(_config(**_PRIVATE, **changes))
-  loaded = build.load_data(point)
+  loaded = build.Attack(point).data()
   random = run_keys.drawn(0, noise_seed=0)
   attacked = members.prepare(point, loaded, random)
   line, once = members._line(attacked), allowed.by_plan(attacked.run.plan)
@@ -317,7 +317,7 @@ def test_what_the_servers_noise_promises_is_no_promise_against_it_with_own_noise
   changes |= {"target.privacy.noise_multiplier": 3.0}
   changes |= {"target.privacy.local_noise_multiplier": 1e-6}
   point = _point(_config(**_DENSE, **changes))
-  loaded = build.load_data(point)
+  loaded = build.Attack(point).data()
   random = run_keys.drawn(0, noise_seed=0)
   assert "server sees every message" in inversion.prepare(point, loaded, random).note
 

@@ -49,7 +49,7 @@ def test_a_copy_is_made_after_a_training_that_was_cut_off(tmp_path, monkeypatch)
 @pytest.mark.slow
 def test_the_target_is_the_public_training_bit_for_bit():
   (point,) = attack_table.points(_config())
-  loaded, train = build.load_data(point.config), point.config.train
+  loaded, train = build.Attack(point.config).data(), point.config.train
   run = central.assemble(train, loaded)
   attacked = copies.prepare(point.config, loaded, run.random)
   ended = []

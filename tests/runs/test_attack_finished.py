@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from dpjax import attacks
-from dpjax.experiments.kinds.attack import build, finished, members, table
+from dpjax.experiments.kinds.attack import finished, members, table
 from dpjax.experiments.kinds.central.config import (
   DataConfig,
   DpSgd,
@@ -34,7 +34,7 @@ def run(tmp_path_factory):
     eval_every=3,
     checkpoint_every=6,
   )
-  loop.run(loop.job_of(config), folder)
+  loop.train(config, folder)
   return folder
 
 
@@ -43,7 +43,7 @@ def test_a_finished_run_is_attacked_by_its_folder(run, tmp_path):
   config = finished.attack_on(run, num_shadows=4)
   assert (config.train.seed, config.train.eval_every) == (0, 100)  # of the run itself
   assert config.train.num_steps == 6 and config.attack.target == str(run / "params.npz")
-  result = loop.run(build.build(config), tmp_path)
+  result = loop.train(config, tmp_path)
   own = json.loads((run / "result.json").read_text())
   assert result["epsilon"] == own["epsilon"] and result["epsilon_kind"] == "proved"
   assert result["num_members"] == 120 and result["num_models"] == 4

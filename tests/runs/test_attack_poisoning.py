@@ -58,7 +58,7 @@ def test_a_poisoned_run_goes_on_where_it_stopped_and_says_what_fails(tmp_path, m
 
 def _prepared(config):
   (point,) = attack_table.points(config)
-  loaded = build.load_data(point.config)
+  loaded = build.Attack(point.config).data()
   random = run_keys.drawn(0, noise_seed=0)
   return poisoned_rounds.prepare(point.config, loaded, random)
 

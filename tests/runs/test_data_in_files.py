@@ -15,8 +15,8 @@ from dpjax.experiments.config import fields
 from dpjax.experiments.kinds.central import build, features
 from dpjax.experiments.kinds.central.config import ModelConfig, TrainConfig
 from dpjax.experiments.kinds.central.features import featured
-from dpjax.experiments.kinds.central.kind import CENTRAL
 from dpjax.experiments.run import dry_run, loop
+from dpjax.experiments.run.kind import experiment_of
 from tests.refuses import refuses
 from tests.runs import stops
 
@@ -223,5 +223,5 @@ def test_data_that_come_whole_are_not_streamed(name):
 @pytest.mark.slow
 def test_a_plan_of_a_run_reads_no_batch(folder, tmp_path):
   """Its steps are on zeros, which are not held either."""
-  report = dry_run.report(CENTRAL, _config(folder, num_steps=2), tmp_path / "run")
+  report = dry_run.report(experiment_of(_config(folder, num_steps=2)), tmp_path / "run")
   assert "in files" in report

@@ -16,8 +16,8 @@ from dpjax import data
 from dpjax.experiments.checks import long_games
 from dpjax.experiments.config import fields
 from dpjax.experiments.kinds.central import build, privacy
+from dpjax.experiments.kinds.central.build import Central
 from dpjax.experiments.kinds.central.config import ModelConfig, TrainConfig
-from dpjax.experiments.kinds.central.kind import CENTRAL
 from dpjax.experiments.kinds.federated import build as federated
 from dpjax.experiments.kinds.federated.config import FedConfig
 from dpjax.experiments.kinds.relevance.config import RelevanceConfig
@@ -142,7 +142,7 @@ def test_an_error_of_a_lower_room_names_the_field(tmp_path, changes, field):
   "start",
   [
     loop.train,
-    functools.partial(dry_run.report, CENTRAL),
+    lambda config, workdir: dry_run.report(Central(config), workdir),
     sweep.run_sweep,
     tuning.run_selection,
   ],

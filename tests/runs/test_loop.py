@@ -26,6 +26,7 @@ from dpjax.experiments.kinds.central.config import DataConfig, ModelConfig
 from dpjax.experiments.kinds.relevance.config import RelevanceConfig
 from dpjax.experiments.run import checkpoint, loop, run_keys, writers
 from dpjax.experiments.run import workdir as owner
+from dpjax.experiments.run.kind import experiment_of
 from dpjax.relevance import Rigorous
 from tests.refuses import refuses
 from tests.runs.stops import die, sigterm, stop_after
@@ -320,10 +321,11 @@ def test_other_users_of_the_machine_cannot_enter_where_the_keys_lie(tmp_path):
 def test_two_that_start_at_once_do_not_draw_two_sets_of_keys(tmp_path):
   """Another process does the whole run between our look into the folder and our lock."""
   config, folder = _KINDS["central"].release, tmp_path / "run"
-  job = loop.job_of(config)
-  other = lambda random: (loop.train(config, folder), job.start(random))[1]
+  run = experiment_of(config)
+  train = run.train
+  run.train = lambda data, keys: (loop.train(config, folder), train(data, keys))[1]
   with refuses("workdir"):
-    loop.run(job._replace(start=other), folder)
+    loop.run(run, folder)
   assert loop.train(config, folder)["num_steps"] == 6  # what the other left
 
 

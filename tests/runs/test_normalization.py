@@ -27,6 +27,7 @@ from dpjax.experiments.kinds.central import (
 )
 from dpjax.experiments.run import loop, run_keys
 from dpjax.experiments.run import workdir as owner
+from dpjax.experiments.run.kind import experiment_of
 from dpjax.experiments.sweeps import engine
 from dpjax.mechanisms import channel_statistics, noisy_means
 from dpjax.zoo import networks
@@ -100,7 +101,9 @@ def test_a_resumed_run_has_the_same_statistics(loaded, tmp_path):
       raise KeyboardInterrupt
 
   with pytest.raises(KeyboardInterrupt):
-    loop.run(loop.job_of(_config(noise_seed=0), loaded), tmp_path / "cut", on_save=stop)
+    loop.run(
+      experiment_of(_config(noise_seed=0)), tmp_path / "cut", data=loaded, on_save=stop
+    )
   cut = loop.train(_config(noise_seed=0), tmp_path / "cut", data=loaded)
   whole = loop.train(_config(noise_seed=0), tmp_path / "whole", data=loaded)
   assert cut["params_sha256"] == whole["params_sha256"]
@@ -130,7 +133,7 @@ def test_a_whitened_run_pays_for_five_sums_and_goes_on_with_the_same(
       raise KeyboardInterrupt
 
   with pytest.raises(KeyboardInterrupt):
-    loop.run(loop.job_of(config, loaded), tmp_path / "cut", on_save=stop)
+    loop.run(experiment_of(config), tmp_path / "cut", data=loaded, on_save=stop)
   cut = loop.train(config, tmp_path / "cut", data=loaded)
   result = loop.train(config, tmp_path / "whole", data=loaded)
   assert cut["params_sha256"] == result["params_sha256"]
@@ -223,7 +226,7 @@ def test_a_run_whose_statistics_come_out_otherwise_does_not_go_on(loaded, tmp_pa
   """Two releases with one noise would tell how they differ."""
   config = _config(num_steps=4, checkpoint_every=2)
   with pytest.raises(RuntimeError, match="killed"):
-    loop.run(build.build(config, loaded), tmp_path, on_save=_killed_at(2))
+    loop.run(experiment_of(config), tmp_path, data=loaded, on_save=_killed_at(2))
   other = lambda *given: jax.tree.map(
     lambda leaf: np.nextafter(leaf, 9.0), released(*given)
   )
@@ -232,8 +235,8 @@ def test_a_run_whose_statistics_come_out_otherwise_does_not_go_on(loaded, tmp_pa
     mock.patch.object(normalization, "released", other),
     refuses("checkpoint"),
   ):
-    loop.run(build.build(config, loaded), tmp_path)
-  assert loop.run(build.build(config, loaded), tmp_path)["num_steps"] == 4
+    loop.train(config, tmp_path, data=loaded)
+  assert loop.train(config, tmp_path, data=loaded)["num_steps"] == 4
 
 
 def _killed_at(step):
@@ -272,7 +275,7 @@ def test_a_run_of_dp_ftrl_pays_for_them_and_goes_on_with_the_same(
 ):
   config = _config(**_FTRL, privacy__neighboring_relation=relation, noise_seed=0)
   with pytest.raises(RuntimeError, match="killed"):
-    loop.run(loop.job_of(config, loaded), tmp_path / "cut", on_save=_killed_at(2))
+    loop.run(experiment_of(config), tmp_path / "cut", data=loaded, on_save=_killed_at(2))
   cut = loop.train(config, tmp_path / "cut", data=loaded)
   result = loop.train(config, tmp_path / "whole", data=loaded)
   assert cut["params_sha256"] == result["params_sha256"]

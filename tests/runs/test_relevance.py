@@ -10,10 +10,10 @@ import pytest
 from dpjax import auditing, noise, relevance
 from dpjax.experiments.kinds.central.config import DataConfig, ModelConfig
 from dpjax.experiments.kinds.relevance import audit as relevance_audit
-from dpjax.experiments.kinds.relevance import build as relevance_build
 from dpjax.experiments.kinds.relevance.config import RelevanceAudit, RelevanceConfig
-from dpjax.experiments.run import checkpoint, guarantee, loop, writers
+from dpjax.experiments.run import checkpoint, guarantee, writers
 from dpjax.experiments.run import workdir as owner
+from dpjax.experiments.run.kind import experiment_of
 from dpjax.experiments.sweeps import claims, experiment
 from dpjax.relevance import Paper, Rigorous, rigorous
 from dpjax.validate import UserError
@@ -80,7 +80,7 @@ def test_a_wrong_config_is_one_line_before_anything_runs(fields, words):
 
 
 def test_noise_comes_from_a_seed_only_where_it_is_said():
-  key = lambda config: relevance_build.build(config).new_keys().noise
+  key = lambda config: experiment_of(config).new_keys().noise
   same = lambda config: bool(key(config) == key(config))
   for mode in ("paper", "rigorous"):
     config = _config(mode=mode)
@@ -211,7 +211,7 @@ def test_the_folder_of_a_single_run_takes_no_experiment(tmp_path):
 )
 def test_a_single_run_refuses_what_only_an_experiment_reads(change, field):
   with refuses(field):
-    loop.job_of(_config(**change))
+    experiment_of(_config(**change)).check()
 
 
 @pytest.mark.long

@@ -18,7 +18,6 @@ from dpjax.experiments.kinds.central.config import (
   Sgd,
   TrainConfig,
 )
-from dpjax.experiments.kinds.relevance import build as relevance_build
 from dpjax.experiments.kinds.relevance.config import RelevanceConfig
 from dpjax.experiments.run import loop, run_keys, saved, workdir
 from dpjax.relevance import Rigorous
@@ -202,7 +201,7 @@ def test_p42_public_data_of_a_relevance_run_are_among_what_its_weights_know(tmp_
     rigorous=Rigorous(model1="public", pool=1, shuffle=False),
     epsilons=[8.0], num_epochs=1, batch_size=25, method="radp", mode="rigorous",
   )  # fmt: skip
-  result = loop.run(relevance_build.build(config), tmp_path / "first")
+  result = loop.train(config, tmp_path / "first")
   assert result["epsilon_kind"] == "claimed" and result["pretrained_on"] == [own]
   path = str(tmp_path / "first" / "params.npz")
   with refuses("pretrained"):

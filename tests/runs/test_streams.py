@@ -30,6 +30,7 @@ from dpjax.experiments.kinds.secure.config import SecureConfig
 from dpjax.experiments.kinds.synthesis.config import SynthesisConfig
 from dpjax.experiments.run import checkpoint, config_names, loop, run_keys
 from dpjax.experiments.run import workdir as owner
+from dpjax.experiments.run.kind import experiment_of
 from dpjax.experiments.sweeps import experiment, grid
 from dpjax.validate import UserError
 from tests.refuses import refuses
@@ -138,8 +139,8 @@ def _public(random):
 def test_p46_two_runs_of_one_config_share_neither_noise_nor_batches(kind, changes):
   if kind == "relevance" and changes:
     changes = {"method": "radp", "mode": "rigorous"}
-  job = _KINDS[kind][2].build(_KINDS[kind][0](**changes))
-  one, other = job.new_keys(), job.new_keys()
+  run = experiment_of(_KINDS[kind][0](**changes))
+  one, other = run.new_keys(), run.new_keys()
   assert len(_secret(one)) == 3 and _secret(one).isdisjoint(_secret(other))
   assert _public(one) == _public(other)  # of the seed alone
   assert noise.key_id(one.init) not in _secret(one)
@@ -148,7 +149,7 @@ def test_p46_two_runs_of_one_config_share_neither_noise_nor_batches(kind, change
 
 @pytest.mark.parametrize("kind", _KINDS)
 def test_a_noise_seed_repeats_noise_and_sampling(kind):
-  keys = lambda **changes: _KINDS[kind][2].build(_KINDS[kind][0](**changes)).new_keys()
+  keys = lambda **changes: experiment_of(_KINDS[kind][0](**changes)).new_keys()
   assert keys(noise_seed=3) == keys(noise_seed=3)
   one = keys(noise_seed=3)
   for changes in ({"noise_seed": 4}, {"noise_seed": 3, "seed": 1}):
@@ -162,7 +163,7 @@ def test_without_privacy_every_algorithm_meets_the_same_cohorts():
 
   def keys(**changes):
     private = _federated(**{k: v for k, v in changes.items() if k != "privacy"})
-    return federate_build.build(fields.replace_all(private, changes)).new_keys()
+    return experiment_of(fields.replace_all(private, changes)).new_keys()
 
   plain = {"privacy": NoPrivacy()}
   averaging = keys(**plain)
@@ -171,7 +172,7 @@ def test_without_privacy_every_algorithm_meets_the_same_cohorts():
   assert keys().sampler != keys().sampler
   config = _central(**{"data.num_examples": None})
   config = dataclasses.replace(config, privacy=Sgd())
-  assert build.build(config).new_keys() == build.build(config).new_keys()
+  assert experiment_of(config).new_keys() == experiment_of(config).new_keys()
 
 
 @pytest.mark.parametrize("kind", _KINDS)

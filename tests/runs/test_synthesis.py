@@ -191,7 +191,7 @@ def test_votes_say_no_number_of_records_either(monkeypatch):
     )
     # The guarantee of this test is none.
     with pytest.raises(AttributeError):
-      pate_build.build(config, (private, private)).start(None)
+      next(pate_build.Pate(config).train((private, private), None))
   assert guarantees == [None, 123]
 
 

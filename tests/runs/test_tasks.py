@@ -202,7 +202,7 @@ def test_a_run_of_a_table_writes_its_scores_by_class(method, tmp_path):
   if method == "least_squares":
     config = TrainConfig(data=config.data, model=config.model)
     config = fields.replace_all(config, {"privacy": method, "privacy.epsilon": 8.0})
-  loop.run(build.build(config), tmp_path / "run")
+  loop.train(config, tmp_path / "run")
   result = json.loads((tmp_path / "run/result.json").read_text())
   counts = np.array(result["test_confusion"])
   assert counts.sum() == len(data.load("breast_cancer")[1])
@@ -234,7 +234,7 @@ def test_what_needs_classes_is_refused_before_it_trains(tmp_path):
       build.assemble(_config("diabetes", **change))
   spied = AttackConfig(train=_config("diabetes"))
   with refuses("launch.attack"):
-    attack.load_data(spied)
+    attack.Attack(spied).check_data(attack.Attack(spied).data())
   fed = fields.replace_all(FedConfig(), {"data.name": "diabetes", "model.name": "linear"})
   for rule in federated.loading.BY_CLASS:
     dealt = fields.replace_all(fed, {"partition": rule, "partition.num_clients": 5})

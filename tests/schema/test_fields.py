@@ -9,7 +9,6 @@ import math
 import numpy as np
 import pytest
 
-from dpjax.experiments.all_kinds import KINDS
 from dpjax.experiments.config import elsewhere, fields, optimizers
 from dpjax.experiments.kinds.attack.config import AttackConfig
 from dpjax.experiments.kinds.central import build
@@ -20,6 +19,7 @@ from dpjax.experiments.kinds.pate.config import PateConfig
 from dpjax.experiments.kinds.relevance.config import RelevanceConfig
 from dpjax.experiments.kinds.secure.config import SecureConfig
 from dpjax.experiments.kinds.synthesis.config import SynthesisConfig
+from dpjax.experiments.run.kind import KINDS
 from dpjax.experiments.sweeps.grid import SweepConfig
 from dpjax.gradients import Automatic, Flat
 from tests.refuses import refuses
@@ -350,8 +350,11 @@ _OTHERS = {
 }  # fmt: skip
 
 
+_CONFIGS = [kind.config_class for kind in KINDS.values()]
+
+
 def test_every_kind_of_run_has_its_row():
-  assert set(_OTHERS) == set(KINDS)
+  assert set(_OTHERS) == set(_CONFIGS)
 
 
 @pytest.mark.parametrize(
@@ -370,7 +373,7 @@ def test_names_of_other_libraries_lead_to_the_field(kind, word, path):
   assert place[1] in str(caught.value)
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", _CONFIGS)
 def test_a_name_of_another_library_is_no_field_here(kind):
   """A word that became a field of its own must leave the table, or it would mislead."""
   paths = list(fields._paths(kind()))
@@ -384,7 +387,7 @@ def test_a_name_of_another_library_is_no_field_here(kind):
 
 
 def test_every_path_of_the_table_is_a_field_or_a_flag():
-  held = {f".{path}" for kind in KINDS for path in fields._paths(kind())}
+  held = {f".{path}" for kind in _CONFIGS for path in fields._paths(kind())}
   for row in elsewhere._ROWS:
     for path in row.paths.split():
       assert path == "workdir" or any(there.endswith(f".{path}") for there in held), path

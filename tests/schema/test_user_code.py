@@ -23,6 +23,7 @@ from dpjax.experiments.kinds.federated import build as federated_build
 from dpjax.experiments.kinds.federated import user_code as own_parts
 from dpjax.experiments.run import checkpoint, loop, run_keys
 from dpjax.experiments.run import workdir as owner
+from dpjax.experiments.run.kind import experiment_of
 from dpjax.plan import Plan
 from dpjax.types import Batch
 from dpjax.validate import UserError
@@ -297,7 +298,7 @@ def test_a_run_goes_on_whatever_became_of_code_folder_and_user(
       raise KeyboardInterrupt
 
   with contextlib.suppress(KeyboardInterrupt):
-    loop.run(build.build(config), workdir, on_save=kill)
+    loop.run(experiment_of(config), workdir, on_save=kill)
   held = owner.remembered(workdir)
   if done == "alone":
     shutil.rmtree(workdir / checkpoint.FOLDER)
@@ -329,7 +330,7 @@ def test_a_release_draws_no_other_keys_for_rows_that_are_out(tmp_path, lost, mes
       raise KeyboardInterrupt
 
   with contextlib.suppress(KeyboardInterrupt):
-    loop.run(build.build(config), tmp_path / "run", on_save=kill)
+    loop.run(experiment_of(config), tmp_path / "run", on_save=kill)
   folder = tmp_path / "run" / checkpoint.FOLDER
   if lost == "checkpoints":
     shutil.rmtree(folder)

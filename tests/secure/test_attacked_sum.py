@@ -70,7 +70,7 @@ def test_a_secure_sum_is_a_defence_of_the_table(tmp_path):
 
 def _prepared(**changes):
   (point,) = attack_table.points(_config(**changes))
-  loaded = build.load_data(point.config)
+  loaded = build.Attack(point.config).data()
   return inversion.prepare(point.config, loaded, run_keys.drawn(0, noise_seed=0))
 
 

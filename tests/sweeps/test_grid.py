@@ -23,6 +23,7 @@ from dpjax.experiments.kinds.federated import build as federate_build
 from dpjax.experiments.kinds.federated.config import Central, FedConfig
 from dpjax.experiments.run import guarantee, writers
 from dpjax.experiments.run import workdir as owner
+from dpjax.experiments.run.kind import experiment_of
 from dpjax.experiments.sweeps import cost
 from dpjax.experiments.sweeps import grid as sweep
 from dpjax.experiments.sweeps.grid import SweepConfig
@@ -703,7 +704,7 @@ def test_a_wrong_federated_sweep_is_refused(changes, field):
 
 def test_p17_federated_points_share_no_noise():
   config = _federated(grid={"privacy.epsilon": [1.0, 2.0]}, x="privacy.epsilon")
-  found = [federate_build.build(point.config).new_keys() for point in sweep.points(config)]
+  found = [experiment_of(point.config).new_keys() for point in sweep.points(config)]
   assert len({noise.key_id(run_keys.noise) for run_keys in found}) == 4
 
 

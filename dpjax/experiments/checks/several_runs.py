@@ -20,9 +20,8 @@ import dp_accounting as dpa
 from dpjax import accounting, validate
 from dpjax.accounting import overflow
 from dpjax.accounting.event_kinds.elements import accountable
-from dpjax.experiments.kinds.central.config import TrainConfig
-from dpjax.experiments.kinds.federated.config import FedConfig
 from dpjax.experiments.run import guarantee, workdir, writers
+from dpjax.experiments.run.kind import KINDS
 from dpjax.experiments.sweeps import cost
 from dpjax.validate import UserError
 
@@ -41,8 +40,6 @@ STRANGE = (
   TypeError,
   ValueError,
 )
-# For each kind of run, the config fields that its digest leaves out.
-_WHERE = ((), TrainConfig.where, FedConfig.where)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -212,7 +209,9 @@ def _read(path: pathlib.Path) -> FinishedRun:
 def _understood(
   path: pathlib.Path, config: dict[str, Any], result: dict[str, Any]
 ) -> FinishedRun:
-  seals = {workdir.sealed(config, where, result) for where in _WHERE}
+  # For each kind of run, the config fields that its seal leaves out.
+  kinds = {getattr(kind.config_class, "where", ()) for kind in KINDS.values()}
+  seals = {workdir.sealed(config, where, result) for where in kinds}
   if result.get(workdir.SEAL) not in seals:
     raise _odd(path, f"its {writers.RESULT} is not the result of its {workdir.CONFIG}")
   if isinstance(config.get("attack"), dict):

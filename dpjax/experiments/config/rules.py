@@ -17,6 +17,7 @@ import numpy as np
 
 from dpjax import names, validate
 from dpjax.experiments.config.choices import (
+  Choice,
   annotation_of,
   annotations_of,
   choice_of,
@@ -253,16 +254,19 @@ def described(config: Any) -> list[Described]:
     hint = annotation_of(config, leaf.path)
     rows.append(_described(leaf.path, leaf.default, hint))
     choice = choice_of(hint)
-    for field, owners in {} if choice is None else choice.owners().items():
-      kind = choice.table[owners[0]]
-      if leaf.value not in owners:
-        row = _described(
-          f"{leaf.path}.{field}", name_of(kind(), field), annotations_of(kind)[field]
-        )
-        rows.append(
-          row._replace(help=f"of {', '.join(owners)}: {row.help}".removesuffix(": "))
-        )
+    if choice is not None:
+      rows += _of_others(choice, leaf.path, leaf.value)
   return rows
+
+
+def _of_others(choice: Choice, path: str, chosen: Any) -> Iterator[Described]:
+  """Yields the fields of a choice's values that the chosen one lacks, with the values' names."""
+  for field, owners in choice.owners().items():
+    if chosen not in owners:
+      kind = choice.table[owners[0]]
+      hint = annotations_of(kind)[field]
+      row = _described(f"{path}.{field}", name_of(kind(), field), hint)
+      yield row._replace(help=f"of {', '.join(owners)}: {row.help}".removesuffix(": "))
 
 
 def _described(path: str, default: Any, hint: Any) -> Described:

@@ -12,9 +12,7 @@ from dpjax.experiments.config.fields import name_of
 from dpjax.experiments.kinds import bounds
 from dpjax.experiments.kinds.attack import build, table
 from dpjax.experiments.kinds.attack.config import AttackConfig, check
-from dpjax.experiments.kinds.federated.config import FedConfig
-from dpjax.experiments.run.kind import Kind
-from dpjax.experiments.run.loop import Job
+from dpjax.experiments.run.kind import Several
 from dpjax.experiments.sweeps import cost, engine, labelled
 from dpjax.experiments.sweeps.engine import Point, Row
 from dpjax.validate import UserError, listed
@@ -64,18 +62,14 @@ def run_all(config: AttackConfig, workdir: pathlib.Path | str) -> list[Row]:
   Raises:
     UserError: a wrong config; also the errors of `labelled.run_all`.
   """
-  loader = lambda of: build.LOADERS["federate" if isinstance(of, FedConfig) else "train"]
   # Central and federated runs share one cache, so that it holds only one data set at a time.
-  last = engine.LastData(lambda attacked: loader(attacked)(attacked))
-
-  def job(run: AttackConfig) -> Job:
-    return build.build(run, build.named(run, last, run.target))
+  last = engine.LastData(build.load_attacked)
 
   return labelled.run_all(
     config,
     points(config),
     workdir,
-    job=job,
+    load=lambda run: build.named(run, last, run.target),
     write=table.write,
     tell=table.summary,
     unreleased=cost.NOT_RELEASED,
@@ -88,8 +82,20 @@ def is_above(row: Row) -> bool:
   return any(judged["against_line"] == "above" for judged in attacks)
 
 
-ATTACK = Kind(
-  config=AttackConfig,
-  launcher="launch.attack",
-  check=points,
-)
+class AttackTable(Several[AttackConfig]):
+  """All attacks of a config: its rows, or the one that it describes."""
+
+  def check(self) -> None:
+    points(self.config)
+
+  def run(self, workdir: str) -> list[Row]:
+    return run_all(self.config, workdir)
+
+  def report(self, workdir: str, rows: list[Row]) -> str:
+    table = (pathlib.Path(workdir) / "attacks.md").read_text()
+    return f"{table}wrote {workdir}/attacks.md, attacks.csv, attacks.png"
+
+  def alarm(self, rows: list[Row]) -> str:
+    above = [row["name"] for row in rows if is_above(row)]
+    names = ", ".join(above)
+    return f"above the line that a guarantee allows: {names}" if above else ""

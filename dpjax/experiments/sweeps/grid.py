@@ -19,20 +19,22 @@ import os
 import pathlib
 import re
 from collections.abc import Callable
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 from dpjax import pictures, validate
 from dpjax.experiments.config import fields, rules
 from dpjax.experiments.kinds import bounds
 from dpjax.experiments.kinds.central.config import TrainConfig
-from dpjax.experiments.kinds.central.kind import CENTRAL
 from dpjax.experiments.kinds.federated.config import FedConfig
-from dpjax.experiments.kinds.federated.kind import FEDERATED
-from dpjax.experiments.run import writers
-from dpjax.experiments.run.kind import Kind, RunKind
+from dpjax.experiments.run import kind as kind_lib
+from dpjax.experiments.run import loop, writers
+from dpjax.experiments.run.kind import Several
 from dpjax.experiments.sweeps import curve, curve_picture, engine, table
 from dpjax.experiments.sweeps.engine import LoadFn, Point, Row
 from dpjax.validate import UserError, Verbatim
+
+if TYPE_CHECKING:
+  from dpjax.parallel.targets import Machine
 
 TrainFn = Callable[..., Row]  # (config, workdir, *, data) -> the content of result.json
 # Entries of a result that a row keeps in addition to RESULT_KEYS, if the result has them. Only
@@ -110,7 +112,7 @@ def points(config: SweepConfig) -> list[Point]:
   """
   _check(config)
   axes = {**config.grid, "seed": config.seeds}
-  kind = kind_of(config.base)
+  kind = kind_lib.of(config.base)
   all_points = engine.expand(
     config.base, config.variants or {"": {}}, lambda base: axes, _point,
     check=kind.check, name="grid", where="variants",
@@ -129,11 +131,6 @@ def placed(config: SweepConfig) -> list[Point]:
   all_points = points(config)
   _check_positions(config, all_points)
   return all_points
-
-
-def kind_of(base: TrainConfig | FedConfig) -> RunKind:
-  """Returns the kind of the runs of a sweep: FEDERATED for a FedConfig, else CENTRAL."""
-  return FEDERATED if isinstance(base, FedConfig) else CENTRAL
 
 
 def _check_alike(all_points: list[Point]) -> None:
@@ -378,8 +375,26 @@ def _config_axes(config: SweepConfig) -> list[str]:
   ]
 
 
-SWEEP = Kind(
-  config=SweepConfig,
-  launcher="launch.sweep",
-  check=points,
-)
+class Sweep(Several[SweepConfig]):
+  """All runs of a sweep."""
+
+  def check(self) -> None:
+    points(self.config)
+
+  def run(self, workdir: str) -> list[Row]:
+    if self.config.selection.enabled:
+      raise UserError("is for launch.sweep", field="selection.enabled", value=True)
+    return run_sweep(self.config, workdir, loop.train, loop.load)
+
+  def report(self, workdir: str, rows: list[Row]) -> str:
+    return f"wrote {workdir}/curve.png (.pdf, .svg), curve.csv, table.md, sweep.json"
+
+  def plan(self, workdir: str, target: Machine | None = None) -> str:
+    # Imported here, because most runs are not dry runs.
+    from dpjax.experiments.sweeps import rehearsal
+
+    return rehearsal.report(self.config, workdir)
+
+  def alarm(self, rows: list[Row]) -> str:
+    refuted = [row["name"] for row in rows if row.get("refuted")]
+    return f"audit: claims are REFUTED: {', '.join(refuted)}" if refuted else ""

@@ -95,10 +95,10 @@ def run_all(
   all_points: list[Point],
   workdir: pathlib.Path | str,
   *,
-  job: Callable[[Any], loop.Job],
   write: Callable[..., None],
   tell: Callable[[Row], str],
   unreleased: str,
+  load: Callable[[Any], Any] = lambda config: None,
 ) -> list[Row]:
   """Runs the remaining rows of a table and returns all rows, which hold their results.
 
@@ -106,7 +106,7 @@ def run_all(
 
   Args:
     all_points: result of `points`.
-    job: function from the config of a run to its job.
+    load: function from the config of a run to its data; None: each run loads its own.
     write: function `write(folder, rows, title=...)` that writes files about the finished runs.
     tell, unreleased: fields of `engine.Grid`.
 
@@ -118,7 +118,9 @@ def run_all(
   grid = Grid(
     config=config,
     points=all_points,
-    train=lambda point, folder, shared: loop.run(job(point.config), folder),
+    train=lambda point, folder, shared: loop.train(
+      point.config, folder, data=load(point.config)
+    ),
     load=lambda config: None,
     kept=lambda point, result: result,
     draw=lambda folder, rows: write(folder, rows, title=config.title),

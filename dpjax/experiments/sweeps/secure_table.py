@@ -6,10 +6,10 @@ import pathlib
 
 from dpjax.experiments.config.fields import name_of
 from dpjax.experiments.kinds import bounds
-from dpjax.experiments.kinds.secure import build, extras, table
+from dpjax.experiments.kinds.secure import extras, table
 from dpjax.experiments.kinds.secure.config import SecureConfig, check
 from dpjax.experiments.run import writers
-from dpjax.experiments.run.kind import Kind
+from dpjax.experiments.run.kind import Several
 from dpjax.experiments.sweeps import labelled
 from dpjax.experiments.sweeps.engine import Point, Row
 from dpjax.validate import UserError
@@ -71,15 +71,21 @@ def run_all(config: SecureConfig, workdir: pathlib.Path | str) -> list[Row]:
     config,
     ready,
     workdir,
-    job=build.build,
     write=table.write,
     tell=table.summary,
     unreleased=UNRELEASED,
   )
 
 
-SECURE = Kind(
-  config=SecureConfig,
-  launcher="launch.secure",
-  check=points,
-)
+class SecureTable(Several[SecureConfig]):
+  """All computations of a config: its rows, or the one that it describes."""
+
+  def check(self) -> None:
+    points(self.config)
+
+  def run(self, workdir: str) -> list[Row]:
+    return run_all(self.config, workdir)
+
+  def report(self, workdir: str, rows: list[Row]) -> str:
+    table = (pathlib.Path(workdir) / "secure.md").read_text()
+    return f"{table}wrote {workdir}/secure.md, secure.csv, secure.png"

@@ -8,7 +8,7 @@ import functools
 import itertools
 import pathlib
 from collections.abc import Callable, Generator, Iterator, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -57,48 +57,26 @@ from dpjax.experiments.kinds.central.tasks import (
   make_task,
   of_users,
 )
-from dpjax.experiments.run import guarantee, left_out
-from dpjax.experiments.run import run_keys as run_keys_lib
+from dpjax.experiments.run import guarantee, left_out, writers
+from dpjax.experiments.run.experiment import Experiment, Phase, Story, every, single
 from dpjax.experiments.run.guarantee import Guarantee
-from dpjax.experiments.run.loop import Job, Phase, Schedule, every, single
 from dpjax.experiments.run.run_keys import RunKeys
 from dpjax.models.libraries import linen_modules
 from dpjax.parallel import allocator
 from dpjax.plan import Plan
 from dpjax.training.dp_sgd import joined
-from dpjax.types import Algorithm, ArrayLike, Config, LossFn, Params
+from dpjax.types import Algorithm, ArrayLike, LossFn, Params
 from dpjax.validate import UserError, first_line
 from dpjax.zoo import networks, recipes
 
 if TYPE_CHECKING:
+  from dpjax.experiments.kinds.federated.config import FedConfig
   from dpjax.parallel.made_for import StepProgram
 
 
-class OnData(Config, Protocol):
-  """A config that names the data and the model of one training."""
-
-  @property
-  def data(self) -> DataConfig: ...
-  @property
-  def model(self) -> ModelConfig: ...
-  @property
-  def seed(self) -> int: ...
-  @property
-  def noise_seed(self) -> int | None: ...
-  @property
-  def is_private(self) -> bool: ...
-  @property
-  def release(self) -> bool: ...
-
-
-def run_keys(config: OnData) -> RunKeys:
+def run_keys(config: TrainConfig | FedConfig) -> RunKeys:
   """Returns the keys of a new run of this config."""
-  return run_keys_lib.drawn(
-    config.seed,
-    private=config.is_private,
-    noise_seed=config.noise_seed,
-    release=config.release,
-  )
+  return Experiment(config).new_keys()
 
 
 class Run(NamedTuple):
@@ -389,12 +367,18 @@ def assemble(
     random: keys; None: those of a new run (`run_keys`).
   """
   check(config)
+  loaded = load_data(config) if loaded is None else loaded
+  return assembled(config, loaded, run_keys(config) if random is None else random)
+
+
+@bounds.names_fields
+def assembled(config: TrainConfig, loaded: tuple[Any, Any], random: RunKeys) -> Run:
+  """Builds every object of a run whose config is checked; see `assemble`."""
   if isinstance(config.privacy, LeastSquares):
     reason = "has no steps, which are needed here; 'dp_sgd' has"
     raise UserError(reason, field="privacy", value=name_of(config, "privacy"))
-  train, test = load_data(config) if loaded is None else loaded
+  train, test = loaded
   write_inputs = inputs_writer(config.data, config.model, test)
-  random = run_keys(config) if random is None else random
   augmented = config.augmentation != "none"
   if augmented:
     features_lib.check_images(train, f"augmentation={config.augmentation!r}")
@@ -521,65 +505,47 @@ def inputs_writer(
   return lambda folder: model_inputs.write(folder, facts)
 
 
-def build(config: TrainConfig, loaded: tuple[Any, Any] | None = None) -> Job:
-  """Returns the job of a training run.
+class Central(Experiment[TrainConfig]):
+  """One run of a `TrainConfig`: one model, its data in one place."""
 
-  Args:
-    loaded: result of `load_data`, to share it between runs; None: it is loaded.
-  """
-  check(config)
-  started: Callable[..., Phase] = lambda *parts: phase(config, assemble(config, *parts))
-  if isinstance(config.privacy, LeastSquares):
-    from dpjax.experiments.kinds.central import one_release
+  over_processes = True
 
-    started = functools.partial(one_release.started, config)
-  job = job_on_data(config, load_data, with_features, loaded, started)
-  if config.pretrained is None:
-    return job
-  path = config.pretrained
-  read = lambda: {"pretrained": names.weights_sha256(path, "pretrained")}
-  return job._replace(weights=read)
+  def check(self) -> None:
+    check(self.config)
 
+  def data(self) -> Any:
+    return load_data(self.config, features=False)
 
-def job_on_data(
-  config: OnData,
-  load: Callable[..., tuple[Any, Any]],
-  complete: Callable[[Any, Any], tuple[Any, Any]],
-  loaded: tuple[Any, Any] | None,
-  phase: Callable[[Any, RunKeys], Phase],
-) -> Job:
-  """Returns the job of a run with one training on the data of its config.
+  def in_memory(self) -> Any:
+    """Returns (train, test) in memory, with features, for code that needs all examples at once."""
+    return load_resident(self.config)
 
-  Args:
-    load: function that reads the data of the config, like `load_data`.
-    complete: function that replaces inputs by features, like `with_features`.
-    loaded: data with features; None: they are loaded.
-    phase: function (data, keys) -> phase.
-  """
-  # The digest and the start both need the data, which are read only once.
-  read = functools.cache(lambda: load(config, features=False) if loaded is None else loaded)
+  def with_features(self, data: Any) -> Any:
+    return with_features(self.config, data)
 
-  def start(random: RunKeys) -> Schedule:
-    if loaded is not None or not networks.needs_features(config.model.name):
-      return single(phase(read(), random))
-    # Features are computed only here, since a digest needs none. So a finished run never computes
-    # them.
-    complete_data = complete(config, read())
-    # Only the features are read from here on, so their inputs may leave the memory.
-    read.cache_clear()
-    return single(phase(complete_data, random))
+  @property
+  def num_steps(self) -> int:
+    return self.config.num_steps
 
-  return Job(
-    config=config,
-    seed=config.seed,
-    data_name=config.data.name,
-    data=lambda: data.digest(read()[0]),
-    start=start,
-    private=config.is_private,
-    noise_seed=config.noise_seed,
-    release=config.release,
-    over_processes=True,
-  )
+  def weights(self) -> dict[str, str]:
+    path = self.config.pretrained
+    return {} if path is None else {"pretrained": names.weights_sha256(path, "pretrained")}
+
+  def same(self) -> dict[str, str]:
+    return super().same() | {"mesh": str(self.config.mesh)}
+
+  def train(self, data: Any, keys: RunKeys) -> Story:
+    if isinstance(self.config.privacy, LeastSquares):
+      from dpjax.experiments.kinds.central import one_release  # no other method needs it
+
+      return single(one_release.started(self.config, data, keys))
+    return single(phase(self.config, assembled(self.config, data, keys)))
+
+  def line(self, result: dict[str, Any]) -> str:
+    return (
+      f"{result['dataset']} {result['model']}: {writers.headline(result)}, "
+      f"{guarantee.summary(result)}, {result['num_steps']} steps{writers.took(result)}"
+    )
 
 
 def batches(run: Run, start: int = 0) -> Generator[Any]:

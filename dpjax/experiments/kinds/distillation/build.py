@@ -1,4 +1,4 @@
-"""Builds the job of one run of distillation from a `DistillationConfig`.
+"""One run of distillation, from a `DistillationConfig`.
 
 Every step is one accounted step of DP-SGD. With `method="public"` a step updates the teacher,
 then the student several times on public images. With `method="joint"` one gradient updates both.
@@ -6,7 +6,6 @@ then the student several times on public images. With `method="joint"` one gradi
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Iterator
 from typing import Any
 
@@ -26,8 +25,8 @@ from dpjax.experiments.kinds.distillation.config import (
   PublicImages,
   check,
 )
-from dpjax.experiments.run import guarantee, left_out, sizes
-from dpjax.experiments.run.loop import Job, Phase, Schedule, Scores, every, single
+from dpjax.experiments.run import guarantee, left_out, sizes, writers
+from dpjax.experiments.run.experiment import Experiment, Phase, Scores, Story, every, single
 from dpjax.experiments.run.run_keys import RunKeys
 from dpjax.key_uses import KeyUse, key_for
 from dpjax.types import Array
@@ -58,47 +57,38 @@ class _Network(nn.Module):
     return nn.Dense(self.num_classes)(nn.tanh(nn.Dense(self.hidden)(flat)))
 
 
-def load_data(config: DistillationConfig) -> tuple[Any, Any]:
-  """Returns (private data, public data)."""
-  return named_data.load(config)
+class Distillation(Experiment[DistillationConfig]):
+  """One run with a teacher under DP-SGD, and a smaller student."""
 
+  def check(self) -> None:
+    check(self.config)
 
-@bounds.names_fields
-def build(config: DistillationConfig, loaded: tuple[Any, Any] | None = None) -> Job:
-  """Builds the job of one run.
+  def data(self) -> tuple[Any, Any]:
+    """Returns (private data, public data)."""
+    return named_data.load(self.config)
 
-  Args:
-    loaded: result of `load_data`, to share it between runs; None: it is loaded.
-  """
-  check(config)
+  def check_data(self, data: Any) -> None:
+    train, public = data
+    named_data.check_images(self.config, train, "distillation")
+    named_data.check_pool(self.config, public)
+    if isinstance(self.config.method, PublicImages):
+      public_pool.check(self.config, train, public)
 
-  @functools.cache
-  def read() -> tuple[Any, Any]:
-    train, public = loaded or load_data(config)
-    named_data.check_images(config, train, "distillation")
-    named_data.check_pool(config, public)
-    if isinstance(config.method, PublicImages):
-      public_pool.check(config, train, public)
-    return train, public
-
-  def read_digest() -> bytes:
-    if isinstance(config.method, Joint):
+  def digest(self, data: Any) -> bytes:
+    if isinstance(self.config.method, Joint):
       # The student of "joint" reads no pool, so its training does not depend on public data.
-      return data_lib.digest(read()[0])
-    return public_pool.digest(config, *read())
+      return data_lib.digest(data[0])
+    return public_pool.digest(self.config, *data)
 
-  def start(random: RunKeys) -> Schedule:
-    train, public = read()
-    return single(_phase(config, train, public, random))
+  def line(self, result: dict[str, Any]) -> str:
+    return (
+      f"{result['dataset']} {result['method']}: {writers.headline(result)} of the student, "
+      f"teacher_accuracy={result['teacher_accuracy']:.4g}, "
+      f"{guarantee.summary(result)}{writers.took(result)}"
+    )
 
-  return Job(
-    config=config,
-    seed=config.seed,
-    data_name=config.dataset,
-    data=read_digest,
-    start=start,
-    noise_seed=config.noise_seed,
-  )
+  def train(self, data: Any, keys: RunKeys) -> Story:
+    return single(_phase(self.config, data[0], data[1], keys))
 
 
 # Some errors arise only with the data. The decorator makes them name the config's fields.

@@ -45,9 +45,9 @@ from dpjax.experiments.kinds.federated.config import (
 )
 from dpjax.experiments.kinds.federated.loading import load_data as load_data
 from dpjax.experiments.kinds.federated.loading import with_features as with_features
-from dpjax.experiments.run import guarantee, writers
+from dpjax.experiments.run import config_names, guarantee, writers
+from dpjax.experiments.run.experiment import Experiment, Phase, Story, every, single
 from dpjax.experiments.run.guarantee import Guarantee
-from dpjax.experiments.run.loop import Job, Phase, every
 from dpjax.experiments.run.run_keys import RunKeys
 from dpjax.federated import execution
 from dpjax.federated.described import RunNumbers
@@ -460,12 +460,19 @@ def assemble(
   """
   check(config)
   config = audit.resolved(config)
-  federation, test = load_data(config) if data is None else data
+  data = load_data(config) if data is None else data
+  keys = build_central.run_keys(config) if random is None else random
+  return assembled(config, data, keys)
+
+
+@bounds.names_fields
+def assembled(config: FedConfig, data: tuple[Any, Any], random: RunKeys) -> FedRun:
+  """Builds every object of a run whose config is checked and resolved; see `assemble`."""
+  federation, test = data
   # The number is taken before canaries are inserted, since no divisor may reveal how many are in.
   num_clients = privacy.public_size(config, federation)
   # Cohorts check their capacity against the number that `federation` declares.
   federation = dataclasses.replace(federation, nominal_users=num_clients)
-  random = build_central.run_keys(config) if random is None else random
   plan, reported = privacy.make_plan(config, num_clients)
   if not _knows_cohorts(config):
     cohort_sizes.check(config, num_clients)
@@ -518,16 +525,51 @@ def start(config: FedConfig, federation: Federation, random: RunKeys) -> Any:
   return task, model, params
 
 
-def build(config: FedConfig, data: tuple[Any, Any] | None = None) -> Job:
-  """Returns the job of a federated run, whose steps are rounds.
+class Federated(Experiment[FedConfig]):
+  """One run of a `FedConfig`, whose steps are rounds: one model, its data with many clients."""
 
-  Args:
-    data: result of `load_data`, to share it between runs; None: it is loaded.
-  """
-  check(config)
-  config = audit.resolved(config)
-  phase = lambda *parts: _phase(config, assemble(config, *parts))
-  return build_central.job_on_data(config, load_data, with_features, data, phase)
+  over_processes = True
+  step_is = "round"
+
+  def check(self) -> None:
+    check(self.config)
+    # What an audit leaves open is decided now, and stands in config.json.
+    self.config = audit.resolved(self.config)
+
+  def data(self) -> Any:
+    return load_data(self.config, features=False)
+
+  def in_memory(self) -> Any:
+    """Returns (federation, test) in memory, with features."""
+    return load_data(self.config)
+
+  def with_features(self, data: Any) -> Any:
+    return with_features(self.config, data)
+
+  @property
+  def num_steps(self) -> int:
+    return self.config.num_rounds
+
+  def same(self) -> dict[str, str]:
+    # The digest covers only the computation. Checkpoints also depend on where client state is kept.
+    digest = config_names.digest(self.config, ELSEWHERE)
+    return {"config": digest.hex(), "client_state": self.config.client_state}
+
+  def train(self, data: Any, keys: RunKeys) -> Story:
+    return single(_phase(self.config, assembled(self.config, data, keys)))
+
+  def line(self, result: dict[str, Any]) -> str:
+    reached = [
+      f"{float(target):.0%} in {rounds}"
+      for target, rounds in result["rounds_to_accuracy"].items()
+      if rounds is not None
+    ]
+    return (
+      f"{result['dataset']} {result['model']} {result['method']}, {result['num_clients']} "
+      f"clients: {writers.headline(result)}, {guarantee.summary(result)}"
+      f"{secure_sums.in_words(result)}, {result['num_steps']} rounds{writers.took(result)}"
+      f"{'; ' + ', '.join(reached) if reached else ''}"
+    )
 
 
 def _phase(config: FedConfig, fed: FedRun) -> Phase:

@@ -247,7 +247,7 @@ def _canaries(config: Any, job: Any, outcome: Any, name: str, confidence: float)
   key = jax.random.fold_in(key_for(KeyUse.CANARY_AUDIT, job.keys.noise), which)
   run_keys = job.keys._replace(noise=key, secret=job.keys.secret + 2000 + which)
   again = dataclasses.replace(
-    job, train=mixed, public_size=job.size, trainer=None, memo={}, keys=run_keys
+    job, train=mixed, public_size=job.size, memo={}, keys=run_keys
   )
   attacked = relevance.run(config.method, config.mode, again)
   seen = dataclasses.replace(canaries.examples, x=attacked.prepare(canaries.examples.x))

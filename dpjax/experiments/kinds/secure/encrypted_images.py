@@ -13,11 +13,11 @@ from dpjax import training
 from dpjax.experiments.kinds import bounds
 from dpjax.experiments.kinds.central import build as central
 from dpjax.experiments.kinds.central import facts
-from dpjax.experiments.kinds.secure.build import Computed
+from dpjax.experiments.kinds.secure.build import Computed, Measuring
 from dpjax.experiments.kinds.secure.config import SecureConfig
 from dpjax.experiments.run import pieces
+from dpjax.experiments.run.experiment import Phase
 from dpjax.experiments.run.guarantee import repeated
-from dpjax.experiments.run.loop import Phase, TrainPhase
 from dpjax.experiments.run.pieces import Arrays
 from dpjax.experiments.run.run_keys import RunKeys
 from dpjax.secure.homomorphic import inference
@@ -65,16 +65,14 @@ def prepare(config: SecureConfig, loaded: tuple[Any, Any], random: RunKeys) -> _
   return _Ready(run, x, np.asarray(run.test.y[:count]))
 
 
-def measured(config: SecureConfig, ready: _Ready, train_phase: TrainPhase) -> Computed:
+def measured(config: SecureConfig, ready: _Ready) -> Measuring:
   """Returns the outcome: trains the model, then queries it about batches of encrypted images."""
-  trained = train_phase(
-    central.phase(config.task.train, ready.run)._replace(subfolder="model")
-  )
+  trained = yield central.phase(config.task.train, ready.run)._replace(subfolder="model")
   params = training.eval_params(trained.state)
   guarantee = ready.run.guarantee
   net = inference.network_of(params)
   count = len(ready.x)
-  asked = train_phase(_questions(config, ready, net)).state
+  asked = (yield _questions(config, ready, net)).state
   labels = np.asarray(asked["labels"])
   plain = net.logits(ready.x).argmax(axis=1)
   accuracy, usual = (float(np.mean(answers == ready.y)) for answers in (labels, plain))
@@ -91,7 +89,7 @@ def measured(config: SecureConfig, ready: _Ready, train_phase: TrainPhase) -> Co
     hides=_HIDES,
     num_steps=config.task.train.num_steps,
     params=params,
-    facts=guarantee.facts(trained.ledger, trained.final_epsilon),
+    facts=guarantee.facts(trained.ledger, trained.epsilon),
     more={
       "test_accuracy": accuracy,
       "plain_accuracy": usual,

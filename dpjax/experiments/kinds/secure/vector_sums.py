@@ -8,9 +8,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from dpjax.experiments.config.fields import name_of, to_dict
-from dpjax.experiments.kinds.secure.build import Computed, once
+from dpjax.experiments.kinds.secure.build import Computed, Measuring, once
 from dpjax.experiments.kinds.secure.config import SecureConfig
-from dpjax.experiments.run.loop import TrainPhase
 from dpjax.experiments.run.pieces import Arrays
 from dpjax.experiments.run.run_keys import RunKeys
 from dpjax.secure.sums import Drops
@@ -68,7 +67,7 @@ def prepare(config: SecureConfig, loaded: str, random: RunKeys) -> _Ready:
   return _Ready(_drawn(config, random.order), Drops(before_upload=silent))
 
 
-def measured(config: SecureConfig, ready: _Ready, train_phase: TrainPhase) -> Computed:
+def measured(config: SecureConfig, ready: _Ready) -> Measuring:
   """Returns the outcome of a single secure sum: its total, its costs and its error."""
   task = config.task
   dtype = ready.vectors[0].dtype
@@ -88,7 +87,8 @@ def measured(config: SecureConfig, ready: _Ready, train_phase: TrainPhase) -> Co
       "survivors": np.array([len(summed.survivors)], np.int64),
     }
 
-  state = {k: np.asarray(v) for k, v in train_phase(once(add, like, "sums")).state.items()}
+  summed = yield once(add, like, "sums")
+  state = {name: np.asarray(value) for name, value in summed.state.items()}
   error = _error(state["total"], ready, range(task.num_clients - task.silent))
   client, server, expansions, operations = (int(n) for n in state["cost"])
   name = name_of(task, "protocol")

@@ -1,4 +1,4 @@
-"""Builds the job of one run of private synthesis from a `SynthesisConfig`.
+"""One run of private synthesis, from a `SynthesisConfig`.
 
 With `method="kernel_mean"` the first step is the one release of the run, and the only step that
 reads private records. Every later step updates the generator, usually several times. These updates
@@ -18,7 +18,6 @@ import jax
 import numpy as np
 from dp_accounting import NoOpDpEvent
 
-from dpjax import data as data_lib
 from dpjax.accounting import DpEvent
 from dpjax.accounting.text import paragraph
 from dpjax.experiments.kinds import bounds, named_data
@@ -28,9 +27,9 @@ from dpjax.experiments.kinds.synthesis.config import (
   check,
 )
 from dpjax.experiments.kinds.synthesis.sampled_run import SampledRun, Samples
-from dpjax.experiments.run import guarantee, left_out
+from dpjax.experiments.run import guarantee, left_out, writers
+from dpjax.experiments.run.experiment import Experiment, Phase, Story, every, single
 from dpjax.experiments.run.guarantee import Guarantee
-from dpjax.experiments.run.loop import Job, Phase, Schedule, every, single
 from dpjax.experiments.run.run_keys import RunKeys
 from dpjax.key_uses import KeyUse, key_for
 from dpjax.mechanisms.class_sums import ClassSums
@@ -42,39 +41,27 @@ _AT_ONCE = 50
 _NOTHING = left_out.Arrivals(0, 0)
 
 
-def load_data(config: SynthesisConfig) -> tuple[Any, Any]:
-  """Returns (private data, public test data)."""
-  return named_data.load(config)
+class PrivateSynthesis(Experiment[SynthesisConfig]):
+  """One run of a generator of private images, and the samples that it draws."""
 
+  def check(self) -> None:
+    check(self.config)
 
-@bounds.names_fields
-def build(config: SynthesisConfig, loaded: tuple[Any, Any] | None = None) -> Job:
-  """Builds the job of one run.
+  def data(self) -> tuple[Any, Any]:
+    """Returns (private data, public test data)."""
+    return named_data.load(self.config)
 
-  Args:
-    loaded: result of `load_data`, to share it between runs; None: it is loaded.
-  """
-  check(config)
+  def check_data(self, data: Any) -> None:
+    named_data.check_images(self.config, data[0], "private synthesis")
 
-  @functools.cache
-  def read() -> tuple[Any, Any]:
-    train, test = loaded or load_data(config)
-    named_data.check_images(config, train, "private synthesis")
-    return train, test
+  def line(self, result: dict[str, Any]) -> str:
+    return (
+      f"{result['dataset']} {result['method']}: {writers.headline(result)} of classifiers that saw "
+      f"samples alone, {guarantee.summary(result)}{writers.took(result)}"
+    )
 
-  def start(random: RunKeys) -> Schedule:
-    train, test = read()
-    return single(_phase(config, train, test, random))
-
-  return Job(
-    config=config,
-    seed=config.seed,
-    data_name=config.dataset,
-    data=lambda: data_lib.digest(read()[0]),
-    start=start,
-    noise_seed=config.noise_seed,
-    release=config.release,
-  )
+  def train(self, data: Any, keys: RunKeys) -> Story:
+    return single(_phase(self.config, data[0], data[1], keys))
 
 
 # Some errors arise only with the data. The decorator makes them name the config's fields.
