@@ -4,7 +4,7 @@
 
   # a private selection: a random number of runs, of which the best is released and accounted for
   python -m launch.sweep --config=configs/sweeps/learning_rate.py --workdir=runs/best \\
-    --config.selection.enabled=True --config.selection.mean_trials=10
+    --config.selection=best --config.selection.mean_trials=10
 
 Every field of the config (dpjax/experiments/sweeps/grid.py) can be overridden by its dotted name,
 such as --config.seeds=[0,1,2] or --config.base.num_steps=300. A base that is a FedConfig
@@ -85,7 +85,7 @@ def main() -> None:
   config = config_flag.get()
   workdir = config_flag.workdir()
   app.prepare_memory(point.config for point in grid.points(config))
-  if config.selection.enabled:
+  if config.selection is not None:
     app.refuse_given(["processes", "only", "print_commands"], "a sweep without selection")
   if flags.FLAGS.print_commands:
     app.refuse_given(["processes", "only", "dry_run"], "--noprint_commands")
@@ -94,7 +94,7 @@ def main() -> None:
   if flags.FLAGS.dry_run:
     return print(rehearsal.report(config, workdir, **asked))
   with app.stoppable(workdir):
-    if config.selection.enabled:
+    if config.selection is not None:
       tuning.run_selection(config, workdir, loop.train, loop.load)
       return print(f"wrote {workdir}/{tuning.BEST}/")
     rows = grid.run_sweep(config, workdir, loop.train, loop.load, **asked)

@@ -107,7 +107,7 @@ def test_a_data_set_by_name_is_one_row(tmp_path, monkeypatch):
   with refuses("num_examples", value=61):
     data.load("corners", num_examples=61)
   with refuses("data.data_dir"):
-    bounds.data(DataConfig(name="corners", data_dir="/"))
+    bounds.data_read(DataConfig(name="corners", data_dir="/"))
   assert "  corners " in launch_list.page(("data",))
   del sys.modules["corner_data"]
 

@@ -20,6 +20,7 @@ from dpjax.attacks import registry as threats
 from dpjax.attacks.attack_settings import AttackSettings
 from dpjax.data import image_folders, npz, tables, text_files
 from dpjax.experiments.config.choices import choice_at
+from dpjax.experiments.config.fields import WithChoices
 from dpjax.experiments.kinds.attack.config import AttackConfig
 from dpjax.experiments.kinds.central.config import TrainConfig
 from dpjax.experiments.kinds.federated import config as federated_config
@@ -80,11 +81,19 @@ def _meant(value: Any) -> str:
 def _line(value: Any) -> str:
   """Returns one line about a class or a function, with its settings and their values."""
   numbers: dict[str, Any] = {}
+  if value is type(None):
+    return "nothing"
   if isinstance(value, functools.partial):
     numbers = value.keywords
     value = value.func
-  if dataclasses.is_dataclass(value):
-    numbers = {f.name: f.default for f in dataclasses.fields(value)}
+  # The fields of a whole section are too many for a line.
+  is_section = isinstance(value, type) and issubclass(value, WithChoices)
+  if dataclasses.is_dataclass(value) and not is_section:
+    numbers = {
+      field.name: field.default
+      for field in dataclasses.fields(value)
+      if field.default is not dataclasses.MISSING
+    }
     # Where there is no docstring, `dataclass` writes one. It only repeats the settings, so it is
     # left out.
     signature = f"{getattr(value, '__name__', '')}("

@@ -121,13 +121,13 @@ def test_terminated_sweep_goes_on_and_ends_equal(tmp_path):
 
 SELECTION = """
 from dpjax.experiments.kinds.central.config import ModelConfig, DpSgd, TrainConfig
-from dpjax.experiments.sweeps.grid import SelectionConfig, SweepConfig
+from dpjax.experiments.sweeps.grid import Selection, SweepConfig
 def get_config():
   base = TrainConfig(
     num_steps=3, eval_every=3, checkpoint_every=3, model=ModelConfig("mlp"),
     privacy=DpSgd(sampling_prob=0.05, accountant="rdp", epsilon=1.0))
   grid = {"optimizer.learning_rate": [0.1, 0.5]}
-  selection = SelectionConfig(enabled=True, mean_trials=1.0)
+  selection = Selection(mean_trials=1.0)
   return SweepConfig(base=base, grid=grid, selection=selection)
 """
 

@@ -126,8 +126,8 @@ def test_a_student_that_reads_private_images_is_refused(sides, monkeypatch):
 @pytest.mark.parametrize(
   ("changes", "field"),
   [
-    ({"method": "both"}, "method"),
-    ({"method": {"name": "joint", "student_updates": 3}}, "config.method"),
+    ({"method": "both"}, "config.method"),
+    ({"method": {"name": "joint", "student_updates": 3}}, "config.method.student_updates"),
     ({"epsilon": 0.0}, "epsilon"),
     ({"temperature": float("nan")}, "temperature"),
     ({"temperature": 1e-320}, "temperature"),

@@ -313,7 +313,7 @@ def test_every_setting_of_an_audit_changes_it():
       {"algorithm": "mime_lite", "server_optimizer": FedConfig().server_optimizer},
       "audit.score",
     ),
-    ({"audit": "none"}, "audit.num_canaries"),
+    ({"audit": "none"}, "config.audit.kind"),
     (
       {"partition.num_clients": 1000, "audit.num_canaries": 900},
       "audit.num_canaries",

@@ -31,7 +31,8 @@ _PUBLIC = {
 
 
 def _config(**overrides):
-  return small_config(**{"privacy.noise_multiplier": 2.0, **overrides})
+  config = small_config(**{"privacy.noise_multiplier": 2.0})
+  return fields.replace_all(config, overrides)
 
 
 @pytest.mark.cases(slow=["dp_ftrl"], long=...)

@@ -155,7 +155,7 @@ def test_a_folder_that_cannot_be_is_refused_before_the_data_are_read(tmp_path, s
     config = sweep.SweepConfig(
       base=config, grid=grid, seeds=[0], x="optimizer.learning_rate"
     )
-    config.selection.enabled = start is tuning.run_selection
+    config.selection = "best" if start is tuning.run_selection else "none"
     start = functools.partial(start, train_fn=loop.train, load_fn=build.load_data)
   with refuses("workdir"):
     start(config, tmp_path / "file" / "run")
@@ -232,7 +232,7 @@ def test_two_selections_in_one_folder_are_refused(tmp_path):
   config = sweep.SweepConfig(
     base=_config(privacy__epsilon=None, privacy__noise_multiplier=2.0),
     grid={"optimizer.learning_rate": [0.1, 0.2]},
-    selection=sweep.SelectionConfig(enabled=True, mean_trials=2.0),
+    selection=sweep.Selection(mean_trials=2.0),
   )
   with writers.alone_in(tmp_path), refuses("workdir"):
     tuning.run_selection(config, tmp_path, loop.train, build.load_data)

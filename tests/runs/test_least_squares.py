@@ -136,7 +136,7 @@ def test_empty_records_are_left_out(loaded):
 @pytest.mark.parametrize(
   ("changes", "field"),
   [
-    ({"privacy__sampling_prob": 0.1}, "privacy.sampling_prob"),
+    ({"privacy__sampling_prob": 0.1}, "config.privacy.sampling_prob"),
     ({"augmentation": "mirror"}, "augmentation"),
     ({"num_steps": 3}, "num_steps"),
     ({"optimizer__learning_rate": 1.0}, "optimizer.learning_rate"),

@@ -152,7 +152,7 @@ def test_a_published_cost_has_the_noise_that_is_charged(sides):
     ]["rdp"]
     for seed in range(60)
   ]
-  wanted = smooth * config.cost.noise
+  wanted = smooth * config.cost.noise_in_sensitivities
   assert 0.7 * wanted < np.std(drawn) < 1.35 * wanted
 
 

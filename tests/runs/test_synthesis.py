@@ -196,7 +196,9 @@ def test_votes_say_no_number_of_records_either(monkeypatch):
 
 
 def test_a_release_without_an_epsilon_is_refused():
-  config = _config(noise_multiplier=1e-9)
+  config = _config(
+    method=KernelMean(num_frequencies=8, side=2, num_steps=150, noise_multiplier=1e-9)
+  )
   assert build.promised(config, config.method.mechanism(config, 3), 600).kind == "none"
   config = dataclasses.replace(config, release=True)
   with refuses("release", value=True):
@@ -290,9 +292,15 @@ def test_two_networks_cost_the_steps_of_the_critic_and_go_on_where_they_stopped(
   ("changes", "field"),
   [
     ({"release": True}, "release"),
-    ({"method": {"name": "wgan_gp", "num_frequencies": 9}}, "config.method"),
-    ({"method": {"name": "wgan_gp", "noise_multiplier": 1.0}}, "config.method"),
-    ({"method": {"name": "wgan_gp", "num_steps": 7}}, "config.method"),
+    (
+      {"method": {"name": "wgan_gp", "num_frequencies": 9}},
+      "config.method.num_frequencies",
+    ),
+    (
+      {"method": {"name": "wgan_gp", "noise_multiplier": 1.0}},
+      "config.method.noise_multiplier",
+    ),
+    ({"method": {"name": "wgan_gp", "num_steps": 7}}, "config.method.num_steps"),
     (
       {"neighboring_relation": "replace_one"},
       "neighboring_relation",

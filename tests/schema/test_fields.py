@@ -328,9 +328,9 @@ _OTHERS = {
     "max_grad_norm": "l2_clip_norm", "train_batch_size": "batch_size",
   },
   SynthesisConfig: {
-    "sigma": "noise_multiplier", "batch_size": "method.batch_size", "lr": "learning_rate",
-    "epochs": "method.epochs", "max_grad_norm": "method.l2_clip_norm", "max_steps": "num_steps",
-    "secure_mode": "release",
+    "sigma": "method.noise_multiplier", "batch_size": "method.batch_size", "lr": "learning_rate",
+    "epochs": "method.epochs", "max_grad_norm": "method.l2_clip_norm", 
+    "max_steps": "method.num_steps", "secure_mode": "release",
   },
   RelevanceConfig: {
     "target_epsilon": "epsilons", "target_delta": "private.delta", "epochs": "num_epochs",

@@ -205,7 +205,7 @@ def test_a_y_that_is_no_number_is_one_line(tmp_path):
   "changes, says",
   [
     ({"grid": {n: [float(i) for i in range(1, 100)] for n in _MANY}}, "grid: has"),
-    ({"selection": sweep.SelectionConfig(mean_trials=1e9)}, "selection.mean_trials="),
+    ({"selection": sweep.Selection(mean_trials=1e9)}, "selection.mean_trials="),
     ({"x": "model.name"}, "x='model.name': must be a number"),
     ({"x": "data.limit"}, "it is None"),
     # also of runs without a guarantee, which need no x
@@ -392,8 +392,8 @@ def test_a_name_with_brackets_is_no_pattern(tmp_path):
 
 
 def test_a_selection_is_not_run_as_a_grid(tmp_path):
-  config = _config(selection=sweep.SelectionConfig(enabled=True))
-  with refuses("selection.enabled", value=True):
+  config = _config(selection=sweep.Selection())
+  with refuses("selection", value="best"):
     sweep.run_sweep(config, tmp_path / "run", Fake())
   assert not (tmp_path / "run").exists()
 
@@ -694,7 +694,7 @@ def test_x_may_be_the_rounds_of_a_result(tmp_path):
     ({"grid": {"optimizer.learning_rate": [1.0]}}, "grid.optimizer"),
     ({"grid": {"clients_per_round": [5.0, 1e9]}}, "variant"),
     ({"x": "privacy.sampling_prob"}, "x.privacy.sampling_prob"),
-    ({"selection": sweep.SelectionConfig(enabled=True)}, "selection.enabled"),
+    ({"selection": sweep.Selection()}, "selection"),
   ],
 )
 def test_a_wrong_federated_sweep_is_refused(changes, field):

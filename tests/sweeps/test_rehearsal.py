@@ -71,7 +71,7 @@ def test_the_plan_of_a_selection_is_what_the_choice_costs(monkeypatch, tmp_path)
   real = dry_run.timed
   monkeypatch.setattr(dry_run, "timed", lambda work: (timing, real))
   config = _sweep(x="privacy.epsilon", grid={"optimizer.learning_rate": [0.1, 0.2]})
-  config.selection = grid.SelectionConfig(enabled=True, mean_trials=4.0)
+  config.selection = grid.Selection(mean_trials=4.0)
   plan = _lines(rehearsal.report(config, tmp_path))
   assert plan["time"].startswith("about 2 minutes on average")
   assert "The choice of the best of a random number of runs is charged" in plan["privacy"]

@@ -12,7 +12,7 @@ import pytest
 from dpjax import accounting, noise, plan, sampling
 from dpjax.experiments.kinds.central.config import TrainConfig
 from dpjax.experiments.sweeps import tuning
-from dpjax.experiments.sweeps.grid import SelectionConfig, SweepConfig
+from dpjax.experiments.sweeps.grid import Selection, SweepConfig
 from dpjax.validate import UserError
 from tests.refuses import refuses
 
@@ -22,9 +22,7 @@ _GRID = {"optimizer.learning_rate": [0.1, 0.2, 0.4, 0.8]}
 def _sweep(**changes):
   selection = changes.pop("law", {})
   options = dict(grid=_GRID)
-  options["selection"] = SelectionConfig(
-    **({"enabled": True, "mean_trials": 6.0} | selection)
-  )
+  options["selection"] = Selection(**({"mean_trials": 6.0} | selection))
   return SweepConfig(**(options | changes))
 
 

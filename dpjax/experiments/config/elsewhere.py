@@ -27,7 +27,10 @@ _ROWS = (
     "max_per_sample_grad_norm",
     "privacy.l2_clip_norm private.l2_clip_norm method.l2_clip_norm",
   ),
-  _Row("sigma noise noise_scale noise_multiplier", "privacy.noise_multiplier"),
+  _Row(
+    "sigma noise noise_scale noise_multiplier",
+    "privacy.noise_multiplier method.noise_multiplier",
+  ),
   _Row("sigma noise noise_scale noise_multiplier", "std", "of the noise on each vote"),
   _Row("secure_mode secure_rng", "release"),
   _Row("sample_rate sampling_rate subsampling_rate", "privacy.sampling_prob"),

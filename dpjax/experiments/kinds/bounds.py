@@ -174,15 +174,20 @@ def read_if(config: Any, is_read: bool, needed: str, *paths: str) -> None:
         )
 
 
-def data(config: DataConfig, *, of_leaf: bool = False) -> None:
-  """Raises UserError for a user's data function that cannot be found, and for fields that data of
-  this name do not have. Whether data are text may be known only after loading.
+def data(config: DataConfig) -> None:
+  """Raises UserError for a user's data function that cannot be found."""
+  if names.is_path(config.name):
+    names.find(config.name, "data.name")
+
+
+def data_read(config: DataConfig, *, of_leaf: bool = False) -> None:
+  """Raises UserError for fields that data of this name do not have.
+
+  Whether data are text may be known only after loading.
 
   Args:
     of_leaf: whether a folder was written by LEAF, so that it may hold text.
   """
-  if names.is_path(config.name):
-    names.find(config.name, "data.name")
   declared = datasets.takes_declaration(config.name) and not of_leaf
   # Published data are images, tables, or texts of a length that their loader fixes.
   is_published = config.name.partition(":")[0] in published.PUBLISHED

@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from dpjax import pictures, validate
 from dpjax.experiments.config import fields, rules
+from dpjax.experiments.config.fields import Choice, WithChoices
 from dpjax.experiments.kinds import bounds
 from dpjax.experiments.kinds.central.config import TrainConfig
 from dpjax.experiments.kinds.federated.config import FedConfig
@@ -51,10 +52,9 @@ _MORE_KEYS = (
 
 
 @dataclasses.dataclass
-class SelectionConfig:
+class Selection:
   """Private selection in place of a whole sweep; see `experiments/sweeps/tuning.py`."""
 
-  enabled: Annotated[bool, "release the best run alone, at a cost of its own"] = False
   mean_trials: Annotated[
     float,
     rules.within_range(1, rules.MOST_RUNS),
@@ -69,7 +69,7 @@ class SelectionConfig:
 
 
 @dataclasses.dataclass
-class SweepConfig:
+class SweepConfig(WithChoices):
   """A whole sweep: every combination of the grid's values, once for each seed.
 
   Keys of `grid` are dotted names of fields of the base (a TrainConfig, or a FedConfig for runs over
@@ -96,7 +96,11 @@ class SweepConfig:
   y: str = "test_accuracy"
   series: str | None = None  # one line for each value of this field or key
   title: str = ""
-  selection: SelectionConfig = dataclasses.field(default_factory=SelectionConfig)
+  selection: Annotated[
+    Selection | None,
+    Choice({"none": type(None), "best": Selection}),
+    "release the best run alone, at a cost of its own",
+  ] = None
 
 
 def points(config: SweepConfig) -> list[Point]:
@@ -222,9 +226,9 @@ def run_sweep(
   Raises:
     UserError: an error in the sweep itself, before any run; also the errors of `engine.run`.
   """
-  if config.selection.enabled:
+  if config.selection is not None:
     raise UserError(
-      "its runs are chosen by tuning.run_selection", field="selection.enabled", value=True
+      "its runs are chosen by tuning.run_selection", field="selection", value="best"
     )
   all_points = placed(config)
   train = functools.partial(_train, train_fn)
@@ -290,14 +294,19 @@ def _check(config: SweepConfig) -> None:
 
 
 def _check_selection(config: SweepConfig) -> None:
+  if config.selection is None:
+    return
   rules.check(config.selection, prefix="selection.")
-  if config.selection.enabled and not isinstance(config.base, TrainConfig):
+  if not isinstance(config.base, TrainConfig):
     raise UserError(
       "base must be a TrainConfig; a private selection among federated runs is "
       "not accounted here",
-      field="selection.enabled",
-      value=True,
+      field="selection",
+      value="best",
     )
+  drawn = ("x", "series", "title", "references")
+  bounds.read_if(config, False, "a sweep that draws a curve", *drawn)
+  bounds.read_if(config, False, "a sweep; a selection draws its seeds", "seeds")
 
 
 def _check_variants(config: SweepConfig) -> None:
@@ -382,8 +391,8 @@ class Sweep(Several[SweepConfig]):
     points(self.config)
 
   def run(self, workdir: str) -> list[Row]:
-    if self.config.selection.enabled:
-      raise UserError("is for launch.sweep", field="selection.enabled", value=True)
+    if self.config.selection is not None:
+      raise UserError("is for launch.sweep", field="selection", value="best")
     return run_sweep(self.config, workdir, loop.train, loop.load)
 
   def report(self, workdir: str, rows: list[Row]) -> str:

@@ -68,7 +68,7 @@ def report(
     run.check()
     return dry_run.state_of(run, load(point.config), folder)
 
-  if config.selection.enabled:
+  if config.selection is not None:
     if only is not None or num_processes != 1:
       raise UserError(
         "go with a sweep without selection",
@@ -168,6 +168,7 @@ def _of_selection(
 ) -> str:
   settings, charge = tuning.planned(config, engine.LastData(central.load_data))
   seconds = math.fsum(rehearse(point).seconds for point in settings) / len(settings)
+  assert config.selection is not None
   mean = config.selection.mean_trials
   minutes = mean * seconds / 60
   lines = {

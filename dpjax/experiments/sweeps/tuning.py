@@ -36,7 +36,7 @@ from dpjax.experiments.kinds.central.config import TrainConfig
 from dpjax.experiments.run import guarantee, writers
 from dpjax.experiments.sweeps import curve
 from dpjax.experiments.sweeps.engine import LastData, LoadFn, Point
-from dpjax.experiments.sweeps.grid import SweepConfig, TrainFn, points
+from dpjax.experiments.sweeps.grid import Selection, SweepConfig, TrainFn, points
 from dpjax.plan import Plan
 from dpjax.validate import UserError
 
@@ -61,7 +61,7 @@ def run_selection(
   """Draws runs (trials), carries out the remaining ones, and writes the best to `workdir`/best.
 
   Args:
-    config: config of a sweep with `selection.enabled` and one seed; its grid holds the settings.
+    config: config of a sweep with a `selection`; its grid holds the settings.
     workdir: folder. `trials.json` and `trials/` in it are secret; `best/` may be released.
     train_fn, load_fn: as in `grid.run_sweep`.
     plan_fn: function (config, data) -> (plan of the run, failed assumptions of its guarantee);
@@ -92,7 +92,7 @@ def run_selection(
       results.append(train_fn(trial, _folder(workdir, index), data=load(trial)))
       # If the result has no number `y`, the error is raised now, not after all runs.
       curve.numeric(results[-1], config.y)
-    sign = 1.0 if config.selection.better == "max" else -1.0
+    sign = 1.0 if selection_of(config).better == "max" else -1.0
     scores = [sign * curve.numeric(result, config.y) for result in results]
     # A diverged run does not end a selection, and wins only if all runs have diverged.
     winner = int(np.argmax([s if math.isfinite(s) else -math.inf for s in scores]))
@@ -137,6 +137,13 @@ def _folder(workdir: pathlib.Path, trial: int) -> pathlib.Path:
   return workdir / "trials" / f"{trial:04d}"
 
 
+def selection_of(config: SweepConfig) -> Selection:
+  """Returns the selection of a config that has one."""
+  if config.selection is None:
+    raise UserError("must be 'best'", field="selection", value="none")
+  return config.selection
+
+
 def selection_cost(
   plan: Plan, config: SweepConfig, assumptions: tuple[str, ...]
 ) -> dict[str, Any]:
@@ -152,7 +159,7 @@ def selection_cost(
   the selection aborts with probability at most E[K] B. That adds (1 + e^epsilon) E[K] B to delta.
   One run sets aside (1 + e^epsilon_run) B.
   """
-  selection = config.selection
+  selection = selection_of(config)
   event = accounting.repeat_and_select_event(
     plan.event(), mean_trials=selection.mean_trials, shape=selection.shape
   )
@@ -295,7 +302,7 @@ def _trials(
     return [(choice, seed) for choice, seed in saved["trials"]]
   # The number of trials must be unknown, so no seed of a config may determine it.
   rng = np.random.default_rng(secrets.randbits(256))
-  selection = config.selection
+  selection = selection_of(config)
   number = accounting.tuning.draw_trials(
     rng, mean_trials=selection.mean_trials, shape=selection.shape
   )

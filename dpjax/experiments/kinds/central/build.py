@@ -153,6 +153,7 @@ _OF_ONE_EXAMPLE += ("augmult",)
 
 def _check_read(config: TrainConfig) -> None:
   """Raises UserError for a field that is set although this run would not read it."""
+  bounds.data_read(config.data)
   read = functools.partial(bounds.read_if, config)
   read(config.is_private, "a private method (--config.privacy=dp_sgd)", "noise_seed")
   read(False, "users that the data name (launch.federate)", "data.num_users")

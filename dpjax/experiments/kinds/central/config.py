@@ -180,9 +180,10 @@ class ModelConfig:
       return self
     features = networks.needs_features(self.name)
     usual = ModelConfig()
-    taken = networks.options(self.name)
-    if "options" in changes or any(path.startswith("options.") for path in changes):
-      taken = tuple(self.options)
+    taken = {*networks.options(self.name)}
+    taken |= {path.removeprefix("options.") for path in changes}
+    if "options" in changes:
+      taken |= {*self.options}
     return dataclasses.replace(
       self,
       options={name: value for name, value in self.options.items() if name in taken},

@@ -28,8 +28,7 @@ def local_batch(config: FedConfig, num_examples: int) -> None:
 
 def federation(config: FedConfig) -> None:
   """Raises UserError for errors in a federated run's config beyond the rules of single fields."""
-  of_leaf = fields.name_of(config, "partition") == "leaf"
-  bounds.data(config.data, of_leaf=of_leaf)
+  bounds.data(config.data)
   bounds.model(config.model)
   bounds.unit_range(config.model.name, config.data)
   bounds.optimizer(config.client_optimizer, "client_optimizer")

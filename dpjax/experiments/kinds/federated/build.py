@@ -116,6 +116,7 @@ def check(config: FedConfig, *, draws_cohorts: bool = True) -> None:
 
 def _check_read(config: FedConfig) -> None:
   """Raises UserError for a field that is set although this run would not read it."""
+  bounds.data_read(config.data, of_leaf=name_of(config, "partition") == "leaf")
   read = functools.partial(bounds.read_if, config)
   algorithm = algorithm_of(config)
   read(config.is_private, "privacy (--config.privacy)", "noise_seed")

@@ -51,7 +51,7 @@ class PublishedCost:
     float, "Renyi order of the published cost, from 1 to 1 / (1 - e^(-2 beta))"
   ] = 14.0
   beta: Annotated[float, rules.POSITIVE, "of its smooth sensitivity, a teacher"] = 0.02
-  noise: Annotated[
+  noise_in_sensitivities: Annotated[
     float, rules.POSITIVE, "of the published cost, in smooth sensitivities"
   ] = 12.0
 

@@ -48,7 +48,7 @@ def step_events(config: PateConfig) -> list[accounting.DpEvent]:
     events = [mechanism.event(relation)] * config.num_queries
   if config.cost is not None:
     published = accounting.SmoothSensitivityDpEvent(
-      config.cost.beta, config.cost.noise, relation
+      config.cost.beta, config.cost.noise_in_sensitivities, relation
     )
     events[-1] = accounting.joined([events[-1], published])
   return events
@@ -192,13 +192,13 @@ def published(
       known[name] = (single, sensitivity)
     spent += known[name][0]
     local += known[name][1]
-  release = votes.SmoothSensitivity(cost.beta, cost.noise)
+  release = votes.SmoothSensitivity(cost.beta, cost.noise_in_sensitivities)
   smooth = release.sensitivity(local)
   of_cost = key_for(KeyUse.VOTE_COST, key)
   # The noise is multiplied by a private scale. If the noise were on a grid, the spacing of the
   # products would reveal this scale.
   drawn = float(source.gaussian(of_cost, np.zeros((), np.float32), 1.0, long_tails=True))
-  noisy = spent + smooth * cost.noise * drawn
+  noisy = spent + smooth * cost.noise_in_sensitivities * drawn
   # The sum is rounded to a public grid, far coarser than the spacing of floats. So the set of
   # numbers that can be published does not depend on the votes.
   rdp = round(noisy / _COST_STEP) * _COST_STEP
@@ -210,7 +210,7 @@ def published(
       "order": order,
       "rdp": rdp,
       "epsilon_at_this_order": epsilon,
-      "noise_std_in_smooth_sensitivities": cost.noise,
+      "noise_std_in_smooth_sensitivities": cost.noise_in_sensitivities,
       "what_it_is": "a noisy estimate of what these votes cost, no guarantee",
     }
   }

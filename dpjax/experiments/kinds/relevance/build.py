@@ -26,7 +26,6 @@ import numpy as np
 from dpjax import data as data_lib
 from dpjax import metrics, models, relevance
 from dpjax.accounting import Ledger
-from dpjax.experiments.config import unread as unread_lib
 from dpjax.experiments.kinds import data_section
 from dpjax.experiments.kinds.central import build as central
 from dpjax.experiments.kinds.central.config import ModelConfig
@@ -103,13 +102,13 @@ class Relevance(Experiment[RelevanceConfig]):
     whole = dict.fromkeys(
       _OF_EXPERIMENT, "an experiment (dpjax.experiments.sweeps.experiment)"
     )
-    unread_lib.refuse(config, unused.of(config) | whole)
+    unused.refuse(config, unused.of(config) | whole)
 
   def data(self) -> dict[Any, Any]:
     return {}
 
   def check_data(self, data: dict[Any, Any]) -> None:
-    unread_lib.refuse(self.run, unused.of_dataset(load_data(self.run, data)[0]))
+    unused.refuse(self.run, unused.of_dataset(load_data(self.run, data)[0]))
 
   def digest(self, data: dict[Any, Any]) -> bytes:
     return data_digest(self.run, data)

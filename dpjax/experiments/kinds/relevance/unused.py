@@ -1,4 +1,8 @@
-"""Finds settings of a run of relevance that its method does not read."""
+"""Finds settings of a run of relevance that its method does not read.
+
+A table maps a dotted field, or a whole section, to the condition under which it would be read. A
+field at its default, or an optional field at None, counts as not set.
+"""
 
 from __future__ import annotations
 
@@ -7,14 +11,56 @@ import pathlib
 from typing import Any
 
 from dpjax.experiments.config import fields
-from dpjax.experiments.config import unread as unread_lib
-from dpjax.experiments.config.unread import Unused, needs
 from dpjax.experiments.kinds.central.config import DataConfig, ModelConfig
 from dpjax.experiments.kinds.relevance.config import RelevanceConfig
 from dpjax.relevance.settings import Rigorous
 from dpjax.validate import UserError
 from dpjax.zoo import datasets, networks
 from dpjax.zoo.datasets.published import is_embedded
+
+Unused = dict[str, str]  # dotted field, or group of fields -> what it would need
+
+
+def needs(condition: bool, what: str, *fields: str) -> Unused:
+  """Returns the table {field: what} if the condition is false, else {}.
+
+  >>> needs(False, "text", "data.max_length")
+  {'data.max_length': 'text'}
+  """
+  return {} if condition else dict.fromkeys(fields, what)
+
+
+def reason(path: str, unused: Unused) -> str | None:
+  """Returns the condition that a field needs; None if it is read.
+
+  >>> reason("audit.kind", {"audit": "audit"}), reason("audits", {"audit": "audit"})
+  ('audit', None)
+  """
+  names = path.split(".")
+  prefixes = (".".join(names[:count]) for count in range(len(names), 0, -1))
+  return next((unused[prefix] for prefix in prefixes if prefix in unused), None)
+
+
+def refuse(config: Any, unused: Unused, name: str = "") -> None:
+  """Raises UserError for the first field that is set and would be ignored.
+
+  >>> import dataclasses
+  >>> config = dataclasses.make_dataclass("Config", [("num_steps", int, 200)])(3)
+  >>> refuse(config, {"num_steps": "more"})
+  Traceback (most recent call last):
+  ...
+  dpjax.validate.UserError: num_steps=3: would be ignored, it needs more; leave it at 200
+  """
+  for path, (value, default) in fields.set_fields(config).items():
+    what = reason(path, unused)
+    if what is not None:
+      raise UserError(
+        f"would be ignored, it needs {what}",
+        field=f"{name}{path}",
+        value=value,
+        hint=f"leave it at {default!r}",
+      )
+
 
 _SGD = ("dpsgd", "tempered", "radp_dpsgd")
 _ADAPTIVE = ("dp_adam", "dpdligdo")
@@ -182,7 +228,7 @@ OF_EXPERIMENT = ("curves", "title")
 def refuse_curves(config: RelevanceConfig) -> None:
   """Raises UserError for a setting of an experiment that no curve reads, or that a curve sets but
   does not read."""
-  unread_lib.refuse(config, of_curves(config))
+  refuse(config, of_curves(config))
 
 
 def of_curves(config: RelevanceConfig) -> Unused:
@@ -204,17 +250,13 @@ def of_curves(config: RelevanceConfig) -> Unused:
     unread = of(curve)
     taken_there = dict.fromkeys(changes, "")
     set_here = (
-      path
-      for path in fields.set_fields(curve)
-      if unread_lib.reason(path, taken_there) == ""
+      path for path in fields.set_fields(curve) if reason(path, taken_there) == ""
     )
-    unread_here = {
-      path: why for path in set_here if (why := unread_lib.reason(path, unread))
-    }
-    unread_lib.refuse(curve, unread_here, where)
+    unread_here = {path: why for path in set_here if (why := reason(path, unread))}
+    refuse(curve, unread_here, where)
     taken = unread | dict.fromkeys(changes, "a curve that does not set its own")
     for path, reasons_of_path in reasons.items():
-      reasons_of_path.append(unread_lib.reason(path, taken))
+      reasons_of_path.append(reason(path, taken))
   return {
     path: str(reasons_of_path[0])
     for path, reasons_of_path in reasons.items()
