@@ -30,9 +30,10 @@ from absl import flags
 from dpjax.attacks import registry
 from dpjax.experiments.kinds.attack import finished, table
 from dpjax.experiments.run import loop
-from launch import app, run
+from launch import app
+from launch import main as shared
 
-run.define("attack", default="configs/attack/quickstart.py")
+shared.define("attack", default="configs/attack/quickstart.py")
 flags.DEFINE_bool("threats", False, "Print the page of threats, and do nothing else.")
 flags.DEFINE_string("run", None, "Folder of a finished run of launch.train to attack.")
 flags.DEFINE_integer(
@@ -69,7 +70,7 @@ def main() -> None:
   if flags.FLAGS.run is not None:
     return attack_run()
   app.refuse_given(("shadows",), "--run")
-  return run.main()
+  return shared.main()
 
 
 if __name__ == "__main__":

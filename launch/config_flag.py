@@ -36,7 +36,7 @@ _WIDTH = 96  # of --help
 _KINDS: dict[str, Kind | None] = {}
 # Beginning of the default name of a workdir, by the command of the config's kind.
 PREFIXES = {"federate": "fed_", "synthesize": "synthesis_"} | {
-  name: f"{name}_" for name in ("pate", "distill", "secure", "attack")
+  name: f"{name}_" for name in ("pate", "distill", "secure", "attack", "sweep")
 }
 
 

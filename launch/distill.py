@@ -14,9 +14,9 @@ With --config.method=joint teacher and student read private records, and one cli
 the parts of both.
 """
 
-from launch import app, run
+from launch import app, main
 
-run.define("distill", default="configs/distillation/quickstart.py")
+main.define("distill", default="configs/distillation/quickstart.py")
 
 if __name__ == "__main__":
-  app.run(run.main)
+  app.run(main.main)

@@ -36,13 +36,13 @@ authenticated: for networks that are trusted.
 
 from absl import flags
 
-from launch import app, run
+from launch import app, main
 
-run.define("federate", default="configs/fed/quickstart.py")
-run.define_shared()
+main.define("federate", default="configs/fed/quickstart.py")
+main.define_shared()
 flags.DEFINE_bool(
   "audit", False, "Train with canary clients; short for --config.audit=canaries."
 )
 
 if __name__ == "__main__":
-  app.run(run.main)
+  app.run(main.main)

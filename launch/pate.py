@@ -15,9 +15,9 @@ result.json also says what these very votes cost, which is private; with
 --config.release=true takes keys of 256 bits and writes nothing private.
 """
 
-from launch import app, run
+from launch import app, main
 
-run.define("pate", default="configs/pate/quickstart.py")
+main.define("pate", default="configs/pate/quickstart.py")
 
 if __name__ == "__main__":
-  app.run(run.main)
+  app.run(main.main)

@@ -26,9 +26,10 @@ from __future__ import annotations
 from absl import flags
 
 from dpjax.experiments.sweeps import noise_histograms
-from launch import app, run
+from launch import app
+from launch import main as shared
 
-run.define("relevance", default="configs/radp/quickstart.py")
+shared.define("relevance", default="configs/radp/quickstart.py")
 flags.DEFINE_bool("audit", False, "Attack each run; short for --config.audit=attacks.")
 flags.DEFINE_string(
   "figure_9", "", "Draw the noises of figure 9 into this folder, and end."
@@ -50,7 +51,7 @@ def main() -> None:
   """Runs the curves of the experiment that have no result yet, or draws figure 9."""
   if flags.FLAGS.figure_9:
     return draw_figure_9(flags.FLAGS.figure_9)
-  return run.main()
+  return shared.main()
 
 
 if __name__ == "__main__":

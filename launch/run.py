@@ -1,96 +1,23 @@
 """Carry out a config of any kind: one run, or all runs that it describes.
 
-  python -m launch.run configs/quickstart.py --workdir=runs/quickstart
-  python -m launch.run configs/pate/quickstart.py --workdir=runs/pate --config.epsilon=1
-  python -m launch.run means.py       # of a kind of your own
+  python -m launch.run --config=configs/quickstart.py --workdir=runs/quickstart
+  python -m launch.run --config=configs/pate/quickstart.py --workdir=runs/pate --config.epsilon=1
 
-The config says what is run: it is the same as launch.train for a config of launch.train, and so on
-(`python -m launch.list configs` shows the launcher of each). Every field can be overridden by its
-dotted name. Stop it at any time; the same command goes on where it stopped.
+The config says what is run: for a config of launch.train this is launch.train, and so on
+(`launch.list configs` shows the launcher of each). A config may be of a kind of your own.
+`dpjax run FILE.py` is the same. Every field can be overridden by its dotted name. Stop it at any
+time; the same command goes on where it stopped.
 """
 
 from __future__ import annotations
 
-from typing import Any
-
 from absl import flags
 
-from dpjax import parallel as processes
-from dpjax.experiments.run import kind, loop
-from dpjax.experiments.run.kind import KINDS, Several
-from dpjax.validate import UserError
-from launch import app, config_flag, peers
+from launch import app, main
 
-# The flags are no key flags of this module, so that --help lists them with their launcher.
-flags.disclaim_key_flags()
-
-
-def define(command: str, *, default: str) -> None:
-  """Defines --config and --workdir of a launcher; call it at import time, like any absl flag."""
-  config_flag.define(kind=KINDS.get(command), default=default)
-  prefix = config_flag.PREFIXES.get(command, "")
-  flags.DEFINE_string(
-    "workdir", None, f"Directory of this run (default: runs/{prefix}<config>)."
-  )
-
-
-def define_shared() -> None:
-  """Defines the flags of runs that several machines may share, and that are planned for another."""
-  app.define_dry_run()
-  app.define_target()
-  peers.define()
-
-
-def main(*words: str) -> None:
-  """Carries out what is left of a config's runs, or prints their plan (--dry_run)."""
-  if words:
-    flags.FLAGS["config"].value, *more = words
-    if more:
-      raise UserError(f"unexpected argument {more[0]!r}: one config file is run")
-  with app.as_targeted():
-    config, workdir = config_flag.asked()
-  many = peers.options() if "coordinator" in flags.FLAGS else None
-  whole = kind.of(config).whole(config)
-  app.prepare_memory([config])
-  if "dry_run" in flags.FLAGS and flags.FLAGS["dry_run"].value:
-    if many is not None:
-      raise UserError("--dry_run: must be without --coordinator; it plans for one process")
-    return print(whole.plan(workdir, app.target()))
-  if "target" in flags.FLAGS:
-    app.refuse_given(("target",), "--dry_run")
-  if isinstance(whole, Several):
-    if many is not None:
-      raise UserError("--coordinator: must be of a config of one run, not of several")
-    return _several(whole, workdir)
-  saved = list[int]()
-
-  def work() -> None:
-    with app.stoppable(workdir):
-      result = loop.run(whole, workdir, on_save=saved.append)
-    if processes.is_first():
-      print(whole.line(result))
-      print(f"wrote {workdir}/result.json, report.png, metrics.jsonl, params.npz")
-      app.report_audit(result)
-
-  if many is None:
-    return work()
-  told = lambda: peers.saved(workdir, whole.step_is, saved, owner=many.process_id == 0)
-  return peers.run(work, many, same=whole.same(), saved=told)
-
-
-def _several(whole: Several[Any], workdir: str) -> None:
-  with app.stoppable(workdir):
-    rows = whole.run(workdir)
-  if all(row["status"] != "failed" for row in rows):
-    print(whole.report(workdir, rows))
-  alarm = whole.alarm(rows)
-  if alarm:
-    app.fail(alarm, code=1)
-  app.refuse_failed(rows)
-
+main.define("", default="")
+main.define_shared()
+flags.DEFINE_bool("audit", False, "Attack the run; short for --config.audit=canaries.")
 
 if __name__ == "__main__":
-  define("", default="")
-  flags.DEFINE_bool("audit", False, "Attack the run; short for --config.audit=canaries.")
-  define_shared()
-  app.run(main, words=True)
+  app.run(main.main, words=True)

@@ -14,10 +14,10 @@ extra is not installed (pip install -e '.[secure,he]') are left out, and named f
 run on this machine: the command measures, and keeps no secret from you.
 """
 
-from launch import app, run
+from launch import app, main
 
-run.define("secure", default="configs/secure/quickstart.py")
+main.define("secure", default="configs/secure/quickstart.py")
 app.define_dry_run()
 
 if __name__ == "__main__":
-  app.run(run.main)
+  app.run(main.main)

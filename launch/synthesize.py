@@ -15,9 +15,9 @@ Only the first step reads private records. The generator and its samples cost no
 --config.release=true takes keys of 256 bits and writes nothing private.
 """
 
-from launch import app, run
+from launch import app, main
 
-run.define("synthesize", default="configs/synthesis/quickstart.py")
+main.define("synthesize", default="configs/synthesis/quickstart.py")
 
 if __name__ == "__main__":
-  app.run(run.main)
+  app.run(main.main)

@@ -35,11 +35,11 @@ networks that are trusted.
 
 from absl import flags
 
-from launch import app, run
+from launch import app, main
 
-run.define("train", default="configs/quickstart.py")
-run.define_shared()
+main.define("train", default="configs/quickstart.py")
+main.define_shared()
 flags.DEFINE_bool("audit", False, "Train with canaries; short for --config.audit=canaries.")
 
 if __name__ == "__main__":
-  app.run(run.main)
+  app.run(main.main)

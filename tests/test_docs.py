@@ -157,7 +157,7 @@ def _commands_of_docstrings() -> list[tuple[str, str]]:
 @functools.cache
 def _flags(launcher: str) -> frozenset[str]:
   """Every name that stands in the launcher's code: its flags are among them."""
-  modules = [launcher, "run", "app", "peers"]
+  modules = [launcher, "main", "app", "peers"]
   trees = [ast.parse((_ROOT / "launch" / f"{name}.py").read_text()) for name in modules]
   nodes = [node for tree in trees for node in ast.walk(tree)]
   texts = [node.value for node in nodes if isinstance(node, ast.Constant)]
@@ -186,9 +186,10 @@ def _check(command: str) -> None:
 @functools.cache  # many pages name the same run
 def _check_config(launcher: str, path: str, given: tuple[tuple[str, str], ...]) -> None:
   overrides = dict(given)
-  kind = _KINDS[launcher]
-  config = config_flag.load(str(_ROOT / path), kind.config_class) if path else None
-  config = kind.config_class() if config is None else config
+  kind = _KINDS.get(launcher)  # None: launch.run takes configs of every kind
+  wanted = None if kind is None else kind.config_class
+  config = config_flag.load(str(_ROOT / path), wanted) if path else kind.config_class()
+  kind = kinds.of(config)
   # a file to start from is made by another command
   here = [name for name in overrides if not name.endswith(".pretrained")]
   texts = {name.removeprefix("config."): overrides[name] for name in here}

@@ -15,10 +15,14 @@ if TYPE_CHECKING:
   from dpjax.parallel.targets import Machine
 
 _E = TypeVar("_E", bound=type[Experiment[Any]])
+_HOME = "dpjax.experiments."
 
 
 class Several(Generic[C]):
-  """All runs that one config describes, such as the rows of a table."""
+  """All runs that one config describes, such as the rows of a table.
+
+  A subclass defines `check`, `run` and `report`, and what is not as here.
+  """
 
   def __init__(self, config: C):
     self.config = config
@@ -43,7 +47,6 @@ class Several(Generic[C]):
 
   def alarm(self, rows: list[dict[str, Any]]) -> str:
     """Returns one line about a promise that an attack has refuted; "" if there is none."""
-    del rows
     return ""
 
 
@@ -51,15 +54,17 @@ class Several(Generic[C]):
 class Kind:
   """A type of config, and what a command does with it.
 
+  Each class is named as "module:Name" in `dpjax.experiments`, or is the class itself.
+
   Attributes:
-    config: class of the configs, as "module:Name".
-    experiment: its `Experiment`, for one run; "" if its configs describe several runs only.
-    several: its `Several`; "" if a config describes one run.
+    config: class of the configs.
+    experiment: its `Experiment`, for one run; None if its configs describe several runs only.
+    several: its `Several`; None if a config describes one run.
   """
 
-  config: str
-  experiment: str | type[Experiment[Any]] = ""
-  several: str = ""
+  config: str | type
+  experiment: str | type | None
+  several: str | None = None
 
   @property
   def config_class(self) -> type:
@@ -74,58 +79,48 @@ class Kind:
     self.whole(config).check()
 
 
-def _ours(config: str, experiment: str = "", several: str = "") -> Kind:
-  home = "dpjax.experiments"
-  return Kind(*(path and f"{home}.{path}" for path in (config, experiment, several)))
-
-
 # Name of the command -> its kind. A kind of a user's own has its config's name (`register`).
 KINDS: dict[str, Kind] = {
-  "train": _ours("kinds.central.config:TrainConfig", "kinds.central.build:Central"),
-  "federate": _ours("kinds.federated.config:FedConfig", "kinds.federated.build:Federated"),
-  "pate": _ours("kinds.pate.config:PateConfig", "kinds.pate.build:Pate"),
-  "distill": _ours(
-    "kinds.distillation.config:DistillationConfig",
-    "kinds.distillation.build:Distillation",
+  "train": Kind("kinds.central.config:TrainConfig", "kinds.central.build:Central"),
+  "federate": Kind("kinds.federated.config:FedConfig", "kinds.federated.build:Federated"),
+  "pate": Kind("kinds.pate.config:PateConfig", "kinds.pate.build:Pate"),
+  "distill": Kind(
+    "kinds.distillation.config:DistillationConfig", "kinds.distillation.build:Distillation"
   ),
-  "synthesize": _ours(
+  "synthesize": Kind(
     "kinds.synthesis.config:SynthesisConfig", "kinds.synthesis.build:PrivateSynthesis"
   ),
-  "relevance": _ours(
+  "relevance": Kind(
     "kinds.relevance.config:RelevanceConfig",
     "kinds.relevance.build:Relevance",
     "sweeps.experiment:Curves",
   ),
-  "attack": _ours(
+  "attack": Kind(
     "kinds.attack.config:AttackConfig",
     "kinds.attack.build:Attack",
     "sweeps.attack_table:AttackTable",
   ),
-  "secure": _ours(
+  "secure": Kind(
     "kinds.secure.config:SecureConfig",
     "kinds.secure.build:SecureComputation",
     "sweeps.secure_table:SecureTable",
   ),
-  "sweep": _ours("sweeps.grid:SweepConfig", several="sweeps.grid:Sweep"),
+  "sweep": Kind("sweeps.grid:SweepConfig", None, "sweeps.grid:Sweep"),
 }
 
 
-def _found(path: str | type) -> Any:
-  if isinstance(path, type):
-    return path
-  home, _, name = path.partition(":")
-  return getattr(importlib.import_module(home), name)
-
-
-def _path(of: type) -> str:
-  return f"{of.__module__}:{of.__qualname__}"
+def _found(part: Any) -> Any:
+  if not isinstance(part, str):
+    return part
+  home, _, name = part.partition(":")
+  return getattr(importlib.import_module(f"{_HOME}{home}"), name)
 
 
 def register(config: type) -> Callable[[_E], _E]:
   """Makes the decorated `Experiment` the kind of run of a config's class."""
 
   def decorator(experiment: _E) -> _E:
-    KINDS[config.__name__] = Kind(_path(config), experiment)
+    KINDS[config.__name__] = Kind(config, experiment)
     return experiment
 
   return decorator
@@ -138,15 +133,16 @@ def command_of(config: Config) -> str:
   >>> command_of(TrainConfig())
   'train'
   """
-  path = _path(type(config))
+  its = type(config)
+  path = f"{its.__module__}:{its.__qualname__}".removeprefix(_HOME)
   for name, kind in KINDS.items():
-    if kind.config == path:
+    if kind.config in (its, path):
       return name
   raise UserError(
-    "must be of a kind of run; the experiment of your own says it by "
+    "must be of a kind of run; an experiment of your own says it by "
     "@dpjax.experiments.run.kind.register(its config)",
     field="config",
-    value=Verbatim(type(config).__name__),
+    value=Verbatim(its.__name__),
   )
 
 
@@ -157,9 +153,8 @@ def of(config: Config) -> Kind:
 
 def experiment_of(config: Config) -> Experiment[Any]:
   """Returns one run of a config."""
-  kind = of(config)
-  if not kind.experiment:
-    raise UserError(
-      "describes several runs", field="config", value=Verbatim(type(config).__name__)
-    )
-  return _found(kind.experiment)(config)
+  experiment = _found(of(config).experiment)
+  if experiment is None:
+    name = type(config).__name__
+    raise UserError("describes several runs", field="config", value=Verbatim(name))
+  return experiment(config)

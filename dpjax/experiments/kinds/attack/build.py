@@ -6,6 +6,7 @@ resume. The result states the guarantee of the attacked run, not of the attack.
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from typing import Any
 
@@ -23,6 +24,7 @@ from dpjax.experiments.kinds.central.config import TrainConfig
 from dpjax.experiments.kinds.federated.build import Federated
 from dpjax.experiments.kinds.federated.config import FedConfig
 from dpjax.experiments.run import guarantee as guarantee_lib
+from dpjax.experiments.run import loop
 from dpjax.experiments.run.experiment import Experiment, Outcome, Story
 from dpjax.experiments.run.guarantee import Guarantee
 from dpjax.experiments.run.kind import experiment_of
@@ -44,8 +46,9 @@ def named(config: AttackConfig, call: Any, *args: Any) -> Any:
 
 def load_attacked(attacked: TrainConfig | FedConfig) -> tuple[Any, Any]:
   """Loads (training data, test data) of an attacked run, in memory and with features."""
-  run: Any = experiment_of(attacked)
-  return run.in_memory()
+  if isinstance(attacked, TrainConfig):
+    attacked = dataclasses.replace(attacked, resident=True)
+  return loop.load(attacked)
 
 
 class Attack(Experiment[AttackConfig]):

@@ -517,10 +517,6 @@ class Central(Experiment[TrainConfig]):
   def data(self) -> Any:
     return load_data(self.config, features=False)
 
-  def in_memory(self) -> Any:
-    """Returns (train, test) in memory, with features, for code that needs all examples at once."""
-    return load_resident(self.config)
-
   def with_features(self, data: Any) -> Any:
     return with_features(self.config, data)
 

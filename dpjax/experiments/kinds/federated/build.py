@@ -540,10 +540,6 @@ class Federated(Experiment[FedConfig]):
   def data(self) -> Any:
     return load_data(self.config, features=False)
 
-  def in_memory(self) -> Any:
-    """Returns (federation, test) in memory, with features."""
-    return load_data(self.config)
-
   def with_features(self, data: Any) -> Any:
     return with_features(self.config, data)
 
