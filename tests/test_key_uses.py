@@ -163,13 +163,7 @@ def test_no_two_uses_of_a_notebook_share_a_key(name):
 _RUNS = {
   "train": lambda: small_configs.central(),
   "train vmap": lambda: small_configs.central(grad_method="vmap"),
-  "train sgd": lambda: small_configs.central(
-    **{
-      "privacy": "sgd",
-      "privacy.noise_multiplier": None,
-      "privacy.l2_clip_norm": 1.0,
-    }
-  ),
+  "train sgd": lambda: small_configs.central(**{"privacy": "sgd"}),
   "train dp_ftrl": lambda: small_configs.central(**small_configs.FTRL),
   "train least_squares": lambda: small_configs.least_squares(),
   "train least_squares statistics": lambda: small_configs.least_squares(

@@ -46,8 +46,6 @@ def _central(**more):
     "loss": f"{HERE}:diverging",
   }  # fmt: skip
   noise = {"privacy.epsilon": None, "privacy.noise_multiplier": 2.0}
-  if more.get("privacy") == "sgd":
-    noise = {"privacy.epsilon": 2.0, "privacy.l2_clip_norm": 1.0}
   return fields.replace_all(
     fields.replace_all(quickstart.get_config(), {**small, **noise}), more
   )
@@ -58,7 +56,7 @@ def _federated(**more):
     "num_rounds": 2, "eval_every": 1, "checkpoint_every": 1, "data.limit": 150,
     "partition.num_clients": 30, "clients_per_round": 12.0, "local.batch_size": 4,
     "local.epochs": 1, "privacy": "none", "privacy.sampler": "fixed_size",
-    "privacy.l2_clip_norm": 1.0, "privacy.delta": 1e-5, "privacy.epsilon": 8.0,
+    "privacy.delta": 1e-5,
     "loss": f"{HERE}:diverging",
   }  # fmt: skip
   return fields.replace_all(fields.replace_all(fed_quickstart.get_config(), small), more)

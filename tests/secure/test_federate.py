@@ -17,9 +17,7 @@ from tests.refuses import refuses
 
 _SMALL = {
   "privacy": "none",
-  "privacy.epsilon": 8.0,
   "privacy.delta": 1e-5,
-  "privacy.l2_clip_norm": 1.0,
   "num_rounds": 3,
   "partition.num_clients": 8,
   "clients_per_round": 7.0,
