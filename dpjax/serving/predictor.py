@@ -42,7 +42,8 @@ from dpjax.experiments.kinds.central.config import (
   Whitened,
 )
 from dpjax.experiments.kinds.central.features import featured
-from dpjax.experiments.run import loop, model_inputs, provenance, saved, workdir, writers
+from dpjax.experiments.run import model_inputs, provenance, saved, workdir, writers
+from dpjax.experiments.run.folder import STARTS
 from dpjax.experiments.run.model_inputs import ModelInputs
 from dpjax.experiments.run.run_keys import RunKeys
 from dpjax.types import Params
@@ -314,7 +315,7 @@ def _differences(result: Mapping[str, Any]) -> list[str]:
   for name in _ROUNDING:
     if before.get(name) != now.get(name):
       differences.append(f"{name} {before.get(name)} there, {now.get(name)} here")
-  starts = result.get(loop.STARTS)
+  starts = result.get(STARTS)
   theirs = starts[-1]["modules"] if starts else {}
   ours = provenance.own_modules()
   for name in sorted(theirs.keys() & ours.keys()):
