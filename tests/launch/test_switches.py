@@ -7,6 +7,7 @@ import pytest
 from configs import mnist_cnn, quickstart
 from configs.attack import quickstart as attacks
 from configs.fed import quickstart as federation
+from configs.radp import proved_mnist
 from dpjax.experiments.config import fields
 from dpjax.experiments.kinds.central import build
 from dpjax.experiments.kinds.central.config import DpSgd, Sgd, TrainConfig
@@ -145,3 +146,9 @@ def test_a_table_without_its_rows_is_one_attack():
 def test_an_attack_names_the_kind_of_run_that_it_attacks():
   text = _refused("target", attacks.get_config(), rows="{}", attack="membership")
   assert "must be 'train'" in text
+
+
+def test_curves_that_are_gone_take_along_what_only_they_read():
+  config, lost = _command(proved_mnist.get_config(), curves="{}")
+  kinds.of(config).check(config)
+  assert config.rigorous_model is None and "rigorous.clip" in lost

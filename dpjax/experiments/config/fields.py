@@ -513,7 +513,7 @@ def _update(config: Any, changes: Mapping[str, _Change], name: str, hint: Any = 
   # What a chosen value leaves without a reader goes back to its default, unless it is named.
   for other in (path for head in whole for path in leaves_out(getattr(new, head))):
     if not any(f"{path}.".startswith(f"{other}.") for path in changes):
-      new = _at_default(new, other, type(config)())
+      new = at_default(new, other, type(config)())
   return new.settled(changes) if hasattr(new, "settled") else new
 
 
@@ -522,11 +522,14 @@ def leaves_out(value: Any) -> tuple[str, ...]:
   return getattr(type(value), "leaves_out", ())
 
 
-def _at_default(config: Any, path: str, usual: Any) -> Any:
+def at_default(config: Any, path: str, usual: Any) -> Any:
+  """Returns a copy of a config with one dotted field as in another one of its class, `usual`."""
   head, _, tail = path.partition(".")
+  usual = usual if type(usual) is type(config) else type(config)()
   value = getattr(usual, head)
-  if tail:
-    value = _at_default(getattr(config, head), tail, value)
+  # An optional section goes as a whole, unless it is a choice whose other fields may stay.
+  if tail and (value is not None or choice_at(type(config), head) is not None):
+    value = at_default(getattr(config, head), tail, value)
   return dataclasses.replace(config, **{head: value})
 
 

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Iterable
 from typing import Annotated, Any
 
 from dpjax import models, relevance
-from dpjax.experiments.config import common, rules
+from dpjax.experiments.config import common, fields, rules
 from dpjax.experiments.config.common import COUNT
 from dpjax.experiments.config.fields import Choice, WithChoices
 from dpjax.experiments.kinds import bounds
@@ -98,6 +99,25 @@ class RelevanceConfig(WithChoices):
   def is_private(self) -> bool:
     """Whether the method has a guarantee, proved or claimed, so that its keys are secret."""
     return self.method != "no_dp"
+
+  def settled(self, changes: Iterable[str]) -> RelevanceConfig:
+    """Returns the config of other curves: what none of them reads goes back to its default, unless
+    it is among the `changes`."""
+    # A single run of an experiment sets its seeds, too, and keeps all that its curve has.
+    if "curves" not in changes or "num_seeds" in changes:
+      return self
+    from dpjax.experiments.kinds.relevance import unused  # it reads this module
+
+    config = self
+    try:
+      unread = unused.of_curves(self)
+    except UserError:  # a wrong curve, which `check` names
+      return self
+    for path in fields.set_fields(self):
+      named = any(f"{other}.".startswith(f"{path}.") for other in changes)
+      if not named and unused.reason(path, unread) is not None:
+        config = fields.at_default(config, path, RelevanceConfig())
+    return config
 
 
 @bounds.names_fields
