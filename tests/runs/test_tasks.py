@@ -232,7 +232,7 @@ def test_what_needs_classes_is_refused_before_it_trains(tmp_path):
   for change in ({"audit": "canaries"}, {"audit": "canaries", "audit.kind": "random"}):
     with refuses("audit"):
       build.assemble(_config("diabetes", **change))
-  spied = AttackConfig(train=_config("diabetes"))
+  spied = AttackConfig(target=_config("diabetes"))
   with refuses("launch.attack"):
     attack.Attack(spied).check_data(attack.Attack(spied).data())
   fed = fields.replace_all(FedConfig(), {"data.name": "diabetes", "model.name": "linear"})

@@ -18,7 +18,7 @@ from tests.refuses import refuses
 
 def _config(**changes):
   federate = quickstart.get_config().federate
-  config = AttackConfig(federate=federate, attack="dense_first")
+  config = AttackConfig(target=federate, attack="dense_first")
   return fields.replace_all(config, changes)
 
 

@@ -113,7 +113,6 @@ def test_rounds_with_too_few_survivors_are_charged_and_change_nothing(tmp_path):
 
 _PRIVATE = {
   "privacy": "distributed",
-  "privacy.sampler": "fixed_size",
   "privacy.epsilon": None,
   "privacy.noise_multiplier": 1.0,
   "privacy.delta": 1e-3,
@@ -159,11 +158,11 @@ def test_noise_is_calibrated_to_the_epsilon_that_was_asked_for():
       {"secure_sum": {"name": "secagg_plus", "corrupt": 0.9, "dropout_prob": 0.5}},
       "secure_sum.corrupt",
     ),
-    ({"privacy.sampler": "poisson"}, "privacy.sampler"),
+    ({"privacy.sampler": "poisson"}, "config.privacy.sampler"),
     ({"algorithm": "scaffold"}, "algorithm"),
     ({"secure_sum.largest_value": 2.0}, "secure_sum.largest_value"),
-    ({"privacy.accountant": "pld"}, "privacy.accountant"),
-    ({"privacy.clipping": "automatic"}, "privacy.clipping"),
+    ({"privacy.accountant": "pld"}, "config.privacy.accountant"),
+    ({"privacy.clipping": "automatic"}, "config.privacy.clipping"),
     ({"privacy.epsilon": 5.0}, "privacy.epsilon"),
   ],
 )
