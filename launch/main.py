@@ -65,8 +65,11 @@ def main(*words: str) -> None:
 
   if many is None:
     return work()
-  told = lambda: peers.saved(workdir, whole.step_is, saved, owner=many.process_id == 0)
-  return peers.run(work, many, same=whole.same(), saved=told)
+
+  def newest() -> str:
+    return peers.saved(workdir, whole.step_is, saved, owner=many.process_id == 0)
+
+  return peers.run(work, many, same=whole.same(), saved=newest)
 
 
 def _several(whole: Several[Any], workdir: str) -> None:
