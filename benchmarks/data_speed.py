@@ -28,8 +28,8 @@ from dpjax import validate
 from dpjax.experiments.kinds.central import build
 from dpjax.experiments.kinds.central.config import (
   DataConfig,
+  DpSgd,
   ModelConfig,
-  PrivacyConfig,
   TrainConfig,
 )
 from dpjax.experiments.run import loop, provenance, report
@@ -79,7 +79,7 @@ def _config(folder: pathlib.Path, name: str, kind: str, records: int) -> TrainCo
       num_examples=records,
     ),
     model=ModelConfig("transformer", dict(_TRANSFORMER)) if text else ModelConfig("cnn"),
-    privacy=PrivacyConfig(
+    privacy=DpSgd(
       epsilon=None, noise_multiplier=4.0, sampling_prob=min(1.0, _BATCH / records)
     ),
     num_steps=1000,  # an epsilon that is small: a large one asks for batches of many more slots

@@ -32,9 +32,9 @@ import numpy as np
 from dpjax import data
 from dpjax.experiments.kinds.central.config import (
   DataConfig,
+  DpSgd,
   ModelConfig,
   OptimizerConfig,
-  PrivacyConfig,
   TrainConfig,
 )
 from dpjax.experiments.run import loop, writers
@@ -293,7 +293,7 @@ def _config(seed: int, num_steps: int) -> TrainConfig:
   return TrainConfig(
     data=DataConfig(name="digits", center=True),
     model=ModelConfig(name="mlp", options={"features": (64,)}),
-    privacy=PrivacyConfig(epsilon=3.0, sampling_prob=0.2, l2_clip_norm=0.5),
+    privacy=DpSgd(epsilon=3.0, sampling_prob=0.2, l2_clip_norm=0.5),
     optimizer=OptimizerConfig(learning_rate=0.5),
     num_steps=num_steps,
     eval_every=num_steps,

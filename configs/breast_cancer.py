@@ -12,9 +12,9 @@ Settings were chosen on the same test rows, and no epsilon counts those trials.
 
 from dpjax.experiments.kinds.central.config import (
   DataConfig,
+  DpSgd,
   ModelConfig,
   OptimizerConfig,
-  PrivacyConfig,
   TrainConfig,
 )
 
@@ -23,7 +23,7 @@ def get_config() -> TrainConfig:
   return TrainConfig(
     data=DataConfig(name="breast_cancer"),
     model=ModelConfig(name="linear"),
-    privacy=PrivacyConfig(epsilon=3.0, delta=1e-5, sampling_prob=0.5, l2_clip_norm=0.5),
+    privacy=DpSgd(epsilon=3.0, delta=1e-5, sampling_prob=0.5, l2_clip_norm=0.5),
     optimizer=OptimizerConfig(learning_rate=4.0),
     num_steps=60,
     eval_every=60,

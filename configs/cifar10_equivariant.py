@@ -11,9 +11,9 @@ example; seed 0). A run this short shows what its parts add, not what the networ
 
 from dpjax.experiments.kinds.central.config import (
   DataConfig,
+  DpSgd,
   ModelConfig,
   OptimizerConfig,
-  PrivacyConfig,
   TrainConfig,
 )
 
@@ -23,9 +23,7 @@ def get_config() -> TrainConfig:
   return TrainConfig(
     data=DataConfig(name="cifar10", center=True),
     model=ModelConfig(name="equivariant_cnn", options=network),
-    privacy=PrivacyConfig(
-      epsilon=3.0, delta=1e-5, sampling_prob=1024 / 50000, l2_clip_norm=1.0
-    ),
+    privacy=DpSgd(epsilon=3.0, delta=1e-5, sampling_prob=1024 / 50000, l2_clip_norm=1.0),
     optimizer=OptimizerConfig(learning_rate=1.0),
     num_steps=100,
     eval_every=25,

@@ -16,9 +16,9 @@ Hardware: 2 CPU cores beside other work. Time: 40 s a run after ten minutes of f
 
 from dpjax.experiments.kinds.central.config import (
   DataConfig,
+  DpSgd,
   ModelConfig,
   OptimizerConfig,
-  PrivacyConfig,
   TrainConfig,
 )
 
@@ -28,13 +28,7 @@ def get_config() -> TrainConfig:
   return TrainConfig(
     data=DataConfig(name="cifar10"),
     model=ModelConfig(name="patches_linear", mirrored=True),
-    privacy=PrivacyConfig(
-      epsilon=1.0,
-      delta=1e-5,
-      sampling_prob=8192 / 50000,
-      # A third of the norm of an example's features, which is 50.
-      l2_clip_norm=15.0,
-    ),
+    privacy=DpSgd(epsilon=1.0, delta=1e-5, sampling_prob=8192 / 50000, l2_clip_norm=15.0),
     optimizer=OptimizerConfig(learning_rate=0.006),
     ema_decay=0.98,
     num_steps=300,

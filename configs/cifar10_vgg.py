@@ -19,9 +19,9 @@ Hardware: 2 CPU cores beside much else, 70 s a run after the features.
 
 from dpjax.experiments.kinds.central.config import (
   DataConfig,
+  DpSgd,
   ModelConfig,
   OptimizerConfig,
-  PrivacyConfig,
   TrainConfig,
 )
 
@@ -31,13 +31,7 @@ def get_config() -> TrainConfig:
   return TrainConfig(
     data=DataConfig(name="cifar10"),
     model=ModelConfig(name="vgg16_linear"),
-    privacy=PrivacyConfig(
-      epsilon=3.0,
-      delta=1e-5,
-      sampling_prob=8192 / 50000,
-      # A third of the norm of an example's features, which is 72.
-      l2_clip_norm=21.0,
-    ),
+    privacy=DpSgd(epsilon=3.0, delta=1e-5, sampling_prob=8192 / 50000, l2_clip_norm=21.0),
     optimizer=OptimizerConfig(learning_rate=0.012),
     ema_decay=0.98,
     num_steps=400,

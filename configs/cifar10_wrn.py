@@ -15,9 +15,9 @@ Expected: the paper has .568 at a proved epsilon of 1 (.649 at 2, .719 at 4, .79
 
 from dpjax.experiments.kinds.central.config import (
   DataConfig,
+  DpSgd,
   ModelConfig,
   OptimizerConfig,
-  PrivacyConfig,
   TrainConfig,
 )
 
@@ -26,9 +26,7 @@ def get_config() -> TrainConfig:
   return TrainConfig(
     data=DataConfig(name="cifar10", center=True),
     model=ModelConfig(name="wrn_16_4"),
-    privacy=PrivacyConfig(
-      epsilon=1.0, delta=1e-5, sampling_prob=4096 / 50000, l2_clip_norm=1.0
-    ),
+    privacy=DpSgd(epsilon=1.0, delta=1e-5, sampling_prob=4096 / 50000, l2_clip_norm=1.0),
     optimizer=OptimizerConfig(rule={"name": "sgd", "momentum": 0.0}, learning_rate=2.0),
     augmentation="flip_shift",
     augmult=16,

@@ -14,9 +14,9 @@ Settings were chosen on the same test rows, and no epsilon counts those trials.
 
 from dpjax.experiments.kinds.central.config import (
   DataConfig,
+  DpSgd,
   ModelConfig,
   OptimizerConfig,
-  PrivacyConfig,
   TrainConfig,
 )
 
@@ -25,7 +25,7 @@ def get_config() -> TrainConfig:
   return TrainConfig(
     data=DataConfig(name="credit_default", center=True),
     model=ModelConfig(name="linear"),
-    privacy=PrivacyConfig(epsilon=3.0, delta=1e-5, sampling_prob=0.2, l2_clip_norm=1.0),
+    privacy=DpSgd(epsilon=3.0, delta=1e-5, sampling_prob=0.2, l2_clip_norm=1.0),
     optimizer=OptimizerConfig(learning_rate=16.0),
     num_steps=200,
     eval_every=100,

@@ -13,7 +13,7 @@ from dpjax.experiments.kinds.central.config import (
   DataConfig,
   ModelConfig,
   OptimizerConfig,
-  PrivacyConfig,
+  Sgd,
   TrainConfig,
 )
 
@@ -24,7 +24,7 @@ def get_config() -> TrainConfig:
   return TrainConfig(
     data=DataConfig(name="shakespeare_public_lines"),
     model=ModelConfig(name="transformer", options=sizes),
-    privacy=PrivacyConfig(method="sgd", epsilon=None, sampling_prob=128 / 26941),
+    privacy=Sgd(sampling_prob=128 / 26941),
     optimizer=OptimizerConfig(rule="adam", learning_rate=3e-3, schedule="cosine"),
     num_steps=600,
     eval_every=200,

@@ -20,9 +20,9 @@ All of them: configs/sweeps/lm_lora.py.
 
 from configs import lm_base
 from dpjax.experiments.kinds.central.config import (
+  DpSgd,
   LowRank,
   OptimizerConfig,
-  PrivacyConfig,
   TrainConfig,
 )
 
@@ -32,7 +32,7 @@ def get_config() -> TrainConfig:
   config = lm_base.get_config()
   config.data.name = "shakespeare_lines"
   config.trainable = LowRank(rank=4, alpha=8.0, pattern="*/kernel")
-  config.privacy = PrivacyConfig(epsilon=3.0, delta=1e-5, sampling_prob=256 / 53801)
+  config.privacy = DpSgd(epsilon=3.0, delta=1e-5, sampling_prob=256 / 53801)
   config.optimizer = OptimizerConfig(rule="adam", learning_rate=3e-3)
   config.num_steps = 200
   config.eval_every = config.checkpoint_every = 100

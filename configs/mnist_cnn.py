@@ -12,9 +12,9 @@ Poisson, add/remove-one, per example). With --config.data.name=fashion_mnist
 
 from dpjax.experiments.kinds.central.config import (
   DataConfig,
+  DpSgd,
   ModelConfig,
   OptimizerConfig,
-  PrivacyConfig,
   TrainConfig,
 )
 
@@ -23,9 +23,7 @@ def get_config() -> TrainConfig:
   return TrainConfig(
     data=DataConfig(name="mnist", center=True),
     model=ModelConfig(name="cnn"),
-    privacy=PrivacyConfig(
-      epsilon=2.93, delta=1e-5, sampling_prob=1024 / 60000, l2_clip_norm=0.1
-    ),
+    privacy=DpSgd(epsilon=2.93, delta=1e-5, sampling_prob=1024 / 60000, l2_clip_norm=0.1),
     optimizer=OptimizerConfig(learning_rate=1.5),
     num_steps=2000,
     microbatch_size=128,

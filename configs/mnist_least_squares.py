@@ -11,8 +11,7 @@ add/remove-one, per example), .925 at .1. DP-SGD on the same features has .983 a
 
 from configs import mnist_scatter_linear
 from dpjax.experiments.kinds.central.config import (
-  LeastSquaresConfig,
-  PrivacyConfig,
+  LeastSquares,
   TrainConfig,
 )
 
@@ -22,9 +21,5 @@ def get_config() -> TrainConfig:
   return TrainConfig(
     data=base.data,
     model=base.model,
-    privacy=PrivacyConfig(
-      method="least_squares",
-      epsilon=1.0,
-      least_squares=LeastSquaresConfig(directions=1000),
-    ),
+    privacy=LeastSquares(epsilon=1.0, directions=1000),
   )

@@ -9,15 +9,14 @@ seed, whose file is not kept).
 
 Batches come in a fixed, public order, 10 passes of 15 steps. Each step's noise is a sum of four
 white draws (`noise.correlated.BandInvMf`). Those of earlier steps are drawn again, which takes no
-memory. This model is small: --config.privacy.ftrl.strategy.redraw=false would be quicker.
+memory. This model is small: --config.privacy.strategy.redraw=false would be quicker.
 """
 
 from dpjax.experiments.kinds.central.config import (
   DataConfig,
-  FtrlConfig,
+  DpFtrl,
   ModelConfig,
   OptimizerConfig,
-  PrivacyConfig,
   TrainConfig,
 )
 from dpjax.noise.correlated import BandInvMf
@@ -27,14 +26,14 @@ def get_config() -> TrainConfig:
   return TrainConfig(
     data=DataConfig(name="mnist"),
     model=ModelConfig(name="linear"),
-    privacy=PrivacyConfig(
-      method="dp_ftrl",
+    privacy=DpFtrl(
       epsilon=1.0,
       delta=1e-5,
       sampling_prob=1 / 15,
       l2_clip_norm=1.0,
       neighboring_relation="replace_special",
-      ftrl=FtrlConfig(sampler="cyclic", strategy=BandInvMf(bands=4, redraw=True)),
+      strategy=BandInvMf(bands=4, redraw=True),
+      sampler="cyclic",
     ),
     optimizer=OptimizerConfig(learning_rate=0.5),
     num_steps=150,

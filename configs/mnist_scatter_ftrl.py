@@ -9,8 +9,8 @@ seed 0, results/mnist_algorithms). At the same epsilon, one run each whose file 
 20 passes (--config.num_steps=300 --config.optimizer.learning_rate=8), .986 for cyclic Poisson
 sampling with 2 bands:
 
-  ... --config.privacy.ftrl.sampler=cyclic_poisson --config.privacy.ftrl.separation=2 \\
-    --config.privacy.ftrl.strategy.bands=2 \\
+  ... --config.privacy.sampler=cyclic_poisson --config.privacy.sampler.separation=2 \\
+    --config.privacy.strategy.bands=2 \\
     --config.privacy.neighboring_relation=add_or_remove_one
 
 and .985 and .984 at rates of 2 and 6. At epsilon 1 .981 (--config.privacy.epsilon=1
@@ -23,19 +23,19 @@ Poisson samples that nobody sees.
 """
 
 from configs import mnist_scatter_linear
-from dpjax.experiments.kinds.central.config import FtrlConfig, PrivacyConfig, TrainConfig
+from dpjax.experiments.kinds.central.config import DpFtrl, TrainConfig
 from dpjax.noise.correlated import Banded
 
 
 def get_config() -> TrainConfig:
   config = mnist_scatter_linear.get_config()
-  config.privacy = PrivacyConfig(
-    method="dp_ftrl",
+  config.privacy = DpFtrl(
     epsilon=2.0,
     delta=1e-5,
     sampling_prob=1 / 15,
     l2_clip_norm=0.1,
     neighboring_relation="replace_special",
-    ftrl=FtrlConfig(sampler="cyclic", strategy=Banded(bands=15)),
+    strategy=Banded(bands=15),
+    sampler="cyclic",
   )
   return config

@@ -10,9 +10,9 @@ with 95 %) at a proved epsilon of 3 (delta 1e-5, Poisson, add/remove-one, per ex
 
 from dpjax.experiments.kinds.central.config import (
   DataConfig,
+  DpSgd,
   ModelConfig,
   OptimizerConfig,
-  PrivacyConfig,
   TrainConfig,
 )
 
@@ -21,9 +21,7 @@ def get_config() -> TrainConfig:
   return TrainConfig(
     data=DataConfig(name="mnist"),
     model=ModelConfig(name="scatter_linear", options={"num_groups": 27}),
-    privacy=PrivacyConfig(
-      epsilon=3.0, delta=1e-5, sampling_prob=4096 / 60000, l2_clip_norm=0.1
-    ),
+    privacy=DpSgd(epsilon=3.0, delta=1e-5, sampling_prob=4096 / 60000, l2_clip_norm=0.1),
     optimizer=OptimizerConfig(learning_rate=4.0),
     num_steps=800,
     eval_every=200,

@@ -13,9 +13,9 @@ Expected: test accuracy .762 (.756-.766 over three seeds) at epsilon 2, results/
 
 from dpjax.experiments.kinds.central.config import (
   DataConfig,
+  DpSgd,
   ModelConfig,
   OptimizerConfig,
-  PrivacyConfig,
   TrainConfig,
 )
 
@@ -25,13 +25,7 @@ def get_config() -> TrainConfig:
   return TrainConfig(
     data=DataConfig(name="movie_reviews"),
     model=ModelConfig(name="minilm_linear"),
-    privacy=PrivacyConfig(
-      epsilon=2.0,
-      delta=1e-5,
-      sampling_prob=0.25,
-      # The embedding of a sentence has norm 1.
-      l2_clip_norm=1.0,
-    ),
+    privacy=DpSgd(epsilon=2.0, delta=1e-5, sampling_prob=0.25, l2_clip_norm=1.0),
     optimizer=OptimizerConfig(learning_rate=4.0),
     ema_decay=0.9,
     num_steps=60,

@@ -9,9 +9,9 @@ sampling, add/remove-one, per example).
 
 from dpjax.experiments.kinds.central.config import (
   DataConfig,
+  DpSgd,
   ModelConfig,
   OptimizerConfig,
-  PrivacyConfig,
   TrainConfig,
 )
 
@@ -20,7 +20,7 @@ def get_config() -> TrainConfig:
   return TrainConfig(
     data=DataConfig(name="digits", center=True),
     model=ModelConfig(name="mlp", options={"features": (64,)}),
-    privacy=PrivacyConfig(epsilon=3.0, delta=1e-5, sampling_prob=0.2, l2_clip_norm=0.5),
+    privacy=DpSgd(epsilon=3.0, delta=1e-5, sampling_prob=0.2, l2_clip_norm=0.5),
     optimizer=OptimizerConfig(learning_rate=0.5),
     num_steps=150,
     eval_every=10,

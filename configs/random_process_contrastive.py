@@ -21,7 +21,7 @@ are far larger.
 from configs import cifar10_equivariant
 from dpjax.experiments.kinds.central.config import (
   OptimizerConfig,
-  PrivacyConfig,
+  Sgd,
   TrainConfig,
 )
 
@@ -32,7 +32,7 @@ def get_config() -> TrainConfig:
   config.data.name = "random_process"
   config.loss = "contrastive"
   config.augmentation = "crop_color"
-  config.privacy = PrivacyConfig(method="sgd", sampling_prob=512 / 32000)
+  config.privacy = Sgd(sampling_prob=512 / 32000)
   config.optimizer = OptimizerConfig(rule="adam", learning_rate=3e-3, schedule="cosine")
   config.num_steps = 300
   config.eval_every = config.checkpoint_every = 100

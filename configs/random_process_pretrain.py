@@ -15,14 +15,14 @@ of the processes: configs/random_process_contrastive.py.
 """
 
 from configs import cifar10_equivariant
-from dpjax.experiments.kinds.central.config import PrivacyConfig, TrainConfig
+from dpjax.experiments.kinds.central.config import Sgd, TrainConfig
 
 
 def get_config() -> TrainConfig:
   """The network of configs/cifar10_equivariant.py on images that no camera took."""
   config = cifar10_equivariant.get_config()
   config.data.name = "random_process"
-  config.privacy = PrivacyConfig(method="sgd", sampling_prob=512 / 32000)
+  config.privacy = Sgd(sampling_prob=512 / 32000)
   config.optimizer.learning_rate = 0.1
   config.num_steps = 400
   config.eval_every = config.checkpoint_every = 100

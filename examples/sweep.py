@@ -10,9 +10,9 @@ docs/curves.md. Time: 20 s on two CPU cores.
 
 from dpjax.experiments.kinds.central.config import (
   DataConfig,
+  DpSgd,
   ModelConfig,
   OptimizerConfig,
-  PrivacyConfig,
   TrainConfig,
 )
 from dpjax.experiments.sweeps.grid import SweepConfig
@@ -24,7 +24,7 @@ def get_config() -> SweepConfig:
     data=DataConfig(name="digits", center=True),
     model=ModelConfig(name="mlp", options={"features": (64,)}),
     # The grid sets epsilon, and each run finds its own noise for it.
-    privacy=PrivacyConfig(epsilon=None, delta=1e-5, sampling_prob=0.2, l2_clip_norm=0.5),
+    privacy=DpSgd(epsilon=None, delta=1e-5, sampling_prob=0.2, l2_clip_norm=0.5),
     optimizer=OptimizerConfig(learning_rate=0.5),
     num_steps=100,
     eval_every=50,

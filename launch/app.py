@@ -59,8 +59,8 @@ def define_target() -> None:
 
 
 def target() -> Machine | None:
-  """Returns the machine of --target; None if the flag is not given."""
-  text = flags.FLAGS.target
+  """Returns the machine of --target; None if the flag is not given, or the launcher has none."""
+  text = flags.FLAGS["target"].value if "target" in flags.FLAGS else None
   return None if text is None else targets.parse(text)
 
 

@@ -2,12 +2,12 @@
 
   python -m launch.attack --config=configs/attack/quickstart.py --workdir=runs/attack
   python -m launch.attack --config=configs/attack/quickstart.py --workdir=runs/top_k \\
-    --config.federate.compression=top_k
+    --config.target.compression=top_k
 
 Every field of the config (dpjax/experiments/kinds/attack/config.py) can be overridden by its
 dotted name.
-`train` and `federate` in it are configs of launch.train and launch.federate, so a defence is
-one flag of theirs: --config.train.privacy.epsilon=8, --config.federate.compression=top_k.
+`target` in it is a config of launch.train or launch.federate, so a defence is one flag of
+theirs: --config.target.privacy.epsilon=8, --config.target.compression=top_k.
 Writes to --workdir: attacks.md and attacks.csv (attack, defence, what is found, what is
 promised), attacks.png, sweep.json, points/ (one folder for each row). Stop it at any time; the
 same command goes on where it stopped. Exit code 1 if one of several rows failed, or if an
@@ -28,16 +28,12 @@ import pathlib
 from absl import flags
 
 from dpjax.attacks import registry
-from dpjax.experiments.kinds.attack import build, finished, table
+from dpjax.experiments.kinds.attack import finished, table
 from dpjax.experiments.run import loop
-from dpjax.experiments.sweeps import attack_table
-from dpjax.experiments.sweeps.attack_table import ATTACK
-from launch import app, config_flag
+from launch import app
+from launch import main as shared
 
-config_flag.define(kind=ATTACK, default="configs/attack/quickstart.py")
-flags.DEFINE_string(
-  "workdir", None, "Directory of this table (default: runs/attack_<config>)."
-)
+shared.define("attack", default="configs/attack/quickstart.py")
 flags.DEFINE_bool("threats", False, "Print the page of threats, and do nothing else.")
 flags.DEFINE_string("run", None, "Folder of a finished run of launch.train to attack.")
 flags.DEFINE_integer(
@@ -53,9 +49,9 @@ def attack_run() -> None:
   folder = flags.FLAGS.run
   config = finished.attack_on(folder, num_shadows=flags.FLAGS.shadows)
   workdir = flags.FLAGS.workdir or f"runs/attack_{pathlib.Path(folder).resolve().name}"
-  app.prepare_memory([config.train])
+  app.prepare_memory([config.target])
   with app.stoppable(workdir):
-    result = loop.run(build.build(config), workdir)
+    result = loop.train(config, workdir)
   print((pathlib.Path(workdir) / "attacks.md").read_text(), end="")
   print(table.summary_of_run(result))
   print(f"wrote {workdir}/result.json, attacks.md, roc.csv, roc.png")
@@ -74,17 +70,7 @@ def main() -> None:
   if flags.FLAGS.run is not None:
     return attack_run()
   app.refuse_given(("shadows",), "--run")
-  app.refuse_given(("dry_run",), "launch.train or launch.federate, whose runs are attacked")
-  config = config_flag.get()
-  workdir = config_flag.workdir("attack_")
-  with app.stoppable(workdir):
-    rows = attack_table.run_all(config, workdir)
-  app.refuse_failed(rows)
-  print((pathlib.Path(workdir) / "attacks.md").read_text(), end="")
-  print(f"wrote {workdir}/attacks.md, attacks.csv, attacks.png")
-  above = [row["name"] for row in rows if attack_table.is_above(row)]
-  if above:
-    app.fail(f"above the line that a guarantee allows: {', '.join(above)}", code=1)
+  return shared.main()
 
 
 if __name__ == "__main__":

@@ -27,11 +27,11 @@ from dpjax.checks import table as check
 from dpjax.checks.subject import Row
 from dpjax.experiments.checks import of_config
 from dpjax.experiments.kinds.central.config import TrainConfig
-from dpjax.experiments.kinds.central.kind import CENTRAL
 from dpjax.experiments.run import writers
+from dpjax.experiments.run.kind import KINDS
 from launch import app, config_flag
 
-config_flag.define(kind=CENTRAL, default="configs/quickstart.py")
+config_flag.define(kind=KINDS["train"], default="configs/quickstart.py")
 flags.DEFINE_string("workdir", None, "Directory to write check.json to (default: nowhere).")
 
 

@@ -17,6 +17,7 @@ from launch import app
 COMMANDS = {
   "train": "train a model privately",
   "federate": "train over clients, with privacy for each client",
+  "run": "carry out a config of any kind",
   "sweep": "run a grid of trainings, and draw their curve",
   "account": "epsilon of a plan, or the noise for an epsilon; no data",
   "audit": "play a game for every claim, or check a final model",

@@ -8,6 +8,7 @@ turn a missing or failing config file into a traceback.
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import pathlib
 import re
@@ -20,8 +21,9 @@ from typing import Any
 from absl import flags
 
 from dpjax import names, validate
-from dpjax.experiments.config import fields, rules
-from dpjax.experiments.run import switches, writers
+from dpjax.experiments.config import choices, fields, rules
+from dpjax.experiments.run import kind as kinds
+from dpjax.experiments.run import writers
 from dpjax.experiments.run.kind import Kind
 from dpjax.validate import UserError
 from launch import app
@@ -30,13 +32,18 @@ from launch import app
 flags.disclaim_key_flags()
 
 _WIDTH = 96  # of --help
-_KINDS: dict[str, Kind] = {}  # flag name -> the kind of config that its file must return
+# Flag name -> the kind of config that its file must return; None: any kind.
+_KINDS: dict[str, Kind | None] = {}
+# Beginning of the default name of a workdir, by the command of the config's kind.
+PREFIXES = {"federate": "fed_", "synthesize": "synthesis_"} | {
+  name: f"{name}_" for name in ("pate", "distill", "secure", "attack", "sweep")
+}
 
 
 def define(
   name: str = "config",
   *,
-  kind: Kind,
+  kind: Kind | None,
   default: str | None = None,
   help: str = "config file: a Python file whose get_config() returns the config.",
 ) -> None:
@@ -56,44 +63,57 @@ def define(
     flags.mark_flag_as_required(name)
   if "print_config" not in flags.FLAGS:
     flags.DEFINE_bool("print_config", False, "Print every field of the config, and end.")
-  if any(arg.lstrip("-") in ("help", "helpfull") for arg in sys.argv[1:]):
+  if kind is not None and any(
+    arg.lstrip("-") in ("help", "helpfull") for arg in sys.argv[1:]
+  ):
     # absl prints the docstring of the program for --help, with the program's name in place
     # of %s.
     main = sys.modules["__main__"]
-    text = _fields_in_words(kind.config(), name).replace("%", "%%")
+    text = _fields_in_words(_chosen_here(kind, name), name).replace("%", "%%")
     main.__doc__ = f"{main.__doc__ or ''}\n{text}"
 
 
-def get(name: str = "config", **more: Any) -> Any:
+def get(name: str = "config", audit: bool | None = None) -> Any:
   """Returns the config of the file that the flag names, checked, with the overrides.
 
-  If the overrides leave a field unread, it goes back to its default, and a line on stderr says so;
-  see `dpjax.experiments.run.switches`. With --print_config, prints the config and ends the process.
+  If a flag chooses another value, such as another method, what the file set in the old value and
+  the new one lacks is dropped, and a line on stderr says so. With --print_config, prints the config
+  and ends the process.
 
   Args:
-    more: values of fields that have a flag of their own, such as "audit.enabled".
+    audit: value of --audit, for the field `audit`; None: it was not given.
 
   Raises:
     UserError: a missing or failing file, another type of config, an unknown field or
       an ill-typed value; one line that names the flag.
   """
   flag_text = str(flags.FLAGS[name].value)
-  file = config = load(flag_text, _KINDS[name].config, name=f"--{name}")
+  kind = _KINDS[name]
+  wanted = None if kind is None else kind.config_class
+  before = config = load(flag_text, wanted, name=f"--{name}")
   texts = {path: str(flags.FLAGS[f"{name}.{path}"].value) for path in _overridden(name)}
-  steps = fields.override_all(config, texts, name=f"--{name}")
-  if steps:
-    (_, config) = steps[-1]
-  for path, value in more.items():
-    config = fields.replace(config, path, value)
-    steps.append((path, config))
-  config, line = switches.of_command_line(file, steps, _KINDS[name])
-  if line:
-    writers.note(line)
+  config = fields.override_all(config, texts, name=f"--{name}")
+  if audit is not None:
+    texts["audit"] = _audit(config) if audit else "none"
+    config = fields.replace(config, "audit", texts["audit"])
+  lost = fields.lost(before, config, texts)
+  if lost:
+    given = ", ".join(f"{path}={text!r:.60}" for path, text in texts.items())
+    writers.note(f"{given}: takes no {', '.join(lost)}; the file's values are dropped")
   if flags.FLAGS.print_config:
     for line in command_line(config, name):
       print(line)
     sys.exit(0)
   return config
+
+
+def _audit(config: Any) -> str:
+  """Returns the name of the only kind of audit that a config has."""
+  choice = choices.choice_at(type(config), "audit")
+  if choice is None:
+    raise UserError("must be of a config with an audit", field="audit", value=True)
+  (kind,) = choice.table.keys() - {"none"}
+  return kind
 
 
 def meant(word: str) -> str:
@@ -102,7 +122,7 @@ def meant(word: str) -> str:
   from dpjax.experiments.config import elsewhere  # a mistake alone needs it
 
   for name, kind in _KINDS.items():
-    place = fields.place_of(kind.config(), word)
+    place = None if kind is None else fields.place_of(kind.config_class(), word)
     if place is not None:
       return validate.question(f"--{name}.{place[0]}", place[1])
   # Launchers without a config, such as launch.account, have flags for some fields.
@@ -137,9 +157,23 @@ def _as_text(value: Any) -> str:
   return value if isinstance(value, str) else re.sub(r"\binf\b", "1e999", repr(value))
 
 
+def _chosen_here(kind: Kind, name: str) -> Any:
+  """Returns the defaults of a kind of run, with the choices on the command line of --help."""
+  marks = tuple(f"{dashes}{name}." for dashes in ("--", "-"))
+  given = [arg.partition("=") for arg in sys.argv[1:] if arg.startswith(marks)]
+  texts = {path.lstrip("-").removeprefix(f"{name}."): text for path, _, text in given}
+  with contextlib.suppress(UserError):
+    return fields.override_all(kind.config_class(), texts)
+  return kind.config_class()
+
+
 def _fields_in_words(config: Any, name: str) -> str:
   """Returns lines for each field: its default, its possible values, its help."""
-  lines = [f"fields of the config: --{name}.FIELD=VALUE, or none for what is optional", ""]
+  lines = [
+    f"fields of the config: --{name}.FIELD=VALUE, or none for what is optional;",
+    "beside a choice, such as --config.privacy=dp_ftrl, --help shows all of its fields",
+    "",
+  ]
   for row in rules.described(config):
     values = f"  [{row.values}]" if row.values else ""
     head = f"  {row.path}={row.default!r}{values}"
@@ -151,14 +185,11 @@ def _fields_in_words(config: Any, name: str) -> str:
   return "\n".join(lines)
 
 
-def asked(prefix: str = "") -> tuple[Any, str]:
-  """Returns (config, workdir) of a run. --audit and --noaudit override the audit in the file.
-
-  `prefix`: beginning of the default name of the workdir."""
-  audit = flags.FLAGS["audit"]
-  more: dict[str, Any] = {"audit.enabled": audit.value} if audit.present else {}
-  config = get("config", **more)
-  return config, workdir(prefix)
+def asked() -> tuple[Any, str]:
+  """Returns (config, workdir) of a run. --audit and --noaudit override the audit in the file."""
+  given = "audit" in flags.FLAGS and flags.FLAGS["audit"].present
+  config = get("config", flags.FLAGS["audit"].value if given else None)
+  return config, workdir(PREFIXES.get(kinds.command_of(config), ""))
 
 
 def workdir(prefix: str = "") -> str:
@@ -171,9 +202,9 @@ def workdir(prefix: str = "") -> str:
   return folder_flag
 
 
-def load(path: str, kind: type, *, name: str = "--config") -> Any:
+def load(path: str, kind: type | None, *, name: str = "--config") -> Any:
   """Returns the result of a Python file's `get_config()`. Raises UserError if the file fails, or if
-  the result is no well-typed `kind`.
+  the result is no well-typed `kind` (None: of any kind of run).
 
   A file of configs/ that the current directory lacks is read from the installation of dpjax.
   """
@@ -183,6 +214,8 @@ def load(path: str, kind: type, *, name: str = "--config") -> Any:
   if not callable(get_config):
     raise UserError(f"{at}: the file must define get_config()")
   config = _guarded(get_config, path, at)
+  if kind is None:
+    kind = kinds.of(config).config_class
   if not isinstance(config, kind):
     type_name = type(config).__name__
     raise UserError(f"{at}: get_config() returned {type_name}, but this launcher wants "

@@ -14,36 +14,9 @@ With --config.method=joint teacher and student read private records, and one cli
 the parts of both.
 """
 
-from __future__ import annotations
+from launch import app, main
 
-from absl import flags
-
-from dpjax.experiments.kinds.distillation.kind import DISTILLATION
-from dpjax.experiments.run import guarantee, loop, writers
-from launch import app, config_flag
-
-config_flag.define(kind=DISTILLATION, default="configs/distillation/quickstart.py")
-flags.DEFINE_string(
-  "workdir", None, "Directory of this run (default: runs/distill_<config>)."
-)
-
-
-def line(result: dict) -> str:
-  """Returns one line about a finished run: its scores, its guarantee and its time."""
-  return (
-    f"{result['dataset']} {result['method']}: {writers.headline(result)} of the student, "
-    f"teacher_accuracy={result['teacher_accuracy']:.4g}, "
-    f"{guarantee.summary(result)}{writers.took(result)}"
-  )
-
-
-def main() -> None:
-  """Runs the steps that are left, and prints the result."""
-  config = config_flag.get()
-  workdir = config_flag.workdir("distill_")
-  with app.stoppable(workdir):
-    print(line(loop.train(config, workdir)))
-
+main.define("distill", default="configs/distillation/quickstart.py")
 
 if __name__ == "__main__":
-  app.run(main)
+  app.run(main.main)

@@ -34,57 +34,15 @@ from the last checkpoint of process 0's --workdir. The connections are neither e
 authenticated: for networks that are trusted.
 """
 
-from __future__ import annotations
-
 from absl import flags
 
-from dpjax.experiments.kinds.federated import build, secure_sums
-from dpjax.experiments.kinds.federated.kind import FEDERATED
-from dpjax.experiments.run import config_names, guarantee, writers
-from launch import app, config_flag, peers
+from launch import app, main
 
-config_flag.define(kind=FEDERATED, default="configs/fed/quickstart.py")
-flags.DEFINE_string(
-  "workdir", None, "Directory of this run (default: runs/fed_<config name>)."
-)
+main.define("federate", default="configs/fed/quickstart.py")
+main.define_shared()
 flags.DEFINE_bool(
-  "audit", False, "Train with canary clients; short for --config.audit.enabled."
+  "audit", False, "Train with canary clients; short for --config.audit=canaries."
 )
-app.define_dry_run()
-app.define_target()
-peers.define()
-
-
-def line(result: dict) -> str:
-  """Returns one line about a finished run: its scores, guarantee, rounds and time, and the round at
-  which each target accuracy was reached."""
-  reached = [
-    f"{float(target):.0%} in {rounds}"
-    for target, rounds in result["rounds_to_accuracy"].items()
-    if rounds is not None
-  ]
-  return (
-    f"{result['dataset']} {result['model']} {result['method']}, {result['num_clients']} "
-    f"clients: {writers.headline(result)}, {guarantee.summary(result)}"
-    f"{secure_sums.in_words(result)}, {result['num_steps']} rounds{writers.took(result)}"
-    f"{'; ' + ', '.join(reached) if reached else ''}"
-  )
-
-
-def main() -> None:
-  with app.as_targeted():
-    config, workdir = config_flag.asked("fed_")
-  digest = config_names.digest(config, build.ELSEWHERE)
-  peers.carry_out(
-    FEDERATED,
-    config,
-    workdir,
-    # The digest covers only the computation. Checkpoints also depend on where client state is kept.
-    {"config": digest.hex(), "client_state": config.client_state},
-    line,
-    "round",
-  )
-
 
 if __name__ == "__main__":
-  app.run(main)
+  app.run(main.main)

@@ -16,10 +16,9 @@ from typing import Any, NamedTuple
 
 from absl import flags
 
-from dpjax.experiments.run import checkpoint, loop
-from dpjax.experiments.run.kind import RunKind
-from dpjax.parallel import meeting as meeting_lib
-from dpjax.parallel.exchanges import MOST_PROCESSES, PeerLost, is_first
+from dpjax import parallel as processes
+from dpjax.experiments.run import checkpoint
+from dpjax.parallel.exchanges import MOST_PROCESSES, PeerLost
 from dpjax.validate import UserError
 from launch import app, native_words
 
@@ -142,19 +141,19 @@ class _Ending:
     # This lock is never released: only the first thread that takes it ends the process.
     self._once = threading.Lock()
 
-  def lost(self, meeting: meeting_lib.Meeting, who: int, why: str) -> None:
+  def lost(self, meeting: processes.meeting.Meeting, who: int, why: str) -> None:
     """Ends the process when a peer is gone or hangs, or when the others have given up this
     process."""
     self._end(meeting, f"lost process {who}: {why}", who, why)
 
-  def broken(self, meeting: meeting_lib.Meeting, error: Exception) -> None:
+  def broken(self, meeting: processes.meeting.Meeting, error: Exception) -> None:
     """Ends the process after a failed exchange. It waits first, since `lost` knows the cause
     and may still be called."""
     time.sleep(_MOMENT)
     self._end(meeting, f"lost another process ({error})", None, "has ended")
 
   def _end(
-    self, meeting: meeting_lib.Meeting, text: str, who: int | None, why: str
+    self, meeting: processes.meeting.Meeting, text: str, who: int | None, why: str
   ) -> None:
     self._once.acquire()
     if who == self._number:
@@ -162,7 +161,7 @@ class _Ending:
     self._say(f"{text}; {self._saved()}; {_THEN}")
     self._exit(meeting, 1, who, why)
 
-  def error(self, meeting: meeting_lib.Meeting, error: Exception, code: int) -> None:
+  def error(self, meeting: processes.meeting.Meeting, error: Exception, code: int) -> None:
     """Ends the process on an error that is no bug. It waits before the end, since the others most
     likely find the same error, and report it themselves."""
     self._once.acquire()
@@ -170,7 +169,7 @@ class _Ending:
     time.sleep(_MOMENT)
     self._exit(meeting, code)
 
-  def bug(self, meeting: meeting_lib.Meeting) -> None:
+  def bug(self, meeting: processes.meeting.Meeting) -> None:
     """Ends the process on a bug, with its traceback."""
     self._once.acquire()
     traceback.print_exc()
@@ -184,7 +183,7 @@ class _Ending:
 
   def _exit(
     self,
-    meeting: meeting_lib.Meeting,
+    meeting: processes.meeting.Meeting,
     code: int,
     who: int | None = None,
     why: str = "has ended",
@@ -197,49 +196,7 @@ class _Ending:
     os._exit(code)
 
 
-def carry_out(
-  kind: RunKind,
-  config: Any,
-  workdir: str,
-  same: Mapping[str, str],
-  line: Callable[[dict], str],
-  unit: str,
-) -> None:
-  """Does the work of a training launcher: runs a config on as many processes as the flags say, or
-  prints its plan (--dry_run).
-
-  Args:
-    same: values that must be equal in all processes; see `parallel.meeting.meet`.
-    line: function that describes a result in one line, which process 0 prints.
-    unit: name of what the checkpoints count, such as "step".
-  """
-  many = options()
-  done = []
-  app.prepare_memory([config])
-  if flags.FLAGS.dry_run:
-    if many is not None:
-      raise UserError("--dry_run: must be without --coordinator; it plans for one process")
-    # Imported here, because most runs are not dry runs.
-    from dpjax.experiments.run import dry_run
-
-    return print(dry_run.report(kind, config, workdir, app.target()))
-  app.refuse_given(("target",), "--dry_run")
-
-  def work() -> None:
-    with app.stoppable(workdir):
-      result = loop.run(loop.job_of(config), workdir, on_save=done.append)
-    if is_first():
-      print(line(result))
-      print(f"wrote {workdir}/result.json, report.png, metrics.jsonl, params.npz")
-      app.report_audit(result)
-
-  if many is None:
-    return work()
-  saved = lambda: _saved(workdir, unit, done, owner=many.process_id == 0)
-  run(work, many, same=same, saved=saved)
-
-
-def _saved(workdir: str, unit: str, heard: Sequence[int], *, owner: bool) -> str:
+def saved(workdir: str, unit: str, heard: Sequence[int], *, owner: bool) -> str:
   """Returns words about the newest checkpoint, for the error when a peer is lost.
 
   Args:
@@ -263,7 +220,7 @@ def run(
   """Runs `work()` on JAX's multi-process runtime.
 
   Args:
-    same: values that must be equal in all processes; see `parallel.meeting.meet`.
+    same: values that must be equal in all processes; see `meeting.meet`.
     saved: function that describes the saved state. It is called when a peer is lost.
 
   A UserError ends the process with one line and exit code 2, an OSError with one line and exit code
@@ -278,10 +235,10 @@ def run(
   devices = where.pop("local_devices")
   ending = _Ending(options, saved)
   note = lambda line: print(f"note: {line}", file=sys.stderr, flush=True)
-  met = meeting_lib.meet(same=same, report=note, **where)
+  met = processes.meeting.meet(same=same, report=note, **where)
   met.watch(ending.lost)
   try:
-    meeting_lib.start(**where, local_devices=devices)
+    processes.meeting.start(**where, local_devices=devices)
     work()
   except PeerLost as error:
     ending.broken(met, error)

@@ -25,13 +25,12 @@ from __future__ import annotations
 
 from absl import flags
 
-from dpjax.experiments.sweeps import claims, engine, experiment, noise_histograms, rehearsal
-from dpjax.experiments.sweeps.experiment import RELEVANCE
-from launch import app, config_flag
+from dpjax.experiments.sweeps import noise_histograms
+from launch import app
+from launch import main as shared
 
-config_flag.define(kind=RELEVANCE, default="configs/radp/quickstart.py")
-flags.DEFINE_string("workdir", None, "Directory of this run (default: runs/<config name>).")
-flags.DEFINE_bool("audit", False, "Attack each run; short for --config.audit.enabled.")
+shared.define("relevance", default="configs/radp/quickstart.py")
+flags.DEFINE_bool("audit", False, "Attack each run; short for --config.audit=attacks.")
 flags.DEFINE_string(
   "figure_9", "", "Draw the noises of figure 9 into this folder, and end."
 )
@@ -52,17 +51,7 @@ def main() -> None:
   """Runs the curves of the experiment that have no result yet, or draws figure 9."""
   if flags.FLAGS.figure_9:
     return draw_figure_9(flags.FLAGS.figure_9)
-  config, workdir = config_flag.asked()
-  if flags.FLAGS.dry_run:
-    return print(rehearsal.report_relevance(config, workdir))
-  with app.stoppable(workdir):
-    rows = experiment.run_all(config, workdir)
-  for row in rows:
-    if claims.verdict([row]) == "PROOF REFUTED":
-      summary = engine.summary(row, "test_accuracy")
-      app.fail(f"audit: a proved epsilon is refuted: {summary}", code=1)
-  app.refuse_failed(rows)
-  print(f"wrote {workdir}/claims.md, claims.csv, report.png, report.csv")
+  return shared.main()
 
 
 if __name__ == "__main__":

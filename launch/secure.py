@@ -14,34 +14,10 @@ extra is not installed (pip install -e '.[secure,he]') are left out, and named f
 run on this machine: the command measures, and keeps no secret from you.
 """
 
-from __future__ import annotations
+from launch import app, main
 
-import pathlib
-
-from absl import flags
-
-from dpjax.experiments.sweeps import secure_table
-from dpjax.experiments.sweeps.secure_table import SECURE
-from launch import app, config_flag
-
-config_flag.define(kind=SECURE, default="configs/secure/quickstart.py")
-flags.DEFINE_string(
-  "workdir", None, "Directory of this table (default: runs/secure_<config>)."
-)
+main.define("secure", default="configs/secure/quickstart.py")
 app.define_dry_run()
 
-
-def main() -> None:
-  """Runs the rows of the table that have no result yet, and prints the table."""
-  app.refuse_given(("dry_run",), "a run of many steps; a sum or a regression is one")
-  config = config_flag.get()
-  workdir = config_flag.workdir("secure_")
-  with app.stoppable(workdir):
-    rows = secure_table.run_all(config, workdir)
-  app.refuse_failed(rows)
-  print((pathlib.Path(workdir) / "secure.md").read_text(), end="")
-  print(f"wrote {workdir}/secure.md, secure.csv, secure.png")
-
-
 if __name__ == "__main__":
-  app.run(main)
+  app.run(main.main)

@@ -4,7 +4,7 @@
 
   # a private selection: a random number of runs, of which the best is released and accounted for
   python -m launch.sweep --config=configs/sweeps/learning_rate.py --workdir=runs/best \\
-    --config.selection.enabled=True --config.selection.mean_trials=10
+    --config.selection=best --config.selection.mean_trials=10
 
 Every field of the config (dpjax/experiments/sweeps/grid.py) can be overridden by its dotted name,
 such as --config.seeds=[0,1,2] or --config.base.num_steps=300. A base that is a FedConfig
@@ -29,16 +29,12 @@ import shlex
 
 from absl import flags
 
-from dpjax.experiments.kinds.central import build
-from dpjax.experiments.kinds.federated import build as federate_build
-from dpjax.experiments.kinds.federated.config import FedConfig
-from dpjax.experiments.run import loop
+from dpjax.experiments.run import kind, loop
 from dpjax.experiments.sweeps import engine, grid, rehearsal, tuning
-from dpjax.experiments.sweeps.grid import SWEEP
 from dpjax.validate import UserError
 from launch import app, config_flag
 
-config_flag.define(kind=SWEEP)
+config_flag.define(kind=kind.KINDS["sweep"])
 flags.DEFINE_string("workdir", None, "Directory of this sweep.", required=True)
 flags.DEFINE_integer(
   "processes",
@@ -65,8 +61,8 @@ def commands(config: grid.SweepConfig, workdir: str) -> list[str]:
   Raises:
     UserError: a field of a run can only be written in a config file.
   """
-  federated = isinstance(config.base, FedConfig)
-  launcher, file = ("federate", "fed/quickstart") if federated else ("train", "quickstart")
+  launcher = kind.command_of(config.base)
+  file = {"train": "quickstart", "federate": "fed/quickstart"}[launcher]
   lines = []
   for point in grid.placed(config):
     # Every field gets a flag, so no value of the named config file is used.
@@ -89,7 +85,7 @@ def main() -> None:
   config = config_flag.get()
   workdir = config_flag.workdir()
   app.prepare_memory(point.config for point in grid.points(config))
-  if config.selection.enabled:
+  if config.selection is not None:
     app.refuse_given(["processes", "only", "print_commands"], "a sweep without selection")
   if flags.FLAGS.print_commands:
     app.refuse_given(["processes", "only", "dry_run"], "--noprint_commands")
@@ -97,13 +93,11 @@ def main() -> None:
   asked = {"num_processes": flags.FLAGS.processes, "only": flags.FLAGS.only}
   if flags.FLAGS.dry_run:
     return print(rehearsal.report(config, workdir, **asked))
-  federated = isinstance(config.base, FedConfig)
-  load_fn = federate_build.load_data if federated else build.load_data
   with app.stoppable(workdir):
-    if config.selection.enabled:
-      tuning.run_selection(config, workdir, loop.train, load_fn)
+    if config.selection is not None:
+      tuning.run_selection(config, workdir, loop.train, loop.load)
       return print(f"wrote {workdir}/{tuning.BEST}/")
-    rows = grid.run_sweep(config, workdir, loop.train, load_fn, **asked)
+    rows = grid.run_sweep(config, workdir, loop.train, loop.load, **asked)
   app.refuse_failed(rows)
   app.refuse_refuted(rows)
   print(f"wrote {workdir}/curve.png (.pdf, .svg), curve.csv, table.md, sweep.json")

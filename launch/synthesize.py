@@ -15,35 +15,9 @@ Only the first step reads private records. The generator and its samples cost no
 --config.release=true takes keys of 256 bits and writes nothing private.
 """
 
-from __future__ import annotations
+from launch import app, main
 
-from absl import flags
-
-from dpjax.experiments.kinds.synthesis.kind import SYNTHESIS
-from dpjax.experiments.run import guarantee, loop, writers
-from launch import app, config_flag
-
-config_flag.define(kind=SYNTHESIS, default="configs/synthesis/quickstart.py")
-flags.DEFINE_string(
-  "workdir", None, "Directory of this run (default: runs/synthesis_<config>)."
-)
-
-
-def line(result: dict) -> str:
-  """Returns one line about a finished run: its scores, its guarantee and its time."""
-  return (
-    f"{result['dataset']} {result['method']}: {writers.headline(result)} of classifiers that saw "
-    f"samples alone, {guarantee.summary(result)}{writers.took(result)}"
-  )
-
-
-def main() -> None:
-  """Runs what is left of the run: the release, if it was not made yet, and the updates."""
-  config = config_flag.get()
-  workdir = config_flag.workdir("synthesis_")
-  with app.stoppable(workdir):
-    print(line(loop.train(config, workdir)))
-
+main.define("synthesize", default="configs/synthesis/quickstart.py")
 
 if __name__ == "__main__":
-  app.run(main)
+  app.run(main.main)

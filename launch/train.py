@@ -33,36 +33,13 @@ and processes as there are. The connections are neither encrypted nor authentica
 networks that are trusted.
 """
 
-from __future__ import annotations
-
 from absl import flags
 
-from dpjax.experiments.kinds.central.kind import CENTRAL
-from dpjax.experiments.run import config_names, guarantee, writers
-from launch import app, config_flag, peers
+from launch import app, main
 
-config_flag.define(kind=CENTRAL, default="configs/quickstart.py")
-flags.DEFINE_string("workdir", None, "Directory of this run (default: runs/<config name>).")
-flags.DEFINE_bool("audit", False, "Train with canaries; short for --config.audit.enabled.")
-app.define_dry_run()
-app.define_target()
-peers.define()
-
-
-def line(result: dict) -> str:
-  """Returns one line about a finished run: its scores, its guarantee and its time."""
-  return (
-    f"{result['dataset']} {result['model']}: {writers.headline(result)}, "
-    f"{guarantee.summary(result)}, {result['num_steps']} steps{writers.took(result)}"
-  )
-
-
-def main() -> None:
-  with app.as_targeted():
-    config, workdir = config_flag.asked()
-  same = {"config": config_names.digest(config).hex(), "mesh": str(config.mesh)}
-  peers.carry_out(CENTRAL, config, workdir, same, line, "step")
-
+main.define("train", default="configs/quickstart.py")
+main.define_shared()
+flags.DEFINE_bool("audit", False, "Train with canaries; short for --config.audit=canaries.")
 
 if __name__ == "__main__":
-  app.run(main)
+  app.run(main.main)

@@ -49,8 +49,8 @@ COMMANDS = {
   ],
   "synthesize": [
     "--config=configs/synthesis/quickstart.py",
-    "--config.num_steps=60",
-    "--config.num_frequencies=200",
+    "--config.method.num_steps=60",
+    "--config.method.num_frequencies=200",
     "--config.num_samples=200",
     _REPEATED,
   ],

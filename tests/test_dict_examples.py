@@ -14,7 +14,6 @@ import pytest
 import dpjax
 from configs import quickstart
 from dpjax import data, gradients, metrics, training
-from dpjax.data import resident as resident_lib
 from dpjax.data.target_kinds import needs_arrays, needs_classes
 from dpjax.experiments.config import fields
 from dpjax.experiments.run import loop
@@ -233,7 +232,7 @@ def test_a_data_set_holds_dicts_and_an_evaluation_reads_them():
   assert scores["accuracy"] == np.mean(logits.argmax(axis=1) == _LABELS)
   nats = np.log(np.exp(logits).sum(axis=1)) - logits[np.arange(_ROWS), _LABELS]
   assert scores["loss"] == pytest.approx(nats.mean(), rel=1e-5)
-  resident = resident_lib.resident(rows)
+  resident = data.resident(rows)
   np.testing.assert_array_equal(resident[np.array([3])].x["tokens"], _INPUTS["tokens"][3:4])
   loss = dpjax.losses.softmax_cross_entropy(_apply)
   assert float(loss(_PARAMS32, rows[2])) == pytest.approx(nats[2], rel=1e-5)
@@ -269,8 +268,8 @@ def test_a_data_set_of_wrong_dicts_ends_in_one_line(x, more, field):
 def test_what_needs_one_array_says_so():
   with refuses("launch.federate"):
     needs_arrays(_dataset(), "launch.federate")
-  with refuses("audit.enabled"):
-    needs_classes(_dataset(), "audit.enabled=True")
+  with refuses("audit"):
+    needs_classes(_dataset(), "audit")
   with refuses("x"):
     data.preprocess.center(_dataset())
   with refuses("x"):
@@ -358,8 +357,8 @@ def test_a_run_trains_on_dicts_with_a_model_of_the_user(model, tmp_path, monkeyp
   network.init(jax.random.key(0), test.x[:1])
   scores = metrics.evaluate(network.apply, params, test)
   assert scores["accuracy"] == pytest.approx(result["test_accuracy"])
-  audited = fields.replace_all(config, {"audit.enabled": True})
-  with refuses("audit.enabled"):
+  audited = fields.replace_all(config, {"audit": "canaries"})
+  with refuses("audit"):
     loop.train(audited, tmp_path / "audited")
   with refuses("run"):
     dpjax.serving.Predictor.load(tmp_path / "run")

@@ -20,24 +20,8 @@ import textwrap
 import numpy as np
 import pytest
 
-from dpjax.experiments import all_kinds
 from dpjax.experiments.config import fields
-from dpjax.experiments.kinds.attack.config import AttackConfig
-from dpjax.experiments.kinds.central import build as central
-from dpjax.experiments.kinds.central.config import TrainConfig
-from dpjax.experiments.kinds.distillation import config as distillation
-from dpjax.experiments.kinds.distillation.config import DistillationConfig
-from dpjax.experiments.kinds.federated import build as federated
-from dpjax.experiments.kinds.federated.config import FedConfig
-from dpjax.experiments.kinds.pate import config as pate
-from dpjax.experiments.kinds.pate.config import PateConfig
-from dpjax.experiments.kinds.relevance.config import RelevanceConfig
-from dpjax.experiments.kinds.secure.config import SecureConfig
-from dpjax.experiments.kinds.synthesis import config as synthesis
-from dpjax.experiments.kinds.synthesis.config import SynthesisConfig
-from dpjax.experiments.run import switches
-from dpjax.experiments.sweeps import attack_table, experiment, grid, secure_table
-from dpjax.experiments.sweeps.grid import SweepConfig
+from dpjax.experiments.run import kind as kinds
 from dpjax.validate import UserError
 from launch import config_flag
 from tests import commands
@@ -58,31 +42,8 @@ _LINKED = [
   "examples/README.md",
 ]
 _COMMANDED = [page for page in _LINKED if page != "THREATS.md"]
-_KINDS = {
-  "train": TrainConfig,
-  "check": TrainConfig,
-  "federate": FedConfig,
-  "sweep": SweepConfig,
-  "relevance": RelevanceConfig,
-  "attack": AttackConfig,
-  "secure": SecureConfig,
-  "pate": PateConfig,
-  "distill": DistillationConfig,
-  "synthesize": SynthesisConfig,
-}
-# What a launcher refuses a config for before it reads data: all of its runs.
-_REFUSED = {
-  "train": central.check,
-  "check": central.check,
-  "federate": federated.check,
-  "sweep": grid.points,
-  "relevance": experiment.points,
-  "attack": attack_table.points,
-  "secure": secure_table.points,
-  "pate": pate.check,
-  "distill": distillation.check,
-  "synthesize": synthesis.check,
-}
+# launch.check reads the configs of launch.train.
+_KINDS = kinds.KINDS | {"check": kinds.KINDS["train"]}
 _COMMAND = r"(?m)^ *((?:python -m launch|\.\.\. --).*)"  # of a docstring
 _OVERRIDE = r"--config\.[\w.]+=\S*[^\s.,;:)]"  # in a sentence
 _PLACEHOLDER = re.compile(r"\b(X|NAME)\.py$")
@@ -196,7 +157,7 @@ def _commands_of_docstrings() -> list[tuple[str, str]]:
 @functools.cache
 def _flags(launcher: str) -> frozenset[str]:
   """Every name that stands in the launcher's code: its flags are among them."""
-  modules = [launcher, "app", "peers"]
+  modules = [launcher, "main", "app", "peers"]
   trees = [ast.parse((_ROOT / "launch" / f"{name}.py").read_text()) for name in modules]
   nodes = [node for tree in trees for node in ast.walk(tree)]
   texts = [node.value for node in nodes if isinstance(node, ast.Constant)]
@@ -211,7 +172,7 @@ def _check(command: str) -> None:
   flags = {name: value for name, _, value in parts}
   overrides = {n: v for n, v in flags.items() if n.startswith("config.")}
   if "audit" in flags:  # short for it
-    overrides["config.audit.enabled"] = "true"
+    overrides["config.audit"] = "canaries"
   for name in flags.keys() - overrides.keys() - {"config"}:
     known = _flags(launcher)
     assert name in known or name.removeprefix("no") in known, name
@@ -225,21 +186,17 @@ def _check(command: str) -> None:
 @functools.cache  # many pages name the same run
 def _check_config(launcher: str, path: str, given: tuple[tuple[str, str], ...]) -> None:
   overrides = dict(given)
-  kind = _KINDS[launcher]
-  config = config_flag.load(str(_ROOT / path), kind) if path else kind()
+  kind = _KINDS.get(launcher)  # None: launch.run takes configs of every kind
+  wanted = None if kind is None else kind.config_class
+  config = config_flag.load(str(_ROOT / path), wanted) if path else kind.config_class()
+  kind = kinds.of(config)
   # a file to start from is made by another command
   here = [name for name in overrides if not name.endswith(".pretrained")]
-  file = config
-  steps = []
-  for name in sorted(here, key=lambda name: name.count(".")):
-    field = name.removeprefix("config.")
-    config = fields.override(config, field, overrides[name])
-    steps.append((field, config))
-  # As a launcher does: what a switch leaves unread goes back to its default.
-  config, _ = switches.of_command_line(file, steps, all_kinds.KINDS[type(config)])
+  texts = {name.removeprefix("config."): overrides[name] for name in here}
+  config = fields.override_all(config, texts)
   if getattr(config, "mesh", None) is not None:  # of devices that are not here
     config = fields.replace(config, "mesh", None)
-  _REFUSED[launcher](config)
+  kind.check(config)
 
 
 @pytest.mark.slow
@@ -358,7 +315,7 @@ def _is_field(name: str) -> bool:
   """Of a config of any launcher; of a dict or a chosen value whatever it may hold."""
   for kind in _KINDS.values():
     with contextlib.suppress(UserError):
-      fields.get(kind(), name)
+      fields.get(kind.config_class(), name)
       return True
   return False
 
@@ -372,8 +329,8 @@ def test_fields_that_are_named_exist(page):
 
 
 def test_a_wrong_field_is_seen():
-  assert _is_field("privacy.ftrl.strategy.bands") and _is_field("federate.compression")
-  assert not _is_field("privacy.no_such") and not _is_field("privacy.ftrl.strategy.no_such")
+  assert _is_field("privacy.strategy.bands") and _is_field("target.compression")
+  assert not _is_field("privacy.no_such") and not _is_field("privacy.strategy.no_such")
 
 
 _ERRORS = [block.splitlines() for block in _fenced("docs/errors.md", "text")]

@@ -10,7 +10,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dpjax.experiments.config.ignored import WouldBeIgnored
 from dpjax.validate import NO_VALUE, UserError, Verbatim
 
 _ROOT = pathlib.Path(__file__).resolve().parents[1]
@@ -126,16 +125,3 @@ def test_text_is_quoted_unless_verbatim_and_a_hint_ends_the_line():
   assert str(UserError("must be int", field="n", value="3")) == "n='3': must be int"
   assert str(UserError("no", field="n", value=Verbatim("3"))) == "n=3: no"
   assert str(UserError("no", field="n", hint="try 4")) == "n: no; try 4"
-
-
-def test_several_ignored_fields_are_one_line_that_knows_them():
-  faults = [UserError("would be ignored", field=name, value=1) for name in ("mu", "tau")]
-  error = WouldBeIgnored.joined(faults).within("algorithm")
-  assert str(error) == "algorithm.mu=1: would be ignored; algorithm.tau=1: would be ignored"
-  assert error.fields() == ["algorithm.mu", "algorithm.tau"]
-  again = pickle.loads(pickle.dumps(error))
-  assert str(again) == str(error) and again.fields() == error.fields()
-  single = WouldBeIgnored("would be ignored", field="mu", value=0.5)
-  assert single.within("algorithm").fields() == ["algorithm.mu"]
-  with pytest.raises(UserError):
-    raise single

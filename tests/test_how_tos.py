@@ -25,7 +25,7 @@ from dpjax.auditing.games import mechanisms as mechanism_games
 from dpjax.auditing.games import registry
 from dpjax.auditing.games.game import play
 from dpjax.experiments.config import fields
-from dpjax.experiments.kinds import unused
+from dpjax.experiments.kinds import bounds
 from dpjax.experiments.kinds.central.config import DataConfig
 from dpjax.experiments.kinds.federated import build
 from dpjax.zoo import networks
@@ -108,7 +108,8 @@ def test_a_data_set_by_name_is_one_row(tmp_path, monkeypatch):
     data.load("corners", resident=False)
   with refuses("num_examples", value=61):
     data.load("corners", num_examples=61)
-  assert "data.data_dir" in unused.of_data(DataConfig(name="corners"))
+  with refuses("data.data_dir"):
+    bounds.data_read(DataConfig(name="corners", data_dir="/"))
   assert "  corners " in launch_list.page(("data",))
   del sys.modules["corner_data"]
 
@@ -164,11 +165,8 @@ def gentle_avg(tmp_path, monkeypatch):
 
 
 def test_a_federated_algorithm_runs_by_its_import_path(gentle_avg):
-  public = {"algorithm": "gentle:gentle_avg", "privacy.method": "none"}
-  public |= {"privacy.epsilon": 8.0, "privacy.delta": 1e-5, "privacy.l2_clip_norm": 1.0}
-  config = quickstart.get_config()
-  for path, value in (public | {"num_rounds": 2}).items():
-    config = fields.replace(config, path, value)
+  public = {"algorithm": "gentle:gentle_avg", "privacy": "none", "num_rounds": 2}
+  config = fields.replace_all(quickstart.get_config(), public)
   built = build.assemble(config)
   assert isinstance(built.algorithm, dpjax.federated.FederatedAlgorithm)
   assert built.guarantee.kind == "none"

@@ -164,13 +164,7 @@ def test_no_two_uses_of_a_notebook_share_a_key(name):
 _RUNS = {
   "train": lambda: small_configs.central(),
   "train vmap": lambda: small_configs.central(grad_method="vmap"),
-  "train sgd": lambda: small_configs.central(
-    **{
-      "privacy.method": "sgd",
-      "privacy.noise_multiplier": None,
-      "privacy.l2_clip_norm": 1.0,
-    }
-  ),
+  "train sgd": lambda: small_configs.central(**{"privacy": "sgd"}),
   "train dp_ftrl": lambda: small_configs.central(**small_configs.FTRL),
   "train least_squares": lambda: small_configs.least_squares(),
   "train least_squares statistics": lambda: small_configs.least_squares(
@@ -183,24 +177,24 @@ _RUNS = {
     **{"model.name": "mlp", "model.options": {"features": (8,), "dropout": 0.3}}
   ),
   "train audit": lambda: small_configs.central(
-    **{"audit.enabled": True, "audit.num_canaries": 20}
+    **{"audit": "canaries", "audit.num_canaries": 20}
   ),
   "train release": lambda: small_configs.central(release=True, diagnostics=True),
   "federate": lambda: small_configs.federated(),
-  "federate both": lambda: small_configs.federated(**{"privacy.method": "both"}),
+  "federate both": lambda: small_configs.federated(**{"privacy": "both"}),
   "federate scaffold": lambda: small_configs.federated(algorithm="scaffold"),
   "federate release": lambda: small_configs.federated(release=True),
   "pate": lambda: small_configs.pate(),
-  "pate cost": lambda: small_configs.pate(publish_cost=True, std=20.0),
+  "pate cost": lambda: small_configs.pate(cost="published", std=20.0),
   "distill": lambda: small_configs.distillation(),
   "distill joint": lambda: small_configs.distillation(method="joint", student_rate=0.5),
-  "synthesize": lambda: small_configs.synthesis(num_frequencies=8, side=2, num_steps=100),
+  "synthesize": lambda: small_configs.synthesis(method=small_configs.KERNEL),
   "synthesize gan": lambda: small_configs.synthesis(method=small_configs.GAN),
   "relevance": lambda: small_configs.relevance(),
   "relevance adlm": lambda: small_configs.relevance(method="adlm"),
   "relevance dpsgd": lambda: small_configs.relevance(method="dpsgd"),
   "secure": lambda: small_configs.secure(
-    protocol="plain", **{"task.num_clients": 3, "task.length": 8}
+    **{"task.protocol": "plain", "task.num_clients": 3, "task.length": 8}
   ),
 }
 

@@ -43,7 +43,6 @@ _WINGS = (
     "experiments.sweeps",
     "experiments.checks",
     "experiments.plots",
-    "experiments.all_kinds",
     "serving",
   },
 )

@@ -109,7 +109,7 @@ from dpjax.experiments.kinds.central.config import DataConfig, ModelConfig, Trai
 def get_config():
   return AttackConfig(
     attack="outside.guesses:FirstClass",
-    train=TrainConfig(
+    target=TrainConfig(
       data=DataConfig(name="outside.sets:corners"),
       model=ModelConfig(name="outside.nets:Net"),
       num_steps=2,
@@ -176,8 +176,8 @@ def test_a_poisoning_is_settings_with_a_method(outside):
     "--config.attack=outside.lies:SignFlip",
     "--config.attack.factor=9",
     "--config.attack.fraction=0.25",
-    "--config.federate.num_rounds=2",
-    "--config.federate.local.epochs=1",
+    "--config.target.num_rounds=2",
+    "--config.target.local.epochs=1",
   )
   assert result["attack"] == "outside.lies:SignFlip" and result["task"] == "poisoning"
   assert result["accuracy"]["count"] < result["clean_accuracy"]["count"]

@@ -250,9 +250,9 @@ def _first(made):
 
 _TRAIN, _FED = _first(small_configs.central), _first(small_configs.federated)
 _TURNS = {
-  "privacy.method": "dp_ftrl",
-  "privacy.ftrl.sampler": "cyclic_poisson",
-  "privacy.ftrl.separation": 3,
+  "privacy": "dp_ftrl",
+  "privacy.sampler": "cyclic_poisson",
+  "privacy.sampler.separation": 3,
 }
 _RELEASE = {"release": True, "diagnostics": True}
 _RUNS = {
@@ -271,7 +271,7 @@ _RUNS = {
     lambda n: small_configs.sides(2, n),
   ),
   "synthesize": (
-    _first(small_configs.synthesis)(num_frequencies=8, side=2, num_steps=100),
+    _first(small_configs.synthesis)(method=small_configs.KERNEL),
     lambda n: small_configs.sides(2, n),
   ),
   "synthesize gan": (
@@ -294,11 +294,11 @@ _RUNS["secure infer"] = (
       "task": "infer",
       "task.num_images": 40,
       "task.layout": "pixels",
-      "train.data.limit": None,
-      "train.model.name": "mlp",
-      "train.model.options": {"features": (4,), "activation": "square"},
-      "train.num_steps": 2,
-      "train.privacy.sampling_prob": 0.1,
+      "task.train.data.limit": None,
+      "task.train.model.name": "mlp",
+      "task.train.model.options": {"features": (4,), "activation": "square"},
+      "task.train.num_steps": 2,
+      "task.train.privacy.sampling_prob": 0.1,
     }
   ),
   _digits,

@@ -67,7 +67,7 @@ _LINES = [
   ),
   (
     lambda: fields.override(TrainConfig(), "privacy.epsilom", "1"),
-    "config.privacy.epsilom: no such field (did you mean 'epsilon'?)",
+    "config.privacy.epsilom: 'dp_sgd' has no such field (did you mean 'epsilon'?)",
   ),
   (
     lambda: fields.override(TrainConfig(), "privacy.epsilon", "much"),

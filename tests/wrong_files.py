@@ -26,7 +26,6 @@ from configs.radp import quickstart as radp
 from configs.secure import sums
 from dpjax.experiments.checks import several_runs
 from dpjax.experiments.config import fields
-from dpjax.experiments.kinds.attack import build as attack_build
 from dpjax.experiments.kinds.attack.config import AttackConfig
 from dpjax.experiments.kinds.central import build as central
 from dpjax.experiments.kinds.central.config import TrainConfig
@@ -36,9 +35,10 @@ from dpjax.experiments.kinds.federated.config import FedConfig
 from dpjax.experiments.kinds.pate.config import PateConfig
 from dpjax.experiments.kinds.relevance import build as relevance
 from dpjax.experiments.kinds.relevance.config import RelevanceConfig
-from dpjax.experiments.kinds.synthesis.config import SynthesisConfig
+from dpjax.experiments.kinds.synthesis.config import KernelMean, SynthesisConfig
 from dpjax.experiments.plots import redraw
 from dpjax.experiments.run import loop
+from dpjax.experiments.run.kind import experiment_of
 from dpjax.experiments.sweeps import attack_table, experiment, grid, secure_table
 from dpjax.serving import predictor
 
@@ -328,9 +328,9 @@ def readers():
 
   def attack(path):
     config = fields.replace_all(
-      AttackConfig(), {"train.data.name": path, "attack": "membership"}
+      AttackConfig(), {"target.data.name": path, "attack": "membership"}
     )
-    return attack_build.load_data(config)
+    return experiment_of(config).data()
 
   return {
     "train": train,
@@ -422,7 +422,8 @@ def runs():
   )
   task = {"name": "sum", "num_clients": 3, "length": 10}
   secure_config = fields.replace_all(
-    sums.get_config(), {"rows": {"sum, a": {"task": task, "protocol": "additive_sharing"}}}
+    sums.get_config(),
+    {"rows": {"sum, a": {"task": {**task, "protocol": "additive_sharing"}}}},
   )
   relevance_config = fields.replace_all(
     radp.get_config(), {"num_epochs": 1, "data.limit": 200}
@@ -434,8 +435,8 @@ def runs():
     {
       "rows": {"a, b": lie},
       "title": "",
-      "federate.num_rounds": 1,
-      "federate.local.epochs": 1,
+      "target.num_rounds": 1,
+      "target.local.epochs": 1,
     },
   )
   pate_config = PateConfig(
@@ -447,7 +448,11 @@ def runs():
     delta=1e-5,
   )
   synthesis_config = SynthesisConfig(
-    epsilon=8.0, num_frequencies=8, num_steps=2, per_class=4, hidden=4, num_samples=20
+    method=KernelMean(num_frequencies=8, num_steps=2),
+    epsilon=8.0,
+    per_class=4,
+    hidden=4,
+    num_samples=20,
   )
   distillation_config = fields.replace_all(
     DistillationConfig(),

@@ -28,25 +28,9 @@ import sys
 import tempfile
 import time
 
-from dpjax.experiments import all_kinds
 from dpjax.experiments.config import fields
-from dpjax.experiments.kinds.attack import config as attack
-from dpjax.experiments.kinds.attack.config import AttackConfig
-from dpjax.experiments.kinds.central import build as central
-from dpjax.experiments.kinds.central.config import TrainConfig
-from dpjax.experiments.kinds.distillation import config as distillation
-from dpjax.experiments.kinds.distillation.config import DistillationConfig
-from dpjax.experiments.kinds.federated import build as federated
-from dpjax.experiments.kinds.federated.config import FedConfig
-from dpjax.experiments.kinds.pate import config as pate
-from dpjax.experiments.kinds.pate.config import PateConfig
-from dpjax.experiments.kinds.relevance.config import RelevanceConfig
-from dpjax.experiments.kinds.secure import config as secure
-from dpjax.experiments.kinds.secure.config import SecureConfig
-from dpjax.experiments.kinds.synthesis import config as synthesis
-from dpjax.experiments.kinds.synthesis.config import SynthesisConfig
-from dpjax.experiments.run import report, switches
-from dpjax.experiments.sweeps import attack_table, experiment, grid, secure_table
+from dpjax.experiments.run import report
+from dpjax.experiments.run.kind import KINDS
 from dpjax.validate import UserError
 from tests import commands, wrong_commands, wrong_files
 
@@ -66,25 +50,7 @@ HOSTILE = (
 
 def _checks():
   """Launcher -> (kinds of config that it takes, what it asks of one)."""
-  return {
-    "train": (TrainConfig, central.check),
-    "federate": (FedConfig, federated.check),
-    "sweep": (grid.SweepConfig, grid.points),
-    "secure": (SecureConfig, _secure),
-    "relevance": (RelevanceConfig, experiment.points),
-    "pate": (PateConfig, pate.check),
-    "distill": (DistillationConfig, distillation.check),
-    "synthesize": (SynthesisConfig, synthesis.check),
-    "attack": (AttackConfig, _attack),
-  }
-
-
-def _secure(config):
-  return secure_table.points(config) if config.rows else secure.check(config)
-
-
-def _attack(config):
-  return attack_table.points(config) if config.rows else attack.check(config)
+  return {name: (kind.config_class, kind.check) for name, kind in KINDS.items()}
 
 
 def published(kind):
@@ -113,9 +79,7 @@ def tried(config, check, path, text):
   """Returns "accepted", "refused", or what was wrong with the way that it was refused."""
 
   def checked():
-    changed = fields.override(config, path, text, name="--config")
-    settled, _ = switches.of_command_line(config, [(path, changed)], all_kinds.of(config))
-    check(settled)
+    check(fields.override(config, path, text, name="--config"))
 
   return judged(checked)
 

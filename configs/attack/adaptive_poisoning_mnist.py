@@ -20,8 +20,8 @@ from dpjax.experiments.kinds.central.config import DataConfig, ModelConfig
 from dpjax.experiments.kinds.federated.config import (
   FedConfig,
   FedOptimizerConfig,
-  FedPrivacyConfig,
   LocalConfig,
+  NoPrivacy,
 )
 
 _ATTACKS: dict[str, dict[str, Any]] = {
@@ -31,17 +31,17 @@ _ATTACKS: dict[str, dict[str, Any]] = {
   "scaled update": {"name": "scaled_update", "factor": -3.0},
 }
 _PRIVATE = {
-  "federate.privacy.method": "central",
-  "federate.privacy.epsilon": None,
-  "federate.privacy.noise_multiplier": 0.3,
-  "federate.privacy.l2_clip_norm": 0.5,
+  "target.privacy": "central",
+  "target.privacy.epsilon": None,
+  "target.privacy.noise_multiplier": 0.3,
+  "target.privacy.l2_clip_norm": 0.5,
 }
 _DEFENCES: dict[str, dict[str, Any]] = {
   "mean": {},
-  "median": {"federate.aggregator": "median"},
-  "trimmed mean": {"federate.aggregator": {"name": "trimmed_mean", "trim": 0.2}},
-  "Krum": {"federate.aggregator": {"name": "krum", "num_byzantine": 8}},
-  "geometric median": {"federate.aggregator": "geometric_median"},
+  "median": {"target.aggregator": "median"},
+  "trimmed mean": {"target.aggregator": {"name": "trimmed_mean", "trim": 0.2}},
+  "Krum": {"target.aggregator": {"name": "krum", "num_byzantine": 8}},
+  "geometric median": {"target.aggregator": "geometric_median"},
   "user-level DP": _PRIVATE,
 }
 
@@ -54,13 +54,13 @@ def get_config() -> AttackConfig:
     for defence, fields in _DEFENCES.items()
   }
   return AttackConfig(
-    federate=FedConfig(
+    target=FedConfig(
       data=DataConfig(name="mnist", limit=8000),
       partition={"name": "dirichlet", "num_clients": 40, "alpha": 1.0},
       model=ModelConfig(name="mlp", options={"features": (32,)}),
       local=LocalConfig(batch_size=None, epochs=5),
       client_optimizer=FedOptimizerConfig(learning_rate=0.2),
-      privacy=FedPrivacyConfig(method="none"),
+      privacy=NoPrivacy(),
       num_rounds=20,
       clients_per_round=40,
       execution="vmap",

@@ -8,8 +8,8 @@ from dpjax.experiments.kinds.central.config import DataConfig, ModelConfig
 from dpjax.experiments.kinds.federated.config import (
   FedConfig,
   FedOptimizerConfig,
-  FedPrivacyConfig,
   LocalConfig,
+  NoPrivacy,
 )
 
 # Zhu's LeNet: sigmoid, so that second derivatives exist; with weights from U(-.5, .5).
@@ -33,7 +33,7 @@ def clients(dataset: str, model: ModelConfig, *, count: int, batch: int = 1) -> 
     model=model,
     local=LocalConfig(batch_size=None, epochs=1),
     client_optimizer=FedOptimizerConfig(learning_rate=1.0),
-    privacy=FedPrivacyConfig(method="none"),
+    privacy=NoPrivacy(),
     num_rounds=1,
     clients_per_round=2,
   )

@@ -15,7 +15,7 @@ from dpjax.experiments.kinds.central.config import (
   DataConfig,
   ModelConfig,
   OptimizerConfig,
-  PrivacyConfig,
+  Sgd,
   TrainConfig,
 )
 
@@ -24,10 +24,10 @@ def get_config() -> AttackConfig:
   """One attack against four defences."""
   return AttackConfig(
     attack=CopyByAnswers(num_queries=(15, 150), learning_rate=0.003),
-    train=TrainConfig(
+    target=TrainConfig(
       data=DataConfig(name="digits", center=True),
       model=ModelConfig(name="mlp", options={"features": (64,)}),
-      privacy=PrivacyConfig(method="sgd", sampling_prob=0.1),
+      privacy=Sgd(sampling_prob=0.1),
       optimizer=OptimizerConfig(learning_rate=0.5),
       num_steps=150,
     ),
@@ -36,8 +36,8 @@ def get_config() -> AttackConfig:
       "extraction, one decimal": {"attack.decimals": 1},
       "extraction, labels only": {"attack.labels_only": True},
       "extraction, DP-SGD at epsilon 3": {
-        "train.privacy.method": "dp_sgd",
-        "train.privacy.epsilon": 3.0,
+        "target.privacy": "dp_sgd",
+        "target.privacy.epsilon": 3.0,
       },
     },
     title="extraction on digits",

@@ -19,14 +19,14 @@ from dpjax.experiments.kinds.attack.config import AttackConfig
 from dpjax.experiments.kinds.central.config import ModelConfig
 
 _MODEL = ModelConfig(name="mlp", options={"features": (256,), "activation": "relu"})
-_LOCAL = {"federate.privacy.method": "local", "federate.privacy.l2_clip_norm": 0.1}
-_CLIPPED = {"federate.privacy.epsilon": None, "federate.privacy.noise_multiplier": 0.0}
-_SUM = {"federate.secure_sum": "secagg", "federate.clients_per_round": 4}
+_LOCAL = {"target.privacy": "local", "target.privacy.l2_clip_norm": 0.1}
+_CLIPPED = {"target.privacy.epsilon": None, "target.privacy.noise_multiplier": 0.0}
+_SUM = {"target.secure_sum": "secagg", "target.clients_per_round": 4}
 _DEFENCES: dict[str, dict[str, Any]] = {
   "none": {},
   "clipping": {**_LOCAL, **_CLIPPED},
   "secure sum of 4": _SUM,
-  "epsilon 8": {**_LOCAL, "federate.privacy.epsilon": 8.0},
+  "epsilon 8": {**_LOCAL, "target.privacy.epsilon": 8.0},
 }
 
 
@@ -37,7 +37,7 @@ def get_config() -> AttackConfig:
     for defence, fields in _DEFENCES.items():
       rows[f"{attack}, {defence}"] = {"attack": word, **fields}
   return AttackConfig(
-    federate=common.clients("cifar10", _MODEL, count=4, batch=64),
+    target=common.clients("cifar10", _MODEL, count=4, batch=64),
     attack="fishing",
     rows=rows,
     title="a server that fishes, CIFAR-10, batches of 64",

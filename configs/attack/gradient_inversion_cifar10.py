@@ -3,7 +3,7 @@
   python -m launch.attack --config=configs/attack/gradient_inversion_cifar10.py --workdir=runs/dlg
 
 Eight clients with an image each send one step of SGD. They clip it to BOUND, longer than any
-of these messages, and add noise of sigma * BOUND themselves (privacy.method=local); the
+of these messages, and add noise of sigma * BOUND themselves (privacy=local); the
 adversary knows the bound and no noise. Needs the prepared CIFAR-10.
 """
 
@@ -19,10 +19,10 @@ BOUND = 30.0
 
 def _noise(sigma: float) -> dict[str, Any]:
   return {
-    "federate.privacy.method": "local",
-    "federate.privacy.epsilon": None,
-    "federate.privacy.noise_multiplier": sigma,
-    "federate.privacy.l2_clip_norm": BOUND,
+    "target.privacy": "local",
+    "target.privacy.epsilon": None,
+    "target.privacy.noise_multiplier": sigma,
+    "target.privacy.l2_clip_norm": BOUND,
   }
 
 
@@ -31,10 +31,10 @@ def get_config() -> AttackConfig:
   rows: dict[str, dict[str, Any]] = {"DLG, none": {}}
   for sigma in (1e-6, 1e-5, 1e-4, 1e-3, 1e-2):
     rows[f"DLG, sigma {sigma:g}"] = _noise(sigma)
-  rows["DLG, top-k"] = {"federate.compression": "top_k"}
-  rows["DLG, quantised"] = {"federate.compression": "quantize"}
+  rows["DLG, top-k"] = {"target.compression": "top_k"}
+  rows["DLG, quantised"] = {"target.compression": "quantize"}
   return AttackConfig(
-    federate=common.clients("cifar10", common.LENET, count=8),
+    target=common.clients("cifar10", common.LENET, count=8),
     attack=common.DLG,
     rows=rows,
     title="CIFAR-10, LeNet",

@@ -25,9 +25,9 @@ _COUNT = 24  # messages of a dense layer; DLG gets 8
 def _row(dataset: str, batch: int) -> dict[str, Any]:
   return {
     "attack": "dense_first",
-    "federate.data.name": dataset,
-    "federate.data.limit": _COUNT * batch,
-    "federate.partition.num_clients": _COUNT,
+    "target.data.name": dataset,
+    "target.data.limit": _COUNT * batch,
+    "target.partition.num_clients": _COUNT,
   }
 
 
@@ -41,11 +41,11 @@ def get_config() -> AttackConfig:
     rows[label] = {
       **_row(dataset, 1),
       "attack": common.DLG,
-      "federate.data.limit": 8,
-      "federate.partition.num_clients": 8,
-      "federate.model.name": common.LENET.name,
-      "federate.model.options": common.LENET.options,
+      "target.data.limit": 8,
+      "target.partition.num_clients": 8,
+      "target.model.name": common.LENET.name,
+      "target.model.options": common.LENET.options,
     }
     beside[label] = _PUBLISHED[dataset]
   federate = common.clients("mnist", _DENSE, count=_COUNT)
-  return AttackConfig(federate=federate, rows=rows, beside=beside, title="leakage scores")
+  return AttackConfig(target=federate, rows=rows, beside=beside, title="leakage scores")

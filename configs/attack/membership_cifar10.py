@@ -13,7 +13,7 @@ from dpjax.experiments.kinds.central.config import (
   DataConfig,
   ModelConfig,
   OptimizerConfig,
-  PrivacyConfig,
+  Sgd,
   TrainConfig,
 )
 
@@ -23,7 +23,7 @@ _METHODS = ("confidence", "loss", "lira", "lira_fixed", "rmia")
 def get_config() -> AttackConfig:
   """Without a defence, and at epsilon 8."""
   return AttackConfig(
-    train=TrainConfig(
+    target=TrainConfig(
       data=DataConfig(name="cifar10", center=True, limit=4000),
       model=ModelConfig(
         name="convnet",
@@ -32,7 +32,7 @@ def get_config() -> AttackConfig:
           "activation": "relu",
         },
       ),
-      privacy=PrivacyConfig(method="sgd", sampling_prob=0.05),
+      privacy=Sgd(sampling_prob=0.05),
       optimizer=OptimizerConfig(rule={"name": "sgd", "momentum": 0.9}, learning_rate=0.05),
       num_steps=300,
     ),
@@ -40,7 +40,7 @@ def get_config() -> AttackConfig:
     rows={
       "membership, none": {},
       "membership, epsilon 8": {
-        "train.privacy.method": "dp_sgd", "train.privacy.epsilon": 8.0,
+        "target.privacy": "dp_sgd", "target.privacy.epsilon": 8.0,
       },
     },
     title="CIFAR-10, 4,000 records",

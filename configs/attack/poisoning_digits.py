@@ -19,8 +19,8 @@ from dpjax.experiments.kinds.central.config import DataConfig, ModelConfig
 from dpjax.experiments.kinds.federated.config import (
   FedConfig,
   FedOptimizerConfig,
-  FedPrivacyConfig,
   LocalConfig,
+  NoPrivacy,
 )
 
 _ATTACKS: dict[str, dict[str, Any]] = {
@@ -29,17 +29,17 @@ _ATTACKS: dict[str, dict[str, Any]] = {
   "backdoor": {"name": "backdoor", "size": 2, "factor": 3.0},
 }
 _PRIVATE = {
-  "federate.privacy.method": "central",
-  "federate.privacy.epsilon": None,
-  "federate.privacy.noise_multiplier": 0.5,
-  "federate.privacy.l2_clip_norm": 0.5,
+  "target.privacy": "central",
+  "target.privacy.epsilon": None,
+  "target.privacy.noise_multiplier": 0.5,
+  "target.privacy.l2_clip_norm": 0.5,
 }
 _DEFENCES: dict[str, dict[str, Any]] = {
   "none": {},
-  "median": {"federate.aggregator": "median"},
-  "trimmed mean": {"federate.aggregator": {"name": "trimmed_mean", "trim": 0.25}},
-  "Krum": {"federate.aggregator": {"name": "krum", "num_byzantine": 3}},
-  "clipping": {**_PRIVATE, "federate.privacy.noise_multiplier": 0.0},
+  "median": {"target.aggregator": "median"},
+  "trimmed mean": {"target.aggregator": {"name": "trimmed_mean", "trim": 0.25}},
+  "Krum": {"target.aggregator": {"name": "krum", "num_byzantine": 3}},
+  "clipping": {**_PRIVATE, "target.privacy.noise_multiplier": 0.0},
   "user-level DP": _PRIVATE,
 }
 
@@ -52,13 +52,13 @@ def get_config() -> AttackConfig:
     for defence, fields in _DEFENCES.items()
   }
   return AttackConfig(
-    federate=FedConfig(
+    target=FedConfig(
       data=DataConfig(name="digits"),
       partition={"name": "iid", "num_clients": 12},
       model=ModelConfig(name="linear"),
       local=LocalConfig(batch_size=None, epochs=5),
       client_optimizer=FedOptimizerConfig(learning_rate=0.5),
-      privacy=FedPrivacyConfig(method="none"),
+      privacy=NoPrivacy(),
       num_rounds=20,
       clients_per_round=12,
     ),

@@ -20,29 +20,29 @@ from dpjax.experiments.kinds.central.config import (
   DataConfig,
   ModelConfig,
   OptimizerConfig,
-  PrivacyConfig,
+  Sgd,
   TrainConfig,
 )
 from dpjax.experiments.kinds.federated.config import (
   FedConfig,
   FedOptimizerConfig,
-  FedPrivacyConfig,
   LocalConfig,
+  NoPrivacy,
 )
 
 # All records in each step and a smaller clip norm: at epsilon 8 test accuracy .90, where batches of
 # a fifth and a clip norm of 1 reach .57.
 _PRIVATE = {
-  "train.privacy.method": "dp_sgd",
-  "train.privacy.sampling_prob": 1.0,
-  "train.privacy.l2_clip_norm": 0.5,
-  "train.optimizer.learning_rate": 0.1,
+  "target.privacy": "dp_sgd",
+  "target.privacy.sampling_prob": 1.0,
+  "target.privacy.l2_clip_norm": 0.5,
+  "target.optimizer.learning_rate": 0.1,
 }
-_NOISE = "federate.privacy.noise_multiplier"
-_CLIPPED = {"federate.privacy.l2_clip_norm": 0.1}
+_NOISE = "target.privacy.noise_multiplier"
+_CLIPPED = {"target.privacy.l2_clip_norm": 0.1}
 _LOCAL = {
-  "federate.privacy.method": "local",
-  "federate.privacy.epsilon": None,
+  "target.privacy": "local",
+  "target.privacy.epsilon": None,
   **_CLIPPED,
 }
 _DEFENCES: dict[str, dict[str, Any]] = {
@@ -50,48 +50,54 @@ _DEFENCES: dict[str, dict[str, Any]] = {
   "clipping": {**_LOCAL, _NOISE: 0.0},
   "noise .01": {**_LOCAL, _NOISE: 0.01},
   "noise 2": {**_LOCAL, _NOISE: 2.0},
-  "server's noise": {"federate.privacy.method": "central", **_CLIPPED},
-  "batches of 4": {"federate.partition.num_clients": 2},
-  "4 local steps": {"federate.local.epochs": 4},
-  "top-k": {"federate.compression": "top_k"},
-  "quantised": {"federate.compression": "quantize"},
+  "server's noise": {"target.privacy": "central", **_CLIPPED},
+  "batches of 4": {"target.partition.num_clients": 2},
+  "4 local steps": {"target.local.epochs": 4},
+  "top-k": {"target.compression": "top_k"},
+  "quantised": {"target.compression": "quantize"},
 }
 
 
 def get_config() -> AttackConfig:
   """Four rows of membership, nine of the dense layer, three of DLG."""
+  trained = TrainConfig(
+    data=DataConfig(name="digits", center=True, limit=500),
+    model=ModelConfig(name="mlp", options={"features": (64,)}),
+    privacy=Sgd(sampling_prob=0.2),
+    optimizer=OptimizerConfig(learning_rate=0.5),
+    num_steps=150,
+  )
+  membership: dict[str, Any] = {"attack": "membership", "target": trained}
   rows: dict[str, dict[str, Any]] = {
-    "membership, none": {},
+    "membership, none": membership,
     "membership, clipping": {
-      "train.privacy.method": "dp_sgd",
-      "train.privacy.epsilon": None,
-      "train.privacy.noise_multiplier": 0.0,
+      **membership,
+      "target.privacy": "dp_sgd",
+      "target.privacy.epsilon": None,
+      "target.privacy.noise_multiplier": 0.0,
     },
-    "membership, epsilon 8": {**_PRIVATE, "train.privacy.epsilon": 8.0},
+    "membership, epsilon 8": {**membership, **_PRIVATE, "target.privacy.epsilon": 8.0},
     "membership, epsilon 1": {
-      **_PRIVATE, "train.privacy.epsilon": 1.0, "train.num_steps": 40,
+      **membership,
+      **_PRIVATE,
+      "target.privacy.epsilon": 1.0,
+      "target.num_steps": 40,
     },
-  }  # fmt: skip
+  }
   for defence, fields in _DEFENCES.items():
     rows[f"dense layer first, {defence}"] = {"attack": "dense_first", **fields}
   dlg = {"attack": {"name": "dlg", "steps": 300, "restarts": 4, "trial": 75}}
   for defence in ("none", "noise .01", "top-k"):
     rows[f"DLG, {defence}"] = {**dlg, **_DEFENCES[defence]}
   return AttackConfig(
-    train=TrainConfig(
-      data=DataConfig(name="digits", center=True, limit=500),
-      model=ModelConfig(name="mlp", options={"features": (64,)}),
-      privacy=PrivacyConfig(method="sgd", sampling_prob=0.2),
-      optimizer=OptimizerConfig(learning_rate=0.5),
-      num_steps=150,
-    ),
-    federate=FedConfig(
+    attack="dense_first",
+    target=FedConfig(
       data=DataConfig(name="digits", limit=8),
       partition={"name": "iid", "num_clients": 8},
       model=ModelConfig(name="mlp", options={"features": (64,), "activation": "sigmoid"}),
       local=LocalConfig(batch_size=None, epochs=1),
       client_optimizer=FedOptimizerConfig(learning_rate=0.1),
-      privacy=FedPrivacyConfig(method="none"),
+      privacy=NoPrivacy(),
       num_rounds=1,
       clients_per_round=2,
     ),

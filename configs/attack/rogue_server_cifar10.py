@@ -21,19 +21,19 @@ from dpjax.experiments.kinds.central.config import ModelConfig
 
 _MODEL = ModelConfig(name="mlp", options={"features": (256,), "activation": "relu"})
 _LOCAL = {
-  "federate.privacy.method": "local",
-  "federate.privacy.epsilon": None,
-  "federate.privacy.l2_clip_norm": 0.1,
+  "target.privacy": "local",
+  "target.privacy.epsilon": None,
+  "target.privacy.l2_clip_norm": 0.1,
 }
-_NOISE = "federate.privacy.noise_multiplier"
+_NOISE = "target.privacy.noise_multiplier"
 _DEFENCES: dict[str, dict[str, Any]] = {
   "none": {},
   "clipping": {**_LOCAL, _NOISE: 0.0},
   "noise .01": {**_LOCAL, _NOISE: 0.01},
   "noise 2": {**_LOCAL, _NOISE: 2.0},
-  "secure sum of 4": {"federate.secure_sum": "secagg", "federate.clients_per_round": 4},
-  "4 local steps": {"federate.local.epochs": 4},
-  "top-k": {"federate.compression": "top_k"},
+  "secure sum of 4": {"target.secure_sum": "secagg", "target.clients_per_round": 4},
+  "4 local steps": {"target.local.epochs": 4},
+  "top-k": {"target.compression": "top_k"},
 }
 
 
@@ -43,7 +43,7 @@ def get_config() -> AttackConfig:
   for defence, fields in _DEFENCES.items():
     rows[f"rogue server, {defence}"] = fields
   return AttackConfig(
-    federate=common.clients("cifar10", _MODEL, count=4, batch=16),
+    target=common.clients("cifar10", _MODEL, count=4, batch=16),
     attack="imprint",
     rows=rows,
     title="a rogue server, CIFAR-10, batches of 16",

@@ -20,9 +20,9 @@ each writer. The rate of learning and the clip norm are those of the MNIST confi
 
 from dpjax.experiments.kinds.central.config import DataConfig, ModelConfig
 from dpjax.experiments.kinds.federated.config import (
+  Central,
   FedConfig,
   FedOptimizerConfig,
-  FedPrivacyConfig,
   LocalConfig,
 )
 
@@ -37,7 +37,7 @@ def get_config() -> FedConfig:
     server_optimizer=FedOptimizerConfig(
       rule={"name": "sgd", "momentum": 0.9}, learning_rate=1.0
     ),
-    privacy=FedPrivacyConfig(epsilon=8.0, delta=1e-4, l2_clip_norm=0.3),
+    privacy=Central(epsilon=8.0, delta=1e-4, l2_clip_norm=0.3),
     num_rounds=500,
     clients_per_round=340,
     eval_every=50,

@@ -20,9 +20,9 @@ from random weights, so its scores are not those of the benchmark.
 
 from dpjax.experiments.kinds.central.config import DataConfig, ModelConfig
 from dpjax.experiments.kinds.federated.config import (
+  Central,
   FedConfig,
   FedOptimizerConfig,
-  FedPrivacyConfig,
   LocalConfig,
 )
 
@@ -35,7 +35,7 @@ def get_config() -> FedConfig:
     local=LocalConfig(batch_size=16, epochs=2),
     client_optimizer=FedOptimizerConfig(learning_rate=0.01),
     server_optimizer=FedOptimizerConfig(rule="adam", learning_rate=0.1),
-    privacy=FedPrivacyConfig(
+    privacy=Central(
       epsilon=2.0,
       delta=1e-6,
       l2_clip_norm=0.1,

@@ -14,9 +14,9 @@ configs/breast_cancer.py, where the rows lie in one place.
 
 from dpjax.experiments.kinds.central.config import DataConfig, ModelConfig
 from dpjax.experiments.kinds.federated.config import (
+  Central,
   FedConfig,
   FedOptimizerConfig,
-  FedPrivacyConfig,
   LocalConfig,
 )
 
@@ -28,7 +28,7 @@ def get_config() -> FedConfig:
     model=ModelConfig(name="linear"),
     local=LocalConfig(batch_size=None, epochs=20),
     client_optimizer=FedOptimizerConfig(learning_rate=0.1),
-    privacy=FedPrivacyConfig(epsilon=8.0, delta=1e-2, l2_clip_norm=1.0),
+    privacy=Central(epsilon=8.0, delta=1e-2, l2_clip_norm=1.0),
     num_rounds=10,
     clients_per_round=5,
     eval_every=10,

@@ -16,8 +16,8 @@ from dpjax.experiments.kinds.central.config import DataConfig, ModelConfig
 from dpjax.experiments.kinds.federated.config import (
   FedConfig,
   FedOptimizerConfig,
-  FedPrivacyConfig,
   LocalConfig,
+  NoPrivacy,
 )
 
 
@@ -39,7 +39,7 @@ def get_config() -> FedConfig:
     weighting="examples",
     local=LocalConfig(batch_size=10, epochs=5),
     client_optimizer=FedOptimizerConfig(learning_rate=0.1),
-    privacy=FedPrivacyConfig(method="none", epsilon=None, sampler="fixed_size"),
+    privacy=NoPrivacy(sampler="fixed_size"),
     num_rounds=50,
     clients_per_round=10,
     eval_every=1,

@@ -11,9 +11,9 @@ few users a much smaller one would leave little to learn.
 
 from dpjax.experiments.kinds.central.config import DataConfig, ModelConfig
 from dpjax.experiments.kinds.federated.config import (
+  Central,
   FedConfig,
   FedOptimizerConfig,
-  FedPrivacyConfig,
   LocalConfig,
 )
 
@@ -28,7 +28,7 @@ def get_config() -> FedConfig:
     server_optimizer=FedOptimizerConfig(
       rule={"name": "sgd", "momentum": 0.9}, learning_rate=1.0
     ),
-    privacy=FedPrivacyConfig(epsilon=4.0, delta=1e-3, l2_clip_norm=0.15),
+    privacy=Central(epsilon=4.0, delta=1e-3, l2_clip_norm=0.15),
     num_rounds=40,
     clients_per_round=50,
     eval_every=5,

@@ -14,9 +14,9 @@ zero-out, per user, every round accounted, nothing amplified).
 
 from dpjax.experiments.kinds.central.config import DataConfig, ModelConfig
 from dpjax.experiments.kinds.federated.config import (
+  Distributed,
   FedConfig,
   FedOptimizerConfig,
-  FedPrivacyConfig,
   LocalConfig,
 )
 
@@ -32,9 +32,7 @@ def get_config() -> FedConfig:
     server_optimizer=FedOptimizerConfig(
       rule={"name": "sgd", "momentum": 0.9}, learning_rate=1.0
     ),
-    privacy=FedPrivacyConfig(
-      method="distributed", epsilon=8.0, delta=1e-3, l2_clip_norm=0.15, sampler="fixed_size"
-    ),
+    privacy=Distributed(epsilon=8.0, delta=1e-3, l2_clip_norm=0.15),
     num_rounds=20,
     clients_per_round=100,
     eval_every=5,

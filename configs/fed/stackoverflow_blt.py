@@ -7,9 +7,9 @@
 
 The file, its words and the model are those of configs/fed/stackoverflow.py. Tree aggregation in
 place of the buffered linear Toeplitz matrix (McMahan, Xu and Zhang 2024, arXiv:2408.08868):
-  ... --config.privacy.ftrl.strategy=tree
+  ... --config.privacy.strategy=tree
 White noise, with what sampling would amplify left out:
-  ... --config.privacy.ftrl.strategy=identity
+  ... --config.privacy.strategy=identity
 
 Hardware: not run. The data are not embedded, and no number is claimed.
 `tests/runs/test_pfl_benchmarks.py` runs eight rounds of it over users made up in the same format.
@@ -19,11 +19,10 @@ noise.
 """
 
 from configs.fed import stackoverflow
-from dpjax.experiments.kinds.central.config import FtrlConfig
 from dpjax.experiments.kinds.federated.config import (
   FedConfig,
+  FedFtrl,
   FedOptimizerConfig,
-  FedPrivacyConfig,
 )
 from dpjax.noise import correlated
 
@@ -33,12 +32,8 @@ def get_config() -> FedConfig:
   config.server_optimizer = FedOptimizerConfig(
     rule={"name": "sgd", "momentum": 0.9}, learning_rate=1.0
   )
-  config.privacy = FedPrivacyConfig(
-    method="dp_ftrl",
-    epsilon=8.0,
-    delta=1e-6,
-    l2_clip_norm=1.0,
-    ftrl=FtrlConfig(strategy=correlated.Buffered()),
+  config.privacy = FedFtrl(
+    epsilon=8.0, delta=1e-6, l2_clip_norm=1.0, strategy=correlated.Buffered()
   )
   config.num_rounds = 2_052
   # A pass is a whole number of rounds.

@@ -23,7 +23,7 @@ from __future__ import annotations
 from typing import Any
 
 from dpjax.experiments.kinds.central.config import DataConfig, ModelConfig
-from dpjax.experiments.kinds.relevance.config import RelevanceAuditConfig, RelevanceConfig
+from dpjax.experiments.kinds.relevance.config import RelevanceAudit, RelevanceConfig
 from dpjax.relevance import Paper, Rigorous
 
 EPSILONS = {
@@ -120,7 +120,7 @@ def on(dataset: str, **fields: Any) -> RelevanceConfig:
     batch_size=1000 if cifar else 600,
     # Attacks on the noise of one record take seconds. Canaries would train everything three
     # times.
-    audit=RelevanceAuditConfig(enabled=True, canary_runs=False),
+    audit=RelevanceAudit(canary_runs=False),
   )
   return RelevanceConfig(**{**standard, **fields})
 

@@ -13,7 +13,7 @@ entropy floor .078, relevance floor .1/d .799, positive relevance .905, all reco
 """
 
 from configs.radp import common
-from dpjax.experiments.kinds.relevance.config import RelevanceAuditConfig, RelevanceConfig
+from dpjax.experiments.kinds.relevance.config import RelevanceConfig
 
 CURVES = {
   "P3": {},
@@ -33,5 +33,5 @@ def get_config() -> RelevanceConfig:
     batch_size=100,
     num_epochs=4,
     title="Repairs of the paper mode: mnist",
-    audit=RelevanceAuditConfig(),
+    audit=None,
   )

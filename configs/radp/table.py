@@ -13,7 +13,7 @@ membership (one run each).
 """
 
 from dpjax.experiments.kinds.central.config import DataConfig, ModelConfig
-from dpjax.experiments.kinds.relevance.config import RelevanceAuditConfig, RelevanceConfig
+from dpjax.experiments.kinds.relevance.config import RelevanceAudit, RelevanceConfig
 from dpjax.relevance import Private, Rigorous
 
 
@@ -48,6 +48,6 @@ def get_config() -> RelevanceConfig:
       pool=2,
     ),
     private=Private(learning_rate=0.1),
-    audit=RelevanceAuditConfig(enabled=True),
+    audit=RelevanceAudit(),
     title="Claimed, proved, refuted: digits",
   )

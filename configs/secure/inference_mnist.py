@@ -15,7 +15,7 @@ from dpjax.experiments.kinds.central.config import (
   DataConfig,
   ModelConfig,
   OptimizerConfig,
-  PrivacyConfig,
+  Sgd,
   TrainConfig,
 )
 from dpjax.experiments.kinds.secure.config import InferTask, SecureConfig
@@ -23,17 +23,19 @@ from dpjax.experiments.kinds.secure.config import InferTask, SecureConfig
 
 def get_config() -> SecureConfig:
   """Both layouts, and the same network trained with epsilon 2."""
-  private = {"train.privacy.method": "dp_sgd", "train.privacy.epsilon": 2.0}
+  private = {"task.train.privacy": "dp_sgd", "task.train.privacy.epsilon": 2.0}
   return SecureConfig(
-    task=InferTask(num_images=1000),
-    train=TrainConfig(
-      data=DataConfig(name="mnist", center=True),
-      model=ModelConfig(name="mlp", options={"features": (64,), "activation": "square"}),
-      privacy=PrivacyConfig(method="sgd", sampling_prob=256 / 60_000),
-      optimizer=OptimizerConfig(learning_rate=0.003),
-      num_steps=3000,
-      eval_every=500,
-      checkpoint_every=500,
+    task=InferTask(
+      num_images=1000,
+      train=TrainConfig(
+        data=DataConfig(name="mnist", center=True),
+        model=ModelConfig(name="mlp", options={"features": (64,), "activation": "square"}),
+        privacy=Sgd(sampling_prob=256 / 60_000),
+        optimizer=OptimizerConfig(learning_rate=0.003),
+        num_steps=3000,
+        eval_every=500,
+        checkpoint_every=500,
+      ),
     ),
     rows={
       "infer, whole images": {},

@@ -15,7 +15,7 @@ from dpjax.experiments.kinds.central.config import (
   DataConfig,
   ModelConfig,
   OptimizerConfig,
-  PrivacyConfig,
+  Sgd,
   TrainConfig,
 )
 from dpjax.experiments.kinds.secure.config import SecureConfig, SumTask
@@ -24,22 +24,22 @@ from dpjax.experiments.kinds.secure.config import SecureConfig, SumTask
 def get_config() -> SecureConfig:
   """Sums by four protocols, a regression and a network, both on ciphertexts."""
   model = {
-    "train": TrainConfig(
+    "task.train": TrainConfig(
       data=DataConfig(name="digits", center=True),
       model=ModelConfig(name="mlp", options={"features": (32,), "activation": "square"}),
-      privacy=PrivacyConfig(method="sgd", sampling_prob=0.1),
+      privacy=Sgd(sampling_prob=0.1),
       optimizer=OptimizerConfig(learning_rate=0.01),
       num_steps=200,
     )
   }
   rows: dict[str, dict[str, Any]] = {
-    "sum, plain": {"protocol": "plain"},
-    "sum, additive shares": {"protocol": "additive_sharing"},
+    "sum, plain": {"task.protocol": "plain"},
+    "sum, additive shares": {"task.protocol": "additive_sharing"},
     "sum, SecAgg": {},
     "sum, SecAgg, 3 silent": {"task.silent": 3},
-    "sum, SecAgg on a graph": {"protocol": "secagg_plus"},
-    "sum, BFV": {"protocol": "bfv"},
-    "sum, CKKS": {"protocol": "ckks"},
+    "sum, SecAgg on a graph": {"task.protocol": "secagg_plus"},
+    "sum, BFV": {"task.protocol": "bfv"},
+    "sum, CKKS": {"task.protocol": "ckks"},
     "train, breast cancer": {"task": "train"},
     "train, digits": {
       "task": {

@@ -31,16 +31,14 @@ def get_config() -> SecureConfig:
   rows: dict[str, dict[str, Any]] = {}
   sizes = {"100 x 1e4": (100, 10_000), "10 x 1e6": (10, 1_000_000)}
   for size, (clients, length) in sizes.items():
-    task = {"name": "sum", "num_clients": clients, "length": length}
+    task: dict[str, Any] = {"name": "sum", "num_clients": clients, "length": length}
     for name, protocol in _PROTOCOLS.items():
-      rows[f"{name}, {size}"] = {"task": task, "protocol": protocol}
+      rows[f"{name}, {size}"] = {"task": {**task, "protocol": protocol}}
   task = {"name": "sum", "num_clients": 100, "length": 10_000, "silent": 10}
   rows["SecAgg, 100 x 1e4, 10 silent"] = {
-    "task": task,
-    "protocol": {"name": "secagg", "min_survivors": 67},
+    "task": {**task, "protocol": {"name": "secagg", "min_survivors": 67}},
   }
   rows["SecAgg on a graph, 100 x 1e4, 10 silent"] = {
-    "task": task,
-    "protocol": "secagg_plus",
+    "task": {**task, "protocol": "secagg_plus"},
   }
   return SecureConfig(task=SumTask(), rows=rows, title="sums of 20-bit integers")

@@ -15,7 +15,7 @@ goes on where it was stopped. Numbers: results/cifar10_curves.
 """
 
 from configs.sweeps.mnist_curves import curves, paid
-from dpjax.experiments.kinds.central.config import PrivacyConfig
+from dpjax.experiments.kinds.central.config import DpSgd
 from dpjax.experiments.sweeps.grid import SweepConfig
 
 
@@ -64,10 +64,10 @@ LINES = {
   "the same, DP-FTRL": lambda epsilon: (
     opponent(epsilon)
     | {
-      "privacy.method": "dp_ftrl",
+      "privacy": "dp_ftrl",
       "privacy.sampling_prob": 1 / 6,
       "privacy.neighboring_relation": "replace_special",
-      "privacy.ftrl.strategy.bands": 6,
+      "privacy.strategy.bands": 6,
     }
   ),
   "the same features, CNN": cnn_on_features,
@@ -81,7 +81,7 @@ def get_config() -> SweepConfig:
   from configs import cifar10_scatter_linear
 
   base = cifar10_scatter_linear.get_config()
-  base.privacy.normalization = PrivacyConfig().normalization  # the line has its own
+  base.privacy.normalization = DpSgd().normalization  # the line has its own
   references = [
     ("Tramèr and Boneh 2021, linear", 3.0, 0.670),
     ("Tramèr and Boneh 2021, CNN", 3.0, 0.693),

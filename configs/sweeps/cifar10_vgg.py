@@ -33,8 +33,8 @@ def get_config() -> SweepConfig:
   by_sums = {
     f"VGG16, least squares @ {epsilon:g}": {
       "privacy.epsilon": epsilon,
-      "privacy.method": "least_squares",
-      "privacy.least_squares.directions": 1000,
+      "privacy": "least_squares",
+      "privacy.directions": 1000,
     }
     for epsilon in EPSILONS
     if epsilon <= 1.0

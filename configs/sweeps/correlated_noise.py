@@ -18,8 +18,8 @@ Hardware: 2 CPU cores, 20 to 40 s a run.
 from collections.abc import Mapping
 
 from dpjax.experiments.kinds.central.config import (
+  DpSgd,
   OptimizerConfig,
-  PrivacyConfig,
   TrainConfig,
 )
 from dpjax.experiments.sweeps.grid import SweepConfig
@@ -30,21 +30,21 @@ EPSILONS = (1.0, 2.0, 4.0, 8.0)
 def strategies(*, steps_per_pass: int) -> Mapping[str, dict]:
   """The fields of each line beside those that all have in common."""
   in_order = {
-    "privacy.method": "dp_ftrl",
+    "privacy": "dp_ftrl",
     "privacy.sampling_prob": 1 / steps_per_pass,
     "privacy.neighboring_relation": "replace_special",
   }
   # Two turns: half the examples take turns with the other half, and are sampled within a turn.
   in_turns = in_order | {
     "privacy.neighboring_relation": "add_or_remove_one",
-    "privacy.ftrl.sampler": "cyclic_poisson",
-    "privacy.ftrl.separation": 2,
-    "privacy.ftrl.strategy.bands": 2,
+    "privacy.sampler": "cyclic_poisson",
+    "privacy.sampler.separation": 2,
+    "privacy.strategy.bands": 2,
   }
-  redrawn = {"privacy.ftrl.strategy": "band_inv_mf", "privacy.ftrl.strategy.bands": 4}
+  redrawn = {"privacy.strategy": "band_inv_mf", "privacy.strategy.bands": 4}
   return {
     "DP-SGD": {"privacy.sampling_prob": 1 / steps_per_pass},
-    "banded": in_order | {"privacy.ftrl.strategy.bands": steps_per_pass},
+    "banded": in_order | {"privacy.strategy.bands": steps_per_pass},
     "band_inv_mf, nothing kept": in_order | redrawn,
     "banded, sampled in turns": in_turns,
   }
@@ -70,7 +70,7 @@ def compared(
   }
   # The variants have these.
   base.privacy.epsilon = None
-  base.privacy.sampling_prob = PrivacyConfig().sampling_prob
+  base.privacy.sampling_prob = DpSgd().sampling_prob
   base.optimizer = OptimizerConfig()
   base.num_steps = 20 * steps_per_pass
   base.eval_every = base.num_steps

@@ -10,7 +10,7 @@ Needs CIFAR-10 prepared by tensorflow-datasets (TFDS_DATA_DIR or --config.base.d
 """
 
 from configs.sweeps.correlated_noise import compared
-from dpjax.experiments.kinds.central.config import PrivacyConfig
+from dpjax.experiments.kinds.central.config import DpSgd
 from dpjax.experiments.sweeps.grid import SweepConfig
 
 
@@ -19,7 +19,7 @@ def get_config() -> SweepConfig:
   from configs import cifar10_scatter_linear
 
   base = cifar10_scatter_linear.get_config()
-  base.privacy.normalization = PrivacyConfig().normalization
+  base.privacy.normalization = DpSgd().normalization
   base.model.options = {"num_groups": 27}
   return compared(
     base,

@@ -8,14 +8,14 @@ Hardware: 2 busy CPU cores, 3 minutes. Numbers: results/diabetes, and in configs
 import math
 
 from configs import diabetes
-from dpjax.experiments.kinds.central.config import PrivacyConfig
+from dpjax.experiments.kinds.central.config import DpSgd
 from dpjax.experiments.sweeps.grid import SweepConfig
 
 
 def get_config() -> SweepConfig:
   base = diabetes.get_config()
   # The grid sets it for each run.
-  base.privacy.epsilon = PrivacyConfig().epsilon
+  base.privacy.epsilon = DpSgd().epsilon
   return SweepConfig(
     base=base,
     grid={"privacy.epsilon": [1.0, 3.0, 8.0, math.inf]},

@@ -17,9 +17,9 @@ not of real heterogeneity. Needs MNIST prepared by tensorflow-datasets.
 from configs.sweeps.mnist_curves import over_epsilon
 from dpjax.experiments.kinds.central.config import DataConfig, ModelConfig
 from dpjax.experiments.kinds.federated.config import (
+  Central,
   FedConfig,
   FedOptimizerConfig,
-  FedPrivacyConfig,
   LocalConfig,
 )
 from dpjax.experiments.sweeps.grid import SweepConfig
@@ -58,7 +58,7 @@ def _base() -> FedConfig:
     server_optimizer=FedOptimizerConfig(
       rule={"name": "sgd", "momentum": 0.9}, learning_rate=1.0
     ),
-    privacy=FedPrivacyConfig(epsilon=None, delta=1e-4),
+    privacy=Central(epsilon=None, delta=1e-4),
     num_rounds=80,
     clients_per_round=500,
     eval_every=20,

@@ -9,7 +9,7 @@ rates 2.31 at delta 2.4e-5 (RDP), where ten accounted runs would cost 10 at delt
 accuracy .91 in one draw; another draw tries other learning rates.
 """
 
-from dpjax.experiments.sweeps.grid import SelectionConfig, SweepConfig
+from dpjax.experiments.sweeps.grid import Selection, SweepConfig
 
 
 def get_config() -> SweepConfig:
@@ -21,5 +21,5 @@ def get_config() -> SweepConfig:
   return SweepConfig(
     base=base,
     grid={"optimizer.learning_rate": [0.01, 0.03, 0.1, 0.3, 0.5, 1.0, 2.0, 4.0]},
-    selection=SelectionConfig(enabled=True, mean_trials=10.0),
+    selection=Selection(mean_trials=10.0),
   )

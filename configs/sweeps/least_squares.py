@@ -11,8 +11,8 @@ from dpjax.experiments.sweeps.grid import SweepConfig
 
 VARIANTS = {
   "least squares": {
-    "privacy.method": "least_squares",
-    "privacy.least_squares.moment_weight": 0.5,
+    "privacy": "least_squares",
+    "privacy.moment_weight": 0.5,
   },
   "DP-SGD": {
     "privacy.sampling_prob": 1.0,

@@ -12,7 +12,7 @@ Private per role, its 16 first lines:
 Hardware: 2 CPU cores, 18 minutes. Numbers: results/lm_lora.
 """
 
-from dpjax.experiments.kinds.central.config import PrivacyConfig
+from dpjax.experiments.kinds.central.config import Sgd
 from dpjax.experiments.sweeps.grid import SweepConfig
 
 
@@ -27,7 +27,7 @@ def get_config() -> SweepConfig:
     base=base,
     variants={
       **private,
-      "not private": {"privacy.method": "sgd", "privacy.delta": PrivacyConfig.delta},
+      "not private": {"privacy": "sgd", "privacy.delta": Sgd.delta},
     },
     y="test_perplexity",
     # It saw no private data: measured once, before the first step.

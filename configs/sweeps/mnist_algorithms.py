@@ -12,12 +12,12 @@ at epsilon 1 / 2 / 8: DP-SGD .981 / .986 / .988, DP-FTRL .980 / .985 / .988, DP-
 .990, DP-SGLD .980 / .985 / .989.
 """
 
-from dpjax.experiments.kinds.central.config import FtrlConfig
+from dpjax.experiments.config import fields
 from dpjax.experiments.sweeps.grid import SweepConfig
 
 VARIANTS = {
   "DP-SGD": {},
-  "DP-FTRL, banded": {"privacy.method": "dp_ftrl", "privacy.ftrl.strategy.bands": 15},
+  "DP-FTRL, banded": {"privacy": "dp_ftrl", "privacy.strategy.bands": 15},
   "DP-Adam": {
     "optimizer.rule": "dp_adam",
     "optimizer.learning_rate": 0.003,
@@ -34,7 +34,7 @@ def get_config() -> SweepConfig:
   from configs import mnist_scatter_ftrl
 
   base = mnist_scatter_ftrl.get_config()
-  base.privacy.method, base.privacy.ftrl = "dp_sgd", FtrlConfig()
+  base = fields.replace(base, "privacy", "dp_sgd")
   return SweepConfig(
     base=base,
     variants=VARIANTS,

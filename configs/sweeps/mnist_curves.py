@@ -83,10 +83,10 @@ LINES = {
   "the same, DP-FTRL": lambda epsilon: (
     scattering(epsilon)
     | {
-      "privacy.method": "dp_ftrl",
+      "privacy": "dp_ftrl",
       "privacy.sampling_prob": 1 / 15,
       "privacy.neighboring_relation": "replace_special",
-      "privacy.ftrl.strategy.bands": 15,
+      "privacy.strategy.bands": 15,
     }
   ),
   "scattering + tempered-sigmoid CNN": lambda epsilon: (

@@ -19,7 +19,7 @@ def get_config() -> SweepConfig:
   return SweepConfig(
     base=base,
     grid={"privacy.epsilon": [0.5, 1.0, 2.0, 4.0, 8.0]},
-    variants={"DP-SGD": {}, "least squares": {"privacy.method": "least_squares"}},
+    variants={"DP-SGD": {}, "least squares": {"privacy": "least_squares"}},
     series="variant",
     seeds=[0, 1, 2],
     title="Film reviews, embeddings of MiniLM + linear",

@@ -16,7 +16,7 @@ from configs.fed import secure_sum
 from dpjax.experiments.sweeps.grid import SweepConfig
 
 _CENTRAL: dict[str, Any] = {
-  "privacy.method": "central",
+  "privacy": "central",
   "privacy.sampler": "poisson",
   "privacy.accountant": "rdp",
 }

@@ -15,8 +15,8 @@ from dpjax.experiments.kinds.central.config import DataConfig, ModelConfig
 from dpjax.experiments.kinds.federated.config import (
   FedConfig,
   FedOptimizerConfig,
-  FedPrivacyConfig,
   LocalConfig,
+  NoPrivacy,
 )
 from dpjax.experiments.sweeps.grid import SweepConfig
 
@@ -30,7 +30,7 @@ def _base() -> FedConfig:
     model=ModelConfig(name="linear"),
     local=LocalConfig(batch_size=None, epochs=5),
     client_optimizer=FedOptimizerConfig(learning_rate=0.02),
-    privacy=FedPrivacyConfig(method="none", sampler="fixed_size"),
+    privacy=NoPrivacy(sampler="fixed_size"),
     num_rounds=12,
     clients_per_round=20,
     eval_every=6,

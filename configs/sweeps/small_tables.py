@@ -10,14 +10,15 @@ configs/breast_cancer.py and configs/credit_default.py.
 import math
 
 from configs import breast_cancer, credit_default
-from dpjax.experiments.kinds.central.config import PrivacyConfig
+from dpjax.experiments.config import fields
+from dpjax.experiments.kinds.central.config import DpSgd
 from dpjax.experiments.sweeps.grid import SweepConfig
 
 
 def get_config() -> SweepConfig:
   base = breast_cancer.get_config()
   # The grid sets it for each run.
-  base.privacy.epsilon = PrivacyConfig().epsilon
+  base.privacy.epsilon = DpSgd().epsilon
   credit = credit_default.get_config()
   return SweepConfig(
     base=base,
@@ -26,8 +27,8 @@ def get_config() -> SweepConfig:
       "credit default": {
         "data.name": credit.data.name,
         "data.center": True,
-        "privacy.sampling_prob": credit.privacy.sampling_prob,
-        "privacy.l2_clip_norm": credit.privacy.l2_clip_norm,
+        "privacy.sampling_prob": fields.get(credit, "privacy.sampling_prob"),
+        "privacy.l2_clip_norm": fields.get(credit, "privacy.l2_clip_norm"),
         "optimizer.learning_rate": credit.optimizer.learning_rate,
         "num_steps": credit.num_steps,
         "eval_every": credit.num_steps,

@@ -107,7 +107,7 @@ _OWNER = "whoever may ask the model"
 _WIRE = "whoever reads the wire, or the server itself"
 _DP = "differential privacy of the training (proved: the line of its epsilon)"
 _NOISE = (
-  "noise of the client itself (privacy.method=local, proved); a secure sum, of which the server "
+  "noise of the client itself (privacy=local, proved); a secure sum, of which the server "
   "sees a cohort's mean alone (secure_sum); larger batches help little"
 )
 
@@ -215,7 +215,7 @@ ATTACKS: tuple[Attack, ...] = (
   Attack(
     "text from a gradient", "the lines of text behind a gradient, of all parameters or LoRA's",
     "gradient", _WIRE,
-    "noise of the client itself (privacy.method=local, proved); more tokens together than the "
+    "noise of the client itself (privacy=local, proved); more tokens together than the "
     "layer is wide, or adapters of a rank below them, leave this attack no span, which is no "
     "proof; clipping does not help: it is a factor",
     "dpjax.attacks.SpanAttack", "Petrov et al. 2024 (DAGER)",
@@ -339,7 +339,7 @@ ATTACKS: tuple[Attack, ...] = (
   Attack(
     "membership over rounds", "whether a client took part", "messages",
     "a server, or a client who keeps every model that it got",
-    "user-level privacy (launch.federate, privacy.method=central), proved for all rounds", "",
+    "user-level privacy (launch.federate, privacy=central), proved for all rounds", "",
     "Nasr et al. 2019",
   ),
   Attack(

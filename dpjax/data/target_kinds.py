@@ -163,7 +163,7 @@ def needs_classes(dataset: object, what: str) -> None:
 
   Args:
     dataset: a `Dataset`, or a `Federation` with one.
-    what: name of the setting that needs classes, such as "audit.enabled=True".
+    what: name of the setting that needs classes, such as "audit".
   """
   needs_arrays(dataset, what)
   target = getattr(getattr(dataset, "dataset", dataset), "target", None)

@@ -15,28 +15,28 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from dpjax import names, sampling
-from dpjax.accounting import proved
 from dpjax.accounting.event_kinds.kind import KINDS
+from dpjax.accounting.proved import ACCOUNTANTS
 from dpjax.attacks import registry as threats
 from dpjax.attacks.attack_settings import AttackSettings
 from dpjax.auditing.lower_bounds import METHODS
 from dpjax.data import image_folders, npz, tables, text_files
 from dpjax.experiments.config.choices import choice_at
+from dpjax.experiments.config.fields import WithChoices
 from dpjax.experiments.kinds.attack.config import AttackConfig
-from dpjax.experiments.kinds.central import ftrl
-from dpjax.experiments.kinds.central import privacy as central
 from dpjax.experiments.kinds.central.config import TrainConfig
 from dpjax.experiments.kinds.federated import config as federated_config
-from dpjax.experiments.kinds.federated import privacy as federated
 from dpjax.experiments.kinds.federated.config import FedConfig
 from dpjax.experiments.kinds.secure.config import SecureConfig
 from dpjax.federated import described
 from dpjax.models.libraries.by_path import is_model_class
 from dpjax.relevance import claimed_methods, pipeline, rigorous_method
-from dpjax.training import augment
+from dpjax.sampling.registry import used_for
+from dpjax.training.augment import AUGMENTATIONS
 from dpjax.zoo.datasets import prepared
 from dpjax.zoo.datasets.published import PUBLISHED
 from dpjax.zoo.networks import registry
+from dpjax.zoo.networks.registry import documented
 
 Rows = Mapping[str, str]  # name -> what it is, one line
 
@@ -87,11 +87,19 @@ def _meant(value: Any) -> str:
 def _line(value: Any) -> str:
   """Returns one line about a class or a function, with its settings and their values."""
   numbers: dict[str, Any] = {}
+  if value is type(None):
+    return "nothing"
   if isinstance(value, functools.partial):
     numbers = value.keywords
     value = value.func
-  if dataclasses.is_dataclass(value):
-    numbers = {f.name: f.default for f in dataclasses.fields(value)}
+  # The fields of a whole section are too many for a line.
+  is_section = isinstance(value, type) and issubclass(value, WithChoices)
+  if dataclasses.is_dataclass(value) and not is_section:
+    numbers = {
+      field.name: field.default
+      for field in dataclasses.fields(value)
+      if field.default is not dataclasses.MISSING
+    }
     # Where there is no docstring, `dataclass` writes one. It only repeats the settings, so it is
     # left out.
     signature = f"{getattr(value, '__name__', '')}("
@@ -109,10 +117,6 @@ def _choice(config: type, path: str) -> Section:
   choice = choice_at(config, path)
   assert choice is not None, path
   return _documented(f"--config.{path} of {_LAUNCHERS[config]}", choice.table)
-
-
-def _words(where: str, table: Rows) -> Section:
-  return Section(where, lambda: table)
 
 
 def _documented(where: str, table: Mapping[str, Any]) -> Section:
@@ -146,7 +150,7 @@ def _aggregators() -> Rows:
   return {name: line(name, value) for name, value in federated_config.AGGREGATORS.items()}
 
 
-def _samplers(where: str, table: Mapping[str, Any]) -> Section:
+def _samplers(where: str, purpose: str) -> Section:
   """Returns a section of samplers, each with its proved relations, and accountants for them."""
 
   def line(kind: type[sampling.Sampler]) -> str:
@@ -155,7 +159,8 @@ def _samplers(where: str, table: Mapping[str, Any]) -> Section:
     by = f"{', '.join(kind.relations)} by {by}"
     return f"{sentence(kind.__doc__)} [proved: {by}]"
 
-  return Section(where, lambda: {name: line(kind) for name, kind in table.items()})
+  kinds = used_for(purpose)
+  return Section(where, lambda: {name: line(kind) for name, kind in kinds.items()})
 
 
 def _accountants() -> Rows:
@@ -167,7 +172,7 @@ def _accountants() -> Rows:
     events = (name for name, kind in kinds.items() if by in kind.accountants)
     return f"proves: {', '.join(events)}"
 
-  return {by: line(by) for by in proved.ACCOUNTANTS}
+  return {by: line(by) for by in ACCOUNTANTS}
 
 
 def _data_sets() -> Rows:
@@ -194,7 +199,7 @@ def _data_sets() -> Rows:
 
 def _models() -> Rows:
   return {
-    name: f"{sentence(registry.documented(name).__doc__)} "
+    name: f"{sentence(documented(name).__doc__)} "
     f"[options: {', '.join(registry.options(name))}]"
     for name in registry.names()
   }
@@ -251,8 +256,8 @@ TOPICS: dict[str, tuple[Section, ...]] = {
   "data": (Section("--config.data.name of every launcher", _data_sets),),
   "models": (Section("--config.model.name of every launcher", _models),),
   "methods": (
-    _words("--config.privacy.method of launch.train", central.METHODS),
-    _words("--config.privacy.method of launch.federate", federated.METHODS),
+    _choice(TrainConfig, "privacy"),
+    _choice(FedConfig, "privacy"),
     _documented("--config.method of launch.relevance", {**_RADP, **pipeline.METHODS}),
   ),
   "clippings": (
@@ -260,16 +265,17 @@ TOPICS: dict[str, tuple[Section, ...]] = {
     _choice(FedConfig, "privacy.clipping"),
   ),
   "samplers": (
-    _samplers("--config.privacy.sampler of launch.train", central.SAMPLERS),
-    _samplers("--config.privacy.sampler of launch.federate", federated.SAMPLERS),
-    _samplers("--config.privacy.ftrl.sampler of both", ftrl.SAMPLERS),
+    _samplers("--config.privacy.sampler of dp_sgd", "examples"),
+    _samplers("--config.privacy.sampler of launch.federate", "clients"),
+    _samplers("--config.privacy.sampler of dp_ftrl", "correlated noise"),
   ),
   "scalings": (_choice(TrainConfig, "privacy.scaling"),),
+  "clip_schedules": (_choice(TrainConfig, "privacy.clip_schedule"),),
   "normalizations": (_choice(TrainConfig, "privacy.normalization"),),
   "trainables": (_choice(TrainConfig, "trainable"),),
   "accountants": (Section("--config.privacy.accountant", _accountants),),
-  "correlations": (_choice(TrainConfig, "privacy.ftrl.strategy"),),
-  "augmentations": (_documented("--config.augmentation", augment.AUGMENTATIONS),),
+  "correlations": (_choice(TrainConfig, "privacy.strategy"),),
+  "augmentations": (_documented("--config.augmentation", AUGMENTATIONS),),
   "optimizers": (
     _choice(TrainConfig, "optimizer.rule"),
     _choice(FedConfig, "client_optimizer.rule"),
@@ -281,12 +287,17 @@ TOPICS: dict[str, tuple[Section, ...]] = {
   "compressions": (_choice(FedConfig, "compression"),),
   "secure_sums": (
     _choice(FedConfig, "secure_sum"),
-    _choice(SecureConfig, "protocol"),
+    _choice(SecureConfig, "task.protocol"),
   ),
   "secure_tasks": (_choice(SecureConfig, "task"),),
   "attacks": (
     _choice(AttackConfig, "attack"),
+    _choice(AttackConfig, "target"),
     Section("every attack that is known here (launch.attack --threats)", _threats),
   ),
-  "audits": (_documented("--config.audit.method", _BOUNDS),),
+  "audits": (
+    _choice(TrainConfig, "audit"),
+    _choice(FedConfig, "audit"),
+    _documented("--config.audit.method", _BOUNDS),
+  ),
 }

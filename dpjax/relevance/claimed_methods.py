@@ -11,11 +11,11 @@ import jax.numpy as jnp
 import numpy as np
 
 from dpjax.relevance import adlm, feature_budget, feature_shares, paper, record_noise, train
-from dpjax.relevance.inputs import FEATURES, LOSS, RELEVANCE, Inputs, Outcome, RecordNoise
+from dpjax.relevance.inputs import FEATURES, LOSS, RELEVANCE, Inputs, RecordNoise
 from dpjax.relevance.privacy import NOT_PRIVATE, Privacy
 
 
-def no_dp(job: Inputs) -> Outcome:
+def no_dp(job: Inputs) -> train.Story:
   """Trains the second net on the raw records, without privacy."""
   net = job.nets.second
   records = (job.train.x, job.train.y)
@@ -26,9 +26,9 @@ def no_dp(job: Inputs) -> Outcome:
 # --- RADP as in the paper
 
 
-def radp_paper(job: Inputs) -> Outcome:
+def radp_paper(job: Inputs) -> train.Story:
   """Runs RADP as in the paper, algorithms 1 to 3. Its epsilon is a claim, never proved."""
-  share = _share(job, job.paper.rel_norm)
+  share = yield from _share(job, job.paper.rel_norm)
   features = paper.features(
     job.keys.key(RELEVANCE),
     share,
@@ -42,7 +42,7 @@ def radp_paper(job: Inputs) -> Outcome:
   records, corrupt = _paper_feed(job, features, job.paper)
   loss = train.cross_entropy(net.apply)
   n = len(job.train)
-  outcome = job.outcome(net, loss, records, privacy, n, corrupt=corrupt)
+  outcome = yield from job.outcome(net, loss, records, privacy, n, corrupt=corrupt)
   noise = RecordNoise(
     job.shape,
     features.beta,
@@ -54,13 +54,13 @@ def radp_paper(job: Inputs) -> Outcome:
   return outcome._replace(noise=noise, maps=maps)
 
 
-def _share(job: Inputs, norm: str) -> np.ndarray:
+def _share(job: Inputs, norm: str) -> train.Story:
   """Computes the mean relevance shares R [d] by model 1, trained on the raw records: NOT private.
   The memo of the job keeps them."""
 
-  def make() -> np.ndarray:
+  def make() -> train.Story:
     # Model 1 does not depend on the norm, so it is trained once for all norms.
-    theta = job.once(lambda: job.model_1(job.train), "model 1")
+    theta = yield from job.once(lambda: job.model_1(job.train), "model 1")
     apply = job.nets.first.apply
     source = job.for_relevance()
     return feature_shares.mean_shares(apply, theta, source, job.lrp, norm=norm)
@@ -131,7 +131,7 @@ def _paper_privacy(job: Inputs, features: paper.Features) -> Privacy:
 # --- AdLM and ILM
 
 
-def adlm_method(job: Inputs, *, with_relevance: bool = True) -> Outcome:
+def adlm_method(job: Inputs, *, with_relevance: bool = True) -> train.Story:
   """Runs AdLM, or ILM if `with_relevance` is False. A batch shares one noise map, and the loss is
   noisy unless `job.adlm.loss_noise` is False. The epsilon is only a claim."""
   # The budget is divided equally among relevance (AdLM only), inputs and loss.
@@ -140,7 +140,7 @@ def adlm_method(job: Inputs, *, with_relevance: bool = True) -> Outcome:
   beta = feature_budget.uniform(job.num_features)
   maps = {}
   if with_relevance:
-    beta, maps = _adlm_beta(job, share)
+    beta, maps = yield from _adlm_beta(job, share)
   scales = adlm.input_scales(
     beta, job.adlm, epsilon=share, batch_size=job.training.batch_size
   )
@@ -177,12 +177,12 @@ def adlm_method(job: Inputs, *, with_relevance: bool = True) -> Outcome:
   records = (job.train.x, job.train.y)
   more: dict[str, Any] = {"corrupt": corrupt, "refresh": net.refresh}
   n = len(job.train)
-  outcome = job.outcome(net, loss, lambda epoch: records, privacy, n, **more)
+  outcome = yield from job.outcome(net, loss, lambda epoch: records, privacy, n, **more)
   return outcome._replace(noise=noise, maps=maps)
 
 
-def _adlm_beta(job: Inputs, epsilon: float) -> tuple[np.ndarray, dict[str, np.ndarray]]:
-  share = _share(job, "abs")
+def _adlm_beta(job: Inputs, epsilon: float) -> train.Story:
+  share = yield from _share(job, "abs")
   spread = share - share.min()
   # Shares are scaled to [0, 1] by their range in the data, which no noise protects.
   scaled = spread / max(spread.max(), 1e-30)

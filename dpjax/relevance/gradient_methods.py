@@ -168,12 +168,12 @@ def _outcome(
   data: Any = None,
   loss_fn: LossFn | None = None,
   **more: Any,
-) -> Outcome:
+) -> train.Story:
   """Trains `model` by `plan` on `data`, and returns the outcome. `data` defaults to the training
   data of the job."""
   apply = model.apply
   initial = job.initial(model, job.test.x)
-  params = train.fit_private(
+  params = yield train.fit_private(
     loss_fn or losses.softmax_cross_entropy(apply),
     initial,
     job.train if data is None else data,
@@ -183,12 +183,11 @@ def _outcome(
     batch_seed=job.keys.secret,
     steps_per_epoch=max(1, plan.num_steps // job.training.num_epochs),
     scored=job.scored(apply),
-    trainer=job.carry_out,
   )
   return Outcome(apply, initial, params, guarantee, plan.num_steps, job.test, **more)
 
 
-def _standard(job: Inputs, tx: Any, model: Any) -> Outcome:
+def _standard(job: Inputs, tx: Any, model: Any) -> train.Story:
   plan = make_plan(job, job.size, job.epsilon)
   return _outcome(job, model, plan, tx, _proved(plan))
 
@@ -197,17 +196,17 @@ def _sgd(job: Inputs) -> optax.GradientTransformation:
   return optax.sgd(job.private.learning_rate, momentum=job.private.momentum or None)
 
 
-def dpsgd(job: Inputs) -> Outcome:
+def dpsgd(job: Inputs) -> train.Story:
   """Runs DP-SGD (Abadi et al. 2016). Guarantee: (epsilon, delta) of the plan."""
   return _standard(job, _sgd(job), job.nets.second)
 
 
-def tempered(job: Inputs) -> Outcome:
+def tempered(job: Inputs) -> train.Story:
   """Runs DP-SGD on model 2 with tempered sigmoids (Papernot et al. 2021)."""
   return _standard(job, _sgd(job), job.nets.tempered)
 
 
-def dp_adam(job: Inputs) -> Outcome:
+def dp_adam(job: Inputs) -> train.Story:
   """Runs Adam on the private gradient. This is post-processing, so DP-SGD's epsilon holds."""
   return _standard(job, optax.adam(job.private.adaptive_learning_rate), job.nets.second)
 
@@ -218,7 +217,7 @@ def iterative(job: Inputs) -> optax.GradientTransformation:
   return optimizers[job.private.iterative](job.private.adaptive_learning_rate)
 
 
-def dpdligdo(job: Inputs) -> Outcome:
+def dpdligdo(job: Inputs) -> train.Story:
   """Runs DPDLIGDO (Ding et al. 2022): an iterative optimizer on the clipped, noisy gradient.
 
   With `legacy_microbatch` 2, as in the published code, two examples are clipped together. The
@@ -256,7 +255,7 @@ def pair_loss(loss_fn: LossFn) -> LossFn:
   return loss
 
 
-def _in_pairs(job: Inputs) -> Outcome:
+def _in_pairs(job: Inputs) -> train.Story:
   if min(job.size, len(job.train)) < 2:
     raise UserError(
       "needs at least two training records", field="private.legacy_microbatch", value=2
@@ -291,7 +290,7 @@ def _in_pairs(job: Inputs) -> Outcome:
   return _outcome(job, model, plan, iterative(job), guarantee, data=pairs, loss_fn=loss_fn)
 
 
-def dp_sgld(job: Inputs) -> Outcome:
+def dp_sgld(job: Inputs) -> train.Story:
   """Runs Langevin dynamics whose random term is the plan's noise. Its accounting is that of DP-SGD
   with the same plan."""
   plan = make_plan(job, job.size, job.epsilon)
@@ -304,8 +303,11 @@ def dp_sgld(job: Inputs) -> Outcome:
 # --- model 1 of the rigorous mode, and radp_dpsgd
 
 
-def train_model_1(job: Inputs, model: Any, data: Dataset, plan: Plan) -> Any:
-  """Trains model 1 by DP-SGD. Guarantee: (plan.epsilon(), plan.delta)-DP for the records `data`."""
+def train_model_1(job: Inputs, model: Any, data: Dataset, plan: Plan) -> train.Steps:
+  """Returns the training of model 1 by DP-SGD.
+
+  Guarantee: (plan.epsilon(), plan.delta)-DP for the records `data`.
+  """
   return train.fit_private(
     losses.softmax_cross_entropy(model.apply),
     job.initial(model, data.x),
@@ -318,11 +320,10 @@ def train_model_1(job: Inputs, model: Any, data: Dataset, plan: Plan) -> Any:
     batch_seed=job.keys.secret + 1,
     steps_per_epoch=plan.num_steps,
     name=train.FIRST,
-    trainer=job.carry_out,
   )
 
 
-def radp_dpsgd(job: Inputs) -> Outcome:
+def radp_dpsgd(job: Inputs) -> train.Story:
   """Weights inputs by (d beta_j)^kappa of a DP relevance, then runs DP-SGD.
 
   Model 1 is untrained, so that it costs nothing. A square block of an image, with a side of

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 import hashlib
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from typing import Any, NamedTuple
 
 import jax
@@ -71,7 +70,6 @@ class Inputs:
   # Number of records that plans are made for; None: len(train).
   public_size: int | None = None
   on_epoch: train.OnEpoch | None = None  # function that gets the test scores of an epoch
-  trainer: train.Trainer | None = None  # runs trainings; None: `train.in_one_go`
   # Cache for model 1 of the paper and its relevance, which several jobs may share; see `once`.
   memo: dict[Any, Any] = dataclasses.field(default_factory=dict)
 
@@ -107,8 +105,8 @@ class Inputs:
       key = jax.random.fold_in(key_for(KeyUse.PARAMETERS, key), index)
     return model.init(key, jnp.zeros((1, *x.shape[1:]), x.dtype))
 
-  def once(self, make: Callable[[], Any], *what: Any) -> Any:
-    """Returns make(), or its cached result. Do not use it for anything that draws noise.
+  def once(self, make: Callable[[], train.Story], *what: Any) -> train.Story:
+    """Returns what the story make() returns, or its cached result. Make no noise in it.
 
     Jobs share a result if they share the memo, `what`, the training data, the training settings,
     model 1, the initial key and the order of batches.
@@ -117,7 +115,8 @@ class Inputs:
     mine = (id(self.train), self.nets.first, self.training, init, self.keys.order)
     if (*mine, *what) not in self.memo:
       # The cache keeps the training data alive, so that no other object can get their id.
-      self.memo[*mine, *what] = self.train, make()
+      made = yield from make()
+      self.memo[*mine, *what] = self.train, made
     return self.memo[*mine, *what][1]
 
   def bound(self, *how: Any) -> Inputs:
@@ -152,15 +151,12 @@ class Inputs:
     records: Callable[[int], tuple[np.ndarray, np.ndarray]],
     num_records: int,
     **how: Any,
-  ) -> Params:
-    """Calls `train.fit` with this job's settings, order of batches and trainer. Returns the last
-    parameters."""
+  ) -> train.Steps:
+    """Returns the training `train.fit` with this job's settings and order of batches."""
     order = self.keys.order
-    trainer = self.carry_out
     return train.fit(
-      loss, initial, records, self.training,
-      num_records=num_records, seed=order, trainer=trainer, **how,
-    )  # fmt: skip
+      loss, initial, records, self.training, num_records=num_records, seed=order, **how
+    )
 
   def outcome(
     self,
@@ -171,37 +167,31 @@ class Inputs:
     num_records: int,
     test: Dataset | None = None,
     **how: Any,
-  ) -> Outcome:
+  ) -> Generator[train.Steps, Params, Outcome]:
     """Trains a net by `fit` and returns its outcome. `privacy` is the guarantee that the caller has
     computed."""
     seen = self.test if test is None else test
     # Each net has another initial key. Model 1 has index 1.
     initial = self.initial(net, seen.x, 2)
     scored = self.scored(net.apply, seen)
-    params = self.fit(loss, initial, records, num_records, scored=scored, **how)
+    params = yield self.fit(loss, initial, records, num_records, scored=scored, **how)
     per_epoch = num_records // min(self.training.batch_size, num_records)
     steps = per_epoch * self.training.num_epochs
     return Outcome(net.apply, initial, params, privacy, steps, seen)
 
-  def model_1(self, data: Dataset) -> Params:
+  def model_1(self, data: Dataset) -> train.Story:
     """Returns parameters of the first net, trained on the raw data: NOT private."""
     net = self.nets.first
     records = (data.x, data.y)
     loss = train.cross_entropy(net.apply)
     initial = self.initial(net, data.x, 1)
-    return self.fit(loss, initial, lambda epoch: records, len(data.y), name=train.FIRST)
+    count = len(data.y)
+    return (yield self.fit(loss, initial, lambda epoch: records, count, name=train.FIRST))
 
   def for_relevance(self) -> Any:
     """Returns the training records over which the relevance is averaged."""
     wanted = self.relevance_records
     return self.train if wanted is None else self.train.subset(slice(0, wanted))
-
-  @property
-  def carry_out(self) -> train.Trainer:
-    """Trainer that runs the steps of this job's trainings."""
-    if self.trainer is not None:
-      return self.trainer
-    return functools.partial(train.in_one_go, on_epoch=self.on_epoch)
 
   def scored(self, apply: Callable, test: Any = None) -> train.Scored:
     """Returns a function that evaluates parameters on `test`; None: the job's test set."""

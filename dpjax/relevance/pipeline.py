@@ -16,17 +16,18 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 
 import numpy as np
 
 from dpjax import validate
-from dpjax.relevance import claimed_methods, gradient_methods, rigorous_method
+from dpjax.relevance import claimed_methods, gradient_methods, rigorous_method, train
 from dpjax.relevance.inputs import Inputs, Outcome
 from dpjax.relevance.settings import MODES, Rigorous
+from dpjax.types import Params
 from dpjax.validate import UserError
 
-METHODS: dict[str, Callable[[Inputs], Outcome]] = {
+METHODS: dict[str, Callable[[Inputs], train.Story]] = {
   "radp_dpsgd": gradient_methods.radp_dpsgd,
   "adlm": claimed_methods.adlm_method,
   "ilm": functools.partial(claimed_methods.adlm_method, with_relevance=False),
@@ -85,8 +86,16 @@ def _refuse_unread(method: str, mode: str, job: Inputs) -> None:
 
 
 def run(method: str, mode: str, job: Inputs) -> Outcome:
-  """Runs one method; `mode` matters for "radp" only. Noise and sampled batches depend on the
-  method, the settings and the records: see `Keys`.
+  """Runs one method, all its trainings without a stop; see `story`."""
+  trainer = functools.partial(train.in_one_go, on_epoch=job.on_epoch)
+  return train.carried_out(story(method, mode, job), trainer)
+
+
+def story(method: str, mode: str, job: Inputs) -> Generator[train.Steps, Params, Outcome]:
+  """Yields each training of one method, gets its last parameters, and returns the outcome.
+
+  `mode` matters for "radp" only. Noise and sampled batches depend on the method, the settings and
+  the records: see `Keys`.
 
   Raises:
     UserError: the method or the mode is unknown; the method does not read a part or a setting of
@@ -106,8 +115,8 @@ def run(method: str, mode: str, job: Inputs) -> Outcome:
       value=decay,
     )
   if (method, mode) == ("radp", "rigorous"):
-    return rigorous_method.radp_rigorous(job)
+    return (yield from rigorous_method.radp_rigorous(job))
   # Noise must differ if any of these settings differs; see `Keys`.
   settings = (method, job.paper, job.adlm, job.size, job.relevance_records)
   play = claimed_methods.radp_paper if method == "radp" else METHODS[method]
-  return play(job.bound(*settings))
+  return (yield from play(job.bound(*settings)))

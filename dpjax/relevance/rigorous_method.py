@@ -21,7 +21,7 @@ from dpjax.relevance import (
   rigorous,
   train,
 )
-from dpjax.relevance.inputs import FEATURES, LABELS, RELEVANCE, Inputs, Outcome, RecordNoise
+from dpjax.relevance.inputs import FEATURES, LABELS, RELEVANCE, Inputs, RecordNoise
 from dpjax.relevance.rigorous import StageCharge
 from dpjax.relevance.settings import Rigorous
 from dpjax.validate import UserError
@@ -47,7 +47,7 @@ class _Prepared(NamedTuple):
   details: dict[str, Any]
 
 
-def radp_rigorous(job: Inputs) -> Outcome:
+def radp_rigorous(job: Inputs) -> train.Story:
   """Runs RADP with a proof, stages A to S of `rigorous`; training afterwards is post-processing.
   With model1="public" the epsilon is a claim: it assumes no private record in the public data.
 
@@ -65,7 +65,7 @@ def radp_rigorous(job: Inputs) -> Outcome:
     # are made with their default values, so these settings do not change the noise of A and B.
     later = ("features", "clip", "labels", "label_share", "draw", "compose_fresh")
     default = {name: getattr(Rigorous(), name) for name in (*later, "beta_power", "floor")}
-    beta, charges = _stages_a_b(
+    beta, charges = yield from _stages_a_b(
       unbound.bound(dataclasses.replace(unbound.rigorous, **default)), ids_1
     )
   spent = 0.0 if job.rigorous.split else math.fsum(charge.epsilon for charge in charges)
@@ -91,7 +91,7 @@ def radp_rigorous(job: Inputs) -> Outcome:
   k = job.train.num_classes
   transitions = labels.transition(epsilon_l, k) if epsilon_l else np.eye(k)
   net = job.nets.second
-  outcome = job.outcome(
+  outcome = yield from job.outcome(
     net,
     train.corrected(net.apply, transitions, prepared.class_priors),
     prepared.records,
@@ -132,7 +132,7 @@ def _pooled_shape(job: Inputs) -> tuple[int, ...]:
   return rigorous.pooled(job.train.x[:1], _pool(job)).shape[1:]
 
 
-def _stages_a_b(job: Inputs, ids: np.ndarray) -> tuple[np.ndarray, list[StageCharge]]:
+def _stages_a_b(job: Inputs, ids: np.ndarray) -> train.Story:
   """Returns (beta from the records `ids`, charges of stages A and B for these records)."""
   how = job.rigorous
   where = "D1" if how.split else "all"
@@ -147,7 +147,7 @@ def _stages_a_b(job: Inputs, ids: np.ndarray) -> tuple[np.ndarray, list[StageCha
       field="rigorous.epsilon_b",
       value=how.epsilon_b,
     )
-  theta_1, charges = _model_1(job, data, cap - how.epsilon_b, where)
+  theta_1, charges = yield from _model_1(job, data, cap - how.epsilon_b, where)
   share = feature_shares.mean_shares(
     job.nets.first.apply, theta_1, data, job.lrp, norm=how.rel_norm
   )
@@ -165,9 +165,7 @@ def _stages_a_b(job: Inputs, ids: np.ndarray) -> tuple[np.ndarray, list[StageCha
   return feature_budget.floor_normalized(noisy, floor, how.beta_power), charges
 
 
-def _model_1(
-  job: Inputs, data: Any, epsilon: float, where: str
-) -> tuple[Any, list[StageCharge]]:
+def _model_1(job: Inputs, data: Any, epsilon: float, where: str) -> train.Story:
   """Returns (parameters of model 1, charges of stage A). The parameters are untrained, from public
   data, or from DP-SGD on `data`."""
   how = job.rigorous
@@ -182,11 +180,12 @@ def _model_1(
       )
     check_public(job.train, job.public)
     what = f"trained on public data ({job.public.name})"
-    return job.model_1(job.public), [StageCharge("A", where, 0.0, 0.0, what)]
+    theta = yield from job.model_1(job.public)
+    return theta, [StageCharge("A", where, 0.0, 0.0, what)]
   plan = gradient_methods.make_plan(
     job, len(data), epsilon, delta=how.delta / 2, relation=rigorous.RELATION
   )
-  theta = gradient_methods.train_model_1(job, model, data, plan)
+  theta = yield gradient_methods.train_model_1(job, model, data, plan)
   spent = plan.epsilon()
   return theta, [StageCharge("A", where, spent, plan.delta, "model 1 by DP-SGD")]
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from typing import Any, NamedTuple
 
 import jax
@@ -47,13 +47,14 @@ class Steps(NamedTuple):
     return -(-done // self.steps_per_epoch) if ends else None
 
 
-Trainer = Callable[[Steps], Any]  # -> parameters after the last step
+# A method as a generator: it yields a training, gets the parameters after the last step of it, and
+# returns what its name says.
+Story = Generator[Steps, Any, Any]
 OnEpoch = Callable[[int, dict[str, float]], None]  # (epochs done, scores)
 
 
 def in_one_go(steps: Steps, on_epoch: OnEpoch | None = None) -> Any:
-  """Runs all steps without saving anything, and returns the last parameters. This is the default
-  `Trainer`."""
+  """Runs all steps without saving anything, and returns the last parameters."""
   state = steps.init()
   for done, draw in enumerate(steps.draws(0), start=1):
     state = steps.step(state, draw)
@@ -61,6 +62,17 @@ def in_one_go(steps: Steps, on_epoch: OnEpoch | None = None) -> Any:
     if epoch is not None and on_epoch is not None and steps.scored is not None:
       on_epoch(epoch, steps.scored(state[0]))
   return state[0]
+
+
+def carried_out(story: Story, trainer: Callable[[Steps], Any] = in_one_go) -> Any:
+  """Runs the trainings of a story by a function of their steps. Returns what the story returns."""
+  params = None
+  while True:
+    try:
+      steps = story.send(params)
+    except StopIteration as end:
+      return end.value
+    params = trainer(steps)
 
 
 def cross_entropy(apply: Callable) -> BatchLoss:
@@ -131,19 +143,16 @@ def fit(
   seed: int,
   name: str = SECOND,
   scored: Scored | None = None,
-  trainer: Trainer = in_one_go,
   corrupt: Callable[[Any, int], Any] = _same,
   refresh: Callable[[Any, Any], Any] | None = None,
   weight_decay: float = 0.0,
   anneal: bool = False,
-) -> Any:
-  """Trains with Adam over shuffled batches; returns the parameters after the last epoch.
-  NOT private by itself.
+) -> Steps:
+  """Returns a training with Adam over shuffled batches. NOT private by itself.
 
   Args:
     records: function from an epoch to the records (x [n, ...], y [n]) of that epoch.
     name, scored: fields of `Steps`.
-    trainer: function that carries the steps out.
     corrupt: function (x of a batch, step) -> x, for noise that a batch shares.
     refresh: function (params, seen) -> params, called after each step. `loss` then returns
       (mean, seen) and gets whole batches, since it may mix examples; None: a CPU takes batches in
@@ -185,7 +194,7 @@ def fit(
     return update(*state, grad(state[0], *draw))
 
   init = lambda: (params, tx.init(params))
-  return trainer(Steps(name, total, per_epoch, init, step, draws, scored))
+  return Steps(name, total, per_epoch, init, step, draws, scored)
 
 
 def fit_private(
@@ -200,10 +209,8 @@ def fit_private(
   steps_per_epoch: int,
   name: str = SECOND,
   scored: Scored | None = None,
-  trainer: Trainer = in_one_go,
-) -> Any:
-  """Trains by all steps of a plan, with any Optax optimizer on the private gradients. Returns the
-  last parameters.
+) -> Steps:
+  """Returns a training by all steps of a plan, with any Optax optimizer on the private gradients.
 
   Guarantee: the sequence of all parameters is (plan.epsilon(), plan.delta)-DP for one
   element of `data` under the plan's relation.
@@ -222,4 +229,4 @@ def fit_private(
   draws = lambda start: plan.batches(data, rng=batch_seed, start=start)
   init = lambda: (params, chain.init(params))
   steps = plan.num_steps, steps_per_epoch
-  return trainer(Steps(name, *steps, init, step, draws, scored))
+  return Steps(name, *steps, init, step, draws, scored)

@@ -43,7 +43,8 @@ from dpjax.experiments.kinds.central.config import (
   Whitened,
 )
 from dpjax.experiments.kinds.central.features import featured
-from dpjax.experiments.run import loop, model_inputs, provenance, saved, workdir, writers
+from dpjax.experiments.run import model_inputs, provenance, saved, workdir, writers
+from dpjax.experiments.run.folder import STARTS
 from dpjax.experiments.run.model_inputs import ModelInputs
 from dpjax.experiments.run.run_keys import RunKeys
 from dpjax.mechanisms.channel_statistics import ChannelMoments
@@ -107,7 +108,7 @@ class Predictor:
   >>> from dpjax.experiments.run import loop
   >>> config = TrainConfig(
   ...   data=DataConfig(name="digits", center=True), model=ModelConfig(name="mlp"),
-  ...   privacy=PrivacyConfig(epsilon=8.0), num_steps=1, eval_every=1)
+  ...   privacy=DpSgd(epsilon=8.0), num_steps=1, eval_every=1)
   >>> with tempfile.TemporaryDirectory() as folder:  # doctest: +SKIP
   ...   _ = loop.train(config, folder + "/run")
   ...   predictor = Predictor.load(folder + "/run")
@@ -317,7 +318,7 @@ def _differences(result: Mapping[str, Any]) -> list[str]:
   for name in _ROUNDING:
     if before.get(name) != now.get(name):
       differences.append(f"{name} {before.get(name)} there, {now.get(name)} here")
-  starts = result.get(loop.STARTS)
+  starts = result.get(STARTS)
   theirs = starts[-1]["modules"] if starts else {}
   ours = provenance.own_modules()
   for name in sorted(theirs.keys() & ours.keys()):
@@ -431,7 +432,7 @@ def _rebuilt(
   statistics = None
   if normalization.releases_statistics(config):
     kind: Any = ChannelMoments
-    if isinstance(config.privacy.normalization, Whitened):
+    if isinstance(getattr(config.privacy, "normalization", None), Whitened):
       kind = Spread
     prefix = f"{normalization.RELEASED}/"
     try:

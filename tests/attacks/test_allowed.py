@@ -137,14 +137,14 @@ def test_a_leak_above_the_line_is_refuted_by_the_audit_of_the_same_scores():
   [
     ({"privacy.sampler": "poisson"}, "add_or_remove_one"),
     ({"privacy.sampler": "fixed_size"}, "replace_one"),
-    ({"privacy.method": "dp_ftrl"}, "replace_special"),
+    ({"privacy": "dp_ftrl"}, "replace_special"),
   ],
 )
 def test_the_plan_of_a_federated_run_has_a_line_for_users(privacy, relation):
   """Canary clients along axes of their own, the best that an adversary of one round sees."""
   numbers = {"privacy.epsilon": None, "privacy.noise_multiplier": 2.0, "num_rounds": 1}
   numbers |= {"clients_per_round": 100.0, "partition.num_clients": 100}
-  config = fields.replace_all(FedConfig(), {**numbers, **privacy})
+  config = fields.replace_all(fields.replace_all(FedConfig(), numbers), privacy)
   plan, _ = make_plan(config, 100)
   line = allowed.by_plan(plan)
   assert relation in line.words and line.words.startswith("proved")

@@ -12,15 +12,16 @@ from dpjax.accounting.proved import NeighboringRelation
 from dpjax.data import resident as resident_lib
 from dpjax.experiments.kinds.central import build
 from dpjax.experiments.kinds.central.config import (
-  AuditConfig,
-  FtrlConfig,
-  PrivacyConfig,
+  CanaryAudit,
+  DpFtrl,
+  DpSgd,
+  Sgd,
   TrainConfig,
 )
-from dpjax.experiments.kinds.central.privacy import SAMPLERS
 from dpjax.noise.correlated import Banded
 from dpjax.plan import Plan
 from dpjax.sampling import registry
+from dpjax.sampling.registry import used_for
 from tests.refuses import refuses
 
 _N, _STEPS = 120, 6
@@ -175,7 +176,10 @@ _CONFIGS = [
     ("with_replacement", "replace_one"), ("with_replacement", "add_or_remove_one"),
     ("k_out_of_t", "add_or_remove_one"),
   ]),
-  *((s, "add_or_remove_one", "sgd") for s in SAMPLERS if s != "users"),  # rows are no people
+  *(
+    (s, "add_or_remove_one", "sgd")
+    for s in used_for("examples") if s != "users"  # rows are no people
+  ),
   *((s, r, "dp_ftrl") for s, rs in [
     ("cyclic", ("replace_special", "replace_one")),
     ("cyclic_poisson", ("add_or_remove_one", "replace_special")),
@@ -184,10 +188,20 @@ _CONFIGS = [
 ]  # fmt: skip
 
 
-def _ftrl(sampler):
+def _privacy(sampler, relation, method):
+  shared = {"sampling_prob": 0.25, "sampler": {"name": sampler}}
   if sampler in ("cyclic_poisson", "min_sep"):
-    return FtrlConfig(sampler=sampler, separation=2)
-  return FtrlConfig(sampler=sampler, strategy=Banded(bands=2))
+    shared["sampler"]["separation"] = 2
+  if sampler == "k_out_of_t":
+    shared["sampler"]["num_selected"] = 2
+  if method == "sgd":
+    return Sgd(**shared)
+  shared |= {"epsilon": None, "neighboring_relation": str(relation)}
+  if method == "dp_ftrl":
+    bands = {} if "separation" in shared["sampler"] else {"strategy": Banded(bands=2)}
+    return DpFtrl(noise_multiplier=2.0, **shared, **bands)
+  # Copies lose much at little noise, which takes seconds to account.
+  return DpSgd(noise_multiplier=8.0 if sampler == "with_replacement" else 2.0, **shared)
 
 
 @pytest.mark.cases(long=[0, 1, 2, 3, 5, 18, 19, 20, 22, 23, 24, 25, 26])
@@ -199,18 +213,9 @@ def test_a_training_run_with_canaries_draws_all_of_its_batches(sampler, relation
     num_classes=3,
     nominal_size=_N,
   )
-  privacy = PrivacyConfig(
-    method=method, epsilon=None,
-    # Copies lose much at little noise, which takes seconds to account.
-    noise_multiplier=(
-      None if method == "sgd" else 8.0 if sampler == "with_replacement" else 2.0
-    ),
-    sampler=sampler if method != "dp_ftrl" else "poisson", neighboring_relation=str(relation),
-    ftrl=_ftrl(sampler) if method == "dp_ftrl" else FtrlConfig(),
-    sampling_prob=0.25, num_selected=2 if sampler == "k_out_of_t" else None,
-  )  # fmt: skip
+  privacy = _privacy(sampler, relation, method)
   config = TrainConfig(
-    privacy=privacy, num_steps=_STEPS, audit=AuditConfig(enabled=True, num_canaries=60)
+    privacy=privacy, num_steps=_STEPS, audit=CanaryAudit(num_canaries=60)
   )
   config.model.name, config.model.options = "linear", {}
   run = build.assemble(config, (train, train))

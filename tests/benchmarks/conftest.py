@@ -3,10 +3,10 @@
 import pytest
 
 _CONFIG = """
-from dpjax.experiments.kinds.central.config import ModelConfig, PrivacyConfig, TrainConfig
+from dpjax.experiments.kinds.central.config import DpSgd, ModelConfig, TrainConfig
 
 def get_config():
-  privacy = PrivacyConfig(epsilon=None, noise_multiplier=1.0)
+  privacy = DpSgd(epsilon=None, noise_multiplier=1.0)
   return TrainConfig(model=ModelConfig("linear"), privacy=privacy, num_steps=2)
 """
 

@@ -6,8 +6,8 @@ from dpjax import accounting
 from dpjax.experiments.config import fields
 from dpjax.experiments.kinds.central.config import (
   DataConfig,
+  DpSgd,
   ModelConfig,
-  PrivacyConfig,
   TrainConfig,
 )
 from dpjax.experiments.run import guarantee, workdir, writers
@@ -17,7 +17,7 @@ from dpjax.sampling import PoissonSampler
 CONFIG = TrainConfig(
   data=DataConfig(name="digits", limit=200),
   model=ModelConfig(name="linear"),
-  privacy=PrivacyConfig(epsilon=2.0, l2_clip_norm=1.0, sampling_prob=0.1),
+  privacy=DpSgd(epsilon=2.0, l2_clip_norm=1.0, sampling_prob=0.1),
   num_steps=4,
   eval_every=4,
 )

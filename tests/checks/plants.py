@@ -49,7 +49,7 @@ def config(**overrides: Any) -> Any:
     "model.name": "linear", "model.options": {}, "data.limit": 400, "num_steps": STEPS,
     "privacy.sampling_prob": 0.1,
   }  # fmt: skip
-  return fields.replace_all(quickstart.get_config(), {**small, **overrides})
+  return fields.replace_all(fields.replace_all(quickstart.get_config(), small), overrides)
 
 
 def subject(**overrides: Any) -> Any:

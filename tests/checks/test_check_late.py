@@ -35,7 +35,7 @@ _MODELS = {
 def _subject(**changes):
   config = quickstart.get_config()
   base = {"data.limit": 400, "num_steps": _STEPS, "privacy.sampling_prob": 0.1}
-  return of_config.subject(fields.replace_all(config, {**base, **changes}))
+  return of_config.subject(fields.replace_all(fields.replace_all(config, base), changes))
 
 
 @pytest.fixture(scope="module")

@@ -22,9 +22,10 @@ def _subject(sampler, relation):
     "model.options": {},
     "data.limit": 400,
     "num_steps": 20,
-    "privacy.sampler": sampler,
+    "privacy.sampler": {"name": sampler, "capacity": 75}
+    if sampler == "truncated_poisson"
+    else sampler,
     "privacy.neighboring_relation": relation,
-    "privacy.capacity": 75 if sampler == "truncated_poisson" else None,
   }
   return of_config.subject(fields.replace_all(config, changes))
 

@@ -14,8 +14,8 @@ from dpjax.data import table_declaration, tables, tokenizer_files
 from dpjax.experiments.kinds.central import build, facts
 from dpjax.experiments.kinds.central.config import (
   DataConfig,
+  DpSgd,
   ModelConfig,
-  PrivacyConfig,
   TrainConfig,
 )
 from dpjax.validate import UserError
@@ -148,7 +148,7 @@ def test_a_run_names_the_tokenizer_and_is_claimed(tmp_path, reviews):
   config = TrainConfig(
     data=DataConfig(name=str(reviews)),
     model=ModelConfig("bert", {"vocab_size": 8, "num_layers": 1, "features": 8}),
-    privacy=PrivacyConfig(epsilon=None, noise_multiplier=1.0, sampling_prob=0.5),
+    privacy=DpSgd(epsilon=None, noise_multiplier=1.0, sampling_prob=0.5),
     num_steps=1,
   )
   run = build.assemble(config)
@@ -182,7 +182,7 @@ def test_weights_of_gpt2_are_read_by_the_ids_of_their_tokenizer(tmp_path):
     model=ModelConfig("transformer", options),
     pretrained=str(tmp_path / "gpt2.safetensors"),
     safetensors=True,
-    privacy=PrivacyConfig(epsilon=None, noise_multiplier=1.0, sampling_prob=0.5),
+    privacy=DpSgd(epsilon=None, noise_multiplier=1.0, sampling_prob=0.5),
     num_steps=1,
   )
   run = build.assemble(config)

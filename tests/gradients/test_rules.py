@@ -18,15 +18,14 @@ from dpjax.auditing.games import transforms
 from dpjax.auditing.games.game import play
 from dpjax.experiments.config import fields
 from dpjax.experiments.kinds.central import build
-from dpjax.experiments.kinds.central.config import PrivacyConfig, TrainConfig
-from dpjax.experiments.kinds.federated.config import FedPrivacyConfig
+from dpjax.experiments.kinds.central.config import DpSgd, TrainConfig
+from dpjax.experiments.kinds.federated.config import Central
 from dpjax.experiments.sweeps import grid
 from dpjax.federated import central
 from dpjax.gradients import Clip
 from dpjax.gradients.clip import RULES
 from tests import commands
 from tests.refuses import refuses
-from tests.runs import leaf_walk
 
 _ROOT = pathlib.Path(__file__).parents[2]
 _LENGTHS = np.concatenate([[0.0], np.geomspace(1e-38, 1e38, 400)]).astype(np.float32)
@@ -177,22 +176,17 @@ def test_a_new_rule_is_launched_by_its_name_and_its_numbers(tmp_path):
 
 
 def test_a_new_rule_is_in_configs_sweeps_and_the_walk_over_every_leaf(psac):
-  config = TrainConfig(privacy=PrivacyConfig(clipping={"name": "psac", "r": 0.3}))
-  assert (
-    config.privacy.clipping == psac(0.3) == FedPrivacyConfig(clipping=psac(0.3)).clipping
-  )
+  config = TrainConfig(privacy=DpSgd(clipping={"name": "psac", "r": 0.3}))
+  assert config.privacy.clipping == psac(0.3) == Central(clipping=psac(0.3)).clipping
   build.check(config)
   choices = {"privacy.clipping": ["flat", "psac"], "privacy.epsilon": [1.0, 2.0]}
   points = grid.points(grid.SweepConfig(grid=choices, series="privacy.clipping"))
   assert [one.overrides["privacy.clipping"] for one in points] == ["flat"] * 2 + [
     "psac"
   ] * 2
-  walked = {path: hint for path, hint, _ in leaf_walk.leaves(config)}
+  walked = {leaf.path: leaf.hint for leaf in fields.leaves(config)}
   assert walked["privacy.clipping.r"] is float
-  words = leaf_walk.candidates(
-    config, "privacy.clipping", walked["privacy.clipping"], "flat", build.check
-  )
-  assert "psac" in words
+  assert "psac" in fields.choice_of(walked["privacy.clipping"]).table
   with refuses("config.privacy.clipping.r", error=dpjax.validate.UserError):
     fields.replace(config, "privacy.clipping.r", "x")
 

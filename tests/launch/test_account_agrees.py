@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 import dpjax
 from dpjax import accounting, solve
-from dpjax.accounting.event_kinds import elements
-from dpjax.experiments.kinds.central.config import FtrlConfig, PrivacyConfig, TrainConfig
+from dpjax.accounting.event_kinds.elements import parts
+from dpjax.experiments.kinds.central.config import DpFtrl, DpSgd, TrainConfig
 from dpjax.experiments.kinds.central.privacy import make_plan
 from dpjax.experiments.kinds.federated import privacy as federate_privacy
 from dpjax.experiments.kinds.federated.config import FedConfig
@@ -33,14 +33,14 @@ def _asked(*args):
 def _trained(sampler, prob, n, z, steps, **changes):
   relation = {"fixed_size": "replace_one", "truncated_poisson": "replace_special"}
   relation["with_replacement"] = "replace_one"
-  privacy = PrivacyConfig(
-    sampler=sampler,
+  privacy = DpSgd(
     sampling_prob=prob,
     noise_multiplier=z,
     epsilon=None,
     neighboring_relation=relation.get(sampler, "add_or_remove_one"),
     accountant=_FLAGS[sampler],
     **changes,
+    sampler=sampler,
   )
   return make_plan(TrainConfig(privacy=privacy, num_steps=steps), n)
 
@@ -86,10 +86,9 @@ def test_equal_settings_are_equal_events(sampler, n, thousandths, z, steps):
 )
 def test_samplers_that_bound_participation_pay_for_overflow_too(sampler, more, law):
   prob = 0.05 if sampler == "balls_in_bins" else 0.04
-  ftrl = FtrlConfig(sampler=sampler, strategy="identity", **more)
-  privacy = PrivacyConfig(
-    method="dp_ftrl",
-    ftrl=ftrl,
+  privacy = DpFtrl(
+    sampler={"name": sampler, **more},
+    strategy="identity",
     sampling_prob=prob,
     noise_multiplier=1.0,
     epsilon=None,
@@ -115,17 +114,20 @@ def test_random_allocation_in_training_pays_for_overflow_too():
 
 
 def test_k_out_of_t_in_training_is_what_account_says():
-  privacy = PrivacyConfig(
-    sampler="k_out_of_t", num_selected=2, sampling_prob=0.25, noise_multiplier=2.0,
-    epsilon=None, accountant="rdp",
-  )  # fmt: skip
+  privacy = DpSgd(
+    sampling_prob=0.25,
+    noise_multiplier=2.0,
+    epsilon=None,
+    accountant="rdp",
+    sampler={"name": "k_out_of_t", "num_selected": 2},
+  )
   plan = make_plan(TrainConfig(privacy=privacy, num_steps=9), 500)
   question = _asked(
     "--sampler=k_out_of_t", "--num_selected=2", "--sampling_prob=0.25", "--num_steps=9",
     "--noise_multiplier=2",
   )  # fmt: skip
   # The parts, since a plan composes step by step.
-  assert elements.parts(solve.run_event(question)) == elements.parts(plan.event())
+  assert parts(solve.run_event(question)) == parts(plan.event())
   assert solve.epsilon_in_training(question, "rdp") == plan.epsilon()
 
 
@@ -161,7 +163,7 @@ def test_a_federation_charges_what_account_says(clients, share, fixed):
   name = "fixed_size" if fixed else "poisson"
   config = FedConfig(clients_per_round=cohort, num_rounds=7)
   privacy = dataclasses.replace(
-    config.privacy, method="central", sampler=name, noise_multiplier=1.5, epsilon=None,
+    config.privacy, sampler=name, noise_multiplier=1.5, epsilon=None,
     accountant="rdp",
   )  # fmt: skip
   plan, reported = federate_privacy.make_plan(

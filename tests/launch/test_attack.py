@@ -27,9 +27,10 @@ def get_config():
   kept = ("membership, epsilon 8", "dense layer first, none", "dense layer first, quantised")
   config.rows = {label: config.rows[label] for label in kept}
   config.beside = {kept[1]: ".82 / 76 %"}
-  small = {"train.num_steps": 6, "train.data.limit": 60, "train.model.name": "linear"}
-  small |= {"train.model.options": {}, "attack.num_shadows": 6, "federate.data.limit": 4}
-  return fields.replace_all(config, small | {"federate.partition.num_clients": 4})
+  small = {"target.num_steps": 6, "target.data.limit": 60, "target.model.name": "linear"}
+  small |= {"target.model.options": {}, "attack.num_shadows": 6}
+  config.rows[kept[0]] = {**config.rows[kept[0]], **small}
+  return fields.replace_all(config, {"target.data.limit": 4, "target.partition.num_clients": 4})
 """
 _launch = functools.partial(commands.run, "launch.attack")
 
@@ -72,8 +73,11 @@ def test_a_flag_beside_the_threats_is_refused(more):
 @pytest.mark.parametrize(
   ("arguments", "words"),
   [
-    (["--config.attack.num_shadows=1"], "attack.num_shadows=1: must be an integer in"),
-    (["--config.federate.compression=zip"], "compression='zip': must be one of"),
+    (
+      ["--config.attack=membership", "--config.attack.num_shadows=1"],
+      "num_shadows=1: must be",
+    ),
+    (["--config.target.compression=zip"], "compression='zip': must be one of"),
     (["--config.beside={'z': '1'}"], "beside['z']: is no row"),
   ],
 )

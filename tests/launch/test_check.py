@@ -74,7 +74,7 @@ def test_each_check_is_named_before_it_runs(monkeypatch):
 
 
 def test_a_mistake_is_one_line_and_exit_code_2():
-  done = _launch("--config.privacy.method=sgd")
+  done = _launch("--config.privacy=sgd")
   *notes, line = done.stderr.strip().splitlines()
   assert done.returncode == 2 and "promises nothing" in line, done.stderr
   assert [note.partition(":")[0] for note in notes] == ["note"]

@@ -17,13 +17,13 @@ from launch import config_flag
 
 DRIVER = """
 import io, json, os, sys, traceback
-from dpjax.experiments.kinds.central.kind import CENTRAL
 from dpjax.experiments.config.fields import to_dict
+from dpjax.experiments.run.kind import KINDS
 from launch import app, config_flag
 
 def launch(arguments, default):  # what a launcher does, in a child of its own
   sys.argv = ["main", *arguments.split()]
-  config_flag.define(kind=CENTRAL, default=default)
+  config_flag.define(kind=KINDS["train"], default=default)
   app.run(lambda: print(json.dumps(to_dict(config_flag.get()))))
 
 def child(name, arguments, default):
@@ -155,7 +155,7 @@ def test_failing_file_names_its_line(folder):
     ("raise SystemExit(3)", "SystemExit: 3"),
     (
       "from dpjax.experiments.kinds.central.config import *\n"
-      "def get_config():\n  return TrainConfig(privacy=PrivacyConfig(epsilon='2'))",
+      "def get_config():\n  return TrainConfig(privacy=DpSgd(epsilon='2'))",
       r"--config\.privacy\.epsilon='2': must be a number or none",
     ),
   ],

@@ -1,6 +1,5 @@
 """--dry_run: the plan of the run that would follow, and nothing of the run."""
 
-import dataclasses
 import json
 import re
 
@@ -9,12 +8,11 @@ import pytest
 
 from dpjax import data, trees
 from dpjax.experiments.config import fields
-from dpjax.experiments.kinds.central import build
+from dpjax.experiments.kinds.central import build, features
 from dpjax.experiments.kinds.central.config import TrainConfig
-from dpjax.experiments.kinds.central.kind import CENTRAL
 from dpjax.experiments.kinds.federated.config import FedConfig
-from dpjax.experiments.kinds.federated.kind import FEDERATED
 from dpjax.experiments.run import dry_run, loop
+from dpjax.experiments.run.kind import experiment_of
 from dpjax.validate import UserError
 from dpjax.zoo import datasets
 from tests import commands
@@ -25,7 +23,7 @@ _NOISE = {"privacy.epsilon": None, "privacy.noise_multiplier": 2.0, "model.name"
 
 
 def _plan(config, workdir):
-  return dry_run.report(CENTRAL, config, workdir)
+  return dry_run.report(experiment_of(config), workdir)
 
 
 def _lines(text):
@@ -59,7 +57,7 @@ def test_the_plan_is_that_of_the_run(tmp_path):
   assert result["epsilon"] <= planned <= result["epsilon"] * 1.002
   assert "estimate" in plan["time"] and "estimate" in plan["memory"]
   before = sorted(path.name for path in tmp_path.rglob("*"))
-  state = dry_run.state_of(build.build(config), tmp_path / "run")
+  state = dry_run.state_of(experiment_of(config), build.load_data(config), tmp_path / "run")
   assert state == "holds this run, finished; it would not run again"
   with refuses("workdir"):
     _plan(fields.replace(config, "seed", 2), tmp_path / "run")
@@ -84,13 +82,13 @@ def test_no_step_sees_the_data(monkeypatch, tmp_path):
     monkeypatch.setattr(data, "load", _loaded(flipped))
     skewed = {"name": "dirichlet", "alpha": 0.5, "min_size": 0}
     fed = FedConfig(num_rounds=2, clients_per_round=5, partition=skewed)
-    for kind, config in ((CENTRAL, TrainConfig(**_TINY)), (FEDERATED, fed)):
+    for config in (TrainConfig(**_TINY), fed):
       # Under it the number of own records is public.
       relation = (
-        {"privacy.neighboring_relation": "replace_special"} if kind is CENTRAL else {}
+        {"privacy.neighboring_relation": "replace_special"} if config is not fed else {}
       )
-      config = fields.replace_all(config, _NOISE | relation)
-      plans.append(_lines(dry_run.report(kind, config, tmp_path / "run")))
+      config = fields.replace_all(fields.replace_all(config, _NOISE), relation)
+      plans.append(_lines(dry_run.report(experiment_of(config), tmp_path / "run")))
   assert seen[0] == seen[2] and seen[1] == seen[3]
   assert "per user)" in plans[1]["privacy"]
   assert plans[1]["rounds"] == "2 communication rounds"
@@ -117,7 +115,7 @@ def _loaded(flipped):
   [
     ({"num_steps": -1, "data.name": "nothing.npz"}, "num_steps=-1"),
     ({"privacy.epsilon_budget": 0.1}, "privacy.epsilon_budget=0.1"),
-    ({"privacy.capacity": 20}, "capacity=20"),
+    ({"privacy.sampler.capacity": 20}, "capacity=20"),
     ({"data.name": "nothing.npz"}, "nothing.npz"),
     ({"model.options": {"features": [0]}}, "features=0"),
   ],
@@ -148,16 +146,15 @@ def test_a_model_that_knows_the_data_by_another_name_is_refused_in_the_same_line
   assert messages[0] == messages[1]
 
 
-def test_features_are_neither_computed_nor_read():
+def test_features_are_neither_computed_nor_read(monkeypatch):
   config = TrainConfig(**_TINY)
   config.model.name = "scatter_linear"
   rows = []
-  real = build.featured
+  real = features.featured
   spy = lambda model, dataset: rows.append(len(dataset)) or real(model, dataset)
   loaded = build.load_data(config, features=False)
-  (train, test), seconds = dry_run._blank(
-    dataclasses.replace(CENTRAL, featured=spy), config.model, loaded
-  )
+  monkeypatch.setattr(features, "featured", spy)
+  (train, test), seconds = dry_run._blank(config.model, loaded)
   assert rows == [256, 256] and seconds > 0
   assert train.x.shape == (1437, 2, 2, 81) and len(test) == 360
   assert not train.x.any() and not train.y.any()

@@ -255,7 +255,7 @@ def test_flags_that_do_not_fit(flags, given, match):
 
 def test_process_0_tells_what_its_files_hold_not_what_it_was_told(tmp_path):
   """A peer may die between the last byte of a checkpoint and the word that it is written."""
-  saved = functools.partial(peers._saved, str(tmp_path), "round")
+  saved = functools.partial(peers.saved, str(tmp_path), "round")
   assert saved([], owner=True) == saved([], owner=False) == "nothing is saved"
   for name in ("3", "6", ".new/9"):
     (tmp_path / "checkpoints" / name).mkdir(parents=True)

@@ -25,7 +25,7 @@ _TINY = """
 from dpjax.experiments.kinds.secure.config import SecureConfig, SumTask
 
 def get_config():
-  rows = {"plain": {"protocol": "plain"}, "shares": {"protocol": "additive_sharing"}}
+  rows = {"plain": {"task.protocol": "plain"}, "shares": {"task.protocol": "additive_sharing"}}
   return SecureConfig(task=SumTask(5, 30), rows=rows, title="tiny")
 """
 _launch = functools.partial(commands.run, "launch.secure")
@@ -91,14 +91,18 @@ def test_rows_without_their_extra_are_named_first_and_left_out(
     raise UserError(f"needs TenSEAL; {install}")
 
   monkeypatch.setattr(encrypted_vectors, "library", library)
-  rows = {"a": {"protocol": "bfv"}, "b": {"protocol": "plain"}, "c": {"task": "regress"}}
+  rows = {
+    "a": {"task.protocol": "bfv"},
+    "b": {"task.protocol": "plain"},
+    "c": {"task": "regress"},
+  }
   config = SecureConfig(task=SumTask(3, 5), rows=rows)
   finished = secure_table.run_all(config, tmp_path / "run")
   lines = capsys.readouterr().err.splitlines()
   assert lines[0].startswith("note: 2 of 3 rows are left out (a, c): needs TenSEAL; pip")
   assert [(row["name"], row["status"]) for row in finished] == [("b", "done")]
   # Without any row that could run nothing is begun.
-  alone = SecureConfig(task=SumTask(3, 5), rows={"a": {"protocol": "bfv"}})
+  alone = SecureConfig(task=SumTask(3, 5), rows={"a": {"task.protocol": "bfv"}})
   with pytest.raises(UserError, match="needs TenSEAL"):
     secure_table.run_all(alone, tmp_path / "other")
   assert not (tmp_path / "other").exists()

@@ -16,12 +16,12 @@ from tests import commands
 
 ROOT = pathlib.Path(__file__).parents[2]
 CONFIG = """
-from dpjax.experiments.kinds.central.config import ModelConfig, PrivacyConfig, TrainConfig
+from dpjax.experiments.kinds.central.config import ModelConfig, DpSgd, TrainConfig
 from dpjax.experiments.sweeps.grid import SweepConfig
 def get_config():
   base = TrainConfig(
     num_steps=4, eval_every=2, checkpoint_every=2, model=ModelConfig("mlp"),
-    privacy=PrivacyConfig(sampling_prob=0.05, accountant="rdp"))
+    privacy=DpSgd(sampling_prob=0.05, accountant="rdp"))
   # the second limit is above the number of examples, which only the data tell
   grid = {"privacy.epsilon": [1.0, 4.0], "data.limit": [1400, 9999]}
   return SweepConfig(base=base, grid=grid, seeds=[0])
@@ -120,14 +120,14 @@ def test_terminated_sweep_goes_on_and_ends_equal(tmp_path):
 
 
 SELECTION = """
-from dpjax.experiments.kinds.central.config import ModelConfig, PrivacyConfig, TrainConfig
-from dpjax.experiments.sweeps.grid import SelectionConfig, SweepConfig
+from dpjax.experiments.kinds.central.config import ModelConfig, DpSgd, TrainConfig
+from dpjax.experiments.sweeps.grid import Selection, SweepConfig
 def get_config():
   base = TrainConfig(
     num_steps=3, eval_every=3, checkpoint_every=3, model=ModelConfig("mlp"),
-    privacy=PrivacyConfig(sampling_prob=0.05, accountant="rdp", epsilon=1.0))
+    privacy=DpSgd(sampling_prob=0.05, accountant="rdp", epsilon=1.0))
   grid = {"optimizer.learning_rate": [0.1, 0.5]}
-  selection = SelectionConfig(enabled=True, mean_trials=1.0)
+  selection = Selection(mean_trials=1.0)
   return SweepConfig(base=base, grid=grid, selection=selection)
 """
 

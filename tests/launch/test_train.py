@@ -36,7 +36,7 @@ def test_quickstart_prints_a_result_and_writes_it(tmp_path):
     (["--config.privacy.epsilom=1"], ["epsilom", "epsilon"]),
     (["--config.privacy.epsilon=-1"], ["privacy.epsilon=-1", "> 0"]),
     (["--config.privacy.sampling_prob=1.5"], ["sampling_prob=1.5", "[1e-09, 1]"]),
-    (["--config.privacy.capacity=100"], ["capacity=100", ">="]),
+    (["--config.privacy.sampler.capacity=100"], ["capacity=100", ">="]),
     (
       ["--config.data.name=mnist", "--config.data.data_dir=NOWHERE"],
       ["NOWHERE", "launch.prepare"],

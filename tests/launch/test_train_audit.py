@@ -5,7 +5,7 @@ import pathlib
 
 import pytest
 
-from dpjax.experiments.kinds.central import ftrl, privacy
+from dpjax.sampling.registry import used_for
 from tests import commands
 
 _ROOT = pathlib.Path(__file__).resolve().parents[2]
@@ -81,14 +81,14 @@ _RELATIONS = ("add_or_remove_one", "replace_one", "replace_special")
 
 def _samplers():
   """Every sampler that a config names, under each relation that somebody proves it for."""
-  kinds = [("dp_sgd", "privacy.sampler", name) for name in privacy.SAMPLERS]
-  kinds += [("dp_ftrl", "privacy.ftrl.sampler", name) for name in ftrl.SAMPLERS]
+  kinds = [("dp_sgd", "privacy.sampler", name) for name in used_for("examples")]
+  kinds += [("dp_ftrl", "privacy.sampler", name) for name in used_for("correlated noise")]
   for method, field, name in kinds:
     for relation in _RELATIONS:
-      given = {"privacy.method": method, field: name}
+      given = {"privacy": method, field: name}
       given |= {"privacy.neighboring_relation": relation}
       if name == "k_out_of_t":
-        given |= {"privacy.num_selected": 2}
+        given |= {"privacy.sampler.num_selected": 2}
       yield pytest.param(given, id=f"{method}-{name}-{relation}")
 
 

@@ -18,12 +18,11 @@ import dpjax
 from dpjax import models
 from dpjax.experiments.config import fields
 from dpjax.experiments.kinds.central.config import TrainConfig
-from dpjax.experiments.kinds.central.kind import CENTRAL
 from dpjax.experiments.kinds.federated.config import FedConfig
-from dpjax.experiments.kinds.federated.kind import FEDERATED
 from dpjax.experiments.kinds.relevance.config import RelevanceConfig
 from dpjax.experiments.run import dry_run, for_target
-from dpjax.federated.execution.named import auto_clients
+from dpjax.experiments.run.kind import experiment_of
+from dpjax.federated import execution
 from dpjax.gradients.device_mesh import mesh_of
 from dpjax.parallel import programs, targets
 from dpjax.types import Example
@@ -114,7 +113,7 @@ def test_a_block_makes_its_programs_for_the_target(on_cpu):
   with targets.compiling_for(on_cpu):
     assert targets.platform() == "gpu"
     assert dpjax.gradients.explain(loss, jnp.ones(2), jnp.ones(2)).platform == "gpu"
-    assert auto_clients()(None, None).__class__.__name__ == "Blocks"
+    assert execution.auto_clients()(None, None).__class__.__name__ == "Blocks"
   assert targets.platform() == "cpu"
 
 
@@ -146,8 +145,10 @@ def test_the_roofline_is_the_slower_of_products_and_memory():
 # --- plans, with a CPU in the place of the device
 
 
-def _lines(kind, config, tmp_path, target):
-  head, *lines = dry_run.report(kind, config, tmp_path / "run", target).splitlines()
+def _lines(config, tmp_path, target):
+  head, *lines = dry_run.report(
+    experiment_of(config), tmp_path / "run", target
+  ).splitlines()
   assert head == "Plan only: nothing is trained, nothing is written."
   assert list(tmp_path.iterdir()) == []
   return dict(line.split("  ", 1) for line in lines)
@@ -157,7 +158,7 @@ def _lines(kind, config, tmp_path, target):
 def test_a_central_run_is_planned_and_nothing_is_run(tmp_path, on_cpu, monkeypatch):
   monkeypatch.setattr(dry_run, "timed", None)
   config = fields.replace_all(TrainConfig(num_steps=3, seed=1), _NOISE)
-  lines = _lines(CENTRAL, config, tmp_path, on_cpu)
+  lines = _lines(config, tmp_path, on_cpu)
   assert lines["fits"].strip().startswith("yes: 0.00")
   assert lines["num_parameters"].strip() == "650"
   # 1437 digits of 8 x 8 in float32, and their classes
@@ -169,12 +170,12 @@ def test_a_central_run_is_planned_and_nothing_is_run(tmp_path, on_cpu, monkeypat
 @pytest.mark.slow
 def test_a_federated_run_is_planned_by_the_program_of_its_clients(tmp_path, on_cpu):
   config = fields.replace_all(FedConfig(num_rounds=2, seed=1), {"model.name": "linear"})
-  lines = _lines(FEDERATED, config, tmp_path, on_cpu)
+  lines = _lines(config, tmp_path, on_cpu)
   assert lines["fits"].strip().startswith("yes: 0.00")
   assert lines["num_parameters"].strip() == "650"
   looped = dataclasses.replace(config, execution="loop")
   with refuses("execution", value="loop"):
-    dry_run.report(FEDERATED, looped, tmp_path / "run", on_cpu)
+    dry_run.report(experiment_of(looped), tmp_path / "run", on_cpu)
 
 
 def test_a_run_that_does_not_fit_is_told_which_microbatch_would(on_cpu, monkeypatch):
@@ -299,7 +300,7 @@ def test_what_is_held_of_an_example_needs_no_recording():
 def test_a_mesh_sends_one_sum_of_gradients_a_step(text, tmp_path):
   config = fields.replace_all(TrainConfig(num_steps=3, mesh="data:8"), _NOISE)
   target = targets.parse(text)
-  lines = _lines(CENTRAL, config, tmp_path, target)
+  lines = _lines(config, tmp_path, target)
   assert lines["fits"].strip().startswith("yes: 0.0")
   sent = float(lines["exchanges"].split()[0])
   # The sum of 65 x 10 weights in float32, and a few scalars.

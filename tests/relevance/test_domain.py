@@ -11,7 +11,7 @@ from dpjax import auditing, data, relevance
 from dpjax.auditing.scores import Scores
 from dpjax.experiments.kinds.relevance import audit as relevance_audit
 from dpjax.experiments.kinds.relevance import config as relevance_config
-from dpjax.experiments.kinds.relevance.config import RelevanceAuditConfig, RelevanceConfig
+from dpjax.experiments.kinds.relevance.config import RelevanceAudit, RelevanceConfig
 from dpjax.experiments.run import guarantee
 from dpjax.experiments.sweeps import claims, panels
 from dpjax.relevance import record_noise, rigorous
@@ -155,7 +155,7 @@ def test_an_audit_changes_no_label_that_is_public():
   how = dataclasses.replace(_LOCAL, labels="public")
   job = _job(how=how)
   outcome = relevance.run("radp", "rigorous", job)
-  audit = RelevanceAuditConfig(enabled=True, num_trials=40, num_canaries=20)
+  audit = RelevanceAudit(num_trials=40, num_canaries=20)
   config = RelevanceConfig(mode="rigorous", rigorous=how, audit=audit)
   found = relevance_audit.facts(config, job, outcome)["audit"]
   assert set(found["bounds"]) == {"U1", "U4"} and not found["refuted"]

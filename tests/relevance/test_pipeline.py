@@ -353,7 +353,7 @@ def _one_step(weight_decay):
   """(parameters before, after) one step of plain training."""
   net, x = _mlp(10), np.asarray(_SMALL.x[:20])
   before = net.init(jax.random.key(4), x[:1])
-  after = train.fit(
+  steps = train.fit(
     train.cross_entropy(net.apply),
     before,
     lambda epoch: (x, np.asarray(_SMALL.y[:20])),
@@ -362,7 +362,7 @@ def _one_step(weight_decay):
     seed=0,
     weight_decay=weight_decay,
   )
-  return before, after
+  return before, train.in_one_go(steps)
 
 
 def test_weight_decay_takes_its_share_of_every_parameter():

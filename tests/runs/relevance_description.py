@@ -6,7 +6,6 @@ import jax
 import numpy as np
 
 from dpjax import relevance, trees
-from dpjax.experiments.config import unread as unread_lib
 from dpjax.experiments.kinds.relevance import build as relevance_build
 from dpjax.experiments.kinds.relevance import unused as relevance_unused
 from dpjax.experiments.run import run_keys
@@ -39,7 +38,7 @@ def run(config):
 def _point(point):
   config = point.config
   train, test = loaded(config)
-  unread_lib.refuse(config, relevance_unused.of_dataset(train))
+  relevance_unused.refuse(config, relevance_unused.of_dataset(train))
   whole = run_keys.drawn(config.seed, noise_seed=0)
   job = relevance_build.make_job(config, train, test, {}, whole)
   public = None if config.public_data is None else loaded(_named(config))[0]

@@ -9,11 +9,15 @@ from configs.fed import quickstart as fed_quickstart
 from dpjax.data import from_arrays
 from dpjax.experiments.config import fields
 from dpjax.experiments.kinds.central.config import DataConfig, ModelConfig, TrainConfig
-from dpjax.experiments.kinds.distillation.config import DistillationConfig
+from dpjax.experiments.kinds.distillation.config import DistillationConfig, PublicImages
 from dpjax.experiments.kinds.pate.config import PateConfig
 from dpjax.experiments.kinds.relevance.config import RelevanceConfig
 from dpjax.experiments.kinds.secure.config import SecureConfig
-from dpjax.experiments.kinds.synthesis.config import SynthesisConfig, WassersteinGan
+from dpjax.experiments.kinds.synthesis.config import (
+  KernelMean,
+  SynthesisConfig,
+  WassersteinGan,
+)
 from dpjax.experiments.sweeps import secure_table
 
 
@@ -42,7 +46,7 @@ _CENTRAL = {
   "privacy.noise_multiplier": 2.0,
   "diagnostics": False,
 }
-FTRL = {"privacy.method": "dp_ftrl", "privacy.neighboring_relation": "replace_special"}
+FTRL = {"privacy": "dp_ftrl", "privacy.neighboring_relation": "replace_special"}
 MEANS = {"name": "private_statistics", "noise_multiplier": 2.0}
 _FED = {
   "num_rounds": 2,
@@ -60,18 +64,22 @@ _FED = {
 
 
 def central(**changes):
-  return fields.replace_all(quickstart.get_config(), {**_CENTRAL, **changes}), None
+  return fields.replace_all(
+    fields.replace_all(quickstart.get_config(), _CENTRAL), changes
+  ), None
 
 
 def least_squares(**changes):
-  least = {"model.name": "linear", "data.limit": 200, "privacy.method": "least_squares"}
+  least = {"model.name": "linear", "data.limit": 200, "privacy": "least_squares"}
   return fields.replace_all(
     TrainConfig(), {**least, "privacy.epsilon": 4.0, **changes}
   ), None
 
 
 def federated(**changes):
-  return fields.replace_all(fed_quickstart.get_config(), {**_FED, **changes}), None
+  return fields.replace_all(
+    fields.replace_all(fed_quickstart.get_config(), _FED), changes
+  ), None
 
 
 def pate(**changes):
@@ -84,7 +92,7 @@ def distillation(**changes):
   base = {"num_pool": 50, "teacher_hidden": 4, "student_hidden": 4, "batch_size": 100}
   base |= {"epochs": 1, "eval_every": 2, **changes}
   if changes.get("method") != "joint":
-    base |= {"pool_is_public": True, "student_batch": 16}
+    base |= {"pool_is_public": True, "method": PublicImages(student_batch=16)}
   return DistillationConfig(**base), sides(2)
 
 
@@ -110,4 +118,5 @@ def secure(**changes):
   return point.config, None
 
 
+KERNEL = KernelMean(num_frequencies=8, side=2, num_steps=100)
 GAN = WassersteinGan(batch_size=100, epochs=1, critic_hidden=4, critic_steps=2)

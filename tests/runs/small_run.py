@@ -15,4 +15,4 @@ SMALL = {
 
 
 def config(**overrides):
-  return fields.replace_all(quickstart.get_config(), {**SMALL, **overrides})
+  return fields.replace_all(fields.replace_all(quickstart.get_config(), SMALL), overrides)

@@ -14,11 +14,11 @@ from dpjax.attacks import allowed
 from dpjax.attacks.difficulty import quantile_regression
 from dpjax.experiments.config import fields
 from dpjax.experiments.kinds.attack import build, inversion, members
-from dpjax.experiments.kinds.attack.config import AttackConfig, other
+from dpjax.experiments.kinds.attack.config import AttackConfig
 from dpjax.experiments.kinds.central.config import (
   DataConfig,
   ModelConfig,
-  PrivacyConfig,
+  Sgd,
   TrainConfig,
 )
 from dpjax.experiments.kinds.federated import build as federated_build
@@ -32,19 +32,16 @@ from tests.runs.stops import stop_after
 
 
 def _config(**changes):
-  """The quickstart without its rows, small, and without the section that is not attacked."""
+  """One attack of the quickstart, small: on its first target, or on the other one."""
   config = quickstart.get_config()
-  small = {"rows": {}, "title": "", "train.num_steps": 12, "train.data.limit": 60}
-  small |= {"train.model.name": "linear", "train.model.options": {}}
-  small |= {"train.privacy.sampling_prob": 0.5}
-  if "attack" not in changes:
-    small |= {"attack.num_shadows": 6}
-  config = fields.replace_all(config, small)
-  setattr(config, other(config), type(getattr(config, other(config)))())
-  if "attack" in changes:
-    config.federate = quickstart.get_config().federate
-    config.train = TrainConfig()
-  return fields.replace_all(config, changes)
+  of_clients = changes.get("attack", "membership") != "membership"
+  small = {"rows": {}, "title": ""}
+  if not of_clients:
+    small |= {name: config.rows["membership, none"][name] for name in ("attack", "target")}
+    small |= {"target.num_steps": 12, "target.data.limit": 60, "attack.num_shadows": 6}
+    small |= {"target.model.name": "linear", "target.model.options": {}}
+    small |= {"target.privacy.sampling_prob": 0.5}
+  return fields.replace_all(fields.replace_all(config, small), changes)
 
 
 def _point(config):
@@ -52,7 +49,7 @@ def _point(config):
   return point.config
 
 
-_PRIVATE = {"train.privacy.method": "dp_sgd"}
+_PRIVATE = {"target.privacy": "dp_sgd"}
 _DENSE = {"attack": "dense_first"}
 
 
@@ -103,7 +100,7 @@ def test_quantile_regression_knows_public_records_and_no_shadow(tmp_path):
     log_odds = held["log_odds"]
     public = held["public_log_odds"]
     included = held["included"]
-  train, test = build.load_data(_config(**chosen))
+  train, test = build.Attack(_config(**chosen)).data()
   features = lambda part: np.column_stack(
     [part.x.reshape(len(part), -1), np.eye(10)[part.y]]
   )
@@ -128,7 +125,7 @@ def test_quantile_regression_needs_public_records_of_its_own():
 
 def test_copies_of_what_is_no_image_are_refused():
   point = _point(_config(**{"attack.queries": 2}))
-  train, test = build.load_data(point)
+  train, test = build.Attack(point).data()
   flat = data.from_arrays(
     np.asarray(train.x).reshape(len(train), -1), train.y, num_classes=10
   )
@@ -140,7 +137,7 @@ def test_copies_of_what_is_no_image_are_refused():
 
 @pytest.mark.long
 def test_privacy_is_one_flag_and_brings_its_line(tmp_path):
-  config = _config(**_PRIVATE, **{"train.privacy.epsilon": 0.5})
+  config = _config(**_PRIVATE, **{"target.privacy.epsilon": 0.5})
   result = _ran(config, tmp_path)
   assert 0.45 < result["epsilon"] <= 0.5 and result["epsilon_kind"] == "proved"
   assert result["line"].startswith("proved by pld, add_or_remove_one")
@@ -158,7 +155,7 @@ def test_defences_are_measured_on_the_same_members():
   found = []
   for config in (_config(), _config(**_PRIVATE)):
     point = _point(config)
-    loaded = build.load_data(point)
+    loaded = build.Attack(point).data()
     random = run_keys.drawn(0, noise_seed=0)
     found.append(members.prepare(point, loaded, random))
   assert np.array_equal(found[0].included, found[1].included)
@@ -168,7 +165,7 @@ def test_defences_are_measured_on_the_same_members():
 def _trained(folder, **changes):
   config = TrainConfig(
     data=DataConfig(limit=60), model=ModelConfig("linear"),
-    privacy=PrivacyConfig(method="sgd", sampling_prob=0.5), num_steps=12,
+    privacy=Sgd(sampling_prob=0.5), num_steps=12,
   )  # fmt: skip
   loop.train(fields.replace_all(config, changes), folder)
   return str(folder / "params.npz")
@@ -176,12 +173,12 @@ def _trained(folder, **changes):
 
 @pytest.mark.long
 def test_a_finished_run_is_attacked_and_one_of_another_shape_is_refused(tmp_path):
-  config = _config(**{"train.data.center": False, "attack.num_shadows": 4})
+  config = _config(**{"target.data.center": False, "attack.num_shadows": 4})
   own = _trained(tmp_path / "own")
   result = _ran(fields.replace(config, "attack.target", own), tmp_path / "attack")
   assert result["num_records"] == 60 + 360 and result["num_models"] == 4
   assert result["line"] is None
-  wide = {"train.model.name": "mlp", "train.model.options": {"features": (5,)}}
+  wide = {"target.model.name": "mlp", "target.model.options": {"features": (5,)}}
   other = fields.replace_all(config, {"attack.target": own, **wide})
   with refuses("attack.target") as caught:
     _ran(other, tmp_path / "other")
@@ -197,7 +194,7 @@ def test_a_finished_run_is_attacked_and_one_of_another_shape_is_refused(tmp_path
 
 @pytest.mark.long
 def test_the_epsilon_of_a_target_is_that_of_its_own_run_and_never_of_the_config(tmp_path):
-  config = _config(**{"train.data.center": False, "attack.num_shadows": 4}, **_PRIVATE)
+  config = _config(**{"target.data.center": False, "attack.num_shadows": 4}, **_PRIVATE)
   leaky = fields.replace(config, "attack.target", _trained(tmp_path / "sgd"))
   result = _ran(leaky, tmp_path / "attack")
   assert result["epsilon"] is None and result["epsilon_kind"] == "none"
@@ -207,7 +204,7 @@ def test_the_epsilon_of_a_target_is_that_of_its_own_run_and_never_of_the_config(
     "FAILS",
     "not shown to fail",
   }
-  dp = {"privacy.method": "dp_sgd", "privacy.epsilon": 7.0}
+  dp = {"privacy": "dp_sgd", "privacy.epsilon": 7.0}
   own = _trained(tmp_path / "dp", **dp)
   facts = members.facts_of_run(own, _held(own), config.train)
   assert 6 < facts["epsilon"] <= 7 and facts["epsilon_kind"] == "proved"
@@ -225,7 +222,7 @@ def test_the_epsilon_of_a_target_is_that_of_its_own_run_and_never_of_the_config(
 
 @pytest.mark.long
 def test_another_model_under_the_targets_path_is_not_taken_for_it(tmp_path):
-  changes = {"train.data.center": False, "attack.num_shadows": 4}
+  changes = {"target.data.center": False, "attack.num_shadows": 4}
   target = _trained(tmp_path / "own")
   config = fields.replace(_config(**changes), "attack.target", target)
   _ran(config, tmp_path / "attack")
@@ -243,11 +240,11 @@ def _held(path):
 @pytest.mark.cases(long=["truncated_poisson"], slow=...)
 @pytest.mark.parametrize("sampler", ["poisson", "truncated_poisson"])
 def test_exact_halves_are_held_to_the_line_of_a_replaced_record(sampler):
-  changes = {"train.privacy.sampler": sampler, "train.privacy.epsilon": 1.0}
+  changes = {"target.privacy.sampler": sampler, "target.privacy.epsilon": 1.0}
   if sampler != "poisson":
-    changes["train.privacy.neighboring_relation"] = "replace_special"
+    changes["target.privacy.neighboring_relation"] = "replace_special"
   point = _point(_config(**_PRIVATE, **changes))
-  loaded = build.load_data(point)
+  loaded = build.Attack(point).data()
   random = run_keys.drawn(0, noise_seed=0)
   attacked = members.prepare(point, loaded, random)
   line, once = members._line(attacked), allowed.by_plan(attacked.run.plan)
@@ -263,12 +260,12 @@ def test_exact_halves_are_held_to_the_line_of_a_replaced_record(sampler):
 @pytest.mark.long
 def test_a_message_is_what_a_round_of_the_public_pipeline_is_moved_by():
   """Clients of a run with its own clipping, noise and codes, not written anew."""
-  changes = {"federate.compression": "quantize", "federate.partition.num_clients": 1}
-  changes |= {"federate.clients_per_round": 1.0, "federate.local.epochs": 3}
-  changes |= {"federate.privacy.method": "local", "federate.privacy.epsilon": None}
+  changes = {"target.compression": "quantize", "target.partition.num_clients": 1}
+  changes |= {"target.clients_per_round": 1.0, "target.local.epochs": 3}
+  changes |= {"target.privacy": "local", "target.privacy.epsilon": None}
   changes |= {
-    "federate.privacy.noise_multiplier": 0.0,
-    "federate.privacy.l2_clip_norm": 0.05,
+    "target.privacy.noise_multiplier": 0.0,
+    "target.privacy.l2_clip_norm": 0.05,
   }
   config = _point(_config(**_DENSE, **changes)).federate
   loaded = federated_build.load_data(config)
@@ -278,7 +275,7 @@ def test_a_message_is_what_a_round_of_the_public_pipeline_is_moved_by():
   moved, _ = run.algorithm.round(state, cohort)
   random = run.random._replace(local=jax.random.key(9))
   attacked = inversion.prepare(
-    AttackConfig(federate=config, attack="dense_first"), loaded, random
+    AttackConfig(target=config, attack="dense_first"), loaded, random
   )
   step = jax.tree.map(np.subtract, moved.params, run.params)
   sent = attacked.send(0)["delta"]
@@ -293,12 +290,12 @@ def test_a_message_is_what_a_round_of_the_public_pipeline_is_moved_by():
   ("changes", "fails"),
   [
     ({}, True),
-    ({"federate.privacy.method": "central", "federate.privacy.l2_clip_norm": 0.1}, True),
+    ({"target.privacy": "central", "target.privacy.l2_clip_norm": 0.1}, True),
     (
       {
-        "federate.privacy.method": "local",
-        "federate.privacy.epsilon": None,
-        "federate.privacy.noise_multiplier": 2.0,
+        "target.privacy": "local",
+        "target.privacy.epsilon": None,
+        "target.privacy.noise_multiplier": 2.0,
       },
       False,
     ),
@@ -317,11 +314,11 @@ def test_a_defence_that_fails_is_said_to_fail(changes, fails, tmp_path):
 
 
 def test_what_the_servers_noise_promises_is_no_promise_against_it_with_own_noise_beside():
-  changes = {"federate.privacy.method": "both", "federate.privacy.epsilon": None}
-  changes |= {"federate.privacy.noise_multiplier": 3.0}
-  changes |= {"federate.privacy.local_noise_multiplier": 1e-6}
+  changes = {"target.privacy": "both", "target.privacy.epsilon": None}
+  changes |= {"target.privacy.noise_multiplier": 3.0}
+  changes |= {"target.privacy.local_noise_multiplier": 1e-6}
   point = _point(_config(**_DENSE, **changes))
-  loaded = build.load_data(point)
+  loaded = build.Attack(point).data()
   random = run_keys.drawn(0, noise_seed=0)
   assert "server sees every message" in inversion.prepare(point, loaded, random).note
 
@@ -365,32 +362,32 @@ _ROW = "rows['a, b']"
     ({"attack.methods": ("lira", "lyra")}, "methods='lyra'"),
     ({"attack.methods": ()}, "methods=()"),
     (
-      {"attack": "dlg", "federate.algorithm": "fed_prox"},
-      "federate.algorithm='fed_prox': must be 'fed_avg'",
+      {"attack": "dlg", "target.algorithm": "fed_prox"},
+      "target.algorithm='fed_prox': must be 'fed_avg'",
     ),
-    ({"train.privacy.sampling_prob": 2.0}, "train.privacy.sampling_prob=2.0"),
-    ({"train.eval_every": 3}, "train.eval_every=3: would be ignored"),
-    ({"train.release": True, "train.privacy.method": "dp_sgd"}, "train.release=True"),
-    ({"train.audit.enabled": True}, "train.audit.enabled=True"),
+    ({"target.privacy.sampling_prob": 2.0}, "target.privacy.sampling_prob=2.0"),
+    ({"target.eval_every": 3}, "target.eval_every=3: would be ignored"),
+    ({"target.release": True, "target.privacy": "dp_sgd"}, "target.release=True"),
+    ({"target.audit": "canaries"}, "target.audit"),
     ({"beside": {"nobody": ".8"}}, "beside['nobody']: is no row"),
     (
-      {**_DENSE, "federate.secure_sum": "secagg", "federate.secure_sum.simulated": False},
-      "federate.secure_sum.simulated=False: would be ignored",
+      {**_DENSE, "target.secure_sum": "secagg", "target.secure_sum.simulated": False},
+      "target.secure_sum.simulated=False: would be ignored",
     ),
     *[
-      ({"attack": "dense_first", f"federate.{name}": value}, f"federate.{name}={value!r}: would be")
+      ({"attack": "dense_first", f"target.{name}": value}, f"target.{name}={value!r}: would be")
       for name, value in (("memory_budget_gb", 5.0), ("weighting", "capped"))
     ],
     (
-      {"attack.target": "a.npz", "train.privacy.method": "dp_sgd",
-       "train.privacy.epsilon_budget": 0.1},
-      "train.privacy.epsilon_budget=0.1: would be ignored",
+      {"attack.target": "a.npz", "target.privacy": "dp_sgd",
+       "target.privacy.epsilon_budget": 0.1},
+      "target.privacy.epsilon_budget=0.1: would be ignored",
     ),
-    ({"rows": {"a, b": {"train.no_such": 1}}}, "no_such"),
-    ({"rows": {"a, b": {"title": "x"}}}, f"{_ROW}.title: would be ignored"),
+    ({"rows": {"a, b": {"target.no_such": 1}}}, "no_such"),
+    ({"rows": {"a, b": {"title": "x"}}}, f"{_ROW}.title: is of the whole table"),
     (
-      {"rows": {"a, b": {"train.privacy.epsilon": -1.0}}},
-      f"{_ROW}: train.privacy.epsilon=-1.0",
+      {"rows": {"a, b": {**_PRIVATE, "target.privacy.epsilon": -1.0}}},
+      f"{_ROW}: target.privacy.epsilon=-1.0",
     ),
     ({"rows": {"a, b": {}, "a-b": {}}}, "runs of the same name"),
     ({"seed": -1}, "seed=-1"),
@@ -406,20 +403,20 @@ def test_a_wrong_config_is_one_line_that_names_its_field(changes, words):
 @pytest.mark.parametrize(
   ("changes", "field"),
   [
-    ({"train.data.limit": 11}, "train.data.limit"),
+    ({"target.data.limit": 11}, "target.data.limit"),
     (
-      {"train.data.limit": 61, "train.privacy.sampler": "fixed_size"},
-      "train.data.limit",
+      {"target.data.limit": 61, "target.privacy.sampler": "fixed_size"},
+      "target.data.limit",
     ),
     ({"attack.target": "no/such.npz"}, "attack.target"),
     (
-      {"attack": "dense_first", "federate.data.limit": 9},
-      "federate.partition.num_clients",
+      {"attack": "dense_first", "target.data.limit": 9},
+      "target.partition.num_clients",
     ),
-    ({"train.data.limit": 10**6}, "train.data.limit"),
+    ({"target.data.limit": 10**6}, "target.data.limit"),
     (
-      {**_PRIVATE, "train.privacy.epsilon_budget": 1.0},
-      "train.privacy.epsilon_budget",
+      {**_PRIVATE, "target.privacy.epsilon_budget": 1.0},
+      "target.privacy.epsilon_budget",
     ),
   ],
 )
@@ -429,23 +426,18 @@ def test_what_only_the_data_tell_is_one_line_that_names_its_field(changes, field
   assert not (tmp_path / "run" / "config.json").exists()
 
 
-def test_a_room_that_no_row_attacks_is_refused():
-  with refuses("federate.data.limit"):
-    attack_table.points(_config(**{"federate.data.limit": 8}))
-
-
 @pytest.mark.cases(quick=[0, 1], long=...)
 @pytest.mark.parametrize(
   ("rows", "words"),
   [
     (
-      {"membership, top-k": {"federate.compression": "top_k"}},
-      "rows['membership, top-k'].federate.compression='top_k': would be ignored, this row "
-      "attacks train",
+      {"membership, top-k": {"target.compression": "top_k"}},
+      "rows['membership, top-k'].target.compression: 'train' has no such field; it belongs to "
+      "federate",
     ),
     (
-      {"DLG, epsilon 1": {"attack": "dlg", "train.privacy.epsilon": 1.0}},
-      "rows['DLG, epsilon 1'].train.privacy.epsilon=1.0: would be ignored",
+      {"DLG, epsilon 1": {"attack": "dlg", "target.privacy.epsilon": 1.0}},
+      "rows['DLG, epsilon 1']: target='train': must be 'federate' for attack='dlg'",
     ),
     ({"": {}}, "rows['']: names a row and its folder"),
     ({"membership, a\nb": {}}, "must be words on one line"),
@@ -459,13 +451,13 @@ def test_a_row_whose_defence_would_be_ignored_or_whose_name_is_none_is_refused(r
 
 
 _OWN_NOISE = {
-  "federate.privacy.method": "local",
-  "federate.privacy.epsilon": None,
-  "federate.privacy.noise_multiplier": 2.0,
+  "target.privacy": "local",
+  "target.privacy.epsilon": None,
+  "target.privacy.noise_multiplier": 2.0,
 }
 _IMPRINT = {
   "attack": "imprint",
-  "federate.model.options": {"features": (128,), "activation": "relu"},
+  "target.model.options": {"features": (128,), "activation": "relu"},
 }
 
 
@@ -473,7 +465,7 @@ _IMPRINT = {
 @pytest.mark.parametrize(
   ("changes", "fails"),
   [
-    ({"federate.partition.num_clients": 2}, True),  # batches of four
+    ({"target.partition.num_clients": 2}, True),  # batches of four
     (_OWN_NOISE, False),
   ],
   ids=["batch", "own noise"],
@@ -485,6 +477,6 @@ def test_a_rogue_server_reads_batches_but_not_noise(changes, fails, tmp_path):
 
 
 def test_a_rogue_server_needs_units_that_are_bins(tmp_path):
-  smooth = {**_IMPRINT, "federate.model.options": {"features": (8,)}}
-  with refuses("federate.model.options.activation"):
+  smooth = {**_IMPRINT, "target.model.options": {"features": (8,)}}
+  with refuses("target.model.options.activation"):
     _ran(_config(**smooth), tmp_path / "run")

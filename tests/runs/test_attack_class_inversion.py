@@ -11,10 +11,12 @@ from tests.refuses import refuses
 
 
 def _ran(folder, **changes):
-  small = {"rows": {}, "title": "", "train.num_steps": 40, "train.data.limit": 400}
-  small |= {"train.model.name": "linear", "train.model.options": {}}
+  small = {"rows": {}, "title": "", "target.num_steps": 40, "target.data.limit": 400}
+  small |= {"target.model.name": "linear", "target.model.options": {}}
   small["attack"] = {"name": "class_inversion", "steps": 100, "judge_steps": 300}
-  config = fields.replace_all(extraction_digits.get_config(), {**small, **changes})
+  config = fields.replace_all(
+    fields.replace_all(extraction_digits.get_config(), small), changes
+  )
   (point,) = attack_table.points(config)
   return loop.train(point.config, folder) | {"attack": "a", "defence": "b"}
 
@@ -27,8 +29,8 @@ def test_classes_of_a_trained_model_are_recognised_and_of_noise_not(tmp_path):
   )
   table.write(tmp_path, [result])
   assert "10 (" in (tmp_path / "attacks.md").read_text()
-  drowned = {"train.privacy.method": "dp_sgd", "train.privacy.epsilon": None}
-  drowned["train.privacy.noise_multiplier"] = 300.0
+  drowned = {"target.privacy": "dp_sgd", "target.privacy.epsilon": None}
+  drowned["target.privacy.noise_multiplier"] = 300.0
   (row,) = table.rows_of([_ran(tmp_path / "noise", **drowned)])
   assert row["verdict"] == "not shown to fail"
   assert row["epsilon"] is None and "protects one record" in row["note"]
@@ -41,8 +43,8 @@ def test_classes_of_a_trained_model_are_recognised_and_of_noise_not(tmp_path):
     ({"attack.starts": 0}, "config.attack.starts"),
     ({"attack.temperature": 0.0}, "config.attack.temperature"),
     ({"attack.judge_steps": 0}, "config.attack.judge_steps"),
-    ({"train.data.limit": 8}, "train.data.name"),
-    ({"train.eval_every": 3}, "train.eval_every"),
+    ({"target.data.limit": 8}, "target.data.name"),
+    ({"target.eval_every": 3}, "target.eval_every"),
   ],
 )
 def test_a_mistake_is_one_line_that_names_its_field(changes, field, tmp_path):

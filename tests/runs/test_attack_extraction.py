@@ -16,10 +16,12 @@ from tests.runs.stops import stop_after
 
 
 def _config(**changes):
-  small = {"rows": {}, "title": "", "train.num_steps": 8, "train.data.limit": 200}
-  small |= {"train.model.name": "linear", "train.model.options": {}, "attack.steps": 100}
+  small = {"rows": {}, "title": "", "target.num_steps": 8, "target.data.limit": 200}
+  small |= {"target.model.name": "linear", "target.model.options": {}, "attack.steps": 100}
   small |= {"attack.learning_rate": 0.03}
-  return fields.replace_all(extraction_digits.get_config(), small | changes)
+  return fields.replace_all(
+    fields.replace_all(extraction_digits.get_config(), small), changes
+  )
 
 
 def _ran(config, folder):
@@ -47,7 +49,7 @@ def test_a_copy_is_made_after_a_training_that_was_cut_off(tmp_path, monkeypatch)
 @pytest.mark.slow
 def test_the_target_is_the_public_training_bit_for_bit():
   (point,) = attack_table.points(_config())
-  loaded, train = build.load_data(point.config), point.config.train
+  loaded, train = build.Attack(point.config).data(), point.config.train
   run = central.assemble(train, loaded)
   attacked = copies.prepare(point.config, loaded, run.random)
   ended = []
@@ -63,9 +65,9 @@ def test_the_target_is_the_public_training_bit_for_bit():
 
 @pytest.mark.long
 def test_privacy_of_records_is_no_promise_against_a_copy(tmp_path):
-  private = {"train.privacy.method": "dp_sgd", "train.privacy.epsilon": None}
-  private |= {"train.privacy.noise_multiplier": 1.0}
-  private |= {"train.num_steps": 2, "attack.num_queries": (15,), "attack.steps": 20}
+  private = {"target.privacy": "dp_sgd", "target.privacy.epsilon": None}
+  private |= {"target.privacy.noise_multiplier": 1.0}
+  private |= {"target.num_steps": 2, "attack.num_queries": (15,), "attack.steps": 20}
   result = _ran(_config(**private), tmp_path)
   for row in table.rows_of([result]):
     assert row["epsilon"] is None and "not the model" in row["note"]
@@ -84,8 +86,8 @@ def test_privacy_of_records_is_no_promise_against_a_copy(tmp_path):
     ({"attack.labels_only": True, "attack.decimals": 2}, "config.attack.decimals"),
     ({"attack.decimals": -1}, "config.attack.decimals"),
     ({"attack.learning_rate": 0.0}, "config.attack.learning_rate"),
-    ({"train.eval_every": 3}, "train.eval_every"),
-    ({"train.audit.enabled": True}, "train.audit.enabled"),
+    ({"target.eval_every": 3}, "target.eval_every"),
+    ({"target.audit": "canaries"}, "target.audit"),
   ],
 )
 def test_a_mistake_is_one_line_that_names_its_field(changes, field, tmp_path):

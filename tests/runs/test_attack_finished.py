@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 
 from dpjax.attacks.roc import Roc, auc_interval
-from dpjax.experiments.kinds.attack import build, finished, members, table
+from dpjax.experiments.kinds.attack import finished, members, table
 from dpjax.experiments.kinds.central.config import (
   DataConfig,
+  DpSgd,
   ModelConfig,
   OptimizerConfig,
-  PrivacyConfig,
   TrainConfig,
 )
 from dpjax.experiments.run import loop
@@ -27,14 +27,14 @@ def run(tmp_path_factory):
   config = TrainConfig(
     data=DataConfig(name="digits", limit=120),
     model=ModelConfig("linear"),
-    privacy=PrivacyConfig(epsilon=None, noise_multiplier=2.0, sampling_prob=0.2),
+    privacy=DpSgd(epsilon=None, noise_multiplier=2.0, sampling_prob=0.2),
     optimizer=OptimizerConfig(learning_rate=0.3),
     num_steps=6,
     seed=5,
     eval_every=3,
     checkpoint_every=6,
   )
-  loop.run(loop.job_of(config), folder)
+  loop.train(config, folder)
   return folder
 
 
@@ -43,7 +43,7 @@ def test_a_finished_run_is_attacked_by_its_folder(run, tmp_path):
   config = finished.attack_on(run, num_shadows=4)
   assert (config.train.seed, config.train.eval_every) == (0, 100)  # of the run itself
   assert config.train.num_steps == 6 and config.attack.target == str(run / "params.npz")
-  result = loop.run(build.build(config), tmp_path)
+  result = loop.train(config, tmp_path)
   own = json.loads((run / "result.json").read_text())
   assert result["epsilon"] == own["epsilon"] and result["epsilon_kind"] == "proved"
   assert result["num_members"] == 120 and result["num_models"] == 4
@@ -77,7 +77,6 @@ def _changed(run, tmp_path, **files):
   return folder
 
 
-@pytest.mark.cases(slow=["files0-run"])
 @pytest.mark.parametrize(
   ("files", "field"),
   [

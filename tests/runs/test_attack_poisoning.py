@@ -13,9 +13,9 @@ from tests.refuses import refuses
 from tests.runs.stops import stop_after
 
 _PRIVATE = {
-  "federate.privacy.method": "central",
-  "federate.privacy.epsilon": None,
-  "federate.privacy.noise_multiplier": 1.0,
+  "target.privacy": "central",
+  "target.privacy.epsilon": None,
+  "target.privacy.noise_multiplier": 1.0,
 }
 
 
@@ -25,8 +25,10 @@ def _config(**changes):
     "title": "",
   }
   small["attack"] = {"name": "scaled_update", "factor": -20.0, "fraction": 0.25}
-  small |= {"federate.num_rounds": 2, "federate.local.epochs": 1}
-  return fields.replace_all(poisoning_digits.get_config(), {**small, **changes})
+  small |= {"target.num_rounds": 2, "target.local.epochs": 1}
+  return fields.replace_all(
+    fields.replace_all(poisoning_digits.get_config(), small), changes
+  )
 
 
 def _ran(config, folder):
@@ -38,7 +40,7 @@ def _ran(config, folder):
 @pytest.mark.long
 def test_a_poisoned_run_goes_on_where_it_stopped_and_says_what_fails(tmp_path, monkeypatch):
   config = _config()
-  private = fields.get(config, "federate.privacy.method") != "none"
+  private = fields.get(config, "target.privacy") != "none"
   config = _config(noise_seed=0) if private else config
   whole = _ran(config, tmp_path / "whole")
   stop_after(monkeypatch, 1)
@@ -56,14 +58,14 @@ def test_a_poisoned_run_goes_on_where_it_stopped_and_says_what_fails(tmp_path, m
 
 def _prepared(config):
   (point,) = attack_table.points(config)
-  loaded = build.load_data(point.config)
+  loaded = build.Attack(point.config).data()
   random = run_keys.drawn(0, noise_seed=0)
   return poisoned_rounds.prepare(point.config, loaded, random)
 
 
 @pytest.mark.long
 def test_without_attackers_it_is_the_public_run_bit_for_bit_memories_included():
-  changes = {"federate.compression": "top_k", "federate.clients_per_round": 5}
+  changes = {"target.compression": "top_k", "target.clients_per_round": 5}
   attacked = _prepared(_config(**changes))
   run = attacked.run
   state = run.algorithm.init(run.params, 12)
@@ -84,7 +86,7 @@ def test_without_attackers_it_is_the_public_run_bit_for_bit_memories_included():
 def test_attackers_who_agree_are_of_the_run_and_replace_what_they_send(name):
   """The lie is asked for in each round, of what the honest nine of twelve send."""
   prepared = _prepared(
-    _config(**{"attack": {"name": name, "fraction": 0.25}, "federate.num_rounds": 1})
+    _config(**{"attack": {"name": name, "fraction": 0.25}, "target.num_rounds": 1})
   )
   lie, asked = prepared.attack.collude, []
 
@@ -119,20 +121,20 @@ def test_an_epsilon_stands_where_it_binds_an_attacker(tmp_path):
   (row,) = table.rows_of([central])
   assert row["epsilon"] > 0 and row["epsilon_kind"] == "proved"
   assert central["tolerates"] is None and "epsilon bounds one client" in row["verdict"]
-  local = _config(**{**_PRIVATE, "federate.privacy.method": "local"})
+  local = _config(**{**_PRIVATE, "target.privacy": "local"})
   assert "an attacker sends what it likes" in _prepared(local).note
   inside = {
-    "federate.privacy.method": "distributed", "federate.privacy.sampler": "fixed_size",
-    "federate.secure_sum": "secagg", "federate.privacy.epsilon": None,
-    "federate.privacy.noise_multiplier": 2.0, "federate.privacy.l2_clip_norm": 0.5,
-    "federate.clients_per_round": 4,
+    "target.privacy": "distributed", "target.privacy.sampler": "fixed_size",
+    "target.secure_sum": "secagg", "target.privacy.epsilon": None,
+    "target.privacy.noise_multiplier": 2.0, "target.privacy.l2_clip_norm": 0.5,
+    "target.clients_per_round": 4,
   }  # fmt: skip
   assert "adds to the sum what it likes" in _prepared(_config(**inside)).note
 
 
 def test_defences_meet_the_same_attackers_on_the_same_victims():
   one = _prepared(_config(attack={"name": "backdoor", "size": 2, "fraction": 0.25}))
-  two = _prepared(_config(**{"federate.aggregator": "median"}))
+  two = _prepared(_config(**{"target.aggregator": "median"}))
   assert one.attackers.tolist() == two.attackers.tolist()
   assert one.tolerates == 0 and two.tolerates == 5
 
@@ -151,17 +153,17 @@ def test_defences_meet_the_same_attackers_on_the_same_victims():
     ({"attack": {"name": "backdoor", "size": 8}}, "attack.size"),
     ({"attack": {"name": "scaled_update", "size": 8}}, "config.attack.size"),
     (
-      {"federate.algorithm": "fed_nova"},
-      "federate.algorithm",
+      {"target.algorithm": "fed_nova"},
+      "target.algorithm",
     ),
-    ({**_PRIVATE, "federate.audit.enabled": True}, "federate.audit.enabled"),
-    ({"federate.eval_every": 3}, "federate.eval_every"),
-    ({"train.num_steps": 3}, "train.num_steps"),
+    ({**_PRIVATE, "target.audit": "canaries"}, "target.audit"),
+    ({"target.eval_every": 3}, "target.eval_every"),
+    ({"target.num_steps": 3}, "target.num_steps"),
     ({"attack": {"name": "alie", "z": 0.0}}, "config.attack.z"),
     ({"attack": {"name": "min_sum", "direction": "up"}}, "config.attack.direction"),
     (
-      {"attack": "alie", "federate.secure_sum": "secagg"},
-      "federate.secure_sum",
+      {"attack": "alie", "target.secure_sum": "secagg"},
+      "target.secure_sum",
     ),
   ],
 )

@@ -5,9 +5,9 @@ import pytest
 from dpjax import accounting
 from dpjax.experiments.config.attacker import AttackerConfig
 from dpjax.experiments.kinds.central import privacy as central
-from dpjax.experiments.kinds.central.config import PrivacyConfig, TrainConfig
+from dpjax.experiments.kinds.central.config import DpSgd, TrainConfig
 from dpjax.experiments.kinds.federated import privacy as federated
-from dpjax.experiments.kinds.federated.config import FedConfig, FedPrivacyConfig
+from dpjax.experiments.kinds.federated.config import Central, FedConfig, Local
 from dpjax.experiments.run import guarantee
 from tests.refuses import refuses
 
@@ -22,7 +22,7 @@ def _keeps(bound, plan):
 
 @pytest.mark.slow
 def test_a_central_run_keeps_the_rates_that_its_config_asks_for():
-  privacy = PrivacyConfig(epsilon=None, attacker=_ATTACKER, sampling_prob=1.0)
+  privacy = DpSgd(epsilon=None, attacker=_ATTACKER, sampling_prob=1.0)
   config = TrainConfig(num_steps=4, privacy=privacy)
   central.check(config)
   plan = central.make_plan(config, 1000)
@@ -33,14 +33,12 @@ def test_a_central_run_keeps_the_rates_that_its_config_asks_for():
   )
 
 
-@pytest.mark.parametrize("method", ["central", "local"])
+@pytest.mark.parametrize("method", [Central, Local])
 def test_a_federated_run_keeps_the_mu_that_its_config_asks_for(method):
-  privacy = FedPrivacyConfig(
-    method=method, epsilon=None, delta=1e-4, attacker=AttackerConfig(mu=1.0)
-  )
+  privacy = method(epsilon=None, delta=1e-4, attacker=AttackerConfig(mu=1.0))
   config = FedConfig(num_rounds=3, clients_per_round=50, privacy=privacy)
   federated.check(config)
-  if method == "central":
+  if method is Central:
     plan, _ = federated.make_plan(config, 50)
     assert _keeps(accounting.GaussianDp(1.0), plan)
     return
@@ -74,6 +72,6 @@ def test_a_federated_run_keeps_the_mu_that_its_config_asks_for(method):
   ],
 )
 def test_exactly_one_guarantee_is_taken(changes, field):
-  config = TrainConfig(privacy=PrivacyConfig(**changes))
+  config = TrainConfig(privacy=DpSgd(**changes))
   with refuses(field):
     central.check(config)

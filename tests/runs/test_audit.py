@@ -12,7 +12,6 @@ from dpjax.auditing.gradient_canaries import sum_scores
 from dpjax.auditing.lower_bounds import one_run_gaussian
 from dpjax.experiments.config import fields
 from dpjax.experiments.kinds.central import build
-from dpjax.experiments.kinds.central.config import AuditConfig
 from dpjax.experiments.run import loop
 from dpjax.plan import Plan
 from tests.refuses import refuses
@@ -30,9 +29,9 @@ def _config(**overrides):
   config = quickstart.get_config()
   small = {
     "grad_method": "vmap", "num_steps": 20, "eval_every": 20, "model.name": "linear",
-    "model.options": {}, "audit.enabled": True, "audit.num_canaries": 400,
+    "model.options": {}, "audit": "canaries", "audit.num_canaries": 400,
   }  # fmt: skip
-  return fields.replace_all(config, {**small, **overrides})
+  return fields.replace_all(fields.replace_all(config, small), overrides)
 
 
 @pytest.mark.long
@@ -52,8 +51,7 @@ def test_a_sound_run_is_not_refuted_and_its_canaries_are_in_the_data(tmp_path):
   built = build.assemble(config)
   assert len(built.train) == 1437 - 400 + found["num_included"]
   # Neither the audit nor its number of canaries is part of the plan.
-  without = {"audit.enabled": False, "audit.num_canaries": AuditConfig().num_canaries}
-  for other in (without, {"audit.num_canaries": 1000}):
+  for other in ({"audit": "none"}, {"audit.num_canaries": 1000}):
     assert built.plan == build.assemble(_config(**other)).plan
   # It names the declared number: the true one is a secret.
   statement = result["privacy_statement"].replace("\n", " ")
@@ -65,8 +63,7 @@ def test_a_sound_run_is_not_refuted_and_its_canaries_are_in_the_data(tmp_path):
 @pytest.mark.parametrize("score", ["loss", "gradient"])
 def test_p39_a_non_private_run_claims_nothing_and_its_canaries_are_found(tmp_path, score):
   """Plain gradient descent that memorises: the bound is far above any private claim."""
-  overrides = {**_MEMORISE, "privacy.method": "sgd", "audit.score": score}
-  overrides |= {"privacy.epsilon": None, "privacy.l2_clip_norm": 1.0}
+  overrides = {**_MEMORISE, "privacy": "sgd", "audit.score": score}
   result = loop.train(_config(**overrides), tmp_path / "run")
   found = result["audit"]
   assert result["epsilon"] is None and not found["refuted"]

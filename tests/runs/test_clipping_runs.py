@@ -32,7 +32,7 @@ def _config(**overrides):
     "privacy.epsilon": None,
     "privacy.noise_multiplier": 2.0,
   }
-  return fields.replace_all(config, {**small, **overrides})
+  return fields.replace_all(fields.replace_all(config, small), overrides)
 
 
 _RUNS = {
@@ -144,7 +144,7 @@ def test_p27_a_scaled_run_that_was_killed_is_the_same_bit_for_bit(
       {"privacy.clipping": {"name": "per_layer", "allocation": "x"}},
       "config.privacy.clipping.allocation",
     ),
-    ({"privacy.clip_schedule": "x"}, "privacy.clip_schedule"),
+    ({"privacy.clip_schedule": "x"}, "config.privacy.clip_schedule"),
     ({"privacy.clipping.noise": "uniform"}, "config.privacy.clipping.noise"),
     (
       {
@@ -153,8 +153,8 @@ def test_p27_a_scaled_run_that_was_killed_is_the_same_bit_for_bit(
       },
       "privacy.clipping.noise",
     ),
-    ({"privacy.method": "sgd", "privacy.clipping": "automatic"}, "privacy.clipping"),
-    ({"privacy.method": "sgd", "optimizer.rule": "dp_sgld"}, "optimizer.rule"),
+    ({"privacy": "sgd", "privacy.clipping": "automatic"}, "config.privacy.clipping"),
+    ({"privacy": "sgd", "optimizer.rule": "dp_sgld"}, "optimizer.rule"),
     ({"optimizer.rule": "dp_adam", "privacy.clipping": "adaptive"}, "optimizer.rule"),
     ({"optimizer.rule": "dp_sgld", "privacy.clip_schedule": "linear"}, "optimizer.rule"),
     ({"slices": 0}, "slices"),
@@ -166,7 +166,7 @@ def test_p27_a_scaled_run_that_was_killed_is_the_same_bit_for_bit(
     ({"privacy.scaling": {"name": "by_outputs", "b2": 1.0}}, "config.privacy.scaling.b2"),
     ({"privacy.scaling.floor": 0.5}, "config.privacy.scaling.floor"),
     (
-      {"privacy.scaling": "by_outputs", "privacy.method": "dp_ftrl"},
+      {"privacy.scaling": "by_outputs", "privacy": "dp_ftrl"},
       "correlation",
     ),
     ({"privacy.scaling": "by_outputs", "slices": 2}, "slices"),
@@ -177,23 +177,23 @@ def test_p27_a_scaled_run_that_was_killed_is_the_same_bit_for_bit(
       "l2_clip_norm",
     ),
     (
-      {"privacy.scaling": "by_outputs", "privacy.method": "sgd"},
-      "privacy.noise_multiplier",
+      {"privacy.scaling": "by_outputs", "privacy": "sgd"},
+      "config.privacy.scaling",
     ),
     (
       {
         "privacy.scaling": "by_outputs",
-        "privacy.method": "least_squares",
+        "privacy": "least_squares",
         "model.name": "linear",
       },
-      "privacy.l2_clip_norm",
+      "config.privacy.scaling",
     ),
-    ({"privacy.scaling": "by_outputs", "audit.enabled": True}, "audit.kind"),
+    ({"privacy.scaling": "by_outputs", "audit": "canaries"}, "audit.kind"),
     ({"privacy.clipping": "adaptive", "slices": 2}, "slices"),
     ({"privacy.clipping": Automatic(gamma=0.0)}, "privacy.clipping.gamma"),
     (
-      {"privacy.clip_schedule": "linear", "privacy.clip_schedule_final": 0.0},
-      "privacy.clip_schedule_final",
+      {"privacy.clip_schedule": {"name": "linear", "final": 0.0}},
+      "privacy.clip_schedule.final",
     ),
   ],
 )

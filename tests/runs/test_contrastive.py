@@ -16,9 +16,11 @@ from dpjax.experiments.kinds.attack.config import check as check_attack
 from dpjax.experiments.kinds.central import build
 from dpjax.experiments.kinds.central.config import (
   DataConfig,
+  DpFtrl,
+  DpSgd,
   ModelConfig,
   OptimizerConfig,
-  PrivacyConfig,
+  Sgd,
   TrainConfig,
 )
 from dpjax.experiments.kinds.federated import build as federate_build
@@ -40,7 +42,7 @@ def _config(**changes):
     model=_MODEL,
     loss="contrastive",
     augmentation="crop_color",
-    privacy=PrivacyConfig(method="sgd", sampling_prob=0.5),
+    privacy=Sgd(sampling_prob=0.5),
     optimizer=OptimizerConfig(rule="adam", learning_rate=0.01),
     num_steps=6,
     eval_every=2,
@@ -55,7 +57,7 @@ def _private(path, **changes):
     data=DataConfig(name=striped_data.OWN),
     model=_MODEL,
     pretrained=str(path),
-    privacy=PrivacyConfig(epsilon=None, noise_multiplier=1.0, sampling_prob=0.5),
+    privacy=DpSgd(epsilon=None, noise_multiplier=1.0, sampling_prob=0.5),
     num_steps=2,
     eval_every=2,
   )
@@ -109,9 +111,9 @@ def test_a_private_run_begins_from_all_but_the_embedding(whole, tmp_path):
 # --- nothing private has it
 
 _REFUSED = [
-  ("loss", {"privacy": PrivacyConfig(epsilon=2.0)}),
-  ("loss", {"privacy": PrivacyConfig(method="dp_ftrl")}),
-  ("loss", {"audit.enabled": True}),
+  ("loss", {"privacy": DpSgd(epsilon=2.0)}),
+  ("loss", {"privacy": DpFtrl()}),
+  ("loss", {"audit": "canaries"}),
   ("loss", {"augmentation": "none"}),
   ("loss", {"trainable": "head"}),
   ("loss", {"loss": "contrastiv"}),
@@ -136,21 +138,21 @@ def test_other_kinds_of_runs_refuse_it():
     (federate_build.check, FedConfig(loss="contrastive"), "loss"),
     (
       check_attack,
-      AttackConfig(train=_config()),
-      "train.loss",
+      AttackConfig(target=_config()),
+      "target.loss",
     ),
-    (check_secure, _secure(), "train.loss"),
+    (check_secure, _secure(), "task.train.loss"),
   ):
     with refuses(message):
       check(config)
 
 
 def _secure():
-  return fields.replace_all(SecureConfig(task="infer"), {"train": _config()})
+  return fields.replace_all(SecureConfig(task="infer"), {"task.train": _config()})
 
 
 def test_there_is_nothing_to_check_and_no_loss_of_one_example():
-  with refuses("privacy.method", value="sgd"):
+  with refuses("privacy", value="sgd"):
     of_config.subject(_config())
   run = build.assemble(_config())
   with refuses("loss"):
@@ -244,7 +246,7 @@ def test_the_first_steps_move_the_last_layer_alone(whole, tmp_path):
     ("trainable.steps", {"trainable.steps": 0}),
     ("trainable.steps", {"trainable.steps": 4}),
     ("audit.kind", {
-      "audit.enabled": True, "audit.kind": "gradient", "audit.score": "sums"
+      "audit": "canaries", "audit.kind": "gradient", "audit.score": "sums"
     }),
     ("mesh", {"mesh": "data:1"}),
   ],
@@ -259,7 +261,7 @@ def test_a_head_on_a_mesh_or_of_a_model_without_one_is_refused(whole):
   path = whole[0] / "params.npz"
   with refuses("mesh", value="data:1"):
     build.check(_private(path, trainable="head", mesh="data:1"))
-  audit = {"audit.enabled": True, "audit.kind": "gradient", "audit.score": "sums"}
+  audit = {"audit": "canaries", "audit.kind": "gradient", "audit.score": "sums"}
   with refuses("audit.kind", value="gradient"):
     build.check(fields.replace_all(_private(path, trainable="head"), audit))
   own = {"model.name": f"{__name__}:headless", "model.options": {}, "pretrained": None}

@@ -15,8 +15,8 @@ from dpjax.experiments.config import fields
 from dpjax.experiments.kinds.central import build, features
 from dpjax.experiments.kinds.central.config import ModelConfig, TrainConfig
 from dpjax.experiments.kinds.central.features import featured
-from dpjax.experiments.kinds.central.kind import CENTRAL
 from dpjax.experiments.run import dry_run, loop
+from dpjax.experiments.run.kind import experiment_of
 from tests.refuses import refuses
 from tests.runs import stops
 
@@ -55,7 +55,7 @@ def _config(folder, **overrides):
     "resident": False,
     "noise_seed": 0,
   }
-  return fields.replace_all(TrainConfig(), {**small, **overrides})
+  return fields.replace_all(fields.replace_all(TrainConfig(), small), overrides)
 
 
 def _threads():
@@ -84,9 +84,9 @@ def test_a_run_may_go_on_where_the_data_lie_elsewhere(folder, tmp_path, monkeypa
   [
     {"data.center": True, "data.limit": 70, "slices": 2},
     {"privacy.normalization": {"name": "private_statistics", "clip_norms": (1.0, 1.0)}},
-    {"augmentation": "shift", "audit.enabled": True, "audit.num_canaries": 30},
+    {"augmentation": "shift", "audit": "canaries", "audit.num_canaries": 30},
     {
-      "audit.enabled": True,
+      "audit": "canaries",
       "audit.num_canaries": 30,
       "privacy.neighboring_relation": "replace_special",
       "privacy.sampler": "truncated_poisson",
@@ -223,5 +223,5 @@ def test_data_that_come_whole_are_not_streamed(name):
 @pytest.mark.slow
 def test_a_plan_of_a_run_reads_no_batch(folder, tmp_path):
   """Its steps are on zeros, which are not held either."""
-  report = dry_run.report(CENTRAL, _config(folder, num_steps=2), tmp_path / "run")
+  report = dry_run.report(experiment_of(_config(folder, num_steps=2)), tmp_path / "run")
   assert "in files" in report

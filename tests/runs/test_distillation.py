@@ -6,7 +6,11 @@ import pytest
 from dpjax.accounting import Ledger
 from dpjax.data import from_arrays
 from dpjax.experiments.kinds.distillation import build
-from dpjax.experiments.kinds.distillation.config import DistillationConfig, check
+from dpjax.experiments.kinds.distillation.config import (
+  DistillationConfig,
+  PublicImages,
+  check,
+)
 from dpjax.experiments.run import loop, run_keys
 from dpjax.zoo import recipes
 from tests.refuses import refuses
@@ -36,13 +40,13 @@ def _config(**changes):
     "batch_size": 100,
     "epochs": 5,
     "eval_every": 10,
-    "student_batch": 32,
+    "method": PublicImages(student_batch=32),
     "student_rate": 0.02,
   }
   settings |= changes
   if settings.get("method") == "joint":
     settings |= {"student_rate": 0.5}
-    del settings["student_batch"], settings["pool_is_public"]
+    del settings["pool_is_public"]
   return DistillationConfig(**settings)
 
 
@@ -81,7 +85,7 @@ def test_the_student_of_public_images_follows_from_the_teacher_and_the_pool(side
   """No private record: the same teacher gives the same student, bit for bit; and the labels of
   the pool are not read."""
   train, public = sides
-  config = _config(student_updates=2)
+  config = _config(method=PublicImages(student_updates=2, student_batch=32))
   run = _run(config, sides)
   relabelled = from_arrays(public.x, 1 - public.y, num_classes=2, nominal_size=600)
   other = _run(config, (train, relabelled))
@@ -92,7 +96,7 @@ def test_the_student_of_public_images_follows_from_the_teacher_and_the_pool(side
   for key in one.student["params"]["Dense_0"]:
     found = (np.asarray(part.student["params"]["Dense_0"][key]) for part in (one, two))
     np.testing.assert_array_equal(*found)
-  assert int(one.student_step) == config.student_updates
+  assert int(one.student_step) == config.method.student_updates
   assert run.plan.spent(one.teacher).steps == 1
   # It does read the images of the pool: without this the test above could not fail.
   darker = from_arrays(public.x * 0.5, public.y, num_classes=2, nominal_size=600)
@@ -122,8 +126,8 @@ def test_a_student_that_reads_private_images_is_refused(sides, monkeypatch):
 @pytest.mark.parametrize(
   ("changes", "field"),
   [
-    ({"method": "both"}, "method"),
-    ({"method": "joint", "student_updates": 3}, "student_updates"),
+    ({"method": "both"}, "config.method"),
+    ({"method": {"name": "joint", "student_updates": 3}}, "config.method.student_updates"),
     ({"epsilon": 0.0}, "epsilon"),
     ({"temperature": float("nan")}, "temperature"),
     ({"temperature": 1e-320}, "temperature"),

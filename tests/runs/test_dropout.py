@@ -32,7 +32,7 @@ _MODELS = {
 
 def _config(**overrides):
   small = {"data.limit": 200, "num_steps": 6, "privacy.sampling_prob": 0.2}
-  return fields.replace_all(quickstart.get_config(), {**small, **overrides})
+  return fields.replace_all(fields.replace_all(quickstart.get_config(), small), overrides)
 
 
 def _stepped(run):

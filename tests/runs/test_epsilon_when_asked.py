@@ -42,7 +42,7 @@ def _kind(name, **more):
     "federated": (fed, _FED, loop.train, "num_rounds"),
   }[name]
   config = start.get_config()
-  return _Kind(fields.replace_all(config, {**small, **more}), go, steps)
+  return _Kind(fields.replace_all(fields.replace_all(config, small), more), go, steps)
 
 
 @pytest.fixture

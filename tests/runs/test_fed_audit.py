@@ -10,7 +10,7 @@ from dpjax.auditing.scores import Scores
 from dpjax.experiments.config import fields
 from dpjax.experiments.kinds import audits
 from dpjax.experiments.kinds.federated import audit, build
-from dpjax.experiments.kinds.federated.config import FedAuditConfig, FedConfig
+from dpjax.experiments.kinds.federated.config import ClientAudit, FedConfig
 from dpjax.experiments.run import loop, writers
 from dpjax.secure.distributed_noise import SkellamSum
 from tests.refuses import refuses
@@ -19,7 +19,7 @@ from tests.runs.stops import stop_after
 from tests.runs.test_federate import _NONE
 from tests.runs.test_federate import _config as small_config
 
-_AUDIT = {"audit.enabled": True, "audit.kind": "direction", "audit.num_canaries": 20}
+_AUDIT = {"audit": "canaries", "audit.kind": "direction", "audit.num_canaries": 20}
 
 
 def _config(**overrides):
@@ -84,20 +84,20 @@ def test_planted_bugs_are_caught_and_a_sound_run_is_not_refuted(bug, tmp_path, m
 
 # Each with what an adversary sees, and the relation of the claim.
 _PROMISES = {
-  "messages": ({"privacy.method": "local"}, audit.MESSAGES, "replace_one"),
+  "messages": ({"privacy": "local"}, audit.MESSAGES, "replace_one"),
   "messages, of both": (
-    {"privacy.method": "both", "privacy.local_noise_multiplier": 8.0},
+    {"privacy": "both", "privacy.local_noise_multiplier": 8.0},
     audit.MESSAGES,
     "replace_one",
   ),
   "sums, of both": (
-    {"privacy.method": "both", "privacy.local_noise_multiplier": 1.0},
+    {"privacy": "both", "privacy.local_noise_multiplier": 1.0},
     audit.SUMS,
     "add_or_remove_one",
   ),
   "shares": (
     {
-      "privacy.method": "distributed",
+      "privacy": "distributed",
       "privacy.sampler": "fixed_size",
       "secure_sum": {"name": "secagg", "bits": 16, "threshold": 0.7, "dropout_prob": 0.1},
     },
@@ -207,15 +207,15 @@ def test_the_result_says_who_the_canaries_are_and_a_resumed_run_the_same(
   assert rows[0] == rows[1]
 
 
-_FTRL = {"privacy.method": "dp_ftrl", "audit.num_canaries": 12}
+_FTRL = {"privacy": "dp_ftrl", "audit.num_canaries": 12}
 _FIXED = {"privacy.sampler": "fixed_size"}
 _ROWS = {"audit.kind": "mislabelled", "audit.score": "final"}
 
 
-_LOCAL = {"privacy.method": "local", "privacy.noise_multiplier": 4.0}
-_BOTH = {**_LOCAL, "privacy.method": "both", "privacy.local_noise_multiplier": 8.0}
+_LOCAL = {"privacy": "local", "privacy.noise_multiplier": 4.0}
+_BOTH = {**_LOCAL, "privacy": "both", "privacy.local_noise_multiplier": 8.0}
 _SHARES = {
-  "privacy.method": "distributed",
+  "privacy": "distributed",
   "privacy.sampler": "fixed_size",
   "secure_sum": {"name": "secagg", "bits": 16, "threshold": 0.7, "dropout_prob": 0.1},
 }
@@ -254,7 +254,7 @@ def test_what_can_be_run_can_be_audited(overrides, tmp_path):
   assert 0 <= result["epsilon_audited_lower"] <= epsilon
   assert ("no epsilon is claimed" in result["audit"]["verdict"]) == (epsilon == np.inf)
   if overrides.get("privacy.sampler") == "fixed_size":
-    shares = overrides.get("privacy.method") == "distributed"
+    shares = overrides.get("privacy") == "distributed"
     assert result["num_clients"] == 30
     assert result["neighboring_relation"] == (
       "replace_special" if shares else "replace_one"
@@ -279,7 +279,7 @@ def test_every_setting_of_an_audit_changes_it():
   plan = build.assemble(small_config()).plan
   rows = [
     audits.facts(
-      FedAuditConfig(enabled=True, **changes),
+      ClientAudit(**changes),
       scores,
       score="rounds",
       claim=audits.AuditClaim.of_plan(plan),
@@ -307,13 +307,13 @@ def test_every_setting_of_an_audit_changes_it():
     (_NONE, "audit.kind"),
     (
       {"privacy.simulated_cohort": 20, "privacy.simulated_clients": 100},
-      "audit.enabled",
+      "audit",
     ),
     (
       {"algorithm": "mime_lite", "server_optimizer": FedConfig().server_optimizer},
       "audit.score",
     ),
-    ({"audit.enabled": False}, "audit.num_canaries"),
+    ({"audit": "none"}, "config.audit.kind"),
     (
       {"partition.num_clients": 1000, "audit.num_canaries": 900},
       "audit.num_canaries",

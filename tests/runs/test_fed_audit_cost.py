@@ -30,7 +30,7 @@ _HUNDREDTH = 0.01
 
 def _config(seed, *, audited):
   config = fields.replace(quickstart.get_config(), "seed", seed)
-  return fields.replace(config, "audit.enabled", audited)
+  return fields.replace(config, "audit", "canaries" if audited else "none")
 
 
 def _quieter(honest, noise):
@@ -146,7 +146,7 @@ def test_rounds_with_canaries_teach_the_model_what_rounds_without_them_do():
     ({"audit.num_canaries": 30}, "parameter", 30, True),
     ({"audit.kind": "direction"}, "direction", 50, False),
     ({"privacy.sampler": "fixed_size"}, "direction", 50, False),
-    ({"privacy.method": "local"}, "direction", 50, False),
+    ({"privacy": "local"}, "direction", 50, False),
     ({"audit.kind": "parameter", "privacy.sampler": "fixed_size"}, "parameter", 50, False),
   ],
 )

@@ -19,10 +19,8 @@ def _config(**overrides):
   return small_configs.federated(**{"num_rounds": 6, **overrides})[0]
 
 
-_NONE = {  # without privacy: its fields at their defaults
-  "privacy.method": "none",
-  "privacy.noise_multiplier": None,
-  "privacy.l2_clip_norm": 1.0,
+_NONE = {
+  "privacy": "none",
   "privacy.delta": 1e-5,
 }
 _ADAM = {"server_optimizer.rule": "adam"}
@@ -93,7 +91,7 @@ def test_p44_a_simulated_cohort_is_never_called_proved(tmp_path):
 
 @pytest.mark.long
 def test_local_noise_is_promised_against_the_server(tmp_path):
-  config = _config(**_EIGHT, **{"privacy.method": "local", "num_rounds": 4})
+  config = _config(**_EIGHT, **{"privacy": "local", "num_rounds": 4})
   result = loop.train(config, tmp_path / "run")
   assert result["neighboring_relation"] == "replace_one" and result["unit"] == "user"
   assert result["epsilon_kind"] == "proved" and 7.9 < result["epsilon"] <= 8.0
@@ -103,7 +101,7 @@ def test_local_noise_is_promised_against_the_server(tmp_path):
 @pytest.mark.long
 @pytest.mark.parametrize("method", ["central", "local", "both"])
 def test_p32_what_the_labels_say_of_private_users_is_called_not_private(method, tmp_path):
-  config = {"privacy.method": method, "num_rounds": 2}
+  config = {"privacy": method, "num_rounds": 2}
   result = loop.train(_config(**config), tmp_path / "shown")
   assert "heterogeneity" not in result and result["not_private/heterogeneity"] > 0
   result = loop.train(_config(**config, diagnostics=False), tmp_path / "off")

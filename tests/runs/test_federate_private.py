@@ -10,7 +10,6 @@ import pytest
 from configs.fed import shakespeare
 from dpjax.accounting import Ledger
 from dpjax.experiments.config import fields
-from dpjax.experiments.kinds.central.config import FtrlConfig
 from dpjax.experiments.kinds.federated import privacy as federate_privacy
 from dpjax.experiments.run import loop, writers
 from dpjax.experiments.run import workdir as owner
@@ -22,7 +21,7 @@ from tests.runs.test_federate import _NONE
 from tests.runs.test_federate import _config as small_config
 
 _ADAPTIVE = {"privacy.clipping": AdaptiveClipping(count_noise_std=2.0)}
-_FTRL = {"privacy.method": "dp_ftrl"}  # cyclic over 5 groups, 5 bands
+_FTRL = {"privacy": "dp_ftrl"}  # cyclic over 5 groups, 5 bands
 _PUBLIC = {
   **_NONE,
   "stop_at_accuracy": 0.2,
@@ -32,7 +31,8 @@ _PUBLIC = {
 
 
 def _config(**overrides):
-  return small_config(**{"privacy.noise_multiplier": 2.0, **overrides})
+  config = small_config(**{"privacy.noise_multiplier": 2.0})
+  return fields.replace_all(config, overrides)
 
 
 @pytest.mark.cases(slow=["dp_ftrl"], long=...)
@@ -94,8 +94,8 @@ def test_dp_ftrl_is_calibrated_and_its_users_take_turns(tmp_path):
 
 @pytest.mark.parametrize("sampler", ["cyclic_poisson", "min_sep", "balls_in_bins"])
 def test_every_participation_has_a_plan(sampler):
-  ftrl = FtrlConfig(sampler=sampler, strategy="tree")
-  config = _config(**_FTRL, **{"privacy.ftrl": ftrl})
+  chosen = {"privacy.sampler": sampler, "privacy.strategy": "tree"}
+  config = _config(**_FTRL, **chosen)
   plan = federate_privacy.make_plan(config, 30)[0]
   assert plan.is_private and math.isfinite(plan.epsilon())
 
@@ -124,7 +124,7 @@ def test_a_share_of_a_pass_that_is_said_to_be_near_is_taken(clients):
   ("changes", "field"),
   [
     (
-      {"privacy.method": "local", "privacy.noise_multiplier": 0.0, "privacy.epsilon_budget": 0.5},
+      {"privacy": "local", "privacy.noise_multiplier": 0.0, "privacy.epsilon_budget": 0.5},
       "privacy.epsilon_budget",
     ),
     ({"privacy.noise_multiplier": 1e-8, "release": True}, "release"),
@@ -170,18 +170,18 @@ def test_a_public_run_stops_at_its_target_and_a_killed_one_does_not_go_on(
     ({"stop_at_accuracy": 0.9}, "stop_at_accuracy"),
     ({**_PUBLIC, "stop_at_accuracy": 1.5}, "stop_at_accuracy"),
     ({"privacy.clipping": "adaptiv"}, "config.privacy.clipping"),
-    ({**_ADAPTIVE, "privacy.method": "both"}, "privacy.clipping"),
-    ({**_ADAPTIVE, "privacy.method": "none"}, "privacy.clipping"),
-    ({**_ADAPTIVE, **_FTRL}, "privacy.clipping"),
+    ({**_ADAPTIVE, "privacy": "both"}, "config.privacy.clipping"),
+    ({**_ADAPTIVE, "privacy": "none"}, "config.privacy.clipping"),
+    ({**_ADAPTIVE, **_FTRL}, "config.privacy.clipping"),
     (
       {**_ADAPTIVE, "privacy.simulated_cohort": 9, "privacy.simulated_clients": 99},
       "privacy.clipping",
     ),
     (
       {**_FTRL, "privacy.simulated_cohort": 9, "privacy.simulated_clients": 99},
-      "privacy.simulated_cohort",
+      "config.privacy.simulated_cohort",
     ),
-    ({**_FTRL, "privacy.ftrl": FtrlConfig(sampler="poisson")}, "privacy.ftrl.sampler"),
+    ({**_FTRL, "privacy.sampler": "poisson"}, "config.privacy.sampler"),
     (
       {
         "privacy.sampler": "fixed_size",
@@ -192,8 +192,8 @@ def test_a_public_run_stops_at_its_target_and_a_killed_one_does_not_go_on(
     ),
     ({**_FTRL, "aggregator": "median"}, "aggregator"),
     (
-      {**_FTRL, "privacy.ftrl": FtrlConfig(sampler="min_sep", separation=9)},
-      "privacy.ftrl.separation",
+      {**_FTRL, "privacy.sampler": {"name": "min_sep", "separation": 9}},
+      "privacy.sampler.separation",
     ),
   ],
 )

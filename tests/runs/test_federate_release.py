@@ -33,7 +33,7 @@ def test_p16_a_resumed_release_of_correlated_noise_equals_the_uninterrupted_one(
 ):
   """Noise and cohorts come back: keys are saved before the first round, so that the copy of
   that checkpoint, run to its end, is the uninterrupted run."""
-  config = _release(**{"privacy.method": "dp_ftrl"})
+  config = _release(**{"privacy": "dp_ftrl"})
   workdir, whole_dir = tmp_path / "run", tmp_path / "whole"
   stop_after(monkeypatch, 1, die)
   with pytest.raises(KeyboardInterrupt):
@@ -87,8 +87,8 @@ def test_the_noisy_sum_lies_on_the_public_grid():
 @pytest.mark.parametrize(
   ("fields", "words"),
   [
-    ({"privacy.method": "none", "privacy.noise_multiplier": None}, "not 'none'"),
-    ({"privacy.method": "both"}, "not 'both'"),
+    ({"privacy": "none"}, "not 'none'"),
+    ({"privacy": "both"}, "not 'both'"),
     (
       {"privacy.simulated_cohort": 20, "privacy.simulated_clients": 100},
       "privacy.simulated_cohort",

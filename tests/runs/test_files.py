@@ -20,7 +20,7 @@ import pytest
 from dpjax import Plan, PoissonSampler, accounting, training
 from dpjax.accounting import attack_bounds, trade_off_files
 from dpjax.experiments.kinds.central.config import TrainConfig
-from dpjax.experiments.run import checkpoint, guarantee, job, loop, run_keys, writers
+from dpjax.experiments.run import checkpoint, experiment, guarantee, loop, run_keys, writers
 from dpjax.experiments.run import workdir as owner
 from dpjax.validate import UserError
 from tests.refuses import refuses
@@ -41,33 +41,35 @@ _STEP = jax.jit(
 )
 
 
-def _job(*, release: bool = False) -> loop.Job:
+class _Mean(loop.Experiment[TrainConfig]):
   """A private mean: a run of a second, of whose files each is of every run."""
 
-  def start(random_keys: run_keys.RunKeys) -> loop.Schedule:
+  def data(self) -> np.ndarray:
+    return _ROWS
+
+  def digest(self, data: np.ndarray) -> bytes:
+    return hashlib.sha256(data.tobytes()).digest()
+
+  def train(self, data: np.ndarray, keys: run_keys.RunKeys) -> loop.Story:
+    return loop.single(self.phase(keys))
+
+  def phase(self, random_keys: run_keys.RunKeys) -> loop.Phase:
     algorithm = training.dp_sgd(_LOSS, _PLAN, optax.sgd(0.5), noise_key=random_keys.noise)
-    phase = loop.Phase(
+    return loop.Phase(
       num_steps=_STEPS,
       init=lambda: algorithm.init(jnp.zeros(3)),
       step=lambda state, batch: _STEP(random_keys.noise, state, batch),
       draws=lambda at: _PLAN.batches(_ROWS, rng=random_keys.sampler, start=at),
       released=lambda state: {"mean": state.params},
       evaluate=lambda state: {"accuracy": float(state.params[0])},
-      guarantee=guarantee.of_plan(_PLAN, len(_ROWS), release=release),
+      guarantee=guarantee.of_plan(_PLAN, len(_ROWS), release=self.release),
       save_every=2,
       planned=lambda: {"task": "mean", "dataset": "rows", "method": "private_mean"},
     )
-    return loop.single(phase)
 
-  return loop.Job(
-    config=TrainConfig(release=release),
-    seed=0,
-    data_name="rows",
-    data=lambda: hashlib.sha256(_ROWS.tobytes()).digest(),
-    start=start,
-    noise_seed=None if release else 0,
-    release=release,
-  )
+
+def _mean(*, release: bool = False) -> _Mean:
+  return _Mean(TrainConfig(release=release, noise_seed=None if release else 0))
 
 
 def _told(folder: pathlib.Path) -> tuple[Any, ...]:
@@ -84,7 +86,7 @@ def _told(folder: pathlib.Path) -> tuple[Any, ...]:
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory) -> pathlib.Path:
   folder = tmp_path_factory.mktemp("whole") / "run"
-  loop.run(_job(), folder)
+  loop.run(_mean(), folder)
   return folder
 
 
@@ -111,9 +113,9 @@ def test_a_claimed_run_writes_no_curve_which_could_not_say_so(tmp_path, assumed)
   stated = guarantee.of_event(event, **asked)
   phase: Any = types.SimpleNamespace(guarantee=stated)
   fitted: Any = types.SimpleNamespace(
-    ledger=accounting.Ledger(), final_epsilon=stated.curve(1)
+    phase=phase, ledger=accounting.Ledger(), epsilon=stated.curve(1)
   )
-  job._write_curve(phase, fitted, tmp_path)
+  experiment._write_curve(fitted, tmp_path)
   assert stated.kind == ("claimed" if assumed else "proved")
   assert (tmp_path / trade_off_files.CURVE).exists() == (not assumed)
 
@@ -124,7 +126,7 @@ def stopped_once(tmp_path_factory) -> pathlib.Path:
   with pytest.MonkeyPatch.context() as context:
     stop_after(context, 5, sigterm)
     with pytest.raises(loop.Interrupted):
-      loop.run(_job(), folder)
+      loop.run(_mean(), folder)
   return folder
 
 
@@ -137,7 +139,7 @@ def stopped(stopped_once, tmp_path) -> pathlib.Path:
 def _goes_on(folder: pathlib.Path, whole: pathlib.Path) -> bool:
   """True: with the same result. False: refused in one line."""
   try:
-    loop.run(_job(), folder)
+    loop.run(_mean(), folder)
   except UserError as error:
     message = str(error)
     assert "\n" not in message and len(message) < 300 + len(str(folder)), message
@@ -325,7 +327,7 @@ def _power_cuts(count: int, whole: pathlib.Path, tmp_path: pathlib.Path) -> None
   chance = random.Random(1)
   calls: list[int] = []
   with Disk(tmp_path / "dry", lambda: calls.append(1)).watched():
-    loop.run(_job(), tmp_path / "dry")
+    loop.run(_mean(), tmp_path / "dry")
   moments = set(chance.sample(range(len(calls)), min(count, len(calls))))
   seen: list[int] = []
 
@@ -336,7 +338,7 @@ def _power_cuts(count: int, whole: pathlib.Path, tmp_path: pathlib.Path) -> None
 
   disk = Disk(tmp_path / "run", before)
   with disk.watched():
-    loop.run(_job(), tmp_path / "run")
+    loop.run(_mean(), tmp_path / "run")
   steps = []
   for moment in sorted(moments):
     left = tmp_path / "cut" / str(moment)
@@ -385,7 +387,7 @@ def test_a_damaged_file_of_a_finished_run_is_told_and_can_be_written_again(
   if how != "gone":
     path.write_bytes(b"" if how == "empty" else content[:-1] + b"?")
   with refuses("workdir") as caught:
-    loop.run(_job(), folder)
+    loop.run(_mean(), folder)
   assert "\n" not in str(caught.value)
   if name == owner.PARAMS:
     (folder / writers.RESULT).unlink()
@@ -397,7 +399,7 @@ def test_a_missing_report_is_drawn(name, whole, tmp_path):
   folder = tmp_path / "run"
   shutil.copytree(whole, folder)
   (folder / name).unlink()
-  loop.run(_job(), folder)
+  loop.run(_mean(), folder)
   assert (folder / name).read_bytes() == (whole / name).read_bytes()
 
 
@@ -419,7 +421,7 @@ def test_what_is_secret_is_its_owners_alone(mask, tmp_path):
   (folder / checkpoint.FOLDER).chmod(0o777)
   before = os.umask(mask)
   try:
-    loop.run(_job(), folder)
+    loop.run(_mean(), folder)
   finally:
     os.umask(before)
   assert _open_to_others(folder / checkpoint.FOLDER) == []
@@ -434,7 +436,7 @@ def test_a_release_holds_no_time_and_no_name_of_the_machine(tmp_path, monkeypatc
   clock = 4_000_000_000.0  # of no other number in the files
   monkeypatch.setattr(time, "time", lambda: clock)
   monkeypatch.setattr(socket, "gethostname", lambda: "machine-of-mine")
-  loop.run(_job(release=True), tmp_path / "run")
+  loop.run(_mean(release=True), tmp_path / "run")
   files = [path for path in (tmp_path / "run").rglob("*") if path.is_file()]
   public = [path for path in files if checkpoint.FOLDER not in path.parts]
   assert {path.name for path in public} > {writers.RESULT, owner.PARAMS, "report.png"}
@@ -459,7 +461,8 @@ def test_a_numpy_scalar_in_a_state_is_refused_before_the_first_step(tmp_path):
     released=lambda state: state, evaluate=None,
     planned=lambda: {"task": "t", "dataset": "d", "method": "m"},
   )  # fmt: skip
-  job = _job()._replace(start=lambda keys: loop.single(phase))
+  run = _mean()
+  run.phase = lambda keys: phase
   with refuses("Phase.init") as caught:
-    loop.run(job, tmp_path / "run")
+    loop.run(run, tmp_path / "run")
   assert "int32" in str(caught.value)

@@ -32,7 +32,7 @@ def _config(**overrides):
     "model.name": "linear", "model.options": {}, "data.limit": 100,
     "privacy.sampling_prob": 0.2, **_FIXED,
   }  # fmt: skip
-  return fields.replace_all(quickstart.get_config(), {**small, **overrides})
+  return fields.replace_all(fields.replace_all(quickstart.get_config(), small), overrides)
 
 
 def _accounted(noise, share, steps, delta):
@@ -53,7 +53,7 @@ def _accounted(noise, share, steps, delta):
     ({"slices": 3}, 20 / 100),
     ({"privacy.sampling_prob": 0.99}, 99 / 100),
     # The coins of an audit may leave 30 canaries out: the batch is drawn of what is left.
-    ({"audit.enabled": True, "audit.num_canaries": 30}, 20 / 70),
+    ({"audit": "canaries", "audit.num_canaries": 30}, 20 / 70),
   ],
 )
 def test_epsilon_is_that_of_two_clip_norms_and_the_least_number(overrides, share):

@@ -1,4 +1,4 @@
-"""privacy.method='dp_ftrl' from a config to result.json: charges, resume, budget, checks."""
+"""privacy='dp_ftrl' from a config to result.json: charges, resume, budget, checks."""
 
 import dataclasses
 import json
@@ -24,19 +24,19 @@ from tests.runs.stops import die, stop_after
 
 _SMALL = {
   **small_run.SMALL,
-  "privacy.method": "dp_ftrl",
+  "privacy": "dp_ftrl",
   "privacy.neighboring_relation": "replace_special",
 }
 _POISSON = {
-  "privacy.ftrl.sampler": "cyclic_poisson",
+  "privacy.sampler": "cyclic_poisson",
   "privacy.neighboring_relation": "add_or_remove_one",
-  "privacy.ftrl.separation": 3,
+  "privacy.sampler.separation": 3,
 }
 
 
 def _config(**overrides):
   config = quickstart.get_config()
-  return fields.replace_all(config, {**_SMALL, **overrides})
+  return fields.replace_all(fields.replace_all(config, _SMALL), overrides)
 
 
 @pytest.fixture(scope="module")
@@ -61,7 +61,7 @@ def test_the_result_is_what_the_charges_add_up_to(finished):
   assert "strategy BandedToeplitz" in result["privacy_statement"]
 
 
-_REDRAWN = {"privacy.ftrl.strategy": "band_inv_mf", "privacy.ftrl.strategy.redraw": True}
+_REDRAWN = {"privacy.strategy": "band_inv_mf", "privacy.strategy.redraw": True}
 
 
 @pytest.mark.cases(slow=[0], long=...)
@@ -90,12 +90,12 @@ def test_p16_an_interrupted_run_ends_as_the_uninterrupted_one(tmp_path, extra):
 @pytest.mark.parametrize(
   "extra",
   [
-    {"privacy.ftrl.strategy": "blt", "privacy.ftrl.strategy.buffers": 2},
-    {"privacy.ftrl.strategy": "tree"},
-    {"privacy.ftrl.strategy": "identity"},
+    {"privacy.strategy": "blt", "privacy.strategy.buffers": 2},
+    {"privacy.strategy": "tree"},
+    {"privacy.strategy": "identity"},
     _REDRAWN,
-    {"privacy.ftrl.sampler": "balls_in_bins"},
-    {"privacy.ftrl.sampler": "min_sep", "privacy.ftrl.separation": 4},
+    {"privacy.sampler": "balls_in_bins"},
+    {"privacy.sampler": "min_sep", "privacy.sampler.separation": 4},
     {"privacy.neighboring_relation": "replace_one"},
     {"privacy.noise_levels": [2.0, 1.0, 0.5]},
     _POISSON,
@@ -138,7 +138,7 @@ def test_p43_the_checks_catch_a_sampler_that_comes_back_too_early():
 
 @pytest.mark.long
 def test_the_checks_catch_noise_without_its_correlation():
-  white = of_config.subject(_config(**{"privacy.ftrl.strategy": "identity"}))
+  white = of_config.subject(_config(**{"privacy.strategy": "identity"}))
   banded = of_config.subject(_config())
   caught = _failures(dataclasses.replace(banded, transform=white.transform))
   assert caught & {"noise as charged", "noise independent"}
@@ -146,12 +146,12 @@ def test_the_checks_catch_noise_without_its_correlation():
 
 def test_noise_without_end_is_charged_where_everybody_of_a_group_takes_part():
   """Nothing is amplified there, as under cyclic batches of the same turn."""
-  blt = {"privacy.ftrl.strategy": "blt", "privacy.sampling_prob": 0.25}
-  cyclic = make_plan(_config(**blt, **{"privacy.ftrl.sampler": "cyclic"}), 400)
-  poisson = make_plan(_config(**_POISSON | blt | {"privacy.ftrl.separation": None}), 400)
+  blt = {"privacy.strategy": "blt", "privacy.sampling_prob": 0.25}
+  cyclic = make_plan(_config(**blt, **{"privacy.sampler": "cyclic"}), 400)
+  poisson = make_plan(_config(**_POISSON | blt | {"privacy.sampler.separation": None}), 400)
   assert 2.99 < poisson.epsilon() <= 3.0
   rounded = (
-    _POISSON | blt | {"privacy.ftrl.separation": None, "privacy.sampling_prob": 1 / 49}
+    _POISSON | blt | {"privacy.sampler.separation": None, "privacy.sampling_prob": 1 / 49}
   )
   assert make_plan(_config(**rounded), 400).sampler.prob == 1  # 49 * (1 / 49) is below it
   assert poisson.noise_multiplier == pytest.approx(cyclic.noise_multiplier, rel=5e-3)
@@ -170,25 +170,25 @@ def test_a_budget_is_refused_before_the_first_step(tmp_path):
 @pytest.mark.parametrize(
   ("extra", "field"),
   [
-    ({"privacy.ftrl.sampler": "poisson"}, "privacy.ftrl.sampler"),
-    ({"privacy.ftrl.strategy": "bandit"}, "config.privacy.ftrl.strategy"),
-    ({"privacy.ftrl.strategy.bands": 0}, "config.privacy.ftrl.strategy.bands"),
-    ({"privacy.ftrl.strategy.buffers": 2}, "config.privacy.ftrl.strategy.buffers"),
+    ({"privacy.sampler": "poisson"}, "config.privacy.sampler"),
+    ({"privacy.strategy": "bandit"}, "config.privacy.strategy"),
+    ({"privacy.strategy.bands": 0}, "config.privacy.strategy.bands"),
+    ({"privacy.strategy.buffers": 2}, "config.privacy.strategy.buffers"),
     (
-      {**_POISSON, "privacy.ftrl.separation": 6},
-      "privacy.ftrl.separation",
+      {**_POISSON, "privacy.sampler.separation": 6},
+      "privacy.sampler.separation",
     ),
     ({"privacy.neighboring_relation": "add_or_remove_one"}, "privacy.neighboring_relation"),
     ({"privacy.noise_levels": [1.0, -1.0]}, "privacy.noise_levels[1]"),
     (
       {
-        "privacy.method": "sgd",
+        "privacy": "sgd",
         "privacy.sampler": "poisson",
         "privacy.noise_levels": [2.0],
       },
-      "privacy.noise_levels",
+      "config.privacy.noise_levels",
     ),
-    ({**_POISSON, "privacy.ftrl.strategy": "blt"}, "privacy.ftrl.strategy"),
+    ({**_POISSON, "privacy.strategy": "blt"}, "privacy.strategy"),
   ],
 )
 def test_wrong_configs_are_one_line(extra, field):
@@ -204,7 +204,7 @@ def test_wrong_configs_are_one_line(extra, field):
   "changes",
   [
     {"privacy.sampling_prob": 1.0},
-    {**_POISSON, "privacy.ftrl.separation": 1},
+    {**_POISSON, "privacy.sampler.separation": 1},
   ],
 )
 def test_one_band_keeps_no_noise_and_goes_on_from_a_checkpoint(changes, tmp_path):
@@ -224,6 +224,6 @@ def test_a_batch_that_is_no_whole_share_of_a_cyclic_pass_is_refused():
   some = {"privacy.sampling_prob": 0.7}
   for sampler in ("cyclic", "balls_in_bins"):
     with refuses("privacy.sampling_prob"):
-      build.assemble(_config(**some, **{"privacy.ftrl.sampler": sampler}))
-  apart = {**_POISSON, "privacy.ftrl.separation": 1}
+      build.assemble(_config(**some, **{"privacy.sampler": sampler}))
+  apart = {**_POISSON, "privacy.sampler.separation": 1}
   assert build.assemble(_config(**some, **apart)).plan.sampler.prob == 0.7

@@ -16,8 +16,8 @@ from dpjax import data
 from dpjax.experiments.checks import long_games
 from dpjax.experiments.config import fields
 from dpjax.experiments.kinds.central import build, privacy
+from dpjax.experiments.kinds.central.build import Central
 from dpjax.experiments.kinds.central.config import ModelConfig, TrainConfig
-from dpjax.experiments.kinds.central.kind import CENTRAL
 from dpjax.experiments.kinds.federated import build as federated
 from dpjax.experiments.kinds.federated.config import FedConfig
 from dpjax.experiments.kinds.relevance.config import RelevanceConfig
@@ -96,7 +96,7 @@ def test_an_option_of_the_wrong_kind_is_one_line(tmp_path, name, options, field)
   assert not (tmp_path / "run").exists()
 
 
-_CYCLIC = {"privacy.method": "dp_ftrl", "privacy.sampling_prob": 1e-3}
+_CYCLIC = {"privacy": "dp_ftrl", "privacy.sampling_prob": 1e-3}
 _NOISE = {"privacy.epsilon": None, "privacy.noise_multiplier": 1.0}
 
 
@@ -108,8 +108,8 @@ _NOISE = {"privacy.epsilon": None, "privacy.noise_multiplier": 1.0}
     ({"model.options": {"activation": "rellu"}}, "model.options.activation"),
     ({"memory_budget_gb": 1e-9}, "memory_budget_gb"),
     (
-      {"privacy.capacity": 10**12},
-      "privacy.capacity",
+      {"privacy.sampler.capacity": 10**12},
+      "privacy.sampler.capacity",
     ),
     ({"privacy.noise_levels": [1e-9]}, "privacy.noise_levels[0]"),
     (
@@ -118,22 +118,22 @@ _NOISE = {"privacy.epsilon": None, "privacy.noise_multiplier": 1.0}
     ),
     (
       {
-        "privacy.method": "dp_ftrl",
-        "privacy.ftrl.sampler": "cyclic_poisson",
-        "privacy.ftrl.separation": 2,
-        "privacy.ftrl.strategy": "blt",
+        "privacy": "dp_ftrl",
+        "privacy.sampler": "cyclic_poisson",
+        "privacy.sampler.separation": 2,
+        "privacy.strategy": "blt",
         "privacy.sampling_prob": 0.25,
       },
-      "privacy.ftrl.strategy",
+      "privacy.strategy",
     ),
     (
       _CYCLIC,
-      "privacy.ftrl.sampler",
+      "privacy.sampler",
     ),
   ],
 )
 def test_an_error_of_a_lower_room_names_the_field(tmp_path, changes, field):
-  config = fields.replace_all(_config(), _NOISE | changes)
+  config = fields.replace_all(fields.replace_all(_config(), _NOISE), changes)
   with refuses(field):
     loop.train(config, tmp_path / "run")
 
@@ -142,7 +142,7 @@ def test_an_error_of_a_lower_room_names_the_field(tmp_path, changes, field):
   "start",
   [
     loop.train,
-    functools.partial(dry_run.report, CENTRAL),
+    lambda config, workdir: dry_run.report(Central(config), workdir),
     sweep.run_sweep,
     tuning.run_selection,
   ],
@@ -155,7 +155,7 @@ def test_a_folder_that_cannot_be_is_refused_before_the_data_are_read(tmp_path, s
     config = sweep.SweepConfig(
       base=config, grid=grid, seeds=[0], x="optimizer.learning_rate"
     )
-    config.selection.enabled = start is tuning.run_selection
+    config.selection = "best" if start is tuning.run_selection else "none"
     start = functools.partial(start, train_fn=loop.train, load_fn=build.load_data)
   with refuses("workdir"):
     start(config, tmp_path / "file" / "run")
@@ -232,7 +232,7 @@ def test_two_selections_in_one_folder_are_refused(tmp_path):
   config = sweep.SweepConfig(
     base=_config(privacy__epsilon=None, privacy__noise_multiplier=2.0),
     grid={"optimizer.learning_rate": [0.1, 0.2]},
-    selection=sweep.SelectionConfig(enabled=True, mean_trials=2.0),
+    selection=sweep.Selection(mean_trials=2.0),
   )
   with writers.alone_in(tmp_path), refuses("workdir"):
     tuning.run_selection(config, tmp_path, loop.train, build.load_data)
@@ -291,7 +291,7 @@ _UNPROVED = dict(
       "privacy.clip_schedule",
     ),
     (
-      dict(optimizer__rule={"name": "dp_adam"}, privacy__method="dp_ftrl"),
+      dict(optimizer__rule={"name": "dp_adam"}, privacy="dp_ftrl"),
       "optimizer.rule",
     ),
     (
@@ -299,7 +299,7 @@ _UNPROVED = dict(
       "privacy.noise_levels",
     ),
     (
-      dict(num_steps=1, privacy__clip_schedule="linear", privacy__clip_schedule_final=0.5),
+      dict(num_steps=1, privacy__clip_schedule="linear", privacy__clip_schedule__final=0.5),
       "privacy.clip_schedule",
     ),
     (
@@ -332,7 +332,7 @@ def test_a_cohort_that_is_no_whole_share_of_a_cyclic_pass_is_refused():
   """Of 100 clients 80 ran as 100, and the result said 80."""
   config = fields.replace_all(
     fed_quickstart.get_config(),
-    {"privacy.method": "dp_ftrl", "clients_per_round": 80},
+    {"privacy": "dp_ftrl", "clients_per_round": 80},
   )
   with refuses("clients_per_round", value=80.0):
     federated.assemble(config)

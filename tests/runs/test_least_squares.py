@@ -1,4 +1,4 @@
-"""privacy.method='least_squares' from a config to result.json: charges, words, refusals."""
+"""privacy='least_squares' from a config to result.json: charges, words, refusals."""
 
 import json
 
@@ -21,7 +21,7 @@ from tests.refuses import refuses
 _SMALL = {
   "model.name": "linear",
   "data.limit": 300,
-  "privacy.method": "least_squares",
+  "privacy": "least_squares",
   "privacy.epsilon": 4.0,
 }
 _STATISTICS = {
@@ -33,7 +33,7 @@ _STATISTICS = {
 
 def _config(**changes):
   named = {name.replace("__", "."): value for name, value in changes.items()}
-  return fields.replace_all(TrainConfig(), _SMALL | named)
+  return fields.replace_all(fields.replace_all(TrainConfig(), _SMALL), named)
 
 
 @pytest.fixture(scope="module")
@@ -103,7 +103,7 @@ def test_replace_one_pays_the_joint_bound_and_not_two_rows(loaded):
 
 @pytest.mark.slow
 def test_few_public_directions_give_a_model_of_all_inputs(loaded, tmp_path):
-  config = _config(privacy__least_squares__directions=20, release=True)
+  config = _config(privacy__directions=20, release=True)
   result, params = _trained(config, tmp_path / "run", loaded)
   kernel = params["params/head/kernel"]
   assert kernel.shape == (64, 10) and np.linalg.matrix_rank(kernel) <= 20
@@ -112,8 +112,8 @@ def test_few_public_directions_give_a_model_of_all_inputs(loaded, tmp_path):
   assert "Each noisy sum is rounded to multiples of" in " ".join(
     result["privacy_statement"].split()
   )
-  with refuses("privacy.least_squares.directions"):
-    many = _config(privacy__least_squares__directions=65)
+  with refuses("privacy.directions"):
+    many = _config(privacy__directions=65)
     loop.train(many, tmp_path / "many", data=loaded)
 
 
@@ -135,7 +135,7 @@ def test_empty_records_are_left_out(loaded):
 @pytest.mark.parametrize(
   ("changes", "field"),
   [
-    ({"privacy__sampling_prob": 0.1}, "privacy.sampling_prob"),
+    ({"privacy__sampling_prob": 0.1}, "config.privacy.sampling_prob"),
     ({"augmentation": "mirror"}, "augmentation"),
     ({"num_steps": 3}, "num_steps"),
     ({"optimizer__learning_rate": 1.0}, "optimizer.learning_rate"),
@@ -143,22 +143,22 @@ def test_empty_records_are_left_out(loaded):
       {"privacy__noise_multiplier": 0.0, "privacy__epsilon": None},
       "privacy.noise_multiplier",
     ),
-    ({"audit__enabled": True}, "audit.enabled"),
+    ({"audit": "canaries"}, "audit"),
     (
-      {"privacy__method": "dp_sgd", "privacy__least_squares__ridge": 1.0},
-      "privacy.least_squares.ridge",
+      {"privacy": "dp_sgd", "privacy__ridge": 1.0},
+      "config.privacy.ridge",
     ),
     (
-      {"privacy__least_squares__moment_weight": -1.0},
-      "privacy.least_squares.moment_weight",
+      {"privacy__moment_weight": -1.0},
+      "privacy.moment_weight",
     ),
     (
-      {"privacy__least_squares__moment_weight": 1e-9},
-      "privacy.least_squares.moment_weight",
+      {"privacy__moment_weight": 1e-9},
+      "privacy.moment_weight",
     ),
     (
-      {"privacy__least_squares__feature_norm": 1e40},
-      "privacy.least_squares.feature_norm",
+      {"privacy__feature_norm": 1e40},
+      "privacy.feature_norm",
     ),
     ({"privacy__epsilon": 0.0}, "privacy.epsilon"),
   ],
@@ -174,9 +174,9 @@ def test_what_is_not_proved_or_read_is_refused_in_one_line(changes, field):
 def test_other_models_and_other_uses_are_refused(loaded, tmp_path):
   with refuses("model.name", value="mlp"):
     loop.train(_config(model__name="mlp"), tmp_path / "mlp", data=loaded)
-  with refuses("privacy.method"):
+  with refuses("privacy"):
     build.assemble(_config(), loaded)
-  with refuses("privacy.method"):
+  with refuses("privacy"):
     of_config.subject(_config(), loaded)
 
 

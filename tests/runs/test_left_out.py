@@ -46,20 +46,20 @@ def _central(**more):
     "loss": f"{HERE}:diverging",
   }  # fmt: skip
   noise = {"privacy.epsilon": None, "privacy.noise_multiplier": 2.0}
-  if more.get("privacy.method") == "sgd":
-    noise = {"privacy.epsilon": 2.0, "privacy.l2_clip_norm": 1.0}
-  return fields.replace_all(quickstart.get_config(), {**small, **noise, **more})
+  return fields.replace_all(
+    fields.replace_all(quickstart.get_config(), {**small, **noise}), more
+  )
 
 
 def _federated(**more):
   small = {
     "num_rounds": 2, "eval_every": 1, "checkpoint_every": 1, "data.limit": 150,
     "partition.num_clients": 30, "clients_per_round": 12.0, "local.batch_size": 4,
-    "local.epochs": 1, "privacy.method": "none", "privacy.sampler": "fixed_size",
-    "privacy.l2_clip_norm": 1.0, "privacy.delta": 1e-5, "privacy.epsilon": 8.0,
+    "local.epochs": 1, "privacy": "none", "privacy.sampler": "fixed_size",
+    "privacy.delta": 1e-5,
     "loss": f"{HERE}:diverging",
   }  # fmt: skip
-  return fields.replace_all(fed_quickstart.get_config(), {**small, **more})
+  return fields.replace_all(fields.replace_all(fed_quickstart.get_config(), small), more)
 
 
 def _ends(config, folder, capsys):
@@ -82,7 +82,7 @@ def _ends(config, folder, capsys):
     pytest.param({"grad_method": "auto"}, marks=pytest.mark.slow),
     pytest.param({"microbatch_size": 7}, marks=pytest.mark.slow),
     pytest.param({"slices": 2}, marks=pytest.mark.slow),
-    pytest.param({"privacy.method": "sgd"}, marks=pytest.mark.slow),
+    pytest.param({"privacy": "sgd"}, marks=pytest.mark.slow),
     pytest.param(
       {"privacy.clipping": "automatic", "ema_decay": 0.9}, marks=pytest.mark.slow
     ),
@@ -125,10 +125,10 @@ _SLOW_DOORS = (
   + [{"secure_sum": "secagg"}, {"compression": "quantize"}, {"weighting": "examples"}]
 )
 _PRIVATE = {"privacy.epsilon": None, "privacy.noise_multiplier": 1.0}
-_SLOW_DOORS += [{"privacy.method": m, **_PRIVATE} for m in ("central", "local")]
+_SLOW_DOORS += [{"privacy": m, **_PRIVATE} for m in ("central", "local")]
 _SLOW_DOORS += [
   {
-    "privacy.method": "distributed",
+    "privacy": "distributed",
     "secure_sum": {"name": "secagg", "bits": 16},
     **_PRIVATE,
   }
@@ -149,7 +149,7 @@ def test_a_federated_run_without_a_finite_message_ends(more, tmp_path, capsys):
 
 @pytest.mark.slow
 def test_a_release_of_a_federated_run_says_nothing_of_it(tmp_path, capsys):
-  more = {"privacy.method": "central", "release": True, **_PRIVATE}
+  more = {"privacy": "central", "release": True, **_PRIVATE}
   result = loop.train(_federated(**more), tmp_path / "run")
   assert "not_private" not in json.dumps(result)
   assert "left out" not in capsys.readouterr().err

@@ -25,6 +25,7 @@ from dpjax.experiments.kinds.central.config import DataConfig, ModelConfig
 from dpjax.experiments.kinds.relevance.config import RelevanceConfig
 from dpjax.experiments.run import checkpoint, loop, run_keys, writers
 from dpjax.experiments.run import workdir as owner
+from dpjax.experiments.run.kind import experiment_of
 from dpjax.noise.gaussian import key_id
 from dpjax.relevance import Rigorous
 from tests.refuses import refuses
@@ -40,7 +41,7 @@ def _central(**more: Any) -> Any:
     "model.name": "linear", "model.options": {}, "data.limit": 300,
     "privacy.epsilon": None, "privacy.noise_multiplier": 2.0, "noise_seed": 0,
   }  # fmt: skip
-  return fields.replace_all(quickstart.get_config(), {**small, **more})
+  return fields.replace_all(fields.replace_all(quickstart.get_config(), small), more)
 
 
 def _federated(**more: Any) -> Any:
@@ -50,7 +51,7 @@ def _federated(**more: Any) -> Any:
     "local.epochs": 1, "privacy.epsilon": None, "privacy.noise_multiplier": 1.0,
     "noise_seed": 0,
   }  # fmt: skip
-  return fields.replace_all(fed_quickstart.get_config(), {**small, **more})
+  return fields.replace_all(fields.replace_all(fed_quickstart.get_config(), small), more)
 
 
 def _relevance(**more: Any) -> Any:
@@ -320,10 +321,11 @@ def test_other_users_of_the_machine_cannot_enter_where_the_keys_lie(tmp_path):
 def test_two_that_start_at_once_do_not_draw_two_sets_of_keys(tmp_path):
   """Another process does the whole run between our look into the folder and our lock."""
   config, folder = _KINDS["central"].release, tmp_path / "run"
-  job = loop.job_of(config)
-  other = lambda random: (loop.train(config, folder), job.start(random))[1]
+  run = experiment_of(config)
+  train = run.train
+  run.train = lambda data, keys: (loop.train(config, folder), train(data, keys))[1]
   with refuses("workdir"):
-    loop.run(job._replace(start=other), folder)
+    loop.run(run, folder)
   assert loop.train(config, folder)["num_steps"] == 6  # what the other left
 
 
@@ -460,9 +462,7 @@ def test_p16_a_resumed_run_goes_on_with_the_keys_it_drew(name, how, tmp_path, mo
     assert Ledger.from_json(resumed["ledger"]).charges[0].num_steps == 6
 
 
-@pytest.mark.cases(
-  slow=[1, "federated, release", "relevance", "relevance, rigorous, release"], long=[0]
-)
+@pytest.mark.cases(slow=[1], long=[0])
 @pytest.mark.parametrize("name", _SECRET)
 def test_keys_are_saved_before_anything_is_computed_with_them(name, tmp_path, monkeypatch):
   (kind, config), workdir = _secret(name), tmp_path / "run"
@@ -481,9 +481,7 @@ def test_keys_are_saved_before_anything_is_computed_with_them(name, tmp_path, mo
     assert charge["noise_key_id"] == key_id(kept.noise) and charge["first_step"] == 0
 
 
-@pytest.mark.cases(
-  slow=[1, "relevance", "federated, release", "relevance, rigorous, release"], long=[0]
-)
+@pytest.mark.cases(slow=[1], long=[0])
 @pytest.mark.parametrize("name", _SECRET)
 def test_killed_before_its_keys_are_saved_it_starts_with_new_ones(
   name, tmp_path, monkeypatch
@@ -498,15 +496,6 @@ def test_killed_before_its_keys_are_saved_it_starts_with_new_ones(
   assert len(ids) == 2 and ids[0] != ids[1]
 
 
-@pytest.mark.cases(
-  slow=[
-    "relevance",
-    "federated, release",
-    "relevance, rigorous, release",
-    "federated",
-    "central",
-  ]
-)
 @pytest.mark.parametrize("name", _SECRET)
 def test_p18_two_runs_share_no_key_and_no_file_but_the_checkpoints_holds_one(
   name, tmp_path, monkeypatch

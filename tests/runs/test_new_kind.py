@@ -1,11 +1,10 @@
-"""A kind of run is one folder with config.py and build.py, and needs no change of dpjax."""
+"""A kind of run is one file with a config and its experiment, and needs no change of dpjax."""
 
 import dataclasses
 import importlib
 import shutil
 import signal
 import sys
-import textwrap
 
 import jax.numpy as jnp
 import numpy as np
@@ -13,23 +12,12 @@ import pytest
 
 from dpjax import mechanisms, pictures
 from dpjax.accounting import Ledger, gaussian_event
-from dpjax.experiments.run import guarantee, loop, writers
+from dpjax.experiments.run import guarantee, kind, loop, writers
 from tests import commands
 from tests.refuses import refuses
 from tests.runs.stops import stop_after
 
-_CONFIG = """
-import dataclasses
-
-@dataclasses.dataclass
-class MeanConfig:
-  path: str = ""  # of an .npy, [n, d]
-  epsilon: float = 1.0
-  num_steps: int = 8
-  seed: int = 0
-"""
-
-_BUILD = """
+_FILE = """
 import dataclasses
 import hashlib
 
@@ -39,55 +27,60 @@ import numpy as np
 import optax
 
 from dpjax import Plan, PoissonSampler, training
-from dpjax.experiments.run import guarantee
-from dpjax.experiments.run.loop import Job, Phase, single
+from dpjax.experiments.run import guarantee, kind
+from dpjax.experiments.run.loop import Experiment, Phase, single
 
 
-def build(config, data=None):
-  x = np.load(config.path) if data is None else data
-  return Job(
-    config=config,
-    seed=config.seed,
-    data_name=config.path,
-    data=lambda: hashlib.sha256(x.tobytes()).digest(),
-    start=lambda random: single(_phase(config, x, random)),
-  )
+@dataclasses.dataclass
+class MeanConfig:
+  path: str = ""  # of an .npy, [n, d]
+  epsilon: float = 1.0
+  num_steps: int = 8
+  seed: int = 0
 
 
-def _phase(config, x, random):
+@kind.register(MeanConfig)
+class Mean(Experiment[MeanConfig]):
   \"\"\"The mean [d] of rows of norm 1 or less, by gradient steps towards it.\"\"\"
-  n = len(x)
-  plan = Plan.calibrated(
-    epsilon=config.epsilon, delta=1e-5, sampler=PoissonSampler(prob=0.5, capacity=n + 1),
-    num_steps=config.num_steps, l2_clip_norm=2.0, normalize_by=n / 2,
-  )
-  loss = lambda w, row: 0.5 * jnp.sum((w - row) ** 2)
-  algorithm = training.dp_sgd(loss, plan, optax.sgd(0.5), noise_key=random.noise)
-  return Phase(
-    num_steps=config.num_steps,
-    init=lambda: algorithm.init(jnp.zeros(x.shape[1])),
-    step=jax.jit(algorithm.step),
-    draws=lambda start: plan.batches(x, rng=random.sampler, start=start),
-    released=lambda state: {"mean": state.params},
-    evaluate=lambda state: {"accuracy": 1 - float(jnp.abs(state.params - 0.3).max())},
-    guarantee=guarantee.of_plan(plan, n),
-    save_every=3,
-    planned=lambda: {"task": "mean", "dataset": "rows", "method": "private_mean"},
-  )
+
+  def data(self):
+    return np.load(self.config.path)
+
+  def digest(self, data):
+    return hashlib.sha256(data.tobytes()).digest()
+
+  def train(self, data, keys):
+    config, n = self.config, len(data)
+    plan = Plan.calibrated(
+      epsilon=config.epsilon, delta=1e-5, sampler=PoissonSampler(prob=0.5, capacity=n + 1),
+      num_steps=config.num_steps, l2_clip_norm=2.0, normalize_by=n / 2,
+    )
+    loss = lambda w, row: 0.5 * jnp.sum((w - row) ** 2)
+    algorithm = training.dp_sgd(loss, plan, optax.sgd(0.5), noise_key=keys.noise)
+    return single(Phase(
+      num_steps=config.num_steps,
+      init=lambda: algorithm.init(jnp.zeros(data.shape[1])),
+      step=jax.jit(algorithm.step),
+      draws=lambda start: plan.batches(data, rng=keys.sampler, start=start),
+      released=lambda state: {"mean": state.params},
+      evaluate=lambda state: {"accuracy": 1 - float(jnp.abs(state.params - 0.3).max())},
+      guarantee=guarantee.of_plan(plan, n),
+      save_every=3,
+      planned=lambda: {"task": "mean", "dataset": "rows", "method": "private_mean"},
+    ))
 """
 
 
 @pytest.fixture
 def config(tmp_path, monkeypatch):
-  folder = tmp_path / "averages_of_mine"
-  folder.mkdir()
-  for name, text in {"__init__": "", "config": _CONFIG, "build": _BUILD}.items():
-    (folder / f"{name}.py").write_text(textwrap.dedent(text))
+  (tmp_path / "averages_of_mine.py").write_text(_FILE)
   rows = np.full((400, 3), 0.3) + np.random.default_rng(0).normal(0, 0.05, (400, 3))
   np.save(tmp_path / "rows.npy", rows.astype(np.float32))
   monkeypatch.syspath_prepend(tmp_path)
-  monkeypatch.delitem(sys.modules, "averages_of_mine.config", raising=False)
-  made = importlib.import_module("averages_of_mine.config")
+  monkeypatch.delitem(sys.modules, "averages_of_mine", raising=False)
+  # What the file registers is gone after the test.
+  monkeypatch.setattr(kind, "KINDS", dict(kind.KINDS))
+  made = importlib.import_module("averages_of_mine")
   return made.MeanConfig(path=str(tmp_path / "rows.npy"))
 
 
@@ -118,43 +111,15 @@ def test_a_private_mean_is_a_run_like_any_other(config, tmp_path, monkeypatch, c
     loop.train(config, tmp_path / "run")
 
 
-_LAUNCH = '''
-"""Private means: python -m averages_of_mine.launch --config=means.py --workdir=run"""
-
-from absl import flags
-
-from averages_of_mine import config
-from dpjax.experiments.run import kind, loop, guarantee
-from launch import app, config_flag
-
-KIND = kind.Kind(
-  config=config.MeanConfig, launcher="averages_of_mine.launch", check=lambda config: None
-)
-config_flag.define(kind=KIND)
-flags.DEFINE_string("workdir", None, "Directory of this run (default: runs/<config>).")
-
-
-def main():
-  config, workdir = config_flag.get(), config_flag.workdir()
-  with app.stoppable(workdir):
-    print(guarantee.summary(loop.train(config, workdir)))
-
-
-if __name__ == "__main__":
-  app.run(main)
-'''
-
-
 @pytest.mark.long
-def test_its_launcher_takes_its_fields_as_flags(config, tmp_path):
-  (tmp_path / "averages_of_mine" / "launch.py").write_text(_LAUNCH)
-  made = f"from averages_of_mine import config\nget_config = lambda: config.{config}\n"
+def test_the_launcher_of_any_kind_takes_its_fields_as_flags(config, tmp_path):
+  made = f"from averages_of_mine import MeanConfig\nget_config = lambda: {config}\n"
   (tmp_path / "means.py").write_text(made)
-  options = ("--config=means.py", "--workdir=run", "--config.epsilon=2")
-  done = commands.run("averages_of_mine.launch", *options, cwd=tmp_path)
+  options = ("means.py", "--workdir=run", "--config.epsilon=2")
+  done = commands.run("launch.run", *options, cwd=tmp_path)
   assert done.returncode == 0, done.stderr
-  assert done.stdout.startswith("epsilon=2 (proved, delta=1e-05, add_or_remove_one")
-  refused = commands.run("averages_of_mine.launch", *options, "--config.no=2", cwd=tmp_path)
+  assert "epsilon=2 (proved, delta=1e-05, add_or_remove_one" in done.stdout
+  refused = commands.run("launch.run", *options, "--config.no=2", cwd=tmp_path)
   assert refused.returncode == 2 and "no such field" in refused.stderr
 
 
@@ -180,44 +145,54 @@ def _phase(**changes):
   return loop.Phase(**{**least, **changes})
 
 
-def _job(phase=(), **changes):
-  made = {
-    "config": _Count(),
-    "seed": 0,
-    "data_name": "none",
-    "data": lambda: bytes(32),
-    "start": lambda random: loop.single(_phase(**dict(phase))),
-  }
-  return loop.Job(**{**made, **changes})
+class _Counting(loop.Experiment[_Count]):
+  is_private = False
+
+  def data(self):
+    return ()
+
+  def digest(self, data):
+    return bytes(32)
+
+  def train(self, data, keys):
+    return loop.single(_phase())
+
+
+def _run(phase=(), **changes):
+  run = _Counting(_Count())
+  run.train = lambda data, keys: loop.single(_phase(**dict(phase)))
+  for name, value in changes.items():
+    setattr(run, name, value)
+  return run
 
 
 def test_the_least_kind_of_run_needs_no_metric_and_no_tree(tmp_path, monkeypatch):
-  whole = loop.run(_job(), tmp_path / "whole")
+  whole = loop.run(_run(), tmp_path / "whole")
   assert whole["num_steps"] == 3 and whole["test_accuracy"] is None
   assert whole["epsilon_kind"] == "none"
   with np.load(tmp_path / "whole" / "params.npz") as held:
     assert held["params"].tolist() == [3.0, 3.0]
   stop_after(monkeypatch, 2)
   with pytest.raises(loop.Interrupted, match="step 2"):
-    loop.run(_job(), tmp_path / "run")
-  again = loop.run(_job(), tmp_path / "run")
+    loop.run(_run(), tmp_path / "run")
+  again = loop.run(_run(), tmp_path / "run")
   assert again["params_sha256"] == whole["params_sha256"]
 
 
 def test_a_stop_in_the_last_step_of_a_phase_stops_the_next_one(tmp_path, monkeypatch):
   """With a handler of the system or of Python, nothing else would end the run."""
 
-  def schedule(train_phase):
-    first = train_phase(_phase(subfolder="first", released=lambda state: state))
-    return loop.single(_phase(init=lambda: first.state))(train_phase)
+  def story(data, keys):
+    first = yield _phase(subfolder="first", released=lambda state: state)
+    return (yield from loop.single(_phase(init=lambda: first.state)))
 
-  job = lambda: _job(start=lambda random: schedule)
-  whole = loop.run(job(), tmp_path / "whole")
+  run = lambda: _run(train=story)
+  whole = loop.run(run(), tmp_path / "whole")
   interrupt = lambda: signal.raise_signal(signal.SIGINT)
   stop_after(monkeypatch, 3, error=interrupt, subfolder="first")
   with pytest.raises(loop.Interrupted, match="step 1"):
-    loop.run(job(), tmp_path / "run")
-  again = loop.run(job(), tmp_path / "run")
+    loop.run(run(), tmp_path / "run")
+  again = loop.run(run(), tmp_path / "run")
   assert again["params_sha256"] == whole["params_sha256"]
   with np.load(tmp_path / "run" / "params.npz") as held:
     assert held["params"].tolist() == [6.0, 6.0]
@@ -227,7 +202,7 @@ def test_a_run_without_a_plan_states_the_event_of_its_mechanism(tmp_path):
   count = mechanisms.Laplace(epsilon=1.0, l1_sensitivity=1.0)
   numbers = {"delta": 1e-7, "l2_bound": 1.0, "num_records": 10**6}
   promised = guarantee.of_event(count.event(), num_steps=3, **numbers)
-  result = loop.run(_job({"guarantee": promised}), tmp_path)
+  result = loop.run(_run({"guarantee": promised}), tmp_path)
   assert 2.99 < result["epsilon"] <= 3.0 and result["epsilon_kind"] == "proved"
   assert Ledger.from_json(result["ledger"]).epsilon(1e-7) == result["epsilon"]
   assert "3 x Laplace noise" in result["privacy_statement"]
@@ -245,7 +220,7 @@ def test_a_score_of_any_name_is_drawn(tmp_path, monkeypatch):
     pictures, "dress", lambda axes, **labels: (titles.append(labels), dress(axes, **labels))
   )
   phase = {"evaluate": lambda state: {"loss": float(state[0])}, "row_at": lambda step: step}
-  assert loop.run(_job(phase), tmp_path)["test_loss"] == 3.0
+  assert loop.run(_run(phase), tmp_path)["test_loss"] == 3.0
   assert [(labels["ylabel"], labels["title"]) for labels in titles] == [
     ("test loss", "none, by hand: not private: 3.000 at the end")
   ]
@@ -255,16 +230,17 @@ def test_a_score_of_any_name_is_drawn(tmp_path, monkeypatch):
   ("field", "value"),
   [
     ("config", {}),
-    ("seed", -1),
-    ("data", b"abc"),
-    ("data", lambda: np.ones(3)),
-    ("data", lambda: b"abc"),
-    ("start", lambda random: None),
+    ("config", _Count(seed=-1)),
+    ("digest", lambda data: np.ones(3)),
+    ("digest", lambda data: b"abc"),
+    ("train", lambda data, keys: None),
+    ("train", lambda data, keys: (phase for phase in ())),
+    ("train", lambda data, keys: (phase for phase in (1,))),
   ],
 )
-def test_a_job_that_is_none_is_refused_by_the_name_of_its_field(tmp_path, field, value):
-  with refuses(f"Job.{field}"):
-    loop.run(_job(**{field: value}), tmp_path)
+def test_a_run_that_is_none_is_refused_by_the_name_of_its_field(tmp_path, field, value):
+  with refuses("seed" if value == _Count(seed=-1) else f"Experiment.{field}"):
+    loop.run(_run(**{field: value}), tmp_path)
   assert not any(tmp_path.iterdir())
 
 
@@ -294,10 +270,10 @@ def test_a_work_that_is_none_is_refused_before_or_at_its_first_step(
   tmp_path, changes, field
 ):
   with refuses(field):
-    loop.run(_job(changes), tmp_path)
+    loop.run(_run(changes), tmp_path)
   assert not (tmp_path / writers.RESULT).exists()
 
 
-def test_a_config_without_a_build_is_told_where_it_belongs(tmp_path):
+def test_a_config_of_no_kind_is_told_how_to_register_one(tmp_path):
   with refuses("config"):
     loop.train(_Count(), tmp_path)

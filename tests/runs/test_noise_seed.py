@@ -8,28 +8,24 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from dpjax.experiments import all_kinds
+from dpjax import noise
 from dpjax.experiments.config import fields
-from dpjax.experiments.config.ignored import WouldBeIgnored
-from dpjax.experiments.kinds.attack import build as attack_build
 from dpjax.experiments.kinds.attack.config import AttackConfig
-from dpjax.experiments.kinds.central import build
 from dpjax.experiments.kinds.central.config import TrainConfig
-from dpjax.experiments.kinds.federated import build as federated_build
 from dpjax.experiments.kinds.federated.config import FedConfig
-from dpjax.experiments.kinds.relevance import build as relevance_build
 from dpjax.experiments.kinds.relevance.config import RelevanceConfig
-from dpjax.experiments.kinds.secure import build as secure_build
 from dpjax.experiments.kinds.secure.config import SecureConfig
 from dpjax.experiments.run import dry_run, loop, run_keys
+from dpjax.experiments.run import kind as kinds
 from dpjax.experiments.run.guarantee import REPEATED
+from dpjax.experiments.run.kind import experiment_of
 from dpjax.experiments.sweeps import grid
-from dpjax.noise import source
 from dpjax.noise.gaussian import key_id
 from dpjax.validate import UserError
 from tests.runs import small_configs
 
 _NUMBERS = 100_000
+_CONFIGS = [kind.config_class for kind in kinds.KINDS.values()]
 
 
 def _central(**changes):
@@ -40,12 +36,14 @@ def _central(**changes):
 
 
 def _draw(config):
-  return build.build(config).new_keys()
+  return experiment_of(config).new_keys()
 
 
 def _correlation(one, other):
   """Returns the correlation of the noise of two runs, in standard deviations of its law at 0."""
-  draws = [source.gaussian(keys.noise, jnp.zeros(_NUMBERS), 1.0) for keys in (one, other)]
+  draws = [
+    noise.source.gaussian(keys.noise, jnp.zeros(_NUMBERS), 1.0) for keys in (one, other)
+  ]
   return abs(float(np.corrcoef(*map(np.asarray, draws))[0, 1])) * np.sqrt(_NUMBERS)
 
 
@@ -84,7 +82,7 @@ def test_p17_processes_draw_keys_of_their_own():
 def test_runs_that_open_weights_with_noise_have_keys_of_their_own():
   """`launch.account` refuses two runs of one key, as if their noise were the same."""
   config = fields.replace_all(SecureConfig(), {"task": {"name": "noisy_model"}})
-  one, other = (secure_build.build(config).new_keys() for _ in range(2))
+  one, other = (experiment_of(config).new_keys() for _ in range(2))
   assert key_id(one.noise) != key_id(other.noise)
 
 
@@ -103,10 +101,10 @@ _SMALL = {
   "central, ftrl": small_configs.central(**small_configs.FTRL),
   "central, least squares": small_configs.least_squares(),
   "federated": small_configs.federated(),
-  "federated, local": small_configs.federated(**{"privacy.method": "local"}),
+  "federated, local": small_configs.federated(**{"privacy": "local"}),
   "pate": small_configs.pate(),
   "distillation": small_configs.distillation(),
-  "synthesis": small_configs.synthesis(num_frequencies=8, side=2, num_steps=100),
+  "synthesis": small_configs.synthesis(method=small_configs.KERNEL),
 }
 
 
@@ -124,10 +122,9 @@ def test_a_guarantee_of_repeatable_noise_is_a_claim(name, tmp_path):
 
 
 def test_a_plan_of_repeatable_noise_is_a_claim():
-  kind = all_kinds.of(_central())
   for seed, wanted in ((None, "proved"), (3, "claimed")):
     config = _central(noise_seed=seed)
-    phase, _ = dry_run.first_phase(kind, config, kind.load_data(config, features=False))
+    phase, _ = dry_run.first_phase(config, experiment_of(config).data())
     assert dry_run.promised(phase)["epsilon_kind"] == wanted
 
 
@@ -137,30 +134,30 @@ def test_a_plan_of_repeatable_noise_is_a_claim():
 @pytest.mark.parametrize(
   "changed",
   [
-    (build, TrainConfig, {"privacy.method": "sgd"}),
-    (federated_build, FedConfig, {"privacy.method": "none"}),
-    (relevance_build, RelevanceConfig, {"method": "no_dp"}),
-    (attack_build, AttackConfig, {"train.privacy.method": "sgd"}),
-    (secure_build, SecureConfig, {}),  # a sum has no noise
+    (TrainConfig, {"privacy": "sgd"}),
+    (FedConfig, {"privacy": "none"}),
+    (RelevanceConfig, {"method": "no_dp"}),
+    (AttackConfig, {"target.privacy": "sgd"}),
+    (SecureConfig, {}),  # a sum has no noise
   ],
   ids=["central", "federated", "relevance", "attack", "secure"],
 )
 def test_nothing_would_read_the_noise_seed_of_a_run_without_noise(changed):
-  module, make, changes = changed
+  make, changes = changed
   config = dataclasses.replace(fields.replace_all(make(), changes), noise_seed=3)
-  with pytest.raises(WouldBeIgnored, match="noise_seed=3: "):
-    module.build(config)
+  with pytest.raises(UserError, match="noise_seed=3: "):
+    experiment_of(config).check()
 
 
 def test_every_kind_of_run_has_the_field():
   """Sweeps have it in their base."""
-  without = {kind for kind in all_kinds.KINDS if "noise_seed" not in fields.to_dict(kind())}
+  without = {kind for kind in _CONFIGS if "noise_seed" not in fields.to_dict(kind())}
   assert {kind.__name__ for kind in without} == {"SweepConfig"}
 
 
-@pytest.mark.parametrize("kind", [c for c in all_kinds.KINDS if hasattr(c(), "release")])
+@pytest.mark.parametrize("kind", [c for c in _CONFIGS if hasattr(c(), "release")])
 def test_a_release_has_no_noise_seed(kind):
   config = dataclasses.replace(kind(), release=True, noise_seed=3)
   with pytest.raises(UserError) as caught:
-    all_kinds.KINDS[kind].check(config)
+    kinds.of(config).check(config)
   assert (caught.value.field, caught.value.value) == ("noise_seed", 3)

@@ -27,6 +27,7 @@ from dpjax.experiments.kinds.central import (
 )
 from dpjax.experiments.run import loop, run_keys
 from dpjax.experiments.run import workdir as owner
+from dpjax.experiments.run.kind import experiment_of
 from dpjax.experiments.sweeps import engine
 from dpjax.mechanisms import channel_statistics, noisy_means
 from dpjax.mechanisms.whitening import Spread
@@ -46,7 +47,7 @@ _SMALL = {
 
 def _config(**changes):
   named = {name.replace("__", "."): value for name, value in changes.items()}
-  return fields.replace_all(quickstart.get_config(), _SMALL | named)
+  return fields.replace_all(fields.replace_all(quickstart.get_config(), _SMALL), named)
 
 
 @pytest.fixture(scope="module")
@@ -100,7 +101,9 @@ def test_a_resumed_run_has_the_same_statistics(loaded, tmp_path):
       raise KeyboardInterrupt
 
   with pytest.raises(KeyboardInterrupt):
-    loop.run(loop.job_of(_config(noise_seed=0), loaded), tmp_path / "cut", on_save=stop)
+    loop.run(
+      experiment_of(_config(noise_seed=0)), tmp_path / "cut", data=loaded, on_save=stop
+    )
   cut = loop.train(_config(noise_seed=0), tmp_path / "cut", data=loaded)
   whole = loop.train(_config(noise_seed=0), tmp_path / "whole", data=loaded)
   assert cut["params_sha256"] == whole["params_sha256"]
@@ -130,7 +133,7 @@ def test_a_whitened_run_pays_for_five_sums_and_goes_on_with_the_same(
       raise KeyboardInterrupt
 
   with pytest.raises(KeyboardInterrupt):
-    loop.run(loop.job_of(config, loaded), tmp_path / "cut", on_save=stop)
+    loop.run(experiment_of(config), tmp_path / "cut", data=loaded, on_save=stop)
   cut = loop.train(config, tmp_path / "cut", data=loaded)
   result = loop.train(config, tmp_path / "whole", data=loaded)
   assert cut["params_sha256"] == result["params_sha256"]
@@ -161,7 +164,7 @@ def test_features_are_standardised_before_they_are_whitened_where_groups_are_giv
   for changes in ({}, {"model.options": {}}, {"privacy.normalization": "per_example"}):
     start = {"model.name": groups["name"], "model.options": groups["options"]}
     start["privacy.normalization"] = _WHITENED
-    config = fields.replace_all(quickstart.get_config(), start | changes)
+    config = fields.replace_all(fields.replace_all(quickstart.get_config(), start), changes)
     found.append(normalization.per_example(config))
   assert found == [True, False, True]
 
@@ -224,7 +227,7 @@ def test_a_run_whose_statistics_come_out_otherwise_does_not_go_on(loaded, tmp_pa
   """Two releases with one noise would tell how they differ."""
   config = _config(num_steps=4, checkpoint_every=2)
   with pytest.raises(RuntimeError, match="killed"):
-    loop.run(build.build(config, loaded), tmp_path, on_save=_killed_at(2))
+    loop.run(experiment_of(config), tmp_path, data=loaded, on_save=_killed_at(2))
   other = lambda *given: jax.tree.map(
     lambda leaf: np.nextafter(leaf, 9.0), released(*given)
   )
@@ -233,8 +236,8 @@ def test_a_run_whose_statistics_come_out_otherwise_does_not_go_on(loaded, tmp_pa
     mock.patch.object(normalization, "released", other),
     refuses("checkpoint"),
   ):
-    loop.run(build.build(config, loaded), tmp_path)
-  assert loop.run(build.build(config, loaded), tmp_path)["num_steps"] == 4
+    loop.train(config, tmp_path, data=loaded)
+  assert loop.train(config, tmp_path, data=loaded)["num_steps"] == 4
 
 
 def _killed_at(step):
@@ -256,7 +259,7 @@ def test_canaries_are_part_of_what_is_fitted(loaded, monkeypatch):
     lambda self, key, x: seen.append((len(x), self.normalize_by)) or call(self, key, x),
   )
   audited = _config(
-    audit__enabled=True,
+    audit="canaries",
     audit__num_canaries=100,
     privacy__neighboring_relation="replace_special",
   )
@@ -273,7 +276,7 @@ def test_a_run_of_dp_ftrl_pays_for_them_and_goes_on_with_the_same(
 ):
   config = _config(**_FTRL, privacy__neighboring_relation=relation, noise_seed=0)
   with pytest.raises(RuntimeError, match="killed"):
-    loop.run(loop.job_of(config, loaded), tmp_path / "cut", on_save=_killed_at(2))
+    loop.run(experiment_of(config), tmp_path / "cut", data=loaded, on_save=_killed_at(2))
   cut = loop.train(config, tmp_path / "cut", data=loaded)
   result = loop.train(config, tmp_path / "whole", data=loaded)
   assert cut["params_sha256"] == result["params_sha256"]
@@ -284,10 +287,10 @@ def test_a_run_of_dp_ftrl_pays_for_them_and_goes_on_with_the_same(
 
 
 _FTRL = {
-  "privacy__method": "dp_ftrl",
+  "privacy": "dp_ftrl",
   "privacy__epsilon": 4.0,
   "privacy__sampling_prob": 0.5,
-  "privacy__ftrl__strategy": {"name": "banded", "bands": 2},
+  "privacy__strategy": {"name": "banded", "bands": 2},
   "privacy__normalization": {**_PRIVATE, "noise_multiplier": 8.0},
 }
 
@@ -360,8 +363,8 @@ class _HalfNoise(channel_statistics.ChannelStatistics):
   ("changes", "field"),
   [
     (
-      {"privacy__method": "sgd", "privacy__epsilon": None},
-      "privacy.normalization",
+      {"privacy": "sgd", "privacy__normalization": "private_statistics"},
+      "config.privacy.normalization",
     ),
     (
       {"model__name": "scatter_linear", "model__options": {"num_groups": 27}},
@@ -384,8 +387,8 @@ def test_what_does_not_go_together_is_one_line(changes, field, loaded):
 
 
 def test_attacks_whose_models_share_a_function_are_refused():
-  config = AttackConfig(train=_config(eval_every=100, checkpoint_every=100))
-  with refuses("train.privacy.normalization"):
+  config = AttackConfig(target=_config(eval_every=100, checkpoint_every=100))
+  with refuses("target.privacy.normalization"):
     check_attack(config)
 
 

@@ -18,7 +18,6 @@ from configs.fed import quickstart as fed_quickstart
 from dpjax import data
 from dpjax.experiments.checks import of_config
 from dpjax.experiments.config import fields
-from dpjax.experiments.kinds.attack import build as attack_build
 from dpjax.experiments.kinds.attack.config import AttackConfig
 from dpjax.experiments.kinds.central import (
   build,
@@ -27,10 +26,9 @@ from dpjax.experiments.kinds.central import (
   one_release,
   privacy,
 )
-from dpjax.experiments.kinds.central.config import ModelConfig, TrainConfig
+from dpjax.experiments.kinds.central.config import LeastSquares, ModelConfig, TrainConfig
 from dpjax.experiments.kinds.federated import build as federate_build
 from dpjax.experiments.kinds.federated import facts as federate_facts
-from dpjax.experiments.kinds.federated import privacy as federate_privacy
 from dpjax.experiments.kinds.federated.config import FedConfig
 from dpjax.experiments.kinds.relevance import build as relevance_build
 from dpjax.experiments.kinds.relevance import unused as relevance_unused
@@ -38,6 +36,7 @@ from dpjax.experiments.kinds.relevance.config import RelevanceConfig
 from dpjax.experiments.run import loop, run_keys
 from dpjax.experiments.sweeps import attack_table, experiment, grid
 from dpjax.relevance import gradient_methods
+from dpjax.sampling.registry import used_for
 from dpjax.validate import UserError
 from dpjax.zoo.datasets import published, registry
 from tests.refuses import refuses
@@ -65,7 +64,7 @@ def _runs_of(config):
   for point in _TABLES[type(config)].points(config):
     run = point.config
     if isinstance(run, AttackConfig):
-      run = attack_build.attacked_config(run)
+      run = run.target
     lines.setdefault(published_runs.line(point), run)
   return list(lines.values())
 
@@ -91,8 +90,8 @@ def _small(config):
   if isinstance(config, RelevanceConfig):
     changes["rigorous_model"] = None
   small = dataclasses.replace(config, **changes)
-  directions = "privacy.least_squares.directions"
-  if getattr(small, "privacy", None) and small.privacy.method == "least_squares":
+  directions = "privacy.directions"
+  if getattr(small, "privacy", None) and isinstance(small.privacy, LeastSquares):
     small = fields.replace(small, directions, 20)  # pixels are fewer than features
   return small
 
@@ -143,7 +142,7 @@ def _central(config, count):
   """Plan, guarantee and planned result of a run on so many records, of those that it declares."""
   train = _zeros(config, count, _declared(config))
   random = build.run_keys(config)
-  if config.privacy.method == "least_squares":
+  if isinstance(config.privacy, LeastSquares):
     work = one_release.started(config, (train, train), random)
     assert work.guarantee.relation == _ADD
     return repr([*_stated(work.guarantee, 1), work.planned()])
@@ -261,7 +260,8 @@ def test_a_record_more_or_less_changes_no_plan_of_another_line(name):
 
 # --- every sampler beside what else a plan is made of
 
-_SAMPLERS = [*privacy.SAMPLERS, *privacy.ftrl.SAMPLERS]
+_CORRELATED = used_for("correlated noise")
+_SAMPLERS = [*used_for("examples"), *_CORRELATED]
 _CENTRAL = {
   "alone": {},
   "adaptive": {"privacy.clipping": "adaptive"},
@@ -281,7 +281,7 @@ _CENTRAL = {
 _FED = {
   "alone": {},
   "adaptive": {"privacy.clipping": "adaptive"},
-  "both": {"privacy.method": "both"},
+  "both": {"privacy": "both"},
   "simulated": {"privacy.simulated_cohort": 100, "privacy.simulated_clients": 10_000},
   "scaffold": {"algorithm": "scaffold"},
   "fed_nova": {"algorithm": "fed_nova"},
@@ -302,10 +302,10 @@ def _cells(table, samplers):
 
 def _chosen(config, sampler, changes):
   """The config with a sampler, wherever it is named."""
-  correlated = sampler in privacy.ftrl.SAMPLERS
-  own = {"privacy.method": "dp_ftrl", "privacy.ftrl.sampler": sampler}
+  correlated = sampler in _CORRELATED
+  own = {"privacy": "dp_ftrl", "privacy.sampler": sampler}
   chosen = own if correlated else {"privacy.sampler": sampler}
-  return fields.replace_all(config, {**chosen, **changes})
+  return fields.replace_all(fields.replace_all(config, chosen), changes)
 
 
 def _played(config):
@@ -333,7 +333,7 @@ def test_a_record_more_or_less_changes_no_plan_of_any_sampler(sampler, changes):
   _played(_chosen(config, sampler, changes))
 
 
-_FED_SAMPLERS = [*federate_privacy.SAMPLERS, *privacy.ftrl.SAMPLERS]
+_FED_SAMPLERS = [*used_for("clients"), *_CORRELATED]
 
 
 @pytest.mark.parametrize(("sampler", "changes"), _cells(_FED, _FED_SAMPLERS))
@@ -396,7 +396,7 @@ def _left(config, loaded, folder):
 @pytest.mark.parametrize("release", [False, True])
 def test_a_record_more_or_less_is_in_no_file(tmp_path, release):
   changes = {"num_steps": 4, "privacy.sampling_prob": 0.25}
-  config = fields.replace_all(quickstart.get_config(), {**_RUN, **changes})
+  config = fields.replace_all(fields.replace_all(quickstart.get_config(), _RUN), changes)
   if release:
     config = fields.replace_all(config, {"release": True, "diagnostics": True})
   left = [_left(config, _digits(n), tmp_path / str(n)) for n in (299, 301)]
@@ -407,7 +407,9 @@ def test_a_record_more_or_less_is_in_no_file(tmp_path, release):
 @pytest.mark.parametrize("release", [False, True])
 def test_a_user_more_or_less_is_in_no_file(tmp_path, release):
   changes = {"num_rounds": 4, "clients_per_round": 5.0, "partition.num_clients": 20}
-  config = fields.replace_all(fed_quickstart.get_config(), {**_RUN, **changes})
+  config = fields.replace_all(
+    fields.replace_all(fed_quickstart.get_config(), _RUN), changes
+  )
   if release:
     config = fields.replace_all(config, {"release": True, "diagnostics": True})
   train, test = _digits(300)
@@ -429,7 +431,7 @@ def _own(count, **declared):
 
 def _plain(**changes):
   base = {**_RUN, "num_steps": 2, "privacy.sampling_prob": 0.25, "data.center": False}
-  return fields.replace_all(quickstart.get_config(), {**base, **changes})
+  return fields.replace_all(fields.replace_all(quickstart.get_config(), base), changes)
 
 
 def _assembled(config, train):

@@ -25,7 +25,7 @@ def _config(name, **changes):
     "privacy.sampling_prob": 0.2, "model.name": f"{_MODULE}:{name}",
     "model.options": {"rate": 0.3}, "noise_seed": 0,
   }  # fmt: skip
-  return fields.replace_all(quickstart.get_config(), {**small, **changes})
+  return fields.replace_all(fields.replace_all(quickstart.get_config(), small), changes)
 
 
 def _params(folder):
@@ -75,7 +75,7 @@ def _fed_config(name, **changes):
     "clients_per_round": 4.0, "local.epochs": 1, "privacy.epsilon": None,
     "privacy.noise_multiplier": 1.0, "model.name": f"{_MODULE}:{name}", "model.options": {},
   }  # fmt: skip
-  return fields.replace_all(fed_quickstart.get_config(), {**small, **changes})
+  return fields.replace_all(fields.replace_all(fed_quickstart.get_config(), small), changes)
 
 
 @pytest.mark.slow

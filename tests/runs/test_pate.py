@@ -1,6 +1,5 @@
 """A run of PATE: its guarantee, resuming, release mode, and what is kept from it."""
 
-import dataclasses
 import json
 import math
 
@@ -10,8 +9,9 @@ import pytest
 from dpjax import accounting
 from dpjax.accounting import Ledger, matrix
 from dpjax.data import from_arrays
+from dpjax.experiments.config import fields
 from dpjax.experiments.kinds.pate import vote_costs
-from dpjax.experiments.kinds.pate.config import PateConfig
+from dpjax.experiments.kinds.pate.config import ConfidentQueries, PateConfig, PublishedCost
 from dpjax.experiments.run import loop
 from tests.refuses import refuses
 from tests.runs.stops import stop_after
@@ -95,7 +95,7 @@ def test_it_goes_on_where_it_stopped(whole, sides, tmp_path, monkeypatch, subfol
 @pytest.mark.slow
 def test_all_answers_are_charged_and_no_more_are_given(sides, tmp_path):
   config = _config(
-    aggregator="confident_gnmax", max_answers=4, threshold=6.0, check_std=30.0, std=1.0
+    aggregator=ConfidentQueries(max_answers=4, threshold=6.0, check_std=30.0), std=1.0
   )
   result = _run(config, sides, tmp_path)
   assert result["num_answers"] == 4 < result["num_queries"]
@@ -103,7 +103,7 @@ def test_all_answers_are_charged_and_no_more_are_given(sides, tmp_path):
   event = mechanism.event(num_checks=20, num_answers=4)
   assert result["epsilon"] == pytest.approx(accounting.epsilon(event, delta=1e-5), rel=1e-9)
   # An answer that is never given costs as much: the sum does not follow from the votes.
-  none = dataclasses.replace(config, threshold=1e9)
+  none = fields.replace(config, "aggregator.threshold", 1e9)
   assert vote_costs.promised(none, 300).curve(20) == pytest.approx(
     result["epsilon"], rel=1e-12
   )
@@ -115,7 +115,7 @@ def test_all_answers_are_charged_and_no_more_are_given(sides, tmp_path):
 @pytest.mark.slow
 def test_release_mode_writes_nothing_that_follows_from_the_votes(sides, tmp_path):
   results = [
-    _run(_config(release=True, publish_cost=True, cost_order=4.0), sides, tmp_path / name)
+    _run(_config(release=True, cost=PublishedCost(order=4.0)), sides, tmp_path / name)
     for name in ("one", "two")
   ]
   for result in results:
@@ -139,7 +139,7 @@ def test_a_published_cost_has_the_noise_that_is_charged(sides):
 
   from dpjax.accounting import votes
 
-  config = _config(publish_cost=True, cost_order=4.0)
+  config = _config(cost=PublishedCost(order=4.0))
   counts = np.array([[12, 0, 0]] * 19 + [[5, 4, 3]])
   std = config.aggregate.std
   local = sum(
@@ -147,10 +147,12 @@ def test_a_published_cost_has_the_noise_that_is_charged(sides):
   )
   smooth = np.max(local * np.exp(-0.02 * np.arange(13)))
   drawn = [
-    vote_costs.published(config, counts, jax.random.key(seed))["published_cost"]["rdp"]
+    vote_costs.published(config, config.cost, counts, jax.random.key(seed))[
+      "published_cost"
+    ]["rdp"]
     for seed in range(60)
   ]
-  wanted = smooth * config.cost_noise
+  wanted = smooth * config.cost.noise_in_sensitivities
   assert 0.7 * wanted < np.std(drawn) < 1.35 * wanted
 
 
@@ -159,13 +161,12 @@ def test_a_published_cost_has_the_noise_that_is_charged(sides):
   [
     ({"release": True, "data_dependent": True}, "data_dependent"),
     (
-      {"aggregator": "confident_gnmax", "max_answers": 5, "publish_cost": True},
-      "publish_cost",
+      {"aggregator": ConfidentQueries(max_answers=5), "cost": "published"},
+      "cost",
     ),
-    ({"publish_cost": True, "cost_beta": 0.2}, "cost_order"),
+    ({"cost": PublishedCost(beta=0.2)}, "cost.order"),
     ({"num_queries": 61}, "num_queries"),
     ({"num_pool": 90}, "num_pool"),
-    ({"threshold": 3.0}, "threshold"),
     ({"std": 3.0, "epsilon": 2.0}, "epsilon"),
     ({"neighboring_relation": "replace_special"}, "neighboring_relation"),
     ({"epsilon": math.nan}, "epsilon"),
@@ -173,8 +174,8 @@ def test_a_published_cost_has_the_noise_that_is_charged(sides):
     ({"data_dir": "/nowhere"}, "data_dir"),
     ({"teacher_penalty": 1e-320}, "teacher_penalty"),
     (
-      {"aggregator": "confident_gnmax", "max_answers": 21},
-      "max_answers",
+      {"aggregator": ConfidentQueries(max_answers=21)},
+      "aggregator.max_answers",
     ),
   ],
 )

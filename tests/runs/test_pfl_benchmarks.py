@@ -80,7 +80,7 @@ def test_stackoverflow_trains_over_its_users(tmp_path):
 @pytest.mark.parametrize("strategy", ["blt", "tree", "identity"])
 def test_stackoverflow_trains_with_correlated_noise(tmp_path, strategy):
   """Its users take turns, and the epsilon is proved without sampling."""
-  small = {**_sentences(tmp_path), "num_rounds": 8, "privacy.ftrl.strategy": strategy}
+  small = {**_sentences(tmp_path), "num_rounds": 8, "privacy.strategy": strategy}
   config = fields.replace_all(stackoverflow_blt.get_config(), small)
   result = loop.train(config, tmp_path / "run")
   assert result["epsilon_kind"] == "proved" and 7.9 < result["epsilon"] <= 8.0

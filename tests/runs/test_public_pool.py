@@ -27,7 +27,7 @@ _SMALL = {
     "num_student_components": 6, "eval_every": 8,
   },
 }  # fmt: skip
-_BUILD = {DistillationConfig: distillation, PateConfig: pate}
+_EXPERIMENT = {DistillationConfig: distillation.Distillation, PateConfig: pate.Pate}
 _KINDS = pytest.mark.parametrize("kind", list(_SMALL))
 
 
@@ -114,8 +114,8 @@ def test_a_joint_student_reads_no_pool(scans, tmp_path):
   assert loop.train(config, tmp_path / "run")["epsilon_kind"] == "proved"
   public = named_data.load(config)[1]
   train = named_data.load(config)[0]
-  job = distillation.build(config, (train, public))
-  assert job.data() == data.digest(train)
+  digest = distillation.Distillation(config).digest((train, public))
+  assert digest == data.digest(train)
 
 
 @_KINDS
@@ -124,12 +124,12 @@ def test_two_pools_are_two_runs(kind):
   train, test = data.load("digits")
   config = _config(kind, pool_is_public=True)
   other = test.replaced(np.array([5]), test.subset(np.array([200])))
-  jobs = [_BUILD[kind].build(config, (train, public)) for public in (test, other, test)]
-  digests = [job.data() for job in jobs]
+  digest = _EXPERIMENT[kind](config).digest
+  digests = [digest((train, public)) for public in (test, other, test)]
   assert digests[0] == digests[2] != digests[1]
   # Rows that only score the student change nothing that is trained.
   scored = test.replaced(np.array([200]), test.subset(np.array([5])))
-  assert _BUILD[kind].build(config, (train, scored)).data() == jobs[0].data()
+  assert digest((train, scored)) == digests[0]
 
 
 @pytest.mark.cases(long=["DistillationConfig"])

@@ -18,7 +18,7 @@ def _config(**overrides):
     "grad_method": "vmap", "num_steps": 6, "eval_every": 2, "checkpoint_every": 2,
     "model.name": "linear", "model.options": {}, "data.limit": 300, "release": True,
   }  # fmt: skip
-  return fields.replace_all(config, {**small, **overrides})
+  return fields.replace_all(fields.replace_all(config, small), overrides)
 
 
 @pytest.fixture(scope="module")
@@ -76,7 +76,7 @@ def test_the_updates_of_a_release_lie_on_the_grid():
 
 def test_what_cannot_be_released_is_refused(tmp_path):
   with refuses("release", value=True):
-    loop.train(_config(**{"privacy.method": "sgd"}), tmp_path / "run")
+    loop.train(_config(**{"privacy": "sgd"}), tmp_path / "run")
   noiseless = {"privacy.epsilon": None, "privacy.noise_multiplier": 0.0}
   with refuses("privacy.noise_multiplier"):
     loop.train(_config(**noiseless), tmp_path / "run")  # not at its end

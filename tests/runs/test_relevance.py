@@ -10,10 +10,10 @@ import pytest
 from dpjax import auditing, relevance
 from dpjax.experiments.kinds.central.config import DataConfig, ModelConfig
 from dpjax.experiments.kinds.relevance import audit as relevance_audit
-from dpjax.experiments.kinds.relevance import build as relevance_build
-from dpjax.experiments.kinds.relevance.config import RelevanceAuditConfig, RelevanceConfig
-from dpjax.experiments.run import checkpoint, guarantee, loop, writers
+from dpjax.experiments.kinds.relevance.config import RelevanceAudit, RelevanceConfig
+from dpjax.experiments.run import checkpoint, guarantee, writers
 from dpjax.experiments.run import workdir as owner
+from dpjax.experiments.run.kind import experiment_of
 from dpjax.experiments.sweeps import claims, experiment
 from dpjax.noise import source
 from dpjax.relevance import Paper, Rigorous, rigorous
@@ -83,7 +83,7 @@ def test_a_wrong_config_is_one_line_before_anything_runs(fields, words):
 
 
 def test_noise_comes_from_a_seed_only_where_it_is_said():
-  key = lambda config: relevance_build.build(config).new_keys().noise
+  key = lambda config: experiment_of(config).new_keys().noise
   same = lambda config: bool(key(config) == key(config))
   for mode in ("paper", "rigorous"):
     config = _config(mode=mode)
@@ -104,7 +104,7 @@ def test_a_proof_with_a_noise_seed_is_a_claim(tmp_path):
 
 @pytest.mark.long
 def test_a_claimed_run_writes_what_the_contract_wants(tmp_path):
-  config = _config(audit=RelevanceAuditConfig(True, 200, canary_runs=False))
+  config = _config(audit=RelevanceAudit(200, canary_runs=False))
   (result,) = experiment.run_all(config, tmp_path / "run")
   assert set(writers.RESULT_KEYS) <= set(result)
   assert result["epsilon_kind"] == "claimed" and result["epsilon"] == 2.0
@@ -128,9 +128,7 @@ def test_a_claimed_run_writes_what_the_contract_wants(tmp_path):
 @pytest.mark.long
 @pytest.mark.parametrize("method", ["no_dp", "radp"])
 def test_a_run_that_diverges_is_a_row_like_any_other(tmp_path, method):
-  config = _config(
-    method=method, learning_rate=1e37, num_seeds=2, audit=RelevanceAuditConfig(False)
-  )
+  config = _config(method=method, learning_rate=1e37, num_seeds=2, audit=None)
   first = experiment.run_all(config, tmp_path)
   assert not np.isfinite(writers.number(first[0]["test_loss"]))
   assert experiment.run_all(config, tmp_path) == [writers.plain(row) for row in first]
@@ -210,14 +208,14 @@ def test_the_folder_of_a_single_run_takes_no_experiment(tmp_path):
     ({"weight_decay": 0.5}, "weight_decay"),
     ({"num_epochs": 0}, "num_epochs"),
     (
-      {"method": "dpsgd", "audit": RelevanceAuditConfig(True, canary_runs=False)},
-      "audit.enabled",
+      {"method": "dpsgd", "audit": RelevanceAudit(canary_runs=False)},
+      "audit",
     ),
   ],
 )
 def test_a_single_run_refuses_what_only_an_experiment_reads(change, field):
   with refuses(field):
-    loop.job_of(_config(**change))
+    experiment_of(_config(**change)).check()
 
 
 @pytest.mark.long
@@ -243,7 +241,7 @@ def test_an_experiment_may_get_more_seeds_in_its_folder(tmp_path):
 def test_without_canaries_only_noisy_inputs_are_attacked(tmp_path):
   config = _config(
     curves={"P5": {"paper.preset": "P5"}, "DPSGD": {"method": "dpsgd"}},
-    audit=RelevanceAuditConfig(True, 50, canary_runs=False),
+    audit=RelevanceAudit(50, canary_runs=False),
   )
   shared, clipped = experiment.run_all(config, tmp_path)
   assert shared["audit"]["strongest"] == "U2"
@@ -301,7 +299,7 @@ def test_u2_clipping_the_noisy_pixels_does_not_help():
 
 
 def _bound(job, outcome, num_trials=4000):
-  config = _config(audit=RelevanceAuditConfig(True, num_trials, 40, False))
+  config = _config(audit=RelevanceAudit(num_trials, 40, False))
   return relevance_audit._features(config, job, outcome, 0.95).epsilon_lower
 
 
@@ -357,7 +355,7 @@ def test_u1_plays_the_pair_as_the_run_clips_it():
 def test_u3_raw_labels_are_found_and_randomised_ones_are_not(tmp_path):
   """Raw labels: with a net that memorises, wrong labels are told from right ones; behind randomised
   response the bound stays below the proof."""
-  audit = RelevanceAuditConfig(True, 100, 100)
+  audit = RelevanceAudit(100, 100)
   raw = _config(
     epsilons=[2000.0], num_epochs=60, learning_rate=0.02, audit=audit,
     model=ModelConfig(name="mlp", options={"features": (64,)}), activation="relu",

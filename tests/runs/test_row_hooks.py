@@ -45,7 +45,7 @@ def _config(**changes):
     "model.name": "linear", "model.options": {}, "privacy.epsilon": None,
     "privacy.noise_multiplier": 2.0, "grad_method": "vmap",
   }  # fmt: skip
-  return fields.replace_all(quickstart.get_config(), {**small, **changes})
+  return fields.replace_all(fields.replace_all(quickstart.get_config(), small), changes)
 
 
 def _written(folder):

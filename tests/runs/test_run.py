@@ -51,10 +51,7 @@ def test_the_ledger_holds_what_ran(finished):
 
 @pytest.mark.slow
 def test_sgd_has_no_epsilon_and_says_so(tmp_path):
-  unset = {"privacy.epsilon": None, "privacy.l2_clip_norm": 1.0}
-  config = small_run.config(
-    **{"privacy.method": "sgd", "optimizer.learning_rate": 0.1}, **unset
-  )
+  config = small_run.config(**{"privacy": "sgd", "optimizer.learning_rate": 0.1})
   result = loop.train(config, tmp_path / "run")
   assert result["epsilon"] is None and result["epsilon_kind"] == "none"
 
@@ -90,11 +87,11 @@ def test_fixed_size_sampling_is_proved_under_replace_one(tmp_path):
     ({"privacy.epsilon": -1.0}, "privacy.epsilon"),
     ({"privacy.sampling_prob": 1.5}, "privacy.sampling_prob"),
     ({"privacy.delta": 0.0}, "privacy.delta"),
-    ({"privacy.capacity": 90}, "privacy.capacity"),
+    ({"privacy.sampler.capacity": 90}, "privacy.sampler.capacity"),
     ({"privacy.noise_multiplier": 1.0}, "privacy.noise_multiplier"),
     ({"privacy.epsilon": None}, "privacy.epsilon"),
     ({"privacy.neighboring_relation": "replace_one"}, "privacy.neighboring_relation"),
-    ({"privacy.sampler": "poison"}, "privacy.sampler"),
+    ({"privacy.sampler": "poison"}, "config.privacy.sampler"),
     ({"optimizer.rule": "sgdd"}, "config.optimizer.rule"),
     ({"optimizer.learning_rate": 0.0}, "optimizer.learning_rate"),
     ({"model.name": "cnnn"}, "model.name"),

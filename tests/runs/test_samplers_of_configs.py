@@ -7,11 +7,13 @@ import numpy as np
 import pytest
 
 from dpjax import accounting, sampling
-from dpjax.accounting.event_kinds import elements
+from dpjax.accounting.event_kinds.elements import parts
+from dpjax.experiments.config import fields
 from dpjax.experiments.kinds.central import build
 from dpjax.experiments.kinds.central.config import (
-  AuditConfig,
-  PrivacyConfig,
+  CanaryAudit,
+  DpSgd,
+  Sgd,
   TrainConfig,
 )
 from dpjax.experiments.kinds.central.privacy import make_plan, sampler
@@ -22,7 +24,7 @@ _N = 1000
 
 def _plan(num_steps=40, **privacy):
   given = {"sampling_prob": 0.05, "noise_multiplier": 4.0, "epsilon": None} | privacy
-  config = TrainConfig(num_steps=num_steps, privacy=PrivacyConfig(**given))
+  config = TrainConfig(num_steps=num_steps, privacy=DpSgd(**given))
   build.check(config)
   return make_plan(config, _N)
 
@@ -33,7 +35,8 @@ def test_p12_truncated_poisson_with_a_capacity_of_its_own_or_a_safe_one():
   assert isinstance(plan.sampler, sampling.TruncatedPoissonSampler)
   assert 50 + 3 * deviation <= plan.sampler.capacity < 50 + 3 * deviation + 8
   small = _plan(
-    sampler="truncated_poisson", neighboring_relation="replace_special", capacity=50
+    sampler={"name": "truncated_poisson", "capacity": 50},
+    neighboring_relation="replace_special",
   )
   assert small.sampler.padded_batch_size == 50 and small.epsilon() > 1.05 * plan.epsilon()
   assert small.accounted_delta(1e-5) == 1e-5  # nothing overflows, nothing is set aside
@@ -73,10 +76,10 @@ def test_p13_a_shuffled_run_is_calibrated_to_its_epochs():
 def test_p13_without_a_relation_that_makes_the_size_public_nothing_is_proved():
   plan = _plan(sampler="shuffled")
   assert plan.epsilon() == math.inf and not plan.is_private
-  config = TrainConfig(privacy=PrivacyConfig(sampler="shuffled"))
+  config = TrainConfig(privacy=DpSgd(sampler="shuffled"))
   with refuses("sampler"):
     make_plan(config, _N)
-  plain = dataclasses.replace(config, privacy=PrivacyConfig("sgd", sampler="shuffled"))
+  plain = dataclasses.replace(config, privacy=Sgd(sampler="shuffled"))
   assert not make_plan(plain, _N).is_private
 
 
@@ -109,7 +112,7 @@ def test_random_allocation_refuses_half_steps_and_changing_noise(changes, field)
 
 @pytest.mark.parametrize("steps", [40, 50])
 def test_k_out_of_t_is_random_allocation_of_k_shorter_passes(steps):
-  plan = _plan(steps, sampler="k_out_of_t", num_selected=2, sampling_prob=0.05)
+  plan = _plan(steps, sampler={"name": "k_out_of_t", "num_selected": 2}, sampling_prob=0.05)
   assert plan.sampler == sampling.KOutOfTSampler(40, 2, plan.sampler.capacity)
   once = _plan(20, sampler="random_allocation", sampling_prob=0.05)
   passes = math.ceil(steps / 40)
@@ -120,7 +123,7 @@ def test_k_out_of_t_is_random_allocation_of_k_shorter_passes(steps):
 
 
 def test_one_step_of_a_pass_is_random_allocation_bit_by_bit():
-  one = _plan(sampler="k_out_of_t", num_selected=1, sampling_prob=0.25)
+  one = _plan(sampler={"name": "k_out_of_t", "num_selected": 1}, sampling_prob=0.25)
   other = _plan(sampler="random_allocation", sampling_prob=0.25)
   assert one.event() == other.event() and one.sampler.capacity == other.sampler.capacity
   assert one.epsilon() == other.epsilon()
@@ -132,25 +135,24 @@ def test_one_step_of_a_pass_is_random_allocation_bit_by_bit():
 @pytest.mark.parametrize(
   "changes, field",
   [
-    ({}, "privacy.num_selected"),
-    ({"num_selected": 0}, "privacy.num_selected"),
+    ({}, "privacy.sampler.num_selected"),
+    ({"sampler.num_selected": 0}, "privacy.sampler.num_selected"),
+    ({"sampler.num_selected": 2, "sampling_prob": 0.3}, "privacy.sampling_prob"),
+    ({"sampler.num_selected": 2, "noise_levels": [1.0, 2.0]}, "privacy.noise_levels"),
     (
-      {"num_selected": 2, "sampling_prob": 0.3},
-      "privacy.sampling_prob",
+      {"sampler.num_selected": 2, "sampler": "poisson"},
+      "config.privacy.sampler.num_selected",
     ),
-    ({"num_selected": 2, "noise_levels": [1.0, 2.0]}, "privacy.noise_levels"),
-    ({"num_selected": 2, "sampler": "poisson"}, "privacy.num_selected"),
-    ({"num_selected": 2, "sampler": "builtins:dict"}, "privacy.num_selected"),
     (
-      {"num_selected": 2, "method": "dp_ftrl", "sampler": "poisson"},
-      "privacy.num_selected",
+      {"sampler.num_selected": 2, "sampler": "builtins:dict"},
+      "config.privacy.sampler.num_selected",
     ),
   ],
 )
 def test_what_k_out_of_t_cannot_be_is_one_line_before_data_are_read(changes, field):
-  privacy = PrivacyConfig(**{"sampler": "k_out_of_t", **changes})
+  given = {f"privacy.{name}": value for name, value in changes.items()}
   with refuses(field) as caught:
-    config = TrainConfig(privacy=privacy)
+    config = fields.replace_all(TrainConfig(), {"privacy.sampler": "k_out_of_t", **given})
     build.check(config)
     make_plan(config, _N)
   assert "\n" not in str(caught.value)
@@ -161,7 +163,7 @@ def test_batches_with_replacement_are_accounted_copy_by_copy(relation):
   plan = _plan(sampler="with_replacement", neighboring_relation=relation)
   noise = accounting.gaussian_event(4.0)
   step = accounting.with_replacement_event(noise, num_examples=_N, batch_size=50)
-  assert elements.parts(plan.event()) == {step: 40}
+  assert parts(plan.event()) == {step: 40}
   assert plan.sampler.only_size == (_N if relation == "replace_one" else None)
   without = _plan(
     sampler="fixed_size", neighboring_relation=relation, accountant="pld"
@@ -170,8 +172,8 @@ def test_batches_with_replacement_are_accounted_copy_by_copy(relation):
   # An audit may leave canaries out: the event is that of what is left.
   config = TrainConfig(
     num_steps=40,
-    audit=AuditConfig(enabled=True, num_canaries=100),
-    privacy=PrivacyConfig(sampler="with_replacement", neighboring_relation=relation),
+    audit=CanaryAudit(num_canaries=100),
+    privacy=DpSgd(neighboring_relation=relation, sampler="with_replacement"),
   )
   left = _N if relation == "replace_one" else _N - 100
   assert sampler(config, _N).num_examples == left
@@ -182,17 +184,20 @@ def test_batches_with_replacement_are_accounted_copy_by_copy(relation):
   [
     ({"accountant": "rdp"}, "privacy.accountant"),
     ({"neighboring_relation": "replace_special"}, "privacy.neighboring_relation"),
-    ({"capacity": 60}, "privacy.capacity"),
+    (
+      {"sampler": {"name": "with_replacement", "capacity": 60}},
+      "config.privacy.sampler.capacity",
+    ),
     ({"sampling_prob": 1.0}, "batch_size"),
   ],
 )
 def test_what_is_not_proved_of_copies_is_one_line(changes, field):
   with refuses(field):
-    _plan(sampler="with_replacement", **changes)
+    _plan(**{"sampler": "with_replacement", **changes})
 
 
 def test_half_a_step_of_a_pass_is_refused_before_any_data_are_read():
   """So also by a sweep, before its first run."""
-  privacy = PrivacyConfig(sampler="random_allocation", sampling_prob=0.3)
+  privacy = DpSgd(sampling_prob=0.3, sampler="random_allocation")
   with refuses("privacy.sampling_prob", value=0.3):
     build.check(TrainConfig(privacy=privacy))

@@ -13,11 +13,11 @@ from dpjax.experiments.config import fields
 from dpjax.experiments.kinds.central import build
 from dpjax.experiments.kinds.central.config import (
   DataConfig,
+  DpSgd,
   ModelConfig,
-  PrivacyConfig,
+  Sgd,
   TrainConfig,
 )
-from dpjax.experiments.kinds.relevance import build as relevance_build
 from dpjax.experiments.kinds.relevance.config import RelevanceConfig
 from dpjax.experiments.run import loop, run_keys, saved, workdir
 from dpjax.relevance import Rigorous
@@ -47,7 +47,7 @@ def _config(**changes):
   config = TrainConfig(
     data=DataConfig(name="own.npz", num_examples=24),
     model=ModelConfig(name="mlp", options={"features": (3,)}),
-    privacy=PrivacyConfig(epsilon=None, noise_multiplier=1.0, sampling_prob=0.25),
+    privacy=DpSgd(epsilon=None, noise_multiplier=1.0, sampling_prob=0.25),
     num_steps=2, eval_every=2, checkpoint_every=2,
   )  # fmt: skip
   return fields.replace_all(config, changes)
@@ -70,7 +70,7 @@ def test_a_run_begins_from_a_run(tmp_path):
   plain = {
     "data.name": _FIRST,
     "data.num_examples": None,  # read by private runs alone
-    "privacy": PrivacyConfig(method="sgd", epsilon=2.0, sampling_prob=0.25),
+    "privacy": Sgd(epsilon=2.0, sampling_prob=0.25),
   }
   loop.train(_config(**plain), tmp_path / "first")
   path = str(tmp_path / "first" / "params.npz")
@@ -201,7 +201,7 @@ def test_p42_public_data_of_a_relevance_run_are_among_what_its_weights_know(tmp_
     rigorous=Rigorous(model1="public", pool=1, shuffle=False),
     epsilons=[8.0], num_epochs=1, batch_size=25, method="radp", mode="rigorous",
   )  # fmt: skip
-  result = loop.run(relevance_build.build(config), tmp_path / "first")
+  result = loop.train(config, tmp_path / "first")
   assert result["epsilon_kind"] == "claimed" and result["pretrained_on"] == [own]
   path = str(tmp_path / "first" / "params.npz")
   with refuses("pretrained"):

@@ -15,7 +15,7 @@ from dpjax.experiments.kinds.central.config import (
   DataConfig,
   ModelConfig,
   OptimizerConfig,
-  PrivacyConfig,
+  Sgd,
   TrainConfig,
 )
 from dpjax.experiments.kinds.secure import (
@@ -24,7 +24,7 @@ from dpjax.experiments.kinds.secure import (
   shared_people,
   vector_sums,
 )
-from dpjax.experiments.kinds.secure.config import TASKS, SecureConfig, SumTask
+from dpjax.experiments.kinds.secure.config import TASKS, SecureConfig
 from dpjax.experiments.run import loop, run_keys, saved, writers
 from dpjax.experiments.sweeps import secure_table
 from dpjax.secure.mpc import output_noise
@@ -37,10 +37,10 @@ from tests.runs.stops import stop_after
 
 _SUM = {"task.num_clients": 4, "task.length": 20}
 _MODEL = {
-  "train": TrainConfig(
+  "task.train": TrainConfig(
     data=DataConfig(name="digits", center=True, limit=300),
     model=ModelConfig(name="mlp", options={"features": (4,), "activation": "square"}),
-    privacy=PrivacyConfig(method="sgd", sampling_prob=0.2),
+    privacy=Sgd(sampling_prob=0.2),
     optimizer=OptimizerConfig(learning_rate=0.01),
     num_steps=4,
   )
@@ -70,7 +70,7 @@ def tenseal():
 
 
 def test_a_sum_is_exact_and_holds_what_every_result_does(tmp_path):
-  config = _point(protocol="plain", **_SUM)
+  config = _point(**{"task.protocol": "plain"}, **_SUM)
   result = loop.train(config, tmp_path)
   assert set(writers.RESULT_KEYS) <= set(result)
   assert (result["task"], result["method"], result["error"]) == ("sum", "plain", 0.0)
@@ -106,7 +106,7 @@ def test_a_regression_keeps_rounded_weights_alone(tmp_path, tenseal):
 @pytest.mark.parametrize("private", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_inference_goes_on_where_it_stopped(private, tmp_path, monkeypatch, tenseal):
   """With the epsilon of its model, where that has one."""
-  epsilon = {"train.privacy.method": "dp_sgd", "train.privacy.epsilon": 3.0}
+  epsilon = {"task.train.privacy": "dp_sgd", "task.train.privacy.epsilon": 3.0}
   task = {"name": "infer", "num_images": 150}
   config = _point(task=task, **_MODEL, **(epsilon if private else {}))
   stop_after(monkeypatch, 3, subfolder="questions")
@@ -126,9 +126,11 @@ def mirrored():
 
 @pytest.mark.slow
 def test_p42_weights_that_are_asked_in_secret_know_what_they_began_from(tmp_path, tenseal):
-  first = fields.replace(_MODEL["train"], "data.name", "tests.runs.test_secure:mirrored")
+  first = fields.replace(
+    _MODEL["task.train"], "data.name", "tests.runs.test_secure:mirrored"
+  )
   loop.train(first, tmp_path / "first")
-  begun = {"train.pretrained": str(tmp_path / "first" / "params.npz")}
+  begun = {"task.train.pretrained": str(tmp_path / "first" / "params.npz")}
   config = _point(task={"name": "infer", "num_images": 2}, **_MODEL, **begun)
   loop.train(config, tmp_path / "asked")
   path, train = str(tmp_path / "asked" / "secure.npz"), data.load("digits")[0]
@@ -362,16 +364,16 @@ def test_steps_that_run_again_from_an_older_checkpoint_open_the_same_model(
 
 def test_ckks_adds_fractions_and_bfv_integers(tmp_path, tenseal):
   for name, most in (("ckks", 1e-6), ("bfv", 0)):
-    result = loop.train(_point(protocol=name, **_SUM), tmp_path / name)
+    result = loop.train(_point(**{"task.protocol": name}, **_SUM), tmp_path / name)
     assert result["error"] <= most and result["method"] == name
 
 
 @pytest.mark.slow
 def test_a_table_resumes_and_keeps_failures_as_rows(tmp_path):
-  small = {"protocol": "plain"}
-  rows = {"one": small, "two": {"protocol": {"name": "plain", "bits": 64}}}
+  small = {"task.protocol": "plain"}
+  rows = {"one": small, "two": {"task.protocol": {"name": "plain", "bits": 64}}}
   rows["few are left"] = {
-    "protocol": {"name": "plain", "min_survivors": 3},
+    "task.protocol": {"name": "plain", "min_survivors": 3},
     "task.silent": 2,
   }
   config = fields.replace_all(SecureConfig(rows=rows), _SUM)
@@ -394,10 +396,10 @@ def test_a_table_resumes_and_keeps_failures_as_rows(tmp_path):
 @pytest.mark.parametrize(
   ("changes", "field"),
   [
-    ({"protocol": "zip"}, "config.protocol"),
-    ({"task": "regress", "protocol": "plain"}, "protocol"),
-    ({"train.num_steps": 3}, "train.num_steps"),
-    ({"task": "infer"}, "train.model.options.activation"),
+    ({"task.protocol": "zip"}, "config.task.protocol"),
+    ({"task": "regress", "task.protocol": "plain"}, "config.task.protocol"),
+    ({"task.train.num_steps": 3}, "config.task.train"),
+    ({"task": "infer"}, "task.train.model.options.activation"),
     ({"task.entry_bits": 40}, "task.entry_bits"),
     ({"task.silent": 10}, "config.task.silent"),
     # Bounds of the protocols and of the mechanism, not of configs in general.
@@ -425,12 +427,15 @@ def test_a_mistake_is_one_line_before_anything_runs(changes, field):
   ("changes", "field"),
   [
     (
-      {"train.model.options": {"activation": "square", "features": (3, 3)}},
-      "train.model.options.features",
+      {"task.train.model.options": {"activation": "square", "features": (3, 3)}},
+      "task.train.model.options.features",
     ),
-    ({"train.model.name": "linear", "train.model.options": {}}, "train.model.name"),
-    ({"train.audit.enabled": True}, "train.audit.enabled"),
-    ({"train.seed": 3}, "train.seed"),
+    (
+      {"task.train.model.name": "linear", "task.train.model.options": {}},
+      "task.train.model.name",
+    ),
+    ({"task.train.audit": "canaries"}, "task.train.audit"),
+    ({"task.train.seed": 3}, "task.train.seed"),
   ],
 )
 def test_a_model_that_no_ciphertext_is_put_through(changes, field):
@@ -482,7 +487,9 @@ def test_the_same_vectors_whatever_the_protocol():
   """Rows of a table are compared on equal clients."""
   random = run_keys.drawn(0, noise_seed=0)
   plain, masked = (
-    vector_sums.prepare(SecureConfig(task=SumTask(), protocol=name), "", random).vectors[3]
+    vector_sums.prepare(
+      fields.replace(SecureConfig(), "task.protocol", name), "", random
+    ).vectors[3]
     for name in ("plain", "secagg")
   )
   np.testing.assert_array_equal(plain, masked)

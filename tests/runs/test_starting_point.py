@@ -14,9 +14,9 @@ from dpjax.experiments.config import fields
 from dpjax.experiments.kinds.central import build
 from dpjax.experiments.kinds.central.config import (
   DataConfig,
+  DpSgd,
   ModelConfig,
   OptimizerConfig,
-  PrivacyConfig,
   TrainConfig,
 )
 from dpjax.experiments.run import loop
@@ -48,7 +48,7 @@ def _config(weights, **changed):
     model=ModelConfig(name="transformer", options=dict(_OPTIONS)),
     pretrained=str(weights),
     trainable={"name": "lora", "rank": 2},
-    privacy=PrivacyConfig(epsilon=None, noise_multiplier=1.0, sampling_prob=0.5),
+    privacy=DpSgd(epsilon=None, noise_multiplier=1.0, sampling_prob=0.5),
     optimizer=OptimizerConfig(learning_rate=0.1),
     num_steps=2,
     eval_every=2,
@@ -156,7 +156,7 @@ def test_published_weights_are_tuned_by_flag(layout, tmp_path):
     model=ModelConfig(kinds[layout], options),
     pretrained=str(path),
     trainable={"name": "head"},
-    privacy=PrivacyConfig(epsilon=None, noise_multiplier=1.0, sampling_prob=0.5),
+    privacy=DpSgd(epsilon=None, noise_multiplier=1.0, sampling_prob=0.5),
     num_steps=1,
   )
   config = fields.replace_all(config, {})

@@ -18,11 +18,11 @@ from dpjax.experiments.kinds.central import build
 from dpjax.experiments.kinds.central.config import (
   DataConfig,
   ModelConfig,
-  PrivacyConfig,
+  Sgd,
   TrainConfig,
 )
 from dpjax.experiments.kinds.federated import build as federate_build
-from dpjax.experiments.kinds.federated.config import FedConfig, FedPrivacyConfig
+from dpjax.experiments.kinds.federated.config import FedConfig, NoPrivacy
 from dpjax.experiments.kinds.pate.config import PateConfig
 from dpjax.experiments.kinds.relevance import build as relevance_build
 from dpjax.experiments.kinds.relevance.config import RelevanceConfig
@@ -30,6 +30,7 @@ from dpjax.experiments.kinds.secure.config import SecureConfig
 from dpjax.experiments.kinds.synthesis.config import SynthesisConfig
 from dpjax.experiments.run import checkpoint, config_names, loop, run_keys
 from dpjax.experiments.run import workdir as owner
+from dpjax.experiments.run.kind import experiment_of
 from dpjax.experiments.sweeps import experiment, grid
 from dpjax.noise import source
 from dpjax.noise.gaussian import key_id
@@ -47,7 +48,7 @@ def _central(**overrides):
     "privacy.noise_multiplier": 2.0, "privacy.sampling_prob": 0.2,
     "data.name": "mine.npz", "data.num_examples": _ROWS,
   }  # fmt: skip
-  return fields.replace_all(quickstart.get_config(), {**small, **overrides})
+  return fields.replace_all(fields.replace_all(quickstart.get_config(), small), overrides)
 
 
 def _federated(**overrides):
@@ -57,7 +58,9 @@ def _federated(**overrides):
     "privacy.epsilon": None, "privacy.noise_multiplier": 1.0, "model.name": "linear",
     "model.options": {},
   }  # fmt: skip
-  return fields.replace_all(fed_quickstart.get_config(), {**small, **overrides})
+  return fields.replace_all(
+    fields.replace_all(fed_quickstart.get_config(), small), overrides
+  )
 
 
 def _relevance(**overrides):
@@ -138,8 +141,8 @@ def _public(random):
 def test_p46_two_runs_of_one_config_share_neither_noise_nor_batches(kind, changes):
   if kind == "relevance" and changes:
     changes = {"method": "radp", "mode": "rigorous"}
-  job = _KINDS[kind][2].build(_KINDS[kind][0](**changes))
-  one, other = job.new_keys(), job.new_keys()
+  run = experiment_of(_KINDS[kind][0](**changes))
+  one, other = run.new_keys(), run.new_keys()
   assert len(_secret(one)) == 3 and _secret(one).isdisjoint(_secret(other))
   assert _public(one) == _public(other)  # of the seed alone
   assert key_id(one.init) not in _secret(one)
@@ -148,7 +151,7 @@ def test_p46_two_runs_of_one_config_share_neither_noise_nor_batches(kind, change
 
 @pytest.mark.parametrize("kind", _KINDS)
 def test_a_noise_seed_repeats_noise_and_sampling(kind):
-  keys = lambda **changes: _KINDS[kind][2].build(_KINDS[kind][0](**changes)).new_keys()
+  keys = lambda **changes: experiment_of(_KINDS[kind][0](**changes)).new_keys()
   assert keys(noise_seed=3) == keys(noise_seed=3)
   one = keys(noise_seed=3)
   for changes in ({"noise_seed": 4}, {"noise_seed": 3, "seed": 1}):
@@ -162,16 +165,16 @@ def test_without_privacy_every_algorithm_meets_the_same_cohorts():
 
   def keys(**changes):
     private = _federated(**{k: v for k, v in changes.items() if k != "privacy"})
-    return federate_build.build(fields.replace_all(private, changes)).new_keys()
+    return experiment_of(fields.replace_all(private, changes)).new_keys()
 
-  plain = {"privacy": FedPrivacyConfig(method="none")}
+  plain = {"privacy": NoPrivacy()}
   averaging = keys(**plain)
   assert averaging == keys(**plain, algorithm="fed_prox")
   assert averaging.sampler != keys(**plain, seed=1).sampler
   assert keys().sampler != keys().sampler
   config = _central(**{"data.num_examples": None})
-  config = dataclasses.replace(config, privacy=PrivacyConfig(method="sgd"))
-  assert build.build(config).new_keys() == build.build(config).new_keys()
+  config = dataclasses.replace(config, privacy=Sgd())
+  assert experiment_of(config).new_keys() == experiment_of(config).new_keys()
 
 
 @pytest.mark.parametrize("kind", _KINDS)
@@ -423,8 +426,8 @@ def test_a_number_beyond_every_float_has_its_own_name():
     (PateConfig(), ""),
     (SynthesisConfig(), ""),
     (RelevanceConfig(), "data."),
-    (SecureConfig(), "train.data."),
-    (AttackConfig(), "train.data."),
+    (SecureConfig(task="infer"), "task.train.data."),
+    (AttackConfig(), "target.data."),
   ],
 )
 def test_where_data_lie_is_no_part_of_a_runs_name(config, section):

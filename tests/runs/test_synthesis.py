@@ -12,6 +12,7 @@ from dpjax.experiments.kinds.pate import build as pate_build
 from dpjax.experiments.kinds.pate.config import PateConfig
 from dpjax.experiments.kinds.synthesis import build
 from dpjax.experiments.kinds.synthesis.config import (
+  KernelMean,
   SynthesisConfig,
   WassersteinGan,
   check,
@@ -39,10 +40,8 @@ def sides():
 
 def _config(**changes):
   settings = {
-    "num_frequencies": 8,
-    "side": 2,
+    "method": KernelMean(num_frequencies=8, side=2, num_steps=150),
     "epsilon": 2.0,
-    "num_steps": 150,
     "per_class": 20,
     "num_latents": 4,
     "hidden": 16,
@@ -53,7 +52,10 @@ def _config(**changes):
 
 
 # After 150 updates, one generator in twelve teaches a classifier no more than .9.
-_LONGER = {"num_steps": 300, "num_samples": 480}
+_LONGER = {
+  "method": KernelMean(num_frequencies=8, side=2, num_steps=300),
+  "num_samples": 480,
+}
 
 
 @pytest.fixture(scope="module")
@@ -115,7 +117,11 @@ def test_it_goes_on_where_it_stopped(sides, tmp_path, monkeypatch, stop):
 @pytest.mark.long
 def test_a_release_draws_its_noise_from_the_system(whole, sides, tmp_path):
   _, result = whole
-  released = loop.train(_config(release=True, num_steps=1), tmp_path, data=sides)
+  released = loop.train(
+    _config(release=True, method=KernelMean(num_frequencies=8, side=2, num_steps=1)),
+    tmp_path,
+    data=sides,
+  )
   assert released["params_sha256"] != result["params_sha256"]
   assert not [name for name in released if name.startswith("not_private")]
   assert "256 bits" in " ".join(released["privacy_statement"].split())
@@ -123,20 +129,20 @@ def test_a_release_draws_its_noise_from_the_system(whole, sides, tmp_path):
 
 def test_updates_of_the_generator_are_charged_as_nothing():
   config = _config()
-  promised = build.promised(config, config.mechanism(3), 600)
+  promised = build.promised(config, config.method.mechanism(config, 3), 600)
   assert promised.curve(0) == 0.0
   assert promised.curve(1) == promised.curve(10_000) > 1.9
   swap = _config(neighboring_relation="replace_one")
-  other = build.promised(swap, swap.mechanism(3), 600)
+  other = build.promised(swap, swap.method.mechanism(swap, 3), 600)
   assert other.curve(1) == pytest.approx(promised.curve(1), rel=1e-6)
   # The same epsilon takes twice the noise there.
-  assert swap.mechanism(3).std == 2 * config.mechanism(3).std
+  assert swap.method.mechanism(swap, 3).std == 2 * config.method.mechanism(config, 3).std
 
 
 @pytest.mark.parametrize(
   "changes, field",
   [
-    ({"num_frequencies": 0, "side": 0}, "num_frequencies"),
+    ({"method": KernelMean(num_frequencies=0, side=0)}, "method.num_frequencies"),
     ({"attack": True, "release": True}, "attack"),
     ({"neighboring_relation": "replace_special"}, "neighboring_relation"),
     ({"per_class": 1}, "per_class"),
@@ -144,9 +150,8 @@ def test_updates_of_the_generator_are_charged_as_nothing():
   ],
 )
 def test_it_refuses_in_one_line(changes, field):
-  settings = {"length_scale": 3.0} | changes
   with refuses(field):
-    check(_config(**settings))
+    check(_config(**changes))
 
 
 def test_it_refuses_what_are_no_images_and_a_budget_that_is_too_small(sides, tmp_path):
@@ -186,16 +191,18 @@ def test_votes_say_no_number_of_records_either(monkeypatch):
     )
     # The guarantee of this test is none.
     with pytest.raises(AttributeError):
-      pate_build.build(config, (private, private)).start(None)
+      next(pate_build.Pate(config).train((private, private), None))
   assert guarantees == [None, 123]
 
 
 def test_a_release_without_an_epsilon_is_refused():
-  config = _config(noise_multiplier=1e-9)
-  assert build.promised(config, config.mechanism(3), 600).kind == "none"
+  config = _config(
+    method=KernelMean(num_frequencies=8, side=2, num_steps=150, noise_multiplier=1e-9)
+  )
+  assert build.promised(config, config.method.mechanism(config, 3), 600).kind == "none"
   config = dataclasses.replace(config, release=True)
   with refuses("release", value=True):
-    build.promised(config, config.mechanism(3), 600)
+    build.promised(config, config.method.mechanism(config, 3), 600)
 
 
 def test_a_narrow_chunk_is_refused():
@@ -252,9 +259,7 @@ def test_a_run_whose_classes_all_look_empty_ends_without_samples(sides, tmp_path
 
 def _two_networks(**changes):
   method = WassersteinGan(batch_size=200, epochs=1, critic_hidden=4, critic_steps=2)
-  # What these networks do not read stays at its default.
-  unread = {"num_frequencies": 100, "side": 6, "num_steps": 1000}
-  return _config(**{**unread, "method": method, "per_class": 5, **changes})
+  return _config(**{"method": method, "per_class": 5, **changes})
 
 
 @pytest.mark.slow
@@ -287,9 +292,15 @@ def test_two_networks_cost_the_steps_of_the_critic_and_go_on_where_they_stopped(
   ("changes", "field"),
   [
     ({"release": True}, "release"),
-    ({"num_frequencies": 9}, "num_frequencies"),
-    ({"noise_multiplier": 1.0}, "noise_multiplier"),
-    ({"num_steps": 7}, "num_steps"),
+    (
+      {"method": {"name": "wgan_gp", "num_frequencies": 9}},
+      "config.method.num_frequencies",
+    ),
+    (
+      {"method": {"name": "wgan_gp", "noise_multiplier": 1.0}},
+      "config.method.noise_multiplier",
+    ),
+    ({"method": {"name": "wgan_gp", "num_steps": 7}}, "config.method.num_steps"),
     (
       {"neighboring_relation": "replace_one"},
       "neighboring_relation",

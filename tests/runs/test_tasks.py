@@ -17,9 +17,9 @@ from dpjax.experiments.kinds.attack.config import AttackConfig
 from dpjax.experiments.kinds.central import build, facts
 from dpjax.experiments.kinds.central.config import (
   DataConfig,
+  DpSgd,
   ModelConfig,
   OptimizerConfig,
-  PrivacyConfig,
   TrainConfig,
 )
 from dpjax.experiments.kinds.federated import build as federated
@@ -137,7 +137,7 @@ def _config(name, **changes):
   config = TrainConfig(
     data=DataConfig(name=name),
     model=ModelConfig(name="linear"),
-    privacy=PrivacyConfig(epsilon=8.0, delta=1e-4, sampling_prob=0.5),
+    privacy=DpSgd(epsilon=8.0, delta=1e-4, sampling_prob=0.5),
     optimizer=OptimizerConfig(learning_rate=0.5),
     num_steps=6,
     eval_every=3,
@@ -201,8 +201,8 @@ def test_a_run_of_a_table_writes_its_scores_by_class(method, tmp_path):
   config = _config("breast_cancer", **{"optimizer.learning_rate": 4.0})
   if method == "least_squares":
     config = TrainConfig(data=config.data, model=config.model)
-    config = fields.replace_all(config, {"privacy.method": method, "privacy.epsilon": 8.0})
-  loop.run(build.build(config), tmp_path / "run")
+    config = fields.replace_all(config, {"privacy": method, "privacy.epsilon": 8.0})
+  loop.train(config, tmp_path / "run")
   result = json.loads((tmp_path / "run/result.json").read_text())
   counts = np.array(result["test_confusion"])
   assert counts.sum() == len(data.load("breast_cancer")[1])
@@ -229,12 +229,12 @@ def test_a_private_run_of_several_labels(tmp_path):
 
 @pytest.mark.slow
 def test_what_needs_classes_is_refused_before_it_trains(tmp_path):
-  for change in ({"audit.enabled": True}, {"audit.enabled": True, "audit.kind": "random"}):
-    with refuses("audit.enabled"):
+  for change in ({"audit": "canaries"}, {"audit": "canaries", "audit.kind": "random"}):
+    with refuses("audit"):
       build.assemble(_config("diabetes", **change))
-  spied = AttackConfig(train=_config("diabetes"))
+  spied = AttackConfig(target=_config("diabetes"))
   with refuses("launch.attack"):
-    attack.load_data(spied)
+    attack.Attack(spied).check_data(attack.Attack(spied).data())
   fed = fields.replace_all(FedConfig(), {"data.name": "diabetes", "model.name": "linear"})
   for rule in federated.loading.BY_CLASS:
     dealt = fields.replace_all(fed, {"partition": rule, "partition.num_clients": 5})
@@ -251,7 +251,7 @@ def test_numbers_are_learnt_by_clients_too(tmp_path):
       "model.name": "linear",
       "partition.num_clients": 5,
       "clients_per_round": 5,
-      "privacy.method": "none",
+      "privacy": "none",
       "num_rounds": 2,
       "eval_every": 1,
     },

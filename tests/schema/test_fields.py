@@ -9,17 +9,17 @@ import math
 import numpy as np
 import pytest
 
-from dpjax.experiments.all_kinds import KINDS
 from dpjax.experiments.config import elsewhere, fields, optimizers
 from dpjax.experiments.kinds.attack.config import AttackConfig
 from dpjax.experiments.kinds.central import build
-from dpjax.experiments.kinds.central.config import PrivacyConfig, TrainConfig
+from dpjax.experiments.kinds.central.config import DpSgd, TrainConfig
 from dpjax.experiments.kinds.distillation.config import DistillationConfig
 from dpjax.experiments.kinds.federated.config import FedConfig
 from dpjax.experiments.kinds.pate.config import PateConfig
 from dpjax.experiments.kinds.relevance.config import RelevanceConfig
 from dpjax.experiments.kinds.secure.config import SecureConfig
 from dpjax.experiments.kinds.synthesis.config import SynthesisConfig
+from dpjax.experiments.run.kind import KINDS
 from dpjax.experiments.sweeps.grid import SweepConfig
 from dpjax.gradients import Automatic, Flat
 from tests.refuses import refuses
@@ -111,7 +111,7 @@ def test_a_choice_takes_a_name_json_a_value_and_then_its_numbers():
     fields.override(by_name, "privacy.clipping.gamma", "0.1"),
     fields.override(by_name, "privacy.clipping", '{"name": "automatic", "gamma": 0.1}'),
     fields.replace(TrainConfig(), "privacy.clipping", Automatic(0.1)),
-    TrainConfig(privacy=PrivacyConfig(clipping={"name": "automatic", "gamma": 0.1})),
+    TrainConfig(privacy=DpSgd(clipping={"name": "automatic", "gamma": 0.1})),
   ]
   config = TrainConfig()
   config.privacy.clipping = {"name": "automatic", "gamma": 0.1}
@@ -162,7 +162,7 @@ def test_what_the_chosen_value_has_not_is_one_line(path, text, field):
 
 
 def test_a_value_of_no_row_is_refused_where_it_is_checked():
-  config = TrainConfig(privacy=PrivacyConfig(clipping=3))  # type: ignore[arg-type]
+  config = TrainConfig(privacy=DpSgd(clipping=3))  # type: ignore[arg-type]
   with refuses("config.privacy.clipping", value=3):
     fields.check(config, TrainConfig, "config")
 
@@ -194,7 +194,7 @@ class _Own(Automatic):
 
 @pytest.mark.parametrize("odd", [Flat, _Own(factor=9.0), None, ["flat"], {"gamma": 1.0}])
 def test_a_class_or_a_rule_of_ones_own_is_one_line(odd):
-  config = TrainConfig(privacy=PrivacyConfig(clipping=odd))
+  config = TrainConfig(privacy=DpSgd(clipping=odd))
   with refuses("config.privacy.clipping"):
     build.check(config)
   assert fields.replace(config, "privacy.clipping", "flat") == TrainConfig()
@@ -261,8 +261,8 @@ def test_a_typo_in_a_config_file_is_not_dropped(config, room, typo):
     (FedConfig, {"secure_sum": "committee"}, {"num_members": "3", "colluding": "1"}),
     (FedConfig, {"secure_sum": "committee"},
      {"num_members": "9", "colluding": "6", "packed": "3"}),
-    (SecureConfig, {"protocol": "committee"}, {"num_members": "2", "colluding": "1"}),
-    (SecureConfig, {"protocol": "plain"}, {"bits": "32", "largest": "4294967295"}),
+    (SecureConfig, {"task.protocol": "committee"}, {"num_members": "2", "colluding": "1"}),
+    (SecureConfig, {"task.protocol": "plain"}, {"bits": "32", "largest": "4294967295"}),
     (SecureConfig, {"task": "sum"}, {"num_clients": "30", "silent": "29"}),
     (RelevanceConfig, {"lrp": None}, {"low": "7", "high": "8"}),
     (AttackConfig, {"attack": "extraction"}, {"labels_only": "true", "decimals": "none"}),
@@ -273,7 +273,7 @@ def test_fields_are_checked_against_each_other_when_all_are_set(kind, chosen, fi
   texts = {f"{section}.{field}": text for field, text in fixed.items()}
   whole = {} if word is None else {section: word}
   results = [
-    fields.override_all(kind(), {**dict(order), **whole})[-1][1]
+    fields.override_all(kind(), {**dict(order), **whole})
     for order in itertools.permutations(texts.items())
   ]
   assert all(result == results[0] for result in results)
@@ -307,7 +307,7 @@ _OTHERS = {
     "sigma": "privacy.noise_multiplier", "noise_multiplier": "privacy.noise_multiplier",
     "secure_mode": "release", "lr": "optimizer.learning_rate", "epochs": "num_steps",
     "steps": "num_steps", "microbatches": "microbatch_size",
-    "strategy": "privacy.ftrl.strategy", "random_state": "seed",
+    "strategy": "privacy.strategy", "random_state": "seed",
     "noise": "privacy.noise_multiplier",
   },
   FedConfig: {
@@ -328,30 +328,33 @@ _OTHERS = {
     "max_grad_norm": "l2_clip_norm", "train_batch_size": "batch_size",
   },
   SynthesisConfig: {
-    "sigma": "noise_multiplier", "batch_size": "method.batch_size", "lr": "learning_rate",
-    "epochs": "method.epochs", "max_grad_norm": "method.l2_clip_norm", "max_steps": "num_steps",
-    "secure_mode": "release",
+    "sigma": "method.noise_multiplier", "batch_size": "method.batch_size", "lr": "learning_rate",
+    "epochs": "method.epochs", "max_grad_norm": "method.l2_clip_norm", 
+    "max_steps": "method.num_steps", "secure_mode": "release",
   },
   RelevanceConfig: {
     "target_epsilon": "epsilons", "target_delta": "private.delta", "epochs": "num_epochs",
     "max_grad_norm": "private.l2_clip_norm", "lr": "learning_rate",
   },
   AttackConfig: {
-    "batch_size": "federate.local.batch_size", "sigma": "train.privacy.noise_multiplier",
-    "noise": "train.privacy.noise_multiplier",
-    "lr": "train.optimizer.learning_rate", "fraction_fit": "federate.clients_per_round",
-    "strategy": "federate.algorithm",
+    "batch_size": "target.local.batch_size", "sigma": "target.privacy.noise_multiplier",
+    "noise": "target.privacy.noise_multiplier",
+    "lr": "target.optimizer.learning_rate", "fraction_fit": "target.clients_per_round",
+    "strategy": "target.algorithm",
   },
   SecureConfig: {
     "epochs": "task.epochs", "lr": "task.learning_rate", "eps": "task.epsilon",
-    "noise": "train.privacy.noise_multiplier",
+    "noise": "task.train.privacy.noise_multiplier",
   },
   SweepConfig: {"noise": "base.privacy.noise_multiplier", "epochs": "base.num_steps"},
 }  # fmt: skip
 
 
+_CONFIGS = [kind.config_class for kind in KINDS.values()]
+
+
 def test_every_kind_of_run_has_its_row():
-  assert set(_OTHERS) == set(KINDS)
+  assert set(_OTHERS) == set(_CONFIGS)
 
 
 @pytest.mark.parametrize(
@@ -370,7 +373,7 @@ def test_names_of_other_libraries_lead_to_the_field(kind, word, path):
   assert place[1] in str(caught.value)
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", _CONFIGS)
 def test_a_name_of_another_library_is_no_field_here(kind):
   """A word that became a field of its own must leave the table, or it would mislead."""
   paths = list(fields._paths(kind()))
@@ -384,7 +387,7 @@ def test_a_name_of_another_library_is_no_field_here(kind):
 
 
 def test_every_path_of_the_table_is_a_field_or_a_flag():
-  held = {f".{path}" for kind in KINDS for path in fields._paths(kind())}
+  held = {f".{path}" for kind in _CONFIGS for path in fields._paths(kind())}
   for row in elsewhere._ROWS:
     for path in row.paths.split():
       assert path == "workdir" or any(there.endswith(f".{path}") for there in held), path

@@ -23,9 +23,10 @@ from dpjax.experiments.kinds.federated import build as federated_build
 from dpjax.experiments.kinds.federated import user_code as own_parts
 from dpjax.experiments.run import checkpoint, loop, run_keys
 from dpjax.experiments.run import workdir as owner
+from dpjax.experiments.run.kind import experiment_of
 from dpjax.noise.gaussian import key_id
 from dpjax.plan import Plan
-from dpjax.sampling import samplers
+from dpjax.sampling.samplers import assumption
 from dpjax.types import Batch
 from dpjax.validate import UserError
 from tests import own_folder
@@ -48,13 +49,14 @@ def _with(config, **overrides):
 def _central(**overrides):
   small = {"num_steps": 4, "model__options": {}, "privacy__epsilon": None}
   small |= {"privacy__noise_multiplier": 1.0, "optimizer__learning_rate": 0.05}
-  return _with(quickstart.get_config(), **{"model__name": "mine:Net", **small, **overrides})
+  config = _with(quickstart.get_config(), **{"model__name": "mine:Net", **small})
+  return _with(config, **overrides)
 
 
 def _federated(**overrides):
   small = {"num_rounds": 2, "privacy__epsilon": None, "privacy__noise_multiplier": 1.0}
   small |= {"data__limit": 100, "partition__num_clients": 20, "clients_per_round": 5.0}
-  return _with(fed_quickstart.get_config(), **{**small, **overrides})
+  return _with(_with(fed_quickstart.get_config(), **small), **overrides)
 
 
 class MeanOfTheBatch(nn.Module):
@@ -154,7 +156,7 @@ def test_a_sampler_without_an_event_has_no_epsilon(tmp_path):
 def test_an_own_event_is_claimed_and_check_finds_a_wrong_one():
   config = _central(privacy__sampler=f"{__name__}:own_poisson")
   subject = of_config.subject(config)
-  assert samplers.assumption(subject.plan.sampler)
+  assert assumption(subject.plan.sampler)
   assert batches.sampler_law(subject).passed is False
 
 
@@ -173,8 +175,8 @@ def test_an_event_needs_relations():
 
 
 def test_a_capacity_that_an_own_sampler_does_not_have_is_refused():
-  with refuses("privacy.capacity", value=700):
-    build.assemble(_central(privacy__sampler="mine:Halves", privacy__capacity=700))
+  with refuses("privacy.sampler.capacity", value=700):
+    build.assemble(_central(privacy__sampler="mine:Halves", privacy__sampler__capacity=700))
 
 
 @pytest.mark.slow
@@ -227,9 +229,7 @@ def test_a_whole_algorithm_is_refused_with_privacy_alone():
 
 
 def _without_privacy(config):
-  nothing = {"privacy__method": "none", "privacy__noise_multiplier": None}
-  defaults = {"privacy__epsilon": 8.0, "privacy__delta": 1e-5, "privacy__l2_clip_norm": 1.0}
-  return _with(config, **nothing, **defaults)
+  return _with(config, privacy="none")
 
 
 def test_an_own_aggregator_is_not_private_whatever_it_says():
@@ -266,19 +266,18 @@ def of_households(num_examples, sampling_prob):
 
 
 def test_users_may_take_turns_by_an_own_sampler_of_users():
-  ftrl = {"privacy__method": "dp_ftrl", "clients_per_round": 4.0}
+  ftrl = {"privacy": "dp_ftrl", "clients_per_round": 4.0}
   made = lambda name: federated_build.assemble(
-    _federated(**ftrl, privacy__ftrl__sampler=f"{__name__}:{name}")
+    _federated(**ftrl, privacy__sampler=f"{__name__}:{name}")
   )
   guarantee = made("of_users").guarantee
   assert (guarantee.kind, guarantee.unit) == ("claimed", "user")
   statement = guarantee.statement(2)
   assert "Unit: one user" in statement and "example" not in statement.split("Noise:")[1]
-  with refuses("privacy.ftrl.sampler"):
+  with refuses("privacy.sampler"):
     made("of_households")
 
 
-@pytest.mark.cases(slow=["True", "False"])
 @pytest.mark.parametrize("done", [False, True, "alone"])  # without its checkpoints
 def test_a_run_goes_on_whatever_became_of_code_folder_and_user(
   tmp_path, fresh, done, monkeypatch
@@ -301,7 +300,7 @@ def test_a_run_goes_on_whatever_became_of_code_folder_and_user(
       raise KeyboardInterrupt
 
   with contextlib.suppress(KeyboardInterrupt):
-    loop.run(build.build(config), workdir, on_save=kill)
+    loop.run(experiment_of(config), workdir, on_save=kill)
   held = owner.remembered(workdir)
   if done == "alone":
     shutil.rmtree(workdir / checkpoint.FOLDER)
@@ -320,9 +319,6 @@ _ANOTHER_MEMORY = "run.json: is not what the run wrote there"
 _NO_MEMORY = "are gone"
 
 
-@pytest.mark.cases(
-  slow=["null-run.json: is not what the run wrote there", "checkpoints-are gone"]
-)
 @pytest.mark.parametrize(
   ("lost", "message"),
   [("checkpoints", _NO_MEMORY), ("keys", _NO_MEMORY), ("null", _ANOTHER_MEMORY)],
@@ -336,7 +332,7 @@ def test_a_release_draws_no_other_keys_for_rows_that_are_out(tmp_path, lost, mes
       raise KeyboardInterrupt
 
   with contextlib.suppress(KeyboardInterrupt):
-    loop.run(build.build(config), tmp_path / "run", on_save=kill)
+    loop.run(experiment_of(config), tmp_path / "run", on_save=kill)
   folder = tmp_path / "run" / checkpoint.FOLDER
   if lost == "checkpoints":
     shutil.rmtree(folder)

@@ -18,7 +18,7 @@ from tests.refuses import refuses
 
 def _config(**changes):
   federate = quickstart.get_config().federate
-  config = AttackConfig(federate=federate, attack="dense_first")
+  config = AttackConfig(target=federate, attack="dense_first")
   return fields.replace_all(config, changes)
 
 
@@ -63,22 +63,22 @@ def test_one_masked_update_is_noise_and_their_sum_is_the_sum():
 @pytest.mark.long
 def test_a_secure_sum_is_a_defence_of_the_table(tmp_path):
   """Without one, tests/runs/test_attack.py finds all eight."""
-  result = _ran(tmp_path, **{"federate.secure_sum": "secagg"})
+  result = _ran(tmp_path, **{"target.secure_sum": "secagg"})
   assert result["success"]["exact"]["count"] == 0 and result["num_records"] == 8
   assert result["num_messages"] == 4 and result["clients_per_message"] == 2
 
 
 def _prepared(**changes):
   (point,) = attack_table.points(_config(**changes))
-  loaded = build.load_data(point.config)
+  loaded = build.Attack(point.config).data()
   return inversion.prepare(point.config, loaded, run_keys.drawn(0, noise_seed=0))
 
 
 @pytest.mark.long
 def test_noise_inside_the_sum_is_promised_against_the_server():
-  changes = {"federate.secure_sum": "secagg", "federate.privacy.method": "distributed"}
-  changes |= {"federate.privacy.sampler": "fixed_size", "federate.privacy.epsilon": None}
-  changes |= {"federate.privacy.noise_multiplier": 2.0, "federate.privacy.delta": 1e-3}
+  changes = {"target.secure_sum": "secagg", "target.privacy": "distributed"}
+  changes |= {"target.privacy.sampler": "fixed_size", "target.privacy.epsilon": None}
+  changes |= {"target.privacy.noise_multiplier": 2.0, "target.privacy.delta": 1e-3}
   attacked = _prepared(**changes)
   assert attacked.guarantee.kind == "proved" and attacked.note == ""
   seen, guessed = attacked.send(1), attacked.guess(attacked.truths[1])
@@ -89,15 +89,15 @@ def test_noise_inside_the_sum_is_promised_against_the_server():
 @pytest.mark.long
 def test_the_adversary_simulates_the_mean_of_as_many_clients():
   """At the true examples its view is what the server gets, to the grid."""
-  attacked = _prepared(**{"federate.secure_sum": "secagg"})
+  attacked = _prepared(**{"target.secure_sum": "secagg"})
   seen, guessed = attacked.send(1), attacked.guess(attacked.truths[1])
   for one, two in zip(jax.tree.leaves(seen), jax.tree.leaves(guessed)):
     np.testing.assert_allclose(one, two, atol=1e-6)
 
 
 def test_clients_that_are_in_no_sum_are_refused(tmp_path):
-  changes = {"federate.secure_sum": "secagg", "federate.clients_per_round": 3.0}
-  with refuses("federate.clients_per_round"):
+  changes = {"target.secure_sum": "secagg", "target.clients_per_round": 3.0}
+  with refuses("target.clients_per_round"):
     _ran(tmp_path, **changes)
 
 
@@ -108,9 +108,9 @@ def test_a_rogue_server_reads_every_client_of_a_sum(tmp_path):
     tmp_path / "run",
     **{
       "attack": "imprint",
-      "federate.model.options": {"features": (128,), "activation": "relu"},
-      "federate.secure_sum": "additive_sharing",
-      "federate.clients_per_round": 4,
+      "target.model.options": {"features": (128,), "activation": "relu"},
+      "target.secure_sum": "additive_sharing",
+      "target.clients_per_round": 4,
     },
   )
   assert result["clients_per_message"] == 4

@@ -47,7 +47,7 @@ def _task(task):
 
 _CALLS = {  # what a row names -> how it begins
   "--config.secure_sum=secagg": _secagg,
-  "--config.privacy.method=distributed": _secagg,
+  "--config.privacy=distributed": _secagg,
   "dpjax.secure.mpc": _shares,
   "mpc.secure_jit": None,  # its engine is no extra
   "--config.task=noisy_model": lambda: _task(configs.NoisyModelTask()),

@@ -16,10 +16,8 @@ from dpjax.secure import sums
 from tests.refuses import refuses
 
 _SMALL = {
-  "privacy.method": "none",
-  "privacy.epsilon": 8.0,
+  "privacy": "none",
   "privacy.delta": 1e-5,
-  "privacy.l2_clip_norm": 1.0,
   "num_rounds": 3,
   "partition.num_clients": 8,
   "clients_per_round": 7.0,
@@ -29,7 +27,7 @@ _SMALL = {
 
 
 def _config(**changes):
-  return fields.replace_all(quickstart.get_config(), {**_SMALL, **changes})
+  return fields.replace_all(fields.replace_all(quickstart.get_config(), _SMALL), changes)
 
 
 def _params(folder):
@@ -61,7 +59,7 @@ def test_a_protocol_runs_in_every_round_where_it_is_asked_to(tmp_path, monkeypat
     ({"aggregator": "median"}, "aggregator"),
     ({"compression": "quantize"}, "compression"),
     ({"weighting": "examples"}, "weighting"),
-    ({"privacy.method": "central"}, "privacy.method"),
+    ({"privacy": "central"}, "privacy"),
     ({"secure_sum.simulated": False, "execution": "pmap"}, "execution"),
     ({"secure_sum.bits": 64}, "config.secure_sum.bits"),
     ({"secure_sum.threshold": 0.0}, "config.secure_sum.threshold"),
@@ -114,8 +112,7 @@ def test_rounds_with_too_few_survivors_are_charged_and_change_nothing(tmp_path):
 
 
 _PRIVATE = {
-  "privacy.method": "distributed",
-  "privacy.sampler": "fixed_size",
+  "privacy": "distributed",
   "privacy.epsilon": None,
   "privacy.noise_multiplier": 1.0,
   "privacy.delta": 1e-3,
@@ -155,17 +152,17 @@ def test_noise_is_calibrated_to_the_epsilon_that_was_asked_for():
 @pytest.mark.parametrize(
   ("changes", "field"),
   [
-    ({"secure_sum": "none"}, "privacy.method"),
+    ({"secure_sum": "none"}, "privacy"),
     ({"secure_sum": "bfv"}, "secure_sum"),
     (
       {"secure_sum": {"name": "secagg_plus", "corrupt": 0.9, "dropout_prob": 0.5}},
       "secure_sum.corrupt",
     ),
-    ({"privacy.sampler": "poisson"}, "privacy.sampler"),
+    ({"privacy.sampler": "poisson"}, "config.privacy.sampler"),
     ({"algorithm": "scaffold"}, "algorithm"),
     ({"secure_sum.largest_value": 2.0}, "secure_sum.largest_value"),
-    ({"privacy.accountant": "pld"}, "privacy.accountant"),
-    ({"privacy.clipping": "automatic"}, "privacy.clipping"),
+    ({"privacy.accountant": "pld"}, "config.privacy.accountant"),
+    ({"privacy.clipping": "automatic"}, "config.privacy.clipping"),
     ({"privacy.epsilon": 5.0}, "privacy.epsilon"),
   ],
 )

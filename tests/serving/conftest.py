@@ -6,9 +6,9 @@ import pytest
 
 from dpjax.experiments.kinds.central.config import (
   DataConfig,
+  DpSgd,
   ModelConfig,
   OptimizerConfig,
-  PrivacyConfig,
   TrainConfig,
 )
 from dpjax.experiments.run import loop
@@ -17,7 +17,7 @@ from dpjax.serving import Predictor
 CONFIG = TrainConfig(
   data=DataConfig(name="digits", center=True, limit=200),
   model=ModelConfig("mlp", options={"features": (16,)}),
-  privacy=PrivacyConfig(epsilon=None, noise_multiplier=1.0, sampling_prob=0.5),
+  privacy=DpSgd(epsilon=None, noise_multiplier=1.0, sampling_prob=0.5),
   optimizer=OptimizerConfig(learning_rate=0.5),
   num_steps=8,
   eval_every=8,

@@ -34,7 +34,7 @@ def negatives():
 
 
 def _config(**changes):
-  return fields.replace_all(quickstart.get_config(), _SMALL | changes)
+  return fields.replace_all(fields.replace_all(quickstart.get_config(), _SMALL), changes)
 
 
 def _own(name):
@@ -54,7 +54,7 @@ def _federated():
 
 def _least_squares():
   small = {
-    "model.name": "linear", "data.limit": 300, "privacy.method": "least_squares",
+    "model.name": "linear", "data.limit": 300, "privacy": "least_squares",
     "privacy.epsilon": 4.0,
   }  # fmt: skip
   return fields.replace_all(TrainConfig(), small)

@@ -14,6 +14,7 @@ from dpjax import data, metrics
 from dpjax.experiments.kinds.central import build
 from dpjax.experiments.kinds.central import config as configs
 from dpjax.experiments.run import loop, model_inputs
+from dpjax.experiments.run import workdir as owner
 from dpjax.serving import Predictor, predictor
 from dpjax.validate import UserError
 from tests.serving.conftest import CONFIG
@@ -265,7 +266,7 @@ def test_only_bounded_sizes_are_compiled(runs, raw):
 def test_an_old_run_is_read_from_its_data(folders, tmp_path, raw, runs, capsys):
   """Runs of before have no inputs.json, and no digest of one."""
   shutil.copytree(folders[0], tmp_path / "run")
-  config = loop.owner  # the module that seals results
+  config = owner  # the module that seals results
   shutil.rmtree(tmp_path / "run" / "checkpoints")
   result = json.loads((tmp_path / "run" / "result.json").read_text())
   del result[config.FILES][model_inputs.NAME]

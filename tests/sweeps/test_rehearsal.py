@@ -71,20 +71,20 @@ def test_the_plan_of_a_selection_is_what_the_choice_costs(monkeypatch, tmp_path)
   real = dry_run.timed
   monkeypatch.setattr(dry_run, "timed", lambda work: (timing, real))
   config = _sweep(x="privacy.epsilon", grid={"optimizer.learning_rate": [0.1, 0.2]})
-  config.selection = grid.SelectionConfig(enabled=True, mean_trials=4.0)
+  config.selection = grid.Selection(mean_trials=4.0)
   plan = _lines(rehearsal.report(config, tmp_path))
   assert plan["time"].startswith("about 2 minutes on average")
   assert "The choice of the best of a random number of runs is charged" in plan["privacy"]
 
 
 def test_the_plan_of_an_experiment_trains_on_zeros(monkeypatch, tmp_path):
-  seen, real = [], rehearsal.relevance.run
+  seen, real = [], rehearsal.relevance.story
 
   def spy(method, mode, job):
     seen.append((job.train.x.any(), len(job.train)))
     return real(method, mode, job)
 
-  monkeypatch.setattr(rehearsal.relevance, "run", spy)
+  monkeypatch.setattr(rehearsal.relevance, "story", spy)
   small = {"method": "no_dp", "num_epochs": 2, "model.options": {"features": (4,)}}
   config = fields.replace_all(radp.get_config(), small)
   plan = _lines(rehearsal.report_relevance(config, tmp_path / "new"))

@@ -14,7 +14,7 @@ from dpjax.accounting.event_kinds.kind import event_from_json
 from dpjax.accounting.event_kinds.repeat_and_select import repeat_and_select_event
 from dpjax.experiments.kinds.central.config import TrainConfig
 from dpjax.experiments.sweeps import tuning
-from dpjax.experiments.sweeps.grid import SelectionConfig, SweepConfig
+from dpjax.experiments.sweeps.grid import Selection, SweepConfig
 from dpjax.validate import UserError
 from tests.refuses import refuses
 
@@ -24,9 +24,7 @@ _GRID = {"optimizer.learning_rate": [0.1, 0.2, 0.4, 0.8]}
 def _sweep(**changes):
   selection = changes.pop("law", {})
   options = dict(grid=_GRID)
-  options["selection"] = SelectionConfig(
-    **({"enabled": True, "mean_trials": 6.0} | selection)
-  )
+  options["selection"] = Selection(**({"mean_trials": 6.0} | selection))
   return SweepConfig(**(options | changes))
 
 
@@ -249,7 +247,7 @@ def test_a_run_that_diverged_is_never_chosen(tmp_path, lost, monkeypatch):
     ({"law": {"mean_trials": 0.5}}, "selection.mean_trials"),
     ({"law": {"shape": -1.0}}, "selection.shape"),
     ({"law": {"better": "best"}}, "selection.better"),
-    ({"grid": {"audit.enabled": [True]}}, "audit.enabled"),
+    ({"grid": {"audit": ["canaries"]}}, "audit"),
     (
       {"grid": {"privacy.noise_multiplier": [2.0, 1.0], "privacy.epsilon": [None]}},
       "grid",

@@ -19,9 +19,8 @@ import numpy as np
 from dpjax import gradients
 from dpjax.data import resident
 from dpjax.experiments.config import fields
-from dpjax.experiments.kinds.central import build
-from dpjax.experiments.kinds.central.kind import CENTRAL
 from dpjax.experiments.run import dry_run, loop
+from dpjax.experiments.run.kind import experiment_of
 from dpjax.experiments.sweeps import engine
 from dpjax.gradients.device_mesh import mesh_of, on_all, split_rows
 from dpjax.parallel import meeting
@@ -78,19 +77,25 @@ def _line(call):
 def _refused(folder, index):
   of = lambda mesh, **changes: fields.replace_all(mesh_program.config(mesh), changes)
   both = mesh_program.dataset(), mesh_program.dataset()
-  job = lambda config, loaded=both: build.build(config, loaded)
-  run = lambda job: loop.run(job, folder / "no")
+  check = lambda config: experiment_of(config).check()
+  run = lambda config, loaded=both: loop.train(config, folder / "no", data=loaded)
+
+  def alone():
+    experiment = experiment_of(of("data:8"))
+    experiment.over_processes = False
+    loop.run(experiment, folder / "no", data=both)
+
   half = jax.sharding.Mesh(np.array(jax.devices()[:4]), ("data",))
   calls = {
-    "no mesh": lambda: run(job(of(None))),
-    "odd mesh": lambda: job(of("data:3")),
-    "large mesh": lambda: job(of("data:10")),
-    "across": lambda: job(of("data:1,model:8")),
+    "no mesh": lambda: run(of(None)),
+    "odd mesh": lambda: check(of("data:3")),
+    "large mesh": lambda: check(of("data:10")),
+    "across": lambda: check(of("data:1,model:8")),
     "half": lambda: gradients.clipped_grad(lambda w, x: w, l2_clip_norm=1.0, mesh=half),
-    "release": lambda: run(job(of("data:8", release=True, noise_seed=None))),
-    "data": lambda: run(job(of("data:8"), (_other_data(index), both[1]))),
-    "kind": lambda: run(job(of("data:8"))._replace(over_processes=False)),
-    "plan": lambda: dry_run.report(CENTRAL, of("data:8"), folder / "no"),
+    "release": lambda: run(of("data:8", release=True, noise_seed=None)),
+    "data": lambda: run(of("data:8"), (_other_data(index), both[1])),
+    "kind": alone,
+    "plan": lambda: dry_run.report(experiment_of(of("data:8")), folder / "no"),
     "sweep": lambda: engine.run(None, folder / "no"),
   }
   return {name: _line(call) for name, call in calls.items()}

@@ -23,6 +23,7 @@ from dpjax.experiments.config import fields
 from dpjax.experiments.kinds.central import build
 from dpjax.experiments.kinds.central.config import TrainConfig
 from dpjax.experiments.run import checkpoint, config_names, loop, writers
+from dpjax.experiments.run.kind import experiment_of
 from dpjax.gradients import per_example
 from dpjax.gradients.device_mesh import mesh_of, split_rows
 from dpjax.noise import gaussian, source
@@ -58,7 +59,7 @@ def config(mesh):
     "privacy.noise_multiplier": 1.0,
     "privacy.accountant": "rdp",
     "privacy.sampling_prob": 0.2,
-    "privacy.capacity": SLOTS,
+    "privacy.sampler.capacity": SLOTS,
     "privacy.delta": 1e-1,
     "noise_seed": 0,
   }
@@ -215,8 +216,8 @@ def until(last, mesh, folder, copies=None):
       raise _Enough
 
   try:
-    job = build.build(config(mesh), (dataset(), dataset()))
-    return loop.run(job, folder, on_save=on_save)
+    run = experiment_of(config(mesh))
+    return loop.run(run, folder, data=(dataset(), dataset()), on_save=on_save)
   except _Enough:
     return None
 
@@ -244,8 +245,8 @@ def audited(mesh, folder):
     changes = {"enabled": True, "num_canaries": 10, "kind": kind, "score": score}
     named = {f"audit.{name}": value for name, value in changes.items()}
     settings = fields.replace_all(config(mesh), named)
-    job = build.build(settings, (dataset(), dataset()))
-    found[kind] = loop.run(job, folder / kind)["audit"]
+    result = loop.train(settings, folder / kind, data=(dataset(), dataset()))
+    found[kind] = result["audit"]
   return found
 
 

@@ -26,12 +26,13 @@ from dpjax.experiments.config import fields
 from dpjax.experiments.kinds.central import build
 from dpjax.experiments.kinds.central.config import (
   DataConfig,
+  DpSgd,
   ModelConfig,
-  PrivacyConfig,
   TrainConfig,
 )
 from dpjax.experiments.run import loop
 from dpjax.experiments.run import workdir as owner
+from dpjax.experiments.run.kind import experiment_of
 from dpjax.validate import UserError
 from dpjax.zoo import networks
 from tests.refuses import refuses
@@ -264,7 +265,7 @@ def _config(path):
     model=ModelConfig("mlp", {"features": (4,)}),
     pretrained=str(path),
     trainable={"name": "head"},
-    privacy=PrivacyConfig(epsilon=None, noise_multiplier=1.0, sampling_prob=0.5),
+    privacy=DpSgd(epsilon=None, noise_multiplier=1.0, sampling_prob=0.5),
     num_steps=1,
   )
 
@@ -308,8 +309,8 @@ def test_newer_weights_are_never_taken_for_those_that_name_the_run(tmp_path):
     data.Dataset(x, np.zeros(12, np.int32), "own", 3, split) for split in ("train", "test")
   )
   save(1)
-  job = build.build(_config(tmp_path), pair)
   # Whoever writes these checkpoints goes on: before the run, and during it.
   digest = save(2)
-  loop.run(job, tmp_path / "run", on_save=lambda step: save(step + 3))
+  run = experiment_of(_config(tmp_path))
+  loop.run(run, tmp_path / "run", data=pair, on_save=lambda step: save(step + 3))
   assert owner.remembered(tmp_path / "run")["weights_sha256"] == {"pretrained": digest}

@@ -15,8 +15,8 @@ from dpjax.experiments.kinds.central import build, features
 from dpjax.experiments.kinds.central import patch_features as patches_of_runs
 from dpjax.experiments.kinds.central.config import (
   DataConfig,
+  DpSgd,
   ModelConfig,
-  PrivacyConfig,
   TrainConfig,
 )
 from dpjax.experiments.kinds.federated import build as federated
@@ -236,7 +236,7 @@ def test_a_runs_features_are_of_no_data_and_its_epsilon_is_proved(small):
   config = TrainConfig(
     data=DataConfig(name="pictures.npz", num_examples=12),
     model=ModelConfig("patches_linear", mirrored=True),
-    privacy=PrivacyConfig(epsilon=None, noise_multiplier=1.0, sampling_prob=0.5),
+    privacy=DpSgd(epsilon=None, noise_multiplier=1.0, sampling_prob=0.5),
     num_steps=2,
   )
   loaded = build.with_features(config, (_dataset("train"), _dataset("test")))

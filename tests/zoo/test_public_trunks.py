@@ -14,8 +14,8 @@ from dpjax.data import Dataset
 from dpjax.experiments.kinds.central import build, features
 from dpjax.experiments.kinds.central.config import (
   DataConfig,
+  DpSgd,
   ModelConfig,
-  PrivacyConfig,
   TrainConfig,
 )
 from dpjax.zoo import networks
@@ -199,7 +199,7 @@ def _config(**data):
   return TrainConfig(
     data=DataConfig(name="pictures.npz", num_examples=12, **data),
     model=ModelConfig("vgg16_linear"),
-    privacy=PrivacyConfig(epsilon=None, noise_multiplier=1.0, sampling_prob=0.5),
+    privacy=DpSgd(epsilon=None, noise_multiplier=1.0, sampling_prob=0.5),
     num_steps=2,
   )
 

@@ -18,8 +18,9 @@ from dpjax.data import text
 from dpjax.experiments.kinds.central import build, features, one_release
 from dpjax.experiments.kinds.central.config import (
   DataConfig,
+  DpSgd,
+  LeastSquares,
   ModelConfig,
-  PrivacyConfig,
   TrainConfig,
 )
 from dpjax.experiments.run import model_inputs
@@ -143,11 +144,11 @@ def _pair():
   )
 
 
-def _config(**privacy):
+def _config(privacy=DpSgd, **given):
   return TrainConfig(
     data=DataConfig(name="reviews.npz", num_examples=24),
     model=ModelConfig("minilm_linear"),
-    privacy=PrivacyConfig(epsilon=None, noise_multiplier=1.0, **privacy),
+    privacy=privacy(epsilon=None, noise_multiplier=1.0, **given),
     num_steps=2,
   )
 
@@ -169,7 +170,7 @@ def test_a_run_says_what_its_features_know(tiny, tmp_path):
 
 
 def test_a_release_at_once_says_it_too(tiny):
-  config = _config(method="least_squares")
+  config = _config(LeastSquares)
   loaded = build.with_features(config, _pair())
   work = one_release.started(config, loaded, build.run_keys(config))
   assert work.guarantee.kind == "claimed"

@@ -185,10 +185,15 @@ def _job(x: Any = None, epsilon: float = 2.0, **fields: Any) -> relevance.Inputs
 
 
 def _recorded(trainer: str) -> Any:
-  """Returns a context in which a trainer is a mock that learns nothing and records arguments."""
-  return mock.patch.object(
-    train, trainer, side_effect=lambda loss, params, *_, **__: params
-  )
+  """Returns a context in which a training is a mock that learns nothing and records arguments."""
+
+  def nothing(loss: Any, params: Any, *_: Any, **__: Any) -> train.Steps:
+    begun = lambda: (params, None)
+    return train.Steps(
+      train.SECOND, 0, 1, begun, lambda state, draw: state, lambda t: iter(())
+    )
+
+  return mock.patch.object(train, trainer, side_effect=nothing)
 
 
 def _method(name: str) -> Callable[..., list[Game]]:

@@ -21,8 +21,9 @@ from dpjax.accounting.proved import NeighboringRelation
 from dpjax.checks import table
 from dpjax.checks.subject import Row, Subject, not_applicable, row
 from dpjax.data import Dataset
-from dpjax.experiments.kinds.central import build, facts, privacy
-from dpjax.experiments.kinds.central.config import AuditConfig, TrainConfig
+from dpjax.experiments.config.fields import name_of
+from dpjax.experiments.kinds.central import build, facts
+from dpjax.experiments.kinds.central.config import LeastSquares, TrainConfig
 from dpjax.experiments.run import run_keys
 from dpjax.experiments.run.guarantee import Guarantee
 from dpjax.experiments.run.run_keys import RunKeys
@@ -58,17 +59,17 @@ def subject(config: TrainConfig, loaded: tuple[Any, Any] | None = None) -> RunSu
   Raises:
     UserError: a method without privacy, or without steps.
   """
-  if config.privacy.method not in privacy.PRIVATE_METHODS:
+  if not config.is_private:
     raise UserError(
       "promises nothing, so there is nothing to check; use 'dp_sgd' or 'dp_ftrl'",
-      field="privacy.method",
-      value=config.privacy.method,
+      field="privacy",
+      value=name_of(config, "privacy"),
     )
-  if config.privacy.method == "least_squares":
+  if isinstance(config.privacy, LeastSquares):
     raise UserError(
       "has no steps to check; launch.audit --only=LeastSquares plays games against it",
-      field="privacy.method",
-      value=config.privacy.method,
+      field="privacy",
+      value="least_squares",
     )
   loaded = build.load_data(config) if loaded is None else loaded
   # A verdict can be repeated. A release is checked with the keys of a release, which are drawn.
@@ -155,7 +156,8 @@ def stated(subject: RunSubject) -> Row:
     why = f"delta {spent}, stated {guarantee.delta}, asked for {config.privacy.delta}"
     return Row(name, False, math.inf, 0.0, why)
   charged = plan.epsilon()
-  asked = [(config.privacy.epsilon, "asked for")] if config.privacy.epsilon else []
+  wanted = getattr(config.privacy, "epsilon", None)
+  asked = [(wanted, "asked for")] if wanted else []
   epsilons = [*_stated_epsilons(subject), *asked]
   short = [(charged / max(epsilon, 1e-12) - 1, where) for epsilon, where in epsilons]
   worst, where = max(short)
@@ -218,7 +220,7 @@ def _of_zeros(train: Dataset, count: int) -> Dataset:
 def _built(subject: RunSubject, train: Dataset) -> dict[str, str]:
   """Returns name -> text of the parts of a run on `train`: plan, guarantee, planned result."""
   # The audit is left out, since its canaries remove or replace random records.
-  config = dataclasses.replace(subject.config, audit=AuditConfig())
+  config = dataclasses.replace(subject.config, audit=None)
   run = build.assemble(config, (train, train), subject.run_keys(config))
   stated = run.guarantee
   return {

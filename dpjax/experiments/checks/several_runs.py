@@ -18,11 +18,11 @@ from typing import Any, NamedTuple
 import dp_accounting as dpa
 
 from dpjax import accounting, validate
-from dpjax.accounting import overflow, proved
+from dpjax.accounting import overflow
 from dpjax.accounting.event_kinds.elements import accountable, merged_parts
-from dpjax.experiments.kinds.central.config import TrainConfig
-from dpjax.experiments.kinds.federated.config import FedConfig
+from dpjax.accounting.proved import ACCOUNTANTS, RELATIONS
 from dpjax.experiments.run import guarantee, workdir, writers
+from dpjax.experiments.run.kind import KINDS
 from dpjax.experiments.sweeps import cost
 from dpjax.validate import UserError
 
@@ -41,8 +41,6 @@ STRANGE = (
   TypeError,
   ValueError,
 )
-# For each kind of run, the config fields that its digest leaves out.
-_WHERE = ((), TrainConfig.where, FedConfig.where)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -212,7 +210,9 @@ def _read(path: pathlib.Path) -> FinishedRun:
 def _understood(
   path: pathlib.Path, config: dict[str, Any], result: dict[str, Any]
 ) -> FinishedRun:
-  seals = {workdir.sealed(config, where, result) for where in _WHERE}
+  # For each kind of run, the config fields that its seal leaves out.
+  kinds = {getattr(kind.config_class, "where", ()) for kind in KINDS.values()}
+  seals = {workdir.sealed(config, where, result) for where in kinds}
   if result.get(workdir.SEAL) not in seals:
     raise _odd(path, f"its {writers.RESULT} is not the result of its {workdir.CONFIG}")
   if isinstance(config.get("attack"), dict):
@@ -227,7 +227,7 @@ def _understood(
   if delta >= 1:
     raise _odd(path, f"has delta={accounting.upper(delta)}, which promises nothing")
   relation: Any = result.get("neighboring_relation")
-  if relation not in proved.RELATIONS:
+  if relation not in RELATIONS:
     raise _odd(path, f"has no neighbouring relation ({relation!r:.30})")
   data = config.get("data")
   if not isinstance(data, dict):
@@ -281,7 +281,7 @@ def _with_ledger(
   by: Any = result.get("accountant")
   keys = frozenset(charge.noise_key_id for charge in ledger.charges)
   known = dataclasses.replace(stated, noise_keys=keys)
-  if by not in proved.ACCOUNTANTS or not 0 < ledger.num_steps <= _MOST_STEPS:
+  if by not in ACCOUNTANTS or not 0 < ledger.num_steps <= _MOST_STEPS:
     return known
   for left in guarantee.deltas_of_ledger(result):
     left = _number(path, {"accounted_delta": left}, "accounted_delta")
@@ -354,7 +354,7 @@ def _epsilon(
   """Returns (epsilon, delta, accountant, runs that are added as they are stated)."""
   everything = _sum_of_deltas(runs)
   summed = math.fsum(run.epsilon for run in runs)
-  for accountant in proved.ACCOUNTANTS:
+  for accountant in ACCOUNTANTS:
     composed, stated = _composable(runs, accountant)
     # A single run costs what it states, although its ledger may show a little less. Only at another
     # delta the ledger is needed.

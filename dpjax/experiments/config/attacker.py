@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Annotated, Protocol
+from typing import Annotated, Any
 
 from dpjax.accounting.attack_bounds import AttackBound, attack_bound
 from dpjax.experiments.config import rules
@@ -14,7 +14,7 @@ from dpjax.validate import UserError
 class AttackerConfig:
   """Bound on the success of any membership attack, to use instead of an epsilon.
 
-  Set the numbers of one bound, or none at all; see `dpjax.accounting.attack_bounds.attack_bound`.
+  Set the numbers of one bound, or none at all; see `dpjax.accounting.attack_bound`.
   """
 
   tpr: Annotated[
@@ -35,25 +35,20 @@ class AttackerConfig:
   ] = None
 
 
-class _Private(Protocol):
-  """A section of a config that states a guarantee."""
-
-  epsilon: float | None
-  noise_multiplier: float | None
-  attacker: AttackerConfig
-
-
-def attack_of(privacy: _Private) -> AttackBound | None:
-  """Returns the bound that a config's noise is calibrated to; None for other calibrations.
+def attack_of(privacy: Any) -> AttackBound | None:
+  """Returns the bound that a config's noise is calibrated to; None for other calibrations, and for
+  methods that promise nothing.
 
   Raises:
     UserError: numbers of two bounds, a missing number of one bound, or an epsilon or a noise
       multiplier beside a bound.
 
-  >>> from dpjax.experiments.kinds.central.config import PrivacyConfig
-  >>> attack_of(PrivacyConfig(epsilon=None, attacker=AttackerConfig(mu=0.5)))
+  >>> from dpjax.experiments.kinds.central.config import DpSgd
+  >>> attack_of(DpSgd(epsilon=None, attacker=AttackerConfig(mu=0.5)))
   GaussianDp(mu=0.5)
   """
+  if not hasattr(privacy, "attacker"):
+    return None
   try:
     attack = attack_bound(**dataclasses.asdict(privacy.attacker))
   except UserError as error:

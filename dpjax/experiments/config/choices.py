@@ -25,9 +25,12 @@ class Choice:
   """Metadata in `Annotated[ClipRule, Choice(RULES)]`, which lists the values that a field takes.
 
   Args:
-    table: name -> frozen dataclass, whose fields all have defaults. It is read at each use, so
-      entries may be added later.
+    table: name -> dataclass, whose fields all have defaults, or NoneType. It is read at each use,
+      so entries may be added later. A class may name in `leaves_out` fields beside this one that
+      nothing reads if it is chosen; choosing it by name resets them.
     user_defined: whether an import path is accepted, too; it is kept as text.
+    users: class that holds an import path, in a `name_field`, beside its own fields; the path is
+      replaced by an instance of it.
     base: class; the import path of a frozen dataclass derived from it is accepted, too. The path
       is replaced by an instance, whose fields are set like those of the table's classes.
   """
@@ -35,6 +38,7 @@ class Choice:
   table: Mapping[str, type]
   user_defined: bool = False
   base: type | None = None
+  users: type | None = None
 
   def __post_init__(self):
     for name, kind in self.table.items():
@@ -46,7 +50,8 @@ class Choice:
   def holds(self, value: Any) -> bool:
     """Returns whether a value is of a class in the table, or of a user's class that derives from
     `base`. Other instances do not count, nor do classes."""
-    return type(value) in self.table.values() or self._is_users(type(value))
+    kind = type(value)
+    return kind in self.table.values() or kind is self.users or self._is_users(kind)
 
   def _is_users(self, kind: type) -> bool:
     return self.base is not None and issubclass(kind, self.base)
@@ -60,6 +65,8 @@ class Choice:
     Raises:
       UserError: a path at which there is no frozen dataclass that derives from `base`.
     """
+    if self.users is not None and names.is_path(word):
+      return self.users
     if self.base is None or not names.is_path(word):
       return self.table.get(word)
     kind = names.find(word, field)
@@ -72,12 +79,22 @@ class Choice:
       )
     return kind
 
+  def make(self, word: str, field: str) -> Any:
+    """Returns the value for a name or an import path that has a `kind`, with its defaults."""
+    kind = self.kind(word, field)
+    if kind is not None and kind is self.users:
+      return kind(word)
+    assert kind is not None
+    return names.call(word, field) if names.is_path(word) else kind()
+
   def name(self, value: Any) -> Any:
     """Returns the name of the value's class, or its import path for a user's class. Import
     paths, and values that are no choice, are returned unchanged."""
     for name, kind in self.table.items():
       if type(value) is kind:
         return name
+    if self.users is not None and type(value) is self.users:
+      return value.path
     users = self._is_users(type(value))
     return f"{type(value).__module__}:{type(value).__qualname__}" if users else value
 
@@ -95,9 +112,25 @@ class Choice:
     """Returns a dict: field -> names of the table's classes that have it."""
     owners_of: dict[str, list[str]] = {}
     for name, kind in self.table.items():
-      for field in dataclasses.fields(kind):
+      for field in fields_of(kind):
         owners_of.setdefault(field.name, []).append(name)
     return owners_of
+
+
+# Metadata of the field that holds the path of user code, which is the name of its value.
+_NAME = "name of the value"
+
+
+def name_field() -> Any:
+  """Returns the field of an import path, for a class that a `Choice` names as `users`."""
+  return dataclasses.field(default="", metadata={_NAME: True})
+
+
+def fields_of(kind: Any) -> tuple[dataclasses.Field[Any], ...]:
+  """Returns the fields that a config shows of a dataclass, or of an instance; () of None."""
+  if not dataclasses.is_dataclass(kind):
+    return ()
+  return tuple(field for field in dataclasses.fields(kind) if _NAME not in field.metadata)
 
 
 def _is_frozen(kind: type) -> bool:
@@ -119,6 +152,7 @@ class Setting:
   """Base of the classes that `settings` makes."""
 
   function: ClassVar[Callable[..., Any]]
+  leaves_out: ClassVar[tuple[str, ...]] = ()
   _place: ClassVar[tuple[str, int]]  # (module, index of the class in `_KINDS[module]`)
 
   def make(self, *args: Any, **named: Any) -> Any:
@@ -217,11 +251,18 @@ def choice_of(hint: Any) -> Choice | None:
 def choice_at(kind: type, path: str) -> Choice | None:
   """Returns the choice of a dotted field of a config's class; None if it has none.
 
+  Of a section that is a choice itself, the first class with the field counts.
+
   >>> from dpjax.experiments.kinds.central.config import TrainConfig
   >>> list(choice_at(TrainConfig, "privacy.clipping").table)[0]
   'flat'
   """
-  into = lambda section, name: hints_of(section).get(name)
+
+  def into(section: Any, name: str) -> Any:
+    choice = choice_of(section)
+    kinds = [section] if choice is None else choice.table.values()
+    return next((hints_of(each)[name] for each in kinds if name in hints_of(each)), None)
+
   return choice_of(functools.reduce(into, path.split("."), kind))
 
 
@@ -238,13 +279,13 @@ class Leaf(NamedTuple):
 def leaves(config: Any, default: Any = None, prefix: str = "") -> Iterator[Leaf]:
   """Yields every leaf, in order. The fields of a chosen value follow the leaf with its name.
 
-  >>> from dpjax.experiments.kinds.central.config import PrivacyConfig
-  >>> all_leaves = leaves(PrivacyConfig(clipping="automatic"))
+  >>> from dpjax.experiments.kinds.central.config import DpSgd
+  >>> all_leaves = leaves(DpSgd(clipping="automatic"))
   >>> [leaf[2:] for leaf in all_leaves if leaf.path.startswith("clipping")]
   [('automatic', 'flat'), (0.01, 0.01)]
   """
   default = default if prefix else type(config)()
-  for field in dataclasses.fields(config):
+  for field in fields_of(config):
     path = f"{prefix}{field.name}"
     hint = hints_of(type(config))[field.name]
     value = getattr(config, field.name)
@@ -276,12 +317,12 @@ def set_fields(config: Any) -> dict[str, tuple[Any, Any]]:
 def to_dict(config: Any) -> dict[str, Any]:
   """Returns the config as plain data, with the name of each chosen value.
 
-  >>> from dpjax.experiments.kinds.central.config import PrivacyConfig
-  >>> to_dict(PrivacyConfig(clipping="automatic"))["clipping"]
+  >>> from dpjax.experiments.kinds.central.config import DpSgd
+  >>> to_dict(DpSgd(clipping="automatic"))["clipping"]
   {'name': 'automatic', 'gamma': 0.01}
   """
   values: dict[str, Any] = {}
-  for field in dataclasses.fields(config):
+  for field in fields_of(config):
     value = getattr(config, field.name)
     choice = choice_at(type(config), field.name)
     if dataclasses.is_dataclass(value):
@@ -295,8 +336,8 @@ def to_dict(config: Any) -> dict[str, Any]:
 def name_of(config: Any, field: str) -> Any:
   """Returns the name of a field's chosen value; the value itself for a field without a choice.
 
-  >>> from dpjax.experiments.kinds.central.config import PrivacyConfig
-  >>> name_of(PrivacyConfig(clipping={"name": "automatic", "gamma": 0.1}), "clipping")
+  >>> from dpjax.experiments.kinds.central.config import DpSgd
+  >>> name_of(DpSgd(clipping={"name": "automatic", "gamma": 0.1}), "clipping")
   'automatic'
   """
   value = getattr(config, field)

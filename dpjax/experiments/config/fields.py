@@ -1,6 +1,6 @@
 """Typed, dotted fields of a config dataclass: look up, check, replace, read from text.
 
-A dataclass does not check its arguments: `PrivacyConfig(epsilon="two")` would fail minutes later,
+A dataclass does not check its arguments: `DpSgd(epsilon="two")` would fail minutes later,
 far from its cause. So values are checked here, against the annotations alone.
 
 A field may hold one of several frozen values, such as `Automatic(gamma=0.1)`. Its annotation then
@@ -24,7 +24,7 @@ from typing import Any
 from dpjax import names, validate
 from dpjax.experiments.config.choices import Choice as Choice
 from dpjax.experiments.config.choices import Setting as Setting
-from dpjax.experiments.config.choices import choice_at, choice_of, hints_of
+from dpjax.experiments.config.choices import choice_at, choice_of, fields_of, hints_of
 from dpjax.experiments.config.choices import leaves as leaves
 from dpjax.experiments.config.choices import name_of as name_of
 from dpjax.experiments.config.choices import set_fields as set_fields
@@ -105,8 +105,11 @@ def get(config: Any, path: str, *, name: str = "config") -> Any:
     choice = choice_at(type(config), head)
   if choice is not None and not tail:
     return choice.described(value)
-  if choice is not None and tail in choice.owners():
-    return getattr(value, tail, None)
+  first = tail.partition(".")[0]
+  if choice is not None and first in choice.owners() and not hasattr(value, first):
+    # Another value of the choice has the field; what is inside it must be there, too.
+    get(choice.table[choice.owners()[first][0]](), tail, name=f"{name}.{head}")
+    return None
   return get(value, tail, name=f"{name}.{head}") if tail else value
 
 
@@ -161,38 +164,42 @@ def override(config: Any, path: str, text: str, *, name: str = "config") -> Any:
   return _update(config, {path: _change_to_text(text)}, name)
 
 
-def override_all(
-  config: Any, texts: Mapping[str, str], *, name: str = "config"
-) -> list[tuple[str, Any]]:
-  """Overrides several dotted fields; the order of the texts does not matter.
-
-  Returns:
-    A pair (dotted name, config with this change) for each text. Whole values come before the
-    fields inside them.
+def override_all(config: Any, texts: Mapping[str, str], *, name: str = "config") -> Any:
+  """Returns a copy of the config with several dotted fields overridden; the order of the texts does
+  not matter.
 
   >>> from dpjax.experiments.kinds.federated.config import FedConfig
   >>> texts = {"secure_sum.num_members": "3", "secure_sum.colluding": "1"}
-  >>> steps = override_all(FedConfig(), {**texts, "secure_sum": "committee"})
-  >>> steps[-1][1].secure_sum.num_members
+  >>> override_all(FedConfig(), {**texts, "secure_sum": "committee"}).secure_sum.num_members
   3
   """
-  steps: list[tuple[str, Any]] = []
-  # A whole value set later would undo fields set inside it.
-  waiting = sorted(texts, key=lambda path: path.count("."))
-  while waiting:
-    together = waiting[:1]
-    try:
-      changed = override(config, together[0], texts[together[0]], name=name)
-    except UserError:
-      # One text alone may be invalid, since a later text sets another field of the same value.
-      section = together[0].rpartition(".")[0]
-      together = [path for path in waiting if path.rpartition(".")[0] == section]
-      changes = {path: _change_to_text(texts[path]) for path in together}
-      changed = _update(config, changes, name)
-    config = changed
-    steps += [(path, config) for path in together]
-    waiting = [path for path in waiting if path not in together]
-  return steps
+  return _update(
+    config, {path: _change_to_text(text) for path, text in texts.items()}, name
+  )
+
+
+def lost(before: Any, after: Any, given: Iterable[str]) -> list[str]:
+  """Returns the fields set in one config whose values another lost although nobody named them.
+
+  A value is lost where another choice was made, which has no such field.
+
+  Args:
+    given: the fields that were changed by name.
+
+  >>> from dpjax.experiments.kinds.central.config import TrainConfig
+  >>> file = replace(TrainConfig(), "privacy.l2_clip_norm", 0.1)
+  >>> lost(file, replace(file, "privacy", "sgd"), ["privacy"])
+  ['privacy.l2_clip_norm']
+  """
+  named = tuple(given)
+  now = {leaf.path: leaf.value for leaf in leaves(after)}
+  kept = lambda path, value: path in now and now[path] == value
+  return [
+    path
+    for path, (value, _) in set_fields(before).items()
+    if not any(f"{other}.".startswith(f"{path}.") for other in named)
+    and not kept(path, value)
+  ]
 
 
 def _change_to_text(text: str) -> _Change:
@@ -217,9 +224,9 @@ def from_dict(kind: Any, held: Any, *, name: str = "config") -> Any:
   Raises:
     UserError: `kind` has no such field, or a value has another type.
 
-  >>> from dpjax.experiments.kinds.central.config import PrivacyConfig
-  >>> config = PrivacyConfig(clipping="automatic", noise_levels=[2.0, 0.5])
-  >>> from_dict(PrivacyConfig, to_dict(config)) == config
+  >>> from dpjax.experiments.kinds.central.config import DpSgd
+  >>> config = DpSgd(clipping="automatic", noise_levels=[2.0, 0.5])
+  >>> from_dict(DpSgd, to_dict(config)) == config
   True
   """
   if not isinstance(held, dict):
@@ -230,24 +237,25 @@ def from_dict(kind: Any, held: Any, *, name: str = "config") -> Any:
     _check_field(config, field, name)
     hint = hints[field]
     at = f"{name}.{field}"
-    sections = [option for option in _members(hint) if dataclasses.is_dataclass(option)]
-    if choice_of(hint) is None and sections and isinstance(value, dict):
-      value = from_dict(sections[0], value, name=at)
-    config = _replaced(config, {field: check(_unwritten(value, hint), hint, at)}, name)
+    config = _replaced(config, {field: check(_unwritten(value, hint, at), hint, at)}, name)
   return config
 
 
-def _unwritten(value: Any, hint: Any) -> Any:
-  """Returns the value with what JSON lacks restored: tuples from lists, and infinity from text."""
+def _unwritten(value: Any, hint: Any, name: str) -> Any:
+  """Returns the value with what JSON lacks restored: sections, tuples and infinity."""
   choice = choice_of(hint)
   members = _members(hint)
   named = choice is not None and isinstance(value, dict) and value.get("name")
-  kind = (
-    choice.kind(named, "name") if choice is not None and isinstance(named, str) else None
-  )
+  kind = choice.kind(named, name) if choice is not None and isinstance(named, str) else None
   if kind is not None:
     hints = hints_of(kind)
-    return {key: _unwritten(entry, hints.get(key, Any)) for key, entry in value.items()}
+    return {
+      key: _unwritten(entry, hints.get(key, Any), f"{name}.{key}")
+      for key, entry in value.items()
+    }
+  sections = [option for option in members if dataclasses.is_dataclass(option)]
+  if choice is None and sections and isinstance(value, dict):
+    return from_dict(sections[0], value, name=name)
   if isinstance(value, list) and any(
     typing.get_origin(member) is tuple for member in members
   ):
@@ -302,23 +310,38 @@ def parse(text: str, hint: Any, name: str) -> Any:
 
 
 def _continued(value: Any, hint: Any, old: Any) -> Any:
-  """Returns a dict of a chosen name and of the fields that were set in the old value, if the new
+  """Returns the value of a chosen name, with the fields that were set in the old value, if the new
   one has them. Any other value is returned unchanged."""
   choice = choice_of(hint)
   if choice is None or not isinstance(value, str):
     return value
-  kind = choice.kind(value, "name")
-  if kind is None or not choice.holds(old):
+  if choice.kind(value, "name") is None or not choice.holds(old):
     return value
-  known = {field.name for field in dataclasses.fields(kind)}
-  kept = {path: value for path, (value, _) in set_fields(old).items() if path in known}
-  return {"name": value, **kept}
+  new = choice.make(value, "name")
+  hints = hints_of(type(new))
+  usual = type(old)()
+  kept = {
+    field.name: getattr(old, field.name)
+    for field in fields_of(new)
+    if hasattr(old, field.name)
+    and getattr(old, field.name) != getattr(usual, field.name)
+    and _fits(getattr(old, field.name), hints[field.name])
+  }
+  return dataclasses.replace(new, **kept) if kept else new
+
+
+def _fits(value: Any, hint: Any) -> bool:
+  """Returns whether a field may hold the value; only a choice may refuse it here."""
+  choice = choice_of(hint)
+  is_path = choice is not None and choice.user_defined and isinstance(value, str)
+  return choice is None or choice.holds(value) or is_path
 
 
 def _check_choice(value: Any, choice: Choice, name: str) -> Any:
   chosen = _chosen(value, choice, name)
-  if isinstance(chosen, str):
-    names.find(chosen, name)
+  path = choice.name(chosen)
+  if isinstance(chosen, str) or (choice.users is not None and type(chosen) is choice.users):
+    names.find(path, name)
   return chosen
 
 
@@ -331,24 +354,27 @@ def _chosen(value: Any, choice: Choice, name: str) -> Any:
   if not isinstance(value_or_name, dict):
     if not choice.holds(value):
       raise _not_chosen(value, value, choice, name)
-    return _check_dataclass(value, type(value), name)
+    return value if value is None else _check_dataclass(value, type(value), name)
   value_or_name = {str(key): entry for key, entry in _bounded(value_or_name, name).items()}
   word = value_or_name.pop("name", None)
-  kind = choice.kind(word, name) if isinstance(word, str) else None
-  if kind is None:
+  if not isinstance(word, str) or choice.kind(word, name) is None:
     raise _not_chosen(value, word, choice, name)
-  chosen = names.call(word, name) if names.is_path(str(word)) else kind()
+  chosen = choice.make(word, name)
   for field in value_or_name:
     _check_field(chosen, field, name, choice)
   hints = hints_of(type(chosen))
-  return _replaced(
-    chosen, {f: check(v, hints[f], f"{name}.{f}") for f, v in value_or_name.items()}, name
+  return (
+    chosen
+    if chosen is None
+    else _replaced(
+      chosen, {f: check(v, hints[f], f"{name}.{f}") for f, v in value_or_name.items()}, name
+    )
   )
 
 
 def _not_chosen(value: Any, word: Any, choice: Choice, name: str) -> UserError:
   hint = did_you_mean(word, choice.table) if isinstance(word, str) else ""
-  takes_path = choice.user_defined or choice.base is not None
+  takes_path = choice.user_defined or choice.base is not None or choice.users is not None
   known = ", ".join((*choice.table, names.FORM) if takes_path else choice.table)
   return UserError(f"must be one of {known}{hint}", field=name, value=value)
 
@@ -361,7 +387,7 @@ def _check_section(config: Any, path: str, name: str) -> None:
 def _check_field(config: Any, head: str, name: str, choice: Choice | None = None) -> None:
   """Raises UserError unless the config has the field `head`. The message names the nearest field of
   the config or of its sections, or the chosen value that has the field."""
-  known = [field.name for field in dataclasses.fields(config)]
+  known = [field.name for field in fields_of(config)]
   if head in known:
     return
   if choice is not None:
@@ -433,14 +459,18 @@ def _meant(word: str, paths: Iterable[str], known: list[str]) -> str:
 
 
 def _paths(config: Any, prefix: str = "") -> Iterator[str]:
-  for field in dataclasses.fields(config):
-    yield f"{prefix}{field.name}"
+  for field in fields_of(config):
+    path = f"{prefix}{field.name}"
+    yield path
     value = getattr(config, field.name)
     choice = choice_at(type(config), field.name)
     if choice is not None:
-      yield from (f"{prefix}{field.name}.{owned}" for owned in choice.owners())
+      values = [kind() for kind in choice.table.values()]
+      yield from dict.fromkeys(
+        inner for each in values for inner in _paths(each, f"{path}.")
+      )
     elif dataclasses.is_dataclass(value):
-      yield from _paths(value, f"{prefix}{field.name}.")
+      yield from _paths(value, f"{path}.")
 
 
 # Change of a field: function of (annotation, dotted name, old value) -> new value.
@@ -463,8 +493,10 @@ def _update(config: Any, changes: Mapping[str, _Change], name: str, hint: Any = 
     head, dot, tail = path.partition(".")
     if dot and not tail:
       raise UserError("no such field; must not end in a dot", field=f"{name}.{path}")
-    _check_section(config, path, name)
-    _check_field(config, head, name, choice_of(hint))
+    choice = choice_of(hint)
+    if config is not None or choice is None:
+      _check_section(config, path, name)
+    _check_field(config, head, name, choice)
     if tail:
       inside.setdefault(head, {})[tail] = change
     else:
@@ -477,7 +509,28 @@ def _update(config: Any, changes: Mapping[str, _Change], name: str, hint: Any = 
   for head, within in inside.items():
     value = values.get(head, getattr(config, head))
     values[head] = _update(value, within, f"{name}.{head}", hints[head])
-  return _replaced(config, values, name)
+  new = _replaced(config, values, name)
+  # What a chosen value leaves without a reader goes back to its default, unless it is named.
+  for other in (path for head in whole for path in leaves_out(getattr(new, head))):
+    if not any(f"{path}.".startswith(f"{other}.") for path in changes):
+      new = at_default(new, other, type(config)())
+  return new.settled(changes) if hasattr(new, "settled") else new
+
+
+def leaves_out(value: Any) -> tuple[str, ...]:
+  """Returns the fields beside a chosen value, by dotted name, that nothing reads then."""
+  return getattr(type(value), "leaves_out", ())
+
+
+def at_default(config: Any, path: str, usual: Any) -> Any:
+  """Returns a copy of a config with one dotted field as in another one of its class, `usual`."""
+  head, _, tail = path.partition(".")
+  usual = usual if type(usual) is type(config) else type(config)()
+  value = getattr(usual, head)
+  # An optional section goes as a whole, unless it is a choice whose other fields may stay.
+  if tail and (value is not None or choice_at(type(config), head) is not None):
+    value = at_default(getattr(config, head), tail, value)
+  return dataclasses.replace(config, **{head: value})
 
 
 def _replaced(config: Any, values: dict[str, Any], name: str) -> Any:

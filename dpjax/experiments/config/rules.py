@@ -17,10 +17,12 @@ import numpy as np
 
 from dpjax import names, validate
 from dpjax.experiments.config.choices import (
+  Choice,
   annotation_of,
   annotations_of,
   choice_of,
   leaves,
+  name_of,
 )
 from dpjax.validate import UserError
 
@@ -239,7 +241,8 @@ class Described(NamedTuple):
 
 
 def described(config: Any) -> list[Described]:
-  """Returns every field of a config, in order, with its default, values and help.
+  """Returns every field of a config, in order, with its default, values and help. The fields that
+  only other values of a choice have follow it.
 
   >>> from dpjax.experiments.kinds.central.config import TrainConfig
   >>> rows = {row.path: row for row in described(TrainConfig())}
@@ -249,8 +252,25 @@ def described(config: Any) -> list[Described]:
   rows = []
   for leaf in leaves(config):
     hint = annotation_of(config, leaf.path)
+    rows.append(_described(leaf.path, leaf.default, hint))
     choice = choice_of(hint)
-    words = [" | ".join(choice.table)] if choice is not None else []
-    words += [rule.words for rule in rules_of(hint)]
-    rows.append(Described(leaf.path, leaf.default, ", ".join(words), help_of(hint)))
+    if choice is not None:
+      rows += _of_others(choice, leaf.path, leaf.value)
   return rows
+
+
+def _of_others(choice: Choice, path: str, chosen: Any) -> Iterator[Described]:
+  """Yields the fields of a choice's values that the chosen one lacks, with the values' names."""
+  for field, owners in choice.owners().items():
+    if chosen not in owners:
+      kind = choice.table[owners[0]]
+      hint = annotations_of(kind)[field]
+      row = _described(f"{path}.{field}", name_of(kind(), field), hint)
+      yield row._replace(help=f"of {', '.join(owners)}: {row.help}".removesuffix(": "))
+
+
+def _described(path: str, default: Any, hint: Any) -> Described:
+  choice = choice_of(hint)
+  words = [" | ".join(choice.table)] if choice is not None else []
+  words += [rule.words for rule in rules_of(hint)]
+  return Described(path, default, ", ".join(words), help_of(hint))

@@ -17,8 +17,8 @@ they must return, and what the guarantee still covers.
 | `writer`                 | step, row                             | nothing that is read       |
 | `attack`                 | its own fields, by their names        | an `AttackSettings`, frozen|
 
-[1] and `client_optimizer.rule`, `server_optimizer.rule`; [2] and `privacy.ftrl.sampler`; [3] with
-rngs= for nnx, key= for Equinox, and input_shape= if it has this argument (`models.libraries`).
+[1] and `client_optimizer.rule`, `server_optimizer.rule`; [2] of every method; [3] with rngs=
+for nnx, key= for Equinox, and input_shape= if it has this argument (`models.libraries`).
 
 dpjax itself ensures what a guarantee needs: a loss gets one example at a time, and an optimizer
 only the noisy mean. A client's optimizer gets raw gradients, but the client's message is clipped,

@@ -15,13 +15,12 @@ from dpjax.accounting import upper
 from dpjax.accounting.proved import NeighboringRelation
 from dpjax.accounting.text import lower
 from dpjax.accounting.trade_off import TradeOff, all_pairs
-from dpjax.auditing import verdict
 from dpjax.auditing.lower_bounds import METHODS
 from dpjax.auditing.scores import Scores
-from dpjax.auditing.verdict import check_event
+from dpjax.auditing.verdict import ceiling, check_event, reason
 from dpjax.data import Dataset
 from dpjax.data.target_kinds import needs_classes
-from dpjax.experiments.kinds.central.config import AuditConfig
+from dpjax.experiments.kinds.central.config import CanaryAudit
 from dpjax.experiments.run import writers
 from dpjax.experiments.run.guarantee import Guarantee
 from dpjax.plan import Plan
@@ -36,7 +35,7 @@ class AuditedConfig(Protocol):
   """Config with the fields that an audit reads: its settings and the seed of its coins."""
 
   @property
-  def audit(self) -> AuditConfig: ...
+  def audit(self) -> CanaryAudit | None: ...
   @property
   def seed(self) -> int: ...
 
@@ -50,15 +49,13 @@ _Data = TypeVar("_Data", Dataset, "Federation")
 _Canaries = TypeVar("_Canaries", bound=_Coins)
 
 
-def check(config: AuditConfig, kinds: tuple[str, ...], scores: tuple[str, ...]) -> None:
+def check(config: CanaryAudit, kinds: tuple[str, ...], scores: tuple[str, ...]) -> None:
   """Raises UserError for wrong settings of an audit; needs no data.
 
   Args:
     kinds: kinds of canaries that the run supports.
     scores: scores that the run supports.
   """
-  if not config.enabled:
-    return
   validate.integer_at_least(2, **{"audit.num_canaries": config.num_canaries})
   validate.one_of(kinds, **{"audit.kind": config.kind})
   validate.one_of(scores, **{"audit.score": config.score})
@@ -128,36 +125,37 @@ def insert(
   Raises UserError for data without classes, an audit method that does not fit the claim, or coins
   that leave nothing to compare.
   """
-  if not config.audit.enabled:
+  asked = config.audit
+  if asked is None:
     return held, None
   # Some kinds of canaries change a label. For all kinds the rule is the same: data have classes.
-  needs_classes(held, "audit.enabled=True")
-  check_event(config.audit.method, claim.event())
-  _warn_of_ceiling(config.audit, claim)
+  needs_classes(held, "audit")
+  check_event(asked.method, claim.event())
+  _warn_of_ceiling(asked, claim)
   changed, canaries = make(
     held,
-    num_canaries=config.audit.num_canaries,
+    num_canaries=asked.num_canaries,
     seed=config.seed,
-    kind=config.audit.kind,
+    kind=asked.kind,
     neighboring_relation=claim.relation,
   )
   check_coins(canaries.included, config.seed)
   return changed, canaries
 
 
-def _warn_of_ceiling(config: AuditConfig, claim: AuditClaim) -> None:
+def _warn_of_ceiling(config: CanaryAudit, claim: AuditClaim) -> None:
   """Warns, before training, if even perfect scores could not refute the claim."""
   epsilon = claim.epsilon()
   if not math.isfinite(epsilon):
     return
-  best = verdict.ceiling(
+  best = ceiling(
     config.num_canaries,
     delta=claim.delta,
     method=config.method,
     confidence=config.confidence,
     claim=claim.trade_off(),
   )
-  refutes = verdict.reason(
+  refutes = reason(
     best,
     epsilon_claimed=epsilon,
     method=config.method,
@@ -188,7 +186,7 @@ def check_coins(included: np.ndarray, seed: int) -> None:
 
 
 def facts(
-  config: AuditConfig,
+  config: CanaryAudit,
   scores: Scores,
   *,
   score: str,

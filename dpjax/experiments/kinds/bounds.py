@@ -18,8 +18,14 @@ from dpjax.experiments.kinds.central.config import (
 from dpjax.gradients.device_mesh import mesh_of
 from dpjax.validate import UserError, Verbatim
 from dpjax.zoo import networks
+from dpjax.zoo.datasets import published
+from dpjax.zoo.datasets.registry import takes_declaration
 from dpjax.zoo.networks import registry
-from dpjax.zoo.networks.registry import check_options, needs_unit_range
+from dpjax.zoo.networks.registry import (
+  check_options,
+  needs_features,
+  needs_unit_range,
+)
 
 _F = TypeVar("_F", bound=Callable[..., Any])
 
@@ -111,9 +117,9 @@ def dotted(error: UserError, config: Any) -> UserError:
   Exactly one field of the config must have the argument's name, or that of `_FIELD_OF_ARGUMENT`,
   and its value. Otherwise the error is returned unchanged.
 
-  >>> from dpjax.experiments.kinds.central.config import PrivacyConfig
+  >>> from dpjax.experiments.kinds.central.config import DpSgd
   >>> error = UserError("must be in (0, 1)", field="delta", value=2.0)
-  >>> print(dotted(error, TrainConfig(privacy=PrivacyConfig(delta=2.0))))
+  >>> print(dotted(error, TrainConfig(privacy=DpSgd(delta=2.0))))
   privacy.delta=2.0: must be in (0, 1)
   >>> print(dotted(error, TrainConfig()))
   delta=2.0: must be in (0, 1)
@@ -146,10 +152,61 @@ def named(section: str, config: Any, *names: str) -> dict[str, Any]:
   return {name: value for name, value in values.items() if value is not None}
 
 
+def read_if(config: Any, is_read: bool, needed: str, *paths: str) -> None:
+  """Raises UserError for the first of these fields that is set, unless `is_read`.
+
+  It is for fields whose reader is no value of a choice, such as the length of texts.
+
+  >>> read_if(DataConfig(limit=3), False, "a table", "limit")
+  Traceback (most recent call last):
+  ...
+  dpjax.validate.UserError: limit=3: would be ignored, it needs a table; leave it at None
+  """
+  if is_read:
+    return
+  set_here = fields.set_fields(config)
+  for path in paths:
+    section, _, option = path.rpartition(".options.")
+    if section and option in fields.get(config, f"{section}.options"):
+      value = fields.get(config, f"{section}.options")[option]
+      raise UserError(
+        f"would be ignored, it needs {needed}; leave it out", field=path, value=value
+      )
+    for there, (value, default) in set_here.items():
+      if there == path or there.startswith(f"{path}."):
+        raise UserError(
+          f"would be ignored, it needs {needed}",
+          field=there,
+          value=value,
+          hint=f"leave it at {default!r}",
+        )
+
+
 def data(config: DataConfig) -> None:
   """Raises UserError for a user's data function that cannot be found."""
   if names.is_path(config.name):
     names.find(config.name, "data.name")
+
+
+def data_read(config: DataConfig, *, of_leaf: bool = False) -> None:
+  """Raises UserError for fields that data of this name do not have.
+
+  Whether data are text may be known only after loading.
+
+  Args:
+    of_leaf: whether a folder was written by LEAF, so that it may hold text.
+  """
+  declared = takes_declaration(config.name) and not of_leaf
+  # Published data are images, tables, or texts of a length that their loader fixes.
+  is_published = config.name.partition(":")[0] in published.PUBLISHED
+  is_file = config.name.endswith(".npz") or declared
+  text = not (is_published or is_file or names.is_path(config.name))
+  with within("data"):
+    in_folder = published.lies_in_folder(config.name)
+    read_if(config, in_folder, "data that lie in a folder", "data_dir")
+    read_if(config, text, "a text of tensorflow-datasets", "max_length")
+    kinds = "a table, a text file or a folder of images"
+    read_if(config, declared, kinds, "declaration")
 
 
 def unit_range(model_name: str, config: DataConfig) -> None:
@@ -196,6 +253,11 @@ def model(config: ModelConfig, section: str = "model") -> None:
   if not names.is_path(config.name):
     with of_model(config, section):
       networks.build(config.name, num_classes=2, **config.options)
+  features = needs_features(config.name)
+  with within(section):
+    read_if(config, features is not None, "a model on features", "mirrored")
+    scattering = features == "scattering"
+    read_if(config, scattering, "a model on scattering features", "colours")
 
 
 @contextlib.contextmanager
@@ -257,8 +319,9 @@ def optimizer(config: OptimizerConfig, section: str = "optimizer") -> None:
 
 def privacy(config: Any) -> None:
   """Raises UserError for a clip norm that the clipping rule does not support."""
-  if isinstance(config.clipping, gradients.ClipRule):
-    config.clipping.check(config.l2_clip_norm)
+  rule = getattr(config, "clipping", None)
+  if isinstance(rule, gradients.ClipRule):
+    rule.check(config.l2_clip_norm)
 
 
 def steps(name: str, num_steps: int, privacy: Any) -> None:
@@ -269,7 +332,7 @@ def steps(name: str, num_steps: int, privacy: Any) -> None:
     num_steps: number of steps or rounds; `rules.MOST_SHAPED` is the largest accepted one.
     privacy: settings with the method and noise levels.
   """
-  shaped = privacy.method == "dp_ftrl" or bool(getattr(privacy, "noise_levels", ()))
+  shaped = hasattr(privacy, "strategy") or bool(getattr(privacy, "noise_levels", ()))
   if shaped:
     validate.integer_in(1, rules.MOST_SHAPED, **{name: num_steps})
 
@@ -279,7 +342,6 @@ def training(config: TrainConfig) -> None:
   data(config.data)
   model(config.model)
   unit_range(config.model.name, config.data)
-  privacy(config.privacy)
   optimizer(config.optimizer)
   steps("num_steps", config.num_steps, config.privacy)
   if config.mesh is not None:

@@ -8,16 +8,16 @@ from typing import Any
 
 from dpjax import data
 from dpjax.data.target_kinds import needs_classes
-from dpjax.experiments.config.unread import Unused, needs
+from dpjax.experiments.kinds import bounds
 from dpjax.plan import Plan
 from dpjax.validate import NO_VALUE, UserError
 from dpjax.zoo.datasets import published
 
 
-def unread(config: Any) -> Unused:
-  """Returns `data_dir` as unread if the data do not lie in a folder, else {}."""
+def check_folder(config: Any) -> None:
+  """Raises UserError for a `data_dir` of data that do not lie in a folder."""
   lies_there = published.lies_in_folder(config.dataset)
-  return needs(lies_there, "data that lie in a folder", "data_dir")
+  bounds.read_if(config, lies_there, "data that lie in a folder", "data_dir")
 
 
 def load(config: Any) -> tuple[Any, Any]:

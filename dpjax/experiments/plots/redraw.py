@@ -12,7 +12,7 @@ from dpjax.experiments.kinds.attack import table as attack_table
 from dpjax.experiments.kinds.secure import table as secure_table
 from dpjax.experiments.plots import csv_tables, measured
 from dpjax.experiments.plots.csv_tables import CsvTable, Row
-from dpjax.experiments.run import job, report, writers
+from dpjax.experiments.run import experiment, report, writers
 from dpjax.experiments.sweeps import curve_picture, noise_histograms, panels
 from dpjax.pictures import PAGE, Look
 from dpjax.validate import UserError, first_line, listed
@@ -340,7 +340,7 @@ def _run(table: CsvTable, title: str, look: Look) -> Figure:
   rows = [row | {"step": int(row["step"])} for row in table.rows]
   # Without result.json, only a column that PATE writes tells what the steps are.
   usual = "queries" if "test_answers" in table.columns else "optimizer steps"
-  steps = result.get(job.STEPS_ARE) if isinstance(result, dict) else None
+  steps = result.get(experiment.STEPS_ARE) if isinstance(result, dict) else None
   drawn = report.figure(rows, result, steps=str(steps or usual), look=look)
   if drawn is None:
     raise UserError(

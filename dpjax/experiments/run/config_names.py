@@ -18,7 +18,7 @@ from dpjax.types import Config
 # the data covers the content of the data and of their declaration.
 PLACES = ("data_dir", "declaration")
 # Sections of a config that may hold the fields `PLACES`.
-_OF_DATA = ("data", "train", "federate")
+_OF_DATA = ("data", "train", "target", "task")
 
 
 def canonical(value: object, exact: bool = False) -> Any:

@@ -7,14 +7,13 @@ reveals only the number and shape of the data. Nothing is written, and no key is
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import itertools
 import pathlib
 import statistics
 import time
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
 import numpy as np
@@ -27,15 +26,16 @@ from dpjax.data import Dataset, Federation
 from dpjax.data.rows import Rows
 from dpjax.experiments.run import (
   checkpoint,
+  experiment,
   guarantee,
-  loop,
   provenance,
   saved,
   writers,
 )
 from dpjax.experiments.run import workdir as owner
-from dpjax.experiments.run.kind import RunKind
-from dpjax.experiments.run.loop import Phase
+from dpjax.experiments.run.experiment import Experiment, Phase
+from dpjax.experiments.run.folder import Folder
+from dpjax.experiments.run.kind import experiment_of
 from dpjax.parallel import made_for
 from dpjax.validate import UserError
 from dpjax.zoo.networks.registry import needs_features
@@ -92,13 +92,8 @@ def promised(phase: Phase) -> dict[str, Any]:
   return stated.facts(Ledger(), stated.curve(phase.num_steps))
 
 
-class _Enough(Exception):
-  """Raised when a run on zeros reaches its first phase, to end the run there."""
-
-
 def report(
-  kind: RunKind,
-  config: Any,
+  run: Experiment[Any],
   workdir: pathlib.Path | str,
   target: Machine | None = None,
 ) -> str:
@@ -118,13 +113,16 @@ def report(
       field="dry_run",
     )
   folder = pathlib.Path(workdir)
+  if not run.over_processes:
+    raise UserError("--dry_run: is for runs of launch.train and launch.federate")
   with made_for.compiling_for(target):
-    kind.check(config)
+    run.check()
+  config = run.config
   # The folder is checked before the data are read, as in a run.
-  owner.known(folder, config)
-  loaded = kind.load_data(config, features=False)
+  owner.known(folder, run.config)
+  loaded = run.data()
   with made_for.compiling_for(target):
-    state = state_of(kind.build(config, loaded), folder)
+    state = state_of(run, loaded, folder)
   # Without a declared number of examples, the true number is public: a guarantee under
   # add_or_remove_one would have been refused. For a federation it is not shown, since a guarantee
   # for users also hides how many examples they have.
@@ -138,13 +136,13 @@ def report(
     # Imported here, because only plans for a target need this module.
     from dpjax.experiments.run import for_target
 
-    plan = for_target.compiled(lambda c: first_phase(kind, c, loaded)[0], config, target)
+    plan = for_target.compiled(lambda c: first_phase(c, loaded)[0], config, target)
     phase = plan.phase
     size = plan.program.num_parameters
     ends = for_target.lines(plan)
     facts = promised(phase)
   else:
-    rehearsal = rehearsed(kind, config, loaded)
+    rehearsal = rehearsed(config, loaded)
     phase = rehearsal.phase
     size = rehearsal.timing.num_parameters
     ends = {"time": _minutes(rehearsal), "memory": memory()}
@@ -170,60 +168,48 @@ def aligned(lines: dict[str, str]) -> str:
   return "\n".join([head, *(f"{name:<{width}}  {line}" for name, line in lines.items())])
 
 
-def rehearsed(kind: RunKind, config: Any, loaded: tuple[Any, Any]) -> Rehearsal:
+def rehearsed(config: Any, loaded: tuple[Any, Any]) -> Rehearsal:
   """Times the first phase of a run on zeros of the data's shape. Returns the phase and its seconds.
 
   Args:
-    loaded: result of `kind.load_data(config, features=False)`.
+    loaded: result of `Experiment.data`.
 
   Raises:
     UserError: the run would be refused before its first step.
   """
-  phase, before = first_phase(kind, config, loaded)
+  phase, before = first_phase(config, loaded)
   return Rehearsal(phase, timed(phase)[0], before)
 
 
-def first_phase(kind: RunKind, config: Any, loaded: tuple[Any, Any]) -> tuple[Phase, float]:
+def first_phase(config: Any, loaded: tuple[Any, Any]) -> tuple[Phase, float]:
   """Returns (the first phase of a run on zeros, seconds until it begins); see `rehearsed`."""
   began = time.monotonic()
   pretrained = getattr(config, "pretrained", None)
   # The real data are checked: zeros would pass even if the parameters were trained on these data.
   if pretrained is not None:
     saved.pretrained_on(pretrained, config.data.name, loaded[0])
-  zeros, features = _blank(kind, config.model, loaded)
-  job = kind.build(config, zeros)
-  schedule = job.start(job.new_keys())
-  before = time.monotonic() - began + features
-  first = []
-
-  def train_phase(phase: Phase) -> NoReturn:
-    first.append((phase, before))
-    raise _Enough
-
-  # `_Enough` ends the run, since only its first phase is needed.
-  with contextlib.suppress(_Enough):
-    schedule(train_phase)
-  return first[0]
+  zeros, features = _blank(config.model, loaded)
+  run = experiment_of(config)
+  run.check()
+  _, phase = experiment.begun_story(run, zeros, run.new_keys())
+  return phase, time.monotonic() - began + features
 
 
-def state_of(job: loop.Job, folder: pathlib.Path) -> str:
+def state_of(run: Experiment[Any], data: Any, path: pathlib.Path) -> str:
   """Describes the state that the run would find in its folder. Raises UserError if the run would be
   refused there."""
-  meta = owner.known(folder, job.config)
-  done = owner.finished(folder, job.config) is not None
-  if meta is not None and (folder / checkpoint.FOLDER / writers.LOCK).exists():
-    with writers.alone_in(folder, checkpoint.FOLDER):
+  folder = Folder(run, path)
+  if folder.secrets is not None and (path / checkpoint.FOLDER / writers.LOCK).exists():
+    with writers.alone_in(path, checkpoint.FOLDER):
       pass
-  loop.admitted(job, folder, meta)
-  step = checkpoint.newest(folder)
-  if done:
+  folder.admit(experiment.digest_of(run, data), run.weights())
+  if folder.result is not None:
     return FINISHED
+  step = checkpoint.newest(path)
   return "new" if step is None else f"would go on from step {step}"
 
 
-def _blank(
-  kind: RunKind, model: Any, loaded: tuple[Any, Any]
-) -> tuple[tuple[Any, Any], float]:
+def _blank(model: Any, loaded: tuple[Any, Any]) -> tuple[tuple[Any, Any], float]:
   """Returns ((train, test), seconds): zeros in the shape of the model's inputs, and the estimated
   time to compute the features of all data."""
   train, test = loaded
@@ -232,11 +218,14 @@ def _blank(
   shape = held.x.shape[1:]
   dtype = held.x.dtype
   if needs_features(model.name):
+    # Imported here, since few models take features.
+    from dpjax.experiments.kinds.central.features import featured
+
     rows = blank(held.subset(slice(0, _TIMED_FEATURES)), shape).read()
     # The first iteration compiles, so the second iteration is timed.
     for _ in range(2):
       began = time.monotonic()
-      features = kind.featured(model, rows).x
+      features = featured(model, rows).x
       seconds = (time.monotonic() - began) / len(rows) * (len(held) + len(test))
     shape = features.shape[1:]
     # Texts are integers, but their features are floats.

@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from dpjax.experiments.run.job import Phase
+from dpjax.experiments.run.experiment import Phase
 from dpjax.parallel import targets
 from dpjax.parallel.targets import Compiled, Machine, NotFitting, StepProgram
 from dpjax.validate import UserError

@@ -1,44 +1,160 @@
-"""Kinds of configs: the functions that launchers need for one type of config."""
+"""Every kind of run in one table. A kind's modules are imported when a config of it is to run."""
 
 from __future__ import annotations
 
 import dataclasses
+import importlib
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
-from dpjax.experiments.config.unread import Unused
+from dpjax.experiments.run.experiment import C, Experiment
+from dpjax.types import Config
+from dpjax.validate import UserError, Verbatim
+
+if TYPE_CHECKING:
+  from dpjax.parallel.targets import Machine
+
+_E = TypeVar("_E", bound=type[Experiment[Any]])
+_HOME = "dpjax.experiments."
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
+class Several(Generic[C]):
+  """All runs that one config describes, such as the rows of a table.
+
+  A subclass defines `check`, `run` and `report`, and what is not as here.
+  """
+
+  def __init__(self, config: C):
+    self.config = config
+
+  def check(self) -> None:
+    """Raises UserError if a run would be refused, as far as this is known without data."""
+    raise NotImplementedError
+
+  def run(self, workdir: str) -> list[dict[str, Any]]:
+    """Carries out the runs that have no result yet. Returns a row for each run."""
+    raise NotImplementedError
+
+  def plan(self, workdir: str, target: Machine | None = None) -> str:
+    """Returns the plan of all runs as text, for a launcher's --dry_run."""
+    raise UserError(
+      "--dry_run=True: would be ignored, it needs a config of runs of many steps"
+    )
+
+  def report(self, workdir: str, rows: list[dict[str, Any]]) -> str:
+    """Returns what a launcher prints at the end."""
+    raise NotImplementedError
+
+  def alarm(self, rows: list[dict[str, Any]]) -> str:
+    """Returns one line about a promise that an attack has refuted; "" if there is none."""
+    return ""
+
+
+@dataclasses.dataclass(frozen=True)
 class Kind:
-  """A type of config, of one run or of a table of several runs.
+  """A type of config, and what a command does with it.
+
+  Each class is named as "module:Name" in `dpjax.experiments`, or is the class itself.
 
   Attributes:
-    config: dataclass of the configs.
-    launcher: name of the module that runs a config, such as "launch.train".
-    check: function that raises UserError for a config whose run would be refused.
-    unread: function from a config to the fields that its runs do not read, with the setting that
-      each field would need. By default all fields are read.
-    columns: names of the fields that say how several runs of a config differ, such as "rows".
+    config: class of the configs.
+    experiment: its `Experiment`, for one run; None if its configs describe several runs only.
+    several: its `Several`; None if a config describes one run.
   """
 
-  config: type
-  launcher: str
-  check: Callable[[Any], object]
-  unread: Callable[[Any], Unused] = lambda config: {}
-  columns: tuple[str, ...] = ()
+  config: str | type
+  experiment: str | type | None
+  several: str | None = None
+
+  @property
+  def config_class(self) -> type:
+    return _found(self.config)
+
+  def whole(self, config: Any) -> Experiment[Any] | Several[Any]:
+    """Returns all that a command runs with a config: several runs if its kind has such configs."""
+    return _found(self.several or self.experiment)(config)
+
+  def check(self, config: Any) -> None:
+    """Raises UserError for a config whose run, or one of whose runs, would be refused."""
+    self.whole(config).check()
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class RunKind(Kind):
-  """A type of run that trains one model.
+# Name of the command -> its kind. A kind of a user's own has its config's name (`register`).
+KINDS: dict[str, Kind] = {
+  "train": Kind("kinds.central.config:TrainConfig", "kinds.central.build:Central"),
+  "federate": Kind("kinds.federated.config:FedConfig", "kinds.federated.build:Federated"),
+  "pate": Kind("kinds.pate.config:PateConfig", "kinds.pate.build:Pate"),
+  "distill": Kind(
+    "kinds.distillation.config:DistillationConfig", "kinds.distillation.build:Distillation"
+  ),
+  "synthesize": Kind(
+    "kinds.synthesis.config:SynthesisConfig", "kinds.synthesis.build:PrivateSynthesis"
+  ),
+  "relevance": Kind(
+    "kinds.relevance.config:RelevanceConfig",
+    "kinds.relevance.build:Relevance",
+    "sweeps.experiment:Curves",
+  ),
+  "attack": Kind(
+    "kinds.attack.config:AttackConfig",
+    "kinds.attack.build:Attack",
+    "sweeps.attack_table:AttackTable",
+  ),
+  "secure": Kind(
+    "kinds.secure.config:SecureConfig",
+    "kinds.secure.build:SecureComputation",
+    "sweeps.secure_table:SecureTable",
+  ),
+  "sweep": Kind("sweeps.grid:SweepConfig", None, "sweeps.grid:Sweep"),
+}
 
-  Attributes:
-    load_data: function (config, features=True) -> (train, test).
-    build: function (config, data) -> Job.
-    featured: function (config.model, data) -> the data with the inputs that the model needs.
+
+def _found(part: Any) -> Any:
+  if not isinstance(part, str):
+    return part
+  home, _, name = part.partition(":")
+  return getattr(importlib.import_module(f"{_HOME}{home}"), name)
+
+
+def register(config: type) -> Callable[[_E], _E]:
+  """Makes the decorated `Experiment` the kind of run of a config's class."""
+
+  def decorator(experiment: _E) -> _E:
+    KINDS[config.__name__] = Kind(config, experiment)
+    return experiment
+
+  return decorator
+
+
+def command_of(config: Config) -> str:
+  """Returns the name in `KINDS` of the kind of a config.
+
+  >>> from dpjax.experiments.kinds.central.config import TrainConfig
+  >>> command_of(TrainConfig())
+  'train'
   """
+  its = type(config)
+  path = f"{its.__module__}:{its.__qualname__}".removeprefix(_HOME)
+  for name, kind in KINDS.items():
+    if kind.config in (its, path):
+      return name
+  raise UserError(
+    "must be of a kind of run; an experiment of your own says it by "
+    "@dpjax.experiments.run.kind.register(its config)",
+    field="config",
+    value=Verbatim(its.__name__),
+  )
 
-  load_data: Callable[..., tuple[Any, Any]]
-  build: Callable[..., Any]
-  featured: Callable[[Any, Any], Any]
+
+def of(config: Config) -> Kind:
+  """Returns the kind of a config."""
+  return KINDS[command_of(config)]
+
+
+def experiment_of(config: Config) -> Experiment[Any]:
+  """Returns one run of a config."""
+  experiment = _found(of(config).experiment)
+  if experiment is None:
+    name = type(config).__name__
+    raise UserError("describes several runs", field="config", value=Verbatim(name))
+  return experiment(config)

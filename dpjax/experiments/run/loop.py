@@ -1,7 +1,7 @@
 """The training loop of every kind of run, from the start to result.json.
 
-A kind of run is `build(config) -> Job`. This module does the rest: resume, ledger, budget,
-signals, lock, progress, metrics, checkpoints, release keys, a full disk, several processes.
+A kind of run is an `Experiment`. This module does the rest with its `Folder`: resume, ledger,
+budget, signals, lock, progress, metrics, checkpoints, release keys, a full disk, several processes.
 
 The following order prevents lost steps and double privacy costs. The run's keys and the data's
 digest are on disk before the first computation. Metrics of step k are written before the checkpoint
@@ -15,54 +15,48 @@ files.
 from __future__ import annotations
 
 import contextlib
-import importlib
 import math
 import multiprocessing
 import pathlib
 import signal
 import time
 from collections.abc import Callable, Iterable, Iterator
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any
 
 import jax
 
-from dpjax import trees
+from dpjax import optional, trees
 from dpjax.accounting import Ledger
 from dpjax.experiments.config import fields
-from dpjax.experiments.run import (
-  checkpoint,
-  config_names,
-  provenance,
-  run_keys,
-  writers,
+from dpjax.experiments.run import checkpoint, kind, writers
+from dpjax.experiments.run.experiment import Experiment as Experiment
+from dpjax.experiments.run.experiment import Outcome as Outcome
+from dpjax.experiments.run.experiment import Phase as Phase
+from dpjax.experiments.run.experiment import (
+  Result,
+  Scores,
+  Trained,
+  begun,
+  begun_story,
+  checked,
+  checked_phase,
+  digest_of,
+  scored,
+  stepped,
 )
-from dpjax.experiments.run import job as job_lib
-from dpjax.experiments.run import workdir as owner
+from dpjax.experiments.run.experiment import Story as Story
+from dpjax.experiments.run.experiment import every as every
+from dpjax.experiments.run.experiment import single as single
+from dpjax.experiments.run.folder import Folder
 from dpjax.experiments.run.guarantee import Guarantee
-from dpjax.experiments.run.job import Job as Job
-from dpjax.experiments.run.job import Phase as Phase
-from dpjax.experiments.run.job import Result, Scores
-from dpjax.experiments.run.job import RunOutcome as RunOutcome
-from dpjax.experiments.run.job import Schedule as Schedule
-from dpjax.experiments.run.job import TrainPhase as TrainPhase
-from dpjax.experiments.run.job import every as every
-from dpjax.experiments.run.job import single as single
 from dpjax.experiments.run.left_out import Tally
-from dpjax.experiments.run.run_keys import RunKeys
-from dpjax.noise.gaussian import key_id
-from dpjax.parallel import exchanges
-from dpjax.parallel.exchanges import on_first
+from dpjax.parallel.exchanges import is_first, largest, on_first
 from dpjax.types import Config
 from dpjax.validate import UserError, Verbatim, first_line
-
-if TYPE_CHECKING:
-  from dpjax.experiments.run import row_hooks
 
 STOPPING = tuple(
   getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)
 )
-# Key of result.json and of the secrets: what `provenance.start` returned at each start.
-STARTS = "starts"
 # Seconds between two checkpoints of a phase without `save_every`.
 SAVE_SECONDS = 10.0
 
@@ -78,51 +72,33 @@ class Interrupted(Exception):
 # --- a run
 
 
-def job_of(config: Config, data: object = None) -> Job:
-  """Returns the job of a config: the result of `build(config, data)`.
-
-  The function is in the module `build` beside the module that defines the config's type.
-
-  Args:
-    data: data that the function `load_data` of the same module returned. Several runs may share
-      them. None: the function `build` loads the data.
-  """
-  package, _, _ = type(config).__module__.rpartition(".")
-  try:
-    build_module = importlib.import_module(f"{package}.build" if package else "build")
-  except ModuleNotFoundError as error:
-    # If build.py exists, but cannot import another module, the error about that module is raised.
-    if error.name != f"{package}.build".lstrip("."):
-      raise
-    raise UserError(
-      "must be of a module beside which a build.py lies, whose build(config) "
-      f"returns a Job; there is no {error.name!r}",
-      field="config",
-      value=Verbatim(type(config).__name__),
-    ) from None
-  arguments = () if data is None else (data,)
-  return job_lib.checked(build_module.build(config, *arguments))
-
-
 def train(config: Config, workdir: pathlib.Path | str, *, data: object = None) -> Result:
-  """Runs the job of a config of any kind. Returns the content of result.json."""
-  return run(job_of(config, data), workdir)
+  """Carries out one run of a config of any kind; see `run`."""
+  return run(kind.experiment_of(config), workdir, data=data)
+
+
+def load(config: Config) -> Any:
+  """Loads the data of a run, with features, so that several runs of `train` may share them."""
+  experiment = kind.experiment_of(config)
+  return experiment.with_features(experiment.data())
 
 
 def run(
-  job: Job,
+  experiment: Experiment[Any],
   workdir: pathlib.Path | str,
   *,
+  data: Any = None,
   on_save: Callable[[int], None] = lambda step: None,
 ) -> Result:
-  """Carries out a job, or its remaining steps, and returns the content of result.json.
+  """Carries out a run, or its remaining steps, and returns the content of result.json.
 
   Args:
-    job: job to run. A private run draws its keys when its folder is made, so two runs of one config
-      differ. With a `noise_seed`, or without privacy, equal configs and data give equal
-      parameters, bit for bit, on the same machine with the same software and devices.
+    experiment: run to carry out. A private run draws its keys when its folder is made, so two runs
+      of one config differ. With a `noise_seed`, or without privacy, equal configs and data give
+      equal parameters, bit for bit, on the same machine with the same software and devices.
     workdir: folder that is new, empty, or of an earlier (unfinished or finished) run of the same
       config on the same data.
+    data: data that runs share, with features; None: the experiment loads its own.
     on_save: function that is called with the number of each saved step, and with the number of the
       step from which a run resumes.
 
@@ -139,172 +115,94 @@ def run(
       the state is saved.
     PeerLost: another process of this run has ended.
   """
-  with fields.own_names(job_lib.checked(job).config):
-    return _run(job, pathlib.Path(workdir), on_save)
+  with fields.own_names(getattr(experiment, "config", None)):
+    checked(experiment)
+    _check_processes(experiment)
+    folder = Folder(experiment, pathlib.Path(workdir), on_save)
+    if folder.result is None:
+      # The libraries are checked now, so that a missing plotting library does not fail the run at
+      # its end.
+      optional.check("runs")
+    elif not folder.secrets:
+      # The checkpoints were removed, and nothing tells which data were used.
+      return folder.finished()
+    loaded = experiment.data() if data is None else data
+    digest = digest_of(experiment, loaded)
+    keys = folder.admit(digest, experiment.weights())
+    if keys is None:
+      return folder.finished()
+    # A run that is refused before its first phase claims no folder.
+    loaded = experiment.with_features(loaded) if data is None else loaded
+    story, phase = begun_story(experiment, loaded, keys)
+    # What the story reads no more, such as the inputs behind features, may leave the memory.
+    del loaded
+    with folder.taken():
+      while True:
+        try:
+          phase = story.send(steps(phase, folder))
+        except StopIteration as end:
+          return folder.finish(end.value)
 
 
-def _run(job: Job, folder: pathlib.Path, on_save: Callable[[int], None]) -> Result:
-  _check_processes(job)
-  meta = on_first(lambda: owner.known(folder, job.config))
-  # A finished run only returns its result, so it must make no random draw.
-  done = on_first(lambda: _finished(job, folder, meta))
-  if done is not None:
-    return done
-  # The libraries are checked now, so that a missing plotting library does not fail the run at its
-  # end.
-  from dpjax import optional
-
-  optional.check("runs")
-  admission = admitted(job, folder, meta)
-  random = admission.random
-  schedule = job_lib.started(job, random)
-  # The modules that the config names are imported by now.
-  starts = [*(meta or {}).get(STARTS, []), provenance.start()]
-
-  def taken(held: contextlib.ExitStack) -> None:
-    held.enter_context(writers.alone_in(folder, checkpoint.FOLDER))
-    begun = (folder / owner.CONFIG).exists()
-    # A release keeps its first keys: its folder is never emptied, even before the first step.
-    fresh = not (begun or job.release or jax.process_count() > 1)
-    owner.claim(folder, job.config)
-    held.enter_context(owner.released_if_refused(folder, fresh=fresh))
-    secrets = run_keys.to_meta(
-      admission.data, random, weights=admission.weights, run=admission.run_id
-    )
-    # Keys are on disk before any computation uses them, so a run that is killed later repeats the
-    # same noise.
-    wanted = {**secrets, STARTS: starts} if meta is None else meta
-    owner.remember(folder, wanted, before=meta)
-
-  def goes_on() -> None:
-    # A run that was refused until here has changed nothing.
-    if meta is not None:
-      owner.remember(folder, {**meta, STARTS: starts}, before=meta)
-
-  with contextlib.ExitStack() as held:
-    held.enter_context(writers.space_on_disk(folder, lambda: checkpoint.newest(folder)))
-    on_first(lambda: taken(held))
-    hook = None
-    # Configs without the field `writer` have no hook.
-    if exchanges.is_first() and getattr(job.config, "writer", None) is not None:
-      # Imported here: few runs have a hook.
-      from dpjax.experiments.run import row_hooks
-
-      hook = row_hooks.of_run(job.config, folder)
-      if hook is not None:
-        held.callback(hook.close)
-    trainer = _Trainer(
-      folder,
-      admission.run_id,
-      key_id(random.noise),
-      on_save,
-      goes_on,
-      release=job.release,
-      hook=hook,
-    )
-    return _carried_out(job, folder, schedule, trainer, starts)
-
-
-def _check_processes(job: Job) -> None:
+def _check_processes(experiment: Experiment[Any]) -> None:
   """Raises UserError if there are several processes and the run supports only one process."""
   count = jax.process_count()
   if count == 1:
     return
-  if job.release:
+  if experiment.release:
     raise UserError(
       f"must be run by one process, not {count}: its keys leave no machine",
       field="release",
       value=True,
     )
-  if not job.over_processes:
+  if not experiment.over_processes:
     raise UserError(
       f"must be run by one process, not {count}: nothing of such a run is "
       "shared between them",
       field="config",
-      value=Verbatim(type(job.config).__name__),
+      value=Verbatim(type(experiment.config).__name__),
     )
 
 
-class Admission(NamedTuple):
-  """What a run needs to begin or go on in its folder."""
+def steps(phase: Phase, folder: Folder) -> Trained:
+  """Carries out a phase to its end, from its newest checkpoint if there is one.
 
-  data: bytes  # digest of the data
-  weights: dict[str, str]  # SHA-256 of each file of weights, by field
-  random: RunKeys
-  run_id: str
-
-
-def admitted(job: Job, folder: pathlib.Path, meta: Result | None) -> Admission:
-  """Returns the keys and the identity of a run. Raises UserError if `meta`, the record that the
-  folder holds of its run, belongs to another run."""
-  data = job_lib.data_of(job)
-  weights = job.weights()
-  # The processes compare a value derived from the digest. No message shows the digest.
-  exchanges.same(data=data.hex(), weights=str(weights))
-
-  def keys() -> tuple[dict[str, Any], str]:
-    run_keys.check_data(meta, data, name=job.data_name, workdir=folder)
-    run_keys.check_weights(meta, weights, workdir=folder)
-    random = job.new_keys() if meta is None else run_keys.from_meta(job.seed, meta)
-    run_id = run_keys.run_id(config_names.digest(job.config), data, random)
-    run_keys.check_run(meta, run_id, workdir=folder)
-    return run_keys.to_json(random), run_id
-
-  # The first process draws, and the others get its keys.
-  random, run_id = on_first(keys)
-  return Admission(data, weights, run_keys.from_json(job.seed, random), run_id)
-
-
-def _finished(job: Job, folder: pathlib.Path, meta: Result | None) -> Result | None:
-  """Returns the result of a finished run; None: the run has not finished."""
-  done = owner.finished(folder, job.config)
-  # If `meta` is empty, the checkpoints were removed, and nothing tells which data were used.
-  if done is not None and meta:
-    data = job_lib.data_of(job)
-    run_keys.check_data(meta, data, name=job.data_name, workdir=folder)
-    run_keys.check_weights(meta, job.weights(), workdir=folder)
-  if done is not None and isinstance(done.get(job_lib.STEPS_ARE), str):
-    # Imported here: only the end of a run needs the plotting library.
-    from dpjax.experiments.run import report
-
-    report.redraw(folder, done[job_lib.STEPS_ARE])
-  return done
-
-
-def _carried_out(
-  job: Job,
-  folder: pathlib.Path,
-  schedule: Schedule,
-  trainer: _Trainer,
-  starts: list[dict[str, Any]],
-) -> Result:
-  outcome = schedule(trainer)
-
-  def written() -> Result:
-    result = {
-      "device": provenance.device(),
-      **outcome.result(folder),
-      "release": job.release,
-      "seed": job.seed,
-      "num_parameters": trees.size(outcome.params),
-      "params_sha256": trees.sha256(outcome.params),
-      # A release has no duration: the time of a step depends on the private size of its batch.
-      "wall_seconds": None if job.release else round(trainer.seconds(), 3),
-      "versions": starts[-1]["versions"],
-      STARTS: starts,
-    }
-    # Parameters are written first, so that every result has its model beside it.
-    owner.save_params(folder / outcome.saved_as, outcome.params)
-    outcome.write(folder)
-    result[owner.FILES] = owner.digests(folder)
-    result = owner.write_result(folder, job.config, result)
-    outcome.finish(folder)
-    return result
-
-  return on_first(written)
-
-
-# --- the steps
+  A signal before the last step raises Interrupted, after a save. A signal during the last step
+  stops the next phase after a step.
+  """
+  now = Running(phase, folder)
+  folder.note_start()
+  with contextlib.closing(now), signals() as received:
+    received.extend(folder.late)
+    # A run killed after its last step, but before its result, has nothing left to train.
+    if not now.is_over:
+      with now.bar() as bar, _ended(phase.draws(now.step)) as draws:
+        for draw in draws:
+          info = now.take(phase.step(now.state, draw))
+          # The step is charged before the row and the checkpoint, so that no shown or saved epsilon
+          # lacks it.
+          now.charge()
+          now.tally.add(now.step, info)
+          shown = now.record(info)
+          # A signal reaches one process, but all processes must stop at the same step.
+          stop = largest(received[0] if received else 0)
+          if now.is_over or stop or now.is_due():
+            now.save()
+          if bar is not None:
+            bar.update(1, **shown)
+          if now.is_over:
+            break
+          if stop:
+            raise Interrupted(stop, now.step)
+        else:
+          raise UserError(
+            f"must yield a draw for each step; it ended after {now.step} of "
+            f"num_steps={phase.num_steps}",
+            field="Phase.draws",
+          )
+    folder.late = received[:1]
+  now.tally.check(now.step)
+  return now.trained()
 
 
 @contextlib.contextmanager
@@ -366,50 +264,6 @@ def _ended(draws: Iterable[object]) -> Iterator[Iterable[object]]:
     getattr(draws, "close", lambda: None)()
 
 
-class _Trainer:
-  """Carries out each phase that the schedule of a run passes to it."""
-
-  def __init__(
-    self,
-    folder: pathlib.Path,
-    run_id: str,
-    key_name: str,
-    on_save: Callable[[int], None],
-    goes_on: Callable[[], None],
-    *,
-    release: bool,
-    hook: row_hooks.RowHook | None = None,
-  ):
-    self.hook = hook
-    self.folder = folder
-    self.run_id = run_id
-    self.release = release
-    self.key_name = key_name
-    self.on_save = on_save
-    self.goes_on: Callable[[], None] | None = goes_on
-    self.started = time.monotonic()
-    self.before = 0.0
-    self.late: list[int] = []  # the signal of a last step, which stops the next phase
-
-  def seconds(self) -> float:
-    """Returns the seconds that the run took, including those before a resume."""
-    return self.before + time.monotonic() - self.started
-
-  def __call__(self, phase: Phase) -> Running:
-    """Carries out a phase to its end, from its newest checkpoint if there is one. Returns the ended
-    phase. A signal during its last step stops the next phase after a step."""
-    running = Running(phase, self)
-    if self.goes_on is not None:
-      on_first(self.goes_on)
-      self.goes_on = None
-    with contextlib.closing(running), signals() as received:
-      received.extend(self.late)
-      running.go(received)
-      self.late = received[:1]
-    running.tally.check(running.step)
-    return running
-
-
 def _alike(first: Any, other: Any) -> bool:
   """Returns whether JSON data are equal except for the last digits of floats, which calibration on
   another machine may round differently."""
@@ -425,11 +279,12 @@ def _alike(first: Any, other: Any) -> bool:
 class Running:
   """A running phase: its state, ledger, step, metrics and checkpoints."""
 
-  def __init__(self, phase: Phase, trainer: _Trainer):
-    self.phase = job_lib.checked_phase(phase)
-    self.trainer = trainer
+  def __init__(self, phase: Phase, folder: Folder):
+    self.phase = checked_phase(phase)
+    self.folder = folder
     self.metrics = None
-    self.state = job_lib.begun(phase)
+    self.state = begun(phase)
+    self._structure = jax.tree.structure(self.state)
     self.ledger = Ledger()
     self.step = 0
     self.scored: tuple[int, Scores] | None = None  # a step, and the scores of its state
@@ -438,7 +293,7 @@ class Running:
     self.rows: dict[str, Any] | None = None  # result of `MetricsWriter.durable`
     self.tally = Tally(phase.arrivals, phase.unit)
     self.checkpoints = checkpoint.Checkpoints(
-      trainer.folder, phase.subfolder, rows_on_disk=phase.rows_on_disk
+      folder.path, phase.subfolder, rows_on_disk=phase.rows_on_disk
     )
     self.state = self.checkpoints.begun(self.state)
     if self.checkpoints.latest_step() is None:
@@ -452,13 +307,13 @@ class Running:
       # Epsilon is computed now, so that a run that cannot be accounted for is refused at the start.
       self.final_epsilon = on_first(lambda: guarantee.curve(phase.num_steps))
       on_first(guarantee.warn)
-    if phase.evaluate is not None and exchanges.is_first():
+    if phase.evaluate is not None and is_first():
       self.metrics = writers.MetricsWriter(
-        trainer.folder,
+        folder.path,
         resume_step=self._last_row(),
-        tensorboard=not trainer.release,
+        tensorboard=not folder.experiment.release,
         held=self.rows,
-        hook=trainer.hook,
+        hook=folder.hook,
       )
 
   def _resume(self) -> None:
@@ -482,7 +337,7 @@ class Running:
     try:
       self.ledger = Ledger.from_json(meta["ledger"])
       self.reached = bool(meta["reached"])
-      self.trainer.before = max(self.trainer.before, float(meta["seconds"]))
+      self.folder.before = max(self.folder.before, float(meta["seconds"]))
       self.rows = meta.get("rows")
       self.tally.resume(meta["arrivals"])
     except (KeyError, TypeError, ValueError) as error:
@@ -495,7 +350,7 @@ class Running:
       ) from error
     if self.phase.guarantee is not None:
       self._check_ledger(self.phase.guarantee)
-    self.trainer.on_save(self.step)
+    self.folder.on_save(self.step)
 
   def _check_ledger(self, guarantee: Guarantee) -> None:
     """Raises UserError unless the ledger holds the events of this run's steps so far, up to
@@ -524,14 +379,14 @@ class Running:
         num_steps=end - start,
         l2_clip_norm=guarantee.l2_bound,
         neighboring_relation=guarantee.relation,
-        noise_key_id=self.trainer.key_name,
+        noise_key_id=self.folder.key_name,
         first_step=start,
       )
       start = end
     return ledger
 
   def _name(self) -> str:
-    return f"{self.trainer.run_id} {self.phase.subfolder}".rstrip()
+    return f"{self.folder.run_id} {self.phase.subfolder}".rstrip()
 
   def _before_steps(self) -> str:
     """Returns a SHA-256 of what was released before the first step. A second, different release
@@ -543,6 +398,16 @@ class Running:
     rows = map(self.phase.row_at, range(self.step, 0, -1))
     return next((row for row in rows if row is not None), None)
 
+  @property
+  def is_over(self) -> bool:
+    """Whether no step is left."""
+    return self.step == self.phase.num_steps or self.reached
+
+  def take(self, returned: Any) -> Any:
+    """Takes over what `Phase.step` returned, (state, info). Returns info."""
+    self.state, info = stepped(returned, self._structure)
+    return info
+
   def charge(self) -> None:
     """Counts one more step, and records it in the ledger if the phase has a guarantee. A step
     with an empty batch counts, too: its noise was released."""
@@ -552,22 +417,17 @@ class Running:
         guarantee.step_event(self.step),
         l2_clip_norm=guarantee.l2_bound,
         neighboring_relation=guarantee.relation,
-        noise_key_id=self.trainer.key_name,
+        noise_key_id=self.folder.key_name,
         first_step=self.step,
       )
     self.step += 1
-
-  def scores(self) -> Scores:
-    """Returns the scores of the state. They are computed once for a step."""
-    if self.scored is None or self.scored[0] != self.step:
-      self.scored = self.step, job_lib.scored(self.phase, self.state)
-    return dict(self.scored[1])
 
   def _measured(self) -> Scores:
     """Returns the scores, and epsilon of the steps so far unless there is no guarantee. Epsilon
     takes as long to compute as for a whole run."""
     phase = self.phase
-    row = self.scores()
+    row = scored(phase, self.state)
+    self.scored = self.step, dict(row)
     if phase.guarantee is None or phase.guarantee.kind == "none":
       return row
     last = self.step == phase.num_steps
@@ -575,8 +435,11 @@ class Running:
       "epsilon": self.final_epsilon if last else phase.guarantee.curve(self.step)
     }
 
-  def record(self, row_number: int, info: object) -> Scores:
-    """Writes a row, and returns the values for the progress bar."""
+  def record(self, info: object) -> Scores:
+    """Writes a row if one is due, and returns the values for the progress bar."""
+    row_number = None if self.phase.evaluate is None else self.phase.row_at(self.step)
+    if row_number is None:
+      return {}
     row = on_first(self._measured)
     row |= self.phase.observe(self.state, info, self.step)
     self.tally.settle()
@@ -591,7 +454,7 @@ class Running:
       "run": self._name(),
       "ledger": self.ledger.to_json(),
       "before_steps": self._before_steps(),
-      "seconds": self.trainer.seconds(),
+      "seconds": self.folder.seconds(),
       "reached": self.reached,
       "arrivals": self.tally.to_meta(),
     }
@@ -600,49 +463,24 @@ class Running:
       meta["rows"] = self.metrics.durable()
     self.checkpoints.save(self.step, self.state, meta)
     self.saved_at = time.monotonic()
-    self.trainer.on_save(self.step)
+    self.folder.on_save(self.step)
 
-  def _is_due(self) -> bool:
+  def is_due(self) -> bool:
     if self.phase.save_every is not None:
       return self.step % self.phase.save_every == 0
     return time.monotonic() - self.saved_at >= SAVE_SECONDS
 
-  def go(self, received: list[int]) -> None:
-    """Runs the remaining steps. A signal before the last step raises Interrupted, after a save."""
-    phase = self.phase
-    # A run killed after its last step, but before its result, has nothing left to train.
-    if self.step == phase.num_steps or self.reached:
-      return
-    with self._bar() as bar, _ended(phase.draws(self.step)) as draws:
-      for draw in draws:
-        self.state, info = job_lib.stepped(phase, self.state, draw)
-        # The step is charged before the row and the checkpoint, so that no shown or saved epsilon
-        # lacks it.
-        self.charge()
-        self.tally.add(self.step, info)
-        row = None if phase.evaluate is None else phase.row_at(self.step)
-        shown = {} if row is None else self.record(row, info)
-        # A signal reaches one process, but all processes must stop at the same step.
-        stop = exchanges.largest(received[0] if received else 0)
-        last = self.step == phase.num_steps or self.reached
-        if last or stop or self._is_due():
-          self.save()
-        if bar is not None:
-          bar.update(1, **shown)
-        if last:
-          return
-        if stop:
-          raise Interrupted(stop, self.step)
-    raise UserError(
-      f"must yield a draw for each step; it ended after {self.step} of "
-      f"num_steps={phase.num_steps}",
-      field="Phase.draws",
-    )
-
-  def _bar(self) -> contextlib.AbstractContextManager[writers.Progress | None]:
-    if not exchanges.is_first():
+  def bar(self) -> contextlib.AbstractContextManager[writers.Progress | None]:
+    if not is_first():
       return contextlib.nullcontext()
     return writers.progress(self.phase.num_steps, self.step, self.phase.name)
+
+  def trained(self) -> Trained:
+    """Returns the phase after its last step."""
+    row = self.scored[1] if self.scored and self.scored[0] == self.step else None
+    return Trained(
+      self.phase, self.state, self.step, self.ledger, self.final_epsilon, self.tally, row
+    )
 
   def close(self) -> None:
     try:

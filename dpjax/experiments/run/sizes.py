@@ -19,9 +19,10 @@ def usual_relation(kind: type[Sampler] | None) -> str:
   """Returns the neighboring relation of a run whose config names no relation.
 
   Args:
-    kind: class of the sampler; None: a user-defined sampler, about whose class nothing is known.
+    kind: class of the sampler, or the base class of a user's, which claims nothing; None: a run
+      without a sampler.
   """
-  if kind is None or kind.relation_must_be_named:
+  if kind is None or kind.relation_must_be_named or not kind.relations:
     return ADD_OR_REMOVE_ONE
   return kind.relations[0]
 

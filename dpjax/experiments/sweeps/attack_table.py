@@ -6,25 +6,13 @@ Consecutive rows that attack the same data read the data once.
 from __future__ import annotations
 
 import pathlib
-from collections.abc import Mapping
 from typing import Any
 
-from dpjax.experiments.config import unread as unread_lib
 from dpjax.experiments.config.fields import name_of
-from dpjax.experiments.config.ignored import WouldBeIgnored
-from dpjax.experiments.config.unread import Unused
 from dpjax.experiments.kinds import bounds
 from dpjax.experiments.kinds.attack import build, table
-from dpjax.experiments.kinds.attack.config import (
-  AttackConfig,
-  attacked_config,
-  check,
-  other,
-  unread,
-)
-from dpjax.experiments.kinds.federated.config import FedConfig
-from dpjax.experiments.run.kind import Kind
-from dpjax.experiments.run.loop import Job
+from dpjax.experiments.kinds.attack.config import AttackConfig, check
+from dpjax.experiments.run.kind import Several
 from dpjax.experiments.sweeps import cost, engine, labelled
 from dpjax.experiments.sweeps.engine import Point, Row
 from dpjax.validate import UserError, listed
@@ -40,9 +28,9 @@ def points(config: AttackConfig) -> list[Point]:
   """Returns every run of a table. All runs are checked before the first run begins.
 
   Raises:
-    UserError: an unknown field or value, a setting that no row reads, two rows with the same name.
+    UserError: an unknown field or value, two rows with the same name.
 
-  >>> rows = {"membership, none": {"train.privacy.method": "sgd", "train.privacy.epsilon": 2.0}}
+  >>> rows = {"membership, none": {"target.privacy": "sgd", "target.num_steps": 20}}
   >>> [(point.name, point.overrides["defence"]) for point in points(AttackConfig(rows=rows))]
   [('membership-none', 'none')]
   """
@@ -53,36 +41,14 @@ def points(config: AttackConfig) -> list[Point]:
     named = {"attack": attack or name_of(run, "attack"), "defence": defence}
     return named | {"beside": config.beside.get(label, "")}
 
-  all_points = labelled.points(
-    config, alone=alone, check=check, row_facts=row_facts, unread=unread, settle=_settle
-  )
+  all_points = labelled.points(config, alone=alone, check=check, row_facts=row_facts)
   labels = config.rows or [alone]
   strange = [label for label in config.beside if label not in labels]
   if strange:
     raise UserError(
       f"is no row; rows are {listed(labels)}", field=f"beside[{strange[0]!r:.60}]"
     )
-  attacked = {point.config.attack.section for point in all_points}
-  others = {"train", "federate"} - attacked
-  unread_lib.refuse(config, dict.fromkeys(others, "a row that attacks it"))
   return all_points
-
-
-def _settle(run: AttackConfig, changes: Mapping[str, Any], where: str) -> None:
-  """Sets the section that a row does not attack, `train` or `federate`, to its default.
-
-  Raises:
-    WouldBeIgnored: the row changes a field in this section.
-  """
-  # Changes in the section that is not attacked are refused: they would look like a defence.
-  for name, value in changes.items():
-    if name.partition(".")[0] == other(run):
-      raise WouldBeIgnored(
-        f"would be ignored, this row attacks {run.attack.section}; leave it out",
-        field=f"{where}.{name}",
-        value=value,
-      )
-  setattr(run, other(run), type(getattr(run, other(run)))())
 
 
 @bounds.names_fields
@@ -96,18 +62,14 @@ def run_all(config: AttackConfig, workdir: pathlib.Path | str) -> list[Row]:
   Raises:
     UserError: a wrong config; also the errors of `labelled.run_all`.
   """
-  loader = lambda of: build.LOADERS["federate" if isinstance(of, FedConfig) else "train"]
   # Central and federated runs share one cache, so that it holds only one data set at a time.
-  last = engine.LastData(lambda attacked: loader(attacked)(attacked))
-
-  def job(run: AttackConfig) -> Job:
-    return build.build(run, build.named(run, last, attacked_config(run)))
+  last = engine.LastData(build.load_attacked)
 
   return labelled.run_all(
     config,
     points(config),
     workdir,
-    job=job,
+    load=lambda run: build.named(run, last, run.target),
     write=table.write,
     tell=table.summary,
     unreleased=cost.NOT_RELEASED,
@@ -120,19 +82,20 @@ def is_above(row: Row) -> bool:
   return any(judged["against_line"] == "above" for judged in attacks)
 
 
-def _unread_of_table(config: AttackConfig) -> Unused:
-  """Returns the fields that no row reads. `beside` counts as read if it names only rows."""
-  alone = alone_as(config)
-  rows = labelled.unread_of_rows(config, alone, unread)
-  labels = config.rows or {alone: {}}
-  strange = any(label not in labels for label in config.beside)
-  return rows | ({"beside": "a row of that name"} if strange else {})
+class AttackTable(Several[AttackConfig]):
+  """All attacks of a config: its rows, or the one that it describes."""
 
+  def check(self) -> None:
+    points(self.config)
 
-ATTACK = Kind(
-  config=AttackConfig,
-  launcher="launch.attack",
-  check=points,
-  unread=_unread_of_table,
-  columns=("rows",),
-)
+  def run(self, workdir: str) -> list[Row]:
+    return run_all(self.config, workdir)
+
+  def report(self, workdir: str, rows: list[Row]) -> str:
+    table = (pathlib.Path(workdir) / "attacks.md").read_text()
+    return f"{table}wrote {workdir}/attacks.md, attacks.csv, attacks.png"
+
+  def alarm(self, rows: list[Row]) -> str:
+    above = [row["name"] for row in rows if is_above(row)]
+    names = ", ".join(above)
+    return f"above the line that a guarantee allows: {names}" if above else ""

@@ -22,8 +22,7 @@ import jax
 from dpjax import validate
 from dpjax.accounting.text import by_name
 from dpjax.experiments.config import fields, rules
-from dpjax.experiments.config.unread import Unused, reason
-from dpjax.experiments.run import checkpoint, guarantee, provenance, switches, writers
+from dpjax.experiments.run import checkpoint, guarantee, provenance, writers
 from dpjax.experiments.run import workdir as owner
 from dpjax.experiments.sweeps import cost, curve, side_by_side
 from dpjax.parallel import allocator
@@ -44,8 +43,6 @@ class Point(NamedTuple):
   name: str  # folder name: readable, unique, the same in every process
   config: Any
   overrides: dict[str, Any]  # values that tell this run from the others; also in its row
-  # Fields of the whole config that this run does not read; see `resettled`.
-  dropped: tuple[str, ...] = ()
 
 
 class Grid(NamedTuple):
@@ -107,29 +104,6 @@ def spread(
   return runs
 
 
-def resettled(
-  base: Any,
-  runs: Sequence[tuple[Any, Mapping[str, Any]]],
-  unread: Callable[[Any], Unused],
-) -> list[tuple[Any, list[str]]]:
-  """Resets the unread fields of each run. Returns (config, names of its reset fields) for each run.
-
-  Two kinds of fields are not reset, so that they are refused: fields that neither the base nor any
-  run reads, and fields that the run itself sets.
-
-  Args:
-    base: config from which the runs differ.
-    runs: pairs (config of a run, fields that the run sets over the base).
-    unread: function from a config to the fields that its run does not read.
-  """
-  tables = [unread(config) for config in (base, *(config for config, _ in runs))]
-
-  def was_read(path: str) -> bool:
-    return any(reason(path, table) is None for table in tables)
-
-  return [switches.settled(run, changes, unread, was_read) for run, changes in runs]
-
-
 def expand(
   base: DataclassInstance,
   variants: Mapping[str, Mapping[str, Any]],
@@ -139,7 +113,6 @@ def expand(
   check: Callable[[Any], object],
   name: str,
   where: str,
-  unread: Callable[[Any], Unused] | None = None,
 ) -> list[Point]:
   """Returns the runs: each variant of a config at each combination of its axes.
 
@@ -156,27 +129,20 @@ def expand(
       data.
     name: name of the config field in errors about the runs.
     where: name of the config field in errors about a variant.
-    unread: function from a config to the fields that its run does not read. Fields of the base that
-      only other runs read are then reset (`resettled`). None: all fields of the base stay.
 
   Raises:
     UserError: an unknown field, an ill-typed value, more than `rules.MOST_RUNS` runs; an error of
       `check`, after the name of the run.
   """
-  runs = spread(base, variants, axes_of, name=name, where=where)
-  configs = [(run.config, ()) for run in runs]
-  if unread is not None:
-    changed = [(run.config, run.changes) for run in runs]
-    configs = resettled(base, changed, unread)
   points = []
-  for run, (config, dropped) in zip(runs, configs):
-    changed_point = point(run.variant, config, run.axes)._replace(dropped=tuple(dropped))
+  for run in spread(base, variants, axes_of, name=name, where=where):
+    made = point(run.variant, run.config, run.axes)
     # An error names its run, since a grid has many runs.
     try:
-      check(changed_point.config)
+      check(made.config)
     except UserError as error:
-      raise error.at(changed_point.name) from error
-    points.append(changed_point)
+      raise error.at(made.name) from error
+    points.append(made)
   return points
 
 
@@ -252,8 +218,6 @@ def run(grid: Grid, workdir: pathlib.Path, *, num_processes: int = 1) -> list[Ro
   now = grid._replace(points=part(grid.points, grid.only, workdir))
   fresh = not workdir.exists()
   workdir.mkdir(parents=True, exist_ok=True)
-  # Dropped fields are reported before the first run, which may take hours.
-  tell_dropped(now.points)
   with (
     writers.alone_in(workdir) as lock,
     _removed_if_refused(workdir, fresh=fresh),
@@ -284,20 +248,6 @@ def _removed_if_refused(workdir: pathlib.Path, *, fresh: bool) -> Iterator[None]
     if fresh and [path.name for path in workdir.iterdir()] == [writers.LOCK]:
       shutil.rmtree(workdir, ignore_errors=True)
     raise
-
-
-def tell_dropped(points: Iterable[Point]) -> None:
-  """Prints one line on stderr if runs drop fields of the whole config; see `resettled`."""
-  names: dict[tuple[str, ...], list[str]] = {}
-  for point in points:
-    if point.dropped:
-      names.setdefault(point.dropped, []).append(point.name)
-  lines = []
-  for dropped, (first, *others) in names.items():
-    also = f" and {len(others)} more" if others else ""
-    lines.append(f"{first}{also} takes no {', '.join(dropped)}")
-  if lines:
-    writers.note(f"{'; '.join(lines)}; the values of the whole are dropped there")
 
 
 def _failed_of_the_rest(grid: Grid, now: Grid, workdir: pathlib.Path) -> dict[str, Row]:

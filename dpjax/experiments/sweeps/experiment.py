@@ -11,17 +11,21 @@ import dataclasses
 import functools
 import pathlib
 import shutil
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from dpjax.experiments.kinds import bounds
-from dpjax.experiments.kinds.relevance import build
+from dpjax.experiments.kinds.relevance import build, unused
+from dpjax.experiments.kinds.relevance.build import Relevance
 from dpjax.experiments.kinds.relevance.config import RelevanceConfig, check
 from dpjax.experiments.run import loop, run_keys, writers
 from dpjax.experiments.run import workdir as owner
-from dpjax.experiments.run.kind import Kind
-from dpjax.experiments.sweeps import claims, engine, panels, unused
+from dpjax.experiments.run.kind import Several
+from dpjax.experiments.sweeps import claims, engine, panels
 from dpjax.experiments.sweeps.engine import Grid, Point, Row
 from dpjax.validate import UserError
+
+if TYPE_CHECKING:
+  from dpjax.parallel.targets import Machine
 
 
 @bounds.names_fields
@@ -79,8 +83,8 @@ def run_all(config: RelevanceConfig, workdir: pathlib.Path | str) -> list[Row]:
   if len(all_points) == 1:
     # A single run uses the folder of the experiment, so it stores the experiment's config.
     point = all_points[0]
-    job = build.build(point.config, curve=_curve(point))._replace(config=config)
-    row = engine.head(point) | loop.run(job, workdir)
+    experiment = Relevance(point.config, curve=_curve(point), whole=config)
+    row = engine.head(point) | loop.run(experiment, workdir)
     build.forget(workdir)
     _draw(config, "", workdir, [row])
     print(engine.summary(row, "test_accuracy"), flush=True)
@@ -127,7 +131,8 @@ def _train(point: Point, folder: pathlib.Path, shared: dict[Any, Any]) -> Row:
   if not over and point.config.method == "no_dp" and alike in done:
     result = _copied(done[alike], folder, point)
   else:
-    result = loop.run(build.build(point.config, shared, curve=_curve(point)), folder)
+    experiment = Relevance(point.config, curve=_curve(point))
+    result = loop.run(experiment, folder, data=shared)
     build.forget(folder)
   done[alike] = folder
   return result
@@ -146,10 +151,27 @@ def _copied(source: pathlib.Path, folder: pathlib.Path, point: Point) -> Row:
   return owner.write_result(folder, point.config, result)
 
 
-RELEVANCE = Kind(
-  config=RelevanceConfig,
-  launcher="launch.relevance",
-  check=points,
-  unread=unused.of_curves,
-  columns=("curves",),
-)
+class Curves(Several[RelevanceConfig]):
+  """All runs of an experiment: every curve at every epsilon with every seed."""
+
+  def check(self) -> None:
+    points(self.config)
+
+  def run(self, workdir: str) -> list[Row]:
+    return run_all(self.config, workdir)
+
+  def plan(self, workdir: str, target: Machine | None = None) -> str:
+    # Imported here, because most runs are not dry runs.
+    from dpjax.experiments.sweeps import rehearsal
+
+    return rehearsal.report_relevance(self.config, workdir)
+
+  def report(self, workdir: str, rows: list[Row]) -> str:
+    return f"wrote {workdir}/claims.md, claims.csv, report.png, report.csv"
+
+  def alarm(self, rows: list[Row]) -> str:
+    for row in rows:
+      if claims.verdict([row]) == "PROOF REFUTED":
+        summary = engine.summary(row, "test_accuracy")
+        return f"audit: a proved epsilon is refuted: {summary}"
+    return ""

@@ -19,21 +19,23 @@ import os
 import pathlib
 import re
 from collections.abc import Callable
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 from dpjax import pictures, validate
 from dpjax.experiments.config import fields, rules
-from dpjax.experiments.config.unread import Unused, reason, within
+from dpjax.experiments.config.fields import Choice, WithChoices
 from dpjax.experiments.kinds import bounds
 from dpjax.experiments.kinds.central.config import TrainConfig
-from dpjax.experiments.kinds.central.kind import CENTRAL
 from dpjax.experiments.kinds.federated.config import FedConfig
-from dpjax.experiments.kinds.federated.kind import FEDERATED
-from dpjax.experiments.run import switches, writers
-from dpjax.experiments.run.kind import Kind, RunKind
-from dpjax.experiments.sweeps import curve, curve_picture, engine, table, unused
+from dpjax.experiments.run import kind as kind_lib
+from dpjax.experiments.run import loop, writers
+from dpjax.experiments.run.kind import Several
+from dpjax.experiments.sweeps import curve, curve_picture, engine, table
 from dpjax.experiments.sweeps.engine import LoadFn, Point, Row
 from dpjax.validate import UserError, Verbatim
+
+if TYPE_CHECKING:
+  from dpjax.parallel.targets import Machine
 
 TrainFn = Callable[..., Row]  # (config, workdir, *, data) -> the content of result.json
 # Entries of a result that a row keeps in addition to RESULT_KEYS, if the result has them. Only
@@ -50,10 +52,9 @@ _MORE_KEYS = (
 
 
 @dataclasses.dataclass
-class SelectionConfig:
+class Selection:
   """Private selection in place of a whole sweep; see `experiments/sweeps/tuning.py`."""
 
-  enabled: Annotated[bool, "release the best run alone, at a cost of its own"] = False
   mean_trials: Annotated[
     float,
     rules.within_range(1, rules.MOST_RUNS),
@@ -68,7 +69,7 @@ class SelectionConfig:
 
 
 @dataclasses.dataclass
-class SweepConfig:
+class SweepConfig(WithChoices):
   """A whole sweep: every combination of the grid's values, once for each seed.
 
   Keys of `grid` are dotted names of fields of the base (a TrainConfig, or a FedConfig for runs over
@@ -95,7 +96,11 @@ class SweepConfig:
   y: str = "test_accuracy"
   series: str | None = None  # one line for each value of this field or key
   title: str = ""
-  selection: SelectionConfig = dataclasses.field(default_factory=SelectionConfig)
+  selection: Annotated[
+    Selection | None,
+    Choice({"none": type(None), "best": Selection}),
+    "release the best run alone, at a cost of its own",
+  ] = None
 
 
 def points(config: SweepConfig) -> list[Point]:
@@ -103,8 +108,7 @@ def points(config: SweepConfig) -> list[Point]:
 
   Raises:
     UserError: an empty grid, an unknown field, an ill-typed or repeated value, a repeated seed; a
-      run that would be refused, as far as this is known without its data; a field that all runs
-      would ignore; two equal runs.
+      run that would be refused, as far as this is known without its data; two equal runs.
 
   >>> sweep = SweepConfig(grid={"privacy.epsilon": [1, 2]}, seeds=[0, 1])
   >>> [point.name[:16] for point in points(sweep)][:3]
@@ -112,12 +116,11 @@ def points(config: SweepConfig) -> list[Point]:
   """
   _check(config)
   axes = {**config.grid, "seed": config.seeds}
-  kind = kind_of(config.base)
+  kind = kind_lib.of(config.base)
   all_points = engine.expand(
     config.base, config.variants or {"": {}}, lambda base: axes, _point,
-    check=kind.check, name="grid", where="variants", unread=kind.unread,
+    check=kind.check, name="grid", where="variants",
   )  # fmt: skip
-  unused.refuse(config, all_points)
   _check_alike(all_points)
   return all_points
 
@@ -134,11 +137,6 @@ def placed(config: SweepConfig) -> list[Point]:
   return all_points
 
 
-def kind_of(base: TrainConfig | FedConfig) -> RunKind:
-  """Returns the kind of the runs of a sweep: FEDERATED for a FedConfig, else CENTRAL."""
-  return FEDERATED if isinstance(base, FedConfig) else CENTRAL
-
-
 def _check_alike(all_points: list[Point]) -> None:
   """Raises UserError for two identical runs, whose names and folders are equal."""
   names = collections.Counter(point.name for point in all_points)
@@ -153,7 +151,7 @@ def _check_alike(all_points: list[Point]) -> None:
 def _point(variant: str, config: Any, chosen: dict[str, Any]) -> Point:
   values: dict[str, Any] = {"variant": variant} if variant else {}
   values |= {path: fields.get(config, path) for path in chosen}
-  if config.privacy.epsilon == math.inf:
+  if getattr(config.privacy, "epsilon", None) == math.inf:
     # The row keeps infinity as its epsilon. The config expresses it as clipping without noise.
     values["privacy.epsilon"] = math.inf
     without_noise = {"privacy.epsilon": None, "privacy.noise_multiplier": 0.0}
@@ -228,9 +226,9 @@ def run_sweep(
   Raises:
     UserError: an error in the sweep itself, before any run; also the errors of `engine.run`.
   """
-  if config.selection.enabled:
+  if config.selection is not None:
     raise UserError(
-      "its runs are chosen by tuning.run_selection", field="selection.enabled", value=True
+      "its runs are chosen by tuning.run_selection", field="selection", value="best"
     )
   all_points = placed(config)
   train = functools.partial(_train, train_fn)
@@ -296,18 +294,23 @@ def _check(config: SweepConfig) -> None:
 
 
 def _check_selection(config: SweepConfig) -> None:
+  if config.selection is None:
+    return
   rules.check(config.selection, prefix="selection.")
-  if config.selection.enabled and not isinstance(config.base, TrainConfig):
+  if not isinstance(config.base, TrainConfig):
     raise UserError(
       "base must be a TrainConfig; a private selection among federated runs is "
       "not accounted here",
-      field="selection.enabled",
-      value=True,
+      field="selection",
+      value="best",
     )
+  drawn = ("x", "series", "title", "references")
+  bounds.read_if(config, False, "a sweep that draws a curve", *drawn)
+  bounds.read_if(config, False, "a sweep; a selection draws its seeds", "seeds")
 
 
 def _check_variants(config: SweepConfig) -> None:
-  if config.base.privacy.epsilon == math.inf:
+  if getattr(config.base.privacy, "epsilon", None) == math.inf:
     raise UserError(
       "must be finite; the grid or a variant may be not",
       field="base.privacy.epsilon",
@@ -316,7 +319,9 @@ def _check_variants(config: SweepConfig) -> None:
   for name, fixed in config.variants.items():
     # If the grid replaced a whole value, fields that a variant set inside it would be lost.
     varied = {"seed", *config.grid}
-    twice = [path for path in fixed if reason(path, dict.fromkeys(varied, "")) is not None]
+    twice = [
+      path for path in fixed if any(f"{path}.".startswith(f"{one}.") for one in varied)
+    ]
     if twice:
       raise UserError(
         f"sets {twice[0]!r}, which the grid varies", field=f"variants[{name!r}]"
@@ -337,7 +342,7 @@ def _check_positions(config: SweepConfig, all_points: list[Point]) -> None:
   for point in all_points if config.x in _config_axes(config) else ():
     value = fields.get(point.config, config.x)
     # Runs without a guarantee need no x: on an axis of epsilon, they are drawn as horizontal lines.
-    has_epsilon = point.config.is_private and point.config.privacy.noise_multiplier != 0
+    has_epsilon = getattr(point.config.privacy, "noise_multiplier", 0) != 0
     needed = value is not None or has_epsilon
     if not needed or (isinstance(value, int | float) and not isinstance(value, bool)):
       continue
@@ -379,25 +384,26 @@ def _config_axes(config: SweepConfig) -> list[str]:
   ]
 
 
-def _unread_of_sweep(config: SweepConfig) -> Unused:
-  """Returns the fields that nothing in the sweep reads, including fields of the base that every run
-  replaces."""
-  axes = {**config.grid, "seed": config.seeds}
-  variants = config.variants or {"": {}}
-  runs = engine.spread(
-    config.base, variants, lambda base: axes, name="grid", where="variants"
-  )
-  unread = kind_of(config.base).unread
-  tables = [unread(run.config) | dict.fromkeys(run.changes, "a run's own") for run in runs]
-  return unused.of_sweep(config) | within(
-    "base", switches.unread_by_all(config.base, tables)
-  )
+class Sweep(Several[SweepConfig]):
+  """All runs of a sweep."""
 
+  def check(self) -> None:
+    points(self.config)
 
-SWEEP = Kind(
-  config=SweepConfig,
-  launcher="launch.sweep",
-  check=points,
-  unread=_unread_of_sweep,
-  columns=("variants", "grid"),
-)
+  def run(self, workdir: str) -> list[Row]:
+    if self.config.selection is not None:
+      raise UserError("is for launch.sweep", field="selection", value="best")
+    return run_sweep(self.config, workdir, loop.train, loop.load)
+
+  def report(self, workdir: str, rows: list[Row]) -> str:
+    return f"wrote {workdir}/curve.png (.pdf, .svg), curve.csv, table.md, sweep.json"
+
+  def plan(self, workdir: str, target: Machine | None = None) -> str:
+    # Imported here, because most runs are not dry runs.
+    from dpjax.experiments.sweeps import rehearsal
+
+    return rehearsal.report(self.config, workdir)
+
+  def alarm(self, rows: list[Row]) -> str:
+    refuted = [row["name"] for row in rows if row.get("refuted")]
+    return f"audit: claims are REFUTED: {', '.join(refuted)}" if refuted else ""

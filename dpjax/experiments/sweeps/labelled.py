@@ -7,14 +7,12 @@ more rows may be added to a table.
 from __future__ import annotations
 
 import pathlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any, ClassVar, Protocol, TypeVar
 
 from dpjax.experiments.config import fields
-from dpjax.experiments.config.ignored import WouldBeIgnored
-from dpjax.experiments.config.unread import Unused
 from dpjax.experiments.kinds import bounds
-from dpjax.experiments.run import loop, switches
+from dpjax.experiments.run import loop
 from dpjax.experiments.sweeps import engine
 from dpjax.experiments.sweeps.engine import Grid, Point, Row
 from dpjax.validate import UserError
@@ -40,8 +38,6 @@ def points(
   alone: str,
   check: Callable[[Config], None],
   row_facts: Callable[[str, Config], dict[str, Any]],
-  unread: Callable[[Config], Unused],
-  settle: Callable[[Config, Mapping[str, Any], str], None] = lambda *row: None,
 ) -> list[Point]:
   """Returns every run of a table. All runs are checked before the first run begins.
 
@@ -49,35 +45,25 @@ def points(
     alone: label of the run if the config has no rows.
     check: function that raises UserError if a run is refused.
     row_facts: function (label, run) -> values that distinguish the run from the other runs.
-    unread: function from a run to the fields that the run does not read (`engine.resettled`).
-    settle: function (run, changes of its row, name of the row in errors) that may change the run
-      before `check`.
 
   Raises:
     UserError: an unknown field or value, a field of the whole table in a row, two rows with the
       same name; an error of `check`, after the label of the row.
   """
   bounds.typed(config)
-  whole = {name: getattr(type(config)(), name) for name in config.of_table}
-  rows = config.rows or {alone: {}}
-  runs = []
-  for (label, run), changes in zip(runs_of(config, alone), rows.values()):
-    settle(run, changes, f"rows[{label!r}]")
-    runs.append((run, changes))
-  base = fields.replace_all(config, whole)
   all_points = []
-  for label, (run, dropped) in zip(rows, engine.resettled(base, runs, unread)):
+  for label, run in _runs_of(config, alone):
     try:
       check(run)
     except UserError as error:
       raise (error.at(f"rows[{label!r}]") if config.rows else error) from error
-    all_points.append(Point(_folder(label), run, row_facts(label, run), tuple(dropped)))
+    all_points.append(Point(_folder(label), run, row_facts(label, run)))
   if len({point.name for point in all_points}) < len(all_points):
     raise UserError("two labels give runs of the same name", field="rows")
   return all_points
 
 
-def runs_of(config: Config, alone: str) -> list[tuple[str, Config]]:
+def _runs_of(config: Config, alone: str) -> list[tuple[str, Config]]:
   """Returns (label, run) of every row, before its fields are checked.
 
   Raises:
@@ -89,16 +75,9 @@ def runs_of(config: Config, alone: str) -> list[tuple[str, Config]]:
     where = f"rows[{label!r}]"
     for name in whole:
       if name in changes:
-        raise WouldBeIgnored(
-          "would be ignored, it is of the whole table", field=f"{where}.{name}"
-        )
+        raise UserError("is of the whole table", field=f"{where}.{name}")
     runs.append((label, fields.replace_all(config, {**whole, **changes}, name=where)))
   return runs
-
-
-def unread_of_rows(config: Any, alone: str, unread: Callable[[Any], Unused]) -> Unused:
-  """Returns the fields that none of the rows reads, with the setting that each field would need."""
-  return switches.unread_by_all(config, [unread(run) for _, run in runs_of(config, alone)])
 
 
 def _folder(label: str) -> str:
@@ -116,10 +95,10 @@ def run_all(
   all_points: list[Point],
   workdir: pathlib.Path | str,
   *,
-  job: Callable[[Any], loop.Job],
   write: Callable[..., None],
   tell: Callable[[Row], str],
   unreleased: str,
+  load: Callable[[Any], Any] = lambda config: None,
 ) -> list[Row]:
   """Runs the remaining rows of a table and returns all rows, which hold their results.
 
@@ -127,7 +106,7 @@ def run_all(
 
   Args:
     all_points: result of `points`.
-    job: function from the config of a run to its job.
+    load: function from the config of a run to its data; None: each run loads its own.
     write: function `write(folder, rows, title=...)` that writes files about the finished runs.
     tell, unreleased: fields of `engine.Grid`.
 
@@ -139,7 +118,9 @@ def run_all(
   grid = Grid(
     config=config,
     points=all_points,
-    train=lambda point, folder, shared: loop.run(job(point.config), folder),
+    train=lambda point, folder, shared: loop.train(
+      point.config, folder, data=load(point.config)
+    ),
     load=lambda config: None,
     kept=lambda point, result: result,
     draw=lambda folder, rows: write(folder, rows, title=config.title),

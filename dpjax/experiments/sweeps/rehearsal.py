@@ -16,7 +16,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from dpjax import relevance
 from dpjax.accounting import Ledger
 from dpjax.data import Dataset
 from dpjax.experiments.config import fields
@@ -24,10 +23,12 @@ from dpjax.experiments.kinds.central import build as central
 from dpjax.experiments.kinds.relevance import build as of_relevance
 from dpjax.experiments.kinds.relevance.config import RelevanceConfig
 from dpjax.experiments.run import dry_run, guarantee, writers
+from dpjax.experiments.run.kind import experiment_of
 from dpjax.experiments.sweeps import cost, engine, experiment, grid, side_by_side, tuning
 from dpjax.experiments.sweeps.engine import Point, Row
+from dpjax.relevance import pipeline
 from dpjax.relevance.rigorous_method import check_public
-from dpjax.relevance.train import Steps
+from dpjax.relevance.train import Steps, carried_out
 from dpjax.validate import UserError, Verbatim
 
 
@@ -58,17 +59,18 @@ def report(
       the plan reports the error for this run.
   """
   side_by_side.check(num_processes)
-  kind = grid.kind_of(config.base)
-  load = engine.LastData(lambda run: kind.load_data(run, features=False))
+  load = engine.LastData(lambda run: experiment_of(run).data())
 
   def rehearse(point: Point) -> _Planned:
-    rehearsed = dry_run.rehearsed(kind, point.config, load(point.config))
+    rehearsed = dry_run.rehearsed(point.config, load(point.config))
     return _Planned(rehearsed.facts(), rehearsed.seconds, rehearsed.phase.num_steps)
 
   def state(point: Point, folder: pathlib.Path) -> str:
-    return dry_run.state_of(kind.build(point.config, load(point.config)), folder)
+    run = experiment_of(point.config)
+    run.check()
+    return dry_run.state_of(run, load(point.config), folder)
 
-  if config.selection.enabled:
+  if config.selection is not None:
     if only is not None or num_processes != 1:
       raise UserError(
         "go with a sweep without selection",
@@ -91,12 +93,12 @@ def report_relevance(config: RelevanceConfig, workdir: pathlib.Path | str) -> st
     experiment.check_folders(all_points, workdir)
 
   def state(point: Point, folder: pathlib.Path) -> str:
-    job = of_relevance.build(point.config, shared, curve=point.overrides["variant"])
     # A single run lies in the folder of the experiment.
-    if len(all_points) == 1:
-      job = job._replace(config=config)
-      folder = workdir
-    return dry_run.state_of(job, folder)
+    alone = len(all_points) == 1
+    run = of_relevance.Relevance(
+      point.config, curve=point.overrides["variant"], whole=config if alone else None
+    )
+    return dry_run.state_of(run, shared, workdir if alone else folder)
 
   rehearse = lambda point: _relevance_on_zeros(point, shared)
   return _of_points(all_points, workdir, rehearse, state)
@@ -168,6 +170,7 @@ def _of_selection(
 ) -> str:
   settings, charge = tuning.planned(config, engine.LastData(central.load_data))
   seconds = math.fsum(rehearse(point).seconds for point in settings) / len(settings)
+  assert config.selection is not None
   mean = config.selection.mean_trials
   minutes = mean * seconds / 60
   lines = {
@@ -204,17 +207,17 @@ def _relevance_on_zeros(point: Point, shared: dict[Any, Any]) -> _Planned:
 
   loaded = of_relevance.load_data(config, zeros)
   # This call raises every error that the run itself would raise before its first step.
-  planned = of_relevance.build(config, zeros, curve="")
-  random = planned.new_keys()
-  planned.start(random)
-  job = of_relevance.make_job(config, *loaded, zeros, random, trainer)
+  run = of_relevance.Relevance(config, curve="")
+  run.check_data(zeros)
+  job = of_relevance.make_job(config, *loaded, zeros, run.new_keys())
   # Public data become ones: equal zeros would be refused as copies of private records.
   if job.public is not None:
     train, _ = of_relevance.load_data(config, shared)
     check_public(train, of_relevance.load_public(config, shared))
     ones = dataclasses.replace(job.public, x=np.ones_like(job.public.x))
     job = dataclasses.replace(job, public=ones)
-  outcome = of_relevance.stated(config, relevance.run(config.method, config.mode, job))
+  story = pipeline.story(config.method, config.mode, job)
+  outcome = of_relevance.stated(config, carried_out(story, trainer))
   stated = of_relevance.guarantee(outcome.privacy, len(loaded[0]))
   facts = stated.facts(Ledger(), stated.curve(outcome.num_steps))
   seconds = time.monotonic() - began + math.fsum(counted)

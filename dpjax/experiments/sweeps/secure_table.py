@@ -5,12 +5,11 @@ from __future__ import annotations
 import pathlib
 
 from dpjax.experiments.config.fields import name_of
-from dpjax.experiments.config.unread import Unused
 from dpjax.experiments.kinds import bounds
-from dpjax.experiments.kinds.secure import build, extras, table
-from dpjax.experiments.kinds.secure.config import SecureConfig, check, unread
+from dpjax.experiments.kinds.secure import extras, table
+from dpjax.experiments.kinds.secure.config import SecureConfig, check
 from dpjax.experiments.run import writers
-from dpjax.experiments.run.kind import Kind
+from dpjax.experiments.run.kind import Several
 from dpjax.experiments.sweeps import labelled
 from dpjax.experiments.sweeps.engine import Point, Row
 from dpjax.validate import UserError
@@ -31,10 +30,10 @@ def points(config: SecureConfig) -> list[Point]:
   """Returns every run of a table. All runs are checked before the first run begins.
 
   Raises:
-    UserError: an unknown field or value, a setting that a row would ignore, two rows with the same
+    UserError: an unknown field or value, two rows with the same
       name.
 
-  >>> rows = {"plain sum": {"protocol": "plain"}, "encrypted": {"task": "regress"}}
+  >>> rows = {"plain sum": {"task.protocol": "plain"}, "encrypted": {"task": "regress"}}
   >>> [point.name for point in points(SecureConfig(rows=rows))]
   ['plain-sum', 'encrypted']
   """
@@ -43,7 +42,6 @@ def points(config: SecureConfig) -> list[Point]:
     alone=alone_as(config),
     check=check,
     row_facts=lambda label, run: {"label": label},
-    unread=unread,
   )
 
 
@@ -73,21 +71,21 @@ def run_all(config: SecureConfig, workdir: pathlib.Path | str) -> list[Row]:
     config,
     ready,
     workdir,
-    job=build.build,
     write=table.write,
     tell=table.summary,
     unreleased=UNRELEASED,
   )
 
 
-def _unread_of_table(config: SecureConfig) -> Unused:
-  return labelled.unread_of_rows(config, alone_as(config), unread)
+class SecureTable(Several[SecureConfig]):
+  """All computations of a config: its rows, or the one that it describes."""
 
+  def check(self) -> None:
+    points(self.config)
 
-SECURE = Kind(
-  config=SecureConfig,
-  launcher="launch.secure",
-  check=points,
-  unread=_unread_of_table,
-  columns=("rows",),
-)
+  def run(self, workdir: str) -> list[Row]:
+    return run_all(self.config, workdir)
+
+  def report(self, workdir: str, rows: list[Row]) -> str:
+    table = (pathlib.Path(workdir) / "secure.md").read_text()
+    return f"{table}wrote {workdir}/secure.md, secure.csv, secure.png"

@@ -29,7 +29,8 @@ from typing import Any
 import numpy as np
 
 from dpjax import accounting, validate
-from dpjax.accounting import tuning, upper
+from dpjax.accounting import tuning as trials
+from dpjax.accounting import upper
 from dpjax.accounting.event_kinds.kind import event_to_json
 from dpjax.accounting.event_kinds.repeat_and_select import repeat_and_select_event
 from dpjax.accounting.ledger import BudgetExceeded
@@ -39,7 +40,7 @@ from dpjax.experiments.kinds.central.config import TrainConfig
 from dpjax.experiments.run import guarantee, writers
 from dpjax.experiments.sweeps import curve
 from dpjax.experiments.sweeps.engine import LastData, LoadFn, Point
-from dpjax.experiments.sweeps.grid import SweepConfig, TrainFn, points
+from dpjax.experiments.sweeps.grid import Selection, SweepConfig, TrainFn, points
 from dpjax.plan import Plan
 from dpjax.validate import UserError
 
@@ -64,7 +65,7 @@ def run_selection(
   """Draws runs (trials), carries out the remaining ones, and writes the best to `workdir`/best.
 
   Args:
-    config: config of a sweep with `selection.enabled` and one seed; its grid holds the settings.
+    config: config of a sweep with a `selection`; its grid holds the settings.
     workdir: folder. `trials.json` and `trials/` in it are secret; `best/` may be released.
     train_fn, load_fn: as in `grid.run_sweep`.
     plan_fn: function (config, data) -> (plan of the run, failed assumptions of its guarantee);
@@ -95,7 +96,7 @@ def run_selection(
       results.append(train_fn(trial, _folder(workdir, index), data=load(trial)))
       # If the result has no number `y`, the error is raised now, not after all runs.
       curve.numeric(results[-1], config.y)
-    sign = 1.0 if config.selection.better == "max" else -1.0
+    sign = 1.0 if selection_of(config).better == "max" else -1.0
     scores = [sign * curve.numeric(result, config.y) for result in results]
     # A diverged run does not end a selection, and wins only if all runs have diverged.
     winner = int(np.argmax([s if math.isfinite(s) else -math.inf for s in scores]))
@@ -126,7 +127,7 @@ def planned(
   settings = points(config)
   plan, assumptions = _common_plan(settings, load, plan_fn or _plan)
   cost = selection_cost(plan, config, assumptions)
-  budgets = [point.config.privacy.epsilon_budget for point in settings]
+  budgets = [getattr(point.config.privacy, "epsilon_budget", None) for point in settings]
   least = min((budget for budget in budgets if budget is not None), default=math.inf)
   if cost["epsilon"] > least:
     raise BudgetExceeded(
@@ -138,6 +139,13 @@ def planned(
 
 def _folder(workdir: pathlib.Path, trial: int) -> pathlib.Path:
   return workdir / "trials" / f"{trial:04d}"
+
+
+def selection_of(config: SweepConfig) -> Selection:
+  """Returns the selection of a config that has one."""
+  if config.selection is None:
+    raise UserError("must be 'best'", field="selection", value="none")
+  return config.selection
 
 
 def selection_cost(
@@ -155,7 +163,7 @@ def selection_cost(
   the selection aborts with probability at most E[K] B. That adds (1 + e^epsilon) E[K] B to delta.
   One run sets aside (1 + e^epsilon_run) B.
   """
-  selection = config.selection
+  selection = selection_of(config)
   event = repeat_and_select_event(
     plan.event(), mean_trials=selection.mean_trials, shape=selection.shape
   )
@@ -244,10 +252,10 @@ def _common_plan(
   for point in settings:
     if point.config.data != settings[0].config.data:
       raise UserError("must not vary the data in a private selection", field="grid")
-    if point.config.audit.enabled:
+    if point.config.audit is not None:
       raise UserError(
         "must be false in a private selection, which keeps no verdict on a trial",
-        field="audit.enabled",
+        field="audit",
         value=True,
       )
   plans_and_assumptions = [plan_fn(point.config, load(point.config)) for point in settings]
@@ -298,8 +306,8 @@ def _trials(
     return [(choice, seed) for choice, seed in saved["trials"]]
   # The number of trials must be unknown, so no seed of a config may determine it.
   rng = np.random.default_rng(secrets.randbits(256))
-  selection = config.selection
-  number = tuning.draw_trials(rng, mean_trials=selection.mean_trials, shape=selection.shape)
+  selection = selection_of(config)
+  number = trials.draw_trials(rng, mean_trials=selection.mean_trials, shape=selection.shape)
   settings = rng.integers(count, size=number).tolist()
   drawn = list(zip(settings, rng.integers(2**31, size=number).tolist()))
   writers.write_json(

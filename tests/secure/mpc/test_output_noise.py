@@ -348,11 +348,14 @@ def test_the_result_of_a_run_does_not_read_the_weights_without_noise(
       first_step=0,
     )
 
-    def fit(work):
-      del work
-      return SimpleNamespace(state=next(states), ledger=ledger, final_epsilon=8.0)
-
-    return noisy_model.measured(config, ready, fit)
+    story = noisy_model.measured(config, ready)
+    next(story)
+    try:
+      for state in states:
+        story.send(SimpleNamespace(state=state, ledger=ledger, epsilon=8.0))
+    except StopIteration as end:
+      return end.value
+    raise AssertionError("asks for a third phase")
 
   monkeypatch.setattr(noisy_model.private_values, "split", lambda inputs, **given: inputs)
   one = result(y)

@@ -1,5 +1,4 @@
-"""Builds the job of one attack from an `AttackConfig`. The phase of the job comes from the module
-that the attack names.
+"""One attack, from an `AttackConfig`. Its phase comes from the module that the attack names.
 
 A step trains one group of models or inverts one message, for example, so an interrupted attack can
 resume. The result states the guarantee of the attacked run, not of the attack.
@@ -7,39 +6,30 @@ resume. The result states the guarantee of the attacked run, not of the attack.
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from typing import Any
 
-from dpjax import data as data_lib
 from dpjax import names
 from dpjax.accounting import Ledger
 from dpjax.data.target_kinds import needs_classes
 from dpjax.experiments.config.fields import name_of, to_dict
-from dpjax.experiments.kinds import bounds
 from dpjax.experiments.kinds.attack.config import (
   AttackConfig,
-  AttackParts,
-  attacked_config,
   check,
   parts_of,
 )
-from dpjax.experiments.kinds.central import build as central
-from dpjax.experiments.kinds.federated import build as federated
+from dpjax.experiments.kinds.central.build import Central
+from dpjax.experiments.kinds.central.config import TrainConfig
+from dpjax.experiments.kinds.federated.build import Federated
 from dpjax.experiments.kinds.federated.config import FedConfig
 from dpjax.experiments.run import guarantee as guarantee_lib
+from dpjax.experiments.run import loop
+from dpjax.experiments.run.experiment import Experiment, Outcome, Story
 from dpjax.experiments.run.guarantee import Guarantee
-from dpjax.experiments.run.loop import Job, RunOutcome, Schedule, TrainPhase
+from dpjax.experiments.run.kind import experiment_of
 from dpjax.experiments.run.run_keys import RunKeys
 from dpjax.validate import UserError
-
-LOADERS = {"train": central.load_resident, "federate": federated.load_data}
-
-
-def load_data(config: AttackConfig) -> tuple[Any, Any]:
-  """Loads (training data, test data) of the attacked run."""
-  loaded = named(config, LOADERS[config.attack.section], attacked_config(config))
-  needs_classes(loaded[0], "launch.attack")
-  return loaded
 
 
 def named(config: AttackConfig, call: Any, *args: Any) -> Any:
@@ -50,83 +40,80 @@ def named(config: AttackConfig, call: Any, *args: Any) -> Any:
   try:
     return call(*args)
   except UserError as error:
-    known = error.field.partition(".")[0] in to_dict(attacked_config(config))
-    raise (error.within(config.attack.section) if known else error) from error
+    known = error.field.partition(".")[0] in to_dict(config.target)
+    raise (error.within("target") if known else error) from error
 
 
-@bounds.names_fields
-def build(config: AttackConfig, loaded: tuple[Any, Any] | None = None) -> Job:
-  """Builds the job of one attack, from a config without rows.
+def load_attacked(attacked: TrainConfig | FedConfig) -> tuple[Any, Any]:
+  """Loads (training data, test data) of an attacked run, in memory and with features."""
+  if isinstance(attacked, TrainConfig):
+    attacked = dataclasses.replace(attacked, resident=True)
+  return loop.load(attacked)
 
-  Args:
-    loaded: result of `load_data`, to share it between runs; None: it is loaded.
 
-  Raises UserError if the config is wrong, or has rows or published results.
-  """
-  check(config)
-  for name in ("rows", "beside"):
-    if getattr(config, name):
-      raise UserError(
-        "must be empty for one attack; it is of a table of several", field=name
-      )
-  read = functools.cache(lambda: load_data(config) if loaded is None else loaded)
-  parts = parts_of(config)
+class Attack(Experiment[AttackConfig]):
+  """One attack; a config with rows describes several."""
 
-  def start(random: RunKeys) -> Schedule:
-    attacked = named(config, parts.prepare, config, read(), random)
+  def check(self) -> None:
+    check(self.config)
+    for name in ("rows", "beside"):
+      if getattr(self.config, name):
+        raise UserError(
+          "must be empty for one attack; it is of a table of several", field=name
+        )
+
+  @functools.cached_property
+  def attacked(self) -> Central | Federated:
+    """Returns the run that is attacked."""
+    attacked: Any = experiment_of(self.config.target)
+    return attacked
+
+  @property
+  def is_private(self) -> bool:
+    return self.attacked.is_private
+
+  def data(self) -> tuple[Any, Any]:
+    """Loads (training data, test data) of the attacked run."""
+    return named(self.config, load_attacked, self.attacked.config)
+
+  def check_data(self, data: Any) -> None:
+    needs_classes(data[0], "launch.attack")
+
+  def weights(self) -> dict[str, str]:
+    config = self.config
+    files = {
+      "target.pretrained": getattr(config.target, "pretrained", None),
+      "attack.target": getattr(config.attack, "target", None),
+    }
+    # The target of a label flip is a class, no file.
+    return {
+      field: names.weights_sha256(file, field)
+      for field, file in files.items()
+      if isinstance(file, str) and file
+    }
+
+  def train(self, data: Any, keys: RunKeys) -> Story:
+    config = self.config
+    parts = parts_of(config)
+    attacked = named(config, parts.prepare, config, data, keys)
     named(config, attacked.guarantee.check_budget, Ledger())
-    return functools.partial(_schedule, config, parts, attacked)
-
-  return Job(
-    config=config,
-    seed=config.seed,
-    data_name=config.data.name,
-    data=lambda: data_lib.digest(read()[0]),
-    start=start,
-    private=attacked_config(config).is_private,
-    noise_seed=config.noise_seed,
-    weights=functools.partial(_weights, config),
-  )
-
-
-def _weights(config: AttackConfig) -> dict[str, str]:
-  """Returns the SHA-256 of each file of weights that the attack reads, by field."""
-  files = {
-    "train.pretrained": config.train.pretrained,
-    "attack.target": getattr(config.attack, "target", None),
-  }
-  # The target of a label flip is a class, no file.
-  return {
-    field: names.weights_sha256(file, field)
-    for field, file in files.items()
-    if isinstance(file, str) and file
-  }
-
-
-def _schedule(
-  config: AttackConfig, parts: AttackParts, attacked: Any, train_phase: TrainPhase
-) -> RunOutcome:
-  state = train_phase(parts.phase(config, attacked)).state
-  measured = parts.measured(config, attacked, state)
-  attacked_run = attacked_config(config)
-  num_steps = (
-    attacked_run.num_rounds
-    if isinstance(attacked_run, FedConfig)
-    else attacked_run.num_steps
-  )
-  result = {
-    **promised(guarantee_lib.repeated(attacked.guarantee, config.noise_seed), num_steps),
-    "task": config.attack.task,
-    "attack": name_of(config, "attack"),
-    "dataset": config.data.name,
-    "model": config.model.name,
-    "method": attacked_run.privacy.method,
-    "num_steps": num_steps,
-    **measured.result,
-  }
-  return RunOutcome(
-    measured.scores, lambda folder: result, measured.write, saved_as="attack.npz"
-  )
+    trained = yield parts.phase(config, attacked)
+    measured = parts.measured(config, attacked, trained.state)
+    num_steps = self.attacked.num_steps
+    stated = guarantee_lib.repeated(attacked.guarantee, config.noise_seed)
+    result = {
+      **promised(stated, num_steps),
+      "task": config.attack.task,
+      "attack": name_of(config, "attack"),
+      "dataset": config.data.name,
+      "model": config.model.name,
+      "method": name_of(self.attacked.config, "privacy"),
+      "num_steps": num_steps,
+      **measured.result,
+    }
+    return Outcome(
+      measured.scores, lambda folder: result, measured.write, saved_as="attack.npz"
+    )
 
 
 def promised(guarantee: Guarantee, num_steps: int) -> dict[str, Any]:

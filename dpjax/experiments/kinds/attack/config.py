@@ -3,13 +3,12 @@
 The attacked run has a config of the public launchers. `train` is a config of `launch.train`: its
 model is copied or inverted, or its members are inferred. `federate` is a config of
 `launch.federate`: messages of its clients are inverted, or some clients poison its rounds. So a
-defence is one flag: `--config.train.privacy.epsilon=8`, `--config.federate.compression=top_k`.
+defence is one flag: `--config.target.privacy.epsilon=8`, `--config.target.compression=top_k`.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import functools
 import importlib
 from collections.abc import Callable
 from typing import Annotated, Any, ClassVar, NamedTuple
@@ -17,9 +16,8 @@ from typing import Annotated, Any, ClassVar, NamedTuple
 from dpjax.attacks import registry
 from dpjax.attacks.attack_settings import AttackSettings
 from dpjax.experiments.config import common, fields
-from dpjax.experiments.config import unread as unread_lib
 from dpjax.experiments.config.fields import Choice, WithChoices
-from dpjax.experiments.kinds import bounds, unused
+from dpjax.experiments.kinds import bounds
 from dpjax.experiments.kinds.attack.run_settings import CopyByAnswers as CopyByAnswers
 from dpjax.experiments.kinds.attack.run_settings import DenseFirst as DenseFirst
 from dpjax.experiments.kinds.attack.run_settings import Membership as Membership
@@ -27,7 +25,6 @@ from dpjax.experiments.kinds.central import build as central
 from dpjax.experiments.kinds.central import embeddings
 from dpjax.experiments.kinds.central.config import TrainConfig
 from dpjax.experiments.kinds.federated import build as federated
-from dpjax.experiments.kinds.federated import unused as fed_unused
 from dpjax.experiments.kinds.federated.config import (
   FedConfig,
   algorithm_of,
@@ -41,19 +38,24 @@ from dpjax.zoo.networks.registry import is_language
 ATTACKS = {row.word: row.find_settings() for row in registry.ATTACKS if row.word}
 
 
+TARGETS: dict[str, type] = {"train": TrainConfig, "federate": FedConfig}
+
+
 @dataclasses.dataclass
 class AttackConfig(WithChoices):
   """Configuration of an attack on a run, or of a table of attacks.
 
   `rows` maps a label to the fields that differ from this config, by dotted name, such as
-  {"membership, none": {"train.privacy.method": "sgd"}, "DLG, top-k": {"attack": "dlg",
-  "federate.compression": "top_k"}}. Without rows, this config is the only row. In a label, the text
-  before the last comma names the attack in the table, and the text after it the defence. `beside`
-  maps labels to results that others have published. The table shows them in a separate column.
+  {"membership, none": {"target.privacy": "sgd"}, "DLG, top-k": {"attack": "dlg", "target":
+  "federate", "target.compression": "top_k"}}. Without rows, this config is the only row. In a
+  label, the text before the last comma names the attack in the table, and the text after it the
+  defence. `beside` maps labels to results that others have published. The table shows them in a
+  separate column.
   """
 
-  train: TrainConfig = dataclasses.field(default_factory=TrainConfig)
-  federate: FedConfig = dataclasses.field(default_factory=FedConfig)
+  target: Annotated[
+    TrainConfig | FedConfig, Choice(TARGETS), "the run that is attacked"
+  ] = dataclasses.field(default_factory=TrainConfig)
   attack: Annotated[
     Any,
     Choice(ATTACKS, base=AttackSettings),
@@ -72,23 +74,25 @@ class AttackConfig(WithChoices):
 
   @property
   def data(self) -> Any:
-    """Returns the settings `data` of the attacked section."""
-    return attacked_config(self).data
+    """Returns the settings `data` of the attacked run."""
+    return self.target.data
 
   @property
   def model(self) -> Any:
-    """Returns the settings `model` of the attacked section."""
-    return attacked_config(self).model
+    """Returns the settings `model` of the attacked run."""
+    return self.target.model
 
+  @property
+  def train(self) -> TrainConfig:
+    """Returns the target of an attack on a run of `launch.train`."""
+    assert isinstance(self.target, TrainConfig)
+    return self.target
 
-def attacked_config(config: AttackConfig) -> TrainConfig | FedConfig:
-  """Returns the config of the run that is attacked."""
-  return getattr(config, config.attack.section)
-
-
-def other(config: AttackConfig) -> str:
-  """Returns the name of the section that this attack does not read."""
-  return "federate" if config.attack.section == "train" else "train"
+  @property
+  def federate(self) -> FedConfig:
+    """Returns the target of an attack on a run of `launch.federate`."""
+    assert isinstance(self.target, FedConfig)
+    return self.target
 
 
 @bounds.names_fields
@@ -96,42 +100,30 @@ def check(config: AttackConfig) -> None:
   """Raises UserError if the config of one attack is wrong; loads no data."""
   bounds.typed(config)
   _check_attack(config)
-  # An attack that trains rounds checks their cohorts when it assembles them.
-  of_messages = functools.partial(federated.check, draws_cohorts=False)
-  checks = {"train": central.check, "federate": of_messages}
-  with bounds.within(config.attack.section):
-    checks[config.attack.section](attacked_config(config))
-  if config.attack.section == "train":
-    _check_train(config.train)
-    normalized = fields.name_of(config.train.privacy, "normalization")
-    if config.attack.deals_records and normalized != "per_example":
-      raise UserError(
-        f"must be 'per_example' for attack={fields.name_of(config, 'attack')!r}, whose shadow "
-        "models would share statistics of one half",
-        field="train.privacy.normalization",
-        value=normalized,
-      )
-  else:
-    _check_federate(config.federate, config.attack)
-  unread_lib.refuse(config, {other(config): "an attack on it"} | _unread(config))
-
-
-def unread(config: AttackConfig) -> unread_lib.Unused:
-  """Returns {field that one attack does not read: condition under which it would be read}.
-
-  The fields are of the attacked run. The whole section that is not attacked is one more field.
-
-  >>> unread(AttackConfig())["train.audit.score"]
-  'audit.enabled'
-  """
-  section = config.attack.section
-  of_run = (
-    unused.of_training(config.train)
-    if section == "train"
-    else fed_unused.of_federation(config.federate)
+  target = config.target
+  kind = fields.name_of(config, "target")
+  name = fields.name_of(config, "attack")
+  if kind != config.attack.section:
+    raise UserError(
+      f"must be {config.attack.section!r} for attack={name!r}", field="target", value=kind
+    )
+  with bounds.within("target"):
+    if isinstance(target, FedConfig):
+      # An attack that trains rounds checks their cohorts when it assembles them.
+      federated.check(target, draws_cohorts=False)
+      _check_federate(target, config.attack)
+      launched, own = "launch.federate", (*_OF_ROUNDS, *config.attack.unread)
+    else:
+      central.check(target)
+      _check_train(target, config.attack)
+      launched, own = "launch.train", _OF_STEPS
+      # This run has no guarantee to compare with a budget: its own run was accounted.
+      if getattr(config.attack, "target", None) is not None:
+        own += ("privacy.epsilon_budget",)
+    bounds.read_if(target, False, f"a run of {launched} itself", *own)
+  bounds.read_if(
+    config, target.is_private, "a private target (--config.target.privacy)", "noise_seed"
   )
-  reasons = {other(config): "an attack on it"} | _unread(config)
-  return reasons | unread_lib.within(section, of_run)
 
 
 def _check_attack(config: AttackConfig) -> None:
@@ -177,68 +169,59 @@ def parts_of(config: AttackConfig) -> AttackParts:
   return AttackParts(*parts)
 
 
-def _check_train(train: TrainConfig) -> None:
-  if train.audit.enabled:
+def _check_train(train: TrainConfig, attack: Any) -> None:
+  normalized = fields.get(train, "privacy.normalization")
+  if attack.deals_records and normalized not in ("per_example", None):
     raise UserError(
-      "must be false, the attack deals the records", field="train.audit.enabled", value=True
+      "must be 'per_example': shadow models of this attack would share statistics of one half",
+      field="privacy.normalization",
+      value=normalized,
+    )
+  if train.audit is not None:
+    raise UserError(
+      "must be 'none', the attack deals the records", field="audit", value="canaries"
     )
   if train.release:
     raise UserError(
-      "must be false, an attack trains many models", field="train.release", value=True
+      "must be false, an attack trains many models", field="release", value=True
     )
   if is_language(train.model.name):
-    raise UserError(
-      "must classify records", field="train.model.name", value=train.model.name
-    )
-  embeddings.refuse(train, "train")
+    raise UserError("must classify records", field="model.name", value=train.model.name)
+  embeddings.refuse(train)
   trainable = fields.name_of(train, "trainable")
   if trainable != "all":
-    shown = f"train.trainable={trainable!r}"
+    shown = f"target.trainable={trainable!r}"
     raise UserError(f"{shown}: must be 'all', an attack trains whole models")
 
 
 def _check_federate(federate: FedConfig, attack: Any) -> None:
+  if federate.audit is not None:
+    raise UserError("must be 'none', this run is attacked", field="audit", value="canaries")
   algorithm = algorithm_of(federate)
   if not getattr(algorithm, attack.wants):
     known = algorithms_that(lambda row: getattr(row, attack.wants))
     raise UserError(
       f"must be {known}, {attack.wants_because}",
-      field="federate.algorithm",
+      field="algorithm",
       value=algorithm.name,
     )
   summed = fields.name_of(federate, "secure_sum")
   if attack.colludes and summed != "none":
     raise UserError(
       "must be 'none' for attackers who see the messages of honest clients",
-      field="federate.secure_sum",
+      field="secure_sum",
       value=summed,
     )
   if is_language(federate.model.name):
     raise UserError(
       "must take images or numbers",
-      field="federate.model.name",
+      field="model.name",
       value=federate.model.name,
     )
 
 
-# Fields of the attacked run that are those of the attack itself.
+# Fields of the attacked run that do not affect what an attacker sees.
 _SEEDS = ("seed", "noise_seed")
-
-
-def _unread(config: AttackConfig) -> unread_lib.Unused:
-  """Returns the fields of the attacked section that do not affect what an attacker sees."""
-  if config.attack.section == "train":
-    names = ("eval_every", "checkpoint_every", "diagnostics", *_SEEDS, *TrainConfig.where)
-    # This run has no guarantee to compare with a budget: the target was accounted in its own run.
-    if getattr(config.attack, "target", None) is not None:
-      names += ("privacy.epsilon_budget",)
-    needs = unread_lib.needs(False, "a run of launch.train itself", *names)
-  else:
-    names = ("eval_every", "checkpoint_every", "targets", "stop_at_accuracy")
-    names += ("diagnostics", "release", *_SEEDS, "audit", *FedConfig.where)
-    names += config.attack.unread
-    needs = unread_lib.needs(False, "a run of launch.federate itself", *names)
-  private = attacked_config(config).is_private
-  return unread_lib.within(config.attack.section, needs) | unread_lib.needs(
-    private, f"a private {config.attack.section}.privacy.method", "noise_seed"
-  )
+_OF_STEPS = ("eval_every", "checkpoint_every", "diagnostics", *_SEEDS, *TrainConfig.where)
+_OF_ROUNDS = ("eval_every", "checkpoint_every", "targets", "stop_at_accuracy")
+_OF_ROUNDS += ("diagnostics", "release", *_SEEDS, *FedConfig.where)

@@ -47,15 +47,16 @@ def attack_on(folder: str | os.PathLike, *, num_shadows: int = 16) -> AttackConf
   if not (path / workdir.PARAMS).exists():
     raise UserError(f"{at}: has no {workdir.PARAMS}, so there is no model to attack")
   workdir.finished(path, train)
-  if train.audit.enabled:
+  if train.audit is not None:
     raise UserError(
-      f"{at}: was trained with canaries (audit.enabled=True), so its members are not its data; "
+      f"{at}: was trained with canaries (audit='canaries'), so its members are not its data; "
       "its result.json has a bound of its own"
     )
   usual = TrainConfig()
-  shadowed = {name: fields.get(usual, name) for name in _OF_RUN}
+  there = {leaf.path for leaf in fields.leaves(train)}
+  shadowed = {name: fields.get(usual, name) for name in _OF_RUN if name in there}
   target = Membership(num_shadows=num_shadows, target=str(path / workdir.PARAMS))
-  return AttackConfig(train=fields.replace_all(train, shadowed), attack=target)
+  return AttackConfig(target=fields.replace_all(train, shadowed), attack=target)
 
 
 def _config(path: pathlib.Path, at: str) -> TrainConfig:

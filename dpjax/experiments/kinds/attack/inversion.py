@@ -18,9 +18,12 @@ import numpy as np
 from jax import flatten_util
 
 from dpjax import attacks, trees
-from dpjax.attacks import reconstructions, recovery
+from dpjax.attacks import recovery
 from dpjax.attacks.leakage import dense_leakage, distance_correlation, recovered_leakage
+from dpjax.attacks.reconstructions import matched, mse
+from dpjax.attacks.recovery import NothingSent
 from dpjax.attacks.views import View
+from dpjax.experiments.config.fields import name_of
 from dpjax.experiments.kinds.attack.config import AttackConfig
 from dpjax.experiments.kinds.attack.members import MeasuredAttack
 from dpjax.experiments.kinds.attack.run_settings import DenseFirst
@@ -104,9 +107,9 @@ def prepare(config: AttackConfig, loaded: tuple[Any, Any], random: RunKeys) -> V
     bound = None if mechanism is None else mechanism.l2_clip_norm
     seen, show = _cohorts(truths, send, aggregator, together)
     guess = _mean_view(guess, together, bound)
-  # With privacy.method="both" the stated epsilon comes from the server's noise alone. The server
+  # With privacy="both" the stated epsilon comes from the server's noise alone. The server
   # sees messages without this noise, so the note applies.
-  hidden = federate.privacy.method in privacy.SUMMED
+  hidden = name_of(federate, "privacy") in privacy.SUMMED
   return Victims(
     truths=seen,
     params=params,
@@ -207,10 +210,10 @@ def phase(config: AttackConfig, attacked: Victims) -> Phase:
     truth = attacked.truths[place]
     seen = attacked.send(place)
     x, labels = invert(seen, truth, place)
-    order = reconstructions.matched(truth.x, x)  # inverted examples have no order
+    order = matched(truth.x, x)  # inverted examples have no order
     state["found"][place] = x[order]
     state["labels"][place] = labels
-    state["error"][place] = np.mean(reconstructions.mse(truth.x, x[order]))
+    state["error"][place] = np.mean(mse(truth.x, x[order]))
 
   def error(state: Arrays) -> dict[str, float]:
     known = np.asarray(state["error"])
@@ -269,7 +272,7 @@ def _by_division(
   size = truth.x[0].size
   try:
     guesses = method.read(seen, len(truth.x))
-  except recovery.NothingSent:
+  except NothingSent:
     guesses = np.zeros((len(truth.x), size))
   except UserError as error:
     raise error.within("attack") from error

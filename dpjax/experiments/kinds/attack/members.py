@@ -252,7 +252,7 @@ def _questions(attacked: Targets, queries: int) -> Any:
       raise UserError(
         f"the training of model {index} diverged; a smaller "
         "optimizer.learning_rate may help",
-        field="train",
+        field="target",
       )
     parts = range(0, len(records), 500)
     top = [signals.top_confidences(logits(params, records.x[i : i + 500])) for i in parts]

@@ -17,8 +17,7 @@ from dpjax.experiments.config.fields import name_of
 from dpjax.experiments.kinds.attack.config import AttackConfig
 from dpjax.experiments.kinds.attack.members import MeasuredAttack
 from dpjax.experiments.kinds.federated import build as federated
-from dpjax.experiments.kinds.federated import privacy
-from dpjax.experiments.kinds.federated.config import aggregation_of
+from dpjax.experiments.kinds.federated.config import ServerNoise, aggregation_of
 from dpjax.experiments.run import pieces
 from dpjax.experiments.run.guarantee import Guarantee
 from dpjax.experiments.run.loop import Phase
@@ -28,7 +27,7 @@ from dpjax.federated import Aggregator
 from dpjax.types import Params
 from dpjax.validate import UserError
 
-_NOTES = {  # privacy.method -> how its epsilon is limited under attack
+_NOTES = {  # name of privacy -> how its epsilon is limited under attack
   "local": "binds honest clients; an attacker sends what it likes, without noise",
   "distributed": "binds honest clients; an attacker adds to the sum what it likes",
 }
@@ -84,7 +83,7 @@ def prepare(config: AttackConfig, loaded: tuple[Any, Any], random: RunKeys) -> P
     attackers=attackers,
     tolerates=_tolerates(config),
     guarantee=run.guarantee,
-    note=_NOTES.get(config.federate.privacy.method, usual_note),
+    note=_NOTES.get(name_of(config.federate, "privacy"), usual_note),
   )
 
 
@@ -94,7 +93,7 @@ def _tolerates(config: AttackConfig) -> int | None:
   Returns None if the server clips each message instead, or if the user defined the aggregator.
   """
   federate = config.federate
-  if federate.privacy.method in privacy.CENTRAL:
+  if isinstance(federate.privacy, ServerNoise):
     return None
   aggregation = aggregation_of(federate)
   if aggregation is None:

@@ -232,7 +232,7 @@ class Imprint(DenseFirst):
     if activation != "relu":
       raise UserError(
         "must be 'relu' for attack='imprint', whose units are bins",
-        field="federate.model.options.activation",
+        field="target.model.options.activation",
         value=activation,
       )
     return attacks.imprint(params, public, layer=self.layer, gain=self.gain, seed=seed)

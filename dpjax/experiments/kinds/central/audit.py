@@ -11,7 +11,7 @@ from dpjax import auditing
 from dpjax.auditing.canaries import KINDS, SCORES, Canaries, gradient_scores, loss_scores
 from dpjax.auditing.gradient_canaries import canary_loss, canary_sums, sum_scores
 from dpjax.experiments.kinds import audits
-from dpjax.experiments.kinds.central.config import AuditConfig, TrainConfig
+from dpjax.experiments.kinds.central.config import CanaryAudit, TrainConfig
 from dpjax.plan import Plan
 from dpjax.types import LossFn, Params
 from dpjax.validate import UserError
@@ -23,11 +23,9 @@ NOTE = (
 )
 
 
-def check(config: AuditConfig) -> None:
+def check(config: CanaryAudit) -> None:
   """Raises UserError for wrong or incompatible settings of an audit; needs no data."""
   audits.check(config, KINDS, ("auto", *SCORES))
-  if not config.enabled:
-    return
   if (config.kind == "gradient") != (score(config) == "sums"):
     raise UserError(
       "must be 'sums' with audit.kind='gradient', whose canaries have a "
@@ -43,7 +41,7 @@ def check(config: AuditConfig) -> None:
     )
 
 
-def score(config: AuditConfig) -> str:
+def score(config: CanaryAudit) -> str:
   """Returns the name of the score. "auto" means "sums" for kind "gradient", else "loss"."""
   if config.score != "auto":
     return config.score
@@ -52,7 +50,7 @@ def score(config: AuditConfig) -> str:
 
 def in_gradients(config: TrainConfig) -> bool:
   """Returns whether the canaries are gradients, for which the model gets extra parameters."""
-  return config.audit.enabled and config.audit.kind == "gradient"
+  return config.audit is not None and config.audit.kind == "gradient"
 
 
 def beside(
@@ -62,7 +60,7 @@ def beside(
 
   `apply` then reads only the model's parameters, under the key "model".
   """
-  if not in_gradients(config):
+  if config.audit is None or not in_gradients(config):
     return params, apply
   whole = auditing.with_canaries(params, config.audit.num_canaries)
   return whole, lambda params, x: apply(params["model"], x)
@@ -112,15 +110,17 @@ def facts(
     state: last training state; it holds the noisy sums along canaries that are gradients.
     epsilon: epsilon of the steps that ran; None: nothing is claimed.
   """
+  asked = config.audit
+  assert asked is not None
   scored = {"loss": loss_scores, "gradient": gradient_scores}
   if in_gradients(config):
     scores = sum_scores(state, canaries)
   else:
-    scores = scored[score(config.audit)](loss_fn, before, after, canaries)
+    scores = scored[score(asked)](loss_fn, before, after, canaries)
   return audits.facts(
-    config.audit,
+    asked,
     scores,
-    score=score(config.audit),
+    score=score(asked),
     claim=audits.AuditClaim.of_plan(plan),
     included=canaries.included,
     delta=config.privacy.delta,

@@ -8,7 +8,7 @@ import functools
 import itertools
 import pathlib
 from collections.abc import Callable, Generator, Iterator, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -24,12 +24,12 @@ from dpjax import (
 )
 from dpjax.auditing.canaries import Canaries
 from dpjax.data import ahead, cache, resident
-from dpjax.experiments.config import unread as unread_lib
+from dpjax.data.resident import resident_bytes
 from dpjax.experiments.config import user_code
 from dpjax.experiments.config.attacker import attack_of
 from dpjax.experiments.config.fields import name_of
 from dpjax.experiments.config.optimizers import SCHEDULE_FREE, Noise
-from dpjax.experiments.kinds import audits, bounds, data_section, unused
+from dpjax.experiments.kinds import audits, bounds, data_section
 from dpjax.experiments.kinds.central import (
   audit,
   facts,
@@ -42,6 +42,7 @@ from dpjax.experiments.kinds.central.config import (
   CONTRASTIVE,
   DataConfig,
   HeadFirst,
+  LeastSquares,
   ModelConfig,
   OptimizerConfig,
   TrainConfig,
@@ -54,15 +55,16 @@ from dpjax.experiments.kinds.central.tasks import (
   make_task,
   of_users,
 )
-from dpjax.experiments.run import guarantee, left_out
-from dpjax.experiments.run import run_keys as run_keys_lib
+from dpjax.experiments.run import guarantee, left_out, writers
+from dpjax.experiments.run.experiment import Experiment, Phase, Story, every, single
 from dpjax.experiments.run.guarantee import Guarantee
-from dpjax.experiments.run.loop import Job, Phase, Schedule, every, single
 from dpjax.experiments.run.run_keys import RunKeys
-from dpjax.gradients import device_mesh
 from dpjax.gradients.device_mesh import (
+  DATA,
+  leaf_sharding,
   mesh_of,
   on_all,
+  on_one,
   row_sharding,
   split_rows,
   whole_rows,
@@ -73,40 +75,19 @@ from dpjax.parallel.spanning import own_copy
 from dpjax.plan import Plan
 from dpjax.training.augment import AUGMENTATIONS
 from dpjax.training.dp_sgd import joined
-from dpjax.types import Algorithm, ArrayLike, Config, LossFn, Params
+from dpjax.types import Algorithm, ArrayLike, LossFn, Params
 from dpjax.validate import UserError, first_line
 from dpjax.zoo import networks, recipes
 from dpjax.zoo.networks.registry import needs_features, needs_unit_range
 
 if TYPE_CHECKING:
+  from dpjax.experiments.kinds.federated.config import FedConfig
   from dpjax.parallel.made_for import StepProgram
 
 
-class OnData(Config, Protocol):
-  """A config that names the data and the model of one training."""
-
-  @property
-  def data(self) -> DataConfig: ...
-  @property
-  def model(self) -> ModelConfig: ...
-  @property
-  def seed(self) -> int: ...
-  @property
-  def noise_seed(self) -> int | None: ...
-  @property
-  def is_private(self) -> bool: ...
-  @property
-  def release(self) -> bool: ...
-
-
-def run_keys(config: OnData) -> RunKeys:
+def run_keys(config: TrainConfig | FedConfig) -> RunKeys:
   """Returns the keys of a new run of this config."""
-  return run_keys_lib.drawn(
-    config.seed,
-    private=config.is_private,
-    noise_seed=config.noise_seed,
-    release=config.release,
-  )
+  return Experiment(config).new_keys()
 
 
 class Run(NamedTuple):
@@ -150,12 +131,12 @@ def check(config: TrainConfig) -> None:
   """Raises UserError if the config is wrong; loads no data."""
   bounds.typed(config)
   bounds.training(config)
-  privacy.check_names(config.privacy)
   if config.augmult > 1 and config.augmentation == "none":
     raise UserError(
       "must be 1 unless augmentation is set", field="augmult", value=config.augmult
     )
-  audit.check(config.audit)
+  if config.audit is not None:
+    audit.check(config.audit)
   if config.loss == CONTRASTIVE:
     # Imported here, since few runs need this module.
     from dpjax.experiments.kinds.central import embeddings
@@ -163,7 +144,7 @@ def check(config: TrainConfig) -> None:
     embeddings.check(config)
   privacy.check(config)
   normalization.check(config)
-  if config.privacy.method == "least_squares":
+  if isinstance(config.privacy, LeastSquares):
     from dpjax.experiments.kinds.central import one_release  # no other method needs it
 
     one_release.check(config)
@@ -173,7 +154,24 @@ def check(config: TrainConfig) -> None:
     from dpjax.experiments.run import row_hooks  # few runs have a hook
 
     row_hooks.check(config.writer, release=config.release)
-  unread_lib.refuse(config, unused.of_training(config))
+  _check_read(config)
+
+
+# Fields that only a loss of one example reads.
+_OF_ONE_EXAMPLE = ("grad_method", "microbatch_size", "memory_budget_gb", "mesh", "slices")
+_OF_ONE_EXAMPLE += ("augmult",)
+
+
+def _check_read(config: TrainConfig) -> None:
+  """Raises UserError for a field that is set although this run would not read it."""
+  bounds.data_read(config.data)
+  read = functools.partial(bounds.read_if, config)
+  read(config.is_private, "a private method (--config.privacy=dp_sgd)", "noise_seed")
+  read(False, "users that the data name (launch.federate)", "data.num_users")
+  # Private statistics may replace the model's own groups, which then have no use.
+  grouped = normalization.per_example(config)
+  read(grouped, "privacy.normalization='per_example'", "model.options.num_groups")
+  read(config.loss != CONTRASTIVE, "a loss of one example", *_OF_ONE_EXAMPLE)
 
 
 def _check_schedule_free(config: TrainConfig) -> None:
@@ -215,7 +213,7 @@ def load_data(config: TrainConfig, *, features: bool = True) -> tuple[Any, Any]:
   train, test = data_section.load(
     config.data, max_length=config.data.max_length, resident=config.resident
   )
-  unread_lib.refuse(config, unused.of_dataset(train))
+  bounds.read_if(config, train.vocab_size is not None, "text", "data.max_length")
   loaded = preprocessed(config, train, test)
   return with_features(config, loaded) if features else loaded
 
@@ -381,12 +379,18 @@ def assemble(
     random: keys; None: those of a new run (`run_keys`).
   """
   check(config)
-  if config.privacy.method == "least_squares":
+  loaded = load_data(config) if loaded is None else loaded
+  return assembled(config, loaded, run_keys(config) if random is None else random)
+
+
+@bounds.names_fields
+def assembled(config: TrainConfig, loaded: tuple[Any, Any], random: RunKeys) -> Run:
+  """Builds every object of a run whose config is checked; see `assemble`."""
+  if isinstance(config.privacy, LeastSquares):
     reason = "has no steps, which are needed here; 'dp_sgd' has"
-    raise UserError(reason, field="privacy.method", value=config.privacy.method)
-  train, test = load_data(config) if loaded is None else loaded
+    raise UserError(reason, field="privacy", value=name_of(config, "privacy"))
+  train, test = loaded
   write_inputs = inputs_writer(config.data, config.model, test)
-  random = run_keys(config) if random is None else random
   augmented = config.augmentation != "none"
   if augmented:
     features_lib.check_images(train, f"augmentation={config.augmentation!r}")
@@ -457,7 +461,7 @@ def assemble(
           guarantee.of_plan(
             plan,
             num_examples,
-            budget=config.privacy.epsilon_budget,
+            budget=getattr(config.privacy, "epsilon_budget", None),
             note=guarantee.asked(attack_of(config.privacy), plan.delta),
             release=config.release,
           ),
@@ -513,65 +517,43 @@ def inputs_writer(
   return lambda folder: model_inputs.write(folder, facts)
 
 
-def build(config: TrainConfig, loaded: tuple[Any, Any] | None = None) -> Job:
-  """Returns the job of a training run.
+class Central(Experiment[TrainConfig]):
+  """One run of a `TrainConfig`: one model, its data in one place."""
 
-  Args:
-    loaded: result of `load_data`, to share it between runs; None: it is loaded.
-  """
-  check(config)
-  started: Callable[..., Phase] = lambda *parts: phase(config, assemble(config, *parts))
-  if config.privacy.method == "least_squares":
-    from dpjax.experiments.kinds.central import one_release
+  over_processes = True
 
-    started = functools.partial(one_release.started, config)
-  job = job_on_data(config, load_data, with_features, loaded, started)
-  if config.pretrained is None:
-    return job
-  path = config.pretrained
-  read = lambda: {"pretrained": names.weights_sha256(path, "pretrained")}
-  return job._replace(weights=read)
+  def check(self) -> None:
+    check(self.config)
 
+  def data(self) -> Any:
+    return load_data(self.config, features=False)
 
-def job_on_data(
-  config: OnData,
-  load: Callable[..., tuple[Any, Any]],
-  complete: Callable[[Any, Any], tuple[Any, Any]],
-  loaded: tuple[Any, Any] | None,
-  phase: Callable[[Any, RunKeys], Phase],
-) -> Job:
-  """Returns the job of a run with one training on the data of its config.
+  def with_features(self, data: Any) -> Any:
+    return with_features(self.config, data)
 
-  Args:
-    load: function that reads the data of the config, like `load_data`.
-    complete: function that replaces inputs by features, like `with_features`.
-    loaded: data with features; None: they are loaded.
-    phase: function (data, keys) -> phase.
-  """
-  # The digest and the start both need the data, which are read only once.
-  read = functools.cache(lambda: load(config, features=False) if loaded is None else loaded)
+  @property
+  def num_steps(self) -> int:
+    return self.config.num_steps
 
-  def start(random: RunKeys) -> Schedule:
-    if loaded is not None or not needs_features(config.model.name):
-      return single(phase(read(), random))
-    # Features are computed only here, since a digest needs none. So a finished run never computes
-    # them.
-    complete_data = complete(config, read())
-    # Only the features are read from here on, so their inputs may leave the memory.
-    read.cache_clear()
-    return single(phase(complete_data, random))
+  def weights(self) -> dict[str, str]:
+    path = self.config.pretrained
+    return {} if path is None else {"pretrained": names.weights_sha256(path, "pretrained")}
 
-  return Job(
-    config=config,
-    seed=config.seed,
-    data_name=config.data.name,
-    data=lambda: data.digest(read()[0]),
-    start=start,
-    private=config.is_private,
-    noise_seed=config.noise_seed,
-    release=config.release,
-    over_processes=True,
-  )
+  def same(self) -> dict[str, str]:
+    return super().same() | {"mesh": str(self.config.mesh)}
+
+  def train(self, data: Any, keys: RunKeys) -> Story:
+    if isinstance(self.config.privacy, LeastSquares):
+      from dpjax.experiments.kinds.central import one_release  # no other method needs it
+
+      return single(one_release.started(self.config, data, keys))
+    return single(phase(self.config, assembled(self.config, data, keys)))
+
+  def line(self, result: dict[str, Any]) -> str:
+    return (
+      f"{result['dataset']} {result['model']}: {writers.headline(result)}, "
+      f"{guarantee.summary(result)}, {result['num_steps']} steps{writers.took(result)}"
+    )
 
 
 def batches(run: Run, start: int = 0) -> Generator[Any]:
@@ -607,16 +589,16 @@ def _program(run: Run, step: Any) -> StepProgram:
   else:
     # State and batch are placed as `dp_sgd` and `batches` place them.
     apart = row_sharding(mesh)
-    rows = whole_rows(rows, mesh) // mesh.shape[device_mesh.DATA]
+    rows = whole_rows(rows, mesh) // mesh.shape[DATA]
     batch = jax.eval_shape(functools.partial(split_rows, mesh), batch)
     batch = made_for.placed(batch, lambda leaf: apart)
-    state = made_for.placed(state, functools.partial(device_mesh.leaf_sharding, mesh))
+    state = made_for.placed(state, functools.partial(leaf_sharding, mesh))
   return made_for.StepProgram(
     step.lower(state, batch),
     calls=run.plan.slices,
     num_parameters=trees.size(normalization.beside(run.params, run.statistics)),
     rows=rows,
-    data_bytes=resident.resident_bytes(run.train),
+    data_bytes=resident_bytes(run.train),
   )
 
 
@@ -649,7 +631,7 @@ def phase(config: TrainConfig, run: Run) -> Phase:
   def scores(state: Any) -> dict[str, float]:
     params = scored(state)
     if run.mesh is not None:
-      params = device_mesh.on_one(run.mesh, params)
+      params = on_one(run.mesh, params)
     return run.task.evaluate(run.apply, params, run.test)
 
   return Phase(

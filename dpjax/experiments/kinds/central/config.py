@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections import ChainMap
+from collections.abc import Iterable
 from typing import Annotated, Any, ClassVar
 
 from dpjax import (
@@ -18,23 +19,23 @@ from dpjax import (
   transforms,
   validate,
 )
-from dpjax.experiments.config import common, optimizers, rules
+from dpjax.experiments.config import common, optimizers, rules, samplers
 from dpjax.experiments.config.attacker import AttackerConfig
 from dpjax.experiments.config.common import COUNT
 from dpjax.experiments.config.fields import Choice, WithChoices
-from dpjax.gradients import per_example
+from dpjax.gradients.per_example import METHODS
+from dpjax.names import is_path
 from dpjax.noise import correlated
-from dpjax.noise.correlated import registry
-from dpjax.noise.correlated.registry import Strategy
-from dpjax.sampling.registry import used_for
-from dpjax.training import augment
-from dpjax.transforms.clip_scale import CLIP_SCHEDULES
+from dpjax.noise.correlated.registry import STRATEGIES, Strategy
+from dpjax.training.augment import AUGMENTATIONS
 from dpjax.transforms.every_clip_rule import CLIP_RULES
+from dpjax.zoo.networks import registry
+from dpjax.zoo.networks.registry import names, needs_features
 from dpjax.zoo.networks.scattering import COLOURS
 
 # Name of the contrastive loss, which compares two views of each image of a batch (`embeddings`).
 CONTRASTIVE = "contrastive"
-_AUGMENTATIONS = ("none", *sorted(augment.AUGMENTATIONS))
+_AUGMENTATIONS = ("none", *sorted(AUGMENTATIONS))
 
 CLIPPINGS = ChainMap[str, Any]({"per_layer": transforms.PerLayer}, CLIP_RULES)
 
@@ -177,29 +178,164 @@ class ModelConfig:
     "of scattering features; opponent: light and two differences",
   ] = "rgb"
 
+  def settled(self, changes: Iterable[str]) -> ModelConfig:
+    """Returns the config of a model that was chosen by its name: without the options and settings
+    of the old one that it does not take, unless they are among the `changes`."""
+    if "name" not in changes or is_path(self.name) or self.name not in names():
+      return self
+    features = needs_features(self.name)
+    usual = ModelConfig()
+    taken = {*registry.options(self.name)}
+    taken |= {path.removeprefix("options.") for path in changes}
+    if "options" in changes:
+      taken |= {*self.options}
+    return dataclasses.replace(
+      self,
+      options={name: value for name, value in self.options.items() if name in taken},
+      mirrored=self.mirrored if features or "mirrored" in changes else usual.mirrored,
+      colours=self.colours
+      if features == "scattering" or "colours" in changes
+      else usual.colours,
+    )
+
+
+@dataclasses.dataclass(frozen=True)
+class ConstantClip:
+  """Leaves l2_clip_norm as it is at every step."""
+
+
+@dataclasses.dataclass(frozen=True)
+class _ChangingClip:
+  final: Annotated[
+    float,
+    rules.within_range(validate.MIN_FACTOR, validate.MAX_FACTOR),
+    "factor of l2_clip_norm at the last step",
+  ] = 0.1
+
+
+@dataclasses.dataclass(frozen=True)
+class LinearClip(_ChangingClip):
+  """Changes l2_clip_norm by the same amount at every step."""
+
+
+@dataclasses.dataclass(frozen=True)
+class CosineClip(_ChangingClip):
+  """Changes l2_clip_norm along half a period of a cosine."""
+
+
+@dataclasses.dataclass(frozen=True)
+class ExponentialClip(_ChangingClip):
+  """Changes l2_clip_norm by the same factor at every step."""
+
+
+CLIP_SCHEDULES: dict[str, type] = {
+  "constant": ConstantClip,
+  "linear": LinearClip,
+  "cosine": CosineClip,
+  "exponential": ExponentialClip,
+}
+
+SamplingProb = Annotated[
+  float,
+  rules.within_range(1 / rules.MOST_PASSES, 1),
+  "expected batch size / number of examples",
+]
+
 
 @dataclasses.dataclass
-class FtrlConfig(WithChoices):
-  """Sampler and correlated noise of privacy.method='dp_ftrl'; see `dpjax.noise.correlated`."""
+class Guarantee(WithChoices):
+  """What every private method promises. Give one of `epsilon`, `noise_multiplier`, `attacker`."""
+
+  epsilon: Annotated[common.Epsilon, "target; the noise multiplier is calibrated to it"] = (
+    2.0
+  )
+  delta: Annotated[
+    common.Delta, "chance that the bound may fail; well below 1 / examples"
+  ] = 1e-5
+  noise_multiplier: Annotated[
+    common.NoiseMultiplier,
+    "std of the noise on the sum / bound on one example's part of it",
+  ] = None
+  neighboring_relation: Annotated[
+    str, "add_or_remove_one | replace_one | replace_special"
+  ] = "add_or_remove_one"
+  accountant: Annotated[common.Accountant, "'': the tightest"] = "pld"
+  epsilon_budget: common.EpsilonBudget = None
+  attacker: AttackerConfig = dataclasses.field(default_factory=AttackerConfig)
+  normalization: Annotated[
+    PerExample | ByStatistics | Whitened,
+    Choice(NORMALIZATIONS),
+    "of the model's inputs: private_statistics of channels, private_whitening of all "
+    "directions, both from the same budget",
+  ] = dataclasses.field(default_factory=PerExample)
+
+
+@dataclasses.dataclass
+class NoisySteps(Guarantee):
+  """What both methods of clipped gradients read."""
+
+  l2_clip_norm: Annotated[common.ClipNorm, "bound on the gradient of one example"] = 1.0
+  clipping: Annotated[
+    gradients.ClipRule | transforms.PerLayer,
+    Choice(CLIPPINGS),
+    "rule by which one example's gradient is shortened",
+  ] = dataclasses.field(default_factory=gradients.Flat)
+  scaling: Annotated[
+    Unscaled | transforms.CoordinateScaling,
+    Choice(SCALINGS),
+    "of coordinates before the clip, and back after the noise; by_outputs: by earlier noisy "
+    "gradients, at no cost",
+  ] = dataclasses.field(default_factory=Unscaled)
+  clip_schedule: Annotated[Any, Choice(CLIP_SCHEDULES), "l2_clip_norm by step"] = (
+    dataclasses.field(default_factory=ConstantClip)
+  )
+  sampling_prob: SamplingProb = 0.05
+  noise_levels: Annotated[
+    list[float],
+    "factors of the noise multiplier, each for an equal share of the steps; []: constant",
+  ] = dataclasses.field(default_factory=list)
+
+
+SAMPLERS = samplers.choice("examples", "capacity", "num_selected")
+
+
+@dataclasses.dataclass
+class DpSgd(NoisySteps):
+  """Clipped gradients, fresh noise in every step; privacy is amplified by the sampler."""
 
   sampler: Annotated[
-    str,
-    rules.among(used_for("correlated noise"), user_defined=True),
+    Any,
+    SAMPLERS,
+    "who is in a batch; launch.list samplers says what is proved of each; or "
+    "package.module:name",
+  ] = "poisson"
+
+
+@dataclasses.dataclass
+class DpFtrl(NoisySteps):
+  """Clipped gradients, noise that is correlated over the steps; see `dpjax.noise.correlated`."""
+
+  sampler: Annotated[
+    Any,
+    samplers.choice("correlated noise", "capacity", "separation"),
     "who is in a batch, and how far apart; launch.list samplers; or package.module:name",
   ] = "cyclic"
-  separation: Annotated[
-    int | None,
-    rules.between(1, rules.MOST_SHAPED),
-    "cyclic_poisson, min_sep: least steps between participations; none: steps of a pass",
-  ] = None
-  strategy: Annotated[Strategy, Choice(registry.STRATEGIES), "how noise is correlated"] = (
+  strategy: Annotated[Strategy, Choice(STRATEGIES), "how noise is correlated"] = (
     dataclasses.field(default_factory=correlated.Banded)
   )
 
 
 @dataclasses.dataclass
-class LeastSquaresConfig:
-  """The release of privacy.method='least_squares'; see `dpjax.mechanisms.LeastSquares`."""
+class LeastSquares(Guarantee):
+  """Noisy second moments of clipped inputs, one release and no steps; see
+  `dpjax.mechanisms.LeastSquares`."""
+
+  # Fields of TrainConfig that only runs with steps read.
+  leaves_out: ClassVar[tuple[str, ...]] = (
+    *("trainable", "pretrained", "safetensors", "loss", "optimizer", "num_steps"),
+    *("grad_method", "microbatch_size", "memory_budget_gb", "mesh", "slices"),
+    *("augmentation", "augmult", "ema_decay", "eval_every", "checkpoint_every", "audit"),
+  )
 
   feature_norm: Annotated[float, rules.POSITIVE, "bound on the inputs of one example"] = 1.0
   unit_rows: Annotated[bool, "scales every example to it; false: longer ones alone"] = True
@@ -215,82 +351,22 @@ class LeastSquaresConfig:
 
 
 @dataclasses.dataclass
-class PrivacyConfig(WithChoices):
-  """The guarantee of a run. Give one of `epsilon`, `noise_multiplier` and `attacker`."""
+class Sgd(WithChoices):
+  """No clipping, no noise, no epsilon."""
 
-  method: Annotated[
-    str,
-    "dp_sgd | dp_ftrl | least_squares (one release, no steps) | sgd (no clipping, no noise, no "
-    "epsilon)",
-  ] = "dp_sgd"
-  epsilon: Annotated[common.Epsilon, "target; the noise multiplier is calibrated to it"] = (
-    2.0
-  )
-  delta: Annotated[
-    common.Delta, "chance that the bound may fail; well below 1 / examples"
-  ] = 1e-5
-  noise_multiplier: Annotated[
-    common.NoiseMultiplier, "std of the noise on the sum / l2_clip_norm"
-  ] = None
-  l2_clip_norm: Annotated[common.ClipNorm, "bound on the gradient of one example"] = 1.0
-  clipping: Annotated[
-    gradients.ClipRule | transforms.PerLayer,
-    Choice(CLIPPINGS),
-    "rule by which one example's gradient is shortened",
-  ] = dataclasses.field(default_factory=gradients.Flat)
-  scaling: Annotated[
-    Unscaled | transforms.CoordinateScaling,
-    Choice(SCALINGS),
-    "of coordinates before the clip, and back after the noise; by_outputs: by earlier noisy "
-    "gradients, at no cost",
-  ] = dataclasses.field(default_factory=Unscaled)
-  clip_schedule: Annotated[str, rules.among(CLIP_SCHEDULES), "l2_clip_norm by step"] = (
-    "constant"
-  )
-  clip_schedule_final: Annotated[
-    float,
-    rules.within_range(validate.MIN_FACTOR, validate.MAX_FACTOR),
-    "factor of l2_clip_norm at the last step",
-  ] = 0.1
-  sampler: Annotated[
-    str,
-    rules.among(used_for("examples"), user_defined=True),
-    "who is in a batch; launch.list samplers says what is proved of each; or "
-    "package.module:name",
-  ] = "poisson"
-  sampling_prob: Annotated[
-    float,
-    rules.within_range(1 / rules.MOST_PASSES, 1),
-    "expected batch size / number of examples",
-  ] = 0.05
-  capacity: Annotated[
-    int | None,
-    COUNT,
-    "padded size of a Poisson batch; none: overflow is negligible, or truncation is rare",
-  ] = None
-  num_selected: Annotated[
-    int | None,
-    COUNT,
-    "k_out_of_t: k, steps of each example in a pass of t = k / sampling_prob steps",
-  ] = None
-  neighboring_relation: Annotated[
-    str, "add_or_remove_one | replace_one | replace_special"
-  ] = "add_or_remove_one"
-  accountant: Annotated[common.Accountant, "'': the tightest"] = "pld"
-  epsilon_budget: common.EpsilonBudget = None
-  attacker: AttackerConfig = dataclasses.field(default_factory=AttackerConfig)
-  noise_levels: Annotated[
-    list[float],
-    "factors of the noise multiplier, each for an equal share of the steps; []: constant",
-  ] = dataclasses.field(default_factory=list)
-  ftrl: FtrlConfig = dataclasses.field(default_factory=FtrlConfig)
-  least_squares: LeastSquaresConfig = dataclasses.field(default_factory=LeastSquaresConfig)
-  normalization: Annotated[
-    PerExample | ByStatistics | Whitened,
-    Choice(NORMALIZATIONS),
-    "of the model's inputs: private_statistics of channels, private_whitening of all "
-    "directions, both from the same budget",
-  ] = dataclasses.field(default_factory=PerExample)
+  leaves_out: ClassVar[tuple[str, ...]] = ("noise_seed",)
+
+  sampler: Annotated[Any, SAMPLERS, "who is in a batch; or package.module:name"] = "poisson"
+  sampling_prob: SamplingProb = 0.05
+  delta: Annotated[common.Delta, "of the bound that an audit proves"] = 1e-5
+
+
+PRIVACY: dict[str, type] = {
+  "dp_sgd": DpSgd,
+  "dp_ftrl": DpFtrl,
+  "least_squares": LeastSquares,
+  "sgd": Sgd,
+}
 
 
 @dataclasses.dataclass
@@ -309,10 +385,9 @@ class OptimizerConfig(WithChoices):
 
 
 @dataclasses.dataclass
-class AuditConfig:
+class CanaryAudit:
   """Canaries in the training data, and the lower bound on epsilon that they prove."""
 
-  enabled: Annotated[bool, "train with canaries; short: --audit"] = False
   num_canaries: Annotated[
     int, "rows of the training data; each comes back by a fair coin"
   ] = 200
@@ -331,6 +406,9 @@ class AuditConfig:
     "one_run_fdp_two_sided | gdp, and of score sums one_run_gaussian",
   ] = "one_run_two_sided"
   confidence: Annotated[float, "of the lower bound"] = 0.95
+
+
+AUDITS: dict[str, type] = {"none": type(None), "canaries": CanaryAudit}
 
 
 @dataclasses.dataclass
@@ -360,15 +438,19 @@ class TrainConfig(WithChoices):
     str,
     rules.among(("auto", CONTRASTIVE), user_defined=True),
     "auto: of one example, that of the task; contrastive: of a whole batch, of two views of "
-    "each image, for privacy.method='sgd' alone; or package.module:name",
+    "each image, for privacy='sgd' alone; or package.module:name",
   ] = "auto"
-  privacy: PrivacyConfig = dataclasses.field(default_factory=PrivacyConfig)
+  privacy: Annotated[
+    DpSgd | DpFtrl | LeastSquares | Sgd,
+    Choice(PRIVACY),
+    "the method, with what it alone reads; sgd: no clipping, no noise, no epsilon",
+  ] = dataclasses.field(default_factory=DpSgd)
   optimizer: OptimizerConfig = dataclasses.field(default_factory=OptimizerConfig)
   num_steps: Annotated[common.NumUpdates, "updates of the parameters"] = 200
   seed: common.Seed = 0
   noise_seed: common.NoiseSeed = None
   grad_method: Annotated[
-    str, rules.among(per_example.METHODS), "how clipped gradients are computed"
+    str, rules.among(METHODS), "how clipped gradients are computed"
   ] = "auto"
   microbatch_size: Annotated[
     int | None, COUNT, "examples in memory at a time; none: the whole batch"
@@ -403,9 +485,11 @@ class TrainConfig(WithChoices):
   )
   release: common.Release = False
   writer: common.Writer = None
-  audit: AuditConfig = dataclasses.field(default_factory=AuditConfig)
+  audit: Annotated[
+    CanaryAudit | None, Choice(AUDITS), "train with canaries; short: --audit"
+  ] = None
 
   @property
   def is_private(self) -> bool:
     """Whether the method is one with a guarantee, whose keys are secret."""
-    return self.privacy.method != "sgd"
+    return not isinstance(self.privacy, Sgd)

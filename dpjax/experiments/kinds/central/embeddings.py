@@ -33,11 +33,11 @@ def check(config: TrainConfig) -> None:
   """Raises UserError for settings that a run with the contrastive loss cannot have."""
   if config.is_private:
     raise UserError(
-      f"{_SETTING}: needs privacy.method='sgd', not {config.privacy.method!r}: it {_WHY}, so "
+      f"{_SETTING}: needs privacy='sgd', not {fields.name_of(config, 'privacy')!r}: it {_WHY}, so "
       "no epsilon would hold"
     )
-  if config.audit.enabled:
-    raise UserError(f"{_SETTING}: needs audit.enabled=False: it {_WHY}")
+  if config.audit is not None:
+    raise UserError(f"{_SETTING}: needs audit='none': it {_WHY}")
   trainable = fields.name_of(config, "trainable")
   if trainable != "all":
     raise UserError(f"{_SETTING}: needs trainable='all', not {trainable!r}")
@@ -45,14 +45,10 @@ def check(config: TrainConfig) -> None:
     raise UserError(f"{_SETTING}: needs an augmentation, of which it compares two views")
 
 
-def refuse(config: TrainConfig, section: str) -> None:
-  """Raises UserError for the contrastive loss, since the caller needs a loss of one example.
-
-  Args:
-    section: name of the section that holds `config`, for the message.
-  """
+def refuse(config: TrainConfig) -> None:
+  """Raises UserError for the contrastive loss, since the caller needs a loss of one example."""
   if config.loss == NAME:
-    raise UserError(f"must be another: it {_WHY}", field=f"{section}.{_SETTING}")
+    raise UserError(f"must be another: it {_WHY}", field="loss", value=NAME)
 
 
 def loss(apply: losses.Apply) -> LossFn:

@@ -43,7 +43,7 @@ def shows_data(config: Any) -> bool:
 def scaling(config: TrainConfig) -> dict[str, Any]:
   """Returns {"scaling": how coordinates are scaled}; {} without scaling."""
   chosen = fields.get(config, "privacy.scaling")
-  return {} if chosen == "none" else {"scaling": chosen}
+  return {} if chosen in ("none", None) else {"scaling": chosen}
 
 
 def observed(
@@ -77,10 +77,10 @@ def planned(config: TrainConfig, run: Run) -> dict[str, Any]:
     "task": run.task.name,
     "dataset": config.data.name,
     "model": config.model.name,
-    "method": config.privacy.method,
+    "method": fields.name_of(config, "privacy"),
     "noise_multiplier": plan.noise_multiplier,
     "l2_clip_norm": plan.l2_clip_norm.norms,
-    "clipping": fields.get(config, "privacy.clipping") if config.is_private else None,
+    "clipping": fields.get(config, "privacy.clipping"),
     **scaling(config),
     "sampler": repr(plan.sampler),
     "normalize_by": plan.normalize_by,

@@ -5,90 +5,74 @@ from __future__ import annotations
 
 from typing import Any
 
-from dpjax import names, sampling, validate
-from dpjax.experiments.config import fields, user_code
-from dpjax.experiments.kinds.central.config import PrivacyConfig, TrainConfig
+from dpjax import sampling, validate
+from dpjax.experiments.config import fields, samplers
+from dpjax.experiments.kinds.central.config import DpFtrl, DpSgd, NoisySteps, TrainConfig
 from dpjax.noise import NoiseShape, correlated
 from dpjax.noise import shape as shapes
 from dpjax.sampling import batch_sizes
-from dpjax.sampling.registry import used_for
 from dpjax.sampling.samplers import Sizing
 from dpjax.validate import UserError
 
-SAMPLERS = used_for("correlated noise")
 
-
-def check_levels(privacy: PrivacyConfig) -> None:
-  """Raises UserError for noise levels that are no valid factors, are too many for the accountant,
-  or have no noise to scale."""
+def check_levels(privacy: NoisySteps) -> None:
+  """Raises UserError for noise levels that are no valid factors, or too many for the
+  accountant."""
   levels = privacy.noise_levels
   validate.factors(**{"privacy.noise_levels": levels})
-  if privacy.method == "dp_sgd":
+  if isinstance(privacy, DpSgd):
     shapes.check_levels(levels, privacy.accountant, name="privacy.noise_levels")
-  if levels and privacy.method == "sgd":
-    raise UserError(
-      "not with privacy.method='sgd', which adds no noise",
-      field="privacy.noise_levels",
-      value=privacy.noise_levels,
-    )
 
 
-def check(privacy: PrivacyConfig) -> None:
+def check(privacy: DpFtrl) -> None:
   """Raises UserError if a pass has no whole number of steps, for a sampler that takes each example
   once in it (`cyclic`). For another sampler, a pass must not be shorter than the separation."""
-  ftrl = privacy.ftrl
+  name = privacy.sampler.name
   if cyclic(privacy):
-    check_passes(privacy, f"privacy.ftrl.sampler={ftrl.sampler!r}")
+    check_passes(privacy, f"privacy.sampler={name!r}")
   elif separation(privacy) * privacy.sampling_prob > 1 + 1e-9:
     raise UserError(
       f"must be <= {1 / privacy.sampling_prob:.6g}, the steps of a pass, for "
-      f"privacy.ftrl.sampler={ftrl.sampler!r}, whose rows take part every that "
+      f"privacy.sampler={name!r}, whose rows take part every that "
       "many steps",
-      field="privacy.ftrl.separation",
-      value=ftrl.separation,
+      field="privacy.sampler.separation",
+      value=privacy.sampler.number("separation"),
     )
 
 
-def cyclic(privacy: PrivacyConfig) -> bool:
+def cyclic(privacy: DpFtrl) -> bool:
   """Returns whether the sampler takes each example once in every pass."""
-  return _kind(privacy).takes_whole_passes
+  return privacy.sampler.kind.takes_whole_passes
 
 
-def _kind(privacy: PrivacyConfig) -> type[sampling.Sampler]:
-  """Returns the class of the sampler. For a sampler that the user defined, it is the base
-  class, which claims nothing."""
-  return SAMPLERS.get(privacy.ftrl.sampler, sampling.Sampler)
-
-
-def check_passes(privacy: PrivacyConfig, sampler: str) -> None:
+def check_passes(privacy: DpFtrl, sampler: str) -> None:
   """Raises UserError unless a pass has a whole number of steps; the message names `sampler`."""
   batch_sizes.check_passes(privacy.sampling_prob, sampler, name="privacy.sampling_prob")
 
 
-def _size(privacy: PrivacyConfig) -> Sizing:
+def _size(privacy: DpFtrl) -> Sizing:
   """Returns the numbers of the config that a sampler needs; `num_examples` is still 0."""
   return Sizing(
     sampling_prob=privacy.sampling_prob,
     num_examples=0,
-    separation=privacy.ftrl.separation,
+    separation=privacy.sampler.number("separation"),
     neighboring_relation=privacy.neighboring_relation,
   )
 
 
-def separation(privacy: PrivacyConfig) -> int:
+def separation(privacy: DpFtrl) -> int:
   """Returns the smallest number of steps between two participations of one example.
 
   It is the length of a pass, unless the sampler allows an example again after `separation` steps.
 
-  >>> from dpjax.experiments.kinds.central.config import FtrlConfig
-  >>> separation(PrivacyConfig(ftrl=FtrlConfig(sampler="cyclic_poisson", separation=4)))
+  >>> separation(DpFtrl(sampler={"name": "cyclic_poisson", "separation": 4}))
   4
   """
-  return _kind(privacy).steps_apart(_size(privacy))
+  return privacy.sampler.kind.steps_apart(_size(privacy))
 
 
 def sampler(
-  privacy: PrivacyConfig,
+  privacy: DpFtrl,
   num_steps: int,
   num_examples: int,
   capacity: int,
@@ -96,41 +80,33 @@ def sampler(
 ) -> sampling.Sampler:
   """Returns the sampler of a DP-FTRL run. One row is one `unit`, and the expected batch is
   `sampling_prob` of all rows."""
-  name = privacy.ftrl.sampler
   size = _size(privacy)._replace(
     num_examples=num_examples, num_steps=num_steps, padded_batch_size=capacity, unit=unit
   )
-  if names.is_path(name):
-    return user_code.sampler(name, "privacy.ftrl.sampler", size)
-  try:
-    return SAMPLERS[name].sized(size)
-  except UserError as error:
-    if error.field != "sampler":
-      raise
-    raise error.within("privacy.ftrl") from None
+  return samplers.sized(privacy.sampler, size)
 
 
-def correlation(privacy: PrivacyConfig, num_steps: int) -> correlated.Correlation:
+def correlation(privacy: DpFtrl, num_steps: int) -> correlated.Correlation:
   """Returns the correlation of the noise. Numbers that the strategy leaves open, such as the
   coefficients of bands, are optimised for this run's steps.
 
   Raises UserError if the sampler amplifies privacy, and the correlation has too many bands.
 
-  >>> correlation(PrivacyConfig(sampling_prob=0.5), 10).bands
+  >>> correlation(DpFtrl(sampling_prob=0.5), 10).bands
   2
   """
   apart = separation(privacy)
-  noise = privacy.ftrl.strategy.make(num_steps, apart)
+  noise = privacy.strategy.make(num_steps, apart)
   # If an example takes part in each of its turns with probability 1, sampling amplifies nothing.
   # Then any correlated noise can be accounted for.
-  amplified = _kind(privacy).prob_in_turn(_size(privacy)) < 1
+  amplified = privacy.sampler.kind.prob_in_turn(_size(privacy)) < 1
   if amplified and (noise.bands is None or noise.bands > apart):
     raise UserError(
       f"must have at most {apart} bands, the steps between two of an example, "
-      f"for privacy.ftrl.sampler={privacy.ftrl.sampler!r}, which amplifies no other "
+      f"for privacy.sampler={privacy.sampler.name!r}, which amplifies no other "
       f"noise; it has {noise.bands or 'no end of them'}",
-      field="privacy.ftrl.strategy",
-      value=fields.name_of(privacy.ftrl, "strategy"),
+      field="privacy.strategy",
+      value=fields.name_of(privacy, "strategy"),
     )
   return noise
 
@@ -142,10 +118,12 @@ def noise_shape(config: TrainConfig, shares: Any = None) -> NoiseShape:
     shares: result of `PerLayer.shares`; None: all layers have the same noise.
   """
   privacy = config.privacy
+  if not isinstance(privacy, NoisySteps):
+    return NoiseShape()
   steps = config.num_steps
   return NoiseShape(
     schedule=staircase(privacy.noise_levels, steps) if privacy.noise_levels else (),
-    correlation=correlation(privacy, steps) if privacy.method == "dp_ftrl" else None,
+    correlation=correlation(privacy, steps) if isinstance(privacy, DpFtrl) else None,
     shares=shares,
   )
 

@@ -9,7 +9,7 @@ any bit differs.
 from __future__ import annotations
 
 import dataclasses
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
@@ -17,8 +17,7 @@ import numpy as np
 
 from dpjax import data, mechanisms, sampling
 from dpjax.auditing.canaries import Canaries
-from dpjax.experiments.config.fields import name_of
-from dpjax.experiments.config.ignored import WouldBeIgnored
+from dpjax.experiments.kinds import bounds
 from dpjax.experiments.kinds.central.config import (
   NORMALIZATIONS,
   ByStatistics,
@@ -46,7 +45,11 @@ _CHUNK = 1000  # examples
 
 def releases_statistics(config: TrainConfig) -> bool:
   """Returns whether the run releases private statistics of the data."""
-  return type(config.privacy.normalization) in _MECHANISMS
+  return type(_chosen(config)) in _MECHANISMS
+
+
+def _chosen(config: TrainConfig) -> Any:
+  return getattr(config.privacy, "normalization", None)
 
 
 def per_example(config: TrainConfig) -> bool:
@@ -55,7 +58,7 @@ def per_example(config: TrainConfig) -> bool:
   This is so without private statistics, and before whitening if `model.options` sets `num_groups`.
   """
   groups = config.model.options.get("num_groups")
-  chosen = config.privacy.normalization
+  chosen = _chosen(config)
   return not releases_statistics(config) or (
     isinstance(chosen, Whitened) and groups is not None
   )
@@ -65,20 +68,17 @@ def check(config: TrainConfig) -> None:
   """Raises UserError if private statistics do not fit the rest of the config; loads no data."""
   if not releases_statistics(config):
     return
-  if not config.is_private:
-    # Without the statistics, the model would get other inputs than the config says. `unused` does
-    # not refuse this field, so it is refused here.
-    chosen = name_of(config.privacy, "normalization")
-    raise UserError(
-      "must be 'per_example' with privacy.method='sgd', which releases no statistics",
-      field="privacy.normalization",
-      value=chosen,
-    )
   # The mechanism checks its numbers when it is made.
   mechanism(config, 1)
+  bounds.read_if(
+    config,
+    not getattr(_chosen(config), "clip_norms", ()),
+    "no privacy.normalization.clip_norms",
+    "privacy.normalization.median_epsilon",
+  )
   groups = config.model.options.get("num_groups")
   if groups is not None and not per_example(config):
-    raise WouldBeIgnored(
+    raise UserError(
       "would be ignored, it needs privacy.normalization='per_example'; leave it out",
       field="model.options.num_groups",
       value=groups,
@@ -95,12 +95,12 @@ def mechanism(
     sampler: sampler that must support the config's neighboring relation; None: the relation is
       add_or_remove_one.
   """
-  chosen = config.privacy.normalization
+  chosen = _chosen(config)
   relation = "add_or_remove_one"
   if not releases_statistics(config):
     return None
   if sampler is not None:
-    asked = config.privacy.neighboring_relation
+    asked = getattr(config.privacy, "neighboring_relation", "")
     relation = sampler.checked_relation(asked)
   numbers = {"normalize_by": float(num_examples), "neighboring_relation": relation}
   try:

@@ -1,4 +1,4 @@
-"""Runs privacy.method='least_squares': fits a linear model to noisy sums of the data.
+"""Runs privacy='least_squares': fits a linear model to noisy sums of the data.
 
 There are no steps and no batches. Every example is in the one release of `LeastSquares`, which is
 accounted as one Gaussian sum over all examples. Private statistics of the inputs
@@ -19,15 +19,14 @@ import jax.numpy as jnp
 import numpy as np
 
 from dpjax import data, gradients, mechanisms, metrics, validate
-from dpjax.accounting import proved
+from dpjax.accounting.proved import RELATIONS
 from dpjax.accounting.text import paragraph
 from dpjax.data.target_kinds import needs_classes
 from dpjax.experiments.config import fields
 from dpjax.experiments.config.attacker import attack_of
-from dpjax.experiments.config.unread import Unused, needs
 from dpjax.experiments.kinds import bounds
 from dpjax.experiments.kinds.central import build, features, normalization, privacy
-from dpjax.experiments.kinds.central.config import TrainConfig
+from dpjax.experiments.kinds.central.config import LeastSquares, TrainConfig
 from dpjax.experiments.kinds.central.facts import class_scores, shows_data
 from dpjax.experiments.run import guarantee, left_out, provenance, saved
 from dpjax.experiments.run.guarantee import Guarantee
@@ -41,15 +40,6 @@ from dpjax.validate import UserError
 
 LEAST_SQUARES = "least_squares"
 _REPLACE = "replace_one"
-# Fields that only runs with steps read.
-_OF_STEPS = ("trainable", "pretrained", "safetensors", "loss", "optimizer", "num_steps")
-_OF_STEPS += ("grad_method", "microbatch_size", "memory_budget_gb", "mesh", "slices")
-_OF_STEPS += ("augmentation", "augmult", "ema_decay", "eval_every", "checkpoint_every")
-_OF_STEPS += ("privacy.l2_clip_norm", "privacy.clipping", "privacy.sampler")
-_OF_STEPS += ("privacy.scaling",)
-_OF_STEPS += ("privacy.clip_schedule", "privacy.clip_schedule_final", "privacy.capacity")
-_OF_STEPS += ("privacy.num_selected",)
-_OF_STEPS += ("privacy.sampling_prob", "privacy.noise_levels")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -63,7 +53,7 @@ class WholeData(UnamplifiedSampler):
   [0, 1, 2]
   """
 
-  relations: ClassVar[tuple[str, ...]] = proved.RELATIONS
+  relations: ClassVar[tuple[str, ...]] = RELATIONS
 
   capacity: int
 
@@ -86,20 +76,22 @@ class WholeData(UnamplifiedSampler):
 
 def check(config: TrainConfig) -> None:
   """Raises UserError for settings that `least_squares` does not support; loads no data."""
-  reason = f"with privacy.method={LEAST_SQUARES!r}"
-  if config.audit.enabled:
+  reason = f"with privacy={LEAST_SQUARES!r}"
+  if config.audit is not None:
     raise UserError(
-      f"must be False {reason}: canaries are gradients of steps, and there are none; "
+      f"must be 'none' {reason}: canaries are gradients of steps, and there are none; "
       "launch.audit plays a game against the release itself",
-      field="audit.enabled",
-      value=True,
+      field="audit",
+      value="canaries",
     )
-  if config.privacy.noise_multiplier == 0:
+  if settings(config).noise_multiplier == 0:
     raise UserError(f"must be > 0 {reason}", field="privacy.noise_multiplier", value=0)
-  chosen = config.privacy.least_squares
+  steps = "steps, as of privacy='dp_sgd'"
+  bounds.read_if(config, False, steps, *LeastSquares.leaves_out)
+  chosen = settings(config)
   # The mechanism checks its fields when it is made. The noise multiplier is not known yet, so any
   # valid number serves.
-  with bounds.within("privacy.least_squares"):
+  with bounds.within("privacy"):
     mechanisms.LeastSquares(
       noise_multiplier=1.0,
       feature_norm=chosen.feature_norm,
@@ -108,12 +100,10 @@ def check(config: TrainConfig) -> None:
     )
 
 
-def unread(config: TrainConfig) -> Unused:
-  """Returns {field that a release does not read: condition under which it would be read}."""
-  matrix = config.privacy.least_squares.moment_weight > 0
-  return needs(False, "steps, as of privacy.method='dp_sgd'", *_OF_STEPS) | needs(
-    matrix, "privacy.least_squares.moment_weight > 0", "privacy.least_squares.ridge"
-  )
+def settings(config: TrainConfig) -> LeastSquares:
+  """Returns the method's own fields."""
+  assert isinstance(config.privacy, LeastSquares)
+  return config.privacy
 
 
 def bound(config: TrainConfig) -> float:
@@ -121,8 +111,8 @@ def bound(config: TrainConfig) -> float:
 
   Under replace_one it is half of the joint sensitivity, since the accountant doubles a clip norm.
   """
-  chosen = config.privacy.least_squares
-  relation = config.privacy.neighboring_relation
+  chosen = settings(config)
+  relation = chosen.neighboring_relation
   joint = least_squares.joint_sensitivity(chosen.moment_weight, relation)
   return joint / 2 if relation == _REPLACE else joint
 
@@ -134,7 +124,7 @@ def make_plan(config: TrainConfig, num_examples: int, make: Callable[..., Plan])
     num_examples: public number of examples.
     make: function that makes a plan from all but its noise (`privacy.maker`).
   """
-  asked = config.privacy
+  asked = settings(config)
   sampler = WholeData(capacity=num_examples + 1)
   return make(
     sampler=sampler,
@@ -150,7 +140,7 @@ def make_plan(config: TrainConfig, num_examples: int, make: Callable[..., Plan])
 
 def mechanism(config: TrainConfig, plan: Plan, num_classes: int) -> mechanisms.LeastSquares:
   """Returns the mechanism with the noise of the plan."""
-  chosen = config.privacy.least_squares
+  chosen = settings(config)
   relation = plan.neighboring_relation
   # A plan's noise multiplier is relative to its clip norm (`bound`). A mechanism's noise multiplier
   # is relative to the sensitivity, which under replace_one is twice this clip norm.
@@ -202,7 +192,7 @@ def phase(
     train, test = (normalization.normalized(part, statistics) for part in (train, test))
   releasing = mechanism(config, plan, train.num_classes)
   released = train.without_empty_records()
-  strength = config.privacy.least_squares.ridge
+  strength = settings(config).ridge
 
   def step(state: Any, draw: Any) -> tuple[Any, left_out.Arrivals | None]:
     del draw
@@ -211,7 +201,7 @@ def phase(
     key = jax.random.fold_in(random.noise, 0)
     inputs = released.x
     directions = None
-    count = config.privacy.least_squares.directions
+    count = settings(config).directions
     if count is not None:
       # Orthonormal columns [width, count], drawn by the public key of the first parameters.
       width = math.prod(inputs.shape[1:])
@@ -269,7 +259,7 @@ def promised(
     words.append(paragraph(text))
   noted = guarantee.noted(
     guarantee.of_plan(
-      plan, plan.sampler.padded_batch_size - 1, budget=config.privacy.epsilon_budget
+      plan, plan.sampler.padded_batch_size - 1, budget=settings(config).epsilon_budget
     ),
     "\n\n".join(text for text in words if text),
   )
@@ -282,7 +272,7 @@ def _check_model(config: TrainConfig, train: data.Dataset, params: Params) -> No
 
   Also raises UserError for more directions than an example has numbers.
   """
-  reason = f"privacy.method={LEAST_SQUARES!r}"
+  reason = f"privacy={LEAST_SQUARES!r}"
   needs_classes(train, reason)
   if train.x.dtype == np.int32:
     raise UserError(f"{reason}: needs inputs of numbers, data.name holds tokens")
@@ -290,11 +280,11 @@ def _check_model(config: TrainConfig, train: data.Dataset, params: Params) -> No
     raise UserError(f"{reason}: needs two classes or more")
   shapes = jax.tree.map(jnp.shape, params)
   width = math.prod(train.x.shape[1:])
-  count = config.privacy.least_squares.directions
+  count = settings(config).directions
   if count is not None and count > width:
     raise UserError(
       f"must be at most {width}, the numbers of one example",
-      field="privacy.least_squares.directions",
+      field="privacy.directions",
       value=count,
     )
   wanted = {"kernel": (width, train.num_classes), "bias": (train.num_classes,)}
@@ -321,8 +311,8 @@ def _planned(
     "sampler": "every example, once",
     "normalize_by": plan.normalize_by,
     "moment_weight": releasing.moment_weight,
-    "ridge": config.privacy.least_squares.ridge,
-    "directions": config.privacy.least_squares.directions,
+    "ridge": settings(config).ridge,
+    "directions": settings(config).directions,
   }
   if config.resident is not None:
     facts["resident"] = config.resident

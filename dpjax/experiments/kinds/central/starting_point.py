@@ -50,7 +50,7 @@ def check(config: TrainConfig) -> None:
     validate.positive(**{"trainable.alpha": trainable.alpha})
   if isinstance(trainable, HeadFirst):
     _check_first_steps(config, trainable)
-  audited = config.audit.enabled and config.audit.kind == "gradient"
+  audited = config.audit is not None and config.audit.kind == "gradient"
   if audited and not isinstance(trainable, AllWeights):
     name = fields.name_of(config, "trainable")
     raise UserError(

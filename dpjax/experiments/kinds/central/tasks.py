@@ -12,7 +12,7 @@ import dpjax
 from dpjax import data, losses
 from dpjax.data.target_kinds import needs_classes
 from dpjax.data.text import PADDING_ID
-from dpjax.experiments.config import user_code
+from dpjax.experiments.config import fields, user_code
 from dpjax.experiments.kinds.central.config import CONTRASTIVE, TrainConfig
 from dpjax.plan import Plan
 from dpjax.training.augment import AUGMENTATIONS
@@ -112,7 +112,7 @@ def check_unit(config: TrainConfig, dataset: data.Dataset, plan: Plan) -> None:
       f"must {must} 'users' for data.name={config.data.name!r}, an example of "
       f"which is {what} that one person wrote",
       field="privacy.sampler",
-      value=config.privacy.sampler,
+      value=fields.name_of(config.privacy, "sampler"),
     )
 
 

@@ -1,4 +1,4 @@
-"""Builds the job of one run of distillation from a `DistillationConfig`.
+"""One run of distillation, from a `DistillationConfig`.
 
 Every step is one accounted step of DP-SGD. With `method="public"` a step updates the teacher,
 then the student several times on public images. With `method="joint"` one gradient updates both.
@@ -6,7 +6,6 @@ then the student several times on public images. With `method="joint"` one gradi
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Iterator
 from typing import Any
 
@@ -18,10 +17,16 @@ from flax import linen as nn
 
 from dpjax import data as data_lib
 from dpjax.accounting.text import paragraph
+from dpjax.experiments.config.fields import name_of
 from dpjax.experiments.kinds import bounds, named_data, public_pool
-from dpjax.experiments.kinds.distillation.config import DistillationConfig, check
-from dpjax.experiments.run import guarantee, left_out, sizes
-from dpjax.experiments.run.loop import Job, Phase, Schedule, Scores, every, single
+from dpjax.experiments.kinds.distillation.config import (
+  DistillationConfig,
+  Joint,
+  PublicImages,
+  check,
+)
+from dpjax.experiments.run import guarantee, left_out, sizes, writers
+from dpjax.experiments.run.experiment import Experiment, Phase, Scores, Story, every, single
 from dpjax.experiments.run.run_keys import RunKeys
 from dpjax.key_uses import KeyUse, key_for
 from dpjax.types import Array
@@ -52,47 +57,38 @@ class _Network(nn.Module):
     return nn.Dense(self.num_classes)(nn.tanh(nn.Dense(self.hidden)(flat)))
 
 
-def load_data(config: DistillationConfig) -> tuple[Any, Any]:
-  """Returns (private data, public data)."""
-  return named_data.load(config)
+class Distillation(Experiment[DistillationConfig]):
+  """One run with a teacher under DP-SGD, and a smaller student."""
 
+  def check(self) -> None:
+    check(self.config)
 
-@bounds.names_fields
-def build(config: DistillationConfig, loaded: tuple[Any, Any] | None = None) -> Job:
-  """Builds the job of one run.
+  def data(self) -> tuple[Any, Any]:
+    """Returns (private data, public data)."""
+    return named_data.load(self.config)
 
-  Args:
-    loaded: result of `load_data`, to share it between runs; None: it is loaded.
-  """
-  check(config)
+  def check_data(self, data: Any) -> None:
+    train, public = data
+    named_data.check_images(self.config, train, "distillation")
+    named_data.check_pool(self.config, public)
+    if isinstance(self.config.method, PublicImages):
+      public_pool.check(self.config, train, public)
 
-  @functools.cache
-  def read() -> tuple[Any, Any]:
-    train, public = loaded or load_data(config)
-    named_data.check_images(config, train, "distillation")
-    named_data.check_pool(config, public)
-    if config.method == "public":
-      public_pool.check(config, train, public)
-    return train, public
-
-  def read_digest() -> bytes:
-    if config.method == "joint":
+  def digest(self, data: Any) -> bytes:
+    if isinstance(self.config.method, Joint):
       # The student of "joint" reads no pool, so its training does not depend on public data.
-      return data_lib.digest(read()[0])
-    return public_pool.digest(config, *read())
+      return data_lib.digest(data[0])
+    return public_pool.digest(self.config, *data)
 
-  def start(random: RunKeys) -> Schedule:
-    train, public = read()
-    return single(_phase(config, train, public, random))
+  def line(self, result: dict[str, Any]) -> str:
+    return (
+      f"{result['dataset']} {result['method']}: {writers.headline(result)} of the student, "
+      f"teacher_accuracy={result['teacher_accuracy']:.4g}, "
+      f"{guarantee.summary(result)}{writers.took(result)}"
+    )
 
-  return Job(
-    config=config,
-    seed=config.seed,
-    data_name=config.dataset,
-    data=read_digest,
-    start=start,
-    noise_seed=config.noise_seed,
-  )
+  def train(self, data: Any, keys: RunKeys) -> Story:
+    return single(_phase(self.config, data[0], data[1], keys))
 
 
 # Some errors arise only with the data. The decorator makes them name the config's fields.
@@ -121,7 +117,7 @@ class _Run:
       epochs=config.epochs,
       l2_clip_norm=config.l2_clip_norm,
     )
-    make = self._public if config.method == "public" else self._joint
+    make = self._public if isinstance(config.method, PublicImages) else self._joint
     self.init, self.step = make()
 
   # --- losses
@@ -150,11 +146,12 @@ class _Run:
 
   def _public(self) -> tuple[Any, Any]:
     config = self.config
+    method = config.method
     pool = jnp.asarray(np.asarray(self.public.x[: config.num_pool]))
 
     def inputs(rows: Array, teacher: Any, key: Array) -> Array:
       del teacher
-      chosen = jax.random.randint(key, (config.student_batch,), 0, config.num_pool)
+      chosen = jax.random.randint(key, (method.student_batch,), 0, config.num_pool)
       return rows[chosen]
 
     both = recipes.distillation(
@@ -174,7 +171,7 @@ class _Run:
       update = lambda _, state: both.student_step(state)
       # `both.step` makes the first update of the student. The loop makes the other updates, and is
       # compiled only once.
-      return jax.lax.fori_loop(1, config.student_updates, update, state), info
+      return jax.lax.fori_loop(1, method.student_updates, update, state), info
 
     return both.init, step
 
@@ -211,7 +208,7 @@ class _Run:
 
   def networks(self, state: Any) -> dict[str, Any]:
     """Returns a dict from "teacher" and "student" to the parameters of each network."""
-    if self.config.method == "joint":
+    if isinstance(self.config.method, Joint):
       return state.params
     return {"teacher": state.teacher.params, "student": state.student}
 
@@ -241,13 +238,13 @@ class _Run:
     plan = self.plan
     # `Plan.for_data` has refused data whose number of records is secret and not declared.
     assert self.stated_size is not None
-    note = _NOTES[config.method].format(pool=config.num_pool)
+    note = _NOTES[name_of(config, "method")].format(pool=config.num_pool)
     promised = guarantee.noted(
       guarantee.of_plan(plan, self.stated_size, budget=config.epsilon_budget),
       paragraph(note),
     )
     promised = guarantee.repeated(promised, config.noise_seed)
-    if config.method == "public":
+    if isinstance(config.method, PublicImages):
       promised = public_pool.noted(promised, config, self.public)
     return Phase(
       num_steps=plan.num_steps,
@@ -263,7 +260,7 @@ class _Run:
       planned=lambda: {
         "task": "distillation",
         "dataset": config.dataset,
-        "method": config.method,
+        "method": name_of(config, "method"),
         "noise_multiplier": plan.noise_multiplier,
         "batch_size": config.batch_size,
         "l2_clip_norm": config.l2_clip_norm,

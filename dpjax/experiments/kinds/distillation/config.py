@@ -3,32 +3,47 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Annotated
+from typing import Annotated, Any
 
 from dpjax.experiments.config import common, rules
-from dpjax.experiments.config import unread as unread_lib
-from dpjax.experiments.config.unread import Unused, needs
+from dpjax.experiments.config.fields import Choice, WithChoices
 from dpjax.experiments.kinds import bounds, named_data
 
-METHODS = {
-  "public": "the student learns the teacher's answers on public images; it costs nothing",
-  "joint": "both learn from private records, under one clip and one noise",
-}
 _WIDTH = rules.between(1, 10**4)
 # Float32 loses the differences of answers at temperatures above 1e4, and the student's gradients at
 # temperatures below 1e-4.
 _TEMPERATURE = rules.within_range(1e-4, 1e4)
 
 
+@dataclasses.dataclass(frozen=True)
+class PublicImages:
+  """The student learns the teacher's answers on public images; it costs nothing."""
+
+  student_updates: Annotated[
+    int, rules.between(1, 1000), "of the student in a step of the teacher"
+  ] = 5
+  student_batch: Annotated[
+    int, rules.between(1, 1_000_000), "public images of an update"
+  ] = 128
+
+
+@dataclasses.dataclass(frozen=True)
+class Joint:
+  """Both learn from private records, under one clip and one noise."""
+
+
+METHODS: dict[str, type] = {"public": PublicImages, "joint": Joint}
+
+
 @dataclasses.dataclass
-class DistillationConfig:
+class DistillationConfig(WithChoices):
   """Configuration of a run: a teacher under DP-SGD, and a smaller student.
 
   The test set is taken as public. With method="public" the student reads the first `num_pool` test
   images, without labels. The other test images score both networks.
   """
 
-  method: Annotated[str, rules.among(METHODS), "what the student reads"] = "public"
+  method: Annotated[Any, Choice(METHODS), "what the student reads"] = "public"
   dataset: Annotated[str, "digits | mnist | any images of dpjax.data.load"] = "digits"
   data_dir: common.DataDir = None
   num_pool: Annotated[int, common.COUNT, "public images without labels; of public"] = 200
@@ -52,31 +67,15 @@ class DistillationConfig:
   student_rate: Annotated[
     float, common.LearningRate, "learning rate: of Adam for public, of SGD for joint"
   ] = 2e-3
-  student_updates: Annotated[
-    int, rules.between(1, 1000), "of the student in a step of the teacher; of public"
-  ] = 5
-  student_batch: Annotated[
-    int, rules.between(1, 1_000_000), "public images of an update; of public"
-  ] = 128
   eval_every: Annotated[int, common.COUNT, "steps between two scores"] = 50
   seed: common.Seed = 0
   noise_seed: common.NoiseSeed = None
-
-
-def unread(config: DistillationConfig) -> Unused:
-  """Returns {field that a run does not read: condition under which it would be read}.
-
-  >>> sorted(unread(DistillationConfig(method="joint")))
-  ['data_dir', 'pool_is_public', 'student_batch', 'student_updates']
-  """
-  public = config.method == "public"
-  return needs(
-    public, "method='public'", "student_updates", "student_batch", "pool_is_public"
-  ) | named_data.unread(config)
 
 
 @bounds.names_fields
 def check(config: DistillationConfig) -> None:
   """Raises UserError if the config is wrong; loads no data."""
   bounds.typed(config)
-  unread_lib.refuse(config, unread(config))
+  named_data.check_folder(config)
+  is_public = isinstance(config.method, PublicImages)
+  bounds.read_if(config, is_public, "method='public'", "pool_is_public")

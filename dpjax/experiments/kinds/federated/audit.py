@@ -13,15 +13,23 @@ import optax
 from dpjax import auditing, federated, trees
 from dpjax.accounting.proved import NeighboringRelation
 from dpjax.auditing import canary_clients
+from dpjax.auditing.canary_clients import CLIENT_KINDS, CLIENT_SCORES, CanaryClients
 from dpjax.auditing.scores import Scores
 from dpjax.experiments.kinds import audits
 from dpjax.experiments.kinds.federated import distributed, privacy
-from dpjax.experiments.kinds.federated.config import FedConfig, algorithm_of
+from dpjax.experiments.kinds.federated.config import (
+  Both,
+  ClientAudit,
+  FedConfig,
+  FedFtrl,
+  Local,
+  algorithm_of,
+)
 from dpjax.federated.cohort import Cohort
 from dpjax.federated.round import params_of
 from dpjax.plan import Plan
-from dpjax.secure import summation
 from dpjax.secure.distributed_noise import SkellamSum
+from dpjax.secure.summation import uploading
 from dpjax.types import ArrayTree, LossFn, Params
 from dpjax.validate import UserError
 
@@ -52,7 +60,8 @@ class AuditTarget(NamedTuple):
 class Audited(NamedTuple):
   """Holds the canaries of a run. `directions` is None if canaries train on rows, as clients do."""
 
-  canaries: canary_clients.CanaryClients
+  asked: ClientAudit  # with its kind and its number decided
+  canaries: CanaryClients
   directions: canary_clients.Directions | canary_clients.OwnParameters | None
   prob: float  # probability that a client takes part in a round
   target: AuditTarget
@@ -70,14 +79,16 @@ class Audited(NamedTuple):
 
 def resolved(config: FedConfig) -> FedConfig:
   """Returns the config with all audit fields decided; unchanged without an audit."""
-  if not config.audit.enabled:
+  if config.audit is None:
     return config
   return dataclasses.replace(config, audit=privacy.audit_settings(config))
 
 
 def inserting(config: FedConfig) -> Callable[..., Any]:
   """Returns a function that inserts canaries into the federation of this run."""
-  join = config.audit.kind == canary_clients.PARAMETER and privacy.canaries_join(config)
+  asked = config.audit
+  own = asked is not None and asked.kind == canary_clients.PARAMETER
+  join = own and privacy.canaries_join(config)
   return functools.partial(auditing.insert_canary_clients, join=join)
 
 
@@ -88,7 +99,7 @@ def beside(
 
   `apply` then reads only the model's parameters, under the key "model".
   """
-  if not config.audit.enabled or config.audit.kind != canary_clients.PARAMETER:
+  if config.audit is None or config.audit.kind != canary_clients.PARAMETER:
     return params, apply
   whole = auditing.with_canaries(params, config.audit.num_canaries)
   return whole, lambda params, x: apply(params["model"], x)
@@ -107,28 +118,28 @@ def check(config: FedConfig) -> None:
   Args:
     config: config with the audit's settings `resolved`.
   """
-  audits.check(config.audit, canary_clients.CLIENT_KINDS, canary_clients.CLIENT_SCORES)
-  if config.audit.enabled:
+  if config.audit is not None:
+    audits.check(config.audit, CLIENT_KINDS, CLIENT_SCORES)
     _check_claim(config)
-    _check_kind(config)
+    _check_kind(config, config.audit)
 
 
 def _check_claim(config: FedConfig) -> None:
   """Raises UserError for a run whose epsilon is not about the users of THIS run."""
-  privacy = config.privacy
-  if privacy.simulated_cohort is not None:
+  simulated = getattr(config.privacy, "simulated_cohort", None)
+  if simulated is not None:
     raise UserError(
-      f"needs no privacy.simulated_cohort={privacy.simulated_cohort}, whose "
+      f"needs no privacy.simulated_cohort={simulated}, whose "
       "epsilon is not of the clients of this run",
-      field="audit.enabled",
-      value=True,
+      field="audit",
+      value="canaries",
     )
 
 
-def _check_kind(config: FedConfig) -> None:
-  kind = config.audit.kind
-  score = config.audit.score
-  method = config.audit.method
+def _check_kind(config: FedConfig, asked: ClientAudit) -> None:
+  kind = asked.kind
+  score = asked.score
+  method = asked.method
   if method == "one_run_gaussian":
     raise UserError(
       "is not valid for canary clients, whose scores share the noise of a round; "
@@ -138,10 +149,10 @@ def _check_kind(config: FedConfig) -> None:
     )
   sends = kind in canary_clients.SENDERS
   if sends and not config.is_private:
-    trained = set(canary_clients.CLIENT_KINDS) - set(canary_clients.SENDERS)
+    trained = set(CLIENT_KINDS) - set(canary_clients.SENDERS)
     others = " or ".join(repr(k) for k in sorted(trained))
     raise UserError(
-      f"needs a privacy.method with a clip norm, not 'none'; use {others}",
+      f"needs a privacy with a clip norm, not 'none'; use {others}",
       field="audit.kind",
       value=kind,
     )
@@ -169,7 +180,7 @@ def target_of(
 ) -> AuditTarget:
   """Returns the guarantee that an audit of this run tests, and what its adversary sees.
 
-  | privacy.method         | the claim              | the adversary sees                          |
+  | privacy                | the claim              | the adversary sees                          |
   | ---------------------- | ---------------------- | ------------------------------------------- |
   | central, dp_ftrl, none | guarantee of the sum   | every noisy sum                             |
   | local                  | guarantee of a message | every noisy message, and who sent it        |
@@ -183,7 +194,7 @@ def target_of(
     num_clients: number of clients before canaries are inserted.
     mechanism: mechanism of noise in shares; None without such noise.
   """
-  method = config.privacy.method
+  asked = config.privacy
   rounds = config.num_rounds
   if mechanism is not None:
     shares = distributed.guarantee(config, mechanism, num_clients)
@@ -194,17 +205,17 @@ def target_of(
   of_sums = AuditTarget(
     audits.AuditClaim.of_plan(plan), SUMS, plan.l2_bound, plan.normalize_by
   )
-  if not config.audit.enabled or method not in ("local", "both"):
+  if config.audit is None or not isinstance(asked, Local | Both):
     return of_sums
   claim = audits.AuditClaim.of_promise(privacy.local_promise(config, num_clients), rounds)
-  if method == "both" and of_sums.claim.epsilon() <= claim.epsilon():
+  if isinstance(asked, Both) and of_sums.claim.epsilon() <= claim.epsilon():
     return of_sums
-  return AuditTarget(claim, MESSAGES, config.privacy.l2_clip_norm, 1.0)
+  return AuditTarget(claim, MESSAGES, asked.l2_clip_norm, 1.0)
 
 
 def prepared(
   config: FedConfig,
-  canaries: canary_clients.CanaryClients | None,
+  canaries: CanaryClients | None,
   target: AuditTarget,
   params: Params,
   num_clients: int,
@@ -216,17 +227,18 @@ def prepared(
     params: parameters; a direction has their shapes.
     num_clients: number of clients before canaries are inserted.
   """
-  if canaries is None:
+  asked = config.audit
+  if canaries is None or asked is None:
     return None
   directions = None
-  if config.audit.kind == canary_clients.PARAMETER:
-    directions = canary_clients.OwnParameters(config.audit.num_canaries)
-  if config.audit.kind == canary_clients.DIRECTION:
+  if asked.kind == canary_clients.PARAMETER:
+    directions = canary_clients.OwnParameters(asked.num_canaries)
+  if asked.kind == canary_clients.DIRECTION:
     directions = canary_clients.directions(
-      params, num_canaries=config.audit.num_canaries, seed=config.seed
+      params, num_canaries=asked.num_canaries, seed=config.seed
     )
   prob = config.clients_per_round / num_clients
-  return Audited(canaries, directions, prob, target)
+  return Audited(asked, canaries, directions, prob, target)
 
 
 def marked(audited: Audited | None, cohorts: Iterator[Cohort]) -> Iterator[Cohort]:
@@ -262,7 +274,7 @@ def heard(
 ) -> dict[str, Any]:
   """Returns the dict of `build._wrapping`, changed if the adversary sees messages and the score is
   "rounds". Then each message is scored when it is sent."""
-  listens = audited is not None and audited.hears and config.audit.score == "rounds"
+  listens = audited is not None and audited.hears and audited.asked.score == "rounds"
   if audited is None or audited.directions is None or not listens:
     return wrapping
   directions = audited.directions
@@ -280,7 +292,7 @@ def heard(
 
 
 def _scores_sums(config: FedConfig, audited: Audited | None) -> bool:
-  if audited is None or audited.directions is None or config.audit.score != "rounds":
+  if audited is None or audited.directions is None or audited.asked.score != "rounds":
     return False
   return audited.target.sees != MESSAGES
 
@@ -295,7 +307,7 @@ def watched(
   if audited is None or audited.directions is None or not _scores_sums(config, audited):
     return server_tx
   target = audited.target
-  correlated = config.privacy.method == "dp_ftrl"
+  correlated = isinstance(config.privacy, FedFtrl)
   watch = canary_clients.watching(
     audited.directions,
     unit=target.l2_clip_norm / target.divisor,
@@ -319,7 +331,7 @@ def seeing(
 
   def in_sum(cohort: Cohort, round: int) -> np.ndarray:
     drops = dropout.drops(round, cohort.ids)
-    return np.array(summation.uploading(cohort.ids, drops), np.int64)
+    return np.array(uploading(cohort.ids, drops), np.int64)
 
   divisor = audited.target.divisor
   return canary_clients.seeing(algorithm, audited.canaries, in_sum, divisor=divisor)
@@ -347,21 +359,21 @@ def facts(
   target = audited.target
   if directions is None:
     scores = canary_clients.client_loss_scores(loss_fn, before, after, canaries)
-  elif config.audit.score == "rounds" and target.sees == MESSAGES:
+  elif audited.asked.score == "rounds" and target.sees == MESSAGES:
     scores = canary_clients.heard_scores(state.memories, canaries)
-  elif config.audit.score == "rounds":
+  elif audited.asked.score == "rounds":
     scores = canary_clients.watched_scores(directions, state, canaries)
   else:
     moved = trees.add(after, trees.scale(before, -1.0))
     scores = canary_clients.direction_scores(directions, moved, canaries)
-  # With privacy.method="both", `epsilon` is about the sums. If the audit is about messages, the
+  # With privacy="both", `epsilon` is about the sums. If the audit is about messages, the
   # epsilon of the claim about messages replaces it.
-  of_messages = config.privacy.method == "both" and target.sees == MESSAGES
+  of_messages = isinstance(config.privacy, Both) and target.sees == MESSAGES
   claimed = target.claim.epsilon() if of_messages else epsilon
   facts_of_audit = audits.facts(
-    config.audit,
+    audited.asked,
     scores,
-    score=config.audit.score,
+    score=audited.asked.score,
     claim=target.claim,
     included=canaries.included,
     delta=config.privacy.delta,
@@ -370,7 +382,7 @@ def facts(
     at_best=_at_best(config, audited, scores),
     note=JOINED_NOTE if inserting(config).keywords["join"] else NOTE,
   )
-  final = config.audit.score == "final"
+  final = audited.asked.score == "final"
   facts_of_audit["audit"] |= {
     "adversary_sees": _SEES_MODEL if final else target.sees,
     "epsilon_claimed": claimed,
@@ -385,7 +397,7 @@ def _at_best(config: FedConfig, audited: Audited, scores: Scores) -> Any:
   A canary that took part in no round has the score 0, whether it is in or out: nobody can guess it.
   """
   knows = audited.target.sees in (MEMBERS_SUMS, MESSAGES)
-  if audited.directions is None or config.audit.score != "rounds" or not knows:
+  if audited.directions is None or audited.asked.score != "rounds" or not knows:
     return None
   inside = np.where(scores.inside != 0, 1.0, 0.0)
   return scores._replace(inside=inside, outside=np.where(scores.outside != 0, -1.0, 0.0))

@@ -13,9 +13,8 @@ import optax
 from dpjax import federated, secure, trees, validate
 from dpjax.data import Federation
 from dpjax.data.target_kinds import needs_classes
-from dpjax.experiments.config import unread as unread_lib
 from dpjax.experiments.config import user_code
-from dpjax.experiments.config.fields import name_of
+from dpjax.experiments.config.fields import leaves_out, name_of
 from dpjax.experiments.kinds import audits, bounds
 from dpjax.experiments.kinds.central import build as build_central
 from dpjax.experiments.kinds.central import features as features_lib
@@ -32,21 +31,23 @@ from dpjax.experiments.kinds.federated import (
   secure_sums,
 )
 from dpjax.experiments.kinds.federated import bounds as fed_bounds
-from dpjax.experiments.kinds.federated import unused as fed_unused
 from dpjax.experiments.kinds.federated import user_code as own_parts
 from dpjax.experiments.kinds.federated.config import (
   ALGORITHMS,
   NATURAL,
+  Both,
   FedConfig,
+  Local,
+  ServerNoise,
   aggregators_that,
   algorithm_of,
   algorithms_that,
 )
 from dpjax.experiments.kinds.federated.loading import load_data as load_data
 from dpjax.experiments.kinds.federated.loading import with_features as with_features
-from dpjax.experiments.run import guarantee, writers
+from dpjax.experiments.run import config_names, guarantee, writers
+from dpjax.experiments.run.experiment import Experiment, Phase, Story, every, single
 from dpjax.experiments.run.guarantee import Guarantee
-from dpjax.experiments.run.loop import Job, Phase, every
 from dpjax.experiments.run.run_keys import RunKeys
 from dpjax.federated.compression import error_memory
 from dpjax.federated.described import RunNumbers
@@ -54,13 +55,14 @@ from dpjax.federated.execution import named
 from dpjax.federated.execution.client_processes import process_clients
 from dpjax.federated.round import params_of
 from dpjax.federated.server_optimizers import fed_opt
+from dpjax.names import is_path
 from dpjax.parallel import made_for
 from dpjax.plan import Plan
 from dpjax.secure.distributed_noise import SkellamSum
 from dpjax.secure.encoding import Encoding
 from dpjax.validate import UserError
 
-# Fields that are passed to `named.by_name`.
+# Fields that are passed to `execution.by_name`.
 _EXECUTED = ("num_devices", "num_threads", "memory_budget_gb")
 # Fields that may differ between the processes of one run.
 ELSEWHERE = ("execution", *_EXECUTED)
@@ -85,7 +87,7 @@ class FedRun(NamedTuple):
   # a client's {"wrap", "memory"} if the algorithm wraps clients. `before` changes the aggregator.
   wrapped: Callable[..., federated.FederatedAlgorithm]
   audited: audit.Audited | None = None  # the canaries in `federation`
-  mechanism: SkellamSum | None = None  # for privacy.method="distributed"
+  mechanism: SkellamSum | None = None  # for privacy="distributed"
 
 
 @bounds.names_fields
@@ -98,7 +100,6 @@ def check(config: FedConfig, *, draws_cohorts: bool = True) -> None:
   bounds.typed(config)
   config = audit.resolved(config)
   fed_bounds.federation(config)
-  validate.one_of(privacy.METHODS, **{"privacy.method": config.privacy.method})
   validate.one_of(named.NAMES, execution=config.execution)
   validate.one_of(("memory", "disk"), client_state=config.client_state)
   if name_of(config, "partition") in NATURAL:
@@ -115,7 +116,31 @@ def check(config: FedConfig, *, draws_cohorts: bool = True) -> None:
     from dpjax.experiments.run import row_hooks  # few runs have a hook
 
     row_hooks.check(config.writer, release=config.release)
-  unread_lib.refuse(config, fed_unused.of_federation(config))
+  _check_read(config)
+
+
+def _check_read(config: FedConfig) -> None:
+  """Raises UserError for a field that is set although this run would not read it."""
+  bounds.data_read(config.data, of_leaf=name_of(config, "partition") == "leaf")
+  read = functools.partial(bounds.read_if, config)
+  algorithm = algorithm_of(config)
+  read(config.is_private, "privacy (--config.privacy)", "noise_seed")
+  read(False, "a guarantee of one example, not of one user", "data.num_examples")
+  dealt = hasattr(config.partition, "num_clients")
+  read(not dealt, "users that the data name", "data.num_users")
+  fields_of_clients = ("partition.client_id", "partition.max_examples")
+  read(not is_path(config.data.name), "clients that dpjax reads", *fields_of_clients)
+  for field in ("algorithm", "aggregator"):
+    others = f"another {field} than {name_of(config, field)!r}"
+    read(False, others, *leaves_out(getattr(config, field)))
+  keeping = algorithms_that(lambda row: row.keeps_state)
+  keeps = algorithm.keeps_state or name_of(config, "compression") == "top_k"
+  read(
+    keeps,
+    f"clients that keep something (algorithm={keeping}, compression='top_k')",
+    "client_state",
+  )
+  read(False, "a client that does not start afresh", "client_optimizer.schedule")
 
 
 def _knows_cohorts(config: FedConfig) -> bool:
@@ -159,7 +184,7 @@ def _check_stop(config: FedConfig) -> None:
   validate.probability(stop_at_accuracy=target)
   if config.is_private:
     raise UserError(
-      "needs privacy.method='none'; a private run pays for its num_rounds, which "
+      "needs privacy='none'; a private run pays for its num_rounds, which "
       "must not depend on what it sees",
       field="stop_at_accuracy",
       value=target,
@@ -170,10 +195,10 @@ def _check_combination(config: FedConfig) -> None:
   algorithm = algorithm_of(config)
   aggregator = name_of(config, "aggregator")
   means = aggregators_that(lambda row: row.is_mean)
-  if config.privacy.method in privacy.CENTRAL and aggregator not in means:
+  if isinstance(config.privacy, ServerNoise) and aggregator not in means:
     raise UserError(
       f"must be {' or '.join(map(repr, means))} with "
-      f"privacy.method={config.privacy.method!r}: no epsilon "
+      f"privacy={name_of(config, 'privacy')!r}: no epsilon "
       "is proved for it",
       field="aggregator",
       value=aggregator,
@@ -192,7 +217,7 @@ def _check_combination(config: FedConfig) -> None:
       "keeps every entry; must be below 1", field="compression.share", value=1.0
     )
   compressed = compression != "none"
-  wraps = compressed or config.privacy.method in ("local", "both")
+  wraps = compressed or isinstance(config.privacy, Local | Both)
   if wraps and not algorithm.wraps_clients:
     known = algorithms_that(lambda row: row.wraps_clients)
     raise UserError(
@@ -212,7 +237,7 @@ def _check_secure_sum(config: FedConfig) -> None:
     ),
     "compression": (name_of(config, "compression"), ("none",)),
     "weighting": (name_of(config, "weighting"), ("uniform", "capped")),
-    "privacy.method": (config.privacy.method, privacy.SUMMED),
+    "privacy": (name_of(config, "privacy"), privacy.SUMMED),
     "algorithm": (name_of(config, "algorithm"), tuple(ALGORITHMS) if is_dpjax else ()),
     "execution": (config.execution, ("auto", "loop", "vmap") if real else ()),
   }
@@ -273,7 +298,7 @@ def secure_aggregator(
     seeds = {"seed": distributed.seed_of(key), "rotation": config.seed}
     return secure.skellam_mean(chosen.protocol(cohort), mechanism, **seeds, **common)
   # A Poisson cohort may hold every client, and the modulus must exceed the sum of its messages.
-  most = num_clients if config.privacy.sampler != "fixed_size" else int(cohort)
+  most = num_clients if config.privacy.sampler.name != "fixed_size" else int(cohort)
   encoding = Encoding(most, chosen.largest_value, chosen.bits)
   return secure.secure_mean(chosen.protocol(cohort), encoding, **common)
 
@@ -287,7 +312,7 @@ def _aggregator(
 ) -> federated.Aggregator:
   if _is_summed(config):
     return secure_aggregator(config, plan, key, num_clients, mechanism)
-  if config.privacy.method in privacy.CENTRAL:
+  if isinstance(config.privacy, ServerNoise):
     return federated.central(plan, key)
   if isinstance(config.aggregator, str):
     return own_parts.aggregator(config.aggregator).drawn_by(plan)
@@ -324,12 +349,13 @@ def _wrapping(
   noise = privacy.local_noise(config)
   if guessed and noise is not None:
     noise = 0.0
+  clip_norm = getattr(config.privacy, "l2_clip_norm", 0.0)
 
   def wrap(client: federated.ClientAlgorithm) -> federated.ClientAlgorithm:
     client = audit.hidden(audited, client)
     if noise is not None:
       client = federated.client_noise(
-        client, l2_clip_norm=config.privacy.l2_clip_norm, noise_multiplier=noise
+        client, l2_clip_norm=clip_norm, noise_multiplier=noise
       )
     if compressor is None:
       return client
@@ -440,12 +466,19 @@ def assemble(
   """
   check(config)
   config = audit.resolved(config)
-  federation, test = load_data(config) if data is None else data
+  data = load_data(config) if data is None else data
+  keys = build_central.run_keys(config) if random is None else random
+  return assembled(config, data, keys)
+
+
+@bounds.names_fields
+def assembled(config: FedConfig, data: tuple[Any, Any], random: RunKeys) -> FedRun:
+  """Builds every object of a run whose config is checked and resolved; see `assemble`."""
+  federation, test = data
   # The number is taken before canaries are inserted, since no divisor may reveal how many are in.
   num_clients = privacy.public_size(config, federation)
   # Cohorts check their capacity against the number that `federation` declares.
   federation = dataclasses.replace(federation, nominal_users=num_clients)
-  random = build_central.run_keys(config) if random is None else random
   plan, reported = privacy.make_plan(config, num_clients)
   if not _knows_cohorts(config):
     cohort_sizes.check(config, num_clients)
@@ -498,16 +531,47 @@ def start(config: FedConfig, federation: Federation, random: RunKeys) -> Any:
   return task, model, params
 
 
-def build(config: FedConfig, data: tuple[Any, Any] | None = None) -> Job:
-  """Returns the job of a federated run, whose steps are rounds.
+class Federated(Experiment[FedConfig]):
+  """One run of a `FedConfig`, whose steps are rounds: one model, its data with many clients."""
 
-  Args:
-    data: result of `load_data`, to share it between runs; None: it is loaded.
-  """
-  check(config)
-  config = audit.resolved(config)
-  phase = lambda *parts: _phase(config, assemble(config, *parts))
-  return build_central.job_on_data(config, load_data, with_features, data, phase)
+  over_processes = True
+  step_is = "round"
+
+  def check(self) -> None:
+    check(self.config)
+    # What an audit leaves open is decided now, and stands in config.json.
+    self.config = audit.resolved(self.config)
+
+  def data(self) -> Any:
+    return load_data(self.config, features=False)
+
+  def with_features(self, data: Any) -> Any:
+    return with_features(self.config, data)
+
+  @property
+  def num_steps(self) -> int:
+    return self.config.num_rounds
+
+  def same(self) -> dict[str, str]:
+    # The digest covers only the computation. Checkpoints also depend on where client state is kept.
+    digest = config_names.digest(self.config, ELSEWHERE)
+    return {"config": digest.hex(), "client_state": self.config.client_state}
+
+  def train(self, data: Any, keys: RunKeys) -> Story:
+    return single(_phase(self.config, assembled(self.config, data, keys)))
+
+  def line(self, result: dict[str, Any]) -> str:
+    reached = [
+      f"{float(target):.0%} in {rounds}"
+      for target, rounds in result["rounds_to_accuracy"].items()
+      if rounds is not None
+    ]
+    return (
+      f"{result['dataset']} {result['model']} {result['method']}, {result['num_clients']} "
+      f"clients: {writers.headline(result)}, {guarantee.summary(result)}"
+      f"{secure_sums.in_words(result)}, {result['num_steps']} rounds{writers.took(result)}"
+      f"{'; ' + ', '.join(reached) if reached else ''}"
+    )
 
 
 def _phase(config: FedConfig, fed: FedRun) -> Phase:

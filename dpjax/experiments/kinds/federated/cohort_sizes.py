@@ -72,7 +72,8 @@ def check(config: FedConfig, num_clients: int) -> None:
     least_of = lambda cohort: of_aggregator
     field = "aggregator"
   chance_of = lambda cohort: ever(
-    below(least_of(cohort), config.privacy.sampler, num_clients, cohort), config.num_rounds
+    below(least_of(cohort), config.privacy.sampler.name, num_clients, cohort),
+    config.num_rounds,
   )
   cohort = config.clients_per_round
   name = name_of(config, field)
@@ -88,7 +89,9 @@ def check(config: FedConfig, num_clients: int) -> None:
     )
   if is_summed and summed.dropout_prob:
     _check_dropouts(config, num_clients, least)
-  share_of = lambda cohort: below(tolerant, config.privacy.sampler, num_clients, cohort)
+  share_of = lambda cohort: below(
+    tolerant, config.privacy.sampler.name, num_clients, cohort
+  )
   if (share := share_of(cohort)) > MOST:
     field, value = _option(config)
     raise UserError(
@@ -114,7 +117,7 @@ def _remedy(
   start = math.floor(config.clients_per_round) + 1
   enough = next((n for n in range(start, num_clients + 1) if chance_of(n) <= MOST), None)
   ways = []
-  if config.privacy.sampler != "fixed_size":
+  if config.privacy.sampler.name != "fixed_size":
     ways.append("--config.privacy.sampler=fixed_size")
   if enough is not None:
     ways.append(f"--config.clients_per_round={enough} or more")
@@ -129,7 +132,7 @@ def _check_dropouts(config: FedConfig, num_clients: int, least: int) -> None:
   stay = 1 - config.secure_sum.dropout_prob
   cohort = config.clients_per_round
   # Each client of a cohort stays by itself, so the survivors of a cohort are binomial, too.
-  most = num_clients if config.privacy.sampler == "poisson" else int(cohort)
+  most = num_clients if config.privacy.sampler.name == "poisson" else int(cohort)
   refused = below(least, "poisson", most, cohort * stay, empty=True)
   if refused**config.num_rounds > MOST:
     raise UserError(

@@ -13,20 +13,21 @@ from typing import Annotated, Any, ClassVar
 
 from dpjax import federated, gradients
 from dpjax.data import partition
-from dpjax.experiments.config import common, optimizers, rules
+from dpjax.experiments.config import common, optimizers, rules, samplers
 from dpjax.experiments.config.attacker import AttackerConfig
 from dpjax.experiments.config.common import COUNT
 from dpjax.experiments.config.fields import Choice, WithChoices, name_of, settings
 from dpjax.experiments.kinds.central.config import (
-  AuditConfig,
+  CanaryAudit,
   DataConfig,
-  FtrlConfig,
   ModelConfig,
   OptimizerConfig,
 )
 from dpjax.experiments.kinds.federated.secure_sums import SECURE_SUMS
-from dpjax.federated import client, described
-from dpjax.sampling.registry import used_for
+from dpjax.federated import described
+from dpjax.federated.client import capped, uniform
+from dpjax.noise import correlated
+from dpjax.noise.correlated.registry import STRATEGIES, Strategy
 from dpjax.transforms.every_clip_rule import CLIP_RULES
 from dpjax.zoo.datasets import leaf, natural, pfl, shakespeare, tff
 
@@ -115,20 +116,37 @@ ALGORITHMS = {
 }
 
 
+def _left_out(facts: described.AlgorithmFacts) -> tuple[str, ...]:
+  """Returns the fields of FedConfig that an algorithm does not read."""
+  read = {
+    "client_optimizer": "client_tx" in facts.optimizers,
+    "server_optimizer": "server_tx" in facts.optimizers,
+    "local.epochs": facts.local_steps,
+    "weighting": facts.weighted,
+  }
+  return tuple(field for field, is_read in read.items() if not is_read)
+
+
+for _name, _kind in ALGORITHMS.items():
+  _kind.leaves_out = _left_out(_DESCRIBED[_name])
+
+
 def _uncompressed() -> None:
   """Sends messages unchanged."""
 
 
 WEIGHTINGS = {
-  "uniform": settings(lambda: client.uniform, client.uniform),
+  "uniform": settings(lambda: uniform, uniform),
   # Privacy refuses "examples". For "capped", a client with n examples has weight min(n, cap) / cap.
   "examples": settings(lambda: federated.by_examples, federated.by_examples),
-  "capped": settings(client.capped, cap=100),
+  "capped": settings(capped, cap=100),
 }
 _AGGREGATIONS = described.aggregators()
 AGGREGATORS = {
   name: settings(row.make, **row.options) for name, row in _AGGREGATIONS.items()
 }
+for _name, _kind in AGGREGATORS.items():
+  _kind.leaves_out = () if _AGGREGATIONS[_name].weighted else ("weighting",)
 COMPRESSIONS = {
   "none": settings(_uncompressed),
   "quantize": settings(federated.quantize, bits=8),
@@ -164,14 +182,10 @@ class FedOptimizerConfig(OptimizerConfig):
 
 
 @dataclasses.dataclass
-class FedPrivacyConfig(WithChoices):
-  """The guarantee to one user. Give one of `epsilon`, `noise_multiplier` and `attacker`."""
+class UserGuarantee(WithChoices):
+  """What every private method promises to one user. Give one of `epsilon`, `noise_multiplier` and
+  `attacker`."""
 
-  method: Annotated[
-    str,
-    "central | local | both | none | dp_ftrl (central, noise correlated over the rounds) | "
-    "distributed (every client adds a share of the noise, inside a secure_sum)",
-  ] = "central"
   epsilon: Annotated[common.Epsilon, "target for num_rounds rounds"] = 8.0
   delta: Annotated[common.Delta, "chance that the bound may fail; well below 1 / users"] = (
     1e-5
@@ -180,30 +194,38 @@ class FedPrivacyConfig(WithChoices):
     None
   )
   l2_clip_norm: Annotated[common.ClipNorm, "bound on one client's message"] = 1.0
-  local_noise_multiplier: Annotated[
-    float, rules.POSITIVE, "both: what clients add themselves"
-  ] = 1.0
-  clipping: Annotated[
-    gradients.ClipRule,
-    Choice(CLIP_RULES),
-    "of clients' messages; all but flat: central only",
-  ] = dataclasses.field(default_factory=gradients.Flat)
-  sampler: Annotated[
-    str,
-    rules.among(used_for("clients"), user_defined=True),
-    "which clients are in a round; dp_ftrl has its own; or package.module:name",
-  ] = "poisson"
-  ftrl: FtrlConfig = dataclasses.field(default_factory=FtrlConfig)
+  epsilon_budget: common.EpsilonBudget = None
+  attacker: AttackerConfig = dataclasses.field(default_factory=AttackerConfig)
+
+
+@dataclasses.dataclass
+class ServerNoise(UserGuarantee):
+  """What all methods read whose server adds the noise."""
+
   neighboring_relation: Annotated[
     str,
     "'': the sampler's own; replace_special, which makes the number of users public, for "
     "poisson",
   ] = ""
   accountant: Annotated[common.Accountant, "'': the tightest for the sampler"] = ""
-  epsilon_budget: common.EpsilonBudget = None
-  attacker: AttackerConfig = dataclasses.field(default_factory=AttackerConfig)
+
+
+SAMPLERS = samplers.choice("clients")
+ClientSampler = Annotated[
+  Any, SAMPLERS, "which clients are in a round; or package.module:name"
+]
+
+
+@dataclasses.dataclass
+class Central(ServerNoise):
+  """The server clips messages and adds noise to their sum."""
+
+  clipping: Annotated[gradients.ClipRule, Choice(CLIP_RULES), "of clients' messages"] = (
+    dataclasses.field(default_factory=gradients.Flat)
+  )
+  sampler: ClientSampler = "poisson"
   simulated_cohort: Annotated[
-    int | None, COUNT, "central: noise as if so many clients took part"
+    int | None, COUNT, "noise as if so many clients took part"
   ] = None
   simulated_clients: Annotated[
     int | None, COUNT, "of so many; the epsilon is then simulated"
@@ -211,7 +233,66 @@ class FedPrivacyConfig(WithChoices):
 
 
 @dataclasses.dataclass
-class FedAuditConfig(AuditConfig):
+class Local(UserGuarantee):
+  """Every client adds noise to its own message: a guarantee against the server, too."""
+
+  sampler: ClientSampler = "poisson"
+
+
+@dataclasses.dataclass
+class Both(ServerNoise):
+  """Noise of the clients, and of the server."""
+
+  local_noise_multiplier: Annotated[
+    float, rules.POSITIVE, "what clients add themselves / l2_clip_norm"
+  ] = 1.0
+  sampler: ClientSampler = "poisson"
+
+
+@dataclasses.dataclass
+class FedFtrl(ServerNoise):
+  """As central, with noise that is correlated over the rounds."""
+
+  sampler: Annotated[
+    Any,
+    samplers.choice("correlated noise", "separation"),
+    "which clients are in a round, and how far apart; or package.module:name",
+  ] = "cyclic"
+  strategy: Annotated[Strategy, Choice(STRATEGIES), "how noise is correlated"] = (
+    dataclasses.field(default_factory=correlated.Banded)
+  )
+
+
+@dataclasses.dataclass
+class Distributed(UserGuarantee):
+  """Every client adds a share of the noise, inside a secure_sum."""
+
+  # The noise is sized for the number of clients of a round, which must be an integer.
+  sampler: ClassVar[samplers.SamplerChoice] = SAMPLERS.make("fixed_size", "sampler")
+
+
+@dataclasses.dataclass
+class NoPrivacy(WithChoices):
+  """No noise, no epsilon."""
+
+  leaves_out: ClassVar[tuple[str, ...]] = ("noise_seed",)
+
+  sampler: ClientSampler = "poisson"
+  delta: Annotated[common.Delta, "of the bound that an audit proves"] = 1e-5
+
+
+FED_PRIVACY: dict[str, type] = {
+  "central": Central,
+  "local": Local,
+  "both": Both,
+  "none": NoPrivacy,
+  "dp_ftrl": FedFtrl,
+  "distributed": Distributed,
+}
+
+
+@dataclasses.dataclass
+class ClientAudit(CanaryAudit):
   """Canary clients, and the lower bound on epsilon that they prove."""
 
   num_canaries: Annotated[
@@ -274,7 +355,11 @@ class FedConfig(WithChoices):
   server_optimizer: FedOptimizerConfig = dataclasses.field(
     default_factory=lambda: FedOptimizerConfig(learning_rate=1.0)
   )
-  privacy: FedPrivacyConfig = dataclasses.field(default_factory=FedPrivacyConfig)
+  privacy: Annotated[
+    Central | Local | Both | NoPrivacy | FedFtrl | Distributed,
+    Choice(FED_PRIVACY),
+    "the method of the guarantee to one user, with what it alone reads",
+  ] = dataclasses.field(default_factory=Central)
   num_rounds: Annotated[common.NumUpdates, "updates of the server"] = 100
   clients_per_round: Annotated[
     float,
@@ -315,12 +400,16 @@ class FedConfig(WithChoices):
   diagnostics: Annotated[bool, "log losses, norms and cohort sizes: NOT private"] = True
   release: common.Release = False
   writer: common.Writer = None
-  audit: FedAuditConfig = dataclasses.field(default_factory=FedAuditConfig)
+  audit: Annotated[
+    ClientAudit | None,
+    Choice({"none": type(None), "canaries": ClientAudit}),
+    "train with canary clients; short: --audit",
+  ] = None
 
   @property
   def is_private(self) -> bool:
     """Whether the method is one with a guarantee, whose keys are secret."""
-    return self.privacy.method != "none"
+    return not isinstance(self.privacy, NoPrivacy)
 
 
 def algorithm_of(config: FedConfig) -> described.AlgorithmFacts:

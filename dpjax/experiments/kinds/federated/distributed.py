@@ -1,4 +1,4 @@
-"""privacy.method="distributed": every client adds a share of the noise inside a secure sum."""
+"""privacy="distributed": every client adds a share of the noise inside a secure sum."""
 
 from __future__ import annotations
 
@@ -14,7 +14,9 @@ from dpjax.accounting.proved import NeighboringRelation
 from dpjax.accounting.text import paragraph
 from dpjax.experiments.config.attacker import attack_of
 from dpjax.experiments.config.fields import name_of
+from dpjax.experiments.kinds import bounds
 from dpjax.experiments.kinds.federated.config import (
+  Distributed,
   FedConfig,
   algorithm_of,
   algorithms_that,
@@ -24,7 +26,6 @@ from dpjax.experiments.run.guarantee import Guarantee
 from dpjax.secure.distributed_noise import SkellamSum
 from dpjax.validate import UserError
 
-METHOD = "distributed"
 _RELATION = NeighboringRelation.REPLACE_SPECIAL
 
 _WHOM = (
@@ -57,52 +58,57 @@ _RELEASE = (
 
 def check(config: FedConfig) -> None:
   """Raises UserError for fields that do not fit method "distributed"; loads no data."""
-  if config.privacy.method != METHOD:
+  if not isinstance(config.privacy, Distributed):
     return
   if isinstance(config.secure_sum, NoSecureSum):
     raise UserError(
       "needs a secure_sum, such as --config.secure_sum=secagg: a share of the "
       "noise alone does not hide a message",
-      field="privacy.method",
+      field="privacy",
       value="distributed",
     )
   if name_of(config, "secure_sum") == "bfv":
     raise UserError(
-      "must be another one for privacy.method='distributed': a client decrypts "
+      "must be another one for privacy='distributed': a client decrypts "
       "the sum before it is reduced modulo 2^32, and so learns more than the "
       "noise hides",
       field="secure_sum",
       value="bfv",
     )
   size = config.clients_per_round
-  if config.privacy.sampler != "fixed_size" or size != int(size):
+  if size != int(size):
     raise UserError(
-      f"must be 'fixed_size', with an integer clients_per_round={size!r}, for "
-      "privacy.method='distributed', whose noise is sized for the number of "
+      "must be an integer for privacy='distributed', whose noise is sized for the number of "
       "clients",
-      field="privacy.sampler",
-      value=config.privacy.sampler,
+      field="clients_per_round",
+      value=size,
     )
+  bounds.read_if(
+    config,
+    False,
+    "another privacy than 'distributed', which clips to privacy.l2_clip_norm",
+    "secure_sum.largest_value",
+  )
   # Clip norm and noise cover one difference of parameters. Other parts of a message would need a
   # clip norm and noise, too.
   algorithm = algorithm_of(config)
   if not algorithm.one_difference:
     known = algorithms_that(lambda row: row.one_difference)
     raise UserError(
-      f"must be {known} for privacy.method='distributed'",
+      f"must be {known} for privacy='distributed'",
       field="algorithm",
       value=algorithm.name,
     )
 
 
 def mechanism(config: FedConfig, num_parameters: int) -> SkellamSum | None:
-  """Returns the mechanism of one round; None for another privacy.method.
+  """Returns the mechanism of one round; None for another privacy.
 
   Its noise is `noise_multiplier` if given, else calibrated to `attacker` if given, else to
   `epsilon`. Raises UserError if `secure_sum.bits` are too few for this calibration.
   """
   privacy = config.privacy
-  if privacy.method != METHOD:
+  if not isinstance(privacy, Distributed):
     return None
   numbers: dict[str, Any] = {
     "l2_clip_norm": privacy.l2_clip_norm,
@@ -140,7 +146,7 @@ def _calibrated(config: FedConfig, of: Any) -> float:
   attack = attack_of(config.privacy)
   if attack is not None:
     return accounting.calibrate_noise_to_attack(run_event, attack, **counting)
-  epsilon = config.privacy.epsilon or 0.0
+  epsilon = getattr(config.privacy, "epsilon", None) or 0.0
   return accounting.calibrate_noise_multiplier(run_event, epsilon=epsilon, **counting)
 
 
@@ -196,5 +202,5 @@ def guarantee(
     accounted_delta=delta,
     l2_bound=noise_in_shares.l2_clip_norm,
     num_records=num_clients,
-    budget=config.privacy.epsilon_budget,
+    budget=getattr(config.privacy, "epsilon_budget", None),
   )

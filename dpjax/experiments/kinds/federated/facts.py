@@ -9,7 +9,7 @@ from dpjax.experiments.config.fields import name_of
 from dpjax.experiments.kinds.central import features
 from dpjax.experiments.kinds.central.facts import clip_norm, shows_data
 from dpjax.experiments.kinds.federated import audit, privacy, secure_sums
-from dpjax.experiments.kinds.federated.config import FedConfig
+from dpjax.experiments.kinds.federated.config import FedConfig, Local
 from dpjax.experiments.run import left_out, saved
 from dpjax.experiments.run.left_out import Arrivals
 from dpjax.federated.round import RoundInfo
@@ -71,14 +71,14 @@ def _noise_facts(config: FedConfig, fed: FedRun) -> dict[str, float]:
   if local is None:
     return {"noise_multiplier": fed.plan.noise_multiplier}
   # For method "local" the stated epsilon follows from the clients' noise.
-  multiplier = local if config.privacy.method == "local" else fed.plan.noise_multiplier
+  multiplier = local if isinstance(config.privacy, Local) else fed.plan.noise_multiplier
   return {"noise_multiplier": multiplier, "local_noise_multiplier": local}
 
 
 def planned(config: FedConfig, fed: FedRun) -> dict[str, Any]:
   """Returns the parts of a federated run's result that are known before the first round."""
   names = {"none": "", "central": "dp_", "dp_ftrl": "dp_ftrl_", "distributed": "ddp_"}
-  method = names.get(config.privacy.method, "ldp_")
+  method = names.get(name_of(config, "privacy"), "ldp_")
   facts: dict[str, Any] = {
     "task": fed.task.name,
     "dataset": config.data.name,

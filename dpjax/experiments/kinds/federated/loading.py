@@ -9,9 +9,8 @@ import numpy as np
 
 from dpjax.data import Federation
 from dpjax.data.target_kinds import needs_arrays, needs_classes
-from dpjax.experiments.config import unread as unread_lib
 from dpjax.experiments.config.fields import name_of
-from dpjax.experiments.kinds import bounds, data_section, unused
+from dpjax.experiments.kinds import bounds, data_section
 from dpjax.experiments.kinds.central import build as build_central
 from dpjax.experiments.kinds.central.config import TrainConfig
 from dpjax.experiments.kinds.federated import bounds as fed_bounds
@@ -50,7 +49,8 @@ def _natural(config: FedConfig) -> tuple[Federation, Any]:
   with data_section.errors_of_data():
     train, test = config.partition.make(config.data)
   fed_bounds.local_batch(config, len(train))
-  unread_lib.refuse(config, unused.of_dataset(train.dataset))
+  text = train.dataset.vocab_size is not None
+  bounds.read_if(config, text, "text", "data.max_length")
   sets = build_central.preprocessed(central(config), train.dataset, test.dataset)
   known = train.nominal_users
   asked = config.data.num_users

@@ -6,26 +6,35 @@ import dataclasses
 import math
 from typing import Any
 
-from dpjax import accounting, gradients, names, sampling, validate
+from dpjax import accounting, gradients, sampling, validate
 from dpjax.accounting.event_kinds.kind import DpEvent
 from dpjax.accounting.proved import NeighboringRelation
 from dpjax.auditing.canary_clients import DIRECTION, PARAMETER
 from dpjax.data import Federation
-from dpjax.experiments.config import fields, user_code
+from dpjax.experiments.config import fields, samplers
 from dpjax.experiments.config.attacker import attack_of
 from dpjax.experiments.kinds import bounds
 from dpjax.experiments.kinds.central import ftrl
-from dpjax.experiments.kinds.central.config import PrivacyConfig
+from dpjax.experiments.kinds.central.config import DpFtrl
 from dpjax.experiments.kinds.central.privacy import maker
 from dpjax.experiments.kinds.federated import distributed
-from dpjax.experiments.kinds.federated.config import FedAuditConfig, FedConfig
+from dpjax.experiments.kinds.federated.config import (
+  Both,
+  Central,
+  ClientAudit,
+  Distributed,
+  FedConfig,
+  FedFtrl,
+  Local,
+  ServerNoise,
+  UserGuarantee,
+)
 from dpjax.experiments.run import guarantee, sizes
 from dpjax.experiments.run.guarantee import Guarantee
 from dpjax.federated import placement
 from dpjax.noise import NoiseShape
 from dpjax.plan import Plan
 from dpjax.sampling.batch_sizes import steps_per_pass, whole_passes
-from dpjax.sampling.registry import used_for
 from dpjax.sampling.samplers import Sizing
 from dpjax.secure.distributed_noise import SkellamSum
 from dpjax.validate import UserError
@@ -36,27 +45,14 @@ from dpjax.validate import UserError
 # guesses depend on each other.
 _JOINED = 1000
 _IN_PLACES = 50
-METHODS = {
-  "central": "the server clips messages and adds noise to their sum",
-  "local": "every client adds noise to its own message: a guarantee against the server, too",
-  "both": "noise of the clients, and of the server",
-  "none": "no noise, no epsilon",
-  "dp_ftrl": "as central, with noise that is correlated over the rounds",
-  distributed.METHOD: "every client adds a share of the noise, inside a secure sum",
-}
-SAMPLERS = used_for("clients")
-CENTRAL = ("central", "both", "dp_ftrl")
 # Methods that fit a secure sum, since the server adds no noise.
-SUMMED = ("none", "local", distributed.METHOD)
+SUMMED = ("none", "local", "distributed")
 
 
 def relation(config: FedConfig) -> str:
   """Returns the neighboring relation under which the server's noise is accounted for."""
-  privacy = config.privacy
-  correlated = privacy.method == "dp_ftrl"
-  kinds = ftrl.SAMPLERS if correlated else SAMPLERS
-  kind = kinds.get(privacy.ftrl.sampler if correlated else privacy.sampler)
-  return privacy.neighboring_relation or sizes.usual_relation(kind)
+  asked = getattr(config.privacy, "neighboring_relation", "")
+  return asked or sizes.usual_relation(config.privacy.sampler.kind)
 
 
 def public_size(config: FedConfig, federation: Federation) -> int:
@@ -74,7 +70,7 @@ def public_size(config: FedConfig, federation: Federation) -> int:
     federation.num_clients,
     declared if known is None else known,
     relation=relation(config),
-    promised=privacy.method in CENTRAL and privacy.noise_multiplier != 0,
+    promised=isinstance(privacy, ServerNoise) and privacy.noise_multiplier != 0,
     field="data.num_users" if dealt is None else "partition.num_clients",
     other="privacy.neighboring_relation=replace_special",
   )
@@ -89,16 +85,18 @@ def canaries_join(config: FedConfig) -> bool:
   """
   privacy = config.privacy
   return (
-    config.audit.kind in ("auto", PARAMETER)
-    and privacy.method == "central"
-    and privacy.sampler == "poisson"
+    config.audit is not None
+    and config.audit.kind in ("auto", PARAMETER)
+    and isinstance(privacy, Central)
+    and privacy.sampler.name == "poisson"
     and relation(config) == NeighboringRelation.ADD_OR_REMOVE_ONE
   )
 
 
-def audit_settings(config: FedConfig) -> FedAuditConfig:
+def audit_settings(config: FedConfig) -> ClientAudit:
   """Returns the settings of the audit, with `auto` and 0 replaced by actual values."""
   audit = config.audit
+  assert audit is not None
   join = canaries_join(config)
   kind = audit.kind
   if kind == "auto":
@@ -121,13 +119,13 @@ def _check_release(config: FedConfig) -> None:
   privacy = config.privacy
   if not config.release:
     return
-  covered = ("central", "dp_ftrl", distributed.METHOD)
-  if privacy.method not in covered or privacy.simulated_cohort is not None:
+  covered = isinstance(privacy, Central | FedFtrl | Distributed)
+  simulated = getattr(privacy, "simulated_cohort", None)
+  if not covered or simulated is not None:
     raise UserError(
-      "needs privacy.method='central', 'dp_ftrl' or 'distributed' and no "
-      f"privacy.simulated_cohort, not {privacy.method!r} and "
-      f"{privacy.simulated_cohort!r}; only what the noise of the sum covers may "
-      "be released",
+      "needs privacy='central', 'dp_ftrl' or 'distributed' and no privacy.simulated_cohort, not "
+      f"{fields.name_of(config, 'privacy')!r} and {simulated!r}; only what the noise of the sum "
+      "covers may be released",
       field="release",
       value=True,
     )
@@ -146,9 +144,7 @@ def check(config: FedConfig) -> None:
 
 def _check_promise(config: FedConfig) -> None:
   privacy = config.privacy
-  if type(privacy.clipping) is not gradients.Flat:
-    _check_clipping(config)
-  if not config.is_private:
+  if not isinstance(privacy, UserGuarantee):
     return
   has_attack = attack_of(privacy) is not None
   if not has_attack and (privacy.epsilon is None) == (privacy.noise_multiplier is None):
@@ -158,6 +154,12 @@ def _check_promise(config: FedConfig) -> None:
       field="privacy.epsilon",
       value=privacy.epsilon,
     )
+  if isinstance(privacy, Central):
+    _check_simulated(config, privacy)
+
+
+def _check_simulated(config: FedConfig, privacy: Central) -> None:
+  """Raises UserError for a simulated cohort that is no larger one, drawn by Poisson sampling."""
   if (privacy.simulated_cohort is None) != (privacy.simulated_clients is None):
     raise UserError(
       f"needs privacy.simulated_clients={privacy.simulated_clients}, and the "
@@ -165,36 +167,27 @@ def _check_promise(config: FedConfig) -> None:
       field="privacy.simulated_cohort",
       value=privacy.simulated_cohort,
     )
-  if privacy.simulated_cohort is not None:
-    _check_simulated(config)
-
-
-def _check_clipping(config: FedConfig) -> None:
-  privacy = config.privacy
-  if privacy.method != "central" or privacy.simulated_cohort is not None:
+  cohort = privacy.simulated_cohort
+  if cohort is None:
+    return
+  if type(privacy.clipping) is not gradients.Flat:
     raise UserError(
-      f"needs privacy.method='central', not {privacy.method!r}, and no "
-      "privacy.simulated_cohort",
+      "must be 'flat' with privacy.simulated_cohort",
       field="privacy.clipping",
       value=fields.get(privacy, "clipping"),
     )
-
-
-def _check_simulated(config: FedConfig) -> None:
-  privacy = config.privacy
-  cohort = config.privacy.simulated_cohort or 0
   validate.integer_at_least(1, **{"privacy.simulated_cohort": cohort})
-  if privacy.method != "central" or cohort < config.clients_per_round:
+  if cohort < config.clients_per_round:
     raise UserError(
-      f"needs privacy.method='central' and must be >= clients_per_round={config.clients_per_round}",
+      f"must be >= clients_per_round={config.clients_per_round}",
       field="privacy.simulated_cohort",
       value=cohort,
     )
-  if privacy.sampler != "poisson":
+  if privacy.sampler.name != "poisson":
     raise UserError(
       "must be 'poisson' with privacy.simulated_cohort, which is drawn so",
       field="privacy.sampler",
-      value=privacy.sampler,
+      value=privacy.sampler.name,
     )
   if cohort > (privacy.simulated_clients or 0):
     raise UserError(
@@ -205,9 +198,9 @@ def _check_simulated(config: FedConfig) -> None:
 
 
 def _sampler(config: FedConfig, num_clients: int) -> sampling.Sampler:
-  name = config.privacy.sampler
+  chosen = config.privacy.sampler
   prob = config.clients_per_round / num_clients
-  num_canaries = audit_settings(config).num_canaries if config.audit.enabled else 0
+  num_canaries = 0 if config.audit is None else audit_settings(config).num_canaries
   joining = num_canaries if num_canaries and canaries_join(config) else 0
   size = Sizing(
     sampling_prob=prob,
@@ -216,21 +209,18 @@ def _sampler(config: FedConfig, num_clients: int) -> sampling.Sampler:
     # A neighbouring federation may have one more client. All canaries are counted, in or out, so
     # that no refusal depends on which canaries are in.
     padded_batch_size=num_clients + joining + 1,
-    neighboring_relation=config.privacy.neighboring_relation,
+    neighboring_relation=getattr(config.privacy, "neighboring_relation", ""),
     unit="user",
     may_leave=num_canaries - joining,
   )
-  if names.is_path(name):
-    return user_code.sampler(name, "privacy.sampler", size)
-  kind = SAMPLERS[name]
   # Silent rounding would make the run sample other numbers of clients than the config says.
-  if kind.nearest_prob(prob, num_clients) != prob:
+  if not chosen.path and chosen.kind.nearest_prob(prob, num_clients) != prob:
     raise UserError(
-      f"must be an integer for {name}",
+      f"must be an integer for {chosen.name}",
       field="clients_per_round",
       value=config.clients_per_round,
     )
-  return kind.sized(size)
+  return samplers.sized(chosen, size)
 
 
 def _plan(config: FedConfig, sampler: Any, divisor: float, noise: float | None) -> Plan:
@@ -241,11 +231,14 @@ def _plan(config: FedConfig, sampler: Any, divisor: float, noise: float | None) 
     noise: noise multiplier; None: it is calibrated to the config's attacker or epsilon.
   """
   privacy = config.privacy
+  assert isinstance(privacy, ServerNoise)
   make = maker(privacy.epsilon, noise, attack_of(privacy))
   return make(
     sampler=sampler,
     num_steps=config.num_rounds,
-    l2_clip_norm=gradients.Clip(privacy.l2_clip_norm, privacy.clipping),
+    l2_clip_norm=gradients.Clip(
+      privacy.l2_clip_norm, getattr(privacy, "clipping", gradients.Flat())
+    ),
     normalize_by=divisor,
     delta=privacy.delta,
     neighboring_relation=privacy.neighboring_relation,
@@ -253,37 +246,35 @@ def _plan(config: FedConfig, sampler: Any, divisor: float, noise: float | None) 
   )
 
 
-def _ftrl_plan(config: FedConfig, num_clients: int) -> Plan:
+def _ftrl_plan(config: FedConfig, asked: FedFtrl, num_clients: int) -> Plan:
   """Makes the plan of DP-FTRL on the server, like `central.privacy.make_plan` with clients in place
   of examples."""
-  privacy = PrivacyConfig(
-    method="dp_ftrl",
+  privacy = DpFtrl(
     sampling_prob=config.clients_per_round / num_clients,
-    ftrl=config.privacy.ftrl,
+    sampler=fields.to_dict(asked)["sampler"],
+    strategy=asked.strategy,
   )
   prob = privacy.sampling_prob
   if ftrl.cyclic(privacy) and not whole_passes(prob):
     raise UserError(
       f"must be num_clients={num_clients} / a whole number, the rounds of a "
-      f"pass, for privacy.ftrl.sampler={privacy.ftrl.sampler!r}; "
+      f"pass, for privacy.sampler={asked.sampler.name!r}; "
       f"{num_clients / steps_per_pass(prob)!r} is near",
       field="clients_per_round",
       value=config.clients_per_round,
     )
   ftrl.check(privacy)
-  make = maker(
-    config.privacy.epsilon, config.privacy.noise_multiplier, attack_of(config.privacy)
-  )
+  make = maker(asked.epsilon, asked.noise_multiplier, attack_of(asked))
   return make(
     sampler=ftrl.sampler(
       privacy, config.num_rounds, num_clients, num_clients + 1, unit="user"
     ),
     num_steps=config.num_rounds,
-    l2_clip_norm=config.privacy.l2_clip_norm,
+    l2_clip_norm=asked.l2_clip_norm,
     normalize_by=config.clients_per_round,
-    delta=config.privacy.delta,
-    neighboring_relation=config.privacy.neighboring_relation,
-    accountant=config.privacy.accountant,
+    delta=asked.delta,
+    neighboring_relation=asked.neighboring_relation,
+    accountant=asked.accountant,
     noise_shape=NoiseShape(correlation=ftrl.correlation(privacy, config.num_rounds)),
   )
 
@@ -298,11 +289,11 @@ def make_plan(config: FedConfig, num_clients: int) -> tuple[Plan, Plan]:
   privacy = config.privacy
   check_cohort(config, num_clients)
   # All numbers below use the public `num_clients`, never the true number.
-  if privacy.method == "dp_ftrl":
-    plan = _ftrl_plan(config, num_clients)
+  if isinstance(privacy, FedFtrl):
+    plan = _ftrl_plan(config, privacy, num_clients)
     return plan, plan
   sampler = _sampler(config, num_clients)
-  if privacy.method not in CENTRAL:
+  if not isinstance(privacy, ServerNoise):
     plan = Plan(
       sampler=sampler,
       noise_multiplier=0.0,
@@ -313,8 +304,8 @@ def make_plan(config: FedConfig, num_clients: int) -> tuple[Plan, Plan]:
     )
     return plan, plan
   noise = privacy.noise_multiplier
-  cohort = privacy.simulated_cohort
-  population = privacy.simulated_clients
+  cohort = getattr(privacy, "simulated_cohort", None)
+  population = getattr(privacy, "simulated_clients", None)
   if cohort is None or population is None:
     plan = _plan(config, sampler, config.clients_per_round, noise)
     return plan, plan
@@ -327,6 +318,7 @@ def make_plan(config: FedConfig, num_clients: int) -> tuple[Plan, Plan]:
 
 def _simulation_note(config: FedConfig) -> str:
   privacy = config.privacy
+  assert isinstance(privacy, Central)
   return (
     f"SIMULATED. The noise is that of cohorts of {privacy.simulated_cohort} out of "
     f"{privacy.simulated_clients} clients; this run had cohorts of "
@@ -336,13 +328,13 @@ def _simulation_note(config: FedConfig) -> str:
 
 
 def local_noise(config: FedConfig) -> float | None:
-  """Returns the noise multiplier on a client's message; None unless `method` is "local" or "both".
+  """Returns the noise multiplier on a client's message; None unless privacy is "local" or "both".
   Under "local" without `noise_multiplier`, it is calibrated for a message in every round."""
   privacy = config.privacy
-  if privacy.method not in ("local", "both"):
-    return None
-  if privacy.method == "both":
+  if isinstance(privacy, Both):
     return privacy.local_noise_multiplier
+  if not isinstance(privacy, Local):
+    return None
   if privacy.noise_multiplier is not None:
     return privacy.noise_multiplier
   counting: Any = {
@@ -372,9 +364,11 @@ _LOCAL_NOTE = (
 def local_promise(config: FedConfig, num_clients: int) -> Guarantee:
   """Returns the guarantee against the server, for a client that takes part in every round."""
   noise = local_noise(config) or 0.0
-  delta = config.privacy.delta
+  asked = config.privacy
+  assert isinstance(asked, UserGuarantee)
+  delta = asked.delta
   relation = NeighboringRelation.REPLACE_ONE
-  budget = config.privacy.epsilon_budget
+  budget = asked.epsilon_budget
   if not noise:
     guarantee.check_nothing_asked(budget=budget, release=config.release)
 
@@ -399,7 +393,7 @@ def local_promise(config: FedConfig, num_clients: int) -> Guarantee:
     curve=lambda rounds: placement.local_epsilon(noise, delta, rounds) if rounds else 0.0,
     statement=statement,
     accounted_delta=delta,
-    l2_bound=config.privacy.l2_clip_norm,
+    l2_bound=asked.l2_clip_norm,
     num_records=num_clients,
     budget=budget,
   )
@@ -422,7 +416,7 @@ def make_promise(
   asked = guarantee.asked(attack_of(config.privacy), config.privacy.delta)
   if mechanism is not None:
     return guarantee.noted(distributed.guarantee(config, mechanism, num_clients), asked)
-  if config.privacy.method == "local":
+  if isinstance(config.privacy, Local):
     return guarantee.noted(local_promise(config, num_clients), asked)
   simulated = reported is not ran
   notes = [_simulation_note(config) if simulated else "", asked]
@@ -430,9 +424,9 @@ def make_promise(
     reported,
     num_clients,
     ran=ran if simulated else None,
-    deployed=config.privacy.simulated_clients,
+    deployed=getattr(config.privacy, "simulated_clients", None),
     unit="user",
-    budget=config.privacy.epsilon_budget,
+    budget=getattr(config.privacy, "epsilon_budget", None),
     note="\n\n".join(note for note in notes if note),
     release=config.release,
   )

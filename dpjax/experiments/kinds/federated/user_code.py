@@ -128,7 +128,7 @@ def algorithm(
     raise UserError(
       "returns a FederatedAlgorithm, of which nobody knows that its rounds "
       "release noisy messages alone; return a ClientAlgorithm, or set "
-      "privacy.method='none'",
+      "privacy='none'",
       field="algorithm",
       value=path,
     )

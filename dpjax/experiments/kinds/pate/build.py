@@ -1,4 +1,4 @@
-"""Builds the job of one run of PATE from a `PateConfig`.
+"""One run of PATE, from a `PateConfig`.
 
 The first phase counts the votes of all teachers, some teachers in each step. The second phase
 answers one query in each step, and only this phase publishes anything. Votes are stored only in
@@ -19,23 +19,15 @@ import numpy as np
 from dpjax import data as data_lib
 from dpjax.accounting import Ledger
 from dpjax.data import cache
-from dpjax.experiments.kinds import bounds, named_data, public_pool
+from dpjax.experiments.config.fields import name_of
+from dpjax.experiments.kinds import named_data, public_pool
 from dpjax.experiments.kinds.central import features as features_lib
 from dpjax.experiments.kinds.central.config import ModelConfig
 from dpjax.experiments.kinds.pate import vote_costs
-from dpjax.experiments.kinds.pate.config import PateConfig, check
-from dpjax.experiments.run import guarantee, left_out, pieces, sizes
+from dpjax.experiments.kinds.pate.config import PateConfig, Pixels, check
+from dpjax.experiments.run import guarantee, left_out, pieces, sizes, writers
+from dpjax.experiments.run.experiment import Experiment, Phase, Scores, Story, every, single
 from dpjax.experiments.run.guarantee import Guarantee
-from dpjax.experiments.run.loop import (
-  Job,
-  Phase,
-  RunOutcome,
-  Schedule,
-  Scores,
-  TrainPhase,
-  every,
-  single,
-)
 from dpjax.experiments.run.pieces import Arrays
 from dpjax.experiments.run.run_keys import RunKeys
 from dpjax.mechanisms.teacher_votes import UNANSWERED
@@ -55,71 +47,64 @@ class _Sides(NamedTuple):
   public: data_lib.Dataset
 
 
-def load_data(config: PateConfig) -> tuple[Any, Any]:
-  """Returns (private data, public data) without features."""
-  return named_data.load(config)
+class Pate(Experiment[PateConfig]):
+  """One run of PATE: teachers vote, queries are answered with noise, a student learns."""
 
+  def check(self) -> None:
+    check(self.config)
 
-@bounds.names_fields
-def build(config: PateConfig, loaded: tuple[Any, Any] | None = None) -> Job:
-  """Builds the job of one run.
+  def data(self) -> tuple[data_lib.Dataset, data_lib.Dataset]:
+    """Returns (private data, public data) without features."""
+    return named_data.load(self.config)
 
-  Args:
-    loaded: result of `load_data`, to share it between runs; None: it is loaded.
-  """
-  check(config)
+  def check_data(self, data: Any) -> None:
+    private, public = data
+    named_data.check_pool(self.config, public)
+    public_pool.check(self.config, private, public)
 
-  @functools.cache
-  def read() -> _Sides:
-    sides = _Sides(*(loaded or load_data(config)))
-    named_data.check_pool(config, sides.public)
-    public_pool.check(config, sides.private, sides.public)
-    return sides
+  def digest(self, data: Any) -> bytes:
+    return public_pool.digest(self.config, *data)
 
-  def start(random: RunKeys) -> Schedule:
-    sides = read()
-    num_records = sizes.stated(
-      len(sides.private),
-      sides.private.nominal_size,
-      relation=config.neighboring_relation,
+  def line(self, result: dict[str, Any]) -> str:
+    return (
+      f"{result['dataset']} {result['method']}: {writers.headline(result)}, "
+      f"{guarantee.summary(result)}, {result['num_answers']} of {result['num_queries']} queries "
+      f"answered{writers.took(result)}"
     )
-    promised = guarantee.repeated(
-      vote_costs.promised(config, num_records), config.noise_seed
-    )
-    promised = public_pool.noted(promised, config, sides.public)
+
+  def train(self, data: Any, keys: RunKeys) -> Story:
+    config = self.config
+    sides = _Sides(*data)
+    promised = _guarantee(config, sides)
     # The budget is checked here, so that a refused run claims no folder.
     promised.check_budget(Ledger())
+    # Both phases read the public features. These are computed only once, by the phase that reads
+    # them first.
+    public = functools.cache(lambda: _features(config, sides.public))
+    votes = yield _votes_phase(config, sides, public)
+    counts = np.asarray(votes.state["counts"])
+    student = _Student(config, sides, public)
+    queries = _queries_phase(config, sides, counts, keys, promised, student)
+    return (yield from single(queries))
 
-    def schedule(train_phase: TrainPhase) -> RunOutcome:
-      # Both phases read the public features. These are computed only once, by the phase that reads
-      # them first.
-      public = functools.cache(lambda: _features(config, sides.public))
-      votes = train_phase(_votes_phase(config, sides, public))
-      counts = np.asarray(votes.state["counts"])
-      student = _Student(config, sides, public)
-      queries = _queries_phase(config, sides, counts, random, promised, student)
-      return single(queries)(train_phase)
 
-    return schedule
-
-  return Job(
-    config=config,
-    seed=config.seed,
-    data_name=config.dataset,
-    data=lambda: public_pool.digest(config, *read()),
-    start=start,
-    noise_seed=config.noise_seed,
-    release=config.release,
+def _guarantee(config: PateConfig, sides: _Sides) -> Guarantee:
+  num_records = sizes.stated(
+    len(sides.private),
+    sides.private.nominal_size,
+    relation=config.neighboring_relation,
   )
+  promised = guarantee.repeated(vote_costs.promised(config, num_records), config.noise_seed)
+  return public_pool.noted(promised, config, sides.public)
 
 
 def _features(config: PateConfig, dataset: Any) -> np.ndarray:
   """Returns features [n, d]. Each row depends only on one example and on public constants."""
-  if config.features == "pixels":
+  if isinstance(config.features, Pixels):
     # The neighbour of a single record is an empty data set. Its width cannot be inferred by -1.
     shape = (len(dataset), math.prod(dataset.x.shape[1:]))
     return np.reshape(np.asarray(dataset.x, np.float32), shape)
-  options = {"num_groups": config.num_groups}
+  options = {"num_groups": config.features.num_groups}
   model = ModelConfig(name="scatter_linear", options=options)
   seen = features_lib.featured(model, dataset, kept=cache.folder())
   return np.reshape(np.asarray(seen.x), (len(dataset), math.prod(seen.x.shape[1:])))
@@ -294,8 +279,8 @@ def _queries_phase(
       values |= _not_private(config, sides, counts)
     if config.data_dependent:
       values |= vote_costs.of_votes(config, counts, labels >= 0)
-    if config.publish_cost:
-      values |= vote_costs.published(config, counts, random.noise)
+    if config.cost is not None:
+      values |= vote_costs.published(config, config.cost, counts, random.noise)
     return values
 
   return Phase(
@@ -313,8 +298,8 @@ def _queries_phase(
     planned=lambda: {
       "task": "pate",
       "dataset": config.dataset,
-      "method": config.aggregator,
-      "model": config.features,
+      "method": name_of(config, "aggregator"),
+      "model": name_of(config, "features"),
     },
     describe=describe,
   )

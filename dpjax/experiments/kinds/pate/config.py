@@ -4,21 +4,68 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from typing import Annotated
+from typing import Annotated, Any
 
 from dpjax.experiments.config import common, rules
-from dpjax.experiments.config import unread as unread_lib
-from dpjax.experiments.config.unread import Unused, needs
+from dpjax.experiments.config.fields import Choice, WithChoices
 from dpjax.experiments.kinds import bounds, named_data
 from dpjax.mechanisms.teacher_votes import ConfidentGNMax, GNMax, std_for
 from dpjax.validate import UserError
 
-AGGREGATORS = ("gnmax", "confident_gnmax")
-FEATURES = ("scattering", "pixels")
+
+@dataclasses.dataclass(frozen=True)
+class EveryQuery:
+  """Every query is answered (GNMax)."""
+
+
+@dataclasses.dataclass(frozen=True)
+class ConfidentQueries:
+  """Only queries are answered on which enough teachers agree (Confident-GNMax)."""
+
+  max_answers: Annotated[int, common.COUNT, "all are accounted, used or not"] = 30
+  threshold: Annotated[
+    float, rules.NON_NEGATIVE, rules.IN_FLOAT32, "votes that an answer needs"
+  ] = 25.0
+  check_std: Annotated[
+    float, rules.POSITIVE, rules.IN_FLOAT32, "noise of a check, in votes"
+  ] = 10.0
+
+
+@dataclasses.dataclass(frozen=True)
+class Pixels:
+  """Teachers and student read the inputs as they are."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Scattering:
+  """Teachers and student read scattering features."""
+
+  num_groups: Annotated[int, common.COUNT, "of channels, each standardised by itself"] = 27
+
+
+@dataclasses.dataclass(frozen=True)
+class PublishedCost:
+  """What these very votes cost, published by smooth sensitivity, and paid for; of gnmax."""
+
+  order: Annotated[
+    float, "Renyi order of the published cost, from 1 to 1 / (1 - e^(-2 beta))"
+  ] = 14.0
+  beta: Annotated[float, rules.POSITIVE, "of its smooth sensitivity, a teacher"] = 0.02
+  noise_in_sensitivities: Annotated[
+    float, rules.POSITIVE, "of the published cost, in smooth sensitivities"
+  ] = 12.0
+
+
+AGGREGATORS: dict[str, type] = {
+  "gnmax": EveryQuery,
+  "confident_gnmax": ConfidentQueries,
+}
+FEATURES: dict[str, type] = {"pixels": Pixels, "scattering": Scattering}
+COSTS: dict[str, type] = {"none": type(None), "published": PublishedCost}
 
 
 @dataclasses.dataclass
-class PateConfig:
+class PateConfig(WithChoices):
   """Configuration of a run: teachers on private parts, noisy votes, a student.
 
   The test set is taken as public. Its first `num_pool` examples are the student's unlabelled pool.
@@ -27,12 +74,7 @@ class PateConfig:
 
   dataset: Annotated[str, "digits | mnist | any name of dpjax.data.load"] = "digits"
   data_dir: common.DataDir = None
-  features: Annotated[str, rules.among(FEATURES), "what teachers and student read"] = (
-    "pixels"
-  )
-  num_groups: Annotated[
-    int, common.COUNT, "of channels, each standardised by itself; of scattering"
-  ] = 27
+  features: Annotated[Any, Choice(FEATURES), "what teachers and student read"] = "pixels"
   num_teachers: Annotated[int, rules.between(2, rules.MOST_CLIENTS), "private parts"] = 40
   teacher_capacity: Annotated[
     int, common.COUNT, "public: most records of a part; others are left out"
@@ -46,25 +88,10 @@ class PateConfig:
     int, rules.between(1, rules.MOST_STEPS), "examples of the pool that are asked about"
   ] = 40
   aggregator: Annotated[
-    str,
-    rules.among(AGGREGATORS),
+    Any,
+    Choice(AGGREGATORS),
     "gnmax: every query is answered; confident_gnmax: only where enough teachers agree",
   ] = "gnmax"
-  max_answers: Annotated[
-    int, common.COUNT, "all are accounted, used or not; of confident_gnmax"
-  ] = 30
-  threshold: Annotated[
-    float,
-    rules.NON_NEGATIVE,
-    rules.IN_FLOAT32,
-    "votes that an answer needs; of confident_gnmax",
-  ] = 25.0
-  check_std: Annotated[
-    float,
-    rules.POSITIVE,
-    rules.IN_FLOAT32,
-    "noise of a check, in votes; of confident_gnmax",
-  ] = 10.0
   std: Annotated[
     float | None,
     rules.POSITIVE,
@@ -88,16 +115,11 @@ class PateConfig:
   data_dependent: Annotated[
     bool, "also compute what these very votes cost: private, not for release"
   ] = False
-  publish_cost: Annotated[
-    bool, "publish that cost by smooth sensitivity, and pay for it; of gnmax"
-  ] = False
-  cost_order: Annotated[
-    float, "Renyi order of the published cost, from 1 to 1 / (1 - e^(-2 cost_beta))"
-  ] = 14.0
-  cost_beta: Annotated[float, rules.POSITIVE, "of its smooth sensitivity, a teacher"] = 0.02
-  cost_noise: Annotated[
-    float, rules.POSITIVE, "of the published cost, in smooth sensitivities"
-  ] = 12.0
+  cost: Annotated[
+    PublishedCost | None,
+    Choice(COSTS),
+    "published: that cost by smooth sensitivity, which is paid for; of gnmax",
+  ] = None
   eval_every: Annotated[int, common.COUNT, "queries between two students"] = 20
   seed: common.Seed = 0
   noise_seed: common.NoiseSeed = None
@@ -109,50 +131,34 @@ class PateConfig:
     allows."""
     relation = self.neighboring_relation
     std = self.std
-    confident = self.aggregator == "confident_gnmax"
+    asked = self.aggregator
+    confident = isinstance(asked, ConfidentQueries)
     if std is None:
       std = std_for(
         epsilon=self.epsilon,
         delta=self.delta,
         num_answers=self.most_answers,
         num_checks=self.num_queries if confident else 0,
-        check_std=self.check_std,
+        check_std=asked.check_std if confident else 1.0,
       )
     if confident:
-      return ConfidentGNMax(self.threshold, self.check_std, std, relation)
+      return ConfidentGNMax(asked.threshold, asked.check_std, std, relation)
     return GNMax(std, relation)
 
   @property
   def most_answers(self) -> int:
     """Returns how many answers the guarantee accounts for, whether they are given or not."""
-    return self.max_answers if self.aggregator == "confident_gnmax" else self.num_queries
-
-
-def unread(config: PateConfig) -> Unused:
-  """Returns {field that a run does not read: condition under which it would be read}.
-
-  >>> sorted(unread(PateConfig()))[:2]
-  ['check_std', 'cost_beta']
-  """
-  confident = config.aggregator == "confident_gnmax"
-  return (
-    needs(
-      confident,
-      "aggregator='confident_gnmax'",
-      *("max_answers", "threshold", "check_std"),
-    )
-    | needs(config.features == "scattering", "features='scattering'", "num_groups")
-    | needs(config.publish_cost, "publish_cost", "cost_order", "cost_beta", "cost_noise")
-    | needs(config.std is None, "std=None, which is solved for", "epsilon")
-    | named_data.unread(config)
-  )
+    asked = self.aggregator
+    is_bounded = isinstance(asked, ConfidentQueries)
+    return asked.max_answers if is_bounded else self.num_queries
 
 
 @bounds.names_fields
 def check(config: PateConfig) -> None:
   """Raises UserError if the config is wrong; loads no data."""
   bounds.typed(config)
-  unread_lib.refuse(config, unread(config))
+  named_data.check_folder(config)
+  bounds.read_if(config, config.std is None, "std=None, which is solved for", "epsilon")
   if config.num_queries > config.num_pool:
     raise UserError(
       f"must be at most num_pool={config.num_pool}",
@@ -162,8 +168,8 @@ def check(config: PateConfig) -> None:
   if config.most_answers > config.num_queries:
     raise UserError(
       f"must be at most num_queries={config.num_queries}",
-      field="max_answers",
-      value=config.max_answers,
+      field="aggregator.max_answers",
+      value=config.most_answers,
     )
   if config.num_neighbors >= config.num_pool:
     raise UserError(
@@ -177,19 +183,24 @@ def check(config: PateConfig) -> None:
       field="data_dependent",
       value=True,
     )
-  if config.publish_cost and config.aggregator != "gnmax":
-    raise UserError(
-      "is proved for aggregator='gnmax' alone: which queries were answered depends on the votes",
-      field="publish_cost",
-      value=True,
-    )
-  last_order = -1 / math.expm1(-2 * config.cost_beta)
-  if config.publish_cost and not 1 < config.cost_order < last_order:
-    raise UserError(
-      "must be between 1 and the last order at which the release has a bound, "
-      f"1 / (1 - e^(-2 cost_beta)) = {last_order:g}",
-      field="cost_order",
-      value=config.cost_order,
-    )
+  if config.cost is not None:
+    _check_cost(config, config.cost)
   # This raises UserError if no noise reaches epsilon.
   _ = config.aggregate
+
+
+def _check_cost(config: PateConfig, cost: PublishedCost) -> None:
+  if isinstance(config.aggregator, ConfidentQueries):
+    raise UserError(
+      "is proved for aggregator='gnmax' alone: which queries were answered depends on the votes",
+      field="cost",
+      value="published",
+    )
+  last_order = -1 / math.expm1(-2 * cost.beta)
+  if not 1 < cost.order < last_order:
+    raise UserError(
+      "must be between 1 and the last order at which the release has a bound, "
+      f"1 / (1 - e^(-2 beta)) = {last_order:g}",
+      field="cost.order",
+      value=cost.order,
+    )

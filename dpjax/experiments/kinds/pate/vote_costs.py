@@ -12,11 +12,16 @@ import jax
 import numpy as np
 
 from dpjax import accounting
-from dpjax.accounting import matrix, votes
+from dpjax.accounting import votes
 from dpjax.accounting.event_kinds.kind import ORDERS, DpEvent
 from dpjax.accounting.event_kinds.smooth_sensitivity import SmoothSensitivityDpEvent
+from dpjax.accounting.matrix import joined
 from dpjax.accounting.text import paragraph
-from dpjax.experiments.kinds.pate.config import PateConfig
+from dpjax.experiments.kinds.pate.config import (
+  ConfidentQueries,
+  PateConfig,
+  PublishedCost,
+)
 from dpjax.experiments.run import guarantee
 from dpjax.experiments.run.guarantee import Guarantee
 from dpjax.key_uses import KeyUse, key_for
@@ -39,13 +44,15 @@ def step_events(config: PateConfig) -> list[DpEvent]:
   relation = config.neighboring_relation
   if isinstance(mechanism, ConfidentGNMax):
     check = mechanism.event(relation, num_checks=1, num_answers=0)
-    answers = mechanism.votes.event(relation, num_queries=config.max_answers)
-    events = [matrix.joined([check, answers])] + [check] * (config.num_queries - 1)
+    answers = mechanism.votes.event(relation, num_queries=config.most_answers)
+    events = [joined([check, answers])] + [check] * (config.num_queries - 1)
   else:
     events = [mechanism.event(relation)] * config.num_queries
-  if config.publish_cost:
-    published = SmoothSensitivityDpEvent(config.cost_beta, config.cost_noise, relation)
-    events[-1] = matrix.joined([events[-1], published])
+  if config.cost is not None:
+    published = SmoothSensitivityDpEvent(
+      config.cost.beta, config.cost.noise_in_sensitivities, relation
+    )
+    events[-1] = joined([events[-1], published])
   return events
 
 
@@ -56,10 +63,10 @@ def promised(config: PateConfig, num_records: int | None) -> Guarantee:
     num_records: public size of the private data; None: it is a secret.
   """
   events = step_events(config)
-  accountant = "rdp" if config.publish_cost else "pld"
+  accountant = "pld" if config.cost is None else "rdp"
   relation = config.neighboring_relation
   whole = guarantee.of_event(
-    matrix.joined(events),
+    joined(events),
     delta=config.delta,
     l2_bound=1.0,
     num_records=num_records,
@@ -72,7 +79,7 @@ def promised(config: PateConfig, num_records: int | None) -> Guarantee:
   @functools.cache
   def curve(steps: int) -> float:
     return accounting.epsilon(
-      matrix.joined(events[:steps]),
+      joined(events[:steps]),
       delta=config.delta,
       neighboring_relation=relation,
       accountant=accountant,
@@ -80,7 +87,7 @@ def promised(config: PateConfig, num_records: int | None) -> Guarantee:
 
   def statement(steps: int) -> str:
     text = accounting.privacy_statement(
-      matrix.joined(events[:steps]),
+      joined(events[:steps]),
       num_examples=num_records,
       delta=config.delta,
       neighboring_relation=relation,
@@ -92,7 +99,7 @@ def promised(config: PateConfig, num_records: int | None) -> Guarantee:
   return dataclasses.replace(
     whole,
     step_event=lambda step: events[step],
-    remaining_event=lambda start: matrix.joined(events[start:]),
+    remaining_event=lambda start: joined(events[start:]),
     curve=curve,
     statement=statement,
   )
@@ -107,10 +114,10 @@ def _words(config: PateConfig) -> str:
     "guarantee is of the published labels, of which of them were given, and of everything that "
     "is computed from these and from public examples. It does not depend on the votes."
   )
-  if config.aggregator == "confident_gnmax":
+  if isinstance(config.aggregator, ConfidentQueries):
     text += (
       f" Each of {config.num_queries} queries is charged with a check of the largest count, "
-      f"sensitivity 1, answered or not. {config.max_answers} answers are charged, used or not."
+      f"sensitivity 1, answered or not. {config.most_answers} answers are charged, used or not."
     )
   if config.release:
     step = source.grid_step(float(config.aggregate.std), 7)
@@ -150,7 +157,9 @@ def of_votes(
   return {"not_private/epsilon_data_dependent": _epsilon(orders, total, config.delta)}
 
 
-def published(config: PateConfig, counts: np.ndarray, key: jax.Array) -> dict[str, Any]:
+def published(
+  config: PateConfig, cost: PublishedCost, counts: np.ndarray, key: jax.Array
+) -> dict[str, Any]:
   """Returns the cost of these votes at one Renyi order, published by smooth sensitivity.
 
   The number estimates a private quantity and is not a guarantee. The epsilon of the run is a
@@ -161,16 +170,16 @@ def published(config: PateConfig, counts: np.ndarray, key: jax.Array) -> dict[st
     counts: votes for each of K classes, [num_queries, K]; all queries were answered.
     key: noise key of the run.
   """
-  order = config.cost_order
+  order = cost.order
   std = config.aggregate.std
   num_classes = counts.shape[1]
   if not votes.conditions_hold(std=std, num_classes=num_classes, order=order):
     raise UserError(
       f"smooth sensitivity is not proved there at std={std:g}",
-      field="cost_order",
+      field="cost.order",
       value=order,
     )
-  cost = 0.0
+  spent = 0.0
   local = np.zeros(config.num_teachers + 1)
   known: dict[tuple[int, ...], tuple[float, np.ndarray]] = {}
   for row in counts:
@@ -183,15 +192,15 @@ def published(config: PateConfig, counts: np.ndarray, key: jax.Array) -> dict[st
         row, num_teachers=config.num_teachers, std=std, order=order
       )
       known[name] = (single, sensitivity)
-    cost += known[name][0]
+    spent += known[name][0]
     local += known[name][1]
-  release = votes.SmoothSensitivity(config.cost_beta, config.cost_noise)
+  release = votes.SmoothSensitivity(cost.beta, cost.noise_in_sensitivities)
   smooth = release.sensitivity(local)
   of_cost = key_for(KeyUse.VOTE_COST, key)
   # The noise is multiplied by a private scale. If the noise were on a grid, the spacing of the
   # products would reveal this scale.
   drawn = float(source.gaussian(of_cost, np.zeros((), np.float32), 1.0, long_tails=True))
-  noisy = cost + smooth * config.cost_noise * drawn
+  noisy = spent + smooth * cost.noise_in_sensitivities * drawn
   # The sum is rounded to a public grid, far coarser than the spacing of floats. So the set of
   # numbers that can be published does not depend on the votes.
   rdp = round(noisy / _COST_STEP) * _COST_STEP
@@ -203,7 +212,7 @@ def published(config: PateConfig, counts: np.ndarray, key: jax.Array) -> dict[st
       "order": order,
       "rdp": rdp,
       "epsilon_at_this_order": epsilon,
-      "noise_std_in_smooth_sensitivities": config.cost_noise,
+      "noise_std_in_smooth_sensitivities": cost.noise_in_sensitivities,
       "what_it_is": "a noisy estimate of what these votes cost, no guarantee",
     }
   }

@@ -89,7 +89,7 @@ def _attacks(config: RelevanceConfig, job: relevance.Inputs, outcome: Outcome):
     attacks["U2"] = lambda c: _shared_noise(config, job, outcome, c)
   elif outcome.noise is not None:
     attacks["U1"] = lambda c: _features(config, job, outcome, c)
-  if config.audit.canary_runs:
+  if config.audit is not None and config.audit.canary_runs:
     # With public labels the guarantee covers features only, so U3, on wrong labels, is left out.
     public = outcome.privacy.neighboring_relation == rigorous.FEATURES_ONLY
     for name in ("U4",) if public else _KINDS:
@@ -250,7 +250,7 @@ def _canaries(config: Any, job: Any, outcome: Any, name: str, confidence: float)
   key = jax.random.fold_in(key_for(KeyUse.CANARY_AUDIT, job.keys.noise), which)
   run_keys = job.keys._replace(noise=key, secret=job.keys.secret + 2000 + which)
   again = dataclasses.replace(
-    job, train=mixed, public_size=job.size, trainer=None, memo={}, keys=run_keys
+    job, train=mixed, public_size=job.size, memo={}, keys=run_keys
   )
   attacked = relevance.run(config.method, config.mode, again)
   seen = dataclasses.replace(canaries.examples, x=attacked.prepare(canaries.examples.x))

@@ -1,4 +1,4 @@
-"""Builds the job of one run of relevance from its config.
+"""One run of relevance, from its config.
 
 A run is a sequence of trainings (model 1, model 2). Each training is a phase of the loop with its
 own checkpoints, so an interrupted run resumes inside a training. A resumed run reads the result of
@@ -12,11 +12,10 @@ kept beside the checkpoints. Keys and checkpoints are deleted when the run is do
 from __future__ import annotations
 
 import dataclasses
-import functools
 import math
 import pathlib
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Generator, Sequence
 from typing import Any
 
 import flax.linen as nn
@@ -28,8 +27,7 @@ from dpjax import data as data_lib
 from dpjax import metrics, relevance
 from dpjax.accounting import Ledger
 from dpjax.data.target_kinds import needs_classes
-from dpjax.experiments.config import unread as unread_lib
-from dpjax.experiments.kinds import bounds, data_section
+from dpjax.experiments.kinds import data_section
 from dpjax.experiments.kinds.central import build as central
 from dpjax.experiments.kinds.central.config import ModelConfig
 from dpjax.experiments.kinds.relevance import audit, relevance_pictures, unused
@@ -37,7 +35,6 @@ from dpjax.experiments.kinds.relevance.config import RelevanceConfig, check
 from dpjax.experiments.run import (
   checkpoint,
   left_out,
-  loop,
   report,
   saved,
   sizes,
@@ -46,11 +43,18 @@ from dpjax.experiments.run import (
 from dpjax.experiments.run import guarantee as guarantee_lib
 from dpjax.experiments.run import run_keys as run_keys_lib
 from dpjax.experiments.run import workdir as owner
+from dpjax.experiments.run.experiment import (
+  Experiment,
+  Outcome,
+  Phase,
+  Story,
+  Trained,
+)
 from dpjax.experiments.run.guarantee import Guarantee
 from dpjax.experiments.run.run_keys import RunKeys
 from dpjax.models.libraries.by_path import not_linen
-from dpjax.relevance import pipeline
-from dpjax.relevance.inputs import Outcome
+from dpjax.relevance import inputs, pipeline
+from dpjax.relevance.pipeline import reads
 from dpjax.relevance.privacy import Privacy
 from dpjax.relevance.train import Steps
 from dpjax.validate import UserError
@@ -63,22 +67,40 @@ _COUNTS = "confusion.csv"
 _OF_EXPERIMENT = ("curves", "num_seeds", "title")
 
 
-@bounds.names_fields
-def build(
-  config: RelevanceConfig,
-  data: dict[Any, Any] | None = None,
-  *,
-  curve: str | None = None,
-) -> loop.Job:
-  """Returns the job of one run: one epsilon, one seed, no curves.
+class Relevance(Experiment[RelevanceConfig]):
+  """One run: one epsilon, one seed, no curves.
+
+  `data` is a dict that runs share, and that each run fills: data sets, model 1 and its relevance.
 
   Args:
-    data: dict that runs share, and that this run fills: data sets, model 1 and its relevance.
     curve: name of the curve in an experiment (`dpjax.experiments.sweeps.experiment`), which has
       checked the config. None: a single run, which checks the config and refuses unread fields.
+    whole: config of the experiment, if its only run lies in its folder.
   """
-  shared = {} if data is None else data
-  if curve is None:
+
+  def __init__(
+    self,
+    config: RelevanceConfig,
+    *,
+    curve: str | None = None,
+    whole: RelevanceConfig | None = None,
+  ):
+    super().__init__(config if whole is None else whole)
+    self.run = config
+    self.curve = curve
+
+  @property
+  def is_private(self) -> bool:
+    return self.run.is_private
+
+  @property
+  def release(self) -> bool:
+    return is_released(self.run)
+
+  def check(self) -> None:
+    config = self.run
+    if self.curve is not None:
+      return
     check(config)
     if len(config.epsilons) != 1:
       raise UserError(
@@ -87,80 +109,72 @@ def build(
     whole = dict.fromkeys(
       _OF_EXPERIMENT, "an experiment (dpjax.experiments.sweeps.experiment)"
     )
-    unread_lib.refuse(config, unused.of(config) | whole)
+    unused.refuse(config, unused.of(config) | whole)
 
-  def start(random: RunKeys) -> loop.Schedule:
-    loaded = load_data(config, shared)
-    unread_lib.refuse(config, unused.of_dataset(loaded[0]))
-    return functools.partial(_schedule, config, curve or config.method, shared, random)
+  def data(self) -> dict[Any, Any]:
+    return {}
 
-  return loop.Job(
-    config=config,
-    seed=config.seed,
-    data_name=config.data.name,
-    data=lambda: data_digest(config, shared),
-    start=start,
-    private=config.is_private,
-    noise_seed=config.noise_seed,
-    release=is_released(config),
-  )
+  def check_data(self, data: dict[Any, Any]) -> None:
+    unused.refuse(self.run, unused.of_dataset(load_data(self.run, data)[0]))
 
+  def digest(self, data: dict[Any, Any]) -> bytes:
+    return data_digest(self.run, data)
 
-def _schedule(
-  config: RelevanceConfig,
-  curve: str,
-  shared: dict[Any, Any],
-  random: RunKeys,
-  train_phase: loop.TrainPhase,
-) -> loop.RunOutcome:
-  train, test = load_data(config, shared)
-  seconds: dict[str, float] = {}
-  trainer = timed(lambda steps: train_phase(phase(config, curve, steps)).state[0], seconds)
-  job = make_job(config, train, test, shared, random, trainer)
-  began = time.monotonic()
-  outcome = stated(config, relevance.run(config.method, config.mode, job))
-  seconds["relevance and noise"] = time.monotonic() - began - sum(seconds.values())
-  counted = metrics.confusion(outcome.apply, outcome.params, outcome.test)
-
-  def write(folder: pathlib.Path) -> None:
-    if outcome.maps:
-      np.savez(folder / _MAPS, **outcome.maps)  # type: ignore[arg-type]
-    relevance_pictures.pictures(folder, outcome, config.lrp)
-    # As in table 1 of the RADP paper, each class is counted against all other classes.
-    names = ("true_positives", "true_negatives", "false_positives", "false_negatives")
-    rows = [
-      {"class": label} | dict(zip(names, map(int, counts)))
-      for label, counts in enumerate(counted.one_against_rest())
-    ]
-    report.write_csv(folder / _COUNTS, rows)
-
-  times = {name: round(value, 3) for name, value in seconds.items()}
-  # A release contains no times, since times depend on the secret sizes of batches.
-  more: dict[str, Any] = {"stage_seconds": None if is_released(config) else times}
-  more |= left_out.clipped_cells(train, shown=not is_released(config))
-  more["test_squared_error"] = counted.squared_error
-
-  def result(folder: pathlib.Path) -> dict[str, Any]:
-    return _result(config, curve, job, outcome, folder) | more
-
-  return loop.RunOutcome(outcome.params, result, write, forget)
-
-
-def timed(
-  trainer: Callable[[Steps], Any], seconds: dict[str, float]
-) -> Callable[[Steps], Any]:
-  """Returns a trainer that adds the time of each training to `seconds`, by name.
-
-  If a training resumes, or another run has done it, only the time in this process counts.
-  """
-
-  def carry_out(steps: Steps) -> Any:
+  def train(self, data: dict[Any, Any], keys: RunKeys) -> Story:
+    config = self.run
+    curve = self.curve or config.method
+    train, test = load_data(config, data)
+    seconds: dict[str, float] = {}
+    job = make_job(config, train, test, data, keys)
     began = time.monotonic()
-    params = trainer(steps)
-    seconds[steps.name] = seconds.get(steps.name, 0.0) + time.monotonic() - began
-    return params
+    found = yield from _trained(config, curve, job, seconds)
+    outcome = stated(config, found)
+    seconds["relevance and noise"] = time.monotonic() - began - sum(seconds.values())
+    counted = metrics.confusion(outcome.apply, outcome.params, outcome.test)
 
-  return carry_out
+    def write(folder: pathlib.Path) -> None:
+      if outcome.maps:
+        np.savez(folder / _MAPS, **outcome.maps)  # type: ignore[arg-type]
+      relevance_pictures.pictures(folder, outcome, config.lrp)
+      # As in table 1 of the RADP paper, each class is counted against all other classes.
+      names = ("true_positives", "true_negatives", "false_positives", "false_negatives")
+      rows = [
+        {"class": label} | dict(zip(names, map(int, counts)))
+        for label, counts in enumerate(counted.one_against_rest())
+      ]
+      report.write_csv(folder / _COUNTS, rows)
+
+    times = {name: round(value, 3) for name, value in seconds.items()}
+    # A release contains no times, since times depend on the secret sizes of batches.
+    more: dict[str, Any] = {"stage_seconds": None if self.release else times}
+    more |= left_out.clipped_cells(train, shown=not self.release)
+    more["test_squared_error"] = counted.squared_error
+
+    def result(folder: pathlib.Path) -> dict[str, Any]:
+      return _result(config, curve, job, outcome, folder) | more
+
+    return Outcome(outcome.params, result, write, forget)
+
+
+def _trained(
+  config: RelevanceConfig, curve: str, job: relevance.Inputs, seconds: dict[str, float]
+) -> Generator[Phase, Trained, inputs.Outcome]:
+  """Yields a phase for each training of the method, and returns the method's outcome.
+
+  The time of each training is added to `seconds`, by name. If a training resumes, or another run
+  has done it, only the time in this process counts.
+  """
+  story = pipeline.story(config.method, config.mode, job)
+  params = None
+  while True:
+    try:
+      steps = story.send(params)
+    except StopIteration as end:
+      return end.value
+    began = time.monotonic()
+    trained = yield phase(config, curve, steps)
+    seconds[steps.name] = seconds.get(steps.name, 0.0) + time.monotonic() - began
+    params = trained.state[0]
 
 
 def oscillation(values: Sequence[float]) -> float | None:
@@ -190,11 +204,11 @@ def forget(folder: pathlib.Path) -> None:
     checkpoint.remove(folder)
 
 
-def phase(config: RelevanceConfig, curve: str, steps: Steps) -> loop.Phase:
+def phase(config: RelevanceConfig, curve: str, steps: Steps) -> Phase:
   """Returns the phase of one training, without a `guarantee`: the method accounts for privacy."""
   scored = steps.scored
   run = f"{curve}, epsilon {config.epsilons[0]:g}, seed {config.seed}"
-  return loop.Phase(
+  return Phase(
     num_steps=steps.num_steps,
     init=steps.init,
     step=lambda state, draw: (steps.step(state, draw), None),
@@ -208,7 +222,7 @@ def phase(config: RelevanceConfig, curve: str, steps: Steps) -> loop.Phase:
   )
 
 
-def stated(config: RelevanceConfig, outcome: Outcome) -> Outcome:
+def stated(config: RelevanceConfig, outcome: inputs.Outcome) -> inputs.Outcome:
   """Returns a method's outcome, whose epsilon is a claim if the noise follows from `noise_seed`."""
   privacy = outcome.privacy
   if config.noise_seed is None or privacy.kind == "none":
@@ -288,10 +302,9 @@ def make_job(
   test: Any,
   loaded: dict,
   random: RunKeys,
-  trainer: Any = None,
 ) -> relevance.Inputs:
   """Returns the inputs of a run's method. `public` and `relevance_records` are None if unread."""
-  read = pipeline.reads(config.method, config.mode, config.rigorous)
+  read = reads(config.method, config.mode, config.rigorous)
   # A model that cannot be built is refused before any training or cost.
   first = jnp.zeros_like(train.x[:1])
   net = _build(config.model, train.num_classes, config.activation_1)
@@ -312,7 +325,6 @@ def make_job(
     adlm=config.adlm,
     public=load_public(config, loaded) if "public" in read else None,
     relevance_records=config.relevance_records if "relevance_records" in read else None,
-    trainer=trainer,
     memo=loaded.setdefault("memo", {}),
   )
 
@@ -349,7 +361,7 @@ def _result(
   config: RelevanceConfig,
   curve: str,
   job: relevance.Inputs,
-  outcome: Outcome,
+  outcome: inputs.Outcome,
   folder: pathlib.Path,
 ) -> dict[str, Any]:
   rows = writers.read_metrics(folder)
@@ -379,7 +391,7 @@ def _result(
   # The public data of model 1 influence everything that is computed after model 1.
   if job.public is not None:
     result[saved.PRETRAINED_ON] = [str(config.public_data)]
-  return result | (audit.facts(config, job, outcome) if config.audit.enabled else {})
+  return result | (audit.facts(config, job, outcome) if config.audit else {})
 
 
 def _training(config: RelevanceConfig) -> relevance.Training:

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Iterable
 from typing import Annotated, Any
 
 from dpjax import relevance
-from dpjax.experiments.config import common, rules
+from dpjax.experiments.config import common, fields, rules
 from dpjax.experiments.config.common import COUNT
-from dpjax.experiments.config.ignored import WouldBeIgnored
+from dpjax.experiments.config.fields import Choice, WithChoices
 from dpjax.experiments.kinds import bounds
 from dpjax.experiments.kinds.central.config import DataConfig, ModelConfig
-from dpjax.models import activations
-from dpjax.relevance import pipeline
+from dpjax.models.activations import ACTIVATIONS
+from dpjax.relevance.pipeline import NAMES
 from dpjax.relevance.settings import MODES
 from dpjax.validate import UserError
 from dpjax.zoo.networks.registry import needs_features
@@ -22,10 +23,9 @@ _DRAWS = rules.between(20, rules.MOST_DRAWS)
 
 
 @dataclasses.dataclass
-class RelevanceAuditConfig:
+class RelevanceAudit:
   """Attacks on each run; all bounds hold together at 95 % (Bonferroni over the attacks)."""
 
-  enabled: Annotated[bool, "attack every point"] = False
   num_trials: Annotated[
     int, _DRAWS, "of U1 (the features' noise) and U2 (shared noise), on each side"
   ] = 1000
@@ -35,8 +35,11 @@ class RelevanceAuditConfig:
   canary_runs: Annotated[bool, "U3 and U4, which train the method once more each"] = True
 
 
+AUDITS: dict[str, type] = {"none": type(None), "attacks": RelevanceAudit}
+
+
 @dataclasses.dataclass
-class RelevanceConfig:
+class RelevanceConfig(WithChoices):
   """Configuration of an experiment with the methods of `dpjax.relevance`.
 
   `curves` maps a label to fields that differ from this config, by dotted name, such as
@@ -52,14 +55,14 @@ class RelevanceConfig:
     None
   )
   activation_1: Annotated[
-    str, rules.among(activations.ACTIVATIONS), "of model 1, whose relevance is propagated"
+    str, rules.among(ACTIVATIONS), "of model 1, whose relevance is propagated"
   ] = "relu"
-  activation: Annotated[
-    str, rules.among(activations.ACTIVATIONS), "of model 2, which is released"
-  ] = "tanh"
-  method: Annotated[
-    str, rules.among(pipeline.NAMES), "launch.list methods says what each does"
-  ] = "radp"
+  activation: Annotated[str, rules.among(ACTIVATIONS), "of model 2, which is released"] = (
+    "tanh"
+  )
+  method: Annotated[str, rules.among(NAMES), "launch.list methods says what each does"] = (
+    "radp"
+  )
   mode: Annotated[str, rules.among(MODES), "decides for method='radp' alone"] = "paper"
   epsilons: Annotated[
     list[float], rules.each(rules.POSITIVE), "every curve is run at each of them"
@@ -89,13 +92,34 @@ class RelevanceConfig:
   relevance_records: Annotated[
     int | None, COUNT, "average the relevance over the first so many; none: all"
   ] = None
-  audit: RelevanceAuditConfig = dataclasses.field(default_factory=RelevanceAuditConfig)
+  audit: Annotated[
+    RelevanceAudit | None, Choice(AUDITS), "attack every point; short: --audit"
+  ] = None
   title: Annotated[str, "of the picture"] = ""
 
   @property
   def is_private(self) -> bool:
     """Whether the method has a guarantee, proved or claimed, so that its keys are secret."""
     return self.method != "no_dp"
+
+  def settled(self, changes: Iterable[str]) -> RelevanceConfig:
+    """Returns the config of other curves: what none of them reads goes back to its default, unless
+    it is among the `changes`."""
+    # A single run of an experiment sets its seeds, too, and keeps all that its curve has.
+    if "curves" not in changes or "num_seeds" in changes:
+      return self
+    from dpjax.experiments.kinds.relevance import unused  # it reads this module
+
+    config = self
+    try:
+      unread = unused.of_curves(self)
+    except UserError:  # a wrong curve, which `check` names
+      return self
+    for path in fields.set_fields(self):
+      named = any(f"{other}.".startswith(f"{path}.") for other in changes)
+      if not named and unused.reason(path, unread) is not None:
+        config = fields.at_default(config, path, RelevanceConfig())
+    return config
 
 
 @bounds.names_fields
@@ -135,7 +159,7 @@ def _check_models(config: RelevanceConfig) -> None:
   reduced = config.rigorous_model or ModelConfig()
   for name in ("mirrored", "colours"):
     if (value := getattr(reduced, name)) != getattr(ModelConfig(), name):
-      raise WouldBeIgnored(
+      raise UserError(
         "would be ignored, it is of scattering features",
         field=f"rigorous_model.{name}",
         value=value,

@@ -1,20 +1,67 @@
-"""Finds settings of a run of relevance that its method does not read; see `kinds.unused`."""
+"""Finds settings of a run of relevance that its method does not read.
+
+A table maps a dotted field, or a whole section, to the condition under which it would be read. A
+field at its default, or an optional field at None, counts as not set.
+"""
 
 from __future__ import annotations
 
-import dataclasses
 import os
 import pathlib
 from typing import Any
 
-from dpjax.experiments.config.unread import Unused, needs, within
+from dpjax.experiments.config import fields
 from dpjax.experiments.kinds.central.config import DataConfig, ModelConfig
 from dpjax.experiments.kinds.relevance.config import RelevanceConfig
-from dpjax.experiments.kinds.unused import of_model, of_options
 from dpjax.relevance.settings import Rigorous
+from dpjax.validate import UserError
 from dpjax.zoo.datasets.published import is_embedded
 from dpjax.zoo.datasets.registry import takes_declaration
-from dpjax.zoo.networks import registry
+from dpjax.zoo.networks.registry import options
+
+Unused = dict[str, str]  # dotted field, or group of fields -> what it would need
+
+
+def needs(condition: bool, what: str, *fields: str) -> Unused:
+  """Returns the table {field: what} if the condition is false, else {}.
+
+  >>> needs(False, "text", "data.max_length")
+  {'data.max_length': 'text'}
+  """
+  return {} if condition else dict.fromkeys(fields, what)
+
+
+def reason(path: str, unused: Unused) -> str | None:
+  """Returns the condition that a field needs; None if it is read.
+
+  >>> reason("audit.kind", {"audit": "audit"}), reason("audits", {"audit": "audit"})
+  ('audit', None)
+  """
+  names = path.split(".")
+  prefixes = (".".join(names[:count]) for count in range(len(names), 0, -1))
+  return next((unused[prefix] for prefix in prefixes if prefix in unused), None)
+
+
+def refuse(config: Any, unused: Unused, name: str = "") -> None:
+  """Raises UserError for the first field that is set and would be ignored.
+
+  >>> import dataclasses
+  >>> config = dataclasses.make_dataclass("Config", [("num_steps", int, 200)])(3)
+  >>> refuse(config, {"num_steps": "more"})
+  Traceback (most recent call last):
+  ...
+  dpjax.validate.UserError: num_steps=3: would be ignored, it needs more; leave it at 200
+  """
+  for path, (value, default) in fields.set_fields(config).items():
+    what = reason(path, unused)
+    if what is not None:
+      raise UserError(
+        f"would be ignored, it needs {what}",
+        field=f"{name}{path}",
+        value=value,
+        hint=f"leave it at {default!r}",
+      )
+
 
 _SGD = ("dpsgd", "tempered", "radp_dpsgd")
 _ADAPTIVE = ("dp_adam", "dpdligdo")
@@ -38,7 +85,7 @@ def of(config: RelevanceConfig) -> Unused:
   proof = "method='radp' with mode='rigorous'"
   noised = radp or method in _CLAIMED
   public = rigorous and config.rigorous.model1 == "public"
-  of_audit = (f"audit.{f.name}" for f in dataclasses.fields(audit) if f.name != "enabled")
+  canaries = audit is not None and audit.canary_runs
   of_preset = "paper.beta_norm paper.times_batch_size paper.draw"
   of_paper = _table(
     (config.paper.preset == "custom", "paper.preset='custom'", of_preset),
@@ -52,8 +99,6 @@ def of(config: RelevanceConfig) -> Unused:
   )
   return (
     _data(config.data)
-    | of_model(config.model)
-    | within("rigorous_model", of_options(config.rigorous_model or ModelConfig()))
     | _nets(config, rigorous)
     | _private(config, rigorous)
     | _table(
@@ -68,10 +113,8 @@ def of(config: RelevanceConfig) -> Unused:
       (method in _CLAIMED, "method='adlm' or 'ilm'", "adlm"),
       (public, "rigorous.model1='public' with mode='rigorous'", "public_data"),
       (noised, "a method that noises records", "audit.num_trials"),
-      (audit.canary_runs, "audit.canary_runs", "audit.num_canaries"),
-      (audit.enabled, "audit.enabled", " ".join(of_audit)),
-      (noised or audit.canary_runs, "audit.canary_runs, or a method that noises records",
-       "audit.enabled"),
+      (canaries, "audit.canary_runs", "audit.num_canaries"),
+      (noised or canaries, "audit.canary_runs, or a method that noises records", "audit"),
     )
     | (of_paper if paper else {})
     | (_rigorous(config.rigorous) if rigorous else {})
@@ -132,7 +175,7 @@ def _nets(config: RelevanceConfig, rigorous: bool) -> Unused:
 
 
 def _takes_activation(model: ModelConfig) -> bool:
-  return "activation" in registry.options(model.name) and "activation" not in model.options
+  return "activation" in options(model.name) and "activation" not in model.options
 
 
 def _rigorous(how: Rigorous) -> Unused:
@@ -177,3 +220,46 @@ def _private(config: RelevanceConfig, rigorous: bool) -> Unused:
   }
   unread = [f"private.{name}" for name, is_used in used.items() if not is_used]
   return needs(False, f"a method that reads it, not {method!r}", *unread)
+
+
+# Fields of an experiment that a curve does not have.
+OF_EXPERIMENT = ("curves", "title")
+
+
+def refuse_curves(config: RelevanceConfig) -> None:
+  """Raises UserError for a setting of an experiment that no curve reads, or that a curve sets but
+  does not read."""
+  refuse(config, of_curves(config))
+
+
+def of_curves(config: RelevanceConfig) -> Unused:
+  """Returns the fields of an experiment that no curve reads.
+
+  Raises:
+    UserError: a curve sets a field that it does not read, or a field of the whole experiment.
+  """
+  paths = [leaf.path for leaf in fields.leaves(config)]
+  reasons: dict[str, list[str | None]] = {path: [] for path in paths}
+  for label, changes in (config.curves or {config.method: {}}).items():
+    where = f"curves[{label!r}]."
+    for path in OF_EXPERIMENT:
+      if path in changes:
+        raise UserError(
+          "would be ignored, it is of the whole experiment", field=f"{where}{path}"
+        )
+    curve = fields.replace_all(config, changes, name=f"config.curves[{label!r}]")
+    unread = of(curve)
+    taken_there = dict.fromkeys(changes, "")
+    set_here = (
+      path for path in fields.set_fields(curve) if reason(path, taken_there) == ""
+    )
+    unread_here = {path: why for path in set_here if (why := reason(path, unread))}
+    refuse(curve, unread_here, where)
+    taken = unread | dict.fromkeys(changes, "a curve that does not set its own")
+    for path, reasons_of_path in reasons.items():
+      reasons_of_path.append(reason(path, taken))
+  return {
+    path: str(reasons_of_path[0])
+    for path, reasons_of_path in reasons.items()
+    if path not in OF_EXPERIMENT and all(reasons_of_path)
+  }

@@ -17,11 +17,10 @@ import numpy as np
 
 from dpjax.experiments.kinds import bounds
 from dpjax.experiments.kinds.secure import labelled_rows, noisy_model
-from dpjax.experiments.kinds.secure.build import Computed
+from dpjax.experiments.kinds.secure.build import Measuring
 from dpjax.experiments.kinds.secure.config import SecureConfig
 from dpjax.experiments.kinds.secure.labelled_rows import LabelledRows
 from dpjax.experiments.run import guarantee
-from dpjax.experiments.run.loop import TrainPhase
 from dpjax.experiments.run.run_keys import RunKeys
 from dpjax.secure.mpc import output_noise
 from dpjax.secure.vertical import alignment
@@ -159,9 +158,9 @@ def prepare(config: SecureConfig, loaded: Aligned, random: RunKeys) -> _Ready:
   return _Ready(loaded, training._replace(guarantee=told))
 
 
-def measured(config: SecureConfig, ready: _Ready, train_phase: TrainPhase) -> Computed:
+def measured(config: SecureConfig, ready: _Ready) -> Measuring:
   """Returns the outcome: trains on shares of the aligned rows, and opens the weights once."""
-  computed = noisy_model.measured(config, ready.training, train_phase)
+  computed = yield from noisy_model.measured(config, ready.training)
   rows, held, num_bytes = ready.aligned
   num_shared, num_columns = rows.x.shape
   first = config.task.first_columns

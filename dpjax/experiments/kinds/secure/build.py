@@ -1,4 +1,4 @@
-"""Builds the job of one secure computation from a `SecureConfig`.
+"""One secure computation, from a `SecureConfig`.
 
 All parties of a protocol run in this process and exchange bytes. So a run measures costs, but hides
 nothing from whoever starts it. The result has an epsilon only if the model of `train` is private,
@@ -9,16 +9,21 @@ from __future__ import annotations
 
 import functools
 import importlib
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from typing import Any, NamedTuple
 
 from dpjax.accounting import Ledger
 from dpjax.experiments.config.fields import name_of
-from dpjax.experiments.kinds import bounds
 from dpjax.experiments.kinds.secure.config import SecureConfig, check
 from dpjax.experiments.run import pieces
+from dpjax.experiments.run.experiment import (
+  Experiment,
+  Outcome,
+  Phase,
+  Story,
+  Trained,
+)
 from dpjax.experiments.run.guarantee import NONE
-from dpjax.experiments.run.loop import Job, Phase, RunOutcome, Schedule, TrainPhase
 from dpjax.experiments.run.pieces import Arrays
 from dpjax.experiments.run.run_keys import RunKeys
 from dpjax.validate import UserError
@@ -41,58 +46,56 @@ class Computed(NamedTuple):
   more: dict[str, Any] = {}  # noqa: RUF012 - only read
 
 
+# The story of a computation, whose phases the run carries out.
+Measuring = Generator[Phase, Trained, Computed]
 _REPORTED = ("sizes", "seconds", "error", "error_is", "found", "hides", "num_steps")
 
 
-@bounds.names_fields
-def build(config: SecureConfig, loaded: Any = None) -> Job:
-  """Builds the job of one computation. `config.rows` describes several, so it must be empty.
+class SecureComputation(Experiment[SecureConfig]):
+  """One computation; a config with rows describes several."""
 
-  Args:
-    loaded: result of the task's `load_data`, to share it between runs; None: it is loaded.
-  """
-  check(config)
-  if config.rows:
-    raise UserError(
-      "must be empty for one computation; it is of a table of several", field="rows"
-    )
-  kind = importlib.import_module(f"dpjax.experiments.kinds.secure.{config.task.module}")
-  read = functools.cache(lambda: kind.load_data(config) if loaded is None else loaded)
+  def check(self) -> None:
+    check(self.config)
+    if self.config.rows:
+      raise UserError(
+        "must be empty for one computation; it is of a table of several", field="rows"
+      )
 
-  def start(random: RunKeys) -> Schedule:
-    prepared = kind.prepare(config, read(), random)
-    return functools.partial(_schedule, config, kind, prepared)
+  @functools.cached_property
+  def task(self) -> Any:
+    """Returns the module of the task."""
+    module = self.config.task.module
+    return importlib.import_module(f"dpjax.experiments.kinds.secure.{module}")
 
-  return Job(
-    config=config,
-    seed=config.seed,
-    data_name=config.data.name,
-    data=lambda: kind.data_digest(read()),
-    start=start,
+  def data(self) -> Any:
+    return self.task.load_data(self.config)
+
+  def digest(self, data: Any) -> bytes:
+    return self.task.data_digest(data)
+
+  @property
+  def is_private(self) -> bool:
     # A task that opens weights with noise draws this noise itself. Secret keys also give its ledger
     # a name of its own, by which `launch.account` tells two runs of one seed apart.
-    private=config.is_private or hasattr(config.task, "epsilon"),
-    noise_seed=config.noise_seed,
-  )
+    return self.config.is_private or hasattr(self.config.task, "epsilon")
 
-
-def _schedule(
-  config: SecureConfig, kind: Any, prepared: Any, train_phase: TrainPhase
-) -> RunOutcome:
-  computed: Computed = kind.measured(config, prepared, train_phase)
-  nothing = NONE.facts(Ledger(), 0.0)
-  result = {
-    # Tasks that score a model replace this value by an entry of `computed.more`.
-    "test_accuracy": None,
-    **(nothing if computed.facts is None else computed.facts),
-    "task": name_of(config, "task"),
-    "dataset": config.data.name,
-    "method": computed.protocol,
-    "bytes": computed.num_bytes,
-    **{name: getattr(computed, name) for name in _REPORTED},
-    **computed.more,
-  }
-  return RunOutcome(computed.params, lambda folder: result, saved_as="secure.npz")
+  def train(self, data: Any, keys: RunKeys) -> Story:
+    config = self.config
+    prepared = self.task.prepare(config, data, keys)
+    computed: Computed = yield from self.task.measured(config, prepared)
+    nothing = NONE.facts(Ledger(), 0.0)
+    result = {
+      # Tasks that score a model replace this value by an entry of `computed.more`.
+      "test_accuracy": None,
+      **(nothing if computed.facts is None else computed.facts),
+      "task": name_of(config, "task"),
+      "dataset": config.data.name,
+      "method": computed.protocol,
+      "bytes": computed.num_bytes,
+      **{name: getattr(computed, name) for name in _REPORTED},
+      **computed.more,
+    }
+    return Outcome(computed.params, lambda folder: result, saved_as="secure.npz")
 
 
 def once(compute: Callable[[], Arrays], like: Arrays, name: str) -> Phase:

@@ -1,8 +1,9 @@
 """Typed configuration of one secure computation, and of a table of computations
 (`sweeps.secure_table`).
 
-`task` says what is computed, and holds its settings. `protocol` adds the vectors of a sum. `train`
-is a config of `launch.train`, for the model that answers about encrypted images.
+`task` says what is computed, and holds all that this computation reads: `task.protocol` adds the
+vectors of a sum, and `task.train` is a config of `launch.train`, for the model that answers about
+encrypted images.
 """
 
 from __future__ import annotations
@@ -12,9 +13,8 @@ from typing import Annotated, Any, ClassVar
 
 from dpjax import validate
 from dpjax.experiments.config import common, fields, rules
-from dpjax.experiments.config import unread as unread_lib
 from dpjax.experiments.config.fields import Choice, WithChoices
-from dpjax.experiments.kinds import bounds, unused
+from dpjax.experiments.kinds import bounds
 from dpjax.experiments.kinds.central import build as central
 from dpjax.experiments.kinds.central import embeddings
 from dpjax.experiments.kinds.central.config import DataConfig, TrainConfig
@@ -31,9 +31,16 @@ TABLES = ("diabetes", "breast_cancer")  # scikit-learn's
 _MOST_ROWS = 10_000
 
 
+PROTOCOLS = {**protocols.PROTOCOLS, "ckks": CkksSum}  # the last adds fractions
+
+
 @dataclasses.dataclass(frozen=True)
 class SumTask:
   """Clients' random integers (fractions with CKKS), added by `protocol`."""
+
+  protocol: Annotated[SumProtocol | CkksSum, Choice(PROTOCOLS), "who adds the vectors"] = (
+    dataclasses.field(default_factory=sums.SecAgg, kw_only=True)
+  )
 
   num_clients: Annotated[int, rules.between(2, vectors.MOST_CLIENTS), "a vector each"] = 10
   length: Annotated[int, rules.between(1, vectors.MOST_ENTRIES), "entries of a vector"] = (
@@ -41,10 +48,8 @@ class SumTask:
   )
   entry_bits: Annotated[int, rules.between(1, 63), "entries are below 2^entry_bits"] = 20
   silent: Annotated[int, "clients who fall silent once they have shared their keys"] = 0
-  # `module` carries out the task. `reads` is the section of the config that the task reads. `needs`
-  # lists libraries, by their names in `extras`.
+  # `module` carries out the task. `needs` lists libraries, by their names in `extras`.
   module: ClassVar[str] = "vector_sums"
-  reads: ClassVar[str] = "protocol"
   needs: ClassVar[tuple[str, ...]] = ()  # `extras` adds the protocol's library
 
   def __post_init__(self):
@@ -69,7 +74,6 @@ class RegressTask:
     int, rules.between(0, rules.MOST_RUNS), "of ciphertexts, by who holds the key"
   ] = 2
   module: ClassVar[str] = "encrypted_table"
-  reads: ClassVar[str] = ""
   needs: ClassVar[tuple[str, ...]] = ("ciphertexts",)
 
   def __post_init__(self):
@@ -79,6 +83,8 @@ class RegressTask:
 @dataclasses.dataclass(frozen=True)
 class InferTask:
   """`secure.homomorphic.inference` by the model of `train`, on the first test images."""
+
+  train: TrainConfig = dataclasses.field(default_factory=TrainConfig, kw_only=True)
 
   num_images: Annotated[
     int, rules.between(1, rules.MOST_STEPS), "how many are asked about"
@@ -90,7 +96,6 @@ class InferTask:
     "each pixel",
   ] = "packed"
   module: ClassVar[str] = "encrypted_images"
-  reads: ClassVar[str] = "train"
   needs: ClassVar[tuple[str, ...]] = ("ciphertexts",)
 
   def __post_init__(self):
@@ -123,7 +128,6 @@ class TrainTask:
     int, rules.between(1, _MOST_ROWS), "test rows that are predicted on shares"
   ] = 100
   module: ClassVar[str] = "two_parties"
-  reads: ClassVar[str] = ""
   # The dealer expands seeds with ciphers.
   needs: ClassVar[tuple[str, ...]] = ("ciphers",)
 
@@ -163,7 +167,6 @@ class NoisyModelTask:
   frac_bits: Annotated[int, rules.between(4, ring64.MOST_FRAC_BITS), "of fixed point"] = 18
   diagnostics: Annotated[bool, "compare with the model without noise: NOT private"] = False
   module: ClassVar[str] = "noisy_model"
-  reads: ClassVar[str] = ""
   needs: ClassVar[tuple[str, ...]] = ("ciphers",)
 
   def __post_init__(self):
@@ -214,7 +217,6 @@ class TransferTask:
     "weight of the distance of two embeddings of one person",
   ] = 1.0
   module: ClassVar[str] = "shared_people"
-  reads: ClassVar[str] = ""
   needs: ClassVar[tuple[str, ...]] = ("intersection",)
 
   def __post_init__(self):
@@ -222,7 +224,6 @@ class TransferTask:
     validate.integer_in(1, self.num_source, num_shared=self.num_shared)
 
 
-PROTOCOLS = {**protocols.PROTOCOLS, "ckks": CkksSum}  # the last adds fractions
 TASKS = {
   "sum": SumTask,
   "regress": RegressTask,
@@ -232,8 +233,6 @@ TASKS = {
   "columns": ColumnsTask,
   "transfer": TransferTask,
 }
-# Sections that only one task reads.
-_SECTIONS = {"protocol": "task='sum'", "train": "task='infer'"}
 
 
 @dataclasses.dataclass
@@ -241,15 +240,11 @@ class SecureConfig(WithChoices):
   """Configuration of a secure computation, or of a table of computations.
 
   `rows` maps a label to the fields that differ from this config, by dotted name, such as
-  {"secagg, 2 silent": {"task": "sum", "protocol": "secagg", "task.silent": 2}}. Without rows, this
-  config is the only row.
+  {"plain, 2 silent": {"task": "sum", "task.protocol": "plain", "task.silent": 2}}. Without rows,
+  this config is the only row.
   """
 
   task: Annotated[Any, Choice(TASKS), "what is computed"] = "sum"
-  protocol: Annotated[
-    SumProtocol | CkksSum, Choice(PROTOCOLS), "who adds vectors, for task='sum'"
-  ] = dataclasses.field(default_factory=sums.SecAgg)
-  train: TrainConfig = dataclasses.field(default_factory=TrainConfig)
   rows: Annotated[
     dict[str, dict[str, Any]], "label to the fields that differ; none: one row"
   ] = dataclasses.field(default_factory=dict)
@@ -261,13 +256,13 @@ class SecureConfig(WithChoices):
   @property
   def is_private(self) -> bool:
     """Whether the run draws noise from its keys; `OutputNoise` draws from the operating system."""
-    return self.task.reads == "train" and self.train.is_private
+    return isinstance(self.task, InferTask) and self.task.train.is_private
 
   @property
   def data(self) -> DataConfig:
     """Returns a `data` section that names the data of the computation; "drawn" for a sum."""
-    if self.task.reads == "train":
-      return self.train.data
+    if isinstance(self.task, InferTask):
+      return self.task.train.data
     names_of_data = (getattr(self.task, name, None) for name in ("table", "dataset"))
     return DataConfig(name=next((name for name in names_of_data if name), "drawn"))
 
@@ -276,85 +271,57 @@ class SecureConfig(WithChoices):
 def check(config: SecureConfig) -> None:
   """Raises UserError if the config of one computation is wrong; loads no data."""
   bounds.typed(config)
-  unread_lib.refuse(config, _unread(config))
-  if config.task.reads == "protocol":
-    _check_sum(config)
-  if config.task.reads == "train":
-    _check_train(config.train)
-
-
-def _unread(config: SecureConfig) -> unread_lib.Unused:
-  """Returns {field that this computation does not read: condition under which it would be read}.
-
-  Fields that `unused.of_training` finds in `train` are left out.
-  """
   task = config.task
-  other = {section: what for section, what in _SECTIONS.items() if section != task.reads}
-  layers = not isinstance(task, TrainTask) or bool(task.hidden)
-  return (
-    other
-    | unread_lib.needs(layers, "hidden layers (task.hidden)", "task.activation")
-    | unread_lib.needs(False, "launch.train itself", *_UNREAD)
-    | unread_lib.needs(config.is_private, "a private train.privacy.method", "noise_seed")
-  )
+  if isinstance(task, SumTask):
+    _check_sum(task)
+  if isinstance(task, InferTask):
+    with bounds.within("task.train"):
+      _check_train(task.train)
+  if isinstance(task, TrainTask):
+    layers = bool(task.hidden)
+    bounds.read_if(config, layers, "hidden layers (task.hidden)", "task.activation")
+  needed = "a private model (--config.task.train.privacy)"
+  bounds.read_if(config, config.is_private, needed, "noise_seed")
 
 
-def unread(config: SecureConfig) -> unread_lib.Unused:
-  """Returns {field that one computation does not read: condition under which it would be read}.
-
-  If the computation reads `train`, fields that `unused.of_training` finds there are included.
-
-  >>> sorted(unread(SecureConfig(task="regress")))[:2]
-  ['noise_seed', 'protocol']
-  """
-  if config.task.reads != "train":
-    return _unread(config)
-  return _unread(config) | unread_lib.within("train", unused.of_training(config.train))
-
-
-_UNREAD = (
-  "train.seed",
-  "train.noise_seed",
-  *(f"train.{name}" for name in TrainConfig.where),
-)
-
-
-def _check_sum(config: SecureConfig) -> None:
-  bits = getattr(config.protocol, "bits", 64)
-  if config.task.entry_bits > bits:
+def _check_sum(task: SumTask) -> None:
+  bits = getattr(task.protocol, "bits", 64)
+  if task.entry_bits > bits:
     raise UserError(
-      f"must be at most {bits}, as protocol.bits={bits}",
+      f"must be at most {bits}, as task.protocol.bits={bits}",
       field="task.entry_bits",
-      value=config.task.entry_bits,
+      value=task.entry_bits,
     )
 
 
 def _check_train(train: TrainConfig) -> None:
-  with bounds.within("train"):
-    central.check(train)
-  if train.audit.enabled:
+  central.check(train)
+  bounds.read_if(
+    train, False, "launch.train itself", "seed", "noise_seed", *TrainConfig.where
+  )
+  if train.audit is not None:
     raise UserError(
-      "must be false; audit a run of launch.train", field="train.audit.enabled", value=True
+      "must be 'none'; audit a run of launch.train", field="audit", value="canaries"
     )
   if train.release:
-    raise UserError("must be false; this is a rehearsal", field="train.release", value=True)
-  embeddings.refuse(train, "train")
+    raise UserError("must be false; this is a rehearsal", field="release", value=True)
+  embeddings.refuse(train)
   trainable = fields.name_of(train, "trainable")
   if trainable != "all":
-    shown = f"train.trainable={trainable!r}"
+    shown = f"task.train.trainable={trainable!r}"
     raise UserError(f"{shown}: must be 'all', whose weights are encrypted")
   options = train.model.options
   if train.model.name != "mlp":
-    raise UserError("must be 'mlp'", field="train.model.name", value=train.model.name)
+    raise UserError("must be 'mlp'", field="model.name", value=train.model.name)
   if options.get("activation") != "square":
     raise UserError(
       "must be 'square', all that a ciphertext can be put through",
-      field="train.model.options.activation",
+      field="model.options.activation",
       value=options.get("activation"),
     )
   if len(options.get("features", (128,))) != 1:
     raise UserError(
       "must be one hidden layer",
-      field="train.model.options.features",
+      field="model.options.features",
       value=options["features"],
     )

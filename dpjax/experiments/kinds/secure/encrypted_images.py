@@ -14,11 +14,11 @@ from dpjax.data.target_kinds import needs_classes
 from dpjax.experiments.kinds import bounds
 from dpjax.experiments.kinds.central import build as central
 from dpjax.experiments.kinds.central import facts
-from dpjax.experiments.kinds.secure.build import Computed
+from dpjax.experiments.kinds.secure.build import Computed, Measuring
 from dpjax.experiments.kinds.secure.config import SecureConfig
 from dpjax.experiments.run import pieces
+from dpjax.experiments.run.experiment import Phase
 from dpjax.experiments.run.guarantee import repeated
-from dpjax.experiments.run.loop import Phase, TrainPhase
 from dpjax.experiments.run.pieces import Arrays
 from dpjax.experiments.run.run_keys import RunKeys
 from dpjax.secure.homomorphic import inference
@@ -35,8 +35,8 @@ class _Ready(NamedTuple):
 
 def load_data(config: SecureConfig) -> tuple[Any, Any]:
   """Loads (train, test) of the `train` section."""
-  with bounds.within("train"):
-    loaded = central.load_resident(config.train)
+  with bounds.within("task.train"):
+    loaded = central.load_resident(config.task.train)
     needs_classes(loaded[0], "launch.secure")
     return loaded
 
@@ -51,14 +51,14 @@ def prepare(config: SecureConfig, loaded: tuple[Any, Any], random: RunKeys) -> _
 
   Raises UserError if there are fewer test images than `task.num_images`.
   """
-  with bounds.within("train"):
-    run = central.assemble(config.train, loaded, random)
+  with bounds.within("task.train"):
+    run = central.assemble(config.task.train, loaded, random)
     run = run._replace(guarantee=repeated(run.guarantee, config.noise_seed))
     count = config.task.num_images
   if count > len(run.test):
     raise UserError(
       f"must be at most {len(run.test)}, the test images of "
-      f"train.data.name={config.train.data.name!r}",
+      f"task.train.data.name={config.task.train.data.name!r}",
       field="task.num_images",
       value=count,
     )
@@ -66,14 +66,14 @@ def prepare(config: SecureConfig, loaded: tuple[Any, Any], random: RunKeys) -> _
   return _Ready(run, x, np.asarray(run.test.y[:count]))
 
 
-def measured(config: SecureConfig, ready: _Ready, train_phase: TrainPhase) -> Computed:
+def measured(config: SecureConfig, ready: _Ready) -> Measuring:
   """Returns the outcome: trains the model, then queries it about batches of encrypted images."""
-  trained = train_phase(central.phase(config.train, ready.run)._replace(subfolder="model"))
+  trained = yield central.phase(config.task.train, ready.run)._replace(subfolder="model")
   params = training.eval_params(trained.state)
   guarantee = ready.run.guarantee
   net = inference.network_of(params)
   count = len(ready.x)
-  asked = train_phase(_questions(config, ready, net)).state
+  asked = (yield _questions(config, ready, net)).state
   labels = np.asarray(asked["labels"])
   plain = net.logits(ready.x).argmax(axis=1)
   accuracy, usual = (float(np.mean(answers == ready.y)) for answers in (labels, plain))
@@ -88,9 +88,9 @@ def measured(config: SecureConfig, ready: _Ready, train_phase: TrainPhase) -> Co
     found=f"accuracy {accuracy:.4f}, in the clear {usual:.4f}; "
     f"{seconds / count:.3f} s and {sent / count / 1e3:.0f} kB an image",
     hides=_HIDES,
-    num_steps=config.train.num_steps,
+    num_steps=config.task.train.num_steps,
     params=params,
-    facts=guarantee.facts(trained.ledger, trained.final_epsilon),
+    facts=guarantee.facts(trained.ledger, trained.epsilon),
     more={
       "test_accuracy": accuracy,
       "plain_accuracy": usual,

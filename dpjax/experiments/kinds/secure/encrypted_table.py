@@ -8,9 +8,8 @@ from typing import NamedTuple
 import numpy as np
 
 from dpjax import optional
-from dpjax.experiments.kinds.secure.build import Computed, once
+from dpjax.experiments.kinds.secure.build import Computed, Measuring, once
 from dpjax.experiments.kinds.secure.config import SecureConfig
-from dpjax.experiments.run.loop import TrainPhase
 from dpjax.experiments.run.pieces import Arrays
 from dpjax.experiments.run.run_keys import RunKeys
 from dpjax.secure.homomorphic.regression import regress
@@ -80,7 +79,7 @@ def prepare(
   return _Ready(x, y, plan)
 
 
-def measured(config: SecureConfig, ready: _Ready, train_phase: TrainPhase) -> Computed:
+def measured(config: SecureConfig, ready: _Ready) -> Measuring:
   """Returns the outcome of a regression, from encryption to decrypted predictions."""
   n, d = ready.x.shape
   count = config.task.num_predicted
@@ -93,7 +92,7 @@ def measured(config: SecureConfig, ready: _Ready, train_phase: TrainPhase) -> Co
     # key.
     return {"weights": regression.weights.round(_DECIMALS), "numbers": numbers}
 
-  state = train_phase(once(compute, like, "regression")).state
+  state = (yield once(compute, like, "regression")).state
   numbers = dict(zip(_NUMBERS, np.asarray(state["numbers"]).tolist()))
   refreshes = int(numbers["refreshes"])
   plan = ready.plan

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from dpjax.experiments.config.fields import name_of
-from dpjax.experiments.kinds.secure.config import SecureConfig
+from dpjax.experiments.kinds.secure.config import SecureConfig, SumTask
 from dpjax.secure.homomorphic import ckks
 from dpjax.secure.sums import primitives
 from dpjax.secure.vertical import alignment, encrypted_vectors
@@ -31,14 +31,13 @@ def missing(config: SecureConfig) -> str:
   Args:
     config: config of one computation, without rows.
 
-  >>> from dpjax.experiments.kinds.secure.config import SumTask
   >>> from dpjax.secure.sums import PlainSum
-  >>> missing(SecureConfig(task=SumTask(), protocol=PlainSum()))
+  >>> missing(SecureConfig(task=SumTask(protocol=PlainSum())))
   ''
   """
   needed = list(config.task.needs)
-  if config.task.reads == "protocol":
-    needed += filter(None, [_OF_PROTOCOLS.get(name_of(config, "protocol"))])
+  if isinstance(config.task, SumTask):
+    needed += filter(None, [_OF_PROTOCOLS.get(name_of(config.task, "protocol"))])
   try:
     for name in needed:
       _LIBRARIES[name]()

@@ -14,12 +14,12 @@ from dpjax import data as data_lib
 from dpjax.accounting.proved import REPLACE
 from dpjax.data.target_kinds import needs_classes
 from dpjax.experiments.kinds import bounds
-from dpjax.experiments.kinds.secure.build import Computed
+from dpjax.experiments.kinds.secure.build import Computed, Measuring
 from dpjax.experiments.kinds.secure.config import SecureConfig
 from dpjax.experiments.kinds.secure.labelled_rows import LabelledRows
 from dpjax.experiments.kinds.secure.labelled_rows import data_digest as data_digest
 from dpjax.experiments.run import guarantee, pieces
-from dpjax.experiments.run.loop import Phase, TrainPhase
+from dpjax.experiments.run.experiment import Phase
 from dpjax.experiments.run.pieces import Arrays
 from dpjax.experiments.run.run_keys import RunKeys
 from dpjax.secure import mpc
@@ -99,13 +99,13 @@ def prepare(config: SecureConfig, loaded: LabelledRows, random: RunKeys) -> _Rea
   return _Ready(loaded, mechanism, guarantee.noted(promised, statement))
 
 
-def measured(config: SecureConfig, ready: _Ready, train_phase: TrainPhase) -> Computed:
+def measured(config: SecureConfig, ready: _Ready) -> Measuring:
   """Returns the outcome: trains on shares, opens the weights once, and predicts in the clear."""
   mechanism = ready.mechanism
   rows = ready.rows
-  trained = train_phase(_training(ready)).state
+  trained = (yield _training(ready)).state
   seconds, sent, dealt, rounds = np.asarray(trained["numbers"]).tolist()
-  released = train_phase(_release(ready, trained))
+  released = yield _release(ready, trained)
   weights = np.asarray(released.state["weights"])
   clipped = mechanism.rows(rows.test_x)
 
@@ -115,7 +115,7 @@ def measured(config: SecureConfig, ready: _Ready, train_phase: TrainPhase) -> Co
     classes = scores.argmax(axis=1) if several else scores[:, 0] >= 0
     return float(np.mean(classes == rows.test_labels))
 
-  facts = ready.guarantee.facts(released.ledger, released.final_epsilon)
+  facts = ready.guarantee.facts(released.ledger, released.epsilon)
   noisy = accuracy(weights)
   summary = f"accuracy {noisy:.4f}, "
   if config.task.diagnostics:

@@ -19,10 +19,10 @@ import numpy as np
 import optax
 
 from dpjax import data as data_lib
-from dpjax.experiments.kinds.secure.build import Computed
+from dpjax.experiments.kinds.secure.build import Computed, Measuring
 from dpjax.experiments.kinds.secure.config import SecureConfig, TransferTask
 from dpjax.experiments.run import pieces
-from dpjax.experiments.run.loop import Phase, TrainPhase
+from dpjax.experiments.run.experiment import Phase
 from dpjax.experiments.run.pieces import Arrays
 from dpjax.experiments.run.run_keys import RunKeys
 from dpjax.secure.vertical import alignment, transfer
@@ -122,7 +122,7 @@ def prepare(config: SecureConfig, loaded: Halves, random: RunKeys) -> _Ready:
   return _Ready(loaded, batch, sent, random.init)
 
 
-def measured(config: SecureConfig, ready: _Ready, train_phase: TrainPhase) -> Computed:
+def measured(config: SecureConfig, ready: _Ready) -> Measuring:
   """Returns the outcome: trains both parties, then the target alone, and reads labels from the last
   message.
 
@@ -131,7 +131,7 @@ def measured(config: SecureConfig, ready: _Ready, train_phase: TrainPhase) -> Co
   task = config.task
   batch = ready.batch
   num_classes = ready.halves.num_classes
-  trained = train_phase(_training(task, ready)).state
+  trained = (yield _training(task, ready)).state
   params = trained["state"].params
   if not all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(trained["state"])):
     raise UserError(

@@ -12,12 +12,12 @@ from dpjax import data as data_lib
 from dpjax import optional
 from dpjax.data.target_kinds import needs_classes
 from dpjax.experiments.kinds import bounds
-from dpjax.experiments.kinds.secure.build import Computed
+from dpjax.experiments.kinds.secure.build import Computed, Measuring
 from dpjax.experiments.kinds.secure.config import SecureConfig
 from dpjax.experiments.kinds.secure.labelled_rows import LabelledRows
 from dpjax.experiments.kinds.secure.labelled_rows import data_digest as data_digest
 from dpjax.experiments.run import pieces
-from dpjax.experiments.run.loop import Phase, TrainPhase
+from dpjax.experiments.run.experiment import Phase
 from dpjax.experiments.run.pieces import Arrays
 from dpjax.experiments.run.run_keys import RunKeys
 from dpjax.secure import mpc
@@ -102,11 +102,12 @@ def prepare(config: SecureConfig, loaded: LabelledRows, random: RunKeys) -> _Rea
   return _Ready(loaded, start, batches, recipe, plain)
 
 
-def measured(config: SecureConfig, ready: _Ready, train_phase: TrainPhase) -> Computed:
+def measured(config: SecureConfig, ready: _Ready) -> Measuring:
   """Returns the outcome: trains and predicts on shares. One party gets the predictions."""
   task = config.task
   rows = ready.rows
-  state = jax.tree.map(np.asarray, train_phase(_training(ready, task.truncation)).state)
+  trained = yield _training(ready, task.truncation)
+  state = jax.tree.map(np.asarray, trained.state)
   first, second = state["shares"]
   seconds, sent, dealt, rounds = state["numbers"].tolist()
   x = rows.test_x[: task.num_predicted]

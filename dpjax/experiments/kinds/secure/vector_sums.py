@@ -7,10 +7,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from dpjax.experiments.config.fields import name_of
-from dpjax.experiments.kinds.secure.build import Computed, once
+from dpjax.experiments.config.fields import name_of, to_dict
+from dpjax.experiments.kinds.secure.build import Computed, Measuring, once
 from dpjax.experiments.kinds.secure.config import SecureConfig
-from dpjax.experiments.run.loop import TrainPhase
 from dpjax.experiments.run.pieces import Arrays
 from dpjax.experiments.run.run_keys import RunKeys
 from dpjax.secure.sums import Drops
@@ -33,7 +32,7 @@ def _drawn(config: SecureConfig, seed: int) -> LazyVectors:
   """Returns the clients' vectors. They are drawn on request, so that memory does not grow with the
   number of clients."""
   task = config.task
-  bits = getattr(config.protocol, "bits", None)  # CKKS has none: fractions in [0, 1)
+  bits = getattr(task.protocol, "bits", None)  # CKKS has none: fractions in [0, 1)
 
   def draw(who: int) -> np.ndarray:
     # Each client has its own generator, so that any vector can be drawn again alone.
@@ -52,7 +51,8 @@ class _Ready(NamedTuple):
 
 def load_data(config: SecureConfig) -> str:
   """Returns a description of the random vectors, since a sum reads no data."""
-  return repr(config.task)
+  held = to_dict(config.task)
+  return repr({name: value for name, value in held.items() if name != "protocol"})
 
 
 def data_digest(loaded: str) -> bytes:
@@ -67,7 +67,7 @@ def prepare(config: SecureConfig, loaded: str, random: RunKeys) -> _Ready:
   return _Ready(_drawn(config, random.order), Drops(before_upload=silent))
 
 
-def measured(config: SecureConfig, ready: _Ready, train_phase: TrainPhase) -> Computed:
+def measured(config: SecureConfig, ready: _Ready) -> Measuring:
   """Returns the outcome of a single secure sum: its total, its costs and its error."""
   task = config.task
   dtype = ready.vectors[0].dtype
@@ -79,7 +79,7 @@ def measured(config: SecureConfig, ready: _Ready, train_phase: TrainPhase) -> Co
   }
 
   def add() -> Arrays:
-    summed = config.protocol.sum(ready.vectors, ready.drops)
+    summed = task.protocol.sum(ready.vectors, ready.drops)
     return {
       "total": np.asarray(summed.total),
       "cost": np.array(summed.cost[:4], np.int64),
@@ -87,10 +87,11 @@ def measured(config: SecureConfig, ready: _Ready, train_phase: TrainPhase) -> Co
       "survivors": np.array([len(summed.survivors)], np.int64),
     }
 
-  state = {k: np.asarray(v) for k, v in train_phase(once(add, like, "sums")).state.items()}
+  summed = yield once(add, like, "sums")
+  state = {name: np.asarray(value) for name, value in summed.state.items()}
   error = _error(state["total"], ready, range(task.num_clients - task.silent))
   client, server, expansions, operations = (int(n) for n in state["cost"])
-  name = name_of(config, "protocol")
+  name = name_of(task, "protocol")
   silent = f", {task.silent} silent" if task.silent else ""
   return Computed(
     protocol=name,

@@ -1,4 +1,4 @@
-"""Builds the job of one run of private synthesis from a `SynthesisConfig`.
+"""One run of private synthesis, from a `SynthesisConfig`.
 
 With `method="kernel_mean"` the first step is the one release of the run, and the only step that
 reads private records. Every later step updates the generator, usually several times. These updates
@@ -18,7 +18,6 @@ import jax
 import numpy as np
 from dp_accounting import NoOpDpEvent
 
-from dpjax import data as data_lib
 from dpjax.accounting.event_kinds.kind import DpEvent
 from dpjax.accounting.text import paragraph
 from dpjax.experiments.kinds import bounds, named_data
@@ -28,9 +27,9 @@ from dpjax.experiments.kinds.synthesis.config import (
   check,
 )
 from dpjax.experiments.kinds.synthesis.sampled_run import SampledRun, Samples
-from dpjax.experiments.run import guarantee, left_out
+from dpjax.experiments.run import guarantee, left_out, writers
+from dpjax.experiments.run.experiment import Experiment, Phase, Story, every, single
 from dpjax.experiments.run.guarantee import Guarantee
-from dpjax.experiments.run.loop import Job, Phase, Schedule, every, single
 from dpjax.experiments.run.run_keys import RunKeys
 from dpjax.key_uses import KeyUse, key_for
 from dpjax.mechanisms.class_sums import ClassSums
@@ -42,39 +41,27 @@ _AT_ONCE = 50
 _NOTHING = left_out.Arrivals(0, 0)
 
 
-def load_data(config: SynthesisConfig) -> tuple[Any, Any]:
-  """Returns (private data, public test data)."""
-  return named_data.load(config)
+class PrivateSynthesis(Experiment[SynthesisConfig]):
+  """One run of a generator of private images, and the samples that it draws."""
 
+  def check(self) -> None:
+    check(self.config)
 
-@bounds.names_fields
-def build(config: SynthesisConfig, loaded: tuple[Any, Any] | None = None) -> Job:
-  """Builds the job of one run.
+  def data(self) -> tuple[Any, Any]:
+    """Returns (private data, public test data)."""
+    return named_data.load(self.config)
 
-  Args:
-    loaded: result of `load_data`, to share it between runs; None: it is loaded.
-  """
-  check(config)
+  def check_data(self, data: Any) -> None:
+    named_data.check_images(self.config, data[0], "private synthesis")
 
-  @functools.cache
-  def read() -> tuple[Any, Any]:
-    train, test = loaded or load_data(config)
-    named_data.check_images(config, train, "private synthesis")
-    return train, test
+  def line(self, result: dict[str, Any]) -> str:
+    return (
+      f"{result['dataset']} {result['method']}: {writers.headline(result)} of classifiers that saw "
+      f"samples alone, {guarantee.summary(result)}{writers.took(result)}"
+    )
 
-  def start(random: RunKeys) -> Schedule:
-    train, test = read()
-    return single(_phase(config, train, test, random))
-
-  return Job(
-    config=config,
-    seed=config.seed,
-    data_name=config.dataset,
-    data=lambda: data_lib.digest(read()[0]),
-    start=start,
-    noise_seed=config.noise_seed,
-    release=config.release,
-  )
+  def train(self, data: Any, keys: RunKeys) -> Story:
+    return single(_phase(self.config, data[0], data[1], keys))
 
 
 # Some errors arise only with the data. The decorator makes them name the config's fields.
@@ -141,26 +128,27 @@ class _Run(SampledRun):
 
   def __init__(self, config: SynthesisConfig, train: Any, test: Any, random: RunKeys):
     super().__init__(config, train, test, random)
-    self.embedding: Embedding = config.embedding(train.x.shape[1:])
-    self.mechanism = config.mechanism(train.num_classes)
+    method = config.method
+    self.embedding: Embedding = method.embedding(train.x.shape[1:], config.seed)
+    self.mechanism = method.mechanism(config, train.num_classes)
     self.synthesis = Synthesis(
       self.embedding,
       train.num_classes,
-      num_steps=config.num_steps,
+      num_steps=method.num_steps,
       per_class=config.per_class,
       learning_rate=config.learning_rate,
       num_latents=config.num_latents,
       hidden=config.hidden,
     )
     # `at_once` divides the number of updates, so all steps after the release run the same program.
-    self.at_once = math.gcd(config.num_steps, _AT_ONCE)
+    self.at_once = math.gcd(method.num_steps, _AT_ONCE)
     self._sums: np.ndarray | None = None
     self._targets: Any = None
 
   @property
   def num_steps(self) -> int:
     """Returns the number of steps: one for the release, and the steps of the generator."""
-    return 1 + self.config.num_steps // self.at_once
+    return 1 + self.config.method.num_steps // self.at_once
 
   @functools.cached_property
   def updates(self) -> Any:
@@ -249,7 +237,7 @@ class _Run(SampledRun):
         "noise_multiplier": self.mechanism.noise_multiplier,
         "features": self.embedding.width,
         "feature_weights": self.embedding.weights,
-        "updates": config.num_steps,
+        "updates": config.method.num_steps,
       },
       describe=self.describe,
     )

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from typing import Annotated, Any
 
 from dpjax.experiments.config import common, rules
-from dpjax.experiments.config import unread as unread_lib
 from dpjax.experiments.config.fields import Choice, WithChoices
-from dpjax.experiments.config.unread import Unused, needs
 from dpjax.experiments.kinds import bounds, named_data
 from dpjax.mechanisms.additive import analytic_noise_multiplier
 from dpjax.mechanisms.class_sums import ClassSums
@@ -24,6 +23,52 @@ _MARGIN = 1 + 1e-5
 @dataclasses.dataclass(frozen=True)
 class KernelMean:
   """Noisy embedding of all records, and a generator that is fitted to it (DP-MERF)."""
+
+  num_frequencies: Annotated[
+    int, rules.between(0, 10**5), "random frequencies of a Gaussian kernel; 0: none"
+  ] = 100
+  length_scale: Annotated[
+    float, rules.POSITIVE, rules.IN_FLOAT32, "of that kernel, in pixels' units"
+  ] = 3.0
+  side: Annotated[
+    int,
+    rules.between(0, 32),
+    "low frequencies of each axis, whose second moments are released; 0: none",
+  ] = 6
+  moments_share: Annotated[
+    float, rules.OPEN_UNIT, "of the release's squared norm; the others keep the rest"
+  ] = 0.8
+  count_share: Annotated[
+    float, rules.OPEN_UNIT, "of the squared norm, for numbers of records"
+  ] = 0.04
+  noise_multiplier: Annotated[
+    float | None, rules.POSITIVE, "of the release; none: what epsilon allows"
+  ] = None
+  num_steps: Annotated[
+    int, rules.between(1, rules.MOST_STEPS), "updates of the generator; they cost nothing"
+  ] = 1000
+
+  def __post_init__(self):
+    rules.check_settings(self)
+
+  def mechanism(self, config: SynthesisConfig, num_classes: int) -> ClassSums:
+    """Returns the mechanism of the release, with `noise_multiplier` or the noise for `epsilon`."""
+    noise = self.noise_multiplier
+    if noise is None:
+      noise = _MARGIN * analytic_noise_multiplier(config.epsilon, config.delta)
+    return ClassSums(noise, num_classes, neighboring_relation=config.neighboring_relation)
+
+  def embedding(self, shape: tuple[int, int, int], seed: int) -> Embedding:
+    """Returns the features of images of shape (H, W, C). They are public, and depend on no data."""
+    return Embedding(
+      shape,
+      num_frequencies=self.num_frequencies,
+      length_scale=self.length_scale,
+      side=self.side,
+      moments_share=self.moments_share,
+      count_share=self.count_share,
+      seed=seed,
+    )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -60,35 +105,12 @@ class SynthesisConfig(WithChoices):
   method: Annotated[Any, Choice(METHODS), "what reads the records"] = "kernel_mean"
   dataset: Annotated[str, "digits | mnist | any images of dpjax.data.load"] = "digits"
   data_dir: common.DataDir = None
-  num_frequencies: Annotated[
-    int, rules.between(0, 10**5), "random frequencies of a Gaussian kernel; 0: none"
-  ] = 100
-  length_scale: Annotated[
-    float, rules.POSITIVE, rules.IN_FLOAT32, "of that kernel, in pixels' units"
-  ] = 3.0
-  side: Annotated[
-    int,
-    rules.between(0, 32),
-    "low frequencies of each axis, whose second moments are released; 0: none",
-  ] = 6
-  moments_share: Annotated[
-    float, rules.OPEN_UNIT, "of the release's squared norm; the others keep the rest"
-  ] = 0.8
-  count_share: Annotated[
-    float, rules.OPEN_UNIT, "of the squared norm, for numbers of records"
-  ] = 0.04
-  noise_multiplier: Annotated[
-    float | None, rules.POSITIVE, "of the release; none: what epsilon allows"
-  ] = None
   epsilon: Annotated[float, rules.POSITIVE, "of all that is released"] = 1.0
   delta: Annotated[common.Delta, "of the same"] = 1e-5
   epsilon_budget: common.EpsilonBudget = None
   neighboring_relation: Annotated[common.RecordRelation, "see the guide"] = (
     "add_or_remove_one"
   )
-  num_steps: Annotated[
-    int, rules.between(1, rules.MOST_STEPS), "updates of the generator; they cost nothing"
-  ] = 1000
   per_class: Annotated[
     int, rules.between(2, 10**5), "generated images of a class in an update"
   ] = 50
@@ -106,53 +128,12 @@ class SynthesisConfig(WithChoices):
   noise_seed: common.NoiseSeed = None
   release: common.Release = False
 
-  def mechanism(self, num_classes: int) -> ClassSums:
-    """Returns the mechanism of the release, with `noise_multiplier` or the noise for `epsilon`."""
-    noise = self.noise_multiplier
-    if noise is None:
-      noise = _MARGIN * analytic_noise_multiplier(self.epsilon, self.delta)
-    return ClassSums(noise, num_classes, neighboring_relation=self.neighboring_relation)
-
-  def embedding(self, shape: tuple[int, int, int]) -> Embedding:
-    """Returns the features of images of shape (H, W, C). They are public, and depend on no data."""
-    return Embedding(
-      shape,
-      num_frequencies=self.num_frequencies,
-      length_scale=self.length_scale,
-      side=self.side,
-      moments_share=self.moments_share,
-      count_share=self.count_share,
-      seed=self.seed,
-    )
-
-
-def unread(config: SynthesisConfig) -> Unused:
-  """Returns {field that a run does not read: condition under which it would be read}.
-
-  >>> sorted(unread(SynthesisConfig(side=0)))
-  ['data_dir', 'moments_share']
-  """
-  if isinstance(config.method, WassersteinGan):
-    features = ("num_frequencies", "length_scale", "side", "moments_share", "count_share")
-    released = (*features, "noise_multiplier", "num_steps")
-    return needs(False, "method='kernel_mean'", *released) | named_data.unread(config)
-  solved = config.noise_multiplier is None
-  both = config.num_frequencies > 0 and config.side > 0
-  return (
-    needs(solved, "noise_multiplier=None, which is solved for", "epsilon")
-    | needs(config.num_frequencies > 0, "num_frequencies > 0", "length_scale")
-    | needs(both, "num_frequencies > 0 and side > 0", "moments_share")
-    | named_data.unread(config)
-  )
-
 
 @bounds.names_fields
 def check(config: SynthesisConfig) -> None:
   """Raises UserError if the config is wrong; loads no data."""
   bounds.typed(config)
-  unread_lib.refuse(config, unread(config))
-  if not config.num_frequencies and not config.side:
-    raise UserError("must be > 0 where side=0", field="num_frequencies", value=0)
+  named_data.check_folder(config)
   if config.release and config.attack:
     raise UserError(
       "must be false with release=True: the attack reads members, and its result is private",
@@ -174,5 +155,18 @@ def check(config: SynthesisConfig) -> None:
         value=config.neighboring_relation,
       )
     return
+  _check_release(config, config.method)
+
+
+def _check_release(config: SynthesisConfig, method: KernelMean) -> None:
+  if not method.num_frequencies and not method.side:
+    raise UserError("must be > 0 where side=0", field="method.num_frequencies", value=0)
+  read = functools.partial(bounds.read_if, config)
+  solved = method.noise_multiplier is None
+  read(solved, "method.noise_multiplier=None, which is solved for", "epsilon")
+  both = method.num_frequencies > 0 and method.side > 0
+  read(method.num_frequencies > 0, "method.num_frequencies > 0", "method.length_scale")
+  needed = "method.num_frequencies > 0 and method.side > 0"
+  read(both, needed, "method.moments_share")
   # This raises UserError if no noise reaches epsilon.
-  _ = config.mechanism(1)
+  _ = method.mechanism(config, 1)

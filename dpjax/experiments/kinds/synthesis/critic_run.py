@@ -18,7 +18,7 @@ from dpjax.experiments.kinds import named_data
 from dpjax.experiments.kinds.synthesis.config import SynthesisConfig, WassersteinGan
 from dpjax.experiments.kinds.synthesis.sampled_run import SampledRun, Samples
 from dpjax.experiments.run import guarantee, left_out
-from dpjax.experiments.run.job import Phase, every
+from dpjax.experiments.run.experiment import Phase, every
 from dpjax.experiments.run.run_keys import RunKeys
 from dpjax.key_uses import KeyUse, key_for
 from dpjax.types import Array

@@ -15,7 +15,7 @@ import numpy as np
 from dpjax.experiments.kinds.synthesis import sample_scores
 from dpjax.experiments.kinds.synthesis.config import SynthesisConfig
 from dpjax.experiments.run import sizes
-from dpjax.experiments.run.job import Scores
+from dpjax.experiments.run.experiment import Scores
 from dpjax.experiments.run.run_keys import RunKeys
 from dpjax.key_uses import KeyUse, key_for
 

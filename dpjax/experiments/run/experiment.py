@@ -1,33 +1,34 @@
-"""A run before any computation: `Job`, its phases, and checks of what the loop relies on.
+"""What a kind of run is: an `Experiment`, whose story yields phases; checks of what it gives.
 
-A kind of run is a function `build(config) -> Job`, which a user may write. What `build` and the
-job's functions return is checked at once, if possible before the first step. An error is one line
-that names the field.
+A user may write one. What it returns is checked at once, if possible before the first step. An
+error is one line that names the field.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import pathlib
-from collections.abc import Callable, Iterable, Mapping
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from collections.abc import Callable, Generator, Iterable, Mapping
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
 
 import jax
 import numpy as np
 
 from dpjax import trees, validate
 from dpjax.accounting import Ledger
-from dpjax.experiments.run import run_keys, writers
+from dpjax.data import digest
+from dpjax.experiments.run import config_names, run_keys, writers
 from dpjax.experiments.run import workdir as owner
 from dpjax.experiments.run.guarantee import NONE, Guarantee
 from dpjax.experiments.run.left_out import Arrivals, Tally
 from dpjax.experiments.run.run_keys import RunKeys
 from dpjax.parallel import client_states
-from dpjax.types import ArrayTree, Config
+from dpjax.types import ArrayTree
 from dpjax.validate import UserError
 
 if TYPE_CHECKING:
   from dpjax.parallel.made_for import StepProgram
+  from dpjax.parallel.targets import Machine
 
 Scores = dict[str, float]
 Result = dict[str, Any]
@@ -75,14 +76,14 @@ class Phase(NamedTuple):
   # Function that returns the program of a step, for the devices of
   # `parallel.made_for.compiling_for`. None: this job cannot be planned for another machine.
   program: Callable[[], StepProgram] | None = None
-  # Function that returns the parts of result.json that are known before the first step. For a
-  # `single` job these include task, dataset and method.
+  # Function that returns the parts of result.json that are known before the first step. For a phase
+  # that is `single` these include task, dataset and method.
   planned: Callable[[], Result] = dict
   # Function from (state, facts of the guarantee, rows of metrics) to other parts of result.json.
   describe: Callable[[Any, Result, list[Result]], Result] = lambda state, facts, rows: {}
 
 
-class RunOutcome(NamedTuple):
+class Outcome(NamedTuple):
   """The parameters of a finished training, and functions that write its result."""
 
   params: Any
@@ -95,43 +96,128 @@ class RunOutcome(NamedTuple):
   saved_as: str = owner.PARAMS  # name of the file of `params` in the folder
 
 
-class TrainedPhase(Protocol):
-  """A phase after its last step: its state, ledger and epsilon."""
+class Trained(NamedTuple):
+  """A phase after its last step."""
 
+  phase: Phase
   state: Any
   step: int
   ledger: Ledger
-  final_epsilon: float
+  epsilon: float  # of all steps; infinity without a guarantee
   tally: Tally
+  row: Scores | None  # scores of the state, if they were computed
 
-  def scores(self) -> Scores: ...  # `scored` of the state
+  def scores(self) -> Scores:
+    """Returns `scored` of the state."""
+    return scored(self.phase, self.state) if self.row is None else self.row
 
 
-TrainPhase = Callable[[Phase], TrainedPhase]  # trains a phase, or what is left of it
-Schedule = Callable[[TrainPhase], RunOutcome]  # trains the phases of a run, in a row
+# A run as a generator: it yields each phase, which comes back trained, and returns the outcome.
+Story = Generator[Phase, Trained, Outcome]
+C = TypeVar("C", bound=Any)  # type of the config of a kind of run
 
 
-class Job(NamedTuple):
-  """A run before any computation, made by its kind's `build`."""
+class Experiment(Generic[C]):
+  """One run of a config: what its kind knows of it. `loop.run` does the rest.
 
-  config: Config  # written to config.json; another config is refused in the same folder
-  seed: int  # of first parameters and public orders; without privacy, of everything
-  data_name: str  # for messages
-  # Function that returns 32 bytes which identify the data: `dpjax.data.digest`, or another SHA-256.
-  data: Callable[[], bytes]
-  start: Callable[[RunKeys], Schedule]  # builds the phases; UserError: the run is refused
-  # Whether it has a guarantee. Then its keys are secret: they come from the operating system.
-  private: bool = True
-  noise_seed: int | None = None  # seed of noise and sampling in place of secret keys
-  release: bool = False  # whether its model is to be published; see docs/release.md
-  over_processes: bool = False  # whether several processes may share its steps
-  # Function that returns the SHA-256 of each file of weights that the config names, by field.
-  weights: Callable[[], dict[str, str]] = dict
+  A kind of run derives from this class. It defines `data` and `train`, and what is not as here.
+  """
+
+  over_processes = False  # whether several processes may share the steps
+  step_is = "step"  # what a step is, in words
+
+  def __init__(self, config: C):
+    self.config = config
+
+  def check(self) -> None:
+    """Raises UserError if the config is wrong; loads no data."""
+
+  def data(self) -> Any:
+    """Loads the data. Several runs may share what this function returns."""
+    raise NotImplementedError
+
+  def with_features(self, data: Any) -> Any:
+    """Returns data with all that `train` needs of them. It is called after the check that a run may
+    begin or go on, and not for data that runs share, which have all."""
+    return data
+
+  def check_data(self, data: Any) -> None:
+    """Raises UserError if nothing can be trained on these data, loaded or given."""
+
+  def train(self, data: Any, keys: RunKeys) -> Story:
+    """Yields the phases of the run, each of which comes back trained, and returns its outcome.
+
+    All that comes before the first phase is checked before the run's folder is claimed.
+    """
+    raise NotImplementedError
+
+  def same(self) -> dict[str, str]:
+    """Returns values that must be equal in all processes of a run; see `parallel.meeting.meet`."""
+    return {"config": config_names.digest(self.config).hex()}
+
+  def plan(self, workdir: str, target: Machine | None = None) -> str:
+    """Returns the plan of the run as text, for a launcher's --dry_run.
+
+    Args:
+      target: machine that is not here, for which the step is compiled; None: this one.
+    """
+    # Imported here, because most runs are not dry runs.
+    from dpjax.experiments.run import dry_run
+
+    return dry_run.report(self, workdir, target)
+
+  def line(self, result: Result) -> str:
+    """Returns one line about a finished run: its scores, its guarantee and its time."""
+    # Imported here, since only the end of a run of a launcher needs it.
+    from dpjax.experiments.run import guarantee
+
+    return (
+      f"{result['dataset']} {result['method']}: {writers.headline(result)}, "
+      f"{guarantee.summary(result)}{writers.took(result)}"
+    )
+
+  def digest(self, data: Any) -> bytes:
+    """Returns 32 bytes that identify what is trained on: `dpjax.data.digest`, or a SHA-256."""
+    return digest(data[0])
+
+  def weights(self) -> dict[str, str]:
+    """Returns the SHA-256 of each file of weights that the config names, by field."""
+    return {}
+
+  @property
+  def seed(self) -> int:
+    """Returns the seed of first parameters and public orders; without privacy, of everything."""
+    return self.config.seed
+
+  @property
+  def data_name(self) -> str:
+    """Returns the name of the data, for messages."""
+    config: Any = self.config
+    return config.data.name if hasattr(config, "data") else getattr(config, "dataset", "")
+
+  @property
+  def is_private(self) -> bool:
+    """Returns whether the run has a guarantee. Then its keys are secret: they come from the
+    operating system."""
+    return getattr(self.config, "is_private", True)
+
+  @property
+  def release(self) -> bool:
+    """Returns whether the model is to be published; see docs/release.md."""
+    return getattr(self.config, "release", False)
+
+  @property
+  def noise_seed(self) -> int | None:
+    """Returns the seed of noise and sampling in place of secret keys; None: there is none."""
+    return getattr(self.config, "noise_seed", None)
 
   def new_keys(self) -> RunKeys:
     """Returns the keys of a run that begins now."""
     return run_keys.drawn(
-      self.seed, private=self.private, noise_seed=self.noise_seed, release=self.release
+      self.seed,
+      private=self.is_private,
+      noise_seed=self.noise_seed,
+      release=self.release,
     )
 
 
@@ -144,12 +230,12 @@ def every(count: int, step: int, num_steps: int) -> int | None:
   return step if step % count == 0 or step == num_steps else None
 
 
-def single(phase: Phase) -> Schedule:
-  """Returns the schedule of a run with one phase.
+def single(phase: Phase) -> Story:
+  """Returns the story of a run with one phase, or the end of a story.
 
   Raises:
     UserError: the phase would exceed its budget, or lacks a required part of its result. The error
-      comes before the run's folder is claimed.
+      comes before the phase. So a run that may not begin claims no folder.
   """
   checked_phase(phase)
   planned = phase.planned()
@@ -159,50 +245,46 @@ def single(phase: Phase) -> Schedule:
       f"must return {', '.join(missing)}, too; got {planned!r}", field="Phase.planned"
     )
   if phase.guarantee is not None:
-    # The budget is checked here, so that a run that may not begin claims no folder.
     phase.guarantee.check_budget(Ledger())
+  trained = yield phase
 
-  def drawn(folder: pathlib.Path) -> None:
-    # Imported here: only the end of a run needs the plotting library.
-    from dpjax.experiments.run import report
+  def write(folder: pathlib.Path) -> None:
+    _write_curve(trained, folder)
+    phase.write(folder, trained.state)
 
-    report.train_report(folder, steps=phase.steps_are)
+  def finish(folder: pathlib.Path) -> None:
+    if phase.evaluate is not None:
+      # Imported here: only the end of a run needs the plotting library.
+      from dpjax.experiments.run import report
 
-  def schedule(train_phase: TrainPhase) -> RunOutcome:
-    trained = train_phase(phase)
-    finish = (lambda folder: None) if phase.evaluate is None else drawn
-    result = lambda folder: _result(phase, trained, folder)
+      report.train_report(folder, steps=phase.steps_are)
 
-    def write(folder: pathlib.Path) -> None:
-      _write_curve(phase, trained, folder)
-      phase.write(folder, trained.state)
-
-    return RunOutcome(phase.released(trained.state), result, write=write, finish=finish)
-
-  return schedule
+  result = lambda folder: _result(trained, planned, folder)
+  return Outcome(phase.released(trained.state), result, write=write, finish=finish)
 
 
-def _write_curve(phase: Phase, trained: TrainedPhase, folder: pathlib.Path) -> None:
+def _write_curve(trained: Trained, folder: pathlib.Path) -> None:
   """Writes the trade-off curve of a run beside its result, if epsilon is proved.
 
   The file holds only rates. It could not state that a bound is claimed, or that it holds for a
   larger deployment.
   """
-  guarantee = phase.guarantee or NONE
+  guarantee = trained.phase.guarantee or NONE
   if guarantee.kind != "proved":
     return
   # Imported here: only the end of a run with a proof writes a curve.
   from dpjax.accounting import pairs_of, trade_off_files
 
-  profile = guarantee.profile(trained.ledger, trained.final_epsilon)
+  profile = guarantee.profile(trained.ledger, trained.epsilon)
   if profile is not None and guarantee.delta:
     pairs = pairs_of(profile, guarantee.delta)
     trade_off_files.write_curve(pairs, folder / trade_off_files.CURVE)
 
 
-def _result(phase: Phase, trained: TrainedPhase, folder: pathlib.Path) -> Result:
+def _result(trained: Trained, planned: Result, folder: pathlib.Path) -> Result:
+  phase = trained.phase
   guarantee = phase.guarantee or NONE
-  facts = guarantee.facts(trained.ledger, trained.final_epsilon)
+  facts = guarantee.facts(trained.ledger, trained.epsilon)
   facts["privacy_statement"] = guarantee.statement(trained.step)
   return {
     **facts,
@@ -212,7 +294,7 @@ def _result(phase: Phase, trained: TrainedPhase, folder: pathlib.Path) -> Result
     "ledger": trained.ledger.to_json(),
     **({} if phase.evaluate is None else {STEPS_ARE: phase.steps_are}),
     **trained.tally.facts(),
-    **phase.planned(),
+    **planned,
     **phase.describe(trained.state, facts, writers.read_metrics(folder)),
   }
 
@@ -224,45 +306,57 @@ def _refuse(field: str, wanted: str, got: object) -> None:
   raise UserError(f"must {wanted}, not {got!r:.60}", field=field)
 
 
-def checked(job: Job) -> Job:
-  """Returns the job. Raises UserError, which names the field, if the job is malformed."""
-  if not isinstance(job, Job):
-    _refuse("build", "return a dpjax.experiments.run.loop.Job", job)
-  if not dataclasses.is_dataclass(job.config) or isinstance(job.config, type):
-    _refuse("Job.config", "be a dataclass", job.config)
-  validate.integer_at_least(0, **{"Job.seed": job.seed})
-  if job.noise_seed is not None:
-    validate.integer_at_least(0, **{"Job.noise_seed": job.noise_seed})
-  _check_functions(job, "data", "start", "weights")
-  return job
+def checked(experiment: Experiment[C]) -> Experiment[C]:
+  """Returns the experiment, its config checked. Raises UserError, which names the field, if it is
+  malformed."""
+  if not isinstance(experiment, Experiment):
+    _refuse("experiment", "be a dpjax.experiments.run.experiment.Experiment", experiment)
+  config: Any = experiment.config
+  if not dataclasses.is_dataclass(config) or isinstance(config, type):
+    _refuse("Experiment.config", "be a dataclass", config)
+  experiment.check()
+  validate.integer_at_least(0, **{"Experiment.seed": experiment.seed})
+  if experiment.noise_seed is not None:
+    validate.integer_at_least(0, **{"Experiment.noise_seed": experiment.noise_seed})
+  return experiment
 
 
-def data_of(job: Job) -> bytes:
-  """Reads the data now, and returns their digest."""
-  digest = job.data()
+def digest_of(experiment: Experiment[Any], data: Any) -> bytes:
+  """Checks the data of a run, and returns their digest."""
+  experiment.check_data(data)
+  digest = experiment.digest(data)
   # The digest follows from the data, so a message may show its type and size, not its content.
   if not isinstance(digest, bytes) or len(digest) != _DIGEST_BYTES:
     size = f" of {len(digest)}" if isinstance(digest, bytes | str) else ""
     raise UserError(  # secret
       "must return 32 bytes of all that is trained on (dpjax.data.digest, or a SHA-256), not "
       f"{type(digest).__name__}{size}",
-      field="Job.data",
+      field="Experiment.digest",
     )
   return digest
 
 
-def started(job: Job, random: RunKeys) -> Schedule:
-  """Returns the schedule that `job.start` makes. Raises UserError if it is no function."""
-  schedule = job.start(random)
-  if not callable(schedule):
-    _refuse("Job.start", "return what loop.single(Phase(...)) makes", schedule)
-  return schedule
+def begun_story(
+  experiment: Experiment[Any], data: Any, keys: RunKeys
+) -> tuple[Story, Phase]:
+  """Returns the story of a run, and its first phase.
+
+  Raises:
+    UserError: the run is refused, or `Experiment.train` gives no phase.
+  """
+  story = experiment.train(data, keys)
+  if not isinstance(story, Generator):
+    _refuse("Experiment.train", "return what single(Phase(...)) makes", story)
+  try:
+    return story, checked_phase(next(story))
+  except StopIteration:
+    raise UserError("must yield a phase", field="Experiment.train") from None
 
 
 def checked_phase(phase: Phase) -> Phase:
   """Returns the phase. Raises UserError, which names the field, if the phase is malformed."""
   if not isinstance(phase, Phase):
-    _refuse("Job.start", "train a dpjax.experiments.run.loop.Phase", phase)
+    _refuse("Experiment.train", "yield a dpjax.experiments.run.loop.Phase", phase)
   validate.integer_at_least(0, **{"Phase.num_steps": phase.num_steps})
   if phase.save_every is not None:
     validate.integer_at_least(1, **{"Phase.save_every": phase.save_every})
@@ -289,13 +383,11 @@ def begun(phase: Phase) -> ArrayTree:
   return state
 
 
-def stepped(phase: Phase, state: ArrayTree, draw: object) -> tuple[Any, Any]:
-  """Carries out one step, and returns (the next state, info). Raises UserError if the step returns
-  no pair, or changes the structure of the state."""
+def stepped(returned: Any, before: Any) -> tuple[Any, Any]:
+  """Returns what a step returned, as (the next state, info). Raises UserError if it is no pair, or
+  changes the structure `before` of the state."""
   # A state of another structure would make JAX compile the step again, and no checkpoint could
   # restore it.
-  before = jax.tree.structure(state)
-  returned = phase.step(state, draw)
   if not isinstance(returned, tuple) or len(returned) != 2:
     _refuse("Phase.step", "return (state, info)", jax.tree.structure(returned))
   after = jax.tree.structure(returned[0])

@@ -1,0 +1,109 @@
+"""Samplers as values of a config: each name with the numbers that a run may give to it."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from typing import Annotated, Any, ClassVar
+
+from dpjax import sampling
+from dpjax.experiments.config import rules, user_code
+from dpjax.experiments.config.choices import Choice, name_field
+from dpjax.sampling.registry import SAMPLERS, used_for
+from dpjax.sampling.samplers import Sizing
+from dpjax.validate import UserError
+
+# Numbers that a config may give to samplers whose `options` name them.
+_NUMBERS: dict[str, Any] = {
+  "capacity": Annotated[
+    int | None,
+    rules.at_least(1),
+    "padded size of a batch; none: overflow is negligible, or truncation is rare",
+  ],
+  "separation": Annotated[
+    int | None,
+    rules.between(1, rules.MOST_SHAPED),
+    "least steps between participations; none: steps of a pass",
+  ],
+  "num_selected": Annotated[
+    int | None,
+    rules.at_least(1),
+    "k, steps of each example in a pass of t = k / sampling_prob steps",
+  ],
+}
+
+
+class SamplerChoice:
+  """Base of the values: a sampler's name, and the numbers that it reads."""
+
+  kind: ClassVar[type[sampling.Sampler]] = (
+    sampling.Sampler
+  )  # of a user's, which claims nothing
+  path: ClassVar[str] = ""  # of a user's own
+  _place: ClassVar[
+    tuple[str, tuple[str, ...]]
+  ]  # (name, numbers): the arguments of `_value`
+
+  @property
+  def name(self) -> str:
+    """Returns its name in a config, which is an import path for a user's own."""
+    return self.path or self.kind.name
+
+  def number(self, name: str) -> int | None:
+    """Returns one of its numbers; None if it is open, or the sampler has no such number."""
+    return getattr(self, name, None)
+
+  def __reduce__(self) -> tuple[Any, ...]:
+    return _again, (self._place, dict(vars(self)))
+
+
+def _again(place: tuple[str, tuple[str, ...]], values: dict[str, Any]) -> SamplerChoice:
+  return _value(*place)(**values)
+
+
+@functools.cache
+def _value(name: str, numbers: tuple[str, ...]) -> type[SamplerChoice]:
+  """Returns the class of the values of a sampler; "" is that of users' own samplers."""
+  path: list[Any] = [] if name else [("path", str, name_field())]
+  kind = SAMPLERS.get(name, sampling.Sampler)
+  return dataclasses.make_dataclass(
+    name or "user_defined",
+    [*path, *((number, _NUMBERS[number], None) for number in numbers)],
+    bases=(SamplerChoice,),
+    namespace={
+      "kind": kind,
+      "__doc__": kind.__doc__,
+      "__module__": __name__,
+      "_place": (name, numbers),
+    },
+    frozen=True,
+  )
+
+
+def choice(purpose: str, *numbers: str) -> Choice:
+  """Returns the choice among the samplers for a purpose, and users' own.
+
+  Args:
+    purpose: as for `sampling.used_for`.
+    numbers: numbers that this config gives to the samplers that read them.
+
+  >>> sorted(choice("examples", "capacity").owners()["capacity"])[:2]
+  ['k_out_of_t', 'poisson']
+  """
+  read = lambda kind: tuple(number for number in numbers if number in kind.options)
+  kinds = used_for(purpose)
+  table = {name: _value(name, read(kind)) for name, kind in kinds.items()}
+  users = tuple(number for number in numbers if number != "num_selected")
+  return Choice(table, users=_value("", users))
+
+
+def sized(value: SamplerChoice, size: Sizing) -> sampling.Sampler:
+  """Returns the sampler of a config's value of `privacy.sampler`, for the numbers of a run."""
+  if value.path:
+    return user_code.sampler(value.path, "privacy.sampler", size)
+  try:
+    return value.kind.sized(size)
+  except UserError as error:
+    if error.field != "sampler":
+      raise
+    raise error.within("privacy") from None

@@ -1,0 +1,177 @@
+"""The folder of one run while it goes on: whose it is, its lock, its keys, its end.
+
+With several processes only process 0 uses files; all make the same calls.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import pathlib
+import time
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import jax
+
+from dpjax import trees
+from dpjax.experiments.run import checkpoint, config_names, provenance, run_keys, writers
+from dpjax.experiments.run import workdir as owner
+from dpjax.experiments.run.experiment import STEPS_ARE, Experiment, Outcome, Result
+from dpjax.experiments.run.run_keys import RunKeys
+from dpjax.noise.gaussian import key_id
+from dpjax.parallel.exchanges import is_first, on_first, same
+
+# Key of result.json and of the secrets: what `provenance.start` returned at each start.
+STARTS = "starts"
+
+
+class Folder:
+  """What a run has in its folder, and what it writes there beside the checkpoints of its phases.
+
+  Attributes:
+    secrets: what the run stored to go on (`run_keys.to_meta`); None: it has not begun.
+    result: content of result.json; None: the run has not finished.
+
+  Raises:
+    UserError: the folder holds another run, or other files.
+  """
+
+  def __init__(
+    self,
+    experiment: Experiment[Any],
+    path: pathlib.Path,
+    on_save: Callable[[int], None] = lambda step: None,
+  ):
+    self.experiment = experiment
+    self.path = path
+    self.on_save = on_save
+    config = experiment.config
+    self.secrets: Result | None = on_first(lambda: owner.known(path, config))
+    self.result: Result | None = on_first(lambda: owner.finished(path, config))
+    self.run_id = ""
+    self.key_name = ""
+    self.hook: Any = None
+    self.before = 0.0  # seconds of earlier starts
+    self.began = time.monotonic()
+    self.late: list[int] = []  # the signal of a last step, which stops the next phase
+    self._wanted: Result = {}
+    self._starts: list[dict[str, Any]] = []
+
+  def seconds(self) -> float:
+    """Returns the seconds that the run took, including those before a resume."""
+    return self.before + time.monotonic() - self.began
+
+  def admit(self, data: bytes, weights: Mapping[str, str]) -> RunKeys | None:
+    """Returns the keys of the run, drawn if it begins now; None if it has finished.
+
+    Args:
+      data, weights: digests of the data, and of each file of weights by field.
+
+    Raises:
+      UserError: the folder holds a run on other data or weights, or parts of another run.
+    """
+    # The processes compare a value derived from the digest. No message shows the digest.
+    same(data=data.hex(), weights=str(weights))
+    experiment = self.experiment
+
+    def keys() -> dict[str, Any] | None:
+      held = self.secrets
+      run_keys.check_data(held, data, name=experiment.data_name, workdir=self.path)
+      run_keys.check_weights(held, weights, workdir=self.path)
+      if self.result is not None:
+        return None
+      seed = experiment.seed
+      random = experiment.new_keys() if held is None else run_keys.from_meta(seed, held)
+      run_id = run_keys.run_id(config_names.digest(experiment.config), data, random)
+      run_keys.check_run(held, run_id, workdir=self.path)
+      return {"keys": run_keys.to_json(random), "run": run_id}
+
+    # The first process draws, and the others get its keys.
+    found = on_first(keys)
+    if found is None:
+      return None
+    random = run_keys.from_json(experiment.seed, found["keys"])
+    self.run_id = found["run"]
+    self.key_name = key_id(random.noise)
+    self._wanted = run_keys.to_meta(data, random, weights=weights, run=self.run_id)
+    return random
+
+  def finished(self) -> Result:
+    """Returns the result of a finished run, whose report is drawn again if it is gone."""
+    assert self.result is not None
+    steps = self.result.get(STEPS_ARE)
+    if isinstance(steps, str) and is_first():
+      # Imported here: only the end of a run needs the plotting library.
+      from dpjax.experiments.run import report
+
+      report.redraw(self.path, steps)
+    return self.result
+
+  @contextlib.contextmanager
+  def taken(self) -> Iterator[None]:
+    """Locks the folder and makes it this run's: config and keys are on disk inside the block."""
+    # The modules that the config names are imported by now.
+    self._starts = [*(self.secrets or {}).get(STARTS, []), provenance.start()]
+    with contextlib.ExitStack() as held:
+      held.enter_context(
+        writers.space_on_disk(self.path, lambda: checkpoint.newest(self.path))
+      )
+      on_first(lambda: self._take(held))
+      # Configs without the field `writer` have no hook.
+      if is_first() and getattr(self.experiment.config, "writer", None) is not None:
+        # Imported here: few runs have a hook.
+        from dpjax.experiments.run import row_hooks
+
+        self.hook = row_hooks.of_run(self.experiment.config, self.path)
+        if self.hook is not None:
+          held.callback(self.hook.close)
+      yield
+
+  def _take(self, held: contextlib.ExitStack) -> None:
+    held.enter_context(writers.alone_in(self.path, checkpoint.FOLDER))
+    begun = (self.path / owner.CONFIG).exists()
+    # A release keeps its first keys: its folder is never emptied, even before the first step.
+    fresh = not (begun or self.experiment.release or jax.process_count() > 1)
+    owner.claim(self.path, self.experiment.config)
+    held.enter_context(owner.released_if_refused(self.path, fresh=fresh))
+    # Keys are on disk before any computation uses them, so a run that is killed later repeats the
+    # same noise.
+    new = {**self._wanted, STARTS: self._starts}
+    owner.remember(
+      self.path, new if self.secrets is None else self.secrets, before=self.secrets
+    )
+
+  def note_start(self) -> None:
+    """Stores that the run goes on. A run that was refused until here has changed nothing."""
+    old, starts = self.secrets, self._starts
+    if old is None or old.get(STARTS) == starts:
+      return
+    self.secrets = {**old, STARTS: starts}
+    on_first(lambda: owner.remember(self.path, {**old, STARTS: starts}, before=old))
+
+  def finish(self, outcome: Outcome) -> Result:
+    """Writes parameters, other files and result.json. Returns the content of result.json."""
+
+    def written() -> Result:
+      experiment = self.experiment
+      result = {
+        "device": provenance.device(),
+        **outcome.result(self.path),
+        "release": experiment.release,
+        "seed": experiment.seed,
+        "num_parameters": trees.size(outcome.params),
+        "params_sha256": trees.sha256(outcome.params),
+        # A release has no duration: the time of a step depends on the private size of its batch.
+        "wall_seconds": None if experiment.release else round(self.seconds(), 3),
+        "versions": self._starts[-1]["versions"],
+        STARTS: self._starts,
+      }
+      # Parameters are written first, so that every result has its model beside it.
+      owner.save_params(self.path / outcome.saved_as, outcome.params)
+      outcome.write(self.path)
+      result[owner.FILES] = owner.digests(self.path)
+      result = owner.write_result(self.path, experiment.config, result)
+      outcome.finish(self.path)
+      return result
+
+    return on_first(written)

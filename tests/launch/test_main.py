@@ -1,0 +1,75 @@
+"""One main for every kind of run."""
+
+import pytest
+
+from dpjax.experiments.run.kind import KINDS, Several
+from launch import main
+from tests import commands
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+  ("command", "config"),
+  [("pate", "configs/pate/quickstart.py"), ("secure", "configs/secure/quickstart.py")],
+)
+def test_the_launcher_of_any_kind_reads_a_config_as_that_of_its_kind(command, config):
+  flags = (f"--config={config}", "--print_config")
+  own = commands.run(f"launch.{command}", *flags)
+  general = commands.run("launch.run", *flags)
+  assert general.returncode == 0 and general.stdout == own.stdout != ""
+  positional = commands.run("launch.run", config, "--print_config")
+  assert positional.stdout == own.stdout
+
+
+def test_a_flag_of_one_run_is_refused_for_several(tmp_path):
+  (tmp_path / "table.py").write_text(
+    "from dpjax.experiments.kinds.secure.config import SecureConfig as get_config\n"
+  )
+  flags = ("--coordinator=h:1", "--num_processes=1", "--process_id=0")
+  line = commands.refusal(commands.run("launch.run", "table.py", *flags, cwd=tmp_path))
+  assert "--coordinator: must be of a config of one run" in line
+
+
+class _Table(Several):
+  def __init__(self, *rows, alarm=""):
+    self.rows, self.told = rows, alarm
+
+  def run(self, workdir):
+    return list(self.rows)
+
+  def report(self, workdir, rows):
+    return f"wrote {workdir}"
+
+  def alarm(self, rows):
+    return self.told
+
+
+_DONE = {"name": "a", "status": "done", "error": None}
+_FAILED = {"name": "b", "status": "failed", "error": "no data"}
+
+
+@pytest.mark.parametrize(
+  ("table", "out", "err"),
+  [
+    (_Table(_DONE), "wrote w\n", None),
+    (_Table(_DONE, alarm="refuted"), "wrote w\n", "error: refuted\n"),
+    (_Table(_DONE, _FAILED), "", "error: 1 of 2 runs failed: b: no data\n"),
+    (_Table(_DONE, _FAILED, alarm="refuted"), "", "error: refuted\n"),
+  ],
+)
+def test_several_runs_end_with_their_report_an_alarm_or_what_failed(
+  table, out, err, capsys
+):
+  if err is None:
+    main._several(table, "w")
+  else:
+    with pytest.raises(SystemExit) as ended:
+      main._several(table, "w")
+    assert ended.value.code == 1
+  assert capsys.readouterr() == (out, err or "")
+
+
+def test_each_command_has_its_config_alone():
+  classes = [kind.config_class for kind in KINDS.values()]
+  assert len(set(classes)) == len(classes)
+  assert all(kind.whole(kind.config_class()).config is not None for kind in KINDS.values())
