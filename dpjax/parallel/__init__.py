@@ -11,8 +11,8 @@ from dpjax import _lazy
 if TYPE_CHECKING:
   from dpjax.parallel import client_states as client_states
   from dpjax.parallel import made_for as made_for
-  from dpjax.parallel import meeting as meeting
   from dpjax.parallel import row_journal as row_journal
+  from dpjax.parallel import runtime as runtime
   from dpjax.parallel import targets as targets
   from dpjax.parallel.exchanges import PeerLost as PeerLost
   from dpjax.parallel.exchanges import arrays_from_first as arrays_from_first

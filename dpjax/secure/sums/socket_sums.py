@@ -49,8 +49,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 import numpy as np
 
 from dpjax import names, validate
-from dpjax.parallel import lobby
-from dpjax.secure.sums import dialogue
+from dpjax.secure.sums import dialogue, lobby
 from dpjax.secure.sums.committee import CommitteeTerms
 from dpjax.secure.sums.dialogue import AnyTerms
 from dpjax.secure.sums.interface import Cost, Summed
