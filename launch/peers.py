@@ -238,7 +238,15 @@ def run(
     _leave(code)
 
   try:
-    parallel.runtime.start(**options._asdict(), **same)
+    parallel.runtime.start(
+      options.coordinator,
+      num_processes=options.num_processes,
+      process_id=options.process_id,
+      timeout=options.timeout,
+      peer_timeout=options.peer_timeout,
+      local_devices=options.local_devices,
+      same=same,
+    )
     work()
     jax.distributed.shutdown()
   except parallel.PeerLost as error:

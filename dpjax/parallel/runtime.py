@@ -5,12 +5,13 @@ Nothing here is encrypted or authenticated, and neither is JAX's runtime: use tr
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 
 import jax
 
 from dpjax import validate
-from dpjax.parallel.exchanges import MOST_PROCESSES, same
+from dpjax.parallel import exchanges
 from dpjax.validate import UserError, Verbatim, first_line
 
 
@@ -22,7 +23,7 @@ def start(
   timeout: float = 60.0,
   peer_timeout: float = 30.0,
   local_devices: Sequence[int] | None = None,
-  **texts: str,
+  same: Mapping[str, str] = MappingProxyType({}),
 ) -> None:
   """Joins the processes of a run. Call it before any device is used.
 
@@ -36,14 +37,14 @@ def start(
     peer_timeout: seconds without a sign of life after which a process counts as dead.
     local_devices: ids of this process's accelerators; None: all of this machine. On a CPU only
       the number of ids matters.
-    texts: by name, such as `config`; all processes must give the same.
+    same: texts by name, such as `config`, which must be equal in all processes.
 
   Raises:
     UserError: a bad argument; JAX cannot start; the processes differ in a text, or in JAX.
     PeerLost: a process has died meanwhile.
   """
   check_address(coordinator)
-  validate.integer_in(1, MOST_PROCESSES, num_processes=num_processes)
+  validate.integer_in(1, exchanges.MOST_PROCESSES, num_processes=num_processes)
   validate.integer_in(0, num_processes - 1, process_id=process_id)
   for name, seconds in (("connect_timeout", timeout), ("peer_timeout", peer_timeout)):
     # JAX counts in whole seconds.
@@ -73,7 +74,7 @@ def start(
       field="coordinator",
       value=Verbatim(coordinator),
     ) from error
-  same(**texts, jax=jax.__version__)
+  exchanges.same(**same, jax=jax.__version__)
 
 
 def check_address(coordinator: str) -> None:

@@ -155,7 +155,6 @@ def test_the_coordinator_may_die_too(whole_runs, tmp_path):
 
 @pytest.mark.long
 def test_mistakes_are_one_line(tmp_path):
-  where = f"--coordinator=127.0.0.1:{programs.free_port()}"
   cases = {
     "--coordinator: must be given with --num_processes=2": [
       "--num_processes=2", "--process_id=0",

@@ -33,7 +33,9 @@ _MESHES = "data:8", "data:4,model:2"
 
 def _start(port, index):
   where = {"num_processes": 2, "process_id": index, "timeout": 100.0}
-  runtime.start(f"127.0.0.1:{port}", local_devices=[0, 1, 2, 3], config="x", **where)
+  runtime.start(
+    f"127.0.0.1:{port}", local_devices=[0, 1, 2, 3], same={"config": "x"}, **where
+  )
   assert (jax.process_count(), jax.device_count()) == (2, 8)
 
 
