@@ -229,8 +229,9 @@ def run(
   if hasattr(signal, "SIGPIPE"):
     signal.signal(signal.SIGPIPE, signal.SIG_IGN)
   me = f"process {options.process_id} of {options.num_processes}"
-  lost = lambda: f"lost another process, or was killed; {saved()}; {_THEN}"
-  last_words = _LastWords(lambda: f"{me}: {lost()}")
+  last_words = _LastWords(
+    lambda: f"{me}: lost another process, or was killed; {saved()}; {_THEN}"
+  )
 
   def end(text: str, code: int) -> NoReturn:
     print(f"error: {me}: {' '.join(text.split())}", file=sys.stderr, flush=True)
@@ -249,8 +250,9 @@ def run(
     )
     work()
     jax.distributed.shutdown()
-  except parallel.PeerLost as error:
-    end(f"{lost()} ({error})", 1)
+  except parallel.PeerLost:
+    # The child says so, below what JAX's threads may still print.
+    _leave(1)
   # OSError comes before UserError: a refused write is both, and must end with exit code 1.
   except OSError as error:
     end(str(error), 1)
