@@ -53,11 +53,10 @@ def main(*words: str) -> None:
     if many is not None:
       raise UserError("--coordinator: must be of a config of one run, not of several")
     return _several(whole, workdir)
-  saved = list[int]()
 
   def work() -> None:
     with app.stoppable(workdir):
-      result = loop.run(whole, workdir, on_save=saved.append)
+      result = loop.run(whole, workdir)
     if is_first():
       print(whole.line(result))
       print(f"wrote {workdir}/result.json, report.png, metrics.jsonl, params.npz")
@@ -67,7 +66,7 @@ def main(*words: str) -> None:
     return work()
 
   def newest() -> str:
-    return peers.saved(workdir, whole.step_is, saved, owner=many.process_id == 0)
+    return peers.saved(workdir, whole.step_is, owner=many.process_id == 0)
 
   return peers.run(work, many, same=whole.same(), saved=newest)
 

@@ -6,28 +6,27 @@ from __future__ import annotations
 import os
 import pathlib
 import signal
-import subprocess
 import sys
-import threading
 import time
 import traceback
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple, NoReturn
 
+import jax
 from absl import flags
 
-from dpjax import parallel as processes
 from dpjax.experiments.run import checkpoint
+from dpjax.parallel import runtime
 from dpjax.parallel.exchanges import MOST_PROCESSES, PeerLost
 from dpjax.validate import UserError
-from launch import app, native_words
+from launch import app
 
 # The flags are no key flags of this module, so that --help lists them with their launcher.
 flags.disclaim_key_flags()
 
 _NAMES = ("coordinator", "num_processes", "process_id")
 _THEN = "the same command on all machines goes on from there"
-# Seconds to wait before this process ends, so that the others first report the error themselves.
+# Seconds before this process ends, in which the others report the error themselves.
 _MOMENT = 0.5
 
 
@@ -113,101 +112,57 @@ def _own_stdout() -> None:
   sys.stdout = os.fdopen(kept, "w", buffering=1)
 
 
-def _own_stderr(me: str) -> None:
-  """Gives Python a copy of stderr, and sends messages of native code through `native_words`.
+class _LastWords:
+  """A line for the end of a process that JAX's runtime aborts, which lets Python say nothing.
 
-  `me`: name of this process, for its last line."""
-  sys.stderr.flush()
-  line = f"error: {me}: lost another process, most likely process 0; {_THEN}"
-  command = [sys.executable, "-S", native_words.__file__, line]
-  words = subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True)
-  assert words.stdin is not None
-  kept = os.dup(2)
-  os.dup2(words.stdin.fileno(), 2)
-  words.stdin.close()
-  sys.stderr = os.fdopen(kept, "w", buffering=1)
-
-
-class _Ending:
-  """Ends a process when the run cannot continue: prints the reason, and waits at no barrier.
-
-  An ordinary exit would wait for the dead peer and then print a stack trace.
-  """
-
-  def __init__(self, options: Options, saved: Callable[[], str]):
-    self._number = options.process_id
-    self._me = f"process {options.process_id} of {options.num_processes}"
-    self._saved = saved
-    # This lock is never released: only the first thread that takes it ends the process.
-    self._once = threading.Lock()
-
-  def lost(self, meeting: processes.meeting.Meeting, who: int, why: str) -> None:
-    """Ends the process when a peer is gone or hangs, or when the others have given up this
-    process."""
-    self._end(meeting, f"lost process {who}: {why}", who, why)
-
-  def broken(self, meeting: processes.meeting.Meeting, error: Exception) -> None:
-    """Ends the process after a failed exchange. It waits first, since `lost` knows the cause
-    and may still be called."""
-    time.sleep(_MOMENT)
-    self._end(meeting, f"lost another process ({error})", None, "has ended")
-
-  def _end(
-    self, meeting: processes.meeting.Meeting, text: str, who: int | None, why: str
-  ) -> None:
-    self._once.acquire()
-    if who == self._number:
-      text = f"given up by the other processes: {why}"
-    self._say(f"{text}; {self._saved()}; {_THEN}")
-    self._exit(meeting, 1, who, why)
-
-  def error(self, meeting: processes.meeting.Meeting, error: Exception, code: int) -> None:
-    """Ends the process on an error that is no bug. It waits before the end, since the others most
-    likely find the same error, and report it themselves."""
-    self._once.acquire()
-    self._say(str(error))
-    time.sleep(_MOMENT)
-    self._exit(meeting, code)
-
-  def bug(self, meeting: processes.meeting.Meeting) -> None:
-    """Ends the process on a bug, with its traceback."""
-    self._once.acquire()
-    traceback.print_exc()
-    os.write(2, native_words.SAID)
-    self._exit(meeting, 1)
-
-  def _say(self, text: str) -> None:
-    print(f"error: {self._me}: {' '.join(text.split())}", file=sys.stderr, flush=True)
-    # This tells `native_words` that a reason was printed, so that it prints none.
-    os.write(2, native_words.SAID)
-
-  def _exit(
-    self,
-    meeting: processes.meeting.Meeting,
-    code: int,
-    who: int | None = None,
-    why: str = "has ended",
-  ) -> None:
-    # The others get the reason before this process is gone.
-    meeting.abandon(who, why)
-    sys.stdout.flush()
-    sys.stderr.flush()
-    # An ordinary exit would wait at JAX's barrier for the lost peer.
-    os._exit(code)
-
-
-def saved(workdir: str, unit: str, heard: Sequence[int], *, owner: bool) -> str:
-  """Returns words about the newest checkpoint, for the error when a peer is lost.
+  A child process waits for the end of this one, and prints the line unless `said` was called.
 
   Args:
-    heard: steps of the checkpoints that were reported to this process.
-    owner: whether this is process 0, which writes the checkpoints.
+    line: function that returns the line; the child calls it at the end.
   """
-  # Process 0 looks at the disk. The other processes know only the last report.
-  newest = checkpoint.newest(pathlib.Path(workdir)) if owner else (None, *heard)[-1]
-  if newest is None:
-    return "nothing is saved"
-  return f"{unit} {newest} is saved in {workdir} of process 0"
+
+  def __init__(self, line: Callable[[], str]):
+    sys.stdout.flush()
+    sys.stderr.flush()
+    reads, self._writes = os.pipe()
+    # JAX's backends, which have threads, do not run yet.
+    if os.fork():
+      os.close(reads)
+      return
+    os.setsid()
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+      signal.signal(number, signal.SIG_IGN)
+    os.close(self._writes)
+    if not os.read(reads, 1):
+      os.write(2, f"error: {line()}\n".encode())
+    os._exit(0)
+
+  def said(self) -> None:
+    """Makes the child end silently."""
+    os.write(self._writes, b".")
+
+
+def _leave(code: int) -> NoReturn:
+  """Ends the process without JAX's barrier, which would wait for a peer that is gone."""
+  # After a mistake or a stop the others end, too, and JAX aborts those that outlive process 0.
+  # After a loss this process ends before JAX aborts it.
+  if code != 1:
+    time.sleep(_MOMENT if jax.process_index() else 2 * _MOMENT)
+  sys.stdout.flush()
+  sys.stderr.flush()
+  os._exit(code)
+
+
+def saved(workdir: str, unit: str, *, owner: bool) -> str:
+  """Returns words about the newest checkpoint, for the line when a peer is lost.
+
+  Args:
+    owner: whether this is process 0, the only one that writes.
+  """
+  newest = checkpoint.newest(pathlib.Path(workdir))
+  if newest is not None:
+    return f"{unit} {newest} is saved in {workdir}"
+  return "nothing is saved" if owner else "process 0 knows what is saved"
 
 
 def run(
@@ -220,37 +175,54 @@ def run(
   """Runs `work()` on JAX's multi-process runtime.
 
   Args:
-    same: values that must be equal in all processes; see `meeting.meet`.
+    same: values that must be equal in all processes.
     saved: function that describes the saved state. It is called when a peer is lost.
 
   A UserError ends the process with one line and exit code 2, an OSError with one line and exit code
-  1. If a process dies, each of the others ends with one line and exit code 1.
+  1. If a process dies, each of the others ends with a line, below those of JAX's runtime.
   """
   _own_stdout()
-  _own_stderr(f"process {options.process_id} of {options.num_processes}")
   # gloo may write to peers that are gone, which would end this process by SIGPIPE.
   if hasattr(signal, "SIGPIPE"):
     signal.signal(signal.SIGPIPE, signal.SIG_IGN)
-  where: dict[str, Any] = options._asdict()
-  devices = where.pop("local_devices")
-  ending = _Ending(options, saved)
-  note = lambda line: print(f"note: {line}", file=sys.stderr, flush=True)
-  met = processes.meeting.meet(same=same, report=note, **where)
-  met.watch(ending.lost)
+  me = f"process {options.process_id} of {options.num_processes}"
+  last_words = _LastWords(
+    lambda: f"{me}: lost another process, or was killed; {saved()}; {_THEN}"
+  )
+
+  def end(text: str, code: int) -> NoReturn:
+    print(f"error: {me}: {' '.join(text.split())}", file=sys.stderr, flush=True)
+    last_words.said()
+    _leave(code)
+
   try:
-    processes.meeting.start(**where, local_devices=devices)
+    runtime.start(
+      options.coordinator,
+      num_processes=options.num_processes,
+      process_id=options.process_id,
+      timeout=options.timeout,
+      peer_timeout=options.peer_timeout,
+      local_devices=options.local_devices,
+      same=same,
+    )
     work()
-  except PeerLost as error:
-    ending.broken(met, error)
+    jax.distributed.shutdown()
+  except PeerLost:
+    # The child says so, below what JAX's threads may still print.
+    _leave(1)
   # OSError comes before UserError: a refused write is both, and must end with exit code 1.
   except OSError as error:
-    ending.error(met, error, 1)
+    end(str(error), 1)
   except UserError as error:
-    ending.error(met, error, 2)
+    end(str(error), 2)
+  # A stop by a signal, which has printed its line.
+  except SystemExit as error:
+    last_words.said()
+    _leave(error.code if isinstance(error.code, int) else 1)
   except Exception:
     broken = app.without_device()
     if broken is not None:
-      ending.error(met, UserError(broken), 2)
-    ending.bug(met)
-  finally:
-    met.leave(options.peer_timeout)
+      end(broken, 2)
+    traceback.print_exc()
+    end("a bug of dpjax, see above", 1)
+  last_words.said()

@@ -2,7 +2,7 @@
 
 Exchanges run on a mesh of one device per process, over JAX's multi-process runtime. Every process
 must make the same calls in the same order. If a process is gone, the others raise `PeerLost`.
-Processes find each other by `meeting`.
+`runtime` starts it.
 """
 
 from __future__ import annotations

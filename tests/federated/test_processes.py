@@ -13,11 +13,10 @@ import json, sys
 sys.path.insert(0, ".")
 count, index, port = map(int, sys.argv[1:])
 from dpjax import parallel as processes
-from dpjax.parallel import meeting
+from dpjax.parallel import runtime
 if count > 1:
   where = dict(num_processes=count, process_id=index, timeout=120)
-  meeting.meet(f"127.0.0.1:{port}", same={"config": "same"}, **where)
-  meeting.start(f"127.0.0.1:{port}", local_devices=[0, 1], **where)
+  runtime.start(f"127.0.0.1:{port}", local_devices=[0, 1], same={"config": "same"}, **where)
 import jax, jax.numpy as jnp, numpy as np, optax
 from dpjax import sampling, trees
 from dpjax.federated import (central, fed_avg, from_batches, loop_clients, median,

@@ -3,8 +3,6 @@
 import functools
 import json
 import signal
-import subprocess
-import sys
 import time
 
 import numpy as np
@@ -13,7 +11,7 @@ from absl import flags as absl_flags
 
 from dpjax import data
 from dpjax.validate import UserError
-from launch import native_words, peers
+from launch import peers
 from tests.federated import programs
 
 _CONFIG = [
@@ -65,7 +63,11 @@ def _kill_in_the_middle(folder, workdir, which):
     running[which].process.send_signal(signal.SIGKILL)
     assert running[which].code() == -signal.SIGKILL, running[which].err.read_text()
     other = running[1 - which]
-    return other.code(), other.err.read_text()
+    code = other.code()
+    # Where JAX aborts the process, a child of it says the last line.
+    while "the same command" not in (said := other.err.read_text()):
+      time.sleep(0.02)
+    return code, said
   finally:
     programs.stop(running)
 
@@ -132,25 +134,11 @@ def _finishes_as(whole_runs, workdir, folder):
 def test_a_killed_process_ends_the_other_and_the_run_resumes(whole_runs, tmp_path):
   workdir = tmp_path / "killed"
   code, said = _kill_in_the_middle(tmp_path, workdir, 1)
-  lines = [line for line in said.splitlines() if not line.startswith("rounds: ")]
-  assert code == 1 and len(lines) == 1, said
-  assert "error: process 0 of 2: lost " in said and "the same command" in said
-  assert f"round {_latest(workdir)} is saved" in said
+  assert code in (1, -signal.SIGABRT), said
+  line = said.splitlines()[-1]
+  assert line.startswith("error: process 0 of 2: lost ") and "the same command" in line
+  assert f"round {_latest(workdir)} is saved" in line
   _finishes_as(whole_runs[0], workdir, tmp_path)
-
-
-@pytest.mark.parametrize("said", [True, False])
-def test_the_words_of_a_runtime_that_aborts_become_one_line(said):
-  words = b"W0: harmless\nE1 coordination_service_agent.cc: Polled an error\n*** trace\n"
-  command = [sys.executable, native_words.__file__, "error: lost"]
-  done = subprocess.run(
-    command, input=words + (native_words.SAID if said else b""), capture_output=True
-  )
-  assert done.stderr.decode().splitlines() == ["W0: harmless"] + ["error: lost"] * (
-    not said
-  )
-  silent = subprocess.run(command, input=b"*** not the runtime's\n", capture_output=True)
-  assert silent.stderr == b"*** not the runtime's\n"
 
 
 @pytest.mark.long
@@ -159,21 +147,17 @@ def test_the_coordinator_may_die_too(whole_runs, tmp_path):
   workdir = tmp_path / "killed"
   for _ in range(2):
     code, said = _kill_in_the_middle(tmp_path, workdir, 0)
-    lines = [line for line in said.splitlines() if not line.startswith("rounds: ")]
-    assert code in (1, -signal.SIGABRT) and len(lines) == 1, said
-    assert "error: process 1 of 2: lost " in said and "the same command" in said
+    assert code in (1, -signal.SIGABRT), said
+    line = said.splitlines()[-1]
+    assert line.startswith("error: process 1 of 2: lost ") and "the same command" in line
   _finishes_as(whole_runs[0], workdir, tmp_path)
 
 
 @pytest.mark.long
 def test_mistakes_are_one_line(tmp_path):
-  where = f"--coordinator=127.0.0.1:{programs.free_port()}"
   cases = {
     "--coordinator: must be given with --num_processes=2": [
       "--num_processes=2", "--process_id=0",
-    ],
-    "process_id=1: did not come in time; see --connect_timeout": [
-      where, "--num_processes=2", "--process_id=0", "--connect_timeout=0.5",
     ],
   }  # fmt: skip
   running = [
@@ -253,11 +237,10 @@ def test_flags_that_do_not_fit(flags, given, match):
     peers.options()
 
 
-def test_process_0_tells_what_its_files_hold_not_what_it_was_told(tmp_path):
-  """A peer may die between the last byte of a checkpoint and the word that it is written."""
+def test_the_last_line_tells_what_the_files_hold(tmp_path):
   saved = functools.partial(peers.saved, str(tmp_path), "round")
-  assert saved([], owner=True) == saved([], owner=False) == "nothing is saved"
+  assert saved(owner=True) == "nothing is saved"
+  assert saved(owner=False) == "process 0 knows what is saved"
   for name in ("3", "6", ".new/9"):
     (tmp_path / "checkpoints" / name).mkdir(parents=True)
-  assert "round 6 is saved" in saved([0, 3], owner=True)
-  assert "round 3 is saved" in saved([0, 3], owner=False)
+  assert "round 6 is saved" in saved(owner=True)

@@ -23,7 +23,7 @@ from dpjax.experiments.run import dry_run, loop
 from dpjax.experiments.run.kind import experiment_of
 from dpjax.experiments.sweeps import engine
 from dpjax.gradients.device_mesh import mesh_of, on_all, split_rows
-from dpjax.parallel import meeting
+from dpjax.parallel import runtime
 from dpjax.validate import UserError
 from tests import pinned
 from tests.training import mesh_program
@@ -34,10 +34,10 @@ _MESHES = "data:8", "data:4,model:2"
 
 def _start(port, index):
   where = {"num_processes": 2, "process_id": index, "timeout": 100.0}
-  met = meeting.meet(f"127.0.0.1:{port}", same={"config": "x"}, **where)
-  meeting.start(f"127.0.0.1:{port}", local_devices=[0, 1, 2, 3], **where)
+  runtime.start(
+    f"127.0.0.1:{port}", local_devices=[0, 1, 2, 3], same={"config": "x"}, **where
+  )
   assert (jax.process_count(), jax.device_count()) == (2, 8)
-  return met
 
 
 def _rows(leaf):
@@ -124,9 +124,8 @@ if __name__ == "__main__":
   port, folder = int(sys.argv[1]), pathlib.Path(sys.argv[2])
   second = os.fork()
   me = 0 if second else 1
-  met = _start(port, me)
+  _start(port, me)
   asked = _more if sys.argv[3:] == ["more"] else _facts
   (folder / f"{me}.json").write_text(json.dumps(asked(folder, me)))
-  met.leave(10.0)
   jax.distributed.shutdown()
   sys.exit(os.waitstatus_to_exitcode(os.waitpid(second, 0)[1]) if second else 0)

@@ -152,7 +152,7 @@ class Experiment(Generic[C]):
     raise NotImplementedError
 
   def same(self) -> dict[str, str]:
-    """Returns values that must be equal in all processes of a run; see `parallel.meeting.meet`."""
+    """Returns values that must be equal in all processes of a run; see `parallel.runtime.start`."""
     return {"config": config_names.digest(self.config).hex()}
 
   def plan(self, workdir: str, target: Machine | None = None) -> str:

@@ -85,7 +85,7 @@ def _check(agreed: Agreed) -> None:
 
 def _address(at: str) -> tuple[str, int]:
   # `lobby` is imported here, since a party on this machine does not need it.
-  from dpjax.parallel import lobby
+  from dpjax.secure.sums import lobby
 
   return lobby.address(at)
 

@@ -1,13 +1,13 @@
 """Secure sums between processes: server and clients are separate programs.
 
 `serve` runs the server, and `take_part` a client. They use the same states and messages as a sum
-in memory, over the sockets of `parallel.lobby`. A client that is killed, leaves or hangs at any
+in memory, over the sockets of `lobby`. A client that is killed, leaves or hangs at any
 time is a drop-out. The server waits at most `connect_timeout` seconds for clients and at most
 `phase_timeout` for the messages of each phase. Meanwhile it sends its own messages, to all clients
 at once. A client that takes no byte of a message for 5 seconds is left out. So a sum ends after at
 most connect_timeout + 5 phase_timeout seconds, plus the time that the server computes.
 
-Strangers are disconnected at the meeting (`parallel.lobby`), without a report. A client that sends
+Strangers are disconnected at the meeting (`lobby`), without a report. A client that sends
 garbage or a wrong message is left out, with one line to `report`. Others go on, with one exception:
 a client that cannot open an envelope falls silent (`secagg`). Clients that send so slowly that they
 keep others waiting are left out after a quarter of the phase, or 5 seconds if that is longer. With
@@ -49,8 +49,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 import numpy as np
 
 from dpjax import names, validate
-from dpjax.parallel import lobby
-from dpjax.secure.sums import dialogue
+from dpjax.secure.sums import dialogue, lobby
 from dpjax.secure.sums.committee import CommitteeTerms
 from dpjax.secure.sums.dialogue import AnyTerms
 from dpjax.secure.sums.interface import Cost, Summed

@@ -13,9 +13,8 @@ import time
 import numpy as np
 import pytest
 
-from dpjax.parallel import lobby
 from dpjax.secure import sums
-from dpjax.secure.sums import committee, dialogue, messages, socket_sums
+from dpjax.secure.sums import committee, dialogue, lobby, messages, socket_sums
 from dpjax.validate import UserError
 from tests import commands
 from tests.federated import programs

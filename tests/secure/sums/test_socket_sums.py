@@ -15,9 +15,8 @@ import time
 import numpy as np
 import pytest
 
-from dpjax.parallel import lobby
 from dpjax.secure import sums
-from dpjax.secure.sums import messages, primitives, secagg_client, socket_sums
+from dpjax.secure.sums import lobby, messages, primitives, secagg_client, socket_sums
 from dpjax.validate import UserError
 from tests import commands
 from tests.federated import programs

@@ -1,8 +1,6 @@
-"""Processes find each other and end with one line: whoever else knocks, dies or hangs."""
+"""Parties find each other and end with one line, whoever else knocks or dies."""
 
 import json
-import pathlib
-import signal
 import socket
 import struct
 import threading
@@ -13,16 +11,33 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dpjax.parallel import lobby, meeting
+from dpjax.secure.sums import lobby
 from dpjax.validate import UserError
 from tests.federated import programs
-from tests.refuses import refuses
 
 _SOON = 60  # seconds; nothing here takes one, unless the machine is loaded
 
 
+def _meet(
+  coordinator, num_processes, process_id, same, timeout, peer_timeout=30.0, report=None
+):
+  """The connections of one party, by number."""
+  at = lobby.address(coordinator)
+  mine = {
+    "process_id": process_id,
+    "num_processes": num_processes,
+    "jax": jax.__version__,
+    "peer_timeout": peer_timeout,
+    **same,
+  }
+  if process_id:
+    return lobby.join(at, mine, timeout)
+  report = report or (lambda line: None)
+  return lobby.host(at, mine, timeout, fewest=num_processes - 1, report=report)
+
+
 class _Calls:
-  """`meet` with these arguments, each in a thread."""
+  """`_meet` with these arguments, each in a thread."""
 
   def __init__(self, arguments):
     self.ended = [None] * len(arguments)
@@ -35,7 +50,7 @@ class _Calls:
 
   def _one(self, place, options):
     try:
-      self.ended[place] = meeting.meet(**options)
+      self.ended[place] = _meet(**options)
     except UserError as error:
       self.ended[place] = str(error)
 
@@ -57,9 +72,10 @@ def _options(port, index, **changes):
 
 
 def _close(found):
-  assert all(isinstance(one, meeting.Meeting) for one in found), found
-  for mine in found:
-    mine.close()
+  assert all(isinstance(one, dict) for one in found), found
+  for connections in found:
+    for connection in connections.values():
+      connection.close()
 
 
 def _knock(port):
@@ -147,9 +163,8 @@ def test_a_flood_from_elsewhere_does_not_push_out_a_slow_peer():
     "mesh": "data:4",
   }
   slow.sendall(json.dumps(hello | {"peer_timeout": 30.0, "word": word}).encode() + b"\n")
-  (met,) = calls.wait()
-  assert isinstance(met, meeting.Meeting), met
-  for one in (*flood, slow, met):
+  _close(calls.wait())
+  for one in (*flood, slow):
     one.close()
 
 
@@ -302,27 +317,15 @@ def test_a_flood_of_claims_keeps_no_id_and_is_reported_once():
 # --- peers with a mistake
 
 
-@pytest.mark.parametrize(
-  ("second", "match"),
-  [
-    (
-      {"same": {"config": "a", "mesh": "data:8"}},
-      "mesh: differs between process 0 and process 1 (data:4 and data:8)",
-    ),
-    (
-      {"num_processes": 3},
-      "num_processes: differs between process 0 and process 1 (2 and 3)",
-    ),
-    (
-      {"peer_timeout": 9.0},
-      "peer_timeout: differs between process 0 and process 1 (30.0 and 9.0)",
-    ),
-  ],
-)
-def test_mismatched_processes_end_with_one_line_each(second, match):
+@pytest.mark.parametrize("changes", [{"num_processes": 3}, {"peer_timeout": 9.0}])
+def test_one_that_differs_is_told_so_and_the_others_go_on(changes):
+  (name,) = changes
   port = programs.free_port()
-  for line in _meet_all([_options(port, 0), _options(port, 1, **second)]):
-    assert isinstance(line, str) and match in line and "\n" not in line
+  first = _Calls([_options(port, 0)])
+  (line,) = _meet_all([_options(port, 1, **changes)])
+  assert line == f"{name}: differs between process 0 and process 1; nothing was run"
+  second = _Calls([_options(port, 1)])
+  _close([*first.wait(), *second.wait()])
 
 
 @pytest.mark.slow
@@ -337,26 +340,29 @@ def test_another_config_ends_there_at_once_and_here_when_time_is_over():
   assert first == f"process_id=1: did not come in time; see --connect_timeout ({line})"
 
 
-def test_two_of_one_number_end_with_one_line_each():
+def test_a_second_of_one_number_is_told_so_and_the_others_go_on():
   port = programs.free_port()
-  three = [_options(port, index, num_processes=3) for index in (0, 1, 1)]
-  lines = _meet_all(three)
-  assert [line for line in lines if "process_id=1: two processes have it" in line] == lines
+  first = _Calls([_options(port, index, num_processes=3) for index in (0, 1)])
+  time.sleep(0.5)  # until 1 is there
+  (line,) = _meet_all([_options(port, 1, num_processes=3)])
+  assert "process_id=1: two processes have it" in line
+  third = _Calls([_options(port, 2, num_processes=3)])
+  _close([*first.wait(), *third.wait()])
 
 
 @pytest.mark.parametrize("number", [0, 2, 7, -1])
-def test_a_number_that_nobody_may_have_is_said_and_not_waited_for(number):
+def test_a_number_that_nobody_may_have_is_told_so(number):
   """A peer of our own kind whose own check was passed by."""
   port = programs.free_port()
   calls = _Calls([_options(port, 0)])
   with _knock(port) as peer:
     word = json.loads(peer.recv(4096))["word"]
-    facts = {"num_processes": 2, "jax": meeting.jax.__version__, "config": "a", "mesh": "data:4",
+    facts = {"num_processes": 2, "jax": jax.__version__, "config": "a", "mesh": "data:4",
             "peer_timeout": 30.0, "process_id": number, "word": word}  # fmt: skip
     peer.sendall(json.dumps(facts).encode() + b"\n")
-    (line,) = calls.wait()
-    assert f"process_id={number}: " in line
-    assert json.loads(peer.recv(4096)) == {"wrong": line}
+    assert f"process_id={number}: " in json.loads(peer.recv(4096))["wrong"]
+  second = _Calls([_options(port, 1)])
+  _close([*calls.wait(), *second.wait()])
 
 
 def test_one_that_dies_before_the_others_come_may_come_again():
@@ -364,7 +370,7 @@ def test_one_that_dies_before_the_others_come_may_come_again():
   first = _Calls([_options(port, 0, num_processes=3)])
   dying = _knock(port)
   word = json.loads(dying.recv(4096))["word"]
-  facts = {"num_processes": 3, "jax": meeting.jax.__version__, "config": "a", "mesh": "data:4",
+  facts = {"num_processes": 3, "jax": jax.__version__, "config": "a", "mesh": "data:4",
           "peer_timeout": 30.0, "process_id": 1, "word": word}  # fmt: skip
   dying.sendall(json.dumps(facts).encode() + b"\n")
   dying.close()
@@ -386,227 +392,3 @@ def test_a_port_in_use():
     port = taken.getsockname()[1]
     (line,) = _meet_all([_options(port, 0)])
   assert f"coordinator=127.0.0.1:{port}: process 0 cannot listen there" in line
-
-
-@pytest.mark.parametrize(
-  ("changes", "field"),
-  [
-    ({"coordinator": "host"}, "coordinator"),
-    ({"coordinator": ":1"}, "coordinator"),
-    ({"coordinator": "h:99999"}, "coordinator"),
-    ({"process_id": 2}, "process_id"),
-    ({"process_id": -1}, "process_id"),
-    ({"num_processes": 0}, "num_processes"),
-    ({"timeout": 0.0}, "connect_timeout"),
-    ({"peer_timeout": 0.0}, "peer_timeout"),
-    ({"peer_timeout": 0.5}, "peer_timeout"),
-  ],
-)
-def test_mistakes_are_one_line(changes, field):
-  with refuses(field) as caught:
-    meeting.meet(**_options(1, 0, **changes))
-  assert "\n" not in str(caught.value)
-
-
-# --- after the meeting
-
-
-class _Heard(list):
-  """What `watch` reports."""
-
-  def __init__(self):
-    super().__init__()
-    self.any = threading.Event()
-
-  def __call__(self, met, who, why):
-    self.append((who, why))
-    self.any.set()
-
-
-def _met(count=2, **changes):
-  """The meetings of all, and what each hears."""
-  port = programs.free_port()
-  options = dict(num_processes=count, peer_timeout=1.0) | changes
-  found = _meet_all([_options(port, index, **options) for index in range(count)])
-  assert all(isinstance(one, meeting.Meeting) for one in found), found
-  return found, [_Heard() for _ in found]
-
-
-def test_a_farewell_is_no_loss():
-  both, heard = _met(peer_timeout=30.0)
-  for mine, notes in zip(both, heard):
-    mine.watch(notes)
-  both[1].leave()
-  both[0].leave(_SOON)  # until the farewell of 1 is read
-  assert heard == [[], []]
-  _close(both)
-
-
-def test_a_closed_connection_is_known_at_once_whatever_the_limit():
-  both, heard = _met(peer_timeout=10_000.0)
-  both[0].watch(heard[0])
-  both[1].close()
-  assert heard[0].any.wait(_SOON)
-  assert heard[0] == [(1, "closed its connection")]
-  both[0].close()
-
-
-@pytest.mark.slow
-def test_one_that_is_silent_is_given_up_and_its_limit_named():
-  """Process 1 is there, and gives no sign of life."""
-  both, heard = _met()
-  both[0].watch(heard[0])
-  assert heard[0].any.wait(_SOON)
-  assert heard[0] == [(1, "gave no sign of life for 1 seconds; see --peer_timeout")]
-  _close(both)
-
-
-def test_a_line_without_an_end_is_not_taken_for_silence():
-  both, heard = _met(peer_timeout=30.0)
-  both[0].watch(heard[0])
-  (connection,) = both[1]._connections.values()
-  connection.sendall(b"x" * 5000)
-  assert heard[0].any.wait(_SOON)
-  assert heard[0] == [(1, "sent 4096 bytes that end no line")]
-  _close(both)
-
-
-@pytest.mark.slow
-def test_signs_of_life_keep_a_run_alive_for_longer_than_its_limit():
-  both, heard = _met()
-  for mine, notes in zip(both, heard):
-    mine.watch(notes)
-  time.sleep(3.0)
-  assert heard == [[], []]
-  _close(both)
-
-
-def test_all_are_told_who_was_lost_and_why():
-  three, heard = _met(3, peer_timeout=30.0)
-  for mine, notes in zip(three, heard):
-    mine.watch(notes)
-  three[0].abandon(1, "gave no sign of life", seconds=0.0)
-  for notes in heard[1:]:
-    assert notes.any.wait(_SOON) and notes[0] == (1, "gave no sign of life")
-  _close(three)
-
-
-@pytest.mark.cases(long=[5])
-@pytest.mark.parametrize(
-  ("said", "expected"),
-  [
-    (b"", (2, "closed its connection")),
-    (b"\xff\n", (2, "closed its connection")),
-    (b'{"lost": true, "why": 3}', (2, "closed its connection")),
-    (b'{"lost": -5, "why": "\x1b[2J"}', (2, "closed its connection")),
-    (b'{"lost": null, "why": "has ended"}', (2, "has ended")),
-    (b'{"lost": 4, "why": "x"}', (4, "x")),
-  ],
-)
-def test_a_last_word_is_read_with_care(said, expected):
-  assert meeting._loss(said, 2) == expected
-
-
-# --- real processes that hang
-
-_ENDLESS = """
-import sys
-sys.path.insert(0, ".")
-import numpy as np
-from absl import flags
-from dpjax import parallel as processes
-from launch import app, peers
-peers.define()
-flags.DEFINE_string("progress", None, "")
-def main():
-  def work():
-    for step in range(10**9):
-      processes.exchange(np.ones(3), ())
-      with open(flags.FLAGS.progress, "w") as file:
-        file.write(f"{step + 1:09d}")
-  peers.run(work, peers.options(), same={"config": "same"}, saved=lambda: "round 7 is saved")
-app.run(main)
-"""
-
-
-def _endless(folder, port, index, limit):
-  where = [f"--coordinator=127.0.0.1:{port}", "--num_processes=2", "--connect_timeout=120"]
-  more = [f"--process_id={index}", f"--peer_timeout={limit}"]
-  progress = f"--progress={folder / str(index)}"
-  return programs.start(
-    ["-c", _ENDLESS, *where, *more, progress], folder, f"endless{index}"
-  )
-
-
-def _steps(path):
-  text = path.read_text() if path.exists() else ""
-  return int(text or 0)
-
-
-def _wait_for_steps(folder, more, running):
-  path = pathlib.Path(folder) / "0"
-  start, deadline = _steps(path), time.monotonic() + programs.PATIENCE
-  while _steps(path) < start + more:
-    assert all(one.process.poll() is None for one in running), [
-      one.err.read_text() for one in running
-    ]
-    assert time.monotonic() < deadline
-    time.sleep(0.02)
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("hangs", [0, 1])
-def test_a_suspended_process_ends_the_run_with_one_line_each(tmp_path, hangs):
-  """In mid-round; and when it wakes up it ends too."""
-  port = programs.free_port()
-  running = [_endless(tmp_path, port, index, 4) for index in (0, 1)]
-  try:
-    _wait_for_steps(tmp_path, 5, running)
-    running[hangs].process.send_signal(signal.SIGSTOP)
-    other = running[1 - hangs]
-    assert other.code() == 1
-    assert other.err.read_text().splitlines() == [
-      f"error: process {1 - hangs} of 2: lost process {hangs}: gave no sign of life for 4 "
-      "seconds; see --peer_timeout; round 7 is saved; the same command on all machines goes "
-      "on from there"
-    ]
-    running[hangs].process.send_signal(signal.SIGCONT)
-    assert running[hangs].code() == 1
-    said = running[hangs].err.read_text()
-    assert said.startswith(f"error: process {hangs} of 2: ") and said.count("\n") == 1, said
-  finally:
-    programs.stop(running)
-
-
-@pytest.mark.long
-def test_processes_that_were_suspended_together_go_on(tmp_path):
-  """A laptop that is closed: each finds the others silent, and itself too."""
-  port = programs.free_port()
-  running = [_endless(tmp_path, port, index, 2) for index in (0, 1)]
-  try:
-    _wait_for_steps(tmp_path, 5, running)
-    for one in running:
-      one.process.send_signal(signal.SIGSTOP)
-    time.sleep(4.0)
-    for one in running:
-      one.process.send_signal(signal.SIGCONT)
-    _wait_for_steps(tmp_path, 50, running)
-  finally:
-    programs.stop(running)
-
-
-@pytest.mark.long
-def test_one_that_hangs_right_after_the_meeting_is_given_up(tmp_path):
-  """It has met the others and is suspended before the runtime starts."""
-  port = programs.free_port()
-  running = [_endless(tmp_path, port, 0, 2)]
-  try:
-    late = dict(timeout=120.0, peer_timeout=2.0, same={"config": "same"})
-    (met,) = _meet_all([_options(port, 1, **late)])
-    assert isinstance(met, meeting.Meeting), met
-    assert running[0].code() == 1
-    (line,) = running[0].err.read_text().splitlines()
-    assert "lost process 1: gave no sign of life for 2 seconds; see --peer_timeout" in line
-    met.close()
-  finally:
-    programs.stop(running)

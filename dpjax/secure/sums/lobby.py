@@ -1,4 +1,4 @@
-"""Meeting of the processes of a run: process 0 listens, and all others identify themselves.
+"""Meeting of the programs of a sum: process 0 listens, and all others identify themselves.
 
 A connection has a few seconds and 4 KiB to identify itself, and is closed otherwise, so none keeps
 the others waiting. If too many wait, the oldest from the most frequent address is closed first. A
@@ -6,10 +6,9 @@ peer that was closed tries again until its time is over. Process 0 sends each pe
 that the peer's hello must repeat, so an overheard hello is of no use later. Every wait ends at a
 known time.
 
-A process id is given only to a peer that knows `config`, the digest of what is to be run. A peer
-that claims an id without this digest is told what differs, and is disconnected. The others wait on,
-so a stranger ends no meeting. A peer that knows `config` but differs in anything else was started
-wrongly. It ends the meeting with the same error message for all, unless `fewest` is given.
+A process id is given only to a peer that knows `config`, the digest of the terms. A peer that does
+not know it, or differs in anything else, is told what differs, and is disconnected. The others wait
+on, so neither a stranger nor a client that was started wrongly ends a meeting.
 """
 
 from __future__ import annotations
@@ -34,6 +33,7 @@ _CROWD = 64
 # Seconds for one message of a connected peer.
 _PATIENCE = 5.0
 _RETRY = 0.1
+_NOTHING = "; nothing was run"
 
 
 class Address(NamedTuple):
@@ -112,14 +112,19 @@ def _listen(at: Address) -> socket.socket:
 def _wrong(mine: dict[str, Any], theirs: dict[str, Any], present: Any) -> str | None:
   """Returns why this peer cannot take part, or None."""
   who = theirs["process_id"]
-  for name, value in mine.items():
-    if name != "process_id" and theirs.get(name) != value:
-      shown = f" ({value} and {str(theirs.get(name))[:80]})"
-      return f"{name}: differs between process 0 and process {who}{shown}; nothing was run"
+  # The id that a peer claims may have any length, so it is cut to fit a line.
+  shown = str(who)[:20]
+  # What differs is named without its value: the peer may be a stranger, which does not know
+  # `config` either.
+  for name in sorted(mine, key=lambda name: name != "config"):
+    if name != "process_id" and theirs.get(name) != mine[name]:
+      return f"{name}: differs between process 0 and process {shown}{_NOTHING}"
   if not 0 <= who < mine["num_processes"]:
-    return f"process_id={who}: must be below num_processes={mine['num_processes']}; nothing was run"
+    return (
+      f"process_id={shown}: must be below num_processes={mine['num_processes']}{_NOTHING}"
+    )
   if who in (0, *present):
-    return f"process_id={who}: two processes have it; nothing was run"
+    return f"process_id={shown}: two processes have it{_NOTHING}"
   return None
 
 
@@ -160,7 +165,7 @@ class _Lobby:
     self,
     server: socket.socket,
     mine: dict[str, Any],
-    fewest: int | None,
+    fewest: int,
     report: Callable[[str], None],
   ):
     self._server = server
@@ -172,34 +177,30 @@ class _Lobby:
     self._most = max(_CROWD, 2 * mine["num_processes"])
     self._waiting: list[_Guest] = []
     self.present: dict[int, socket.socket] = {}
-    self.heard: list[socket.socket] = []
     self._refused: dict[int, str] = {}  # id -> why the first who claimed it was refused
 
   def gather(self, deadline: float) -> str | None:
     """Waits until all peers are there; after the deadline, `fewest` of them are enough.
 
-    Returns None, or what is wrong.
+    Returns None, or who is missing.
     """
     wanted = {*range(1, self._mine["num_processes"])}
     while {*self.present} != wanted:
       if time.monotonic() > deadline:
-        if self._fewest is not None and len(self.present) >= self._fewest:
-          return None
-        absent = sorted(wanted - {*self.present})
-        # An absent process may have claimed its id with another config. The message then says so.
-        claims = [f" ({self._refused[who]})" for who in absent if who in self._refused]
-        missing = ", ".join(map(str, absent[:10])) + ", ..." * (len(absent) > 10)
-        return (
-          f"process_id={missing}: did not come in time; see --connect_timeout"
-          + (*claims, "")[0]
-        )
-      wrong = self._turn(min(deadline, time.monotonic() + _RETRY))
-      if wrong:
-        return wrong
+        return self._missing(wanted) if len(self.present) < self._fewest else None
+      self._turn(min(deadline, time.monotonic() + _RETRY))
     return None
 
-  def _turn(self, until: float) -> str | None:
-    """Reads from every peer that has sent something; returns what is wrong, or None."""
+  def _missing(self, wanted: set[int]) -> str:
+    absent = sorted(wanted - {*self.present})
+    # An absent process may have claimed its id with other terms. The message then says so.
+    claims = [f" ({self._refused[who]})" for who in absent if who in self._refused]
+    names = ", ".join(map(str, absent[:10])) + ", ..." * (len(absent) > 10)
+    late = f"process_id={names}: did not come in time; see --connect_timeout"
+    return late + (*claims, "")[0]
+
+  def _turn(self, until: float) -> None:
+    """Reads from every peer that has sent something."""
     self._let_go()
     with selectors.DefaultSelector() as ready:
       ready.register(self._server, selectors.EVENT_READ)
@@ -208,8 +209,8 @@ class _Lobby:
       for who, connection in self.present.items():
         ready.register(connection, selectors.EVENT_READ, who)
       events = ready.select(max(until - time.monotonic(), 0.001))
-    wrongs = [self._serve(key.data) for key, _ in events]
-    return next((wrong for wrong in wrongs if wrong), None)
+    for key, _ in events:
+      self._serve(key.data)
 
   def _let_go(self) -> None:
     """Disconnects guests whose time is over. If too many are left, disconnects the oldest guests
@@ -225,53 +226,34 @@ class _Lobby:
     self._waiting.remove(guest)
     guest.connection.close()
 
-  def _serve(self, guest: _Guest | int | None) -> str | None:
+  def _serve(self, guest: _Guest | int | None) -> None:
     if guest is None:
       with contextlib.suppress(OSError):
         self._waiting.append(_Guest(*self._server.accept()))
-      return None
     # An admitted peer sends nothing more, so its socket is readable only once it has left.
-    if isinstance(guest, int):
-      gone = self.present.pop(guest)
-      self.heard.remove(gone)
-      gone.close()
-      return None
-    return self._admit(guest)
+    elif isinstance(guest, int):
+      self.present.pop(guest).close()
+    else:
+      self._admit(guest)
 
-  def _admit(self, guest: _Guest) -> str | None:
+  def _admit(self, guest: _Guest) -> None:
     theirs = guest.read()
     if theirs is None:
-      return None
-    if not theirs:
-      self._dismiss(guest)
-      return None
-    # A peer that does not know the run gets no further information about it.
-    if "config" in self._mine and theirs.get("config") != self._mine["config"]:
-      who = theirs["process_id"]
-      # The id that an unknown peer claims may have any length, so it is cut to fit a line.
-      wrong = (
-        f"config: differs between process 0 and process {str(who)[:20]}; nothing was run"
-      )
+      return
+    wrong = _wrong(self._mine, theirs, self.present) if theirs else ""
+    if wrong is None:
+      self._waiting.remove(guest)
+      self.present[theirs["process_id"]] = guest.connection
+      return
+    if wrong:
       # If the peer reads nothing, this raises rather than waits, since the socket does not block.
       with contextlib.suppress(OSError):
         _say(guest.connection, {"wrong": wrong})
-      self._dismiss(guest)
+      who = theirs["process_id"]
       if 0 < who < self._mine["num_processes"] and who not in self._refused:
         self._refused[who] = wrong
-        self._report(f"{wrong.removesuffix('; nothing was run')}; it was let go")
-      return None
-    self._waiting.remove(guest)
-    self.heard.append(guest.connection)
-    wrong = _wrong(self._mine, theirs, self.present)
-    if not wrong:
-      self.present[theirs["process_id"]] = guest.connection
-    # If `fewest` is given, the others go on without a peer that differs.
-    elif self._fewest is not None:
-      self.heard.remove(guest.connection)
-      _tell(guest.connection, wrong)
-      guest.connection.close()
-      return None
-    return wrong
+        self._report(f"{wrong.removesuffix(_NOTHING)}; it was let go")
+    self._dismiss(guest)
 
   def close(self) -> None:
     """Disconnects the peers that have not identified themselves."""
@@ -284,18 +266,18 @@ def host(
   mine: dict[str, Any],
   timeout: float,
   *,
-  fewest: int | None = None,
+  fewest: int,
   report: Callable[[str], None] = lambda line: None,
 ) -> dict[int, socket.socket]:
   """Returns the connections to the peers, by process id. An error is also sent to all of them.
 
   Args:
-    report: function that gets one line for each id that a peer claims without the right config.
-    fewest: number of peers that are enough when the time is over. A peer that differs in anything
-      is told so, and only this peer is disconnected. None: all must come.
+    mine: what process 0 says of itself; others must say the same, but for `process_id`.
+    fewest: number of peers that are enough when the time is over.
+    report: function that gets one line for each id whose peer was refused.
 
   Raises:
-    UserError: too few peers came in time, a peer differs (`fewest` None), or the port is in use.
+    UserError: too few peers came in time, or the port is in use.
   """
   deadline = time.monotonic() + timeout
   with (
@@ -304,7 +286,7 @@ def host(
   ):
     wrong = lobby.gather(deadline)
   # Every peer is told the outcome; otherwise it would wait until its own time is over.
-  for connection in lobby.heard:
+  for connection in lobby.present.values():
     _tell(connection, wrong)
     if wrong:
       connection.close()
