@@ -13,7 +13,7 @@ from dpjax import accounting, sampling
 from dpjax.accounting.event_kinds import elements, kind
 from dpjax.checks import batches, noise_distributions
 from dpjax.checks.subject import Subject
-from dpjax.sampling import registry, samplers
+from dpjax.sampling import draws, registry
 from dpjax.sampling.samplers import SizedSampler
 from dpjax.validate import UserError
 from tests.refuses import refuses
@@ -38,7 +38,7 @@ class PartSampler(SizedSampler):
     return dp_accounting.SampledWithoutReplacementDpEvent(self.charged, 4, inner)
 
   def draw(self, num_examples, *, seed, step):
-    return samplers.generator(seed, step).permutation(self.pool)[:4]
+    return draws.generator(seed, step).permutation(self.pool)[:4]
 
 
 def _subject(sampler, draw=None, **changes: Any):
@@ -187,7 +187,7 @@ class RoundRobinSampler(SizedSampler):
 
   def draw(self, num_examples, *, seed, step):
     block = self.block(step)
-    return block[samplers.generator(seed, step).random(block.size) < 0.5]
+    return block[draws.generator(seed, step).random(block.size) < 0.5]
 
 
 @pytest.fixture

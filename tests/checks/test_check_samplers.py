@@ -11,7 +11,7 @@ from dpjax import sampling
 from dpjax.checks import batches
 from dpjax.experiments.checks import of_config
 from dpjax.experiments.config import fields
-from dpjax.sampling import samplers
+from dpjax.sampling import draws
 from tests.checks import second_accountant
 
 
@@ -67,6 +67,6 @@ def test_p13_a_fresh_shuffle_at_every_step_is_found(shuffled):
   size = shuffled.plan.sampler.batch_size
 
   def draw(n, *, seed, step):
-    return np.sort(samplers.generator(seed, step).permutation(n)[:size])
+    return np.sort(draws.generator(seed, step).permutation(n)[:size])
 
   assert not batches.sampler_law(dataclasses.replace(shuffled, draw=draw)).passed

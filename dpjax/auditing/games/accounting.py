@@ -207,6 +207,8 @@ NO_CLAIM = {
   "pure_dp_event": f"{_NOISE}RandomizedResponse",
   "epsilon": _ANY,
   "epsilon_curve": _ANY,
+  "epsilon_about": "a guess that proves nothing: where a search for noise starts",
+  "Composition": "losses of many steps on one grid, from which every epsilon comes: samplers",
   "epsilon_of_zcdp": _ANY,
   "epsilon_of_both": "both directions of a sampled step, played with FixedSizeSampler",
   "epsilon_from_rdp": "what Skellam noise costs, played with it: secure.skellam_mean",
