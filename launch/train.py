@@ -26,9 +26,9 @@ several processes of one, run the same command with another --process_id in each
   python -m launch.train --config=configs/mnist_cnn.py --workdir=runs/many \\
     --config.mesh=data:16 --coordinator=10.0.0.1:9000 --num_processes=2 --process_id=0
 
-Each holds the data. Process 0 listens at --coordinator, writes and prints. If a process dies
-the others say so, within seconds (if it hangs, after --peer_timeout), and end with exit code 1;
-the same commands go on from the last checkpoint of process 0's --workdir, on as many devices
+Each holds the data. Process 0 listens at --coordinator, writes and prints. If a process dies,
+or hangs for --peer_timeout seconds, JAX ends the others, and their last line says what is saved.
+The same commands go on from the last checkpoint of process 0's --workdir, on as many devices
 and processes as there are. The connections are neither encrypted nor authenticated: for
 networks that are trusted.
 """
