@@ -20,6 +20,7 @@ import time
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+import dp_accounting as dpa
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -852,7 +853,7 @@ _CHARGES = {
     of_config.stated,
     _promise(
       step_event=lambda p: lambda step: (
-        p.step_event(step) if step % 2 else charges.dpa.NoOpDpEvent()
+        p.step_event(step) if step % 2 else dpa.NoOpDpEvent()
       )
     ),
   ),

@@ -15,14 +15,13 @@ import jax.numpy as jnp
 import pytest
 
 import dpjax
-from dpjax import models
+from dpjax import federated, models
 from dpjax.experiments.config import fields
 from dpjax.experiments.kinds.central.config import TrainConfig
 from dpjax.experiments.kinds.federated.config import FedConfig
 from dpjax.experiments.kinds.relevance.config import RelevanceConfig
 from dpjax.experiments.run import dry_run, for_target
 from dpjax.experiments.run.kind import experiment_of
-from dpjax.federated import execution
 from dpjax.gradients.device_mesh import mesh_of
 from dpjax.parallel import programs, targets
 from dpjax.types import Example
@@ -113,7 +112,7 @@ def test_a_block_makes_its_programs_for_the_target(on_cpu):
   with targets.compiling_for(on_cpu):
     assert targets.platform() == "gpu"
     assert dpjax.gradients.explain(loss, jnp.ones(2), jnp.ones(2)).platform == "gpu"
-    assert execution.auto_clients()(None, None).__class__.__name__ == "Blocks"
+    assert federated.auto_clients()(None, None).__class__.__name__ == "Blocks"
   assert targets.platform() == "cpu"
 
 

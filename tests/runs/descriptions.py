@@ -21,13 +21,17 @@ from jax import core
 from dpjax import accounting, data, federated, secure, trees, validate
 from dpjax.experiments.config import fields
 from dpjax.experiments.kinds.central import audit as central_audit
-from dpjax.experiments.kinds.central import build, one_release, patch_features
+from dpjax.experiments.kinds.central import (
+  build,
+  one_release,
+  patch_features,
+  scattering_features,
+)
 from dpjax.experiments.kinds.central.config import LeastSquares
 from dpjax.experiments.kinds.federated import build as federate_build
 from dpjax.training.dp_sgd import TrainState
 from dpjax.types import Example
 from dpjax.validate import UserError
-from dpjax.zoo import networks
 from dpjax.zoo.datasets import digits, pfl, published, registry, shakespeare, tff
 from dpjax.zoo.networks import patches, public_trunks, sentence_encoder
 from dpjax.zoo.networks.scattering import opponent_colours
@@ -269,11 +273,9 @@ def fast():
     mock.patch.object(build, "make_model", lambda *a, **k: _Remembered(make(*a, **k))),
     mock.patch.object(registry, "_load", load),
     mock.patch.object(registry, "nominal_size", _nominal),
-    mock.patch.object(
-      registry.datasets.shakespeare, "are_published", lambda data_dir: True
-    ),
+    mock.patch.object(registry.shakespeare, "are_published", lambda data_dir: True),
     mock.patch.object(build, "load_data", load_once),
-    mock.patch.object(networks, "scattering_chunks", _chunks),
+    mock.patch.object(scattering_features, "scattering_chunks", _chunks),
     mock.patch.object(sentence_encoder, "sentence_chunks", _sentences),
     mock.patch.object(public_trunks, "trunk_chunks", _trunk),
     mock.patch.object(patches, "patch_chunks", _patches),
@@ -367,8 +369,8 @@ def federated_run(config: Any) -> Any:
     mock.patch.object(federate_build, "federated", _Recorder(federated)),
     mock.patch.object(federate_build, "secure", _Recorder(secure)),
     mock.patch.object(fields.Setting, "make", make),
-    mock.patch.object(federate_build.execution, "by_name", by_name),
-    mock.patch.object(federate_build.execution, "process_clients", lambda inner: inner),
+    mock.patch.object(federate_build.named, "by_name", by_name),
+    mock.patch.object(federate_build, "process_clients", lambda inner: inner),
     # whose optimizer moves other parameters here; `_audited` says whether it is watched
     mock.patch.object(federate_build.audit, "watched", lambda config, audited, tx: tx),
     mock.patch.object(federate_build.audit, "seeing", lambda config, audited, alg: alg),

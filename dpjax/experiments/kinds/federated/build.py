@@ -62,7 +62,7 @@ from dpjax.secure.distributed_noise import SkellamSum
 from dpjax.secure.encoding import Encoding
 from dpjax.validate import UserError
 
-# Fields that are passed to `execution.by_name`.
+# Fields that are passed to `named.by_name`.
 _EXECUTED = ("num_devices", "num_threads", "memory_budget_gb")
 # Fields that may differ between the processes of one run.
 ELSEWHERE = ("execution", *_EXECUTED)
