@@ -28,9 +28,9 @@ On several machines, or several processes of one, each runs its share of every c
     --coordinator=10.0.0.1:9000 --num_processes=2 --process_id=0   # there: 1, and so on
 
 with the same command on all but for --process_id. Process 0 listens at --coordinator, writes
-and prints; the result is that of one process. If a process dies, or
-hangs for --peer_timeout seconds, JAX ends the others, and their last line says what is saved. The
-same commands go on from the last checkpoint of process 0's --workdir. The connections are neither encrypted nor
+and prints; the result is that of one process. If a process dies, or hangs for --peer_timeout
+seconds, JAX ends the others, and their last line says what is saved. The same commands go on
+from the last checkpoint of process 0's --workdir. The connections are neither encrypted nor
 authenticated: for networks that are trusted.
 """
 

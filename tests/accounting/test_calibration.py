@@ -9,6 +9,10 @@ import pytest
 
 from dpjax import accounting
 from dpjax.accounting import composed, epsilon, proved
+from dpjax.accounting.event_kinds.discrete_gaussian import DiscreteGaussianDpEvent
+from dpjax.accounting.event_kinds.kind import KINDS
+from dpjax.accounting.event_kinds.skellam import SkellamDpEvent
+from dpjax.accounting.event_kinds.smooth_sensitivity import SmoothSensitivityDpEvent
 from dpjax.validate import UserError
 from tests.refuses import refuses
 
@@ -193,3 +197,29 @@ def test_p13_a_mismatch_is_named_and_not_searched_around(accountant):
       neighboring_relation="replace_one",
       accountant=accountant,
     )
+
+
+_WITHOUT_A_GRID = {
+  "discrete_gaussian": lambda z: DiscreteGaussianDpEvent(z),
+  "skellam": lambda z: SkellamDpEvent(z * z * 900, 30.0, 120.0),
+  "smooth_sensitivity": lambda z: SmoothSensitivityDpEvent(1e-3, z, "add_or_remove_one"),
+}
+
+
+@pytest.mark.parametrize("name", _WITHOUT_A_GRID)
+def test_noise_is_found_for_events_that_have_no_privacy_loss_distribution(name):
+  relation = "replace_special" if name == "skellam" else "add_or_remove_one"
+  how = {"delta": 1e-5, "accountant": "rdp", "neighboring_relation": relation}
+  make = lambda z: composed(_WITHOUT_A_GRID[name](z), 3)
+  z = accounting.calibrate_noise_multiplier(make, epsilon=2.0, **how)
+  assert 1.99 < epsilon(make(z), **how) <= 2.0
+
+
+def test_only_these_kinds_have_none():
+  taken_apart = {"no_op", "non_private", "self_composed", "composed", "k_out_of_t"}
+  without = {
+    name
+    for name, kind in KINDS.items()
+    if type(kind).pld.__qualname__.startswith("EventKind")
+  }
+  assert without - taken_apart == {*_WITHOUT_A_GRID, "repeat_and_select"}

@@ -127,8 +127,11 @@ class EventKind(Generic[Event]):
     raise NotImplementedError
 
   def grid(self, part: Event) -> Grid:
-    """Returns the numbers from which the grid of `pld` is chosen."""
-    raise NotImplementedError
+    """Returns the numbers from which the grid of `pld` is chosen, and a search for noise starts.
+
+    Default, for a kind without `pld`: the Renyi divergence, and a loss without a limit.
+    """
+    return Grid(float(np.interp(2.0, ORDERS, self.rdp(part))), math.inf)
 
   def zcdp(self, part: Event) -> float:
     """Returns rho of zero-concentrated DP: the Renyi divergence is at most rho a, at every order a.
