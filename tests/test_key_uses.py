@@ -255,7 +255,9 @@ _PLANTS = [_one_number_for_two, _a_step_beside_a_part, _a_draw_of_two]
 _PLANTS += [_a_draw_of_what_is_folded, _a_stuck_count]
 
 
-@pytest.mark.cases(slow=["_a_stuck_count", "_a_step_beside_a_part", "_one_number_for_two"])
+@pytest.mark.cases(
+  slow=["_a_stuck_count", "_a_step_beside_a_part", "_one_number_for_two", "_a_draw_of_two"]
+)
 @pytest.mark.parametrize("plant", _PLANTS)
 def test_a_planted_reuse_is_found(plant):
   with key_recorder.recording() as record:

@@ -89,6 +89,7 @@ def test_the_first_block_alone_gives_a_line_that_is_alone(kernels, params, attac
   assert attack(params, gradients[:1]) == [_inputs_of(lines[0])]
 
 
+@pytest.mark.slow
 def test_as_many_tokens_as_dimensions_show_nothing(kernels, params, attack):
   """Four lines of seven inputs each are 28 tokens of 32; the width less one is the end."""
   lines = _draw(3, [8, 8, 8, 8])

@@ -175,6 +175,7 @@ def test_two_runs_of_one_seed_share_no_noise(played, tmp_path):
     assert abs(np.corrcoef(one, other)[0, 1]) < 5.5 / np.sqrt(_SIZE)
 
 
+@pytest.mark.slow
 def test_the_server_is_told_message_and_weight_and_no_number_of_examples(played):
   world, _ = played
   assert set(world.server.settings()) == {"round"}

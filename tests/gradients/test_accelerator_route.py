@@ -150,7 +150,7 @@ def test_one_example_is_read_as_it_was_recorded(chip):
           assert x.dtype == whole.dtype
 
 
-@pytest.mark.cases(slow=["nan-tpu:v5e:1x1", "nan-gpu:h100:1"])
+@pytest.mark.cases(slow=["nan-tpu:v5e:1x1", "nan-gpu:h100:1", "inf-gpu:h100:1"])
 @on_each_chip
 @pytest.mark.parametrize("value", [np.nan, np.inf, 1e200])
 def test_a_held_gradient_is_that_of_the_recording(chip, value):

@@ -214,6 +214,7 @@ def test_microbatches_hold_none_of_the_slow_form(name, rows):
   jax.tree.map(close, jax.jit(parts)(*args).total, of()(*args).total)
 
 
+@pytest.mark.slow
 def test_what_the_function_closes_over_is_read_anew():
   """JAX remembers what it traced by the function; here it is another each time."""
   loss, x, k = _case("flax")

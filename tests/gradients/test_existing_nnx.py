@@ -74,6 +74,7 @@ def test_an_existing_nnx_model_is_trained_with_no_line_changed(rngs, name):
     dpjax.per_example_grads(shared)(params, batch["x"])
 
 
+@pytest.mark.slow
 def test_nnx_optimizer_is_told_what_to_call():
   module = nnx.Linear(4, 1, rngs=nnx.Rngs(0))
   graph, params = nnx.split(module, nnx.Param)

@@ -91,6 +91,7 @@ def test_the_command_writes_a_curve_of_several_noise_levels(tmp_path):
   assert (folder / "epsilon_curve.png").read_bytes().startswith(b"\x89PNG")
 
 
+@pytest.mark.cases(slow=["args0-epsilon, sampling_prob"])
 @pytest.mark.parametrize(
   "args, words",
   [

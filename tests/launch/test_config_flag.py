@@ -114,7 +114,9 @@ def ended(folder):
   }
 
 
-@pytest.mark.cases(slow=[6, "a field as a flag"], long=[0, 3, 4, 5])
+@pytest.mark.cases(
+  slow=[6, "a field as a flag", "a field of another library"], long=[0, 3, 4, 5]
+)
 @pytest.mark.parametrize("name", CASES)
 def test_a_mistake_is_one_line_and_exit_code_2(ended, name):
   code, out, err = ended[name]

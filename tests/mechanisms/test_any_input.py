@@ -127,7 +127,7 @@ def test_any_data(name, data):
 
 
 @pytest.mark.cases(
-  slow=["29-Gaussian", "29-Quantile", "29-SampleAndAggregateMean"],
+  slow=["29-Gaussian", "29-Quantile", "29-SampleAndAggregateMean", "21-ConfidentGNMax"],
   long=[
     "2-Gaussian",
     "2-Laplace",

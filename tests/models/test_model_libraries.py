@@ -183,7 +183,7 @@ _REFUSED = {
 }
 
 
-@pytest.mark.cases(slow=["EquinoxAlways", "NnxWrites"])
+@pytest.mark.cases(slow=["EquinoxAlways", "NnxWrites", "NnxRandomCarry"])
 @pytest.mark.parametrize("name", _REFUSED)
 def test_what_no_run_can_train_is_one_line(name):
   with refuses("model.name") as refused:

@@ -170,6 +170,7 @@ _RECORDED = [
     "gaussian-law0-float32-ordinary",
     "gaussian-law0-float32-seed",
     "gaussian-law0-float64-seed",
+    "laplace-law1-float32-ordinary",
   ]
 )
 @pytest.mark.parametrize("key", [jax.random.key(1), _ORDINARY], ids=["seed", "ordinary"])
@@ -406,7 +407,7 @@ def test_zero_size_leaves_zero_std_and_the_limits_of_std():
       assert np.isfinite(drawn).all() and np.unique(drawn).size > 4900
 
 
-@pytest.mark.cases(slow=["65536", "65537"], long=["1", "2", "3"])
+@pytest.mark.cases(slow=["65536", "65537", "8388607"], long=["1", "2", "3"])
 @pytest.mark.parametrize("span", [1, 2, 3, 65536, 65537, 8388607, 3 * 2**29, 2**31 - 1])
 def test_integers_are_the_whole_number_modulo_the_span(span):
   """All 128 bits, against Python's integers, in eager and in compiled code."""

@@ -77,6 +77,7 @@ def _changed(run, tmp_path, **files):
   return folder
 
 
+@pytest.mark.cases(slow=["files0-run"])
 @pytest.mark.parametrize(
   ("files", "field"),
   [

@@ -239,7 +239,7 @@ def test_the_first_steps_move_the_last_layer_alone(whole, tmp_path):
   ]
 
 
-@pytest.mark.cases(slow=[0, "trainable.steps-changes1"])
+@pytest.mark.cases(slow=[0, "trainable.steps-changes1", "audit.kind-changes2"])
 @pytest.mark.parametrize(
   ("field", "changes"),
   [

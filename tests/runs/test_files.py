@@ -233,7 +233,7 @@ def _every_number(meta: dict[str, Any]) -> None:
     holder[key] *= 9
 
 
-@pytest.mark.cases(slow=["_every_number-False"])
+@pytest.mark.cases(slow=["_every_number-False", "_every_number-True"])
 @pytest.mark.parametrize("signed", [False, True])
 @pytest.mark.parametrize(
   "change",

@@ -106,6 +106,7 @@ def test_some_examples_left_out_are_counted_and_the_run_goes_on(tmp_path, capsys
   assert "left out" not in capsys.readouterr().err
 
 
+@pytest.mark.cases(slow=["{'release': True}"])
 @pytest.mark.parametrize("more", [{"release": True}, {"diagnostics": False}], ids=str)
 def test_where_diagnostics_are_off_nothing_of_it_is_said(more, tmp_path, capsys):
   result = loop.train(_central(**more), tmp_path / "run")

@@ -442,6 +442,19 @@ def _made(monkeypatch) -> list[run_keys.RunKeys]:
   return made
 
 
+@pytest.mark.cases(
+  slow=[
+    "sigterm-central, release",
+    "die-federated",
+    "die-relevance",
+    "die-relevance, rigorous, release",
+    "sigterm-central",
+    "sigterm-federated, release",
+    "die-central, release",
+    "die-federated, release",
+    "sigterm-relevance, rigorous, release",
+  ]
+)
 @pytest.mark.parametrize("name", _SECRET)
 @pytest.mark.parametrize("how", [sigterm, die])
 def test_p16_a_resumed_run_goes_on_with_the_keys_it_drew(name, how, tmp_path, monkeypatch):
@@ -462,7 +475,10 @@ def test_p16_a_resumed_run_goes_on_with_the_keys_it_drew(name, how, tmp_path, mo
     assert Ledger.from_json(resumed["ledger"]).charges[0].num_steps == 6
 
 
-@pytest.mark.cases(slow=[1], long=[0])
+@pytest.mark.cases(
+  slow=[1, "central, release", "federated, release", "relevance, rigorous, release"],
+  long=[0],
+)
 @pytest.mark.parametrize("name", _SECRET)
 def test_keys_are_saved_before_anything_is_computed_with_them(name, tmp_path, monkeypatch):
   (kind, config), workdir = _secret(name), tmp_path / "run"
@@ -481,7 +497,10 @@ def test_keys_are_saved_before_anything_is_computed_with_them(name, tmp_path, mo
     assert charge["noise_key_id"] == key_id(kept.noise) and charge["first_step"] == 0
 
 
-@pytest.mark.cases(slow=[1], long=[0])
+@pytest.mark.cases(
+  slow=[1, "central, release", "federated, release", "relevance, rigorous, release"],
+  long=[0],
+)
 @pytest.mark.parametrize("name", _SECRET)
 def test_killed_before_its_keys_are_saved_it_starts_with_new_ones(
   name, tmp_path, monkeypatch
@@ -496,6 +515,15 @@ def test_killed_before_its_keys_are_saved_it_starts_with_new_ones(
   assert len(ids) == 2 and ids[0] != ids[1]
 
 
+@pytest.mark.cases(
+  slow=[
+    "central",
+    "federated",
+    "relevance",
+    "federated, release",
+    "relevance, rigorous, release",
+  ]
+)
 @pytest.mark.parametrize("name", _SECRET)
 def test_p18_two_runs_share_no_key_and_no_file_but_the_checkpoints_holds_one(
   name, tmp_path, monkeypatch

@@ -204,6 +204,7 @@ class _Source:
     return self.x[places]
 
 
+@pytest.mark.slow
 def test_rows_of_files_are_normalised_in_one_shape(loaded, run):
   """As many as are drawn, which no step has in common with another: one compilation."""
   train = loaded[0]

@@ -76,7 +76,7 @@ def test_stackoverflow_trains_over_its_users(tmp_path):
   assert result["num_clients"] == 12 and result["epsilon_kind"] == "simulated"
 
 
-@pytest.mark.cases(slow=["blt", "tree"])
+@pytest.mark.slow
 @pytest.mark.parametrize("strategy", ["blt", "tree", "identity"])
 def test_stackoverflow_trains_with_correlated_noise(tmp_path, strategy):
   """Its users take turns, and the epsilon is proved without sampling."""

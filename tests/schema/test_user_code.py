@@ -278,6 +278,7 @@ def test_users_may_take_turns_by_an_own_sampler_of_users():
     made("of_households")
 
 
+@pytest.mark.cases(slow=["True", "False"])
 @pytest.mark.parametrize("done", [False, True, "alone"])  # without its checkpoints
 def test_a_run_goes_on_whatever_became_of_code_folder_and_user(
   tmp_path, fresh, done, monkeypatch
@@ -319,6 +320,7 @@ _ANOTHER_MEMORY = "run.json: is not what the run wrote there"
 _NO_MEMORY = "are gone"
 
 
+@pytest.mark.cases(slow=["keys-are gone", "checkpoints-are gone"])
 @pytest.mark.parametrize(
   ("lost", "message"),
   [("checkpoints", _NO_MEMORY), ("keys", _NO_MEMORY), ("null", _ANOTHER_MEMORY)],

@@ -150,7 +150,7 @@ def test_a_journal_of_before_is_read_and_continued_with_digests(tmp_path):
     ServiceJournal(tmp_path)
 
 
-@pytest.mark.cases(slow=["lines0-None", "lines1-None"])
+@pytest.mark.cases(slow=["lines0-None", "lines1-None", "lines2-None"])
 @pytest.mark.parametrize(
   ("lines", "counts"),
   [

@@ -153,6 +153,7 @@ def test_state_is_shown_to_people_and_to_prometheus(served):
   assert "predicted" not in text or "dpjax_psi" in text
 
 
+@pytest.mark.slow
 def test_a_body_that_does_not_come_is_refused_by_its_deadline(served):
   answer = raw(served, head(1000) + b"{")
   assert answer.startswith(b"HTTP/1.1 503")

@@ -178,6 +178,7 @@ def test_a_table_of_every_kind_is_taken_and_its_other_columns_are_not_read(of_ta
   assert "'id' is no input" in str(raised.value)
 
 
+@pytest.mark.cases(slow=["rows0-has no column 'sex'"])
 @pytest.mark.parametrize(
   ("rows", "words"),
   [

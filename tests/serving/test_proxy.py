@@ -114,6 +114,7 @@ def test_what_does_not_come_is_cut_off_and_never_reaches_the_service(proxy, serv
   assert all_gone(served)
 
 
+@pytest.mark.cases(slow=["210000"])
 @pytest.mark.parametrize("length", [210_000, 10**30])
 def test_a_body_that_is_too_large_is_one_line(proxy, length):
   answer = raw(proxy, head(length) + b"x" * 1000)

@@ -125,7 +125,7 @@ def test_p15_a_plan_of_slices_refuses_one_slice_as_a_step():
   assert all(leaf.any() for leaf in jax.tree.leaves(update))
 
 
-@pytest.mark.cases(slow=["<lambda>-4_0"])
+@pytest.mark.cases(slow=["<lambda>-4_0", "<lambda>-4_1"])
 @pytest.mark.parametrize(
   ("made", "planned"),
   [

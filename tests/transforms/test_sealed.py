@@ -170,7 +170,14 @@ def test_the_generator_finds_optax():
 
 
 @pytest.mark.cases(
-  slow=[38, "dog-stacked", "identity-stacked", "apply_every-stacked", "apply_every-sum"],
+  slow=[
+    38,
+    "dog-stacked",
+    "identity-stacked",
+    "apply_every-stacked",
+    "apply_every-sum",
+    "adabelief-sum",
+  ],
   long=[1, 3, 37, 84, 90],
 )
 @pytest.mark.parametrize("kind", _KINDS)

@@ -75,6 +75,8 @@ def test_every_program_accepts_its_own_memory_and_that_of_others(name):
     "0.0-buffered",
     "0.0-tree",
     "0.0-banded",
+    "0.5-banded",
+    "2.0-tree",
   ]
 )
 @pytest.mark.parametrize("name", _STRATEGIES)
