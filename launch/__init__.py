@@ -39,7 +39,7 @@ def _keep_programs() -> None:
     caches = os.environ.get("XDG_CACHE_HOME") or pathlib.Path.home() / ".cache"
     folder = pathlib.Path(caches) / "dpjax" / "programs" / _processor()
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    if os.access(folder, os.W_OK):
+    if os.access(folder, os.W_OK) and _is_own(folder):
       os.environ["JAX_COMPILATION_CACHE_DIR"] = str(folder)
       # A run has about 40 small programs beside its step. They take as long as the step.
       os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
@@ -47,12 +47,20 @@ def _keep_programs() -> None:
   warnings.filterwarnings("ignore", "Error (reading|writing) persistent compilation cache")
 
 
+def _is_own(folder: pathlib.Path) -> bool:
+  """Returns whether no other user can put a program there, which JAX would run as it is."""
+  status = folder.stat()
+  if not hasattr(os, "getuid"):  # Windows
+    return True
+  return status.st_uid == os.getuid() and not status.st_mode & 0o022
+
+
 def _processor() -> str:
   """Returns a name for the instructions of this processor; a home may be shared by several."""
   with contextlib.suppress(OSError):
-    for line in pathlib.Path("/proc/cpuinfo").read_text().splitlines():
-      if line.startswith(("flags", "Features")):
-        return hashlib.sha256(line.encode()).hexdigest()[:12]
+    for line in pathlib.Path("/proc/cpuinfo").read_bytes().splitlines():
+      if line.startswith((b"flags", b"Features")):
+        return hashlib.sha256(line).hexdigest()[:12]
   import platform
 
   return platform.machine() or "any"

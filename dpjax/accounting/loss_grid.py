@@ -154,12 +154,14 @@ class Step:
   def image(self, rate: float, length: int, dtype: type) -> _Image:
     """Returns the Fourier transform of the tilted masses, on a circle of `length` cells."""
     key = rate, length, dtype
-    if key not in self._images:
-      # The rows of a run have few rates and lengths, one after the other.
-      if len(self._images) > 1:
-        del self._images[next(iter(self._images))]
-      self._images[key] = _image(self.masses, rate, length, dtype)
-    return self._images[key]
+    image = self._images.get(key)
+    if image is None:
+      image = _image(self.masses, rate, length, dtype)
+      # The rows of a run have few rates and lengths, one after the other. The dict is replaced, not
+      # changed, since another thread may read it.
+      last = list(self._images.items())[-1:]
+      self._images = {**dict(last), key: image}
+    return image
 
 
 class _Image(NamedTuple):
@@ -232,7 +234,10 @@ class Composition:
 
   def deltas(self, epsilons: Sequence[float] | np.ndarray) -> np.ndarray:
     """Returns upper bounds on delta at epsilons >= 0, [n]."""
-    epsilons = np.asarray(epsilons, float)
+    # Delta falls, so a bound at a smaller epsilon holds at a larger one. Beyond the largest loss
+    # both are the mass at infinity. So even an infinite epsilon has a delta.
+    beyond = max(0, self._support[1] + 1) * self._interval
+    epsilons = np.minimum(np.asarray(epsilons, float), beyond)
     if self._infinite >= 1:
       return np.ones(len(epsilons))
     rates = self._rates_near(epsilons)
@@ -252,16 +257,18 @@ class Composition:
     # Far smaller deltas need no digits.
     log_deltas = np.maximum(bounds.min(axis=0), math.log(_TINY))
     log_errors = bounds - log_deltas + math.log(1e-13 * self._num_steps)
-    cells = np.array(self._cells, float)
+    lowest, cells = np.array(self._circles, float).T
     work = np.log(np.maximum(cells, _FEW))
     work[cells > max(_MANY, cells.min())] = math.inf
     work = work[:, None] + np.maximum(log_errors - math.log(_WANTED), 0.0) / 2
+    # A circle knows nothing of the losses below it. Such a rate is the last that memory allows.
+    work += 1e9 * np.greater.outer(lowest * self._interval, epsilons)
     return rates[np.argmin(work, axis=0)]
 
   @functools.cached_property
-  def _cells(self) -> list[int]:
-    """Returns the number of cells for each rate of `_tilts`."""
-    return [self._window(float(rate))[1] for rate in self._tilts[0]]
+  def _circles(self) -> list[tuple[int, int]]:
+    """Returns the lowest cell and the number of cells for each rate of `_tilts`."""
+    return [self._window(float(rate))[:2] for rate in self._tilts[0]]
 
   @functools.cached_property
   def _tilts(self) -> tuple[np.ndarray, np.ndarray]:
@@ -280,9 +287,16 @@ class Composition:
     return LossMasses(self._interval, table.lowest, table.masses, lost), table.error
 
   def _table(self, rate: float) -> _Table:
-    if rate not in self._tables:
-      self._tables[rate] = self._new_table(rate, np.float64)
-    return self._tables[rate]
+    table = self._tables.get(rate)
+    if table is None:
+      table = self._new_table(rate, np.float64)
+      # A curve asks for many rates, and a table may have millions of cells. The dict is replaced,
+      # not changed, since another thread may read it.
+      kept = {**self._tables, rate: table}
+      while len(kept) > 1 and sum(len(each.masses) for each in kept.values()) > _KEPT_CELLS:
+        del kept[next(iter(kept))]
+      self._tables = kept
+    return table
 
   def _new_table(self, rate: float, dtype: type) -> _Table:
     if self._num_steps == 1:
@@ -368,6 +382,8 @@ _WANTED = 1e-10
 # Number of cells below which transforms take no time, and number that memory allows.
 _FEW = 2**15
 _MANY = 2**24
+# Number of cells in the tables that a composition keeps, each with three numbers.
+_KEPT_CELLS = 2**24
 # Delta below which only the size of an error matters.
 _TINY = 1e-18
 

@@ -96,15 +96,15 @@ def added(epsilons: np.ndarray, *, prob: float, noise: Noise) -> np.ndarray:
   >>> added(np.array([0.0, 1.0]), prob=0.5, noise=gaussian(1.0)).round(4)
   array([0.1915, 0.    ])
   """
-  share = 1 + np.expm1(-epsilons) / prob  # e^-y
+  # e^-y, which errs by at most 4 roundings. Delta rises with it, and may jump (`laplace`).
+  share = 1 + np.expm1(-epsilons) / prob + 4 * UNIT
   deltas = np.zeros(len(epsilons))
-  # `share` errs by at most 4 roundings, so there is no loss where it is below this.
-  near = share > -4 * UNIT
+  near = share > 0
   kept = share[near]
   delta, tail = noise(-np.log(np.clip(kept, 32 * UNIT, 1.0)))
   # An error of `share` is e^-y times the error of y. Below 32 roundings it is the whole `share`.
   scale = prob * np.exp(epsilons[near])
-  deltas[near] = scale * (np.maximum(kept, 0.0) * delta + 64 * UNIT * tail)
+  deltas[near] = scale * (kept * delta + 64 * UNIT * tail)
   return np.minimum(deltas, 1.0)
 
 
@@ -132,5 +132,5 @@ def moved_apart(epsilons: np.ndarray, *, prob: float, shift: float) -> np.ndarra
     lower = lower + prob * np.exp(np.minimum(epsilons + behind, 0.0))
   delta = np.maximum(prob * apart - np.nan_to_num(lower, posinf=1.0), 0.0)
   # Both terms are at most `prob * apart`, and exponents of e are rounded.
-  size = _ROUNDINGS * 2 + 4 * epsilons + 4 * np.minimum(-behind, 1e3) + 4 * shift**2
+  size = _ROUNDINGS * 2 + 4 * epsilons + 8 * np.minimum(-behind, 1e3) + 4 * shift**2
   return np.minimum(delta + size * UNIT * prob * apart, 1.0)

@@ -77,7 +77,10 @@ def groups(numbers: np.ndarray, count: int) -> Groups:
   order = np.argsort(numbers.astype(np.min_scalar_type(count)), kind="stable")
   sizes = np.bincount(numbers, minlength=count)
   starts = np.concatenate([[0], np.cumsum(sizes)])
-  return Groups(order.astype(np.uint32) if len(order) <= 2**32 else order, starts)
+  order = order.astype(np.uint32) if len(order) <= 2**32 else order
+  # They are kept, so a write would change later steps.
+  order.flags.writeable = starts.flags.writeable = False
+  return Groups(order, starts)
 
 
 @functools.lru_cache(maxsize=_KEPT)

@@ -38,7 +38,8 @@ def _renewals(
   # More than `times` participations are impossible, since steps of one example are min_sep or more
   # apart.
   times = -(-num_steps // min_sep)
-  waits = rng.geometric(prob, (times, num_examples)) - 1
+  # A wait for a tiny `prob` may be the largest integer, and a sum of two of these overflows.
+  waits = np.minimum(rng.geometric(prob, (times, num_examples)) - 1, num_steps)
   rate = _rate(prob, min_sep)
   # Step 0 is drawn as if sampling had always run. An example rests with chance
   # (min_sep - 1) * rate, and every remaining time of rest is equally likely.

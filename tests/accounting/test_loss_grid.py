@@ -1,13 +1,18 @@
 """The loss grid: every operation rounds towards a larger delta. Exact divergences judge."""
 
 import math
+import sys
+from concurrent import futures
 
+import mpmath
 import numpy as np
 import pytest
 from dp_accounting.pld import privacy_loss_distribution as pld_lib
 
 from dpjax import accounting
 from dpjax.accounting import loss_grid, noise_profiles
+from dpjax.accounting.epsilon import privacy_profile
+from dpjax.accounting.event_kinds.kind import kind_of
 from dpjax.accounting.loss_grid import Composition, Step
 from dpjax.accounting.loss_masses import LossMasses, masses_of
 from tests.accounting import loss_oracle
@@ -127,3 +132,70 @@ def test_a_distribution_of_dp_accounting_is_taken_as_it_is():
   side = Composition([(lambda: Step(masses), 30)])
   direct = theirs.self_compose(30).get_epsilon_for_delta(1e-5)
   assert side.epsilon(1e-5) == pytest.approx(direct, rel=1e-7)
+
+
+@pytest.mark.parametrize(
+  "event",
+  [
+    # Few large losses, whose tilted sums lie far above a small epsilon, and the other way round.
+    accounting.composed(
+      accounting.poisson_sampled_event(accounting.laplace_event(0.01), sampling_prob=1e-9),
+      20,
+    ),
+    accounting.composed(
+      accounting.poisson_sampled_event(accounting.gaussian_event(30), sampling_prob=1.0),
+      1000,
+    ),
+    accounting.composed(accounting.laplace_event(10), 50),
+  ],
+  ids=["rare", "many", "bounded"],
+)
+def test_a_curve_never_rises_up_to_an_infinite_epsilon(event):
+  epsilons = np.concatenate([[0], np.geomspace(1e-3, 1e4, 400), [1e300, math.inf]])
+  deltas = privacy_profile(event)(epsilons)
+  assert np.all(np.diff(deltas) <= 1e-13 + 1e-9 * deltas[:-1])
+  assert 0 < deltas[-1] < 1e-12
+
+
+def test_a_curve_keeps_few_cells_and_stays_the_same(monkeypatch):
+  event = accounting.gaussian_event(10)
+  (masses,) = masses_of(kind_of(event).pld(event, 2.0**-10))
+  step = Step(masses)
+  epsilons = np.geomspace(1e-3, 30, 100)
+  whole, small = (Composition([(lambda: step, 300)]) for _ in range(2))
+  wanted = whole.deltas(epsilons)
+  size = max(len(table.masses) for table in whole._tables.values())
+  assert len(whole._tables) > 3
+  monkeypatch.setattr(loss_grid, "_KEPT_CELLS", 2 * size)
+  np.testing.assert_array_equal(small.deltas(epsilons), wanted)
+  assert sum(len(table.masses) for table in small._tables.values()) <= 2 * size
+
+
+def test_threads_share_a_step(monkeypatch):
+  monkeypatch.setattr(loss_grid, "_image", lambda masses, rate, length, dtype: rate)
+  step = Step(LossMasses(0.1, -1, np.array([0.5, 0.0, 0.5]), 0.0))
+
+  def ask(number):
+    rates = [(number + turn) % 5 for turn in range(20_000)]
+    return rates == [step.image(rate, 16, np.float64) for rate in rates]
+
+  before = sys.getswitchinterval()
+  sys.setswitchinterval(1e-6)
+  try:
+    with futures.ThreadPoolExecutor(8) as pool:
+      assert all(pool.map(ask, range(8)))
+  finally:
+    sys.setswitchinterval(before)
+
+
+def test_a_sampling_probability_near_1_loses_no_jump_of_laplace_noise():
+  """There the loss of an added record is nearly constant where the noise's divergence jumps."""
+  q, largest = 0.9999999999999859, 18.41121400680015
+  epsilon = 18.411212610008864
+  noise = noise_profiles.laplace(largest)
+  (delta,) = noise_profiles.added(np.array([epsilon]), prob=q, noise=noise)
+  with mpmath.workdps(60):
+    share = 1 + mpmath.expm1(-mpmath.mpf(epsilon)) / mpmath.mpf(q)
+    inner = -mpmath.expm1((-mpmath.log(share) - mpmath.mpf(largest)) / 2)
+    exact = mpmath.mpf(q) * mpmath.exp(mpmath.mpf(epsilon)) * share * inner
+  assert 4e-11 < exact <= delta

@@ -38,6 +38,15 @@ def test_the_users_own_folders_go_before(tmp_path):
   assert _folder(tmp_path, XDG_CACHE_HOME=mine).startswith(mine)
 
 
+def test_a_folder_that_others_can_write_is_not_used(tmp_path):
+  folder = pathlib.Path(_folder(tmp_path))
+  for mode in (0o770, 0o707):
+    folder.chmod(mode)
+    assert _folder(tmp_path) == "None"
+  folder.chmod(0o700)
+  assert _folder(tmp_path) == str(folder)
+
+
 def test_without_a_home_nothing_is_kept(tmp_path):
   (tmp_path / "file").write_text("")
   assert _folder(tmp_path, HOME=str(tmp_path / "file")) == "None"

@@ -118,6 +118,19 @@ def test_what_a_pass_keeps_is_no_draw_that_a_caller_can_change(sampler):
   np.testing.assert_array_equal(again, kept)
 
 
+def test_what_is_kept_cannot_be_written():
+  kept = draws.assigned(1, 2, count=3, num_examples=9)
+  for array in (*kept, draws.permutation(1, 2, num_examples=9)):
+    with pytest.raises(ValueError, match="read-only"):
+      array[0] = 1
+
+
+@pytest.mark.parametrize("prob", [1e-18, 5e-324])
+def test_long_waits_of_min_sep_do_not_overflow(prob):
+  sampler = sampling.MinSepSampler(prob=prob, min_sep=2, num_steps=20, capacity=50)
+  assert [sampler.draw(50, seed=1, step=step).size for step in range(20)] == [0] * 20
+
+
 def test_groups_of_more_numbers_than_16_bits_hold():
   numbers = np.array([70_000, 3, 70_000, 0])
   grouped = draws.groups(numbers, 70_001)
