@@ -129,13 +129,16 @@ class _LastWords:
     if os.fork():
       os.close(reads)
       return
-    os.setsid()
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-      signal.signal(number, signal.SIG_IGN)
-    os.close(self._writes)
-    if not os.read(reads, 1):
-      os.write(2, f"error: {line()}\n".encode())
-    os._exit(0)
+    # No error may let the child return, as a second process of the run.
+    try:
+      os.setsid()
+      for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
+      os.close(self._writes)
+      if not os.read(reads, 1):
+        os.write(2, f"error: {line()}\n".encode())
+    finally:
+      os._exit(0)
 
   def said(self) -> None:
     """Makes the child end silently."""

@@ -2,6 +2,8 @@
 
 import pathlib
 import signal
+import subprocess
+import sys
 import time
 
 import pytest
@@ -35,6 +37,24 @@ def test_mistakes_are_one_line(changes, field):
 
 
 # --- real processes
+
+
+_ENDS = """
+import os
+from launch import peers
+peers._LastWords(lambda: {line})
+print("once", flush=True)
+os._exit(3)
+"""
+
+
+@pytest.mark.parametrize(("line", "said"), [("'gone'", "error: gone\n"), ("1 / 0", "")])
+def test_the_child_that_waits_never_goes_on_as_the_run(line, said):
+  ran = subprocess.run(
+    [sys.executable, "-c", _ENDS.format(line=line)], capture_output=True, text=True
+  )
+  assert (ran.returncode, ran.stdout, ran.stderr) == (3, "once\n", said)
+
 
 _ENDLESS = """
 import sys
