@@ -327,7 +327,10 @@ def _continued(value: Any, hint: Any, old: Any) -> Any:
     and getattr(old, field.name) != getattr(usual, field.name)
     and _fits(getattr(old, field.name), hints[field.name])
   }
-  return dataclasses.replace(new, **kept) if kept else new
+  try:
+    return dataclasses.replace(new, **kept) if kept else new
+  except UserError:
+    return new  # what one value took, the other may refuse
 
 
 def _fits(value: Any, hint: Any) -> bool:

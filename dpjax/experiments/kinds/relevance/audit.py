@@ -39,6 +39,9 @@ _LOCAL = "features, local"
 _DIGITS = 4
 
 
+Play = Callable[[relevance.Inputs], Outcome]
+
+
 class Bound(NamedTuple):
   """Holds an attack's result: a lower bound, the name of the bounded epsilon, a description."""
 
@@ -48,10 +51,14 @@ class Bound(NamedTuple):
 
 
 def facts(
-  config: RelevanceConfig, job: relevance.Inputs, outcome: Outcome
+  config: RelevanceConfig, job: relevance.Inputs, outcome: Outcome, play: Play
 ) -> dict[str, Any]:
-  """Returns the audit's part of result.json; {} if no attack applies."""
-  attacks = _attacks(config, job, outcome)
+  """Returns the audit's part of result.json; {} if no attack applies.
+
+  Args:
+    play: function that runs the method on other inputs, for attacks that train again.
+  """
+  attacks = _attacks(config, job, outcome, play)
   if not attacks:
     return {}
   # This is a union bound over the attacks. Their number is fixed before any attack runs.
@@ -78,7 +85,7 @@ def facts(
   }
 
 
-def _attacks(config: RelevanceConfig, job: relevance.Inputs, outcome: Outcome):
+def _attacks(config: RelevanceConfig, job: relevance.Inputs, outcome: Outcome, play: Play):
   """Returns a dict from the name of an attack to a function (confidence) -> Bound.
 
   The choice of attacks depends on no result of an attack.
@@ -93,7 +100,7 @@ def _attacks(config: RelevanceConfig, job: relevance.Inputs, outcome: Outcome):
     # With public labels the guarantee covers features only, so U3, on wrong labels, is left out.
     public = outcome.privacy.neighboring_relation == rigorous.FEATURES_ONLY
     for name in ("U4",) if public else _KINDS:
-      attacks[name] = lambda c, name=name: _canaries(config, job, outcome, name, c)
+      attacks[name] = lambda c, name=name: _canaries(config, job, outcome, play, name, c)
   return attacks
 
 
@@ -149,7 +156,7 @@ def _features(config: Any, job: Any, outcome: Any, confidence: float) -> Bound:
   scores = Scores(inside=ratio(outputs[1]), outside=ratio(outputs[0]))
   delta = outcome.privacy.delta or 0.0
   lower = auditing.clopper_pearson(scores, delta=delta, confidence=confidence)
-  local = config.method == "radp" and config.mode == "rigorous" and config.rigorous.shuffle
+  local = config.is_rigorous and config.method.shuffle
   what = f"likelihood ratio of one record's noisy features, {n} draws on each side"
   return Bound(lower, _LOCAL if local else "total", what)
 
@@ -224,7 +231,9 @@ def _shared_noise(config: Any, job: Any, outcome: Any, confidence: float) -> Bou
 # --- U3 and U4: the released model
 
 
-def _canaries(config: Any, job: Any, outcome: Any, name: str, confidence: float) -> Bound:
+def _canaries(
+  config: Any, job: Any, outcome: Any, play: Play, name: str, confidence: float
+) -> Bound:
   """Returns the bound of U3 or U4. Trains again with canaries, each in by a fair coin, and scores
   them by their loss.
 
@@ -252,7 +261,7 @@ def _canaries(config: Any, job: Any, outcome: Any, name: str, confidence: float)
   again = dataclasses.replace(
     job, train=mixed, public_size=job.size, memo={}, keys=run_keys
   )
-  attacked = relevance.run(config.method, config.mode, again)
+  attacked = play(again)
   seen = dataclasses.replace(canaries.examples, x=attacked.prepare(canaries.examples.x))
   scores = loss_scores(
     losses.softmax_cross_entropy(attacked.apply),
