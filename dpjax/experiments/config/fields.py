@@ -24,7 +24,7 @@ from typing import Any
 from dpjax import names, validate
 from dpjax.experiments.config.choices import Choice as Choice
 from dpjax.experiments.config.choices import Setting as Setting
-from dpjax.experiments.config.choices import choice_at, choice_of, fields_of, hints_of
+from dpjax.experiments.config.choices import choice_of, choices_of, fields_of, hints_of
 from dpjax.experiments.config.choices import leaves as leaves
 from dpjax.experiments.config.choices import name_of as name_of
 from dpjax.experiments.config.choices import set_fields as set_fields
@@ -76,7 +76,7 @@ class WithChoices:
   value of this name. An unknown name is kept, so that `check` can refuse it and name the field."""
 
   def __setattr__(self, name: str, value: Any) -> None:
-    choice = choice_at(type(self), name)
+    choice = choices_of(type(self)).get(name)
     if choice is not None:
       with contextlib.suppress(UserError):
         value = _chosen(value, choice, name)
@@ -102,7 +102,7 @@ def get(config: Any, path: str, *, name: str = "config") -> Any:
     _check_section(config, path, name)
     _check_field(config, head, name)
     value = getattr(config, head)
-    choice = choice_at(type(config), head)
+    choice = choices_of(type(config)).get(head)
   if choice is not None and not tail:
     return choice.described(value)
   first = tail.partition(".")[0]
@@ -466,7 +466,7 @@ def _paths(config: Any, prefix: str = "") -> Iterator[str]:
     path = f"{prefix}{field.name}"
     yield path
     value = getattr(config, field.name)
-    choice = choice_at(type(config), field.name)
+    choice = choices_of(type(config)).get(field.name)
     if choice is not None:
       values = [kind() for kind in choice.table.values()]
       yield from dict.fromkeys(
@@ -531,7 +531,7 @@ def at_default(config: Any, path: str, usual: Any) -> Any:
   usual = usual if type(usual) is type(config) else type(config)()
   value = getattr(usual, head)
   # An optional section goes as a whole, unless it is a choice whose other fields may stay.
-  if tail and (value is not None or choice_at(type(config), head) is not None):
+  if tail and (value is not None or head in choices_of(type(config))):
     value = at_default(getattr(config, head), tail, value)
   return dataclasses.replace(config, **{head: value})
 
