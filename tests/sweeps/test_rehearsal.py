@@ -78,13 +78,13 @@ def test_the_plan_of_a_selection_is_what_the_choice_costs(monkeypatch, tmp_path)
 
 
 def test_the_plan_of_an_experiment_trains_on_zeros(monkeypatch, tmp_path):
-  seen, real = [], rehearsal.relevance.story
+  seen, real = [], rehearsal.of_relevance.pipeline.story
 
   def spy(method, mode, job):
     seen.append((job.train.x.any(), len(job.train)))
     return real(method, mode, job)
 
-  monkeypatch.setattr(rehearsal.relevance, "story", spy)
+  monkeypatch.setattr(rehearsal.of_relevance.pipeline, "story", spy)
   small = {"method": "no_dp", "num_epochs": 2, "model.options": {"features": (4,)}}
   config = fields.replace_all(radp.get_config(), small)
   plan = _lines(rehearsal.report_relevance(config, tmp_path / "new"))
