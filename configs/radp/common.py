@@ -76,7 +76,7 @@ def proof(**how: Any) -> dict[str, Any]:
     "name": "radp_rigorous",
     "model1": {"name": "untrained", "split_share": 0.1, "epsilon_b": 0.5},
     "pool": 4,
-    "reduced_model": ModelConfig(name="linear"),
+    "reduced_model": {"name": "linear"},
     "learning_rate": 5e-3,
   }
   return {"method": {**method, **how}}

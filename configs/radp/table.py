@@ -23,7 +23,7 @@ def get_config() -> RelevanceConfig:
     "model1": {"name": "untrained", "split_share": None, "epsilon_b": 0.15},
     "shuffle": False,
     "pool": 2,
-    "reduced_model": ModelConfig(name="linear"),
+    "reduced_model": {"name": "linear"},
     "learning_rate": 5e-3,
   }
   by_sgd = lambda name: {"method": {"name": name, "sgd_learning_rate": 0.1}}

@@ -365,14 +365,16 @@ def _chosen(value: Any, choice: Choice, name: str) -> Any:
   chosen = choice.make(word, name)
   for field in value_or_name:
     _check_field(chosen, field, name, choice)
-  hints = hints_of(type(chosen))
-  return (
-    chosen
-    if chosen is None
-    else _replaced(
-      chosen, {f: check(v, hints[f], f"{name}.{f}") for f, v in value_or_name.items()}, name
-    )
-  )
+  if chosen is None:
+    return chosen
+  values: dict[str, Any] = {}
+  for field, entry in value_or_name.items():
+    hint = hints_of(type(chosen))[field]
+    at = f"{name}.{field}"
+    # A section of the value is a dict, too.
+    plain = _unwritten(entry, hint, at) if isinstance(entry, dict) else entry
+    values[field] = check(plain, hint, at)
+  return _replaced(chosen, values, name)
 
 
 def _not_chosen(value: Any, word: Any, choice: Choice, name: str) -> UserError:
