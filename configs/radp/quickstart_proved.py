@@ -12,11 +12,7 @@ setting of 1.0 that stood here before was never read, and is gone.
 from configs.radp import quickstart
 from dpjax.experiments.kinds.central.config import ModelConfig
 from dpjax.experiments.kinds.relevance.config import RelevanceConfig
-from dpjax.experiments.kinds.relevance.methods import (
-  ClippedL1,
-  RadpRigorous,
-  Untrained,
-)
+from dpjax.experiments.kinds.relevance.methods import RadpRigorous, Untrained
 
 
 def get_config() -> RelevanceConfig:
@@ -25,7 +21,7 @@ def get_config() -> RelevanceConfig:
   # Too few records to hide in a crowd: no shuffler, one budget for all records.
   config.method = RadpRigorous(
     model1=Untrained(split_share=None, epsilon_b=0.5),
-    features=ClippedL1(clip=0.15),
+    features={"name": "laplace_clipped", "clip": 0.15},
     shuffle=False,
     pool=2,
     reduced_model=ModelConfig(name="linear"),

@@ -44,7 +44,7 @@ def _point(point):
   keys = relevance.Keys(jax.random.key(config.seed), _KEY, config.seed, 5)
   job = dataclasses.replace(job, keys=keys, public=public)
   with jax.disable_jit():
-    outcome = relevance.run(*relevance_build.played(config), job)
+    outcome = relevance.run(*config.played, job)
   heat = _heat(outcome, config)
   facts = [
     point.overrides["variant"],

@@ -17,7 +17,7 @@ from dpjax.experiments.run import workdir as owner
 from dpjax.experiments.run.kind import experiment_of
 from dpjax.experiments.sweeps import claims, experiment
 from dpjax.noise import source
-from dpjax.relevance import Rigorous, rigorous
+from dpjax.relevance import Rigorous, pipeline, rigorous
 from dpjax.relevance.inputs import Outcome, RecordNoise
 from dpjax.relevance.privacy import Privacy
 from dpjax.validate import UserError
@@ -257,8 +257,8 @@ def test_without_canaries_only_noisy_inputs_are_attacked(tmp_path):
 @pytest.mark.long
 def test_without_privacy_one_run_serves_every_epsilon(tmp_path, monkeypatch):
   made = []
-  run = relevance.run
-  monkeypatch.setattr(relevance, "run", lambda *a: made.append(a[0]) or run(*a))
+  story = pipeline.story
+  monkeypatch.setattr(pipeline, "story", lambda *a: made.append(a[0]) or story(*a))
   config = _config(method="no_dp", epsilons=[1.0, 2.0], num_seeds=2)
   results = experiment.run_all(config, tmp_path)
   assert made == ["no_dp"] * 2  # one for each seed

@@ -39,9 +39,6 @@ _LOCAL = "features, local"
 _DIGITS = 4
 
 
-Play = Callable[[relevance.Inputs], Outcome]
-
-
 class Bound(NamedTuple):
   """Holds an attack's result: a lower bound, the name of the bounded epsilon, a description."""
 
@@ -51,14 +48,10 @@ class Bound(NamedTuple):
 
 
 def facts(
-  config: RelevanceConfig, job: relevance.Inputs, outcome: Outcome, play: Play
+  config: RelevanceConfig, job: relevance.Inputs, outcome: Outcome
 ) -> dict[str, Any]:
-  """Returns the audit's part of result.json; {} if no attack applies.
-
-  Args:
-    play: function that runs the method on other inputs, for attacks that train again.
-  """
-  attacks = _attacks(config, job, outcome, play)
+  """Returns the audit's part of result.json; {} if no attack applies."""
+  attacks = _attacks(config, job, outcome)
   if not attacks:
     return {}
   # This is a union bound over the attacks. Their number is fixed before any attack runs.
@@ -85,7 +78,7 @@ def facts(
   }
 
 
-def _attacks(config: RelevanceConfig, job: relevance.Inputs, outcome: Outcome, play: Play):
+def _attacks(config: RelevanceConfig, job: relevance.Inputs, outcome: Outcome):
   """Returns a dict from the name of an attack to a function (confidence) -> Bound.
 
   The choice of attacks depends on no result of an attack.
@@ -100,7 +93,7 @@ def _attacks(config: RelevanceConfig, job: relevance.Inputs, outcome: Outcome, p
     # With public labels the guarantee covers features only, so U3, on wrong labels, is left out.
     public = outcome.privacy.neighboring_relation == rigorous.FEATURES_ONLY
     for name in ("U4",) if public else _KINDS:
-      attacks[name] = lambda c, name=name: _canaries(config, job, outcome, play, name, c)
+      attacks[name] = lambda c, name=name: _canaries(config, job, outcome, name, c)
   return attacks
 
 
@@ -231,9 +224,7 @@ def _shared_noise(config: Any, job: Any, outcome: Any, confidence: float) -> Bou
 # --- U3 and U4: the released model
 
 
-def _canaries(
-  config: Any, job: Any, outcome: Any, play: Play, name: str, confidence: float
-) -> Bound:
+def _canaries(config: Any, job: Any, outcome: Any, name: str, confidence: float) -> Bound:
   """Returns the bound of U3 or U4. Trains again with canaries, each in by a fair coin, and scores
   them by their loss.
 
@@ -261,7 +252,8 @@ def _canaries(
   again = dataclasses.replace(
     job, train=mixed, public_size=job.size, memo={}, keys=run_keys
   )
-  attacked = play(again)
+  method, mode = config.played
+  attacked = relevance.run(method, mode, again)
   seen = dataclasses.replace(canaries.examples, x=attacked.prepare(canaries.examples.x))
   scores = loss_scores(
     losses.softmax_cross_entropy(attacked.apply),

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import functools
 import math
 import pathlib
 import time
@@ -184,13 +183,6 @@ def _trained(
     params = trained.state[0]
 
 
-def played(config: RelevanceConfig) -> tuple[str, str]:
-  """Returns the (method, mode) of `relevance.run`."""
-  if config.is_rigorous:
-    return "radp", "rigorous"
-  return name_of(config, "method"), "paper"
-
-
 @contextlib.contextmanager
 def names_fields(config: RelevanceConfig) -> Iterator[None]:
   """Puts the name of the config's field into errors about a method's settings."""
@@ -207,7 +199,7 @@ def story(config: RelevanceConfig, job: relevance.Inputs) -> Training:
   """Returns the story of the run's method (`relevance.pipeline.story`), whose errors name fields
   of the config."""
   with names_fields(config):
-    return (yield from pipeline.story(*played(config), job))
+    return (yield from pipeline.story(*config.played, job))
 
 
 def oscillation(values: Sequence[float]) -> float | None:
@@ -394,7 +386,7 @@ def _result(
   outcome: inputs.Outcome,
   folder: pathlib.Path,
 ) -> dict[str, Any]:
-  method, mode = played(config)
+  method, mode = config.played
   rows = writers.read_metrics(folder)
   last = rows[-1]
   promised = guarantee(outcome.privacy, job.size)
@@ -419,11 +411,10 @@ def _result(
     "num_epochs": config.num_epochs,
     "num_examples": job.size,
   }
-  play = functools.partial(relevance.run, method, mode)
   # The public data of model 1 influence everything that is computed after model 1.
   if job.public is not None:
     result[saved.PRETRAINED_ON] = [str(config.method.public_data)]
-  return result | (audit.facts(config, job, outcome, play) if config.audit else {})
+  return result | (audit.facts(config, job, outcome) if config.audit else {})
 
 
 def _training(config: RelevanceConfig) -> relevance.Training:

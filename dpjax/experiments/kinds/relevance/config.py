@@ -96,6 +96,12 @@ class RelevanceConfig(WithChoices):
     return isinstance(self.method, RadpRigorous)
 
   @property
+  def played(self) -> tuple[str, str]:
+    """The (method, mode) of `relevance.run`."""
+    name = fields.name_of(self, "method")
+    return ("radp", "rigorous") if self.is_rigorous else (name, "paper")
+
+  @property
   def second(self) -> ModelConfig:
     """Model 2, which is released."""
     return getattr(self.method, "reduced_model", None) or self.model

@@ -7,16 +7,17 @@ fields of a chosen value, such as `method.features.clip`, count as fields of the
 from __future__ import annotations
 
 import dataclasses
+import types
 from collections.abc import Iterator
 from typing import Annotated, Any, ClassVar
 
 from dpjax import relevance
 from dpjax.experiments.config import common, fields, rules
 from dpjax.experiments.config.common import COUNT
-from dpjax.experiments.config.fields import Choice, WithChoices
+from dpjax.experiments.config.fields import Choice, WithChoices, settings
 from dpjax.experiments.kinds.central.config import ModelConfig
 from dpjax.models.activations import ACTIVATIONS
-from dpjax.relevance.feature_budget import BETA_NORMS, DRAWS, PRESETS
+from dpjax.relevance.feature_budget import PRESETS
 from dpjax.relevance.feature_shares import NORMS
 from dpjax.relevance.settings import ITERATIVE, RELATIONS, RELEVANCE_NOISE
 from dpjax.validate import UserError
@@ -37,6 +38,11 @@ _Records = Annotated[
   int | None, COUNT, "average the relevance over the first so many; none: all"
 ]
 _Floor = Annotated[float | None, rules.POSITIVE, "of the noisy relevance; none: 0.1 / d"]
+
+
+def _setting(words: str, **defaults: Any) -> type:
+  """Returns a class with this docstring and these fields, for a `Choice`."""
+  return settings(dict, types.SimpleNamespace(__doc__=words), **defaults)
 
 
 def leaves_of(section: Any) -> dict[str, Any]:
@@ -93,50 +99,25 @@ class Method(WithChoices):
 # --- RADP as in the paper
 
 
-@dataclasses.dataclass(frozen=True)
-class Preset:
-  """A reading of Algorithm 3; see `relevance.feature_budget.PRESETS`."""
-
-
-PRESET_KINDS: dict[str, type] = {
-  name: dataclasses.make_dataclass(name, [], bases=(Preset,), frozen=True)
-  for name in PRESETS
+_CUSTOM = {
+  name: getattr(_PAPER, name) for name in ("beta_norm", "times_batch_size", "draw")
 }
-
-
-@dataclasses.dataclass(frozen=True)
-class CustomReading:
-  """A reading of Algorithm 3 by its parts."""
-
-  beta_norm: Annotated[str, rules.among(BETA_NORMS), "of the shares"] = _PAPER.beta_norm
-  times_batch_size: Annotated[bool, "noise grows with the batch"] = _PAPER.times_batch_size
-  draw: Annotated[str, rules.among(DRAWS), "when noise is drawn"] = _PAPER.draw
-
-
-@dataclasses.dataclass(frozen=True)
-class Laplace:
-  """Laplace noise."""
-
-
-@dataclasses.dataclass(frozen=True)
-class Gaussian:
-  """Gaussian noise."""
-
-  delta: Annotated[float, rules.OPEN_UNIT, "of one coordinate, as the paper counts it"] = (
-    _PAPER.delta
-  )
+READINGS = {
+  **{name: _setting("A reading of `feature_budget.PRESETS`.") for name in PRESETS},
+  "custom": _setting("A reading of Algorithm 3 by its parts.", **_CUSTOM),
+}
+MECHANISMS = {
+  "laplace": _setting("Laplace noise."),
+  "gaussian": _setting("Gaussian noise; delta of a coordinate.", delta=_PAPER.delta),
+}
 
 
 @dataclasses.dataclass
 class Radp(Method):
   """RADP as in the paper: claimed, since nothing is proved whatever is chosen here."""
 
-  preset: Annotated[
-    Any, Choice({**PRESET_KINDS, "custom": CustomReading}), "how Algorithm 3 is read"
-  ] = _PAPER.preset
-  mechanism: Annotated[
-    Any, Choice({"laplace": Laplace, "gaussian": Gaussian}), "noise of the features"
-  ] = _PAPER.mechanism
+  preset: Annotated[Any, Choice(READINGS), "how Algorithm 3 is read"] = _PAPER.preset
+  mechanism: Annotated[Any, Choice(MECHANISMS), "noise of the features"] = _PAPER.mechanism
   rel_norm: Annotated[
     str, rules.among(NORMS), "shares of the relevance; raw: eq. 10 as printed"
   ] = _PAPER.rel_norm
@@ -216,91 +197,26 @@ MODEL_1: dict[str, type] = {
 }
 
 
-@dataclasses.dataclass(frozen=True)
-class Unclipped:
-  """Laplace noise for the range of a pixel, pure local privacy."""
-
-
-@dataclasses.dataclass(frozen=True)
-class UnclippedPld:
-  """The same noise, accounted by its privacy loss distribution."""
-
-
-@dataclasses.dataclass(frozen=True)
-class ClippedL1:
-  """Laplace noise on records of bounded weighted L1 norm."""
-
-  clip: Annotated[float, rules.POSITIVE, "bound on a record's weighted norm"] = (
-    _RIGOROUS.clip
-  )
-
-
-@dataclasses.dataclass(frozen=True)
-class ClippedL2(ClippedL1):
-  """Gaussian noise on records of bounded weighted L2 norm."""
-
-
-FEATURES: dict[str, type] = {
-  "laplace": Unclipped,
-  "laplace_clipped": ClippedL1,
-  "laplace_pld": UnclippedPld,
-  "gaussian": ClippedL2,
+FEATURES = {
+  "laplace": _setting("Laplace noise for the range of a pixel."),
+  "laplace_clipped": _setting(
+    "The same on a bounded weighted L1 norm.", clip=_RIGOROUS.clip
+  ),
+  "laplace_pld": _setting("Laplace noise by its privacy loss distribution."),
+  "gaussian": _setting("Gaussian noise on a bounded L2 norm.", clip=_RIGOROUS.clip),
 }
-
-
-@dataclasses.dataclass(frozen=True)
-class RandomizedResponse:
-  """Each label is kept, or drawn anew."""
-
-  label_share: Annotated[float, rules.OPEN_UNIT, "of a record's local budget"] = (
-    _RIGOROUS.label_share
-  )
-
-
-@dataclasses.dataclass(frozen=True)
-class PublicLabels:
-  """Labels count as public; the guarantee is of features alone."""
-
-
-@dataclasses.dataclass(frozen=True)
-class RawLabels:
-  """Refused: a label is part of the record, and nothing protects it."""
-
-
-LABELS: dict[str, type] = {
-  "randomized_response": RandomizedResponse,
-  "public": PublicLabels,
-  "raw": RawLabels,
+_SHARE = {"label_share": _RIGOROUS.label_share}
+LABELS = {
+  "randomized_response": _setting("Each is kept or drawn anew, by its share.", **_SHARE),
+  "public": _setting("They count as public; the guarantee is of features alone."),
+  "raw": _setting("Refused: a label is part of the record, and nothing protects it."),
 }
-
-
-@dataclasses.dataclass(frozen=True)
-class Once:
-  """Noise of a record is drawn once."""
-
-
-@dataclasses.dataclass(frozen=True)
-class Fresh:
-  """Noise of a record is drawn in every epoch, and each epoch is paid for."""
-
-  compose_fresh: Annotated[bool, "account for every epoch's noise; must be true"] = False
-
-
-@dataclasses.dataclass(frozen=True)
-class SharedByBatch:
-  """Refused: a difference of two records of a batch is free of noise."""
-
-
-@dataclasses.dataclass(frozen=True)
-class SharedByRun:
-  """Refused: a difference of two records is free of noise."""
-
-
-RIGOROUS_DRAWS: dict[str, type] = {
-  "record_once": Once,
-  "record_fresh": Fresh,
-  "batch": SharedByBatch,
-  "run": SharedByRun,
+_COMPOSE = {"compose_fresh": _RIGOROUS.compose_fresh}
+RIGOROUS_DRAWS = {
+  "record_once": _setting("Noise of a record is drawn once."),
+  "record_fresh": _setting("Noise of each epoch is paid for (compose_fresh).", **_COMPOSE),
+  "batch": _setting("Refused: a difference of two records of a batch has no noise."),
+  "run": _setting("Refused: a difference of two records has no noise."),
 }
 
 
@@ -339,7 +255,8 @@ class RadpRigorous(Method):
     return getattr(self.model1, "public_data", None)
 
   def rows(self) -> Iterator[tuple[bool, str, str]]:
-    approximate = self.shuffle or isinstance(self.features, (UnclippedPld, ClippedL2))
+    features = fields.name_of(self, "features")
+    approximate = self.shuffle or features in ("laplace_pld", "gaussian")
     approximate |= getattr(self.model1, "rel_noise", "") == "gaussian"
     approximate |= isinstance(self.model1, TrainedByDpSgd)
     yield approximate, "a mechanism that spends delta", "delta"
