@@ -1,7 +1,7 @@
 """RADP and its relatives: as the paper claims them, and with a proof.
 
   python -m launch.relevance --config=configs/radp/quickstart.py --workdir=runs/radp \\
-    --config.mode=rigorous
+    --config.method=radp_rigorous
   python -m launch.relevance --config=configs/radp/test1_mnist.py --workdir=runs/test1
 
 Every field of the config (dpjax/experiments/kinds/relevance/config.py) can be overridden by its

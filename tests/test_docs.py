@@ -324,7 +324,7 @@ def _is_field(name: str) -> bool:
 def test_fields_that_are_named_exist(page):
   """Beside the wrong ones that an error answers (test_errors_of_the_command_line)."""
   text = re.sub(r"^```text\n(?=\.\.\. ).*?^```$", "", _text(page), flags=re.DOTALL | re.M)
-  for name in re.findall(r"--config\.([a-z_]+(?:\.[a-z_]+)*)", text):
+  for name in re.findall(r"--config\.([a-z0-9_]+(?:\.[a-z0-9_]+)*)", text):
     assert _is_field(name), name
 
 

@@ -6,8 +6,7 @@ pixels / 255, clean test images, the last epoch. With 8 epochs on MNIST and 4 on
 ("RADP, proved" takes 20) one seed of a test took 14 to 21 minutes on one of two busy cores; an
 accelerator may take --config.num_epochs=40.
 
-`paper` and `proof` are the settings of either mode; an experiment takes those of the modes
-that its curves have.
+`paper` and `proof` are the settings of RADP as in the paper, and with a proof.
 
 "RADP, proved" and the vectors of test 4 have no weight decay: a setting of 0.5 that stood here
 was never read, so the published numbers are of runs without it.
@@ -24,7 +23,7 @@ from typing import Any
 
 from dpjax.experiments.kinds.central.config import DataConfig, ModelConfig
 from dpjax.experiments.kinds.relevance.config import RelevanceAudit, RelevanceConfig
-from dpjax.relevance import Paper, Rigorous
+from dpjax.experiments.kinds.relevance.methods import Radp
 
 EPSILONS = {
   "mnist": [0.5, 1.5, 2.0],
@@ -44,30 +43,20 @@ COMPARED: dict[str, dict[str, Any]] = {
 # Ways to read Algorithm 3. With P1 and P2 nothing can be learnt on any of the three data
 # sets.
 READINGS: dict[str, dict[str, Any]] = {
-  **{name: {"paper.preset": name} for name in ("P1", "P2", "P3", "P4", "P5")},
-  "P3, fresh": {"paper.preset": "custom", "paper.draw": "record_fresh"},
-  "P3, low floor": {"paper.floor": None},
+  **{name: {"method.preset": name} for name in ("P1", "P2", "P3", "P4", "P5")},
+  "P3, fresh": {"method.preset": "custom", "method.preset.draw": "record_fresh"},
+  "P3, low floor": {"method.floor": None},
 }
 # Runs with a proof, all under replace_one. It takes twice the noise of add/remove, so the
 # learning rate is smaller than in the tests above.
-_PRIVATE = {"private.neighboring_relation": "replace_one", "private.learning_rate": 0.1}
+_PRIVATE = {"neighboring_relation": "replace_one", "sgd_learning_rate": 0.1}
+_SMOOTH = {"epsilon_b": 0.01, "kappa": 0.25, "relevance_pool": 4}
+LONGER = {"num_epochs": 20, "batch_size": 1000}
 PROVED: dict[str, dict[str, Any]] = {
-  "RADP, proved": {
-    "method": "radp",
-    "mode": "rigorous",
-    "num_epochs": 20,
-    "batch_size": 1000,
-    "learning_rate": 5e-3,
-  },
-  "RADP + DP-SGD": {
-    "method": "radp_dpsgd",
-    "private.epsilon_b": 0.01,
-    "private.kappa": 0.25,
-    "private.relevance_pool": 4,
-    **_PRIVATE,
-  },
-  "DP-SGD": {"method": "dpsgd", **_PRIVATE},
-  "tempered sigmoid": {"method": "tempered", **_PRIVATE},
+  "RADP, proved": LONGER,
+  "RADP + DP-SGD": {"method": {"name": "radp_dpsgd", **_SMOOTH, **_PRIVATE}},
+  "DP-SGD": {"method": {"name": "dpsgd", **_PRIVATE}},
+  "tempered sigmoid": {"method": {"name": "tempered", **_PRIVATE}},
 }
 
 
@@ -76,15 +65,21 @@ def _floor(dataset: str) -> float:
 
 
 def paper(dataset: str) -> dict[str, Any]:
-  """The fields of the paper's mode."""
-  return {"paper": Paper(floor=_floor(dataset)), "relevance_records": 10_000}
+  """RADP as in the paper."""
+  return {"method": Radp(floor=_floor(dataset), relevance_records=10_000)}
 
 
 def proof(**how: Any) -> dict[str, Any]:
-  """The fields of the rigorous mode. Relevance costs D1 alone, so it may cost as much as
-  the whole run at the smallest epsilon."""
-  rigorous = Rigorous(model1="untrained", split_share=0.1, epsilon_b=0.5, pool=4, **how)
-  return {"rigorous": rigorous, "rigorous_model": ModelConfig(name="linear")}
+  """RADP with a proof. Relevance costs D1 alone, so it may cost as much as the whole run at
+  the smallest epsilon."""
+  method = {
+    "name": "radp_rigorous",
+    "model1": {"name": "untrained", "split_share": 0.1, "epsilon_b": 0.5},
+    "pool": 4,
+    "reduced_model": {"name": "linear"},
+    "learning_rate": 5e-3,
+  }
+  return {"method": {**method, **how}}
 
 
 def presets(dataset: str, num_epochs: int, *, without: tuple[str, ...]) -> RelevanceConfig:
@@ -106,7 +101,8 @@ def presets(dataset: str, num_epochs: int, *, without: tuple[str, ...]) -> Relev
 def proved(dataset: str) -> RelevanceConfig:
   """RADP with a proof beside DP-SGD, at the paper's epsilons."""
   title = f"With a proof: {dataset}"
-  return on(dataset, **proof(clip=0.13), curves=PROVED, title=title)
+  clipped = {"name": "laplace_clipped", "clip": 0.13}
+  return on(dataset, **proof(features=clipped), curves=PROVED, title=title)
 
 
 def on(dataset: str, **fields: Any) -> RelevanceConfig:
@@ -129,8 +125,7 @@ def differences(dataset: str, changes: dict[str, Any]) -> dict[str, Any]:
   """The changes that a curve of a config made for MNIST needs on this data set."""
   if dataset == "mnist":
     return {}
-  proved = changes.get("mode") == "rigorous"
-  floor = {} if proved else {"paper.floor": _floor(dataset)}
+  floor = {} if "method" in changes else {"method.floor": _floor(dataset)}
   return {
     "data.name": dataset,
     "model.name": f"radp_{dataset}",

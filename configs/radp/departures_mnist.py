@@ -17,10 +17,10 @@ from dpjax.experiments.kinds.relevance.config import RelevanceConfig
 
 CURVES = {
   "P3": {},
-  "no entropy floor": {"paper.entropy_floor": 0.0},
-  "relevance floor .1/d": {"paper.floor": None},
-  "positive relevance": {"paper.rel_norm": "relu"},
-  "all records": {"relevance_records": None},
+  "no entropy floor": {"method.entropy_floor": 0.0},
+  "relevance floor .1/d": {"method.floor": None},
+  "positive relevance": {"method.rel_norm": "relu"},
+  "all records": {"method.relevance_records": None},
 }
 
 

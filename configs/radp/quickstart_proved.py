@@ -12,21 +12,19 @@ setting of 1.0 that stood here before was never read, and is gone.
 from configs.radp import quickstart
 from dpjax.experiments.kinds.central.config import ModelConfig
 from dpjax.experiments.kinds.relevance.config import RelevanceConfig
-from dpjax.relevance import Rigorous
+from dpjax.experiments.kinds.relevance.methods import RadpRigorous, Untrained
 
 
 def get_config() -> RelevanceConfig:
-  """The paper's quickstart in the rigorous mode."""
+  """The paper's quickstart, with a proof."""
   config = quickstart.get_config()
-  config.mode = "rigorous"
-  config.rigorous_model = ModelConfig(name="linear")
   # Too few records to hide in a crowd: no shuffler, one budget for all records.
-  config.rigorous = Rigorous(
-    model1="untrained",
-    split=False,
+  config.method = RadpRigorous(
+    model1=Untrained(split_share=None, epsilon_b=0.5),
+    features={"name": "laplace_clipped", "clip": 0.15},
     shuffle=False,
-    epsilon_b=0.5,
     pool=2,
-    clip=0.15,
+    reduced_model=ModelConfig(name="linear"),
+    learning_rate=5e-3,
   )
   return config

@@ -14,40 +14,40 @@ membership (one run each).
 
 from dpjax.experiments.kinds.central.config import DataConfig, ModelConfig
 from dpjax.experiments.kinds.relevance.config import RelevanceAudit, RelevanceConfig
-from dpjax.relevance import Private, Rigorous
+from dpjax.experiments.kinds.relevance.methods import Radp
 
 
 def get_config() -> RelevanceConfig:
+  proved = {
+    "name": "radp_rigorous",
+    "model1": {"name": "untrained", "split_share": None, "epsilon_b": 0.15},
+    "shuffle": False,
+    "pool": 2,
+    "reduced_model": {"name": "linear"},
+    "learning_rate": 5e-3,
+  }
+  by_sgd = lambda name: {"method": {"name": name, "sgd_learning_rate": 0.1}}
   curves = {
-    **{f"RADP {p}": {"paper.preset": p} for p in ("P1", "P2", "P3", "P4", "P5")},
-    "RADP, proved": {"mode": "rigorous"},
-    "RADP + DP-SGD": {"method": "radp_dpsgd"},
+    **{f"RADP {p}": {"method.preset": p} for p in ("P1", "P2", "P3", "P4", "P5")},
+    "RADP, proved": {"method": proved},
+    "RADP + DP-SGD": by_sgd("radp_dpsgd"),
     "AdLM": {"method": "adlm"},
     "ILM": {"method": "ilm"},
-    "DPSGD": {"method": "dpsgd"},
+    "DPSGD": by_sgd("dpsgd"),
     "DPDLIGDO": {"method": "dpdligdo"},
-    "DPDLIGDO, pairs": {"method": "dpdligdo", "private.legacy_microbatch": 2},
-    "DP-SGLD": {"method": "dp_sgld"},
-    "tempered sigmoid": {"method": "tempered"},
+    "DPDLIGDO, pairs": {"method": "dpdligdo", "method.legacy_microbatch": 2},
+    "DP-SGLD": by_sgd("dp_sgld"),
+    "tempered sigmoid": by_sgd("tempered"),
     "No_DP": {"method": "no_dp"},
   }
   return RelevanceConfig(
     data=DataConfig(name="digits"),
     model=ModelConfig(name="mlp", options={"features": (64,)}),
-    rigorous_model=ModelConfig(name="linear"),
     curves=curves,
     epsilons=[2.0],
     num_epochs=20,
     batch_size=100,
-    learning_rate=5e-3,
-    rigorous=Rigorous(
-      model1="untrained",
-      split=False,
-      shuffle=False,
-      epsilon_b=0.15,
-      pool=2,
-    ),
-    private=Private(learning_rate=0.1),
+    method=Radp(learning_rate=5e-3),
     audit=RelevanceAudit(),
     title="Claimed, proved, refuted: digits",
   )

@@ -21,23 +21,20 @@ from dpjax.experiments.kinds.relevance.config import RelevanceConfig
 
 
 def get_config() -> RelevanceConfig:
-  vector = {
-    "mode": "rigorous",
-    "rigorous.shuffle": False,
-    "rigorous.labels": "public",
-    "num_epochs": 20,
-    "batch_size": 1000,
-    "learning_rate": 5e-3,
+  # A centred grey pixel is at most 1/2, so a clip of 0.5 clips nothing.
+  gaussian = {"name": "gaussian", "clip": 0.5}
+  vector = lambda features: {
+    **common.proof(shuffle=False, labels="public", features=features),
+    **common.LONGER,
   }
   curves = {
     "Laplace": {},
-    "Gaussian": {"paper.mechanism": "gaussian"},
-    "Laplace, as a vector": {**vector, "rigorous.features": "laplace_pld"},
-    "Gaussian, as a vector": {**vector, "rigorous.features": "gaussian"},
+    "Gaussian": {"method.mechanism": "gaussian"},
+    "Laplace, as a vector": vector("laplace_pld"),
+    "Gaussian, as a vector": vector(gaussian),
   }
   return common.everywhere(
     curves,
-    **common.proof(clip=0.5),  # a centred grey pixel is at most 1/2: nothing is clipped
     num_epochs=4,
     batch_size=100,
     title="Test 4",

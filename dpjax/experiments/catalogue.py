@@ -27,10 +27,10 @@ from dpjax.experiments.kinds.attack.config import AttackConfig
 from dpjax.experiments.kinds.central.config import TrainConfig
 from dpjax.experiments.kinds.federated import config as federated_config
 from dpjax.experiments.kinds.federated.config import FedConfig
+from dpjax.experiments.kinds.relevance.config import RelevanceConfig
 from dpjax.experiments.kinds.secure.config import SecureConfig
 from dpjax.federated import described
 from dpjax.models.libraries.by_path import is_model_class
-from dpjax.relevance import claimed_methods, pipeline, rigorous_method
 from dpjax.sampling.registry import used_for
 from dpjax.training.augment import AUGMENTATIONS
 from dpjax.zoo.datasets import prepared
@@ -52,6 +52,7 @@ _LAUNCHERS = {
   TrainConfig: "launch.train",
   FedConfig: "launch.federate",
   AttackConfig: "launch.attack",
+  RelevanceConfig: "launch.relevance",
   SecureConfig: "launch.secure",
 }
 
@@ -245,11 +246,6 @@ def _users(path: str) -> str:
   return f"{words} (see your_code.md for what takes it)"
 
 
-_RADP = {
-  "radp, mode=paper": claimed_methods.radp_paper,
-  "radp, mode=rigorous": rigorous_method.radp_rigorous,
-}
-
 _BOUNDS = {name: method.bound for name, method in METHODS.items()}
 
 TOPICS: dict[str, tuple[Section, ...]] = {
@@ -258,7 +254,7 @@ TOPICS: dict[str, tuple[Section, ...]] = {
   "methods": (
     _choice(TrainConfig, "privacy"),
     _choice(FedConfig, "privacy"),
-    _documented("--config.method of launch.relevance", {**_RADP, **pipeline.METHODS}),
+    _choice(RelevanceConfig, "method"),
   ),
   "clippings": (
     _choice(TrainConfig, "privacy.clipping"),

@@ -55,11 +55,22 @@ def test_rigorous_mode_prints_its_proof(tmp_path):
 @pytest.mark.parametrize(
   ("arguments", "words"),
   [
-    (["--config.mode=proved"], ["mode='proved'", "paper, rigorous"]),
-    (["--config.mode=rigorous", "--config.rigorous.labels=raw"], ["raw labels"]),
-    (["--config.rigorous.rel_noise=entropy"], ["data-dependent budgets"]),
-    (["--config.paper.preset=P9"], ["paper.preset='P9'"]),
-    (["--config.weight_decay=0.5"], ["weight_decay=0.5: would be ignored", "rigorous"]),
+    (["--config.method=radpp"], ["method='radpp'", "did you mean 'radp'"]),
+    (["--config.method=radp_rigorous", "--config.method.labels=raw"], ["raw labels"]),
+    (
+      [
+        "--config.method=radp_rigorous",
+        "--config.method.model1=untrained",
+        "--config.method.model1.rel_noise=entropy",
+      ],
+      ["method.model1.rel_noise='entropy'", "data-dependent budgets"],
+    ),
+    (["--config.method.preset=P9"], ["method.preset='P9'"]),
+    (
+      ["--config.method.weight_decay=0.5"],
+      ["--config.method.weight_decay", "'radp' has no such field", "radp_rigorous"],
+    ),
+    (["--config.noise_seed=1", "--config.method=no_dp"], ["noise_seed=1", "ignored"]),
   ],
 )
 def test_a_mistake_is_one_line_and_exit_code_2(tmp_path, arguments, words):

@@ -7,7 +7,6 @@ import numpy as np
 
 from dpjax import relevance, trees
 from dpjax.experiments.kinds.relevance import build as relevance_build
-from dpjax.experiments.kinds.relevance import unused as relevance_unused
 from dpjax.experiments.run import run_keys
 from dpjax.experiments.sweeps import experiment
 from dpjax.validate import UserError
@@ -38,14 +37,14 @@ def run(config):
 def _point(point):
   config = point.config
   train, test = loaded(config)
-  relevance_unused.refuse(config, relevance_unused.of_dataset(train))
   whole = run_keys.drawn(config.seed, noise_seed=0)
   job = relevance_build.make_job(config, train, test, {}, whole)
-  public = None if config.public_data is None else loaded(_named(config))[0]
+  name = getattr(config.method, "public_data", None)
+  public = None if name is None else loaded(_named(config, name))[0]
   keys = relevance.Keys(jax.random.key(config.seed), _KEY, config.seed, 5)
   job = dataclasses.replace(job, keys=keys, public=public)
   with jax.disable_jit():
-    outcome = relevance.run(config.method, config.mode, job)
+    outcome = relevance.run(*config.played, job)
   heat = _heat(outcome, config)
   facts = [
     point.overrides["variant"],
@@ -63,6 +62,6 @@ def _heat(outcome, config):
   return np.asarray(found.scores)
 
 
-def _named(config):
-  named = dataclasses.replace(config.data, name=str(config.public_data))
+def _named(config, name):
+  named = dataclasses.replace(config.data, name=name)
   return dataclasses.replace(config, data=named)

@@ -23,11 +23,11 @@ from dpjax.accounting import Ledger
 from dpjax.experiments.config import fields
 from dpjax.experiments.kinds.central.config import DataConfig, ModelConfig
 from dpjax.experiments.kinds.relevance.config import RelevanceConfig
+from dpjax.experiments.kinds.relevance.methods import RadpRigorous
 from dpjax.experiments.run import checkpoint, loop, run_keys, writers
 from dpjax.experiments.run import workdir as owner
 from dpjax.experiments.run.kind import experiment_of
 from dpjax.noise.gaussian import key_id
-from dpjax.relevance import Rigorous
 from tests.refuses import refuses
 from tests.runs.stops import die, sigterm, stop_after
 
@@ -63,7 +63,9 @@ def _relevance(**more: Any) -> Any:
   return dataclasses.replace(base, **more)
 
 
-_RIGOROUS = Rigorous(model1="dp_sgd", shuffle=False, pool=2, split=False)
+_RIGOROUS = RadpRigorous(
+  model1={"name": "dp_sgd", "split_share": None}, shuffle=False, pool=2
+)
 _SCAFFOLD = {"algorithm": "scaffold", "server_optimizer.rule": "adam"}
 
 
@@ -96,8 +98,8 @@ _KINDS = {
   "relevance, dpsgd": _Kind(_relevance(method="dpsgd"), 5, _MODEL_2),
   "relevance, adlm": _Kind(_relevance(method="adlm"), 5, _MODEL_2),
   "relevance, rigorous": _Kind(
-    _relevance(mode="rigorous", rigorous=_RIGOROUS), 5, _MODEL_2,
-    release=_relevance(mode="rigorous", rigorous=_RIGOROUS, noise_seed=None),
+    _relevance(method=_RIGOROUS), 5, _MODEL_2,
+    release=_relevance(method=_RIGOROUS, noise_seed=None),
   ),
 }  # fmt: skip
 _PLAIN = ["central", "federated", "relevance"]  # one of each

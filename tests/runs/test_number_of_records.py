@@ -31,8 +31,8 @@ from dpjax.experiments.kinds.federated import build as federate_build
 from dpjax.experiments.kinds.federated import facts as federate_facts
 from dpjax.experiments.kinds.federated.config import FedConfig
 from dpjax.experiments.kinds.relevance import build as relevance_build
-from dpjax.experiments.kinds.relevance import unused as relevance_unused
 from dpjax.experiments.kinds.relevance.config import RelevanceConfig
+from dpjax.experiments.kinds.relevance.methods import NoisyGradients, RadpRigorous
 from dpjax.experiments.run import loop, run_keys
 from dpjax.experiments.sweeps import attack_table, experiment, grid
 from dpjax.relevance import gradient_methods
@@ -87,8 +87,8 @@ def _small(config):
   if config.data.name.startswith("shakespeare"):
     return config
   changes = {"model": ModelConfig(name="linear")}
-  if isinstance(config, RelevanceConfig):
-    changes["rigorous_model"] = None
+  if isinstance(getattr(config, "method", None), RadpRigorous):
+    changes["method"] = dataclasses.replace(config.method, reduced_model=None)
   small = dataclasses.replace(config, **changes)
   directions = "privacy.directions"
   if getattr(small, "privacy", None) and isinstance(small.privacy, LeastSquares):
@@ -180,9 +180,9 @@ def _declared_users(config):
 
 def _of_relevance(config, count):
   """The inputs of a method: its plans are made of their size alone."""
-  if config.method not in relevance_unused.PLAN:
+  if not isinstance(config.method, NoisyGradients):
     return None
-  if config.private.neighboring_relation != _ADD:
+  if config.method.neighboring_relation != _ADD:
     return None
   train = _zeros(config, count, _declared(config))
   random = run_keys.drawn(config.seed, noise_seed=0)

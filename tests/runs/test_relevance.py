@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from dpjax import auditing, relevance
+from dpjax.experiments.config.fields import name_of
 from dpjax.experiments.kinds.central.config import DataConfig, ModelConfig
 from dpjax.experiments.kinds.relevance import audit as relevance_audit
 from dpjax.experiments.kinds.relevance.config import RelevanceAudit, RelevanceConfig
@@ -16,7 +17,7 @@ from dpjax.experiments.run import workdir as owner
 from dpjax.experiments.run.kind import experiment_of
 from dpjax.experiments.sweeps import claims, experiment
 from dpjax.noise import source
-from dpjax.relevance import Paper, Rigorous, rigorous
+from dpjax.relevance import Rigorous, pipeline, rigorous
 from dpjax.relevance.inputs import Outcome, RecordNoise
 from dpjax.relevance.privacy import Privacy
 from dpjax.validate import UserError
@@ -26,7 +27,7 @@ _DATA = bytes(32)  # a digest
 _PNG = b"\x89PNG"
 
 
-_PROVED = Rigorous(model1="none", shuffle=False, pool=2)
+_PROVED = {"name": "radp_rigorous", "shuffle": False, "pool": 2}
 
 
 def _config(**fields):
@@ -37,8 +38,6 @@ def _config(**fields):
     batch_size=50,
     epsilons=[2.0],
   )
-  if "rigorous" in repr((fields.get("mode"), fields.get("curves"))):
-    standard["rigorous"] = _PROVED
   return RelevanceConfig(**{**standard, **fields})
 
 
@@ -47,13 +46,16 @@ def _config(**fields):
 
 def test_points_are_curves_by_epsilons_by_seeds():
   config = _config(
-    curves={"A": {"method": "dpsgd"}, "B @ x": {"paper.preset": "P5", "epsilons": [7.0]}},
+    curves={"A": {"method": "dpsgd"}, "B @ x": {"method.preset": "P5", "epsilons": [7.0]}},
     epsilons=[1.0, 2.0], num_seeds=2, seed=3,
   )  # fmt: skip
   found = experiment.points(config)
   of_one_seed = ["a-eps1", "a-eps2", "b-x-eps7"]
   assert [p.name for p in found] == [f"{p}-seed{s}" for s in (3, 4) for p in of_one_seed]
-  assert found[-1].overrides["variant"] == "B @ x" and found[-1].config.paper.preset == "P5"
+  assert (
+    found[-1].overrides["variant"] == "B @ x"
+    and name_of(found[-1].config.method, "preset") == "P5"
+  )
   assert found[0].config.curves == {} and found[0].config.num_seeds == 1
 
 
@@ -61,7 +63,7 @@ def test_points_are_curves_by_epsilons_by_seeds():
   ("fields", "words"),
   [
     ({"method": "radpp"}, "did you mean 'radp'"),
-    ({"mode": "proof"}, "mode='proof'"),
+    ({"method": {"name": "radp", "preset": "P9"}}, "method.preset='P9'"),
     ({"epsilons": []}, "at least one epsilon"),
     ({"num_seeds": 10**6}, "num_seeds=1000000: must be an integer in"),
     (
@@ -70,7 +72,7 @@ def test_points_are_curves_by_epsilons_by_seeds():
     ),
     ({"num_epochs": 10**9}, "num_epochs="),
     ({"epsilons": [-1.0]}, "epsilons[0]=-1.0"),
-    ({"curves": {"A": {"paper.presett": "P1"}}}, "config.curves['A'].paper.presett"),
+    ({"curves": {"A": {"method.presett": "P1"}}}, "config.curves['A'].method.presett"),
     ({"curves": {"a": {}, "A": {}}}, "same name"),
     ({"data": DataConfig(center=True)}, "data.center=True"),
     ({"model": ModelConfig(name="scatter_linear")}, "must take images as they are"),
@@ -85,16 +87,16 @@ def test_a_wrong_config_is_one_line_before_anything_runs(fields, words):
 def test_noise_comes_from_a_seed_only_where_it_is_said():
   key = lambda config: experiment_of(config).new_keys().noise
   same = lambda config: bool(key(config) == key(config))
-  for mode in ("paper", "rigorous"):
-    config = _config(mode=mode)
+  for method in ("radp", _PROVED):
+    config = _config(method=method)
     assert not same(config) and same(dataclasses.replace(config, noise_seed=1))
-    assert source.is_release(key(config)) == (mode == "rigorous")
+    assert source.is_release(key(config)) == (method == _PROVED)
   assert same(_config(method="no_dp"))
 
 
 @pytest.mark.slow
 def test_a_proof_with_a_noise_seed_is_a_claim(tmp_path):
-  (result,) = experiment.run_all(_config(mode="rigorous", noise_seed=1), tmp_path)
+  (result,) = experiment.run_all(_config(method=_PROVED, noise_seed=1), tmp_path)
   assert result["epsilon_kind"] == "claimed" and result["proved_epsilon"] is None
   assert guarantee.REPEATED in result["failed_assumptions"]
 
@@ -128,7 +130,7 @@ def test_a_claimed_run_writes_what_the_contract_wants(tmp_path):
 @pytest.mark.long
 @pytest.mark.parametrize("method", ["no_dp", "radp"])
 def test_a_run_that_diverges_is_a_row_like_any_other(tmp_path, method):
-  config = _config(method=method, learning_rate=1e37, num_seeds=2, audit=None)
+  config = _config(method={"name": method, "learning_rate": 1e37}, num_seeds=2, audit=None)
   first = experiment.run_all(config, tmp_path)
   assert not np.isfinite(writers.number(first[0]["test_loss"]))
   assert experiment.run_all(config, tmp_path) == [writers.plain(row) for row in first]
@@ -141,7 +143,7 @@ def test_a_grid_of_methods_and_modes_writes_one_table(tmp_path):
   config = _config(
     curves={
       "RADP": {},
-      "RADP, proved": {"mode": "rigorous"},
+      "RADP, proved": {"method": _PROVED},
       "No_DP": {"method": "no_dp"},
     }
   )
@@ -205,7 +207,10 @@ def test_the_folder_of_a_single_run_takes_no_experiment(tmp_path):
     ({"epsilons": [1.0, 2.0]}, "epsilons"),
     ({"num_seeds": 2}, "num_seeds"),
     ({"title": "mine"}, "title"),
-    ({"weight_decay": 0.5}, "weight_decay"),
+    (
+      {"method": {"name": "radp_rigorous", "shuffle": False, "delta": 1e-3}},
+      "method.delta",
+    ),
     ({"num_epochs": 0}, "num_epochs"),
     (
       {"method": "dpsgd", "audit": RelevanceAudit(canary_runs=False)},
@@ -240,7 +245,7 @@ def test_an_experiment_may_get_more_seeds_in_its_folder(tmp_path):
 @pytest.mark.long
 def test_without_canaries_only_noisy_inputs_are_attacked(tmp_path):
   config = _config(
-    curves={"P5": {"paper.preset": "P5"}, "DPSGD": {"method": "dpsgd"}},
+    curves={"P5": {"method.preset": "P5"}, "DPSGD": {"method": "dpsgd"}},
     audit=RelevanceAudit(50, canary_runs=False),
   )
   shared, clipped = experiment.run_all(config, tmp_path)
@@ -252,8 +257,8 @@ def test_without_canaries_only_noisy_inputs_are_attacked(tmp_path):
 @pytest.mark.long
 def test_without_privacy_one_run_serves_every_epsilon(tmp_path, monkeypatch):
   made = []
-  run = relevance.run
-  monkeypatch.setattr(relevance, "run", lambda *a: made.append(a[0]) or run(*a))
+  story = pipeline.story
+  monkeypatch.setattr(pipeline, "story", lambda *a: made.append(a[0]) or story(*a))
   config = _config(method="no_dp", epsilons=[1.0, 2.0], num_seeds=2)
   results = experiment.run_all(config, tmp_path)
   assert made == ["no_dp"] * 2  # one for each seed
@@ -357,12 +362,13 @@ def test_u3_raw_labels_are_found_and_randomised_ones_are_not(tmp_path):
   response the bound stays below the proof."""
   audit = RelevanceAudit(100, 100)
   raw = _config(
-    epsilons=[2000.0], num_epochs=60, learning_rate=0.02, audit=audit,
+    epsilons=[2000.0], num_epochs=60, audit=audit,
     model=ModelConfig(name="mlp", options={"features": (64,)}), activation="relu",
-    paper=Paper(preset="P3"),
+    method={"name": "radp", "preset": "P3", "learning_rate": 0.02},
   )  # fmt: skip
   (result,) = experiment.run_all(raw, tmp_path / "raw")
   assert result["audit"]["bounds"]["U3"]["epsilon_lower"] > 0.5
-  proved = dataclasses.replace(raw, mode="rigorous", epsilons=[0.5], rigorous=_PROVED)
+  method = {**_PROVED, "learning_rate": 0.02}
+  proved = dataclasses.replace(raw, method=method, epsilons=[0.5])
   (result,) = experiment.run_all(proved, tmp_path / "proved")
   assert result["epsilon_audited_lower"] <= 0.5

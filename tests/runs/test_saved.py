@@ -20,7 +20,6 @@ from dpjax.experiments.kinds.central.config import (
 )
 from dpjax.experiments.kinds.relevance.config import RelevanceConfig
 from dpjax.experiments.run import loop, run_keys, saved, workdir
-from dpjax.relevance import Rigorous
 from dpjax.validate import UserError
 from tests.refuses import refuses
 
@@ -197,9 +196,11 @@ def test_p42_public_data_of_a_relevance_run_are_among_what_its_weights_know(tmp_
   config = RelevanceConfig(
     data=DataConfig(name="digits", limit=50),
     model=ModelConfig(name="mlp", options={"features": (4,)}),
-    public_data=own,
-    rigorous=Rigorous(model1="public", pool=1, shuffle=False),
-    epsilons=[8.0], num_epochs=1, batch_size=25, method="radp", mode="rigorous",
+    method={
+      "name": "radp_rigorous", "pool": 1, "shuffle": False,
+      "model1": {"name": "public", "public_data": own},
+    },
+    epsilons=[8.0], num_epochs=1, batch_size=25,
   )  # fmt: skip
   result = loop.train(config, tmp_path / "first")
   assert result["epsilon_kind"] == "claimed" and result["pretrained_on"] == [own]

@@ -140,7 +140,7 @@ def _public(random):
 @pytest.mark.parametrize("changes", [{}, {"release": True}])
 def test_p46_two_runs_of_one_config_share_neither_noise_nor_batches(kind, changes):
   if kind == "relevance" and changes:
-    changes = {"method": "radp", "mode": "rigorous"}
+    changes = {"method": "radp_rigorous"}
   run = experiment_of(_KINDS[kind][0](**changes))
   one, other = run.new_keys(), run.new_keys()
   assert len(_secret(one)) == 3 and _secret(one).isdisjoint(_secret(other))

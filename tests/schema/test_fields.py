@@ -333,8 +333,8 @@ _OTHERS = {
     "max_steps": "method.num_steps", "secure_mode": "release",
   },
   RelevanceConfig: {
-    "target_epsilon": "epsilons", "target_delta": "private.delta", "epochs": "num_epochs",
-    "max_grad_norm": "private.l2_clip_norm", "lr": "learning_rate",
+    "target_epsilon": "epsilons", "target_delta": "method.delta", "epochs": "num_epochs",
+    "max_grad_norm": "method.l2_clip_norm", "lr": "method.learning_rate",
   },
   AttackConfig: {
     "batch_size": "target.local.batch_size", "sigma": "target.privacy.noise_multiplier",

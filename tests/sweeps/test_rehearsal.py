@@ -78,13 +78,13 @@ def test_the_plan_of_a_selection_is_what_the_choice_costs(monkeypatch, tmp_path)
 
 
 def test_the_plan_of_an_experiment_trains_on_zeros(monkeypatch, tmp_path):
-  seen, real = [], rehearsal.pipeline.story
+  seen, real = [], rehearsal.of_relevance.pipeline.story
 
   def spy(method, mode, job):
     seen.append((job.train.x.any(), len(job.train)))
     return real(method, mode, job)
 
-  monkeypatch.setattr(rehearsal.pipeline, "story", spy)
+  monkeypatch.setattr(rehearsal.of_relevance.pipeline, "story", spy)
   small = {"method": "no_dp", "num_epochs": 2, "model.options": {"features": (4,)}}
   config = fields.replace_all(radp.get_config(), small)
   plan = _lines(rehearsal.report_relevance(config, tmp_path / "new"))
@@ -99,11 +99,11 @@ def test_public_data_of_an_experiment_are_not_taken_for_the_private_ones(tmp_pat
   """Both are zeros in a rehearsal; where one holds records of the other the plan says so."""
   train, test = data.load("digits")
   config = fields.replace_all(
-    RelevanceConfig(method="radp", mode="rigorous", num_epochs=1, batch_size=100),
+    RelevanceConfig(method="radp_rigorous", num_epochs=1, batch_size=100),
     {
       "model.options": {"features": (4,)}, "data.limit": 200, "epsilons": [8.0],
-      "rigorous.model1": "public", "rigorous.pool": 1, "rigorous.shuffle": False,
-      "public_data": str(tmp_path / "other.npz"),
+      "method.model1": "public", "method.pool": 1, "method.shuffle": False,
+      "method.model1.public_data": str(tmp_path / "other.npz"),
     },
   )  # fmt: skip
   for first, match in ((200, None), (199, "1 of its records are in the training data")):
@@ -113,7 +113,7 @@ def test_public_data_of_an_experiment_are_not_taken_for_the_private_ones(tmp_pat
     if match is None:
       assert "CLAIMED" in rehearsal.report_relevance(config, tmp_path / "new")
       continue
-    with refuses("public"):
+    with refuses("method.model1.public_data"):
       rehearsal.report_relevance(config, tmp_path / "new")
 
 

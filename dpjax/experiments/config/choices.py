@@ -225,9 +225,21 @@ def hints_of(kind: type) -> dict[str, Any]:
   plain = typing.get_type_hints(kind)
   carried = annotations_of(kind)
   return {
-    name: carried[name] if choice_of(carried[name]) else hint
+    name: carried[name] if name in choices_of(kind) else hint
     for name, hint in plain.items()
   }
+
+
+@functools.cache
+def choices_of(kind: type) -> dict[str, Choice]:
+  """Returns field -> choice, of the fields that have one. Annotations of a class do not change.
+
+  >>> from dpjax.experiments.kinds.central.config import Head, OptimizerConfig
+  >>> list(choices_of(OptimizerConfig)), choices_of(Head)
+  (['rule'], {})
+  """
+  found = {name: choice_of(hint) for name, hint in annotations_of(kind).items()}
+  return {name: choice for name, choice in found.items() if choice is not None}
 
 
 def annotation_of(config: Any, path: str) -> Any:
@@ -290,7 +302,7 @@ def leaves(config: Any, default: Any = None, prefix: str = "") -> Iterator[Leaf]
     hint = hints_of(type(config))[field.name]
     value = getattr(config, field.name)
     usual = getattr(default, field.name, None)
-    choice = choice_of(hint)
+    choice = choices_of(type(config)).get(field.name)
     if choice is None:
       # An instance of a dataclass is a section, whose fields are leaves. A class is a value.
       has_fields = dataclasses.is_dataclass(value) and not isinstance(value, type)
@@ -324,7 +336,7 @@ def to_dict(config: Any) -> dict[str, Any]:
   values: dict[str, Any] = {}
   for field in fields_of(config):
     value = getattr(config, field.name)
-    choice = choice_at(type(config), field.name)
+    choice = choices_of(type(config)).get(field.name)
     if dataclasses.is_dataclass(value):
       named = {} if choice is None else {"name": choice.name(value)}
       values[field.name] = named | to_dict(value)
@@ -341,7 +353,7 @@ def name_of(config: Any, field: str) -> Any:
   'automatic'
   """
   value = getattr(config, field)
-  choice = choice_at(type(config), field)
+  choice = choices_of(type(config)).get(field)
   return value if choice is None else choice.name(value)
 
 

@@ -21,11 +21,11 @@ _ROWS = (
   _Row(
     "eps target_epsilon target_eps privacy_budget", "task.epsilon privacy.epsilon epsilons"
   ),
-  _Row("target_delta", "task.delta privacy.delta private.delta"),
+  _Row("target_delta", "task.delta privacy.delta method.delta"),
   _Row(
     "max_grad_norm l2_norm_clip clip_norm clipping_norm clipping_bound clipping_threshold "
     "max_per_sample_grad_norm",
-    "privacy.l2_clip_norm private.l2_clip_norm method.l2_clip_norm",
+    "privacy.l2_clip_norm method.l2_clip_norm",
   ),
   _Row(
     "sigma noise noise_scale noise_multiplier",
@@ -66,7 +66,7 @@ _ROWS = (
   _Row(
     "lr step_size learning_rate",
     "task.learning_rate optimizer.learning_rate client_optimizer.learning_rate "
-    "learning_rate teacher_rate",
+    "method.learning_rate learning_rate teacher_rate",
   ),
   _Row("client_lr local_lr client_learning_rate", "client_optimizer.learning_rate"),
   _Row("server_lr server_learning_rate", "server_optimizer.learning_rate"),

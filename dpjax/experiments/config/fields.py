@@ -24,7 +24,7 @@ from typing import Any
 from dpjax import names, validate
 from dpjax.experiments.config.choices import Choice as Choice
 from dpjax.experiments.config.choices import Setting as Setting
-from dpjax.experiments.config.choices import choice_at, choice_of, fields_of, hints_of
+from dpjax.experiments.config.choices import choice_of, choices_of, fields_of, hints_of
 from dpjax.experiments.config.choices import leaves as leaves
 from dpjax.experiments.config.choices import name_of as name_of
 from dpjax.experiments.config.choices import set_fields as set_fields
@@ -76,7 +76,7 @@ class WithChoices:
   value of this name. An unknown name is kept, so that `check` can refuse it and name the field."""
 
   def __setattr__(self, name: str, value: Any) -> None:
-    choice = choice_at(type(self), name)
+    choice = choices_of(type(self)).get(name)
     if choice is not None:
       with contextlib.suppress(UserError):
         value = _chosen(value, choice, name)
@@ -102,7 +102,7 @@ def get(config: Any, path: str, *, name: str = "config") -> Any:
     _check_section(config, path, name)
     _check_field(config, head, name)
     value = getattr(config, head)
-    choice = choice_at(type(config), head)
+    choice = choices_of(type(config)).get(head)
   if choice is not None and not tail:
     return choice.described(value)
   first = tail.partition(".")[0]
@@ -327,7 +327,10 @@ def _continued(value: Any, hint: Any, old: Any) -> Any:
     and getattr(old, field.name) != getattr(usual, field.name)
     and _fits(getattr(old, field.name), hints[field.name])
   }
-  return dataclasses.replace(new, **kept) if kept else new
+  try:
+    return dataclasses.replace(new, **kept) if kept else new
+  except UserError:
+    return new  # what one value took, the other may refuse
 
 
 def _fits(value: Any, hint: Any) -> bool:
@@ -362,14 +365,16 @@ def _chosen(value: Any, choice: Choice, name: str) -> Any:
   chosen = choice.make(word, name)
   for field in value_or_name:
     _check_field(chosen, field, name, choice)
-  hints = hints_of(type(chosen))
-  return (
-    chosen
-    if chosen is None
-    else _replaced(
-      chosen, {f: check(v, hints[f], f"{name}.{f}") for f, v in value_or_name.items()}, name
-    )
-  )
+  if chosen is None:
+    return chosen
+  values: dict[str, Any] = {}
+  for field, entry in value_or_name.items():
+    hint = hints_of(type(chosen))[field]
+    at = f"{name}.{field}"
+    # A section of the value is a dict, too.
+    plain = _unwritten(entry, hint, at) if isinstance(entry, dict) else entry
+    values[field] = check(plain, hint, at)
+  return _replaced(chosen, values, name)
 
 
 def _not_chosen(value: Any, word: Any, choice: Choice, name: str) -> UserError:
@@ -463,7 +468,7 @@ def _paths(config: Any, prefix: str = "") -> Iterator[str]:
     path = f"{prefix}{field.name}"
     yield path
     value = getattr(config, field.name)
-    choice = choice_at(type(config), field.name)
+    choice = choices_of(type(config)).get(field.name)
     if choice is not None:
       values = [kind() for kind in choice.table.values()]
       yield from dict.fromkeys(
@@ -528,7 +533,7 @@ def at_default(config: Any, path: str, usual: Any) -> Any:
   usual = usual if type(usual) is type(config) else type(config)()
   value = getattr(usual, head)
   # An optional section goes as a whole, unless it is a choice whose other fields may stay.
-  if tail and (value is not None or choice_at(type(config), head) is not None):
+  if tail and (value is not None or head in choices_of(type(config))):
     value = at_default(getattr(config, head), tail, value)
   return dataclasses.replace(config, **{head: value})
 

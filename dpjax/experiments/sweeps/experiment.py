@@ -14,9 +14,17 @@ import shutil
 from typing import TYPE_CHECKING, Any
 
 from dpjax.experiments.kinds import bounds
-from dpjax.experiments.kinds.relevance import build, unused
+from dpjax.experiments.kinds.relevance import build
 from dpjax.experiments.kinds.relevance.build import Relevance
-from dpjax.experiments.kinds.relevance.config import RelevanceConfig, check
+from dpjax.experiments.kinds.relevance.config import (
+  RelevanceConfig,
+  alone,
+  check,
+  check_curves,
+  check_run,
+  curves_of,
+)
+from dpjax.experiments.kinds.relevance.methods import NoDp
 from dpjax.experiments.run import loop, run_keys, writers
 from dpjax.experiments.run import workdir as owner
 from dpjax.experiments.run.kind import Several
@@ -38,10 +46,10 @@ def points(config: RelevanceConfig) -> list[Point]:
   ['radp-eps1-seed0', 'radp-eps2-seed0', 'radp-eps1-seed1', 'radp-eps2-seed1']
   """
   check(config)
-  unused.refuse_curves(config)
+  check_curves(config)
   all_points = engine.expand(
-    config, config.curves or {config.method: {}}, _axes, _point,
-    check=check, name="num_seeds, with curves and epsilons,", where="config.curves",
+    alone(config), curves_of(config), _axes, _point,
+    check=check_run, name="num_seeds, with curves and epsilons,", where="config.curves",
   )  # fmt: skip
   if len({point.name for point in all_points}) < len(all_points):
     raise UserError("two labels or two epsilons give runs of the same name", field="curves")
@@ -53,8 +61,8 @@ def _axes(curve: RelevanceConfig) -> engine.Axes:
   # A curve may set other epsilons and seeds than the experiment, so it is checked, too.
   check(curve)
   seeds = range(curve.seed, curve.seed + curve.num_seeds)
-  # Fields of the whole experiment are reset: a run has one seed, no curves and no title.
-  whole = {"num_seeds": [1], "curves": [{}], "title": [""]}
+  # A run has one seed.
+  whole = {"num_seeds": [1]}
   return {"epsilons": [[epsilon] for epsilon in curve.epsilons], "seed": seeds, **whole}
 
 
@@ -128,7 +136,7 @@ def _train(point: Point, folder: pathlib.Path, shared: dict[Any, Any]) -> Row:
   done = shared.setdefault("no_dp", {})
   alike = repr(dataclasses.replace(point.config, epsilons=[]))
   over = (folder / writers.RESULT).exists()
-  if not over and point.config.method == "no_dp" and alike in done:
+  if not over and isinstance(point.config.method, NoDp) and alike in done:
     result = _copied(done[alike], folder, point)
   else:
     experiment = Relevance(point.config, curve=_curve(point))

@@ -26,7 +26,6 @@ from dpjax.experiments.run import dry_run, guarantee, writers
 from dpjax.experiments.run.kind import experiment_of
 from dpjax.experiments.sweeps import cost, engine, experiment, grid, side_by_side, tuning
 from dpjax.experiments.sweeps.engine import Point, Row
-from dpjax.relevance import pipeline
 from dpjax.relevance.rigorous_method import check_public
 from dpjax.relevance.train import Steps, carried_out
 from dpjax.validate import UserError, Verbatim
@@ -213,10 +212,11 @@ def _relevance_on_zeros(point: Point, shared: dict[Any, Any]) -> _Planned:
   # Public data become ones: equal zeros would be refused as copies of private records.
   if job.public is not None:
     train, _ = of_relevance.load_data(config, shared)
-    check_public(train, of_relevance.load_public(config, shared))
+    with of_relevance.names_fields(config):
+      check_public(train, of_relevance.load_public(config, shared))
     ones = dataclasses.replace(job.public, x=np.ones_like(job.public.x))
     job = dataclasses.replace(job, public=ones)
-  story = pipeline.story(config.method, config.mode, job)
+  story = of_relevance.story(config, job)
   outcome = of_relevance.stated(config, carried_out(story, trainer))
   stated = of_relevance.guarantee(outcome.privacy, len(loaded[0]))
   facts = stated.facts(Ledger(), stated.curve(outcome.num_steps))

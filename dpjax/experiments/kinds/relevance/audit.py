@@ -149,7 +149,7 @@ def _features(config: Any, job: Any, outcome: Any, confidence: float) -> Bound:
   scores = Scores(inside=ratio(outputs[1]), outside=ratio(outputs[0]))
   delta = outcome.privacy.delta or 0.0
   lower = auditing.clopper_pearson(scores, delta=delta, confidence=confidence)
-  local = config.method == "radp" and config.mode == "rigorous" and config.rigorous.shuffle
+  local = config.is_rigorous and config.method.shuffle
   what = f"likelihood ratio of one record's noisy features, {n} draws on each side"
   return Bound(lower, _LOCAL if local else "total", what)
 
@@ -252,7 +252,8 @@ def _canaries(config: Any, job: Any, outcome: Any, name: str, confidence: float)
   again = dataclasses.replace(
     job, train=mixed, public_size=job.size, memo={}, keys=run_keys
   )
-  attacked = relevance.run(config.method, config.mode, again)
+  method, mode = config.played
+  attacked = relevance.run(method, mode, again)
   seen = dataclasses.replace(canaries.examples, x=attacked.prepare(canaries.examples.x))
   scores = loss_scores(
     losses.softmax_cross_entropy(attacked.apply),

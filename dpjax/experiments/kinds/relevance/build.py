@@ -11,11 +11,12 @@ kept beside the checkpoints. Keys and checkpoints are deleted when the run is do
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import math
 import pathlib
 import time
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from typing import Any
 
 import flax.linen as nn
@@ -27,11 +28,13 @@ from dpjax import data as data_lib
 from dpjax import metrics, relevance
 from dpjax.accounting import Ledger
 from dpjax.data.target_kinds import needs_classes
-from dpjax.experiments.kinds import data_section
+from dpjax.experiments.config.fields import name_of
+from dpjax.experiments.kinds import bounds, data_section
 from dpjax.experiments.kinds.central import build as central
 from dpjax.experiments.kinds.central.config import ModelConfig
-from dpjax.experiments.kinds.relevance import audit, relevance_pictures, unused
-from dpjax.experiments.kinds.relevance.config import RelevanceConfig, check
+from dpjax.experiments.kinds.relevance import audit, relevance_pictures
+from dpjax.experiments.kinds.relevance.config import RelevanceConfig, check_run
+from dpjax.experiments.kinds.relevance.methods import NoisyGradients, leaves_of
 from dpjax.experiments.run import (
   checkpoint,
   left_out,
@@ -54,9 +57,9 @@ from dpjax.experiments.run.guarantee import Guarantee
 from dpjax.experiments.run.run_keys import RunKeys
 from dpjax.models.libraries.by_path import not_linen
 from dpjax.relevance import inputs, pipeline
-from dpjax.relevance.pipeline import reads
 from dpjax.relevance.privacy import Privacy
 from dpjax.relevance.train import Steps
+from dpjax.relevance.train import Story as Training
 from dpjax.validate import UserError
 from dpjax.zoo import networks
 from dpjax.zoo.networks import registry
@@ -101,28 +104,31 @@ class Relevance(Experiment[RelevanceConfig]):
     config = self.run
     if self.curve is not None:
       return
-    check(config)
+    check_run(config)
     if len(config.epsilons) != 1:
       raise UserError(
         "must be one for a single run", field="epsilons", value=config.epsilons
       )
-    whole = dict.fromkeys(
-      _OF_EXPERIMENT, "an experiment (dpjax.experiments.sweeps.experiment)"
-    )
-    unused.refuse(config, unused.of(config) | whole)
+    whole = "an experiment (dpjax.experiments.sweeps.experiment)"
+    bounds.read_if(config, False, whole, *_OF_EXPERIMENT)
 
   def data(self) -> dict[Any, Any]:
     return {}
 
   def check_data(self, data: dict[Any, Any]) -> None:
-    unused.refuse(self.run, unused.of_dataset(load_data(self.run, data)[0]))
+    shape = load_data(self.run, data)[0].x.shape[1:]
+    image = len(shape) == 3
+    bounds.read_if(self.run, image, "images", "method.pool", "method.relevance_pool")
+    several = image and shape[2] > 1
+    words = "images of several channels"
+    bounds.read_if(self.run, several, words, "method.shared_channels")
 
   def digest(self, data: dict[Any, Any]) -> bytes:
     return data_digest(self.run, data)
 
   def train(self, data: dict[Any, Any], keys: RunKeys) -> Story:
     config = self.run
-    curve = self.curve or config.method
+    curve = self.curve or name_of(config, "method")
     train, test = load_data(config, data)
     seconds: dict[str, float] = {}
     job = make_job(config, train, test, data, keys)
@@ -164,17 +170,36 @@ def _trained(
   The time of each training is added to `seconds`, by name. If a training resumes, or another run
   has done it, only the time in this process counts.
   """
-  story = pipeline.story(config.method, config.mode, job)
+  told = story(config, job)
   params = None
   while True:
     try:
-      steps = story.send(params)
+      steps = told.send(params)
     except StopIteration as end:
       return end.value
     began = time.monotonic()
     trained = yield phase(config, curve, steps)
     seconds[steps.name] = seconds.get(steps.name, 0.0) + time.monotonic() - began
     params = trained.state[0]
+
+
+@contextlib.contextmanager
+def names_fields(config: RelevanceConfig) -> Iterator[None]:
+  """Puts the name of the config's field into errors about a method's settings."""
+  try:
+    yield
+  except UserError as error:
+    named = config.method.named(error)
+    if named is error:
+      raise
+    raise named from error
+
+
+def story(config: RelevanceConfig, job: relevance.Inputs) -> Training:
+  """Returns the story of the run's method (`relevance.pipeline.story`), whose errors name fields
+  of the config."""
+  with names_fields(config):
+    return (yield from pipeline.story(*config.played, job))
 
 
 def oscillation(values: Sequence[float]) -> float | None:
@@ -278,21 +303,20 @@ def public_size(config: RelevanceConfig, train: Any) -> int:
   return sizes.public(
     len(train),
     train.nominal_size,
-    relation=config.private.neighboring_relation,
-    promised=config.method in unused.PLAN,
+    relation=getattr(config.method, "neighboring_relation", "add_or_remove_one"),
+    promised=isinstance(config.method, NoisyGradients),
     field="data.num_examples",
-    other="private.neighboring_relation=replace_one",
+    other="method.neighboring_relation=replace_one",
   )
 
 
 def load_public(config: RelevanceConfig, loaded: dict) -> Any:
-  """Returns the training data of a public model 1; None without `public_data`."""
-  if config.public_data is None:
+  """Returns the training data of a public model 1; None for any other."""
+  name = getattr(config.method, "public_data", None)
+  if name is None:
     return None
-  other = dataclasses.replace(
-    config,
-    data=dataclasses.replace(config.data, name=config.public_data, num_examples=None),
-  )
+  data = dataclasses.replace(config.data, name=name, num_examples=None)
+  other = dataclasses.replace(config, data=data)
   return load_data(other, loaded)[0]
 
 
@@ -303,39 +327,38 @@ def make_job(
   loaded: dict,
   random: RunKeys,
 ) -> relevance.Inputs:
-  """Returns the inputs of a run's method. `public` and `relevance_records` are None if unread."""
-  read = reads(config.method, config.mode, config.rigorous)
+  """Returns the inputs of a run's method."""
   # A model that cannot be built is refused before any training or cost.
   first = jnp.zeros_like(train.x[:1])
-  net = _build(config.model, train.num_classes, config.activation_1)
-  jax.eval_shape(lambda: central.init_params(config.model, net, jax.random.key(0), first))
+  nets = _nets(config, train.num_classes)
+  jax.eval_shape(
+    lambda: central.init_params(config.model, nets.first, jax.random.key(0), first)
+  )
   size = public_size(config, train)
   return relevance.Inputs(
     epsilon=config.epsilons[0],
     train=train.declared(size),
     public_size=size,
     test=test,
-    nets=_nets(config, train.num_classes),
+    nets=nets,
     keys=relevance.Keys(random.init, random.noise, random.order, random.sampler),
     training=_training(config),
     lrp=config.lrp,
-    paper=config.paper,
-    rigorous=config.rigorous,
-    private=config.private,
-    adlm=config.adlm,
-    public=load_public(config, loaded) if "public" in read else None,
-    relevance_records=config.relevance_records if "relevance_records" in read else None,
+    public=load_public(config, loaded),
+    relevance_records=getattr(config.method, "relevance_records", None),
     memo=loaded.setdefault("memo", {}),
+    **config.method.parts(),
   )
 
 
 def _nets(config: RelevanceConfig, num_classes: int) -> relevance.Nets:
-  reduced = config.method == "radp" and config.mode == "rigorous"
-  second = config.rigorous_model if reduced and config.rigorous_model else config.model
+  of_method = leaves_of(config.method)
+  activation_1 = of_method.get("activation_1", "relu")
+  hidden = of_method.get("hidden", relevance.AdLM.hidden)
   return relevance.Nets(
-    first=_build(config.model, num_classes, config.activation_1),
-    second=_build(second, num_classes, config.activation),
-    body=_build(config.model, config.adlm.hidden, config.activation),
+    first=_build(config.model, num_classes, activation_1),
+    second=_build(config.second, num_classes, config.activation),
+    body=_build(config.model, hidden, config.activation),
     tempered=_build(config.model, num_classes, _TEMPERED),
   )
 
@@ -353,8 +376,7 @@ def _build(model: ModelConfig, num_classes: int, activation: str) -> Any:
 
 def is_released(config: RelevanceConfig) -> bool:
   """Returns whether the run is a release: in rigorous mode without `noise_seed`."""
-  rigorous = config.method == "radp" and config.mode == "rigorous"
-  return rigorous and config.noise_seed is None
+  return config.is_rigorous and config.noise_seed is None
 
 
 def _result(
@@ -364,6 +386,7 @@ def _result(
   outcome: inputs.Outcome,
   folder: pathlib.Path,
 ) -> dict[str, Any]:
+  method, mode = config.played
   rows = writers.read_metrics(folder)
   last = rows[-1]
   promised = guarantee(outcome.privacy, job.size)
@@ -373,8 +396,8 @@ def _result(
     "task": "classification",
     "dataset": config.data.name,
     "model": config.model.name,
-    "method": config.method,
-    "mode": config.mode if config.method == "radp" else None,
+    "method": method,
+    "mode": mode if method == "radp" else None,
     "curve": curve,
     "epsilon_target": config.epsilons[0],
     **outcome.privacy.to_json(),
@@ -390,11 +413,13 @@ def _result(
   }
   # The public data of model 1 influence everything that is computed after model 1.
   if job.public is not None:
-    result[saved.PRETRAINED_ON] = [str(config.public_data)]
+    result[saved.PRETRAINED_ON] = [str(config.method.public_data)]
   return result | (audit.facts(config, job, outcome) if config.audit else {})
 
 
 def _training(config: RelevanceConfig) -> relevance.Training:
   """Returns the settings of training. They are copied by name, so that none is forgotten."""
-  names = (field.name for field in dataclasses.fields(relevance.Training))
-  return relevance.Training(**{name: getattr(config, name) for name in names})
+  usual = relevance.Training(config.num_epochs, config.batch_size)
+  names = [field.name for field in dataclasses.fields(usual)]
+  of_method = {n: getattr(config.method, n) for n in names if hasattr(config.method, n)}
+  return dataclasses.replace(usual, **of_method)

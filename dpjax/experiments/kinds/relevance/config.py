@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Annotated, Any
 
 from dpjax import relevance
@@ -12,11 +12,18 @@ from dpjax.experiments.config.common import COUNT
 from dpjax.experiments.config.fields import Choice, WithChoices
 from dpjax.experiments.kinds import bounds
 from dpjax.experiments.kinds.central.config import DataConfig, ModelConfig
+from dpjax.experiments.kinds.relevance.methods import (
+  AUDITED,
+  METHODS,
+  NoDp,
+  Radp,
+  RadpRigorous,
+)
 from dpjax.models.activations import ACTIVATIONS
-from dpjax.relevance.pipeline import NAMES
-from dpjax.relevance.settings import MODES
 from dpjax.validate import UserError
-from dpjax.zoo.networks.registry import needs_features
+from dpjax.zoo.datasets.published import lies_in_folder
+from dpjax.zoo.datasets.registry import takes_declaration
+from dpjax.zoo.networks.registry import needs_features, options
 
 # An audit with fewer than 20 draws could refute only claims of an epsilon below 2.
 _DRAWS = rules.between(20, rules.MOST_DRAWS)
@@ -51,19 +58,14 @@ class RelevanceConfig(WithChoices):
 
   data: DataConfig = dataclasses.field(default_factory=DataConfig)
   model: ModelConfig = dataclasses.field(default_factory=ModelConfig)
-  rigorous_model: Annotated[ModelConfig | None, "on the reduced features; none: model"] = (
-    None
-  )
-  activation_1: Annotated[
-    str, rules.among(ACTIVATIONS), "of model 1, whose relevance is propagated"
-  ] = "relu"
   activation: Annotated[str, rules.among(ACTIVATIONS), "of model 2, which is released"] = (
     "tanh"
   )
-  method: Annotated[str, rules.among(NAMES), "launch.list methods says what each does"] = (
-    "radp"
-  )
-  mode: Annotated[str, rules.among(MODES), "decides for method='radp' alone"] = "paper"
+  method: Annotated[
+    Any,
+    Choice(METHODS),
+    "with what it alone reads; launch.list methods says what each does",
+  ] = dataclasses.field(default_factory=Radp)
   epsilons: Annotated[
     list[float], rules.each(rules.POSITIVE), "every curve is run at each of them"
   ] = dataclasses.field(default_factory=lambda: [2.0])
@@ -72,26 +74,12 @@ class RelevanceConfig(WithChoices):
   ] = dataclasses.field(default_factory=dict)
   num_epochs: Annotated[int, rules.between(1, rules.MOST_EPOCHS), "of each training"] = 40
   batch_size: Annotated[int, COUNT, "examples of a step"] = 600
-  learning_rate: Annotated[
-    float, rules.POSITIVE, "of Adam, for all that is trained without noise"
-  ] = 1e-3
-  weight_decay: Annotated[
-    float, rules.NON_NEGATIVE, "of model 2 on noisy records (rigorous mode)"
-  ] = 0.0
   num_seeds: Annotated[
     int, rules.between(1, rules.MOST_RUNS), "seed, seed + 1, ...: runs at each epsilon"
   ] = 1
   seed: common.Seed = 0
   noise_seed: common.NoiseSeed = None
   lrp: relevance.Lrp = dataclasses.field(default_factory=relevance.Lrp)
-  paper: relevance.Paper = dataclasses.field(default_factory=relevance.Paper)
-  rigorous: relevance.Rigorous = dataclasses.field(default_factory=relevance.Rigorous)
-  private: relevance.Private = dataclasses.field(default_factory=relevance.Private)
-  adlm: relevance.AdLM = dataclasses.field(default_factory=relevance.AdLM)
-  public_data: Annotated[str | None, "name of the data of a public model 1"] = None
-  relevance_records: Annotated[
-    int | None, COUNT, "average the relevance over the first so many; none: all"
-  ] = None
   audit: Annotated[
     RelevanceAudit | None, Choice(AUDITS), "attack every point; short: --audit"
   ] = None
@@ -100,26 +88,129 @@ class RelevanceConfig(WithChoices):
   @property
   def is_private(self) -> bool:
     """Whether the method has a guarantee, proved or claimed, so that its keys are secret."""
-    return self.method != "no_dp"
+    return not isinstance(self.method, NoDp)
+
+  @property
+  def is_rigorous(self) -> bool:
+    """Whether this is RADP with a proof."""
+    return isinstance(self.method, RadpRigorous)
+
+  @property
+  def played(self) -> tuple[str, str]:
+    """The (method, mode) of `relevance.run`."""
+    name = fields.name_of(self, "method")
+    return ("radp", "rigorous") if self.is_rigorous else (name, "paper")
+
+  @property
+  def second(self) -> ModelConfig:
+    """Model 2, which is released."""
+    return getattr(self.method, "reduced_model", None) or self.model
 
   def settled(self, changes: Iterable[str]) -> RelevanceConfig:
-    """Returns the config of other curves: what none of them reads goes back to its default, unless
-    it is among the `changes`."""
-    # A single run of an experiment sets its seeds, too, and keeps all that its curve has.
-    if "curves" not in changes or "num_seeds" in changes:
-      return self
-    from dpjax.experiments.kinds.relevance import unused  # it reads this module
-
-    config = self
+    """Returns the config without what its run does not read, unless it is among the `changes`: of
+    curves, without what none of them reads."""
     try:
-      unread = unused.of_curves(self)
-    except UserError:  # a wrong curve, which `check` names
-      return self
-    for path in fields.set_fields(self):
-      named = any(f"{other}.".startswith(f"{path}.") for other in changes)
-      if not named and unused.reason(path, unread) is not None:
+      # Curves may read what this config itself would not, so it keeps that.
+      unread = _unread(self) if not self.curves else []
+      if self.curves and "curves" in changes:
+        unread = unread_by_curves(self)
+    except (UserError, TypeError, AttributeError):
+      return self  # a wrong value, which `check` names
+    config = self
+    for path in unread:
+      if not any(f"{other}.".startswith(f"{path}.") for other in changes):
         config = fields.at_default(config, path, RelevanceConfig())
     return config
+
+
+# Fields of an experiment that a curve does not have.
+OF_EXPERIMENT = ("curves", "title")
+
+
+def curves_of(config: RelevanceConfig) -> dict[str, dict[str, Any]]:
+  """Returns label -> changes of each curve; the method's name for an experiment without curves."""
+  return config.curves or {str(fields.name_of(config, "method")): {}}
+
+
+def alone(config: RelevanceConfig) -> RelevanceConfig:
+  """Returns the config of an experiment without what a curve does not have."""
+  return dataclasses.replace(config, curves={}, title="")
+
+
+def unread_by_curves(config: RelevanceConfig) -> list[str]:
+  """Returns the fields set in an experiment that no curve reads, since each sets its own, or has a
+  method without it.
+
+  Raises:
+    UserError: a curve has a wrong field, or a field of the whole experiment.
+
+  >>> curves = {"AdLM": {"method": "adlm"}, "ILM": {"method": "ilm"}}
+  >>> unread_by_curves(RelevanceConfig(method={"name": "radp", "floor": 0.1}, curves=curves))
+  ['method.floor']
+  """
+  base = fields.set_fields(alone(config))
+  reads: set[str] = set()
+  for label, changes in curves_of(config).items():
+    where = f"config.curves[{label!r}]"
+    for path in OF_EXPERIMENT:
+      if path in changes:
+        raise UserError(
+          "would be ignored, it is of the whole experiment", field=f"{where}.{path}"
+        )
+    curve = fields.replace_all(alone(config), changes, name=where)
+    now = {leaf.path: leaf.value for leaf in fields.leaves(curve)}
+    reads |= {
+      path
+      for path, (value, _) in base.items()
+      if path not in changes and path in now and now[path] == value
+    }
+  return [path for path in base if path not in reads]
+
+
+def _rows(config: RelevanceConfig) -> Iterator[tuple[bool, str, str]]:
+  """Yields (whether it is read, what it would need, fields), for fields whose reader is no value of
+  a choice. Fields are separated by spaces."""
+  method = config.method
+  audit = config.audit
+  noised = isinstance(method, AUDITED)
+  first = method.propagates
+  canaries = audit is not None and audit.canary_runs
+  lrp = config.lrp
+  yield first or config.second is config.model, "a model 1 (method.model1)", "model"
+  takes = _takes_activation(config.second) and "activation" not in method.leaves_out
+  yield takes, "a model 2 that takes its activation from here", "activation"
+  takes = first and _takes_activation(config.model)
+  words = "a model 1 that takes its activation from here"
+  yield takes, words, "method.activation_1 method.model1.activation_1"
+  yield config.is_private, "a method with noise", "noise_seed"
+  yield noised, "a method that noises records", "audit.num_trials"
+  yield canaries, "audit.canary_runs", "audit.num_canaries"
+  yield noised or canaries, "audit.canary_runs, or a method that noises records", "audit"
+  # Every method reads `lrp`, for its relevance or for the heat maps of its result.
+  yield lrp.rule == "epsilon", "lrp.rule='epsilon'", "lrp.stabilizer"
+  yield lrp.rule == "alpha_beta", "lrp.rule='alpha_beta'", "lrp.alpha"
+  yield lrp.input_rule == "z_box", "lrp.input_rule='z_box'", "lrp.low lrp.high"
+  declared = takes_declaration(config.data.name)
+  yield declared, "a table or a folder of images", "data.declaration"
+  yield lies_in_folder(config.data.name), "data that lie in a folder", "data.data_dir"
+  yield False, "text, and relevance is of images", "data.max_length"
+  yield False, "users that the data name (launch.federate)", "data.num_users"
+  for is_read, words, name in method.rows():
+    yield is_read, words, f"method.{name}"
+
+
+def _takes_activation(model: ModelConfig) -> bool:
+  return "activation" in options(model.name) and "activation" not in model.options
+
+
+def _unread(config: RelevanceConfig) -> list[str]:
+  set_here = fields.set_fields(config)
+  return [
+    name
+    for is_read, _, names in _rows(config)
+    for name in names.split()
+    if not is_read and any(f"{path}.".startswith(f"{name}.") for path in set_here)
+  ]
 
 
 @bounds.names_fields
@@ -129,12 +220,7 @@ def check(config: RelevanceConfig) -> None:
   bounds.data(config.data)
   if not config.epsilons:
     raise UserError("must hold at least one epsilon", field="epsilons", value=[])
-  if config.public_data is not None and config.public_data == config.data.name:
-    raise UserError(
-      "must not be data.name, whose records are private",
-      field="public_data",
-      value=config.public_data,
-    )
+  config.method.check(config.data.name)
   if config.data.center:
     raise UserError(
       "must be false, the noise is made for pixels in [0, 1]",
@@ -144,23 +230,33 @@ def check(config: RelevanceConfig) -> None:
   _check_models(config)
 
 
+def check_run(config: RelevanceConfig) -> None:
+  """Raises UserError if the config of one run is wrong, or holds what this run does not read."""
+  check(config)
+  for is_read, words, names in _rows(config):
+    bounds.read_if(config, is_read, words, *names.split())
+
+
+def check_curves(config: RelevanceConfig) -> None:
+  """Raises UserError for a field of an experiment that no curve reads."""
+  set_here = fields.set_fields(config)
+  for path in unread_by_curves(config):
+    value, default = set_here[path]
+    raise UserError(
+      "would be ignored, no curve reads it",
+      field=path,
+      value=value,
+      hint=f"leave it at {default!r}",
+    )
+
+
 def _check_models(config: RelevanceConfig) -> None:
-  for section, model in (
-    ("model", config.model),
-    ("rigorous_model", config.rigorous_model),
-  ):
+  reduced = getattr(config.method, "reduced_model", None)
+  for section, model in (("model", config.model), ("method.reduced_model", reduced)):
     if model is None:
       continue
     bounds.model(model, section)
     if needs_features(model.name):
       raise UserError(
         "must take images as they are", field=f"{section}.name", value=model.name
-      )
-  reduced = config.rigorous_model or ModelConfig()
-  for name in ("mirrored", "colours"):
-    if (value := getattr(reduced, name)) != getattr(ModelConfig(), name):
-      raise UserError(
-        "would be ignored, it is of scattering features",
-        field=f"rigorous_model.{name}",
-        value=value,
       )
