@@ -79,7 +79,6 @@ class Sampler(abc.ABC):
     takes_whole_passes: whether a pass must be a whole number of steps; see `check_prob`.
     relation_must_be_named: whether a run must name its neighbouring relation to have a proof.
     unit: the record that a guarantee protects, such as "example" or "user".
-    steps_alike: whether every step has the same event.
     can_overflow: whether a draw can exceed `padded_batch_size`; then `draw` raises.
     small: settings for 4 examples, with which `auditing.games` try to tell neighbours apart.
     relations: relations under which the event is true, default first; see `proved_under`.
@@ -92,10 +91,16 @@ class Sampler(abc.ABC):
   takes_whole_passes: ClassVar[bool] = False
   relation_must_be_named: ClassVar[bool] = False
   unit: ClassVar[str] = "example"
-  steps_alike: ClassVar[bool] = True
   can_overflow: ClassVar[bool] = False
   small: ClassVar[tuple[dict[str, Any], ...]] = ()
   relations: ClassVar[tuple[str, ...]] = ()
+
+  @property
+  def steps_alike(self) -> bool:
+    """Returns whether every step has the same event, so that step 0 stands for all of them.
+
+    A class that says in `event_at` what a step costs is asked for each step."""
+    return type(self).event_at is Sampler.event_at
 
   @property
   def proved_under(self) -> tuple[str, ...]:
@@ -430,7 +435,6 @@ class PassSampler(Sampler):
   field `steps_per_pass`, or overrides `steps_per_event`.
   """
 
-  steps_alike: ClassVar[bool] = False
   steps_per_pass: int
 
   @property

@@ -167,7 +167,6 @@ class RoundRobinSampler(SizedSampler):
   """Fixed blocks take turns; of a block each example is dropped with probability 1/2."""
 
   relations: ClassVar[tuple[str, ...]] = HalfKind.relations
-  steps_alike: ClassVar[bool] = False
   num_examples: int = _N
   steps_per_event: int = 5
 

@@ -6,11 +6,13 @@ Here it is a module of its own. Plan, ledger, games, configs and `launch.list` t
 import sys
 import types
 
+import dp_accounting
 import pytest
 
 import dpjax
 from dpjax import accounting
 from dpjax.accounting import Ledger, proved
+from dpjax.accounting.event_kinds.elements import parts
 from dpjax.auditing.games import registry, samplers
 from dpjax.auditing.games.game import play
 from dpjax.sampling.registry import SAMPLERS
@@ -126,3 +128,18 @@ def test_relations_that_are_set_on_an_object_are_the_word_of_who_set_them():
   assert assumption(sampler)
   without = dpjax.ShuffledSampler(2)
   assert without.proved_under == () and not assumption(without)
+
+
+@pytest.mark.parametrize("base", [dpjax.PoissonSampler, dpjax.RandomAllocationSampler])
+def test_a_sampler_with_costs_of_its_own_steps_is_asked_for_each(base):
+  """Free in even steps, and charged in odd ones: step 0 does not stand for all."""
+
+  class Odd(base):
+    def event_at(self, step, inner):
+      return dp_accounting.NoOpDpEvent() if step % 2 == 0 else inner
+
+  fields = {"steps_per_pass": 4} if base is dpjax.RandomAllocationSampler else {"prob": 0.5}
+  plan = _plan(Odd(capacity=40, **fields), num_steps=4)
+  assert not plan.steps_alike
+  assert parts(plan.event()) == {accounting.gaussian_event(2.0): 2}
+  assert plan.epsilon() > 1

@@ -20,6 +20,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from dpjax import gradients, mechanisms
+from dpjax.auditing.games.defined import public
 from dpjax.auditing.games.game import (
   DELTAS,
   Claim,
@@ -196,20 +197,27 @@ def names() -> tuple[str, ...]:
   """
   correlations = {
     name
-    for name, member in inspect.getmembers(correlated)
+    for name, member in public(correlated).items()
     if inspect.isclass(member)
     and dataclasses.is_dataclass(member)
     and hasattr(member, "multiply")
   }
+  unnamed = {
+    name
+    for name, member in public(correlated).items()
+    if dataclasses.is_dataclass(member)
+    and hasattr(member, "make")
+    and member not in registry.STRATEGIES.values()
+  }
   released = {
     name
-    for name, member in inspect.getmembers(mechanisms)
-    if inspect.isclass(member) and issubclass(member, NoisyMeans)
+    for name, member in public(mechanisms).items()
+    if inspect.isclass(member) and NoisyMeans in member.__mro__[1:]
   }
   shapes = {field.name for field in dataclasses.fields(NoiseShape)} - {"correlation"}
   return (
     *(f"correlation:{name}" for name in sorted(correlations)),
-    *(f"strategy:{name}" for name in registry.STRATEGIES),
+    *(f"strategy:{name}" for name in (*registry.STRATEGIES, *sorted(unnamed))),
     *(f"statistics:{name}" for name in sorted(released)),
     *(f"noise_shape:{name}" for name in sorted(shapes)),
   )

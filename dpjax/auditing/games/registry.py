@@ -8,12 +8,9 @@ day that it is added.
 from __future__ import annotations
 
 import functools
-import importlib
 import inspect
-import pkgutil
 import re
-from collections.abc import Callable, Iterator, Mapping
-from types import ModuleType
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import dpjax
@@ -42,8 +39,8 @@ from dpjax.auditing.games import (
   transforms,
   vertical,
 )
+from dpjax.auditing.games.defined import defined_in, modules, public
 from dpjax.auditing.games.game import Game
-from dpjax.sampling import registry
 from dpjax.validate import UserError
 
 
@@ -54,32 +51,6 @@ class Package(NamedTuple):
   play: Callable[[str, Any], list[Game]]
   covered: Mapping[str, Any]  # names that have games
   no_claim: Mapping[str, str]  # names that guarantee nothing, and why
-
-
-def public(package: ModuleType) -> dict[str, Any]:
-  """Returns every public class and function of a package, exported or not.
-
-  >>> sorted(n for n in public(dpjax.mechanisms) if n.endswith("Vector"))
-  ['SparseVector']
-  """
-  exported: dict[str, Any] = {}
-  for module in _modules(package):
-    exported |= _defined_in(module)
-  return exported
-
-
-def _modules(package: ModuleType) -> Iterator[ModuleType]:
-  """Yields the package and all modules in it."""
-  infos = pkgutil.walk_packages(package.__path__, f"{package.__name__}.")
-  for name in (package.__name__, *(info.name for info in infos)):
-    yield importlib.import_module(name)
-
-
-def _defined_in(module: ModuleType) -> dict[str, Any]:
-  is_of_module = lambda value: getattr(value, "__module__", "") == module.__name__
-  return {
-    n: o for n, o in vars(module).items() if is_of_module(o) and not n.startswith("_")
-  }
 
 
 def _concrete(candidate: object, *names: str) -> bool:
@@ -102,8 +73,8 @@ def is_sampler(candidate: object) -> bool:
 
 
 def _samplers() -> dict[str, Any]:
-  """Returns every sampler that a config may name, by the name of its class."""
-  return {kind.__name__: kind for kind in registry.SAMPLERS.values()}
+  """Returns every sampler of dpjax, whether a config may name it or not."""
+  return _only(is_sampler, public(dpjax.sampling))
 
 
 def _returns(candidate: Any, *words: str) -> bool:
@@ -302,9 +273,9 @@ def stated_anywhere() -> frozenset[str]:
   """
   return frozenset(
     f"{module.__name__}.{name}"
-    for module in _modules(dpjax)
+    for module in modules(dpjax)
     if not module.__name__.startswith(_ATTACKS)
-    for name, value in _defined_in(module).items()
+    for name, value in defined_in(module).items()
     if states_epsilon(value)
   )
 
