@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pathlib
 from typing import Any
 
 from absl import flags
@@ -35,9 +36,7 @@ def define_shared() -> None:
 def main(*words: str) -> None:
   """Carries out what is left of a config's runs, or prints their plan (--dry_run)."""
   if words:
-    flags.FLAGS["config"].value, *more = words
-    if more:
-      raise UserError(f"unexpected argument {more[0]!r}: one config file is run")
+    _name_config(*words)
   with app.as_targeted():
     config, workdir = config_flag.asked()
   many = peers.options() if "coordinator" in flags.FLAGS else None
@@ -59,7 +58,9 @@ def main(*words: str) -> None:
       result = loop.run(whole, workdir)
     if is_first():
       print(whole.line(result))
-      print(f"wrote {workdir}/result.json, report.png, metrics.jsonl, params.npz")
+      names = ("result.json", "report.png", "metrics.jsonl", "params.npz")
+      written = [name for name in names if (pathlib.Path(workdir) / name).exists()]
+      print(f"wrote {workdir}/{', '.join(written)}")
       app.report_audit(result)
 
   if many is None:
@@ -69,6 +70,17 @@ def main(*words: str) -> None:
     return peers.saved(workdir, whole.step_is, owner=many.process_id == 0)
 
   return peers.run(work, many, same=whole.same(), saved=newest)
+
+
+def _name_config(file: str, *more: str) -> None:
+  """Makes a word of the command line the file of --config."""
+  if more:
+    raise UserError(f"unexpected argument {more[0]!r}: one config file is run")
+  if flags.FLAGS["config"].present:
+    raise UserError(
+      f"--config={flags.FLAGS.config}: without {file!r}, one config file is run"
+    )
+  flags.FLAGS["config"].value = file
 
 
 def _several(whole: Several[Any], workdir: str) -> None:

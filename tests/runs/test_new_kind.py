@@ -5,6 +5,7 @@ import importlib
 import shutil
 import signal
 import sys
+from typing import Annotated
 
 import jax.numpy as jnp
 import numpy as np
@@ -12,6 +13,7 @@ import pytest
 
 from dpjax import mechanisms, pictures
 from dpjax.accounting import Ledger, gaussian_event
+from dpjax.experiments.config import rules
 from dpjax.experiments.run import guarantee, kind, loop, writers
 from tests import commands
 from tests.refuses import refuses
@@ -170,6 +172,7 @@ def test_the_least_kind_of_run_needs_no_metric_and_no_tree(tmp_path, monkeypatch
   whole = loop.run(_run(), tmp_path / "whole")
   assert whole["num_steps"] == 3 and whole["test_accuracy"] is None
   assert whole["epsilon_kind"] == "none"
+  assert "no scores" in _run().line(whole)
   with np.load(tmp_path / "whole" / "params.npz") as held:
     assert held["params"].tolist() == [3.0, 3.0]
   stop_after(monkeypatch, 2)
@@ -177,6 +180,24 @@ def test_the_least_kind_of_run_needs_no_metric_and_no_tree(tmp_path, monkeypatch
     loop.run(_run(), tmp_path / "run")
   again = loop.run(_run(), tmp_path / "run")
   assert again["params_sha256"] == whole["params_sha256"]
+
+
+def test_ranges_in_annotations_hold_without_a_check_of_its_own(tmp_path):
+  @dataclasses.dataclass
+  class Ranged:
+    rows: Annotated[int, rules.at_least(1)] = 1
+    seed: int = 0
+
+  for wrong in (Ranged(rows=0), Ranged(rows="many")):
+    with refuses("rows"):
+      loop.run(_run(config=wrong), tmp_path / "run")
+  assert not (tmp_path / "run").exists()
+
+
+def test_a_file_and_another_config_are_not_both_run():
+  ended = commands.run("launch.run", "configs/quickstart.py", "--config=configs/other.py")
+  assert ended.returncode == 2
+  assert ended.stderr.startswith("error: --config=configs/other.py: ")
 
 
 def test_a_stop_in_the_last_step_of_a_phase_stops_the_next_one(tmp_path, monkeypatch):

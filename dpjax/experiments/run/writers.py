@@ -485,15 +485,18 @@ def write_result(workdir: str | os.PathLike, result: dict[str, Any]) -> None:
 
 
 def headline(result: Mapping[str, Any]) -> str:
-  """Returns the score of a run as text: its accuracy, or RMSE and R^2 of a regression.
+  """Returns the score of a run as text: its accuracy, RMSE and R^2 of a regression, or none.
 
   >>> headline({"test_accuracy": 0.93891, "test_loss": 0.2})
   'test_accuracy=0.9389'
   >>> headline({"test_accuracy": None, "test_rmse": 54.3, "test_r2": None})
   'test_rmse=54.3, test_r2=nan'
+  >>> headline({"test_accuracy": None})
+  'no scores'
   """
   if "test_rmse" not in result:
-    return f"test_accuracy={result['test_accuracy']:.4f}"
+    accuracy = result["test_accuracy"]
+    return "no scores" if accuracy is None else f"test_accuracy={accuracy:.4f}"
   rmse = number(result["test_rmse"])
   return f"test_rmse={rmse:.5g}, test_r2={number(result['test_r2']):.4f}"
 
