@@ -258,15 +258,16 @@ def _traced(loss_fn: LossFn, params: Params, example: Any, batch: Any) -> Any:
     raise
   except Exception as error:
     hint = _hint(error)
+    reason = type(error).__name__
     if hint is None and _runs(loss_fn, params, batch):
+      reason = validate.first_line(error, with_type=True).partition(". ")[0]
       hint = (
         "fails on ONE example but runs on a batch; write it for one example. A model that reads "
         "batches is called on example.x[None], and [0] taken"
       )
     if hint is None:
       raise
-    reason = validate.first_line(error, with_type=True).partition(". ")[0]
-    raise validate.UserError(f"{reason:.80}: {hint}", field="loss_fn") from error
+    raise validate.UserError(f"{hint} ({reason:.80})", field="loss_fn") from error
 
 
 _HINTS: dict[type[Exception], str] = {
@@ -288,7 +289,7 @@ _FLAX_HINTS = {
   "(linen: rngs={'dropout': example.key}; nnx: nnx.reseed(model, default=example.key, "
   "dropout=example.key)) and give training.dp_sgd an example_key",
   "TraceContextError": _COPY,
-  "FlaxError": "the loss cannot keep a layer's state; GroupNorm or LayerNorm in place of "
+  "ModifyScopeVariableError": "the loss cannot keep a layer's state; GroupNorm or LayerNorm in place of "
   'BatchNorm, or "batch_stats" from outside of the loss; SpectralNorm with update_stats=False',
 }
 
@@ -298,7 +299,8 @@ def _hint(error: Exception) -> str | None:
   # Python names what it has not found. JAX does not, if it has not found the axis of a collective.
   if isinstance(error, NameError) and error.name is None:
     return (
-      "a collective would mix examples; the loss of ONE example must not see the others"
+      f"{validate.first_line(error)}: a collective would mix examples; the loss of ONE example "
+      "must not see the others"
     )
   flax = sys.modules.get("flax.errors")
   of_flax = (

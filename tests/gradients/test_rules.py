@@ -144,7 +144,7 @@ def test_plan_cohorts_and_games_take_a_new_rule_as_it_is(psac):
 _LAUNCHED = (
   _FILE
   + """
-from dpjax.gradients import RULES
+from dpjax.gradients.clip import RULES
 RULES["psac"] = Psac
 
 from launch import app, train
