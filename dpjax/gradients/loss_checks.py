@@ -289,8 +289,8 @@ _FLAX_HINTS = {
   "(linen: rngs={'dropout': example.key}; nnx: nnx.reseed(model, default=example.key, "
   "dropout=example.key)) and give training.dp_sgd an example_key",
   "TraceContextError": _COPY,
-  "ModifyScopeVariableError": "the loss cannot keep a layer's state; GroupNorm or LayerNorm in place of "
-  'BatchNorm, or "batch_stats" from outside of the loss; SpectralNorm with update_stats=False',
+  "ModifyScopeVariableError": "the loss cannot keep a layer's state; GroupNorm or LayerNorm in "
+  'place of BatchNorm, or "batch_stats" from outside of the loss; SpectralNorm with update_stats=False',
 }
 
 
@@ -299,8 +299,8 @@ def _hint(error: Exception) -> str | None:
   # Python names what it has not found. JAX does not, if it has not found the axis of a collective.
   if isinstance(error, NameError) and error.name is None:
     return (
-      f"{validate.first_line(error)}: a collective would mix examples; the loss of ONE example "
-      "must not see the others"
+      f"{validate.first_line(error).partition('. ')[0]}: a collective would mix examples; the loss "
+      "of ONE example must not see the others"
     )
   flax = sys.modules.get("flax.errors")
   of_flax = (
