@@ -290,7 +290,8 @@ _FLAX_HINTS = {
   "dropout=example.key)) and give training.dp_sgd an example_key",
   "TraceContextError": _COPY,
   "ModifyScopeVariableError": "the loss cannot keep a layer's state; GroupNorm or LayerNorm in "
-  'place of BatchNorm, or "batch_stats" from outside of the loss; SpectralNorm with update_stats=False',
+  'place of BatchNorm, or "batch_stats" from outside of the loss; SpectralNorm with '
+  "update_stats=False",
 }
 
 
