@@ -12,6 +12,7 @@ from dpjax.auditing.scores import Scores
 from dpjax.experiments.kinds.relevance import audit as relevance_audit
 from dpjax.experiments.kinds.relevance import config as relevance_config
 from dpjax.experiments.kinds.relevance.config import RelevanceAudit, RelevanceConfig
+from dpjax.experiments.kinds.relevance.methods import RadpRigorous, TrainedOnPublic
 from dpjax.experiments.run import guarantee
 from dpjax.experiments.sweeps import claims, panels
 from dpjax.relevance import record_noise, rigorous
@@ -156,7 +157,7 @@ def test_an_audit_changes_no_label_that_is_public():
   job = _job(how=how)
   outcome = relevance.run("radp", "rigorous", job)
   audit = RelevanceAudit(num_trials=40, num_canaries=20)
-  config = RelevanceConfig(mode="rigorous", rigorous=how, audit=audit)
+  config = RelevanceConfig(method=RadpRigorous(), audit=audit)
   found = relevance_audit.facts(config, job, outcome)["audit"]
   assert set(found["bounds"]) == {"U1", "U4"} and not found["refuted"]
   mixed, canaries = auditing.insert_canaries(
@@ -204,8 +205,10 @@ def test_private_records_are_not_public():
     other = data.from_arrays(x, np.zeros(len(x), int), num_classes=classes, name="other")
     with refuses("public", value="other"):
       relevance.run("radp", "rigorous", _job(how=how, train=train, public=other))
-  with refuses("public_data", value="mnist"):
-    config = RelevanceConfig(public_data="mnist")
+  with refuses("method.model1.public_data", value="mnist"):
+    config = RelevanceConfig(
+      method=RadpRigorous(model1=TrainedOnPublic(public_data="mnist"))
+    )
     config.data.name = "mnist"
     relevance_config.check(config)
 
