@@ -228,8 +228,9 @@ import json, sys
 sys.path.insert(0, ".")
 import jax, jax.numpy as jnp, numpy as np, optax
 from dpjax import data, sampling
-from dpjax.federated import (LocalWork, central, cohort_of, fed_avg, from_batches, loop_clients,
-                             median, pmap_clients, scaffold, shard_map_clients)
+from dpjax.federated import (LocalWork, central, fed_avg, from_batches, loop_clients, median,
+                             pmap_clients, scaffold, shard_map_clients)
+from dpjax.federated.cohort import cohort_of
 from dpjax.plan import Plan
 from tests.federated import problems
 
@@ -279,7 +280,7 @@ for name in ("loop", "eight", "sharded"):  # rows of one data set, all messages 
   state, _ = algorithm.round(algorithm.init(params), drawn)
   out[f"median {name}"] = values(state.params)
 from dpjax.federated.client import ClientAlgorithm, ClientInfo, Received, Sent
-from dpjax.federated.execution import Context
+from dpjax.federated.execution.context import Context
 for axis in ("devices", "batch"):  # a client that would sum over the other clients
   mixing = ClientAlgorithm(
     lambda received, memory, n, key: jnp.zeros(1),

@@ -12,7 +12,7 @@ _WORKER = """
 import json, sys
 sys.path.insert(0, ".")
 count, index, port = map(int, sys.argv[1:])
-from dpjax import parallel as processes
+from dpjax.parallel import exchanges as processes
 from dpjax.parallel import runtime
 if count > 1:
   where = dict(num_processes=count, process_id=index, timeout=120)

@@ -32,7 +32,7 @@ jax.config.update("jax_enable_recoverability", way == "recoverable")
 limits = {name + "_timeout_seconds": int(limit) for name in ("heartbeat", "shutdown")}
 jax.distributed.initialize(at, 2, int(index), initialization_timeout=int(patience), **limits)
 import numpy as np
-from dpjax import parallel as processes
+from dpjax.parallel import exchanges as processes
 def end(text):
   print("error:", " ".join(str(text).split()), file=sys.stderr, flush=True)
   os._exit(1)

@@ -61,7 +61,7 @@ import sys
 sys.path.insert(0, ".")
 import numpy as np
 from absl import flags
-from dpjax import parallel
+from dpjax.parallel import exchanges
 from launch import app, peers
 peers.define()
 flags.DEFINE_string("progress", None, "")
@@ -69,7 +69,7 @@ flags.DEFINE_string("same", "same", "")
 def main():
   def work():
     for step in range(10**9):
-      parallel.exchange(np.ones(3), ())
+      exchanges.exchange(np.ones(3), ())
       with open(flags.FLAGS.progress, "w") as file:
         file.write(f"{step + 1:09d}")
   same = {"config": flags.FLAGS.same}
@@ -104,7 +104,7 @@ def _wait_for_steps(folder, more, running):
 def _last_line(program):
   """JAX's own words may stand above it. A child writes it after the process has ended."""
   deadline = time.monotonic() + programs.PATIENCE
-  while _THEN not in program.err.read_text() and time.monotonic() < deadline:
+  while "error: process" not in program.err.read_text() and time.monotonic() < deadline:
     time.sleep(0.02)
   return program.err.read_text().splitlines()[-1]
 
@@ -149,6 +149,6 @@ def test_one_that_never_comes_ends_the_other_with_a_line(tmp_path):
   program = _endless(tmp_path, programs.free_port(), 0, "--connect_timeout=2")
   try:
     assert program.code() in (2, -signal.SIGABRT)
-    assert program.err.read_text().splitlines()[-1].startswith("error: process 0 of 2: ")
+    assert _last_line(program).startswith("error: process 0 of 2: ")
   finally:
     programs.stop([program])
