@@ -242,8 +242,10 @@ def audited(mesh, folder):
   """What runs with canaries report, of each kind of them."""
   found = {}
   for kind, score in (("mislabelled", "loss"), ("gradient", "sums")):
-    changes = {"enabled": True, "num_canaries": 10, "kind": kind, "score": score}
-    named = {f"audit.{name}": value for name, value in changes.items()}
+    changes = {"num_canaries": 10, "kind": kind, "score": score}
+    named = {"audit": "canaries"} | {
+      f"audit.{name}": value for name, value in changes.items()
+    }
     settings = fields.replace_all(config(mesh), named)
     result = loop.train(settings, folder / kind, data=(dataset(), dataset()))
     found[kind] = result["audit"]
