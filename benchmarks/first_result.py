@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import argparse
 import csv
-import functools
 import os
 import pathlib
 import re
@@ -20,7 +19,7 @@ import sys
 import tempfile
 
 _HERE = pathlib.Path(__file__).resolve().parents[1]
-# Name -> arguments of Python; DIR is a new folder.
+# Name -> arguments of Python; DIR is a new folder, NOTEBOOK README's first program.
 COMMANDS = {
   "train": ["-m", "launch.train", "--workdir=DIR"],
   "train --dry_run": ["-m", "launch.train", "--dry_run"],
@@ -47,11 +46,8 @@ def processor_seconds(tree: pathlib.Path, name: str, programs: str) -> float:
   with tempfile.TemporaryDirectory() as folder:
     first = re.search("```python\n(.*?)```", (_HERE / "README.md").read_text(), re.S)
     assert first
-    texts = {"DIR": folder + "/run", "NOTEBOOK": first[1]}
-    arguments = [
-      functools.reduce(lambda word, text: word.replace(*text), texts.items(), word)
-      for word in COMMANDS[name]
-    ]
+    words = [word.replace("DIR", f"{folder}/run") for word in COMMANDS[name]]
+    arguments = [first[1] if word == "NOTEBOOK" else word for word in words]
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
     ran = subprocess.run(
       [sys.executable, *arguments],

@@ -121,7 +121,7 @@ def noise_of_profile(
   """
   validate.open_unit(delta=delta, tol=tol)
 
-  cost = functools.cache(lambda noise: attack.cost(make_profile(noise), delta))
+  cost = lambda noise: attack.cost(make_profile(noise), delta)
   # A cost may be a difference of rates (`TruePositiveRate`). A slightly smaller limit covers the
   # rounding of this difference.
   limit = attack.limit * (1 - 1e-12)
@@ -171,10 +171,10 @@ def calibrate_num_steps(step_event: DpEvent, **target: Unpack[Target]) -> int:
   run = functools.partial(composed, step_event)
   cost, about = _costs(run, 0.5, **target)
   search = functools.partial(_most_steps, target=target["epsilon"])
-  start = search(about, 1)
+  start = search(functools.cache(about), 1)
   with coarse_grid():
-    start = search(functools.cache(cost.__wrapped__), start)
-  answer = search(cost, start)
+    start = search(functools.cache(cost), start)
+  answer = search(functools.cache(cost), start)
   if answer == 0:
     raise _unreachable("one step costs", cost(1), target)
   if answer >= MAX_NUM_STEPS:
@@ -194,18 +194,15 @@ def _costs(
   delta: float,
   accountant: str = "pld",
   **options: Any,
-) -> tuple[Any, _Cost]:
-  """Checks the target. Returns parameter -> epsilon, cached, and a quick guess at it."""
+) -> tuple[_Cost, _Cost]:
+  """Checks the target. Returns parameter -> epsilon, and a quick guess at it."""
   validate.positive(epsilon=epsilon)
   validate.open_unit(delta=delta, tol=tol)
   options["accountant"] = accountant
 
-  # Values are cached, since the search asks repeatedly for the costs at the ends of its bracket.
-  @functools.cache
   def cost(parameter: Any) -> float:
     return epsilon_of(make_event(parameter), delta=delta, **options)
 
-  @functools.cache
   def about(parameter: Any) -> float:
     return epsilon_about(make_event(parameter), delta=delta, **options)
 
@@ -232,7 +229,7 @@ def _solved(
   If there is no such parameter, `Unreachable` is raised, with a message that begins with `last`."""
   cost, about = _costs(make_event, tol, **target)
   goal = {"low": low, "high": high, "target": target["epsilon"]}
-  start = _least(about, start=1.0, tol=0.01, **goal) or 1.0
+  start = _least(functools.cache(about), start=1.0, tol=0.01, **goal) or 1.0
   answer = _least_guided(cost, start=start, tol=tol, **goal)
   if answer is None:
     raise _unreachable(last, cost(high), target)
@@ -240,18 +237,20 @@ def _solved(
 
 
 def _least_guided(
-  cost: Any, *, start: float, low: float, high: float, target: float, tol: float
+  fine: _Cost, *, start: float, low: float, high: float, target: float, tol: float
 ) -> float | None:
-  """Returns `_least` of the cost, a cached function, which is quicker on a coarse grid of losses.
+  """Returns `_least` of a cost, which is quicker to compute on a coarse grid of losses.
 
   Guarantee: the cost on the fine grid is at most the target at the answer.
   """
   search = functools.partial(_least, low=low, high=high)
+  # A search asks repeatedly for the costs at the ends of its bracket.
+  cost = functools.cache(fine)
 
   @functools.cache
   def coarse(parameter: float) -> float:
     with coarse_grid():
-      return cost.__wrapped__(parameter)
+      return fine(parameter)
 
   near = functools.partial(search, start=start, target=target)
   guess = near(coarse, tol=tol / 4, width=tol / 4)

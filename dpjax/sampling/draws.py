@@ -67,6 +67,14 @@ class Groups(NamedTuple):
     return self.order[self.starts[number] : self.starts[number + 1]].astype(np.int64)
 
 
+def _compact(order: np.ndarray) -> np.ndarray:
+  """Returns an order of rows as a pass keeps it: in half of the bytes, and read-only, since a write
+  would change later steps."""
+  kept = order.astype(np.uint32) if len(order) <= 2**32 else order
+  kept.flags.writeable = False
+  return kept
+
+
 def groups(numbers: np.ndarray, count: int) -> Groups:
   """Sorts rows by their numbers [n], integers in [0, count).
 
@@ -77,10 +85,9 @@ def groups(numbers: np.ndarray, count: int) -> Groups:
   order = np.argsort(numbers.astype(np.min_scalar_type(count)), kind="stable")
   sizes = np.bincount(numbers, minlength=count)
   starts = np.concatenate([[0], np.cumsum(sizes)])
-  order = order.astype(np.uint32) if len(order) <= 2**32 else order
   # They are kept, so a write would change later steps.
-  order.flags.writeable = starts.flags.writeable = False
-  return Groups(order, starts)
+  starts.flags.writeable = False
+  return Groups(_compact(order), starts)
 
 
 @functools.lru_cache(maxsize=_KEPT)
@@ -101,8 +108,4 @@ def permutation(seed: int, *place: int, num_examples: int) -> np.ndarray:
   >>> sorted(permutation(0, 3, num_examples=4).tolist())
   [0, 1, 2, 3]
   """
-  order = generator(seed, *place).permutation(num_examples)
-  order = order.astype(np.uint32) if num_examples <= 2**32 else order
-  # It is kept, so a write would change later steps.
-  order.flags.writeable = False
-  return order
+  return _compact(generator(seed, *place).permutation(num_examples))

@@ -191,6 +191,11 @@ def test_ranges_in_annotations_hold_without_a_check_of_its_own(tmp_path):
   for wrong in (Ranged(rows=0), Ranged(rows="many")):
     with refuses("rows"):
       loop.run(_run(config=wrong), tmp_path / "run")
+  both = dataclasses.make_dataclass(
+    "Both", [("seed", int, 0), ("release", bool, True), ("noise_seed", int, 3)]
+  )
+  with refuses("noise_seed", value=3):
+    loop.run(_run(config=both()), tmp_path / "run")
   assert not (tmp_path / "run").exists()
 
 

@@ -1,15 +1,16 @@
-"""Annotations of fields that several kinds of run have, so that each range is written once.
+"""What configs of all kinds share: annotations, so that each range is written once, and their check.
 
 Where an annotation has no help text, a field adds its own: `Annotated[ClipNorm, "of a message"]`.
 """
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Any
 
 from dpjax.accounting import proved
-from dpjax.experiments.config import rules
+from dpjax.experiments.config import fields, rules
 from dpjax.gradients import clip
+from dpjax.validate import UserError
 
 COUNT = rules.at_least(1)
 
@@ -52,3 +53,26 @@ Writer = Annotated[
   "gets every row of metrics, too: wandb | mlflow | package.module:name of a function of "
   "(step, row)",
 ]
+
+
+def typed(config: Any) -> None:
+  """Raises UserError unless every field has its annotated type, and follows its rules; also for a
+  release with a `noise_seed`.
+
+  NaN is refused as a number. All types are checked before the first range.
+
+  >>> from dpjax.experiments.kinds.central.config import OptimizerConfig
+  >>> typed(OptimizerConfig(learning_rate="a lot"))
+  Traceback (most recent call last):
+  ...
+  dpjax.validate.UserError: config.learning_rate='a lot': must be a number
+  """
+  fields.check(config, type(config), "config")
+  rules.check(config)
+  noise_seed = getattr(config, "noise_seed", None)
+  if noise_seed is not None and getattr(config, "release", False):
+    raise UserError(
+      "must be none with release=True, whose noise must be secret",
+      field="noise_seed",
+      value=noise_seed,
+    )

@@ -30,28 +30,6 @@ from dpjax.zoo.networks.registry import (
 _F = TypeVar("_F", bound=Callable[..., Any])
 
 
-def typed(config: Any) -> None:
-  """Raises UserError unless every field has its annotated type, and follows its rules; also for a
-  release with a `noise_seed`.
-
-  NaN is refused as a number. All types are checked before the first range.
-
-  >>> typed(OptimizerConfig(learning_rate="a lot"))
-  Traceback (most recent call last):
-  ...
-  dpjax.validate.UserError: config.learning_rate='a lot': must be a number
-  """
-  fields.check(config, type(config), "config")
-  rules.check(config)
-  noise_seed = getattr(config, "noise_seed", None)
-  if noise_seed is not None and getattr(config, "release", False):
-    raise UserError(
-      "must be none with release=True, whose noise must be secret",
-      field="noise_seed",
-      value=noise_seed,
-    )
-
-
 def names_fields(call: _F) -> _F:
   """Wraps `call(config, ...)` so that its errors use dotted names of the config's fields.
 

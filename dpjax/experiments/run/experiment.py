@@ -17,7 +17,7 @@ import numpy as np
 from dpjax import trees, validate
 from dpjax.accounting import Ledger
 from dpjax.data import digest
-from dpjax.experiments.config import fields, rules
+from dpjax.experiments.config import common
 from dpjax.experiments.run import config_names, run_keys, writers
 from dpjax.experiments.run import workdir as owner
 from dpjax.experiments.run.guarantee import NONE, Guarantee
@@ -135,8 +135,7 @@ class Experiment(Generic[C]):
 
     Here by the types and ranges in its annotations. A kind that checks more calls this, too.
     """
-    fields.check(self.config, type(self.config), "config")
-    rules.check(self.config)
+    common.typed(self.config)
 
   def data(self) -> Any:
     """Loads the data. Several runs may share what this function returns."""

@@ -22,7 +22,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Annotated, Any
 
 from dpjax import pictures, validate
-from dpjax.experiments.config import fields, rules
+from dpjax.experiments.config import common, fields, rules
 from dpjax.experiments.config.fields import Choice, WithChoices
 from dpjax.experiments.kinds import bounds
 from dpjax.experiments.kinds.central.config import TrainConfig
@@ -269,7 +269,7 @@ def _draw(config: SweepConfig, folder: pathlib.Path, rows: list[Row]) -> None:
 
 
 def _check(config: SweepConfig) -> None:
-  bounds.typed(config)
+  common.typed(config)
   _check_selection(config)
   if not (config.grid or config.variants):
     raise UserError(

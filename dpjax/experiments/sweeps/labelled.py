@@ -10,8 +10,7 @@ import pathlib
 from collections.abc import Callable
 from typing import Any, ClassVar, Protocol, TypeVar
 
-from dpjax.experiments.config import fields
-from dpjax.experiments.kinds import bounds
+from dpjax.experiments.config import common, fields
 from dpjax.experiments.run import loop
 from dpjax.experiments.sweeps import engine
 from dpjax.experiments.sweeps.engine import Grid, Point, Row
@@ -50,7 +49,7 @@ def points(
     UserError: an unknown field or value, a field of the whole table in a row, two rows with the
       same name; an error of `check`, after the label of the row.
   """
-  bounds.typed(config)
+  common.typed(config)
   all_points = []
   for label, run in _runs_of(config, alone):
     try:

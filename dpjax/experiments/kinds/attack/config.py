@@ -98,7 +98,7 @@ class AttackConfig(WithChoices):
 @bounds.names_fields
 def check(config: AttackConfig) -> None:
   """Raises UserError if the config of one attack is wrong; loads no data."""
-  bounds.typed(config)
+  common.typed(config)
   _check_attack(config)
   target = config.target
   kind = fields.name_of(config, "target")

@@ -25,7 +25,7 @@ from dpjax import (
 from dpjax.auditing.canaries import Canaries
 from dpjax.data import ahead, cache, resident
 from dpjax.data.resident import resident_bytes
-from dpjax.experiments.config import user_code
+from dpjax.experiments.config import common, user_code
 from dpjax.experiments.config.attacker import attack_of
 from dpjax.experiments.config.fields import name_of
 from dpjax.experiments.config.optimizers import SCHEDULE_FREE, Noise
@@ -129,7 +129,7 @@ class Run(NamedTuple):
 @bounds.names_fields
 def check(config: TrainConfig) -> None:
   """Raises UserError if the config is wrong; loads no data."""
-  bounds.typed(config)
+  common.typed(config)
   bounds.training(config)
   if config.augmult > 1 and config.augmentation == "none":
     raise UserError(

@@ -311,6 +311,9 @@ class DpSgd(NoisySteps):
   ] = "poisson"
 
 
+NoiseStrategy = Annotated[Strategy, Choice(STRATEGIES), "how noise is correlated"]
+
+
 @dataclasses.dataclass
 class DpFtrl(NoisySteps):
   """Clipped gradients, noise that is correlated over the steps; see `dpjax.noise.correlated`."""
@@ -320,9 +323,7 @@ class DpFtrl(NoisySteps):
     samplers.choice("correlated noise", "capacity", "separation"),
     "who is in a batch, and how far apart; launch.list samplers; or package.module:name",
   ] = "cyclic"
-  strategy: Annotated[Strategy, Choice(STRATEGIES), "how noise is correlated"] = (
-    dataclasses.field(default_factory=correlated.Banded)
-  )
+  strategy: NoiseStrategy = dataclasses.field(default_factory=correlated.Banded)
 
 
 @dataclasses.dataclass

@@ -75,7 +75,7 @@ class DistillationConfig(WithChoices):
 @bounds.names_fields
 def check(config: DistillationConfig) -> None:
   """Raises UserError if the config is wrong; loads no data."""
-  bounds.typed(config)
+  common.typed(config)
   named_data.check_folder(config)
   is_public = isinstance(config.method, PublicImages)
   bounds.read_if(config, is_public, "method='public'", "pool_is_public")

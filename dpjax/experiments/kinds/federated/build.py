@@ -13,7 +13,7 @@ import optax
 from dpjax import federated, secure, trees, validate
 from dpjax.data import Federation
 from dpjax.data.target_kinds import needs_classes
-from dpjax.experiments.config import user_code
+from dpjax.experiments.config import common, user_code
 from dpjax.experiments.config.fields import leaves_out, name_of
 from dpjax.experiments.kinds import audits, bounds
 from dpjax.experiments.kinds.central import build as build_central
@@ -97,7 +97,7 @@ def check(config: FedConfig, *, draws_cohorts: bool = True) -> None:
   Args:
     draws_cohorts: False for an attack on single messages, of which no cohort can be too small.
   """
-  bounds.typed(config)
+  common.typed(config)
   config = audit.resolved(config)
   fed_bounds.federation(config)
   validate.one_of(named.NAMES, execution=config.execution)

@@ -21,13 +21,13 @@ from dpjax.experiments.kinds.central.config import (
   CanaryAudit,
   DataConfig,
   ModelConfig,
+  NoiseStrategy,
   OptimizerConfig,
 )
 from dpjax.experiments.kinds.federated.secure_sums import SECURE_SUMS
 from dpjax.federated import described
 from dpjax.federated.client import capped, uniform
 from dpjax.noise import correlated
-from dpjax.noise.correlated.registry import STRATEGIES, Strategy
 from dpjax.transforms.every_clip_rule import CLIP_RULES
 from dpjax.zoo.datasets import leaf, natural, pfl, shakespeare, tff
 
@@ -258,9 +258,7 @@ class FedFtrl(ServerNoise):
     samplers.choice("correlated noise", "separation"),
     "which clients are in a round, and how far apart; or package.module:name",
   ] = "cyclic"
-  strategy: Annotated[Strategy, Choice(STRATEGIES), "how noise is correlated"] = (
-    dataclasses.field(default_factory=correlated.Banded)
-  )
+  strategy: NoiseStrategy = dataclasses.field(default_factory=correlated.Banded)
 
 
 @dataclasses.dataclass

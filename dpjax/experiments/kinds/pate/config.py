@@ -156,7 +156,7 @@ class PateConfig(WithChoices):
 @bounds.names_fields
 def check(config: PateConfig) -> None:
   """Raises UserError if the config is wrong; loads no data."""
-  bounds.typed(config)
+  common.typed(config)
   named_data.check_folder(config)
   bounds.read_if(config, config.std is None, "std=None, which is solved for", "epsilon")
   if config.num_queries > config.num_pool:

@@ -216,7 +216,7 @@ def _unread(config: RelevanceConfig) -> list[str]:
 @bounds.names_fields
 def check(config: RelevanceConfig) -> None:
   """Raises UserError if the config is wrong; loads no data."""
-  bounds.typed(config)
+  common.typed(config)
   bounds.data(config.data)
   if not config.epsilons:
     raise UserError("must hold at least one epsilon", field="epsilons", value=[])

@@ -270,7 +270,7 @@ class SecureConfig(WithChoices):
 @bounds.names_fields
 def check(config: SecureConfig) -> None:
   """Raises UserError if the config of one computation is wrong; loads no data."""
-  bounds.typed(config)
+  common.typed(config)
   task = config.task
   if isinstance(task, SumTask):
     _check_sum(task)

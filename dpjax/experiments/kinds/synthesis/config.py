@@ -132,7 +132,7 @@ class SynthesisConfig(WithChoices):
 @bounds.names_fields
 def check(config: SynthesisConfig) -> None:
   """Raises UserError if the config is wrong; loads no data."""
-  bounds.typed(config)
+  common.typed(config)
   named_data.check_folder(config)
   if config.release and config.attack:
     raise UserError(
