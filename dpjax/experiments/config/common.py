@@ -1,4 +1,4 @@
-"""What configs of all kinds share: annotations, so that each range is written once, and their check.
+"""What configs of all kinds share: annotations, so that each range stands once, and their check.
 
 Where an annotation has no help text, a field adds its own: `Annotated[ClipNorm, "of a message"]`.
 """
