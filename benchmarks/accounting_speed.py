@@ -45,28 +45,32 @@ SAMPLERS: dict[str, dict[str, str]] = {
 _BATCH = 100
 
 
-def step_event(sampler: str, prob: float, noise_multiplier: float) -> tuple[Any, int]:
+def step_event(
+  sampler: str, sampling_prob: float, noise_multiplier: float
+) -> tuple[Any, int]:
   """Returns the event of a step, or of a pass, and its number of steps."""
   from dpjax import accounting
 
   noise = accounting.gaussian_event(noise_multiplier)
   if sampler == "poisson":
-    return accounting.poisson_sampled_event(noise, sampling_prob=prob), 1
+    return accounting.poisson_sampled_event(noise, sampling_prob=sampling_prob), 1
   if sampler == "laplace":
     noise = accounting.laplace_event(noise_multiplier)
-    return accounting.poisson_sampled_event(noise, sampling_prob=prob), 1
-  size = round(_BATCH / prob)
+    return accounting.poisson_sampled_event(noise, sampling_prob=sampling_prob), 1
+  size = round(_BATCH / sampling_prob)
   if sampler.startswith("fixed_size"):
     return accounting.fixed_size_event(noise, num_examples=size, batch_size=_BATCH), 1
   if sampler == "with_replacement":
     return accounting.with_replacement_event(noise, num_examples=size, batch_size=_BATCH), 1
   if sampler == "bounded_contribution":
-    return bounded_contribution_event(noise, sampling_prob=prob / 3, max_contribution=3), 1
+    return bounded_contribution_event(
+      noise, sampling_prob=sampling_prob / 3, max_contribution=3
+    ), 1
   if sampler == "truncated_poisson":
     return truncated_poisson_event(
-      noise, sampling_prob=prob, num_examples=size, capacity=2 * _BATCH
+      noise, sampling_prob=sampling_prob, num_examples=size, capacity=2 * _BATCH
     ), 1
-  passes = max(1, round(1 / prob))
+  passes = max(1, round(1 / sampling_prob))
   return random_allocation_event(noise, num_steps=passes), passes
 
 
@@ -74,24 +78,31 @@ def settings() -> Iterator[dict[str, Any]]:
   """Yields all settings: every one of Poisson sampling, and a few of each other sampler."""
   for sampler in SAMPLERS:
     for steps in STEPS:
-      for prob in PROBS:
+      for sampling_prob in PROBS:
         for epsilon in EPSILONS:
           # The other samplers are asked at epsilon 1, and where a record joins at all.
-          if sampler != "poisson" and (epsilon != 1.0 or prob in (1.0, 1e-6)):
+          if sampler != "poisson" and (epsilon != 1.0 or sampling_prob in (1.0, 1e-6)):
             continue
-          if sampler == "random_allocation" and steps * prob < 1:
+          if sampler == "random_allocation" and steps * sampling_prob < 1:
             continue
-          yield {"sampler": sampler, "steps": steps, "prob": prob, "epsilon": epsilon}
+          yield {
+            "sampler": sampler,
+            "steps": steps,
+            "sampling_prob": sampling_prob,
+            "epsilon": epsilon,
+          }
 
 
 def calibrated(setting: dict[str, Any]) -> tuple[float, float, float]:
   """Returns processor seconds, the noise multiplier, and the epsilon at this noise."""
   from dpjax import accounting
 
-  sampler, prob, steps = (setting[name] for name in ("sampler", "prob", "steps"))
+  sampler, sampling_prob, steps = (
+    setting[name] for name in ("sampler", "sampling_prob", "steps")
+  )
 
   def make(noise_multiplier: float) -> Any:
-    event, length = step_event(sampler, prob, noise_multiplier)
+    event, length = step_event(sampler, sampling_prob, noise_multiplier)
     return accounting.composed(event, -(-steps // length))
 
   options: Any = {"delta": DELTA, **SAMPLERS[sampler]}
@@ -138,7 +149,7 @@ class Worker:
 
 def _work() -> None:
   # Imports and first calls are not counted.
-  calibrated({"sampler": "poisson", "steps": 10, "prob": 0.1, "epsilon": 1.0})
+  calibrated({"sampler": "poisson", "steps": 10, "sampling_prob": 0.1, "epsilon": 1.0})
   for line in sys.stdin:
     print(json.dumps(calibrated(json.loads(line))), flush=True)
 
@@ -149,12 +160,21 @@ def _peer_rows() -> Iterator[list[Any]]:
 
   from dpjax import accounting
 
-  yield ["prob", "noise_multiplier", "steps", "delta", "of", "grid", "seconds", "epsilon"]
+  yield [
+    "sampling_prob",
+    "noise_multiplier",
+    "steps",
+    "delta",
+    "of",
+    "grid",
+    "seconds",
+    "epsilon",
+  ]
   cases = [(1e-2, 1.0, 4000), (1e-3, 0.7, 10**4), (1e-4, 0.6, 10**5), (0.1, 10.0, 10**6)]
-  for prob, noise, steps in cases:
+  for sampling_prob, noise, steps in cases:
     event = accounting.composed(
       accounting.poisson_sampled_event(
-        accounting.gaussian_event(noise), sampling_prob=prob
+        accounting.gaussian_event(noise), sampling_prob=sampling_prob
       ),
       steps,
     )
@@ -162,7 +182,7 @@ def _peer_rows() -> Iterator[list[Any]]:
     start = time.process_time()
     found = accounting.epsilon(event, delta=DELTA)
     yield [
-      prob, noise, steps, DELTA, "dpjax", "", f"{time.process_time() - start:.3f}", found
+      sampling_prob, noise, steps, DELTA, "dpjax", "", f"{time.process_time() - start:.3f}", found
     ]  # fmt: skip
     for grid in (1e-4, 4e-4):
       start = time.process_time()
@@ -172,7 +192,7 @@ def _peer_rows() -> Iterator[list[Any]]:
       )
       found = accountant.compose(event).get_epsilon(DELTA)
       yield [
-        prob, noise, steps, DELTA, "dp_accounting", grid,
+        sampling_prob, noise, steps, DELTA, "dp_accounting", grid,
         f"{time.process_time() - start:.3f}", found,
       ]  # fmt: skip
 
@@ -200,7 +220,7 @@ def main() -> None:
   header = [f"{prefix}{name}" for prefix in workers for name in names]
   if options.other:
     header.append("ratio")
-  writer.writerow(["sampler", "steps", "prob", "epsilon", *header])
+  writer.writerow(["sampler", "steps", "sampling_prob", "epsilon", *header])
   samplers = options.samplers.split(",")
   chosen = [setting for setting in settings() if setting["sampler"] in samplers]
   for setting in chosen[:: _FEW if options.few else 1]:

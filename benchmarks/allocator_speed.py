@@ -83,7 +83,7 @@ def _measured(workload: str) -> _Found:
   model, shape, size, microbatch_size = _work(workload)
   plan = Plan(
     sampler=sampling.PoissonSampler(
-      prob=size / _EXAMPLES, capacity=size + 8 * math.isqrt(size)
+      sampling_prob=size / _EXAMPLES, capacity=size + 8 * math.isqrt(size)
     ),
     noise_multiplier=1.0,
     l2_clip_norm=0.1,

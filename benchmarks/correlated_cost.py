@@ -77,10 +77,10 @@ METHODS: dict[str, correlated.Correlation] = {
   "bisr_32_kept": correlated.InverseBanded.square_root(32, redraw=False),
   "bisr_32": correlated.InverseBanded.square_root(32, redraw=True),
   "band_inv_mf_4": correlated.InverseBanded.optimized(
-    num_steps=_STEPS, bands=4, min_sep=100, redraw=True
+    num_steps=_STEPS, bands=4, steps_apart=100, redraw=True
   ),
   "lambda_cgd": correlated.InverseBanded.optimized(
-    num_steps=_STEPS, bands=2, min_sep=100, redraw=True
+    num_steps=_STEPS, bands=2, steps_apart=100, redraw=True
   ),
 }
 

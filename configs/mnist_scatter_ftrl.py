@@ -9,7 +9,7 @@ seed 0, results/mnist_algorithms). At the same epsilon, one run each whose file 
 20 passes (--config.num_steps=300 --config.optimizer.learning_rate=8), .986 for cyclic Poisson
 sampling with 2 bands:
 
-  ... --config.privacy.sampler=cyclic_poisson --config.privacy.sampler.separation=2 \\
+  ... --config.privacy.sampler=cyclic_poisson --config.privacy.sampler.steps_apart=2 \\
     --config.privacy.strategy.bands=2 \\
     --config.privacy.neighboring_relation=add_or_remove_one
 

@@ -879,11 +879,11 @@ def _noise_left() -> list[Row]:
     "`bisr`, 16 draws": lambda _: correlated.Bisr(bands=16),
   }
 
-  def error(choice, num_steps: int, min_sep: int) -> float:
-    strategy = choice.make(num_steps, min_sep)
+  def error(choice, num_steps: int, steps_apart: int) -> float:
+    strategy = choice.make(num_steps, steps_apart)
     column = strategy.multiply([[1.0]] + [[0.0]] * (num_steps - 1))[:, 0]
     costs = matrix.participation_costs(
-      strategy, num_steps=num_steps, min_sep=min_sep, cyclic=True
+      strategy, num_steps=num_steps, steps_apart=steps_apart, cyclic=True
     )
     return math.sqrt(series.prefix_error(column, num_steps) * costs[-1])
 

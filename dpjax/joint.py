@@ -64,7 +64,7 @@ class JointPlan(overflow.MayAbort):
   Quote the epsilon of the joint plan. The epsilon of one plan leaves the other parts out.
 
   >>> from dpjax import PoissonSampler, mechanisms  # doctest: +SLOW
-  >>> train = Plan(sampler=PoissonSampler(prob=0.1, capacity=200), noise_multiplier=1.0,
+  >>> train = Plan(sampler=PoissonSampler(sampling_prob=0.1, capacity=200), noise_multiplier=1.0,
   ...   l2_clip_norm=1.0, normalize_by=100, num_steps=50, delta=1e-5)
   >>> mean = mechanisms.Gaussian(noise_multiplier=4.0, l2_sensitivity=1.0)
   >>> joint = JointPlan.calibrated(parts={"mean": mean, "train": train},

@@ -134,7 +134,7 @@ class Plan(overflow.MayAbort):
   add_or_remove_one the number of examples is secret, so no number of the plan may be computed
   from it. A number of examples declared without looking at the data may be used.
 
-  >>> plan = Plan(sampler=sampling.PoissonSampler(prob=0.01, capacity=768),
+  >>> plan = Plan(sampler=sampling.PoissonSampler(sampling_prob=0.01, capacity=768),
   ...   noise_multiplier=1.2, l2_clip_norm=1.0, normalize_by=600, num_steps=2000, delta=1e-5)
   >>> 1.8 < plan.epsilon() < 1.9 and plan.epsilon(steps=0) == 0
   True
@@ -164,7 +164,7 @@ class Plan(overflow.MayAbort):
     object.__setattr__(self, "l2_clip_norm", gradients.Clip.of(self.l2_clip_norm))
     if not hasattr(self.sampler, "proved_under"):
       raise UserError(
-        "must be a sampler, such as dpjax.PoissonSampler(prob=..., capacity=...)",
+        "must be a sampler, such as dpjax.PoissonSampler(sampling_prob=..., capacity=...)",
         field="sampler",
         value=Verbatim(f"{self.sampler!r:.60}"),
       )
@@ -219,7 +219,7 @@ class Plan(overflow.MayAbort):
     if participation is not None:
       # The events are computed now, to raise UserError for combinations without an analysis.
       _ = self._correlated_events
-    if participation is None or participation.sampling_prob < 1:
+    if participation is None or participation.turn_prob < 1:
       shape.check_levels(self.accountant)
 
   @functools.cached_property
@@ -363,7 +363,7 @@ class Plan(overflow.MayAbort):
 
     >>> plan = Plan.for_data(np.zeros((1_000, 2)), batch_size=100, epochs=3, epsilon=2.0,
     ...   delta=1e-5, l2_clip_norm=1.0, num_examples=1_000)
-    >>> plan.sampler.prob, plan.normalize_by, plan.num_steps, plan.epsilon() <= 2
+    >>> plan.sampler.sampling_prob, plan.normalize_by, plan.num_steps, plan.epsilon() <= 2
     (0.1, 100, 30, True)
     """
     validate.integer_at_least(1, batch_size=batch_size)
@@ -406,7 +406,7 @@ class Plan(overflow.MayAbort):
       attack=attack,
       delta=delta,
       # The noise does not depend on the capacity, which is chosen below.
-      sampler=sampling.PoissonSampler(prob=batch_size / size, capacity=size),
+      sampler=sampling.PoissonSampler(sampling_prob=batch_size / size, capacity=size),
       num_steps=steps,
       l2_clip_norm=l2_clip_norm,
       normalize_by=batch_size,
@@ -518,12 +518,12 @@ class Plan(overflow.MayAbort):
     participation = self.sampler.participation
     if participation is None or not steps or not self.noise_multiplier:
       return self.event(steps)
-    if participation.sampling_prob < 1:
+    if participation.turn_prob < 1:
       return self.event(steps)
     costs = matrix.participation_costs(
       self.noise_shape.strategy,
       num_steps=self.num_steps,
-      min_sep=participation.min_sep,
+      steps_apart=participation.steps_apart,
       cyclic=participation.cyclic,
       factors=self.noise_shape.schedule,
     )
@@ -697,8 +697,8 @@ class Plan(overflow.MayAbort):
         has; a call under jit.
 
     >>> import optax  # doctest: +SLOW
-    >>> plan = Plan(sampler=sampling.PoissonSampler(prob=0.5, capacity=4), l2_clip_norm=1.0,
-    ...   noise_multiplier=1.0, normalize_by=2, num_steps=3, delta=1e-5)
+    >>> plan = Plan(sampler=sampling.PoissonSampler(sampling_prob=0.5, capacity=4),
+    ...   l2_clip_norm=1.0, noise_multiplier=1.0, normalize_by=2, num_steps=3, delta=1e-5)
     >>> tx = optax.chain(plan.transform(jax.random.key(0)), optax.adam(0.1))
     >>> params = jax.numpy.zeros(2)
     >>> grads = gradients.stacked(jax.numpy.ones((4, 2)), mask=True)
@@ -789,7 +789,7 @@ class Plan(overflow.MayAbort):
     )
 
   @property
-  def noise_std(self) -> Any:
+  def mean_noise_std(self) -> Any:
     """Returns the standard deviation of the noise on the private MEAN gradient, if it is equal at
     every step. It is a number, or a prefix tree of numbers if groups of parameters differ.
 
@@ -800,7 +800,7 @@ class Plan(overflow.MayAbort):
     names += ("scaled coordinates",)
     features = together.features(self.l2_clip_norm, self.noise_shape, scaling=self.scaling)
     for name in [name for name in names if name in features]:
-      raise UserError(f"{features[name]}: makes noise_std differ by step")
+      raise UserError(f"{features[name]}: makes mean_noise_std differ by step")
     shares = self.noise_shape.shares
     stds = group_stds(self.l2_clip_norm, self.noise_multiplier, shares)
     stds = jax.tree.map(lambda std: std / self.normalize_by, stds)
@@ -839,7 +839,7 @@ class Plan(overflow.MayAbort):
   def _size_of_divisor(self) -> int | None:
     """Returns the number of examples whose expected batch size is `normalize_by`; None without
     a sampling rate, or if the number rounds to 0 or is too large."""
-    rate = getattr(self.sampler, "rate", None)
+    rate = getattr(self.sampler, "sampling_prob", None)
     size = self.normalize_by / rate if rate else math.inf
     return round(size) if 0.5 < size <= _MOST_EXAMPLES else None
 
@@ -909,9 +909,9 @@ class Plan(overflow.MayAbort):
     elif self.neighboring_relation != NeighboringRelation.ADD_OR_REMOVE_ONE:
       # The divisor may fit the size of a subset, or that of the whole, which is declared.
       sizes = (num_examples, num_examples if declared is None else declared)
-      least, most = sampler.rate * min(sizes), sampler.rate * max(sizes)
+      least, most = sampler.sampling_prob * min(sizes), sampler.sampling_prob * max(sizes)
     elif declared is not None:
-      least = most = sampler.rate * declared
+      least = most = sampler.sampling_prob * declared
     else:
       # The number of examples is secret, and the warning must not follow from it. What is known is
       # that no batch is above the capacity.

@@ -236,7 +236,7 @@ class Bounded(NamedTuple):
   noise_multiplier: float
   num_steps: int
   sampling_prob: float  # probability that one example is in a batch
-  min_sep: int  # for balls_in_bins, the number of bins
+  steps_apart: int  # for balls_in_bins, the number of bins
   delta: float
   bands: int = 1  # of the noise; 1: independent
   num_samples: int = 2_000_000
@@ -255,15 +255,15 @@ class Bounded(NamedTuple):
 def check_bounded(run: Bounded) -> None:
   """Raises UserError for settings that `bounded_rows` refuses. It simulates nothing."""
   validate.one_of(BOUNDED, sampler=run.sampler)
-  validate.integer_in(1, MOST_APART, min_sep=run.min_sep)
+  validate.integer_in(1, MOST_APART, steps_apart=run.steps_apart)
   validate.probability(sampling_prob=run.sampling_prob)
   bins = run.sampler == "balls_in_bins"
-  turn = run.sampling_prob * run.min_sep
-  # With the sampler min_sep, an example may wait longer than min_sep steps. With balls_in_bins, it
-  # takes part exactly once in every min_sep steps.
+  turn = run.sampling_prob * run.steps_apart
+  # With the sampler min_sep, an example may wait longer than steps_apart steps. With balls_in_bins,
+  # it takes part exactly once in every steps_apart steps.
   if turn > 1 + 1e-9 or (bins and turn < 1 - 1e-9):
     raise UserError(
-      f"must be {'' if bins else 'at most '}1 / min_sep, {1 / run.min_sep!r}, "
+      f"must be {'' if bins else 'at most '}1 / steps_apart, {1 / run.steps_apart!r}, "
       f"for sampler={run.sampler!r}",
       field="sampling_prob",
       value=run.sampling_prob,
@@ -278,8 +278,8 @@ def bounded_rows(run: Bounded) -> list[tuple[str, float]]:
   delta for batches above their capacity, as that program does.
 
   Raises:
-    UserError: a sampler outside `BOUNDED`; a min_sep out of its range; a sampling_prob that is
-      above 1 / min_sep, or, with the sampler balls_in_bins, below it.
+    UserError: a sampler outside `BOUNDED`; a steps_apart out of its range; a sampling_prob that is
+      above 1 / steps_apart, or, with the sampler balls_in_bins, below it.
 
   >>> rows = bounded_rows(Bounded("balls_in_bins", 1.0, 8, 0.25, 4, 1e-3, num_samples=10_000))
   >>> [name for name, _ in rows][:2]  # doctest: +SLOW
@@ -289,14 +289,16 @@ def bounded_rows(run: Bounded) -> list[tuple[str, float]]:
   strategy = run.strategy
   common: Any = {"noise_multiplier": run.noise_multiplier, "num_steps": run.num_steps}
   bins = run.sampler == "balls_in_bins"
-  turn = run.sampling_prob * run.min_sep
+  turn = run.sampling_prob * run.steps_apart
   simulated: Any = {**common, "delta": run.delta, "num_samples": run.num_samples}
   if bins:
-    estimate = accounting.balls_in_bins_epsilon(strategy, num_bins=run.min_sep, **simulated)
+    estimate = accounting.balls_in_bins_epsilon(
+      strategy, num_bins=run.steps_apart, **simulated
+    )
   else:
-    prob = sampling.MinSepSampler.prob_of(run.sampling_prob, run.min_sep)
+    prob = sampling.MinSepSampler.turn_prob_of(run.sampling_prob, run.steps_apart)
     estimate = min_sep_epsilon(
-      strategy, sampling_prob=prob, min_sep=run.min_sep, **simulated
+      strategy, turn_prob=prob, steps_apart=run.steps_apart, **simulated
     )
   share = f"{100 * estimate.confidence:g} %"
   rows = [
@@ -305,16 +307,16 @@ def bounded_rows(run: Bounded) -> list[tuple[str, float]]:
   ]
   for by in ACCOUNTANTS if bins else ():
     proved = accounting.balls_in_bins_proved(
-      strategy, num_bins=run.min_sep, delta=run.delta, accountant=by, **common
+      strategy, num_bins=run.steps_apart, delta=run.delta, accountant=by, **common
     )
     rows.append((f"proved, charged by no run ({by})", proved))
   schemes: dict[str, dict[str, Any]] = {"proved, unamplified": {"cyclic": bins}}
-  # Amplification of cyclic Poisson batches is proved only for at most min_sep bands.
-  if not bins and run.bands <= run.min_sep and turn < 1:
-    schemes["cyclic poisson"] = {"cyclic": True, "sampling_prob": turn}
+  # Amplification of cyclic Poisson batches is proved only for at most steps_apart bands.
+  if not bins and run.bands <= run.steps_apart and turn < 1:
+    schemes["cyclic poisson"] = {"cyclic": True, "turn_prob": turn}
   for scheme, more in schemes.items():
     event = matrix.joined(
-      matrix.correlated_events(strategy, min_sep=run.min_sep, **common, **more)
+      matrix.correlated_events(strategy, steps_apart=run.steps_apart, **common, **more)
     )
     deltas = {"pld": run.delta, "launch.train, pld": without_share(run.delta)}
     rows += [

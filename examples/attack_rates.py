@@ -22,7 +22,7 @@ numbers = {
   "num_steps": 100,
   "l2_clip_norm": 1.0,
   "normalize_by": 500,
-  "sampler": dpjax.PoissonSampler(prob=0.05, capacity=10_000),
+  "sampler": dpjax.PoissonSampler(sampling_prob=0.05, capacity=10_000),
 }
 bound = accounting.TruePositiveRate(tpr=0.1, fpr=0.01)
 plan = dpjax.Plan.calibrated(attack=bound, **numbers)

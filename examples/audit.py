@@ -19,7 +19,7 @@ plan = dpjax.Plan.calibrated(
   num_steps=20,
   l2_clip_norm=1.0,
   normalize_by=500,
-  sampler=dpjax.PoissonSampler(prob=1.0, capacity=1001),
+  sampler=dpjax.PoissonSampler(sampling_prob=1.0, capacity=1001),
 )
 
 

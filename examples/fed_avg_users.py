@@ -32,7 +32,7 @@ plan = dpjax.Plan.calibrated(
   num_steps=20,
   l2_clip_norm=0.15,
   normalize_by=50,
-  sampler=dpjax.PoissonSampler(prob=0.5, capacity=101),
+  sampler=dpjax.PoissonSampler(sampling_prob=0.5, capacity=101),
 )
 
 # --- By hand.

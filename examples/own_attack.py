@@ -31,7 +31,7 @@ loss_fn = dpjax.losses.softmax_cross_entropy(model.apply)
 
 # Nine models, each trained on its own random half; each is the target once.
 halves = attacks.random_halves(9, len(records), seed=0)
-sampler = dpjax.PoissonSampler(prob=0.2, capacity=192)
+sampler = dpjax.PoissonSampler(sampling_prob=0.2, capacity=192)
 settings = {"sampler": sampler, "num_steps": 60, "normalize_by": 30, "delta": 1e-5}
 
 

@@ -4,7 +4,7 @@
 
 dpjax cannot prove the event that a foreign sampler states. So it computes the epsilon of that
 event, and says "claimed" and whose word it is.
-Guarantee: claimed. It holds if `draw` really takes each example independently with `prob`.
+Guarantee: claimed. It holds if `draw` really takes each example independently with `sampling_prob`.
 Time: 5 s on two CPU cores.
 """
 
@@ -25,7 +25,7 @@ class PhiloxPoisson(dpjax.PoissonSampler):
     # A draw is a function of (seed, step) alone, so that a resumed run repeats its batches.
     words = np.random.SeedSequence([seed, step]).generate_state(2, np.uint64)
     generator = np.random.Generator(np.random.Philox(key=words))
-    chosen = np.flatnonzero(generator.random(num_examples) < self.prob)
+    chosen = np.flatnonzero(generator.random(num_examples) < self.sampling_prob)
     # A batch is never cut: a cut batch is no Poisson sample. The plan has set a share of
     # delta aside for the chance of this error.
     if len(chosen) > self.capacity:
@@ -46,7 +46,7 @@ plan = dpjax.Plan.calibrated(
   num_steps=60,
   l2_clip_norm=1.0,
   normalize_by=200,
-  sampler=PhiloxPoisson(prob=200 / 1437, capacity=320),
+  sampler=PhiloxPoisson(sampling_prob=200 / 1437, capacity=320),
 )
 grad_fn = plan.clipped_grad(loss_fn)
 tx = optax.chain(plan.transform(dpjax.new_key()), optax.sgd(0.5, momentum=0.9))

@@ -41,7 +41,7 @@ Leave out exactly one of --epsilon, --noise_multiplier, --num_steps and --sampli
 
   # steps of a record are at least 8 apart, and noise has 4 bands. epsilon with amplification is
   # simulated; for --sampler=balls_in_bins it is also proved
-  python -m launch.account --sampler=min_sep --min_sep=8 --bands=4 --noise_multiplier=1 \\
+  python -m launch.account --sampler=min_sep --steps_apart=8 --bands=4 --noise_multiplier=1 \\
     --num_steps=64 --sampling_prob=0.05 --delta=1e-4 --num_samples=300000
 
   # 40 epochs of shuffled batches: an epoch costs no more than one step on all data
@@ -152,9 +152,9 @@ def define_flags(values: flags.FlagValues = flags.FLAGS) -> None:
     "who is in a batch; none: all data",
   )
   apart = "least steps between two of one example, for min_sep; bins of balls_in_bins"
-  flag("integer", "min_sep", None, apart)
-  flag("integer", "bands", 1, "with --min_sep: bands of the correlated noise")
-  flag("integer", "num_samples", 2_000_000, "with --min_sep: simulated runs")
+  flag("integer", "steps_apart", None, apart)
+  flag("integer", "bands", 1, "with --steps_apart: bands of the correlated noise")
+  flag("integer", "num_samples", 2_000_000, "with --steps_apart: simulated runs")
   default_text = (
     "default: add_or_remove_one; fixed_size, with_replacement: replace_one; truncated_poisson: "
     "replace_special"

@@ -11,7 +11,7 @@ from dpjax.accounting.monte_carlo import MOST_APART
 from dpjax.validate import UserError
 
 # Flags for samplers that bound how often an example takes part, and for no others.
-FLAGS = ("min_sep", "bands", "num_samples")
+FLAGS = ("steps_apart", "bands", "num_samples")
 # Flags that state a guarantee in an attacker's terms.
 ATTACK_FLAGS = ("tpr", "fpr", "advantage", "mu", "bayes_risk", "prior")
 _NOT = (
@@ -40,14 +40,14 @@ def runs(values: Any, levels: Sequence[float]) -> list[solve.Bounded]:
       f"must be given for {values.sampler!r}", field="noise_multiplier", value=None
     )
   validate.integer_at_least(1, num_steps=values.num_steps)
-  validate.integer_in(1, MOST_APART, min_sep=values.min_sep)
-  validate.integer_in(1, values.min_sep, bands=values.bands)
+  validate.integer_in(1, MOST_APART, steps_apart=values.steps_apart)
+  validate.integer_in(1, values.steps_apart, bands=values.bands)
   bins = values.sampler == "balls_in_bins"
   prob = values.sampling_prob
   if bins and prob is not None:
-    raise UserError("is 1 / min_sep for sampler='balls_in_bins'", field="sampling_prob")
-  prob = 1 / values.min_sep if bins else prob or 0.0
-  common = (values.num_steps, prob, values.min_sep, values.delta, values.bands)
+    raise UserError("is 1 / steps_apart for sampler='balls_in_bins'", field="sampling_prob")
+  prob = 1 / values.steps_apart if bins else prob or 0.0
+  common = (values.num_steps, prob, values.steps_apart, values.delta, values.bands)
   questions = [
     solve.Bounded(values.sampler, level, *common, values.num_samples) for level in levels
   ]
@@ -69,8 +69,8 @@ def show(asked: Sequence[solve.Bounded]) -> None:
   """Prints the settings that all runs share, and the table."""
   first = asked[0]
   print(
-    f"epsilon at delta {accounting.upper(first.delta)}; sampler {first.sampler}, min_sep "
-    f"{first.min_sep}, sampling_prob {accounting.upper(first.sampling_prob, digits=6)}, "
+    f"epsilon at delta {accounting.upper(first.delta)}; sampler {first.sampler}, steps_apart "
+    f"{first.steps_apart}, sampling_prob {accounting.upper(first.sampling_prob, digits=6)}, "
     f"{first.num_steps} steps, noise of bands {first.bands}, add_or_remove_one"
   )
   print(table(asked))

@@ -75,7 +75,7 @@ class Halves(sampling.Sampler):
 
 def poisson(num_examples, sampling_prob):
   """One of dpjax's samplers, with its own event; its capacity is fitted to delta."""
-  return sampling.PoissonSampler(prob=sampling_prob, capacity=num_examples + 1)
+  return sampling.PoissonSampler(sampling_prob=sampling_prob, capacity=num_examples + 1)
 
 
 def careful_client(loss_fn, client_tx, *, weighting, **_):

@@ -12,9 +12,11 @@ from dpjax.accounting.proved import ACCOUNTANTS, RELATIONS
 from dpjax.validate import UserError
 
 _SAMPLERS = {
-  "poisson": sampling.PoissonSampler(prob=0.05, capacity=2000),
-  "user": sampling.UserSampler(prob=0.05, capacity=2000),
-  "truncated": sampling.TruncatedPoissonSampler(prob=0.05, capacity=70, num_examples=1000),
+  "poisson": sampling.PoissonSampler(sampling_prob=0.05, capacity=2000),
+  "user": sampling.UserSampler(sampling_prob=0.05, capacity=2000),
+  "truncated": sampling.TruncatedPoissonSampler(
+    sampling_prob=0.05, capacity=70, num_examples=1000
+  ),
   "fixed_size": sampling.FixedSizeSampler(batch_size=50, num_examples=1000),
   "fixed, joining": sampling.FixedSizeSampler(50, num_examples=1000, size_is_public=False),
   "shuffled": sampling.ShuffledSampler(batch_size=50, num_examples=1000),
@@ -120,7 +122,7 @@ def test_p24_gaussian_noise_at_epsilon_5_is_analytic():
   plan = dpjax.Plan.calibrated(
     epsilon=5.0,
     delta=1e-5,
-    sampler=sampling.PoissonSampler(prob=1.0, capacity=1000),
+    sampler=sampling.PoissonSampler(sampling_prob=1.0, capacity=1000),
     num_steps=1,
     l2_clip_norm=1.0,
     normalize_by=50,

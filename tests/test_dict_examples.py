@@ -169,7 +169,7 @@ def test_a_batch_of_unequal_leaves_ends_in_one_line(changed, field):
 
 def _plan(**more):
   return dpjax.Plan(
-    sampler=dpjax.PoissonSampler(prob=0.5, capacity=20),
+    sampler=dpjax.PoissonSampler(sampling_prob=0.5, capacity=20),
     noise_multiplier=1.0,
     l2_clip_norm=_CLIP,
     normalize_by=6,
@@ -190,7 +190,7 @@ def test_a_plan_counts_examples_and_not_names():
     l2_clip_norm=1.0,
     neighboring_relation="replace_special",
   )
-  assert plan.sampler.prob == pytest.approx(0.1) and plan.num_steps == 10
+  assert plan.sampler.sampling_prob == pytest.approx(0.1) and plan.num_steps == 10
 
 
 @pytest.mark.slow

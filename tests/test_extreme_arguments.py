@@ -13,7 +13,7 @@ from tests.refuses import refuses
 _VALUES = [np.inf, -np.inf, np.nan, 0, -1, 1e-320, 1e-45, 1e-30, 1e30, 1e38, 1e39, 1e300]
 _VALUES += [10**400, 2**31, 2**64, None, "1", True, [1.0], {"w": np.inf}, 1j, ()]
 _PLAN = {
-  "sampler": sampling.PoissonSampler(prob=0.5, capacity=101),
+  "sampler": sampling.PoissonSampler(sampling_prob=0.5, capacity=101),
   "noise_multiplier": 1.0,
   "l2_clip_norm": 1.0,
   "normalize_by": 50,

@@ -61,10 +61,10 @@ def make_plan(sampler):
   "array", [Sorting(), Centred(), np.arange(ROWS, dtype=np.float32).view(SortingArray)]
 )
 def test_order_is_checked_inside_a_dict_and_inside_blocks(array):
-  examples = make_plan(PoissonSampler(prob=0.2, capacity=ROWS))
+  examples = make_plan(PoissonSampler(sampling_prob=0.2, capacity=ROWS))
   with refuses("data"):
     examples.batches({"x": array}, 1)
-  users = make_plan(UserSampler(prob=0.2, capacity=16))
+  users = make_plan(UserSampler(sampling_prob=0.2, capacity=16))
   blocks = group_by_user(array, np.arange(ROWS) // 4, max_examples_per_user=4)
   with refuses("data"):
     users.batches(blocks, 1)
@@ -77,7 +77,7 @@ def test_users_of_a_dict_are_counted_by_rows():
 
 
 def test_names_that_cannot_stand_beside_the_key_are_refused():
-  plan = make_plan(PoissonSampler(prob=0.2, capacity=ROWS))
+  plan = make_plan(PoissonSampler(sampling_prob=0.2, capacity=ROWS))
   init, step = training.dp_sgd(
     lambda w, example: w * example[0],
     plan,
@@ -91,7 +91,7 @@ def test_names_that_cannot_stand_beside_the_key_are_refused():
 
 
 def test_long_doubles_are_refused_in_one_line():
-  plan = make_plan(PoissonSampler(prob=0.2, capacity=ROWS))
+  plan = make_plan(PoissonSampler(sampling_prob=0.2, capacity=ROWS))
   with refuses("data"):
     plan.batches({"x": np.ones(ROWS, np.longdouble)}, 1)
 

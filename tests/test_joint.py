@@ -29,7 +29,7 @@ _ADD = "add_or_remove_one"
 
 def _train(**changes):
   numbers = dict(
-    sampler=sampling.PoissonSampler(prob=0.1, capacity=200), noise_multiplier=1.0,
+    sampler=sampling.PoissonSampler(sampling_prob=0.1, capacity=200), noise_multiplier=1.0,
     l2_clip_norm=1.0, normalize_by=100, num_steps=20, delta=_DELTA,
   )  # fmt: skip
   return Plan(**{**numbers, **changes})
@@ -225,8 +225,8 @@ def test_parts_that_only_rdp_knows_are_accounted_by_rdp():
     JointPlan(parts, _DELTA, accountant="pld")
 
 
-_USERS = sampling.UserSampler(prob=0.1, capacity=200)
-_CUT = sampling.TruncatedPoissonSampler(prob=0.1, capacity=150, num_examples=1000)
+_USERS = sampling.UserSampler(sampling_prob=0.1, capacity=200)
+_CUT = sampling.TruncatedPoissonSampler(sampling_prob=0.1, capacity=150, num_examples=1000)
 _ZEROED = _train(neighboring_relation="replace_special")
 
 
@@ -309,7 +309,7 @@ def test_a_run_of_two_parts_with_a_ledger(joint):
 
 @pytest.fixture(scope="module")
 def in_passes():
-  sampler = sampling.KOutOfTSampler(steps_per_pass=3, selected=2, capacity=10**6)
+  sampler = sampling.KOutOfTSampler(steps_per_pass=3, num_selected=2, capacity=10**6)
   train = _train(sampler=sampler, noise_multiplier=2.0, num_steps=6, accountant="rdp")
   return JointPlan(
     {"mean": _mean(), "train": train}, _DELTA, times={"mean": 3}, accountant="rdp"

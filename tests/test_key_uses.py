@@ -59,7 +59,7 @@ _X = np.random.default_rng(0).normal(size=(40, 4, 4, 1)).astype(np.float32)
 
 
 def _plan(**changes):
-  sampler = dpjax.PoissonSampler(prob=0.5, capacity=40)
+  sampler = dpjax.PoissonSampler(sampling_prob=0.5, capacity=40)
   base = {"sampler": sampler, "noise_multiplier": 1.0, "l2_clip_norm": 1.0}
   base |= {"normalize_by": 20, "num_steps": 3, "delta": 1e-5}
   return dpjax.Plan(**{**base, **changes})

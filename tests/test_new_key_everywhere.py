@@ -84,7 +84,7 @@ def test_what_is_no_key_is_told_of_new_key(key):
 
 def test_new_key_is_a_key_for_every_door():
   plan = dpjax.Plan(
-    sampler=dpjax.PoissonSampler(prob=0.5, capacity=8),
+    sampler=dpjax.PoissonSampler(sampling_prob=0.5, capacity=8),
     noise_multiplier=1.0,
     l2_clip_norm=1.0,
     normalize_by=4,

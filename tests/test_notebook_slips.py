@@ -39,7 +39,9 @@ def test_a_slice_or_a_number_is_no_data_set():
   for wrong in (part, Batch(part, mask), 60_000):
     with refuses("data"):
       _plan(wrong, num_examples=100)
-  assert _plan(_rows(100).subset(slice(60)), num_examples=60).sampler.prob == 50 / 60
+  assert (
+    _plan(_rows(100).subset(slice(60)), num_examples=60).sampler.sampling_prob == 50 / 60
+  )
 
 
 @pytest.mark.slow

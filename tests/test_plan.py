@@ -33,7 +33,7 @@ class _Data:
 
 def _plan(**changes):
   options = dict(
-    sampler=dpjax.PoissonSampler(prob=0.01, capacity=200),
+    sampler=dpjax.PoissonSampler(sampling_prob=0.01, capacity=200),
     noise_multiplier=1.1,
     l2_clip_norm=1.0,
     normalize_by=100,
@@ -67,7 +67,7 @@ def test_p25_calibrated_plans_stay_within_the_target():
     plan = dpjax.Plan.calibrated(
       epsilon=epsilon,
       delta=1e-5,
-      sampler=dpjax.PoissonSampler(prob=prob, capacity=5000),
+      sampler=dpjax.PoissonSampler(sampling_prob=prob, capacity=5000),
       num_steps=int(rng.integers(1, 2000)),
       l2_clip_norm=1.0,
       normalize_by=100,
@@ -156,16 +156,16 @@ def test_p16_batches_resume_where_they_stopped():
 
 
 def test_p12_a_capacity_that_could_overflow_is_refused_before_the_first_step():
-  plan = _plan(sampler=dpjax.PoissonSampler(prob=0.01, capacity=120))
+  plan = _plan(sampler=dpjax.PoissonSampler(sampling_prob=0.01, capacity=120))
   with refuses("capacity", value=120) as caught:
     plan.batches(_Data(), rng=0)
   needed = int(str(caught.value).split("must be >= ")[1].split()[0])
   enough = dataclasses.replace(
-    plan, sampler=dpjax.PoissonSampler(prob=0.01, capacity=needed)
+    plan, sampler=dpjax.PoissonSampler(sampling_prob=0.01, capacity=needed)
   )
   enough.batches(_Data(), rng=0)
   tight = dataclasses.replace(
-    plan, sampler=dpjax.PoissonSampler(prob=0.01, capacity=needed - 8)
+    plan, sampler=dpjax.PoissonSampler(sampling_prob=0.01, capacity=needed - 8)
   )
   with refuses("capacity"):
     tight.batches(_Data(), rng=0)
@@ -221,7 +221,7 @@ def test_wrong_numbers_are_named(changes, field):
 
 
 def test_a_refused_capacity_shows_the_chance_for_the_neighbour_with_one_row_more():
-  sampler = dpjax.PoissonSampler(prob=0.5, capacity=4)
+  sampler = dpjax.PoissonSampler(sampling_prob=0.5, capacity=4)
   plan = dpjax.Plan(
     sampler, 1.0, 1.0, 3.0, 2, delta=1e-5, neighboring_relation="replace_special"
   )

@@ -23,7 +23,7 @@ from tests.refuses import refuses
 
 _BANDED = correlated.BandedToeplitz.optimized(num_steps=24, bands=4)
 _CYCLIC = sampling.CyclicSampler(steps_per_pass=4, num_examples=100)
-_POISSON = sampling.CyclicPoissonSampler(prob=0.3, num_groups=4, capacity=101)
+_POISSON = sampling.CyclicPoissonSampler(turn_prob=0.3, num_groups=4, capacity=101)
 _SCHEDULE = tuple(1.0 + (t % 3) / 2 for t in range(24))
 
 
@@ -63,7 +63,7 @@ _PLANS = {
   "tree": _plan(noise_shape=_shape(correlated.Tree(restart_every=4))),
   "blt": _plan(
     noise_shape=_shape(
-      correlated.BufferedToeplitz.optimized(num_steps=24, buffers=2, min_sep=4)
+      correlated.BufferedToeplitz.optimized(num_steps=24, buffers=2, steps_apart=4)
     )
   ),
   "scheduled": _plan(noise_shape=_shape(schedule=_SCHEDULE)),
@@ -117,7 +117,7 @@ def test_the_curve_is_epsilon_and_never_falls(one):
 def test_the_whole_run_is_one_gaussian_on_c():
   found = _PLANS["banded"]
   matrix = correlated.matrix(_BANDED, 24)
-  sensitivity = matrix_lib.sensitivity(matrix, min_sep=4, cyclic=True)
+  sensitivity = matrix_lib.sensitivity(matrix, steps_apart=4, cyclic=True)
   event = dp_accounting.GaussianDpEvent(4.0 / sensitivity)
   relation = dp_accounting.NeighboringRelation.REPLACE_SPECIAL
   expected = PLDAccountant(relation).compose(event).get_epsilon(1e-5)
@@ -202,7 +202,7 @@ def test_p43_the_batches_of_a_plan_stay_within_its_sensitivity(name):
   costs = participation_costs(
     strategy,
     num_steps=24,
-    min_sep=participation.min_sep,
+    steps_apart=participation.steps_apart,
     cyclic=participation.cyclic,
     factors=one.noise_shape.schedule,
   )
@@ -215,7 +215,7 @@ def test_p43_a_poisson_trace_would_exceed_it():
   poisson = dpjax.PoissonSampler(0.25, 101)  # as many per step, but too close together
   for step in range(24):
     taken[step, poisson.draw(100, seed=5, step=step)] = True
-  costs = participation_costs(_BANDED, num_steps=24, min_sep=4, cyclic=True)
+  costs = participation_costs(_BANDED, num_steps=24, steps_apart=4, cyclic=True)
   worst = ((correlated.matrix(_BANDED, 24) @ taken) ** 2).sum(0).max()
   assert worst > costs[-1]
 

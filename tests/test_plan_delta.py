@@ -16,14 +16,14 @@ from tests.refuses import refuses
 
 _N = 2000
 _SAMPLERS = {
-  "poisson": lambda q: sampling.PoissonSampler(prob=q, capacity=_N + 1),
-  "users": lambda q: sampling.UserSampler(prob=q, capacity=_N + 1),
+  "poisson": lambda q: sampling.PoissonSampler(sampling_prob=q, capacity=_N + 1),
+  "users": lambda q: sampling.UserSampler(sampling_prob=q, capacity=_N + 1),
   "cyclic_poisson": lambda q: sampling.CyclicPoissonSampler(
-    prob=q, num_groups=3, capacity=_N + 1
+    turn_prob=q, num_groups=3, capacity=_N + 1
   ),
   "balls_in_bins": lambda q: sampling.BallsInBinsSampler(num_bins=7, capacity=_N + 1),
   "min_sep": lambda q: sampling.MinSepSampler(
-    prob=q, min_sep=3, num_steps=12, capacity=_N + 1
+    turn_prob=q, steps_apart=3, num_steps=12, capacity=_N + 1
   ),
 }
 

@@ -57,7 +57,7 @@ def test_all_numbers_follow_from_two(size, share, epochs, epsilon):
   batch_size = max(1, round(share * size))
   numbers = {"batch_size": batch_size, "epochs": epochs, "epsilon": epsilon}
   plan = _made(None, num_examples=size, **numbers)
-  assert plan.sampler.prob == batch_size / size and plan.normalize_by == batch_size
+  assert plan.sampler.sampling_prob == batch_size / size and plan.normalize_by == batch_size
   assert plan.num_steps == max(1, round(epochs * size / batch_size))
   assert 0.98 * epsilon <= plan.epsilon() <= epsilon
   plan.check_capacity(size)  # it fits, and one of 8 fewer slots does not
@@ -74,7 +74,7 @@ def test_under_add_or_remove_no_number_follows_from_the_rows():
   with refuses("num_examples", value=None) as caught:
     _made(_ROWS)
   assert "\n" not in str(caught.value) and len(str(caught.value)) < 300
-  assert _made(_Declared(5), num_examples=2000).sampler.prob == 0.05
+  assert _made(_Declared(5), num_examples=2000).sampler.sampling_prob == 0.05
 
 
 @pytest.mark.cases(slow=["None"])
@@ -100,7 +100,7 @@ def test_a_capacity_is_refused_without_telling_how_many_rows_there_are(declared)
 @pytest.mark.parametrize("relation", ["replace_special"])
 def test_where_both_neighbours_have_one_size_it_is_that_of_the_data(relation):
   plan = _made(_ROWS, batch_size=20, neighboring_relation=relation)
-  assert plan.sampler.prob == 20 / _N and plan.num_steps == 9
+  assert plan.sampler.sampling_prob == 20 / _N and plan.num_steps == 9
   assert next(plan.batches(_ROWS)).examples.shape == (plan.sampler.capacity, 2)
 
 
@@ -213,7 +213,9 @@ def _causes(error):
 
 @pytest.mark.parametrize("kind", sorted(_UNREADABLE))
 def test_what_cannot_be_read_by_place_is_one_line_without_who_was_drawn(kind):
-  plan = Plan(sampling.PoissonSampler(prob=0.5, capacity=61), 1.0, 1.0, 30, 3, delta=1e-5)
+  plan = Plan(
+    sampling.PoissonSampler(sampling_prob=0.5, capacity=61), 1.0, 1.0, 30, 3, delta=1e-5
+  )
   with refuses("data") as caught:
     for _ in plan.batches(_UNREADABLE[kind], rng=0):
       pass
@@ -230,14 +232,18 @@ def test_errors_of_data_that_are_dpjaxs_own_keep_their_words():
   def refuse(indices):
     raise UserError("x: every value must be finite")
 
-  plan = Plan(sampling.PoissonSampler(prob=0.5, capacity=61), 1.0, 1.0, 30, 3, delta=1e-5)
+  plan = Plan(
+    sampling.PoissonSampler(sampling_prob=0.5, capacity=61), 1.0, 1.0, 30, 3, delta=1e-5
+  )
   with refuses("x"):
     plan.batches(_Indexed(refuse), rng=0)
 
 
 @pytest.mark.parametrize("rows", [np.zeros((0, 2)), jnp.zeros((0, 2)), jnp.zeros(0)])
 def test_data_without_rows_are_one_line(rows):
-  plan = Plan(sampling.PoissonSampler(prob=0.5, capacity=61), 1.0, 1.0, 30, 3, delta=1e-5)
+  plan = Plan(
+    sampling.PoissonSampler(sampling_prob=0.5, capacity=61), 1.0, 1.0, 30, 3, delta=1e-5
+  )
   with refuses("data"):
     plan.batches(rows, rng=0)
 
@@ -254,12 +260,16 @@ def test_data_without_rows_are_one_line(rows):
   ids=["numpy", "jax", "a dict", "trees", "keys"],
 )  # fmt: skip
 def test_what_is_read_by_place_is_taken(data):
-  plan = Plan(sampling.PoissonSampler(prob=0.5, capacity=61), 1.0, 1.0, 30, 3, delta=1e-5)
+  plan = Plan(
+    sampling.PoissonSampler(sampling_prob=0.5, capacity=61), 1.0, 1.0, 30, 3, delta=1e-5
+  )
   assert len(list(plan.batches(data, rng=0))) == 3
 
 
 def test_without_a_seed_every_run_has_batches_of_its_own():
-  plan = Plan(sampling.PoissonSampler(prob=0.5, capacity=61), 1.0, 1.0, 30, 3, delta=1e-5)
+  plan = Plan(
+    sampling.PoissonSampler(sampling_prob=0.5, capacity=61), 1.0, 1.0, 30, 3, delta=1e-5
+  )
   masks = [np.asarray([b.mask for b in plan.batches(_ROWS)]) for _ in range(2)]
   rows = [np.asarray([b.examples for b in plan.batches(_ROWS)]) for _ in range(2)]
   assert not np.array_equal(masks[0], masks[1]) or not np.array_equal(rows[0], rows[1])
@@ -270,7 +280,7 @@ def test_without_a_seed_every_run_has_batches_of_its_own():
 
 @pytest.mark.parametrize(("normalize_by", "word"), [(3000, "small"), (0.3, "large")])
 def test_a_divisor_that_is_far_off_is_told(normalize_by, word):
-  sampler = sampling.PoissonSampler(prob=0.5, capacity=61)
+  sampler = sampling.PoissonSampler(sampling_prob=0.5, capacity=61)
   plan = Plan(
     sampler, 1.0, 1.0, normalize_by, 3, delta=1e-5, neighboring_relation="replace_special"
   )
@@ -303,7 +313,7 @@ def test_an_odd_presence_is_one_line_and_tells_of_no_draw(present):
   data = Rows()
   data.present = present
   plan = Plan(
-    sampler=sampling.PoissonSampler(prob=0.5, capacity=11),
+    sampler=sampling.PoissonSampler(sampling_prob=0.5, capacity=11),
     noise_multiplier=1.0,
     l2_clip_norm=1.0,
     normalize_by=5,
@@ -318,7 +328,7 @@ def test_a_size_that_the_plan_was_told_serves_one_row_less_and_more_alike():
   """Plain arrays declare no size; whether a run starts must not tell n from n + 1 either."""
   flipping = []
   for size in range(1466, 1470):
-    sampler = sampling.PoissonSampler(prob=100 / size, capacity=size)
+    sampler = sampling.PoissonSampler(sampling_prob=100 / size, capacity=size)
     plan = Plan(sampler, 3.0, 1.0, 100, 50, delta=1e-5)
     fitted = dataclasses.replace(plan, sampler=plan.fitted_sampler(size))
     if plan.fitted_sampler(size + 1).capacity > fitted.sampler.capacity:
@@ -359,7 +369,9 @@ _SORTED = {
 @pytest.mark.parametrize("how", _SORTED)
 def test_rows_in_another_order_are_refused(how):
   """The padding, which is row 0, would stand in slots that count: 23 times in one batch."""
-  plan = Plan(sampling.PoissonSampler(prob=0.1, capacity=41), 1.0, 1.0, 4, 3, delta=1e-5)
+  plan = Plan(
+    sampling.PoissonSampler(sampling_prob=0.1, capacity=41), 1.0, 1.0, 4, 3, delta=1e-5
+  )
   with refuses("data") as refused:
     plan.batches(_Own(_SORTED[how]), rng=0)
   assert "\n" not in str(refused.value) and len(str(refused.value)) < 300
@@ -374,14 +386,18 @@ _MIXED = {
 
 @pytest.mark.parametrize("how", _MIXED)
 def test_rows_that_hold_something_of_others_are_refused(how):
-  plan = Plan(sampling.PoissonSampler(prob=0.1, capacity=41), 1.0, 1.0, 4, 3, delta=1e-5)
+  plan = Plan(
+    sampling.PoissonSampler(sampling_prob=0.1, capacity=41), 1.0, 1.0, 4, 3, delta=1e-5
+  )
   with refuses("data") as refused:
     plan.batches(_Own(_MIXED[how]), rng=0)
   assert len(str(refused.value)) < 300
 
 
 def test_rows_that_are_padded_to_the_longest_of_a_batch_are_served():
-  plan = Plan(sampling.PoissonSampler(prob=0.2, capacity=41), 1.0, 1.0, 8, 4, delta=1e-5)
+  plan = Plan(
+    sampling.PoissonSampler(sampling_prob=0.2, capacity=41), 1.0, 1.0, 8, 4, delta=1e-5
+  )
   padded = lambda i: np.tile(_X[i, :1], (1, 1 + int(i.max()) // 10)) * 1.0
   assert len(list(plan.batches(_Own(padded), rng=0))) == 4
 
@@ -403,7 +419,9 @@ def _undone(indices):
 
 @pytest.mark.parametrize("read", [_reused(), _undone], ids=["one memory", "a sort undone"])
 def test_batches_of_an_own_class_are_those_of_an_array(read):
-  plan = Plan(sampling.PoissonSampler(prob=0.2, capacity=41), 1.0, 1.0, 8, 4, delta=1e-5)
+  plan = Plan(
+    sampling.PoissonSampler(sampling_prob=0.2, capacity=41), 1.0, 1.0, 8, 4, delta=1e-5
+  )
   held = list(plan.batches(_Own(read), rng=0))  # all of them, so that none is written over
   for batch, other in zip(held, plan.batches(_X, rng=0), strict=True):
     np.testing.assert_array_equal(batch.examples, other.examples)
@@ -412,7 +430,9 @@ def test_batches_of_an_own_class_are_those_of_an_array(read):
 
 def test_data_that_are_drawn_anew_at_each_look_are_served():
   generator = np.random.default_rng(0)
-  plan = Plan(sampling.PoissonSampler(prob=0.2, capacity=41), 1.0, 1.0, 8, 4, delta=1e-5)
+  plan = Plan(
+    sampling.PoissonSampler(sampling_prob=0.2, capacity=41), 1.0, 1.0, 8, 4, delta=1e-5
+  )
   data = _Own(lambda i: _X[i] + generator.normal(size=(len(i), 2)))
   assert len(list(plan.batches(data, rng=0))) == 4
 
@@ -427,7 +447,9 @@ def test_data_that_are_drawn_anew_at_each_look_are_served():
   ids=["masked", "structured", "times"],
 )
 def test_arrays_that_jax_would_misread_are_refused(data):
-  plan = Plan(sampling.PoissonSampler(prob=0.2, capacity=41), 1.0, 1.0, 8, 4, delta=1e-5)
+  plan = Plan(
+    sampling.PoissonSampler(sampling_prob=0.2, capacity=41), 1.0, 1.0, 8, 4, delta=1e-5
+  )
   with refuses("data"):
     plan.batches(data, rng=0)
 
@@ -451,7 +473,9 @@ class _OnDevice(_Tensor):
 
 
 def test_arrays_of_another_library_become_numpys():
-  plan = Plan(sampling.PoissonSampler(prob=0.2, capacity=41), 1.0, 1.0, 8, 4, delta=1e-5)
+  plan = Plan(
+    sampling.PoissonSampler(sampling_prob=0.2, capacity=41), 1.0, 1.0, 8, 4, delta=1e-5
+  )
   batches = plan.batches(_Own(lambda i: (_Tensor(_X[i]), _X[i, 0])), rng=0)
   for batch, other in zip(batches, plan.batches(_X, rng=0), strict=True):
     total = jax.jit(lambda batch: batch.examples[0].sum())(batch)

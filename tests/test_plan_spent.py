@@ -28,7 +28,7 @@ _BATCH = dpjax.Batch(jax.random.normal(jax.random.key(0), (8, 3)), jnp.arange(8)
 
 def _plan(**changes):
   numbers = {
-    "sampler": sampling.PoissonSampler(prob=0.1, capacity=8),
+    "sampler": sampling.PoissonSampler(sampling_prob=0.1, capacity=8),
     "noise_multiplier": 2.0,
   }
   numbers |= {"l2_clip_norm": 1.0, "normalize_by": 4, "num_steps": _STEPS, "delta": 1e-5}

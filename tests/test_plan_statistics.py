@@ -41,7 +41,7 @@ def _plan(sampler, relation=_ADD, **options):
   return Plan(sampler, neighboring_relation=relation, **given | options)
 
 
-_POISSON = sampling.PoissonSampler(prob=0.1, capacity=_N + 1)
+_POISSON = sampling.PoissonSampler(sampling_prob=0.1, capacity=_N + 1)
 
 
 def _poisson(z):
@@ -84,7 +84,7 @@ _SOUND = {
   "poisson": (_POISSON, _ADD, PLDAccountant(), _poisson(4.0), 8.0),
   "poisson, rdp": (_POISSON, _ADD, RdpAccountant(), _poisson(4.0), 8.0),
   "truncated": (
-    sampling.TruncatedPoissonSampler(prob=0.1, capacity=150, num_examples=_N),
+    sampling.TruncatedPoissonSampler(sampling_prob=0.1, capacity=150, num_examples=_N),
     _ZERO,
     PLDAccountant(neighboring_relation=_RELATIONS.REPLACE_SPECIAL),
     dpa.TruncatedSubsampledGaussianDpEvent(_N, 0.1, 150, 4.0),
@@ -235,7 +235,7 @@ _BANDS = correlated.BandedToeplitz((1.0, 0.5, 0.25))
 # What a pass costs under `_BANDS`: the largest squared column of C, bands in a pass or fewer.
 _COLUMN = 1 + 0.5**2 + 0.25**2
 _CYCLIC = sampling.CyclicSampler(10, _N)
-_IN_TURN = sampling.CyclicPoissonSampler(prob=0.5, num_groups=5, capacity=_N)
+_IN_TURN = sampling.CyclicPoissonSampler(turn_prob=0.5, num_groups=5, capacity=_N)
 _BINS = sampling.BallsInBinsSampler(num_bins=10, capacity=_N)
 
 # (sampler, relation, strategy, one turn as if of sensitivity 1, turns in 20 steps)
@@ -288,7 +288,7 @@ def test_p25_dp_ftrl_is_calibrated_with_them():
 
 
 def test_a_users_rows_have_no_statistics():
-  sampler = sampling.UserSampler(prob=0.1, capacity=_N + 1)  # a user has many rows
+  sampler = sampling.UserSampler(sampling_prob=0.1, capacity=_N + 1)  # a user has many rows
   with refuses("sampler"):
     _plan(sampler)
 

@@ -41,7 +41,7 @@ def _declared(n, nominal=100):
 
 
 def _plan(**changes):
-  sampler = changes.pop("sampler", sampling.PoissonSampler(prob=0.5, capacity=101))
+  sampler = changes.pop("sampler", sampling.PoissonSampler(sampling_prob=0.5, capacity=101))
   base = {"noise_multiplier": 1.0, "l2_clip_norm": 1.0, "normalize_by": 50}
   base |= {"num_steps": 2, "delta": 1e-5}
   plan = dpjax.Plan(sampler=sampler, **{**base, **changes})
@@ -104,7 +104,9 @@ def _joint(n):
 
 
 def _all_rows(n):
-  plan = _plan(sampler=sampling.PoissonSampler(prob=0.1, capacity=60), normalize_by=10)
+  plan = _plan(
+    sampler=sampling.PoissonSampler(sampling_prob=0.1, capacity=60), normalize_by=10
+  )
   grads = dpjax.stacked(jnp.ones((n, 3)), mask=True)
   tx = plan.transform(jax.random.key(0))
   tx.update(grads, tx.init(jnp.zeros(3)))
@@ -122,7 +124,7 @@ def _own_sampler(drawn):
     def draw(self, num_examples, *, seed, step):
       return drawn(num_examples)
 
-  return Own(prob=0.5, capacity=101)
+  return Own(sampling_prob=0.5, capacity=101)
 
 
 def _drawn_by(drawn):
@@ -153,10 +155,10 @@ _NOTEBOOK = {
     _declared(n).subset(slice(10, None)), rng=0
   ),
   "capacity too small": lambda n: _plan(
-    sampler=sampling.PoissonSampler(prob=0.5, capacity=20)
+    sampler=sampling.PoissonSampler(sampling_prob=0.5, capacity=20)
   ).batches(_declared(n), rng=0),
   "declared too little": lambda n: _plan(
-    sampler=sampling.PoissonSampler(prob=0.5, capacity=40)
+    sampler=sampling.PoissonSampler(sampling_prob=0.5, capacity=40)
   ).batches(_declared(n, nominal=20), rng=0),
   "presence of another length": lambda n: _plan().batches(
     _Rows(n, _right, present=np.ones(n + 1, bool)), rng=0
@@ -252,7 +254,7 @@ _TRAIN, _FED = _first(small_configs.central), _first(small_configs.federated)
 _TURNS = {
   "privacy": "dp_ftrl",
   "privacy.sampler": "cyclic_poisson",
-  "privacy.sampler.separation": 3,
+  "privacy.sampler.steps_apart": 3,
 }
 _RELEASE = {"release": True, "diagnostics": True}
 _RUNS = {

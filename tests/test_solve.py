@@ -102,7 +102,7 @@ def test_a_curve_rises_to_the_epsilon_of_the_whole_run():
 
 def _bounded(**changes):
   settings = dict(
-    sampler="min_sep", noise_multiplier=1.0, num_steps=8, sampling_prob=0.125, min_sep=4,
+    sampler="min_sep", noise_multiplier=1.0, num_steps=8, sampling_prob=0.125, steps_apart=4,
     delta=1e-3, num_samples=10_000,
   )  # fmt: skip
   return Bounded(**{**settings, **changes})
@@ -114,7 +114,7 @@ def _bounded(**changes):
     ({"sampling_prob": 0.2501}, "sampling_prob"),
     ({"sampler": "balls_in_bins"}, "sampling_prob"),
     ({"sampler": "balls_in_bins", "sampling_prob": 0.2501}, "sampling_prob"),
-    ({"min_sep": 0}, "min_sep"),
+    ({"steps_apart": 0}, "steps_apart"),
     ({"sampler": "poisson"}, "sampler"),
   ],
 )
@@ -123,14 +123,14 @@ def test_probabilities_that_the_sampler_cannot_have_are_refused(changes, field):
     solve.check_bounded(_bounded(**changes))
   solve.check_bounded(_bounded(sampling_prob=0.25))
   solve.check_bounded(_bounded(sampler="balls_in_bins", sampling_prob=0.25))
-  # Within the rounding of 1 / min_sep.
-  solve.check_bounded(_bounded(min_sep=3, sampling_prob=math.nextafter(1 / 3, 1)))
+  # Within the rounding of 1 / steps_apart.
+  solve.check_bounded(_bounded(steps_apart=3, sampling_prob=math.nextafter(1 / 3, 1)))
 
 
 def test_bounded_rows_hold_the_accountants_epsilons_of_their_names():
   run = _bounded()
   rows = dict(solve.bounded_rows(run))
-  common = {"min_sep": 4, "noise_multiplier": 1.0, "num_steps": 8}
+  common = {"steps_apart": 4, "noise_multiplier": 1.0, "num_steps": 8}
   schemes = {
     "proved, unamplified": {"cyclic": False},
     "cyclic poisson": {"cyclic": True, "sampling_prob": 0.5},

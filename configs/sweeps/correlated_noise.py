@@ -38,7 +38,7 @@ def strategies(*, steps_per_pass: int) -> Mapping[str, dict]:
   in_turns = in_order | {
     "privacy.neighboring_relation": "add_or_remove_one",
     "privacy.sampler": "cyclic_poisson",
-    "privacy.sampler.separation": 2,
+    "privacy.sampler.steps_apart": 2,
     "privacy.strategy.bands": 2,
   }
   redrawn = {"privacy.strategy": "band_inv_mf", "privacy.strategy.bands": 4}

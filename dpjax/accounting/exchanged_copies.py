@@ -106,7 +106,7 @@ def copies_profile(
   losses = np.asarray(epsilons, float)
   numbers, chances, beyond = copies(num_examples, batch_size)
   chances = chances * (1 + _CHANCE_ERROR)
-  joining = joining_prob(num_examples, batch_size)
+  joining = sampling_prob(num_examples, batch_size)
   # `apart` is h of the proof: the mean, over numbers of copies M, of the profile at M times the
   # shift.
   apart = np.zeros(len(losses))
@@ -142,10 +142,10 @@ def _is_convex(losses: np.ndarray, deltas: np.ndarray) -> bool:
   return bool((next_rises - rises[:-1] >= -rounding).all())
 
 
-def joining_prob(num_examples: int, batch_size: int) -> float:
+def sampling_prob(num_examples: int, batch_size: int) -> float:
   """Returns the chance that a record is in a batch, 1 - (1 - 1 / n)^b.
 
-  >>> round(joining_prob(10, 10), 4)
+  >>> round(sampling_prob(10, 10), 4)
   0.6513
   """
   if num_examples == 1:

@@ -90,7 +90,7 @@ def profile(
   """
   noise = noise_profiles.gaussian(2 / noise_multiplier)
   return noise_profiles.removed(
-    np.asarray(epsilons, float), prob=sampling_prob, noise=noise
+    np.asarray(epsilons, float), sampling_prob=sampling_prob, noise=noise
   )
 
 

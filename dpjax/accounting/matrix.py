@@ -69,7 +69,7 @@ class Strategy(Protocol):
 def sensitivity(
   matrix: np.ndarray,
   *,
-  min_sep: int,
+  steps_apart: int,
   max_participations: int | None = None,
   cyclic: bool = False,
 ) -> float:
@@ -77,9 +77,9 @@ def sensitivity(
 
   Args:
     matrix: any dense matrix C, [m, n].
-    min_sep: smallest distance of two steps in which the example takes part.
+    steps_apart: smallest distance of two steps in which the example takes part.
     max_participations: largest number of steps of the example; None for no limit.
-    cyclic: whether the example's steps are r, r + min_sep, r + 2 min_sep, .. for some r.
+    cyclic: whether the example's steps are r, r + steps_apart, r + 2 steps_apart, .. for some r.
 
   The bound is exact if no two columns that one example may combine have a negative product, and
   one of these holds: the steps are cyclic; these columns are orthogonal; or C is lower triangular
@@ -87,7 +87,7 @@ def sensitivity(
 
   Raises UserError if C does not have two axes, or has entries that are not finite.
 
-  >>> sensitivity(np.eye(4), min_sep=2)  # two participations at most
+  >>> sensitivity(np.eye(4), steps_apart=2)  # two participations at most
   1.4142135623730951
   """
   matrix = np.asarray(matrix, np.float64)
@@ -95,19 +95,19 @@ def sensitivity(
     raise UserError(
       "must be two axes of finite numbers", field="matrix.shape", value=matrix.shape
     )
-  validate.integer_at_least(1, min_sep=min_sep)
+  validate.integer_at_least(1, steps_apart=steps_apart)
   num_steps = matrix.shape[1]
-  times = -(-num_steps // min_sep)
+  times = -(-num_steps // steps_apart)
   if max_participations is not None:
     validate.integer_at_least(1, max_participations=max_participations)
     times = min(times, max_participations)
   gram = np.abs(matrix.T @ matrix)
   if cyclic:
-    # A cyclic example takes part every min_sep steps, at most `times` times. The worst first step
-    # gives the largest sum of products.
+    # A cyclic example takes part every steps_apart steps, at most `times` times. The worst first
+    # step gives the largest sum of products.
     worst = 0.0
     for start in range(len(gram)):
-      steps = np.arange(start, len(gram), min_sep)[:times]
+      steps = np.arange(start, len(gram), steps_apart)[:times]
       worst = max(worst, gram[np.ix_(steps, steps)].sum())
     return float(np.sqrt(worst))
   is_square = matrix.shape[0] == matrix.shape[1]
@@ -116,26 +116,26 @@ def sensitivity(
   if is_lower and matrix.min() >= 0 and (np.diff(matrix[:, 0]) <= 0).all():
     # For a lower-triangular Toeplitz C with falling entries >= 0, steps as early and as close as
     # possible are worst (Kalinin 2024).
-    comb = np.arange(times) * min_sep
+    comb = np.arange(times) * steps_apart
     return float(np.sqrt(gram[np.ix_(comb, comb)].sum()))
-  far = np.abs(np.subtract.outer(np.arange(num_steps), np.arange(num_steps))) >= min_sep
+  far = np.abs(np.subtract.outer(np.arange(num_steps), np.arange(num_steps))) >= steps_apart
   if not gram[far].any():
-    return float(np.sqrt(_heaviest(np.diag(gram), min_sep, times)))
+    return float(np.sqrt(_heaviest(np.diag(gram), steps_apart, times)))
   # For each step, the largest products with other steps are summed. Then the steps with the largest
   # sums are chosen. This is only an upper bound, since different sums may use different steps.
-  rows = np.array([gram[i, i] + _heaviest(gram[i] * far[i], min_sep, times - 1)
+  rows = np.array([gram[i, i] + _heaviest(gram[i] * far[i], steps_apart, times - 1)
                    for i in range(num_steps)])  # fmt: skip
-  return float(np.sqrt(_heaviest(rows, min_sep, times)))
+  return float(np.sqrt(_heaviest(rows, steps_apart, times)))
 
 
-def _heaviest(weights: np.ndarray, min_sep: int, times: int) -> float:
-  """Returns the largest sum of at most `times` weights >= 0 whose places are min_sep or more
+def _heaviest(weights: np.ndarray, steps_apart: int, times: int) -> float:
+  """Returns the largest sum of at most `times` weights >= 0 whose places are steps_apart or more
   apart."""
   # Dynamic programming: best[i] is the answer for places from i on.
-  best = np.zeros(len(weights) + min_sep)
+  best = np.zeros(len(weights) + steps_apart)
   for _ in range(times):
     longer = np.zeros_like(best)
-    with_each = weights + best[min_sep:]
+    with_each = weights + best[steps_apart:]
     longer[: len(weights)] = np.maximum.accumulate(with_each[::-1])[::-1]
     best = longer
   return float(best[0])
@@ -201,7 +201,7 @@ def participation_costs(
   strategy: Strategy,
   *,
   num_steps: int,
-  min_sep: int,
+  steps_apart: int,
   cyclic: bool,
   factors: tuple[float, ...] = (),
 ) -> np.ndarray:
@@ -210,24 +210,24 @@ def participation_costs(
   Args:
     strategy: matrix C of the correlated noise, without negative entries.
     num_steps: number of steps of the run.
-    min_sep: smallest distance of two steps of one example. Their number is not limited otherwise.
-    cyclic: whether all distances of an example's steps are multiples of min_sep.
+    steps_apart: smallest distance of two steps of one example. Their number has no other limit.
+    cyclic: whether all distances of an example's steps are multiples of steps_apart.
     factors: factor of the white noise at each step; () for 1 at every step.
 
   Guarantee: exact or an upper bound, as the table in the docstring of the module says. Raises
   UserError if no bound is known.
 
   >>> from dpjax.noise.correlated import Independent
-  >>> participation_costs(Independent(), num_steps=5, min_sep=2, cyclic=True)
+  >>> participation_costs(Independent(), num_steps=5, steps_apart=2, cyclic=True)
   array([1., 1., 2., 2., 3.])
   """
-  validate.integer_at_least(1, num_steps=num_steps, min_sep=min_sep)
+  validate.integer_at_least(1, num_steps=num_steps, steps_apart=steps_apart)
   _check_factors(factors, num_steps)
   if cyclic:
-    squares = turn_images(strategy, num_steps, min_sep, factors) ** 2
+    squares = turn_images(strategy, num_steps, steps_apart, factors) ** 2
     costs = np.cumsum(squares, axis=0).max(axis=1)
   else:
-    costs = _separated_costs(strategy, num_steps, min_sep, factors)
+    costs = _separated_costs(strategy, num_steps, steps_apart, factors)
   # More rows never cost less than fewer rows. Where rounding breaks this order, it is restored.
   costs = np.maximum.accumulate(costs)
   # The cache returns this array itself, so a write would change later answers.
@@ -245,28 +245,28 @@ def _check_factors(factors: Sequence[float], num_steps: int) -> None:
 
 
 def _separated_costs(
-  strategy: Strategy, num_steps: int, min_sep: int, factors: tuple[float, ...]
+  strategy: Strategy, num_steps: int, steps_apart: int, factors: tuple[float, ...]
 ) -> np.ndarray:
   if strategy.toeplitz and not factors:
     column = strategy.multiply(np.eye(num_steps, 1))[:, 0]
     if column.min() >= -_ZERO and (np.diff(column) <= _ZERO).all():
-      comb = (np.arange(num_steps) % min_sep == 0).astype(np.float64)
+      comb = (np.arange(num_steps) % steps_apart == 0).astype(np.float64)
       return np.cumsum(strategy.multiply(comb[:, None])[:, 0] ** 2)
-  if strategy.bands is None or strategy.bands > min_sep or num_steps > _DENSE:
+  if strategy.bands is None or strategy.bands > steps_apart or num_steps > _DENSE:
     raise UserError(
       "no sensitivity is known here for examples whose steps are only known to "
-      f"be min_sep={min_sep} apart; use a cyclic sampler, or at most {min_sep} "
+      f"be steps_apart={steps_apart} apart; use a cyclic sampler, or at most {steps_apart} "
       "bands",
       field="correlation",
       value=Verbatim(type(strategy).__name__),
     )
   rows = np.array(factors)[:, None] if factors else 1.0
-  # With at most min_sep bands the columns of one example are orthogonal, so their squared norms add
-  # up.
+  # With at most steps_apart bands the columns of one example are orthogonal, so their squared norms
+  # add up.
   norms = np.cumsum((strategy.multiply(np.eye(num_steps)) / rows) ** 2, axis=0)
-  windows = np.arange(0, num_steps, min_sep)
-  # An example takes part at most once in each window of min_sep steps. So the largest squared norms
-  # of the windows add up to a bound.
+  windows = np.arange(0, num_steps, steps_apart)
+  # An example takes part at most once in each window of steps_apart steps. So the largest squared
+  # norms of the windows add up to a bound.
   return np.maximum.reduceat(norms, windows, axis=1).sum(axis=1)
 
 
@@ -318,35 +318,35 @@ def correlated_events(
   *,
   noise_multiplier: float,
   num_steps: int,
-  min_sep: int,
+  steps_apart: int,
   cyclic: bool,
-  sampling_prob: float = 1.0,
+  turn_prob: float = 1.0,
   factors: tuple[float, ...] = (),
 ) -> tuple[DpEvent, ...]:
   """Returns an event for each step. For every t, the first t events cover the cost of t steps.
 
   Args:
     noise_multiplier: multiplier of the white noise: its standard deviation / l2_clip_norm.
-    min_sep, cyclic, factors: as for `participation_costs`.
-    sampling_prob: chance that an example takes part in its turn. If it is below 1, each turn of
-      min_sep steps is accounted as one Poisson-sampled Gaussian, at the first step of the turn.
+    steps_apart, cyclic, factors: as for `participation_costs`.
+    turn_prob: chance that an example takes part in its turn. If it is below 1, each turn of
+      steps_apart steps is accounted as one Poisson-sampled Gaussian, at the first step of the turn.
 
   >>> from dpjax.noise.correlated import Independent
   >>> correlated_events(
-  ...   Independent(), noise_multiplier=2.0, num_steps=3, min_sep=2, cyclic=True)
+  ...   Independent(), noise_multiplier=2.0, num_steps=3, steps_apart=2, cyclic=True)
   (GaussianDpEvent(noise_multiplier=2.0), NoOpDpEvent(), GaussianDpEvent(noise_multiplier=2.0))
   """
   options = dict(num_steps=num_steps, factors=tuple(factors))
-  if sampling_prob < 1:
-    costs = amplified_costs(strategy, num_groups=min_sep, **options)
+  if turn_prob < 1:
+    costs = amplified_costs(strategy, num_groups=steps_apart, **options)
     turns = [_event(cost, noise_multiplier) for cost in costs]
-    sampled = [poisson_sampled_event(turn, sampling_prob=sampling_prob) for turn in turns]
+    sampled = [poisson_sampled_event(turn, sampling_prob=turn_prob) for turn in turns]
     # The whole turn is accounted at its first step, so a run may stop after any step of the turn.
-    quiet = [dpa.NoOpDpEvent()] * (min(min_sep, num_steps) - 1)
+    quiet = [dpa.NoOpDpEvent()] * (min(steps_apart, num_steps) - 1)
     return tuple(itertools.chain.from_iterable([event, *quiet] for event in sampled))[
       :num_steps
     ]
-  costs = participation_costs(strategy, min_sep=min_sep, cyclic=cyclic, **options)
+  costs = participation_costs(strategy, steps_apart=steps_apart, cyclic=cyclic, **options)
   # Squared sensitivities add up, so the event of step t holds the increase from step t - 1.
   return tuple(_event(cost, noise_multiplier) for cost in np.diff(costs, prepend=0.0))
 

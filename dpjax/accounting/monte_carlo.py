@@ -29,7 +29,7 @@ from dpjax import validate
 from dpjax.accounting.matrix import Strategy, turn_images
 from dpjax.validate import UserError, Verbatim
 
-# Largest min_sep or number of bins: each simulated run keeps that many numbers.
+# Largest steps_apart or number of bins: each simulated run keeps that many numbers.
 MOST_APART = 10**6
 _MOST_SAMPLES = 10**10
 # Largest count of random numbers drawn at a time, unless one simulated run needs more. It bounds
@@ -124,47 +124,47 @@ def min_sep_epsilon(
   *,
   noise_multiplier: float,
   num_steps: int,
-  sampling_prob: float,
-  min_sep: int,
+  turn_prob: float,
+  steps_apart: int,
   delta: float,
   num_samples: int = 2_000_000,
   confidence: float = 0.99,
   seed: int = 0,
 ) -> MonteCarloEpsilon:
-  """Returns a simulated epsilon of `MinSepSampler(sampling_prob, min_sep)` with correlated noise,
+  """Returns a simulated epsilon of `MinSepSampler(turn_prob, steps_apart)` with correlated noise,
   under add_or_remove_one. NOT a proof.
 
   Args:
-    strategy: matrix C without negative entries, and with at most `min_sep` bands.
-    sampling_prob: chance that an example takes part in a step in which it may take part.
+    strategy: matrix C without negative entries, and with at most `steps_apart` bands.
+    turn_prob: chance that an example takes part in a step in which it may take part.
     num_samples, confidence: as in `balls_in_bins_epsilon`, which also says what the confidence
       is about. The time is proportional to num_samples * num_steps.
 
   Raises:
-    UserError: too few samples, or more bands than min_sep. With more bands, steps of one example
-      share rows, so the sum over all sets of steps cannot be computed step by step.
+    UserError: too few samples, or more bands than steps_apart. With more bands, steps of one
+      example share rows, so the sum over all sets of steps cannot be computed step by step.
 
   >>> from dpjax.noise.correlated import Independent
   >>> simulated = min_sep_epsilon(Independent(), noise_multiplier=1.0, num_steps=4,
-  ...   sampling_prob=0.1, min_sep=4, delta=0.01, num_samples=10_000)
+  ...   turn_prob=0.1, steps_apart=4, delta=0.01, num_samples=10_000)
   >>> simulated.estimate < simulated.upper < 2.7
   True
   """
   _check_simulation(noise_multiplier, delta, num_samples, confidence)
-  validate.probability(sampling_prob=sampling_prob)
-  validate.integer_in(1, MOST_APART, min_sep=min_sep)
+  validate.probability(turn_prob=turn_prob)
+  validate.integer_in(1, MOST_APART, steps_apart=steps_apart)
   validate.integer_at_least(1, num_steps=num_steps)
-  if strategy.bands is None or strategy.bands > min_sep:
+  if strategy.bands is None or strategy.bands > steps_apart:
     raise UserError(
       f"has {strategy.bands or 'no'} bands; the simulation takes noise of at "
-      f"most min_sep={min_sep} bands",
+      f"most steps_apart={steps_apart} bands",
       field="correlation",
       value=Verbatim(type(strategy).__name__),
     )
-  run = _MinSep(_columns(strategy, num_steps), noise_multiplier, sampling_prob, min_sep)
+  run = _MinSep(_columns(strategy, num_steps), noise_multiplier, turn_prob, steps_apart)
   # This spawn key differs from that of balls in bins, since both simulations may get the same seed.
   rng = np.random.default_rng(np.random.SeedSequence(seed, spawn_key=(0xB5EB,)))
-  chunk = max(1, _CHUNK // (num_steps + min_sep))
+  chunk = max(1, _CHUNK // (num_steps + steps_apart))
   sizes = [min(chunk, num_samples - start) for start in range(0, num_samples, chunk)]
   many = lambda present: np.concatenate([run.losses(rng, n, present) for n in sizes])
   losses = [np.sort(many(True)), np.sort(-many(False))]
@@ -186,8 +186,8 @@ class _MinSep(NamedTuple):
 
   columns: np.ndarray  # [bands, steps]
   noise: float
-  prob: float
-  min_sep: int
+  turn_prob: float
+  steps_apart: int
 
   def losses(self, rng: np.random.Generator, number: int, present: bool) -> np.ndarray:
     """Returns log dP/dQ of `number` outputs, drawn under P (`present`) or Q: [number]."""
@@ -198,39 +198,41 @@ class _MinSep(NamedTuple):
     return self._log_ratio(outputs)
 
   def _first(self) -> np.ndarray:
-    """Returns, for each step 0, .., min_sep - 1, the chance that an example is first free there.
+    """Returns the chance that an example is first free at each step 0, .., steps_apart - 1.
 
     A free example may take part. Sampling is assumed to have begun long before step 0."""
-    rate = self.prob / (1 + (self.min_sep - 1) * self.prob)
-    chances = np.full(self.min_sep, rate)
-    chances[0] = 1 - (self.min_sep - 1) * rate
+    rate = self.turn_prob / (1 + (self.steps_apart - 1) * self.turn_prob)
+    chances = np.full(self.steps_apart, rate)
+    chances[0] = 1 - (self.steps_apart - 1) * rate
     return chances
 
   def _take_part(self, rng: np.random.Generator, outputs: np.ndarray) -> None:
     bands, steps = self.columns.shape
-    free = rng.choice(self.min_sep, outputs.shape[1], p=self._first())  # from which step on
+    free = rng.choice(
+      self.steps_apart, outputs.shape[1], p=self._first()
+    )  # from which step on
     for t in range(steps):
-      takes = (free <= t) & (rng.random(outputs.shape[1]) < self.prob)
+      takes = (free <= t) & (rng.random(outputs.shape[1]) < self.turn_prob)
       outputs[t : t + bands, takes] += self.columns[:, t : t + 1] / self.noise
-      free[takes] = t + self.min_sep
+      free[takes] = t + self.steps_apart
 
   def _log_ratio(self, outputs: np.ndarray) -> np.ndarray:
     """Returns the log of the likelihood ratio, a sum over all sets of steps: [number].
 
-    Each set is weighted by its chance. `waiting[t % min_sep]` holds the sum over sets after which
-    the example may take part again at step t. Columns of one set share no row, so factors of its
-    steps multiply. With little noise a factor may exceed float64, so logarithms are added."""
+    Each set is weighted by its chance. `waiting[t % steps_apart]` holds the sum over sets after
+    which the example may take part again at step t. Columns of one set share no row, so factors of
+    its steps multiply. With little noise a factor may exceed float64, so logarithms are added."""
     bands, steps = self.columns.shape
-    # At sampling_prob 1 an example takes part whenever it may, so log(1 - sampling_prob) is -inf.
+    # At turn_prob 1 an example takes part whenever it may, so log(1 - turn_prob) is -inf.
     with np.errstate(divide="ignore"):
-      takes = np.log(self.prob)
-      leaves = np.log1p(-self.prob)
+      takes = np.log(self.turn_prob)
+      leaves = np.log1p(-self.turn_prob)
       first = np.log(self._first())
-    waiting = np.repeat(first[:, None], outputs.shape[1], axis=1)  # [min_sep, number]
+    waiting = np.repeat(first[:, None], outputs.shape[1], axis=1)  # [steps_apart, number]
     free = np.full(outputs.shape[1], -np.inf)
     half = (self.columns**2).sum(axis=0) / (2 * self.noise**2)
     for t in range(steps):
-      place = t % self.min_sep
+      place = t % self.steps_apart
       free = np.logaddexp(free, waiting[place])
       products = self.columns[:, t] @ outputs[t : t + bands] / self.noise
       waiting[place] = takes + free + products - half[t]

@@ -68,42 +68,44 @@ def laplace(largest: float) -> Noise:
   return deltas
 
 
-def removed(epsilons: np.ndarray, *, prob: float, noise: Noise) -> np.ndarray:
-  """Returns delta of the noise on a sample of probability `prob` with the record, against without.
+def removed(epsilons: np.ndarray, *, sampling_prob: float, noise: Noise) -> np.ndarray:
+  """Returns delta of the noise on a Poisson sample with the record, against that without it.
 
   It is also a bound for exchanging a record (`dpjax.accounting.exchanged_sample`).
 
   With e^epsilon = 1 + q (e^y - 1), delta at epsilon is q times that of the noise at y.
 
-  >>> removed(np.array([1.0]), prob=0.5, noise=gaussian(1.0)).round(4)
+  >>> removed(np.array([1.0]), sampling_prob=0.5, noise=gaussian(1.0)).round(4)
   array([0.0289])
   """
   # A large y is epsilon - log q + log(1 - (1 - q) e^-epsilon), which does not overflow.
-  small = np.log1p(np.expm1(np.minimum(epsilons, 30.0)) / prob)
+  small = np.log1p(np.expm1(np.minimum(epsilons, 30.0)) / sampling_prob)
   large = (
-    epsilons - math.log(prob) + np.log1p(-(1 - prob) * np.exp(-np.maximum(epsilons, 1.0)))
+    epsilons
+    - math.log(sampling_prob)
+    + np.log1p(-(1 - sampling_prob) * np.exp(-np.maximum(epsilons, 1.0)))
   )
   delta, tail = noise(np.where(epsilons < 30, small, large))
-  return np.minimum(prob * (delta + 4 * UNIT * tail), 1.0)
+  return np.minimum(sampling_prob * (delta + 4 * UNIT * tail), 1.0)
 
 
-def added(epsilons: np.ndarray, *, prob: float, noise: Noise) -> np.ndarray:
+def added(epsilons: np.ndarray, *, sampling_prob: float, noise: Noise) -> np.ndarray:
   """Returns delta of the noise without the record, against a sample with it.
 
   With e^-epsilon = 1 - q (1 - e^-y), delta at epsilon is q e^(epsilon - y) times that of the noise
   at y. No loss is above -log(1 - q).
 
-  >>> added(np.array([0.0, 1.0]), prob=0.5, noise=gaussian(1.0)).round(4)
+  >>> added(np.array([0.0, 1.0]), sampling_prob=0.5, noise=gaussian(1.0)).round(4)
   array([0.1915, 0.    ])
   """
   # e^-y, which errs by at most 4 roundings. Delta rises with it, and may jump (`laplace`).
-  share = 1 + np.expm1(-epsilons) / prob + 4 * UNIT
+  share = 1 + np.expm1(-epsilons) / sampling_prob + 4 * UNIT
   deltas = np.zeros(len(epsilons))
   near = share > 0
   kept = share[near]
   delta, tail = noise(-np.log(np.clip(kept, 32 * UNIT, 1.0)))
   # An error of `share` is e^-y times the error of y. Below 32 roundings it is the whole `share`.
-  scale = prob * np.exp(epsilons[near])
+  scale = sampling_prob * np.exp(epsilons[near])
   deltas[near] = scale * (kept * delta + 64 * UNIT * tail)
   return np.minimum(deltas, 1.0)
 

@@ -297,7 +297,7 @@ class MayAbort(abc.ABC):
     the capacity.
 
     >>> from dpjax import Plan, PoissonSampler
-    >>> plan = Plan(sampler=PoissonSampler(prob=0.1, capacity=99), l2_clip_norm=1.0,
+    >>> plan = Plan(sampler=PoissonSampler(sampling_prob=0.1, capacity=99), l2_clip_norm=1.0,
     ...   noise_multiplier=1.0, normalize_by=10, num_steps=3, delta=1e-5)
     >>> bool(plan.privacy_profile()([plan.epsilon()])[0] <= 1e-5 * (1 + 1e-6))
     True

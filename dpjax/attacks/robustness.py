@@ -67,7 +67,7 @@ def defences(
     num_selected: number of messages that multi-Krum selects, such as n - f; None: no multi-Krum.
 
   >>> from dpjax.sampling import PoissonSampler
-  >>> plan = Plan(sampler=PoissonSampler(prob=1.0, capacity=9), noise_multiplier=0.0,
+  >>> plan = Plan(sampler=PoissonSampler(sampling_prob=1.0, capacity=9), noise_multiplier=0.0,
   ...   l2_clip_norm=1.0, normalize_by=9, num_steps=1, delta=1e-5)
   >>> rows = defences(plan, num_byzantine=2, trim=0.25, num_selected=7)
   >>> {name: defence.tolerates(9) for name, defence in rows.items()}

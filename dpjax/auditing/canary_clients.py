@@ -495,7 +495,7 @@ def watching(
   directions: Directions | OwnParameters,
   *,
   unit: float,
-  prob: float,
+  sampling_prob: float,
   opposite: bool = False,
   present: bool = False,
 ) -> optax.GradientTransformation:
@@ -506,19 +506,20 @@ def watching(
 
   Args:
     unit: length of one canary's part in the aggregate.
-    prob: probability that a canary takes part in a round. At 1 the aggregates are summed, and their
-      sum is scored at the end. Give 1, too, if later rounds cancel the noise of earlier rounds.
+    sampling_prob: probability that a canary takes part in a round. At 1 the aggregates are
+      summed, and their sum is scored at the end. Give 1, too, if later rounds cancel the noise of
+      earlier rounds.
     opposite: whether a canary that is out sends the opposite.
     present: whether the adversary also sees who is in each sum (`seeing`). Then only
       canaries in the sum are scored.
   """
 
   def init(params: Params) -> Watched:
-    if prob == 1 and not present:
+    if sampling_prob == 1 and not present:
       zeros = lambda leaf: jnp.zeros(jnp.shape(leaf), jnp.float32)
       return Watched(jax.tree.map(zeros, params), None)
     total = None
-    if isinstance(directions, Directions) and prob <= _MOST_PROB:
+    if isinstance(directions, Directions) and sampling_prob <= _MOST_PROB:
       total = jnp.zeros(len(directions.signs), jnp.float32)
     scores = jnp.zeros(directions.count, jnp.float32)
     return Watched(total, scores, scores if present else None, jnp.int32(0))
@@ -527,7 +528,7 @@ def watching(
     del params
     # The optimizer's gradient is -aggregate.
     aggregate = trees.scale(updates, -1.0 / unit)
-    if prob == 1 and not present:
+    if sampling_prob == 1 and not present:
       add = lambda total, leaf: total + leaf.astype(jnp.float32)
       return updates, Watched(jax.tree.map(add, state.total, aggregate), None)
     seen, total = _new_along(directions, aggregate, state)
@@ -535,7 +536,7 @@ def watching(
       scores = round_scores(seen * jnp.max(state.present), 1.0, opposite=opposite)
       scores = jnp.where(state.present > 0, scores, 0.0)
     else:
-      scores = round_scores(seen, prob, opposite=opposite)
+      scores = round_scores(seen, sampling_prob, opposite=opposite)
     state = state._replace(total=total, scores=state.scores + scores)
     return updates, state._replace(rounds=state.rounds + 1)
 
@@ -634,12 +635,12 @@ def _flattened(leaf: Array) -> Array:
   return jnp.where(limit > 0, whole.reshape(leaf.shape), leaf)
 
 
-def round_scores(seen: Array, prob: float, *, opposite: bool = False) -> Array:
+def round_scores(seen: Array, sampling_prob: float, *, opposite: bool = False) -> Array:
   """Returns the log-likelihood ratios of one round: [..., m] -> [..., m].
 
-  A canary that is in takes part with probability `prob`, and then adds 1 to its entry. A canary
-  that is out adds 0; with `opposite` it takes part as often, and adds -1. The width of the normal
-  noise is estimated from the round's canaries.
+  A canary that is in takes part with probability `sampling_prob`, and then adds 1 to its entry. A
+  canary that is out adds 0; with `opposite` it takes part as often, and adds -1. The width of
+  the normal noise is estimated from the round's canaries.
 
   >>> seen = jnp.array([0.1, 1.1, -0.1, 0.0, 0.05, -0.05])
   >>> int(jnp.argmax(round_scores(seen, 0.5)))
@@ -650,8 +651,8 @@ def round_scores(seen: Array, prob: float, *, opposite: bool = False) -> Array:
   # Equal values have width 0, which cannot be a divisor.
   variance = jnp.maximum(width, 1e-3) ** 2
   # A canary that takes part in every round cannot be absent.
-  stays = jnp.log1p(-prob) if prob < 1 else -jnp.inf
-  ratio = lambda x: jnp.logaddexp(stays, jnp.log(prob) + (x - 0.5) / variance)
+  stays = jnp.log1p(-sampling_prob) if sampling_prob < 1 else -jnp.inf
+  ratio = lambda x: jnp.logaddexp(stays, jnp.log(sampling_prob) + (x - 0.5) / variance)
   return ratio(seen) - ratio(-seen) if opposite else ratio(seen)
 
 

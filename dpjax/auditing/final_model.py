@@ -100,9 +100,9 @@ def final_model_scores(
   """
   validate.integer_at_least(2, num_models=num_models)
   validate.integer_at_least(0, seed=seed)
-  if getattr(plan.sampler, "prob", None) != 1.0:
+  if getattr(plan.sampler, "sampling_prob", None) != 1.0:
     raise UserError(
-      f"sampler={plan.sampler!r}: must take everybody, PoissonSampler(prob=1.0)",
+      f"sampler={plan.sampler!r}: must take everybody, PoissonSampler(sampling_prob=1.0)",
       field="plan",
     )
   if plan.neighboring_relation != "add_or_remove_one":

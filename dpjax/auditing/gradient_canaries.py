@@ -106,7 +106,7 @@ def gradient_canaries(
     any plan), or to `one_run_fdp` if the plan is Gaussian-DP (no sampling).
 
   >>> from dpjax.sampling import PoissonSampler  # doctest: +SLOW
-  >>> plan = Plan(sampler=PoissonSampler(prob=1.0, capacity=64), noise_multiplier=0.01,
+  >>> plan = Plan(sampler=PoissonSampler(sampling_prob=1.0, capacity=64), noise_multiplier=0.01,
   ...   l2_clip_norm=1.0, normalize_by=1, num_steps=1, delta=1e-5)
   >>> scores = gradient_canaries(plan, num_canaries=64, seed=0, key=jax.random.key(0))
   >>> bool(scores.inside.min() > 0.9 and scores.outside.max() < 0.1)

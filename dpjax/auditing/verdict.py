@@ -31,7 +31,7 @@ def check_method(method: str, plan: Plan) -> None:
   noise is Gaussian-DP for no mu. `gdp` is only indicative even for Gaussian-DP plans.
 
   >>> from dpjax.sampling import PoissonSampler
-  >>> plan = Plan(sampler=PoissonSampler(prob=0.1, capacity=64), noise_multiplier=1.0,
+  >>> plan = Plan(sampler=PoissonSampler(sampling_prob=0.1, capacity=64), noise_multiplier=1.0,
   ...   l2_clip_norm=1.0, normalize_by=1, num_steps=1, delta=1e-5)
   >>> check_method("one_run_two_sided", plan)  # holds for any mechanism
   >>> check_method("one_run_fdp", plan)

@@ -57,7 +57,7 @@ class _Expected:
   """Moments of a sampler's draws from n examples, derived from the accounted event."""
 
   n: int
-  rate: float  # chance that one example is in a batch
+  sampling_prob: float  # chance that one example is in a batch
   size_variance: float
   overlap_mean: float  # mean number of examples that batches t and t + 1 share
   overlap_variance: float  # T x variance of the mean overlap over T steps, for large T
@@ -105,7 +105,7 @@ def _batch_deviations(
 ) -> Iterator[tuple[float, str]]:
   times = len(draws)
   n = distribution.n
-  q = distribution.rate
+  q = distribution.sampling_prob
   sizes = np.array([d.size for d in draws], float)
   yield _z(sizes.mean(), n * q, distribution.size_variance / times), "mean batch size"
   spread = 2 * distribution.size_variance**2 / (times - 1)
@@ -157,8 +157,10 @@ def _pair_deviations(
 ) -> Iterator[tuple[float, str]]:
   """Tests that two rows occur together as often as the sampling scheme says."""
   n = distribution.n
-  square = distribution.size_variance + (n * distribution.rate) ** 2
-  chance = min(1.0, max(0.0, (square - n * distribution.rate) / max(1, n * (n - 1))))
+  square = distribution.size_variance + (n * distribution.sampling_prob) ** 2
+  chance = min(
+    1.0, max(0.0, (square - n * distribution.sampling_prob) / max(1, n * (n - 1)))
+  )
   yield from _together(draws, n, chance)
 
 
@@ -186,8 +188,8 @@ def _run_deviations(
   for drawn in _of_run(subject, distribution.n, at_least=min(more, _ROWS)):
     sizes.append(drawn.size)
     counts[drawn] += 1
-  yield _most(counts, len(sizes), distribution.rate), "one row"
-  yield _fewest(counts, len(sizes), distribution.rate), "one row, left out"
+  yield _most(counts, len(sizes), distribution.sampling_prob), "one row"
+  yield _fewest(counts, len(sizes), distribution.sampling_prob), "one row, left out"
   yield _unlikely_size(sizes, distribution), "size of a batch"
   yield _missing_sizes(sizes, distribution), "no size beyond those that were seen"
   # Truncation of batches lowers the mean and the variance of sizes. Many draws are needed to see
@@ -195,7 +197,11 @@ def _run_deviations(
   seen = np.array(sizes, float)
   times = len(sizes)
   yield (
-    _z(seen.mean(), distribution.n * distribution.rate, distribution.size_variance / times),
+    _z(
+      seen.mean(),
+      distribution.n * distribution.sampling_prob,
+      distribution.size_variance / times,
+    ),
     "mean size in the run",
   )
   if times > 1:
@@ -208,13 +214,13 @@ def _run_deviations(
 
 def _unlikely_size(sizes: list[int], distribution: _Expected) -> float:
   """Returns the z-score of the least likely size, which is the smallest or the largest one."""
-  mean = distribution.n * distribution.rate
+  mean = distribution.n * distribution.sampling_prob
   most = np.array([min(sizes), max(sizes)])
   if distribution.size_variance < 1e-9:
     return 0.0 if (np.abs(most - mean) < 1e-6).all() else math.inf
-  tails: list[Any] = [stats.binom.cdf(most[0], distribution.n, distribution.rate)]
+  tails: list[Any] = [stats.binom.cdf(most[0], distribution.n, distribution.sampling_prob)]
   if distribution.capacity is None:
-    tails.append(stats.binom.sf(most[1] - 1, distribution.n, distribution.rate))
+    tails.append(stats.binom.sf(most[1] - 1, distribution.n, distribution.sampling_prob))
   elif most[1] > distribution.capacity:
     tails.append(0.0)
   p = float(min(tails)) * 2 * len(sizes)
@@ -229,8 +235,10 @@ def _missing_sizes(sizes: list[int], distribution: _Expected) -> float:
   """
   if distribution.size_variance < 1e-9:
     return 0.0
-  smaller = float(stats.binom.cdf(min(sizes) - 1, distribution.n, distribution.rate))
-  larger = float(stats.binom.sf(max(sizes), distribution.n, distribution.rate))
+  smaller = float(
+    stats.binom.cdf(min(sizes) - 1, distribution.n, distribution.sampling_prob)
+  )
+  larger = float(stats.binom.sf(max(sizes), distribution.n, distribution.sampling_prob))
   if distribution.capacity is not None and max(sizes) >= distribution.capacity:
     # No size above the capacity exists.
     larger = 0.0
@@ -388,7 +396,7 @@ def _no_oftener(subject: Subject, name: str, n: int, event: Any) -> Row:
   draws = _drawn(subject, n, itertools.chain(*_stretches(subject.plan, n)))
   twice = sum(drawn.size - np.unique(drawn).size for drawn in draws)
   times = len(draws)
-  chance = kind_of(event).joining_prob(event)
+  chance = kind_of(event).sampling_prob(event)
   if chance is None:
     unsampled = isinstance(event, dpa.GaussianDpEvent)
     accounted = (
@@ -453,7 +461,7 @@ def sampler_seed(subject: Subject) -> Row:
   name = "sampler from its seed"
   n = len(subject.train)
   plan = subject.plan
-  if isinstance(plan.sampler, sampling.PoissonSampler) and plan.sampler.prob == 1:
+  if isinstance(plan.sampler, sampling.PoissonSampler) and plan.sampler.sampling_prob == 1:
     return not_applicable(name, "every example takes part in every step")
   steps = np.unique(np.linspace(0, plan.num_steps - 1, _DRAWS[0]).astype(int)).tolist()
   # Copies of an example in a batch are dropped. Then all sets of one size are equally likely.

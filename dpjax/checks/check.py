@@ -132,7 +132,7 @@ def check(
       optimizer, or beside a `clipped_grad` where the plan's clip norm or scales move.
 
   >>> import dpjax
-  >>> plan = dpjax.Plan(sampler=dpjax.PoissonSampler(prob=0.2, capacity=64),
+  >>> plan = dpjax.Plan(sampler=dpjax.PoissonSampler(sampling_prob=0.2, capacity=64),
   ...   noise_multiplier=1.0, l2_clip_norm=1.0, normalize_by=16, num_steps=20, delta=1e-5)
   >>> check(lambda w, x: jnp.sum(w * x), jnp.zeros(3), plan, "text")
   Traceback (most recent call last):

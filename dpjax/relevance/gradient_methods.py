@@ -91,7 +91,7 @@ def _plan(
     sampling.FixedSizeSampler(batch_size=batch_size, num_examples=num_records)
     if fixed
     # No draw exceeds this capacity. The fitted sampler below mostly has a smaller one.
-    else sampling.PoissonSampler(prob=prob, capacity=num_records + 1)
+    else sampling.PoissonSampler(sampling_prob=prob, capacity=num_records + 1)
   )
   plan = Plan(
     sampler=sampler,
@@ -296,7 +296,7 @@ def dp_sgld(job: Inputs) -> train.Story:
   plan = make_plan(job, job.size, job.epsilon)
   std = plan.noise_multiplier * plan.l2_bound / plan.normalize_by
   step_size = job.private.learning_rate / job.size
-  tx = transforms.dp_sgld(step_size, noise_std=std, num_examples=job.size)
+  tx = transforms.dp_sgld(step_size, mean_noise_std=std, num_examples=job.size)
   return _outcome(job, job.nets.second, plan, tx, _proved(plan))
 
 

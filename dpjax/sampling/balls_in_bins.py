@@ -54,7 +54,7 @@ class BallsInBinsSampler(UnamplifiedSampler, PaddedSampler):
     return cls(num_bins=steps_per_pass(size.sampling_prob), capacity=size.padded_batch_size)
 
   @property
-  def rate(self) -> float:
+  def sampling_prob(self) -> float:
     return 1 / self.num_bins
 
   @property

@@ -7,7 +7,7 @@ import math
 from dpjax import validate
 from dpjax.validate import UserError
 
-# Probability below which float64 cannot tell whether 1 / prob is a whole number.
+# Probability below which float64 cannot tell whether 1 / sampling_prob is a whole number.
 _LEAST_PROB = 1e-15
 
 

@@ -23,7 +23,7 @@ class BoundedContributionSampler(PoissonSampler):
   examples of each user.
 
   Args:
-    prob: sampling probability of an example, in (0, 1].
+    sampling_prob: sampling probability of an example, in (0, 1].
     capacity: padded batch size, in examples.
     max_contribution: largest number of examples that one user owns in the data.
 
@@ -31,7 +31,7 @@ class BoundedContributionSampler(PoissonSampler):
   keep their places. Who owns which example is public (Ganesh et al. 2025, arXiv:2503.03622,
   fixed-graph adjacency).
 
-  >>> BoundedContributionSampler(prob=0.1, capacity=8, max_contribution=3).unit
+  >>> BoundedContributionSampler(sampling_prob=0.1, capacity=8, max_contribution=3).unit
   'user'
   """
 
@@ -40,7 +40,7 @@ class BoundedContributionSampler(PoissonSampler):
   used_for: ClassVar[tuple[str, ...]] = ()
   answers: ClassVar[str] = ""
   unit: ClassVar[str] = "user"
-  small: ClassVar[Any] = ({"prob": 0.4, "capacity": 6, "max_contribution": 2},)
+  small: ClassVar[Any] = ({"sampling_prob": 0.4, "capacity": 6, "max_contribution": 2},)
 
   max_contribution: int
 
@@ -54,5 +54,5 @@ class BoundedContributionSampler(PoissonSampler):
 
   def event(self, inner: DpEvent) -> DpEvent:
     return bounded_contribution_event(
-      inner, sampling_prob=self.prob, max_contribution=self.max_contribution
+      inner, sampling_prob=self.sampling_prob, max_contribution=self.max_contribution
     )

@@ -82,10 +82,10 @@ class FixedSizeSampler(SizedSampler):
     )
 
   @classmethod
-  def nearest_prob(cls, prob: float, num_examples: int, times: int = 1) -> float:
+  def nearest_prob(cls, sampling_prob: float, num_examples: int, times: int = 1) -> float:
     del times
     # A batch holds a whole number of examples, so only multiples of 1 / num_examples are possible.
-    return whole_batch_size(prob, num_examples) / num_examples
+    return whole_batch_size(sampling_prob, num_examples) / num_examples
 
   @property
   def proved_under(self) -> tuple[str, ...]:

@@ -24,27 +24,28 @@ from dpjax.validate import UserError
 
 @dataclasses.dataclass(frozen=True)
 class KOutOfTSampler(PassSampler, PaddedSampler):
-  """Each example is in `selected` steps of every pass of `steps_per_pass` steps.
+  """Each example is in `num_selected` steps of every pass of `steps_per_pass` steps.
 
-  An example's set of steps is uniform among all sets of `selected` steps, independent of other
+  An example's set of steps is uniform among all sets of `num_selected` steps, independent of other
   examples, and drawn anew in each pass. So every example takes part equally often, even if
-  `selected` does not divide `steps_per_pass`. With `selected` 1 this sampler draws exactly as
-  `RandomAllocationSampler` does.
+  `num_selected` does not divide `steps_per_pass`. With `num_selected` 1 this sampler draws exactly
+  as `RandomAllocationSampler` does.
 
   The proof is for noise that is independent from step to step. A pass is accounted in full at its
-  first step, as `selected` passes of `RandomAllocationSampler` with about steps_per_pass / selected
-  steps each (`dpjax.accounting.event_kinds.k_out_of_t`). If `selected` divides `steps_per_pass`,
-  choose that sampler: it costs the same, and an early stop may cost less.
+  first step, as `num_selected` passes of `RandomAllocationSampler` with about
+  steps_per_pass / num_selected steps each (`dpjax.accounting.event_kinds.k_out_of_t`). If
+  `num_selected` divides `steps_per_pass`, choose that sampler: it costs the same, and an early stop
+  may cost less.
 
   A pass that stops early costs as much as a whole pass. A smaller cost would hold only if no output
   decides when the pass stops, and it would not be a sum of the costs of steps.
 
   Args:
     steps_per_pass: number t of steps of a pass.
-    selected: number k of steps of an example in a pass, from 1 to t.
+    num_selected: number k of steps of an example in a pass, from 1 to t.
     capacity: padded batch size, as for PoissonSampler.
 
-  >>> sampler = KOutOfTSampler(steps_per_pass=3, selected=2, capacity=4)
+  >>> sampler = KOutOfTSampler(steps_per_pass=3, num_selected=2, capacity=4)
   >>> taken = [sampler.draw(4, seed=0, step=t) for t in range(3)]
   >>> np.bincount(np.concatenate(taken)).tolist()
   [2, 2, 2, 2]
@@ -57,26 +58,26 @@ class KOutOfTSampler(PassSampler, PaddedSampler):
   takes_whole_passes: ClassVar[bool] = True
   answers: ClassVar[str] = "exact"
   small: ClassVar[Any] = (
-    {"steps_per_pass": 2, "selected": 1, "capacity": 5},
-    {"steps_per_pass": 3, "selected": 2, "capacity": 5},
+    {"steps_per_pass": 2, "num_selected": 1, "capacity": 5},
+    {"steps_per_pass": 3, "num_selected": 2, "capacity": 5},
   )
 
   steps_per_pass: int
-  selected: int
+  num_selected: int
   capacity: int
 
   def __post_init__(self):
     validate.integer_at_least(
       1,
       steps_per_pass=self.steps_per_pass,
-      selected=self.selected,
+      num_selected=self.num_selected,
       capacity=self.capacity,
     )
-    if self.selected > self.steps_per_pass:
+    if self.num_selected > self.steps_per_pass:
       raise UserError(
         f"must be <= steps_per_pass={self.steps_per_pass}",
-        field="selected",
-        value=self.selected,
+        field="num_selected",
+        value=self.num_selected,
       )
 
   @classmethod
@@ -85,7 +86,7 @@ class KOutOfTSampler(PassSampler, PaddedSampler):
     cls.check_prob(size)
     times = cls.times_per_pass(size)
     steps = steps_per_pass(size.sampling_prob, times)
-    return cls(steps_per_pass=steps, selected=times, capacity=size.padded_batch_size)
+    return cls(steps_per_pass=steps, num_selected=times, capacity=size.padded_batch_size)
 
   @classmethod
   def times_per_pass(cls, size: Sizing) -> int:
@@ -94,22 +95,22 @@ class KOutOfTSampler(PassSampler, PaddedSampler):
     return int(size.num_selected or 0)
 
   @property
-  def rate(self) -> float:
-    return self.selected / self.steps_per_pass
+  def sampling_prob(self) -> float:
+    return self.num_selected / self.steps_per_pass
 
   def event(self, inner: DpEvent) -> DpEvent:
     """Returns the event of a whole pass."""
     return k_out_of_t_event(
-      inner, num_steps=self.steps_per_pass, num_selected=self.selected
+      inner, num_steps=self.steps_per_pass, num_selected=self.num_selected
     )
 
   def draw(self, num_examples: int, *, seed: int, step: int) -> np.ndarray:
     turn, place = divmod(step, self.steps_per_pass)
-    if self.selected == 1:
+    if self.num_selected == 1:
       # These draws are the same as in `RandomAllocationSampler`.
       rows = assigned(seed, turn, count=self.steps_per_pass, num_examples=num_examples)
       return self.checked(rows.of(place), step)
-    sets = _pass_of(self.steps_per_pass, self.selected, num_examples, seed, turn)
+    sets = _pass_of(self.steps_per_pass, self.num_selected, num_examples, seed, turn)
     return self.checked(sets.at(place), step)
 
 
@@ -119,9 +120,11 @@ class _Pass:
   A request for the next step needs one draw. A request for an earlier step draws the pass again
   from its first step."""
 
-  def __init__(self, steps: int, selected: int, num_examples: int, place: tuple[int, int]):
+  def __init__(
+    self, steps: int, num_selected: int, num_examples: int, place: tuple[int, int]
+  ):
     self._steps = steps
-    self._selected = selected
+    self._selected = num_selected
     self._num_examples = num_examples
     self._place = place
     # Threads that read ahead may ask for two batches at the same time.
@@ -155,6 +158,6 @@ class _Pass:
 # side by side.
 @functools.lru_cache(maxsize=4)
 def _pass_of(
-  steps_per_pass: int, selected: int, num_examples: int, seed: int, turn: int
+  steps_per_pass: int, num_selected: int, num_examples: int, seed: int, turn: int
 ) -> _Pass:
-  return _Pass(steps_per_pass, selected, num_examples, (seed, turn))
+  return _Pass(steps_per_pass, num_selected, num_examples, (seed, turn))

@@ -21,32 +21,32 @@ from dpjax.sampling.samplers import (
 from dpjax.validate import UserError
 
 
-def _rate(prob: float, min_sep: int) -> float:
+def _sampling_prob(turn_prob: float, steps_apart: int) -> float:
   """Returns the long-run share of steps in which an example takes part.
 
-  After each of these steps the example rests for min_sep - 1 steps."""
-  return prob / (1 + (min_sep - 1) * prob)
+  After each of these steps the example rests for steps_apart - 1 steps."""
+  return turn_prob / (1 + (steps_apart - 1) * turn_prob)
 
 
 # The examples of all steps are drawn at once, and kept: each `draw` of a run reads them.
 @functools.lru_cache(maxsize=2)
 def _renewals(
-  prob: float, min_sep: int, num_steps: int, seed: int, num_examples: int
+  turn_prob: float, steps_apart: int, num_steps: int, seed: int, num_examples: int
 ) -> Groups:
   """Draws the examples of each step, in groups by step."""
   rng = generator(seed, *RUN)
-  # More than `times` participations are impossible, since steps of one example are min_sep or more
-  # apart.
-  times = -(-num_steps // min_sep)
-  # A wait for a tiny `prob` may be the largest integer, and a sum of two of these overflows.
-  waits = np.minimum(rng.geometric(prob, (times, num_examples)) - 1, num_steps)
-  rate = _rate(prob, min_sep)
+  # More than `times` participations are impossible, since steps of one example differ by
+  # steps_apart or more.
+  times = -(-num_steps // steps_apart)
+  # A wait for a tiny `turn_prob` may be the largest integer, and a sum of two of these overflows.
+  waits = np.minimum(rng.geometric(turn_prob, (times, num_examples)) - 1, num_steps)
+  sampling_prob = _sampling_prob(turn_prob, steps_apart)
   # Step 0 is drawn as if sampling had always run. An example rests with chance
-  # (min_sep - 1) * rate, and every remaining time of rest is equally likely.
-  locked = rng.random(num_examples) < (min_sep - 1) * rate
-  lock = rng.integers(1, max(min_sep, 2), num_examples)
+  # (steps_apart - 1) * sampling_prob, and every remaining time of rest is equally likely.
+  locked = rng.random(num_examples) < (steps_apart - 1) * sampling_prob
+  lock = rng.integers(1, max(steps_apart, 2), num_examples)
   first = np.where(locked, lock, 0)
-  steps = first + np.cumsum(waits, axis=0) + min_sep * np.arange(times)[:, None]
+  steps = first + np.cumsum(waits, axis=0) + steps_apart * np.arange(times)[:, None]
   # Columns are examples. Steps from `num_steps` on do not happen, and count as one more group.
   by_example = np.minimum(steps, num_steps).T
   order, starts = groups(by_example.ravel(), num_steps + 1)
@@ -56,18 +56,20 @@ def _renewals(
 
 @dataclasses.dataclass(frozen=True)
 class MinSepSampler(UnamplifiedSampler, PaddedSampler):
-  """Poisson sampling of examples that did not take part in the last `min_sep` - 1 steps.
+  """Poisson sampling of examples that did not take part in the last `steps_apart` - 1 steps.
 
   The first draws are those of a sampler that has run for ever, so every batch has the same
-  distribution. A batch holds an example with probability prob / (1 + (min_sep - 1) prob).
+  distribution. A batch holds an example with probability
+  turn_prob / (1 + (steps_apart - 1) turn_prob).
 
   Args:
-    prob: probability in (0, 1] to join a step, if none of the last `min_sep` - 1 was joined.
-    min_sep: smallest distance between two steps of one example.
+    turn_prob: probability in (0, 1] to take part in a step, if none of the last `steps_apart` - 1
+      was joined.
+    steps_apart: smallest distance between two steps of one example.
     num_steps: number of steps of the run; a draw for a later step raises UserError.
     capacity: padded batch size, as for PoissonSampler.
 
-  >>> sampler = MinSepSampler(prob=1.0, min_sep=2, num_steps=4, capacity=4)
+  >>> sampler = MinSepSampler(turn_prob=1.0, steps_apart=2, num_steps=4, capacity=4)
   >>> taken = [sampler.draw(4, seed=0, step=t).tolist() for t in range(4)]
   >>> taken[0] == taken[2] and sorted(taken[0] + taken[1]) == [0, 1, 2, 3]
   True
@@ -76,55 +78,58 @@ class MinSepSampler(UnamplifiedSampler, PaddedSampler):
   name: ClassVar[str] = "min_sep"
   relations: ClassVar[tuple[str, ...]] = (ADD, ZERO, REPLACE)
   used_for: ClassVar[tuple[str, ...]] = ("correlated noise",)
-  options: ClassVar[tuple[str, ...]] = ("capacity", "separation")
+  options: ClassVar[tuple[str, ...]] = ("capacity", "steps_apart")
   answers: ClassVar[str] = "simulated"
-  small: ClassVar[Any] = ({"prob": 1.0, "min_sep": 2, "num_steps": 2, "capacity": 5},)
+  small: ClassVar[Any] = (
+    {"turn_prob": 1.0, "steps_apart": 2, "num_steps": 2, "capacity": 5},
+  )
 
-  prob: float
-  min_sep: int
+  turn_prob: float
+  steps_apart: int
   num_steps: int
   capacity: int
 
   def __post_init__(self):
-    validate.probability(prob=self.prob)
+    validate.probability(turn_prob=self.turn_prob)
     validate.integer_at_least(
-      1, min_sep=self.min_sep, num_steps=self.num_steps, capacity=self.capacity
+      1, steps_apart=self.steps_apart, num_steps=self.num_steps, capacity=self.capacity
     )
 
   @classmethod
   def sized(cls, size: Sizing) -> Self:
-    apart = cls.steps_apart(size)
+    apart = cls.least_steps_apart(size)
     check_apart(size.sampling_prob, apart)
     return cls(
-      prob=cls.prob_of(size.sampling_prob, apart),
-      min_sep=apart,
+      turn_prob=cls.turn_prob_of(size.sampling_prob, apart),
+      steps_apart=apart,
       num_steps=size.num_steps,
       capacity=size.padded_batch_size,
     )
 
   @property
-  def rate(self) -> float:
+  def sampling_prob(self) -> float:
     """Returns the probability that one example is in a batch."""
-    return _rate(self.prob, self.min_sep)
+    return _sampling_prob(self.turn_prob, self.steps_apart)
 
   @staticmethod
-  def prob_of(rate: float, min_sep: int) -> float:
-    """Returns the `prob` of a sampler that has this `rate`. A rate is at most 1 / min_sep.
+  def turn_prob_of(sampling_prob: float, steps_apart: int) -> float:
+    """Returns the `turn_prob` of a sampler that has this `sampling_prob`, at most 1 / steps_apart.
 
-    >>> MinSepSampler.prob_of(0.25, min_sep=4), MinSepSampler.prob_of(0.25, min_sep=1)
-    (1.0, 0.25)
+    >>> [MinSepSampler.turn_prob_of(0.25, steps_apart=apart) for apart in (4, 1)]
+    [1.0, 0.25]
     """
-    # Rounding may put 1 - (min_sep - 1) rate below `rate`. Then the quotient would be above 1.
-    return min(1.0, rate / max(1 - (min_sep - 1) * rate, rate))
+    q = sampling_prob
+    # Rounding may put 1 - (steps_apart - 1) q below q. Then the quotient would be above 1.
+    return min(1.0, q / max(1 - (steps_apart - 1) * q, q))
 
   @property
   def participation(self) -> Participation:
-    return Participation(self.min_sep, cyclic=False)
+    return Participation(self.steps_apart, cyclic=False)
 
   def draw(self, num_examples: int, *, seed: int, step: int) -> np.ndarray:
     # Steps from num_steps on were not drawn. If they were drawn separately, steps of one example
-    # could be closer than min_sep.
+    # could be closer than steps_apart.
     if step >= self.num_steps:
       raise UserError(f"must be < num_steps={self.num_steps}", field="step", value=step)
-    steps = _renewals(self.prob, self.min_sep, self.num_steps, seed, num_examples)
+    steps = _renewals(self.turn_prob, self.steps_apart, self.num_steps, seed, num_examples)
     return self.checked(steps.of(step), step)

@@ -16,13 +16,13 @@ from dpjax.sampling.samplers import DpEvent, PaddedSampler, Sizing
 
 @dataclasses.dataclass(frozen=True)
 class PoissonSampler(PaddedSampler):
-  """Each example takes part independently with probability `prob`.
+  """Each example takes part independently with probability `sampling_prob`.
 
   Args:
-    prob: sampling probability in (0, 1].
+    sampling_prob: probability that an example takes part in a step, in (0, 1].
     capacity: padded batch size. `Plan.fitted_sampler` chooses it.
 
-  >>> sampler = PoissonSampler(prob=0.5, capacity=8)
+  >>> sampler = PoissonSampler(sampling_prob=0.5, capacity=8)
   >>> sampler.draw(6, seed=0, step=0).size <= 8
   True
   """
@@ -32,26 +32,22 @@ class PoissonSampler(PaddedSampler):
   used_for: ClassVar[tuple[str, ...]] = ("examples", "clients")
   options: ClassVar[tuple[str, ...]] = ("capacity",)
   answers: ClassVar[str] = "exact"
-  small: ClassVar[Any] = ({"prob": 0.5, "capacity": 5},)
+  small: ClassVar[Any] = ({"sampling_prob": 0.5, "capacity": 5},)
 
-  prob: float
+  sampling_prob: float
   capacity: int
 
   def __post_init__(self):
-    validate.probability(prob=self.prob)
+    validate.probability(sampling_prob=self.sampling_prob)
     validate.integer_at_least(1, capacity=self.capacity)
 
   @classmethod
   def sized(cls, size: Sizing) -> Self:
-    return cls(prob=size.sampling_prob, capacity=size.padded_batch_size)
-
-  @property
-  def rate(self) -> float:
-    return self.prob
+    return cls(sampling_prob=size.sampling_prob, capacity=size.padded_batch_size)
 
   def event(self, inner: DpEvent) -> DpEvent:
-    return dp_accounting.PoissonSampledDpEvent(self.prob, inner)
+    return dp_accounting.PoissonSampledDpEvent(self.sampling_prob, inner)
 
   def draw(self, num_examples: int, *, seed: int, step: int) -> np.ndarray:
-    rows = successes(generator(seed, step), num_examples, self.prob)
+    rows = successes(generator(seed, step), num_examples, self.sampling_prob)
     return self.checked(rows, step)

@@ -65,7 +65,7 @@ class RandomAllocationSampler(PassSampler, PaddedSampler):
     return cls(steps_per_pass=steps, capacity=size.padded_batch_size)
 
   @property
-  def rate(self) -> float:
+  def sampling_prob(self) -> float:
     return 1 / self.steps_per_pass
 
   def event(self, inner: DpEvent) -> DpEvent:

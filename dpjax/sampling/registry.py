@@ -13,9 +13,9 @@ A sampler's class defines all that is known of it. Lists by use are derived from
 | WithReplacementSampler  | a batch of uniform draws, maybe several times          |
 | ShuffledSampler         | one step of every epoch, a permutation cut in batches  |
 | CyclicSampler           | one fixed step of every pass                           |
-| CyclicPoissonSampler    | its group's turn, with probability `prob`              |
+| CyclicPoissonSampler    | its group's turn, with probability `turn_prob`         |
 | BallsInBinsSampler      | one step of every pass, drawn once, uniformly          |
-| MinSepSampler           | any step, at least `min_sep` after its last one        |
+| MinSepSampler           | any step, at least `steps_apart` after its last one    |
 | BoundedContribution-    | any step, independently; the guarantee is for a user,  |
 |   Sampler               | who owns several examples                              |
 """

@@ -34,9 +34,9 @@ DpEvent = dp_accounting.DpEvent
 class Participation(NamedTuple):
   """Public bounds on the steps in which one example may take part."""
 
-  min_sep: int  # any two of its steps differ by at least this
-  cyclic: bool  # whether they differ by a multiple of min_sep
-  sampling_prob: float = 1.0  # chance that it takes part in its turn; 1: it always does
+  steps_apart: int  # any two of its steps differ by at least this
+  cyclic: bool  # whether they differ by a multiple of steps_apart
+  turn_prob: float = 1.0  # chance that it takes part in its turn; 1: it always does
 
 
 class Sizing(NamedTuple):
@@ -47,7 +47,9 @@ class Sizing(NamedTuple):
   num_steps: int = 1
   padded_batch_size: int = 1  # upper bound on the draws of a run; a plan then lowers it
   capacity: int | None = None  # requested by the config; None: not requested
-  separation: int | None = None  # requested least distance, in steps, of two participations
+  steps_apart: int | None = (
+    None  # requested least distance, in steps, of two participations
+  )
   num_selected: int | None = None  # requested number of steps of an example in each pass
   neighboring_relation: str = ""  # of the guarantee; "" if none is requested
   unit: str = "example"  # what one row is, for messages
@@ -74,7 +76,7 @@ class Sampler(abc.ABC):
   Attributes:
     name: name in `registry.SAMPLERS` and in configs; "" for a user's own sampler.
     used_for: purposes for which a config may name the sampler; see `registry.used_for`.
-    options: config fields that the sampler reads: "capacity", "separation" or "num_selected".
+    options: config fields that the sampler reads: "capacity", "steps_apart" or "num_selected".
     answers: way in which `launch.account` computes epsilon, "exact" or "simulated"; "" for none.
     takes_whole_passes: whether a pass must be a whole number of steps; see `check_prob`.
     relation_must_be_named: whether a run must name its neighbouring relation to have a proof.
@@ -140,7 +142,7 @@ class Sampler(abc.ABC):
       UserError: the event is accounted under other relations only, or by no accountant.
 
     >>> from dpjax.sampling import TruncatedPoissonSampler
-    >>> sampler = TruncatedPoissonSampler(prob=0.5, capacity=8, num_examples=20)
+    >>> sampler = TruncatedPoissonSampler(sampling_prob=0.5, capacity=8, num_examples=20)
     >>> sampler.accountants("replace_special")
     ('pld',)
     """
@@ -198,14 +200,14 @@ class Sampler(abc.ABC):
       check_passes(size.sampling_prob, purpose, name=name, times=times)
 
   @classmethod
-  def steps_apart(cls, size: Sizing) -> int:
+  def least_steps_apart(cls, size: Sizing) -> int:
     """Returns the least distance, in steps, of two participations of one example.
 
-    With whole passes it is the length of a pass; else `separation`, or about 1 / sampling_prob."""
+    With whole passes it is the length of a pass; else `steps_apart`, or about 1 / sampling_prob."""
     if cls.takes_whole_passes:
       return steps_per_pass(size.sampling_prob)
     # The addend corrects 1 / sampling_prob if rounding left it just below a whole number.
-    return size.separation or max(1, int(1 / size.sampling_prob + 1e-9))
+    return size.steps_apart or max(1, int(1 / size.sampling_prob + 1e-9))
 
   @classmethod
   def prob_in_turn(cls, size: Sizing) -> float:
@@ -214,23 +216,26 @@ class Sampler(abc.ABC):
     return 1.0
 
   @classmethod
-  def nearest_prob(cls, prob: float, num_examples: int, times: int = 1) -> float:
-    """Returns a sampling probability close to `prob` that batches can have.
+  def nearest_prob(cls, sampling_prob: float, num_examples: int, times: int = 1) -> float:
+    """Returns a sampling probability close to `sampling_prob` that batches can have.
 
-    By default it is `prob`. For whole passes it is the largest possible probability up to `prob`.
+    By default it is `sampling_prob` itself. For whole passes it is the largest possible one up to
+    it.
 
     Args:
-      prob: requested sampling probability.
+      sampling_prob: requested sampling probability.
       num_examples: number of examples of the data.
       times: number of times that a pass takes each example; see `times_per_pass`.
     """
     del num_examples
     if not cls.takes_whole_passes:
-      return prob
+      return sampling_prob
     # A longer pass takes each example less often, so its length is rounded up. A pass that is
     # whole up to rounding errors is kept.
-    whole = whole_passes(prob, times)
-    return times / (steps_per_pass(prob, times) if whole else math.ceil(times / prob))
+    whole = whole_passes(sampling_prob, times)
+    return times / (
+      steps_per_pass(sampling_prob, times) if whole else math.ceil(times / sampling_prob)
+    )
 
   @property
   @abc.abstractmethod
@@ -305,7 +310,8 @@ def assumption(part: object) -> str:
   An object is of dpjax itself if its class is in a dpjax module, and no method was replaced.
 
   >>> from dpjax.sampling import PoissonSampler
-  >>> assumption(PoissonSampler(prob=0.5, capacity=8)), assumption(np.random.default_rng(0))
+  >>> sampler = PoissonSampler(sampling_prob=0.5, capacity=8)
+  >>> assumption(sampler), assumption(np.random.default_rng(0))
   ('', "Generator: its event is its author's word")
   """
   kind = type(part)
@@ -349,7 +355,8 @@ class SizedSampler(Sampler):
 
 
 class PaddedSampler(Sampler):
-  """Base class of samplers in which examples join a batch independently, each with chance `rate`.
+  """Base class of samplers in which examples join a batch independently, each with chance
+  `sampling_prob`.
 
   Batches are padded to `capacity` rows. A draw above the capacity is never cut: it raises an
   error. `dpjax.Plan` refuses to start unless delta covers the chance of this error.
@@ -357,11 +364,7 @@ class PaddedSampler(Sampler):
 
   can_overflow: ClassVar[bool] = True
   capacity: int
-
-  @property
-  @abc.abstractmethod
-  def rate(self) -> float:
-    """Returns the probability that one example is in the batch of a step."""
+  sampling_prob: float  # that one example takes part in a step: a field, or a property
 
   @property
   def padded_batch_size(self) -> int:
@@ -373,13 +376,13 @@ class PaddedSampler(Sampler):
     If SciPy's result is not finite, Chernoff's bound is returned instead.
 
     >>> from dpjax.sampling import PoissonSampler
-    >>> PoissonSampler(prob=0.5, capacity=10).log_overflow_prob(10)
+    >>> PoissonSampler(sampling_prob=0.5, capacity=10).log_overflow_prob(10)
     -inf
-    >>> round(PoissonSampler(prob=0.1, capacity=9999).log_overflow_prob(10_000))
+    >>> round(PoissonSampler(sampling_prob=0.1, capacity=9999).log_overflow_prob(10_000))
     -23026
     """
     n = num_examples
-    rate = self.rate
+    rate = self.sampling_prob
     if n <= self.capacity:
       return -math.inf
     # SciPy's result is -inf if the chance is below the smallest float64. Then a bound is used.
@@ -391,7 +394,7 @@ class PaddedSampler(Sampler):
     `Sampler.fitted_to`.
 
     >>> from dpjax.sampling import PoissonSampler
-    >>> sampler = PoissonSampler(prob=0.01, capacity=1)
+    >>> sampler = PoissonSampler(sampling_prob=0.01, capacity=1)
     >>> sampler.fitted_to(60_000, log_overflow_prob=-30).capacity
     792
     """

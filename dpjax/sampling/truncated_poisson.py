@@ -18,7 +18,7 @@ from dpjax.validate import UserError, Verbatim
 
 @dataclasses.dataclass(frozen=True)
 class TruncatedPoissonSampler(SizedSampler):
-  """Each example joins with probability `prob`, and at most `capacity` examples are kept.
+  """Each example joins with probability `sampling_prob`, and at most `capacity` examples are kept.
 
   If more examples join, a uniformly random subset of size `capacity` is kept. So a batch never
   overflows, no share of delta is set aside, and the capacity may be small. But in a batch that was
@@ -28,11 +28,11 @@ class TruncatedPoissonSampler(SizedSampler):
   `dpjax.accounting.event_kinds.truncated_poisson`.
 
   Args:
-    prob: sampling probability in (0, 1].
+    sampling_prob: sampling probability in (0, 1].
     capacity: padded batch size, and largest number of examples in a step.
     num_examples: size of the data, which is public, since both neighbours have this size.
 
-  >>> sampler = TruncatedPoissonSampler(prob=0.9, capacity=3, num_examples=8)
+  >>> sampler = TruncatedPoissonSampler(sampling_prob=0.9, capacity=3, num_examples=8)
   >>> sampler.draw(8, seed=0, step=0).size
   3
   """
@@ -43,16 +43,16 @@ class TruncatedPoissonSampler(SizedSampler):
   options: ClassVar[tuple[str, ...]] = ("capacity",)
   answers: ClassVar[str] = "exact"
   small: ClassVar[Any] = (
-    {"prob": 0.5, "capacity": 3, "num_examples": 4},
-    {"prob": 0.7, "capacity": 1, "num_examples": 4},
+    {"sampling_prob": 0.5, "capacity": 3, "num_examples": 4},
+    {"sampling_prob": 0.7, "capacity": 1, "num_examples": 4},
   )
 
-  prob: float
+  sampling_prob: float
   capacity: int
   num_examples: int
 
   def __post_init__(self):
-    validate.probability(prob=self.prob)
+    validate.probability(sampling_prob=self.sampling_prob)
     validate.integer_at_least(1, capacity=self.capacity, num_examples=self.num_examples)
 
   @classmethod
@@ -61,12 +61,14 @@ class TruncatedPoissonSampler(SizedSampler):
 
     By default the capacity is three standard deviations above the mean batch size, so that about
     one step in a thousand is cut."""
-    prob = size.sampling_prob
-    mean = prob * size.num_examples
-    deviation = math.sqrt(prob * (1 - prob) * size.num_examples)
+    sampling_prob = size.sampling_prob
+    mean = sampling_prob * size.num_examples
+    deviation = math.sqrt(sampling_prob * (1 - sampling_prob) * size.num_examples)
     # The default is a multiple of 8, as in `PaddedSampler.fitted_to`.
     capacity = size.capacity or 8 * math.ceil((mean + 3 * deviation) / 8)
-    return cls(prob=prob, capacity=capacity, num_examples=size.num_examples)
+    return cls(
+      sampling_prob=sampling_prob, capacity=capacity, num_examples=size.num_examples
+    )
 
   @property
   def padded_batch_size(self) -> int:
@@ -85,13 +87,13 @@ class TruncatedPoissonSampler(SizedSampler):
         value=Verbatim("truncated_poisson"),
       )
     return dp_accounting.TruncatedSubsampledGaussianDpEvent(
-      self.num_examples, self.prob, self.capacity, inner.noise_multiplier
+      self.num_examples, self.sampling_prob, self.capacity, inner.noise_multiplier
     )
 
   def draw(self, num_examples: int, *, seed: int, step: int) -> np.ndarray:
     self.check_size(num_examples)
     rng = generator(seed, step)
-    rows = successes(rng, num_examples, self.prob)
+    rows = successes(rng, num_examples, self.sampling_prob)
     if rows.size <= self.capacity:
       return rows
     # The proof needs a uniform choice that does not depend on the data.

@@ -10,11 +10,11 @@ from dpjax.sampling.poisson import PoissonSampler
 
 @dataclasses.dataclass(frozen=True)
 class UserSampler(PoissonSampler):
-  """Each USER joins a step independently with probability `prob`, with the user's whole block.
+  """Each USER takes part independently with `sampling_prob`, with the user's whole block.
 
   Arguments and event are those of `PoissonSampler`; `capacity` counts users.
 
-  >>> UserSampler(prob=0.5, capacity=8).unit
+  >>> UserSampler(sampling_prob=0.5, capacity=8).unit
   'user'
   """
 
@@ -22,4 +22,4 @@ class UserSampler(PoissonSampler):
   used_for: ClassVar[tuple[str, ...]] = ("examples",)
   answers: ClassVar[str] = ""
   unit: ClassVar[str] = "user"
-  small: ClassVar[Any] = ({"prob": 0.2, "capacity": 5},)
+  small: ClassVar[Any] = ({"sampling_prob": 0.2, "capacity": 5},)

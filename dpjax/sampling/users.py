@@ -4,7 +4,7 @@ The examples of one user, up to a public number, form ONE block. The rest of dpj
 as one example: it is sampled, clipped and accounted as a whole.
 
   blocks = group_by_user(train, user_ids, max_examples_per_user=8)
-  plan = dpjax.Plan.calibrated(sampler=UserSampler(prob=0.01, capacity=64), ...)
+  plan = dpjax.Plan.calibrated(sampler=UserSampler(sampling_prob=0.01, capacity=64), ...)
   grad_fn = plan.clipped_grad(user_loss(loss_fn))     # the loss of ONE user
   for batch in plan.batches(blocks, rng=2): ...       # [64 users, 8 examples, ...]
 

@@ -221,7 +221,7 @@ def dp_sgd(
   plan raises, or gives NaN under jit; `plan.spent(state)` gives the cost of the steps so far.
 
   >>> from dpjax.sampling import PoissonSampler
-  >>> plan = Plan(sampler=PoissonSampler(prob=0.5, capacity=4), noise_multiplier=0.0,
+  >>> plan = Plan(sampler=PoissonSampler(sampling_prob=0.5, capacity=4), noise_multiplier=0.0,
   ...   l2_clip_norm=1.0, normalize_by=2, num_steps=1, delta=1e-5)
   >>> loss_fn = lambda w, x: 0.5 * jnp.sum((w - x) ** 2)
   >>> init, step = dp_sgd(loss_fn, plan, optax.sgd(1.0), noise_key=jax.random.key(0))

@@ -29,7 +29,7 @@ class DpAdamState(NamedTuple):
 
 def scale_by_dp_adam(
   *,
-  noise_std: NumberTree,
+  mean_noise_std: NumberTree,
   b1: float = 0.9,
   b2: float = 0.999,
   eps: float = 1e-8,
@@ -37,26 +37,27 @@ def scale_by_dp_adam(
 ) -> optax.GradientTransformation:
   """Returns `optax.scale_by_adam` with the noise's variance subtracted from its second moment.
 
-  The update is m_hat / (sqrt(max(v_hat - s^2, (noise_floor s)^2)) + eps), s = noise_std.
+  The update is m_hat / (sqrt(max(v_hat - s^2, (noise_floor s)^2)) + eps), s = mean_noise_std.
 
   Args:
-    noise_std: standard deviation of the noise on the MEAN gradient, the same at every step:
-      `plan.noise_std`. A number, or a prefix tree of numbers if groups of parameters differ.
+    mean_noise_std: standard deviation of the noise on the MEAN gradient, the same at every step:
+      `plan.mean_noise_std`. A number, or a prefix tree of numbers if groups of parameters differ.
     b1, b2, eps: constants of Adam.
-    noise_floor: least root in the denominator, in units of noise_std, since the estimate v_hat -
-      s^2 may be negative. A smaller floor makes longer steps in coordinates with a weak signal.
+    noise_floor: least root in the denominator, in units of mean_noise_std, since the estimate
+      v_hat - s^2 may be negative. A smaller floor makes longer steps in coordinates with a weak
+      signal.
 
-  With noise_std 0 the transform is `optax.scale_by_adam`.
+  With mean_noise_std 0 the transform is `optax.scale_by_adam`.
 
-  >>> tx = scale_by_dp_adam(noise_std=3.0)
+  >>> tx = scale_by_dp_adam(mean_noise_std=3.0)
   >>> update, _ = tx.update(jnp.array([5.0]), tx.init(jnp.zeros(1)))
   >>> update.round(4)  # 5 / sqrt(25 - 9)
   Array([1.25], dtype=float32)
   """
   validate.non_negative(eps=eps, noise_floor=noise_floor)
   validate.open_unit(b1=b1, b2=b2)
-  for std in jax.tree.leaves(noise_std):
-    validate.non_negative(noise_std=std)
+  for std in jax.tree.leaves(mean_noise_std):
+    validate.non_negative(mean_noise_std=std)
 
   def init_fn(params) -> DpAdamState:
     # The two trees are separate, since a donated state must not hold one buffer twice.
@@ -75,34 +76,36 @@ def scale_by_dp_adam(
     m_hat = optax.tree.bias_correction(mu, b1, count)
     v_hat = optax.tree.bias_correction(nu, b2, count)
     each = lambda std, ms, vs: jax.tree.map(lambda m, v: direction(std, m, v), ms, vs)
-    return jax.tree.map(each, noise_std, m_hat, v_hat), DpAdamState(count, mu, nu)
+    return jax.tree.map(each, mean_noise_std, m_hat, v_hat), DpAdamState(count, mu, nu)
 
   return optax.GradientTransformation(init_fn, update_fn)
 
 
 def dp_adam(
-  learning_rate: optax.ScalarOrSchedule, *, noise_std: NumberTree, **options: Any
+  learning_rate: optax.ScalarOrSchedule, *, mean_noise_std: NumberTree, **options: Any
 ) -> optax.GradientTransformation:
   """Returns Adam for private gradients; options are those of `scale_by_dp_adam`.
 
-  >>> tx = dp_adam(0.1, noise_std=3.0)
+  >>> tx = dp_adam(0.1, mean_noise_std=3.0)
   >>> tx.update(jnp.array([5.0]), tx.init(jnp.zeros(1)))[0].round(4)
   Array([-0.125], dtype=float32)
   """
-  scale = scale_by_dp_adam(noise_std=noise_std, **options)
+  scale = scale_by_dp_adam(mean_noise_std=mean_noise_std, **options)
   return optax.chain(scale, optax.scale_by_learning_rate(learning_rate))
 
 
-def second_moment(state: DpAdamState, *, noise_std: NumberTree, b2: float = 0.999) -> Any:
-  """Returns v_hat - noise_std^2, the estimate of E[signal^2] in the update, before the floor.
+def second_moment(
+  state: DpAdamState, *, mean_noise_std: NumberTree, b2: float = 0.999
+) -> Any:
+  """Returns v_hat - mean_noise_std^2, the estimate of E[signal^2] in the update, before the floor.
 
   It is unbiased if the signal of the gradient and the noise are independent.
 
   >>> state = DpAdamState(jnp.int32(1), jnp.zeros(1), jnp.array([0.025]))
-  >>> second_moment(state, noise_std=3.0).round(2)
+  >>> second_moment(state, mean_noise_std=3.0).round(2)
   Array([16.], dtype=float32)
   """
   v_hat = optax.tree.bias_correction(state.nu, b2, state.count)
   return jax.tree.map(
-    lambda std, group: jax.tree.map(lambda v: v - std**2, group), noise_std, v_hat
+    lambda std, group: jax.tree.map(lambda v: v - std**2, group), mean_noise_std, v_hat
   )

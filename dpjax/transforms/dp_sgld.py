@@ -7,9 +7,9 @@ tau, is
   theta <- theta - h grad U + sqrt(2 h tau) N(0, I).
 
 Replace grad U by the private mean gradient g of a plan, times the number n of examples. The noise
-N(0, noise_std^2) of g then enters the step as h n noise_std N(0, I), so
+N(0, mean_noise_std^2) of g then enters the step as h n mean_noise_std N(0, I), so
 
-  tau = h (n noise_std)^2 / 2,          noise_std = z C / L,
+  tau = h (n mean_noise_std)^2 / 2,          mean_noise_std = z C / L,
 
 and z = (L / (n C)) sqrt(2 tau / h). Here z is the noise multiplier, C the clip norm and L the
 expected batch size. No other noise is added, so epsilon is the plan's, for every iterate. Sources:
@@ -33,26 +33,30 @@ from dpjax import validate
 from dpjax.validate import UserError
 
 
-def sgld_temperature(*, step_size: float, noise_std: float, num_examples: int) -> float:
-  """Returns tau = h (n noise_std)^2 / 2, the temperature that a plan's noise gives.
+def sgld_temperature(
+  *, step_size: float, mean_noise_std: float, num_examples: int
+) -> float:
+  """Returns tau = h (n mean_noise_std)^2 / 2, the temperature that a plan's noise gives.
 
-  >>> sgld_temperature(step_size=1e-4, noise_std=0.1, num_examples=1000)
+  >>> sgld_temperature(step_size=1e-4, mean_noise_std=0.1, num_examples=1000)
   0.5
   """
   _check(step_size, num_examples)
-  validate.non_negative(noise_std=noise_std)
-  return step_size * (num_examples * noise_std) ** 2 / 2
+  validate.non_negative(mean_noise_std=mean_noise_std)
+  return step_size * (num_examples * mean_noise_std) ** 2 / 2
 
 
-def sgld_step_size(*, temperature: float, noise_std: float, num_examples: int) -> float:
-  """Returns h = 2 tau / (n noise_std)^2, at which a plan samples at temperature tau.
+def sgld_step_size(
+  *, temperature: float, mean_noise_std: float, num_examples: int
+) -> float:
+  """Returns h = 2 tau / (n mean_noise_std)^2, at which a plan samples at temperature tau.
 
-  >>> round(sgld_step_size(temperature=0.5, noise_std=0.1, num_examples=1000), 10)
+  >>> round(sgld_step_size(temperature=0.5, mean_noise_std=0.1, num_examples=1000), 10)
   0.0001
   """
   validate.integer_at_least(1, num_examples=num_examples)
-  validate.positive(temperature=temperature, noise_std=noise_std)
-  return 2 * temperature / (num_examples * noise_std) ** 2
+  validate.positive(temperature=temperature, mean_noise_std=mean_noise_std)
+  return 2 * temperature / (num_examples * mean_noise_std) ** 2
 
 
 def sgld_noise_multiplier(
@@ -87,7 +91,7 @@ def _check(step_size: float, num_examples: int) -> None:
 def dp_sgld(
   step_size: optax.ScalarOrSchedule,
   *,
-  noise_std: float,
+  mean_noise_std: float,
   num_examples: int,
   prior_precision: float = 0.0,
 ) -> optax.GradientTransformation:
@@ -98,14 +102,14 @@ def dp_sgld(
   Args:
     step_size: h, for the energy SUMMED over the examples. A learning rate r of SGD on the mean loss
       corresponds to h = r / n. A schedule changes the temperature from step to step.
-    noise_std: standard deviation of the noise on the mean gradient, `plan.noise_std`; it must be
-      > 0, because this transform adds no noise itself. `sgld_temperature` computes the temperature
-      from it.
+    mean_noise_std: standard deviation of the noise on the mean gradient, `plan.mean_noise_std`; it
+      must be > 0, because this transform adds no noise itself. `sgld_temperature` computes the
+      temperature from it.
     num_examples: number n of examples; public, as in the plan's guarantee.
     prior_precision: precision of a N(0, 1 / prior_precision) prior on every parameter.
 
   >>> import jax.numpy as jnp
-  >>> tx = dp_sgld(0.01, noise_std=1.0, num_examples=10, prior_precision=2.0)
+  >>> tx = dp_sgld(0.01, mean_noise_std=1.0, num_examples=10, prior_precision=2.0)
   >>> tx.update(jnp.array([3.0]), tx.init(jnp.ones(1)), jnp.ones(1))[0].round(4)
   Array([-0.32], dtype=float32)
   """
@@ -113,12 +117,12 @@ def dp_sgld(
     validate.positive(step_size=step_size)
   validate.integer_at_least(1, num_examples=num_examples)
   validate.non_negative(prior_precision=prior_precision)
-  if not isinstance(noise_std, (int, float)) or not noise_std > 0:
+  if not isinstance(mean_noise_std, (int, float)) or not mean_noise_std > 0:
     raise UserError(
       "must be one number > 0; the noise of DP-SGLD is the plan's, and without "
       "it neither privacy nor a temperature is left",
-      field="noise_std",
-      value=noise_std,
+      field="mean_noise_std",
+      value=mean_noise_std,
     )
 
   def update_fn(updates: Any, state: Any, params: Any = None):

@@ -60,8 +60,10 @@ def noise_in_words(
 
 def _correlated(noise_shape: NoiseShape, sampler: Sampler, shown: str, unit: str) -> str:
   name = type(noise_shape.strategy).__name__
-  min_sep, cyclic, prob = sampler.participation or (1, False, 1.0)
-  apart = f"exactly {min_sep} steps apart" if cyclic else f"{min_sep} steps apart or more"
+  steps_apart, cyclic, prob = sampler.participation or (1, False, 1.0)
+  apart = (
+    f"exactly {steps_apart} steps apart" if cyclic else f"{steps_apart} steps apart or more"
+  )
   amplified = (
     "each turn's noise on the largest column of C, with probability "
     f"{accounting.upper(prob, digits=6)}"

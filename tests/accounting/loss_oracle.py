@@ -23,7 +23,8 @@ from dpjax.accounting.loss_masses import LossMasses
 
 mpmath.mp.dps = 40
 FIELDS = (
-  "kind", "prob", "noise_multiplier", "steps", "delta", "epsilon", "exact_delta", "share_used"
+  "kind", "sampling_prob", "noise_multiplier", "steps", "delta", "epsilon", "exact_delta",
+  "share_used",
 )  # fmt: skip
 _compositions = importlib.import_module("dpjax.accounting.epsilon")._compositions
 

@@ -263,7 +263,7 @@ def test_a_bound_below_the_slack_of_the_accountant_is_one_line():
 
 # Its batches may be above their capacity; a sum of all costs the least to account.
 _PLAN = {
-  "sampler": dpjax.PoissonSampler(prob=1.0, capacity=100),
+  "sampler": dpjax.PoissonSampler(sampling_prob=1.0, capacity=100),
   "num_steps": 2,
   "l2_clip_norm": 1.0,
   "normalize_by": 10.0,

@@ -75,7 +75,7 @@ def test_it_is_above_the_simulation_and_below_no_amplification(strategy):
   proved = accounting.balls_in_bins_proved(strategy, **common)
   renyi = accounting.balls_in_bins_proved(strategy, accountant="rdp", **common)
   events = correlated_events(
-    strategy, noise_multiplier=4.0, num_steps=12, min_sep=6, cyclic=True
+    strategy, noise_multiplier=4.0, num_steps=12, steps_apart=6, cyclic=True
   )
   plain = accounting.epsilon(matrix.joined(events), delta=1e-3)
   assert 0.97 * found.estimate < proved <= plain * 1.001

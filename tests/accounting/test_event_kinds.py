@@ -165,7 +165,7 @@ def test_what_is_no_kind_is_not_registered():
   ("kind_name", "numbers", "field"),
   [
     ("bounded_contribution", (0.9, 900, 1.0), "max_contribution"),
-    ("bounded_contribution", (2.0, 1, 1.0), "sampling_probability"),
+    ("bounded_contribution", (2.0, 1, 1.0), "sampling_prob"),
     ("discrete_gaussian", (-1.0,), "noise_multiplier"),
     ("k_out_of_t", (3, 4, 1.0), "num_selected"),
     ("random_allocation", (0, 1.0), "num_steps"),

@@ -143,7 +143,7 @@ def test_k_equal_to_one_is_random_allocation_exactly():
   noise = accounting.gaussian_event(2.0)
   once = random_allocation_event(noise, num_steps=6)
   assert _event(6, 1, 2.0) == once
-  ours = sampling.KOutOfTSampler(steps_per_pass=6, selected=1, capacity=50)
+  ours = sampling.KOutOfTSampler(steps_per_pass=6, num_selected=1, capacity=50)
   theirs = sampling.RandomAllocationSampler(steps_per_pass=6, capacity=50)
   for step in range(12):
     np.testing.assert_array_equal(
@@ -205,7 +205,7 @@ def test_every_set_is_equally_likely_and_examples_are_independent():
 
 
 def test_steps_in_any_order_and_of_two_threads_are_the_same_draws():
-  sampler = sampling.KOutOfTSampler(steps_per_pass=40, selected=3, capacity=300)
+  sampler = sampling.KOutOfTSampler(steps_per_pass=40, num_selected=3, capacity=300)
   alone = [sampler.draw(300, seed=5, step=step) for step in range(80)]
   alone[7][:] = 0  # the caller's own array
   backwards = [sampler.draw(300, seed=5, step=step) for step in reversed(range(80))][::-1]
@@ -218,13 +218,15 @@ def test_steps_in_any_order_and_of_two_threads_are_the_same_draws():
       np.testing.assert_array_equal(drawn, backwards[step])
     assert step == 7 or np.array_equal(alone[step], backwards[step])
   # A pass far longer than its run costs no more than the steps that are drawn.
-  endless = sampling.KOutOfTSampler(steps_per_pass=10**12, selected=10**11, capacity=300)
+  endless = sampling.KOutOfTSampler(
+    steps_per_pass=10**12, num_selected=10**11, capacity=300
+  )
   assert 5 < endless.draw(300, seed=0, step=3).size < 80
 
 
 def test_a_plan_pays_for_a_pass_at_its_first_step_and_says_so():
   plan = dpjax.Plan(
-    sampler=dpjax.KOutOfTSampler(steps_per_pass=10, selected=3, capacity=64),
+    sampler=dpjax.KOutOfTSampler(steps_per_pass=10, num_selected=3, capacity=64),
     noise_multiplier=2.0, l2_clip_norm=1.0, normalize_by=30.0, num_steps=15, delta=1e-3,
     accountant="rdp",
   )  # fmt: skip

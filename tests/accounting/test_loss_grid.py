@@ -82,8 +82,8 @@ def test_masses_are_those_of_dp_accounting_but_for_rounding(q, z, interval):
   top = 0.5 / z**2 + 10 / z
   noise = noise_profiles.gaussian(1 / z)
   ours = loss_grid.connected(
-    lambda epsilons: noise_profiles.removed(epsilons, prob=q, noise=noise),
-    lambda epsilons: noise_profiles.added(epsilons, prob=q, noise=noise),
+    lambda epsilons: noise_profiles.removed(epsilons, sampling_prob=q, noise=noise),
+    lambda epsilons: noise_profiles.added(epsilons, sampling_prob=q, noise=noise),
     interval=interval,
     largest=top,
   )
@@ -193,7 +193,7 @@ def test_a_sampling_probability_near_1_loses_no_jump_of_laplace_noise():
   q, largest = 0.9999999999999859, 18.41121400680015
   epsilon = 18.411212610008864
   noise = noise_profiles.laplace(largest)
-  (delta,) = noise_profiles.added(np.array([epsilon]), prob=q, noise=noise)
+  (delta,) = noise_profiles.added(np.array([epsilon]), sampling_prob=q, noise=noise)
   with mpmath.workdps(60):
     share = 1 + mpmath.expm1(-mpmath.mpf(epsilon)) / mpmath.mpf(q)
     inner = -mpmath.expm1((-mpmath.log(share) - mpmath.mpf(largest)) / 2)

@@ -72,7 +72,7 @@ def _pushed_out(prob):
 def _several(sampler):
   """All examples of one user have the gradient C, against 0, in a batch of nothing else."""
   counts = np.arange(sampler.max_contribution + 1)
-  chances = stats.binom.pmf(counts, sampler.max_contribution, sampler.prob)
+  chances = stats.binom.pmf(counts, sampler.max_contribution, sampler.sampling_prob)
   return (tuple(chances), tuple(counts.astype(float))), ((1.0,), (0.0,))
 
 
@@ -87,15 +87,17 @@ def _copies(sampler):
 def _kept(sampler):
   """Chance of one record to be in a batch that is cut to the capacity."""
   others = np.arange(sampler.num_examples)
-  probs = stats.binom.pmf(others, sampler.num_examples - 1, sampler.prob)
-  return sampler.prob * float(probs @ np.minimum(1, sampler.capacity / (others + 1)))
+  probs = stats.binom.pmf(others, sampler.num_examples - 1, sampler.sampling_prob)
+  return sampler.sampling_prob * float(
+    probs @ np.minimum(1, sampler.capacity / (others + 1))
+  )
 
 
 # sampler -> (pair, noise of what is observed / z, releases): an experiment that an attacker
 # can really make on a run of 6 steps
 _ATTACKS = {
-  sampling.PoissonSampler: lambda s, far: (_halves(s.prob, far), 1.0, 6),
-  sampling.UserSampler: lambda s, far: (_halves(s.prob, far), 1.0, 6),
+  sampling.PoissonSampler: lambda s, far: (_halves(s.sampling_prob, far), 1.0, 6),
+  sampling.UserSampler: lambda s, far: (_halves(s.sampling_prob, far), 1.0, 6),
   sampling.BoundedContributionSampler: lambda s, far: (_several(s), 1.0, 6),
   sampling.FixedSizeSampler: lambda s, far: (
     _pushed_out(s.batch_size / s.num_examples), 1.0, 6,
@@ -113,12 +115,12 @@ _ATTACKS = {
     _halves(1.0, far), math.sqrt(s.steps_per_pass), 6 // s.steps_per_pass,
   ),
   sampling.KOutOfTSampler: lambda s, far: (  # the sum of a pass holds the record k times
-    _halves(1.0, far), math.sqrt(s.steps_per_pass) / s.selected, 6 // s.steps_per_pass,
+    _halves(1.0, far), math.sqrt(s.steps_per_pass) / s.num_selected, 6 // s.steps_per_pass,
   ),
   sampling.CyclicPoissonSampler: lambda s, far: (
-    _halves(s.prob, far), math.sqrt(s.num_groups), 6 // s.num_groups,
+    _halves(s.turn_prob, far), math.sqrt(s.num_groups), 6 // s.num_groups,
   ),
-  sampling.MinSepSampler: lambda s, far: (_halves(s.rate, far), 1.0, 1),
+  sampling.MinSepSampler: lambda s, far: (_halves(s.sampling_prob, far), 1.0, 1),
 }  # fmt: skip
 
 

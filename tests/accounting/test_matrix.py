@@ -30,25 +30,25 @@ _STRATEGIES = {
   "tree_restarts": correlated.Tree(restart_every=3),
   "banded": correlated.BandedToeplitz.optimized(num_steps=11, bands=3),
   "wide": correlated.BandedToeplitz.optimized(num_steps=11, bands=8),
-  "blt": correlated.BufferedToeplitz.optimized(num_steps=11, buffers=2, min_sep=3),
-  "inverse": correlated.InverseBanded.optimized(num_steps=11, bands=3, min_sep=3),
+  "blt": correlated.BufferedToeplitz.optimized(num_steps=11, buffers=2, steps_apart=3),
+  "inverse": correlated.InverseBanded.optimized(num_steps=11, bands=3, steps_apart=3),
 }
 _every = pytest.mark.parametrize("strategy", _STRATEGIES.values(), ids=_STRATEGIES)
 _FACTORS = (1.0, 0.5, 2.0, 1.0, 1.0, 3.0, 0.7, 1.0, 1.2, 1.0, 0.9)
 
 
-def _separated(num_steps, min_sep, times=None):
-  """Every set of steps at least min_sep apart."""
+def _separated(num_steps, steps_apart, times=None):
+  """Every set of steps at least steps_apart apart."""
   for size in range(1, num_steps + 1 if times is None else times + 1):
     for steps in itertools.combinations(range(num_steps), size):
-      if all(b - a >= min_sep for a, b in itertools.pairwise(steps)):
+      if all(b - a >= steps_apart for a, b in itertools.pairwise(steps)):
         yield list(steps)
 
 
-def _cyclic(num_steps, min_sep):
+def _cyclic(num_steps, steps_apart):
   """Every subset of every turn's steps."""
-  for start in range(min_sep):
-    turn = range(start, num_steps, min_sep)
+  for start in range(steps_apart):
+    turn = range(start, num_steps, steps_apart)
     for size in range(1, len(turn) + 1):
       yield from map(list, itertools.combinations(turn, size))
 
@@ -68,18 +68,18 @@ def _brute(matrix, patterns):
 @settings(deadline=None, max_examples=40)
 @given(
   seed=st.integers(0, 10**6),
-  min_sep=st.integers(1, 4),
+  steps_apart=st.integers(1, 4),
   times=st.integers(1, 3),
   signed=st.booleans(),
 )
-def test_sensitivity_bounds_every_pattern_and_every_sign(seed, min_sep, times, signed):
+def test_sensitivity_bounds_every_pattern_and_every_sign(seed, steps_apart, times, signed):
   matrix = np.tril(np.random.default_rng(seed).normal(size=(6, 6)))
   matrix = matrix if signed else np.abs(matrix)
-  found = matrix_lib.sensitivity(matrix, min_sep=min_sep, max_participations=times)
-  brute = _brute(matrix, _separated(6, min_sep, times))
+  found = matrix_lib.sensitivity(matrix, steps_apart=steps_apart, max_participations=times)
+  brute = _brute(matrix, _separated(6, steps_apart, times))
   assert brute <= found * (1 + 1e-12)
-  cyclic = matrix_lib.sensitivity(matrix, min_sep=min_sep, cyclic=True)
-  exact = _brute(matrix, _cyclic(6, min_sep))
+  cyclic = matrix_lib.sensitivity(matrix, steps_apart=steps_apart, cyclic=True)
+  exact = _brute(matrix, _cyclic(6, steps_apart))
   assert exact <= cyclic * (1 + 1e-12)
   if not signed:
     assert cyclic == pytest.approx(exact, rel=1e-12)
@@ -90,7 +90,7 @@ def test_sensitivity_bounds_every_pattern_and_every_sign(seed, min_sep, times, s
 def test_contributions_in_many_dimensions_stay_below_it(seed, dim):
   rng = np.random.default_rng(seed)
   matrix = np.tril(rng.normal(size=(6, 6)))
-  found = matrix_lib.sensitivity(matrix, min_sep=2)
+  found = matrix_lib.sensitivity(matrix, steps_apart=2)
   for steps in _separated(6, 2):
     u = rng.normal(size=(len(steps), dim))
     u /= np.linalg.norm(u, axis=1, keepdims=True)
@@ -100,29 +100,31 @@ def test_contributions_in_many_dimensions_stay_below_it(seed, dim):
 def test_orthogonal_columns_are_exact_whatever_their_signs():
   matrix = np.tril(np.random.default_rng(0).normal(size=(8, 8)))
   matrix[np.tril_indices(8, -3)] = 0  # three bands
-  found = matrix_lib.sensitivity(matrix, min_sep=3, max_participations=2)
+  found = matrix_lib.sensitivity(matrix, steps_apart=3, max_participations=2)
   assert found == pytest.approx(_brute(matrix, _separated(8, 3, 2)), rel=1e-12)
 
 
 def test_negative_products_raise_the_bound_above_equal_contributions():
   matrix = np.array([[1.0, 0.0], [-1.0, 1.0]])
   equal = np.linalg.norm(matrix @ np.ones(2))
-  found = matrix_lib.sensitivity(matrix, min_sep=1)
+  found = matrix_lib.sensitivity(matrix, steps_apart=1)
   assert found == pytest.approx(_brute(matrix, [[0], [1], [0, 1]]))
   assert found > equal * 2
 
 
 @pytest.mark.cases(quick=["20"], long=...)
-@pytest.mark.parametrize("min_sep", [1, 3, 4, 11, 20])
-def test_falling_toeplitz_matrices_are_exact_and_agree_with_jax_privacy(min_sep):
+@pytest.mark.parametrize("steps_apart", [1, 3, 4, 11, 20])
+def test_falling_toeplitz_matrices_are_exact_and_agree_with_jax_privacy(steps_apart):
   toeplitz = pytest.importorskip("jax_privacy.matrix_factorization.toeplitz")
   strategy = _STRATEGIES["wide"]
   matrix = correlated.matrix(strategy, 11)
   for times in (1, 2, None):
-    found = matrix_lib.sensitivity(matrix, min_sep=min_sep, max_participations=times)
-    brute = _brute(matrix, _separated(11, min_sep, times)) if min_sep > 2 else None
+    found = matrix_lib.sensitivity(
+      matrix, steps_apart=steps_apart, max_participations=times
+    )
+    brute = _brute(matrix, _separated(11, steps_apart, times)) if steps_apart > 2 else None
     peer = toeplitz.minsep_sensitivity_squared(
-      np.array(strategy.coefficients), min_sep, times, n=11
+      np.array(strategy.coefficients), steps_apart, times, n=11
     )
     assert found == pytest.approx(math.sqrt(float(peer)), rel=1e-5)
     assert brute is None or found == pytest.approx(brute, rel=1e-12)
@@ -133,15 +135,15 @@ def test_falling_toeplitz_matrices_are_exact_and_agree_with_jax_privacy(min_sep)
 
 @_every
 @pytest.mark.parametrize("factors", [(), _FACTORS], ids=["constant", "scheduled"])
-@pytest.mark.parametrize("min_sep", [1, 2, 3, 5, 20])
-def test_p43_cyclic_costs_are_exact_at_every_prefix(strategy, factors, min_sep):
+@pytest.mark.parametrize("steps_apart", [1, 2, 3, 5, 20])
+def test_p43_cyclic_costs_are_exact_at_every_prefix(strategy, factors, steps_apart):
   costs = participation_costs(
-    strategy, num_steps=11, min_sep=min_sep, cyclic=True, factors=factors
+    strategy, num_steps=11, steps_apart=steps_apart, cyclic=True, factors=factors
   )
   rows = np.array(factors or np.ones(11))[:, None]
   matrix = correlated.matrix(strategy, 11) / rows
   for t in (1, 2, 4, 7, 11):
-    whole = [range(start, t, min_sep) for start in range(min(min_sep, t))]
+    whole = [range(start, t, steps_apart) for start in range(min(steps_apart, t))]
     brute = max(np.linalg.norm(matrix[:t, list(steps)].sum(1)) for steps in whole)
     assert costs[t - 1] == pytest.approx(brute**2, rel=1e-12)
   assert (np.diff(costs) >= 0).all()
@@ -150,7 +152,7 @@ def test_p43_cyclic_costs_are_exact_at_every_prefix(strategy, factors, min_sep):
 @pytest.mark.parametrize("name", ["independent", "banded", "wide", "blt", "inverse"])
 def test_separated_costs_of_toeplitz_strategies_are_exact_at_every_prefix(name):
   strategy = _STRATEGIES[name]
-  costs = participation_costs(strategy, num_steps=11, min_sep=3, cyclic=False)
+  costs = participation_costs(strategy, num_steps=11, steps_apart=3, cyclic=False)
   matrix = correlated.matrix(strategy, 11)
   for t in (1, 3, 5, 8, 11):
     brute = _brute(matrix[:t, :t], _separated(t, 3))
@@ -161,7 +163,7 @@ def test_separated_costs_of_toeplitz_strategies_are_exact_at_every_prefix(name):
 def test_separated_costs_of_scheduled_bands_are_upper_bounds(name):
   strategy = _STRATEGIES[name]
   costs = participation_costs(
-    strategy, num_steps=11, min_sep=3, cyclic=False, factors=_FACTORS
+    strategy, num_steps=11, steps_apart=3, cyclic=False, factors=_FACTORS
   )
   matrix = correlated.matrix(strategy, 11) / np.array(_FACTORS)[:, None]
   for t in (1, 3, 5, 8, 11):
@@ -171,7 +173,7 @@ def test_separated_costs_of_scheduled_bands_are_upper_bounds(name):
 
 def test_what_has_no_analysis_is_refused():
   with refuses("correlation"):
-    participation_costs(_STRATEGIES["tree"], num_steps=11, min_sep=3, cyclic=False)
+    participation_costs(_STRATEGIES["tree"], num_steps=11, steps_apart=3, cyclic=False)
   for name in ("blt", "inverse", "wide"):
     with refuses("correlation"):
       amplified_costs(_STRATEGIES[name], num_steps=11, num_groups=3)
@@ -184,7 +186,7 @@ class _Negative(correlated.Independent):
 
 def test_a_strategy_with_negative_entries_is_refused():
   with refuses("correlation"):
-    participation_costs(_Negative(), num_steps=4, min_sep=2, cyclic=True)
+    participation_costs(_Negative(), num_steps=4, steps_apart=2, cyclic=True)
 
 
 class _Hidden(correlated.Independent):
@@ -200,13 +202,13 @@ def test_a_negative_entry_is_found_behind_a_larger_one():
   """The sum of both columns has the length of 1, and their difference that of 3."""
   assert (_Hidden().multiply(np.array([[1.0], [0], [1], [0]])) >= 0).all()
   for counted in (participation_costs, amplified_costs):
-    options = {"min_sep": 2, "cyclic": True}
+    options = {"steps_apart": 2, "cyclic": True}
     if counted is amplified_costs:
       options = {"num_groups": 2}
     with refuses("correlation"):
       counted(_Hidden(), num_steps=4, **options)
   with refuses("num_steps", value=20000):
-    participation_costs(_Hidden(), num_steps=20_000, min_sep=2, cyclic=True)
+    participation_costs(_Hidden(), num_steps=20_000, steps_apart=2, cyclic=True)
 
 
 @pytest.mark.parametrize("name", ["independent", "tree_restarts", "banded"])
@@ -239,12 +241,12 @@ def _gaussian_epsilon(noise_multiplier, delta):
 def test_any_prefix_of_the_charges_is_the_gaussian_of_that_prefix(strategy, factors):
   z = 4.0
   events = correlated_events(
-    strategy, noise_multiplier=z, num_steps=11, min_sep=3, cyclic=True, factors=factors
+    strategy, noise_multiplier=z, num_steps=11, steps_apart=3, cyclic=True, factors=factors
   )
   rows = np.array(factors or np.ones(11))[:, None]
   matrix = correlated.matrix(strategy, 11) / rows
   for t in (1, 5, 11):
-    sensitivity = matrix_lib.sensitivity(matrix[:t, :t], min_sep=3, cyclic=True)
+    sensitivity = matrix_lib.sensitivity(matrix[:t, :t], steps_apart=3, cyclic=True)
     expected = _gaussian_epsilon(z / sensitivity, 1e-5)
     found = accounting.epsilon(joined(events[:t]), delta=1e-5)
     assert expected <= found * (1 + 1e-9) and found < expected * 1.001
@@ -252,7 +254,7 @@ def test_any_prefix_of_the_charges_is_the_gaussian_of_that_prefix(strategy, fact
 
 def test_white_noise_in_fixed_order_costs_its_passes():
   events = correlated_events(
-    correlated.Independent(), noise_multiplier=3.0, num_steps=10, min_sep=4, cyclic=True
+    correlated.Independent(), noise_multiplier=3.0, num_steps=10, steps_apart=4, cyclic=True
   )
   assert [type(event).__name__ for event in events[:5]] == [
     *("GaussianDpEvent", "NoOpDpEvent", "NoOpDpEvent", "NoOpDpEvent", "GaussianDpEvent")
@@ -266,7 +268,12 @@ def test_white_noise_in_fixed_order_costs_its_passes():
 def test_amplified_bands_are_the_composition_of_sampled_gaussians(name):
   strategy = correlated.BandedToeplitz.optimized(num_steps=40, bands=4)
   events = correlated_events(
-    strategy, noise_multiplier=2.0, num_steps=38, min_sep=4, cyclic=True, sampling_prob=0.1
+    strategy,
+    noise_multiplier=2.0,
+    num_steps=38,
+    steps_apart=4,
+    cyclic=True,
+    sampling_prob=0.1,
   )
   norm = math.sqrt(np.sum(np.square(strategy.coefficients)))
   sampled = dpa.PoissonSampledDpEvent(0.1, dpa.GaussianDpEvent(2.0 / norm))
@@ -286,7 +293,7 @@ def test_one_group_of_white_noise_is_poisson_sampling():
     correlated.Independent(),
     noise_multiplier=2.0,
     num_steps=3,
-    min_sep=1,
+    steps_apart=1,
     cyclic=True,
     sampling_prob=0.1,
   )
@@ -296,7 +303,9 @@ def test_one_group_of_white_noise_is_poisson_sampling():
 def test_p9_replace_one_costs_what_half_the_noise_would():
   strategy = _STRATEGIES["banded"]
   event = lambda z: joined(
-    correlated_events(strategy, noise_multiplier=z, num_steps=11, min_sep=3, cyclic=True)
+    correlated_events(
+      strategy, noise_multiplier=z, num_steps=11, steps_apart=3, cyclic=True
+    )
   )
   doubled = accounting.epsilon(event(8.0), delta=1e-5, neighboring_relation="replace_one")
   assert doubled == pytest.approx(accounting.epsilon(event(4.0), delta=1e-5), rel=1e-6)
@@ -306,24 +315,24 @@ def test_p9_replace_one_costs_what_half_the_noise_would():
   ("options", "field"),
   [
     ({"num_steps": 0}, "num_steps"),
-    ({"min_sep": 0}, "min_sep"),
+    ({"steps_apart": 0}, "steps_apart"),
     ({"factors": (1.0, 2.0)}, "noise_schedule"),
     ({"factors": (1.0, 2.0, 0.0, 1.0)}, "noise_schedule[2]"),
   ],
 )
 def test_wrong_numbers_are_named(options, field):
-  defaults = dict(num_steps=4, min_sep=2, cyclic=True)
+  defaults = dict(num_steps=4, steps_apart=2, cyclic=True)
   with refuses(field):
     participation_costs(correlated.Independent(), **{**defaults, **options})
 
 
 def test_wrong_matrices_are_named():
   with refuses("matrix.shape"):
-    matrix_lib.sensitivity(np.ones(3), min_sep=1)
+    matrix_lib.sensitivity(np.ones(3), steps_apart=1)
   with refuses("max_participations", value=0):
-    matrix_lib.sensitivity(np.eye(3), min_sep=1, max_participations=0)
+    matrix_lib.sensitivity(np.eye(3), steps_apart=1, max_participations=0)
   with refuses("matrix.shape"):
-    matrix_lib.sensitivity(np.full((2, 2), np.nan), min_sep=1)
+    matrix_lib.sensitivity(np.full((2, 2), np.nan), steps_apart=1)
 
 
 def test_an_array_without_end_is_one_line():
@@ -343,7 +352,7 @@ def test_groups_that_no_step_has_take_no_memory():
     strategy,
     noise_multiplier=1.0,
     num_steps=10,
-    min_sep=10**9,
+    steps_apart=10**9,
     cyclic=True,
     sampling_prob=0.5,
   )

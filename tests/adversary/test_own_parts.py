@@ -22,7 +22,7 @@ from dpjax.transforms.together import check_together
 from dpjax.validate import UserError, Verbatim
 from tests.refuses import refuses
 
-_POISSON = dpjax.PoissonSampler(prob=0.1, capacity=64)
+_POISSON = dpjax.PoissonSampler(sampling_prob=0.1, capacity=64)
 
 
 def _plan(**changed):
@@ -163,8 +163,8 @@ class _Everybody(dpjax.PoissonSampler):
 def test_a_sampler_that_takes_the_name_of_our_module_is_still_its_authors(monkeypatch):
   assert not samplers.assumption(_POISSON)
   monkeypatch.setattr(_Everybody, "__module__", "dpjax.sampling.samplers")
-  assert samplers.assumption(_Everybody(prob=0.1, capacity=64))
-  patched = dpjax.PoissonSampler(prob=0.1, capacity=64)
+  assert samplers.assumption(_Everybody(sampling_prob=0.1, capacity=64))
+  patched = dpjax.PoissonSampler(sampling_prob=0.1, capacity=64)
   object.__setattr__(patched, "draw", lambda n, *, seed, step: np.arange(n))
   assert samplers.assumption(patched)
 
@@ -172,7 +172,7 @@ def test_a_sampler_that_takes_the_name_of_our_module_is_still_its_authors(monkey
 def test_the_statement_of_a_claim_says_so():
   told = lambda **parts: " ".join(_plan(**parts).statement(100).split())
   assert "kind: proved" in told()
-  assert "kind: claimed" in told(sampler=_Everybody(prob=0.1, capacity=64))
+  assert "kind: claimed" in told(sampler=_Everybody(sampling_prob=0.1, capacity=64))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -196,7 +196,7 @@ def test_a_run_whose_clipping_rule_states_its_own_price_promises_a_claim():
 def test_a_simulation_whose_own_cohorts_are_a_claim_says_so():
   for sampler, failed in (
     (_POISSON, []),
-    (_Everybody(prob=0.1, capacity=64), ["_Everybody"]),
+    (_Everybody(sampling_prob=0.1, capacity=64), ["_Everybody"]),
   ):
     made = guarantee.of_plan(_plan(), 1000, ran=_plan(sampler=sampler), deployed=100_000)
     result = made.facts(accounting.Ledger(), 1.0)
@@ -210,7 +210,7 @@ def test_a_simulation_whose_own_cohorts_are_a_claim_says_so():
   "drawn", [[0.5, 1.0], [[0, 1]], [0, 0], [-1], [100], range(65), "ab"]
 )
 def test_an_own_draw_that_no_batch_can_hold_is_refused(drawn):
-  made = _Drawn(prob=0.1, capacity=64, drawn=drawn)
+  made = _Drawn(sampling_prob=0.1, capacity=64, drawn=drawn)
   with pytest.raises(UserError, match="must return a vector of distinct integers"):
     batches.taken(made, 100, seed=0, step=3)
 
@@ -231,7 +231,7 @@ def test_rows_that_are_examples_are_no_users():
 
 
 def _users(num_examples, sampling_prob):
-  return sampling.UserSampler(prob=sampling_prob, capacity=num_examples + 1)
+  return sampling.UserSampler(sampling_prob=sampling_prob, capacity=num_examples + 1)
 
 
 @pytest.mark.parametrize(

@@ -60,7 +60,7 @@ def test_no_test_of_a_laplace_release_crosses_the_line_of_its_event():
 
 def _plan(**changes):
   options = dict(
-    sampler=dpjax.PoissonSampler(prob=0.1, capacity=200),
+    sampler=dpjax.PoissonSampler(sampling_prob=0.1, capacity=200),
     noise_multiplier=1.0,
     l2_clip_norm=1.0,
     normalize_by=100,

@@ -39,7 +39,7 @@ def _records(signal=0.0):
 def _found(apply, width, signal, noise_multiplier=0.0):
   records, attribute = _records(signal)
   plan = dpjax.Plan(
-    sampler=dpjax.PoissonSampler(prob=0.5, capacity=_N),
+    sampler=dpjax.PoissonSampler(sampling_prob=0.5, capacity=_N),
     noise_multiplier=noise_multiplier,
     l2_clip_norm=20.0,
     normalize_by=30,

@@ -33,7 +33,7 @@ def _points(rows):
 
 def _plan(**changes):
   options = dict(
-    sampler=dpjax.PoissonSampler(prob=1.0, capacity=16),
+    sampler=dpjax.PoissonSampler(sampling_prob=1.0, capacity=16),
     noise_multiplier=0.0,
     l2_clip_norm=0.5,
     normalize_by=_CLIENTS,
@@ -154,7 +154,9 @@ def _backdoor(name):
   """(accuracy, success with 2 of 12 attackers, without) on digits."""
   federation, test = _digits()
   plan = _plan(
-    sampler=dpjax.PoissonSampler(prob=1.0, capacity=16), normalize_by=12, num_steps=12
+    sampler=dpjax.PoissonSampler(sampling_prob=1.0, capacity=16),
+    normalize_by=12,
+    num_steps=12,
   )
   model = dpjax.zoo.networks.build("linear", num_classes=10)
   loss_fn = dpjax.losses.softmax_cross_entropy(model.apply)

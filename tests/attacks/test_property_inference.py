@@ -42,7 +42,7 @@ def _features(kind, planted):
   )
   known, targets = draw(24, ~theirs, 1), draw(16, theirs, 2)
   plan = dpjax.Plan(
-    sampler=dpjax.PoissonSampler(prob=0.4, capacity=72),
+    sampler=dpjax.PoissonSampler(sampling_prob=0.4, capacity=72),
     noise_multiplier=0.0,
     l2_clip_norm=1.0,
     normalize_by=32,

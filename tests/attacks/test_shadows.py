@@ -34,7 +34,7 @@ _SIGNAL = signals.log_odds_of_model(_MODEL.apply)
 
 def _plan(**changes):
   options = dict(
-    sampler=dpjax.PoissonSampler(prob=0.5, capacity=_N),
+    sampler=dpjax.PoissonSampler(sampling_prob=0.5, capacity=_N),
     noise_multiplier=0.0,
     l2_clip_norm=10.0,
     normalize_by=12,
@@ -101,7 +101,7 @@ def test_noise_that_was_forgotten_is_above_the_line_that_it_promised(noisy, expe
   promised = dpjax.Plan.calibrated(
     epsilon=0.5,
     delta=1e-5,
-    sampler=dpjax.PoissonSampler(prob=0.5, capacity=300),
+    sampler=dpjax.PoissonSampler(sampling_prob=0.5, capacity=300),
     num_steps=10,
     l2_clip_norm=1.0,
     normalize_by=75,

@@ -215,7 +215,7 @@ def _heard_in_rounds(prob, shared, *, present=True, rounds=30, noise=0.5, seed=0
   each = np.stack([directions.one(jnp.int32(i), like)["w"] for i in range(40)])
   coins = np.arange(40) % 2 == 0
   crowd = shared * rng.normal(size=1024) / 32
-  tx = cc.watching(directions, unit=1.0, prob=prob, present=present)
+  tx = cc.watching(directions, unit=1.0, sampling_prob=prob, present=present)
   state = tx.init(like)
   update = jax.jit(tx.update)
   for _ in range(rounds):
@@ -301,7 +301,7 @@ def _simulated(prob, rounds, noise, seed):
 @pytest.mark.parametrize(("prob", "rounds", "noise"), _CASES)
 def test_in_1000_runs_the_bound_exceeds_the_proof_as_rarely_as_it_says(prob, rounds, noise):
   plan = Plan(
-    sampler=PoissonSampler(prob=prob, capacity=2000),
+    sampler=PoissonSampler(sampling_prob=prob, capacity=2000),
     noise_multiplier=noise,
     l2_clip_norm=1.0,
     normalize_by=1.0,

@@ -26,8 +26,9 @@ from tests.refuses import refuses
 
 _N, _STEPS = 120, 6
 _FIELDS = {
-  "prob": 0.4, "capacity": _N + 1, "batch_size": 30, "num_examples": _N, "steps_per_pass": 3,
-  "num_groups": 3, "num_bins": 3, "min_sep": 2, "num_steps": _STEPS,
+  "sampling_prob": 0.4, "turn_prob": 0.4, "capacity": _N + 1, "batch_size": 30,
+  "num_examples": _N, "steps_per_pass": 3,
+  "num_groups": 3, "num_bins": 3, "steps_apart": 2, "num_steps": _STEPS,
 }  # fmt: skip
 
 
@@ -75,8 +76,8 @@ def test_a_sampler_with_a_field_that_has_no_value_here_is_told_where_to_give_one
     AssertionError, match="'oddity' a value in OddSampler.small, or in _F"
   ):
     _value(OddSampler, "oddity")
-  OddSampler.small = ({"prob": 0.5, "capacity": 5, "oddity": 0.1},)
-  assert (_value(OddSampler, "oddity"), _value(OddSampler, "prob")) == (0.1, 0.4)
+  OddSampler.small = ({"sampling_prob": 0.5, "capacity": 5, "oddity": 0.1},)
+  assert (_value(OddSampler, "oddity"), _value(OddSampler, "sampling_prob")) == (0.1, 0.4)
 
 
 def _plan(sampler, relation, **changes):
@@ -147,7 +148,7 @@ def test_an_empty_record_contributes_zero_and_moves_nobody():
   train = data.from_arrays(np.ones((_N, 2)), np.zeros(_N, int), num_classes=2)
   present = np.ones(_N, bool)
   present[::2] = False
-  cut = sampling.TruncatedPoissonSampler(prob=0.4, capacity=30, num_examples=_N)
+  cut = sampling.TruncatedPoissonSampler(sampling_prob=0.4, capacity=30, num_examples=_N)
   plan = _plan(cut, "replace_special")
   holed = dataclasses.replace(train, present=present)
   for batch, whole in zip(plan.batches(holed, rng=0), plan.batches(train, rng=0)):
@@ -191,14 +192,14 @@ _CONFIGS = [
 def _privacy(sampler, relation, method):
   shared = {"sampling_prob": 0.25, "sampler": {"name": sampler}}
   if sampler in ("cyclic_poisson", "min_sep"):
-    shared["sampler"]["separation"] = 2
+    shared["sampler"]["steps_apart"] = 2
   if sampler == "k_out_of_t":
     shared["sampler"]["num_selected"] = 2
   if method == "sgd":
     return Sgd(**shared)
   shared |= {"epsilon": None, "neighboring_relation": str(relation)}
   if method == "dp_ftrl":
-    bands = {} if "separation" in shared["sampler"] else {"strategy": Banded(bands=2)}
+    bands = {} if "steps_apart" in shared["sampler"] else {"strategy": Banded(bands=2)}
     return DpFtrl(noise_multiplier=2.0, **shared, **bands)
   # Copies lose much at little noise, which takes seconds to account.
   return DpSgd(noise_multiplier=8.0 if sampler == "with_replacement" else 2.0, **shared)

@@ -49,7 +49,7 @@ def audited():
 
 def _plan(**changes):
   numbers = dict(
-    epsilon=4.0, delta=DELTA, sampler=PoissonSampler(prob=1.0, capacity=RECORDS + 16),
+    epsilon=4.0, delta=DELTA, sampler=PoissonSampler(sampling_prob=1.0, capacity=RECORDS + 16),
     num_steps=5, l2_clip_norm=1.0, normalize_by=RECORDS,
   )  # fmt: skip
   return Plan.calibrated(**(numbers | changes))
@@ -91,7 +91,7 @@ def test_convolutions_of_the_trainings_are_in_the_fast_form():
   target = Example(np.zeros((1, 8, 8, 1)), np.zeros(1, int))
   params = net.init(jax.random.key(0), x[:1])
   loss_fn = losses.softmax_cross_entropy(net.apply)
-  plan = _plan(sampler=PoissonSampler(prob=1.0, capacity=8), normalize_by=4)
+  plan = _plan(sampler=PoissonSampler(sampling_prob=1.0, capacity=8), normalize_by=4)
   records = from_arrays(x, np.zeros(4, int), num_classes=3)
   batch = next(iter(plan.batches(records, rng=0)))
   finals = final_model._finals(loss_fn, plan, optax.sgd(1.0), params, target)
@@ -111,10 +111,10 @@ def test_too_little_noise_is_refuted_by_the_final_model(audited):
 @pytest.mark.slow
 def test_what_it_cannot_audit_is_one_line(audited):
   for plan, words in (
-    (_plan(sampler=PoissonSampler(prob=0.5, capacity=RECORDS)), "plan"),
+    (_plan(sampler=PoissonSampler(sampling_prob=0.5, capacity=RECORDS)), "plan"),
     (
       _plan(
-        sampler=PoissonSampler(prob=1.0, capacity=RECORDS + 16),
+        sampler=PoissonSampler(sampling_prob=1.0, capacity=RECORDS + 16),
         neighboring_relation="replace_special",
       ),
       "plan",

@@ -16,7 +16,7 @@ from tests.refuses import refuses
 def _plan(planted, epsilon, m):
   """One Gaussian release on everybody."""
   return Plan(
-    sampler=PoissonSampler(prob=1.0, capacity=m),
+    sampler=PoissonSampler(sampling_prob=1.0, capacity=m),
     noise_multiplier=planted.noise_multiplier(epsilon),
     l2_clip_norm=1.0,
     normalize_by=1,
@@ -87,7 +87,7 @@ def test_dp_sgd_at_epsilon_8_stays_at_or_below_the_proof():
   plan = Plan.calibrated(
     epsilon=8.0,
     delta=1e-5,
-    sampler=PoissonSampler(prob=0.2, capacity=1001),
+    sampler=PoissonSampler(sampling_prob=0.2, capacity=1001),
     num_steps=40,
     l2_clip_norm=1.0,
     normalize_by=200,

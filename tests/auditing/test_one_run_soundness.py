@@ -125,7 +125,7 @@ def _sampled(steps, prob, z, m):
   """(epsilon that is proved, scores, coins): Poisson sampling, whose scores inside have a
   larger spread."""
   plan = Plan(
-    PoissonSampler(prob=prob, capacity=m), z, 1.0, normalize_by=1, num_steps=steps, delta=DELTA
+    PoissonSampler(prob, capacity=m), z, 1.0, normalize_by=1, num_steps=steps, delta=DELTA
   )  # fmt: skip
   rng = np.random.default_rng(1)
   coins = _coins(rng, m)
@@ -216,13 +216,13 @@ def test_a_gaussian_bound_is_refused_where_the_plan_is_not_gaussian(method):
     noise_multiplier=1.0, l2_clip_norm=1.0, normalize_by=1, num_steps=2, delta=DELTA
   )
   for sampler in (
-    PoissonSampler(prob=0.5, capacity=9),
+    PoissonSampler(sampling_prob=0.5, capacity=9),
     FixedSizeSampler(batch_size=2, num_examples=9),
   ):
     with refuses("method") as caught:
       check_method(method, Plan(sampler, **numbers))
     assert "\n" not in str(caught.value)
-  check_method(method, Plan(PoissonSampler(prob=1.0, capacity=9), **numbers))
+  check_method(method, Plan(PoissonSampler(sampling_prob=1.0, capacity=9), **numbers))
   check_method("one_run_two_sided", Plan(PoissonSampler(0.5, 9), **numbers))
   silent = Plan(PoissonSampler(1.0, 9), **numbers | {"noise_multiplier": 0.0})
   with refuses("method"):

@@ -831,7 +831,7 @@ def _plan(**changes: Any) -> Callable[[Any], Any]:
 
 
 def _another_sampler(sound):
-  sampler = dataclasses.replace(sound.plan.sampler, prob=0.09)
+  sampler = dataclasses.replace(sound.plan.sampler, sampling_prob=0.09)
   return dataclasses.replace(sound, plan=dataclasses.replace(sound.plan, sampler=sampler))
 
 

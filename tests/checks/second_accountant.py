@@ -69,9 +69,11 @@ def derived_epsilon(plan: Any) -> float | None:
 
 
 _SAMPLED: dict[str, Callable[[Any, float], dpa.DpEvent]] = {
-  "poisson": lambda s, z: dpa.PoissonSampledDpEvent(s.prob, dpa.GaussianDpEvent(z)),
+  "poisson": lambda s, z: dpa.PoissonSampledDpEvent(
+    s.sampling_prob, dpa.GaussianDpEvent(z)
+  ),
   "truncated_poisson": lambda s, z: dpa.TruncatedSubsampledGaussianDpEvent(
-    s.num_examples, s.prob, s.capacity, z
+    s.num_examples, s.sampling_prob, s.capacity, z
   ),
   # Under add_or_remove_one a joining record pushes another one out. So the pair is that of a
   # Poisson sample whose sum moves by 2 C.
@@ -195,6 +197,6 @@ def _event_of_matrix(plan: Any) -> tuple[dpa.DpEvent, int]:
   if prob < 1:  # an event is one turn, in which an example uses one column
     sensitivity = np.sqrt((matrix**2).sum(axis=0).max())
   else:
-    sensitivity = matrix_lib.sensitivity(matrix, min_sep=apart, cyclic=cyclic)
+    sensitivity = matrix_lib.sensitivity(matrix, steps_apart=apart, cyclic=cyclic)
   event = dpa.GaussianDpEvent(plan.noise_multiplier / sensitivity / _exchanged(plan))
   return (event if prob == 1 else dpa.PoissonSampledDpEvent(prob, event)), turns

@@ -229,7 +229,9 @@ def sampler_shuffled(subject):
 
 
 def sampler_of_another_rate(subject):
-  return dataclasses.replace(subject, draw=PoissonSampler(prob=0.22, capacity=400).draw)
+  return dataclasses.replace(
+    subject, draw=PoissonSampler(sampling_prob=0.22, capacity=400).draw
+  )
 
 
 def sampler_with_memory(subject):
@@ -240,14 +242,14 @@ def sampler_with_memory(subject):
 
 def sampler_that_leaves_one_half_out(subject):
   """Right sizes; but half of the examples are drawn twice as often."""
-  half = PoissonSampler(prob=0.4, capacity=400)
+  half = PoissonSampler(sampling_prob=0.4, capacity=400)
   return dataclasses.replace(
     subject, draw=lambda n, seed, step: half.draw(n // 2, seed=seed, step=step)
   )
 
 
 def capacity_too_small(subject):
-  sampler = PoissonSampler(prob=0.2, capacity=100)
+  sampler = PoissonSampler(sampling_prob=0.2, capacity=100)
   return dataclasses.replace(
     subject, plan=dataclasses.replace(subject.plan, sampler=sampler)
   )

@@ -54,7 +54,7 @@ def test_a_pass_of_random_allocation_is_tested():
   found = batches.sampler_law(_subject(sampler))
   assert found.passed and "passes of 5 steps" in found.detail
   again = lambda n, *, seed, step: sampler.draw(n, seed=seed, step=step % 5)
-  poisson = sampling.PoissonSampler(prob=0.2, capacity=_N)
+  poisson = sampling.PoissonSampler(sampling_prob=0.2, capacity=_N)
   for broken in (
     again,
     poisson.draw,
@@ -63,7 +63,7 @@ def test_a_pass_of_random_allocation_is_tested():
 
 
 def test_several_steps_of_a_pass_are_tested():
-  sampler = sampling.KOutOfTSampler(steps_per_pass=5, selected=2, capacity=_N)
+  sampler = sampling.KOutOfTSampler(steps_per_pass=5, num_selected=2, capacity=_N)
   once = sampling.RandomAllocationSampler(steps_per_pass=5, capacity=_N)
   row = batches.sampler_law(_subject(sampler))
   assert row.passed and "passes of 5 steps" in row.detail
@@ -78,7 +78,7 @@ def test_several_steps_of_a_pass_are_tested():
     steps = (5 * turn + place, 5 * turn + (place + 1) % 5)
     return np.sort(np.concatenate([once.draw(n, seed=seed, step=t) for t in steps]))
 
-  poisson = sampling.PoissonSampler(prob=0.4, capacity=_N)
+  poisson = sampling.PoissonSampler(sampling_prob=0.4, capacity=_N)
   for broken in (same_sets, neighbours, poisson.draw, once.draw):
     assert not batches.sampler_law(_subject(sampler, broken)).passed
 
@@ -158,7 +158,7 @@ class HalfKind(kind.EventKind):
   def gaussian_noise(self, part):
     return part.noise_multiplier
 
-  def joining_prob(self, part):
+  def sampling_prob(self, part):
     return 0.5
 
 
@@ -216,7 +216,7 @@ def test_an_event_of_its_own_says_what_draws_and_noise_are_held_to(
   with refuses("event"):
     accounting.epsilon(plan.event(), delta=1e-5)
   assert noise_distributions._accounted_multiplier(plan) == 2.0
-  for name in ("gaussian_noise", "joining_prob"):
+  for name in ("gaussian_noise", "sampling_prob"):
     monkeypatch.delattr(HalfKind, name)
   silent = batches.sampler_law(_subject(round_robin, keep))
   assert silent.passed and "how often an example comes is not tested" in silent.detail

@@ -51,14 +51,16 @@ def test_sound_samplers_pass(truncated, shuffled):
 def test_p12_keeping_the_first_of_a_batch_that_is_too_large_is_found(truncated):
   """Not a random subset: whoever comes late in the data takes part less often."""
   sampler = truncated.plan.sampler
-  whole = sampling.PoissonSampler(prob=sampler.prob, capacity=400)
+  whole = sampling.PoissonSampler(sampling_prob=sampler.sampling_prob, capacity=400)
   first = lambda n, **at: whole.draw(n, **at)[: sampler.capacity]
   assert not batches.sampler_law(dataclasses.replace(truncated, draw=first)).passed
 
 
 @pytest.mark.slow
 def test_p12_a_batch_that_is_not_cut_is_found(truncated):
-  whole = sampling.PoissonSampler(prob=truncated.plan.sampler.prob, capacity=400)
+  whole = sampling.PoissonSampler(
+    sampling_prob=truncated.plan.sampler.sampling_prob, capacity=400
+  )
   assert not batches.sampler_law(dataclasses.replace(truncated, draw=whole.draw)).passed
 
 

@@ -29,7 +29,7 @@ def _train():
 
 def _plan(**changes):
   numbers = {"noise_multiplier": 1.0, "l2_clip_norm": 1.0, "num_steps": 20, "delta": 1e-5}
-  sampler = dpjax.PoissonSampler(prob=0.1, capacity=72)
+  sampler = dpjax.PoissonSampler(sampling_prob=0.1, capacity=72)
   return dpjax.Plan(**{**numbers, "sampler": sampler, "normalize_by": 20, **changes})
 
 
@@ -352,7 +352,7 @@ _QUICK = (("slices and keys", "sound"), ("slices and a schedule", "broken"))
 def test_an_algorithm_is_compared_whatever_the_plan_is(name, kind, monkeypatch):
   """Slices, keys and clip norms that move once dropped the argument without a word."""
   changes, is_keyed = _COMPARED[name]
-  sampler = dpjax.PoissonSampler(prob=0.01, capacity=40)
+  sampler = dpjax.PoissonSampler(sampling_prob=0.01, capacity=40)
   plan = _plan(**{"sampler": sampler, "normalize_by": 2, "num_steps": 8, **changes})
 
   def loss(w, example):

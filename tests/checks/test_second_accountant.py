@@ -11,7 +11,7 @@ from tests.checks import second_accountant
 @pytest.mark.parametrize("accountant", ["pld", "rdp"])
 def test_poisson_batches_are_derived_a_second_time(accountant):
   plan = Plan(
-    sampler=PoissonSampler(prob=0.05, capacity=200),
+    sampler=PoissonSampler(sampling_prob=0.05, capacity=200),
     noise_multiplier=1.0,
     l2_clip_norm=1.0,
     normalize_by=50.0,

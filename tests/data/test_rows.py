@@ -76,7 +76,7 @@ def test_rows_in_memory_lie_over_those_of_a_file():
 def test_a_poisson_batch_reads_that_batch_and_nothing_more():
   source, count = Numbers(200_000, 256), 200_000  # 200 MB, were it in memory
   dataset = data.in_files(source, np.zeros(count, int), num_classes=2)
-  sampler = sampling.PoissonSampler(prob=1e-3, capacity=400)
+  sampler = sampling.PoissonSampler(sampling_prob=1e-3, capacity=400)
   numbers = dict(l2_clip_norm=1.0, normalize_by=200.0, num_steps=4, delta=1e-5)
   batches = plan.Plan(sampler, 1.0, **numbers).batches(dataset, rng=3)
   source.reads.clear()

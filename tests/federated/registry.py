@@ -113,7 +113,7 @@ def start(name, algorithm):
 def plan(**changes):
   """A private plan over clients."""
   numbers = dict(
-    sampler=sampling.PoissonSampler(prob=0.5, capacity=40), noise_multiplier=2.0,
+    sampler=sampling.PoissonSampler(sampling_prob=0.5, capacity=40), noise_multiplier=2.0,
     l2_clip_norm=CLIP, normalize_by=DIVISOR, num_steps=3, delta=1e-3,
   )  # fmt: skip
   return Plan(**{**numbers, **changes})

@@ -40,7 +40,7 @@ def _tx(noise_multiplier=0.0, l2_clip_norm=1.5, normalize_by=4.0, seed=0):
 
 
 def _plan(**changes):
-  sampler = sampling.PoissonSampler(prob=0.5, capacity=40)
+  sampler = sampling.PoissonSampler(sampling_prob=0.5, capacity=40)
   numbers = dict(
     noise_multiplier=2.0, l2_clip_norm=0.5, normalize_by=10.0, num_steps=3, delta=1e-3
   )

@@ -305,7 +305,7 @@ def test_p17_example_level_noise_differs_between_clients_and_rounds():
   from dpjax.plan import Plan
 
   plan = Plan(
-    sampler=sampling.PoissonSampler(prob=0.5, capacity=8), noise_multiplier=1.0,
+    sampler=sampling.PoissonSampler(sampling_prob=0.5, capacity=8), noise_multiplier=1.0,
     l2_clip_norm=1.0, normalize_by=2.0, num_steps=4, delta=1e-5,
   )  # fmt: skip
   loss_fn = lambda w, x: jnp.sum(w * x)

@@ -25,7 +25,7 @@ def _federation(sizes=(4, 0, 3, 5)):
 
 
 def _plan(prob=0.5, num_steps=6, **changes):
-  sampler = sampling.PoissonSampler(prob=prob, capacity=8)
+  sampler = sampling.PoissonSampler(sampling_prob=prob, capacity=8)
   numbers = dict(noise_multiplier=1.0, l2_clip_norm=1.0, normalize_by=2.0, delta=1e-3)
   return Plan(sampler=sampler, num_steps=num_steps, **{**numbers, **changes})
 
@@ -127,6 +127,8 @@ def test_wrong_work_is_named(options):
 
 def test_a_capacity_that_would_overflow_is_refused():
   plan = _plan(prob=0.9)
-  plan = Plan(**{**vars(plan), "sampler": sampling.PoissonSampler(prob=0.9, capacity=2)})
+  plan = Plan(
+    **{**vars(plan), "sampler": sampling.PoissonSampler(sampling_prob=0.9, capacity=2)}
+  )
   with refuses("num_examples"):
     cohorts(plan, _federation(), LocalWork(2), rng=0)

@@ -74,7 +74,7 @@ def plan(name):
   """Half of four clients in a round; three rounds."""
   private = name == "private"
   return Plan(
-    sampler=sampling.PoissonSampler(prob=0.5, capacity=9),
+    sampler=sampling.PoissonSampler(sampling_prob=0.5, capacity=9),
     noise_multiplier=1.0 if private else 0.0,
     l2_clip_norm=0.5 if private else np.inf,
     normalize_by=2.0,

@@ -50,7 +50,7 @@ def test_a_clip_norm_beyond_what_float32_can_bound_is_refused():
 def test_a_private_cohort_wants_an_aggregator_that_is_vouched_for(tx):
   """`dp_mean` of a transformation without noise, or of any other plan's, went unnoticed."""
   plan = dpjax.Plan(
-    sampler=dpjax.PoissonSampler(prob=0.5, capacity=4),
+    sampler=dpjax.PoissonSampler(sampling_prob=0.5, capacity=4),
     noise_multiplier=1.0,
     l2_clip_norm=1.0,
     normalize_by=1.0,

@@ -320,7 +320,7 @@ def test_without_privacy_a_plan_is_named_or_nothing_is_drawn():
     ({"noise_multiplier": 9.0}, "cohort"),
     ({"l2_clip_norm": 1.0}, "cohort"),
     ({"normalize_by": 3.0}, "cohort"),
-    ({"sampler": sampling.PoissonSampler(prob=0.25, capacity=40)}, "cohort"),
+    ({"sampler": sampling.PoissonSampler(sampling_prob=0.25, capacity=40)}, "cohort"),
     ({"num_steps": 4}, "cohort"),
   ],
 )

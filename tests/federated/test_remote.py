@@ -69,7 +69,7 @@ class World:
   def __init__(self, folder, key=0):
     self.params, self.client = jnp.zeros(_SIZE), _noisy()
     plan = Plan(
-      sampler=sampling.PoissonSampler(prob=1.0, capacity=9), noise_multiplier=0.0,
+      sampler=sampling.PoissonSampler(sampling_prob=1.0, capacity=9), noise_multiplier=0.0,
       l2_clip_norm=np.inf, normalize_by=3.0, num_steps=4, delta=1e-3,
     )  # fmt: skip
     self.options = dict(plan=plan, num_clients=3, rng=7)

@@ -79,7 +79,7 @@ def test_nnx_optimizer_is_told_what_to_call():
   module = nnx.Linear(4, 1, rngs=nnx.Rngs(0))
   graph, params = nnx.split(module, nnx.Param)
   plan = dpjax.Plan(
-    sampler=dpjax.PoissonSampler(prob=0.5, capacity=8),
+    sampler=dpjax.PoissonSampler(sampling_prob=0.5, capacity=8),
     noise_multiplier=1.0,
     l2_clip_norm=1.0,
     normalize_by=4,

@@ -125,7 +125,7 @@ def test_plan_cohorts_and_games_take_a_new_rule_as_it_is(psac):
   sampler = sampling.PoissonSampler(0.5, 9)
   plan = dpjax.Plan(sampler=sampler, l2_clip_norm=Clip(0.5, "psac"), **numbers)
   flat = dpjax.Plan(sampler=sampler, l2_clip_norm=0.5, **numbers)
-  assert plan.event() == flat.event() and plan.noise_std == flat.noise_std
+  assert plan.event() == flat.event() and plan.mean_noise_std == flat.mean_noise_std
   tx, state = plan.transform(jax.random.key(0)), None
   state = tx.init(_PARAMS)
   mask = jnp.ones(2, bool)

@@ -56,7 +56,7 @@ def _clipped(**options):
 @functools.cache
 def _plan():
   return dpjax.Plan(
-    sampler=dpjax.PoissonSampler(prob=0.1, capacity=72),
+    sampler=dpjax.PoissonSampler(sampling_prob=0.1, capacity=72),
     noise_multiplier=1.0,
     l2_clip_norm=1.0,
     normalize_by=20,

@@ -478,7 +478,7 @@ def test_the_curve_and_the_losses_of_the_run_are_files(tmp_path):
 def test_bounded_participation_says_what_each_number_is_worth(sampler):
   more = ["--sampling_prob=0.05"] if sampler == "min_sep" else []
   values = _flags(
-    f"--sampler={sampler}", "--min_sep=4", "--bands=2", "--noise_multiplier=2",
+    f"--sampler={sampler}", "--steps_apart=4", "--bands=2", "--noise_multiplier=2",
     "--num_steps=8", "--delta=1e-2", "--num_samples=2000", *more,
   )  # fmt: skip
   (run,) = bounded.runs(values, [2.0])
@@ -493,7 +493,7 @@ def test_bounded_participation_says_what_each_number_is_worth(sampler):
 
 @pytest.mark.parametrize("least", [5, 10, 20, 40])
 def test_batches_that_come_as_often_as_they_may_are_simulated(least):
-  """1 / min_sep is no number of floats: p / (1 - (m - 1) p) may be just above 1."""
+  """1 / steps_apart is no number of floats: p / (1 - (m - 1) p) may be just above 1."""
   given = (1.0, 8, 1 / least, least, 1e-2)
   rows = dict(solve.bounded_rows(solve.Bounded("min_sep", *given, num_samples=2000)))
   assert (
@@ -520,11 +520,11 @@ def test_a_row_beside_others_refuses_none_of_them():
 @pytest.mark.parametrize(
   "args, field",
   [
-    (("--min_sep=4",), "sampling_prob"),
-    (("--min_sep=4", "--sampling_prob=0.3"), "sampling_prob"),
-    (("--min_sep=4", "--sampling_prob=0.1", "--bands=5"), "bands"),
-    (("--min_sep=4", "--sampling_prob=0.1", "--gdp"), "gdp"),
-    (("--sampling_prob=0.1",), "min_sep"),
+    (("--steps_apart=4",), "sampling_prob"),
+    (("--steps_apart=4", "--sampling_prob=0.3"), "sampling_prob"),
+    (("--steps_apart=4", "--sampling_prob=0.1", "--bands=5"), "bands"),
+    (("--steps_apart=4", "--sampling_prob=0.1", "--gdp"), "gdp"),
+    (("--sampling_prob=0.1",), "steps_apart"),
   ],
 )
 def test_what_a_simulation_cannot_answer_is_one_line(args, field):

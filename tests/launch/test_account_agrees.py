@@ -80,8 +80,8 @@ def test_equal_settings_are_equal_events(sampler, n, thousandths, z, steps):
   ("sampler", "more", "law"),
   [
     ("balls_in_bins", {}, "proved, unamplified"),
-    ("min_sep", {"separation": 20}, "proved, unamplified"),
-    ("cyclic_poisson", {"separation": 20}, "cyclic poisson"),
+    ("min_sep", {"steps_apart": 20}, "proved, unamplified"),
+    ("cyclic_poisson", {"steps_apart": 20}, "cyclic poisson"),
   ],
 )
 def test_samplers_that_bound_participation_pay_for_overflow_too(sampler, more, law):

@@ -77,7 +77,7 @@ def _text():
 def _plan(epsilon, count):
   prob = _BATCH / count
   options: dict[str, Any] = dict(
-    sampler=dpjax.PoissonSampler(prob=prob, capacity=256),
+    sampler=dpjax.PoissonSampler(sampling_prob=prob, capacity=256),
     normalize_by=_BATCH,
     num_steps=_STEPS,
     delta=1e-5,

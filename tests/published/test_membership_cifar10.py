@@ -22,7 +22,7 @@ from dpjax.validate import UserError
 
 _N, _BATCH = 4000, 100
 _PLAN = dict(
-  sampler=dpjax.PoissonSampler(prob=_BATCH / (_N / 2), capacity=208),
+  sampler=dpjax.PoissonSampler(sampling_prob=_BATCH / (_N / 2), capacity=208),
   num_steps=300,
   normalize_by=_BATCH,
   delta=1e-5,

@@ -29,7 +29,7 @@ def found():
   model: Any = dpjax.zoo.networks.build("mlp", num_classes=10, features=(256,))
   loss_fn = dpjax.losses.softmax_cross_entropy(model.apply)
   plan = dpjax.Plan(
-    sampler=dpjax.PoissonSampler(prob=0.2, capacity=100),
+    sampler=dpjax.PoissonSampler(sampling_prob=0.2, capacity=100),
     noise_multiplier=0.0,
     l2_clip_norm=1e3,
     normalize_by=50,

@@ -46,7 +46,7 @@ _INIT = lambda key: _MODEL.init(key, jnp.zeros((1, *_SHAPE)))
 
 def _plan(epsilon):
   options = dict(
-    sampler=dpjax.PoissonSampler(prob=500 / _N, capacity=680),
+    sampler=dpjax.PoissonSampler(sampling_prob=500 / _N, capacity=680),
     normalize_by=500,
     num_steps=800,
     delta=1e-5,

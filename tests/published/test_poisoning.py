@@ -46,7 +46,7 @@ _PARTITIONS = {
 
 def _plan(noise_multiplier):
   return dpjax.Plan(
-    sampler=dpjax.PoissonSampler(prob=1.0, capacity=_CLIENTS + 12),
+    sampler=dpjax.PoissonSampler(sampling_prob=1.0, capacity=_CLIENTS + 12),
     noise_multiplier=noise_multiplier,
     l2_clip_norm=0.3,
     normalize_by=_CLIENTS,

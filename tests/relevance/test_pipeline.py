@@ -340,7 +340,7 @@ def test_budgets_that_do_not_fit_are_refused():
 def test_the_plan_of_a_gradient_method_is_the_accountants():
   job = _job(epsilon=2.0)
   plan = gradient_methods.make_plan(job, 200, 2.0)
-  assert plan.num_steps == 8 and plan.sampler.prob == 0.25
+  assert plan.num_steps == 8 and plan.sampler.sampling_prob == 0.25
   spent = accounting.epsilon(plan.event(), delta=plan.accounted_delta(1e-5))
   assert 1.99 < spent <= 2.0
   plan.check_capacity(200)

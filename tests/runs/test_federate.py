@@ -55,7 +55,7 @@ def test_the_ledger_holds_every_round(finished):
   assert ledger.num_steps == 6
   spent = ledger.epsilon(plan.accounted_delta(plan.delta))
   assert spent == pytest.approx(finished[1]["epsilon"], rel=1e-9)
-  assert plan.normalize_by == 6.0 and plan.sampler.prob == 6 / 30
+  assert plan.normalize_by == 6.0 and plan.sampler.sampling_prob == 6 / 30
 
 
 @pytest.mark.long

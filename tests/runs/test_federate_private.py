@@ -192,8 +192,8 @@ def test_a_public_run_stops_at_its_target_and_a_killed_one_does_not_go_on(
     ),
     ({**_FTRL, "aggregator": "median"}, "aggregator"),
     (
-      {**_FTRL, "privacy.sampler": {"name": "min_sep", "separation": 9}},
-      "privacy.sampler.separation",
+      {**_FTRL, "privacy.sampler": {"name": "min_sep", "steps_apart": 9}},
+      "privacy.sampler.steps_apart",
     ),
   ],
 )

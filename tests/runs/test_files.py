@@ -30,7 +30,7 @@ from tests.runs.stops import sigterm, stop_after
 _STEPS = 6
 _ROWS = np.full((60, 3), 0.3, np.float32)
 _PLAN = Plan(
-  sampler=PoissonSampler(prob=0.5, capacity=61), num_steps=_STEPS, l2_clip_norm=2.0,
+  sampler=PoissonSampler(sampling_prob=0.5, capacity=61), num_steps=_STEPS, l2_clip_norm=2.0,
   noise_multiplier=1.1, normalize_by=30.0, delta=1e-5,
 )  # fmt: skip
 _LOSS = lambda w, row: 0.5 * jnp.sum((w - row) ** 2)

@@ -30,7 +30,7 @@ _SMALL = {
 _POISSON = {
   "privacy.sampler": "cyclic_poisson",
   "privacy.neighboring_relation": "add_or_remove_one",
-  "privacy.sampler.separation": 3,
+  "privacy.sampler.steps_apart": 3,
 }
 
 
@@ -95,7 +95,7 @@ def test_p16_an_interrupted_run_ends_as_the_uninterrupted_one(tmp_path, extra):
     {"privacy.strategy": "identity"},
     _REDRAWN,
     {"privacy.sampler": "balls_in_bins"},
-    {"privacy.sampler": "min_sep", "privacy.sampler.separation": 4},
+    {"privacy.sampler": "min_sep", "privacy.sampler.steps_apart": 4},
     {"privacy.neighboring_relation": "replace_one"},
     {"privacy.noise_levels": [2.0, 1.0, 0.5]},
     _POISSON,
@@ -148,12 +148,16 @@ def test_noise_without_end_is_charged_where_everybody_of_a_group_takes_part():
   """Nothing is amplified there, as under cyclic batches of the same turn."""
   blt = {"privacy.strategy": "blt", "privacy.sampling_prob": 0.25}
   cyclic = make_plan(_config(**blt, **{"privacy.sampler": "cyclic"}), 400)
-  poisson = make_plan(_config(**_POISSON | blt | {"privacy.sampler.separation": None}), 400)
+  poisson = make_plan(
+    _config(**_POISSON | blt | {"privacy.sampler.steps_apart": None}), 400
+  )
   assert 2.99 < poisson.epsilon() <= 3.0
   rounded = (
-    _POISSON | blt | {"privacy.sampler.separation": None, "privacy.sampling_prob": 1 / 49}
+    _POISSON | blt | {"privacy.sampler.steps_apart": None, "privacy.sampling_prob": 1 / 49}
   )
-  assert make_plan(_config(**rounded), 400).sampler.prob == 1  # 49 * (1 / 49) is below it
+  assert (
+    make_plan(_config(**rounded), 400).sampler.sampling_prob == 1
+  )  # 49 * (1 / 49) is below it
   assert poisson.noise_multiplier == pytest.approx(cyclic.noise_multiplier, rel=5e-3)
 
 
@@ -175,8 +179,8 @@ def test_a_budget_is_refused_before_the_first_step(tmp_path):
     ({"privacy.strategy.bands": 0}, "config.privacy.strategy.bands"),
     ({"privacy.strategy.buffers": 2}, "config.privacy.strategy.buffers"),
     (
-      {**_POISSON, "privacy.sampler.separation": 6},
-      "privacy.sampler.separation",
+      {**_POISSON, "privacy.sampler.steps_apart": 6},
+      "privacy.sampler.steps_apart",
     ),
     ({"privacy.neighboring_relation": "add_or_remove_one"}, "privacy.neighboring_relation"),
     ({"privacy.noise_levels": [1.0, -1.0]}, "privacy.noise_levels[1]"),
@@ -204,7 +208,7 @@ def test_wrong_configs_are_one_line(extra, field):
   "changes",
   [
     {"privacy.sampling_prob": 1.0},
-    {**_POISSON, "privacy.sampler.separation": 1},
+    {**_POISSON, "privacy.sampler.steps_apart": 1},
   ],
 )
 def test_one_band_keeps_no_noise_and_goes_on_from_a_checkpoint(changes, tmp_path):
@@ -225,5 +229,5 @@ def test_a_batch_that_is_no_whole_share_of_a_cyclic_pass_is_refused():
   for sampler in ("cyclic", "balls_in_bins"):
     with refuses("privacy.sampling_prob"):
       build.assemble(_config(**some, **{"privacy.sampler": sampler}))
-  apart = {**_POISSON, "privacy.sampler.separation": 1}
-  assert build.assemble(_config(**some, **apart)).plan.sampler.prob == 0.7
+  apart = {**_POISSON, "privacy.sampler.steps_apart": 1}
+  assert build.assemble(_config(**some, **apart)).plan.sampler.sampling_prob == 0.7

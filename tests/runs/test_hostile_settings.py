@@ -120,7 +120,7 @@ _NOISE = {"privacy.epsilon": None, "privacy.noise_multiplier": 1.0}
       {
         "privacy": "dp_ftrl",
         "privacy.sampler": "cyclic_poisson",
-        "privacy.sampler.separation": 2,
+        "privacy.sampler.steps_apart": 2,
         "privacy.strategy": "blt",
         "privacy.sampling_prob": 0.25,
       },

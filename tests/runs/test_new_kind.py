@@ -54,7 +54,7 @@ class Mean(Experiment[MeanConfig]):
   def train(self, data, keys):
     config, n = self.config, len(data)
     plan = Plan.calibrated(
-      epsilon=config.epsilon, delta=1e-5, sampler=PoissonSampler(prob=0.5, capacity=n + 1),
+      epsilon=config.epsilon, delta=1e-5, sampler=PoissonSampler(sampling_prob=0.5, capacity=n + 1),
       num_steps=config.num_steps, l2_clip_norm=2.0, normalize_by=n / 2,
     )
     loss = lambda w, row: 0.5 * jnp.sum((w - row) ** 2)

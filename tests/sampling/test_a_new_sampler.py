@@ -138,7 +138,11 @@ def test_a_sampler_with_costs_of_its_own_steps_is_asked_for_each(base):
     def event_at(self, step, inner):
       return dp_accounting.NoOpDpEvent() if step % 2 == 0 else inner
 
-  fields = {"steps_per_pass": 4} if base is dpjax.RandomAllocationSampler else {"prob": 0.5}
+  fields = (
+    {"steps_per_pass": 4}
+    if base is dpjax.RandomAllocationSampler
+    else {"sampling_prob": 0.5}
+  )
   plan = _plan(Odd(capacity=40, **fields), num_steps=4)
   assert not plan.steps_alike
   assert parts(plan.event()) == {accounting.gaussian_event(2.0): 2}

@@ -105,7 +105,7 @@ def test_a_plan_protects_users_and_trains_on_examples():
   owners = [(row % 5, 5 + row % 3) for row in range(40)]
   kept = bound_contributions(owners, max_contribution=3)
   plan = Plan.calibrated(
-    sampler=BoundedContributionSampler(prob=0.25, capacity=40, max_contribution=3),
+    sampler=BoundedContributionSampler(sampling_prob=0.25, capacity=40, max_contribution=3),
     epsilon=4.0, l2_clip_norm=1.0, normalize_by=3.0, num_steps=4, delta=1e-3,
   )  # fmt: skip
   assert plan.unit == "user" and plan.neighboring_relation == "replace_special"
@@ -115,7 +115,7 @@ def test_a_plan_protects_users_and_trains_on_examples():
   assert len(batches) == 4
   tx = plan.transform(jax.random.key(0))
   assert tx.init(jnp.zeros(2)) is not None
-  single = sampling.PoissonSampler(prob=0.25, capacity=40)
+  single = sampling.PoissonSampler(sampling_prob=0.25, capacity=40)
   example = Plan.calibrated(
     sampler=single, epsilon=4.0, l2_clip_norm=1.0, normalize_by=3.0, num_steps=4,
     delta=1e-3, neighboring_relation="replace_special",

@@ -90,7 +90,7 @@ def test_chances_at_the_ends(prob):
 
 
 def test_a_draw_of_a_billion_rows_is_as_large_as_its_batch():
-  sampler = sampling.PoissonSampler(prob=1e-7, capacity=200)
+  sampler = sampling.PoissonSampler(sampling_prob=1e-7, capacity=200)
   rows = sampler.draw(10**9, seed=1, step=2)
   assert 50 < rows.size < 160
   assert rows.max() > 10**8
@@ -103,7 +103,7 @@ def test_a_draw_of_a_billion_rows_is_as_large_as_its_batch():
     sampling.RandomAllocationSampler(steps_per_pass=9, capacity=100),
     sampling.BallsInBinsSampler(num_bins=9, capacity=100),
     sampling.CyclicSampler(steps_per_pass=9, num_examples=100),
-    sampling.MinSepSampler(prob=0.3, min_sep=4, num_steps=40, capacity=100),
+    sampling.MinSepSampler(turn_prob=0.3, steps_apart=4, num_steps=40, capacity=100),
   ],
   ids=lambda sampler: sampler.name,
 )
@@ -127,7 +127,7 @@ def test_what_is_kept_cannot_be_written():
 
 @pytest.mark.parametrize("prob", [1e-18, 5e-324])
 def test_long_waits_of_min_sep_do_not_overflow(prob):
-  sampler = sampling.MinSepSampler(prob=prob, min_sep=2, num_steps=20, capacity=50)
+  sampler = sampling.MinSepSampler(turn_prob=prob, steps_apart=2, num_steps=20, capacity=50)
   assert [sampler.draw(50, seed=1, step=step).size for step in range(20)] == [0] * 20
 
 

@@ -17,12 +17,14 @@ _INNER = dp_accounting.GaussianDpEvent(1.0)
 _N = 60
 
 
-def _samplers(min_sep, steps):
+def _samplers(steps_apart, steps):
   return (
-    sampling.CyclicSampler(steps_per_pass=min_sep, num_examples=_N),
-    sampling.BallsInBinsSampler(num_bins=min_sep, capacity=_N),
-    sampling.CyclicPoissonSampler(prob=0.5, num_groups=min_sep, capacity=_N),
-    sampling.MinSepSampler(prob=0.4, min_sep=min_sep, num_steps=steps, capacity=_N),
+    sampling.CyclicSampler(steps_per_pass=steps_apart, num_examples=_N),
+    sampling.BallsInBinsSampler(num_bins=steps_apart, capacity=_N),
+    sampling.CyclicPoissonSampler(turn_prob=0.5, num_groups=steps_apart, capacity=_N),
+    sampling.MinSepSampler(
+      turn_prob=0.4, steps_apart=steps_apart, num_steps=steps, capacity=_N
+    ),
   )
 
 
@@ -35,17 +37,17 @@ def _trace(sampler, steps, seed=7, n=_N):
 
 
 @settings(deadline=None, max_examples=25)
-@given(min_sep=st.integers(1, 9), steps=st.integers(1, 40), seed=st.integers(0, 2**130))
-def test_p43_participation_is_enforced(min_sep, steps, seed):
-  for sampler in _samplers(min_sep, steps):
+@given(steps_apart=st.integers(1, 9), steps=st.integers(1, 40), seed=st.integers(0, 2**130))
+def test_p43_participation_is_enforced(steps_apart, steps, seed):
+  for sampler in _samplers(steps_apart, steps):
     declared = sampler.participation
-    assert declared.min_sep == min_sep
+    assert declared.steps_apart == steps_apart
     for column in _trace(sampler, steps, seed).T:
       gaps = np.diff(np.flatnonzero(column))
-      assert (gaps >= min_sep).all()
-      assert column.sum() <= -(-steps // min_sep)
+      assert (gaps >= steps_apart).all()
+      assert column.sum() <= -(-steps // steps_apart)
       if declared.cyclic:
-        assert not (gaps % min_sep).any()
+        assert not (gaps % steps_apart).any()
 
 
 def test_p43_the_check_above_can_fail():
@@ -76,7 +78,7 @@ def test_balls_fall_uniformly_and_independently():
 
 def test_cyclic_poisson_is_poisson_within_its_groups():
   prob, groups, n = 0.3, 4, 20_000
-  sampler = sampling.CyclicPoissonSampler(prob=prob, num_groups=groups, capacity=n)
+  sampler = sampling.CyclicPoissonSampler(turn_prob=prob, num_groups=groups, capacity=n)
   taken = _trace(sampler, 24, n=n)
   sizes = taken.sum(1)
   scale = np.sqrt(n * prob / groups)
@@ -95,8 +97,8 @@ def test_cyclic_poisson_is_poisson_within_its_groups():
 
 
 def test_one_group_is_poisson_sampling():
-  cyclic = sampling.CyclicPoissonSampler(prob=0.3, num_groups=1, capacity=_N)
-  poisson = sampling.PoissonSampler(prob=0.3, capacity=_N)
+  cyclic = sampling.CyclicPoissonSampler(turn_prob=0.3, num_groups=1, capacity=_N)
+  poisson = sampling.PoissonSampler(sampling_prob=0.3, capacity=_N)
   for step in range(5):
     np.testing.assert_array_equal(
       cyclic.draw(_N, seed=3, step=step), poisson.draw(_N, seed=3, step=step)
@@ -105,10 +107,14 @@ def test_one_group_is_poisson_sampling():
 
 def test_min_sep_batches_have_one_law_from_the_first_step_on():
   n, steps = 40_000, 30
-  sampler = sampling.MinSepSampler(prob=0.4, min_sep=5, num_steps=steps, capacity=n)
+  sampler = sampling.MinSepSampler(
+    turn_prob=0.4, steps_apart=5, num_steps=steps, capacity=n
+  )
   sizes = _trace(sampler, steps, n=n).sum(1)
-  assert sampler.rate == pytest.approx(0.4 / 2.6)
-  assert np.abs(sizes - n * sampler.rate).max() < 5 * np.sqrt(n * sampler.rate)
+  assert sampler.sampling_prob == pytest.approx(0.4 / 2.6)
+  assert np.abs(sizes - n * sampler.sampling_prob).max() < 5 * np.sqrt(
+    n * sampler.sampling_prob
+  )
   assert abs(sizes[0] - n * 0.4) > 50 * np.sqrt(n * 0.4)  # a cold start would be there
 
 
@@ -123,10 +129,10 @@ def test_p16_draws_depend_on_seed_and_step_alone(seed, step):
 
 
 def test_the_partition_is_apart_from_the_steps_coins():
-  sampler = sampling.CyclicPoissonSampler(prob=0.5, num_groups=2, capacity=4000)
+  sampler = sampling.CyclicPoissonSampler(turn_prob=0.5, num_groups=2, capacity=4000)
   groups = np.zeros(4000, int)
   for seed_step in (0, 1):
-    full = sampling.CyclicPoissonSampler(prob=1.0, num_groups=2, capacity=4000)
+    full = sampling.CyclicPoissonSampler(turn_prob=1.0, num_groups=2, capacity=4000)
     groups[full.draw(4000, seed=0, step=seed_step)] = seed_step
   taken = np.zeros(4000)
   for step in (0, 1):
@@ -163,8 +169,8 @@ def test_one_example_more_leaves_the_others_where_they_are_in_law_only_if_declar
 def test_p12_a_draw_above_capacity_raises_and_its_chance_is_known():
   for sampler in (
     sampling.BallsInBinsSampler(num_bins=2, capacity=3),
-    sampling.CyclicPoissonSampler(prob=1.0, num_groups=2, capacity=3),
-    sampling.MinSepSampler(prob=1.0, min_sep=2, num_steps=4, capacity=3),
+    sampling.CyclicPoissonSampler(turn_prob=1.0, num_groups=2, capacity=3),
+    sampling.MinSepSampler(turn_prob=1.0, steps_apart=2, num_steps=4, capacity=3),
   ):
     with refuses("capacity", value=3) as caught:
       sampler.draw(_N, seed=0, step=0)
@@ -206,10 +212,10 @@ def test_p12_the_chance_of_an_overflow_is_a_number_also_below_the_smallest_float
     (lambda: sampling.CyclicSampler(5, 4), "steps_per_pass"),
     (lambda: sampling.CyclicSampler(2, 4).draw(5, seed=0, step=0), "num_examples"),
     (lambda: sampling.BallsInBinsSampler(0, 4), "num_bins"),
-    (lambda: sampling.CyclicPoissonSampler(1.5, 2, 4), "prob"),
+    (lambda: sampling.CyclicPoissonSampler(1.5, 2, 4), "turn_prob"),
     (lambda: sampling.CyclicPoissonSampler(0.5, 0, 4), "num_groups"),
-    (lambda: sampling.MinSepSampler(0.0, 2, 4, 4), "prob"),
-    (lambda: sampling.MinSepSampler(0.5, 0, 4, 4), "min_sep"),
+    (lambda: sampling.MinSepSampler(0.0, 2, 4, 4), "turn_prob"),
+    (lambda: sampling.MinSepSampler(0.5, 0, 4, 4), "steps_apart"),
     (
       lambda: sampling.MinSepSampler(0.5, 2, 4, 4).draw(4, seed=0, step=4),
       "step",

@@ -89,7 +89,7 @@ def test_p13_each_sampler_declares_its_event_or_none():
 
 
 def test_p12_a_draw_above_capacity_raises_and_is_never_cut():
-  sampler = sampling.PoissonSampler(prob=1.0, capacity=3)
+  sampler = sampling.PoissonSampler(sampling_prob=1.0, capacity=3)
   with refuses("capacity", value=3) as caught:
     sampler.draw(4, seed=0, step=0)
   assert "\n" not in str(caught.value)
@@ -117,7 +117,7 @@ def test_p8_an_empty_draw_is_a_batch_like_any_other():
 
 def test_p42_the_data_size_is_an_argument_not_a_field():
   fields = {field.name for field in dataclasses.fields(sampling.PoissonSampler)}
-  assert fields == {"prob", "capacity"}  # nothing about the data can be printed
+  assert fields == {"sampling_prob", "capacity"}  # nothing about the data can be printed
   with refuses("batch_size", value=999) as caught:
     sampling.ShuffledSampler(999).draw(123, seed=0, step=0)
   assert "123" not in str(caught.value)
@@ -126,8 +126,8 @@ def test_p42_the_data_size_is_an_argument_not_a_field():
 @pytest.mark.parametrize(
   ("make", "field"),
   [
-    (lambda: sampling.PoissonSampler(1.5, 4), "prob"),
-    (lambda: sampling.PoissonSampler(0, 4), "prob"),
+    (lambda: sampling.PoissonSampler(1.5, 4), "sampling_prob"),
+    (lambda: sampling.PoissonSampler(0, 4), "sampling_prob"),
     (lambda: sampling.PoissonSampler(0.1, 0), "capacity"),
     (lambda: sampling.FixedSizeSampler(5, 4), "batch_size"),
     (lambda: sampling.FixedSizeSampler(2, 4).draw(5, seed=0, step=0), "num_examples"),
@@ -155,7 +155,7 @@ def test_p15_no_example_is_drawn_twice_in_one_step():
 @pytest.mark.parametrize("kind", [sampling.CyclicPoissonSampler, sampling.MinSepSampler])
 def test_an_example_cannot_take_part_more_often_than_its_separation_allows(kind):
   ask = lambda prob: kind.sized(
-    Sizing(prob, num_examples=100, num_steps=50, separation=10, padded_batch_size=99)
+    Sizing(prob, num_examples=100, num_steps=50, steps_apart=10, padded_batch_size=99)
   )
   assert ask(0.1).rate == pytest.approx(0.1)
   with pytest.raises(UserError, match="prob=0.5: must be <= 0.1") as caught:

@@ -33,7 +33,7 @@ class _Ids:
 
 def test_p15_in_a_plans_trace_no_example_appears_twice_in_a_logical_step():
   options = dict(noise_multiplier=1.0, l2_clip_norm=1.0, normalize_by=100, delta=1e-5)
-  sampler = dpjax.PoissonSampler(prob=0.2, capacity=200)
+  sampler = dpjax.PoissonSampler(sampling_prob=0.2, capacity=200)
   whole = dpjax.Plan(sampler=sampler, num_steps=6, **options)
   sliced = dpjax.Plan(sampler=sampler, num_steps=6, slices=4, **options)
   batches = list(sliced.batches(_Ids(), rng=1))

@@ -8,7 +8,7 @@ from scipy import stats
 from dpjax import sampling
 from tests.refuses import refuses
 
-_SAMPLER = sampling.TruncatedPoissonSampler(prob=0.4, capacity=4, num_examples=10)
+_SAMPLER = sampling.TruncatedPoissonSampler(sampling_prob=0.4, capacity=4, num_examples=10)
 
 
 def _memberships(steps):
@@ -52,7 +52,7 @@ def test_p15_p16_no_repeats_and_a_function_of_seed_and_step():
 @pytest.mark.parametrize(
   ("make", "field"),
   [
-    (lambda: sampling.TruncatedPoissonSampler(1.5, 4, 9), "prob"),
+    (lambda: sampling.TruncatedPoissonSampler(1.5, 4, 9), "sampling_prob"),
     (lambda: sampling.TruncatedPoissonSampler(0.5, 0, 9), "capacity"),
     (lambda: sampling.TruncatedPoissonSampler(0.5, 4, 9.5), "num_examples"),
     (lambda: _SAMPLER.draw(11, seed=0, step=0), "num_examples"),

@@ -160,11 +160,11 @@ def test_blocks_hold_every_example_once_within_the_limit():
 
 
 def test_the_sampler_is_poisson_over_users_and_says_user():
-  sampler = sampling.UserSampler(prob=0.3, capacity=40)
+  sampler = sampling.UserSampler(sampling_prob=0.3, capacity=40)
   assert sampler.unit == "user" and isinstance(sampler, sampling.PoissonSampler)
   fitted = sampling.UserSampler(0.1, 1).fitted_to(500, log_overflow_prob=-30)
   assert type(fitted) is sampling.UserSampler
-  plain = sampling.PoissonSampler(prob=0.3, capacity=40)
+  plain = sampling.PoissonSampler(sampling_prob=0.3, capacity=40)
   np.testing.assert_array_equal(
     sampler.draw(40, seed=1, step=2), plain.draw(40, seed=1, step=2)
   )
@@ -194,7 +194,7 @@ def test_a_plan_takes_users_for_examples():
   data, ids = _data(sizes=(2, 5, 1) * 20)
   blocks = _blocks(data, ids)
   plan = dpjax.Plan(
-    sampler=sampling.UserSampler(prob=0.2, capacity=40),
+    sampler=sampling.UserSampler(sampling_prob=0.2, capacity=40),
     noise_multiplier=1.0,
     l2_clip_norm=1.0,
     normalize_by=12,
@@ -218,7 +218,7 @@ def test_a_plan_takes_users_for_examples():
   examples = dpjax.Plan(
     **{
       **{f.name: getattr(plan, f.name) for f in dataclasses.fields(plan)},
-      "sampler": sampling.PoissonSampler(prob=0.2, capacity=40),
+      "sampler": sampling.PoissonSampler(sampling_prob=0.2, capacity=40),
     }
   )
   assert plan.epsilon() == examples.epsilon()

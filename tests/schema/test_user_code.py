@@ -75,7 +75,7 @@ class OwnPoisson(sampling.PoissonSampler):
   """Says that it samples less than it does."""
 
   def event(self, inner):
-    return sampling.PoissonSampler(self.prob / 2, self.capacity).event(inner)
+    return sampling.PoissonSampler(self.sampling_prob / 2, self.capacity).event(inner)
 
 
 def own_poisson(num_examples, sampling_prob):
@@ -197,7 +197,7 @@ def test_an_optimizer_sees_no_mask():
 
   spy = optax.GradientTransformationExtraArgs(lambda params: (), update)
   plan = Plan(
-    sampler=sampling.PoissonSampler(prob=0.5, capacity=4),
+    sampler=sampling.PoissonSampler(sampling_prob=0.5, capacity=4),
     noise_multiplier=1.0,
     l2_clip_norm=1.0,
     normalize_by=2,

@@ -31,7 +31,7 @@ def _sweep(**changes):
 def _plan(config, data):
   del data
   return plan.Plan(
-    sampler=sampling.PoissonSampler(prob=0.05, capacity=200),
+    sampler=sampling.PoissonSampler(sampling_prob=0.05, capacity=200),
     noise_multiplier=config.privacy.noise_multiplier or 2.0,
     l2_clip_norm=1.0,
     normalize_by=50,
@@ -95,7 +95,7 @@ class _OwnPoisson(sampling.PoissonSampler):
 
 def test_p40_a_choice_among_claims_is_a_claim(tmp_path, capsys):
   def plan_of(config, data):
-    own = _OwnPoisson(prob=0.05, capacity=200)
+    own = _OwnPoisson(sampling_prob=0.05, capacity=200)
     return dataclasses.replace(_plan(config, data), sampler=own)
 
   found = tuning.run_selection(
@@ -265,7 +265,9 @@ def test_what_has_no_proof_is_refused_before_anything_runs(tmp_path, changes, fi
 
 def test_samplers_without_rdp_or_without_proof_are_refused(tmp_path):
   def cut(config, data):
-    sampler = sampling.TruncatedPoissonSampler(prob=0.05, capacity=60, num_examples=1000)
+    sampler = sampling.TruncatedPoissonSampler(
+      sampling_prob=0.05, capacity=60, num_examples=1000
+    )
     return dataclasses.replace(
       _plan(config, data), sampler=sampler, neighboring_relation=""
     )

@@ -11,7 +11,7 @@ def of_three(noise_multiplier=0.0, **options):
 def of(capacity, **options):
   """Clips to 1, in four steps of half the examples."""
   return Plan(
-    sampler=PoissonSampler(prob=0.5, capacity=capacity),
+    sampler=PoissonSampler(sampling_prob=0.5, capacity=capacity),
     l2_clip_norm=1.0,
     num_steps=4,
     delta=1e-5,

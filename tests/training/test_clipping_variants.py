@@ -26,7 +26,7 @@ _KEY = jax.random.key(0)
 
 def _plan(**changes):
   options = dict(
-    sampler=dpjax.PoissonSampler(prob=0.3, capacity=32),
+    sampler=dpjax.PoissonSampler(sampling_prob=0.3, capacity=32),
     noise_multiplier=1.0,
     l2_clip_norm=0.5,
     normalize_by=6,
@@ -141,7 +141,7 @@ def test_p25_a_calibrated_adaptive_plan_stays_within_its_target():
   options = dict(
     epsilon=2.0,
     delta=1e-5,
-    sampler=dpjax.PoissonSampler(prob=0.1, capacity=100),
+    sampler=dpjax.PoissonSampler(sampling_prob=0.1, capacity=100),
     num_steps=50,
     normalize_by=60,
   )
@@ -190,7 +190,7 @@ def _slices(batch, count):
 
 @pytest.mark.slow
 def test_p15_p27_slices_are_one_step_of_noise_optimizer_average_and_count():
-  sampler = dpjax.PoissonSampler(prob=0.3, capacity=8)
+  sampler = dpjax.PoissonSampler(sampling_prob=0.3, capacity=8)
   tx = lambda: optax.adam(0.1)
   whole = _run(_plan(sampler=sampler), _batches(3), tx(), ema_decay=0.5)
   sliced = [part for batch in _batches(3) for part in _slices(batch, 4)]
@@ -211,7 +211,7 @@ def test_p15_p27_slices_are_one_step_of_noise_optimizer_average_and_count():
 @pytest.mark.slow
 def test_each_slice_has_keys_of_its_own():
   seen = lambda p, e: p["b"] * jax.random.normal(e.key)
-  plan = _plan(sampler=dpjax.PoissonSampler(prob=0.3, capacity=8), slices=2)
+  plan = _plan(sampler=dpjax.PoissonSampler(sampling_prob=0.3, capacity=8), slices=2)
   algorithm = training.dp_sgd(
     seen, plan, optax.sgd(1.0), noise_key=_KEY, example_key=jax.random.key(1)
   )
@@ -231,15 +231,15 @@ def _adaptive(norms=0.5, **changes):
   return {"l2_clip_norm": Clip(norms, AdaptiveClipping()), **changes}
 
 
-def test_noise_std_is_that_of_the_private_mean_gradient():
-  assert _plan().noise_std == pytest.approx(1.0 * 0.5 / 6)
+def test_mean_noise_std_is_that_of_the_private_mean_gradient():
+  assert _plan().mean_noise_std == pytest.approx(1.0 * 0.5 / 6)
   bounds = {"w": 0.3, "b": 0.4}
-  assert _plan(l2_clip_norm=bounds).noise_std == pytest.approx(0.5 / 6)
+  assert _plan(l2_clip_norm=bounds).mean_noise_std == pytest.approx(0.5 / 6)
   by_group = _plan(
     l2_clip_norm=bounds, noise_shape=NoiseShape(shares={"w": 1, "b": 1})
-  ).noise_std
+  ).mean_noise_std
   assert by_group == pytest.approx({"w": 0.3 * 2**0.5 / 6, "b": 0.4 * 2**0.5 / 6})
-  assert _plan(noise_multiplier=0.0, l2_clip_norm=float("inf")).noise_std == 0
+  assert _plan(noise_multiplier=0.0, l2_clip_norm=float("inf")).mean_noise_std == 0
 
 
 @pytest.mark.parametrize(
@@ -286,9 +286,9 @@ def test_what_has_no_analysis_is_refused_in_one_line(changes, field):
     (Clip(0.5, schedule=(1.0,) * 6), "clip_schedule"),
   ],
 )
-def test_noise_std_is_refused_where_it_changes_by_step(clip, field):
+def test_mean_noise_std_is_refused_where_it_changes_by_step(clip, field):
   with refuses(field):
-    _ = _plan(l2_clip_norm=clip).noise_std
+    _ = _plan(l2_clip_norm=clip).mean_noise_std
 
 
 @pytest.mark.slow
@@ -320,7 +320,7 @@ def test_a_plan_whose_noise_is_none_in_floats_promises_no_epsilon(changes, field
 @pytest.mark.slow
 def test_fewer_steps_of_a_plan_without_a_finite_epsilon_still_pay_for_overflow():
   plan = _plan(
-    sampler=dpjax.PoissonSampler(prob=1e-3, capacity=64),
+    sampler=dpjax.PoissonSampler(sampling_prob=1e-3, capacity=64),
     noise_multiplier=0.03,
     num_steps=200_000,
   )

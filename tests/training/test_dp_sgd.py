@@ -18,7 +18,7 @@ from tests.refuses import refuses
 
 def _plan(**changes):
   options = dict(
-    sampler=dpjax.PoissonSampler(prob=0.3, capacity=32),
+    sampler=dpjax.PoissonSampler(sampling_prob=0.3, capacity=32),
     noise_multiplier=1.0,
     l2_clip_norm=0.5,
     normalize_by=6,

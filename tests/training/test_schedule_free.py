@@ -31,7 +31,7 @@ def _loss(params, example):
 
 def _algorithm(tx, slices=1, **options):
   plan = dpjax.Plan(
-    sampler=dpjax.PoissonSampler(prob=0.5, capacity=4 * slices),
+    sampler=dpjax.PoissonSampler(sampling_prob=0.5, capacity=4 * slices),
     noise_multiplier=0.0,
     l2_clip_norm=_CLIP,
     normalize_by=3,

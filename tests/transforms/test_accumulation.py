@@ -35,7 +35,7 @@ def _rows(tree, start, stop):
 
 def _plan(slices, **changes):
   numbers = dict(noise_multiplier=0.0, l2_clip_norm=1.0, normalize_by=1, num_steps=6)
-  numbers |= dict(sampler=dpjax.PoissonSampler(prob=0.5, capacity=12), delta=1e-5)
+  numbers |= dict(sampler=dpjax.PoissonSampler(sampling_prob=0.5, capacity=12), delta=1e-5)
   return dpjax.Plan(slices=slices, **(numbers | changes))
 
 
@@ -109,7 +109,7 @@ def test_wrong_uses_are_refused():
 def test_p15_a_plan_of_slices_refuses_one_slice_as_a_step():
   """One added row moves others across the cut: 2 slices of noise 1 measured epsilon 6.14
   where one step is 4.39."""
-  sampler = dpjax.PoissonSampler(prob=1.0, capacity=6)
+  sampler = dpjax.PoissonSampler(sampling_prob=1.0, capacity=6)
   plan = _plan(2, sampler=sampler, noise_multiplier=1.0, l2_clip_norm=0.7, num_steps=1)
   private = plan.transform(jax.random.key(0))
   state, mask = private.init(_PARAMS), jnp.ones(3, bool)

@@ -20,10 +20,13 @@ def _grads(step):
 
 
 @pytest.mark.cases(long=["0.0"])
-@pytest.mark.parametrize("noise_std", [0.0, {"w": 0.0, "b": 0.0}])
-def test_without_noise_it_is_adam_bit_for_bit(noise_std):
+@pytest.mark.parametrize("mean_noise_std", [0.0, {"w": 0.0, "b": 0.0}])
+def test_without_noise_it_is_adam_bit_for_bit(mean_noise_std):
   schedule = optax.linear_schedule(0.1, 0.01, 4)
-  pairs = [optax.adam(schedule), transforms.dp_adam(schedule, noise_std=noise_std)]
+  pairs = [
+    optax.adam(schedule),
+    transforms.dp_adam(schedule, mean_noise_std=mean_noise_std),
+  ]
   states = [tx.init(_PARAMS) for tx in pairs]
   for step in range(5):
     updates = [None, None]
@@ -32,13 +35,13 @@ def test_without_noise_it_is_adam_bit_for_bit(noise_std):
     jax.tree.map(np.testing.assert_array_equal, *updates)
 
 
-def _after_private_steps(noise_std, steps=200):
+def _after_private_steps(mean_noise_std, steps=200):
   """Adam's state after steps with a known signal under the noise of a plan."""
   signal = jnp.concatenate([jnp.zeros(20_000), jnp.full(20_000, 0.3)])
   private = dpjax.clip_and_noise(
     l2_clip_norm=1e3, noise_multiplier=1e-3, normalize_by=1, key=jax.random.key(0)
   )
-  tx = optax.chain(private, scale_by_dp_adam(noise_std=noise_std))
+  tx = optax.chain(private, scale_by_dp_adam(mean_noise_std=mean_noise_std))
 
   @jax.jit
   def run(state):
@@ -55,17 +58,17 @@ def _after_private_steps(noise_std, steps=200):
 def test_p45_the_second_moment_is_unbiased_and_that_of_adam_is_not():
   state = _after_private_steps(1.0)
   for part, expected in ((slice(0, 20_000), 0.0), (slice(20_000, None), 0.09)):
-    estimate = np.asarray(second_moment(state, noise_std=1.0)[part], np.float64)
+    estimate = np.asarray(second_moment(state, mean_noise_std=1.0)[part], np.float64)
     error = estimate.std() / np.sqrt(estimate.size)
     assert abs(estimate.mean() - expected) < 5 * error
-    adam = np.asarray(second_moment(state, noise_std=0.0)[part], np.float64)
+    adam = np.asarray(second_moment(state, mean_noise_std=0.0)[part], np.float64)
     assert abs(adam.mean() - expected) > 100 * error  # biased by the noise
-    half = np.asarray(second_moment(state, noise_std=0.5)[part], np.float64)
+    half = np.asarray(second_moment(state, mean_noise_std=0.5)[part], np.float64)
     assert abs(half.mean() - expected) > 100 * error  # half of the noise taken off
 
 
 def test_p45_the_update_divides_by_the_signal_not_by_the_noise():
-  tx = scale_by_dp_adam(noise_std={"w": 3.0, "b": 12.0}, noise_floor=0.1)
+  tx = scale_by_dp_adam(mean_noise_std={"w": 3.0, "b": 12.0}, noise_floor=0.1)
   grads = {"w": jnp.full((3, 2), 5.0), "b": jnp.full(2, 13.0)}
   update, _ = tx.update(grads, tx.init(_PARAMS))
   np.testing.assert_allclose(update["w"], 5 / 4, rtol=1e-4)  # sqrt(25 - 9)
@@ -73,7 +76,7 @@ def test_p45_the_update_divides_by_the_signal_not_by_the_noise():
 
 
 def test_where_noise_rules_the_floor_bounds_the_step():
-  tx = scale_by_dp_adam(noise_std=2.0, noise_floor=0.5)
+  tx = scale_by_dp_adam(mean_noise_std=2.0, noise_floor=0.5)
   update, _ = tx.update(jnp.array([0.1, -1.9]), tx.init(jnp.zeros(2)))
   np.testing.assert_allclose(update, [0.1, -1.9], rtol=1e-5)  # / (0.5 * 2)
 
@@ -82,10 +85,10 @@ def test_where_noise_rules_the_floor_bounds_the_step():
 @pytest.mark.parametrize(
   "options",
   [
-    {"noise_std": -1.0},
-    {"noise_std": float("inf")},
-    {"noise_std": 1.0, "b2": 1.0},
-    {"noise_std": 1.0, "noise_floor": -0.1},
+    {"mean_noise_std": -1.0},
+    {"mean_noise_std": float("inf")},
+    {"mean_noise_std": 1.0, "b2": 1.0},
+    {"mean_noise_std": 1.0, "noise_floor": -0.1},
   ],
 )
 def test_wrong_arguments_are_named(options):

@@ -23,16 +23,16 @@ def test_step_size_temperature_and_noise_multiplier_are_one_relation():
     expected_batch_size=batch,
   )
   assert z == pytest.approx(50 / (1000 * 0.7) * (2 * 2.0 / 1e-5) ** 0.5)
-  numbers = dict(noise_std=z * clip / batch, num_examples=n)
+  numbers = dict(mean_noise_std=z * clip / batch, num_examples=n)
   assert sgld_temperature(step_size=eta, **numbers) == pytest.approx(tau)
   assert sgld_step_size(temperature=tau, **numbers) == pytest.approx(eta)
   for num_examples in (0, -5):
     with refuses("num_examples"):
-      sgld_step_size(temperature=tau, noise_std=0.1, num_examples=num_examples)
+      sgld_step_size(temperature=tau, mean_noise_std=0.1, num_examples=num_examples)
 
 
 def test_one_step_by_hand():
-  tx = transforms.dp_sgld(0.01, noise_std=0.5, num_examples=10, prior_precision=3.0)
+  tx = transforms.dp_sgld(0.01, mean_noise_std=0.5, num_examples=10, prior_precision=3.0)
   params, grads = {"w": jnp.array([2.0, -1.0])}, {"w": jnp.array([0.3, 0.1])}
   update, _ = tx.update(grads, tx.init(params), params)
   np.testing.assert_allclose(update["w"], [-0.01 * (3 + 6), -0.01 * (1 - 3)], rtol=1e-6)
@@ -47,7 +47,7 @@ def _chain_variance(step_size, noise_multiplier, n=20, width=4000, steps=400):
     key=jax.random.key(0),
   )
   std = noise_multiplier * 1e3 / n
-  sgld = transforms.dp_sgld(step_size, noise_std=std, num_examples=n)
+  sgld = transforms.dp_sgld(step_size, mean_noise_std=std, num_examples=n)
   tx = optax.chain(private, sgld)
 
   def step(carry, _):
@@ -67,19 +67,19 @@ def test_the_chain_samples_at_the_reported_temperature():
   """Stationary variance of the Euler scheme on a quadratic: (tau / n) / (1 - h n / 2)."""
   n, h = 20, 0.002
   variance, std = _chain_variance(h, 2e-4)
-  tau = sgld_temperature(step_size=h, noise_std=std, num_examples=n)
+  tau = sgld_temperature(step_size=h, mean_noise_std=std, num_examples=n)
   expected = tau / n / (1 - h * n / 2)
   assert variance == pytest.approx(expected, rel=0.1)  # std of the estimate: 2.2 %
   assert variance != pytest.approx(2 * expected, rel=0.1)  # noise counted twice
 
 
 def test_it_adds_no_noise_of_its_own_and_refuses_to_run_without_the_plans():
-  tx = transforms.dp_sgld(0.1, noise_std=1.0, num_examples=5)
+  tx = transforms.dp_sgld(0.1, mean_noise_std=1.0, num_examples=5)
   zero = jnp.zeros(3)
   np.testing.assert_array_equal(tx.update(zero, tx.init(zero), zero)[0], 0)
   for bad in (0.0, -1.0, float("nan"), {"w": 1.0}):
-    with refuses("noise_std"):
-      transforms.dp_sgld(0.1, noise_std=bad, num_examples=5)
+    with refuses("mean_noise_std"):
+      transforms.dp_sgld(0.1, mean_noise_std=bad, num_examples=5)
   with refuses("params", value=None):
     tx.update(zero, tx.init(zero))
 

@@ -28,7 +28,7 @@ def _loss(params, x):
 
 def _plan(**changes):
   numbers = {
-    "sampler": sampling.PoissonSampler(prob=0.1, capacity=8),
+    "sampler": sampling.PoissonSampler(sampling_prob=0.1, capacity=8),
     "noise_multiplier": 2.0,
   }
   numbers |= {"l2_clip_norm": 1.0, "normalize_by": 4, "num_steps": 3, "delta": 1e-5}
@@ -48,7 +48,7 @@ _OTHERS = {
   "no noise": _plan(noise_multiplier=0.0),
   "another bound": _plan(l2_clip_norm=0.5),
   "bounds by group": _plan(l2_clip_norm={"w": 0.6, "b": 0.8}),
-  "a rarer example": _plan(sampler=sampling.PoissonSampler(prob=0.2, capacity=8)),
+  "a rarer example": _plan(sampler=sampling.PoissonSampler(sampling_prob=0.2, capacity=8)),
   "another sampler": _plan(sampler=sampling.FixedSizeSampler(8, 80)),
   "a rule that adapts": _plan(l2_clip_norm=dpjax.Clip(1.0, transforms.AdaptiveClipping())),
   "a clip schedule": _plan(l2_clip_norm=dpjax.Clip(1.0, schedule=(1.0, 0.5, 0.5))),
@@ -91,7 +91,7 @@ _SAME = {
   "more steps": {"num_steps": 9},
   "another delta": {"delta": 1e-6},
   "another divisor": {"normalize_by": 8},
-  "more slots": {"sampler": sampling.PoissonSampler(prob=0.1, capacity=16)},
+  "more slots": {"sampler": sampling.PoissonSampler(sampling_prob=0.1, capacity=16)},
   "numbers of NumPy": {"noise_multiplier": np.float64(2.0), "l2_clip_norm": np.int64(1)},
   "the last bits": {"noise_multiplier": 2.0 * (1 + 1e-15)},
 }

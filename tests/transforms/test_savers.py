@@ -37,7 +37,7 @@ def _of_plan(name, key):
 
 def _of_training(key):
   plan = dpjax.Plan(
-    sampler=dpjax.PoissonSampler(prob=0.5, capacity=8),
+    sampler=dpjax.PoissonSampler(sampling_prob=0.5, capacity=8),
     noise_multiplier=1.0,
     l2_clip_norm=1.0,
     normalize_by=4,

@@ -156,7 +156,7 @@ def test_the_first_step_is_that_of_the_inner_transform():
 # --- a plan with scaling, and training with it
 
 _PLAN = dpjax.Plan(
-  sampler=sampling.PoissonSampler(prob=0.5, capacity=16),
+  sampler=sampling.PoissonSampler(sampling_prob=0.5, capacity=16),
   noise_multiplier=1.0,
   l2_clip_norm=0.5,
   normalize_by=4,
@@ -285,7 +285,7 @@ def test_gradients_in_other_units_than_those_of_the_scales_are_refused():
   with refuses("loss_fn"):
     _PLAN.clipped_grad(_loss)
   with refuses("scaling"):
-    _ = _PLAN.noise_std
+    _ = _PLAN.mean_noise_std
   with refuses("scaling"):
     federated.central(_PLAN, jax.random.key(0))
   aggregator = federated.dp_mean(_PLAN.transform(jax.random.key(0)), l2_clip_norm=0.5)
@@ -307,7 +307,7 @@ def test_the_loss_at_the_start_is_the_loss_also_in_half_precision():
 
 def test_a_state_of_a_plan_without_scaling_is_one_line():
   plain = Plan(
-    sampler=sampling.PoissonSampler(prob=0.5, capacity=40),
+    sampler=sampling.PoissonSampler(sampling_prob=0.5, capacity=40),
     noise_multiplier=1.0,
     l2_clip_norm=1.0,
     normalize_by=4,
@@ -406,8 +406,8 @@ def test_a_record_moves_the_scaled_sum_by_its_bound_beside_other_features(name, 
 @pytest.mark.parametrize(
   "sampler",
   [
-    sampling.UserSampler(prob=0.5, capacity=16),
-    sampling.BoundedContributionSampler(prob=0.5, capacity=16, max_contribution=2),
+    sampling.UserSampler(sampling_prob=0.5, capacity=16),
+    sampling.BoundedContributionSampler(sampling_prob=0.5, capacity=16, max_contribution=2),
   ],
 )
 def test_scaling_costs_users_nothing_either(sampler):

@@ -40,7 +40,7 @@ _BATCH = dpjax.Batch(jax.random.normal(jax.random.key(0), (8, 3)), jnp.arange(8)
 @functools.cache
 def _plan(noise_multiplier=0.0):
   return dpjax.Plan(
-    sampler=dpjax.PoissonSampler(prob=0.5, capacity=8),
+    sampler=dpjax.PoissonSampler(sampling_prob=0.5, capacity=8),
     noise_multiplier=noise_multiplier,
     l2_clip_norm=1.0,
     normalize_by=4,
@@ -718,7 +718,7 @@ _PRIVATE_FACTORIES = {
 
 def _plan_with(**changes):
   numbers = {
-    "sampler": sampling.PoissonSampler(prob=0.5, capacity=8),
+    "sampler": sampling.PoissonSampler(sampling_prob=0.5, capacity=8),
     "noise_multiplier": 1.0,
     "l2_clip_norm": 1.0,
     "normalize_by": 1,

@@ -153,7 +153,7 @@ def test_slack_gets_the_noise_of_the_sum():
 
 def _plan(rule, **changes):
   return Plan(**{
-    "sampler": sampling.PoissonSampler(prob=0.1, capacity=400), "noise_multiplier": 1.5,
+    "sampler": sampling.PoissonSampler(sampling_prob=0.1, capacity=400), "noise_multiplier": 1.5,
     "l2_clip_norm": gradients.Clip(1.0, rule), "normalize_by": 100.0, "num_steps": 20,
     "delta": 1e-5, **changes,
   })  # fmt: skip

@@ -127,7 +127,7 @@ def _sign(key):
 def _linear(pair, *, public=1, num_examples=16):
   """One step without noise: the critic ends at the sum of all pairs, each of -1 or 1."""
   plan = Plan(
-    sampler=PoissonSampler(prob=1.0, capacity=num_examples),
+    sampler=PoissonSampler(sampling_prob=1.0, capacity=num_examples),
     noise_multiplier=0.0,
     l2_clip_norm=1.0,
     normalize_by=1,

@@ -27,16 +27,16 @@ class BoundedContributionDpEvent(dpa.DpEvent):
   """A Gaussian sum over a Poisson sample, where a user owns at most `max_contribution` records.
 
   The noise multiplier is std / (clip norm of ONE record). `max_contribution` may be at most 256 if
-  max_contribution * sampling_probability > 1.
+  max_contribution * sampling_prob > 1.
   """
 
-  sampling_probability: float
+  sampling_prob: float
   max_contribution: int
   noise_multiplier: float
 
   def __post_init__(self):
-    prob = self.sampling_probability
-    validate.probability(sampling_probability=prob)
+    prob = self.sampling_prob
+    validate.probability(sampling_prob=prob)
     validate.integer_in(1, _MOST_AT_MEAN_ONE, max_contribution=self.max_contribution)
     if self.max_contribution * prob > 1 + 1e-12:
       validate.integer_in(1, _MOST_RECORDS, max_contribution=self.max_contribution)
@@ -69,7 +69,7 @@ class BoundedContributionKind(EventKind[BoundedContributionDpEvent]):
       mixture_pld,
     )  # few runs need it
 
-    counts, chances = binomial_counts(part.max_contribution, part.sampling_probability)
+    counts, chances = binomial_counts(part.max_contribution, part.sampling_prob)
     return mixture_pld(
       chances=chances, shifts=counts / part.noise_multiplier, interval=interval
     )
@@ -77,9 +77,7 @@ class BoundedContributionKind(EventKind[BoundedContributionDpEvent]):
   def grid(self, part: BoundedContributionDpEvent) -> Grid:
     from dpjax.accounting import mixture_pld
 
-    counts, chances = mixture_pld.binomial_counts(
-      part.max_contribution, part.sampling_probability
-    )
+    counts, chances = mixture_pld.binomial_counts(part.max_contribution, part.sampling_prob)
     shifts = counts / part.noise_multiplier
     return Grid(
       mixture_pld.typical_renyi_two(chances=chances, shifts=shifts),
@@ -89,15 +87,15 @@ class BoundedContributionKind(EventKind[BoundedContributionDpEvent]):
   def gaussian_noise(self, part: BoundedContributionDpEvent) -> float:
     return part.noise_multiplier
 
-  def joining_prob(self, part: BoundedContributionDpEvent) -> float:
-    return part.sampling_probability
+  def sampling_prob(self, part: BoundedContributionDpEvent) -> float:
+    return part.sampling_prob
 
   def describe(self, part: BoundedContributionDpEvent, unit: str) -> str:
     noise = dpa.GaussianDpEvent(part.noise_multiplier)
     return (
       f"{kind_of(noise).describe(noise, unit)} of one record on a Poisson sample (assumed: every "
       f"record joins each batch on its own, with probability "
-      f"{upper(part.sampling_probability, digits=6)}, and a {unit} owns at most "
+      f"{upper(part.sampling_prob, digits=6)}, and a {unit} owns at most "
       f"{part.max_contribution} of them)"
     )
 
@@ -121,7 +119,7 @@ def bounded_contribution_event(
 
   >>> from dpjax.accounting import gaussian_event
   >>> bounded_contribution_event(gaussian_event(4), sampling_prob=0.01, max_contribution=3)
-  BoundedContributionDpEvent(sampling_probability=0.01, max_contribution=3, ...=4.0)
+  BoundedContributionDpEvent(sampling_prob=0.01, max_contribution=3, ...=4.0)
   """
   # The event checks its numbers, this one under the event's own name.
   validate.probability(sampling_prob=sampling_prob)

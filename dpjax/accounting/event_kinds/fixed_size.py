@@ -85,13 +85,13 @@ class FixedSizeKind(SampleKind[dpa.SampledWithoutReplacementDpEvent]):
   def joining(
     self, part: dpa.SampledWithoutReplacementDpEvent, noise: dpa.GaussianDpEvent
   ) -> DpEvent:
-    return dpa.PoissonSampledDpEvent(self.joining_prob(part), noise)
+    return dpa.PoissonSampledDpEvent(self.sampling_prob(part), noise)
 
   def rdp(self, part: dpa.SampledWithoutReplacementDpEvent) -> np.ndarray:
     from dpjax.accounting.exchanged_sample import exchanged_rdp  # few runs need it
 
     return exchanged_rdp(
-      sampling_prob=self.joining_prob(part),
+      sampling_prob=self.sampling_prob(part),
       noise_multiplier=2 * noise_of(part),
       orders=np.array(ORDERS),
     )
@@ -102,20 +102,20 @@ class FixedSizeKind(SampleKind[dpa.SampledWithoutReplacementDpEvent]):
     from dpjax.accounting.exchanged_sample import exchanged_pld
 
     return exchanged_pld(
-      sampling_prob=self.joining_prob(part),
+      sampling_prob=self.sampling_prob(part),
       noise_multiplier=2 * noise_of(part),
       interval=interval,
     )
 
   def grid(self, part: dpa.SampledWithoutReplacementDpEvent) -> Grid:
     whole = kind_of(part.event).grid(part.event)
-    prob = self.joining_prob(part)
+    prob = self.sampling_prob(part)
     return Grid(amplified(whole.renyi_two, prob**2), amplified(whole.largest_loss, prob))
 
   def zcdp(self, part: dpa.SampledWithoutReplacementDpEvent) -> float:
     return kind_of(part.event).zcdp(part.event)
 
-  def joining_prob(self, part: dpa.SampledWithoutReplacementDpEvent) -> float:
+  def sampling_prob(self, part: dpa.SampledWithoutReplacementDpEvent) -> float:
     return part.sample_size / part.source_dataset_size
 
   def describe(self, part: dpa.SampledWithoutReplacementDpEvent, unit: str) -> str:

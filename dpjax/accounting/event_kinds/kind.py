@@ -149,7 +149,7 @@ class EventKind(Generic[Event]):
     del part
     return None
 
-  def joining_prob(self, part: Event) -> float | None:
+  def sampling_prob(self, part: Event) -> float | None:
     """Returns the largest probability that a record joins one of the part's steps, or None.
 
     A part accounts for one step, or for `Sampler.steps_per_event` steps, of which a record may then

@@ -56,7 +56,7 @@ class AdditiveNoiseKind(EventKind[Noise]):
   def pld(self, part: Noise, interval: float) -> pld_lib.PrivacyLossDistribution:
     return sample_pld(
       self.divergences(part),
-      prob=1.0,
+      sampling_prob=1.0,
       largest=self.grid(part).largest_loss,
       interval=interval,
     )
@@ -139,17 +139,20 @@ class PoissonSampledKind(EventKind[dpa.PoissonSampledDpEvent]):
     assert isinstance(kind, AdditiveNoiseKind)
     return sample_pld(
       kind.divergences(part.event),
-      prob=_accounted_prob(part),
+      sampling_prob=_accounted_prob(part),
       largest=kind.grid(part.event).largest_loss,
       interval=interval,
     )
 
   def grid(self, part: dpa.PoissonSampledDpEvent) -> Grid:
     whole = kind_of(part.event).grid(part.event)
-    prob = _accounted_prob(part)
+    sampling_prob = _accounted_prob(part)
     # The divergence is exact at order 2: sampling with probability q multiplies the chi-square
     # divergence by q^2.
-    return Grid(amplified(whole.renyi_two, prob**2), amplified(whole.largest_loss, prob))
+    return Grid(
+      amplified(whole.renyi_two, sampling_prob**2),
+      amplified(whole.largest_loss, sampling_prob),
+    )
 
   def zcdp(self, part: dpa.PoissonSampledDpEvent) -> float:
     return kind_of(part.event).zcdp(part.event)
@@ -158,34 +161,34 @@ class PoissonSampledKind(EventKind[dpa.PoissonSampledDpEvent]):
     return kind_of(part.event).gaussian_noise(part.event)
 
   def describe(self, part: dpa.PoissonSampledDpEvent, unit: str) -> str:
-    prob = upper(part.sampling_probability, digits=6)
+    sampling_prob = upper(part.sampling_probability, digits=6)
     return (
       f"{kind_of(part.event).describe(part.event, unit)} on a Poisson sample (assumed: every "
-      f"{unit} joins each batch on its own, with probability {prob})"
+      f"{unit} joins each batch on its own, with probability {sampling_prob})"
     )
 
 
 def sample_pld(
-  noise: noise_profiles.Noise, *, prob: float, largest: float, interval: float
+  noise: noise_profiles.Noise, *, sampling_prob: float, largest: float, interval: float
 ) -> pld_lib.PrivacyLossDistribution:
   """Returns the privacy loss of noise on a Poisson sample, on a grid of `interval`.
 
   Args:
     noise: divergences of the noise on all records.
-    prob: probability with which a record joins.
+    sampling_prob: probability with which a record joins.
     largest: loss of the noise on all records that is exceeded with a negligible chance.
     interval: distance between neighbouring losses of the grid.
   """
-  if prob == 1:
+  if sampling_prob == 1:
     return connected(
       lambda epsilons: noise(epsilons)[0], interval=interval, largest=largest
     )
   return connected(
-    functools.partial(noise_profiles.removed, prob=prob, noise=noise),
-    functools.partial(noise_profiles.added, prob=prob, noise=noise),
+    functools.partial(noise_profiles.removed, sampling_prob=sampling_prob, noise=noise),
+    functools.partial(noise_profiles.added, sampling_prob=sampling_prob, noise=noise),
     interval=interval,
-    largest=amplified(largest, prob),
-    largest_added=largest_added(largest, prob),
+    largest=amplified(largest, sampling_prob),
+    largest_added=largest_added(largest, sampling_prob),
   )
 
 

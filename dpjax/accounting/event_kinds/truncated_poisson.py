@@ -87,7 +87,9 @@ class TruncatedPoissonKind(EventKind[dpa.TruncatedSubsampledGaussianDpEvent]):
       if not of_cut:
         apart = noise_profiles.moved_apart(epsilons, prob=kept, shift=shift)
         of_cut[len(epsilons)] = (1 + _CHANCE_ERROR) * cut * apart
-      deltas = (1 - (1 - _CHANCE_ERROR) * cut) * uncut(epsilons, prob=prob, noise=noise)
+      deltas = (1 - (1 - _CHANCE_ERROR) * cut) * uncut(
+        epsilons, sampling_prob=prob, noise=noise
+      )
       return np.minimum(deltas + of_cut[len(epsilons)], 1.0)
 
     # At 10 deviations beyond `shift`, the loss is that of a removed and of an added record.

@@ -53,10 +53,10 @@ class WithReplacementKind(SampleKind[dpa.SampledWithReplacementDpEvent]):
       copies_largest_loss(part.source_dataset_size, part.sample_size, noise),
     )
 
-  def joining_prob(self, part: dpa.SampledWithReplacementDpEvent) -> float:
-    from dpjax.accounting.exchanged_copies import joining_prob
+  def sampling_prob(self, part: dpa.SampledWithReplacementDpEvent) -> float:
+    from dpjax.accounting.exchanged_copies import sampling_prob
 
-    return joining_prob(part.source_dataset_size, part.sample_size)
+    return sampling_prob(part.source_dataset_size, part.sample_size)
 
   def describe(self, part: dpa.SampledWithReplacementDpEvent, unit: str) -> str:
     return (

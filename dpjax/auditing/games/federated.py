@@ -68,7 +68,7 @@ Games = Callable[[Any, Aggregate], list[Game]]  # of a function, or a broken one
 
 def the_plan() -> Plan:
   """Returns a plan with every client in every round, so sampling hides nothing."""
-  sampler = sampling.PoissonSampler(prob=1.0, capacity=8)
+  sampler = sampling.PoissonSampler(sampling_prob=1.0, capacity=8)
   return Plan(
     sampler=sampler,
     noise_multiplier=_Z,

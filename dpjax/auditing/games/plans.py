@@ -184,7 +184,7 @@ _ALONE = np.zeros(3)
 _CROWD = -np.ones(3)
 # With this sampler a record is in two of four steps.
 _IN_TURN = CyclicSampler(steps_per_pass=2, num_examples=4)
-_ONE_IN_TWO = PoissonSampler(prob=0.5, capacity=5)
+_ONE_IN_TWO = PoissonSampler(sampling_prob=0.5, capacity=5)
 
 MakePlan = Callable[..., Plan]
 
@@ -236,7 +236,7 @@ def _numbers(**options: Any) -> dict[str, Any]:
 
 def _inverse(choice: Any) -> Any:
   # Without `redraw`, a plan of so few parameters would keep earlier noise, not draw it again.
-  return dataclasses.replace(choice, redraw=True).make(num_steps=4, min_sep=2)
+  return dataclasses.replace(choice, redraw=True).make(num_steps=4, steps_apart=2)
 
 
 # Subject -> its correlation. Other strategies that a config names build one of these; see
@@ -302,7 +302,7 @@ def _statistics(make_plan: MakePlan = Plan) -> list[Game]:
   statistics = mechanisms.ChannelStatistics(
     normalize_by=1.0, clip_norms=(1.0, 2.0), noise_multiplier=2.0
   )
-  everybody = PoissonSampler(prob=1.0, capacity=4)
+  everybody = PoissonSampler(sampling_prob=1.0, capacity=4)
   plan = make_plan(**_numbers(sampler=everybody, statistics=statistics))
   records = (np.zeros((1, 1, 1), np.float32), np.full((1, 1, 1), 1e4, np.float32))
 

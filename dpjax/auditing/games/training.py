@@ -45,10 +45,12 @@ class _Trained(NamedTuple):
   augments: bool = False
 
 
-def the_plan(make_plan: MakePlan = Plan, *, prob: float = 0.5, **options: Any) -> Plan:
+def the_plan(
+  make_plan: MakePlan = Plan, *, sampling_prob: float = 0.5, **options: Any
+) -> Plan:
   """Returns a plan of few steps, with a record in about half of them."""
   numbers: dict[str, Any] = {
-    "sampler": PoissonSampler(prob=prob, capacity=4),
+    "sampler": PoissonSampler(sampling_prob=sampling_prob, capacity=4),
     "noise_multiplier": 1.2,
     "l2_clip_norm": 0.5,
     "normalize_by": 2.0,

@@ -281,12 +281,12 @@ GAMES: dict[str, Callable[..., list[Game]]] = {
   "accumulate": _accumulate,
   "with_clip_schedule": _scheduled,
   "scale_then_privatize": _scaled,
-  "dp_adam": _post("dp_adam", lambda tx: tx(0.1, noise_std=_STD), lambda s: s[1:]),
+  "dp_adam": _post("dp_adam", lambda tx: tx(0.1, mean_noise_std=_STD), lambda s: s[1:]),
   "scale_by_dp_adam": _post(
-    "scale_by_dp_adam", lambda tx: tx(noise_std=_STD), lambda s: s[1:]
+    "scale_by_dp_adam", lambda tx: tx(mean_noise_std=_STD), lambda s: s[1:]
   ),
   "dp_sgld": _post(
-    "dp_sgld", lambda tx: tx(0.1, noise_std=_STD, num_examples=10), lambda s: s[1:]
+    "dp_sgld", lambda tx: tx(0.1, mean_noise_std=_STD, num_examples=10), lambda s: s[1:]
   ),
 }
 

@@ -145,7 +145,7 @@ def _plan(settings: FinalModels) -> Plan:
   plan = Plan.calibrated(
     epsilon=settings.epsilon,
     delta=settings.delta,
-    sampler=PoissonSampler(prob=1.0, capacity=settings.num_records + _SPARE),
+    sampler=PoissonSampler(sampling_prob=1.0, capacity=settings.num_records + _SPARE),
     num_steps=settings.num_steps,
     l2_clip_norm=1.0,
     normalize_by=settings.num_records,

@@ -19,7 +19,7 @@ from dpjax.experiments.config.choices import settings
 class Noise(NamedTuple):
   """Public numbers that an optimizer may use."""
 
-  std: Any  # of the noise on the mean gradient; see Plan.noise_std
+  std: Any  # of the noise on the mean gradient; see Plan.mean_noise_std
   num_examples: int
 
 
@@ -32,7 +32,7 @@ def _sgd(rate: Any, noise: Noise | None, momentum: float) -> Any:
 def _dp_sgld(rate: Any, noise: Noise, prior_precision: float) -> Any:
   return transforms.dp_sgld(
     lambda step: rate(step) / noise.num_examples,
-    noise_std=noise.std,
+    mean_noise_std=noise.std,
     num_examples=noise.num_examples,
     prior_precision=prior_precision,
   )
@@ -80,7 +80,7 @@ CENTRAL = {
   ),
   "dp_adam": settings(
     lambda rate, noise, noise_floor: transforms.dp_adam(
-      rate, noise_std=noise.std, noise_floor=noise_floor
+      rate, mean_noise_std=noise.std, noise_floor=noise_floor
     ),
     transforms.dp_adam,
     noise_floor=0.3,  # least denominator, in standard deviations of the noise

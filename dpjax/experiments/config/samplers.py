@@ -20,7 +20,7 @@ _NUMBERS: dict[str, Any] = {
     rules.at_least(1),
     "padded size of a batch; none: overflow is negligible, or truncation is rare",
   ],
-  "separation": Annotated[
+  "steps_apart": Annotated[
     int | None,
     rules.between(1, rules.MOST_SHAPED),
     "least steps between participations; none: steps of a pass",

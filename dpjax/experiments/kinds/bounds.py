@@ -86,7 +86,7 @@ def renamed(config: Any, **field_of: str) -> Iterator[None]:
 
 
 # Arguments of the core whose field in a config has another name.
-_FIELD_OF_ARGUMENT = {"norms": "l2_clip_norm", "rule": "clipping", "prob": "sampling_prob"}
+_FIELD_OF_ARGUMENT = {"norms": "l2_clip_norm", "rule": "clipping"}
 
 
 def dotted(error: UserError, config: Any) -> UserError:

@@ -137,7 +137,7 @@ class InverseBanded:
     *,
     num_steps: int,
     bands: int,
-    min_sep: int,
+    steps_apart: int,
     max_participations: int | None = None,
     objective: str = "mean",
     redraw: bool | None = None,
@@ -147,23 +147,23 @@ class InverseBanded:
     Args:
       num_steps: number of steps of the run.
       bands: number of coefficients. If noise is redrawn, each needs a white draw in every step.
-      min_sep: smallest distance between two steps of an example.
+      steps_apart: smallest distance between two steps of an example.
       max_participations: largest number of steps of an example; None for no other limit.
       objective: "mean" or "max" squared error over the prefixes.
       redraw: as for the class.
 
-    >>> best = InverseBanded.optimized(num_steps=100, bands=2, min_sep=10)
+    >>> best = InverseBanded.optimized(num_steps=100, bands=2, steps_apart=10)
     >>> [round(value, 1) for value in best.coefficients]
     [1.0, -0.8]
     """
-    validate.integer_at_least(1, num_steps=num_steps, min_sep=min_sep)
+    validate.integer_at_least(1, num_steps=num_steps, steps_apart=steps_apart)
     validate.integer_in(1, _MOST_BANDS, bands=bands)
     validate.one_of(series.OBJECTIVES, objective=objective)
-    times = _participations(num_steps, min_sep)
+    times = _participations(num_steps, steps_apart)
     if max_participations is not None:
       validate.integer_at_least(1, max_participations=max_participations)
       times = min(times, max_participations)
-    run = _Run(num_steps, min_sep, times, objective)
+    run = _Run(num_steps, steps_apart, times, objective)
     return cls(tuple(optimized_inverse(run, min(bands, num_steps))), redraw)
 
   @property
@@ -286,14 +286,14 @@ class _Run(NamedTuple):
   """Numbers on which error and sensitivity depend, besides the coefficients."""
 
   num_steps: int
-  min_sep: int
+  steps_apart: int
   times: int  # participations of one example, at most
   objective: str
 
 
-def _participations(num_steps: int, min_sep: int) -> int:
+def _participations(num_steps: int, steps_apart: int) -> int:
   """Returns the largest number of participations of an example in a run."""
-  return -(-num_steps // min_sep)
+  return -(-num_steps // steps_apart)
 
 
 def inverse_loss(tail: np.ndarray, run: _Run) -> tuple[float, np.ndarray]:
@@ -303,7 +303,7 @@ def inverse_loss(tail: np.ndarray, run: _Run) -> tuple[float, np.ndarray]:
     tail: p_1 .. p_k, for which the coefficients of C must fall.
     run: numbers of steps and participations, and the objective.
 
-  >>> run = _Run(num_steps=4, min_sep=2, times=2, objective="max")
+  >>> run = _Run(num_steps=4, steps_apart=2, times=2, objective="max")
   >>> loss, _ = inverse_loss(np.array([0.0]), run)
   >>> round(float(np.exp(loss)), 9)  # 4 steps of error 1, two participations
   8.0
@@ -318,7 +318,7 @@ def inverse_loss(tail: np.ndarray, run: _Run) -> tuple[float, np.ndarray]:
   pull = np.cumsum((weights * noise)[::-1])[::-1]
   by_error = -2 * np.pad(pull, (0, len(tail) + 1))[lags]
   comb = np.zeros(run.num_steps)
-  comb[: run.min_sep * run.times : run.min_sep] = 1
+  comb[: run.steps_apart * run.times : run.steps_apart] = 1
   filters = np.concatenate([[1.0], -tail])
   image = np.asarray(signal.lfilter([1.0], filters, comb))
   norm = (image**2).sum()
@@ -417,10 +417,10 @@ def optimized_inverse(run: _Run, bands: int) -> np.ndarray:
 
 
 def _loss_in(
-  num_steps: int, min_sep: int, objective: str
+  num_steps: int, steps_apart: int, objective: str
 ) -> Callable[[InverseBanded], float]:
   """Returns a function strategy -> `inverse_loss` in a run; `make` minimises this loss."""
-  run = _Run(num_steps, min_sep, _participations(num_steps, min_sep), objective)
+  run = _Run(num_steps, steps_apart, _participations(num_steps, steps_apart), objective)
   return lambda strategy: inverse_loss(-np.array(strategy.coefficients[1:]), run)[0]
 
 
@@ -428,7 +428,7 @@ def _loss_in(
 class Bisr:
   """Strategy `InverseBanded.square_root`; `bands` None takes the best power of two in 2 .. 64.
 
-  >>> Bisr(bands=4).make(num_steps=10, min_sep=2).coefficients[:2]
+  >>> Bisr(bands=4).make(num_steps=10, steps_apart=2).coefficients[:2]
   (1.0, -0.5)
   """
 
@@ -440,18 +440,18 @@ class Bisr:
     validate.integer_in(1, _MOST_BANDS, bands=1 if self.bands is None else self.bands)
     validate.one_of(series.OBJECTIVES, objective=self.objective)
 
-  def make(self, num_steps: int, min_sep: int) -> Correlation:
-    """Returns the strategy for a run in which steps of an example are `min_sep` or more apart."""
+  def make(self, num_steps: int, steps_apart: int) -> Correlation:
+    """Returns the strategy for a run in which steps of an example are `steps_apart` or more."""
     tried = (self.bands,) if self.bands else _TRIED
     strategies = [InverseBanded.square_root(bands, redraw=self.redraw) for bands in tried]
-    return min(strategies, key=_loss_in(num_steps, min_sep, self.objective))
+    return min(strategies, key=_loss_in(num_steps, steps_apart, self.objective))
 
 
 @dataclasses.dataclass(frozen=True)
 class Bifr:
   """Strategy `InverseBanded.fractional_root`; `gamma` None takes the best gamma for `objective`.
 
-  >>> Bifr(bands=3, gamma=0.5).make(num_steps=10, min_sep=2).coefficients
+  >>> Bifr(bands=3, gamma=0.5).make(num_steps=10, steps_apart=2).coefficients
   (1.0, -0.5, -0.125)
   """
 
@@ -465,9 +465,9 @@ class Bifr:
     validate.share(gamma=0.0 if self.gamma is None else self.gamma)
     validate.one_of(series.OBJECTIVES, objective=self.objective)
 
-  def make(self, num_steps: int, min_sep: int) -> Correlation:
-    """Returns the strategy for a run in which steps of an example are `min_sep` or more apart."""
-    loss = _loss_in(num_steps, min_sep, self.objective)
+  def make(self, num_steps: int, steps_apart: int) -> Correlation:
+    """Returns the strategy for a run in which steps of an example are `steps_apart` or more."""
+    loss = _loss_in(num_steps, steps_apart, self.objective)
 
     def strategy(gamma: float) -> InverseBanded:
       return InverseBanded.fractional_root(self.bands, gamma, redraw=self.redraw)
@@ -484,7 +484,7 @@ class Bifr:
 class BandInvMf:
   """Strategy `InverseBanded.optimized`; if noise is redrawn, a step takes `bands` white draws.
 
-  >>> len(BandInvMf(bands=3).make(num_steps=10, min_sep=2).coefficients)
+  >>> len(BandInvMf(bands=3).make(num_steps=10, steps_apart=2).coefficients)
   3
   """
 
@@ -496,12 +496,12 @@ class BandInvMf:
     validate.integer_in(1, _MOST_BANDS, bands=self.bands)
     validate.one_of(series.OBJECTIVES, objective=self.objective)
 
-  def make(self, num_steps: int, min_sep: int) -> Correlation:
-    """Returns the strategy for a run in which steps of an example are `min_sep` or more apart."""
+  def make(self, num_steps: int, steps_apart: int) -> Correlation:
+    """Returns the strategy for a run in which steps of an example are `steps_apart` or more."""
     return InverseBanded.optimized(
       num_steps=num_steps,
       bands=self.bands,
-      min_sep=min_sep,
+      steps_apart=steps_apart,
       objective=self.objective,
       redraw=self.redraw,
     )
@@ -513,7 +513,7 @@ class LambdaCgd:
 
   This is DP-lambda-CGD (Kalinin et al. 2026, arXiv:2601.22334), with `decay` as its lambda.
 
-  >>> LambdaCgd(decay=0.5).make(num_steps=10, min_sep=2).coefficients
+  >>> LambdaCgd(decay=0.5).make(num_steps=10, steps_apart=2).coefficients
   (1.0, -0.5)
   """
 
@@ -525,14 +525,14 @@ class LambdaCgd:
     validate.share(decay=0.0 if self.decay is None else self.decay)
     validate.one_of(series.OBJECTIVES, objective=self.objective)
 
-  def make(self, num_steps: int, min_sep: int) -> Correlation:
-    """Returns the strategy for a run in which steps of an example are `min_sep` or more apart."""
+  def make(self, num_steps: int, steps_apart: int) -> Correlation:
+    """Returns the strategy for a run in which steps of an example are `steps_apart` or more."""
     if self.decay is not None:
       return InverseBanded((1.0, -self.decay), self.redraw)
     return InverseBanded.optimized(
       num_steps=num_steps,
       bands=2,
-      min_sep=min_sep,
+      steps_apart=steps_apart,
       objective=self.objective,
       redraw=self.redraw,
     )

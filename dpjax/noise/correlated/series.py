@@ -65,8 +65,10 @@ def prefix_error(coefficients, num_steps: int, objective: str = "mean") -> float
   return (objective_weights(num_steps, objective) * noise**2).sum()
 
 
-def comb_norm_squared(coefficients: np.ndarray, num_steps: int, min_sep: int, times: int):
-  """Returns the squared sensitivity |C (e_0 + e_b + ..)|^2 with `times` terms, b = min_sep.
+def comb_norm_squared(
+  coefficients: np.ndarray, num_steps: int, steps_apart: int, times: int
+):
+  """Returns the squared sensitivity |C (e_0 + e_b + ..)|^2 with `times` terms, b = steps_apart.
 
   It holds for `times` participations or fewer that are b steps apart or more, if the coefficients
   fall and are not negative (Kalinin and Lampert 2024, arXiv:2405.13763, theorem 2).
@@ -75,7 +77,7 @@ def comb_norm_squared(coefficients: np.ndarray, num_steps: int, min_sep: int, ti
   2.5
   """
   comb = np.zeros(num_steps)
-  comb[: min_sep * times : min_sep] = 1
+  comb[: steps_apart * times : steps_apart] = 1
   padded = np.zeros(num_steps, coefficients.dtype)
   kept = min(num_steps, len(coefficients))
   padded[:kept] = coefficients[:kept]
@@ -135,7 +137,7 @@ def buffered(scales: np.ndarray, decays: np.ndarray, num_steps: int) -> np.ndarr
 
 
 def optimized_buffers(
-  num_steps: int, buffers: int, min_sep: int, times: int, objective: str = "mean"
+  num_steps: int, buffers: int, steps_apart: int, times: int, objective: str = "mean"
 ) -> tuple[np.ndarray, np.ndarray]:
   """Returns (scales, decays) that minimise error times squared sensitivity (McMahan et al. 2024,
   arXiv:2408.08868), by L-BFGS over their logits with complex-step gradients."""
@@ -151,7 +153,7 @@ def optimized_buffers(
     c = buffered(scales, decays, num_steps)
     noise = _buffered_prefix_noise(scales, decays, num_steps)
     error = (objective_weights(num_steps, objective) * noise**2).sum()
-    return np.log(error) + np.log(comb_norm_squared(c, num_steps, min_sep, times))
+    return np.log(error) + np.log(comb_norm_squared(c, num_steps, steps_apart, times))
 
   gaps = np.minimum(num_steps ** -np.linspace(0.1, 0.9, buffers), 0.9)
   start = np.concatenate([np.full(buffers, -np.log(buffers)), np.log(gaps / (1 - gaps))])

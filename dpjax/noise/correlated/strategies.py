@@ -189,14 +189,14 @@ class Tree:
 class White:
   """Strategy `Independent` for every run: noise without correlation."""
 
-  def make(self, num_steps: int, min_sep: int) -> Correlation:
+  def make(self, num_steps: int, steps_apart: int) -> Correlation:
     """Returns `Independent()`, whatever the numbers are."""
     return Independent()
 
 
 @dataclasses.dataclass(frozen=True)
 class Trees:
-  """Strategy `Tree`; `restart_every` None starts a new tree every `min_sep` steps."""
+  """Strategy `Tree`; `restart_every` None starts a new tree every `steps_apart` steps."""
 
   restart_every: int | None = None
 
@@ -204,6 +204,6 @@ class Trees:
     if self.restart_every is not None:
       validate.integer_at_least(1, restart_every=self.restart_every)
 
-  def make(self, num_steps: int, min_sep: int) -> Correlation:
-    """Returns the strategy for a run in which steps of an example are `min_sep` or more apart."""
-    return Tree(restart_every=self.restart_every or min_sep)
+  def make(self, num_steps: int, steps_apart: int) -> Correlation:
+    """Returns the strategy for a run in which steps of an example are `steps_apart` or more."""
+    return Tree(restart_every=self.restart_every or steps_apart)

@@ -178,7 +178,7 @@ class BufferedToeplitz:
     *,
     num_steps: int,
     buffers: int,
-    min_sep: int,
+    steps_apart: int,
     max_participations: int | None = None,
     objective: str = "mean",
   ) -> BufferedToeplitz:
@@ -187,21 +187,25 @@ class BufferedToeplitz:
     Args:
       num_steps: number of steps of the run.
       buffers: number of buffers.
-      min_sep: smallest distance between two steps of an example.
+      steps_apart: smallest distance between two steps of an example.
       max_participations: largest number of steps of an example; None for no other limit.
       objective: "mean" or "max" squared error over the prefixes.
 
-    >>> BufferedToeplitz.optimized(num_steps=50, buffers=2, min_sep=10).buffers
+    >>> BufferedToeplitz.optimized(num_steps=50, buffers=2, steps_apart=10).buffers
     2
     """
-    validate.integer_at_least(1, num_steps=num_steps, buffers=buffers, min_sep=min_sep)
+    validate.integer_at_least(
+      1, num_steps=num_steps, buffers=buffers, steps_apart=steps_apart
+    )
     validate.one_of(series.OBJECTIVES, objective=objective)
     # More than `times` participations do not fit into the run.
-    times = -(-num_steps // min_sep)
+    times = -(-num_steps // steps_apart)
     if max_participations is not None:
       validate.integer_at_least(1, max_participations=max_participations)
       times = min(times, max_participations)
-    fitted_values = series.optimized_buffers(num_steps, buffers, min_sep, times, objective)
+    fitted_values = series.optimized_buffers(
+      num_steps, buffers, steps_apart, times, objective
+    )
     return cls(*(tuple(values) for values in fitted_values))
 
   @property
@@ -239,9 +243,9 @@ class BufferedToeplitz:
 
 @dataclasses.dataclass(frozen=True)
 class Banded:
-  """Strategy `BandedToeplitz.optimized`; `bands` None takes `min_sep` bands.
+  """Strategy `BandedToeplitz.optimized`; `bands` None takes `steps_apart` bands.
 
-  >>> Banded().make(num_steps=10, min_sep=2).bands
+  >>> Banded().make(num_steps=10, steps_apart=2).bands
   2
   """
 
@@ -252,10 +256,10 @@ class Banded:
     validate.integer_in(1, _MOST_BANDS, bands=1 if self.bands is None else self.bands)
     validate.one_of(series.OBJECTIVES, objective=self.objective)
 
-  def make(self, num_steps: int, min_sep: int) -> Correlation:
-    """Returns the strategy for a run in which steps of an example are `min_sep` or more apart."""
+  def make(self, num_steps: int, steps_apart: int) -> Correlation:
+    """Returns the strategy for a run in which steps of an example are `steps_apart` or more."""
     return BandedToeplitz.optimized(
-      num_steps=num_steps, bands=self.bands or min_sep, objective=self.objective
+      num_steps=num_steps, bands=self.bands or steps_apart, objective=self.objective
     )
 
 
@@ -270,8 +274,11 @@ class Buffered:
     validate.integer_in(1, _MOST_BUFFERS, buffers=self.buffers)
     validate.one_of(series.OBJECTIVES, objective=self.objective)
 
-  def make(self, num_steps: int, min_sep: int) -> Correlation:
-    """Returns the strategy for a run in which steps of an example are `min_sep` or more apart."""
+  def make(self, num_steps: int, steps_apart: int) -> Correlation:
+    """Returns the strategy for a run in which steps of an example are `steps_apart` or more."""
     return BufferedToeplitz.optimized(
-      num_steps=num_steps, buffers=self.buffers, min_sep=min_sep, objective=self.objective
+      num_steps=num_steps,
+      buffers=self.buffers,
+      steps_apart=steps_apart,
+      objective=self.objective,
     )

@@ -96,7 +96,7 @@ def adversarial(
       which one example could reach another.
 
   >>> from dpjax.sampling import PoissonSampler
-  >>> plan = Plan(sampler=PoissonSampler(prob=0.5, capacity=4), noise_multiplier=0.0,
+  >>> plan = Plan(sampler=PoissonSampler(sampling_prob=0.5, capacity=4), noise_multiplier=0.0,
   ...   l2_clip_norm=1.0, normalize_by=2, num_steps=1, delta=1e-5)
   >>> both = adversarial(
   ...   lambda critic, pair: critic * (pair["fake"] - pair["real"]),

@@ -100,7 +100,7 @@ def distillation(
       step: a student that reads an array which is not declared, or calls back into Python.
 
   >>> from dpjax.sampling import PoissonSampler
-  >>> plan = Plan(sampler=PoissonSampler(prob=0.5, capacity=4), noise_multiplier=0.0,
+  >>> plan = Plan(sampler=PoissonSampler(sampling_prob=0.5, capacity=4), noise_multiplier=0.0,
   ...   l2_clip_norm=1.0, normalize_by=2, num_steps=1, delta=1e-5)
   >>> both = distillation(
   ...   lambda teacher, x: 0.5 * (teacher - x) ** 2,
@@ -220,7 +220,7 @@ def joint_distillation(
     UserError: as `dp_sgd` does. At `init`: parameters that are no dict of exactly these entries.
 
   >>> from dpjax.sampling import PoissonSampler
-  >>> plan = Plan(sampler=PoissonSampler(prob=0.5, capacity=4), noise_multiplier=0.0,
+  >>> plan = Plan(sampler=PoissonSampler(sampling_prob=0.5, capacity=4), noise_multiplier=0.0,
   ...   l2_clip_norm=1.0, normalize_by=2, num_steps=1, delta=1e-5)
   >>> init, step = joint_distillation(
   ...   lambda teacher, x: -0.6 * teacher,

@@ -238,25 +238,25 @@ def test_the_square_root_has_the_binomial_coefficients():
 @given(
   num_steps=st.integers(1, 60),
   bands=st.integers(1, 6),
-  min_sep=st.integers(1, 70),
+  steps_apart=st.integers(1, 70),
   objective=st.sampled_from(series.OBJECTIVES),
 )
 def test_the_best_coefficients_fall_and_beat_the_square_root(
-  num_steps, bands, min_sep, objective
+  num_steps, bands, steps_apart, objective
 ):
   best = correlated.InverseBanded.optimized(
-    num_steps=num_steps, bands=bands, min_sep=min_sep, objective=objective
+    num_steps=num_steps, bands=bands, steps_apart=steps_apart, objective=objective
   )
   # Longer than the run: the sensitivity theorem needs every entry of the column.
   column = best.multiply(np.eye(200, 1))[:, 0]
   assert (np.diff(column) <= 1e-14).all() and column.min() >= 0
-  run = inverse._Run(num_steps, min_sep, -(-num_steps // min_sep), objective)
+  run = inverse._Run(num_steps, steps_apart, -(-num_steps // steps_apart), objective)
   loss = lambda one: inverse.inverse_loss(-np.array(one.coefficients[1:]), run)[0]
   root = correlated.InverseBanded.square_root(len(best.coefficients))
   assert loss(best) <= min(loss(root), loss(correlated.InverseBanded((1.0,)))) + 1e-6
 
 
-def _brute_loss(tail, num_steps, min_sep, reduce):
+def _brute_loss(tail, num_steps, steps_apart, reduce):
   """Error times squared sensitivity by dense matrices and every pattern of participation."""
   dense = correlated.matrix(correlated.InverseBanded((1.0, *(-tail))), num_steps)
   prefix = np.tril(np.ones((num_steps, num_steps))) @ np.linalg.inv(dense)
@@ -264,7 +264,7 @@ def _brute_loss(tail, num_steps, min_sep, reduce):
     list(steps)
     for size in range(1, num_steps + 1)
     for steps in itertools.combinations(range(num_steps), size)
-    if all(b - a >= min_sep for a, b in itertools.pairwise(steps))
+    if all(b - a >= steps_apart for a, b in itertools.pairwise(steps))
   ]
   worst = max(np.linalg.norm(dense[:, steps].sum(1)) for steps in patterns)
   return reduce((prefix**2).sum(1)) * worst**2
@@ -275,7 +275,7 @@ def test_the_loss_and_the_best_pair_are_those_of_dense_matrices(objective):
   num_steps = 8
   run = inverse._Run(num_steps, 3, 3, objective)
   reduce = np.mean if objective == "mean" else np.max
-  brute = functools.partial(_brute_loss, num_steps=num_steps, min_sep=3, reduce=reduce)
+  brute = functools.partial(_brute_loss, num_steps=num_steps, steps_apart=3, reduce=reduce)
   tail = np.array([0.5, 0.125])
   loss, _ = inverse.inverse_loss(tail, run)
   assert np.exp(loss) == pytest.approx(brute(tail), rel=1e-6)
@@ -311,17 +311,17 @@ def test_the_gradient_is_that_of_the_loss():
 )
 def test_sensitivities_agree_with_jax_privacys(strategy):
   toeplitz = pytest.importorskip("jax_privacy.matrix_factorization.toeplitz")
-  chosen = strategy().make(num_steps=60, min_sep=7)
+  chosen = strategy().make(num_steps=60, steps_apart=7)
   column = chosen.multiply(np.eye(60, 1))[:, 0]
   expected = float(toeplitz.minsep_sensitivity_squared(column, 7, None, n=60))
   for cyclic in (True, False):
-    costs = participation_costs(chosen, num_steps=60, min_sep=7, cyclic=cyclic)
+    costs = participation_costs(chosen, num_steps=60, steps_apart=7, cyclic=cyclic)
     assert costs[-1] == pytest.approx(expected, rel=1e-5)
 
 
 def test_four_optimised_draws_beat_sixteen_of_the_square_root_and_two_beat_white_noise():
   def error(strategy):
-    costs = participation_costs(strategy, num_steps=300, min_sep=15, cyclic=True)
+    costs = participation_costs(strategy, num_steps=300, steps_apart=15, cyclic=True)
     column = strategy.multiply(np.eye(300, 1))[:, 0]
     return np.sqrt(series.prefix_error(column, 300) * costs[-1])
 
@@ -398,14 +398,14 @@ def _plan(sampler, strategy=_REDRAWN, **more):
 
 
 def test_amplification_by_sampling_is_refused():
-  cyclic_poisson = sampling.CyclicPoissonSampler(prob=0.3, num_groups=4, capacity=20)
+  cyclic_poisson = sampling.CyclicPoissonSampler(turn_prob=0.3, num_groups=4, capacity=20)
   with refuses("correlation"):
     _plan(cyclic_poisson)
   with refuses("sampler"):
-    _plan(sampling.PoissonSampler(prob=0.3, capacity=20))
+    _plan(sampling.PoissonSampler(sampling_prob=0.3, capacity=20))
   with refuses("correlation"):
     min_sep_epsilon(
-      _REDRAWN, noise_multiplier=1.0, num_steps=8, sampling_prob=0.5, min_sep=4, delta=1e-2,
+      _REDRAWN, noise_multiplier=1.0, num_steps=8, sampling_prob=0.5, steps_apart=4, delta=1e-2,
       num_samples=10**4,
     )  # fmt: skip
 
@@ -427,7 +427,7 @@ def test_balls_in_bins_are_proved_without_a_band():
   """The proof needs entries that are not negative, and sees what white noise would cost."""
   options = dict(noise_multiplier=2.0, num_steps=8, num_bins=4, delta=1e-5)
   proved = accounting.balls_in_bins_proved(_REDRAWN, **options)
-  costs = participation_costs(_REDRAWN, num_steps=8, min_sep=4, cyclic=True)
+  costs = participation_costs(_REDRAWN, num_steps=8, steps_apart=4, cyclic=True)
   without = accounting.epsilon(
     accounting.gaussian_event(2.0 / np.sqrt(costs[-1])), delta=1e-5
   )

@@ -18,7 +18,7 @@ _STRATEGIES = {
   "one_band": correlated.BandedToeplitz((1.0,)),
   "banded": correlated.BandedToeplitz.optimized(num_steps=23, bands=6),
   "all_bands": correlated.BandedToeplitz.optimized(num_steps=23, bands=23),
-  "blt": correlated.BufferedToeplitz.optimized(num_steps=23, buffers=3, min_sep=5),
+  "blt": correlated.BufferedToeplitz.optimized(num_steps=23, buffers=3, steps_apart=5),
   "inverse": correlated.InverseBanded.square_root(5, redraw=False),
 }
 _every = pytest.mark.parametrize("strategy", _STRATEGIES.values(), ids=_STRATEGIES)
@@ -153,7 +153,7 @@ def test_all_bands_reach_the_square_root_for_the_largest_error():
 
 def _blt(buffers):
   return correlated.BufferedToeplitz.optimized(
-    num_steps=100, buffers=buffers, min_sep=100, objective="max"
+    num_steps=100, buffers=buffers, steps_apart=100, objective="max"
   )
 
 
@@ -223,7 +223,7 @@ def test_coefficients_are_float32_numbers_so_that_c_is_what_runs():
       "objective",
     ),
     (
-      lambda: correlated.BufferedToeplitz.optimized(num_steps=4, buffers=0, min_sep=1),
+      lambda: correlated.BufferedToeplitz.optimized(num_steps=4, buffers=0, steps_apart=1),
       "buffers",
     ),
     (lambda: correlated.matrix(correlated.Independent(), 0), "num_steps"),

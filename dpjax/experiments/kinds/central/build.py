@@ -422,7 +422,7 @@ def assembled(config: TrainConfig, loaded: tuple[Any, Any], random: RunKeys) -> 
   schedule = learning_rate_schedule(config.optimizer, config.num_steps)
   mesh = None if config.mesh is None else mesh_of(config.mesh)
   aware = name_of(config.optimizer, "rule") in privacy.NOISE_AWARE
-  noise = Noise(plan.noise_std, num_examples) if aware else None
+  noise = Noise(plan.mean_noise_std, num_examples) if aware else None
   tx = audit.watched(config, optimizer(config.optimizer, schedule, noise))
 
   def save(folder: pathlib.Path, params: Params) -> None:

@@ -320,7 +320,7 @@ class DpFtrl(NoisySteps):
 
   sampler: Annotated[
     Any,
-    samplers.choice("correlated noise", "capacity", "separation"),
+    samplers.choice("correlated noise", "capacity", "steps_apart"),
     "who is in a batch, and how far apart; launch.list samplers; or package.module:name",
   ] = "cyclic"
   strategy: NoiseStrategy = dataclasses.field(default_factory=correlated.Banded)

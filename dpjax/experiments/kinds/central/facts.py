@@ -100,7 +100,7 @@ def planned(config: TrainConfig, run: Run) -> dict[str, Any]:
   if fields.name_of(config.optimizer, "rule") == "dp_sgld" and run.noise is not None:
     facts["sgld_temperature"] = sgld_temperature(
       step_size=config.optimizer.learning_rate / run.noise.num_examples,
-      noise_std=run.noise.std,
+      mean_noise_std=run.noise.std,
       num_examples=run.noise.num_examples,
     )
   return facts

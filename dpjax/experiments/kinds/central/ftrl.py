@@ -30,13 +30,13 @@ def check(privacy: DpFtrl) -> None:
   name = privacy.sampler.name
   if cyclic(privacy):
     check_passes(privacy, f"privacy.sampler={name!r}")
-  elif separation(privacy) * privacy.sampling_prob > 1 + 1e-9:
+  elif steps_apart(privacy) * privacy.sampling_prob > 1 + 1e-9:
     raise UserError(
       f"must be <= {1 / privacy.sampling_prob:.6g}, the steps of a pass, for "
       f"privacy.sampler={name!r}, whose rows take part every that "
       "many steps",
-      field="privacy.sampler.separation",
-      value=privacy.sampler.number("separation"),
+      field="privacy.sampler.steps_apart",
+      value=privacy.sampler.number("steps_apart"),
     )
 
 
@@ -55,20 +55,20 @@ def _size(privacy: DpFtrl) -> Sizing:
   return Sizing(
     sampling_prob=privacy.sampling_prob,
     num_examples=0,
-    separation=privacy.sampler.number("separation"),
+    steps_apart=privacy.sampler.number("steps_apart"),
     neighboring_relation=privacy.neighboring_relation,
   )
 
 
-def separation(privacy: DpFtrl) -> int:
+def steps_apart(privacy: DpFtrl) -> int:
   """Returns the smallest number of steps between two participations of one example.
 
-  It is the length of a pass, unless the sampler allows an example again after `separation` steps.
+  It is the length of a pass, unless the sampler allows an example again after `steps_apart` steps.
 
-  >>> separation(DpFtrl(sampler={"name": "cyclic_poisson", "separation": 4}))
+  >>> steps_apart(DpFtrl(sampler={"name": "cyclic_poisson", "steps_apart": 4}))
   4
   """
-  return privacy.sampler.kind.steps_apart(_size(privacy))
+  return privacy.sampler.kind.least_steps_apart(_size(privacy))
 
 
 def sampler(
@@ -95,7 +95,7 @@ def correlation(privacy: DpFtrl, num_steps: int) -> correlated.Correlation:
   >>> correlation(DpFtrl(sampling_prob=0.5), 10).bands
   2
   """
-  apart = separation(privacy)
+  apart = steps_apart(privacy)
   noise = privacy.strategy.make(num_steps, apart)
   # If an example takes part in each of its turns with probability 1, sampling amplifies nothing.
   # Then any correlated noise can be accounted for.

@@ -63,7 +63,7 @@ class Audited(NamedTuple):
   asked: ClientAudit  # with its kind and its number decided
   canaries: CanaryClients
   directions: canary_clients.Directions | canary_clients.OwnParameters | None
-  prob: float  # probability that a client takes part in a round
+  sampling_prob: float  # probability that a client takes part in a round
   target: AuditTarget
 
   @property
@@ -237,8 +237,8 @@ def prepared(
     directions = canary_clients.directions(
       params, num_canaries=asked.num_canaries, seed=config.seed
     )
-  prob = config.clients_per_round / num_clients
-  return Audited(asked, canaries, directions, prob, target)
+  sampling_prob = config.clients_per_round / num_clients
+  return Audited(asked, canaries, directions, sampling_prob, target)
 
 
 def marked(audited: Audited | None, cohorts: Iterator[Cohort]) -> Iterator[Cohort]:
@@ -311,7 +311,7 @@ def watched(
   watch = canary_clients.watching(
     audited.directions,
     unit=target.l2_clip_norm / target.divisor,
-    prob=1.0 if correlated else audited.prob,
+    sampling_prob=1.0 if correlated else audited.sampling_prob,
     opposite=audited.opposite,
     present=target.sees == MEMBERS_SUMS,
   )

@@ -255,7 +255,7 @@ class FedFtrl(ServerNoise):
 
   sampler: Annotated[
     Any,
-    samplers.choice("correlated noise", "separation"),
+    samplers.choice("correlated noise", "steps_apart"),
     "which clients are in a round, and how far apart; or package.module:name",
   ] = "cyclic"
   strategy: NoiseStrategy = dataclasses.field(default_factory=correlated.Banded)

@@ -309,7 +309,9 @@ def make_plan(config: FedConfig, num_clients: int) -> tuple[Plan, Plan]:
   if cohort is None or population is None:
     plan = _plan(config, sampler, config.clients_per_round, noise)
     return plan, plan
-  whole = sampling.PoissonSampler(prob=cohort / population, capacity=population + 1)
+  whole = sampling.PoissonSampler(
+    sampling_prob=cohort / population, capacity=population + 1
+  )
   reported = _plan(config, whole, cohort, noise)
   # The multiplier is scaled, so that the noise on the mean is the same for any actual cohort.
   scaled = reported.noise_multiplier * config.clients_per_round / cohort
