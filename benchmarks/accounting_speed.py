@@ -103,7 +103,7 @@ def calibrated(setting: dict[str, Any]) -> tuple[float, float, float]:
 
   def make(noise_multiplier: float) -> Any:
     event, length = step_event(sampler, sampling_prob, noise_multiplier)
-    return accounting.composed(event, -(-steps // length))
+    return accounting.compose(event, -(-steps // length))
 
   options: Any = {"delta": DELTA, **SAMPLERS[sampler]}
   start = time.process_time()
@@ -172,7 +172,7 @@ def _peer_rows() -> Iterator[list[Any]]:
   ]
   cases = [(1e-2, 1.0, 4000), (1e-3, 0.7, 10**4), (1e-4, 0.6, 10**5), (0.1, 10.0, 10**6)]
   for sampling_prob, noise, steps in cases:
-    event = accounting.composed(
+    event = accounting.compose(
       accounting.poisson_sampled_event(
         accounting.gaussian_event(noise), sampling_prob=sampling_prob
       ),

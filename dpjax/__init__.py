@@ -32,7 +32,7 @@ if TYPE_CHECKING:
   from dpjax.gradients import Clip as Clip
   from dpjax.gradients import clipped_grad as clipped_grad
   from dpjax.gradients import per_example_grads as per_example_grads
-  from dpjax.gradients import stacked as stacked
+  from dpjax.gradients import wrap_grads as wrap_grads
   from dpjax.joint import JointPlan as JointPlan
   from dpjax.metrics import accuracy as accuracy
   from dpjax.noise import NoiseShape as NoiseShape

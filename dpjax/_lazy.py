@@ -76,7 +76,7 @@ def _resolved(package: str, name: str) -> Any:
   return importlib.import_module(f"{module}.{name_there}")
 
 
-def listed(package: str) -> Mapping[str, tuple[str, str]]:
+def public_names(package: str) -> Mapping[str, tuple[str, str]]:
   """Returns public name -> (module, name in that module) of a package made by `attach`."""
   return types.MappingProxyType(_LISTED[package])
 

@@ -349,7 +349,7 @@ class JointPlan(overflow.MayAbort):
     part = self.parts[name]
     if isinstance(part, Plan):
       return part.event(count)
-    return accounting.composed(part.event(self.neighboring_relation), count)
+    return accounting.compose(part.event(self.neighboring_relation), count)
 
   def _counts(self, steps: Mapping[str, int] | None) -> dict[str, int]:
     counts = {name: self.allowed(name) for name in self.parts}
@@ -370,7 +370,7 @@ class JointPlan(overflow.MayAbort):
 
     `steps`: name -> how often that part ran; a part that is not named counts in full. The
     statistics of a plan are part of its event, also at 0 steps."""
-    return matrix.joined(
+    return matrix.join(
       [self._event_of(name, count) for name, count in self._counts(steps).items()]
     )
 

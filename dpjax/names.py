@@ -119,14 +119,14 @@ def call(path: str, field: str, *args: Any, **named: Any) -> Any:
   # Some callables, such as built-in ones, have no signature to check.
   except ValueError:
     pass
-  return guarded(path, field, maker)(*args, **named)
+  return guard(path, field, maker)(*args, **named)
 
 
-def guarded(path: str, field: str, part: Callable[..., Any]) -> Callable[..., Any]:
+def guard(path: str, field: str, part: Callable[..., Any]) -> Callable[..., Any]:
   """Wraps `part`: the object at a path, or one of its functions. Any error in `part` becomes a
   UserError that names the field, with the error as its cause.
 
-  >>> guarded("mine:inverse", "loss", lambda x: 1 / x)(0)
+  >>> guard("mine:inverse", "loss", lambda x: 1 / x)(0)
   Traceback (most recent call last):
   ...
   dpjax.validate.UserError: loss='mine:inverse': ZeroDivisionError: division by zero

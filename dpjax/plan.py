@@ -34,7 +34,7 @@ from dpjax.accounting.attack_bounds import AttackBound
 from dpjax.accounting.event_kinds.elements import check_accountant
 from dpjax.accounting.event_kinds.kind import event_to_json
 from dpjax.accounting.loss_masses import Profile
-from dpjax.accounting.matrix import correlated_events, joined
+from dpjax.accounting.matrix import correlated_events, join
 from dpjax.accounting.overflow import OVERFLOW_SHARE
 from dpjax.accounting.proved import NeighboringRelation
 from dpjax.accounting.statement import NOTHING, delta_warning
@@ -473,7 +473,7 @@ class Plan(overflow.MayAbort):
     """
     if self.statistics is None or isinstance(sums, NonPrivateDpEvent):
       return sums
-    return matrix.joined([self.statistics.event(self.neighboring_relation), sums])
+    return matrix.join([self.statistics.event(self.neighboring_relation), sums])
 
   def sum_event(self, step: int) -> DpEvent:
     """Returns the event of the noisy sum of step `step`, without the cost of the statistics."""
@@ -501,13 +501,13 @@ class Plan(overflow.MayAbort):
 
   def _event_of(self, steps: range) -> DpEvent:
     if self.steps_alike:
-      return accounting.composed(self._event_at(0), len(steps))
+      return accounting.compose(self._event_at(0), len(steps))
     if self._passes_alike and self.is_private:
       # The first step of a pass stands for all of it, and the others cost nothing.
       length = self.sampler.steps_per_event
       begun = len(range(-(-steps.start // length), -(-steps.stop // length)))
-      return accounting.composed(self._event_at(0), begun)
-    return joined([self._event_at(step) for step in steps])
+      return accounting.compose(self._event_at(0), begun)
+    return join([self._event_at(step) for step in steps])
 
   def _total(self, steps: int | None) -> DpEvent:
     """Returns `event(steps)`, or an event of equal cost, up to rounding, that is faster to account.
@@ -589,7 +589,7 @@ class Plan(overflow.MayAbort):
 
     `update(grads, state, params, mask=batch.mask)` takes a `ClippedSum` of `clipped_grad`, which
     already holds its mask, or gradients of `dpjax.per_example_grads`. Wrap bare arrays in
-    `dpjax.stacked`. The state counts the updates (`spent`). An update raises, or gives NaN under
+    `dpjax.wrap_grads`. The state counts the updates (`spent`). An update raises, or gives NaN under
     jit, if it is beyond `num_steps`; if its state was changed by `optax.tree.set`, `jax.tree.map`
     or similar; if its state is that of a plan with another noise, bound or sampling probability;
     or if it gets more examples than the sampler ever draws.
@@ -701,7 +701,7 @@ class Plan(overflow.MayAbort):
     ...   l2_clip_norm=1.0, noise_multiplier=1.0, normalize_by=2, num_steps=3, delta=1e-5)
     >>> tx = optax.chain(plan.transform(jax.random.key(0)), optax.adam(0.1))
     >>> params = jax.numpy.zeros(2)
-    >>> grads = gradients.stacked(jax.numpy.ones((4, 2)), mask=True)
+    >>> grads = gradients.wrap_grads(jax.numpy.ones((4, 2)), mask=True)
     >>> _, opt_state = tx.update(grads, tx.init(params), params)
     >>> spent = plan.spent(opt_state)
     >>> spent.steps, spent.epsilon == plan.epsilon(steps=1) < plan.epsilon()

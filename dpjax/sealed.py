@@ -21,7 +21,7 @@ removes both.
 Rows may be cut, moved and joined, in all leaves alike. Each row has a number, sealed beside the
 gradients: from 1 on among the rows computed together, or 0 for padding. A number that comes twice
 means that a record would count twice, so it is refused. Rows of two computations share numbers;
-`dpjax.stacked(grads.arrays)` numbers them anew, as different examples. Moving the rows of one
+`dpjax.wrap_grads(grads.arrays)` numbers them anew, as different examples. Moving the rows of one
 leaf but not of another is not detected.
 """
 
@@ -299,7 +299,7 @@ def _open(leaf: Any, dtype: Any) -> Any:
 class PerExampleGrads(metaclass=Sealed):
   """Gradients of each example, stacked, which only a private transform opens. NOT private.
 
-  `dpjax.per_example_grads` returns them; `dpjax.stacked` makes them from arrays. They work in
+  `dpjax.per_example_grads` returns them; `dpjax.wrap_grads` makes them from arrays. They work in
   every transformation of JAX but differentiation. An Optax transform before the private one raises
   a UserError.
 
@@ -345,7 +345,7 @@ class PerExampleGrads(metaclass=Sealed):
     if not is_closed(self.rows) or self.rows.shape != (size,):
       raise UserError(
         f"{size} rows with {getattr(self.rows, 'shape', None)} numbers: cut and "
-        "join all leaves alike, by jax.tree.map; dpjax.stacked(grads.arrays) takes "
+        "join all leaves alike, by jax.tree.map; dpjax.wrap_grads(grads.arrays) takes "
         "rows of your own",
         field="gradients",
       )

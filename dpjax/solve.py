@@ -132,7 +132,7 @@ def run_event(question: Question) -> DpEvent:
   """Returns the event of the whole run; an unfinished pass counts as a whole one."""
   num_steps = question.num_steps or 0
   # The two minus signs make the division round up, to whole passes.
-  return accounting.composed(event(question), -(-num_steps // question.steps_per_pass))
+  return accounting.compose(event(question), -(-num_steps // question.steps_per_pass))
 
 
 def solve(question: Question) -> Question:
@@ -315,7 +315,7 @@ def bounded_rows(run: Bounded) -> list[tuple[str, float]]:
   if not bins and run.bands <= run.steps_apart and turn < 1:
     schemes["cyclic poisson"] = {"cyclic": True, "turn_prob": turn}
   for scheme, more in schemes.items():
-    event = matrix.joined(
+    event = matrix.join(
       matrix.correlated_events(strategy, steps_apart=run.steps_apart, **common, **more)
     )
     deltas = {"pld": run.delta, "launch.train, pld": without_share(run.delta)}

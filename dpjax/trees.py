@@ -293,10 +293,10 @@ def size(tree: ArrayTree) -> int:
   return sum(int(np.prod(np.shape(leaf))) for leaf in jax.tree.leaves(tree))
 
 
-def unflattened(flat: np.ndarray, like: ArrayTree) -> Any:
+def unflatten(flat: np.ndarray, like: ArrayTree) -> Any:
   """Reshapes a vector [size(like)] to a tree with the shapes of `like`; its dtype is kept.
 
-  >>> unflattened(np.arange(3.0), {"b": jnp.zeros(1), "w": jnp.zeros((1, 2))})
+  >>> unflatten(np.arange(3.0), {"b": jnp.zeros(1), "w": jnp.zeros((1, 2))})
   {'b': array([0.]), 'w': array([[1., 2.]])}
   """
   leaves, treedef = jax.tree.flatten(like)

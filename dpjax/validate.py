@@ -415,16 +415,18 @@ def one_of(choices: Iterable[str | int], **named: Any) -> None:
     if not (known and value in choices):
       # The search for the nearest word is slow, so it runs only for an error.
       nearest = did_you_mean(str(value), words)
-      raise UserError(f"must be one of {listed(words)}{nearest}", field=name, value=value)
+      raise UserError(
+        f"must be one of {join_words(words)}{nearest}", field=name, value=value
+      )
 
 
-def listed(words: Iterable[object], most: int = _MOST_LETTERS) -> str:
+def join_words(words: Iterable[object], most: int = _MOST_LETTERS) -> str:
   """Returns the words joined by commas; a list that is cut ends in the number of words.
 
   Args:
     most: largest number of characters of a list that is shown whole.
 
-  >>> listed(("sgd", "adam"))
+  >>> join_words(("sgd", "adam"))
   'sgd, adam'
   """
   texts = tuple(map(str, words))

@@ -79,7 +79,7 @@ def fed_round(params, opt_state, members, mask):
   taken = jax.tree.map(lambda rows: rows[members], (examples, present))
   changes = jax.vmap(local_change, in_axes=(None, 0, 0))(params, *taken)
   # Row i is the message of user i alone; nothing but this call says so.
-  messages = dpjax.stacked(changes)
+  messages = dpjax.wrap_grads(changes)
   updates, opt_state = tx.update(messages, opt_state, params, mask=mask)
   return optax.apply_updates(params, updates), opt_state
 

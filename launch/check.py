@@ -59,7 +59,7 @@ def main() -> None:
   print(check.table(rows))
   if workdir is not None:
     writers.write_json(pathlib.Path(workdir) / "check.json", check.to_json(rows))
-  failed = check.failed(rows)
+  failed = check.failures(rows)
   if failed:
     names = "; ".join(row.name for row in failed)
     app.fail(f"{len(failed)} of {len(rows)} checks failed: {names}", code=1)

@@ -23,7 +23,7 @@ _PLAN = {
 
 
 def _update(tx):
-  grads = dpjax.stacked({"w": jnp.ones((3, 2))}, mask=True)
+  grads = dpjax.wrap_grads({"w": jnp.ones((3, 2))}, mask=True)
   tx.update(grads, tx.init({"w": jnp.zeros(2)}))
 
 

@@ -112,7 +112,7 @@ def _adversarial(statistics=None, pairs=None):
 
 def _with_example_keys():
   drops = lambda w, e: _loss(w, e.x * jax.random.bernoulli(e.key, 0.5, e.x.shape))
-  loss = augment.augmented(drops, augment.flip_shift, augmult=2)
+  loss = augment.augment(drops, augment.flip_shift, augmult=2)
   plan, key = _plan(), jax.random.key(3)
   options = {"noise_key": key, "example_key": jax.random.key(4)}
   init, step = training.dp_sgd(loss, plan, optax.sgd(0.1), **options)
@@ -245,7 +245,7 @@ def _a_draw_of_what_is_folded():
 
 def _a_stuck_count():
   tx = _plan().transform(jax.random.key(0))
-  grads = dpjax.stacked(jnp.ones((3, 2)), mask=True)
+  grads = dpjax.wrap_grads(jnp.ones((3, 2)), mask=True)
   state = tx.init(jnp.zeros(2))
   update = jax.jit(lambda state: tx.update(grads, state)[0])
   update(state), update(state)

@@ -14,7 +14,7 @@ import dpjax
 from dpjax import plan as plan_lib
 from dpjax.accounting import overflow
 from dpjax.accounting.event_kinds.elements import parts
-from dpjax.accounting.matrix import joined
+from dpjax.accounting.matrix import join
 from tests.refuses import refuses
 
 
@@ -103,7 +103,7 @@ def test_p9_replace_one_costs_what_half_the_noise_multiplier_would():
   poisson = dp_accounting.PoissonSampledDpEvent(
     0.01, dp_accounting.GaussianDpEvent(1.1 / 2)
   )
-  least = dpjax.accounting.epsilon(dpjax.accounting.composed(poisson, 50), delta=1e-5)
+  least = dpjax.accounting.epsilon(dpjax.accounting.compose(poisson, 50), delta=1e-5)
   assert least < plan.epsilon() < general
 
 
@@ -198,7 +198,7 @@ def test_the_transform_and_the_clipped_grad_carry_the_plans_numbers():
   assert plan.clipped_grad(lambda w, x: w * x).sensitivity("add_or_remove_one") == 0.25
   tx = plan.transform(jax.random.key(0))
   params = np.zeros(20_000, np.float32)
-  grads = dpjax.stacked(np.zeros((1, 20_000), np.float32))
+  grads = dpjax.wrap_grads(np.zeros((1, 20_000), np.float32))
   update, _ = tx.update(grads, tx.init(params), params, mask=np.ones(1, bool))
   assert np.std(update) == pytest.approx(2.0 * 0.25 / 10, rel=0.02)
 
@@ -243,7 +243,7 @@ def test_a_run_of_passes_is_one_event_with_a_count():
   plan = _plan(sampler=sampler, num_steps=10**7 - 1)
   assert plan.event().count == 10**5
   for first, last in ((0, 0), (0, 1), (0, 250), (100, 300), (101, 199), (99, 301)):
-    listed = joined([plan.step_event(step) for step in range(first, last)])
+    listed = join([plan.step_event(step) for step in range(first, last)])
     together = plan._event_of(range(first, last))
     assert parts(together) == parts(listed)
 

@@ -163,7 +163,7 @@ def test_p25_calibrated_plans_stay_within_the_target(name):
 def _noise_rows(one, key=0):
   """The transform's noise on nothing, times the divisor: [steps, 20000]."""
   tx, size = one.transform(jax.random.key(key)), 20_000
-  zeros, mask = dpjax.stacked(jnp.zeros((1, size))), jnp.zeros(1, bool)
+  zeros, mask = dpjax.wrap_grads(jnp.zeros((1, size))), jnp.zeros(1, bool)
 
   def step(state, _):
     update, state = tx.update(zeros, state, jnp.zeros(size), mask=mask)
@@ -344,7 +344,7 @@ def _measured_stds(one, draws=4000):
   params = np.zeros(draws, np.float32)
   state, stds = tx.init(params), []
   for _ in range(one.num_steps):
-    grads = dpjax.stacked(np.zeros((1, draws), np.float32))
+    grads = dpjax.wrap_grads(np.zeros((1, draws), np.float32))
     noisy, state = tx.update(grads, state, params, mask=np.ones(1, bool))
     stds.append(float(np.std(noisy)) * one.normalize_by / one.l2_bound)
   return np.array(stds)

@@ -59,7 +59,7 @@ def summed_of(plan):
   if plan.scaling is None:
     return plan.clipped_grad(_loss)(_PARAMS, _BATCH)
   grads = dpjax.per_example_grads(_loss)(_PARAMS, _BATCH.examples)[1]
-  return dpjax.stacked(grads.arrays, mask=_BATCH.mask)
+  return dpjax.wrap_grads(grads.arrays, mask=_BATCH.mask)
 
 
 def _started(name):
@@ -126,7 +126,7 @@ def _loss_of(params, example):
 @pytest.mark.slow
 def test_clip_and_noise_by_itself_has_no_limit_but_one_that_is_given():
   numbers = {"l2_clip_norm": 1.0, "noise_multiplier": 1.0, "normalize_by": 4, "key": _KEY}
-  grads = dpjax.stacked(jax.tree.map(lambda p: p[None], _PARAMS), mask=True)
+  grads = dpjax.wrap_grads(jax.tree.map(lambda p: p[None], _PARAMS), mask=True)
   free = dpjax.clip_and_noise(**numbers)
   state = free.init(_PARAMS)
   for _ in range(5):

@@ -118,7 +118,7 @@ def test_random_allocation_composes_with_them():
   sampler = sampling.RandomAllocationSampler(steps_per_pass=10, capacity=_N + 1)
   plan = _plan(sampler)
   quiet = dataclasses.replace(plan, statistics=None)
-  passes = accounting.composed(quiet.step_event(0), 2)
+  passes = accounting.compose(quiet.step_event(0), 2)
   both = dpa.ComposedDpEvent([dpa.GaussianDpEvent(8 / 2**0.5), passes])
   direct = accounting.epsilon(both, delta=plan.accounted_delta(_DELTA))
   assert plan.epsilon() == pytest.approx(direct, rel=1e-6)
@@ -159,7 +159,7 @@ def test_p17_one_key_for_statistics_and_steps_shares_no_noise(kind, bands):
   key, zeros = jax.random.key(0), jnp.zeros((3, 400))
   means = plan.statistics(key, zeros)[:2]
   tx, rows = plan.transform(key), []
-  grads = gradients.stacked(zeros)
+  grads = gradients.wrap_grads(zeros)
   update = jax.jit(lambda s: tx.update(grads, s, zeros[0], mask=jnp.zeros(3, bool)))
   state = tx.init(zeros[0])
   for _ in range(plan.num_steps):
@@ -213,7 +213,7 @@ def test_what_was_released_before_the_first_step_is_in_what_was_spent(noise_mult
     assert f"Epsilon {accounting.upper(alone, digits=4)}"[:12] in spent.statement
     joint = JointPlan(parts={"train": plan, "more": _plan(_POISSON)}, delta=2 * _DELTA)
     both = joint.spent(accounting.Ledger())
-    two = matrix.joined([plan.statistics.event()] * 2)
+    two = matrix.join([plan.statistics.event()] * 2)
     assert both.steps == 0
     assert both.epsilon == pytest.approx(
       accounting.epsilon(two, delta=2 * _DELTA), rel=1e-3

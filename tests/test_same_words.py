@@ -107,7 +107,7 @@ def _all_rows(n):
   plan = _plan(
     sampler=sampling.PoissonSampler(sampling_prob=0.1, capacity=60), normalize_by=10
   )
-  grads = dpjax.stacked(jnp.ones((n, 3)), mask=True)
+  grads = dpjax.wrap_grads(jnp.ones((n, 3)), mask=True)
   tx = plan.transform(jax.random.key(0))
   tx.update(grads, tx.init(jnp.zeros(3)))
 

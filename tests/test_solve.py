@@ -26,7 +26,7 @@ def _epsilon(asked, delta=1e-5):
   """Of Poisson sampled Gaussian steps, by the accountant asked directly."""
   noise = accounting.gaussian_event(asked.noise_multiplier)
   step = accounting.poisson_sampled_event(noise, sampling_prob=asked.sampling_prob)
-  run = accounting.composed(step, asked.num_steps)
+  run = accounting.compose(step, asked.num_steps)
   return accounting.epsilon(run, delta=delta, accountant="rdp")
 
 
@@ -35,7 +35,7 @@ def test_an_epsilon_is_that_of_the_accountant_and_in_training_of_less_delta():
   expected = _epsilon(_ASKED, delta=1e-5 * (1 - OVERFLOW_SHARE))
   assert solve.epsilon_in_training(_ASKED, "rdp") == pytest.approx(expected, rel=1e-9)
   everybody = _ASKED._replace(sampler="none", sampling_prob=1.0)
-  noise = accounting.composed(accounting.gaussian_event(1.0), 30)
+  noise = accounting.compose(accounting.gaussian_event(1.0), 30)
   expected = accounting.epsilon(noise, delta=1e-5, accountant="rdp")
   assert solve.epsilon_of(everybody, "rdp") == pytest.approx(expected, rel=1e-9)
   # Nobody overflows where everybody takes part.
@@ -86,7 +86,7 @@ def test_a_pass_that_has_begun_is_accounted_whole():
   for steps, passes in ((1, 1), (10, 1), (11, 2), (20, 2)):
     once = solve.event(asked)
     whole = accounting.epsilon(
-      accounting.composed(once, passes), delta=1e-5, accountant="rdp"
+      accounting.compose(once, passes), delta=1e-5, accountant="rdp"
     )
     found = solve.epsilon_of(asked._replace(num_steps=steps), "rdp")
     assert found == pytest.approx(whole, rel=1e-9), steps
@@ -133,10 +133,10 @@ def test_bounded_rows_hold_the_accountants_epsilons_of_their_names():
   common = {"steps_apart": 4, "noise_multiplier": 1.0, "num_steps": 8}
   schemes = {
     "proved, unamplified": {"cyclic": False},
-    "cyclic poisson": {"cyclic": True, "sampling_prob": 0.5},
+    "cyclic poisson": {"cyclic": True, "turn_prob": 0.5},
   }
   for name, more in schemes.items():
-    event = matrix.joined(matrix.correlated_events(run.strategy, **common, **more))
+    event = matrix.join(matrix.correlated_events(run.strategy, **common, **more))
     whole = accounting.epsilon(event, delta=1e-3)
     trained = accounting.epsilon(event, delta=1e-3 * (1 - OVERFLOW_SHARE))
     assert rows[f"{name} (pld)"] == pytest.approx(whole, rel=1e-9)

@@ -27,7 +27,7 @@ def _clip(bound, **mask):
   tx = transforms.clip_and_noise(
     l2_clip_norm=bound, noise_multiplier=1.0, normalize_by=1, key=jax.random.key(0)
   )
-  return tx.update(gradients.stacked(jnp.ones((2, 1))), tx.init(jnp.zeros(1)), **mask)
+  return tx.update(gradients.wrap_grads(jnp.ones((2, 1))), tx.init(jnp.zeros(1)), **mask)
 
 
 _LINES = [

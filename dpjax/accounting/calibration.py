@@ -21,7 +21,7 @@ from dpjax.accounting.epsilon import (
   privacy_profile,
 )
 from dpjax.accounting.epsilon import epsilon as epsilon_of
-from dpjax.accounting.event_kinds.composition import composed
+from dpjax.accounting.event_kinds.composition import compose
 from dpjax.accounting.event_kinds.kind import DpEvent
 from dpjax.accounting.loss_masses import Profile
 from dpjax.accounting.text import upper
@@ -168,7 +168,7 @@ def calibrate_num_steps(step_event: DpEvent, **target: Unpack[Target]) -> int:
   >>> calibrate_num_steps(dpa.GaussianDpEvent(20.0), epsilon=2.0, delta=1e-5)
   100
   """
-  run = functools.partial(composed, step_event)
+  run = functools.partial(compose, step_event)
   cost, about = _costs(run, 0.5, **target)
   search = functools.partial(_most_steps, target=target["epsilon"])
   start = search(functools.cache(about), 1)

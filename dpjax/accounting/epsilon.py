@@ -29,7 +29,7 @@ from dp_accounting.pld import privacy_loss_distribution as pld_lib
 from dp_accounting.rdp import rdp_privacy_accountant as rdp_lib
 
 from dpjax import validate
-from dpjax.accounting.event_kinds.composition import composed
+from dpjax.accounting.event_kinds.composition import compose
 from dpjax.accounting.event_kinds.elements import (
   Parts,
   accountable,
@@ -40,7 +40,7 @@ from dpjax.accounting.event_kinds.elements import (
 from dpjax.accounting.event_kinds.kind import ORDERS, DpEvent, kind_of, quiet
 from dpjax.accounting.event_kinds.random_allocation import (
   RandomAllocationDpEvent,
-  unamplified,
+  drop_amplification,
 )
 from dpjax.accounting.loss_grid import Composition, Step, is_coarse
 from dpjax.accounting.loss_masses import Profile, masses_of, pld_of
@@ -105,7 +105,7 @@ def epsilon(
     relation: Counting = {"neighboring_relation": "replace_one", "accountant": accountant}
     # Both bounds are proved, so the smaller one holds. The second claims no amplification by
     # sampling. With little noise it may be smaller, since the first is a sum of two epsilons.
-    return min(both, epsilon(unamplified(steps), delta=delta, **relation))
+    return min(both, epsilon(drop_amplification(steps), delta=delta, **relation))
   return epsilon_by(steps, delta)
 
 
@@ -136,7 +136,7 @@ def delta_curve(
   pld = counting.get("accountant", "pld") == "pld"
   curve = _pld_profile(steps) if pld else functools.partial(_rdp_deltas, steps)
   if in_two(steps, counting.get("neighboring_relation", "")):
-    plain = delta_curve(unamplified(steps), epsilons, **counting)
+    plain = delta_curve(drop_amplification(steps), epsilons, **counting)
     return np.minimum(plain, [delta_of_both(curve, float(value)) for value in epsilons])
   deltas = curve([float(value) for value in epsilons])
   return np.minimum(1.0, np.array(deltas, float))
@@ -165,7 +165,7 @@ def privacy_profile(event: DpEvent, **counting: Unpack[Counting]) -> Profile:
   profile = _pld_profile(steps) if pld else _rdp_profile(steps)
   if not in_two(steps, counting.get("neighboring_relation", "")):
     return profile
-  plain = privacy_profile(unamplified(steps), **counting)
+  plain = privacy_profile(drop_amplification(steps), **counting)
 
   def both(epsilons: Sequence[float] | np.ndarray) -> np.ndarray:
     deltas = [delta_of_both(profile, float(value)) for value in epsilons]
@@ -211,7 +211,7 @@ def zcdp(event: DpEvent, *, neighboring_relation: str = "add_or_remove_one") -> 
     UserError: a part without a bound on rho, such as Skellam noise or the best of several runs; or
       a relation under which a part has no proof.
 
-  >>> zcdp(composed(dpa.GaussianDpEvent(2.0), 4))
+  >>> zcdp(compose(dpa.GaussianDpEvent(2.0), 4))
   0.5
   """
   raw = merged_parts(event)
@@ -224,7 +224,7 @@ def zcdp(event: DpEvent, *, neighboring_relation: str = "add_or_remove_one") -> 
   steps = accountable(event, neighboring_relation)
   # A pass of random allocation costs no more than one sum, which a replaced record moves by 2 C.
   if in_two(steps, neighboring_relation):
-    steps = accountable(unamplified(steps), neighboring_relation)
+    steps = accountable(drop_amplification(steps), neighboring_relation)
   return math.fsum(times * kind_of(part).zcdp(part) for part, times in steps.items())
 
 
@@ -249,14 +249,14 @@ def epsilon_curve(
 ) -> np.ndarray:
   """Returns epsilon after each number of steps, [k].
 
-  The entry for n steps is `epsilon(composed(step_event, n))`.
+  The entry for n steps is `epsilon(compose(step_event, n))`.
 
   >>> epsilon_curve(dpa.GaussianDpEvent(4.0), [0, 4], delta=1e-5).round(3)
   array([0.   , 1.993])
   """
   # One step's distribution is cached for each interval of the grid. So mostly the composition alone
   # is repeated.
-  each = [epsilon(composed(step_event, n), delta=delta, **counting) for n in steps]
+  each = [epsilon(compose(step_event, n), delta=delta, **counting) for n in steps]
   return np.array(each, float)
 
 
@@ -341,7 +341,7 @@ def _ways(steps: Parts) -> list[Parts]:
   the second way."""
   if RandomAllocationDpEvent not in map(type, steps):
     return [steps]
-  return [steps, merged_parts(unamplified(steps))]
+  return [steps, merged_parts(drop_amplification(steps))]
 
 
 def _pld_profile(steps: Parts) -> Profile:

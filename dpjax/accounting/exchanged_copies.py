@@ -51,7 +51,7 @@ from dp_accounting.pld import privacy_loss_distribution as pld_lib
 from scipy import stats
 
 from dpjax.accounting.exchanged_sample import profile
-from dpjax.accounting.loss_grid import connected
+from dpjax.accounting.loss_grid import connect
 from dpjax.accounting.mixture_pld import removed_deltas
 
 # A number m of copies is counted if the chance of m or more copies is above this. The chance of
@@ -197,7 +197,7 @@ def copies_pld(
   >>> round(float(pld.get_delta_for_epsilon(1.0)), 4)
   0.0424
   """
-  return connected(
+  return connect(
     functools.partial(
       copies_profile,
       num_examples=num_examples,

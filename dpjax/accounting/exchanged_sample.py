@@ -37,7 +37,7 @@ from dp_accounting.pld import privacy_loss_distribution as pld_lib
 from scipy import special
 
 from dpjax.accounting import noise_profiles
-from dpjax.accounting.loss_grid import connected
+from dpjax.accounting.loss_grid import connect
 
 # Number of standard deviations beyond which a normal variable has a mass below 1e-23.
 _TAIL = 10.0
@@ -89,7 +89,7 @@ def profile(
   array([0.1915, 0.0289])
   """
   noise = noise_profiles.gaussian(2 / noise_multiplier)
-  return noise_profiles.removed(
+  return noise_profiles.removal_deltas(
     np.asarray(epsilons, float), sampling_prob=sampling_prob, noise=noise
   )
 
@@ -115,7 +115,7 @@ def exchanged_pld(
   deltas = functools.partial(
     profile, sampling_prob=sampling_prob, noise_multiplier=noise_multiplier
   )
-  return connected(
+  return connect(
     deltas,
     interval=interval,
     largest=log_ratio(top, sampling_prob=sampling_prob, shift=shift).item(),

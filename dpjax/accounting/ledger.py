@@ -16,7 +16,7 @@ import dp_accounting as dpa
 
 from dpjax import validate
 from dpjax.accounting.epsilon import epsilon as epsilon_of
-from dpjax.accounting.event_kinds.composition import composed
+from dpjax.accounting.event_kinds.composition import compose
 from dpjax.accounting.event_kinds.elements import parts
 from dpjax.accounting.event_kinds.kind import (
   DpEvent,
@@ -158,7 +158,7 @@ class Ledger:
     >>> Ledger().event()
     NoOpDpEvent()
     """
-    runs = [composed(charge.event, charge.num_steps) for charge in self.charges]
+    runs = [compose(charge.event, charge.num_steps) for charge in self.charges]
     if len(runs) > 1:
       return dpa.ComposedDpEvent(runs)
     return runs[0] if runs else dpa.NoOpDpEvent()
@@ -216,7 +216,7 @@ class Ledger:
     ...
     dpjax.accounting.ledger.BudgetExceeded: epsilon=1.9: the budget at delta=1e-05 is ...
     """
-    more = composed(dpa.NoOpDpEvent() if proposed is None else proposed, num_steps)
+    more = compose(dpa.NoOpDpEvent() if proposed is None else proposed, num_steps)
     # Past and proposed steps are composed as one event: the sum of their epsilons would hold only
     # at the sum of their deltas.
     spent = epsilon_of(

@@ -37,7 +37,7 @@ is_coarse = contextvars.ContextVar("is_coarse", default=False)
 # --- one step
 
 
-def connected(
+def connect(
   removed: Divergence,
   added: Divergence | None = None,
   *,
@@ -59,7 +59,7 @@ def connected(
 
   >>> from dpjax.accounting import noise_profiles
   >>> both = lambda epsilons: noise_profiles.gaussian(1.0)(epsilons)[0]
-  >>> pld = connected(both, interval=1e-3, largest=10.0)
+  >>> pld = connect(both, interval=1e-3, largest=10.0)
   >>> round(float(pld.get_delta_for_epsilon(1.0)), 4)  # of a Gaussian of noise multiplier 1
   0.1269
   """

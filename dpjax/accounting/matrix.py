@@ -37,7 +37,7 @@ import dp_accounting as dpa
 import numpy as np
 
 from dpjax import validate
-from dpjax.accounting.event_kinds.composition import composed
+from dpjax.accounting.event_kinds.composition import compose
 from dpjax.accounting.event_kinds.kind import DpEvent
 from dpjax.accounting.event_kinds.noisy_sum import gaussian_event, poisson_sampled_event
 from dpjax.validate import UserError, Verbatim
@@ -358,13 +358,13 @@ def _event(cost: float, noise_multiplier: float) -> DpEvent:
   return gaussian_event(noise_multiplier / float(np.sqrt(cost)))
 
 
-def joined(events: Sequence[DpEvent]) -> DpEvent:
+def join(events: Sequence[DpEvent]) -> DpEvent:
   """Returns the event of all steps together; equal events in a row become one with a count.
 
-  >>> joined([gaussian_event(1), gaussian_event(1), dpa.NoOpDpEvent()]).events[0].count
+  >>> join([gaussian_event(1), gaussian_event(1), dpa.NoOpDpEvent()]).events[0].count
   2
   """
-  runs = [composed(event, len(list(group))) for event, group in itertools.groupby(events)]
+  runs = [compose(event, len(list(group))) for event, group in itertools.groupby(events)]
   if len(runs) > 1:
     return dpa.ComposedDpEvent(runs)
   return runs[0] if runs else dpa.NoOpDpEvent()

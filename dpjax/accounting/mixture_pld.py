@@ -17,7 +17,7 @@ import numpy as np
 from dp_accounting.pld import privacy_loss_distribution as pld_lib
 from scipy import special, stats
 
-from dpjax.accounting.loss_grid import connected
+from dpjax.accounting.loss_grid import connect
 from dpjax.accounting.noise_profiles import UNIT
 
 # Number of standard deviations beyond which a normal variable has a mass below 1e-23.
@@ -106,7 +106,7 @@ def mixture_pld(
   log_chances = np.log(chances)
   # No loss of an added record is above minus the loss at the lowest point.
   lowest = _losses(np.array([-_TAIL]), log_chances, shifts).item()
-  return connected(
+  return connect(
     functools.partial(_deltas, log_chances=log_chances, shifts=shifts, removed=True),
     functools.partial(_deltas, log_chances=log_chances, shifts=shifts, removed=False),
     interval=interval,

@@ -68,14 +68,16 @@ def laplace(largest: float) -> Noise:
   return deltas
 
 
-def removed(epsilons: np.ndarray, *, sampling_prob: float, noise: Noise) -> np.ndarray:
+def removal_deltas(
+  epsilons: np.ndarray, *, sampling_prob: float, noise: Noise
+) -> np.ndarray:
   """Returns delta of the noise on a Poisson sample with the record, against that without it.
 
   It is also a bound for exchanging a record (`dpjax.accounting.exchanged_sample`).
 
   With e^epsilon = 1 + q (e^y - 1), delta at epsilon is q times that of the noise at y.
 
-  >>> removed(np.array([1.0]), sampling_prob=0.5, noise=gaussian(1.0)).round(4)
+  >>> removal_deltas(np.array([1.0]), sampling_prob=0.5, noise=gaussian(1.0)).round(4)
   array([0.0289])
   """
   # A large y is epsilon - log q + log(1 - (1 - q) e^-epsilon), which does not overflow.
@@ -89,13 +91,15 @@ def removed(epsilons: np.ndarray, *, sampling_prob: float, noise: Noise) -> np.n
   return np.minimum(sampling_prob * (delta + 4 * UNIT * tail), 1.0)
 
 
-def added(epsilons: np.ndarray, *, sampling_prob: float, noise: Noise) -> np.ndarray:
+def addition_deltas(
+  epsilons: np.ndarray, *, sampling_prob: float, noise: Noise
+) -> np.ndarray:
   """Returns delta of the noise without the record, against a sample with it.
 
   With e^-epsilon = 1 - q (1 - e^-y), delta at epsilon is q e^(epsilon - y) times that of the noise
   at y. No loss is above -log(1 - q).
 
-  >>> added(np.array([0.0, 1.0]), sampling_prob=0.5, noise=gaussian(1.0)).round(4)
+  >>> addition_deltas(np.array([0.0, 1.0]), sampling_prob=0.5, noise=gaussian(1.0)).round(4)
   array([0.1915, 0.    ])
   """
   # e^-y, which errs by at most 4 roundings. Delta rises with it, and may jump (`laplace`).
@@ -110,10 +114,10 @@ def added(epsilons: np.ndarray, *, sampling_prob: float, noise: Noise) -> np.nda
   return np.minimum(deltas, 1.0)
 
 
-def moved_apart(epsilons: np.ndarray, *, prob: float, shift: float) -> np.ndarray:
+def distance_deltas(epsilons: np.ndarray, *, prob: float, shift: float) -> np.ndarray:
   """Returns delta of (1 - q) N(0) + q N(shift) against (1 - q) N(0) + q N(-shift).
 
-  >>> moved_apart(np.array([1.0]), prob=1.0, shift=0.5).round(4)
+  >>> distance_deltas(np.array([1.0]), prob=1.0, shift=0.5).round(4)
   array([0.1269])
   """
   # The loss rises in x. It is epsilon where X = e^(shift x) solves X^2 - A (e^eps - 1) X = e^eps

@@ -27,9 +27,9 @@ if TYPE_CHECKING:
   from dpjax.accounting.trade_off import TradeOff
 
 # Share of a plan's delta that is reserved for draws above the capacity. At a delta below that of
-# the plan, `set_aside` may reserve a larger share.
+# the plan, `reserve_for_aborts` may reserve a larger share.
 OVERFLOW_SHARE = 0.05
-# Factor between neighbouring amounts of delta on the grid of `set_aside`.
+# Factor between neighbouring amounts of delta on the grid of `reserve_for_aborts`.
 LADDER = 1.01
 
 
@@ -55,7 +55,7 @@ def log_allowed(delta: float, epsilon: float, num_steps: int) -> float:
   return share - np.logaddexp(0.0, epsilon)
 
 
-def set_aside(
+def reserve_for_aborts(
   epsilon_at: Callable[[float], float],
   *,
   delta: float,
@@ -79,9 +79,9 @@ def set_aside(
     The amount x, or None if no x < delta is enough. No sufficient amount is skipped, so that a
     smaller delta never gets a smaller epsilon.
 
-  >>> set_aside(lambda left: 0.0, delta=1e-5, log_abort_prob=math.log(1e-7), least=2e-7)
+  >>> reserve_for_aborts(lambda left: 0.0, delta=1e-5, log_abort_prob=math.log(1e-7), least=2e-7)
   2e-07
-  >>> set_aside(lambda left: 9.0, delta=1e-5, log_abort_prob=math.log(1e-7), least=2e-7)
+  >>> reserve_for_aborts(lambda left: 9.0, delta=1e-5, log_abort_prob=math.log(1e-7), least=2e-7)
   """
   validate.open_unit(delta=delta)
   validate.positive(least=least)
@@ -265,7 +265,7 @@ class MayAbort(abc.ABC):
     if log_abort_prob == -math.inf:
       return 0.0
     event = self._total(steps)
-    aside = set_aside(
+    aside = reserve_for_aborts(
       lambda left: self._epsilon_at(event, left),
       delta=delta,
       log_abort_prob=log_abort_prob,

@@ -131,7 +131,7 @@ def gradient_canaries(
   @jax.jit
   def step(state, ids, signs, mask):
     grads = length * signs[:, None] * jax.nn.one_hot(ids, num_canaries)  # [batch, m]
-    offered: Any = gradients.stacked(grads)
+    offered: Any = gradients.wrap_grads(grads)
     return tx.update(offered, state, jnp.zeros(num_canaries), mask=mask)
 
   state = tx.init(jnp.zeros(num_canaries))

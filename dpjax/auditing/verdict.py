@@ -47,7 +47,7 @@ def check_event(method: str, event: Any) -> None:
   """Raises the errors of `check_method`, given the event of a whole run.
 
   >>> from dpjax import accounting
-  >>> check_event("one_run_fdp", accounting.composed(accounting.gaussian_event(1.0), 5))
+  >>> check_event("one_run_fdp", accounting.compose(accounting.gaussian_event(1.0), 5))
   """
   validate.one_of(METHODS, method=method)
   if not METHODS[method].gaussian_only:

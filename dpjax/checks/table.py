@@ -69,7 +69,7 @@ class CheckTable:
   @property
   def failed(self) -> list[Row]:
     """Returns the checks that fail, without those that do not apply."""
-    return failed(self.rows)
+    return failures(self.rows)
 
   def to_json(self) -> dict[str, Any]:
     """Returns the rows as a dict for JSON, as in check.json."""
@@ -85,7 +85,7 @@ class CheckTable:
     return len(self.rows)
 
 
-def failed(rows: list[Row]) -> list[Row]:
+def failures(rows: list[Row]) -> list[Row]:
   """Returns the checks that fail, without those that do not apply."""
   return [row for row in rows if row.passed is False]
 
@@ -110,7 +110,7 @@ def to_json(rows: list[Row]) -> dict[str, Any]:
   """Returns the rows as a dict for check.json. Numbers that are not finite become text."""
   finite = lambda value: value if math.isfinite(value) else str(value)
   return {
-    "passed": not failed(rows),
+    "passed": not failures(rows),
     "checks": [
       row._asdict() | {"measured": finite(row.measured), "bound": finite(row.bound)}
       for row in rows

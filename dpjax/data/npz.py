@@ -15,7 +15,7 @@ import numpy as np
 
 from dpjax.data.dataset import Dataset, from_arrays, in_files
 from dpjax.data.rows import File, stay_in_files
-from dpjax.validate import UserError, Verbatim, about, first_line, listed, no_pipe
+from dpjax.validate import UserError, Verbatim, about, first_line, join_words, no_pipe
 
 KEYS = ("x_train", "y_train", "x_test", "y_test")
 # Largest number of characters of the list of names in an error.
@@ -49,10 +49,10 @@ def in_data(name: str | os.PathLike[str]) -> contextlib.AbstractContextManager[N
   return about("name", name, but=("num_classes", "image_size"))
 
 
-def undeclared(where: str) -> UserError:
+def undeclared_classes(where: str) -> UserError:
   """Returns the error for data whose number of classes nobody declares.
 
-  >>> undeclared("'a.json' declares none").field
+  >>> undeclared_classes("'a.json' declares none").field
   'num_classes'
   """
   return UserError(
@@ -100,7 +100,9 @@ def _num_classes(
 ) -> int:
   declared = _declared(arrays, "num_classes")
   if declared is None and asked_classes is None:
-    raise undeclared(f"give it, or write an integer `num_classes` into {name!r:.80}")
+    raise undeclared_classes(
+      f"give it, or write an integer `num_classes` into {name!r:.80}"
+    )
   if None not in (declared, asked_classes) and declared != asked_classes:
     raise UserError(
       f"the file declares {declared}", field="num_classes", value=asked_classes
@@ -124,7 +126,7 @@ def _both(
 ) -> tuple[Dataset, Dataset]:
   missing = [key for key in KEYS if key not in arrays]
   if missing:
-    have = listed(sorted(arrays), _MOST_NAMES) or "nothing"
+    have = join_words(sorted(arrays), _MOST_NAMES) or "nothing"
     raise UserError(f"has no {', '.join(missing)} (it holds {have})")
   public = {
     "num_classes": _num_classes(arrays, asked_classes, name),
@@ -169,7 +171,7 @@ def _load(
     missing = [key for key in fields if key not in arrays]
     if missing:
       raise UserError(
-        f"has no {', '.join(missing)} (it holds {listed(sorted(arrays), _MOST_NAMES)})"
+        f"has no {', '.join(missing)} (it holds {join_words(sorted(arrays), _MOST_NAMES)})"
       )
     return _both(arrays, path.stem, num_classes), arrays
 

@@ -190,7 +190,7 @@ def dp_mean(
   def update(messages: Any, mask: Array, state: Any, weights: Array | None = None) -> Any:
     mask, weights = _checked(messages, mask, weights)
     weighted, mask = at_least_one((_weighted(messages, weights), mask))
-    offered: Any = gradients.stacked(weighted)
+    offered: Any = gradients.wrap_grads(weighted)
     return transform.update(offered, state, None, mask=mask)
 
   if l2_clip_norm is None:

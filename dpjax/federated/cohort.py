@@ -18,7 +18,7 @@ from dpjax import validate
 from dpjax.data import Federation
 from dpjax.plan import Plan
 from dpjax.sampling import batches as batches_lib
-from dpjax.sampling.batches import taken
+from dpjax.sampling.batches import draw_rows
 from dpjax.types import ArrayTree, Example
 from dpjax.validate import UserError
 
@@ -37,7 +37,7 @@ def bucket(n: int) -> int:
   return -(-n // step) * step
 
 
-def padded(tree: ArrayTree, size: int) -> Any:
+def pad(tree: ArrayTree, size: int) -> Any:
   """Pads leaves [n, ...] -> [size, ...], with zeros at the end."""
   pad = lambda leaf: np.pad(leaf, [(0, size - len(leaf))] + [(0, 0)] * (np.ndim(leaf) - 1))
   return jax.tree.map(pad, tree)
@@ -61,7 +61,7 @@ class LocalBatches(NamedTuple):
       columns = np.minimum(places, width - 1)
       examples = jax.tree.map(lambda leaf: np.asarray(leaf)[:, columns], self.examples)
       longer = LocalBatches(examples, self.mask[:, columns] & (places < width))
-    return padded(longer, num_steps)
+    return pad(longer, num_steps)
 
 
 class Drawn(NamedTuple):
@@ -212,7 +212,7 @@ def cohorts(
 
   def generate() -> Iterator[Cohort]:
     for step in range(start, plan.num_steps):
-      ids = taken(plan.sampler, federation.num_clients, seed=rng, step=step)
+      ids = draw_rows(plan.sampler, federation.num_clients, seed=rng, step=step)
       cohort = cohort_of(federation, ids, work, seed=rng, round=step)
       yield cohort._replace(drawn=Drawn(plan, step))
 

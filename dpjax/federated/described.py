@@ -187,9 +187,9 @@ def of_package(package: types.ModuleType, facts: Mapping[Any, Any]) -> list[Any]
     package: package whose names `dpjax._lazy` lists.
     facts: facts by function."""
   # The decorators run when a module is imported, so all modules are imported.
-  for module, _ in _lazy.listed(package.__name__).values():
+  for module, _ in _lazy.public_names(package.__name__).values():
     importlib.import_module(module)
-  functions = [getattr(package, name) for name in _lazy.listed(package.__name__)]
+  functions = [getattr(package, name) for name in _lazy.public_names(package.__name__)]
   return [facts[make] for make in functions if make in facts]
 
 

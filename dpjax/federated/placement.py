@@ -45,7 +45,7 @@ def local_event(noise_multiplier: float, num_messages: int = 1) -> dpa.DpEvent:
     noise_multiplier: argument of `client_noise`, relative to the clip norm.
     num_messages: largest number of rounds that one client takes part in.
   """
-  return accounting.composed(accounting.gaussian_event(noise_multiplier), num_messages)
+  return accounting.compose(accounting.gaussian_event(noise_multiplier), num_messages)
 
 
 def local_epsilon(noise_multiplier: float, delta: float, num_messages: int = 1) -> float:

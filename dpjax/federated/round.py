@@ -28,7 +28,7 @@ import optax
 from dpjax import trees
 from dpjax.federated.aggregation import Aggregator, weighted_mean
 from dpjax.federated.client import ClientAlgorithm, ClientInfo, Received
-from dpjax.federated.cohort import Cohort, bucket, check_drawn, cohorts, padded
+from dpjax.federated.cohort import Cohort, bucket, check_drawn, cohorts, pad
 from dpjax.federated.execution.context import Context, MapClients
 from dpjax.federated.execution.named import auto_clients
 from dpjax.key_uses import KeyUse, key_for
@@ -158,7 +158,7 @@ def _combined(aggregator: Aggregator) -> Callable[..., Any]:
     count = mapped.sent.weight.shape[0]
     # Messages are padded to one of few sizes, so that random cohorts need few compilations.
     size = max(1, bucket(count))
-    sent, mask = jax.device_put((padded(mapped.sent, size), np.arange(size) < count))
+    sent, mask = jax.device_put((pad(mapped.sent, size), np.arange(size) < count))
     if aggregator.check is not None:
       aggregator.check(sent.message, mask, sent.weight)
     return update(sent.message, mask, state, sent.weight)

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
   from dpjax.gradients.ghost.explain import explain as explain
   from dpjax.gradients.per_example import clipped_grad as clipped_grad
   from dpjax.gradients.per_example import per_example_grads as per_example_grads
-  from dpjax.gradients.per_example import stacked as stacked
+  from dpjax.gradients.per_example import wrap_grads as wrap_grads
 else:
   __getattr__, __dir__, __all__ = _lazy.attach(__name__, __file__)
 

@@ -69,13 +69,13 @@ class _Apart(jaxprs.Rewriting):
   """Evaluates jaxprs. Convolutions that could mix clients are computed client by client."""
 
   def meets(self, eqn: Any) -> bool:
-    if jaxprs.entered(eqn):
+    if jaxprs.jaxprs_to_rewrite(eqn):
       return False
     bodies = map(jaxprs.every_equation, jaxprs.inside(eqn))
     return any(map(mixes_clients, (eqn, *itertools.chain.from_iterable(bodies))))
 
   def replaced(self, eqn: Any, values: list[Any]) -> Sequence[Any]:
-    known = jaxprs.named(eqn, values)
+    known = jaxprs.bind(eqn, values)
     operands = [known[var] for var in jaxprs.operands(eqn)]
     # `jax.vmap` makes groups only of two mapped operands, unless the batch has groups already.
     both = mixes_clients(eqn) and eqn.params["batch_group_count"] == 1

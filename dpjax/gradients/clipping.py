@@ -74,7 +74,7 @@ def _lift(top: float) -> float:
 
 @functools.cache
 def _top(rule, bound):
-  """Returns `rule.top(bound)`, computed once, since factors and `rescaled` must use one value."""
+  """Returns `rule.top(bound)`, computed once, since factors and `rescale` must use one value."""
   top = rule.top(bound)
   validate.positive_or_inf(**{f"{type(rule).__name__}.top({bound})": top})
   return top
@@ -97,7 +97,7 @@ def _factor(longest, keep, bound, rule):
   return jnp.where(keep & ~jnp.isnan(asked), jnp.clip(asked, 0.0, most), 0.0)
 
 
-def rescaled(total: Updates, clip: Clip, *, rescale_to_unit_norm: bool) -> Any:
+def rescale(total: Updates, clip: Clip, *, rescale_to_unit_norm: bool) -> Any:
   """Returns the sum of each group times the part that `clip_factors` leaves out of the factors.
 
   This part is bound / top(bound), divided by the lift, and by the bound for unit norms.
@@ -129,7 +129,7 @@ def clip_factors(
 
   Returns:
     (tree of [B] factors, total norms [B]). Factors of padding and of examples with a
-    non-finite norm in any group are exactly 0. Apply `rescaled` to the sum.
+    non-finite norm in any group are exactly 0. Apply `rescale` to the sum.
 
   >>> clip_factors(jnp.array([2.0, 0.5, jnp.nan]), Clip(1.0), jnp.ones(3, bool))[0]
   Array([0.5, 1. , 0. ], dtype=float32)
@@ -202,7 +202,7 @@ def clip_and_sum(
 
   def clipped(grads):
     total, norms = weighted_and_norms(grads, mask, clip)
-    return rescaled(total, clip, rescale_to_unit_norm=unit), norms
+    return rescale(total, clip, rescale_to_unit_norm=unit), norms
 
   # Norms and sum must use the same rounded numbers, or a term could exceed its bound.
   total, norms = on_settled(clipped, grads)
@@ -213,7 +213,7 @@ def clip_and_sum(
 def weighted_and_norms(
   grads: Updates, mask: jax.Array, clip: Clip
 ) -> tuple[Any, jax.Array]:
-  """Returns (the sum of clipped gradients, [*param], not yet `rescaled`; their norms [B])."""
+  """Returns (the sum of clipped gradients, [*param], not yet `rescale`; their norms [B])."""
 
   def group_norm(bound, group):
     """Returns a group's norms [B], exact where they change the factor; 0 for a group without

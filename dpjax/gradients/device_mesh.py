@@ -32,7 +32,7 @@ from jax.core import Tracer
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from dpjax import trees
-from dpjax.gradients.microbatch import filled
+from dpjax.gradients.microbatch import fill
 from dpjax.parallel import made_for, spanning
 from dpjax.types import Array, ArrayTree, ClippedSum, HostArray
 from dpjax.validate import UserError
@@ -199,7 +199,7 @@ def _at(leaf: Any, sharding: NamedSharding) -> Any:
   return spanning.placed(leaf, sharding)
 
 
-def laid_out(mesh: Mesh, tree: ArrayTree) -> Any:
+def lay_out(mesh: Mesh, tree: ArrayTree) -> Any:
   """Returns the tree with each leaf placed by `leaf_sharding`."""
   return jax.tree.map(lambda leaf: _at(leaf, leaf_sharding(mesh, leaf)), tree)
 
@@ -215,7 +215,7 @@ def split_rows(mesh: Mesh, tree: ArrayTree) -> Any:
   """
 
   def split(leaf):
-    return _at(filled(leaf, whole_rows(leaf.shape[0], mesh)), row_sharding(mesh))
+    return _at(fill(leaf, whole_rows(leaf.shape[0], mesh)), row_sharding(mesh))
 
   return jax.tree.map(split, tree)
 
@@ -256,9 +256,9 @@ def over_devices(
   )
 
   def wrapped(params, batch, mask):
-    batch, mask = filled((batch, mask), whole_rows(mask.shape[0], mesh))
+    batch, mask = fill((batch, mask), whole_rows(mask.shape[0], mesh))
     total, norms, losses = split(params, batch, mask)
-    total = laid_out(mesh, total)
+    total = lay_out(mesh, total)
     return ClippedSum(total, norms, losses, math.hypot(*bounds), bounds, mask)
 
   return wrapped

@@ -3,9 +3,9 @@
 | to                    | is here                                                              |
 | --------------------- | -------------------------------------------------------------------- |
 | read an equation      | `operands`, `is_literal`, `ScanParts`, `EqnChain`                    |
-| walk equations        | `inside`, `every_equation`, `primitives`, `closed_over`, `reached`,  |
-|                       | `needed`, `between`, `Graph`                                         |
-| evaluate              | `results_of` one equation, `evaluated` jaxpr, `wide_fn`              |
+| walk equations        | `inside`, `every_equation`, `primitives`, `closed_over`, `reach`,    |
+|                       | `needed_eqns`, `between`, `Graph`                                    |
+| evaluate              | `results_of` one equation, `evaluate` a jaxpr, `wide_fn`             |
 | evaluate with changes | `Rewriting`, `scan_again`, `remat_again`                             |
 
 The module relies on `jax.extend.core` and on the names of a few primitives of JAX.
@@ -104,7 +104,7 @@ def operands(eqn: Eqn) -> tuple[Var, ...]:
   return tuple(dict.fromkeys(atom for atom in eqn.invars if not is_literal(atom)))
 
 
-def named(eqn: Eqn, values: Sequence[Any]) -> dict[Var, Any]:
+def bind(eqn: Eqn, values: Sequence[Any]) -> dict[Var, Any]:
   """Returns the value bound to each variable of an equation."""
   return {v: x for v, x in zip(eqn.invars, values) if not is_literal(v)}
 
@@ -121,14 +121,14 @@ def inside(eqn: Eqn) -> list[Any]:
   return held
 
 
-def opened(jaxpr: Any) -> Jaxpr:
+def open_jaxpr(jaxpr: Any) -> Jaxpr:
   """Returns the open jaxpr of a jaxpr that is open or closed."""
   return getattr(jaxpr, "jaxpr", jaxpr)
 
 
 def every_equation(jaxpr: Any) -> Iterator[Eqn]:
   """Yields the equations of a jaxpr, and the equations inside of calls, loops and branches."""
-  for eqn in opened(jaxpr).eqns:
+  for eqn in open_jaxpr(jaxpr).eqns:
     yield eqn
     for inner in inside(eqn):
       yield from every_equation(inner)
@@ -147,14 +147,14 @@ def closed_over(closed: Any) -> Iterator[Any]:
   [(3,)]
   """
   yield from (c for c in getattr(closed, "consts", ()) if np.ndim(c))
-  for eqn in opened(closed).eqns:
+  for eqn in open_jaxpr(closed).eqns:
     values = (v.val for v in eqn.invars if is_literal(v))
     yield from (value for value in values if np.ndim(value))
     for inner in inside(eqn):
       yield from closed_over(inner)
 
 
-def reached(
+def reach(
   jaxpr: Any,
   inputs: Sequence[bool],
   visit: Callable[[Eqn, list[bool]], object] = lambda eqn, given: None,
@@ -167,10 +167,10 @@ def reached(
     visit: called with each equation, at any depth, and the marks of its operands. It may get an
       equation of a loop several times, with more marks each time.
 
-  >>> reached(jax.make_jaxpr(lambda x, y: (2 * x, 3 * y))(0.0, 0.0), [True, False])
+  >>> reach(jax.make_jaxpr(lambda x, y: (2 * x, 3 * y))(0.0, 0.0), [True, False])
   [True, False]
   """
-  jaxpr = opened(jaxpr)
+  jaxpr = open_jaxpr(jaxpr)
   marked = {var for var, mark in zip(jaxpr.invars, inputs) if mark}
   is_marked = lambda atom: not is_literal(atom) and atom in marked
   for eqn in jaxpr.eqns:
@@ -182,26 +182,26 @@ def reached(
 
 
 def _reached_results(eqn: Eqn, given: list[bool], visit: Callable) -> list[bool]:
-  bodies = list(map(opened, inside(eqn)))
+  bodies = list(map(open_jaxpr, inside(eqn)))
   name = eqn.primitive.name
   if name == "scan":
     carry, xs = ScanParts.of(eqn)
     while True:
-      results = reached(bodies[0], given, visit)
+      results = reach(bodies[0], given, visit)
       # What a turn carries is an input of the next.
       after = [a or b for a, b in zip(given[carry:xs], results)]
       if after == given[carry:xs]:
         return results
       given = [*given[:carry], *after, *given[xs:]]
   if name in _ALIGNED and len(bodies) == 1 and len(bodies[0].invars) == len(given):
-    return reached(bodies[0], given, visit)
+    return reach(bodies[0], given, visit)
   # In a branch or another loop, every value may depend on marked ones.
   for body in bodies:
-    reached(body, [True] * len(body.invars), visit)
+    reach(body, [True] * len(body.invars), visit)
   return [any(given)] * len(eqn.outvars)
 
 
-def needed(eqns: Sequence[Eqn], wanted: Iterable[Var]) -> list[Eqn]:
+def needed_eqns(eqns: Sequence[Eqn], wanted: Iterable[Var]) -> list[Eqn]:
   """Returns the equations that the wanted variables depend on, in order."""
   live = set(wanted)
   kept = []
@@ -222,7 +222,7 @@ def between(jaxpr: Jaxpr, sources: Iterable[Var]) -> list[Eqn]:
     if not stops and found.intersection(operands(eqn)):
       found.update(eqn.outvars)
       after.append(eqn)
-  return needed(after, (var for var in jaxpr.outvars if not is_literal(var)))
+  return needed_eqns(after, (var for var in jaxpr.outvars if not is_literal(var)))
 
 
 def alone_fn(eqn: Eqn, invars: list[Any], outvars: list[Any]) -> Callable[..., list[Any]]:
@@ -255,11 +255,11 @@ def eqn_fn(eqn: Eqn) -> Callable[..., list[Any]]:
 
 def results_of(eqn: Eqn, values: Sequence[Any]) -> list[Any]:
   """Returns the results of an equation at the values of all its operands, literals included."""
-  known = named(eqn, values)
+  known = bind(eqn, values)
   return eqn_fn(eqn)(*(known[v] for v in operands(eqn)))
 
 
-def evaluated(
+def evaluate(
   jaxpr: Jaxpr,
   consts: Sequence[Any],
   values: Sequence[Any],
@@ -279,12 +279,12 @@ def evaluated(
     wanted: variables to return in place of the results; only what they need is evaluated.
 
   >>> closed = jax.make_jaxpr(lambda x: 2.0 * x + 1.0)(0.0)
-  >>> evaluated(closed.jaxpr, closed.consts, [3.0])
+  >>> evaluate(closed.jaxpr, closed.consts, [3.0])
   [Array(7., dtype=float32, weak_type=True)]
   """
   env = dict(zip((*jaxpr.constvars, *jaxpr.invars), (*consts, *values)))
   read = lambda atom: literal(atom.val) if is_literal(atom) else env[atom]
-  for eqn in jaxpr.eqns if wanted is None else needed(jaxpr.eqns, wanted):
+  for eqn in jaxpr.eqns if wanted is None else needed_eqns(jaxpr.eqns, wanted):
     env.update(zip(eqn.outvars, step(eqn, list(map(read, eqn.invars)))))
   return list(map(read, jaxpr.outvars if wanted is None else wanted))
 
@@ -455,7 +455,7 @@ class Graph(NamedTuple):
     return Ends(parts, eqn.params["axis"]) if moved else None
 
 
-def entered(eqn: Any) -> dict[str, Any]:
+def jaxprs_to_rewrite(eqn: Any) -> dict[str, Any]:
   """Returns name -> jaxpr for the jaxprs inside an equation, if a rewriting can change them."""
   name = eqn.primitive.name
   params = eqn.params
@@ -561,11 +561,11 @@ class Rewriting:
     return self._due[id(jaxpr)][1]
 
   def _is_due_inside(self, eqn: Any) -> bool:
-    return any(map(self.is_due, entered(eqn).values()))
+    return any(map(self.is_due, jaxprs_to_rewrite(eqn).values()))
 
   def run(self, jaxpr: Any, consts: Sequence[Any], values: Sequence[Any]) -> list[Any]:
     """Evaluates a jaxpr with the rewriting, and returns its results."""
-    return evaluated(jaxpr, consts, values, self._result)
+    return evaluate(jaxpr, consts, values, self._result)
 
   def _result(self, eqn: Eqn, values: list[Any]) -> Sequence[Any]:
     if self.meets(eqn):

@@ -19,10 +19,10 @@ from dpjax.gradients.manual_axes import as_varying_as
 from dpjax.types import ArrayTree, ClippedSum
 
 
-def filled(tree: ArrayTree, rows: int) -> Any:
+def fill(tree: ArrayTree, rows: int) -> Any:
   """Pads leaves [B, ...] -> [rows, ...] with zeros, and leaves of random keys with the last key.
 
-  >>> filled(jnp.array([True, True]), 3)
+  >>> fill(jnp.array([True, True]), 3)
   Array([ True,  True, False], dtype=bool)
   """
 
@@ -39,7 +39,7 @@ def filled(tree: ArrayTree, rows: int) -> Any:
   return jax.tree.map(fill, tree)
 
 
-def microbatched(
+def in_microbatches(
   fn: Callable[[Any, Any, jax.Array], ClippedSum], microbatch_size: int
 ) -> Callable[[Any, Any, jax.Array], ClippedSum]:
   """Returns `fn`, computed for `microbatch_size` examples at a time.
@@ -53,7 +53,7 @@ def microbatched(
     if count == 1:
       return fn(params, batch, mask)
     cut = lambda leaf: leaf.reshape((count, microbatch_size, *leaf.shape[1:]))
-    full = filled((batch, mask), microbatch_size * count)
+    full = fill((batch, mask), microbatch_size * count)
     parts = jax.tree.map(cut, full)  # [count, size, ...]
 
     # In a scan, XLA's CPU backend takes many times as long for gradients of convolutions.

@@ -37,7 +37,7 @@ from dpjax.gradients.loss_checks import (
   vmap_would_do,
 )
 from dpjax.gradients.manual_axes import as_varying_as
-from dpjax.gradients.microbatch import microbatched
+from dpjax.gradients.microbatch import in_microbatches
 from dpjax.types import (
   Array,
   ArrayLike,
@@ -69,7 +69,7 @@ def _check_params(params: Any) -> None:
     raise validate.UserError("must hold at least one array", field="params")
 
 
-def stacked(grads: ArrayTree, mask: ArrayLike | None = None) -> PerExampleGrads:
+def wrap_grads(grads: ArrayTree, mask: ArrayLike | None = None) -> PerExampleGrads:
   """Wraps per-example gradients from your own code, as input of a private transform.
 
   Use it for bare arrays, such as those of `jax.vmap(jax.grad(loss_fn))`. Calling it states that
@@ -86,7 +86,7 @@ def stacked(grads: ArrayTree, mask: ArrayLike | None = None) -> PerExampleGrads:
     UserError: a leaf that is not real floating point; a mask that is not bool, or of another
       length; gradients that are wrapped already.
 
-  >>> grads = stacked({"w": jnp.ones((3, 2))})
+  >>> grads = wrap_grads({"w": jnp.ones((3, 2))})
   >>> grads.arrays["w"].shape
   (3, 2)
   """
@@ -276,7 +276,7 @@ class ClippedGrad:
     microbatch_size = self._fitting(params, batch, of_device)
     one_pass = self._one_pass
     if microbatch_size is not None:
-      one_pass = microbatched(one_pass, microbatch_size)
+      one_pass = in_microbatches(one_pass, microbatch_size)
     one_pass = _of_one_client(one_pass, loss)
     if mesh is not None:
       one_pass = over_devices(one_pass, mesh, self._bounds)

@@ -82,7 +82,7 @@ class Laplace:
   def on(self, key: jax.Array, high: jax.Array, low: jax.Array) -> jax.Array:
     """Adds noise to high + low, [...]. The two floats hold digits that one of them would lose."""
     finite.check_key(key)
-    return finite.noised(source.laplace, key, high, low, self.scale)
+    return finite.add_noise(source.laplace, key, high, low, self.scale)
 
   def event(self, neighboring_relation: str = "add_or_remove_one") -> stated.DpEvent:
     """Returns the event for `dpjax.accounting`, under `neighboring_relation`."""
@@ -164,7 +164,7 @@ class Gaussian:
     """Adds noise to high + low, [...]. The two floats hold digits that one of them would lose."""
     finite.check_key(key)
     draw = functools.partial(source.gaussian, long_tails=True)
-    return finite.noised(draw, key, high, low, self.std)
+    return finite.add_noise(draw, key, high, low, self.std)
 
   def event(self, neighboring_relation: str = "add_or_remove_one") -> stated.DpEvent:
     """Returns the event for `dpjax.accounting`, under `neighboring_relation`."""
@@ -255,14 +255,14 @@ def classic_noise_multiplier(epsilon: float, delta: float) -> float:
   return math.sqrt(2 * (math.log(1.25) - math.log(delta))) / float(epsilon)
 
 
-def calibrated(
+def calibrate(
   *, epsilon: float, delta: float, l1: float, l2: float, neighboring_relation: str
 ) -> Laplace | Gaussian:
   """Returns `Laplace` noise if delta is 0, else analytic `Gaussian` noise.
 
   `l1` and `l2` are the sensitivities of the value in the L1 and the L2 norm.
 
-  >>> calibrated(epsilon=1.0, delta=0, l1=2.0, l2=1.5, neighboring_relation="replace_one")
+  >>> calibrate(epsilon=1.0, delta=0, l1=2.0, l2=1.5, neighboring_relation="replace_one")
   Laplace(epsilon=1.0, l1_sensitivity=2.0, neighboring_relation='replace_one')
   """
   validate.non_negative(delta=delta)

@@ -25,7 +25,7 @@ import numpy as np
 
 from dpjax import accounting, validate
 from dpjax.mechanisms import finite, stated
-from dpjax.mechanisms.additive import Gaussian, Laplace, calibrated
+from dpjax.mechanisms.additive import Gaussian, Laplace, calibrate
 from dpjax.mechanisms.selection import ReportNoisyMax
 from dpjax.types import ArrayTree
 from dpjax.validate import UserError
@@ -74,7 +74,7 @@ class SampleAndAggregateMean:
     return self._noise(num_coordinates, (self.upper - self.lower) / int(self.num_shards))
 
   def _noise(self, num_coordinates: int, each: float) -> Laplace | Gaussian:
-    return calibrated(
+    return calibrate(
       epsilon=self.epsilon,
       delta=self.delta,
       l1=num_coordinates * each,
@@ -165,7 +165,7 @@ class SampleAndAggregateVote:
     """Returns the event of `num_queries` released labels, for `dpjax.accounting`."""
     validate.integer_at_least(1, num_queries=num_queries)
     event = self.selection.event(neighboring_relation)
-    return accounting.composed(event, int(num_queries))
+    return accounting.compose(event, int(num_queries))
 
 
 def _check_few(**named: int) -> None:

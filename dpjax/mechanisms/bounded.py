@@ -20,7 +20,7 @@ import jax.numpy as jnp
 
 from dpjax import validate
 from dpjax.mechanisms import finite, stated
-from dpjax.mechanisms.additive import Gaussian, Laplace, calibrated
+from dpjax.mechanisms.additive import Gaussian, Laplace, calibrate
 from dpjax.mechanisms.sensitivity import histogram_sensitivity, mean_sensitivity
 from dpjax.noise import source
 from dpjax.validate import UserError
@@ -96,7 +96,7 @@ class BoundedMean(_Clipped):
     return self._calibrated(l1, l2)
 
   def _calibrated(self, l1: float, l2: float) -> Laplace | Gaussian:
-    return calibrated(
+    return calibrate(
       epsilon=self.epsilon,
       delta=self.delta,
       l1=l1,
@@ -168,7 +168,7 @@ class Histogram:
   def noise(self) -> Laplace | Gaussian:
     """Returns the mechanism that adds noise to the exact counts."""
     relation = self.neighboring_relation
-    return calibrated(
+    return calibrate(
       epsilon=self.epsilon,
       delta=self.delta,
       l1=histogram_sensitivity("l1", neighboring_relation=relation),

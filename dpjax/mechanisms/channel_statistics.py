@@ -37,16 +37,16 @@ class ChannelMoments(NamedTuple):
 
   def standardizer(self) -> Callable[[jax.Array], jax.Array]:
     """Returns the function that normalises examples [b, ..., C] with these statistics."""
-    return jax.jit(functools.partial(standardized, statistics=self))
+    return jax.jit(functools.partial(standardize, statistics=self))
 
 
-def standardized(x: ArrayLike, statistics: ChannelMoments) -> jax.Array:
+def standardize(x: ArrayLike, statistics: ChannelMoments) -> jax.Array:
   """Computes (x - mean) / sqrt(variance + 1e-5) for each channel: [..., C] -> [..., C].
 
   A channel whose noisy variance is not positive becomes 0.
 
   >>> moments = ChannelMoments(jnp.array([1.0, 0.0]), jnp.array([5.0, 0.0]), jnp.ones(2))
-  >>> standardized(jnp.array([[3.0, 3.0]]), moments).round(3).tolist()
+  >>> standardize(jnp.array([[3.0, 3.0]]), moments).round(3).tolist()
   [[1.0, 0.0]]
   """
   x = jnp.asarray(x, jnp.float32)

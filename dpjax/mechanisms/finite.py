@@ -8,7 +8,7 @@ Guarantees are proved for real numbers. With floats four things could break them
 | above 2^24, float64 without x64)                  | their sum is off by <= 2^-25 scales    |
 | a float sum moves by more than its sensitivity    | sums are sums of integers: `total`     |
 | outputs lie on a lattice that the value decides   | they are rounded to multiples of a     |
-| (Mironov 2012)                                    | public step: `noised`                  |
+| (Mironov 2012)                                    | public step: `add_noise`                  |
 | noise is lost beside large scores (1e30)          | scores are taken relative to the       |
 |                                                   | largest one: `gaps`                    |
 
@@ -187,7 +187,7 @@ def fine_step(scale: float) -> float:
   return source.grid_step(scale, GRID_BITS)
 
 
-def noised(
+def add_noise(
   draw: Callable,
   key: jax.Array,
   high: jax.Array,
@@ -200,7 +200,7 @@ def noised(
   The small parts are added first, so that no bit of the value is lost. `step=None` stands for
   `fine_step(scale)`. Under jit the scale has no known value, so the step must be passed.
 
-  >>> out = noised(source.laplace, jax.random.key(0), jnp.zeros(3), jnp.ones(3), 1.0)
+  >>> out = add_noise(source.laplace, jax.random.key(0), jnp.zeros(3), jnp.ones(3), 1.0)
   >>> bool((out * 2**7 == jnp.round(out * 2**7)).all())
   True
   """

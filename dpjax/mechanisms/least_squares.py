@@ -444,7 +444,7 @@ def noisy_sums(key: jax.Array, sums: np.ndarray, std: float) -> np.ndarray:
   return unit * noisy.ravel()[: sums.size].reshape(sums.shape)
 
 
-def drawn_at_once(keys: jax.Array, sums: np.ndarray, std: float) -> np.ndarray:
+def draw_at_once(keys: jax.Array, sums: np.ndarray, std: float) -> np.ndarray:
   """Returns `sums` [m] * 2^-38 plus noise as in `noisy_sums`, once for each of n keys: [n, m]."""
   parts, unit = _parts(sums, std)
   with jax.enable_x64(True):
@@ -473,7 +473,7 @@ def _noised_block(
 ) -> jax.Array:
   """Adds Gaussian noise of a std in [1, 2) to high + low, and rounds to the grid of that noise."""
   draw = functools.partial(source.gaussian, long_tails=True)
-  return finite.noised(draw, key, high, low, std, finite.fine_step(1.0))
+  return finite.add_noise(draw, key, high, low, std, finite.fine_step(1.0))
 
 
 _noised_blocks = jax.jit(jax.vmap(_noised_block, in_axes=(0, None, None, None)))

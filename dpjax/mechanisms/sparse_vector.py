@@ -220,5 +220,5 @@ class SparseVector:
     comparisons = stated.pure_event(spent, *relations)
     if self._values is None or hits == 0:
       return comparisons
-    values = accounting.composed(self._values.event(neighboring_relation), int(hits))
+    values = accounting.compose(self._values.event(neighboring_relation), int(hits))
     return dp_accounting.ComposedDpEvent([comparisons, values])

@@ -91,7 +91,7 @@ class GNMax:
   ) -> stated.DpEvent:
     """Returns the event of `num_queries` labels, for `dpjax.accounting`."""
     validate.integer_at_least(1, num_queries=num_queries)
-    return accounting.composed(self._noise.event(neighboring_relation), int(num_queries))
+    return accounting.compose(self._noise.event(neighboring_relation), int(num_queries))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -163,11 +163,11 @@ class ConfidentGNMax:
     """Returns the event of `num_checks` queries, of which at most `num_answers` get a label."""
     validate.integer_at_least(1, num_checks=num_checks)
     validate.integer_in(0, num_checks, num_answers=num_answers)
-    checks = accounting.composed(self._check.event(neighboring_relation), int(num_checks))
+    checks = accounting.compose(self._check.event(neighboring_relation), int(num_checks))
     if not num_answers:
       return checks
     answers = self.votes.event(neighboring_relation, num_queries=num_answers)
-    return matrix.joined([checks, answers])
+    return matrix.join([checks, answers])
 
 
 def std_for(

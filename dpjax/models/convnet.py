@@ -24,13 +24,13 @@ def check_images(x: jax.Array) -> None:
     )
 
 
-def resized(x: jax.Array, size: int | None) -> jax.Array:
+def resize(x: jax.Array, size: int | None) -> jax.Array:
   """Resizes each image and gives it three colours: [b, H, W, 1 or 3] -> [b, size, size, 3].
 
   A `size` of None leaves height and width as they are. Raises UserError unless the images have one
   or three colours.
 
-  >>> resized(jnp.zeros((1, 4, 4, 1)), 8).shape
+  >>> resize(jnp.zeros((1, 4, 4, 1)), 8).shape
   (1, 8, 8, 3)
   """
   b, height, width, colours = x.shape

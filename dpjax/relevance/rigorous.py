@@ -130,7 +130,7 @@ def noisy_relevance(
   """
   l1 = l1_sensitivity(num_records, neighboring_relation)
   l2 = (math.sqrt(2) if neighboring_relation == RELATION else 1.0) / num_records
-  noise = additive.calibrated(
+  noise = additive.calibrate(
     epsilon=epsilon,
     delta=delta,
     l1=l1,
@@ -302,7 +302,7 @@ def laplace_vector_event(scales: Sequence[float], counts: Sequence[int]) -> Any:
   is 1/2, and the multiplier is 2 b.
   """
   events = [
-    accounting.composed(accounting.laplace_event(2 * float(b)), int(count))
+    accounting.compose(accounting.laplace_event(2 * float(b)), int(count))
     for b, count in zip(scales, counts)
   ]
   return dp_accounting.ComposedDpEvent(events)

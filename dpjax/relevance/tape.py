@@ -162,8 +162,8 @@ class _Recorder:
   def walk(self, closed: Any, inputs: Sequence[Cell]) -> list[Cell]:
     """Evaluates a closed jaxpr on cells, and records everything that depends on the input."""
     constants = list(map(Cell, getattr(closed, "consts", ())))
-    jaxpr = jaxprs.opened(closed)
-    return jaxprs.evaluated(jaxpr, constants, inputs, self._equation, literal=Cell)
+    jaxpr = jaxprs.open_jaxpr(closed)
+    return jaxprs.evaluate(jaxpr, constants, inputs, self._equation, literal=Cell)
 
   def _equation(self, eqn: Any, operands: list[Cell]) -> list[Cell]:
     if not any(cell.data for cell in operands):

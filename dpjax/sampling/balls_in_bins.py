@@ -10,7 +10,7 @@ import numpy as np
 from dpjax import validate
 from dpjax.accounting.proved import ADD, REPLACE, ZERO
 from dpjax.sampling.batch_sizes import steps_per_pass
-from dpjax.sampling.draws import RUN, assigned
+from dpjax.sampling.draws import RUN, assign
 from dpjax.sampling.samplers import (
   PaddedSampler,
   Participation,
@@ -63,6 +63,6 @@ class BallsInBinsSampler(UnamplifiedSampler, PaddedSampler):
 
   def draw(self, num_examples: int, *, seed: int, step: int) -> np.ndarray:
     # All bins come from one draw per run, so step t does not need the steps before it.
-    bins = assigned(seed, *RUN, count=self.num_bins, num_examples=num_examples)
+    bins = assign(seed, *RUN, count=self.num_bins, num_examples=num_examples)
     # A bin may exceed the capacity. Then `checked` raises: a cut batch would be another scheme.
     return self.checked(bins.of(step % self.num_bins), step)

@@ -13,7 +13,7 @@ from dpjax.types import Batch
 from dpjax.validate import UserError, Verbatim
 
 
-def taken(sampler: Sampler, num_examples: int, *, seed: int, step: int) -> np.ndarray:
+def draw_rows(sampler: Sampler, num_examples: int, *, seed: int, step: int) -> np.ndarray:
   """Returns what `sampler.draw` returns; the draw of a user's own sampler is checked.
 
   Raises:
@@ -96,7 +96,7 @@ def batches(
     present: bool array [n], or None; a row whose entry is False contributes zero.
   """
   for step in steps:
-    drawn = taken(sampler, num_examples, seed=seed, step=step)
+    drawn = draw_rows(sampler, num_examples, seed=seed, step=step)
     for indices, mask in slices(drawn, sampler.padded_batch_size, count):
       examples = read(indices)
       yield Batch(examples, mask if present is None else mask & present[indices])

@@ -10,7 +10,7 @@ import numpy as np
 
 from dpjax import validate
 from dpjax.accounting.proved import ADD, ZERO
-from dpjax.sampling.draws import RUN, assigned, generator, successes
+from dpjax.sampling.draws import RUN, assign, generator, successes
 from dpjax.sampling.samplers import (
   DpEvent,
   PaddedSampler,
@@ -87,7 +87,7 @@ class CyclicPoissonSampler(PaddedSampler):
 
   def draw(self, num_examples: int, *, seed: int, step: int) -> np.ndarray:
     # The proof needs one group per example for the whole run, and independent draws in each step.
-    groups = assigned(seed, *RUN, count=self.num_groups, num_examples=num_examples)
+    groups = assign(seed, *RUN, count=self.num_groups, num_examples=num_examples)
     group = groups.of(step % self.num_groups)
     rows = group[successes(generator(seed, step), len(group), self.turn_prob)]
     # A draw above the capacity raises, since the proof covers no cut batch. Delta covers the chance

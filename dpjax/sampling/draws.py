@@ -91,10 +91,10 @@ def groups(numbers: np.ndarray, count: int) -> Groups:
 
 
 @functools.lru_cache(maxsize=_KEPT)
-def assigned(seed: int, *place: int, count: int, num_examples: int) -> Groups:
+def assign(seed: int, *place: int, count: int, num_examples: int) -> Groups:
   """Assigns each row a number in [0, count), uniformly and independently.
 
-  >>> both = assigned(0, 3, count=2, num_examples=4)
+  >>> both = assign(0, 3, count=2, num_examples=4)
   >>> sorted([*both.of(0).tolist(), *both.of(1).tolist()])
   [0, 1, 2, 3]
   """

@@ -12,7 +12,7 @@ import numpy as np
 from dpjax import validate
 from dpjax.accounting.event_kinds.k_out_of_t import KOutOfTKind, k_out_of_t_event
 from dpjax.sampling.batch_sizes import steps_per_pass
-from dpjax.sampling.draws import assigned, generator
+from dpjax.sampling.draws import assign, generator
 from dpjax.sampling.samplers import (
   DpEvent,
   PaddedSampler,
@@ -108,7 +108,7 @@ class KOutOfTSampler(PassSampler, PaddedSampler):
     turn, place = divmod(step, self.steps_per_pass)
     if self.num_selected == 1:
       # These draws are the same as in `RandomAllocationSampler`.
-      rows = assigned(seed, turn, count=self.steps_per_pass, num_examples=num_examples)
+      rows = assign(seed, turn, count=self.steps_per_pass, num_examples=num_examples)
       return self.checked(rows.of(place), step)
     sets = _pass_of(self.steps_per_pass, self.num_selected, num_examples, seed, turn)
     return self.checked(sets.at(place), step)

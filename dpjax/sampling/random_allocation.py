@@ -10,7 +10,7 @@ import numpy as np
 from dpjax import validate
 from dpjax.accounting.event_kinds import random_allocation as event_kind
 from dpjax.sampling.batch_sizes import steps_per_pass
-from dpjax.sampling.draws import assigned
+from dpjax.sampling.draws import assign
 from dpjax.sampling.samplers import (
   DpEvent,
   PaddedSampler,
@@ -75,5 +75,5 @@ class RandomAllocationSampler(PassSampler, PaddedSampler):
   def draw(self, num_examples: int, *, seed: int, step: int) -> np.ndarray:
     turn, place = divmod(step, self.steps_per_pass)
     # The generator belongs to the pass, so all steps of the pass read the same allocation.
-    rows = assigned(seed, turn, count=self.steps_per_pass, num_examples=num_examples)
+    rows = assign(seed, turn, count=self.steps_per_pass, num_examples=num_examples)
     return self.checked(rows.of(place), step)

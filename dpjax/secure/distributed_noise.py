@@ -288,7 +288,7 @@ def skellam_mean(
     encode = lambda place, rng: mechanism.encode(rng, row(place), signs)
     result = total(encode, list(ids), round, drops)
     flat = mechanism.decode(result.total, signs) / np.float32(len(ids))
-    sums = trees.unflattened(flat, jax.tree.map(lambda leaf: leaf[0], sent))
+    sums = trees.unflatten(flat, jax.tree.map(lambda leaf: leaf[0], sent))
     return jax.tree.map(jnp.asarray, sums), result
 
   def update(messages: Any, mask: Any, state: Any, weights: Any = None) -> Any:

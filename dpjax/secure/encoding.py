@@ -228,4 +228,4 @@ def from_vector(vector: np.ndarray, like: Encoded) -> Encoded:
   array([[1, 3]], dtype=uint32)
   """
   low = (vector & vector.dtype.type(2**32 - 1)).astype(np.uint32)
-  return trees.unflattened(low, like)
+  return trees.unflatten(low, like)

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 from dpjax import _lazy
 
 if TYPE_CHECKING:
-  from dpjax.training.augment import augmented as augmented
+  from dpjax.training.augment import augment as augment
   from dpjax.training.dp_sgd import dp_sgd as dp_sgd
   from dpjax.training.dp_sgd import eval_params as eval_params
   from dpjax.training.gradient_penalty import gradient_penalty as gradient_penalty

@@ -84,7 +84,7 @@ AUGMENTATIONS: dict[str, AugmentFn] = {
 }
 
 
-def augmented(loss_fn: LossFn, augment_fn: AugmentFn, *, augmult: int) -> LossFn:
+def augment(loss_fn: LossFn, augment_fn: AugmentFn, *, augmult: int) -> LossFn:
   """Returns the loss of one example averaged over `augmult` augmented copies.
 
   Args:
@@ -96,7 +96,7 @@ def augmented(loss_fn: LossFn, augment_fn: AugmentFn, *, augmult: int) -> LossFn
     A loss that reads `example.key`, one typed key per example.
 
   >>> loss_fn = lambda w, example: w * jnp.sum(example.x)
-  >>> loss = augmented(loss_fn, lambda key, x: x + 1, augmult=3)
+  >>> loss = augment(loss_fn, lambda key, x: x + 1, augmult=3)
   >>> loss(2.0, Example(jnp.ones(2), 0, jax.random.key(0)))
   Array(8., dtype=float32)
   """

@@ -12,7 +12,7 @@ from jax.sharding import Mesh
 
 from dpjax import trees, validate
 from dpjax.gradients import microbatch
-from dpjax.gradients.device_mesh import checked_mesh, laid_out, whole_rows
+from dpjax.gradients.device_mesh import checked_mesh, lay_out, whole_rows
 from dpjax.noise.gaussian import is_key_of_noise
 from dpjax.plan import Plan
 from dpjax.sampling.batches import rows_of_slice
@@ -101,11 +101,11 @@ def _step_info(summed: ClippedSum, scale: ArrayLike) -> StepInfo:
 
 
 @jax.jit
-def joined(first: StepInfo, second: StepInfo) -> StepInfo:
+def join(first: StepInfo, second: StepInfo) -> StepInfo:
   """Returns the diagnostics of two slices of a step, as if they were one batch.
 
   >>> info = StepInfo(*map(jnp.float32, (2.0, 1.0, 0.0, 3, 2)))
-  >>> float(joined(info, info._replace(train_loss=8.0, left_out=1.0)).train_loss)
+  >>> float(join(info, info._replace(train_loss=8.0, left_out=1.0)).train_loss)
   6.0
   """
   counts = [info.batch_size - info.left_out for info in (first, second)]
@@ -126,7 +126,7 @@ def joined(first: StepInfo, second: StepInfo) -> StepInfo:
   )
 
 
-def averaged(ema: Params, params: Params, step: Array, decay: float) -> Params:
+def average(ema: Params, params: Params, step: Array, decay: float) -> Params:
   """Returns the average after step t, counted from 0, with decay min(decay, (1 + t) / (10 + t)).
 
   The warm-up is that of De et al. 2022: the average soon forgets the initial weights.
@@ -239,7 +239,7 @@ def dp_sgd(
   )
   padded_batch_size = rows_of_slice(plan.sampler.padded_batch_size, plan.slices)
   mesh = _checked_mesh(mesh)
-  placed = lambda tree: tree if mesh is None else laid_out(mesh, tree)
+  placed = lambda tree: tree if mesh is None else lay_out(mesh, tree)
   # With scaling the loss depends on the state, so each step makes its own gradient function.
   grad_fn = clipped_grad(loss_fn) if plan.scaling is None else _of_no_scales
   # The optimizer gets no extra argument, such as the mask, whose sum is a secret.
@@ -282,7 +282,7 @@ def dp_sgd(
       num_keys = padded_batch_size if size == rows else size
       # Rows beyond `num_keys` only fill the mesh. They must not change the keys of the other rows.
       keys = jax.random.split(jax.random.fold_in(example_key, call), num_keys)
-      examples = _with_keys(examples, placed(microbatch.filled(keys, size)))
+      examples = _with_keys(examples, placed(microbatch.fill(keys, size)))
     summed, scale = clipped(state, examples, batch.mask)
     mask: Any = summed.mask
     updates, opt_state = chain.update(summed, state.opt_state, state.params, mask=mask)
@@ -294,7 +294,7 @@ def dp_sgd(
     # Like the parameters, the average changes once per step, at the last slice.
     ema = state.ema
     if ema_decay is not None:
-      ema = averaged(ema, params, state.step, ema_decay)
+      ema = average(ema, params, state.step, ema_decay)
       ema = jax.tree.map(lambda new, old: jnp.where(done, new, old), ema, state.ema)
     after = placed(TrainState(params, opt_state, ema, state.step + jnp.int32(done)))
     return after, _step_info(summed, scale)

@@ -184,7 +184,7 @@ def _plain(value: Any) -> Any:
 def _evaluate(closed: Any, args: Sequence[Any]) -> list[Any]:
   """Returns the results of a traced function, some of whose arguments are `_Adapted`."""
   return [
-    _plain(value) for value in jaxprs.evaluated(closed.jaxpr, closed.consts, args, _step)
+    _plain(value) for value in jaxprs.evaluate(closed.jaxpr, closed.consts, args, _step)
   ]
 
 

@@ -62,7 +62,7 @@ def accumulate(
   ...   l2_clip_norm=1.0, noise_multiplier=0.0, normalize_by=2, key=jax.random.key(0))
   >>> tx = accumulate(private, every=2, l2_clip_norm=1.0)
   >>> state, mask = tx.init(jnp.zeros(2)), jnp.array([True])
-  >>> slices = [gradients.stacked(jnp.array([row])) for row in ([3.0, 4.0], [0.0, 1.0])]
+  >>> slices = [gradients.wrap_grads(jnp.array([row])) for row in ([3.0, 4.0], [0.0, 1.0])]
   >>> first, state = tx.update(slices[0], state, mask=mask)
   >>> first, tx.update(slices[1], state, mask=mask)[0]
   (Array([0., 0.], dtype=float32), Array([0.3, 0.9], dtype=float32))

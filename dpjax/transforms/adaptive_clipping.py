@@ -238,7 +238,7 @@ def adaptive_clip_and_noise(
 
   >>> tx = adaptive_clip_and_noise(
   ...   l2_clip_norm=1.0, noise_multiplier=0.0, normalize_by=2, key=jax.random.key(0))
-  >>> grads = gradients.stacked(jnp.array([[3.0, 4.0], [6.0, 8.0]]))
+  >>> grads = gradients.wrap_grads(jnp.array([[3.0, 4.0], [6.0, 8.0]]))
   >>> mask = jnp.array([True, True])
   >>> _, state = tx.update(grads, tx.init(jnp.zeros(2)), mask=mask)
   >>> bool(state.inner.scale == jnp.exp(0.2 * 0.5))  # all were clipped: up by half the rate

@@ -50,7 +50,7 @@ def clip_and_noise(
   This is the Gaussian mechanism of DP-SGD (Abadi et al. 2016, Algorithm 1) as an Optax transform.
   Its `update(grads, state, params, *, mask)` takes gradients of `dpjax.per_example_grads` (leaves
   [B, *param], with `mask` [B]) or a `dpjax.types.ClippedSum` (mask already applied). Wrap arrays
-  from elsewhere in `dpjax.stacked`. The transform must be first in `optax.chain`. It works under
+  from elsewhere in `dpjax.wrap_grads`. The transform must be first in `optax.chain`. It works under
   jit, with donated state. Give every step the state that the last step returned. A state changed by
   other code raises, or gives NaN under jit. A whole earlier state draws the same noise twice, which
   cannot be detected.
@@ -82,13 +82,13 @@ def clip_and_noise(
       that other code changed or that was restored without its types.
 
   >>> import jax.numpy as jnp
-  >>> from dpjax.gradients import stacked
+  >>> from dpjax.gradients import wrap_grads
   >>> tx = clip_and_noise(
   ...   l2_clip_norm=1.0, noise_multiplier=0.0, normalize_by=2, key=jax.random.key(0))
   >>> grads = {"w": jnp.array([[3.0, 4.0], [0.0, 0.5], [9.0, 9.0]])}
   >>> mask = jnp.array([True, True, False])
   >>> params = {"w": jnp.zeros(2)}
-  >>> tx.update(stacked(grads), tx.init(params), params, mask=mask)[0]["w"]
+  >>> tx.update(wrap_grads(grads), tx.init(params), params, mask=mask)[0]["w"]
   Array([0.3 , 0.65], dtype=float32)
   """
   clip = clip_of(l2_clip_norm, noise_multiplier, normalize_by, key, noise_shape)

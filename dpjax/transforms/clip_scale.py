@@ -89,7 +89,7 @@ def with_clip_schedule(
   >>> from dpjax.transforms.clip_and_noise import clip_and_noise
   >>> tx = with_clip_schedule(clip_and_noise(l2_clip_norm=1.0, noise_multiplier=0.0,
   ...   normalize_by=1, key=jax.random.key(0)), [1.0, 0.5])
-  >>> g, mask = gradients.stacked(jnp.array([[3.0, 4.0]])), jnp.array([True])
+  >>> g, mask = gradients.wrap_grads(jnp.array([[3.0, 4.0]])), jnp.array([True])
   >>> first, state = tx.update(g, tx.init(jnp.zeros(2)), mask=mask)
   >>> first, tx.update(g, state, mask=mask)[0]
   (Array([0.6, 0.8], dtype=float32), Array([0.3, 0.4], dtype=float32))

@@ -54,14 +54,14 @@ def clip_and_correlated_noise(
     UserError: as `clip_and_noise`; a schedule whose length is not `num_steps`; too many steps.
 
   >>> import jax.numpy as jnp
-  >>> from dpjax.gradients import stacked
+  >>> from dpjax.gradients import wrap_grads
   >>> from dpjax.noise.correlated import BandedToeplitz
   >>> tx = clip_and_correlated_noise(
   ...   l2_clip_norm=1.0, noise_multiplier=0.0, normalize_by=2, key=jax.random.key(0),
   ...   noise_shape=NoiseShape(correlation=BandedToeplitz((1.0, 0.5))),
   ...   num_steps=1)
   >>> grads, params = {"w": jnp.array([[3.0, 4.0], [0.0, 0.5]])}, {"w": jnp.zeros(2)}
-  >>> grads = stacked(grads)
+  >>> grads = wrap_grads(grads)
   >>> tx.update(grads, tx.init(params), params, mask=jnp.ones(2, bool))[0]["w"]
   Array([0.3 , 0.65], dtype=float32)
   """

@@ -152,7 +152,7 @@ def arrays_of(updates: Any) -> Any:
     )
   raise UserError(
     f"bare gradients ({type(updates).__name__}): must be those of "
-    "dpjax.per_example_grads or plan.clipped_grad, or dpjax.stacked(grads) "
+    "dpjax.per_example_grads or plan.clipped_grad, or dpjax.wrap_grads(grads) "
     "where row i follows from example i alone; plan.transform must stand first "
     "in optax.chain, and once",
     field="updates",
@@ -183,7 +183,7 @@ def open_gradients(
       is several sums, is below float32, or adds up another number of slices; too many examples.
       Rows, bounds and examples that are traced make the sum unsound instead.
 
-  >>> grads = gradients.stacked(jnp.array([[3.0, 4.0]]))
+  >>> grads = gradients.wrap_grads(jnp.array([[3.0, 4.0]]))
   >>> open_gradients(grads, None, True, gradients.Clip(1.0), Conditions())[0].total
   Array([0.6, 0.8], dtype=float32)
   """
@@ -301,7 +301,7 @@ def _sum_rows(
     return UserError(
       "a row of the gradients comes twice, so a record would count twice; where "
       "they are of different examples, computed in parts, give "
-      "dpjax.stacked(grads.arrays)",
+      "dpjax.wrap_grads(grads.arrays)",
       field="updates",
     )
 

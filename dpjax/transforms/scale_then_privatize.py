@@ -140,11 +140,11 @@ def scale_then_privatize(
     UserError: a `ClippedSum` without `takes_scaled_sums`, since its examples were clipped before
       they could be scaled. Use the gradients of `dpjax.per_example_grads`.
 
-  >>> from dpjax.gradients import stacked
+  >>> from dpjax.gradients import wrap_grads
   >>> from dpjax.transforms.clip_and_noise import clip_and_noise
   >>> tx = scale_then_privatize(clip_and_noise(l2_clip_norm=9.0, noise_multiplier=0.0,
   ...   normalize_by=1, key=jax.random.key(0)))
-  >>> grads, mask = stacked(jnp.array([[3.0, 4.0]])), jnp.array([True])
+  >>> grads, mask = wrap_grads(jnp.array([[3.0, 4.0]])), jnp.array([True])
   >>> first, state = tx.update(grads, tx.init(jnp.zeros(2)), mask=mask)
   >>> first, tx.update(grads, state, mask=mask)[0].round(4)
   (Array([3., 4.], dtype=float32), Array([3., 4.], dtype=float32))

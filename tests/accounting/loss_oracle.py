@@ -134,7 +134,7 @@ def settings(count, seed, kinds=KINDS):
       event = accounting.poisson_sampled_event(
         accounting.gaussian_event(z), sampling_prob=q
       )
-      (epsilon,) = _of_event(accounting.composed(event, steps), delta)
+      (epsilon,) = _of_event(accounting.compose(event, steps), delta)
       exact = gaussian(mpmath.sqrt(steps) / mpmath.mpf(z), epsilon)
     elif kind == "responses":
       # `noise_multiplier` is the loss here.
@@ -149,7 +149,7 @@ def settings(count, seed, kinds=KINDS):
       steps = 2 if kind == "two steps" else 1
       q = max(q, 1e-3) if kind == "two steps" else q
       event = accounting.poisson_sampled_event(noise(z), sampling_prob=q)
-      sides = _of_event(accounting.composed(event, steps), delta)
+      sides = _of_event(accounting.compose(event, steps), delta)
       exact, epsilon = max(
         (_exact(kind, q, z, side, removed=not place), side)
         for place, side in enumerate(sides)

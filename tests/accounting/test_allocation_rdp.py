@@ -60,10 +60,10 @@ def test_the_second_moment_is_in_closed_form_at_many_steps():
 def test_it_is_above_the_privacy_loss_distribution_and_amplifies():
   """The same pair, so Renyi DP can only lose; unamplified it would be far more."""
   one = random_allocation_event(accounting.gaussian_event(1.5), num_steps=50)
-  event = accounting.composed(one, 5)
+  event = accounting.compose(one, 5)
   pld = accounting.epsilon(event, delta=1e-6)
   rdp = accounting.epsilon(event, delta=1e-6, accountant="rdp")
-  plain = accounting.composed(accounting.gaussian_event(1.5), 5)
+  plain = accounting.compose(accounting.gaussian_event(1.5), 5)
   assert pld < rdp < 0.6 * accounting.epsilon(plain, delta=1e-6)
 
 

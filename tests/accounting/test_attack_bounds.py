@@ -158,7 +158,7 @@ def test_lines_between_the_corners_are_the_bound_of_pairs_in_any_order(epsilons,
   np.testing.assert_allclose(drawn, 1 - pairs.true_positive_rate(rates), atol=1e-12)
 
 
-_RUN = accounting.composed(
+_RUN = accounting.compose(
   accounting.poisson_sampled_event(accounting.gaussian_event(0.8), sampling_prob=0.3), 4
 )
 
@@ -201,7 +201,7 @@ def test_no_simulated_attack_on_a_sampled_sum_beats_the_bound(simulated, directi
     assert gain <= attack_bounds.advantage(profile) + error
   # A test that cannot fail proves nothing: this attack refutes a bound for a little more noise,
   # in the direction that is the worse one there.
-  less = accounting.composed(
+  less = accounting.compose(
     accounting.poisson_sampled_event(accounting.gaussian_event(1.0), sampling_prob=0.3), 4
   )
   wrong = privacy_profile(less)
@@ -221,7 +221,7 @@ def test_the_profile_is_never_below_the_curve_and_hardly_above():
     (_RUN, {}),
     (_RUN, {"accountant": "rdp"}),
     (accounting.laplace_event(0.7), {}),
-    (accounting.composed(_RUN, 0), {}),
+    (accounting.compose(_RUN, 0), {}),
     (accounting.gaussian_event(0), {}),
     (allocated, counting),
   ):

@@ -77,7 +77,7 @@ def test_it_is_above_the_simulation_and_below_no_amplification(strategy):
   events = correlated_events(
     strategy, noise_multiplier=4.0, num_steps=12, steps_apart=6, cyclic=True
   )
-  plain = accounting.epsilon(matrix.joined(events), delta=1e-3)
+  plain = accounting.epsilon(matrix.join(events), delta=1e-3)
   assert 0.97 * found.estimate < proved <= plain * 1.001
   assert proved < renyi
 

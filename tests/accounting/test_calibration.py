@@ -8,7 +8,7 @@ import dp_accounting as dpa
 import pytest
 
 from dpjax import accounting
-from dpjax.accounting import composed, epsilon, proved
+from dpjax.accounting import compose, epsilon, proved
 from dpjax.accounting.event_kinds.discrete_gaussian import DiscreteGaussianDpEvent
 from dpjax.accounting.event_kinds.kind import KINDS
 from dpjax.accounting.event_kinds.skellam import SkellamDpEvent
@@ -23,7 +23,7 @@ def _step(noise_multiplier, sampling_prob):
 
 
 def _run(noise_multiplier, sampling_prob, num_steps):
-  return composed(_step(noise_multiplier, sampling_prob), num_steps)
+  return compose(_step(noise_multiplier, sampling_prob), num_steps)
 
 
 def _settings(count, seed):
@@ -66,8 +66,8 @@ def _check_steps(setting, accountant):
   except UserError as error:
     assert "unreachable" in str(error)
     n = 0
-  assert epsilon(composed(step, n), **target) <= setting["epsilon"], setting
-  assert epsilon(composed(step, n + 1), **target) > setting["epsilon"], setting
+  assert epsilon(compose(step, n), **target) <= setting["epsilon"], setting
+  assert epsilon(compose(step, n + 1), **target) > setting["epsilon"], setting
 
 
 _CHECKS = {"noise": _check_noise, "prob": _check_prob, "steps": _check_steps}
@@ -135,7 +135,7 @@ def test_events_that_only_pld_knows_are_calibrated_too():
 
 @pytest.mark.long
 def test_fixed_size_batches_are_calibrated_under_replace_one():
-  make = lambda z: composed(
+  make = lambda z: compose(
     accounting.fixed_size_event(
       accounting.gaussian_event(z), num_examples=1000, batch_size=10
     ),
@@ -159,7 +159,7 @@ def test_what_cannot_be_reached_is_said_in_one_line(accountant):
   target = {"delta": 1e-9, "accountant": accountant}
   with refuses("epsilon"):
     accounting.calibrate_noise_multiplier(
-      lambda z: composed(accounting.gaussian_event(z), 10_000), epsilon=1e-9, **target
+      lambda z: compose(accounting.gaussian_event(z), 10_000), epsilon=1e-9, **target
     )
   with refuses("epsilon"):
     accounting.calibrate_noise_multiplier(
@@ -210,7 +210,7 @@ _WITHOUT_A_GRID = {
 def test_noise_is_found_for_events_that_have_no_privacy_loss_distribution(name):
   relation = "replace_special" if name == "skellam" else "add_or_remove_one"
   how = {"delta": 1e-5, "accountant": "rdp", "neighboring_relation": relation}
-  make = lambda z: composed(_WITHOUT_A_GRID[name](z), 3)
+  make = lambda z: compose(_WITHOUT_A_GRID[name](z), 3)
   z = accounting.calibrate_noise_multiplier(make, epsilon=2.0, **how)
   assert 1.99 < epsilon(make(z), **how) <= 2.0
 

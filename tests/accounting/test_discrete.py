@@ -92,7 +92,7 @@ def test_skellam_in_several_dimensions_adds_up():
 
 def test_fine_grids_cost_what_gaussian_noise_costs():
   gaussian = accounting.epsilon(
-    accounting.composed(accounting.gaussian_event(5.0), 10), delta=1e-5, accountant="rdp"
+    accounting.compose(accounting.gaussian_event(5.0), 10), delta=1e-5, accountant="rdp"
   )
   dim = 1000
   for noise in discrete.NOISES:

@@ -9,7 +9,7 @@ import pytest
 from scipy import stats
 
 from dpjax import accounting
-from dpjax.accounting import composed, epsilon, epsilon_curve, proved
+from dpjax.accounting import compose, epsilon, epsilon_curve, proved
 from dpjax.accounting.event_kinds import noisy_sum
 from dpjax.accounting.event_kinds.truncated_poisson import truncated_poisson_event
 from dpjax.validate import UserError
@@ -41,7 +41,7 @@ _RUNS = [  # (noise multiplier, sampling probability, steps)
 def _run(noise_multiplier, sampling_prob, num_steps):
   step = accounting.gaussian_event(noise_multiplier)
   sampled = accounting.poisson_sampled_event(step, sampling_prob=sampling_prob)
-  return composed(sampled, num_steps)
+  return compose(sampled, num_steps)
 
 
 def _gaussian_delta(noise_multiplier, eps):
@@ -124,7 +124,7 @@ def test_p9_replacing_one_record_halves_the_noise(kind, accountant):
 
 
 def test_p9_replace_one_is_right_against_the_closed_form():
-  event = composed(dpa.GaussianDpEvent(8.0), 4)  # as one Gaussian: 4 C; against 2 C: 2
+  event = compose(dpa.GaussianDpEvent(8.0), 4)  # as one Gaussian: 4 C; against 2 C: 2
   exact = dpa.get_epsilon_gaussian(2.0, 1e-5)
   for accountant, slack in (("pld", 1e-3), ("rdp", 0.15)):
     found = epsilon(
@@ -142,7 +142,7 @@ def test_p14_a_joining_record_pushes_another_one_out():
   step = accounting.fixed_size_event(
     accounting.gaussian_event(4.0), num_examples=1000, batch_size=10
   )
-  event = composed(step, 100)
+  event = compose(step, 100)
   for accountant in proved.ACCOUNTANTS:
     with pytest.raises(UserError, match="replace_special"):
       epsilon(
@@ -205,7 +205,7 @@ def test_p26_laplace_closed_form():
   "count, b, expected", [(784, 392, 0.236), (784, 70, 1.548), (49, 24.5, 1.038)]
 )
 def test_t15_composed_laplace(count, b, expected):
-  event = composed(dpa.LaplaceDpEvent(b), count)
+  event = compose(dpa.LaplaceDpEvent(b), count)
   assert epsilon(event, delta=1e-5) == pytest.approx(expected, abs=6e-4)
   assert epsilon(event, delta=1e-5, accountant="rdp") > expected
 
@@ -242,7 +242,7 @@ def test_the_curve_is_epsilon_after_each_number_of_steps(accountant):
   )
   steps = [0, 1, 7, 100, 400]
   curve = epsilon_curve(step, steps, delta=1e-5, accountant=accountant)
-  each = [epsilon(composed(step, n), delta=1e-5, accountant=accountant) for n in steps]
+  each = [epsilon(compose(step, n), delta=1e-5, accountant=accountant) for n in steps]
   assert curve.tolist() == each and curve[0] == 0
 
 
@@ -261,7 +261,7 @@ def test_the_curve_analyses_one_step_only_once(monkeypatch):
 @pytest.mark.slow
 def test_different_mechanisms_compose():
   """Against dp_accounting, and two halves of a run against the whole."""
-  parts = [_run(1.0, 0.02, 100), composed(dpa.GaussianDpEvent(6.0), 5)]
+  parts = [_run(1.0, 0.02, 100), compose(dpa.GaussianDpEvent(6.0), 5)]
   event = dpa.ComposedDpEvent([*parts, dpa.LaplaceDpEvent(3.0)])
   direct = _PLD().compose(event).get_epsilon(1e-5)
   assert epsilon(event, delta=1e-5) == pytest.approx(direct, rel=1e-3)

@@ -64,11 +64,11 @@ def twice():
 @pytest.mark.parametrize("accountant", ["pld", "rdp"])
 def test_an_event_of_ones_own_is_accounted_by_its_own_methods(twice, relation, accountant):
   by = {"neighboring_relation": relation, "accountant": accountant, "delta": 1e-5}
-  two = accounting.composed(accounting.gaussian_event(3.0), 2)
+  two = accounting.compose(accounting.gaussian_event(3.0), 2)
   assert accounting.epsilon(twice, **by) == pytest.approx(
     accounting.epsilon(two, **by), rel=1e-3
   )
-  sampled = accounting.composed(twice, 4)
+  sampled = accounting.compose(twice, 4)
   assert kind.event_from_json(kind.event_to_json(sampled)) == sampled
   assert "4 x two sums over users" in accounting.privacy_statement(
     sampled, delta=1e-5, unit="user"

@@ -68,14 +68,14 @@ def test_malformed_json_is_a_user_error(data):
 
 
 def test_composed_of_nothing_is_free():
-  assert accounting.composed(_POISSON, 0) == dpa.NoOpDpEvent()
-  assert accounting.composed(_POISSON, 5) == dpa.SelfComposedDpEvent(_POISSON, 5)
+  assert accounting.compose(_POISSON, 0) == dpa.NoOpDpEvent()
+  assert accounting.compose(_POISSON, 5) == dpa.SelfComposedDpEvent(_POISSON, 5)
 
 
 @pytest.mark.parametrize("num_steps", [2.5, 4000.0, -1, True, "3"])
 def test_p27_steps_are_whole_numbers(num_steps):
   with refuses("num_steps"):
-    accounting.composed(_POISSON, num_steps)
+    accounting.compose(_POISSON, num_steps)
 
 
 @pytest.mark.parametrize(

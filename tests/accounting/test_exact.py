@@ -9,7 +9,7 @@ import pytest
 from scipy import optimize, stats
 
 from dpjax import sampling
-from dpjax.accounting import composed, epsilon, gaussian_event, tuning
+from dpjax.accounting import compose, epsilon, gaussian_event, tuning
 from dpjax.accounting.event_kinds.repeat_and_select import repeat_and_select_event
 from dpjax.plan import Plan
 
@@ -41,7 +41,7 @@ def test_many_equal_steps_are_one_gaussian(steps, z, accountant):
   mu = math.sqrt(steps) / z
   if not 1e-3 < mu < 12:
     pytest.skip("epsilon beyond what anybody prints")
-  stated = epsilon(composed(gaussian_event(z), steps), delta=_DELTA, accountant=accountant)
+  stated = epsilon(compose(gaussian_event(z), steps), delta=_DELTA, accountant=accountant)
   exact = _gaussian_epsilon(mu)
   assert exact * (1 - 1e-9) <= stated
   assert stated <= exact * (1.02 if accountant == "pld" else 1.6) + 0.02

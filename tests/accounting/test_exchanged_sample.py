@@ -150,7 +150,7 @@ def test_a_grid_only_adds_and_both_accountants_agree():
       assert (deltas >= exact - 1e-13).all()
       if interval == 1e-4:
         np.testing.assert_allclose(deltas, exact, rtol=1e-3, atol=1e-12)
-  event = accounting.composed(
+  event = accounting.compose(
     accounting.fixed_size_event(dpa.GaussianDpEvent(2.0), num_examples=1000, batch_size=20),
     500,
   )
@@ -185,7 +185,7 @@ def test_the_prices_on_the_page_are_computed():
   fixed = accounting.fixed_size_event(
     dpa.GaussianDpEvent(2.0), num_examples=60_000, batch_size=600
   )
-  run = accounting.composed(fixed, steps)
+  run = accounting.compose(fixed, steps)
   poisson = accounting.poisson_sampled_event(dpa.GaussianDpEvent(2.0), sampling_prob=0.01)
   general = RdpAccountant(neighboring_relation=dpa.NeighboringRelation.REPLACE_ONE)
   halved = dpa.SampledWithoutReplacementDpEvent(60_000, 600, dpa.GaussianDpEvent(1.0))
@@ -193,9 +193,9 @@ def test_the_prices_on_the_page_are_computed():
   copies = accounting.with_replacement_event(
     dpa.GaussianDpEvent(2.0), num_examples=60_000, batch_size=600
   )
-  repeated = accounting.composed(copies, steps)
+  repeated = accounting.compose(copies, steps)
   computed = [
-    accounting.epsilon(accounting.composed(poisson, steps), delta=1e-5),
+    accounting.epsilon(accounting.compose(poisson, steps), delta=1e-5),
     accounting.epsilon(run, delta=1e-5),
     accounting.epsilon(run, **replaced),
     accounting.epsilon(run, **replaced, accountant="rdp"),
@@ -285,7 +285,7 @@ def test_fixed_and_poisson_steps_compose_under_the_relation_that_both_have():
   for accountant in proved.ACCOUNTANTS:
     options = {"delta": 1e-6, "accountant": accountant}
     assert accounting.epsilon(both, **options) == pytest.approx(
-      accounting.epsilon(accounting.composed(twin, 2), **options), rel=1e-12
+      accounting.epsilon(accounting.compose(twin, 2), **options), rel=1e-12
     )
   chosen = repeat_and_select_event(both, mean_trials=3)
   assert accounting.epsilon(chosen, delta=1e-6, accountant="rdp") > accounting.epsilon(

@@ -294,7 +294,7 @@ def test_one_poisson_step_costs_no_less_than_its_closed_form(prob, z):
 
 def test_a_million_steps_cost_no_less_than_one_gaussian():
   for z, delta in itertools.product((300.0, 3000.0), (1e-2, 1e-6, 1e-9)):
-    run = accounting.composed(accounting.gaussian_event(z), 10**6)
+    run = accounting.compose(accounting.gaussian_event(z), 10**6)
     for accountant in ("pld", "rdp"):
       found = accounting.epsilon(run, delta=delta, accountant=accountant)
       assert _gaussian_delta(1000 / z, found) <= delta * (1 + 1e-9)

@@ -7,7 +7,7 @@ import pytest
 from scipy import stats
 
 from dpjax import accounting
-from dpjax.accounting import composed, gdp
+from dpjax.accounting import compose, gdp
 from dpjax.accounting.proved import RELATIONS
 from dpjax.validate import UserError
 from tests.refuses import refuses
@@ -15,7 +15,7 @@ from tests.refuses import refuses
 
 def _run(z, q, steps):
   step = accounting.gaussian_event(z)
-  return composed(accounting.poisson_sampled_event(step, sampling_prob=q), steps)
+  return compose(accounting.poisson_sampled_event(step, sampling_prob=q), steps)
 
 
 def _one_step_delta(z, q, eps):
@@ -54,7 +54,7 @@ def test_in_its_limit_it_is_right():
 
 @pytest.mark.parametrize("relation", RELATIONS)
 def test_unsampled_gaussian_noise_is_exact_and_proved(relation):
-  event = composed(dpa.GaussianDpEvent(8.0), 4)
+  event = compose(dpa.GaussianDpEvent(8.0), 4)
   found = gdp.approximate(event, delta=1e-5, neighboring_relation=relation)
   sensitivity = 2 if relation == "replace_one" else 1
   assert found.mu == pytest.approx(sensitivity / 4)

@@ -155,7 +155,7 @@ def test_k_equal_to_one_is_random_allocation_exactly():
 def test_it_is_accounted_as_passes_of_unequal_length():
   noise = accounting.gaussian_event(2.0)
   parts = [
-    accounting.composed(random_allocation_event(noise, num_steps=size), times)
+    accounting.compose(random_allocation_event(noise, num_steps=size), times)
     for size, times in ((3, 2), (4, 1))
   ]
   # The reduction stands before the choice of the accountant, so one suffices.
@@ -260,8 +260,8 @@ def _check_row(row):
   sampled = accounting.poisson_sampled_event(noise, sampling_prob=selected / steps)
   runs = (
     _event(steps, selected),
-    accounting.composed(sampled, steps),
-    accounting.composed(noise, selected),
+    accounting.compose(sampled, steps),
+    accounting.compose(noise, selected),
   )
   for told, event in zip(row[2:], runs, strict=True):
     # Rounded up, as every epsilon.
@@ -274,7 +274,7 @@ def _check_row(row):
     (lambda: _event(3, 4), "num_selected"),
     (lambda: _event(3, 0), "num_selected"),
     (lambda: _event(0, 1), "num_steps"),
-    (lambda: sampling.KOutOfTSampler(3, 4, 8), "selected"),
+    (lambda: sampling.KOutOfTSampler(3, 4, 8), "num_selected"),
     (lambda: sampling.KOutOfTSampler(3, 2, 1).draw(99, seed=0, step=0), "capacity"),
     (
       lambda: accounting.k_out_of_t_event(

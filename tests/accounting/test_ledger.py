@@ -50,7 +50,7 @@ def test_p27_a_ledger_counts_every_step_and_costs_what_ran():
     ledger = _charge(ledger, step)
   assert ledger.num_steps == 40 and len(ledger.charges) == 1
   assert ledger == _charge(Ledger(), 0, 40)
-  whole = accounting.epsilon(accounting.composed(_STEP, 40), delta=1e-5)
+  whole = accounting.epsilon(accounting.compose(_STEP, 40), delta=1e-5)
   assert ledger.epsilon(1e-5) == whole
   assert ledger.epsilon(1e-5, accountant="rdp") > whole
 
@@ -192,7 +192,7 @@ def test_bad_charges_are_user_errors(change):
 @pytest.mark.parametrize("accountant", proved.ACCOUNTANTS)
 def test_the_budget_is_checked_before_the_steps_run(accountant):
   options = {"delta": 1e-5, "accountant": accountant}
-  target = accounting.epsilon(accounting.composed(_STEP, 100), **options)
+  target = accounting.epsilon(accounting.compose(_STEP, 100), **options)
   budget = Budget(epsilon=target, delta=1e-5)
   ledger = _charge(Ledger(), 0, 60)
   check = lambda *proposed: ledger.check(budget, *proposed, accountant=accountant)

@@ -81,9 +81,9 @@ def test_an_optimistic_rounding_is_seen(slip, monkeypatch):
 def test_masses_are_those_of_dp_accounting_but_for_rounding(q, z, interval):
   top = 0.5 / z**2 + 10 / z
   noise = noise_profiles.gaussian(1 / z)
-  ours = loss_grid.connected(
-    lambda epsilons: noise_profiles.removed(epsilons, sampling_prob=q, noise=noise),
-    lambda epsilons: noise_profiles.added(epsilons, sampling_prob=q, noise=noise),
+  ours = loss_grid.connect(
+    lambda epsilons: noise_profiles.removal_deltas(epsilons, sampling_prob=q, noise=noise),
+    lambda epsilons: noise_profiles.addition_deltas(epsilons, sampling_prob=q, noise=noise),
     interval=interval,
     largest=top,
   )
@@ -116,7 +116,7 @@ def test_infinite_losses_add_up_and_are_never_forgotten():
 
 
 def test_deltas_and_epsilons_are_inverse_at_all_sizes():
-  event = accounting.composed(
+  event = accounting.compose(
     accounting.poisson_sampled_event(accounting.gaussian_event(0.9), sampling_prob=0.01),
     500,
   )
@@ -138,15 +138,15 @@ def test_a_distribution_of_dp_accounting_is_taken_as_it_is():
   "event",
   [
     # Few large losses, whose tilted sums lie far above a small epsilon, and the other way round.
-    accounting.composed(
+    accounting.compose(
       accounting.poisson_sampled_event(accounting.laplace_event(0.01), sampling_prob=1e-9),
       20,
     ),
-    accounting.composed(
+    accounting.compose(
       accounting.poisson_sampled_event(accounting.gaussian_event(30), sampling_prob=1.0),
       1000,
     ),
-    accounting.composed(accounting.laplace_event(10), 50),
+    accounting.compose(accounting.laplace_event(10), 50),
   ],
   ids=["rare", "many", "bounded"],
 )
@@ -193,7 +193,9 @@ def test_a_sampling_probability_near_1_loses_no_jump_of_laplace_noise():
   q, largest = 0.9999999999999859, 18.41121400680015
   epsilon = 18.411212610008864
   noise = noise_profiles.laplace(largest)
-  (delta,) = noise_profiles.added(np.array([epsilon]), sampling_prob=q, noise=noise)
+  (delta,) = noise_profiles.addition_deltas(
+    np.array([epsilon]), sampling_prob=q, noise=noise
+  )
   with mpmath.workdps(60):
     share = 1 + mpmath.expm1(-mpmath.mpf(epsilon)) / mpmath.mpf(q)
     inner = -mpmath.expm1((-mpmath.log(share) - mpmath.mpf(largest)) / 2)

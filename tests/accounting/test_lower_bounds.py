@@ -171,7 +171,7 @@ def test_the_lower_bound_is_nearly_the_truth_and_catches_a_small_epsilon():
   for prob, steps, z in ((1.0, 1, 1.0), (0.2, 6, 1.0), (0.5, 3, 2.0)):
     noise = accounting.gaussian_event(z)
     event = accounting.poisson_sampled_event(noise, sampling_prob=prob)
-    epsilon = accounting.epsilon(accounting.composed(event, steps), delta=1e-4)
+    epsilon = accounting.epsilon(accounting.compose(event, steps), delta=1e-4)
     assert _true_delta(_halves(prob, False), z, steps, epsilon) > 0.9e-4
     assert _true_delta(_halves(prob, False), z, steps, 0.97 * epsilon) > 1e-4
 
@@ -181,7 +181,7 @@ def test_the_lower_bound_is_nearly_the_truth_and_catches_a_small_epsilon():
 
 def _poisson(z, prob, steps):
   noise = accounting.gaussian_event(z)
-  return accounting.composed(
+  return accounting.compose(
     accounting.poisson_sampled_event(noise, sampling_prob=prob), steps
   )
 
@@ -263,7 +263,7 @@ def test_a_ledger_of_unlike_plans_costs_no_less_than_each_and_all_together():
       first_step=0,
     )
   whole = ledger.epsilon(1e-5)
-  alone = [accounting.epsilon(accounting.composed(e, n), delta=1e-5) for e, n in runs]
+  alone = [accounting.epsilon(accounting.compose(e, n), delta=1e-5) for e, n in runs]
   assert max(alone) < whole < sum(alone)
   assert accounting.Ledger.from_json(ledger.to_json()).epsilon(1e-5) == whole
   with pytest.raises(UserError):  # what has no common proof has no common number

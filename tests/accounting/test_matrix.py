@@ -18,7 +18,7 @@ from dpjax.accounting import matrix as matrix_lib
 from dpjax.accounting.matrix import (
   amplified_costs,
   correlated_events,
-  joined,
+  join,
   participation_costs,
 )
 from dpjax.noise import correlated
@@ -248,7 +248,7 @@ def test_any_prefix_of_the_charges_is_the_gaussian_of_that_prefix(strategy, fact
   for t in (1, 5, 11):
     sensitivity = matrix_lib.sensitivity(matrix[:t, :t], steps_apart=3, cyclic=True)
     expected = _gaussian_epsilon(z / sensitivity, 1e-5)
-    found = accounting.epsilon(joined(events[:t]), delta=1e-5)
+    found = accounting.epsilon(join(events[:t]), delta=1e-5)
     assert expected <= found * (1 + 1e-9) and found < expected * 1.001
 
 
@@ -259,7 +259,7 @@ def test_white_noise_in_fixed_order_costs_its_passes():
   assert [type(event).__name__ for event in events[:5]] == [
     *("GaussianDpEvent", "NoOpDpEvent", "NoOpDpEvent", "NoOpDpEvent", "GaussianDpEvent")
   ]
-  found = accounting.epsilon(joined(events), delta=1e-5)
+  found = accounting.epsilon(join(events), delta=1e-5)
   assert found == pytest.approx(_gaussian_epsilon(3.0 / math.sqrt(3), 1e-5), rel=1e-3)
 
 
@@ -273,19 +273,19 @@ def test_amplified_bands_are_the_composition_of_sampled_gaussians(name):
     num_steps=38,
     steps_apart=4,
     cyclic=True,
-    sampling_prob=0.1,
+    turn_prob=0.1,
   )
   norm = math.sqrt(np.sum(np.square(strategy.coefficients)))
   sampled = dpa.PoissonSampledDpEvent(0.1, dpa.GaussianDpEvent(2.0 / norm))
   for steps, turns in ((1, 1), (4, 1), (5, 2), (36, 9)):
     accountant = {"pld": PLDAccountant, "rdp": RdpAccountant}[name]()
     expected = accountant.compose(sampled, turns).get_epsilon(1e-5)
-    prefix = joined(events[:steps])
+    prefix = join(events[:steps])
     found = accounting.epsilon(prefix, delta=1e-5, accountant=name)
     assert found == pytest.approx(expected, rel=2e-3)
-  assert accounting.epsilon(
-    joined(events), delta=1e-5, accountant=name
-  ) < _gaussian_epsilon(2.0 / norm / math.sqrt(10), 1e-5)
+  assert accounting.epsilon(join(events), delta=1e-5, accountant=name) < _gaussian_epsilon(
+    2.0 / norm / math.sqrt(10), 1e-5
+  )
 
 
 def test_one_group_of_white_noise_is_poisson_sampling():
@@ -295,14 +295,14 @@ def test_one_group_of_white_noise_is_poisson_sampling():
     num_steps=3,
     steps_apart=1,
     cyclic=True,
-    sampling_prob=0.1,
+    turn_prob=0.1,
   )
   assert events == (dpa.PoissonSampledDpEvent(0.1, dpa.GaussianDpEvent(2.0)),) * 3
 
 
 def test_p9_replace_one_costs_what_half_the_noise_would():
   strategy = _STRATEGIES["banded"]
-  event = lambda z: joined(
+  event = lambda z: join(
     correlated_events(
       strategy, noise_multiplier=z, num_steps=11, steps_apart=3, cyclic=True
     )
@@ -354,6 +354,6 @@ def test_groups_that_no_step_has_take_no_memory():
     num_steps=10,
     steps_apart=10**9,
     cyclic=True,
-    sampling_prob=0.5,
+    turn_prob=0.5,
   )
   assert len(events) == 10

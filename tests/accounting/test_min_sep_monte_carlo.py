@@ -8,7 +8,7 @@ import pytest
 
 from dpjax import accounting, sampling
 from dpjax.accounting import monte_carlo
-from dpjax.accounting.matrix import correlated_events, joined
+from dpjax.accounting.matrix import correlated_events, join
 from dpjax.noise import correlated
 from tests.refuses import refuses
 
@@ -77,7 +77,7 @@ def _epsilon(strategy, z, **options):
 def test_without_a_distance_it_is_poisson_sampling():
   found = _epsilon(_WHITE, 1.0, num_steps=6, turn_prob=0.2, steps_apart=1, delta=0.01)
   step = accounting.poisson_sampled_event(accounting.gaussian_event(1.0), sampling_prob=0.2)
-  exact = accounting.epsilon(accounting.composed(step, 6), delta=0.01)
+  exact = accounting.epsilon(accounting.compose(step, 6), delta=0.01)
   assert found.estimate == pytest.approx(exact, rel=0.04)
   assert exact < found.upper < 1.25 * exact
 
@@ -92,7 +92,7 @@ def test_it_amplifies_correlated_noise_below_what_is_proved():
   events = correlated_events(
     _BANDED, noise_multiplier=2.0, num_steps=12, steps_apart=4, cyclic=False
   )
-  proved = accounting.epsilon(joined(events), delta=0.01)
+  proved = accounting.epsilon(join(events), delta=0.01)
   found = _epsilon(_BANDED, 2.0, num_steps=12, turn_prob=0.1, steps_apart=4, delta=0.01)
   assert 0.1 * proved < found.estimate < found.upper < 0.8 * proved
 

@@ -62,7 +62,7 @@ def test_one_pass_of_white_noise_is_the_mixture_by_quadrature():
 
 
 def test_bins_amplify_but_never_below_poisson_of_a_single_turn():
-  proved = matrix.joined(
+  proved = matrix.join(
     matrix.correlated_events(
       _BANDED, noise_multiplier=4.0, num_steps=12, steps_apart=4, cyclic=True
     )

@@ -38,7 +38,7 @@ def test_it_is_the_first_amount_of_the_grid_that_is_enough(name, abort_prob):
     return _EPSILONS[name](left)
 
   settings = {"delta": 1e-5, "log_abort_prob": math.log(abort_prob), "least": 1e-8}
-  found = overflow.set_aside(epsilon_at, **settings)
+  found = overflow.reserve_for_aborts(epsilon_at, **settings)
   wanted = _by_walking(_EPSILONS[name], **settings)
   assert found == (None if wanted is None else pytest.approx(wanted, rel=1e-12))
   if found is not None:
@@ -56,7 +56,7 @@ def test_a_cost_between_two_amounts_takes_the_larger_one(above):
     return 0.0
 
   log_abort_prob = math.log(above * 1e-8 / 2)
-  found = overflow.set_aside(
+  found = overflow.reserve_for_aborts(
     epsilon_at, delta=1e-5, log_abort_prob=log_abort_prob, least=1e-8
   )
   assert found == pytest.approx(1e-8 * overflow.LADDER)
@@ -64,4 +64,4 @@ def test_a_cost_between_two_amounts_takes_the_larger_one(above):
 
 def test_an_infinite_epsilon_ends_the_walk():
   settings = {"delta": 1e-5, "log_abort_prob": math.log(1e-9), "least": 1e-8}
-  assert overflow.set_aside(lambda left: math.inf, **settings) is None
+  assert overflow.reserve_for_aborts(lambda left: math.inf, **settings) is None

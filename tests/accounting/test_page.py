@@ -30,14 +30,14 @@ def test_the_table_of_one_pass_is_that_of_the_library(row):
   passes = 10 if "passes" in row[0] else 1
   noise, delta = accounting.gaussian_event(1.0), float(row[1])
   once = random_allocation_event(noise, num_steps=steps)
-  allocated = accounting.composed(once, passes)
+  allocated = accounting.compose(once, passes)
   sampled = accounting.poisson_sampled_event(noise, sampling_prob=1 / steps)
   found = [
     _epsilon(allocated, delta),
     _epsilon(allocated, delta, by="rdp"),
-    _epsilon(accounting.composed(sampled, steps * passes), delta),
+    _epsilon(accounting.compose(sampled, steps * passes), delta),
     _epsilon(allocated, delta, relation="replace_one"),
-    _epsilon(accounting.composed(noise, passes), delta),
+    _epsilon(accounting.compose(noise, passes), delta),
   ]
   for cell, value in zip(row[2:], found, strict=True):
     shown = accounting.upper(value, decimals=len(cell.partition(".")[2]))

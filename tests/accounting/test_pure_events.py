@@ -42,7 +42,7 @@ def test_the_pure_event_is_exactly_binary_randomized_response(eps):
 
 @pytest.mark.parametrize("eps, times", [(0.1, 100), (1.0, 5), (0.5, 30)])
 def test_the_composition_of_pure_events_is_the_binomial_one(eps, times):
-  event = accounting.composed(pure_dp_event(eps), times)
+  event = accounting.compose(pure_dp_event(eps), times)
   found = accounting.epsilon(event, delta=1e-5)
   assert _response_delta(eps, found, times) <= 1e-5
   assert _response_delta(eps, 0.995 * found, times) > 1e-5
@@ -69,7 +69,7 @@ def test_the_pure_event_dominates_laplace_noise_and_larger_alphabets(eps):
 
 @pytest.mark.parametrize("relation", proved.RELATIONS)
 def test_its_epsilon_stands_as_it_is_under_every_relation(relation):
-  event = accounting.composed(pure_dp_event(0.5), 10)
+  event = accounting.compose(pure_dp_event(0.5), 10)
   pld, rdp = (
     accounting.epsilon(event, delta=1e-5, neighboring_relation=relation, accountant=by)
     for by in proved.ACCOUNTANTS

@@ -181,7 +181,7 @@ def test_a_pass_is_cheaper_than_one_gaussian_and_composes():
   event = random_allocation_event(accounting.gaussian_event(2.0), num_steps=8)
   one = accounting.epsilon(event, delta=_DELTA)
   assert one < accounting.epsilon(accounting.gaussian_event(2.0), delta=_DELTA)
-  four = accounting.epsilon(accounting.composed(event, 4), delta=_DELTA)
+  four = accounting.epsilon(accounting.compose(event, 4), delta=_DELTA)
   assert one < four < 4 * one
 
 
@@ -213,7 +213,7 @@ def test_the_published_cases_at_full_size():
     (200, 1, 0.383, 0.393), (1000, 1, 0.136, 0.143), (200, 10, 1.126, 1.167)
   ]:  # fmt: skip
     event = random_allocation_event(accounting.gaussian_event(1.0), num_steps=num_steps)
-    found = accounting.epsilon(accounting.composed(event, passes), delta=_DELTA)
+    found = accounting.epsilon(accounting.compose(event, passes), delta=_DELTA)
     assert low <= found <= high
 
 
@@ -226,7 +226,7 @@ def test_many_steps_at_any_delta_cost_about_what_poisson_does(num_steps):
   )
   for delta in (1e-5, 1e-9):
     found = accounting.epsilon(event, delta=delta)
-    poisson = accounting.epsilon(accounting.composed(step, num_steps), delta=delta)
+    poisson = accounting.epsilon(accounting.compose(step, num_steps), delta=delta)
     assert 0.85 * poisson < found < 1.01 * poisson
 
 

@@ -70,12 +70,12 @@ def test_two_ways_after_another_are_above_both_at_once():
 
 
 def test_many_steps_amplify_and_both_directions_of_the_question_agree():
-  event = accounting.composed(_pass(2.0, 100), 2)
+  event = accounting.compose(_pass(2.0, 100), 2)
   ask = lambda event, relation: accounting.epsilon(
     event, delta=1e-6, neighboring_relation=relation
   )
   both = ask(event, _REPLACE)
-  plain = accounting.composed(accounting.gaussian_event(2.0), 2)
+  plain = accounting.compose(accounting.gaussian_event(2.0), 2)
   assert 2 * ask(event, "add_or_remove_one") < both < 0.5 * ask(plain, _REPLACE)
   back = accounting.delta(event, epsilon=both, neighboring_relation=_REPLACE)
   assert 0.3e-6 < back < 1.5e-6
@@ -83,7 +83,7 @@ def test_many_steps_amplify_and_both_directions_of_the_question_agree():
 
 def test_beside_other_noise_than_gaussian_it_is_refused():
   def beside(other, **more):
-    event = matrix.joined([_pass(2.0, 9), other])
+    event = matrix.join([_pass(2.0, 9), other])
     return accounting.epsilon(event, delta=1e-6, neighboring_relation=_REPLACE, **more)
 
   assert beside(accounting.gaussian_event(4.0)) > beside(accounting.gaussian_event(9.0))

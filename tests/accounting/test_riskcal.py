@@ -33,7 +33,7 @@ def test_riskcals_noise_is_ours_within_one_percent(number):
     step = accounting.poisson_sampled_event(
       accounting.gaussian_event(noise_multiplier), sampling_prob=float(row["sampling_prob"])
     )
-    run = accounting.composed(step, int(row["num_steps"]))
+    run = accounting.compose(step, int(row["num_steps"]))
     return bound.cost(privacy_profile(run), 1e-5)
 
   # The cost falls with the noise, so ours lies between.

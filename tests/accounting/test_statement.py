@@ -8,7 +8,7 @@ from dpjax import accounting
 from dpjax.accounting.statement import delta_warning
 from tests.refuses import refuses
 
-_RUN = accounting.composed(
+_RUN = accounting.compose(
   accounting.poisson_sampled_event(accounting.gaussian_event(1.25), sampling_prob=0.01),
   4000,
 )

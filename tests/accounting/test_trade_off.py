@@ -30,7 +30,7 @@ def test_a_gaussian_is_its_own_line(z):
 
 
 def test_twenty_steps_are_as_one():
-  event = accounting.composed(accounting.gaussian_event(math.sqrt(20)), 20)
+  event = accounting.compose(accounting.gaussian_event(math.sqrt(20)), 20)
   assert trade_off(event, slack=_SLACK).mu(_SLACK) == pytest.approx(1, rel=2e-3)
 
 

@@ -16,7 +16,7 @@ from dpjax.accounting.trade_off import all_pairs
 from dpjax.validate import UserError
 from tests.refuses import refuses
 
-_RUN = accounting.composed(
+_RUN = accounting.compose(
   accounting.poisson_sampled_event(accounting.gaussian_event(1.0), sampling_prob=0.2), 3
 )
 
@@ -43,7 +43,7 @@ def test_losses_compose_with_those_of_dp_accounting(tmp_path):
     2.0, value_discretization_interval=float(np.load(path)["remove_discretization"])
   )
   whole = accounting.epsilon(
-    matrix.joined([_RUN, accounting.gaussian_event(2.0)]), delta=1e-5
+    matrix.join([_RUN, accounting.gaussian_event(2.0)]), delta=1e-5
   )
   assert found.compose(other).get_epsilon_for_delta(1e-5) == pytest.approx(whole, rel=1e-3)
 

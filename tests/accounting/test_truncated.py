@@ -10,7 +10,7 @@ import pytest
 from scipy import stats
 
 from dpjax import accounting
-from dpjax.accounting import composed, epsilon
+from dpjax.accounting import compose, epsilon
 from dpjax.accounting.event_kinds.elements import parts
 from dpjax.accounting.event_kinds.kind import event_from_json, event_to_json
 from dpjax.accounting.event_kinds.truncated_poisson import truncated_poisson_event
@@ -71,7 +71,7 @@ def test_never_below_the_exact_divergence(setting, others, steps):
   q, n, capacity, z = setting
   with_it = _mixture(q, n, capacity, others(n)[: n - 1], 1.0)
   zeroed = _mixture(q, n, capacity, others(n)[: n - 1], 0.0)
-  event = composed(_step(q, n, capacity, z), steps)
+  event = compose(_step(q, n, capacity, z), steps)
   for eps in (0.0, 0.3, 1.0, 2.0):
     claimed = accounting.delta(event, epsilon=eps, **_ZEROED)
     for pair in ((with_it, zeroed), (zeroed, with_it)):
@@ -94,7 +94,7 @@ def test_p12_a_cut_sample_loses_more_than_poisson_sampling():
       _exact_delta(with_it, zeroed, z, eps), _exact_delta(zeroed, with_it, z, eps)
     )
     assert truth > 1.02 * accounting.delta(own_rate, epsilon=eps)
-  run = lambda step: epsilon(composed(step, 20), delta=1e-5, **_ZEROED)
+  run = lambda step: epsilon(compose(step, 20), delta=1e-5, **_ZEROED)
   assert run(_step(q, n, capacity, z)) > 1.2 * run(poisson)
 
 
@@ -104,15 +104,15 @@ def test_a_sample_that_cannot_overflow_is_poisson():
     accounting.gaussian_event(1.1), sampling_prob=0.05
   )
   for eps in (0.5, 2.0):
-    assert accounting.delta(composed(step, 100), epsilon=eps, **_ZEROED) == pytest.approx(
-      accounting.delta(composed(plain, 100), epsilon=eps, **_ZEROED), rel=1e-9
+    assert accounting.delta(compose(step, 100), epsilon=eps, **_ZEROED) == pytest.approx(
+      accounting.delta(compose(plain, 100), epsilon=eps, **_ZEROED), rel=1e-9
     )
 
 
 @pytest.mark.long
 def test_costs_more_the_more_is_cut_and_tends_to_poisson():
   cost = lambda capacity: epsilon(
-    composed(_step(0.05, 1000, capacity, 1.1), 20), delta=1e-5, **_ZEROED
+    compose(_step(0.05, 1000, capacity, 1.1), 20), delta=1e-5, **_ZEROED
   )
   plain = accounting.poisson_sampled_event(
     accounting.gaussian_event(1.1), sampling_prob=0.05
@@ -120,12 +120,12 @@ def test_costs_more_the_more_is_cut_and_tends_to_poisson():
   costs = [cost(capacity) for capacity in (45, 55, 80, 120)]
   assert all(a >= b for a, b in itertools.pairwise(costs))
   assert costs[0] > 1.3 * costs[-1]
-  assert costs[-1] == pytest.approx(epsilon(composed(plain, 20), delta=1e-5), rel=1e-6)
+  assert costs[-1] == pytest.approx(epsilon(compose(plain, 20), delta=1e-5), rel=1e-6)
 
 
 @pytest.mark.long
 def test_agrees_with_dp_accounting_asked_directly():
-  event = composed(_step(0.02, 500, 14, 1.0), 10)
+  event = compose(_step(0.02, 500, 14, 1.0), 10)
   accountant = dpa.pld.PLDAccountant(dpa.NeighboringRelation.REPLACE_SPECIAL)
   direct = accountant.compose(event).get_epsilon(1e-5)
   assert epsilon(event, delta=1e-5, **_ZEROED) == pytest.approx(direct, rel=2e-3)
@@ -151,7 +151,7 @@ def test_p12_truncation_is_a_kind_of_its_own_and_refused_where_unproved():
 
 @pytest.mark.long
 def test_p25_calibration_finds_the_noise():
-  make = lambda z: composed(_step(0.02, 2000, 45, z), 20)
+  make = lambda z: compose(_step(0.02, 2000, 45, z), 20)
   z = accounting.calibrate_noise_multiplier(
     make, epsilon=2.0, delta=1e-5, tol=0.02, **_ZEROED
   )

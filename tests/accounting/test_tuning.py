@@ -123,7 +123,7 @@ def test_selection_composes_and_takes_every_sampler_that_rdp_knows():
     accounting.gaussian_event(4.0), num_examples=1000, batch_size=10
   )
   options = {"delta": 1e-5, "accountant": "rdp", "neighboring_relation": "replace_one"}
-  once = accounting.composed(fixed, 100)
+  once = accounting.compose(fixed, 100)
   chosen = repeat_and_select_event(once, mean_trials=5)
   assert epsilon(chosen, **options) > epsilon(once, **options)
   twice = dpa.ComposedDpEvent([chosen, chosen])

@@ -29,7 +29,7 @@ def test_p24_the_smaller_of_two_terms_is_below_a_lower_bound(sigma, steps):
     value_discretization_interval=1e-3,
     use_connect_dots=False,
   )
-  event = accounting.composed(accounting.gaussian_event(sigma), steps)
+  event = accounting.compose(accounting.gaussian_event(sigma), steps)
   true = accounting.epsilon(event, delta=_DELTA)
   assert 1.5 * claimed < low.get_epsilon_for_delta(_DELTA) <= true
 
@@ -63,7 +63,7 @@ def test_p14_a_fixed_size_and_a_poisson_sample_are_private_under_their_own_relat
   step = accounting.fixed_size_event(
     accounting.gaussian_event(2.0), num_examples=1000, batch_size=50
   )
-  run = accounting.composed(step, 100)
+  run = accounting.compose(step, 100)
   options = {"delta": _DELTA, "neighboring_relation": "replace_one"}
   ours = accounting.epsilon(run, accountant="rdp", **options)
   assert 0.6 * oracle.get_epsilon(_DELTA) < ours < 0.7 * oracle.get_epsilon(_DELTA)
@@ -86,10 +86,10 @@ def test_row_20_a_noise_schedule_fixed_in_advance_is_composed_step_by_step():
   def cost(events):
     return accounting.epsilon(dpa.ComposedDpEvent(events), delta=_DELTA)
 
-  blocks = [accounting.composed(sampled(z), 50) for z in (0.8, 1.6)]
+  blocks = [accounting.compose(sampled(z), 50) for z in (0.8, 1.6)]
   mixed = cost(blocks)
   assert cost(blocks[::-1]) == pytest.approx(mixed, rel=1e-9)
   assert cost(blocks[1:] * 2) < mixed < cost(blocks[:1] * 2)
-  assert mixed > 1.2 * cost([accounting.composed(sampled(1.2), 100)])
+  assert mixed > 1.2 * cost([accounting.compose(sampled(1.2), 100)])
   unsampled = [accounting.gaussian_event(z) for z in (3.0, 4.0)]
   assert cost(unsampled) == pytest.approx(cost([accounting.gaussian_event(2.4)]))

@@ -176,7 +176,7 @@ def test_no_bound_is_below_the_exact_divergence(counts):
 def test_the_proved_epsilon_is_above_that_of_the_labels_themselves(counts, times):
   """Four labels of the same votes, whose joint chances are products, by their exact delta."""
   std = 2.0
-  event = accounting.composed(accounting.gaussian_event(std / math.sqrt(2)), times)
+  event = accounting.compose(accounting.gaussian_event(std / math.sqrt(2)), times)
   epsilon = accounting.epsilon(event, delta=1e-3)
   chances = [_probabilities(counts, std)]
   chances += [_probabilities(other, std) for other in _neighbours(counts)]
@@ -271,7 +271,7 @@ def test_conditions_fail_where_the_paper_does_not_prove_them():
 
 def test_the_event_of_a_release_is_proved_under_its_own_relation_alone():
   event = SmoothSensitivityDpEvent(0.005, 30.0, "replace_one")
-  both = matrix.joined([event, accounting.gaussian_event(20.0)])
+  both = matrix.join([event, accounting.gaussian_event(20.0)])
   epsilon = accounting.epsilon(
     both, delta=1e-5, neighboring_relation="replace_one", accountant="rdp"
   )

@@ -286,7 +286,7 @@ def test_large_batches_have_a_bound_under_both_relations():
   ],
 )
 def test_epsilon_is_what_it_was_at_the_same_noise(n, b, z, steps, relation, delta, before):
-  event = accounting.composed(_event(n, b, z), steps)
+  event = accounting.compose(_event(n, b, z), steps)
   now = accounting.epsilon(event, delta=delta, neighboring_relation=relation)
   # Rounding of masses on the finest grids scatters by 1e-7.
   assert now == pytest.approx(before, rel=1e-7)
@@ -316,10 +316,10 @@ def test_noise_is_found_by_few_costs_on_the_fine_grid(monkeypatch):
   monkeypatch.setattr(exchanged_copies, "copies_profile", counted)
   target = {"epsilon": 1.0, "delta": 1e-5, "neighboring_relation": _REPLACE}
   noise = accounting.calibrate_noise_multiplier(
-    lambda z: accounting.composed(_event(1000, 50, z), 100), **target
+    lambda z: accounting.compose(_event(1000, 50, z), 100), **target
   )
   # A search from 1 on fine grids alone asks for 1.5 million deltas.
   assert sum(points) < 500_000
-  event = accounting.composed(_event(1000, 50, noise), 100)
+  event = accounting.compose(_event(1000, 50, noise), 100)
   cost = accounting.epsilon(event, delta=1e-5, neighboring_relation=_REPLACE)
   assert 1 - 1e-4 <= cost <= 1

@@ -30,7 +30,7 @@ _EVENTS = {
 @pytest.mark.parametrize("name", _EVENTS)
 @pytest.mark.parametrize("relation", ["add_or_remove_one", "replace_one"])
 def test_rho_bounds_the_renyi_curve(name, relation):
-  event = accounting.composed(_EVENTS[name], 3)
+  event = accounting.compose(_EVENTS[name], 3)
   if name == "poisson" and relation == "replace_one":
     with pytest.raises(UserError, match="poisson_sampled with neighboring_relation"):
       zcdp(event, neighboring_relation=relation)
@@ -47,7 +47,7 @@ def test_rho_bounds_the_renyi_curve(name, relation):
 
 
 def test_gaussian_noise_is_exact_and_rho_adds_up():
-  both = dpa.ComposedDpEvent([accounting.composed(_NOISE, 9), dpa.GaussianDpEvent(1.0)])
+  both = dpa.ComposedDpEvent([accounting.compose(_NOISE, 9), dpa.GaussianDpEvent(1.0)])
   assert zcdp(both) == pytest.approx(9 / 18 + 0.5)
   double = zcdp(both, neighboring_relation="replace_one")
   assert double == pytest.approx(4 * zcdp(both))

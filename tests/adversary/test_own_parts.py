@@ -212,7 +212,7 @@ def test_a_simulation_whose_own_cohorts_are_a_claim_says_so():
 def test_an_own_draw_that_no_batch_can_hold_is_refused(drawn):
   made = _Drawn(sampling_prob=0.1, capacity=64, drawn=drawn)
   with pytest.raises(UserError, match="must return a vector of distinct integers"):
-    batches.taken(made, 100, seed=0, step=3)
+    batches.draw_rows(made, 100, seed=0, step=3)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -309,7 +309,7 @@ def _in_steps(tx: Any, plant: Plant) -> optax.GradientTransformationExtraArgs:
     # A `ClippedSum` already counts the copies.
     if plant.copies > 1 and not isinstance(updates, ClippedSum):
       twice = lambda leaf: jnp.concatenate([leaf] * plant.copies)
-      updates = gradients.stacked(jax.tree.map(twice, updates.arrays))
+      updates = gradients.wrap_grads(jax.tree.map(twice, updates.arrays))
       mask = twice(mask)
     noisy, after = tx.update(updates, state, params, mask=mask, **others)
     return noisy, (state if plant.keys == _REUSED else after)

@@ -24,7 +24,7 @@ def _sum_first(base):
   def update(grads, state, params=None, *, mask=None, **_):
     mask = jnp.asarray(mask)[:, None]
     total = jnp.sum(jnp.where(mask, grads.arrays, 0), axis=0)[None]
-    total = gradients.stacked(total)
+    total = gradients.wrap_grads(total)
     return base.update(total, state, params, mask=jnp.ones(1, bool))
 
   return optax.GradientTransformationExtraArgs(base.init, update)
@@ -52,7 +52,7 @@ def scores(bug, epsilon, num_trials, seed=0):
   The example that is always there pulls one way with norm 1; the one in question pulls the
   other way with norm 10. Clipped one by one the sum moves by 1, clipped together by 2.
   """
-  grads = gradients.stacked(jnp.array([[-_C, 0.0], [10 * _C, 0.0]]))
+  grads = gradients.wrap_grads(jnp.array([[-_C, 0.0], [10 * _C, 0.0]]))
 
   @jax.jit
   def sums(keys, mask):

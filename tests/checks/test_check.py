@@ -429,7 +429,7 @@ def test_what_promises_nothing_is_not_applicable_and_never_passes():
 @pytest.mark.slow
 def test_a_failure_is_in_the_table_and_in_the_data(sound):
   rows = [noise_distributions.noise_std(noise_halved(sound)), influence.padding(sound)]
-  assert [row.name for row in check.failed(rows)] == ["noise as charged"]
+  assert [row.name for row in check.failures(rows)] == ["noise as charged"]
   assert check.table(rows).startswith("FAIL  noise as charged")
   data = check.to_json(rows)
   assert data["passed"] is False and data["checks"][0]["passed"] is False

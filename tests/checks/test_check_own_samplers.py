@@ -211,7 +211,7 @@ def test_an_event_of_its_own_says_what_draws_and_noise_are_held_to(
     assert not batches.sampler_law(_subject(round_robin, broken)).passed
   plan = _subject(round_robin).plan
   half = sampling.PoissonSampler(0.5, _N).event(dp_accounting.GaussianDpEvent(2.0))
-  passes = accounting.composed(half, plan.num_steps // 5)
+  passes = accounting.compose(half, plan.num_steps // 5)
   assert plan.epsilon() == accounting.epsilon(passes, delta=plan.delta)
   with refuses("event"):
     accounting.epsilon(plan.event(), delta=1e-5)

@@ -27,7 +27,7 @@ _DELTA = 1e-5
 
 
 def _gaussian(name, multiplier, **fields):
-  event = accounting.composed(accounting.gaussian_event(multiplier), 1)
+  event = accounting.compose(accounting.gaussian_event(multiplier), 1)
   return FinishedRun(
     name, accounting.epsilon(event, delta=_DELTA), _DELTA, event=event, **fields
   )
@@ -35,7 +35,7 @@ def _gaussian(name, multiplier, **fields):
 
 def _poisson(name, steps, **fields):
   step = dpa.PoissonSampledDpEvent(0.1, dpa.GaussianDpEvent(1.0))
-  event = accounting.composed(step, steps)
+  event = accounting.compose(step, steps)
   return FinishedRun(
     name, accounting.epsilon(event, delta=_DELTA), _DELTA, event=event, **fields
   )
@@ -80,7 +80,7 @@ def test_runs_that_no_accountant_knows_together_are_added():
   """Under replace_one fixed batches compose with each other, and not with these releases."""
   step = dpa.SampledWithoutReplacementDpEvent(100, 10, dpa.GaussianDpEvent(4.0))
   fixed = FinishedRun(
-    "a", 1.0, _DELTA, relation="replace_one", event=accounting.composed(step, 5)
+    "a", 1.0, _DELTA, relation="replace_one", event=accounting.compose(step, 5)
   )
   allocated = RandomAllocationDpEvent(num_steps=5, noise_multiplier=4.0)
   other = FinishedRun("c", 1.5, _DELTA, relation="replace_one", event=allocated)
@@ -190,7 +190,7 @@ def test_aborts_cost_the_chance_that_the_others_fill_a_batch(
 def test_the_chance_of_a_full_batch_follows_from_that_of_an_abort():
   step = dpa.PoissonSampledDpEvent(0.25, dpa.GaussianDpEvent(1.0))
   chance = lambda event, steps: several_runs._full_prob(event, 1e-6, num_steps=steps)
-  whole = accounting.composed(step, 9)
+  whole = accounting.compose(step, 9)
   assert chance(whole, 9) == 4e-6
   # Statistics beside the steps have no batches.
   assert chance(dpa.ComposedDpEvent([whole, dpa.GaussianDpEvent(8.0)]), 9) == 4e-6

@@ -53,7 +53,7 @@ def test_a_later_algorithm_is_found_by_its_line(monkeypatch):
     return federated.fed_avg(loss_fn, client_tx, server_tx, **options)
 
   package = algorithms
-  lines = dict(described._lazy.listed(package.__name__))
+  lines = dict(described._lazy.public_names(package.__name__))
   monkeypatch.setattr(package, "gentle_avg", gentle_avg, raising=False)
   monkeypatch.setitem(
     described._lazy._LISTED, package.__name__, {**lines, "gentle_avg": (__name__, "")}

@@ -125,7 +125,7 @@ def _private_transforms():
 
 def _update(tx, updates, mask, params=None):
   params = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape[1:]), updates)
-  return tx.update(gradients.stacked(updates), tx.init(params), params, mask=mask)
+  return tx.update(gradients.wrap_grads(updates), tx.init(params), params, mask=mask)
 
 
 @pytest.mark.slow

@@ -129,7 +129,7 @@ def test_plan_cohorts_and_games_take_a_new_rule_as_it_is(psac):
   tx, state = plan.transform(jax.random.key(0)), None
   state = tx.init(_PARAMS)
   mask = jnp.ones(2, bool)
-  long = gradients.stacked({"w": jnp.full((2, 3), 1e6), "b": jnp.full(2, 1e6)})
+  long = gradients.wrap_grads({"w": jnp.full((2, 3), 1e6), "b": jnp.full(2, 1e6)})
   assert all(
     np.isfinite(u).all() for u in jax.tree.leaves(tx.update(long, state, mask=mask)[0])
   )

@@ -111,7 +111,7 @@ def test_a_leaf_that_is_no_number_is_one_line_that_names_its_path(entry, kind):
 def test_a_wrong_mask_is_one_line(mask):
   grad_fn = gradients.clipped_grad(_good, l2_clip_norm=1.0)
   _one_line(lambda: grad_fn(_W, _BATCH, mask), "mask")
-  _one_line(lambda: gradients.stacked({"w": np.ones((4, 3))}, mask), "mask")
+  _one_line(lambda: gradients.wrap_grads({"w": np.ones((4, 3))}, mask), "mask")
 
 
 @pytest.mark.cases(long=[12])

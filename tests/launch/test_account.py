@@ -48,9 +48,7 @@ def _epsilons(text):
 
 def _dp_sgd(z, q, steps):
   noise = accounting.gaussian_event(z)
-  return accounting.composed(
-    accounting.poisson_sampled_event(noise, sampling_prob=q), steps
-  )
+  return accounting.compose(accounting.poisson_sampled_event(noise, sampling_prob=q), steps)
 
 
 @pytest.mark.slow
@@ -260,13 +258,13 @@ def test_random_allocation_is_one_pass_or_several_with_poisson_beside_it():
   (one,) = _ask("--sampler=random_allocation", "--noise_multiplier=2", "--num_steps=4")
   assert one.steps_per_pass == 4 and one.accountants == ("pld", "rdp")
   once = random_allocation_event(accounting.gaussian_event(2.0), num_steps=4)
-  assert solve.run_event(one) == accounting.composed(once, 1)
+  assert solve.run_event(one) == accounting.compose(once, 1)
   # 9 steps of 4 a pass: the third pass is charged whole
   (more,) = _ask(
     "--sampler=random_allocation", "--noise_multiplier=2", "--num_steps=9",
     "--sampling_prob=0.25",
   )  # fmt: skip
-  assert solve.run_event(more) == accounting.composed(once, 3)
+  assert solve.run_event(more) == accounting.compose(once, 3)
   lines = account.table([one]).splitlines()
   names = [line.split()[0] for line in lines]
   assert names == ["accountant", "pld", "rdp", "launch.train", "poisson"]
@@ -340,7 +338,7 @@ def test_k_out_of_t_is_one_pass_or_several_and_needs_its_k():
   assert solve.event(one) == once and one.sampling_prob == 0.3
   # A pass that has begun is accounted whole.
   more = ("--num_selected=3", "--num_steps=11", "--num_examples=1000", "--batch_size=300")
-  assert solve.run_event(*_ask(*_SELECTED, *more)) == accounting.composed(once, 2)
+  assert solve.run_event(*_ask(*_SELECTED, *more)) == accounting.compose(once, 2)
   names = [line.split()[0] for line in account.table([one]).splitlines()]
   assert names == ["accountant", "rdp", "launch.train", "poisson"]
 
@@ -411,7 +409,7 @@ def test_batches_with_replacement_are_answered_by_pld_under_both_relations():
   step = accounting.with_replacement_event(noise, num_examples=90, batch_size=9)
   for relation in ("replace_one", "add_or_remove_one"):
     (one,) = _ask(*asked, *more, f"--neighboring_relation={relation}")
-    assert solve.run_event(one) == accounting.composed(step, 5)
+    assert solve.run_event(one) == accounting.compose(step, 5)
     assert one.accountants == ("pld",) and one.neighboring_relation == relation
   (default,) = _ask(*asked, *more)
   assert default.neighboring_relation == "replace_one"

@@ -151,7 +151,7 @@ def test_a_batch_that_is_no_integer_was_charged_as_a_smaller_one():
     accounting.gaussian_event(2.0), num_examples=100, batch_size=1
   )
   options = {"delta": 1e-5, "accountant": "rdp", "neighboring_relation": "replace_one"}
-  too_little = accounting.epsilon(accounting.composed(one, 50), **options)
+  too_little = accounting.epsilon(accounting.compose(one, 50), **options)
   assert solve.epsilon_of(asked, "rdp") > 1.2 * too_little
   assert whole_batch_size(0.015, 100) == 2
 

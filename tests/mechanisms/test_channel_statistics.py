@@ -138,8 +138,8 @@ def test_no_pure_mechanism_is_worse_than_its_gaussian(epsilon):
   mu = 1 / means.gaussian_of_pure(epsilon)
   assert (curve(mu) <= response + 1e-12).all()
   assert (curve(0.98 * mu) > response).any()  # no smaller one would do
-  pure = accounting.composed(pure_dp_event(epsilon), 4)
-  gaussian = accounting.composed(accounting.gaussian_event(1 / mu), 4)
+  pure = accounting.compose(pure_dp_event(epsilon), 4)
+  gaussian = accounting.compose(accounting.gaussian_event(1 / mu), 4)
   for delta in (1e-6, 1e-2):
     cost = [accounting.epsilon(event, delta=delta) for event in (pure, gaussian)]
     assert cost[0] <= cost[1] * (1 + 1e-3)
@@ -186,7 +186,7 @@ def test_under_replace_one_medians_are_scaled_for_an_exchange():
 @pytest.mark.slow
 def test_standardised_features_have_mean_zero_and_variance_one():
   found = _made(noise_multiplier=_NOWHERE, clip_norms=(20, 60))(jax.random.key(3), _X)
-  seen = np.asarray(lib.standardized(_X, found), np.float64).reshape(-1, 3)
+  seen = np.asarray(lib.standardize(_X, found), np.float64).reshape(-1, 3)
   assert np.abs(seen.mean(axis=0)).max() < 0.02
   assert np.abs(seen.std(axis=0) - 1).max() < 0.05
 

@@ -203,7 +203,7 @@ def test_epsilon_between_two_evaluations_is_the_accountants(tmp_path):
   guarantee["neighboring_relation"] = "add_or_remove_one"
   step = accounting.gaussian_event(20.0)
   cost = {
-    n: accounting.epsilon(accounting.composed(step, n), delta=1e-5, accountant="rdp")
+    n: accounting.epsilon(accounting.compose(step, n), delta=1e-5, accountant="rdp")
     for n in (100, 450, 900)
   }
   charge = {"event": event_to_json(step), "num_steps": 900}

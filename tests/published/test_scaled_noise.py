@@ -31,7 +31,7 @@ def _noise_multiplier(epsilon):
     step = accounting.poisson_sampled_event(
       accounting.gaussian_event(noise_multiplier), sampling_prob=_PROB
     )
-    return accounting.composed(step, _STEPS)
+    return accounting.compose(step, _STEPS)
 
   return accounting.calibrate_noise_multiplier(event, epsilon=epsilon, delta=1e-5)
 
@@ -73,7 +73,7 @@ def accuracy(method, optimizer, rate, noise_multiplier, seed):
   def step(params, state, key):
     mask = jax.random.uniform(key, (len(x),)) < _PROB
     rows = jax.vmap(jax.grad(_loss), in_axes=(None, 0))(params, (x, y))
-    updates, state = tx.update(gradients.stacked(rows), state, params, mask=mask)
+    updates, state = tx.update(gradients.wrap_grads(rows), state, params, mask=mask)
     return optax.apply_updates(params, updates), state
 
   state = tx.init(params)

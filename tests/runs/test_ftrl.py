@@ -107,7 +107,7 @@ def test_every_strategy_and_sampler_meets_its_epsilon_and_passes_the_checks(extr
   plan = make_plan(config, 400)
   assert 2.97 < plan.epsilon() <= 3.0 and plan.is_private
   rows = _rows(of_config.subject(config))
-  assert not check.failed(rows), check.table(check.failed(rows))
+  assert not check.failures(rows), check.table(check.failures(rows))
   passed = {row.name for row in rows if row.passed}
   assert {"noise as charged", "sampler as charged"} <= passed
   assert second_accountant.agrees(plan)
@@ -126,7 +126,7 @@ def _rows(subject):
 
 
 def _failures(subject):
-  return {row.name for row in check.failed(_rows(subject))}
+  return {row.name for row in check.failures(_rows(subject))}
 
 
 @pytest.mark.long

@@ -172,7 +172,7 @@ def test_features_are_standardised_before_they_are_whitened_where_groups_are_giv
 @pytest.mark.slow
 def test_training_and_test_data_are_normalised_by_the_same(run, loaded):
   for mine, raw in zip((run.train, run.test), loaded):
-    wanted = np.asarray(channel_statistics.standardized(raw.x, run.statistics))
+    wanted = np.asarray(channel_statistics.standardize(raw.x, run.statistics))
     assert np.allclose(mine.x, wanted, atol=1e-5) and np.array_equal(mine.y, raw.y)
     assert np.abs(mine.x).max() > 1.1 * np.abs(raw.x).max()
 

@@ -128,7 +128,7 @@ def test_release_mode_writes_nothing_that_follows_from_the_votes(sides, tmp_path
   assert results[0]["published_cost"]["rdp"] != results[1]["published_cost"]["rdp"]
   # The published number is paid for: more than the labels alone, at the same accountant.
   alone = accounting.epsilon(
-    matrix.joined(vote_costs.step_events(_config())), delta=1e-5, accountant="rdp"
+    matrix.join(vote_costs.step_events(_config())), delta=1e-5, accountant="rdp"
   )
   assert results[0]["epsilon"] > alone
 

@@ -66,7 +66,7 @@ def test_the_updates_of_a_release_lie_on_the_grid():
   built = build.assemble(config, None, run_keys.drawn(config.seed, release=True))
   plan = built.plan
   tx = plan.transform(built.random.noise)
-  grads = gradients.stacked({"w": jax.random.normal(jax.random.key(0), (4, 500))})
+  grads = gradients.wrap_grads({"w": jax.random.normal(jax.random.key(0), (4, 500))})
   params = {"w": jnp.zeros(500)}
   update, _ = tx.update(grads, tx.init(params), params, mask=jnp.ones(4, bool))
   step = source.grid_step(plan.noise_multiplier * plan.l2_bound)

@@ -53,7 +53,7 @@ def test_p13_a_shuffled_run_pays_by_the_epoch(relation, sensitivity):
   """20 steps an epoch, 40 steps: two Gaussians; the 41st step begins a third."""
   plan = _plan(sampler="shuffled", neighboring_relation=relation)
   one = accounting.gaussian_event(4.0 / sensitivity)
-  cost = lambda epochs: accounting.epsilon(accounting.composed(one, epochs), delta=1e-5)
+  cost = lambda epochs: accounting.epsilon(accounting.compose(one, epochs), delta=1e-5)
   assert plan.epsilon() == pytest.approx(cost(2), rel=1e-6)
   assert plan.epsilon(steps=1) == pytest.approx(cost(1), rel=1e-6)
   assert plan.epsilon(steps=20) == plan.epsilon(steps=1)
@@ -69,7 +69,7 @@ def test_p13_a_shuffled_run_is_calibrated_to_its_epochs():
     epsilon=2.0,
   )
   assert 1.99 < plan.epsilon() <= 2.0
-  epochs = accounting.composed(accounting.gaussian_event(plan.noise_multiplier), 2)
+  epochs = accounting.compose(accounting.gaussian_event(plan.noise_multiplier), 2)
   assert accounting.epsilon(epochs, delta=1e-5) <= 2.0
 
 
@@ -116,7 +116,7 @@ def test_k_out_of_t_is_random_allocation_of_k_shorter_passes(steps):
   assert plan.sampler == sampling.KOutOfTSampler(40, 2, plan.sampler.capacity)
   once = _plan(20, sampler="random_allocation", sampling_prob=0.05)
   passes = math.ceil(steps / 40)
-  both = accounting.composed(once.event(), 2 * passes)
+  both = accounting.compose(once.event(), 2 * passes)
   left = plan.accounted_delta(plan.delta)
   assert plan.epsilon() == accounting.epsilon(both, delta=left)
   assert plan.epsilon() < _plan(40 * passes).epsilon()

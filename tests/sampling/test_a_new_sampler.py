@@ -78,7 +78,7 @@ def _plan(sampler, **changes):
 def test_plan_and_ledger_take_it_as_it_is(halves):
   plan = _plan(halves(8))
   assert (plan.neighboring_relation, plan.accountant) == ("replace_special", "pld")
-  three = accounting.composed(accounting.gaussian_event(2.0), 3)
+  three = accounting.compose(accounting.gaussian_event(2.0), 3)
   assert plan.epsilon() == accounting.epsilon(three, delta=1e-5)
   rows = list(plan.batches(dpjax.data.load("digits")[0].subset(slice(0, 8)), rng=1))
   assert [batch.mask.sum() for batch in rows] == [4, 4, 4]

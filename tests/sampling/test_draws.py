@@ -119,7 +119,7 @@ def test_what_a_pass_keeps_is_no_draw_that_a_caller_can_change(sampler):
 
 
 def test_what_is_kept_cannot_be_written():
-  kept = draws.assigned(1, 2, count=3, num_examples=9)
+  kept = draws.assign(1, 2, count=3, num_examples=9)
   for array in (*kept, draws.permutation(1, 2, num_examples=9)):
     with pytest.raises(ValueError, match="read-only"):
       array[0] = 1

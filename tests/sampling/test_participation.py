@@ -150,7 +150,7 @@ def test_p13_relations_and_events_are_declared():
     assert add_remove in proved(sampler)
   assert NeighboringRelation.REPLACE_ONE not in proved(poisson)
   for sampler in (cyclic, balls, min_sep):
-    assert sampler.event(_INNER) == _INNER and sampler.participation.sampling_prob == 1
+    assert sampler.event(_INNER) == _INNER and sampler.participation.turn_prob == 1
   assert poisson.event(_INNER) == dp_accounting.PoissonSampledDpEvent(0.5, _INNER)
 
 

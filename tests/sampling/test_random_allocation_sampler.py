@@ -53,7 +53,7 @@ def test_a_plan_is_charged_a_pass_at_its_first_step():
   assert plan.accountant == "pld"
   assert plan.epsilon(steps=1) == plan.epsilon(steps=4) < plan.epsilon(steps=5)
   left = plan.delta * (1 - overflow.OVERFLOW_SHARE)
-  assert plan.epsilon() == accounting.epsilon(accounting.composed(once, 2), delta=left)
+  assert plan.epsilon() == accounting.epsilon(accounting.compose(once, 2), delta=left)
   assert "drawn uniformly on its own, anew in each pass" in " ".join(
     plan.statement().split()
   )

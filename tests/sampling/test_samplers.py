@@ -157,7 +157,7 @@ def test_an_example_cannot_take_part_more_often_than_its_separation_allows(kind)
   ask = lambda prob: kind.sized(
     Sizing(prob, num_examples=100, num_steps=50, steps_apart=10, padded_batch_size=99)
   )
-  assert ask(0.1).rate == pytest.approx(0.1)
+  assert ask(0.1).sampling_prob == pytest.approx(0.1)
   with pytest.raises(UserError, match="prob=0.5: must be <= 0.1") as caught:
     ask(0.5)
   assert "\n" not in str(caught.value)

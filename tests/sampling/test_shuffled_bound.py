@@ -55,7 +55,7 @@ def test_p13_charged_as_poisson_a_shuffled_epoch_would_be_a_false_promise():
   here = _densities((-1.0, -1.0, -1.0, 1.0), 2, z, y)
   there = _densities((-1.0, -1.0, -1.0, 0.0), 2, z, y)
   step = accounting.poisson_sampled_event(accounting.gaussian_event(z), sampling_prob=0.5)
-  poisson = accounting.composed(step, 2)
+  poisson = accounting.compose(step, 2)
   eps = 3.0
   exact = max(
     np.maximum(p - math.exp(eps) * q, 0).sum() * (y[1] - y[0]) ** 2
@@ -79,7 +79,7 @@ def test_an_unfinished_epoch_costs_a_whole_one_and_the_remainder_is_dropped():
     _events(sampler, 3), delta=1e-5, neighboring_relation="replace_one"
   )
   assert replaced == pytest.approx(accounting.epsilon(dpa.GaussianDpEvent(1.0), delta=1e-5))
-  alone = accounting.composed(sampler.event(dpa.GaussianDpEvent(2.0)), 3)
+  alone = accounting.compose(sampler.event(dpa.GaussianDpEvent(2.0)), 3)
   options = {"delta": 1e-5, "neighboring_relation": "replace_special"}
   assert accounting.epsilon(alone, **options) > cost(3)  # step by step is true, but loose
 

@@ -64,7 +64,7 @@ def test_the_curve_is_that_of_the_published_bound_at_whole_orders():
   event = _sized().event
   given = {"l2_sensitivity": event.l2_sensitivity, "l1_sensitivity": event.l1_sensitivity}
   by_hand = curves.skellam_rdp(event.variance, **given)
-  composed = accounting.composed(event, 7)
+  composed = accounting.compose(event, 7)
   found = accounting.epsilon(
     composed, delta=_DELTA, neighboring_relation="replace_special", accountant="rdp"
   )

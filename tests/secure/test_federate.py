@@ -129,7 +129,7 @@ def test_noise_in_shares_is_promised_charged_and_told(tmp_path):
   charges = accounting.Ledger.from_json(result["ledger"])
   assert charges.num_steps == 3 and charges.charges[0].event == run.mechanism.event
   expected = accounting.epsilon(
-    accounting.composed(run.mechanism.event, 3),
+    accounting.compose(run.mechanism.event, 3),
     delta=1e-3,
     neighboring_relation="replace_special",
     accountant="rdp",

@@ -147,7 +147,7 @@ def test_augmentation_averages_before_clipping_so_sensitivity_stays():
   key = jax.random.key(0)
   loss = lambda p, e: jnp.sum(p["w"] * jnp.sum(e.x))
   augment = lambda key, x: x * jax.random.normal(key)
-  averaged = training.augmented(loss, augment, augmult=64)
+  averaged = training.augment(loss, augment, augmult=64)
   example = Example(jnp.full((2, 2, 1), 100.0), 0, key)
   grad_fn = dpjax.clipped_grad(averaged, l2_clip_norm=1.0)
   batch = jax.tree.map(lambda leaf: jnp.asarray(leaf)[None], example)
@@ -170,7 +170,7 @@ def test_augmentations_keep_shape_and_range_and_one_copy_is_the_loss_itself():
   assert 0 < sum(mirrored) < 20 and all(
     m or jnp.array_equal(f, x) for m, f in zip(mirrored, flips)
   )
-  identity = training.augmented(_loss, lambda key, x: x, augmult=1)
+  identity = training.augment(_loss, lambda key, x: x, augmult=1)
   example = Example(jnp.ones(3), 1.0, jax.random.key(0))
   assert float(identity(_PARAMS, example)) == float(_loss(_PARAMS, example))
   with refuses("example.key"):

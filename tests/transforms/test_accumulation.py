@@ -26,7 +26,7 @@ def _private(**changes):
 def _grads(seed, size=6):
   rng = np.random.default_rng(seed)
   draw = lambda p: jnp.asarray(rng.normal(size=(size, *p.shape)), jnp.float32)
-  return dpjax.stacked(jax.tree.map(draw, _PARAMS))
+  return dpjax.wrap_grads(jax.tree.map(draw, _PARAMS))
 
 
 def _rows(tree, start, stop):

@@ -32,7 +32,7 @@ def _tx(adaptive=None, **changes):
 def _final_clip_norm(quantile, steps=150):
   """With the noise of a real run: z = 1 on the sum, 1/20 of the batch on the count."""
   tx = _tx(AdaptiveClipping(target_quantile=quantile), noise_multiplier=1.0)
-  grads = dpjax.stacked(jnp.asarray(_NORMS, jnp.float32)[:, None])
+  grads = dpjax.wrap_grads(jnp.asarray(_NORMS, jnp.float32)[:, None])
   mask = jnp.ones(400, bool)
 
   @jax.jit
@@ -112,7 +112,7 @@ def test_p22_the_query_counts_half_for_each_example_within_and_minus_half_beyond
 @pytest.mark.slow
 def test_p22_one_update_by_hand_with_the_expected_batch_size():
   tx = _tx(AdaptiveClipping(target_quantile=0.7, learning_rate=0.5), normalize_by=8)
-  grads = dpjax.stacked(jnp.array([[0.2], [0.9], [1.0], [5.0], [0.1]]))
+  grads = dpjax.wrap_grads(jnp.array([[0.2], [0.9], [1.0], [5.0], [0.1]]))
   mask = jnp.array([True, True, True, True, False])  # four took part, eight were expected
   state = tx.update(grads, tx.init(jnp.zeros(1)), mask=mask)[1]
   norms = [0.2, 0.9, 1.0, 5.0]
@@ -125,7 +125,7 @@ def test_p22_one_update_by_hand_with_the_expected_batch_size():
 def test_p22_the_noise_has_the_clip_norm_that_clipped():
   adaptive = AdaptiveClipping(target_quantile=0.9, count_noise_std=1.0)
   tx = _tx(adaptive, noise_multiplier=2.0)
-  grads = dpjax.stacked(jnp.zeros((1, 20_000)))
+  grads = dpjax.wrap_grads(jnp.zeros((1, 20_000)))
   update_fn = jax.jit(lambda state: tx.update(grads, state, mask=jnp.zeros(1, bool)))
   state = tx.init(None)
   for _ in range(3):
@@ -140,7 +140,7 @@ def test_p22_the_noise_has_the_clip_norm_that_clipped():
 
 def test_the_count_gets_its_own_noise():
   adaptive = AdaptiveClipping(learning_rate=1.0, count_noise_std=7.0)
-  mask, grads = jnp.zeros(2, bool), dpjax.stacked(jnp.zeros((2, 1)))
+  mask, grads = jnp.zeros(2, bool), dpjax.wrap_grads(jnp.zeros((2, 1)))
 
   def count(key):
     tx = _tx(adaptive, noise_multiplier=0.3, key=key)
@@ -165,7 +165,7 @@ def _jitted():
   @jax.jit
   def step(grads, mask, scale):
     state = guard.exchange(tx.init(None), lambda inner: inner._replace(scale=scale))
-    update, after = tx.update(dpjax.stacked(grads), state, mask=mask)
+    update, after = tx.update(dpjax.wrap_grads(grads), state, mask=mask)
     return update / scale * 5.0, -jnp.log(after.inner.scale / scale) * 5.0
 
   return adaptive, step
@@ -203,7 +203,7 @@ def test_the_combined_noise_multiplier_is_the_papers_and_is_attained():
 
 def test_p8_empty_batches_move_by_noise_alone_and_stay_finite():
   tx = _tx(noise_multiplier=1.0)
-  state, grads = tx.init(None), dpjax.stacked(jnp.full((3, 2), jnp.nan))
+  state, grads = tx.init(None), dpjax.wrap_grads(jnp.full((3, 2), jnp.nan))
   update_fn = jax.jit(lambda s: tx.update(grads, s, mask=jnp.zeros(3, bool)))
   for _ in range(5):
     update, state = update_fn(state)
@@ -220,7 +220,7 @@ def test_the_limits_hold_whatever_the_noise():
   tx, seen = _tx(adaptive, noise_multiplier=1.0), set()
   state = tx.init(None)
   for _ in range(12):
-    _, state = tx.update(dpjax.stacked(jnp.ones((3, 2))), state, mask=jnp.ones(3, bool))
+    _, state = tx.update(dpjax.wrap_grads(jnp.ones((3, 2))), state, mask=jnp.ones(3, bool))
     seen.add(float(state.inner.scale))
   assert seen == {0.25, 8.0}
 
@@ -228,7 +228,7 @@ def test_the_limits_hold_whatever_the_noise():
 @pytest.mark.slow
 def test_without_learning_it_is_clip_and_noise():
   rows = np.random.default_rng(1).normal(size=(6, 5))
-  grads = dpjax.stacked(jnp.asarray(rows, jnp.float32))
+  grads = dpjax.wrap_grads(jnp.asarray(rows, jnp.float32))
   mask = jnp.arange(6) < 5
   tx = _tx(AdaptiveClipping(learning_rate=0.0), normalize_by=3)
   plain = transforms.clip_and_noise(
@@ -246,7 +246,7 @@ def test_p33_one_compilation_with_donated_state():
   @functools.partial(jax.jit, donate_argnums=0)
   def step(state, grads, mask):
     traces.append(None)
-    return tx.update(dpjax.stacked(grads), state, mask=mask)[1]
+    return tx.update(dpjax.wrap_grads(grads), state, mask=mask)[1]
 
   state = tx.init(None)
   for i in range(4):
@@ -267,7 +267,7 @@ def test_p33_one_compilation_with_donated_state():
     (lambda: _tx(l2_clip_norm={"w": 1.0}), "l2_clip_norm"),
     (lambda: _tx(key=0), "key"),
     (
-      lambda: _tx().update(dpjax.stacked(jnp.ones((2, 1))), _tx().init(None)),
+      lambda: _tx().update(dpjax.wrap_grads(jnp.ones((2, 1))), _tx().init(None)),
       "mask",
     ),
   ],

@@ -26,7 +26,9 @@ def _tx(**changes):
 def _grads(seed=0, size=4):
   rng = np.random.default_rng(seed)
   w = jnp.asarray(rng.normal(size=(size, 3, 2)), jnp.float32)
-  return dpjax.stacked({"w": w, "b": jnp.asarray(rng.normal(size=(size, 2)), jnp.float32)})
+  return dpjax.wrap_grads(
+    {"w": w, "b": jnp.asarray(rng.normal(size=(size, 2)), jnp.float32)}
+  )
 
 
 def _loss(params, example):
@@ -66,12 +68,12 @@ def test_a_forgotten_mask_is_an_error_also_inside_a_chain():
 
 
 def test_gradients_without_a_batch_axis_are_refused():
-  mean = dpjax.stacked(jax.tree.map(lambda leaf: leaf.mean(0), _grads().arrays))
+  mean = dpjax.wrap_grads(jax.tree.map(lambda leaf: leaf.mean(0), _grads().arrays))
   with refuses("updates"):
     _tx().update(mean, _tx().init(_PARAMS), _PARAMS, mask=_MASK)
   square = {"w": jnp.ones((4, 4))}  # a mean whose first axis happens to be the batch size
   with refuses("updates"):
-    _tx().update(dpjax.stacked(square), _tx().init(square), square, mask=_MASK)
+    _tx().update(dpjax.wrap_grads(square), _tx().init(square), square, mask=_MASK)
 
 
 def test_a_sum_clipped_to_a_larger_bound_is_refused():
@@ -85,7 +87,7 @@ def test_a_sum_clipped_to_a_larger_bound_is_refused():
 def _noise_sample(**changes):
   tx = _tx(**changes)
   params = jnp.zeros(30_000)
-  grads = dpjax.stacked(jnp.zeros((2, 30_000)))
+  grads = dpjax.wrap_grads(jnp.zeros((2, 30_000)))
   update, _ = tx.update(grads, tx.init(params), params, mask=jnp.ones(2, bool))
   return np.asarray(update)
 
@@ -96,7 +98,7 @@ def test_p5_sum_and_noise_are_divided_by_the_same_public_number():
 
   def update(noise_multiplier, normalize_by, rows=rows):
     tx = _tx(l2_clip_norm=0.5, noise_multiplier=noise_multiplier, normalize_by=normalize_by)
-    grads, mask = dpjax.stacked(jnp.asarray(rows)), jnp.ones(2, bool)
+    grads, mask = dpjax.wrap_grads(jnp.asarray(rows)), jnp.ones(2, bool)
     return np.asarray(tx.update(grads, tx.init(jnp.zeros(2)), mask=mask)[0], np.float64)
 
   noise = update(3.0, 1.0, 0 * rows)
@@ -120,7 +122,7 @@ def test_p10_noise_for_per_layer_bounds_covers_the_whole_gradient():
   params = {"w": jnp.zeros(20_000), "b": jnp.zeros(20_000)}
   grads = jax.tree.map(lambda leaf: jnp.zeros((1, *leaf.shape)), params)
   update, _ = tx.update(
-    dpjax.stacked(grads), tx.init(params), params, mask=jnp.ones(1, bool)
+    dpjax.wrap_grads(grads), tx.init(params), params, mask=jnp.ones(1, bool)
   )
   for leaf in update.values():
     assert np.std(leaf) == pytest.approx(2.0 * 5.0, rel=0.02)  # not 2*3 and 2*4
@@ -171,7 +173,7 @@ def test_p35_donation_never_repeats_the_noise():
   tx = _tx(noise_multiplier=1.0)
   step = jax.jit(lambda g, s: tx.update(g, s, mask=jnp.ones(1, bool)), donate_argnums=1)
   state, draws = tx.init(None), []
-  nothing = dpjax.stacked({"w": jnp.zeros((1, 100))})
+  nothing = dpjax.wrap_grads({"w": jnp.zeros((1, 100))})
   for _ in range(3):
     update, state = step(nothing, state)
     draws.append(np.asarray(update["w"]))
@@ -183,7 +185,7 @@ def test_p35_donation_never_repeats_the_noise():
 def test_half_precision_parameters_get_float32_noise():
   params = {"w": jnp.ones(4, jnp.bfloat16)}
   tx = _tx(noise_multiplier=1.0)
-  grads = dpjax.stacked({"w": jnp.ones((1, 4), jnp.bfloat16)})
+  grads = dpjax.wrap_grads({"w": jnp.ones((1, 4), jnp.bfloat16)})
   update, _ = tx.update(grads, tx.init(params), params, mask=jnp.ones(1, bool))
   assert update["w"].dtype == jnp.float32
   assert optax.apply_updates(params, update)["w"].dtype == jnp.bfloat16

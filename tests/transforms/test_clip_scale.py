@@ -35,7 +35,7 @@ def test_p22_a_schedule_equals_a_hand_loop_with_clip_norm_and_noise_of_each_step
   for t, factor in enumerate((*_SCALES, _SCALES[-1])):
     grads = rng.normal(size=(5, 3)) * [[0.1], [1.0], [3.0], [1e3], [1.0]]
     assert float(clip_scale(state)) == factor
-    offered = dpjax.stacked(jnp.asarray(grads, jnp.float32))
+    offered = dpjax.wrap_grads(jnp.asarray(grads, jnp.float32))
     update, state = tx.update(offered, state, mask=jnp.arange(5) < 4)
     drawn = gaussian.gaussian(jax.random.fold_in(jax.random.key(7), t), jnp.zeros(3), 1.0)
     total = _clip(grads[:4], 0.8 * factor).sum(0)
@@ -46,7 +46,7 @@ def test_p22_a_schedule_equals_a_hand_loop_with_clip_norm_and_noise_of_each_step
 
 
 def test_a_constant_schedule_changes_nothing():
-  grads, mask = dpjax.stacked(jnp.ones((2, 3))), jnp.ones(2, bool)
+  grads, mask = dpjax.wrap_grads(jnp.ones((2, 3))), jnp.ones(2, bool)
   tx = transforms.with_clip_schedule(_inner(), [1.0])
   update, state = tx.update(grads, tx.init(None), mask=mask)
   expected, inner = _inner().update(grads, _inner().init(None), mask=mask)
@@ -62,7 +62,7 @@ def test_a_constant_schedule_changes_nothing():
 )
 def test_p4_no_gradient_exceeds_the_scaled_bound_at_any_scale(row, scale):
   tx = transforms.with_clip_schedule(_inner(noise_multiplier=0.0, normalize_by=1), [scale])
-  grads = dpjax.stacked(jnp.asarray([row], jnp.float32))
+  grads = dpjax.wrap_grads(jnp.asarray([row], jnp.float32))
   update, _ = tx.update(grads, tx.init(None), mask=jnp.ones(1, bool))
   norm = np.linalg.norm(np.asarray(update, np.float64))
   assert norm <= 0.8 * scale * (1 + 2e-6)

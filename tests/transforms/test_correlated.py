@@ -34,7 +34,7 @@ def _tx(**changes):
 def _grads(seed=0, size=4):
   rng = np.random.default_rng(seed)
   draw = lambda *shape: jnp.asarray(rng.normal(size=(size, *shape)), jnp.float32)
-  return dpjax.stacked({"w": draw(3, 2), "b": draw(2)})
+  return dpjax.wrap_grads({"w": draw(3, 2), "b": draw(2)})
 
 
 @pytest.mark.slow

@@ -46,7 +46,7 @@ def _after_private_steps(mean_noise_std, steps=200):
   @jax.jit
   def run(state):
     step = lambda state, _: (
-      tx.update(dpjax.stacked(signal[None]), state, mask=jnp.ones(1, bool))[1],
+      tx.update(dpjax.wrap_grads(signal[None]), state, mask=jnp.ones(1, bool))[1],
       None,
     )
     return jax.lax.scan(step, state, None, length=steps)[0]

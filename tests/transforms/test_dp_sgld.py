@@ -53,7 +53,7 @@ def _chain_variance(step_size, noise_multiplier, n=20, width=4000, steps=400):
   def step(carry, _):
     theta, state = carry
     grads = jnp.broadcast_to(theta, (n, width))  # of |theta|^2 / 2, for each example
-    update, state = tx.update(dpjax.stacked(grads), state, theta, mask=jnp.ones(n, bool))
+    update, state = tx.update(dpjax.wrap_grads(grads), state, theta, mask=jnp.ones(n, bool))
     return (theta + update, state), None
 
   start = jnp.zeros(width)

@@ -34,7 +34,7 @@ def test_each_group_gets_its_own_noise_and_a_frozen_one_none():
   params = {name: jnp.zeros(20_000) for name in _BOUNDS}
   grads = jax.tree.map(lambda leaf: jnp.ones((1, *leaf.shape)), params)
   update, _ = _tx().update(
-    dpjax.stacked(grads), _tx().init(params), params, mask=jnp.zeros(1, bool)
+    dpjax.wrap_grads(grads), _tx().init(params), params, mask=jnp.zeros(1, bool)
   )
   stds = group_stds(_BOUNDS, 2.0, _SHARES)
   assert stds == pytest.approx(
@@ -65,7 +65,7 @@ def test_p10_a_worst_case_example_moves_the_noisy_sum_by_one_over_z():
     "b": jnp.full((1, 3), -1e6),
     "frozen": jnp.ones((1, 2)),
   }
-  tx, grads = _tx(), dpjax.stacked(grads)
+  tx, grads = _tx(), dpjax.wrap_grads(grads)
   moved = [tx.update(grads, tx.init(None), mask=jnp.array([m]))[0] for m in (True, False)]
   stds = group_stds(_BOUNDS, 2.0, _SHARES)
   units = [np.asarray(moved[0][g] - moved[1][g]) / stds[g] for g in ("a", "b")]

@@ -19,7 +19,7 @@ from tests import test_plan_spent
 from tests.refuses import refuses
 
 _PARAMS = test_plan_spent._PARAMS
-_ROWS = dpjax.stacked(
+_ROWS = dpjax.wrap_grads(
   jax.tree.map(lambda p: jnp.stack([p] * 8), _PARAMS), mask=jnp.arange(8) < 7
 )
 _KINDS = {

@@ -42,7 +42,7 @@ def _grads(scale=1.0):
 
 
 def _stacked(tree):
-  return gradients.stacked(jax.tree.map(lambda g: jnp.asarray(g, jnp.float32), tree))
+  return gradients.wrap_grads(jax.tree.map(lambda g: jnp.asarray(g, jnp.float32), tree))
 
 
 @pytest.mark.slow
@@ -52,7 +52,7 @@ def test_one_step_by_hand():
   before = np.array([4.0, 1.0, 0.0])
   begun = _after_outputs(tx.init(jnp.zeros(3)), before)
   row = np.array([0.2, -0.1, 0.02])
-  rows = gradients.stacked(jnp.asarray([row, row], jnp.float32))
+  rows = gradients.wrap_grads(jnp.asarray([row, row], jnp.float32))
   found, after = tx.update(rows, begun, mask=jnp.array([True, False]))
   np.testing.assert_allclose(found, row / 2, rtol=1e-5)
   np.testing.assert_allclose(
@@ -97,7 +97,7 @@ def test_noise_is_that_of_the_inner_transform_times_the_scale():
     )
     tx = transforms.scale_then_privatize(inner)
     begun = _after_outputs(tx.init(jnp.zeros(3)), past)
-    rows = gradients.stacked(jnp.zeros((2, 3)))
+    rows = gradients.wrap_grads(jnp.zeros((2, 3)))
     return tx.update(rows, begun, mask=jnp.array([False, False]))[0]
 
   found = np.asarray(drawn(jnp.arange(4000))).std(axis=0)
@@ -117,7 +117,7 @@ def test_no_example_moves_a_step_beyond_the_clip_norm_in_its_units(far):
     state = _after_outputs(tx.init(jnp.zeros(3)), jnp.array(past, jnp.float32))
     scales = _scales(state.inner.mean_squares, 0.1)
     assert (scales > 0).all() and np.isfinite(scales).all()
-    rows = gradients.stacked(jnp.array([[far, 1.0, -far], [0.1, 0.2, 0.3]], jnp.float32))
+    rows = gradients.wrap_grads(jnp.array([[far, 1.0, -far], [0.1, 0.2, 0.3]], jnp.float32))
     sums = [
       tx.update(rows, state, mask=jnp.array([here, True]))[0] / scales
       for here in (False, True)

@@ -461,7 +461,7 @@ def _programs():
   yield "shard_map", jax.jit(shared)
   yield "remat", jax.checkpoint(lambda g: g)
   yield "pickle", lambda g: pickle.loads(pickle.dumps(g))
-  yield "opened inside", jax.jit(lambda g: dpjax.stacked(g.arrays))
+  yield "opened inside", jax.jit(lambda g: dpjax.wrap_grads(g.arrays))
 
 
 @pytest.mark.cases(slow=["jit-float16"], long=[0, 1])
@@ -470,7 +470,7 @@ def _programs():
 def test_every_program_hands_them_on_bit_for_bit(program, dtype):
   rows = jax.random.normal(jax.random.key(0), (4, 3)).at[0, 0].set(jnp.nan)
   arrays = {"w": rows.astype(dtype), "b": jnp.arange(4.0).astype(dtype), "n": None}
-  after = program(dpjax.stacked(arrays)).arrays
+  after = program(dpjax.wrap_grads(arrays)).arrays
   # NumPy knows the NaN of no type that is not its own.
   whole = lambda tree: jax.tree.map(lambda leaf: np.asarray(leaf, np.float32), tree)
   jax.tree.map(np.testing.assert_array_equal, whole(after), whole(arrays))
@@ -480,17 +480,17 @@ def test_every_program_hands_them_on_bit_for_bit(program, dtype):
 def test_float64_keeps_its_bits():
   with jax.enable_x64(True):
     arrays = jnp.arange(1, 4, dtype=jnp.float64) / 3
-    np.testing.assert_array_equal(dpjax.stacked(arrays).arrays, arrays)
+    np.testing.assert_array_equal(dpjax.wrap_grads(arrays).arrays, arrays)
 
 
 def test_they_have_no_derivative_rather_than_a_derivative_of_zero():
-  moved = lambda scale: dpjax.stacked(scale * jnp.ones((2, 3))).arrays.sum()
+  moved = lambda scale: dpjax.wrap_grads(scale * jnp.ones((2, 3))).arrays.sum()
   with refuses("gradients"):
     jax.grad(moved)(1.0)
 
 
 def test_closing_and_opening_cost_nothing_under_jit():
-  round_trip = jax.jit(lambda x: dpjax.stacked(x).arrays)
+  round_trip = jax.jit(lambda x: dpjax.wrap_grads(x).arrays)
   text = round_trip.lower(jnp.ones((64, 32))).compile().as_text()
   assert "convert" not in text and "fusion" not in text, text
 
@@ -504,7 +504,7 @@ def test_bare_arrays_are_refused_and_the_line_names_the_call():
   with refuses("updates") as caught:
     tx.update(arrays, tx.init(_PARAMS), _PARAMS, mask=_BATCH.mask)
   assert _one_line(caught.value)
-  out, _ = tx.update(dpjax.stacked(arrays), tx.init(_PARAMS), _PARAMS, mask=_BATCH.mask)
+  out, _ = tx.update(dpjax.wrap_grads(arrays), tx.init(_PARAMS), _PARAMS, mask=_BATCH.mask)
   jax.tree.map(np.testing.assert_array_equal, out, _update(tx, "stacked"))
 
 
@@ -516,14 +516,14 @@ def test_gradients_of_a_batch_know_its_mask_and_a_second_one_is_joined():
   for found in (
     update(_gradients("stacked")),
     update(_gradients("stacked"), mask=full),
-    update(dpjax.stacked(without.arrays, mask=_BATCH.mask)),
-    update(dpjax.stacked(without.arrays, mask=True), mask=_BATCH.mask),
+    update(dpjax.wrap_grads(without.arrays, mask=_BATCH.mask)),
+    update(dpjax.wrap_grads(without.arrays, mask=True), mask=_BATCH.mask),
   ):
     jax.tree.map(np.testing.assert_array_equal, found, expected)
   with refuses("mask"):
     update(without)
   with refuses("grads"):
-    dpjax.stacked({"a": jnp.ones((2, 1)), "b": jnp.ones(3)}, mask=True)
+    dpjax.wrap_grads({"a": jnp.ones((2, 1)), "b": jnp.ones(3)}, mask=True)
 
 
 _WRONG_MASKS = ["True", np.array([None, True]), object(), [[True], [True, False]], b"\x01"]
@@ -536,7 +536,7 @@ def test_a_mask_that_is_no_array_is_one_line(mask):
   for call in (
     lambda: tx.update(without, tx.init(_PARAMS), _PARAMS, mask=mask),
     lambda: _plan().clipped_grad(_loss)(_PARAMS, _BATCH.examples, mask),
-    lambda: dpjax.stacked(without.arrays, mask=mask),
+    lambda: dpjax.wrap_grads(without.arrays, mask=mask),
   ):
     with refuses("mask") as caught:
       call()
@@ -566,7 +566,7 @@ def test_a_part_of_a_tree_is_refused_by_every_private_transform(tx):
   assert _one_line(caught.value)
   arrays = _gradients("stacked").arrays | {"b": optax.MaskedNode()}
   with refuses("updates"):
-    tx.update(dpjax.stacked(arrays, mask=True), tx.init(_PARAMS), _PARAMS)
+    tx.update(dpjax.wrap_grads(arrays, mask=True), tx.init(_PARAMS), _PARAMS)
 
 
 @pytest.mark.parametrize("number", [0, 1, 5])
@@ -607,7 +607,7 @@ _TWICE = {
     lambda x: jnp.broadcast_to(x[None, 0], (5, *x.shape[1:])), g
   ),
   "two calls": lambda g: jax.tree.map(
-    lambda x, y: jnp.concatenate([x, y]), g, dpjax.stacked(g.arrays, mask=g.mask)
+    lambda x, y: jnp.concatenate([x, y]), g, dpjax.wrap_grads(g.arrays, mask=g.mask)
   ),
   "unflattened": lambda g: jax.tree.unflatten(
     jax.tree.structure(g), [jnp.concatenate([x, x]) for x in jax.tree.leaves(g)]
@@ -644,7 +644,7 @@ def test_a_row_that_is_given_twice_is_one_line_or_nan(name, known):
   assert len(str(caught.value)) < 300
   out = jax.jit(update)(grads)
   assert all(np.isnan(leaf).all() for leaf in jax.tree.leaves(out))
-  said = dpjax.stacked(grads.arrays, mask=grads.mask)  # in so many words
+  said = dpjax.wrap_grads(grads.arrays, mask=grads.mask)  # in so many words
   # The rows are of several batches: more than the plan's capacity is refused by its own rule.
   free = dpjax.clip_and_noise(
     l2_clip_norm=1.0, noise_multiplier=0.0, normalize_by=4, key=_KEY
@@ -660,7 +660,7 @@ def test_rows_that_come_once_are_summed_in_any_order(name):
   kept = _ONCE[name](grads)
   tx = _private()
   update = lambda g: tx.update(g, tx.init(_PARAMS), _PARAMS)[0]
-  expected = update(dpjax.stacked(kept.arrays, mask=kept.mask))
+  expected = update(dpjax.wrap_grads(kept.arrays, mask=kept.mask))
   for found in (update(kept), jax.jit(update)(kept)):
     jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=1e-6), found, expected)
 

@@ -107,8 +107,8 @@ def test_a_step_is_that_of_flat_clipping_at_the_present_norm():
   norm = 2.0
   for _ in range(3):
     flat = transforms.clip_and_noise(l2_clip_norm=norm, key=jax.random.key(1), **_FLAT)
-    wanted, _ = flat.update(gradients.stacked(rows), flat.init(jnp.zeros(2)), mask=mask)
-    found, state = tx.update(gradients.stacked(rows), state, mask=mask)
+    wanted, _ = flat.update(gradients.wrap_grads(rows), flat.init(jnp.zeros(2)), mask=mask)
+    found, state = tx.update(gradients.wrap_grads(rows), state, mask=mask)
     np.testing.assert_allclose(found, wanted, rtol=1e-5)
     shares = sum(_slack(float(n), norm, 2) for n in jnp.linalg.norm(rows, axis=1)) / (
       4 * norm / math.sqrt(2)
@@ -137,7 +137,7 @@ def test_slack_gets_the_noise_of_the_sum():
     tx = adaptive_clip_and_noise(
       l2_clip_norm=clip, noise_multiplier=z, normalize_by=batch, key=key
     )
-    rows = gradients.stacked(jnp.full((1, 1), 9.0))  # all clipped: no slack but noise
+    rows = gradients.wrap_grads(jnp.full((1, 1), 9.0))  # all clipped: no slack but noise
     _, state = tx.update(rows, tx.init(jnp.zeros(1)), mask=jnp.ones(1, bool))
     return jnp.log(state.inner.scale)
 

@@ -90,7 +90,7 @@ def test_a_changed_state_is_refused_by_spent_and_gives_nan_for_good(name, change
 @pytest.mark.parametrize("change", sorted(_CHANGES))
 def test_a_changed_state_raises_where_it_can_be_looked_at(change):
   _, tx, _, opt_state = _after("white")
-  summed = dpjax.stacked(jax.tree.map(lambda p: p[None], _PARAMS), mask=True)
+  summed = dpjax.wrap_grads(jax.tree.map(lambda p: p[None], _PARAMS), mask=True)
   with refuses("state.draws"):
     tx.update(summed, _CHANGES[change](opt_state), _PARAMS)
 
@@ -102,7 +102,7 @@ def test_slices_of_two_steps_never_add_up(slices):
   _, tx, update, opt_state = _after("slices", 3 if slices != 1 else 2)
   changed = optax.tree.set(opt_state, slices=jnp.int32(slices))
   with refuses("state.slices"):
-    tx.update(dpjax.stacked(_PARAMS), changed, _PARAMS)
+    tx.update(dpjax.wrap_grads(_PARAMS), changed, _PARAMS)
   for _ in range(4):
     updates, changed = update(changed)
     assert all(np.isnan(leaf).all() for leaf in jax.tree.leaves(updates))
@@ -142,7 +142,7 @@ def test_numbers_from_elsewhere_beside_the_noise_are_refused(name, field, change
   changed = _beside_noise(change, field)(opt_state)
   with refuses("state.draws", value=1):
     plan.spent(changed)
-  stacked = dpjax.stacked(jax.tree.map(lambda p: p[None], _PARAMS), mask=True)
+  stacked = dpjax.wrap_grads(jax.tree.map(lambda p: p[None], _PARAMS), mask=True)
   with refuses("state.draws", value=1):
     tx.update(stacked, changed, _PARAMS)
   if field == "mean_squares" and change(jnp.ones(2)).dtype != jnp.float32:
@@ -212,7 +212,7 @@ def test_every_leaf_of_every_state_is_guarded(name):
   plan, tx, update, opt_state = _after(name, 3 if name == "slices" else 2)
   # As many rows as a slice has: fewer would be refused whatever the state.
   rows = jax.tree.map(lambda p: jnp.stack([p] * 8), _PARAMS)
-  stacked = dpjax.stacked(rows, mask=True)
+  stacked = dpjax.wrap_grads(rows, mask=True)
   changed_leaves = set()
   tx.update(stacked, opt_state, _PARAMS)
   for text, leaf in _private_leaves(opt_state):
@@ -297,7 +297,7 @@ def test_a_batch_that_is_too_large_leaves_nothing_finite_of_its_sum(name):
   @jax.jit
   def step(state, present):
     mask = jnp.arange(rows) < present
-    return tx.update(dpjax.stacked(grads, mask=mask), state, _PARAMS, mask=mask)
+    return tx.update(dpjax.wrap_grads(grads, mask=mask), state, _PARAMS, mask=mask)
 
   numbers = lambda state: [
     leaf
@@ -337,7 +337,7 @@ def test_sound_states_stay_sound_in_every_program():
     def step(carry, scale):
       params, state = carry
       grads = jax.tree.map(lambda g: g * scale, rows)
-      updates, state = one.update(dpjax.stacked(grads, mask=True), state, params)
+      updates, state = one.update(dpjax.wrap_grads(grads, mask=True), state, params)
       return (jax.tree.map(lambda p, u: p - u, params, updates), state), updates["b"]
 
     scales = jnp.array([1.0, 0.3, 7.0])
@@ -352,7 +352,7 @@ def test_sound_states_stay_sound_in_every_program():
   for wrapped in (jax.jit, lambda fn: fn):
     state = tx.init(params)
     for _ in range(3):
-      grads = dpjax.stacked(rows, mask=True)
+      grads = dpjax.wrap_grads(rows, mask=True)
       updates, state = wrapped(lambda g, s: tx.update(g, s, params))(grads, state)
       assert np.isfinite(updates["b"]).all()
     assert plan.spent(state).steps == 3
@@ -448,7 +448,7 @@ _RAW = {
 def test_a_state_that_was_restored_in_part_is_one_line(kind, wrapped):
   change, match = _RAW[kind]
   plan, tx, _, opt_state = _after("white")
-  summed = dpjax.stacked(jax.tree.map(lambda p: p[None], _PARAMS), mask=True)
+  summed = dpjax.wrap_grads(jax.tree.map(lambda p: p[None], _PARAMS), mask=True)
   with pytest.raises(UserError, match=match) as caught:
     wrapped(lambda s: tx.update(summed, s, _PARAMS))(change(opt_state))
   assert len(str(caught.value)) < 300
@@ -498,7 +498,9 @@ def test_optax_does_not_begin_anew_in_the_middle_of_a_run(make, wrapped):
 def test_sums_under_vmap_do_not_share_the_noise_of_one_state(name):
   """Two sums with one noise: their difference is exact."""
   plan, tx, _, opt_state = _after(name)
-  grads = dpjax.stacked(jax.tree.map(lambda p: jnp.stack([p, 2 * p]), _PARAMS), mask=True)
+  grads = dpjax.wrap_grads(
+    jax.tree.map(lambda p: jnp.stack([p, 2 * p]), _PARAMS), mask=True
+  )
   several = jax.tree.map(lambda leaf: jnp.stack([leaf, leaf]), grads)
   update = lambda g, s: tx.update(g, s, _PARAMS)[0]["w"]
   for mapped in (jax.vmap(update, (0, None)), jax.jit(jax.vmap(update, (0, None)))):
@@ -516,7 +518,9 @@ def test_sums_under_vmap_do_not_share_the_noise_of_one_state(name):
 def test_a_state_that_is_stacked_for_several_models_is_one_line_or_nan(name):
   """An ensemble whose members start from copies of one state: their noise would be the same."""
   _, tx, _, opt_state = _after(name)
-  grads = dpjax.stacked(jax.tree.map(lambda p: jnp.stack([p, 2 * p]), _PARAMS), mask=True)
+  grads = dpjax.wrap_grads(
+    jax.tree.map(lambda p: jnp.stack([p, 2 * p]), _PARAMS), mask=True
+  )
   stacked = lambda tree: jax.tree.map(lambda leaf: jnp.stack([leaf, leaf]), tree)
   update = lambda g, s: tx.update(g, s, _PARAMS)[0]["w"]
   with refuses("state"):

@@ -70,13 +70,13 @@ class ComposedKind(EventKind[dpa.ComposedDpEvent]):
       yield from kind_of(inner).elements(inner)
 
 
-def composed(step_event: DpEvent, num_steps: int) -> DpEvent:
+def compose(step_event: DpEvent, num_steps: int) -> DpEvent:
   """Returns the event of `num_steps` adaptive runs of `step_event`; 0 steps cost nothing.
 
   >>> from dpjax.accounting import gaussian_event
-  >>> composed(gaussian_event(1), 0)
+  >>> compose(gaussian_event(1), 0)
   NoOpDpEvent()
-  >>> composed(gaussian_event(1), 3).count
+  >>> compose(gaussian_event(1), 3).count
   3
   """
   validate.integer_at_least(0, num_steps=num_steps)

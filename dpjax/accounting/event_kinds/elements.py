@@ -20,9 +20,9 @@ from dpjax.accounting.event_kinds.kind import (
   ORDERS,
   TOO_DEEP,
   DpEvent,
-  changed,
   kind_of,
   plain_number,
+  replace_fields,
 )
 from dpjax.accounting.proved import ACCOUNTANTS, ADD, RELATIONS, REPLACE
 from dpjax.validate import UserError, Verbatim
@@ -43,8 +43,8 @@ def parts(event: DpEvent) -> Counter[DpEvent]:
   Compositions are taken apart. A sampled composition of Gaussians becomes one sampled Gaussian,
   exactly. Zero noise becomes NonPrivateDpEvent. Raises UserError for an unknown event.
 
-  >>> from dpjax.accounting import composed, gaussian_event, poisson_sampled_event
-  >>> parts(composed(poisson_sampled_event(gaussian_event(1), sampling_prob=0.5), 3))
+  >>> from dpjax.accounting import compose, gaussian_event, poisson_sampled_event
+  >>> parts(compose(poisson_sampled_event(gaussian_event(1), sampling_prob=0.5), 3))
   Counter({PoissonSampledDpEvent(...): 3})
   """
   counts: Counter[DpEvent] = Counter()
@@ -57,7 +57,7 @@ def parts(event: DpEvent) -> Counter[DpEvent]:
         value = getattr(part, name)
         number = plain_number(value)
         if number is not value:
-          part = changed(part, **{name: number})
+          part = replace_fields(part, **{name: number})
       counts[part] += int(times)
   except RecursionError:
     raise UserError(TOO_DEEP, field="event", value=Verbatim(type(event).__name__)) from None
@@ -70,8 +70,8 @@ def merged_parts(event: DpEvent) -> Counter[DpEvent]:
   This merging is exact: Gaussians of noise multipliers z_i compose to one of
   (sum_i 1 / z_i^2)^(-1/2) (Dong, Roth and Su 2019, arXiv:1905.02383, corollary 3.3).
 
-  >>> from dpjax.accounting import composed, gaussian_event
-  >>> merged_parts(composed(gaussian_event(2), 4))
+  >>> from dpjax.accounting import compose, gaussian_event
+  >>> merged_parts(compose(gaussian_event(2), 4))
   Counter({GaussianDpEvent(noise_multiplier=1.0): 1})
   """
   counts = parts(event)
@@ -96,11 +96,11 @@ def with_noise(event: DpEvent) -> list[tuple[DpEvent, int]]:
   if noise_multiplier < _LEAST_LEVEL:
     return [(dpa.NonPrivateDpEvent(), 1)]
   if noise_multiplier > _LARGEST_LEVEL:
-    return [(changed(event, noise_multiplier=_LARGEST_LEVEL), 1)]
+    return [(replace_fields(event, noise_multiplier=_LARGEST_LEVEL), 1)]
   return [(event, 1)]
 
 
-def sampled(event: DpEvent, *allowed: type) -> list[tuple[DpEvent, int]]:
+def sampled_elements(event: DpEvent, *allowed: type) -> list[tuple[DpEvent, int]]:
   """Returns the elements of an event that runs one mechanism on a sample; [] if nothing runs.
 
   Args:
@@ -121,7 +121,7 @@ def sampled(event: DpEvent, *allowed: type) -> list[tuple[DpEvent, int]]:
     names = " or ".join(cls.__name__ for cls in allowed)
     raise UserError(f"what is sampled must be one {names}", field="event", value=event)
   # A composition of Gaussians was merged into one, and its numbers are plain.
-  return [(changed(event, event=part), 1)]
+  return [(replace_fields(event, event=part), 1)]
 
 
 def under(steps: Parts, neighboring_relation: str) -> Counter[DpEvent]:

@@ -10,13 +10,13 @@ import numpy as np
 from dp_accounting.pld import privacy_loss_distribution as pld_lib
 
 from dpjax import validate
-from dpjax.accounting.event_kinds.elements import sampled
+from dpjax.accounting.event_kinds.elements import sampled_elements
 from dpjax.accounting.event_kinds.kind import (
   ORDERS,
   DpEvent,
   EventKind,
   Grid,
-  amplified,
+  amplify,
   kind_of,
 )
 from dpjax.accounting.proved import ADD, REPLACE
@@ -44,7 +44,7 @@ class SampleKind(EventKind[Sample]):
     if event.sample_size == 0:
       return []
     check_sizes(event.source_dataset_size, event.sample_size)
-    return sampled(event, dpa.GaussianDpEvent)
+    return sampled_elements(event, dpa.GaussianDpEvent)
 
   def under(self, part: Sample, neighboring_relation: str) -> DpEvent:
     # The noise becomes relative to 2 C, the sensitivity to a replaced record. A joining record also
@@ -110,7 +110,7 @@ class FixedSizeKind(SampleKind[dpa.SampledWithoutReplacementDpEvent]):
   def grid(self, part: dpa.SampledWithoutReplacementDpEvent) -> Grid:
     whole = kind_of(part.event).grid(part.event)
     prob = self.sampling_prob(part)
-    return Grid(amplified(whole.renyi_two, prob**2), amplified(whole.largest_loss, prob))
+    return Grid(amplify(whole.renyi_two, prob**2), amplify(whole.largest_loss, prob))
 
   def zcdp(self, part: dpa.SampledWithoutReplacementDpEvent) -> float:
     return kind_of(part.event).zcdp(part.event)

@@ -213,7 +213,7 @@ def kind_of(event: DpEvent) -> EventKind[Any]:
   return kind
 
 
-def changed(event: DpEvent, /, **fields: Any) -> DpEvent:
+def replace_fields(event: DpEvent, /, **fields: Any) -> DpEvent:
   """Returns the event with other values of some fields."""
   kind = kind_of(event)
   for name in kind.fields:
@@ -235,7 +235,7 @@ def own_copy(event: DpEvent) -> DpEvent:
   """Returns an equal event of plain numbers, whose lists nobody else holds and may change."""
   try:
     fields = {name: _own(name, getattr(event, name)) for name in kind_of(event).fields}
-    return changed(event, **fields)
+    return replace_fields(event, **fields)
   except RecursionError:
     raise UserError(TOO_DEEP, field="event", value=Verbatim(type(event).__name__)) from None
 
@@ -325,7 +325,7 @@ def curve_of(part: DpEvent, relation: dpa.NeighboringRelation) -> np.ndarray:
     return rdp_lib.RdpAccountant(neighboring_relation=relation).compose(part).rdp
 
 
-def amplified(loss: float, prob: float) -> float:
+def amplify(loss: float, prob: float) -> float:
   """Returns log(1 + prob (e^loss - 1)), without overflow and never below 0."""
   # `prob` may be the square of a probability, which may underflow to 0. So it has a lower limit.
   prob = max(prob, _LEAST_SQUARE)

@@ -12,17 +12,17 @@ from dp_accounting.pld import privacy_loss_distribution as pld_lib
 
 from dpjax import validate
 from dpjax.accounting import noise_profiles
-from dpjax.accounting.event_kinds.elements import sampled, with_noise
+from dpjax.accounting.event_kinds.elements import sampled_elements, with_noise
 from dpjax.accounting.event_kinds.kind import (
   LEAST_PROB,
   DpEvent,
   EventKind,
   Grid,
-  amplified,
+  amplify,
   kind_of,
   zcdp_of_pure,
 )
-from dpjax.accounting.loss_grid import connected
+from dpjax.accounting.loss_grid import connect
 from dpjax.accounting.proved import ADD, RELATIONS, REPLACE, ZERO
 from dpjax.accounting.text import lower, upper
 
@@ -127,7 +127,7 @@ class PoissonSampledKind(EventKind[dpa.PoissonSampledDpEvent]):
     if event.sampling_probability == 0:
       return []
     validate.probability(sampling_probability=event.sampling_probability)
-    return sampled(event, dpa.GaussianDpEvent, dpa.LaplaceDpEvent)
+    return sampled_elements(event, dpa.GaussianDpEvent, dpa.LaplaceDpEvent)
 
   def accountants_of(self, part: dpa.PoissonSampledDpEvent) -> tuple[str, ...]:
     return ("pld",) if isinstance(part.event, dpa.LaplaceDpEvent) else self.accountants
@@ -150,8 +150,8 @@ class PoissonSampledKind(EventKind[dpa.PoissonSampledDpEvent]):
     # The divergence is exact at order 2: sampling with probability q multiplies the chi-square
     # divergence by q^2.
     return Grid(
-      amplified(whole.renyi_two, sampling_prob**2),
-      amplified(whole.largest_loss, sampling_prob),
+      amplify(whole.renyi_two, sampling_prob**2),
+      amplify(whole.largest_loss, sampling_prob),
     )
 
   def zcdp(self, part: dpa.PoissonSampledDpEvent) -> float:
@@ -180,14 +180,16 @@ def sample_pld(
     interval: distance between neighbouring losses of the grid.
   """
   if sampling_prob == 1:
-    return connected(
-      lambda epsilons: noise(epsilons)[0], interval=interval, largest=largest
-    )
-  return connected(
-    functools.partial(noise_profiles.removed, sampling_prob=sampling_prob, noise=noise),
-    functools.partial(noise_profiles.added, sampling_prob=sampling_prob, noise=noise),
+    return connect(lambda epsilons: noise(epsilons)[0], interval=interval, largest=largest)
+  return connect(
+    functools.partial(
+      noise_profiles.removal_deltas, sampling_prob=sampling_prob, noise=noise
+    ),
+    functools.partial(
+      noise_profiles.addition_deltas, sampling_prob=sampling_prob, noise=noise
+    ),
     interval=interval,
-    largest=amplified(largest, sampling_prob),
+    largest=amplify(largest, sampling_prob),
     largest_added=largest_added(largest, sampling_prob),
   )
 

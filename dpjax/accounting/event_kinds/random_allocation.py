@@ -16,7 +16,7 @@ from dpjax.accounting.event_kinds.kind import (
   DpEvent,
   EventKind,
   Grid,
-  amplified,
+  amplify,
   kind_of,
 )
 from dpjax.accounting.proved import ADD, REPLACE, ZERO
@@ -81,7 +81,7 @@ class RandomAllocationKind(EventKind[RandomAllocationDpEvent]):
     # A pass of T steps has a Renyi divergence of order 2 of log(1 + (e^(1 / z^2) - 1) / T). So its
     # loss is about that of one step on a sample of probability 1 / sqrt(T).
     prob = part.num_steps**-0.5
-    return Grid(amplified(whole.renyi_two, prob**2), amplified(whole.largest_loss, prob))
+    return Grid(amplify(whole.renyi_two, prob**2), amplify(whole.largest_loss, prob))
 
   def zcdp(self, part: RandomAllocationDpEvent) -> float:
     # The record's step is drawn independently of the record. So a pass is a mixture of runs where
@@ -109,7 +109,7 @@ def one_sum(part: RandomAllocationDpEvent) -> dpa.GaussianDpEvent:
   return dpa.GaussianDpEvent(part.noise_multiplier)
 
 
-def unamplified(counts: Parts) -> DpEvent:
+def drop_amplification(counts: Parts) -> DpEvent:
   """Returns the event of `counts` (part -> times), with one sum in place of each random allocation.
 
   The true cost of the result is no less. With little noise the accountant may still prove a smaller
@@ -117,7 +117,7 @@ def unamplified(counts: Parts) -> DpEvent:
 
   >>> from dpjax.accounting.event_kinds.elements import parts
   >>> from dpjax.accounting.event_kinds.noisy_sum import gaussian_event
-  >>> unamplified(parts(random_allocation_event(gaussian_event(2), num_steps=9)))
+  >>> drop_amplification(parts(random_allocation_event(gaussian_event(2), num_steps=9)))
   ComposedDpEvent(events=[SelfComposedDpEvent(event=GaussianDpEvent(...=2.0), count=1)])
   """
   runs = []

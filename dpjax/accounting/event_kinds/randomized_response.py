@@ -17,7 +17,7 @@ from dpjax.accounting.event_kinds.kind import (
   curve_of,
   zcdp_of_pure,
 )
-from dpjax.accounting.loss_grid import connected
+from dpjax.accounting.loss_grid import connect
 from dpjax.accounting.noise_profiles import UNIT
 from dpjax.accounting.proved import RELATIONS
 from dpjax.accounting.text import upper
@@ -65,7 +65,7 @@ class RandomizedResponseKind(EventKind[dpa.RandomizedResponseDpEvent]):
       delta = rounding - chance * np.expm1(np.minimum(epsilons - loss, 0.0))
       return np.where(epsilons <= loss * (1 + rounding), delta, 0.0)
 
-    return connected(deltas, interval=interval, largest=loss)
+    return connect(deltas, interval=interval, largest=loss)
 
   def rdp(self, part: dpa.RandomizedResponseDpEvent) -> np.ndarray:
     # Randomised response is defined by two values of one record, so dp_accounting analyses it for

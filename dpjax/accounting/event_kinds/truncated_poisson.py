@@ -18,11 +18,11 @@ from dpjax.accounting.event_kinds.kind import (
   DpEvent,
   EventKind,
   Grid,
-  amplified,
+  amplify,
   kind_of,
 )
 from dpjax.accounting.event_kinds.noisy_sum import largest_added
-from dpjax.accounting.loss_grid import connected
+from dpjax.accounting.loss_grid import connect
 from dpjax.accounting.proved import ZERO
 from dpjax.accounting.text import upper
 from dpjax.validate import UserError
@@ -85,7 +85,7 @@ class TruncatedPoissonKind(EventKind[dpa.TruncatedSubsampledGaussianDpEvent]):
 
     def mixed(uncut: Callable[..., np.ndarray], epsilons: np.ndarray) -> np.ndarray:
       if not of_cut:
-        apart = noise_profiles.moved_apart(epsilons, prob=kept, shift=shift)
+        apart = noise_profiles.distance_deltas(epsilons, prob=kept, shift=shift)
         of_cut[len(epsilons)] = (1 + _CHANCE_ERROR) * cut * apart
       deltas = (1 - (1 - _CHANCE_ERROR) * cut) * uncut(
         epsilons, sampling_prob=prob, noise=noise
@@ -93,10 +93,10 @@ class TruncatedPoissonKind(EventKind[dpa.TruncatedSubsampledGaussianDpEvent]):
       return np.minimum(deltas + of_cut[len(epsilons)], 1.0)
 
     # At 10 deviations beyond `shift`, the loss is that of a removed and of an added record.
-    removed = amplified(shift**2 / 2 + 10 * shift, kept)
-    return connected(
-      functools.partial(mixed, noise_profiles.removed),
-      functools.partial(mixed, noise_profiles.added),
+    removed = amplify(shift**2 / 2 + 10 * shift, kept)
+    return connect(
+      functools.partial(mixed, noise_profiles.removal_deltas),
+      functools.partial(mixed, noise_profiles.addition_deltas),
       interval=interval,
       largest=removed + largest_added(1.5 * shift**2 + 10 * shift, kept),
     )
@@ -106,7 +106,7 @@ class TruncatedPoissonKind(EventKind[dpa.TruncatedSubsampledGaussianDpEvent]):
     noise = _noise_of(part)
     whole = kind_of(noise).grid(noise)
     prob = part.sampling_probability
-    return Grid(amplified(whole.renyi_two, prob**2), amplified(whole.largest_loss, prob))
+    return Grid(amplify(whole.renyi_two, prob**2), amplify(whole.largest_loss, prob))
 
   def zcdp(self, part: dpa.TruncatedSubsampledGaussianDpEvent) -> float:
     # The draw does not depend on the record, and a zeroed record keeps its place in the draw. So

@@ -379,7 +379,7 @@ def moments(mechanism: LeastSquares, keys: jax.Array, rows: np.ndarray) -> np.nd
   split = jax.vmap(lambda key: jax.random.split(key, 3))(keys)
   places = (2, 0, 1)
   parts = [
-    unit * least_squares.drawn_at_once(split[:, place], part, std)
+    unit * least_squares.draw_at_once(split[:, place], part, std)
     for part, std, unit, place in zip(sums, mechanism.stds, units, places)
   ]
   return np.concatenate(parts, axis=1)
@@ -415,7 +415,7 @@ def class_releases(mechanism: ClassSums, keys: jax.Array, rows: np.ndarray) -> n
   """
   sums = mechanism.exact([rows[:, :-1]], rows[:, -1].astype(np.int32))
   norm = float(mechanism.feature_norm)
-  return norm * least_squares.drawn_at_once(keys, sums, mechanism.std / norm)
+  return norm * least_squares.draw_at_once(keys, sums, mechanism.std / norm)
 
 
 def _randomized_response(kind: Callable) -> list[Game]:

@@ -131,7 +131,7 @@ def _runner(plan: Plan) -> Callable[..., Any]:
     state = tx.init(jnp.zeros(1))
 
     def step(state: Any, batch: Any) -> Any:
-      offered = gradients.stacked(batch[0][:, None])
+      offered = gradients.wrap_grads(batch[0][:, None])
       update, state = tx.update(offered, state, jnp.zeros(1), mask=batch[1])
       return state, update[0]
 

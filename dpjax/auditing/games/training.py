@@ -95,7 +95,7 @@ def _of_part() -> _Trained:
 
 def _augmented() -> _Trained:
   longer = lambda key, x: x * (1 + jax.random.uniform(key))
-  loss = training.augmented(_linear, longer, augmult=2)
+  loss = training.augment(_linear, longer, augmult=2)
   return _Trained(_VECTOR, loss, optax.sgd(1.0), _linear, augments=True)
 
 
@@ -159,7 +159,7 @@ _BUILDERS: dict[str, Callable[[], _Trained]] = {
   "dp_sgd": _dp_sgd,
   "lora": _lora,
   "of_part": _of_part,
-  "augmented": _augmented,
+  "augment": _augmented,
 }
 # Subject -> function (make_plan) -> its games, the strongest first.
 GAMES: dict[str, Callable[..., list[Game]]] = {

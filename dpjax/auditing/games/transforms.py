@@ -19,7 +19,7 @@ import optax
 
 from dpjax import accounting, transforms
 from dpjax.auditing.games.game import Game, claims, linear
-from dpjax.gradients import Clip, stacked
+from dpjax.gradients import Clip, wrap_grads
 from dpjax.gradients.clip import RULES
 from dpjax.noise import NoiseShape
 from dpjax.noise.correlated import BandedToeplitz
@@ -76,7 +76,7 @@ def game(
     seen = []
     for call in range(steps * calls):
       there = mask.at[0].set(False) if leaves and call >= calls else mask
-      updates, state = tx.update(stacked(grads), state, params, mask=there)
+      updates, state = tx.update(wrap_grads(grads), state, params, mask=there)
       seen.append((updates, released(state)))
     return [jnp.ravel(leaf).astype(jnp.float32) for leaf in jax.tree.leaves(seen)]
 
@@ -85,7 +85,7 @@ def game(
     leaves = run(keys, *(jnp.asarray(part) for part in worlds[world]))
     return np.concatenate([np.asarray(leaf, np.float64) for leaf in leaves], axis=1)
 
-  event = accounting.composed(accounting.gaussian_event(noise_multiplier), steps)
+  event = accounting.compose(accounting.gaussian_event(noise_multiplier), steps)
   cost = lambda d: accounting.epsilon(event, delta=d, neighboring_relation=relation)
   return Game(PACKAGE, subject, case, relation, claims(cost), outputs, linear)
 
@@ -167,7 +167,7 @@ def _by_group(tx: Callable) -> Make:
     inner = tx(**options, key=key)
 
     def update(updates: Any, state: Any, params: Any = None, **extra_args: Any) -> Any:
-      rows = stacked(tree(updates.arrays))
+      rows = wrap_grads(tree(updates.arrays))
       noisy, state = inner.update(rows, state, tree(params), **extra_args)
       return whole(noisy), state
 

@@ -134,7 +134,7 @@ def _stated_epsilons(subject: RunSubject) -> Iterator[tuple[float, str]]:
       ]
       if len(events) == config.num_steps:
         yield (
-          accounting.epsilon(matrix.joined(events), delta=left, **options),
+          accounting.epsilon(matrix.join(events), delta=left, **options),
           "of a ledger",
         )
 

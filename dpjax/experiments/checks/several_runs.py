@@ -112,7 +112,7 @@ def together(runs: Sequence[FinishedRun], *, delta: float | None = None) -> Toge
     UserError: no run; runs that share a noise key, whose relations, units or users differ, or whose
       deltas sum to 1 or more; a delta outside (0, 1), or that the added runs or aborts use up.
 
-  >>> loss = lambda multiplier: accounting.composed(accounting.gaussian_event(multiplier), 1)
+  >>> loss = lambda multiplier: accounting.compose(accounting.gaussian_event(multiplier), 1)
   >>> one = FinishedRun("a", 1.9931, 1e-5, event=loss(2.0), noise_keys=frozenset({"a"}))
   >>> both = together([one, dataclasses.replace(one, name="b", noise_keys=frozenset({"b"}))])
   >>> round(both.epsilon, 2), round(both.sum_epsilon, 2), both.sum_delta
@@ -437,7 +437,7 @@ def _asides(
     yield 0.0
     return
   # An abort costs more at a larger epsilon, so the sum of what single runs reserve is not enough.
-  ladder = overflow.set_aside(
+  ladder = overflow.reserve_for_aborts(
     at,
     delta=delta,
     log_abort_prob=math.log(aborts),

@@ -81,7 +81,7 @@ def loss(path: str) -> Callable[[Callable[..., Array]], LossFn]:
         raise wrong("loss", path, f"{wanted} that returns one number", value)
       return value
 
-    return names.guarded(path, "loss", scalar)
+    return names.guard(path, "loss", scalar)
 
   return loss_of
 
@@ -121,7 +121,7 @@ def optimizer(
     return changed, state
 
   # `guarded` makes an error in `init` or `update` name the field and the user's line.
-  guarded = (names.guarded(path, field, part) for part in (init, update))
+  guarded = (names.guard(path, field, part) for part in (init, update))
   return optax.GradientTransformation(*guarded)
 
 
@@ -151,7 +151,7 @@ def sampler(path: str, field: str, size: Sizing) -> sampling.Sampler:
   is_sized = isinstance(maker, type) and issubclass(maker, sampling.Sampler)
   # The base class's `sized` always refuses, so a class that inherits it has no rule.
   if is_sized and maker.sized.__func__ is not sampling.Sampler.sized.__func__:
-    built = names.guarded(path, field, maker.sized)(size)
+    built = names.guard(path, field, maker.sized)(size)
   else:
     built = names.call(
       path, field, num_examples=size.num_examples, sampling_prob=size.sampling_prob
@@ -172,7 +172,7 @@ def sampler(path: str, field: str, size: Sizing) -> sampling.Sampler:
         f"{event!r:.60} with relations {relations!r}"
       )
     # One draw is made now, so that a bad sampler is refused before the first step.
-    batches.taken(built, size.num_examples, seed=0, step=0)
+    batches.draw_rows(built, size.num_examples, seed=0, step=0)
 
-  names.guarded(path, field, check)()
+  names.guard(path, field, check)()
   return built

@@ -58,7 +58,7 @@ class CsvTable(NamedTuple):
     if name not in self.columns:
       hint = validate.did_you_mean(name, self.columns)
       raise UserError(
-        f"must be a column of {self.path}: {validate.listed(self.columns, 120)}{hint}",
+        f"must be a column of {self.path}: {validate.join_words(self.columns, 120)}{hint}",
         field=field,
         value=name,
       )

@@ -15,7 +15,7 @@ from dpjax.experiments.plots.csv_tables import CsvTable, Row
 from dpjax.experiments.run import experiment, report, writers
 from dpjax.experiments.sweeps import curve_picture, noise_histograms, panels
 from dpjax.pictures import PAGE, Look
-from dpjax.validate import UserError, first_line, listed
+from dpjax.validate import UserError, first_line, join_words
 
 if TYPE_CHECKING:
   from matplotlib.figure import Figure
@@ -107,7 +107,7 @@ def _undrawable(read: Sequence[CsvTable], error: Exception) -> UserError:
   for table in read:
     cells = table.odd_cells()
     if cells:
-      shown = f"cannot be drawn; perhaps as {listed(cells, 100)}"
+      shown = f"cannot be drawn; perhaps as {join_words(cells, 100)}"
       return UserError(shown, field="csv", value=str(table.path))
   reason = first_line(error, with_type=True)
   return UserError(f"cannot be drawn: {reason}", field="csv", value=str(read[0].path))
@@ -146,7 +146,7 @@ def _as_written(
   if layout is None:
     raise UserError(
       f"none of dpjax's own files; give --x and --y of its columns: "
-      f"{listed(table.columns, 120)}",
+      f"{join_words(table.columns, 120)}",
       field="csv",
       value=str(table.path),
     )

@@ -279,12 +279,12 @@ def of_event(
 
   def curve(steps: int) -> float:
     return accounting.epsilon(
-      accounting.composed(event, steps), accountant=accountant, **rules
+      accounting.compose(event, steps), accountant=accountant, **rules
     )
 
   def statement(steps: int) -> str:
     return accounting.privacy_statement(
-      accounting.composed(event, steps),
+      accounting.compose(event, steps),
       num_examples=num_records,
       unit=unit,
       accountants=(accountant,),
@@ -303,7 +303,7 @@ def of_event(
     unit=unit,
     accountant=accountant,
     step_event=lambda step: event,
-    remaining_event=lambda start: accounting.composed(event, num_steps - start),
+    remaining_event=lambda start: accounting.compose(event, num_steps - start),
     curve=curve,
     statement=statement if is_private else lambda steps: NOTHING,
     accounted_delta=delta,

@@ -15,7 +15,7 @@ from dpjax.experiments.kinds.attack.config import AttackConfig, check
 from dpjax.experiments.run.kind import Several
 from dpjax.experiments.sweeps import cost, engine, labelled
 from dpjax.experiments.sweeps.engine import Point, Row
-from dpjax.validate import UserError, listed
+from dpjax.validate import UserError, join_words
 
 
 def alone_as(config: AttackConfig) -> str:
@@ -46,7 +46,7 @@ def points(config: AttackConfig) -> list[Point]:
   strange = [label for label in config.beside if label not in labels]
   if strange:
     raise UserError(
-      f"is no row; rows are {listed(labels)}", field=f"beside[{strange[0]!r:.60}]"
+      f"is no row; rows are {join_words(labels)}", field=f"beside[{strange[0]!r:.60}]"
     )
   return all_points
 

@@ -16,7 +16,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from dpjax.federated.cohort import Cohort, bucket, padded
+from dpjax.federated.cohort import Cohort, bucket, pad
 from dpjax.federated.execution.context import (
   Context,
   MapClients,
@@ -61,14 +61,14 @@ def _run_share(run: Run, context: Context, cohort: Cohort) -> Mapped:
   mine = shares[jax.process_index()]
   # All processes exchange arrays of one shape. The first share has the most clients.
   size = max(1, bucket(len(shares[0])))
-  held = padded(jax.tree.map(lambda leaf: np.asarray(leaf)[mine], context.memories), size)
+  held = pad(jax.tree.map(lambda leaf: np.asarray(leaf)[mine], context.memories), size)
   share = cohort._replace(
     ids=np.asarray(cohort.ids)[mine],
     num_examples=np.asarray(cohort.num_examples)[mine],
     batches=[cohort.batches[place] for place in mine],
   )
   mapped = run(context._replace(memories=held), share)
-  sent, info = padded((mapped.sent, mapped.info), size)
+  sent, info = pad((mapped.sent, mapped.info), size)
   kept = _in_one(mapped.memories, held, size)
   sums, gathered = exchange(mapped.sums, (sent, kept, info))
   back = np.argsort(np.concatenate(shares))

@@ -11,7 +11,7 @@ import numpy as np
 from jax.sharding import NamedSharding
 
 from dpjax.federated.client import ClientAlgorithm, ClientInfo, Received, Sent
-from dpjax.federated.cohort import Cohort, LocalBatches, bucket, padded
+from dpjax.federated.cohort import Cohort, LocalBatches, bucket, pad
 from dpjax.sampling import batches
 from dpjax.types import ArrayLike, ArrayTree
 
@@ -92,7 +92,7 @@ def all_remembered(memories: ArrayTree, count: int) -> tuple[Remembered, ...]:
     return ()
   size = bucket(count)
   places, mask = batches.pad(np.arange(count), size)
-  return (Remembered(places, mask, padded(memories, size)),)
+  return (Remembered(places, mask, pad(memories, size)),)
 
 
 def nobody(client: ClientAlgorithm, partial: Partial) -> Callable[[Context], Mapped]:

@@ -70,7 +70,7 @@ from dpjax import trees, validate
 from dpjax.accounting import Ledger
 from dpjax.federated.aggregation import Aggregator, central, weighted_mean
 from dpjax.federated.client import ClientAlgorithm, ClientInfo, Received
-from dpjax.federated.cohort import Cohort, LocalBatches, bucket, padded
+from dpjax.federated.cohort import Cohort, LocalBatches, bucket, pad
 from dpjax.federated.execution.client_loop import loop_clients
 from dpjax.federated.execution.context import Context, MapClients, Mapped, Run
 from dpjax.federated.round import FederatedAlgorithm, RoundInfo
@@ -222,7 +222,7 @@ class _Answers:
     if self._partial is None:
       return Mapped(None, sent, (), info)
     size = bucket(cohort.size)
-    message, weight = padded(tuple(sent), size)
+    message, weight = pad(tuple(sent), size)
     sums = self._partial(context.state, message, weight, np.arange(size) < cohort.size)
     return Mapped(sums, None, (), info)
 
@@ -279,7 +279,9 @@ class _Server:
         field="num_rounds",
         value=step + 1,
       )
-    drawn = batches.taken(self.plan.sampler, self.num_clients, seed=self._rng, step=step)
+    drawn = batches.draw_rows(
+      self.plan.sampler, self.num_clients, seed=self._rng, step=step
+    )
     return [int(client) for client in drawn]
 
   def settings(self) -> dict[str, Any]:

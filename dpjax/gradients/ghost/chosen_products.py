@@ -16,7 +16,6 @@ from dpjax.gradients.jaxprs import (
   Eqn,
   EqnChain,
   Graph,
-  evaluated,
   is_float,
   is_literal,
   results_of,
@@ -56,10 +55,10 @@ def with_choices_inline(closed: Any) -> Any:
     if not _calls_choice(eqn):
       return results_of(eqn, values)
     inner = eqn.params[CALLS[eqn.primitive.name]]
-    return evaluated(inner.jaxpr, inner.consts, values, step)
+    return evaluate(inner.jaxpr, inner.consts, values, step)
 
   def evaluate(*args):
-    return evaluated(closed.jaxpr, closed.consts, args, step)
+    return evaluate(closed.jaxpr, closed.consts, args, step)
 
   return jax.make_jaxpr(evaluate)(*(var.aval for var in closed.jaxpr.invars))
 

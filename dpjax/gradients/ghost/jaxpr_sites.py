@@ -34,10 +34,10 @@ from dpjax.gradients.jaxprs import (
   Graph,
   ScanParts,
   Var,
-  evaluated,
+  bind,
+  evaluate,
   is_float,
   is_literal,
-  named,
   operands,
 )
 from dpjax.types import ArrayTree, Params
@@ -259,7 +259,7 @@ def _analyse(jaxpr, consts, values, loops, ids, lift_outs) -> Program:
 
   known = [_CONST] * len(jaxpr.constvars)
   constant = lambda _: _CONST
-  outs = tuple(evaluated(jaxpr, known, values, step, literal=constant))
+  outs = tuple(evaluate(jaxpr, known, values, step, literal=constant))
   lifts = _lifts(enumerate(jaxpr.outvars), outs, loops, ids) if lift_outs else ()
   steps = _with_chosen_products(jaxpr, planned)
   # Dead sites are removed first, since their taps would have no cotangent to record.
@@ -436,7 +436,7 @@ def _enter_scan(eqn, values, loops, ids) -> Step:
 
 
 def _meet(eqn, values, loops, ids) -> Step:
-  value_of = named(eqn, values)
+  value_of = bind(eqn, values)
   params = tuple(v for v in operands(eqn) if value_of[v].kind is Kind.PARAM)
   data = tuple(v for v in operands(eqn) if value_of[v].kind is not Kind.PARAM)
   outs = tuple(

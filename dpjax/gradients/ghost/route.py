@@ -204,7 +204,7 @@ def clipped_sum(
     _by_leaf(ordered, [sums[i] for i in range(len(ordered))])
   )  # leaves [*param]
   unit = rescale_to_unit_norm
-  total = clipping.rescaled(total, clip, rescale_to_unit_norm=unit)
+  total = clipping.rescale(total, clip, rescale_to_unit_norm=unit)
   bounds = clip.group_bounds(rescale_to_unit_norm=unit)
   return ClippedSum(total, norms, recorded.losses, math.hypot(*bounds), bounds, mask)
 
@@ -459,7 +459,7 @@ def keeps_apart(planned: Recipe) -> bool:
       suspects.append(eqn)
 
   jaxpr = planned.program.jaxpr
-  jaxprs.reached(jaxpr, [True] * len(jaxpr.invars), visit)
+  jaxprs.reach(jaxpr, [True] * len(jaxpr.invars), visit)
   return not suspects
 
 

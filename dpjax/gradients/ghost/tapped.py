@@ -185,7 +185,7 @@ class ParamFlow(NamedTuple):
       inputs = [known.get(i, leaf) for i, leaf in enumerate(self.leaves)]
       places = {site.index: self.positions[site.index] for site in sites}
       wanted = [self.jaxpr.outvars[i] for i in jax.tree.leaves(places)]
-      values = jaxprs.evaluated(self.jaxpr, self.consts, inputs, wanted=wanted)
+      values = jaxprs.evaluate(self.jaxpr, self.consts, inputs, wanted=wanted)
       return jax.tree.unflatten(jax.tree.structure(places), values)
 
     chosen = tuple(self.leaves[i] for i in leaves)  # [*leaf]
@@ -260,7 +260,7 @@ def _collect_step(step: Step, values: Sequence[_Stacked | None], params_at: dict
 
 def _vectorised(eqn: Any, values: Sequence[_Stacked]) -> list[_Stacked]:
   """Evaluates an equation on stacked values, vmapped over all scans that stack one of them."""
-  known = jaxprs.named(eqn, values)
+  known = jaxprs.bind(eqn, values)
   stacked = [known[v] for v in jaxprs.operands(eqn)]
   loops = sorted({loop for s in stacked for loop in s.loops}, key=lambda loop: loop.index)
   fn = _widening_fn(eqn)

@@ -34,7 +34,7 @@ from scipy import optimize, signal
 from dpjax import trees, validate
 from dpjax.noise.correlated import series
 from dpjax.noise.correlated.strategies import Correlation, Redrawn, zeros
-from dpjax.noise.correlated.toeplitz import BandState, filtered
+from dpjax.noise.correlated.toeplitz import BandState, filter_bands
 from dpjax.parallel import made_for
 from dpjax.types import ArrayTree
 from dpjax.validate import UserError
@@ -201,7 +201,7 @@ class InverseBanded:
 
   def next(self, white: ArrayTree, state: BandState) -> tuple[Any, BandState]:
     """Computes y_t = z_t - sum_j p_j z_{t-j}, from stored white noise."""
-    return filtered(self.coefficients[1:], white, state, keep="white")
+    return filter_bands(self.coefficients[1:], white, state, keep="white")
 
   def redrawn(
     self,

@@ -63,7 +63,7 @@ def zeros(like: ArrayTree, copies: int) -> Any:
   return jax.tree.map(leaf, like)
 
 
-def weighted(weights: jax.Array, stacked: ArrayTree) -> Any:
+def weighted_sum(weights: jax.Array, stacked: ArrayTree) -> Any:
   """Returns sum_i weights[i] * leaf[i] for every leaf [copies, ...]."""
   dot = lambda leaf: jnp.tensordot(weights.astype(leaf.dtype), leaf, axes=1)
   return jax.tree.map(dot, stacked)
@@ -173,7 +173,7 @@ class Tree:
     low_bit = place & -place
     # The first step of a tree replaces no node, since all nodes belong to the previous tree.
     old = jnp.where(place == 1, jnp.zeros_like(size), size < low_bit)
-    row = subtract(white, weighted(old, state.nodes))
+    row = subtract(white, weighted_sum(old, state.nodes))
     kept = jnp.where(place == 1, jnp.zeros_like(size), size > low_bit)
 
     def updated(nodes, new):

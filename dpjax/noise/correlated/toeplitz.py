@@ -13,7 +13,7 @@ from scipy import signal
 
 from dpjax import trees, validate
 from dpjax.noise.correlated import series
-from dpjax.noise.correlated.strategies import Correlation, subtract, weighted, zeros
+from dpjax.noise.correlated.strategies import Correlation, subtract, weighted_sum, zeros
 from dpjax.types import ArrayTree
 from dpjax.validate import UserError
 
@@ -46,7 +46,7 @@ class BandState(NamedTuple):
   rows: Any  # leaves [bands - 1, ...]
 
 
-def filtered(
+def filter_bands(
   coefficients: tuple[float, ...], white: ArrayTree, state: BandState, *, keep: str
 ) -> tuple[Any, BandState]:
   """Computes y_t = z_t + sum_j c[j - 1] x_{t-j}. x is y for keep="row", and z for keep="white"."""
@@ -55,7 +55,7 @@ def filtered(
     return white, BandState(state.draws + 1, state.rows)
   # Age of the entry at each place of the ring, 0 for the newest entry.
   age = (state.draws - 1 - jnp.arange(buffers)) % buffers
-  row = trees.add(white, weighted(jnp.asarray(coefficients)[age], state.rows))
+  row = trees.add(white, weighted_sum(jnp.asarray(coefficients)[age], state.rows))
   slot = state.draws % buffers
   put = lambda rows, new: jax.lax.dynamic_update_index_in_dim(
     rows, new.astype(rows.dtype), slot, 0
@@ -137,7 +137,7 @@ class BandedToeplitz:
   def next(self, white: ArrayTree, state: BandState) -> tuple[Any, BandState]:
     """Computes y_t = z_t - sum_j c_j y_{t-j}."""
     minus = tuple(-value for value in self.coefficients[1:])
-    return filtered(minus, white, state, keep="row")
+    return filter_bands(minus, white, state, keep="row")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -232,7 +232,7 @@ class BufferedToeplitz:
 
   def next(self, white: ArrayTree, state: ArrayTree) -> tuple[Any, Any]:
     """Computes y_t = z_t - sum_b scales[b] s_b, then s_b <- decays[b] s_b + y_t."""
-    row = subtract(white, weighted(jnp.asarray(self.scales), state))
+    row = subtract(white, weighted_sum(jnp.asarray(self.scales), state))
 
     def decayed(held, new):
       rates = jnp.asarray(self.decays, held.dtype).reshape((-1,) + (1,) * new.ndim)

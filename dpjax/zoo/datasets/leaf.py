@@ -19,8 +19,8 @@ import numpy as np
 
 from dpjax.data import text
 from dpjax.data.dataset import from_arrays
-from dpjax.data.federation import Federation, by_client, paired
-from dpjax.data.npz import in_data, undeclared
+from dpjax.data.federation import Federation, by_client, pair
+from dpjax.data.npz import in_data, undeclared_classes
 from dpjax.validate import UserError, first_line, integer_at_least, no_pipe
 from dpjax.zoo.datasets.registry import user_path
 
@@ -75,7 +75,7 @@ def leaf_federation(
   options = (num_classes, max_length, shape, max_examples)
   with in_data(os.fspath(name)):
     train, test = (_split(root, split, *options) for split in ("train", "test"))
-  return paired(train, test, os.fspath(name))
+  return pair(train, test, os.fspath(name))
 
 
 def _split(
@@ -99,7 +99,7 @@ def _split(
   _, is_text, next_character = kinds.pop()
   declared = _BYTES if next_character else num_classes
   if declared is None:
-    raise undeclared(f"{root.name!r:.80} declares none")
+    raise undeclared_classes(f"{root.name!r:.80} declares none")
   if num_classes not in (None, declared):
     raise UserError(
       f"a next character is one of {declared}", field="num_classes", value=num_classes

@@ -17,7 +17,7 @@ import os
 
 from dpjax import names, validate
 from dpjax.data import npz, tables
-from dpjax.data.federation import Federation, Pair, by_client, paired
+from dpjax.data.federation import Federation, Pair, by_client, pair
 from dpjax.validate import UserError
 from dpjax.zoo.datasets import prepared, registry
 
@@ -77,7 +77,7 @@ def natural_federation(
     )
   make = lambda part: by_client(*part, max_examples=max_examples)
   with validate.about("client_id", client_id):
-    return paired(make(parts[0]), make(parts[1]), name)
+    return pair(make(parts[0]), make(parts[1]), name)
 
 
 def _of_user(name: str, client_id: str, max_examples: int | None) -> Pair:
@@ -96,4 +96,4 @@ def _of_user(name: str, client_id: str, max_examples: int | None) -> Pair:
       field="data.name",
       value=name,
     )
-  return paired(federations[0], federations[1], name)
+  return pair(federations[0], federations[1], name)

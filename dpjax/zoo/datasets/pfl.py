@@ -25,8 +25,8 @@ from typing import Any
 import numpy as np
 
 from dpjax.data.dataset import from_arrays
-from dpjax.data.federation import Federation, by_client, paired
-from dpjax.data.npz import in_data, undeclared
+from dpjax.data.federation import Federation, by_client, pair
+from dpjax.data.npz import in_data, undeclared_classes
 from dpjax.data.target_kinds import Labels
 from dpjax.data.text import PADDING_ID
 from dpjax.validate import UserError, first_line, integer_at_least, one_of
@@ -97,7 +97,7 @@ def pfl_federation(
       _federation(file[split], reader, path.stem, split, max_examples)
       for split in ("train", test_split)
     )
-  return paired(train, test, name)
+  return pair(train, test, name)
 
 
 @contextlib.contextmanager
@@ -156,7 +156,7 @@ class _Photographs:
     if [mapping[label] for label in names] != list(range(len(names))):
       raise UserError(f"{prefix}_mapping must number the labels from 0")
     if num_classes is None:
-      raise undeclared(f"the file has {len(names)} labels")
+      raise undeclared_classes(f"the file has {len(names)} labels")
     if num_classes != len(names):
       raise UserError(
         f"must be {len(names)}, the labels of the file",

@@ -22,7 +22,7 @@ import numpy as np
 from dpjax import optional, validate
 from dpjax.data import text
 from dpjax.data.dataset import Dataset, from_arrays, in_files
-from dpjax.data.npz import in_data, undeclared
+from dpjax.data.npz import in_data, undeclared_classes
 from dpjax.data.rows import stay_in_files
 from dpjax.validate import UserError
 from dpjax.zoo.datasets.published import PUBLISHED
@@ -66,7 +66,7 @@ def check_known(name: str) -> None:
     return
   hint = validate.did_you_mean(name.lower(), known)
   raise UserError(
-    f"unknown data set{hint}; one of {validate.listed(COMMON, 60)}, another "
+    f"unknown data set{hint}; one of {validate.join_words(COMMON, 60)}, another "
     "tensorflow-datasets name, a path that ends in .csv, .parquet, .npz or a slash, or "
     "package.module:name (docs/your_data.md)",
     field="name",
@@ -303,7 +303,7 @@ def _read_all(
   # The files may declare the number of classes: their description is public.
   num_classes = getattr(info.features[keys[1]], "num_classes", None) or declared
   if num_classes is None:
-    raise undeclared(f"{name!r:.80} declares none")
+    raise undeclared_classes(f"{name!r:.80} declares none")
   errors = functools.partial(_one_line_errors, name, root)
   records = [_Records(source, keys[0], max_length, errors) for source in sources]
   # The first record determines the type of all records.

@@ -23,9 +23,9 @@ import numpy as np
 
 from dpjax.data import text
 from dpjax.data.dataset import from_arrays
-from dpjax.data.federation import Federation, by_client, paired
-from dpjax.data.npz import in_data, undeclared
-from dpjax.validate import UserError, integer_at_least, listed
+from dpjax.data.federation import Federation, by_client, pair
+from dpjax.data.npz import in_data, undeclared_classes
+from dpjax.validate import UserError, integer_at_least, join_words
 from dpjax.zoo.datasets import foreign_files
 from dpjax.zoo.datasets.prepared import stored_features, stored_values
 from dpjax.zoo.datasets.registry import user_path
@@ -106,14 +106,14 @@ def tff_federation(
       train, test, kind = read(_file_of(path), max_length, most)
     declared = num_classes if kind.labelled else 1
     if declared is None:
-      raise undeclared(f"{path.name!r:.80} declares none")
+      raise undeclared_classes(f"{path.name!r:.80} declares none")
     if num_classes not in (None, declared):
       raise UserError(
         "text without labels has no classes", field="num_classes", value=num_classes
       )
     make = lambda part, split: _federation(part, kind, declared, path.stem, split, most)
     clients = make(train, "train"), make(test, "test")
-  return paired(clients[0], clients[1], name)
+  return pair(clients[0], clients[1], name)
 
 
 def _federation(
@@ -144,7 +144,7 @@ def _kind(features: Mapping[str, Any], max_length: int) -> _Kind:
   key = next((key for key in (*_IMAGES, *_TEXTS) if key in features), None)
   if key is None:
     known = ", ".join((*_IMAGES, *_TEXTS))
-    raise UserError(f"must hold one of {known}, has {listed(sorted(features), 80)}")
+    raise UserError(f"must hold one of {known}, has {join_words(sorted(features), 80)}")
   if key in _TEXTS:
     return _Kind(key, (max_length,), np.int32, False)
   shape, dtype = _IMAGES[key]

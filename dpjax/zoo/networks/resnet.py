@@ -84,7 +84,7 @@ class ResNet(nn.Module):
   @nn.compact
   def __call__(self, x: jax.Array) -> jax.Array:
     convnet.check_images(x)
-    x = convnet.resized(x, self.image_size or None)
+    x = convnet.resize(x, self.image_size or None)
     x = public_trunks.imagenet_scaled(x)
     x = nn.relu(self._conv(x, "first", self.features, 7, 2))
     # torch pads a pool by -inf on both sides. SAME padding could pad one side only.

@@ -96,7 +96,7 @@ class VisionTransformer(nn.Module):
   @nn.compact
   def __call__(self, x: jax.Array) -> jax.Array:
     convnet.check_images(x)
-    x = convnet.resized(x, self.image_size)
+    x = convnet.resize(x, self.image_size)
     patch = (self.patch_size, self.patch_size)
     embed = nn.Conv(self.features, patch, patch, "VALID", dtype=self.dtype, name="embed")
     x = embed(x)

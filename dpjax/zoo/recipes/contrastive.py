@@ -19,7 +19,7 @@ from dpjax import trees, validate
 from dpjax.losses import Apply
 from dpjax.training import schedule_free
 from dpjax.training.augment import AugmentFn
-from dpjax.training.dp_sgd import StepInfo, TrainState, averaged
+from dpjax.training.dp_sgd import StepInfo, TrainState, average
 from dpjax.types import Algorithm, Array, Batch, Params
 
 # Factor t of squared distances in `uniformity`. It is as published, like the square in `alignment`.
@@ -174,7 +174,7 @@ def contrastive(
     params: Any = optax.apply_updates(state.params, updates)
     ema = state.ema
     if ema_decay is not None:
-      ema = averaged(ema, params, state.step, ema_decay)
+      ema = average(ema, params, state.step, ema_decay)
     # The loss of a whole batch leaves out no example.
     info = StepInfo(
       loss, optax.tree.norm(grad), jnp.zeros(()), jnp.sum(mask), left_out=jnp.int32(0)

@@ -62,7 +62,7 @@ def _white(strategy):
   plan = _plan(strategy)
   params = jnp.zeros(4000)
   tx = plan.transform(jax.random.key(3))
-  nothing = dpjax.stacked(jnp.zeros((2, 4000)), mask=True)
+  nothing = dpjax.wrap_grads(jnp.zeros((2, 4000)), mask=True)
 
   def step(state, _):
     update, state = tx.update(nothing, state, params)

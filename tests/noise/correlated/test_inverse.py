@@ -130,11 +130,11 @@ def test_a_step_in_slices_has_the_noise_of_a_whole_one():
   other = sliced.init(params)
   for batch in grads:
     expected, state = whole_update(
-      dpjax.stacked(jnp.asarray(batch)), state, params, mask=jnp.ones(4, bool)
+      dpjax.wrap_grads(jnp.asarray(batch)), state, params, mask=jnp.ones(4, bool)
     )
     for half in (batch[:2], batch[2:]):
       update, other = slice_update(
-        dpjax.stacked(jnp.asarray(half)), other, params, mask=jnp.ones(2, bool)
+        dpjax.wrap_grads(jnp.asarray(half)), other, params, mask=jnp.ones(2, bool)
       )
     np.testing.assert_allclose(update, expected, atol=1e-6)
 
@@ -210,7 +210,7 @@ def test_earlier_noise_belongs_to_the_key_of_the_state():
     l2_clip_norm=1.0, noise_multiplier=1.0, normalize_by=2.0, key=jax.random.key(3),
     noise_shape=NoiseShape(correlation=_REDRAWN), num_steps=8,
   )  # fmt: skip
-  grads = dpjax.stacked(jax.tree.map(lambda leaf: leaf[None], _TREE), mask=True)
+  grads = dpjax.wrap_grads(jax.tree.map(lambda leaf: leaf[None], _TREE), mask=True)
   update = jax.jit(lambda state: tx.update(grads, state, _TREE))
   state = tx.init(_TREE)
   for _ in range(3):
@@ -405,7 +405,7 @@ def test_amplification_by_sampling_is_refused():
     _plan(sampling.PoissonSampler(sampling_prob=0.3, capacity=20))
   with refuses("correlation"):
     min_sep_epsilon(
-      _REDRAWN, noise_multiplier=1.0, num_steps=8, sampling_prob=0.5, steps_apart=4, delta=1e-2,
+      _REDRAWN, noise_multiplier=1.0, num_steps=8, turn_prob=0.5, steps_apart=4, delta=1e-2,
       num_samples=10**4,
     )  # fmt: skip
 

@@ -33,7 +33,7 @@ def _made(name):
     noise_shape=dpjax.NoiseShape(correlation=_STRATEGIES[name]),
   )
   row = lambda leaf: jnp.full((3, *leaf.shape), 0.1)
-  grads = dpjax.stacked(jax.tree.map(row, _PARAMS), mask=True)
+  grads = dpjax.wrap_grads(jax.tree.map(row, _PARAMS), mask=True)
   return plan, lambda tx, state: tx.update(grads, state, _PARAMS)
 
 

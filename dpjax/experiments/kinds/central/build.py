@@ -74,7 +74,7 @@ from dpjax.parallel import allocator, made_for
 from dpjax.parallel.spanning import own_copy
 from dpjax.plan import Plan
 from dpjax.training.augment import AUGMENTATIONS
-from dpjax.training.dp_sgd import joined
+from dpjax.training.dp_sgd import join
 from dpjax.types import Algorithm, ArrayLike, LossFn, Params
 from dpjax.validate import UserError, first_line
 from dpjax.zoo import networks, recipes
@@ -363,7 +363,7 @@ def start(
       user_models.check_outputs(logits, wanted, trees.shapes(first), name)
     return whole, model, params
 
-  return (names.guarded(name, "model.name", make) if names.is_path(name) else make)()
+  return (names.guard(name, "model.name", make) if names.is_path(name) else make)()
 
 
 @bounds.names_fields
@@ -418,7 +418,7 @@ def assembled(config: TrainConfig, loaded: tuple[Any, Any], random: RunKeys) -> 
     canaries = normalization.of_canaries(canaries, statistics)
   if augmented:
     augment = AUGMENTATIONS[config.augmentation]
-    loss_fn = training.augmented(loss_fn, augment, augmult=config.augmult)
+    loss_fn = training.augment(loss_fn, augment, augmult=config.augmult)
   schedule = learning_rate_schedule(config.optimizer, config.num_steps)
   mesh = None if config.mesh is None else mesh_of(config.mesh)
   aware = name_of(config.optimizer, "rule") in privacy.NOISE_AWARE
@@ -620,7 +620,7 @@ def phase(config: TrainConfig, run: Run) -> Phase:
         # Reading `state.step` waits for the device, so only runs with special first steps read it.
         early = num_first and int(state.step) < num_first
         state, of_slice = (first if early else later)(state, batch)
-        info = of_slice if info is None else joined(info, of_slice)
+        info = of_slice if info is None else join(info, of_slice)
     return state, info
 
   def draws(start: int) -> Iterator[Iterator[Any]]:

@@ -203,7 +203,7 @@ def _check_head(config: TrainConfig, params: Params) -> None:
   if saved.HEAD not in layers:
     raise UserError(
       f"needs a model whose last layer is {saved.HEAD!r}; those of "
-      f"model.name={config.model.name!r} are {validate.listed(map(repr, layers), 120)}",
+      f"model.name={config.model.name!r} are {validate.join_words(map(repr, layers), 120)}",
       field="trainable",
       value=name,
     )

@@ -141,7 +141,7 @@ def _calibrated(config: FedConfig, of: Any) -> float:
   def run_event(noise_multiplier: float) -> DpEvent:
     # Rounding enlarges the sensitivity by an amount that depends on the grid, and so on the
     # noise.
-    return accounting.composed(of(noise_multiplier).event, config.num_rounds)
+    return accounting.compose(of(noise_multiplier).event, config.num_rounds)
 
   attack = attack_of(config.privacy)
   if attack is not None:
@@ -164,12 +164,12 @@ def guarantee(
 
   def curve(rounds: int) -> float:
     return accounting.epsilon(
-      accounting.composed(noise_in_shares.event, rounds), accountant="rdp", **asked
+      accounting.compose(noise_in_shares.event, rounds), accountant="rdp", **asked
     )
 
   def statement(rounds: int) -> str:
     text = accounting.privacy_statement(
-      accounting.composed(noise_in_shares.event, rounds),
+      accounting.compose(noise_in_shares.event, rounds),
       num_examples=num_clients,
       unit="user",
       accountants=("rdp",),
@@ -194,7 +194,7 @@ def guarantee(
     accountant="rdp",
     # Sampling amplifies nothing: the guarantee is against the server, which knows who takes part.
     step_event=lambda step: noise_in_shares.event,
-    remaining_event=lambda start: accounting.composed(
+    remaining_event=lambda start: accounting.compose(
       noise_in_shares.event, config.num_rounds - start
     ),
     curve=curve,

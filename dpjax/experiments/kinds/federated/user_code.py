@@ -45,7 +45,7 @@ def aggregator(path: str) -> federated.Aggregator:
 
   parts = {"init": init, "update": like_a_message(built.update), "partial": built.partial}
   parts |= {"finish": built.finish and like_a_message(built.finish), "check": built.check}
-  guarded = {n: part and names.guarded(path, field, part) for n, part in parts.items()}
+  guarded = {n: part and names.guard(path, field, part) for n, part in parts.items()}
   # A user's aggregator that says it is private proves nothing, so `private` is set to False.
   return built._replace(private=False, plan=None, **guarded)
 
@@ -75,7 +75,7 @@ def _client(
     return sent, memory, info
 
   parts = users_client._replace(step=step, finish=finish)
-  return users_client._make(names.guarded(path, "algorithm", part) for part in parts)
+  return users_client._make(names.guard(path, "algorithm", part) for part in parts)
 
 
 def _whole(
@@ -96,7 +96,7 @@ def _whole(
     return after, info
 
   parts = users_algorithm._replace(init=init, round=one_round)
-  return users_algorithm._make(names.guarded(path, "algorithm", part) for part in parts)
+  return users_algorithm._make(names.guard(path, "algorithm", part) for part in parts)
 
 
 def algorithm(

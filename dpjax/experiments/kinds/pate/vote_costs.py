@@ -15,7 +15,7 @@ from dpjax import accounting
 from dpjax.accounting import votes
 from dpjax.accounting.event_kinds.kind import ORDERS, DpEvent
 from dpjax.accounting.event_kinds.smooth_sensitivity import SmoothSensitivityDpEvent
-from dpjax.accounting.matrix import joined
+from dpjax.accounting.matrix import join
 from dpjax.accounting.text import paragraph
 from dpjax.experiments.kinds.pate.config import (
   ConfidentQueries,
@@ -45,14 +45,14 @@ def step_events(config: PateConfig) -> list[DpEvent]:
   if isinstance(mechanism, ConfidentGNMax):
     check = mechanism.event(relation, num_checks=1, num_answers=0)
     answers = mechanism.votes.event(relation, num_queries=config.most_answers)
-    events = [joined([check, answers])] + [check] * (config.num_queries - 1)
+    events = [join([check, answers])] + [check] * (config.num_queries - 1)
   else:
     events = [mechanism.event(relation)] * config.num_queries
   if config.cost is not None:
     published = SmoothSensitivityDpEvent(
       config.cost.beta, config.cost.noise_in_sensitivities, relation
     )
-    events[-1] = joined([events[-1], published])
+    events[-1] = join([events[-1], published])
   return events
 
 
@@ -66,7 +66,7 @@ def promised(config: PateConfig, num_records: int | None) -> Guarantee:
   accountant = "pld" if config.cost is None else "rdp"
   relation = config.neighboring_relation
   whole = guarantee.of_event(
-    joined(events),
+    join(events),
     delta=config.delta,
     l2_bound=1.0,
     num_records=num_records,
@@ -79,7 +79,7 @@ def promised(config: PateConfig, num_records: int | None) -> Guarantee:
   @functools.cache
   def curve(steps: int) -> float:
     return accounting.epsilon(
-      joined(events[:steps]),
+      join(events[:steps]),
       delta=config.delta,
       neighboring_relation=relation,
       accountant=accountant,
@@ -87,7 +87,7 @@ def promised(config: PateConfig, num_records: int | None) -> Guarantee:
 
   def statement(steps: int) -> str:
     text = accounting.privacy_statement(
-      joined(events[:steps]),
+      join(events[:steps]),
       num_examples=num_records,
       delta=config.delta,
       neighboring_relation=relation,
@@ -99,7 +99,7 @@ def promised(config: PateConfig, num_records: int | None) -> Guarantee:
   return dataclasses.replace(
     whole,
     step_event=lambda step: events[step],
-    remaining_event=lambda start: joined(events[start:]),
+    remaining_event=lambda start: join(events[start:]),
     curve=curve,
     statement=statement,
   )
