@@ -122,9 +122,14 @@ def _by_group(result: Mapping[str, Any]) -> list[Block]:
   by_group = result.get("test_by_group")
   if not by_group:
     return []
-  names = list(next(iter(by_group["scores"].values())))
+  names = dict.fromkeys(
+    name
+    for scores in by_group["scores"].values()
+    for name, value in scores.items()
+    if not isinstance(value, list)
+  )
   rows = [
-    [group, *(_shown(scores[name]) for name in names)]
+    [group, *(_shown(scores[name]) if name in scores else "" for name in names)]
     for group, scores in by_group["scores"].items()
   ]
   head = [by_group["column"], *map(_spaced, names)]
