@@ -1,0 +1,31 @@
+"""A table of your own: a linear model with settings that spoil no probabilities.
+
+  python -m launch.train --config=configs/table.py --workdir=runs/people \\
+    --config.data.name=people.csv
+
+Without a data name it trains on breast cancer.
+"""
+
+from dpjax.experiments.kinds.central.config import (
+  DataConfig,
+  DpSgd,
+  ModelConfig,
+  OptimizerConfig,
+  TrainConfig,
+)
+
+
+def get_config() -> TrainConfig:
+  return TrainConfig(
+    data=DataConfig(name="breast_cancer"),
+    model=ModelConfig(name="linear"),
+    # Inputs of a table lie in [0, 1]. A clip norm below usual gradients would make rows with small
+    # and large errors pull alike, and probabilities too sure.
+    privacy=DpSgd(epsilon=3.0, delta=1e-5, sampling_prob=0.2, l2_clip_norm=2.5),
+    # Noise moves the model by rate x clip norm x root of steps: small steps, and their average.
+    optimizer=OptimizerConfig(learning_rate=0.04),
+    num_steps=120,
+    eval_every=60,
+    checkpoint_every=60,
+    ema_decay=0.9,
+  )
