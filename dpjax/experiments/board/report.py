@@ -26,6 +26,7 @@ from dpjax.experiments.board.document import (
   Table,
   Verbatim,
 )
+from dpjax.experiments.kinds.federated.config import NATURAL
 from dpjax.experiments.run import checkpoint, finished, workdir, writers
 from dpjax.experiments.run.finished import Finished
 from dpjax.validate import UserError
@@ -235,7 +236,7 @@ def _users(config: Mapping[str, Any]) -> str:
   by = partition.get("client_id")
   if by:
     return f"The column {by!r} of the data says which records belong to one user."
-  if partition["name"] == "natural":
+  if partition["name"] in NATURAL:
     return "The data say which records belong to one user."
   return (
     f"The users are simulated: records were dealt to them ({partition['name']}). They are not "
