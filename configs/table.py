@@ -23,7 +23,7 @@ def get_config() -> TrainConfig:
     # and large errors pull alike, and probabilities too sure.
     privacy=DpSgd(epsilon=3.0, delta=1e-5, sampling_prob=0.2, l2_clip_norm=2.5),
     # Noise moves the model by rate x clip norm x root of steps: small steps, and their average.
-    optimizer=OptimizerConfig(learning_rate=0.04),
+    optimizer=OptimizerConfig(learning_rate=0.06),
     num_steps=120,
     eval_every=60,
     checkpoint_every=60,

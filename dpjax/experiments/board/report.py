@@ -172,9 +172,10 @@ def _lead(run: Finished) -> list[Block]:
   result = run.result
   kind = result["epsilon_kind"]
   rows = [["result", scores.headline(result)]]
-  for name in ("dataset", "task", "model", "method"):
+  rows.insert(0, ["data", scores.data_name(result)])
+  for name in ("task", "model", "method"):
     if result.get(name):
-      rows.insert(-1, [name.replace("dataset", "data"), str(result[name])])
+      rows.insert(-1, [name, str(result[name])])
   if kind != "none":
     rows.append(["epsilon", f"{_number(result['epsilon'])} ({kind}); smaller is safer"])
     rows.append(["delta", f"{_chance(result['delta'])}: how likely epsilon may fail"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import pathlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -50,6 +51,15 @@ _FIELDS = ("test_recall_by_class", "test_confusion", "test_by_group")
 def headline(result: Mapping[str, Any]) -> str:
   """Returns the score of a run in a few words."""
   return writers.headline(result).replace("test_", "").replace("=", " ")
+
+
+def data_name(result: Mapping[str, Any]) -> str:
+  """Returns the name of a run's data; of a file, without its folders.
+
+  >>> data_name({"dataset": "/home/ann/people.csv"}), data_name({"dataset": "digits"})
+  ('people.csv', 'digits')
+  """
+  return pathlib.PurePath(str(result.get("dataset"))).name
 
 
 def blocks(run: Finished) -> list[Block]:
@@ -139,7 +149,7 @@ def _by_group(result: Mapping[str, Any]) -> list[Block]:
 def declared(run: Finished) -> list[Block]:
   """Returns what a report says of the public facts about the data."""
   inputs = model_inputs.read(run.path)
-  name = str(run.result.get("dataset"))
+  name = data_name(run.result)
   if inputs is None:
     return [Paragraph(f"The data are {name}. The folder holds no further declaration.")]
   told: list[Block] = [
@@ -157,6 +167,8 @@ def declared(run: Finished) -> list[Block]:
   rows = [[column, _kind(kind)] for column, kind in parsed.columns.items()]
   targets = ", ".join(parsed.target_columns)
   rows.append([f"{targets} (what is learnt)", _kind(parsed.target_kind)])
+  if parsed.group is not None and parsed.group[0] not in parsed.columns:
+    rows.append([f"{parsed.group[0]} (scores by group)", _kind(parsed.group[1])])
   if parsed.num_examples is not None:
     rows.append(["number of records", f"about {parsed.num_examples}"])
   return [*told, Table(("column", "declared"), rows)]
