@@ -4,9 +4,10 @@
     python -m benchmarks.table_settings [--config=quickstart] [--seeds=1]
 
 Each table is trained on at epsilon 1, 3 and 8 with five fresh keys. Settings that are worse than
-the constant answer on a table spoil probabilities there. `coin` has labels that are tossed: nothing
-can be learnt, and ordinary logistic regression is worse than the constant answer, too. Writes
-results/table_settings/CONFIG.csv. Needs a minute of a core for each table.
+the constant answer on a table spoil probabilities there. Two tables have nothing to learn: the
+labels of `coin` are tossed, and on `stock market` ordinary logistic regression is worse than the
+constant answer, too. Writes results/table_settings/CONFIG.csv. Needs a minute of a core for each
+table.
 """
 
 from __future__ import annotations
