@@ -38,7 +38,10 @@ def attacks_on(run: Finished, more: Iterable[str | os.PathLike] = ()) -> list[Fi
     if not attack.is_attack or model is None or attack.result.get(ATTACKED) != model:
       raise UserError("must be an attack on this run", field="attacks", value=str(path))
     found[path.resolve()] = attack
-  for path in sorted(run.path.resolve().parent.iterdir()):
+  beside: list[pathlib.Path] = []
+  with contextlib.suppress(OSError):
+    beside = sorted(run.path.resolve().parent.iterdir())
+  for path in beside:
     # Whatever lies beside the run may be no run at all.
     with contextlib.suppress(UserError, OSError):
       if model is not None and (path / writers.RESULT).is_file() and path not in found:

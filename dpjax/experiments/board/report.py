@@ -67,23 +67,31 @@ _SEES = (
   "attacker who knows all other records, knows the program and its settings, and has unlimited "
   "computers and time."
 )
+_TRUSTED = (
+  "It does not hold against those who run the training. They see the raw data, and must be "
+  "trusted."
+)
+_SERVER = (
+  "It does not hold against the server. It sees the message of each user without noise, and must "
+  "be trusted."
+)
 # Who must be trusted, by the method of a federated run (docs/threat_model.md).
-_TRUSTED = {
+_TRUSTED_BY = {
+  "central": _SERVER,
+  "dp_ftrl": _SERVER,
   "local": "Nobody but the users' own devices must be trusted. The server gets noisy messages.",
+  "both": "The server must be trusted to add its noise. What it sees itself has the users' own "
+  "noise alone.",
   "distributed": "The server must be trusted to follow the protocol, and enough users to add "
   "their share of the noise. It sees sums alone.",
-  "none": "Everybody who takes part must be trusted.",
 }
-_TRUSTED_SERVER = (
-  "It does not hold against those who run the training. They see the raw data, or raw messages, "
-  "and must be trusted."
-)
+_ASK = "Who must be trusted follows from the method; see the statement below."
 # `statement.not_covered` in plain words, in the same order.
 _PLAIN = (
   "settings that somebody chose by looking at the private data",
   "other runs on the same data: each costs privacy again",
   "numbers of single records, or averages of them, that were logged",
-  "averages and the like that were computed from the data before the training",
+  "averages and the like that were computed from the data before, without being counted",
   "several participants that belong together, such as a family",
   "who has the secret key of the noise, and can take the noise away",
   "rounding: the noise of a computer is not exactly that of the proof",
@@ -259,7 +267,7 @@ def _against(run: Finished) -> list[Block]:
   privacy = run.config.get("privacy")
   method = privacy.get("name") if isinstance(privacy, dict) else None
   federated = "num_rounds" in run.config
-  trusted = _TRUSTED.get(str(method), _TRUSTED_SERVER) if federated else _TRUSTED_SERVER
+  trusted = _TRUSTED_BY.get(str(method), _ASK) if federated else _TRUSTED
   return [*blocks, Paragraph(_SEES), Paragraph(trusted)]
 
 
