@@ -1142,7 +1142,56 @@ def _versions() -> list[Row]:
   ]
 
 
+def _expected() -> list[Row]:
+  """The interval of one more run, of each cheap config."""
+  made = []
+  for row in entries("expected/expected.csv"):
+    is_share = row["score"] == "test_accuracy"
+    cell = share if is_share else (lambda value: f"{float(value):.1f}")
+    path = row["config"].replace(".", "/")
+    made.append(
+      [
+        f"[`{path}`](../configs/{path}.py)",
+        row["score"].removeprefix("test_"),
+        _up(float(row["epsilon"])),
+        f"{cell(row['mean'])} ± {cell(row['sd'])}",
+        f"[{cell(row['low'])}, {cell(row['high'])}]",
+        row["runs"],
+        row["day"],
+      ]
+    )
+  return made
+
+
+def _table_settings() -> list[Row]:
+  """Log loss on tables, by table."""
+  rows = entries("table_settings/table.csv")
+  before = entries("table_settings/quickstart.csv")
+  made = []
+  for name in dict.fromkeys(row["table"] for row in rows):
+    of = {row["epsilon"]: row for row in rows if row["table"] == name}
+    first = of["1.0"]
+    digits = one(before, table=name, epsilon="1.0")
+    losses = [of[epsilon]["loss"] for epsilon in ("1.0", "3.0", "8.0")]
+    beside = [first["constant_loss"], first["logistic_loss"], digits["loss"]]
+    made.append([name, f"{int(first['rows']):,}", *map(share, losses), *map(share, beside)])
+  return made
+
+
 TABLES = [
+  Table(
+    "docs/expected.md",
+    ["config", "score", "epsilon", "mean ± sd", "one more run lies in", "runs", "last met"],
+    _expected,
+  ),
+  Table(
+    "docs/your_data.md",
+    [
+      "table", "rows", "epsilon 1", "3", "8", "shares of the classes",
+      "logistic regression, not private", "digits' settings at 1",
+    ],
+    _table_settings,
+  ),
   Table("docs/curves.md", ["CIFAR-10, a linear model on", *_HEADS], _on_patches),
   Table("docs/curves.md", ["CIFAR-10 without public data", *_HEADS], _on_the_board),
   Table(

@@ -7,7 +7,7 @@ wider, whatever type the model computes in.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -54,15 +54,22 @@ def _integers(value: Any, name: str, rank: int) -> Array:
   return array
 
 
-def softmax_cross_entropy(apply: Apply) -> LossFn:
+def softmax_cross_entropy(
+  apply: Apply, *, class_weights: Sequence[float] | None = None
+) -> LossFn:
   """Cross-entropy of one example's logits [1, K] with its integer label `example.y`.
 
   It is log sum_k exp(logits[k]) - logits[y] nats, in float32 or wider even if the model returns
   bfloat16. `dpjax.data` checks that labels are in [0, K); this loss does not.
 
+  Args:
+    class_weights: public constant of each class, [K], by which the loss of its examples is
+      multiplied, before gradients are clipped. They cost no privacy. Weights that are computed from
+      private labels would: every label changes all of them.
+
   Raises:
     UserError: during tracing, if apply does not return [1, K], or y is not ONE integer (for
-      example because a whole batch was passed).
+      example because a whole batch was passed), or there are not K weights.
 
   >>> loss = softmax_cross_entropy(lambda params, x: x @ params)  # logits = x
   >>> example = Example(x=jnp.log(jnp.array([1.0, 3.0])), y=1)
@@ -72,7 +79,17 @@ def softmax_cross_entropy(apply: Apply) -> LossFn:
 
   def loss(params: Params, example: Example) -> Array:
     label = _integers(example.y, "y", 0)
-    return _cross_entropy(_outputs(apply, params, example.x, 2, "logits [1, K]"), label)
+    logits = _outputs(apply, params, example.x, 2, "logits [1, K]")
+    nats = _cross_entropy(logits, label)
+    if class_weights is None:
+      return nats
+    if logits.shape != (len(class_weights),):
+      raise UserError(
+        f"must have one weight for each of {logits.shape[0]} classes",
+        field="class_weights",
+        value=tuple(class_weights),
+      )
+    return nats * jnp.asarray(class_weights, logits.dtype)[label]
 
   return loss
 

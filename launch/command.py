@@ -30,6 +30,7 @@ COMMANDS = {
   "distill": "train a private teacher and a small student",
   "synthesize": "write private synthetic images, and score them",
   "serve": "serve a finished run: drift, alarms, release by stages",
+  "report": "explain a finished run to an ethics board",
   "relevance": "layer-wise relevance, RADP and its relatives",
   "secure": "secure sums, encrypted tables and images, two parties",
   "benchmark": "time steps, memory and rounds",

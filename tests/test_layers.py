@@ -40,6 +40,7 @@ _WINGS = (
   {"experiments.run", "experiments.kinds", "experiments.catalogue"},  # ONE run
   # of runs
   {
+    "experiments.board",
     "experiments.sweeps",
     "experiments.checks",
     "experiments.plots",

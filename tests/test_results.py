@@ -38,6 +38,15 @@ def test_a_page_gets_the_numbers_of_the_results_and_keeps_its_other_tables():
   assert tables.written(page.format(stale), table.page) == page.format(tables.made(table))
 
 
+def test_settings_for_tables_are_no_worse_than_the_shares_of_the_classes():
+  rows = tables.entries("table_settings/table.csv")
+  assert {row["epsilon"] for row in rows} == {"1.0", "3.0", "8.0"}
+  for row in rows:
+    nothing_to_learn = row["table"] in ("coin", "stock market")
+    excess = float(row["loss"]) - float(row["constant_loss"])
+    assert excess < (0.05 if nothing_to_learn else 0), row
+
+
 # --- files of one folder
 
 

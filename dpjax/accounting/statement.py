@@ -30,13 +30,39 @@ _RELATIONS = {
   "replace_one": "one {unit} exchanged for any other",
   "replace_special": "one {unit} exchanged for an empty record that contributes zero",
 }
+RELEASED = "every iterate, hence also the last one"
 _NOT_COVERED = (
   "the choice of hyper-parameters, architecture and stopping time, when made by looking at "
-  "the private data; runs that were not charged; per-{unit} losses, gradient norms and "
-  "clip fractions, where logged; {fitted} fitted to the private data before training; "
-  "several {unit}s that belong together; the noise key (a seed, or a checkpoint that holds "
-  "it, is a secret); and the finite precision of floating-point noise"
+  "the private data",
+  "runs that were not charged",
+  "per-{unit} losses, gradient norms and clip fractions, where logged",
+  "{fitted} fitted to the private data before training",
+  "several {unit}s that belong together",
+  "the noise key (a seed, or a checkpoint that holds it, is a secret)",
+  "the finite precision of floating-point noise",
 )
+
+
+def not_covered(unit: str, fitted: str = "statistics") -> tuple[str, ...]:
+  """Returns what no epsilon covers, as phrases.
+
+  Args:
+    unit: name of what counts as one record.
+    fitted: what else may have been fitted to the private data.
+
+  >>> not_covered("user")[4]
+  'several users that belong together'
+  """
+  return tuple(words.format(unit=unit, fitted=fitted) for words in _NOT_COVERED)
+
+
+def difference(relation: str, unit: str) -> str:
+  """Returns in words how two neighbouring data sets differ.
+
+  >>> difference("add_or_remove_one", "user")
+  'one user more or less'
+  """
+  return _RELATIONS[relation].format(unit=unit)
 
 
 def delta_warning(delta: float, num_examples: int) -> str | None:
@@ -112,7 +138,7 @@ def privacy_statement(
   if epsilons is None:
     attackers = _attackers(event, delta, delta_set_aside, neighboring_relation, accountants)
   selected = any(isinstance(part, RepeatAndSelectDpEvent) for part in parts(event))
-  fitted = "other statistics" if statistics else "statistics"
+  *rest, last = not_covered(unit, "other statistics" if statistics else "statistics")
   as_if = " as no worse than (this is not the noise of a step)" if noise else ""
   words = [
     _headline(rows, delta, delta_set_aside, epsilon_kind),
@@ -121,9 +147,9 @@ def privacy_statement(
     f"Charged{as_if}: {describe(event, unit) or 'nothing'}.",
     *noise.splitlines(),
     *statistics.splitlines(),
-    "Released: every iterate, hence also the last one. Not covered: "
+    f"Released: {RELEASED}. Not covered: "
     f"{'beyond the selection above, ' if selected else ''}"
-    f"{_NOT_COVERED.format(unit=unit, fitted=fitted)}.",
+    f"{'; '.join(rest)}; and {last}.",
   ]
   warning = delta_warning(delta, num_examples) if num_examples else None
   words += [f"WARNING: {warning}."] if warning else []
@@ -202,7 +228,7 @@ def _headline(
 def _adjacency(relation: str, unit: str, num_examples: int | None) -> str:
   sentence = (
     f"Unit: one {unit}. Neighbouring data sets ({relation}) differ by "
-    f"{_RELATIONS[relation].format(unit=unit)}."
+    f"{difference(relation, unit)}."
   )
   if relation != "add_or_remove_one":
     size = "" if num_examples is None else f" ({num_examples})"

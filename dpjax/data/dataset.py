@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -101,6 +101,14 @@ def _frozen_columns(x: Columns, vocab_size: int | None) -> Columns:
   return Columns(jax.tree.map(_read_only, x.tree), "x")
 
 
+class Groups(NamedTuple):
+  """The group of each test row, by which scores are told apart."""
+
+  column: str
+  names: tuple[str, ...]  # declared values of the column
+  places: np.ndarray  # [n] int32: place in `names`
+
+
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
 class Dataset:
   """Examples with random access: `d[i]`, `d[indices]` and `d[a:b]` return an `Example`.
@@ -144,6 +152,8 @@ class Dataset:
   # Of a table: the number of cells that are not as declared, by column, in all rows of train and
   # test (`clipped_cells`). It is as secret as x. None: not a table.
   clipped_cells: Mapping[str, int] | None = None
+  # Of the test rows of a table that declares a group. None: there is none.
+  groups: Groups | None = None
 
   def __post_init__(self):
     validate.integer_at_least(1, num_classes=self.num_classes)
@@ -162,6 +172,8 @@ class Dataset:
         _check_range(self.x, self.vocab_size, "x", "vocab_size")
       object.__setattr__(self, "x", _read_only(self.x))
     object.__setattr__(self, "y", _read_only(self.y))
+    if self.groups is not None and self.groups.places.shape != (len(self.x),):
+      raise UserError("must have one place for each row of x", field="groups")
     if self.present is not None:
       n = len(self.x)
       if (
@@ -196,7 +208,10 @@ class Dataset:
     present = None if self.present is None else self.present[indices]
     x = self.x[indices] if self.in_memory else self.x.subset(indices)
     x = Columns(x, "x") if self.in_columns else x
-    return dataclasses.replace(self, x=x, y=self.y[indices], present=present)
+    groups = self.groups
+    if groups is not None:
+      groups = groups._replace(places=groups.places[indices])
+    return dataclasses.replace(self, x=x, y=self.y[indices], present=present, groups=groups)
 
   def without_empty_records(self) -> Dataset:
     """Returns the rows that are present, in their order."""

@@ -11,6 +11,8 @@ A declaration is a dict, or a TOML or JSON file. Its keys:
   folder of the table; without it tokens are bytes.
 - `target`: `column` with `values` (classes), or with `lower` and `upper` (a number). Several
   labels have `columns`, and two `values`: the text for no, then the text for yes.
+- `group`: name of a category of the inputs, or a `column` that is no input, with `values`. The
+  test rows of each of its values are scored apart, too.
 - `split`: one of three rules for the test rows.
   `column`, with the values in this column that mean `train` and `test`.
   `test_file`, a second file, which holds the test rows.
@@ -44,7 +46,7 @@ from dpjax.data.target_kinds import Interval, Labels
 from dpjax.validate import NO_VALUE, UserError, Verbatim
 
 _KEYS = (
-  "columns", "target", "split", "ignore", "missing_values", "num_examples", "delimiter",
+  "columns", "target", "group", "split", "ignore", "missing_values", "num_examples", "delimiter",
   "encoding", "tokenizer",
 )  # fmt: skip
 _MOST_TOKENS = 2**20
@@ -126,6 +128,8 @@ class Declaration:
   target_columns: tuple[str, ...]
   target_kind: Number | Category
   split: Split
+  # The column by whose values test rows are scored apart, and its kind; None: there is none.
+  group: tuple[str, Category] | None = None
   ignore: tuple[str, ...] = ()
   missing_values: Values = _NO_VALUES
   num_examples: int | None = None
@@ -196,9 +200,11 @@ def parse(source: object) -> Declaration:
     )
   target_columns, target_kind = _target(keys.get("target"))
   split = _split(keys.get("split"))
+  group = _group(keys.get("group"), kinds)
   ignore = keys.get("ignore", [])
   ignored = ("*",) if ignore == "*" else texts(ignore, "ignore", least=0)
   declared = [*kinds, *target_columns, *([split.column] if split.column else []), *ignored]
+  declared += [group[0]] if group and group[0] not in kinds else []
   twice = [name for name, count in collections.Counter(declared).items() if count > 1]
   if twice:
     raise UserError("is declared twice", field="column", value=twice[0])
@@ -210,6 +216,7 @@ def parse(source: object) -> Declaration:
     target_columns=target_columns,
     target_kind=target_kind,
     split=split,
+    group=group,
     ignore=ignored,
     missing_values=_missing_values(keys.get("missing_values", [])),
     num_examples=num_examples,
@@ -405,6 +412,26 @@ def _target(value: object) -> tuple[tuple[str, ...], Number | Category]:
       field="target",
     )
   return columns, kind
+
+
+def _group(
+  value: object, columns: Mapping[str, Number | Category | Text]
+) -> tuple[str, Category] | None:
+  if value is None:
+    return None
+  if isinstance(value, str):
+    known = {name: kind for name, kind in columns.items() if isinstance(kind, Category)}
+    validate.one_of(known, group=value)
+    return value, known[value]
+  keys = mapping(value, "group", ("column", "values", "missing", "other"))
+  column = text_of(keys.pop("column", None), "group.column")
+  if column in columns:
+    raise UserError(
+      "is a column of inputs; give its name alone", field="group.column", value=column
+    )
+  if "values" not in keys:
+    raise UserError("must have `values`, which are public", field="group")
+  return column, _category(keys, "group")
 
 
 def _split(value: object) -> Split:

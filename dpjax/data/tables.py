@@ -20,7 +20,7 @@ import numpy as np
 from dpjax import validate
 from dpjax.data import cells, table_declaration, table_files, tokenizer_files
 from dpjax.data.cells import Cell
-from dpjax.data.dataset import Dataset
+from dpjax.data.dataset import Dataset, Groups
 from dpjax.data.table_declaration import Category, Declaration, Number
 from dpjax.validate import UserError, Verbatim
 
@@ -76,6 +76,7 @@ class _Part(NamedTuple):
   y: np.ndarray  # [n], or [n, labels]
   is_test: np.ndarray  # [n] bool
   fields: list[str]  # [n] texts of one more column, if it was asked for, else []
+  groups: np.ndarray  # [n] place of the group's value, int32; [0] without a group
 
 
 def is_table(name: str) -> bool:
@@ -143,7 +144,8 @@ def table_fields(
   pair = []
   fields = []
   for split in ("train", "test"):
-    rows = np.flatnonzero(parts.is_test == (split == "test"))
+    of_test = split == "test"
+    rows = np.flatnonzero(parts.is_test == of_test)
     if not len(rows):
       raise _about(held, f"has no row for {split}; see `split` of its declaration")
     dataset = Dataset(
@@ -156,10 +158,18 @@ def table_fields(
       nominal_size=declared.num_examples if split == "train" else None,
       target=declared.target,
       clipped_cells=counts.changed,
+      groups=_groups(declared, parts.groups, rows) if of_test else None,
     )
     pair.append(dataset)
     fields.append([parts.fields[row] for row in rows] if field is not None else [])
   return (pair[0], pair[1]), (fields[0], fields[1])
+
+
+def _groups(declared: Declaration, places: np.ndarray, rows: np.ndarray) -> Groups | None:
+  if declared.group is None:
+    return None
+  column, kind = declared.group
+  return Groups(column, tuple(kind.values), places[rows])
 
 
 def clipped_cells(source: Source, declaration: Declared = None) -> dict[str, int]:
@@ -321,6 +331,7 @@ def _parts(
     y=np.concatenate([part.y, other.y]),
     is_test=np.concatenate([part.is_test, np.ones(len(other.x), bool)]),
     fields=part.fields + other.fields,
+    groups=np.concatenate([part.groups, other.groups]),
   )
 
 
@@ -333,7 +344,8 @@ def _needed(
   """Returns the names of the columns to read: of inputs alone, or of all that is declared. Raises
   UserError for a missing column, or for a column that is neither declared nor ignored."""
   marked = () if declared.split.column is None else (declared.split.column,)
-  beside = () if field is None else (field,)
+  beside = [] if field is None else [field]
+  beside += [] if declared.group is None else [declared.group[0]]
   known = dict.fromkeys((*declared.columns, *declared.target_columns, *marked, *beside))
   needed = declared.columns if of_inputs else known
   for name in needed:
@@ -370,6 +382,7 @@ def _read(
   xs = []
   ys = []
   masks = []
+  groups = [np.zeros(0, np.int32)]
   fields: list[str] = []
   count = 0
   try:
@@ -379,12 +392,14 @@ def _read(
       ys.append(held.targets())
       masks.append(held.is_test(count))
       fields += [] if field is None else held.ids(field, cells.text)
+      groups += [] if declared.group is None else [held.places(*declared.group)]
       count += len(block.places)
   except UserError as error:
     raise _about(source, str(error)) from error
   if not count:
     raise _about(source, "holds no rows below the names of its columns")
-  return _Part(np.concatenate(xs), np.concatenate(ys), np.concatenate(masks), fields)
+  x, y, is_test = map(np.concatenate, (xs, ys, masks))
+  return _Part(x, y, is_test, fields, np.concatenate(groups))
 
 
 class _Cells:

@@ -269,6 +269,7 @@ TOPICS: dict[str, tuple[Section, ...]] = {
   "clip_schedules": (_choice(TrainConfig, "privacy.clip_schedule"),),
   "normalizations": (_choice(TrainConfig, "privacy.normalization"),),
   "trainables": (_choice(TrainConfig, "trainable"),),
+  "class_weights": (_choice(TrainConfig, "class_weights"),),
   "accountants": (Section("--config.privacy.accountant", _accountants),),
   "correlations": (_choice(TrainConfig, "privacy.strategy"),),
   "augmentations": (_documented("--config.augmentation", AUGMENTATIONS),),

@@ -366,7 +366,7 @@ def test_any_value_is_a_run_or_one_line(runs, name, value):
   read = several_runs.writers.read_json
   swapped = lambda path: {**read(path), **({name: value} if "result" in str(path) else {})}
   with pytest.MonkeyPatch.context() as patched:
-    patched.setattr(several_runs.workdir, "sealed", sealed)
+    patched.setattr(workdir, "sealed", sealed)
     patched.setattr(several_runs.writers, "read_json", swapped)
     try:
       (run,) = several_runs.read([str(runs[0])])

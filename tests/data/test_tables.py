@@ -498,3 +498,56 @@ def test_any_values_are_read_or_refused_in_one_line(values, none, train, other, 
     assert len(str(error).splitlines()) == 1
   else:
     assert len(train_set) + len(test_set) == len(cells)
+
+
+_SEXES = {"column": "sex", "values": ["f", "m"]}
+
+
+@pytest.mark.parametrize("is_input", [True, False])
+def test_test_rows_know_the_group_that_is_declared(is_input):
+  columns = {
+    "age": [1, 2, 3, 4],
+    "sex": list("fmmf"),
+    "ill": [0, 1, 0, 1],
+    "fold": list("abab"),
+  }
+  inputs = {"age": {"lower": 0, "upper": 4}}
+  declared = {
+    "columns": inputs | ({"sex": {"values": ["f", "m"]}} if is_input else {}),
+    "group": "sex" if is_input else _SEXES,
+    "target": {"column": "ill", "values": [0, 1]},
+    "split": {"column": "fold", "train": ["a"], "test": ["b"]},
+  }
+  train, test = tables.table(columns, declared)
+  assert train.groups is None  # nothing needs those of private rows
+  assert (test.groups.column, test.groups.names) == ("sex", ("f", "m"))
+  assert test.groups.places.tolist() == [1, 0]
+  assert test.subset([1]).groups.places.tolist() == [0]
+  assert test.x.shape == (2, 3 if is_input else 1)
+  # A server reads no group; it may be sent.
+  assert (
+    tables.inputs(
+      {"age": [4], "sex": ["?"]}, declared | {"columns": inputs, "group": _SEXES}
+    )
+    == 1
+  )
+
+
+@pytest.mark.parametrize(
+  ("group", "field"),
+  [
+    ("age", "group"),
+    ({"column": "sex"}, "group"),
+    (_SEXES | {"column": "age"}, "group.column"),
+  ],
+)
+def test_a_group_that_is_no_public_category_is_refused(group, field):
+  declared = {
+    "columns": {"age": {"lower": 0, "upper": 4}},
+    "group": group,
+    "target": {"column": "ill", "values": [0, 1]},
+    "split": {"test_share": 0.5},
+  }
+  with refuses("declaration") as caught:
+    tables.table({"age": [1], "ill": [0]}, declared)
+  assert field in str(caught.value)

@@ -46,6 +46,8 @@ def test_a_finished_run_is_attacked_by_its_folder(run, tmp_path):
   result = loop.train(config, tmp_path)
   own = json.loads((run / "result.json").read_text())
   assert result["epsilon"] == own["epsilon"] and result["epsilon_kind"] == "proved"
+  # A report of the run finds the attack by this digest.
+  assert result["attacked_sha256"] == own["files_sha256"]["params.npz"]
   assert result["num_members"] == 120 and result["num_models"] == 4
   assert 0 <= result["epsilon_lower_indicative"] <= result["epsilon_lower_ceiling"]
   assert {"result.json", "roc.csv", "roc.png", "attacks.md"} <= {

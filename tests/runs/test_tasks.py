@@ -1,7 +1,9 @@
 """Tasks by the target of the data: numbers and several labels, from loss to result.json."""
 
+import dataclasses
 import json
 import math
+import types
 
 import jax
 import jax.numpy as jnp
@@ -11,10 +13,11 @@ from sklearn import metrics as oracle
 
 from dpjax import data, losses, metrics
 from dpjax.data import partition
+from dpjax.data.dataset import Groups
 from dpjax.experiments.config import fields
 from dpjax.experiments.kinds.attack import build as attack
 from dpjax.experiments.kinds.attack.config import AttackConfig
-from dpjax.experiments.kinds.central import build, facts
+from dpjax.experiments.kinds.central import build, facts, tasks
 from dpjax.experiments.kinds.central.config import (
   DataConfig,
   DpSgd,
@@ -275,3 +278,32 @@ def test_laws_of_sizes_need_no_classes():
   labels = np.zeros(len(train), np.int32)
   wanted = partition.power_law(labels, num_clients=4, exponent=1.0, seed=0)
   assert [len(rows) for rows in federation.indices] == [len(rows) for rows in wanted]
+
+
+def test_scores_by_group_are_those_of_each_group_alone():
+  rng = np.random.default_rng(1)
+  y = (rng.random(60) < 0.4).astype(int)
+  places = np.where(_X[:, 0] < 0.6, 0, 2).astype(np.int32)  # nobody is in group 1
+  rows = data.from_arrays(_X, y, num_classes=2, split="test")
+  rows = dataclasses.replace(rows, groups=Groups("sex", ("f", "x", "m"), places))
+  run = types.SimpleNamespace(test=rows, apply=linear, task=tasks.TASKS[None])
+  found = facts.group_scores(run, _WEIGHTS)["test_by_group"]
+  assert found["column"] == "sex" and found["scores"]["x"] == {"rows": 0}
+  logits = _X @ _WEIGHTS
+  for place, name in ((0, "f"), (2, "m")):
+    of = places == place
+    scores = found["scores"][name]
+    said = logits[of].argmax(axis=1)
+    assert scores["rows"] == of.sum()
+    assert scores["accuracy"] == pytest.approx(oracle.accuracy_score(y[of], said))
+    assert scores["auroc"] == pytest.approx(
+      oracle.roc_auc_score(y[of], logits[of, 1] - logits[of, 0])
+    )
+    assert scores["recall_by_class"] == pytest.approx(
+      oracle.recall_score(y[of], said, average=None, zero_division=0)
+    )
+  assert facts.group_scores(types.SimpleNamespace(test=_classes()), _WEIGHTS) == {}
+
+
+def _classes():
+  return data.from_arrays(_X, np.zeros(60, int), num_classes=2)

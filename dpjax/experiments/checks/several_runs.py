@@ -21,8 +21,8 @@ from dpjax import accounting, validate
 from dpjax.accounting import overflow
 from dpjax.accounting.event_kinds.elements import accountable, merged_parts
 from dpjax.accounting.proved import ACCOUNTANTS, RELATIONS
-from dpjax.experiments.run import guarantee, workdir, writers
-from dpjax.experiments.run.kind import KINDS
+from dpjax.experiments.run import finished, guarantee, writers
+from dpjax.experiments.run.finished import odd
 from dpjax.experiments.sweeps import cost
 from dpjax.validate import UserError
 
@@ -32,15 +32,6 @@ _TOLD = 3  # largest number of folders that a message names
 # Largest number of steps of a ledger that is composed, which takes minutes. A longer run is added
 # as it is stated.
 _MOST_STEPS = 10_000_000
-# Errors raised by values that no run writes, in a file whose digest fits.
-STRANGE = (
-  AttributeError,
-  KeyError,
-  OverflowError,
-  RecursionError,
-  TypeError,
-  ValueError,
-)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -178,9 +169,7 @@ def _runs_in(folder: str) -> list[pathlib.Path]:
       "must be folders of finished runs; there is none", field="runs", value=folder
     )
   if path.resolve().parent.name == "trials":
-    raise _odd(
-      path, "is a trial of a private selection; its cost is in best/selection.json"
-    )
+    raise odd(path, "is a trial of a private selection; its cost is in best/selection.json")
   if (path / writers.RESULT).exists():
     return [path]
   points = sorted((path / "points").glob(f"*/{writers.RESULT}"))
@@ -194,41 +183,28 @@ def _runs_in(folder: str) -> list[pathlib.Path]:
 
 
 def _read(path: pathlib.Path) -> FinishedRun:
-  result = writers.read_json(path / writers.RESULT)
-  config = writers.read_json(path / workdir.CONFIG)
-  if not isinstance(result, dict) or not isinstance(config, dict):
-    raise _odd(path, "is no folder of a run")
-  try:
-    return _understood(path, config, result)
-  # A UserError is a ValueError, too, which `STRANGE` would catch.
-  except UserError:
-    raise
-  except STRANGE as error:
-    raise _odd(path, f"holds what no run writes ({type(error).__name__})") from error
+  run = finished.read(path)
+  if run.is_attack:
+    raise odd(
+      path,
+      "is an attack: its epsilon is that of the attacked run, and what it shows has none",
+    )
+  with finished.as_runs_write(path):
+    return _understood(*run)
 
 
 def _understood(
   path: pathlib.Path, config: dict[str, Any], result: dict[str, Any]
 ) -> FinishedRun:
-  # For each kind of run, the config fields that its seal leaves out.
-  kinds = {getattr(kind.config_class, "where", ()) for kind in KINDS.values()}
-  seals = {workdir.sealed(config, where, result) for where in kinds}
-  if result.get(workdir.SEAL) not in seals:
-    raise _odd(path, f"its {writers.RESULT} is not the result of its {workdir.CONFIG}")
-  if isinstance(config.get("attack"), dict):
-    raise _odd(
-      path,
-      "is an attack: its epsilon is that of the attacked run, and what it shows has none",
-    )
   kind = result.get("epsilon_kind")
   if kind not in ("proved", "claimed"):
-    raise _odd(path, f"has no epsilon for what it ran (epsilon_kind={kind!r:.20})")
+    raise odd(path, f"has no epsilon for what it ran (epsilon_kind={kind!r:.20})")
   delta = _number(path, result, "delta")
   if delta >= 1:
-    raise _odd(path, f"has delta={accounting.upper(delta)}, which promises nothing")
+    raise odd(path, f"has delta={accounting.upper(delta)}, which promises nothing")
   relation: Any = result.get("neighboring_relation")
   if relation not in RELATIONS:
-    raise _odd(path, f"has no neighbouring relation ({relation!r:.30})")
+    raise odd(path, f"has no neighbouring relation ({relation!r:.30})")
   data = config.get("data")
   if not isinstance(data, dict):
     # Some kinds of run have no section `data` in their config. Their result names the data set.
@@ -259,7 +235,7 @@ def _number(path: pathlib.Path, result: Mapping[str, Any], name: str) -> float:
   value: Any = result.get(name)
   is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
   if not is_number or not 0 <= value < math.inf:
-    raise _odd(path, f"has {name}={value!r:.40}, which must be finite and >= 0")
+    raise odd(path, f"has {name}={value!r:.40}, which must be finite and >= 0")
   return float(value)
 
 
@@ -275,9 +251,9 @@ def _with_ledger(
     ledger = accounting.Ledger.from_json(held)
     relations = {charge.neighboring_relation for charge in ledger.charges} - {""}
   except UserError as error:
-    raise _odd(path, f"its ledger cannot be read ({error!s:.80})") from error
+    raise odd(path, f"its ledger cannot be read ({error!s:.80})") from error
   if relations - {stated.relation}:
-    raise _odd(path, "its ledger has another neighbouring relation than its result")
+    raise odd(path, "its ledger has another neighbouring relation than its result")
   by: Any = result.get("accountant")
   keys = frozenset(charge.noise_key_id for charge in ledger.charges)
   known = dataclasses.replace(stated, noise_keys=keys)
@@ -449,10 +425,6 @@ def _asides(
   # chance of a full batch does not depend on this record. So it is added to delta once, at any
   # epsilon.
   yield math.fsum(run.full_prob for run in runs)
-
-
-def _odd(path: pathlib.Path, reason: str) -> UserError:
-  return UserError(f"{path}: {reason}", field="runs")
 
 
 def statement(runs: Sequence[FinishedRun], total: Together) -> str:

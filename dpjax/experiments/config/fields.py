@@ -589,8 +589,9 @@ def _check_union(value: Any, hint: Any, name: str) -> Any:
 def _check_container(value: Any, hint: Any, name: str) -> Any:
   kind = typing.get_origin(hint)
   inner = typing.get_args(hint)
-  if kind is list and isinstance(value, tuple):
-    value = list(value)
+  # Either may be written for the other, as [.9, .1] on a command line.
+  if kind in (list, tuple) and isinstance(value, list | tuple):
+    value = kind(value)
   if not isinstance(value, kind):
     raise _wrong(value, hint, name)
   if kind is dict:

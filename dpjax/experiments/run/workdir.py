@@ -220,7 +220,7 @@ def finished(workdir: pathlib.Path, config: Config) -> dict[str, Any] | None:
       field="workdir",
       value=workdir,
     )
-  _check_files(workdir, result.get(FILES, {}))
+  check_files(workdir, result.get(FILES, {}))
   return result
 
 
@@ -232,7 +232,7 @@ def digests(workdir: pathlib.Path) -> dict[str, str]:
   return {path.name: files.sha256(path) for path in wanted}
 
 
-def _check_files(workdir: pathlib.Path, written: Mapping[str, str]) -> None:
+def check_files(workdir: pathlib.Path, written: Mapping[str, str]) -> None:
   for name, digest in written.items():
     path = workdir / name
     if path.is_file() and files.sha256(path) == digest:

@@ -111,9 +111,16 @@ class Attack(Experiment[AttackConfig]):
       "num_steps": num_steps,
       **measured.result,
     }
+    of_run = self.weights().get("attack.target")
+    # A report of the attacked run finds the attacks on it by this digest.
+    result |= {} if of_run is None else {ATTACKED: of_run}
     return Outcome(
       measured.scores, lambda folder: result, measured.write, saved_as="attack.npz"
     )
+
+
+# Key of result.json: SHA-256 of the params.npz of a finished run that was attacked.
+ATTACKED = "attacked_sha256"
 
 
 def promised(guarantee: Guarantee, num_steps: int) -> dict[str, Any]:

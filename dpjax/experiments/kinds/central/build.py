@@ -51,6 +51,7 @@ from dpjax.experiments.kinds.central.features import featured as featured
 from dpjax.experiments.kinds.central.tasks import (
   Task,
   check_unit,
+  check_weights,
   keyed_loss,
   make_task,
   of_users,
@@ -154,6 +155,7 @@ def check(config: TrainConfig) -> None:
     from dpjax.experiments.run import row_hooks  # few runs have a hook
 
     row_hooks.check(config.writer, release=config.release)
+  check_weights(config)
   _check_read(config)
 
 

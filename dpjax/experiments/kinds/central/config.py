@@ -113,6 +113,43 @@ class Unscaled:
   """Clips and noises all coordinates alike."""
 
 
+@dataclasses.dataclass(frozen=True)
+class EqualClasses:
+  """Counts every example alike."""
+
+
+@dataclasses.dataclass(frozen=True)
+class BalancedClasses:
+  """Multiplies the loss of an example by 1 / (classes x share of its class), so that every class
+  counts alike. The shares are declared: counting private labels would cost privacy."""
+
+  shares: Annotated[tuple[float, ...], "public share of each class, in order"] = ()
+
+  def weights(self) -> tuple[float, ...]:
+    """Returns the factor of each class, as scikit-learn's "balanced" has it.
+
+    >>> BalancedClasses(shares=(0.75, 0.25)).weights()
+    (0.6666666666666666, 2.0)
+    """
+    return tuple(1 / (len(self.shares) * share) for share in self.shares)
+
+
+@dataclasses.dataclass(frozen=True)
+class GivenWeights:
+  """Multiplies the loss of an example by the factor of its class."""
+
+  factors: Annotated[tuple[float, ...], "public constant of each class, in order"] = ()
+
+  def weights(self) -> tuple[float, ...]:
+    """Returns the factor of each class."""
+    return self.factors
+
+
+CLASS_WEIGHTS: dict[str, type] = {
+  "equal": EqualClasses,
+  "balanced": BalancedClasses,
+  "given": GivenWeights,
+}
 SCALINGS: dict[str, type] = {
   "none": Unscaled,
   "by_outputs": transforms.CoordinateScaling,
@@ -333,7 +370,15 @@ class LeastSquares(Guarantee):
 
   # Fields of TrainConfig that only runs with steps read.
   leaves_out: ClassVar[tuple[str, ...]] = (
-    *("trainable", "pretrained", "safetensors", "loss", "optimizer", "num_steps"),
+    *(
+      "trainable",
+      "pretrained",
+      "safetensors",
+      "loss",
+      "class_weights",
+      "optimizer",
+      "num_steps",
+    ),
     *("grad_method", "microbatch_size", "memory_budget_gb", "mesh", "slices"),
     *("augmentation", "augmult", "ema_decay", "eval_every", "checkpoint_every", "audit"),
   )
@@ -441,6 +486,11 @@ class TrainConfig(WithChoices):
     "auto: of one example, that of the task; contrastive: of a whole batch, of two views of "
     "each image, for privacy='sgd' alone; or package.module:name",
   ] = "auto"
+  class_weights: Annotated[
+    EqualClasses | BalancedClasses | GivenWeights,
+    Choice(CLASS_WEIGHTS),
+    "of an example's loss, before it is clipped; public, so they cost no privacy",
+  ] = dataclasses.field(default_factory=EqualClasses)
   privacy: Annotated[
     DpSgd | DpFtrl | LeastSquares | Sgd,
     Choice(PRIVACY),

@@ -106,10 +106,13 @@ def planned(config: TrainConfig, run: Run) -> dict[str, Any]:
   return facts
 
 
-def class_scores(apply: Any, params: Any, test: Dataset) -> dict[str, Any]:
+def class_scores(
+  apply: Any, params: Any, test: Dataset, *, warn: bool = True
+) -> dict[str, Any]:
   """Returns the scores by class of a model of a table, on its public test rows, for result.json.
 
-  Warns if always giving the larger class would be as accurate. Returns {} for other data.
+  With `warn`, warns if always giving the larger class would be as accurate. Returns {} for other
+  data.
   """
   is_table = (
     not test.in_columns and len(test.x.shape) == 2 and np.dtype(test.x.dtype).kind == "f"
@@ -121,12 +124,33 @@ def class_scores(apply: Any, params: Any, test: Dataset) -> dict[str, Any]:
   scores = metrics.evaluate_classes(apply, params, test)
   largest = scores["largest_class"]
   accuracy = float(np.trace(scores["confusion"]) / len(test))
-  if accuracy <= largest:
+  if warn and accuracy <= largest:
     writers.warn(
       f"test accuracy {accuracy:.4f} is no more than the larger class has alone, "
       f"{largest:.4f} of the test rows; see test_auroc={scores['auroc']:.4f}"
     )
   return {f"test_{name}": score for name, score in scores.items()}
+
+
+def group_scores(run: Run, params: Any) -> dict[str, Any]:
+  """Returns the scores of each group of the public test rows, for result.json; {} if the data
+  declare no group. A group without test rows has no scores."""
+  groups = run.test.groups
+  if groups is None:
+    return {}
+  by_name: dict[str, dict[str, Any]] = {}
+  for place, name in enumerate(groups.names):
+    rows = np.flatnonzero(groups.places == place)
+    by_name[name] = {"rows": len(rows)}
+    if len(rows):
+      part = run.test.subset(rows)
+      by_name[name] |= run.task.evaluate(run.apply, params, part)
+      of_classes = class_scores(run.apply, params, part, warn=False)
+      shown = ("auroc", "balanced_accuracy", "recall_by_class")
+      by_name[name] |= {
+        key: of_classes[f"test_{key}"] for key in shown if f"test_{key}" in of_classes
+      }
+  return {"test_by_group": {"column": groups.column, "scores": by_name}}
 
 
 def of(
@@ -135,10 +159,11 @@ def of(
   """Returns the parts of a central run's result that are known only at the end."""
   used = 1 if run.mesh is None else run.mesh.size
   facts: dict[str, Any] = {"device": provenance.device(used, config.mesh)}
+  params = training.eval_params(state)
+  params = params if run.mesh is None else on_one(run.mesh, params)
   if run.task.name == "classification":
-    params = training.eval_params(state)
-    params = params if run.mesh is None else on_one(run.mesh, params)
     facts |= class_scores(run.apply, params, run.test)
+  facts |= group_scores(run, params)
   facts |= clip_norm(run.plan, clip_scale(state), "final_l2_clip_norm")
   facts |= left_out.clipped_cells(run.train, shown=shows_data(config))
   if run.canaries is None:

@@ -9,11 +9,17 @@ from typing import Any, NamedTuple
 import numpy as np
 
 import dpjax
-from dpjax import data, losses
+from dpjax import data, losses, validate
 from dpjax.data.target_kinds import needs_classes
 from dpjax.data.text import PADDING_ID
 from dpjax.experiments.config import fields, user_code
-from dpjax.experiments.kinds.central.config import CONTRASTIVE, TrainConfig
+from dpjax.experiments.kinds import bounds
+from dpjax.experiments.kinds.central.config import (
+  CONTRASTIVE,
+  BalancedClasses,
+  EqualClasses,
+  TrainConfig,
+)
 from dpjax.plan import Plan
 from dpjax.training.augment import AUGMENTATIONS
 from dpjax.types import Array, Example, LossFn, Params
@@ -95,7 +101,60 @@ def make_task(config: TrainConfig, dataset: data.Dataset) -> Task:
     )
   if task is _LANGUAGE and of_users(dataset):
     task = task._replace(loss=_OF_USERS)
-  return task if config.loss == "auto" else task._replace(loss=user_code.loss(config.loss))
+  if config.loss != "auto":
+    return task._replace(loss=user_code.loss(config.loss))
+  return _weighted(task, config.class_weights)
+
+
+def check_weights(config: TrainConfig) -> None:
+  """Raises UserError for class weights that are no constants of a sensible size, or that nothing
+  would read."""
+  chosen = config.class_weights
+  if isinstance(chosen, EqualClasses):
+    return
+  bounds.read_if(config, config.loss == "auto", "loss='auto'", "class_weights")
+  field, numbers = _declared(chosen)
+  if len(numbers) < 2:
+    raise UserError(
+      "must be declared, one public number for each class: counting private labels would cost "
+      "privacy",
+      field=field,
+      value=numbers,
+    )
+  validate.factors(**{field: numbers})
+  # Shares may be round numbers, but they are shares.
+  if isinstance(chosen, BalancedClasses) and not abs(sum(numbers) - 1) <= 0.01:
+    raise UserError("must sum to 1", field=field, value=numbers)
+
+
+def _declared(chosen: Any) -> tuple[str, tuple[float, ...]]:
+  """Returns (name of the field, numbers) that class weights are declared by."""
+  name = "shares" if isinstance(chosen, BalancedClasses) else "factors"
+  return f"class_weights.{name}", getattr(chosen, name)
+
+
+def _weighted(task: Task, chosen: Any) -> Task:
+  """Returns a task of classes whose loss has the weights of a config."""
+  if isinstance(chosen, EqualClasses):
+    return task
+  weights = chosen.weights()
+  if task.name != "classification":
+    raise UserError(
+      f"must be 'equal' for {task.name}, which has no classes", field="class_weights"
+    )
+  loss = functools.partial(losses.softmax_cross_entropy, class_weights=weights)
+
+  def width(dataset: data.Dataset) -> int:
+    field, numbers = _declared(chosen)
+    if dataset.num_classes != len(numbers):
+      raise UserError(
+        f"must have one number for each of {dataset.num_classes} classes",
+        field=field,
+        value=numbers,
+      )
+    return dataset.num_classes
+
+  return task._replace(loss=loss, width=width)
 
 
 def of_users(dataset: data.Dataset) -> bool:

@@ -1,0 +1,98 @@
+"""The audits and attacks that were made on a finished run, as a report tells them."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pathlib
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from dpjax.accounting.text import lower, upper
+from dpjax.experiments.board.document import Block, Paragraph, Table
+from dpjax.experiments.kinds.attack.build import ATTACKED
+from dpjax.experiments.run import finished, workdir, writers
+from dpjax.experiments.run.finished import Finished
+from dpjax.validate import UserError
+
+NONE = (
+  "No audit and no attack on this model was found, neither in its folder nor beside it. A proof "
+  "does not need one. A claim without one is untested."
+)
+FOUND_LITTLE = "An attack that finds little proves nothing: a better one may come."
+
+
+def attacks_on(run: Finished, more: Iterable[str | os.PathLike] = ()) -> list[Finished]:
+  """Returns the finished attacks on a run's params.npz: those in folders beside the run, and more.
+
+  An attack belongs to the run if it names the digest of the very file.
+
+  Raises:
+    UserError: a folder of `more` holds no finished attack on this run.
+  """
+  model = (run.result.get(workdir.FILES) or {}).get(workdir.PARAMS)
+  found = dict[pathlib.Path, Finished]()
+  for folder in more:
+    path = pathlib.Path(folder)
+    attack = finished.read(path)
+    if not attack.is_attack or model is None or attack.result.get(ATTACKED) != model:
+      raise UserError("must be an attack on this run", field="attacks", value=str(path))
+    found[path.resolve()] = attack
+  beside: list[pathlib.Path] = []
+  with contextlib.suppress(OSError):
+    beside = sorted(run.path.resolve().parent.iterdir())
+  for path in beside:
+    # Whatever lies beside the run may be no run at all.
+    with contextlib.suppress(UserError, OSError):
+      if model is not None and (path / writers.RESULT).is_file() and path not in found:
+        held: Any = writers.read_json(path / writers.RESULT)
+        if isinstance(held, dict) and held.get(ATTACKED) == model:
+          found[path] = finished.read(path)
+  return [found[path] for path in sorted(found)]
+
+
+def blocks(run: Finished, attacks: list[Finished]) -> list[Block]:
+  """Returns what a report says of audits and attacks."""
+  audit = run.result.get("audit")
+  told: list[Block] = [] if audit is None else _of_audit(run.result, audit)
+  if attacks:
+    head = ("folder", "attack", "members found, of 100", "as if epsilon were", "verdict")
+    told.append(
+      Paragraph(
+        "Members found: where 1 of 100 others is accused wrongly, by the best method."
+      )
+    )
+    told.append(Table(head, [_row(attack) for attack in attacks]))
+  return [*told, Paragraph(FOUND_LITTLE)] if told else [Paragraph(NONE)]
+
+
+def _of_audit(result: Mapping[str, Any], audit: Mapping[str, Any]) -> list[Block]:
+  share = f"{audit['confidence']:.0%}"
+  least = lower(audit["epsilon_audited_lower"])
+  ceiling = lower(audit["ceiling"]["epsilon_lower"])
+  word = "REFUTES" if audit["refuted"] else "does not refute"
+  return [
+    Paragraph(
+      f"An audit {word} the stated epsilon of {upper(result['epsilon'])}. It put "
+      f"{audit.get('num_canaries', 'several')} made-up records into the training by tossing "
+      "coins, and then guessed the coins from what the run released."
+    ),
+    Paragraph(
+      f"With {share} confidence, epsilon is at least {least}. Perfect guesses would have shown "
+      f"{ceiling}, so no larger epsilon could have been noticed."
+    ),
+  ]
+
+
+def _row(attack: Finished) -> list[str]:
+  result = attack.result
+  best = result.get("strongest") or {}
+  verdicts = {method["verdict"] for method in (result.get("attacks") or {}).values()}
+  bound = result.get("epsilon_lower_indicative")
+  return [
+    attack.path.name,
+    f"{result['attack']}: {best.get('method', '')}".rstrip(": "),
+    f"{100 * best['tpr']:.1f}" if best else "",
+    "" if bound is None else f"{lower(bound)} or more",
+    "; ".join(sorted(verdicts)),
+  ]

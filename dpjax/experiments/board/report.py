@@ -1,0 +1,397 @@
+"""A report on a finished run for readers who are no engineers, such as an ethics board.
+
+It answers five questions: whose data is protected, against whom, what an attacker can find out,
+what is not covered, and whether the accuracy can be relied on. Every number comes from the run's
+folder.
+"""
+
+from __future__ import annotations
+
+import decimal
+import os
+import pathlib
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from dpjax.accounting import statement
+from dpjax.accounting.text import upper
+from dpjax.experiments.board import attacker, checks, scores
+from dpjax.experiments.board.document import (
+  Block,
+  Bullets,
+  Document,
+  Icons,
+  Paragraph,
+  Section,
+  Table,
+  Verbatim,
+)
+from dpjax.experiments.kinds.federated.config import NATURAL
+from dpjax.experiments.run import checkpoint, finished, workdir, writers
+from dpjax.experiments.run.finished import Finished
+from dpjax.validate import UserError
+
+MARKDOWN = "report.md"
+HTML = "report.html"
+_VERDICTS = {
+  "proved": "PROVED. The protection below is a theorem about this run. It was computed from the "
+  "steps that the run really took.",
+  "claimed": "CLAIMED, NOT PROVED. The protection below holds only if every assumption in this "
+  "list holds. Some of them are known to fail, or nobody can check them.",
+  "simulated": "SIMULATED. The protection below is that of a larger deployment, for which this "
+  "run stands. It does not hold for the people whose data were used here.",
+  "none": "NOT PRIVATE. Nothing protects the people in the data. Treat the model and all numbers "
+  "of this run as you treat the raw data.",
+}
+_HIDDEN = (
+  "NOT DIFFERENTIALLY PRIVATE. While the result is computed, some things are hidden: see below. "
+  "The result itself is exact, and nothing limits what it says about a record."
+)
+_IF = {
+  "claimed": "If every assumption above held, this would be true:",
+  "simulated": "Of the larger deployment, this is true:",
+}
+# What one record is, by the unit of the guarantee.
+_UNITS = {
+  "example": "one record: one row of a table, one image or one text",
+  "user": "one user, with all records of that user",
+}
+_TOGETHER = {
+  "example": "Who has several records is protected for each of them, not for all together. For "
+  "two records, epsilon is twice as large, and delta grows, too.",
+  "user": "Members of one family, or patients of one clinic, are several users. They are "
+  "protected one by one, not as a group.",
+}
+_SEES = (
+  "The protection holds against anyone who gets what the run releases. This is also true of an "
+  "attacker who knows all other records, knows the program and its settings, and has unlimited "
+  "computers and time."
+)
+_TRUSTED = (
+  "It does not hold against those who run the training. They see the raw data, and must be "
+  "trusted."
+)
+_SERVER = (
+  "It does not hold against the server. It sees the message of each user without noise, and must "
+  "be trusted."
+)
+# Who must be trusted, by the method of a federated run (docs/threat_model.md).
+_TRUSTED_BY = {
+  "central": _SERVER,
+  "dp_ftrl": _SERVER,
+  "local": "Nobody but the users' own devices must be trusted. The server gets noisy messages.",
+  "both": "The server must be trusted to add its noise. What it sees itself has the users' own "
+  "noise alone.",
+  "distributed": "The server must be trusted to follow the protocol, and enough users to add "
+  "their share of the noise. It sees sums alone.",
+}
+_ASK = "Who must be trusted follows from the method; see the statement below."
+# `statement.not_covered` in plain words, in the same order.
+_PLAIN = (
+  "settings that somebody chose by looking at the private data",
+  "other runs on the same data: each costs privacy again",
+  "numbers of single records, or averages of them, that were logged",
+  "averages and the like that were computed from the data before, without being counted",
+  "several participants that belong together, such as a family",
+  "who has the secret key of the noise, and can take the noise away",
+  "rounding: the noise of a computer is not exactly that of the proof",
+)
+_ABOUT_ALL = (
+  "facts about people in general: if the data show that smokers fall ill, the model may say so of "
+  "every smoker, whether this smoker took part or not",
+  "copies of the model, made by asking it many questions",
+)
+_LIES = "users who send false messages in order to mislead the model"
+_NOT_A_RELEASE = (
+  "The run was not made in release mode. So the last digits of its numbers, and its times, may "
+  "show more than the proof covers. Publish a run with --config.release=true instead."
+)
+
+
+def write(
+  folder: str | os.PathLike,
+  *,
+  attacks: Iterable[str | os.PathLike] = (),
+  workdir: str | os.PathLike | None = None,
+) -> list[pathlib.Path]:
+  """Writes report.md and report.html of a finished run. Returns their paths.
+
+  Args:
+    folder: folder of the run, of any kind.
+    attacks: folders of `launch.attack --run` on it, beside those that lie next to the run.
+    workdir: folder that the reports are written to; None: the run's own.
+
+  Raises:
+    UserError: no finished run, or one whose files were changed.
+  """
+  document = of(folder, attacks=attacks)
+  target = pathlib.Path(folder if workdir is None else workdir)
+  writers.make_folder(target)
+  texts = {MARKDOWN: document.markdown(), HTML: document.html()}
+  for name, text in texts.items():
+    writers.replace_file(target / name, text.encode())
+  return [target / name for name in texts]
+
+
+def of(folder: str | os.PathLike, *, attacks: Iterable[str | os.PathLike] = ()) -> Document:
+  """Returns the report on a finished run; see `write`."""
+  run = _finished(pathlib.Path(folder))
+  on_it = checks.attacks_on(run, attacks)
+  with finished.as_runs_write(run.path):
+    questions = [
+      Section("protected", "Whose data is protected?", _protected(run)),
+      Section("against", "Against whom?", _against(run)),
+      Section("attacker", "What can an attacker find out at most?", _attacker(run)),
+      Section("not_covered", "What is not covered?", _not_covered(run)),
+      Section("accuracy", "Can I rely on the accuracy?", scores.blocks(run)),
+      Section("checks", "Which attacks were tried?", checks.blocks(run, on_it)),
+      Section("data", "What was declared about the data?", scores.declared(run)),
+      Section("statement", "The statement, word by word", _statement(run)),
+      Section("versions", "How the run was made", _made(run)),
+    ]
+    title = f"Privacy report: {run.path.resolve().name}"
+    return Document(title, _lead(run), questions)
+
+
+def _finished(path: pathlib.Path) -> Finished:
+  """Returns the run in a folder. Raises UserError, one line, for any other folder."""
+  if not path.is_dir():
+    raise UserError("must be the folder of a run", field="run", value=str(path))
+  if not (path / writers.RESULT).exists():
+    several = (path / "points").is_dir()
+    reason = "holds several runs; name one of those in points/" if several else ""
+    raise UserError(
+      reason or f"has no {writers.RESULT}: it holds no finished run",
+      field="run",
+      value=str(path),
+    )
+  run = finished.read(path)
+  if run.is_attack:
+    raise UserError(
+      "is an attack; name the run that it attacked, whose report lists it",
+      field="run",
+      value=str(path),
+    )
+  workdir.check_files(path, run.result.get(workdir.FILES) or {})
+  return run
+
+
+def _lead(run: Finished) -> list[Block]:
+  result = run.result
+  kind = result["epsilon_kind"]
+  rows = [["result", scores.headline(result)]]
+  rows.insert(0, ["data", scores.data_name(result)])
+  for name in ("task", "model", "method"):
+    if result.get(name):
+      rows.insert(-1, [name, str(result[name])])
+  if kind != "none":
+    rows.append(["epsilon", f"{_number(result['epsilon'])} ({kind}); smaller is safer"])
+    rows.append(["delta", f"{_chance(result['delta'])}: how likely epsilon may fail"])
+    rows.append(["protects", _UNITS.get(result["unit"], f"one {result['unit']}")])
+  hidden = kind == "none" and result.get("hides")
+  blocks: list[Block] = [Paragraph(_HIDDEN if hidden else _VERDICTS[kind])]
+  if result.get("failed_assumptions"):
+    blocks.append(Bullets([str(text) for text in result["failed_assumptions"]]))
+  if kind == "simulated":
+    own = _number(result["epsilon_of_this_run"])
+    blocks.append(Paragraph(f"Of the data that were used here, epsilon is {own}."))
+  return [*blocks, Table(("", "this run"), rows)]
+
+
+def _number(value: Any) -> str:
+  return upper(writers.number(value))
+
+
+def _chance(delta: float) -> str:
+  """Returns a delta as text, also as one in so many, rounded to the larger chance.
+
+  >>> _chance(1e-5), _chance(0.0)
+  ('1e-05 (1 in 100,000)', '0')
+  """
+  if not delta:
+    return "0"
+  return f"{upper(delta)} (1 in {int(1 / decimal.Decimal(repr(delta))):,})"
+
+
+def _protected(run: Finished) -> list[Block]:
+  result = run.result
+  if result["epsilon_kind"] == "none":
+    return [Paragraph("Nobody's: no epsilon is proved for this run.")]
+  unit = result["unit"]
+  condition = _IF.get(result["epsilon_kind"])
+  difference = statement.difference(result["neighboring_relation"], unit)
+  blocks: list[Block] = [
+    *([Paragraph(condition)] if condition else []),
+    Paragraph(
+      "That of every participant alike. In this report a participant is "
+      f"{_UNITS.get(unit, f'one {unit}')}."
+    ),
+    Paragraph(
+      f"Compare two runs whose data differ by {difference}. The guarantee limits how well anybody "
+      "can tell from the results which data were used. So it limits what taking part adds to "
+      "what anybody can learn about a participant. The numbers below say how much that is."
+    ),
+  ]
+  blocks += [Paragraph(_TOGETHER[unit])] if unit in _TOGETHER else []
+  users = _users(run.config)
+  return [*blocks, Paragraph(users)] if users else blocks
+
+
+def _users(config: Mapping[str, Any]) -> str:
+  """Returns who the users of a federated run are; "" for another run."""
+  partition = config.get("partition")
+  if not isinstance(partition, dict):
+    return ""
+  by = partition.get("client_id")
+  if by:
+    return f"The column {by!r} of the data says which records belong to one user."
+  if partition["name"] in NATURAL:
+    return "The data say which records belong to one user."
+  return (
+    f"The users are simulated: records were dealt to them ({partition['name']}). They are not "
+    "people."
+  )
+
+
+def _against(run: Finished) -> list[Block]:
+  result = run.result
+  hides = result.get("hides")
+  blocks: list[Block] = []
+  if hides:
+    blocks.append(Paragraph(f"While it is computed, this is hidden: {hides}."))
+  if result["epsilon_kind"] == "none":
+    return [
+      *blocks,
+      Paragraph("Nobody who sees the result is kept from learning about a record."),
+    ]
+  privacy = run.config.get("privacy")
+  method = privacy.get("name") if isinstance(privacy, dict) else None
+  federated = "num_rounds" in run.config
+  trusted = _TRUSTED_BY.get(str(method), _ASK) if federated else _TRUSTED
+  return [*blocks, Paragraph(_SEES), Paragraph(trusted)]
+
+
+def _attacker(run: Finished) -> list[Block]:
+  result = run.result
+  bounds = attacker.of(result)
+  if bounds is None:
+    return [
+      Paragraph(
+        "Nothing limits an attacker. In the worst case the released numbers show whole records."
+      )
+    ]
+  condition = _IF.get(result["epsilon_kind"])
+  blocks: list[Block] = [Paragraph(condition)] if condition else []
+  replaced = result["neighboring_relation"] == "replace_one"
+  asked = (
+    "An attacker has two versions of the record of each of 100 participants, and says which one "
+    "was used."
+    if replaced
+    else "An attacker is asked about 100 people, of whom half took part, and says of each whether "
+    "this person took part."
+  )
+  caption = (
+    f"{asked} At most {bounds.right} of his 100 answers are right, on average. A coin gets 50 "
+    "right."
+  )
+  did = (
+    ("named version A", "of 1,000 with version B")
+    if replaced
+    else ("accused", "of 1,000 others")
+  )
+  head = (
+    f"wrongly {did[0]}, {did[1]}",
+    f"rightly {did[0]}, of 1,000 {'with version A' if replaced else 'participants'}, at most",
+    "right among 100 such answers, at most",
+  )
+  rows = [[f"{row.wrong}", f"{row.found}", f"{row.right}"] for row in bounds.accused]
+  few = bounds.accused[1]
+  return [
+    *blocks,
+    Icons(min(bounds.right, 100), caption),
+    Paragraph(
+      "A careful attacker answers seldom, to be right more often. Then he misses most participants:"
+      if not replaced
+      else "A careful attacker answers seldom, to be right more often:"
+    ),
+    Table(head, rows),
+    Paragraph(
+      "Secrets: take a fact about a participant, such as a diagnosis, that an outsider guesses "
+      f"with a chance of {few.wrong} in 1,000. With all that was released, he guesses it with a "
+      f"chance of at most {few.found} in 1,000."
+    ),
+    Paragraph(
+      "These are limits for the best possible attacker. They are rounded up. Real attackers "
+      "mostly know less."
+    ),
+  ]
+
+
+def _not_covered(run: Finished) -> list[Block]:
+  result = run.result
+  private = result["epsilon_kind"] != "none"
+  unit = str(result["unit"] or "example")
+  items = [*_ABOUT_ALL, *([_LIES] if "num_rounds" in run.config else [])]
+  blocks: list[Block] = [Paragraph("No epsilon ever covers:"), Bullets(items)]
+  if private:
+    rows = zip(_PLAIN, statement.not_covered(unit), strict=True)
+    blocks += [
+      Paragraph("The guarantee of this run does not cover:"),
+      Table(("in plain words", "in the words of the statement"), [[*row] for row in rows]),
+    ]
+  raw = _raw_numbers(run)
+  if raw:
+    blocks += [
+      Paragraph(
+        "The files of the run also hold numbers that were computed from raw records, without "
+        "noise. Do not publish them:"
+      ),
+      Bullets(raw),
+    ]
+  if private and not result.get("release"):
+    blocks.append(Paragraph(_NOT_A_RELEASE))
+  if (run.path / checkpoint.FOLDER).exists():
+    blocks.append(
+      Paragraph(
+        f"The folder {checkpoint.FOLDER}/ holds the key of the noise. Who has it can undo the "
+        "protection. Keep it as secret as the data, or delete it."
+      )
+    )
+  if run.path.resolve().parent.name == "points":
+    blocks.append(
+      Paragraph(
+        "This run is one of several. Choosing the best of them is not covered by this report."
+      )
+    )
+  return blocks
+
+
+def _raw_numbers(run: Finished) -> list[str]:
+  """Returns the names of numbers in the run's files that depend on raw records."""
+  rows = writers.read_metrics(run.path)
+  names = {name for row in [run.result, *rows] for name in row}
+  mark = "not_private/"
+  return sorted(name.removeprefix(mark) for name in names if name.startswith(mark))
+
+
+def _statement(run: Finished) -> list[Block]:
+  text = run.result.get("privacy_statement")
+  if text:
+    return [Paragraph("For experts, in full:"), Verbatim(str(text))]
+  return [Paragraph("This kind of run writes no statement beside its list of assumptions.")]
+
+
+def _made(run: Finished) -> list[Block]:
+  result = run.result
+  rows = [["steps", f"{result['num_steps']} {result.get('steps_are', 'steps')}"]]
+  rows.append(["machine", str(result.get("device", ""))])
+  rows += [[name, str(value)] for name, value in result["versions"].items() if value]
+  rows.append(["SHA-256 of config and result", str(result[workdir.SEAL])])
+  rows.append(["SHA-256 of the parameters", str(result["params_sha256"])])
+  return [
+    Paragraph(
+      "This report was made from the run's folder alone. Its files fit together by their "
+      "checksums. A checksum shows an accident, not a forgery."
+    ),
+    Table(("", "value"), rows),
+  ]

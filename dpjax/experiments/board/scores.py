@@ -1,0 +1,183 @@
+"""The scores of a finished run, and what was declared about its data, as a report tells them."""
+
+from __future__ import annotations
+
+import math
+import pathlib
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from scipy import stats
+
+from dpjax.data import table_declaration
+from dpjax.data.table_declaration import Category, Number
+from dpjax.experiments.board.document import Block, Paragraph, Table
+from dpjax.experiments.run import model_inputs, writers
+from dpjax.experiments.run.finished import Finished
+
+# Scores of result.json in words, in the order of the report.
+_WORDS = {
+  "test_accuracy": "share of right answers (accuracy)",
+  "test_balanced_accuracy": "the same, every class counted alike (balanced accuracy)",
+  "test_largest_class": "share of right answers if the most frequent class were always given",
+  "test_auroc": "how well cases are ranked: 1 perfect, 0.5 a coin (AUROC)",
+  "test_average_precision": "how well rare cases are found: 1 perfect (average precision)",
+  "test_calibration_error": "how far stated probabilities are off (calibration error)",
+  "test_loss": "cost of stated probabilities: smaller is better (log loss)",
+  "test_rmse": "typical error, in units of the data (root mean squared error)",
+  "test_r2": "share of the differences that is explained: 1 perfect, 0 useless (R2)",
+  "test_exact_match": "share of records with all labels right",
+  "test_perplexity": "number of words among which the model wavers (perplexity)",
+}
+_ABOUT = (
+  "The scores were measured on test records, which were not trained on. The protection does not "
+  "cover test records: they are taken as public."
+)
+_AGAIN = (
+  "The noise of the protection is drawn anew in each run. So another run with the same settings "
+  "gets other scores. One run does not show how much they differ."
+)
+_CHOSEN = (
+  "If settings were chosen by looking at these test records, the scores are too good. No file says "
+  "whether that happened."
+)
+_NO_BETTER = (
+  "WARNING: the share of right answers is no better than that of always giving the most frequent "
+  "class."
+)
+_FIELDS = ("test_recall_by_class", "test_confusion", "test_by_group")
+
+
+def headline(result: Mapping[str, Any]) -> str:
+  """Returns the score of a run in a few words."""
+  return writers.headline(result).replace("test_", "").replace("=", " ")
+
+
+def data_name(result: Mapping[str, Any]) -> str:
+  """Returns the name of a run's data; of a file, without its folders.
+
+  >>> data_name({"dataset": "/home/ann/people.csv"}), data_name({"dataset": "digits"})
+  ('people.csv', 'digits')
+  """
+  return pathlib.PurePath(str(result.get("dataset"))).name
+
+
+def blocks(run: Finished) -> list[Block]:
+  """Returns what a report says of the scores."""
+  result = run.result
+  known = {name: value for name, value in result.items() if _is_score(name, value)}
+  if not known:
+    return [Paragraph("The run measured no scores on test records.")]
+  names = [
+    *(name for name in _WORDS if name in known),
+    *sorted(known.keys() - _WORDS.keys()),
+  ]
+  rows = [[_WORDS.get(name, _spaced(name)), _shown(known[name])] for name in names]
+  told: list[Block] = [Paragraph(_ABOUT), Table(("score", "value"), rows)]
+  largest = result.get("test_largest_class")
+  if largest is not None and result["test_accuracy"] <= largest:
+    told.append(Paragraph(_NO_BETTER))
+  told += _by_class(run)
+  told += _by_group(result)
+  told += [Paragraph(_AGAIN)] if result["epsilon_kind"] != "none" else []
+  told.append(Paragraph(_CHOSEN))
+  note = (result.get("audit") or {}).get("note")
+  return [*told, Paragraph(str(note))] if note else told
+
+
+def _is_score(name: str, value: Any) -> bool:
+  is_number = isinstance(value, int | float) and not isinstance(value, bool)
+  return name.startswith("test_") and name not in _FIELDS and is_number
+
+
+def _spaced(name: str) -> str:
+  return name.removeprefix("test_").replace("_", " ")
+
+
+def _shown(value: Any) -> str:
+  number = writers.number(value)
+  return "unknown" if math.isnan(number) else f"{number:.4g}"
+
+
+def _by_class(run: Finished) -> list[Block]:
+  """Returns the scores of each class, and how sure the accuracy is, from the counts of answers."""
+  counts = run.result.get("test_confusion")
+  if not counts:
+    return []
+  inputs = model_inputs.read(run.path)
+  labels: Sequence[str] = inputs.labels if inputs is not None else ()
+  if len(labels) != len(counts):
+    labels = [str(place) for place in range(len(counts))]
+  rows = [
+    [label, f"{sum(row)}", f"{row[place]}"]
+    for place, (label, row) in enumerate(zip(labels, counts))
+  ]
+  total = sum(map(sum, counts))
+  right = sum(row[place] for place, row in enumerate(counts))
+  told: list[Block] = [Table(("class", "test records", "recognised"), rows)]
+  if total:
+    low, high = stats.binomtest(right, total).proportion_ci(method="exact")
+    told.insert(
+      0,
+      Paragraph(
+        f"{right} of {total} test records were answered right. For other records like these, the "
+        f"share of right answers of this model lies between {low:.3f} and {high:.3f}, with 95 % "
+        "confidence."
+      ),
+    )
+  return told
+
+
+def _by_group(result: Mapping[str, Any]) -> list[Block]:
+  by_group = result.get("test_by_group")
+  if not by_group:
+    return []
+  names = dict.fromkeys(
+    name
+    for scores in by_group["scores"].values()
+    for name, value in scores.items()
+    if not isinstance(value, list)
+  )
+  rows = [
+    [group, *(_shown(scores[name]) if name in scores else "" for name in names)]
+    for group, scores in by_group["scores"].items()
+  ]
+  head = [by_group["column"], *map(_spaced, names)]
+  return [Paragraph("By group, on the test records:"), Table(head, rows)]
+
+
+def declared(run: Finished) -> list[Block]:
+  """Returns what a report says of the public facts about the data."""
+  inputs = model_inputs.read(run.path)
+  name = data_name(run.result)
+  if inputs is None:
+    return [Paragraph(f"The data are {name}. The folder holds no further declaration.")]
+  told: list[Block] = [
+    Paragraph(
+      f"The data are {name}. These facts are public: they were declared, and not read from the "
+      "records. If they were read from the records, the protection does not cover that."
+    )
+  ]
+  if inputs.declaration is None:
+    shape = " x ".join(map(str, inputs.shape))
+    rows = [["numbers of one record", shape]]
+    rows += [["classes", ", ".join(inputs.labels)]] if inputs.labels else []
+    return [*told, Table(("fact", "declared"), rows)]
+  parsed = table_declaration.parse(inputs.declaration)
+  rows = [[column, _kind(kind)] for column, kind in parsed.columns.items()]
+  targets = ", ".join(parsed.target_columns)
+  rows.append([f"{targets} (what is learnt)", _kind(parsed.target_kind)])
+  if parsed.group is not None and parsed.group[0] not in parsed.columns:
+    rows.append([f"{parsed.group[0]} (scores by group)", _kind(parsed.group[1])])
+  if parsed.num_examples is not None:
+    rows.append(["number of records", f"about {parsed.num_examples}"])
+  return [*told, Table(("column", "declared"), rows)]
+
+
+def _kind(kind: Any) -> str:
+  if isinstance(kind, Number):
+    missing = "" if kind.missing is None else f"; no value counts as {kind.missing:g}"
+    return f"{kind.bounds.lower:g} to {kind.bounds.upper:g}{missing}"
+  if isinstance(kind, Category):
+    return ", ".join(map(str, kind.values))
+  return f"text of at most {kind.length} tokens"

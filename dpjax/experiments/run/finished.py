@@ -1,0 +1,72 @@
+"""A finished run of any kind, read from its folder alone."""
+
+from __future__ import annotations
+
+import contextlib
+import pathlib
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+from dpjax.experiments.run import workdir, writers
+from dpjax.experiments.run.kind import KINDS
+from dpjax.validate import UserError
+
+# Errors raised by values that no run writes, in a file whose digest fits.
+STRANGE = (
+  AttributeError,
+  KeyError,
+  OverflowError,
+  RecursionError,
+  TypeError,
+  ValueError,
+)
+
+
+class Finished(NamedTuple):
+  """A folder with the content of its config.json and of its result.json, which fit together."""
+
+  path: pathlib.Path
+  config: dict[str, Any]
+  result: dict[str, Any]
+
+  @property
+  def is_attack(self) -> bool:
+    """Returns whether this is an attack: its epsilon is then that of the attacked run."""
+    return isinstance(self.config.get("attack"), dict)
+
+
+def odd(path: pathlib.Path, reason: str) -> UserError:
+  """Returns an error about a folder that is not as needed."""
+  return UserError(f"{path}: {reason}", field="runs")
+
+
+@contextlib.contextmanager
+def as_runs_write(path: pathlib.Path) -> Iterator[None]:
+  """Turns errors of the block about values that no run writes into one line about the folder."""
+  try:
+    yield
+  # A UserError is a ValueError, too, which `STRANGE` would catch.
+  except UserError:
+    raise
+  except STRANGE as error:
+    raise odd(path, f"holds what no run writes ({type(error).__name__})") from error
+
+
+def read(path: pathlib.Path) -> Finished:
+  """Returns the finished run in a folder.
+
+  Raises:
+    UserError: the folder holds no finished run, or its result is not that of its config, as after
+      an edit. The digest is no signature; see `workdir.finished`.
+  """
+  result = writers.read_json(path / writers.RESULT)
+  config = writers.read_json(path / workdir.CONFIG)
+  if not isinstance(result, dict) or not isinstance(config, dict):
+    raise odd(path, "is no folder of a run")
+  # For each kind of run, the config fields that its seal leaves out.
+  kinds = {getattr(kind.config_class, "where", ()) for kind in KINDS.values()}
+  with as_runs_write(path):
+    seals = {workdir.sealed(config, where, result) for where in kinds}
+  if result.get(workdir.SEAL) not in seals:
+    raise odd(path, f"its {writers.RESULT} is not the result of its {workdir.CONFIG}")
+  return Finished(path, config, result)
