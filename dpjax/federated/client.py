@@ -41,6 +41,9 @@ class Received(NamedTuple):
 
   params: Params  # the server's parameters
   extra: Any = None  # further values of the algorithm, such as SCAFFOLD's control variate
+  silo: Any = (
+    None  # in `init`: public numbers of this client's own noise (`silos.SiloNoise`)
+  )
 
 
 class Local(NamedTuple):
@@ -54,7 +57,7 @@ class Local(NamedTuple):
   num_steps: Array  # [] int32, number of steps that had an example
   num_examples: Array  # [] number of the client's examples
   key: Array  # key of this client in this round; fold it before use
-  silo: Any = None  # public numbers of this client's noise (`silos.SiloNoise`); None: it adds none
+  silo: Any = None  # `received.silo` of `init`
 
   def counted(self, mask: Array, loss: ArrayLike = 0.0) -> Local:
     """Adds one step to the client's counts, with the number of examples in `mask` [B] and the sum
@@ -106,8 +109,8 @@ class ClientAlgorithm(NamedTuple):
   init: Callable[..., Any]  # (received, memory, num_examples, key) -> local
   step: Callable[..., Any]  # (received, local, examples [B, ...], mask [B]) -> local
   finish: Callable[..., Any]  # (received, local) -> (Sent, memory, ClientInfo)
-  # Silos, each of which keeps its own records private; their noise comes beside the memory in
-  # `init`, as (memory, `SiloNoise`). None: a message is private by no noise of its client.
+  # Silos whose steps this client's noise makes private; `init` finds its numbers in
+  # `received.silo`. None: no noise of a silo.
   silos: Silos | None = None
 
 
@@ -261,13 +264,13 @@ def local_training(
     grad_fn = clipped_grad(loss_fn, silos.plans[0])
 
   def init(received: Received, memory: Any, num_examples: Array, key: Array) -> Local:
-    memory, silo = (memory, None) if silos is None else memory
     tx = make_tx(client_tx, key_for(KeyUse.CLIENT_OPTIMIZER, key))
     opt_state = tx.init(received.params)
     if start is not None:
       opt_state = start(opt_state, received)
     params = jax.tree.map(jnp.asarray, received.params)
-    return begun(params, opt_state, memory, num_examples, key)._replace(silo=silo)
+    local = begun(params, opt_state, memory, num_examples, key)
+    return local._replace(silo=received.silo)
 
   def step(received: Received, local: Local, examples: Any, mask: Array) -> Local:
     grads, loss = grad_fn(local.params, examples, mask)

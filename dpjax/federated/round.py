@@ -216,6 +216,16 @@ def _of_round(key: Array, round: Array) -> tuple[Array, Array]:
   return jax.random.fold_in(key_for(KeyUse.CLIENTS, key), round), round + 1
 
 
+def _with_own_noise(client: ClientAlgorithm) -> ClientAlgorithm:
+  """Returns the client whose `init` takes (client state, numbers of its noise) for its state."""
+
+  def init(received: Received, pair: Any, num_examples: Array, key: Array) -> Any:
+    memory, silo = pair
+    return client.init(received._replace(silo=silo), memory, num_examples, key)
+
+  return client._replace(init=init)
+
+
 def federated(
   client: ClientAlgorithm,
   server: Server,
@@ -260,6 +270,8 @@ def federated(
       "must add no noise with silos=, whose messages are private by themselves",
       field="aggregator",
     )
+  if silos is not None:
+    client = _with_own_noise(client)
   map_clients = auto_clients() if map_clients is None else map_clients
   through = aggregator.through or (lambda inner: inner)
   run = through(map_clients)(client, aggregator.partial)

@@ -35,7 +35,6 @@ import math
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
-import jax
 import numpy as np
 
 from dpjax import trees, validate
@@ -53,7 +52,7 @@ from dpjax.plan import Plan
 from dpjax.sampling import FixedSizeSampler
 from dpjax.sampling import batches as batches_lib
 from dpjax.transforms.inputs import Conditions, open_gradients
-from dpjax.types import Array, ClippedSum, Example
+from dpjax.types import ClippedSum, Example
 from dpjax.validate import UserError
 
 # Largest number of sets of silos whose steps are composed for one epsilon.

@@ -173,7 +173,9 @@ def add_gaussian(
   noisy = source.as_floats(tree)
   if isinstance(std, jax.Array):
     if source.is_release(key):
-      raise UserError("must be a number for a release, whose grid follows from it", field="std")
+      raise UserError(
+        "must be a number for a release, whose grid follows from it", field="std"
+      )
     sound = sound & check_one_sum(noisy, state)
     unit = source.gaussian(jax.random.fold_in(key, state.draws), noisy, 1.0)
     noisy = trees.add(noisy, trees.scale(unit, std))
