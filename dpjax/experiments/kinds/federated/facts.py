@@ -98,7 +98,8 @@ def planned(config: FedConfig, fed: FedRun) -> dict[str, Any]:
     "partition": name_of(config, "partition"),
     **_noise_facts(config, fed),
     "l2_clip_norm": fed.guarantee.l2_bound,
-    "sampler": repr(fed.plan.sampler),
+    # The samplers of silos are in the list of silos.
+    "sampler": repr(fed.plan.sampler) if fed.silos is None else config.privacy.sampler.name,
     **secure_sums.facts(
       config.secure_sum, name_of(config, "secure_sum"), config.clients_per_round
     ),

@@ -41,7 +41,7 @@ from dpjax.validate import UserError
 UNIT = "record of one silo"
 # Keys of result.json, and the beginning of the names of silos' scores.
 SILOS = "silos"
-_SCORE = "silo_"
+_SCORE = "silo_accuracy"
 _NOTE = (
   "Inter-silo record-level privacy (Lowy and Razaviyayn 2021). Each silo trusts nobody outside: it "
   "adds the noise below to each of its own steps, before anything leaves. The guarantee is for one "
@@ -348,7 +348,7 @@ def promise(config: FedConfig, federation: Federation, silos: Silos) -> SilosGua
 
 
 def _statement(asked: Records, silos: Silos, names: tuple[str, ...], rounds: int) -> str:
-  """Returns the guarantee in words: of all silos, of the one with the largest epsilon, in a table."""
+  """Returns the guarantee in words: of all silos, in a table, and of the worst, in full."""
   steps = silos.num_steps(rounds)
   each = silos.epsilons(steps)
   worst = int(np.argmax(each))
@@ -415,9 +415,10 @@ def scores(
   own: dict[str, Any],
   test: Any,
 ) -> dict[str, float]:
-  """Returns the accuracy of each silo, their mean and the worst; {} for clients that are no silos.
+  """Returns the accuracy of each silo, over all rows, their mean and the worst.
 
-  A silo is scored on its own test rows, or on the whole test set if it has none.
+  A silo is scored on its own test rows, or on the whole test set if it has none. Clients that are
+  no silos have no such scores.
 
   Args:
     evaluate: function (params, data set) -> scores.
@@ -429,17 +430,22 @@ def scores(
   of_silos = is_of_records(config) or name_of(config, "partition") == SILOS or own
   if not of_silos or (rows is None and not own):
     return {}
-  found = {}
+  found = []
+  sizes_of = []
   for place, name in enumerate(federation.client_ids):
     held = test if rows is None else test.subset(rows[place])
     accuracy = evaluate(own.get(name, server), held).get("accuracy")
     # A regression has no accuracy, and an empty test none that is known.
     if accuracy is None or not len(held):
       return {}
-    found[f"{_SCORE}accuracy/{name}"] = float(accuracy)
-  values = [*found.values()]
-  summary = {"mean": float(np.mean(values)), "worst": min(values)}
-  return {f"{_SCORE}accuracy_{key}": value for key, value in summary.items()} | found
+    found.append(float(accuracy))
+    sizes_of.append(len(held))
+  return {
+    _SCORE: float(np.average(found, weights=sizes_of)),
+    f"{_SCORE}_mean": float(np.mean(found)),
+    f"{_SCORE}_worst": min(found),
+    **{f"{_SCORE}/{name}": value for name, value in zip(federation.client_ids, found)},
+  }
 
 
 def in_words(result: Mapping[str, Any]) -> str:
@@ -447,7 +453,7 @@ def in_words(result: Mapping[str, Any]) -> str:
 
   >>> in_words({"silos": [{"silo": "a", "epsilon": 0.5}, {"silo": "b", "epsilon": 1.0}],
   ...   "test_silo_accuracy_mean": 0.9, "test_silo_accuracy_worst": 0.8})
-  '; silos: epsilon a 0.5, b 1, accuracy mean 0.9000, worst 0.8000'
+  '; silos: epsilon a: 0.5, b: 1, accuracy mean 0.9000, worst 0.8000'
   """
   rows = result.get(SILOS)
   if not rows:
@@ -459,6 +465,6 @@ def in_words(result: Mapping[str, Any]) -> str:
   scored = "".join(
     f", {'accuracy ' if key == 'mean' else ''}{key} {result[name]:.4f}"
     for key in ("mean", "worst")
-    if (name := f"test_{_SCORE}accuracy_{key}") in result
+    if (name := f"test_{_SCORE}_{key}") in result
   )
   return f"; silos: epsilon {each}{more}{scored}"
