@@ -13,9 +13,9 @@ of the steps that ran. A round in which the silo is away computes nothing, and c
 
 A person whose records lie in several silos: with one record in each of at most m silos, the steps
 of these silos compose, too, whatever their order, since each depends on the others only by what was
-sent. `Silos.epsilon(max_silos=m)` is the largest epsilon of any m silos together. It says nothing
-of a person with several records in one silo, or with records in more silos. For a guarantee of a
-person across all silos at once, see Kato et al. 2023 (Uldp-FL, arXiv:2308.12210).
+sent. With `max_silos=m`, `Silos.epsilon()` is the largest epsilon of any m silos together. It says
+nothing of a person with several records in one silo, or with records in more silos. For a guarantee
+of a person across all silos at once, see Kato et al. 2023 (Uldp-FL, arXiv:2308.12210).
 
 | case                               | what happens                                              |
 | ---------------------------------- | --------------------------------------------------------- |
@@ -36,14 +36,16 @@ from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
+from dp_accounting import DpEvent
 
 from dpjax import trees, validate
+from dpjax.accounting import overflow
+from dpjax.accounting.matrix import joined
 from dpjax.accounting.overflow import MayAbort
 from dpjax.data import Federation
 from dpjax.federated.client import Local
 from dpjax.federated.cohort import Cohort, LocalBatches, LocalWork
 from dpjax.gradients import Flat
-from dpjax.joint import JointPlan
 from dpjax.key_uses import KeyUse, key_for
 from dpjax.noise import gaussian
 from dpjax.noise.shape import WHITE
@@ -112,6 +114,7 @@ class Silos:
     sizes: declared number of records of each silo, constants that no record changes, for weights
       and for checks of capacity; () if none are declared: then weights must be uniform.
     attendance: which silos take part in which round.
+    max_silos: largest number of silos that hold a record of one person, one in each at most.
 
   Guarantee: for one record of silo k, all messages of the silo, all models and all that silos keep
   are (epsilons()[k], delta)-private. The loss is of one example; the client's optimizer, the
@@ -124,8 +127,8 @@ class Silos:
   >>> from dpjax import PoissonSampler
   >>> plan = Plan(sampler=PoissonSampler(prob=0.1, capacity=64), noise_multiplier=2.0,
   ...   l2_clip_norm=1.0, normalize_by=10, num_steps=20, delta=1e-5)
-  >>> silos = Silos((plan, plan), num_rounds=10)
-  >>> silos.epsilons() == (plan.epsilon(),) * 2, silos.epsilon(max_silos=2) > silos.epsilon()
+  >>> silos = Silos((plan, plan), num_rounds=10, max_silos=2)
+  >>> silos.epsilons() == (plan.epsilon(),) * 2, silos.epsilon() > plan.epsilon()
   (True, True)
   """
 
@@ -133,6 +136,7 @@ class Silos:
   num_rounds: int
   sizes: Sequence[int] = ()
   attendance: Attendance = Attendance()
+  max_silos: int = 1
 
   def __post_init__(self):
     object.__setattr__(self, "plans", tuple(self.plans))
@@ -149,6 +153,15 @@ class Silos:
       )
     for size in self.sizes:
       validate.integer_at_least(1, sizes=size)
+    count = len(self.plans)
+    validate.integer_in(1, count, max_silos=self.max_silos)
+    sets = math.comb(count, self.max_silos)
+    if sets > MOST_SETS:
+      raise UserError(
+        f"of {count} silos make {sets} sets, of which {MOST_SETS} are accounted for at most",
+        field="max_silos",
+        value=self.max_silos,
+      )
 
   def _check_plan(self, plan: Plan) -> None:
     first = self.plans[0]
@@ -221,6 +234,49 @@ class Silos:
     """Largest number of steps of a silo in a round, to which the loop over clients pads all."""
     return max(map(self.steps_per_round, range(len(self.plans))))
 
+  def fitted(self) -> Silos:
+    """Returns these silos with the smallest capacities that delta allows for `sizes`."""
+    plans = []
+    for plan, size, allowed in zip(self.plans, self.sizes, self._log_allowed):
+      sampler = plan.sampler
+      if sampler.can_overflow:
+        # A neighbour may have one record more.
+        sampler = sampler.fitted_to(size + 1, log_overflow_prob=allowed)
+      plans.append(dataclasses.replace(plan, sampler=sampler))
+    return dataclasses.replace(self, plans=plans)
+
+  @functools.cached_property
+  def _log_allowed(self) -> tuple[float, ...]:
+    """Returns log of the largest allowed chance that one draw of a silo exceeds its capacity.
+
+    With several silos for a person, epsilon is larger than for one, so aborts cost more of delta
+    (`accounting.overflow`). The chance is smaller by as much, if epsilons add up at most.
+    """
+    alone = [plan.epsilon() for plan in self.plans]
+    together = self.max_silos * max((e for e in alone if math.isfinite(e)), default=0.0)
+    more = math.log(self.max_silos) if self.max_silos > 1 else 0.0
+    allowed = []
+    for plan, epsilon in zip(self.plans, alone):
+      usual = overflow.log_allowed(plan.delta, epsilon, plan.num_steps)
+      if self.max_silos > 1 and math.isfinite(epsilon):
+        usual -= more + float(np.logaddexp(0.0, together) - np.logaddexp(0.0, epsilon))
+      allowed.append(float(usual))
+    return tuple(allowed)
+
+  def _check_capacity(self, silo: int, num_examples: int) -> None:
+    plan = self.plans[silo]
+    declared = self.sizes[silo] if self.sizes else None
+    if plan.sampler.log_overflow_prob(num_examples + 1) == -math.inf:
+      return
+    overflow.check_capacity(
+      plan.sampler,
+      num_examples,
+      declared=declared,
+      of_divisor=declared,
+      run=plan,
+      log_allowed=self._log_allowed[silo],
+    )
+
   def cohorts(
     self,
     federation: Federation,
@@ -254,7 +310,7 @@ class Silos:
         size = len(federation.indices[place])
         if isinstance(plan.sampler, FixedSizeSampler):
           plan.sampler.check_data(size)
-        plan.check_capacity(size, self.sizes[place] if self.sizes else None)
+        self._check_capacity(place, size)
 
     def generate() -> Iterator[Cohort]:
       seeds = [_seed_of(rng, place) for place in range(len(self.plans))]
@@ -322,46 +378,55 @@ class Silos:
     steps = self.num_steps() if steps is None else steps
     return tuple(_epsilon(plan, count) for plan, count in zip(self.plans, steps))
 
-  def epsilon(self, steps: Sequence[int] | None = None, *, max_silos: int = 1) -> float:
+  def epsilon(self, steps: Sequence[int] | None = None) -> float:
     """Returns epsilon for a person with one record in each of at most `max_silos` silos.
 
     It is the largest epsilon of the composed steps of any `max_silos` silos.
-
-    Raises:
-      UserError: more than `MOST_SETS` sets of silos, each of which must be accounted for.
     """
-    runs = self.held(steps, max_silos=max_silos)
-    return max(run.epsilon(steps=ran) for run, ran in runs)
+    return max(run.epsilon(steps=ran) for run, ran in self.held(steps))
 
-  def held(
-    self, steps: Sequence[int] | None = None, *, max_silos: int = 1
-  ) -> list[tuple[MayAbort, Any]]:
-    """Returns pairs (run, its steps): what one person may have in common with, for each set of
-    `max_silos` silos. Sets that cost the same stand once."""
-    count = len(self.plans)
-    validate.integer_in(1, count, max_silos=max_silos)
+  def held(self, steps: Sequence[int] | None = None) -> list[tuple[MayAbort, Any]]:
+    """Returns pairs (run, its steps) of all that may read the records of one person: one pair for
+    each set of `max_silos` silos. Sets that cost the same stand once."""
     steps = self.num_steps() if steps is None else steps
-    if max_silos == 1:
+    if self.max_silos == 1:
       return [*dict.fromkeys(zip(self.plans, steps))]
-    if math.comb(count, max_silos) > MOST_SETS:
-      raise UserError(
-        f"of {count} silos make {math.comb(count, max_silos)} sets, of which {MOST_SETS} are "
-        "accounted for at most",
-        field="max_silos",
-        value=max_silos,
-      )
     # Silos with equal plans and steps are interchangeable.
-    kinds = [*dict.fromkeys(zip(self.plans, steps))]
-    numbers = [kinds.index(pair) for pair in zip(self.plans, steps)]
-    sets = {tuple(sorted(chosen)) for chosen in itertools.combinations(numbers, max_silos)}
+    every = [*zip(self.plans, steps, self._log_allowed)]
+    kinds = [*dict.fromkeys(every)]
+    sets = itertools.combinations(map(kinds.index, every), self.max_silos)
     runs: list[tuple[MayAbort, Any]] = []
-    for chosen in sorted(sets):
-      parts = {f"silo_{place}": kinds[number] for place, number in enumerate(chosen)}
-      joint = JointPlan(
-        {name: plan for name, (plan, _) in parts.items()}, self.plans[0].delta
-      )
-      runs.append((joint, {name: ran for name, (_, ran) in parts.items()}))
+    for chosen in sorted({tuple(sorted(numbers)) for numbers in sets}):
+      plans, counts, allowed = zip(*(kinds[number] for number in chosen))
+      runs.append((_Together(plans, allowed), counts))
     return runs
+
+
+class _Together(MayAbort):
+  """Several plans that one person's records are in; `steps` are counts of each plan's steps."""
+
+  def __init__(self, plans: Sequence[Plan], log_allowed: Sequence[float]):
+    self.delta = plans[0].delta
+    self.neighboring_relation = plans[0].neighboring_relation
+    self.accountant = plans[0].accountant
+    self._plans = plans
+    self._allowed = log_allowed
+
+  def _counts(self, steps: Any) -> list[int]:
+    return [plan.num_steps for plan in self._plans] if steps is None else [*steps]
+
+  def event(self, steps: Any = None) -> DpEvent:
+    pairs = zip(self._plans, self._counts(steps))
+    return joined([plan.event(count) for plan, count in pairs])
+
+  def _log_abort_prob(self, steps: Any) -> float:
+    triples = zip(self._plans, self._counts(steps), self._allowed)
+    chances = [
+      allowed + math.log(count)
+      for plan, count, allowed in triples
+      if count and plan.sampler.can_overflow and plan.is_private
+    ]
+    return float(np.logaddexp.reduce(chances)) if chances else -math.inf
 
 
 @functools.lru_cache(maxsize=4096)

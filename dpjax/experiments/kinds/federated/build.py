@@ -592,7 +592,7 @@ class Federated(Experiment[FedConfig]):
 
   def train(self, data: Any, keys: RunKeys) -> Story:
     config = records.resolved(self.config, data[0].num_clients)
-    return single(_phase(config, assembled(config, data, keys)))
+    return single(phase(config, assembled(config, data, keys)))
 
   def line(self, result: dict[str, Any]) -> str:
     reached = [
@@ -619,7 +619,8 @@ def _scores(config: FedConfig, fed: FedRun, state: Any) -> dict[str, float]:
   )
 
 
-def _phase(config: FedConfig, fed: FedRun) -> Phase:
+def phase(config: FedConfig, fed: FedRun) -> Phase:
+  """Returns the only phase of a federated run."""
   target = config.stop_at_accuracy
   if target is not None:
     needs_classes(fed.federation, f"stop_at_accuracy={target}")

@@ -150,7 +150,13 @@ def make(config: FedConfig, federation: Federation) -> Silos:
         error.must, field=error.field, value=error.value, hint=f"silo {name!r}"
       ) from error
   attendance = Attendance(asked.absent, asked.lost, config.seed)
-  return Silos(plans, config.num_rounds, numbers, attendance)
+  try:
+    silos = Silos(plans, config.num_rounds, numbers, attendance, asked.max_silos_per_record)
+  except UserError as error:
+    if error.field != "max_silos":
+      raise
+    raise error.of(field="privacy.max_silos_per_record") from error
+  return silos.fitted() if asked.noise_multiplier != 0 else silos
 
 
 def _relation(asked: Records) -> str:
@@ -196,7 +202,7 @@ def _plan(config: FedConfig, size: int, epsilon: float | None) -> Plan:
       neighboring_relation=asked.neighboring_relation,
     ),
   )
-  plan = maker(epsilon, asked.noise_multiplier, attack_of(asked))(
+  return maker(epsilon, asked.noise_multiplier, attack_of(asked))(
     sampler=sampler,
     num_steps=steps,
     l2_clip_norm=gradients.Clip(asked.l2_clip_norm),
@@ -205,9 +211,6 @@ def _plan(config: FedConfig, size: int, epsilon: float | None) -> Plan:
     neighboring_relation=asked.neighboring_relation,
     accountant=asked.accountant,
   )
-  if sampler.can_overflow and plan.is_private:
-    return dataclasses.replace(plan, sampler=plan.fitted_sampler(size))
-  return plan
 
 
 # --- the guarantee
@@ -219,7 +222,6 @@ class SilosGuarantee(Guarantee):
 
   silos: Silos | None = None
   names: tuple[str, ...] = ()
-  max_silos: int = 1
 
   @property
   def of(self) -> Silos:
@@ -253,7 +255,7 @@ class SilosGuarantee(Guarantee):
     del ledger  # what ran is a part of all rounds, whose number is fixed
     if self.budget is None or self.kind == "none":
       return
-    spent = self.of.epsilon(max_silos=self.max_silos)
+    spent = self.of.epsilon()
     if spent > self.budget:
       raise BudgetExceeded(
         f"the budget of a silo is exceeded, the run would cost {upper(spent, digits=6)}",
@@ -262,14 +264,14 @@ class SilosGuarantee(Guarantee):
       )
 
   def accounted(self, ledger: Ledger) -> float:
-    return self.of.epsilon(self.ran(ledger), max_silos=self.max_silos)
+    return self.of.epsilon(self.ran(ledger))
 
   def profile(self, ledger: Ledger, epsilon: float) -> Profile | None:
     """Returns the largest delta of any silo at each epsilon, so it holds for records of all."""
     del epsilon
     if self.kind == "none":
       return None
-    runs = self.of.held(self.ran(ledger), max_silos=self.max_silos)
+    runs = self.of.held(self.ran(ledger))
     profiles = [run.privacy_profile(steps) for run, steps in runs if _has_steps(steps)]
     if not profiles:
       return None
@@ -294,11 +296,11 @@ class SilosGuarantee(Guarantee):
         self.names, self.of.sizes, self.of.plans, steps, each
       )
     ]
-    return facts | {SILOS: rows, "max_silos_per_record": self.max_silos}
+    return facts | {SILOS: rows, "max_silos_per_record": self.of.max_silos}
 
 
 def _has_steps(steps: Any) -> bool:
-  return any(steps.values()) if isinstance(steps, Mapping) else bool(steps)
+  return any(steps) if isinstance(steps, tuple) else bool(steps)
 
 
 def _key(noise_key_id: str, silo: str) -> str:
@@ -334,7 +336,7 @@ def promise(config: FedConfig, federation: Federation, silos: Silos) -> SilosGua
     relation=first.neighboring_relation,
     unit=UNIT if limit == 1 else f"person with one record in each of {limit} silos",
     accountant=first.accountant,
-    curve=lambda rounds: silos.epsilon(silos.num_steps(rounds), max_silos=limit),
+    curve=lambda rounds: silos.epsilon(silos.num_steps(rounds)),
     statement=lambda rounds: _statement(asked, silos, names, rounds),
     accounted_delta=asked.delta,
     l2_bound=first.l2_bound,
@@ -343,7 +345,6 @@ def promise(config: FedConfig, federation: Federation, silos: Silos) -> SilosGua
     failed_assumptions=failed,
     silos=silos,
     names=names,
-    max_silos=limit,
   )
 
 
@@ -383,7 +384,7 @@ def _of_several(asked: Records, silos: Silos, steps: tuple[int, ...]) -> str:
       "one guarantee in each; together these are weaker: declare max_silos_per_record=m for the "
       "epsilon of m silos, which follows by composition."
     )
-  spent = upper(silos.epsilon(steps, max_silos=limit))
+  spent = upper(silos.epsilon(steps))
   return (
     f"A person with one record in each of at most {limit} silos, which was declared: epsilon "
     f"{spent} at delta {upper(asked.delta)}, the largest composition of the steps of any {limit} "
