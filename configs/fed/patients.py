@@ -22,7 +22,7 @@ def get_config() -> FedConfig:
       "skew": 0.5,
     },
     model=ModelConfig(name="linear"),
-    algorithm={"name": "mr_mtl", "lam": 0.5},
+    algorithm={"name": "mr_mtl", "lam": 0.03},
     local=LocalConfig(batch_size=30, epochs=1),
     client_optimizer=FedOptimizerConfig(learning_rate=1.0),
     privacy=Records(epsilon=1.0, delta=1e-3, l2_clip_norm=1.0),

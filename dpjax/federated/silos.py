@@ -156,7 +156,7 @@ class Silos:
     count = len(self.plans)
     validate.integer_in(1, count, max_silos=self.max_silos)
     sets = math.comb(count, self.max_silos)
-    if sets > MOST_SETS:
+    if self.max_silos > 1 and sets > MOST_SETS:
       raise UserError(
         f"of {count} silos make {sets} sets, of which {MOST_SETS} are accounted for at most",
         field="max_silos",
