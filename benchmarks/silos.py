@@ -67,10 +67,10 @@ _SILO = {
 }
 METHODS: dict[str, dict[str, Any]] = {
   "records in one place": {**_AVERAGE, **_POOLED},
-  "records, MR-MTL": {"algorithm": "mr_mtl", "algorithm.lam": 0.03},
-  "records, FedAvg": _AVERAGE,
-  "records, each silo alone": {"algorithm": "mr_mtl", "algorithm.lam": 0.0},
-  "whole silos, FedAvg": {**_AVERAGE, **_SILO},
+  "records by MR-MTL": {"algorithm": "mr_mtl", "algorithm.lam": 0.03},
+  "records by FedAvg": _AVERAGE,
+  "records of each silo alone": {"algorithm": "mr_mtl", "algorithm.lam": 0.0},
+  "whole silos by FedAvg": {**_AVERAGE, **_SILO},
 }
 
 
