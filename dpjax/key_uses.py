@@ -55,6 +55,8 @@ class KeyUse(enum.IntEnum):
   RECORD_AUDIT = enum.auto()  # noise of records that an audit plants
   BATCH_AUDIT = enum.auto()  # noise of batches that an audit plants
   CANARY_AUDIT = enum.auto()  # runs with canaries, after the run itself
+  # Of a client's key.
+  SILO_NOISE = enum.auto()  # noise on the steps of a silo in one round
 
 
 def key_for(use: KeyUse, key: Array) -> jax.Array:

@@ -361,6 +361,12 @@ ATTACKS: tuple[Attack, ...] = (
     "Bonawitz et al. 2017, section 6",
   ),
   Attack(
+    "messages of one silo", "whether one record is in a silo, such as a hospital", "messages",
+    "the server, or other silos, who keep what a silo sent in all rounds",
+    "record-level privacy inside the silo (privacy=records, proved): nobody but one's own silo is "
+    "trusted", "dpjax.auditing.games.silos.games", "Lowy and Razaviyayn 2021",
+  ),
+  Attack(
     "a sum over too few", "the vector of one client of a secure sum", "messages",
     "a server that leaves out whom it likes",
     "min_survivors, below which clients reveal nothing", "", "Bonawitz et al. 2017, section 6",

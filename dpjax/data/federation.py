@@ -43,10 +43,21 @@ class Federation:
   # The declared number of clients: a constant that does not follow from the data, so adding
   # or removing a client does not change it. None: nothing is declared.
   nominal_users: int | None = None
+  # The declared number of examples of each client, constants that no example changes; None: no
+  # number is declared.
+  nominal_sizes: tuple[int, ...] | None = None
+  # Rows of the test set that are each client's, to score a client on its own; None: unknown.
+  test_indices: Sequence[Any] | None = None
 
   def __post_init__(self):
     if self.nominal_users is not None:
       validate.integer_at_least(1, nominal_users=self.nominal_users)
+    for size in self.nominal_sizes or ():
+      validate.integer_at_least(1, nominal_sizes=size)
+    for name in ("nominal_sizes", "test_indices"):
+      given = getattr(self, name)
+      if given is not None and len(given) != len(self.indices):
+        raise UserError("must be one for each client", field=name)
     rows = tuple(_as_rows(client) for client in self.indices)
     if not rows:
       raise UserError("must hold at least one client", field="indices")

@@ -12,6 +12,7 @@ example goes to exactly one client.
 | `shards`         | labels: a few classes each              | McMahan et al. 2017          |
 | `quantity_skew`  | sizes: Dirichlet                        | Li et al. 2022               |
 | `power_law`      | sizes: rank^-exponent                   |                              |
+| `silos`          | sizes that you declare; labels          | a few holders, cross-silo    |
 | `feature_skew`   | inputs, by a SYNTHETIC style per client | after Li et al. 2022         |
 
 The two Dirichlet conventions share a name in the literature but are different distributions. The
@@ -224,6 +225,63 @@ def power_law(
   ranks = 1.0 + random.permutation(num_clients)
   shares = ranks**-exponent
   return _cut(random, len(labels), shares / shares.sum(), min_size)
+
+
+def silos(
+  labels: HostArray,
+  *,
+  num_clients: int,
+  seed: int,
+  sizes: tuple[int, ...] | None = None,
+  skew: float = 0.0,
+) -> Indices:
+  """Deals rows to a few silos of declared sizes, such as hospitals, that may prefer classes.
+
+  Silo k prefers the classes c with c mod num_clients = k mod (number of classes). A part `skew` of
+  its rows is taken from these as long as there are any, the others from all rows that are left.
+  Silos choose in the order of their sizes, the smallest first. Sizes are scaled if they do not add
+  up to the number of rows, so that a test set can be dealt like the training set.
+
+  Args:
+    sizes: number of rows of each silo; None for equal parts.
+    skew: share of a silo's rows that are of its own classes, in [0, 1].
+
+  Raises:
+    UserError: not one size for each silo.
+
+  >>> labels = np.array([0, 1] * 50)
+  >>> small, large = silos(labels, num_clients=2, seed=0, sizes=(10, 90), skew=0.8)
+  >>> len(small), len(large), int((labels[small] == 0).sum()) >= 8
+  (10, 90, True)
+  """
+  labels, random = _start(labels, num_clients, seed)
+  validate.number_in(0, 1, skew=skew)
+  wanted = (1,) * num_clients if sizes is None else tuple(sizes)
+  if len(wanted) != num_clients:
+    raise UserError(
+      f"must be one for each of num_clients={num_clients} silos", field="sizes", value=sizes
+    )
+  for size in wanted:
+    validate.integer_at_least(1, sizes=size)
+  scaled = np.array(wanted) * len(labels) / sum(wanted)
+  counts = np.floor(scaled).astype(np.int64)
+  # Rows that rounding leaves over go to the silos that lost most by it.
+  late = np.argsort(counts - scaled, kind="stable")
+  counts[late[: len(labels) - counts.sum()]] += 1
+  order = random.permutation(len(labels))
+  classes = labels[order]
+  kinds = np.unique(labels)
+  free = np.ones(len(labels), bool)
+  parts: dict[int, np.ndarray] = {}
+  for silo in np.argsort(counts, kind="stable").tolist():
+    preferred = kinds[np.arange(len(kinds)) % num_clients == silo % max(1, len(kinds))]
+    own = np.flatnonzero(free & np.isin(classes, preferred))
+    own = own[: round(skew * counts[silo])]
+    free[own] = False
+    rest = random.permutation(np.flatnonzero(free))[: counts[silo] - len(own)]
+    free[rest] = False
+    parts[silo] = order[np.concatenate([own, rest])]
+  return [parts[silo] for silo in range(num_clients)]
 
 
 def feature_skew(

@@ -10,6 +10,7 @@ Variants of local training do not copy its loop. They fill in these hooks:
 | hook       | what it may change                                   | used by                  |
 | ---------- | ---------------------------------------------------- | ------------------------ |
 | `grad`     | how a batch becomes a gradient (or a clipped sum)    | example-level privacy    |
+| `silos`    | noise on the clipped sum of each step, by silo       | `silos.Silos`            |
 | `adjust`   | the gradient of a local step                         | FedProx, SCAFFOLD        |
 | `start`    | the optimizer's state at the first local step        | Mime-lite                |
 | `message`  | what is sent, and the state that the client keeps    | FedNova, SCAFFOLD        |
@@ -18,7 +19,7 @@ Variants of local training do not copy its loop. They fill in these hooks:
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -31,12 +32,18 @@ from dpjax.key_uses import KeyUse, key_for
 from dpjax.plan import Plan
 from dpjax.types import Array, ArrayLike, ArrayTree, ClientTx, LossFn, Params
 
+if TYPE_CHECKING:
+  from dpjax.federated.silos import Silos
+
 
 class Received(NamedTuple):
   """Values that every client of a round receives, in addition to its own examples."""
 
   params: Params  # the server's parameters
   extra: Any = None  # further values of the algorithm, such as SCAFFOLD's control variate
+  silo: Any = (
+    None  # in `init`: public numbers of this client's own noise (`silos.SiloNoise`)
+  )
 
 
 class Local(NamedTuple):
@@ -50,6 +57,7 @@ class Local(NamedTuple):
   num_steps: Array  # [] int32, number of steps that had an example
   num_examples: Array  # [] number of the client's examples
   key: Array  # key of this client in this round; fold it before use
+  silo: Any = None  # `received.silo` of `init`
 
   def counted(self, mask: Array, loss: ArrayLike = 0.0) -> Local:
     """Adds one step to the client's counts, with the number of examples in `mask` [B] and the sum
@@ -101,6 +109,9 @@ class ClientAlgorithm(NamedTuple):
   init: Callable[..., Any]  # (received, memory, num_examples, key) -> local
   step: Callable[..., Any]  # (received, local, examples [B, ...], mask [B]) -> local
   finish: Callable[..., Any]  # (received, local) -> (Sent, memory, ClientInfo)
+  # Silos whose steps this client's noise makes private; `init` finds its numbers in
+  # `received.silo`. None: no noise of a silo.
+  silos: Silos | None = None
 
 
 Weighting = Callable[[Array], Array]  # number of examples (>= 1) -> weight
@@ -225,6 +236,7 @@ def local_training(
   adjust: Callable[..., Any] | None = None,
   start: Callable[..., Any] | None = None,
   message: Callable[..., Any] = send_difference,
+  silos: Silos | None = None,
 ) -> ClientAlgorithm:
   """Local training from the server's parameters with any Optax optimizer.
 
@@ -237,6 +249,8 @@ def local_training(
     adjust: `(gradient, received, local) -> gradient`, called before the optimizer.
     start: `(opt_state, received) -> opt_state` at the first local step.
     message: `(received, local) -> (message, memory)`.
+    silos: plans of all clients, each of which adds the noise of its own plan to every step, before
+      `adjust`; None: clients add none. It determines `grad`.
 
   >>> algorithm = local_training(lambda w, x: 0.5 * jnp.sum((w - x) ** 2), optax.sgd(0.5))
   >>> received = Received(jnp.zeros(1))
@@ -246,6 +260,8 @@ def local_training(
   Array([1.], dtype=float32)
   """
   grad_fn = mean_grad(loss_fn) if grad is None else grad
+  if silos is not None:
+    grad_fn = clipped_grad(loss_fn, silos.plans[0])
 
   def init(received: Received, memory: Any, num_examples: Array, key: Array) -> Local:
     tx = make_tx(client_tx, key_for(KeyUse.CLIENT_OPTIMIZER, key))
@@ -253,15 +269,20 @@ def local_training(
     if start is not None:
       opt_state = start(opt_state, received)
     params = jax.tree.map(jnp.asarray, received.params)
-    return begun(params, opt_state, memory, num_examples, key)
+    local = begun(params, opt_state, memory, num_examples, key)
+    return local._replace(silo=received.silo)
 
   def step(received: Received, local: Local, examples: Any, mask: Array) -> Local:
     grads, loss = grad_fn(local.params, examples, mask)
+    # From here on everything is computed from noisy sums and public numbers.
+    grads = grads if silos is None else silos.noisy(grads, local)
     grads = grads if adjust is None else adjust(grads, received, local)
     # The optimizer is made again in each step, from the same key: it is pure, and `local` holds
     # its state.
     tx = make_tx(client_tx, key_for(KeyUse.CLIENT_OPTIMIZER, local.key))
-    updates, opt_state = tx.update(grads, local.opt_state, local.params, mask=mask)
+    # Which rows are padding is a secret of the silo.
+    extra = {"mask": mask} if silos is None else {}
+    updates, opt_state = tx.update(grads, local.opt_state, local.params, **extra)
     params = optax.apply_updates(local.params, updates)
     return local._replace(params=params, opt_state=opt_state).counted(mask, loss)
 
@@ -270,7 +291,7 @@ def local_training(
     weight = _weight(weighting, local.num_examples)
     return Sent(sent, weight), memory, info(local, sent, weight)
 
-  return ClientAlgorithm(init, step, finish)
+  return ClientAlgorithm(init, step, finish, silos)
 
 
 def full_gradient(

@@ -270,7 +270,7 @@ def compressed(
     info = info._replace(upload_bits=jnp.float32(compressor.bits(wanted)))
     return sent._replace(message=decoded), memory, info
 
-  return ClientAlgorithm(init, step, finish)
+  return client._replace(init=init, step=step, finish=finish)
 
 
 def error_memory(inner: ArrayTree, message: ArrayTree) -> Any:

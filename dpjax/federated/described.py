@@ -53,6 +53,8 @@ class AlgorithmFacts:
     plain_client: whether clients train exactly as the clients of `fed_avg`.
     client_rule: rule of client optimizers that the algorithm is derived for; "": any rule.
     client_momentum: whether a client's SGD may have momentum.
+    records: whether `make` takes `silos`, and all that a client sends and keeps follows from its
+      steps, which a silo's noise makes private.
     from_run: function from the numbers of a run to arguments of `make`.
     checks: option -> function of `dpjax.validate` that refuses a wrong value.
     played: options of the algorithm when `launch.audit` attacks it, in addition to optimizers.
@@ -74,6 +76,7 @@ class AlgorithmFacts:
   plain_client: bool = False
   client_rule: str = ""
   client_momentum: bool = True
+  records: bool = False
   from_run: Callable[[RunNumbers], dict[str, Any]] = nothing_more
   checks: Mapping[str, Callable[..., None]] = dataclasses.field(default_factory=dict)
   played: Mapping[str, Any] = dataclasses.field(default_factory=dict)

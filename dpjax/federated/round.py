@@ -216,6 +216,16 @@ def _of_round(key: Array, round: Array) -> tuple[Array, Array]:
   return jax.random.fold_in(key_for(KeyUse.CLIENTS, key), round), round + 1
 
 
+def _with_own_noise(client: ClientAlgorithm) -> ClientAlgorithm:
+  """Returns the client whose `init` takes (client state, numbers of its noise) for its state."""
+
+  def init(received: Received, pair: Any, num_examples: Array, key: Array) -> Any:
+    memory, silo = pair
+    return client.init(received._replace(silo=silo), memory, num_examples, key)
+
+  return client._replace(init=init)
+
+
 def federated(
   client: ClientAlgorithm,
   server: Server,
@@ -228,7 +238,8 @@ def federated(
   """Makes an algorithm from the one loop body that all algorithms here share.
 
   Args:
-    client: the work of a client; see `local_training`.
+    client: the work of a client; see `local_training`. With `silos` its cohorts are those of
+      `Silos.cohorts`.
     server: the effect of the mean message on the server.
     key: typed key of all randomness on clients (rounding, local noise). Each client of
       each round gets another key from it.
@@ -253,6 +264,14 @@ def federated(
   trees.check_key(key=key)
   source.to_words(key)
   aggregator = weighted_mean() if aggregator is None else aggregator
+  silos = client.silos
+  if silos is not None and aggregator.private:
+    raise UserError(
+      "must add no noise with silos=, whose messages are private by themselves",
+      field="aggregator",
+    )
+  if silos is not None:
+    client = _with_own_noise(client)
   map_clients = auto_clients() if map_clients is None else map_clients
   through = aggregator.through or (lambda inner: inner)
   run = through(map_clients)(client, aggregator.partial)
@@ -261,6 +280,8 @@ def federated(
 
   def message(params: Params, client_state: Any) -> Any:
     received = Received(params, server.extra(server.init(params)))
+    if silos is not None:
+      client_state = (client_state, jax.tree.map(lambda leaf: leaf[0], silos.noise()))
     # `message` is traced only for shapes, so any key will do, and no example is needed.
     local = client.init(received, client_state, jnp.int32(0), key)
     return client.finish(received, local)[0].message
@@ -283,14 +304,20 @@ def federated(
 
   def one_round(state: FederatedState, cohort: Cohort) -> tuple[FederatedState, RoundInfo]:
     check_cohort(cohort, state.memories)
-    check_drawn(cohort, aggregator.plan, aggregator.private, int(state.round))
+    if silos is None:
+      check_drawn(cohort, aggregator.plan, aggregator.private, int(state.round))
+    else:
+      silos.check_cohort(cohort)
     # Places are padded to one of few numbers of rows, so that few programs are compiled.
     places, _ = batches.pad(np.asarray(cohort.ids), max(1, bucket(cohort.size)))
     key, following = _of_round(source.from_words(state.key), state.round)
+    memories = None if state.memories is None else state.memories.rows(places)
+    if silos is not None:
+      memories = (memories, jax.tree.map(lambda leaf: leaf[places], silos.noise()))
     context = Context(
       received=Received(state.params, server.extra(state.server)),
       data=cohort.data,
-      memories=None if state.memories is None else state.memories.rows(places),
+      memories=memories,
       key=key,
       state=state.aggregator,
     )
@@ -310,7 +337,8 @@ def federated(
     )
     return after, info
 
-  return FederatedAlgorithm(init, one_round, functools.partial(cohorts, aggregator.plan))
+  draw = functools.partial(cohorts, aggregator.plan) if silos is None else silos.cohorts
+  return FederatedAlgorithm(init, one_round, draw)
 
 
 def cast_like(updates: ArrayTree, params: Params) -> Any:

@@ -139,7 +139,7 @@ def gaussian(key: jax.Array, like: ArrayTree, std: float) -> Any:
 def add_gaussian(
   state: NoiseState,
   tree: ArrayTree,
-  std: float,
+  std: float | Array,
   *,
   num_steps: int | None = None,
   sound: Any = True,
@@ -152,14 +152,15 @@ def add_gaussian(
   Args:
     state: key and draws, as `init` or the last draw returned it.
     tree: leaves are cast to at least float32 before the noise is added.
-    std: standard deviation, in the units of `tree`; with 0 no noise is added.
+    std: standard deviation, in the units of `tree`; with 0 no noise is added. An array [] may be
+      traced, so that one program serves several; it is not checked, and not for a release key.
     num_steps: number of draws that are accounted for; None for no limit. A later draw raises
       UserError, or gives NaN if the state is traced.
     sound: [] bool, may be traced. If it is False, all numbers are NaN.
 
   Raises:
     UserError: a raw key; a count that is no integer >= 0; one state for several sums under
-      `jax.vmap`.
+      `jax.vmap`; a release key with a std that is an array.
 
   With a release key (`dpjax.noise.source`) the noisy tree is rounded to a public grid.
 
@@ -170,7 +171,15 @@ def add_gaussian(
   sound = sound & check_accounted(state, num_steps)
   key = source.from_words(state.key, "state.key")
   noisy = source.as_floats(tree)
-  if std != 0:
+  if isinstance(std, jax.Array):
+    if source.is_release(key):
+      raise UserError(
+        "must be a number for a release, whose grid follows from it", field="std"
+      )
+    sound = sound & check_one_sum(noisy, state)
+    unit = source.gaussian(jax.random.fold_in(key, state.draws), noisy, 1.0)
+    noisy = trees.add(noisy, trees.scale(unit, std))
+  elif std != 0:
     sound = sound & check_one_sum(noisy, state)
     # Every draw gets its own key, derived from the count of draws.
     own_key = jax.random.fold_in(key, state.draws)

@@ -55,7 +55,7 @@ _FAR = 1e6
 _ONE_BY_ONE = 16
 # Tolerance between a draw alone and the same draw among others, relative to the largest number.
 _ROUNDING = 1e-4
-# A leaf of at least this many numbers is shown by the spread of its noise (`_shown`).
+# A leaf of at least this many numbers is shown by the spread of its noise (`shown`).
 _MANY = 64
 _LOSS = lambda w, x: 0.5 * jnp.sum((w - x) ** 2)
 
@@ -108,7 +108,7 @@ def _with_keys(state: FederatedState, key: Any) -> FederatedState:
   return jax.tree.map(fresh, state, is_leaf=guard.is_guarded)
 
 
-def _shown(leaf: Any) -> np.ndarray:
+def shown(leaf: Any) -> np.ndarray:
   """Returns the numbers of a leaf that the adversary sees: [n, features].
 
   For `_MANY` numbers or more, these are the first two, and the log of the others' spread.
@@ -222,7 +222,7 @@ def _game(
     every = _at_once(one_draw(cached_at_once(), world), keys)
     if at_once is not None:
       every = _as_users(one_draw(cached_build(), world), keys, every)
-    return np.concatenate([_shown(leaf) for leaf in every], axis=1)
+    return np.concatenate([shown(leaf) for leaf in every], axis=1)
 
   def one_draw(algorithm: Any, world: int) -> Callable[[Any], list[Any]]:
     first = algorithm.init(params, num_clients) if num_clients else algorithm.init(params)

@@ -35,12 +35,14 @@ from dpjax.auditing.games import (
   samplers,
   secure,
   shares,
+  silos,
   training,
   transforms,
   vertical,
 )
 from dpjax.auditing.games.defined import defined_in, modules, public
 from dpjax.auditing.games.game import Game
+from dpjax.federated import silos as federated_silos
 from dpjax.validate import UserError
 
 
@@ -161,6 +163,12 @@ PACKAGES: dict[str, Package] = {
     federated.games,
     federated.GAMES,
     federated.NO_CLAIM,
+  ),
+  "silos": Package(
+    lambda: _only(states_epsilon, defined_in(federated_silos)),
+    lambda name, kind: silos.GAMES[name](kind),
+    silos.GAMES,
+    {},
   ),
   "secure": Package(
     lambda: _only(is_federated, public(dpjax.secure)),

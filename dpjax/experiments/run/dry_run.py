@@ -232,9 +232,12 @@ def _blank(model: Any, loaded: tuple[Any, Any]) -> tuple[tuple[Any, Any], float]
     dtype = features.dtype
   zeros: Any = blank(held, shape, dtype)
   if isinstance(train, Federation):
-    # Clients get equal sizes, because their true sizes are private.
-    rows = np.array_split(np.arange(len(train)), train.num_clients)
-    zeros = Federation(zeros, rows, nominal_users=train.nominal_users)
+    # Clients get equal sizes, or their declared ones, because their true sizes are private.
+    ends: Any = train.num_clients
+    if train.nominal_sizes is not None:
+      ends = np.cumsum(train.nominal_sizes)[:-1]
+    rows = np.array_split(np.arange(len(train)), ends)
+    zeros = dataclasses.replace(train, dataset=zeros, indices=rows)
   return (zeros, blank(test, shape, dtype)), seconds
 
 

@@ -7,6 +7,7 @@ steps. At the end, a proved epsilon is computed from the ledger, which holds the
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import math
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
@@ -75,6 +76,21 @@ class Guarantee:
     validate.one_of(KINDS, kind=self.kind)
     if self.kind == "claimed" and not self.failed_assumptions:
       raise ValueError("a claimed epsilon must name the assumptions that fail")
+
+  def charge(self, ledger: Ledger, steps: range, *, noise_key_id: str) -> Ledger:
+    """Returns the ledger with the events of these steps, in order."""
+    # Consecutive equal steps form one entry.
+    for event, run in itertools.groupby(steps, key=self.step_event):
+      first, *more = run
+      ledger = ledger.charge(
+        event,
+        num_steps=1 + len(more),
+        l2_clip_norm=self.l2_bound,
+        neighboring_relation=self.relation,
+        noise_key_id=noise_key_id,
+        first_step=first,
+      )
+    return ledger
 
   def check_budget(self, ledger: Ledger) -> None:
     """Checks, before the next step, that the run stays within its budget to its last step.

@@ -355,7 +355,7 @@ class Running:
   def _check_ledger(self, guarantee: Guarantee) -> None:
     """Raises UserError unless the ledger holds the events of this run's steps so far, up to
     the last digits of floats."""
-    wanted = self._charges(guarantee)
+    wanted = guarantee.charge(Ledger(), range(self.step), noise_key_id=self.folder.key_name)
     if not _alike(self.ledger.to_json(), wanted.to_json()):
       raise UserError(
         f"its ledger holds {self.ledger.num_steps} steps that are not those of "
@@ -363,27 +363,6 @@ class Running:
         field="checkpoint",
         value=self.step,
       )
-
-  def _charges(self, guarantee: Guarantee) -> Ledger:
-    """Returns the ledger that the steps so far must have, by the guarantee."""
-    ledger = Ledger()
-    start = 0
-    while start < self.step:
-      event = guarantee.step_event(start)
-      end = start + 1
-      # Consecutive equal steps form one entry, as in the ledger of a run.
-      while end < self.step and guarantee.step_event(end) == event:
-        end += 1
-      ledger = ledger.charge(
-        event,
-        num_steps=end - start,
-        l2_clip_norm=guarantee.l2_bound,
-        neighboring_relation=guarantee.relation,
-        noise_key_id=self.folder.key_name,
-        first_step=start,
-      )
-      start = end
-    return ledger
 
   def _name(self) -> str:
     return f"{self.folder.run_id} {self.phase.subfolder}".rstrip()
@@ -413,13 +392,8 @@ class Running:
     with an empty batch counts, too: its noise was released."""
     guarantee = self.phase.guarantee
     if guarantee is not None:
-      self.ledger = self.ledger.charge(
-        guarantee.step_event(self.step),
-        l2_clip_norm=guarantee.l2_bound,
-        neighboring_relation=guarantee.relation,
-        noise_key_id=self.folder.key_name,
-        first_step=self.step,
-      )
+      now = range(self.step, self.step + 1)
+      self.ledger = guarantee.charge(self.ledger, now, noise_key_id=self.folder.key_name)
     self.step += 1
 
   def _measured(self) -> Scores:

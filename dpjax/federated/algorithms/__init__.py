@@ -16,6 +16,7 @@ if TYPE_CHECKING:
   from dpjax.federated.algorithms.fine_tune import fine_tune as fine_tune
   from dpjax.federated.algorithms.hyp_cluster import hyp_cluster as hyp_cluster
   from dpjax.federated.algorithms.mime_lite import mime_lite as mime_lite
+  from dpjax.federated.algorithms.mr_mtl import mr_mtl as mr_mtl
   from dpjax.federated.algorithms.scaffold import scaffold as scaffold
 else:
   __getattr__, __dir__, __all__ = _lazy.attach(__name__, __file__)

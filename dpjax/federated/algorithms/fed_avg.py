@@ -23,6 +23,7 @@ from dpjax.types import Array, ClientTx, LossFn, Params
   wraps_clients=True,
   one_difference=True,
   plain_client=True,
+  records=True,
 )
 def fed_avg(
   loss_fn: LossFn,
@@ -52,7 +53,7 @@ def fed_avg(
     wrap: function that changes the client, such as `lambda c: compressed(c, quantize(4))`.
     memory: `(params) -> state` that one client keeps between rounds; needed if the wrapped client
       keeps state.
-    **local: hooks of `local_training`.
+    **local: hooks of `local_training`, or `silos` for record-level privacy.
 
   Guarantee: the sequence of all parameters is (plan.epsilon(), plan.delta)-DP for one client. It
   needs `central(plan, noise_key)` and the algorithm's own `cohorts`. It holds for any client

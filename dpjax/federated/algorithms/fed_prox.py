@@ -21,6 +21,7 @@ from dpjax.types import ClientTx, LossFn
   options={"mu": 0.01},
   wraps_clients=True,
   one_difference=True,
+  records=True,
   checks={"mu": validate.non_negative},
   played={"mu": 0.1},
 )

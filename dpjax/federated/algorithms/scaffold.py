@@ -24,6 +24,7 @@ from dpjax.federated.round import (
   federated,
   optimizing_server,
 )
+from dpjax.federated.silos import Silos
 from dpjax.types import Array, ClientTx, LossFn, Params
 
 
@@ -52,6 +53,7 @@ def _sizes_of(run: RunNumbers) -> dict[str, Any]:
   client_rule="sgd",
   # With momentum, the formula for c_i would not give the mean of plain gradients.
   client_momentum=False,
+  records=True,
   from_run=_sizes_of,
   played={"client_learning_rate": 0.5, "num_clients": 4, "expected_cohort": 2.0},
 )
@@ -63,6 +65,7 @@ def scaffold(
   client_learning_rate: float,
   num_clients: int,
   expected_cohort: float | None = None,
+  silos: Silos | None = None,
   **common: Unpack[Common],
 ) -> FederatedAlgorithm:
   """Control variates against client drift (SCAFFOLD option II, Karimireddy et al. 2020).
@@ -76,6 +79,7 @@ def scaffold(
     client_tx: plain SGD with `client_learning_rate` (the formula for c_i is SGD's).
     expected_cohort: public size of a cohort for the update of c; None for the realised size. A
       private aggregator needs a public size, since the realised size is secret.
+    silos: plans of all clients, for record-level privacy. The c_i then follow from noisy steps.
 
   Raises:
     UserError: a private aggregator without `expected_cohort`.
@@ -114,7 +118,7 @@ def scaffold(
     apply=apply,
   )
   return federated(
-    clients.local_training(loss_fn, client_tx, adjust=adjust, message=message),
+    clients.local_training(loss_fn, client_tx, adjust=adjust, message=message, silos=silos),
     server,
     memory=trees.zeros,
     **common,

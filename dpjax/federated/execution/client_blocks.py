@@ -39,6 +39,7 @@ class ClientBlock(NamedTuple):
   who: np.ndarray  # number that names each client
   n: np.ndarray  # number of examples of each client
   mask: np.ndarray  # False: no client
+  num_steps: np.ndarray  # number of steps of each client; later ones are padding
   batches: LocalBatches  # leaves [K, S, B, ...]
   # Rows [K, R, ...] to which numbers in `batches` refer; None if no rows are gathered.
   client_data: Any = None
@@ -120,6 +121,7 @@ def _block(cohort: Cohort, places: np.ndarray, size: int, data: Any) -> ClientBl
     members, client_data = _gathered(members, data, size)
   num_steps = max(1, bucket(max(len(member.mask) for member in members)))
   width = max(member.mask.shape[1] for member in members)
+  steps = np.array([len(member.mask) for member in members], np.int32)
   members += [jax.tree.map(np.zeros_like, members[0])] * (size - len(places))
   padded = [member.padded(num_steps, width) for member in members]
   missing = size - len(places)
@@ -132,6 +134,7 @@ def _block(cohort: Cohort, places: np.ndarray, size: int, data: Any) -> ClientBl
     who=np.concatenate([np.asarray(cohort.ids)[places], nobody]).astype(np.int32),
     n=np.asarray(cohort.num_examples)[indices].astype(np.int32),
     mask=np.arange(size) < len(places),
+    num_steps=np.concatenate([steps, np.zeros(missing, np.int32)]),
     batches=jax.tree.map(lambda *leaves: np.stack(leaves), *padded),
     client_data=client_data,
   )
@@ -176,21 +179,31 @@ def run_block(
   vmap."""
 
   def run_client(
-    memory: Any, who: Any, n: Any, batches: LocalBatches, client_data: Any
+    memory: Any, who: Any, n: Any, num_steps: Any, batches: LocalBatches, client_data: Any
   ) -> Any:
     seen = context if client_data is None else context._replace(data=client_data)
 
-    def body(local: Any, batch: LocalBatches) -> Any:
+    def body(local: Any, step: tuple[Any, LocalBatches]) -> Any:
+      place, batch = step
       new = shared.step(client, seen, local, batch)
-      # A step that is all padding must neither count nor change a momentum.
-      works = jnp.any(batch.mask)
+      # A step that pads the client's work must neither count nor change a momentum. An empty batch
+      # of a silo is no padding: its noise hides that it is empty.
+      works = place < num_steps
       return jax.tree.map(lambda a, b: jnp.where(works, a, b), new, local), None
 
     local = shared.begin(client, seen, memory, who, n)
-    local, _ = jax.lax.scan(body, local, batches)
+    places = jnp.arange(batches.mask.shape[0])
+    local, _ = jax.lax.scan(body, local, (places, batches))
     return client.finish(seen.received, local)
 
-  each = (memories, block.who, block.n, block.batches, block.client_data)
+  each = (
+    memories,
+    block.who,
+    block.n,
+    block.num_steps,
+    block.batches,
+    block.client_data,
+  )
   # The check traces the client whenever this function is traced, so once for each shape.
   jaxpr = loss_checks.check_client(run_client, *each)
   # Two kinds of convolutions may mix clients under vmap (`clients_apart.mixes_clients`).

@@ -110,7 +110,9 @@ class _Loop:
     num_steps = np.int32(len(batches.mask))
     # Batches are padded to one of few lengths, so that few programs are compiled. Only the first
     # `num_steps` steps are used.
-    batches = batches.padded(max(1, bucket(len(batches.mask))))
+    silos = self.client.silos
+    longest = len(batches.mask) if silos is None else silos.longest
+    batches = batches.padded(max(1, bucket(longest)))
     work = np.int32(place), who, n, batches, num_steps
     if self._at_once or not self._holds_convolution(context, cohort):
       return functools.partial(self._whole_program, context, *work)

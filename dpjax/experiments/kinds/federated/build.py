@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import pathlib
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -28,6 +29,7 @@ from dpjax.experiments.kinds.federated import (
   facts,
   loading,
   privacy,
+  records,
   secure_sums,
 )
 from dpjax.experiments.kinds.federated import bounds as fed_bounds
@@ -45,7 +47,7 @@ from dpjax.experiments.kinds.federated.config import (
 )
 from dpjax.experiments.kinds.federated.loading import load_data as load_data
 from dpjax.experiments.kinds.federated.loading import with_features as with_features
-from dpjax.experiments.run import config_names, guarantee, writers
+from dpjax.experiments.run import config_names, guarantee, workdir, writers
 from dpjax.experiments.run.experiment import Experiment, Phase, Story, every, single
 from dpjax.experiments.run.guarantee import Guarantee
 from dpjax.experiments.run.run_keys import RunKeys
@@ -55,6 +57,7 @@ from dpjax.federated.execution import named
 from dpjax.federated.execution.client_processes import process_clients
 from dpjax.federated.round import params_of
 from dpjax.federated.server_optimizers import fed_opt
+from dpjax.federated.silos import Silos
 from dpjax.names import is_path
 from dpjax.parallel import made_for
 from dpjax.plan import Plan
@@ -88,6 +91,7 @@ class FedRun(NamedTuple):
   wrapped: Callable[..., federated.FederatedAlgorithm]
   audited: audit.Audited | None = None  # the canaries in `federation`
   mechanism: SkellamSum | None = None  # for privacy="distributed"
+  silos: Silos | None = None  # for privacy="records"
 
 
 @bounds.names_fields
@@ -104,10 +108,11 @@ def check(config: FedConfig, *, draws_cohorts: bool = True) -> None:
   validate.one_of(("memory", "disk"), client_state=config.client_state)
   if name_of(config, "partition") in NATURAL:
     _check_natural(config)
-  else:
+  elif not records.is_of_records(config):
     privacy.check_cohort(config, config.partition.num_clients)
   _check_stop(config)
   _check_combination(config)
+  records.check(config)
   privacy.check(config)
   if draws_cohorts and _knows_cohorts(config):
     cohort_sizes.check(config, config.partition.num_clients)
@@ -141,6 +146,10 @@ def _check_read(config: FedConfig) -> None:
     "client_state",
   )
   read(False, "a client that does not start afresh", "client_optimizer.schedule")
+  if records.is_of_records(config):
+    read(False, "cohorts that are drawn; all silos take part", *config.privacy.leaves_out)
+    read(False, "users whose number is a secret", "data.num_users")
+    read(False, "a sampler of a silo's records that keeps all", "local.max_examples")
 
 
 def _knows_cohorts(config: FedConfig) -> bool:
@@ -149,7 +158,9 @@ def _knows_cohorts(config: FedConfig) -> bool:
   The data name the clients of a natural partition, and a user's own aggregator must be loaded.
   """
   dealt = hasattr(config.partition, "num_clients")
-  return dealt and not isinstance(config.aggregator, str)
+  # All silos take part, as many as the data have.
+  of_silos = records.is_of_records(config)
+  return dealt and not of_silos and not isinstance(config.aggregator, str)
 
 
 def _check_natural(config: FedConfig) -> None:
@@ -203,7 +214,9 @@ def _check_combination(config: FedConfig) -> None:
       field="aggregator",
       value=aggregator,
     )
-  if config.is_private and name_of(config, "weighting") == "examples":
+  # The weight of a silo is its declared number of records, which is public.
+  of_users = config.is_private and not records.is_of_records(config)
+  if of_users and name_of(config, "weighting") == "examples":
     raise UserError(
       "a client's weight has no bound; use 'uniform' or 'capped' with privacy",
       field="weighting",
@@ -398,6 +411,7 @@ def _algorithm(
   num_clients: int,
   audited: audit.Audited | None,
   mechanism: SkellamSum | None,
+  silos: Silos | None,
   around: Callable[[Wrapping], Wrapping] = lambda wrapping: wrapping,
   before: Callable[[federated.Aggregator], federated.Aggregator] = lambda aggregator: (
     aggregator
@@ -439,12 +453,17 @@ def _algorithm(
     RunNumbers(
       num_clients=num_clients,
       # With a guarantee the actual size of a cohort may be secret. So the expected size is used.
-      expected_cohort=config.clients_per_round if config.is_private else None,
+      # The silos of a round are public, however.
+      expected_cohort=(
+        config.clients_per_round if config.is_private and silos is None else None
+      ),
       client_learning_rate=config.client_optimizer.learning_rate,
       # A rule without momentum has no field `momentum`.
       client_momentum=getattr(config.client_optimizer.rule, "momentum", 0.0),
     )
   )
+  if silos is not None:
+    options["silos"] = silos
   if described.wraps_clients:
     options |= around(_wrapping(config, audited=audited))
   offered = {"client_tx": client_tx, "server_tx": server_tx}
@@ -475,12 +494,14 @@ def assemble(
 def assembled(config: FedConfig, data: tuple[Any, Any], random: RunKeys) -> FedRun:
   """Builds every object of a run whose config is checked and resolved; see `assemble`."""
   federation, test = data
+  config = records.resolved(config, federation.num_clients)
   # The number is taken before canaries are inserted, since no divisor may reveal how many are in.
   num_clients = privacy.public_size(config, federation)
   # Cohorts check their capacity against the number that `federation` declares.
   federation = dataclasses.replace(federation, nominal_users=num_clients)
   plan, reported = privacy.make_plan(config, num_clients)
-  if not _knows_cohorts(config):
+  silos = records.make(config, federation) if records.is_of_records(config) else None
+  if silos is None and not _knows_cohorts(config):
     cohort_sizes.check(config, num_clients)
   task, model, params = start(config, federation, random)
   params, apply = audit.beside(config, params, model.apply)
@@ -490,15 +511,26 @@ def assembled(config: FedConfig, data: tuple[Any, Any], random: RunKeys) -> FedR
     config, federation, target.claim, audit.inserting(config)
   )
   audited = audit.prepared(config, canaries, target, params, num_clients)
-  parts = (config, task.loss(apply), plan, random, num_clients, audited, mechanism)
+  parts = (
+    config,
+    task.loss(apply),
+    plan,
+    random,
+    num_clients,
+    audited,
+    mechanism,
+    silos,
+  )
+  promised = (
+    privacy.make_promise(config, plan, reported, num_clients, mechanism)
+    if silos is None
+    else records.promise(config, federation, silos)
+  )
   return FedRun(
     plan=plan,
     guarantee=features_lib.noted(
       config,
-      guarantee.repeated(
-        privacy.make_promise(config, plan, reported, num_clients, mechanism),
-        config.noise_seed,
-      ),
+      guarantee.repeated(promised, config.noise_seed),
     ),
     algorithm=_algorithm(*parts),
     params=params,
@@ -512,6 +544,7 @@ def assembled(config: FedConfig, data: tuple[Any, Any], random: RunKeys) -> FedR
     wrapped=functools.partial(_algorithm, *parts),
     audited=audited,
     mechanism=mechanism,
+    silos=silos,
   )
 
 
@@ -558,7 +591,8 @@ class Federated(Experiment[FedConfig]):
     return {"config": digest.hex(), "client_state": self.config.client_state}
 
   def train(self, data: Any, keys: RunKeys) -> Story:
-    return single(_phase(self.config, assembled(self.config, data, keys)))
+    config = records.resolved(self.config, data[0].num_clients)
+    return single(phase(config, assembled(config, data, keys)))
 
   def line(self, result: dict[str, Any]) -> str:
     reached = [
@@ -570,16 +604,35 @@ class Federated(Experiment[FedConfig]):
       f"{result['dataset']} {result['model']} {result['method']}, {result['num_clients']} "
       f"clients: {writers.headline(result)}, {guarantee.summary(result)}"
       f"{secure_sums.in_words(result)}, {result['num_steps']} rounds{writers.took(result)}"
+      f"{records.in_words(result)}"
       f"{'; ' + ', '.join(reached) if reached else ''}"
     )
 
 
-def _phase(config: FedConfig, fed: FedRun) -> Phase:
+def _scores(config: FedConfig, fed: FedRun, state: Any) -> dict[str, float]:
+  """Returns the scores of the server's model, and of each silo or client with a test of its own."""
+  evaluate = functools.partial(fed.task.evaluate, fed.apply)
+  shared = params_of(state)
+  own = records.personal(config, fed.federation, state)
+  return evaluate(shared, fed.test) | records.scores(
+    config, fed.federation, evaluate, shared, own, fed.test
+  )
+
+
+def phase(config: FedConfig, fed: FedRun) -> Phase:
+  """Returns the only phase of a federated run."""
   target = config.stop_at_accuracy
   if target is not None:
     needs_classes(fed.federation, f"stop_at_accuracy={target}")
   total = config.num_rounds
   write_inputs = build_central.inputs_writer(config.data, config.model, fed.test)
+
+  def write(folder: pathlib.Path, state: Any) -> None:
+    write_inputs(folder)
+    # Names of silos may be no names of files.
+    own = records.personal(config, fed.federation, state)
+    for place, params in enumerate(own.values()):
+      workdir.save_params(folder / f"params_of_silo_{place}.npz", params)
 
   def program() -> made_for.StepProgram:
     if config.execution in ("loop", "pmap"):
@@ -607,8 +660,8 @@ def _phase(config: FedConfig, fed: FedRun) -> Phase:
       fed.algorithm.cohorts(fed.federation, fed.work, rng=fed.random.sampler, start=start),
     ),
     released=lambda state: audit.of_model(fed.audited, params_of(state)),
-    evaluate=lambda state: fed.task.evaluate(fed.apply, params_of(state), fed.test),
-    write=lambda folder, state: write_inputs(folder),
+    evaluate=functools.partial(_scores, config, fed),
+    write=write,
     guarantee=fed.guarantee,
     row_at=lambda step: every(config.eval_every, step, total),
     observe=lambda state, info, step: facts.observed(config, fed, state, info),

@@ -93,6 +93,7 @@ PARTITIONS = {
   "shards": settings(partition.shards, **_DEALT, shards_per_client=2),
   "quantity_skew": settings(partition.quantity_skew, **_DEALT, alpha=0.5, min_size=0),
   "power_law": settings(partition.power_law, **_DEALT, exponent=1.0, min_size=0),
+  "silos": settings(partition.silos, num_clients=3, seed=0, sizes=None, skew=0.0),
 }
 # Partitions that need data with classes.
 BY_CLASS = ("dirichlet", "dirichlet_hsu", "shards")
@@ -270,6 +271,52 @@ class Distributed(UserGuarantee):
 
 
 @dataclasses.dataclass
+class Records(UserGuarantee):
+  """Each client is a silo, such as a hospital, and hides each of its RECORDS from everybody else:
+  it adds the noise of its own plan to every local step."""
+
+  # All silos take part in each round, but for those that are away.
+  leaves_out: ClassVar[tuple[str, ...]] = ("clients_per_round",)
+
+  epsilon: Annotated[common.Epsilon, "target of each silo for num_rounds rounds"] = 8.0
+  delta: Annotated[
+    common.Delta, "chance that the bound may fail; well below 1 / records of a silo"
+  ] = 1e-5
+  l2_clip_norm: Annotated[common.ClipNorm, "bound on one record's gradient"] = 1.0
+  epsilons: Annotated[
+    tuple[float, ...],
+    rules.each(rules.POSITIVE),
+    "targets of the silos, in their order, in place of epsilon",
+  ] = ()
+  num_examples: Annotated[
+    tuple[int, ...],
+    rules.each(COUNT),
+    "declared records of each silo, in their order; empty: those that the partition declares",
+  ] = ()
+  sampler: Annotated[
+    Any, samplers.choice("clients"), "which records of a silo are in a step"
+  ] = "poisson"
+  neighboring_relation: Annotated[
+    str,
+    "'': the sampler's own; replace_special, which makes the number of records of each silo "
+    "public, for poisson",
+  ] = ""
+  accountant: Annotated[common.Accountant, "'': the tightest for the sampler"] = ""
+  max_silos_per_record: Annotated[
+    int,
+    COUNT,
+    "silos that hold a record of one person, one in each at most; epsilon is that of all of these "
+    "together",
+  ] = 1
+  absent: Annotated[
+    float, rules.SHARE, "chance that a silo is away for a round: not computed, not charged"
+  ] = 0.0
+  lost: Annotated[
+    float, rules.SHARE, "chance that a silo's message is lost: computed, charged, not used"
+  ] = 0.0
+
+
+@dataclasses.dataclass
 class NoPrivacy(WithChoices):
   """No noise, no epsilon."""
 
@@ -286,6 +333,7 @@ FED_PRIVACY: dict[str, type] = {
   "none": NoPrivacy,
   "dp_ftrl": FedFtrl,
   "distributed": Distributed,
+  "records": Records,
 }
 
 
@@ -354,9 +402,9 @@ class FedConfig(WithChoices):
     default_factory=lambda: FedOptimizerConfig(learning_rate=1.0)
   )
   privacy: Annotated[
-    Central | Local | Both | NoPrivacy | FedFtrl | Distributed,
+    Central | Local | Both | NoPrivacy | FedFtrl | Distributed | Records,
     Choice(FED_PRIVACY),
-    "the method of the guarantee to one user, with what it alone reads",
+    "the method of the guarantee to one user, or to one record of a silo, with what it alone reads",
   ] = dataclasses.field(default_factory=Central)
   num_rounds: Annotated[common.NumUpdates, "updates of the server"] = 100
   clients_per_round: Annotated[

@@ -67,6 +67,9 @@ def _noise_facts(config: FedConfig, fed: FedRun) -> dict[str, float]:
       "grid_scale": mechanism.scale,
       "wrap_probability": mechanism.wrap_probability,
     }
+  if fed.silos is not None:
+    # Each silo has noise of its own; the list of silos in result.json has all.
+    return {"noise_multiplier": min(plan.noise_multiplier for plan in fed.silos.plans)}
   local = privacy.local_noise(config)
   if local is None:
     return {"noise_multiplier": fed.plan.noise_multiplier}
@@ -77,7 +80,13 @@ def _noise_facts(config: FedConfig, fed: FedRun) -> dict[str, float]:
 
 def planned(config: FedConfig, fed: FedRun) -> dict[str, Any]:
   """Returns the parts of a federated run's result that are known before the first round."""
-  names = {"none": "", "central": "dp_", "dp_ftrl": "dp_ftrl_", "distributed": "ddp_"}
+  names = {
+    "none": "",
+    "central": "dp_",
+    "dp_ftrl": "dp_ftrl_",
+    "distributed": "ddp_",
+    "records": "record_dp_",
+  }
   method = names.get(name_of(config, "privacy"), "ldp_")
   facts: dict[str, Any] = {
     "task": fed.task.name,
@@ -89,7 +98,8 @@ def planned(config: FedConfig, fed: FedRun) -> dict[str, Any]:
     "partition": name_of(config, "partition"),
     **_noise_facts(config, fed),
     "l2_clip_norm": fed.guarantee.l2_bound,
-    "sampler": repr(fed.plan.sampler),
+    # The samplers of silos are in the list of silos.
+    "sampler": repr(fed.plan.sampler) if fed.silos is None else config.privacy.sampler.name,
     **secure_sums.facts(
       config.secure_sum, name_of(config, "secure_sum"), config.clients_per_round
     ),

@@ -60,7 +60,16 @@ def _natural(config: FedConfig) -> tuple[Federation, Any]:
       f"{config.data.name!r} declares {known}", field="data.num_users", value=asked
     )
   users = asked if known is None else known
-  return dataclasses.replace(train, dataset=sets[0], nominal_users=users), sets[1]
+  return dataclasses.replace(
+    train, dataset=sets[0], nominal_users=users, test_indices=_own_test_rows(train, test)
+  ), sets[1]
+
+
+def _own_test_rows(train: Federation, test: Federation) -> list[np.ndarray] | None:
+  """Returns the test rows of each training client; None unless every one has some."""
+  held = dict(zip(test.client_ids, test.indices))
+  rows = [held.get(name, np.zeros(0, np.int64)) for name in train.client_ids]
+  return rows if all(map(len, rows)) else None
 
 
 def central(config: FedConfig) -> TrainConfig:
@@ -82,4 +91,14 @@ def _partitioned(config: FedConfig) -> tuple[Federation, Any]:
       needs_classes(train, f"partition={partition!r}")
     # The other partitions read only the number of rows.
     labels = np.zeros(len(train), np.int32)
-  return Federation(train, config.partition.make(labels), nominal_users=users), test
+  dealt = Federation(train, config.partition.make(labels), nominal_users=users)
+  if name_of(config, "partition") != "silos":
+    return dealt, test
+  # The test set is dealt by the same rule, so that each silo has a test like its own records.
+  own = config.partition.make(test.y if train.target is None else np.zeros(len(test)))
+  number = train.nominal_size or len(train)
+  return dataclasses.replace(
+    dealt,
+    nominal_sizes=config.partition.sizes or (max(1, number // users),) * users,
+    test_indices=own,
+  ), test

@@ -26,6 +26,7 @@ from dpjax.experiments.kinds.federated.config import (
   FedConfig,
   FedFtrl,
   Local,
+  Records,
   ServerNoise,
   UserGuarantee,
 )
@@ -46,7 +47,7 @@ from dpjax.validate import UserError
 _JOINED = 1000
 _IN_PLACES = 50
 # Methods that fit a secure sum, since the server adds no noise.
-SUMMED = ("none", "local", "distributed")
+SUMMED = ("none", "local", "distributed", "records")
 
 
 def relation(config: FedConfig) -> str:
@@ -63,6 +64,9 @@ def public_size(config: FedConfig, federation: Federation) -> int:
       above twice the true number.
   """
   privacy = config.privacy
+  if isinstance(privacy, Records):
+    # What is hidden is a record, so the number of silos is public.
+    return federation.num_clients
   known = federation.nominal_users
   dealt = getattr(config.partition, "num_clients", None)
   declared = config.data.num_users if dealt is None else dealt
@@ -292,7 +296,10 @@ def make_plan(config: FedConfig, num_clients: int) -> tuple[Plan, Plan]:
   if isinstance(privacy, FedFtrl):
     plan = _ftrl_plan(config, privacy, num_clients)
     return plan, plan
-  sampler = _sampler(config, num_clients)
+  if isinstance(privacy, Records):
+    sampler = sampling.FixedSizeSampler(batch_size=num_clients, num_examples=num_clients)
+  else:
+    sampler = _sampler(config, num_clients)
   if not isinstance(privacy, ServerNoise):
     plan = Plan(
       sampler=sampler,

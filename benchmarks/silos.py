@@ -1,0 +1,166 @@
+"""Accuracy by epsilon of three federations of silos: `python -m benchmarks.silos --out=DIR`.
+
+Each federation is public data dealt to a few silos. Methods: all records in one place; the silos'
+records private by MR-MTL, by FedAvg, and alone (MR-MTL without a pull); the whole silo private, by
+FedAvg with noise of the server. Ten runs each, which differ in noise and sampling. A row's accuracy
+is that of all test rows, each answered by the model that its silo uses.
+
+Each program is compiled once for an epsilon and used for all ten runs. So a run takes no folder,
+and is that of `launch.federate` in all else. Writes DIR/NAME/runs.csv, curve.csv and curve.png.
+"""
+
+from __future__ import annotations
+
+import csv
+import math
+import pathlib
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import jax
+from absl import app, flags
+
+from configs.fed import patients
+from dpjax.experiments.config import fields
+from dpjax.experiments.kinds.federated import build
+from dpjax.experiments.run import run_keys
+from dpjax.experiments.sweeps import curve
+from dpjax.noise import source
+from dpjax.transforms import guard
+
+_OUT = flags.DEFINE_string("out", None, "folder to write to", required=True)
+_ONLY = flags.DEFINE_list("only", [], "names of federations; empty: all")
+_SEEDS = flags.DEFINE_integer("seeds", 10, "runs of each method and epsilon")
+_EPSILONS = flags.DEFINE_list("epsilons", ["0.3", "1", "3", "inf"], "of the curve")
+_METHODS = flags.DEFINE_list("methods", [], "names of methods; empty: all")
+_RATES = flags.DEFINE_list("rates", [], "learning rates of clients, in place of those here")
+
+Y = "test_silo_accuracy"
+# Fields of each federation, beside those of configs/fed/patients.py.
+FEDERATIONS: dict[str, dict[str, Any]] = {
+  "patients": {},
+  "digits_by_5": {
+    "data.name": "digits",
+    "partition.num_clients": 5,
+    "partition.sizes": (600, 400, 250, 130, 57),
+    "local.batch_size": 50,
+  },
+  "fashion_by_10": {
+    "data.name": "fashion_mnist",
+    "data.limit": 3000,
+    "partition.num_clients": 10,
+    "partition.sizes": None,
+    "local.batch_size": 60,
+  },
+}
+_AVERAGE = {"algorithm": "fed_avg"}
+_POOLED = {"partition.num_clients": 1, "partition.sizes": None}
+_RATE = "client_optimizer.learning_rate"
+# Of a whole silo: noise of the server, as in configs/fed/hospitals.py.
+_SILO = {
+  "privacy": "central",
+  "privacy.delta": 1e-2,
+  "local.batch_size": None,
+  "local.epochs": 20,
+  _RATE: 0.1,
+}
+METHODS: dict[str, dict[str, Any]] = {
+  "records in one place": {**_AVERAGE, **_POOLED},
+  "records by MR-MTL": {"algorithm": "mr_mtl", "algorithm.lam": 0.03},
+  "records by FedAvg": _AVERAGE,
+  "records of each silo alone": {"algorithm": "mr_mtl", "algorithm.lam": 0.0},
+  "whole silos by FedAvg": {**_AVERAGE, **_SILO},
+}
+
+
+def config_of(federation: str, method: str, epsilon: float, rate: float | None) -> Any:
+  """Returns the config of a run of `launch.federate`."""
+  config = fields.replace_all(patients.get_config(), FEDERATIONS[federation])
+  silos = config.partition.num_clients
+  config = fields.replace_all(config, METHODS[method])
+  if method.startswith("whole"):
+    config = fields.replace_all(config, {"clients_per_round": silos})
+  if math.isinf(epsilon):
+    noise = {"privacy.epsilon": None, "privacy.noise_multiplier": 0.0}
+  else:
+    noise = {"privacy.epsilon": epsilon}
+  rates = {} if rate is None else {_RATE: rate}
+  return fields.replace_all(config, {**noise, **rates})
+
+
+def _with_key(state: Any, key: jax.Array) -> Any:
+  """Returns the first state of a run with other keys, of the clients and of the server."""
+  words = source.to_words(jax.random.fold_in(key, 0))
+
+  def fresh(leaf: Any) -> Any:
+    if not guard.is_guarded(leaf):
+      return leaf
+    return guard.exchange(leaf, lambda inner: inner._replace(key=words))
+
+  state = jax.tree.map(fresh, state, is_leaf=guard.is_guarded)
+  return state._replace(key=source.to_words(jax.random.fold_in(key, 1)))
+
+
+def runs(config: Any, data: Any, seeds: range) -> Iterator[dict[str, Any]]:
+  """Yields the privacy and the scores of one run for each seed."""
+  build.check(config)
+  fed = build.assembled(config, data, run_keys.drawn(0))
+  phase = build.phase(config, fed)
+  spent = fed.guarantee.curve(config.num_rounds)
+  facts = {
+    "epsilon": None if math.isinf(spent) else spent,
+    "epsilon_kind": fed.guarantee.kind,
+    "delta": fed.guarantee.delta,
+    "neighboring_relation": fed.guarantee.relation,
+    "unit": fed.guarantee.unit,
+  }
+  for seed in seeds:
+    state = _with_key(phase.init(), jax.random.key(seed))
+    for cohort in fed.algorithm.cohorts(fed.federation, fed.work, rng=1_000 + seed):
+      state, _ = phase.step(state, cohort)
+    assert phase.evaluate is not None
+    scores = {f"test_{name}": value for name, value in phase.evaluate(state).items()}
+    # Whole records in one place are one silo, which has all test rows.
+    yield facts | scores | {Y: scores.get(Y, scores["test_accuracy"])}
+
+
+def main(argv: list[str]) -> None:
+  del argv
+  for federation in _ONLY.value or FEDERATIONS:
+    folder = pathlib.Path(_OUT.value) / federation
+    folder.mkdir(parents=True, exist_ok=True)
+    rows = []
+    for method in _METHODS.value or METHODS:
+      data = build.load_data(config_of(federation, method, 1.0, None))
+      for epsilon in map(float, _EPSILONS.value):
+        for rate in [float(rate) for rate in _RATES.value] or [None]:
+          began = time.monotonic()
+          config = config_of(federation, method, epsilon, rate)
+          named = {"method": method, "privacy.epsilon": epsilon}
+          more = [
+            {**named, "seed": seed, **row}
+            for seed, row in enumerate(runs(config, data, range(_SEEDS.value)))
+          ]
+          rows += more
+          mean = sum(row[Y] for row in more) / len(more)
+          seconds = time.monotonic() - began
+          print(
+            federation, method, epsilon, rate, f"{mean:.4f}", f"{seconds:.0f} s", flush=True
+          )
+      header = [*dict.fromkeys(name for row in rows for name in row)]
+      with (folder / "runs.csv").open("w", newline="") as file:
+        writer = csv.DictWriter(file, header, lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(rows)
+    curve.sweep_report(rows, folder, y=Y, series="method", title=_TITLES[federation])
+
+
+_TITLES = {
+  "patients": "Three hospitals: what is private, a patient or the hospital",
+  "digits_by_5": "Digits of five silos",
+  "fashion_by_10": "Fashion-MNIST, 300 pictures in each of ten silos",
+}
+
+if __name__ == "__main__":
+  app.run(main)

@@ -1,0 +1,471 @@
+"""Record-level privacy across silos: plans, guarantee and scores of `privacy=records`.
+
+Each client of the federation is a silo with a plan of its own. The ledger of a run has the charges
+of all silos, each under a noise key of its own, so the epsilon of a silo is that of its charges.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+
+from dpjax import gradients
+from dpjax.accounting import Ledger, upper
+from dpjax.accounting.calibration import Unreachable
+from dpjax.accounting.ledger import BudgetExceeded
+from dpjax.accounting.loss_masses import Profile
+from dpjax.accounting.text import by_name, paragraph
+from dpjax.data import Federation
+from dpjax.experiments.config import fields, samplers
+from dpjax.experiments.config.attacker import attack_of
+from dpjax.experiments.config.fields import name_of
+from dpjax.experiments.kinds.central.privacy import maker
+from dpjax.experiments.kinds.federated.config import (
+  FedConfig,
+  Records,
+  algorithm_of,
+  algorithms_that,
+)
+from dpjax.experiments.run import guarantee, sizes
+from dpjax.experiments.run.guarantee import Guarantee
+from dpjax.federated.execution import context as shared
+from dpjax.federated.silos import Attendance, Silos
+from dpjax.plan import Plan
+from dpjax.sampling.samplers import Sizing
+from dpjax.validate import UserError
+
+UNIT = "record of one silo"
+# Keys of result.json, and the beginning of the names of silos' scores.
+SILOS = "silos"
+_SCORE = "silo_accuracy"
+_NOTE = (
+  "Inter-silo record-level privacy (Lowy and Razaviyayn 2021). Each silo trusts nobody outside: it "
+  "adds the noise below to each of its own steps, before anything leaves. The guarantee is for one "
+  "record of one silo against the server, all other silos and whoever sees the models. It hides "
+  "neither that a silo takes part nor, of a person with several records in a silo, all of them."
+)
+_SIMULATED = (
+  "In this run one program simulated server and silos: it held all data and the key of every "
+  "silo's noise, so nothing is promised against whoever runs it."
+)
+
+
+def is_of_records(config: FedConfig) -> bool:
+  """Returns whether the guarantee is for one record of a silo, not for one user."""
+  return isinstance(config.privacy, Records)
+
+
+# --- checks
+
+
+def check(config: FedConfig) -> None:
+  """Raises UserError for fields that do not fit record-level privacy; loads no data."""
+  asked = config.privacy
+  if not isinstance(asked, Records):
+    return
+  algorithm = algorithm_of(config)
+  if not algorithm.records:
+    raise UserError(
+      f"must be {algorithms_that(lambda row: row.records)} with privacy='records': clients of "
+      "the others send what no step's noise covers",
+      field="algorithm",
+      value=algorithm.name,
+    )
+  if config.audit is not None:
+    raise UserError(
+      "must be none with privacy='records', whose canaries would be records of one silo; "
+      "python -m launch.audit --only=silos plays its games",
+      field="audit",
+      value=fields.name_of(config, "audit"),
+    )
+  if asked.epsilons and (asked.noise_multiplier is not None or attack_of(asked)):
+    raise UserError(
+      "are targets; must be empty with a noise_multiplier or an attacker",
+      field="privacy.epsilons",
+      value=asked.epsilons,
+    )
+  declared = getattr(config.partition, "sizes", None)
+  if declared and asked.num_examples:
+    raise UserError(
+      f"are declared by partition.sizes={declared}", field="privacy.num_examples",
+      value=asked.num_examples,
+    )  # fmt: skip
+  count = getattr(config.partition, "num_clients", None)
+  if count is not None:
+    _check_counts(asked, count)
+
+
+def _check_counts(asked: Records, num_silos: int) -> None:
+  for name in ("epsilons", "num_examples"):
+    given = getattr(asked, name)
+    if given and len(given) != num_silos:
+      raise UserError(
+        f"must be one for each of {num_silos} silos", field=f"privacy.{name}", value=given
+      )
+  if asked.max_silos_per_record > num_silos:
+    raise UserError(
+      f"must be <= {num_silos}, the number of silos",
+      field="privacy.max_silos_per_record",
+      value=asked.max_silos_per_record,
+    )
+
+
+def resolved(config: FedConfig, num_silos: int) -> FedConfig:
+  """Returns a config whose `clients_per_round` is the number of silos, all of which take part."""
+  if not is_of_records(config):
+    return config
+  return dataclasses.replace(config, clients_per_round=num_silos)
+
+
+# --- plans
+
+
+def make(config: FedConfig, federation: Federation) -> Silos:
+  """Returns the silos of a run, each with a plan of its own.
+
+  Raises:
+    UserError: a silo of which too few records are declared for a batch, whose declared number is
+      far from the true one, or for which no noise reaches the epsilon.
+  """
+  asked = config.privacy
+  assert isinstance(asked, Records)
+  count = federation.num_clients
+  _check_counts(asked, count)
+  targets = asked.epsilons or (asked.epsilon,) * count
+  plan_of = functools.cache(functools.partial(_plan, config))
+  plans = []
+  numbers = []
+  for place, name in enumerate(federation.client_ids):
+    try:
+      numbers.append(_size(config, federation, place))
+      plans.append(plan_of(numbers[-1], targets[place]))
+    except UserError as error:
+      if isinstance(error, Unreachable) and error.field == "epsilon":
+        error = error.of(field=f"privacy.epsilon{'s' if asked.epsilons else ''}")
+      raise type(error)(
+        error.must, field=error.field, value=error.value, hint=f"silo {name!r}"
+      ) from error
+  attendance = Attendance(asked.absent, asked.lost, config.seed)
+  try:
+    silos = Silos(plans, config.num_rounds, numbers, attendance, asked.max_silos_per_record)
+  except UserError as error:
+    if error.field != "max_silos":
+      raise
+    raise error.of(field="privacy.max_silos_per_record") from error
+  return silos.fitted() if asked.noise_multiplier != 0 else silos
+
+
+def _relation(asked: Records) -> str:
+  return asked.neighboring_relation or sizes.usual_relation(asked.sampler.kind)
+
+
+def _size(config: FedConfig, federation: Federation, place: int) -> int:
+  """Returns the number of records of a silo that its plan may depend on; see `run.sizes`."""
+  asked = config.privacy
+  assert isinstance(asked, Records)
+  known = asked.num_examples or federation.nominal_sizes
+  field = "privacy.num_examples" if not federation.nominal_sizes else "partition.sizes"
+  return sizes.public(
+    len(federation.indices[place]),
+    None if not known else known[place],
+    relation=_relation(asked),
+    promised=asked.noise_multiplier != 0,
+    field=field,
+    other="privacy.neighboring_relation=replace_special",
+  )
+
+
+def _plan(config: FedConfig, size: int, epsilon: float | None) -> Plan:
+  """Returns the plan of a silo with a declared number of records, for all rounds."""
+  asked = config.privacy
+  assert isinstance(asked, Records)
+  batch = config.local.batch_size or size
+  if batch > size:
+    raise UserError(
+      f"must be <= {size}, or none for all records of a silo at once",
+      field="local.batch_size",
+      value=batch,
+    )
+  steps = config.num_rounds * max(1, round(config.local.epochs * size / batch))
+  sampler = samplers.sized(
+    asked.sampler,
+    Sizing(
+      sampling_prob=batch / size,
+      num_examples=size,
+      num_steps=steps,
+      # A neighbour may have one record more.
+      padded_batch_size=size + 1,
+      neighboring_relation=asked.neighboring_relation,
+    ),
+  )
+  return maker(epsilon, asked.noise_multiplier, attack_of(asked))(
+    sampler=sampler,
+    num_steps=steps,
+    l2_clip_norm=gradients.Clip(asked.l2_clip_norm),
+    normalize_by=batch,
+    delta=asked.delta,
+    neighboring_relation=asked.neighboring_relation,
+    accountant=asked.accountant,
+  )
+
+
+# --- the guarantee
+
+
+@dataclasses.dataclass(frozen=True)
+class SilosGuarantee(Guarantee):
+  """The guarantee of a run of silos. Its epsilon is the largest of all silos."""
+
+  silos: Silos | None = None
+  names: tuple[str, ...] = ()
+
+  @property
+  def of(self) -> Silos:
+    assert self.silos is not None
+    return self.silos
+
+  def charge(self, ledger: Ledger, steps: range, *, noise_key_id: str) -> Ledger:
+    """Returns the ledger with the steps of all silos that compute a message in these rounds."""
+    for round in steps:
+      here = self.of.attendance.of(round, len(self.names))[0]
+      for silo in np.flatnonzero(here).tolist():
+        plan = self.of.plans[silo]
+        key = _key(noise_key_id, self.names[silo])
+        ledger = ledger.charge(
+          plan.step_event(0),
+          num_steps=self.of.steps_per_round(silo),
+          l2_clip_norm=plan.l2_bound,
+          neighboring_relation=plan.neighboring_relation,
+          noise_key_id=key,
+          first_step=_of_key(ledger, key).num_steps,
+        )
+    return ledger
+
+  def ran(self, ledger: Ledger) -> tuple[int, ...]:
+    """Returns the number of steps of each silo in a ledger; of an empty one, of all rounds."""
+    if not ledger.charges:
+      return self.of.num_steps()
+    return tuple(_of_silo(ledger, name).num_steps for name in self.names)
+
+  def check_budget(self, ledger: Ledger) -> None:
+    del ledger  # what ran is a part of all rounds, whose number is fixed
+    if self.budget is None or self.kind == "none":
+      return
+    spent = self.of.epsilon()
+    if spent > self.budget:
+      raise BudgetExceeded(
+        f"the budget of a silo is exceeded, the run would cost {upper(spent, digits=6)}",
+        field="privacy.epsilon_budget",
+        value=self.budget,
+      )
+
+  def accounted(self, ledger: Ledger) -> float:
+    return self.of.epsilon(self.ran(ledger))
+
+  def profile(self, ledger: Ledger, epsilon: float) -> Profile | None:
+    """Returns the largest delta of any silo at each epsilon, so it holds for records of all."""
+    del epsilon
+    if self.kind == "none":
+      return None
+    runs = self.of.held(self.ran(ledger))
+    profiles = [run.privacy_profile(steps) for run, steps in runs if _has_steps(steps)]
+    if not profiles:
+      return None
+    return lambda epsilons: functools.reduce(np.maximum, [p(epsilons) for p in profiles])
+
+  def facts(self, ledger: Ledger, epsilon: float) -> dict[str, Any]:
+    facts = super().facts(ledger, epsilon)
+    if self.kind == "none":
+      return facts
+    steps = self.ran(ledger)
+    each = self.of.epsilons(steps)
+    rows = [
+      {
+        "silo": name,
+        "num_examples": size,
+        "sampler": repr(plan.sampler),
+        "noise_multiplier": plan.noise_multiplier,
+        "num_steps": count,
+        "epsilon": spent,
+      }
+      for name, size, plan, count, spent in zip(
+        self.names, self.of.sizes, self.of.plans, steps, each
+      )
+    ]
+    return facts | {SILOS: rows, "max_silos_per_record": self.of.max_silos}
+
+
+def _has_steps(steps: Any) -> bool:
+  return any(steps) if isinstance(steps, tuple) else bool(steps)
+
+
+def _key(noise_key_id: str, silo: str) -> str:
+  return f"{noise_key_id}/{silo}"
+
+
+def _of_key(ledger: Ledger, key: str) -> Ledger:
+  return Ledger(tuple(charge for charge in ledger.charges if charge.noise_key_id == key))
+
+
+def _of_silo(ledger: Ledger, silo: str) -> Ledger:
+  # The name of a silo may hold a slash, that of a run's key holds none.
+  named = lambda charge: charge.noise_key_id.partition("/")[2] == silo
+  return Ledger(tuple(charge for charge in ledger.charges if named(charge)))
+
+
+def promise(config: FedConfig, federation: Federation, silos: Silos) -> SilosGuarantee:
+  """Returns the guarantee of a run."""
+  asked = config.privacy
+  assert isinstance(asked, Records)
+  first = silos.plans[0]
+  private = all(plan.is_private for plan in silos.plans)
+  if not private:
+    guarantee.check_nothing_asked(budget=asked.epsilon_budget, release=config.release)
+  failed = tuple(dict.fromkeys(line for plan in silos.plans for line in plan.assumptions))
+  kind = "claimed" if failed else "proved"
+  limit = asked.max_silos_per_record
+  names = tuple(federation.client_ids)
+  # The steps of a silo may differ from round to round, so the base class gets no event.
+  return SilosGuarantee(
+    kind=kind if private else "none",
+    delta=asked.delta,
+    relation=first.neighboring_relation,
+    unit=UNIT if limit == 1 else f"person with one record in each of {limit} silos",
+    accountant=first.accountant,
+    curve=lambda rounds: silos.epsilon(silos.num_steps(rounds)),
+    statement=lambda rounds: _statement(asked, silos, names, rounds),
+    accounted_delta=asked.delta,
+    l2_bound=first.l2_bound,
+    num_records=min(silos.sizes),
+    budget=asked.epsilon_budget,
+    failed_assumptions=failed,
+    silos=silos,
+    names=names,
+  )
+
+
+def _statement(asked: Records, silos: Silos, names: tuple[str, ...], rounds: int) -> str:
+  """Returns the guarantee in words: of all silos, in a table, and of the worst, in full."""
+  steps = silos.num_steps(rounds)
+  each = silos.epsilons(steps)
+  worst = int(np.argmax(each))
+  plan = silos.plans[worst]
+  several = _of_several(asked, silos, steps)
+  wanted = guarantee.asked(attack_of(asked), asked.delta)
+  width = max(len("silo"), *map(len, names))
+  head = f"{'silo':<{width}}  records  noise multiplier  steps  epsilon"
+  rows = [
+    f"{name:<{width}}  {size:>7}  {own.noise_multiplier:>16.4f}  {count:>5}  {upper(spent)}"
+    for name, size, own, count, spent in zip(names, silos.sizes, silos.plans, steps, each)
+  ]
+  table = "\n".join([head, *rows])
+  parts = [
+    paragraph(_NOTE),
+    paragraph(several),
+    paragraph(_SIMULATED),
+    wanted,
+    f"Silos, with their declared records, at delta {upper(asked.delta)}\n\n{table}",
+    f"Of silo {names[worst]!r}, whose epsilon is the largest:",
+    plan.statement(silos.sizes[worst], steps[worst], unit="record"),
+  ]
+  return "\n\n".join(part for part in parts if part)
+
+
+def _of_several(asked: Records, silos: Silos, steps: tuple[int, ...]) -> str:
+  """Returns what holds for a person whose records lie in several silos, in words."""
+  limit = asked.max_silos_per_record
+  if limit == 1:
+    return (
+      "It is a guarantee of one silo's record only. A person with records in several silos has "
+      "one guarantee in each; together these are weaker: declare max_silos_per_record=m for the "
+      "epsilon of m silos, which follows by composition."
+    )
+  spent = upper(silos.epsilon(steps))
+  return (
+    f"A person with one record in each of at most {limit} silos, which was declared: epsilon "
+    f"{spent} at delta {upper(asked.delta)}, the largest composition of the steps of any {limit} "
+    "silos, each of which depends on the others only by what was sent. Nothing is proved for a "
+    "person in more silos, or with more records in one."
+  )
+
+
+# --- scores
+
+
+def personal(config: FedConfig, federation: Federation, state: Any) -> dict[str, Any]:
+  """Returns the model of each silo by its name, in an algorithm that keeps one; else {}.
+
+  Under another privacy than of records, what a client keeps is covered by no guarantee.
+  """
+  covered = is_of_records(config) or not config.is_private
+  if name_of(config, "algorithm") != "mr_mtl" or not covered:
+    return {}
+  names = federation.client_ids
+  return {name: shared.row(state.memories.rows([k]), 0) for k, name in enumerate(names)}
+
+
+def scores(
+  config: FedConfig,
+  federation: Federation,
+  evaluate: Callable[[Any, Any], dict[str, float]],
+  server: Any,
+  own: dict[str, Any],
+  test: Any,
+) -> dict[str, float]:
+  """Returns the accuracy of each silo, over all rows, their mean and the worst.
+
+  A silo is scored on its own test rows, or on the whole test set if it has none. Clients that are
+  no silos have no such scores.
+
+  Args:
+    evaluate: function (params, data set) -> scores.
+    server: parameters of the server's model, which a silo uses if it has none of its own.
+    own: result of `personal`.
+    test: public test set.
+  """
+  rows = federation.test_indices
+  of_silos = is_of_records(config) or name_of(config, "partition") == SILOS or own
+  if not of_silos or (rows is None and not own):
+    return {}
+  found = []
+  sizes_of = []
+  for place, name in enumerate(federation.client_ids):
+    held = test if rows is None else test.subset(rows[place])
+    accuracy = evaluate(own.get(name, server), held).get("accuracy")
+    # A regression has no accuracy, and an empty test none that is known.
+    if accuracy is None or not len(held):
+      return {}
+    found.append(float(accuracy))
+    sizes_of.append(len(held))
+  return {
+    _SCORE: float(np.average(found, weights=sizes_of)),
+    f"{_SCORE}_mean": float(np.mean(found)),
+    f"{_SCORE}_worst": min(found),
+    **{f"{_SCORE}/{name}": value for name, value in zip(federation.client_ids, found)},
+  }
+
+
+def in_words(result: Mapping[str, Any]) -> str:
+  """Returns what a finished run's line says of its silos; "" if it has none.
+
+  >>> in_words({"silos": [{"silo": "a", "epsilon": 0.5}, {"silo": "b", "epsilon": 1.0}],
+  ...   "test_silo_accuracy_mean": 0.9, "test_silo_accuracy_worst": 0.8})
+  '; silos: epsilon a: 0.5, b: 1, accuracy mean 0.9000, worst 0.8000'
+  """
+  rows = result.get(SILOS)
+  if not rows:
+    return ""
+  each = ", ".join(
+    f"{row['silo']} {by_name('epsilon', row['epsilon'])}" for row in rows[:5]
+  )
+  more = f" and {len(rows) - 5} more" if len(rows) > 5 else ""
+  scored = "".join(
+    f", {'accuracy ' if key == 'mean' else ''}{key} {result[name]:.4f}"
+    for key in ("mean", "worst")
+    if (name := f"test_{_SCORE}_{key}") in result
+  )
+  return f"; silos: epsilon {each}{more}{scored}"
