@@ -137,7 +137,7 @@ def featured(
 
 
 def _joined(blocks: Iterable[np.ndarray], shape: tuple[int, ...]) -> np.ndarray:
-  """Returns the rows of all blocks as one array, without holding them twice, also on a CPU device."""
+  """Returns the rows of all blocks as one array; nor does a CPU device hold them twice."""
   out = resident_lib.aligned_empty(shape)
   done = 0
   for block in blocks:
