@@ -29,6 +29,7 @@ COMMANDS = {
   "sweep of 15": [
     "-m",
     "launch.sweep",
+    "--config=configs/sweeps/quickstart.py",
     "--workdir=DIR",
     "--config.seeds=[0, 1, 2]",
     '--config.grid={"privacy.epsilon": [0.5, 1.0, 2.0, 4.0, 8.0]}',
@@ -44,7 +45,7 @@ COMMANDS = {
 def processor_seconds(tree: pathlib.Path, name: str, programs: str) -> float:
   """Returns the processor seconds of a command of a checkout, with its child processes."""
   with tempfile.TemporaryDirectory() as folder:
-    first = re.search("```python\n(.*?)```", (_HERE / "README.md").read_text(), re.S)
+    first = re.search("```python\n(.*?)```", (tree / "README.md").read_text(), re.S)
     assert first
     words = [word.replace("DIR", f"{folder}/run") for word in COMMANDS[name]]
     arguments = [first[1] if word == "NOTEBOOK" else word for word in words]
@@ -58,7 +59,7 @@ def processor_seconds(tree: pathlib.Path, name: str, programs: str) -> float:
     )
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
   if ran.returncode:
-    raise SystemExit(f"{name}: {ran.stderr[-500:]}")
+    raise SystemExit(f"{name} of {tree}: {ran.stderr[-500:]}")
   return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
 
 

@@ -1430,6 +1430,7 @@ TABLES = [
   _whole("docs/accounting.md", "accounting/bins.csv"),
   _whole("docs/sampling.md", "accounting/k_out_of_t.csv"),
   _whole("docs/sampling.md", "accounting/batches_of_600.csv"),
+  _whole("docs/overflow.md", "accounting/padding.csv"),
 ]  # fmt: skip
 
 

@@ -13,7 +13,7 @@ import math
 import os
 import pathlib
 import textwrap
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from dpjax import files, optional
@@ -360,7 +360,6 @@ def save(figure: Figure, path: str | os.PathLike, *, also: Iterable[str] = ()) -
   """
   with optional.needed():
     import matplotlib
-    from matplotlib.axis import Tick
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.image import AxesImage
     from matplotlib.text import Text
@@ -369,12 +368,13 @@ def save(figure: Figure, path: str | os.PathLike, *, also: Iterable[str] = ()) -
   paths = [path, *(path.with_suffix(suffix) for suffix in also)]
   suffixes = [check_suffix(each) for each in paths]
   FigureCanvasAgg(figure)
+  parts = list(_parts(figure))
   # A title or a label may hold a path or a person's words, where "$" begins no formula. Ticks of
   # logarithmic axes do hold formulas, which matplotlib wrote.
-  ticks = {id(text) for tick in figure.findobj(Tick) for text in tick.findobj(Text)}
-  for text in figure.findobj(Text):
-    if isinstance(text, Text) and id(text) not in ticks:
-      text.set_parse_math(False)
+  for part in parts:
+    if isinstance(part, Text):
+      part.set_parse_math(False)
+  has_images = any(isinstance(part, AxesImage) for part in parts)
   fixed: dict[Any, Any] = {"pdf.fonttype": 42, "svg.hashsalt": "dpjax"}
   dates = {".pdf": {"CreationDate": None}, ".svg": {"Date": None}, ".png": None}
   for each, suffix in zip(paths, suffixes):
@@ -384,9 +384,21 @@ def save(figure: Figure, path: str | os.PathLike, *, also: Iterable[str] = ()) -
     with matplotlib.rc_context(fixed):
       figure.savefig(content, format=suffix[1:], dpi=_DPI, metadata=dates[suffix])
     # A palette makes the file a third as large. Photographs and heat maps need all colours.
-    if suffix == ".png" and not figure.findobj(AxesImage):
+    if suffix == ".png" and not has_images:
       content = _with_a_palette(content)
     files.replace_file(each, content.getvalue())
+
+
+def _parts(artist: Any) -> Iterator[Any]:
+  """Yields all parts of a picture but ticks: to list ticks makes them all, which takes longer than
+  to draw the picture."""
+  with optional.needed():
+    from matplotlib.axis import Axis
+
+  yield artist
+  is_axis = isinstance(artist, Axis)
+  for part in (artist.label, artist.offsetText) if is_axis else artist.get_children():
+    yield from _parts(part)
 
 
 def _with_a_palette(content: io.BytesIO) -> io.BytesIO:

@@ -10,7 +10,7 @@ _CORE = (
   {"validate"},
   {"sealed"},  # which types hold
   {"types", "_lazy"},
-  {"columns", "branches", "layer_rules", "key_uses"},
+  {"closed_over", "columns", "branches", "layer_rules", "key_uses"},
   {"standard_kernels"},  # which has such a rule
   {"weight_folders"},
   {"names", "trees", "markdown", "files", "optional"},

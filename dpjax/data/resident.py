@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -18,6 +19,8 @@ from dpjax.types import Example, Labelled
 
 # Largest size of the inputs of a data set that `resident` moves to the device by default.
 LIMIT_BYTES = 8 * 2**30
+# Bytes of which the address of an array must be a multiple, so that JAX takes it without a copy.
+_ALIGNED = 64
 
 
 @jax.jit
@@ -25,10 +28,23 @@ def _take(arrays: Any, indices: jax.Array) -> Any:
   return jax.tree.map(lambda array: jnp.take(array, indices, axis=0), arrays)
 
 
+def aligned_empty(shape: tuple[int, ...]) -> np.ndarray:
+  """Returns an empty float32 array, which a CPU device takes as it is, where it would copy another.
+
+  >>> aligned_empty((2, 3)).shape
+  (2, 3)
+  """
+  size = math.prod(shape)
+  whole = np.empty(size + _ALIGNED // 4, np.float32)
+  start = -whole.ctypes.data % _ALIGNED // 4
+  return whole[start : start + size].reshape(shape)
+
+
 class Resident:
   """Holds `x` and `y` of a data set as device arrays. `d[indices]` gathers rows on the device.
 
-  The gathered values are the same as those of the data set on the host.
+  The gathered values are the same as those of the data set on the host. A CPU may hold both in the
+  same memory, so nobody may write to the data set later.
 
   Args:
     everywhere: sharding that places the whole data set on each of several devices.
@@ -49,7 +65,8 @@ class Resident:
   ):
     x = dataset.x.tree if isinstance(dataset.x, Columns) else dataset.x
     arrays = Example(x, dataset.y)
-    put = jnp.asarray
+    # `jnp.asarray` would hold a second copy while it compiles one.
+    put = jax.device_put
     if everywhere is not None:
       put = functools.partial(spanning.placed, sharding=everywhere)
     self._arrays = jax.tree.map(put, arrays)

@@ -25,7 +25,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from dpjax import trees
+from dpjax import closed_over, trees
 from dpjax.federated.aggregation import Aggregator, weighted_mean
 from dpjax.federated.client import ClientAlgorithm, ClientInfo, Received
 from dpjax.federated.cohort import Cohort, bucket, check_drawn, cohorts, pad
@@ -150,9 +150,9 @@ def _remembered(memories: ClientStates | None, ids: np.ndarray, parts: Any) -> A
 def _combined(aggregator: Aggregator) -> Callable[..., Any]:
   """Returns a function (mapped, aggregator state) -> (mean message, aggregator state)."""
   if aggregator.finish is not None:
-    finish = jax.jit(aggregator.finish)
+    finish = closed_over.jitted(aggregator.finish)
     return lambda mapped, state: finish(mapped.sums, state)
-  update = jax.jit(aggregator.update)
+  update = closed_over.jitted(aggregator.update)
 
   def stacked(mapped: Any, state: Any) -> Any:
     count = mapped.sent.weight.shape[0]
@@ -276,7 +276,7 @@ def federated(
   through = aggregator.through or (lambda inner: inner)
   run = through(map_clients)(client, aggregator.partial)
   combine = _combined(aggregator)
-  apply = jax.jit(server.apply)
+  apply = closed_over.jitted(server.apply)
 
   def message(params: Params, client_state: Any) -> Any:
     received = Received(params, server.extra(server.init(params)))

@@ -58,7 +58,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import core
 
-from dpjax import trees, validate
+from dpjax import closed_over, trees, validate
 from dpjax.noise import distributions
 from dpjax.types import Array, ArrayLike, ArrayTree, DType
 from dpjax.validate import UserError
@@ -294,7 +294,7 @@ def check_scale(scale: ArrayLike, dtype: DType, name: str = "std") -> Any:
   # Noise reaches 134 scales (`distributions.WORDS`), which is below 2^8.
   most = float(info.max) / 2.0**8
   if isinstance(number, float) and least <= number <= most:
-    return float(number)
+    return number if isinstance(number, closed_over.Number) else float(number)
   validate.positive(**{name: number})
   if not least <= number <= most:
     raise UserError(
@@ -351,7 +351,7 @@ def _per_leaf(
   drawn = []
   for own_key, leaf in zip(keys, leaves):
     dtype = noise_dtype(getattr(leaf, "dtype", None) or jnp.result_type(leaf), "like")
-    factor = check_scale(scale, dtype, name)
+    factor = closed_over.within(check_scale(scale, dtype, name), dtype)
     shape = jnp.shape(leaf)
     if short and dtype == jnp.float32:
       unit = _short_normal(own_key, shape)

@@ -36,7 +36,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from dpjax import gradients, noise, trees, validate
+from dpjax import closed_over, gradients, noise, trees, validate
 from dpjax.accounting import text
 from dpjax.gradients.arguments import checked_mask
 from dpjax.noise import gaussian
@@ -275,9 +275,9 @@ def adaptive_noise(
   """Returns the mechanism of `adaptive_clip_and_noise`, without a guard; its arguments are not
   checked."""
   rule: Any = clip.rule
-  std = noise_std(clip, noise_multiplier)
+  std = closed_over.Number(noise_std(clip, noise_multiplier))
   batch_size = rule.batch_size(normalize_by)
-  unit = rule.query_unit(std, normalize_by)
+  unit = closed_over.argument(rule.query_unit(float(std), normalize_by), jnp.float32)
 
   def init_fn(params) -> ScaledState:
     check_drawn(std, params)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import jax
 import optax
 
-from dpjax import noise, trees, validate
+from dpjax import closed_over, noise, trees, validate
 from dpjax.gradients import Clip
 from dpjax.noise import NoiseShape, gaussian, source
 from dpjax.noise.shape import WHITE
@@ -122,7 +122,7 @@ def white_noise(
   num_steps: int | None = None,
 ) -> Mechanism:
   """Returns the mechanism of `clip_and_noise`, without a guard; its arguments are not checked."""
-  std = group_noise.noise_std(clip, noise_multiplier)
+  std = closed_over.Number(group_noise.noise_std(clip, noise_multiplier))
   weights = group_noise.group_weights(clip, shares)
   alike = all(weight == 1 for weight in jax.tree.leaves(weights))
 

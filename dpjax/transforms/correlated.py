@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from dpjax import trees, validate
+from dpjax import closed_over, trees, validate
 from dpjax.gradients import Clip
 from dpjax.noise import NoiseShape, gaussian
 from dpjax.noise.correlated import draw
@@ -91,7 +91,7 @@ def correlated_noise(
 ) -> Mechanism:
   """Returns the mechanism of `clip_and_correlated_noise`, without a guard; its arguments are not
   checked."""
-  std = noise_std(clip, noise_multiplier)
+  std = closed_over.Number(noise_std(clip, noise_multiplier))
   correlation = shape.strategy
 
   def init_fn(params) -> CorrelatedNoiseState:

@@ -34,7 +34,7 @@ import numpy as np
 import optax
 from jax import lax
 
-from dpjax import trees
+from dpjax import closed_over, trees
 from dpjax.gradients import settling
 from dpjax.noise import source
 from dpjax.noise.state import check_count
@@ -158,7 +158,7 @@ def _whole(inner: Any) -> Any:
 
 
 def changed_bits(
-  state: Any, mark: int = 0, *, covered: Callable[[Any], Any] = _whole
+  state: Any, mark: int | jax.Array = 0, *, covered: Callable[[Any], Any] = _whole
 ) -> jax.Array:
   """Returns 0 for a state that `with_guard` made, else the bits in which its checksum is wrong.
 
@@ -217,10 +217,13 @@ def with_guard(
     covered: function from the mechanism's state to the parts that nobody may change; default: all.
   """
 
+  # Plans that differ in their noise alone share one program.
+  plan_mark = closed_over.argument(mark, jnp.uint32)
+
   def init_fn(params: Any) -> Guarded:
     check_start(params)
     inner = mechanism.init(params)
-    return Guarded(inner, digest(covered(inner)) ^ jnp.uint32(mark))
+    return Guarded(inner, digest(covered(inner)) ^ plan_mark)
 
   def update_fn(
     updates: Any,
@@ -233,7 +236,7 @@ def with_guard(
   ) -> tuple[Any, Guarded]:
     if extra_args:
       refuse_arguments(extra_args)
-    off = changed_bits(state, mark, covered=covered)
+    off = changed_bits(state, plan_mark, covered=covered)
     # Only where the state is traced can it be of another transform here.
     if not isinstance(state.inner, mechanism.state):
       raise _no_state(state.inner)
@@ -244,7 +247,7 @@ def with_guard(
     )
     # A wrong checksum stays wrong. If it became right, a caller who skips NaN updates would go on
     # with repeated noise.
-    return noisy, Guarded(inner, digest(covered(inner)) ^ jnp.uint32(mark) ^ off)
+    return noisy, Guarded(inner, digest(covered(inner)) ^ plan_mark ^ off)
 
   return optax.GradientTransformationExtraArgs(init_fn, update_fn)
 

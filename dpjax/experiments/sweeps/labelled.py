@@ -106,7 +106,8 @@ def run_all(
   Args:
     all_points: result of `points`.
     load: function from the config of a run to its data; None: each run loads its own.
-    write: function `write(folder, rows, title=...)` that writes files about the finished runs.
+    write: function `write(folder, rows, title=..., picture=...)` that writes files about the
+      finished runs, with their picture or without.
     tell, unreleased: fields of `engine.Grid`.
 
   Raises:
@@ -122,9 +123,13 @@ def run_all(
     ),
     load=lambda config: None,
     kept=lambda point, result: result,
-    draw=lambda folder, rows: write(folder, rows, title=config.title),
+    draw=lambda folder, rows: write(folder, rows, title=config.title, picture=False),
     tell=tell,
     unreleased=unreleased,
     alone=not config.rows,
   )
-  return engine.run(grid, pathlib.Path(workdir))
+  rows = engine.run(grid, pathlib.Path(workdir))
+  # A picture of many panels takes seconds, so it is drawn once, after the last run.
+  done = [row for row in rows if row["status"] == "done"]
+  write(pathlib.Path(workdir), done, title=config.title, picture=True)
+  return rows

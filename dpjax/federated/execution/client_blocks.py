@@ -18,7 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import NamedSharding
 
-from dpjax import gradients, trees, validate
+from dpjax import closed_over, gradients, trees, validate
 from dpjax.federated.client import ClientAlgorithm
 from dpjax.federated.cohort import Cohort, LocalBatches, bucket
 from dpjax.federated.execution import context as shared
@@ -340,7 +340,7 @@ def vmap_clients(
   size = lambda count: clients_per_block or bucket(min(max(count, 1), MOST))
 
   def bind(client: ClientAlgorithm, partial: Partial) -> Run:
-    program = jax.jit(functools.partial(run_block, client, partial))
+    program = closed_over.jitted(functools.partial(run_block, client, partial))
     return Blocks(
       client, partial, Dispatch(program, size, budget=ByteBudget(memory_budget))
     )

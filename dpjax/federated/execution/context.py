@@ -137,6 +137,10 @@ class Placed:
   def _place(self, leaf: Any) -> Any:
     if self._sharding is not None:
       return jax.device_put(leaf, self._sharding)
+    # Arrays that can be written may change while a program reads them, so they are copied; once,
+    # where `jnp.asarray` holds two copies for a while.
+    if isinstance(leaf, np.ndarray):
+      return jax.device_put(leaf, may_alias=not leaf.flags.writeable)
     return leaf if isinstance(leaf, jax.Array) else jnp.asarray(leaf)
 
   def _placed_leaf(self, leaf: Any) -> Any:

@@ -266,8 +266,11 @@ def summary_of_run(result: Row) -> str:
   )
 
 
-def write(folder: pathlib.Path, results: Sequence[Row], *, title: str = "") -> None:
-  """Writes attacks.md, attacks.csv and attacks.png; writes nothing if no run has finished.
+def write(
+  folder: pathlib.Path, results: Sequence[Row], *, title: str = "", picture: bool = True
+) -> None:
+  """Writes attacks.md, attacks.csv and, with `picture`, attacks.png; writes nothing if no run has
+  finished.
 
   If results hold ROC curves, it writes them to curves.csv.
   """
@@ -280,7 +283,8 @@ def write(folder: pathlib.Path, results: Sequence[Row], *, title: str = "") -> N
   points = points_of(results)
   if points:
     report.write_csv(folder / "curves.csv", points)
-  pictures.save(figure(rows, points, title=title), folder / "attacks.png")
+  if picture:
+    pictures.save(figure(rows, points, title=title), folder / "attacks.png")
 
 
 def points_of(results: Sequence[Row]) -> list[Row]:

@@ -17,6 +17,7 @@ from jax.sharding import Mesh
 
 from dpjax import (
   auditing,
+  closed_over,
   data,
   names,
   training,
@@ -280,9 +281,11 @@ def init_params(
       applied), or the parameters exceed the memory of this machine.
   """
   try:
+    # One program, where `model.init` alone would compile one for each of its operations.
+    init = jax.jit(lambda key, first: model.init(key, first))
     with bounds.of_model(config):
       # Shapes are computed first. So a model that is too large is refused before it takes memory.
-      shapes = jax.eval_shape(model.init, key, first)
+      shapes = init.eval_shape(key, first)
     # Models of dpjax hold parameters alone, so only a user's model is checked.
     if names.is_path(config.name):
       user_models.check_collections(shapes, config.name)
@@ -295,7 +298,7 @@ def init_params(
         f"{shown}: has {size} parameters, more than the {memory / 1e9:.0f} GB of this "
         "machine hold; width, classes or the size of an example must be smaller"
       )
-    return model.init(key, first)
+    return init(key, first)
   except UserError:
     raise
   except Exception as error:
@@ -308,9 +311,15 @@ def init_params(
     ) from error
 
 
-def learning_rate_schedule(config: OptimizerConfig, num_steps: int) -> optax.Schedule:
-  """Returns the function step -> learning rate. It is fixed in advance, so it costs no privacy."""
-  rate = config.learning_rate
+def learning_rate_schedule(
+  config: OptimizerConfig, num_steps: int, rate: Any = None
+) -> optax.Schedule:
+  """Returns the function step -> learning rate. It is fixed in advance, so it costs no privacy.
+
+  Args:
+    rate: the config's learning rate as an array, which a compiled step takes as an argument.
+  """
+  rate = config.learning_rate if rate is None else rate
   if config.schedule == "cosine":
     return optax.cosine_decay_schedule(rate, num_steps)
   if config.schedule == "linear":
@@ -425,7 +434,10 @@ def assembled(config: TrainConfig, loaded: tuple[Any, Any], random: RunKeys) -> 
   mesh = None if config.mesh is None else mesh_of(config.mesh)
   aware = name_of(config.optimizer, "rule") in privacy.NOISE_AWARE
   noise = Noise(plan.mean_noise_std, num_examples) if aware else None
-  tx = audit.watched(config, optimizer(config.optimizer, schedule, noise))
+  # Rules that know the noise compute with Python's numbers, so their steps hold them as constants.
+  rate = None if aware else closed_over.argument(config.optimizer.learning_rate)
+  traced_schedule = learning_rate_schedule(config.optimizer, config.num_steps, rate)
+  tx = audit.watched(config, optimizer(config.optimizer, traced_schedule, noise))
 
   def save(folder: pathlib.Path, params: Params) -> None:
     starting_point.write(config, model, trained.whole(params), folder)
@@ -608,7 +620,10 @@ def phase(config: TrainConfig, run: Run) -> Phase:
   """Returns the phase that trains, evaluates and reports, step by step."""
   kinds = (run.algorithm, run.first_steps or run.algorithm)
   # The old state is no longer needed, so its memory is reused for the new state.
-  later, first = (jax.jit(kind.step, donate_argnums=0) for kind in kinds)
+  later, first = (closed_over.jitted(kind.step, donate_argnums=0) for kind in kinds)
+  # In one program, and without the key of the noise in it. Over several devices `init` places its
+  # arrays itself.
+  init = run.algorithm.init if run.mesh else closed_over.jitted(run.algorithm.init)
   num_first = starting_point.first_steps(config)
   scored = training.eval_params
   # Process 0 evaluates alone, so it needs its own copy of whole arrays.
@@ -638,7 +653,7 @@ def phase(config: TrainConfig, run: Run) -> Phase:
 
   return Phase(
     num_steps=config.num_steps,
-    init=lambda: run.algorithm.init(run.params),
+    init=lambda: init(run.params),
     step=step,
     draws=draws,
     released=lambda state: normalization.beside(copy(scored(state)), run.statistics),

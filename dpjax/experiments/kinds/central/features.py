@@ -22,6 +22,7 @@ import numpy as np
 
 from dpjax import data
 from dpjax.data import cache, identity, rows
+from dpjax.data import resident as resident_lib
 from dpjax.experiments.kinds.central.config import ModelConfig
 from dpjax.validate import UserError
 from dpjax.zoo.datasets.registry import takes_declaration
@@ -128,17 +129,21 @@ def featured(
         field="resident",
         value=False,
       )
-    # Blocks are written into one array, since joining them would hold all features twice.
-    out = np.empty(shape, np.float32)
-    done = 0
-    for block in computed.make():
-      out[done : done + len(block)] = block
-      done += len(block)
-    return identity.computed(dataset, out)
+    return identity.computed(dataset, _joined(computed.make(), shape))
   key = cache.key(data.digest(dataset), *computed.settings, *_makers(computed.code))
   tell = lambda line: print(line, file=sys.stderr, flush=True)
   cached = cache.rows(kept, key, shape, computed.make, tell)
-  return identity.computed(dataset, cached if in_files else cached[:])
+  return identity.computed(dataset, cached if in_files else _joined(cached.chunks(), shape))
+
+
+def _joined(blocks: Iterable[np.ndarray], shape: tuple[int, ...]) -> np.ndarray:
+  """Returns the rows of all blocks as one array; nor does a CPU device hold them twice."""
+  out = resident_lib.aligned_empty(shape)
+  done = 0
+  for block in blocks:
+    out[done : done + len(block)] = block
+    done += len(block)
+  return out
 
 
 def _makers(names: Sequence[str]) -> tuple[str, ...]:

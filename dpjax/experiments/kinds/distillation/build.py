@@ -15,6 +15,7 @@ import numpy as np
 import optax
 from flax import linen as nn
 
+from dpjax import closed_over
 from dpjax import data as data_lib
 from dpjax.accounting.text import paragraph
 from dpjax.experiments.config.fields import name_of
@@ -249,7 +250,7 @@ class _Run:
     return Phase(
       num_steps=plan.num_steps,
       init=self.first,
-      step=jax.jit(self.step, donate_argnums=0),
+      step=closed_over.jitted(self.step, donate_argnums=0),
       draws=self.draws,
       released=self.networks,
       evaluate=self.scores,

@@ -81,14 +81,18 @@ def summary(result: Row) -> str:
   )
 
 
-def write(folder: pathlib.Path, results: Sequence[Row], *, title: str = "") -> None:
-  """Writes secure.md, secure.csv and secure.png; writes nothing if no run has finished."""
+def write(
+  folder: pathlib.Path, results: Sequence[Row], *, title: str = "", picture: bool = True
+) -> None:
+  """Writes secure.md, secure.csv and, with `picture`, secure.png; writes nothing if no run has
+  finished."""
   if not results:
     return
   rows = rows_of(results)
   report.write_csv(folder / "secure.csv", rows)
   writers.replace_file(folder / "secure.md", f"{_NOTE}\n{markdown(rows)}".encode())
-  pictures.save(figure(rows, title=title), folder / "secure.png")
+  if picture:
+    pictures.save(figure(rows, title=title), folder / "secure.png")
 
 
 def figure(rows: Sequence[Row], *, title: str = "", look: Look = PAGE) -> Figure:

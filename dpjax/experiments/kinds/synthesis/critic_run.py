@@ -12,7 +12,7 @@ import numpy as np
 import optax
 from flax import linen as nn
 
-from dpjax import training
+from dpjax import closed_over, training
 from dpjax.accounting.text import paragraph
 from dpjax.experiments.kinds import named_data
 from dpjax.experiments.kinds.synthesis.config import SynthesisConfig, WassersteinGan
@@ -151,7 +151,7 @@ class CriticRun(SampledRun):
     # `Plan.for_data` has refused data whose number of records is secret and not declared.
     num_records = self.stated_size
     assert num_records is not None
-    step = jax.jit(self.both.step, donate_argnums=0)
+    step = closed_over.jitted(self.both.step, donate_argnums=0)
     note = (
       "Only the critic reads records, and each of its steps is accounted. The generator reads the "
       "critic. It, its samples and every classifier of samples cost nothing more."

@@ -1,0 +1,126 @@
+"""Jitted functions whose closed-over arrays are arguments of their program, not constants in it.
+
+`jax.jit` writes the value of each closed-over array into the program. A step closes over the scale
+of its noise, its learning rate and keys of examples. So each value would be compiled anew, and
+JAX's cache of programs on disk would hold secret keys. Here equal functions of other values give
+equal programs: a sweep over epsilon compiles one step, and the cache knows it in the next process.
+
+| closed over                                   | in the program         |
+| --------------------------------------------- | ---------------------- |
+| `jax.Array`, typed key                        | an argument            |
+| number of Python or NumPy, array of NumPy     | a constant             |
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.extend.core as jex
+import jax.numpy as jnp
+
+
+class Jitted:
+  """Function `fn`, jitted; see `jitted`."""
+
+  def __init__(self, fn: Callable[..., Any], *, donate_argnums: int | tuple[int, ...] = ()):
+    places = (donate_argnums,) if isinstance(donate_argnums, int) else donate_argnums
+    self._fn = fn
+    # Arrays that the first trace closed over. They are arguments of every program.
+    self._held: list[Any] | None = None
+    self._first: tuple[Any, Any] | None = None
+
+    def run(held: list[Any], *args: Any) -> Any:
+      closed, shapes = self._traced(args)
+      place = {id(array): argument for array, argument in zip(self._held or [], held)}
+      consts = [place.get(id(const), const) for const in closed.consts]
+      flat = jex.jaxpr_as_fun(jex.ClosedJaxpr(closed.jaxpr, consts))(*jax.tree.leaves(args))
+      return jax.tree.unflatten(jax.tree.structure(shapes), flat)
+
+    run.__name__ = getattr(getattr(fn, "func", fn), "__name__", "run")
+    self._jitted = jax.jit(run, donate_argnums=tuple(place + 1 for place in places))
+
+  def __call__(self, *args: Any) -> Any:
+    """Calls the compiled function."""
+    out = self._jitted(self._arrays(args), *args)
+    # Programs of other shapes are traced anew, so the first trace is needed no more.
+    self._first = None
+    return out
+
+  def lower(self, *args: Any) -> Any:
+    """Lowers the function for arguments of these shapes, as `jax.jit(fn).lower` does."""
+    return self._jitted.lower(self._arrays(args), *args)
+
+  def _arrays(self, args: tuple[Any, ...]) -> list[Any]:
+    if self._held is None:
+      self._first = _signature(args), jax.make_jaxpr(self._fn, return_shape=True)(*args)
+      consts = self._first[1][0].consts
+      self._held = [const for const in consts if _is_argument(const)]
+    return self._held
+
+  def _traced(self, args: tuple[Any, ...]) -> Any:
+    if self._first is not None and self._first[0] == _signature(args):
+      return self._first[1]
+    return jax.make_jaxpr(self._fn, return_shape=True)(*args)
+
+
+def jitted(fn: Callable[..., Any], *, donate_argnums: int | tuple[int, ...] = ()) -> Jitted:
+  """Returns `jax.jit(fn)`, whose closed-over arrays are arguments of the compiled program.
+
+  Args:
+    fn: function of trees of arrays. It closes over the same arrays at every call.
+    donate_argnums: as for `jax.jit`.
+
+  >>> rate = argument(0.5)
+  >>> halve = jitted(lambda x: rate * x)
+  >>> float(halve(3.0)), "0.5" in halve.lower(3.0).as_text()
+  (1.5, False)
+  """
+  return Jitted(fn, donate_argnums=donate_argnums)
+
+
+def argument(value: Any, dtype: Any = None) -> jax.Array:
+  """Returns an array of this value, which `jitted` makes an argument of what closes over it.
+
+  It is never traced, even if it is made within a trace.
+  """
+  with jax.ensure_compile_time_eval():
+    return jnp.asarray(value, dtype)
+
+
+class Number(float):
+  """A Python number for checks, and `argument(value)` where a computation takes it.
+
+  >>> import math
+  >>> std = Number(2.0)
+  >>> math.sqrt(2 * std), within(std, jnp.float32)
+  (2.0, Array(2., dtype=float32))
+  """
+
+  array: jax.Array
+
+  def __new__(cls, value: float) -> Number:
+    number = super().__new__(cls, value)
+    number.array = argument(float(value))
+    return number
+
+
+def within(number: Any, dtype: Any) -> Any:
+  """Returns what a computation in `dtype` takes for a number: the array of a `Number` that is at
+  least as exact, else the number itself, which is a constant of the program."""
+  if not isinstance(number, Number):
+    return number
+  exact = jnp.promote_types(number.array.dtype, dtype) == number.array.dtype
+  return number.array.astype(dtype) if exact else float(number)
+
+
+def _signature(args: tuple[Any, ...]) -> tuple[Any, list[Any]]:
+  leaves, treedef = jax.tree.flatten(args)
+  names = ("shape", "dtype", "weak_type")
+  return treedef, [tuple(getattr(leaf, name, None) for name in names) for leaf in leaves]
+
+
+def _is_argument(const: Any) -> bool:
+  # JAX wraps arrays of NumPy in a type of its own, which is no array on a device.
+  return isinstance(const, jax.Array) and hasattr(const, "sharding")
