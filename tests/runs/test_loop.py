@@ -281,7 +281,7 @@ def test_a_corrupt_checkpoint_is_one_line_and_nothing_is_lost(name, tmp_path, mo
 # --- whose folder it is
 
 
-@pytest.mark.cases(slow=["central"], long=["relevance"])
+@pytest.mark.cases(slow=["federated"], long=["relevance"])
 @pytest.mark.parametrize("name", _PLAIN)
 def test_a_workdir_of_another_config_is_left_alone(name, whole, tmp_path):
   kind, (folder, _) = _KINDS[name], whole(name)
@@ -447,6 +447,8 @@ def _made(monkeypatch) -> list[run_keys.RunKeys]:
 @pytest.mark.cases(
   slow=[
     "sigterm-central, release",
+    "sigterm-federated",
+    "sigterm-relevance",
     "die-federated",
     "die-relevance",
     "die-relevance, rigorous, release",

@@ -114,6 +114,7 @@ def test_programs_add_what_none_of_them_shows():
   assert summed.cost[2:4] == in_memory[2:4]
 
 
+@pytest.mark.slow
 def test_shares_above_the_buffers_of_sockets_arrive():
   """Each member is sent 6 MB, and all members are sending 9 MB of their own meanwhile."""
   length = 500_000
@@ -144,6 +145,7 @@ def test_a_member_that_leaves_after_its_shares_is_not_needed(when):
   assert reports == [f"sums: client {member} closed its connection"]
 
 
+@pytest.mark.slow
 def test_a_member_that_hangs_costs_one_phase():
   terms = _terms()
   member = terms.members[0]
@@ -165,6 +167,7 @@ def test_too_few_members_end_the_sum():
     _serve(terms, those=_outsiders(terms), connect_timeout=1.0)
 
 
+@pytest.mark.slow
 def test_members_that_never_come_are_not_on_the_roster():
   terms = _terms()
   absent = terms.members[3]
