@@ -1,5 +1,6 @@
 """Strictness for every test: rank promotion raises; compilations are cached on disk."""
 
+import contextlib
 import gc
 import importlib.util
 import os
@@ -13,18 +14,19 @@ os.environ.setdefault("JAX_PLATFORMS", "cpu")  # these four hold for commands of
 os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(_CACHE))
 os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0.008")
 # Compiling takes longer than running here: half of all processor time. Rooms whose guarantee is a
-# rounding are compiled as users' programs are; so are slow cases of those that train for long.
+# rounding are compiled as users' programs are; so are slow cases of those that train or attack.
 os.environ.setdefault("JAX_DISABLE_MOST_OPTIMIZATIONS", "1")
-_OPTIMIZED = ("gradients", "models", "noise")
-_TRAIN_FOR_LONG = ("attacks", "zoo")
+_OPTIMIZED = ("gradients", "noise")
+_OPTIMIZED_IF_SLOW = ("attacks", "models", "zoo")
 
 import jax  # noqa: E402
 import pytest  # noqa: E402
 
 from dpjax import files, pictures  # noqa: E402
 from dpjax.parallel import allocator  # noqa: E402
-from tests import pinned  # noqa: E402
+from tests import pinned, quick_compile  # noqa: E402
 
+gc.disable()  # until all is collected: each collection would walk what is there to the end
 pinned.pin()
 jax.config.update("jax_numpy_rank_promotion", "raise")
 
@@ -130,10 +132,8 @@ def x64():
 @pytest.fixture
 def quick_x64(x64):
   """The same for a test whose tolerance is far above a rounding: compiled in half the time."""
-  before = jax.config.read("jax_disable_most_optimizations")
-  jax.config.update("jax_disable_most_optimizations", _QUICK)
-  yield
-  jax.config.update("jax_disable_most_optimizations", before)
+  with quick_compile.quickly() if _QUICK else contextlib.nullcontext():
+    yield
 
 
 def pytest_collection_finish():
@@ -144,13 +144,15 @@ def pytest_collection_finish():
   """
   gc.collect()
   gc.freeze()
+  gc.set_threshold(20_000, 20, 50)  # walking what JAX traces costs more than what is found
+  gc.enable()
 
 
 @pytest.fixture(autouse=True, scope="module")
 def _compiled_as_for_users(request):
   """JAX does not tell programs of the two ways apart, so none outlives a change of the way."""
   only_quick = "not slow" in request.config.option.markexpr
-  users = _OPTIMIZED if only_quick else _OPTIMIZED + _TRAIN_FOR_LONG
+  users = _OPTIMIZED if only_quick else _OPTIMIZED + _OPTIMIZED_IF_SLOW
   quick = _QUICK and request.path.parent.name not in users
   if quick != jax.config.read("jax_disable_most_optimizations"):
     _let_go()

@@ -160,10 +160,10 @@ def test_the_count_is_found_in_any_state_of_optax(name):
   plan = _PLANS["white"]
   tx = _WRAPPED[name](plan.transform(_KEY))
   summed = summed_of(plan)
-  state = tx.init(_PARAMS)
+  state, update = tx.init(_PARAMS), jax.jit(tx.update)
   for done in range(2):
     assert plan.spent({"state": [state, None]}).steps == done
-    _, state = tx.update(summed, state, _PARAMS)
+    _, state = update(summed, state, _PARAMS)
 
 
 @pytest.mark.slow

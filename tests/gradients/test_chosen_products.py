@@ -13,7 +13,7 @@ from dpjax.gradients.ghost import chosen_products, route
 from dpjax.gradients.ghost.units import Rule
 from tests.gradients import ghost_oracle as oracle
 
-pytestmark = pytest.mark.usefixtures("quick_x64")
+pytestmark = pytest.mark.usefixtures("x64")
 
 _EXPERTS = 4
 _WIDTH = 5

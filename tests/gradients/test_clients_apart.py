@@ -145,7 +145,7 @@ _CASES = [
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("name", "method"), _CASES)
-@pytest.mark.usefixtures("quick_x64")
+@pytest.mark.usefixtures("x64")
 def test_an_example_takes_no_other_client_with_it(name, method):
   w, x = _clients(jnp.float64)
   run = jax.jit(jax.vmap(_clipped(_LOSSES[name], **_METHODS[method])))
@@ -156,7 +156,7 @@ def test_an_example_takes_no_other_client_with_it(name, method):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["depthwise", "batch groups"])
-@pytest.mark.usefixtures("quick_x64")
+@pytest.mark.usefixtures("x64")
 def test_nor_do_clients_that_share_their_parameters(name):
   w, x = _clients(jnp.float64, shared=True)
   run = jax.jit(jax.vmap(_clipped(_LOSSES[name]), (None, 0)))
@@ -172,7 +172,7 @@ def test_nor_do_narrow_floats(dtype, name):
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("quick_x64")
+@pytest.mark.usefixtures("x64")
 def test_nor_do_clients_that_are_mapped_twice():
   w, x = _clients(jnp.float64)
   nested = jax.vmap(jax.vmap(_clipped(_of_one_channel)))
@@ -190,7 +190,7 @@ def test_nor_do_clients_that_are_mapped_twice():
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("quick_x64")
+@pytest.mark.usefixtures("x64")
 def test_nor_do_rows_that_are_not_clipped():
   w, x = _clients(jnp.float64)
   per_example = gradients.per_example_grads(_depthwise)
@@ -209,7 +209,7 @@ def test_nor_do_rows_that_are_not_clipped():
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("quick_x64")
+@pytest.mark.usefixtures("x64")
 def test_sums_are_those_of_each_client_by_itself():
   w, x = _clients(jnp.float64)
   for loss in (_depthwise, _in_scan, _in_groups_of_the_batch):
@@ -219,7 +219,7 @@ def test_sums_are_those_of_each_client_by_itself():
     np.testing.assert_allclose(mapped, alone, rtol=1e-9, atol=1e-12)
 
 
-@pytest.mark.usefixtures("quick_x64")
+@pytest.mark.usefixtures("x64")
 def test_a_model_that_is_not_finite_takes_no_other_with_it():
   """Data that models share are one operand of all; only the kernels are mapped."""
   w, x = _clients(jnp.float64)
@@ -230,7 +230,7 @@ def test_a_model_that_is_not_finite_takes_no_other_with_it():
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("quick_x64")
+@pytest.mark.usefixtures("x64")
 def test_derivatives_pass_through():
   w, x = _clients(jnp.float64)
 
@@ -256,7 +256,7 @@ def test_programs_without_such_a_convolution_are_left_as_they_are():
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("quick_x64")
+@pytest.mark.usefixtures("x64")
 def test_a_client_of_a_round_takes_no_other_with_it():
   w, x = _clients(jnp.float64)
   tx = dpjax.clip_and_noise(

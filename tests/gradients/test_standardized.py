@@ -13,6 +13,7 @@ from dpjax import gradients, standard_kernels
 from dpjax.gradients.ghost import precision, route, tapped
 from dpjax.gradients.ghost.units import Rule, Sum, sum_of
 from dpjax.parallel import targets
+from tests import quick_compile
 from tests.gradients import ghost_oracle as oracle
 
 _EPSILON = 1e-4
@@ -92,7 +93,8 @@ def _grads_of(loss):
 
 def _exact_norms(loss, params, batch):
   """Norms [B] of the gradients as JAX forms them."""
-  grads = _grads_of(loss)(params, batch)
+  with quick_compile.quickly():
+    grads = _grads_of(loss)(params, batch)
   squares = [np.square(g).reshape(len(batch), -1).sum(1) for g in jax.tree.leaves(grads)]
   return np.sqrt(sum(squares))
 
