@@ -10,9 +10,10 @@ import tempfile
 _CACHE = os.environ.get(
   "DPJAX_TEST_CACHE", pathlib.Path(tempfile.gettempdir()) / "dpjax-xla"
 )
-os.environ.setdefault("JAX_PLATFORMS", "cpu")  # these four hold for commands of tests too
+os.environ.setdefault("JAX_PLATFORMS", "cpu")  # these five hold for commands of tests too
 os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(_CACHE))
 os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0.008")
+os.environ.setdefault("JAX_TRACEBACK_IN_LOCATIONS_LIMIT", "0")  # nobody reads them
 # Compiling takes longer than running here: half of all processor time. Rooms whose guarantee is a
 # rounding are compiled as users' programs are; so are slow cases of those that train or attack.
 os.environ.setdefault("JAX_DISABLE_MOST_OPTIMIZATIONS", "1")
@@ -119,7 +120,13 @@ def _one_report_is_drawn():
 
   with pytest.MonkeyPatch.context() as patch:
     patch.setattr(pictures, "save", saved)
-    yield
+    yield save
+
+
+@pytest.fixture
+def every_report_is_drawn(_one_report_is_drawn, monkeypatch):
+  """For tests of the picture."""
+  monkeypatch.setattr(pictures, "save", _one_report_is_drawn)
 
 
 @pytest.fixture
@@ -144,7 +151,7 @@ def pytest_collection_finish():
   """
   gc.collect()
   gc.freeze()
-  gc.set_threshold(20_000, 20, 50)  # walking what JAX traces costs more than what is found
+  gc.set_threshold(10_000, 10, 10)  # walking what JAX traces costs more than what is found
   gc.enable()
 
 

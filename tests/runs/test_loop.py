@@ -479,10 +479,7 @@ def test_p16_a_resumed_run_goes_on_with_the_keys_it_drew(name, how, tmp_path, mo
     assert Ledger.from_json(resumed["ledger"]).charges[0].num_steps == 6
 
 
-@pytest.mark.cases(
-  slow=[1, "central, release", "federated, release", "relevance, rigorous, release"],
-  long=[0],
-)
+@pytest.mark.cases(quick=["central"], slow=...)
 @pytest.mark.parametrize("name", _SECRET)
 def test_keys_are_saved_before_anything_is_computed_with_them(name, tmp_path, monkeypatch):
   (kind, config), workdir = _secret(name), tmp_path / "run"
@@ -501,10 +498,7 @@ def test_keys_are_saved_before_anything_is_computed_with_them(name, tmp_path, mo
     assert charge["noise_key_id"] == key_id(kept.noise) and charge["first_step"] == 0
 
 
-@pytest.mark.cases(
-  slow=[1, "central, release", "federated, release", "relevance, rigorous, release"],
-  long=[0],
-)
+@pytest.mark.cases(quick=["central"], slow=...)
 @pytest.mark.parametrize("name", _SECRET)
 def test_killed_before_its_keys_are_saved_it_starts_with_new_ones(
   name, tmp_path, monkeypatch
