@@ -1,5 +1,6 @@
 """Strictness for every test: rank promotion raises; compilations are cached on disk."""
 
+import contextlib
 import gc
 import importlib.util
 import os
@@ -9,20 +10,24 @@ import tempfile
 _CACHE = os.environ.get(
   "DPJAX_TEST_CACHE", pathlib.Path(tempfile.gettempdir()) / "dpjax-xla"
 )
-os.environ.setdefault("JAX_PLATFORMS", "cpu")  # these four hold for commands of tests too
+os.environ.setdefault("JAX_PLATFORMS", "cpu")  # these five hold for commands of tests too
 os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(_CACHE))
 os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0.008")
+os.environ.setdefault("JAX_TRACEBACK_IN_LOCATIONS_LIMIT", "0")  # nobody reads them
 # Compiling takes longer than running here: half of all processor time. Rooms whose guarantee is a
-# rounding, and who optimise for long, are compiled as users' programs are.
+# rounding are compiled as users' programs are; so are slow cases of those that train or attack.
 os.environ.setdefault("JAX_DISABLE_MOST_OPTIMIZATIONS", "1")
-_OPTIMIZED = ("attacks", "gradients", "models", "noise", "zoo")
+_OPTIMIZED = ("gradients", "noise")
+_OPTIMIZED_IF_SLOW = ("attacks", "models", "zoo")
 
 import jax  # noqa: E402
 import pytest  # noqa: E402
 
+from dpjax import files, pictures  # noqa: E402
 from dpjax.parallel import allocator  # noqa: E402
-from tests import pinned  # noqa: E402
+from tests import pinned, quick_compile  # noqa: E402
 
+gc.disable()  # until all is collected: each collection would walk what is there to the end
 pinned.pin()
 jax.config.update("jax_numpy_rank_promotion", "raise")
 
@@ -34,6 +39,8 @@ _MORE_MEMORY = (
   0.2e9  # or so many more than it could not give back: libraries, their threads
 )
 _kept = 0
+_REPORT = "report.png"  # written at the end of each run
+_report = b""
 # Whose examples need a library that comes with an extra: README's command installs `dev` alone.
 _OF_EXTRAS = {
   "dpjax.secure.homomorphic.": "tenseal",
@@ -94,10 +101,45 @@ def _lane(lanes, case) -> str:
   return next((lane for lane, cases in lanes.items() if cases is ...), "quick")
 
 
+@pytest.fixture(autouse=True, scope="session")
+def _one_report_is_drawn():
+  """Hundreds of runs end with a picture, which takes a quarter of a second to draw.
+
+  Each figure is made, but only the first is drawn; the files of the others are copies of its.
+  """
+  save = pictures.save
+
+  def saved(figure, path, *, also=()):
+    global _report
+    path = pathlib.Path(path)
+    if path.name != _REPORT or not _report:
+      save(figure, path, also=also)
+      _report = path.read_bytes() if path.name == _REPORT else _report
+    else:
+      files.replace_file(path, _report)
+
+  with pytest.MonkeyPatch.context() as patch:
+    patch.setattr(pictures, "save", saved)
+    yield save
+
+
+@pytest.fixture
+def every_report_is_drawn(_one_report_is_drawn, monkeypatch):
+  """For tests of the picture."""
+  monkeypatch.setattr(pictures, "save", _one_report_is_drawn)
+
+
 @pytest.fixture
 def x64():
   """Float64 for the oracles of one test."""
   with jax.enable_x64(True):
+    yield
+
+
+@pytest.fixture
+def quick_x64(x64):
+  """The same for a test whose tolerance is far above a rounding: compiled in half the time."""
+  with quick_compile.quickly() if _QUICK else contextlib.nullcontext():
     yield
 
 
@@ -109,12 +151,16 @@ def pytest_collection_finish():
   """
   gc.collect()
   gc.freeze()
+  gc.set_threshold(10_000, 10, 10)  # walking what JAX traces costs more than what is found
+  gc.enable()
 
 
 @pytest.fixture(autouse=True, scope="module")
 def _compiled_as_for_users(request):
   """JAX does not tell programs of the two ways apart, so none outlives a change of the way."""
-  quick = _QUICK and request.path.parent.name not in _OPTIMIZED
+  only_quick = "not slow" in request.config.option.markexpr
+  users = _OPTIMIZED if only_quick else _OPTIMIZED + _OPTIMIZED_IF_SLOW
+  quick = _QUICK and request.path.parent.name not in users
   if quick != jax.config.read("jax_disable_most_optimizations"):
     _let_go()
     jax.config.update("jax_disable_most_optimizations", quick)

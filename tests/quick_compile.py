@@ -6,6 +6,7 @@ that the small programs of tests take to compile. Without them a program means t
 may differ. Packages that `conftest` compiles as users' programs are left as they are.
 """
 
+import contextlib
 import functools
 
 import jax
@@ -22,6 +23,20 @@ def xla_flags(devices: int) -> str:
   """XLA_FLAGS of a program that `install`s nothing, for so many devices made of a CPU."""
   flags = {"xla_force_host_platform_device_count": devices} | _FLAGS
   return " ".join(f"--{name}={value}".lower() for name, value in flags.items())
+
+
+@contextlib.contextmanager
+def quickly():
+  """Compiles so what is new inside: float64 for an oracle, whose roundings nobody sees.
+
+  It must not run again outside: JAX does not tell programs of the two ways apart.
+  """
+  before = jax.config.read("jax_disable_most_optimizations")
+  jax.config.update("jax_disable_most_optimizations", True)
+  try:
+    yield
+  finally:
+    jax.config.update("jax_disable_most_optimizations", before)
 
 
 def install() -> None:

@@ -367,7 +367,10 @@ def test_examples_run(page):
       compile(textwrap.dedent(block), page, "exec")
 
 
-_SLOW_PAGES = ("attacks", "curves", "federated", "finetune", "pate", "sampling")
+_SLOW_PAGES = (
+  *("attacks", "curves", "federated", "finetune", "pate", "sampling"),
+  *("synthesis", "your_data"),
+)
 
 
 def _blocks(page: str) -> str:

@@ -57,7 +57,7 @@ _PLANS = {
 def summed_of(plan):
   """Clipped gradients of the batch; stacked ones for a plan whose transform scales them first."""
   if plan.scaling is None:
-    return plan.clipped_grad(_loss)(_PARAMS, _BATCH)
+    return jax.jit(plan.clipped_grad(_loss))(_PARAMS, _BATCH)
   grads = dpjax.per_example_grads(_loss)(_PARAMS, _BATCH.examples)[1]
   return dpjax.wrap_grads(grads.arrays, mask=_BATCH.mask)
 
@@ -159,11 +159,11 @@ _WRAPPED = {
 def test_the_count_is_found_in_any_state_of_optax(name):
   plan = _PLANS["white"]
   tx = _WRAPPED[name](plan.transform(_KEY))
-  summed = plan.clipped_grad(_loss)(_PARAMS, _BATCH)
-  state = tx.init(_PARAMS)
+  summed = summed_of(plan)
+  state, update = tx.init(_PARAMS), jax.jit(tx.update)
   for done in range(2):
     assert plan.spent({"state": [state, None]}).steps == done
-    _, state = tx.update(summed, state, _PARAMS)
+    _, state = update(summed, state, _PARAMS)
 
 
 @pytest.mark.slow

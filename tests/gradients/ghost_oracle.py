@@ -15,13 +15,18 @@ def as_float64(tree):
   return jax.tree.map(cast, tree)
 
 
-def both(loss_fn, params, batch, *, clip_norm=0.5, mask=True, **options):
-  """(vmap, ghost) clipped sums, compiled together."""
+def compiled(loss_fn, *, clip_norm=0.5, **options):
+  """A program of both routes, for `both` and `check`: one for all values of the same shapes."""
   slow, fast = (
     gradients.clipped_grad(loss_fn, l2_clip_norm=clip_norm, method=method, **options)
     for method in ("vmap", "ghost")
   )
-  run = jax.jit(lambda p, b, m: (slow(p, b, m), fast(p, b, m)))
+  return jax.jit(lambda p, b, m: (slow(p, b, m), fast(p, b, m)))
+
+
+def both(loss_fn, params, batch, *, mask=True, run=None, **options):
+  """(vmap, ghost) clipped sums, compiled together."""
+  run = compiled(loss_fn, **options) if run is None else run
   return run(params, batch, mask)
 
 

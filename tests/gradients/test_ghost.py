@@ -23,7 +23,7 @@ from tests.gradients import ghost_oracle as oracle
 from tests.refuses import refuses
 
 SIZE = 4
-pytestmark = pytest.mark.usefixtures("x64")
+pytestmark = pytest.mark.usefixtures("quick_x64")
 
 
 def _normal(*shape, seed=0):

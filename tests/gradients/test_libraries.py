@@ -11,7 +11,7 @@ from dpjax.types import Example
 from tests.gradients import ghost_oracle as oracle
 from tests.refuses import refuses
 
-pytestmark = pytest.mark.usefixtures("x64")
+pytestmark = pytest.mark.usefixtures("quick_x64")
 
 
 def _images():

@@ -69,7 +69,7 @@ def _case(name):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", _LOSSES)
-@pytest.mark.usefixtures("x64")
+@pytest.mark.usefixtures("quick_x64")
 def test_an_example_that_is_not_finite_takes_nobody_with_it(name):
   loss, w, x = _case(name)
   damaged = x.at[1, 2, 2, 1].set(jnp.nan)
@@ -119,7 +119,7 @@ def _damage(loss, features):
 
 @pytest.mark.parametrize("kind", ["vjp", "jvp"])
 @pytest.mark.parametrize("features", [4, 64])
-@pytest.mark.usefixtures("x64")
+@pytest.mark.usefixtures("quick_x64")
 def test_a_convolution_of_a_custom_derivative_takes_nobody_with_it(kind, features):
   """An attack: with 64 features gradients are formed again for the sum, several at once."""
   assert _damage(_with_rule_of_a_convolution(kind), features) < 1e-12
@@ -141,7 +141,7 @@ _AROUND = {
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", _AROUND)
-@pytest.mark.usefixtures("x64")
+@pytest.mark.usefixtures("quick_x64")
 def test_a_custom_derivative_inside_of_another_equation_takes_nobody_with_it(name):
   inner = _with_rule_of_a_convolution("vjp")
   assert _damage(lambda w, x: _AROUND[name](inner, w, x), 64) < 1e-12
@@ -149,7 +149,7 @@ def test_a_custom_derivative_inside_of_another_equation_takes_nobody_with_it(nam
 
 @pytest.mark.cases(slow=[0])
 @pytest.mark.parametrize("name", ["groups, strides", "kernel of the data"])
-@pytest.mark.usefixtures("x64")
+@pytest.mark.usefixtures("quick_x64")
 def test_gradients_are_those_of_single_examples(name):
   loss, w, x = _case(name)
   _, rows = jax.jit(gradients.per_example_grads(loss))(w, x)

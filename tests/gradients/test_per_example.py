@@ -183,8 +183,10 @@ def test_losses_and_norms_are_per_example():
 
 def test_no_clipping_is_the_ordinary_gradient_of_the_sum():
   loss_fn, params, batch = _toy()
-  ordinary = jax.grad(lambda p: jnp.sum(jax.vmap(loss_fn, (None, 0))(p, batch)))(params)
-  summed = gradients.clipped_grad(loss_fn, l2_clip_norm=float("inf"))(params, batch, True)
+  summed_loss = lambda p: jnp.sum(jax.vmap(loss_fn, (None, 0))(p, batch))
+  ordinary = jax.jit(jax.grad(summed_loss))(params)
+  clipped = gradients.clipped_grad(loss_fn, l2_clip_norm=float("inf"))
+  summed = jax.jit(clipped)(params, batch, True)
   jax.tree.map(
     functools.partial(np.testing.assert_allclose, rtol=1e-5, atol=1e-5),
     summed.total,

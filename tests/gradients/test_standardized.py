@@ -1,6 +1,7 @@
 """Standardised kernels on the fast route: norms and sums without per-example gradients."""
 
 import contextlib
+import functools
 
 import jax
 import jax.numpy as jnp
@@ -12,6 +13,7 @@ from dpjax import gradients, standard_kernels
 from dpjax.gradients.ghost import precision, route, tapped
 from dpjax.gradients.ghost.units import Rule, Sum, sum_of
 from dpjax.parallel import targets
+from tests import quick_compile
 from tests.gradients import ghost_oracle as oracle
 
 _EPSILON = 1e-4
@@ -78,9 +80,26 @@ def _single(tree):
   return jax.tree.map(lambda leaf: leaf.astype(jnp.float32), tree)
 
 
+@functools.cache
+def _both(clip_norm):
+  """Both routes at any values."""
+  return oracle.compiled(_loss, clip_norm=clip_norm)
+
+
+@functools.cache
+def _route(method):
+  return jax.jit(gradients.clipped_grad(_loss, l2_clip_norm=1.0, method=method))
+
+
+@functools.cache
+def _grads_of(loss):
+  return jax.jit(jax.vmap(jax.grad(loss), (None, 0)))
+
+
 def _exact_norms(loss, params, batch):
   """Norms [B] of the gradients as JAX forms them."""
-  grads = jax.jit(jax.vmap(jax.grad(loss), (None, 0)))(params, batch)
+  with quick_compile.quickly():
+    grads = _grads_of(loss)(params, batch)
   squares = [np.square(g).reshape(len(batch), -1).sum(1) for g in jax.tree.leaves(grads)]
   return np.sqrt(sum(squares))
 
@@ -103,7 +122,7 @@ _UNUSUAL = [
 ]
 
 
-@pytest.mark.usefixtures("x64")
+@pytest.mark.usefixtures("quick_x64")
 class TestInDouble:
   """In float64 both routes agree to ten digits."""
 
@@ -141,7 +160,7 @@ class TestInDouble:
   @pytest.mark.parametrize("change", _UNUSUAL)
   def test_agrees_at_unusual_values(self, change):
     params, batch = _problem()
-    oracle.check(_loss, change(params), batch, bound=1e-8)
+    oracle.check(_loss, change(params), batch, bound=1e-8, run=_both(0.5))
 
   @pytest.mark.slow
   def test_agrees_where_the_size_equals_epsilon(self):
@@ -261,7 +280,9 @@ def test_unusual_norms_bound_the_gradient_in_float32(change, x64):
   params, batch = _problem(side=4, channels=64, features=32)
   single = _single((change(params), batch))
   assert _unit(_loss, *single).layer is not None
-  slow, fast = oracle.both(_loss, *single, clip_norm=1.0)
+  fast = _route("ghost")(*single, True)
+  with quick_compile.quickly():
+    slow = _route("vmap")(*single, True)
   ratio = np.float64(fast.norms) / np.float64(slow.norms)
   assert ratio.min() >= 1 - 1e-5 and ratio.max() <= 1.01
   assert oracle.relative_error(slow.total, fast.total) < 0.01

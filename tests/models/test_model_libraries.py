@@ -193,6 +193,7 @@ def test_what_no_run_can_train_is_one_line(name):
   assert "\n" not in message and len(message) < 330
 
 
+@pytest.mark.slow
 def test_a_key_that_is_only_passed_on_counts_as_no_dropout():
   # Layers of Equinox take a key that most of them ignore.
   task, model, _ = _started("Equinox", rate=0.0)

@@ -29,7 +29,7 @@ def _pvalue(draws, x, pmf):
   return stats.chisquare(observed[wanted > 0], wanted[wanted > 0]).pvalue
 
 
-@pytest.mark.cases(slow=["1", "2"])
+@pytest.mark.cases(slow=["1", "2", "5"])
 @pytest.mark.parametrize("variance", [1, 2, 5, 30])
 def test_discrete_gaussian_has_its_pmf_and_no_other(variance):
   draws = discrete.discrete_gaussian(np.random.default_rng(1), 120_000, variance=variance)

@@ -166,6 +166,7 @@ _RECORDED = [
 @pytest.mark.cases(
   slow=[
     "laplace-law1-float32-seed",
+    "laplace-law1-float64-seed",
     "gaussian-law0-float64-ordinary",
     "gaussian-law0-float32-ordinary",
     "gaussian-law0-float32-seed",

@@ -29,6 +29,7 @@ def run(tmp_path_factory):
     model=ModelConfig("linear"),
     privacy=DpSgd(epsilon=None, noise_multiplier=2.0, sampling_prob=0.2),
     optimizer=OptimizerConfig(learning_rate=0.3),
+    grad_method="vmap",  # compiled in half the time
     num_steps=6,
     seed=5,
     eval_every=3,

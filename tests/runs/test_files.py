@@ -395,12 +395,16 @@ def test_a_damaged_file_of_a_finished_run_is_told_and_can_be_written_again(
 
 
 @pytest.mark.parametrize("name", ["report.png", "report.csv"])
+@pytest.mark.usefixtures("every_report_is_drawn")
 def test_a_missing_report_is_drawn(name, whole, tmp_path):
   folder = tmp_path / "run"
   shutil.copytree(whole, folder)
-  (folder / name).unlink()
-  loop.run(_mean(), folder)
-  assert (folder / name).read_bytes() == (whole / name).read_bytes()
+  drawn = []
+  for _ in range(2):
+    (folder / name).unlink()
+    loop.run(_mean(), folder)
+    drawn.append((folder / name).read_bytes())
+  assert drawn[0] == drawn[1] and drawn[0]
 
 
 # --- who may read what

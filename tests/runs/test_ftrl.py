@@ -156,7 +156,7 @@ def test_noise_without_end_is_charged_where_everybody_of_a_group_takes_part():
     _POISSON | blt | {"privacy.sampler.steps_apart": None, "privacy.sampling_prob": 1 / 49}
   )
   assert (
-    make_plan(_config(**rounded), 400).sampler.sampling_prob == 1
+    make_plan(_config(**rounded), 400).sampler.turn_prob == 1
   )  # 49 * (1 / 49) is below it
   assert poisson.noise_multiplier == pytest.approx(cyclic.noise_multiplier, rel=5e-3)
 

@@ -281,7 +281,7 @@ def test_a_corrupt_checkpoint_is_one_line_and_nothing_is_lost(name, tmp_path, mo
 # --- whose folder it is
 
 
-@pytest.mark.cases(slow=["central"], long=["relevance"])
+@pytest.mark.cases(slow=["federated"], long=["relevance"])
 @pytest.mark.parametrize("name", _PLAIN)
 def test_a_workdir_of_another_config_is_left_alone(name, whole, tmp_path):
   kind, (folder, _) = _KINDS[name], whole(name)
@@ -447,6 +447,8 @@ def _made(monkeypatch) -> list[run_keys.RunKeys]:
 @pytest.mark.cases(
   slow=[
     "sigterm-central, release",
+    "sigterm-federated",
+    "sigterm-relevance",
     "die-federated",
     "die-relevance",
     "die-relevance, rigorous, release",
@@ -477,10 +479,7 @@ def test_p16_a_resumed_run_goes_on_with_the_keys_it_drew(name, how, tmp_path, mo
     assert Ledger.from_json(resumed["ledger"]).charges[0].num_steps == 6
 
 
-@pytest.mark.cases(
-  slow=[1, "central, release", "federated, release", "relevance, rigorous, release"],
-  long=[0],
-)
+@pytest.mark.cases(quick=["central"], slow=...)
 @pytest.mark.parametrize("name", _SECRET)
 def test_keys_are_saved_before_anything_is_computed_with_them(name, tmp_path, monkeypatch):
   (kind, config), workdir = _secret(name), tmp_path / "run"
@@ -499,10 +498,7 @@ def test_keys_are_saved_before_anything_is_computed_with_them(name, tmp_path, mo
     assert charge["noise_key_id"] == key_id(kept.noise) and charge["first_step"] == 0
 
 
-@pytest.mark.cases(
-  slow=[1, "central, release", "federated, release", "relevance, rigorous, release"],
-  long=[0],
-)
+@pytest.mark.cases(quick=["central"], slow=...)
 @pytest.mark.parametrize("name", _SECRET)
 def test_killed_before_its_keys_are_saved_it_starts_with_new_ones(
   name, tmp_path, monkeypatch

@@ -24,7 +24,7 @@ PRIVATE = {
 
 
 @pytest.fixture
-def figures(monkeypatch):
+def figures(monkeypatch, every_report_is_drawn):
   """Every figure that is saved."""
   saved = []
   save = Figure.savefig

@@ -326,7 +326,8 @@ _NO_MEMORY = "are gone"
   [("checkpoints", _NO_MEMORY), ("keys", _NO_MEMORY), ("null", _ANOTHER_MEMORY)],
 )
 def test_a_release_draws_no_other_keys_for_rows_that_are_out(tmp_path, lost, message):
-  config = _with(quickstart.get_config(), num_steps=2, checkpoint_every=1, eval_every=1)
+  small = {"num_steps": 2, "checkpoint_every": 1, "eval_every": 1, "grad_method": "vmap"}
+  config = _with(quickstart.get_config(), **small)
   config = dataclasses.replace(config, release=True)
 
   def kill(step):

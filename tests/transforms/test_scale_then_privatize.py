@@ -385,7 +385,7 @@ def test_a_record_moves_the_scaled_sum_by_its_bound_beside_other_features(name, 
   spread = np.concatenate([np.ravel(leaf) for leaf in jax.tree.leaves(scales)])
   assert spread.max() / spread.min() > 30
   scaled = ScaledLoss(loss, params, scales)
-  grad_fn = _PLAN.clipped_grad(scaled, method=method)
+  grad_fn = jax.jit(_PLAN.clipped_grad(scaled, method=method))
   here = np.ones(len(x), bool)
   gone = here.copy()
   gone[:rows_of_record] = False
@@ -397,6 +397,7 @@ def test_a_record_moves_the_scaled_sum_by_its_bound_beside_other_features(name, 
   assert moved > 0.3 * _PLAN.l2_bound
   # Clipped in the units of the parameters and scaled after that, it would move by more.
   plain = dataclasses.replace(_PLAN, scaling=None).clipped_grad(loss, method=method)
+  plain = jax.jit(plain)
   sums = [plain(params, x, jnp.asarray(mask)).total for mask in (here, gone)]
   late = jax.tree.map(lambda one, two, s: (one - two) / s, *sums, scales)
   assert float(optax.global_norm(late)) > rows_of_record * _PLAN.l2_bound

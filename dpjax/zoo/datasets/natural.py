@@ -89,8 +89,8 @@ def _of_user(name: str, client_id: str, max_examples: int | None) -> Pair:
         value=value,
       )
   federations = names.call(name, "data.name")
-  pair = isinstance(federations, tuple) and len(federations) == 2
-  if not pair or not all(isinstance(part, Federation) for part in federations):
+  is_pair = isinstance(federations, tuple) and len(federations) == 2
+  if not is_pair or not all(isinstance(part, Federation) for part in federations):
     raise UserError(
       f"must return (train, test), two dpjax.data.Federation, not {federations!r:.60}",
       field="data.name",

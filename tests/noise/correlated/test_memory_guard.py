@@ -84,7 +84,8 @@ def test_every_program_accepts_its_own_memory_and_that_of_others(name):
 def test_earlier_noise_that_is_scaled_is_refused(name, factor):
   plan, update = _made(name)
   tx = plan.transform(jax.random.key(0))
-  _, state = jax.jit(lambda s: update(tx, s))(tx.init(_PARAMS))
+  compiled = jax.jit(lambda s: update(tx, s))
+  _, state = compiled(tx.init(_PARAMS))
   is_float = lambda leaf: jnp.issubdtype(leaf.dtype, jnp.floating)
   change = lambda leaf: factor * leaf if is_float(leaf) else leaf
   memory = jax.tree.map(change, state.inner.memory)
@@ -93,7 +94,7 @@ def test_earlier_noise_that_is_scaled_is_refused(name, factor):
     update(tx, changed)
   assert refused.value.field == "state.draws"
   for _ in range(2):
-    updates, changed = jax.jit(lambda s: update(tx, s))(changed)
+    updates, changed = compiled(changed)
     assert all(np.isnan(leaf).all() for leaf in jax.tree.leaves(updates))
   with pytest.raises(UserError):
     plan.spent(changed)

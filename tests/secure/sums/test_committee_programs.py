@@ -7,7 +7,6 @@ import signal
 import struct
 import subprocess
 import sys
-import threading
 import time
 
 import numpy as np
@@ -114,6 +113,7 @@ def test_programs_add_what_none_of_them_shows():
   assert summed.cost[2:4] == in_memory[2:4]
 
 
+@pytest.mark.slow
 def test_shares_above_the_buffers_of_sockets_arrive():
   """Each member is sent 6 MB, and all members are sending 9 MB of their own meanwhile."""
   length = 500_000
@@ -126,7 +126,7 @@ def test_who_is_silent_before_its_message_is_not_in_the_sum():
   terms = _terms()
   gone, hung = _outsiders(terms)
   acts = {gone: _does(signal.SIGKILL, "shares"), hung: _does(signal.SIGSTOP, "shares")}
-  summed, reports = _serve(terms, acts, phase_timeout=2.0)
+  summed, reports = _serve(terms, acts, phase_timeout=1.0)
   _is_sum_of(summed, sorted(terms.members))
   assert sorted(reports) == sorted(
     [f"shares: client {gone} closed its connection", f"shares: client {hung} is silent"]
@@ -144,6 +144,7 @@ def test_a_member_that_leaves_after_its_shares_is_not_needed(when):
   assert reports == [f"sums: client {member} closed its connection"]
 
 
+@pytest.mark.slow
 def test_a_member_that_hangs_costs_one_phase():
   terms = _terms()
   member = terms.members[0]
@@ -165,6 +166,7 @@ def test_too_few_members_end_the_sum():
     _serve(terms, those=_outsiders(terms), connect_timeout=1.0)
 
 
+@pytest.mark.slow
 def test_members_that_never_come_are_not_on_the_roster():
   terms = _terms()
   absent = terms.members[3]
@@ -246,7 +248,7 @@ def test_a_member_that_says_something_else_is_left_out(name):
   reports = []
   try:
     summed = socket_sums.serve(
-      terms, at, connect_timeout=20, phase_timeout=2, report=reports.append
+      terms, at, connect_timeout=20, phase_timeout=1, report=reports.append
     )
   finally:
     for child in (liar, *others):
@@ -326,22 +328,27 @@ def test_a_client_of_a_committee_is_a_program_of_its_own(tmp_path):
     **os.environ,
     "PYTHONPATH": f"{commands.ROOT}:{os.environ.get('PYTHONPATH', '')}",
   }
-  started = [
-    subprocess.Popen(
-      [
-        sys.executable, "-m", "dpjax.secure.sums.socket_sums", str(file), at, str(who),
-        "my_update:vector",
-      ],
-      cwd=tmp_path, env=environment,
-    )
-    for who in _CLIENTS
-  ]  # fmt: skip
-  found = []
-  serving = threading.Thread(
-    target=lambda: found.append(socket_sums.serve(terms, at, connect_timeout=60))
+  alone, *others = terms.members
+  command = [sys.executable, "-m", "dpjax.secure.sums.socket_sums", str(file), at]
+  program = subprocess.Popen(
+    [*command, str(alone), "my_update:vector"], cwd=tmp_path, env=environment
   )
-  serving.start()
-  assert [program.wait(60) for program in started] == [0] * len(_CLIENTS)
-  serving.join(60)
-  expected = sum(70 + who for who in _CLIENTS)
-  np.testing.assert_array_equal(found[0].total, np.full(_LENGTH, expected, np.uint32))
+  others += _outsiders(terms)
+  children = [
+    _FORK.Process(target=_client, args=(terms, who, at, _nothing)) for who in others
+  ]
+  for child in children:
+    child.start()
+  try:
+    summed = socket_sums.serve(terms, at, connect_timeout=60)
+    assert program.wait(60) == 0
+  finally:
+    for child in (program, *children):
+      child.kill()
+    for child in children:
+      child.join()
+    program.wait()
+  assert summed.survivors == _CLIENTS
+  rest = sum((_vector(who) for who in others), np.zeros(_LENGTH, np.uint32))
+  expected = np.full(_LENGTH, 70 + alone, np.uint32)
+  np.testing.assert_array_equal(summed.total - rest, expected)
