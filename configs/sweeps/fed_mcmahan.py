@@ -21,7 +21,11 @@ two shards (350 rounds in the paper) wants an accelerator:
 Needs MNIST prepared by tensorflow-datasets.
 """
 
-from dpjax.experiments.sweeps.grid import SweepConfig
+from collections.abc import Iterator
+from typing import Any
+
+from dpjax.experiments.config import fields
+from dpjax.experiments.sweeps.sweep import Sweep
 
 _2NN = {
   "model.name": "mlp",
@@ -29,7 +33,7 @@ _2NN = {
   "local.epochs": 1,
   "stop_at_accuracy": 0.97,
 }
-VARIANTS = {
+NETWORKS: dict[str, dict[str, Any]] = {
   "2NN, IID": {
     **_2NN,
     "num_rounds": 200,
@@ -46,17 +50,20 @@ VARIANTS = {
 }
 
 
-def get_config() -> SweepConfig:
+def get_config() -> Sweep:
   """Three runs of configs/fed/mnist_iid.py."""
   from configs.fed import mnist_iid
 
   base = mnist_iid.get_config()
   base.num_rounds = 60
-  return SweepConfig(
+  return Sweep(
     base=base,
-    variants=VARIANTS,
-    seeds=[0],
     x="num_steps",  # rounds until the target
     series="variant",
     title="MNIST, 100 clients: rounds to a target accuracy",
   )
+
+
+def get_configs(sweep: Sweep) -> Iterator[tuple[str, Any]]:
+  for name, changes in NETWORKS.items():
+    yield name, fields.replace_all(sweep.base, changes)
