@@ -312,13 +312,18 @@ def _cells(entry: Entry) -> tuple[str, ...]:
 def write(entries: Sequence[Entry], out: pathlib.Path) -> None:
   """`out`/federated.csv and `out`/federated.png."""
   report.write_entries(out / "federated.csv", entries)
-  redraw.write(out / "federated.csv", recipe(jax.default_backend()))
+  redraw.write(out / "federated.csv", recipe(jax.default_backend(), entries))
 
 
-def recipe(platform: str) -> Recipe:
-  """Returns how federated.csv is drawn: seconds of a round by method and number of clients."""
+def recipe(platform: str, entries: Sequence[Entry] = ()) -> Recipe:
+  """Returns how federated.csv is drawn: seconds of a round by method and number of clients.
+
+  Entries on data of a chosen size are left out.
+  """
+  sizes = tuple(dict.fromkeys(e.data_mb for e in entries if e.data_mb is not None))
   return Recipe(
     "points", ("median_s",), ("method", "num_clients"), "workload", log=("median_s",),
     words={"median_s": "seconds a round; a row is a method and its clients"},
+    without={"data_mb": sizes} if sizes else {},
     title=f"One round on {pictures.proper_name(platform)}",
   )  # fmt: skip

@@ -10,10 +10,10 @@
   python -m launch.plot results/radp/test1_mnist/report.csv --x=epoch --y=test_accuracy \\
     --group=curve --out=accuracy.pdf --size=3.3x2.4 --font_size=7 --style=grey --log_y
 
-What dpjax draws has a recipe beside its CSV file, such as curve.picture.json: which columns are x, y
-and lines, published results, scales and words (dpjax/experiments/plots/recipes.py). A folder stands
-for its files with a recipe. Rows without a finite number are not drawn; a line on stderr counts
-them. Nothing is trained or accounted for anew.
+What dpjax draws has a recipe beside its CSV file, such as curve.picture.json: which columns are x,
+y and lines, published results, scales and words (dpjax/experiments/plots/recipes.py). A folder
+stands for its files with a recipe. Rows without a finite number are not drawn; a line on stderr
+counts them. Nothing is trained or accounted for anew.
 """
 
 from __future__ import annotations

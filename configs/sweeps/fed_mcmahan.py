@@ -2,7 +2,7 @@
 
   python -m launch.sweep --config=configs/sweeps/fed_mcmahan.py --workdir=runs/fed_mcmahan
 
-| variant             | target | the paper's rounds                     |
+| line                | target | the paper's rounds                     |
 | ------------------- | ------ | -------------------------------------- |
 | 2NN, IID            | 97 %   | 87 (table 1: E=1, B=10, C=0.1)         |
 | 2NN, two shards     | 97 %   | 664 (the same)                         |
@@ -15,9 +15,8 @@ this learning rate, 20 at 0.15 and 25 at 0.1.
 Each run ends at its first evaluation, one after every round, that reaches the target. The
 paper took the best learning rate of a grid for each row, and so are those below chosen, on
 the same test data. table.md holds the rounds of each seed's slowest; not private. The CNN on
-two shards (350 rounds in the paper) wants an accelerator:
-  --config.variants.CNN_two_shards='{"partition": "shards", "num_rounds": 400, \\
-    "stop_at_accuracy": 0.99}'
+two shards (350 rounds in the paper) wants an accelerator, and a row of `NETWORKS`:
+partition="shards", num_rounds=400, stop_at_accuracy=0.99.
 Needs MNIST prepared by tensorflow-datasets.
 """
 

@@ -183,7 +183,7 @@ def test_a_new_rule_is_in_configs_sweeps_and_the_walk_over_every_leaf(psac):
     (name, fields.replace(config, "privacy.clipping", name)) for name in ("flat", "psac")
   ]
   points = Runs(named, Sweep(series="privacy.clipping")).points
-  assert [one.facts["privacy.clipping"] for one in points] == ["flat", "psac"]
+  assert [one.facts["privacy.clipping"] for one in points] == ["flat", "psac(r=0.3)"]
   walked = {leaf.path: leaf.hint for leaf in fields.leaves(config)}
   assert walked["privacy.clipping.r"] is float
   assert "psac" in fields.choice_of(walked["privacy.clipping"]).table

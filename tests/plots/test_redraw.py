@@ -103,7 +103,9 @@ def test_each_committed_picture_has_its_recipe():
     assert {*recipe.columns()} <= columns, name
     drawn.add(recipe.draw)
   assert drawn == set(recipes.DRAWN)
-  held = {path.relative_to(_RESULTS).as_posix() for path in _RESULTS.rglob("*.picture.json")}
+  held = {
+    path.relative_to(_RESULTS).as_posix() for path in _RESULTS.rglob("*.picture.json")
+  }
   assert held == {name.removesuffix(".csv") + recipes.SUFFIX for name in names}
 
 

@@ -13,8 +13,8 @@ from dpjax.experiments.kinds.relevance import audit as relevance_audit
 from dpjax.experiments.kinds.relevance import config as relevance_config
 from dpjax.experiments.kinds.relevance.config import RelevanceAudit, RelevanceConfig
 from dpjax.experiments.kinds.relevance.methods import RadpRigorous, TrainedOnPublic
-from dpjax.experiments.run import guarantee
 from dpjax.experiments.plots import redraw
+from dpjax.experiments.run import guarantee
 from dpjax.experiments.sweeps import claims, panels
 from dpjax.relevance import record_noise, rigorous
 from dpjax.relevance.inputs import Inputs

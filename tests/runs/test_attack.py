@@ -424,7 +424,7 @@ def test_rows_whose_names_are_no_folders_are_refused(names):
 
 def test_a_wrong_row_of_a_table_is_named():
   base = _config()
-  wrong = fields.replace(base, "attack.num_shadows", 1)
+  wrong = fields.replace(base, "target.eval_every", 3)
   with pytest.raises(UserError) as caught:
     Runs([("membership, none", base), ("membership, few", wrong)], base)
   assert caught.value.field == "membership, few"

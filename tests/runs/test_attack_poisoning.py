@@ -20,11 +20,7 @@ _PRIVATE = {
 
 
 def _config(**changes):
-  small = {
-    "rows": {},
-    "title": "",
-  }
-  small["attack"] = {"name": "scaled_update", "factor": -20.0, "fraction": 0.25}
+  small = {"attack": {"name": "scaled_update", "factor": -20.0, "fraction": 0.25}}
   small |= {"target.num_rounds": 2, "target.local.epochs": 1}
   return fields.replace_all(
     fields.replace_all(poisoning_digits.get_config(), small), changes

@@ -89,7 +89,7 @@ def lines(rows: Sequence[Row], recipe: Recipe, look: Look = PAGE) -> Figure:
     stairs = ("value",) if recipe.stairs else ()
     its = {"y": ("value",), "series": "line", "stairs": stairs, "together": False}
     return _grid(rows, dataclasses.replace(recipe, **its), look)
-  if len(recipe.y) > 1 or recipe.panels or recipe.stairs:
+  if len(recipe.y) > 1 or recipe.panels or recipe.stairs or recipe.titles:
     return _grid(rows, recipe, look)
   groups = _groups(rows, recipe, y)
   references = list(recipe.references)

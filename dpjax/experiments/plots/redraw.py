@@ -54,7 +54,8 @@ def plot(
   """Draws CSV files on one picture, and writes it.
 
   Args:
-    paths: paths of the CSV files, or of folders with recipes. Several are allowed only for lines, or with x and y.
+    paths: paths of the CSV files, or of folders with recipes. Several are allowed only for lines,
+      or with x and y.
     out: files to write, each .png, .pdf or .svg.
     asked: columns and references.
     look: sizes, fonts, style, title.
@@ -151,9 +152,9 @@ def draw(rows: Sequence[Row], recipe: Recipe, look: Look = PAGE) -> Figure:
 def write(path: pathlib.Path, recipe: Recipe, *, also: Iterable[str] = ()) -> None:
   """Draws a CSV file, and writes recipe and picture (.png, and `also`) beside it."""
   recipes.write(path, recipe)
-  pictures.save(
-    draw(csv_tables.read(path).rows, recipe), path.with_suffix(".png"), also=also
-  )
+  is_empty = len(path.read_text(encoding="utf-8").splitlines()) < 2
+  rows = [] if is_empty else csv_tables.read(path).rows
+  pictures.save(draw(rows, recipe), path.with_suffix(".png"), also=also)
 
 
 def _common(read: Sequence[CsvTable]) -> Recipe:

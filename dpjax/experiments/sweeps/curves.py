@@ -103,7 +103,7 @@ class Curves(kind.Table):
     header += [f"{sweep.y}_{end}" for end in ("mean", "min", "max")]
     header += ["epsilon", *report.WHAT_EPSILON_MEANS]
     report.write_csv(folder / "curve.csv", groups, list(dict.fromkeys(header)))
-    if rows:
+    if rows or sweep.picture == "lines":
       recipe = recipe_of(groups, sweep, series, title)
       # Three files of a picture take three times as long as one file.
       redraw.write(folder / "curve.csv", recipe, also=(".pdf", ".svg") if last else ())

@@ -37,6 +37,7 @@ TrainFn = Callable[["Point", pathlib.Path, Any], Row]
 FILE = "sweep.json"
 # Kinds of run whose data follow from their sections data, model, partition and normalization.
 _SHARING = ("train", "federate", "relevance")
+_GUARANTEE = ("epsilon", "delta", "epsilon_kind", "neighboring_relation", "unit")
 _AGAIN_SECONDS = 0.1
 
 
@@ -305,8 +306,10 @@ def head(point: Point) -> Row:
 
 
 def done(point: Point, table: Table, result: Row) -> Row:
-  """Returns the row of a finished run."""
-  return {**head(point), **table.kept(point.config, result), **point.facts}
+  """Returns the row of a finished run. What it guarantees is what its result says, though a config
+  of some kind may have a field of that name."""
+  guaranteed = {name: result[name] for name in _GUARANTEE if name in result}
+  return {**head(point), **table.kept(point.config, result), **point.facts, **guaranteed}
 
 
 class _Files:
