@@ -16,6 +16,7 @@ import time
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from dpjax import validate
 from dpjax.experiments.config import fields
 from dpjax.experiments.kinds.central.config import TrainConfig
 from dpjax.experiments.run import report, writers
@@ -44,8 +45,10 @@ def measure(
   """One config: sweeps of `RUNS` seeds and `STEPS` steps, `repeats` by each number in turns.
 
   Raises:
-    UserError: a run that fails.
+    UserError: more processes than cores, or a run that fails.
   """
+  for count in processes:
+    validate.integer_in(1, os.cpu_count() or 1, processes=count)
   short = {"num_steps": STEPS, "eval_every": STEPS, "checkpoint_every": STEPS}
   base = fields.replace_all(config, short)
   times: dict[int, list[float]] = {count: [] for count in processes}

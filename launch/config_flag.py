@@ -146,6 +146,8 @@ def _got(name: str, audit: bool | None) -> tuple[Any, ModuleType]:
   before, module = _loaded(flag_text, wanted, f"--{name}")
   config = before
   texts = {path: str(flags.FLAGS[f"{name}.{path}"].value) for path in _overridden(name)}
+  if before is None:
+    return None, module
   config = fields.override_all(config, texts, name=f"--{name}")
   if audit is not None:
     texts["audit"] = _audit(config) if audit else "none"

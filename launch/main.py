@@ -67,11 +67,11 @@ def main(*words: str) -> None:
     app.refuse_given(("target",), "--dry_run")
   if several and many is not None:
     raise UserError("--coordinator: must be of a config of one run, not of several")
+  named = [name for name in ("only", "print_commands") if name in flags.FLAGS]
   if isinstance(whole, Runs):
+    app.refuse_given(named if whole.alone else (), "several runs")
     return _sweep(whole, workdir)
-  app.refuse_given(
-    [name for name in ("only", "print_commands") if name in flags.FLAGS], "several runs"
-  )
+  app.refuse_given(named, "several runs")
   if _given("dry_run"):
     return print(whole.plan(workdir, app.target()))
   if several:

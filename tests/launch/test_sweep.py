@@ -72,7 +72,7 @@ def test_failed_runs_are_named_and_finished_ones_kept(tmp_path):
 
 
 def test_mistake_is_one_line(tmp_path):
-  done = _launch(tmp_path, "--config.epsilon=[1.0]")
+  done = _launch(tmp_path, "--config.epsilns=[1.0]")
   assert done.returncode == 2 and not (tmp_path / "out").exists()
   (line,) = done.stderr.splitlines()
   assert "did you mean 'epsilons'" in line

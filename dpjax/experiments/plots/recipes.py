@@ -86,7 +86,7 @@ class Recipe:
     named = {column: "panels" for column in self.panels if column not in self.facts}
     named |= {column: "ends" for column in self.ends}
     named |= {self.series: "series"} if self.series else {}
-    return named | {column: "y" for column in self.y} | {column: "x" for column in self.x}
+    return {column: "x" for column in self.x} | {column: "y" for column in self.y} | named
 
   def numbers(self) -> tuple[str, ...]:
     """Returns the columns that must hold numbers."""

@@ -165,7 +165,7 @@ def _common(read: Sequence[CsvTable]) -> Recipe:
     if recipe is None:
       raise UserError(
         f"has no {recipes.beside(table.path).name}; give --x and --y of its columns: "
-        f"{listed(table.columns, 100)}",
+        f"{listed(table.columns, 60)}",
         field="csv",
         value=str(table.path),
       )
