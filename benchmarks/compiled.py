@@ -17,14 +17,27 @@ import jax
 from benchmarks import gradient_speed, workloads
 from benchmarks.gradient_speed import ORDINARY
 from benchmarks.workloads import Workload
-from dpjax import pictures, validate
-from dpjax.experiments.plots import measured
+from dpjax import validate
+from dpjax.experiments.plots import redraw
+from dpjax.experiments.plots.recipes import Recipe
 from dpjax.experiments.run import report
 from dpjax.gradients.ghost.explain import aligned
 from dpjax.parallel import targets
 from dpjax.parallel.targets import Machine
 
 METHODS = (ORDINARY, "auto", "vmap")
+RECIPE = Recipe(
+  "points", ("roofline_ratio", "memory_ratio"), ("workload",), "method", panels=("target",),
+  log=("roofline_ratio", "memory_ratio"), without={"method": (ORDINARY,)},
+  references=(("an ordinary gradient", 1.0, None),),
+  words={
+    "roofline_ratio": "roofline over an ordinary gradient",
+    "memory_ratio": "memory held over an ordinary gradient",
+    "gpu:h100:1": "H100 GPU",
+    "tpu:v5e:1x1": "v5e TPU",
+  },
+  title="Clipped gradients, compiled and not run",
+)  # fmt: skip
 TARGETS = ("tpu:v5e:1x1", "gpu:h100:1")
 FILE = "compiled.csv"
 NOTE = (
@@ -185,7 +198,7 @@ def write(entries: Sequence[Entry], out: pathlib.Path) -> None:
     for row, ratio in zip(ordered, ratios(ordered))
   ]
   report.write_csv(out / FILE, rows)
-  pictures.save(measured.compiled(rows), out / "compiled.png")
+  redraw.write(out / FILE, RECIPE)
 
 
 def table(entries: Sequence[Entry]) -> str:

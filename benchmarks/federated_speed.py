@@ -20,7 +20,8 @@ import optax
 
 from benchmarks import fedjax_peer
 from dpjax import data, federated, losses, pictures, validate
-from dpjax.experiments.plots import measured
+from dpjax.experiments.plots import redraw
+from dpjax.experiments.plots.recipes import Recipe
 from dpjax.experiments.run import report
 from dpjax.federated.cohort import Cohort, LocalBatches
 from dpjax.federated.execution.named import by_name
@@ -311,6 +312,18 @@ def _cells(entry: Entry) -> tuple[str, ...]:
 def write(entries: Sequence[Entry], out: pathlib.Path) -> None:
   """`out`/federated.csv and `out`/federated.png."""
   report.write_entries(out / "federated.csv", entries)
-  where = {"platform": jax.default_backend()}
-  figure = measured.federated([entry._asdict() | where for entry in entries])
-  pictures.save(figure, out / "federated.png")
+  redraw.write(out / "federated.csv", recipe(jax.default_backend(), entries))
+
+
+def recipe(platform: str, entries: Sequence[Entry] = ()) -> Recipe:
+  """Returns how federated.csv is drawn: seconds of a round by method and number of clients.
+
+  Entries on data of a chosen size are left out.
+  """
+  sizes = tuple(dict.fromkeys(e.data_mb for e in entries if e.data_mb is not None))
+  return Recipe(
+    "points", ("median_s",), ("method", "num_clients"), "workload", log=("median_s",),
+    words={"median_s": "seconds a round; a row is a method and its clients"},
+    without={"data_mb": sizes} if sizes else {},
+    title=f"One round on {pictures.proper_name(platform)}",
+  )  # fmt: skip

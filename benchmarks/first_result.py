@@ -32,7 +32,7 @@ COMMANDS = {
     "--config=configs/sweeps/quickstart.py",
     "--workdir=DIR",
     "--config.seeds=[0, 1, 2]",
-    '--config.grid={"privacy.epsilon": [0.5, 1.0, 2.0, 4.0, 8.0]}',
+    "--config.epsilons=[0.5, 1.0, 2.0, 4.0, 8.0]",
   ],
   "account": [
     *("-m", "launch.account", "--noise_multiplier=1.1", "--sampling_prob=0.01"),

@@ -30,7 +30,8 @@ import jax.numpy as jnp
 from benchmarks import alone, calls, opacus_twins, workloads
 from benchmarks.workloads import Workload
 from dpjax import gradients, pictures, trees, validate
-from dpjax.experiments.plots import measured
+from dpjax.experiments.plots import redraw
+from dpjax.experiments.plots.recipes import Recipe
 from dpjax.experiments.run import provenance, report
 from dpjax.gradients.ghost.explain import aligned
 
@@ -349,9 +350,21 @@ def write(entries: Sequence[Entry], out: pathlib.Path) -> None:
   """`out`/gradients.csv, beside what stands there, and `out`/gradients.png of these entries."""
   rows = {row.key: row for row in (*read(out), *entries)}
   report.write_entries(out / FILE, list(rows.values()))
-  where = {"platform": jax.default_backend()}
-  figure = measured.gradients([e._asdict() | where for e in _by_batch(entries)])
-  pictures.save(figure, out / "gradients.png")
+  redraw.write(out / FILE, recipe(jax.default_backend(), entries))
+
+
+def recipe(platform: str, entries: Sequence[Entry] = ()) -> Recipe:
+  """Returns how gradients.csv is drawn: times over those of an ordinary gradient."""
+  several = len({(e.workload, e.batch) for e in entries}) > len(
+    {e.workload for e in entries}
+  )
+  return Recipe(
+    "points", ("ratio",), ("workload", *(["batch"] if several else [])), "method",
+    log=("ratio",), without={"method": (ORDINARY,)},
+    references=(("an ordinary gradient", 1.0, None),),
+    words={"ratio": "time over that of an ordinary gradient"},
+    title=f"Clipped gradients on {pictures.proper_name(platform)}",
+  )  # fmt: skip
 
 
 def read(out: pathlib.Path) -> list[Entry]:

@@ -7,6 +7,7 @@ evaluation included.
 from __future__ import annotations
 
 import contextlib
+import multiprocessing
 import os
 import pathlib
 import statistics
@@ -15,11 +16,11 @@ import time
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from dpjax import validate
 from dpjax.experiments.config import fields
-from dpjax.experiments.kinds.central import build
 from dpjax.experiments.kinds.central.config import TrainConfig
-from dpjax.experiments.run import loop, report
-from dpjax.experiments.sweeps import grid, side_by_side
+from dpjax.experiments.run import report, writers
+from dpjax.experiments.sweeps import sweep
 from dpjax.gradients.ghost.explain import aligned
 from dpjax.validate import UserError
 
@@ -47,15 +48,13 @@ def measure(
     UserError: more processes than cores, or a run that fails.
   """
   for count in processes:
-    side_by_side.check(count)
+    validate.integer_in(1, os.cpu_count() or 1, processes=count)
   short = {"num_steps": STEPS, "eval_every": STEPS, "checkpoint_every": STEPS}
   base = fields.replace_all(config, short)
-  seeds = list(range(RUNS))
-  sweep = grid.SweepConfig(base=base, variants={"run": {}}, seeds=seeds, x="num_steps")
   times: dict[int, list[float]] = {count: [] for count in processes}
   for _ in range(repeats):
     for count in times:
-      times[count].append(_seconds(sweep, count))
+      times[count].append(_seconds(base, count))
   medians = {count: statistics.median(seconds) for count, seconds in times.items()}
   first = medians[processes[0]]
   return [
@@ -64,12 +63,25 @@ def measure(
   ]
 
 
-def _seconds(sweep: grid.SweepConfig, count: int) -> float:
-  with tempfile.TemporaryDirectory() as folder, open(os.devnull, "w") as nowhere:
+def _run(base: TrainConfig, folder: str) -> None:
+  """Works off the sweep, as one of its processes."""
+  settings = sweep.Sweep(seeds=list(range(RUNS)), x="num_steps")
+  with open(os.devnull, "w") as nowhere, contextlib.redirect_stdout(nowhere):
+    sweep.run([("run", base)], folder, settings)
+
+
+def _seconds(base: TrainConfig, count: int) -> float:
+  with tempfile.TemporaryDirectory() as folder:
     began = time.perf_counter()
-    with contextlib.redirect_stdout(nowhere):
-      rows = grid.run_sweep(sweep, folder, loop.train, build.load_data, num_processes=count)
+    # A fork may hang: it lacks the threads of JAX, but has the locks that these threads hold.
+    context = multiprocessing.get_context("spawn")
+    processes = [context.Process(target=_run, args=(base, folder)) for _ in range(count)]
+    for process in processes:
+      process.start()
+    for process in processes:
+      process.join()
     seconds = time.perf_counter() - began
+    rows = writers.read_json(pathlib.Path(folder) / "sweep.json")["rows"]
   failed = [row["error"] for row in rows if row["status"] == "failed"]
   if failed:
     raise UserError(failed[0])

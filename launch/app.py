@@ -102,18 +102,6 @@ def refuse_failed(rows: Iterable[Mapping[str, Any]]) -> None:
     fail(f"{failed} of {len(rows)} runs failed: {'; '.join(failures)}", code=1)
 
 
-def refuse_refuted(rows: Iterable[Mapping[str, Any]]) -> None:
-  """Ends the process with one line and exit code 1 if an audit refuted the claim of a run."""
-  from dpjax.accounting.text import lower
-
-  refuted = [row for row in rows if row.get("refuted")]
-  if refuted:
-    summary = "; ".join(
-      f"{row['name']}: epsilon >= {lower(row['epsilon_audited_lower'])}" for row in refuted
-    )
-    fail(f"audit: {len(refuted)} claims are REFUTED: {summary}", code=1)
-
-
 def report_audit(result: Mapping[str, Any]) -> None:
   """Prints the verdict of a result's audit, if there is one. A refuted claim ends the process with
   exit code 1."""

@@ -40,6 +40,7 @@ flags.DEFINE_integer(
   "shadows", 16, "With --run: models trained beside it.", lower_bound=4, upper_bound=10_000
 )
 app.define_dry_run()
+shared.define_sweep()
 
 
 def attack_run() -> None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib.util
+import itertools
 import pathlib
 import re
 import shlex
@@ -25,6 +26,7 @@ from dpjax.experiments.config import choices, fields, rules
 from dpjax.experiments.run import kind as kinds
 from dpjax.experiments.run import writers
 from dpjax.experiments.run.kind import Kind
+from dpjax.experiments.sweeps import sweep
 from dpjax.validate import UserError
 from launch import app
 
@@ -45,7 +47,8 @@ def define(
   *,
   kind: Kind | None,
   default: str | None = None,
-  help: str = "config file: a Python file whose get_config() returns the config.",
+  help: str = "config file: a Python file whose get_config() returns the config of a run, or whose "
+  "get_configs() yields those of a sweep.",
 ) -> None:
   """Defines `--name=FILE.py`, every `--name.field=value` of the command line, and --print_config.
 
@@ -87,11 +90,64 @@ def get(name: str = "config", audit: bool | None = None) -> Any:
     UserError: a missing or failing file, another type of config, an unknown field or
       an ill-typed value; one line that names the flag.
   """
+  config, _ = _got(name, audit)
+  return config
+
+
+def runs(name: str = "config", audit: bool | None = None) -> Any:
+  """Returns the run of the config that the flag names, or all its runs: an `Experiment`, or a
+  `Several`. All of them are checked.
+
+  Args:
+    audit: as of `get`.
+
+  Raises:
+    UserError: as `get`; a run of a sweep that would be refused, or is of another kind.
+  """
+  config, module = _got(name, audit)
+  get_configs = getattr(module, "get_configs", None)
+  kind = _KINDS[name]
+  wanted = None if kind is None else kind.config_class
+  at = f"--{name}={flags.FLAGS[name].value}"
+  alone = "alone" in flags.FLAGS and flags.FLAGS["alone"].value
+  if get_configs is None or alone:
+    if alone and get_configs is None:
+      raise UserError("--alone=true: would be ignored, the file has no get_configs()")
+    its = kinds.of(config)
+    if its.its_table() is None:
+      return its.whole(config)
+    return sweep.Runs(None, config, title=_title(module))
+  named = _guarded(
+    lambda: list(itertools.islice(_called(get_configs, config), rules.MOST_RUNS + 1)),
+    str(module.__file__), at,
+  )  # fmt: skip
+  several = sweep.Runs(named, config, title=_title(module))
+  for point in several.points:
+    if wanted not in (None, sweep.Sweep) and not isinstance(point.config, wanted):
+      raise UserError(f"{at}: get_configs() yields {type(point.config).__name__}, but this "
+                      f"launcher wants {wanted.__name__}")  # fmt: skip
+  return several
+
+
+def _called(get_configs: Any, config: Any) -> Any:
+  return get_configs() if config is None else get_configs(config)
+
+
+def _title(module: ModuleType) -> str:
+  """Returns the first line of a config file's docstring, without its last sign."""
+  return (module.__doc__ or "").strip().partition("\n")[0].rstrip(".:")
+
+
+def _got(name: str, audit: bool | None) -> tuple[Any, ModuleType]:
+  """Returns (config of the file that the flag names, with the overrides; the file's module)."""
   flag_text = str(flags.FLAGS[name].value)
   kind = _KINDS[name]
   wanted = None if kind is None else kind.config_class
-  before = config = load(flag_text, wanted, name=f"--{name}")
+  before, module = _loaded(flag_text, wanted, f"--{name}")
+  config = before
   texts = {path: str(flags.FLAGS[f"{name}.{path}"].value) for path in _overridden(name)}
+  if before is None:
+    return None, module
   config = fields.override_all(config, texts, name=f"--{name}")
   if audit is not None:
     texts["audit"] = _audit(config) if audit else "none"
@@ -104,7 +160,7 @@ def get(name: str = "config", audit: bool | None = None) -> Any:
     for line in command_line(config, name):
       print(line)
     sys.exit(0)
-  return config
+  return config, module
 
 
 def _audit(config: Any) -> str:
@@ -186,10 +242,11 @@ def _fields_in_words(config: Any, name: str) -> str:
 
 
 def asked() -> tuple[Any, str]:
-  """Returns (config, workdir) of a run. --audit and --noaudit override the audit in the file."""
+  """Returns (what is run, workdir). --audit and --noaudit override the audit in the file."""
   given = "audit" in flags.FLAGS and flags.FLAGS["audit"].present
-  config = get("config", flags.FLAGS["audit"].value if given else None)
-  return config, workdir(PREFIXES.get(kinds.command_of(config), ""))
+  whole = runs("config", flags.FLAGS["audit"].value if given else None)
+  of = whole.points[0].config if isinstance(whole, sweep.Runs) else whole.config
+  return whole, workdir(PREFIXES.get(kinds.command_of(of), ""))
 
 
 def workdir(prefix: str = "") -> str:
@@ -208,19 +265,35 @@ def load(path: str, kind: type | None, *, name: str = "--config") -> Any:
 
   A file of configs/ that the current directory lacks is read from the installation of dpjax.
   """
+  return _loaded(path, kind, name)[0]
+
+
+def _loaded(path: str, kind: type | None, name: str) -> tuple[Any, ModuleType]:
+  """Returns (result of a file's `get_config()`, its module). A file that has only `get_configs()`
+  has no config: None."""
   at = f"{name}={path}"
   path = str(_file_of(path, at))
-  get_config = getattr(_module(path, at), "get_config", None)
+  module = _module(path, at)
+  get_config = getattr(module, "get_config", None)
+  if get_config is None and callable(getattr(module, "get_configs", None)):
+    if _overridden(name.lstrip("-")):
+      raise UserError(f"{at}: the file has no get_config(), whose fields are flags")
+    return None, module
   if not callable(get_config):
-    raise UserError(f"{at}: the file must define get_config()")
+    raise UserError(f"{at}: the file must define get_config() or get_configs()")
   config = _guarded(get_config, path, at)
   if kind is None:
     kind = kinds.of(config).config_class
+  # What the flags of a sweep change may be of any kind, as long as its runs are of the wanted one.
+  if isinstance(config, sweep.Sweep) or (
+    kind is sweep.Sweep and hasattr(module, "get_configs")
+  ):
+    kind = type(config)
   if not isinstance(config, kind):
     type_name = type(config).__name__
     raise UserError(f"{at}: get_config() returned {type_name}, but this launcher wants "
                     f"{kind.__name__}")  # fmt: skip
-  return fields.check(config, kind, name)
+  return fields.check(config, kind, name), module
 
 
 def _file_of(path: str, at: str) -> pathlib.Path:

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import pathlib
+import shlex
+import sys
 from typing import Any
 
 from absl import flags
 
-from dpjax.experiments.run import kind, loop
+from dpjax.experiments.run import loop
 from dpjax.experiments.run.kind import KINDS, Several
+from dpjax.experiments.sweeps import tuning
+from dpjax.experiments.sweeps.sweep import Runs, Sweep
 from dpjax.parallel.exchanges import is_first
 from dpjax.validate import UserError
 from launch import app, config_flag, peers
@@ -17,12 +21,25 @@ from launch import app, config_flag, peers
 flags.disclaim_key_flags()
 
 
-def define(command: str, *, default: str) -> None:
+def define(command: str, *, default: str | None) -> None:
   """Defines --config and --workdir of a launcher; call it at import time, like any absl flag."""
   config_flag.define(kind=KINDS.get(command), default=default)
   prefix = config_flag.PREFIXES.get(command, "")
   flags.DEFINE_string(
     "workdir", None, f"Directory of this run (default: runs/{prefix}<config>)."
+  )
+
+
+def define_sweep() -> None:
+  """Defines the flags of files with several runs."""
+  flags.DEFINE_string(
+    "only", None, "Pattern of the runs that are run now; what has run is drawn with them."
+  )
+  flags.DEFINE_bool(
+    "print_commands", False, "Print one command for each run, and end: nothing is written."
+  )
+  flags.DEFINE_bool(
+    "alone", False, "Run get_config() of the file by itself, not the runs of get_configs()."
   )
 
 
@@ -38,20 +55,29 @@ def main(*words: str) -> None:
   if words:
     _name_config(*words)
   with app.as_targeted():
-    config, workdir = config_flag.asked()
+    whole, workdir = config_flag.asked()
   many = peers.options() if "coordinator" in flags.FLAGS else None
-  whole = kind.of(config).whole(config)
-  app.prepare_memory([config])
-  if "dry_run" in flags.FLAGS and flags.FLAGS["dry_run"].value:
-    if many is not None:
-      raise UserError("--dry_run: must be without --coordinator; it plans for one process")
-    return print(whole.plan(workdir, app.target()))
-  if "target" in flags.FLAGS:
+  several = isinstance(whole, Several)
+  app.prepare_memory(
+    [point.config for point in whole.points] if isinstance(whole, Runs) else [whole.config]
+  )
+  if _given("dry_run") and many is not None:
+    raise UserError("--dry_run: must be without --coordinator; it plans for one process")
+  if "target" in flags.FLAGS and not _given("dry_run"):
     app.refuse_given(("target",), "--dry_run")
-  if isinstance(whole, Several):
-    if many is not None:
-      raise UserError("--coordinator: must be of a config of one run, not of several")
-    return _several(whole, workdir)
+  if several and many is not None:
+    raise UserError("--coordinator: must be of a config of one run, not of several")
+  named = [name for name in ("only", "print_commands") if name in flags.FLAGS]
+  if isinstance(whole, Runs):
+    app.refuse_given(named if whole.alone else (), "several runs")
+    return _sweep(whole, workdir)
+  app.refuse_given(named, "several runs")
+  if _given("dry_run"):
+    return print(whole.plan(workdir, app.target()))
+  if several:
+    with app.stoppable(workdir):
+      rows = whole.run(workdir)
+    return _end(whole, workdir, rows)
 
   def work() -> None:
     with app.stoppable(workdir):
@@ -83,9 +109,48 @@ def _name_config(file: str, *more: str) -> None:
   flags.FLAGS["config"].value = file
 
 
-def _several(whole: Several[Any], workdir: str) -> None:
+def _commands(runs: Runs) -> list[str]:
+  """Returns a shell command for each run of a sweep: this one, with its name."""
+  if _selects(runs):
+    raise UserError(
+      "would be ignored, a private selection draws its runs",
+      field="print_commands",
+      value=True,
+    )
+  launcher = f"launch.{pathlib.Path(sys.argv[0]).stem}"
+  arguments = [arg for arg in sys.argv[1:] if not arg.startswith("--print_commands")]
+  head = shlex.join(["python", "-m", launcher, *arguments])
+  return [f"{head} {shlex.quote(f'--only={point.name}')}" for point in runs.points]
+
+
+def _selects(runs: Runs) -> bool:
+  return isinstance(runs.config, Sweep) and runs.config.selection is not None
+
+
+def _given(name: str) -> bool:
+  """Returns whether a flag that not every launcher has is true."""
+  return name in flags.FLAGS and bool(flags.FLAGS[name].value)
+
+
+def _sweep(runs: Runs, workdir: str) -> None:
+  only = flags.FLAGS["only"].value if "only" in flags.FLAGS else None
+  if _given("print_commands"):
+    app.refuse_given(("only", "dry_run"), "--noprint_commands")
+    return print("\n".join(_commands(runs)))
+  if _given("dry_run"):
+    return print(runs.plan(workdir, app.target(), only))
+  if _selects(runs):
+    app.refuse_given(("only",), "a sweep without selection")
+    with app.stoppable(workdir):
+      tuning.run_selection(runs, workdir)
+    return print(f"wrote {workdir}/{tuning.BEST}/")
   with app.stoppable(workdir):
-    rows = whole.run(workdir)
+    rows = runs.run(workdir, only)
+  return _end(runs, workdir, rows)
+
+
+def _end(whole: Several[Any], workdir: str, rows: list[dict[str, Any]]) -> None:
+  """Prints the end of several runs: their report, an alarm, and what failed."""
   if all(row["status"] != "failed" for row in rows):
     print(whole.report(workdir, rows))
   alarm = whole.alarm(rows)

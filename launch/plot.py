@@ -1,6 +1,6 @@
 """Draws a CSV file again, for a paper: PDF, SVG or PNG of a given size, font and style.
 
-  python -m launch.plot results/mnist_curves/curve.csv --out=curve.pdf --size=single
+  python -m launch.plot results/mnist_curves --out=curve.pdf --size=single
 
   # draw two sweeps and a published result in one picture, and write it as three files
   python -m launch.plot results/fed_user_level/curve.csv results/fed_mcmahan/curve.csv \\
@@ -10,12 +10,10 @@
   python -m launch.plot results/radp/test1_mnist/report.csv --x=epoch --y=test_accuracy \\
     --group=curve --out=accuracy.pdf --size=3.3x2.4 --font_size=7 --style=grey --log_y
 
-Files that dpjax writes are recognised by their columns: curve.csv of sweeps, report.csv of runs and
-of relevance experiments, attacks.csv, curves.csv and roc.csv, secure.csv, figure_9.csv, and
-gradients.csv, compiled.csv, federated.csv and distributed_noise.csv of benchmarks. Titles and
-published results come from the sweep.json beside a curve.csv. Rows without a finite number are not
-drawn; a line on stderr counts them. Nothing is trained or accounted for anew, except epsilon
-between two evaluations of a run.
+What dpjax draws has a recipe beside its CSV file, such as curve.picture.json: which columns are x,
+y and lines, published results, scales and words (dpjax/experiments/plots/recipes.py). A folder
+stands for its files with a recipe. Rows without a finite number are not drawn; a line on stderr
+counts them. Nothing is trained or accounted for anew.
 """
 
 from __future__ import annotations

@@ -17,6 +17,7 @@ from launch import app, main
 
 main.define("", default="")
 main.define_shared()
+main.define_sweep()
 flags.DEFINE_bool("audit", False, "Attack the run; short for --config.audit=canaries.")
 
 if __name__ == "__main__":

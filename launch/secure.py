@@ -18,6 +18,7 @@ from launch import app, main
 
 main.define("secure", default="configs/secure/quickstart.py")
 app.define_dry_run()
+main.define_sweep()
 
 if __name__ == "__main__":
   app.run(main.main)

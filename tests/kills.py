@@ -69,8 +69,7 @@ COMMANDS = {
   ],
   "attack": [
     "--config=configs/attack/quickstart.py",
-    "--config.rows={'dense': {'attack': 'dense_first'}, 'dlg': {'attack': "
-    "{'name': 'dlg', 'steps': 60, 'restarts': 2, 'trial': 75}}}",
+    "--only=d* none",
   ],
 }
 # What may differ: times, where the run stood, and the list of its starts.

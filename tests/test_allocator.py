@@ -1,13 +1,10 @@
 """Freed memory is used again, and a user's own choice of an allocator is left alone."""
 
-import ctypes
 import json
 import os
 import platform
-import resource
 import subprocess
 import sys
-import threading
 
 import pytest
 
@@ -67,35 +64,6 @@ print(json.dumps([took, before - process_memory("VmRSS")]))
 """
 
 
-_SIDE_BY_SIDE = """
-import json
-from dpjax.parallel import allocator
-from dpjax.experiments.sweeps import side_by_side
-from tests import test_allocator
-
-took = allocator.keep_freed_memory()
-((_, faults),) = side_by_side.outcomes(test_allocator.faults_of_threads, [4], 1)
-print(json.dumps([took, faults]))
-"""
-
-
-def faults_of_threads(count):
-  """Page faults of all but the first of so many threads, one after the other."""
-
-  def use():
-    for _ in range(5):
-      b"x" * 2**27
-
-  getattr(ctypes.CDLL(None), "prctl", lambda *given: 0)(41, 1, 0, 0, 0)  # as above
-  found = [resource.getrusage(resource.RUSAGE_SELF).ru_minflt]
-  for _ in range(count):
-    thread = threading.Thread(target=use)
-    thread.start()
-    thread.join()
-    found.append(resource.getrusage(resource.RUSAGE_SELF).ru_minflt)
-  return found[-1] - found[1]
-
-
 def _run(program, *arguments, **variables):
   chosen = allocator.chosen_by_user()
   env = {name: value for name, value in os.environ.items() if name not in chosen}
@@ -111,15 +79,6 @@ def test_a_block_that_was_freed_is_used_again():
   returned, kept = (_run(_FAULTS, method) for method in ("returned", "kept"))
   assert kept[0] is True
   assert returned[1] > 0.5 * _PAGES and kept[1] < 0.02 * _PAGES
-
-
-@pytest.mark.long
-@needs_glibc
-def test_processes_of_a_sweep_have_one_heap_for_all_threads():
-  """A thread from before would have a heap of its own, and share it with half of the others."""
-  took, faults = _run(_SIDE_BY_SIDE)
-  assert took is True
-  assert faults < 0.1 * _PAGES
 
 
 @pytest.mark.slow

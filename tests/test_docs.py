@@ -22,6 +22,7 @@ import pytest
 
 from dpjax.experiments.config import fields
 from dpjax.experiments.run import kind as kinds
+from dpjax.experiments.sweeps import sweep
 from dpjax.validate import UserError
 from launch import config_flag
 from tests import commands
@@ -196,7 +197,10 @@ def _check_config(launcher: str, path: str, given: tuple[tuple[str, str], ...]) 
   config = fields.override_all(config, texts)
   if getattr(config, "mesh", None) is not None:  # of devices that are not here
     config = fields.replace(config, "mesh", None)
-  kind.check(config)
+  if kind.experiment is not None:
+    return kind.check(config)
+  module = importlib.import_module(path.removesuffix(".py").replace("/", "."))
+  sweep.Runs(module.get_configs(config), config)
 
 
 @pytest.mark.slow
@@ -456,7 +460,7 @@ _SMALL = {
     "--config.base.num_steps=2",
     "--config.base.privacy.accountant=rdp",
     "--config.seeds=[0]",
-    '--config.grid={"privacy.epsilon": [1.0]}',
+    "--config.epsilons=[1.0]",
   ],
 }
 

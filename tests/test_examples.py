@@ -107,7 +107,7 @@ def test_a_sweep_draws_its_curve(tmp_path):
     "--config.base.num_steps=20",
     "--config.base.privacy.accountant=rdp",
     "--config.seeds=[0]",
-    '--config.grid={"privacy.epsilon": [1.0, Infinity]}',
+    "--config.epsilons=[1.0, Infinity]",
   )
   assert done.returncode == 0, done.stderr
   rows = json.loads((tmp_path / "sweep.json").read_text())["rows"]

@@ -36,14 +36,13 @@ _WINGS = (
   {"secure"},  # joins the rounds of federated/
   {"attacks", "auditing"},
   {"checks"},  # which audit, too
-  {"experiments.config"},
+  {"experiments.config", "experiments.plots"},
   {"experiments.run", "experiments.kinds", "experiments.catalogue"},  # ONE run
   # of runs
   {
     "experiments.board",
     "experiments.sweeps",
     "experiments.checks",
-    "experiments.plots",
     "serving",
   },
 )

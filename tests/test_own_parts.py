@@ -99,7 +99,7 @@ from configs.attack import poisoning_digits
 
 
 def get_config():
-  return dataclasses.replace(poisoning_digits.get_config(), rows={}, title="")
+  return poisoning_digits.get_config()
 """
 _GUESS = """
 from dpjax.experiments.kinds.attack.config import AttackConfig
@@ -246,7 +246,7 @@ class NoPhase(NoSection):
 
 
 def _with(name, **changes):
-  config = dataclasses.replace(poisoning_digits.get_config(), rows={}, title="")
+  config = poisoning_digits.get_config()
   return fields.replace_all(config, {"attack": f"{__name__}:{name}", **changes})
 
 

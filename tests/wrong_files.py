@@ -39,7 +39,7 @@ from dpjax.experiments.kinds.synthesis.config import KernelMean, SynthesisConfig
 from dpjax.experiments.plots import redraw
 from dpjax.experiments.run import loop
 from dpjax.experiments.run.kind import experiment_of
-from dpjax.experiments.sweeps import attack_table, experiment, grid, secure_table
+from dpjax.experiments.sweeps import experiment, sweep
 from dpjax.serving import predictor
 
 _RESULTS = pathlib.Path(__file__).resolve().parents[1] / "results"
@@ -415,15 +415,13 @@ def runs():
       "privacy.noise_multiplier": 1.0,
     },
   )
-  sweep_config = grid.SweepConfig(
-    base=fields.replace(central_config, "privacy.noise_multiplier", None),
-    grid={"privacy.noise_multiplier": [1.0, 2.0]},
-    x="privacy.noise_multiplier",
-  )
+  name = "privacy.noise_multiplier"
+  of_sweep = [
+    (f"noise {noise}", fields.replace(central_config, name, noise)) for noise in (1.0, 2.0)
+  ]
   task = {"name": "sum", "num_clients": 3, "length": 10}
   secure_config = fields.replace_all(
-    sums.get_config(),
-    {"rows": {"sum, a": {"task": {**task, "protocol": "additive_sharing"}}}},
+    sums.get_config(), {"task": {**task, "protocol": "additive_sharing"}}
   )
   relevance_config = fields.replace_all(
     radp.get_config(), {"num_epochs": 1, "data.limit": 200}
@@ -433,8 +431,7 @@ def runs():
   attack_config = fields.replace_all(
     attack_config,
     {
-      "rows": {"a, b": lie},
-      "title": "",
+      **lie,
       "target.num_rounds": 1,
       "target.local.epochs": 1,
     },
@@ -461,12 +458,10 @@ def runs():
   return {
     "train": lambda folder: [loop.train(central_config, folder)],
     "federate": lambda folder: [loop.train(fed_config, folder)],
-    "sweep": lambda folder: grid.run_sweep(
-      sweep_config, folder, loop.train, central.load_data
-    ),
-    "secure": lambda folder: secure_table.run_all(secure_config, folder),
+    "sweep": lambda folder: sweep.run(of_sweep, folder, sweep.Sweep(x=name)),
+    "secure": lambda folder: sweep.run([("sum, a", secure_config)], folder),
     "relevance": lambda folder: experiment.run_all(relevance_config, folder),
-    "attack": lambda folder: attack_table.run_all(attack_config, folder),
+    "attack": lambda folder: sweep.run([("a, b", attack_config)], folder),
     "pate": lambda folder: [loop.train(pate_config, folder)],
     "synthesize": lambda folder: [loop.train(synthesis_config, folder)],
     "distill": lambda folder: [loop.train(distillation_config, folder)],

@@ -13,8 +13,10 @@ update alone.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
+from dpjax.experiments.config import fields
 from dpjax.experiments.kinds.attack.config import AttackConfig
 from dpjax.experiments.kinds.central.config import DataConfig, ModelConfig
 from dpjax.experiments.kinds.federated.config import (
@@ -48,11 +50,6 @@ _DEFENCES: dict[str, dict[str, Any]] = {
 
 def get_config() -> AttackConfig:
   """Four attacks against six ways to take the mean; 8 of 40 clients attack."""
-  rows: dict[str, dict[str, Any]] = {
-    f"{name}, {defence}": {"attack": {**attack, "fraction": 0.2}, **fields}
-    for name, attack in _ATTACKS.items()
-    for defence, fields in _DEFENCES.items()
-  }
   return AttackConfig(
     target=FedConfig(
       data=DataConfig(name="mnist", limit=8000),
@@ -65,6 +62,11 @@ def get_config() -> AttackConfig:
       clients_per_round=40,
       execution="vmap",
     ),
-    rows=rows,
-    title="adaptive poisoning of rounds on MNIST",
   )
+
+
+def get_configs(base: AttackConfig) -> Iterator[tuple[str, AttackConfig]]:
+  for name, attack in _ATTACKS.items():
+    for defence, changes in _DEFENCES.items():
+      changed = {"attack": {**attack, "fraction": 0.2}, **changes}
+      yield f"{name}, {defence}", fields.replace_all(base, changed)

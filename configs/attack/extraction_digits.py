@@ -10,6 +10,10 @@ on .93 of other images, one decimal .92, labels alone .90; DP-SGD at epsilon 3 i
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from typing import Any
+
+from dpjax.experiments.config import fields
 from dpjax.experiments.kinds.attack.config import AttackConfig, CopyByAnswers
 from dpjax.experiments.kinds.central.config import (
   DataConfig,
@@ -21,7 +25,7 @@ from dpjax.experiments.kinds.central.config import (
 
 
 def get_config() -> AttackConfig:
-  """One attack against four defences."""
+  """The attack, and the model that is attacked."""
   return AttackConfig(
     attack=CopyByAnswers(num_queries=(15, 150), learning_rate=0.003),
     target=TrainConfig(
@@ -31,14 +35,17 @@ def get_config() -> AttackConfig:
       optimizer=OptimizerConfig(learning_rate=0.5),
       num_steps=150,
     ),
-    rows={
-      "extraction, none": {},
-      "extraction, one decimal": {"attack.decimals": 1},
-      "extraction, labels only": {"attack.labels_only": True},
-      "extraction, DP-SGD at epsilon 3": {
-        "target.privacy": "dp_sgd",
-        "target.privacy.epsilon": 3.0,
-      },
-    },
-    title="extraction on digits",
   )
+
+
+def get_configs(base: AttackConfig) -> Iterator[tuple[str, AttackConfig]]:
+  """No defence, what an owner keeps back, and DP-SGD."""
+  private = {"target.privacy": "dp_sgd", "target.privacy.epsilon": 3.0}
+  defences: dict[str, dict[str, Any]] = {
+    "none": {},
+    "one decimal": {"attack.decimals": 1},
+    "labels only": {"attack.labels_only": True},
+    "DP-SGD at epsilon 3": private,
+  }
+  for defence, changes in defences.items():
+    yield f"extraction, {defence}", fields.replace_all(base, changes)

@@ -12,9 +12,11 @@ Its table: `results/attacks/fishing_cifar10`. The tests hold what both servers r
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 from configs.attack import common
+from dpjax.experiments.config import fields
 from dpjax.experiments.kinds.attack.config import AttackConfig
 from dpjax.experiments.kinds.central.config import ModelConfig
 
@@ -31,14 +33,14 @@ _DEFENCES: dict[str, dict[str, Any]] = {
 
 
 def get_config() -> AttackConfig:
+  """Four clients with batches of 64."""
+  target = common.clients("cifar10", _MODEL, count=4, batch=64)
+  return AttackConfig(target=target, attack="fishing")
+
+
+def get_configs(base: AttackConfig) -> Iterator[tuple[str, AttackConfig]]:
   """Four defences against both servers."""
-  rows: dict[str, dict[str, Any]] = {}
   for attack, word in (("bins", "imprint"), ("fishing and bins", "fishing")):
-    for defence, fields in _DEFENCES.items():
-      rows[f"{attack}, {defence}"] = {"attack": word, **fields}
-  return AttackConfig(
-    target=common.clients("cifar10", _MODEL, count=4, batch=64),
-    attack="fishing",
-    rows=rows,
-    title="a server that fishes, CIFAR-10, batches of 64",
-  )
+    for defence, changes in _DEFENCES.items():
+      changed = {"attack": word, **changes}
+      yield f"{attack}, {defence}", fields.replace_all(base, changed)

@@ -9,9 +9,11 @@ adversary knows the bound and no noise. Needs the prepared CIFAR-10.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 from configs.attack import common
+from dpjax.experiments.config import fields
 from dpjax.experiments.kinds.attack.config import AttackConfig
 
 BOUND = 30.0
@@ -27,15 +29,17 @@ def _noise(sigma: float) -> dict[str, Any]:
 
 
 def get_config() -> AttackConfig:
-  """One attack without a defence, with five noises and with two compressions."""
-  rows: dict[str, dict[str, Any]] = {"DLG, none": {}}
+  """DLG on eight clients."""
+  target = common.clients("cifar10", common.LENET, count=8)
+  return AttackConfig(target=target, attack=common.DLG)
+
+
+def get_configs(base: AttackConfig) -> Iterator[tuple[str, AttackConfig]]:
+  """Without a defence, with five noises and with two compressions."""
+  defences: dict[str, dict[str, Any]] = {"none": {}}
   for sigma in (1e-6, 1e-5, 1e-4, 1e-3, 1e-2):
-    rows[f"DLG, sigma {sigma:g}"] = _noise(sigma)
-  rows["DLG, top-k"] = {"target.compression": "top_k"}
-  rows["DLG, quantised"] = {"target.compression": "quantize"}
-  return AttackConfig(
-    target=common.clients("cifar10", common.LENET, count=8),
-    attack=common.DLG,
-    rows=rows,
-    title="CIFAR-10, LeNet",
-  )
+    defences[f"sigma {sigma:g}"] = _noise(sigma)
+  defences["top-k"] = {"target.compression": "top_k"}
+  defences["quantised"] = {"target.compression": "quantize"}
+  for defence, changes in defences.items():
+    yield f"DLG, {defence}", fields.replace_all(base, changes)

@@ -10,9 +10,11 @@ batch 1. Needs the prepared MNIST and CIFAR-10.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 from configs.attack import common
+from dpjax.experiments.config import fields
 from dpjax.experiments.kinds.attack.config import AttackConfig
 from dpjax.experiments.kinds.central.config import ModelConfig
 
@@ -32,20 +34,25 @@ def _row(dataset: str, batch: int) -> dict[str, Any]:
 
 
 def get_config() -> AttackConfig:
+  """The dense layer on MNIST; `get_configs` sets the attack."""
+  return AttackConfig(
+    target=common.clients("mnist", _DENSE, count=_COUNT), attack="dense_first"
+  )
+
+
+def get_configs(base: AttackConfig) -> Iterator[tuple[str, AttackConfig]]:
   """Three batches of a dense layer and one DLG on each data set."""
-  rows, beside = {}, {}
   for dataset, name in _NAMES.items():
     for batch in (1, 4, 16):
-      rows[f"dense layer first, {name} batch {batch}"] = _row(dataset, batch)
-    label = f"DLG, {name} LeNet batch 1"
-    rows[label] = {
+      label = f"dense layer first, {name} batch {batch}"
+      yield label, fields.replace_all(base, _row(dataset, batch))
+    changes = {
       **_row(dataset, 1),
       "attack": common.DLG,
+      "beside": _PUBLISHED[dataset],
       "target.data.limit": 8,
       "target.partition.num_clients": 8,
       "target.model.name": common.LENET.name,
       "target.model.options": common.LENET.options,
     }
-    beside[label] = _PUBLISHED[dataset]
-  federate = common.clients("mnist", _DENSE, count=_COUNT)
-  return AttackConfig(target=federate, rows=rows, beside=beside, title="leakage scores")
+    yield f"DLG, {name} LeNet batch 1", fields.replace_all(base, changes)

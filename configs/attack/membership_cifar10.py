@@ -8,6 +8,9 @@ the prepared CIFAR-10.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
+from dpjax.experiments.config import fields
 from dpjax.experiments.kinds.attack.config import AttackConfig
 from dpjax.experiments.kinds.central.config import (
   DataConfig,
@@ -21,7 +24,7 @@ _METHODS = ("confidence", "loss", "lira", "lira_fixed", "rmia")
 
 
 def get_config() -> AttackConfig:
-  """Without a defence, and at epsilon 8."""
+  """An overfitted network and five scores."""
   return AttackConfig(
     target=TrainConfig(
       data=DataConfig(name="cifar10", center=True, limit=4000),
@@ -37,11 +40,11 @@ def get_config() -> AttackConfig:
       num_steps=300,
     ),
     attack={"name": "membership", "methods": _METHODS},
-    rows={
-      "membership, none": {},
-      "membership, epsilon 8": {
-        "target.privacy": "dp_sgd", "target.privacy.epsilon": 8.0,
-      },
-    },
-    title="CIFAR-10, 4,000 records",
   )  # fmt: skip
+
+
+def get_configs(base: AttackConfig) -> Iterator[tuple[str, AttackConfig]]:
+  """Without a defence, and at epsilon 8."""
+  yield "membership, none", base
+  private = {"target.privacy": "dp_sgd", "target.privacy.epsilon": 8.0}
+  yield "membership, epsilon 8", fields.replace_all(base, private)

@@ -12,8 +12,10 @@ to fail against three of twelve; clipping and user-level DP FAIL against the bac
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
+from dpjax.experiments.config import fields
 from dpjax.experiments.kinds.attack.config import AttackConfig
 from dpjax.experiments.kinds.central.config import DataConfig, ModelConfig
 from dpjax.experiments.kinds.federated.config import (
@@ -46,11 +48,6 @@ _DEFENCES: dict[str, dict[str, Any]] = {
 
 def get_config() -> AttackConfig:
   """Three attacks against six defences."""
-  rows: dict[str, dict[str, Any]] = {
-    f"{name}, {defence}": {"attack": {**attack, "fraction": 0.25}, **fields}
-    for name, attack in _ATTACKS.items()
-    for defence, fields in _DEFENCES.items()
-  }
   return AttackConfig(
     target=FedConfig(
       data=DataConfig(name="digits"),
@@ -62,6 +59,11 @@ def get_config() -> AttackConfig:
       num_rounds=20,
       clients_per_round=12,
     ),
-    rows=rows,
-    title="poisoned rounds on digits",
   )
+
+
+def get_configs(base: AttackConfig) -> Iterator[tuple[str, AttackConfig]]:
+  for name, attack in _ATTACKS.items():
+    for defence, changes in _DEFENCES.items():
+      changed = {"attack": {**attack, "fraction": 0.25}, **changes}
+      yield f"{name}, {defence}", fields.replace_all(base, changed)

@@ -13,8 +13,10 @@ exactly but for noise of the client and larger batches, and top-k only blurs.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
+from dpjax.experiments.config import fields
 from dpjax.experiments.kinds.attack.config import AttackConfig
 from dpjax.experiments.kinds.central.config import (
   DataConfig,
@@ -58,37 +60,28 @@ _DEFENCES: dict[str, dict[str, Any]] = {
 }
 
 
+_TRAINED = TrainConfig(
+  data=DataConfig(name="digits", center=True, limit=500),
+  model=ModelConfig(name="mlp", options={"features": (64,)}),
+  privacy=Sgd(sampling_prob=0.2),
+  optimizer=OptimizerConfig(learning_rate=0.5),
+  num_steps=150,
+)
+_TRAINED_WITH: dict[str, dict[str, Any]] = {
+  "none": {},
+  "clipping": {
+    "target.privacy": "dp_sgd",
+    "target.privacy.epsilon": None,
+    "target.privacy.noise_multiplier": 0.0,
+  },
+  "epsilon 8": {**_PRIVATE, "target.privacy.epsilon": 8.0},
+  "epsilon 1": {**_PRIVATE, "target.privacy.epsilon": 1.0, "target.num_steps": 40},
+}
+_DLG = {"name": "dlg", "steps": 300, "restarts": 4, "trial": 75}
+
+
 def get_config() -> AttackConfig:
-  """Four rows of membership, nine of the dense layer, three of DLG."""
-  trained = TrainConfig(
-    data=DataConfig(name="digits", center=True, limit=500),
-    model=ModelConfig(name="mlp", options={"features": (64,)}),
-    privacy=Sgd(sampling_prob=0.2),
-    optimizer=OptimizerConfig(learning_rate=0.5),
-    num_steps=150,
-  )
-  membership: dict[str, Any] = {"attack": "membership", "target": trained}
-  rows: dict[str, dict[str, Any]] = {
-    "membership, none": membership,
-    "membership, clipping": {
-      **membership,
-      "target.privacy": "dp_sgd",
-      "target.privacy.epsilon": None,
-      "target.privacy.noise_multiplier": 0.0,
-    },
-    "membership, epsilon 8": {**membership, **_PRIVATE, "target.privacy.epsilon": 8.0},
-    "membership, epsilon 1": {
-      **membership,
-      **_PRIVATE,
-      "target.privacy.epsilon": 1.0,
-      "target.num_steps": 40,
-    },
-  }
-  for defence, fields in _DEFENCES.items():
-    rows[f"dense layer first, {defence}"] = {"attack": "dense_first", **fields}
-  dlg = {"attack": {"name": "dlg", "steps": 300, "restarts": 4, "trial": 75}}
-  for defence in ("none", "noise .01", "top-k"):
-    rows[f"DLG, {defence}"] = {**dlg, **_DEFENCES[defence]}
+  """A dense first layer of eight clients."""
   return AttackConfig(
     attack="dense_first",
     target=FedConfig(
@@ -101,6 +94,16 @@ def get_config() -> AttackConfig:
       num_rounds=1,
       clients_per_round=2,
     ),
-    rows=rows,
-    title="digits",
   )
+
+
+def get_configs(base: AttackConfig) -> Iterator[tuple[str, AttackConfig]]:
+  """Four rows of membership, nine of the dense layer, three of DLG."""
+  membership: dict[str, Any] = {"attack": "membership", "target": _TRAINED}
+  for defence, changes in _TRAINED_WITH.items():
+    yield f"membership, {defence}", fields.replace_all(base, membership | changes)
+  for defence, changes in _DEFENCES.items():
+    yield f"dense layer first, {defence}", fields.replace_all(base, changes)
+  for defence in ("none", "noise .01", "top-k"):
+    changed = {"attack": _DLG, **_DEFENCES[defence]}
+    yield f"DLG, {defence}", fields.replace_all(base, changed)

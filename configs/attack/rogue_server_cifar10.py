@@ -13,9 +13,11 @@ of the clients.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 from configs.attack import common
+from dpjax.experiments.config import fields
 from dpjax.experiments.kinds.attack.config import AttackConfig
 from dpjax.experiments.kinds.central.config import ModelConfig
 
@@ -38,13 +40,13 @@ _DEFENCES: dict[str, dict[str, Any]] = {
 
 
 def get_config() -> AttackConfig:
-  """Seven defences at batches of 16, and an honest model of the same shape."""
-  rows: dict[str, dict[str, Any]] = {"honest server, none": {"attack": "dense_first"}}
-  for defence, fields in _DEFENCES.items():
-    rows[f"rogue server, {defence}"] = fields
-  return AttackConfig(
-    target=common.clients("cifar10", _MODEL, count=4, batch=16),
-    attack="imprint",
-    rows=rows,
-    title="a rogue server, CIFAR-10, batches of 16",
-  )
+  """Four clients with batches of 16."""
+  target = common.clients("cifar10", _MODEL, count=4, batch=16)
+  return AttackConfig(target=target, attack="imprint")
+
+
+def get_configs(base: AttackConfig) -> Iterator[tuple[str, AttackConfig]]:
+  """Seven defences, and an honest model of the same shape."""
+  yield "honest server, none", fields.replace(base, "attack", "dense_first")
+  for defence, changes in _DEFENCES.items():
+    yield f"rogue server, {defence}", fields.replace_all(base, changes)

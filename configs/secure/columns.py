@@ -14,15 +14,20 @@ at 8, on 365 people of both. With half of the people in common (228) it is .85 t
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
+from dpjax.experiments.config import fields
 from dpjax.experiments.kinds.secure.config import ColumnsTask, SecureConfig
 
 
 def get_config() -> SecureConfig:
+  """Both parties, and their model."""
+  return SecureConfig(task=ColumnsTask())
+
+
+def get_configs(base: SecureConfig) -> Iterator[tuple[str, SecureConfig]]:
   """Three epsilons; at the last also with half of the people in common."""
-  rows = {f"epsilon {epsilon:g}": {"task.epsilon": epsilon} for epsilon in (1.0, 3.0, 8.0)}
+  for epsilon in (1.0, 3.0, 8.0):
+    yield f"epsilon {epsilon:g}", fields.replace(base, "task.epsilon", epsilon)
   few = {"task.epsilon": 8.0, "task.shared": 0.5}
-  return SecureConfig(
-    task=ColumnsTask(),
-    rows={**rows, "epsilon 8, half of the people in common": few},
-    title="A clinic and a laboratory",
-  )
+  yield "epsilon 8, half of the people in common", fields.replace_all(base, few)

@@ -11,6 +11,10 @@ images on. See results/secure/inference_mnist.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from typing import Any
+
+from dpjax.experiments.config import fields
 from dpjax.experiments.kinds.central.config import (
   DataConfig,
   ModelConfig,
@@ -22,8 +26,7 @@ from dpjax.experiments.kinds.secure.config import InferTask, SecureConfig
 
 
 def get_config() -> SecureConfig:
-  """Both layouts, and the same network trained with epsilon 2."""
-  private = {"task.train.privacy": "dp_sgd", "task.train.privacy.epsilon": 2.0}
+  """A network without privacy, and 1,000 images."""
   return SecureConfig(
     task=InferTask(
       num_images=1000,
@@ -37,11 +40,17 @@ def get_config() -> SecureConfig:
         checkpoint_every=500,
       ),
     ),
-    rows={
-      "infer, whole images": {},
-      "infer, by pixels": {"task.layout": "pixels"},
-      "infer, by pixels, 4,096 images": {"task.layout": "pixels", "task.num_images": 4096},
-      "infer, whole images, trained with epsilon 2": private,
-    },
-    title="MNIST, dense(64) - square - dense(10)",
   )
+
+
+def get_configs(base: SecureConfig) -> Iterator[tuple[str, SecureConfig]]:
+  """Both layouts, and the same network trained with epsilon 2."""
+  private = {"task.train.privacy": "dp_sgd", "task.train.privacy.epsilon": 2.0}
+  rows: dict[str, dict[str, Any]] = {
+    "infer, whole images": {},
+    "infer, by pixels": {"task.layout": "pixels"},
+    "infer, by pixels, 4,096 images": {"task.layout": "pixels", "task.num_images": 4096},
+    "infer, whole images, trained with epsilon 2": private,
+  }
+  for label, changes in rows.items():
+    yield label, fields.replace_all(base, changes)

@@ -9,8 +9,10 @@ encrypted digits answered as in the clear (.96), 10 ms an image.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
+from dpjax.experiments.config import fields
 from dpjax.experiments.kinds.central.config import (
   DataConfig,
   ModelConfig,
@@ -22,6 +24,11 @@ from dpjax.experiments.kinds.secure.config import SecureConfig, SumTask
 
 
 def get_config() -> SecureConfig:
+  """A sum by SecAgg."""
+  return SecureConfig(task=SumTask(10, 10_000))
+
+
+def get_configs(base: SecureConfig) -> Iterator[tuple[str, SecureConfig]]:
   """Sums by four protocols, a regression and a network, both on ciphertexts."""
   model = {
     "task.train": TrainConfig(
@@ -55,4 +62,5 @@ def get_config() -> SecureConfig:
       "task": {"name": "infer", "num_images": 300, "layout": "pixels"}, **model,
     },
   }  # fmt: skip
-  return SecureConfig(task=SumTask(10, 10_000), rows=rows, title="digits and diabetes")
+  for label, changes in rows.items():
+    yield label, fields.replace_all(base, changes)

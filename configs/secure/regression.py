@@ -5,17 +5,19 @@ python -m launch.secure --config=configs/secure/regression.py --workdir=runs/reg
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
+from dpjax.experiments.config import fields
 from dpjax.experiments.kinds.secure.config import RegressTask, SecureConfig
 
 
 def get_config() -> SecureConfig:
+  """The table of diabetes."""
+  return SecureConfig(task=RegressTask(num_predicted=100))
+
+
+def get_configs(base: SecureConfig) -> Iterator[tuple[str, SecureConfig]]:
   """Both tables; the first also with a smaller penalty, which takes more steps."""
-  return SecureConfig(
-    task=RegressTask(num_predicted=100),
-    rows={
-      "regress, diabetes": {},
-      "regress, diabetes, ridge .02": {"task.ridge": 0.02},
-      "regress, breast cancer": {"task.table": "breast_cancer"},
-    },
-    title="scikit-learn's tables, at their full sizes",
-  )
+  yield "regress, diabetes", base
+  yield "regress, diabetes, ridge .02", fields.replace(base, "task.ridge", 0.02)
+  yield "regress, breast cancer", fields.replace(base, "task.table", "breast_cancer")

@@ -9,6 +9,8 @@ results/secure/secureml_mnist.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from dpjax.experiments.kinds.secure.config import SecureConfig, TrainTask
 
 
@@ -22,8 +24,8 @@ def get_config() -> SecureConfig:
     batch_size=128,
     num_predicted=10_000,
   )
-  return SecureConfig(
-    task=network,
-    rows={"train, MNIST, 784-128-128-10": {}},
-    title="SecureML on MNIST, one epoch",
-  )
+  return SecureConfig(task=network)
+
+
+def get_configs(base: SecureConfig) -> Iterator[tuple[str, SecureConfig]]:
+  yield "train, MNIST, 784-128-128-10", base

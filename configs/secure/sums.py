@@ -11,8 +11,10 @@ clients x 1,000,000 masks cost nothing (40 MB), BFV 9 s and 359 MB. See results/
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
+from dpjax.experiments.config import fields
 from dpjax.experiments.kinds.secure.config import SecureConfig, SumTask
 
 _PROTOCOLS: dict[str, Any] = {
@@ -27,18 +29,19 @@ _PROTOCOLS: dict[str, Any] = {
 
 
 def get_config() -> SecureConfig:
+  return SecureConfig(task=SumTask())
+
+
+def get_configs(base: SecureConfig) -> Iterator[tuple[str, SecureConfig]]:
   """Each at 100 clients x 10,000 entries and 10 clients x 1,000,000; two with drop-outs."""
-  rows: dict[str, dict[str, Any]] = {}
   sizes = {"100 x 1e4": (100, 10_000), "10 x 1e6": (10, 1_000_000)}
   for size, (clients, length) in sizes.items():
     task: dict[str, Any] = {"name": "sum", "num_clients": clients, "length": length}
     for name, protocol in _PROTOCOLS.items():
-      rows[f"{name}, {size}"] = {"task": {**task, "protocol": protocol}}
+      its = {**task, "protocol": protocol}
+      yield f"{name}, {size}", fields.replace(base, "task", its)
   task = {"name": "sum", "num_clients": 100, "length": 10_000, "silent": 10}
-  rows["SecAgg, 100 x 1e4, 10 silent"] = {
-    "task": {**task, "protocol": {"name": "secagg", "min_survivors": 67}},
-  }
-  rows["SecAgg on a graph, 100 x 1e4, 10 silent"] = {
-    "task": {**task, "protocol": "secagg_plus"},
-  }
-  return SecureConfig(task=SumTask(), rows=rows, title="sums of 20-bit integers")
+  secagg = {**task, "protocol": {"name": "secagg", "min_survivors": 67}}
+  yield "SecAgg, 100 x 1e4, 10 silent", fields.replace(base, "task", secagg)
+  graph = {**task, "protocol": "secagg_plus"}
+  yield "SecAgg on a graph, 100 x 1e4, 10 silent", fields.replace(base, "task", graph)

@@ -13,10 +13,17 @@ Seen for three seeds: test accuracy .58 to .69 with 50 shared people, .68 to .74
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
+from dpjax.experiments.config import fields
 from dpjax.experiments.kinds.secure.config import SecureConfig, TransferTask
 
 
 def get_config() -> SecureConfig:
+  return SecureConfig(task=TransferTask())
+
+
+def get_configs(base: SecureConfig) -> Iterator[tuple[str, SecureConfig]]:
   """Three numbers of shared people."""
-  rows = {f"{shared} shared": {"task.num_shared": shared} for shared in (50, 100, 200)}
-  return SecureConfig(task=TransferTask(), rows=rows, title="Labels of another party")
+  for shared in (50, 100, 200):
+    yield f"{shared} shared", fields.replace(base, "task.num_shared", shared)

@@ -10,9 +10,13 @@ results/ablations_cifar10. Nothing is tuned again for a change, and differences 
 noise: the base with microbatches of 128, which draws other noise, reaches .493.
 """
 
-from dpjax.experiments.sweeps.grid import SweepConfig
+from collections.abc import Iterator
+from typing import Any
 
-VARIANTS = {
+from dpjax.experiments.config import fields
+from dpjax.experiments.sweeps.sweep import Sweep
+
+CHANGES: dict[str, dict[str, Any]] = {
   "C4 network": {},
   "no symmetry, as wide (C1)": {
     "model.options": {"group": "C1", "filters": (32, 32, 64), "invariant": False}
@@ -41,17 +45,18 @@ VARIANTS = {
 }  # fmt: skip
 
 
-def get_config() -> SweepConfig:
-  """One run for each variant."""
+def get_config() -> Sweep:
+  """The base of all changes."""
   from configs import cifar10_equivariant
 
-  base = cifar10_equivariant.get_config()
-  base.privacy.epsilon = None  # the grid has it
-  return SweepConfig(
-    base=base,
-    variants=VARIANTS,
-    grid={"privacy.epsilon": [3.0]},
-    seeds=[0],
+  return Sweep(
+    base=fields.replace(cifar10_equivariant.get_config(), "privacy.epsilon", 3.0),
     series="variant",
+    picture="points",
     title="CIFAR-10, a small CNN at epsilon 3: what each part adds",
   )
+
+
+def get_configs(sweep: Sweep) -> Iterator[tuple[str, Any]]:
+  for name, changes in CHANGES.items():
+    yield name, fields.replace_all(sweep.base, changes)

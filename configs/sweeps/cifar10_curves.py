@@ -14,9 +14,12 @@ Needs CIFAR-10 prepared by tensorflow-datasets (TFDS_DATA_DIR or --config.base.d
 goes on where it was stopped. Numbers: results/cifar10_curves.
 """
 
-from configs.sweeps.mnist_curves import curves, paid
+from collections.abc import Iterator
+from typing import Any
+
+from configs.sweeps.mnist_curves import curves, over_epsilon, paid
 from dpjax.experiments.kinds.central.config import DpSgd
-from dpjax.experiments.sweeps.grid import SweepConfig
+from dpjax.experiments.sweeps.sweep import Sweep
 
 
 def opponent(epsilon: float) -> dict:
@@ -76,7 +79,7 @@ LINES = {
 }
 
 
-def get_config() -> SweepConfig:
+def get_config() -> Sweep:
   """The six lines."""
   from configs import cifar10_scatter_linear
 
@@ -90,4 +93,8 @@ def get_config() -> SweepConfig:
     ("De et al. 2022, WRN-16-4", 4.0, 0.719),
     ("De et al. 2022, WRN-16-4", 8.0, 0.795),
   ]
-  return curves(base, LINES, references, "CIFAR-10, delta 1e-5")
+  return curves(base, references, "CIFAR-10, delta 1e-5")
+
+
+def get_configs(sweep: Sweep) -> Iterator[tuple[str, Any]]:
+  return over_epsilon(sweep.base, LINES, sweep.epsilons)

@@ -7,8 +7,12 @@ Needs what that config needs. The lines on scattering features are those of
 configs/sweeps/cifar10_curves.py.
 """
 
-from dpjax.experiments.kinds.central.config import OptimizerConfig, TrainConfig
-from dpjax.experiments.sweeps.grid import SweepConfig
+from collections.abc import Iterator
+from typing import Any
+
+from dpjax.experiments.config import fields
+from dpjax.experiments.kinds.central.config import OptimizerConfig
+from dpjax.experiments.sweeps.sweep import Sweep
 
 # Epsilon -> (steps, learning rate). Noise falls as epsilon grows, so runs may be longer.
 SETTINGS = {
@@ -21,26 +25,24 @@ SETTINGS = {
 }
 
 
-def get_config() -> SweepConfig:
+def get_config() -> Sweep:
   """Eighteen runs of configs/cifar10_patches.py."""
   from configs import cifar10_patches
 
   base = cifar10_patches.get_config()
-  # The variants have these.
-  base.privacy.epsilon = None
-  base.num_steps = TrainConfig().num_steps
   base.optimizer = OptimizerConfig()
-  return SweepConfig(
+  return Sweep(
     base=base,
-    variants={
-      f"patches + linear @ {epsilon:g}": {
-        "privacy.epsilon": epsilon,
-        "num_steps": steps,
-        "optimizer.learning_rate": rate,
-      }
-      for epsilon, (steps, rate) in SETTINGS.items()
-    },
+    epsilons=list(SETTINGS),
     seeds=[0, 1, 2],
     series="variant",
     title="CIFAR-10, features of patches + linear",
   )
+
+
+def get_configs(sweep: Sweep) -> Iterator[tuple[str, Any]]:
+  for epsilon in sweep.epsilons:
+    steps, rate = SETTINGS[epsilon]
+    yield f"patches + linear @ {epsilon:g}", fields.replace_all(sweep.base, {
+      "privacy.epsilon": epsilon, "num_steps": steps, "optimizer.learning_rate": rate
+    })  # fmt: skip

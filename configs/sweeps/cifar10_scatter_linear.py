@@ -8,19 +8,26 @@ minutes; with GLIBC_TUNABLES= before the command 15 GB, 20 minutes (docs/machine
 Numbers: results/cifar10_scatter_linear.
 """
 
-from dpjax.experiments.sweeps.grid import SweepConfig
+from collections.abc import Iterator
+from typing import Any
+
+from dpjax.experiments.config import fields
+from dpjax.experiments.sweeps.sweep import Sweep
 
 
-def get_config() -> SweepConfig:
+def get_config() -> Sweep:
   """Three runs of configs/cifar10_scatter_linear.py."""
   from configs import cifar10_scatter_linear
 
-  base = cifar10_scatter_linear.get_config()
-  base.privacy.epsilon = None  # the grid has it
-  return SweepConfig(
-    base=base,
-    grid={"privacy.epsilon": [3.0]},
+  return Sweep(
+    base=cifar10_scatter_linear.get_config(),
+    epsilons=[3.0],
     seeds=[0, 1, 2],
     references=[("Tramèr and Boneh 2021", 3.0, 0.670)],
     title="CIFAR-10, scattering + linear",
   )
+
+
+def get_configs(sweep: Sweep) -> Iterator[tuple[str, Any]]:
+  for epsilon in sweep.epsilons:
+    yield f"epsilon {epsilon:g}", fields.replace(sweep.base, "privacy.epsilon", epsilon)

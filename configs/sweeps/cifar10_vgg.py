@@ -7,42 +7,44 @@ same features, up to epsilon 1. All epsilons are claimed, since the weights know
 without public data is that of configs/sweeps/cifar10_patches.py. Needs what that config needs.
 """
 
-from dpjax.experiments.kinds.central.config import OptimizerConfig
-from dpjax.experiments.sweeps.grid import SweepConfig
+from collections.abc import Iterator
+from typing import Any
 
-EPSILONS = (0.1, 0.5, 1.0, 2.0, 3.0, 8.0)
+from dpjax.experiments.config import fields
+from dpjax.experiments.kinds.central.config import OptimizerConfig
+from dpjax.experiments.sweeps.sweep import Sweep
+
 # Of the rate at epsilon 1. The noise falls as epsilon grows, so steps may be longer.
 RATE = 0.004
 
 
-def get_config() -> SweepConfig:
+def get_config() -> Sweep:
   """Eighteen runs of configs/cifar10_vgg.py, and nine by least squares."""
   from configs import cifar10_vgg
 
   base = cifar10_vgg.get_config()
-  # The variants have these.
-  base.privacy.epsilon = None
   base.optimizer = OptimizerConfig()
-  by_steps = {
-    f"VGG16 + linear @ {epsilon:g}": {
-      "privacy.epsilon": epsilon,
-      "optimizer.learning_rate": RATE * epsilon,
-    }
-    for epsilon in EPSILONS
-  }
-  by_sums = {
-    f"VGG16, least squares @ {epsilon:g}": {
-      "privacy.epsilon": epsilon,
-      "privacy": "least_squares",
-      "privacy.directions": 1000,
-    }
-    for epsilon in EPSILONS
-    if epsilon <= 1.0
-  }
-  return SweepConfig(
+  return Sweep(
     base=base,
-    variants=by_steps | by_sums,
+    epsilons=[0.1, 0.5, 1.0, 2.0, 3.0, 8.0],
     seeds=[0, 1, 2],
     series="variant",
     title="CIFAR-10, features of ImageNet's VGG16 + linear",
   )
+
+
+def runs(sweep: Sweep, network: str) -> Iterator[tuple[str, Any]]:
+  """Yields the runs of both lines on the features of a network of that name."""
+  for epsilon in sweep.epsilons:
+    changes = {"privacy.epsilon": epsilon, "optimizer.learning_rate": RATE * epsilon}
+    yield f"{network} + linear @ {epsilon:g}", fields.replace_all(sweep.base, changes)
+  for epsilon in sweep.epsilons:
+    if epsilon <= 1.0:
+      changes = {"privacy": "least_squares", "privacy.directions": 1000}
+      changes["privacy.epsilon"] = epsilon
+      name = f"{network}, least squares @ {epsilon:g}"
+      yield name, fields.replace_all(sweep.base, changes)
+
+
+def get_configs(sweep: Sweep) -> Iterator[tuple[str, Any]]:
+  return runs(sweep, "VGG16")

@@ -7,16 +7,20 @@ over as they are. The features take an hour and a half of one core, once: set DP
 keep them. Needs what that config needs.
 """
 
+from collections.abc import Iterator
+from typing import Any
+
 from configs.sweeps import cifar10_vgg
-from dpjax.experiments.sweeps.grid import SweepConfig
+from dpjax.experiments.sweeps.sweep import Sweep
 
 
-def get_config() -> SweepConfig:
+def get_config() -> Sweep:
   """Twenty-seven runs of `vgg16_96_linear`."""
-  config = cifar10_vgg.get_config()
-  config.base.model.name = "vgg16_96_linear"
-  config.variants = {
-    name.replace("VGG16", "VGG16 at 96x96"): row for name, row in config.variants.items()
-  }
-  config.title = "CIFAR-10, features of ImageNet's VGG16 at 96x96 + linear"
-  return config
+  sweep = cifar10_vgg.get_config()
+  sweep.base.model.name = "vgg16_96_linear"
+  sweep.title = "CIFAR-10, features of ImageNet's VGG16 at 96x96 + linear"
+  return sweep
+
+
+def get_configs(sweep: Sweep) -> Iterator[tuple[str, Any]]:
+  return cifar10_vgg.runs(sweep, "VGG16 at 96x96")

@@ -6,29 +6,29 @@ Each epsilon has its own number of steps: those with which the paper's noise mul
 and 3) reach epsilons 1, 2 and 4 by RDP; of 8, the most of its table. Not run here.
 """
 
-from dpjax.experiments.kinds.central.config import TrainConfig
-from dpjax.experiments.sweeps.grid import SweepConfig
+from collections.abc import Iterator
+from typing import Any
+
+from dpjax.experiments.config import fields
+from dpjax.experiments.sweeps.sweep import Sweep
 
 STEPS = {1.0: 875, 2.0: 1125, 4.0: 1687, 8.0: 2468}
 
 
-def get_config() -> SweepConfig:
+def get_config() -> Sweep:
   """Four runs of configs/cifar10_wrn.py."""
   from configs import cifar10_wrn
 
-  base = cifar10_wrn.get_config()
-  base.privacy.epsilon, base.num_steps = (
-    None,
-    TrainConfig.num_steps,
-  )  # the variants have them
-  variants = {
-    f"epsilon {epsilon:g}": {"privacy.epsilon": epsilon, "num_steps": steps}
-    for epsilon, steps in STEPS.items()
-  }
   references = [(1.0, 0.568), (2.0, 0.649), (4.0, 0.719), (8.0, 0.795)]
-  return SweepConfig(
-    base=base,
-    variants=variants,
+  return Sweep(
+    base=cifar10_wrn.get_config(),
+    epsilons=list(STEPS),
     references=[("De et al. 2022", *point) for point in references],
     title="CIFAR-10, WRN-16-4",
   )
+
+
+def get_configs(sweep: Sweep) -> Iterator[tuple[str, Any]]:
+  for epsilon in sweep.epsilons:
+    changes = {"privacy.epsilon": epsilon, "num_steps": STEPS[epsilon]}
+    yield f"epsilon {epsilon:g}", fields.replace_all(sweep.base, changes)

@@ -6,25 +6,30 @@ Only rule and first norm change; the learning rate is that of configs/quickstart
 the right norm. Hardware: 2 CPU cores. Time: 2 minutes. Numbers: results/clip_rules.
 """
 
-from dpjax.experiments.sweeps.grid import SweepConfig
+from collections.abc import Iterator
+from typing import Any
+
+from dpjax.experiments.config import fields
+from dpjax.experiments.sweeps.sweep import Sweep
+
+RULES = {"constant": "flat", "adaptive (quantile)": "adaptive", "slack": "slack"}
 
 
-def get_config() -> SweepConfig:
+def get_config() -> Sweep:
   """Three rules, each from three first norms."""
   from configs import quickstart
 
-  base = quickstart.get_config()
-  base.privacy.l2_clip_norm = 1.0  # the grid has it
-  return SweepConfig(
-    base=base,
-    variants={
-      "constant": {"privacy.clipping": "flat"},
-      "adaptive (quantile)": {"privacy.clipping": "adaptive"},
-      "slack": {"privacy.clipping": "slack"},
-    },
-    grid={"privacy.l2_clip_norm": [0.05, 0.5, 5.0]},
+  return Sweep(
+    base=quickstart.get_config(),
     seeds=[0, 1, 2],
     x="privacy.l2_clip_norm",
     series="variant",
     title="digits, epsilon 3",
   )
+
+
+def get_configs(sweep: Sweep) -> Iterator[tuple[str, Any]]:
+  for name, rule in RULES.items():
+    for norm in (0.05, 0.5, 5.0):
+      changes = {"privacy.clipping": rule, "privacy.l2_clip_norm": norm}
+      yield f"{name} @ {norm:g}", fields.replace_all(sweep.base, changes)

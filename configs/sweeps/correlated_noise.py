@@ -15,16 +15,16 @@ Needs MNIST prepared by tensorflow-datasets (TFDS_DATA_DIR or --config.base.data
 Hardware: 2 CPU cores, 20 to 40 s a run.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from typing import Any
 
+from dpjax.experiments.config import fields
 from dpjax.experiments.kinds.central.config import (
   DpSgd,
   OptimizerConfig,
   TrainConfig,
 )
-from dpjax.experiments.sweeps.grid import SweepConfig
-
-EPSILONS = (1.0, 2.0, 4.0, 8.0)
+from dpjax.experiments.sweeps.sweep import Sweep
 
 
 def strategies(*, steps_per_pass: int) -> Mapping[str, dict]:
@@ -50,46 +50,37 @@ def strategies(*, steps_per_pass: int) -> Mapping[str, dict]:
   }
 
 
-def compared(
-  base: TrainConfig,
-  *,
-  learning_rate: float,
-  steps_per_pass: int,
-  epsilons: tuple[float, ...],
-  title: str,
-) -> SweepConfig:
-  """A run for each line, epsilon and seed."""
-  variants = {
-    f"{name} @ {epsilon:g}": fields
-    | {
-      "privacy.epsilon": epsilon,
-      "optimizer.learning_rate": learning_rate * min(1.0, epsilon / 2),
-    }
-    for name, fields in strategies(steps_per_pass=steps_per_pass).items()
-    for epsilon in epsilons
-  }
-  # The variants have these.
-  base.privacy.epsilon = None
+def compared(base: TrainConfig, *, steps_per_pass: int, title: str) -> Sweep:
+  """Three seeds of each line, for twenty passes."""
+  # The lines have these.
   base.privacy.sampling_prob = DpSgd().sampling_prob
   base.optimizer = OptimizerConfig()
   base.num_steps = 20 * steps_per_pass
   base.eval_every = base.num_steps
   base.checkpoint_every = base.num_steps
-  return SweepConfig(
-    base=base, variants=variants, seeds=[0, 1, 2], series="variant", title=title
-  )
+  return Sweep(base=base, seeds=[0, 1, 2], series="variant", title=title)
 
 
-def get_config() -> SweepConfig:
+def runs(sweep: Sweep, *, steps_per_pass: int) -> Iterator[tuple[str, Any]]:
+  """Yields a run for each line and epsilon."""
+  for name, changes in strategies(steps_per_pass=steps_per_pass).items():
+    for epsilon in sweep.epsilons:
+      rate = 8.0 * min(1.0, epsilon / 2)
+      more = {"privacy.epsilon": epsilon, "optimizer.learning_rate": rate}
+      yield f"{name} @ {epsilon:g}", fields.replace_all(sweep.base, changes | more)
+
+
+def get_config() -> Sweep:
   """The four lines on MNIST's scattering features."""
   from configs import mnist_scatter_linear
 
   base = mnist_scatter_linear.get_config()
   base.ema_decay = 0.98
-  return compared(
-    base,
-    learning_rate=8.0,
-    steps_per_pass=15,
-    epsilons=EPSILONS,
-    title="MNIST, scattering + linear, 20 passes, delta 1e-5",
-  )
+  title = "MNIST, scattering + linear, 20 passes, delta 1e-5"
+  sweep = compared(base, steps_per_pass=15, title=title)
+  sweep.epsilons = [1.0, 2.0, 4.0, 8.0]
+  return sweep
+
+
+def get_configs(sweep: Sweep) -> Iterator[tuple[str, Any]]:
+  return runs(sweep, steps_per_pass=15)

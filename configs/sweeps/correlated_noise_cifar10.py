@@ -9,22 +9,26 @@ Needs CIFAR-10 prepared by tensorflow-datasets (TFDS_DATA_DIR or --config.base.d
 13 GB of memory. Hardware: 2 CPU cores, one to two minutes a run.
 """
 
-from configs.sweeps.correlated_noise import compared
+from collections.abc import Iterator
+from typing import Any
+
+from configs.sweeps.correlated_noise import compared, runs
 from dpjax.experiments.kinds.central.config import DpSgd
-from dpjax.experiments.sweeps.grid import SweepConfig
+from dpjax.experiments.sweeps.sweep import Sweep
 
 
-def get_config() -> SweepConfig:
+def get_config() -> Sweep:
   """The four lines on CIFAR-10's scattering features."""
   from configs import cifar10_scatter_linear
 
   base = cifar10_scatter_linear.get_config()
   base.privacy.normalization = DpSgd().normalization
   base.model.options = {"num_groups": 27}
-  return compared(
-    base,
-    learning_rate=8.0,
-    steps_per_pass=12,
-    epsilons=(1.0, 8.0),
-    title="CIFAR-10, scattering + linear, 20 passes, delta 1e-5",
-  )
+  title = "CIFAR-10, scattering + linear, 20 passes, delta 1e-5"
+  sweep = compared(base, steps_per_pass=12, title=title)
+  sweep.epsilons = [1.0, 8.0]
+  return sweep
+
+
+def get_configs(sweep: Sweep) -> Iterator[tuple[str, Any]]:
+  return runs(sweep, steps_per_pass=12)

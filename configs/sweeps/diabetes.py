@@ -6,20 +6,26 @@ Hardware: 2 busy CPU cores, 3 minutes. Numbers: results/diabetes, and in configs
 """
 
 import math
+from collections.abc import Iterator
+from typing import Any
 
-from configs import diabetes
-from dpjax.experiments.kinds.central.config import DpSgd
-from dpjax.experiments.sweeps.grid import SweepConfig
+from dpjax.experiments.config import fields
+from dpjax.experiments.sweeps.sweep import Sweep
 
 
-def get_config() -> SweepConfig:
-  base = diabetes.get_config()
-  # The grid sets it for each run.
-  base.privacy.epsilon = DpSgd().epsilon
-  return SweepConfig(
-    base=base,
-    grid={"privacy.epsilon": [1.0, 3.0, 8.0, math.inf]},
+def get_config() -> Sweep:
+  """Three epsilons of configs/diabetes.py, and without noise."""
+  from configs import diabetes
+
+  return Sweep(
+    base=diabetes.get_config(),
+    epsilons=[1.0, 3.0, 8.0, math.inf],
     seeds=[0, 1, 2],
     y="test_rmse",
     title="Progression of diabetes, linear regression",
   )
+
+
+def get_configs(sweep: Sweep) -> Iterator[tuple[str, Any]]:
+  for epsilon in sweep.epsilons:
+    yield f"epsilon {epsilon:g}", fields.replace(sweep.base, "privacy.epsilon", epsilon)

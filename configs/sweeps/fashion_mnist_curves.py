@@ -9,21 +9,34 @@ it goes on where it was stopped.
 Numbers: results/fashion_mnist_curves.
 """
 
+from collections.abc import Iterator
+from typing import Any
+
 from configs.sweeps import mnist_curves
-from dpjax.experiments.sweeps.grid import SweepConfig
+from dpjax.experiments.sweeps.sweep import Sweep
 
 
-def get_config() -> SweepConfig:
-  """The lines of MNIST, but for the settings of configs/fashion_mnist_whitened.py."""
-  config = mnist_curves.get_config()
-  config.base.data.name = "fashion_mnist"
-  for fields in config.variants.values():
-    if "privacy.normalization" in fields:
-      fields["optimizer.learning_rate"] *= 100 / 64
-      fields["ema_decay"] = 0.95
-  config.references = [
+def get_config() -> Sweep:
+  sweep = mnist_curves.get_config()
+  sweep.base.data.name = "fashion_mnist"
+  sweep.references = [
     ("Papernot et al. 2021", 2.7, 0.861),
     ("Tramèr and Boneh 2021", 3.0, 0.897),
   ]
-  config.title = "Fashion-MNIST, delta 1e-5"
-  return config
+  sweep.title = "Fashion-MNIST, delta 1e-5"
+  return sweep
+
+
+def whitened(epsilon: float) -> dict | None:
+  """The settings of configs/fashion_mnist_whitened.py."""
+  changes = mnist_curves.whitened(epsilon)
+  if changes is None:
+    return None
+  rate = changes["optimizer.learning_rate"] * 100 / 64
+  return changes | {"optimizer.learning_rate": rate, "ema_decay": 0.95}
+
+
+def get_configs(sweep: Sweep) -> Iterator[tuple[str, Any]]:
+  """The lines of MNIST, but for the whitened one."""
+  lines = mnist_curves.LINES | {"whitened scattering + linear": whitened}
+  return mnist_curves.over_epsilon(sweep.base, lines, sweep.epsilons)

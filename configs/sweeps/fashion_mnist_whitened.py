@@ -6,18 +6,20 @@
 Hardware: 2 CPU cores, 86 to 170 s a run. Numbers: results/fashion_mnist_whitened.
 """
 
-from dpjax.experiments.sweeps.grid import SweepConfig
+from collections.abc import Iterator
+from typing import Any
+
+from dpjax.experiments.config import fields
+from dpjax.experiments.sweeps.sweep import Sweep
 
 
-def get_config() -> SweepConfig:
+def get_config() -> Sweep:
   """Runs of configs/fashion_mnist_whitened.py."""
   from configs import fashion_mnist_whitened
 
-  base = fashion_mnist_whitened.get_config()
-  base.privacy.epsilon = None  # the grid has it
-  return SweepConfig(
-    base=base,
-    grid={"privacy.epsilon": [3.0]},
+  return Sweep(
+    base=fashion_mnist_whitened.get_config(),
+    epsilons=[3.0],
     seeds=[0, 1, 2],
     references=[
       ("Papernot et al. 2021", 2.7, 0.861),
@@ -25,3 +27,8 @@ def get_config() -> SweepConfig:
     ],
     title="Fashion-MNIST, whitened scattering features + linear",
   )
+
+
+def get_configs(sweep: Sweep) -> Iterator[tuple[str, Any]]:
+  for epsilon in sweep.epsilons:
+    yield f"epsilon {epsilon:g}", fields.replace(sweep.base, "privacy.epsilon", epsilon)

@@ -14,10 +14,13 @@ Hardware: 2 CPU cores, 30 to 70 s a run. Needs MNIST prepared by tensorflow-data
 """
 
 import math
+from collections.abc import Iterator
+from typing import Any
 
-from dpjax.experiments.sweeps.grid import SweepConfig
+from dpjax.experiments.config import fields
+from dpjax.experiments.sweeps.sweep import Sweep
 
-VARIANTS = {
+ALGORITHMS: dict[str, dict[str, Any]] = {
   "FedAvg": {"algorithm": "fed_avg"},
   "FedProx": {"algorithm": "fed_prox", "algorithm.mu": 0.1},
   "FedNova": {"algorithm": "fed_nova"},
@@ -25,16 +28,20 @@ VARIANTS = {
 }
 
 
-def get_config() -> SweepConfig:
+def get_config() -> Sweep:
   """Twelve runs of configs/fed/mnist_dirichlet.py."""
   from configs.fed import mnist_dirichlet
 
-  return SweepConfig(
+  return Sweep(
     base=mnist_dirichlet.get_config(),
-    variants=VARIANTS,
-    grid={"partition.alpha": [0.1, 0.5, math.inf]},
-    seeds=[0],
     x="partition.alpha",
     series="variant",
     title="MNIST, 100 clients, Dirichlet label skew",
   )
+
+
+def get_configs(sweep: Sweep) -> Iterator[tuple[str, Any]]:
+  for name, changes in ALGORITHMS.items():
+    for alpha in (0.1, 0.5, math.inf):
+      changed = changes | {"partition.alpha": alpha}
+      yield f"{name} @ {alpha:g}", fields.replace_all(sweep.base, changed)

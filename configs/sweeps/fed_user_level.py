@@ -14,7 +14,10 @@ The users are an IID split of MNIST, not people: what is measured is the price o
 not of real heterogeneity. Needs MNIST prepared by tensorflow-datasets.
 """
 
-from configs.sweeps.mnist_curves import over_epsilon
+from collections.abc import Iterator
+from typing import Any
+
+from configs.sweeps.mnist_curves import EPSILONS, over_epsilon
 from dpjax.experiments.kinds.central.config import DataConfig, ModelConfig
 from dpjax.experiments.kinds.federated.config import (
   Central,
@@ -22,7 +25,7 @@ from dpjax.experiments.kinds.federated.config import (
   FedOptimizerConfig,
   LocalConfig,
 )
-from dpjax.experiments.sweeps.grid import SweepConfig
+from dpjax.experiments.sweeps.sweep import Sweep
 
 
 def _server(epsilon: float) -> dict:
@@ -67,12 +70,16 @@ def _base() -> FedConfig:
   )
 
 
-def get_config() -> SweepConfig:
+def get_config() -> Sweep:
   """Two models over six epsilons, and without noise."""
-  return SweepConfig(
+  return Sweep(
     base=_base(),
-    variants=over_epsilon(LINES),
+    epsilons=[*EPSILONS],
     seeds=[0, 1, 2],
     series="variant",
     title="MNIST over 2,000 users, privacy per user, delta 1e-4",
   )
+
+
+def get_configs(sweep: Sweep) -> Iterator[tuple[str, Any]]:
+  return over_epsilon(sweep.base, LINES, sweep.epsilons)

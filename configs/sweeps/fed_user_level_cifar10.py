@@ -8,9 +8,12 @@ Numbers: results/fed_user_level_cifar10. Needs CIFAR-10 prepared by tensorflow-d
 (TFDS_DATA_DIR or --config.base.data.data_dir).
 """
 
+from collections.abc import Iterator
+from typing import Any
+
 from configs.sweeps import fed_user_level
 from configs.sweeps.mnist_curves import over_epsilon
-from dpjax.experiments.sweeps.grid import SweepConfig
+from dpjax.experiments.sweeps.sweep import Sweep
 
 
 def _opponent(epsilon: float) -> dict:
@@ -26,12 +29,15 @@ LINES = {
 }
 
 
-def get_config() -> SweepConfig:
+def get_config() -> Sweep:
   """The rates and clipping norms of MNIST; none was chosen on these data."""
-  config = fed_user_level.get_config()
-  config.variants = over_epsilon(LINES)
-  config.base.data.name = "cifar10"
-  config.base.num_rounds = 40
-  config.base.targets = (0.5, 0.6)
-  config.title = "CIFAR-10 over 2,000 users, privacy per user, delta 1e-4"
-  return config
+  sweep = fed_user_level.get_config()
+  sweep.base.data.name = "cifar10"
+  sweep.base.num_rounds = 40
+  sweep.base.targets = (0.5, 0.6)
+  sweep.title = "CIFAR-10 over 2,000 users, privacy per user, delta 1e-4"
+  return sweep
+
+
+def get_configs(sweep: Sweep) -> Iterator[tuple[str, Any]]:
+  return over_epsilon(sweep.base, LINES, sweep.epsilons)

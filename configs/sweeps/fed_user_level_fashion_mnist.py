@@ -8,14 +8,21 @@ Needs Fashion-MNIST prepared by tensorflow-datasets (TFDS_DATA_DIR or
 --config.base.data.data_dir).
 """
 
+from collections.abc import Iterator
+from typing import Any
+
 from configs.sweeps import fed_user_level
-from dpjax.experiments.sweeps.grid import SweepConfig
+from dpjax.experiments.sweeps.sweep import Sweep
 
 
-def get_config() -> SweepConfig:
+def get_config() -> Sweep:
   """The lines and the settings of MNIST; no rate was chosen on these data."""
-  config = fed_user_level.get_config()
-  config.base.data.name = "fashion_mnist"
-  config.base.targets = (0.75, 0.8)
-  config.title = "Fashion-MNIST over 2,000 users, privacy per user, delta 1e-4"
-  return config
+  sweep = fed_user_level.get_config()
+  sweep.base.data.name = "fashion_mnist"
+  sweep.base.targets = (0.75, 0.8)
+  sweep.title = "Fashion-MNIST over 2,000 users, privacy per user, delta 1e-4"
+  return sweep
+
+
+def get_configs(sweep: Sweep) -> Iterator[tuple[str, Any]]:
+  return fed_user_level.get_configs(sweep)

@@ -6,15 +6,25 @@ Hardware: 2 busy CPU cores, 2 minutes. Numbers: results/hospitals, and in config
 """
 
 import math
+from collections.abc import Iterator
+from typing import Any
 
-from configs.fed import hospitals
-from dpjax.experiments.sweeps.grid import SweepConfig
+from dpjax.experiments.config import fields
+from dpjax.experiments.sweeps.sweep import Sweep
 
 
-def get_config() -> SweepConfig:
-  return SweepConfig(
+def get_config() -> Sweep:
+  """Three epsilons of configs/fed/hospitals.py, and without noise."""
+  from configs.fed import hospitals
+
+  return Sweep(
     base=hospitals.get_config(),
-    grid={"privacy.epsilon": [1.0, 3.0, 8.0, math.inf]},
+    epsilons=[1.0, 3.0, 8.0, math.inf],
     seeds=[0, 1, 2],
     title="Five hospitals, private for each of them",
   )
+
+
+def get_configs(sweep: Sweep) -> Iterator[tuple[str, Any]]:
+  for epsilon in sweep.epsilons:
+    yield f"epsilon {epsilon:g}", fields.replace(sweep.base, "privacy.epsilon", epsilon)

@@ -9,17 +9,23 @@ rates 2.31 at delta 2.4e-5 (RDP), where ten accounted runs would cost 10 at delt
 accuracy .91 in one draw; another draw tries other learning rates.
 """
 
-from dpjax.experiments.sweeps.grid import Selection, SweepConfig
+from collections.abc import Iterator
+from typing import Any
+
+from dpjax.experiments.config import fields
+from dpjax.experiments.sweeps.sweep import Selection, Sweep
 
 
-def get_config() -> SweepConfig:
-  """configs/quickstart.py at epsilon 1, eight learning rates."""
+def get_config() -> Sweep:
+  """configs/quickstart.py at epsilon 1."""
   from configs import quickstart
 
   base = quickstart.get_config()
   base.privacy.epsilon = 1.0
-  return SweepConfig(
-    base=base,
-    grid={"optimizer.learning_rate": [0.01, 0.03, 0.1, 0.3, 0.5, 1.0, 2.0, 4.0]},
-    selection=Selection(mean_trials=10.0),
-  )
+  return Sweep(base=base, selection=Selection(mean_trials=10.0))
+
+
+def get_configs(sweep: Sweep) -> Iterator[tuple[str, Any]]:
+  """Eight learning rates."""
+  for rate in (0.01, 0.03, 0.1, 0.3, 0.5, 1.0, 2.0, 4.0):
+    yield f"rate {rate:g}", fields.replace(sweep.base, "optimizer.learning_rate", rate)

@@ -5,11 +5,14 @@
 Hardware: 2 CPU cores. Time: a minute. Numbers: results/least_squares.
 """
 
+from collections.abc import Iterator
+from typing import Any
+
 from dpjax.experiments.config import fields
 from dpjax.experiments.kinds.central.config import TrainConfig
-from dpjax.experiments.sweeps.grid import SweepConfig
+from dpjax.experiments.sweeps.sweep import Sweep
 
-VARIANTS = {
+METHODS: dict[str, dict[str, Any]] = {
   "least squares": {
     "privacy": "least_squares",
     "privacy.moment_weight": 0.5,
@@ -24,16 +27,19 @@ VARIANTS = {
 }
 
 
-def get_config() -> SweepConfig:
+def get_config() -> Sweep:
   """Runs of a linear model on the pixels, by two methods."""
-  base = fields.replace_all(
-    TrainConfig(), {"model.name": "linear", "privacy.epsilon": None}
-  )
-  return SweepConfig(
-    base=base,
-    grid={"privacy.epsilon": [0.1, 0.2, 0.5, 1.0]},
-    variants=VARIANTS,
+  return Sweep(
+    base=fields.replace(TrainConfig(), "model.name", "linear"),
+    epsilons=[0.1, 0.2, 0.5, 1.0],
     series="variant",
     seeds=[0, 1, 2],
     title="digits, linear model",
   )
+
+
+def get_configs(sweep: Sweep) -> Iterator[tuple[str, Any]]:
+  for name, changes in METHODS.items():
+    for epsilon in sweep.epsilons:
+      changed = changes | {"privacy.epsilon": epsilon}
+      yield f"{name} @ {epsilon:g}", fields.replace_all(sweep.base, changed)

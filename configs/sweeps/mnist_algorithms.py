@@ -12,10 +12,13 @@ at epsilon 1 / 2 / 8: DP-SGD .981 / .986 / .988, DP-FTRL .980 / .985 / .988, DP-
 .990, DP-SGLD .980 / .985 / .989.
 """
 
-from dpjax.experiments.config import fields
-from dpjax.experiments.sweeps.grid import SweepConfig
+from collections.abc import Iterator
+from typing import Any
 
-VARIANTS = {
+from dpjax.experiments.config import fields
+from dpjax.experiments.sweeps.sweep import Sweep
+
+ALGORITHMS: dict[str, dict[str, Any]] = {
   "DP-SGD": {},
   "DP-FTRL, banded": {"privacy": "dp_ftrl", "privacy.strategy.bands": 15},
   "DP-Adam": {
@@ -29,17 +32,20 @@ VARIANTS = {
 }
 
 
-def get_config() -> SweepConfig:
+def get_config() -> Sweep:
   """Twelve runs of configs/mnist_scatter_ftrl.py."""
   from configs import mnist_scatter_ftrl
 
-  base = mnist_scatter_ftrl.get_config()
-  base = fields.replace(base, "privacy", "dp_sgd")
-  return SweepConfig(
-    base=base,
-    variants=VARIANTS,
-    grid={"privacy.epsilon": [1.0, 2.0, 8.0]},
-    seeds=[0],
+  return Sweep(
+    base=fields.replace(mnist_scatter_ftrl.get_config(), "privacy", "dp_sgd"),
+    epsilons=[1.0, 2.0, 8.0],
     series="variant",
     title="MNIST, scattering + linear: four private algorithms, equal passes",
   )
+
+
+def get_configs(sweep: Sweep) -> Iterator[tuple[str, Any]]:
+  for name, changes in ALGORITHMS.items():
+    for epsilon in sweep.epsilons:
+      changed = changes | {"privacy.epsilon": epsilon}
+      yield f"{name} @ {epsilon:g}", fields.replace_all(sweep.base, changed)

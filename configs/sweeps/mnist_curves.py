@@ -17,12 +17,14 @@ clip norms and sums that cost so little say nothing (accuracy .60 with noise of 
 """
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
 
+from dpjax.experiments.config import fields
 from dpjax.experiments.kinds.central.config import OptimizerConfig, TrainConfig
-from dpjax.experiments.sweeps.grid import SweepConfig
+from dpjax.experiments.sweeps.sweep import Sweep
 
-EPSILONS = (0.1, 0.5, 1.0, 2.0, 4.0, 8.0, math.inf)
+EPSILONS = [0.1, 0.5, 1.0, 2.0, 4.0, 8.0, math.inf]
 
 
 def paid(name: str, epsilon: float) -> dict:
@@ -100,34 +102,30 @@ LINES = {
 Lines = Mapping[str, Callable[[float], dict | None]]
 
 
-def over_epsilon(lines: Lines) -> dict[str, dict]:
-  """The variants of a sweep: each line at each epsilon.
+def over_epsilon(
+  base: Any, lines: Lines, epsilons: list[float]
+) -> Iterator[tuple[str, Any]]:
+  """Yields a run for each line at each epsilon.
 
   Args:
     lines: name -> (epsilon) -> the fields that it sets; None where the line has no run.
   """
-  points = [
-    (name, epsilon, of(epsilon)) for name, of in lines.items() for epsilon in EPSILONS
-  ]
-  return {
-    f"{name} @ {epsilon:g}": {"privacy.epsilon": epsilon} | fields
-    for name, epsilon, fields in points
-    if fields is not None
-  }
+  for name, changes_at in lines.items():
+    for epsilon in epsilons:
+      changes = changes_at(epsilon)
+      if changes is not None:
+        changed = {"privacy.epsilon": epsilon} | changes
+        yield f"{name} @ {epsilon:g}", fields.replace_all(base, changed)
 
 
 def curves(
-  base: TrainConfig,
-  lines: Lines,
-  references: list[tuple[str, float, float]],
-  title: str,
-) -> SweepConfig:
-  """A run for each line, epsilon and seed."""
-  base.privacy.epsilon = None  # the variants have it,
-  base.optimizer = OptimizerConfig()  # and their learning rates
-  return SweepConfig(
+  base: TrainConfig, references: list[tuple[str, float, float]], title: str
+) -> Sweep:
+  """What the curves of MNIST, Fashion-MNIST and CIFAR-10 have in common."""
+  base.optimizer = OptimizerConfig()  # the lines have their learning rates
+  return Sweep(
     base=base,
-    variants=over_epsilon(lines),
+    epsilons=[*EPSILONS],
     seeds=[0, 1, 2],
     series="variant",
     references=references,
@@ -135,7 +133,7 @@ def curves(
   )
 
 
-def get_config() -> SweepConfig:
+def get_config() -> Sweep:
   """The seven lines."""
   from configs import mnist_scatter_linear
 
@@ -143,5 +141,8 @@ def get_config() -> SweepConfig:
     ("Papernot et al. 2021", 2.93, 0.981),
     ("Tramèr and Boneh 2021", 3.0, 0.987),
   ]
-  base = mnist_scatter_linear.get_config()
-  return curves(base, LINES, references, "MNIST, delta 1e-5")
+  return curves(mnist_scatter_linear.get_config(), references, "MNIST, delta 1e-5")
+
+
+def get_configs(sweep: Sweep) -> Iterator[tuple[str, Any]]:
+  return over_epsilon(sweep.base, LINES, sweep.epsilons)

@@ -7,18 +7,25 @@ Hardware: 2 CPU cores, beside much other work, 75 to 106 s a run.
 Numbers: results/mnist_least_squares.
 """
 
-from dpjax.experiments.sweeps.grid import SweepConfig
+from collections.abc import Iterator
+from typing import Any
+
+from dpjax.experiments.config import fields
+from dpjax.experiments.sweeps.sweep import Sweep
 
 
-def get_config() -> SweepConfig:
+def get_config() -> Sweep:
   """Runs of configs/mnist_least_squares.py."""
   from configs import mnist_least_squares
 
-  base = mnist_least_squares.get_config()
-  base.privacy.epsilon = None  # the grid has it
-  return SweepConfig(
-    base=base,
-    grid={"privacy.epsilon": [0.1, 0.2, 0.5, 1.0]},
+  return Sweep(
+    base=mnist_least_squares.get_config(),
+    epsilons=[0.1, 0.2, 0.5, 1.0],
     seeds=[0, 1, 2],
     title="MNIST, scattering features, least squares",
   )
+
+
+def get_configs(sweep: Sweep) -> Iterator[tuple[str, Any]]:
+  for epsilon in sweep.epsilons:
+    yield f"epsilon {epsilon:g}", fields.replace(sweep.base, "privacy.epsilon", epsilon)

@@ -12,18 +12,20 @@ The features are computed once for all fifteen runs. Beside the curve: Papernot 
 ScatterNet with a linear model), both at delta 1e-5.
 """
 
-from dpjax.experiments.sweeps.grid import SweepConfig
+from collections.abc import Iterator
+from typing import Any
+
+from dpjax.experiments.config import fields
+from dpjax.experiments.sweeps.sweep import Sweep
 
 
-def get_config() -> SweepConfig:
+def get_config() -> Sweep:
   """Fifteen runs of configs/mnist_scatter_linear.py."""
   from configs import mnist_scatter_linear
 
-  base = mnist_scatter_linear.get_config()
-  base.privacy.epsilon = None  # the grid has it
-  return SweepConfig(
-    base=base,
-    grid={"privacy.epsilon": [0.5, 1.0, 2.0, 3.0, 8.0]},
+  return Sweep(
+    base=mnist_scatter_linear.get_config(),
+    epsilons=[0.5, 1.0, 2.0, 3.0, 8.0],
     seeds=[0, 1, 2],
     references=[
       ("Papernot et al. 2021", 2.93, 0.981),
@@ -31,3 +33,8 @@ def get_config() -> SweepConfig:
     ],
     title="MNIST, scattering + linear",
   )
+
+
+def get_configs(sweep: Sweep) -> Iterator[tuple[str, Any]]:
+  for epsilon in sweep.epsilons:
+    yield f"epsilon {epsilon:g}", fields.replace(sweep.base, "privacy.epsilon", epsilon)

@@ -6,18 +6,20 @@
 Hardware: 2 CPU cores, 77 to 131 s a run. Numbers: results/mnist_whitened.
 """
 
-from dpjax.experiments.sweeps.grid import SweepConfig
+from collections.abc import Iterator
+from typing import Any
+
+from dpjax.experiments.config import fields
+from dpjax.experiments.sweeps.sweep import Sweep
 
 
-def get_config() -> SweepConfig:
+def get_config() -> Sweep:
   """Runs of configs/mnist_whitened.py."""
   from configs import mnist_whitened
 
-  base = mnist_whitened.get_config()
-  base.privacy.epsilon = None  # the grid has it
-  return SweepConfig(
-    base=base,
-    grid={"privacy.epsilon": [3.0, 2.0]},
+  return Sweep(
+    base=mnist_whitened.get_config(),
+    epsilons=[3.0, 2.0],
     seeds=[0, 1, 2],
     references=[
       ("Papernot et al. 2021", 2.93, 0.981),
@@ -25,3 +27,8 @@ def get_config() -> SweepConfig:
     ],
     title="MNIST, whitened scattering features + linear",
   )
+
+
+def get_configs(sweep: Sweep) -> Iterator[tuple[str, Any]]:
+  for epsilon in sweep.epsilons:
+    yield f"epsilon {epsilon:g}", fields.replace(sweep.base, "privacy.epsilon", epsilon)

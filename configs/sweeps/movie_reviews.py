@@ -7,20 +7,28 @@ One line is configs/movie_reviews_minilm.py, the other a single release by least
 epsilons are claimed, since the weights know text of the web. Needs what that config needs.
 """
 
-from dpjax.experiments.sweeps.grid import SweepConfig
+from collections.abc import Iterator
+from typing import Any
+
+from dpjax.experiments.config import fields
+from dpjax.experiments.sweeps.sweep import Sweep
 
 
-def get_config() -> SweepConfig:
+def get_config() -> Sweep:
   """Thirty runs of a linear model, by two methods."""
   from configs import movie_reviews_minilm
 
-  base = movie_reviews_minilm.get_config()
-  base.privacy.epsilon = None  # the grid has it
-  return SweepConfig(
-    base=base,
-    grid={"privacy.epsilon": [0.5, 1.0, 2.0, 4.0, 8.0]},
-    variants={"DP-SGD": {}, "least squares": {"privacy": "least_squares"}},
+  return Sweep(
+    base=movie_reviews_minilm.get_config(),
+    epsilons=[0.5, 1.0, 2.0, 4.0, 8.0],
     series="variant",
     seeds=[0, 1, 2],
     title="Film reviews, embeddings of MiniLM + linear",
   )
+
+
+def get_configs(sweep: Sweep) -> Iterator[tuple[str, Any]]:
+  for name, method in (("DP-SGD", "dp_sgd"), ("least squares", "least_squares")):
+    for epsilon in sweep.epsilons:
+      changes = {"privacy": method, "privacy.epsilon": epsilon}
+      yield f"{name} @ {epsilon:g}", fields.replace_all(sweep.base, changes)

@@ -8,18 +8,25 @@ seeds), each epsilon proved for its own run at delta 1e-5, add/remove-one, per e
 .96 (.96-.98) at 8.
 """
 
-from dpjax.experiments.sweeps.grid import SweepConfig
+from collections.abc import Iterator
+from typing import Any
+
+from dpjax.experiments.config import fields
+from dpjax.experiments.sweeps.sweep import Sweep
 
 
-def get_config() -> SweepConfig:
-  """Fifteen runs of configs/quickstart.py."""
+def get_config() -> Sweep:
+  """Five epsilons of configs/quickstart.py, three seeds."""
   from configs import quickstart
 
-  base = quickstart.get_config()
-  base.privacy.epsilon = None  # the grid has it
-  return SweepConfig(
-    base=base,
-    grid={"privacy.epsilon": [0.5, 1.0, 2.0, 4.0, 8.0]},
+  return Sweep(
+    base=quickstart.get_config(),
+    epsilons=[0.5, 1.0, 2.0, 4.0, 8.0],
     seeds=[0, 1, 2],
     title="digits",
   )
+
+
+def get_configs(sweep: Sweep) -> Iterator[tuple[str, Any]]:
+  for epsilon in sweep.epsilons:
+    yield f"epsilon {epsilon:g}", fields.replace(sweep.base, "privacy.epsilon", epsilon)

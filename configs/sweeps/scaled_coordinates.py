@@ -7,29 +7,37 @@ scaling changes the size of a step. Hardware: 2 CPU cores. Time: 35 minutes besi
 Numbers: results/scaled_coordinates.
 """
 
-from dpjax.experiments.sweeps.grid import SweepConfig
+from collections.abc import Iterator
+from typing import Any
+
+from dpjax.experiments.config import fields
+from dpjax.experiments.sweeps.sweep import Sweep
+
+SCALINGS: dict[str, dict[str, Any]] = {
+  "not scaled": {"privacy.scaling": "none"},
+  "scaled, floor .1": {"privacy.scaling": "by_outputs"},
+  "scaled, floor .5": {"privacy.scaling": "by_outputs", "privacy.scaling.floor": 0.5},
+}
 
 
-def get_config() -> SweepConfig:
+def get_config() -> Sweep:
   """Three ways of scaling, each at four learning rates."""
   from configs import quickstart
 
   base = quickstart.get_config()
   base.eval_every = 150
   base.checkpoint_every = 150
-  return SweepConfig(
+  return Sweep(
     base=base,
-    variants={
-      "not scaled": {"privacy.scaling": "none"},
-      "scaled, floor .1": {"privacy.scaling": "by_outputs"},
-      "scaled, floor .5": {
-        "privacy.scaling": "by_outputs",
-        "privacy.scaling.floor": 0.5,
-      },
-    },
-    grid={"optimizer.learning_rate": [0.125, 0.25, 0.5, 1.0]},
     seeds=[0, 1, 2],
     x="optimizer.learning_rate",
     series="variant",
     title="digits, epsilon 3",
   )
+
+
+def get_configs(sweep: Sweep) -> Iterator[tuple[str, Any]]:
+  for name, changes in SCALINGS.items():
+    for rate in (0.125, 0.25, 0.5, 1.0):
+      changed = changes | {"optimizer.learning_rate": rate}
+      yield f"{name} @ {rate:g}", fields.replace_all(sweep.base, changed)

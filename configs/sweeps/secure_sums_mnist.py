@@ -11,6 +11,10 @@ five protocols; .8203 with 16 bits. (Few and small steps, so that no rounding is
 learning rate of .1 these steps are unstable, and no two runs agree.)
 """
 
+from collections.abc import Iterator
+from typing import Any
+
+from dpjax.experiments.config import fields
 from dpjax.experiments.kinds.central.config import DataConfig, ModelConfig
 from dpjax.experiments.kinds.federated.config import (
   FedConfig,
@@ -18,7 +22,7 @@ from dpjax.experiments.kinds.federated.config import (
   LocalConfig,
   NoPrivacy,
 )
-from dpjax.experiments.sweeps.grid import SweepConfig
+from dpjax.experiments.sweeps.sweep import Sweep
 
 _PROTOCOLS = ("additive_sharing", "additive_servers", "secagg", "secagg_plus", "bfv")
 
@@ -39,23 +43,20 @@ def _base() -> FedConfig:
   )
 
 
-def get_config() -> SweepConfig:
+def get_config() -> Sweep:
   """The plain mean, the simulation, five protocols, and few bits."""
-  return SweepConfig(
-    base=_base(),
-    variants={
-      "plain": {},
-      "simulated": {"secure_sum": "secagg"},
-      "simulated, 16 bits": {
-        "secure_sum": {"name": "secagg", "bits": 16, "largest_value": 0.25}
-      },
-      **{
-        name: {"secure_sum": {"name": name, "bits": 32, "simulated": False}}
-        for name in _PROTOCOLS
-      },
-    },
-    grid={},
-    seeds=[0],
-    series="variant",
-    title="MNIST through secure sums",
+  return Sweep(
+    base=_base(), series="variant", picture="points", title="MNIST through secure sums"
   )
+
+
+def get_configs(sweep: Sweep) -> Iterator[tuple[str, Any]]:
+  sums: dict[str, Any] = {
+    "plain": "none",
+    "simulated": "secagg",
+    "simulated, 16 bits": {"name": "secagg", "bits": 16, "largest_value": 0.25},
+  }
+  for name in _PROTOCOLS:
+    sums[name] = {"name": name, "bits": 32, "simulated": False}
+  for name, how in sums.items():
+    yield name, fields.replace(sweep.base, "secure_sum", how)

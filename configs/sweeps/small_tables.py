@@ -8,36 +8,39 @@ configs/breast_cancer.py and configs/credit_default.py.
 """
 
 import math
+from collections.abc import Iterator
+from typing import Any
 
 from configs import breast_cancer, credit_default
 from dpjax.experiments.config import fields
-from dpjax.experiments.kinds.central.config import DpSgd
-from dpjax.experiments.sweeps.grid import SweepConfig
+from dpjax.experiments.sweeps.sweep import Sweep
 
 
-def get_config() -> SweepConfig:
-  base = breast_cancer.get_config()
-  # The grid sets it for each run.
-  base.privacy.epsilon = DpSgd().epsilon
-  credit = credit_default.get_config()
-  return SweepConfig(
-    base=base,
-    variants={
-      "breast cancer": {},
-      "credit default": {
-        "data.name": credit.data.name,
-        "data.center": True,
-        "privacy.sampling_prob": fields.get(credit, "privacy.sampling_prob"),
-        "privacy.l2_clip_norm": fields.get(credit, "privacy.l2_clip_norm"),
-        "optimizer.learning_rate": credit.optimizer.learning_rate,
-        "num_steps": credit.num_steps,
-        "eval_every": credit.num_steps,
-        "checkpoint_every": credit.checkpoint_every,
-        "ema_decay": credit.ema_decay,
-      },
-    },
-    grid={"privacy.epsilon": [1.0, 3.0, 8.0, math.inf]},
+def get_config() -> Sweep:
+  return Sweep(
+    base=breast_cancer.get_config(),
+    epsilons=[1.0, 3.0, 8.0, math.inf],
     seeds=[0, 1, 2],
     series="variant",
     title="Tables of medicine and finance, linear models",
   )
+
+
+def get_configs(sweep: Sweep) -> Iterator[tuple[str, Any]]:
+  """The table of the sweep's base, and the one of credits with its own settings."""
+  credit = credit_default.get_config()
+  changes = {
+    "data.name": credit.data.name,
+    "data.center": True,
+    "privacy.sampling_prob": fields.get(credit, "privacy.sampling_prob"),
+    "privacy.l2_clip_norm": fields.get(credit, "privacy.l2_clip_norm"),
+    "optimizer.learning_rate": credit.optimizer.learning_rate,
+    "num_steps": credit.num_steps,
+    "eval_every": credit.num_steps,
+    "checkpoint_every": credit.checkpoint_every,
+    "ema_decay": credit.ema_decay,
+  }
+  for name, of_table in (("breast cancer", {}), ("credit default", changes)):
+    for epsilon in sweep.epsilons:
+      changed = of_table | {"privacy.epsilon": epsilon}
+      yield f"{name} @ {epsilon:g}", fields.replace_all(sweep.base, changed)

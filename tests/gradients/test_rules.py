@@ -20,7 +20,7 @@ from dpjax.experiments.config import fields
 from dpjax.experiments.kinds.central import build
 from dpjax.experiments.kinds.central.config import DpSgd, TrainConfig
 from dpjax.experiments.kinds.federated.config import Central
-from dpjax.experiments.sweeps import grid
+from dpjax.experiments.sweeps.sweep import Runs, Sweep
 from dpjax.federated import central
 from dpjax.gradients import Clip
 from dpjax.gradients.clip import RULES
@@ -179,11 +179,11 @@ def test_a_new_rule_is_in_configs_sweeps_and_the_walk_over_every_leaf(psac):
   config = TrainConfig(privacy=DpSgd(clipping={"name": "psac", "r": 0.3}))
   assert config.privacy.clipping == psac(0.3) == Central(clipping=psac(0.3)).clipping
   build.check(config)
-  choices = {"privacy.clipping": ["flat", "psac"], "privacy.epsilon": [1.0, 2.0]}
-  points = grid.points(grid.SweepConfig(grid=choices, series="privacy.clipping"))
-  assert [one.overrides["privacy.clipping"] for one in points] == ["flat"] * 2 + [
-    "psac"
-  ] * 2
+  named = [
+    (name, fields.replace(config, "privacy.clipping", name)) for name in ("flat", "psac")
+  ]
+  points = Runs(named, Sweep(series="privacy.clipping")).points
+  assert [one.facts["privacy.clipping"] for one in points] == ["flat", "psac(r=0.3)"]
   walked = {leaf.path: leaf.hint for leaf in fields.leaves(config)}
   assert walked["privacy.clipping.r"] is float
   assert "psac" in fields.choice_of(walked["privacy.clipping"]).table

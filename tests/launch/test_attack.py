@@ -2,13 +2,14 @@
 
 import csv
 import functools
+import importlib
 import pathlib
 
 import pytest
 
 from dpjax.attacks import registry
 from dpjax.experiments.kinds.attack.config import AttackConfig
-from dpjax.experiments.sweeps import attack_table
+from dpjax.experiments.sweeps.sweep import Runs
 from launch import config_flag
 from tests import commands
 
@@ -22,15 +23,15 @@ _TINY = """
 from configs.attack import quickstart
 from dpjax.experiments.config import fields
 
-def get_config():
-  config = quickstart.get_config()
-  kept = ("membership, epsilon 8", "dense layer first, none", "dense layer first, quantised")
-  config.rows = {label: config.rows[label] for label in kept}
-  config.beside = {kept[1]: ".82 / 76 %"}
+def get_configs():
+  rows = dict(quickstart.get_configs(quickstart.get_config()))
   small = {"target.num_steps": 6, "target.data.limit": 60, "target.model.name": "linear"}
   small |= {"target.model.options": {}, "attack.num_shadows": 6}
-  config.rows[kept[0]] = {**config.rows[kept[0]], **small}
-  return fields.replace_all(config, {"target.data.limit": 4, "target.partition.num_clients": 4})
+  yield "membership, epsilon 8", fields.replace_all(rows["membership, epsilon 8"], small)
+  small = {"target.data.limit": 4, "target.partition.num_clients": 4}
+  for defence, beside in (("none", ".82 / 76 %"), ("quantised", "")):
+    label = f"dense layer first, {defence}"
+    yield label, fields.replace_all(rows[label], small | {"beside": beside})
 """
 _launch = functools.partial(commands.run, "launch.attack")
 
@@ -74,11 +75,12 @@ def test_a_flag_beside_the_threats_is_refused(more):
   ("arguments", "words"),
   [
     (
-      ["--config.attack=membership", "--config.attack.num_shadows=1"],
+      ["--alone", "--config.attack=membership", "--config.attack.num_shadows=1"],
       "num_shadows=1: must be",
     ),
     (["--config.target.compression=zip"], "compression='zip': must be one of"),
-    (["--config.beside={'z': '1'}"], "beside['z']: is no row"),
+    (["--alone", "--only=x"], "--only=x: would be ignored, it needs several runs"),
+    (["--only=x"], "only='x': must be a pattern of one of membership, none"),
   ],
 )
 def test_a_mistake_is_one_line(tmp_path, arguments, words):
@@ -98,5 +100,7 @@ def test_a_mistake_is_one_line(tmp_path, arguments, words):
 )
 @pytest.mark.parametrize("path", _CONFIGS, ids=lambda path: path.stem)
 def test_every_published_config_is_ready_to_run(path):
-  found = attack_table.points(config_flag.load(str(path), AttackConfig))
+  module = importlib.import_module(f"configs.attack.{path.stem}")
+  base = config_flag.load(str(path), AttackConfig)
+  found = Runs(module.get_configs(base), base).points
   assert found and f"--config=configs/attack/{path.name}" in path.read_text()

@@ -11,7 +11,7 @@ import sys
 import pytest
 
 from dpjax.experiments.kinds.central.config import TrainConfig
-from dpjax.experiments.sweeps.grid import SweepConfig
+from dpjax.experiments.sweeps.sweep import Sweep
 from dpjax.validate import UserError
 from launch import config_flag
 
@@ -176,5 +176,5 @@ def test_a_file_without_a_name_is_none():
 
 
 def test_a_config_of_another_launcher_is_named(folder):
-  with pytest.raises(UserError, match=r"returned TrainConfig, but .* wants SweepConfig"):
-    config_flag.load(str(folder / "good.py"), SweepConfig)
+  with pytest.raises(UserError, match=r"returned TrainConfig, but .* wants Sweep"):
+    config_flag.load(str(folder / "good.py"), Sweep)

@@ -2,6 +2,7 @@
 
 import csv
 import functools
+import importlib
 import pathlib
 import signal
 import subprocess
@@ -10,8 +11,10 @@ import time
 
 import pytest
 
+from dpjax.experiments.config import fields
 from dpjax.experiments.kinds.secure.config import SecureConfig, SumTask
-from dpjax.experiments.sweeps import secure_table
+from dpjax.experiments.sweeps import sweep
+from dpjax.experiments.sweeps.sweep import Runs
 from dpjax.secure.vertical import encrypted_vectors
 from dpjax.validate import UserError
 from launch import config_flag
@@ -22,11 +25,13 @@ _CONFIGS = [
   p for p in sorted((_ROOT / "configs/secure").glob("*.py")) if p.stem != "__init__"
 ]
 _TINY = """
+from dpjax.experiments.config import fields
 from dpjax.experiments.kinds.secure.config import SecureConfig, SumTask
 
-def get_config():
-  rows = {"plain": {"task.protocol": "plain"}, "shares": {"task.protocol": "additive_sharing"}}
-  return SecureConfig(task=SumTask(5, 30), rows=rows, title="tiny")
+def get_configs():
+  for name, protocol in (("plain", "plain"), ("shares", "additive_sharing")):
+    task = {"name": "sum", "num_clients": 5, "length": 30, "protocol": protocol}
+    yield name, SecureConfig(task=task)
 """
 _launch = functools.partial(commands.run, "launch.secure")
 
@@ -80,7 +85,9 @@ def test_numbers_that_only_the_data_refuse_are_one_line_too(task, words, tmp_pat
 @pytest.mark.cases(long=["regression", "secureml_mnist", "sums"])
 @pytest.mark.parametrize("path", _CONFIGS, ids=lambda path: path.stem)
 def test_every_published_config_is_ready_to_run(path):
-  found = secure_table.points(config_flag.load(str(path), SecureConfig))
+  module = importlib.import_module(f"configs.secure.{path.stem}")
+  base = config_flag.load(str(path), SecureConfig)
+  found = Runs(module.get_configs(base), base).points
   assert found and f"--config=configs/secure/{path.name}" in path.read_text()
 
 
@@ -91,26 +98,24 @@ def test_rows_without_their_extra_are_named_first_and_left_out(
     raise UserError(f"needs TenSEAL; {install}")
 
   monkeypatch.setattr(encrypted_vectors, "library", library)
-  rows = {
-    "a": {"task.protocol": "bfv"},
-    "b": {"task.protocol": "plain"},
-    "c": {"task": "regress"},
-  }
-  config = SecureConfig(task=SumTask(3, 5), rows=rows)
-  finished = secure_table.run_all(config, tmp_path / "run")
+  sums = SecureConfig(task=SumTask(3, 5))
+  rows = [
+    ("a", fields.replace(sums, "task.protocol", "bfv")),
+    ("b", fields.replace(sums, "task.protocol", "plain")),
+    ("c", fields.replace(sums, "task", "regress")),
+  ]
+  finished = sweep.run(rows, tmp_path / "run")
   lines = capsys.readouterr().err.splitlines()
   assert lines[0].startswith("note: 2 of 3 rows are left out (a, c): needs TenSEAL; pip")
   assert [(row["name"], row["status"]) for row in finished] == [("b", "done")]
   # Without any row that could run nothing is begun.
-  alone = SecureConfig(task=SumTask(3, 5), rows={"a": {"task.protocol": "bfv"}})
   with pytest.raises(UserError, match="needs TenSEAL"):
-    secure_table.run_all(alone, tmp_path / "other")
+    sweep.run(rows[:1], tmp_path / "other")
   assert not (tmp_path / "other").exists()
   # The same command runs the others once the library is there.
   monkeypatch.undo()
   pytest.importorskip("tenseal")
-  rows.pop("c")
-  finished = secure_table.run_all(config, tmp_path / "run")
+  finished = sweep.run(rows[:2], tmp_path / "run")
   assert [row["name"] for row in finished] == ["a", "b"]
 
 

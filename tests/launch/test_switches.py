@@ -15,7 +15,7 @@ from dpjax.experiments.kinds.central.config import DpSgd, Sgd, TrainConfig
 from dpjax.experiments.kinds.relevance.methods import AdLm, RadpRigorous
 from dpjax.experiments.run import kind as kinds
 from dpjax.experiments.run import writers
-from dpjax.experiments.sweeps import attack_table, experiment, grid
+from dpjax.experiments.sweeps import experiment
 from tests.refuses import refuses
 
 
@@ -122,31 +122,14 @@ def test_an_algorithm_drops_what_it_does_not_read():
 # --- tables
 
 
-def test_a_variant_has_only_what_its_method_reads():
+def test_a_run_of_a_sweep_has_only_what_its_method_reads():
   base = TrainConfig(privacy=DpSgd(l2_clip_norm=0.2))
-  methods = ["dp_sgd", "sgd"]
-  for columns in (
-    {"grid": {"privacy": methods}},
-    {"variants": {name: {"privacy": name} for name in methods}},
-  ):
-    private, plain = grid.points(grid.SweepConfig(base=base, **columns))
-    assert private.config.privacy.l2_clip_norm == 0.2
-    assert plain.config.privacy == Sgd()
-
-
-def test_a_variant_is_refused_what_it_sets_itself():
-  variants = {"a": {}, "b": {"privacy": "sgd", "privacy.l2_clip_norm": 0.2}}
-  with refuses("variants['b'].privacy.l2_clip_norm"):
-    grid.points(grid.SweepConfig(variants=variants))
-
-
-def test_a_table_without_its_rows_is_one_attack():
-  config, lost = _command(attacks.get_config(), rows="{}")
-  assert len(attack_table.points(config)) == 1 and lost == []
+  assert fields.replace(base, "privacy", "dp_sgd").privacy.l2_clip_norm == 0.2
+  assert fields.replace(base, "privacy", "sgd").privacy == Sgd()
 
 
 def test_an_attack_names_the_kind_of_run_that_it_attacks():
-  text = _refused("target", attacks.get_config(), rows="{}", attack="membership")
+  text = _refused("target", attacks.get_config(), attack="membership")
   assert "must be 'train'" in text
 
 

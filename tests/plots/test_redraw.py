@@ -12,7 +12,8 @@ import pytest
 
 from dpjax import accounting, pictures
 from dpjax.accounting.event_kinds.kind import event_to_json
-from dpjax.experiments.plots import csv_tables, redraw
+from dpjax.experiments.plots import csv_tables, recipes, redraw
+from dpjax.experiments.run import report
 from dpjax.validate import UserError
 from tests import commands
 from tests.refuses import refuses
@@ -20,7 +21,7 @@ from tests.refuses import refuses
 _ROOT = commands.ROOT
 _RESULTS = _ROOT / "results"
 _LOOK = pictures.Look(width=pictures.SIZES["single"])
-# One of each layout, and the richest; the others are drawn by the long test.
+# One of each kind, and the richest; the others are drawn by the long test.
 _QUICK = (
   "mnist_whitened/curve.csv",
   "lm_lora/curve.csv",
@@ -91,18 +92,85 @@ def test_no_committed_picture_is_large():
   assert max(sizes.values()) < 150_000, max(sizes, key=lambda path: sizes[path])
 
 
-def test_each_committed_picture_is_recognised_by_its_columns():
+def test_each_committed_picture_has_its_recipe():
   names = list(_pictured())
-  assert len(names) >= 30
-  seen = set()
+  assert len(names) >= 60
+  drawn = set()
   for name in names:
-    table = csv_tables.read(_RESULTS / name)
-    layout = redraw.layout_of(table)
-    assert redraw._is_sweep(table) or layout is not None, name
-    seen.add(layout.words if layout else "a sweep")
-  # A ROC by itself has no committed table.
-  missing = {layout.words for layout in redraw.LAYOUTS} - seen
-  assert missing == {"ROC curves of attacks"}
+    recipe = recipes.read(_RESULTS / name)
+    assert recipe is not None, name
+    columns = {*csv_tables.read(_RESULTS / name).columns}
+    assert {*recipe.columns()} <= columns, name
+    drawn.add(recipe.draw)
+  assert drawn == set(recipes.DRAWN)
+  held = {
+    path.relative_to(_RESULTS).as_posix() for path in _RESULTS.rglob("*.picture.json")
+  }
+  assert held == {name.removesuffix(".csv") + recipes.SUFFIX for name in names}
+
+
+def test_a_recipe_is_read_as_it_was_written(tmp_path):
+  recipe = recipes.Recipe(
+    "bars", ("a",), ("b", "c"), "d", references=(("R", None, 1.5),), log=("a",),
+    outcomes=(("FAILS", "fails"),), words={"a": "A"}, facts={"e": {"x": "y"}},
+  )  # fmt: skip
+  recipes.write(tmp_path / "a.csv", recipe)
+  assert recipes.read(tmp_path / "a.csv") == recipe
+  assert recipes.read(tmp_path / "b.csv") is None
+
+
+@pytest.mark.parametrize(
+  "text", ["{", "[]", '{"draw": "pie", "x": ["a"], "y": ["b"]}', '{"draw": "lines"}',
+  '{"draw": "lines", "x": ["a"], "y": ["b"], "colour": "red"}',
+  '{"draw": "lines", "x": [], "y": ["b"]}'],
+)  # fmt: skip
+def test_what_is_no_recipe_is_one_line(tmp_path, text):
+  path = _write(tmp_path / "a.csv", ["a", "b"], [[1, 2]])
+  recipes.beside(path).write_text(text)
+  with pytest.raises(UserError) as caught:
+    redraw.plot([path], [tmp_path / "a.png"])
+  assert "\n" not in str(caught.value) and not (tmp_path / "a.png").exists()
+
+
+def test_a_recipe_of_other_columns_names_the_column(tmp_path):
+  path = _write(tmp_path / "a.csv", ["a", "b"], [[1, 2]])
+  recipes.write(path, recipes.Recipe("points", ("a",), ("c",)))
+  with refuses("csv", value="c"):
+    redraw.plot([path], [tmp_path / "a.png"])
+
+
+def test_lines_in_a_grid_split_by_relation_and_share_what_is_not_private():
+  facts = {"epsilon_kind": "proved", "dataset": "d", "relation": "replace_one"}
+  rows = [
+    {**facts, "curve": "a", "epoch": 1.0, "score": 0.5},
+    {**facts, "curve": "b", "epoch": 1.0, "score": 0.6, "relation": "add_or_remove_one"},
+    {**facts, "curve": "free", "epoch": 1.0, "score": 0.9, "epsilon_kind": "none",
+     "relation": None},
+  ]  # fmt: skip
+  panels = ("dataset", "relation")
+  recipe = recipes.Recipe("lines", ("epoch",), ("score",), "curve", panels=panels)
+  figure = redraw.draw(rows, recipe)
+  shown = [axes for axes in figure.axes if axes.axison]
+  titles = [axes.get_title(loc="left") for axes in shown]
+  assert titles == ["d\nreplace one example", "d\nadd or remove one example"]
+  names = [{line.get_label() for line in axes.lines} for axes in shown]
+  assert names == [{"a", "free"}, {"b", "free"}]
+
+
+def test_bars_show_what_fails_in_another_colour():
+  rows = [
+    {"row": name, "rate": rate, "low": rate - 0.1, "high": rate + 0.1, "verdict": verdict}
+    for name, rate, verdict in (("a", 0.2, "not shown"), ("b", 0.9, "FAILS: 9 of 10"))
+  ]
+  recipe = recipes.Recipe(
+    "bars", ("rate",), ("row",), "verdict", ends=("low", "high"),
+    outcomes=(("FAILS", "fails"), ("", "holds")),
+  )  # fmt: skip
+  figure = redraw.draw(rows, recipe)
+  (axes,) = figure.axes
+  assert [bar.get_width() for bar in axes.patches] == [0.2, 0.9]
+  assert len({bar.get_facecolor() for bar in axes.patches}) == 2
+  assert {text.get_text() for text in figure.legends[0].get_texts()} == {"holds", "fails"}
 
 
 def test_the_numbers_of_a_curve_are_those_of_its_file():
@@ -114,7 +182,6 @@ def test_the_numbers_of_a_curve_are_those_of_its_file():
   assert list(line.get_xdata()) == [row["privacy.epsilon"] for row in table.rows]
   assert list(line.get_ydata()) == [row["test_accuracy_mean"] for row in table.rows]
   assert notes == []
-  # Published results come from sweep.json.
   names = {text.get_text() for text in figure.legends[0].get_texts()}
   assert names == {"Papernot et al. 2021 (2.93: 0.981)", "Tramèr and Boneh 2021 (3: 0.987)"}
 
@@ -179,21 +246,23 @@ def test_two_relations_of_any_table_have_axes_of_their_own():
   assert titles == ["add or remove one example", "replace one example"]
 
 
-@pytest.mark.parametrize("steps", ["communication rounds", None])
+@pytest.mark.parametrize("steps", ["communication rounds", "optimizer steps"])
 def test_a_run_is_redrawn_with_the_name_of_its_steps(tmp_path, steps):
   guarantee = {"epsilon_kind": "proved", "delta": 1e-5, "unit": "user", "epsilon": 2.0}
   guarantee["neighboring_relation"] = "add_or_remove_one"
   named = {"dataset": "d", "method": "dp_fed_avg", "test_accuracy": 0.2}
-  named |= {} if steps is None else {"steps_are": steps}
-  axes = _drawn_run(tmp_path, guarantee | named, [[1, 0.1, 1.0], [2, 0.2, 2.0]])
+  rows = [[1, 0.1, 1.0], [2, 0.2, 2.0]]
+  axes = _drawn_run(tmp_path, guarantee | named, rows, steps=steps)
   labels = {one.get_xlabel() for one in axes.figure.axes}
-  assert (steps or "optimizer steps") in labels and len(labels - {""}) == 1
+  assert labels == {steps}
 
 
-def _drawn_run(folder, result, rows):
+def _drawn_run(folder, result, rows, steps="optimizer steps"):
   """The axes of epsilon in the picture of a run."""
-  (folder / "result.json").write_text(json.dumps(result))
-  path = _write(folder / "report.csv", ["step", "test_accuracy", "epsilon"], rows)
+  columns = ["step", "test_accuracy", "epsilon"]
+  path = _write(folder / "report.csv", columns, rows)
+  recipe = report.recipe([dict(zip(columns, row)) for row in rows], result, steps=steps)
+  recipes.write(path, recipe)
   figure = redraw.figure([csv_tables.read(path)], redraw.NOTHING, pictures.PAGE, [])
   return figure.axes[1]
 
@@ -294,7 +363,7 @@ def test_what_cannot_stand_on_one_picture_is_refused(tmp_path):
   curve = _RESULTS / "mnist_whitened" / "curve.csv"
   other = _RESULTS / "lm_lora" / "curve.csv"
   with pytest.raises(
-    UserError, match="must have the same axes, not .*test_perplexity over"
+    UserError, match="lines with the same axes, not .*test_perplexity_mean over"
   ):
     redraw.plot([curve, other], [tmp_path / "a.png"])
   secure = _RESULTS / "secure" / "sums" / "secure.csv"
@@ -335,6 +404,7 @@ def test_a_cell_that_cannot_be_drawn_is_named(column, text, tmp_path):
   header, *rows = csv.reader(whole.read_text().splitlines())
   rows[1][header.index(column)] = text
   path = _write(tmp_path / "curve.csv", header, rows)
+  shutil.copy(recipes.beside(whole), recipes.beside(path))
   with refuses("csv") as caught:
     redraw.plot([path], [tmp_path / "a.svg"], look=_LOOK)
   assert f"row 3 of {column!r}" in str(caught.value)

@@ -13,6 +13,7 @@ from dpjax.experiments.kinds.relevance import audit as relevance_audit
 from dpjax.experiments.kinds.relevance import config as relevance_config
 from dpjax.experiments.kinds.relevance.config import RelevanceAudit, RelevanceConfig
 from dpjax.experiments.kinds.relevance.methods import RadpRigorous, TrainedOnPublic
+from dpjax.experiments.plots import redraw
 from dpjax.experiments.run import guarantee
 from dpjax.experiments.sweeps import claims, panels
 from dpjax.relevance import record_noise, rigorous
@@ -144,8 +145,10 @@ def test_public_labels_are_named_wherever_the_epsilon_is_printed():
   line = guarantee.summary(result)
   assert "features only, label public" in line and "per example's features" in line
   assert "features only, label public" in claims.markdown(claims.rows_of([result]))
-  assert panels._relation(result) == (
-    "replace one example's features (features only, label public)"
+  row = result | {"epoch": 1.0, "test_loss": 1.0, "epsilon_kind": "proved"}
+  figure = redraw.draw([row], panels.recipe(""))
+  assert "replace one example's features (features only, label public)" in (
+    figure.axes[0].get_title(loc="left")
   )
   private = relevance.run("radp", "rigorous", _job()).privacy.to_json()
   assert (private["neighboring_relation"], private["unit"]) == ("replace_one", "example")

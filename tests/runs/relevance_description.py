@@ -47,7 +47,7 @@ def _point(point):
     outcome = relevance.run(*config.played, job)
   heat = _heat(outcome, config)
   facts = [
-    point.overrides["variant"],
+    point.facts["variant"],
     config.epsilons,
     relevance_build.is_released(config),
     heat,

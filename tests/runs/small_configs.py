@@ -18,7 +18,7 @@ from dpjax.experiments.kinds.synthesis.config import (
   SynthesisConfig,
   WassersteinGan,
 )
-from dpjax.experiments.sweeps import secure_table
+from dpjax.experiments.sweeps.sweep import Runs
 
 
 def sides(classes, size=300):
@@ -114,7 +114,7 @@ def relevance(**changes):
 
 
 def secure(**changes):
-  (point,) = secure_table.points(fields.replace_all(SecureConfig(), changes))
+  (point,) = Runs(None, fields.replace_all(SecureConfig(), changes)).points
   return point.config, None
 
 

@@ -25,7 +25,7 @@ from dpjax.experiments.kinds.federated import build as federated_build
 from dpjax.experiments.kinds.federated import privacy as federated_privacy
 from dpjax.experiments.kinds.federated.config import FedConfig
 from dpjax.experiments.run import loop, run_keys, writers
-from dpjax.experiments.sweeps import attack_table
+from dpjax.experiments.sweeps.sweep import Runs
 from dpjax.validate import UserError
 from tests.refuses import refuses
 from tests.runs.stops import stop_after
@@ -35,17 +35,17 @@ def _config(**changes):
   """One attack of the quickstart, small: on its first target, or on the other one."""
   config = quickstart.get_config()
   of_clients = changes.get("attack", "membership") != "membership"
-  small = {"rows": {}, "title": ""}
+  small = {}
   if not of_clients:
-    small |= {name: config.rows["membership, none"][name] for name in ("attack", "target")}
-    small |= {"target.num_steps": 12, "target.data.limit": 60, "attack.num_shadows": 6}
+    _, config = next(quickstart.get_configs(config))
+    small = {"target.num_steps": 12, "target.data.limit": 60, "attack.num_shadows": 6}
     small |= {"target.model.name": "linear", "target.model.options": {}}
     small |= {"target.privacy.sampling_prob": 0.5}
   return fields.replace_all(fields.replace_all(config, small), changes)
 
 
 def _point(config):
-  (point,) = attack_table.points(config)
+  (point,) = Runs(None, config).points
   return point.config
 
 
@@ -352,9 +352,6 @@ def test_labels_are_counted_as_sets_that_may_hold_one_twice():
 # --- what is refused
 
 
-_ROW = "rows['a, b']"
-
-
 @pytest.mark.parametrize(
   ("changes", "words"),
   [
@@ -369,7 +366,6 @@ _ROW = "rows['a, b']"
     ({"target.eval_every": 3}, "target.eval_every=3: would be ignored"),
     ({"target.release": True, "target.privacy": "dp_sgd"}, "target.release=True"),
     ({"target.audit": "canaries"}, "target.audit"),
-    ({"beside": {"nobody": ".8"}}, "beside['nobody']: is no row"),
     (
       {**_DENSE, "target.secure_sum": "secagg", "target.secure_sum.simulated": False},
       "target.secure_sum.simulated=False: would be ignored",
@@ -383,19 +379,12 @@ _ROW = "rows['a, b']"
        "target.privacy.epsilon_budget": 0.1},
       "target.privacy.epsilon_budget=0.1: would be ignored",
     ),
-    ({"rows": {"a, b": {"target.no_such": 1}}}, "no_such"),
-    ({"rows": {"a, b": {"title": "x"}}}, f"{_ROW}.title: is of the whole table"),
-    (
-      {"rows": {"a, b": {**_PRIVATE, "target.privacy.epsilon": -1.0}}},
-      f"{_ROW}: target.privacy.epsilon=-1.0",
-    ),
-    ({"rows": {"a, b": {}, "a-b": {}}}, "runs of the same name"),
     ({"seed": -1}, "seed=-1"),
   ],
 )  # fmt: skip
 def test_a_wrong_config_is_one_line_that_names_its_field(changes, words):
   with pytest.raises(UserError) as caught:
-    attack_table.points(_config(**changes))
+    Runs(None, _config(**changes))
   assert words in str(caught.value) and "\n" not in str(caught.value)
 
 
@@ -426,28 +415,19 @@ def test_what_only_the_data_tell_is_one_line_that_names_its_field(changes, field
   assert not (tmp_path / "run" / "config.json").exists()
 
 
-@pytest.mark.cases(quick=[0, 1], long=...)
-@pytest.mark.parametrize(
-  ("rows", "words"),
-  [
-    (
-      {"membership, top-k": {"target.compression": "top_k"}},
-      "rows['membership, top-k'].target.compression: 'train' has no such field; it belongs to "
-      "federate",
-    ),
-    (
-      {"DLG, epsilon 1": {"attack": "dlg", "target.privacy.epsilon": 1.0}},
-      "rows['DLG, epsilon 1']: target='train': must be 'federate' for attack='dlg'",
-    ),
-    ({"": {}}, "rows['']: names a row and its folder"),
-    ({"membership, a\nb": {}}, "must be words on one line"),
-    ({"membership, " + "x" * 300: {}}, "of at most 200 bytes"),
-  ],
-)
-def test_a_row_whose_defence_would_be_ignored_or_whose_name_is_none_is_refused(rows, words):
+@pytest.mark.parametrize("names", [("a, b", "a-b"), ("", "a"), ("membership, a\nb",)])
+def test_rows_whose_names_are_no_folders_are_refused(names):
+  config = _config()
+  with refuses("get_configs"):
+    Runs([(name, config) for name in names], config)
+
+
+def test_a_wrong_row_of_a_table_is_named():
+  base = _config()
+  wrong = fields.replace(base, "target.eval_every", 3)
   with pytest.raises(UserError) as caught:
-    attack_table.points(AttackConfig(rows=rows))
-  assert words in str(caught.value) and "\n" not in str(caught.value)
+    Runs([("membership, none", base), ("membership, few", wrong)], base)
+  assert caught.value.field == "membership, few"
 
 
 _OWN_NOISE = {

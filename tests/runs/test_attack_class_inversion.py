@@ -6,18 +6,18 @@ from configs.attack import extraction_digits
 from dpjax.experiments.config import fields
 from dpjax.experiments.kinds.attack import table
 from dpjax.experiments.run import loop
-from dpjax.experiments.sweeps import attack_table
+from dpjax.experiments.sweeps.sweep import Runs
 from tests.refuses import refuses
 
 
 def _ran(folder, **changes):
-  small = {"rows": {}, "title": "", "target.num_steps": 40, "target.data.limit": 400}
+  small = {"target.num_steps": 40, "target.data.limit": 400}
   small |= {"target.model.name": "linear", "target.model.options": {}}
   small["attack"] = {"name": "class_inversion", "steps": 100, "judge_steps": 300}
   config = fields.replace_all(
     fields.replace_all(extraction_digits.get_config(), small), changes
   )
-  (point,) = attack_table.points(config)
+  (point,) = Runs(None, config).points
   return loop.train(point.config, folder) | {"attack": "a", "defence": "b"}
 
 

@@ -10,13 +10,13 @@ from dpjax.experiments.config import fields
 from dpjax.experiments.kinds.attack import build, copies, table
 from dpjax.experiments.kinds.central import build as central
 from dpjax.experiments.run import loop
-from dpjax.experiments.sweeps import attack_table
+from dpjax.experiments.sweeps.sweep import Runs
 from tests.refuses import refuses
 from tests.runs.stops import stop_after
 
 
 def _config(**changes):
-  small = {"rows": {}, "title": "", "target.num_steps": 8, "target.data.limit": 200}
+  small = {"target.num_steps": 8, "target.data.limit": 200}
   small |= {"target.model.name": "linear", "target.model.options": {}, "attack.steps": 100}
   small |= {"attack.learning_rate": 0.03}
   return fields.replace_all(
@@ -25,7 +25,7 @@ def _config(**changes):
 
 
 def _ran(config, folder):
-  (point,) = attack_table.points(config)
+  (point,) = Runs(None, config).points
   result = loop.train(point.config, folder)
   return result | {"attack": "a", "defence": "b"}
 
@@ -48,7 +48,7 @@ def test_a_copy_is_made_after_a_training_that_was_cut_off(tmp_path, monkeypatch)
 
 @pytest.mark.slow
 def test_the_target_is_the_public_training_bit_for_bit():
-  (point,) = attack_table.points(_config())
+  (point,) = Runs(None, _config()).points
   loaded, train = build.Attack(point.config).data(), point.config.train
   run = central.assemble(train, loaded)
   attacked = copies.prepare(point.config, loaded, run.random)

@@ -8,7 +8,7 @@ from configs.attack import poisoning_digits
 from dpjax.experiments.config import fields
 from dpjax.experiments.kinds.attack import build, poisoned_rounds, table
 from dpjax.experiments.run import loop, run_keys
-from dpjax.experiments.sweeps import attack_table
+from dpjax.experiments.sweeps.sweep import Runs
 from tests.refuses import refuses
 from tests.runs.stops import stop_after
 
@@ -20,11 +20,7 @@ _PRIVATE = {
 
 
 def _config(**changes):
-  small = {
-    "rows": {},
-    "title": "",
-  }
-  small["attack"] = {"name": "scaled_update", "factor": -20.0, "fraction": 0.25}
+  small = {"attack": {"name": "scaled_update", "factor": -20.0, "fraction": 0.25}}
   small |= {"target.num_rounds": 2, "target.local.epochs": 1}
   return fields.replace_all(
     fields.replace_all(poisoning_digits.get_config(), small), changes
@@ -32,7 +28,7 @@ def _config(**changes):
 
 
 def _ran(config, folder):
-  (point,) = attack_table.points(config)
+  (point,) = Runs(None, config).points
   result = loop.train(point.config, folder)
   return result | {"attack": "a", "defence": "b"}
 
@@ -57,7 +53,7 @@ def test_a_poisoned_run_goes_on_where_it_stopped_and_says_what_fails(tmp_path, m
 
 
 def _prepared(config):
-  (point,) = attack_table.points(config)
+  (point,) = Runs(None, config).points
   loaded = build.Attack(point.config).data()
   random = run_keys.drawn(0, noise_seed=0)
   return poisoned_rounds.prepare(point.config, loaded, random)

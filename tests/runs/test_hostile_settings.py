@@ -4,7 +4,6 @@ that a refused run must leave as it found them."""
 from __future__ import annotations
 
 import dataclasses
-import functools
 
 import numpy as np
 import pytest
@@ -22,8 +21,9 @@ from dpjax.experiments.kinds.federated import build as federated
 from dpjax.experiments.kinds.federated.config import FedConfig
 from dpjax.experiments.kinds.relevance.config import RelevanceConfig
 from dpjax.experiments.run import dry_run, loop, writers
-from dpjax.experiments.sweeps import curve, tuning
-from dpjax.experiments.sweeps import grid as sweep
+from dpjax.experiments.sweeps import curves, tuning
+from dpjax.experiments.sweeps import sweep as sweeps
+from dpjax.experiments.sweeps.sweep import Selection, Sweep
 from dpjax.validate import UserError
 from launch import account
 from tests.refuses import refuses
@@ -70,9 +70,9 @@ def test_bytes_that_are_no_text_are_refused():
 def test_a_title_or_a_name_is_no_formula(tmp_path):
   row = {"a": 1.0, "b": 0.5, "s": "$\\frac{$", "epsilon_kind": "none"}
   title = "$\\nosuch$ {a} \\ $x_"
-  curve.sweep_report(
-    [row], tmp_path, x="a", y="b", series="s", title=title, references=[(title, 1.0, 0.2)]
-  )
+  sweep = Sweep(x="a", y="b", series="s", references=[(title, 1.0, 0.2)])
+  row |= {"label": "a run"}
+  curves.Curves(sweep).write(tmp_path, [row], title=title, last=False)
   assert (tmp_path / "curve.png").stat().st_size > 1000
 
 
@@ -143,20 +143,17 @@ def test_an_error_of_a_lower_room_names_the_field(tmp_path, changes, field):
   [
     loop.train,
     lambda config, workdir: dry_run.report(Central(config), workdir),
-    sweep.run_sweep,
+    sweeps.run,
     tuning.run_selection,
   ],
 )
 def test_a_folder_that_cannot_be_is_refused_before_the_data_are_read(tmp_path, start):
   (tmp_path / "file").write_text("")
   config = _config(data__name="no/such.npz")
-  if start in (sweep.run_sweep, tuning.run_selection):
-    grid = {"optimizer.learning_rate": [0.1, 0.2]}
-    config = sweep.SweepConfig(
-      base=config, grid=grid, seeds=[0], x="optimizer.learning_rate"
-    )
-    config.selection = "best" if start is tuning.run_selection else "none"
-    start = functools.partial(start, train_fn=loop.train, load_fn=build.load_data)
+  if start is sweeps.run:
+    config = [("a run", config)]
+  if start is tuning.run_selection:
+    config = sweeps.Runs([("a run", config)], Sweep(selection=Selection()))
   with refuses("workdir"):
     start(config, tmp_path / "file" / "run")
 
@@ -229,13 +226,14 @@ def test_scores_of_an_attempt_with_other_noise_are_not_left_behind(tmp_path):
 
 
 def test_two_selections_in_one_folder_are_refused(tmp_path):
-  config = sweep.SweepConfig(
-    base=_config(privacy__epsilon=None, privacy__noise_multiplier=2.0),
-    grid={"optimizer.learning_rate": [0.1, 0.2]},
-    selection=sweep.Selection(mean_trials=2.0),
-  )
+  base = _config(privacy__epsilon=None, privacy__noise_multiplier=2.0)
+  named = [
+    (f"rate {rate}", fields.replace(base, "optimizer.learning_rate", rate))
+    for rate in (0.1, 0.2)
+  ]
+  runs = sweeps.Runs(named, Sweep(selection=Selection(mean_trials=2.0)))
   with writers.alone_in(tmp_path), refuses("workdir"):
-    tuning.run_selection(config, tmp_path, loop.train, build.load_data)
+    tuning.run_selection(runs, tmp_path)
   assert not (tmp_path / tuning.TRIALS).exists()
 
 

@@ -2,6 +2,7 @@
 
 import dataclasses
 import importlib
+import math
 import shutil
 import signal
 import sys
@@ -15,6 +16,7 @@ from dpjax import mechanisms, pictures
 from dpjax.accounting import Ledger, gaussian_event
 from dpjax.experiments.config import rules
 from dpjax.experiments.run import guarantee, kind, loop, writers
+from dpjax.experiments.sweeps import sweep
 from tests import commands
 from tests.refuses import refuses
 from tests.runs.stops import stop_after
@@ -123,6 +125,19 @@ def test_the_launcher_of_any_kind_takes_its_fields_as_flags(config, tmp_path):
   assert "epsilon=2 (proved, delta=1e-05, add_or_remove_one" in done.stdout
   refused = commands.run("launch.run", *options, "--config.no=2", cwd=tmp_path)
   assert refused.returncode == 2 and "no such field" in refused.stderr
+
+
+@pytest.mark.slow
+def test_a_sweep_over_a_kind_of_ones_own_draws_its_curve(config, tmp_path):
+  named = [(f"epsilon {e:g}", dataclasses.replace(config, epsilon=e)) for e in (1.0, 4.0)]
+  settings = sweep.Sweep(base=config, x="epsilon", seeds=[0, 1])
+  rows = sweep.run(named, tmp_path / "sweep", settings)
+  assert [row["status"] for row in rows] == ["done"] * 4
+  # Its own field `epsilon` is what was asked for; the sum is of what was spent.
+  total = writers.read_json(tmp_path / "sweep" / "sweep.json")["all_runs_together"]
+  assert total["epsilon"] == math.fsum(row["epsilon"] for row in rows) < 10.0
+  assert (tmp_path / "sweep" / "curve.picture.json").exists()
+  assert len((tmp_path / "sweep" / "curve.csv").read_text().splitlines()) == 3
 
 
 @dataclasses.dataclass

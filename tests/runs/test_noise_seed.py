@@ -19,7 +19,7 @@ from dpjax.experiments.run import dry_run, loop, run_keys
 from dpjax.experiments.run import kind as kinds
 from dpjax.experiments.run.guarantee import REPEATED
 from dpjax.experiments.run.kind import experiment_of
-from dpjax.experiments.sweeps import grid
+from dpjax.experiments.sweeps.sweep import Runs, Sweep
 from dpjax.noise.gaussian import key_id
 from dpjax.validate import UserError
 from tests.runs import small_configs
@@ -56,8 +56,11 @@ def test_p17_two_runs_of_one_config_have_independent_noise():
 
 def test_p17_rows_of_a_sweep_have_independent_noise():
   base = _central(**{"privacy.epsilon": 2.0, "privacy.noise_multiplier": None})
-  config = grid.SweepConfig(base, {"privacy.epsilon": [1.0, 2.0]}, seeds=[0, 1])
-  found = [_draw(point.config) for point in grid.points(config)]
+  named = [
+    (f"epsilon {epsilon}", fields.replace(base, "privacy.epsilon", epsilon))
+    for epsilon in (1.0, 2.0)
+  ]
+  found = [_draw(point.config) for point in Runs(named, Sweep(seeds=[0, 1])).points]
   pairs = [(a, b) for i, a in enumerate(found) for b in found[:i]]
   assert len(pairs) == 6 and max(_correlation(*pair) for pair in pairs) < 4
 
@@ -152,7 +155,7 @@ def test_nothing_would_read_the_noise_seed_of_a_run_without_noise(changed):
 def test_every_kind_of_run_has_the_field():
   """Sweeps have it in their base."""
   without = {kind for kind in _CONFIGS if "noise_seed" not in fields.to_dict(kind())}
-  assert {kind.__name__ for kind in without} == {"SweepConfig"}
+  assert {kind.__name__ for kind in without} == {"Sweep"}
 
 
 @pytest.mark.parametrize("kind", [c for c in _CONFIGS if hasattr(c(), "release")])

@@ -34,7 +34,8 @@ from dpjax.experiments.kinds.relevance import build as relevance_build
 from dpjax.experiments.kinds.relevance.config import RelevanceConfig
 from dpjax.experiments.kinds.relevance.methods import NoisyGradients, RadpRigorous
 from dpjax.experiments.run import loop, run_keys
-from dpjax.experiments.sweeps import attack_table, experiment, grid
+from dpjax.experiments.sweeps import experiment
+from dpjax.experiments.sweeps.sweep import Sweep
 from dpjax.relevance import gradient_methods
 from dpjax.sampling.registry import used_for
 from dpjax.validate import UserError
@@ -45,8 +46,7 @@ from tests.runs import descriptions, published_runs
 _ADD = "add_or_remove_one"
 
 
-_TABLES = {AttackConfig: attack_table, RelevanceConfig: experiment}
-_KINDS = (TrainConfig, FedConfig, grid.SweepConfig, *_TABLES)
+_KINDS = (TrainConfig, FedConfig, Sweep, AttackConfig, RelevanceConfig)
 _PUBLISHED = {
   name: config
   for name, config in published_runs.configs().items()
@@ -54,18 +54,18 @@ _PUBLISHED = {
 }
 
 
-def _runs_of(config):
-  """The runs of a published config: the first of each line of a sweep, a table or curves."""
-  if isinstance(config, grid.SweepConfig):
-    return list(published_runs.ends(config, 0).values())
-  if type(config) not in _TABLES:
+def _runs_of(name):
+  """The runs of a published file: the first of each line of a sweep, or of curves."""
+  config = _PUBLISHED[name]
+  if isinstance(config, Sweep):
+    return published_runs.first_of_lines(name)
+  if isinstance(config, AttackConfig):
+    return [published_runs.first_of_lines(name)[0].target]
+  if not isinstance(config, RelevanceConfig):
     return [config]
   lines = {}
-  for point in _TABLES[type(config)].points(config):
-    run = point.config
-    if isinstance(run, AttackConfig):
-      run = run.target
-    lines.setdefault(published_runs.line(point), run)
+  for point in experiment.points(config):
+    lines.setdefault(point.facts["variant"].split(" @ ")[0], point.config)
   return list(lines.values())
 
 
@@ -247,7 +247,7 @@ def _check_plans(runs):
 @pytest.mark.parametrize("name", _PUBLISHED)
 def test_a_record_more_or_less_changes_no_plan_of_a_published_run(name):
   """The first run of each file."""
-  _check_plans(_runs_of(_PUBLISHED[name])[:1])
+  _check_plans(_runs_of(name)[:1])
 
 
 @pytest.mark.long
@@ -255,7 +255,7 @@ def test_a_record_more_or_less_changes_no_plan_of_a_published_run(name):
   "name", [name for name, config in _PUBLISHED.items() if type(config) in _KINDS[2:]]
 )
 def test_a_record_more_or_less_changes_no_plan_of_another_line(name):
-  _check_plans(_runs_of(_PUBLISHED[name])[1:])
+  _check_plans(_runs_of(name)[1:])
 
 
 # --- every sampler beside what else a plan is made of

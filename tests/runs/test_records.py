@@ -10,8 +10,8 @@ from dp_accounting.pld import PLDAccountant
 
 from configs.fed import patients
 from dpjax.accounting import Ledger
-from dpjax.accounting.event_kinds.kind import event_from_json
 from dpjax.accounting.calibration import Unreachable
+from dpjax.accounting.event_kinds.kind import event_from_json
 from dpjax.accounting.ledger import BudgetExceeded
 from dpjax.data import partition
 from dpjax.experiments.config import fields

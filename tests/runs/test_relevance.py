@@ -53,7 +53,7 @@ def test_points_are_curves_by_epsilons_by_seeds():
   of_one_seed = ["a-eps1", "a-eps2", "b-x-eps7"]
   assert [p.name for p in found] == [f"{p}-seed{s}" for s in (3, 4) for p in of_one_seed]
   assert (
-    found[-1].overrides["variant"] == "B @ x"
+    found[-1].facts["variant"] == "B @ x"
     and name_of(found[-1].config.method, "preset") == "P5"
   )
   assert found[0].config.curves == {} and found[0].config.num_seeds == 1

@@ -10,7 +10,8 @@ from matplotlib.figure import Figure
 from matplotlib.text import Text
 
 from dpjax.experiments.run import report, writers
-from dpjax.experiments.sweeps import curve, table
+from dpjax.experiments.sweeps import curve, curves, table
+from dpjax.experiments.sweeps.sweep import Sweep
 from dpjax.validate import UserError
 from tests.refuses import refuses
 
@@ -116,9 +117,14 @@ def _rows(accuracy=lambda epsilon, seed: epsilon / 10 + seed / 100, seeds=(0, 1,
   ]
 
 
+def _report(rows, folder, *, title="", **axes):
+  rows = [row | {"label": "", "variant": ""} for row in rows]
+  curves.Curves(Sweep(**axes)).write(folder, rows, title=title, last=False)
+
+
 def test_sweep_report_means_and_extremes(tmp_path, figures):
   references = [("A 2021", 2.93, 0.2), ("B 2021", 3.0, 0.2)]  # almost on top of each other
-  curve.sweep_report(_rows(), tmp_path, references=references, title="t")
+  _report(_rows(), tmp_path, references=references, title="t")
   assert _is_png(tmp_path / "curve.png")
   first, second = _table(tmp_path / "curve.csv")
   assert (first["privacy.epsilon"], second["privacy.epsilon"]) == ("1.0", "4.0")
@@ -139,7 +145,7 @@ def test_sweep_report_means_and_extremes(tmp_path, figures):
 
 
 def test_one_seed_has_no_interval(tmp_path, figures):
-  curve.sweep_report(_rows(seeds=(0,)), tmp_path)
+  _report(_rows(seeds=(0,)), tmp_path)
   axes = figures[0].axes[0]
   assert "one seed" in _note(figures[0])
   assert not axes.collections  # error bars are line collections
@@ -147,7 +153,7 @@ def test_one_seed_has_no_interval(tmp_path, figures):
 
 def test_series_are_lines_of_their_own(tmp_path, figures):
   rows = [row | {"model.name": name} for name in ("mlp", "cnn") for row in _rows()]
-  curve.sweep_report(rows, tmp_path, series="model.name")
+  _report(rows, tmp_path, series="model.name")
   assert [row["model.name"] for row in _table(tmp_path / "curve.csv")] == ["mlp"] * 2 + [
     "cnn"
   ] * 2
@@ -161,7 +167,7 @@ def test_a_run_without_privacy_is_never_drawn_at_its_configs_epsilon(tmp_path, f
     "privacy.epsilon": 1.0,
     "test_accuracy": 0.99,
   }
-  curve.sweep_report([*_rows(), sgd], tmp_path)
+  _report([*_rows(), sgd], tmp_path)
   table = _table(tmp_path / "curve.csv")
   assert table[0]["privacy.epsilon"] == "" and table[0]["test_accuracy_mean"] == "0.99"
   assert [row["seeds"] for row in table] == ["1", "3", "3"]
@@ -176,7 +182,7 @@ def test_what_an_epsilon_means_fits_into_the_picture(tmp_path, figures):
   long = "the same, random allocation, not private"
   other = {"neighboring_relation": "replace_special", "series": "another"}
   rows = [row | {"series": long} for row in _rows()] + [row | other for row in _rows()]
-  curve.sweep_report(rows, tmp_path, series="series")
+  _report(rows, tmp_path, series="series")
   (figure,) = figures
   titles = [axes.get_title(loc="left") for axes in figure.axes]
   assert titles == ["add or remove one example", "replace one example by an empty one"]
@@ -196,14 +202,14 @@ def test_an_epsilon_of_mixed_meaning_says_so(tmp_path):
 
 def test_another_axis_is_linear_and_a_missing_key_named(tmp_path, figures):
   rows = [row | {"num_steps": 10 * (1 + row["seed"])} for row in _rows()]
-  curve.sweep_report(rows, tmp_path, x="num_steps")
+  _report(rows, tmp_path, x="num_steps")
   assert figures[0].axes[0].get_xscale() == "linear"
   with refuses("accuracy_of_test", value=None):
-    curve.sweep_report(rows, tmp_path, y="accuracy_of_test")
+    _report(rows, tmp_path, y="accuracy_of_test")
 
 
 def test_no_finished_run_still_writes_the_files(tmp_path):
-  curve.sweep_report([], tmp_path)
+  _report([], tmp_path)
   assert _is_png(tmp_path / "curve.png") and _table(tmp_path / "curve.csv") == []
 
 
@@ -212,7 +218,7 @@ def test_runs_that_diverged_are_counted_and_in_no_mean(tmp_path, figures, lost):
   rows = _rows(accuracy=lambda e, seed: 0.5 if seed else lost)
   rows += [row | {"privacy.epsilon": 9.0} for row in _rows(accuracy=lambda *_: lost)[:3]]
   rows += [row | {"epsilon_kind": "none"} for row in _rows(accuracy=lambda *_: lost)[:1]]
-  curve.sweep_report(rows, tmp_path)
+  _report(rows, tmp_path)
   found = {row["privacy.epsilon"]: row for row in _table(tmp_path / "curve.csv")}
   assert [(row["seeds"], row["not_finite"]) for row in found.values()] == [
     ("1", "1"), ("3", "1"), ("3", "1"), ("3", "3")
@@ -228,5 +234,5 @@ def test_runs_that_diverged_are_counted_and_in_no_mean(tmp_path, figures, lost):
 
 def test_a_run_without_a_position_is_left_out(tmp_path):
   rows = [row | {"test_loss": None if row["seed"] else 1.0} for row in _rows()]
-  curve.sweep_report(rows, tmp_path, x="test_loss")
+  _report(rows, tmp_path, x="test_loss")
   assert [row["test_loss"] for row in _table(tmp_path / "curve.csv")] == ["1.0"]

@@ -26,7 +26,8 @@ from dpjax.experiments.kinds.secure import (
 )
 from dpjax.experiments.kinds.secure.config import TASKS, SecureConfig
 from dpjax.experiments.run import loop, run_keys, saved, writers
-from dpjax.experiments.sweeps import secure_table
+from dpjax.experiments.sweeps import sweep
+from dpjax.experiments.sweeps.sweep import Runs
 from dpjax.secure.mpc import output_noise
 from dpjax.secure.mpc.output_noise import OutputNoise
 from dpjax.secure.sums import SecAgg, primitives
@@ -49,7 +50,7 @@ _MODEL = {
 
 def _point(**changes):
   config = fields.replace_all(SecureConfig(), changes)
-  (point,) = secure_table.points(config)
+  (point,) = Runs(None, config).points
   return point.config
 
 
@@ -318,7 +319,7 @@ def test_a_missing_extra_is_named_before_the_first_row(
   for module in (primitives, alignment):
     monkeypatch.setattr(module, "library", library if module is lacks else lambda: None)
   with pytest.raises(UserError, match=rf"\.\[{extra}\]"):
-    secure_table.run_all(SecureConfig(task=task), tmp_path / "run")
+    sweep.run(None, tmp_path / "run", SecureConfig(task=task))
   assert not (tmp_path / "run").exists()
 
 
@@ -376,13 +377,14 @@ def test_a_table_resumes_and_keeps_failures_as_rows(tmp_path):
     "task.protocol": {"name": "plain", "min_survivors": 3},
     "task.silent": 2,
   }
-  config = fields.replace_all(SecureConfig(rows=rows), _SUM)
-  found = secure_table.run_all(config, tmp_path)
+  base = fields.replace_all(SecureConfig(), _SUM)
+  named = [(label, fields.replace_all(base, changes)) for label, changes in rows.items()]
+  found = sweep.run(named, tmp_path)
   assert [row["status"] for row in found] == ["done", "done", "failed"]
   assert "min_survivors=3" in found[2]["error"] and "\n" not in found[2]["error"]
   results = sorted(tmp_path.glob("points/*/result.json"))
   before = [path.stat().st_mtime_ns for path in results]
-  secure_table.run_all(config, tmp_path)
+  sweep.run(named, tmp_path)
   assert before == [path.stat().st_mtime_ns for path in results] and len(before) == 2
   text = (tmp_path / "secure.md").read_text()
   assert "| one | sum | plain | 4 clients x 20 entries |" in text
@@ -406,9 +408,6 @@ def test_a_table_resumes_and_keeps_failures_as_rows(tmp_path):
     ({"task.num_clients": 10_001}, "config.task.num_clients"),
     ({"task": {"name": "noisy_model", "num_steps": 10**7}}, "config.task.num_steps"),
     ({"task": {"name": "regress", "table": "wine"}}, "config.task.table"),
-    ({"rows": {"a": {"title": "b"}}}, "rows['a'].title"),
-    ({"rows": {"a": {}, "A": {}}}, "rows"),
-    ({"rows": {"a": {"task": "regress", "seed": -1}}}, "rows['a']"),
     ({"seed": -1}, "seed"),
     ({"task": {"name": "transfer", "num_shared": 901}}, "config.task.num_shared"),
     ({"task": {"name": "transfer", "alignment": 0.0}}, "config.task.alignment"),
@@ -419,7 +418,7 @@ def test_a_table_resumes_and_keeps_failures_as_rows(tmp_path):
 )
 def test_a_mistake_is_one_line_before_anything_runs(changes, field):
   with refuses(field) as caught:
-    secure_table.points(fields.replace_all(SecureConfig(), changes))
+    Runs(None, fields.replace_all(SecureConfig(), changes))
   assert "\n" not in str(caught.value)
 
 

@@ -31,7 +31,7 @@ from dpjax.experiments.kinds.synthesis.config import SynthesisConfig
 from dpjax.experiments.run import checkpoint, config_names, loop, run_keys
 from dpjax.experiments.run import workdir as owner
 from dpjax.experiments.run.kind import experiment_of
-from dpjax.experiments.sweeps import experiment, grid
+from dpjax.experiments.sweeps import experiment, sweep
 from dpjax.noise import source
 from dpjax.noise.gaussian import key_id
 from dpjax.validate import UserError
@@ -402,13 +402,14 @@ def test_a_sweep_on_changed_data_does_not_keep_what_it_had(tmp_path):
   _write(tmp_path)
   base = _central(**{"data.data_dir": str(tmp_path), "privacy.noise_multiplier": None})
   name = "privacy.noise_multiplier"
-  config = grid.SweepConfig(base, {name: [2.0, 3.0]}, x=name)
-  rows = grid.run_sweep(config, tmp_path / "sweep", loop.train, build.load_data)
+  named = [(str(noise), fields.replace(base, name, noise)) for noise in (2.0, 3.0)]
+  config = sweep.Sweep(x=name)
+  rows = sweep.run(named, tmp_path / "sweep", config)
   assert [row["status"] for row in rows] == ["done", "done"]
-  again = grid.run_sweep(config, tmp_path / "sweep", loop.train, build.load_data)
+  again = sweep.run(named, tmp_path / "sweep", config)
   assert [r["params_sha256"] for r in again] == [r["params_sha256"] for r in rows]
   _write(tmp_path, **_changes()["one label"])
-  rows = grid.run_sweep(config, tmp_path / "sweep", loop.train, build.load_data)
+  rows = sweep.run(named, tmp_path / "sweep", config)
   assert [row["status"] for row in rows] == ["failed", "failed"]
   assert "are not the data of the run" in rows[0]["error"]
 

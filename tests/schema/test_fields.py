@@ -20,7 +20,7 @@ from dpjax.experiments.kinds.relevance.config import RelevanceConfig
 from dpjax.experiments.kinds.secure.config import SecureConfig
 from dpjax.experiments.kinds.synthesis.config import SynthesisConfig
 from dpjax.experiments.run.kind import KINDS
-from dpjax.experiments.sweeps.grid import SweepConfig
+from dpjax.experiments.sweeps.sweep import Sweep
 from dpjax.gradients import Automatic, Flat
 from tests.refuses import refuses
 
@@ -70,19 +70,19 @@ def test_wrong_override_is_one_line_that_names_the_field(path, text, field):
 
 
 def test_containers_of_a_sweep():
-  sweep = fields.override(SweepConfig(), "seeds", "[3, 4]")
-  sweep = fields.override(sweep, "grid.privacy.epsilon", "[1, 2.5]")  # a dotted dict key
+  sweep = fields.override(Sweep(), "seeds", "[3, 4]")
+  sweep = fields.override(sweep, "epsilons", "[1, 2.5]")
   sweep = fields.override(sweep, "references", "[('a', 1, 0.9)]")
   sweep = fields.override(sweep, "base.privacy.delta", "1e-7")
-  assert sweep.seeds == [3, 4] and sweep.grid == {"privacy.epsilon": [1, 2.5]}
+  assert sweep.seeds == [3, 4] and sweep.epsilons == [1.0, 2.5]
   assert sweep.references == [("a", 1.0, 0.9)] and sweep.base.privacy.delta == 1e-7
   for path, text, field in [
     ("seeds", "[0, 'x']", "seeds[1]"),
     ("references", "[('a', 1)]", "references[0]"),
-    ("grid", "3", "grid"),
+    ("epsilons", "3", "epsilons"),
   ]:
     with refuses(f"config.{field}"):
-      fields.override(SweepConfig(), path, text)
+      fields.override(Sweep(), path, text)
 
 
 def test_nested_dict_keys_descend():
@@ -96,8 +96,8 @@ def test_nested_dict_keys_descend():
 def test_check_finds_an_ill_typed_field_anywhere():
   config = TrainConfig()
   config.privacy.sampling_prob = "0.1"  # type: ignore[assignment]
-  with refuses("sweep.base.privacy.sampling_prob"):
-    fields.check(SweepConfig(base=config), SweepConfig, "sweep")
+  with refuses("config.privacy.sampling_prob"):
+    fields.check(config, TrainConfig, "config")
   assert fields.check(TrainConfig(), TrainConfig, "config") == TrainConfig()
 
 
@@ -214,8 +214,10 @@ def test_odd_json_of_a_choice_is_one_line(text, field):
 
 def test_values_that_are_made_by_lambdas_are_told_by_their_names():
   adam, adagrad = optimizers.CENTRAL["adam"](), optimizers.CENTRAL["adagrad"]()
-  held = fields.to_dict(SweepConfig(grid={"optimizer.rule": [adam, adagrad]}))
-  assert held["grid"]["optimizer.rule"] == ["adam()", "adagrad()"]
+  config = TrainConfig()
+  config.model.options = {"rules": [adam, adagrad]}
+  held = fields.to_dict(config)
+  assert held["model"]["options"]["rules"] == ["adam()", "adagrad()"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -346,7 +348,7 @@ _OTHERS = {
     "epochs": "task.epochs", "lr": "task.learning_rate", "eps": "task.epsilon",
     "noise": "task.train.privacy.noise_multiplier",
   },
-  SweepConfig: {"noise": "base.privacy.noise_multiplier", "epochs": "base.num_steps"},
+  Sweep: {"noise": "base.privacy.noise_multiplier", "epochs": "base.num_steps"},
 }  # fmt: skip
 
 

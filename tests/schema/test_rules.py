@@ -114,7 +114,7 @@ def test_what_a_file_alone_can_say_is_printed_as_a_comment():
   printed = subprocess.run(command, capture_output=True, text=True, check=False)
   assert printed.returncode == 0, printed.stderr
   lines = printed.stdout.splitlines()
-  assert any(line.startswith("# --config.variants=") for line in lines)
+  assert any(line.startswith("# --config.epsilons=") for line in lines)
   assert all(line.startswith(("--config.", "# --config.")) for line in lines)
 
 

@@ -11,7 +11,7 @@ from dpjax.experiments.config import fields
 from dpjax.experiments.kinds.attack import build, inversion
 from dpjax.experiments.kinds.attack.config import AttackConfig
 from dpjax.experiments.run import loop, run_keys
-from dpjax.experiments.sweeps import attack_table
+from dpjax.experiments.sweeps.sweep import Runs
 from dpjax.secure.encoding import Encoding, from_vector, to_vector
 from tests.refuses import refuses
 
@@ -23,7 +23,7 @@ def _config(**changes):
 
 
 def _ran(folder, **changes):
-  (point,) = attack_table.points(_config(**changes))
+  (point,) = Runs(None, _config(**changes)).points
   return loop.train(point.config, folder)
 
 
@@ -69,7 +69,7 @@ def test_a_secure_sum_is_a_defence_of_the_table(tmp_path):
 
 
 def _prepared(**changes):
-  (point,) = attack_table.points(_config(**changes))
+  (point,) = Runs(None, _config(**changes)).points
   loaded = build.Attack(point.config).data()
   return inversion.prepare(point.config, loaded, run_keys.drawn(0, noise_seed=0))
 

@@ -12,10 +12,12 @@ from dpjax.experiments.kinds.central import build
 from dpjax.experiments.kinds.central.config import TrainConfig
 from dpjax.experiments.kinds.relevance.config import RelevanceConfig
 from dpjax.experiments.run import dry_run, loop
-from dpjax.experiments.sweeps import grid, rehearsal
+from dpjax.experiments.sweeps import rehearsal
+from dpjax.experiments.sweeps.sweep import Selection
 from dpjax.validate import UserError
 from tests import commands
 from tests.refuses import refuses
+from tests.sweeps import grids
 
 _TINY = {
   "num_steps": 3,
@@ -30,7 +32,7 @@ _TINY = {
 def _sweep(**changes):
   base = fields.replace_all(TrainConfig(), _TINY)
   varied = {"data.limit": [200, 99999]}
-  return grid.SweepConfig(**({"base": base, "grid": varied, "x": "data.limit"} | changes))
+  return grids.Grid(**({"base": base, "grid": varied, "x": "data.limit"} | changes))
 
 
 def _lines(text):
@@ -42,18 +44,18 @@ def _lines(text):
 @pytest.mark.long
 def test_the_plan_of_a_sweep_is_that_of_its_runs(tmp_path):
   config = _sweep(seeds=[0, 1])
-  plan = _lines(rehearsal.report(config, tmp_path / "new"))
+  plan = _lines(rehearsal.report(config.runs(), tmp_path / "new"))
   assert list(tmp_path.iterdir()) == []
   assert plan["runs"] == "4, of which 0 are finished and 2 would fail"
   failing = [
     line for line in plan.values() if line.startswith("would fail: data.limit=99999")
   ]
   assert len(failing) == 2 and "estimate" in plan["time"]
-  rows = grid.run_sweep(config, tmp_path / "ran", loop.train, build.load_data)
+  rows = grids.run(config, tmp_path / "ran", loop.train, build.load_data)
   total = 2 * rows[0]["epsilon"]
   said = re.search(r"at most \(epsilon = ([\d.]+), delta = ([\d.e-]+)\)", plan["together"])
   assert total <= float(said[1]) <= 1.01 * total and float(said[2]) == pytest.approx(2e-5)
-  again = _lines(rehearsal.report(config, tmp_path / "ran"))
+  again = _lines(rehearsal.report(config.runs(), tmp_path / "ran"))
   assert again["runs"] == "4, of which 2 are finished and 2 would fail"
   assert again[rows[0]["name"]].endswith(dry_run.FINISHED)
   assert again["time"].startswith("about 0 minutes")
@@ -63,7 +65,7 @@ def test_one_mistake_that_stops_every_run_is_one_error(tmp_path):
   base = fields.replace_all(TrainConfig(), _TINY | {"data.name": "missing.npz"})
   config = _sweep(base=base, grid={"data.limit": [200, 300]})
   with pytest.raises(UserError, match=r"^all 2 runs would fail: .*missing"):
-    rehearsal.report(config, tmp_path / "new")
+    rehearsal.report(config.runs(), tmp_path / "new")
 
 
 def test_the_plan_of_a_selection_is_what_the_choice_costs(monkeypatch, tmp_path):
@@ -71,8 +73,8 @@ def test_the_plan_of_a_selection_is_what_the_choice_costs(monkeypatch, tmp_path)
   real = dry_run.timed
   monkeypatch.setattr(dry_run, "timed", lambda work: (timing, real))
   config = _sweep(x="privacy.epsilon", grid={"optimizer.learning_rate": [0.1, 0.2]})
-  config.selection = grid.Selection(mean_trials=4.0)
-  plan = _lines(rehearsal.report(config, tmp_path))
+  config.selection = Selection(mean_trials=4.0)
+  plan = _lines(rehearsal.report(config.runs(), tmp_path))
   assert plan["time"].startswith("about 2 minutes on average")
   assert "The choice of the best of a random number of runs is charged" in plan["privacy"]
 

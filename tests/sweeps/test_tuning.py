@@ -5,6 +5,7 @@ import functools
 import itertools
 import json
 import math
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,19 +14,21 @@ from dpjax import accounting, noise, plan, sampling
 from dpjax.accounting.event_kinds.kind import event_from_json
 from dpjax.accounting.event_kinds.repeat_and_select import repeat_and_select_event
 from dpjax.experiments.kinds.central.config import TrainConfig
+from dpjax.experiments.kinds.federated.config import FedConfig
 from dpjax.experiments.sweeps import tuning
-from dpjax.experiments.sweeps.grid import Selection, SweepConfig
+from dpjax.experiments.sweeps.sweep import Selection
 from dpjax.validate import UserError
 from tests.refuses import refuses
+from tests.sweeps.grids import Grid
 
 _GRID = {"optimizer.learning_rate": [0.1, 0.2, 0.4, 0.8]}
 
 
 def _sweep(**changes):
   selection = changes.pop("law", {})
-  options = dict(grid=_GRID)
+  options: dict[str, Any] = {"grid": _GRID}
   options["selection"] = Selection(**({"mean_trials": 6.0} | selection))
-  return SweepConfig(**(options | changes))
+  return Grid(**(options | changes))
 
 
 def _plan(config, data):
@@ -68,7 +71,7 @@ class _Train:
 def _run(folder, sweep=None, train=None):
   train = train or _Train()
   found = tuning.run_selection(
-    sweep or _sweep(), folder, train, lambda _: "data", _promised(_plan)
+    (sweep or _sweep()).runs(), folder, train, lambda _: "data", _promised(_plan)
   )
   return found, train
 
@@ -99,7 +102,7 @@ def test_p40_a_choice_among_claims_is_a_claim(tmp_path, capsys):
     return dataclasses.replace(_plan(config, data), sampler=own)
 
   found = tuning.run_selection(
-    _sweep(), tmp_path, _Train(), lambda _: "data", _promised(plan_of)
+    _sweep().runs(), tmp_path, _Train(), lambda _: "data", _promised(plan_of)
   )
   assert found["epsilon_kind"] == "claimed" and found["failed_assumptions"]
   assert "kind: claimed" in found["privacy_statement"]
@@ -114,7 +117,9 @@ def test_p40_a_choice_among_runs_from_unknown_weights_is_a_claim(tmp_path):
   known = "no record of this run is known to a.npz"
   rests = iter([(), (known,), (known,), ()])  # of the four settings
   plan_of = lambda config, data: (_plan(config, data), next(rests))
-  found = tuning.run_selection(_sweep(), tmp_path, _Train(), lambda _: "data", plan_of)
+  found = tuning.run_selection(
+    _sweep().runs(), tmp_path, _Train(), lambda _: "data", plan_of
+  )
   assert found["epsilon_kind"] == "claimed" and found["failed_assumptions"] == [known]
   assert "kind: claimed" in found["privacy_statement"]
 
@@ -144,7 +149,9 @@ def test_each_setting_gets_the_features_of_its_own_model(tmp_path):
 
   grid = {"model.name": ["linear", "scatter_linear"]}
   sweep = _sweep(grid=grid, law={"mean_trials": 40.0})
-  tuning.run_selection(sweep, tmp_path, Train(), lambda c: c.model.name, _promised(_plan))
+  tuning.run_selection(
+    sweep.runs(), tmp_path, Train(), lambda c: c.model.name, _promised(_plan)
+  )
   assert seen and all(model == data for model, data in seen)
 
 
@@ -162,7 +169,7 @@ def test_the_best_alone_is_released_without_seed_or_number_of_runs(tmp_path):
   found, train = _run(tmp_path)
   best = max(config.optimizer.learning_rate for config in train.configs)
   assert found["score"] == best
-  assert found["setting"] == {"optimizer.learning_rate": best}
+  assert found["setting"] == f"learning_rate={best}"
   released = {path.name for path in (tmp_path / "best").iterdir()}
   assert released == {"params.npz", "selection.json"}
   text = (tmp_path / "best" / "selection.json").read_text()
@@ -244,15 +251,16 @@ def test_a_run_that_diverged_is_never_chosen(tmp_path, lost, monkeypatch):
     ({"y": "train_loss"}, "y"),
     ({"y": "not_private/loss"}, "y"),
     ({"seeds": [0, 1]}, "seeds"),
+    ({"base": FedConfig(), "grid": {"num_rounds": [1, 2]}}, "selection"),
     ({"law": {"mean_trials": 0.5}}, "selection.mean_trials"),
     ({"law": {"shape": -1.0}}, "selection.shape"),
     ({"law": {"better": "best"}}, "selection.better"),
     ({"grid": {"audit": ["canaries"]}}, "audit"),
     (
       {"grid": {"privacy.noise_multiplier": [2.0, 1.0], "privacy.epsilon": [None]}},
-      "grid",
+      "get_configs",
     ),
-    ({"grid": {"data.name": ["mnist", "digits"]}}, "grid"),
+    ({"grid": {"data.name": ["mnist", "digits"]}}, "get_configs"),
   ],
 )
 def test_what_has_no_proof_is_refused_before_anything_runs(tmp_path, changes, field):
@@ -276,9 +284,11 @@ def test_samplers_without_rdp_or_without_proof_are_refused(tmp_path):
     sampler = sampling.ShuffledSampler(batch_size=50)
     return dataclasses.replace(_plan(config, data), sampler=sampler)
 
-  for plan_fn, match in ((cut, "event"), (shuffled, "grid")):
+  for plan_fn, match in ((cut, "event"), (shuffled, "get_configs")):
     with refuses(match):
-      tuning.run_selection(_sweep(), tmp_path, _Train(), lambda _: None, _promised(plan_fn))
+      tuning.run_selection(
+        _sweep().runs(), tmp_path, _Train(), lambda _: None, _promised(plan_fn)
+      )
 
 
 def test_p40_one_setting_may_overflow_where_another_of_the_same_event_cannot(tmp_path):
@@ -303,8 +313,8 @@ def test_p40_one_setting_may_overflow_where_another_of_the_same_event_cannot(tmp
   for order in ([0.1, 0.2], [0.2, 0.1]):
     of = _promised(functools.partial(plan_of, order=order))
     sweep = _sweep(grid={"optimizer.learning_rate": [0.1, 0.2]})
-    with refuses("grid"):
-      tuning.run_selection(sweep, tmp_path, _Train(), lambda _: None, of)
+    with refuses("get_configs"):
+      tuning.run_selection(sweep.runs(), tmp_path, _Train(), lambda _: None, of)
 
 
 @pytest.mark.parametrize("order", [["pld", "rdp"], ["rdp", "pld"]])
@@ -313,9 +323,11 @@ def test_p40_settings_have_one_accountant(tmp_path, order):
   plan_of = lambda config, data: dataclasses.replace(
     _plan(config, data), accountant=config.privacy.accountant
   )
-  with refuses("grid"):
+  with refuses("get_configs"):
     sweep = _sweep(grid={"privacy.accountant": order})
-    tuning.run_selection(sweep, tmp_path, _Train(), lambda _: None, _promised(plan_of))
+    tuning.run_selection(
+      sweep.runs(), tmp_path, _Train(), lambda _: None, _promised(plan_of)
+    )
 
 
 @pytest.mark.cases(quick=[2], long=...)
@@ -324,7 +336,7 @@ def test_p40_settings_have_one_accountant(tmp_path, order):
   [
     (0.01, {}, "selection.mean_trials"),
     (0.05, {}, "selection.mean_trials"),
-    (1e-8, {}, "grid"),
+    (1e-8, {}, "get_configs"),
     (2.0, {"shape": 1e6}, "selection.mean_trials"),
   ],
 )
@@ -336,6 +348,6 @@ def test_p40_a_choice_that_costs_all_of_delta_is_refused(
 
   with refuses(field) as caught:
     tuning.run_selection(
-      _sweep(law=law), tmp_path, _Train(), lambda _: None, _promised(plan_of)
+      _sweep(law=law).runs(), tmp_path, _Train(), lambda _: None, _promised(plan_of)
     )
   assert "\n" not in str(caught.value) and not list(tmp_path.iterdir())

@@ -104,7 +104,7 @@ class Folder:
       # Imported here: only the end of a run needs the plotting library.
       from dpjax.experiments.run import report
 
-      report.redraw(self.path, steps)
+      report.draw_again(self.path, steps)
     return self.result
 
   @contextlib.contextmanager

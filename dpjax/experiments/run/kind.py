@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import importlib
-from collections.abc import Callable
+import pathlib
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from dpjax.experiments.run.experiment import C, Experiment
@@ -50,6 +51,59 @@ class Several(Generic[C]):
     return ""
 
 
+class Table:
+  """What several runs of one kind write together; here nothing.
+
+  Attributes:
+    unreleased: reason why the runs are not released, so that their costs are not summed; "": they
+      are released.
+    writes: names of the files of `write`, for the last line of a launcher.
+  """
+
+  unreleased = ""
+  writes = ""
+
+  def alone(self, config: Any) -> str:
+    """Returns the label of a config that is run without others."""
+    return command_of(config)
+
+  def facts(self, label: str, config: Any) -> dict[str, Any]:
+    """Returns entries of a run's row that its label and its config determine."""
+    return {"label": label}
+
+  def missing(self, config: Any) -> str:
+    """Returns one line on what must be installed before a run can begin; "" if nothing."""
+    return ""
+
+  def check_data(self, config: Any, data: Any) -> None:
+    """Raises UserError if what is to be written cannot come from such runs. It is called once,
+    before the first run begins."""
+
+  def kept(self, config: Any, result: dict[str, Any]) -> dict[str, Any]:
+    """Returns the entries of a run's row from its result; here all."""
+    return result
+
+  def tell(self, row: dict[str, Any]) -> str:
+    """Returns one line about a finished run."""
+    # Imported here: most runs are no row of a table.
+    from dpjax.experiments.run import guarantee
+
+    return guarantee.summary(row)
+
+  def write(
+    self, folder: pathlib.Path, rows: Sequence[dict[str, Any]], *, title: str, last: bool
+  ) -> None:
+    """Writes files about the finished runs. It is called after each run; `last`: all have run."""
+
+  def read(self, folder: pathlib.Path) -> str:
+    """Returns what a launcher prints of the written files."""
+    return ""
+
+  def alarm(self, rows: Sequence[dict[str, Any]]) -> str:
+    """Returns one line about a promise that an attack has refuted; "" if there is none."""
+    return ""
+
+
 @dataclasses.dataclass(frozen=True)
 class Kind:
   """A type of config, and what a command does with it.
@@ -60,11 +114,13 @@ class Kind:
     config: class of the configs.
     experiment: its `Experiment`, for one run; None if its configs describe several runs only.
     several: its `Several`; None if a config describes one run.
+    table: its `Table`, where a single run is a table of one row; None: a sweep draws curves.
   """
 
   config: str | type
   experiment: str | type | None
   several: str | None = None
+  table: str | None = None
 
   @property
   def config_class(self) -> type:
@@ -73,6 +129,10 @@ class Kind:
   def whole(self, config: Any) -> Experiment[Any] | Several[Any]:
     """Returns all that a command runs with a config: several runs if its kind has such configs."""
     return _found(self.several or self.experiment)(config)
+
+  def its_table(self) -> Table | None:
+    """Returns what several of its runs write together; None: curves."""
+    return None if self.table is None else _found(self.table)()
 
   def check(self, config: Any) -> None:
     """Raises UserError for a config whose run, or one of whose runs, would be refused."""
@@ -98,14 +158,14 @@ KINDS: dict[str, Kind] = {
   "attack": Kind(
     "kinds.attack.config:AttackConfig",
     "kinds.attack.build:Attack",
-    "sweeps.attack_table:AttackTable",
+    table="kinds.attack.table:AttackTable",
   ),
   "secure": Kind(
     "kinds.secure.config:SecureConfig",
     "kinds.secure.build:SecureComputation",
-    "sweeps.secure_table:SecureTable",
+    table="kinds.secure.table:SecureTable",
   ),
-  "sweep": Kind("sweeps.grid:SweepConfig", None, "sweeps.grid:Sweep"),
+  "sweep": Kind("sweeps.sweep:Sweep", None),
 }
 
 
@@ -156,5 +216,9 @@ def experiment_of(config: Config) -> Experiment[Any]:
   experiment = _found(of(config).experiment)
   if experiment is None:
     name = type(config).__name__
-    raise UserError("describes several runs", field="config", value=Verbatim(name))
+    raise UserError(
+      "describes several runs, which get_configs() of its file yields",
+      field="config",
+      value=Verbatim(name),
+    )
   return experiment(config)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import functools
 import io
 import math
 import os
@@ -18,21 +17,20 @@ import jax
 from dpjax import accounting, pictures
 from dpjax.accounting import proved, upper
 from dpjax.accounting.event_kinds.kind import event_from_json
+from dpjax.experiments.plots import redraw
+from dpjax.experiments.plots.recipes import WHAT_EPSILON_MEANS as WHAT_EPSILON_MEANS
+from dpjax.experiments.plots.recipes import Recipe
 from dpjax.experiments.run import guarantee, writers
 from dpjax.pictures import PAGE, Look
 from dpjax.validate import UserError
 
 if TYPE_CHECKING:
-  from matplotlib.axes import Axes
   from matplotlib.figure import Figure
 
 PICTURE, TABLE = writers.REPORT
-WHAT_EPSILON_MEANS = ("epsilon_kind", "delta", "neighboring_relation", "unit")
 # Runs longer than this many seconds get extra points of epsilon, which take about two seconds.
 _LONG = 60.0
 _POINTS = 12
-# Largest number of evaluations that are drawn with markers.
-_FEW = 30
 Row = dict[str, Any]
 
 
@@ -62,20 +60,15 @@ def train_report(workdir: str | os.PathLike, *, steps: str = "optimizer steps") 
   result = writers.read_json(path) if path.exists() else {}
   write_csv(workdir / TABLE, rows)
   dense = (result.get("wall_seconds") or 0) > _LONG
-  drawn = figure(rows, result, steps=steps, dense=dense)
-  if drawn is not None:
-    pictures.save(drawn, workdir / PICTURE)
+  its_recipe = recipe(rows, result, steps=steps, dense=dense)
+  if its_recipe is not None:
+    redraw.write(workdir / TABLE, its_recipe)
 
 
-def figure(
-  rows: list[Row],
-  result: Row,
-  *,
-  steps: str = "optimizer steps",
-  dense: bool = True,
-  look: Look = PAGE,
-) -> Figure | None:
-  """Returns the picture of the rows in report.csv; None if they hold neither scores nor epsilon.
+def recipe(
+  rows: list[Row], result: Row, *, steps: str = "optimizer steps", dense: bool = True
+) -> Recipe | None:
+  """Returns how report.csv is drawn; None if its rows hold neither scores nor epsilon.
 
   With `dense`, and one kind of step in the result's ledger, the accountant computes epsilon
   between evaluations. Otherwise the curve is a staircase that is never too low: between two
@@ -86,33 +79,51 @@ def figure(
     result: content of result.json; {} for a run that has not finished.
     steps: name of the steps, for the axis.
     dense: whether to compute epsilon between evaluations. A point takes a tenth of a second.
-    look: sizes, fonts and style of the picture.
   """
   # A task without accuracy is drawn by its first score.
   columns = [name for row in rows for name in row if name.startswith("test_")]
   score = "test_accuracy" if "test_accuracy" in columns else next(iter(columns), None)
-  panels = [] if score is None else [functools.partial(_draw_score, score)]
-  panels += [functools.partial(_draw_epsilon, dense)] * bool(_series(rows, "epsilon")[0])
-  if not panels:
+  words = {"step": steps, "epsilon": "epsilon spent so far"}
+  titles = {}
+  curves = {}
+  y = [] if score is None else [score]
+  if score is not None:
+    words[score] = score.replace("_", " ")
+    titles[score] = _title(score, result)
+  at, values = _series(rows, "epsilon")
+  if at:
+    y.append("epsilon")
+    titles["epsilon"] = _meaning_of(values[-1], result)
+    between = _between(at, values, result) if dense else {}
+    curves = {"epsilon": list(between.items())} if between else {}
+  if not y:
     return None
-  # Panels that would be narrower than 2.6 inches are drawn one above the other.
-  wide = min(len(panels), look.across(2.6))
-  high = -(-len(panels) // wide)
-  height = min(look.width / wide, 3.45) * 0.72 * high
-  drawn = pictures.new_figure(look, height=height)
-  axes = drawn.subplots(high, wide, squeeze=False).flat
-  for axis, draw in zip(axes, panels):
-    draw(axis, rows, result, steps, look)
-    if look.log_y is not None and draw is panels[0]:
-      axis.set_yscale("log" if look.log_y else "linear")
-    if look.log_x:
-      axis.set_xscale("log")
-  if look.title:
-    pictures.headline(drawn, look, look.title)
-  return drawn
+  return Recipe(
+    "lines", ("step",), tuple(y), stairs=("epsilon",) if at else (), curves=curves, words=words,
+    titles=titles,
+  )  # fmt: skip
 
 
-def redraw(workdir: pathlib.Path, steps: str) -> None:
+def figure(
+  rows: list[Row],
+  result: Row,
+  *,
+  steps: str = "optimizer steps",
+  dense: bool = True,
+  look: Look = PAGE,
+) -> Figure | None:
+  """Returns the picture of a run: its score, and the epsilon spent so far; None if it has neither.
+  The arguments are those of `recipe`."""
+  its_recipe = recipe(rows, result, steps=steps, dense=dense)
+  if its_recipe is None:
+    return None
+  columns = ("step", *its_recipe.y)
+  return redraw.draw(
+    [{name: row.get(name) for name in columns} for row in rows], its_recipe, look
+  )
+
+
+def draw_again(workdir: pathlib.Path, steps: str) -> None:
   """Writes the report again if the picture or the table is missing or empty. A run may have been
   killed between its result and its report."""
   whole = all(
@@ -142,45 +153,23 @@ def meaning(result: Row) -> str:
   return f"{kind}, delta = {shown}, {relation}"
 
 
-def _draw_score(
-  score: str, axes: Axes, rows: list[Row], result: Row, xlabel: str, look: Look
-) -> None:
-  steps, values = _series(rows, score)
-  title = score.replace("_", " ")
-  # Markers of many evaluations would hide the line.
-  point = "o" if len(steps) <= _FEW else ""
-  axes.plot(steps, values, color=look.color(0), marker=point, markersize=2.5, linewidth=1.2)
-  label = title
-  if result:
-    names = [pictures.proper_name(result[name]) for name in ("dataset", "method")]
-    private = "" if result["epsilon_kind"] != "none" else ": not private"
-    last = writers.number(result[score])
-    title = f"{', '.join(names)}{private}: {last:.3f} at the end"
-  pictures.dress(axes, look=look, title=title, xlabel=xlabel, ylabel=label)
+def _title(score: str, result: Row) -> str:
+  """Returns what stands above the panel of a score."""
+  if not result:
+    return score.replace("_", " ")
+  names = [pictures.proper_name(result[name]) for name in ("dataset", "method")]
+  private = "" if result["epsilon_kind"] != "none" else ": not private"
+  last = writers.number(result[score])
+  return f"{', '.join(names)}{private}: {last:.3f} at the end"
 
 
-def _draw_epsilon(
-  dense: bool, axes: Axes, rows: list[Row], result: Row, xlabel: str, look: Look
-) -> None:
-  steps, values = _series(rows, "epsilon")
-  between = _between(steps, values, result) if dense else {}
-  color = look.color(1)
-  if between:
-    axes.plot(list(between), list(between.values()), color=color, linewidth=1.2)
-    axes.plot(steps, values, color=color, linestyle="none", marker="o", markersize=2.5)
-  else:
-    # The line rises at once to the next evaluation's epsilon, so that it is never too low.
-    axes.plot(
-      steps, values, color=color, marker="o" if len(steps) <= _FEW else "", markersize=2.5,
-      linewidth=1.2, drawstyle="steps-pre",
-    )  # fmt: skip
+def _meaning_of(epsilon: float, result: Row) -> str:
+  """Returns what stands above the panel of epsilon."""
   # A title begins at the axis; names and ticks left of the axis take about half an inch.
-  characters = int((min(look.width, 3.45) - 0.6) / pictures.letter(look.font_size))
-  lines = [f"epsilon {upper(values[-1])}", meaning(result)]
+  characters = int((3.45 - 0.6) / pictures.letter(PAGE.font_size))
+  lines = [f"epsilon {upper(epsilon)}", meaning(result)]
   lines.append(guarantee.attackers_bound(result).removeprefix(", "))
-  title = "\n".join(textwrap.fill(line, characters) for line in lines if line)
-  pictures.dress(axes, look=look, title=title, xlabel=xlabel, ylabel="epsilon spent so far")
-  axes.set_ylim(bottom=0)
+  return "\n".join(textwrap.fill(line, characters) for line in lines if line)
 
 
 def _between(steps: list[int], values: list[float], result: Row) -> dict[int, float]:

@@ -190,20 +190,29 @@ def space_on_disk(workdir: pathlib.Path, saved: Callable[[], int | None]) -> Ite
     ) from None
 
 
+class Busy(UserError):
+  """Another process holds the lock of a folder."""
+
+
 @contextmanager
-def alone_in(workdir: pathlib.Path, subfolder: str = "") -> Iterator[int]:
-  """Locks the file `workdir`/`subfolder`/lock, so that no other process enters the same block.
+def alone_in(
+  workdir: pathlib.Path, subfolder: str = "", *, name: str = LOCK, kept: bool = True
+) -> Iterator[int]:
+  """Locks the file `workdir`/`subfolder`/`name`, so that no other process enters the same block.
 
   Yields the lock's file descriptor. The operating system releases the lock when this process, and
   all processes that inherited the descriptor, have closed it or ended. Two runs in one folder would
   overwrite each other's checkpoints and account for noise twice. The lock has its own file: a file
   that is replaced, such as config.json, could be locked by two processes.
 
+  Args:
+    kept: whether the file stays after the block.
+
   Raises:
-    UserError: another process holds the lock, the file system has no locks, or the path is no
-      regular file.
+    Busy: another process holds the lock.
+    UserError: the file system has no locks, or the path is no regular file.
   """
-  path = workdir / subfolder / LOCK
+  path = workdir / subfolder / name
   make_folder(workdir)
   if subfolder:
     secret_folder(path.parent)  # it holds the state of a run
@@ -226,12 +235,17 @@ def alone_in(workdir: pathlib.Path, subfolder: str = "") -> Iterator[int]:
         ) from None
       held = False
     if not held:
-      raise UserError(
+      raise Busy(
         "another process is at work there; wait for it, or stop it",
         field="workdir",
         value=workdir,
       )
-    yield file.fileno()
+    try:
+      yield file.fileno()
+    finally:
+      if not kept:
+        # Who opened the file before this line sees that it is gone, and holds no lock.
+        path.unlink(missing_ok=True)
 
 
 def plain(value: object) -> Any:

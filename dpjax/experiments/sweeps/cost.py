@@ -13,10 +13,6 @@ from dpjax.experiments.kinds.federated.config import NATURAL
 from dpjax.experiments.run import guarantee, writers
 
 Row = dict[str, Any]
-NOT_RELEASED = (
-  "Each epsilon is what the attacked run promises by itself. An attack trains many models and "
-  "looks at true records: nothing in this folder may be released where the data are private."
-)
 
 
 def charge(rows: list[Row]) -> dict[str, Any]:

@@ -1,64 +1,17 @@
-"""The picture and the CSV file of a sweep: a score over a setting, with a line for each series."""
+"""The points of a curve: the mean of a score over the seeds, at each x of each series."""
 
 from __future__ import annotations
 
 import math
-import os
-import pathlib
 import statistics
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from dpjax import pictures
 from dpjax.accounting.text import by_name
 from dpjax.experiments.run import report, writers
-from dpjax.experiments.sweeps import curve_picture
 from dpjax.validate import UserError
 
 Row = dict[str, Any]
-
-
-def sweep_report(
-  rows: Sequence[Row],
-  out_dir: str | os.PathLike,
-  *,
-  x: str = "privacy.epsilon",
-  y: str = "test_accuracy",
-  series: str | None = None,
-  references: Iterable[tuple[str, float, float]] = (),
-  title: str = "",
-) -> None:
-  """Writes `out_dir`/curve.csv and curve.png: the mean of y over seeds, at each x.
-
-  Bars span the smallest and the largest y of the seeds, and say nothing about other seeds. If x is
-  an epsilon, runs that guarantee none are drawn as a horizontal line, not at the epsilon in their
-  config. A run whose y is not finite (it diverged) is counted in the column `not_finite`, and left
-  out of the mean.
-
-  Args:
-    rows: one row for each finished run, with the keys `x`, `y` and `series`, and the keys of a
-      result.
-    out_dir: folder to write to.
-    x: key of the x values. The axis is logarithmic if the key ends in "epsilon", or if all values
-      are positive and span a factor of 50. If a value is infinite, the values are drawn side by
-      side, without a scale.
-    y: key of a number in the result. A diverged run has None or "inf", for NaN or infinity.
-    series: key whose values become separate lines.
-    references: (label, x, y) of published results, listed in the legend. A reference at
-      epsilon 0 is a model that saw no private data, drawn as a horizontal line.
-    title: title of the picture.
-
-  Raises:
-    UserError: x or y of a run is missing, or is no number.
-  """
-  out_dir = pathlib.Path(out_dir)
-  groups = summarize(rows, x=x, y=y, series=series)
-  header = [*([series] if series else []), x, "seeds", "not_finite"]
-  header += [f"{y}_mean", f"{y}_min", f"{y}_max", "epsilon", *report.WHAT_EPSILON_MEANS]
-  report.write_csv(out_dir / "curve.csv", groups, list(dict.fromkeys(header)))
-  axes = {"x": x, "y": y, "series": series}
-  figure = curve_picture.figure(groups, **axes, references=references, title=title)
-  pictures.save(figure, out_dir / "curve.png")
 
 
 def summarize(

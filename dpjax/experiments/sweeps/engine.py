@@ -1,158 +1,71 @@
-"""The grid engine: points from variants and axes, and their runs, one after another or side
-by side in several processes.
+"""The engine of every sweep and table: runs in folders of their own, one after another.
 
-A grid can be killed at any moment and started again. Finished runs are kept, the interrupted run
-resumes, and the files about all runs are written again after each run.
+A sweep can be killed at any moment and started again. Finished runs are kept, the interrupted run
+resumes, and the files about all runs are written again after each run. Several processes may work
+off one sweep: each takes the next run that no other is at, and the last one writes the whole.
 """
 
 from __future__ import annotations
 
 import contextlib
 import fnmatch
-import itertools
 import json
-import math
 import pathlib
 import shutil
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+import time
+from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
 
 from dpjax import validate
-from dpjax.accounting.text import by_name
-from dpjax.experiments.config import fields, rules
-from dpjax.experiments.run import checkpoint, guarantee, provenance, writers
+from dpjax.experiments.config import fields
+from dpjax.experiments.run import checkpoint, kind, loop, provenance, writers
 from dpjax.experiments.run import workdir as owner
-from dpjax.experiments.sweeps import cost, curve, side_by_side
+from dpjax.experiments.sweeps import cost
 from dpjax.parallel import allocator
 from dpjax.validate import UserError
 
 if TYPE_CHECKING:
-  from _typeshed import DataclassInstance
+  from dpjax.experiments.run.kind import Table
 
 Row = dict[str, Any]
 LoadFn = Callable[[Any], Any]  # (config) -> what all runs on the same data and model share
-Axes = Mapping[str, Sequence[Any]]  # dotted field -> its values
+# Function (point, folder of the point, result of `load`) -> content of result.json. It resumes an
+# interrupted run.
+TrainFn = Callable[["Point", pathlib.Path, Any], Row]
 FILE = "sweep.json"
+# Kinds of run whose data follow from their sections data, model, partition and normalization.
+_SHARING = ("train", "federate", "relevance")
+_GUARANTEE = ("epsilon", "delta", "epsilon_kind", "neighboring_relation", "unit")
+_AGAIN_SECONDS = 0.1
 
 
 class Point(NamedTuple):
-  """A run of a grid: its folder name, config, and differences from other runs."""
+  """One run of a sweep."""
 
-  name: str  # folder name: readable, unique, the same in every process
+  name: str  # of its folder: readable, unique, the same in every process
   config: Any
-  overrides: dict[str, Any]  # values that tell this run from the others; also in its row
+  facts: Row  # entries of its row that tell it from other runs
+
+  @property
+  def label(self) -> str:
+    """Returns the name that the config file gave the run."""
+    return str(self.facts.get("label", self.facts.get("variant", self.name)))
 
 
-class Grid(NamedTuple):
-  """The runs of a grid, and functions that train and report them. A grid must be picklable if
-  several processes train its runs."""
-
-  config: Any  # dataclass: config of the whole grid, for sweep.json
-  points: list[Point]
-  # Function (point, folder of the point, result of `load`) -> content of result.json. It resumes an
-  # interrupted run.
-  train: Callable[[Point, pathlib.Path, Any], Row]
-  load: LoadFn
-  kept: Callable[[Point, Row], Row]  # (point, result) -> entries of the point's row
-  draw: Callable[[pathlib.Path, list[Row]], None]  # writes files about the finished runs
-  y: str = "test_accuracy"  # key of a result, for the progress lines
-  tell: Callable[[Row], str] | None = (
-    None  # describes a finished run in one line; None: by y
-  )
-  # Reason why the runs are not released, so that their costs are not summed; "": they are released.
-  unreleased: str = ""
-  only: str | None = None  # pattern of the points that are run now, as in `part`
-  # Whether there is one run, and no table: its error is then raised, as that of any single run.
-  alone: bool = False
-
-
-class Changed(NamedTuple):
-  """A run of a grid, before its fields are checked."""
-
-  variant: str
-  changes: dict[str, Any]  # the fields that the variant and the axes set
-  axes: dict[str, Any]  # the fields that the axes set
-  config: Any
-
-
-def spread(
-  base: DataclassInstance,
-  variants: Mapping[str, Mapping[str, Any]],
-  axes_of: Callable[[Any], Axes],
-  *,
-  name: str,
-  where: str,
-) -> list[Changed]:
-  """Expands variants and axes into runs; see `expand` for the arguments."""
-  bases = {
-    variant: fields.replace_all(base, fixed, name=f"{where}[{variant!r}]")
-    for variant, fixed in variants.items()
-  }
-  axes = {variant: axes_of(config) for variant, config in bases.items()}
-  # Runs are counted before they are made: a mistyped axis may ask for billions of runs.
-  count = sum(math.prod(map(len, values.values())) for values in axes.values())
-  if count > rules.MOST_RUNS:
-    raise UserError(f"has {count} runs; must be at most {rules.MOST_RUNS}", field=name)
-  runs = []
-  for variant, config in bases.items():
-    for values in itertools.product(*axes[variant].values()):
-      chosen = dict(zip(axes[variant], values))
-      run = fields.replace_all(config, chosen, name=name)
-      runs.append(Changed(variant, {**variants[variant], **chosen}, chosen, run))
-  return runs
-
-
-def expand(
-  base: DataclassInstance,
-  variants: Mapping[str, Mapping[str, Any]],
-  axes_of: Callable[[Any], Axes],
-  point: Callable[[str, Any, dict[str, Any]], Point],
-  *,
-  check: Callable[[Any], object],
-  name: str,
-  where: str,
-) -> list[Point]:
-  """Returns the runs: each variant of a config at each combination of its axes.
-
-  The last axis varies fastest. Every run is checked before the first run begins: an impossible
-  value of the last run must not be found after hours.
-
-  Args:
-    base: config from which the variants differ.
-    variants: fields that each variant sets together, by the variant's name.
-    axes_of: function from a variant's config to its axes, whose values replace values of the
-      config.
-    point: function (name of the variant, config of the run, values of the axes) -> the run.
-    check: function that raises UserError for a run's config, as far as it can be judged without
-      data.
-    name: name of the config field in errors about the runs.
-    where: name of the config field in errors about a variant.
-
-  Raises:
-    UserError: an unknown field, an ill-typed value, more than `rules.MOST_RUNS` runs; an error of
-      `check`, after the name of the run.
-  """
-  points = []
-  for run in spread(base, variants, axes_of, name=name, where=where):
-    made = point(run.variant, run.config, run.axes)
-    # An error names its run, since a grid has many runs.
-    try:
-      check(made.config)
-    except UserError as error:
-      raise error.at(made.name) from error
-    points.append(made)
-  return points
+class WholeSweep(UserError):
+  """An error of the sweep itself, which is no run's: it ends the sweep."""
 
 
 def slug(label: str) -> str:
   """Converts a label to a part of a folder name.
 
-  >>> slug("DLG, top-k")
-  'dlg-top-k'
+  >>> slug("DLG, top-k"), slug("noise .01 @ 0.5")
+  ('dlg-top-k', 'noise-.01-0.5')
   """
-  return "-".join("".join(c if c.isalnum() else " " for c in label.lower()).split())
+  words = "".join(c if c.isalnum() or c in "._=" else " " for c in label.lower()).split()
+  return "-".join(words).strip(".")
 
 
 def folder(workdir: pathlib.Path, name: str) -> pathlib.Path:
@@ -164,45 +77,66 @@ def part(points: list[Point], only: str | None, workdir: pathlib.Path) -> list[P
   """Returns the requested points and the points that have finished: tables show all results.
 
   Args:
-    only: name of a variant or a run, or a pattern of names, as for files in a shell; None: all.
+    only: name of a run, or of its folder, or a pattern of names, as for files in a shell; None:
+      all.
 
   Raises:
-    UserError: the pattern fits no variant and no run.
+    UserError: the pattern fits no run.
   """
   if only is None:
     return points
-  names_of = lambda point: (point.name, str(point.overrides.get("variant", point.name)))
   meant = lambda name: name == only or fnmatch.fnmatchcase(name, only)
-  wanted = {point.name for point in points if any(map(meant, names_of(point)))}
+  wanted = {point.name for point in points if meant(point.name) or meant(point.label)}
   if not wanted:
-    known = list(dict.fromkeys(names_of(point)[1] for point in points))
+    known = list(dict.fromkeys(point.label for point in points))
     some = ", ".join([*known[:3], "..."] if len(known) > 3 else known)
     raise UserError(f"must be a pattern of one of {some}", field="only", value=only)
   # Finished points are drawn with the requested points, so that a table never loses rows.
-  there = lambda point: _result_of(point, workdir).exists()
+  there = lambda point: (folder(workdir, point.name) / writers.RESULT).exists()
   return [point for point in points if point.name in wanted or there(point)]
 
 
-def run(grid: Grid, workdir: pathlib.Path, *, num_processes: int = 1) -> list[Row]:
-  """Runs the remaining points of a grid. Writes sweep.json and calls `grid.draw` after each run.
+def _trained(point: Point, at: pathlib.Path, data: Any) -> Row:
+  return loop.train(point.config, at, data=data)
+
+
+def run(
+  points: list[Point],
+  table: Table,
+  workdir: pathlib.Path,
+  *,
+  settings: Any = None,
+  title: str = "",
+  only: str | None = None,
+  alone: bool = False,
+  train: TrainFn = _trained,
+  load: LoadFn = loop.load,
+) -> list[Row]:
+  """Carries out the runs of a sweep that have no result yet, but for those at which another process
+  works. Writes sweep.json, and the files of `table` after each run.
 
   Args:
-    num_processes: number of runs at a time. With more than 1, several processes of this machine
-      train the runs, and each process loads the data (`side_by_side`).
+    points: runs, in the order of the table.
+    table: what the runs write together.
+    settings: config of the whole sweep, for sweep.json; None: there is none.
+    title: title of what is written.
+    only: pattern of the points that are run now (`part`).
+    alone: whether there is one run, and no table: its error is then raised, as that of any single
+      run.
+    train: function that carries out a run.
+    load: function that loads what runs on the same data share. It is called once for all of them.
 
   Returns:
-    One row for each point, in the order of the points: name, status ("done" or "failed"), error,
-    population (`cost.population`), the point's overrides and, if it is done, the entries of
-    `grid.kept`. With `grid.only`, there are rows only for that part (`part`); sweep.json also keeps
-    the failed runs of other parts.
+    One row for each point that this call ran or found finished: name, status ("done" or "failed"),
+    error, population (`cost.population`), the point's facts and, if it is done, the entries of
+    `table.kept`. sweep.json also holds the failed runs of earlier calls.
 
   Raises:
-    UserError: `grid.only` fits no point; `side_by_side.check` refuses `num_processes`; JAX runs in
-      several processes; the folder holds a single run, or another process is at work in it. A
-      UserError of one of several runs is recorded in its row, and the other runs go on.
+    UserError: `only` fits no point; JAX runs in several processes; the folder holds a single run,
+      or a run of that name of another config; what all runs need is not installed; `table` cannot
+      draw such runs. An error of one of several runs is recorded in its row, and the others go on.
   """
   validate.folder(workdir=workdir)
-  side_by_side.check(num_processes)
   if jax.process_count() > 1:
     raise UserError(
       f"must be run by one process, not {jax.process_count()}; several may "
@@ -215,93 +149,254 @@ def run(grid: Grid, workdir: pathlib.Path, *, num_processes: int = 1) -> list[Ro
       field="workdir",
       value=workdir,
     )
-  now = grid._replace(points=part(grid.points, grid.only, workdir))
+  now = grouped(_ready(part(points, only, workdir), table))
+  for point in now:
+    # A run of another config is refused before the first run, and before sweep.json is written.
+    owner.known(folder(workdir, point.name), point.config)
   fresh = not workdir.exists()
   workdir.mkdir(parents=True, exist_ok=True)
-  with (
-    writers.alone_in(workdir) as lock,
-    _removed_if_refused(workdir, fresh=fresh),
-    contextlib.closing(_rows(now, workdir, num_processes, lock)) as outcomes,
-  ):
-    left_out = _failed_of_the_rest(grid, now, workdir)
-    rows = {}
-    for count, (point, (row, ran)) in enumerate(outcomes, start=1):
+  files = _Files(points, table, workdir, settings, title)
+  rows: dict[str, Row] = {}
+  with _removed_if_refused(workdir, fresh=fresh):
+    work = _Work(table, workdir, train, load, alone)
+    ran_any = False
+    for point, row, ran in _outcomes(now, work):
       rows[point.name] = row
-      line = summary(row, grid.y)
-      if grid.tell is not None and row["status"] != "failed":
-        line = f"{row['name']}: {grid.tell(row)}{writers.took(row)}"
-      writers.say(f"[{count}/{len(now.points)}] {line}")
-      # The files already contain runs that an earlier call finished. So they are written only after
-      # a run of this call, and after the last point.
-      if ran or count == len(now.points):
-        _save(grid, workdir, _in_order(grid, left_out | rows))
-    print(writers.read_json(workdir / FILE)["statement"], flush=True)
-    return _in_order(grid, rows)
+      ran_any = ran_any or ran
+      writers.say(f"[{len(rows)}/{len(now)}] {summary(row, table)}")
+      # The files already contain runs that an earlier call finished.
+      if ran:
+        files.write(rows)
+    if not ran_any:
+      files.write(rows)
+  busy = [point.name for point in now if point.name not in rows]
+  if busy:
+    writers.note(
+      f"{len(busy)} runs are at work in other processes, the last of which writes them all: "
+      f"{', '.join(busy[:3])}{', ...' if len(busy) > 3 else ''}"
+    )
+  print(writers.read_json(workdir / FILE)["statement"], flush=True)
+  return [rows[point.name] for point in points if point.name in rows]
+
+
+def _ready(points: list[Point], table: Table) -> list[Point]:
+  """Returns the points that nothing is missing for, after a note on the others."""
+  lines = {point.name: table.missing(point.config) for point in points}
+  ready = [point for point in points if not lines[point.name]]
+  if not ready:
+    raise UserError(lines[points[0].name])
+  for line in dict.fromkeys(filter(None, lines.values())):
+    names = [name for name, needed in lines.items() if needed == line]
+    writers.note(
+      f"{len(names)} of {len(points)} rows are left out ({', '.join(names)}): {line}"
+    )
+  return ready
 
 
 @contextlib.contextmanager
 def _removed_if_refused(workdir: pathlib.Path, *, fresh: bool) -> Iterator[None]:
-  """Removes a new folder that holds nothing but its lock if the block raises UserError."""
+  """Removes a new folder in which nothing was written if the block raises UserError."""
   try:
     yield
   except UserError:
-    if fresh and [path.name for path in workdir.iterdir()] == [writers.LOCK]:
+    if fresh and not [path for path in workdir.rglob("*") if path.is_file()]:
       shutil.rmtree(workdir, ignore_errors=True)
     raise
 
 
-def _failed_of_the_rest(grid: Grid, now: Grid, workdir: pathlib.Path) -> dict[str, Row]:
-  """Reads from sweep.json the rows of failed points that this call does not run."""
-  others = {point.name for point in grid.points} - {point.name for point in now.points}
-  if not others or not (workdir / FILE).exists():
-    return {}
-  try:
-    known = {row["name"]: row for row in writers.read_json(workdir / FILE)["rows"]}
-    return {n: known[n] for n in others & set(known) if known[n]["status"] == "failed"}
-  except (KeyError, TypeError):
-    raise UserError(
-      f"{FILE} there is not that of a sweep", field="workdir", value=workdir
-    ) from None
-
-
-def _in_order(grid: Grid, rows: dict[str, Row]) -> list[Row]:
-  return [rows[point.name] for point in grid.points if point.name in rows]
-
-
-def _result_of(point: Point, workdir: pathlib.Path) -> pathlib.Path:
-  return folder(workdir, point.name) / writers.RESULT
-
-
-def _rows(
-  grid: Grid, workdir: pathlib.Path, num_processes: int, lock: int
-) -> Generator[tuple[Point, tuple[Row, bool]]]:
-  """Yields (point, result of `_Work`) when a run ends."""
-  work = _Work(grid, workdir)
-  points = grouped(grid.points)
-  left = sum(not _result_of(point, workdir).exists() for point in points)
-  if min(num_processes, left) > 1:
-    return side_by_side.outcomes(work, points, min(num_processes, left), lock=lock)
-  return ((point, work(point)) for point in points)
+def _outcomes(points: list[Point], work: _Work) -> Iterator[tuple[Point, Row, bool]]:
+  """Yields (point, its row, whether this call ran it), but for points at which other processes
+  are. Those are looked at again as long as there is something to do beside them."""
+  waiting = points
+  while waiting:
+    busy = []
+    for point in waiting:
+      outcome = work(point)
+      if outcome is None:
+        busy.append(point)
+      else:
+        yield point, *outcome
+    if len(busy) == len(waiting):
+      return
+    waiting = busy
 
 
 class _Work:
-  """Runs a point, and returns (its row, whether this call ran it). Caches the data of the last
-  point."""
+  """Runs a point, and returns (its row, whether this call ran it); None if another process is at
+  it. Keeps the data of the last point."""
 
-  def __init__(self, grid: Grid, workdir: pathlib.Path):
-    self._grid = grid
+  def __init__(
+    self, table: Table, workdir: pathlib.Path, train: TrainFn, load: LoadFn, alone: bool
+  ):
+    self._table = table
     self._workdir = workdir
-    self._load = LastData(grid.load)
+    self._train = train
+    self._load = LastData(load)
+    self._alone = alone
+    self._checked = False
 
-  def __call__(self, point: Point) -> tuple[Row, bool]:
-    ran = not _result_of(point, self._workdir).exists()
-    if ran:
-      writers.begins(point.name)
-    row = _row(self._grid, point, folder(self._workdir, point.name), self._load)
+  def __call__(self, point: Point) -> tuple[Row, bool] | None:
+    at = folder(self._workdir, point.name)
+    ran = not (at / writers.RESULT).exists()
+    try:
+      # The lock stands beside the folder, which holds nothing but the run.
+      with writers.alone_in(at.parent, name=f"{point.name}.lock", kept=False):
+        if ran:
+          writers.begins(point.name)
+        row = self._row(point, at)
+    except writers.Busy:
+      if self._alone:
+        raise
+      return None
     # Freed memory is given back to the system. Otherwise the memory of one run would add to the
     # peak of the next run.
     allocator.give_back()
     return row, ran
+
+  def _row(self, point: Point, at: pathlib.Path) -> Row:
+    try:
+      result = finished(point, at)
+      # A run with checkpoints stores a digest of its data. It is started even if it has finished,
+      # so that it compares its data with the digest.
+      if result is None or (at / checkpoint.FOLDER).is_dir():
+        result = self._result(point, at, new=result is None)
+    except UserError as error:
+      if self._alone or isinstance(error, WholeSweep | writers.Busy):
+        raise
+      line = " ".join(str(error).split())
+      return {**head(point), **point.facts, "status": "failed", "error": line}
+    return done(point, self._table, result)
+
+  def _result(self, point: Point, at: pathlib.Path, *, new: bool) -> Row:
+    data = self._load(point.config)
+    if new and not self._checked:
+      try:
+        self._table.check_data(point.config, data)
+      except UserError as error:
+        raise WholeSweep(
+          error.must, field=error.field, value=error.value, hint=error.hint
+        ) from error
+      self._checked = True
+    result = self._train(point, at, data)
+    # Some `train` functions leave writing the result to the engine.
+    if not (at / writers.RESULT).exists():
+      owner.claim(at, point.config)
+      owner.write_result(at, point.config, result)
+    # The result is read back, so that it is as a later start reads it: with lists for tuples, and
+    # text for infinity.
+    return writers.read_json(at / writers.RESULT)
+
+
+def finished(point: Point, at: pathlib.Path) -> Row | None:
+  """Returns the result of a point whose run has finished; None if it has not.
+
+  Raises:
+    UserError: the folder holds another run.
+  """
+  if not (at / owner.CONFIG).exists():
+    return None
+  owner.known(at, point.config)
+  return owner.finished(at, point.config)
+
+
+def head(point: Point) -> Row:
+  """Returns the first entries of a finished run's row: name, status, error and population."""
+  population = cost.population(point.config)
+  return {"name": point.name, "status": "done", "error": None, "population": population}
+
+
+def done(point: Point, table: Table, result: Row) -> Row:
+  """Returns the row of a finished run. What it guarantees is what its result says, though a config
+  of some kind may have a field of that name."""
+  guaranteed = {name: result[name] for name in _GUARANTEE if name in result}
+  return {**head(point), **table.kept(point.config, result), **point.facts, **guaranteed}
+
+
+class _Files:
+  """Writes the files about all runs, which several processes may write."""
+
+  def __init__(
+    self,
+    points: list[Point],
+    table: Table,
+    workdir: pathlib.Path,
+    settings: Any,
+    title: str,
+  ):
+    self._points = points
+    self._table = table
+    self._workdir = workdir
+    self._settings = settings
+    self._title = title
+
+  def write(self, rows: dict[str, Row]) -> None:
+    """Writes sweep.json and the files of the table, with what other calls have finished or found to
+    fail."""
+    with self._alone():
+      known = self._failed() | {
+        point.name: row
+        for point in self._points
+        if point.name not in rows and (row := self._read(point)) is not None
+      }
+      rows = known | rows
+      self._save([rows[point.name] for point in self._points if point.name in rows])
+
+  @contextlib.contextmanager
+  def _alone(self) -> Iterator[None]:
+    """Waits for other processes that write these files."""
+    with contextlib.ExitStack() as held:
+      while True:
+        try:
+          held.enter_context(writers.alone_in(self._workdir))
+          break
+        except writers.Busy:
+          time.sleep(_AGAIN_SECONDS)
+      yield
+
+  def _read(self, point: Point) -> Row | None:
+    """Returns the row of a point that has finished; None if it has not, or is of another config."""
+    try:
+      result = finished(point, folder(self._workdir, point.name))
+      return None if result is None else done(point, self._table, result)
+    except UserError:
+      return None
+
+  def _failed(self) -> dict[str, Row]:
+    """Reads the failed runs of earlier calls from sweep.json."""
+    path = self._workdir / FILE
+    if not path.exists():
+      return {}
+    try:
+      return {
+        row["name"]: row
+        for row in writers.read_json(path)["rows"]
+        if row["status"] == "failed"
+      }
+    except (KeyError, TypeError):
+      raise UserError(
+        f"{FILE} there is not that of a sweep", field="workdir", value=self._workdir
+      ) from None
+
+  def _save(self, rows: list[Row]) -> None:
+    unreleased = self._table.unreleased
+    names = {point.name for point in self._points}
+    results = folder(self._workdir, "").glob(f"*/{writers.RESULT}")
+    others = sum(path.parent.name not in names for path in results)
+    settings = {} if self._settings is None else fields.to_dict(self._settings)
+    data = {
+      "title": self._title,
+      "config": settings,
+      "points": len(self._points),
+      "statement": unreleased or cost.statement(rows, others),
+      "all_runs_together": None if unreleased else cost.charge(rows),
+      "versions": provenance.versions(),
+      "device": provenance.device(),
+      "rows": rows,
+    }
+    writers.write_json(self._workdir / FILE, data)
+    finished_rows = [row for row in rows if row["status"] == "done"]
+    last = len(rows) == len(self._points)
+    self._table.write(self._workdir, finished_rows, title=self._title, last=last)
 
 
 def grouped(points: Iterable[Point]) -> list[Point]:
@@ -313,7 +408,12 @@ def grouped(points: Iterable[Point]) -> list[Point]:
 
 
 def _data_key(config: Any) -> str:
+  """Returns a text that is equal for runs that may share what is loaded."""
+  if kind.command_of(config) == "attack":
+    config = config.target
   held = fields.to_dict(config)
+  if kind.command_of(config) not in _SHARING:
+    return json.dumps(writers.plain(held), sort_keys=True, default=str)
   parts = [held[name] for name in ("data", "model", "partition") if name in held]
   # The normalization decides whether the features of each example are standardised, or stay
   # unscaled for statistics over all examples.
@@ -339,64 +439,8 @@ class LastData:
     return self._data
 
 
-def head(point: Point) -> Row:
-  """Returns the first entries of a finished run's row: name, status, error and population."""
-  population = cost.population(point.config)
-  return {"name": point.name, "status": "done", "error": None, "population": population}
-
-
-def _row(grid: Grid, point: Point, at: pathlib.Path, load: LoadFn) -> Row:
-  row = head(point)
-  try:
-    result = None
-    # A finished run of this very config is read, not run again.
-    if (at / owner.CONFIG).exists():
-      owner.known(at, point.config)
-      result = owner.finished(at, point.config)
-    # A run with checkpoints stores a digest of its data. It is started even if it has finished, so
-    # that it compares its data with the digest.
-    if result is None or (at / checkpoint.FOLDER).is_dir():
-      result = _train(grid, point, at, load)
-  except UserError as error:
-    if grid.alone:
-      raise
-    line = " ".join(str(error).split())
-    return {**row, **point.overrides, "status": "failed", "error": line}
-  return {**row, **grid.kept(point, result), **point.overrides}
-
-
-def _train(grid: Grid, point: Point, at: pathlib.Path, load: LoadFn) -> Row:
-  result = grid.train(point, at, load(point.config))
-  # Some `train` functions leave writing the result to the grid.
-  if not (at / writers.RESULT).exists():
-    owner.claim(at, point.config)
-    owner.write_result(at, point.config, result)
-  # The result is read back, so that it is as a later start reads it: with lists for tuples, and
-  # text for infinity.
-  return writers.read_json(at / writers.RESULT)
-
-
-def _save(grid: Grid, workdir: pathlib.Path, rows: list[Row]) -> None:
-  names = {point.name for point in grid.points}
-  results = folder(workdir, "").glob(f"*/{writers.RESULT}")
-  others = sum(path.parent.name not in names for path in results)
-  data = {
-    "title": grid.config.title,
-    "config": fields.to_dict(grid.config),
-    "points": len(grid.points),
-    "statement": grid.unreleased or cost.statement(rows, others),
-    "all_runs_together": None if grid.unreleased else cost.charge(rows),
-    "versions": provenance.versions(),
-    "device": provenance.device(),
-    "rows": rows,
-  }
-  writers.write_json(workdir / FILE, data)
-  grid.draw(workdir, [row for row in rows if row["status"] == "done"])
-
-
-def summary(row: Row, y: str) -> str:
+def summary(row: Row, table: Table) -> str:
   """Summarises a run in one line. For a claim, the line names the assumptions that fail."""
   if row["status"] == "failed":
     return f"{row['name']}: failed: {row['error']}"
-  value = by_name(y, curve.numeric(row, y))
-  return f"{row['name']}: {y} = {value}, {guarantee.summary(row)}{writers.took(row)}"
+  return f"{row['name']}: {table.tell(row)}{writers.took(row)}"

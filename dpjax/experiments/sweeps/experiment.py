@@ -8,11 +8,12 @@ its data, so that a folder never mixes runs on different data.
 from __future__ import annotations
 
 import dataclasses
-import functools
 import pathlib
 import shutil
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from dpjax.experiments.config import fields, rules
 from dpjax.experiments.kinds import bounds
 from dpjax.experiments.kinds.relevance import build
 from dpjax.experiments.kinds.relevance.build import Relevance
@@ -25,11 +26,11 @@ from dpjax.experiments.kinds.relevance.config import (
   curves_of,
 )
 from dpjax.experiments.kinds.relevance.methods import NoDp
-from dpjax.experiments.run import loop, run_keys, writers
+from dpjax.experiments.run import guarantee, loop, run_keys, writers
 from dpjax.experiments.run import workdir as owner
-from dpjax.experiments.run.kind import Several
+from dpjax.experiments.run.kind import Several, Table
 from dpjax.experiments.sweeps import claims, engine, panels
-from dpjax.experiments.sweeps.engine import Grid, Point, Row
+from dpjax.experiments.sweeps.engine import Point, Row
 from dpjax.validate import UserError
 
 if TYPE_CHECKING:
@@ -47,30 +48,60 @@ def points(config: RelevanceConfig) -> list[Point]:
   """
   check(config)
   check_curves(config)
-  all_points = engine.expand(
-    alone(config), curves_of(config), _axes, _point,
-    check=check_run, name="num_seeds, with curves and epsilons,", where="config.curves",
-  )  # fmt: skip
+  all_points = list(_points(alone(config), curves_of(config)))
   if len({point.name for point in all_points}) < len(all_points):
     raise UserError("two labels or two epsilons give runs of the same name", field="curves")
   # Runs are ordered by seed, so that an interrupted experiment can compare its curves.
   return sorted(all_points, key=lambda point: point.config.seed)
 
 
-def _axes(curve: RelevanceConfig) -> engine.Axes:
-  # A curve may set other epsilons and seeds than the experiment, so it is checked, too.
-  check(curve)
-  seeds = range(curve.seed, curve.seed + curve.num_seeds)
-  # A run has one seed.
-  whole = {"num_seeds": [1]}
-  return {"epsilons": [[epsilon] for epsilon in curve.epsilons], "seed": seeds, **whole}
+def _points(
+  base: RelevanceConfig, curves: Mapping[str, Mapping[str, Any]]
+) -> Iterator[Point]:
+  """Yields the run of each curve, at each of its epsilons, with each of its seeds."""
+  whole = {
+    label: fields.replace_all(base, changes, name=f"config.curves[{label!r}]")
+    for label, changes in curves.items()
+  }
+  count = sum(len(curve.epsilons) * curve.num_seeds for curve in whole.values())
+  if count > rules.MOST_RUNS:
+    raise UserError(
+      f"has {count} runs; must be at most {rules.MOST_RUNS}",
+      field="num_seeds, with curves and epsilons,",
+    )
+  for label, curve in whole.items():
+    # A curve may set other epsilons and seeds than the experiment, so it is checked, too.
+    check(curve)
+    for epsilon in curve.epsilons:
+      for seed in range(curve.seed, curve.seed + curve.num_seeds):
+        its = {"epsilons": [epsilon], "seed": seed, "num_seeds": 1}
+        run = fields.replace_all(curve, its)
+        name = f"{engine.slug(label)}-eps{epsilon:g}-seed{seed}"
+        # An error names its run, since an experiment has many.
+        try:
+          check_run(run)
+        except UserError as error:
+          raise error.at(name) from error
+        facts = {"variant": label, "epsilon_target": epsilon, "seed": seed}
+        yield Point(name, run, facts)
 
 
-def _point(label: str, config: RelevanceConfig, chosen: dict[str, Any]) -> Point:
-  (epsilon,) = config.epsilons
-  seed = config.seed
-  facts = {"variant": label, "epsilon_target": epsilon, "seed": seed}
-  return Point(f"{engine.slug(label)}-eps{epsilon:g}-seed{seed}", config, facts)
+class _Experiment(Table):
+  """What the runs of an experiment write together."""
+
+  writes = "claims.md, claims.csv, report.png, report.csv"
+
+  def __init__(self, config: RelevanceConfig, subfolder: str = "points"):
+    self.config = config
+    self.subfolder = subfolder
+
+  def tell(self, row: Row) -> str:
+    return f"test_accuracy={row['test_accuracy']:.4f}, {guarantee.summary(row)}"
+
+  def write(
+    self, folder: pathlib.Path, rows: Sequence[Row], *, title: str, last: bool
+  ) -> None:
+    _draw(self.config, self.subfolder, folder, list(rows))
 
 
 @bounds.names_fields
@@ -94,18 +125,19 @@ def run_all(config: RelevanceConfig, workdir: pathlib.Path | str) -> list[Row]:
     experiment = Relevance(point.config, curve=_curve(point), whole=config)
     row = engine.head(point) | loop.run(experiment, workdir)
     build.forget(workdir)
-    _draw(config, "", workdir, [row])
-    print(engine.summary(row, "test_accuracy"), flush=True)
+    table = _Experiment(config, "")
+    table.write(workdir, [row], title="", last=True)
+    print(engine.summary(row, table), flush=True)
     return [row]
   check_folders(all_points, workdir)
-  kept = lambda point, result: result
-  draw = functools.partial(_draw, config, "points")
-  grid = Grid(config, all_points, _train, lambda config: {}, kept, draw)
-  return engine.run(grid, workdir)
+  return engine.run(
+    all_points, _Experiment(config), workdir, settings=config, title=config.title,
+    train=_train, load=lambda config: {},
+  )  # fmt: skip
 
 
 def _curve(point: Point) -> str:
-  return point.overrides["variant"].split(" @ ")[0]
+  return point.facts["variant"].split(" @ ")[0]
 
 
 def _draw(
@@ -180,6 +212,6 @@ class Curves(Several[RelevanceConfig]):
   def alarm(self, rows: list[Row]) -> str:
     for row in rows:
       if claims.verdict([row]) == "PROOF REFUTED":
-        summary = engine.summary(row, "test_accuracy")
+        summary = engine.summary(row, _Experiment(self.config))
         return f"audit: a proved epsilon is refuted: {summary}"
     return ""

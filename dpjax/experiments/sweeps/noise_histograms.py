@@ -10,21 +10,19 @@ from __future__ import annotations
 import itertools
 import math
 import pathlib
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from dpjax import pictures, validate
+from dpjax import validate
+from dpjax.experiments.plots import redraw
+from dpjax.experiments.plots.recipes import Recipe
 from dpjax.experiments.run import report, writers
 from dpjax.mechanisms import additive
 from dpjax.noise import source
-from dpjax.pictures import PAGE, Look
-
-if TYPE_CHECKING:
-  from matplotlib.figure import Figure
 
 _EPSILON = 1.0
 _DELTA = 1e-3
@@ -108,8 +106,8 @@ def run(
     for row, count in zip(histograms, counts):
       row[noise_kind.name] = int(count)
     rows.append(_row(noise_kind, draws))
-  pictures.save(figure(histograms, title="Figure 9"), folder / "figure_9.png")
   report.write_csv(folder / "figure_9.csv", histograms)
+  redraw.write(folder / "figure_9.csv", recipe())
   result = {
     "epsilon": _EPSILON,
     "delta": _DELTA,
@@ -123,29 +121,13 @@ def run(
   return result
 
 
-def figure(rows: Sequence[dict[str, Any]], *, title: str = "", look: Look = PAGE) -> Figure:
-  """Returns the picture of the histograms in figure_9.csv: the number of draws in each interval.
-
-  Args:
-    rows: rows with the keys "from" and "to", and the name of each noise as a key.
-    title: title of the picture.
-    look: sizes, fonts and style of the picture.
-  """
-  drawn = pictures.new_figure(look, height=3.0)
-  axes = drawn.subplots()
-  edges = [rows[0]["from"], *(row["to"] for row in rows)]
-  names = [name for name in rows[0] if name not in ("from", "to")]
-  for index, name in enumerate(names):
-    counts = [row[name] for row in rows]
-    how = {"color": look.color(index), "linestyle": look.dash(index), "linewidth": 1.2}
-    axes.stairs(counts, edges, label=name, **how)
-  width = rows[0]["to"] - rows[0]["from"]
-  labels = {"xlabel": "noise", "ylabel": f"draws in {width:.2g} of the noise"}
-  pictures.dress(axes, look, **labels)
-  pictures.headline(drawn, look, title)
-  handles, _ = axes.get_legend_handles_labels()
-  pictures.key(drawn, look, handles)
-  return drawn
+def recipe() -> Recipe:
+  """Returns how figure_9.csv is drawn: the number of draws of each noise in each interval."""
+  names = tuple(noise.name for noise in figure_noises(1))
+  return Recipe(
+    "lines", ("to",), names, stairs=names, together=True, title="Figure 9",
+    words={"to": "noise", "value": f"draws in {2 * _RANGE / _BINS:.2g} of the noise"},
+  )  # fmt: skip
 
 
 def _row(noise_kind: FigureNoise, draws: np.ndarray) -> dict[str, Any]:

@@ -24,11 +24,12 @@ from dpjax.experiments.kinds.relevance import build as of_relevance
 from dpjax.experiments.kinds.relevance.config import RelevanceConfig
 from dpjax.experiments.run import dry_run, guarantee, writers
 from dpjax.experiments.run.kind import experiment_of
-from dpjax.experiments.sweeps import cost, engine, experiment, grid, side_by_side, tuning
+from dpjax.experiments.sweeps import cost, engine, experiment, tuning
 from dpjax.experiments.sweeps.engine import Point, Row
+from dpjax.experiments.sweeps.sweep import Runs, Sweep
 from dpjax.relevance.rigorous_method import check_public
 from dpjax.relevance.train import Steps, carried_out
-from dpjax.validate import UserError, Verbatim
+from dpjax.validate import UserError
 
 
 class _Planned(NamedTuple):
@@ -40,24 +41,18 @@ class _Planned(NamedTuple):
 Rehearse = Callable[[Point], _Planned]
 
 
-def report(
-  config: grid.SweepConfig,
-  workdir: pathlib.Path | str,
-  *,
-  num_processes: int = 1,
-  only: str | None = None,
-) -> str:
+def report(runs: Runs, workdir: pathlib.Path | str, *, only: str | None = None) -> str:
   """Returns the plan of a sweep as text, one line for each fact. For a private selection, it also
   has the cost of the choice.
 
   Args:
-    num_processes, only: as in `grid.run_sweep`.
+    runs: runs of the sweep.
+    only: as in `sweep.run`.
 
   Raises:
     UserError: an error in the sweep itself. If only the data show an error in one of several runs,
       the plan reports the error for this run.
   """
-  side_by_side.check(num_processes)
   load = engine.LastData(lambda run: experiment_of(run).data())
 
   def rehearse(point: Point) -> _Planned:
@@ -69,17 +64,12 @@ def report(
     run.check()
     return dry_run.state_of(run, load(point.config), folder)
 
-  if config.selection is not None:
-    if only is not None or num_processes != 1:
-      raise UserError(
-        "go with a sweep without selection",
-        field="only",
-        value=Verbatim(f"{only!r}, num_processes={num_processes}"),
-      )
-    return _of_selection(config, workdir, rehearse)
+  if isinstance(runs.config, Sweep) and runs.config.selection is not None:
+    if only is not None:
+      raise UserError("goes with a sweep without selection", field="only", value=only)
+    return _of_selection(runs, workdir, rehearse)
   folder = pathlib.Path(workdir)
-  all_points = engine.part(grid.placed(config), only, folder)
-  return _of_points(all_points, folder, rehearse, state, num_processes)
+  return _of_points(runs.part(only, folder), folder, rehearse, state)
 
 
 def report_relevance(config: RelevanceConfig, workdir: pathlib.Path | str) -> str:
@@ -95,7 +85,7 @@ def report_relevance(config: RelevanceConfig, workdir: pathlib.Path | str) -> st
     # A single run lies in the folder of the experiment.
     alone = len(all_points) == 1
     run = of_relevance.Relevance(
-      point.config, curve=point.overrides["variant"], whole=config if alone else None
+      point.config, curve=point.facts["variant"], whole=config if alone else None
     )
     return dry_run.state_of(run, shared, workdir if alone else folder)
 
@@ -108,7 +98,6 @@ def _of_points(
   workdir: pathlib.Path,
   rehearse: Rehearse,
   state: Callable[[Point, pathlib.Path], str],
-  num_processes: int = 1,
 ) -> str:
   rows = []
   lines = {}
@@ -142,15 +131,11 @@ def _of_points(
   # An error that stops every run is reported once, and the command ends with exit code 2.
   if not rows and len(failures) == 1:
     raise UserError(f"all {failed} runs would fail: {failures.pop()}")
-  side = f", of each of {num_processes} processes" if num_processes > 1 else ""
-  after = (
-    f" one after another; {num_processes} processes may take a part of it" if side else ""
-  )
   head = {
     "runs": f"{len(all_points)}, of which {over} are finished and {failed} would fail",
     **({"together": cost.statement(rows)} if len(all_points) > 1 else {}),
-    "time": f"about {seconds / 60:.2g} minutes (estimate, from a few steps on zeros each){after}",
-    "memory": dry_run.memory() + side,
+    "time": f"about {seconds / 60:.2g} minutes (estimate, from a few steps on zeros each)",
+    "memory": dry_run.memory(),
     "workdir": str(workdir),
   }
   return dry_run.aligned(head | lines)
@@ -164,13 +149,10 @@ def _shown(all_points: list[Point]) -> Iterator[Point]:
       bar.update(1)
 
 
-def _of_selection(
-  config: grid.SweepConfig, workdir: pathlib.Path | str, rehearse: Rehearse
-) -> str:
-  settings, charge = tuning.planned(config, engine.LastData(central.load_data))
+def _of_selection(runs: Runs, workdir: pathlib.Path | str, rehearse: Rehearse) -> str:
+  settings, charge = tuning.planned(runs, engine.LastData(central.load_data))
   seconds = math.fsum(rehearse(point).seconds for point in settings) / len(settings)
-  assert config.selection is not None
-  mean = config.selection.mean_trials
+  mean = tuning.selection_of(runs).mean_trials
   minutes = mean * seconds / 60
   lines = {
     "settings": f"{len(settings)}, of which a random number of runs is drawn, {mean:g} on average",

@@ -30,7 +30,7 @@ def write(
   target accuracy.
 
   Args:
-    rows: one row for each finished run, as for `curve.sweep_report`.
+    rows: one row for each finished run, as for `curve.summarize`.
   """
   text = table(rows, x=x, y=y, series=series)
   rounds = rounds_table(rows, x=x, series=series)

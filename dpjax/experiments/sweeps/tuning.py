@@ -35,12 +35,13 @@ from dpjax.accounting.event_kinds.kind import event_to_json
 from dpjax.accounting.event_kinds.repeat_and_select import repeat_and_select_event
 from dpjax.accounting.ledger import BudgetExceeded
 from dpjax.experiments.config import fields
+from dpjax.experiments.kinds import bounds
 from dpjax.experiments.kinds.central import build
 from dpjax.experiments.kinds.central.config import TrainConfig
-from dpjax.experiments.run import guarantee, writers
+from dpjax.experiments.run import guarantee, loop, writers
 from dpjax.experiments.sweeps import curve
-from dpjax.experiments.sweeps.engine import LastData, LoadFn, Point
-from dpjax.experiments.sweeps.grid import Selection, SweepConfig, TrainFn, points
+from dpjax.experiments.sweeps.engine import LastData, LoadFn, Point, Row
+from dpjax.experiments.sweeps.sweep import Runs, Selection, Sweep
 from dpjax.plan import Plan
 from dpjax.validate import UserError
 
@@ -56,23 +57,25 @@ PlanFn = Callable[[TrainConfig, Any], tuple[Plan, tuple[str, ...]]]
 
 
 def run_selection(
-  config: SweepConfig,
+  runs: Runs,
   workdir: str | os.PathLike,
-  train_fn: TrainFn,
-  load_fn: LoadFn,
+  train_fn: Callable[..., Row] = loop.train,
+  load_fn: LoadFn = loop.load,
   plan_fn: PlanFn | None = None,
 ) -> dict[str, Any]:
   """Draws runs (trials), carries out the remaining ones, and writes the best to `workdir`/best.
 
   Args:
-    config: config of a sweep with a `selection`; its grid holds the settings.
+    runs: runs of a `Sweep` with a `selection`: the settings, one run each.
     workdir: folder. `trials.json` and `trials/` in it are secret; `best/` may be released.
-    train_fn, load_fn: as in `grid.run_sweep`.
+    train_fn: function `train(config, workdir, *, data)`, which resumes an interrupted run and
+      returns the content of result.json.
+    load_fn: function that loads the data of a config.
     plan_fn: function (config, data) -> (plan of the run, failed assumptions of its guarantee);
       None: the plan and the assumptions of `build.assemble`.
 
   Returns:
-    Content of best/selection.json: the winning setting, its score, and two epsilons.
+    Content of best/selection.json: the name of the winning setting, its score, and two epsilons.
     `epsilon_of_one_run` is that of one run, and `epsilon` accounts for the choice, too.
 
   Raises:
@@ -83,28 +86,28 @@ def run_selection(
   validate.folder(workdir=workdir)
   workdir = pathlib.Path(workdir)
   load = LastData(load_fn)
-  settings, cost = planned(config, load, plan_fn)  # before anything runs
+  y = runs.config.y
+  settings, cost = planned(runs, load, plan_fn)  # before anything runs
   workdir.mkdir(parents=True, exist_ok=True)
   writers.secret_folder(_folder(workdir, 0).parent)
   # The folder is locked, because two processes at once would draw two numbers of trials.
   with writers.alone_in(workdir):
-    drawn = _trials(workdir, config, len(settings))
+    drawn = _trials(workdir, runs)
     results = []
     for index, (choice, seed) in enumerate(drawn):
       # Each trial has its own seed, so that a setting that is drawn twice gets different noise.
       trial = fields.replace(settings[choice].config, "seed", seed, name="seeds")
       results.append(train_fn(trial, _folder(workdir, index), data=load(trial)))
       # If the result has no number `y`, the error is raised now, not after all runs.
-      curve.numeric(results[-1], config.y)
-    sign = 1.0 if selection_of(config).better == "max" else -1.0
-    scores = [sign * curve.numeric(result, config.y) for result in results]
+      curve.numeric(results[-1], y)
+    sign = 1.0 if selection_of(runs).better == "max" else -1.0
+    scores = [sign * curve.numeric(result, y) for result in results]
     # A diverged run does not end a selection, and wins only if all runs have diverged.
     winner = int(np.argmax([s if math.isfinite(s) else -math.inf for s in scores]))
-    overrides = settings[drawn[winner][0]].overrides
     selected = {
-      "setting": {path: value for path, value in overrides.items() if path != "seed"},
-      "y": config.y,
-      "score": results[winner][config.y],
+      "setting": settings[drawn[winner][0]].label,
+      "y": y,
+      "score": results[winner][y],
       **cost,
     }
     (workdir / BEST).mkdir(exist_ok=True)
@@ -115,7 +118,7 @@ def run_selection(
 
 
 def planned(
-  config: SweepConfig, load: LoadFn, plan_fn: PlanFn | None = None
+  runs: Runs, load: LoadFn, plan_fn: PlanFn | None = None
 ) -> tuple[list[Point], dict[str, Any]]:
   """Returns (the settings to choose among, the cost of the choice from `selection_cost`).
 
@@ -123,10 +126,10 @@ def planned(
     UserError: the errors of `run_selection` that are known before any run.
     BudgetExceeded: the choice would exceed a setting's `privacy.epsilon_budget`.
   """
-  _check(config)
-  settings = points(config)
+  _check(runs)
+  settings = runs.points
   plan, assumptions = _common_plan(settings, load, plan_fn or _plan)
-  cost = selection_cost(plan, config, assumptions)
+  cost = selection_cost(plan, runs, assumptions)
   budgets = [getattr(point.config.privacy, "epsilon_budget", None) for point in settings]
   least = min((budget for budget in budgets if budget is not None), default=math.inf)
   if cost["epsilon"] > least:
@@ -141,21 +144,19 @@ def _folder(workdir: pathlib.Path, trial: int) -> pathlib.Path:
   return workdir / "trials" / f"{trial:04d}"
 
 
-def selection_of(config: SweepConfig) -> Selection:
-  """Returns the selection of a config that has one."""
-  if config.selection is None:
+def selection_of(runs: Runs) -> Selection:
+  """Returns the selection of a sweep that has one."""
+  if not isinstance(runs.config, Sweep) or runs.config.selection is None:
     raise UserError("must be 'best'", field="selection", value="none")
-  return config.selection
+  return runs.config.selection
 
 
-def selection_cost(
-  plan: Plan, config: SweepConfig, assumptions: tuple[str, ...]
-) -> dict[str, Any]:
+def selection_cost(plan: Plan, runs: Runs, assumptions: tuple[str, ...]) -> dict[str, Any]:
   """Returns the epsilons of one run and of the selection, delta, and the privacy statement.
 
   Args:
     plan: plan that all runs share.
-    config: config of the sweep, for its selection.
+    runs: runs of the sweep, for its selection.
     assumptions: assumptions of the runs that nobody can check. If there is one, epsilon is a claim.
 
   A run that draws a batch above its capacity aborts, and so does the selection. Let B be the
@@ -163,7 +164,7 @@ def selection_cost(
   the selection aborts with probability at most E[K] B. That adds (1 + e^epsilon) E[K] B to delta.
   One run sets aside (1 + e^epsilon_run) B.
   """
-  selection = selection_of(config)
+  selection = selection_of(runs)
   event = repeat_and_select_event(
     plan.event(), mean_trials=selection.mean_trials, shape=selection.shape
   )
@@ -173,7 +174,8 @@ def selection_cost(
   one_run = plan.epsilon()
   if not math.isfinite(one_run):
     raise UserError(
-      "a run of its settings has no finite epsilon, nor has the choice", field="grid"
+      "a run of its settings has no finite epsilon, nor has the choice",
+      field="get_configs",
     )
   growth = np.logaddexp(0, epsilon) - np.logaddexp(0, one_run)
   # `exp` would overflow for larger numbers. With exp(700), any delta that is set aside already
@@ -225,17 +227,32 @@ def _statement(
   )
 
 
-def _check(config: SweepConfig) -> None:
-  if len(config.seeds) != 1:
+def _check(runs: Runs) -> None:
+  selection_of(runs)
+  sweep = runs.config
+  bounds.read_if(
+    sweep,
+    False,
+    "a sweep that draws a curve",
+    "x",
+    "series",
+    "picture",
+    "title",
+    "references",
+  )
+  bounds.read_if(sweep, False, "a sweep; a selection draws its seeds", "seeds")
+  if not all(isinstance(point.config, TrainConfig) for point in runs.points):
     raise UserError(
-      "must be one seed for a private selection", field="seeds", value=config.seeds
+      "must be among runs of launch.train; among others it is not accounted here",
+      field="selection",
+      value="best",
     )
-  if not config.y.startswith("test_"):
+  if not sweep.y.startswith("test_"):
     raise UserError(
       "must be a score on test data (test_...) for a private selection; one on "
       "training data would be a further query on them",
       field="y",
-      value=config.y,
+      value=sweep.y,
     )
 
 
@@ -251,7 +268,7 @@ def _common_plan(
   the settings might have different costs, or if a setting has an audit or no guarantee."""
   for point in settings:
     if point.config.data != settings[0].config.data:
-      raise UserError("must not vary the data in a private selection", field="grid")
+      raise UserError("must not vary the data in a private selection", field="get_configs")
     if point.config.audit is not None:
       raise UserError(
         "must be false in a private selection, which keeps no verdict on a trial",
@@ -263,14 +280,14 @@ def _common_plan(
   for point, plan in zip(settings, plans):
     if not plan.is_private:
       raise UserError(
-        f"{point.name} has no proved epsilon, so the choice has none", field="grid"
+        f"{point.name} has no proved epsilon, so the choice has none", field="get_configs"
       )
     if _facts(plan) != _facts(plans[0]):
       raise UserError(
         f"{point.name} does not cost the same event as {settings[0].name}; in a "
         "private selection all settings must (same noise_multiplier, sampler, "
         "steps, delta, accountant)",
-        field="grid",
+        field="get_configs",
       )
   return plans[0], tuple(dict.fromkeys(text for texts in assumed for text in texts))
 
@@ -288,9 +305,7 @@ def _facts(plan: Plan) -> tuple[Any, ...]:
   )
 
 
-def _trials(
-  workdir: pathlib.Path, config: SweepConfig, count: int
-) -> list[tuple[int, int]]:
+def _trials(workdir: pathlib.Path, runs: Runs) -> list[tuple[int, int]]:
   """Returns (number of the setting, seed) of each run. They are drawn once, from the operating
   system's entropy, and stored.
 
@@ -298,7 +313,11 @@ def _trials(
   there were.
   """
   path = workdir / TRIALS
-  identity = json.loads(json.dumps(writers.plain(fields.to_dict(config)), default=str))
+  held = {
+    "sweep": fields.to_dict(runs.config),
+    "settings": [[point.label, fields.to_dict(point.config)] for point in runs.points],
+  }
+  identity = json.loads(json.dumps(writers.plain(held), default=str))
   if path.exists():
     saved = writers.read_json(path)
     if saved["config"] != identity:
@@ -306,9 +325,9 @@ def _trials(
     return [(choice, seed) for choice, seed in saved["trials"]]
   # The number of trials must be unknown, so no seed of a config may determine it.
   rng = np.random.default_rng(secrets.randbits(256))
-  selection = selection_of(config)
+  selection = selection_of(runs)
   number = trials.draw_trials(rng, mean_trials=selection.mean_trials, shape=selection.shape)
-  settings = rng.integers(count, size=number).tolist()
+  settings = rng.integers(len(runs.points), size=number).tolist()
   drawn = list(zip(settings, rng.integers(2**31, size=number).tolist()))
   writers.write_json(
     path, {"secret": True, "config": identity, "trials": drawn}, secret=True

@@ -52,15 +52,10 @@ def load_attacked(attacked: TrainConfig | FedConfig) -> tuple[Any, Any]:
 
 
 class Attack(Experiment[AttackConfig]):
-  """One attack; a config with rows describes several."""
+  """One attack."""
 
   def check(self) -> None:
     check(self.config)
-    for name in ("rows", "beside"):
-      if getattr(self.config, name):
-        raise UserError(
-          "must be empty for one attack; it is of a table of several", field=name
-        )
 
   @functools.cached_property
   def attacked(self) -> Central | Federated:

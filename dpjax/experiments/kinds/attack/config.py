@@ -1,4 +1,4 @@
-"""Typed configuration of an attack on a run, and of a table of attacks (`sweeps.attack_table`).
+"""Typed configuration of an attack on a run. A table of attacks is a sweep of such configs.
 
 The attacked run has a config of the public launchers. `train` is a config of `launch.train`: its
 model is copied or inverted, or its members are inferred. `federate` is a config of
@@ -43,15 +43,7 @@ TARGETS: dict[str, type] = {"train": TrainConfig, "federate": FedConfig}
 
 @dataclasses.dataclass
 class AttackConfig(WithChoices):
-  """Configuration of an attack on a run, or of a table of attacks.
-
-  `rows` maps a label to the fields that differ from this config, by dotted name, such as
-  {"membership, none": {"target.privacy": "sgd"}, "DLG, top-k": {"attack": "dlg", "target":
-  "federate", "target.compression": "top_k"}}. Without rows, this config is the only row. In a
-  label, the text before the last comma names the attack in the table, and the text after it the
-  defence. `beside` maps labels to results that others have published. The table shows them in a
-  separate column.
-  """
+  """Configuration of an attack on a run."""
 
   target: Annotated[
     TrainConfig | FedConfig, Choice(TARGETS), "the run that is attacked"
@@ -61,16 +53,10 @@ class AttackConfig(WithChoices):
     Choice(ATTACKS, base=AttackSettings),
     "or package.module:Class of an AttackSettings of your own",
   ] = "membership"
-  rows: Annotated[
-    dict[str, dict[str, Any]], "label to the fields that differ; none: one row"
-  ] = dataclasses.field(default_factory=dict)
-  beside: Annotated[dict[str, str], "label to what others published"] = dataclasses.field(
-    default_factory=dict
-  )
+  beside: Annotated[str, "what others published of it, for a column of the table"] = ""
   seed: common.Seed = 0
   noise_seed: common.NoiseSeed = None
-  title: Annotated[str, "of the table"] = ""
-  of_table: ClassVar[tuple[str, ...]] = ("rows", "beside", "title")  # not of a run
+  where: ClassVar[tuple[str, ...]] = ("beside",)  # changes nothing of the run
 
   @property
   def data(self) -> Any:

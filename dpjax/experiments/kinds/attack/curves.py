@@ -13,6 +13,8 @@ from dpjax import pictures
 from dpjax.attacks import table
 from dpjax.attacks.allowed import AllowedRoc
 from dpjax.attacks.roc import Leakage, Roc
+from dpjax.experiments.plots import recipes
+from dpjax.experiments.plots.recipes import Recipe
 from dpjax.experiments.run import report, writers
 from dpjax.pictures import PAGE, Look
 from dpjax.validate import UserError
@@ -56,6 +58,11 @@ def roc_report(
     for fpr, tpr in zip(*_best(leakage.curve))
   ]
   report.write_csv(out_dir / "roc.csv", points)
+  words = {"fpr": "false positive rate", "tpr": "true positive rate"}
+  recipe = Recipe(
+    "lines", ("fpr",), ("tpr",), "attack", log=("fpr", "tpr"), words=words, title=title
+  )
+  recipes.write(out_dir / "roc.csv", recipe)
   writers.replace_file(out_dir / "attacks.md", table(leakages).encode())
   pictures.save(figure, out_dir / "roc.png")
 

@@ -3,23 +3,17 @@
 from __future__ import annotations
 
 import pathlib
-import textwrap
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-import numpy as np
-
-from dpjax import pictures
 from dpjax.accounting import upper
 from dpjax.accounting.text import lower
-from dpjax.experiments.kinds.attack import curves as attack_report
-from dpjax.experiments.run import report, writers
+from dpjax.experiments.config.fields import name_of
+from dpjax.experiments.kinds.attack.config import AttackConfig
+from dpjax.experiments.plots import redraw
+from dpjax.experiments.plots.recipes import Recipe
+from dpjax.experiments.run import kind, report, writers
 from dpjax.markdown import table
-from dpjax.pictures import PAGE, Look
-
-if TYPE_CHECKING:
-  from matplotlib.axes import Axes
-  from matplotlib.figure import Figure
 
 Row = dict[str, Any]
 _NOTE = (
@@ -31,8 +25,6 @@ _NOTE = (
 )
 # Largest number of rows of one panel, unless they are all of one attack.
 _MANY = 12
-# Maps a method to what was counted, since tables of earlier versions do not say it.
-_SHARES = {"inversion": "recovered exactly, of the records"}
 _AT_1_PERCENT = "true positives at 1 % false ones, of members"
 _COLUMNS = ("attack", "defence", "method", "finds", "epsilon", "test_accuracy", "verdict")
 
@@ -99,6 +91,7 @@ def _inferred(result: Row) -> list[Row]:
     rows.append(
       {
         "method": name,
+        "share": _AT_1_PERCENT,
         "finds": finds,
         "success": rate,
         "low": low,
@@ -266,13 +259,56 @@ def summary_of_run(result: Row) -> str:
   )
 
 
+class AttackTable(kind.Table):
+  """The table of several attacks: attacks.md, attacks.csv and attacks.png.
+
+  In a run's label, the text before the last comma names the attack, and the text after it the
+  defence.
+  """
+
+  unreleased = (
+    "Each epsilon is what the attacked run promises by itself. An attack trains many models and "
+    "looks at true records: nothing in this folder may be released where the data are private."
+  )
+  writes = "attacks.md, attacks.csv, attacks.png"
+
+  def alone(self, config: AttackConfig) -> str:
+    return f"{name_of(config, 'attack')}, as configured"
+
+  def facts(self, label: str, config: AttackConfig) -> Row:
+    attack, _, defence = label.rpartition(", ")
+    named = {"attack": attack or name_of(config, "attack"), "defence": defence}
+    return named | {"beside": config.beside}
+
+  def tell(self, row: Row) -> str:
+    return summary(row)
+
+  def write(
+    self, folder: pathlib.Path, rows: Sequence[Row], *, title: str, last: bool
+  ) -> None:
+    # A picture of many panels takes seconds, so it is drawn once, after the last run.
+    write(folder, rows, title=title, picture=last)
+
+  def read(self, folder: pathlib.Path) -> str:
+    return (folder / "attacks.md").read_text()
+
+  def alarm(self, rows: Sequence[Row]) -> str:
+    above = ", ".join(row["name"] for row in rows if is_above(row))
+    return f"above the line that a guarantee allows: {above}" if above else ""
+
+
+def is_above(row: Row) -> bool:
+  """Returns whether an attack of a finished run exceeds the guarantee of the attacked run."""
+  attacks = row.get("attacks", {}).values()
+  return any(judged["against_line"] == "above" for judged in attacks)
+
+
 def write(
   folder: pathlib.Path, results: Sequence[Row], *, title: str = "", picture: bool = True
 ) -> None:
-  """Writes attacks.md, attacks.csv and, with `picture`, attacks.png; writes nothing if no run has
-  finished.
+  """Writes attacks.md, attacks.csv and, with `picture`, attacks.png; writes nothing if no run has finished.
 
-  If results hold ROC curves, it writes them to curves.csv.
+  If results hold ROC curves, it writes them to curves.csv, and draws them with `picture`.
   """
   if not results:
     return
@@ -283,8 +319,10 @@ def write(
   points = points_of(results)
   if points:
     report.write_csv(folder / "curves.csv", points)
+    if picture:
+      redraw.write(folder / "curves.csv", recipe_of_curves(title))
   if picture:
-    pictures.save(figure(rows, points, title=title), folder / "attacks.png")
+    redraw.write(folder / "attacks.csv", recipe(rows, title))
 
 
 def points_of(results: Sequence[Row]) -> list[Row]:
@@ -309,149 +347,31 @@ def points_of(results: Sequence[Row]) -> list[Row]:
   ]
 
 
-def figure(
-  rows: Sequence[Row], points: Sequence[Row], *, title: str = "", look: Look = PAGE
-) -> Figure:
-  """Returns the picture of a table: panels of ROC curves, and panels of counted rates.
+def recipe(rows: Sequence[Row], title: str) -> Recipe:
+  """Returns how attacks.csv is drawn: the rate of each attack, with its exact interval.
+
+  Many rows would be illegible in one panel, so each attack then gets its own.
 
   Args:
     rows: rows of attacks.csv.
-    points: rows of curves.csv (`points_of`).
     title: title of the picture.
-    look: sizes, fonts, style.
   """
-  rocs: dict[tuple[str, str, str], list[Row]] = {}
-  for point in points:
-    place = (point["attack"], point["defence"], point["epsilon"])
-    rocs.setdefault(place, []).append(point)
-  rates = _panels_of_rates(rows, beside=bool(rocs))
-  number = len(rocs) + len(rates)
-  high = -(-number // look.across(2.2))
-  # Panels are spread evenly over the rows of the grid, so that the last row is not nearly empty.
-  wide = -(-number // high)
-  lines = max(map(len, rates.values()), default=0)
-  panel = max(2.3 * bool(rocs), lines * look.font_size * 1.6 / 72 + 0.55)
-  drawn = pictures.new_figure(look, height=panel * high + 0.8)
-  grid = list(drawn.subplots(high, wide, squeeze=False).flat)
-  handles: dict[str, Any] = {}
-  for axes, (place, alike) in zip(grid, rocs.items()):
-    handles |= _draw_points(axes, alike, place, look)
-  for axes, ((share, name), alike) in zip(grid[len(rocs) :], rates.items()):
-    handles |= _draw_rates(axes, alike, share, name, look, panel_width=look.width / wide)
-  # If all panels show the same rate, only the lowest panel of each column has a label.
-  if not rocs and len({share for share, _ in rates}) == 1:
-    for axes in grid[: max(0, number - wide)]:
-      axes.set_xlabel("")
-  for axes in grid[number:]:
-    axes.set_axis_off()
-  pictures.headline(drawn, look, title)
-  pictures.key(drawn, look, list(handles.values()))
-  return drawn
+  many = len(rows) > _MANY and len({row["attack"] for row in rows}) > 1
+  names = ("defence",) if many else ("attack", "defence")
+  twice = len({tuple(row[name] for name in ("attack", "defence")) for row in rows}) < len(
+    rows
+  )
+  return Recipe(
+    "bars", ("success",), (*names, *(("method",) if twice else ())), "verdict",
+    panels=("share", "attack") if many else ("share",), ends=("low", "high"),
+    outcomes=(("FAILS", "the defence fails"), ("", "not shown to fail")),
+    words={"success": "success (lines: 95 %)"}, title=title,
+  )  # fmt: skip
 
 
-def _panels_of_rates(
-  rows: Sequence[Row], *, beside: bool
-) -> dict[tuple[str, str], list[Row]]:
-  """Returns a dict (what was counted, attack) -> rows of one panel.
-
-  The attack is "" if the panel holds all attacks.
-
-  Args:
-    rows: rows of attacks.csv.
-    beside: whether ROCs are drawn beside the rates. If not, a membership attack counts as a rate,
-      at 1 % false positives.
-  """
-  counted: dict[str, list[Row]] = {}
-  for row in rows:
-    unsaid = None if beside else _SHARES.get(row["method"], _AT_1_PERCENT)
-    share = row.get("share") or unsaid
-    if share:
-      counted.setdefault(share, []).append(row)
-  panels: dict[tuple[str, str], list[Row]] = {}
-  for share, alike in counted.items():
-    attacks = list(dict.fromkeys(row["attack"] for row in alike))
-    # Many rows would be illegible in one panel, so each attack gets its own panel.
-    if len(alike) <= _MANY or len(attacks) == 1:
-      panels[share, ""] = alike
-      continue
-    for name in attacks:
-      panels[share, name] = [row for row in alike if row["attack"] == name]
-  return panels
-
-
-def _draw_points(
-  axes: Axes, points: Sequence[Row], place: tuple[str, str, str], look: Look
-) -> dict[str, Any]:
-  """Draws ROC curves from their points. Returns a dict label -> line for the legend."""
-  attack, defence, epsilon = place
-  curves: dict[str, tuple[list[float], list[float]]] = {}
-  for point in points:
-    fpr, tpr = curves.setdefault(point["method"], ([], []))
-    fpr.append(point["fpr"])
-    tpr.append(point["tpr"])
-  allowed = curves.pop("allowed", None)
-  rates = next(iter(curves.values()))[0] if curves else []
-  # The allowed rates were computed at the false positive rates of the curves.
-  line = allowed[1] if allowed else None
-  attack_report.draw_curves(axes, curves, rates, "no attack may cross", line, look=look)
-  heading = f"{attack}: {defence}\nepsilon: {epsilon}" if defence else attack
-  labels = {"xlabel": "false positive rate", "ylabel": "true positive rate"}
-  pictures.dress(axes, look, title=heading, **labels)
-  return {str(line.get_label()): line for line in axes.lines}
-
-
-def _draw_rates(
-  axes: Axes,
-  rows: Sequence[Row],
-  share: str,
-  attack: str,
-  look: Look,
-  *,
-  panel_width: float,
-) -> dict[str, Any]:
-  """Draws rates with their intervals, one row each.
-
-  Returns a dict label -> handle for the legend.
-
-  Args:
-    axes: axes of the panel.
-    rows: rows of attacks.csv.
-    share: what was counted, and of what.
-    attack: name of the only attack of the rows; "" if there may be several.
-    look: sizes, fonts, style.
-    panel_width: width of the panel with its names, in inches.
-  """
-  places = np.arange(len(rows))[::-1]
-  handles = {}
-  for place, row in zip(places, rows):
-    fails = row["verdict"].startswith("FAILS")
-    how: dict[str, Any] = {
-      "color": look.color(int(fails)),
-      "marker": pictures.marker(int(fails)),
-    }
-    axes.plot([row["low"], row["high"]], [place, place], color=how["color"], linewidth=1.6)
-    axes.plot(row["success"], place, markersize=3.5, **how)
-    label = "the defence fails" if fails else "not shown to fail"
-    handles[label] = pictures.sample(label, look, **how)
-  attacks = {row["attack"] for row in rows}
-  # If a panel has one attack, its title names the attack, and the names of rows do not.
-  attack = attack or (attacks.pop() if len(attacks) == 1 else "")
-  runs = [
-    row["defence"] if attack else f"{row['attack']}: {row['defence']}" for row in rows
-  ]
-  names = [
-    f"{run}, {pictures.proper_name(row['method'])}" if runs.count(run) > 1 else run
-    for run, row in zip(runs, rows)
-  ]
-  axes.set_yticks(places, names)
-  axes.set(xlim=(-0.03, 1.03), ylim=(-0.7, len(rows) - 0.3))
-  axes.set_xticks([0, 0.25, 0.5, 0.75, 1], ["0", "", "0.5", "", "1"])
-  what, _, of = share.partition(", ")
-  # A label that is wider than its axes would be cut at the edge of the picture.
-  longest = max(map(len, names)) * pictures.letter(look.font_size - 1)
-  characters = max(14, int((panel_width - longest) / pictures.letter(look.font_size)))
-  # No-break spaces keep the words in brackets on one line.
-  bars = "(bars: 95 %)".replace(" ", "\N{NO-BREAK SPACE}")
-  label = textwrap.fill(f"{what}, share {of} {bars}", characters)
-  pictures.dress(axes, look, title=attack, xlabel=label)
-  return handles
+def recipe_of_curves(title: str) -> Recipe:
+  """Returns how curves.csv is drawn: ROC curves, and the line that no attack may cross."""
+  return Recipe(
+    "lines", ("fpr",), ("tpr",), "method", panels=("attack", "defence", "epsilon"),
+    log=("fpr", "tpr"), words={"allowed": "allowed: no attack may cross"}, title=title,
+  )  # fmt: skip

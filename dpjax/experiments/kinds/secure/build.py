@@ -26,7 +26,6 @@ from dpjax.experiments.run.experiment import (
 from dpjax.experiments.run.guarantee import NONE
 from dpjax.experiments.run.pieces import Arrays
 from dpjax.experiments.run.run_keys import RunKeys
-from dpjax.validate import UserError
 
 
 class Computed(NamedTuple):
@@ -52,14 +51,10 @@ _REPORTED = ("sizes", "seconds", "error", "error_is", "found", "hides", "num_ste
 
 
 class SecureComputation(Experiment[SecureConfig]):
-  """One computation; a config with rows describes several."""
+  """One computation."""
 
   def check(self) -> None:
     check(self.config)
-    if self.config.rows:
-      raise UserError(
-        "must be empty for one computation; it is of a table of several", field="rows"
-      )
 
   @functools.cached_property
   def task(self) -> Any:

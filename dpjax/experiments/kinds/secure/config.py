@@ -1,5 +1,4 @@
-"""Typed configuration of one secure computation, and of a table of computations
-(`sweeps.secure_table`).
+"""Typed configuration of one secure computation. A table of computations is a sweep of them.
 
 `task` says what is computed, and holds all that this computation reads: `task.protocol` adds the
 vectors of a sum, and `task.train` is a config of `launch.train`, for the model that answers about
@@ -237,21 +236,11 @@ TASKS = {
 
 @dataclasses.dataclass
 class SecureConfig(WithChoices):
-  """Configuration of a secure computation, or of a table of computations.
-
-  `rows` maps a label to the fields that differ from this config, by dotted name, such as
-  {"plain, 2 silent": {"task": "sum", "task.protocol": "plain", "task.silent": 2}}. Without rows,
-  this config is the only row.
-  """
+  """Configuration of a secure computation."""
 
   task: Annotated[Any, Choice(TASKS), "what is computed"] = "sum"
-  rows: Annotated[
-    dict[str, dict[str, Any]], "label to the fields that differ; none: one row"
-  ] = dataclasses.field(default_factory=dict)
   seed: common.Seed = 0
   noise_seed: common.NoiseSeed = None
-  title: Annotated[str, "of the table"] = ""
-  of_table: ClassVar[tuple[str, ...]] = ("rows", "title")  # not of a run
 
   @property
   def is_private(self) -> bool:

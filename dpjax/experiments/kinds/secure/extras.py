@@ -29,7 +29,7 @@ def missing(config: SecureConfig) -> str:
   """Returns the error message about a missing library of a computation; "" if none is missing.
 
   Args:
-    config: config of one computation, without rows.
+    config: config of the computation.
 
   >>> from dpjax.secure.sums import PlainSum
   >>> missing(SecureConfig(task=SumTask(protocol=PlainSum())))

