@@ -275,7 +275,7 @@ def _text(client_id: str | bytes | int) -> str:
   return unicodedata.normalize("NFC", text)
 
 
-def pair(train: Federation, test: Federation, name: str) -> Pair:
+def check_pair(train: Federation, test: Federation, name: str) -> Pair:
   """Returns (train, test). Raises UserError if their examples differ in type or shape, or if train
   or test is empty."""
   kinds = [(fed.dataset.x.shape[1:], fed.dataset.x.dtype) for fed in (train, test)]

@@ -39,8 +39,8 @@ def bucket(n: int) -> int:
 
 def pad(tree: ArrayTree, size: int) -> Any:
   """Pads leaves [n, ...] -> [size, ...], with zeros at the end."""
-  pad = lambda leaf: np.pad(leaf, [(0, size - len(leaf))] + [(0, 0)] * (np.ndim(leaf) - 1))
-  return jax.tree.map(pad, tree)
+  widths = lambda leaf: [(0, size - len(leaf))] + [(0, 0)] * (np.ndim(leaf) - 1)
+  return jax.tree.map(lambda leaf: np.pad(leaf, widths(leaf)), tree)
 
 
 class LocalBatches(NamedTuple):

@@ -26,7 +26,7 @@ def fill(tree: ArrayTree, rows: int) -> Any:
   Array([ True,  True, False], dtype=bool)
   """
 
-  def fill(leaf):
+  def fill_leaf(leaf):
     missing = rows - leaf.shape[0]
     if not missing:
       return leaf
@@ -36,7 +36,7 @@ def fill(tree: ArrayTree, rows: int) -> Any:
     pad = np.pad if isinstance(leaf, np.ndarray) else jnp.pad
     return pad(leaf, [(0, missing)] + [(0, 0)] * (leaf.ndim - 1))
 
-  return jax.tree.map(fill, tree)
+  return jax.tree.map(fill_leaf, tree)
 
 
 def in_microbatches(

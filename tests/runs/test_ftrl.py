@@ -155,9 +155,8 @@ def test_noise_without_end_is_charged_where_everybody_of_a_group_takes_part():
   rounded = (
     _POISSON | blt | {"privacy.sampler.steps_apart": None, "privacy.sampling_prob": 1 / 49}
   )
-  assert (
-    make_plan(_config(**rounded), 400).sampler.turn_prob == 1
-  )  # 49 * (1 / 49) is below it
+  # 49 * (1 / 49) is below 1.
+  assert make_plan(_config(**rounded), 400).sampler.turn_prob == 1
   assert poisson.noise_multiplier == pytest.approx(cyclic.noise_multiplier, rel=5e-3)
 
 

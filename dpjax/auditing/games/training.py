@@ -182,7 +182,7 @@ NO_CLAIM = {
   "on_sphere": _OF_A_BATCH,
   "uniformity": _OF_A_BATCH,
   **dict.fromkeys(("two_views", "crop_color", "flip_shift", "shift"), _VIEWS),
-  **dict.fromkeys(("average", "averaged", "states", "check"), _READS),
+  **dict.fromkeys(("average", "states", "check"), _READS),
   **dict.fromkeys(
     ("parts_by_content", "parts_by_place", "padded_parts", "vote_counts"), _VOTES
   ),

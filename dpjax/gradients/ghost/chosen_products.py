@@ -58,10 +58,10 @@ def with_choices_inline(closed: Any) -> Any:
     inner = eqn.params[CALLS[eqn.primitive.name]]
     return evaluate(inner.jaxpr, inner.consts, values, step)
 
-  def inline(*args):
+  def inlined(*args):
     return evaluate(closed.jaxpr, closed.consts, args, step)
 
-  return jax.make_jaxpr(inline)(*(var.aval for var in closed.jaxpr.invars))
+  return jax.make_jaxpr(inlined)(*(var.aval for var in closed.jaxpr.invars))
 
 
 def _calls_choice(eqn: Eqn) -> bool:

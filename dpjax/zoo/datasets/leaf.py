@@ -19,7 +19,7 @@ import numpy as np
 
 from dpjax.data import text
 from dpjax.data.dataset import from_arrays
-from dpjax.data.federation import Federation, by_client, pair
+from dpjax.data.federation import Federation, by_client, check_pair
 from dpjax.data.npz import in_data, undeclared_classes
 from dpjax.validate import UserError, first_line, integer_at_least, no_pipe
 from dpjax.zoo.datasets.registry import user_path
@@ -75,7 +75,7 @@ def leaf_federation(
   options = (num_classes, max_length, shape, max_examples)
   with in_data(os.fspath(name)):
     train, test = (_split(root, split, *options) for split in ("train", "test"))
-  return pair(train, test, os.fspath(name))
+  return check_pair(train, test, os.fspath(name))
 
 
 def _split(

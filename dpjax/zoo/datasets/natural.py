@@ -17,7 +17,7 @@ import os
 
 from dpjax import names, validate
 from dpjax.data import npz, tables
-from dpjax.data.federation import Federation, Pair, by_client, pair
+from dpjax.data.federation import Federation, Pair, by_client, check_pair
 from dpjax.validate import UserError
 from dpjax.zoo.datasets import prepared, registry
 
@@ -77,7 +77,7 @@ def natural_federation(
     )
   make = lambda part: by_client(*part, max_examples=max_examples)
   with validate.about("client_id", client_id):
-    return pair(make(parts[0]), make(parts[1]), name)
+    return check_pair(make(parts[0]), make(parts[1]), name)
 
 
 def _of_user(name: str, client_id: str, max_examples: int | None) -> Pair:
@@ -89,11 +89,11 @@ def _of_user(name: str, client_id: str, max_examples: int | None) -> Pair:
         value=value,
       )
   federations = names.call(name, "data.name")
-  is_pair = isinstance(federations, tuple) and len(federations) == 2
-  if not is_pair or not all(isinstance(part, Federation) for part in federations):
+  are_two = isinstance(federations, tuple) and len(federations) == 2
+  if not are_two or not all(isinstance(part, Federation) for part in federations):
     raise UserError(
       f"must return (train, test), two dpjax.data.Federation, not {federations!r:.60}",
       field="data.name",
       value=name,
     )
-  return pair(federations[0], federations[1], name)
+  return check_pair(federations[0], federations[1], name)

@@ -25,7 +25,7 @@ from typing import Any
 import numpy as np
 
 from dpjax.data.dataset import from_arrays
-from dpjax.data.federation import Federation, by_client, pair
+from dpjax.data.federation import Federation, by_client, check_pair
 from dpjax.data.npz import in_data, undeclared_classes
 from dpjax.data.target_kinds import Labels
 from dpjax.data.text import PADDING_ID
@@ -97,7 +97,7 @@ def pfl_federation(
       _federation(file[split], reader, path.stem, split, max_examples)
       for split in ("train", test_split)
     )
-  return pair(train, test, name)
+  return check_pair(train, test, name)
 
 
 @contextlib.contextmanager

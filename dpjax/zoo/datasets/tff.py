@@ -23,7 +23,7 @@ import numpy as np
 
 from dpjax.data import text
 from dpjax.data.dataset import from_arrays
-from dpjax.data.federation import Federation, by_client, pair
+from dpjax.data.federation import Federation, by_client, check_pair
 from dpjax.data.npz import in_data, undeclared_classes
 from dpjax.validate import UserError, integer_at_least, join_words
 from dpjax.zoo.datasets import foreign_files
@@ -113,7 +113,7 @@ def tff_federation(
       )
     make = lambda part, split: _federation(part, kind, declared, path.stem, split, most)
     clients = make(train, "train"), make(test, "test")
-  return pair(clients[0], clients[1], name)
+  return check_pair(clients[0], clients[1], name)
 
 
 def _federation(
