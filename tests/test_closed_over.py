@@ -32,7 +32,7 @@ def _drawing_loss(params, example):
 
 def _plan(noise_multiplier=1.0, **changes):
   options = dict(
-    sampler=PoissonSampler(prob=0.3, capacity=4),
+    sampler=PoissonSampler(sampling_prob=0.3, capacity=4),
     l2_clip_norm=0.5,
     normalize_by=3,
     num_steps=8,
@@ -54,9 +54,9 @@ def _text(algorithm):
 _KINDS = {
   "white": {},
   "adaptive": {"l2_clip_norm": dpjax.Clip(0.5, rule=AdaptiveClipping())},
-  "slices": {"slices": 2, "sampler": PoissonSampler(prob=0.3, capacity=8)},
+  "slices": {"slices": 2, "sampler": PoissonSampler(sampling_prob=0.3, capacity=8)},
   "correlated": {
-    "sampler": MinSepSampler(prob=0.3, min_sep=2, num_steps=8, capacity=4),
+    "sampler": MinSepSampler(turn_prob=0.3, steps_apart=2, num_steps=8, capacity=4),
     "noise_shape": dpjax.noise.NoiseShape(correlation=BandedToeplitz((1.0, 0.5))),
   },
 }

@@ -125,7 +125,7 @@ class Silos:
       silos; steps that are no multiple of `num_rounds`.
 
   >>> from dpjax import PoissonSampler
-  >>> plan = Plan(sampler=PoissonSampler(prob=0.1, capacity=64), noise_multiplier=2.0,
+  >>> plan = Plan(sampler=PoissonSampler(sampling_prob=0.1, capacity=64), noise_multiplier=2.0,
   ...   l2_clip_norm=1.0, normalize_by=10, num_steps=20, delta=1e-5)
   >>> silos = Silos((plan, plan), num_rounds=10, max_silos=2)
   >>> silos.epsilons() == (plan.epsilon(),) * 2, silos.epsilon() > plan.epsilon()

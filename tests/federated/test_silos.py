@@ -32,7 +32,7 @@ _RATE = 0.5
 
 def _plan(*, prob=0.5, noise_multiplier=1.0, num_steps=8, **changes):
   fields = {
-    "sampler": dpjax.PoissonSampler(prob=prob, capacity=16),
+    "sampler": dpjax.PoissonSampler(sampling_prob=prob, capacity=16),
     "noise_multiplier": noise_multiplier,
     "l2_clip_norm": 1.0,
     "normalize_by": 4.0,

@@ -45,7 +45,7 @@ def _ready(config):
 def test_silos_of_unequal_size_have_noise_of_their_own_for_one_epsilon():
   fed = _ready(_config())
   plans = fed.silos.plans
-  assert [plan.sampler.prob for plan in plans] == [20 / size for size in _SIZES]
+  assert [plan.sampler.sampling_prob for plan in plans] == [20 / size for size in _SIZES]
   assert [plan.num_steps for plan in plans] == [12, 8, 8]  # round(30 / 20) is 2
   assert all(0.999 < epsilon <= 1 for epsilon in fed.silos.epsilons())
   noise = [plan.noise_multiplier for plan in plans]

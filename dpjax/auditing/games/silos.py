@@ -64,7 +64,7 @@ _WORLDS: dict[str, tuple[list[float], list[float]]] = {
 def the_plan(prob: float = 1.0) -> Plan:
   """Returns the plan of each silo; with `prob` 1 sampling hides nothing."""
   return Plan(
-    sampler=sampling.PoissonSampler(prob=prob, capacity=8),
+    sampler=sampling.PoissonSampler(sampling_prob=prob, capacity=8),
     noise_multiplier=_Z,
     l2_clip_norm=_CLIP,
     normalize_by=2.0,

@@ -306,7 +306,8 @@ def is_above(row: Row) -> bool:
 def write(
   folder: pathlib.Path, results: Sequence[Row], *, title: str = "", picture: bool = True
 ) -> None:
-  """Writes attacks.md, attacks.csv and, with `picture`, attacks.png; writes nothing if no run has finished.
+  """Writes attacks.md, attacks.csv and, with `picture`, attacks.png; writes nothing if no run has
+  finished.
 
   If results hold ROC curves, it writes them to curves.csv, and draws them with `picture`.
   """
