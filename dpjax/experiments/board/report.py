@@ -310,14 +310,12 @@ def _attacker(run: Finished) -> list[Block]:
     *blocks,
     Icons(min(bounds.right, 100), caption),
     Paragraph(
-      "A careful attacker answers seldom, to be right more often. Then he misses most participants:"
-      if not replaced
-      else "A careful attacker answers seldom, to be right more often:"
+      "A careful attacker answers seldom, to be right more often. On average, per 1,000:"
     ),
     Table(head, rows),
     Paragraph(
-      "Secrets: take a fact about a participant, such as a diagnosis, that an outsider guesses "
-      f"with a chance of {few.wrong} in 1,000. With all that was released, he guesses it with a "
+      "Secrets: take a fact, such as a diagnosis, that an attacker guesses of people who did not "
+      f"take part with a chance of {few.wrong} in 1,000. Of a participant he guesses it with a "
       f"chance of at most {few.found} in 1,000."
     ),
     Paragraph(
