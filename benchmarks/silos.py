@@ -25,7 +25,8 @@ from configs.fed import patients
 from dpjax.experiments.config import fields
 from dpjax.experiments.kinds.federated import build
 from dpjax.experiments.run import run_keys
-from dpjax.experiments.sweeps import curve
+from dpjax.experiments.sweeps.curves import Curves
+from dpjax.experiments.sweeps.sweep import Sweep
 from dpjax.noise import source
 from dpjax.transforms import guard
 
@@ -153,7 +154,10 @@ def main(argv: list[str]) -> None:
         writer = csv.DictWriter(file, header, lineterminator="\n")
         writer.writeheader()
         writer.writerows(rows)
-    curve.sweep_report(rows, folder, y=Y, series="method", title=_TITLES[federation])
+    title = _TITLES[federation]
+    sweep = Sweep(x="privacy.epsilon", y=Y, series="method", title=title)
+    labelled = [{**row, "label": row["method"]} for row in rows]
+    Curves(sweep).write(folder, labelled, title=title, last=True)
 
 
 _TITLES = {

@@ -40,7 +40,7 @@ from dp_accounting import DpEvent
 
 from dpjax import trees, validate
 from dpjax.accounting import overflow
-from dpjax.accounting.matrix import joined
+from dpjax.accounting.matrix import join
 from dpjax.accounting.overflow import MayAbort
 from dpjax.data import Federation
 from dpjax.federated.client import Local
@@ -337,7 +337,7 @@ class Silos:
     draws = []
     for step in range(round * count, (round + 1) * count):
       with naming(federation, silo):
-        rows = batches_lib.taken(self.plans[silo].sampler, len(held), seed=seed, step=step)
+        rows = batches_lib.draw_rows(self.plans[silo].sampler, len(held), seed=seed, step=step)
       draws.append(batches_lib.pad(rows, self.padded_batch_size))
     rows, mask = (np.stack(parts) for parts in zip(*draws))
     # A silo without records has no row of its own, and all of its batches are padding.
@@ -417,7 +417,7 @@ class _Together(MayAbort):
 
   def event(self, steps: Any = None) -> DpEvent:
     pairs = zip(self._plans, self._counts(steps))
-    return joined([plan.event(count) for plan, count in pairs])
+    return join([plan.event(count) for plan, count in pairs])
 
   def _log_abort_prob(self, steps: Any) -> float:
     triples = zip(self._plans, self._counts(steps), self._allowed)
