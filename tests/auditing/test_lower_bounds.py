@@ -174,6 +174,23 @@ def test_one_run_p_value_is_valid_for_randomised_response():
   assert smaller < 1e-4  # a claim of .2 is refuted
 
 
+@pytest.mark.parametrize("correct,guesses", [(10, 10), (90, 100), (3, 40)])
+def test_one_run_p_value_is_its_formula(correct, guesses):
+  right = special.expit(1.0)
+  at_least = lambda k: sum(
+    math.comb(guesses, j) * right**j * (1 - right) ** (guesses - j)
+    for j in range(max(k, 0), guesses + 1)
+  )
+  steepest = max(
+    (at_least(correct - i) - at_least(correct)) / i for i in range(1, correct + 1)
+  )
+  found = lower_bounds.one_run_p_value(
+    correct=correct, guesses=guesses, num_canaries=200, epsilon=1.0, delta=1e-4
+  )
+  wanted = at_least(correct) + 2 * 200 * 1e-4 * steepest
+  assert found == pytest.approx(min(1.0, wanted), rel=1e-9)
+
+
 def test_one_run_p_value_grows_with_delta_and_epsilon():
   case = dict(correct=90, guesses=100, num_canaries=1000)
   p = [

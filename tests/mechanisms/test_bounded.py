@@ -30,6 +30,17 @@ def _cost(mechanism, relation, delta=1e-9):
 # --- the mean
 
 
+def test_the_mean_of_much_data_is_near_the_true_one_under_both_relations():
+  """Bounds whose sum is not their difference; the noise is a thousandth of their distance."""
+  many = jnp.linspace(-3.0, 6.0, 20_000)
+  for relation in ("replace_one", "add_or_remove_one"):
+    mechanism = mechanisms.BoundedMean(
+      2.0, lower=-2.0, upper=5.0, neighboring_relation=relation
+    )
+    found = float(mechanism(jax.random.key(0), many))
+    assert found == pytest.approx(np.clip(many, -2, 5).mean(), abs=7e-3)
+
+
 @pytest.mark.long
 def test_row_9_the_mean_age_has_noise_of_range_over_n_and_no_less():
   mechanism = mechanisms.BoundedMean(epsilon=1.0, lower=0.0, upper=100.0)
@@ -171,6 +182,16 @@ def test_quantiles_follow_the_exact_density_and_no_other(quantile):
   for wrong in (1.5, 2.7):
     other = mechanisms.Quantile(wrong, 0.0, 10.0, quantile=quantile)
     assert stats.kstest(sample, cdf(other)).pvalue < 1e-6
+
+
+def test_intervals_have_the_mass_of_the_exact_density():
+  values = np.array([1.0, 2.0, 2.5, 6.0, 9.0])
+  mechanism = mechanisms.Quantile(2.0, 0.0, 10.0, quantile=0.25)
+  edges, logs = mechanism.intervals(jnp.array(values, jnp.float32))
+  edges = np.asarray(edges, np.float64) * 10 / edges[-1]
+  mass = np.exp(np.asarray(logs, np.float64))
+  exact = _density(mechanism, values, (edges[1:] + edges[:-1]) / 2) * np.diff(edges)
+  np.testing.assert_allclose(mass / mass.sum(), exact, rtol=1e-5)
 
 
 @pytest.mark.cases(long=["replace_one"])

@@ -118,6 +118,13 @@ def test_min_sep_batches_have_one_law_from_the_first_step_on():
   assert abs(sizes[0] - n * 0.4) > 50 * np.sqrt(n * 0.4)  # a cold start would be there
 
 
+def test_min_sep_with_certain_turns_takes_everyone_in_every_other_step():
+  sampler = sampling.MinSepSampler(turn_prob=1.0, steps_apart=2, num_steps=9, capacity=_N)
+  taken = _trace(sampler, 9)
+  np.testing.assert_array_equal(taken[:-1] + taken[1:], 1)
+  assert abs(taken[0].mean() - 0.5) < 5 * np.sqrt(0.25 / _N)
+
+
 @given(seed=st.integers(0, 2**130), step=st.integers(0, 39))
 @settings(deadline=None, max_examples=20)
 def test_p16_draws_depend_on_seed_and_step_alone(seed, step):

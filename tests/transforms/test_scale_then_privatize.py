@@ -45,7 +45,6 @@ def _stacked(tree):
   return gradients.wrap_grads(jax.tree.map(lambda g: jnp.asarray(g, jnp.float32), tree))
 
 
-@pytest.mark.slow
 def test_one_step_by_hand():
   """One row of length 0.25 in its units is not clipped, so the output is half of it."""
   tx = _tx(b2=0.6, floor=0.2)

@@ -126,6 +126,8 @@ def test_release_keys_round_the_noisy_sum_to_a_public_grid():
   grid = source.grid_step(1.5 * 0.5)
   np.testing.assert_array_equal(np.round(rows / grid) * grid, rows)
   assert len(np.unique(rows)) > 50
+  coarser = source.grid_step(1.5)  # that of most steps, not of all
+  assert not np.array_equal(np.round(rows / coarser) * coarser, rows)
   plain = _rows(_BANDED, size=2000, steps=4, std=1.5)
   assert not np.array_equal(np.round(plain / grid) * grid, plain)
 

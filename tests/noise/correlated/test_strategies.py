@@ -6,9 +6,10 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from scipy import linalg
 
 from dpjax.noise import correlated
-from dpjax.noise.correlated import series
+from dpjax.noise.correlated import series, toeplitz
 from tests.refuses import refuses
 
 _STRATEGIES = {
@@ -71,6 +72,14 @@ def test_memory_is_what_is_stated(strategy):
   state = strategy.init(jnp.zeros(7))
   held = sum(leaf.size for leaf in jax.tree.leaves(state) if leaf.ndim)
   assert held == 7 * strategy.buffers
+
+
+@pytest.mark.parametrize("bands", [3, 64, 65, 200])
+def test_many_bands_are_multiplied_as_few_are(bands):
+  random = np.random.default_rng(0)
+  coefficients, x = random.random(bands), random.normal(size=(150, 2))
+  dense = linalg.toeplitz(np.pad(coefficients, (0, 150))[:150], np.zeros(150))
+  np.testing.assert_allclose(toeplitz._times(coefficients, x), dense @ x, atol=1e-10)
 
 
 def test_tree_prefix_noise_is_one_node_for_each_bit():
