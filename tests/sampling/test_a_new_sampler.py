@@ -110,7 +110,7 @@ def test_its_games_are_found_and_played(halves):
 
 
 def test_a_row_says_how_the_numbers_of_a_run_size_it(halves, monkeypatch):
-  with refuses("sampler", value="HalvesSampler"):
+  with refuses("sampler"):
     make_sampler(halves, Sizing(0.5, num_examples=9))
   row = Scheme(halves, lambda kind, size: kind(size.num_examples // 2 * 2), ("examples",))
   monkeypatch.setitem(SCHEMES, halves.name, row)
