@@ -24,14 +24,14 @@ from dpjax.accounting.monte_carlo import MOST_APART, min_sep_epsilon
 from dpjax.accounting.overflow import without_share
 from dpjax.accounting.proved import ACCOUNTANTS, RELATIONS
 from dpjax.sampling import registry
-from dpjax.sampling.samplers import Sizing
+from dpjax.sampling.registry import Scheme, Sizing
 from dpjax.validate import UserError
 
 # Value of `sampler` for a run without sampling: every record is in every step.
 EVERYBODY = "none"
-SAMPLERS = (*registry.answered("exact"), EVERYBODY)
+SAMPLERS = (*registry.names_answered("exact"), EVERYBODY)
 # Samplers that bound how often an example takes part, and whose epsilon `bounded_rows` simulates.
-BOUNDED = registry.answered("simulated")
+BOUNDED = registry.names_answered("simulated")
 UNKNOWNS = ("epsilon", "noise_multiplier", "num_steps", "sampling_prob")
 _CURVE_POINTS = 60
 
@@ -44,7 +44,7 @@ def proved_for(sampler: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
   """
   if sampler == EVERYBODY:
     return RELATIONS, ACCOUNTANTS
-  kind = registry.SAMPLERS[sampler]
+  kind = registry.SCHEMES[sampler].kind
   made: Any = kind(**kind.small[0])
   return kind.relations, made.accountants(made.proved_under[0])
 
@@ -73,14 +73,14 @@ class Question(NamedTuple):
   num_selected: int | None = None  # of k_out_of_t
 
   @property
-  def kind(self) -> type[sampling.Sampler] | None:
-    """Returns the class of the sampler; None if every record is in every step."""
-    return None if self.sampler == EVERYBODY else registry.SAMPLERS[self.sampler]
+  def scheme(self) -> Scheme | None:
+    """Returns the row of the sampler; None if every record is in every step."""
+    return None if self.sampler == EVERYBODY else registry.SCHEMES[self.sampler]
 
   @property
   def can_overflow(self) -> bool:
     """Whether a draw can exceed the padded batch size. A share of delta is reserved for this."""
-    return self.kind is not None and self.kind.can_overflow
+    return self.scheme is not None and self.scheme.kind.can_overflow
 
   @property
   def steps_per_pass(self) -> int:
@@ -115,7 +115,8 @@ def size_of(numbers: Any) -> Sizing:
 
 
 def _sampler(question: Question) -> sampling.Sampler | None:
-  return None if question.kind is None else question.kind.sized(question.size)
+  scheme = question.scheme
+  return None if scheme is None else registry.make_sampler(scheme.kind, question.size)
 
 
 def event(question: Question) -> DpEvent:
@@ -175,14 +176,12 @@ def solve(question: Question) -> Question:
   if question.num_steps is None:
     times = accounting.calibrate_num_steps(event(question), **target)
     return question._replace(num_steps=times * question.steps_per_pass)
-  kind = question.kind
-  assert kind is not None, "without a sampler the probability is known: 1"
-
-  times = kind.times_per_pass(question.size)
+  scheme, size = question.scheme, question.size
+  assert scheme is not None, "without a sampler the probability is known: 1"
 
   # The search tries any probability, but only some probabilities give whole batches or passes.
   def near(prob: float) -> float:
-    return kind.nearest_prob(prob, question.num_examples or 0, times)
+    return scheme.nearest_prob(size._replace(sampling_prob=prob))
 
   prob = near(
     accounting.calibrate_sampling_prob(
@@ -296,9 +295,10 @@ def bounded_rows(run: Bounded) -> list[tuple[str, float]]:
       strategy, num_bins=run.steps_apart, **simulated
     )
   else:
-    prob = sampling.MinSepSampler.turn_prob_of(run.sampling_prob, run.steps_apart)
+    size = Sizing(run.sampling_prob, 0, run.num_steps, steps_apart=run.steps_apart)
+    drawn: Any = registry.make_sampler(sampling.MinSepSampler, size)
     estimate = min_sep_epsilon(
-      strategy, turn_prob=prob, steps_apart=run.steps_apart, **simulated
+      strategy, turn_prob=drawn.turn_prob, steps_apart=run.steps_apart, **simulated
     )
   share = f"{100 * estimate.confidence:g} %"
   rows = [

@@ -90,6 +90,7 @@ from dpjax.accounting.proved import ACCOUNTANTS, RELATIONS
 from dpjax.accounting.statement import delta_warning
 from dpjax.accounting.text import lower
 from dpjax.sampling import registry
+from dpjax.sampling.registry import Scheme
 from dpjax.sampling.samplers import SizedSampler
 from dpjax.solve import UNKNOWNS, Question
 from dpjax.validate import UserError, Verbatim
@@ -239,8 +240,8 @@ def _for_sampler(values: Any, name: str) -> int | None:
   value = getattr(values, name)
   readers = [
     sampler
-    for sampler in registry.answered("exact")
-    if _decides_cost(registry.SAMPLERS[sampler], name)
+    for sampler in registry.names_answered("exact")
+    if _decides_cost(registry.SCHEMES[sampler], name)
   ]
   if values.sampler in readers:
     validate.integer_at_least(1, **{name: value})
@@ -251,10 +252,10 @@ def _for_sampler(values: Any, name: str) -> int | None:
   return None
 
 
-def _decides_cost(kind: type[sampling.Sampler], name: str) -> bool:
+def _decides_cost(scheme: Scheme, name: str) -> bool:
   # A sampler whose batches cannot overflow cuts larger draws to the capacity, which changes the
   # cost. For other samplers the capacity only pads batches, which does not change the cost.
-  return name in kind.options and not (name == "capacity" and kind.can_overflow)
+  return name in scheme.numbers and not (name == "capacity" and scheme.kind.can_overflow)
 
 
 def _noise_multipliers(texts: Sequence[str] | None) -> list[float]:
@@ -293,18 +294,18 @@ def _sampling_prob(values: Any) -> float | None:
   n = values.num_examples
   batch = values.batch_size
   prob = values.sampling_prob
-  kind = registry.SAMPLERS.get(values.sampler)
-  if kind is None:
+  scheme = registry.SCHEMES.get(values.sampler)
+  if scheme is None:
     if (batch, prob) != (None, None):
       raise UserError(
         "takes no sampling_prob and no batch_size", field="sampler", value="none"
       )
     return 1.0
-  if n is None and (batch is not None or issubclass(kind, SizedSampler)):
+  if n is None and (batch is not None or issubclass(scheme.kind, SizedSampler)):
     sized = [
       name
-      for name in registry.answered("exact")
-      if issubclass(registry.SAMPLERS[name], SizedSampler)
+      for name in registry.names_answered("exact")
+      if issubclass(registry.SCHEMES[name].kind, SizedSampler)
     ]
     raise UserError(
       f"must be given with batch_size, and with sampler={' or '.join(map(repr, sized))}",
@@ -319,8 +320,8 @@ def _sampling_prob(values: Any) -> float | None:
     return _without_batch(values, prob)
   validate.integer_at_least(1, batch_size=batch)
   validate.probability(**{"batch_size / num_examples": batch / n})
-  if kind.takes_whole_passes:
-    return _of_passes(values, kind)
+  if scheme.in_passes:
+    return _of_passes(values, scheme)
   return batch / n
 
 
@@ -330,16 +331,16 @@ def _without_batch(values: Any, prob: float | None) -> float | None:
   Without the flag, the result for a sampler in passes is the probability that makes the run one
   pass, and for other samplers None.
   """
-  kind = registry.SAMPLERS[values.sampler]
+  scheme = registry.SCHEMES[values.sampler]
+  size = solve.size_of(values)
   if prob is not None:
     validate.probability(sampling_prob=prob)
-    kind.check_prob(solve.size_of(values))
+    scheme.check_prob(size)
     # A batch of a fixed size holds a whole number b of examples, so its probability is b / n.
-    whole = kind.takes_whole_passes
-    return prob if whole else kind.nearest_prob(prob, values.num_examples or 0)
-  if not kind.takes_whole_passes:
+    return prob if scheme.in_passes else scheme.nearest_prob(size)
+  if not scheme.in_passes:
     return None
-  times = kind.times_per_pass(solve.size_of(values))
+  times = scheme.times_per_pass(size)
   if values.num_steps is None:
     raise UserError(
       f"must be given for {values.sampler}, {times} / the steps of a pass, or "
@@ -351,11 +352,11 @@ def _without_batch(values: Any, prob: float | None) -> float | None:
   return times / values.num_steps
 
 
-def _of_passes(values: Any, kind: type[sampling.Sampler]) -> float:
+def _of_passes(values: Any, scheme: Scheme) -> float:
   """Returns the probability with which a sampler in passes has a mean batch of --batch_size. Raises
   UserError if a whole number of steps changes the mean batch by one example or more."""
   batch_size = values.batch_size
-  times = kind.times_per_pass(solve.size_of(values))
+  times = scheme.times_per_pass(solve.size_of(values))
   drawn = times * values.num_examples
   steps = max(times, round(drawn / batch_size))
   # A pass has a whole number of steps, which rounds the mean batch. Rounding changes it by less

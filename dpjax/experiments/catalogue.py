@@ -160,8 +160,8 @@ def _samplers(where: str, purpose: str) -> Section:
     by = f"{', '.join(kind.relations)} by {by}"
     return f"{sentence(kind.__doc__)} [proved: {by}]"
 
-  kinds = used_for(purpose)
-  return Section(where, lambda: {name: line(kind) for name, kind in kinds.items()})
+  rows = used_for(purpose)
+  return Section(where, lambda: {name: line(row.kind) for name, row in rows.items()})
 
 
 def _accountants() -> Rows:

@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar
 
 import numpy as np
 
 from dpjax import validate
 from dpjax.accounting.proved import ADD, REPLACE, ZERO
-from dpjax.sampling.batch_sizes import steps_per_pass
 from dpjax.sampling.draws import RUN, assign
 from dpjax.sampling.samplers import (
   PaddedSampler,
   Participation,
-  Sizing,
   UnamplifiedSampler,
 )
 
@@ -37,10 +35,6 @@ class BallsInBinsSampler(UnamplifiedSampler, PaddedSampler):
 
   name: ClassVar[str] = "balls_in_bins"
   relations: ClassVar[tuple[str, ...]] = (ADD, ZERO, REPLACE)
-  used_for: ClassVar[tuple[str, ...]] = ("correlated noise",)
-  options: ClassVar[tuple[str, ...]] = ("capacity",)
-  takes_whole_passes: ClassVar[bool] = True
-  answers: ClassVar[str] = "simulated"
   small: ClassVar[Any] = ({"num_bins": 2, "capacity": 5},)
 
   num_bins: int
@@ -48,10 +42,6 @@ class BallsInBinsSampler(UnamplifiedSampler, PaddedSampler):
 
   def __post_init__(self):
     validate.integer_at_least(1, num_bins=self.num_bins, capacity=self.capacity)
-
-  @classmethod
-  def sized(cls, size: Sizing) -> Self:
-    return cls(num_bins=steps_per_pass(size.sampling_prob), capacity=size.padded_batch_size)
 
   @property
   def sampling_prob(self) -> float:

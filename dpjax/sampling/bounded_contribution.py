@@ -37,8 +37,6 @@ class BoundedContributionSampler(PoissonSampler):
 
   name: ClassVar[str] = "bounded_contribution"
   relations: ClassVar[tuple[str, ...]] = BoundedContributionKind.relations
-  used_for: ClassVar[tuple[str, ...]] = ()
-  answers: ClassVar[str] = ""
   unit: ClassVar[str] = "user"
   small: ClassVar[Any] = ({"sampling_prob": 0.4, "capacity": 6, "max_contribution": 2},)
 

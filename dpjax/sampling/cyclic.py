@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar
 
 import numpy as np
 
 from dpjax import validate
 from dpjax.accounting.proved import REPLACE, ZERO
-from dpjax.sampling.batch_sizes import steps_per_pass
 from dpjax.sampling.draws import RUN, permutation
 from dpjax.sampling.samplers import (
   Participation,
   SizedSampler,
-  Sizing,
   UnamplifiedSampler,
 )
 from dpjax.validate import UserError
@@ -40,8 +38,6 @@ class CyclicSampler(UnamplifiedSampler, SizedSampler):
 
   name: ClassVar[str] = "cyclic"
   relations: ClassVar[tuple[str, ...]] = (ZERO, REPLACE)
-  used_for: ClassVar[tuple[str, ...]] = ("correlated noise",)
-  takes_whole_passes: ClassVar[bool] = True
   small: ClassVar[Any] = ({"steps_per_pass": 2, "num_examples": 4},)
 
   steps_per_pass: int
@@ -57,18 +53,6 @@ class CyclicSampler(UnamplifiedSampler, SizedSampler):
         field="steps_per_pass",
         value=self.steps_per_pass,
       )
-
-  @classmethod
-  def sized(cls, size: Sizing) -> Self:
-    steps = steps_per_pass(size.sampling_prob)
-    if steps > size.num_examples:
-      raise UserError(
-        f"its pass of {steps} steps must be of at most {size.num_examples}, one for "
-        f"each {size.unit}; a larger batch makes it shorter",
-        field="sampler",
-        value="cyclic",
-      )
-    return cls(steps_per_pass=steps, num_examples=size.num_examples)
 
   @property
   def padded_batch_size(self) -> int:

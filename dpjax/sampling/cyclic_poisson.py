@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar
 
 import dp_accounting
 import numpy as np
@@ -15,8 +15,6 @@ from dpjax.sampling.samplers import (
   DpEvent,
   PaddedSampler,
   Participation,
-  Sizing,
-  check_apart,
 )
 
 
@@ -46,8 +44,6 @@ class CyclicPoissonSampler(PaddedSampler):
 
   name: ClassVar[str] = "cyclic_poisson"
   relations: ClassVar[tuple[str, ...]] = (ADD, ZERO)
-  used_for: ClassVar[tuple[str, ...]] = ("correlated noise",)
-  options: ClassVar[tuple[str, ...]] = ("capacity", "steps_apart")
   small: ClassVar[Any] = ({"turn_prob": 0.5, "num_groups": 2, "capacity": 5},)
 
   turn_prob: float
@@ -57,21 +53,6 @@ class CyclicPoissonSampler(PaddedSampler):
   def __post_init__(self):
     validate.probability(turn_prob=self.turn_prob)
     validate.integer_at_least(1, num_groups=self.num_groups, capacity=self.capacity)
-
-  @classmethod
-  def sized(cls, size: Sizing) -> Self:
-    turn_prob = cls.prob_in_turn(size)
-    groups = cls.least_steps_apart(size)
-    check_apart(size.sampling_prob, groups)
-    # `size.sampling_prob` is an average over all steps. An example's turn comes once in `groups`
-    # steps, so `turn_prob` is `groups` times as large.
-    return cls(turn_prob=turn_prob, num_groups=groups, capacity=size.padded_batch_size)
-
-  @classmethod
-  def prob_in_turn(cls, size: Sizing) -> float:
-    turn_prob = size.sampling_prob * cls.least_steps_apart(size)
-    # A value above 1, or below 1 by rounding alone, means that the whole group takes part.
-    return 1.0 if turn_prob > 1 - 1e-9 else turn_prob
 
   @property
   def sampling_prob(self) -> float:

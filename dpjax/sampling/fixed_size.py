@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar
 
 import dp_accounting
 import numpy as np
@@ -11,9 +11,8 @@ import numpy as np
 from dpjax import validate
 from dpjax.accounting.event_kinds.fixed_size import FixedSizeKind
 from dpjax.accounting.proved import ADD, REPLACE
-from dpjax.sampling.batch_sizes import whole_batch_size
 from dpjax.sampling.draws import generator
-from dpjax.sampling.samplers import DpEvent, SizedSampler, Sizing
+from dpjax.sampling.samplers import DpEvent, SizedSampler
 from dpjax.validate import UserError
 
 
@@ -42,8 +41,6 @@ class FixedSizeSampler(SizedSampler):
 
   name: ClassVar[str] = "fixed_size"
   relations: ClassVar[tuple[str, ...]] = FixedSizeKind.relations
-  used_for: ClassVar[tuple[str, ...]] = ("examples", "clients")
-  answers: ClassVar[str] = "exact"
   small: ClassVar[Any] = (
     {"batch_size": 4, "num_examples": 4, "size_is_public": True},
     {"batch_size": 1, "num_examples": 4, "size_is_public": True},
@@ -66,26 +63,6 @@ class FixedSizeSampler(SizedSampler):
         field="batch_size",
         value=self.batch_size,
       )
-
-  @classmethod
-  def sized(cls, size: Sizing) -> Self:
-    batch_size = whole_batch_size(size.sampling_prob, size.num_examples)
-    if size.neighboring_relation != ADD:
-      return cls(batch_size=batch_size, num_examples=size.num_examples)
-    return cls(
-      batch_size=batch_size,
-      # An audit may leave out records. The batch size stays the same, so that it does not reveal
-      # how many records are left. The event uses the smallest possible number, at which a batch is
-      # the largest share of the records.
-      num_examples=size.num_examples - size.may_leave,
-      size_is_public=False,
-    )
-
-  @classmethod
-  def nearest_prob(cls, sampling_prob: float, num_examples: int, times: int = 1) -> float:
-    del times
-    # A batch holds a whole number of examples, so only multiples of 1 / num_examples are possible.
-    return whole_batch_size(sampling_prob, num_examples) / num_examples
 
   @property
   def proved_under(self) -> tuple[str, ...]:

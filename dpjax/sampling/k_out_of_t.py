@@ -5,19 +5,17 @@ from __future__ import annotations
 import dataclasses
 import functools
 import threading
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar
 
 import numpy as np
 
 from dpjax import validate
 from dpjax.accounting.event_kinds.k_out_of_t import KOutOfTKind, k_out_of_t_event
-from dpjax.sampling.batch_sizes import steps_per_pass
 from dpjax.sampling.draws import assign, generator
 from dpjax.sampling.samplers import (
   DpEvent,
   PaddedSampler,
   PassSampler,
-  Sizing,
 )
 from dpjax.validate import UserError
 
@@ -53,10 +51,6 @@ class KOutOfTSampler(PassSampler, PaddedSampler):
 
   name: ClassVar[str] = "k_out_of_t"
   relations: ClassVar[tuple[str, ...]] = KOutOfTKind.relations
-  used_for: ClassVar[tuple[str, ...]] = ("examples",)
-  options: ClassVar[tuple[str, ...]] = ("capacity", "num_selected")
-  takes_whole_passes: ClassVar[bool] = True
-  answers: ClassVar[str] = "exact"
   small: ClassVar[Any] = (
     {"steps_per_pass": 2, "num_selected": 1, "capacity": 5},
     {"steps_per_pass": 3, "num_selected": 2, "capacity": 5},
@@ -79,20 +73,6 @@ class KOutOfTSampler(PassSampler, PaddedSampler):
         field="num_selected",
         value=self.num_selected,
       )
-
-  @classmethod
-  def sized(cls, size: Sizing) -> Self:
-    """Returns the sampler whose pass has num_selected / sampling_prob steps."""
-    cls.check_prob(size)
-    times = cls.times_per_pass(size)
-    steps = steps_per_pass(size.sampling_prob, times)
-    return cls(steps_per_pass=steps, num_selected=times, capacity=size.padded_batch_size)
-
-  @classmethod
-  def times_per_pass(cls, size: Sizing) -> int:
-    # k has no default, since it decides what a run costs.
-    validate.integer_at_least(1, num_selected=size.num_selected)
-    return int(size.num_selected or 0)
 
   @property
   def sampling_prob(self) -> float:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -14,9 +14,7 @@ from dpjax.sampling.draws import RUN, Groups, generator, groups
 from dpjax.sampling.samplers import (
   PaddedSampler,
   Participation,
-  Sizing,
   UnamplifiedSampler,
-  check_apart,
 )
 from dpjax.validate import UserError
 
@@ -77,9 +75,6 @@ class MinSepSampler(UnamplifiedSampler, PaddedSampler):
 
   name: ClassVar[str] = "min_sep"
   relations: ClassVar[tuple[str, ...]] = (ADD, ZERO, REPLACE)
-  used_for: ClassVar[tuple[str, ...]] = ("correlated noise",)
-  options: ClassVar[tuple[str, ...]] = ("capacity", "steps_apart")
-  answers: ClassVar[str] = "simulated"
   small: ClassVar[Any] = (
     {"turn_prob": 1.0, "steps_apart": 2, "num_steps": 2, "capacity": 5},
   )
@@ -95,32 +90,10 @@ class MinSepSampler(UnamplifiedSampler, PaddedSampler):
       1, steps_apart=self.steps_apart, num_steps=self.num_steps, capacity=self.capacity
     )
 
-  @classmethod
-  def sized(cls, size: Sizing) -> Self:
-    apart = cls.least_steps_apart(size)
-    check_apart(size.sampling_prob, apart)
-    return cls(
-      turn_prob=cls.turn_prob_of(size.sampling_prob, apart),
-      steps_apart=apart,
-      num_steps=size.num_steps,
-      capacity=size.padded_batch_size,
-    )
-
   @property
   def sampling_prob(self) -> float:
     """Returns the probability that one example is in a batch."""
     return _sampling_prob(self.turn_prob, self.steps_apart)
-
-  @staticmethod
-  def turn_prob_of(sampling_prob: float, steps_apart: int) -> float:
-    """Returns the `turn_prob` of a sampler that has this `sampling_prob`, at most 1 / steps_apart.
-
-    >>> [MinSepSampler.turn_prob_of(0.25, steps_apart=apart) for apart in (4, 1)]
-    [1.0, 0.25]
-    """
-    q = sampling_prob
-    # Rounding may put 1 - (steps_apart - 1) q below q. Then the quotient would be above 1.
-    return min(1.0, q / max(1 - (steps_apart - 1) * q, q))
 
   @property
   def participation(self) -> Participation:

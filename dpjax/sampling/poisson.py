@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar
 
 import dp_accounting
 import numpy as np
@@ -11,7 +11,7 @@ import numpy as np
 from dpjax import validate
 from dpjax.accounting.event_kinds.noisy_sum import PoissonSampledKind
 from dpjax.sampling.draws import generator, successes
-from dpjax.sampling.samplers import DpEvent, PaddedSampler, Sizing
+from dpjax.sampling.samplers import DpEvent, PaddedSampler
 
 
 @dataclasses.dataclass(frozen=True)
@@ -29,9 +29,6 @@ class PoissonSampler(PaddedSampler):
 
   name: ClassVar[str] = "poisson"
   relations: ClassVar[tuple[str, ...]] = PoissonSampledKind.relations
-  used_for: ClassVar[tuple[str, ...]] = ("examples", "clients")
-  options: ClassVar[tuple[str, ...]] = ("capacity",)
-  answers: ClassVar[str] = "exact"
   small: ClassVar[Any] = ({"sampling_prob": 0.5, "capacity": 5},)
 
   sampling_prob: float
@@ -40,10 +37,6 @@ class PoissonSampler(PaddedSampler):
   def __post_init__(self):
     validate.probability(sampling_prob=self.sampling_prob)
     validate.integer_at_least(1, capacity=self.capacity)
-
-  @classmethod
-  def sized(cls, size: Sizing) -> Self:
-    return cls(sampling_prob=size.sampling_prob, capacity=size.padded_batch_size)
 
   def event(self, inner: DpEvent) -> DpEvent:
     return dp_accounting.PoissonSampledDpEvent(self.sampling_prob, inner)

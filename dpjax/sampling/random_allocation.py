@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar
 
 import numpy as np
 
 from dpjax import validate
 from dpjax.accounting.event_kinds import random_allocation as event_kind
-from dpjax.sampling.batch_sizes import steps_per_pass
 from dpjax.sampling.draws import assign
 from dpjax.sampling.samplers import (
   DpEvent,
   PaddedSampler,
   PassSampler,
-  Sizing,
 )
 
 
@@ -46,10 +44,6 @@ class RandomAllocationSampler(PassSampler, PaddedSampler):
 
   name: ClassVar[str] = "random_allocation"
   relations: ClassVar[tuple[str, ...]] = event_kind.RandomAllocationKind.relations
-  used_for: ClassVar[tuple[str, ...]] = ("examples",)
-  options: ClassVar[tuple[str, ...]] = ("capacity",)
-  takes_whole_passes: ClassVar[bool] = True
-  answers: ClassVar[str] = "exact"
   small: ClassVar[Any] = ({"steps_per_pass": 2, "capacity": 5},)
 
   steps_per_pass: int
@@ -57,12 +51,6 @@ class RandomAllocationSampler(PassSampler, PaddedSampler):
 
   def __post_init__(self):
     validate.integer_at_least(1, steps_per_pass=self.steps_per_pass, capacity=self.capacity)
-
-  @classmethod
-  def sized(cls, size: Sizing) -> Self:
-    cls.check_prob(size)
-    steps = steps_per_pass(size.sampling_prob)
-    return cls(steps_per_pass=steps, capacity=size.padded_batch_size)
 
   @property
   def sampling_prob(self) -> float:

@@ -25,7 +25,6 @@ from scipy import stats
 from dpjax import validate
 from dpjax.accounting.event_kinds.elements import accountants_for
 from dpjax.accounting.proved import ACCOUNTANTS, ADD, RELATIONS, NeighboringRelation
-from dpjax.sampling.batch_sizes import check_passes, steps_per_pass, whole_passes
 from dpjax.validate import UserError, Verbatim
 
 DpEvent = dp_accounting.DpEvent
@@ -39,33 +38,6 @@ class Participation(NamedTuple):
   turn_prob: float = 1.0  # chance that it takes part in its turn; 1: it always does
 
 
-class Sizing(NamedTuple):
-  """Public numbers of a run that determine the fields of its sampler."""
-
-  sampling_prob: float  # average chance that one example is in a batch
-  num_examples: int  # public number of records; 0: not known yet
-  num_steps: int = 1
-  padded_batch_size: int = 1  # upper bound on the draws of a run; a plan then lowers it
-  capacity: int | None = None  # requested by the config; None: not requested
-  steps_apart: int | None = (
-    None  # requested least distance, in steps, of two participations
-  )
-  num_selected: int | None = None  # requested number of steps of an example in each pass
-  neighboring_relation: str = ""  # of the guarantee; "" if none is requested
-  unit: str = "example"  # what one row is, for messages
-  may_leave: int = 0  # largest number of records that an audit leaves out at random
-
-
-def check_apart(sampling_prob: float, steps: int) -> None:
-  """Raises UserError for a rate above 1 / steps: an example joins at most once in `steps` steps."""
-  if sampling_prob * steps > 1 + 1e-9:
-    raise UserError(
-      f"must be <= {1 / steps:.6g} where an example takes part at most every {steps} steps",
-      field="sampling_prob",
-      value=sampling_prob,
-    )
-
-
 class Sampler(abc.ABC):
   """Base class of samplers. Methods that are not abstract claim no privacy by default.
 
@@ -74,12 +46,7 @@ class Sampler(abc.ABC):
   analysis follows from the event.
 
   Attributes:
-    name: name in `registry.SAMPLERS` and in configs; "" for a user's own sampler.
-    used_for: purposes for which a config may name the sampler; see `registry.used_for`.
-    options: config fields that the sampler reads: "capacity", "steps_apart" or "num_selected".
-    answers: way in which `launch.account` computes epsilon, "exact" or "simulated"; "" for none.
-    takes_whole_passes: whether a pass must be a whole number of steps; see `check_prob`.
-    relation_must_be_named: whether a run must name its neighbouring relation to have a proof.
+    name: name in `registry.SCHEMES` and in configs; "" for a user's own sampler.
     unit: the record that a guarantee protects, such as "example" or "user".
     can_overflow: whether a draw can exceed `padded_batch_size`; then `draw` raises.
     small: settings for 4 examples, with which `auditing.games` try to tell neighbours apart.
@@ -87,11 +54,6 @@ class Sampler(abc.ABC):
   """
 
   name: ClassVar[str] = ""
-  used_for: ClassVar[tuple[str, ...]] = ()
-  options: ClassVar[tuple[str, ...]] = ()
-  answers: ClassVar[str] = ""
-  takes_whole_passes: ClassVar[bool] = False
-  relation_must_be_named: ClassVar[bool] = False
   unit: ClassVar[str] = "example"
   can_overflow: ClassVar[bool] = False
   small: ClassVar[tuple[dict[str, Any], ...]] = ()
@@ -163,79 +125,6 @@ class Sampler(abc.ABC):
         value=neighboring_relation,
       )
     return known
-
-  @classmethod
-  def sized(cls, size: Sizing) -> Sampler:
-    """Returns the sampler for the numbers of a run.
-
-    Raises:
-      UserError: numbers that do not fit this sampler, or a class that no config can name.
-    """
-    del size
-    raise UserError(
-      "has no rule for its size; name a function that returns one",
-      field="sampler",
-      value=Verbatim(cls.__name__),
-    )
-
-  @classmethod
-  def times_per_pass(cls, size: Sizing) -> int:
-    """Returns how often a pass takes each example, for samplers that take whole passes."""
-    del size
-    return 1
-
-  @classmethod
-  def check_prob(
-    cls, size: Sizing, *, purpose: str = "", name: str = "sampling_prob"
-  ) -> None:
-    """Raises UserError if passes must be whole, and none has the sampling probability of `size`.
-
-    Args:
-      purpose: name of the sampler in the message; "" for that of the class.
-      name: name of the probability, for the message.
-    """
-    if cls.takes_whole_passes:
-      purpose = purpose or cls.name.replace("_", " ")
-      times = cls.times_per_pass(size)
-      check_passes(size.sampling_prob, purpose, name=name, times=times)
-
-  @classmethod
-  def least_steps_apart(cls, size: Sizing) -> int:
-    """Returns the least distance, in steps, of two participations of one example.
-
-    With whole passes it is the length of a pass; else `steps_apart`, or about 1 / sampling_prob."""
-    if cls.takes_whole_passes:
-      return steps_per_pass(size.sampling_prob)
-    # The addend corrects 1 / sampling_prob if rounding left it just below a whole number.
-    return size.steps_apart or max(1, int(1 / size.sampling_prob + 1e-9))
-
-  @classmethod
-  def prob_in_turn(cls, size: Sizing) -> float:
-    """Returns the chance that an example takes part in its turn; 1 for samplers without turns."""
-    del size
-    return 1.0
-
-  @classmethod
-  def nearest_prob(cls, sampling_prob: float, num_examples: int, times: int = 1) -> float:
-    """Returns a sampling probability close to `sampling_prob` that batches can have.
-
-    By default it is `sampling_prob` itself. For whole passes it is the largest possible one up to
-    it.
-
-    Args:
-      sampling_prob: requested sampling probability.
-      num_examples: number of examples of the data.
-      times: number of times that a pass takes each example; see `times_per_pass`.
-    """
-    del num_examples
-    if not cls.takes_whole_passes:
-      return sampling_prob
-    # A longer pass takes each example less often, so its length is rounded up. A pass that is
-    # whole up to rounding errors is kept.
-    whole = whole_passes(sampling_prob, times)
-    return times / (
-      steps_per_pass(sampling_prob, times) if whole else math.ceil(times / sampling_prob)
-    )
 
   @property
   @abc.abstractmethod

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar
 
 import numpy as np
 
 from dpjax import validate
 from dpjax.accounting.proved import REPLACE, ZERO
-from dpjax.sampling.batch_sizes import whole_batch_size
 from dpjax.sampling.draws import permutation
-from dpjax.sampling.samplers import DpEvent, PassSampler, Sizing
+from dpjax.sampling.samplers import DpEvent, PassSampler
 from dpjax.validate import UserError
 
 
@@ -45,8 +44,6 @@ class ShuffledSampler(PassSampler):
 
   name: ClassVar[str] = "shuffled"
   relations: ClassVar[tuple[str, ...]] = (REPLACE, ZERO)
-  used_for: ClassVar[tuple[str, ...]] = ("examples",)
-  relation_must_be_named: ClassVar[bool] = True
   small: ClassVar[Any] = ({"batch_size": 2, "num_examples": 4},)
 
   batch_size: int
@@ -68,13 +65,6 @@ class ShuffledSampler(PassSampler):
       raise UserError(
         f"the data have {num_examples}", field="num_examples", value=self.num_examples
       )
-
-  @classmethod
-  def sized(cls, size: Sizing) -> Self:
-    batch_size = whole_batch_size(size.sampling_prob, size.num_examples)
-    is_proved = size.neighboring_relation in cls.relations
-    # Under other relations nothing is proved, so the size of the data stays private.
-    return cls(batch_size, size.num_examples if is_proved else None)
 
   @property
   def proved_under(self) -> tuple[str, ...]:

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-import math
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar
 
 import dp_accounting
 import numpy as np
@@ -12,7 +11,7 @@ import numpy as np
 from dpjax import validate
 from dpjax.accounting.event_kinds.truncated_poisson import TruncatedPoissonKind
 from dpjax.sampling.draws import generator, successes
-from dpjax.sampling.samplers import DpEvent, SizedSampler, Sizing
+from dpjax.sampling.samplers import DpEvent, SizedSampler
 from dpjax.validate import UserError, Verbatim
 
 
@@ -39,9 +38,6 @@ class TruncatedPoissonSampler(SizedSampler):
 
   name: ClassVar[str] = "truncated_poisson"
   relations: ClassVar[tuple[str, ...]] = TruncatedPoissonKind.relations
-  used_for: ClassVar[tuple[str, ...]] = ("examples",)
-  options: ClassVar[tuple[str, ...]] = ("capacity",)
-  answers: ClassVar[str] = "exact"
   small: ClassVar[Any] = (
     {"sampling_prob": 0.5, "capacity": 3, "num_examples": 4},
     {"sampling_prob": 0.7, "capacity": 1, "num_examples": 4},
@@ -54,21 +50,6 @@ class TruncatedPoissonSampler(SizedSampler):
   def __post_init__(self):
     validate.probability(sampling_prob=self.sampling_prob)
     validate.integer_at_least(1, capacity=self.capacity, num_examples=self.num_examples)
-
-  @classmethod
-  def sized(cls, size: Sizing) -> Self:
-    """Returns a sampler of the requested capacity.
-
-    By default the capacity is three standard deviations above the mean batch size, so that about
-    one step in a thousand is cut."""
-    sampling_prob = size.sampling_prob
-    mean = sampling_prob * size.num_examples
-    deviation = math.sqrt(sampling_prob * (1 - sampling_prob) * size.num_examples)
-    # The default is a multiple of 8, as in `PaddedSampler.fitted_to`.
-    capacity = size.capacity or 8 * math.ceil((mean + 3 * deviation) / 8)
-    return cls(
-      sampling_prob=sampling_prob, capacity=capacity, num_examples=size.num_examples
-    )
 
   @property
   def padded_batch_size(self) -> int:

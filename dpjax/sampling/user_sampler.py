@@ -19,7 +19,5 @@ class UserSampler(PoissonSampler):
   """
 
   name: ClassVar[str] = "users"
-  used_for: ClassVar[tuple[str, ...]] = ("examples",)
-  answers: ClassVar[str] = ""
   unit: ClassVar[str] = "user"
   small: ClassVar[Any] = ({"sampling_prob": 0.2, "capacity": 5},)

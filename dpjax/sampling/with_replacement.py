@@ -32,7 +32,6 @@ class WithReplacementSampler(FixedSizeSampler):
 
   name: ClassVar[str] = "with_replacement"
   relations: ClassVar[tuple[str, ...]] = WithReplacementKind.relations
-  used_for: ClassVar[tuple[str, ...]] = ("examples",)
   small: ClassVar[Any] = (
     {"batch_size": 3, "num_examples": 4, "size_is_public": True},
     {"batch_size": 1, "num_examples": 4, "size_is_public": False},

@@ -149,7 +149,7 @@ def _samplers(prob):
 def test_no_epsilon_is_below_what_an_attack_can_see(prob, z, log_delta):
   # Each row of the registry has an attack that computes its delta without the accountants.
   assert {type(s) for s in _samplers(prob)} == set(_ATTACKS)
-  assert set(registry.SAMPLERS.values()) == set(_ATTACKS), (
+  assert {row.kind for row in registry.SCHEMES.values()} == set(_ATTACKS), (
     "a sampler needs an entry of _ATTACKS and a line of _samplers"
   )
   for sampler in _samplers(prob):

@@ -18,6 +18,7 @@ from dpjax.federated import client as client_lib
 from dpjax.federated.execution import context as context_lib
 from dpjax.gradients.clipping import clip_and_sum
 from dpjax.sampling import batches, samplers
+from dpjax.sampling.registry import Sizing
 from dpjax.transforms.together import check_together
 from dpjax.validate import UserError, Verbatim
 from tests.refuses import refuses
@@ -225,9 +226,7 @@ class _Drawn(dpjax.PoissonSampler):
 
 def test_rows_that_are_examples_are_no_users():
   with refuses("privacy.sampler"):
-    user_code.sampler(
-      f"{__name__}:_users", "privacy.sampler", samplers.Sizing(0.5, num_examples=9)
-    )
+    user_code.sampler(f"{__name__}:_users", "privacy.sampler", Sizing(0.5, num_examples=9))
 
 
 def _users(num_examples, sampling_prob):

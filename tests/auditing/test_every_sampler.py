@@ -45,7 +45,9 @@ def _value(kind, field):
 def _every_sampler():
   """All of `dpjax.sampling`, found by what they can do, and every row of its registry."""
   named = inspect.getmembers(sampling, inspect.isclass)
-  every = dict.fromkeys([*(kind for _, kind in named), *registry.SAMPLERS.values()])
+  every = dict.fromkeys(
+    [*(kind for _, kind in named), *(row.kind for row in registry.SCHEMES.values())]
+  )
   kinds = [k for k in every if hasattr(k, "draw") and dataclasses.is_dataclass(k)]
   assert len(kinds) >= 9
   for kind in kinds:

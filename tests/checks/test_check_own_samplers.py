@@ -223,9 +223,9 @@ def test_an_event_of_its_own_says_what_draws_and_noise_are_held_to(
   assert "gaussian_noise" in noise_distributions._untested(plan)
 
 
-@pytest.mark.parametrize("name", registry.SAMPLERS)
+@pytest.mark.parametrize("name", registry.SCHEMES)
 def test_the_event_of_every_sampler_says_its_noise(name):
-  chosen = registry.SAMPLERS[name]
+  chosen = registry.SCHEMES[name].kind
   event = chosen(**chosen.small[0]).event(dp_accounting.GaussianDpEvent(2.0))
   assert kind.kind_of(event).gaussian_noise(event) == 2.0
 

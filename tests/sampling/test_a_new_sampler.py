@@ -15,7 +15,8 @@ from dpjax.accounting import Ledger, proved
 from dpjax.accounting.event_kinds.elements import parts
 from dpjax.auditing.games import registry, samplers
 from dpjax.auditing.games.game import play
-from dpjax.sampling.registry import SAMPLERS
+from dpjax.sampling import registry as registry_of_samplers
+from dpjax.sampling.registry import SCHEMES, Scheme, Sizing, make_sampler
 from dpjax.sampling.samplers import assumption
 from dpjax.validate import UserError
 from tests.refuses import refuses
@@ -35,14 +36,9 @@ class HalvesSampler(samplers.Sampler):
 
   name: ClassVar[str] = "halves"
   relations: ClassVar[Any] = ("replace_special", "replace_one")
-  used_for: ClassVar[tuple[str, ...]] = ("examples", "clients")
   small: ClassVar[Any] = ({"num_examples": 4},)
 
   num_examples: int
-
-  @classmethod
-  def sized(cls, size):
-    return cls(size.num_examples // 2 * 2)
 
   @property
   def padded_batch_size(self):
@@ -97,7 +93,8 @@ def test_plan_and_ledger_take_it_as_it_is(halves):
 
 
 def test_every_row_is_a_public_name():
-  for kind in SAMPLERS.values():
+  for row in SCHEMES.values():
+    kind = row.kind
     assert getattr(dpjax.sampling, kind.__name__, None) is kind, (
       f"dpjax/sampling/__init__.py must import {kind.__name__}"
     )
@@ -110,6 +107,17 @@ def test_its_games_are_found_and_played(halves):
   assert {game.relation for game in found} == {"replace_special", "replace_one"}
   results = [one for game in found for one in play(game, num_draws=400, seed=3)]
   assert results and not any(one.refuted for one in results)
+
+
+def test_a_row_says_how_the_numbers_of_a_run_size_it(halves, monkeypatch):
+  with refuses("sampler"):
+    make_sampler(halves, Sizing(0.5, num_examples=9))
+  row = Scheme(halves, lambda kind, size: kind(size.num_examples // 2 * 2), ("examples",))
+  monkeypatch.setitem(SCHEMES, halves.name, row)
+  assert make_sampler(halves, Sizing(0.5, num_examples=9)) == halves(8)
+  assert halves.name in registry_of_samplers.used_for("examples")
+  own = type("Own", (halves,), {})  # a subclass is sized like its base
+  assert type(make_sampler(own, Sizing(0.5, num_examples=9))) is own
 
 
 def test_without_relations_nothing_is_proved(halves, monkeypatch):

@@ -12,7 +12,7 @@ from scipy import stats
 from dpjax import sampling
 from dpjax.sampling import batches
 from dpjax.sampling.draws import generator
-from dpjax.sampling.samplers import Sizing
+from dpjax.sampling.registry import Sizing, make_sampler
 from dpjax.validate import UserError
 from tests.refuses import refuses
 
@@ -154,8 +154,8 @@ def test_p15_no_example_is_drawn_twice_in_one_step():
 
 @pytest.mark.parametrize("kind", [sampling.CyclicPoissonSampler, sampling.MinSepSampler])
 def test_an_example_cannot_take_part_more_often_than_its_separation_allows(kind):
-  ask = lambda prob: kind.sized(
-    Sizing(prob, num_examples=100, num_steps=50, steps_apart=10, padded_batch_size=99)
+  ask = lambda prob: make_sampler(
+    kind, Sizing(prob, num_examples=100, num_steps=50, steps_apart=10, padded_batch_size=99)
   )
   assert ask(0.1).sampling_prob == pytest.approx(0.1)
   with pytest.raises(UserError, match="prob=0.5: must be <= 0.1") as caught:

@@ -54,7 +54,7 @@ def test_a_sampler_of_ones_own_has_its_path_as_its_name():
     TrainConfig(), {"privacy.sampler": _OWN, "privacy.sampler.capacity": 9}
   )
   chosen = config.privacy.sampler
-  assert (chosen.name, chosen.number("capacity"), chosen.kind.name) == (_OWN, 9, "")
+  assert (chosen.name, chosen.number("capacity"), chosen.scheme) == (_OWN, 9, None)
   assert fields.to_dict(config)["privacy"]["sampler"] == {"name": _OWN, "capacity": 9}
   assert [leaf.path for leaf in fields.leaves(config) if ".sampler" in leaf.path] == [
     "privacy.sampler",

@@ -9,11 +9,10 @@ from typing import Annotated, Any, ClassVar
 from dpjax import sampling
 from dpjax.experiments.config import rules, user_code
 from dpjax.experiments.config.choices import Choice, name_field
-from dpjax.sampling.registry import SAMPLERS, used_for
-from dpjax.sampling.samplers import Sizing
+from dpjax.sampling.registry import SCHEMES, Scheme, Sizing, make_sampler, used_for
 from dpjax.validate import UserError
 
-# Numbers that a config may give to samplers whose `options` name them.
+# Numbers that a config may give to samplers whose rows name them.
 _NUMBERS: dict[str, Any] = {
   "capacity": Annotated[
     int | None,
@@ -36,9 +35,7 @@ _NUMBERS: dict[str, Any] = {
 class SamplerChoice:
   """Base of the values: a sampler's name, and the numbers that it reads."""
 
-  kind: ClassVar[type[sampling.Sampler]] = (
-    sampling.Sampler
-  )  # of a user's, which claims nothing
+  scheme: ClassVar[Scheme | None] = None  # of dpjax's own samplers
   path: ClassVar[str] = ""  # of a user's own
   _place: ClassVar[
     tuple[str, tuple[str, ...]]
@@ -47,7 +44,7 @@ class SamplerChoice:
   @property
   def name(self) -> str:
     """Returns its name in a config, which is an import path for a user's own."""
-    return self.path or self.kind.name
+    return self.scheme.kind.name if self.scheme else self.path
 
   def number(self, name: str) -> int | None:
     """Returns one of its numbers; None if it is open, or the sampler has no such number."""
@@ -65,14 +62,14 @@ def _again(place: tuple[str, tuple[str, ...]], values: dict[str, Any]) -> Sample
 def _value(name: str, numbers: tuple[str, ...]) -> type[SamplerChoice]:
   """Returns the class of the values of a sampler; "" is that of users' own samplers."""
   path: list[Any] = [] if name else [("path", str, name_field())]
-  kind = SAMPLERS.get(name, sampling.Sampler)
+  scheme = SCHEMES.get(name)
   return dataclasses.make_dataclass(
     name or "user_defined",
     [*path, *((number, _NUMBERS[number], None) for number in numbers)],
     bases=(SamplerChoice,),
     namespace={
-      "kind": kind,
-      "__doc__": kind.__doc__,
+      "scheme": scheme,
+      "__doc__": scheme.kind.__doc__ if scheme else sampling.Sampler.__doc__,
       "__module__": __name__,
       "_place": (name, numbers),
     },
@@ -84,25 +81,24 @@ def choice(purpose: str, *numbers: str) -> Choice:
   """Returns the choice among the samplers for a purpose, and users' own.
 
   Args:
-    purpose: as for `sampling.used_for`.
+    purpose: as for `registry.used_for`.
     numbers: numbers that this config gives to the samplers that read them.
 
   >>> sorted(choice("examples", "capacity").owners()["capacity"])[:2]
   ['k_out_of_t', 'poisson']
   """
-  read = lambda kind: tuple(number for number in numbers if number in kind.options)
-  kinds = used_for(purpose)
-  table = {name: _value(name, read(kind)) for name, kind in kinds.items()}
+  read = lambda row: tuple(number for number in numbers if number in row.numbers)
+  table = {name: _value(name, read(row)) for name, row in used_for(purpose).items()}
   users = tuple(number for number in numbers if number != "num_selected")
   return Choice(table, users=_value("", users))
 
 
-def sized(value: SamplerChoice, size: Sizing) -> sampling.Sampler:
+def make(value: SamplerChoice, size: Sizing) -> sampling.Sampler:
   """Returns the sampler of a config's value of `privacy.sampler`, for the numbers of a run."""
-  if value.path:
+  if value.scheme is None:
     return user_code.sampler(value.path, "privacy.sampler", size)
   try:
-    return value.kind.sized(size)
+    return make_sampler(value.scheme.kind, size)
   except UserError as error:
     if error.field != "sampler":
       raise

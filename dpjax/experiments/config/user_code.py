@@ -45,7 +45,7 @@ from dp_accounting import DpEvent
 
 from dpjax import accounting, names, sampling
 from dpjax.sampling import batches
-from dpjax.sampling.samplers import Sizing
+from dpjax.sampling.registry import Sizing, make_sampler, scheme_of
 from dpjax.types import Array, ArrayTree, LossFn, Params
 from dpjax.validate import UserError
 
@@ -134,9 +134,9 @@ def shapes(tree: ArrayTree) -> Any:
 
 
 def sampler(path: str, field: str, size: Sizing) -> sampling.Sampler:
-  """Returns the sampler at a path: a class with a rule for its size, or a function.
+  """Returns the sampler at a path: a subclass of one of dpjax's, or what a function returns.
 
-  A class is asked for `sized(size)`, a function is called with (num_examples=, sampling_prob=).
+  A subclass is sized like its base. Anything else is called with (num_examples=, sampling_prob=).
 
   Args:
     size: numbers of the run. The sampler's unit must be that of the run, or "example". In a run
@@ -148,10 +148,8 @@ def sampler(path: str, field: str, size: Sizing) -> sampling.Sampler:
   dpjax.validate.UserError: privacy.sampler='builtins:dict': must return a ...
   """
   maker = names.find(path, field)
-  is_sized = isinstance(maker, type) and issubclass(maker, sampling.Sampler)
-  # The base class's `sized` always refuses, so a class that inherits it has no rule.
-  if is_sized and maker.sized.__func__ is not sampling.Sampler.sized.__func__:
-    built = names.guard(path, field, maker.sized)(size)
+  if isinstance(maker, type) and scheme_of(maker):
+    built = names.guard(path, field, make_sampler)(maker, size)
   else:
     built = names.call(
       path, field, num_examples=size.num_examples, sampling_prob=size.sampling_prob

@@ -9,22 +9,21 @@ have equally many records.
 
 from __future__ import annotations
 
-from dpjax.sampling import Sampler
+from dpjax.sampling.registry import Scheme
 from dpjax.validate import UserError
 
 ADD_OR_REMOVE_ONE = "add_or_remove_one"
 
 
-def usual_relation(kind: type[Sampler] | None) -> str:
+def usual_relation(scheme: Scheme | None) -> str:
   """Returns the neighboring relation of a run whose config names no relation.
 
   Args:
-    kind: class of the sampler, or the base class of a user's, which claims nothing; None: a run
-      without a sampler.
+    scheme: row of the sampler; None: a user's sampler, or a run without one.
   """
-  if kind is None or kind.relation_must_be_named or not kind.relations:
+  if scheme is None or scheme.relation_is_named:
     return ADD_OR_REMOVE_ONE
-  return kind.relations[0]
+  return scheme.kind.relations[0]
 
 
 def stated(real: int, declared: int | None, *, relation: str) -> int | None:

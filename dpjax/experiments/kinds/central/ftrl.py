@@ -11,7 +11,7 @@ from dpjax.experiments.kinds.central.config import DpFtrl, DpSgd, NoisySteps, Tr
 from dpjax.noise import NoiseShape, correlated
 from dpjax.noise import shape as shapes
 from dpjax.sampling import batch_sizes
-from dpjax.sampling.samplers import Sizing
+from dpjax.sampling.registry import Sizing
 from dpjax.validate import UserError
 
 
@@ -42,7 +42,8 @@ def check(privacy: DpFtrl) -> None:
 
 def cyclic(privacy: DpFtrl) -> bool:
   """Returns whether the sampler takes each example once in every pass."""
-  return privacy.sampler.kind.takes_whole_passes
+  scheme = privacy.sampler.scheme
+  return scheme is not None and scheme.in_passes
 
 
 def check_passes(privacy: DpFtrl, sampler: str) -> None:
@@ -68,7 +69,9 @@ def steps_apart(privacy: DpFtrl) -> int:
   >>> steps_apart(DpFtrl(sampler={"name": "cyclic_poisson", "steps_apart": 4}))
   4
   """
-  return privacy.sampler.kind.least_steps_apart(_size(privacy))
+  if cyclic(privacy):
+    return batch_sizes.steps_per_pass(privacy.sampling_prob)
+  return _size(privacy).apart
 
 
 def sampler(
@@ -83,7 +86,7 @@ def sampler(
   size = _size(privacy)._replace(
     num_examples=num_examples, num_steps=num_steps, padded_batch_size=capacity, unit=unit
   )
-  return samplers.sized(privacy.sampler, size)
+  return samplers.make(privacy.sampler, size)
 
 
 def correlation(privacy: DpFtrl, num_steps: int) -> correlated.Correlation:
@@ -99,7 +102,10 @@ def correlation(privacy: DpFtrl, num_steps: int) -> correlated.Correlation:
   noise = privacy.strategy.make(num_steps, apart)
   # If an example takes part in each of its turns with probability 1, sampling amplifies nothing.
   # Then any correlated noise can be accounted for.
-  amplified = privacy.sampler.kind.prob_in_turn(_size(privacy)) < 1
+  amplified = (
+    privacy.sampler.name == sampling.CyclicPoissonSampler.name
+    and _size(privacy).turn_prob < 1
+  )
   if amplified and (noise.bands is None or noise.bands > apart):
     raise UserError(
       f"must have at most {apart} bands, the steps between two of an example, "

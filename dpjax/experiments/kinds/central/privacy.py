@@ -24,7 +24,7 @@ from dpjax.experiments.kinds.central.config import (
 )
 from dpjax.experiments.run import sizes
 from dpjax.plan import Plan
-from dpjax.sampling.samplers import Sizing
+from dpjax.sampling.registry import Sizing
 from dpjax.transforms.clip_scale import scheduled_scales
 from dpjax.validate import UserError
 
@@ -69,7 +69,8 @@ def _check_prob(privacy: Any) -> None:
   chosen = privacy.sampler
   with bounds.within("privacy"):
     try:
-      chosen.kind.check_prob(size, purpose=f"privacy.sampler={chosen.name!r}")
+      if chosen.scheme is not None:
+        chosen.scheme.check_prob(size, purpose=f"privacy.sampler={chosen.name!r}")
     except UserError as error:
       raise (error.within("sampler") if hasattr(chosen, error.field) else error) from error
 
@@ -179,12 +180,12 @@ def public_size(config: TrainConfig, train: data.Dataset) -> int:
   known = train.nominal_size
   private = privacy if isinstance(privacy, Guarantee) else None
   # A release without steps has no sampler, but names its relation.
-  kind = None if isinstance(privacy, LeastSquares) else privacy.sampler.kind
+  scheme = None if isinstance(privacy, LeastSquares) else privacy.sampler.scheme
   asked = "" if private is None else private.neighboring_relation
   return sizes.public(
     len(train),
     config.data.num_examples if known is None else known,
-    relation=asked or sizes.usual_relation(kind),
+    relation=asked or sizes.usual_relation(scheme),
     promised=private is not None and private.noise_multiplier != 0,
     field="data.num_examples",
     other="privacy.neighboring_relation=replace_special",
@@ -232,7 +233,7 @@ def _sampler(config: TrainConfig, *, num_examples: int, capacity: int) -> sampli
     neighboring_relation=relation,
     may_leave=0 if config.audit is None else config.audit.num_canaries,
   )
-  return samplers.sized(privacy.sampler, size)
+  return samplers.make(privacy.sampler, size)
 
 
 def _clip(config: TrainConfig, params: Any) -> gradients.Clip:

@@ -36,7 +36,7 @@ from dpjax.federated import placement
 from dpjax.noise import NoiseShape
 from dpjax.plan import Plan
 from dpjax.sampling.batch_sizes import steps_per_pass, whole_passes
-from dpjax.sampling.samplers import Sizing
+from dpjax.sampling.registry import Sizing
 from dpjax.secure.distributed_noise import SkellamSum
 from dpjax.validate import UserError
 
@@ -53,7 +53,7 @@ SUMMED = ("none", "local", "distributed", "records")
 def relation(config: FedConfig) -> str:
   """Returns the neighboring relation under which the server's noise is accounted for."""
   asked = getattr(config.privacy, "neighboring_relation", "")
-  return asked or sizes.usual_relation(config.privacy.sampler.kind)
+  return asked or sizes.usual_relation(config.privacy.sampler.scheme)
 
 
 def public_size(config: FedConfig, federation: Federation) -> int:
@@ -218,13 +218,13 @@ def _sampler(config: FedConfig, num_clients: int) -> sampling.Sampler:
     may_leave=num_canaries - joining,
   )
   # Silent rounding would make the run sample other numbers of clients than the config says.
-  if not chosen.path and chosen.kind.nearest_prob(prob, num_clients) != prob:
+  if chosen.scheme is not None and chosen.scheme.nearest_prob(size) != prob:
     raise UserError(
       f"must be an integer for {chosen.name}",
       field="clients_per_round",
       value=config.clients_per_round,
     )
-  return samplers.sized(chosen, size)
+  return samplers.make(chosen, size)
 
 
 def _plan(config: FedConfig, sampler: Any, divisor: float, noise: float | None) -> Plan:
