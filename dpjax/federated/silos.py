@@ -317,12 +317,13 @@ class Silos:
       for round in range(start, self.num_rounds):
         here, arrives = self.attendance.of(round, len(self.plans))
         ids = np.flatnonzero(here)
+        drawn = (self._drawn(federation, k, seeds[k], round) for k in ids.tolist())
         # A lost message has the weight of a client without examples.
         sizes = np.array(self.sizes or [1] * len(self.plans), np.int64) * arrives
         yield Cohort(
           ids=ids,
           num_examples=sizes[ids],
-          batches=tuple(self._drawn(federation, i, seeds[i], round) for i in ids),
+          batches=tuple(drawn),
           data=Example(federation.dataset.x, federation.dataset.y),
         )
 
