@@ -213,6 +213,8 @@ class Silos:
     Each (silo, round, step) has noise of its own: the key is the silo's in this round, and the draw
     is numbered by the step.
     """
+    if local.silo is None:
+      raise UserError("was lost by what wraps the client", field="silos")
     conditions = Conditions(rows=self.padded_batch_size)
     clip = self.plans[0].l2_clip_norm
     opened, sound = open_gradients(summed, local.params, None, clip, conditions)
