@@ -138,7 +138,7 @@ def test_a_wrong_input_of_a_silo_names_its_field_and_the_silo():
   with refuses("privacy.epsilon_budget", value=0.5, error=BudgetExceeded):
     _ready(_config(**{"privacy.epsilon_budget": 0.5})).guarantee.check_budget(Ledger())
   # Each batch of a fixed size must leave a record out, of a silo that may have one less.
-  with refuses("batch_size", value=30):
+  with refuses("local.batch_size", value=30):
     fixed = {"privacy.sampler": "fixed_size", "local.batch_size": 30}
     _ready(_config(**fixed, **{"privacy.neighboring_relation": "add_or_remove_one"}))
 
