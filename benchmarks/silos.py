@@ -24,7 +24,7 @@ from absl import app, flags
 from configs.fed import patients
 from dpjax.experiments.config import fields
 from dpjax.experiments.kinds.federated import build
-from dpjax.experiments.run import run_keys
+from dpjax.experiments.run import experiment, run_keys
 from dpjax.experiments.sweeps.curves import Curves
 from dpjax.experiments.sweeps.sweep import Sweep
 from dpjax.noise import source
@@ -120,8 +120,7 @@ def runs(config: Any, data: Any, seeds: range) -> Iterator[dict[str, Any]]:
     state = _with_key(phase.init(), jax.random.key(seed))
     for cohort in fed.algorithm.cohorts(fed.federation, fed.work, rng=1_000 + seed):
       state, _ = phase.step(state, cohort)
-    assert phase.evaluate is not None
-    scores = {f"test_{name}": value for name, value in phase.evaluate(state).items()}
+    scores = experiment.scored(phase, state)
     # Whole records in one place are one silo, which has all test rows.
     yield facts | scores | {Y: scores.get(Y, scores["test_accuracy"])}
 

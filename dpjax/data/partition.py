@@ -276,7 +276,7 @@ def silos(
   for silo in np.argsort(counts, kind="stable").tolist():
     preferred = kinds[np.arange(len(kinds)) % num_clients == silo % max(1, len(kinds))]
     own = np.flatnonzero(free & np.isin(classes, preferred))
-    own = own[: round(skew * counts[silo])]
+    own = own[: round(skew * int(counts[silo]))]
     free[own] = False
     rest = random.permutation(np.flatnonzero(free))[: counts[silo] - len(own)]
     free[rest] = False

@@ -213,6 +213,8 @@ class Silos:
     Each (silo, round, step) has noise of its own: the key is the silo's in this round, and the draw
     is numbered by the step.
     """
+    if local.silo is None:
+      raise UserError("was lost by what wraps the client", field="silos")
     conditions = Conditions(rows=self.padded_batch_size)
     clip = self.plans[0].l2_clip_norm
     opened, sound = open_gradients(summed, local.params, None, clip, conditions)
@@ -317,12 +319,13 @@ class Silos:
       for round in range(start, self.num_rounds):
         here, arrives = self.attendance.of(round, len(self.plans))
         ids = np.flatnonzero(here)
+        drawn = (self._drawn(federation, k, seeds[k], round) for k in ids.tolist())
         # A lost message has the weight of a client without examples.
         sizes = np.array(self.sizes or [1] * len(self.plans), np.int64) * arrives
         yield Cohort(
           ids=ids,
           num_examples=sizes[ids],
-          batches=tuple(self._drawn(federation, i, seeds[i], round) for i in ids),
+          batches=tuple(drawn),
           data=Example(federation.dataset.x, federation.dataset.y),
         )
 

@@ -53,7 +53,7 @@ def _in_one(parts: tuple[Remembered, ...], like: Any, size: int) -> Any:
   return whole
 
 
-def _run_share(run: Run, context: Context, cohort: Cohort) -> Mapped:
+def _run_share(of_silos: bool, run: Run, context: Context, cohort: Cohort) -> Mapped:
   """Runs this process's share of the cohort, and combines the results of all."""
   if jax.process_count() == 1:
     return run(context, cohort)
@@ -69,7 +69,8 @@ def _run_share(run: Run, context: Context, cohort: Cohort) -> Mapped:
   )
   mapped = run(context._replace(memories=held), share)
   sent, info = pad((mapped.sent, mapped.info), size)
-  kept = _in_one(mapped.memories, held, size)
+  # A silo's client state comes with the numbers of its noise, and is returned without.
+  kept = _in_one(mapped.memories, held[0] if of_silos else held, size)
   sums, gathered = exchange(mapped.sums, (sent, kept, info))
   back = np.argsort(np.concatenate(shares))
 
@@ -97,4 +98,6 @@ def process_clients(inner: MapClients) -> MapClients:
   Raises:
     PeerLost: another process is gone (raised by `round`).
   """
-  return lambda client, partial: functools.partial(_run_share, inner(client, partial))
+  return lambda client, partial: functools.partial(
+    _run_share, client.silos is not None, inner(client, partial)
+  )

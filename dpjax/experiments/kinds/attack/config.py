@@ -27,6 +27,7 @@ from dpjax.experiments.kinds.central.config import TrainConfig
 from dpjax.experiments.kinds.federated import build as federated
 from dpjax.experiments.kinds.federated.config import (
   FedConfig,
+  Records,
   algorithm_of,
   algorithms_that,
 )
@@ -190,6 +191,12 @@ def _check_federate(federate: FedConfig, attack: Any) -> None:
       f"must be {known}, {attack.wants_because}",
       field="algorithm",
       value=algorithm.name,
+    )
+  if isinstance(federate.privacy, Records):
+    raise UserError(
+      "must be another: what is sent by silos is attacked by launch.audit --only=silos",
+      field="privacy",
+      value="records",
     )
   summed = fields.name_of(federate, "secure_sum")
   if attack.colludes and summed != "none":

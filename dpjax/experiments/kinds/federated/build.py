@@ -147,7 +147,7 @@ def _check_read(config: FedConfig) -> None:
   )
   read(False, "a client that does not start afresh", "client_optimizer.schedule")
   if records.is_of_records(config):
-    read(False, "cohorts that are drawn; all silos take part", *config.privacy.leaves_out)
+    read(False, "cohorts that are drawn; all silos take part", "clients_per_round")
     read(False, "users whose number is a secret", "data.num_users")
     read(False, "a sampler of a silo's records that keeps all", "local.max_examples")
 

@@ -459,9 +459,8 @@ def in_words(result: Mapping[str, Any]) -> str:
   rows = result.get(SILOS)
   if not rows:
     return ""
-  each = ", ".join(
-    f"{row['silo']} {by_name('epsilon', row['epsilon'])}" for row in rows[:5]
-  )
+  epsilon = lambda row: by_name("epsilon", row["epsilon"])
+  each = ", ".join(f"{row['silo']}: {epsilon(row)}" for row in rows[:5])
   more = f" and {len(rows) - 5} more" if len(rows) > 5 else ""
   scored = "".join(
     f", {'accuracy ' if key == 'mean' else ''}{key} {result[name]:.4f}"

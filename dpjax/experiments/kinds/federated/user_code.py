@@ -74,8 +74,10 @@ def _client(
       raise wrong("algorithm", path, "a ClientInfo", info)
     return sent, memory, info
 
-  parts = users_client._replace(step=step, finish=finish)
-  return users_client._make(names.guard(path, "algorithm", part) for part in parts)
+  functions = {"init": users_client.init, "step": step, "finish": finish}
+  return users_client._replace(
+    **{name: names.guard(path, "algorithm", part) for name, part in functions.items()}
+  )
 
 
 def _whole(
