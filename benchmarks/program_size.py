@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import csv
+import itertools
 import os
 import subprocess
 import sys
@@ -54,7 +55,7 @@ def row(network: str, method: str) -> list[str | int]:
   clock.append(time.process_time())
   lowered.compile()
   clock.append(time.process_time())
-  seconds = [after - before for before, after in zip(clock, clock[1:])]
+  seconds = [after - before for before, after in itertools.pairwise(clock)]
   count = sum(1 for _ in jaxprs.every_equation(traced.jaxpr.jaxpr))
   return [network, method, *(f"{part:.1f}" for part in (*seconds, sum(seconds))), count]
 
