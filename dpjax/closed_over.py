@@ -53,7 +53,9 @@ class Jitted:
 
   def lower(self, *args: Any) -> Any:
     """Lowers the function for arguments of these shapes, as `jax.jit(fn).lower` does."""
-    return self._jitted.lower(self._arrays(args), *args)
+    # Shapes alone: the arguments may be on the devices of another machine.
+    shapes = [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in self._arrays(args)]
+    return self._jitted.lower(shapes, *args)
 
   def _arrays(self, args: tuple[Any, ...]) -> list[Any]:
     if self._held is None:
