@@ -112,7 +112,7 @@ def _tail_normals(draw, zeros):
 
 @pytest.mark.cases(long=["float32"])
 @pytest.mark.parametrize("dtype", _DTYPES)
-def test_normal_tails_follow_their_conditional_law(x64, dtype):
+def test_normal_tails_follow_their_conditional_law(quick_x64, dtype):
   turn = _random_words(2, seed=9)
   draw = lambda words: distributions.normal(words, turn, dtype)
   for zeros in (1, 2):
@@ -185,7 +185,7 @@ _RECORDED = [
     (source.exponential, stats.expon),
   ],
 )
-def test_every_draw_has_its_law_and_no_other(x64, dtype, draw, law, key):
+def test_every_draw_has_its_law_and_no_other(quick_x64, dtype, draw, law, key):
   sample = np.asarray(draw(key, jnp.zeros(60_000, dtype), 2.0)) / 2
   assert stats.kstest(sample, law.cdf).pvalue > 1e-3
   for wrong in (2 / 3, 0.9, 1.1, 3 / 2):
