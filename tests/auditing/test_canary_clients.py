@@ -227,6 +227,7 @@ def _heard_in_rounds(prob, shared, *, present=True, rounds=30, noise=0.5, seed=0
   return np.asarray(state.scores), coins
 
 
+@pytest.mark.cases(slow=["False"])
 @pytest.mark.parametrize("present", [True, False])
 def test_what_honest_clients_share_in_all_rounds_hides_no_canary(present, monkeypatch):
   def apart(shared):

@@ -47,6 +47,13 @@ _FIXED = [
 ]
 
 
+@pytest.mark.cases(
+  slow=[
+    *("setting0-pld-replace_one", "setting0-rdp-replace_one", "setting1-pld-replace_one"),
+    *("setting1-rdp-replace_one", "setting1-pld-add_or_remove_one"),
+    "setting2-rdp-replace_one",
+  ]
+)
 @pytest.mark.parametrize("relation", ["replace_one", "add_or_remove_one"])
 @pytest.mark.parametrize("accountant", ["pld", "rdp"])
 @pytest.mark.parametrize("setting", _FIXED)
