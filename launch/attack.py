@@ -6,6 +6,8 @@
 
 Every field of the config (dpjax/experiments/kinds/attack/config.py) can be overridden by its
 dotted name.
+get_configs() of the file makes a table of it: --only='DLG, *' runs a part, --alone the config by
+itself.
 `target` in it is a config of launch.train or launch.federate, so a defence is one flag of
 theirs: --config.target.privacy.epsilon=8, --config.target.compression=top_k.
 Writes to --workdir: attacks.md and attacks.csv (attack, defence, what is found, what is

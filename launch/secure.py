@@ -2,10 +2,11 @@
 
   python -m launch.secure --config=configs/secure/quickstart.py --workdir=runs/secure
   python -m launch.secure --config=configs/secure/quickstart.py --workdir=runs/three \\
-    --config.rows="{'secagg, 3 silent': {'task.silent': 3}}"
+    --alone --config.task.silent=3
 
 Every field of the config (dpjax/experiments/kinds/secure/config.py) can be overridden by its
-dotted name.
+dotted name. get_configs() of the file makes a table of it: --only='sum, *' runs a part, --alone the
+config by itself.
 Writes to --workdir: secure.md and secure.csv (task, protocol, sizes, seconds, bytes, error
 against plain, what is hidden from whom), secure.png, sweep.json, points/ (one folder for each
 row). Stop it at any time; the same command goes on where it stopped (a sum or a regression is

@@ -88,10 +88,6 @@ def _wrapped(text: str, characters: int) -> str:
   return textwrap.fill(text, characters, break_on_hyphens=False)
 
 
-def _wrapped(text: str, characters: int) -> str:
-  return textwrap.fill(text, characters, break_on_hyphens=False)
-
-
 def _is_number(value: Any) -> bool:
   return isinstance(value, int | float) and math.isfinite(value)
 

@@ -175,7 +175,7 @@ def recipe_of(
     return Recipe(
       "points", (mean,), (series or "variant",), ends=(low, high), words=words, title=title,
       references=tuple((f"{label} ({y:g})", y, None) for label, _, y in sweep.references),
-      note=f"epsilon {by_name(sweep.x, x)}: {report.meaning(groups[0])}" if is_one else "",
+      note=f"epsilon {by_name(sweep.x, x or 0.0)}: {report.meaning(groups[0])}" if is_one else "",
     )  # fmt: skip
   values = [group[end] for group in groups for end in (mean, low, high)]
   values = [value for value in values if math.isfinite(value)]
