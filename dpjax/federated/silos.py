@@ -340,7 +340,9 @@ class Silos:
     draws = []
     for step in range(round * count, (round + 1) * count):
       with naming(federation, silo):
-        rows = batches_lib.draw_rows(self.plans[silo].sampler, len(held), seed=seed, step=step)
+        rows = batches_lib.draw_rows(
+          self.plans[silo].sampler, len(held), seed=seed, step=step
+        )
       draws.append(batches_lib.pad(rows, self.padded_batch_size))
     rows, mask = (np.stack(parts) for parts in zip(*draws))
     # A silo without records has no row of its own, and all of its batches are padding.
