@@ -35,7 +35,7 @@ from dpjax.experiments.run.guarantee import Guarantee
 from dpjax.federated.execution import context as shared
 from dpjax.federated.silos import Attendance, Silos
 from dpjax.plan import Plan
-from dpjax.sampling.samplers import Sizing
+from dpjax.sampling.registry import Sizing
 from dpjax.validate import UserError
 
 UNIT = "record of one silo"
@@ -160,7 +160,7 @@ def make(config: FedConfig, federation: Federation) -> Silos:
 
 
 def _relation(asked: Records) -> str:
-  return asked.neighboring_relation or sizes.usual_relation(asked.sampler.kind)
+  return asked.neighboring_relation or sizes.usual_relation(asked.sampler.scheme)
 
 
 def _size(config: FedConfig, federation: Federation, place: int) -> int:
@@ -191,7 +191,7 @@ def _plan(config: FedConfig, size: int, epsilon: float | None) -> Plan:
       value=batch,
     )
   steps = config.num_rounds * max(1, round(config.local.epochs * size / batch))
-  sampler = samplers.sized(
+  sampler = samplers.make(
     asked.sampler,
     Sizing(
       sampling_prob=batch / size,
