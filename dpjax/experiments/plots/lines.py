@@ -186,7 +186,7 @@ def _grid(rows: Sequence[Row], recipe: Recipe, look: Look) -> Figure:
       title = recipe.titles.get(y) or (heading if top else "")
       below = one_row or place == high - 1
       pictures.dress(
-        axes, look, title=title, xlabel=_words(recipe, recipe.x[0]) if below else "",
+        axes, look=look, title=title, xlabel=_words(recipe, recipe.x[0]) if below else "",
         ylabel=_words(recipe, y) if one_row or column == 0 else "",
       )  # fmt: skip
       axes.title.set_fontsize(look.font_size - 0.5)

@@ -64,7 +64,7 @@ def slug(label: str) -> str:
   >>> slug("DLG, top-k"), slug("noise .01 @ 0.5")
   ('dlg-top-k', 'noise-.01-0.5')
   """
-  words = "".join(c if c.isalnum() or c in "._=" else " " for c in label.lower()).split()
+  words = "".join(c if c.isalnum() or c in ".=" else " " for c in label.lower()).split()
   return "-".join(words).strip(".")
 
 
