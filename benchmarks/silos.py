@@ -6,7 +6,7 @@ FedAvg with noise of the server. Ten runs each, which differ in noise and sampli
 is that of all test rows, each answered by the model that its silo uses.
 
 Each program is compiled once for an epsilon and used for all ten runs. So a run takes no folder,
-and is that of `launch.federate` in all else. Writes DIR/NAME/runs.csv, curve.csv and curve.png.
+and is that of `launch.federate` in all else. Writes DIR/NAME/runs.csv, by_epsilon.csv and by_epsilon.png.
 """
 
 from __future__ import annotations
@@ -153,6 +153,8 @@ def main(argv: list[str]) -> None:
         writer.writeheader()
         writer.writerows(rows)
     curve.sweep_report(rows, folder, y=Y, series="method", title=_TITLES[federation])
+    for suffix in (".csv", ".png"):  # a curve.csv is that of a sweep
+      (folder / f"curve{suffix}").replace(folder / f"by_epsilon{suffix}")
 
 
 _TITLES = {
