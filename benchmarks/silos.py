@@ -6,12 +6,15 @@ FedAvg with noise of the server. Ten runs each, which differ in noise and sampli
 is that of all test rows, each answered by the model that its silo uses.
 
 Each program is compiled once for an epsilon and used for all ten runs. So a run takes no folder,
-and is that of `launch.federate` in all else. Writes DIR/NAME/runs.csv, curve.csv and curve.png.
+and is that of `launch.federate` in all else. Writes runs.csv, by_epsilon.csv and by_epsilon.png to
+DIR/NAME.
 """
 
 from __future__ import annotations
 
+import argparse
 import csv
+import itertools
 import math
 import pathlib
 import time
@@ -19,7 +22,6 @@ from collections.abc import Iterator
 from typing import Any
 
 import jax
-from absl import app, flags
 
 from configs.fed import patients
 from dpjax.experiments.config import fields
@@ -29,13 +31,6 @@ from dpjax.experiments.sweeps.curves import Curves
 from dpjax.experiments.sweeps.sweep import Sweep
 from dpjax.noise import source
 from dpjax.transforms import guard
-
-_OUT = flags.DEFINE_string("out", None, "folder to write to", required=True)
-_ONLY = flags.DEFINE_list("only", [], "names of federations; empty: all")
-_SEEDS = flags.DEFINE_integer("seeds", 10, "runs of each method and epsilon")
-_EPSILONS = flags.DEFINE_list("epsilons", ["0.3", "1", "3", "inf"], "of the curve")
-_METHODS = flags.DEFINE_list("methods", [], "names of methods; empty: all")
-_RATES = flags.DEFINE_list("rates", [], "learning rates of clients, in place of those here")
 
 Y = "test_silo_accuracy"
 # Fields of each federation, beside those of configs/fed/patients.py.
@@ -125,29 +120,37 @@ def runs(config: Any, data: Any, seeds: range) -> Iterator[dict[str, Any]]:
     yield facts | scores | {Y: scores.get(Y, scores["test_accuracy"])}
 
 
-def main(argv: list[str]) -> None:
-  del argv
-  for federation in _ONLY.value or FEDERATIONS:
-    folder = pathlib.Path(_OUT.value) / federation
+def main() -> None:
+  parser = argparse.ArgumentParser(description=__doc__)
+  parser.add_argument("--out", required=True, help="folder to write to")
+  parser.add_argument("--only", nargs="*", choices=FEDERATIONS, default=[*FEDERATIONS])
+  parser.add_argument("--methods", nargs="*", choices=METHODS, default=[*METHODS])
+  parser.add_argument(
+    "--epsilons", nargs="*", type=float, default=[0.3, 1.0, 3.0, math.inf]
+  )
+  parser.add_argument("--rates", nargs="*", type=float, default=[None], help="of clients")
+  parser.add_argument("--seeds", type=int, default=10, help="runs of each point")
+  args = parser.parse_args()
+  for federation in args.only:
+    folder = pathlib.Path(args.out) / federation
     folder.mkdir(parents=True, exist_ok=True)
     rows = []
-    for method in _METHODS.value or METHODS:
+    for method in args.methods:
       data = build.load_data(config_of(federation, method, 1.0, None))
-      for epsilon in map(float, _EPSILONS.value):
-        for rate in [float(rate) for rate in _RATES.value] or [None]:
-          began = time.monotonic()
-          config = config_of(federation, method, epsilon, rate)
-          named = {"method": method, "privacy.epsilon": epsilon}
-          more = [
-            {**named, "seed": seed, **row}
-            for seed, row in enumerate(runs(config, data, range(_SEEDS.value)))
-          ]
-          rows += more
-          mean = sum(row[Y] for row in more) / len(more)
-          seconds = time.monotonic() - began
-          print(
-            federation, method, epsilon, rate, f"{mean:.4f}", f"{seconds:.0f} s", flush=True
-          )
+      for epsilon, rate in itertools.product(args.epsilons, args.rates):
+        began = time.monotonic()
+        config = config_of(federation, method, epsilon, rate)
+        named = {"method": method, "privacy.epsilon": epsilon}
+        more = [
+          {**named, "seed": seed, **row}
+          for seed, row in enumerate(runs(config, data, range(args.seeds)))
+        ]
+        rows += more
+        mean = sum(row[Y] for row in more) / len(more)
+        seconds = time.monotonic() - began
+        print(
+          federation, method, epsilon, rate, f"{mean:.4f}", f"{seconds:.0f} s", flush=True
+        )
       header = [*dict.fromkeys(name for row in rows for name in row)]
       with (folder / "runs.csv").open("w", newline="") as file:
         writer = csv.DictWriter(file, header, lineterminator="\n")
@@ -156,7 +159,9 @@ def main(argv: list[str]) -> None:
     title = _TITLES[federation]
     sweep = Sweep(x="privacy.epsilon", y=Y, series="method", title=title)
     labelled = [{**row, "label": row["method"]} for row in rows]
-    Curves(sweep).write(folder, labelled, title=title, last=True)
+    Curves(sweep).write(folder, labelled, title=title, last=False)
+    for suffix in (".csv", ".png", ".picture.json"):  # a curve.csv is that of a sweep
+      (folder / f"curve{suffix}").replace(folder / f"by_epsilon{suffix}")
 
 
 _TITLES = {
@@ -166,4 +171,4 @@ _TITLES = {
 }
 
 if __name__ == "__main__":
-  app.run(main)
+  main()

@@ -85,6 +85,9 @@ def test_the_number_of_records_is_declared_and_never_counted():
     records.make(config, undeclared)
   public = {"privacy.neighboring_relation": "replace_special"}
   assert records.make(fields.replace_all(config, public), undeclared).sizes == _SIZES
+  empty = dataclasses.replace(undeclared, indices=[*federation.indices[:2], np.arange(0)])
+  with refuses("partition", value="silos"):
+    records.make(fields.replace_all(config, {**public, "local.batch_size": None}), empty)
   half = dataclasses.replace(
     federation, indices=[federation.indices[0][:20], *federation.indices[1:]]
   )
@@ -103,6 +106,14 @@ def test_the_partition_deals_declared_sizes():
   assert sorted(map(len, even)) == [33, 33, 34]
   with refuses("sizes", value=(3, 4)):
     partition.silos(labels, num_clients=3, seed=0, sizes=(3, 4))
+
+
+def test_a_silo_of_one_record_and_one_without_a_test_of_its_own():
+  config = _config(**{"partition.sizes": (100, 29, 1), "local.batch_size": None})
+  fed = _ready(config)
+  assert fed.silos.plans[2].sampler.prob == 1 and fed.silos.plans[2].num_steps == 4
+  phase = build.phase(config, fed)
+  assert "test_silo_accuracy" not in phase.evaluate(phase.init())  # one has no test row
 
 
 @pytest.mark.parametrize(

@@ -183,6 +183,12 @@ def _plan(config: FedConfig, size: int, epsilon: float | None) -> Plan:
   """Returns the plan of a silo with a declared number of records, for all rounds."""
   asked = config.privacy
   assert isinstance(asked, Records)
+  if not size:
+    raise UserError(
+      "deals it no record; must hold one at least in each silo",
+      field="partition",
+      value=name_of(config, "partition"),
+    )
   batch = config.local.batch_size or size
   if batch > size:
     raise UserError(
@@ -435,10 +441,11 @@ def scores(
   sizes_of = []
   for place, name in enumerate(federation.client_ids):
     held = test if rows is None else test.subset(rows[place])
-    accuracy = evaluate(own.get(name, server), held).get("accuracy")
     # A regression has no accuracy, and an empty test none that is known.
-    if accuracy is None or not len(held):
+    scored = evaluate(own.get(name, server), held) if len(held) else {}
+    if "accuracy" not in scored:
       return {}
+    accuracy = scored["accuracy"]
     found.append(float(accuracy))
     sizes_of.append(len(held))
   return {
