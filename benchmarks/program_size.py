@@ -1,6 +1,6 @@
 """Processor seconds until a clipped gradient is compiled, and the size of its program.
 
-    python -m benchmarks.program_size > results/gradients/program_size.csv
+    python -m benchmarks.program_size > results/compile_time/program_size.csv
 
 Each network and method is compiled in a process of its own, for 8 examples and without programs of
 earlier runs. `--only=NETWORK,METHOD` compiles one of them in this process.
