@@ -27,7 +27,6 @@ from dpjax import files, pictures  # noqa: E402
 from dpjax.parallel import allocator  # noqa: E402
 from tests import pinned, quick_compile  # noqa: E402
 
-gc.disable()  # until all is collected: each collection would walk what is there to the end
 pinned.pin()
 jax.config.update("jax_numpy_rank_promotion", "raise")
 
@@ -49,6 +48,13 @@ _OF_EXTRAS = {
   "dpjax.secure.mpc.": "Crypto",
   "dpjax.secure.vertical_models": "Crypto",
 }
+
+
+def pytest_configure(config):
+  """Collects no garbage until all cases are there: it would walk them again and again."""
+  collects = hasattr(config, "workerinput") or config.getoption("dist", "no") == "no"
+  if collects:
+    gc.disable()
 
 
 def pytest_fixture_setup(fixturedef):

@@ -118,6 +118,7 @@ def test_terms_that_would_underflow_are_added_alone(chip):
   assert oracle.relative_error(slow.total, fast.total) < 2.0**-9 + 1e-5
 
 
+@_quick
 @pytest.mark.parametrize("chip", [_TPU], indirect=True)
 def test_one_example_is_read_as_it_was_recorded(chip):
   """In loops, tables and integers, beside an example that holds NaN and infinity."""

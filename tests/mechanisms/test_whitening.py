@@ -149,8 +149,7 @@ def test_p9_one_example_moves_each_sum_by_no_more_than_the_noise_covers(relation
 
 @pytest.mark.cases(quick=["covariance"], slow=["variances"], long=...)
 @pytest.mark.parametrize("name", lib.Whitening.vectors)
-def test_what_an_example_adds_does_not_depend_on_the_others_bit_for_bit(name, monkeypatch):
-  monkeypatch.setattr(means, "_CHUNK", 50)  # each call fills up a chunk
+def test_what_an_example_adds_does_not_depend_on_the_others_bit_for_bit(name):
   known = lib._map(_made()(jax.random.key(3), _X)._asdict(), (4, 3), 6)
   total = lambda x: lib._total(name, known, lib._examples(x), jnp.float32(3.0))
   alone = sum(total(_X[i : i + 1]) for i in range(20))
