@@ -198,7 +198,9 @@ def write(entries: Sequence[Entry], out: pathlib.Path) -> None:
     for row, ratio in zip(ordered, ratios(ordered))
   ]
   report.write_csv(out / FILE, rows)
-  redraw.write(out / FILE, RECIPE)
+  # The ordinary gradient, with which the others are compared, is no point of the picture.
+  if any(row["method"] != METHODS[0] for row in rows):
+    redraw.write(out / FILE, RECIPE)
 
 
 def table(entries: Sequence[Entry]) -> str:

@@ -44,11 +44,13 @@ from dpjax.auditing.games import relevance as relevance_games
 from dpjax.auditing.games import samplers as sampler_games
 from dpjax.auditing.games import secure as secure_games
 from dpjax.auditing.games import shares as shares_games
+from dpjax.auditing.games import silos as silo_games
 from dpjax.auditing.games import training as training_games
 from dpjax.auditing.games import transforms as transform_games
 from dpjax.auditing.games import vertical as vertical_games
 from dpjax.auditing.games.game import Game
 from dpjax.federated import aggregation
+from dpjax.federated.silos import Silos
 from dpjax.noise import source
 from dpjax.plan import Plan
 from dpjax.relevance import labels, record_noise, rigorous
@@ -124,6 +126,10 @@ NOT_PLANTED: dict[tuple[str, str], str] = {
     for name in ("repeat_and_select_event", "Ledger", "BudgetLedger")
   },
   ("accounting.amplified_delta", "clip"): _NO_BOUND,
+  ("silos", "key"): (
+    "a message is the sum of a round's steps, whose equal noise would only add up; the keys of "
+    "rounds and silos are those of round.py"
+  ),
 }
 
 
@@ -481,6 +487,30 @@ def _federated(name: str, plant: Plant) -> list[Game]:
   return federated_games.games(name, kind, _central(plant))
 
 
+# --- silos
+
+
+class _BrokenSilos(Silos):
+  """Silos that account for what they state, and run with the plant's fault."""
+
+  plant = SOUND["noise"]
+
+  def noise(self) -> Any:
+    numbers = super().noise()
+    return numbers._replace(std=self.plant.noise * numbers.std)
+
+  def noisy(self, summed: ClippedSum, local: Any) -> Any:
+    # Far records have the length of the bound, so twice the bound is twice the record.
+    more = self.plant.clip * self.plant.copies - 1
+    extra = lambda noisy, total: noisy + more * local.silo.scale * total
+    return jax.tree.map(extra, super().noisy(summed, local), summed.total)
+
+
+def _silos(name: str, plant: Plant) -> list[Game]:
+  kind = type("BrokenSilos", (_BrokenSilos,), {"plant": plant})
+  return silo_games.GAMES[name](kind)
+
+
 # --- noise inside a secure sum
 
 
@@ -717,6 +747,7 @@ PACKAGES: dict[str, Callable[[str, Plant], list[Game]]] = {
   "samplers": _sampler,
   "transforms": _transform,
   "federated": _federated,
+  "silos": _silos,
   "secure": _secure,
   "plans": _of_plan(plan_games.GAMES),
   "training": _of_plan(training_games.GAMES),
