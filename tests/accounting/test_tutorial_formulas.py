@@ -18,6 +18,7 @@ def _delta_of_gaussian(distance, epsilon):
   return stats.norm.cdf(distance / 2 - epsilon / distance) - far
 
 
+@pytest.mark.cases(slow=["1.0-1000"])
 @pytest.mark.parametrize("sigma, steps", [(10.0, 100), (20.0, 100), (1.0, 1000)])
 def test_p24_the_smaller_of_two_terms_is_below_a_lower_bound(sigma, steps):
   """min(sqrt(2 T ln(1/d)) / sigma, T / sigma^2): the two terms ADD up to epsilon."""

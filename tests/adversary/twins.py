@@ -126,7 +126,7 @@ NOT_PLANTED: dict[tuple[str, str], str] = {
     for name in ("repeat_and_select_event", "Ledger", "BudgetLedger")
   },
   ("accounting.amplified_delta", "clip"): _NO_BOUND,
-  ("silos", "key"): (
+  ("silos.Silos", "key"): (
     "a message is the sum of a round's steps, whose equal noise would only add up; the keys of "
     "rounds and silos are those of round.py"
   ),

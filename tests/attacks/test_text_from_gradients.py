@@ -101,6 +101,7 @@ def test_as_many_tokens_as_dimensions_show_nothing(kernels, params, attack):
   assert attack(params, [np.zeros_like(full)] * 2) == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("noise", "least", "most"), [(0.01, 0.9, 1.0), (1.0, 0.0, 0.3)])
 def test_noise_hides_it_once_it_is_as_large_as_a_guarantee_needs(
   kernels, params, attack, noise, least, most

@@ -164,6 +164,7 @@ def test_a_run_names_the_tokenizer_and_is_claimed(tmp_path, reviews):
     build.assemble(config)
 
 
+@pytest.mark.slow
 def test_weights_of_gpt2_are_read_by_the_ids_of_their_tokenizer(tmp_path):
   _saved(tmp_path, {"a": 0, "b": 1, "?": 2})
   (tmp_path / "posts.txt").write_text("a b\nb c\na a\nb a\n")

@@ -169,6 +169,7 @@ def test_any_data(name, data):
     "28-RandomizedResponse",
     "29-SparseVector",
     "32-Exponential",
+    "32-Quantile",
     "32-SparseVector",
   ],
 )

@@ -55,7 +55,7 @@ def test_what_is_not_proved_has_no_proved_epsilon(method):
   assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(outcome.params))
 
 
-@pytest.mark.cases(slow=["adlm"])
+@pytest.mark.slow
 @pytest.mark.parametrize("method", ["adlm", "ilm"])
 def test_a_loss_without_noise_is_named_and_learns_otherwise(method, monkeypatch):
   drawn, draw = [], adlm.loss_noise

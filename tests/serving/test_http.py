@@ -235,6 +235,7 @@ def test_a_step_of_a_release_that_the_disk_does_not_take_is_one_line(
   assert served.service.new is None
 
 
+@pytest.mark.slow
 def test_a_model_is_exchanged_while_requests_run(served, runs):
   """The operator's token is needed; every request is answered by one model or the other."""
   token = _OPERATOR
