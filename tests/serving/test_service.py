@@ -9,7 +9,14 @@ import numpy as np
 import pytest
 
 from dpjax import data
-from dpjax.serving import Rollout, Service, ServiceSettings, StageRule, drift
+from dpjax.serving import (
+  Rollout,
+  Service,
+  ServiceSettings,
+  StageRule,
+  drift,
+  references,
+)
 from dpjax.serving.batching import Batcher, Full, Late
 from dpjax.serving.journal import ServiceJournal
 from dpjax.serving.service import ModelFailed, digest_of
@@ -120,6 +127,17 @@ def test_windows_are_cut_at_their_exact_sizes(runs, tmp_path, digits):
   assert len(windows) == 2 and service.windows.drift.rows == 10
   by_hand = drift.psi(windows[1]["counts"]["mean"], windows[0]["counts"]["mean"])
   assert windows[1]["psi"]["mean"] == pytest.approx(by_hand)
+
+
+def test_noisy_counts_of_training_rows_are_added_to_the_cost_of_training(runs, tmp_path):
+  bins = _bins(runs[0])
+  journal = ServiceJournal(tmp_path)
+  noisy = references.make("training", runs[0], bins, journal, epsilon=0.5)
+  service = Service(runs[:1], journal, bins=bins, reference=noisy, settings=_SETTINGS)
+  _OPENED.append(service)
+  found = service.health()["privacy"]
+  assert found["training_epsilon"] > 0 and found["reference_epsilon"] == 0.5
+  assert found["training_records_epsilon"] == found["training_epsilon"] + 0.5
 
 
 def test_noisy_windows_are_charged_before_the_noise_and_up_to_the_budget(
