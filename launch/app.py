@@ -11,6 +11,7 @@ import errno
 import functools
 import os
 import pathlib
+import re
 import select
 import signal
 import sys
@@ -267,7 +268,11 @@ def _parse(argv: Sequence[str], *, words: bool = False) -> list[str]:
 
     fail(f"{error}{config_flag.meant(error.flagname)}")
   except flags.Error as error:
-    fail(error)
+    # What absl says of a required flag that is missing.
+    missing = re.fullmatch(
+      r"flag (--\w+)=None: Flag \1 must have a value other than None\.", str(error)
+    )
+    fail(f"{missing[1]}: must be given" if missing else error)
   # Code that reads a flag's value may raise errors of Python, too.
   except (KeyError, TypeError, ValueError, AttributeError) as error:
     fail(error.args[0] if error.args else error)

@@ -51,6 +51,7 @@ _DEFENCES: dict[str, dict[str, Any]] = {
 def get_config() -> AttackConfig:
   """Four attacks against six ways to take the mean; 8 of 40 clients attack."""
   return AttackConfig(
+    attack="alie",
     target=FedConfig(
       data=DataConfig(name="mnist", limit=8000),
       partition={"name": "dirichlet", "num_clients": 40, "alpha": 1.0},

@@ -49,6 +49,7 @@ _DEFENCES: dict[str, dict[str, Any]] = {
 def get_config() -> AttackConfig:
   """Three attacks against six defences."""
   return AttackConfig(
+    attack="scaled_update",
     target=FedConfig(
       data=DataConfig(name="digits"),
       partition={"name": "iid", "num_clients": 12},

@@ -9,6 +9,13 @@ from dpjax.experiments.board import attacker, document, report
 from dpjax.experiments.kinds.attack.build import ATTACKED
 from dpjax.experiments.kinds.attack.config import AttackConfig
 from dpjax.experiments.kinds.central.config import DataConfig, ModelConfig, TrainConfig
+from dpjax.experiments.kinds.federated.config import (
+  FED_PRIVACY,
+  PARTITIONS,
+  Central,
+  FedConfig,
+  Records,
+)
 from dpjax.experiments.run import guarantee, model_inputs, workdir, writers
 from tests.refuses import refuses
 
@@ -279,3 +286,30 @@ def test_what_is_no_finished_run_is_one_line(tmp_path):
   strange = _run(tmp_path / "strange", PROVED | {"versions": "much"})
   with refuses("runs"):
     report.of(strange)
+
+
+@pytest.mark.parametrize(
+  "privacy, trusted",
+  [
+    (Central(), "It does not hold against the server."),
+    (Records(), "nobody but one's own silo must be trusted. "),
+  ],
+  ids=["central", "records"],
+)
+def test_a_federated_run_says_whom_one_need_not_trust(tmp_path, privacy, trusted):
+  config = FedConfig(partition=PARTITIONS["silos"](), privacy=privacy)
+  of_silos = isinstance(privacy, Records)
+  unit = "record of one silo" if of_silos else "user"
+  result = PROVED | {"unit": unit, "test_silo_accuracy/a_b": 0.8}
+  told = report.of(_run(tmp_path / "run", result, config=config))
+  assert ["the same, of silo a_b", "0.8"] in _cells(_section(told, "accuracy"))
+  assert trusted in str(_section(told, "against").blocks[-1])
+  text = told.markdown()
+  # Clients of one guarantee are silos, of the other users, and never both.
+  assert ("silos that send false messages" in text) == of_silos
+  assert ("The users are simulated" in text) != of_silos
+  assert "per-record losses" in text if of_silos else "per-user losses" in text
+
+
+def test_each_private_method_of_federated_runs_says_whom_to_trust():
+  assert report._TRUSTED_BY.keys() == FED_PRIVACY.keys() - {"none"}

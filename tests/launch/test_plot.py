@@ -42,3 +42,8 @@ def test_a_mistake_is_one_line(tmp_path):
   )
   done = commands.run("launch.plot", "results/lm_lora/curve.csv", "--out=a.jpg")
   assert commands.refusal(done) == "error: picture='a.jpg': must end in .png, .pdf, .svg"
+
+
+def test_a_missing_flag_is_one_line():
+  done = commands.run("launch.plot", "none.csv")
+  assert commands.refusal(done) == "error: --out: must be given"

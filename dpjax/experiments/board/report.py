@@ -55,6 +55,7 @@ _IF = {
 _UNITS = {
   "example": "one record: one row of a table, one image or one text",
   "user": "one user, with all records of that user",
+  "record of one silo": "one record of one silo, such as one patient in the table of one hospital",
 }
 _TOGETHER = {
   "example": "Who has several records is protected for each of them, not for all together. For "
@@ -62,6 +63,10 @@ _TOGETHER = {
   "user": "Members of one family, or patients of one clinic, are several users. They are "
   "protected one by one, not as a group.",
 }
+_TOGETHER_IN_SILOS = (
+  "Who has more than one record in a silo is protected for each of them, not for all together. "
+  "Who has records in more silos than that is protected in each, and less well in all together."
+)
 _SEES = (
   "The protection holds against anyone who gets what the run releases. This is also true of an "
   "attacker who knows all other records, knows the program and its settings, and has unlimited "
@@ -84,6 +89,10 @@ _TRUSTED_BY = {
   "noise alone.",
   "distributed": "The server must be trusted to follow the protocol, and enough users to add "
   "their share of the noise. It sees sums alone.",
+  "records": "Where each silo runs its own part, nobody but one's own silo must be trusted. A silo "
+  "adds noise to each of its steps before anything leaves it. So the protection holds against "
+  "the server and all other silos, too. In this run one program simulated server and silos: "
+  "whoever ran it saw all records, and must be trusted.",
 }
 _ASK = "Who must be trusted follows from the method; see the statement below."
 # `statement.not_covered` in plain words, in the same order.
@@ -101,7 +110,11 @@ _ABOUT_ALL = (
   "every smoker, whether this smoker took part or not",
   "copies of the model, made by asking it many questions",
 )
-_LIES = "users who send false messages in order to mislead the model"
+_LIES = "{client}s that send false messages in order to mislead the model"
+_SILOS_ARE_SEEN = (
+  "It is not hidden that a silo takes part, nor its declared number of records, nor when it is "
+  "away."
+)
 _NOT_A_RELEASE = (
   "The run was not made in release mode. So the last digits of its numbers, and its times, may "
   "show more than the proof covers. Publish a run with --config.release=true instead."
@@ -232,21 +245,36 @@ def _protected(run: Finished) -> list[Block]:
       "what anybody can learn about a participant. The numbers below say how much that is."
     ),
   ]
-  blocks += [Paragraph(_TOGETHER[unit])] if unit in _TOGETHER else []
+  together = _TOGETHER_IN_SILOS if _client(run.config) == "silo" else _TOGETHER.get(unit)
+  blocks += [Paragraph(together)] if together else []
   users = _users(run.config)
   return [*blocks, Paragraph(users)] if users else blocks
 
 
+def _method(config: Mapping[str, Any]) -> str:
+  """Returns the name of a federated run's kind of privacy."""
+  privacy = config.get("privacy")
+  return str(privacy.get("name")) if isinstance(privacy, dict) else ""
+
+
+def _client(config: Mapping[str, Any]) -> str:
+  """Returns what a client of a federated run is called."""
+  return "silo" if _method(config) == "records" else "user"
+
+
 def _users(config: Mapping[str, Any]) -> str:
-  """Returns who the users of a federated run are; "" for another run."""
+  """Returns who the users, or silos, of a federated run are; "" for another run."""
   partition = config.get("partition")
   if not isinstance(partition, dict):
     return ""
   by = partition.get("client_id")
+  client = _client(config)
   if by:
-    return f"The column {by!r} of the data says which records belong to one user."
+    return f"The column {by!r} of the data says which records belong to one {client}."
   if partition["name"] in NATURAL:
-    return "The data say which records belong to one user."
+    return f"The data say which records belong to one {client}."
+  if client == "silo":
+    return "The silos are simulated: records of one data set were dealt to them."
   return (
     f"The users are simulated: records were dealt to them ({partition['name']}). They are not "
     "people."
@@ -264,10 +292,8 @@ def _against(run: Finished) -> list[Block]:
       *blocks,
       Paragraph("Nobody who sees the result is kept from learning about a record."),
     ]
-  privacy = run.config.get("privacy")
-  method = privacy.get("name") if isinstance(privacy, dict) else None
   federated = "num_rounds" in run.config
-  trusted = _TRUSTED_BY.get(str(method), _ASK) if federated else _TRUSTED
+  trusted = _TRUSTED_BY.get(_method(run.config), _ASK) if federated else _TRUSTED
   return [*blocks, Paragraph(_SEES), Paragraph(trusted)]
 
 
@@ -328,8 +354,11 @@ def _attacker(run: Finished) -> list[Block]:
 def _not_covered(run: Finished) -> list[Block]:
   result = run.result
   private = result["epsilon_kind"] != "none"
-  unit = str(result["unit"] or "example")
-  items = [*_ABOUT_ALL, *([_LIES] if "num_rounds" in run.config else [])]
+  client = _client(run.config)
+  # The statement of a silo, too, calls its unit a record.
+  unit = "record" if client == "silo" else str(result["unit"] or "example")
+  lies = [_LIES.format(client=client)] if "num_rounds" in run.config else []
+  items = [*_ABOUT_ALL, *lies]
   blocks: list[Block] = [Paragraph("No epsilon ever covers:"), Bullets(items)]
   if private:
     rows = zip(_PLAIN, statement.not_covered(unit), strict=True)
@@ -337,6 +366,7 @@ def _not_covered(run: Finished) -> list[Block]:
       Paragraph("The guarantee of this run does not cover:"),
       Table(("in plain words", "in the words of the statement"), [[*row] for row in rows]),
     ]
+    blocks += [Paragraph(_SILOS_ARE_SEEN)] if client == "silo" else []
   raw = _raw_numbers(run)
   if raw:
     blocks += [

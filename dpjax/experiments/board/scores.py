@@ -27,8 +27,12 @@ _WORDS = {
   "test_rmse": "typical error, in units of the data (root mean squared error)",
   "test_r2": "share of the differences that is explained: 1 perfect, 0 useless (R2)",
   "test_exact_match": "share of records with all labels right",
+  "test_silo_accuracy": "share of right answers of all silos, each with the model that it uses",
+  "test_silo_accuracy_mean": "the same, every silo counted alike",
+  "test_silo_accuracy_worst": "the same, of the worst silo",
   "test_perplexity": "number of words among which the model wavers (perplexity)",
 }
+_OF_SILO = "test_silo_accuracy/"
 _ABOUT = (
   "The scores were measured on test records, which were not trained on. The protection does not "
   "cover test records: they are taken as public."
@@ -91,6 +95,8 @@ def _is_score(name: str, value: Any) -> bool:
 
 
 def _spaced(name: str) -> str:
+  if name.startswith(_OF_SILO):
+    return f"the same, of silo {name.removeprefix(_OF_SILO)}"
   return name.removeprefix("test_").replace("_", " ")
 
 
@@ -154,13 +160,13 @@ def declared(run: Finished) -> list[Block]:
     return [Paragraph(f"The data are {name}. The folder holds no further declaration.")]
   told: list[Block] = [
     Paragraph(
-      f"The data are {name}. These facts are public: they were declared, and not read from the "
-      "records. If they were read from the records, the protection does not cover that."
+      f"The data are {name}. These facts were declared, and count as public. If somebody read them "
+      "from the records, the protection does not cover that."
     )
   ]
   if inputs.declaration is None:
     shape = " x ".join(map(str, inputs.shape))
-    rows = [["numbers of one record", shape]]
+    rows = [["how many numbers one record has", shape]]
     rows += [["classes", ", ".join(inputs.labels)]] if inputs.labels else []
     return [*told, Table(("fact", "declared"), rows)]
   parsed = table_declaration.parse(inputs.declaration)
