@@ -250,7 +250,9 @@ def check_drawn(cohort: Cohort, plan: Plan | None, private: bool, round: int) ->
   if plan is None:
     return
   if type(drawn.plan) is not type(plan):
-    raise UserError("was drawn by silos; must be drawn by the aggregator's plan", field="cohort")
+    raise UserError(
+      "was drawn by silos; must be drawn by the aggregator's plan", field="cohort"
+    )
   if drawn.plan != plan:
     names = [field.name for field in dataclasses.fields(plan)]
     name = next(n for n in names if getattr(drawn.plan, n) != getattr(plan, n))
