@@ -67,7 +67,7 @@ class LocalBatches(NamedTuple):
 class Drawn(NamedTuple):
   """Origin of a cohort: its plan and its round. Only the cohort itself is secret."""
 
-  plan: Plan
+  plan: Any  # the `Plan`, or the `Silos`, that drew it
   round: int
 
 
@@ -249,6 +249,10 @@ def check_drawn(cohort: Cohort, plan: Plan | None, private: bool, round: int) ->
     )
   if plan is None:
     return
+  if type(drawn.plan) is not type(plan):
+    raise UserError(
+      "was drawn by silos; must be drawn by the aggregator's plan", field="cohort"
+    )
   if drawn.plan != plan:
     names = [field.name for field in dataclasses.fields(plan)]
     name = next(n for n in names if getattr(drawn.plan, n) != getattr(plan, n))

@@ -307,7 +307,7 @@ def federated(
     if silos is None:
       check_drawn(cohort, aggregator.plan, aggregator.private, int(state.round))
     else:
-      silos.check_cohort(cohort)
+      silos.check_cohort(cohort, int(state.round))
     # Places are padded to one of few numbers of rows, so that few programs are compiled.
     places, _ = batches.pad(np.asarray(cohort.ids), max(1, bucket(cohort.size)))
     key, following = _of_round(source.from_words(state.key), state.round)

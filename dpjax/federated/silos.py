@@ -44,7 +44,7 @@ from dpjax.accounting.matrix import join
 from dpjax.accounting.overflow import MayAbort
 from dpjax.data import Federation
 from dpjax.federated.client import Local
-from dpjax.federated.cohort import Cohort, LocalBatches, LocalWork
+from dpjax.federated.cohort import Cohort, Drawn, LocalBatches, LocalWork
 from dpjax.gradients import Flat
 from dpjax.key_uses import KeyUse, key_for
 from dpjax.noise import gaussian
@@ -327,6 +327,7 @@ class Silos:
           num_examples=sizes[ids],
           batches=tuple(drawn),
           data=Example(federation.dataset.x, federation.dataset.y),
+          drawn=Drawn(self, round),
         )
 
     return generate()
@@ -349,8 +350,30 @@ class Silos:
     numbers = held[rows] if len(held) else np.zeros_like(rows)
     return LocalBatches(numbers.astype(np.int32), mask)
 
-  def check_cohort(self, cohort: Cohort) -> None:
-    """Raises UserError for a cohort whose silos do not do what their plans account for."""
+  @property
+  def is_private(self) -> bool:
+    """Whether any silo has a guarantee."""
+    return any(plan.is_private for plan in self.plans)
+
+  def check_cohort(self, cohort: Cohort, round: int) -> None:
+    """Raises UserError for a cohort whose silos do not do what their plans account for in a round.
+
+    The number of the round determines the noise, so batches of another round would get the noise of
+    this one a second time; and rounds after the last are in no plan.
+    """
+    if round >= self.num_rounds:
+      raise UserError(
+        "were all done, and the plans account for no more", field="num_rounds",
+        value=self.num_rounds,
+      )  # fmt: skip
+    drawn = cohort.drawn
+    if drawn is not None and drawn.plan != self:
+      raise UserError("was drawn by others than these silos", field="cohort")
+    if drawn is not None and drawn.round != round:
+      raise UserError(
+        f"was drawn for round={drawn.round}, must be for round={round} of the state",
+        field="cohort",
+      )
     for place, batches in zip(np.asarray(cohort.ids).tolist(), cohort.batches):
       if place >= len(self.plans):
         raise UserError(f"has no plan, of {len(self.plans)}", field="silo", value=place)

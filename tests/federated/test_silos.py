@@ -398,3 +398,27 @@ def test_the_game_catches_a_control_variate_without_noise():
 def test_the_event_of_a_silo_is_that_of_its_plan():
   plan = _plan()
   assert isinstance(plan.step_event(0), dpa.PoissonSampledDpEvent)
+
+
+def test_batches_of_another_round_and_rounds_beyond_the_plans_are_refused():
+  federation = _federation(12, 8)
+  silos = Silos((_plan(num_steps=2), _plan(num_steps=2)), num_rounds=2)
+  algorithm = federated.fed_avg(_LOSS, optax.sgd(_RATE), silos=silos, key=_KEY)
+  start = algorithm.init(jnp.zeros(2))
+  first, second = algorithm.cohorts(federation, rng=3)
+  # Both would get the noise of round 0, so their difference would be that of the exact sums.
+  with refuses("cohort"):
+    algorithm.round(start, second)
+  state, _ = algorithm.round(start, first)
+  with refuses("cohort"):
+    algorithm.round(state, first)
+  state, _ = algorithm.round(state, second)
+  for late in (first, first._replace(drawn=None)):
+    with refuses("num_rounds"):
+      algorithm.round(state, late)
+  (other,) = Silos((_plan(num_steps=1),) * 2, num_rounds=1).cohorts(federation, rng=3)
+  with refuses("cohort"):
+    algorithm.round(start, other)
+  plain = federated.fed_avg(_LOSS, optax.sgd(_RATE), key=_KEY)
+  with refuses("aggregator"):
+    plain.round(plain.init(jnp.zeros(2)), first)

@@ -19,6 +19,7 @@ from dpjax.experiments.config import fields
 from dpjax.experiments.kinds.federated import build, records
 from dpjax.experiments.run import loop, run_keys, writers
 from dpjax.experiments.run.guarantee import REPEATED
+from dpjax.experiments.sweeps import cost
 from tests.refuses import refuses
 from tests.runs.stops import stop_after
 
@@ -231,3 +232,35 @@ def test_without_noise_nothing_is_promised(tmp_path):
   result = loop.train(_config(**none), tmp_path / "run")
   assert result["epsilon_kind"] == "none" and result["epsilon"] is None
   assert math.isfinite(result["test_loss"])
+
+
+def test_the_size_of_own_data_is_not_counted_for_equal_silos(tmp_path):
+  random = np.random.default_rng(0)
+  held = {
+    f"x_{part}": random.normal(size=(n, 2)) for part, n in (("train", 90), ("test", 9))
+  }
+  held |= {f"y_{part}": np.arange(n) % 2 for part, n in (("train", 90), ("test", 9))}
+  np.savez(tmp_path / "own.npz", **held, num_classes=2)
+  own = {
+    "data.name": str(tmp_path / "own.npz"),
+    "data.limit": None,
+    "data.center": False,
+    "partition.sizes": None,
+  }
+  with refuses("privacy.num_examples"):
+    _ready(_config(**own))
+  fed = _ready(_config(**own, **{"privacy.num_examples": (30, 30, 30)}))
+  assert fed.silos.sizes == (30, 30, 30)
+
+
+def test_an_aggregator_that_needs_more_silos_is_refused_before_the_first_round():
+  with refuses("aggregator.num_byzantine"):
+    _ready(_config(aggregator="krum"))
+
+
+def test_persons_of_several_silos_are_not_summed_over_other_partitions():
+  unit = f"{records.PERSON} 2 silos"
+  run = {"status": "done", "epsilon": 1.0, "delta": 0.25, "epsilon_kind": "proved"}
+  run |= {"neighboring_relation": "add_or_remove_one", "unit": unit, "population": "a"}
+  assert cost.charge([run, run])["epsilon"] == 2.0
+  assert cost.charge([run, {**run, "population": "b"}])["epsilon"] is None

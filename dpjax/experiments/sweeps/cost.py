@@ -9,6 +9,7 @@ from typing import Any
 
 from dpjax.accounting import upper
 from dpjax.experiments.config import fields
+from dpjax.experiments.kinds.federated import records
 from dpjax.experiments.kinds.federated.config import NATURAL
 from dpjax.experiments.run import guarantee, writers
 
@@ -40,7 +41,9 @@ def charge(rows: list[Row]) -> dict[str, Any]:
   kinds = {row["epsilon_kind"] for row in done}
   meanings = {(row["neighboring_relation"], row["unit"]) for row in done}
   # With several partitions into users, a user of one run need not be a user of another run.
-  dealt = len(_populations(rows)) > 1 and any(row["unit"] == "user" for row in done)
+  # Nor need a person with one record in each of several silos have one in each silo of another.
+  owns = lambda unit: unit == "user" or unit.startswith(records.PERSON)
+  dealt = len(_populations(rows)) > 1 and any(owns(row["unit"]) for row in done)
   failed = [text for row in done for text in row.get("failed_assumptions") or ()]
   # Runs of one seed and one noise_seed draw the same noise, whatever their settings are.
   shared = failed.count(guarantee.REPEATED) > 1

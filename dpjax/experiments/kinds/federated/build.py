@@ -501,7 +501,7 @@ def assembled(config: FedConfig, data: tuple[Any, Any], random: RunKeys) -> FedR
   federation = dataclasses.replace(federation, nominal_users=num_clients)
   plan, reported = privacy.make_plan(config, num_clients)
   silos = records.make(config, federation) if records.is_of_records(config) else None
-  if silos is None and not _knows_cohorts(config):
+  if not _knows_cohorts(config):
     cohort_sizes.check(config, num_clients)
   task, model, params = start(config, federation, random)
   params, apply = audit.beside(config, params, model.apply)

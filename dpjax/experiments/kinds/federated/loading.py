@@ -96,9 +96,8 @@ def _partitioned(config: FedConfig) -> tuple[Federation, Any]:
     return dealt, test
   # The test set is dealt by the same rule, so that each silo has a test like its own records.
   own = config.partition.make(test.y if train.target is None else np.zeros(len(test)))
-  number = train.nominal_size or len(train)
-  return dataclasses.replace(
-    dealt,
-    nominal_sizes=config.partition.sizes or (max(1, number // users),) * users,
-    test_indices=own,
-  ), test
+  declared = config.partition.sizes
+  # Own data without a declared size have none here: their true number is a secret.
+  if not declared and train.nominal_size:
+    declared = (max(1, train.nominal_size // users),) * users
+  return dataclasses.replace(dealt, nominal_sizes=declared or None, test_indices=own), test

@@ -39,6 +39,7 @@ from dpjax.sampling.registry import Sizing
 from dpjax.validate import UserError
 
 UNIT = "record of one silo"
+PERSON = "person with one record in each of"  # ... so many silos
 # Keys of result.json, and the beginning of the names of silos' scores.
 SILOS = "silos"
 _SCORE = "silo_accuracy"
@@ -340,7 +341,7 @@ def promise(config: FedConfig, federation: Federation, silos: Silos) -> SilosGua
     kind=kind if private else "none",
     delta=asked.delta,
     relation=first.neighboring_relation,
-    unit=UNIT if limit == 1 else f"person with one record in each of {limit} silos",
+    unit=UNIT if limit == 1 else f"{PERSON} {limit} silos",
     accountant=first.accountant,
     curve=lambda rounds: silos.epsilon(silos.num_steps(rounds)),
     statement=lambda rounds: _statement(asked, silos, names, rounds),
