@@ -42,7 +42,7 @@ def charge(rows: list[Row]) -> dict[str, Any]:
   meanings = {(row["neighboring_relation"], row["unit"]) for row in done}
   # With several partitions into users, a user of one run need not be a user of another run.
   # Nor need a person with one record in each of several silos have one in each silo of another.
-  owns = lambda unit: unit == "user" or unit.startswith(records.PERSON)
+  owns = lambda unit: unit == "user" or str(unit).startswith(records.PERSON)
   dealt = len(_populations(rows)) > 1 and any(owns(row["unit"]) for row in done)
   failed = [text for row in done for text in row.get("failed_assumptions") or ()]
   # Runs of one seed and one noise_seed draw the same noise, whatever their settings are.
