@@ -214,6 +214,17 @@ def send_difference(received: Received, local: Local) -> tuple[Any, Any]:
   return {"delta": difference(received, local)}, local.memory
 
 
+def pull(strength: float) -> Callable[..., Any]:
+  """Returns an `adjust` of `local_training`: it adds strength (w - w_server), the gradient of
+  strength / 2 ||w - w_server||^2."""
+
+  def adjust(gradient: Any, received: Received, local: Local) -> Any:
+    pulled = lambda g, own, server: g + strength * (own - server)
+    return jax.tree.map(pulled, gradient, local.params, received.params)
+
+  return adjust
+
+
 def info(local: Local, message: ArrayTree, weight: ArrayLike = 1.0) -> ClientInfo:
   """Returns diagnostics of a client that sends `message` with this weight; NOT private."""
   stacked = jax.tree.map(lambda leaf: jnp.asarray(leaf)[None], message)

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from dpjax import pictures
 from dpjax.accounting import upper
 from dpjax.accounting.text import by_name
+from dpjax.experiments.plots.csv_tables import is_number
 from dpjax.experiments.plots.recipes import WHAT_EPSILON_MEANS, Recipe
 from dpjax.pictures import PAGE, Look
 from dpjax.validate import UserError
@@ -126,7 +127,7 @@ def _groups(rows: Sequence[Row], recipe: Recipe, y: str) -> list[Row]:
   for row in rows:
     meaning = tuple(row.get(key) for key in WHAT_EPSILON_MEANS)
     series = row[recipe.series] if recipe.series else ""
-    if _is_number(row[x]) and _is_number(row[y]):
+    if is_number(row[x]) and is_number(row[y]):
       kept.setdefault((series, row[x], meaning), []).append(row)
   if not kept:
     raise UserError("no row holds a finite number in both", field="x, y", value=(x, y))
@@ -140,10 +141,6 @@ def _group(alike: list[Row], y: str) -> Row:
   facts: Row = {} if meant else {"epsilon_kind": None}
   ends = {"mean": statistics.mean(values), "low": min(values), "high": max(values)}
   return {**alike[0], **facts, **ends, "seeds": len(alike), "not_finite": 0}
-
-
-def _is_number(value: Any) -> bool:
-  return isinstance(value, int | float) and math.isfinite(value)
 
 
 # --- a grid of panels
@@ -246,7 +243,7 @@ def _draw_cell(
   x = recipe.x[0]
   handles = []
   for name in dict.fromkeys(_name(row, recipe) for row in rows):
-    mine = [row for row in rows if _name(row, recipe) == name and _is_number(row[y])]
+    mine = [row for row in rows if _name(row, recipe) == name and is_number(row[y])]
     if not mine:
       continue
     groups = _groups(mine, recipe, y)
@@ -277,7 +274,7 @@ def _draw_cell(
   if x in recipe.log:
     axes.set_xscale("log")
   # If a loss diverges, the axis is logarithmic, so that the other losses remain visible.
-  values = [row[y] for row in rows if _is_number(row[y]) and row[y] > 0]
+  values = [row[y] for row in rows if is_number(row[y]) and row[y] > 0]
   is_wide = bool(values) and max(values) > 20 * statistics.median(values)
   wanted = y in recipe.log or (is_wide and not recipe.curves and y not in recipe.stairs)
   if wanted if look.log_y is None else look.log_y:
@@ -413,12 +410,12 @@ def _relation(group: Row) -> str:
 
 def _points(line: Line, axis: Axis) -> list[Row]:
   """Returns the groups of a line that have an x value and a finite mean."""
-  return [g for g in line.groups if g[axis.x] is not None and _is_number(g["mean"])]
+  return [g for g in line.groups if g[axis.x] is not None and is_number(g["mean"])]
 
 
 def _levels(line: Line, axis: Axis) -> list[float]:
   """Returns the heights of a line's groups that have no x value: they guarantee no epsilon."""
-  flat = [g for g in line.groups if g[axis.x] is None and _is_number(g["mean"])]
+  flat = [g for g in line.groups if g[axis.x] is None and is_number(g["mean"])]
   return [axis.height(group["mean"]) for group in flat]
 
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import math
 import textwrap
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from dpjax import pictures
 from dpjax.accounting.text import by_name
+from dpjax.experiments.plots.csv_tables import is_number
 from dpjax.experiments.plots.recipes import Recipe
 from dpjax.pictures import PAGE, Look
 from dpjax.validate import UserError
@@ -37,14 +37,14 @@ def bars(rows: Sequence[Row], recipe: Recipe, look: Look = PAGE) -> Figure:
 
 
 def _figure(rows: Sequence[Row], recipe: Recipe, look: Look, *, filled: bool) -> Figure:
-  rows = [row for row in rows if any(_is_number(row[x]) for x in recipe.x)]
+  rows = [row for row in rows if any(is_number(row[x]) for x in recipe.x)]
   if not rows:
     raise UserError("no row holds a finite number", field="x", value=recipe.x)
   cells = [
     (place, x)
     for place in dict.fromkeys(map(_place(recipe), rows))
     for x in recipe.x
-    if any(_is_number(row[x]) for row in rows if _place(recipe)(row) == place)
+    if any(is_number(row[x]) for row in rows if _place(recipe)(row) == place)
   ]
   # Names stand beside the first panel of a row of panels alone, if all panels have the same names.
   names = [_names(rows, recipe, place) for place, _ in cells]
@@ -65,7 +65,7 @@ def _figure(rows: Sequence[Row], recipe: Recipe, look: Look, *, filled: bool) ->
   series = list(dict.fromkeys([*outcomes, *(_series(row, recipe) for row in rows)]))
   flat = list(grid.flat)
   for index, ((place, x), axes) in enumerate(zip(cells, flat)):
-    mine = [row for row in rows if _place(recipe)(row) == place and _is_number(row[x])]
+    mine = [row for row in rows if _place(recipe)(row) == place and is_number(row[x])]
     named = names[index]
     handles |= _draw(axes, mine, x, named, series, recipe, look, filled=filled)
     width = look.width / wide - (margin if not alike else margin / wide)
@@ -86,10 +86,6 @@ def _figure(rows: Sequence[Row], recipe: Recipe, look: Look, *, filled: bool) ->
 
 def _wrapped(text: str, characters: int) -> str:
   return textwrap.fill(text, characters, break_on_hyphens=False)
-
-
-def _is_number(value: Any) -> bool:
-  return isinstance(value, int | float) and math.isfinite(value)
 
 
 def _place(recipe: Recipe) -> Any:

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-import jax
-
 from dpjax import validate
+from dpjax.federated import client as clients
 from dpjax.federated.algorithms.fed_avg import fed_avg
-from dpjax.federated.client import Local, Received
 from dpjax.federated.described import algorithm
 from dpjax.federated.round import FederatedAlgorithm
 from dpjax.types import ClientTx, LossFn
@@ -34,9 +32,6 @@ def fed_prox(
   """
   validate.non_negative(mu=mu)
 
-  def adjust(gradient: Any, received: Received, local: Local) -> Any:
-    pull = lambda g, new, old: g + mu * (new - old)
-    return jax.tree.map(pull, gradient, local.params, received.params)
-
   # The term is left out at mu = 0, since adding 0 would still change XLA's rounding.
-  return fed_avg(loss_fn, client_tx, *args, adjust=adjust if mu else None, **options)
+  adjust = clients.pull(mu) if mu else None
+  return fed_avg(loss_fn, client_tx, *args, adjust=adjust, **options)

@@ -54,15 +54,11 @@ def mr_mtl(
   """
   validate.non_negative(lam=lam)
 
-  def adjust(gradient: Any, received: Received, local: Local) -> Any:
-    pull = lambda g, own, mean: g + lam * (own - mean)
-    return jax.tree.map(pull, gradient, local.params, received.params)
-
   def message(received: Received, local: Local) -> tuple[Any, Any]:
     return {"delta": clients.difference(received, local)}, local.params
 
   training = clients.local_training(
-    loss_fn, client_tx, adjust=adjust, message=message, silos=silos
+    loss_fn, client_tx, adjust=clients.pull(lam), message=message, silos=silos
   )
 
   def init(received: Received, memory: Any, num_examples: Array, key: Array) -> Local:
