@@ -73,6 +73,8 @@ def test_a_mistake_is_one_line(tmp_path, arguments, words):
   ],
 )
 def test_numbers_that_only_the_data_refuse_are_one_line_too(task, words, tmp_path):
+  for library in ("cryptography", "Crypto"):  # a missing one is told first
+    pytest.importorskip(library)
   (tmp_path / "bad.py").write_text(
     "from dpjax.experiments.kinds.secure.config import *\n\n"
     f"def get_config():\n  return SecureConfig(task={task})\n"
