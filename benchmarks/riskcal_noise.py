@@ -3,7 +3,7 @@
     RISKCAL/bin/python benchmarks/riskcal_noise.py > results/accounting/riskcal.csv
 
 where RISKCAL is an environment with `pip install riskcal==1.5.1`. It imports nothing of dpjax:
-`tests/accounting/test_riskcal.py` compares.
+`tests/core/accounting/test_riskcal.py` compares.
 """
 
 # pyright: reportMissingImports=false

@@ -1,5 +1,5 @@
 """launch.train as two processes is launch.train; by hand. What it is made of is quicker to ask:
-`tests/training/test_hosts.py`, and for how processes are lost `tests/processes`."""
+`tests/core/training/test_hosts.py`, and for how processes are lost `tests/processes`."""
 
 import json
 

@@ -1,6 +1,6 @@
 """The proofs of rigorous mode: sensitivities, scales, ledger (T17), shuffling (T16), and what
-is refused. T14 (Gaussian multipliers) is in tests/mechanisms/test_additive.py, T15 (PLD of
-Laplace vectors) and T18 (noise multipliers of DP-SGD) in tests/accounting."""
+is refused. T14 (Gaussian multipliers) is in tests/core/mechanisms/test_additive.py, T15 (PLD of
+Laplace vectors) and T18 (noise multipliers of DP-SGD) in tests/core/accounting."""
 
 import dataclasses
 import math

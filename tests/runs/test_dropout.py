@@ -17,11 +17,11 @@ _MODELS = {
   "Dropped": {"model.name": f"{_OWN}Dropped", "model.options": {}},
   "Deterministic": {"model.name": f"{_OWN}Deterministic", "model.options": {}},
   "Nnx": {
-    "model.name": "tests.models.other_libraries:Nnx",
+    "model.name": "tests.core.models.other_libraries:Nnx",
     "model.options": {"rate": 0.3},
   },
   "Equinox": {
-    "model.name": "tests.models.other_libraries:Equinox",
+    "model.name": "tests.core.models.other_libraries:Equinox",
     "model.options": {"rate": 0.3},
     "trainable": "head",
   },

@@ -15,7 +15,7 @@ from tests.refuses import refuses
 from tests.runs import stops
 
 pytest.importorskip("equinox")
-_MODULE = "tests.models.other_libraries"
+_MODULE = "tests.core.models.other_libraries"
 
 
 def _config(name, **changes):

@@ -21,7 +21,7 @@ _TRUNK = {
   "model.name": "vgg16_linear", "model.options": {}, "num_steps": 1, "eval_every": 1,
   "checkpoint_every": 1, "data.center": False,
 }  # fmt: skip
-_MODULE = "tests.models.other_libraries"
+_MODULE = "tests.core.models.other_libraries"
 _SMALL = {
   "num_steps": 2, "eval_every": 2, "checkpoint_every": 2, "data.limit": 200,
   "privacy.epsilon": None, "privacy.noise_multiplier": 1.0, "privacy.sampling_prob": 0.2,

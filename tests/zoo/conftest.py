@@ -1,5 +1,5 @@
 """What the tests of data share: where prepared data is, and a writer of tiny data sets."""
 
-from tests.data.conftest import tfds_dir, tfds_files
+from tests.core.data.conftest import tfds_dir, tfds_files
 
 __all__ = ["tfds_dir", "tfds_files"]

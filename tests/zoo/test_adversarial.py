@@ -10,7 +10,7 @@ from dpjax import Batch, Plan, PoissonSampler
 from dpjax.key_uses import KeyUse
 from dpjax.zoo import recipes
 from tests.refuses import refuses
-from tests.training import plans
+from tests.core.training import plans
 
 # What is folded into the noise key for the keys of pairs.
 _PAIRS = KeyUse.PAIRS

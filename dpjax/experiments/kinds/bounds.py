@@ -223,7 +223,7 @@ def model(config: ModelConfig, section: str = "model") -> None:
     _written(value, f"{section}.options.{option}")
   check_options(config.name, config.options, prefix=f"{section}.options.")
   if config.options.get("dtype") is not None and not names.is_path(config.name):
-    # The bound on clipped sums is tested for these types of activations (tests/gradients).
+    # The bound on clipped sums is tested for these types of activations (tests/core/gradients).
     validate.one_of(
       ("float32", "bfloat16", "float16"),
       **{f"{section}.options.dtype": config.options["dtype"]},

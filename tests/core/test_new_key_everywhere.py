@@ -1,0 +1,95 @@
+"""Pages, examples and errors say how keys are made and how dpjax is installed today."""
+
+import json
+import pathlib
+import re
+import subprocess
+
+import jax
+import pytest
+
+import dpjax
+from dpjax import trees
+from dpjax.mechanisms import finite
+from dpjax.validate import UserError
+
+_ROOT = pathlib.Path(__file__).resolve().parents[2]
+# What is read by people: pages, notebooks, examples; CHANGELOG tells of the past.
+_READ = ("README.md", "CONTRIBUTING.md", "docs/", "notebooks/", "examples/", "configs/")
+_CODE = ("dpjax/", "launch/", "benchmarks/", "requirements.txt", "pyproject.toml")
+# A noise key that can be guessed.
+_GUESSED = re.compile(
+  r"(noise_key=|example_key=|\.transform\(|central\([^()]*, |add_gaussian\()"
+  r"\s*jax\.random\.(key|PRNGKey)\("
+)
+# An error that recommends one.
+_ADVISED = re.compile(r"jax\.random\.key\(\.\.\.\)")
+# Nobody can install dpjax by its name: it is on no index.
+_BY_NAME = re.compile(r"pip install[^\n`]* '?\"?dpjax(\[|\b(?!-|'s))")
+
+
+def _files(*starts: str) -> list[pathlib.Path]:
+  listed = subprocess.run(
+    ["git", "ls-files", "-co", "--exclude-standard"],
+    cwd=_ROOT,
+    capture_output=True,
+    text=True,
+    check=True,
+  ).stdout.split("\n")
+  ends = (".py", ".md", ".ipynb", ".toml", ".txt")
+  found = [name for name in listed if name.startswith(starts) and name.endswith(ends)]
+  return [_ROOT / name for name in found if (_ROOT / name).is_file()]
+
+
+def _text(file: pathlib.Path) -> str:
+  text = file.read_text()
+  if file.suffix != ".ipynb":
+    return text
+  return "\n".join("".join(cell["source"]) for cell in json.loads(text)["cells"])
+
+
+def _hits(pattern: re.Pattern[str], *starts: str) -> list[str]:
+  return [
+    f"{file.relative_to(_ROOT)}: {hit.group()}"
+    for file in _files(*starts)
+    for hit in pattern.finditer(_text(file))
+  ]
+
+
+def test_p18_no_page_takes_a_noise_key_that_can_be_guessed():
+  assert _GUESSED.search("plan.transform(jax.random.key(0))")
+  assert _GUESSED.search("federated.central(plan, jax.random.key(1))")
+  assert not _hits(_GUESSED, *_READ)
+
+
+def test_no_error_advises_a_key_of_a_seed():
+  assert _ADVISED.search("must be a typed key, jax.random.key(...)")
+  assert not _hits(_ADVISED, *_READ, *_CODE)
+
+
+def test_nothing_says_that_dpjax_is_on_an_index():
+  for wrong in ("pip install dpjax", "pip install 'dpjax[runs]'", "pip install -U dpjax"):
+    assert _BY_NAME.search(wrong)
+  assert not _BY_NAME.search("pip install -e '.[he]' in dpjax's clone")
+  assert not _hits(_BY_NAME, *_READ, *_CODE)
+
+
+@pytest.mark.parametrize("key", [0, jax.random.PRNGKey(0), None, "secret"])
+def test_what_is_no_key_is_told_of_new_key(key):
+  for check in (lambda: trees.check_key(key=key), lambda: finite.check_key(key)):
+    with pytest.raises(UserError, match=r"dpjax\.new_key\(\)") as caught:
+      check()
+    assert caught.value.field == "key"
+
+
+def test_new_key_is_a_key_for_every_door():
+  plan = dpjax.Plan(
+    sampler=dpjax.PoissonSampler(sampling_prob=0.5, capacity=8),
+    noise_multiplier=1.0,
+    l2_clip_norm=1.0,
+    normalize_by=4,
+    num_steps=4,
+    delta=1e-5,
+  )
+  for release in (False, True):
+    plan.transform(dpjax.new_key(release=release)).init({"w": jax.numpy.zeros(2)})
