@@ -1,12 +1,12 @@
-"""Single wrong characters in the core, drawn by a seed, and whether the quick tests see them.
+"""Single wrong characters in dpjax, drawn by a seed, and whether the quick tests see them.
 
     python -m tests.mutants --seed=1 --count=40 [--package=transforms] [--out=mutants.jsonl]
 
 A mutant swaps a sign, is off by one, compares with `<=` in place of `<`, or drops a term or factor.
-Each runs against `python -m pytest -x tests/PACKAGE dpjax/PACKAGE` in a clone of the last commit,
-files that name the mutated module or function first. Prints a line for each: what was changed, and
-the first line of the failure, or `survived`. Some survivors compute the same as the original: read
-them. The same seed draws the same mutants of the same sources.
+Each runs in a clone of the last commit against the quick tests of its package, its examples, and
+the tests that name its module and function; those that name most of it come first. Prints a line
+for each: what was changed, and the first line of the failure, or `survived`. Some survivors compute
+the same as the original: read them. The same seed draws the same mutants of the same sources.
 """
 
 from __future__ import annotations
@@ -26,8 +26,10 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 _ROOT = pathlib.Path(__file__).resolve().parents[1]
-PACKAGES = ("accounting", "sampling", "gradients", "noise", "transforms", "mechanisms")
-PACKAGES += ("training", "plan", "joint", "solve")
+_PARTS = [*(_ROOT / "dpjax").glob("*/__init__.py"), *(_ROOT / "dpjax").glob("[a-z]*.py")]
+PACKAGES = tuple(
+  sorted(path.parent.name if path.stem == "__init__" else path.stem for path in _PARTS)
+)
 
 
 class Mutant(NamedTuple):
@@ -120,7 +122,8 @@ def draw(seed: int, count: int, packages: tuple[str, ...] = PACKAGES) -> list[Mu
   drawn = []
   by_package = {package: mutants(package) for package in packages}
   for number in range(count):
-    found = by_package[packages[number % len(packages)]]
+    left = [package for package in packages if by_package[package]]
+    found = by_package[left[number % len(left)]]
     kind = random_.choice(sorted({mutant.kind for mutant in found}))
     mutant = random_.choice([mutant for mutant in found if mutant.kind == kind])
     found.remove(mutant)
@@ -146,18 +149,20 @@ def planted(source: str, mutant: Mutant) -> str:
 def _files(clone: pathlib.Path, mutant: Mutant) -> list[str]:
   """Test files of the package, those first that name the module and the function."""
   package = pathlib.Path(mutant.path).parts[1].removesuffix(".py")
-  folder = clone / "tests" / package
-  found = [*folder.rglob("test_*.py")] if folder.is_dir() else []
-  found += [*(clone / "tests").glob(f"test_{package}*.py")]
   module = pathlib.Path(mutant.path).stem
+  parts = {package, *pathlib.Path(mutant.path).parts[1:-1]}
 
-  def score(path: pathlib.Path) -> tuple[int, str]:
+  def hits(path: pathlib.Path) -> int:
     text = path.read_text()
-    named = path.stem == f"test_{module}"
-    hits = 4 * named + 2 * (mutant.function in text) + (module in text)
-    return -hits, str(path)
+    named = path.stem in (f"test_{module}", f"test_{package}")
+    both = mutant.function in text and module in text
+    return 4 * named + 2 * both + bool(parts & {*path.parts})
 
-  paths = [path.relative_to(clone).as_posix() for path in sorted(found, key=score)]
+  tests = {path: hits(path) for path in (clone / "tests").rglob("test_*.py")}
+  found = sorted(
+    (path for path in tests if tests[path]), key=lambda path: (-tests[path], path)
+  )
+  paths = [path.relative_to(clone).as_posix() for path in found]
   own = f"dpjax/{package}"
   return [mutant.path, *paths, own if (clone / own).is_dir() else f"{own}.py"]
 

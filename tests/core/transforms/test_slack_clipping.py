@@ -38,6 +38,12 @@ def _slack(norm, bound, slots):
   return np.array(filled)
 
 
+def test_one_slot_takes_all_that_is_left_of_the_bound():
+  np.testing.assert_allclose(
+    SlackClipping(num_slots=1).query(_summed([0.7], 1.0)), [0.3], rtol=1e-6
+  )
+
+
 def test_the_published_example():
   found = SlackClipping(num_slots=10).query(_summed([0.75], 1.0))
   wanted = [0.316227, 0.316227, 0.158114, *[0.0] * 7]
