@@ -9,8 +9,8 @@ import pytest
 from dpjax import Batch, Plan, PoissonSampler
 from dpjax.key_uses import KeyUse
 from dpjax.zoo import recipes
-from tests.refuses import refuses
 from tests.core.training import plans
+from tests.refuses import refuses
 
 # What is folded into the noise key for the keys of pairs.
 _PAIRS = KeyUse.PAIRS

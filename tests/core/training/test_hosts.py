@@ -14,14 +14,21 @@ import pytest
 from dpjax import parallel as processes
 from dpjax.gradients.device_mesh import mesh_of
 from dpjax.parallel import exchanges
+from tests.core.training import hosts_program, mesh_program
 from tests.federated import programs
 from tests.refuses import refuses
-from tests.core.training import hosts_program, mesh_program
 
 
 def _program(folder, *more):
   port = str(programs.free_port())
-  command = [sys.executable, "-m", "tests.core.training.hosts_program", port, str(folder), *more]
+  command = [
+    sys.executable,
+    "-m",
+    "tests.core.training.hosts_program",
+    port,
+    str(folder),
+    *more,
+  ]
   done = subprocess.run(command, cwd=programs.ROOT, capture_output=True, text=True)
   assert done.returncode == 0, done.stderr[-3000:]
   return [json.loads((folder / f"{index}.json").read_text()) for index in (0, 1)]

@@ -12,8 +12,8 @@ from dpjax.experiments.kinds.central import build
 from dpjax.experiments.kinds.central.config import TrainConfig
 from dpjax.experiments.run import config_names, workdir, writers
 from tests import commands
-from tests.refuses import refuses
 from tests.core.training import mesh_program
+from tests.refuses import refuses
 
 _MESHES = ("data:8", "data:4,model:2")
 
