@@ -51,7 +51,8 @@ _FIXED = [
   slow=[
     *("setting0-pld-replace_one", "setting0-rdp-replace_one", "setting1-pld-replace_one"),
     *("setting1-rdp-replace_one", "setting1-pld-add_or_remove_one"),
-    "setting2-rdp-replace_one",
+    *("setting2-rdp-replace_one", "setting2-pld-replace_one"),
+    *("setting1-rdp-add_or_remove_one", "setting0-pld-add_or_remove_one"),
   ]
 )
 @pytest.mark.parametrize("relation", ["replace_one", "add_or_remove_one"])

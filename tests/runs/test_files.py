@@ -233,7 +233,12 @@ def _every_number(meta: dict[str, Any]) -> None:
     holder[key] *= 9
 
 
-@pytest.mark.cases(slow=["_every_number-False", "_every_number-True"])
+@pytest.mark.cases(
+  slow=[
+    *("_every_number-False", "_every_number-True", "change1-False", "change2-False"),
+    *("change3-False", *(f"<lambda>{i}-False" for i in range(4))),
+  ]
+)
 @pytest.mark.parametrize("signed", [False, True])
 @pytest.mark.parametrize(
   "change",
@@ -282,7 +287,13 @@ def test_a_checkpoint_that_lacks_an_entry_is_refused(name, stopped, whole):
   assert not _goes_on(stopped, whole)
 
 
-@pytest.mark.cases(slow=[20])
+@pytest.mark.cases(
+  slow=[
+    *(f"metrics.jsonl-{content}" for content in ("[1]", "3", "NaN", r"\xff")),
+    *(f"checkpoints/5/meta/metadata-{content}" for content in ("[1]", "3", "", r"\xff")),
+    20,
+  ]
+)
 @pytest.mark.parametrize(
   "content", [b"", b"[1]", b"3", b"NaN", b"{}x", b"\xff", b"[" * 9999]
 )

@@ -217,28 +217,16 @@ def _check_plans(runs):
 
 @pytest.mark.cases(
   quick=[
-    "attack.adaptive_poisoning_mnist",
     "attack.extraction_digits",
-    "attack.fishing_cifar10",
-    "attack.leakage_scores",
     "attack.membership_cifar10",
     "attack.poisoning_digits",
     "attack.quickstart",
-    "attack.rogue_server_cifar10",
     "breast_cancer",
     "cifar10_cnn",
-    "sweeps.least_squares",
     "sweeps.mnist_algorithms",
     "sweeps.mnist_cnn",
     "sweeps.mnist_curves",
-    "sweeps.mnist_least_squares",
-    "sweeps.mnist_scatter_linear",
-    "sweeps.mnist_whitened",
     "sweeps.movie_reviews",
-    "sweeps.quickstart",
-    "sweeps.scaled_coordinates",
-    "sweeps.scatter_cnn",
-    "sweeps.secure_sum",
     "sweeps.secure_sums_mnist",
     "sweeps.small_tables",
   ],
@@ -324,7 +312,12 @@ def _played(config):
   assert found[0] == found[1] == found[2]
 
 
-@pytest.mark.cases(slow=["with_replacement-alone"])
+@pytest.mark.cases(
+  slow=[
+    *("with_replacement-alone", "poisson-levels", "poisson-dp_sgld", "poisson-per layer"),
+    *("poisson-clip schedule", "poisson-dp_adam", "poisson-a limit", "poisson-all records"),
+  ]
+)
 @pytest.mark.parametrize(("sampler", "changes"), _cells(_CENTRAL, _SAMPLERS))
 def test_a_record_more_or_less_changes_no_plan_of_any_sampler(sampler, changes):
   base = {"privacy.sampling_prob": 0.25, "privacy.epsilon": None, "num_steps": 8}
@@ -336,6 +329,12 @@ def test_a_record_more_or_less_changes_no_plan_of_any_sampler(sampler, changes):
 _FED_SAMPLERS = [*used_for("clients"), *_CORRELATED]
 
 
+@pytest.mark.cases(
+  slow=[
+    *("poisson-both", "poisson-scaffold", "poisson-mime_lite", "poisson-release"),
+    "poisson-all users",
+  ]
+)
 @pytest.mark.parametrize(("sampler", "changes"), _cells(_FED, _FED_SAMPLERS))
 def test_a_user_more_or_less_changes_no_plan_of_any_sampler(sampler, changes):
   base = {"privacy.noise_multiplier": 2.0, "privacy.epsilon": None, "num_rounds": 8}

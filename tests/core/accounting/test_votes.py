@@ -219,6 +219,13 @@ _POLLS = [
 ]
 
 
+@pytest.mark.cases(
+  slow=[
+    f"{poll}-{noise}"
+    for poll in ("1-2", "7-4")
+    for noise in ("1.0-2.0", "2.0-2.0", "4.0-4.0")
+  ]
+)
 @pytest.mark.parametrize("num_teachers, num_classes, std, order", _POLLS)
 def test_smooth_sensitivity_covers_the_published_cost_of_all_votes_of_a_poll(
   num_teachers, num_classes, std, order
