@@ -103,17 +103,6 @@ def refuse_failed(rows: Iterable[Mapping[str, Any]]) -> None:
     fail(f"{failed} of {len(rows)} runs failed: {'; '.join(failures)}", code=1)
 
 
-def report_audit(result: Mapping[str, Any]) -> None:
-  """Prints the verdict of a result's audit, if there is one. A refuted claim ends the process with
-  exit code 1."""
-  audit = result.get("audit")
-  if audit is None:
-    return
-  if audit["refuted"]:
-    fail(f"audit: {audit['verdict']}", code=1)
-  print(f"audit: {audit['verdict']}")
-
-
 def prepare_memory(configs: Iterable[Any]) -> None:
   """Makes the process keep freed memory if one of these runs trains centrally on features, such as
   those of scattering.
