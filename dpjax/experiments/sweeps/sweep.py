@@ -274,7 +274,6 @@ class Runs:
     return self.table.alarm(rows)
 
 
-@bounds.names_fields
 def run(
   named: Named | None,
   workdir: str | pathlib.Path,
