@@ -42,6 +42,29 @@ def fail(message: object, code: int = 2) -> None:
   sys.exit(code)
 
 
+def as_typed(error: UserError, typed: Iterable[str]) -> UserError:
+  """Returns an error about a field that names the flag which the user typed for it.
+
+  A field that no flag set is that of a config file, and keeps its name.
+
+  Args:
+    typed: names of the flags of the command line.
+
+  >>> error = UserError("must be > 0", field="privacy.epsilon", value=-1.0)
+  >>> print(as_typed(error, ["workdir", "config.privacy.epsilon"]))
+  --config.privacy.epsilon=-1.0: must be > 0
+  >>> print(as_typed(error, ["workdir"]))
+  privacy.epsilon=-1.0: must be > 0
+  """
+  for flag in typed:
+    for name in (flag, flag.partition(".")[2]):
+      rest = error.field.removeprefix(name)
+      # What is inside a value is of the value's flag: an item of a list, a field of a choice.
+      if name and error.field.startswith(name) and rest[:1] in ("", ".", "["):
+        return error.of(field=f"--{flag}{rest}")
+  return error
+
+
 def define_dry_run() -> None:
   """Defines --dry_run of a launcher; call it at import time, like any absl flag."""
   flags.DEFINE_bool(
@@ -101,17 +124,6 @@ def refuse_failed(rows: Iterable[Mapping[str, Any]]) -> None:
   if failures:
     failed = sum(map(len, reasons.values()))
     fail(f"{failed} of {len(rows)} runs failed: {'; '.join(failures)}", code=1)
-
-
-def report_audit(result: Mapping[str, Any]) -> None:
-  """Prints the verdict of a result's audit, if there is one. A refuted claim ends the process with
-  exit code 1."""
-  audit = result.get("audit")
-  if audit is None:
-    return
-  if audit["refuted"]:
-    fail(f"audit: {audit['verdict']}", code=1)
-  print(f"audit: {audit['verdict']}")
 
 
 def prepare_memory(configs: Iterable[Any]) -> None:
@@ -346,7 +358,8 @@ def run(main: Callable[..., None], *, words: bool = False) -> None:
       # A name that no file can have is a mistake in an argument.
       fail(error, code=2 if error.errno == errno.ENAMETOOLONG else 1)
     except UserError as error:
-      fail(error)
+      typed = [name for name in flags.FLAGS if flags.FLAGS[name].present]
+      fail(as_typed(error, sorted(typed, key=len, reverse=True)))
     # A user's own code may call sys.exit.
     except (Exception, SystemExit) as error:
       if _is_memory(error):

@@ -95,8 +95,8 @@ def get(name: str = "config", audit: bool | None = None) -> Any:
 
 
 def runs(name: str = "config", audit: bool | None = None) -> Any:
-  """Returns the run of the config that the flag names, or all its runs: an `Experiment`, or a
-  `Several`. All of them are checked.
+  """Returns the run of the config that the flag names, an `Experiment`, or all its runs. All of
+  them are checked.
 
   Args:
     audit: as of `get`.
@@ -113,9 +113,9 @@ def runs(name: str = "config", audit: bool | None = None) -> Any:
   if get_configs is None or alone:
     if alone and get_configs is None:
       raise UserError("--alone=true: would be ignored, the file has no get_configs()")
-    its = kinds.of(config)
-    if its.its_table() is None:
-      return its.whole(config)
+    table = kinds.of(config).its_table()
+    if table is None or table.alone(config) is None:
+      return kinds.experiment_of(config)
     return sweep.Runs(None, config, title=_title(module))
   named = _guarded(
     lambda: list(itertools.islice(_called(get_configs, config), rules.MOST_RUNS + 1)),
@@ -150,8 +150,9 @@ def _got(name: str, audit: bool | None) -> tuple[Any, ModuleType]:
     return None, module
   config = fields.override_all(config, texts, name=f"--{name}")
   if audit is not None:
-    texts["audit"] = _audit(config) if audit else "none"
-    config = fields.replace(config, "audit", texts["audit"])
+    path = "base.audit" if isinstance(config, sweep.Sweep) else "audit"
+    texts[path] = _audit(config) if audit else "none"
+    config = fields.replace(config, path, texts[path])
   lost = fields.lost(before, config, texts)
   if lost:
     given = ", ".join(f"{path}={text!r:.60}" for path, text in texts.items())
@@ -165,6 +166,7 @@ def _got(name: str, audit: bool | None) -> tuple[Any, ModuleType]:
 
 def _audit(config: Any) -> str:
   """Returns the name of the only kind of audit that a config has."""
+  config = config.base if isinstance(config, sweep.Sweep) else config
   choice = choices.choice_at(type(config), "audit")
   if choice is None:
     raise UserError("must be of a config with an audit", field="audit", value=True)

@@ -10,7 +10,8 @@ from typing import Any
 from absl import flags
 
 from dpjax.experiments.run import loop
-from dpjax.experiments.run.kind import KINDS, Several
+from dpjax.experiments.run.experiment import Experiment
+from dpjax.experiments.run.kind import KINDS
 from dpjax.experiments.sweeps import tuning
 from dpjax.experiments.sweeps.sweep import Runs, Sweep
 from dpjax.parallel.exchanges import is_first
@@ -57,7 +58,6 @@ def main(*words: str) -> None:
   with app.as_targeted():
     whole, workdir = config_flag.asked()
   many = peers.options() if "coordinator" in flags.FLAGS else None
-  several = isinstance(whole, Several)
   app.prepare_memory(
     [point.config for point in whole.points] if isinstance(whole, Runs) else [whole.config]
   )
@@ -65,7 +65,7 @@ def main(*words: str) -> None:
     raise UserError("--dry_run: must be without --coordinator; it plans for one process")
   if "target" in flags.FLAGS and not _given("dry_run"):
     app.refuse_given(("target",), "--dry_run")
-  if several and many is not None:
+  if isinstance(whole, Runs) and many is not None:
     raise UserError("--coordinator: must be of a config of one run, not of several")
   named = [name for name in ("only", "print_commands") if name in flags.FLAGS]
   if isinstance(whole, Runs):
@@ -74,20 +74,12 @@ def main(*words: str) -> None:
   app.refuse_given(named, "several runs")
   if _given("dry_run"):
     return print(whole.plan(workdir, app.target()))
-  if several:
-    with app.stoppable(workdir):
-      rows = whole.run(workdir)
-    return _end(whole, workdir, rows)
 
   def work() -> None:
     with app.stoppable(workdir):
       result = loop.run(whole, workdir)
     if is_first():
-      print(whole.line(result))
-      names = ("result.json", "report.png", "metrics.jsonl", "params.npz")
-      written = [name for name in names if (pathlib.Path(workdir) / name).exists()]
-      print(f"wrote {workdir}/{', '.join(written)}")
-      app.report_audit(result)
+      _end_one(whole, workdir, result)
 
   if many is None:
     return work()
@@ -96,6 +88,20 @@ def main(*words: str) -> None:
     return peers.saved(workdir, whole.step_is, owner=many.process_id == 0)
 
   return peers.run(work, many, same=whole.same(), saved=newest)
+
+
+def _end_one(run: Experiment[Any], workdir: str, result: dict[str, Any]) -> None:
+  """Prints the end of one run: its scores, its files, and what an audit found."""
+  print(run.line(result))
+  names = ("result.json", "report.png", "metrics.jsonl", "params.npz")
+  written = [name for name in names if (pathlib.Path(workdir) / name).exists()]
+  print(f"wrote {workdir}/{', '.join(written)}")
+  alarm = run.alarm(result)
+  if alarm:
+    app.fail(alarm, code=1)
+  verdict = (result.get("audit") or {}).get("verdict")
+  if verdict:
+    print(f"audit: {verdict}")
 
 
 def _name_config(file: str, *more: str) -> None:
@@ -149,7 +155,7 @@ def _sweep(runs: Runs, workdir: str) -> None:
   return _end(runs, workdir, rows)
 
 
-def _end(whole: Several[Any], workdir: str, rows: list[dict[str, Any]]) -> None:
+def _end(whole: Runs, workdir: str, rows: list[dict[str, Any]]) -> None:
   """Prints the end of several runs: their report, an alarm, and what failed."""
   if all(row["status"] != "failed" for row in rows):
     print(whole.report(workdir, rows))

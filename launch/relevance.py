@@ -2,12 +2,14 @@
 
   python -m launch.relevance --config=configs/radp/quickstart.py --workdir=runs/radp \\
     --config.method=radp_rigorous
-  python -m launch.relevance --config=configs/radp/test1_mnist.py --workdir=runs/test1
+  python -m launch.relevance --config=configs/radp/test1_mnist.py --workdir=runs/test1 \\
+    --config.seeds=[0,1,2] --config.base.num_epochs=40
 
 Every field of the config (dpjax/experiments/kinds/relevance/config.py) can be overridden by its
-dotted name, such as --config.num_seeds=3 --config.num_epochs=5 --config.epsilons=[1,2].
-A single run writes result.json, metrics.jsonl, params.npz, heat_maps.png to --workdir.
-Several runs write these under points/, and sweep.json: all runs, and what they cost together.
+dotted name, such as --config.num_epochs=5 --config.epsilon=1.
+A run writes result.json, metrics.jsonl, params.npz, heat_maps.png to --workdir.
+get_configs() of the file makes a list of runs: --only='RADP*' runs a part. They write these under
+points/, and sweep.json: all runs, and what they cost together.
 Always: report.png and .csv (test accuracy and loss by epoch) and
 claims.csv and .md: what is claimed, what is proved, what an attack shows (--audit), and
 the accuracy. checkpoints/ in a run's folder holds a digest of its data: keep it as secret as
@@ -35,6 +37,7 @@ flags.DEFINE_string(
   "figure_9", "", "Draw the noises of figure 9 into this folder, and end."
 )
 app.define_dry_run()
+shared.define_sweep()
 
 
 def draw_figure_9(folder: str) -> None:
@@ -48,7 +51,7 @@ def draw_figure_9(folder: str) -> None:
 
 
 def main() -> None:
-  """Runs the curves of the experiment that have no result yet, or draws figure 9."""
+  """Runs what has no result yet, or draws figure 9."""
   if flags.FLAGS.figure_9:
     return draw_figure_9(flags.FLAGS.figure_9)
   return shared.main()

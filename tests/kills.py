@@ -76,6 +76,8 @@ COMMANDS = {
 _TIMES = ("seconds", "took", "milliseconds", "started", "starts", "speed")
 # Digests of files with times in them.
 _DIGESTS = ("files", "files_sha256", "run_sha256")
+# Of a recipe: points between rows, which a run of more than a minute gets.
+_OF_LONG_RUNS = ("curves",)
 # Ciphertexts and shares take their randomness from the operating system: sizes and errors
 # differ, and what was computed differs by as much.
 _OF_CIPHERTEXTS = ("bytes", "error", "found", "params_sha256")
@@ -152,6 +154,8 @@ def _content(path: pathlib.Path, workdir: str, ignored: tuple[str, ...]) -> obje
     with np.load(path) as arrays:
       return dict(arrays.items())
   text = path.read_bytes()
+  if path.name.endswith(".picture.json"):
+    ignored = (*ignored, *_OF_LONG_RUNS)
   if path.suffix == ".json":
     return _timeless(json.loads(text), workdir, ignored)
   if path.suffix == ".jsonl":

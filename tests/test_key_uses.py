@@ -13,9 +13,7 @@ import pytest
 import dpjax
 from dpjax import mechanisms, noise, training
 from dpjax.data import from_arrays
-from dpjax.experiments.kinds.relevance.config import RelevanceConfig
 from dpjax.experiments.run import loop
-from dpjax.experiments.sweeps import experiment
 from dpjax.key_uses import KeyUse, key_for
 from dpjax.noise import source
 from dpjax.noise.gaussian import is_key_of_noise
@@ -204,10 +202,7 @@ _RUNS = {
 def test_no_two_uses_of_a_run_share_a_key(name, tmp_path):
   config, loaded = _RUNS[name]()
   with key_recorder.recording() as record:
-    if isinstance(config, RelevanceConfig):
-      experiment.run_all(config, tmp_path)
-    else:
-      loop.train(config, tmp_path, **({"data": loaded} if loaded else {}))
+    loop.train(config, tmp_path, **({"data": loaded} if loaded else {}))
   assert record.reused() == []
   assert record.noise_drawn_twice() == []
 

@@ -39,7 +39,7 @@ from dpjax.experiments.kinds.synthesis.config import KernelMean, SynthesisConfig
 from dpjax.experiments.plots import redraw
 from dpjax.experiments.run import loop
 from dpjax.experiments.run.kind import experiment_of
-from dpjax.experiments.sweeps import experiment, sweep
+from dpjax.experiments.sweeps import sweep
 from dpjax.serving import predictor
 
 _RESULTS = pathlib.Path(__file__).resolve().parents[1] / "results"
@@ -460,7 +460,7 @@ def runs():
     "federate": lambda folder: [loop.train(fed_config, folder)],
     "sweep": lambda folder: sweep.run(of_sweep, folder, sweep.Sweep(x=name)),
     "secure": lambda folder: sweep.run([("sum, a", secure_config)], folder),
-    "relevance": lambda folder: experiment.run_all(relevance_config, folder),
+    "relevance": lambda folder: [loop.train(relevance_config, folder)],
     "attack": lambda folder: sweep.run([("a, b", attack_config)], folder),
     "pate": lambda folder: [loop.train(pate_config, folder)],
     "synthesize": lambda folder: [loop.train(synthesis_config, folder)],

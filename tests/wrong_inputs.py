@@ -13,7 +13,8 @@
 
 A value goes the way of a launcher's override, through the check of its kind of config; files are
 read as a run reads them. Allowed are: to be accepted, or to be refused by an error of one line
-under 300 characters. wrong_inputs.csv counts both, and what was neither: another error (a traceback
+under 300 characters. wrong_inputs.csv counts both, how many refusals of a value begin with its flag
+(others name a field that does not go with it), and what was neither: another error (a traceback
 for the user), a longer line, a value that took 10 seconds of processor time or a file that took 30
 seconds. Exit code 1 where there was one.
 """
@@ -29,9 +30,12 @@ import tempfile
 import time
 
 from dpjax.experiments.config import fields
+from dpjax.experiments.run import kind as kind_lib
 from dpjax.experiments.run import report
 from dpjax.experiments.run.kind import KINDS
+from dpjax.experiments.sweeps import sweep
 from dpjax.validate import UserError
+from launch import app
 from tests import commands, wrong_commands, wrong_files
 
 _ROOT = pathlib.Path(__file__).resolve().parents[1] / "configs"
@@ -48,9 +52,13 @@ HOSTILE = (
 )  # fmt: skip
 
 
-def _checks():
-  """Launcher -> (kinds of config that it takes, what it asks of one)."""
-  return {name: (kind.config_class, kind.check) for name, kind in KINDS.items()}
+def _checked(name, config):
+  """Checks a config of a file, and all runs that the file makes of it where it is a sweep."""
+  if isinstance(config, sweep.Sweep):
+    module = importlib.import_module(name)
+    sweep.Runs(module.get_configs(config), config)
+  else:
+    kind_lib.of(config).check(config)
 
 
 def published(kind):
@@ -75,13 +83,22 @@ def text_for(value, rng):
   return rng.choice((shown[:at] + mark + shown[at:], shown[:at] + shown[at + 1 :]))
 
 
-def tried(config, check, path, text):
-  """Returns "accepted", "refused", or what was wrong with the way that it was refused."""
+def tried(config, name, path, text):
+  """Returns "accepted", "named" or "refused" (whether or not the error begins with the flag), or
+  what was wrong with the way that it was refused."""
+  flag = f"config.{path}"
+  begins = []
 
   def checked():
-    check(fields.override(config, path, text, name="--config"))
+    try:
+      _checked(name, fields.override(config, path, text, name="--config"))
+    except UserError as error:
+      error = app.as_typed(error, [flag])
+      begins.append(str(error).startswith(f"--{flag}"))
+      raise error from None
 
-  return judged(checked)
+  verdict = judged(checked)
+  return "named" if verdict == "refused" and begins == [True] else verdict
 
 
 def judged(call, slow=_SLOW, clock=time.process_time):
@@ -112,10 +129,9 @@ def judged(call, slow=_SLOW, clock=time.process_time):
 def walk(launcher, count, seed):
   """Tries so many values; returns how often each verdict came."""
   verdicts = collections.Counter()
-  if launcher not in _checks():
+  if launcher not in KINDS:
     return verdicts
-  kind, check = _checks()[launcher]
-  configs = published(kind)
+  configs = published(KINDS[launcher].config_class)
   names = sorted(configs)
   rng = random.Random(f"{seed} {launcher}")
   for number in range(count):
@@ -124,8 +140,9 @@ def walk(launcher, count, seed):
     leaves = [(leaf.path, leaf.value) for leaf in fields.leaves(config)]
     path, value = rng.choice(leaves)
     text = text_for(value, rng)
-    verdict = tried(config, check, path, text)
+    verdict = tried(config, name, path, text)
     verdicts[verdict.split(":")[0]] += 1
+    verdicts["refused"] += verdict == "named"
     if ":" in verdict:
       print(f"{launcher}: {name} --config.{path}={text!r}: {verdict}", flush=True)
   return verdicts
@@ -212,7 +229,7 @@ def main():
   parser.add_argument(
     "--commands", type=int, default=1_000, help="commands for each without a config"
   )
-  every = dict.fromkeys([*wrong_commands.SOUND, *_checks(), *wrong_files.runs()])
+  every = dict.fromkeys([*wrong_commands.SOUND, *KINDS, *wrong_files.runs()])
   parser.add_argument("--only", default=",".join(every), help="launchers, by commas")
   parser.add_argument("--out", default="", help="folder for wrong_inputs.csv")
   parser.add_argument("--seed", type=int, default=0)
@@ -226,7 +243,7 @@ def main():
     ("run folders", walk_folders, options.folders),
   )
   launchers = options.only.split(",")
-  names = ("accepted", "refused", "traceback", "long", "slow")
+  names = ("accepted", "refused", "named", "traceback", "long", "slow")
   # Commands come first: they are forked, which a backend of JAX that has started does not survive.
   for inputs, tour, count in walks:
     for launcher in launchers:
@@ -234,7 +251,8 @@ def main():
       # A launcher that reads no such input.
       if not verdicts:
         continue
-      row = {"launcher": launcher, "inputs": inputs, "tried": sum(verdicts.values())}
+      tried_now = sum(verdicts.values()) - verdicts["named"]
+      row = {"launcher": launcher, "inputs": inputs, "tried": tried_now}
       rows.append(row | {name: verdicts[name] for name in names})
       print(rows[-1], flush=True)
       if options.out:

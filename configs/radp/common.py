@@ -4,7 +4,7 @@ Chosen where the paper is silent: Adam at 1e-3; batches of 100 for RADP and No_D
 (CIFAR-10: 1000) for what perturbs gradients or batches; relu for model 1 and tanh for model 2,
 pixels / 255, clean test images, the last epoch. With 8 epochs on MNIST and 4 on the others
 ("RADP, proved" takes 20) one seed of a test took 14 to 21 minutes on one of two busy cores; an
-accelerator may take --config.num_epochs=40.
+accelerator may take --config.base.num_epochs=40.
 
 `paper` and `proof` are the settings of RADP as in the paper, and with a proof.
 
@@ -19,11 +19,14 @@ on MNIST and 13 on Fashion-MNIST.
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
 from typing import Any
 
+from dpjax.experiments.config import fields
 from dpjax.experiments.kinds.central.config import DataConfig, ModelConfig
 from dpjax.experiments.kinds.relevance.config import RelevanceAudit, RelevanceConfig
 from dpjax.experiments.kinds.relevance.methods import Radp
+from dpjax.experiments.sweeps.sweep import Sweep
 
 EPSILONS = {
   "mnist": [0.5, 1.5, 2.0],
@@ -82,36 +85,12 @@ def proof(**how: Any) -> dict[str, Any]:
   return {"method": {**method, **how}}
 
 
-def presets(dataset: str, num_epochs: int, *, without: tuple[str, ...]) -> RelevanceConfig:
-  """The readings of Algorithm 3, at the epsilon whose numbers the text states. Batches have
-  100 records, since the paper names no size. The noise of P3 to P5 depends on neither size
-  nor epochs."""
-  curves = {name: reading for name, reading in READINGS.items() if name not in without}
-  return on(
-    dataset,
-    **paper(dataset),
-    curves=curves,
-    epsilons=[LAST[dataset]],
-    batch_size=100,
-    num_epochs=num_epochs,
-    title=f"Presets: {dataset}",
-  )
-
-
-def proved(dataset: str) -> RelevanceConfig:
-  """RADP with a proof beside DP-SGD, at the paper's epsilons."""
-  title = f"With a proof: {dataset}"
-  clipped = {"name": "laplace_clipped", "clip": 0.13}
-  return on(dataset, **proof(features=clipped), curves=PROVED, title=title)
-
-
 def on(dataset: str, **fields: Any) -> RelevanceConfig:
-  """The paper's setting on one data set: nets, epsilons, epochs and attacks."""
+  """The paper's setting on one data set: nets, epochs and attacks."""
   cifar = dataset == "cifar10"
   standard: dict[str, Any] = dict(
     data=DataConfig(name=dataset),
     model=ModelConfig(name=f"radp_{dataset}"),
-    epsilons=EPSILONS[dataset],
     num_epochs=8 if dataset == "mnist" else 4,
     batch_size=1000 if cifar else 600,
     # Attacks on the noise of one record take seconds. Canaries would train everything three
@@ -121,25 +100,53 @@ def on(dataset: str, **fields: Any) -> RelevanceConfig:
   return RelevanceConfig(**{**standard, **fields})
 
 
-def differences(dataset: str, changes: dict[str, Any]) -> dict[str, Any]:
-  """The changes that a curve of a config made for MNIST needs on this data set."""
+def test(number: int, dataset: str) -> Sweep:
+  """What tests 1 to 3 of the paper start from: RADP on one data set, at the paper's epsilons."""
+  base = on(dataset, **paper(dataset))
+  return Sweep(base=base, epsilons=EPSILONS[dataset], title=f"Test {number}: {dataset}")
+
+
+def presets(dataset: str, num_epochs: int) -> Sweep:
+  """The readings of Algorithm 3, at the epsilon whose numbers the text states. Batches have
+  100 records, since the paper names no size. The noise of P3 to P5 depends on neither size
+  nor epochs."""
+  base = on(dataset, **paper(dataset), batch_size=100, num_epochs=num_epochs)
+  return Sweep(base=base, epsilons=[LAST[dataset]], title=f"Presets: {dataset}")
+
+
+def proved(dataset: str) -> Sweep:
+  """RADP with a proof, at the paper's epsilons."""
+  clipped = {"name": "laplace_clipped", "clip": 0.13}
+  base = on(dataset, **proof(features=clipped))
+  return Sweep(base=base, epsilons=EPSILONS[dataset], title=f"With a proof: {dataset}")
+
+
+def lines(
+  sweep: Sweep, changes: Mapping[str, Mapping[str, Any]]
+) -> Iterator[tuple[str, RelevanceConfig]]:
+  """Each line at each epsilon of a sweep, as its base with these changes; a line without privacy,
+  which has no epsilon, once."""
+  for name, differing in changes.items():
+    config = fields.replace_all(sweep.base, differing)
+    for epsilon in sweep.epsilons if config.is_private else ():
+      yield f"{name} @ epsilon {epsilon:g}", fields.replace(config, "epsilon", epsilon)
+    if not config.is_private:
+      yield name, config
+
+
+def everywhere(
+  base: RelevanceConfig, changes: Mapping[str, Mapping[str, Any]]
+) -> Iterator[tuple[str, RelevanceConfig]]:
+  """Each line on all three data sets, at the middle epsilon; `base` is of MNIST."""
+  for name, differing in changes.items():
+    for dataset, epsilon in MIDDLE.items():
+      every = {**_of_data(dataset, differing), "epsilon": epsilon, **differing}
+      yield f"{name} @ {dataset}", fields.replace_all(base, every)
+
+
+def _of_data(dataset: str, changes: Mapping[str, Any]) -> dict[str, Any]:
+  """The changes that a line made for MNIST needs on this data set."""
   if dataset == "mnist":
     return {}
   floor = {} if "method" in changes else {"method.floor": _floor(dataset)}
-  return {
-    "data.name": dataset,
-    "model.name": f"radp_{dataset}",
-    "epsilons": [MIDDLE[dataset]],
-    **floor,
-  }
-
-
-def everywhere(curves: dict[str, dict[str, Any]], **fields: Any) -> RelevanceConfig:
-  """Each curve on all three data sets, at the middle epsilon."""
-  spread = {
-    f"{label} @ {dataset}": {**differences(dataset, changes), **changes}
-    for label, changes in curves.items()
-    for dataset in EPSILONS
-  }
-  standard: dict[str, Any] = {"epsilons": [MIDDLE["mnist"]], **paper("mnist"), **fields}
-  return on("mnist", curves=spread, **standard)
+  return {"data.name": dataset, "model.name": f"radp_{dataset}", **floor}

@@ -11,9 +11,18 @@ paper's least over epochs 1.124): P3 1.31, P4 1.32, P3 fresh 1.35, P5 1.85, P3 l
 accuracies .534, .534, .523, .382, .346.
 """
 
+from collections.abc import Iterator
+
 from configs.radp import common
 from dpjax.experiments.kinds.relevance.config import RelevanceConfig
+from dpjax.experiments.sweeps.sweep import Sweep
 
 
-def get_config() -> RelevanceConfig:
-  return common.presets("cifar10", num_epochs=6, without=("P1", "P2"))
+def get_config() -> Sweep:
+  return common.presets("cifar10", num_epochs=6)
+
+
+def get_configs(sweep: Sweep) -> Iterator[tuple[str, RelevanceConfig]]:
+  without = ("P1", "P2")
+  readings = {name: it for name, it in common.READINGS.items() if name not in without}
+  yield from common.lines(sweep, readings)

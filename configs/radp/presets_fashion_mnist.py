@@ -11,9 +11,18 @@ Hardware: one of 2 CPU cores, 9 minutes a seed. Seen (one seed, last epoch, the 
 for RADP): P3 .838, fresh .833, P4 .823, P5 .742, low floor .711.
 """
 
+from collections.abc import Iterator
+
 from configs.radp import common
 from dpjax.experiments.kinds.relevance.config import RelevanceConfig
+from dpjax.experiments.sweeps.sweep import Sweep
 
 
-def get_config() -> RelevanceConfig:
-  return common.presets("fashion_mnist", num_epochs=6, without=("P1", "P2"))
+def get_config() -> Sweep:
+  return common.presets("fashion_mnist", num_epochs=6)
+
+
+def get_configs(sweep: Sweep) -> Iterator[tuple[str, RelevanceConfig]]:
+  without = ("P1", "P2")
+  readings = {name: it for name, it in common.READINGS.items() if name not in without}
+  yield from common.lines(sweep, readings)

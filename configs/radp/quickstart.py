@@ -18,9 +18,8 @@ def get_config() -> RelevanceConfig:
   return RelevanceConfig(
     data=DataConfig(name="digits"),
     model=ModelConfig(name="mlp", options={"features": (64,)}),
-    epsilons=[8.0],
+    epsilon=8.0,
     num_epochs=20,
     batch_size=100,
     method=Radp(learning_rate=5e-3),
-    title="RADP on digits",
   )

@@ -2,9 +2,9 @@
 epsilons.
 
   python -m launch.relevance --config=configs/radp/test3_cifar10.py \\
-    --workdir=runs/test3_cifar10 --config.num_seeds=3
+    --workdir=runs/test3_cifar10 --config.seeds=[0,1,2]
 
-More epochs: --config.num_epochs=40. The paper's numbers, the largest over epochs: at
+More epochs: --config.base.num_epochs=40. The paper's numbers, the largest over epochs: at
 epsilon 12 (panel c), losses RADP 1.124, DPSGD 1.875, DPDLIGDO 2.01, AdLM about 120 (another
 loss); no accuracy is stated. RADP and AdLM are claimed there and here; DPSGD and DPDLIGDO
 are proved here (add/remove-one, delta 1e-5). Data: prepare it first, see `python -m
@@ -15,11 +15,16 @@ epoch): losses RADP 1.49 (1.35 to 1.58), DPSGD 1.58, DPDLIGDO 1.67, AdLM 2.5: on
 the paper's order; accuracies .476, .528, .470, .100.
 """
 
+from collections.abc import Iterator
+
 from configs.radp import common
 from dpjax.experiments.kinds.relevance.config import RelevanceConfig
+from dpjax.experiments.sweeps.sweep import Sweep
 
 
-def get_config() -> RelevanceConfig:
-  return common.on(
-    "cifar10", **common.paper("cifar10"), curves=common.COMPARED, title="Test 3: cifar10"
-  )
+def get_config() -> Sweep:
+  return common.test(3, "cifar10")
+
+
+def get_configs(sweep: Sweep) -> Iterator[tuple[str, RelevanceConfig]]:
+  yield from common.lines(sweep, common.COMPARED)

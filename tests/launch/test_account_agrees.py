@@ -39,8 +39,7 @@ def _trained(sampler, prob, n, z, steps, **changes):
     epsilon=None,
     neighboring_relation=relation.get(sampler, "add_or_remove_one"),
     accountant=_FLAGS[sampler],
-    **changes,
-    sampler=sampler,
+    sampler={"name": sampler, **changes},
   )
   return make_plan(TrainConfig(privacy=privacy, num_steps=steps), n)
 

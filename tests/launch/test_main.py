@@ -2,7 +2,7 @@
 
 import pytest
 
-from dpjax.experiments.run.kind import KINDS, Several
+from dpjax.experiments.run.kind import KINDS, experiment_of
 from launch import main
 from tests import commands
 
@@ -30,7 +30,7 @@ def test_a_flag_of_one_run_is_refused_for_several(tmp_path):
   assert "--coordinator: must be of a config of one run" in line
 
 
-class _Table(Several):
+class _Table:
   def __init__(self, *rows, alarm=""):
     self.rows, self.told = rows, alarm
 
@@ -72,5 +72,5 @@ def test_several_runs_end_with_their_report_an_alarm_or_what_failed(
 def test_each_command_has_its_config_alone():
   classes = [kind.config_class for kind in KINDS.values()]
   assert len(set(classes)) == len(classes)
-  kinds = [kind for kind in KINDS.values() if kind.experiment is not None]
-  assert all(kind.whole(kind.config_class()).config is not None for kind in kinds)
+  configs = [kind.config_class() for kind in KINDS.values() if kind.experiment is not None]
+  assert all(experiment_of(config).config is config for config in configs)

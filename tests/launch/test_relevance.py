@@ -1,14 +1,13 @@
 """launch.relevance from the command line: what a user types, right and wrong."""
 
 import functools
+import importlib
 import json
 import pathlib
 
 import pytest
 
-from dpjax.experiments.kinds.relevance.config import RelevanceConfig
-from dpjax.experiments.sweeps import experiment
-from launch import config_flag
+from dpjax.experiments.sweeps import sweep
 from tests import commands
 
 _ROOT = pathlib.Path(__file__).resolve().parents[2]
@@ -70,7 +69,11 @@ def test_rigorous_mode_prints_its_proof(tmp_path):
       ["--config.method.weight_decay=0.5"],
       ["--config.method.weight_decay", "'radp' has no such field", "radp_rigorous"],
     ),
-    (["--config.noise_seed=1", "--config.method=no_dp"], ["noise_seed=1", "ignored"]),
+    (
+      ["--config.noise_seed=1", "--config.method=no_dp", "--config.epsilon=2"],
+      ["noise_seed=1", "ignored"],
+    ),
+    (["--config.epsilon=1", "--config.method=no_dp"], ["epsilon=1", "ignored"]),
   ],
 )
 def test_a_mistake_is_one_line_and_exit_code_2(tmp_path, arguments, words):
@@ -85,8 +88,28 @@ def test_a_mistake_is_one_line_and_exit_code_2(tmp_path, arguments, words):
 )
 @pytest.mark.parametrize("path", _CONFIGS, ids=lambda path: path.stem)
 def test_every_published_config_is_ready_to_run(path):
-  config = config_flag.load(str(path), RelevanceConfig)
-  runs = experiment.points(config)
-  assert runs and len({run.name for run in runs}) == len(runs)
+  module = importlib.import_module(f"configs.radp.{path.stem}")
+  config = module.get_config()
+  named = module.get_configs(config) if hasattr(module, "get_configs") else None
+  assert sweep.Runs(named, config).points  # checked
   text = path.read_text()
   assert f"--config=configs/radp/{path.name}" in text
+
+
+@pytest.mark.long
+def test_a_list_of_methods_takes_the_flags_of_a_sweep_and_its_audit(tmp_path):
+  small = (
+    "base.num_epochs=1",
+    "base.data.limit=100",
+    "seeds=[0,1]",
+    "base.audit.num_trials=20",
+  )
+  done = _launch(
+    "--config=configs/radp/table.py", "--only=[NR][oA]*DP*", "--audit", f"--workdir={tmp_path}",
+    "--config.base.audit.canary_runs=false", *(f"--config.{text}" for text in small),
+  )  # fmt: skip
+  assert done.returncode == 0, done.stderr
+  rows = json.loads((tmp_path / "sweep.json").read_text())["rows"]
+  assert {row["seed"] for row in rows} == {0, 1} and "No_DP" in {
+    row["curve"] for row in rows
+  }

@@ -11,21 +11,20 @@ import pytest
 from dpjax.experiments.kinds.central.config import DataConfig, ModelConfig
 from dpjax.experiments.kinds.relevance.config import RelevanceConfig
 from dpjax.experiments.run import loop, writers
-from dpjax.experiments.sweeps import experiment
 from dpjax.relevance import feature_shares
 from launch import app
 from tests.runs.stops import sigterm
 
 _CONFIG = RelevanceConfig(
   data=DataConfig(name="digits", limit=120),
-  model=ModelConfig(name="linear"), num_epochs=2, batch_size=40, epsilons=[4.0],
+  model=ModelConfig(name="linear"), num_epochs=2, batch_size=40, epsilon=4.0,
   noise_seed=0,
 )  # fmt: skip
 
 
 def _stopped(workdir, capsys):
   with pytest.raises(SystemExit) as end, app.stoppable(str(workdir)):
-    experiment.run_all(_CONFIG, workdir)
+    loop.train(_CONFIG, workdir)
   lines = [line for line in capsys.readouterr().err.splitlines() if "stopped" in line]
   return end.value.code, lines
 
@@ -52,9 +51,9 @@ def test_between_two_trainings_sigterm_is_one_line_and_the_same_command_goes_on(
   monkeypatch.setattr(
     loop.Running, "charge", lambda r: trained.append(r.phase.subfolder) or fit(r)
   )
-  (row,) = experiment.run_all(_CONFIG, tmp_path / "run")
+  row = loop.train(_CONFIG, tmp_path / "run")
   assert set(trained) == {"model_2"}  # model 1 was saved
-  (whole,) = experiment.run_all(_CONFIG, tmp_path / "whole")
+  whole = loop.train(_CONFIG, tmp_path / "whole")
   assert row["params_sha256"] == whole["params_sha256"]
   assert json.loads((tmp_path / "run" / writers.RESULT).read_text())["epsilon"] == 4.0
 

@@ -226,7 +226,7 @@ def test_a_wrong_y_is_refused_before_the_first_run(tmp_path):
 
 def test_an_error_of_the_base_names_its_flag(tmp_path):
   line = commands.refusal(_launch(tmp_path, "--config.base.privacy.delta=2"))
-  assert line.startswith("error: base.privacy.delta=2.0: must be in (0, 1)")
+  assert line.startswith("error: --config.base.privacy.delta=2.0: must be in (0, 1)")
 
 
 def test_a_file_of_get_configs_alone_has_no_flags(tmp_path):

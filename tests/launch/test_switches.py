@@ -1,6 +1,5 @@
 """One flag means one flag: another choice keeps what it takes, and a line names what it drops."""
 
-import dataclasses
 import json
 
 import pytest
@@ -8,14 +7,13 @@ import pytest
 from configs import mnist_cnn, quickstart
 from configs.attack import quickstart as attacks
 from configs.fed import quickstart as federation
-from configs.radp import departures_mnist, proved_mnist
+from configs.radp import departures_mnist
 from dpjax.experiments.config import fields
 from dpjax.experiments.kinds.central import build
 from dpjax.experiments.kinds.central.config import DpSgd, Sgd, TrainConfig
-from dpjax.experiments.kinds.relevance.methods import AdLm, RadpRigorous
+from dpjax.experiments.kinds.relevance.methods import AdLm
 from dpjax.experiments.run import kind as kinds
 from dpjax.experiments.run import writers
-from dpjax.experiments.sweeps import experiment
 from tests.refuses import refuses
 
 
@@ -133,28 +131,12 @@ def test_an_attack_names_the_kind_of_run_that_it_attacks():
   assert "must be 'train'" in text
 
 
-def test_curves_that_are_gone_take_along_what_only_they_read():
-  config, lost = _command(proved_mnist.get_config(), curves="{}")
-  kinds.of(config).check(config)
-  assert isinstance(config.method, RadpRigorous) and lost == []
-
-
 def test_another_method_of_relevance_has_only_what_it_reads():
-  file = departures_mnist.get_config()
+  file = departures_mnist.get_config().base
   file = fields.replace(file, "method.mechanism", {"name": "gaussian", "delta": 1e-4})
-  config, lost = _command(file, method="adlm", curves="{}")
+  config, lost = _command(file, method="adlm")
   kinds.of(config).check(config)
   assert config.method == AdLm(relevance_records=10_000)
   assert lost == ["method.mechanism", "method.mechanism.delta", "method.floor"]
   text = _refused("config.method.floor", file, method="adlm", **{"method.floor": "0.1"})
   assert "'adlm' has no such field" in text and "radp" in text
-
-
-def test_curves_of_other_methods_leave_no_reader_of_a_setting():
-  config = departures_mnist.get_config()
-  curves = {name: {"method": name} for name in ("adlm", "ilm")}
-  with refuses("method.floor"):
-    experiment.points(dataclasses.replace(config, curves=curves))
-  config, lost = _command(config, curves=repr(curves))
-  assert "method.floor" in lost and "method.relevance_records" not in lost
-  assert len(experiment.points(config)) == 2

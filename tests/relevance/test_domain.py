@@ -11,11 +11,11 @@ from dpjax import auditing, data, relevance
 from dpjax.auditing.scores import Scores
 from dpjax.experiments.kinds.relevance import audit as relevance_audit
 from dpjax.experiments.kinds.relevance import config as relevance_config
+from dpjax.experiments.kinds.relevance import table
 from dpjax.experiments.kinds.relevance.config import RelevanceAudit, RelevanceConfig
 from dpjax.experiments.kinds.relevance.methods import RadpRigorous, TrainedOnPublic
 from dpjax.experiments.plots import redraw
 from dpjax.experiments.run import guarantee
-from dpjax.experiments.sweeps import claims, panels
 from dpjax.relevance import record_noise, rigorous
 from dpjax.relevance.inputs import Inputs
 from dpjax.relevance.settings import FEATURES, Rigorous, Training
@@ -144,9 +144,9 @@ def test_public_labels_are_named_wherever_the_epsilon_is_printed():
   }  # fmt: skip
   line = guarantee.summary(result)
   assert "features only, label public" in line and "per example's features" in line
-  assert "features only, label public" in claims.markdown(claims.rows_of([result]))
+  assert "features only, label public" in table.markdown(table.rows_of([result]))
   row = result | {"epoch": 1.0, "test_loss": 1.0, "epsilon_kind": "proved"}
-  figure = redraw.draw([row], panels.recipe(""))
+  figure = redraw.draw([row], table.recipe(""))
   assert "replace one example's features (features only, label public)" in (
     figure.axes[0].get_title(loc="left")
   )
@@ -246,4 +246,4 @@ def test_a_local_release_that_breaks_its_promise_is_refuted_under_the_shuffler()
     "epsilon": 1.0, "epsilon_kind": "proved", "epsilon_audited_lower": 0.0,
     "audit": {"refuted": True},
   }  # fmt: skip
-  assert claims.verdict([result]) == "PROOF REFUTED"
+  assert table.verdict([result]) == "PROOF REFUTED"

@@ -108,7 +108,7 @@ def relevance(**changes):
     model=ModelConfig(name="mlp", options={"features": (8,)}),
     num_epochs=1,
     batch_size=50,
-    epsilons=[2.0],
+    epsilon=2.0,
   )
   return dataclasses.replace(base, **changes), None
 

@@ -57,7 +57,7 @@ def _federated(**more: Any) -> Any:
 def _relevance(**more: Any) -> Any:
   base = RelevanceConfig(
     data=DataConfig(name="digits", limit=120),
-    model=ModelConfig(name="linear"), num_epochs=3, batch_size=40, epsilons=[4.0],
+    model=ModelConfig(name="linear"), num_epochs=3, batch_size=40, epsilon=4.0,
     noise_seed=0,
   )  # fmt: skip
   return dataclasses.replace(base, **more)

@@ -34,7 +34,6 @@ from dpjax.experiments.kinds.relevance import build as relevance_build
 from dpjax.experiments.kinds.relevance.config import RelevanceConfig
 from dpjax.experiments.kinds.relevance.methods import NoisyGradients, RadpRigorous
 from dpjax.experiments.run import loop, run_keys
-from dpjax.experiments.sweeps import experiment
 from dpjax.experiments.sweeps.sweep import Sweep
 from dpjax.relevance import gradient_methods
 from dpjax.sampling.registry import used_for
@@ -55,18 +54,13 @@ _PUBLISHED = {
 
 
 def _runs_of(name):
-  """The runs of a published file: the first of each line of a sweep, or of curves."""
+  """The runs of a published file: the first of each line of a sweep."""
   config = _PUBLISHED[name]
   if isinstance(config, Sweep):
     return published_runs.first_of_lines(name)
   if isinstance(config, AttackConfig):
     return [published_runs.first_of_lines(name)[0].target]
-  if not isinstance(config, RelevanceConfig):
-    return [config]
-  lines = {}
-  for point in experiment.points(config):
-    lines.setdefault(point.facts["variant"].split(" @ ")[0], point.config)
-  return list(lines.values())
+  return [config]
 
 
 # --- data of zeros, of any size, that take no memory

@@ -1,4 +1,4 @@
-"""Experiments of relevance: points, files, pictures, the table, and the attacks."""
+"""Runs of relevance: configs, files, pictures, the table, and the attacks."""
 
 import dataclasses
 import json
@@ -8,16 +8,18 @@ import numpy as np
 import pytest
 
 from dpjax import auditing, relevance
-from dpjax.experiments.config.fields import name_of
+from dpjax.experiments.config import fields
 from dpjax.experiments.kinds.central.config import DataConfig, ModelConfig
 from dpjax.experiments.kinds.relevance import audit as relevance_audit
+from dpjax.experiments.kinds.relevance import table
 from dpjax.experiments.kinds.relevance.config import RelevanceAudit, RelevanceConfig
-from dpjax.experiments.run import checkpoint, guarantee, writers
+from dpjax.experiments.plots import csv_tables, redraw
+from dpjax.experiments.run import checkpoint, guarantee, loop, run_keys, writers
 from dpjax.experiments.run import workdir as owner
 from dpjax.experiments.run.kind import experiment_of
-from dpjax.experiments.sweeps import claims, experiment
+from dpjax.experiments.sweeps import sweep
 from dpjax.noise import source
-from dpjax.relevance import Rigorous, pipeline, rigorous
+from dpjax.relevance import Rigorous, rigorous
 from dpjax.relevance.inputs import Outcome, RecordNoise
 from dpjax.relevance.privacy import Privacy
 from dpjax.validate import UserError
@@ -36,27 +38,16 @@ def _config(**fields):
     model=ModelConfig(name="mlp", options={"features": (8,)}),
     num_epochs=2,
     batch_size=50,
-    epsilons=[2.0],
+    epsilon=2.0,
   )
   return RelevanceConfig(**{**standard, **fields})
 
 
+def _run(named, folder, **how):
+  return sweep.run(named.items(), folder, sweep.Sweep(**how) if how else None)
+
+
 # --- configs
-
-
-def test_points_are_curves_by_epsilons_by_seeds():
-  config = _config(
-    curves={"A": {"method": "dpsgd"}, "B @ x": {"method.preset": "P5", "epsilons": [7.0]}},
-    epsilons=[1.0, 2.0], num_seeds=2, seed=3,
-  )  # fmt: skip
-  found = experiment.points(config)
-  of_one_seed = ["a-eps1", "a-eps2", "b-x-eps7"]
-  assert [p.name for p in found] == [f"{p}-seed{s}" for s in (3, 4) for p in of_one_seed]
-  assert (
-    found[-1].facts["variant"] == "B @ x"
-    and name_of(found[-1].config.method, "preset") == "P5"
-  )
-  assert found[0].config.curves == {} and found[0].config.num_seeds == 1
 
 
 @pytest.mark.parametrize(
@@ -64,23 +55,15 @@ def test_points_are_curves_by_epsilons_by_seeds():
   [
     ({"method": "radpp"}, "did you mean 'radp'"),
     ({"method": {"name": "radp", "preset": "P9"}}, "method.preset='P9'"),
-    ({"epsilons": []}, "at least one epsilon"),
-    ({"num_seeds": 10**6}, "num_seeds=1000000: must be an integer in"),
-    (
-      {"num_seeds": 10**5, "epsilons": [1.0, 2.0]},
-      "has 200000 runs; must be at most 100000",
-    ),
     ({"num_epochs": 10**9}, "num_epochs="),
-    ({"epsilons": [-1.0]}, "epsilons[0]=-1.0"),
-    ({"curves": {"A": {"method.presett": "P1"}}}, "config.curves['A'].method.presett"),
-    ({"curves": {"a": {}, "A": {}}}, "same name"),
+    ({"epsilon": -1.0}, "epsilon=-1.0"),
     ({"data": DataConfig(center=True)}, "data.center=True"),
     ({"model": ModelConfig(name="scatter_linear")}, "must take images as they are"),
   ],
 )
 def test_a_wrong_config_is_one_line_before_anything_runs(fields, words):
   with pytest.raises(UserError) as error:
-    experiment.points(_config(**fields))
+    experiment_of(_config(**fields)).check()
   assert words in str(error.value) and "\n" not in str(error.value)
 
 
@@ -96,7 +79,7 @@ def test_noise_comes_from_a_seed_only_where_it_is_said():
 
 @pytest.mark.slow
 def test_a_proof_with_a_noise_seed_is_a_claim(tmp_path):
-  (result,) = experiment.run_all(_config(method=_PROVED, noise_seed=1), tmp_path)
+  result = loop.train(_config(method=_PROVED, noise_seed=1), tmp_path)
   assert result["epsilon_kind"] == "claimed" and result["proved_epsilon"] is None
   assert guarantee.REPEATED in result["failed_assumptions"]
 
@@ -107,7 +90,7 @@ def test_a_proof_with_a_noise_seed_is_a_claim(tmp_path):
 @pytest.mark.long
 def test_a_claimed_run_writes_what_the_contract_wants(tmp_path):
   config = _config(audit=RelevanceAudit(200, canary_runs=False))
-  (result,) = experiment.run_all(config, tmp_path / "run")
+  result = loop.train(config, tmp_path / "run")
   assert set(writers.RESULT_KEYS) <= set(result)
   assert result["epsilon_kind"] == "claimed" and result["epsilon"] == 2.0
   assert result["proved_epsilon"] is None and result["claimed_epsilon_thm7"] > 2.0
@@ -121,33 +104,32 @@ def test_a_claimed_run_writes_what_the_contract_wants(tmp_path):
   assert "neighbors, Delta R, data-dependent noise" in table
   assert guarantee.named(result["failed_assumptions"]) in table
   before = (tmp_path / "run" / "params.npz").stat().st_mtime_ns
-  assert experiment.run_all(config, tmp_path / "run") == [writers.plain(result)]
+  assert loop.train(config, tmp_path / "run") == writers.plain(result)
   assert (tmp_path / "run" / "params.npz").stat().st_mtime_ns == before
   with refuses("workdir"):
-    experiment.run_all(_config(epsilons=[3.0]), tmp_path / "run")
+    loop.train(_config(epsilon=3.0), tmp_path / "run")
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("method", ["no_dp", "radp"])
 def test_a_run_that_diverges_is_a_row_like_any_other(tmp_path, method):
-  config = _config(method={"name": method, "learning_rate": 1e37}, num_seeds=2, audit=None)
-  first = experiment.run_all(config, tmp_path)
+  config = _config(method={"name": method, "learning_rate": 1e37})
+  first = _run({method: config}, tmp_path, seeds=[0, 1])
   assert not np.isfinite(writers.number(first[0]["test_loss"]))
-  assert experiment.run_all(config, tmp_path) == [writers.plain(row) for row in first]
+  again = _run({method: config}, tmp_path, seeds=[0, 1])
+  assert again == [writers.plain(row) for row in first]
   assert len((tmp_path / "claims.csv").read_text().splitlines()) == 2
   assert (tmp_path / "report.png").read_bytes().startswith(_PNG)
 
 
 @pytest.mark.long
 def test_a_grid_of_methods_and_modes_writes_one_table(tmp_path):
-  config = _config(
-    curves={
-      "RADP": {},
-      "RADP, proved": {"method": _PROVED},
-      "No_DP": {"method": "no_dp"},
-    }
-  )
-  results = experiment.run_all(config, tmp_path)
+  named = {
+    "RADP": _config(),
+    "RADP, proved": _config(method=_PROVED),
+    "No_DP": _config(method="no_dp"),
+  }
+  results = _run(named, tmp_path)
   assert [r["epsilon_kind"] for r in results] == ["claimed", "proved", "none"]
   assert results[1]["proved_epsilon"] == pytest.approx(2.0)
   lines = (tmp_path / "claims.csv").read_text().splitlines()
@@ -155,7 +137,7 @@ def test_a_grid_of_methods_and_modes_writes_one_table(tmp_path):
   assert len((tmp_path / "report.csv").read_text().splitlines()) == 1 + 3 * 2
   saved = json.loads((tmp_path / "sweep.json").read_text())
   assert saved["rows"] == results and saved["all_runs_together"]["epsilon"] is None
-  maps = np.load(tmp_path / "points" / "radp-proved-eps2-seed0" / "maps.npz")
+  maps = np.load(tmp_path / "points" / "radp-proved" / "maps.npz")
   assert list(maps) == ["beta"]  # the relevance itself is not private
 
 
@@ -164,7 +146,7 @@ def test_a_folder_where_another_process_works_is_left_alone(tmp_path):
   owner.claim(tmp_path / "run", config)
   busy = writers.alone_in(tmp_path / "run", checkpoint.FOLDER)
   with busy, refuses("workdir"):
-    experiment.run_all(config, tmp_path / "run")
+    loop.train(config, tmp_path / "run")
   assert {p.name for p in (tmp_path / "run").iterdir()} == {
     "config.json",
     checkpoint.FOLDER,
@@ -174,39 +156,51 @@ def test_a_folder_where_another_process_works_is_left_alone(tmp_path):
 def test_data_that_are_not_there_do_not_claim_the_folder(tmp_path):
   wrong = _config(data=DataConfig(name="dgits"))
   with refuses("data.name"):
-    experiment.run_all(wrong, tmp_path / "run")
+    loop.train(wrong, tmp_path / "run")
   assert not (tmp_path / "run").exists()
 
 
 @pytest.mark.long
 def test_a_run_that_is_refused_is_a_row_and_the_others_go_on(tmp_path):
-  curves = {"a": {}, "b": {"data.name": "dgits"}}
-  config = _config(method="no_dp", curves=curves)
-  good, bad = experiment.run_all(config, tmp_path)
+  named = {"a": _config(method="no_dp")}
+  named["b"] = fields.replace(named["a"], "data.name", "dgits")
+  good, bad = _run(named, tmp_path)
   assert (good["status"], bad["status"]) == ("done", "failed")
   assert "did you mean 'digits'" in bad["error"]
   assert "| a | digits |" in (tmp_path / "claims.md").read_text()
-  mended = dataclasses.replace(config, curves={"a": {}, "b": {"activation": "relu"}})
-  results = experiment.run_all(mended, tmp_path)
+  named["b"] = _config(method="no_dp", activation="relu")
+  results = _run(named, tmp_path)
   assert [row["status"] for row in results] == ["done"] * 2
   assert results[0]["params_sha256"] == good["params_sha256"]
 
 
 @pytest.mark.long
-def test_the_folder_of_a_single_run_takes_no_experiment(tmp_path):
-  experiment.run_all(_config(method="no_dp"), tmp_path)
+def test_the_folder_of_a_single_run_takes_no_sweep(tmp_path):
+  loop.train(_config(method="no_dp"), tmp_path)
   before = sorted(path.name for path in tmp_path.iterdir())
   with refuses("workdir"):
-    experiment.run_all(_config(method="no_dp", num_seeds=2), tmp_path)
+    _run({"a": _config(method="no_dp")}, tmp_path)
   assert sorted(path.name for path in tmp_path.iterdir()) == before
+
+
+@pytest.mark.slow
+def test_what_follows_the_result_is_done_when_the_run_is_found_again(tmp_path):
+  """A run may be killed right after its result: its keys go and its report comes then."""
+  result = loop.train(_config(method="radp"), tmp_path)
+  held = owner.remembered(tmp_path)
+  keys = run_keys.to_json(run_keys.drawn(0))
+  owner.remember(tmp_path, held | {"keys": keys}, before=held)
+  for name in ("report.png", "claims.md"):
+    (tmp_path / name).unlink()
+  assert loop.train(_config(method="radp"), tmp_path) == writers.plain(result)
+  assert owner.remembered(tmp_path) == held
+  assert (tmp_path / "report.png").exists() and (tmp_path / "claims.md").exists()
 
 
 @pytest.mark.parametrize(
   ("change", "field"),
   [
-    ({"epsilons": [1.0, 2.0]}, "epsilons"),
-    ({"num_seeds": 2}, "num_seeds"),
-    ({"title": "mine"}, "title"),
+    ({"method": "no_dp", "epsilon": 1.0}, "epsilon"),
     (
       {"method": {"name": "radp_rigorous", "shuffle": False, "delta": 1e-3}},
       "method.delta",
@@ -218,55 +212,50 @@ def test_the_folder_of_a_single_run_takes_no_experiment(tmp_path):
     ),
   ],
 )
-def test_a_single_run_refuses_what_only_an_experiment_reads(change, field):
+def test_a_run_refuses_what_its_method_does_not_read(change, field):
   with refuses(field):
     experiment_of(_config(**change)).check()
 
 
 @pytest.mark.long
-def test_an_experiment_may_get_more_seeds_in_its_folder(tmp_path):
-  config = _config(method="no_dp", curves={"a": {}, "b": {"activation": "relu"}})
-  first = experiment.run_all(config, tmp_path)
-  params = tmp_path / "points" / "a-eps2-seed0" / "params.npz"
+def test_a_list_may_get_more_seeds_in_its_folder(tmp_path):
+  named = {name: _config(method="no_dp", activation=name) for name in ("relu", "tanh")}
+  first = _run(named, tmp_path, seeds=[0])
+  params = tmp_path / "points" / "relu_seed=0" / "params.npz"
   before = params.stat().st_mtime_ns
-  more = dataclasses.replace(config, num_seeds=2)
-  results = experiment.run_all(more, tmp_path)
+  results = _run(named, tmp_path, seeds=[0, 1])
   assert len(results) == 4 and params.stat().st_mtime_ns == before
-  assert [r["params_sha256"] for r in results[:2]] == [r["params_sha256"] for r in first]
+  assert [r["params_sha256"] for r in results[::2]] == [r["params_sha256"] for r in first]
   text = (tmp_path / "sweep.json").read_text()
-  assert json.loads(text)["config"]["num_seeds"] == 2
+  assert json.loads(text)["config"]["seeds"] == [0, 1]
+  more = {name: dataclasses.replace(config, num_epochs=9) for name, config in named.items()}
   with refuses("workdir"):
-    experiment.run_all(dataclasses.replace(more, num_seeds=3, num_epochs=9), tmp_path)
+    _run(more, tmp_path, seeds=[0, 1, 2])
   assert (tmp_path / "sweep.json").read_text() == text
-  assert experiment.run_all(config, tmp_path) == results[:2]  # fewer, and none runs again
+  assert _run(named, tmp_path, seeds=[0]) == results[::2]  # fewer, and none runs again
   assert params.stat().st_mtime_ns == before
 
 
 @pytest.mark.long
 def test_without_canaries_only_noisy_inputs_are_attacked(tmp_path):
-  config = _config(
-    curves={"P5": {"method.preset": "P5"}, "DPSGD": {"method": "dpsgd"}},
-    audit=RelevanceAudit(50, canary_runs=False),
-  )
-  shared, clipped = experiment.run_all(config, tmp_path)
+  base = _config(audit=RelevanceAudit(50, canary_runs=False))
+  changes = {"P5": ("method.preset", "P5"), "DPSGD": ("method", "dpsgd")}
+  named = {name: fields.replace(base, *change) for name, change in changes.items()}
+  shared, clipped = _run(named, tmp_path)
   assert shared["audit"]["strongest"] == "U2"
   assert "audit" not in clipped and "epsilon_audited_lower" not in clipped
   assert "not audited" in (tmp_path / "claims.md").read_text()
 
 
 @pytest.mark.long
-def test_without_privacy_one_run_serves_every_epsilon(tmp_path, monkeypatch):
-  made = []
-  story = pipeline.story
-  monkeypatch.setattr(pipeline, "story", lambda *a: made.append(a[0]) or story(*a))
-  config = _config(method="no_dp", epsilons=[1.0, 2.0], num_seeds=2)
-  results = experiment.run_all(config, tmp_path)
-  assert made == ["no_dp"] * 2  # one for each seed
-  assert [r["epsilon_target"] for r in results] == [1.0, 2.0] * 2
-  assert results[0]["params_sha256"] == results[1]["params_sha256"]
-  assert results[0]["params_sha256"] != results[2]["params_sha256"]
-  assert results[1]["copied_from"] == "no-dp-eps1-seed0"
-  assert len((tmp_path / "report.csv").read_text().splitlines()) == 1 + 4 * 2
+def test_a_run_without_privacy_has_no_epsilon_and_is_drawn_beside_each(tmp_path):
+  named = {f"DPSGD @ {x}": _config(method="dpsgd", epsilon=x) for x in (1.0, 2.0)}
+  results = _run(named | {"No_DP": _config(method="no_dp")}, tmp_path)
+  assert [row["epsilon_target"] for row in results] == [1.0, 2.0, None]
+  assert [row["curve"] for row in results] == ["DPSGD", "DPSGD", "No_DP"]
+  rows = csv_tables.read(tmp_path / "report.csv").rows
+  axes = redraw.draw(rows, table.recipe("")).axes
+  assert [len(panel.get_lines()) for panel in axes] == [2] * 4  # two scores, two epsilons
 
 
 # --- the table
@@ -274,10 +263,10 @@ def test_without_privacy_one_run_serves_every_epsilon(tmp_path, monkeypatch):
 
 def test_a_proof_is_refuted_by_a_larger_bound_only():
   row = {"epsilon": 1.0, "epsilon_kind": "proved", "epsilon_audited_lower": 0.9}
-  assert claims.verdict([row]) == "not refuted"
-  assert claims.verdict([row | {"epsilon_audited_lower": 1.1}]) == "PROOF REFUTED"
-  assert claims.verdict([row | {"epsilon": None}]) == "no epsilon is stated"
-  assert claims.verdict([{"epsilon": 1.0}]) == "not audited"
+  assert table.verdict([row]) == "not refuted"
+  assert table.verdict([row | {"epsilon_audited_lower": 1.1}]) == "PROOF REFUTED"
+  assert table.verdict([row | {"epsilon": None}]) == "no epsilon is stated"
+  assert table.verdict([{"epsilon": 1.0}]) == "not audited"
 
 
 # --- attacks
@@ -362,13 +351,13 @@ def test_u3_raw_labels_are_found_and_randomised_ones_are_not(tmp_path):
   response the bound stays below the proof."""
   audit = RelevanceAudit(100, 100)
   raw = _config(
-    epsilons=[2000.0], num_epochs=60, audit=audit,
+    epsilon=2000.0, num_epochs=60, audit=audit,
     model=ModelConfig(name="mlp", options={"features": (64,)}), activation="relu",
     method={"name": "radp", "preset": "P3", "learning_rate": 0.02},
   )  # fmt: skip
-  (result,) = experiment.run_all(raw, tmp_path / "raw")
+  result = loop.train(raw, tmp_path / "raw")
   assert result["audit"]["bounds"]["U3"]["epsilon_lower"] > 0.5
   method = {**_PROVED, "learning_rate": 0.02}
-  proved = dataclasses.replace(raw, method=method, epsilons=[0.5])
-  (result,) = experiment.run_all(proved, tmp_path / "proved")
+  proved = dataclasses.replace(raw, method=method, epsilon=0.5)
+  result = loop.train(proved, tmp_path / "proved")
   assert result["epsilon_audited_lower"] <= 0.5

@@ -200,7 +200,7 @@ def test_p42_public_data_of_a_relevance_run_are_among_what_its_weights_know(tmp_
       "name": "radp_rigorous", "pool": 1, "shuffle": False,
       "model1": {"name": "public", "public_data": own},
     },
-    epsilons=[8.0], num_epochs=1, batch_size=25,
+    epsilon=8.0, num_epochs=1, batch_size=25,
   )  # fmt: skip
   result = loop.train(config, tmp_path / "first")
   assert result["epsilon_kind"] == "claimed" and result["pretrained_on"] == [own]

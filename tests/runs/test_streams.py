@@ -31,7 +31,7 @@ from dpjax.experiments.kinds.synthesis.config import SynthesisConfig
 from dpjax.experiments.run import checkpoint, config_names, loop, run_keys
 from dpjax.experiments.run import workdir as owner
 from dpjax.experiments.run.kind import experiment_of
-from dpjax.experiments.sweeps import experiment, sweep
+from dpjax.experiments.sweeps import sweep
 from dpjax.noise import source
 from dpjax.noise.gaussian import key_id
 from dpjax.validate import UserError
@@ -66,7 +66,7 @@ def _federated(**overrides):
 def _relevance(**overrides):
   base = RelevanceConfig(
     data=DataConfig(name="mine.npz", num_examples=_ROWS), model=ModelConfig(name="linear"),
-    method="dpsgd", num_epochs=1, batch_size=40, epsilons=[4.0],
+    method="dpsgd", num_epochs=1, batch_size=40, epsilon=4.0,
   )  # fmt: skip
   return fields.replace_all(base, overrides)
 
@@ -74,7 +74,7 @@ def _relevance(**overrides):
 _KINDS = {
   "central": (_central, loop.train, build),
   "federated": (_federated, loop.train, federate_build),
-  "relevance": (_relevance, experiment.run_all, relevance_build),
+  "relevance": (_relevance, loop.train, relevance_build),
 }
 
 
@@ -372,38 +372,21 @@ def test_a_run_whose_keys_are_gone_is_not_gone_on_with(kind, tmp_path, monkeypat
   assert "\n" not in str(caught.value)
 
 
-@pytest.mark.slow
-def test_an_experiment_whose_keys_are_gone_gets_no_more_points(tmp_path):
-  _write(tmp_path)
-  config = _relevance(curves={"a": {}, "b": {"num_epochs": 2}})
-  _run("relevance", config, tmp_path / "run", tmp_path)
-  for path in (tmp_path / "run").rglob("run.json"):
-    path.unlink()
-  _run("relevance", config, tmp_path / "run", tmp_path)  # nothing is left to run
-  with pytest.raises(UserError, match="are gone"):
-    _run("relevance", dataclasses.replace(config, num_seeds=2), tmp_path / "run", tmp_path)
+_VARIED = {
+  "central": ("privacy.noise_multiplier", (2.0, 3.0), {"privacy.noise_multiplier": None}),
+  "relevance": ("epsilon", (4.0, 5.0), {}),
+}
 
 
 @pytest.mark.long
-def test_points_on_changed_data_do_not_join_an_experiment(tmp_path):
-  _write(tmp_path)
-  config = _relevance(curves={"a": {}, "b": {"num_epochs": 2}})
-  _run("relevance", config, tmp_path / "run", tmp_path)
-  _write(tmp_path, **_changes()["one label"])
-  more = dataclasses.replace(config, num_seeds=2)
-  with refuses("data.name"):
-    _run("relevance", more, tmp_path / "run", tmp_path)
-  assert not list((tmp_path / "run" / "points").glob("*seed1"))
-
-
-@pytest.mark.long
-def test_a_sweep_on_changed_data_does_not_keep_what_it_had(tmp_path):
+@pytest.mark.parametrize("kind", _VARIED)
+def test_a_sweep_on_changed_data_does_not_keep_what_it_had(kind, tmp_path):
   """Else one curve would be of two data sets, and say so nowhere."""
   _write(tmp_path)
-  base = _central(**{"data.data_dir": str(tmp_path), "privacy.noise_multiplier": None})
-  name = "privacy.noise_multiplier"
-  named = [(str(noise), fields.replace(base, name, noise)) for noise in (2.0, 3.0)]
-  config = sweep.Sweep(x=name)
+  name, values, changes = _VARIED[kind]
+  base = _KINDS[kind][0](**{"data.data_dir": str(tmp_path), **changes})
+  named = [(str(value), fields.replace(base, name, value)) for value in values]
+  config = sweep.Sweep(x=name) if kind == "central" else None
   rows = sweep.run(named, tmp_path / "sweep", config)
   assert [row["status"] for row in rows] == ["done", "done"]
   again = sweep.run(named, tmp_path / "sweep", config)

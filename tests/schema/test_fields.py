@@ -335,7 +335,7 @@ _OTHERS = {
     "max_steps": "method.num_steps", "secure_mode": "release",
   },
   RelevanceConfig: {
-    "target_epsilon": "epsilons", "target_delta": "method.delta", "epochs": "num_epochs",
+    "target_epsilon": "epsilon", "target_delta": "method.delta", "epochs": "num_epochs",
     "max_grad_norm": "method.l2_clip_norm", "lr": "method.learning_rate",
   },
   AttackConfig: {

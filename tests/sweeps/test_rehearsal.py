@@ -10,10 +10,12 @@ from dpjax import data
 from dpjax.experiments.config import fields
 from dpjax.experiments.kinds.central import build
 from dpjax.experiments.kinds.central.config import TrainConfig
+from dpjax.experiments.kinds.relevance import build as relevance_build
 from dpjax.experiments.kinds.relevance.config import RelevanceConfig
 from dpjax.experiments.run import dry_run, loop
+from dpjax.experiments.run.kind import experiment_of
 from dpjax.experiments.sweeps import rehearsal
-from dpjax.experiments.sweeps.sweep import Selection
+from dpjax.experiments.sweeps.sweep import Runs, Selection
 from dpjax.validate import UserError
 from tests import commands
 from tests.refuses import refuses
@@ -79,31 +81,36 @@ def test_the_plan_of_a_selection_is_what_the_choice_costs(monkeypatch, tmp_path)
   assert "The choice of the best of a random number of runs is charged" in plan["privacy"]
 
 
-def test_the_plan_of_an_experiment_trains_on_zeros(monkeypatch, tmp_path):
-  seen, real = [], rehearsal.of_relevance.pipeline.story
+def test_the_plan_of_a_run_of_relevance_trains_on_zeros(monkeypatch, tmp_path):
+  seen, real = [], relevance_build.pipeline.story
 
   def spy(method, mode, job):
     seen.append((job.train.x.any(), len(job.train)))
     return real(method, mode, job)
 
-  monkeypatch.setattr(rehearsal.of_relevance.pipeline, "story", spy)
+  monkeypatch.setattr(relevance_build.pipeline, "story", spy)
   small = {"method": "no_dp", "num_epochs": 2, "model.options": {"features": (4,)}}
-  config = fields.replace_all(radp.get_config(), small)
-  plan = _lines(rehearsal.report_relevance(config, tmp_path / "new"))
+  config = fields.replace_all(fields.replace(radp.get_config(), "epsilon", 2.0), small)
+  plan = _lines(experiment_of(config).plan(tmp_path / "new"))
   assert seen == [(False, 1437)] and list(tmp_path.iterdir()) == []
-  assert plan["no-dp-eps8-seed0"].startswith("not private, 28 steps, about ")
+  assert (plan["privacy"], plan["steps"]) == ("not private", "28")
+  assert plan["workdir"].endswith(": new")
   with refuses("data.limit", value=99999):
-    rehearsal.report_relevance(fields.replace(config, "data.limit", 99999), tmp_path)
+    experiment_of(fields.replace(config, "data.limit", 99999)).plan(tmp_path)
+  named = [(name, fields.replace(config, "activation", name)) for name in ("relu", "tanh")]
+  several = _lines(rehearsal.report(Runs(named), tmp_path / "new"))
+  assert several["runs"].startswith("2, ")
+  assert several["relu"].startswith("not private, 28 steps, about ")
 
 
 @pytest.mark.long
-def test_public_data_of_an_experiment_are_not_taken_for_the_private_ones(tmp_path):
+def test_public_data_of_a_run_are_not_taken_for_the_private_ones(tmp_path):
   """Both are zeros in a rehearsal; where one holds records of the other the plan says so."""
   train, test = data.load("digits")
   config = fields.replace_all(
     RelevanceConfig(method="radp_rigorous", num_epochs=1, batch_size=100),
     {
-      "model.options": {"features": (4,)}, "data.limit": 200, "epsilons": [8.0],
+      "model.options": {"features": (4,)}, "data.limit": 200, "epsilon": 8.0,
       "method.model1": "public", "method.pool": 1, "method.shuffle": False,
       "method.model1.public_data": str(tmp_path / "other.npz"),
     },
@@ -113,10 +120,10 @@ def test_public_data_of_an_experiment_are_not_taken_for_the_private_ones(tmp_pat
     named = dict(x_test=test.x, y_test=test.y, num_classes=10)
     np.savez(tmp_path / "other.npz", x_train=train.x[rows], y_train=train.y[rows], **named)
     if match is None:
-      assert "CLAIMED" in rehearsal.report_relevance(config, tmp_path / "new")
+      assert "CLAIMED" in experiment_of(config).plan(tmp_path / "new")
       continue
     with refuses("method.model1.public_data"):
-      rehearsal.report_relevance(config, tmp_path / "new")
+      experiment_of(config).plan(tmp_path / "new")
 
 
 @pytest.mark.long
@@ -124,7 +131,7 @@ def test_public_data_of_an_experiment_are_not_taken_for_the_private_ones(tmp_pat
 def test_every_method_can_be_rehearsed(method, tmp_path):
   config = RelevanceConfig(method=method, num_epochs=2, batch_size=400)
   config.model.options = {"features": (4,)}
-  report = rehearsal.report_relevance(config, tmp_path)
+  report = experiment_of(config).plan(tmp_path)
   assert re.search(r"epsilon=[\d.]+ \((proved|CLAIMED)", report)
 
 

@@ -69,6 +69,14 @@ class Timing(NamedTuple):
     return statistics.median(self.steps) if self.steps else 0.0
 
 
+class Planned(NamedTuple):
+  """What a run would promise and take."""
+
+  facts: dict[str, Any]  # the privacy part of the result that it would have
+  seconds: float
+  num_steps: int
+
+
 class Rehearsal(NamedTuple):
   """A run on zeros: its first phase, and measured seconds."""
 
@@ -113,8 +121,8 @@ def report(
       field="dry_run",
     )
   folder = pathlib.Path(workdir)
-  if not run.over_processes:
-    raise UserError("--dry_run: is for runs of launch.train and launch.federate")
+  if not run.plans:
+    raise experiment.no_plan()
   with made_for.compiling_for(target):
     run.check()
   config = run.config

@@ -28,6 +28,7 @@ from dpjax.types import ArrayTree
 from dpjax.validate import UserError
 
 if TYPE_CHECKING:
+  from dpjax.experiments.run.dry_run import Planned
   from dpjax.parallel.made_for import StepProgram
   from dpjax.parallel.targets import Machine
 
@@ -125,6 +126,7 @@ class Experiment(Generic[C]):
   """
 
   over_processes = False  # whether several processes may share the steps
+  plans = False  # whether `rehearsed` says what a run would promise and take
   step_is = "step"  # what a step is, in words
 
   def __init__(self, config: C):
@@ -170,6 +172,28 @@ class Experiment(Generic[C]):
     from dpjax.experiments.run import dry_run
 
     return dry_run.report(self, workdir, target)
+
+  def rehearsed(self, data: Any) -> Planned:
+    """Returns what the run would promise and take, from a few steps on zeros of the data's shape.
+
+    Raises:
+      UserError: the run would be refused before its first step.
+    """
+    # Imported here, because most runs are not dry runs.
+    from dpjax.experiments.run import dry_run
+
+    run = dry_run.rehearsed(self.config, data)
+    return dry_run.Planned(run.facts(), run.seconds, run.phase.num_steps)
+
+  def ended(self, folder: pathlib.Path) -> None:
+    """Writes what is made from result.json, and removes what is needed no more. It is called after
+    the result was written, and each time that a finished run is found: a run may be killed between
+    the two."""
+
+  def alarm(self, result: Result) -> str:
+    """Returns one line about a promise that an attack has refuted; "" if there is none."""
+    audit = result.get("audit")
+    return f"audit: {audit['verdict']}" if audit and audit["refuted"] else ""
 
   def line(self, result: Result) -> str:
     """Returns one line about a finished run: its scores, its guarantee and its time."""
@@ -224,6 +248,14 @@ class Experiment(Generic[C]):
       noise_seed=self.noise_seed,
       release=self.release,
     )
+
+
+def no_plan() -> UserError:
+  """Returns the error about a kind of run that --dry_run cannot rehearse."""
+  return UserError(
+    "--dry_run=True: would be ignored, it needs runs of many steps: those of launch.train, "
+    "launch.federate or launch.relevance"
+  )
 
 
 def every(count: int, step: int, num_steps: int) -> int | None:

@@ -105,6 +105,7 @@ class Folder:
       from dpjax.experiments.run import report
 
       report.draw_again(self.path, steps)
+    on_first(lambda: self.experiment.ended(self.path))
     return self.result
 
   @contextlib.contextmanager
@@ -172,6 +173,7 @@ class Folder:
       result[owner.FILES] = owner.digests(self.path)
       result = owner.write_result(self.path, experiment.config, result)
       outcome.finish(self.path)
+      experiment.ended(self.path)
       return result
 
     return on_first(written)

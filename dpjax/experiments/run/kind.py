@@ -6,49 +6,14 @@ import dataclasses
 import importlib
 import pathlib
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import Any, TypeVar
 
-from dpjax.experiments.run.experiment import C, Experiment
+from dpjax.experiments.run.experiment import Experiment
 from dpjax.types import Config
 from dpjax.validate import UserError, Verbatim
 
-if TYPE_CHECKING:
-  from dpjax.parallel.targets import Machine
-
 _E = TypeVar("_E", bound=type[Experiment[Any]])
 _HOME = "dpjax.experiments."
-
-
-class Several(Generic[C]):
-  """All runs that one config describes, such as the rows of a table.
-
-  A subclass defines `check`, `run` and `report`, and what is not as here.
-  """
-
-  def __init__(self, config: C):
-    self.config = config
-
-  def check(self) -> None:
-    """Raises UserError if a run would be refused, as far as this is known without data."""
-    raise NotImplementedError
-
-  def run(self, workdir: str) -> list[dict[str, Any]]:
-    """Carries out the runs that have no result yet. Returns a row for each run."""
-    raise NotImplementedError
-
-  def plan(self, workdir: str, target: Machine | None = None) -> str:
-    """Returns the plan of all runs as text, for a launcher's --dry_run."""
-    raise UserError(
-      "--dry_run=True: would be ignored, it needs a config of runs of many steps"
-    )
-
-  def report(self, workdir: str, rows: list[dict[str, Any]]) -> str:
-    """Returns what a launcher prints at the end."""
-    raise NotImplementedError
-
-  def alarm(self, rows: list[dict[str, Any]]) -> str:
-    """Returns one line about a promise that an attack has refuted; "" if there is none."""
-    return ""
 
 
 class Table:
@@ -63,9 +28,10 @@ class Table:
   unreleased = ""
   writes = ""
 
-  def alone(self, config: Any) -> str:
-    """Returns the label of a config that is run without others."""
-    return command_of(config)
+  def alone(self, config: Any) -> str | None:
+    """Returns the label of a config that is run without others, as a table of one row; None: it is
+    one run in its own folder."""
+    return None
 
   def facts(self, label: str, config: Any) -> dict[str, Any]:
     """Returns entries of a run's row that its label and its config determine."""
@@ -113,30 +79,24 @@ class Kind:
   Attributes:
     config: class of the configs.
     experiment: its `Experiment`, for one run; None if its configs describe several runs only.
-    several: its `Several`; None if a config describes one run.
-    table: its `Table`, where a single run is a table of one row; None: a sweep draws curves.
+    table: its `Table`, which several of its runs write; None: a sweep draws curves.
   """
 
   config: str | type
   experiment: str | type | None
-  several: str | None = None
   table: str | None = None
 
   @property
   def config_class(self) -> type:
     return _found(self.config)
 
-  def whole(self, config: Any) -> Experiment[Any] | Several[Any]:
-    """Returns all that a command runs with a config: several runs if its kind has such configs."""
-    return _found(self.several or self.experiment)(config)
-
   def its_table(self) -> Table | None:
     """Returns what several of its runs write together; None: curves."""
     return None if self.table is None else _found(self.table)()
 
   def check(self, config: Any) -> None:
-    """Raises UserError for a config whose run, or one of whose runs, would be refused."""
-    self.whole(config).check()
+    """Raises UserError for a config whose run would be refused."""
+    experiment_of(config).check()
 
 
 # Name of the command -> its kind. A kind of a user's own has its config's name (`register`).
@@ -153,7 +113,7 @@ KINDS: dict[str, Kind] = {
   "relevance": Kind(
     "kinds.relevance.config:RelevanceConfig",
     "kinds.relevance.build:Relevance",
-    "sweeps.experiment:Curves",
+    table="kinds.relevance.table:ClaimsTable",
   ),
   "attack": Kind(
     "kinds.attack.config:AttackConfig",

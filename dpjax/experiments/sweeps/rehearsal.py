@@ -7,38 +7,21 @@ first step.
 
 from __future__ import annotations
 
-import dataclasses
 import math
 import pathlib
-import time
 from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple
 
-import numpy as np
-
-from dpjax.accounting import Ledger
-from dpjax.data import Dataset
 from dpjax.experiments.config import fields
 from dpjax.experiments.kinds.central import build as central
-from dpjax.experiments.kinds.relevance import build as of_relevance
-from dpjax.experiments.kinds.relevance.config import RelevanceConfig
 from dpjax.experiments.run import dry_run, guarantee, writers
+from dpjax.experiments.run.dry_run import Planned
 from dpjax.experiments.run.kind import experiment_of
-from dpjax.experiments.sweeps import cost, engine, experiment, tuning
-from dpjax.experiments.sweeps.engine import Point, Row
+from dpjax.experiments.sweeps import cost, engine, tuning
+from dpjax.experiments.sweeps.engine import Point
 from dpjax.experiments.sweeps.sweep import Runs, Sweep
-from dpjax.relevance.rigorous_method import check_public
-from dpjax.relevance.train import Steps, carried_out
 from dpjax.validate import UserError
 
-
-class _Planned(NamedTuple):
-  facts: Row  # the privacy part of the result that a run would have
-  seconds: float
-  num_steps: int
-
-
-Rehearse = Callable[[Point], _Planned]
+Rehearse = Callable[[Point], Planned]
 
 
 def report(runs: Runs, workdir: pathlib.Path | str, *, only: str | None = None) -> str:
@@ -55,9 +38,8 @@ def report(runs: Runs, workdir: pathlib.Path | str, *, only: str | None = None) 
   """
   load = engine.LastData(lambda run: experiment_of(run).data())
 
-  def rehearse(point: Point) -> _Planned:
-    rehearsed = dry_run.rehearsed(point.config, load(point.config))
-    return _Planned(rehearsed.facts(), rehearsed.seconds, rehearsed.phase.num_steps)
+  def rehearse(point: Point) -> Planned:
+    return experiment_of(point.config).rehearsed(load(point.config))
 
   def state(point: Point, folder: pathlib.Path) -> str:
     run = experiment_of(point.config)
@@ -70,27 +52,6 @@ def report(runs: Runs, workdir: pathlib.Path | str, *, only: str | None = None) 
     return _of_selection(runs, workdir, rehearse)
   folder = pathlib.Path(workdir)
   return _of_points(runs.part(only, folder), folder, rehearse, state)
-
-
-def report_relevance(config: RelevanceConfig, workdir: pathlib.Path | str) -> str:
-  """Returns the plan of a relevance experiment as text. The time in it leaves out the attacks of an
-  audit."""
-  shared: dict[Any, Any] = {}
-  all_points = experiment.points(config)
-  workdir = pathlib.Path(workdir)
-  if len(all_points) > 1:
-    experiment.check_folders(all_points, workdir)
-
-  def state(point: Point, folder: pathlib.Path) -> str:
-    # A single run lies in the folder of the experiment.
-    alone = len(all_points) == 1
-    run = of_relevance.Relevance(
-      point.config, curve=point.facts["variant"], whole=config if alone else None
-    )
-    return dry_run.state_of(run, shared, workdir if alone else folder)
-
-  rehearse = lambda point: _relevance_on_zeros(point, shared)
-  return _of_points(all_points, workdir, rehearse, state)
 
 
 def _of_points(
@@ -162,45 +123,3 @@ def _of_selection(runs: Runs, workdir: pathlib.Path | str, rehearse: Rehearse) -
     "workdir": str(workdir),
   }
   return dry_run.aligned(lines)
-
-
-def _relevance_on_zeros(point: Point, shared: dict[Any, Any]) -> _Planned:
-  """Returns the guarantee and the estimated time of a run, by a rehearsal on zeros.
-
-  Each training takes only a few steps. Everything else runs in full.
-  """
-  config = point.config
-  began = time.monotonic()
-  counted = []
-  zeros = {
-    key: tuple(dry_run.blank(part, part.x.shape[1:]) for part in held)
-    for key, held in shared.items()
-    # `shared` also holds other things than data sets, such as compiled steps.
-    if isinstance(held, tuple) and all(isinstance(part, Dataset) for part in held)
-  }
-
-  def trainer(steps: Steps) -> Any:
-    phase = of_relevance.phase(config, "", steps)
-    started = time.monotonic()
-    timing, state = dry_run.timed(phase)
-    counted.append(timing.whole(phase) - (time.monotonic() - started))
-    return state[0]
-
-  loaded = of_relevance.load_data(config, zeros)
-  # This call raises every error that the run itself would raise before its first step.
-  run = of_relevance.Relevance(config, curve="")
-  run.check_data(zeros)
-  job = of_relevance.make_job(config, *loaded, zeros, run.new_keys())
-  # Public data become ones: equal zeros would be refused as copies of private records.
-  if job.public is not None:
-    train, _ = of_relevance.load_data(config, shared)
-    with of_relevance.names_fields(config):
-      check_public(train, of_relevance.load_public(config, shared))
-    ones = dataclasses.replace(job.public, x=np.ones_like(job.public.x))
-    job = dataclasses.replace(job, public=ones)
-  story = of_relevance.story(config, job)
-  outcome = of_relevance.stated(config, carried_out(story, trainer))
-  stated = of_relevance.guarantee(outcome.privacy, len(loaded[0]))
-  facts = stated.facts(Ledger(), stated.curve(outcome.num_steps))
-  seconds = time.monotonic() - began + math.fsum(counted)
-  return _Planned(facts, seconds, outcome.num_steps)

@@ -24,7 +24,7 @@ from dpjax.experiments.config.fields import Choice, WithChoices
 from dpjax.experiments.kinds import bounds
 from dpjax.experiments.kinds.central.config import TrainConfig
 from dpjax.experiments.run import kind as kinds
-from dpjax.experiments.run.kind import Several
+from dpjax.experiments.run.experiment import no_plan
 from dpjax.experiments.sweeps import curves, engine
 from dpjax.experiments.sweeps.engine import Point, Row
 from dpjax.validate import UserError
@@ -37,6 +37,8 @@ Named = Iterable[tuple[str, Any]]
 # Longest name of a folder in bytes; most file systems allow 255.
 _LONGEST = 200
 PICTURES = ("lines", "points")
+# Fields of a sweep that only a curve reads.
+_OF_CURVE = ("x", "y", "series", "picture", "references")
 
 
 @dataclasses.dataclass
@@ -203,7 +205,7 @@ def _folder(name: str, seed: int | None) -> str:
   return words if seed is None else f"{words}_seed={seed}"
 
 
-class Runs(Several[Any]):
+class Runs:
   """All runs of a sweep, or the one run of a kind that writes a table.
 
   Args:
@@ -213,17 +215,20 @@ class Runs(Several[Any]):
   """
 
   def __init__(self, named: Named | None, config: Any = None, *, title: str = ""):
-    super().__init__(config)
+    self.config = config
     self.alone = named is None
     if named is None:
       table = kinds.of(config).its_table() or kinds.Table()
-      named = [(table.alone(config), config)]
+      named = [(table.alone(config) or kinds.command_of(config), config)]
     self.points = points(named, config)
     sweep = config if isinstance(config, Sweep) else Sweep()
     self.title = getattr(config, "title", "") or title
     several = {type(point.config) for point in self.points}
     its_table = kinds.of(self.points[0].config).its_table() if len(several) == 1 else None
     self.table = its_table or curves.Curves(sweep)
+    if its_table is not None:
+      words = f"runs of which a curve is drawn; these write {its_table.writes}"
+      bounds.read_if(sweep, False, words, *_OF_CURVE)
     if isinstance(self.table, curves.Curves) and sweep.selection is None:
       curves.check(sweep, self.points)
     self.points = [
@@ -231,14 +236,12 @@ class Runs(Several[Any]):
       for point in self.points
     ]
 
-  def check(self) -> None:
-    """Does nothing: a sweep that exists is checked."""
-
   def part(self, only: str | None, workdir: str | pathlib.Path) -> list[Point]:
     """Returns the points that a pattern names, and those that have finished."""
     return engine.part(self.points, only, pathlib.Path(workdir))
 
   def run(self, workdir: str | pathlib.Path, only: str | None = None) -> list[Row]:
+    """Carries out the runs that have no result yet. Returns a row for each run."""
     if isinstance(self.config, Sweep) and self.config.selection is not None:
       raise UserError(
         "its runs are chosen by tuning.run_selection", field="selection", value="best"
@@ -251,22 +254,26 @@ class Runs(Several[Any]):
   def plan(
     self, workdir: str, target: Machine | None = None, only: str | None = None
   ) -> str:
-    if kinds.of(self.points[0].config).its_table() is not None:
-      return super().plan(workdir, target)
+    """Returns the plan of all runs as text, for a launcher's --dry_run."""
+    if not all(kinds.experiment_of(point.config).plans for point in self.points):
+      raise no_plan()
+    if target is not None:
+      raise UserError("--target: is for one run, not for several")
     # Imported here, because most runs are not dry runs.
     from dpjax.experiments.sweeps import rehearsal
 
     return rehearsal.report(self, workdir, only=only)
 
   def report(self, workdir: str, rows: list[Row]) -> str:
+    """Returns what a launcher prints at the end."""
     written = self.table.read(pathlib.Path(workdir))
     return f"{written}wrote {workdir}/{self.table.writes}, {engine.FILE}"
 
   def alarm(self, rows: list[Row]) -> str:
+    """Returns one line about a promise that an attack has refuted; "" if there is none."""
     return self.table.alarm(rows)
 
 
-@bounds.names_fields
 def run(
   named: Named | None,
   workdir: str | pathlib.Path,

@@ -535,6 +535,7 @@ class Central(Experiment[TrainConfig]):
   """One run of a `TrainConfig`: one model, its data in one place."""
 
   over_processes = True
+  plans = True
 
   def check(self) -> None:
     check(self.config)

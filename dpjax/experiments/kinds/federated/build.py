@@ -568,6 +568,7 @@ class Federated(Experiment[FedConfig]):
   """One run of a `FedConfig`, whose steps are rounds: one model, its data with many clients."""
 
   over_processes = True
+  plans = True
   step_is = "round"
 
   def check(self) -> None:

@@ -17,7 +17,7 @@ import math
 import pathlib
 import time
 from collections.abc import Generator, Iterator, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import flax.linen as nn
 import jax
@@ -32,8 +32,8 @@ from dpjax.experiments.config.fields import name_of
 from dpjax.experiments.kinds import bounds, data_section
 from dpjax.experiments.kinds.central import build as central
 from dpjax.experiments.kinds.central.config import ModelConfig
-from dpjax.experiments.kinds.relevance import audit, relevance_pictures
-from dpjax.experiments.kinds.relevance.config import RelevanceConfig, check_run
+from dpjax.experiments.kinds.relevance import audit, relevance_pictures, table
+from dpjax.experiments.kinds.relevance.config import RelevanceConfig, check
 from dpjax.experiments.kinds.relevance.methods import NoisyGradients, leaves_of
 from dpjax.experiments.run import (
   checkpoint,
@@ -64,76 +64,52 @@ from dpjax.validate import UserError
 from dpjax.zoo import networks
 from dpjax.zoo.networks import registry
 
+if TYPE_CHECKING:
+  from dpjax.experiments.run.dry_run import Planned
+  from dpjax.parallel.targets import Machine
+
 _TEMPERED = "tempered_sigmoid"
 _MAPS = "maps.npz"
 _COUNTS = "confusion.csv"
-_OF_EXPERIMENT = ("curves", "num_seeds", "title")
 
 
 class Relevance(Experiment[RelevanceConfig]):
-  """One run: one epsilon, one seed, no curves.
+  """One run: one method at one epsilon.
 
   `data` is a dict that runs share, and that each run fills: data sets, model 1 and its relevance.
-
-  Args:
-    curve: name of the curve in an experiment (`dpjax.experiments.sweeps.experiment`), which has
-      checked the config. None: a single run, which checks the config and refuses unread fields.
-    whole: config of the experiment, if its only run lies in its folder.
+  The duration of the first such run includes the time to compute them.
   """
 
-  def __init__(
-    self,
-    config: RelevanceConfig,
-    *,
-    curve: str | None = None,
-    whole: RelevanceConfig | None = None,
-  ):
-    super().__init__(config if whole is None else whole)
-    self.run = config
-    self.curve = curve
-
-  @property
-  def is_private(self) -> bool:
-    return self.run.is_private
+  plans = True
 
   @property
   def release(self) -> bool:
-    return is_released(self.run)
+    return is_released(self.config)
 
   def check(self) -> None:
-    config = self.run
-    if self.curve is not None:
-      return
-    check_run(config)
-    if len(config.epsilons) != 1:
-      raise UserError(
-        "must be one for a single run", field="epsilons", value=config.epsilons
-      )
-    whole = "an experiment (dpjax.experiments.sweeps.experiment)"
-    bounds.read_if(config, False, whole, *_OF_EXPERIMENT)
+    check(self.config)
 
   def data(self) -> dict[Any, Any]:
     return {}
 
   def check_data(self, data: dict[Any, Any]) -> None:
-    shape = load_data(self.run, data)[0].x.shape[1:]
+    shape = load_data(self.config, data)[0].x.shape[1:]
     image = len(shape) == 3
-    bounds.read_if(self.run, image, "images", "method.pool", "method.relevance_pool")
+    bounds.read_if(self.config, image, "images", "method.pool", "method.relevance_pool")
     several = image and shape[2] > 1
     words = "images of several channels"
-    bounds.read_if(self.run, several, words, "method.shared_channels")
+    bounds.read_if(self.config, several, words, "method.shared_channels")
 
   def digest(self, data: dict[Any, Any]) -> bytes:
-    return data_digest(self.run, data)
+    return data_digest(self.config, data)
 
   def train(self, data: dict[Any, Any], keys: RunKeys) -> Story:
-    config = self.run
-    curve = self.curve or name_of(config, "method")
+    config = self.config
     train, test = load_data(config, data)
     seconds: dict[str, float] = {}
     job = make_job(config, train, test, data, keys)
     began = time.monotonic()
-    found = yield from _trained(config, curve, job, seconds)
+    found = yield from _trained(config, job, seconds)
     outcome = stated(config, found)
     seconds["relevance and noise"] = time.monotonic() - began - sum(seconds.values())
     counted = metrics.confusion(outcome.apply, outcome.params, outcome.test)
@@ -157,13 +133,35 @@ class Relevance(Experiment[RelevanceConfig]):
     more["test_squared_error"] = counted.squared_error
 
     def result(folder: pathlib.Path) -> dict[str, Any]:
-      return _result(config, curve, job, outcome, folder) | more
+      return _result(config, job, outcome, folder) | more
 
-    return Outcome(outcome.params, result, write, forget)
+    return Outcome(outcome.params, result, write)
+
+  def ended(self, folder: pathlib.Path) -> None:
+    table.write_one(folder, name_of(self.config, "method"))
+    forget(folder)
+
+  def plan(self, workdir: str, target: Machine | None = None) -> str:
+    # Imported here, because most runs are not dry runs.
+    from dpjax.experiments.kinds.relevance import rehearsal
+
+    if target is not None:
+      raise UserError("--target: is for runs of launch.train and launch.federate")
+    return rehearsal.report(self, workdir)
+
+  def rehearsed(self, data: dict[Any, Any]) -> Planned:
+    from dpjax.experiments.kinds.relevance import rehearsal
+
+    return rehearsal.on_zeros(self, data)
+
+  def alarm(self, result: dict[str, Any]) -> str:
+    summary = guarantee_lib.summary(result)
+    alarming = table.is_alarming(result)
+    return f"audit: a proved epsilon is refuted: {summary}" if alarming else ""
 
 
 def _trained(
-  config: RelevanceConfig, curve: str, job: relevance.Inputs, seconds: dict[str, float]
+  config: RelevanceConfig, job: relevance.Inputs, seconds: dict[str, float]
 ) -> Generator[Phase, Trained, inputs.Outcome]:
   """Yields a phase for each training of the method, and returns the method's outcome.
 
@@ -178,7 +176,7 @@ def _trained(
     except StopIteration as end:
       return end.value
     began = time.monotonic()
-    trained = yield phase(config, curve, steps)
+    trained = yield phase(config, steps)
     seconds[steps.name] = seconds.get(steps.name, 0.0) + time.monotonic() - began
     params = trained.state[0]
 
@@ -229,10 +227,9 @@ def forget(folder: pathlib.Path) -> None:
     checkpoint.remove(folder)
 
 
-def phase(config: RelevanceConfig, curve: str, steps: Steps) -> Phase:
+def phase(config: RelevanceConfig, steps: Steps) -> Phase:
   """Returns the phase of one training, without a `guarantee`: the method accounts for privacy."""
   scored = steps.scored
-  run = f"{curve}, epsilon {config.epsilons[0]:g}, seed {config.seed}"
   return Phase(
     num_steps=steps.num_steps,
     init=steps.init,
@@ -242,7 +239,7 @@ def phase(config: RelevanceConfig, curve: str, steps: Steps) -> Phase:
     evaluate=None if scored is None else lambda state: scored(state[0]),
     row_at=steps.epoch_at,
     observe=lambda state, info, step: {"epoch": float(steps.epoch_at(step) or 0)},
-    name=f"{run}, {steps.name}",
+    name=f"{name_of(config, 'method')}, {steps.name}",
     subfolder=steps.name.replace(" ", "_"),
   )
 
@@ -336,7 +333,7 @@ def make_job(
   )
   size = public_size(config, train)
   return relevance.Inputs(
-    epsilon=config.epsilons[0],
+    epsilon=config.epsilon,
     train=train.declared(size),
     public_size=size,
     test=test,
@@ -381,7 +378,6 @@ def is_released(config: RelevanceConfig) -> bool:
 
 def _result(
   config: RelevanceConfig,
-  curve: str,
   job: relevance.Inputs,
   outcome: inputs.Outcome,
   folder: pathlib.Path,
@@ -398,8 +394,7 @@ def _result(
     "model": config.model.name,
     "method": method,
     "mode": mode if method == "radp" else None,
-    "curve": curve,
-    "epsilon_target": config.epsilons[0],
+    "epsilon_target": config.epsilon if config.is_private else None,
     **outcome.privacy.to_json(),
     **promised.facts(Ledger(), promised.curve(outcome.num_steps)),
     "test_accuracy": last["test_accuracy"],

@@ -1,4 +1,4 @@
-"""Typed configuration of one run of relevance, and of an experiment of several runs."""
+"""Typed configuration of one run of relevance."""
 
 from __future__ import annotations
 
@@ -47,14 +47,7 @@ AUDITS: dict[str, type] = {"none": type(None), "attacks": RelevanceAudit}
 
 @dataclasses.dataclass
 class RelevanceConfig(WithChoices):
-  """Configuration of an experiment with the methods of `dpjax.relevance`.
-
-  `curves` maps a label to fields that differ from this config, by dotted name, such as
-  {"RADP": {}, "DPSGD": {"method": "dpsgd"}}. Without curves, this config is the only curve. Every
-  curve is run at every epsilon with seeds seed, seed + 1, ...
-  (`dpjax.experiments.sweeps.experiment`). Only the part of a label before " @ " names the curve. So
-  {"tanh @ mnist": {...}, "tanh @ cifar10": {...}} draw a line "tanh" in two panels.
-  """
+  """Configuration of a run of one method of `dpjax.relevance`."""
 
   data: DataConfig = dataclasses.field(default_factory=DataConfig)
   model: ModelConfig = dataclasses.field(default_factory=ModelConfig)
@@ -66,24 +59,17 @@ class RelevanceConfig(WithChoices):
     Choice(METHODS),
     "with what it alone reads; launch.list methods says what each does",
   ] = dataclasses.field(default_factory=Radp)
-  epsilons: Annotated[
-    list[float], rules.each(rules.POSITIVE), "every curve is run at each of them"
-  ] = dataclasses.field(default_factory=lambda: [2.0])
-  curves: Annotated[
-    dict[str, dict[str, Any]], "label to the fields that differ; none: one curve"
-  ] = dataclasses.field(default_factory=dict)
+  epsilon: Annotated[float, rules.POSITIVE, "of the whole run, as the method counts it"] = (
+    2.0
+  )
   num_epochs: Annotated[int, rules.between(1, rules.MOST_EPOCHS), "of each training"] = 40
   batch_size: Annotated[int, COUNT, "examples of a step"] = 600
-  num_seeds: Annotated[
-    int, rules.between(1, rules.MOST_RUNS), "seed, seed + 1, ...: runs at each epsilon"
-  ] = 1
   seed: common.Seed = 0
   noise_seed: common.NoiseSeed = None
   lrp: relevance.Lrp = dataclasses.field(default_factory=relevance.Lrp)
   audit: Annotated[
-    RelevanceAudit | None, Choice(AUDITS), "attack every point; short: --audit"
+    RelevanceAudit | None, Choice(AUDITS), "attack the run; short: --audit"
   ] = None
-  title: Annotated[str, "of the picture"] = ""
 
   @property
   def is_private(self) -> bool:
@@ -107,13 +93,9 @@ class RelevanceConfig(WithChoices):
     return getattr(self.method, "reduced_model", None) or self.model
 
   def settled(self, changes: Iterable[str]) -> RelevanceConfig:
-    """Returns the config without what its run does not read, unless it is among the `changes`: of
-    curves, without what none of them reads."""
+    """Returns the config without what its run does not read, unless it is among the `changes`."""
     try:
-      # Curves may read what this config itself would not, so it keeps that.
-      unread = _unread(self) if not self.curves else []
-      if self.curves and "curves" in changes:
-        unread = unread_by_curves(self)
+      unread = _unread(self)
     except (UserError, TypeError, AttributeError):
       return self  # a wrong value, which `check` names
     config = self
@@ -121,50 +103,6 @@ class RelevanceConfig(WithChoices):
       if not any(f"{other}.".startswith(f"{path}.") for other in changes):
         config = fields.at_default(config, path, RelevanceConfig())
     return config
-
-
-# Fields of an experiment that a curve does not have.
-OF_EXPERIMENT = ("curves", "title")
-
-
-def curves_of(config: RelevanceConfig) -> dict[str, dict[str, Any]]:
-  """Returns label -> changes of each curve; the method's name for an experiment without curves."""
-  return config.curves or {str(fields.name_of(config, "method")): {}}
-
-
-def alone(config: RelevanceConfig) -> RelevanceConfig:
-  """Returns the config of an experiment without what a curve does not have."""
-  return dataclasses.replace(config, curves={}, title="")
-
-
-def unread_by_curves(config: RelevanceConfig) -> list[str]:
-  """Returns the fields set in an experiment that no curve reads, since each sets its own, or has a
-  method without it.
-
-  Raises:
-    UserError: a curve has a wrong field, or a field of the whole experiment.
-
-  >>> curves = {"AdLM": {"method": "adlm"}, "ILM": {"method": "ilm"}}
-  >>> unread_by_curves(RelevanceConfig(method={"name": "radp", "floor": 0.1}, curves=curves))
-  ['method.floor']
-  """
-  base = fields.set_fields(alone(config))
-  reads: set[str] = set()
-  for label, changes in curves_of(config).items():
-    where = f"config.curves[{label!r}]"
-    for path in OF_EXPERIMENT:
-      if path in changes:
-        raise UserError(
-          "would be ignored, it is of the whole experiment", field=f"{where}.{path}"
-        )
-    curve = fields.replace_all(alone(config), changes, name=where)
-    now = {leaf.path: leaf.value for leaf in fields.leaves(curve)}
-    reads |= {
-      path
-      for path, (value, _) in base.items()
-      if path not in changes and path in now and now[path] == value
-    }
-  return [path for path in base if path not in reads]
 
 
 def _rows(config: RelevanceConfig) -> Iterator[tuple[bool, str, str]]:
@@ -182,7 +120,7 @@ def _rows(config: RelevanceConfig) -> Iterator[tuple[bool, str, str]]:
   takes = first and _takes_activation(config.model)
   words = "a model 1 that takes its activation from here"
   yield takes, words, "method.activation_1 method.model1.activation_1"
-  yield config.is_private, "a method with noise", "noise_seed"
+  yield config.is_private, "a method with noise", "epsilon noise_seed"
   yield noised, "a method that noises records", "audit.num_trials"
   yield canaries, "audit.canary_runs", "audit.num_canaries"
   yield noised or canaries, "audit.canary_runs, or a method that noises records", "audit"
@@ -215,11 +153,9 @@ def _unread(config: RelevanceConfig) -> list[str]:
 
 @bounds.names_fields
 def check(config: RelevanceConfig) -> None:
-  """Raises UserError if the config is wrong; loads no data."""
+  """Raises UserError if the config is wrong, or holds what its run does not read; loads no data."""
   common.typed(config)
   bounds.data(config.data)
-  if not config.epsilons:
-    raise UserError("must hold at least one epsilon", field="epsilons", value=[])
   config.method.check(config.data.name)
   if config.data.center:
     raise UserError(
@@ -228,26 +164,8 @@ def check(config: RelevanceConfig) -> None:
       value=True,
     )
   _check_models(config)
-
-
-def check_run(config: RelevanceConfig) -> None:
-  """Raises UserError if the config of one run is wrong, or holds what this run does not read."""
-  check(config)
   for is_read, words, names in _rows(config):
     bounds.read_if(config, is_read, words, *names.split())
-
-
-def check_curves(config: RelevanceConfig) -> None:
-  """Raises UserError for a field of an experiment that no curve reads."""
-  set_here = fields.set_fields(config)
-  for path in unread_by_curves(config):
-    value, default = set_here[path]
-    raise UserError(
-      "would be ignored, no curve reads it",
-      field=path,
-      value=value,
-      hint=f"leave it at {default!r}",
-    )
 
 
 def _check_models(config: RelevanceConfig) -> None:

@@ -1,4 +1,4 @@
-"""The table of each method's claim, proof, attack result and accuracy."""
+"""What runs of relevance write: a table of claims, proofs and attacks, and curves by epoch."""
 
 from __future__ import annotations
 
@@ -9,10 +9,22 @@ from typing import Any
 
 from dpjax.accounting import upper
 from dpjax.accounting.text import lower
-from dpjax.experiments.run import guarantee, report, writers
+from dpjax.experiments.plots import redraw
+from dpjax.experiments.plots.recipes import Recipe
+from dpjax.experiments.run import guarantee, kind, report, writers
 from dpjax.markdown import table
 
 Row = dict[str, Any]
+_SCORES = ("test_accuracy", "test_loss")
+_OF_RUN = ("curve", "dataset", "epsilon_target", "seed")
+_MEANING = (
+  "epsilon_kind",
+  "claimed_epsilon_thm7",
+  "proved_epsilon",
+  "delta",
+  "neighboring_relation",
+  "unit",
+)
 _NOTE = (
   "Claimed epsilons are the methods' own and come with the assumptions that fail for them; "
   "only the column `proved_epsilon` is a guarantee. An audited bound above an epsilon refutes "
@@ -20,11 +32,78 @@ _NOTE = (
 )
 
 
-def write(workdir: pathlib.Path, results: Sequence[Row]) -> None:
-  """Writes the table of all runs to claims.csv and claims.md in `workdir`."""
+class ClaimsTable(kind.Table):
+  """claims.md and .csv: each method's claim, proof, attack result and accuracy; report.csv and its
+  picture: every epoch of every run.
+
+  A run's label is that of its line, up to " @ ": "RADP @ epsilon 2". A run without privacy has no
+  epsilon, and is drawn beside the runs of every epsilon.
+  """
+
+  writes = "claims.md, claims.csv, report.png, report.csv"
+
+  def facts(self, label: str, config: Any) -> Row:
+    return {"label": label, "curve": label.split(" @ ")[0]}
+
+  def tell(self, row: Row) -> str:
+    return f"test_accuracy={row['test_accuracy']:.4f}, {guarantee.summary(row)}"
+
+  def write(
+    self, folder: pathlib.Path, rows: Sequence[Row], *, title: str, last: bool
+  ) -> None:
+    if rows:
+      of_runs = [writers.read_metrics(folder / "points" / row["name"]) for row in rows]
+      _write(folder, rows, of_runs, title)
+
+  def alarm(self, rows: Sequence[Row]) -> str:
+    refuted = [row for row in rows if row["status"] == "done" and is_alarming(row)]
+    return "; ".join(
+      f"audit: a proved epsilon is refuted: {row['name']}: {self.tell(row)}"
+      for row in refuted[:1]
+    )
+
+
+def is_alarming(result: Row) -> bool:
+  """Returns whether an attack refutes what is proved."""
+  return verdict([result]) == "PROOF REFUTED"
+
+
+def write_one(folder: pathlib.Path, curve: str) -> None:
+  """Writes the files of one run in its folder, unless they are there."""
+  if not (folder / "report.png").exists():
+    row = writers.read_json(folder / writers.RESULT) | {"curve": curve}
+    _write(folder, [row], [writers.read_metrics(folder)], "")
+
+
+def _write(
+  folder: pathlib.Path, results: Sequence[Row], metrics: Sequence[list[Row]], title: str
+) -> None:
   rows = rows_of(results)
-  report.write_csv(workdir / "claims.csv", rows)
-  writers.replace_file(workdir / "claims.md", f"{_NOTE}\n{markdown(rows)}".encode())
+  report.write_csv(folder / "claims.csv", rows)
+  writers.replace_file(folder / "claims.md", f"{_NOTE}\n{markdown(rows)}".encode())
+  rows = [row for curve in map(_by_epoch, results, metrics) for row in curve]
+  report.write_csv(folder / "report.csv", rows)
+  lines = ", ".join(dict.fromkeys(row["curve"] for row in rows))
+  title = title or f"{results[0]['dataset']}: {lines}"
+  redraw.write(folder / "report.csv", recipe(title))
+
+
+def recipe(title: str) -> Recipe:
+  """Returns how report.csv is drawn: panels by data set, epsilon and neighbouring relation."""
+  return Recipe(
+    "lines", ("epoch",), _SCORES, "curve", title=title,
+    panels=("dataset", "epsilon_target", "neighboring_relation"),
+    words={"test_loss": "cross-entropy (nats)", "epsilon_target": "epsilon"},
+  )  # fmt: skip
+
+
+def _by_epoch(result: Row, lines: list[Row]) -> list[Row]:
+  of_run, meaning = (
+    {name: result[name] for name in names} for names in (_OF_RUN, _MEANING)
+  )
+  scores = [{name: line[name] for name in _SCORES} for line in lines]
+  epochs = [{"epoch": line["step"]} for line in lines]
+  return [of_run | epoch | score | meaning for epoch, score in zip(epochs, scores)]
 
 
 def rows_of(results: Sequence[Row]) -> list[Row]:
