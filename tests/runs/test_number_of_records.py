@@ -240,7 +240,6 @@ def _check_plans(runs):
     "sweeps.scatter_cnn",
     "sweeps.secure_sum",
     "sweeps.secure_sums_mnist",
-    "sweeps.small_tables",
   ],
   long=...,
 )
