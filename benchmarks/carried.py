@@ -16,6 +16,7 @@ import importlib
 import math
 import pathlib
 import statistics
+import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
@@ -31,7 +32,7 @@ from dpjax.experiments.config import fields
 from dpjax.experiments.kinds.central import build, facts
 from dpjax.experiments.plots import redraw
 from dpjax.experiments.plots.recipes import Recipe
-from dpjax.experiments.run import report
+from dpjax.experiments.run import kind, loop, report, writers
 from dpjax.zoo.datasets import carried
 
 EPSILONS = (1.0, 3.0, 8.0, math.inf)
@@ -210,15 +211,65 @@ def measure(name: str, folder: pathlib.Path, epsilons: list[float], count: int) 
   redraw.write(folder / "by_epsilon.csv", recipe)
 
 
+# Lines of configs/attack/faces.py of which ten runs are made.
+_DEFENCES = ("none", "noise .001", "noise .01", "epsilon 8")
+_FACES = "faces"
+
+
+def faces(folder: pathlib.Path, count: int) -> None:
+  """Attacks eight faces under each defence, each time with another model and other noise."""
+  module = importlib.import_module("configs.attack.faces")
+  folder.mkdir(parents=True, exist_ok=True)
+  rows: list[Row] = []
+  points: list[Row] = []
+  for name, config in module.get_configs(module.get_config()):
+    defence = name.partition(", ")[2]
+    if defence not in _DEFENCES:
+      continue
+    began = time.monotonic()
+    for place in range(count):
+      with tempfile.TemporaryDirectory() as run, writers.silent():
+        attacked = fields.replace(config, "seed", place)
+        result = loop.run(kind.experiment_of(attacked), pathlib.Path(run) / "run")
+      exact = result["success"]["exact"]
+      rows.append(
+        {"defence": defence, "run": place, "share": exact["count"] / exact["total"]}
+        | {key: result[key] for key in ("median_psnr", *_MEANS)}
+      )
+    of = rows[-count:]
+    point = _summary(defence, math.inf, of, "share")
+    psnr = statistics.median(float(row["median_psnr"]) for row in of)
+    points.append({"defence": defence, "median_psnr": psnr, **point})
+    seconds = (time.monotonic() - began) / count
+    print(
+      _FACES,
+      defence,
+      f"{point['mean']:.3f}+-{point['sd']:.3f} {seconds:.1f} s a run",
+      flush=True,
+    )
+    report.write_csv(folder / "runs.csv", rows)
+  header = ["defence", "seeds", "mean", "sd", "low", "high", "median_psnr", *_MEANS]
+  report.write_csv(folder / "by_defence.csv", points, header)
+  recipe = Recipe(
+    "points", ("mean",), ("defence",), ends=("low", "high"),
+    words={"mean": "share of eight faces recovered exactly"},
+    title="Faces out of messages",
+  )  # fmt: skip
+  redraw.write(folder / "by_defence.csv", recipe)
+
+
 def main() -> None:
   """Measures each data set."""
   parser = argparse.ArgumentParser(description=__doc__)
   parser.add_argument("--out", type=pathlib.Path, required=True)
-  parser.add_argument("--only", nargs="*", choices=DATA, default=[*DATA])
+  parser.add_argument("--only", nargs="*", choices=[*DATA, _FACES], default=[*DATA, _FACES])
   parser.add_argument("--epsilons", nargs="*", type=float, default=[*EPSILONS])
   parser.add_argument("--runs", type=int, default=10)
   flags = parser.parse_args()
   for name in flags.only:
+    if name == _FACES:
+      faces(flags.out / name, flags.runs)
+      continue
     measure(name, flags.out / name, flags.epsilons, flags.runs)
 
 

@@ -51,7 +51,9 @@ class Entry(NamedTuple):
 
 def _islp(file: str) -> dict[str, list[str]]:
   """Returns the columns of a table of the package islp, which is found without an import."""
-  with (optional.folder("ISLP") / "data" / file).open(newline="", encoding="utf-8") as lines:
+  with (optional.folder("ISLP") / "data" / file).open(
+    newline="", encoding="utf-8"
+  ) as lines:
     rows = list(csv.DictReader(lines))
   return {name: [row[name] for row in rows] for name in rows[0]}
 

@@ -19,7 +19,7 @@ def get_config() -> FedConfig:
     partition="natural",
     model=ModelConfig(name="linear"),
     local=LocalConfig(batch_size=None, epochs=1),
-    client_optimizer=FedOptimizerConfig(learning_rate=4.0),
+    client_optimizer=FedOptimizerConfig(learning_rate=2.0),
     # The study's plan says how many recordings a person makes: two of each of seven exercises.
     privacy=Records(epsilon=8.0, delta=1e-3, l2_clip_norm=1.0, num_examples=(14,) * 8),
     num_rounds=30,
