@@ -1,6 +1,6 @@
 """Log loss of the settings for tables, beside that of answering the shares of the classes.
 
-    pip install --no-deps islp==0.6.0
+    pip install -e '.[data]' && pip install --no-deps islp==0.6.0
     python -m benchmarks.table_settings [--config=quickstart] [--seeds=1]
 
 Each table is trained on at epsilon 1, 3 and 8 with five fresh keys. Settings that are worse than
@@ -15,7 +15,6 @@ from __future__ import annotations
 import argparse
 import csv
 import importlib
-import importlib.util
 import pathlib
 import statistics
 from collections.abc import Callable, Iterator
@@ -23,7 +22,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from dpjax import data
+from dpjax import data, optional
 from dpjax.data import Dataset
 from dpjax.experiments.config import fields
 from dpjax.experiments.kinds.central import build
@@ -52,11 +51,9 @@ class Entry(NamedTuple):
 
 def _islp(file: str) -> dict[str, list[str]]:
   """Returns the columns of a table of the package islp, which is found without an import."""
-  spec = importlib.util.find_spec("ISLP")
-  if spec is None or not spec.submodule_search_locations:
-    raise SystemExit("pip install --no-deps islp==0.6.0")
-  path = pathlib.Path(spec.submodule_search_locations[0]) / "data" / file
-  with path.open(newline="", encoding="utf-8") as lines:
+  with (optional.folder("ISLP") / "data" / file).open(
+    newline="", encoding="utf-8"
+  ) as lines:
     rows = list(csv.DictReader(lines))
   return {name: [row[name] for row in rows] for name in rows[0]}
 
@@ -71,14 +68,6 @@ def _table(columns: Any, inputs: dict[str, Any], target: str, values: list[Any])
   train, test = data.table(columns, declared)
   # The tables are published, so their number of rows is public.
   return train.declared(len(train)), test
-
-
-def _caravan() -> Pair:
-  columns = _islp("Caravan.csv")
-  names = [name for name in columns if name not in ("", "Purchase")]
-  upper = lambda name: 41 if name == "MOSTYPE" else 10
-  inputs = {name: {"lower": 0, "upper": upper(name)} for name in names}
-  return _table(columns, inputs, "Purchase", ["No", "Yes"])
 
 
 def _orange_juice() -> Pair:
@@ -107,8 +96,8 @@ def _coin() -> Pair:
 TABLES: dict[str, Callable[[], Pair]] = {
   "breast cancer": lambda: data.load("breast_cancer"),
   "wine": lambda: data.load("wine"),
-  "credit default": lambda: data.load("credit_default"),
-  "caravan insurance": _caravan,
+  "mortgages": lambda: data.load("mortgages"),
+  "caravan insurance": lambda: data.load("insurance"),
   "orange juice": _orange_juice,
   "stock market": _stock_market,
   "coin": _coin,

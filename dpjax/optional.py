@@ -1,13 +1,15 @@
 """Packages that `pip install .` leaves out, and the extra that installs each.
 
 The core trains, accounts and samples in a notebook. The launchers also draw pictures, write event
-files and read prepared data sets, which needs `pip install -e '.[runs]'`.
+files and read prepared data sets, which needs `pip install -e '.[runs]'`. Some data sets lie in
+packages of the extra `data`; these are never imported, since only their files are read.
 """
 
 from __future__ import annotations
 
 import contextlib
 import importlib.util
+import pathlib
 from collections.abc import Iterator
 
 from dpjax.validate import UserError
@@ -21,7 +23,13 @@ EXTRA_OF = {
   "tensorflow_datasets": "runs",
   "array_record": "runs",
   "importlib_resources": "runs",
+  "pydataset": "data",
+  "seglearn": "data",
+  "skimage": "data",
 }
+# Packages whose own requirements take gigabytes, or pin older versions of ours. Only their files
+# are read, so no requirement is needed. The extra `data` names them in a comment.
+WITHOUT_REQUIREMENTS = {"aeon": "aeon==1.6.0", "ISLP": "islp==0.6.0"}
 
 
 def missing(error: BaseException) -> UserError | None:
@@ -45,10 +53,27 @@ def missing(error: BaseException) -> UserError | None:
 
 
 def _not_installed(name: str) -> UserError:
-  return UserError(
-    f"needs {name}, which is not installed: pip install -e '.[{EXTRA_OF[name]}]' "
-    "in dpjax's clone"
-  )
+  if name in WITHOUT_REQUIREMENTS:
+    how = f"pip install --no-deps {WITHOUT_REQUIREMENTS[name]} (see the extra data)"
+  else:
+    how = f"pip install -e '.[{EXTRA_OF[name]}]' in dpjax's clone"
+  return UserError(f"needs {name}, which is not installed: {how}")
+
+
+def folder(name: str) -> pathlib.Path:
+  """Returns the folder of a package, without importing it.
+
+  Raises:
+    UserError: the package is not installed; the error says how to get it.
+
+  >>> folder("numpy").name
+  'numpy'
+  """
+  spec = importlib.util.find_spec(name)
+  homes = [] if spec is None else list(spec.submodule_search_locations or ())
+  if not homes:
+    raise _not_installed(name)
+  return pathlib.Path(homes[0])
 
 
 @contextlib.contextmanager

@@ -92,7 +92,16 @@ def test_the_lists_of_packages_agree():
   assert listed(core) == sorted(project["dependencies"])
   assert listed(launchers) == sorted(runs)
   # Names to import, beside names to install.
-  renamed = {"PIL": "pillow", "sklearn": "scikit-learn"}
-  installed = {re.split(r"[><=]", package)[0].replace("-", "_") for package in runs}
-  known = {renamed.get(name, name).replace("-", "_") for name in optional.EXTRA_OF}
-  assert known == installed
+  renamed = {"PIL": "pillow", "sklearn": "scikit-learn", "skimage": "scikit-image"}
+  named = lambda packages: {
+    re.split(r"[><=]", each)[0].replace("-", "_") for each in packages
+  }
+  for extra in ("runs", "data"):
+    of_extra = [
+      name for name, brought_by in optional.EXTRA_OF.items() if brought_by == extra
+    ]
+    known = {renamed.get(name, name).replace("-", "_") for name in of_extra}
+    assert known == named(project["optional-dependencies"][extra])
+  # What no extra may bring stands beside the extra that says so.
+  pins = " ".join(optional.WITHOUT_REQUIREMENTS.values())
+  assert f"pip install --no-deps {pins}" in (_ROOT / "pyproject.toml").read_text()

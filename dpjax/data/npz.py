@@ -18,6 +18,8 @@ from dpjax.data.rows import File, stay_in_files
 from dpjax.validate import UserError, Verbatim, about, first_line, join_words, no_pipe
 
 KEYS = ("x_train", "y_train", "x_test", "y_test")
+# The same arrays in the files of MedMNIST (Yang et al. 2023), which also hold a validation set.
+_MEDMNIST = ("train_images", "train_labels", "test_images", "test_labels")
 # Largest number of characters of the list of names in an error.
 _MOST_NAMES = 80
 _NO_HEADER = (
@@ -146,6 +148,7 @@ def load_npz(
 ) -> tuple[Dataset, Dataset]:
   """Loads (train, test) from the arrays `x_train`, `y_train`, `x_test` and `y_test` of a file.
 
+  A file of MedMNIST is read, too: its `train_images`, `train_labels`, `test_images`, `test_labels`.
   Inputs and labels may be of all kinds that `from_arrays` takes. The number of
   classes is public and must be declared: by an integer `num_classes` in the file or as the
   argument. It is never counted from the labels. The file may also declare two more integers:
@@ -173,7 +176,19 @@ def _load(
       raise UserError(
         f"has no {', '.join(missing)} (it holds {join_words(sorted(arrays), _MOST_NAMES)})"
       )
-    return _both(arrays, path.stem, num_classes), arrays
+    return _both(_keras(arrays), path.stem, num_classes), arrays
+
+
+def _keras(arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+  """Returns the arrays under Keras' names, if they have those of MedMNIST. There a label is an
+  array of one number."""
+  if any(key in arrays for key in KEYS) or any(key not in arrays for key in _MEDMNIST):
+    return arrays
+  held = dict(zip(KEYS, (arrays[key] for key in _MEDMNIST)))
+  for key in ("y_train", "y_test"):
+    if held[key].ndim == 2 and held[key].shape[1] == 1:
+      held[key] = held[key][:, 0]
+  return arrays | held
 
 
 def load_npz_fields(

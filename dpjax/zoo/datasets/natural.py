@@ -13,6 +13,7 @@ Vocabulary and classes are declared, never taken from the data. Nothing is downl
 
 from __future__ import annotations
 
+import dataclasses
 import os
 
 from dpjax import names, validate
@@ -20,6 +21,7 @@ from dpjax.data import npz, tables
 from dpjax.data.federation import Federation, Pair, by_client, check_pair
 from dpjax.validate import UserError
 from dpjax.zoo.datasets import prepared, registry
+from dpjax.zoo.datasets.published import PUBLISHED, has_owners
 
 
 def natural_federation(
@@ -38,13 +40,14 @@ def natural_federation(
 
   Args:
     name: one of the following.
+      A published data set whose records have owners (smartwatch), with client_id="".
       A data set that tensorflow-datasets has prepared (sentiment140, with the field "user").
       The path of an `.npz`, whose arrays "NAME_train" and "NAME_test" hold ids (NAME: `client_id`).
       The path of a table (.csv, .tsv or .parquet) with a column `client_id`.
       `package.module:name`: a function of no arguments that returns two `Federation`s.
     data_dir, max_length: as in `data.load`.
     num_classes: number of classes, for an .npz or prepared data that do not declare it.
-    client_id: name of the field; "" for a function.
+    client_id: name of the field; "" for a function, and for a published data set with owners.
     declaration: declaration of a table, as in `data.load`.
     max_examples: as in `by_client`, for each client in train and in test.
 
@@ -60,6 +63,8 @@ def natural_federation(
     )
   if names.is_path(name):
     return _of_user(name, client_id, max_examples)
+  if has_owners(name):
+    return _of_owners(name, data_dir, client_id, num_classes, max_examples)
   if not client_id:
     raise UserError(
       "must name the field that says whose each record is", field="client_id", value=""
@@ -78,6 +83,25 @@ def natural_federation(
   make = lambda part: by_client(*part, max_examples=max_examples)
   with validate.about("client_id", client_id):
     return check_pair(make(parts[0]), make(parts[1]), name)
+
+
+def _of_owners(
+  name: str,
+  data_dir: str | os.PathLike[str] | None,
+  client_id: str,
+  num_classes: int | None,
+  max_examples: int | None,
+) -> Pair:
+  for field, value in {"client_id": client_id, "num_classes": num_classes}.items():
+    if value not in ("", None):
+      raise UserError(
+        f"would be ignored, name={name!r} declares it itself", field=field, value=value
+      )
+  row = PUBLISHED[name]
+  train, test = (
+    by_client(*part, max_examples=max_examples) for part in row.load_owners()(data_dir)
+  )
+  return check_pair(dataclasses.replace(train, nominal_users=row.num_users), test, name)
 
 
 def _of_user(name: str, client_id: str, max_examples: int | None) -> Pair:

@@ -27,6 +27,8 @@ class Published(NamedTuple):
       files of tensorflow-datasets are read.
     in_folder: whether the loader takes `data_dir`, the folder of the files.
     of_plays: whether a user's folder `shakespeare` may stand in for the published texts.
+    owners: dotted path of the function of `data_dir` that returns ((train, ids), (test, ids)), the
+      owner of each record, for partition=natural; "": records have no owners.
   """
 
   num_examples: int | None = None
@@ -34,14 +36,24 @@ class Published(NamedTuple):
   loader: str = ""
   in_folder: bool = False
   of_plays: bool = False
+  owners: str = ""
 
   def load(self) -> Callable[..., Any]:
     """Imports and returns the function at `loader`, which must not be ""."""
-    module, _, name = self.loader.rpartition(".")
-    return getattr(importlib.import_module(module), name)
+    return _function(self.loader)
+
+  def load_owners(self) -> Callable[..., Any]:
+    """Imports and returns the function at `owners`, which must not be ""."""
+    return _function(self.owners)
+
+
+def _function(path: str) -> Callable[..., Any]:
+  module, _, name = path.rpartition(".")
+  return getattr(importlib.import_module(module), name)
 
 
 _SMALL = "dpjax.zoo.datasets.small_tables"
+_CARRIED = "dpjax.zoo.datasets.carried"
 _LINES = "dpjax.zoo.datasets.shakespeare_lines"
 # Lists show the names in this order. Other data sets of tensorflow-datasets need no row here.
 PUBLISHED: dict[str, Published] = {
@@ -49,9 +61,26 @@ PUBLISHED: dict[str, Published] = {
   "breast_cancer": Published(457, loader=f"{_SMALL}.load_breast_cancer"),
   "wine": Published(146, loader=f"{_SMALL}.load_wine"),
   "diabetes": Published(357, loader=f"{_SMALL}.load_diabetes"),
-  # The package islp holds the data: `pip install --no-deps islp==0.6.0`.
-  "credit_default": Published(
-    7_941, loader=f"{_SMALL}.load_credit_default", in_folder=True
+  # The next five lie in packages of the extra `data`, which pyproject.toml names. `data_dir` may
+  # name a folder that holds their file.
+  "mortgages": Published(1_890, loader=f"{_SMALL}.load_mortgages", in_folder=True),
+  "insurance": Published(4_628, loader=f"{_SMALL}.load_insurance", in_folder=True),
+  "voices": Published(270, loader=f"{_CARRIED}.load_voices", in_folder=True),
+  "smartwatch": Published(
+    112,
+    num_users=8,
+    loader=f"{_CARRIED}.load_smartwatch",
+    in_folder=True,
+    owners=f"{_CARRIED}.smartwatch_owners",
+  ),
+  "faces": Published(160, loader=f"{_CARRIED}.load_faces", in_folder=True),
+  # No package has these files: `data_dir` names their folder.
+  "heart": Published(
+    743,
+    num_users=4,
+    loader=f"{_SMALL}.load_heart",
+    in_folder=True,
+    owners=f"{_SMALL}.heart_owners",
   ),
   # The package vaderSentiment holds the texts:
   # `pip download --no-deps --no-binary :all: vaderSentiment==0.5`.
@@ -101,6 +130,15 @@ def lies_in_folder(name: str) -> bool:
   """
   path = pathlib.Path(os.path.expanduser(name))
   return not (is_embedded(name) or names.is_path(name) or path.is_absolute())
+
+
+def has_owners(name: str) -> bool:
+  """Returns whether a published data set itself says whose each record is.
+
+  >>> has_owners("smartwatch"), has_owners("digits"), has_owners("mine.npz")
+  (True, False, False)
+  """
+  return name in PUBLISHED and bool(PUBLISHED[name].owners)
 
 
 # Name of the attribute that marks the whole test set of a data set in `PUBLISHED`.

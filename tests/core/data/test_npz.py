@@ -214,3 +214,20 @@ def test_a_pipe_is_refused_at_once(name, tmp_path):
   load = npz.load_npz if name.endswith("npz") else npz.load_folder
   with refuses("name"):
     load(tmp_path / name if name.endswith("npz") else tmp_path)
+
+
+def test_a_file_of_medmnist_is_read_under_its_own_names(tmp_path):
+  arrays = {
+    "train_images": np.full((3, 4, 4), 255, np.uint8),
+    "train_labels": np.array([[0], [2], [1]], np.uint8),
+    "val_images": np.zeros((1, 4, 4), np.uint8),
+    "val_labels": np.array([[0]], np.uint8),
+    "test_images": np.zeros((2, 4, 4), np.uint8),
+    "test_labels": np.array([[1], [1]], np.uint8),
+  }
+  np.savez(tmp_path / "pathmnist.npz", **arrays)
+  train, test = data.load(tmp_path / "pathmnist.npz", num_classes=3)
+  assert train.x.shape == (3, 4, 4, 1) and float(train.x.max()) == 1.0
+  assert train.y.tolist() == [0, 2, 1] and test.y.tolist() == [1, 1]
+  with refuses("num_classes"):
+    data.load(tmp_path / "pathmnist.npz")

@@ -8,6 +8,7 @@ from dpjax.experiments.kinds import bounds
 from dpjax.experiments.kinds.bounds import named
 from dpjax.experiments.kinds.federated.config import FedConfig, algorithm_of
 from dpjax.validate import UserError
+from dpjax.zoo.datasets.published import has_owners
 
 # A client's batch of up to this size is accepted for any number of examples.
 _ANY_BATCH = 1024
@@ -52,7 +53,8 @@ def _partition(config: FedConfig) -> None:
     raise UserError(
       "must be positive integers, or none", field="partition.shape", value=shape
     )
-  if getattr(partition, "client_id", None) == "" and not names.is_path(config.data.name):
+  without_field = names.is_path(config.data.name) or has_owners(config.data.name)
+  if getattr(partition, "client_id", None) == "" and not without_field:
     raise UserError(
       "must name the field that says whose each record is",
       field="partition.client_id",

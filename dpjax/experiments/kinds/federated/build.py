@@ -64,6 +64,7 @@ from dpjax.plan import Plan
 from dpjax.secure.distributed_noise import SkellamSum
 from dpjax.secure.encoding import Encoding
 from dpjax.validate import UserError
+from dpjax.zoo.datasets.published import has_owners
 
 # Fields that are passed to `named.by_name`.
 _EXECUTED = ("num_devices", "num_threads", "memory_budget_gb")
@@ -135,6 +136,10 @@ def _check_read(config: FedConfig) -> None:
   read(not dealt, "users that the data name", "data.num_users")
   fields_of_clients = ("partition.client_id", "partition.max_examples")
   read(not is_path(config.data.name), "clients that dpjax reads", *fields_of_clients)
+  read(
+    not has_owners(config.data.name), "data that do not name their clients",
+    "partition.client_id",
+  )  # fmt: skip
   for field in ("algorithm", "aggregator"):
     others = f"another {field} than {name_of(config, field)!r}"
     read(False, others, *leaves_out(getattr(config, field)))

@@ -1,0 +1,279 @@
+"""Scores by epsilon of the data that packages carry: `python -m benchmarks.carried --out=DIR`.
+
+    pip install -e '.[data]' && pip install --no-deps aeon==1.6.0 islp==0.6.0
+
+Ten runs of each config at each epsilon, each with fresh keys. Epsilon inf is the same run without
+noise. Each program is compiled once for all runs, which take no folder, and are those of
+`launch.train` and `launch.federate` in all else. Writes runs.csv (each run),
+by_epsilon.csv (mean, sd and number of runs) and its picture to DIR/NAME.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import importlib
+import math
+import pathlib
+import statistics
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+import dpjax
+from benchmarks import silos
+from dpjax import training
+from dpjax.data import by_client
+from dpjax.experiments.config import fields
+from dpjax.experiments.kinds.central import build, facts
+from dpjax.experiments.plots import redraw
+from dpjax.experiments.plots.recipes import Recipe
+from dpjax.experiments.run import kind, loop, report, writers
+from dpjax.zoo.datasets import carried
+
+EPSILONS = (1.0, 3.0, 8.0, math.inf)
+_MEANS = ("epsilon", "epsilon_kind", "delta", "neighboring_relation", "unit")
+Row = dict[str, Any]
+# Function (epsilon, number of runs) -> the scores of each run.
+Runs = Callable[[float, int], Iterator[Row]]
+
+
+class Data(NamedTuple):
+  """One data set.
+
+  Attributes:
+    lines: name of a line of the picture -> its runs.
+    y: score that is drawn.
+    groups: more lines: their name -> key of the score in a run's row.
+  """
+
+  title: str
+  y: str
+  lines: dict[str, Runs]
+  groups: dict[str, str] = {}  # noqa: RUF012
+
+
+def _at(config: Any, epsilon: float) -> Any:
+  """Returns the config at an epsilon; inf: without noise."""
+  if math.isinf(epsilon):
+    return fields.replace_all(
+      config, {"privacy.epsilon": None, "privacy.noise_multiplier": 0.0}
+    )
+  return fields.replace(config, "privacy.epsilon", epsilon)
+
+
+def trained(config: Any, loaded: Any, count: int) -> Iterator[Row]:
+  """Yields the scores of so many runs of `launch.train`, in which each step takes all records."""
+  config = fields.replace(config, "diagnostics", False)
+  run = build.assemble(config, loaded)
+  phase = build.phase(config, run)
+  spent = run.guarantee.curve(config.num_steps)
+  means = {
+    "epsilon": None if math.isinf(spent) else spent,
+    "epsilon_kind": run.guarantee.kind,
+    "delta": run.guarantee.delta,
+    "neighboring_relation": run.guarantee.relation,
+    "unit": run.guarantee.unit,
+  }
+  assert phase.evaluate is not None
+  for _ in range(count):
+    # A step gives its state's memory away, so that first parameters are copied.
+    params = jax.tree.map(jnp.copy, run.params)
+    state = run.with_keys(dpjax.new_key(), None).init(params)
+    for draw in phase.draws(0):
+      state, _ = phase.step(state, draw)
+    params = training.eval_params(state)
+    row = {f"test_{name}": value for name, value in phase.evaluate(state).items()}
+    row |= facts.class_scores(run.apply, params, run.test, warn=False)
+    by_group = facts.group_scores(run, params).get("test_by_group", {"scores": {}})
+    for name, scores in by_group["scores"].items():
+      row |= {f"{key}_{name}": value for key, value in scores.items()}
+    yield row | means
+
+
+def _table(name: str) -> Runs:
+  def runs(epsilon: float, count: int) -> Iterator[Row]:
+    config = _at(importlib.import_module(f"configs.{name}").get_config(), epsilon)
+    yield from trained(config, build.load_data(config), count)
+
+  return runs
+
+
+def _smartwatch(changes: Row, pairs: Sequence[int] = (9,)) -> Runs:
+  """Returns the runs of configs/fed/smartwatch.py; each of `pairs` is the first of two people who
+  do not train."""
+
+  def runs(epsilon: float, count: int) -> Iterator[Row]:
+    config = fields.replace_all(
+      importlib.import_module("configs.fed.smartwatch").get_config(), changes
+    )
+    for first in pairs:
+      (train, people), (test, _) = carried.smartwatch_owners(unseen=(first, first + 1))
+      # In one place all recordings are of one silo.
+      owners = people * 0 if config.privacy.num_examples == (112,) else people
+      federation = by_client(train.declared(len(train)), owners)
+      federation = dataclasses.replace(federation, nominal_users=federation.num_clients)
+      each = range(max(1, count // len(pairs)))
+      yield from silos.runs(_at(config, epsilon), (federation, test), each)
+
+  return runs
+
+
+_WHOLE = {
+  "privacy": "central",
+  "privacy.delta": 1e-2,
+  "privacy.l2_clip_norm": 1.0,
+  "local.epochs": 20,
+  "client_optimizer.learning_rate": 0.5,
+  "clients_per_round": 8,
+  "num_rounds": 10,
+}
+DATA = {
+  "voices": Data(
+    "Nine speakers, 270 utterances", "test_accuracy", {"utterance": _table("voices")}
+  ),
+  "mortgages": Data(
+    "Mortgages in Boston: who is denied",
+    "test_auroc",
+    {"all applicants": _table("mortgages")},
+    {"black applicants": "auroc_yes", "others": "auroc_no"},
+  ),
+  "insurance": Data(
+    "Who insures a caravan", "test_auroc", {"customer": _table("insurance")}
+  ),
+  "smartwatch": Data(
+    "Exercises of two people who did not train",
+    "test_accuracy",
+    {
+      "recordings, in one place": _smartwatch({"privacy.num_examples": (112,)}),
+      "recordings, on each person's device": _smartwatch({}),
+      "whole people": _smartwatch(_WHOLE),
+    },
+  ),
+  "smartwatch_pairs": Data(
+    "Exercises of each pair of people in turn, who did not train",
+    "test_accuracy",
+    {"recordings, on each person's device": _smartwatch({}, pairs=(1, 3, 5, 7, 9))},
+  ),
+}
+
+
+def _summary(line: str, epsilon: float, rows: list[Row], y: str) -> Row:
+  values = [row[y] for row in rows]
+  mean = statistics.fmean(values)
+  sd = statistics.stdev(values) if len(values) > 1 else 0.0
+  return {
+    "line": line,
+    "privacy.epsilon": None if math.isinf(epsilon) else epsilon,
+    "seeds": len(rows),
+    "mean": mean,
+    "sd": sd,
+    "low": mean - sd,
+    "high": mean + sd,
+    "largest_class": rows[0].get("test_largest_class"),
+    **{key: rows[0].get(key) for key in _MEANS},
+  }
+
+
+def measure(name: str, folder: pathlib.Path, epsilons: list[float], count: int) -> None:
+  """Runs a data set's lines, and writes its files."""
+  data = DATA[name]
+  folder.mkdir(parents=True, exist_ok=True)
+  rows: list[Row] = []
+  points: list[Row] = []
+  for line, runs in data.lines.items():
+    for epsilon in epsilons:
+      began = time.monotonic()
+      found = [*runs(epsilon, count)]
+      seconds = (time.monotonic() - began) / len(found)
+      rows += [
+        {"line": line, "privacy.epsilon": epsilon, "run": place, **row}
+        for place, row in enumerate(found)
+      ]
+      of_lines = {line: data.y} | data.groups
+      points += [_summary(each, epsilon, found, y) for each, y in of_lines.items()]
+      shown = " ".join(
+        f"{point['mean']:.3f}+-{point['sd']:.3f}" for point in points[-len(of_lines) :]
+      )
+      print(name, line, epsilon, shown, f"{seconds:.1f} s a run", flush=True)
+      report.write_csv(folder / "runs.csv", rows)
+  report.write_csv(folder / "by_epsilon.csv", points)
+  word = "AUROC" if data.y == "test_auroc" else "test accuracy"
+  recipe = Recipe(
+    "lines", ("privacy.epsilon",), ("mean",), "line", ends=("low", "high"),
+    log=("privacy.epsilon",), words={"mean": word, "privacy.epsilon": "epsilon"},
+    title=data.title,
+  )  # fmt: skip
+  redraw.write(folder / "by_epsilon.csv", recipe)
+
+
+# Lines of configs/attack/faces.py of which ten runs are made.
+_DEFENCES = ("none", "noise .001", "noise .01", "epsilon 8")
+_FACES = "faces"
+
+
+def faces(folder: pathlib.Path, count: int) -> None:
+  """Attacks eight faces under each defence, each time with another model and other noise."""
+  module = importlib.import_module("configs.attack.faces")
+  folder.mkdir(parents=True, exist_ok=True)
+  rows: list[Row] = []
+  points: list[Row] = []
+  for name, config in module.get_configs(module.get_config()):
+    defence = name.partition(", ")[2]
+    if defence not in _DEFENCES:
+      continue
+    began = time.monotonic()
+    for place in range(count):
+      with tempfile.TemporaryDirectory() as run, writers.silent():
+        attacked = fields.replace(config, "seed", place)
+        result = loop.run(kind.experiment_of(attacked), pathlib.Path(run) / "run")
+      exact = result["success"]["exact"]
+      rows.append(
+        {"defence": defence, "run": place, "share": exact["count"] / exact["total"]}
+        | {key: result[key] for key in ("median_psnr", *_MEANS)}
+      )
+    of = rows[-count:]
+    point = _summary(defence, math.inf, of, "share")
+    psnr = statistics.median(float(row["median_psnr"]) for row in of)
+    points.append({"defence": defence, "median_psnr": psnr, **point})
+    seconds = (time.monotonic() - began) / count
+    print(
+      _FACES,
+      defence,
+      f"{point['mean']:.3f}+-{point['sd']:.3f} {seconds:.1f} s a run",
+      flush=True,
+    )
+    report.write_csv(folder / "runs.csv", rows)
+  header = ["defence", "seeds", "mean", "sd", "low", "high", "median_psnr", *_MEANS]
+  report.write_csv(folder / "by_defence.csv", points, header)
+  recipe = Recipe(
+    "points", ("mean",), ("defence",), ends=("low", "high"),
+    words={"mean": "share of eight faces recovered exactly"},
+    title="Faces out of messages",
+  )  # fmt: skip
+  redraw.write(folder / "by_defence.csv", recipe)
+
+
+def main() -> None:
+  """Measures each data set."""
+  parser = argparse.ArgumentParser(description=__doc__)
+  parser.add_argument("--out", type=pathlib.Path, required=True)
+  parser.add_argument("--only", nargs="*", choices=[*DATA, _FACES], default=[*DATA, _FACES])
+  parser.add_argument("--epsilons", nargs="*", type=float, default=[*EPSILONS])
+  parser.add_argument("--runs", type=int, default=10)
+  flags = parser.parse_args()
+  for name in flags.only:
+    if name == _FACES:
+      faces(flags.out / name, flags.runs)
+      continue
+    measure(name, flags.out / name, flags.epsilons, flags.runs)
+
+
+if __name__ == "__main__":
+  import launch  # noqa: F401  # keeps compiled programs, as a user's command does
+
+  main()
