@@ -110,6 +110,14 @@ def test_a_map_of_places_errs_as_the_formula_says():
 
 
 @pytest.mark.long
+def test_fed_avg_stays_below_its_bound_and_falls_as_fast():
+  values = _run("fed_avg_bound")
+  assert all(-1.2 < slope < -0.8 for slope in values["slopes"].values())
+  assert all((share < 1).all() for share in values["shares"].values())
+  assert values["path"].with_suffix(".png").is_file()
+
+
+@pytest.mark.long
 def test_a_sweep_draws_its_curve(tmp_path):
   done = commands.run(
     "launch.sweep",
