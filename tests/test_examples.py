@@ -98,6 +98,25 @@ def test_noise_by_an_attackers_rates_is_less_than_by_one_epsilon():
   assert values["tpr"] <= values["drawn"] < 0.1002
 
 
+@pytest.mark.slow
+def test_a_map_of_places_errs_as_the_formula_says():
+  values = _run("places")
+  # The mean square of 144 errors, in units of the stated variance, has std sqrt(2 / 144).
+  assert all(
+    abs(error**2 - 1) < 5 * np.sqrt(2 / 144) for error in values["errors"].values()
+  )
+  wrong = {e: np.abs(m - values["truth"]).sum() / 2 for e, m in values["maps"].items()}
+  assert wrong[4.0] < 0.1 < wrong[1.0] < 0.4
+
+
+@pytest.mark.long
+def test_fed_avg_stays_below_its_bound_and_falls_as_fast():
+  values = _run("fed_avg_bound")
+  assert all(-1.2 < slope < -0.8 for slope in values["slopes"].values())
+  assert all((share < 1).all() for share in values["shares"].values())
+  assert values["path"].with_suffix(".png").is_file()
+
+
 @pytest.mark.long
 def test_a_sweep_draws_its_curve(tmp_path):
   done = commands.run(

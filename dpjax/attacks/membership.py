@@ -16,6 +16,7 @@ scores with the true members.
 | `informia`          | as `rmia`                                 | Tao and Shokri 2025        |
 | `bavaria`           | as `lira`; steadier with few shadows      | Brännvall 2026             |
 | `quantile_regression` | other records, certainly not trained on | Bertran et al. 2023        |
+| `attack_network`    | whole answers of shadows, not log odds    | Shokri et al. 2017         |
 
 For several queries of one record (augmented copies) there is one `Evidence` for each query. The
 code of Carlini et al. thresholds the mean of a record's `lira` scores.

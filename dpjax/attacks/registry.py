@@ -161,6 +161,11 @@ ATTACKS: tuple[Attack, ...] = (
     "dpjax.attacks.difficulty.quantile_regression", "Bertran et al. 2023",
   ),
   Attack(
+    "attack network of each class", _MEMBER, "answers",
+    f"{_OWNER} and has data like the training's", _DP,
+    "dpjax.attacks.attack_network.attack_network", "Shokri et al. 2017",
+  ),
+  Attack(
     "loss tail", "how many members LiRA would find, without shadow models", "answers",
     f"{_OWNER} and knows members and non-members: an estimate for owners, no attack", _DP,
     "dpjax.attacks.roc.loss_tail", "Dodd et al. 2025",

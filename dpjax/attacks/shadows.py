@@ -76,13 +76,23 @@ def each_as_target(
   score_rows = np.atleast_2d(signals.numbers("scores", scores))
   whole = Evidence(score_rows[0], score_rows, np.asarray(included))
   for target, members in enumerate(whole.included):
-    kept = ~np.all(whole.included == ~members, axis=1)
-    kept[target] = False
+    kept = shadows_of(target, whole.included)
     _check_counts(whole.included[kept].sum(axis=0), members)
     yield (
       Evidence(whole.shadows[target], whole.shadows[kept], whole.included[kept]),
       members,
     )
+
+
+def shadows_of(target: int, included: np.ndarray) -> np.ndarray:
+  """Returns bool [M]: the models that may be shadows of model `target`, all but its complement.
+
+  >>> shadows_of(0, random_halves(4, 10, seed=0)).tolist()
+  [False, False, True, True]
+  """
+  kept = ~np.all(included == ~included[target], axis=1)
+  kept[target] = False
+  return kept
 
 
 def _check_counts(counts: np.ndarray, members: np.ndarray) -> None:

@@ -154,6 +154,8 @@ class Dataset:
   clipped_cells: Mapping[str, int] | None = None
   # Of the test rows of a table that declares a group. None: there is none.
   groups: Groups | None = None
+  # Of a table: its `Declaration`, which is public. None: not a table.
+  declaration: Any = None
 
   def __post_init__(self):
     validate.integer_at_least(1, num_classes=self.num_classes)

@@ -12,7 +12,7 @@ import hashlib
 import math
 import os
 import pathlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -21,7 +21,7 @@ from dpjax import validate
 from dpjax.data import cells, table_declaration, table_files, tokenizer_files
 from dpjax.data.cells import Cell
 from dpjax.data.dataset import Dataset, Groups
-from dpjax.data.table_declaration import Category, Declaration, Number
+from dpjax.data.table_declaration import Category, Declaration, Number, Text
 from dpjax.validate import UserError, Verbatim
 
 # Path of a file, an object with columns by name, such as a dict or a frame, or a list of dicts.
@@ -159,6 +159,7 @@ def table_fields(
       target=declared.target,
       clipped_cells=counts.changed,
       groups=_groups(declared, parts.groups, rows) if of_test else None,
+      declaration=declared,
     )
     pair.append(dataset)
     fields.append([parts.fields[row] for row in rows] if field is not None else [])
@@ -305,6 +306,59 @@ def inputs(columns: Mapping[str, Any], declaration: Mapping[str, Any]) -> np.nda
   parts = [_Cells(block, declared, "row", tokens).inputs(counts) for block in blocks]
   dtype = np.float32 if declared.text is None else np.int32
   return np.concatenate(parts) if parts else np.zeros((0, declared.width), dtype)
+
+
+def nearest_inputs(x: np.ndarray, declared: Declaration) -> np.ndarray:
+  """Returns inputs [n, width] that cells can have: a category has its largest value alone.
+
+  >>> columns = {"age": {"lower": 0, "upper": 120}, "sex": {"values": ["f", "m"]}}
+  >>> declared = table_declaration.parse({"columns": columns, "split": {"test_share": 0.5},
+  ...   "target": {"column": "ill", "values": ["no", "yes"]}})
+  >>> nearest_inputs(np.array([[0.25, 0.4, 0.3]]), declared).tolist()
+  [[0.25, 1.0, 0.0]]
+  """
+  nearest = np.clip(x, 0, 1)
+  for _, kind, places in _places(declared):
+    if isinstance(kind, Category):
+      width = places.stop - places.start
+      nearest[:, places] = np.eye(width)[np.argmax(x[:, places], axis=1)]
+  return nearest
+
+
+def rows_of(
+  x: np.ndarray, classes: np.ndarray, declared: Declaration
+) -> dict[str, list[Any]]:
+  """Returns the columns, the target last, of inputs [n, width] and classes [n].
+
+  >>> columns = {"age": {"lower": 0, "upper": 120}, "sex": {"values": ["f", "m"]}}
+  >>> declared = table_declaration.parse({"columns": columns, "split": {"test_share": 0.5},
+  ...   "target": {"column": "ill", "values": ["no", "yes"]}})
+  >>> rows_of(np.array([[0.25, 0.4, 0.3]]), np.array([1]), declared)
+  {'age': [30.0], 'sex': ['f'], 'ill': ['yes']}
+  """
+  columns: dict[str, list[Any]] = {}
+  for name, kind, places in _places(declared):
+    if isinstance(kind, Category):
+      values = list(kind.values)
+      columns[name] = [values[place] for place in np.argmax(x[:, places], axis=1)]
+      continue
+    bounds = kind.bounds
+    share = np.clip(x[:, places.start].astype(np.float64), 0, 1)
+    columns[name] = (bounds.lower * (1 - share) + bounds.upper * share).tolist()
+  (target,) = declared.target_columns
+  assert isinstance(declared.target_kind, Category)
+  values = list(declared.target_kind.values)
+  return columns | {target: [values[place] for place in classes]}
+
+
+def _places(declared: Declaration) -> Iterator[tuple[str, Number | Category, slice]]:
+  """Yields (name, kind, its places among the inputs) of each column."""
+  start = 0
+  for name, kind in declared.columns.items():
+    assert not isinstance(kind, Text)
+    width = len(kind.values) if isinstance(kind, Category) else 1
+    yield name, kind, slice(start, start + width)
+    start += width
 
 
 def _tokenizer(source: _Held, declared: Declaration) -> tokenizer_files.Tokenizer:

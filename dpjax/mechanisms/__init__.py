@@ -10,6 +10,7 @@ mechanism that is private only under another relation raises UserError for this 
 | a number or a vector      | Laplace, Gaussian                                      |
 | one of k candidates       | Exponential, PermuteAndFlip, ReportNoisyMax            |
 | each person's own label   | RandomizedResponse                                     |
+| shares of many own labels | OptimizedUnaryEncoding, OptimizedLocalHashing          |
 | statistics of numbers     | BoundedMean, Histogram, Quantile                       |
 | statistics of channels    | ChannelStatistics                                      |
 | how features are spread   | Whitening                                              |
@@ -39,6 +40,12 @@ if TYPE_CHECKING:
   from dpjax.mechanisms.budget import ShardCharge as ShardCharge
   from dpjax.mechanisms.channel_statistics import ChannelStatistics as ChannelStatistics
   from dpjax.mechanisms.class_sums import ClassSums as ClassSums
+  from dpjax.mechanisms.frequency_oracles import (
+    OptimizedLocalHashing as OptimizedLocalHashing,
+  )
+  from dpjax.mechanisms.frequency_oracles import (
+    OptimizedUnaryEncoding as OptimizedUnaryEncoding,
+  )
   from dpjax.mechanisms.least_squares import LeastSquares as LeastSquares
   from dpjax.mechanisms.least_squares import centred_labels as centred_labels
   from dpjax.mechanisms.least_squares import centred_norm as centred_norm

@@ -15,15 +15,66 @@ from dpjax.mechanisms import finite, stated
 from dpjax.noise import source
 from dpjax.validate import UserError
 
-_MOST_CATEGORIES = 2**31 - 1
+MOST_CATEGORIES = 2**31 - 1
 # Factor that raises a probability by more than the rounding error of its computation in float64.
-_ROUNDING = 1 + 2.0**-48
+ROUNDING = 1 + 2.0**-48
 # The smallest positive float64.
-_TINY = 5e-324
+TINY = 5e-324
+
+
+class FrequencyOracle:
+  """Base class of mechanisms whose responses support labels, more often the true one than another.
+
+  >>> RandomizedResponse(epsilon=math.log(3)).variance(1_000)  # (k - 2 + 3) / (1,000 * 2^2)
+  0.00075
+  """
+
+  num_categories: int
+
+  @property
+  def false_support(self) -> float:
+    """Returns the probability that a response supports a label that is not the true one."""
+    raise NotImplementedError
+
+  @property
+  def support_gap(self) -> float:
+    """Returns how much more probable it is that a response supports the true label."""
+    raise NotImplementedError
+
+  def supports(self, responses: jax.Array) -> tuple[np.ndarray, int]:
+    """Returns how many responses support each label, [k], and the number of responses."""
+    raise NotImplementedError
+
+  def frequencies(self, responses: jax.Array) -> np.ndarray:
+    """Returns unbiased estimates of the share of each label, [k]; they may be outside [0, 1].
+
+    >>> mechanism = RandomizedResponse(epsilon=math.log(3))
+    >>> mechanism.frequencies(np.array([0, 0, 0, 1])).round(6)  # 3/4 kept: all were 0
+    array([1., 0.])
+    """
+    counts, number = self.supports(responses)
+    return (counts / max(1, number) - self.false_support) / self.support_gap
+
+  def variance(self, num_responses: int, share: float = 0.0) -> float:
+    """Returns the variance of the estimate of one label's share.
+
+    It is exact: given the labels, the count is a sum of independent coins, of which the share that
+    holds the label has another probability.
+
+    Args:
+      num_responses: number of responses, one for each person.
+      share: true share of the label.
+    """
+    validate.integer_at_least(1, num_responses=num_responses)
+    validate.number_in(0, 1, share=share)
+    other = self.false_support
+    true = other + self.support_gap
+    coins = share * true * (1 - true) + (1 - share) * other * (1 - other)
+    return coins / (num_responses * self.support_gap**2)
 
 
 @dataclasses.dataclass(frozen=True)
-class RandomizedResponse:
+class RandomizedResponse(FrequencyOracle):
   """Keeps a label in 0 .. k-1 with probability e^eps / (e^eps + k - 1), else draws another label.
 
   Guarantee: each response is (epsilon, 0)-DP under replace_one (local DP: no trusted curator is
@@ -56,7 +107,7 @@ class RandomizedResponse:
   def __post_init__(self) -> None:
     stated.positive(epsilon=self.epsilon)
     validate.integer_at_least(2, num_categories=self.num_categories)
-    if self.num_categories > _MOST_CATEGORIES:
+    if self.num_categories > MOST_CATEGORIES:
       raise UserError(
         "must be below 2^31", field="num_categories", value=self.num_categories
       )
@@ -80,25 +131,26 @@ class RandomizedResponse:
     labels = finite.indices("labels", labels, 0, k - 1)
     for_coins, for_answers = jax.random.split(key)
     # At epsilon above 745 the probability would underflow to 0, and no label would ever change.
-    chance = min(1.0, max(self.noise_parameter, _TINY) * _ROUNDING)
+    chance = min(1.0, max(self.noise_parameter, TINY) * ROUNDING)
     lies = source.bernoulli(for_coins, chance, labels.shape)
     answers = source.integers(for_answers, labels.shape, k)
     return jnp.where(lies, answers, labels)
 
-  def frequencies(self, responses: jax.Array) -> np.ndarray:
-    """Returns unbiased estimates of the share of each label, [k]; they may be outside [0, 1].
+  @property
+  def false_support(self) -> float:
+    """Returns the probability of one given label that is not the true one."""
+    return self.noise_parameter / int(self.num_categories)
 
-    >>> mechanism = RandomizedResponse(epsilon=math.log(3))
-    >>> mechanism.frequencies(np.array([0, 0, 0, 1])).round(6)  # 3/4 kept: all were 0
-    array([1., 0.])
-    """
+  @property
+  def support_gap(self) -> float:
+    """Returns the probability that the response is not drawn at random."""
+    return 1 - self.noise_parameter
+
+  def supports(self, responses: jax.Array) -> tuple[np.ndarray, int]:
+    """Returns how many responses are each label, [k], and the number of responses."""
     k = int(self.num_categories)
-    checked = np.asarray(finite.indices("responses", responses, -1, k)).ravel()
-    if np.any((checked < 0) | (checked >= k)):
-      raise UserError(f"must be in 0 .. {k - 1}", field="responses")
-    counts = np.bincount(checked, minlength=k)
-    shares = counts / max(1, counts.sum())
-    return (shares - self.noise_parameter / k) / (1 - self.noise_parameter)
+    checked = within("responses", responses, k).ravel()
+    return np.bincount(checked, minlength=k), len(checked)
 
   def event(self, neighboring_relation: str = "add_or_remove_one") -> stated.DpEvent:
     """Returns the event of one response. For k > 2 labels, several responses together have a
@@ -107,3 +159,17 @@ class RandomizedResponse:
     return dp_accounting.RandomizedResponseDpEvent(
       self.noise_parameter, int(self.num_categories)
     )
+
+
+def within(name: str, values: finite.Numbers, count: int) -> np.ndarray:
+  """Returns integers on the host; UserError unless they are in 0 .. count - 1.
+
+  >>> within("responses", np.array([0, 7]), 3)
+  Traceback (most recent call last):
+  ...
+  dpjax.validate.UserError: responses: must be in 0 .. 2
+  """
+  checked = np.asarray(finite.indices(name, values, -1, count))
+  if np.any((checked < 0) | (checked >= count)):
+    raise UserError(f"must be in 0 .. {count - 1}", field=name)
+  return checked

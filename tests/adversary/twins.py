@@ -113,7 +113,7 @@ NOT_PLANTED: dict[tuple[str, str], str] = {
     (f"mechanisms.{name}", "clip"): _NO_BOUND
     for name in (
       *("Histogram", "Quantile", "SampleAndAggregateVote", "RandomizedResponse"),
-      *("GNMax", "ConfidentGNMax"),
+      *("GNMax", "ConfidentGNMax", "OptimizedUnaryEncoding", "OptimizedLocalHashing"),
     )
   },
   **{
@@ -188,6 +188,7 @@ def reason(twin: BrokenTwin) -> str:
 _OF_RECORDS = (
   *("BoundedMean", "Histogram", "Quantile", "ChannelStatistics", "Whitening"),
   *("RandomizedResponse", "LeastSquares", "ClassSums"),
+  *("OptimizedUnaryEncoding", "OptimizedLocalHashing"),
 )
 _OF_SHARDS = ("SampleAndAggregateMean", "SampleAndAggregateVote")
 # Mechanisms whose number of records is private, so public data have `_PUBLIC_RECORDS` records.

@@ -1,11 +1,14 @@
-"""InfoRMIA, BaVarIA and quantile regression: their formulas by loops, integrals and known truth."""
+"""InfoRMIA, BaVarIA, quantile regression, attack networks: by loops, integrals and known truth."""
+
+import math
 
 import numpy as np
 import pytest
-from scipy import stats
+from scipy import special, stats
 
 from dpjax import attacks
 from dpjax.attacks import Evidence
+from dpjax.attacks.attack_network import attack_network
 from dpjax.attacks.difficulty import quantile_regression
 from dpjax.attacks.information import informia
 from dpjax.attacks.queries import augmented, mean_score
@@ -159,6 +162,67 @@ def test_bad_input_of_quantile_regression_is_one_line(change, field):
   given |= dict(known_log_odds=known, known_features=seen) | change
   with refuses(field):
     quantile_regression(given.pop("log_odds"), given.pop("features"), **given)
+
+
+def _answers(rng, held, labels, shift=2.0):
+  """Probabilities of two classes; a member's log odds are higher by `shift`, in class 1 lower."""
+  moved = np.where(labels == 0, shift, -shift) * held
+  odds = rng.normal(0, 1, held.shape) + moved
+  own = special.expit(odds)
+  first = np.where(labels == 0, own, 1 - own)
+  return np.stack([first, 1 - first], axis=-1)
+
+
+@pytest.mark.slow
+def test_attack_networks_reach_the_best_test_of_each_class_where_one_threshold_is_blind():
+  """Log odds N(0, 1) and N(+-2, 1): the best test has AUC Phi(2 / sqrt 2) in each class."""
+  rng, n = np.random.default_rng(0), 400
+  labels = np.arange(n) % 2
+  held = attacks.random_halves(6, n, seed=0)
+  answers = _answers(rng, held, labels)
+  target = rng.random(n) < 0.5
+  asked = _answers(rng, target, labels)
+  scores = attack_network(asked, labels, shadow_answers=answers, included=held)
+  best = stats.norm.cdf(2 / math.sqrt(2))
+  for label in (0, 1):
+    mine = labels == label
+    assert curve_of(scores[mine], target[mine]).auc == pytest.approx(best, abs=0.05)
+  own = np.take_along_axis(asked, labels[:, None], axis=1)[:, 0]
+  assert abs(curve_of(own, target).auc - 0.5) < 0.1
+  assert curve_of(scores, target).auc > best - 0.06
+  # Members that answers do not show are not found.
+  silent = attack_network(
+    _answers(rng, target, labels, shift=0.0), labels, shadow_answers=answers, included=held
+  )
+  assert abs(curve_of(silent, target).auc - 0.5) < 0.1
+
+
+def test_a_class_that_no_shadow_left_out_says_nothing():
+  answers = np.full((2, 4, 2), 0.5)
+  scores = attack_network(
+    answers[0], np.zeros(4, int), shadow_answers=answers, included=np.ones((2, 4), bool)
+  )
+  assert scores.tolist() == [0.5] * 4
+
+
+@pytest.mark.parametrize(
+  ("change", "field"),
+  [
+    ({"answers": np.full((4, 3), 0.5)}, "shadow_answers.shape"),
+    ({"answers": np.full(4, 0.5)}, "answers.shape"),
+    ({"answers": np.full((4, 2), 1.5)}, "answers"),
+    ({"included": np.ones((2, 4))}, "included"),
+    ({"labels": np.zeros(3, int)}, "labels"),
+    ({"labels": np.zeros(4)}, "labels"),
+    ({"seed": -1}, "seed"),
+  ],
+)
+def test_bad_input_of_an_attack_network_is_one_line(change, field):
+  given = {"answers": np.full((4, 2), 0.5), "labels": np.zeros(4, int)} | change
+  known = {"shadow_answers": np.full((2, 4, 2), 0.5), "included": np.ones((2, 4), bool)}
+  known |= {name: given.pop(name) for name in ("included", "seed") if name in given}
+  with refuses(field):
+    attack_network(**given, **known)
 
 
 def test_bad_settings_are_one_line():

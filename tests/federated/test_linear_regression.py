@@ -1,7 +1,5 @@
 """Ridge regression over clients: closed forms against each other, the theorem, the noise."""
 
-import dataclasses
-
 import hypothesis
 import jax
 import numpy as np
@@ -137,97 +135,16 @@ def test_many_local_steps_are_biased_on_unlike_clients_only():
 # --- O(1 / T)
 
 
-@dataclasses.dataclass(frozen=True)
-class FedAvgBound:
-  """Li et al. 2020, theorem 1: E F(w_T) - F* <= gap(T), for a decaying learning rate.
-
-  For full participation, F_k L-smooth and mu-strongly convex, stochastic gradients of
-  variance at most sigma_k^2 and second moment at most G^2 along the run, at step t the rate
-  2 / (mu (offset + t)) with offset = max(8 L / mu, E).
-  Source: Li, Huang, Yang, Wang and Zhang 2020, arXiv:1907.02189, theorem 1.
-  """
-
-  smoothness: float  # L
-  convexity: float  # mu
-  num_local_steps: int  # E
-  gradient_noise: float  # sum_k p_k^2 sigma_k^2
-  dissimilarity: float  # Gamma = F* - sum_k p_k F_k*
-  squared_gradient: float  # G^2
-  squared_start: float  # |w_1 - w*|^2
-
-  @property
-  def offset(self) -> float:
-    """gamma, the head start of the decaying rate."""
-    return max(8 * self.smoothness / self.convexity, self.num_local_steps)
-
-  def learning_rate(self, step: int) -> float:
-    """The rate of step 0, 1, ..., counted over all local steps."""
-    return 2 / (self.convexity * (self.offset + step))
-
-  def gap(self, num_steps: int) -> float:
-    """The bound after `num_steps` local steps: O(1 / num_steps)."""
-    drift = 8 * (self.num_local_steps - 1) ** 2 * self.squared_gradient
-    noise_term = self.gradient_noise + 6 * self.smoothness * self.dissimilarity + drift
-    start = self.convexity * self.offset / 2 * self.squared_start
-    scale = self.smoothness / self.convexity / (self.offset + num_steps - 1)
-    return scale * (2 * noise_term / self.convexity + start)
-
-
-def sgd_fed_avg(data, bound, *, ridge, num_rounds, seed):
-  """FedAvg with one random row per local step; (gaps at every round, largest |g|^2)."""
-  random = np.random.default_rng(seed)
-  rows = [(np.column_stack([x, np.ones(len(x))]), y) for x, y in data]
-  sums = known(data)
-  share = np.array([s.count for s in sums]) / sum(s.count for s in sums)
-  least = lr.objective(sums, lr.closed_form(sums, ridge=ridge), ridge=ridge)
-  w, step, gaps, largest = np.zeros(4), 0, [], 0.0
-  for _ in range(num_rounds):
-    local = []
-    for x, y in rows:
-      v = w
-      for e in range(bound.num_local_steps):
-        i = random.integers(len(y))
-        gradient = 2 * (x[i] @ v - y[i]) * x[i] + 2 * ridge * v
-        largest = max(largest, gradient @ gradient)
-        v = v - bound.learning_rate(step + e) * gradient
-      local.append(v)
-    w, step = share @ np.array(local), step + bound.num_local_steps
-    gaps.append(lr.objective(sums, w, ridge=ridge) - least)
-  return np.array(gaps), largest
-
-
-def theorem(data, *, ridge, num_local_steps, squared_gradient):
-  sums = known(data)
-  best = lr.closed_form(sums, ridge=ridge)
-  count = sum(s.count for s in sums)
-  hessians = [2 * (s.xx / s.count + ridge * np.eye(4)) for s in sums]
-  values = np.array([np.linalg.eigvalsh(h) for h in hessians])
-  full = lambda s, w, y: lr.objective([s], w, ridge=ridge) + y @ y / s.count
-  ys = [y for _, y in data]
-  shares = [s.count / count for s in sums]
-  dissimilarity = sum(
-    p * (full(s, best, y) - full(s, lr.closed_form([s], ridge=ridge), y))
-    for p, s, y in zip(shares, sums, ys)
-  )
-  return FedAvgBound(
-    smoothness=values.max(),
-    convexity=values.min(),
-    num_local_steps=num_local_steps,
-    gradient_noise=sum(p * p for p in shares) * squared_gradient,
-    dissimilarity=dissimilarity,
-    squared_gradient=squared_gradient,
-    squared_start=float(best @ best),
-  )
-
-
 def test_decaying_rate_converges_like_one_over_t_and_below_the_theorems_bound():
   """Li et al. 2020, theorem 1, on ridge regression with single-row gradients."""
   data, ridge = clients(unlike=0.5, num_clients=4), 0.5
-  probe = theorem(data, ridge=ridge, num_local_steps=5, squared_gradient=1.0)
-  runs = [sgd_fed_avg(data, probe, ridge=ridge, num_rounds=1_000, seed=s) for s in range(3)]
-  gaps = np.mean([gap for gap, _ in runs], axis=0)
-  largest = max(big for _, big in runs)
-  bound = theorem(data, ridge=ridge, num_local_steps=5, squared_gradient=largest)
+  of = lambda gradient: lr.FedAvgBound.of(
+    data, ridge=ridge, num_local_steps=5, gradient=gradient
+  )
+  runs, largest = lr.stochastic_fed_avg(
+    data, of(1.0), ridge=ridge, num_rounds=1_000, num_runs=3, seed=0
+  )
+  gaps, bound = runs.mean(axis=1), of(largest)
   rounds = np.arange(1, 1_001)
   above = [bound.gap(5 * r) for r in rounds]
   assert (gaps <= above).all()
@@ -236,6 +153,56 @@ def test_decaying_rate_converges_like_one_over_t_and_below_the_theorems_bound():
   slope = np.polyfit(time[late], np.log(gaps[late]), 1)[0]
   assert -1.3 < slope < -0.8
   assert bound.gap(1_000_000) / bound.gap(2_000_000) == pytest.approx(2, rel=1e-2)
+
+
+def test_the_bounds_numbers_are_those_of_each_clients_objective():
+  """Curvature and dissimilarity by differences of F_k, from its definition over the rows."""
+  data, ridge = clients(unlike=1.0, num_clients=3), 0.2
+  bound = lr.FedAvgBound.of(data, ridge=ridge, num_local_steps=2, gradient=3.0)
+
+  def f(k, w):
+    x, y = data[k]
+    return np.mean((x @ w[:-1] + w[-1] - y) ** 2) + ridge * w @ w
+
+  shares = np.array([len(y) for _, y in data]) / sum(len(y) for _, y in data)
+  best = lr.closed_form(known(data), ridge=ridge)
+  own = [lr.closed_form([s], ridge=ridge) for s in known(data)]
+  apart = sum(p * (f(k, best) - f(k, own[k])) for k, p in enumerate(shares))
+  assert bound.dissimilarity == pytest.approx(apart)
+  for direction in np.random.default_rng(0).normal(size=(50, 4)):
+    direction /= np.linalg.norm(direction)
+    for k in range(3):
+      second = f(k, direction) + f(k, -direction) - 2 * f(k, 0 * direction)
+      assert bound.convexity <= second * (1 + 1e-9)
+      assert second <= bound.smoothness * (1 + 1e-9)
+  assert bound.gradient_noise == pytest.approx(9 * (shares**2).sum())
+  assert bound.squared_start == pytest.approx(best @ best)
+
+
+def test_stochastic_rounds_by_hand():
+  """Clients of one row each draw it always: each step and average is known."""
+  data = [
+    (np.array([[1.0, -2.0]]), np.array([3.0])),
+    (np.array([[0.5, 1.0]]), np.array([-1.0])),
+  ]
+  bound = lr.FedAvgBound.of(data, ridge=0.3, num_local_steps=2, gradient=1.0)
+  gaps, largest = lr.stochastic_fed_avg(
+    data, bound, ridge=0.3, num_rounds=3, num_runs=2, seed=0
+  )
+  best, w, norms = lr.closed_form(known(data), ridge=0.3), np.zeros(3), []
+  least = lr.objective(known(data), best, ridge=0.3)
+  for r in range(3):
+    local = []
+    for x, y in data:
+      v, row = w, np.append(x[0], 1.0)
+      for e in range(2):
+        gradient = 2 * (row @ v - y[0]) * row + 0.6 * v
+        norms.append(np.linalg.norm(gradient))
+        v = v - bound.learning_rate(2 * r + e) * gradient
+      local.append(v)
+    w = np.mean(local, axis=0)
+    np.testing.assert_allclose(gaps[r], lr.objective(known(data), w, ridge=0.3) - least)
+  assert largest == pytest.approx(max(norms))
 
 
 def test_a_constant_rate_stops_short_of_the_optimum():
@@ -361,6 +328,10 @@ def test_bad_input_is_one_line():
     (lambda: lr.closed_form(singular, ridge=0), "singular"),
     (lambda: lr.closed_form(empty, ridge=1), "no rows"),
     (lambda: lr.fed_avg(good, ridge=0, num_rounds=0, **steps), "num_rounds=0"),
+    (
+      lambda: lr.FedAvgBound.of([(x, y)], ridge=0.0, num_local_steps=1, gradient=1.0),
+      "ridge",
+    ),
     (lambda: lr.PrivateStatistics(1.0, 0.0, 1.0), "x_bound=0.0"),
     (lambda: lr.PrivateStatistics(1.0, 1.0, 1.0, "replaceone"), "did you mean"),
   ):

@@ -7,10 +7,12 @@ import jax
 import numpy as np
 import optax
 import pytest
+from scipy import special
 
 from configs.attack import quickstart
 from dpjax import attacks, data
 from dpjax.attacks import allowed
+from dpjax.attacks.attack_network import attack_network
 from dpjax.attacks.difficulty import quantile_regression
 from dpjax.experiments.config import fields
 from dpjax.experiments.kinds.attack import build, inversion, members
@@ -115,6 +117,29 @@ def test_quantile_regression_knows_public_records_and_no_shadow(tmp_path):
   assert result["attacks"]["quantile_regression"]["auc"] == pytest.approx(expected.auc)
   # Non-members of the one distribution exceed 0 at 1 % at most, but for chance.
   assert np.mean(np.concatenate(scores)[~np.concatenate(included)] > 0) < 0.06
+
+
+@pytest.mark.slow
+def test_attack_networks_learn_from_the_shadows_alone(tmp_path):
+  chosen = {"attack.methods": ("loss", "attack_network"), "attack.num_shadows": 4}
+  result = _ran(_config(**chosen), tmp_path)
+  assert set(result["attacks"]) == {"loss", "attack_network"}
+  with np.load(tmp_path / "attack.npz") as held:
+    answers = held["answers"]
+    included = held["included"]
+    log_odds = held["log_odds"]
+  train, _ = build.Attack(_config(**chosen)).data()
+  own = np.take_along_axis(answers, np.asarray(train.y)[None, :, None], axis=2)[:, :, 0]
+  np.testing.assert_allclose(special.expit(log_odds), own, rtol=1e-3, atol=1e-6)
+  scores = []
+  for target in range(5):
+    # Not the target, and not the model that holds exactly the other records.
+    kept = [i for i in range(5) if i != target and (included[i] == included[target]).any()]
+    assert len(kept) == (4 if target == 4 else 3)
+    known = {"shadow_answers": answers[kept], "included": included[kept]}
+    scores.append(attack_network(answers[target], train.y, **known))
+  expected = attacks.measure(np.concatenate(scores), np.concatenate(included))
+  assert result["attacks"]["attack_network"]["auc"] == pytest.approx(expected.auc)
 
 
 def test_quantile_regression_needs_public_records_of_its_own():

@@ -428,6 +428,28 @@ def _randomized_response(kind: Callable) -> list[Game]:
   )
 
 
+def _unary_encoding(kind: Callable) -> list[Game]:
+  return _games(
+    frequency,
+    _REPLACE,
+    (kind(epsilon=1.0), "0, 1", _i(0), _i(1)),
+    (kind(epsilon=4.0, num_categories=3), "0, 2 of 3", _i(0), _i(2)),
+    (kind(epsilon=1.0, num_categories=3), "-7, 99", _i(-7), _i(99)),
+  )
+
+
+def _local_hashing(kind: Callable) -> list[Game]:
+  # Few hash values, so that each response occurs often.
+  build = functools.partial(kind, num_buckets=3)
+  return _games(
+    frequency,
+    _REPLACE,
+    (build(epsilon=1.0), "0, 1", _i(0), _i(1)),
+    (build(epsilon=4.0, num_categories=9), "one digit of two: 0, 6 of 9", _i(0), _i(6)),
+    (build(epsilon=1.0, num_categories=3), "-7, 99", _i(-7), _i(99)),
+  )
+
+
 def _selection(kind: Callable, **options: str) -> list[Game]:
   build = functools.partial(kind, **options)
   tag = "".join(f", {value} noise" for value in options.values())
@@ -569,6 +591,8 @@ _PLAYED = {
   "LeastSquares": _least_squares,
   "ClassSums": _class_sums,
   "RandomizedResponse": _randomized_response,
+  "OptimizedUnaryEncoding": _unary_encoding,
+  "OptimizedLocalHashing": _local_hashing,
   "Exponential": _selection,
   "PermuteAndFlip": _selection,
   "ReportNoisyMax": _noisy_max,

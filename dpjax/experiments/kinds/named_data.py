@@ -68,16 +68,19 @@ def plan(config: Any, train: Any, **settings: Any) -> Plan:
     return Plan.for_data(train, epsilon=config.epsilon, delta=config.delta, **settings)
 
 
-def check_images(config: Any, train: Any, task: str) -> None:
+def check_images(config: Any, train: Any, task: str, *, tables: bool = False) -> None:
   """Raises UserError unless the data are images with one class each.
 
   Args:
     task: name of what needs images, for the message.
+    tables: whether rows of numbers will do, too.
   """
   needs_classes(train, task)
-  if len(train.x.shape) != 4:
+  rows = tables and len(train.x.shape) == 2 and train.vocab_size is None
+  if len(train.x.shape) != 4 and not rows:
     raise UserError(
-      f"must hold images [H, W, C]; an example is of shape {train.x.shape[1:]}",
+      f"must hold images [H, W, C]{' or a table' if tables else ''}; an example is of shape "
+      f"{train.x.shape[1:]}",
       field="dataset",
       value=config.dataset,
     )

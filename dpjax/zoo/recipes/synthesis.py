@@ -1,4 +1,4 @@
-"""Synthetic images from one noisy embedding: features, a generator, and its training.
+"""Synthetic records from one noisy embedding: features, a generator, and its training.
 
 DP-MERF (Harder, Adamczewski and Park 2021, arXiv:2002.11603) sums unit-norm features of all
 records, class by class, and adds Gaussian noise once. It trains a generator until the mean features
@@ -10,10 +10,11 @@ of its images are those of the release. The features here are public functions o
 | `moments`  | products of two entries of the vector u              | <u, u'>^2                    |
 | `count`    | the number 1                                         | 1                            |
 
-The vector u joins a constant and the low frequencies of the image, and is scaled to norm 1. Each
-part has norm 1, and the parts are joined with weights whose squares sum to 1. So the joint vector
-has norm 1 for every image, and one Gaussian release covers all parts together. A noisy number of
-records of each class is in the release, so no exact count is used.
+The vector u joins a constant and the low frequencies of the image, and is scaled to norm 1. Of a
+table, whose rows are vectors in [0, 1], it joins a constant and all columns. Each part has norm 1,
+and the parts are joined with weights whose squares sum to 1. So the joint vector has norm 1 for
+every record, and one Gaussian release covers all parts together. A noisy number of records of each
+class is in the release, so no exact count is used.
 
 `mechanisms.ClassSums` makes the release. Everything in this module after it is post-processing.
 """
@@ -59,14 +60,15 @@ _FLOOR = 1e-2
 
 @dataclasses.dataclass(frozen=True)
 class Embedding:
-  """Public features of an image, as a vector of norm 1.
+  """Public features of an image or of a row of a table, as a vector of norm 1.
 
   Args:
-    shape: shape (H, W, C) of an image. Pixels are clipped to [0, 1].
+    shape: shape (H, W, C) of an image, or (d,) of a row. Numbers are clipped to [0, 1].
     num_frequencies: number of frequencies of the part `fourier`; 0 leaves it out.
     length_scale: l of the Gaussian kernel of `fourier`, in units of the distance |x - x'| of
       images.
-    side: number of low frequencies of each axis in the part `moments`; 0 leaves it out.
+    side: number of low frequencies of each axis in the part `moments`; 0 leaves it out. Of a row
+      any other number takes all columns.
     moments_share: share of `moments` in the squared norm that `moments` and `fourier` have
       together.
     count_share: share of the part `count` in the squared norm.
@@ -80,7 +82,7 @@ class Embedding:
   ((2, 22), True)
   """
 
-  shape: tuple[int, int, int]
+  shape: tuple[int, ...]
   num_frequencies: int = 500
   length_scale: float = 10.0
   side: int = 12
@@ -93,9 +95,9 @@ class Embedding:
     validate.integer_at_least(0, seed=self.seed)
     validate.open_unit(count_share=self.count_share, moments_share=self.moments_share)
     validate.positive(length_scale=self.length_scale)
-    if len(self.shape) != 3 or math.prod(self.shape) > _MOST_PIXELS:
+    if len(self.shape) not in (1, 3) or math.prod(self.shape) > _MOST_PIXELS:
       raise UserError(
-        f"must be images [H, W, C] of at most {_MOST_PIXELS} numbers",
+        f"must be images [H, W, C], or rows of a table, of at most {_MOST_PIXELS} numbers",
         field="shape",
         value=tuple(self.shape),
       )
@@ -137,7 +139,10 @@ class Embedding:
 
   @functools.cached_property
   def low_frequencies(self) -> np.ndarray:
-    """Returns the low frequencies of an image as orthonormal columns [pixels, s]."""
+    """Returns the low frequencies of an image as orthonormal columns [pixels, s]; of a row of a
+    table the identity, since its columns have no order."""
+    if len(self.shape) == 1:
+      return np.eye(self.shape[0])
     rows, columns, colours = self.shape
     down = _cosines(rows, min(self.side, rows))
     along = _cosines(columns, min(self.side, columns))
@@ -260,12 +265,13 @@ def _cosines(length: int, count: int) -> np.ndarray:
 
 
 class Generator(nn.Module):
-  """Makes images of classes from random numbers: (z [B, k], labels [B]) -> [B, H, W, C] in (0, 1).
+  """Makes records of classes from random numbers: (z [B, k], labels [B]) -> [B, *shape] in (0, 1).
 
-  The last layer writes low frequencies, so that neighbouring pixels are similar from the start.
+  The last layer writes low frequencies of images, so that neighbouring pixels are similar from the
+  start, and columns of rows.
   """
 
-  shape: tuple[int, int, int]
+  shape: tuple[int, ...]
   num_classes: int
   hidden: int = 256
   side: int = 16

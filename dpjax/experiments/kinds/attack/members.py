@@ -13,6 +13,7 @@ from scipy import special
 from dpjax import attacks, auditing, data, trees
 from dpjax.accounting.proved import NeighboringRelation
 from dpjax.attacks import allowed, shadows, signals
+from dpjax.attacks.attack_network import attack_network
 from dpjax.attacks.difficulty import quantile_regression
 from dpjax.attacks.membership import confidence_rule, loss_rule
 from dpjax.attacks.queries import mean_score, queries_of_model
@@ -22,7 +23,7 @@ from dpjax.data import resident
 from dpjax.experiments.config import fields
 from dpjax.experiments.kinds.attack import curves as attack_report
 from dpjax.experiments.kinds.attack.config import AttackConfig
-from dpjax.experiments.kinds.attack.run_settings import QUANTILES
+from dpjax.experiments.kinds.attack.run_settings import NETWORK, QUANTILES
 from dpjax.experiments.kinds.central import build as central
 from dpjax.experiments.kinds.central import privacy
 from dpjax.experiments.kinds.central.config import TrainConfig
@@ -210,9 +211,11 @@ def phase(config: AttackConfig, attacked: Targets) -> Phase:
   all records."""
   both = attacked.included.shape  # models, records
   width = config.attack.side_by_side
-  asked = _questions(attacked, config.attack.queries)
+  asked = _questions(attacked, config)
   odds = (both[0], config.attack.queries * both[1])  # [M, queries * n], query by query
   shapes = {"log_odds": odds, "top": both, "accuracy": both[:1]}
+  if NETWORK in config.attack.methods:
+    shapes["answers"] = (*both, attacked.records.num_classes)
   public = _public(attacked) if QUANTILES in config.attack.methods else None
   if public is not None:
     shapes["public_log_odds"] = (both[0], len(public))
@@ -234,13 +237,16 @@ def phase(config: AttackConfig, attacked: Targets) -> Phase:
   return pieces.filled(groups, empty, ask, name="models", evaluate=accuracy)
 
 
-def _questions(attacked: Targets, queries: int) -> Any:
+def _questions(attacked: Targets, config: AttackConfig) -> Any:
   """Returns a function (params, index) -> one model's answers.
 
-  The answers are log odds [queries * n], top confidences [n] of the records as they are, and test
-  accuracy. An error names the model by `index`.
+  The answers are log odds [queries * n], test accuracy, and of the records as they are top
+  confidences [n] and, for the attack network, probabilities [n, K]. An error names the model by
+  `index`.
   """
   run = attacked.run
+  queries = config.attack.queries
+  whole = NETWORK in config.attack.methods
   records = attacked.records
   shift = max(1, min(np.shape(records.x)[1:3], default=1) // 8)
   odds = queries_of_model(signals.log_odds_of_model(run.apply), queries, shift=shift)
@@ -255,9 +261,11 @@ def _questions(attacked: Targets, queries: int) -> Any:
         field="target",
       )
     parts = range(0, len(records), 500)
-    top = [signals.top_confidences(logits(params, records.x[i : i + 500])) for i in parts]
+    said = np.concatenate([logits(params, records.x[i : i + 500]) for i in parts])
     accuracy = run.task.evaluate(run.apply, params, attacked.test)["accuracy"]
-    return {"log_odds": log_odds, "top": np.concatenate(top), "accuracy": accuracy}
+    answers = {"answers": special.softmax(said, axis=-1)} if whole else {}
+    top = signals.top_confidences(said)
+    return {"log_odds": log_odds, "top": top, "accuracy": accuracy} | answers
 
   return asked
 
@@ -300,6 +308,30 @@ def _by_quantiles(attacked: Targets, odds: np.ndarray, public: np.ndarray) -> np
   )
 
 
+def _by_network(
+  attacked: Targets, answers: np.ndarray, theirs: np.ndarray | None
+) -> np.ndarray:
+  """Returns the scores of all targets by the attack network, [targets * n].
+
+  Args:
+    attacked: records and members of the models.
+    answers: probabilities of the trained models, [M, n, K].
+    theirs: probabilities of a given target, [n, K], whose shadows are all models; None: each model
+      is the target.
+  """
+  labels = np.asarray(attacked.records.y)
+
+  def scores_of(target: np.ndarray, kept: np.ndarray) -> np.ndarray:
+    return attack_network(
+      target, labels, shadow_answers=answers[kept], included=attacked.included[kept]
+    )
+
+  if theirs is not None:
+    return scores_of(theirs, np.ones(len(answers), bool))
+  kept_of = [shadows.shadows_of(i, attacked.included) for i in range(len(answers))]
+  return np.concatenate([scores_of(answers[i], kept) for i, kept in enumerate(kept_of)])
+
+
 def _scored(
   name: str, queries: Sequence[attacks.Evidence], top: np.ndarray, members: np.ndarray
 ) -> np.ndarray:
@@ -323,7 +355,7 @@ def scores(
   odds, top = (np.asarray(state[name], np.float64) for name in ("log_odds", "top"))
   asked_odds = np.split(odds, config.attack.queries, axis=1)  # of each query [M, n]
   if attacked.target is not None:
-    asked = _questions(attacked, config.attack.queries)(attacked.target, 0)
+    asked = _questions(attacked, config)(attacked.target, 0)
     theirs = np.split(np.asarray(asked["log_odds"]), config.attack.queries)
     queries = [
       attacks.Evidence(target, shadows, attacked.included)
@@ -332,8 +364,12 @@ def scores(
     members = np.asarray(attacked.members)
     top_of = asked["top"]
     by_method = {
-      name: _scored(name, queries, top_of, members) for name in config.attack.methods
+      name: _scored(name, queries, top_of, members)
+      for name in config.attack.methods
+      if name != NETWORK
     }
+    if NETWORK in config.attack.methods:
+      by_method[NETWORK] = _by_network(attacked, state["answers"], asked["answers"])
     return by_method, members, queries[0].target
   games = [attacks.each_as_target(odds_of, attacked.included) for odds_of in asked_odds]
   targets = [
@@ -344,8 +380,10 @@ def scores(
       [_scored(name, queries, top[i], m) for i, (queries, m) in enumerate(targets)]
     )
     for name in config.attack.methods
-    if name != QUANTILES
+    if name not in (QUANTILES, NETWORK)
   }
+  if NETWORK in config.attack.methods:
+    pooled[NETWORK] = _by_network(attacked, state["answers"], None)
   if QUANTILES in config.attack.methods:
     public = np.asarray(state["public_log_odds"], np.float64)
     pooled[QUANTILES] = _by_quantiles(attacked, asked_odds[0], public)

@@ -17,9 +17,11 @@ from dpjax.validate import UserError
 
 # Name of quantile regression, which needs records that are certainly no members.
 QUANTILES = "quantile_regression"
-# Log odds alone are not enough for the first three attacks. These need, in this order, the largest
-# probability of any label, the mean training loss, and the test records.
-MEMBERSHIP = ("confidence", "loss_rule", QUANTILES, *attacks.MEMBERSHIP_ATTACKS)
+# Name of the attack that reads a model's probabilities of all classes.
+NETWORK = "attack_network"
+# Log odds alone are not enough for the first four attacks. These need, in this order, the largest
+# probability of any label, the mean training loss, the test records, and all probabilities.
+MEMBERSHIP = ("confidence", "loss_rule", QUANTILES, NETWORK, *attacks.MEMBERSHIP_ATTACKS)
 # An attack compares shadows with and without a record. Models come in complementary pairs, and a
 # target's own complement is no shadow. With 4 shadows a whole pair is always left, so neither group
 # is empty.
@@ -40,7 +42,8 @@ class Membership(AttackSettings):
       shifted images, and weaken the attack on other models.
     methods: names of attacks. `quantile_regression` uses no shadow models. It knows the answers
       about the first 2,000 test records, which no model has seen, and the pixels and labels of all
-      records.
+      records. `attack_network` reads a model's probabilities of all classes, of the records as
+      they are.
     target: params.npz of a model that `launch.train` has trained on all training data. It is
       attacked in place of models trained here. Training data are members, test data non-members.
   """

@@ -42,7 +42,7 @@ _NOTHING = left_out.Arrivals(0, 0)
 
 
 class PrivateSynthesis(Experiment[SynthesisConfig]):
-  """One run of a generator of private images, and the samples that it draws."""
+  """One run of a generator of private images or rows, and the samples that it draws."""
 
   def check(self) -> None:
     check(self.config)
@@ -52,7 +52,7 @@ class PrivateSynthesis(Experiment[SynthesisConfig]):
     return named_data.load(self.config)
 
   def check_data(self, data: Any) -> None:
-    named_data.check_images(self.config, data[0], "private synthesis")
+    named_data.check_images(self.config, data[0], "private synthesis", tables=True)
 
   def line(self, result: dict[str, Any]) -> str:
     return (

@@ -33,7 +33,8 @@ class KernelMean:
   side: Annotated[
     int,
     rules.between(0, 32),
-    "low frequencies of each axis, whose second moments are released; 0: none",
+    "low frequencies of each axis, whose second moments are released; 0: none; of a table any "
+    "other number: all columns",
   ] = 6
   moments_share: Annotated[
     float, rules.OPEN_UNIT, "of the release's squared norm; the others keep the rest"
@@ -58,8 +59,8 @@ class KernelMean:
       noise = _MARGIN * analytic_noise_multiplier(config.epsilon, config.delta)
     return ClassSums(noise, num_classes, neighboring_relation=config.neighboring_relation)
 
-  def embedding(self, shape: tuple[int, int, int], seed: int) -> Embedding:
-    """Returns the features of images of shape (H, W, C). They are public, and depend on no data."""
+  def embedding(self, shape: tuple[int, ...], seed: int) -> Embedding:
+    """Returns the features of records of this shape. They are public, and depend on no data."""
     return Embedding(
       shape,
       num_frequencies=self.num_frequencies,
@@ -103,7 +104,9 @@ class SynthesisConfig(WithChoices):
   """
 
   method: Annotated[Any, Choice(METHODS), "what reads the records"] = "kernel_mean"
-  dataset: Annotated[str, "digits | mnist | any images of dpjax.data.load"] = "digits"
+  dataset: Annotated[
+    str, "digits | mnist | breast_cancer | any images or table of dpjax.data.load"
+  ] = "digits"
   data_dir: common.DataDir = None
   epsilon: Annotated[float, rules.POSITIVE, "of all that is released"] = 1.0
   delta: Annotated[common.Delta, "of the same"] = 1e-5

@@ -7,12 +7,14 @@ import io
 import math
 import pathlib
 import warnings
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
 
 from dpjax import files, optional, pictures
 from dpjax.attacks import roc
+from dpjax.data import tables
 
 # Largest number of rows of the picture, which has a column for each class.
 _SHOWN = 10
@@ -81,21 +83,48 @@ def attacked(images: Any, members: Any, others: Any) -> dict[str, float]:
   }
 
 
-def write(folder: pathlib.Path, images: np.ndarray, labels: np.ndarray) -> None:
-  """Writes samples.npz (all samples), samples.csv (the first 1,000) and samples.png (a picture)."""
+def write(
+  folder: pathlib.Path, images: np.ndarray, labels: np.ndarray, declaration: Any = None
+) -> None:
+  """Writes samples.npz (all samples), samples.csv (the first 1,000 images, or all rows) and, of
+  images, samples.png.
+
+  Args:
+    folder: folder of the files.
+    images: images [n, H, W, C], or rows of a table [n, d].
+    labels: classes [n].
+    declaration: `tables.Declaration` of a table, whose columns and units samples.csv then has.
+  """
   files.replace_file(
     folder / "samples.npz",
     lambda stream: np.savez_compressed(stream, x=images, y=labels),
   )
+  if declaration is not None:
+    columns = tables.rows_of(images, labels, declaration)
+    _write_csv(folder, list(columns), zip(*map(_cells, columns.values())))
+    return
   # There may be no sample, so a width of -1 could not be inferred.
-  flat = images.reshape(len(images), math.prod(images.shape[1:]))[:_FIRST_SAMPLES]
+  flat = images.reshape(len(images), math.prod(images.shape[1:]))
+  is_table = images.ndim == 2
+  names = [f"{'column' if is_table else 'pixel'}_{place}" for place in range(flat.shape[1])]
+  shown = len(flat) if is_table else _FIRST_SAMPLES
+  rows = zip(labels[:shown], *(_cells(column[:shown]) for column in flat.T))
+  _write_csv(folder, ["label", *names], rows)
+  if not is_table:
+    picture(images, labels, folder / "samples.png")
+
+
+def _cells(column: Any) -> list[str]:
+  """Returns numbers with four digits, texts as they are."""
+  return [cell if isinstance(cell, str) else f"{cell:.4g}" for cell in column]
+
+
+def _write_csv(folder: pathlib.Path, names: list[str], rows: Iterable[Any]) -> None:
   lines = io.StringIO()
-  rows = csv.writer(lines, lineterminator="\n")
-  rows.writerow(["label", *(f"pixel_{place}" for place in range(flat.shape[1]))])
-  for label, row in zip(labels, flat):
-    rows.writerow([label, *(f"{value:.3f}" for value in row)])
+  writer = csv.writer(lines, lineterminator="\n")
+  writer.writerow(names)
+  writer.writerows(rows)
   files.replace_file(folder / "samples.csv", lines.getvalue().encode())
-  picture(images, labels, folder / "samples.png")
 
 
 def picture(images: np.ndarray, labels: np.ndarray, path: pathlib.Path) -> None:

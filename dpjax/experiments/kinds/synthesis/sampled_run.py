@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from dpjax.data import tables
 from dpjax.experiments.kinds.synthesis import sample_scores
 from dpjax.experiments.kinds.synthesis.config import SynthesisConfig
 from dpjax.experiments.run import sizes
@@ -45,7 +46,7 @@ class SampledRun:
     raise NotImplementedError
 
   def drawn(self, state: Any) -> Samples:
-    """Returns samples drawn from a state: (images [n, H, W, C], labels [n])."""
+    """Returns samples drawn from a state: (images [n, H, W, C] or rows [n, d], labels [n])."""
     raise NotImplementedError
 
   @functools.cached_property
@@ -71,7 +72,7 @@ class SampledRun:
 
     Args:
       classes: labels of the classes.
-      draw: function (key, labels [b]) -> images [b, H, W, C].
+      draw: function (key, labels [b]) -> images [b, H, W, C] or rows [b, d].
     """
     labels = np.resize(classes, self.config.num_samples).astype(np.int32)
     key = key_for(KeyUse.SAMPLES, self.random.init)
@@ -84,13 +85,18 @@ class SampledRun:
     return np.concatenate(parts), labels
 
   def samples(self, state: Any) -> Samples:
-    """Returns (images [n, H, W, C], labels [n]) of a state. Equal states give equal samples."""
+    """Returns (images [n, H, W, C] or rows [n, d], labels [n]) of a state.
+
+    Equal states give equal samples. Rows of a declared table are the nearest that its cells can
+    have."""
     # The samples of a state are kept, since the last row, the result and the files all need them.
     leaves = jax.tree.leaves(self.decided_by(state))
     name = hashlib.sha256(b"".join(np.asarray(leaf).tobytes() for leaf in leaves)).digest()
     known, samples = self._samples
     if samples is None or known != name:
       samples = self.drawn(state)
+      if self.train.declaration is not None:
+        samples = tables.nearest_inputs(samples[0], self.train.declaration), samples[1]
       self._samples = (name, samples)
     return samples
 
@@ -105,7 +111,7 @@ class SampledRun:
   def write(self, folder: pathlib.Path, state: Any) -> None:
     """Writes the samples of a state into a folder; see `sample_scores.write`."""
     images, labels = self.samples(state)
-    sample_scores.write(folder, images, labels)
+    sample_scores.write(folder, images, labels, self.train.declaration)
 
   def describe(self, state: Any, facts: Any, rows: Any) -> dict[str, Any]:
     """Returns the parts of the result that are known only at the end."""
