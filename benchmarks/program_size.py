@@ -20,8 +20,7 @@ import jax
 import jax.numpy as jnp
 
 from benchmarks import gradient_speed, workloads
-from dpjax import losses
-from dpjax.gradients import jaxprs
+from dpjax import jaxprs, losses
 from dpjax.types import Example
 from dpjax.zoo import networks
 

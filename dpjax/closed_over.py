@@ -8,7 +8,10 @@ equal programs: a sweep over epsilon compiles one step, and the cache knows it i
 | closed over                                   | in the program         |
 | --------------------------------------------- | ---------------------- |
 | `jax.Array`, typed key                        | an argument            |
+| the same, by a function that is jitted inside | an argument            |
 | number of Python or NumPy, array of NumPy     | a constant             |
+| array that every trace makes anew             | an argument for the    |
+|                                               | first shapes alone     |
 
 XLA may fold a constant, and so round the last bits of a result otherwise than with an argument. On
 CPUs the tested steps give the same bits either way.
@@ -16,12 +19,15 @@ CPUs the tested steps give the same bits either way.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import jax
 import jax.extend.core as jex
 import jax.numpy as jnp
+
+from dpjax import jaxprs
 
 
 class Jitted:
@@ -32,13 +38,12 @@ class Jitted:
     self._fn = fn
     # Arrays that the first trace closed over. They are arguments of every program.
     self._held: list[Any] | None = None
+    self._lock = threading.Lock()
     self._first: tuple[Any, Any] | None = None
 
     def run(held: list[Any], *args: Any) -> Any:
       closed, shapes = self._traced(args)
-      place = {id(array): argument for array, argument in zip(self._held or [], held)}
-      consts = [place.get(id(const), const) for const in closed.consts]
-      flat = jex.jaxpr_as_fun(jex.ClosedJaxpr(closed.jaxpr, consts))(*jax.tree.leaves(args))
+      flat = _with_arguments(closed, self._held or [], held, jax.tree.leaves(args))
       return jax.tree.unflatten(jax.tree.structure(shapes), flat)
 
     run.__name__ = getattr(getattr(fn, "func", fn), "__name__", "run")
@@ -58,15 +63,19 @@ class Jitted:
     return self._jitted.lower(shapes, *args)
 
   def _arrays(self, args: tuple[Any, ...]) -> list[Any]:
-    if self._held is None:
-      self._first = _signature(args), jax.make_jaxpr(self._fn, return_shape=True)(*args)
-      consts = self._first[1][0].consts
-      self._held = [const for const in consts if _is_argument(const)]
-    return self._held
+    # Threads that call it first at once must agree on the arrays.
+    with self._lock:
+      if self._held is None:
+        self._first = _signature(args), jax.make_jaxpr(self._fn, return_shape=True)(*args)
+        self._held = list(
+          {id(each): each for each in _arguments(self._first[1][0])}.values()
+        )
+      return self._held
 
   def _traced(self, args: tuple[Any, ...]) -> Any:
-    if self._first is not None and self._first[0] == _signature(args):
-      return self._first[1]
+    first = self._first
+    if first is not None and first[0] == _signature(args):
+      return first[1]
     return jax.make_jaxpr(self._fn, return_shape=True)(*args)
 
 
@@ -124,6 +133,48 @@ def _signature(args: tuple[Any, ...]) -> tuple[Any, list[Any]]:
   leaves, treedef = jax.tree.flatten(args)
   names = ("shape", "dtype", "weak_type")
   return treedef, [tuple(getattr(leaf, name, None) for name in names) for leaf in leaves]
+
+
+def _arguments(closed: Any) -> Iterator[Any]:
+  """Yields the arrays that become arguments of a program: of its jaxpr, and of those inside."""
+  yield from filter(_is_argument, closed.consts)
+  for eqn in jaxprs.every_equation(closed):
+    for inner in jaxprs.inside(eqn):
+      yield from filter(_is_argument, getattr(inner, "consts", ()))
+
+
+def _with_arguments(
+  closed: Any, held: Sequence[Any], given: Sequence[Any], values: Sequence[Any]
+) -> list[Any]:
+  """Returns the results of a jaxpr, with the arguments `given` for the arrays `held`."""
+  argument_of = {id(array): argument for array, argument in zip(held, given)}
+  inlined = _Inlined(argument_of)
+  consts = inlined.arguments(closed.consts)
+  if inlined.is_due(closed.jaxpr):
+    return inlined.run(closed.jaxpr, consts, values)
+  return jex.jaxpr_as_fun(jex.ClosedJaxpr(closed.jaxpr, consts))(*values)
+
+
+class _Inlined(jaxprs.Rewriting):
+  """Puts the jaxpr of a jitted function that holds arrays in the place of its call.
+
+  JAX makes them no arguments of the call, so they would be constants.
+  """
+
+  def __init__(self, argument_of: dict[int, Any]):
+    super().__init__()
+    self._argument_of = argument_of
+
+  def arguments(self, consts: Sequence[Any]) -> list[Any]:
+    return [self._argument_of.get(id(const), const) for const in consts]
+
+  def meets(self, eqn: Any) -> bool:
+    called = jaxprs.CALLS.get(eqn.primitive.name)
+    return called is not None and any(map(_is_argument, eqn.params[called].consts))
+
+  def replaced(self, eqn: Any, values: list[Any]) -> list[Any]:
+    called = eqn.params[jaxprs.CALLS[eqn.primitive.name]]
+    return self.run(called.jaxpr, self.arguments(called.consts), values)
 
 
 def _is_argument(const: Any) -> bool:

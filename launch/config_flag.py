@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import contextlib
 import importlib.util
-import itertools
 import pathlib
 import re
 import shlex
@@ -90,7 +89,8 @@ def get(name: str = "config", audit: bool | None = None) -> Any:
     UserError: a missing or failing file, another type of config, an unknown field or
       an ill-typed value; one line that names the flag.
   """
-  config, _ = _got(name, audit)
+  config, _, note = _got(name, audit)
+  _show(note)
   return config
 
 
@@ -104,7 +104,7 @@ def runs(name: str = "config", audit: bool | None = None) -> Any:
   Raises:
     UserError: as `get`; a run of a sweep that would be refused, or is of another kind.
   """
-  config, module = _got(name, audit)
+  config, module, note = _got(name, audit)
   get_configs = getattr(module, "get_configs", None)
   kind = _KINDS[name]
   wanted = None if kind is None else kind.config_class
@@ -115,18 +115,29 @@ def runs(name: str = "config", audit: bool | None = None) -> Any:
       raise UserError("--alone=true: would be ignored, the file has no get_configs()")
     table = kinds.of(config).its_table()
     if table is None or table.alone(config) is None:
-      return kinds.experiment_of(config)
-    return sweep.Runs(None, config, title=_title(module))
+      whole = kinds.experiment_of(config)
+      # A wrong config is one line, without a note above it.
+      if note:
+        whole.check()
+    else:
+      whole = sweep.Runs(None, config, title=_title(module))
+    _show(note)
+    return whole
   named = _guarded(
-    lambda: list(itertools.islice(_called(get_configs, config), rules.MOST_RUNS + 1)),
-    str(module.__file__), at,
-  )  # fmt: skip
+    lambda: sweep.listed(_called(get_configs, config)), str(module.__file__), at
+  )
   several = sweep.Runs(named, config, title=_title(module))
   for point in several.points:
     if wanted not in (None, sweep.Sweep) and not isinstance(point.config, wanted):
       raise UserError(f"{at}: get_configs() yields {type(point.config).__name__}, but this "
                       f"launcher wants {wanted.__name__}")  # fmt: skip
+  _show(note)
   return several
+
+
+def _show(note: str) -> None:
+  if note:
+    writers.note(note)
 
 
 def _called(get_configs: Any, config: Any) -> Any:
@@ -138,8 +149,9 @@ def _title(module: ModuleType) -> str:
   return (module.__doc__ or "").strip().partition("\n")[0].rstrip(".:")
 
 
-def _got(name: str, audit: bool | None) -> tuple[Any, ModuleType]:
-  """Returns (config of the file that the flag names, with the overrides; the file's module)."""
+def _got(name: str, audit: bool | None) -> tuple[Any, ModuleType, str]:
+  """Returns (config of the file that the flag names, with the overrides; the file's module; a note
+  for the user, or "")."""
   flag_text = str(flags.FLAGS[name].value)
   kind = _KINDS[name]
   wanted = None if kind is None else kind.config_class
@@ -147,21 +159,23 @@ def _got(name: str, audit: bool | None) -> tuple[Any, ModuleType]:
   config = before
   texts = {path: str(flags.FLAGS[f"{name}.{path}"].value) for path in _overridden(name)}
   if before is None:
-    return None, module
+    return None, module, ""
   config = fields.override_all(config, texts, name=f"--{name}")
   if audit is not None:
     path = "base.audit" if isinstance(config, sweep.Sweep) else "audit"
     texts[path] = _audit(config) if audit else "none"
     config = fields.replace(config, path, texts[path])
   lost = fields.lost(before, config, texts)
+  note = ""
   if lost:
     given = ", ".join(f"{path}={text!r:.60}" for path, text in texts.items())
-    writers.note(f"{given}: takes no {', '.join(lost)}; the file's values are dropped")
+    note = f"{given}: takes no {', '.join(lost)}; the file's values are dropped"
   if flags.FLAGS.print_config:
     for line in command_line(config, name):
       print(line)
+    _show(note)
     sys.exit(0)
-  return config, module
+  return config, module, note
 
 
 def _audit(config: Any) -> str:

@@ -14,8 +14,7 @@ from unittest import mock
 import jax
 import numpy as np
 
-from dpjax import key_uses
-from dpjax.gradients import jaxprs
+from dpjax import jaxprs, key_uses
 
 # Where noise is made of words: a use is named by who asked for the noise.
 _INSIDE = ("jax", "dpjax.key_uses", "dpjax.noise.source")

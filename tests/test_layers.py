@@ -10,10 +10,12 @@ _CORE = (
   {"validate"},
   {"sealed"},  # which types hold
   {"types", "_lazy"},
-  {"closed_over", "columns", "branches", "layer_rules", "key_uses"},
+  {"columns", "branches", "layer_rules", "key_uses"},
   {"standard_kernels"},  # which has such a rule
   {"weight_folders"},
   {"names", "trees", "markdown", "files", "optional"},
+  {"jaxprs"},
+  {"closed_over"},  # which rewrites them
   {"parallel", "pictures"},  # machines, not privacy; how everything that is drawn looks
   {"accounting"},  # NumPy alone: samplers state its events and their proofs
   {

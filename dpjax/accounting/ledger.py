@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import dp_accounting as dpa
@@ -136,21 +137,39 @@ class Ledger:
     Steps equal to those of the key's last charge are added to that charge.
     Raises UserError if a step was already charged to this key, or if a step is left out.
     """
-    return self._add(
+    return self.with_charges([
       Charge(event, num_steps, l2_clip_norm, neighboring_relation, noise_key_id, first_step)
-    )
+    ])  # fmt: skip
 
-  def _add(self, charge: Charge) -> Ledger:
-    # A gap would be a release without accounting. A repeated step would draw the same noise twice.
-    _check_follows(self.charges, charge)
-    index = _last_of_key(self.charges, charge.noise_key_id)
+  def with_charges(self, charges: Iterable[Charge]) -> Ledger:
+    """Returns a ledger with all these charges, each added as by `charge`, in one pass."""
+    held = list(self.charges)
+    last_of_key = {charge.noise_key_id: index for index, charge in enumerate(held)}
     facts = lambda c: (c.event, c.l2_clip_norm, c.neighboring_relation)
-    if index is None or facts(self.charges[index]) != facts(charge):
-      return Ledger((*self.charges, charge))
-    last = self.charges[index]
-    # Equal steps share one entry, so that the checkpoint stays small after millions of steps.
-    longer = dataclasses.replace(last, num_steps=last.num_steps + charge.num_steps)
-    return Ledger((*self.charges[:index], longer, *self.charges[index + 1 :]))
+    for charge in charges:
+      index = last_of_key.get(charge.noise_key_id)
+      last = None if index is None else held[index]
+      # A gap would be a release without accounting. A repeated step would draw one noise twice.
+      _check_follows(held, last, charge)
+      if index is None or last is None or facts(last) != facts(charge):
+        last_of_key[charge.noise_key_id] = len(held)
+        held.append(charge)
+      else:
+        # Equal steps share one entry, so that the checkpoint stays small after millions of steps.
+        count = last.num_steps + charge.num_steps
+        held[index] = dataclasses.replace(last, num_steps=count)
+    return Ledger(tuple(held))
+
+  def steps_by_key(self) -> dict[str, int]:
+    """Returns the number of recorded steps of each noise key.
+
+    >>> Ledger().steps_by_key()
+    {}
+    """
+    steps = Counter[str]()
+    for charge in self.charges:
+      steps[charge.noise_key_id] += charge.num_steps
+    return dict(steps)
 
   def event(self) -> DpEvent:
     """Returns one event for all charged steps; `NoOpDpEvent` if there are none.
@@ -264,27 +283,19 @@ class Ledger:
       raise UserError(
         "must hold a list of charges, and no more", field="ledger", value=data
       )
-    ledger = cls()
-    for charge in data["charges"]:
-      # Charges are entered one by one, so that gaps and repeats are refused exactly as in a run.
-      ledger = ledger._add(_charge_from_json(charge))
-    return ledger
+    # Charges are entered one by one, so that gaps and repeats are refused exactly as in a run.
+    return cls().with_charges(map(_charge_from_json, data["charges"]))
 
 
-def _last_of_key(charges: tuple[Charge, ...], noise_key_id: str) -> int | None:
-  for index in range(len(charges) - 1, -1, -1):
-    if charges[index].noise_key_id == noise_key_id:
-      return index
-  return None
-
-
-def _check_follows(charges: tuple[Charge, ...], charge: Charge) -> None:
+def _check_follows(held: Sequence[Charge], last: Charge | None, charge: Charge) -> None:
+  """Raises UserError unless a charge follows `last`, the last one of its key among those held."""
   key = charge.noise_key_id
   first = charge.first_step
-  index = _last_of_key(charges, key)
-  if index is None:
+  if last is None:
     # A new key starts at step 0, or where a charge ended: a run that stopped there may go on.
-    allowed = {0, *(earlier.next_step for earlier in charges)}
+    if first == 0:
+      return
+    allowed = {0, *(earlier.next_step for earlier in held)}
     if first not in allowed:
       raise UserError(
         f"noise_key_id={key!r} is new, so it must begin at step "
@@ -293,16 +304,16 @@ def _check_follows(charges: tuple[Charge, ...], charge: Charge) -> None:
         field="first_step",
         value=first,
       )
-  elif first < charges[index].next_step:
+  elif first < last.next_step:
     raise UserError(
       f"step {first} of noise_key_id={key!r} was charged already; using a noise "
       "key twice voids the guarantee",
       field="first_step",
       value=first,
     )
-  elif first > charges[index].next_step:
+  elif first > last.next_step:
     raise UserError(
-      f"must be {charges[index].next_step} for noise_key_id={key!r}; steps left "
+      f"must be {last.next_step} for noise_key_id={key!r}; steps left "
       "out would go uncharged",
       field="first_step",
       value=first,

@@ -262,7 +262,10 @@ def silos(
       f"must be one for each of num_clients={num_clients} silos", field="sizes", value=sizes
     )
   for size in wanted:
-    validate.integer_at_least(1, sizes=size)
+    try:
+      validate.integer_at_least(1, sizes=size)
+    except UserError as error:
+      raise error.of(field="sizes", value=sizes) from None
   scaled = np.array(wanted) * len(labels) / sum(wanted)
   counts = np.floor(scaled).astype(np.int64)
   # Rows that rounding leaves over go to the silos that lost most by it.

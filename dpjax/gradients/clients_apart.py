@@ -15,7 +15,8 @@ from typing import Any, TypeVar
 import jax
 from jax import lax
 
-from dpjax.gradients import convolutions, jaxprs
+from dpjax import jaxprs
+from dpjax.gradients import convolutions
 from dpjax.parallel import made_for
 
 _Fn = TypeVar("_Fn", bound=Callable[..., Any])

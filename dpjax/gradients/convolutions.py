@@ -20,7 +20,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from dpjax.gradients import jaxprs
+from dpjax import jaxprs
 from dpjax.parallel import made_for
 
 _Fn = TypeVar("_Fn", bound=Callable[..., Any])

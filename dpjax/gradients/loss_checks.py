@@ -15,8 +15,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from dpjax import validate
-from dpjax.gradients import jaxprs
+from dpjax import jaxprs, validate
 from dpjax.types import ArrayTree, LossFn, Params
 
 # JAX raises these errors if Python needs the value of a traced number.

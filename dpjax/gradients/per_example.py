@@ -16,9 +16,9 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh
 
-from dpjax import columns, trees, validate
+from dpjax import columns, jaxprs, trees, validate
 from dpjax.accounting.proved import NeighboringRelation
-from dpjax.gradients import clipping, jaxprs, memory
+from dpjax.gradients import clipping, memory
 from dpjax.gradients.arguments import (
   check_arrays,
   check_real,

@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from dpjax import closed_over
 from dpjax.relevance import adlm, feature_budget, feature_shares, paper, record_noise, train
 from dpjax.relevance.inputs import FEATURES, LOSS, RELEVANCE, Inputs, RecordNoise
 from dpjax.relevance.privacy import NOT_PRIVATE, Privacy
@@ -81,7 +82,7 @@ def _paper_feed(
   y = job.train.y
   if draw in ("batch", "run"):
     scales = jnp.asarray(record_noise.by_feature(features.scales, job.shape))
-    add = jax.jit(
+    add = closed_over.jitted(
       lambda key, x: record_noise.noisy_batch(
         key, x, scales, mechanism=mechanism, shared_channels=shared
       )
@@ -158,7 +159,8 @@ def adlm_method(job: Inputs, *, with_relevance: bool = True) -> train.Story:
   shaped = jnp.asarray(record_noise.by_feature(scales, job.shape))
   key = job.keys.key(FEATURES)
 
-  @jax.jit
+  # The key is an argument of the program, which may be kept on disk.
+  @closed_over.jitted
   def corrupt(x, step):
     mine = jax.random.fold_in(key, step)
     return jnp.clip(

@@ -21,7 +21,7 @@ import jax
 import jax.numpy as jnp
 from jax.extend import core as jex
 
-from dpjax.gradients import jaxprs
+from dpjax import jaxprs
 from dpjax.types import Params
 from dpjax.validate import UserError
 

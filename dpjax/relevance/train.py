@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from dpjax import trees
+from dpjax import closed_over, trees
 from dpjax.data import Dataset
 from dpjax.plan import Plan
 from dpjax.relevance import labels
@@ -114,7 +114,7 @@ def _in_parts(loss: BatchLoss, parts: int) -> Callable[..., Any]:
   """Returns a function that returns (gradient of a mean loss, None). It averages the gradients of
   equal parts of a batch."""
 
-  @jax.jit
+  @closed_over.jitted
   def add(total: Any, params: Any, x: Any, y: Any) -> Any:
     return trees.add(total, jax.grad(loss)(params, x, y))
 
@@ -170,10 +170,12 @@ def fit(
     rate = optax.cosine_decay_schedule(rate, total)
   tx = optax.adamw(rate, weight_decay=weight_decay)
   grad = (
-    jax.jit(jax.grad(loss, has_aux=True)) if refresh else _in_parts(loss, num_parts(size))
+    closed_over.jitted(jax.grad(loss, has_aux=True))
+    if refresh
+    else _in_parts(loss, num_parts(size))
   )
 
-  @jax.jit
+  @closed_over.jitted
   def update(params, opt_state, grads_and_seen):
     grads, seen = grads_and_seen
     updates, opt_state = tx.update(grads, opt_state, params)
@@ -219,7 +221,7 @@ def fit_private(
   microbatch_size = _PART if jax.default_backend() == "cpu" else None
   clipped = plan.clipped_grad(loss_fn, microbatch_size=microbatch_size)
 
-  @jax.jit
+  @closed_over.jitted
   def step(state, batch):
     params, opt_state = state
     summed: Any = clipped(params, batch.examples, batch.mask)

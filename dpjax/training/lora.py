@@ -18,8 +18,7 @@ import jax.numpy as jnp
 from jax import lax
 from jax.extend import core as jex
 
-from dpjax import trees, validate
-from dpjax.gradients import jaxprs
+from dpjax import jaxprs, trees, validate
 from dpjax.gradients.arguments import check_real
 from dpjax.types import Example, LossFn, Params
 from dpjax.validate import UserError

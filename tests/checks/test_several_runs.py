@@ -137,7 +137,10 @@ def test_runs_without_a_common_guarantee_are_one_line(changes, field):
 
 
 def test_users_that_are_dealt_otherwise_have_no_common_epsilon():
-  users = [_gaussian(name, 2.0, unit="user", population=name) for name in "ab"]
+  users = [
+    _gaussian(name, 2.0, unit="user", unit_owns_records=True, population=name)
+    for name in "ab"
+  ]
   with refuses("runs"):
     several_runs.together(users)
   with refuses("runs"):

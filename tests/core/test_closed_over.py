@@ -3,6 +3,8 @@
 import os
 import subprocess
 import sys
+import threading
+from concurrent import futures
 
 import jax
 import jax.numpy as jnp
@@ -83,6 +85,51 @@ def test_a_program_holds_no_key():
   algorithm = _algorithm(_plan(), loss=_drawing_loss, example_key=keys[0])
   plain = jax.jit(algorithm.step).lower(algorithm.init(_PARAMS), _BATCH).as_text()
   assert str(2**31 + 5) in plain
+
+
+_AROUND = {
+  "nothing": lambda fn: fn,
+  "jit": jax.jit,
+  "vmap": lambda fn: lambda x: jax.vmap(fn)(x[None])[0],
+  "grad": lambda fn: lambda x: jax.grad(lambda y: fn(y).sum())(x) * 1.0,
+  "scan": lambda fn: lambda x: jax.lax.scan(lambda c, _: (fn(c), None), x, None, 2)[0],
+  "cond": lambda fn: lambda x: jax.lax.cond(x[0] > 0, fn, lambda y: y, x),
+  "while": lambda fn: (
+    lambda x: jax.lax.fori_loop(0, x.astype(int)[0], lambda _, c: fn(c), x)
+  ),
+  "remat": lambda fn: jax.grad(jax.checkpoint(lambda x: fn(fn(x)).sum())),
+}
+
+
+@pytest.mark.parametrize("around", _AROUND)
+def test_what_a_jitted_function_inside_closes_over_is_no_constant(around):
+  """A user's loss may be jitted: neither a key nor an example of its table is in the program."""
+  texts, results = set(), []
+  for seed in (2**31 + 5, 7):
+    table, key = jnp.arange(1.0, 4.0) / float(seed), jax.random.key(seed)
+    inner = jax.jit(lambda x: x * (table + jax.random.uniform(key, (3,))))
+    fn = _AROUND[around](inner)
+    step = jitted(fn)
+    texts.add(step.lower(jnp.ones(3)).as_text())
+    results.append(step(jnp.ones(3)))
+    np.testing.assert_array_equal(results[-1], jax.jit(fn)(jnp.ones(3)))
+  assert len(texts) == 1 and (results[0] != results[1]).all()
+
+
+def test_threads_that_call_it_first_at_once_agree():
+  def calls():
+    arrays = [argument(float(i)) for i in range(9)]
+    step = jitted(lambda x: sum((x * array for array in arrays), start=x))
+    barrier = threading.Barrier(4)
+
+    def call(n):
+      barrier.wait()
+      return float(step(jnp.ones(n))[0])
+
+    with futures.ThreadPoolExecutor(4) as pool:
+      return set(pool.map(call, (1, 1, 2, 2)))
+
+  assert calls() == calls() == {37.0}
 
 
 @pytest.mark.cases(quick=["white"], slow=...)

@@ -122,7 +122,10 @@ def test_a_recipe_is_read_as_it_was_written(tmp_path):
 @pytest.mark.parametrize(
   "text", ["{", "[]", '{"draw": "pie", "x": ["a"], "y": ["b"]}', '{"draw": "lines"}',
   '{"draw": "lines", "x": ["a"], "y": ["b"], "colour": "red"}',
-  '{"draw": "lines", "x": [], "y": ["b"]}'],
+  '{"draw": "lines", "x": [], "y": ["b"]}',
+  '{"draw": "lines", "x": "a", "y": ["b"]}',
+  '{"draw": "lines", "x": ["a"], "y": ["b"], "ends": ["a"]}',
+  '{"draw": "lines", "x": ["a"], "y": ["b"], "without": ["a"]}'],
 )  # fmt: skip
 def test_what_is_no_recipe_is_one_line(tmp_path, text):
   path = _write(tmp_path / "a.csv", ["a", "b"], [[1, 2]])
@@ -135,6 +138,12 @@ def test_what_is_no_recipe_is_one_line(tmp_path, text):
 def test_a_recipe_of_other_columns_names_the_column(tmp_path):
   path = _write(tmp_path / "a.csv", ["a", "b"], [[1, 2]])
   recipes.write(path, recipes.Recipe("points", ("a",), ("c",)))
+  with refuses("csv", value="c"):
+    redraw.plot([path], [tmp_path / "a.png"])
+  recipes.write(path, recipes.Recipe("lines", ("a",), ("b",), ends=("a", "b")))
+  with refuses("csv", value="seeds"):
+    redraw.plot([path], [tmp_path / "a.png"])
+  recipes.write(path, recipes.Recipe("lines", ("a",), ("b",), "c"))
   with refuses("csv", value="c"):
     redraw.plot([path], [tmp_path / "a.png"])
 

@@ -105,8 +105,9 @@ def test_the_partition_deals_declared_sizes():
   assert shares[0] < 0.5 < shares[1] and shares[2] < 0.5
   even = partition.silos(labels, num_clients=3, seed=0)
   assert sorted(map(len, even)) == [33, 33, 34]
-  with refuses("sizes", value=(3, 4)):
-    partition.silos(labels, num_clients=3, seed=0, sizes=(3, 4))
+  for sizes in (3, 4), (3, 4, 0):
+    with refuses("sizes", value=sizes):
+      partition.silos(labels, num_clients=3, seed=0, sizes=sizes)
 
 
 def test_a_silo_of_one_record_and_one_without_a_test_of_its_own():
@@ -259,8 +260,24 @@ def test_an_aggregator_that_needs_more_silos_is_refused_before_the_first_round()
 
 
 def test_persons_of_several_silos_are_not_summed_over_other_partitions():
-  unit = f"{records.PERSON} 2 silos"
-  run = {"status": "done", "epsilon": 1.0, "delta": 0.25, "epsilon_kind": "proved"}
-  run |= {"neighboring_relation": "add_or_remove_one", "unit": unit, "population": "a"}
-  assert cost.charge([run, run])["epsilon"] == 2.0
-  assert cost.charge([run, {**run, "population": "b"}])["epsilon"] is None
+  for limit, together in (1, 2.0), (2, None):
+    config = _config(**{"privacy.max_silos_per_record": limit, "noise_seed": None})
+    promised = _ready(config).guarantee
+    run = {"status": "done", "population": "a", **promised.facts(Ledger(), 1.0)}
+    assert run["unit"] == promised.unit
+    assert cost.charge([run, run])["epsilon"] == 2.0
+    assert cost.charge([run, {**run, "population": "b"}])["epsilon"] == together
+
+
+def test_the_charges_of_many_rounds_are_those_of_each_round():
+  promised = _ready(_config(**{"privacy.absent": 0.5, "num_rounds": 8})).guarantee
+  step_by_step = Ledger()
+  for t in range(8):
+    step_by_step = promised.charge(step_by_step, range(t, t + 1), noise_key_id="key")
+  here = [promised.of.attendance.of(t, 3)[0] for t in range(8)]
+  each = [promised.of.steps_per_round(k) * sum(h[k] for h in here) for k in range(3)]
+  assert promised.ran(step_by_step) == tuple(each) == promised.of.num_steps()
+  at_once = promised.charge(Ledger(), range(8), noise_key_id="key")
+  assert at_once == step_by_step
+  rest = promised.charge(Ledger(), range(3), noise_key_id="key")
+  assert promised.charge(rest, range(3, 8), noise_key_id="key") == at_once

@@ -22,7 +22,7 @@ from dpjax.experiments.kinds.federated.config import Central, FedConfig
 from dpjax.experiments.run import guarantee, writers
 from dpjax.experiments.run import workdir as owner
 from dpjax.experiments.run.kind import experiment_of
-from dpjax.experiments.sweeps import cost, curves
+from dpjax.experiments.sweeps import cost, curves, engine
 from dpjax.experiments.sweeps.sweep import Runs, Selection, Sweep
 from dpjax.noise.gaussian import key_id
 from dpjax.validate import UserError
@@ -128,7 +128,7 @@ def test_finished_points_never_run_twice(tmp_path):
 def test_a_run_at_which_another_process_is_is_left_to_it(tmp_path, capsys):
   config, fake = _config(), Fake()
   names = [point.name for point in grids.points(config)]
-  with writers.alone_in(tmp_path / "points", name=f"{names[1]}.lock"):
+  with writers.alone_in(tmp_path / "points", name=f".{names[1]}.lock"):
     rows = grids.run(config, tmp_path, fake)
   assert fake.calls == [names[0], *names[2:]] == [row["name"] for row in rows]
   assert "1 runs are at work in other processes" in capsys.readouterr().err
@@ -152,7 +152,61 @@ def test_several_processes_write_one_table(tmp_path):
   assert first.calls == names[:1] and other.calls == names[1:]
   assert [row["name"] for row in rows] == names
   assert writers.read_json(tmp_path / "sweep.json")["rows"] == rows
-  assert not list(tmp_path.glob("points/*.lock"))
+  assert not list(tmp_path.glob("points/.*"))
+
+
+def test_a_run_that_another_process_finished_after_it_failed_here_is_charged(tmp_path):
+  config, other = _config(seeds=[0]), Fake()
+  first, last = (point.name for point in grids.points(config))
+
+  class Failing(Fake):
+    def __call__(self, run, workdir, *, data=None):
+      if workdir.name == last:
+        grids.run(config, tmp_path, other, only=first)
+      return super().__call__(run, workdir, data=data)
+
+  grids.run(config, tmp_path, Failing(fail=EPSILONS[:1]))
+  saved = writers.read_json(tmp_path / "sweep.json")
+  assert other.calls == [first] and len(_files(tmp_path)) == 2
+  assert [row["status"] for row in saved["rows"]] == ["done", "done"]
+  assert saved["all_runs_together"]["epsilon"] == sum(EPSILONS)
+
+
+def test_a_run_that_cannot_be_drawn_is_charged_and_ends_no_sweep(tmp_path):
+  class Odd(Fake):
+    def __call__(self, run, workdir, *, data=None):
+      result = super().__call__(run, workdir, data=data)
+      if run.privacy.epsilon == EPSILONS[0]:
+        result.pop("test_loss")
+        owner.write_result(workdir, run, result)
+      return result
+
+  config = _config(seeds=[0], y="test_loss")
+  for _ in range(2):
+    rows = grids.run(config, tmp_path, Odd())
+    assert [row["status"] for row in rows] == ["failed", "done"]
+    saved = writers.read_json(tmp_path / "sweep.json")
+    assert saved["rows"] == rows
+    assert saved["all_runs_together"]["epsilon"] == sum(EPSILONS)
+
+
+def test_a_config_that_a_file_changes_from_run_to_run_is_as_it_was_yielded(tmp_path):
+  def named(config):
+    for config.privacy.epsilon in EPSILONS:
+      yield f"epsilon {config.privacy.epsilon}", config
+
+  runs = Runs(named(TrainConfig()))
+  assert [point.config.privacy.epsilon for point in runs.points] == EPSILONS
+
+
+def test_no_name_of_a_run_is_that_of_a_lock(tmp_path):
+  runs = Runs([("a", TrainConfig()), ("a.lock", TrainConfig())])
+  fake = Fake()
+  train = lambda point, at, data: fake(point.config, at, data=data)
+  rows = engine.run(
+    runs.points, runs.table, tmp_path, train=train, load=lambda config: None
+  )
+  assert [row["status"] for row in rows] == ["done", "done"] and len(_files(tmp_path)) == 2
 
 
 @pytest.mark.slow

@@ -43,6 +43,7 @@ class FinishedRun:
     epsilon, delta: guarantee that the run's result states.
     epsilon_kind: "proved" or "claimed".
     relation, unit: neighbouring relation, and what counts as one record: "example" or "user".
+    unit_owns_records: whether a unit has several records, as a user has.
     population: text that names the data and how they form records; see `sweeps.cost.population`.
     failed_assumptions: assumptions of a claim that fail or cannot be checked.
     event: event of all steps that ran; None if the stated epsilon does not follow from the ledger.
@@ -57,6 +58,7 @@ class FinishedRun:
   epsilon_kind: str = "proved"
   relation: str = "add_or_remove_one"
   unit: str = "example"
+  unit_owns_records: bool = False
   population: str = ""
   failed_assumptions: tuple[str, ...] = ()
   event: dpa.DpEvent | None = None
@@ -220,6 +222,7 @@ def _understood(
     epsilon_kind=kind,
     relation=relation,
     unit=_printable(result.get("unit")),
+    unit_owns_records=bool(result.get("unit_owns_records")),
     population=cost.population_of({**config, "data": data}),
     failed_assumptions=tuple(map(_printable, result.get("failed_assumptions") or ())),
   )
@@ -307,9 +310,11 @@ def _check(runs: Sequence[FinishedRun]) -> None:
     if len(held) > 1:
       shown = ", ".join(f"{name!r} of {at}" for name, at in sorted(held.items())[:_TOLD])
       raise UserError(f"have different {what}, so no common epsilon: {shown}", field="runs")
-  if runs[0].unit == "user" and len({run.population for run in runs}) > 1:
+  owned = any(run.unit_owns_records for run in runs)
+  if owned and len({run.population for run in runs}) > 1:
     raise UserError(
-      "deal records to users differently, so one run's user is not another's: no common epsilon",
+      f"deal records differently, so a {runs[0].unit} of one run is not that of another: no common "
+      "epsilon",
       field="runs",
     )
   owners: dict[str, str] = {}

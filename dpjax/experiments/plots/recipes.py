@@ -51,7 +51,7 @@ class Recipe:
     note: what stands below the title.
 
   Raises:
-    UserError: an unknown function; x or y is missing.
+    UserError: an unknown function; x or y is missing; ends are not two.
   """
 
   draw: str
@@ -80,11 +80,16 @@ class Recipe:
     for name in ("x", "y"):
       if not getattr(self, name):
         raise UserError("must name a column", field=name, value=())
+    if len(self.ends) not in (0, 2):
+      raise UserError("must be two columns, or none", field="ends", value=self.ends)
 
   def columns(self) -> dict[str, str]:
     """Returns column -> the field that names it, of the columns that must be in the file."""
     named = {column: "panels" for column in self.panels if column not in self.facts}
+    named |= {column: "without" for column in self.without}
     named |= {column: "ends" for column in self.ends}
+    # Bars are drawn where a row stands for several runs.
+    named |= {"seeds": "ends"} if self.ends and self.draw == "lines" else {}
     named |= {self.series: "series"} if self.series else {}
     return {column: "x" for column in self.x} | {column: "y" for column in self.y} | named
 
@@ -128,12 +133,26 @@ def read(path: str | os.PathLike) -> Recipe | None:
     return None
   try:
     held = json.loads(place.read_text(encoding="utf-8"))
-    tuples = {name: _tupled(value) for name, value in held.items()}
-    return Recipe(**tuples)
+    recipe = Recipe(**{name: _tupled(value) for name, value in held.items()})
+    _check_types(recipe)
+    return recipe
   except (TypeError, ValueError, AttributeError) as error:
     line = " ".join(str(error).split())
     raise UserError(f"must hold the recipe of a picture: {line:.200}", field="csv",
                     value=str(place)) from error  # fmt: skip
+
+
+def _check_types(recipe: Recipe) -> None:
+  """Raises TypeError for a field of another type than its default, such as text for a list."""
+  usual = Recipe("lines", ("",), ("",), "")
+  names = {str: "text", tuple: "a list", dict: "an object", bool: "true or false"}
+  for field in dataclasses.fields(recipe):
+    kind = type(getattr(usual, field.name))
+    value = getattr(recipe, field.name)
+    if not isinstance(value, kind) and (field.name, value) != ("series", None):
+      raise TypeError(f"{field.name}={value!r} must be {names[kind]}")
+  if any(len(entry) != 3 for entry in recipe.references):
+    raise TypeError(f"references={recipe.references!r} must be (label, x, y) each")
 
 
 def _tupled(value: Any) -> Any:

@@ -126,7 +126,7 @@ def figure(read: Sequence[CsvTable], asked: Asked, look: Look, notes: list[str])
     recipe = _common(read)
     fields = {}
   for table in read:
-    _check(table, recipe, fields)
+    _check(table, recipe, fields, alone=len(read) == 1)
     notes += [
       note for column in recipe.numbers() for note in _missing(table, column, recipe)
     ]
@@ -186,10 +186,12 @@ def _common(read: Sequence[CsvTable]) -> Recipe:
   return dataclasses.replace(first, references=tuple(references), title="")
 
 
-def _check(table: CsvTable, recipe: Recipe, fields: Mapping[str, str]) -> None:
+def _check(
+  table: CsvTable, recipe: Recipe, fields: Mapping[str, str], *, alone: bool
+) -> None:
   """Raises UserError if the file lacks a column of the recipe, or its numbers."""
   for column, place in recipe.columns().items():
-    if column == recipe.series and column not in table.columns and not fields:
+    if place == "series" and column not in table.columns and not (fields or alone):
       continue  # a line of this file alone
     table.known(column, field=fields.get(place, "csv"))
   for column in recipe.numbers():

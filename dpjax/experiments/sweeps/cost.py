@@ -9,7 +9,6 @@ from typing import Any
 
 from dpjax.accounting import upper
 from dpjax.experiments.config import fields
-from dpjax.experiments.kinds.federated import records
 from dpjax.experiments.kinds.federated.config import NATURAL
 from dpjax.experiments.run import guarantee, writers
 
@@ -29,6 +28,8 @@ def charge(rows: list[Row]) -> dict[str, Any]:
   may belong to several users of another run. And they are None if several runs have a `noise_seed`:
   their noise is not independent.
 
+  A run that has finished counts, also if its row says that it failed afterwards.
+
   Runs on different data are summed, too, because a person may have a record in each data set.
 
   >>> run = {"status": "done", "epsilon": 1.0, "delta": 0.25, "epsilon_kind": "proved",
@@ -37,13 +38,13 @@ def charge(rows: list[Row]) -> dict[str, Any]:
   >>> total["runs"], total["epsilon"], total["delta"], total["epsilon_kind"]
   (2, 2.0, 0.5, 'proved')
   """
-  done = [row for row in rows if row["status"] == "done"]
+  done = [row for row in rows if _is_there(row)]
   kinds = {row["epsilon_kind"] for row in done}
   meanings = {(row["neighboring_relation"], row["unit"]) for row in done}
   # With several partitions into users, a user of one run need not be a user of another run.
   # Nor need a person with one record in each of several silos have one in each silo of another.
-  owns = lambda unit: unit == "user" or str(unit).startswith(records.PERSON)
-  dealt = len(_populations(rows)) > 1 and any(owns(row["unit"]) for row in done)
+  owns = any(row.get("unit_owns_records") for row in done)
+  dealt = len(_populations(rows)) > 1 and owns
   failed = [text for row in done for text in row.get("failed_assumptions") or ()]
   # Runs of one seed and one noise_seed draw the same noise, whatever their settings are.
   shared = failed.count(guarantee.REPEATED) > 1
@@ -63,8 +64,13 @@ def charge(rows: list[Row]) -> dict[str, Any]:
   }
 
 
+def _is_there(row: Row) -> bool:
+  """Returns whether the run of a row has finished, so that its model is on the disk."""
+  return row["status"] == "done" or "epsilon_kind" in row
+
+
 def _populations(rows: list[Row]) -> set[str | None]:
-  return {row.get("population") for row in rows if row["status"] == "done"}
+  return {row.get("population") for row in rows if _is_there(row)}
 
 
 def population(config: Any) -> str:
@@ -100,8 +106,8 @@ def statement(rows: list[Row], others: int = 0) -> str:
   text = (
     f"Each epsilon holds for its own run alone. Picking the best of these {total['runs']} "
     "runs, or reporting them side by side, is itself a query on the private data. "
-    f"{_bound(total, len(_populations(rows)))} Unfinished and failed runs are not in it: "
-    "release nothing of them."
+    f"{_bound(total, len(_populations(rows)))} Runs that have not finished are not in "
+    "it: release nothing of them."
   )
   if others:
     text += (

@@ -37,7 +37,10 @@ TrainFn = Callable[["Point", pathlib.Path, Any], Row]
 FILE = "sweep.json"
 # Kinds of run whose data follow from their sections data, model, partition and normalization.
 _SHARING = ("train", "federate", "relevance")
+# Entries of a result from which the cost of all runs follows. A row has them if its run finished,
+# also if something failed after that: what the run trained is on the disk.
 _GUARANTEE = ("epsilon", "delta", "epsilon_kind", "neighboring_relation", "unit")
+_GUARANTEE += ("unit_owns_records", "failed_assumptions")
 _AGAIN_SECONDS = 0.1
 
 
@@ -239,8 +242,8 @@ class _Work:
     at = folder(self._workdir, point.name)
     ran = not (at / writers.RESULT).exists()
     try:
-      # The lock stands beside the folder, which holds nothing but the run.
-      with writers.alone_in(at.parent, name=f"{point.name}.lock", kept=False):
+      # The lock stands beside the folder, which holds nothing but the run. No run has such a name.
+      with writers.alone_in(at.parent, name=f".{point.name}.lock", kept=False):
         if ran:
           writers.begins(point.name)
         row = self._row(point, at)
@@ -260,12 +263,13 @@ class _Work:
       # so that it compares its data with the digest.
       if result is None or (at / checkpoint.FOLDER).is_dir():
         result = self._result(point, at, new=result is None)
+      return done(point, self._table, result)
     except UserError as error:
       if self._alone or isinstance(error, WholeSweep | writers.Busy):
         raise
       line = " ".join(str(error).split())
-      return {**head(point), **point.facts, "status": "failed", "error": line}
-    return done(point, self._table, result)
+      failed = {**head(point), **point.facts, "status": "failed", "error": line}
+      return failed | _guaranteed(_result_there(point, at))
 
   def _result(self, point: Point, at: pathlib.Path, *, new: bool) -> Row:
     data = self._load(point.config)
@@ -299,6 +303,18 @@ def finished(point: Point, at: pathlib.Path) -> Row | None:
   return owner.finished(at, point.config)
 
 
+def _result_there(point: Point, at: pathlib.Path) -> Row:
+  """Returns the result of a run that has finished; {} if it has not, or its result was changed."""
+  try:
+    return finished(point, at) or {}
+  except UserError:
+    return {}
+
+
+def _guaranteed(result: Row) -> Row:
+  return {name: result[name] for name in _GUARANTEE if name in result}
+
+
 def head(point: Point) -> Row:
   """Returns the first entries of a finished run's row: name, status, error and population."""
   population = cost.population(point.config)
@@ -308,8 +324,14 @@ def head(point: Point) -> Row:
 def done(point: Point, table: Table, result: Row) -> Row:
   """Returns the row of a finished run. What it guarantees is what its result says, though a config
   of some kind may have a field of that name."""
-  guaranteed = {name: result[name] for name in _GUARANTEE if name in result}
-  return {**head(point), **table.kept(point.config, result), **point.facts, **guaranteed}
+  kept = table.kept(point.config, result)
+  return {**head(point), **kept, **point.facts, **_guaranteed(result)}
+
+
+def _is_open(row: Row | None) -> bool:
+  """Returns whether another process may have finished a run since this one looked at it: it failed
+  here, or was not looked at."""
+  return row is None or (row["status"] == "failed" and "epsilon_kind" not in row)
 
 
 class _Files:
@@ -333,12 +355,12 @@ class _Files:
     """Writes sweep.json and the files of the table, with what other calls have finished or found to
     fail."""
     with self._alone():
-      known = self._failed() | {
+      others = {
         point.name: row
         for point in self._points
-        if point.name not in rows and (row := self._read(point)) is not None
+        if _is_open(rows.get(point.name)) and (row := self._read(point)) is not None
       }
-      rows = known | rows
+      rows = self._failed() | rows | others
       self._save([rows[point.name] for point in self._points if point.name in rows])
 
   @contextlib.contextmanager

@@ -11,6 +11,7 @@ their costs, also if they ran on different data: see `cost.charge`.
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import itertools
 import math
@@ -99,6 +100,19 @@ class Sweep(WithChoices):
   ] = None
 
 
+def listed(named: Named) -> list[tuple[str, Any]]:
+  """Returns what a file yields, each config as it is when it is yielded: a file may change one
+  config from run to run, and yield it again. Of too many runs one more than allowed is returned.
+
+  >>> def runs(config):
+  ...   for config.num_steps in (1, 2):
+  ...     yield "run", config
+  >>> [run.num_steps for _, run in listed(runs(TrainConfig()))]
+  [1, 2]
+  """
+  return [copy.deepcopy(entry) for entry in itertools.islice(named, rules.MOST_RUNS + 1)]
+
+
 def points(named: Named, config: Any = None) -> list[Point]:
   """Returns the runs of a sweep in order, all of them checked; seeds vary fastest.
 
@@ -120,7 +134,7 @@ def points(named: Named, config: Any = None) -> list[Point]:
     _check_seeds(config.seeds)
   seeds = config.seeds if isinstance(config, Sweep) else []
   # Runs are counted before they are checked: a mistyped loop may ask for billions of runs.
-  entries = list(itertools.islice(named, rules.MOST_RUNS + 1))
+  entries = listed(named)
   count = len(entries) * max(1, len(seeds))
   if not 1 <= count <= rules.MOST_RUNS:
     raise UserError(

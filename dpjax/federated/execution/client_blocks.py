@@ -18,12 +18,12 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import NamedSharding
 
-from dpjax import closed_over, gradients, trees, validate
+from dpjax import closed_over, gradients, jaxprs, trees, validate
 from dpjax.federated.client import ClientAlgorithm
 from dpjax.federated.cohort import Cohort, LocalBatches, bucket
 from dpjax.federated.execution import context as shared
 from dpjax.federated.execution.context import Context, MapClients, Mapped, Partial, Run
-from dpjax.gradients import clients_apart, jaxprs, loss_checks
+from dpjax.gradients import clients_apart, loss_checks
 from dpjax.parallel import made_for
 
 # Default limit on the number of clients of one block on one device.

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
 
-from dpjax.gradients.jaxprs import (
+from dpjax.jaxprs import (
   CALLS,
   Eqn,
   EqnChain,

@@ -26,7 +26,7 @@ from jax.extend import core as jex
 
 from dpjax import layer_rules
 from dpjax.gradients.ghost import chosen_products
-from dpjax.gradients.jaxprs import (
+from dpjax.jaxprs import (
   CALLS,
   REARRANGED,
   REMATS,

@@ -44,9 +44,9 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from dpjax import trees
+from dpjax import jaxprs, trees
 from dpjax.branches import rarely_taken
-from dpjax.gradients import clipping, jaxprs
+from dpjax.gradients import clipping
 from dpjax.gradients.clip import Clip
 from dpjax.gradients.exact_sum import ExactSum
 from dpjax.gradients.ghost import (

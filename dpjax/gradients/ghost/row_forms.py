@@ -25,7 +25,7 @@ from dpjax import trees
 from dpjax.gradients.ghost import chosen_products, lengths, precision
 from dpjax.gradients.ghost.jaxpr_sites import Site, is_complex
 from dpjax.gradients.ghost.lengths import Length
-from dpjax.gradients.jaxprs import is_float, is_literal
+from dpjax.jaxprs import is_float, is_literal
 
 # Largest number of offsets of a kernel whose windows need not be copied: 5 x 5.
 _MOST_OFFSETS = 25

@@ -16,8 +16,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from dpjax import trees
-from dpjax.gradients import jaxprs
+from dpjax import jaxprs, trees
 from dpjax.gradients.ghost.jaxpr_sites import (
   Action,
   Cotangent,

@@ -17,9 +17,8 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from dpjax import trees
+from dpjax import jaxprs, trees
 from dpjax.branches import rarely_taken
-from dpjax.gradients import jaxprs
 from dpjax.gradients.exact_sum import ExactSum, exact_plus
 from dpjax.gradients.ghost import (
   chosen_products,

@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from dpjax.gradients import jaxprs
+from dpjax import jaxprs
 from dpjax.validate import UserError
 
 INSTALL = "pip install -e '.[mpc-spu]' && pip install --no-deps spu==0.10.0.dev20251211"

@@ -24,8 +24,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from dpjax import trees
-from dpjax.gradients import jaxprs
+from dpjax import jaxprs, trees
 from dpjax.noise.gaussian import is_key_of_noise
 from dpjax.plan import Plan
 from dpjax.training.dp_sgd import StepInfo, TrainState, dp_sgd

@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 from jax import lax
 
-from dpjax import gradients
-from dpjax.gradients import jaxprs
+from dpjax import gradients, jaxprs
 from dpjax.gradients.ghost import jaxpr_sites, row_forms, tapped
 
 

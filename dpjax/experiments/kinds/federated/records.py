@@ -6,6 +6,7 @@ of all silos, each under a noise key of its own, so the epsilon of a silo is tha
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 import functools
 from collections.abc import Callable, Mapping
@@ -16,7 +17,7 @@ import numpy as np
 from dpjax import gradients
 from dpjax.accounting import Ledger, upper
 from dpjax.accounting.calibration import Unreachable
-from dpjax.accounting.ledger import BudgetExceeded
+from dpjax.accounting.ledger import BudgetExceeded, Charge
 from dpjax.accounting.loss_masses import Profile
 from dpjax.accounting.text import by_name, paragraph
 from dpjax.data import Federation
@@ -235,28 +236,37 @@ class SilosGuarantee(Guarantee):
     assert self.silos is not None
     return self.silos
 
+  @property
+  def unit_owns_records(self) -> bool:
+    return self.of.max_silos > 1
+
   def charge(self, ledger: Ledger, steps: range, *, noise_key_id: str) -> Ledger:
     """Returns the ledger with the steps of all silos that compute a message in these rounds."""
+    num_steps = collections.Counter[int]()
     for round in steps:
       here = self.of.attendance.of(round, len(self.names))[0]
       for silo in np.flatnonzero(here).tolist():
-        plan = self.of.plans[silo]
-        key = _key(noise_key_id, self.names[silo])
-        ledger = ledger.charge(
-          plan.step_event(0),
-          num_steps=self.of.steps_per_round(silo),
-          l2_clip_norm=plan.l2_bound,
-          neighboring_relation=plan.neighboring_relation,
-          noise_key_id=key,
-          first_step=_of_key(ledger, key).num_steps,
-        )
-    return ledger
+        num_steps[silo] += self.of.steps_per_round(silo)
+    ran = ledger.steps_by_key()
+    charges = []
+    for silo, count in num_steps.items():
+      plan = self.of.plans[silo]
+      # The name of a silo may hold a slash, that of a run's key holds none.
+      key = f"{noise_key_id}/{self.names[silo]}"
+      relation = plan.neighboring_relation
+      charges.append(
+        Charge(plan.step_event(0), count, plan.l2_bound, relation, key, ran.get(key, 0))
+      )
+    return ledger.with_charges(charges)
 
   def ran(self, ledger: Ledger) -> tuple[int, ...]:
     """Returns the number of steps of each silo in a ledger; of an empty one, of all rounds."""
     if not ledger.charges:
       return self.of.num_steps()
-    return tuple(_of_silo(ledger, name).num_steps for name in self.names)
+    ran = collections.Counter[str]()
+    for key, count in ledger.steps_by_key().items():
+      ran[key.partition("/")[2]] += count
+    return tuple(ran[name] for name in self.names)
 
   def check_budget(self, ledger: Ledger) -> None:
     del ledger  # what ran is a part of all rounds, whose number is fixed
@@ -308,20 +318,6 @@ class SilosGuarantee(Guarantee):
 
 def _has_steps(steps: Any) -> bool:
   return any(steps) if isinstance(steps, tuple) else bool(steps)
-
-
-def _key(noise_key_id: str, silo: str) -> str:
-  return f"{noise_key_id}/{silo}"
-
-
-def _of_key(ledger: Ledger, key: str) -> Ledger:
-  return Ledger(tuple(charge for charge in ledger.charges if charge.noise_key_id == key))
-
-
-def _of_silo(ledger: Ledger, silo: str) -> Ledger:
-  # The name of a silo may hold a slash, that of a run's key holds none.
-  named = lambda charge: charge.noise_key_id.partition("/")[2] == silo
-  return Ledger(tuple(charge for charge in ledger.charges if named(charge)))
 
 
 def promise(config: FedConfig, federation: Federation, silos: Silos) -> SilosGuarantee:

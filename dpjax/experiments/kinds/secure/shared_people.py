@@ -18,6 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
+from dpjax import closed_over
 from dpjax import data as data_lib
 from dpjax.experiments.kinds.secure.build import Computed, Measuring
 from dpjax.experiments.kinds.secure.config import SecureConfig, TransferTask
@@ -183,7 +184,8 @@ def _training(task: TransferTask, ready: _Ready) -> Phase:
     alignment=task.alignment,
   )
 
-  @jax.jit
+  # The rows of people are arguments of the program, which may be kept on disk.
+  @closed_over.jitted
   def steps(state: transfer.TransferState, count: Array) -> transfer.TransferState:
     body = lambda _, state: step(state, ready.batch)[0]
     return jax.lax.fori_loop(0, count, body, state)
@@ -221,7 +223,7 @@ def _target_alone(task: TransferTask, ready: _Ready) -> Params:
     return optax.apply_updates(params, updates), opt_state
 
   params = _encoder(ready.init, batch.target_x.shape[1], ready.halves.num_classes)
-  train = jax.jit(functools.partial(jax.lax.fori_loop, 0, task.num_steps, body))
+  train = closed_over.jitted(functools.partial(jax.lax.fori_loop, 0, task.num_steps, body))
   return train((params, tx.init(params)))[0]
 
 
