@@ -39,7 +39,6 @@ from dpjax.accounting.overflow import OVERFLOW_SHARE
 from dpjax.accounting.proved import NeighboringRelation
 from dpjax.accounting.statement import NOTHING, delta_warning
 from dpjax.gradients.per_example import ClippedGrad
-from dpjax.mechanisms import noisy_means
 from dpjax.noise import source
 from dpjax.noise.shape import WHITE
 from dpjax.sampling import batches as batches_lib
@@ -54,6 +53,7 @@ from dpjax.types import ArrayTree, Batch, Example, Indexed, LossFn
 from dpjax.validate import UserError, Verbatim
 
 if TYPE_CHECKING:
+  from dpjax.mechanisms.noisy_means import NoisyMeans
   from dpjax.transforms.inputs import Mechanism
 
 # Largest number of steps that the state of a transform can count.
@@ -150,7 +150,7 @@ class Plan(overflow.MayAbort):
   accountant: str = ""
   slices: int = 1
   noise_shape: noise.NoiseShape = WHITE
-  statistics: noisy_means.NoisyMeans | None = None
+  statistics: NoisyMeans | None = None
   scaling: transforms.CoordinateScaling | None = None
 
   def __post_init__(self):
@@ -169,13 +169,14 @@ class Plan(overflow.MayAbort):
         value=Verbatim(f"{self.sampler!r:.60}"),
       )
     # A plan without statistics imports none of their mechanisms.
-    if self.statistics is not None and not isinstance(
-      self.statistics, noisy_means.NoisyMeans
-    ):
-      shown = f"statistics={self.statistics!r:.60}"
-      raise UserError(
-        f"{shown}: must be a dpjax.mechanisms.ChannelStatistics, a Whitening, or None"
-      )
+    if self.statistics is not None:
+      from dpjax.mechanisms.noisy_means import NoisyMeans
+
+      if not isinstance(self.statistics, NoisyMeans):
+        shown = f"statistics={self.statistics!r:.60}"
+        raise UserError(
+          f"{shown}: must be a dpjax.mechanisms.ChannelStatistics, a Whitening, or None"
+        )
     # A plan without scaling does not import its transform.
     if self.scaling is not None and not isinstance(
       self.scaling, transforms.CoordinateScaling

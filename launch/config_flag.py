@@ -25,8 +25,7 @@ from dpjax import names, validate
 from dpjax.experiments.config import choices, fields, rules
 from dpjax.experiments.run import kind as kinds
 from dpjax.experiments.run import writers
-from dpjax.experiments.run.kind import Kind
-from dpjax.experiments.sweeps import sweep
+from dpjax.experiments.run.kind import KINDS, Kind, Several
 from dpjax.validate import UserError
 from launch import app
 
@@ -110,12 +109,15 @@ def runs(name: str = "config", audit: bool | None = None) -> Any:
   wanted = None if kind is None else kind.config_class
   at = f"--{name}={flags.FLAGS[name].value}"
   alone = "alone" in flags.FLAGS and flags.FLAGS["alone"].value
-  if get_configs is None or alone:
-    if alone and get_configs is None:
-      raise UserError("--alone=true: would be ignored, the file has no get_configs()")
-    its = kinds.of(config)
-    if its.its_table() is None:
-      return its.whole(config)
+  if alone and get_configs is None:
+    raise UserError("--alone=true: would be ignored, the file has no get_configs()")
+  is_one = get_configs is None or alone
+  if is_one and kinds.of(config).its_table() is None:
+    return kinds.of(config).whole(config)
+  # Imported here: most commands are one run.
+  from dpjax.experiments.sweeps import sweep
+
+  if is_one:
     return sweep.Runs(None, config, title=_title(module))
   named = _guarded(
     lambda: list(itertools.islice(_called(get_configs, config), rules.MOST_RUNS + 1)),
@@ -245,7 +247,8 @@ def asked() -> tuple[Any, str]:
   """Returns (what is run, workdir). --audit and --noaudit override the audit in the file."""
   given = "audit" in flags.FLAGS and flags.FLAGS["audit"].present
   whole = runs("config", flags.FLAGS["audit"].value if given else None)
-  of = whole.points[0].config if isinstance(whole, sweep.Runs) else whole.config
+  points = whole.points if isinstance(whole, Several) else ()
+  of = points[0].config if points else whole.config
   return whole, workdir(PREFIXES.get(kinds.command_of(of), ""))
 
 
@@ -285,10 +288,10 @@ def _loaded(path: str, kind: type | None, name: str) -> tuple[Any, ModuleType]:
   if kind is None:
     kind = kinds.of(config).config_class
   # What the flags of a sweep change may be of any kind, as long as its runs are of the wanted one.
-  if isinstance(config, sweep.Sweep) or (
-    kind is sweep.Sweep and hasattr(module, "get_configs")
-  ):
-    kind = type(config)
+  if hasattr(module, "get_configs"):
+    sweep = KINDS["sweep"].config_class
+    if kind is sweep or isinstance(config, sweep):
+      kind = type(config)
   if not isinstance(config, kind):
     type_name = type(config).__name__
     raise UserError(f"{at}: get_config() returned {type_name}, but this launcher wants "

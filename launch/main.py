@@ -5,17 +5,18 @@ from __future__ import annotations
 import pathlib
 import shlex
 import sys
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from absl import flags
 
 from dpjax.experiments.run import loop
 from dpjax.experiments.run.kind import KINDS, Several
-from dpjax.experiments.sweeps import tuning
-from dpjax.experiments.sweeps.sweep import Runs, Sweep
 from dpjax.parallel.exchanges import is_first
 from dpjax.validate import UserError
 from launch import app, config_flag, peers
+
+if TYPE_CHECKING:
+  from dpjax.experiments.sweeps.sweep import Runs
 
 # The flags are no key flags of this module, so that --help lists them with their launcher.
 flags.disclaim_key_flags()
@@ -58,9 +59,8 @@ def main(*words: str) -> None:
     whole, workdir = config_flag.asked()
   many = peers.options() if "coordinator" in flags.FLAGS else None
   several = isinstance(whole, Several)
-  app.prepare_memory(
-    [point.config for point in whole.points] if isinstance(whole, Runs) else [whole.config]
-  )
+  points = whole.points if several else ()
+  app.prepare_memory([point.config for point in points] or [whole.config])
   if _given("dry_run") and many is not None:
     raise UserError("--dry_run: must be without --coordinator; it plans for one process")
   if "target" in flags.FLAGS and not _given("dry_run"):
@@ -68,7 +68,7 @@ def main(*words: str) -> None:
   if several and many is not None:
     raise UserError("--coordinator: must be of a config of one run, not of several")
   named = [name for name in ("only", "print_commands") if name in flags.FLAGS]
-  if isinstance(whole, Runs):
+  if points:
     app.refuse_given(named if whole.alone else (), "several runs")
     return _sweep(whole, workdir)
   app.refuse_given(named, "several runs")
@@ -124,6 +124,9 @@ def _commands(runs: Runs) -> list[str]:
 
 
 def _selects(runs: Runs) -> bool:
+  # Imported here, as is `tuning`: most commands are one run.
+  from dpjax.experiments.sweeps.sweep import Sweep
+
   return isinstance(runs.config, Sweep) and runs.config.selection is not None
 
 
@@ -141,6 +144,8 @@ def _sweep(runs: Runs, workdir: str) -> None:
     return print(runs.plan(workdir, app.target(), only))
   if _selects(runs):
     app.refuse_given(("only",), "a sweep without selection")
+    from dpjax.experiments.sweeps import tuning
+
     with app.stoppable(workdir):
       tuning.run_selection(runs, workdir)
     return print(f"wrote {workdir}/{tuning.BEST}/")

@@ -23,7 +23,12 @@ class Several(Generic[C]):
   """All runs that one config describes, such as the rows of a table.
 
   A subclass defines `check`, `run` and `report`, and what is not as here.
+
+  Attributes:
+    points: the runs, if each has a name and a config of its own (`sweeps.sweep.Runs`).
   """
+
+  points: Sequence[Any] = ()
 
   def __init__(self, config: C):
     self.config = config

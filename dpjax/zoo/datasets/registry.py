@@ -4,25 +4,17 @@ from __future__ import annotations
 
 import os
 import pathlib
-from collections.abc import Callable
 from typing import Any
 
 from dpjax import names, validate
 from dpjax.data import image_folders, npz, tables, text_files
 from dpjax.data.dataset import Dataset
 from dpjax.validate import UserError
-from dpjax.zoo.datasets import prepared, shakespeare
 from dpjax.zoo.datasets.published import (
   PUBLISHED,
   as_published_test,
-  is_embedded,
   nominal_size,
 )
-
-# Loaders of (train, test) by name, for data sets that need no folder.
-EMBEDDED: dict[str, Callable[[], tuple[Dataset, Dataset]]] = {
-  name: row.load() for name, row in PUBLISHED.items() if is_embedded(name)
-}
 
 
 def load(
@@ -96,8 +88,11 @@ def load(
     )
   known = train.nominal_size
   # A user's folder `shakespeare` may hold other texts, whose number is not published.
-  plays = name in PUBLISHED and PUBLISHED[name].of_plays
-  user_texts = plays and not shakespeare.are_published(data_dir)
+  user_texts = False
+  if name in PUBLISHED and PUBLISHED[name].of_plays:
+    from dpjax.zoo.datasets import shakespeare  # other data need it not
+
+    user_texts = not shakespeare.are_published(data_dir)
   if known is None and not names.is_path(name) and not user_texts:
     known = nominal_size(name)
   if None not in (num_examples, known) and num_examples != known:
@@ -141,6 +136,8 @@ def _load(
   if name in whole:
     row = PUBLISHED[name]
     return row.load()(data_dir) if row.in_folder else row.load()()
+  from dpjax.zoo.datasets import prepared  # imported here: other data need it not
+
   return prepared.load_prepared(
     name,
     prepared_root(name, data_dir),
@@ -183,6 +180,8 @@ def prepared_root(
 ) -> pathlib.Path:
   """Returns the folder that holds prepared data sets. Raises UserError if the data set `name` is
   unknown, or is missing there (with the command that prepares it)."""
+  from dpjax.zoo.datasets import prepared
+
   root = prepared.data_root(data_dir)
   if prepared.is_prepared(name, root):
     return root
