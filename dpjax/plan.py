@@ -562,15 +562,9 @@ class Plan(overflow.MayAbort):
       return share
     return super()._set_aside(delta, steps, share)
 
-  @functools.cached_property
-  def _own_epsilon(self) -> float:
-    """Returns epsilon of all steps at the plan's delta minus the share for overflow. The capacity
-    is chosen for this epsilon."""
-    with overflow.of_whole(self.delta):
-      return self._epsilon_at(self.event(), overflow.without_share(self.delta))
-
   @property
   def _log_allowed(self) -> float:
+    # The capacity is chosen for this epsilon. It leaves out the share of delta for overflow.
     return overflow.log_allowed(self.delta, self._own_epsilon, self.num_steps)
 
   def epsilon_curve(self, steps: Iterable[int], delta: float | None = None) -> np.ndarray:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import pathlib
 import shlex
 import sys
@@ -10,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from absl import flags
 
 from dpjax.experiments.run import loop
+from dpjax.experiments.run.experiment import Experiment
 from dpjax.experiments.run.kind import KINDS, Several
 from dpjax.parallel.exchanges import is_first
 from dpjax.validate import UserError
@@ -61,25 +63,16 @@ def main(*words: str) -> None:
   several = isinstance(whole, Several)
   points = whole.points if several else ()
   app.prepare_memory([point.config for point in points] or [whole.config])
-  if _given("dry_run") and many is not None:
-    raise UserError("--dry_run: must be without --coordinator; it plans for one process")
-  if "target" in flags.FLAGS and not _given("dry_run"):
-    app.refuse_given(("target",), "--dry_run")
-  if several and many is not None:
-    raise UserError("--coordinator: must be of a config of one run, not of several")
-  named = [name for name in ("only", "print_commands") if name in flags.FLAGS]
+  _check_flags(whole, in_processes=many is not None)
   if points:
-    app.refuse_given(named if whole.alone else (), "several runs")
     return _sweep(whole, workdir)
-  app.refuse_given(named, "several runs")
   if _given("dry_run"):
     return print(whole.plan(workdir, app.target()))
   if several:
     with app.stoppable(workdir):
       rows = whole.run(workdir)
     return _end(whole, workdir, rows)
-
-  def work() -> None:
+  with _joined(whole, workdir, many):
     with app.stoppable(workdir):
       result = loop.run(whole, workdir)
     if is_first():
@@ -88,14 +81,34 @@ def main(*words: str) -> None:
       written = [name for name in names if (pathlib.Path(workdir) / name).exists()]
       print(f"wrote {workdir}/{', '.join(written)}")
       app.report_audit(result)
+  return None
 
+
+def _check_flags(whole: Any, *, in_processes: bool) -> None:
+  """Raises UserError for a flag that what is run would ignore."""
+  if _given("dry_run") and in_processes:
+    raise UserError("--dry_run: must be without --coordinator; it plans for one process")
+  if "target" in flags.FLAGS and not _given("dry_run"):
+    app.refuse_given(("target",), "--dry_run")
+  if isinstance(whole, Several) and in_processes:
+    raise UserError("--coordinator: must be of a config of one run, not of several")
+  # Only the runs of a sweep have names.
+  if not isinstance(whole, Several) or not whole.points or whole.alone:
+    named = [name for name in ("only", "print_commands") if name in flags.FLAGS]
+    app.refuse_given(named, "several runs")
+
+
+def _joined(
+  whole: Experiment[Any], workdir: str, many: peers.Options | None
+) -> contextlib.AbstractContextManager[None]:
+  """Returns a context in which this process is one of several, if the flags say so."""
   if many is None:
-    return work()
+    return contextlib.nullcontext()
 
   def newest() -> str:
     return peers.saved(workdir, whole.step_is, owner=many.process_id == 0)
 
-  return peers.run(work, many, same=whole.same(), saved=newest)
+  return peers.joined(many, same=whole.same(), saved=newest)
 
 
 def _name_config(file: str, *more: str) -> None:

@@ -26,9 +26,11 @@ class Several(Generic[C]):
 
   Attributes:
     points: the runs, if each has a name and a config of its own (`sweeps.sweep.Runs`).
+    alone: whether `points` is the one run of a config that has no sweep.
   """
 
   points: Sequence[Any] = ()
+  alone: bool = False
 
   def __init__(self, config: C):
     self.config = config

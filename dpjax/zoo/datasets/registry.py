@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import os
 import pathlib
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from dpjax import names, validate
-from dpjax.data import image_folders, npz, tables, text_files
+from dpjax import data, names, validate
 from dpjax.data.dataset import Dataset
 from dpjax.validate import UserError
 from dpjax.zoo.datasets.published import (
@@ -15,6 +14,13 @@ from dpjax.zoo.datasets.published import (
   as_published_test,
   nominal_size,
 )
+
+if TYPE_CHECKING:
+  from dpjax.data import tables
+
+# Ends of the names of tables and of files of text.
+_TABLES = (".csv", ".tsv", ".parquet")
+_TEXT = ".txt"
 
 
 def load(
@@ -90,7 +96,7 @@ def load(
   # A user's folder `shakespeare` may hold other texts, whose number is not published.
   user_texts = False
   if name in PUBLISHED and PUBLISHED[name].of_plays:
-    from dpjax.zoo.datasets import shakespeare  # other data need it not
+    from dpjax.zoo.datasets import shakespeare
 
     user_texts = not shakespeare.are_published(data_dir)
   if known is None and not names.is_path(name) and not user_texts:
@@ -112,9 +118,12 @@ def _load(
 ) -> tuple[Dataset, Dataset]:
   path = user_path(name, data_dir)
   held = declared_at(declaration, data_dir)
-  if name.endswith("/") and image_folders.is_image_folder(path, held):
-    return image_folders.image_folder(path, held, resident=resident)
+  # Each reader is imported where its files are read: a run reads data of one kind.
   if name.endswith("/"):
+    from dpjax.data import image_folders, npz
+
+    if image_folders.is_image_folder(path, held):
+      return image_folders.image_folder(path, held, resident=resident)
     return npz.load_folder(path, num_classes=num_classes, resident=resident)
   whole = [known for known, row in PUBLISHED.items() if row.loader]
   one_file = name.endswith(".npz") or takes_declaration(name)
@@ -127,16 +136,17 @@ def _load(
       value=False,
     )
   if takes_declaration(name):
-    read = tables.table if tables.is_table(name) else text_files.text_file
-    return read(path, held)
+    return data.table(path, held) if is_table(name) else data.text_file(path, held)
   if name.endswith(".npz"):
+    from dpjax.data import npz
+
     return npz.load_npz(path, num_classes=num_classes)
   if names.is_path(name):
     return _of_user(names.call(name, "data.name"), name)
   if name in whole:
     row = PUBLISHED[name]
     return row.load()(data_dir) if row.in_folder else row.load()()
-  from dpjax.zoo.datasets import prepared  # imported here: other data need it not
+  from dpjax.zoo.datasets import prepared
 
   return prepared.load_prepared(
     name,
@@ -155,6 +165,15 @@ def user_path(
   return pathlib.Path(data_dir or ".") / pathlib.Path(os.path.expanduser(name))
 
 
+def is_table(name: str) -> bool:
+  """Returns whether a data name is the path of a table.
+
+  >>> is_table("people.csv"), is_table("people.npz")
+  (True, False)
+  """
+  return name.lower().endswith(_TABLES)
+
+
 def takes_declaration(name: str) -> bool:
   """Returns whether data of this name may have a declaration of their public facts.
 
@@ -163,7 +182,7 @@ def takes_declaration(name: str) -> bool:
   >>> [takes_declaration(name) for name in ("a.csv", "a.txt", "scans/", "a.npz", "mnist")]
   [True, True, True, False, False]
   """
-  return tables.is_table(name) or name.endswith((text_files.SUFFIX, "/"))
+  return is_table(name) or name.endswith((_TEXT, "/"))
 
 
 def declared_at(
