@@ -314,10 +314,10 @@ class JointPlan(overflow.MayAbort):
     """Returns a joint plan in which each capacity is the smallest that its plan's delta allows.
 
     Args:
-      num_examples: the declared number of examples, as for `Plan.fitted_sampler`.
+      num_examples: the declared number of examples, as for `Plan.fitted`.
     """
     changed = {
-      name: dataclasses.replace(part, sampler=part.fitted_sampler(num_examples))
+      name: part.fitted(num_examples)
       for name, part in self.parts.items()
       if self._can_overflow(name)
     }

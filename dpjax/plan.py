@@ -39,7 +39,6 @@ from dpjax.accounting.overflow import OVERFLOW_SHARE
 from dpjax.accounting.proved import NeighboringRelation
 from dpjax.accounting.statement import NOTHING, delta_warning
 from dpjax.gradients.per_example import ClippedGrad
-from dpjax.mechanisms import noisy_means
 from dpjax.noise import source
 from dpjax.noise.shape import WHITE
 from dpjax.sampling import batches as batches_lib
@@ -47,13 +46,14 @@ from dpjax.sampling import indexed
 from dpjax.sampling.batches import rows_of_slice
 from dpjax.sampling.samplers import PaddedSampler, PassSampler
 from dpjax.transforms import ScaledLoss, together
-from dpjax.transforms.group_noise import group_stds
+from dpjax.transforms.group_noise import group_stds, group_weights, noise_std
 from dpjax.transforms.together import check_together
 from dpjax.transforms.words import noise_in_words
 from dpjax.types import ArrayTree, Batch, Example, Indexed, LossFn
 from dpjax.validate import UserError, Verbatim
 
 if TYPE_CHECKING:
+  from dpjax.mechanisms.noisy_means import NoisyMeans
   from dpjax.transforms.inputs import Mechanism
 
 # Largest number of steps that the state of a transform can count.
@@ -150,7 +150,7 @@ class Plan(overflow.MayAbort):
   accountant: str = ""
   slices: int = 1
   noise_shape: noise.NoiseShape = WHITE
-  statistics: noisy_means.NoisyMeans | None = None
+  statistics: NoisyMeans | None = None
   scaling: transforms.CoordinateScaling | None = None
 
   def __post_init__(self):
@@ -169,13 +169,14 @@ class Plan(overflow.MayAbort):
         value=Verbatim(f"{self.sampler!r:.60}"),
       )
     # A plan without statistics imports none of their mechanisms.
-    if self.statistics is not None and not isinstance(
-      self.statistics, noisy_means.NoisyMeans
-    ):
-      shown = f"statistics={self.statistics!r:.60}"
-      raise UserError(
-        f"{shown}: must be a dpjax.mechanisms.ChannelStatistics, a Whitening, or None"
-      )
+    if self.statistics is not None:
+      from dpjax.mechanisms.noisy_means import NoisyMeans
+
+      if not isinstance(self.statistics, NoisyMeans):
+        shown = f"statistics={self.statistics!r:.60}"
+        raise UserError(
+          f"{shown}: must be a dpjax.mechanisms.ChannelStatistics, a Whitening, or None"
+        )
     # A plan without scaling does not import its transform.
     if self.scaling is not None and not isinstance(
       self.scaling, transforms.CoordinateScaling
@@ -215,7 +216,9 @@ class Plan(overflow.MayAbort):
       self.statistics.event(self.neighboring_relation)
     shape.check_steps(self.num_steps)
     self.l2_clip_norm.check_steps(self.num_steps)
-    group_stds(self.l2_clip_norm, self.noise_multiplier, shape.shares)
+    noise_std(self.l2_clip_norm, self.noise_multiplier)
+    if shape.shares is not None:
+      group_weights(self.l2_clip_norm, shape.shares)
     if participation is not None:
       # The events are computed now, to raise UserError for combinations without an analysis.
       _ = self._correlated_events
@@ -415,10 +418,7 @@ class Plan(overflow.MayAbort):
     warning = delta_warning(delta, size)
     if warning:
       warnings.warn(warning, stacklevel=2)
-    fitted = plan._changed(sampler=plan.fitted_sampler(size))
-    # The capacity does not enter the event, so both plans have this epsilon.
-    vars(fitted)["_own_epsilon"] = plan._own_epsilon
-    return fitted
+    return plan.fitted(size)
 
   @functools.cached_property
   def is_private(self) -> bool:
@@ -561,15 +561,9 @@ class Plan(overflow.MayAbort):
       return share
     return super()._set_aside(delta, steps, share)
 
-  @functools.cached_property
-  def _own_epsilon(self) -> float:
-    """Returns epsilon of all steps at the plan's delta minus the share for overflow. The capacity
-    is chosen for this epsilon."""
-    with overflow.of_whole(self.delta):
-      return self._epsilon_at(self.event(), overflow.without_share(self.delta))
-
   @property
   def _log_allowed(self) -> float:
+    # The capacity is chosen for this epsilon. It leaves out the share of delta for overflow.
     return overflow.log_allowed(self.delta, self._own_epsilon, self.num_steps)
 
   def epsilon_curve(self, steps: Iterable[int], delta: float | None = None) -> np.ndarray:
@@ -648,12 +642,6 @@ class Plan(overflow.MayAbort):
 
   def _mechanism(self, key: jax.Array) -> Mechanism:
     """Returns the transform without its guard. The plan's own checks are those of its arguments."""
-    # A plan alone needs none of them.
-    from dpjax.transforms.adaptive_clipping import adaptive_noise
-    from dpjax.transforms.clip_and_noise import white_noise
-    from dpjax.transforms.correlated import correlated_noise
-    from dpjax.transforms.scale_then_privatize import scaled_noise
-
     trees.check_key(key=key)
     source.to_words(key)
     shape = self.noise_shape
@@ -663,14 +651,23 @@ class Plan(overflow.MayAbort):
       "key": key,
       "num_steps": self.num_steps,
     }
+    # A plan alone imports no mechanism, and a transform its own.
     if self.l2_clip_norm.rule.adapts:
+      from dpjax.transforms.adaptive_clipping import adaptive_noise
+
       mechanism = adaptive_noise(self.l2_clip_norm, **numbers)
     elif shape.by_step:
+      from dpjax.transforms.correlated import correlated_noise
+
       mechanism = correlated_noise(self.l2_clip_norm, shape=shape, **numbers)
     else:
+      from dpjax.transforms.clip_and_noise import white_noise
+
       mechanism = white_noise(self.l2_clip_norm, shares=shape.shares, **numbers)
     if self.scaling is None:
       return mechanism
+    from dpjax.transforms.scale_then_privatize import scaled_noise
+
     return scaled_noise(mechanism, self.scaling, takes_scaled_sums=True)
 
   def spent(
@@ -806,12 +803,17 @@ class Plan(overflow.MayAbort):
     stds = jax.tree.map(lambda std: std / self.normalize_by, stds)
     return jax.tree.leaves(stds)[0] if len(set(jax.tree.leaves(stds))) == 1 else stds
 
-  def fitted_sampler(self, num_examples: int) -> Any:
-    """Returns the sampler with the smallest capacity that the share of delta for overflow allows.
+  def fitted(self, num_examples: int) -> Plan:
+    """Returns the plan with the smallest capacity that the share of delta for overflow allows.
 
     The capacity is enough for `num_examples` + 1 records, too. Raises UserError for a sampler
     without a capacity."""
-    return self.sampler.fitted_to(num_examples + 1, log_overflow_prob=self._log_allowed)
+    allowed = self._log_allowed
+    sampler = self.sampler.fitted_to(num_examples + 1, log_overflow_prob=allowed)
+    plan = self._changed(sampler=sampler)
+    # The capacity does not enter the event, so both plans have this epsilon.
+    vars(plan)["_own_epsilon"] = self._own_epsilon
+    return plan
 
   def check_capacity(self, num_examples: int, declared: int | None = None) -> None:
     """Raises UserError unless the share of delta covers the chance of a draw above the capacity.

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, Self
 from absl import app, flags, logging
 
 from dpjax import names
-from dpjax.parallel import allocator, made_for, targets
+from dpjax.parallel import allocator, made_for
 from dpjax.validate import UserError
 from dpjax.zoo.networks.registry import needs_features
 
@@ -85,7 +85,11 @@ def define_target() -> None:
 def target() -> Machine | None:
   """Returns the machine of --target; None if the flag is not given, or the launcher has none."""
   text = flags.FLAGS["target"].value if "target" in flags.FLAGS else None
-  return None if text is None else targets.parse(text)
+  if text is None:
+    return None
+  from dpjax.parallel import targets  # few plans are of another machine
+
+  return targets.parse(text)
 
 
 def as_targeted() -> contextlib.AbstractContextManager[None]:

@@ -24,8 +24,8 @@ from dpjax import names, validate
 from dpjax.experiments.config import choices, fields, rules
 from dpjax.experiments.run import kind as kinds
 from dpjax.experiments.run import writers
-from dpjax.experiments.run.kind import Kind
-from dpjax.experiments.sweeps import sweep
+from dpjax.experiments.run.experiment import Experiment
+from dpjax.experiments.run.kind import KINDS, Kind
 from dpjax.validate import UserError
 from launch import app
 
@@ -110,19 +110,24 @@ def runs(name: str = "config", audit: bool | None = None) -> Any:
   wanted = None if kind is None else kind.config_class
   at = f"--{name}={flags.FLAGS[name].value}"
   alone = "alone" in flags.FLAGS and flags.FLAGS["alone"].value
-  if get_configs is None or alone:
-    if alone and get_configs is None:
-      raise UserError("--alone=true: would be ignored, the file has no get_configs()")
+  if alone and get_configs is None:
+    raise UserError("--alone=true: would be ignored, the file has no get_configs()")
+  is_one = get_configs is None or alone
+  if is_one:
     table = kinds.of(config).its_table()
     if table is None or table.alone(config) is None:
       whole = kinds.experiment_of(config)
       # A wrong config is one line, without a note above it.
       if note:
         whole.check()
-    else:
-      whole = sweep.Runs(None, config, title=_title(module))
+      _show(note)
+      return whole
+  # Imported here: most commands are one run.
+  from dpjax.experiments.sweeps import sweep
+
+  if is_one:
     _show(note)
-    return whole
+    return sweep.Runs(None, config, title=_title(module))
   named = _guarded(
     lambda: sweep.listed(_called(get_configs, config)), str(module.__file__), at
   )
@@ -162,7 +167,7 @@ def _got(name: str, audit: bool | None) -> tuple[Any, ModuleType, str]:
     return None, module, ""
   config = fields.override_all(config, texts, name=f"--{name}")
   if audit is not None:
-    path = "base.audit" if isinstance(config, sweep.Sweep) else "audit"
+    path = "base.audit" if hasattr(config, "base") else "audit"  # of a sweep
     texts[path] = _audit(config) if audit else "none"
     config = fields.replace(config, path, texts[path])
   lost = fields.lost(before, config, texts)
@@ -180,7 +185,7 @@ def _got(name: str, audit: bool | None) -> tuple[Any, ModuleType, str]:
 
 def _audit(config: Any) -> str:
   """Returns the name of the only kind of audit that a config has."""
-  config = config.base if isinstance(config, sweep.Sweep) else config
+  config = getattr(config, "base", config)  # of a sweep
   choice = choices.choice_at(type(config), "audit")
   if choice is None:
     raise UserError("must be of a config with an audit", field="audit", value=True)
@@ -261,7 +266,7 @@ def asked() -> tuple[Any, str]:
   """Returns (what is run, workdir). --audit and --noaudit override the audit in the file."""
   given = "audit" in flags.FLAGS and flags.FLAGS["audit"].present
   whole = runs("config", flags.FLAGS["audit"].value if given else None)
-  of = whole.points[0].config if isinstance(whole, sweep.Runs) else whole.config
+  of = whole.config if isinstance(whole, Experiment) else whole.points[0].config
   return whole, workdir(PREFIXES.get(kinds.command_of(of), ""))
 
 
@@ -301,10 +306,10 @@ def _loaded(path: str, kind: type | None, name: str) -> tuple[Any, ModuleType]:
   if kind is None:
     kind = kinds.of(config).config_class
   # What the flags of a sweep change may be of any kind, as long as its runs are of the wanted one.
-  if isinstance(config, sweep.Sweep) or (
-    kind is sweep.Sweep and hasattr(module, "get_configs")
-  ):
-    kind = type(config)
+  if hasattr(module, "get_configs"):
+    sweep = KINDS["sweep"].config_class
+    if kind is sweep or isinstance(config, sweep):
+      kind = type(config)
   if not isinstance(config, kind):
     type_name = type(config).__name__
     raise UserError(f"{at}: get_config() returned {type_name}, but this launcher wants "

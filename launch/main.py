@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
+import contextlib
 import pathlib
 import shlex
 import sys
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from absl import flags
 
 from dpjax.experiments.run import loop
 from dpjax.experiments.run.experiment import Experiment
 from dpjax.experiments.run.kind import KINDS
-from dpjax.experiments.sweeps import tuning
-from dpjax.experiments.sweeps.sweep import Runs, Sweep
 from dpjax.parallel.exchanges import is_first
 from dpjax.validate import UserError
 from launch import app, config_flag, peers
+
+if TYPE_CHECKING:
+  from dpjax.experiments.sweeps.sweep import Runs
 
 # The flags are no key flags of this module, so that --help lists them with their launcher.
 flags.disclaim_key_flags()
@@ -58,36 +60,47 @@ def main(*words: str) -> None:
   with app.as_targeted():
     whole, workdir = config_flag.asked()
   many = peers.options() if "coordinator" in flags.FLAGS else None
-  app.prepare_memory(
-    [point.config for point in whole.points] if isinstance(whole, Runs) else [whole.config]
-  )
-  if _given("dry_run") and many is not None:
-    raise UserError("--dry_run: must be without --coordinator; it plans for one process")
-  if "target" in flags.FLAGS and not _given("dry_run"):
-    app.refuse_given(("target",), "--dry_run")
-  if isinstance(whole, Runs) and many is not None:
-    raise UserError("--coordinator: must be of a config of one run, not of several")
-  named = [name for name in ("only", "print_commands") if name in flags.FLAGS]
-  if isinstance(whole, Runs):
-    app.refuse_given(named if whole.alone else (), "several runs")
+  one = isinstance(whole, Experiment)
+  app.prepare_memory([whole.config] if one else [point.config for point in whole.points])
+  _check_flags(whole, in_processes=many is not None)
+  if not one:
     return _sweep(whole, workdir)
-  app.refuse_given(named, "several runs")
   if _given("dry_run"):
     return print(whole.plan(workdir, app.target()))
-
-  def work() -> None:
+  with _joined(whole, workdir, many):
     with app.stoppable(workdir):
       result = loop.run(whole, workdir)
     if is_first():
       _end_one(whole, workdir, result)
+  return None
 
+
+def _check_flags(whole: Any, *, in_processes: bool) -> None:
+  """Raises UserError for a flag that what is run would ignore."""
+  if _given("dry_run") and in_processes:
+    raise UserError("--dry_run: must be without --coordinator; it plans for one process")
+  if "target" in flags.FLAGS and not _given("dry_run"):
+    app.refuse_given(("target",), "--dry_run")
+  one = isinstance(whole, Experiment)
+  if not one and in_processes:
+    raise UserError("--coordinator: must be of a config of one run, not of several")
+  # Only the runs of a sweep have names.
+  if one or whole.alone:
+    named = [name for name in ("only", "print_commands") if name in flags.FLAGS]
+    app.refuse_given(named, "several runs")
+
+
+def _joined(
+  whole: Experiment[Any], workdir: str, many: peers.Options | None
+) -> contextlib.AbstractContextManager[None]:
+  """Returns a context in which this process is one of several, if the flags say so."""
   if many is None:
-    return work()
+    return contextlib.nullcontext()
 
   def newest() -> str:
     return peers.saved(workdir, whole.step_is, owner=many.process_id == 0)
 
-  return peers.run(work, many, same=whole.same(), saved=newest)
+  return peers.joined(many, same=whole.same(), saved=newest)
 
 
 def _end_one(run: Experiment[Any], workdir: str, result: dict[str, Any]) -> None:
@@ -130,6 +143,9 @@ def _commands(runs: Runs) -> list[str]:
 
 
 def _selects(runs: Runs) -> bool:
+  # Imported here, as is `tuning`: most commands are one run.
+  from dpjax.experiments.sweeps.sweep import Sweep
+
   return isinstance(runs.config, Sweep) and runs.config.selection is not None
 
 
@@ -147,6 +163,8 @@ def _sweep(runs: Runs, workdir: str) -> None:
     return print(runs.plan(workdir, app.target(), only))
   if _selects(runs):
     app.refuse_given(("only",), "a sweep without selection")
+    from dpjax.experiments.sweeps import tuning
+
     with app.stoppable(workdir):
       tuning.run_selection(runs, workdir)
     return print(f"wrote {workdir}/{tuning.BEST}/")

@@ -3,13 +3,14 @@ machine or many. Their commands differ in --process_id, and if need be in --loca
 
 from __future__ import annotations
 
+import contextlib
 import os
 import pathlib
 import signal
 import sys
 import time
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple, NoReturn
 
 import jax
@@ -168,14 +169,11 @@ def saved(workdir: str, unit: str, *, owner: bool) -> str:
   return "nothing is saved" if owner else "process 0 knows what is saved"
 
 
-def run(
-  work: Callable[[], None],
-  options: Options,
-  *,
-  same: Mapping[str, str],
-  saved: Callable[[], str],
-) -> None:
-  """Runs `work()` on JAX's multi-process runtime.
+@contextlib.contextmanager
+def joined(
+  options: Options, *, same: Mapping[str, str], saved: Callable[[], str]
+) -> Iterator[None]:
+  """Runs the block as one of the processes of JAX's multi-process runtime.
 
   Args:
     same: values that must be equal in all processes.
@@ -208,7 +206,7 @@ def run(
       local_devices=options.local_devices,
       same=same,
     )
-    work()
+    yield
     jax.distributed.shutdown()
   except PeerLost:
     # The child says so, below what JAX's threads may still print.

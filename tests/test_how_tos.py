@@ -91,7 +91,7 @@ def test_data_in_an_npz_need_no_code(tmp_path):
 
 def test_a_model_by_name_is_one_row(monkeypatch):
   module = importlib.import_module("dpjax.zoo.networks.registry")
-  row = module._Entry(models.Mlp, models.Mlp)
+  row = module._Entry(models.Mlp)
   monkeypatch.setitem(module._ENTRIES, "perceptron", row)
   assert "perceptron" in names()
   assert networks.build("perceptron", num_classes=2, features=(3,)).features == (3,)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import abc
 import contextlib
+import functools
 import math
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
@@ -231,7 +232,16 @@ class MayAbort(abc.ABC):
     Raises:
       UserError: no epsilon at such a small delta.
     """
-    delta = self.delta if delta is None else delta
+    if delta is None and steps is None:
+      return self._own_epsilon
+    return self._epsilon_of(self.delta if delta is None else delta, steps)
+
+  @functools.cached_property
+  def _own_epsilon(self) -> float:
+    """The epsilon of all steps at the plan's delta. It is asked for often, and cannot change."""
+    return self._epsilon_of(self.delta, None)
+
+  def _epsilon_of(self, delta: float, steps: Any) -> float:
     event = self.event(steps)
     with of_whole(delta):
       return self._epsilon_at(event, self.accounted_delta(delta, steps))

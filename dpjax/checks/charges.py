@@ -228,7 +228,7 @@ def white_box_audit(subject: Subject) -> Row:
   if not plan.l2_clip_norm.is_one_number:
     return not_applicable(name, "canaries have one clip norm, this plan one per layer")
   number = min(_CANARIES, len(subject.train))
-  small = dataclasses.replace(plan, sampler=plan.fitted_sampler(number), slices=1)
+  small = dataclasses.replace(plan.fitted(number), slices=1)
   scores = auditing.gradient_canaries(
     small,
     num_canaries=number,

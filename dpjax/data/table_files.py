@@ -16,9 +16,7 @@ from dpjax import validate
 from dpjax.data.cells import Cell, of_column
 from dpjax.validate import UserError
 
-CSV_SUFFIXES = (".csv", ".tsv")
 PARQUET_SUFFIX = ".parquet"
-SUFFIXES = (*CSV_SUFFIXES, PARQUET_SUFFIX)
 # Largest number of characters of one row. Without it, a file without line ends would be read whole
 # into memory.
 _MOST_OF_ROW = 2**24

@@ -79,15 +79,6 @@ class _Part(NamedTuple):
   groups: np.ndarray  # [n] place of the group's value, int32; [0] without a group
 
 
-def is_table(name: str) -> bool:
-  """Returns whether a data name is the path of a table.
-
-  >>> is_table("people.csv"), is_table("people.npz")
-  (True, False)
-  """
-  return name.lower().endswith(table_files.SUFFIXES)
-
-
 def table(source: Source, declaration: Declared = None, *, name: str | None = None) -> Pair:
   """Loads (train, test) of a table: inputs in [0, 1], or tokens of a text, and targets.
 

@@ -28,7 +28,6 @@ from dpjax.data import table_declaration, tables, text, tokenizer_files
 from dpjax.data.dataset import Dataset, from_arrays
 from dpjax.validate import UserError, Verbatim
 
-SUFFIX = ".txt"
 _KEYS = ("example", "length", "tokenizer", "split", "num_examples")
 _MOST_TOKENS = 2**20
 

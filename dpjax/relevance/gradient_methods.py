@@ -115,7 +115,7 @@ def _plan(
   # An abort adds (1 + e^epsilon) times its probability to delta, with the epsilon of the WHOLE run.
   # The plan's epsilon leaves `before` out, so the plan's delta is divided by e^before.
   careful = dataclasses.replace(plan, delta=delta * math.exp(-before))
-  return dataclasses.replace(plan, sampler=careful.fitted_sampler(num_records))
+  return dataclasses.replace(plan, sampler=careful.fitted(num_records).sampler)
 
 
 def _with(before: float, event: Any) -> Any:

@@ -20,7 +20,7 @@ class PoissonSampler(PaddedSampler):
 
   Args:
     sampling_prob: probability that an example takes part in a step, in (0, 1].
-    capacity: padded batch size. `Plan.fitted_sampler` chooses it.
+    capacity: padded batch size. `Plan.fitted` chooses it.
 
   >>> sampler = PoissonSampler(sampling_prob=0.5, capacity=8)
   >>> sampler.draw(6, seed=0, step=0).size <= 8

@@ -96,7 +96,7 @@ def _plan(sampler, relation, **changes):
     }
   )
   if plan.sampler.can_overflow:
-    plan = dataclasses.replace(plan, sampler=plan.fitted_sampler(_N))
+    plan = plan.fitted(_N)
   return plan
 
 

@@ -92,7 +92,7 @@ def test_dp_sgd_at_epsilon_8_stays_at_or_below_the_proof():
     l2_clip_norm=1.0,
     normalize_by=200,
   )
-  plan = dataclasses.replace(plan, sampler=plan.fitted_sampler(1000))
+  plan = plan.fitted(1000)
   found = auditing.gradient_canaries(plan, num_canaries=1000, seed=3, key=jax.random.key(0))
   bound = auditing.one_run(found, delta=plan.delta)
   assert 0.5 < bound <= plan.epsilon()

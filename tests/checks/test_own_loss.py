@@ -1,6 +1,5 @@
 """`dpjax.check` on losses of every library, and on what is none."""
 
-import dataclasses
 import functools
 
 import equinox as eqx
@@ -388,10 +387,10 @@ def test_the_capacity_is_checked_for_the_declared_size(monkeypatch):
   """For the true one it would flip between neighbours, and `plan.batches` does not."""
   loss, params, _ = plain()
   plan = _plan()
-  slots = lambda size: plan.fitted_sampler(size).padded_batch_size
+  slots = lambda size: plan.fitted(size).sampler.padded_batch_size
   size = next(size for size in range(_N - 1, 2, -1) if slots(size) > slots(size - 1))
   train = _train().subset(slice(0, size)).declared(size - 1)
-  least = dataclasses.replace(plan, sampler=plan.fitted_sampler(size - 1))
+  least = plan.fitted(size - 1)
   with refuses("capacity", value=48):
     dpjax.check(loss, params, least, train.declared(None))
   monkeypatch.setattr(own_loss, "checks", lambda subject: [])

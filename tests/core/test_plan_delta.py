@@ -1,6 +1,5 @@
 """A plan's epsilon holds at EVERY delta: batch overflow is paid for at the epsilon there."""
 
-import dataclasses
 import math
 
 import numpy as np
@@ -34,7 +33,7 @@ def _plan(kind, q, z, num_steps, delta, accountant="rdp", **options):
     sampler=_SAMPLERS[kind](q), noise_multiplier=z, l2_clip_norm=1.0, normalize_by=1.0,
     num_steps=num_steps, delta=delta, accountant=accountant, **options,
   )  # fmt: skip
-  return dataclasses.replace(plan, sampler=plan.fitted_sampler(_N))
+  return plan.fitted(_N)
 
 
 def _abort(plan, steps):

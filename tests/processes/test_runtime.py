@@ -67,13 +67,12 @@ peers.define()
 flags.DEFINE_string("progress", None, "")
 flags.DEFINE_string("same", "same", "")
 def main():
-  def work():
+  same = {"config": flags.FLAGS.same}
+  with peers.joined(peers.options(), same=same, saved=lambda: "round 7 is saved"):
     for step in range(10**9):
       exchanges.exchange(np.ones(3), ())
       with open(flags.FLAGS.progress, "w") as file:
         file.write(f"{step + 1:09d}")
-  same = {"config": flags.FLAGS.same}
-  peers.run(work, peers.options(), same=same, saved=lambda: "round 7 is saved")
 app.run(main)
 """
 _THEN = "round 7 is saved; the same command on all machines goes on from there"

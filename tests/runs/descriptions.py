@@ -273,7 +273,7 @@ def fast():
     mock.patch.object(build, "make_model", lambda *a, **k: _Remembered(make(*a, **k))),
     mock.patch.object(registry, "_load", load),
     mock.patch.object(registry, "nominal_size", _nominal),
-    mock.patch.object(registry.shakespeare, "are_published", lambda data_dir: True),
+    mock.patch.object(shakespeare, "are_published", lambda data_dir: True),
     mock.patch.object(build, "load_data", load_once),
     mock.patch.object(scattering_features, "scattering_chunks", _chunks),
     mock.patch.object(sentence_encoder, "sentence_chunks", _sentences),

@@ -38,7 +38,7 @@ from dpjax.experiments.sweeps.sweep import Sweep
 from dpjax.relevance import gradient_methods
 from dpjax.sampling.registry import used_for
 from dpjax.validate import UserError
-from dpjax.zoo.datasets import published, registry
+from dpjax.zoo.datasets import published
 from tests.refuses import refuses
 from tests.runs import descriptions, published_runs
 
@@ -489,9 +489,9 @@ def test_data_far_from_the_declared_number_are_refused():
 
 
 def test_published_data_declare_their_own():
-  for name, split in registry.EMBEDDED.items():
-    if name == "digits":
-      assert data.load(name)[0].nominal_size == len(split()[0])
+  assert data.load("digits")[0].nominal_size == len(
+    published.PUBLISHED["digits"].load()()[0]
+  )
   assert data.load("digits", num_examples=1437)[0].nominal_size == 1437
   with refuses("num_examples", value=1000):
     data.load("digits", num_examples=1000)

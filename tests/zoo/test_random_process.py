@@ -6,7 +6,7 @@ import numpy as np
 
 from dpjax import data
 from dpjax.zoo import random_images
-from dpjax.zoo.datasets import random_process, registry
+from dpjax.zoo.datasets import published, random_process
 from tests.refuses import refuses
 
 _SMALL = dict(num_classes=4, per_class=20, test_per_class=5)
@@ -54,7 +54,7 @@ def test_a_spectrum_falls_as_it_is_told():
 
 
 def test_it_has_a_name_and_no_folder():
-  assert "random_process" in registry.EMBEDDED
+  assert published.is_embedded("random_process")
   with refuses("name"):
     data.load("random_proces")
   with refuses("num_classes", value=0):

@@ -578,6 +578,8 @@ def _check_union(value: Any, hint: Any, name: str) -> Any:
     # A dataclass is checked by itself, since the error then names the field at fault. The error of
     # a union would not.
     return _check_dataclass(value, type(value), name)
+  if value is None and type(None) in _members(hint):
+    return None
   for option in _members(hint):
     try:
       return check(value, option, name)

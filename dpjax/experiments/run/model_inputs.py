@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from dpjax import data, names, validate
-from dpjax.data import image_folders, table_declaration, tables, target_kinds
+from dpjax.data import target_kinds
 from dpjax.experiments.run import writers
 from dpjax.validate import UserError
 from dpjax.zoo.datasets import registry
@@ -98,7 +98,7 @@ def of(
   declared = _declaration(config)
   path = names.is_path(config.name) or config.name.endswith((".npz", "/"))
   scaled = len(shape) == 3 and (not path or config.center or declared is not None)
-  is_table = tables.is_table(config.name)
+  is_table = registry.is_table(config.name)
   return ModelInputs(
     shape=tuple(map(int, shape)),
     # Features of texts are floats, but a server gets tokens.
@@ -117,11 +117,16 @@ def _declaration(config: Any) -> Mapping[str, Any] | None:
   name = config.name
   path = registry.user_path(name, config.data_dir)
   held = registry.declared_at(config.declaration, config.data_dir)
-  if tables.is_table(name):
+  if registry.is_table(name):
+    from dpjax.data import tables
+
     return tables.declared_content(path, held)
-  if name.endswith("/") and image_folders.is_image_folder(path, held):
-    source = path / image_folders.DECLARATION if held is None else held
-    return tables.declared_content(path, source)
+  if name.endswith("/"):
+    from dpjax.data import image_folders, tables
+
+    if image_folders.is_image_folder(path, held):
+      source = path / image_folders.DECLARATION if held is None else held
+      return tables.declared_content(path, source)
   return None
 
 
@@ -133,9 +138,13 @@ def _labels(
   if dataset.target is not None:
     return ()
   if declared is not None and is_table:
+    from dpjax.data import table_declaration
+
     kind = table_declaration.parse(declared).target_kind
     return tuple(kind.values) if isinstance(kind, table_declaration.Category) else ()
   if declared is not None:
+    from dpjax.data import image_folders
+
     return image_folders.parse(declared).classes
   return tuple(map(str, range(dataset.num_classes)))
 

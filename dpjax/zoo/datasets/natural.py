@@ -55,7 +55,7 @@ def natural_federation(
     UserError: one line: data that `data.load` or `by_client` refuses, a missing field, or a
       declaration for data that are no table.
   """
-  if declaration is not None and not tables.is_table(name):
+  if declaration is not None and not registry.is_table(name):
     raise UserError(
       f"would be ignored, name={name!r:.60} is no table",
       field="declaration",
@@ -69,7 +69,7 @@ def natural_federation(
     raise UserError(
       "must name the field that says whose each record is", field="client_id", value=""
     )
-  if tables.is_table(name):
+  if registry.is_table(name):
     path = registry.user_path(name, data_dir)
     held = registry.declared_at(declaration, data_dir)
     parts = list(zip(*tables.table_fields(path, client_id, held)))

@@ -4,25 +4,23 @@ from __future__ import annotations
 
 import os
 import pathlib
-from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from dpjax import names, validate
-from dpjax.data import image_folders, npz, tables, text_files
+from dpjax import data, names, validate
 from dpjax.data.dataset import Dataset
 from dpjax.validate import UserError
-from dpjax.zoo.datasets import prepared, shakespeare
 from dpjax.zoo.datasets.published import (
   PUBLISHED,
   as_published_test,
-  is_embedded,
   nominal_size,
 )
 
-# Loaders of (train, test) by name, for data sets that need no folder.
-EMBEDDED: dict[str, Callable[[], tuple[Dataset, Dataset]]] = {
-  name: row.load() for name, row in PUBLISHED.items() if is_embedded(name)
-}
+if TYPE_CHECKING:
+  from dpjax.data import tables
+
+# Ends of the names of tables and of files of text.
+_TABLES = (".csv", ".tsv", ".parquet")
+_TEXT = ".txt"
 
 
 def load(
@@ -96,8 +94,11 @@ def load(
     )
   known = train.nominal_size
   # A user's folder `shakespeare` may hold other texts, whose number is not published.
-  plays = name in PUBLISHED and PUBLISHED[name].of_plays
-  user_texts = plays and not shakespeare.are_published(data_dir)
+  user_texts = False
+  if name in PUBLISHED and PUBLISHED[name].of_plays:
+    from dpjax.zoo.datasets import shakespeare
+
+    user_texts = not shakespeare.are_published(data_dir)
   if known is None and not names.is_path(name) and not user_texts:
     known = nominal_size(name)
   if None not in (num_examples, known) and num_examples != known:
@@ -117,9 +118,12 @@ def _load(
 ) -> tuple[Dataset, Dataset]:
   path = user_path(name, data_dir)
   held = declared_at(declaration, data_dir)
-  if name.endswith("/") and image_folders.is_image_folder(path, held):
-    return image_folders.image_folder(path, held, resident=resident)
+  # Each reader is imported where its files are read: a run reads data of one kind.
   if name.endswith("/"):
+    from dpjax.data import image_folders, npz
+
+    if image_folders.is_image_folder(path, held):
+      return image_folders.image_folder(path, held, resident=resident)
     return npz.load_folder(path, num_classes=num_classes, resident=resident)
   whole = [known for known, row in PUBLISHED.items() if row.loader]
   one_file = name.endswith(".npz") or takes_declaration(name)
@@ -132,15 +136,18 @@ def _load(
       value=False,
     )
   if takes_declaration(name):
-    read = tables.table if tables.is_table(name) else text_files.text_file
-    return read(path, held)
+    return data.table(path, held) if is_table(name) else data.text_file(path, held)
   if name.endswith(".npz"):
+    from dpjax.data import npz
+
     return npz.load_npz(path, num_classes=num_classes)
   if names.is_path(name):
     return _of_user(names.call(name, "data.name"), name)
   if name in whole:
     row = PUBLISHED[name]
     return row.load()(data_dir) if row.in_folder else row.load()()
+  from dpjax.zoo.datasets import prepared
+
   return prepared.load_prepared(
     name,
     prepared_root(name, data_dir),
@@ -158,6 +165,15 @@ def user_path(
   return pathlib.Path(data_dir or ".") / pathlib.Path(os.path.expanduser(name))
 
 
+def is_table(name: str) -> bool:
+  """Returns whether a data name is the path of a table.
+
+  >>> is_table("people.csv"), is_table("people.npz")
+  (True, False)
+  """
+  return name.lower().endswith(_TABLES)
+
+
 def takes_declaration(name: str) -> bool:
   """Returns whether data of this name may have a declaration of their public facts.
 
@@ -166,7 +182,7 @@ def takes_declaration(name: str) -> bool:
   >>> [takes_declaration(name) for name in ("a.csv", "a.txt", "scans/", "a.npz", "mnist")]
   [True, True, True, False, False]
   """
-  return tables.is_table(name) or name.endswith((text_files.SUFFIX, "/"))
+  return is_table(name) or name.endswith((_TEXT, "/"))
 
 
 def declared_at(
@@ -183,6 +199,8 @@ def prepared_root(
 ) -> pathlib.Path:
   """Returns the folder that holds prepared data sets. Raises UserError if the data set `name` is
   unknown, or is missing there (with the command that prepares it)."""
+  from dpjax.zoo.datasets import prepared
+
   root = prepared.data_root(data_dir)
   if prepared.is_prepared(name, root):
     return root

@@ -2,70 +2,62 @@
 
 from __future__ import annotations
 
-import functools
-import importlib
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
-import flax.linen as nn
-
+from dpjax import models, validate
 from dpjax import names as names_lib
-from dpjax import validate
-from dpjax.models import convnet, dense
 from dpjax.models.libraries import by_path, linen_modules
 from dpjax.validate import UserError
-from dpjax.zoo.networks import equivariant, scatter_heads, transformer, wide_resnet
+from dpjax.zoo import networks
 
 
 class _Entry(NamedTuple):
-  # Class whose constructor arguments are the options; or its name in dpjax.zoo.networks, if it is
-  # to be imported on demand.
+  # Class whose constructor arguments are the options, or its name in `dpjax.models` or
+  # `dpjax.zoo.networks`: a run imports its own model alone.
   module: Any
-  make: Callable[..., Any] | None = None  # (*, num_classes, **options); None: module
-  fixed: tuple[str, ...] = ()  # fields that the name decides
+  preset: str = ""  # classmethod of `module` that makes the model; "": the constructor does
+  given: Mapping[str, Any] = MappingProxyType({})  # arguments that options may replace
+  fixed: tuple[str, ...] = ()  # fields that are no options
   features: str | None = None  # kind of features that the model takes as inputs
   is_language: bool = False  # whether the model predicts the next token of a text
   in_unit_range: bool = False  # whether features are those of images in [0, 1]
+  num_classes: str = "num_classes"  # argument of the width of the logits
 
 
 def _wide_resnet(depth: int) -> _Entry:
-  make = functools.partial(wide_resnet.WideResNet, depth=depth, width=4)
-  return _Entry(wide_resnet.WideResNet, make, fixed=("depth", "width"))
+  return _Entry("WideResNet", given={"depth": depth, "width": 4}, fixed=("depth", "width"))
 
 
-def _scatter_cnn(make: Callable[..., nn.Module] | None = None) -> _Entry:
-  return _Entry(scatter_heads.ScatterCnn, make, features="scattering")
+_OF_LAYERS = ("features", "activation", "dropout")
 
 
 def _linear_on(features: str, *, in_unit_range: bool = True) -> _Entry:
   # The head starts from zeros: noise allows too few steps to unlearn thousands of random weights.
   return _Entry(
-    dense.Linear,
-    functools.partial(dense.Linear, zero_head=True),
-    fixed=("features", "activation", "dropout"),
+    "Linear",
+    given={"zero_head": True},
+    fixed=_OF_LAYERS,
     features=features,
     in_unit_range=in_unit_range,
   )
 
 
-def _transformer(*, num_classes: int, **options) -> nn.Module:
-  return transformer.Transformer(vocab_size=num_classes, **options)
-
-
 _ENTRIES = {
-  "linear": _Entry(dense.Linear, fixed=("features", "activation", "dropout")),
-  "mlp": _Entry(dense.Mlp),
-  "cnn": _Entry(convnet.Cnn),
-  "convnet": _Entry(convnet.ConvNet),
-  "cifar_cnn": _Entry(convnet.CifarCnn),
-  "equivariant_cnn": _Entry(equivariant.EquivariantCnn),
-  "radp_mnist": _Entry(convnet.RadpCnn, convnet.RadpCnn.mnist),
-  "radp_fashion_mnist": _Entry(convnet.RadpCnn, convnet.RadpCnn.fashion_mnist),
-  "radp_cifar10": _Entry(convnet.RadpCnn, convnet.RadpCnn.cifar10),
-  "scatter_linear": _Entry(scatter_heads.ScatterLinear, features="scattering"),
-  "scatter_cnn": _scatter_cnn(),
-  "scatter_cnn_cifar10": _scatter_cnn(scatter_heads.ScatterCnn.cifar10),
+  "linear": _Entry("Linear", fixed=_OF_LAYERS),
+  "mlp": _Entry("Mlp"),
+  "cnn": _Entry("Cnn"),
+  "convnet": _Entry("ConvNet"),
+  "cifar_cnn": _Entry("CifarCnn"),
+  "equivariant_cnn": _Entry("EquivariantCnn"),
+  "radp_mnist": _Entry("RadpCnn", "mnist"),
+  "radp_fashion_mnist": _Entry("RadpCnn", "fashion_mnist"),
+  "radp_cifar10": _Entry("RadpCnn", "cifar10"),
+  "scatter_linear": _Entry("ScatterLinear", features="scattering"),
+  "scatter_cnn": _Entry("ScatterCnn", features="scattering"),
+  "scatter_cnn_cifar10": _Entry("ScatterCnn", "cifar10", features="scattering"),
   "wrn_16_4": _wide_resnet(16),
   "wrn_40_4": _wide_resnet(40),
   "patches_linear": _linear_on("patches"),
@@ -77,7 +69,7 @@ _ENTRIES = {
   "resnet": _Entry("ResNet"),
   "bert": _Entry("Bert"),
   "transformer": _Entry(
-    transformer.Transformer, _transformer, fixed=("vocab_size",), is_language=True
+    "Transformer", fixed=("vocab_size",), is_language=True, num_classes="vocab_size"
   ),
 }
 
@@ -94,12 +86,10 @@ def names() -> tuple[str, ...]:
 def _entry(name: str) -> _Entry:
   names_lib.one_of(_ENTRIES, model=name)
   if names_lib.is_path(name):
-    part = by_path.find(name)
-    return _Entry(part, functools.partial(by_path.build, name))
+    return _Entry(by_path.find(name))
   entry = _ENTRIES[name]
   if isinstance(entry.module, str):
-    # The class is imported here, so that runs of other models need not import it.
-    package = importlib.import_module("dpjax.zoo.networks")
+    package = models if hasattr(models, entry.module) else networks
     entry = entry._replace(module=getattr(package, entry.module))
   return entry
 
@@ -210,7 +200,10 @@ def build(name: str, *, num_classes: int, **model_options: Any) -> Any:
   validate.integer_at_least(1, num_classes=num_classes)
   check_options(name, model_options)
   try:
-    return (entry.make or entry.module)(num_classes=num_classes, **model_options)
+    if names_lib.is_path(name):
+      return by_path.build(name, num_classes=num_classes, **model_options)
+    make = getattr(entry.module, entry.preset) if entry.preset else entry.module
+    return make(**{entry.num_classes: num_classes}, **{**entry.given, **model_options})
   # An option of a wrong type makes the constructor raise one of these errors.
   except (TypeError, OverflowError) as error:
     reason = validate.first_line(error)

@@ -10,6 +10,7 @@ import optax
 from dpjax import auditing
 from dpjax.auditing.canaries import KINDS, SCORES, Canaries, gradient_scores, loss_scores
 from dpjax.auditing.gradient_canaries import canary_loss, canary_sums, sum_scores
+from dpjax.data import Dataset
 from dpjax.experiments.kinds import audits
 from dpjax.experiments.kinds.central.config import CanaryAudit, TrainConfig
 from dpjax.plan import Plan
@@ -66,23 +67,23 @@ def beside(
   return whole, lambda params, x: apply(params["model"], x)
 
 
-def loss(
-  config: TrainConfig,
-  make: Callable[..., LossFn],
-  apply: Callable[..., Any],
-  *,
-  num_classes: int,
-  plan: Plan,
-) -> LossFn:
+def loss(config: TrainConfig, of_one: LossFn, *, num_classes: int, plan: Plan) -> LossFn:
   """Returns the loss of one example, which may be a canary.
 
   Args:
-    make: function (apply) -> loss of one example.
-    apply: function (params, x) -> outputs; `params` are those of the model alone.
+    of_one: loss of one example under the parameters of the model alone.
   """
   if not in_gradients(config):
-    return make(apply)
-  return canary_loss(make(apply), num_classes=num_classes, l2_clip_norm=plan.l2_bound)
+    return of_one
+  return canary_loss(of_one, num_classes=num_classes, l2_clip_norm=plan.l2_bound)
+
+
+def insert(
+  config: TrainConfig, train: Dataset, plan: Plan
+) -> tuple[Dataset, Canaries | None]:
+  """Returns (training data with canaries, the canaries)."""
+  claim = audits.AuditClaim.of_plan(plan)
+  return audits.insert(config, train, claim, auditing.insert_canaries)
 
 
 def watched(

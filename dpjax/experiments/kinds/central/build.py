@@ -16,23 +16,20 @@ import optax
 from jax.sharding import Mesh
 
 from dpjax import (
-  auditing,
   closed_over,
   data,
   names,
   training,
   trees,
 )
-from dpjax.auditing.canaries import Canaries
 from dpjax.data import ahead, cache, resident
 from dpjax.data.resident import resident_bytes
 from dpjax.experiments.config import common, user_code
 from dpjax.experiments.config.attacker import attack_of
 from dpjax.experiments.config.fields import name_of
 from dpjax.experiments.config.optimizers import SCHEDULE_FREE, Noise
-from dpjax.experiments.kinds import audits, bounds, data_section
+from dpjax.experiments.kinds import bounds, data_section
 from dpjax.experiments.kinds.central import (
-  audit,
   facts,
   normalization,
   privacy,
@@ -83,6 +80,7 @@ from dpjax.zoo import networks, recipes
 from dpjax.zoo.networks.registry import needs_features, needs_unit_range
 
 if TYPE_CHECKING:
+  from dpjax.auditing.canaries import Canaries
   from dpjax.experiments.kinds.federated.config import FedConfig
   from dpjax.parallel.made_for import StepProgram
 
@@ -138,6 +136,8 @@ def check(config: TrainConfig) -> None:
       "must be 1 unless augmentation is set", field="augmult", value=config.augmult
     )
   if config.audit is not None:
+    from dpjax.experiments.kinds.central import audit  # few runs are audited
+
     audit.check(config.audit)
   if config.loss == CONTRASTIVE:
     # Imported here, since few runs need this module.
@@ -410,18 +410,22 @@ def assembled(config: TrainConfig, loaded: tuple[Any, Any], random: RunKeys) -> 
   task, model, params = start(config, train, random)
   keyed = augmented or task.keyed
   trained = starting_point.trained(config, task, model, params, random.init)
-  params, apply = audit.beside(config, trained.params, trained.apply)
+  params, apply, audited = trained.params, trained.apply, None
+  if config.audit is not None:
+    from dpjax.experiments.kinds.central import audit  # few runs are audited
+
+    audited = audit
+    params, apply = audit.beside(config, params, apply)
   # The number of examples is taken now, since inserting canaries removes or replaces rows.
   num_examples = privacy.public_size(config, train)
   # Batches check their capacity against the number that `train` declares.
   train = train.declared(num_examples)
   plan = privacy.make_plan(config, num_examples, params)
   check_unit(config, train, plan)
-  loss_fn = audit.loss(
-    config, trained.loss, trained.apply, num_classes=train.num_classes, plan=plan
-  )
-  claim = audits.AuditClaim.of_plan(plan)
-  train, canaries = audits.insert(config, train, claim, auditing.insert_canaries)
+  loss_fn, canaries = trained.loss(trained.apply), None
+  if audited is not None:
+    loss_fn = audited.loss(config, loss_fn, num_classes=train.num_classes, plan=plan)
+    train, canaries = audited.insert(config, train, plan)
   # The statistics also cover the canaries, since the model trains on them, too.
   statistics = normalization.released(plan, random, train)
   if statistics is not None:
@@ -437,7 +441,9 @@ def assembled(config: TrainConfig, loaded: tuple[Any, Any], random: RunKeys) -> 
   # Rules that know the noise compute with Python's numbers, so their steps hold them as constants.
   rate = None if aware else closed_over.argument(config.optimizer.learning_rate)
   traced_schedule = learning_rate_schedule(config.optimizer, config.num_steps, rate)
-  tx = audit.watched(config, optimizer(config.optimizer, traced_schedule, noise))
+  tx = optimizer(config.optimizer, traced_schedule, noise)
+  if audited is not None:
+    tx = audited.watched(config, tx)
 
   def save(folder: pathlib.Path, params: Params) -> None:
     starting_point.write(config, model, trained.whole(params), folder)

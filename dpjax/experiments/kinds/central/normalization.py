@@ -16,7 +16,6 @@ import jax.numpy as jnp
 import numpy as np
 
 from dpjax import data, mechanisms, sampling
-from dpjax.auditing.canaries import Canaries
 from dpjax.experiments.kinds import bounds
 from dpjax.experiments.kinds.central.config import (
   NORMALIZATIONS,
@@ -25,14 +24,15 @@ from dpjax.experiments.kinds.central.config import (
   Whitened,
 )
 from dpjax.experiments.run.run_keys import RunKeys
-from dpjax.mechanisms.channel_statistics import ChannelMoments
-from dpjax.mechanisms.whitening import Spread
 from dpjax.plan import Plan
 from dpjax.types import Params
 from dpjax.validate import UserError
 
 if TYPE_CHECKING:
+  from dpjax.auditing.canaries import Canaries
+  from dpjax.mechanisms.channel_statistics import ChannelMoments
   from dpjax.mechanisms.noisy_means import NoisyMeans
+  from dpjax.mechanisms.whitening import Spread
 
   Released = ChannelMoments | Spread
 

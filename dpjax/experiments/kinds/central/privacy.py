@@ -330,10 +330,11 @@ def _with_capacity(plan: Plan, chosen: samplers.SamplerChoice, num_examples: int
         value=capacity,
       )
     return plan
-  sampler = plan.fitted_sampler(num_examples)
-  if capacity is not None:
-    sampler = dataclasses.replace(sampler, capacity=capacity)
-  plan = dataclasses.replace(plan, sampler=sampler)
+  plan = plan.fitted(num_examples)
+  if capacity is None:
+    return plan
+  sampler: Any = plan.sampler
+  plan = dataclasses.replace(plan, sampler=dataclasses.replace(sampler, capacity=capacity))
   # A capacity of the config may overflow more often than the share of delta for overflow allows.
   plan.check_capacity(num_examples)
   return plan

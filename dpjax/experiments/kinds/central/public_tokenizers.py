@@ -12,7 +12,7 @@ import numpy as np
 
 from dpjax import data
 from dpjax.accounting.text import paragraph
-from dpjax.data import tables, text_files, tokenizer_files
+from dpjax.data import tables, tokenizer_files
 from dpjax.experiments.kinds.central.config import DataConfig
 from dpjax.experiments.run import guarantee
 from dpjax.validate import UserError
@@ -25,7 +25,7 @@ def of(config: DataConfig) -> tokenizer_files.Tokenizer | None:
   Returns None if no tokenizer is named, or if the data are no such file.
   """
   path = registry.user_path(config.name, config.data_dir)
-  is_text = tables.is_table(config.name) or config.name.endswith(text_files.SUFFIX)
+  is_text = registry.takes_declaration(config.name) and not config.name.endswith("/")
   # Data that a program passes directly have a name, but no file.
   if not is_text or not path.exists():
     return None
