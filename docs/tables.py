@@ -929,6 +929,24 @@ _COSTS = {
 }
 
 
+def _scripts() -> list[Row]:
+  """Existing scripts, and what each library changes in them."""
+  libraries = {"ordinary": "", "jax_privacy": "JAX-Privacy 2.0", "opacus": "Opacus 1.6"}
+  names = {"nnx": "Flax nnx", "equinox": "Equinox", "torch": "PyTorch"}
+  made = []
+  for row in entries("peers/lines_changed.csv"):
+    framework, _, library = row["script"].partition("_")
+    words = [names[framework], libraries.get(library, library)]
+    score = f"{share(row['accuracy'])} ± {share(row['sd'])}"
+    label = ", ".join(filter(None, words))
+    made.append(
+      [label, row["lines"], row["new"], row["gone"], score, row["epsilon"] or _NONE]
+    )
+  return sorted(
+    made, key=lambda row: ([*names.values()].index(row[0].split(",")[0]), int(row[1]))
+  )
+
+
 def _load_of_a_service() -> list[Row]:
   """What a service did under load, by what happened to it."""
   found = json.loads((_RESULTS / "serve" / "serve.json").read_text(encoding="utf-8"))
@@ -1450,6 +1468,11 @@ TABLES = [
     "docs/getting_started.md",
     ["Python", "jax", "flax", "numpy", "passed", "failed", "skipped"],
     _versions,
+  ),
+  Table(
+    "docs/coming_from.md",
+    ["script", "lines", "new", "gone", "accuracy", "epsilon, printed"],
+    _scripts,
   ),
   _whole("docs/accounting.md", "accounting/one_pass.csv"),
   _whole("docs/accounting.md", "accounting/bins.csv"),
