@@ -99,7 +99,9 @@ def evaluate(
 
   `dataset` is anything with arrays `.x` [n, ...] and `.y` [n] integer labels. The last batch is
   padded and masked, so each (apply, batch_size) is compiled once, whatever n is. Pass an `apply`
-  that compares equal each time, as `model.apply` does: another one is compiled again.
+  that compares equal each time, as `model.apply` does: another one is compiled again. What `apply`
+  reads beside its arguments, such as weights in a field of its object, is read at the first call
+  alone, as by `jax.jit`: give what changes as `params`.
 
   Raises:
     UserError: no examples, unequal lengths, non-integer labels, or outputs not [B, K].

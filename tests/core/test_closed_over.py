@@ -192,7 +192,7 @@ def test_a_sweep_compiles_one_step(tmp_path):
     words = [
       "--config=configs/sweeps/quickstart.py",
       "--config.seeds=[0]",
-      "--config.grid=" + str({"privacy.epsilon": epsilons}).replace("'", '"'),
+      f"--config.epsilons={epsilons}",
       "--config.base.num_steps=2",
       "--config.base.privacy.sampler.capacity=400",
       f"--workdir={tmp_path / name}",

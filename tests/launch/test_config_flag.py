@@ -14,6 +14,7 @@ from dpjax.experiments.kinds.central.config import TrainConfig
 from dpjax.experiments.sweeps.sweep import Sweep
 from dpjax.validate import UserError
 from launch import config_flag
+from tests import commands
 
 DRIVER = """
 import io, json, os, sys, traceback
@@ -178,3 +179,13 @@ def test_a_file_without_a_name_is_none():
 def test_a_config_of_another_launcher_is_named(folder):
   with pytest.raises(UserError, match=r"returned TrainConfig, but .* wants Sweep"):
     config_flag.load(str(folder / "good.py"), Sweep)
+
+
+@pytest.mark.parametrize("wrong", [True, False])
+def test_a_value_that_a_choice_drops_is_noted_but_not_above_an_error(wrong):
+  words = ["--config=configs/mnist_scatter_ftrl.py", "--config.privacy=sgd"]
+  done = commands.run(
+    "launch.train", *words, "--config.num_steps=0" if wrong else "--print_config"
+  )
+  assert ("the file's values are dropped" in done.stderr) == (not wrong)
+  assert len(done.stderr.splitlines()) == 1 and (done.returncode != 0) == wrong

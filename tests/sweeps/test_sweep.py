@@ -172,22 +172,30 @@ def test_a_run_that_another_process_finished_after_it_failed_here_is_charged(tmp
   assert saved["all_runs_together"]["epsilon"] == sum(EPSILONS)
 
 
-def test_a_run_that_cannot_be_drawn_is_charged_and_ends_no_sweep(tmp_path):
+@pytest.mark.parametrize("odd", [0, 1])
+def test_a_run_that_cannot_be_drawn_is_charged(odd, tmp_path):
+  """It ends the sweep if no run can be drawn: then the name is wrong."""
+
   class Odd(Fake):
     def __call__(self, run, workdir, *, data=None):
       result = super().__call__(run, workdir, data=data)
-      if run.privacy.epsilon == EPSILONS[0]:
+      if run.privacy.epsilon == EPSILONS[odd]:
         result.pop("test_loss")
         owner.write_result(workdir, run, result)
       return result
 
   config = _config(seeds=[0], y="test_loss")
   for _ in range(2):
-    rows = grids.run(config, tmp_path, Odd())
-    assert [row["status"] for row in rows] == ["failed", "done"]
+    if odd == 0:
+      with refuses("y", value="test_loss"):
+        grids.run(config, tmp_path, Odd())
+    else:
+      rows = grids.run(config, tmp_path, Odd())
+      assert [row["status"] for row in rows] == ["done", "failed"]
     saved = writers.read_json(tmp_path / "sweep.json")
-    assert saved["rows"] == rows
-    assert saved["all_runs_together"]["epsilon"] == sum(EPSILONS)
+    ran = EPSILONS[: odd + 1]
+    assert len(saved["rows"]) == len(_files(tmp_path)) == len(ran)
+    assert saved["all_runs_together"]["epsilon"] == sum(ran)
 
 
 def test_a_config_that_a_file_changes_from_run_to_run_is_as_it_was_yielded(tmp_path):

@@ -168,8 +168,13 @@ def run(
       ran_any = ran_any or ran
       writers.say(f"[{len(rows)}/{len(now)}] {summary(row, table)}")
       # The files already contain runs that an earlier call finished.
-      if ran:
+      if ran or work.undrawn is not None:
         files.write(rows)
+      # If no run so far can be drawn, as by a mistyped name, the others are not started.
+      if work.undrawn is not None and not any(
+        each["status"] == "done" for each in rows.values()
+      ):
+        raise work.undrawn
     if not ran_any:
       files.write(rows)
   busy = [point.name for point in now if point.name not in rows]
@@ -237,6 +242,8 @@ class _Work:
     self._load = LastData(load)
     self._alone = alone
     self._checked = False
+    # Error of the last run that has finished, but whose result cannot be drawn.
+    self.undrawn: UserError | None = None
 
   def __call__(self, point: Point) -> tuple[Row, bool] | None:
     at = folder(self._workdir, point.name)
@@ -263,13 +270,17 @@ class _Work:
       # so that it compares its data with the digest.
       if result is None or (at / checkpoint.FOLDER).is_dir():
         result = self._result(point, at, new=result is None)
-      return done(point, self._table, result)
     except UserError as error:
       if self._alone or isinstance(error, WholeSweep | writers.Busy):
         raise
-      line = " ".join(str(error).split())
-      failed = {**head(point), **point.facts, "status": "failed", "error": line}
-      return failed | _guaranteed(_result_there(point, at))
+      return _failed(point, at, error)
+    try:
+      return done(point, self._table, result)
+    except UserError as error:
+      if self._alone:
+        raise
+      self.undrawn = error
+      return _failed(point, at, error)
 
   def _result(self, point: Point, at: pathlib.Path, *, new: bool) -> Row:
     data = self._load(point.config)
@@ -303,12 +314,15 @@ def finished(point: Point, at: pathlib.Path) -> Row | None:
   return owner.finished(at, point.config)
 
 
-def _result_there(point: Point, at: pathlib.Path) -> Row:
-  """Returns the result of a run that has finished; {} if it has not, or its result was changed."""
+def _failed(point: Point, at: pathlib.Path, error: UserError) -> Row:
+  """Returns the row of a failed run. If it has finished, the row has what the run guarantees."""
   try:
-    return finished(point, at) or {}
+    result = finished(point, at) or {}
   except UserError:
-    return {}
+    result = {}
+  line = " ".join(str(error).split())
+  row = {**head(point), **point.facts, "status": "failed", "error": line}
+  return row | _guaranteed(result)
 
 
 def _guaranteed(result: Row) -> Row:
