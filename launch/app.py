@@ -65,6 +65,13 @@ def as_typed(error: UserError, typed: Iterable[str]) -> UserError:
   return error
 
 
+def by_flag(error: UserError) -> UserError:
+  """Returns an error that names the flag of this command line, as of `as_typed`."""
+  typed = [name for name in flags.FLAGS if flags.FLAGS[name].present]
+  # The longest is the most exact: a field of a choice before the choice.
+  return as_typed(error, sorted(typed, key=len, reverse=True))
+
+
 def define_dry_run() -> None:
   """Defines --dry_run of a launcher; call it at import time, like any absl flag."""
   flags.DEFINE_bool(
@@ -362,8 +369,7 @@ def run(main: Callable[..., None], *, words: bool = False) -> None:
       # A name that no file can have is a mistake in an argument.
       fail(error, code=2 if error.errno == errno.ENAMETOOLONG else 1)
     except UserError as error:
-      typed = [name for name in flags.FLAGS if flags.FLAGS[name].present]
-      fail(as_typed(error, sorted(typed, key=len, reverse=True)))
+      fail(by_flag(error))
     # A user's own code may call sys.exit.
     except (Exception, SystemExit) as error:
       if _is_memory(error):

@@ -215,7 +215,7 @@ def joined(
   except OSError as error:
     end(str(error), 1)
   except UserError as error:
-    end(str(error), 2)
+    end(str(app.by_flag(error)), 2)
   # A stop by a signal, which has printed its line.
   except SystemExit as error:
     last_words.said()

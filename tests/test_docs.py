@@ -316,7 +316,9 @@ def test_a_wrong_value_of_a_flag_is_seen():
 
 
 def _is_field(name: str) -> bool:
-  """Of a config of any launcher; of a dict or a chosen value whatever it may hold."""
+  """Of a config of any launcher, alone or as a sweep's base; of a dict or a chosen value whatever
+  it may hold."""
+  name = name.removeprefix("base.")
   for kind in _KINDS.values():
     with contextlib.suppress(UserError):
       fields.get(kind.config_class(), name)

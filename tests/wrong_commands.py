@@ -32,7 +32,7 @@ SOUND = {
     "--only=Laplace --minutes=.1 --out=OUT",
     "--final_model=mnist --models=20 --out=OUT",
   ),
-  "benchmark": ("--suite=accounting --out=OUT", "--suite=gradients --out=OUT"),
+  "benchmark": ("--suite=sum_messages --out=OUT", "--suite=gradients --out=OUT"),
   "check": ("--config=configs/quickstart.py --workdir=OUT",),
   "list": ("models samplers", "attacks"),
   "peers": (
@@ -46,8 +46,8 @@ SOUND = {
   ),
   # No network in a test: what is not known here is not asked for.
   "prepare": ("--dataset=digits", "--dataset=mnist --data_dir=OUT"),
-  "report": ("RUN --workdir=OUT", "RUN --workdir=OUT --attacks=OUT"),
-  "serve": ("--run=RUN --port=0 --workdir=OUT --window=100 --weights=1",),
+  "report": ("RUN --workdir=OUT",),
+  "serve": ("--run=RUN --port=0 --workdir=OUT --window=100",),
 }
 # Flags of several processes are those of launch.train.
 _MODULES = {"peers": "train"}

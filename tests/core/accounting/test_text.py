@@ -67,6 +67,10 @@ def _rounded_to_nearest(source):
   ]
 
 
+# The declared range of a column, no number of a guarantee.
+_KEPT = {("dpjax/experiments/board/scores.py", "kind.bounds.lower")}
+
+
 @pytest.mark.cases(long=["dpjax"])
 @pytest.mark.parametrize("folder", ["dpjax", "launch"])
 def test_no_format_spec_rounds_a_guarantee_to_nearest(folder):
@@ -74,6 +78,7 @@ def test_no_format_spec_rounds_a_guarantee_to_nearest(folder):
     f"{path.relative_to(_ROOT)}:{line}: {value}"
     for path in sorted((_ROOT / folder).rglob("*.py"))
     for line, value in _rounded_to_nearest(path.read_text())
+    if (str(path.relative_to(_ROOT)), value) not in _KEPT
   ]
   assert found == []
 
