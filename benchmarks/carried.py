@@ -235,12 +235,10 @@ def faces(folder: pathlib.Path, count: int) -> None:
   module = importlib.import_module("configs.attack.faces")
   folder.mkdir(parents=True, exist_ok=True)
   rows: list[Row] = []
-  points: list[Row] = []
   for name, config in module.get_configs(module.get_config()):
     defence = name.partition(", ")[2]
     if defence not in _DEFENCES:
       continue
-    began = time.monotonic()
     for place in range(count):
       with tempfile.TemporaryDirectory() as run, writers.silent():
         attacked = fields.replace(config, "seed", place)
@@ -250,18 +248,19 @@ def faces(folder: pathlib.Path, count: int) -> None:
         {"defence": defence, "run": place, "share": exact["count"] / exact["total"]}
         | {key: result[key] for key in ("median_psnr", *_MEANS)}
       )
-    of = rows[-count:]
-    point = _summary(defence, math.inf, of, "share")
+    write_faces(folder, rows)
+
+
+def write_faces(folder: pathlib.Path, rows: list[Row]) -> None:
+  """Writes runs.csv, by_defence.csv and its picture."""
+  report.write_csv(folder / "runs.csv", rows)
+  points = []
+  for defence in dict.fromkeys(row["defence"] for row in rows):
+    of = [row for row in rows if row["defence"] == defence]
     psnr = statistics.median(float(row["median_psnr"]) for row in of)
+    point = _summary(defence, math.inf, of, "share")
     points.append({"defence": defence, "median_psnr": psnr, **point})
-    seconds = (time.monotonic() - began) / count
-    print(
-      _FACES,
-      defence,
-      f"{point['mean']:.3f}+-{point['sd']:.3f} {seconds:.1f} s a run",
-      flush=True,
-    )
-    report.write_csv(folder / "runs.csv", rows)
+    print(_FACES, defence, f"{point['mean']:.3f}+-{point['sd']:.3f}", flush=True)
   header = ["defence", "seeds", "mean", "sd", "min", "max", "median_psnr", *_MEANS]
   report.write_csv(folder / "by_defence.csv", points, header)
   recipe = Recipe(
