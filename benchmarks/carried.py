@@ -114,7 +114,8 @@ def _smartwatch(changes: Row, pairs: Sequence[int] = (9,)) -> Runs:
     for first in pairs:
       (train, people), (test, _) = carried.smartwatch_owners(unseen=(first, first + 1))
       # In one place all recordings are of one silo.
-      owners = people * 0 if config.privacy.num_examples == (112,) else people
+      pooled = getattr(config.privacy, "num_examples", ()) == (112,)
+      owners = people * 0 if pooled else people
       federation = by_client(train.declared(len(train)), owners)
       federation = dataclasses.replace(federation, nominal_users=federation.num_clients)
       each = range(max(1, count // len(pairs)))
@@ -163,20 +164,31 @@ DATA = {
 
 
 def _summary(line: str, epsilon: float, rows: list[Row], y: str) -> Row:
-  values = [row[y] for row in rows]
-  mean = statistics.fmean(values)
-  sd = statistics.stdev(values) if len(values) > 1 else 0.0
+  values = [float(row[y]) for row in rows]
   return {
     "line": line,
     "privacy.epsilon": None if math.isinf(epsilon) else epsilon,
     "seeds": len(rows),
-    "mean": mean,
-    "sd": sd,
-    "low": mean - sd,
-    "high": mean + sd,
+    "mean": statistics.fmean(values),
+    "sd": statistics.stdev(values) if len(values) > 1 else 0.0,
+    "min": min(values),
+    "max": max(values),
     "largest_class": rows[0].get("test_largest_class"),
     **{key: rows[0].get(key) for key in _MEANS},
   }
+
+
+def points_of(data: Data, rows: list[Row]) -> list[Row]:
+  """Returns mean and sd over the runs, for each line and epsilon."""
+  points = []
+  keys = dict.fromkeys((row["line"], float(row["privacy.epsilon"])) for row in rows)
+  for line, epsilon in keys:
+    of = [
+      row for row in rows if (row["line"], float(row["privacy.epsilon"])) == (line, epsilon)
+    ]
+    of_lines = {line: data.y} | data.groups
+    points += [_summary(each, epsilon, of, y) for each, y in of_lines.items()]
+  return points
 
 
 def measure(name: str, folder: pathlib.Path, epsilons: list[float], count: int) -> None:
@@ -184,27 +196,29 @@ def measure(name: str, folder: pathlib.Path, epsilons: list[float], count: int) 
   data = DATA[name]
   folder.mkdir(parents=True, exist_ok=True)
   rows: list[Row] = []
-  points: list[Row] = []
   for line, runs in data.lines.items():
     for epsilon in epsilons:
       began = time.monotonic()
-      found = [*runs(epsilon, count)]
-      seconds = (time.monotonic() - began) / len(found)
-      rows += [
+      found = [
         {"line": line, "privacy.epsilon": epsilon, "run": place, **row}
-        for place, row in enumerate(found)
+        for place, row in enumerate(runs(epsilon, count))
       ]
-      of_lines = {line: data.y} | data.groups
-      points += [_summary(each, epsilon, found, y) for each, y in of_lines.items()]
+      rows += found
+      seconds = (time.monotonic() - began) / len(found)
       shown = " ".join(
-        f"{point['mean']:.3f}+-{point['sd']:.3f}" for point in points[-len(of_lines) :]
+        f"{point['mean']:.3f}+-{point['sd']:.3f}" for point in points_of(data, found)
       )
       print(name, line, epsilon, shown, f"{seconds:.1f} s a run", flush=True)
       report.write_csv(folder / "runs.csv", rows)
-  report.write_csv(folder / "by_epsilon.csv", points)
+  write(data, folder, rows)
+
+
+def write(data: Data, folder: pathlib.Path, rows: list[Row]) -> None:
+  """Writes by_epsilon.csv and its picture."""
+  report.write_csv(folder / "by_epsilon.csv", points_of(data, rows))
   word = "AUROC" if data.y == "test_auroc" else "test accuracy"
   recipe = Recipe(
-    "lines", ("privacy.epsilon",), ("mean",), "line", ends=("low", "high"),
+    "lines", ("privacy.epsilon",), ("mean",), "line", ends=("min", "max"),
     log=("privacy.epsilon",), words={"mean": word, "privacy.epsilon": "epsilon"},
     title=data.title,
   )  # fmt: skip
@@ -221,12 +235,10 @@ def faces(folder: pathlib.Path, count: int) -> None:
   module = importlib.import_module("configs.attack.faces")
   folder.mkdir(parents=True, exist_ok=True)
   rows: list[Row] = []
-  points: list[Row] = []
   for name, config in module.get_configs(module.get_config()):
     defence = name.partition(", ")[2]
     if defence not in _DEFENCES:
       continue
-    began = time.monotonic()
     for place in range(count):
       with tempfile.TemporaryDirectory() as run, writers.silent():
         attacked = fields.replace(config, "seed", place)
@@ -236,22 +248,23 @@ def faces(folder: pathlib.Path, count: int) -> None:
         {"defence": defence, "run": place, "share": exact["count"] / exact["total"]}
         | {key: result[key] for key in ("median_psnr", *_MEANS)}
       )
-    of = rows[-count:]
-    point = _summary(defence, math.inf, of, "share")
+    write_faces(folder, rows)
+
+
+def write_faces(folder: pathlib.Path, rows: list[Row]) -> None:
+  """Writes runs.csv, by_defence.csv and its picture."""
+  report.write_csv(folder / "runs.csv", rows)
+  points = []
+  for defence in dict.fromkeys(row["defence"] for row in rows):
+    of = [row for row in rows if row["defence"] == defence]
     psnr = statistics.median(float(row["median_psnr"]) for row in of)
+    point = _summary(defence, math.inf, of, "share")
     points.append({"defence": defence, "median_psnr": psnr, **point})
-    seconds = (time.monotonic() - began) / count
-    print(
-      _FACES,
-      defence,
-      f"{point['mean']:.3f}+-{point['sd']:.3f} {seconds:.1f} s a run",
-      flush=True,
-    )
-    report.write_csv(folder / "runs.csv", rows)
-  header = ["defence", "seeds", "mean", "sd", "low", "high", "median_psnr", *_MEANS]
+    print(_FACES, defence, f"{point['mean']:.3f}+-{point['sd']:.3f}", flush=True)
+  header = ["defence", "seeds", "mean", "sd", "min", "max", "median_psnr", *_MEANS]
   report.write_csv(folder / "by_defence.csv", points, header)
   recipe = Recipe(
-    "points", ("mean",), ("defence",), ends=("low", "high"),
+    "points", ("mean",), ("defence",), ends=("min", "max"),
     words={"mean": "share of eight faces recovered exactly"},
     title="Faces out of messages",
   )  # fmt: skip

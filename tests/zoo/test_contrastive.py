@@ -8,7 +8,7 @@ import pytest
 from scipy import special
 
 from dpjax import training
-from dpjax.training import augment
+from dpjax.training.augment import AUGMENTATIONS
 from dpjax.types import Batch, Example
 from dpjax.zoo import recipes
 from dpjax.zoo.recipes.contrastive import (
@@ -189,7 +189,7 @@ def test_sides_of_crops_have_the_documented_ratio_and_area():
   """Two ramps: a side of the part, as a share of the image's, is the slope that is left of them."""
   down, along = np.meshgrid(np.arange(16.0), np.arange(16.0), indexing="ij")
   ramps = jnp.asarray(np.stack([down, along], axis=2), jnp.float32)
-  crop = lambda key: augment.AUGMENTATIONS["crop_color"](key, ramps, strength=0.0)
+  crop = lambda key: AUGMENTATIONS["crop_color"](key, ramps, strength=0.0)
   found = np.asarray(jax.jit(jax.vmap(crop))(jax.random.split(jax.random.key(0), 200)))
   high = found[:, 8, 8, 0] - found[:, 7, 8, 0]
   wide = np.abs(found[:, 8, 8, 1] - found[:, 8, 7, 1])
@@ -202,11 +202,11 @@ def test_sides_of_crops_have_the_documented_ratio_and_area():
 def test_a_crop_is_a_part_of_the_image_and_a_whole_one_is_the_image():
   ramp = jnp.broadcast_to(jnp.arange(16.0)[:, None, None], (16, 16, 1))
   key = jax.random.key(0)
-  whole = augment.AUGMENTATIONS["crop_color"](key, ramp, least_area=1.0, strength=0.0)
+  whole = AUGMENTATIONS["crop_color"](key, ramp, least_area=1.0, strength=0.0)
   assert float(whole.min()) >= 0 and float(whole.max()) <= 15
   for seed in range(5):
     key = jax.random.key(seed)
-    part = augment.AUGMENTATIONS["crop_color"](key, ramp, strength=0.0)
+    part = AUGMENTATIONS["crop_color"](key, ramp, strength=0.0)
     rows = np.asarray(part[:, 0, 0])
     np.testing.assert_allclose(
       part, np.broadcast_to(rows[:, None, None], part.shape), atol=1e-4
