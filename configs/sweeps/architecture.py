@@ -5,6 +5,11 @@
 A search that reads private accuracies spends privacy with every network that it trains. Here their
 number is random, and the choice has one epsilon (Papernot and Steinke 2022), which does not grow
 with the number of architectures to choose from.
+
+Hardware: 2 CPU cores. Time: 5 s a run, of which there is a random number, 4 on average.
+Expected: best/selection.json with the winner and two epsilons, add/remove-one, per example: one run
+costs 1.00 at delta 1e-5 (PLD), the choice 1.995 at delta 1.4e-5 (RDP). Seen once: tanh of width 64,
+test accuracy .911. Another draw tries other networks.
 """
 
 from collections.abc import Iterator
