@@ -66,6 +66,11 @@ flags.DEFINE_integer(
   lower_bound=1,
   upper_bound=10**9,
 )
+flags.DEFINE_float(
+  "window_seconds",
+  None,
+  "Seconds of a window of accuracy, as 3600; in place of --feedback_window.",
+)
 flags.DEFINE_float("psi_warning", 0.1, "PSI above which a window is warned of.")
 flags.DEFINE_float("psi_alarm", 0.25, "PSI above which a window raises an alarm.")
 flags.DEFINE_string(
@@ -171,7 +176,7 @@ def main() -> None:
 
   # Most mistakes in flags are reported before a model is loaded, which takes longer.
   shared = ("max_rows", "max_queue", "wait_ms", "deadline", "window", "feedback_window")
-  shared += ("psi_warning", "psi_alarm", "latency_ms", "accuracy_drop")
+  shared += ("window_seconds", "psi_warning", "psi_alarm", "latency_ms", "accuracy_drop")
   shared += ("drift_epsilon", "drift_budget")
   rule = StageRule(
     stages=_stages(len(values.run)),
@@ -184,6 +189,8 @@ def main() -> None:
   )
   settings = ServiceSettings(rule=rule, **{name: getattr(values, name) for name in shared})
   token = _token()
+  if values.window_seconds is not None:
+    app.refuse_given(("feedback_window",), "no --window_seconds")
   if not values.drift:
     app.refuse_given(("drift_inputs", "reference", "drift_epsilon"), "--drift")
   runs = [Predictor.load(folder) for folder in values.run]

@@ -299,6 +299,15 @@ def inputs(columns: Mapping[str, Any], declaration: Mapping[str, Any]) -> np.nda
   return np.concatenate(parts) if parts else np.zeros((0, declared.width), dtype)
 
 
+def categories(declared: Declaration) -> tuple[tuple[int, int], ...]:
+  """Returns the first and the end of the inputs of each column that is a category."""
+  return tuple(
+    (places.start, places.stop)
+    for _, kind, places in _places(declared)
+    if isinstance(kind, Category)
+  )
+
+
 def nearest_inputs(x: np.ndarray, declared: Declaration) -> np.ndarray:
   """Returns inputs [n, width] that cells can have: a category has its largest value alone.
 
@@ -309,10 +318,8 @@ def nearest_inputs(x: np.ndarray, declared: Declaration) -> np.ndarray:
   [[0.25, 1.0, 0.0]]
   """
   nearest = np.clip(x, 0, 1)
-  for _, kind, places in _places(declared):
-    if isinstance(kind, Category):
-      width = places.stop - places.start
-      nearest[:, places] = np.eye(width)[np.argmax(x[:, places], axis=1)]
+  for first, end in categories(declared):
+    nearest[:, first:end] = np.eye(end - first)[np.argmax(x[:, first:end], axis=1)]
   return nearest
 
 

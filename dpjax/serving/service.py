@@ -79,7 +79,7 @@ class Service:
     bins: public bins of drift.
     reference: histograms that windows are compared with; None: those of the first full window.
     settings: bounds of the service; None: the defaults.
-    clock: function that returns seconds, for stages and latencies.
+    clock: function that returns seconds, for stages, latencies and windows of labels by time.
     load: function that loads a run from its folder, for runs that only the journal names.
   """
 
@@ -97,7 +97,7 @@ class Service:
     self.settings = ServiceSettings() if settings is None else settings
     self.journal = journal
     self._alarms = Alarms(journal)
-    self.windows = Windows(self.settings, bins, reference, journal, self._alarms)
+    self.windows = Windows(self.settings, bins, reference, journal, self._alarms, clock)
     self.releases = Releases(runs[0], self.settings.rule, journal, clock)
     self._labels = AwaitedLabels(self.settings.remembered)
     self._clock = clock

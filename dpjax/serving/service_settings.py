@@ -20,7 +20,10 @@ class ServiceSettings:
     wait_ms: milliseconds that a request waits for other requests to join its batch.
     deadline: seconds within which a request must be answered.
     window: number of rows of a window of drift.
-    feedback_window: number of labels of a window of accuracy.
+    feedback_window: number of labels of a window of accuracy. It closes at the next tick, so that a
+      burst makes it longer.
+    window_seconds: seconds of a window of accuracy, whatever its number of labels; None: by
+      `feedback_window`. A window without labels is not released.
     psi_warning, psi_alarm: PSI of a window above which a warning or an alarm is raised. If
       `drift.by_chance` gives a larger bound, that one applies.
     latency_ms: bound on the 99th percentile of a request's milliseconds; 0: no bound.
@@ -39,6 +42,7 @@ class ServiceSettings:
   deadline: float = 5.0
   window: int = 1000
   feedback_window: int = 200
+  window_seconds: float | None = None
   psi_warning: float = drift.WARNING
   psi_alarm: float = drift.ALARM
   latency_ms: float = 200.0
@@ -63,6 +67,8 @@ class ServiceSettings:
         field="psi_alarm",
         value=self.psi_alarm,
       )
+    if self.window_seconds is not None:
+      validate.positive(window_seconds=self.window_seconds)
     if self.drift_epsilon is not None:
       validate.positive(drift_epsilon=self.drift_epsilon)
     if self.drift_budget is not None:

@@ -10,7 +10,8 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import math
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -120,6 +121,7 @@ class Windows:
       window.
     journal: journal that charges, windows and references are written to.
     alarms: alarms that PSI, accuracy and the end of the budget are reported to.
+    clock: function that returns seconds, for windows of labels by time.
   """
 
   def __init__(
@@ -129,6 +131,7 @@ class Windows:
     reference: Reference | None,
     journal: ServiceJournal,
     alarms: Alarms,
+    clock: Callable[[], float] = time.monotonic,
   ):
     self.bins = tuple(bins)
     self.reference = reference
@@ -148,6 +151,9 @@ class Windows:
     self._settings = settings
     self._journal = journal
     self._alarms = alarms
+    self._clock = clock
+    # When the open window of feedback began. After a restart it begins anew, with its labels.
+    self._labels_since = clock()
     # Number of times that a new model has replaced the model that answers.
     self._num_models = 0
     self._is_spent_written = False
@@ -195,6 +201,7 @@ class Windows:
     """Forgets the labels of the open window."""
     self.feedback.counts[FEEDBACK.name][:] = 0
     self.feedback.rows = 0
+    self._labels_since = self._clock()
 
   def begin_model(self) -> None:
     """Begins the windows of another model. The first full window of the model is the reference.
@@ -287,18 +294,18 @@ class Windows:
     return {"psi": self.psi}
 
   async def release_labels(self, run: Predictor) -> np.ndarray | None:
-    """Releases the open window of feedback if it is full.
+    """Releases the open window of feedback if it is full, or its time is over.
 
     Args:
       run: model that answers now. Its test accuracy is the expected accuracy.
 
     Returns:
-      The four counts of `FEEDBACK`, none below 0; None if the window is not full, or is beyond the
+      The four counts of `FEEDBACK`, none below 0; None if the window stays open, or is beyond the
       budget.
     """
     model = self._num_models
     window = self.feedback
-    if window.rows < self._settings.feedback_window:
+    if not self._is_complete(window):
       return None
     self.feedback = OpenWindow.empty(window.number + 1, [FEEDBACK])
     released = await self._released(window, "feedback", (FEEDBACK,))
@@ -323,6 +330,19 @@ class Windows:
       self._alarms.report(_ACCURACY, "alarm" if low else "", self.accuracy, bound)
     self._write("feedback", window, counts, scale, accuracy=self.accuracy)
     return labels
+
+  def _is_complete(self, window: OpenWindow) -> bool:
+    """Returns whether the window of feedback holds its number of labels, or lasted its time.
+
+    When labels come is public, so that a window by time tells nothing of a label.
+    """
+    seconds = self._settings.window_seconds
+    if seconds is None:
+      return window.rows >= self._settings.feedback_window
+    if self._clock() - self._labels_since < seconds:
+      return False
+    self._labels_since = self._clock()
+    return window.rows > 0
 
   async def _released(
     self, window: OpenWindow, of: str, bins: Sequence[Bins]

@@ -5,7 +5,7 @@ import dataclasses
 import numpy as np
 import pytest
 
-from dpjax import Plan, accounting
+from dpjax import Plan, accounting, data
 from dpjax.accounting import Ledger
 from dpjax.data import digest, from_arrays
 from dpjax.experiments.kinds.pate import build as pate_build
@@ -154,8 +154,57 @@ def test_it_refuses_in_one_line(changes, field):
     check(_config(**changes))
 
 
+_DECLARED = {
+  "columns": {"dose": {"lower": -10, "upper": 10}, "sex": {"values": ["f", "m"]}},
+  "target": {"column": "ill", "values": ["no", "yes"]},
+  "split": {"test_share": 0.2, "salt": 0},
+  "num_examples": 640,
+}
+
+
+def _people(count=800):
+  """Only those with a large dose are ill, nearly all of them women."""
+  rng = np.random.default_rng(0)
+  ill = rng.random(count) < 0.5
+  woman = rng.random(count) < np.where(ill, 0.9, 0.1)
+  return {
+    "dose": (rng.normal(0, 1, count) + np.where(ill, 4, -4)).tolist(),
+    "sex": np.where(woman, "f", "m").tolist(),
+    "ill": np.where(ill, "yes", "no").tolist(),
+  }
+
+
+@pytest.mark.slow
+def test_a_table_becomes_a_table_of_the_same_columns_that_teaches(tmp_path):
+  train, test = data.table(_people(), _DECLARED)
+  method = KernelMean(num_frequencies=50, length_scale=1.0, side=1, num_steps=400)
+  config = _config(method=method, num_samples=480, attack=True, noise_seed=0)
+  result = loop.train(config, tmp_path, data=(train, test))
+  assert result["test_accuracy"] > 0.85 and result["epsilon"] <= 2.0
+  assert not (tmp_path / "samples.png").exists()
+  # What is written is a table that the same declaration reads, and what was scored.
+  read, rest = data.table(tmp_path / "samples.csv", _DECLARED)
+  with np.load(tmp_path / "samples.npz") as samples:
+    x, y = samples["x"], samples["y"]
+  assert set(np.unique(x[:, 1:])) == {0.0, 1.0} and (x[:, 1:].sum(axis=1) == 1).all()
+  both = np.concatenate([read.x, rest.x])
+  by_dose = lambda rows: rows[np.argsort(rows[:, 0])]
+  np.testing.assert_allclose(by_dose(both), by_dose(x), atol=1e-3)
+  women = [np.mean(x[y == label, 1]) for label in (0, 1)]
+  assert women == pytest.approx([0.1, 0.9], abs=0.1)
+
+
+@pytest.mark.long
+def test_a_critic_learns_from_a_table(tmp_path):
+  pair = data.table(_people(), _DECLARED)
+  config = _config(method=WassersteinGan(epochs=2, batch_size=64))
+  result = loop.train(config, tmp_path, data=pair)
+  assert result["epsilon"] <= 2.0 and np.isfinite(result["test_accuracy"])
+  assert (tmp_path / "samples.csv").read_text().startswith("dose,sex,ill\n")
+
+
 def test_it_refuses_what_are_no_images_and_a_budget_that_is_too_small(sides, tmp_path):
-  rows = from_arrays(np.zeros((4, 3), np.float32), [0, 1, 0, 1], num_classes=2)
+  rows = from_arrays(np.zeros((4, 3, 2), np.float32), [0, 1, 0, 1], num_classes=2)
   with refuses("dataset"):
     loop.train(_config(), tmp_path / "rows", data=(rows, rows))
   with pytest.raises(ValueError, match="epsilon_budget"):

@@ -38,6 +38,8 @@ _ROW = [[[[0.5]] * 8] * 8]
     (("--run=a", "--token_file=/no/such/file"), "token_file"),
     (("--run=a", "--port=70000"), "port"),
     (("--run=a", "--nodrift", "--drift_inputs=mean"), "would be ignored"),
+    (("--run=a", "--window_seconds=9", "--feedback_window=9"), "would be ignored"),
+    (("--run=a", "--window_seconds=0"), "window_seconds=0"),
   ],
 )
 def test_a_wrong_flag_is_one_line(flags, words):

@@ -52,13 +52,14 @@ def _closed():
     service.batcher._thread.shutdown()
 
 
-def _service(folder, runs, bins=None, load=None, **changes):
+def _service(folder, runs, bins=None, load=None, clock=None, **changes):
   # A killed process lets its journal go; one that only stands here would keep it.
   for before in _OPENED:
     if before.journal.path.parent == folder:
       before.journal.close()
   settings = dataclasses.replace(_SETTINGS, **changes)
   more = {} if load is None else {"load": load}
+  more |= {} if clock is None else {"clock": clock}
   bins = _bins(runs[0]) if bins is None else bins
   service = Service(runs, ServiceJournal(folder), bins=bins, settings=settings, **more)
   _OPENED.append(service)
@@ -211,6 +212,45 @@ def test_accuracy_falls_with_wrong_labels_alone(runs, tmp_path, digits):
   assert quiet == {} and service.alarms["accuracy"]["value"] == pytest.approx(20 / 60)
   with refuses("id"):
     service.feedback(wrong.id, [0] * 60)
+
+
+def test_windows_by_time_keep_a_bad_hour_apart_from_a_good_one(runs, tmp_path, digits):
+  x, _ = digits
+  now = [0.0]
+
+  async def play():
+    service = _service(tmp_path, runs[:1], clock=lambda: now[0], window_seconds=3600.0)
+    seen = []
+
+    async def send(minute, count, wrong):
+      now[0] = 60.0 * minute
+      if count:
+        answer = await service.predict(x[:count], None)
+        labels = answer.answers.tolist()
+        labels[:wrong] = [(label + 1) % 10 for label in labels[:wrong]]
+        service.feedback(answer.id, labels)
+      await service.tick()
+      seen.append(service.accuracy)
+
+    # Many labels do not close the window, and few do.
+    await send(10, 120, 0)
+    await send(59, 40, 0)
+    await send(60, 0, 0)
+    await send(70, 10, 10)
+    await send(121, 0, 0)
+    # Nothing came: no window.
+    await send(190, 0, 0)
+    await send(200, 4, 1)
+    await send(251, 0, 0)
+    return seen
+
+  seen = asyncio.run(play())
+  assert np.isnan(seen[:2]).all() and seen[2:] == [1.0, 1.0, 0.0, 0.0, 0.0, 0.75]
+  lines = map(json.loads, (tmp_path / "journal.jsonl").read_text().splitlines())
+  closed = [line for line in lines if line["kind"] == "window"]
+  feedback = [line for line in closed if line["of"] == "feedback"]
+  assert [line["rows"] for line in feedback] == [160, 10, 4]
+  assert [line["number"] for line in feedback] == [0, 1, 2]
 
 
 @pytest.mark.parametrize(

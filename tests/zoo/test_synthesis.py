@@ -28,6 +28,32 @@ def test_every_row_has_norm_1_whatever_the_image():
   assert np.isnan(broken).all()
 
 
+def test_a_row_of_a_table_has_norm_1_and_the_moments_of_all_its_columns():
+  """Kernels by their definition, on a grid of 2^-12."""
+  embedding = Embedding((5,), num_frequencies=20_000, length_scale=1.0, side=1)
+  table = np.random.default_rng(1).integers(-100, 5000, (2, 5)) / 4096
+  rows = embedding.rows(table)
+  assert rows.shape[1] == embedding.width == 1 + 40_000 + 6 * 7 // 2
+  assert np.allclose(np.linalg.norm(rows, axis=1), 1, atol=1e-12)
+  first, second = np.clip(table, 0, 1)
+  units = [np.append(0.2 * np.sqrt(5), row) for row in (first, second)]
+  units = [unit / np.linalg.norm(unit) for unit in units]
+  gaussian = np.exp(-np.sum((first - second) ** 2) / 2)
+  wanted = 0.04 + 0.96 * (0.2 * gaussian + 0.8 * (units[0] @ units[1]) ** 2)
+  assert rows[0] @ rows[1] == pytest.approx(wanted, abs=0.01)
+
+
+def test_categories_of_a_generated_row_sum_to_1():
+  embedding = Embedding((6,), num_frequencies=2, side=1)
+  synthesis = Synthesis(embedding, 2, hidden=8, num_latents=3, categories=((1, 3), (3, 6)))
+  rows = synthesis.images(
+    synthesis.init(jax.random.key(0)), jax.random.key(1), jnp.arange(4) % 2
+  )
+  assert rows.shape == (4, 6) and ((rows > 0) & (rows < 1)).all()
+  np.testing.assert_allclose(rows[:, 1:3].sum(axis=1), 1, rtol=1e-6)
+  np.testing.assert_allclose(rows[:, 3:].sum(axis=1), 1, rtol=1e-6)
+
+
 def test_a_row_is_the_same_bit_by_bit_in_every_batch():
   images = _images(70)
   together = np.concatenate(list(_EMBEDDING.chunks(images)))

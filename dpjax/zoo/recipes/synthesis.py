@@ -268,13 +268,15 @@ class Generator(nn.Module):
   """Makes records of classes from random numbers: (z [B, k], labels [B]) -> [B, *shape] in (0, 1).
 
   The last layer writes low frequencies of images, so that neighbouring pixels are similar from the
-  start, and columns of rows.
+  start, and columns of rows. `categories` are the first and the end of the places that hold one
+  category of a row: their numbers are above 0 and sum to 1.
   """
 
   shape: tuple[int, ...]
   num_classes: int
   hidden: int = 256
   side: int = 16
+  categories: tuple[tuple[int, int], ...] = ()
 
   @nn.compact
   def __call__(self, z: jax.Array, labels: jax.Array) -> jax.Array:
@@ -288,8 +290,11 @@ class Generator(nn.Module):
     h = nn.relu(nn.Dense(self.hidden)(h))
     mean = nn.Dense(basis.shape[1], use_bias=False)(classes)
     coefficients = nn.Dense(basis.shape[1])(h) + mean
+    logits = 4.0 * (coefficients @ basis.T)
     # The first logits lie around -2, so that most pixels of the first images are dark.
-    images = nn.sigmoid(4.0 * (coefficients @ basis.T) - 2.0)
+    images = nn.sigmoid(logits - 2.0)
+    for first, end in self.categories:
+      images = images.at[:, first:end].set(nn.softmax(logits[:, first:end]))
     return images.reshape(len(z), *self.shape)
 
 
@@ -306,6 +311,7 @@ class Synthesis:
     num_latents: number of random numbers that the generator turns into an image.
     hidden: width of the generator's hidden layers.
     matrix_weight: weight of the part `moments` in the loss, instead of its weight in the release.
+    categories: places of the categories of a row (`Generator`).
   """
 
   embedding: Embedding
@@ -316,6 +322,7 @@ class Synthesis:
   num_latents: int = 32
   hidden: int = 256
   matrix_weight: float = 0.01
+  categories: tuple[tuple[int, int], ...] = ()
 
   def __post_init__(self) -> None:
     validate.integer_at_least(1, num_classes=self.num_classes, num_steps=self.num_steps)
@@ -326,7 +333,10 @@ class Synthesis:
   def generator(self) -> Generator:
     """Returns the network that makes images of the embedding's shape from z and labels."""
     return Generator(
-      shape=self.embedding.shape, num_classes=self.num_classes, hidden=self.hidden
+      shape=self.embedding.shape,
+      num_classes=self.num_classes,
+      hidden=self.hidden,
+      categories=self.categories,
     )
 
   @property

@@ -551,3 +551,27 @@ def test_a_group_that_is_no_public_category_is_refused(group, field):
   with refuses("declaration") as caught:
     tables.table({"age": [1], "ill": [0]}, declared)
   assert field in str(caught.value)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_rows_of_inputs_are_read_as_the_nearest_inputs(seed):
+  """`rows_of` is the inverse of `inputs`, on what cells can have."""
+  declared = {
+    "columns": {
+      "age": {"lower": -7, "upper": 120},
+      "city": {"values": ["a", "b, c", "7"]},
+      "dose": {"lower": 1e-3, "upper": 2e-3},
+    },
+    "target": {"column": "ill", "values": ["no", "yes"]},
+    "split": {"test_share": 0.5},
+  }
+  rng = np.random.default_rng(seed)
+  x, y = rng.uniform(-0.2, 1.2, (20, 5)), rng.integers(0, 2, 20)
+  parsed = table_declaration.parse(declared)
+  nearest = tables.nearest_inputs(x, parsed)
+  columns = tables.rows_of(x, y, parsed)
+  assert list(columns) == ["age", "city", "dose", "ill"]
+  assert columns["ill"] == [("no", "yes")[label] for label in y]
+  np.testing.assert_allclose(tables.inputs(columns, declared), nearest, atol=1e-6)
+  assert (nearest[:, 1:4].sum(axis=1) == 1).all()
+  np.testing.assert_array_equal(nearest[:, 1:4].argmax(axis=1), x[:, 1:4].argmax(axis=1))

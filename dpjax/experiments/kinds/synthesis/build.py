@@ -20,6 +20,7 @@ from dp_accounting import NoOpDpEvent
 
 from dpjax.accounting.event_kinds.kind import DpEvent
 from dpjax.accounting.text import paragraph
+from dpjax.data import tables
 from dpjax.experiments.kinds import bounds, named_data
 from dpjax.experiments.kinds.synthesis.config import (
   SynthesisConfig,
@@ -131,6 +132,7 @@ class _Run(SampledRun):
     method = config.method
     self.embedding: Embedding = method.embedding(train.x.shape[1:], config.seed)
     self.mechanism = method.mechanism(config, train.num_classes)
+    declared = train.declaration
     self.synthesis = Synthesis(
       self.embedding,
       train.num_classes,
@@ -139,6 +141,7 @@ class _Run(SampledRun):
       learning_rate=config.learning_rate,
       num_latents=config.num_latents,
       hidden=config.hidden,
+      categories=() if declared is None else tables.categories(declared),
     )
     # `at_once` divides the number of updates, so all steps after the release run the same program.
     self.at_once = math.gcd(method.num_steps, _AT_ONCE)
