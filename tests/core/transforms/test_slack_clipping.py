@@ -39,9 +39,8 @@ def _slack(norm, bound, slots):
 
 
 def test_one_slot_takes_all_that_is_left_of_the_bound():
-  np.testing.assert_allclose(
-    SlackClipping(num_slots=1).query(_summed([0.7], 1.0)), [0.3], rtol=1e-6
-  )
+  found = SlackClipping(num_slots=1).query(_summed([0.7], 1.0))
+  np.testing.assert_allclose(found, [0.3], atol=1e-4)
 
 
 def test_the_published_example():
