@@ -1212,7 +1212,9 @@ def _carried() -> list[Row]:
   """Mean and sd by epsilon, of ten runs each."""
   made = []
   for label, (folder, line) in _CARRIED.items():
-    rows = [row for row in entries(f"carried/{folder}/by_epsilon.csv") if row["line"] == line]
+    rows = [
+      row for row in entries(f"carried/{folder}/by_epsilon.csv") if row["line"] == line
+    ]
     of = {row["privacy.epsilon"]: row for row in rows}
     assert {row["seeds"] for row in rows} == {"10"}, label
     cells = (of[epsilon] for epsilon in ("1.0", "3.0", "8.0", ""))
