@@ -17,7 +17,7 @@ from dpjax.experiments.run import loop
 from dpjax.key_uses import KeyUse, key_for
 from dpjax.noise import source
 from dpjax.noise.gaussian import is_key_of_noise
-from dpjax.training import augment
+from dpjax.training.augment import augment, flip_shift
 from dpjax.zoo import recipes
 from tests import key_recorder
 from tests.runs import small_configs
@@ -110,7 +110,7 @@ def _adversarial(statistics=None, pairs=None):
 
 def _with_example_keys():
   drops = lambda w, e: _loss(w, e.x * jax.random.bernoulli(e.key, 0.5, e.x.shape))
-  loss = augment.augment(drops, augment.flip_shift, augmult=2)
+  loss = augment(drops, flip_shift, augmult=2)
   plan, key = _plan(), jax.random.key(3)
   options = {"noise_key": key, "example_key": jax.random.key(4)}
   init, step = training.dp_sgd(loss, plan, optax.sgd(0.1), **options)

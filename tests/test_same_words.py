@@ -281,7 +281,7 @@ _RUNS = {
     lambda n: small_configs.sides(2, n),
   ),
 }
-_RELEVANCE = {"batch_size": 20, "num_epochs": 1, "epsilons": [2.0]}
+_RELEVANCE = {"batch_size": 20, "num_epochs": 1, "epsilon": 2.0}
 for _method in ("dpsgd", "dp_adam", "radp_dpsgd"):
   _config = _first(small_configs.relevance)(method=_method, **_RELEVANCE)
   _config.data.limit = None
