@@ -47,7 +47,7 @@ SOUND = {
   # No network in a test: what is not known here is not asked for.
   "prepare": ("--dataset=digits", "--dataset=mnist --data_dir=OUT"),
   "report": ("RUN --workdir=OUT",),
-  "serve": ("--run=RUN --port=0 --workdir=OUT --window=100",),
+  "serve": ("--run=RUN --port=0 --workdir=OUT --window=100 --weights=1",),
 }
 # Flags of several processes are those of launch.train.
 _MODULES = {"peers": "train"}

@@ -1,9 +1,12 @@
-"""Every integer flag of every launcher has both bounds: what sizes a loop is not endless."""
+"""Flags of every launcher: integers have both bounds, and an error names the flag as typed."""
 
 import ast
 import pathlib
 
 import pytest
+
+from dpjax.validate import UserError
+from launch import app
 
 _ROOM = pathlib.Path(__file__).resolve().parents[2] / "launch"
 _OWN = {"account.py"}  # bounds what it reads itself: tests/runs/test_hostile_settings.py
@@ -24,3 +27,20 @@ def test_every_integer_flag_is_bounded(call):
 
 def test_the_walk_finds_flags():
   assert len(list(_calls())) >= 5
+
+
+@pytest.mark.parametrize(
+  ("field", "typed", "shown"),
+  [
+    ("privacy.epsilon", ["config.privacy.epsilon"], "--config.privacy.epsilon"),
+    ("privacy.epsilon", ["config.privacy"], "--config.privacy.epsilon"),
+    ("epsilons[0]", ["workdir", "config.epsilons"], "--config.epsilons[0]"),
+    ("workdir", ["workdir"], "--workdir"),
+    ("privacy.epsilon", ["workdir", "epsilon"], "privacy.epsilon"),
+    ("epsilon_budget", ["config.epsilon"], "epsilon_budget"),
+    ("", ["workdir"], ""),
+  ],
+)
+def test_an_error_names_the_flag_that_was_typed(field, typed, shown):
+  error = app.as_typed(UserError("must be > 0", field=field, value=-1), typed)
+  assert error.field == shown and error.must == "must be > 0"
