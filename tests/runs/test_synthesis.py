@@ -182,6 +182,7 @@ def test_a_table_becomes_a_table_of_the_same_columns_that_teaches(tmp_path):
   result = loop.train(config, tmp_path, data=(train, test))
   assert result["test_accuracy"] > 0.85 and result["epsilon"] <= 2.0
   assert not (tmp_path / "samples.png").exists()
+  assert result["not_private/clipped_cells"] == {"dose": 0}
   # What is written is a table that the same declaration reads, and what was scored.
   read, rest = data.table(tmp_path / "samples.csv", _DECLARED)
   with np.load(tmp_path / "samples.npz") as samples:

@@ -15,7 +15,7 @@ import numpy as np
 from dpjax.data import tables
 from dpjax.experiments.kinds.synthesis import sample_scores
 from dpjax.experiments.kinds.synthesis.config import SynthesisConfig
-from dpjax.experiments.run import sizes
+from dpjax.experiments.run import left_out, sizes
 from dpjax.experiments.run.experiment import Scores
 from dpjax.experiments.run.run_keys import RunKeys
 from dpjax.key_uses import KeyUse, key_for
@@ -117,6 +117,7 @@ class SampledRun:
     """Returns the parts of the result that are known only at the end."""
     del facts, rows
     described: dict[str, Any] = {"num_samples": self.config.num_samples}
+    described |= left_out.clipped_cells(self.train, shown=not self.config.release)
     if self.config.attack:
       images, _ = self.samples(state)
       leak = sample_scores.attacked(images, self.present.x, self.test.x)
