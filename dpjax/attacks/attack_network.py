@@ -92,7 +92,7 @@ def _member_prob(
     # A fixed number of epochs, after which it need not have converged.
     warnings.simplefilter("ignore", ConvergenceWarning)
     network.fit(known, members)
-  return network.predict_proba(asked)[:, 1]
+  return np.asarray(network.predict_proba(asked))[:, 1]
 
 
 def _checked(name: str, values: HostArray, rank: int) -> np.ndarray:
