@@ -82,7 +82,9 @@ def pytest_collection_modifyitems(config, items):
       if lane != "quick":
         item.add_marker(lane)
       if "quick" in mark.kwargs:
-        quick[item.function] = quick.get(item.function, False) or lane == "quick"
+        # A case may have a mark of its own, too.
+        is_quick = not any(item.get_closest_marker(slower) for slower in ("slow", "long"))
+        quick[item.function] = quick.get(item.function, False) or is_quick
     if item.name.startswith(tuple(absent)):
       item.add_marker(pytest.mark.skip(reason="needs an extra: see pyproject.toml"))
   # A run may have been asked for one case alone; `--collect-only` sees all of them.

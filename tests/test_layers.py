@@ -98,7 +98,6 @@ def _files():
       yield pytest.param(path, _room(".".join(parts)), id="/".join(parts[1:]))
 
 
-@pytest.mark.cases(long=[307])
 @pytest.mark.parametrize(("path", "room"), _files())
 def test_imports_point_down(path, room):
   assert room in _LEVEL, f"{room} has no layer: name it here and in WORKSPACE.md"

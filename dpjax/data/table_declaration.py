@@ -207,7 +207,11 @@ def parse(source: object) -> Declaration:
   declared += [group[0]] if group and group[0] not in kinds else []
   twice = [name for name, count in collections.Counter(declared).items() if count > 1]
   if twice:
-    raise UserError("is declared twice", field="column", value=twice[0])
+    raise UserError(
+      "is declared twice; name it once: in columns, target, split.column, group or ignore",
+      field="column",
+      value=twice[0],
+    )
   num_examples = keys.get("num_examples")
   if num_examples is not None:
     validate.integer_at_least(1, num_examples=num_examples)

@@ -44,23 +44,10 @@ _PLANTED = {
   "plans": 6000,
   "accounting": 6000,
 }
-# Broken in the same place as another one.
-_ALIKE = {
-  *("fed_sgd", "fed_prox", "fed_adam", "fed_yogi", "fed_adagrad", "apfl"),
-  *("scale_by_dp_adam", "method:tempered", "method:dp_adam", "method:dpdligdo"),
-}
-# Made of what other packages play: by hand, but for the quickest.
-_COMPOSED = {"plans", "training", "vertical", "accounting"}
-_QUICK = {"PrivateStatistics", "BudgetLedger"}
-
-
-def _subjects(slow=()):
-  long = lambda package, name: name in slow or (package in _COMPOSED and name not in _QUICK)
-  marks = lambda package, name: [pytest.mark.long] if long(package, name) else []
-  return [
-    pytest.param(package, name, id=f"{package}.{name}", marks=marks(package, name))
-    for package, name in registry.subjects()
-  ]
+_SUBJECTS = [
+  pytest.param(package, name, id=f"{package}.{name}")
+  for package, name in registry.subjects()
+]
 
 
 def _remembered(game):
@@ -102,8 +89,17 @@ def _broken(results):
   ]
 
 
-@pytest.mark.cases(quick=[71], slow=[7, 8, 16, 17, 21, 24, 30, 36, 75], long=...)
-@pytest.mark.parametrize(("package", "name"), _subjects())
+@pytest.mark.cases(
+  quick=["shares.OutputNoise"],
+  slow=[
+    *("mechanisms.LeastSquares", "mechanisms.ClassSums", "mechanisms.GNMax"),
+    *("mechanisms.ConfidentGNMax", "samplers.KOutOfTSampler", "accounting.BudgetLedger"),
+    *("samplers.WithReplacementSampler", "samplers.BoundedContributionSampler"),
+    "transforms.scale_then_privatize",
+  ],
+  long=...,
+)
+@pytest.mark.parametrize(("package", "name"), _SUBJECTS)
 def test_the_claim_stands(package, name):
   games = [_remembered(game) for game in registry.games(package, name)]
   assert games and len({game.name for game in games}) == len(games)
@@ -116,8 +112,23 @@ def test_the_claim_stands(package, name):
     assert _broken(play(_with_nan(game), num_draws=_enough(game, package))), game.name
 
 
-@pytest.mark.cases(quick=[7, 8, 16, 71, 78], slow=[17, 21, 24, 30, 36, 77], long=...)
-@pytest.mark.parametrize(("package", "name"), _subjects(slow=_ALIKE))
+@pytest.mark.cases(
+  quick=[
+    *("mechanisms.LeastSquares", "mechanisms.ClassSums", "mechanisms.GNMax"),
+    *("shares.OutputNoise", "relevance.features:laplace_pld"),
+  ],
+  slow=[
+    *(
+      "mechanisms.ConfidentGNMax",
+      "samplers.KOutOfTSampler",
+      "samplers.WithReplacementSampler",
+    ),
+    *("samplers.BoundedContributionSampler", "transforms.scale_then_privatize"),
+    "relevance.features:laplace_clipped",
+  ],
+  long=...,
+)
+@pytest.mark.parametrize(("package", "name"), _SUBJECTS)
 def test_a_broken_twin_is_refuted(package, name):
   strongest = plants.games(package, name)[0]
   assert _broken(play(strongest, num_draws=_PLANTED[package]))

@@ -14,15 +14,9 @@ from tests.adversary import twins
 # All games are played with the first number of draws, then with the next, until one game refutes.
 _DRAWS = (3_000, 12_000, 48_000)
 
-# Quick enough for every run of the tests; all others are played by hand.
-_QUICK = {"samplers.PoissonSampler", "relevance.features:laplace"}
-
-
-def _twins():
-  marks = lambda twin: (
-    [] if f"{twin.package}.{twin.subject}" in _QUICK else [pytest.mark.long]
-  )
-  return [pytest.param(twin, id=twin.name, marks=marks(twin)) for twin in twins.twins()]
+_TWINS = [pytest.param(twin, id=twin.name) for twin in twins.twins()]
+# Its twins are played in every run of the tests; all others by hand.
+_QUICK_ROW = "relevance.features:laplace"
 
 
 def _results(twin, draws, *, sound=False):
@@ -35,8 +29,8 @@ def _results(twin, draws, *, sound=False):
       yield from play(each, num_draws=count, seed=seed, confidence=confidence)
 
 
-@pytest.mark.cases(quick=[289, 291], long=...)
-@pytest.mark.parametrize("twin", _twins())
+@pytest.mark.cases(quick=[f"{_QUICK_ROW}, {plant}" for plant in ("clip", "key")], long=...)
+@pytest.mark.parametrize("twin", _TWINS)
 def test_its_row_refutes_a_broken_twin(twin):
   played = []
   for result in _results(twin, _DRAWS):
@@ -49,8 +43,8 @@ def test_its_row_refutes_a_broken_twin(twin):
   assert claim < bound <= ceiling
 
 
-@pytest.mark.cases(quick=[288, 289, 290, 291], long=...)
-@pytest.mark.parametrize("twin", _twins())
+@pytest.mark.cases(quick=[f"{_QUICK_ROW}, {plant}" for plant in twins.PLANTS], long=...)
+@pytest.mark.parametrize("twin", _TWINS)
 def test_the_same_code_without_the_fault_stands(twin):
   refuted = [result for result in _results(twin, [2000], sound=True) if result.refuted]
   assert not refuted

@@ -116,7 +116,8 @@ def ended(folder):
 
 
 @pytest.mark.cases(
-  slow=[6, "a field as a flag", "a field of another library"], long=[0, 3, 4, 5]
+  slow=["failing file", "a field as a flag", "a field of another library"],
+  long=["unknown field", "wrong type", "missing file", "not a config"],
 )
 @pytest.mark.parametrize("name", CASES)
 def test_a_mistake_is_one_line_and_exit_code_2(ended, name):

@@ -20,6 +20,7 @@ from dpjax.types import ArrayLike
 
 if TYPE_CHECKING:
   from dpjax.experiments.kinds.central.build import Run
+  from dpjax.experiments.kinds.central.tasks import Task
 
 # Largest number of classes whose confusion is written to result.json.
 _FEW_CLASSES = 10
@@ -132,10 +133,10 @@ def class_scores(
   return {f"test_{name}": score for name, score in scores.items()}
 
 
-def group_scores(run: Run, params: Any) -> dict[str, Any]:
+def group_scores(task: Task, apply: Any, params: Any, test: Dataset) -> dict[str, Any]:
   """Returns the scores of each group of the public test rows, for result.json; {} if the data
   declare no group. A group without test rows has no scores."""
-  groups = run.test.groups
+  groups = test.groups
   if groups is None:
     return {}
   by_name: dict[str, dict[str, Any]] = {}
@@ -143,14 +144,20 @@ def group_scores(run: Run, params: Any) -> dict[str, Any]:
     rows = np.flatnonzero(groups.places == place)
     by_name[name] = {"rows": len(rows)}
     if len(rows):
-      part = run.test.subset(rows)
-      by_name[name] |= run.task.evaluate(run.apply, params, part)
-      of_classes = class_scores(run.apply, params, part, warn=False)
+      part = test.subset(rows)
+      by_name[name] |= task.evaluate(apply, params, part)
+      of_classes = class_scores(apply, params, part, warn=False)
       shown = ("auroc", "balanced_accuracy", "recall_by_class")
       by_name[name] |= {
         key: of_classes[f"test_{key}"] for key in shown if f"test_{key}" in of_classes
       }
   return {"test_by_group": {"column": groups.column, "scores": by_name}}
+
+
+def table_scores(task: Task, apply: Any, params: Any, test: Dataset) -> dict[str, Any]:
+  """Returns the scores of a table's model by class and by group, for result.json."""
+  by_class = class_scores(apply, params, test) if task.name == "classification" else {}
+  return by_class | group_scores(task, apply, params, test)
 
 
 def of(
@@ -161,9 +168,7 @@ def of(
   facts: dict[str, Any] = {"device": provenance.device(used, config.mesh)}
   params = training.eval_params(state)
   params = params if run.mesh is None else on_one(run.mesh, params)
-  if run.task.name == "classification":
-    facts |= class_scores(run.apply, params, run.test)
-  facts |= group_scores(run, params)
+  facts |= table_scores(run.task, run.apply, params, run.test)
   facts |= clip_norm(run.plan, clip_scale(state), "final_l2_clip_norm")
   facts |= left_out.clipped_cells(run.train, shown=shows_data(config))
   if run.canaries is None:

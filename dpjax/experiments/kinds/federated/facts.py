@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING, Any
 from dpjax.data import partition
 from dpjax.experiments.config.fields import name_of
 from dpjax.experiments.kinds.central import features
-from dpjax.experiments.kinds.central.facts import clip_norm, shows_data
+from dpjax.experiments.kinds.central.facts import clip_norm, shows_data, table_scores
 from dpjax.experiments.kinds.federated import audit, privacy, secure_sums
 from dpjax.experiments.kinds.federated.config import FedConfig, Local
 from dpjax.experiments.run import left_out, saved
 from dpjax.experiments.run.left_out import Arrivals
-from dpjax.federated.round import RoundInfo
+from dpjax.federated.round import RoundInfo, params_of
 from dpjax.transforms.clip_scale import clip_scale
 from dpjax.types import Array, ArrayTree
 
@@ -125,6 +125,7 @@ def of(
   if of_classes and (not config.is_private or shows_data(config)):
     name = "not_private/heterogeneity" if config.is_private else "heterogeneity"
     facts[name] = partition.heterogeneity(fed.federation.label_histograms())
+  facts |= table_scores(fed.task, fed.apply, params_of(state), fed.test)
   facts |= clip_norm(fed.plan, _clip_scale(state), "final_l2_clip_norm")
   facts |= left_out.clipped_cells(fed.federation.dataset, shown=shows_data(config))
   if fed.audited is None:

@@ -210,8 +210,16 @@ class _Run(SampledRun):
 
   def describe(self, state: Any, facts: Any, rows: Any) -> dict[str, Any]:
     """Returns the parts of the result that are known only at the end."""
-    counts = [round(float(count), 1) for count in self.targets(state).counts]
-    return {"noisy_counts": counts} | super().describe(state, facts, rows)
+    targets = self.targets(state)
+    counts = [round(float(count), 1) for count in targets.counts]
+    empty = np.flatnonzero(~np.asarray(targets.present)).tolist()
+    if empty:
+      writers.warn(
+        f"no sample of {len(empty)} of {len(counts)} classes, {str(empty)[1:-1]:.60}: their noisy "
+        "counts are too small to tell from none; a larger epsilon, or more records, shows them"
+      )
+    described = {"noisy_counts": counts, "classes_without_samples": empty}
+    return described | super().describe(state, facts, rows)
 
   def draws(self, start: int) -> Iterator[int]:
     """Yields the numbers of the steps from `start` on."""
