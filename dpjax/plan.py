@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import itertools
 import math
 import secrets
 import warnings
@@ -848,8 +849,8 @@ class Plan(overflow.MayAbort):
   def batches(
     self, data: Indexed, rng: int | None = None, start: int = 0
   ) -> Iterator[Batch]:
-    """Yields padded, masked batches for steps start .. num_steps - 1. With slices > 1, the draw of
-    a step is split into that many consecutive batches, and each drawn example is in one of them.
+    """Yields the padded, masked batches of all steps, from batch `start` on. With slices > 1, the
+    draw of a step is split into that many consecutive batches, and each drawn example is in one.
 
     A UserWarning is issued if `normalize_by` is far from the expected batch size. That costs no
     privacy, but makes updates too small or too large. Under add_or_remove_one the warning follows
@@ -866,17 +867,20 @@ class Plan(overflow.MayAbort):
         of the operating system, which nobody can draw again. Like the key of `transform`, it is
         for one run on one data set: costs of runs compose only if they sample independently.
         Which rows a step draws depends on the sampler, (rng, step) and the number of rows alone.
-      start: first step, for a resumed run; above 0 only with an `rng`.
+      start: number of batches that a resumed run took before, of which each step has `slices`, so
+        that it goes on within a step, too; above 0 only with an `rng`.
 
     Raises:
-      UserError: the sampler's capacity is too small for these data; or they have no rows, or
-        cannot be read by index, now or at a later step. The message does not show the draw.
+      UserError: `start` is beyond the last batch; the sampler's capacity is too small for these
+        data; or they have no rows, or cannot be read by index, now or at a later step. The message
+        does not show the draw.
     """
     if rng is None:
       # Without a seed, an interrupted run cannot repeat its draws.
       validate.integer_in(0, 0, start=start)
       rng = secrets.randbits(128)
-    validate.integer_at_least(0, rng=rng, start=start)
+    validate.integer_at_least(0, rng=rng)
+    validate.integer_in(0, self.num_steps * self.slices, start=start)
     num_examples = indexed.size_of(data)
     present = indexed.present_in(data, num_examples)
     declared = getattr(data, "nominal_size", None)
@@ -887,15 +891,17 @@ class Plan(overflow.MayAbort):
     read = indexed.reader(data, num_examples)
     self._warn_of_divisor(num_examples, declared)
 
-    return batches_lib.batches(
+    step, taken = divmod(start, self.slices)
+    left = batches_lib.batches(
       self.sampler,
       read,
       num_examples,
       seed=rng,
-      steps=range(start, self.num_steps),
+      steps=range(step, self.num_steps),
       count=self.slices,
       present=present,
     )
+    return itertools.islice(left, taken, None)
 
   def _warn_of_divisor(self, num_examples: int, declared: int | None) -> None:
     """Warns if the divisor is far from the expected batch size, which the data, their declared

@@ -301,7 +301,8 @@ def test_a_run_whose_classes_all_look_empty_ends_without_samples(sides, tmp_path
   assert run.scores(state)["accuracy"] == np.mean(sides[1].y == 0)
   run.write(tmp_path, state)
   assert len((tmp_path / "samples.csv").read_text().splitlines()) == 1
-  assert run.describe(state, {}, []) == {"noisy_counts": [0.0] * 3, "num_samples": 120}
+  empty = {"noisy_counts": [0.0] * 3, "classes_without_samples": [0, 1, 2]}
+  assert run.describe(state, {}, []) == {**empty, "num_samples": 120}
 
 
 # --- two networks

@@ -43,8 +43,14 @@ def test_p15_in_a_plans_trace_no_example_appears_twice_in_a_logical_step():
     taken = np.concatenate([part.examples[part.mask] for part in parts])
     assert np.bincount(taken).max() == 1
     np.testing.assert_array_equal(np.sort(taken), logical.examples[logical.mask])
-  resumed = list(sliced.batches(_Ids(), rng=1, start=4))
-  np.testing.assert_array_equal(resumed[0].examples, batches[16].examples)
+  # A run resumes also within a step, as its state does.
+  for start in (16, 18, 23, 24):
+    resumed = list(sliced.batches(_Ids(), rng=1, start=start))
+    assert len(resumed) == 24 - start
+    for one, other in zip(resumed, batches[start:]):
+      np.testing.assert_array_equal(one.examples, other.examples)
+  with refuses("start", value=25):
+    sliced.batches(_Ids(), rng=1, start=25)
   independent = [next(iter(whole.batches(_Ids(), rng=r))) for r in range(4)]
   drawn_alone = np.concatenate([b.examples[b.mask] for b in independent])
   assert np.bincount(drawn_alone).max() > 1  # what the slices must not be

@@ -589,7 +589,8 @@ def batches(run: Run, start: int = 0) -> Generator[Any]:
     split = functools.partial(split_rows, run.mesh)
     placed = {"everywhere": on_all(run.mesh), "split": split}
   train = resident.resident(run.train, **placed)
-  drawn = run.plan.batches(train, rng=run.random.sampler, start=start)
+  first = start * run.plan.slices  # of whole steps
+  drawn = run.plan.batches(train, rng=run.random.sampler, start=first)
   if run.train.in_memory:
     yield from drawn if split is None else map(split, drawn)
     return
