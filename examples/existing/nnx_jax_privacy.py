@@ -1,12 +1,14 @@
-"""The nnx script with DP-SGD by JAX-Privacy 2.0: its sampling, noise and accountant."""
+"""The nnx script with DP-SGD by JAX-Privacy 2.0 and its experimental execution plan."""
 
 import secrets
 
 import jax
 import numpy as np
 import optax
+from dp_accounting import NeighboringRelation, pld
 from flax import nnx
-from jax_privacy import accounting, batch_selection, clipped_grad, noise_addition
+from jax_privacy import batch_selection
+from jax_privacy.experimental.execution_plan import BandMFExecutionPlanConfig
 from sklearn import datasets, model_selection
 
 images, labels = datasets.load_digits(return_X_y=True)
@@ -28,14 +30,12 @@ model = Net(nnx.Rngs(0))
 graph, params = nnx.split(model, nnx.Param)
 num_examples = len(train_x)
 num_steps = EPOCHS * num_examples // BATCH
-accountant = accounting.analysis.DpsgdTrainingAccountant(
-  dp_accountant_config=accounting.PldAccountantConfig()
-)
-settings = dict(batch_sizes=BATCH, num_updates=num_steps, num_samples=num_examples)
-settings |= dict(target_delta=1e-5)
-noise_multiplier = accounting.calibrate_noise_multiplier(
-  target_epsilon=3.0, accountant=accountant, **settings
-)
+plan = BandMFExecutionPlanConfig.default(
+  num_bands=1, iterations=num_steps, sampling_prob=BATCH / num_examples,
+  epsilon=3.0, delta=1e-5, l2_clip_norm=1.0, normalize_by=BATCH,
+  partition_type=batch_selection.PartitionType.INDEPENDENT,
+  accountant=pld.PLDAccountant(NeighboringRelation.ADD_OR_REMOVE_ONE),
+).plan  # fmt: skip
 
 
 def loss_fn(params, x, y):
@@ -43,11 +43,8 @@ def loss_fn(params, x, y):
   return optax.softmax_cross_entropy_with_integer_labels(logits, y).sum()
 
 
-grad_fn = clipped_grad(loss_fn, l2_clip_norm=1.0, batch_argnums=(1, 2), normalize_by=BATCH)
-privatizer = noise_addition.gaussian_privatizer(
-  stddev=noise_multiplier * grad_fn.sensitivity(), prng_key=secrets.randbits(31)
-)
-tx = optax.chain(privatizer, optax.sgd(0.5, momentum=0.9))
+grad_fn = plan.clipped_grad(loss_fn, batch_argnums=(1, 2))
+tx = optax.chain(plan.noise_addition_transform, optax.sgd(0.5, momentum=0.9))
 opt_state = tx.init(params)
 
 
@@ -58,10 +55,9 @@ def step(params, opt_state, x, y, is_padding):
   return optax.apply_updates(params, updates), opt_state
 
 
-sampling = batch_selection.CyclicPoissonSampling(
-  sampling_prob=BATCH / num_examples, iterations=num_steps
-)
-for rows in sampling.batch_iterator(num_examples, rng=secrets.randbits(31)):
+for rows in plan.batch_selection_strategy.batch_iterator(
+  num_examples, rng=secrets.randbits(31)
+):
   rows = batch_selection.pad_to_multiple_of(rows, 32)
   step_x, step_y = train_x[rows], train_y[rows]
   params, opt_state = step(params, opt_state, step_x, step_y, rows == -1)

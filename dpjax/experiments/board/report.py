@@ -245,6 +245,8 @@ def _protected(run: Finished) -> list[Block]:
       "what anybody can learn about a participant. The numbers below say how much that is."
     ),
   ]
+  if any(name.startswith("test_") for name in result):
+    blocks.append(Paragraph("Test records are not protected: they are taken as public."))
   together = _TOGETHER_IN_SILOS if _client(run.config) == "silo" else _TOGETHER.get(unit)
   blocks += [Paragraph(together)] if together else []
   users = _users(run.config)

@@ -46,7 +46,10 @@ def attack_on(folder: str | os.PathLike, *, num_shadows: int = 16) -> AttackConf
     )
   if not (path / workdir.PARAMS).exists():
     raise UserError(f"{at}: has no {workdir.PARAMS}, so there is no model to attack")
-  workdir.finished(path, train)
+  try:
+    workdir.finished(path, train)
+  except UserError as error:
+    raise error.of(field="run") from error
   if train.audit is not None:
     raise UserError(
       f"{at}: was trained with canaries (audit='canaries'), so its members are not its data; "
