@@ -89,7 +89,8 @@ def trained(config: Any, loaded: Any, count: int) -> Iterator[Row]:
     params = training.eval_params(state)
     row = {f"test_{name}": value for name, value in phase.evaluate(state).items()}
     row |= facts.class_scores(run.apply, params, run.test, warn=False)
-    by_group = facts.group_scores(run, params).get("test_by_group", {"scores": {}})
+    grouped = facts.group_scores(run.task, run.apply, params, run.test)
+    by_group = grouped.get("test_by_group", {"scores": {}})
     for name, scores in by_group["scores"].items():
       row |= {f"{key}_{name}": value for key, value in scores.items()}
     yield row | means

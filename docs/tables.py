@@ -1236,7 +1236,11 @@ TABLES = [
     ],
     _table_settings,
   ),
-  Table("docs/your_data.md", ["data, score", "epsilon 1", "epsilon 3", "epsilon 8", "clipped, no noise"], _carried),
+  Table(
+    "docs/your_data.md",
+    ["data, score", "epsilon 1", "epsilon 3", "epsilon 8", "clipped, no noise"],
+    _carried,
+  ),
   Table("docs/curves.md", ["CIFAR-10, a linear model on", *_HEADS], _on_patches),
   Table("docs/curves.md", ["CIFAR-10 without public data", *_HEADS], _on_the_board),
   Table(

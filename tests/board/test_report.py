@@ -107,7 +107,7 @@ def test_a_report_has_each_section_with_its_parts(proved):
   told = report.of(proved)
   assert [section.key for section in told.sections] == SECTIONS
   assert {section.key: _kinds(section) for section in told.sections} == {
-    "protected": ["Paragraph"] * 3,
+    "protected": ["Paragraph"] * 4,
     "against": ["Paragraph"] * 2,
     "attacker": ["Icons", "Paragraph", "Table", "Paragraph", "Paragraph"],
     "not_covered": [

@@ -90,7 +90,7 @@ def _changed(run, tmp_path, **files):
     ({"config__json": lambda held: {"num_rounds": 3}}, "run"),
     ({"config__json": lambda held: {"rows": {}}}, "run"),
     ({"config__json": lambda held: held | {"tau": 1}}, "run"),
-    ({"config__json": lambda held: held | {"seed": 9}}, "workdir"),
+    ({"config__json": lambda held: held | {"seed": 9}}, "run"),
   ],
 )
 def test_another_folder_is_one_line(run, tmp_path, files, field):

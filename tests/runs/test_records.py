@@ -233,6 +233,10 @@ def test_without_noise_nothing_is_promised(tmp_path):
   result = loop.train(_config(**none), tmp_path / "run")
   assert result["epsilon_kind"] == "none" and result["epsilon"] is None
   assert math.isfinite(result["test_loss"])
+  # A table has the scores of a central run.
+  confusion = np.array(result["test_confusion"])
+  assert np.trace(confusion) / confusion.sum() == pytest.approx(result["test_accuracy"])
+  assert 0 <= result["test_auroc"] <= 1
 
 
 def test_the_size_of_own_data_is_not_counted_for_equal_silos(tmp_path):

@@ -3,7 +3,6 @@
 import dataclasses
 import json
 import math
-import types
 
 import jax
 import jax.numpy as jnp
@@ -286,8 +285,7 @@ def test_scores_by_group_are_those_of_each_group_alone():
   places = np.where(_X[:, 0] < 0.6, 0, 2).astype(np.int32)  # nobody is in group 1
   rows = data.from_arrays(_X, y, num_classes=2, split="test")
   rows = dataclasses.replace(rows, groups=Groups("sex", ("f", "x", "m"), places))
-  run = types.SimpleNamespace(test=rows, apply=linear, task=tasks.TASKS[None])
-  found = facts.group_scores(run, _WEIGHTS)["test_by_group"]
+  found = facts.group_scores(tasks.TASKS[None], linear, _WEIGHTS, rows)["test_by_group"]
   assert found["column"] == "sex" and found["scores"]["x"] == {"rows": 0}
   logits = _X @ _WEIGHTS
   for place, name in ((0, "f"), (2, "m")):
@@ -302,7 +300,7 @@ def test_scores_by_group_are_those_of_each_group_alone():
     assert scores["recall_by_class"] == pytest.approx(
       oracle.recall_score(y[of], said, average=None, zero_division=0)
     )
-  assert facts.group_scores(types.SimpleNamespace(test=_classes()), _WEIGHTS) == {}
+  assert facts.group_scores(tasks.TASKS[None], linear, _WEIGHTS, _classes()) == {}
 
 
 def _classes():
