@@ -19,8 +19,17 @@ import pytest
 
 from dpjax import Plan, PoissonSampler, accounting, training
 from dpjax.accounting import attack_bounds, trade_off_files
+from dpjax.experiments.config import fields
 from dpjax.experiments.kinds.central.config import TrainConfig
-from dpjax.experiments.run import checkpoint, experiment, guarantee, loop, run_keys, writers
+from dpjax.experiments.run import (
+  checkpoint,
+  experiment,
+  finished,
+  guarantee,
+  loop,
+  run_keys,
+  writers,
+)
 from dpjax.experiments.run import workdir as owner
 from dpjax.validate import UserError
 from tests.refuses import refuses
@@ -146,6 +155,35 @@ def _goes_on(folder: pathlib.Path, whole: pathlib.Path) -> bool:
     return False
   assert _told(folder) == _told(whole)
   return True
+
+
+# --- a later version
+
+
+def _without_a_field(to_dict):
+  """As a version writes a config that knows no `ema_decay`."""
+  return lambda config: {
+    name: value for name, value in to_dict(config).items() if name != "ema_decay"
+  }
+
+
+def test_a_field_that_a_later_version_added_makes_no_other_run(tmp_path, whole):
+  folder = tmp_path / "run"
+  with pytest.MonkeyPatch.context() as context:
+    context.setattr(fields, "to_dict", _without_a_field(fields.to_dict))
+    stop_after(context, 5, sigterm)
+    with pytest.raises(loop.Interrupted):
+      loop.run(_mean(), folder)
+  assert "ema_decay" not in json.loads((folder / owner.CONFIG).read_text())
+  with refuses("workdir"):  # of another value than it has by default
+    loop.run(_Mean(TrainConfig(noise_seed=0, ema_decay=0.5)), folder)
+  assert _goes_on(folder, whole)
+  # Its result is that of its config, for both versions and for who reads it.
+  assert owner.finished(folder, _mean().config) == loop.run(_mean(), folder)
+  assert finished.read(folder).result["num_steps"] == _STEPS
+  with pytest.MonkeyPatch.context() as context:
+    context.setattr(fields, "to_dict", _without_a_field(fields.to_dict))
+    assert owner.finished(folder, _mean().config)
 
 
 # --- accidents

@@ -48,20 +48,22 @@ def canonical(value: object, exact: bool = False) -> Any:
   return value if value is None or isinstance(value, str) else {"other": repr(value)}
 
 
-def digest(config: Config, without: Iterable[str] = ()) -> bytes:
+def digest(
+  config: Config, without: Iterable[str] = (), *, held: Mapping[str, Any] | None = None
+) -> bytes:
   """Returns 32 public bytes that identify a config: the name of its type and all its fields.
 
   Fields that do not change a run's identity are left out: those that `where` of its type names,
-  such as devices, those in `without`, and `PLACES`.
+  such as devices, those in `without`, and `PLACES`. `held` are the config's fields as a run wrote
+  them, if they are not those of now.
 
   >>> from dpjax.experiments.kinds.central.config import TrainConfig
   >>> digest(TrainConfig(seed=1)) == digest(TrainConfig()), len(digest(TrainConfig()))
   (False, 32)
   """
   apart = {*getattr(config, "where", ()), *without}
-  held = {
-    name: entry for name, entry in fields.to_dict(config).items() if name not in apart
-  }
+  held = fields.to_dict(config) if held is None else held
+  held = {name: entry for name, entry in held.items() if name not in apart}
   text = json.dumps([type(config).__name__, canonical(_without_places(held))])
   return hashlib.sha256(f"dpjax config {text}".encode()).digest()
 

@@ -82,7 +82,9 @@ class Folder:
         return None
       seed = experiment.seed
       random = experiment.new_keys() if held is None else run_keys.from_meta(seed, held)
-      run_id = run_keys.run_id(config_names.digest(experiment.config), data, random)
+      config = experiment.config
+      named = config_names.digest(config, held=owner.written(self.path, config))
+      run_id = run_keys.run_id(named, data, random)
       run_keys.check_run(held, run_id, workdir=self.path)
       return {"keys": run_keys.to_json(random), "run": run_id}
 

@@ -54,6 +54,30 @@ def _where(config: Config) -> tuple[str, ...]:
   return getattr(config, "where", ())
 
 
+def _from_here(path: pathlib.Path, config: Config) -> list[str]:
+  """Returns how the config of a file differs from `config`, in what makes another run.
+
+  A field that the file lacks, since a later version added it, counts with its default there.
+  """
+  there = writers.read_json(path)
+  # What no version reads is compared as it is.
+  with contextlib.suppress(UserError):
+    there = writers.plain(fields.to_dict(fields.from_dict(type(config), there)))
+  elsewhere = tuple(f"config.{name}:" for name in _where(config))
+  found = _differences(there, writers.plain(fields.to_dict(config)))
+  return [text for text in found if not text.startswith(elsewhere)]
+
+
+def written(workdir: pathlib.Path, config: Config) -> dict[str, Any]:
+  """Returns the fields of a config as the run in this folder wrote them, from which its names are
+  made: a version with more fields gives it no other names. Without such a run: those of `config`.
+  """
+  path = workdir / CONFIG
+  if path.exists() and not _from_here(path, config):
+    return writers.read_json(path)
+  return writers.plain(fields.to_dict(config))
+
+
 def known(workdir: pathlib.Path, config: Config) -> dict[str, Any] | None:
   """Returns the data that the run with this config stored (`remember`). None: it has not begun.
 
@@ -63,10 +87,7 @@ def known(workdir: pathlib.Path, config: Config) -> dict[str, Any] | None:
   validate.folder(workdir=workdir)
   path = workdir / CONFIG
   if path.exists():
-    wanted = writers.plain(fields.to_dict(config))
-    elsewhere = tuple(f"config.{name}:" for name in _where(config))
-    differences_seen = _differences(writers.read_json(path), wanted)
-    differences = [text for text in differences_seen if not text.startswith(elsewhere)]
+    differences = _from_here(path, config)
     if differences:
       raise UserError(
         f"holds a run of another config ({differences[0]}); choose another "
@@ -187,7 +208,7 @@ def write_result(
   workdir: pathlib.Path, config: Config, result: Mapping[str, Any]
 ) -> dict[str, Any]:
   """Writes result.json, bound to its run (see `finished`); returns its content."""
-  seal = sealed(fields.to_dict(config), _where(config), result)
+  seal = sealed(written(workdir, config), _where(config), result)
   # The digest is stored first, since `finished` would refuse a result without a stored digest.
   if _memory(workdir).exists():
     held = remembered(workdir) or {}
@@ -213,7 +234,7 @@ def finished(workdir: pathlib.Path, config: Config) -> dict[str, Any] | None:
   result = writers.read_json(path)
   seals = {result.get(SEAL) if isinstance(result, dict) else None}
   seals |= {(remembered(workdir) or {}).get(SEAL)} if _memory(workdir).exists() else set()
-  if None in seals or seals != {sealed(fields.to_dict(config), _where(config), result)}:
+  if None in seals or seals != {sealed(written(workdir, config), _where(config), result)}:
     raise UserError(
       f"its {path.name} is not the result of this run; take it away, or choose "
       "another directory, nothing was changed",
