@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dpjax import pictures
-from dpjax.experiments.config import fields
+from dpjax.experiments.config import fields, rules
 from dpjax.experiments.config.fields import to_dict
 from dpjax.experiments.kinds.central import build
 from dpjax.experiments.kinds.central.config import DpSgd, TrainConfig
@@ -326,7 +326,8 @@ def test_an_error_of_one_run_begins_with_its_name(grid, name):
   assert error.value.field == name and "\n" not in str(error.value)
 
 
-def test_more_runs_than_anybody_waits_for_are_counted_while_they_are_made():
+def test_more_runs_than_anybody_waits_for_are_counted_while_they_are_made(monkeypatch):
+  monkeypatch.setattr(rules, "MOST_RUNS", 500)
   run = TrainConfig()
   with refuses("get_configs"):
     Runs(((f"run {number}", run) for number in itertools.count()), Sweep())
