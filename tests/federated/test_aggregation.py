@@ -101,7 +101,7 @@ def test_the_stacked_and_the_streamed_private_mean_are_one():
   a, after_a = streamed.update(messages, mask, state, weights)
   b, after_b = stacked.update(messages, mask, state, weights)
   np.testing.assert_allclose(a["w"], b["w"], rtol=1e-5)
-  assert int(after_a.draws) == int(after_b.draws) == 1
+  assert int(after_a.inner.draws) == int(after_b.inner.draws) == 1
 
 
 @pytest.mark.slow
@@ -138,7 +138,7 @@ def test_p8_no_clients_still_means_noise():
   state = aggregator.init({"delta": jnp.zeros(100)})
   nobody = {"delta": jnp.zeros((0, 100))}
   found, after = aggregator.update(nobody, jnp.zeros(0, bool), state)
-  assert np.std(found["delta"]) > 0.05 and int(after.draws) == 1
+  assert np.std(found["delta"]) > 0.05 and int(after.inner.draws) == 1
 
 
 @pytest.mark.parametrize("name", ["streamed", "stacked", "mean"])
