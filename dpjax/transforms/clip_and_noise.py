@@ -1,4 +1,12 @@
-"""DP-SGD's gradient: clip each example, sum, add Gaussian noise, divide by a public constant."""
+"""DP-SGD's gradient: clip each example, sum, add Gaussian noise, divide by a public constant.
+
+One step, from `tx.update` to the noise: `guard.with_guard` checks the state's checksum and its
+plan's mark (a wrong one raises, or is NaN under jit). `white_noise` opens the gradients by
+`inputs.open_gradients`, which checks seal, mask and bounds; they were clipped and summed in
+`gradients/clipping.py`. `gaussian.add_gaussian` folds the number of the draw into the key and adds
+`source.gaussian`, for each leaf by a key of its own. The sum is divided by `normalize_by`, the
+number of draws goes up by one, and the guard writes a new checksum.
+"""
 
 from __future__ import annotations
 
