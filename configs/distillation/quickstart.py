@@ -2,8 +2,9 @@
 
   python -m launch.distill --config=configs/distillation/quickstart.py --workdir=runs/distill
 
-Hardware: 2 CPU cores. Time: half a minute. One seed: test accuracy .906 of the student and .944 of
-the teacher on 160 images, at a proved epsilon of 3 (delta 1e-5, add/remove-one, per example).
+Hardware: 2 CPU cores. Time: half a minute. Test accuracy of the student .906 +- .009 on 160
+images (five runs; a new run lies in [.879, .933] with 95 %), of the teacher .944 (one run), at a
+proved epsilon of 3 (delta 1e-5, add/remove-one, per example).
 """
 
 from dpjax.experiments.kinds.distillation.config import DistillationConfig

@@ -2,7 +2,8 @@
 
   python -m launch.pate --config=configs/pate/quickstart.py --workdir=runs/pate
 
-Hardware: 2 CPU cores, 7 s of CPU time. Test accuracy .82 on 160 images, at a proved epsilon of 8.
+Hardware: 2 CPU cores, 7 s of CPU time. Test accuracy .768 +- .028 on 160
+images (six runs; a new run lies in [.690, .846] with 95 %), at a proved epsilon of 8.
 """
 
 from dpjax.experiments.kinds.pate.config import PateConfig
