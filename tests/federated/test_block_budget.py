@@ -100,7 +100,7 @@ def test_a_budget_changes_no_result_and_costs_few_programs(batch_size):
   pieces = client_blocks.blocks(cohort, 5, None, ByteBudget(most))
   counts = [len(block.mask) for block in pieces]
   assert counts[0] == 1 and len(counts) > 1  # the large one by itself
-  assert bound[-1]._way.program._cache_size() == 2
+  assert bound[-1]._way.program._jitted._cache_size() == 2
 
 
 def test_clients_with_arrays_of_their_own_are_cut_too():
