@@ -98,7 +98,6 @@ _PROMISES = {
   "shares": (
     {
       "privacy": "distributed",
-      "privacy.sampler": "fixed_size",
       "secure_sum": {"name": "secagg", "bits": 16, "threshold": 0.7, "dropout_prob": 0.1},
     },
     audit.MEMBERS_SUMS,

@@ -516,7 +516,8 @@ def test_data_are_loaded_once_per_data_and_model(tmp_path):
     return config.model.name, len(loaded)
 
   fake = Fake()
-  config = _config(grid={"privacy.epsilon": EPSILONS, "model.name": ["mlp", "cnn"]})
+  grid = {"privacy.epsilon": EPSILONS, "model.name": ["mlp", "cnn"]}
+  config = _config(grid=grid, series="model.name")
   rows = grids.run(config, tmp_path, fake, load)
   assert loaded == ["mlp", "cnn"]  # grouped, though the grid alternates
   assert fake.data == [("mlp", 1)] * 4 + [("cnn", 2)] * 4
