@@ -57,28 +57,12 @@ class Data(NamedTuple):
   groups: dict[str, str] = {}  # noqa: RUF012
 
 
-def _at(config: Any, epsilon: float) -> Any:
-  """Returns the config at an epsilon; inf: without noise."""
-  if math.isinf(epsilon):
-    return fields.replace_all(
-      config, {"privacy.epsilon": None, "privacy.noise_multiplier": 0.0}
-    )
-  return fields.replace(config, "privacy.epsilon", epsilon)
-
-
 def trained(config: Any, loaded: Any, count: int) -> Iterator[Row]:
   """Yields the scores of so many runs of `launch.train`, in which each step takes all records."""
   config = fields.replace(config, "diagnostics", False)
   run = build.assemble(config, loaded)
   phase = build.phase(config, run)
-  spent = run.guarantee.curve(config.num_steps)
-  means = {
-    "epsilon": None if math.isinf(spent) else spent,
-    "epsilon_kind": run.guarantee.kind,
-    "delta": run.guarantee.delta,
-    "neighboring_relation": run.guarantee.relation,
-    "unit": run.guarantee.unit,
-  }
+  means = silos.promised(run.guarantee, config.num_steps)
   assert phase.evaluate is not None
   for _ in range(count):
     # A step gives its state's memory away, so that first parameters are copied.
@@ -98,7 +82,8 @@ def trained(config: Any, loaded: Any, count: int) -> Iterator[Row]:
 
 def _table(name: str) -> Runs:
   def runs(epsilon: float, count: int) -> Iterator[Row]:
-    config = _at(importlib.import_module(f"configs.{name}").get_config(), epsilon)
+    config = importlib.import_module(f"configs.{name}").get_config()
+    config = silos.at_epsilon(config, epsilon)
     yield from trained(config, build.load_data(config), count)
 
   return runs
@@ -120,7 +105,7 @@ def _smartwatch(changes: Row, pairs: Sequence[int] = (9,)) -> Runs:
       federation = by_client(train.declared(len(train)), owners)
       federation = dataclasses.replace(federation, nominal_users=federation.num_clients)
       each = range(max(1, count // len(pairs)))
-      yield from silos.runs(_at(config, epsilon), (federation, test), each)
+      yield from silos.runs(silos.at_epsilon(config, epsilon), (federation, test), each)
 
   return runs
 

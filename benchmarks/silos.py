@@ -27,6 +27,7 @@ from configs.fed import patients
 from dpjax.experiments.config import fields
 from dpjax.experiments.kinds.federated import build
 from dpjax.experiments.run import experiment, run_keys
+from dpjax.experiments.run.guarantee import Guarantee
 from dpjax.experiments.sweeps.curves import Curves
 from dpjax.experiments.sweeps.sweep import Sweep
 from dpjax.noise import source
@@ -70,6 +71,26 @@ METHODS: dict[str, dict[str, Any]] = {
 }
 
 
+def at_epsilon(config: Any, epsilon: float) -> Any:
+  """Returns a config at an epsilon; inf: without noise."""
+  if math.isinf(epsilon):
+    noise = {"privacy.epsilon": None, "privacy.noise_multiplier": 0.0}
+    return fields.replace_all(config, noise)
+  return fields.replace(config, "privacy.epsilon", epsilon)
+
+
+def promised(guarantee: Guarantee, num_steps: int) -> dict[str, Any]:
+  """Returns what a run of so many steps guarantees, as columns of a table."""
+  spent = guarantee.curve(num_steps)
+  return {
+    "epsilon": None if math.isinf(spent) else spent,
+    "epsilon_kind": guarantee.kind,
+    "delta": guarantee.delta,
+    "neighboring_relation": guarantee.relation,
+    "unit": guarantee.unit,
+  }
+
+
 def config_of(federation: str, method: str, epsilon: float, rate: float | None) -> Any:
   """Returns the config of a run of `launch.federate`."""
   config = fields.replace_all(patients.get_config(), FEDERATIONS[federation])
@@ -77,12 +98,8 @@ def config_of(federation: str, method: str, epsilon: float, rate: float | None) 
   config = fields.replace_all(config, METHODS[method])
   if method.startswith("whole"):
     config = fields.replace_all(config, {"clients_per_round": silos})
-  if math.isinf(epsilon):
-    noise = {"privacy.epsilon": None, "privacy.noise_multiplier": 0.0}
-  else:
-    noise = {"privacy.epsilon": epsilon}
-  rates = {} if rate is None else {_RATE: rate}
-  return fields.replace_all(config, {**noise, **rates})
+  config = at_epsilon(config, epsilon)
+  return config if rate is None else fields.replace(config, _RATE, rate)
 
 
 def _with_key(state: Any, key: jax.Array) -> Any:
@@ -103,14 +120,7 @@ def runs(config: Any, data: Any, seeds: range) -> Iterator[dict[str, Any]]:
   build.check(config)
   fed = build.assembled(config, data, run_keys.drawn(0))
   phase = build.phase(config, fed)
-  spent = fed.guarantee.curve(config.num_rounds)
-  facts = {
-    "epsilon": None if math.isinf(spent) else spent,
-    "epsilon_kind": fed.guarantee.kind,
-    "delta": fed.guarantee.delta,
-    "neighboring_relation": fed.guarantee.relation,
-    "unit": fed.guarantee.unit,
-  }
+  facts = promised(fed.guarantee, config.num_rounds)
   for seed in seeds:
     state = _with_key(phase.init(), jax.random.key(seed))
     for cohort in fed.algorithm.cohorts(fed.federation, fed.work, rng=1_000 + seed):

@@ -105,6 +105,16 @@ def runs(name: str = "config", audit: bool | None = None) -> Any:
     UserError: as `get`; a run of a sweep that would be refused, or is of another kind.
   """
   config, module, note = _got(name, audit)
+  whole = _whole(name, config, module)
+  # A wrong config is one line, without a note above it. Several runs are checked by now.
+  if note and isinstance(whole, Experiment):
+    whole.check()
+  _show(note)
+  return whole
+
+
+def _whole(name: str, config: Any, module: ModuleType) -> Any:
+  """Returns what `runs` returns, of the config that the flag `name` names and its module."""
   get_configs = getattr(module, "get_configs", None)
   kind = _KINDS[name]
   wanted = None if kind is None else kind.config_class
@@ -116,17 +126,11 @@ def runs(name: str = "config", audit: bool | None = None) -> Any:
   if is_one:
     table = kinds.of(config).its_table()
     if table is None or table.alone(config) is None:
-      whole = kinds.experiment_of(config)
-      # A wrong config is one line, without a note above it.
-      if note:
-        whole.check()
-      _show(note)
-      return whole
+      return kinds.experiment_of(config)
   # Imported here: most commands are one run.
   from dpjax.experiments.sweeps import sweep
 
   if is_one:
-    _show(note)
     return sweep.Runs(None, config, title=_title(module))
   named = _guarded(
     lambda: sweep.listed(_called(get_configs, config)), str(module.__file__), at
@@ -136,7 +140,6 @@ def runs(name: str = "config", audit: bool | None = None) -> Any:
     if wanted not in (None, sweep.Sweep) and not isinstance(point.config, wanted):
       raise UserError(f"{at}: get_configs() yields {type(point.config).__name__}, but this "
                       f"launcher wants {wanted.__name__}")  # fmt: skip
-  _show(note)
   return several
 
 

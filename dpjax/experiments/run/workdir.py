@@ -54,12 +54,11 @@ def _where(config: Config) -> tuple[str, ...]:
   return getattr(config, "where", ())
 
 
-def _from_here(path: pathlib.Path, config: Config) -> list[str]:
-  """Returns how the config of a file differs from `config`, in what makes another run.
+def _from_here(there: Any, config: Config) -> list[str]:
+  """Returns how the content of a config.json differs from `config`, in what makes another run.
 
-  A field that the file lacks, since a later version added it, counts with its default there.
+  A field that it lacks, since a later version added it, counts with its default there.
   """
-  there = writers.read_json(path)
   # What no version reads is compared as it is.
   with contextlib.suppress(UserError):
     there = writers.plain(fields.to_dict(fields.from_dict(type(config), there)))
@@ -73,8 +72,10 @@ def written(workdir: pathlib.Path, config: Config) -> dict[str, Any]:
   made: a version with more fields gives it no other names. Without such a run: those of `config`.
   """
   path = workdir / CONFIG
-  if path.exists() and not _from_here(path, config):
-    return writers.read_json(path)
+  if path.exists():
+    held = writers.read_json(path)
+    if not _from_here(held, config):
+      return held
   return writers.plain(fields.to_dict(config))
 
 
@@ -87,7 +88,7 @@ def known(workdir: pathlib.Path, config: Config) -> dict[str, Any] | None:
   validate.folder(workdir=workdir)
   path = workdir / CONFIG
   if path.exists():
-    differences = _from_here(path, config)
+    differences = _from_here(writers.read_json(path), config)
     if differences:
       raise UserError(
         f"holds a run of another config ({differences[0]}); choose another "
