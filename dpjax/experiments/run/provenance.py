@@ -6,6 +6,7 @@ It is for a reader: nothing is refused because of it. It contains no path and no
 from __future__ import annotations
 
 import contextlib
+import functools
 import importlib.metadata
 import os
 import pathlib
@@ -22,6 +23,8 @@ import dpjax
 from dpjax import files
 
 _PACKAGE = pathlib.Path(dpjax.__file__).parent
+_STANDARD = (sysconfig.get_paths()[name] for name in ("stdlib", "platstdlib"))
+_NOT_OWN = {pathlib.Path(os.path.realpath(folder)) for folder in (_PACKAGE, *_STANDARD)}
 # Distributions that affect every run, even if the user does not import them.
 _DISTRIBUTIONS = (
   "dpjax",
@@ -80,22 +83,23 @@ def own_modules() -> dict[str, str]:
   >>> "dpjax" in own_modules(), "os" in own_modules()
   (False, False)
   """
-  standard = (sysconfig.get_paths()[name] for name in ("stdlib", "platstdlib"))
-  others = tuple(
-    os.path.join(os.path.realpath(folder), "") for folder in (str(_PACKAGE), *standard)
-  )
   found = {}
   for name, module in list(sys.modules.items()):
     file = getattr(module, "__file__", None)
-    if not isinstance(file, str) or not file.endswith(".py"):
-      continue
-    file = os.path.realpath(file)
-    installed = {"site-packages", "dist-packages"} & {*pathlib.PurePath(file).parts}
-    if not installed and not file.startswith(others):
+    own = _own_file(file) if isinstance(file, str) and file.endswith(".py") else None
+    if own is not None:
       # A module may outlive its file.
       with contextlib.suppress(OSError):
-        found[name] = files.sha256(pathlib.Path(file))
+        found[name] = files.sha256(pathlib.Path(own))
   return dict(sorted(found.items()))
+
+
+@functools.cache  # thousands of modules are imported, and a sweep asks at each of its runs
+def _own_file(file: str) -> str | None:
+  """Returns the path behind all links of a file that is the user's own, else None."""
+  path = pathlib.Path(os.path.realpath(file))
+  installed = {"site-packages", "dist-packages"} & {*path.parts}
+  return None if installed or _NOT_OWN & {*path.parents} else str(path)
 
 
 def device(used: int | None = None, mesh: str | None = None) -> str:
