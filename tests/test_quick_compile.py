@@ -5,8 +5,10 @@ import subprocess
 import sys
 
 import jax
+import jax.numpy as jnp
 import pytest
 from jax._src import compiler
+from jax._src.interpreters import mlir
 
 from tests import quick_compile
 
@@ -40,6 +42,15 @@ def test_flags_of_a_program_are_those():
   assert [flag for flag in rest if flag not in emitters] == [
     "--xla_cpu_parallel_codegen_split_count=1"
   ]
+
+
+def test_a_shared_context_changes_no_program(monkeypatch):
+  lower = lambda: jax.jit(lambda x: jnp.sin(x) @ x + 2.5).lower(jnp.ones((3, 3))).as_text()
+  shared = [lower(), lower()]
+  assert len({mlir.make_ir_context() for _ in range(10)}) <= 2
+  monkeypatch.setattr(mlir, "make_ir_context", mlir.make_ir_context.__wrapped__)
+  assert mlir.make_ir_context() is not mlir.make_ir_context()
+  assert lower() == shared[0] == shared[1]
 
 
 @pytest.mark.slow
