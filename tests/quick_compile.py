@@ -78,6 +78,9 @@ def _share_contexts() -> None:
 
   @functools.wraps(made)
   def context():
+    # What JAX computes while this thread writes a program is a program apart.
+    if mlir.ir.Context.current is not None:
+      return made()
     if next(asked) % _PROGRAMS_PER_CONTEXT == 0 or kept[0] is None:
       kept[0] = made()
     return kept[0]
