@@ -20,7 +20,7 @@ def get_config() -> Sweep:
   return Sweep(
     base=hospitals.get_config(),
     epsilons=[1.0, 3.0, 8.0, math.inf],
-    seeds=[0, 1, 2],
+    seeds=[*range(10)],
     title="Five hospitals, private for each of them",
   )
 
