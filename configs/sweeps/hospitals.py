@@ -20,7 +20,7 @@ def get_config() -> Sweep:
   return Sweep(
     base=hospitals.get_config(),
     epsilons=[1.0, 3.0, 8.0, math.inf],
-    seeds=[*range(10)],
+    seeds=[*range(5)],
     title="Five hospitals, private for each of them",
   )
 
