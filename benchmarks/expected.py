@@ -79,6 +79,12 @@ class Expected(NamedTuple):
   command: str
 
 
+def half_width(runs: int, sd: float) -> float:
+  """Returns how far one more score may lie from the mean of so many."""
+  factor = stats.t.ppf((1 + _CONFIDENCE) / 2, runs - 1) * math.sqrt(1 + 1 / runs)
+  return float(factor) * sd
+
+
 def interval(scores: Sequence[float], *, share: bool = True) -> tuple[float, float]:
   """Returns the prediction interval of one more score, by Student's t.
 
@@ -90,9 +96,7 @@ def interval(scores: Sequence[float], *, share: bool = True) -> tuple[float, flo
   >>> round(low, 3), round(high, 3)  # .92 -+ 4.303 x .02 x sqrt(4 / 3), cut at 1
   (0.821, 1.0)
   """
-  count = len(scores)
-  factor = stats.t.ppf((1 + _CONFIDENCE) / 2, count - 1) * math.sqrt(1 + 1 / count)
-  half = float(factor) * statistics.stdev(scores)
+  half = half_width(len(scores), statistics.stdev(scores))
   mean = statistics.fmean(scores)
   low, high = mean - half, mean + half
   return (max(low, 0.0), min(high, 1.0)) if share else (low, high)

@@ -7,7 +7,7 @@ private run on a test split that is public, or whose owners consent.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -313,12 +313,13 @@ def evaluate_classes(
 
   Returns:
     "auroc", "average_precision": of class 1 if there are two classes, else the means over the
-    classes of one against the rest. "balanced_accuracy": the mean of "recall_by_class", which is
-    the share of each class that is recognised. "calibration_error": see that function.
-    "largest_class": its share of the examples, which is the accuracy of answering it always.
-    "confusion": counts [K, K], rows are true classes, columns are answers. A class without
-    examples is left out of means, and its recall is NaN. A logit that is NaN makes the first two
-    and the calibration error NaN.
+    classes of one against the rest. "auroc_interval": see that function. "balanced_accuracy": the
+    mean of "recall_by_class", which is the share of each class that is recognised.
+    "calibration_error": see that function. "largest_class": its share of the examples, which is
+    the accuracy of answering it always. "class_shares_loss": the log loss of always answering the
+    classes' shares. "confusion": counts [K, K], rows are true classes, columns are answers. A class
+    without examples is left out of means, and its recall is NaN. A logit that is NaN makes the
+    first two and the calibration error NaN, and the interval [0, 1].
 
   >>> from dpjax.types import Example
   >>> data = Example(x=jnp.array([[0.0], [1.0], [2.0], [3.0]]), y=jnp.array([0, 0, 1, 0]))
@@ -338,11 +339,13 @@ def evaluate_classes(
   mean = lambda score: float(np.mean([score(shares[:, k], y == k) for k in asked]))
   return {
     "auroc": mean(auroc),
+    "auroc_interval": _auroc_interval([(shares[:, k], y == k) for k in asked]),
     "average_precision": mean(average_precision),
     "balanced_accuracy": float(np.mean(recalls[held])),
     "recall_by_class": recalls.tolist(),
     "calibration_error": calibration_error(shares, y),
     "largest_class": float(sizes.max() / len(y)),
+    "class_shares_loss": float(stats.entropy(sizes)),
     "confusion": counted.counts.tolist(),
   }
 
@@ -364,6 +367,49 @@ def auroc(scores: Any, positive: Any) -> float:
     return float("nan")
   ranks = stats.rankdata(scores)[positive].sum() - count * (count + 1) / 2
   return float(ranks / (count * (len(positive) - count)))
+
+
+def auroc_interval(scores: Any, positive: Any) -> list[float]:
+  """Returns [low, high], where the AUROC of this model on all examples of this kind lies with 95 %:
+  by the variance of DeLong et al. 1988, symmetric on the logit scale.
+
+  Where all pairs of a positive and a negative compare alike, that variance is 0, and pairs without
+  a common example give the interval of a share (Clopper and Pearson 1934). It is [0, 1] where
+  fewer than two are positive or negative, or a score is NaN. See `auroc` for the arguments.
+
+  >>> scores, positive = [0.1, 0.4, 0.35, 0.6, 0.8], [False, False, True, True, True]
+  >>> [round(end, 3) for end in auroc_interval(scores, positive)]
+  [0.152, 0.993]
+  """
+  return _auroc_interval([_scored(scores, positive)])
+
+
+def _auroc_interval(columns: Sequence[tuple[np.ndarray, np.ndarray]]) -> list[float]:
+  """Returns the interval of the mean AUROC of several (scores, positive) of the same examples."""
+  fewest = min(min(positive.sum(), (~positive).sum()) for _, positive in columns)
+  if fewest < 2 or any(np.isnan(scores).any() for scores, _ in columns):
+    return [0.0, 1.0]
+  area = np.mean([auroc(*column) for column in columns])
+  parts = np.mean([_auroc_parts(*column) for column in columns], axis=0)
+  if not (std := np.sqrt(np.sum(parts**2))):
+    # A share p of all pairs compares as these do, unless a chance of p ** fewest came true.
+    alike = (0.025 / len(columns)) ** (1 / fewest)
+    return [float(alike * area), float(alike * area + 1 - alike)]
+  half = special.ndtri(0.975) * std / (area * (1 - area))
+  return special.expit(special.logit(area) + np.array([-half, half])).tolist()
+
+
+def _auroc_parts(scores: np.ndarray, positive: np.ndarray) -> np.ndarray:
+  """Returns each example's part of the error of an AUROC: their squares sum to its variance."""
+  ranks = stats.rankdata(scores)
+  parts = np.empty(len(scores))
+  for rows in (positive, ~positive):
+    count = rows.sum()
+    # The share of the other kind that lies below each of these.
+    below = (ranks[rows] - stats.rankdata(scores[rows])) / (len(scores) - count)
+    # A mean of `count` values: a deviation's square, over count - 1, over count.
+    parts[rows] = (below - below.mean()) / np.sqrt(count * (count - 1))
+  return parts * np.where(positive, 1, -1)
 
 
 def average_precision(scores: Any, positive: Any) -> float:

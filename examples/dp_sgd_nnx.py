@@ -2,7 +2,7 @@
 
   python examples/dp_sgd_nnx.py
 
-The module is split into a graph and its parameters; the loss merges them again.
+The module is split into its graph, its parameters and the rest; the loss merges a copy of it.
 Guarantee: epsilon 3 at delta 1e-5 for each training example, under add-or-remove-one.
 Source: Abadi et al. 2016, arXiv:1607.00133. Time: 5 s on two CPU cores.
 """
@@ -26,12 +26,12 @@ class Net(nnx.Module):
 
 
 train, test = dpjax.data.load("digits")
-graph, params = nnx.split(Net(nnx.Rngs(0)), nnx.Param)
+graph, params, rest = nnx.split(Net(nnx.Rngs(0)), nnx.Param, ...)
 
 
 def loss_fn(params, example):
   """Returns the loss of ONE example; the module gets no batch axis at all."""
-  logits = nnx.merge(graph, params)(example.x)  # [10]
+  logits = nnx.merge(graph, params, rest, copy=True)(example.x)  # [10]
   return optax.softmax_cross_entropy_with_integer_labels(logits, example.y)
 
 
@@ -55,7 +55,7 @@ for batch in plan.batches(train):
 
 def apply(params, x):
   """Returns logits [B, 10]. `vmap` keeps the examples apart."""
-  return jax.vmap(nnx.merge(graph, params))(x)
+  return jax.vmap(nnx.merge(graph, params, rest, copy=True))(x)
 
 
 spent = plan.spent(opt_state)

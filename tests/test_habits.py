@@ -6,6 +6,8 @@ import tomllib
 
 import pytest
 
+import dev
+
 _ROOT = pathlib.Path(__file__).resolve().parents[1]
 
 
@@ -41,3 +43,37 @@ def test_the_changelog_begins_with_the_version_of_the_package():
   version, date = re.findall(r"(?m)^## (\S+) \((.*)\)$", text)[0]
   assert version == project["version"]
   assert re.fullmatch(r"\d{4}-\d\d-\d\d|unreleased", date)
+
+
+def test_each_folder_has_its_tests_and_each_folder_of_tests_its_code():
+  """As `python -m dev test` prints and runs them."""
+  folders = dev.folders()
+  for name, paths in folders.items():
+    assert len(paths) > 1, name
+    assert all((_ROOT / path).exists() for path in paths), name
+  with_tests = {
+    file.parent.relative_to(_ROOT).as_posix()
+    for file in (_ROOT / "tests").glob("**/test_*.py")
+  }
+  named = {path for paths in folders.values() for path in paths}
+  of_none = {
+    path
+    for path in with_tests
+    if not any(path == name or path.startswith(f"{name}/") for name in named)
+  }
+  # Those of single files, and of results.
+  assert of_none == {"tests", "tests/core", "tests/published"}
+
+
+def test_a_short_command_runs_what_stands_in_the_table(monkeypatch, capsys):
+  calls = []
+  monkeypatch.setattr(
+    dev.subprocess, "call", lambda command, cwd: calls.append(command) or 5
+  )
+  assert dev.main(["test", "sweeps", "-m", "long"]) == 5
+  assert calls[0][1:] == [
+    *("-m", "pytest", "-q", "dpjax/experiments/sweeps", "tests/sweeps", "-m", "long")
+  ]
+  assert dev.main(["package"]) == 5 and calls[1][1:] == ["-m", "build"]
+  assert dev.main(["test", "gradint"]) == dev.main([]) == 2 and len(calls) == 2
+  assert dev.main(["test"]) == 0 and "tests/core/gradients" in capsys.readouterr().out

@@ -61,7 +61,8 @@ def test_the_notebook_holds_the_readme_text():
   for line in (
     "dpjax.Plan.for_data(",
     "plan.clipped_grad(dpjax.losses.softmax_cross_entropy(model.apply))",
-    "optax.chain(plan.transform(dpjax.new_key()), optax.sgd(0.5, momentum=0.9))",
+    "= 0.5, optax.sgd(2.0)",
+    "optax.chain(plan.transform(dpjax.new_key()), sgd)",
     "tx.update(grad_fn(params, batch), opt_state, params)",
     "plan.batches(train)",
     "plan.spent(opt_state).epsilon, dpjax.accuracy(model.apply, params, test)",

@@ -19,7 +19,8 @@ A declaration is a dict, or a TOML or JSON file. Its keys:
   `test_share` and `salt`: a hash of the row number decides. If a row is removed, later rows get
   other numbers and may change their split. With `column`, too, a hash of the id in this column
   decides, and later rows keep their split.
-- `ignore`: columns that are not read. "*": all columns that are not declared.
+- `ignore`: columns that are not read. "*": all columns that are not declared. That of the split, or
+  of a group that is no input, may stand here, too: the model never sees it.
 - `missing_values`: values that mean no value, beside the empty text, NaN and None.
 - `num_examples`: a public number near the number of training rows.
 - `delimiter` and `encoding` of a CSV file: by default a comma (a tab in .tsv) and UTF-8.
@@ -203,8 +204,10 @@ def parse(source: object) -> Declaration:
   group = _group(keys.get("group"), kinds)
   ignore = keys.get("ignore", [])
   ignored = ("*",) if ignore == "*" else texts(ignore, "ignore", least=0)
-  declared = [*kinds, *target_columns, *([split.column] if split.column else []), *ignored]
-  declared += [group[0]] if group and group[0] not in kinds else []
+  no_inputs = [split.column] if split.column else []
+  no_inputs += [group[0]] if group and group[0] not in kinds else []
+  declared = [*kinds, *target_columns, *no_inputs]
+  declared += [name for name in ignored if name not in no_inputs]
   twice = [name for name, count in collections.Counter(declared).items() if count > 1]
   if twice:
     raise UserError(

@@ -24,7 +24,7 @@ class Net(nnx.Module):
 
 
 model = Net(nnx.Rngs(0))
-graph, params = nnx.split(model, nnx.Param)
+graph, params, rest = nnx.split(model, nnx.Param, ...)
 train = dpjax.data.from_arrays(train_x, train_y, num_classes=10, nominal_size=1347)
 plan = dpjax.Plan.for_data(
   train, batch_size=BATCH, epochs=EPOCHS, epsilon=3.0, delta=1e-5, l2_clip_norm=1.0
@@ -34,7 +34,7 @@ opt_state = tx.init(params)
 
 
 def loss_fn(params, example):
-  logits = nnx.merge(graph, params)(example.x)
+  logits = nnx.merge(graph, params, rest, copy=True)(example.x)
   return optax.softmax_cross_entropy_with_integer_labels(logits, example.y)
 
 

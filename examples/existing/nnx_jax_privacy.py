@@ -27,7 +27,7 @@ class Net(nnx.Module):
 
 
 model = Net(nnx.Rngs(0))
-graph, params = nnx.split(model, nnx.Param)
+graph, params, rest = nnx.split(model, nnx.Param, ...)
 num_examples = len(train_x)
 num_steps = EPOCHS * num_examples // BATCH
 plan = BandMFExecutionPlanConfig.default(
@@ -39,7 +39,7 @@ plan = BandMFExecutionPlanConfig.default(
 
 
 def loss_fn(params, x, y):
-  logits = nnx.merge(graph, params)(x)
+  logits = nnx.merge(graph, params, rest, copy=True)(x)
   return optax.softmax_cross_entropy_with_integer_labels(logits, y).sum()
 
 

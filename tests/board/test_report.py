@@ -155,6 +155,27 @@ def test_what_is_not_proved_says_so_first(tmp_path, result):
     assert told.lead[1].items == ["noise: it is known"]
 
 
+def test_scores_stand_in_their_interval_beside_what_no_model_has(tmp_path):
+  worse = {
+    "test_loss": 0.7,
+    "test_class_shares_loss": 0.5,
+    "test_auroc": 0.91,
+    "test_auroc_interval": [0.82, 0.96],
+  }
+  for name, scores, is_warned in (
+    ("worse", worse, True),
+    ("better", worse | {"test_loss": 0.4}, False),
+  ):
+    section = _section(report.of(_run(tmp_path / name, PROVED | scores)), "accuracy")
+    assert "0.91 (0.82 to 0.96 with 95 % confidence)" in [row[1] for row in _cells(section)]
+    warned = [
+      block
+      for block in section.blocks
+      if isinstance(block, document.Paragraph) and "WARNING" in block.text
+    ]
+    assert len(warned) == is_warned
+
+
 def _lead(told):
   return document.Section(
     "lead", "", [b for b in told.lead if isinstance(b, document.Table)]

@@ -147,8 +147,59 @@ def test_scores_by_class_are_those_of_scikit_learn(num_classes, seed):
   np.testing.assert_allclose(found["recall_by_class"], wanted)
   np.testing.assert_array_equal(found["confusion"], oracle.confusion_matrix(y, said))
   assert found["largest_class"] == np.bincount(y).max() / 80
+  always = np.tile(np.bincount(y) / 80, (80, 1))
+  assert found["class_shares_loss"] == pytest.approx(oracle.log_loss(y, always))
+  low, high = found["auroc_interval"]
+  assert 0 < low < found["auroc"] < high < 1
   loss = metrics.evaluate(linear, weights, rows)["loss"]
   assert loss == pytest.approx(oracle.log_loss(y, shares), rel=1e-5)
+
+
+def _rated(healthy, ill):
+  """Ratings 1, 2, ... of so many, as (scores, positive)."""
+  scores = np.concatenate(
+    [np.repeat(np.arange(len(counts)), counts) for counts in (healthy, ill)]
+  )
+  return scores, np.arange(sum(healthy) + sum(ill)) >= sum(healthy)
+
+
+def test_the_interval_of_an_auroc_has_the_published_standard_error():
+  """CT images of Hanley and McNeil 1982: .8932, standard error .0307 (roctab of Stata)."""
+  rated = _rated([33, 6, 6, 11, 2], [3, 2, 2, 11, 33])
+  area = metrics.auroc(*rated)
+  assert area == pytest.approx(0.8932, abs=5e-5)
+  low, high = special.logit(metrics.auroc_interval(*rated))
+  std = (high - low) / 2 / 1.959964 * area * (1 - area)
+  assert std == pytest.approx(0.0307, abs=5e-5)
+  assert (low + high) / 2 == pytest.approx(special.logit(area))
+
+
+@pytest.mark.parametrize(
+  ("healthy", "ill", "wanted"),
+  [
+    ([10], [0, 20], [0.025**0.1, 1]),  # ten pairs without a common example
+    ([0, 10], [20], [0, 1 - 0.025**0.1]),
+    ([4], [4], [0.025**0.25 / 2, 1 - 0.025**0.25 / 2]),
+    ([5], [0, 1], [0, 1]),
+  ],
+)
+def test_the_interval_has_a_width_where_all_pairs_compare_alike(healthy, ill, wanted):
+  assert metrics.auroc_interval(*_rated(healthy, ill)) == pytest.approx(wanted)
+
+
+@pytest.mark.parametrize("num_classes", [2, 3])
+@pytest.mark.parametrize("shift", [0.5, 2.5])
+def test_the_interval_of_an_auroc_holds_it_in_95_percent(num_classes, shift):
+  """Scores of a class are normal, and that of its own examples is higher by `shift`."""
+  rng = np.random.default_rng(1)
+  truth, met = special.ndtr(shift / np.sqrt(2)), []
+  for _ in range(200):
+    y = np.repeat(np.arange(num_classes), 15)
+    x = rng.normal(size=(len(y), num_classes)) + shift * np.eye(num_classes)[y]
+    columns = [(x[:, k], y == k) for k in range(num_classes)]
+    low, high = metrics._auroc_interval(columns if num_classes > 2 else columns[1:])
+    met.append(low <= truth <= high)
+  assert 0.91 <= np.mean(met) <= 0.99
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -168,6 +219,7 @@ def test_a_missing_class_and_nan_logits_are_not_hidden():
   rows = data.from_arrays(np.eye(2), [0, 0], num_classes=2)
   alone = metrics.evaluate_classes(lambda p, x: x, None, rows)
   assert np.isnan(alone["auroc"]) and np.isnan(alone["average_precision"])
+  assert alone["auroc_interval"] == [0, 1] and alone["class_shares_loss"] == 0
   assert alone["balanced_accuracy"] == 0.5 and np.isnan(alone["recall_by_class"][1])
   rows = data.from_arrays(np.eye(2), [0, 1], num_classes=2)
   broken = metrics.evaluate_classes(
@@ -181,6 +233,7 @@ def test_a_missing_class_and_nan_logits_are_not_hidden():
   ("call", "field"),
   [
     (lambda: metrics.auroc([], []), "scores"),
+    (lambda: metrics.auroc_interval([0.5], [True, False]), "scores"),
     (lambda: metrics.average_precision([0.5], [True, False]), "scores"),
     (lambda: metrics.calibration_error([0.5], [1]), "shares"),
     (lambda: metrics.calibration_error([[0.5, 0.5]], [1], num_bins=0), "num_bins"),

@@ -184,10 +184,18 @@ def test_scores_by_class_of_a_table_warn_where_accuracy_says_nothing(capsys):
   assert always["test_largest_class"] == pytest.approx(40 / 60)
   line = capsys.readouterr().err
   assert line.startswith("warning: ") and "0.6667" in line and line.count("\n") == 1
+  shares_loss = -(2 * np.log(2 / 3) + np.log(1 / 3)) / 3
+  assert always["test_class_shares_loss"] == pytest.approx(shares_loss)
+  assert f"{shares_loss:.4f}" in line  # the model's is np.log(1 + np.e) - 2 / 3 = 0.6466
   knows = lambda p, x: jnp.eye(2)[jnp.asarray(rows.y)[: len(x)]] if len(x) == 60 else None
   padded = lambda p, x: jnp.zeros((len(x), 2)).at[:60].set(knows(p, x[:60]))
   assert facts.class_scores(padded, None, rows)["test_auroc"] == 1
   assert not capsys.readouterr().err
+  sure = lambda p, x: 20 * padded(p, x).at[0].set(jnp.array([0.0, 1.0]))
+  facts.class_scores(sure, None, rows)  # right but for one row, of which it was too sure
+  assert not capsys.readouterr().err
+  facts.class_scores(lambda p, x: 3 * sure(p, x), None, rows)
+  assert "log loss 1.0000" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

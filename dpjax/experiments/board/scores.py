@@ -24,6 +24,7 @@ _WORDS = {
   "test_average_precision": "how well rare cases are found: 1 perfect (average precision)",
   "test_calibration_error": "how far stated probabilities are off (calibration error)",
   "test_loss": "cost of stated probabilities: smaller is better (log loss)",
+  "test_class_shares_loss": "the same, if the shares of the classes were always stated",
   "test_rmse": "typical error, in units of the data (root mean squared error)",
   "test_r2": "share of the differences that is explained: 1 perfect, 0 useless (R2)",
   "test_exact_match": "share of records with all labels right",
@@ -49,6 +50,7 @@ _NO_BETTER = (
   "WARNING: the share of right answers is no better than that of always giving the most frequent "
   "class."
 )
+_NO_SURER = "WARNING: always stating the shares of the classes would cost less than the stated probabilities."
 _FIELDS = ("test_recall_by_class", "test_confusion", "test_by_group")
 
 
@@ -76,11 +78,14 @@ def blocks(run: Finished) -> list[Block]:
     *(name for name in _WORDS if name in known),
     *sorted(known.keys() - _WORDS.keys()),
   ]
-  rows = [[_WORDS.get(name, _spaced(name)), _shown(known[name])] for name in names]
+  rows = [[_WORDS.get(name, _spaced(name)), _in_interval(result, name)] for name in names]
   told: list[Block] = [Paragraph(_ABOUT), Table(("score", "value"), rows)]
   largest = result.get("test_largest_class")
   if largest is not None and result["test_accuracy"] <= largest:
     told.append(Paragraph(_NO_BETTER))
+  shares_loss = result.get("test_class_shares_loss")
+  if shares_loss is not None and result["test_loss"] > shares_loss:
+    told.append(Paragraph(_NO_SURER))
   told += _by_class(run)
   told += _by_group(result)
   told += [Paragraph(_AGAIN)] if result["epsilon_kind"] != "none" else []
@@ -103,6 +108,13 @@ def _spaced(name: str) -> str:
 def _shown(value: Any) -> str:
   number = writers.number(value)
   return "unknown" if math.isnan(number) else f"{number:.4g}"
+
+
+def _in_interval(scores: Mapping[str, Any], name: str) -> str:
+  value, interval = _shown(scores[name]), scores.get(f"{name}_interval")
+  if not interval:
+    return value
+  return f"{value} ({_shown(interval[0])} to {_shown(interval[1])} with 95 % confidence)"
 
 
 def _by_class(run: Finished) -> list[Block]:
@@ -145,7 +157,7 @@ def _by_group(result: Mapping[str, Any]) -> list[Block]:
     if not isinstance(value, list)
   )
   rows = [
-    [group, *(_shown(scores[name]) if name in scores else "" for name in names)]
+    [group, *(_in_interval(scores, name) if name in scores else "" for name in names)]
     for group, scores in by_group["scores"].items()
   ]
   head = [by_group["column"], *map(_spaced, names)]

@@ -143,6 +143,8 @@ def test_splits_by_column_and_by_a_second_file(tmp_path):
   train, test = tables.table(marked, declared(columns=columns, split=by_column))
   np.testing.assert_allclose(train.x[:, 0], [0.1, 0.3], rtol=1e-6)
   np.testing.assert_allclose(test.x[:, 0], [0.2], rtol=1e-6)
+  ignored = declared(columns=columns, split=by_column, ignore=["fold"])
+  assert whole(tables.table(marked, ignored)) == whole((train, test))
   first = written(tmp_path, "age,ill\n12,no\n36,yes\n", name="train.csv")
   written(tmp_path, "ill,age\nyes,24\n", name="held.csv")
   keys = declared(columns=columns, split={"test_file": "held.csv"})
@@ -262,6 +264,7 @@ def test_a_row_without_an_end_is_refused_before_it_fills_the_memory(tmp_path, mo
       {"target": {"column": "sex", "values": ["f", "m"]}},
       "column='sex': is declared twice",
     ),
+    ({"ignore": ["age"]}, "column='age': is declared twice"),
     ({"target": {"columns": ["a", "b"], "values": [1, 2, 3]}}, "two `values`"),
     ({"split": {"test_share": 1.0}}, "split.test_share=1.0"),
     ({"split": {"test_share": 0.1, "test_file": "a.csv"}}, "split: must have one of"),
@@ -519,6 +522,9 @@ def test_test_rows_know_the_group_that_is_declared(is_input):
     "split": {"column": "fold", "train": ["a"], "test": ["b"]},
   }
   train, test = tables.table(columns, declared)
+  if not is_input:
+    ignoring = tables.table(columns, declared | {"ignore": ["sex", "fold"]})
+    assert whole(ignoring) == whole((train, test))
   assert train.groups is None  # nothing needs those of private rows
   assert (test.groups.column, test.groups.names) == ("sex", ("f", "m"))
   assert test.groups.places.tolist() == [1, 0]

@@ -112,8 +112,8 @@ def class_scores(
 ) -> dict[str, Any]:
   """Returns the scores by class of a model of a table, on its public test rows, for result.json.
 
-  With `warn`, warns if always giving the larger class would be as accurate. Returns {} for other
-  data.
+  With `warn`, warns if always giving the larger class would be as accurate, or the shares of the
+  classes a smaller loss. Returns {} for other data.
   """
   is_table = (
     not test.in_columns and len(test.x.shape) == 2 and np.dtype(test.x.dtype).kind == "f"
@@ -125,11 +125,22 @@ def class_scores(
   scores = metrics.evaluate_classes(apply, params, test)
   largest = scores["largest_class"]
   accuracy = float(np.trace(scores["confusion"]) / len(test))
-  if warn and accuracy <= largest:
-    writers.warn(
-      f"test accuracy {accuracy:.4f} is no more than the larger class has alone, "
-      f"{largest:.4f} of the test rows; see test_auroc={scores['auroc']:.4f}"
-    )
+  if warn:
+    poor = []
+    if accuracy <= largest:
+      poor.append(
+        f"test accuracy {accuracy:.4f} is no more than the larger class has alone, {largest:.4f} "
+        "of the test rows"
+      )
+    loss = metrics.evaluate(apply, params, test)["loss"]
+    shares_loss = scores["class_shares_loss"]
+    if loss > shares_loss:
+      poor.append(
+        f"test log loss {loss:.4f} is above that of always giving the classes' shares, "
+        f"{shares_loss:.4f}"
+      )
+    if poor:
+      writers.warn(f"{'; '.join(poor)}; see test_auroc={scores['auroc']:.4f}")
   return {f"test_{name}": score for name, score in scores.items()}
 
 
@@ -147,7 +158,7 @@ def group_scores(task: Task, apply: Any, params: Any, test: Dataset) -> dict[str
       part = test.subset(rows)
       by_name[name] |= task.evaluate(apply, params, part)
       of_classes = class_scores(apply, params, part, warn=False)
-      shown = ("auroc", "balanced_accuracy", "recall_by_class")
+      shown = ("auroc", "auroc_interval", "balanced_accuracy", "recall_by_class")
       by_name[name] |= {
         key: of_classes[f"test_{key}"] for key in shown if f"test_{key}" in of_classes
       }
