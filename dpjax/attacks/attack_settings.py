@@ -35,6 +35,7 @@ class AttackSettings:
     colludes: whether the attackers see the messages of honest clients.
     deals_records: whether the attack chooses the records that are trained on. Statistics of all
       records would then reveal the records that are left out.
+    of_text: whether a language model is attacked, in place of a classifier.
     unread: fields of the attacked config that have no effect on what the attack sees.
   """
 
@@ -45,6 +46,7 @@ class AttackSettings:
   wants_because: ClassVar[str] = "whose clients are inverted"
   colludes: ClassVar[bool] = False
   deals_records: ClassVar[bool] = False
+  of_text: ClassVar[bool] = False
   unread: ClassVar[tuple[str, ...]] = ()
 
 

@@ -182,6 +182,14 @@ ATTACKS: tuple[Attack, ...] = (
     f"{_DP}, less with each copy of the secret: those are a group; few copies; clipping alone "
     "does not help", "dpjax.attacks.exposure_by_rank", "Carlini et al. 2019",
   ),
+  Attack(
+    "extraction of training text", "lines of the training text, such as names with numbers",
+    "answers", f"{_OWNER} for the next token, and knows no format",
+    f"{_DP}, less with each copy of the line: those are a group; few copies",
+    "dpjax.attacks.text_extraction.extracted", "Carlini et al. 2021",
+    word="text_extraction",
+    settings="dpjax.experiments.kinds.attack.run_settings.WrittenText",
+  ),
   # --- inputs from gradients and messages
   Attack(
     "DLG", _INPUT, "gradient", _WIRE, _NOISE, "dpjax.attacks.Dlg", "Zhu et al. 2019",

@@ -161,10 +161,16 @@ def _goes_on(folder: pathlib.Path, whole: pathlib.Path) -> bool:
 
 
 def _without_a_field(to_dict):
-  """As a version writes a config that knows no `ema_decay`."""
-  return lambda config: {
-    name: value for name, value in to_dict(config).items() if name != "ema_decay"
-  }
+  """As a version writes a config that knows no `ema_decay`, and no section's `data.num_users`."""
+
+  def older(config):
+    held = to_dict(config)
+    held.pop("ema_decay", None)
+    if "data" in held:
+      held["data"] = {k: v for k, v in held["data"].items() if k != "num_users"}
+    return held
+
+  return older
 
 
 def test_a_field_that_a_later_version_added_makes_no_other_run(tmp_path, whole):
@@ -174,7 +180,18 @@ def test_a_field_that_a_later_version_added_makes_no_other_run(tmp_path, whole):
     stop_after(context, 5, sigterm)
     with pytest.raises(loop.Interrupted):
       loop.run(_mean(), folder)
-  assert "ema_decay" not in json.loads((folder / owner.CONFIG).read_text())
+  written = json.loads((folder / owner.CONFIG).read_text())
+  assert "ema_decay" not in written and "num_users" not in written["data"]
+  # What no version wrote is another run's: a field that was taken out, renamed or added by hand.
+  for damaged in (
+    {name: entry for name, entry in written.items() if name != "seed"},
+    {**written, "steps": 1},
+    {**written, "data": {**written["data"], "nums": 1}},
+  ):
+    (folder / owner.CONFIG).write_text(json.dumps(damaged))
+    with refuses("workdir"):
+      loop.run(_mean(), folder)
+  (folder / owner.CONFIG).write_text(json.dumps(written))
   with refuses("workdir"):  # of another value than it has by default
     loop.run(_Mean(TrainConfig(noise_seed=0, ema_decay=0.5)), folder)
   assert _goes_on(folder, whole)

@@ -7,10 +7,10 @@ import pytest
 
 from dpjax import Plan, accounting, data
 from dpjax.accounting import Ledger
-from dpjax.data import digest, from_arrays
+from dpjax.data import digest, from_arrays, table_declaration
 from dpjax.experiments.kinds.pate import build as pate_build
 from dpjax.experiments.kinds.pate.config import PateConfig
-from dpjax.experiments.kinds.synthesis import build
+from dpjax.experiments.kinds.synthesis import build, sample_scores
 from dpjax.experiments.kinds.synthesis.config import (
   KernelMean,
   SynthesisConfig,
@@ -193,6 +193,28 @@ def test_a_table_becomes_a_table_of_the_same_columns_that_teaches(tmp_path):
   np.testing.assert_allclose(by_dose(both), by_dose(x), atol=1e-3)
   women = [np.mean(x[y == label, 1]) for label in (0, 1)]
   assert women == pytest.approx([0.1, 0.9], abs=0.1)
+
+
+def test_samples_of_a_table_keep_the_digits_that_its_declaration_needs(tmp_path):
+  """A range that is narrow and far from 0, and categories of five digits."""
+  declared = {
+    "columns": {
+      "second": {"lower": 2**40, "upper": 2**40 + 200},
+      "zip": {"values": [94103, 94104, 0.12345]},
+    },
+    "target": {"column": "code", "values": [12345, 12346]},
+    "split": {"test_share": 0.5},
+  }
+  rng = np.random.default_rng(0)
+  x = np.concatenate([rng.random((40, 1)), np.eye(3)[rng.integers(0, 3, 40)]], axis=1)
+  y = rng.integers(0, 2, 40)
+  parsed = table_declaration.parse(declared)
+  sample_scores.write(tmp_path, x.astype(np.float32), y, parsed)
+  parts = data.table(tmp_path / "samples.csv", declared)
+  read = np.concatenate([np.column_stack([part.x, part.y]) for part in parts])
+  wanted = np.column_stack([x, y])
+  by_first = lambda rows: rows[np.argsort(rows[:, 0])]
+  np.testing.assert_allclose(by_first(read), by_first(wanted), atol=1e-4)
 
 
 @pytest.mark.long

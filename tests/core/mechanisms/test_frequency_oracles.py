@@ -4,6 +4,7 @@ import itertools
 import math
 
 import jax
+import mpmath
 import numpy as np
 import pytest
 
@@ -150,6 +151,25 @@ def test_shares_of_many_people_are_unbiased_with_the_stated_variance(kind, epsil
   assert (np.abs(found.var(axis=0) / stated - 1) < 5 * math.sqrt(2 / times)).all()
 
 
+@pytest.mark.parametrize("kind", _KINDS)
+def test_the_gap_has_all_its_digits_where_it_is_small(kind):
+  """1 - e^-eps k / (1 + ...) had none left of 1e6 labels at 1e-12, and the variance was 1 / 0."""
+  for epsilon, k in itertools.product((1e-300, 1e-12, 1e-6, 1.0, 30.0), (2, 10**6)):
+    mechanism = kind(epsilon, k)
+    with mpmath.workdps(340):
+      e = mpmath.exp(epsilon)
+      if kind is _UNARY:
+        true, other = mpmath.mpf(1) / 2, 1 / (e + 1)
+      else:
+        g = mechanism.buckets if kind is _HASHED else k
+        true = e / (e + g - 1)
+        other = 1 / mpmath.mpf(g) if kind is _HASHED else 1 / (e + g - 1)
+      gap = float(true - other)
+      variance = float(min(other * (1 - other) / 9 / (true - other) ** 2, 1e400))
+    assert mechanism.support_gap == pytest.approx(gap, rel=1e-13)
+    assert mechanism.variance(9) == pytest.approx(variance, rel=1e-12)
+
+
 def test_many_labels_cost_nothing_more_than_few():
   """Which of the three is best: randomised response below 3 e^eps + 2 labels."""
   for epsilon in (0.5, 1.0, 2.0, 4.0):
@@ -195,7 +215,7 @@ def test_edge_cases():
     assert mechanism.frequencies(mechanism(key, labels)).shape == (3,)
 
 
-@pytest.mark.cases(quick=[0, 3, 5], long=...)
+@pytest.mark.cases(quick=[0, 3, 6], long=...)
 @pytest.mark.parametrize(
   "call, field",
   [
@@ -205,6 +225,7 @@ def test_edge_cases():
     (lambda: _HASHED(1.0, 9, 4), "num_buckets"),
     (lambda: _HASHED(1.0, 9, 32_771), "num_buckets"),
     (lambda: _UNARY(1.0, 3).frequencies(np.zeros((5, 2), int)), "responses"),
+    (lambda: _HASHED(1.0, 3).frequencies(np.zeros((0, 2), int)), "responses"),
     (lambda: _HASHED(1.0, 3).frequencies(np.full((5, 2), 7)), "responses"),
     (lambda: _UNARY(1.0)(jax.random.key(0), np.array([0.5])), "labels"),
     (lambda: _HASHED(1.0)(jax.random.key(0), np.array([0.5])), "labels"),

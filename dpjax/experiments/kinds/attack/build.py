@@ -72,7 +72,8 @@ class Attack(Experiment[AttackConfig]):
     return named(self.config, load_attacked, self.attacked.config)
 
   def check_data(self, data: Any) -> None:
-    needs_classes(data[0], "launch.attack")
+    if not self.config.attack.of_text:
+      needs_classes(data[0], "launch.attack")
 
   def weights(self) -> dict[str, str]:
     config = self.config

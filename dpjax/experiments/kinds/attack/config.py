@@ -172,8 +172,9 @@ def _check_train(train: TrainConfig, attack: Any) -> None:
     raise UserError(
       "must be false, an attack trains many models", field="release", value=True
     )
-  if is_language(train.model.name):
-    raise UserError("must classify records", field="model.name", value=train.model.name)
+  if is_language(train.model.name) != attack.of_text:
+    wanted = "must be a language model" if attack.of_text else "must classify records"
+    raise UserError(wanted, field="model.name", value=train.model.name)
   embeddings.refuse(train)
   trainable = fields.name_of(train, "trainable")
   if trainable != "all":

@@ -12,6 +12,7 @@ from dpjax.attacks.attack_settings import AttackSettings
 from dpjax.attacks.queries import MOST_QUERIES
 from dpjax.attacks.rogue_server import read_imprint
 from dpjax.experiments.config import rules
+from dpjax.experiments.config.common import COUNT
 from dpjax.types import ArrayTree, HostArray, Params
 from dpjax.validate import UserError
 
@@ -151,6 +152,55 @@ class ClassSearch(AttackSettings):
       total_variation=self.total_variation,
       **prior,
     )
+
+
+@dataclasses.dataclass(frozen=True)
+class WrittenText(AttackSettings):
+  """Secrets among the lines that a language model writes by itself (`attacks.text_extraction`).
+
+  Invented records, a name and a number each, take the place of some training lines. The attacker
+  lets the model write, ranks its lines in three ways, and looks at the first of each ranking. The
+  attack reads texts of bytes. Every line, of the data too, begins and ends with a line end.
+  """
+
+  template: Annotated[str, "of a record; holds {name} and {number}"] = (
+    "the number of {name} is {number}."
+  )
+  digits: Annotated[int, rules.between(1, 7), "of the number"] = 6
+  copies: Annotated[
+    tuple[int, ...], "lines of each record, by group; 0: a control that is never there"
+  ] = (0, 1, 4, 16)
+  records_each: Annotated[int, rules.between(1, 1000), "records of each group"] = 8
+  num_lines: Annotated[int, rules.between(1, 10**6), "that the model writes"] = 3000
+  first: Annotated[
+    tuple[int, ...], "how many lines of a ranking are looked at; the verdict is on the most"
+  ] = (10, 100)
+  prompt_length: Annotated[
+    int, rules.at_least(0), "bytes of a test line that a line begins with"
+  ] = 0
+  temperature: Annotated[float, rules.POSITIVE, "by which logits are divided"] = 1.0
+  top_k: Annotated[int | None, COUNT, "likeliest bytes that are drawn; none: all"] = 40
+  section: ClassVar[str] = "train"
+  module: ClassVar[str] = "dpjax.experiments.kinds.attack.written_text"
+  task: ClassVar[str] = "text_extraction"
+  # A secret line takes the place of another, so the attack chooses the records.
+  deals_records: ClassVar[bool] = True
+  of_text: ClassVar[bool] = True
+
+  def __post_init__(self):
+    rules.check_settings(self)
+    for word in ("{name}", "{number}"):
+      if not isinstance(self.template, str) or self.template.count(word) != 1:
+        raise UserError(f"must hold one {word!r}", field="template", value=self.template)
+    for name, least in (("copies", 0), ("first", 1)):
+      values = getattr(self, name)
+      sizes = validate.several(**{name: values})
+      if not sizes or list(sizes) != sorted({*sizes}):
+        raise UserError("must hold some, each more than before", field=name, value=values)
+      for size in sizes:
+        validate.integer_at_least(least, **{name: size})
+    if self.copies == (0,):
+      raise UserError("must plant a record", field="copies", value=self.copies)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -177,6 +177,26 @@ def _pictured(result: Row) -> list[Row]:
   return [_counted(counts, "class inversion", share, text, verdict=result["verdict"])]
 
 
+def _written(result: Row) -> list[Row]:
+  """Returns a row for each ranking and number of lines; success is the share of records found."""
+  share = "records among the first lines, of those planted"
+
+  def row(found: Row) -> Row:
+    groups = ", ".join(
+      f"{count} with {copies} cop{'y' if copies == '1' else 'ies'}"
+      for copies, count in found["by_copies"].items()
+    )
+    text = f"{found['count']} of {found['total']} records ({groups}), precision"
+    text += f" {found['precision']:.3f}; {found['controls']} that were never there"
+    method = f"{found['ranking']}, first {found['first']}"
+    columns = {name: found[name] for name in ("precision", "controls", "allowed")}
+    columns |= {f"found_of_{copies}": count for copies, count in found["by_copies"].items()}
+    columns["test_perplexity"] = result["test_perplexity"]
+    return _counted(found, method, share, text, **columns, verdict=found["verdict"])
+
+  return [row(found) for found in result["extracted"]]
+
+
 def _rate(counted: Row) -> str:
   return f"{counted['count'] / counted['total']:.3f}"
 
@@ -187,6 +207,7 @@ _ROWS = {
   "class_inversion": _pictured,
   "inversion": _inverted,
   "poisoning": _poisoned,
+  "text_extraction": _written,
 }
 
 

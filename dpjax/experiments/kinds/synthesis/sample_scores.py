@@ -101,22 +101,25 @@ def write(
   )
   if declaration is not None:
     columns = tables.rows_of(images, labels, declaration)
-    _write_csv(folder, list(columns), zip(*map(_cells, columns.values())))
+    cells = ([_whole(cell) for cell in column] for column in columns.values())
+    _write_csv(folder, list(columns), zip(*cells))
     return
   # There may be no sample, so a width of -1 could not be inferred.
   flat = images.reshape(len(images), math.prod(images.shape[1:]))
   is_table = images.ndim == 2
   names = [f"{'column' if is_table else 'pixel'}_{place}" for place in range(flat.shape[1])]
   shown = len(flat) if is_table else _FIRST_SAMPLES
-  rows = zip(labels[:shown], *(_cells(column[:shown]) for column in flat.T))
+  rows = zip(
+    labels[:shown], *([f"{cell:.4g}" for cell in column[:shown]] for column in flat.T)
+  )
   _write_csv(folder, ["label", *names], rows)
   if not is_table:
     picture(images, labels, folder / "samples.png")
 
 
-def _cells(column: Any) -> list[str]:
-  """Returns numbers with four digits, texts as they are."""
-  return [cell if isinstance(cell, str) else f"{cell:.4g}" for cell in column]
+def _whole(cell: Any) -> str:
+  """Returns a number with all its digits, a text as it is."""
+  return cell if isinstance(cell, str) else repr(float(cell)).removesuffix(".0")
 
 
 def _write_csv(folder: pathlib.Path, names: list[str], rows: Iterable[Any]) -> None:

@@ -1,0 +1,258 @@
+"""Runs the extraction of training text: trains a language model of `launch.train` on lines among
+which secrets stand, lets it write, and looks for the secrets among the first lines of a ranking."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from dpjax import losses, training
+from dpjax.attacks import allowed, roc, text_extraction
+from dpjax.attacks.exposure import CanaryFormat, ExposureBound, sequence_losses
+from dpjax.data import Dataset
+from dpjax.data.text import PADDING_ID, VOCAB_SIZE, encode_text
+from dpjax.experiments.kinds.attack.config import AttackConfig
+from dpjax.experiments.kinds.attack.members import MeasuredAttack
+from dpjax.experiments.kinds.attack.run_settings import WrittenText
+from dpjax.experiments.kinds.central import build as central
+from dpjax.experiments.run.guarantee import Guarantee
+from dpjax.experiments.run.loop import Phase
+from dpjax.experiments.run.run_keys import RunKeys
+from dpjax.key_uses import KeyUse, key_for
+from dpjax.validate import UserError
+
+_END = ord("\n")
+_CONSONANTS = "bdfgklmnprstvz"
+_VOWELS = "aeiou"
+
+
+class Record(NamedTuple):
+  """An invented name with a random number, and how many training lines hold them."""
+
+  text: bytes
+  copies: int
+
+
+class Planted(NamedTuple):
+  """Holds the run of the attacked model, the records among its lines, and the prompts."""
+
+  run: central.Run
+  records: list[Record]
+  prompts: np.ndarray  # tokens [num_lines, p]
+  guarantee: Guarantee
+
+
+def prepare(config: AttackConfig, loaded: tuple[Any, Any], random: RunKeys) -> Planted:
+  """Returns the run, in whose training data records take the place of other lines.
+
+  Which lines go, names and numbers follow from the seed alone, so they are the same under every
+  defence. Raises UserError for data that are no lines of bytes, or for fewer lines than records.
+  """
+  attack = config.attack
+  train, test = (_framed(part, config.data.name) for part in loaded)
+  rng = np.random.default_rng(random.order)
+  records = invented(attack, rng)
+  length = train.x.shape[1]
+  longest = max(len(record.text) for record in records) + 2
+  if longest > length:
+    raise UserError(
+      f"leaves records of {longest} bytes with both line ends, the data have lines of {length}",
+      field="attack.template",
+      value=attack.template,
+    )
+  lines = [record.text for record in records for _ in range(record.copies)]
+  if len(lines) > len(train) // 2:
+    raise UserError(
+      f"leaves {len(lines)} lines of records, more than half of the training lines",
+      field="attack.copies",
+      value=attack.copies,
+    )
+  x = np.array(train.x)
+  gone = rng.permutation(len(x))[: len(lines)]
+  x[gone] = _lines_of(lines, length)
+  planted = dataclasses.replace(train, x=x)
+  prompts = _prompts(attack, test.x, random.order)
+  run = central.assemble(config.train, (planted, test), random)
+  return Planted(run, records, prompts, run.guarantee)
+
+
+def invented(attack: WrittenText, rng: np.random.Generator) -> list[Record]:
+  """Returns the records of all groups: names of random syllables, no two alike, and numbers.
+
+  >>> first = invented(WrittenText(), np.random.default_rng(0))[0]
+  >>> first.text.decode(), first.copies
+  ('the number of Tone Baba is 476566.', 0)
+  """
+  names: dict[str, None] = {}
+  while len(names) < attack.records_each * len(attack.copies):
+    words = [_word(rng, 2), _word(rng, int(rng.integers(2, 4)))]
+    names[" ".join(words)] = None
+  records = []
+  for place, name in enumerate(names):
+    form = _form(attack, name)
+    number = int(rng.integers(form.num_secrets))
+    copies = attack.copies[place // attack.records_each]
+    records.append(Record(form.text(number).encode(), copies))
+  return records
+
+
+def _word(rng: np.random.Generator, syllables: int) -> str:
+  pairs = [rng.choice([*_CONSONANTS]) + rng.choice([*_VOWELS]) for _ in range(syllables)]
+  return "".join(pairs).capitalize()
+
+
+def _form(attack: WrittenText, name: str) -> CanaryFormat:
+  template = attack.template.replace("{name}", name).replace("{number}", "{}")
+  return CanaryFormat(template, length=attack.digits)
+
+
+def _lines_of(texts: Sequence[bytes], length: int) -> np.ndarray:
+  """Returns tokens [n, length] of texts between line ends, cut so that both ends fit."""
+  return encode_text([b"\n%b\n" % text[: length - 2] for text in texts], max_length=length)
+
+
+def texts_of(tokens: np.ndarray) -> list[bytes]:
+  """Returns the text of each line of bytes [n, T], without line ends and padding."""
+  return [bytes(row).strip(b"\n\0") for row in np.asarray(tokens, np.uint8)]
+
+
+def _framed(data: Dataset, name: str) -> Dataset:
+  """Returns the lines between line ends, so that a model learns where a line ends."""
+  if data.vocab_size != VOCAB_SIZE or data.x.ndim != 2 or data.x.shape[1] < 3:
+    raise UserError("must be lines of bytes, [n, T]", field="data.name", value=name)
+  return dataclasses.replace(
+    data, x=_lines_of(texts_of(np.asarray(data.x)), data.x.shape[1])
+  )
+
+
+def phase(config: AttackConfig, attacked: Planted) -> Phase:
+  """Returns the training phase of `launch.train`, without a guarantee.
+
+  result.json states the guarantee of the attacked run separately (`build.promised`).
+  """
+  return central.phase(config.train, attacked.run)._replace(guarantee=None)
+
+
+def measured(config: AttackConfig, attacked: Planted, state: Any) -> MeasuredAttack:
+  """Returns the secrets among the first lines of each ranking, and what the guarantee allows."""
+  attack = config.attack
+  run = attacked.run
+  params = training.eval_params(state)
+  lines = text_extraction.write_lines(
+    run.apply,
+    params,
+    attacked.prompts,
+    length=run.train.x.shape[1],
+    key=key_for(KeyUse.SAMPLES, run.random.init),
+    end=_END,
+    temperature=attack.temperature,
+    top_k=attack.top_k,
+  )
+  loss_fn = losses.next_token(run.apply, padding_id=PADDING_ID)
+  # The first token is the line end of every line, which no loss counts.
+  nats = sequence_losses(loss_fn, params, lines)
+  lowered = sequence_losses(loss_fn, params, text_extraction.lower_case(lines))
+  texts = texts_of(lines)
+  planted = [record for record in attacked.records if record.copies]
+  controls = [record for record in attacked.records if not record.copies]
+  line = allowed.by_plan(run.plan) if run.plan.is_private else None
+  rows, ranks = [], {}
+  for by in text_extraction.RANKINGS:
+    ranks[by] = text_extraction.rank(texts, nats, by=by, lowered=lowered)
+    ranked = [texts[place] for place in ranks[by]]
+    for first in attack.first:
+      found = text_extraction.extracted(ranked, [r.text for r in planted], first=first)
+      by_chance = text_extraction.extracted(ranked, [r.text for r in controls], first=first)
+      most = None if line is None else mean_allowed(line, planted, first, attack.digits)
+      rows.append(
+        {
+          "ranking": by,
+          "first": found.first,
+          "lines": found.lines,
+          "precision": found.precision,
+          **roc.counted(len(found.secrets), len(planted))._asdict(),
+          "by_copies": _by_copies(planted, found.secrets),
+          "controls": len(by_chance.secrets),
+          "allowed": most,
+          "verdict": verdict(len(found.secrets), first, 10**attack.digits, most),
+        }
+      )
+  scores = run.task.evaluate(run.apply, params, run.test)
+  result = {
+    "test_accuracy": scores["accuracy"],
+    "test_perplexity": scores["perplexity"],
+    "num_written": len(texts),
+    "num_different": len(set(texts)),
+    "num_records": len(planted),
+    "extracted": rows,
+  }
+  written = {"lines": lines, "log_perplexity": nats, "log_perplexity_lowered": lowered}
+  return MeasuredAttack(written | {f"ranked_{by}": ranks[by] for by in ranks}, result)
+
+
+def _prompts(attack: WrittenText, test: np.ndarray, order: int) -> np.ndarray:
+  """Returns the line end, and the first bytes of random test lines that have so many."""
+  size = 1 + attack.prompt_length
+  known = test[test[:, size] != PADDING_ID] if size < test.shape[1] else test[:0]
+  if not len(known):
+    raise UserError(
+      "must leave a rest of some test line",
+      field="attack.prompt_length",
+      value=attack.prompt_length,
+    )
+  rows = np.random.default_rng([order, 1]).integers(len(known), size=attack.num_lines)
+  return known[rows, :size]
+
+
+def _by_copies(planted: list[Record], found: tuple[int, ...]) -> dict[str, int]:
+  """Returns the number of records found, by how many lines held them."""
+  counts = dict.fromkeys(sorted({record.copies for record in planted}), 0)
+  for place in found:
+    counts[planted[place].copies] += 1
+  return {str(copies): count for copies, count in counts.items()}
+
+
+def mean_allowed(
+  line: allowed.AllowedRoc, planted: Sequence[Record], first: int, digits: int
+) -> float:
+  """Returns a bound on the mean number of records among the first lines of any ranking.
+
+  Different lines are one guess each of a record's number. Without the record's lines its number
+  would be among `first` guesses with a probability of first / 10^digits at most, and the line of
+  the guarantee bounds what they add (`ExposureBound`).
+
+  >>> line = allowed.by_epsilon(math.log(4), 0.0)
+  >>> once, twice = Record(b"a 12", 1), Record(b"b 34", 2)
+  >>> [round(mean_allowed(line, [record], 2, digits=2), 9) for record in (once, twice)]
+  [0.08, 0.32]
+  """
+  numbers = 10**digits
+  bits = math.log2(numbers / min(first, numbers))
+  each = (ExposureBound(line, numbers, record.copies) for record in planted)
+  return sum(bound.probability(bits) for bound in each)
+
+
+def verdict(found: int, first: int, numbers: int, most: float | None) -> str:
+  """Returns the verdict on a defence.
+
+  Whoever knows nothing of the numbers has `first` guesses: x records are found with a probability
+  of (first / numbers)^x / x! at most. A defence without a guarantee fails if that is below 5 %.
+  Under a guarantee the mean number is at most `most`, so 20 times as many are found with a
+  probability of 5 % at most (Markov).
+
+  >>> verdict(0, 100, 10**6, None), verdict(1, 100, 10**6, None)
+  ('not shown to fail', 'FAILS: secrets of the text are read out')
+  >>> verdict(3, 100, 10**6, 0.1), verdict(1, 100, 10**6, 0.1)
+  ('ABOVE the line that its guarantee allows', 'leaks, below its line')
+  """
+  if most is not None and found > 20 * most:
+    return "ABOVE the line that its guarantee allows"
+  if not found or (first / numbers) ** found / math.factorial(found) > 0.05:
+    return "not shown to fail"
+  return (
+    "FAILS: secrets of the text are read out" if most is None else "leaks, below its line"
+  )
