@@ -160,7 +160,7 @@ def test_what_does_not_fit_is_one_line(change, line):
 @pytest.mark.parametrize(
   ("setting", "field"),
   [
-    ({"activation": "tanh"}, "hidden"),
+    ({"activation": "tanh"}, "activation"),
     ({"output": "softmax"}, "output"),
     ({"learning_rate": 0.0}, "learning_rate"),
   ],
