@@ -74,6 +74,10 @@ def replace_file(
     # The content is on disk before its name, and the name before the function returns.
     os.replace(new, path)
     sync_folder(path.parent)
+  except OSError as error:
+    # That a write fails, as on a full disk, comes without a name.
+    error.filename = error.filename or str(path)
+    raise
   finally:
     # An error here must not hide the error of the write. Without a temporary file there is nothing
     # to remove.

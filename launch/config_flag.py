@@ -168,7 +168,11 @@ def _got(name: str, audit: bool | None) -> tuple[Any, ModuleType, str]:
   texts = {path: str(flags.FLAGS[f"{name}.{path}"].value) for path in _overridden(name)}
   if before is None:
     return None, module, ""
-  config = fields.override_all(config, texts, name=f"--{name}")
+  try:
+    config = fields.override_all(config, texts, name=name)
+  except UserError as error:
+    # A field of the file, which another field's flag made wrong, is no flag.
+    raise error.of(field=error.field.removeprefix(f"{name}.")) from error
   if audit is not None:
     path = "base.audit" if hasattr(config, "base") else "audit"  # of a sweep
     texts[path] = _audit(config) if audit else "none"

@@ -91,7 +91,7 @@ def tried(config, name, path, text):
 
   def checked():
     try:
-      _checked(name, fields.override(config, path, text, name="--config"))
+      _checked(name, fields.override(config, path, text))
     except UserError as error:
       error = app.as_typed(error, [flag])
       begins.append(str(error).startswith(f"--{flag}"))

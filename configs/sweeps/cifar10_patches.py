@@ -42,7 +42,8 @@ def get_config() -> Sweep:
 
 def get_configs(sweep: Sweep) -> Iterator[tuple[str, Any]]:
   for epsilon in sweep.epsilons:
-    steps, rate = SETTINGS[epsilon]
+    usual = (sweep.base.num_steps, sweep.base.optimizer.learning_rate)
+    steps, rate = SETTINGS.get(epsilon, usual)
     yield f"patches + linear @ {epsilon:g}", fields.replace_all(sweep.base, {
       "privacy.epsilon": epsilon, "num_steps": steps, "optimizer.learning_rate": rate
     })  # fmt: skip

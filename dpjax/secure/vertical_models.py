@@ -165,10 +165,10 @@ def train_split(
   Args:
     start: public initial network.
     batches: [steps, B] public indices of rows.
-    recipe: `hidden` must be relu, `output` normalized_relu or sigmoid (one class against all).
+    recipe: `activation` must be relu, `output` normalized_relu or sigmoid (one class against all).
   """
-  if recipe.hidden != "relu" or recipe.output == "linear":
-    kind = recipe.hidden, recipe.output
+  if recipe.activation != "relu" or recipe.output == "linear":
+    kind = recipe.activation, recipe.output
     raise UserError(
       f"{kind}; must be relu, and one of sigmoid, normalized_relu", field="recipe"
     )

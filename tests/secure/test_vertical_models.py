@@ -173,4 +173,4 @@ def test_mistakes_are_one_line():
   with refuses("recipe.output", value="linear"):
     vertical_models.train_logistic(None, None, None, Recipe(output="linear"))
   with refuses("recipe"):
-    vertical_models.train_split(None, None, None, None, Recipe(hidden="square"))
+    vertical_models.train_split(None, None, None, None, Recipe(activation="square"))

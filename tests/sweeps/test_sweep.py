@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import csv
 import dataclasses
+import errno
 import importlib
 import itertools
 import math
+import os
 import pathlib
 
 import pytest
@@ -241,6 +243,38 @@ def test_failed_point_is_recorded_and_the_sweep_goes_on(tmp_path):
   assert len(retried.calls) == 2 and {row["status"] for row in rows} == {"done"}
 
 
+@pytest.mark.parametrize("of_run", [True, False])
+def test_a_full_disk_ends_the_sweep_in_one_line_and_the_same_command_goes_on(
+  of_run, tmp_path, monkeypatch
+):
+  full = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+  honest, write = Fake(), engine._Files.write
+
+  def train(config, workdir, *, data=None):
+    if of_run and len(honest.calls) == 2:
+      with writers.space_on_disk(workdir, lambda: "step 3 is saved"):
+        raise full
+    return honest(config, workdir, data=data)
+
+  def written(files, rows):
+    if not of_run and len(rows) == 2:
+      raise full
+    write(files, rows)
+
+  with monkeypatch.context() as mocked:
+    mocked.setattr(engine._Files, "write", written)
+    with refuses("workdir") as caught:
+      grids.run(_config(), tmp_path, train)
+  assert isinstance(caught.value, writers.Unwritable) and "same command" in str(
+    caught.value
+  )
+  assert ("step 3 is saved" if of_run else "2 of 4 runs have ended") in str(caught.value)
+  resumed = Fake()
+  rows = grids.run(_config(), tmp_path, resumed)
+  assert len(resumed.calls) == 2
+  assert rows == grids.run(_config(), tmp_path / "other", Fake())
+
+
 def test_all_points_failing_still_reports(tmp_path):
   rows = grids.run(_config(), tmp_path, Fake(fail=EPSILONS))
   assert {row["status"] for row in rows} == {"failed"}
@@ -302,13 +336,14 @@ def test_a_run_that_diverged_keeps_its_row_and_the_sweep_goes_on(tmp_path, capsy
     ({"base": TrainConfig(privacy=DpSgd(delta=2.0))}, "base.privacy.delta"),
     ({"seeds": [0, 1, 0]}, "seeds"),
     ({"seeds": [-1]}, "seeds"),
-    ({"x": "privacy.epsilom"}, "x.privacy.epsilom"),
-    ({"series": "modell.name"}, "series.modell"),
+    ({"x": "privacy.epsilom"}, "x"),
+    ({"series": "modell.name"}, "series"),
   ],
 )
 def test_a_wrong_sweep_is_refused_before_anything_runs(tmp_path, changes, field):
   fake = Fake()
-  with refuses(field) as error:
+  value = {"value": changes[field]} if field in ("x", "series") else {}
+  with refuses(field, **value) as error:
     grids.run(_config(**changes), tmp_path, fake)
   assert fake.calls == [] and "\n" not in str(error.value) and not list(tmp_path.iterdir())
 
@@ -758,11 +793,11 @@ def test_x_may_be_the_rounds_of_a_result(tmp_path):
 @pytest.mark.parametrize(
   ("changes", "field"),
   [
-    ({"x": "privacy.sampling_prob"}, "x.privacy.sampling_prob"),
+    ({"x": "privacy.sampling_prob"}, "x"),
   ],
 )
 def test_a_wrong_federated_sweep_is_refused(changes, field):
-  with refuses(field):
+  with refuses(field, value=changes[field]):
     grids.points(_federated(**changes))
 
 

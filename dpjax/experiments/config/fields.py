@@ -141,7 +141,7 @@ def replace_all(config: Any, values: Mapping[str, Any], *, name: str = "config")
   """
 
   def change_to(value: Any) -> _Change:
-    return lambda hint, at, old: check(_continued(value, hint, old), hint, at)
+    return lambda hint, at, old: check(_continued(value, hint, at, old), hint, at)
 
   changes = {path: change_to(value) for path, value in values.items()}
   return _update(config, changes, name)
@@ -209,7 +209,7 @@ def _change_to_text(text: str) -> _Change:
     if choice_of(hint) is None:
       return parse(text, hint, at)
     literal = _literal(text) if text.lstrip().startswith("{") else text
-    return check(_continued(literal, hint, old), hint, at)
+    return check(_continued(literal, hint, at, old), hint, at)
 
   return change
 
@@ -309,15 +309,15 @@ def parse(text: str, hint: Any, name: str) -> Any:
   return check(_literal(text), hint, name)
 
 
-def _continued(value: Any, hint: Any, old: Any) -> Any:
+def _continued(value: Any, hint: Any, name: str, old: Any) -> Any:
   """Returns the value of a chosen name, with the fields that were set in the old value, if the new
   one has them. Any other value is returned unchanged."""
   choice = choice_of(hint)
   if choice is None or not isinstance(value, str):
     return value
-  if choice.kind(value, "name") is None or not choice.holds(old):
+  if choice.kind(value, name) is None or not choice.holds(old):
     return value
-  new = choice.make(value, "name")
+  new = choice.make(value, name)
   hints = hints_of(type(new))
   usual = type(old)()
   kept = {

@@ -117,7 +117,9 @@ class Folder:
     self._starts = [*(self.secrets or {}).get(STARTS, []), provenance.start()]
     with contextlib.ExitStack() as held:
       held.enter_context(
-        writers.space_on_disk(self.path, lambda: checkpoint.newest(self.path))
+        writers.space_on_disk(
+          self.path, lambda: writers.newest_step(checkpoint.newest(self.path))
+        )
       )
       on_first(lambda: self._take(held))
       # Configs without the field `writer` have no hook.

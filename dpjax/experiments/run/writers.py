@@ -31,7 +31,7 @@ from dpjax.files import half_written as half_written
 from dpjax.files import make_folder as make_folder
 from dpjax.files import replace_file as replace_file
 from dpjax.files import sync_folder as sync_folder
-from dpjax.validate import UserError
+from dpjax.validate import UserError, Verbatim
 
 METRICS = "metrics.jsonl"
 EVENTS = "tensorboard"
@@ -57,6 +57,7 @@ RESULT_KEYS = (
 )
 EPSILON_KINDS = ("proved", "claimed", "simulated", "none")
 _FULL = (errno.ENOSPC, errno.EDQUOT)
+_NOTHING = "nothing was saved"
 # Seconds between two progress lines where stderr is no terminal.
 _LINE_SECONDS = 5.0
 _SILENT = ContextVar("silent", default=False)
@@ -157,12 +158,12 @@ def reported_in_one_line(what: str) -> Iterator[None]:
 
 
 @contextmanager
-def space_on_disk(workdir: pathlib.Path, saved: Callable[[], int | None]) -> Iterator[None]:
+def space_on_disk(workdir: pathlib.Path, saved: Callable[[], str]) -> Iterator[None]:
   """Turns an error of the block into one line if the disk is full, or refused a write.
 
   Args:
-    workdir: folder of the run.
-    saved: function that returns the newest saved step, for the message, or None.
+    workdir: folder of the run, or of the sweep.
+    saved: function that returns what is on the disk, in words for the message.
 
   Raises:
     Unwritable: the disk is full or damaged, or writing is not allowed.
@@ -171,23 +172,30 @@ def space_on_disk(workdir: pathlib.Path, saved: Callable[[], int | None]) -> Ite
     yield
   except Exception as error:
     code = refusal(error)
-    # A UserError about a file is already one line.
-    if code is None or (isinstance(error, UserError) and not isinstance(error, Unwritable)):
+    # A UserError about a file is already one line, and so is that of a run inside a sweep.
+    said = isinstance(error, UserError) and not isinstance(error, Unwritable)
+    if code is None or said or getattr(error, "field", "") == "workdir":
       raise
     try:
-      step = saved()
+      kept = saved()
     # On a damaged disk, even reading the folder may fail.
     except OSError:
-      step = None
-    kept = "nothing was saved" if step is None else f"step {step} is saved"
+      kept = _NOTHING
     full = code in _FULL
     reason = "no space left on the device" if full else os.strerror(code).lower()
     at = getattr(error, "filename", None)
     reason += f" ({str(at)[-80:]})" if at and not full else ""
     mend = "make room" if full else "mend that"
     raise Unwritable(
-      f"workdir={str(workdir)[-120:]}: {reason}; {kept}; {mend}, then run the same command"
+      f"{reason}; {kept}; {mend}, then run the same command",
+      field="workdir",
+      value=Verbatim(str(workdir)[-120:]),
     ) from None
+
+
+def newest_step(step: int | None) -> str:
+  """Returns what is on the disk of a run whose newest checkpoint is that of `step`; None: none."""
+  return _NOTHING if step is None else f"step {step} is saved"
 
 
 class Busy(UserError):

@@ -61,8 +61,13 @@ class Curves(kind.Table):
     self.sweep = sweep
 
   def facts(self, label: str, config: Any) -> Row:
-    paths = _config_axes(self.sweep, config)
-    return {path: fields.get(config, path) for path in paths}
+    facts = {}
+    for path, name in _config_axes(self.sweep, config).items():
+      try:
+        facts[path] = fields.get(config, path)
+      except UserError as error:
+        raise error.of(field=name, value=path) from error
+    return facts
 
   def check_data(self, config: Any, data: Any) -> None:
     y = self.sweep.y
@@ -123,10 +128,6 @@ def check(sweep: Sweep, points: Sequence[Point]) -> None:
   x must be a number in every run that has an epsilon. If x is a key of a result, it is not known
   yet. y must be a number of a result.
   """
-  for name in ("x", "series"):
-    path = getattr(sweep, name)
-    for point in points if path and "." in path else ():
-      fields.get(point.config, path, name=name)
   if sweep.x in ("variant", "label"):
     raise UserError(
       "must be a number; series='variant' draws one line for each",
@@ -194,12 +195,12 @@ def recipe_of(
   )  # fmt: skip
 
 
-def _config_axes(sweep: Sweep, config: Any) -> list[str]:
-  """Returns those of `x` and `series` that name a field of a config, not a key of a result."""
+def _config_axes(sweep: Sweep, config: Any) -> dict[str, str]:
+  """Returns {path: "x" or "series"} of those that name a field of a config, not a key of a
+  result."""
   known = {field.name for field in dataclasses.fields(config)}
-  return [
-    path for path in (sweep.x, sweep.series) if path and ("." in path or path in known)
-  ]
+  axes = {sweep.x: "x", sweep.series or "": "series"}
+  return {path: name for path, name in axes.items() if "." in path or path in known}
 
 
 def separating(rows: Sequence[Row], *, x: str, series: str | None) -> str | None:

@@ -137,7 +137,8 @@ def run(
   Raises:
     UserError: `only` fits no point; JAX runs in several processes; the folder holds a single run,
       or a run of that name of another config; what all runs need is not installed; `table` cannot
-      draw such runs. An error of one of several runs is recorded in its row, and the others go on.
+      draw such runs; a full disk. Any other error of one of several runs is recorded in its row,
+      and the others go on.
   """
   validate.folder(workdir=workdir)
   if jax.process_count() > 1:
@@ -160,7 +161,8 @@ def run(
   workdir.mkdir(parents=True, exist_ok=True)
   files = _Files(points, table, workdir, settings, title)
   rows: dict[str, Row] = {}
-  with _removed_if_refused(workdir, fresh=fresh):
+  saved = lambda: f"{len(rows)} of {len(now)} runs have ended"
+  with writers.space_on_disk(workdir, saved), _removed_if_refused(workdir, fresh=fresh):
     work = _Work(table, workdir, train, load, alone)
     ran_any = False
     for point, row, ran in _outcomes(now, work):
@@ -271,7 +273,9 @@ class _Work:
       if result is None or (at / checkpoint.FOLDER).is_dir():
         result = self._result(point, at, new=result is None)
     except UserError as error:
-      if self._alone or isinstance(error, WholeSweep | writers.Busy):
+      # The others would meet the same disk.
+      of_all = WholeSweep | writers.Busy | writers.Unwritable
+      if self._alone or isinstance(error, of_all):
         raise
       return _failed(point, at, error)
     try:

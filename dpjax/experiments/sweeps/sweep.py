@@ -194,9 +194,11 @@ def _placed(error: UserError, name: str, run: Any, config: Any) -> UserError:
   """Returns the error of a run, with the field that the user set: one of the sweep's base, or of
   this run alone."""
   base = config.base if isinstance(config, Sweep) else config
-  if error.field and type(base) is type(run):
+  # An entry of a list is of the list's field.
+  field = error.field.partition("[")[0]
+  if field and type(base) is type(run):
     try:
-      if fields.get(base, error.field) == fields.get(run, error.field):
+      if fields.get(base, field) == fields.get(run, field):
         return error.within("base") if isinstance(config, Sweep) else error
     except UserError:
       pass  # the field is of a value that one of the two lacks
@@ -243,12 +245,12 @@ class Runs:
     if its_table is not None:
       words = f"runs of which a curve is drawn; these write {its_table.writes}"
       bounds.read_if(sweep, False, words, *_OF_CURVE)
-    if isinstance(self.table, curves.Curves) and sweep.selection is None:
-      curves.check(sweep, self.points)
     self.points = [
       point._replace(facts=point.facts | self.table.facts(point.label, point.config))
       for point in self.points
     ]
+    if isinstance(self.table, curves.Curves) and sweep.selection is None:
+      curves.check(sweep, self.points)
 
   def part(self, only: str | None, workdir: str | pathlib.Path) -> list[Point]:
     """Returns the points that a pattern names, and those that have finished."""

@@ -32,13 +32,13 @@ class _Pass(NamedTuple):
   slopes: list[np.ndarray]  # of each hidden layer
 
 
-def _forward(network: Network, x: np.ndarray, hidden: str) -> _Pass:
+def _forward(network: Network, x: np.ndarray, activation: str) -> _Pass:
   inputs = [x]
   slopes = []
   for kernel, bias in network[:-1]:
     z = inputs[-1] @ kernel + bias
-    inputs.append(np.maximum(z, 0) if hidden == "relu" else z * z)
-    slopes.append(z >= 0 if hidden == "relu" else 2 * z)
+    inputs.append(np.maximum(z, 0) if activation == "relu" else z * z)
+    slopes.append(z >= 0 if activation == "relu" else 2 * z)
   return _Pass(inputs[-1] @ network[-1].kernel + network[-1].bias, inputs, slopes)
 
 
@@ -58,7 +58,7 @@ def train(
   """
   network = list(network)
   for batch in batches:
-    scores, inputs, slopes = _forward(network, x[batch], recipe.hidden)
+    scores, inputs, slopes = _forward(network, x[batch], recipe.activation)
     error = _OUTPUTS[recipe.output](scores) - y[batch]  # [B, d_out]
     rate = recipe.learning_rate / len(batch)
     for place in reversed(range(len(network))):
@@ -72,6 +72,6 @@ def train(
 def predict(network: Network, x: np.ndarray, recipe: Recipe) -> np.ndarray:
   """Returns the class of each row of x, [n], as `secureml.predict` does; 0 or 1 for a single
   output."""
-  scores = _forward(network, x, recipe.hidden).scores
+  scores = _forward(network, x, recipe.activation).scores
   several = scores.shape[1] > 1
   return scores.argmax(1) if several else (scores[:, 0] >= recipe.middle).astype(int)

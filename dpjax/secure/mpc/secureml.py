@@ -55,7 +55,7 @@ class Recipe:
   """Training settings of a network; public.
 
   Attributes:
-    hidden: "relu", or "square" (z^2, which needs no comparison).
+    activation: "relu", or "square" (z^2, which needs no comparison); of hidden layers.
     output: function of the scores z. The gradient of the loss by z is output(z) - y. "sigmoid" is
       SecureML's, of three pieces, for logistic regression and one-against-the-rest.
       "normalized_relu" is SecureML's softmax, and "linear" is for squared error.
@@ -63,12 +63,12 @@ class Recipe:
       two, since steps are truncations.
   """
 
-  hidden: str = "relu"
+  activation: str = "relu"
   output: str = "sigmoid"
   learning_rate: float = 0.125
 
   def __post_init__(self):
-    validate.one_of(_HIDDEN, hidden=self.hidden)
+    validate.one_of(_HIDDEN, activation=self.activation)
     validate.one_of(_OUTPUTS, output=self.output)
     validate.positive(learning_rate=self.learning_rate)
 
@@ -122,12 +122,12 @@ class _Pass(NamedTuple):
   slopes: list[Callable[[Shares], Shares]]
 
 
-def _forward(party: Party, network: Network, x: Shares, hidden: str) -> _Pass:
+def _forward(party: Party, network: Network, x: Shares, activation: str) -> _Pass:
   inputs = [x]
   slopes = []
   for layer in network[:-1]:
     z = matmul(party, inputs[-1], layer.kernel, bias=layer.bias)  # [n, d_out]
-    output, slope = _relu(party, z) if hidden == "relu" else _square(party, z)
+    output, slope = _relu(party, z) if activation == "relu" else _square(party, z)
     inputs.append(output)
     slopes.append(slope)
   return _Pass(
@@ -211,7 +211,7 @@ def _check(network: Network, x: Shares, y: Shares, batches: np.ndarray) -> None:
 def _step(
   party: Party, network: Network, x: Shares, y: Shares, shift: int, recipe: Recipe
 ) -> list[Dense]:
-  seen = _forward(party, network, x, recipe.hidden)
+  seen = _forward(party, network, x, recipe.activation)
   error = error_of(party, seen.scores, y, recipe)  # [B, d_out]
   updated = []
   for place in reversed(range(len(network))):
@@ -224,7 +224,7 @@ def _step(
 
 def scores(party: Party, network: Network, x: Shares, recipe: Recipe) -> Shares:
   """Returns [n, d_out] shares of the last layer's results, before `recipe.output`."""
-  return _forward(party, network, x, recipe.hidden).scores
+  return _forward(party, network, x, recipe.activation).scores
 
 
 def predict(

@@ -41,7 +41,7 @@ def _problem(outputs=3):
 def test_a_network_is_that_of_floating_point(hidden, output, rate, truncation):
   x, y, batches = _problem()
   network = secureml.initial((6, 5, 3), seed=1)
-  recipe = secureml.Recipe(hidden=hidden, output=output, learning_rate=rate)
+  recipe = secureml.Recipe(activation=hidden, output=output, learning_rate=rate)
   found, _ = train_on_shares(network, x, y, batches, recipe, seed=0, truncation=truncation)
   exact = in_the_clear.train(network, x, y, batches, recipe)
   moved = max(np.max(abs(a - b)) for a, b in _pairs(network, exact))
@@ -160,7 +160,7 @@ def test_what_does_not_fit_is_one_line(change, line):
 @pytest.mark.parametrize(
   ("setting", "field"),
   [
-    ({"hidden": "tanh"}, "hidden"),
+    ({"activation": "tanh"}, "activation"),
     ({"output": "softmax"}, "output"),
     ({"learning_rate": 0.0}, "learning_rate"),
   ],

@@ -25,30 +25,33 @@ from dpjax.zoo.recipes.contrastive import contrastive_loss, on_sphere
 
 # Width of an embedding, as in Wang and Isola 2020.
 WIDTH = 128
-_SETTING = f"loss={NAME!r}"
 _WHY = "is a loss of a whole batch, in which every example moves the gradient of all others"
 
 
 def check(config: TrainConfig) -> None:
   """Raises UserError for settings that a run with the contrastive loss cannot have."""
   if config.is_private:
-    raise UserError(
-      f"{_SETTING}: needs privacy='sgd', not {fields.name_of(config, 'privacy')!r}: it {_WHY}, so "
-      "no epsilon would hold"
+    name = fields.name_of(config, "privacy")
+    raise _refusal(
+      f"needs privacy='sgd', not {name!r}: it {_WHY}, so no epsilon would hold"
     )
   if config.audit is not None:
-    raise UserError(f"{_SETTING}: needs audit='none': it {_WHY}")
+    raise _refusal(f"needs audit='none': it {_WHY}")
   trainable = fields.name_of(config, "trainable")
   if trainable != "all":
-    raise UserError(f"{_SETTING}: needs trainable='all', not {trainable!r}")
+    raise _refusal(f"needs trainable='all', not {trainable!r}")
   if config.augmentation == "none":
-    raise UserError(f"{_SETTING}: needs an augmentation, of which it compares two views")
+    raise _refusal("needs an augmentation, of which it compares two views")
+
+
+def _refusal(must: str) -> UserError:
+  return UserError(must, field="loss", value=NAME)
 
 
 def refuse(config: TrainConfig) -> None:
   """Raises UserError for the contrastive loss, since the caller needs a loss of one example."""
   if config.loss == NAME:
-    raise UserError(f"must be another: it {_WHY}", field="loss", value=NAME)
+    raise _refusal(f"must be another: it {_WHY}")
 
 
 def loss(apply: losses.Apply) -> LossFn:
@@ -56,7 +59,7 @@ def loss(apply: losses.Apply) -> LossFn:
   del apply
 
   def of_one_example(params: Params, example: Example) -> Array:
-    raise UserError(f"{_SETTING}: {_WHY}, and there is none of one example")
+    raise _refusal(f"{_WHY}, and there is none of one example")
 
   return of_one_example
 

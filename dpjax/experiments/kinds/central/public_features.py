@@ -120,11 +120,12 @@ def computed(
 def _of_texts(
   config: ModelConfig, dataset: data.Dataset, encoder: str
 ) -> features.ComputedFeatures:
-  at = f"model.name={config.name!r}"
   is_bytes = dataset.vocab_size == text.VOCAB_SIZE and len(dataset.x.shape) == 2
   if dataset.x.dtype != np.int32 or not is_bytes:
     raise UserError(
-      f"{at}: needs texts as bytes, which data without a tokenizer give, not {dataset!r}"
+      f"needs texts as bytes, which data without a tokenizer give, not {dataset!r}",
+      field="model.name",
+      value=config.name,
     )
   if config.mirrored:
     raise UserError("is of images", field="model.mirrored", value=True)

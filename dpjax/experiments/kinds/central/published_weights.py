@@ -29,17 +29,22 @@ def check(config: TrainConfig) -> None:
   if file is not None and not config.safetensors and name in _LOADERS:
     return
   asked = {"pretrained": file, "safetensors": config.safetensors}
-  first = next((f"{name}={value!r}" for name, value in asked.items() if value), None)
-  if first is None:
+  field = next((name for name, value in asked.items() if value), None)
+  if field is None:
     return
   if name != "transformer":
     others = f", or one of {', '.join(_LOADERS)}" if file and not config.safetensors else ""
-    raise UserError(f"{first}: needs model.name='transformer'{others}, not {name!r}")
+    raise UserError(
+      f"needs model.name='transformer'{others}, not {name!r}",
+      field=field,
+      value=asked[field],
+    )
   epsilon = config.model.options.get("norm_epsilon")
   if epsilon != gpt2.NORM_EPSILON:
     raise UserError(
-      f"{first}: needs model.options.norm_epsilon={gpt2.NORM_EPSILON!r}, as GPT-2 has "
-      f"it, not {epsilon!r}"
+      f"needs model.options.norm_epsilon={gpt2.NORM_EPSILON!r}, as GPT-2 has it, not {epsilon!r}",
+      field=field,
+      value=asked[field],
     )
 
 
