@@ -472,7 +472,7 @@ def algorithms_that(holds: Callable[[described.AlgorithmFacts], bool]) -> str:
   """Returns the names of the algorithms for which `holds` is true, for an error message.
 
   >>> algorithms_that(lambda row: row.keeps_state)
-  "'mr_mtl' or 'scaffold'"
+  "'apfl' or 'fed_bn' or 'mr_mtl' or 'scaffold'"
   """
   return " or ".join(repr(name) for name in ALGORITHMS if holds(_DESCRIBED[name]))
 
