@@ -67,7 +67,7 @@ def joined(part: Any, other: Any) -> Any:
   return jax.tree.map(lambda a, b: b if a is None else a, part, other, is_leaf=missing)
 
 
-def _check(params: Params, kept: Kept) -> None:
+def check_parts(params: Params, kept: Kept) -> None:
   """Raises UserError for a text that keeps nothing, and for parameters of which none is sent."""
   shared, own = split(params, kept)
   if not jax.tree.leaves(shared):
@@ -150,7 +150,7 @@ def fed_bn(
     return joined(shared, params), state
 
   def first(params: Params) -> Any:
-    _check(params, kept)
+    check_parts(params, kept)
     own = jax.tree.map(jnp.asarray, split(params, kept)[1])
     # A function may keep nothing: then clients have no state.
     return own if jax.tree.leaves(own) else None
