@@ -28,7 +28,8 @@ def _federation(**more):
 
 
 def _asked(unit, **federate):
-  target = fields.replace_all(FedConfig(), {"partition.num_clients": 3, **federate})
+  usual = {"partition.num_clients": 3, "clients_per_round": 2}
+  target = fields.replace_all(FedConfig(), federate or usual)
   return AttackConfig(target=target, attack=FedMembership(unit=unit))
 
 
@@ -57,10 +58,10 @@ def test_rows_that_a_client_held_out_are_non_members_of_its_own():
 def test_as_many_further_clients_hold_the_test_rows():
   rows = fed_members.dealt(_asked("client"), _federation(), _data(6, start=100))
   assert sorted(rows.owners[9:].tolist()) == [3, 3, 4, 4, 5, 5]
-  named = _asked("client", partition={"name": "natural", "client_id": "who"})
+  named = _asked("client", partition="natural")
   with refuses("attack.unit", value="client"):
     fed_members.dealt(named, _federation(), _data(6))
-  skewed = _asked("client", partition={"name": "dirichlet", "num_clients": 3})
+  skewed = _asked("client", partition="dirichlet")
   with refuses("attack.unit", value="client"):
     fed_members.dealt(skewed, _federation(), _data(6))  # 10 rows for each at least
 
