@@ -15,10 +15,11 @@ promised), attacks.png, sweep.json, points/ (one folder for each row). Stop it a
 same command goes on where it stopped. Exit code 1 if one of several rows failed, or if an
 attack is above the line that a guarantee allows.
 
---run=runs/X attacks one finished run of launch.train instead: membership inference on its
-params.npz, with shadow models by its own config. Writes to --workdir (default: runs/attack_X)
-result.json, attacks.md, roc.csv and roc.png: AUC, the true positive rate at 1 % and .1 % false
-positives, and what they say of epsilon beside what the run claims.
+--run=runs/X attacks one finished run of launch.train or launch.federate instead: membership
+inference on its params.npz, with shadow models by its own config. Of a federated run that protects
+users, the membership of clients is inferred, else that of records. Writes to --workdir (default:
+runs/attack_X) result.json, attacks.md, roc.csv and roc.png: AUC, the true positive rate at 1 % and
+.1 % false positives, and what they say of epsilon beside what the run claims.
 
 --threats prints the table of all attacks, what they need and what defends (THREATS.md).
 """
@@ -37,7 +38,9 @@ from launch import main as shared
 
 shared.define("attack", default="configs/attack/quickstart.py")
 flags.DEFINE_bool("threats", False, "Print the page of threats, and do nothing else.")
-flags.DEFINE_string("run", None, "Folder of a finished run of launch.train to attack.")
+flags.DEFINE_string(
+  "run", None, "Folder of a finished run to attack, central or federated."
+)
 flags.DEFINE_integer(
   "shadows", 16, "With --run: models trained beside it.", lower_bound=4, upper_bound=10_000
 )

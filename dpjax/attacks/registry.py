@@ -134,6 +134,14 @@ ATTACKS: tuple[Attack, ...] = (
     "dpjax.attacks.lira", "Carlini et al. 2022",
   ),
   Attack(
+    "LiRA against a federation", "whether a record, or a client, was in the training", "answers",
+    f"{_OWNER} and has data like the clients'",
+    "differential privacy of the training (proved: of a record for silos, of a client else)",
+    "dpjax.attacks.lira", "Carlini et al. 2022, by shadow federations",
+    word="fed_membership",
+    settings="dpjax.experiments.kinds.attack.run_settings.FedMembership",
+  ),
+  Attack(
     "RMIA", _MEMBER, "answers", f"{_OWNER} and has data like the training's", _DP,
     "dpjax.attacks.rmia", "Zarifzadeh et al. 2024",
   ),

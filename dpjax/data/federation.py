@@ -48,13 +48,15 @@ class Federation:
   nominal_sizes: tuple[int, ...] | None = None
   # Rows of the test set that are each client's, to score a client on its own; None: unknown.
   test_indices: Sequence[Any] | None = None
+  # Rows of `dataset` that each client holds out: they train nothing, and score the client.
+  held_out: Sequence[Any] | None = None
 
   def __post_init__(self):
     if self.nominal_users is not None:
       validate.integer_at_least(1, nominal_users=self.nominal_users)
     for size in self.nominal_sizes or ():
       validate.integer_at_least(1, nominal_sizes=size)
-    for name in ("nominal_sizes", "test_indices"):
+    for name in ("nominal_sizes", "test_indices", "held_out"):
       given = getattr(self, name)
       if given is not None and len(given) != len(self.indices):
         raise UserError("must be one for each client", field=name)

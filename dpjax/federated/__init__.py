@@ -32,7 +32,6 @@ if TYPE_CHECKING:
   from dpjax.federated.execution.client_loop import loop_clients as loop_clients
   from dpjax.federated.execution.client_processes import process_clients as process_clients
   from dpjax.federated.execution.named import auto_clients as auto_clients
-  from dpjax.federated.placement import compare_placements as compare_placements
   from dpjax.federated.round import FederatedAlgorithm as FederatedAlgorithm
   from dpjax.federated.server_optimizers import fed_opt as fed_opt
 else:

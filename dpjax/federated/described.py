@@ -55,6 +55,8 @@ class AlgorithmFacts:
     client_momentum: whether a client's SGD may have momentum.
     records: whether `make` takes `silos`, and all that a client sends and keeps follows from its
       steps, which a silo's noise makes private.
+    personal: function (server's parameters, what a client keeps) -> the model that the client
+      uses; None: it uses the server's.
     from_run: function from the numbers of a run to arguments of `make`.
     checks: option -> function of `dpjax.validate` that refuses a wrong value.
     played: options of the algorithm when `launch.audit` attacks it, in addition to optimizers.
@@ -77,6 +79,7 @@ class AlgorithmFacts:
   client_rule: str = ""
   client_momentum: bool = True
   records: bool = False
+  personal: Callable[[Any, Any], Any] | None = None
   from_run: Callable[[RunNumbers], dict[str, Any]] = nothing_more
   checks: Mapping[str, Callable[..., None]] = dataclasses.field(default_factory=dict)
   played: Mapping[str, Any] = dataclasses.field(default_factory=dict)

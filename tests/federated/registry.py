@@ -107,6 +107,8 @@ def start(name, algorithm):
   params = {"w": jnp.array([0.5, -1.0, 2.0])}
   if name == "hyp_cluster":
     params = jax.tree.map(lambda leaf: jnp.stack([leaf, -leaf]), params)
+  if name == "fed_bn":
+    params |= {"norm": jnp.zeros(3)}
   return algorithm.init(params, NUM_CLIENTS)
 
 

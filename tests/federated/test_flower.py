@@ -193,6 +193,28 @@ def test_an_answer_of_other_shapes_is_refused():
       server.answer(_Record(bad))
 
 
+@pytest.mark.parametrize("private", [False, True])
+def test_a_client_of_ones_own_sends_arrays_in_order(private):
+  """Only NumPy: changes in the order of sorted keys, then the weight."""
+  noise = {"plan": plan("plain"), "noise_key": None}
+  server = _server(**({} if private else noise))
+  before = jax.tree.map(np.asarray, server.state.params)
+  order = sorted(before)
+  assert order == ["a", "b", "c"]
+
+  def answer(size, weight):
+    change = [np.full(before[name].shape, size, np.float32) for name in order]
+    return server.answer(_Record([*change, np.float32(weight)]))
+
+  server.draw()
+  info = server.close({0: answer(1.0, 1.0), 2: answer(4.0, 2.0)})
+  moved = {name: server.state.params[name] - before[name] for name in order}
+  assert int(info.num_clients) == 2 and server.ledger.num_steps == private
+  for change in moved.values():
+    # The mean of 1 and, twice, 4. A guarantee has no use for a change that is not clipped.
+    assert np.allclose(change, 3.0) != private
+
+
 def test_clients_that_keep_something_are_refused():
   def make(aggregator, map_clients):
     return scaffold(

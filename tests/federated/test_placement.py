@@ -5,8 +5,7 @@ import math
 import pytest
 
 from dpjax import accounting
-from dpjax.federated import compare_placements
-from dpjax.federated.placement import local_epsilon
+from dpjax.federated.placement import compare_placements, local_epsilon
 from tests.refuses import refuses
 
 

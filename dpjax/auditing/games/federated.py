@@ -215,7 +215,7 @@ def _game(
   """
   cached_build = functools.cache(build)
   cached_at_once = cached_build if at_once is None else functools.cache(at_once)
-  width = params.shape[-1]
+  width = jax.tree.leaves(params)[0].shape[-1]
 
   def outputs(world: int, seed: int, n: int) -> np.ndarray:
     keys = jax.random.split(jax.random.fold_in(jax.random.key(seed), world), n)
@@ -422,6 +422,9 @@ def _described(name: str, worlds: dict = _WORLDS, **changes: Any) -> Games:
   return _algorithm(name, worlds, _LOSS, *optimizers, **options)
 
 
+# A part that stays with the client, whose large gradients must not show in what is sent.
+_PARTS: dict[str, Any] = {"norm": _START, "w": _START}
+_OF_PARTS = lambda w, x: 0.5 * jnp.sum((w["w"] + w["norm"] - x) ** 2)
 _CLUSTERS: dict[str, Any] = {
   "params": np.array([[1, 0], [-1, 0]], np.float32),
   # Clusters follow from losses of released models, so client states differ between draws.
@@ -444,6 +447,7 @@ _CLOSER: dict[str, Games] = {
       params=np.zeros(_MANY, np.float32),
     ),
   ),
+  "fed_bn": _algorithm("fed_bn", _WORLDS, _OF_PARTS, _SGD, _FAST, params=_PARTS),
   # Momentum gives the server's optimizer statistics, which the server releases, too.
   "mime_lite": _algorithm("mime_lite", _WORLDS, _LOSS, optax.sgd(0.5, momentum=0.9)),
   "hyp_cluster": _all(

@@ -39,7 +39,17 @@ _WIDTH = 64
 _RATE = 0.5
 _LOSS = lambda w, example: 0.5 * jnp.sum((w - example.x) ** 2)
 
+_OF_PARTS = lambda w, example: 0.5 * jnp.sum((w["w"] + w["norm"] - example.x) ** 2)
+
 Make = Callable[..., federated.FederatedAlgorithm]  # (silos=, **common)
+
+
+def _in_parts(**common: Any) -> federated.FederatedAlgorithm:
+  """Returns FedBN, whose silos keep a half of the parameters."""
+  algorithm = federated.fed_bn(_OF_PARTS, optax.sgd(_RATE), **common)
+  both = lambda params, count: algorithm.init({"norm": params, "w": params}, count)
+  return algorithm._replace(init=both)
+
 
 ALGORITHMS: dict[str, Make] = {
   "fed_avg": functools.partial(federated.fed_avg, _LOSS, optax.sgd(_RATE)),
@@ -52,6 +62,7 @@ ALGORITHMS: dict[str, Make] = {
     num_clients=2,
   ),
   "mr_mtl": functools.partial(federated.mr_mtl, _LOSS, optax.sgd(_RATE), lam=0.5),
+  "fed_bn": _in_parts,
 }
 _JOINS = "a record joins another"
 _WORLDS: dict[str, tuple[list[float], list[float]]] = {
@@ -117,6 +128,9 @@ def _game(
     for cohort in algorithm.cohorts(federation, None, rng=2 * seed + world):
       state, _ = algorithm.round(state, cohort._replace(data=data))
       leaves += jax.tree.leaves(state.aggregator)
+      # What a silo keeps follows from its noisy steps, too, and may be published.
+      if state.memories is not None:
+        leaves += jax.tree.leaves(state.memories.all())
     # Messages are padded to one of few numbers of clients.
     return np.concatenate([shown(leaf[:n]) for leaf in leaves], axis=1)
 

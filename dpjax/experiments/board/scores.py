@@ -31,6 +31,17 @@ _WORDS = {
   "test_silo_accuracy": "share of right answers of all silos, each with the model that it uses",
   "test_silo_accuracy_mean": "the same, every silo counted alike",
   "test_silo_accuracy_worst": "the same, of the worst silo",
+  "test_silo_accuracy_std": "how much silos differ (standard deviation of these accuracies)",
+  "test_silo_accuracy_p10": "accuracy that 9 of 10 silos reach or exceed",
+  "test_silo_accuracy_p50": "accuracy of the silo in the middle",
+  "test_silo_accuracy_p90": "accuracy that 1 of 10 silos reaches or exceeds",
+  "test_client_accuracy": "share of right answers of all clients, each with the model that it uses",
+  "test_client_accuracy_mean": "the same, every client counted alike",
+  "test_client_accuracy_worst": "the same, of the worst client",
+  "test_client_accuracy_std": "how much clients differ (standard deviation of these accuracies)",
+  "test_client_accuracy_p10": "accuracy that 9 of 10 clients reach or exceed",
+  "test_client_accuracy_p50": "accuracy of the client in the middle",
+  "test_client_accuracy_p90": "accuracy that 1 of 10 clients reaches or exceeds",
   "test_perplexity": "number of words among which the model wavers (perplexity)",
 }
 _OF_SILO = "test_silo_accuracy/"

@@ -10,6 +10,7 @@ if TYPE_CHECKING:
   from dpjax.federated.algorithms.adaptive_servers import fed_yogi as fed_yogi
   from dpjax.federated.algorithms.apfl import apfl as apfl
   from dpjax.federated.algorithms.fed_avg import fed_avg as fed_avg
+  from dpjax.federated.algorithms.fed_bn import fed_bn as fed_bn
   from dpjax.federated.algorithms.fed_nova import fed_nova as fed_nova
   from dpjax.federated.algorithms.fed_prox import fed_prox as fed_prox
   from dpjax.federated.algorithms.fed_sgd import fed_sgd as fed_sgd

@@ -6,6 +6,7 @@ guarantee is for what the server sees and for its parameters.
 
 from __future__ import annotations
 
+import functools
 from typing import Any, NamedTuple, Unpack
 
 import jax
@@ -93,11 +94,15 @@ def apfl_client(
   client="trains w, which it sends, and v, which it keeps",
   server="as `fed_avg`",
   source="Deng et al. 2020",
-  # No config names APFL, since a run of dpjax evaluates only the server's model.
-  options=None,
+  options={"alpha": 0.5, "alpha_learning_rate": 0.0},
   weighted=False,
   keeps_state=True,
   one_difference=True,
+  checks={
+    "alpha": functools.partial(validate.number_in, 0, 1),
+    "alpha_learning_rate": validate.non_negative,
+  },
+  personal=lambda server, kept: mixed(kept.params, server, kept.alpha),
   played={"alpha": 0.5},
 )
 def apfl(

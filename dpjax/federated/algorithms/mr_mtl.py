@@ -26,6 +26,7 @@ from dpjax.types import Array, ClientTx, LossFn
   keeps_state=True,
   one_difference=True,
   records=True,
+  personal=lambda server, kept: kept,
   checks={"lam": validate.non_negative},
   played={"lam": 0.5},
 )

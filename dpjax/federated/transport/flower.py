@@ -37,6 +37,22 @@ client a program is; `local_data(client, round)` gives its batches: no data leav
 |               | key, example counts (except in the weights of `by_examples` and   |
 |               | `capped`)                                                         |
 
+A client of your own, in any library, is a `ClientApp` that replies to two kinds of messages:
+
+| message | it holds                                    | the reply, a RecordDict                     |
+| ------- | ------------------------------------------- | ------------------------------------------- |
+| query   | nothing that is read                        | "config": ConfigRecord({"client": number})  |
+| train   | "arrays": ArrayRecord of the parameters;    | "answer": ArrayRecord of [*change, weight]  |
+|         | "config": {"round": number}                 |                                             |
+
+`number` of a client is its place, from 0, and the same in every round. The parameters are arrays in
+the order of `jax.tree.leaves` (dicts by sorted keys). `change` is the client's parameters minus
+these, in this order, in their shapes and in float32. `weight` is an array of shape [] in float32, 1
+if clients count alike. Other replies, such as Flower's usual "arrays" and "metrics", count as no
+client: the server says how many there were. With `central` the server clips and adds noise whatever
+a client of your own sends, so the guarantee of a user holds. Noise against the server, and that a
+round is answered once, are the work of such a client itself.
+
 The sampler's seed stays on the server: anyone who knows it knows who takes part, and epsilon
 relies on that being secret. Everything random on a client is drawn from a key that the client's own
 operating system makes for each answer. The key is neither sent nor kept. So a server cannot

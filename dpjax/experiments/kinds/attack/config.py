@@ -117,7 +117,7 @@ def _check_attack(config: AttackConfig) -> None:
   """Raises UserError if the class of the settings lacks a required part, such as a task."""
   attack = type(config.attack)
   name = fields.name_of(config, "attack")
-  facts = {"section": ("train", "federate"), "wants": ("plain_client", "wraps_clients")}
+  facts = {"section": ("train", "federate"), "wants": ("plain_client", "wraps_clients", "")}
   for fact, choices in facts.items():
     if getattr(attack, fact, None) not in choices:
       raise UserError(
@@ -186,14 +186,14 @@ def _check_federate(federate: FedConfig, attack: Any) -> None:
   if federate.audit is not None:
     raise UserError("must be 'none', this run is attacked", field="audit", value="canaries")
   algorithm = algorithm_of(federate)
-  if not getattr(algorithm, attack.wants):
+  if attack.wants and not getattr(algorithm, attack.wants):
     known = algorithms_that(lambda row: getattr(row, attack.wants))
     raise UserError(
       f"must be {known}, {attack.wants_because}",
       field="algorithm",
       value=algorithm.name,
     )
-  if isinstance(federate.privacy, Records):
+  if attack.wants and isinstance(federate.privacy, Records):
     raise UserError(
       "must be another: what is sent by silos is attacked by launch.audit --only=silos",
       field="privacy",

@@ -1,4 +1,4 @@
-"""Builds the config of an attack on a finished run of `launch.train`, from its folder alone.
+"""Builds the config of an attack on a finished run, central or federated, from its folder alone.
 
 In the folder, config.json names data, model and training, params.npz holds the target's parameters,
 and result.json states the guarantee. Shadow models are trained with the run's config.
@@ -12,8 +12,9 @@ from typing import Any
 
 from dpjax.experiments.config import fields
 from dpjax.experiments.kinds.attack.config import AttackConfig
-from dpjax.experiments.kinds.attack.run_settings import Membership
+from dpjax.experiments.kinds.attack.run_settings import FedMembership, Membership
 from dpjax.experiments.kinds.central.config import TrainConfig
+from dpjax.experiments.kinds.federated.config import FedConfig, Records
 from dpjax.experiments.run import workdir, writers
 from dpjax.validate import UserError
 
@@ -21,25 +22,31 @@ from dpjax.validate import UserError
 # get defaults.
 _OF_RUN = ("eval_every", "checkpoint_every", "diagnostics", "seed", "noise_seed", "release")
 _OF_RUN += (*TrainConfig.where, "privacy.epsilon_budget", "safetensors")
+_OF_RUN += ("targets", "stop_at_accuracy", "fine_tune_epochs", *FedConfig.where)
 
 
 def attack_on(folder: str | os.PathLike, *, num_shadows: int = 16) -> AttackConfig:
-  """Returns the config of membership inference on the model in a folder of `launch.train`.
+  """Returns the config of membership inference on the model in the folder of a run.
+
+  Of a federated run that protects users, and dealt its data to them, the membership of clients is
+  inferred; of other runs, that of records.
 
   Args:
-    folder: folder of a finished run.
-    num_shadows: number of shadow models, each trained on half of all records.
+    folder: folder of a finished run of `launch.train` or `launch.federate`.
+    num_shadows: number of shadow models, each trained on half of all records, or clients.
 
   Raises:
-    UserError: `folder` holds no run of `launch.train`. Or the run is not finished, has no
+    UserError: `folder` holds no such run. Or the run is not finished, has no
       params.npz. Or the run was audited (so canaries are among
       its records), or its files were changed.
   """
   path = pathlib.Path(folder)
   at = f"run={str(folder)[-100:]!r}"
   if not path.is_dir():
-    raise UserError(f"{at}: must be the folder of a run of launch.train; there is none")
-  train = _config(path, at)
+    raise UserError(
+      f"{at}: must be the folder of a run of launch.train or launch.federate; there is none"
+    )
+  run = _config(path, at)
   if not (path / writers.RESULT).exists():
     raise UserError(
       f"{at}: is not finished: it has no {writers.RESULT}; run its command again"
@@ -47,36 +54,50 @@ def attack_on(folder: str | os.PathLike, *, num_shadows: int = 16) -> AttackConf
   if not (path / workdir.PARAMS).exists():
     raise UserError(f"{at}: has no {workdir.PARAMS}, so there is no model to attack")
   try:
-    workdir.finished(path, train)
+    workdir.finished(path, run)
   except UserError as error:
     raise error.of(field="run") from error
-  if train.audit is not None:
+  if run.audit is not None:
     raise UserError(
       f"{at}: was trained with canaries (audit='canaries'), so its members are not its data; "
       "its result.json has a bound of its own"
     )
-  usual = TrainConfig()
-  there = {leaf.path for leaf in fields.leaves(train)}
-  shadowed = {name: fields.get(usual, name) for name in _OF_RUN if name in there}
-  target = Membership(num_shadows=num_shadows, target=str(path / workdir.PARAMS))
-  return AttackConfig(target=fields.replace_all(train, shadowed), attack=target)
+  usual = type(run)()
+  there = {leaf.path for leaf in fields.leaves(run)}
+  unread = {"privacy.epsilon_budget": None}
+  shadowed = {
+    name: unread[name] if name in unread else fields.get(usual, name)
+    for name in _OF_RUN
+    if name in there
+  }
+  target = str(path / workdir.PARAMS)
+  if isinstance(run, TrainConfig):
+    attack = Membership(num_shadows=num_shadows, target=target)
+  else:
+    attack = FedMembership(num_shadows=num_shadows, target=target, unit=_unit(run))
+    # A run that stopped at an accuracy did fewer rounds.
+    shadowed["num_rounds"] = writers.read_json(path / writers.RESULT)["num_steps"]
+  return AttackConfig(target=fields.replace_all(run, shadowed), attack=attack)
 
 
-def _config(path: pathlib.Path, at: str) -> TrainConfig:
+def _unit(run: FedConfig) -> str:
+  """Returns whose membership in a federated run is inferred."""
+  of_users = run.is_private and not isinstance(run.privacy, Records)
+  return "client" if of_users and hasattr(run.partition, "num_clients") else "record"
+
+
+def _config(path: pathlib.Path, at: str) -> TrainConfig | FedConfig:
   file = path / workdir.CONFIG
   held: Any = writers.read_json(file) if file.exists() else None
   if not isinstance(held, dict):
-    raise UserError(f"{at}: has no {workdir.CONFIG} of a run of launch.train")
-  if "num_rounds" in held:
+    raise UserError(f"{at}: has no {workdir.CONFIG} of a run")
+  of_rounds = "num_rounds" in held and "partition" in held
+  if not of_rounds and ("num_steps" not in held or "curves" in held or "rows" in held):
     raise UserError(
-      f"{at}: is a run of launch.federate, whose members are clients; must be one of launch.train"
-    )
-  if "num_steps" not in held or "curves" in held or "rows" in held:
-    raise UserError(
-      f"{at}: is no run of launch.train; its {workdir.CONFIG} is another kind's"
+      f"{at}: is no run of launch.train or launch.federate; its {workdir.CONFIG} is another kind's"
     )
   try:
-    return fields.from_dict(TrainConfig, held)
+    return fields.from_dict(FedConfig if of_rounds else TrainConfig, held)
   except UserError as error:
     reason = f"{error!s:.100}"
     raise UserError(f"{at}: was written by another version of dpjax: {reason}") from error

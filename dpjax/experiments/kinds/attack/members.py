@@ -27,6 +27,8 @@ from dpjax.experiments.kinds.attack.run_settings import NETWORK, QUANTILES
 from dpjax.experiments.kinds.central import build as central
 from dpjax.experiments.kinds.central import privacy
 from dpjax.experiments.kinds.central.config import TrainConfig
+from dpjax.experiments.kinds.federated.build import FedRun
+from dpjax.experiments.kinds.federated.config import FedConfig
 from dpjax.experiments.run import config_names, pieces, saved, workdir, writers
 from dpjax.experiments.run.guarantee import NONE, Guarantee
 from dpjax.experiments.run.loop import Phase
@@ -63,11 +65,21 @@ class Targets(NamedTuple):
   included: np.ndarray
   target: Params | None  # trained elsewhere; then the M models are its shadows
   members: np.ndarray | None  # [n] bool, members of a given target
-  run: central.Run  # built for one half of the records
+  run: central.Run | FedRun  # built for one half of the records
   test: Any
   train: Any  # (index of a group) -> its trained models
   guarantee: Guarantee
   facts: dict[str, Any]  # fields on privacy from a given target's result.json; else {}
+  # [n] for each record the unit whose membership is inferred, such as its client, 0 to G - 1; then
+  # `included` is [M, G] and `members` [G]. None: each record is a unit.
+  unit_of: np.ndarray | None = None
+
+  def pooled(self, scores: np.ndarray) -> np.ndarray:
+    """Returns the mean score of each unit's records, [n] -> [G]."""
+    if self.unit_of is None:
+      return scores
+    counts = np.bincount(self.unit_of)
+    return np.bincount(self.unit_of, np.asarray(scores, np.float64)) / counts
 
 
 class MeasuredAttack(NamedTuple):
@@ -168,7 +180,9 @@ def _halves(config: AttackConfig, count: int, n: int, random: RunKeys) -> np.nda
   return attacks.random_halves(count, n, seed=random.order, exact=sized)
 
 
-def facts_of_run(path: str, params: Params, train: TrainConfig) -> dict[str, Any]:
+def facts_of_run(
+  path: str, params: Params, train: TrainConfig | FedConfig
+) -> dict[str, Any]:
   """Returns the guarantee of the target, from the result.json beside its params.npz.
 
   If that file does not belong to exactly these parameters, its epsilon does not cover them. Then
@@ -264,7 +278,9 @@ def _questions(attacked: Targets, config: AttackConfig) -> Any:
     said = np.concatenate([logits(params, records.x[i : i + 500]) for i in parts])
     accuracy = run.task.evaluate(run.apply, params, attacked.test)["accuracy"]
     answers = {"answers": special.softmax(said, axis=-1)} if whole else {}
-    top = signals.top_confidences(said)
+    top = attacked.pooled(signals.top_confidences(said))
+    each = np.split(np.asarray(log_odds), queries)
+    log_odds = np.concatenate([attacked.pooled(odds) for odds in each])
     return {"log_odds": log_odds, "top": top, "accuracy": accuracy} | answers
 
   return asked

@@ -89,6 +89,49 @@ class Membership(AttackSettings):
 
 
 @dataclasses.dataclass(frozen=True)
+class FedMembership(AttackSettings):
+  """Membership inference on the server's model of a finished run of `launch.federate`: of records,
+  or of whole clients. Shadow models are federations of the run's own config, each with half of all
+  records, or of all clients.
+
+  Args:
+    methods: names of attacks, each of which needs log odds alone, or the largest probability.
+    unit: "record", or "client" (dealt by the partition, which deals the test data to as many
+      clients that did not take part).
+    target: params.npz of the run.
+  """
+
+  methods: Annotated[
+    tuple[str, ...], "all of confidence | " + " | ".join(attacks.MEMBERSHIP_ATTACKS)
+  ] = ("confidence", "loss", "lira_fixed", "bavaria", "rmia")
+  num_shadows: Annotated[
+    int, rules.between(LEAST_SHADOWS, rules.MOST_RUNS), "federations beside the target"
+  ] = 16
+  unit: Annotated[
+    str, rules.among(("record", "client")), "whose membership is inferred"
+  ] = "record"
+  target: Annotated[
+    str | None, "params.npz of launch.federate; python -m launch.attack --run gives it"
+  ] = None
+  section: ClassVar[str] = "federate"
+  module: ClassVar[str] = "dpjax.experiments.kinds.attack.fed_members"
+  task: ClassVar[str] = "membership"
+  wants: ClassVar[str] = ""
+  # What `members` reads: each model is asked once, and trained alone.
+  queries: ClassVar[int] = 1
+  side_by_side: ClassVar[int] = 1
+
+  def __post_init__(self):
+    for name in self.methods:
+      validate.one_of(("confidence", *attacks.MEMBERSHIP_ATTACKS), methods=name)
+    if not self.methods or len(set(self.methods)) < len(self.methods):
+      raise UserError(
+        "must hold some, none of them twice", field="methods", value=self.methods
+      )
+    rules.check_settings(self)
+
+
+@dataclasses.dataclass(frozen=True)
 class CopyByAnswers(AttackSettings):
   """`attacks.Extraction`: a copy of the model, trained on the model's answers to test inputs."""
 

@@ -24,6 +24,7 @@ from dpjax.experiments.kinds.central.config import OptimizerConfig
 from dpjax.experiments.kinds.central.facts import shows_data
 from dpjax.experiments.kinds.federated import (
   audit,
+  client_scores,
   cohort_sizes,
   distributed,
   facts,
@@ -34,6 +35,7 @@ from dpjax.experiments.kinds.federated import (
 )
 from dpjax.experiments.kinds.federated import bounds as fed_bounds
 from dpjax.experiments.kinds.federated import user_code as own_parts
+from dpjax.experiments.kinds.federated.client_scores import ClientScores
 from dpjax.experiments.kinds.federated.config import (
   ALGORITHMS,
   NATURAL,
@@ -47,10 +49,11 @@ from dpjax.experiments.kinds.federated.config import (
 )
 from dpjax.experiments.kinds.federated.loading import load_data as load_data
 from dpjax.experiments.kinds.federated.loading import with_features as with_features
-from dpjax.experiments.run import config_names, guarantee, workdir, writers
+from dpjax.experiments.run import config_names, guarantee, writers
 from dpjax.experiments.run.experiment import Experiment, Phase, Story, every, single
 from dpjax.experiments.run.guarantee import Guarantee
 from dpjax.experiments.run.run_keys import RunKeys
+from dpjax.federated.algorithms.fed_bn import check_parts
 from dpjax.federated.compression import error_memory
 from dpjax.federated.described import RunNumbers
 from dpjax.federated.execution import named
@@ -115,6 +118,7 @@ def check(config: FedConfig, *, draws_cohorts: bool = True) -> None:
   _check_combination(config)
   records.check(config)
   privacy.check(config)
+  client_scores.check(config)
   if draws_cohorts and _knows_cohorts(config):
     cohort_sizes.check(config, config.partition.num_clients)
   audit.check(config)
@@ -510,6 +514,10 @@ def assembled(config: FedConfig, data: tuple[Any, Any], random: RunKeys) -> FedR
     cohort_sizes.check(config, num_clients)
   task, model, params = start(config, federation, random)
   params, apply = audit.beside(config, params, model.apply)
+  kept = getattr(config.algorithm, "kept", None)
+  if kept is not None:
+    with bounds.within("algorithm"):
+      check_parts(params, kept)
   mechanism = distributed.mechanism(config, trees.size(params))
   target = audit.target_of(config, plan, num_clients, mechanism)
   federation, canaries = audits.insert(
@@ -610,19 +618,9 @@ class Federated(Experiment[FedConfig]):
       f"{result['dataset']} {result['model']} {result['method']}, {result['num_clients']} "
       f"clients: {writers.headline(result)}, {guarantee.summary(result)}"
       f"{secure_sums.in_words(result)}, {result['num_steps']} rounds{writers.took(result)}"
-      f"{records.in_words(result)}"
+      f"{records.in_words(result)}{client_scores.in_words(result)}"
       f"{'; ' + ', '.join(reached) if reached else ''}"
     )
-
-
-def _scores(config: FedConfig, fed: FedRun, state: Any) -> dict[str, float]:
-  """Returns the scores of the server's model, and of each silo or client with a test of its own."""
-  evaluate = functools.partial(fed.task.evaluate, fed.apply)
-  shared = params_of(state)
-  own = records.personal(config, fed.federation, state)
-  return evaluate(shared, fed.test) | records.scores(
-    config, fed.federation, evaluate, shared, own, fed.test
-  )
 
 
 def phase(config: FedConfig, fed: FedRun) -> Phase:
@@ -631,14 +629,16 @@ def phase(config: FedConfig, fed: FedRun) -> Phase:
   if target is not None:
     needs_classes(fed.federation, f"stop_at_accuracy={target}")
   total = config.num_rounds
+  by_client = ClientScores(config, fed)
   write_inputs = build_central.inputs_writer(config.data, config.model, fed.test)
 
   def write(folder: pathlib.Path, state: Any) -> None:
     write_inputs(folder)
-    # Names of silos may be no names of files.
-    own = records.personal(config, fed.federation, state)
-    for place, params in enumerate(own.values()):
-      workdir.save_params(folder / f"params_of_silo_{place}.npz", params)
+    by_client.write(folder, state)
+
+  def evaluate(state: Any) -> dict[str, float]:
+    of_server = fed.task.evaluate(fed.apply, params_of(state), fed.test)
+    return of_server | by_client.row(state)
 
   def program() -> made_for.StepProgram:
     if config.execution in ("loop", "pmap"):
@@ -666,11 +666,13 @@ def phase(config: FedConfig, fed: FedRun) -> Phase:
       fed.algorithm.cohorts(fed.federation, fed.work, rng=fed.random.sampler, start=start),
     ),
     released=lambda state: audit.of_model(fed.audited, params_of(state)),
-    evaluate=functools.partial(_scores, config, fed),
+    evaluate=evaluate,
     write=write,
     guarantee=fed.guarantee,
     row_at=lambda step: every(config.eval_every, step, total),
-    observe=lambda state, info, step: facts.observed(config, fed, state, info),
+    observe=lambda state, info, step: (
+      facts.observed(config, fed, state, info) | by_client.hidden_row(state)
+    ),
     arrivals=facts.arrivals if shows_data(config) else None,
     unit="clients",
     enough=lambda row: target is not None and row["test_accuracy"] >= target,
@@ -680,7 +682,7 @@ def phase(config: FedConfig, fed: FedRun) -> Phase:
     steps_are="communication rounds",
     program=program,
     planned=lambda: facts.planned(config, fed),
-    describe=lambda state, stated, rows: facts.of(
-      config, fed, state, rows, stated["epsilon"]
+    describe=lambda state, stated, rows: (
+      facts.of(config, fed, state, rows, stated["epsilon"]) | by_client.facts(state)
     ),
   )

@@ -392,6 +392,17 @@ class FedConfig(WithChoices):
   secure_sum: Annotated[
     Any, Choice(SECURE_SUMS), "the server sees the sum of the messages alone"
   ] = "none"
+  held_out: Annotated[
+    float,
+    rules.SHARE,
+    "share of each client's rows that trains nothing, and on which the client is scored",
+  ] = 0.0
+  fine_tune_epochs: Annotated[
+    int,
+    rules.between(0, rules.MOST_EPOCHS),
+    "after the last round each client trains the server's model on its own rows, and is scored; "
+    "nothing is sent",
+  ] = 0
   local: LocalConfig = dataclasses.field(default_factory=LocalConfig)
   # The client's optimizer has a new state in every round, and a constant learning rate.
   client_optimizer: FedOptimizerConfig = dataclasses.field(
@@ -472,7 +483,7 @@ def algorithms_that(holds: Callable[[described.AlgorithmFacts], bool]) -> str:
   """Returns the names of the algorithms for which `holds` is true, for an error message.
 
   >>> algorithms_that(lambda row: row.keeps_state)
-  "'mr_mtl' or 'scaffold'"
+  "'apfl' or 'fed_bn' or 'mr_mtl' or 'scaffold'"
   """
   return " or ".join(repr(name) for name in ALGORITHMS if holds(_DESCRIBED[name]))
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 from typing import Any
 
 import numpy as np
@@ -29,7 +30,8 @@ def load_data(config: FedConfig, *, features: bool = True) -> tuple[Federation, 
     UserError: data that are missing; the message says how to get them.
   """
   natural = name_of(config, "partition") in NATURAL
-  loaded = _natural(config) if natural else _partitioned(config)
+  federation, test = _natural(config) if natural else _partitioned(config)
+  loaded = _holding_out(federation, config.held_out), test
   return with_features(config, loaded) if features else loaded
 
 
@@ -65,11 +67,29 @@ def _natural(config: FedConfig) -> tuple[Federation, Any]:
   ), sets[1]
 
 
+def _holding_out(federation: Federation, share: float) -> Federation:
+  """Returns the federation in which each client holds out a share of its rows, at least one of two
+  or more. Which rows these are depends on the client's name and number of rows alone: if another
+  client comes, no client trains on other rows."""
+  if not share:
+    return federation
+  kept = []
+  held = []
+  for name, rows in zip(federation.client_ids, federation.indices):
+    seed = int.from_bytes(hashlib.sha256(name.encode()).digest())
+    stream = np.random.SeedSequence(seed)
+    order = np.random.Generator(np.random.Philox(stream)).permutation(len(rows))
+    count = min(max(1, round(share * len(rows))), max(0, len(rows) - 1))
+    held.append(np.sort(rows[order[:count]]))
+    kept.append(np.sort(rows[order[count:]]))
+  return dataclasses.replace(federation, indices=kept, held_out=held)
+
+
 def _own_test_rows(train: Federation, test: Federation) -> list[np.ndarray] | None:
-  """Returns the test rows of each training client; None unless every one has some."""
+  """Returns the test rows of each training client; None if no client has any."""
   held = dict(zip(test.client_ids, test.indices))
   rows = [held.get(name, np.zeros(0, np.int64)) for name in train.client_ids]
-  return rows if all(map(len, rows)) else None
+  return rows if any(map(len, rows)) else None
 
 
 def central(config: FedConfig) -> TrainConfig:

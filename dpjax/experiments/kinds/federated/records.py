@@ -9,7 +9,7 @@ from __future__ import annotations
 import collections
 import dataclasses
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -33,7 +33,6 @@ from dpjax.experiments.kinds.federated.config import (
 )
 from dpjax.experiments.run import guarantee, sizes
 from dpjax.experiments.run.guarantee import Guarantee
-from dpjax.federated.execution import context as shared
 from dpjax.federated.silos import Attendance, Silos
 from dpjax.plan import Plan
 from dpjax.sampling.registry import Sizing
@@ -43,7 +42,7 @@ UNIT = "record of one silo"
 PERSON = "person with one record in each of"  # ... so many silos
 # Keys of result.json, and the beginning of the names of silos' scores.
 SILOS = "silos"
-_SCORE = "silo_accuracy"
+SCORE = "silo_accuracy"
 _NOTE = (
   "Inter-silo record-level privacy (Lowy and Razaviyayn 2021). Each silo trusts nobody outside: it "
   "adds the noise below to each of its own steps, before anything leaves. The guarantee is for one "
@@ -396,63 +395,6 @@ def _of_several(asked: Records, silos: Silos, steps: tuple[int, ...]) -> str:
   )
 
 
-# --- scores
-
-
-def personal(config: FedConfig, federation: Federation, state: Any) -> dict[str, Any]:
-  """Returns the model of each silo by its name, in an algorithm that keeps one; else {}.
-
-  Under another privacy than of records, what a client keeps is covered by no guarantee.
-  """
-  covered = is_of_records(config) or not config.is_private
-  if name_of(config, "algorithm") != "mr_mtl" or not covered:
-    return {}
-  names = federation.client_ids
-  return {name: shared.row(state.memories.rows([k]), 0) for k, name in enumerate(names)}
-
-
-def scores(
-  config: FedConfig,
-  federation: Federation,
-  evaluate: Callable[[Any, Any], dict[str, float]],
-  server: Any,
-  own: dict[str, Any],
-  test: Any,
-) -> dict[str, float]:
-  """Returns the accuracy of each silo, over all rows, their mean and the worst.
-
-  A silo is scored on its own test rows, or on the whole test set if it has none. Clients that are
-  no silos have no such scores.
-
-  Args:
-    evaluate: function (params, data set) -> scores.
-    server: parameters of the server's model, which a silo uses if it has none of its own.
-    own: result of `personal`.
-    test: public test set.
-  """
-  rows = federation.test_indices
-  of_silos = is_of_records(config) or name_of(config, "partition") == SILOS or own
-  if not of_silos or (rows is None and not own):
-    return {}
-  found = []
-  sizes_of = []
-  for place, name in enumerate(federation.client_ids):
-    held = test if rows is None else test.subset(rows[place])
-    # A regression has no accuracy, and an empty test none that is known.
-    scored = evaluate(own.get(name, server), held) if len(held) else {}
-    if "accuracy" not in scored:
-      return {}
-    accuracy = scored["accuracy"]
-    found.append(float(accuracy))
-    sizes_of.append(len(held))
-  return {
-    _SCORE: float(np.average(found, weights=sizes_of)),
-    f"{_SCORE}_mean": float(np.mean(found)),
-    f"{_SCORE}_worst": min(found),
-    **{f"{_SCORE}/{name}": value for name, value in zip(federation.client_ids, found)},
-  }
-
-
 def in_words(result: Mapping[str, Any]) -> str:
   """Returns what a finished run's line says of its silos; "" if it has none.
 
@@ -469,6 +411,6 @@ def in_words(result: Mapping[str, Any]) -> str:
   scored = "".join(
     f", {'accuracy ' if key == 'mean' else ''}{key} {result[name]:.4f}"
     for key in ("mean", "worst")
-    if (name := f"test_{_SCORE}_{key}") in result
+    if (name := f"test_{SCORE}_{key}") in result
   )
   return f"; silos: epsilon {each}{more}{scored}"

@@ -1,0 +1,233 @@
+"""Runs membership inference on the server's model of a finished federated run.
+
+Members are the rows, or the clients, that the run trained on. Non-members are the test rows, and
+rows that clients held out. For shadow models all rows are dealt to clients:
+
+| unit   | who holds a non-member                                                              |
+| ------ | ----------------------------------------------------------------------------------- |
+| record | the client whose test row it is, or that held it out; else a client drawn by size   |
+| client | as many further clients, to which the run's partition deals the test data           |
+
+Each shadow is a federation with half of all records, or of all clients. It runs the config of the
+attacked run with keys of its own. What is attacked is the server's model: not what clients keep,
+and not the messages of rounds.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+from dpjax import attacks, data
+from dpjax.data import Federation
+from dpjax.data.target_kinds import needs_arrays
+from dpjax.experiments.config import fields
+from dpjax.experiments.kinds.attack import members
+from dpjax.experiments.kinds.attack.config import AttackConfig
+from dpjax.experiments.kinds.attack.members import MeasuredAttack, Targets
+from dpjax.experiments.kinds.federated import build as federated
+from dpjax.experiments.kinds.federated import records as silos
+from dpjax.experiments.kinds.federated.config import FedConfig
+from dpjax.experiments.run import saved
+from dpjax.experiments.run.guarantee import NONE
+from dpjax.experiments.run.loop import Phase
+from dpjax.experiments.run.run_keys import RunKeys
+from dpjax.federated.round import params_of
+from dpjax.types import Params
+from dpjax.validate import UserError
+
+
+class Dealt(NamedTuple):
+  """All rows, members first, and which client would hold each."""
+
+  records: data.Dataset
+  owners: np.ndarray  # [n] places of clients; with unit "client" 0 to 2 K - 1
+  num_members: int  # rows 0 to num_members - 1 were trained on
+
+
+def dealt(config: AttackConfig, federation: Federation, test: Any) -> Dealt:
+  """Returns all rows with their owners.
+
+  Raises:
+    UserError: data without test rows; with unit "client", a partition by the data themselves, or
+      test rows too few for as many clients.
+  """
+  needs_arrays(federation, "launch.attack")
+  if not len(test):
+    raise UserError("has no test data, so there are no non-members", field="data.name")
+  trained = np.concatenate([*federation.indices])
+  owners = [np.repeat(np.arange(federation.num_clients), federation.sizes)]
+  parts = [federation.dataset.subset(trained), test]
+  if config.attack.unit == "client":
+    owners.append(_further_clients(config.federate, federation, test))
+  else:
+    owners.append(_owners_of_tests(federation, test, config.seed))
+    if federation.held_out is not None:
+      held = [np.asarray(rows, np.int64) for rows in federation.held_out]
+      parts.append(federation.dataset.subset(np.concatenate(held)))
+      owners.append(np.repeat(np.arange(len(held)), [len(rows) for rows in held]))
+  known = np.concatenate(owners)
+  x = np.concatenate([np.asarray(part.x) for part in parts])
+  y = np.concatenate([np.asarray(part.y) for part in parts])
+  records = data.from_arrays(
+    x, y, num_classes=federation.dataset.num_classes, name=federation.dataset.name
+  )
+  # Test rows of nobody are left out.
+  kept = np.flatnonzero(known >= 0)
+  return Dealt(records.subset(kept), known[kept], len(trained))
+
+
+def _owners_of_tests(federation: Federation, test: Any, seed: int) -> np.ndarray:
+  """Returns the client that would hold each test row, [len(test)]."""
+  random = np.random.default_rng([seed, len(test)])
+  sizes = np.maximum(federation.sizes, 0)
+  owners = random.choice(len(sizes), len(test), p=sizes / sizes.sum())
+  if federation.test_indices is not None:
+    for client, rows in enumerate(federation.test_indices):
+      owners[np.asarray(rows, np.int64)] = client
+  return owners
+
+
+def _further_clients(config: FedConfig, federation: Federation, test: Any) -> np.ndarray:
+  """Returns the number of the further client that holds each test row; -1: nobody."""
+  count = federation.num_clients
+  if getattr(config.partition, "num_clients", None) is None:
+    raise UserError(
+      "must be 'record' for clients whom the data name: nobody knows a client like them that did "
+      "not take part",
+      field="attack.unit",
+      value="client",
+    )
+  labels = test.y if test.target is None else np.zeros(len(test), np.int32)
+  owners = np.full(len(test), -1)
+  try:
+    parts = config.partition.make(labels)
+  except UserError as error:
+    raise UserError(
+      f"must be 'record': the test data cannot be dealt to {count} clients as the training data "
+      f"are ({error!s:.120})",
+      field="attack.unit",
+      value="client",
+    ) from error
+  for client, rows in enumerate(parts):
+    owners[rows] = count + client
+  return owners
+
+
+def prepare(config: AttackConfig, loaded: tuple[Any, Any], random: RunKeys) -> Targets:
+  """Returns the dealt rows, the target, and a function that trains a shadow federation.
+
+  Raises:
+    UserError: no finished run is named, or what `dealt` refuses.
+  """
+  settings = config.attack
+  if settings.target is None:
+    raise UserError(
+      "must name the params.npz of a finished run: python -m launch.attack --run=FOLDER",
+      field="attack.target",
+      value=None,
+    )
+  federation, test = loaded
+  rows = dealt(config, federation, test)
+  run = federated.assemble(config.federate, loaded, random)
+  arrays = saved.read(settings.target, "attack.target")
+  target = saved.in_place_of(run.params, arrays, f"attack.target={settings.target!r}")
+  facts = members.facts_of_run(settings.target, target, config.federate)
+  unit_of = None
+  is_member = np.arange(len(rows.owners)) < rows.num_members
+  if settings.unit == "client":
+    # Clients without a row have no score.
+    _, unit_of = np.unique(rows.owners, return_inverse=True)
+    is_member = np.zeros(unit_of.max() + 1, bool)
+    is_member[unit_of[: rows.num_members]] = True
+  least = 2 * settings.num_shadows
+  if min(is_member.sum(), (~is_member).sum()) < least:
+    raise UserError(
+      f"needs {least} members and non-members each, there are {is_member.sum()} and "
+      f"{(~is_member).sum()} {settings.unit}s",
+      field="attack.num_shadows",
+      value=settings.num_shadows,
+    )
+  # Halves of one size, so that a shadow has as many clients as the run.
+  exact = settings.unit == "client" and len(is_member) % 2 == 0
+  included = attacks.random_halves(
+    settings.num_shadows, len(is_member), seed=random.order, exact=exact
+  )
+
+  def train(index: int) -> list[Params]:
+    of_rows = included[index] if unit_of is None else included[index][unit_of]
+    return [_shadow(config.federate, federation, test, rows, of_rows, random, index)]
+
+  return Targets(
+    rows.records, included, target, is_member, run, test, train, NONE, facts, unit_of
+  )
+
+
+def _shadow(
+  config: FedConfig,
+  federation: Federation,
+  test: Any,
+  rows: Dealt,
+  included: np.ndarray,
+  random: RunKeys,
+  index: int,
+) -> Params:
+  """Returns the server's parameters after all rounds of a federation with these rows."""
+  count = int(rows.owners.max()) + 1
+  held = [np.flatnonzero(included & (rows.owners == client)) for client in range(count)]
+  if count > federation.num_clients:
+    # Whole clients are in or out.
+    held = [part for part in held if len(part)]
+  names = federation.client_ids if len(held) == federation.num_clients else ()
+  shadow = Federation(rows.records, held, names, federation.nominal_users)
+  if silos.is_of_records(config):
+    config, shadow = _smaller_silos(config, shadow)
+  run = federated.assembled(config, (shadow, test), _keys_of(random, index))
+  state = run.algorithm.init(run.params, shadow.num_clients)
+  for cohort in run.algorithm.cohorts(run.federation, run.work, rng=run.random.sampler):
+    state, _ = run.algorithm.round(state, cohort)
+  return params_of(state)
+
+
+def _smaller_silos(config: FedConfig, shadow: Federation) -> tuple[FedConfig, Federation]:
+  """Returns config and silos of a shadow: plans are made for the rows that its silos hold, and no
+  batch is larger than the smallest silo."""
+  sizes = tuple(max(1, int(size)) for size in shadow.sizes)
+  batch = config.local.batch_size
+  changes: dict[str, Any] = {"privacy.num_examples": ()}
+  if batch is not None and batch > min(sizes):
+    changes["local.batch_size"] = min(sizes)
+  return fields.replace_all(config, changes), dataclasses.replace(
+    shadow, nominal_sizes=sizes
+  )
+
+
+def _keys_of(random: RunKeys, index: int) -> RunKeys:
+  """Returns the keys of a shadow, which no other shadow shares."""
+  fold = lambda key: jax.random.fold_in(key, index + 1)
+  seed = hashlib.sha256(f"{random.sampler} {index}".encode()).digest()
+  return random._replace(
+    init=fold(random.init),
+    noise=fold(random.noise),
+    local=fold(random.local),
+    sampler=int.from_bytes(seed),
+  )
+
+
+def phase(config: AttackConfig, attacked: Targets) -> Phase:
+  """Returns a phase that trains one shadow federation in each step."""
+  return members.phase(config, attacked)
+
+
+def measured(
+  config: AttackConfig, attacked: Targets, state: Mapping[str, Any]
+) -> MeasuredAttack:
+  """Returns rates and verdicts of every method, beside the guarantee of the run."""
+  found = members.measured(config, attacked, state)
+  count = {"membership_of": config.attack.unit, "num_units": attacked.included.shape[1]}
+  return found._replace(result=found.result | count)
