@@ -24,11 +24,10 @@ import pathlib
 import shutil
 import traceback
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 import numpy as np
-import orbax.checkpoint as ocp
 
 from dpjax import files, trees
 from dpjax.experiments.run import writers
@@ -37,6 +36,10 @@ from dpjax.parallel.exchanges import is_first, on_first
 from dpjax.parallel.spanning import own_copy, placed_like
 from dpjax.types import ArrayTree
 from dpjax.validate import UserError, first_line
+
+# Orbax is imported by what saves and restores: a plan does neither.
+if TYPE_CHECKING:
+  import orbax.checkpoint as ocp
 
 FOLDER = "checkpoints"
 _ROWS = "clients"
@@ -230,6 +233,8 @@ class Checkpoints:
     self._latest = step
 
   def _write(self, step: int, arrays: Any, meta: dict[str, Any]) -> None:
+    import orbax.checkpoint as ocp
+
     held = {**meta, "step": step}
     args = ocp.args.Composite(
       state=ocp.args.StandardSave(_tree(_filled(arrays))), meta=ocp.args.JsonSave(held)
@@ -280,6 +285,8 @@ class Checkpoints:
 
   def _read(self, like: Any, into: list[Any]) -> dict[str, Any]:
     """Returns the meta data, and puts the arrays into the list `into`."""
+    import orbax.checkpoint as ocp
+
     step = self.directory / str(self._latest)
     # Files are checked first: for a broken file, Orbax leaves tasks behind that raise errors much
     # later.
@@ -354,6 +361,8 @@ def _orbax(directory: pathlib.Path) -> ocp.Checkpointer:
 
   This module deletes older steps itself. `ocp.CheckpointManager` would delete them before the
   newest step survives a loss of power."""
+  import orbax.checkpoint as ocp
+
   # Orbax logs every save at level INFO, which would fill the terminal.
   logging.getLogger("absl").setLevel(logging.ERROR)
   # After one failed write, many tasks of Orbax fail. Each task logs thirty lines through absl's
