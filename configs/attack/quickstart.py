@@ -5,7 +5,7 @@
 Membership of records in models that were trained on 250 of them each, and inversion of what 8
 clients send. Each defence is one field of `launch.train` or `launch.federate`.
 
-Hardware: 2 CPU cores; two to three minutes of CPU time. Seen at 1 % FPR: the strongest attack finds
+Hardware: 2 CPU cores; one to three minutes of CPU time. Seen at 1 % FPR: the strongest attack finds
 .10 of the members without a defence and .12 with clipping alone; .030 at epsilon 8, where the model
 has test accuracy .90, and .014 at epsilon 1, with .46. A dense first layer shows 8 of 8 images
 exactly but for noise of the client and larger batches, and top-k only blurs.

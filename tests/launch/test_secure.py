@@ -57,6 +57,11 @@ def test_a_table_is_written_and_resumed(tmp_path):
   [
     (["--config.task.num_clients=1"], "task.num_clients=1: must be an integer in"),
     (["--config.task=sume"], "did you mean 'sum'?"),
+    # A field of the file that a flag made wrong is no flag.
+    (
+      ["--config=configs/secure/transfer.py", "--config.task.num_source=90"],
+      "error: task.num_shared=200",
+    ),
   ],
 )
 def test_a_mistake_is_one_line(tmp_path, arguments, words):

@@ -66,11 +66,12 @@ def test_failed_write_leaves_the_old_file(tmp_path, monkeypatch):
   writers.write_json(path, 1)
 
   def full(descriptor):
-    raise OSError("no space left")
+    raise OSError(errno.ENOSPC, "no space left")
 
   monkeypatch.setattr(os, "fsync", full)
-  with pytest.raises(OSError):
+  with pytest.raises(OSError) as caught:
     writers.write_json(path, 2)
+  assert caught.value.filename == str(path)
   with pytest.raises(TypeError):
     writers.write_json(path, object())
   assert writers.read_json(path) == 1 and os.listdir(tmp_path) == ["a.json"]

@@ -399,3 +399,8 @@ def test_a_field_that_a_kind_of_run_lacks_is_named():
   with refuses("config.fraction_fit") as caught:
     fields.override(TrainConfig(), "fraction_fit", "1")
   assert "'clients_per_round'" in str(caught.value)
+
+
+def test_code_that_is_no_choice_is_refused_by_its_field():
+  with refuses("config.attack", value="os:system"):
+    fields.override(AttackConfig(), "attack", "os:system")
