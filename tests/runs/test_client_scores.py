@@ -161,6 +161,8 @@ def test_where_users_are_protected_scores_of_clients_are_not_private(algorithm):
   assert not any("client" in name for name in phase.evaluate(state))
   facts = phase.describe(state, {"epsilon": 8.0}, [])
   assert "not_private/client_scores" in facts and "client_scores" not in facts
+  told = "keeps a model" in " ".join(fed.guarantee.statement(1).split())
+  assert told == (algorithm == "apfl")
   quiet = fields.replace_all(config, {"diagnostics": False, "held_out": 0.0})
   phase = build.phase(quiet, _ready(quiet))
   assert not any("client_s" in name for name in phase.describe(state, {"epsilon": 8.0}, []))
