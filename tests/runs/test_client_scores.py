@@ -161,6 +161,8 @@ def test_where_users_are_protected_scores_of_clients_are_not_private(algorithm):
   assert not any("client" in name for name in phase.evaluate(state))
   facts = phase.describe(state, {"epsilon": 8.0}, [])
   assert "not_private/client_scores" in facts and "client_scores" not in facts
+  told = "keeps a model" in " ".join(fed.guarantee.statement(1).split())
+  assert told == (algorithm == "apfl")
   quiet = fields.replace_all(config, {"diagnostics": False, "held_out": 0.0})
   phase = build.phase(quiet, _ready(quiet))
   assert not any("client_s" in name for name in phase.describe(state, {"epsilon": 8.0}, []))
@@ -191,6 +193,9 @@ def test_silos_of_a_run_that_hides_them_are_scored_by_the_servers_model():
      "fine_tune_epochs"),
     ({"privacy": "distributed", "secure_sum": "secagg", "algorithm": "fed_bn"}, "algorithm"),
     ({"privacy": "local", "algorithm": "fed_bn"}, "algorithm"),
+    ({"privacy": "central", "held_out": 0.0, "algorithm": "fed_bn", "audit": "canaries"},
+     "algorithm"),
+    ({"privacy": "central", "audit": "canaries"}, "held_out"),
     ({"privacy": "records", "held_out": 0.0, "algorithm": "apfl", "partition": "silos"},
      "algorithm"),
     ({"algorithm": "fed_bn", "algorithm.kept": "("}, "algorithm.kept"),

@@ -320,6 +320,9 @@ _OTHERS = {
     "server_lr": "server_optimizer.learning_rate", "sigma": "privacy.noise_multiplier",
     "max_grad_norm": "privacy.l2_clip_norm", "target_epsilon": "privacy.epsilon",
     "secure_mode": "release", "num_server_rounds": "num_rounds", "secagg": "secure_sum",
+    "global_rounds": "num_rounds", "join_ratio": "clients_per_round", "test_ratio": "held_out",
+    "client_num_in_total": "partition.num_clients", "personal_layers": "algorithm.kept",
+    "federated_optimizer": "algorithm", "fine_tuning_epochs": "fine_tune_epochs",
   },
   PateConfig: {
     "target_epsilon": "epsilon", "sigma": "std", "noise_multiplier": "std",

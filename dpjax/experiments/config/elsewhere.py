@@ -62,7 +62,10 @@ _ROWS = (
   _Row(
     "steps max_steps num_iterations max_iter n_iter total_steps", "num_steps num_rounds"
   ),
-  _Row("rounds num_server_rounds total_rounds central_num_iterations", "num_rounds"),
+  _Row(
+    "rounds num_server_rounds total_rounds central_num_iterations global_rounds comm_round",
+    "num_rounds",
+  ),
   _Row(
     "lr step_size learning_rate",
     "task.learning_rate optimizer.learning_rate client_optimizer.learning_rate "
@@ -72,18 +75,29 @@ _ROWS = (
   _Row("server_lr server_learning_rate", "server_optimizer.learning_rate"),
   _Row("server_momentum", "server_optimizer.rule.momentum"),
   _Row(
-    "fraction_fit fraction_train client_fraction sample_fraction participation_rate",
+    "fraction_fit fraction_train client_fraction sample_fraction participation_rate "
+    "join_ratio",
     "clients_per_round",
     "an expected number of clients, no share",
   ),
   _Row(
     "num_clients_per_round clients_per_iteration cohort_size num_sampled_clients "
-    "min_fit_clients min_train_nodes",
+    "min_fit_clients min_train_nodes client_num_per_round",
     "clients_per_round",
   ),
-  _Row("num_partitions num_supernodes min_available_clients", "partition.num_clients"),
-  _Row("dirichlet_alpha", "partition.alpha"),
-  _Row("strategy", "algorithm privacy.strategy"),
+  _Row(
+    "num_partitions num_supernodes min_available_clients client_num_in_total",
+    "partition.num_clients",
+  ),
+  _Row("dirichlet_alpha partition_alpha", "partition.alpha"),
+  _Row("strategy federated_optimizer", "algorithm privacy.strategy"),
+  _Row(
+    "test_ratio test_fraction test_size val_ratio",
+    "held_out",
+    "of each client's rows",
+  ),
+  _Row("fine_tuning_epochs fine_tuning_epoch finetune_epochs", "fine_tune_epochs"),
+  _Row("personal_layers personalized_layers", "algorithm.kept", "of algorithm=fed_bn"),
   _Row("proximal_mu prox_mu proximal_strength", "algorithm.mu", "of algorithm=fed_prox"),
   _Row("secagg secure_aggregation", "secure_sum"),
   _Row("grad_sample_mode", "grad_method"),

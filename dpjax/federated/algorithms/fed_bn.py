@@ -113,10 +113,12 @@ def fed_bn(
   returns what `clients` keep; a client uses `joined(kept, state.params)`.
 
   Guarantee: with a private aggregator, that of `fed_avg` for the shared parameters, since a message
-  holds nothing else. So it also holds for what all OTHER clients keep and use together, which is
-  computed from the shared parameters and their own data. It does not cover what the client itself
-  keeps: show that to the client alone. With `silos` all parts follow from noisy steps, and the
-  guarantee of a record covers what its silo keeps, too.
+  holds nothing else. If every client takes part by a coin of its own (Poisson sampling), it also
+  holds for what all OTHER clients keep and use together: that follows from the shared parameters,
+  their own data and their own coins. With other samplers it does not, since who else took part
+  tells something about the client. It never covers what the client itself keeps: show that to the
+  client alone. With `silos` all parts follow from noisy steps, and the guarantee of a record covers
+  what its silo keeps, too.
 
   Args:
     kept: regular expression; a parameter stays if it is found in the parameter's name, such as

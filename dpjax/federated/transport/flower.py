@@ -39,11 +39,11 @@ client a program is; `local_data(client, round)` gives its batches: no data leav
 
 A client of your own, in any library, is a `ClientApp` that replies to two kinds of messages:
 
-| message | it holds                                  | the reply, a RecordDict                   |
-| ------- | ----------------------------------------- | ----------------------------------------- |
-| query   | nothing that is read                      | "config": ConfigRecord({"client": number}) |
-| train   | "arrays": ArrayRecord of the parameters;  | "answer": ArrayRecord of                  |
-|         | "config": {"round": number}               | [*change, weight]                         |
+| message | it holds                                 | the reply, a RecordDict                    |
+| ------- | ---------------------------------------- | ------------------------------------------ |
+| query   | nothing that is read                     | "config": ConfigRecord({"client": number}) |
+| train   | "arrays": ArrayRecord of the parameters; | "answer": ArrayRecord([*change, weight])   |
+|         | "config": {"round": number of the round} |                                            |
 
 `number` of a client is its place, from 0, and the same in every round. The parameters are arrays in
 the order of `jax.tree.leaves` (dicts by sorted keys). `change` is the client's parameters minus

@@ -163,6 +163,13 @@ def _check_kind(config: FedConfig, asked: ClientAudit) -> None:
       value=score,
     )
   algorithm = algorithm_of(config)
+  if sends and algorithm.personal is not None and not algorithm.one_difference:
+    raise UserError(
+      "must be another: its messages lack what clients keep, and canaries send along all "
+      "parameters",
+      field="algorithm",
+      value=algorithm.name,
+    )
   if score == "rounds" and "server_tx" not in algorithm.optimizers:
     raise UserError(
       f"needs an algorithm whose server has an optimizer, not {algorithm.name!r}; "

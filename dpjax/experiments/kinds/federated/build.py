@@ -12,6 +12,7 @@ import jax
 import optax
 
 from dpjax import federated, secure, trees, validate
+from dpjax.accounting.text import paragraph
 from dpjax.data import Federation
 from dpjax.data.target_kinds import needs_classes
 from dpjax.experiments.config import common, user_code
@@ -74,6 +75,10 @@ _EXECUTED = ("num_devices", "num_threads", "memory_budget_gb")
 # Fields that may differ between the processes of one run.
 ELSEWHERE = ("execution", *_EXECUTED)
 Wrapping = dict[str, Any]
+_OWN_MODELS = (
+  "Each client also keeps a model, or parameters, of its own. They are no part of what is "
+  "released, and this guarantee does not cover them: show them to that client alone."
+)
 
 
 class FedRun(NamedTuple):
@@ -539,6 +544,8 @@ def assembled(config: FedConfig, data: tuple[Any, Any], random: RunKeys) -> FedR
     if silos is None
     else records.promise(config, federation, silos)
   )
+  if silos is None and config.is_private and algorithm_of(config).personal is not None:
+    promised = guarantee.noted(promised, paragraph(_OWN_MODELS))
   return FedRun(
     plan=plan,
     guarantee=features_lib.noted(
