@@ -8,9 +8,9 @@ makes of it: each client clips its message and adds noise itself. Noise of the s
 against the server. Each row writes reconstructions.png.
 Hardware: 2 busy CPU cores, 25 s of processor time.
 Seen: 8 of 8 faces exactly without a defence (in each of ten runs), with clipping alone, and with
-the server's noise. With noise of .001 of the clip norm .84 +- .22 of them (ten runs). One run each:
-none with .01, where a proved epsilon is still 20,860, nor at 100 and 8. That an attack finds
-nothing is no proof; the epsilon is.
+the server's noise (one run each). With noise of .001 of the clip norm .84 +- .12 of them (ten
+runs). None in any of ten runs with .01, where a proved epsilon is still 20,860, nor at 8; none at
+100 in one run. That an attack finds nothing is no proof; the epsilon is.
 """
 
 from __future__ import annotations

@@ -7,7 +7,10 @@ name with a number each, take the place of some lines: eight records once, eight
 sixteen times, and eight others never. The model writes 3,000 lines, which are ranked as in Carlini
 et al. 2021.
 
-Hardware: 2 CPU cores.
+Hardware: 2 CPU cores beside much other work; some 2 minutes of processor time for each training.
+Seen, one run each: of the first 10 lines by perplexity over zlib 5 are records without a defence, 8
+with clipping, none at epsilon 8, where the next byte is right .29 of the time in place of .49. All
+that were found are among the eight that stand there sixteen times.
 """
 
 from __future__ import annotations
@@ -73,14 +76,13 @@ def get_config() -> AttackConfig:
 
 
 def get_configs(base: AttackConfig) -> Iterator[tuple[str, AttackConfig]]:
-  """Without a defence, with clipping alone, and with two proved epsilons."""
+  """Without a defence, with clipping alone, and with a proved epsilon."""
   clipped = {"target.privacy": "dp_sgd", "target.privacy.l2_clip_norm": 0.5}
   noise = {"target.privacy.epsilon": None, "target.privacy.noise_multiplier": 0.0}
   defences: dict[str, dict[str, Any]] = {
     "none": {},
     "clipping": {**clipped, **noise},
     "epsilon 8": {**clipped, "target.privacy.epsilon": 8.0},
-    "epsilon 1": {**clipped, "target.privacy.epsilon": 1.0},
   }
   for defence, changes in defences.items():
     yield f"text extraction, {defence}", fields.replace_all(base, changes)
