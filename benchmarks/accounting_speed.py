@@ -3,7 +3,9 @@
 `python -m benchmarks.accounting_speed > FILE` finds the least noise for each setting. With
 `--other=FOLDER`, a checkout of another version, each setting runs in both by turns. `--few` takes a
 setting in eight. `--peer=dp_accounting` times one epsilon of ours at a known noise, and that of
-dp_accounting's PLDAccountant at its own and at our grid.
+dp_accounting's PLDAccountant at its own and at our grid. `--peer=jax_privacy` times calibrations to
+an epsilon, and `--peer=riskcal` those of `riskcal_noise.py` to an attack; found is what the noise
+costs by our accounting.
 """
 
 from __future__ import annotations
@@ -12,10 +14,11 @@ import argparse
 import csv
 import json
 import os
+import pathlib
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from dpjax.accounting.calibration import Unreachable
@@ -197,12 +200,104 @@ def _peer_rows() -> Iterator[list[Any]]:
       ]  # fmt: skip
 
 
+_CALIBRATIONS = (
+  "target",
+  "sampling_prob",
+  "steps",
+  "of",
+  "seconds",
+  "noise_multiplier",
+  "found",
+)
+
+
+def _calibration(
+  target: str,
+  setting: tuple[float, int],
+  of: str,
+  find: Callable[[], float],
+  cost: Callable,
+) -> list[Any]:
+  start = time.process_time()
+  noise = find()
+  seconds = f"{time.process_time() - start:.3f}"
+  return [target, *setting, of, seconds, f"{noise:.6g}", f"{cost(noise):.6g}"]
+
+
+def _maker(sampling_prob: float, steps: int) -> Callable[[float], Any]:
+  from dpjax import accounting
+
+  step = lambda noise: step_event("poisson", sampling_prob, noise)[0]
+  return lambda noise: accounting.compose(step(noise), steps)
+
+
+def _jax_privacy_rows() -> Iterator[Any]:
+
+  from jax_privacy.accounting import accountants, analysis, calibrate
+
+  from dpjax import accounting
+
+  yield _CALIBRATIONS
+  theirs = analysis.DpsgdTrainingAccountant(accountants.PldAccountantConfig())
+  cases = [(3.0, 600, 60_000, 4000), (1.0, 100, 100_000, 10**4), (8.0, 1000, 10_000, 1000)]
+  for epsilon, size, count, steps in cases:
+    target: Any = {"epsilon": epsilon, "delta": DELTA}
+    options: Any = {"batch_sizes": size, "num_updates": steps, "num_samples": count}
+    make = _maker(size / count, steps)
+    finds = {
+      "dpjax": lambda make=make, target=target: accounting.calibrate_noise_multiplier(
+        make, **target
+      ),
+      "jax_privacy": lambda options=options, epsilon=epsilon: (
+        calibrate.calibrate_noise_multiplier(
+          target_epsilon=epsilon, accountant=theirs, target_delta=DELTA, **options
+        )
+      ),
+    }
+    cost = lambda noise, make=make: accounting.epsilon(make(noise), delta=DELTA)
+    cost(9.0)  # imports and first calls are not counted
+    for of, find in finds.items():
+      yield _calibration(f"epsilon {epsilon:g}", (size / count, steps), of, find, cost)
+
+
+def _riskcal_rows() -> Iterator[Any]:
+  from benchmarks import riskcal_noise
+  from dpjax import accounting
+  from dpjax.accounting.attack_bounds import attack_bound
+  from dpjax.accounting.epsilon import privacy_profile
+
+  yield _CALIBRATIONS
+  file = pathlib.Path(__file__).parents[1] / "results" / "accounting" / "riskcal.csv"
+  theirs = list(csv.DictReader(file.open(newline="", encoding="utf-8")))
+  for (_, numbers, prob, steps), row in zip(riskcal_noise.SETTINGS, theirs, strict=True):
+    bound: Any = attack_bound(**numbers)
+    make = _maker(prob, steps)
+    cost = lambda noise, make=make, bound=bound: bound.cost(
+      privacy_profile(make(noise)), DELTA
+    )
+    find = lambda make=make, bound=bound: accounting.calibrate_noise_to_attack(
+      make, bound, delta=DELTA
+    )
+    cost(9.0)
+    words = " ".join(f"{name} {value:g}" for name, value in numbers.items())
+    yield _calibration(words, (prob, steps), "dpjax", find, cost)
+    known = float(row["noise_multiplier"])
+    yield [words, prob, steps, "riskcal", row["seconds"], known, f"{cost(known):.6g}"]
+
+
+_PEERS = {
+  "dp_accounting": _peer_rows,
+  "jax_privacy": _jax_privacy_rows,
+  "riskcal": _riskcal_rows,
+}
+
+
 def main() -> None:
   parser = argparse.ArgumentParser(description=__doc__)
   parser.add_argument("--other", default="", help="folder of another version of dpjax")
   parser.add_argument("--samplers", default=",".join(SAMPLERS), help="names, by commas")
   parser.add_argument("--few", action="store_true", help="a setting in eight")
-  parser.add_argument("--peer", choices=["dp_accounting"])
+  parser.add_argument("--peer", choices=list(_PEERS))
   parser.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
   options = parser.parse_args()
   if options.worker:
@@ -210,7 +305,7 @@ def main() -> None:
     return
   writer = csv.writer(sys.stdout, lineterminator="\n")
   if options.peer:
-    writer.writerows(_peer_rows())
+    writer.writerows(_PEERS[options.peer]())
     return
   here = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
   workers = {"": Worker(here)}

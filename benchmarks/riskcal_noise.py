@@ -3,7 +3,7 @@
     RISKCAL/bin/python benchmarks/riskcal_noise.py > results/accounting/riskcal.csv
 
 where RISKCAL is an environment with `pip install riskcal==1.5.1`. It imports nothing of dpjax:
-`tests/core/accounting/test_riskcal.py` compares.
+`tests/core/accounting/test_riskcal.py` compares. `seconds` are of the processor.
 """
 
 # pyright: reportMissingImports=false
@@ -11,6 +11,7 @@ where RISKCAL is an environment with `pip install riskcal==1.5.1`. It imports no
 
 import csv
 import sys
+import time
 from typing import Any
 
 import numpy as np
@@ -67,13 +68,22 @@ def _noise(bound: str, numbers: dict, prob: float, steps: int) -> float:
 
 def main() -> None:
   """Writes the table to stdout."""
-  columns: list[str] = [*_NAMES, "sampling_prob", "num_steps", "noise_multiplier"]
+  columns: list[str] = [
+    *_NAMES,
+    "sampling_prob",
+    "num_steps",
+    "noise_multiplier",
+    "seconds",
+  ]
   table = csv.DictWriter(sys.stdout, columns, restval="", lineterminator="\n")
   table.writeheader()
   for bound, numbers, prob, steps in SETTINGS:
+    began = time.process_time()
     sigma = _noise(bound, numbers, prob, steps)
+    seconds = time.process_time() - began
     row: dict[Any, Any] = {"bound": bound, "sampling_prob": prob, "num_steps": steps}
-    table.writerow({**row, **numbers, "noise_multiplier": f"{sigma:.6g}"})
+    row |= {"noise_multiplier": f"{sigma:.6g}", "seconds": f"{seconds:.3f}"}
+    table.writerow({**row, **numbers})
     sys.stdout.flush()
 
 

@@ -62,6 +62,8 @@ def _padded(data: Any, start: int, size: int) -> Any:
   """Returns rows start .. start + size - 1 of each array; rows beyond the data are zero."""
 
   def filled(rows: np.ndarray) -> np.ndarray:
+    if len(rows) == size:
+      return rows
     zeros = np.zeros((size - len(rows), *rows.shape[1:]), rows.dtype)
     return np.concatenate([rows, zeros])
 
