@@ -216,18 +216,24 @@ def on_page_markdown(markdown, page, config, files):
 _CODE = re.compile(r"(?<=<code>)[^<]+(?=</code>)")
 # a word with a hyphen, behind which browsers break lines, or a short name
 _WHOLE = re.compile(r"\S*-\S*|(?<!\S)\S{1,24}(?!\S)")
+# a cell such as .948 ± .014, [.908, .988] or 2026-11-29
+_NUMBERS = re.compile(r"(?<=<td>)[-+.\d±\[\], ]{1,24}(?=</td>)")
 
 
 def unbroken(html: str) -> str:
-  """Marks flags and short names in code, which extra.css keeps on one line each.
+  """Marks flags and short names in code, and cells of numbers alone, which extra.css keeps on one
+  line each.
 
-  CSS alone can forbid a break in a whole cell only.
+  CSS alone can forbid a break in a whole cell only, whatever is in it.
 
   >>> unbroken("<td><code>a --config.seed=1</code></td>")
   '<td><code><span class="whole">a</span> <span class="whole">--config.seed=1</span></code></td>'
+  >>> unbroken("<td>[.908, .988]</td><td>3 to 4 runs</td>")
+  '<td><span class="whole">[.908, .988]</span></td><td>3 to 4 runs</td>'
   """
   word = lambda match: f'<span class="whole">{match.group()}</span>'
-  return _CODE.sub(lambda code: _WHOLE.sub(word, code.group()), html)
+  html = _CODE.sub(lambda code: _WHOLE.sub(word, code.group()), html)
+  return _NUMBERS.sub(word, html)
 
 
 def on_page_content(html, page, config, files):

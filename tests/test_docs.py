@@ -93,7 +93,9 @@ def test_no_line_breaks_within_a_flag():
   html = "<td>x-y <code>a_name_of_more_than_24_letters --b.c=1</code></td>"
   block = "<pre><code><span>--a</span></code></pre>"
   marked = html.replace("--b.c=1", '<span class="whole">--b.c=1</span>')
-  assert site().unbroken(html + block) == marked + block
+  numbers = "<td>.948 ± .014</td>"
+  whole = numbers.replace(".948 ± .014", '<span class="whole">.948 ± .014</span>')
+  assert site().unbroken(html + block + numbers) == marked + block + whole
   assert ".whole { display: inline; white-space: nowrap; }" in _text("docs/extra.css")
 
 
