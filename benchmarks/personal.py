@@ -146,7 +146,7 @@ def main() -> None:
   for method in args.methods:
     rows += runs(method, range(args.seeds))
     report.write_csv(folder / "runs.csv", rows)
-    print(method, f"{rows[-1]['mean']:.4f} in the last run", flush=True)
+    print(f"{method}: {len(rows)} rows so far", flush=True)
   table = folder / "by_method.csv"
   report.write_csv(table, [*summarised(rows)])
   recipe = Recipe(

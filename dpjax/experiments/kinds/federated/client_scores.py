@@ -48,6 +48,8 @@ HIDDEN = "not_private/"
 TABLE = "clients.csv"
 # Largest number of clients that are scored at every evaluation, and of models that are written.
 _FEW = 100
+# Largest number of clients that are scored, which takes some milliseconds each.
+_MOST = 10_000
 # Number of clients that are fine-tuned at once.
 _AT_ONCE = 64
 # Clients with at most so many rows are scored in batches of their size, not of the task's.
@@ -72,7 +74,10 @@ class Tests(NamedTuple):
 
 
 def tests_of(federation: Federation, test: Any, *, own_models: bool) -> Tests | None:
-  """Returns the rows on which each client is scored; None if there are none."""
+  """Returns the rows on which each client is scored; None if there are none, or if clients are too
+  many to be scored one by one."""
+  if federation.num_clients > _MOST:
+    return None
   if federation.held_out is not None:
     return Tests(federation.dataset, [*federation.held_out], "rows that it held out")
   if federation.test_indices is not None:
@@ -140,7 +145,8 @@ class ClientScores:
       and tests_of(fed.federation, fed.test, own_models=False) is None
     ):
       raise UserError(
-        "needs rows on which clients are scored; set held_out, such as --config.held_out=0.2",
+        f"needs at most {_MOST} clients, and rows on which they are scored; set held_out, such as "
+        "--config.held_out=0.2",
         field="fine_tune_epochs",
         value=config.fine_tune_epochs,
       )
