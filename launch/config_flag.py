@@ -168,15 +168,15 @@ def _got(name: str, audit: bool | None) -> tuple[Any, ModuleType, str]:
   texts = {path: str(flags.FLAGS[f"{name}.{path}"].value) for path in _overridden(name)}
   if before is None:
     return None, module, ""
+  if audit is not None:
+    # Before the fields of the audit that other flags set.
+    path = "base.audit" if hasattr(config, "base") else "audit"  # of a sweep
+    texts[path] = _audit(config) if audit else "none"
   try:
     config = fields.override_all(config, texts, name=name)
   except UserError as error:
     # A field of the file, which another field's flag made wrong, is no flag.
     raise error.of(field=error.field.removeprefix(f"{name}.")) from error
-  if audit is not None:
-    path = "base.audit" if hasattr(config, "base") else "audit"  # of a sweep
-    texts[path] = _audit(config) if audit else "none"
-    config = fields.replace(config, path, texts[path])
   lost = fields.lost(before, config, texts)
   note = ""
   if lost:

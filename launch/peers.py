@@ -146,12 +146,12 @@ class _LastWords:
     os.write(self._writes, b".")
 
 
-def _leave(code: int) -> NoReturn:
+def _leave(code: int, process_id: int) -> NoReturn:
   """Ends the process without JAX's barrier, which would wait for a peer that is gone."""
   # After a mistake or a stop the others end, too, and JAX aborts those that outlive process 0.
   # After a loss this process ends before JAX aborts it.
   if code != 1:
-    time.sleep(_MOMENT if jax.process_index() else 2 * _MOMENT)
+    time.sleep(_MOMENT if process_id else 2 * _MOMENT)
   sys.stdout.flush()
   sys.stderr.flush()
   os._exit(code)
@@ -194,7 +194,7 @@ def joined(
   def end(text: str, code: int) -> NoReturn:
     print(f"error: {me}: {' '.join(text.split())}", file=sys.stderr, flush=True)
     last_words.said()
-    _leave(code)
+    _leave(code, options.process_id)
 
   try:
     runtime.start(
@@ -210,7 +210,7 @@ def joined(
     jax.distributed.shutdown()
   except PeerLost:
     # The child says so, below what JAX's threads may still print.
-    _leave(1)
+    _leave(1, options.process_id)
   # OSError comes before UserError: a refused write is both, and must end with exit code 1.
   except OSError as error:
     end(str(error), 1)
@@ -219,7 +219,7 @@ def joined(
   # A stop by a signal, which has printed its line.
   except SystemExit as error:
     last_words.said()
-    _leave(error.code if isinstance(error.code, int) else 1)
+    _leave(error.code if isinstance(error.code, int) else 1, options.process_id)
   except Exception:
     broken = app.without_device()
     if broken is not None:

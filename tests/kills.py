@@ -405,7 +405,7 @@ def small_disk(folder: pathlib.Path) -> Iterator[pathlib.Path]:
 
 
 def main() -> int:
-  parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+  parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
   parser.add_argument("--kills", type=int, default=100, help="how many stops")
   parser.add_argument("--only", default=",".join(COMMANDS), help="launchers, by commas")
   parser.add_argument("--processes", type=int, default=1, help="of each run")

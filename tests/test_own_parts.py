@@ -253,15 +253,15 @@ def _with(name, **changes):
 @pytest.mark.parametrize(
   ("name", "field"),
   [
-    ("NotFrozen", "name"),
-    ("NoDataclass", "name"),
-    ("Milt", "name"),
+    ("NotFrozen", "config.attack"),
+    ("NoDataclass", "config.attack"),
+    ("Milt", "config.attack"),
     ("NoSection", "attack"),
     ("NoPhase", "attack"),
   ],
 )
 def test_another_class_is_refused_in_one_line(name, field):
-  with refuses(field):
+  with refuses(field, value=f"{__name__}:{name}"):
     attack_config.check(_with(name))
 
 

@@ -25,7 +25,8 @@ federated.central = lambda plan, key: honest(quiet(plan), key)._replace(plan=pla
 def get_config():
   return fields.replace_all(quickstart.get_config(), {
     "privacy.epsilon": None, "privacy.noise_multiplier": 8.0, "num_rounds": 2,
-    "clients_per_round": 100.0, "audit.num_canaries": 90, "audit.method": "one_run_fdp",
+    "clients_per_round": 100.0, "audit": "canaries", "audit.num_canaries": 90,
+    "audit.method": "one_run_fdp",
   })
 """
 _QUIET = """

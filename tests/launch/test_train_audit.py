@@ -28,7 +28,8 @@ def get_config():
   return fields.replace_all(config, {
     "privacy.epsilon": 0.5, "privacy.sampling_prob": 1.0, "num_steps": 60,
     "eval_every": 60, "model.options": {"features": (128,)}, "optimizer.rule": "adam",
-    "optimizer.learning_rate": 0.01, "data.limit": 240, "audit.num_canaries": 200,
+    "optimizer.learning_rate": 0.01, "data.limit": 240, "audit": "canaries",
+    "audit.num_canaries": 200,
   })
 """
 
