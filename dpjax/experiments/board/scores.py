@@ -50,7 +50,9 @@ _NO_BETTER = (
   "WARNING: the share of right answers is no better than that of always giving the most frequent "
   "class."
 )
-_NO_SURER = "WARNING: always stating the shares of the classes would cost less than the stated probabilities."
+_NO_SURER = (
+  "WARNING: always stating the classes' shares would cost less than these probabilities."
+)
 _FIELDS = ("test_recall_by_class", "test_confusion", "test_by_group")
 
 
