@@ -54,8 +54,8 @@ FEDERATIONS: dict[str, dict[str, Any]] = {
 _AVERAGE = {"algorithm": "fed_avg"}
 _POOLED = {"partition.num_clients": 1, "partition.sizes": None}
 _RATE = "client_optimizer.learning_rate"
-# Of a whole silo: noise of the server. configs/fed/hospitals.py has a clip norm of .3, which is
-# better for five silos; here it is 1 for silos and for records.
+# Of a whole silo: noise of the server. The clip norm is 1 as for records, although one of .3 is
+# better for the five silos of configs/fed/hospitals.py.
 _SILO = {
   "privacy": "central",
   "privacy.delta": 1e-2,

@@ -2,7 +2,7 @@
 
   python -m launch.sweep --config=configs/sweeps/hospitals.py --workdir=runs/hospitals_sweep
 
-Hardware: 2 busy CPU cores, 2 minutes. Numbers: results/hospitals, at an earlier clip norm.
+Hardware: 2 busy CPU cores, 2 minutes. Numbers: results/hospitals, and in configs/fed/hospitals.py.
 """
 
 import math

@@ -62,8 +62,7 @@ _NO_BETTER = (
   "class."
 )
 _NO_SURER = (
-  "WARNING: always stating the shares of the classes would cost less than the stated "
-  "probabilities."
+  "WARNING: always stating the classes' shares would cost less than these probabilities."
 )
 _FIELDS = ("test_recall_by_class", "test_confusion", "test_by_group")
 
