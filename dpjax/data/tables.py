@@ -548,11 +548,13 @@ class _Cells:
         place = kind.other
         others.append(cell)
         if place is None:
+          known, seen = kind.values.kind, cells.kind(cell)
+          # The cell itself is private, so the message shows only what kind it is of.
+          kinds = "" if known == seen else f", which are {known}, but of the kind {seen}"
           raise self._wrong(
             index,
             column,
-            f"is none of the declared values, which are {kind.values.kind}, but of the kind "
-            f"{cells.kind(cell)}; add it, or declare other = VALUE",
+            f"is none of the declared values{kinds}; add it, or declare other = VALUE",
           )
       out[index] = place
     if counts is not None and kind.other is not None:
