@@ -328,7 +328,7 @@ def rows_of(
 ) -> dict[str, list[Any]]:
   """Returns the columns, the target last, of inputs [n, width] and classes [n].
 
-  Numbers are rounded to a step between 1e-5 and 1e-4 of their range.
+  Numbers are rounded to a step between 1e-8 and 1e-7 of their range, as float32 inputs are.
 
   >>> columns = {"age": {"lower": 0, "upper": 120}, "sex": {"values": ["f", "m"]}}
   >>> declared = table_declaration.parse({"columns": columns, "split": {"test_share": 0.5},
@@ -346,7 +346,7 @@ def rows_of(
     share = np.clip(x[:, places.start].astype(np.float64), 0, 1)
     values = bounds.lower * (1 - share) + bounds.upper * share
     # Digits count from the range, not from the value: a range may be narrow and far from 0.
-    digits = 4 - math.floor(math.log10(bounds.upper - bounds.lower))
+    digits = 7 - math.floor(math.log10(bounds.upper - bounds.lower))
     values = np.clip(np.round(values, digits), bounds.lower, bounds.upper)
     columns[name] = values.tolist()
   (target,) = declared.target_columns
@@ -548,11 +548,13 @@ class _Cells:
         place = kind.other
         others.append(cell)
         if place is None:
+          known, seen = kind.values.kind, cells.kind(cell)
+          # The cell itself is private, so the message shows only what kind it is of.
+          kinds = "" if known == seen else f", which are {known}, but of the kind {seen}"
           raise self._wrong(
             index,
             column,
-            f"is none of the declared values, which are {kind.values.kind}, but of the kind "
-            f"{cells.kind(cell)}; add it, or declare other = VALUE",
+            f"is none of the declared values{kinds}; add it, or declare other = VALUE",
           )
       out[index] = place
     if counts is not None and kind.other is not None:

@@ -214,7 +214,7 @@ def test_samples_of_a_table_keep_the_digits_that_its_declaration_needs(tmp_path)
   read = np.concatenate([np.column_stack([part.x, part.y]) for part in parts])
   wanted = np.column_stack([x, y])
   by_first = lambda rows: rows[np.argsort(rows[:, 0])]
-  np.testing.assert_allclose(by_first(read), by_first(wanted), atol=1e-4)
+  np.testing.assert_allclose(by_first(read), by_first(wanted), atol=1e-6)
 
 
 @pytest.mark.long
