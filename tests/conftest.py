@@ -20,6 +20,7 @@ os.environ.setdefault("JAX_DISABLE_MOST_OPTIMIZATIONS", "1")
 _OPTIMIZED = ("gradients", "noise")
 _OPTIMIZED_IF_SLOW = ("attacks", "models", "zoo")
 
+import hypothesis  # noqa: E402
 import jax  # noqa: E402
 import pytest  # noqa: E402
 
@@ -29,6 +30,11 @@ from tests import pinned, quick_compile  # noqa: E402
 
 pinned.pin()
 jax.config.update("jax_numpy_rank_promotion", "raise")
+# A first example compiles, and other work may share the cores: no test fails by its time.
+hypothesis.settings.register_profile(
+  "any time", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow]
+)
+hypothesis.settings.load_profile("any time")
 
 _QUICK = jax.config.read("jax_disable_most_optimizations")
 _WORKERS = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))

@@ -101,7 +101,7 @@ def _filled(kinds, size):
   return jax.tree.map(made, kinds, is_leaf=is_kind)
 
 
-@hypothesis.settings(max_examples=25, deadline=None, derandomize=True)
+@hypothesis.settings(max_examples=25, derandomize=True)
 @hypothesis.given(kinds=_TREES, size=st.integers(1, 5))
 def test_any_tree_is_read_by_place(kinds, size):
   tree = _filled(kinds, size)
@@ -112,7 +112,7 @@ def test_any_tree_is_read_by_place(kinds, size):
 
 
 @pytest.mark.slow
-@hypothesis.settings(max_examples=3, deadline=None, derandomize=True)
+@hypothesis.settings(max_examples=3, derandomize=True)
 @hypothesis.given(kinds=_TREES)
 def test_any_tree_has_the_clipped_sum_of_a_loop(kinds):
   tree = _filled(kinds, 4)

@@ -52,7 +52,6 @@ def check(recipe, routes=tuple(ROUTES)):
 
 
 _SETTINGS = dict(
-  deadline=None,
   derandomize=True,
   database=None,
   suppress_health_check=list(HealthCheck),

@@ -86,7 +86,6 @@ def _check_route(recipe, route, data, oracle):
 
 
 _SETTINGS = dict(
-  deadline=None,
   derandomize=True,
   database=None,
   suppress_health_check=list(HealthCheck),

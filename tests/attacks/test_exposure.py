@@ -21,7 +21,7 @@ def test_the_secrets_of_a_format_are_all_different_lines():
   )
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(st.lists(st.integers(-3, 3), min_size=2, max_size=12), st.data())
 def test_the_rank_is_that_of_a_loop_with_ties_ahead(losses, data):
   secret = data.draw(st.integers(0, len(losses) - 1))

@@ -172,7 +172,7 @@ def test_a_class_without_weights_passes_no_gradient_and_is_refused():
     attacks.fish({"head": {"kernel": np.ones((2, 3))}}, 1)
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=15)
 @given(seed=st.integers(0, 1000), batch=st.integers(1, 40))
 def test_what_is_read_has_the_shape_and_is_finite(views, seed, batch):
   examples = _examples(_BATCH, seed)

@@ -200,7 +200,7 @@ def test_one_run_p_value_grows_with_delta_and_epsilon():
   assert p == sorted(p) and p[0] < p[-1]
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(
   st.lists(st.integers(-3, 3), min_size=2, max_size=60),
   st.lists(st.integers(-3, 3), min_size=2, max_size=60),

@@ -348,7 +348,7 @@ def test_a_billion_steps_are_believed_at_once(runs, tmp_path):
   assert run.event is None
 
 
-@hypothesis.settings(max_examples=150, deadline=None)
+@hypothesis.settings(max_examples=150)
 @hypothesis.given(
   name=st.sampled_from(
     ["epsilon", "delta", "ledger", "accounted_delta", "accountant", "epsilon_kind", "unit"]

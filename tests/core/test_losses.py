@@ -30,7 +30,6 @@ LOGITS = hnp.arrays(np.float32, 4, elements=st.floats(-50, 50, width=32))
 
 @pytest.mark.slow
 @hypothesis.given(LOGITS, st.integers(0, 3))
-@hypothesis.settings(deadline=None)
 def test_cross_entropy_equals_optax(logits, label):
   loss = losses.softmax_cross_entropy(identity)(None, Example(logits, label))
   expected = optax.softmax_cross_entropy_with_integer_labels(jnp.array(logits), label)
@@ -93,7 +92,7 @@ def test_misuse_of_cross_entropy_is_refused(apply, y, field):
 
 
 @hypothesis.given(LOGITS, LOGITS)
-@hypothesis.settings(deadline=None, max_examples=30)
+@hypothesis.settings(max_examples=30)
 def test_mean_squared_error_is_the_mean(x, y):
   loss = losses.mean_squared_error(identity)(None, Example(x, y))
   np.testing.assert_allclose(loss, np.mean((x - y) ** 2), rtol=1e-4, atol=1e-5)
@@ -126,7 +125,7 @@ def test_next_token_by_hand():
 
 
 @hypothesis.given(st.lists(st.integers(1, 4), min_size=2, max_size=6))
-@hypothesis.settings(deadline=None, max_examples=30)
+@hypothesis.settings(max_examples=30)
 def test_p07_padding_does_not_change_the_loss(tokens):
   table = np.random.default_rng(0).normal(size=(5, 5))
   padded = jnp.array(tokens + [0] * (9 - len(tokens)))  # one shape: compiled once

@@ -31,7 +31,7 @@ PARAMS = jax.random.normal(jax.random.key(0), (4, 3))
 
 
 @hypothesis.given(st.integers(1, 20), st.sampled_from([1, 3, 8]))
-@hypothesis.settings(deadline=None, max_examples=25)
+@hypothesis.settings(max_examples=25)
 def test_p07_padded_batches_equal_the_plain_formula(n, batch_size):
   d = make(n, seed=n)
   # In NumPy, which compiles nothing for each n.
@@ -97,7 +97,7 @@ def test_bfloat16_logits_are_summed_in_float32():
 
 @pytest.mark.slow
 @hypothesis.given(st.integers(0, 2**31 - 1), st.integers(1, 40), st.integers(2, 5))
-@hypothesis.settings(max_examples=20, deadline=None)
+@hypothesis.settings(max_examples=20)
 def test_confusion_counts_each_class_against_the_rest(seed, n, num_classes):
   rng = np.random.default_rng(seed)
   logits = rng.normal(size=(n, num_classes)).astype(np.float32)

@@ -4,7 +4,7 @@ import math
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import dpjax
@@ -63,8 +63,7 @@ def _epsilon(plan, delta, steps=None):
 
 
 @pytest.mark.slow
-@settings(max_examples=60, deadline=None, derandomize=True,
-          suppress_health_check=[HealthCheck.too_slow])  # fmt: skip
+@settings(max_examples=60, derandomize=True)
 @given(
   kind=st.sampled_from(sorted(_SAMPLERS)),
   q=st.floats(0.005, 0.9),

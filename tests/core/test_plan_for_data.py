@@ -46,7 +46,7 @@ def _made(data, **changes):
 
 
 @pytest.mark.long
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=12)
 @given(
   size=st.integers(50, 5000),
   share=st.floats(0.01, 1.0),

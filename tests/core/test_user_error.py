@@ -9,7 +9,6 @@ from dpjax.validate import UserError
 
 
 @hypothesis.given(st.text(max_size=2000), st.sampled_from(["must be a number", "needs x"]))
-@hypothesis.settings(deadline=None)
 def test_a_value_of_any_length_leaves_one_line_that_names_its_field(value, rest):
   message = str(UserError(f"privacy.delta={value!r}: {rest}"))
   assert message.startswith("privacy.delta=") and message.endswith(rest)

@@ -53,7 +53,7 @@ _UPDATE = jax.jit(
 )
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(
   st.lists(_NUMBERS, min_size=3, max_size=3),
   st.one_of(_NUMBERS, st.sampled_from([1e6, -1e6, 0.0])),

@@ -42,7 +42,7 @@ def _nbytes(block):
 _SIZES = st.lists(st.sampled_from([0, 1, 3, 10, 40, 400]), min_size=1, max_size=12)
 
 
-@hypothesis.settings(max_examples=40, deadline=None, database=None, derandomize=True)
+@hypothesis.settings(max_examples=40, database=None, derandomize=True)
 @hypothesis.given(
   sizes=_SIZES,
   batch_size=st.sampled_from([None, 4]),

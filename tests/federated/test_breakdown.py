@@ -83,7 +83,7 @@ def _aggregated(name, rows):
 
 @pytest.mark.cases(quick=["median"], long=...)
 @pytest.mark.parametrize("name", sorted(_UPDATES))
-@settings(deadline=None, max_examples=25)
+@settings(max_examples=25)
 @given(
   seed=st.integers(0, 10**6),
   n=st.integers(3, _SLOTS),
@@ -259,7 +259,7 @@ def test_infinite_weights_do_not_count_and_are_no_excuse(size):
 
 
 @pytest.mark.long
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(
   st.integers(0, 3), st.integers(0, 4), st.integers(0, 3), st.integers(0, 3),
   st.sampled_from([1e2, 1e6, 1e20]), st.integers(0, 10**6),

@@ -205,7 +205,7 @@ def _played(run, events):
     run.check_steps()
 
 
-@hypothesis.settings(max_examples=60, deadline=None, database=None, derandomize=True)
+@hypothesis.settings(max_examples=60, database=None, derandomize=True)
 @hypothesis.given(events=_EVENTS, on_disk=st.booleans())
 def test_a_run_killed_at_any_write_goes_on_from_its_checkpoint(events, on_disk):
   """On disk, in memory, and in turns; the step before the newest stays whole, too."""

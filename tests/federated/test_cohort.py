@@ -4,7 +4,7 @@ import itertools
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from dpjax import data, sampling
@@ -30,7 +30,6 @@ def _plan(prob=0.5, num_steps=6, **changes):
   return Plan(sampler=sampler, num_steps=num_steps, **{**numbers, **changes})
 
 
-@settings(deadline=None)
 @given(st.integers(0, 10**6))
 def test_a_bucket_is_never_smaller_and_wastes_at_most_a_quarter(n):
   assert n <= bucket(n) <= max(n, 1.25 * n)
@@ -41,7 +40,6 @@ def test_buckets_are_few():
   assert len({bucket(n) for n in range(1, 10_001)}) <= 4 * 12 + 4
 
 
-@settings(deadline=None)
 @given(
   st.integers(0, 40), st.integers(1, 9) | st.none(), st.integers(1, 3),
   st.integers(1, 50) | st.none(), st.integers(0, 5),

@@ -128,7 +128,7 @@ def test_one_row_many_times_is_one_row(monkeypatch):
 # --- all queries together
 
 
-@settings(deadline=None, max_examples=30)
+@settings(max_examples=30)
 @given(
   st.integers(1, 14), st.integers(1, 5), st.integers(0, 5), st.integers(0, 10**6),
   st.integers(1, 25),
@@ -353,7 +353,7 @@ def test_labels_of_small_batches_are_not_read_after_an_ordinary_step(monkeypatch
   assert right > 0.85 * asked > 0  # what is refused does tell the labels
 
 
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 @given(
   st.integers(2, 400), st.integers(1, 3), st.integers(0, 3), st.integers(0, 10**6),
   st.integers(1, 8), st.floats(0.0, 30.0),

@@ -40,7 +40,7 @@ def pooled(data):
 
 
 @hypothesis.given(st.integers(0, 99), st.floats(1e-6, 10), st.integers(1, 4))
-@hypothesis.settings(deadline=None, max_examples=30)
+@hypothesis.settings(max_examples=30)
 def test_closed_form_is_the_minimum_of_the_documents_objective(seed, ridge, num_clients):
   data = clients(unlike=1.0, seed=seed, num_clients=num_clients)
   w = lr.closed_form(known(data), ridge=ridge)
@@ -231,7 +231,7 @@ ROW = st.tuples(
 
 
 @hypothesis.given(ROW)
-@hypothesis.settings(deadline=None, max_examples=200)
+@hypothesis.settings(max_examples=200)
 def test_no_row_moves_the_statistics_beyond_the_sensitivity(row):
   x, y = np.array([row[0]]), np.array([row[1]])
   assert np.linalg.norm(vector_of((x, y))) <= PRIVATE.l2_sensitivity

@@ -51,7 +51,7 @@ def _padded(rows):
 
 @pytest.mark.cases(quick=["trimmed"], long=...)
 @pytest.mark.parametrize("name", sorted(_ORACLES))
-@settings(deadline=None, max_examples=15)
+@settings(max_examples=15)
 @given(st.integers(5, 6), st.integers(0, 100))
 def test_each_agrees_with_numpy_on_the_clients_that_count(name, count, seed):
   rows = np.asarray(np.random.default_rng(seed).normal(size=(count, 2)), np.float32)

@@ -45,7 +45,7 @@ def _trained(sampler, prob, n, z, steps, **changes):
 
 
 @pytest.mark.slow
-@settings(max_examples=60, deadline=None, derandomize=True)
+@settings(max_examples=60, derandomize=True)
 @given(
   sampler=st.sampled_from(sorted(_FLAGS)),
   n=st.integers(1, 3000),
@@ -155,7 +155,7 @@ def test_a_batch_that_is_no_integer_was_charged_as_a_smaller_one():
   assert whole_batch_size(0.015, 100) == 2
 
 
-@settings(max_examples=25, deadline=None, derandomize=True)
+@settings(max_examples=25, derandomize=True)
 @given(clients=st.integers(2, 400), share=st.floats(0.01, 1.0), fixed=st.booleans())
 def test_a_federation_charges_what_account_says(clients, share, fixed):
   cohort = max(1, round(share * clients))

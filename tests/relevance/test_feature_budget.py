@@ -23,7 +23,7 @@ _SCORES = hnp.arrays(
 
 
 @given(scores=_SCORES, norm=st.sampled_from(["abs", "relu"]))
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 def test_every_row_of_shares_lies_on_the_simplex(scores, norm):
   p = shares(scores, norm)
   assert (p >= 0).all()
@@ -42,7 +42,7 @@ def test_c2_raw_shares_are_refused_where_a_relevance_is_negative():
 
 
 @given(seed=st.integers(0, 2**32 - 1), n=st.integers(1, 20), d=st.integers(2, 30))
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 def test_t9_one_record_moves_the_mean_by_at_most_two_over_n(seed, n, d):
   rng = np.random.default_rng(seed)
   p = shares(rng.normal(size=(n, d)))
@@ -66,7 +66,7 @@ def test_t9_two_corners_of_the_simplex_attain_the_bound():
   floor=st.floats(1e-6, 1.0),
   power=st.floats(0.2, 2.0),
 )
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_t6_beta_sums_to_one_is_floored_and_monotone(noisy, floor, power):
   beta = feature_budget.floor_normalized(noisy, floor, power)
   assert beta.sum() == pytest.approx(1)
@@ -165,7 +165,7 @@ def test_what_each_preset_proves_for_a_record():
 
 
 @given(seed=st.integers(0, 2**32 - 1), channels=st.sampled_from([1, 3]))
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 def test_t12_the_scales_of_c1_cost_exactly_epsilon(seed, channels):
   beta = np.random.default_rng(seed).dirichlet(np.ones(20)) + 1e-6
   beta /= beta.sum()

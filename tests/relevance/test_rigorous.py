@@ -95,7 +95,7 @@ def test_the_gaussian_relevance_uses_the_l2_sensitivity():
 
 
 @given(seed=st.integers(0, 2**32 - 1), clip=st.floats(0.02, 2.0))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_c2_no_pair_of_records_costs_more_than_epsilon(seed, clip):
   rng = np.random.default_rng(seed)
   how = Rigorous(features="laplace_clipped", clip=clip)
@@ -119,7 +119,7 @@ def test_c2_the_bound_is_attained():
 
 
 @given(seed=st.integers(0, 2**32 - 1), clip=st.floats(0.02, 1.0))
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 def test_c4_no_pair_of_records_is_further_apart_than_the_multiplier(seed, clip):
   rng = np.random.default_rng(seed)
   how = Rigorous(features="gaussian", clip=clip, shuffle=False, delta=1e-5)

@@ -196,7 +196,7 @@ def test_the_test_set_and_names_are_no_part_of_the_data(tmp_path):
 
 
 @hypothesis.given(st.data())
-@hypothesis.settings(max_examples=60, deadline=None)
+@hypothesis.settings(max_examples=60)
 def test_two_federations_have_one_digest_only_where_they_are_equal(draw):
   """Rows, owners, their order and their names; the bounds between clients too."""
   base = data.from_arrays(np.arange(5.0)[:, None], [0, 1, 1, 0, 1], num_classes=2)
@@ -229,7 +229,7 @@ _VALUES = st.recursive(
 
 
 @hypothesis.given(_VALUES, _VALUES)
-@hypothesis.settings(max_examples=300, deadline=None)
+@hypothesis.settings(max_examples=300)
 def test_configs_have_one_form_exactly_where_they_are_equal(one, other):
   """As a folder's config is compared: dicts have no order; a number is one number in a field,
   which has a type, and True, 1 and 1.0 are three among a model's options."""

@@ -38,7 +38,7 @@ def _sized(**changes):
   vector=st.lists(st.floats(-1e6, 1e6), min_size=50, max_size=50),
   bits=st.sampled_from([8, 12, 16]),
 )
-@hypothesis.settings(max_examples=30, deadline=None)
+@hypothesis.settings(max_examples=30)
 def test_p38_no_message_is_longer_than_the_sensitivity_after_rounding(vector, bits):
   mechanism = _sized(bits=bits)
   rounded = mechanism.encode(np.random.default_rng(0), np.array(vector), _KEY)

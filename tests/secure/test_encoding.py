@@ -50,7 +50,7 @@ def test_one_client_more_does_wrap():
   bits=st.sampled_from([8, 12, 16, 24, 32]),
   clients=st.sampled_from([4, 30, 100]),
 )
-@hypothesis.settings(max_examples=200, deadline=None)
+@hypothesis.settings(max_examples=200)
 def test_the_mean_is_that_of_the_clipped_messages_to_its_bound(
   messages, weights, same, bits, clients
 ):

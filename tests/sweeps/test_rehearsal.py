@@ -77,7 +77,8 @@ def test_the_plan_of_a_selection_is_what_the_choice_costs(monkeypatch, tmp_path)
   config = _sweep(x="privacy.epsilon", grid={"optimizer.learning_rate": [0.1, 0.2]})
   config.selection = Selection(mean_trials=4.0)
   plan = _lines(rehearsal.report(config.runs(), tmp_path))
-  assert plan["time"].startswith("about 2 minutes on average")
+  # On a busy machine what was really measured adds seconds.
+  assert re.match(r"about 2(\.[0-4])? minutes on average", plan["time"])
   assert "The choice of the best of a random number of runs is charged" in plan["privacy"]
 
 

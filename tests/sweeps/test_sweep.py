@@ -381,7 +381,7 @@ def test_a_name_that_no_folder_can_have_is_refused(name):
 
 
 @pytest.mark.long
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(
   names=st.lists(
     st.text(st.characters(categories=["L", "N"]), min_size=1, max_size=40),

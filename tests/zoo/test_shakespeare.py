@@ -123,14 +123,12 @@ def test_line_ends_do_not_matter():
 
 
 @hypothesis.given(st.text(st.sampled_from("ACT I.\n[]Bob: x\r"), max_size=80))
-@hypothesis.settings(deadline=None)
 def test_any_text_is_parsed_without_error(text):
   for role, speeches in shakespeare.parse_play(text).items():
     assert role == role.upper() and speeches and all(speeches)
 
 
 @hypothesis.given(st.text())
-@hypothesis.settings(deadline=None)
 def test_ids_are_in_range_and_known_characters_survive(text):
   ids = shakespeare.encode(text)
   assert ids.dtype == np.int32 and len(ids) == len(text)
@@ -145,7 +143,6 @@ def test_characters_are_public_and_distinct():
 
 
 @hypothesis.given(st.integers(0, 50), st.integers(1, 9), st.integers(1, 9))
-@hypothesis.settings(deadline=None)
 def test_windows_against_a_loop(size, length, stride):
   x, y = shakespeare.windows(np.arange(size), length=length, stride=stride)
   starts = [s for s in range(0, size, stride) if s + length < size]

@@ -93,7 +93,7 @@ def test_laplace_noise_has_the_rates_of_its_own_test(scale):
   assert bayes_risk(profile, lopsided) == pytest.approx(lopsided, rel=1e-6)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @example(mu=0.01, fpr=0.9453125, prior=0.5)
 @example(mu=1.099609375, fpr=0.853515625, prior=0.853515625)
 @given(mu=st.floats(0.01, 8), fpr=st.floats(1e-6, 1 - 1e-6), prior=st.floats(1e-3, 0.999))
@@ -118,7 +118,7 @@ _RATES = st.tuples(st.floats(1e-4, 0.99), st.floats(1e-4, 0.99)).filter(
 )
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @example(rates=(0.5625, 0.564453125))
 @given(rates=_RATES)
 def test_any_pair_of_rates_is_kept_by_the_noise_found_and_not_by_less(rates):
@@ -132,7 +132,7 @@ def test_any_pair_of_rates_is_kept_by_the_noise_found_and_not_by_less(rates):
   assert exact * (1 - 1e-6) <= found <= exact * (1.01 if exact < 100 else 1.06)
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(mu=st.floats(0.02, 5), fpr=st.one_of(st.just(0.0), st.floats(1e-12, 1)))
 def test_lines_between_the_corners_of_the_curve_are_the_bound(mu, fpr):
   pairs = accounting.pairs_of(_gaussian_profile(mu), 1e-6)
@@ -146,7 +146,7 @@ def test_lines_between_the_corners_of_the_curve_are_the_bound(mu, fpr):
   assert drawn <= 1 - float(_gaussian_tpr(mu, fpr)) + 1e-12
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
   epsilons=st.lists(st.integers(0, 600), min_size=2, max_size=6, unique=True),
   deltas=st.lists(st.floats(1e-9, 0.6), min_size=6, max_size=6),

@@ -39,7 +39,7 @@ def _proved(n, b, z, relation):
 
 
 @pytest.mark.slow
-@settings(max_examples=12, deadline=None, derandomize=True)
+@settings(max_examples=12, derandomize=True)
 @given(
   others=st.lists(st.floats(-1, 1), min_size=2, max_size=5),
   x=st.floats(-1, 1),

@@ -144,7 +144,7 @@ def _samplers(prob):
 
 
 @pytest.mark.slow
-@settings(max_examples=3, deadline=None, derandomize=True)
+@settings(max_examples=3, derandomize=True)
 @given(prob=st.floats(0.02, 1.0), z=st.floats(0.5, 3.0), log_delta=st.floats(-7, -2))
 def test_no_epsilon_is_below_what_an_attack_can_see(prob, z, log_delta):
   # Each row of the registry has an attack that computes its delta without the accountants.

@@ -65,7 +65,7 @@ def _brute(matrix, patterns):
 # --- dense matrices
 
 
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 @given(
   seed=st.integers(0, 10**6),
   steps_apart=st.integers(1, 4),
@@ -85,7 +85,7 @@ def test_sensitivity_bounds_every_pattern_and_every_sign(seed, steps_apart, time
     assert cyclic == pytest.approx(exact, rel=1e-12)
 
 
-@settings(deadline=None, max_examples=30)
+@settings(max_examples=30)
 @given(seed=st.integers(0, 10**6), dim=st.integers(1, 4))
 def test_contributions_in_many_dimensions_stay_below_it(seed, dim):
   rng = np.random.default_rng(seed)

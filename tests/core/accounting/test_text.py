@@ -23,7 +23,7 @@ _ROUNDERS = ("upper", "lower", "by_name", "_up")
 _finite = st.floats(allow_nan=False, allow_infinity=False)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(value=_finite, digits=st.integers(1, 12))
 def test_upper_is_no_less_and_lower_no_more(value, digits):
   low, high = float(lower(value, digits=digits)), float(upper(value, digits=digits))
@@ -31,7 +31,7 @@ def test_upper_is_no_less_and_lower_no_more(value, digits):
   assert float(upper(high, digits=digits)) == high  # what is printed is printed again
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(value=st.floats(-1e12, 1e12), decimals=st.integers(0, 8))
 def test_fixed_decimals_too(value, decimals):
   low, high = lower(value, decimals=decimals), upper(value, decimals=decimals)

@@ -24,7 +24,7 @@ INTS = st.sampled_from([np.int8, np.uint8, np.int32, np.int64, np.uint64])
 
 
 @hypothesis.given(st.data())
-@hypothesis.settings(max_examples=50, deadline=None)
+@hypothesis.settings(max_examples=50)
 def test_finite_floats_and_labels_in_range_survive_unchanged(draw):
   shape = draw.draw(hnp.array_shapes(min_dims=2, max_dims=4, max_side=4))
   dtype = draw.draw(FLOATS)
@@ -47,7 +47,6 @@ def test_finite_floats_and_labels_in_range_survive_unchanged(draw):
   st.sampled_from([np.nan, np.inf, -np.inf, 1e39]),  # 1e39 overflows float32
   st.integers(0, 5),
 )
-@hypothesis.settings(deadline=None)
 def test_one_bad_number_anywhere_is_refused(x, bad, where):
   x.flat[where] = bad
   with refuses("x"):
@@ -55,7 +54,6 @@ def test_one_bad_number_anywhere_is_refused(x, bad, where):
 
 
 @hypothesis.given(hnp.arrays(np.int64, 4, elements=st.integers(-3, 5)), st.integers(1, 4))
-@hypothesis.settings(deadline=None)
 def test_labels_are_accepted_exactly_when_in_range(y, num_classes):
   x = np.zeros((4, 1))
   if ((y >= 0) & (y < num_classes)).all():
@@ -188,7 +186,6 @@ def test_indexing_gathers_rows_in_the_order_asked():
 
 
 @hypothesis.given(st.lists(st.integers(-5, 4), max_size=8))
-@hypothesis.settings(deadline=None)
 def test_subset_equals_gather(indices):
   d = small(name="mine", split="test")
   part = d.subset(np.array(indices, int))

@@ -189,7 +189,7 @@ def test_a_wrong_text_or_declaration_is_one_line(tmp_path, content, change, says
   assert says in refused(text_files.text_file, tmp_path / "a.txt", lines(**change))
 
 
-@hypothesis.settings(max_examples=60, deadline=None, derandomize=True)
+@hypothesis.settings(max_examples=60, derandomize=True)
 @hypothesis.given(
   kind=st.sampled_from([image_folders.parse, text_files.parse]),
   source=st.dictionaries(

@@ -87,7 +87,7 @@ def test_the_vocabulary_of_tokens_is_declared_never_counted(tmp_path):
   hnp.arrays(np.float64, (3, 2), elements=st.floats(-1e6, 1e6)),
   hnp.arrays(np.int16, 3, elements=st.integers(0, 9)),
 )
-@hypothesis.settings(max_examples=20, deadline=None)
+@hypothesis.settings(max_examples=20)
 def test_floats_are_left_alone(x, y):
   with tempfile.TemporaryDirectory() as folder:
     path = save(

@@ -48,7 +48,7 @@ def assert_exactly_once(parts, num_examples, num_clients):
   st.integers(1, 12),
   st.integers(0, 2**64),
 )
-@hypothesis.settings(deadline=None, max_examples=200)
+@hypothesis.settings(max_examples=200)
 def test_every_example_goes_to_exactly_one_client(name, labels, num_clients, seed):
   hypothesis.assume(name != "shards" or len(labels) >= num_clients)
   parts = PARTITIONS[name](labels, num_clients=num_clients, seed=seed)
@@ -56,7 +56,7 @@ def test_every_example_goes_to_exactly_one_client(name, labels, num_clients, see
 
 
 @hypothesis.given(ALPHAS, st.integers(1, 9), st.integers(0, 99))
-@hypothesis.settings(deadline=None, max_examples=60)
+@hypothesis.settings(max_examples=60)
 def test_any_alpha_works(alpha, num_clients, seed):
   labels = balanced(4, 9)
   common = dict(num_clients=num_clients, alpha=alpha, seed=seed)

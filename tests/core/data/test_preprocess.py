@@ -26,7 +26,6 @@ def test_one_constant_for_each_channel():
 
 
 @hypothesis.given(st.integers(0, 3), st.floats(-10, 10, width=32))
-@hypothesis.settings(deadline=None)
 def test_no_example_influences_another(row, value):
   """What makes it public preprocessing: a function of one example and constants."""
   x = np.linspace(0, 1, 8, dtype=np.float32).reshape(4, 2)

@@ -392,7 +392,7 @@ _CELL = st.one_of(
 )
 
 
-@hypothesis.settings(max_examples=60, deadline=None, derandomize=True)
+@hypothesis.settings(max_examples=60, derandomize=True)
 @hypothesis.given(rows=st.lists(st.tuples(_CELL, _CELL), min_size=1, max_size=5))
 def test_generated_tables_round_trip_or_end_in_one_line(rows):
   """The oracle reads each cell by itself, in Python's own words."""
@@ -430,7 +430,7 @@ def test_generated_tables_round_trip_or_end_in_one_line(rows):
   assert train.y.tolist() == [row[1] for row in wanted]
 
 
-@hypothesis.settings(max_examples=60, deadline=None, derandomize=True)
+@hypothesis.settings(max_examples=60, derandomize=True)
 @hypothesis.given(content=st.binary(max_size=60))
 def test_bytes_of_any_kind_end_in_one_line(content):
   with tempfile.TemporaryDirectory() as folder:
@@ -438,7 +438,7 @@ def test_bytes_of_any_kind_end_in_one_line(content):
   assert line
 
 
-@hypothesis.settings(max_examples=60, deadline=None, derandomize=True)
+@hypothesis.settings(max_examples=60, derandomize=True)
 @hypothesis.given(
   source=st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | _TEXT,
@@ -479,7 +479,7 @@ _VALUE = (
 _VALUES = st.lists(_VALUE, max_size=3)
 
 
-@hypothesis.settings(max_examples=200, deadline=None, derandomize=True)
+@hypothesis.settings(max_examples=200, derandomize=True)
 @hypothesis.given(
   values=_VALUES,
   none=_VALUES,

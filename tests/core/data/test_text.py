@@ -13,7 +13,6 @@ from tests.refuses import refuses
   st.lists(st.text(st.characters(codec="utf-8", exclude_characters="\0"))),
   st.integers(1, 9),
 )
-@hypothesis.settings(deadline=None)
 def test_tokens_decode_to_the_head_of_the_bytes(texts, max_length):
   tokens = encode_text(texts, max_length=max_length)
   assert tokens.shape == (len(texts), max_length) and tokens.dtype == np.int32

@@ -37,7 +37,7 @@ def test_the_rules_in_closed_form():
   )
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(
   scores=st.lists(st.just(0.0) | st.floats(1e-6, 1e6), min_size=3, max_size=3).filter(any),
   clip_norm=st.floats(1e-6, 1e6),
@@ -56,7 +56,7 @@ def test_p10_the_root_sum_square_never_exceeds_the_whole(scores, clip_norm):
 
 
 @pytest.mark.long
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(seed=st.integers(0, 10**6), scale=st.floats(1e-3, 1e6))
 def test_p10_adversarial_gradients_saturate_the_bound_and_no_more(seed, scale):
   rng = np.random.default_rng(seed)

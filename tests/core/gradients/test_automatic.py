@@ -50,7 +50,7 @@ def test_p1_p3_zero_nan_and_infinite_gradients_contribute_nothing():
 
 
 @pytest.mark.slow
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=80)
 @given(
   row=st.lists(_ENTRY, min_size=6, max_size=6),
   clip_norm=st.floats(1e-3, 1e3),

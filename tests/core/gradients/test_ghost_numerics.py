@@ -419,7 +419,7 @@ def _network(kinds, shared):
 
 
 @pytest.mark.long
-@settings(max_examples=8, deadline=None)
+@settings(max_examples=8)
 @given(
   kinds=st.lists(st.sampled_from(_LAYERS), min_size=1, max_size=4),
   shared=st.booleans(),

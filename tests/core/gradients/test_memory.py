@@ -141,7 +141,7 @@ def test_a_wrong_budget_names_itself(options, field):
     gradients.clipped_grad(lambda p, x: p * x, l2_clip_norm=1.0, **options)
 
 
-@settings(deadline=None, max_examples=200)
+@settings(max_examples=200)
 @given(
   fitting=st.integers(1, 400), batch_size=st.integers(1, 2000), fixed=st.integers(0, 99)
 )

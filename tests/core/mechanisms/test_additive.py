@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import mpmath
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
@@ -55,7 +55,6 @@ def test_p20_noise_is_at_least_float32(mechanism, dtype):
   assert np.unique(out).size > 500  # of a grid of 1/128 of the scale
 
 
-@settings(deadline=None)
 @given(
   epsilon=st.floats(0.01, 10),
   moves=st.lists(st.floats(-5, 5), min_size=1, max_size=5),
@@ -118,7 +117,6 @@ def test_p24_analytic_holds_where_the_classic_formula_fails(epsilon, truly):
   assert cost(mine) == pytest.approx(epsilon, rel=1e-3)
 
 
-@settings(deadline=None)
 @given(
   log_epsilon=st.floats(math.log(1e-3), math.log(50)),
   log_delta=st.floats(math.log(1e-12), math.log(0.5)),
@@ -130,7 +128,6 @@ def test_p25_calibration_lands_on_the_private_side(log_epsilon, log_delta):
   assert gaussian_delta(z * (1 - 1e-6), epsilon) > delta
 
 
-@settings(deadline=None)
 @given(z=st.floats(0.05, 50), epsilon=st.floats(0, 20))
 def test_the_closed_form_is_the_hockey_stick_of_two_normals(z, epsilon):
   """By quadrature of max(0, p - e^eps q), which has one sign change."""

@@ -119,7 +119,7 @@ def test_introspection_finds_them_all():
   quick=["ClassSums", "LeastSquares", "Whitening"], slow=["GNMax"], long=...
 )
 @pytest.mark.parametrize("name", _MECHANISMS)
-@settings(max_examples=25, deadline=None, derandomize=True)
+@settings(max_examples=25, derandomize=True)
 @given(data=_data)
 def test_any_data(name, data):
   mechanism = _MECHANISMS[name](**_usual(_MECHANISMS[name]))

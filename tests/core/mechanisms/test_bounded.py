@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
@@ -50,7 +50,6 @@ def test_row_9_the_mean_age_has_noise_of_range_over_n_and_no_less():
   assert _cost(mechanism, "replace_one") == pytest.approx(1.0, rel=2e-3)
 
 
-@settings(deadline=None)
 @given(
   values=st.lists(st.floats(-1e3, 1e3), min_size=2, max_size=8),
   new=st.floats(-1e3, 1e3),
@@ -196,7 +195,6 @@ def test_intervals_have_the_mass_of_the_exact_density():
 
 @pytest.mark.cases(long=["replace_one"])
 @pytest.mark.parametrize("relation", ["replace_one", "add_or_remove_one"])
-@settings(deadline=None)
 @given(
   values=st.lists(st.integers(0, 20), min_size=1, max_size=6),
   new=st.integers(0, 20),

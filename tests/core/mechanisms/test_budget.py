@@ -4,7 +4,7 @@ import math
 from fractions import Fraction
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from dpjax import accounting, mechanisms
@@ -37,7 +37,6 @@ def test_amounts_add_as_the_decimals_they_were_written_as():
   assert ledger.remaining == (0.0, 0.0)
 
 
-@settings(deadline=None)
 @given(amounts=st.lists(_amount, max_size=12), total=st.integers(1, 2000))
 def test_sequential_is_the_sum_and_never_above_the_total(amounts, total):
   ledger, spent = BudgetLedger(epsilon=total / 1000), Fraction(0)
@@ -52,7 +51,6 @@ def test_sequential_is_the_sum_and_never_above_the_total(amounts, total):
   assert ledger.spent[0] + ledger.remaining[0] == pytest.approx(ledger.epsilon)
 
 
-@settings(deadline=None)
 @given(amounts=st.lists(_amount, min_size=1, max_size=8))
 def test_t17_disjoint_shards_cost_the_maximum_and_the_same_records_the_sum(amounts):
   ledger = BudgetLedger(epsilon=10.0, neighboring_relation="replace_one")
@@ -81,7 +79,6 @@ def test_overlapping_shards_are_refused(one, other):
     ledger.spend_parallel("a", [ShardCharge(one, 0.1), ShardCharge(other, 0.1)])
 
 
-@settings(deadline=None)
 @given(
   st.lists(st.sets(st.integers(0, 12), max_size=5), min_size=1, max_size=4), st.booleans()
 )

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
@@ -46,7 +46,6 @@ def test_draws_follow_the_law_and_no_other(k):
     assert pvalue(_law(other, k - 1)) < 1e-6
 
 
-@settings(deadline=None)
 @given(epsilon=st.floats(0.01, 12), k=st.integers(2, 20))
 def test_t11_the_log_ratio_is_epsilon_exactly(epsilon, k):
   mechanism = mechanisms.RandomizedResponse(epsilon, num_categories=k)

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
@@ -109,7 +109,6 @@ def test_draws_follow_the_exact_law_and_no_other(mechanism):
 
 @pytest.mark.cases(long=["PermuteAndFlip"])
 @pytest.mark.parametrize("kind", _KINDS[:2])
-@settings(deadline=None)
 @given(utilities=_utilities, moves=_moves, epsilon=st.floats(0.05, 5))
 def test_no_neighbours_have_a_larger_ratio(kind, utilities, moves, epsilon):
   one = np.array(utilities)

@@ -4,7 +4,7 @@ import math
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from dpjax.accounting.proved import NeighboringRelation
@@ -31,7 +31,6 @@ def _neighbours(relation, values, new):
 
 @pytest.mark.cases(long=["replace_special"])
 @pytest.mark.parametrize("relation", _RELATIONS)
-@settings(deadline=None)
 @given(
   bounds=_bounds,
   shares=st.lists(st.floats(0, 1), min_size=2, max_size=6),
@@ -76,7 +75,6 @@ def test_p9_histograms_attain_their_bounds(relation):
     assert max(np.linalg.norm(move, p) for move in moves) == pytest.approx(bound)
 
 
-@settings(deadline=None)
 @given(norm=st.floats(1e-3, 1e3), angle=st.floats(0, 2 * math.pi))
 def test_p9_replacing_a_vector_moves_a_sum_by_twice_the_norm(norm, angle):
   old = norm * np.array([1.0, 0.0])

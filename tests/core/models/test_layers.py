@@ -26,7 +26,7 @@ def test_tempered_sigmoid_is_tanh_by_default():
   np.testing.assert_array_equal(models.tempered_sigmoid(x), jnp.tanh(x))
 
 
-@settings(deadline=None, max_examples=30)
+@settings(max_examples=30)
 @given(st.floats(0.1, 4), st.floats(0.1, 4), st.floats(-2, 2), st.floats(-6, 6))
 def test_tempered_sigmoid_is_its_formula(scale, inverse_temp, offset, x):
   formula = scale / (1 + np.exp(-inverse_temp * x)) - offset

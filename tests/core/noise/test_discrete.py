@@ -71,7 +71,7 @@ def test_skellam_has_its_pmf_and_shares_add_up_to_it(variance):
     assert _pvalue(sample, x, law(variance * 1.06)) < 1e-6
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(
   seed=st.integers(0, 2**32),
   dim=st.integers(1, 60),

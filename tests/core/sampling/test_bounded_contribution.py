@@ -51,7 +51,7 @@ def _sum_law(vectors, prob, z, grid):
 
 
 @pytest.mark.slow
-@settings(max_examples=6, deadline=None, derandomize=True)
+@settings(max_examples=6, derandomize=True)
 @given(
   vectors=st.lists(st.floats(-1, 1), min_size=1, max_size=4),
   prob=st.floats(0.05, 0.9),

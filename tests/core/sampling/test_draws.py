@@ -67,7 +67,7 @@ def test_the_number_of_rows_is_binomial_where_batches_are_small_parts_of_the_dat
   assert stats.kstest(places, "uniform").pvalue > 1e-3
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(
   st.integers(0, 2000),
   st.floats(0, 1, exclude_min=True, allow_subnormal=True),

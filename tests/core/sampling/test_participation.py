@@ -36,7 +36,7 @@ def _trace(sampler, steps, seed=7, n=_N):
   return taken
 
 
-@settings(deadline=None, max_examples=25)
+@settings(max_examples=25)
 @given(steps_apart=st.integers(1, 9), steps=st.integers(1, 40), seed=st.integers(0, 2**130))
 def test_p43_participation_is_enforced(steps_apart, steps, seed):
   for sampler in _samplers(steps_apart, steps):
@@ -126,7 +126,7 @@ def test_min_sep_with_certain_turns_takes_everyone_in_every_other_step():
 
 
 @given(seed=st.integers(0, 2**130), step=st.integers(0, 39))
-@settings(deadline=None, max_examples=20)
+@settings(max_examples=20)
 def test_p16_draws_depend_on_seed_and_step_alone(seed, step):
   for sampler, again in zip(_samplers(5, 40), _samplers(5, 40)):
     later = sampler.draw(_N, seed=seed, step=39)

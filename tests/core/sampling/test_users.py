@@ -57,7 +57,7 @@ def _moved(a, b):
 
 
 @pytest.mark.long
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=15)
 @given(
   seed=st.integers(0, 10**6),
   scale=st.sampled_from([1e-3, 1.0, 1e6]),

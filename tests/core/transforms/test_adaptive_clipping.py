@@ -172,7 +172,7 @@ def _jitted():
 
 
 @pytest.mark.slow
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
   row=st.lists(_ENTRY, min_size=4, max_size=4),
   other=st.lists(_ENTRY, min_size=4, max_size=4),

@@ -55,7 +55,7 @@ def test_a_constant_schedule_changes_nothing():
 
 
 @pytest.mark.slow
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(
   row=st.lists(st.floats(width=32, allow_nan=True), min_size=3, max_size=3),
   scale=st.floats(1e-6, 1e6),

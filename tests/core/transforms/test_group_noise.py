@@ -45,7 +45,7 @@ def test_each_group_gets_its_own_noise_and_a_frozen_one_none():
   np.testing.assert_array_equal(update["frozen"], 0)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(
   shares=st.lists(st.floats(1e-3, 1e3), min_size=3, max_size=3),
   bounds=st.lists(st.floats(1e-3, 1e3), min_size=3, max_size=3),

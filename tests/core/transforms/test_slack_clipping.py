@@ -51,7 +51,7 @@ def test_the_published_example():
 
 
 @pytest.mark.slow
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 @given(
   share=st.floats(0, 3), bound=st.floats(1e-3, 1e3), slots=st.integers(1, 64),
   rounding=st.floats(-1e-6, 1e-6),

@@ -31,7 +31,7 @@ def _values(x, program, **settings):
   return private_values.join(*mpc.run(program, (zero,), (one,), seed=0).outputs, **settings)
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(st.lists(st.integers(-(2**63), 2**63 - 1) | st.sampled_from(_EDGES), max_size=6))
 def test_a_sign_is_exact_for_any_word(words):
   x = np.array(words, np.int64)

@@ -122,7 +122,7 @@ def test_columns_of_two_parties_are_one_bounded_row(secure):
   st.floats(1e-3, 1e3),
   st.integers(1, 24),
 )
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_no_row_is_longer_than_its_bound(rows, norm, frac_bits):
   found = output_noise.bounded_rows(np.array(rows, np.float32), norm, frac_bits=frac_bits)
   units = (found * 2.0**frac_bits).astype(object)
@@ -143,7 +143,7 @@ def test_no_row_is_longer_than_its_bound(rows, norm, frac_bits):
   st.integers(1, 3),
   st.sampled_from([0.0, 1.0, 1e3, 1e30]),
 )
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=80)
 def test_no_pair_of_neighbours_is_further_apart_than_the_bound(
   seed, penalty, norm, steps, frac_bits, outputs, far
 ):

@@ -91,7 +91,7 @@ _NUMBERS = st.floats(-256, 256) | st.sampled_from([0.0, -1.0, 256.0, -256.0, _UN
 
 
 @pytest.mark.parametrize("truncation", ["masked", "local"])
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(st.lists(st.tuples(_NUMBERS, _NUMBERS), max_size=5))
 def test_a_product_is_that_of_the_floats(truncation, pairs):
   x, y = np.array(pairs, float).reshape(-1, 2).T

@@ -26,7 +26,7 @@ def _by_integers(x, y):
   return np.array(rows, np.uint64).reshape(len(x), y.shape[1])
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(st.data())
 def test_products_of_matrices_are_those_of_integers_modulo_2_to_the_64(data):
   m, k, n = data.draw(_SHAPE)
@@ -34,7 +34,7 @@ def test_products_of_matrices_are_those_of_integers_modulo_2_to_the_64(data):
   assert (ring64.matmul(x, y) == _by_integers(x, y)).all()
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(st.data())
 def test_the_digits_are_exact_for_any_words(data):
   """The compiled route, which small products do not take; one shape, so one compilation."""

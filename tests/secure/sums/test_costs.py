@@ -33,7 +33,7 @@ def _cases(draw):
   return parties.terms(n, t, degree=degree, min_survivors=2), Present(*phases)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(_cases())
 def test_the_simulation_counts_and_refuses_what_the_protocol_does(case):
   terms, there = case

@@ -258,7 +258,7 @@ def test_a_client_refuses_envelopes_and_vectors_that_are_wrong():
   _refused(member, forwarded, "must be 5 entries of uint32", None)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
   st.sampled_from(["envelopes", "masked", "revealed"]),
   st.lists(st.tuples(st.integers(0, 600), st.integers(1, 255)), min_size=1, max_size=3),
@@ -276,7 +276,7 @@ def test_whatever_a_client_is_told_it_answers_or_says_one_line(kind, flips, extr
     assert "\n" not in str(error)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.binary(max_size=300), st.sampled_from(_KINDS))
 def test_whatever_the_server_is_sent_it_says_one_line(data, kind):
   state = secagg_server.start(_terms())._replace(phase=kind)

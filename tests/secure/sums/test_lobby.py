@@ -125,7 +125,7 @@ def test_a_stranger_is_let_go(name, ends):
   stranger.close()
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(st.binary(max_size=200) | st.text(max_size=60).map(_deep)
        | st.dictionaries(st.sampled_from(["process_id", "word", "config", "x"]),
                          st.integers() | st.booleans() | st.none() | st.text(max_size=9)

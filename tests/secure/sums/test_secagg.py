@@ -70,7 +70,7 @@ def _sums(draw):
   return n, fewest, bits, length, sums.Drops(*drops), draw(st.integers(0, 99))
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(_sums(), st.sampled_from(_SECRET))
 def test_a_sum_is_the_plain_one_or_refused(case, name):
   n, fewest, bits, length, drops, seed = case

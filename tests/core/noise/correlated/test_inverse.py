@@ -234,7 +234,7 @@ def test_the_square_root_has_the_binomial_coefficients():
   np.testing.assert_allclose(column, series.square_root(20), rtol=1e-6)
 
 
-@settings(deadline=None, max_examples=5)
+@settings(max_examples=5)
 @given(
   num_steps=st.integers(1, 60),
   bands=st.integers(1, 6),

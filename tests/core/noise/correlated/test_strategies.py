@@ -196,7 +196,7 @@ def test_the_gradients_of_the_optimisers_are_exact():
   np.testing.assert_allclose(loss(at)[1], expected, rtol=1e-12)
 
 
-@settings(deadline=None, max_examples=20)
+@settings(max_examples=20)
 @given(num_steps=st.integers(1, 60), bands=st.integers(1, 20))
 def test_optimised_bands_fall_and_never_lose_to_white_noise(num_steps, bands):
   c = np.array(
