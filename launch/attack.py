@@ -18,14 +18,15 @@ attack is above the line that a guarantee allows.
 --run=runs/X attacks one finished run of launch.train or launch.federate instead: membership
 inference on its params.npz, with shadow models by its own config. Of a federated run that protects
 users, the membership of clients is inferred, else that of records. Writes to --workdir (default:
-runs/attack_X) result.json, attacks.md, roc.csv and roc.png: AUC, the true positive rate at 1 % and
-.1 % false positives, and what they say of epsilon beside what the run claims.
+attack_X beside the run) result.json, attacks.md, roc.csv and roc.png: AUC, the true positive rate
+at 1 % and .1 % false positives, and what they say of epsilon beside what the run claims.
 
 --threats prints the table of all attacks, what they need and what defends (THREATS.md).
 """
 
 from __future__ import annotations
 
+import os
 import pathlib
 
 from absl import flags
@@ -54,7 +55,9 @@ def attack_run() -> None:
   app.refuse_given(("config", "dry_run", *overrides), "a table of attacks, without --run")
   folder = flags.FLAGS.run
   config = finished.attack_on(folder, num_shadows=flags.FLAGS.shadows)
-  workdir = flags.FLAGS.workdir or f"runs/attack_{pathlib.Path(folder).resolve().name}"
+  run = pathlib.Path(folder).resolve()
+  # Beside the run, where a report looks for attacks.
+  workdir = flags.FLAGS.workdir or os.path.relpath(run.parent / f"attack_{run.name}")
   app.prepare_memory([config.target])
   with app.stoppable(workdir):
     result = loop.train(config, workdir)
