@@ -4,8 +4,8 @@
 
 Data: 569 rows inside the scikit-learn wheel, 457 to train on; bounds of columns are public.
 Hardware: 2 busy CPU cores, 3 s of training after 15 s of compilation.
-Expected: test accuracy .959 +- .014 (30 runs, each with its own keys; a new run lies in [.930, .988]
-with 95 %) at a proved epsilon of 3 (delta 1e-5, Poisson, add/remove-one, per example).
+Expected: test accuracy .959 +- .014 (30 runs, each with its own keys; a new run lies in
+[.930, .988] with 95 %) at a proved epsilon of 3 (delta 1e-5, Poisson, add/remove-one, per example).
 The larger class alone has .634. Of 112 test rows, one is .009.
 Settings were chosen on the same test rows, and no epsilon counts those trials.
 """

@@ -7,7 +7,7 @@ Without a data name it trains on breast cancer.
 Hardware: 2 CPU cores, 3 s of training after 10 s of compilation.
 Expected: a test log loss below that of answering the shares of the classes, at an epsilon of 1, 3
 and 8 on five tables of 146 to 4,628 rows (docs/your_data.md); on tables with nothing to learn at
-most .03 nats above it. The settings of the digits lose up to 10.7 nats. These here are cautious:
+most .04 nats above it. The settings of the digits lose up to 10.7 nats. These here are cautious:
 with more than 5,000 rows a larger learning rate and more steps do better.
 """
 
