@@ -1,6 +1,8 @@
 """privacy='least_squares' from a config to result.json: charges, words, refusals."""
 
+import dataclasses
 import json
+import sys
 
 import jax
 import numpy as np
@@ -12,8 +14,8 @@ from dpjax.accounting.event_kinds import elements
 from dpjax.experiments.checks import of_config
 from dpjax.experiments.config import fields
 from dpjax.experiments.kinds.central import build, one_release, privacy
-from dpjax.experiments.kinds.central.config import TrainConfig
-from dpjax.experiments.run import loop, run_keys
+from dpjax.experiments.kinds.central.config import LeastSquares, TrainConfig
+from dpjax.experiments.run import folder, loop, provenance, run_keys
 from dpjax.experiments.run import workdir as owner
 from dpjax.mechanisms.least_squares import joint_sensitivity
 from tests.refuses import refuses
@@ -169,6 +171,36 @@ def test_what_is_not_proved_or_read_is_refused_in_one_line(changes, field):
   with refuses(field) as caught:
     build.check(_config(**changes))
   assert "\n" not in str(caught.value)
+
+
+_READ: set[str] = set()
+
+
+@dataclasses.dataclass
+class _Watched(TrainConfig):
+  """Notes which fields a run reads. What goes over all fields, such as config.json, reads none."""
+
+  ignored: int = 0  # a new field, of which least squares knows nothing
+
+  def __getattribute__(self, name):
+    module = sys._getframe(1).f_globals["__name__"]
+    if module.startswith(("dpjax.experiments.kinds.", "dpjax.experiments.run.")):
+      _READ.add(name)
+    return super().__getattribute__(name)
+
+
+def test_every_field_of_a_config_is_read_or_said_to_be_left_out(tmp_path, monkeypatch):
+  """A check alone reads nothing: a field that is only found valid would be ignored."""
+  monkeypatch.setattr(provenance, "start", dict)  # reads all code, and no config
+  noise = {"privacy.epsilon": None, "privacy.noise_multiplier": 2.0}
+  experiment = build.Central(fields.replace_all(_Watched(), {**_SMALL, **noise}))
+  _READ.clear()
+  experiment.train(experiment.data(), experiment.new_keys())
+  with folder.Folder(experiment, tmp_path / "run").taken():
+    pass
+  known = {field.name for field in dataclasses.fields(_Watched)}
+  assert known - _READ - {*LeastSquares.leaves_out} == {"ignored"}
+  assert {*LeastSquares.leaves_out} <= known
 
 
 def test_other_models_and_other_uses_are_refused(loaded, tmp_path):

@@ -1,10 +1,13 @@
-"""What is set aside of delta for aborts: the first amount of the grid that is enough."""
+"""What is set aside of delta for aborts, and which data a capacity is enough for."""
 
 import math
+import types
 
 import pytest
 
 from dpjax.accounting import overflow
+from dpjax.accounting.proved import ADD, REPLACE, ZERO
+from tests.refuses import refuses
 
 _EPSILONS = {  # delta -> epsilon, falling
   "constant": lambda left: 1.5,
@@ -65,3 +68,58 @@ def test_a_cost_between_two_amounts_takes_the_larger_one(above):
 def test_an_infinite_epsilon_ends_the_walk():
   settings = {"delta": 1e-5, "log_abort_prob": math.log(1e-9), "least": 1e-8}
   assert overflow.reserve_for_aborts(lambda left: math.inf, **settings) is None
+
+
+class _Everyone:
+  """Draws all records, so its capacity is enough for that many, and never for one more."""
+
+  padded_batch_size = 100
+
+  def __init__(self):
+    self.fitted_for = []
+
+  def log_overflow_prob(self, num_examples):
+    return -math.inf if num_examples <= self.padded_batch_size else 0.0
+
+  def fitted_to(self, num_examples, *, log_overflow_prob):
+    self.fitted_for.append(num_examples)
+    return types.SimpleNamespace(padded_batch_size=num_examples)
+
+
+# Relation, declared number, records in the data -> the field refused, if any, and the number of
+# records for which a larger capacity is named. The capacity is 100, and a neighbour has one more.
+@pytest.mark.parametrize(
+  ("relation", "declared", "size", "field", "fitted_for"),
+  [
+    (ADD, None, 99, None, None),
+    (ADD, None, 100, "capacity", None),  # the number is secret
+    (ADD, 99, 99, None, None),
+    (ADD, 99, 100, None, None),  # a neighbour of data of the declared size
+    (ADD, 99, 101, "num_examples", None),
+    (ADD, 99, 108, "num_examples", None),
+    (ADD, 98, 99, None, None),
+    (ADD, 98, 100, "num_examples", None),
+    (ADD, 100, 99, None, None),
+    (ADD, 100, 100, "capacity", 101),
+    (ADD, 100, 101, "capacity", 101),
+    (ADD, 100, 102, "num_examples", None),
+    *((relation, None, 99, None, None) for relation in (REPLACE, ZERO)),
+    *((relation, None, 100, "capacity", 101) for relation in (REPLACE, ZERO)),
+    *((relation, 99, 100, "capacity", 101) for relation in (REPLACE, ZERO)),
+    *((relation, 99, 101, "num_examples", None) for relation in (REPLACE, ZERO)),
+  ],
+)
+def test_a_capacity_is_enough_for_the_neighbour_and_for_not_one_record_more(
+  relation, declared, size, field, fitted_for
+):
+  sampler = _Everyone()
+  run = types.SimpleNamespace(neighboring_relation=relation, delta=1e-5)
+  check = lambda: overflow.check_capacity(
+    sampler, size, declared=declared, of_divisor=declared, run=run, log_allowed=-20.0
+  )
+  if field is None:
+    check()
+  else:
+    with refuses(field, value=100 if field == "capacity" else declared):
+      check()
+  assert sampler.fitted_for == ([] if fitted_for is None else [fitted_for])

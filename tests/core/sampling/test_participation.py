@@ -125,6 +125,25 @@ def test_min_sep_with_certain_turns_takes_everyone_in_every_other_step():
   assert abs(taken[0].mean() - 0.5) < 5 * np.sqrt(0.25 / _N)
 
 
+def test_coins_of_two_steps_are_independent_in_one_pass_and_in_the_next():
+  """The n-th example of a group and the n-th of another one toss coins of their own."""
+  sizes = {"num_groups": 3, "capacity": 90}
+  full = sampling.CyclicPoissonSampler(turn_prob=1.0, **sizes)
+  half = sampling.CyclicPoissonSampler(turn_prob=0.5, **sizes)
+  coins = []
+  for seed in range(40):
+    tossed = [
+      np.isin(full.draw(90, seed=seed, step=step), half.draw(90, seed=seed, step=step))
+      for step in range(6)
+    ]
+    shortest = min(map(len, tossed))
+    coins.append([heads[:shortest] for heads in tossed])
+  coins = np.concatenate(coins, axis=1)
+  correlation = np.corrcoef(coins)[np.triu_indices(6, 1)]
+  assert coins.shape[1] > 500
+  assert np.abs(correlation).max() < 5 / np.sqrt(coins.shape[1])
+
+
 @given(seed=st.integers(0, 2**130), step=st.integers(0, 39))
 @settings(max_examples=20)
 def test_p16_draws_depend_on_seed_and_step_alone(seed, step):

@@ -10,9 +10,10 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from dpjax import sampling
+from dpjax.accounting.proved import ADD
 from dpjax.sampling import batches
 from dpjax.sampling.draws import generator
-from dpjax.sampling.registry import Sizing, make_sampler
+from dpjax.sampling.registry import SCHEMES, Sizing, make_sampler
 from dpjax.validate import UserError
 from tests.refuses import refuses
 
@@ -161,3 +162,50 @@ def test_an_example_cannot_take_part_more_often_than_its_separation_allows(kind)
   with pytest.raises(UserError, match="prob=0.5: must be <= 0.1") as caught:
     ask(0.5)
   assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+  ("prob", "apart", "turn_prob"), [(0.1, 4, 1 / 7), (0.25, 2, 1 / 3), (0.2, 5, 1.0)]
+)
+def test_min_sep_turns_come_as_often_as_the_sampling_probability_asks(
+  prob, apart, turn_prob
+):
+  """Between two steps of an example: apart - 1 without it, then 1 / turn_prob on average."""
+  size = Sizing(
+    prob, num_examples=100, num_steps=50, steps_apart=apart, padded_batch_size=99
+  )
+  made = make_sampler(sampling.MinSepSampler, size)
+  assert made.turn_prob == pytest.approx(turn_prob) and made.steps_apart == apart
+  assert 1 / prob == pytest.approx(apart - 1 + 1 / made.turn_prob)
+
+
+@pytest.mark.parametrize(
+  ("name", "asked", "nearest"),
+  [
+    ("balls_in_bins", 0.3, 1 / 4),
+    ("cyclic", 0.45, 1 / 3),
+    ("k_out_of_t", 0.3, 2 / 7),
+    ("balls_in_bins", 0.25, 1 / 4),
+    ("fixed_size", 0.304, 0.3),
+    ("poisson", 0.3, 0.3),
+  ],
+)
+def test_the_nearest_probability_of_whole_passes_is_the_largest_up_to_what_is_asked(
+  name, asked, nearest
+):
+  size = Sizing(asked, num_examples=100, num_selected=2)
+  assert SCHEMES[name].nearest_prob(size) == pytest.approx(nearest)
+
+
+@pytest.mark.parametrize("name", ["fixed_size", "with_replacement"])
+@pytest.mark.parametrize(
+  ("prob", "num_examples", "may_leave", "batch_size", "least"),
+  [(0.1, 100, 10, 10, 90), (0.25, 40, 8, 10, 32), (0.25, 40, 0, 10, 40)],
+)
+def test_a_fixed_size_is_charged_for_the_fewest_records_that_an_audit_may_leave(
+  name, prob, num_examples, may_leave, batch_size, least
+):
+  size = Sizing(prob, num_examples, may_leave=may_leave, neighboring_relation=ADD)
+  made = make_sampler(SCHEMES[name].kind, size)
+  assert (made.batch_size, made.num_examples) == (batch_size, least)
+  assert not made.size_is_public

@@ -16,6 +16,7 @@ from dpjax import transforms
 from dpjax.gradients import Clip
 from dpjax.transforms import adaptive_clipping, guard
 from dpjax.transforms.adaptive_clipping import AdaptiveClipping
+from dpjax.transforms.slack_clipping import SlackClipping
 from dpjax.types import ClippedSum
 from tests.refuses import refuses
 
@@ -199,6 +200,21 @@ def test_the_combined_noise_multiplier_is_the_papers_and_is_attained():
   assert AdaptiveClipping().count_std(100) == 5.0
   assert AdaptiveClipping(expected_batch_size=40).count_std(100) == 2.0
   assert adaptive.combined_noise_multiplier(0.0, 1.0) == 0.0
+
+
+@pytest.mark.parametrize("multiplier", [0.5, 1.5, 20.0])
+@pytest.mark.parametrize(
+  "rule",
+  [
+    AdaptiveClipping(),
+    AdaptiveClipping(count_noise_std=0.75),
+    AdaptiveClipping(expected_batch_size=40),
+    SlackClipping(),
+  ],
+)
+def test_the_noise_of_the_sum_comes_back_from_what_both_are_charged(rule, multiplier):
+  combined = rule.combined_noise_multiplier(multiplier, 100.0)
+  assert rule.sum_noise_multiplier(combined, 100.0) == pytest.approx(multiplier)
 
 
 def test_p8_empty_batches_move_by_noise_alone_and_stay_finite():
