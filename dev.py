@@ -2,6 +2,7 @@
 
 python -m dev test               # which tests are of which folder
 python -m dev test gradients     # the quick cases and the doctests of one, or of several
+python -m dev test plan          # those of a module beside the packages
 python -m dev test sweeps -m long
 python -m dev style              # ruff and basedpyright, of everything
 python -m dev site               # the pages, as .ci/run builds them
@@ -41,7 +42,8 @@ _ELSEWHERE = {
 
 
 def folders() -> dict[str, list[str]]:
-  """Returns the paths of each folder's code and tests, by its name: `gradients`, `sweeps`."""
+  """Returns the paths of each folder's code and tests, by its name: `gradients`, `sweeps`. So it
+  does of each module beside the packages: `plan`."""
   places = [*(ROOT / "dpjax").iterdir(), *(ROOT / "dpjax/experiments").iterdir()]
   places += [ROOT / "launch", ROOT / "benchmarks"]
   packages = [place for place in places if [*place.glob("*.py")]]
@@ -52,6 +54,17 @@ def folders() -> dict[str, list[str]]:
     own = [f"tests/core/{name}", f"tests/{name}"]
     tests = [path for path in own if (ROOT / path).is_dir()] + _ELSEWHERE.get(name, [])
     paths[name] = list(dict.fromkeys([*paths.get(name, []), code, *tests]))
+  return {**paths, **_modules()}
+
+
+def _modules() -> dict[str, list[str]]:
+  """Returns the paths of each module of `dpjax/` itself that has tests of its name: `plan`."""
+  paths: dict[str, list[str]] = {}
+  for file in sorted((ROOT / "dpjax").glob("*.py")):
+    name = file.stem.strip("_")
+    tests = [*ROOT.glob(f"tests/core/test_{name}*.py"), *ROOT.glob(f"tests/test_{name}.py")]
+    if tests:
+      paths[name] = [path.relative_to(ROOT).as_posix() for path in (file, *sorted(tests))]
   return paths
 
 

@@ -74,6 +74,8 @@ def test_a_short_command_runs_what_stands_in_the_table(monkeypatch, capsys):
   assert calls[0][1:] == [
     *("-m", "pytest", "-q", "dpjax/experiments/sweeps", "tests/sweeps", "-m", "long")
   ]
+  assert dev.main(["test", "joint"]) == 5
+  assert calls.pop()[4:] == ["dpjax/joint.py", "tests/core/test_joint.py"]
   assert dev.main(["package"]) == 5 and calls[1][1:] == ["-m", "build"]
   assert dev.main(["test", "gradint"]) == dev.main([]) == 2 and len(calls) == 2
   assert dev.main(["test"]) == 0 and "tests/core/gradients" in capsys.readouterr().out

@@ -1,20 +1,25 @@
 """Facts about an algorithm or an aggregator, stated once, beside its code.
 
 Configs, runs, attacks, audits and `launch.list` read these facts. So a new algorithm is one file
-with `@algorithm(...)` and one line in `dpjax/federated/algorithms/__init__.py`.
+with `@algorithm(...)` and one line in `dpjax/federated/algorithms/__init__.py`. Its game follows
+from its facts: `played` holds what the game passes, and tests hold each fact to what it does.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import importlib
+import inspect
 import types
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple, TypeVar
 
 from dpjax import _lazy
+from dpjax.validate import UserError
 
 _Make = TypeVar("_Make", bound=Callable[..., Any])
+# Arguments that every algorithm is given.
+_COMMON = ("aggregator", "map_clients", "key")
 
 
 class RunNumbers(NamedTuple):
@@ -59,7 +64,8 @@ class AlgorithmFacts:
       uses; None: it uses the server's.
     from_run: function from the numbers of a run to arguments of `make`.
     checks: option -> function of `dpjax.validate` that refuses a wrong value.
-    played: options of the algorithm when `launch.audit` attacks it, in addition to optimizers.
+    played: options of the algorithm when `launch.audit` and tests run it, in addition to
+      optimizers: at least those for which `make` has no default.
   """
 
   name: str
@@ -83,6 +89,17 @@ class AlgorithmFacts:
   from_run: Callable[[RunNumbers], dict[str, Any]] = nothing_more
   checks: Mapping[str, Callable[..., None]] = dataclasses.field(default_factory=dict)
   played: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+
+  def __post_init__(self) -> None:
+    parameters = [*inspect.signature(self.make).parameters.values()]
+    own = parameters[1 + len(self.optimizers) :]  # after the loss and the optimizers
+    any_more = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+    needed = {p.name for p in own if p.default is p.empty and p.kind not in any_more}
+    missing = sorted(needed - {*_COMMON, *self.played})
+    if missing:
+      reason = f"has no {', '.join(missing)}, for which {self.name} has no default"
+      hint = f"state a value in @algorithm(..., played={{{missing[0]!r}: ...}})"
+      raise UserError(reason, field="played", value=dict(self.played), hint=hint)
 
 
 def user_defined(name: str) -> AlgorithmFacts:

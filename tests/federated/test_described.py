@@ -62,6 +62,17 @@ def test_a_later_algorithm_is_found_by_its_line(monkeypatch):
   described._ALGORITHMS.pop(gentle_avg)
 
 
+def test_an_option_without_a_default_stands_in_played():
+  def fed_l1(loss_fn, client_tx, server_tx=None, *, mu, key, **options):
+    return federated.fed_avg(loss_fn, client_tx, server_tx, key=key, **options)
+
+  facts = {"client": "adds mu * |w|", "server": "as fed_avg", "source": "nobody"}
+  with refuses("played", value={"lam": 1.0}):
+    described.algorithm(**facts, played={"lam": 1.0})(fed_l1)
+  described.algorithm(**facts, played={"mu": 0.1})(fed_l1)
+  assert described._ALGORITHMS.pop(fed_l1).played == {"mu": 0.1}
+
+
 @pytest.mark.parametrize("row", _ROWS.values(), ids=_ROWS)
 class TestFacts:
   def test_options_and_what_follows_from_a_run_are_arguments(self, row):

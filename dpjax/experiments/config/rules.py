@@ -246,8 +246,8 @@ def described(config: Any) -> list[Described]:
 
   >>> from dpjax.experiments.kinds.central.config import TrainConfig
   >>> rows = {row.path: row for row in described(TrainConfig())}
-  >>> rows["privacy.delta"].values, rows["privacy.clipping"].values
-  ('in (0, 1)', 'flat | automatic | adaptive | slack | per_layer')
+  >>> rows["privacy.delta"].values, rows["privacy.clipping"].values.split(" | ")[:2]
+  ('in (0, 1)', ['flat', 'automatic'])
   """
   rows = []
   for leaf in leaves(config):

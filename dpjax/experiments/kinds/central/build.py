@@ -434,14 +434,14 @@ def assembled(config: TrainConfig, loaded: tuple[Any, Any], random: RunKeys) -> 
   if augmented:
     augment = AUGMENTATIONS[config.augmentation]
     loss_fn = training.augment(loss_fn, augment, augmult=config.augmult)
-  schedule = learning_rate_schedule(config.optimizer, config.num_steps)
+  # One schedule: of Python's number in reports, of an array where a compiled step takes it.
+  schedule = functools.partial(learning_rate_schedule, config.optimizer, config.num_steps)
   mesh = None if config.mesh is None else mesh_of(config.mesh)
   aware = name_of(config.optimizer, "rule") in privacy.NOISE_AWARE
   noise = Noise(plan.mean_noise_std, num_examples) if aware else None
   # Rules that know the noise compute with Python's numbers, so their steps hold them as constants.
   rate = None if aware else closed_over.argument(config.optimizer.learning_rate)
-  traced_schedule = learning_rate_schedule(config.optimizer, config.num_steps, rate)
-  tx = optimizer(config.optimizer, traced_schedule, noise)
+  tx = optimizer(config.optimizer, schedule(rate), noise)
   if audited is not None:
     tx = audited.watched(config, tx)
 
@@ -498,7 +498,7 @@ def assembled(config: TrainConfig, loaded: tuple[Any, Any], random: RunKeys) -> 
     else None,
     params=params,
     apply=apply,
-    schedule=schedule,
+    schedule=schedule(),
     random=random,
     train=train,
     test=test,
