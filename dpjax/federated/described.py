@@ -92,9 +92,10 @@ class AlgorithmFacts:
 
   def __post_init__(self) -> None:
     parameters = [*inspect.signature(self.make).parameters.values()]
-    own = parameters[1 + len(self.optimizers) :]  # after the loss and the optimizers
-    any_more = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
-    needed = {p.name for p in own if p.default is p.empty and p.kind not in any_more}
+    places = [p for p in parameters if p.kind is p.POSITIONAL_OR_KEYWORD]
+    own = places[1 + len(self.optimizers) :]  # after the loss and the optimizers
+    own += [p for p in parameters if p.kind is p.KEYWORD_ONLY]
+    needed = {p.name for p in own if p.default is p.empty}
     missing = sorted(needed - {*_COMMON, *self.played})
     if missing:
       reason = f"has no {', '.join(missing)}, for which {self.name} has no default"

@@ -9,6 +9,7 @@ import optax
 import pytest
 
 from dpjax import federated
+from dpjax.auditing.games import silos
 from dpjax.experiments.kinds.federated import config
 from dpjax.experiments.kinds.federated.config import FedConfig
 from dpjax.federated import algorithms, described
@@ -62,9 +63,13 @@ def test_a_later_algorithm_is_found_by_its_line(monkeypatch):
   described._ALGORITHMS.pop(gentle_avg)
 
 
+def test_silos_play_every_algorithm_that_keeps_records_private():
+  assert {name for name, row in _ROWS.items() if row.records} == set(silos.ALGORITHMS)
+
+
 def test_an_option_without_a_default_stands_in_played():
-  def fed_l1(loss_fn, client_tx, server_tx=None, *, mu, key, **options):
-    return federated.fed_avg(loss_fn, client_tx, server_tx, key=key, **options)
+  def fed_l1(loss_fn, *optimizers, mu, key, **options):
+    return federated.fed_avg(loss_fn, *optimizers, key=key, **options)
 
   facts = {"client": "adds mu * |w|", "server": "as fed_avg", "source": "nobody"}
   with refuses("played", value={"lam": 1.0}):
