@@ -427,9 +427,19 @@ def _group(
   if value is None:
     return None
   if isinstance(value, str):
-    known = {name: kind for name, kind in columns.items() if isinstance(kind, Category)}
-    validate.one_of(known, group=value)
-    return value, known[value]
+    kind = columns.get(value)
+    if not isinstance(kind, Category):
+      known = [name for name, each in columns.items() if isinstance(each, Category)]
+      among = (
+        f"a category of the inputs ({validate.join_words(known)}), or " if known else ""
+      )
+      raise UserError(
+        f"must be {among}{{column = {json.dumps(value)}, values = [...]}} for a column that is no "
+        f"input{validate.did_you_mean(value, known)}",
+        field="group",
+        value=value,
+      )
+    return value, kind
   keys = mapping(value, "group", ("column", "values", "missing", "other"))
   column = text_of(keys.pop("column", None), "group.column")
   if column in columns:

@@ -487,6 +487,22 @@ class _Cells:
       return True
     return self._declared.missing_values.place(cell) is not None
 
+  # Neither a target nor a split takes `missing` or `other`.
+  def _adding(self, column: str) -> str:
+    if column in self._declared.target_columns:
+      return " to `values`"
+    return (
+      " to `train` or `test`" if self._is_split(column) else ", or declare other = VALUE"
+    )
+
+  def _filling(self, column: str, what: str) -> str:
+    if column in self._declared.target_columns or self._is_split(column):
+      return ", and must have one in each row"
+    return f"; declare what stands for it: missing = {what}"
+
+  def _is_split(self, column: str) -> bool:
+    return column == self._declared.split.column
+
   def ids(self, column: str, text: Callable[[Cell], str]) -> list[str]:
     """Returns the cells of a column of ids as `text` writes them; without a value, the empty
     text."""
@@ -511,7 +527,7 @@ class _Cells:
         number = kind.missing
         if number is None:
           raise self._wrong(
-            index, column, "holds no value; declare what stands for it: missing = NUMBER"
+            index, column, f"holds no value{self._filling(column, 'NUMBER')}"
           )
       try:
         out[index] = math.nan if number is None else number
@@ -520,7 +536,10 @@ class _Cells:
         number = None
       if number is None:
         raise self._wrong(
-          index, column, "is no finite number; write 3.5, without units or separators"
+          index,
+          column,
+          "is no finite number; write 3.5, without units or separators, or declare `values` in "
+          "place of lower and upper if the column holds texts",
         )
     return out
 
@@ -542,7 +561,7 @@ class _Cells:
         place = kind.missing
         if place is None:
           raise self._wrong(
-            index, column, "holds no value; declare what stands for it: missing = VALUE"
+            index, column, f"holds no value{self._filling(column, 'VALUE')}"
           )
       elif place is None:
         place = kind.other
@@ -550,11 +569,10 @@ class _Cells:
         if place is None:
           known, seen = kind.values.kind, cells.kind(cell)
           # The cell itself is private, so the message shows only what kind it is of.
-          kinds = "" if known == seen else f", which are {known}, but of the kind {seen}"
+          kinds = "" if seen in known else f", which are {known}, but of the kind {seen}"
+          where = self._adding(column)
           raise self._wrong(
-            index,
-            column,
-            f"is none of the declared values{kinds}; add it, or declare other = VALUE",
+            index, column, f"is none of the declared values{kinds}; add it{where}"
           )
       out[index] = place
     if counts is not None and kind.other is not None:

@@ -11,6 +11,7 @@ from dpjax.experiments.kinds.attack.config import AttackConfig
 from dpjax.experiments.kinds.central.config import DataConfig, ModelConfig, TrainConfig
 from dpjax.experiments.kinds.federated.config import (
   FED_PRIVACY,
+  NATURAL,
   PARTITIONS,
   Central,
   FedConfig,
@@ -330,6 +331,22 @@ def test_a_federated_run_says_whom_one_need_not_trust(tmp_path, privacy, trusted
   assert ("silos that send false messages" in text) == of_silos
   assert ("The users are simulated" in text) != of_silos
   assert "per-record losses" in text if of_silos else "per-user losses" in text
+
+
+def test_scores_of_samples_say_that_classes_are_equal(tmp_path):
+  told = report.of(_run(tmp_path / "run", PROVED | {"samples_by_class": [5, 5]}))
+  assert "every class equally often" in str(_section(told, "accuracy").blocks)
+
+
+def test_users_that_a_column_names_are_not_called_people(tmp_path):
+  config = FedConfig(partition=NATURAL["natural"](client_id="hospital"), privacy=Central())
+  run = _run(tmp_path / "run", PROVED | {"unit": "user"}, config=config)
+  asked = _section(report.of(run), "attacker").blocks
+  protected = [str(block) for block in _section(report.of(run), "protected").blocks]
+  text = str([*asked, *protected])
+  assert "people" not in text and "person" not in text and "clinic" not in text
+  assert "each value of the column 'hospital' is one" in str(asked[0])
+  assert report._TOGETHER_BY_COLUMN in protected[-2]
 
 
 def test_each_private_method_of_federated_runs_says_whom_to_trust():

@@ -8,7 +8,7 @@ import pytest
 from configs.fed import femnist
 from dpjax import data
 from dpjax.experiments.config import fields
-from dpjax.experiments.kinds.federated import build
+from dpjax.experiments.kinds.federated import build, privacy
 from dpjax.experiments.kinds.federated.config import FedConfig
 from dpjax.experiments.run import loop
 from dpjax.experiments.sweeps import cost
@@ -97,6 +97,17 @@ def test_a_column_of_ones_own_data_names_the_users(tmp_path):
   config = fields.replace_all(FedConfig(), _own(tmp_path))
   found = [rows.tolist() for rows in build.load_data(config)[0].indices]
   assert found == [[4, 5, 6, 7], [0, 1, 2, 3], [8, 9, 10, 11]]
+
+
+@pytest.mark.parametrize(("declared", "verb"), [(3, "declare"), (None, "have")])
+def test_a_cohort_above_the_clients_of_the_data_is_told_their_number(
+  declared, verb, tmp_path
+):
+  changes = {**_own(tmp_path), "data.num_users": declared, "clients_per_round": 5.0}
+  config = fields.replace_all(FedConfig(), changes)
+  with refuses("clients_per_round", value=5.0) as caught:
+    privacy.check_cohort(config, 3)
+  assert caught.value.must.endswith(f"the data {verb} 3 clients")
 
 
 def test_two_columns_are_two_kinds_of_user_and_a_bound_is_not(tmp_path):

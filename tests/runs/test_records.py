@@ -92,8 +92,9 @@ def test_the_number_of_records_is_declared_and_never_counted():
   half = dataclasses.replace(
     federation, indices=[federation.indices[0][:20], *federation.indices[1:]]
   )
-  with refuses("partition.sizes", value=60):
+  with refuses("partition.sizes", value=60) as caught:
     records.make(config, half)
+  assert "in the order 0, 1, 2" in caught.value.hint
 
 
 def test_the_partition_deals_declared_sizes():

@@ -17,6 +17,7 @@ from dpjax.experiments.kinds.synthesis.config import (
   WassersteinGan,
   check,
 )
+from dpjax.experiments.kinds.synthesis.sampled_run import SampledRun
 from dpjax.experiments.run import loop, run_keys
 from dpjax.mechanisms import ClassSums
 from dpjax.zoo.recipes.synthesis import Embedding
@@ -324,7 +325,27 @@ def test_a_run_whose_classes_all_look_empty_ends_without_samples(sides, tmp_path
   run.write(tmp_path, state)
   assert len((tmp_path / "samples.csv").read_text().splitlines()) == 1
   empty = {"noisy_counts": [0.0] * 3, "classes_without_samples": [0, 1, 2]}
-  assert run.describe(state, {}, []) == {**empty, "num_samples": 120}
+  alone = float(np.bincount(sides[1].y).max() / len(sides[1]))
+  none = {"num_samples": 120, "samples_by_class": [0, 0, 0], "test_largest_class": alone}
+  assert run.describe(state, {}, []) == {**empty, **none}
+
+
+def test_samples_of_classes_alike_are_counted_and_a_poor_accuracy_is_told(
+  sides, monkeypatch, capsys
+):
+  run = build._Run(_config(), *sides, run_keys.drawn(0, release=True))
+  labels = np.resize([0, 1], 120)
+  drawn = np.zeros((120, 4, 4, 1), np.float32), labels
+  monkeypatch.setattr(run, "samples", lambda state: drawn)
+  described = SampledRun.describe(run, None, None, None)
+  assert described["samples_by_class"] == [60, 60, 0]
+  assert "samples have all classes alike" in capsys.readouterr().err
+
+
+def test_two_classes_are_scored_by_their_ranks():
+  x = np.linspace(0, 1, 40)[:, None]
+  scores = sample_scores.downstream(x, x[:, 0] > 0.5, x, x[:, 0] > 0.5)
+  assert scores["auroc_logistic_regression"] == 1.0 and "auroc_mlp" in scores
 
 
 # --- two networks

@@ -161,6 +161,12 @@ def test_what_the_chosen_value_has_not_is_one_line(path, text, field):
     fields.override(FedConfig(), path, text)
 
 
+def test_a_name_in_place_of_a_section_is_told_where_it_belongs():
+  with refuses("config.model", value="cnn") as caught:
+    fields.override(TrainConfig(), "model", "cnn")
+  assert "--config.model.name: launch.list models" in caught.value.must
+
+
 def test_a_value_of_no_row_is_refused_where_it_is_checked():
   config = TrainConfig(privacy=DpSgd(clipping=3))  # type: ignore[arg-type]
   with refuses("config.privacy.clipping", value=3):

@@ -60,9 +60,12 @@ _UNITS = {
 _TOGETHER = {
   "example": "Who has several records is protected for each of them, not for all together. For "
   "two records, epsilon is twice as large, and delta grows, too.",
-  "user": "Members of one family, or patients of one clinic, are several users. They are "
-  "protected one by one, not as a group.",
+  "user": "Members of one family who are several users are protected one by one, not as a group.",
 }
+_TOGETHER_BY_COLUMN = (
+  "All records of one user are protected together, whoever they are about. Who has records of "
+  "several users is protected for each of them, not for all together."
+)
 _TOGETHER_IN_SILOS = (
   "Who has more than one record in a silo is protected for each of them, not for all together. "
   "Who has records in more silos than that is protected in each, and less well in all together."
@@ -200,7 +203,7 @@ def _lead(run: Finished) -> list[Block]:
   if kind != "none":
     rows.append(["epsilon", f"{_number(result['epsilon'])} ({kind}); smaller is safer"])
     rows.append(["delta", f"{_chance(result['delta'])}: how likely epsilon may fail"])
-    rows.append(["protects", _UNITS.get(result["unit"], f"one {result['unit']}")])
+    rows.append(["protects", _unit(run)])
   hidden = kind == "none" and result.get("hides")
   blocks: list[Block] = [Paragraph(_HIDDEN if hidden else _VERDICTS[kind])]
   if result.get("failed_assumptions"):
@@ -236,8 +239,7 @@ def _protected(run: Finished) -> list[Block]:
   blocks: list[Block] = [
     *([Paragraph(condition)] if condition else []),
     Paragraph(
-      "That of every participant alike. In this report a participant is "
-      f"{_UNITS.get(unit, f'one {unit}')}."
+      f"That of every participant alike. In this report a participant is {_unit(run)}."
     ),
     Paragraph(
       f"Compare two runs whose data differ by {difference}. The guarantee limits how well anybody "
@@ -247,10 +249,31 @@ def _protected(run: Finished) -> list[Block]:
   ]
   if any(name.startswith("test_") for name in result):
     blocks.append(Paragraph("Test records are not protected: they are taken as public."))
-  together = _TOGETHER_IN_SILOS if _client(run.config) == "silo" else _TOGETHER.get(unit)
+  together = _TOGETHER.get(unit)
+  if _client(run.config) == "silo":
+    together = _TOGETHER_IN_SILOS
+  elif unit == "user" and _column_of_users(run.config):
+    together = _TOGETHER_BY_COLUMN
   blocks += [Paragraph(together)] if together else []
   users = _users(run.config)
   return [*blocks, Paragraph(users)] if users else blocks
+
+
+def _unit(run: Finished) -> str:
+  """Returns what one participant is. A column may name hospitals, so its users are not people."""
+  unit = run.result["unit"]
+  by = _column_of_users(run.config)
+  if unit == "user" and by:
+    return (
+      f"one user (each value of the column {by!r} is one), with all records of that user"
+    )
+  return _UNITS.get(unit, f"one {unit}")
+
+
+def _column_of_users(config: Mapping[str, Any]) -> str | None:
+  """Returns the column that names the users, or silos, of a federated run; None: there is none."""
+  partition = config.get("partition")
+  return partition.get("client_id") if isinstance(partition, dict) else None
 
 
 def _method(config: Mapping[str, Any]) -> str:
@@ -269,7 +292,7 @@ def _users(config: Mapping[str, Any]) -> str:
   partition = config.get("partition")
   if not isinstance(partition, dict):
     return ""
-  by = partition.get("client_id")
+  by = _column_of_users(config)
   client = _client(config)
   if by:
     return f"The column {by!r} of the data says which records belong to one {client}."
@@ -311,12 +334,17 @@ def _attacker(run: Finished) -> list[Block]:
   condition = _IF.get(result["epsilon_kind"])
   blocks: list[Block] = [Paragraph(condition)] if condition else []
   replaced = result["neighboring_relation"] == "replace_one"
+  many, one = ("users", "user") if result["unit"] == "user" else ("people", "person")
+  by = _column_of_users(run.config)
+  whom = (
+    f"{many} (each value of the column {by!r} is one)" if by and many == "users" else many
+  )
   asked = (
     "An attacker has two versions of the record of each of 100 participants, and says which one "
     "was used."
     if replaced
-    else "An attacker is asked about 100 people, of whom half took part, and says of each whether "
-    "this person took part."
+    else f"An attacker is asked about 100 {whom}, of whom half took part, and says of each "
+    f"whether this {one} took part."
   )
   caption = (
     f"{asked} At most {bounds.right} of his 100 answers are right, on average. A coin gets 50 "
@@ -342,7 +370,7 @@ def _attacker(run: Finished) -> list[Block]:
     ),
     Table(head, rows),
     Paragraph(
-      "Secrets: take a fact, such as a diagnosis, that an attacker guesses of people who did not "
+      f"Secrets: take a fact, such as a diagnosis, that an attacker guesses of {many} who did not "
       f"take part with a chance of {few.wrong} in 1,000. Of a participant he guesses it with a "
       f"chance of at most {few.found} in 1,000."
     ),

@@ -64,6 +64,10 @@ _NO_BETTER = (
 _NO_SURER = (
   "WARNING: always stating the classes' shares would cost less than these probabilities."
 )
+_OF_SAMPLES = (
+  "The scores are of classifiers that saw samples alone. Samples have every class equally often, "
+  "unlike the data."
+)
 _FIELDS = ("test_recall_by_class", "test_confusion", "test_by_group")
 
 
@@ -93,6 +97,7 @@ def blocks(run: Finished) -> list[Block]:
   ]
   rows = [[_WORDS.get(name, _spaced(name)), _in_interval(result, name)] for name in names]
   told: list[Block] = [Paragraph(_ABOUT), Table(("score", "value"), rows)]
+  told += [Paragraph(_OF_SAMPLES)] if "samples_by_class" in result else []
   largest = result.get("test_largest_class")
   if largest is not None and result["test_accuracy"] <= largest:
     told.append(Paragraph(_NO_BETTER))

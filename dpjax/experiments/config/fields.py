@@ -24,7 +24,13 @@ from typing import Any
 from dpjax import names, validate
 from dpjax.experiments.config.choices import Choice as Choice
 from dpjax.experiments.config.choices import Setting as Setting
-from dpjax.experiments.config.choices import choice_of, choices_of, fields_of, hints_of
+from dpjax.experiments.config.choices import (
+  annotations_of,
+  choice_of,
+  choices_of,
+  fields_of,
+  hints_of,
+)
 from dpjax.experiments.config.choices import leaves as leaves
 from dpjax.experiments.config.choices import name_of as name_of
 from dpjax.experiments.config.choices import set_fields as set_fields
@@ -667,7 +673,19 @@ def _literal(text: str) -> Any:
 
 
 def _wrong(value: Any, hint: Any, name: str) -> UserError:
-  return UserError(f"must be {_describe(hint)}", field=name, value=Verbatim(_shown(value)))
+  must = _by_name(value, hint, name) or f"must be {_describe(hint)}"
+  return UserError(must, field=name, value=Verbatim(_shown(value)))
+
+
+def _by_name(value: Any, hint: Any, name: str) -> str:
+  """Returns the advice to name one in the field `name` of a section, with what it may be; "" if
+  the value is no text or the section has no such field."""
+  if not (isinstance(value, str) and dataclasses.is_dataclass(hint)):
+    return ""
+  named = annotations_of(hint).get("name")  # type: ignore[arg-type]
+  notes = [note for note in getattr(named, "__metadata__", ()) if isinstance(note, str)]
+  dashes = "--" if name.startswith("config.") else ""
+  return f"is set by {dashes}{name}.name: {notes[0]}" if notes else ""
 
 
 def _describe(hint: Any) -> str:

@@ -210,6 +210,9 @@ def test_numbers_and_several_labels_as_targets(tmp_path):
     (_PEOPLE.replace("60", "'sixty'"), "line 4, column 'age': is no finite number"),
     (_PEOPLE.replace("60", ""), "line 4, column 'age': holds no value"),
     (_PEOPLE.replace(",f,", ",x,"), "line 2, column 'sex': is none of the declared"),
+    (_PEOPLE.replace(",no", ",maybe"), "'ill': is none of the declared values; add it to `values`"),
+    (_PEOPLE.replace(",no", ","), "column 'ill': holds no value, and must have one in each row"),
+    (_PEOPLE.replace("60", "old"), "or declare `values` in place of lower and upper"),
     (_PEOPLE.replace("150,m", "150,"), "line 3, column 'sex': holds no value"),
     (_PEOPLE.replace("60,f,smith,no", "\n60,f,smith,no"), "line 4: is blank"),
     (_PEOPLE.replace("30", '"30'), "line 2:"),
@@ -543,6 +546,7 @@ def test_test_rows_know_the_group_that_is_declared(is_input):
   ("group", "field"),
   [
     ("age", "group"),
+    ("hospital", '{column = "hospital", values = [...]}'),
     ({"column": "sex"}, "group"),
     (_SEXES | {"column": "age"}, "group.column"),
   ],

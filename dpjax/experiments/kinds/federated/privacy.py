@@ -112,8 +112,12 @@ def audit_settings(config: FedConfig) -> ClientAudit:
 def check_cohort(config: FedConfig, num_clients: int) -> None:
   """Raises UserError for a `clients_per_round` that exceeds the number of clients."""
   if config.clients_per_round > num_clients:
+    most = f"partition.num_clients={num_clients}"
+    if not hasattr(config.partition, "num_clients"):
+      verb = "declare" if config.data.num_users == num_clients else "have"
+      most = f"{num_clients}: the data {verb} {num_clients} clients"
     raise UserError(
-      f"must be <= partition.num_clients={num_clients}",
+      f"must be <= {most}",
       field="clients_per_round",
       value=config.clients_per_round,
     )

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from dpjax import gradients
+from dpjax import gradients, validate
 from dpjax.accounting import Ledger, upper
 from dpjax.accounting.calibration import Unreachable
 from dpjax.accounting.ledger import BudgetExceeded, Charge
@@ -100,12 +100,14 @@ def check(config: FedConfig) -> None:
     _check_counts(asked, count)
 
 
-def _check_counts(asked: Records, num_silos: int) -> None:
+def _check_counts(asked: Records, num_silos: int, order: str = "") -> None:
   for name in ("epsilons", "num_examples"):
     given = getattr(asked, name)
     if given and len(given) != num_silos:
       raise UserError(
-        f"must be one for each of {num_silos} silos", field=f"privacy.{name}", value=given
+        f"must be one for each of {num_silos} silos{order}",
+        field=f"privacy.{name}",
+        value=given,
       )
   if asked.max_silos_per_record > num_silos:
     raise UserError(
@@ -135,7 +137,11 @@ def make(config: FedConfig, federation: Federation) -> Silos:
   asked = config.privacy
   assert isinstance(asked, Records)
   count = federation.num_clients
-  _check_counts(asked, count)
+  # Names of silos are public. Who declares numbers in another order learns it here.
+  order = (
+    f", in the order {validate.join_words(federation.client_ids)}" if count > 1 else ""
+  )
+  _check_counts(asked, count, order)
   targets = asked.epsilons or (asked.epsilon,) * count
   plan_of = functools.cache(functools.partial(_plan, config))
   plans = []
@@ -148,7 +154,10 @@ def make(config: FedConfig, federation: Federation) -> Silos:
       if isinstance(error, Unreachable) and error.field == "epsilon":
         error = error.of(field=f"privacy.epsilon{'s' if asked.epsilons else ''}")
       raise type(error)(
-        error.must, field=error.field, value=error.value, hint=f"silo {name!r}"
+        error.must,
+        field=error.field,
+        value=error.value,
+        hint=f"silo {name!r} (numbers are one for each silo{order})",
       ) from error
   attendance = Attendance(asked.absent, asked.lost, config.seed)
   try:

@@ -58,7 +58,7 @@ class PrivateSynthesis(Experiment[SynthesisConfig]):
   def line(self, result: dict[str, Any]) -> str:
     return (
       f"{result['dataset']} {result['method']}: {writers.headline(result)} of classifiers that saw "
-      f"samples alone, {guarantee.summary(result)}{writers.took(result)}"
+      f"samples alone, as many of each class; {guarantee.summary(result)}{writers.took(result)}"
     )
 
   def train(self, data: Any, keys: RunKeys) -> Story:

@@ -29,9 +29,11 @@ def downstream(images: Any, labels: Any, test_x: Any, test_y: Any) -> dict[str, 
 
   The classifiers are logistic regression and a network with one hidden layer of 100 units, both of
   scikit-learn. They are two of the twelve classifiers of Harder et al. 2021. `accuracy` is the mean
-  of both accuracies.
+  of both accuracies. With two classes, `auroc_...` says how well each classifier ranks them.
   """
-  # Imported here, since few runs need scikit-learn.
+  # Imported here, since few runs need them.
+  from dpjax import metrics
+
   with optional.needed():
     from sklearn import linear_model, neural_network
 
@@ -53,7 +55,13 @@ def downstream(images: Any, labels: Any, test_x: Any, test_y: Any) -> dict[str, 
       warnings.simplefilter("ignore")
       model.fit(seen, labels)
     scores[f"accuracy_{name}"] = float(np.mean(model.predict(asked) == test_y))
-  return {"accuracy": float(np.mean(list(scores.values()))), **scores}
+    if len(np.unique([*labels, *test_y])) == 2:
+      chances = model.predict_proba(asked)[:, 1]
+      scores[f"auroc_{name}"] = metrics.auroc(
+        chances, np.asarray(test_y) == model.classes_[1]
+      )
+  accuracy = np.mean([scores[f"accuracy_{name}"] for name in models])
+  return {"accuracy": float(accuracy), **scores}
 
 
 def attacked(images: Any, members: Any, others: Any) -> dict[str, float]:

@@ -15,7 +15,7 @@ import numpy as np
 from dpjax.data import tables
 from dpjax.experiments.kinds.synthesis import sample_scores
 from dpjax.experiments.kinds.synthesis.config import SynthesisConfig
-from dpjax.experiments.run import left_out, sizes
+from dpjax.experiments.run import left_out, sizes, writers
 from dpjax.experiments.run.experiment import Scores
 from dpjax.experiments.run.run_keys import RunKeys
 from dpjax.key_uses import KeyUse, key_for
@@ -116,10 +116,28 @@ class SampledRun:
   def describe(self, state: Any, facts: Any, rows: Any) -> dict[str, Any]:
     """Returns the parts of the result that are known only at the end."""
     del facts, rows
-    described: dict[str, Any] = {"num_samples": self.config.num_samples}
+    _, labels = self.samples(state)
+    counts = np.bincount(labels, minlength=self.train.num_classes)
+    described: dict[str, Any] = {
+      "num_samples": self.config.num_samples,
+      "samples_by_class": counts.tolist(),
+    }
+    described |= self._against_largest(self.scores(state)["accuracy"])
     described |= left_out.clipped_cells(self.train, shown=not self.config.release)
     if self.config.attack:
       images, _ = self.samples(state)
       leak = sample_scores.attacked(images, self.present.x, self.test.x)
       described |= {f"not_private/attack_{name}": value for name, value in leak.items()}
     return described
+
+  def _against_largest(self, accuracy: float) -> dict[str, float]:
+    """Returns the share of the largest class of the public test rows. Warns if always giving this
+    class is as accurate as the classifiers, as with samples of equal classes it may be."""
+    largest = float(np.bincount(np.asarray(self.test.y)).max() / len(self.test.y))
+    if accuracy <= largest:
+      writers.warn(
+        f"test accuracy {accuracy:.4f} is no more than the largest class has alone, {largest:.4f} "
+        "of the test rows; samples have all classes alike, so weight each by its true share "
+        "(docs/synthesis.md)"
+      )
+    return {"test_largest_class": largest}
