@@ -32,7 +32,7 @@ from absl import flags
 
 from dpjax.attacks import registry
 from dpjax.experiments.kinds.attack import finished, table
-from dpjax.experiments.run import loop
+from dpjax.experiments.run import loop, writers
 from launch import app
 from launch import main as shared
 
@@ -56,11 +56,14 @@ def attack_run() -> None:
   config = finished.attack_on(folder, num_shadows=flags.FLAGS.shadows)
   workdir = flags.FLAGS.workdir or f"runs/attack_{pathlib.Path(folder).resolve().name}"
   app.prepare_memory([config.target])
+  finished_before = (pathlib.Path(workdir) / writers.RESULT).exists()
   with app.stoppable(workdir):
     result = loop.train(config, workdir)
   print((pathlib.Path(workdir) / "attacks.md").read_text(), end="")
-  print(table.summary_of_run(result))
-  print(f"wrote {workdir}/result.json, attacks.md, roc.csv, roc.png")
+  print(f"{'finished before: ' if finished_before else ''}{table.summary_of_run(result)}")
+  print(
+    f"{'kept' if finished_before else 'wrote'} {workdir}/result.json, attacks.md, roc.csv, roc.png"
+  )
 
 
 def main() -> None:
