@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import inspect
 import itertools
 import math
 import secrets
@@ -66,6 +67,31 @@ _MANY_STEPS = 2 * 10**6
 _MOST_EXAMPLES = 2**63 - 1
 # `batches` warns if the divisor and the expected batch size differ by more than this factor.
 _FAR_OFF = 4.0
+
+
+def _no_option(name: str) -> str:
+  """Returns why `name` is no option of a plan, and where it belongs."""
+  if name == "noise_multiplier":
+    return (
+      "is no option here: it follows from epsilon; for a noise of your own make "
+      "dpjax.Plan(sampler=..., noise_multiplier=...)"
+    )
+  if name in inspect.signature(gradients.clipped_grad).parameters:
+    return (
+      "is no option here, since a plan does not depend on it; give it to "
+      f"plan.clipped_grad(loss_fn, {name}=..) or training.dp_sgd"
+    )
+  return "is no option here; must be a field of dpjax.Plan"
+
+
+def _size_wanted(sampler: sampling.Sampler) -> str:
+  """Returns what gives a sampler an event that has none for want of its `num_examples`; else ""."""
+  if not sampler.relations or getattr(sampler, "num_examples", 0) is not None:
+    return ""
+  return (
+    "with num_examples=.., which becomes public, it has one under "
+    f"neighboring_relation='{sampler.relations[0]}'; or "
+  )
 
 
 def _steps_of(epochs: float, size: int, batch_size: int) -> int:
@@ -269,13 +295,7 @@ class Plan(overflow.MayAbort):
     # not be told that epsilon is missing.
     known = {field.name for field in dataclasses.fields(cls)} - {"noise_multiplier"}
     for name in options.keys() - known:
-      if name == "noise_multiplier":
-        raise UserError(
-          "is no option here: it follows from epsilon; for a noise of your own make "
-          "dpjax.Plan(sampler=..., noise_multiplier=...)",
-          field=name,
-        )
-      raise UserError("is no option here; must be a field of dpjax.Plan", field=name)
+      raise UserError(_no_option(name), field=name)
     if attack is None:
       validate.positive(epsilon=epsilon)
     elif epsilon is not None:
@@ -286,8 +306,9 @@ class Plan(overflow.MayAbort):
     unit = cls(sampler, 1.0, l2_clip_norm, normalize_by, num_steps, delta=delta, **options)
     if sampler.event_at(0, accounting.gaussian_event(1.0)) is None:
       raise UserError(
-        "has no event, so no epsilon can be proved for it; use PoissonSampler or "
-        "FixedSizeSampler",
+        "has no event, so no epsilon can be proved for it; "
+        + _size_wanted(sampler)
+        + "use PoissonSampler or FixedSizeSampler",
         field="sampler",
         value=Verbatim(type(sampler).__name__),
       )
@@ -877,7 +898,12 @@ class Plan(overflow.MayAbort):
     """
     if rng is None:
       # Without a seed, an interrupted run cannot repeat its draws.
-      validate.integer_in(0, 0, start=start)
+      if start != 0:
+        raise UserError(
+          "needs the rng of the run that it goes on with; without rng the draws are fresh",
+          field="start",
+          value=start,
+        )
       rng = secrets.randbits(128)
     validate.integer_at_least(0, rng=rng)
     validate.integer_in(0, self.num_steps * self.slices, start=start)

@@ -33,7 +33,7 @@ from absl import flags
 
 from dpjax.attacks import registry
 from dpjax.experiments.kinds.attack import finished, table
-from dpjax.experiments.run import loop
+from dpjax.experiments.run import loop, writers
 from launch import app
 from launch import main as shared
 
@@ -59,11 +59,14 @@ def attack_run() -> None:
   # Beside the run, where a report looks for attacks.
   workdir = flags.FLAGS.workdir or os.path.relpath(run.parent / f"attack_{run.name}")
   app.prepare_memory([config.target])
+  finished_before = (pathlib.Path(workdir) / writers.RESULT).exists()
   with app.stoppable(workdir):
     result = loop.train(config, workdir)
   print((pathlib.Path(workdir) / "attacks.md").read_text(), end="")
-  print(table.summary_of_run(result))
-  print(f"wrote {workdir}/result.json, attacks.md, roc.csv, roc.png")
+  print(f"{'finished before: ' if finished_before else ''}{table.summary_of_run(result)}")
+  print(
+    f"{'kept' if finished_before else 'wrote'} {workdir}/result.json, attacks.md, roc.csv, roc.png"
+  )
 
 
 def main() -> None:

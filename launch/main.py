@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from absl import flags
 
-from dpjax.experiments.run import loop
+from dpjax.experiments.run import loop, writers
 from dpjax.experiments.run.experiment import Experiment
 from dpjax.experiments.run.kind import KINDS
 from dpjax.parallel.exchanges import is_first
@@ -69,9 +69,10 @@ def main(*words: str) -> None:
     return print(whole.plan(workdir, app.target()))
   with _joined(whole, workdir, many):
     with app.stoppable(workdir):
+      finished = (pathlib.Path(workdir) / writers.RESULT).exists()
       result = loop.run(whole, workdir)
     if is_first():
-      _end_one(whole, workdir, result)
+      _end_one(whole, workdir, result, finished=finished)
   return None
 
 
@@ -103,12 +104,19 @@ def _joined(
   return peers.joined(many, same=whole.same(), saved=newest)
 
 
-def _end_one(run: Experiment[Any], workdir: str, result: dict[str, Any]) -> None:
-  """Prints the end of one run: its scores, its files, and what an audit found."""
-  print(run.line(result))
+def _end_one(
+  run: Experiment[Any], workdir: str, result: dict[str, Any], *, finished: bool
+) -> None:
+  """Prints the end of one run: its scores, its files, and what an audit found.
+
+  Args:
+    run, workdir, result: the run, its folder, and the content of its result.json.
+    finished: whether it had finished before this command, which then computed nothing.
+  """
+  print(f"{'finished before: ' if finished else ''}{run.line(result)}")
   names = ("result.json", "report.png", "metrics.jsonl", "params.npz")
   written = [name for name in names if (pathlib.Path(workdir) / name).exists()]
-  print(f"wrote {workdir}/{', '.join(written)}")
+  print(f"{'kept' if finished else 'wrote'} {workdir}/{', '.join(written)}")
   alarm = run.alarm(result)
   if alarm:
     app.fail(alarm, code=1)

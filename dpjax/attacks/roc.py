@@ -281,10 +281,16 @@ def slices(
   return leakage_of
 
 
-def table(leakages: Mapping[str, Leakage]) -> str:
+def table(
+  leakages: Mapping[str, Leakage], *, allowed: Mapping[float, float] | None = None
+) -> str:
   """Returns a Markdown table with one row for each attack.
 
   A rate is marked < if there are so few non-members that its threshold admits no false positive.
+
+  Args:
+    leakages: results of `measure`, by name of the attack.
+    allowed: the TPR that a guarantee allows at each FPR; a column shows each that was measured.
 
   >>> print(table({"loss": measure(np.arange(20.0), np.arange(20) >= 10, fprs=[0.2])}))
   | attack | TPR at 20 % FPR | AUC | balanced accuracy |
@@ -304,6 +310,10 @@ def table(leakages: Mapping[str, Leakage]) -> str:
     *("AUC", "balanced accuracy"),
   ]
   cell = lambda value, ends: f"{value:.4f} ({ends[0]:.4f}-{ends[1]:.4f})"
+  known = [fpr for fpr in rates if fpr in (allowed or {})]
+  head += [f"allowed TPR at {100 * fpr:g} % FPR" for fpr in known]
+  # A bound is never shown smaller than it is.
+  bounds = [f"{math.ceil(1e4 * (allowed or {})[fpr]) / 1e4:.4f}" for fpr in known]
   rows = []
   for name, leakage in leakages.items():
     shown = [
@@ -311,7 +321,6 @@ def table(leakages: Mapping[str, Leakage]) -> str:
       for rate in leakage.rates
     ]
     shown += [cell(leakage.auc, leakage.auc_interval)]
-    rows.append(
-      [name, *shown, cell(leakage.balanced_accuracy, leakage.balanced_accuracy_interval)]
-    )
+    balanced = cell(leakage.balanced_accuracy, leakage.balanced_accuracy_interval)
+    rows.append([name, *shown, balanced, *bounds])
   return markdown.table(head, rows)

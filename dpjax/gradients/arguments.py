@@ -77,6 +77,24 @@ def examples_and_mask(batch: ArrayTree, mask: ArrayLike | None) -> tuple[Any, An
   return batch.examples, batch.mask
 
 
+def padded(batch: Any) -> Batch:
+  """Returns a batch of a step, which must hold its mask.
+
+  >>> padded([1.0, 2.0])
+  Traceback (most recent call last):
+  ...
+  dpjax.validate.UserError: batch=list: must be a dpjax.types.Batch of examples and their mask, ...
+  """
+  if not isinstance(batch, Batch):
+    raise UserError(
+      "must be a dpjax.types.Batch of examples and their mask, such as plan.batches yields, and "
+      "not its examples alone; padding that is not masked would be trained on",
+      field="batch",
+      value=Verbatim(type(batch).__name__),
+    )
+  return batch
+
+
 def check_arrays(**named: Any) -> None:
   """Raises UserError unless every leaf of each tree holds numbers, bools or random keys.
 

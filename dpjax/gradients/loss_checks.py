@@ -312,7 +312,10 @@ def _hint(error: Exception) -> str | None:
       return hint
   # Where nnx takes a model of another trace apart, it raises an error without a class of its own.
   *_, (last, _) = traceback.walk_tb(error.__traceback__)
-  return _COPY if last.f_globals.get("__name__", "").startswith("flax.nnx") else None
+  if not last.f_globals.get("__name__", "").startswith("flax.nnx"):
+    return None
+  # A key that is None came from an example that got none.
+  return _FLAX_HINTS["InvalidRngError"] if "Invalid rng value" in str(error) else _COPY
 
 
 @contextlib.contextmanager

@@ -11,7 +11,7 @@ import optax
 from jax.sharding import Mesh
 
 from dpjax import trees, validate
-from dpjax.gradients import microbatch
+from dpjax.gradients import arguments, microbatch
 from dpjax.gradients.device_mesh import checked_mesh, lay_out, whole_rows
 from dpjax.noise.gaussian import is_key_of_noise
 from dpjax.plan import Plan
@@ -270,12 +270,12 @@ def dp_sgd(
     return placed(TrainState(params, opt_state, ema, jnp.zeros((), jnp.int32)))
 
   def step(state: TrainState, batch: Batch) -> tuple[TrainState, StepInfo]:
+    examples, mask = arguments.padded(batch)
     # With slices = 1 the state has no count of slices.
     chained: Any = state.opt_state
     slice_index = chained.inner.slices if plan.slices > 1 else 0
     # Each slice of a step has its own keys.
     call = state.step * plan.slices + slice_index
-    examples = batch.examples
     # Every device makes all keys, so that none needs to be sent.
     if example_key is not None:
       size = jax.tree.leaves(examples)[0].shape[0]
@@ -283,9 +283,9 @@ def dp_sgd(
       # Rows beyond `num_keys` only fill the mesh. They must not change the keys of the other rows.
       keys = jax.random.split(jax.random.fold_in(example_key, call), num_keys)
       examples = _with_keys(examples, placed(microbatch.fill(keys, size)))
-    summed, scale = clipped(state, examples, batch.mask)
-    mask: Any = summed.mask
-    updates, opt_state = chain.update(summed, state.opt_state, state.params, mask=mask)
+    summed, scale = clipped(state, examples, mask)
+    counted: Any = summed.mask
+    updates, opt_state = chain.update(summed, state.opt_state, state.params, mask=counted)
     # The update is added in float32 or wider, also to parameters of types that JAX does not promote
     # (float8). Only the result, after the noise, is rounded to the parameter's own type.
     wide = optax.apply_updates(jax.tree.map(trees.at_least_float32, state.params), updates)

@@ -6,8 +6,9 @@ import numpy as np
 import optax
 import pytest
 
-from dpjax import Batch, Example, Plan, data, training
+from dpjax import Batch, Example, Plan, PoissonSampler, ShuffledSampler, data, training
 from dpjax.gradients import arguments
+from dpjax.validate import Verbatim
 from tests.refuses import refuses
 
 
@@ -57,3 +58,35 @@ def test_labels_in_place_of_a_mask_are_told_apart():
   x = Example(jnp.zeros((3, 2)), jnp.zeros(3, int))
   with refuses("mask.dtype"):
     arguments.checked_mask(x.y, 3)
+
+
+def test_a_step_without_its_mask_names_the_batch():
+  plan = Plan(PoissonSampler(sampling_prob=0.5, capacity=2), 1.0, 1.0, 1, 1, delta=1e-5)
+  loss = lambda w, example: jnp.sum(w * example.x)
+  _, step = training.dp_sgd(loss, plan, optax.sgd(1.0), noise_key=jax.random.key(0))
+  examples = Example(jnp.ones((2, 2)), jnp.zeros(2, int))
+  # It is refused before the state is read; under jit, too.
+  for run in (step, jax.jit(step)):
+    with refuses("batch", value=Verbatim("Example")):
+      run(None, examples)
+
+
+def test_an_option_of_the_gradient_is_sent_there():
+  with refuses("microbatch_size") as error:
+    _plan(np.zeros((100, 2)), num_examples=100, microbatch_size=32)
+  assert "clipped_grad" in str(error.value)
+
+
+def test_a_shuffled_sampler_without_a_size_is_told_to_declare_one():
+  given = dict(epsilon=1.0, delta=1e-5, num_steps=1, l2_clip_norm=1.0, normalize_by=2)
+  for sampler, told in ((ShuffledSampler(batch_size=2), True), (_Unproved(2), False)):
+    with refuses("sampler") as error:
+      Plan.calibrated(sampler=sampler, **given)
+    assert ("num_examples=" in str(error.value)) is told
+  sampler = ShuffledSampler(batch_size=2, num_examples=4)
+  plan = Plan.calibrated(sampler=sampler, **given, neighboring_relation="replace_one")
+  assert plan.epsilon() <= 1
+
+
+class _Unproved(ShuffledSampler):
+  relations = ()

@@ -69,6 +69,27 @@ def test_several_runs_end_with_their_report_an_alarm_or_what_failed(
   assert capsys.readouterr() == (out, err or "")
 
 
+class _Run:
+  def line(self, result):
+    return "150 steps"
+
+  def alarm(self, result):
+    return ""
+
+
+@pytest.mark.parametrize(
+  ("finished", "out"),
+  [
+    (False, "150 steps\nwrote {0}/result.json\n"),
+    (True, "finished before: 150 steps\nkept {0}/result.json\n"),
+  ],
+)
+def test_a_run_that_had_finished_before_says_so(finished, out, tmp_path, capsys):
+  (tmp_path / "result.json").touch()
+  main._end_one(_Run(), str(tmp_path), {}, finished=finished)
+  assert capsys.readouterr().out == out.format(tmp_path)
+
+
 def test_each_command_has_its_config_alone():
   classes = [kind.config_class for kind in KINDS.values()]
   assert len(set(classes)) == len(classes)

@@ -54,6 +54,9 @@ def test_a_finished_run_is_attacked_by_its_folder(run, tmp_path):
   assert {"result.json", "roc.csv", "roc.png", "attacks.md"} <= {
     path.name for path in tmp_path.iterdir()
   }
+  for rates in result["attacks"].values():
+    for rate in ("0.001", "0.01"):  # what the training of the target printed
+      assert rates["tpr_at_fpr"][rate]["allowed_tpr"] == own[f"tpr_at_fpr_{rate}"]
   line = table.summary_of_run(result)
   assert "epsilon >= " in line and "perfect scores of 120 members would show" in line
   assert "(strongest of 6: " in line and set(result["loss_tail"]) == {"0.001", "0.01"}

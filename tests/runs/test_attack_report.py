@@ -10,6 +10,7 @@ from dpjax import attacks
 from dpjax.attacks import allowed
 from dpjax.attacks.roc import curve_of
 from dpjax.experiments.kinds.attack import curves as attack_report
+from dpjax.experiments.kinds.attack import members
 from tests.refuses import refuses
 
 
@@ -30,6 +31,25 @@ def test_picture_points_and_table(tmp_path):
   assert (np.diff(points[:, 0]) > 0).all() and points[-1].tolist() == [1, 1]
   for rate in found["lira"].rates:
     assert points[points[:, 0] <= rate.fpr][-1, 1] == pytest.approx(rate.tpr)
+
+
+def test_the_allowed_rate_stands_beside_the_measured_one(tmp_path):
+  found = {"lira": _found(2.0)}
+  attack_report.roc_report(tmp_path, found, allowed={0.01: 0.03341, 0.1: 0.5})
+  head, _, row = (tmp_path / "attacks.md").read_text().splitlines()
+  cells = dict(zip(head.split(" | "), row.split(" | ")))
+  assert cells["allowed TPR at 1 % FPR |"] == "0.0335 |"  # rounded up, never down
+  assert not any("10 %" in name for name in cells)  # a rate that was not measured
+
+
+def test_the_allowed_rate_is_of_the_line_or_of_the_attacked_run():
+  line = allowed.by_mu(1.0)
+  found = members._row(_found(2.0), line, True, 1, members._allowed_tpr(line, {}))
+  assert found["tpr_at_fpr"]["0.01"]["allowed_tpr"] == line([0.01])[0]
+  promised = members._allowed_tpr(None, {"tpr_at_fpr_0.01": 0.03})
+  found = members._row(_found(2.0), None, True, 1, promised)
+  assert found["tpr_at_fpr"]["0.01"]["allowed_tpr"] == 0.03
+  assert found["tpr_at_fpr"]["0.001"]["allowed_tpr"] is None
 
 
 def test_axes_are_logarithmic_and_show_all_curves():

@@ -12,7 +12,7 @@ import pytest
 from configs.fed import quickstart
 from dpjax.data import Federation, from_arrays
 from dpjax.experiments.config import fields
-from dpjax.experiments.kinds.federated import build, loading
+from dpjax.experiments.kinds.federated import build, client_scores, loading
 from dpjax.experiments.kinds.federated.client_scores import Score, summary
 from dpjax.experiments.run import loop, run_keys, writers
 from tests.refuses import refuses
@@ -139,6 +139,7 @@ def test_fine_tuning_starts_from_the_servers_model_and_changes_no_run():
   tuned = facts["client_scores_fine_tuned"]
   assert tuned["mean"] == pytest.approx(np.mean(wanted))
   assert tuned["worst"] == pytest.approx(min(wanted))
+  assert f"fine-tuned mean {tuned['mean']:.4f}" in client_scores.in_words(facts)
 
 
 def _private(**overrides):

@@ -7,7 +7,10 @@ import pytest
 from flax import nnx
 
 import dpjax
+from dpjax.gradients import loss_checks
+from dpjax.types import Example
 from dpjax.validate import UserError
+from tests.refuses import refuses
 
 
 class _Block(nnx.Module):
@@ -100,3 +103,16 @@ def test_a_frozen_nnx_batch_norm_is_taken():
   loss = lambda params, x: jnp.sum(nnx.merge(graph, params, rest, copy=True)(x[None]))
   found = dpjax.per_example_grads(loss)(params, jnp.ones((3, 4)))[1]
   assert jax.tree.leaves(found.arrays)[0].shape == (3, 4)
+
+
+def test_a_dropout_of_nnx_without_its_key_is_told_of_the_key():
+  model = nnx.Dropout(0.5, rngs=nnx.Rngs(0))
+
+  def loss(w, example):
+    nnx.reseed(nnx.clone(model), default=example.key, dropout=example.key)
+    return jnp.sum(w * example.x)
+
+  batch = Example(jnp.ones((2, 2)), jnp.zeros(2, int))
+  with refuses("loss_fn") as error:
+    loss_checks.check_loss(loss, jnp.ones(2), batch)
+  assert "example_key" in str(error.value) and "BatchNorm" not in str(error.value)

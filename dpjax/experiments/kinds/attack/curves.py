@@ -31,6 +31,7 @@ def roc_report(
   leakages: Mapping[str, Leakage],
   *,
   line: AllowedRoc | None = None,
+  allowed: Mapping[float, float] | None = None,
   title: str = "",
 ) -> None:
   """Writes `out_dir`/roc.png, roc.csv (attack, fpr, tpr) and attacks.md (`attacks.table`).
@@ -38,6 +39,7 @@ def roc_report(
   Args:
     leakages: results of `attacks.measure`, by name of the attack.
     line: curve that the target's guarantee allows, drawn beside the attacks' curves; None: no line.
+    allowed: the allowed true positive rates that the table shows, by false positive rate.
     title: title of the picture.
 
   Raises UserError if `leakages` is empty.
@@ -63,7 +65,7 @@ def roc_report(
     "lines", ("fpr",), ("tpr",), "attack", log=("fpr", "tpr"), words=words, title=title
   )
   recipes.write(out_dir / "roc.csv", recipe)
-  writers.replace_file(out_dir / "attacks.md", table(leakages).encode())
+  writers.replace_file(out_dir / "attacks.md", table(leakages, allowed=allowed).encode())
   pictures.save(figure, out_dir / "roc.png")
 
 

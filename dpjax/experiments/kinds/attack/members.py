@@ -30,7 +30,7 @@ from dpjax.experiments.kinds.central.config import TrainConfig
 from dpjax.experiments.kinds.federated.build import FedRun
 from dpjax.experiments.kinds.federated.config import FedConfig
 from dpjax.experiments.run import config_names, pieces, saved, workdir, writers
-from dpjax.experiments.run.guarantee import NONE, Guarantee
+from dpjax.experiments.run.guarantee import NONE, RATES, Guarantee
 from dpjax.experiments.run.loop import Phase
 from dpjax.experiments.run.pieces import Arrays
 from dpjax.experiments.run.run_keys import RunKeys
@@ -213,7 +213,7 @@ def facts_of_run(
       field="attack.target",
       value=path,
     )
-  names = (*_PROMISED, "failed_assumptions", "method", "num_steps")
+  names = (*_PROMISED, *RATES, "failed_assumptions", "method", "num_steps")
   return none | {name: result[name] for name in names if name in result}
 
 
@@ -428,6 +428,7 @@ def measured(
     task = attacked.run.task
     scored = task.evaluate(attacked.run.apply, attacked.target, attacked.test)
     accuracy = float(scored["accuracy"])
+  allowed_tpr = _allowed_tpr(line, attacked.facts)
   # Maps a false negative rate to the share of non-members that the loss attack then recognises:
   # their losses exceed the losses of almost all members.
   tails = {rate: loss_tail(odds, members, fnr=rate) for rate in FPRS}
@@ -438,7 +439,8 @@ def measured(
     "noise_multiplier": attacked.run.plan.noise_multiplier,
     "line": None if line is None else line.words,
     "attacks": {
-      name: _row(leakage, line, private, num_targets) for name, leakage in leakages.items()
+      name: _row(leakage, line, private, num_targets, allowed_tpr)
+      for name, leakage in leakages.items()
     },
     "strongest": strongest(leakages, num_targets),
     "loss_tail": {
@@ -452,7 +454,9 @@ def measured(
     result |= _lower_bounds(by_method, members, attacked.facts)
 
   def write(folder: pathlib.Path) -> None:
-    attack_report.roc_report(folder, leakages, line=line, title=config.data.name)
+    attack_report.roc_report(
+      folder, leakages, line=line, allowed=allowed_tpr, title=config.data.name
+    )
 
   held = {name: np.asarray(leaf) for name, leaf in state.items()}
   return MeasuredAttack(held | {"included": attacked.included}, result, write)
@@ -521,8 +525,21 @@ def _line(attacked: Targets) -> allowed.AllowedRoc:
   return allowed.replaced(line) if exact and not same else line
 
 
+def _allowed_tpr(
+  line: allowed.AllowedRoc | None, facts: Mapping[str, Any]
+) -> dict[float, float]:
+  """Returns the allowed TPR at each FPR: of the line, or what a given target's run promised."""
+  if line is not None:
+    return dict(zip(FPRS, line(FPRS).tolist()))
+  return {fpr: facts[name] for name, fpr in RATES.items() if facts.get(name) is not None}
+
+
 def _row(
-  leakage: Leakage, line: allowed.AllowedRoc | None, private: bool, num_targets: int
+  leakage: Leakage,
+  line: allowed.AllowedRoc | None,
+  private: bool,
+  num_targets: int,
+  allowed_tpr: Mapping[float, float],
 ) -> dict[str, Any]:
   judged = None if line is None else attacks.judge(leakage.curve, line)
   return {
@@ -537,6 +554,7 @@ def _row(
         "interval": list(rate.tpr_interval),
         "fpr_interval": list(rate.fpr_interval),
         "resolved": rate.resolved,
+        "allowed_tpr": allowed_tpr.get(rate.fpr),
       }
       for rate in leakage.rates
     },

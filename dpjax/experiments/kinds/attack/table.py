@@ -88,6 +88,9 @@ def _inferred(result: Row) -> list[Row]:
     rate = rates["tpr_at_fpr"]["0.01"]["tpr"]
     low, high = rates["tpr_at_fpr"]["0.01"]["interval"]
     finds = f"TPR {rate:.3f} ({low:.3f}-{high:.3f}) at 1 % FPR, AUC {rates['auc']:.3f}"
+    # Results of earlier versions have no entry "allowed_tpr".
+    bound = rates["tpr_at_fpr"]["0.01"].get("allowed_tpr")
+    finds += "" if bound is None else f"; at most {upper(bound)} allowed"
     rows.append(
       {
         "method": name,
@@ -96,6 +99,7 @@ def _inferred(result: Row) -> list[Row]:
         "success": rate,
         "low": low,
         "high": high,
+        "allowed_tpr": bound,
         "tpr_at_0.001_fpr": rates["tpr_at_fpr"]["0.001"]["tpr"],
         "auc": rates["auc"],
         # Results of earlier versions have no entry "loss_tail".
@@ -273,6 +277,9 @@ def summary_of_run(result: Row) -> str:
     f"{name}: {judged['verdict']}" for name, judged in result["attacks"].items()
   )
   verdicts += f" ({result['strongest']['words']})" if "strongest" in result else ""
+  rates = next(iter(result["attacks"].values()))["tpr_at_fpr"]["0.01"]
+  if rates.get("allowed_tpr") is not None:
+    verdicts += f"; the claim allows TPR {upper(rates['allowed_tpr'])} at 1 % FPR"
   return (
     f"epsilon >= {lower(bound)} by the best attack (indicative: members were not dealt by coins); "
     f"claimed: {_epsilon(_common({'attack': '', 'defence': '', **result}))}; perfect scores of "

@@ -360,7 +360,9 @@ def in_words(result: Mapping[str, Any]) -> str:
   if not facts or records.SILOS in result:
     return ""
   secret = "" if RESULT in result else ", not private"
+  tuned = result.get(FINE_TUNED) or result.get(f"{HIDDEN}{FINE_TUNED}")
+  after = f", fine-tuned mean {tuned['mean']:.4f}" if tuned else ""
   return (
     f"; {facts['num_scored']} clients: accuracy mean {facts['mean']:.4f}, worst "
-    f"{facts['worst']:.4f}, 10 % quantile {facts['p10']:.4f}{secret}"
+    f"{facts['worst']:.4f}, 10 % quantile {facts['p10']:.4f}{after}{secret}"
   )
