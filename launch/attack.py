@@ -59,14 +59,12 @@ def attack_run() -> None:
   # Beside the run, where a report looks for attacks.
   workdir = flags.FLAGS.workdir or os.path.relpath(run.parent / f"attack_{run.name}")
   app.prepare_memory([config.target])
-  finished_before = (pathlib.Path(workdir) / writers.RESULT).exists()
+  is_done = (pathlib.Path(workdir) / writers.RESULT).exists()
   with app.stoppable(workdir):
     result = loop.train(config, workdir)
   print((pathlib.Path(workdir) / "attacks.md").read_text(), end="")
-  print(f"{'finished before: ' if finished_before else ''}{table.summary_of_run(result)}")
-  print(
-    f"{'kept' if finished_before else 'wrote'} {workdir}/result.json, attacks.md, roc.csv, roc.png"
-  )
+  written = f"{workdir}/result.json, attacks.md, roc.csv, roc.png"
+  shared.show_end(table.summary_of_run(result), written, finished=is_done)
 
 
 def main() -> None:

@@ -113,16 +113,21 @@ def _end_one(
     run, workdir, result: the run, its folder, and the content of its result.json.
     finished: whether it had finished before this command, which then computed nothing.
   """
-  print(f"{'finished before: ' if finished else ''}{run.line(result)}")
   names = ("result.json", "report.png", "metrics.jsonl", "params.npz")
   written = [name for name in names if (pathlib.Path(workdir) / name).exists()]
-  print(f"{'kept' if finished else 'wrote'} {workdir}/{', '.join(written)}")
+  show_end(run.line(result), f"{workdir}/{', '.join(written)}", finished=finished)
   alarm = run.alarm(result)
   if alarm:
     app.fail(alarm, code=1)
   verdict = (result.get("audit") or {}).get("verdict")
   if verdict:
     print(f"audit: {verdict}")
+
+
+def show_end(line: str, written: str, *, finished: bool) -> None:
+  """Prints the line of a run and its files; `finished`: nothing was computed by this command."""
+  print(f"{'finished before: ' if finished else ''}{line}")
+  print(f"{'kept' if finished else 'wrote'} {written}")
 
 
 def _name_config(file: str, *more: str) -> None:

@@ -19,6 +19,15 @@ from dpjax.zoo.recipes.contrastive import (
   two_views,
   uniformity,
 )
+from tests.refuses import refuses
+
+
+def test_a_step_without_its_mask_is_one_line():
+  init, step = recipes.contrastive(
+    _linear, _noisy, optax.sgd(0.1), view_key=jax.random.key(0)
+  )
+  with refuses("batch"):
+    step(init(jnp.eye(2)), Example(jnp.ones((2, 1, 1, 2)), None))
 
 
 def _points(seed, count=9, dimension=4):

@@ -21,7 +21,7 @@ import jax.numpy as jnp
 import optax
 
 from dpjax import validate
-from dpjax.gradients import loss_checks
+from dpjax.gradients import arguments, loss_checks
 from dpjax.key_uses import KeyUse, key_for
 from dpjax.noise import source
 from dpjax.plan import Plan
@@ -141,6 +141,7 @@ def adversarial(
     return AdversarialState(init_critic(critic), generator, opt_state)
 
   def step(state: AdversarialState, batch: Batch) -> tuple[AdversarialState, StepInfo]:
+    arguments.padded(batch)
     step_key = jax.random.fold_in(public_key, state.critic.step)
     _, generator_key = jax.random.split(step_key)
     # The keys of pairs are secret, and independent of the noise. As nobody knows them, the proof

@@ -16,6 +16,7 @@ import jax.numpy as jnp
 import optax
 
 from dpjax import trees, validate
+from dpjax.gradients import arguments
 from dpjax.losses import Apply
 from dpjax.training import schedule_free
 from dpjax.training.augment import AugmentFn
@@ -166,6 +167,7 @@ def contrastive(
     return TrainState(params, opt_state, ema, jnp.zeros((), jnp.int32))
 
   def step(state: TrainState, batch: Batch) -> tuple[TrainState, StepInfo]:
+    arguments.padded(batch)
     mask = jnp.asarray(batch.mask)
     keys = jax.random.split(jax.random.fold_in(view_key, state.step), len(mask))
     value_and_grad = jax.value_and_grad(contrastive_loss, argnums=2)

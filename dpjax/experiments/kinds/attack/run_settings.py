@@ -30,6 +30,13 @@ LEAST_SHADOWS = 4
 _STEPS = rules.between(1, rules.MOST_STEPS)
 
 
+def _check_methods(methods: tuple[str, ...], known: tuple[str, ...]) -> None:
+  if not methods or len(set(methods)) < len(methods):
+    raise UserError("must hold some, none of them twice", field="methods", value=methods)
+  for name in methods:
+    validate.one_of(known, methods=name)
+
+
 @dataclasses.dataclass(frozen=True)
 class Membership(AttackSettings):
   """Membership inference, with several attacks on the same targets: models trained on
@@ -72,12 +79,7 @@ class Membership(AttackSettings):
   deals_records: ClassVar[bool] = True
 
   def __post_init__(self):
-    if not self.methods or len(set(self.methods)) < len(self.methods):
-      raise UserError(
-        "must hold some, none of them twice", field="methods", value=self.methods
-      )
-    for name in self.methods:
-      validate.one_of(MEMBERSHIP, methods=name)
+    _check_methods(self.methods, MEMBERSHIP)
     if QUANTILES in self.methods and self.target is not None:
       raise UserError(
         f"must not hold {QUANTILES!r} beside attack.target: its public records are the test data, "
@@ -122,12 +124,7 @@ class FedMembership(AttackSettings):
   side_by_side: ClassVar[int] = 1
 
   def __post_init__(self):
-    for name in self.methods:
-      validate.one_of(("confidence", *attacks.MEMBERSHIP_ATTACKS), methods=name)
-    if not self.methods or len(set(self.methods)) < len(self.methods):
-      raise UserError(
-        "must hold some, none of them twice", field="methods", value=self.methods
-      )
+    _check_methods(self.methods, ("confidence", *attacks.MEMBERSHIP_ATTACKS))
     rules.check_settings(self)
 
 
