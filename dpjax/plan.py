@@ -644,8 +644,7 @@ class Plan(overflow.MayAbort):
     except UserError:
       cost = type(event).__name__
     correlated = {} if participation is None else participation._asdict()
-    # Without scaling the mark leaves its name out, so that marks in older checkpoints stay valid.
-    scaling = {} if self.scaling is None else {"scaling": dataclasses.asdict(self.scaling)}
+    scaling = None if self.scaling is None else dataclasses.asdict(self.scaling)
     return guard.mark_of(
       {
         "noise_multiplier": self.noise_multiplier,
@@ -658,7 +657,7 @@ class Plan(overflow.MayAbort):
         "steps": self.num_steps if correlated else 0,
         "participation": correlated,
         "event": cost,
-        **scaling,
+        "scaling": scaling,
       }
     )
 

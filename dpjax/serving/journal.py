@@ -70,7 +70,6 @@ class ServiceJournal:
     # Lines of earlier starts. Lines of this start are not kept here: a service may run for years.
     self.lines: list[dict[str, Any]] = []
     self._hash = hashlib.sha256()
-    self._is_chained = False
     with contextlib.ExitStack() as opened:
       files.make_folder(self.path.parent)
       # Two services with one journal would both spend its epsilon, and both move its release.
@@ -119,19 +118,12 @@ class ServiceJournal:
     """
     place = len(self.lines)
     at = f"{str(self.path)[-120:]}: line {place + 1}"
-    try:
+    entry: Any = None
+    with contextlib.suppress(ValueError, RecursionError):
       entry = json.loads(line, parse_constant=_no_number)
-    except (ValueError, RecursionError):
-      entry = None
-    if not isinstance(entry, dict) or entry.get("line") != place or "kind" not in entry:
-      entry = None
-    # Earlier versions wrote no digests, so only the first lines may lack them.
-    elif "chain" in entry or self._is_chained:
-      text, _, _ = line.rpartition(_CHAIN.encode())
-      self._is_chained = True
-      if line != self._ended(text.decode(errors="replace")).encode():
-        entry = None
-    if entry is None:
+    text = line.rpartition(_CHAIN.encode())[0].decode(errors="replace")
+    is_whole = isinstance(entry, dict) and entry.get("line") == place and "kind" in entry
+    if not is_whole or line != self._ended(text).encode():
       raise UserError(
         f"{at} is not what a service wrote there; bring it back, or choose another --workdir"
       )

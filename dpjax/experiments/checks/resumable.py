@@ -41,16 +41,14 @@ def resumed(
   *,
   what: str,
   holds: str,
-  name_of: Callable[[Row], str | None],
 ) -> dict[str, Row]:
-  """Returns the rows already in a file, by name; an empty dict if there is no file.
+  """Returns the rows already in a file, by their `what`; an empty dict if there is no file.
 
   Args:
     settings: settings that the rows must have.
     file: JSON file with the result of `stated`, and `rows`.
     what: content of the file in words, such as "an audit".
     holds: beginning of the error about other settings, such as "an audit with".
-    name_of: function row -> name of the row; None if its game must be played again.
 
   Raises:
     UserError: the file has another content, or other settings or versions.
@@ -62,7 +60,7 @@ def resumed(
     same = stored["settings"] == dataclasses.asdict(settings) and provenance.same_libraries(
       stored["versions"]
     )
-    named = [(name_of(row), row) for row in stored["rows"]]
+    named = {row["what"]: row for row in stored["rows"]}
   # The file is no JSON, or JSON of another layout.
   except (ValueError, KeyError, TypeError):
     raise UserError(
@@ -74,7 +72,7 @@ def resumed(
       field="out",
       value=file.parent,
     )
-  return {name: row for name, row in named if name is not None}
+  return named
 
 
 def played(

@@ -180,8 +180,10 @@ def _between(steps: list[int], values: list[float], result: Row) -> dict[int, fl
   differs from the epsilon of its row.
   """
   charges = (result.get("ledger") or {}).get("charges", ())
-  accountant = result.get("accountant")
-  if len(charges) != 1 or accountant not in proved.ACCOUNTANTS or len(steps) < 2:
+  accountant: Any = result.get("accountant")
+  left: Any = result.get("accounted_delta")
+  is_known = len(charges) == 1 and accountant in proved.ACCOUNTANTS and left
+  if not is_known or len(steps) < 2:
     return {}
   event = event_from_json(charges[0]["event"])
   relation = result["neighboring_relation"]
@@ -189,23 +191,14 @@ def _between(steps: list[int], values: list[float], result: Row) -> dict[int, fl
   # Early steps cost most, so most points are early.
   early = (round(last ** (part / _POINTS)) for part in range(_POINTS + 1))
   wanted = sorted({*early, *steps, *(round(last * part / 4) for part in range(1, 5))})
-  for delta in guarantee.deltas_of_ledger(result):
-    try:
-      (check,) = accounting.epsilon_curve(
-        event,
-        [steps[-1]],
-        delta=delta,
-        neighboring_relation=relation,
-        accountant=accountant,
-      )
-    except UserError:
-      return {}
-    if math.isclose(check, values[-1], rel_tol=1e-4):
-      curve = accounting.epsilon_curve(
-        event, wanted, delta=delta, neighboring_relation=relation, accountant=accountant
-      )
-      return dict(zip(wanted, map(float, curve)))
-  return {}
+  try:
+    curve = accounting.epsilon_curve(
+      event, wanted, delta=left, neighboring_relation=relation, accountant=accountant
+    )
+  except UserError:
+    return {}
+  found = dict(zip(wanted, map(float, curve)))
+  return found if math.isclose(found[steps[-1]], values[-1], rel_tol=1e-4) else {}
 
 
 def _series(rows: list[Row], name: str) -> tuple[list[int], list[float]]:
