@@ -37,11 +37,11 @@ def _row(data, method, epsilon, relation, accuracies, **more):
     "data": data,
     "method": method,
     "epsilon": epsilon,
-    "relation": relation,
+    "neighboring_relation": relation,
     "accuracy": round(float(np.mean(accuracies)), 4),
     "least": round(float(np.min(accuracies)), 4),
     "most": round(float(np.max(accuracies)), 4),
-    "runs": len(accuracies),
+    "seeds": len(accuracies),
     **more,
   }
 
