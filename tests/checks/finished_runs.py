@@ -21,11 +21,11 @@ CONFIG = TrainConfig(
   num_steps=4,
   eval_every=4,
 )
+SAMPLER = PoissonSampler(sampling_prob=0.1, capacity=64)
 
 
-def write(folder, seed):
-  """Writes a run of 4 Poisson steps; returns its folder."""
-  sampler = PoissonSampler(sampling_prob=0.1, capacity=64)
+def write(folder, seed, sampler=SAMPLER):
+  """Writes a run of 4 steps; returns its folder."""
   rules = {"l2_clip_norm": 1.0, "normalize_by": 20, "num_steps": 4, "delta": 1e-5}
   plan = Plan(sampler=sampler, noise_multiplier=1.0, **rules)
   stated = guarantee.of_plan(plan, 200)

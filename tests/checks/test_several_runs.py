@@ -12,7 +12,7 @@ import pytest
 from hypothesis import strategies as st
 from scipy import integrate, stats
 
-from dpjax import accounting
+from dpjax import accounting, sampling
 from dpjax.accounting.epsilon import privacy_profile
 from dpjax.accounting.event_kinds.random_allocation import RandomAllocationDpEvent
 from dpjax.experiments.checks import several_runs
@@ -273,6 +273,15 @@ def test_folders_are_read_by_their_ledgers(runs):
   assert max(run.epsilon for run in read) < total.epsilon < 0.9 * total.sum_epsilon
   text = several_runs.statement(read, total)
   assert accounting.upper(total.epsilon) in text and "quote the sum" in text
+
+
+def test_a_run_that_cannot_abort_is_read_by_its_ledger_too(tmp_path):
+  """All of its delta is left for the steps, and its result does not write that twice."""
+  sampler = sampling.FixedSizeSampler(batch_size=20, num_examples=200)
+  folder = finished_runs.write(tmp_path / "run", 0, sampler)
+  assert "accounted_delta" not in _result(folder)
+  (run,) = several_runs.read([str(folder)])
+  assert run.event is not None and run.abort_prob == 0
 
 
 def test_a_folder_of_a_sweep_stands_for_its_finished_runs(runs, tmp_path):

@@ -9,6 +9,7 @@ import pytest
 from matplotlib.figure import Figure
 from matplotlib.text import Text
 
+from dpjax import accounting
 from dpjax.experiments.run import report, writers
 from dpjax.experiments.sweeps import curve, curves, table
 from dpjax.experiments.sweeps.sweep import Sweep
@@ -84,6 +85,21 @@ def test_train_report_states_the_epsilon_and_its_meaning(tmp_path, figures):
     "matplotlib.pyplot" not in sys.modules
     or not sys.modules["matplotlib.pyplot"].get_fignums()
   )
+
+
+def test_epsilon_is_drawn_between_evaluations_of_a_run_that_cannot_abort(tmp_path, figures):
+  step = accounting.gaussian_event(10.0)
+  spent = dict(zip((10, 20), accounting.epsilon_curve(step, (10, 20), delta=1e-5)))
+  _run(tmp_path, epsilon=lambda step: {"epsilon": spent[step]})
+  charge = {
+    "num_steps": 20, "l2_clip_norm": 1.0, "neighboring_relation": "add_or_remove_one",
+    "noise_key_id": "key", "first_step": 0,
+  }  # fmt: skip
+  ledger = accounting.Ledger().charge(step, **charge).to_json()
+  _result(tmp_path, epsilon=spent[20], accountant="pld", ledger=ledger, wall_seconds=1e4)
+  report.train_report(tmp_path)
+  drawn = {x for line in figures[0].axes[1].lines for x in line.get_xdata()}
+  assert {5, 10, 15, 20} <= drawn
 
 
 def test_train_report_without_an_epsilon(tmp_path, figures):

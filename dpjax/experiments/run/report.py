@@ -181,7 +181,8 @@ def _between(steps: list[int], values: list[float], result: Row) -> dict[int, fl
   """
   charges = (result.get("ledger") or {}).get("charges", ())
   accountant: Any = result.get("accountant")
-  left: Any = result.get("accounted_delta")
+  # Without aborts the whole delta is left for the steps, and is not written twice.
+  left: Any = result.get("accounted_delta", result.get("delta"))
   is_known = len(charges) == 1 and accountant in proved.ACCOUNTANTS and left
   if not is_known or len(steps) < 2:
     return {}

@@ -351,7 +351,8 @@ def promise(config: FedConfig, federation: Federation, silos: Silos) -> SilosGua
     statement=lambda rounds: _statement(asked, silos, names, rounds),
     accounted_delta=asked.delta,
     l2_bound=first.l2_bound,
-    num_records=min(silos.sizes),
+    # The largest silo is the first whose records a large delta gives away.
+    num_records=max(silos.sizes),
     budget=asked.epsilon_budget,
     failed_assumptions=failed,
     silos=silos,
