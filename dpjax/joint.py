@@ -28,7 +28,7 @@ from dpjax.accounting.calibration import Unreachable
 from dpjax.accounting.event_kinds.elements import accountable, check_accountant
 from dpjax.accounting.ledger import BudgetExceeded, Charge
 from dpjax.accounting.proved import ADD, NeighboringRelation
-from dpjax.plan import Plan, SpentBudget
+from dpjax.plan import Plan, SpentBudget, no_event
 from dpjax.validate import UserError, Verbatim
 
 # Field with the noise multiplier of a part. `JointPlan.calibrated` multiplies it by one factor, in
@@ -118,11 +118,7 @@ class JointPlan(overflow.MayAbort):
     if isinstance(part, Plan):
       # Without an event there is nothing to compose.
       if part.noise_multiplier and not part.is_private:
-        raise UserError(
-          "has no event, so no epsilon can be proved for it",
-          field=field,
-          value=Verbatim(type(part.sampler).__name__),
-        )
+        raise no_event(part.sampler, field)
     elif isinstance(part, type | JointPlan) or not callable(getattr(part, "event", None)):
       raise UserError(
         "must be a dpjax.Plan, or a mechanism with event(neighboring_relation)",

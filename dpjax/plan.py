@@ -84,13 +84,19 @@ def _no_option(name: str) -> str:
   return "is no option here; must be a field of dpjax.Plan"
 
 
-def _size_wanted(sampler: sampling.Sampler) -> str:
-  """Returns what gives a sampler an event that has none for want of its `num_examples`; else ""."""
-  if not sampler.relations or getattr(sampler, "num_examples", 0) is not None:
-    return ""
-  return (
-    "with num_examples=.., which becomes public, it has one under "
-    f"neighboring_relation='{sampler.relations[0]}'; or "
+def no_event(sampler: sampling.Sampler, field: str) -> UserError:
+  """Returns the error about a sampler without an event, with what would give it one."""
+  by_size = ""
+  if sampler.relations and getattr(sampler, "num_examples", 0) is None:
+    by_size = (
+      "with num_examples=.., which becomes public, it has one under "
+      f"neighboring_relation='{sampler.relations[0]}'; or "
+    )
+  return UserError(
+    "has no event, so no epsilon can be proved for it; "
+    f"{by_size}use PoissonSampler or FixedSizeSampler",
+    field=field,
+    value=Verbatim(type(sampler).__name__),
   )
 
 
@@ -305,13 +311,7 @@ class Plan(overflow.MayAbort):
     # A plan with an arbitrary noise runs all checks before the slow search for the noise.
     unit = cls(sampler, 1.0, l2_clip_norm, normalize_by, num_steps, delta=delta, **options)
     if sampler.event_at(0, accounting.gaussian_event(1.0)) is None:
-      raise UserError(
-        "has no event, so no epsilon can be proved for it; "
-        + _size_wanted(sampler)
-        + "use PoissonSampler or FixedSizeSampler",
-        field="sampler",
-        value=Verbatim(type(sampler).__name__),
-      )
+      raise no_event(sampler, "sampler")
     if attack is not None:
       return unit._kept_from(attack)
     with overflow.of_whole(delta):

@@ -74,6 +74,13 @@ def test_a_person_in_several_silos():
   assert "one silo's record only" in one.guarantee.statement(4)
 
 
+def test_a_delta_that_gives_a_record_of_the_largest_silo_away_is_warned_of(capsys):
+  # 1 / 60 < .02 < 1 / 30: the smallest silo alone would not warn.
+  for delta in (0.01, 0.02):
+    _ready(_config(**{"privacy.delta": delta})).guarantee.warn()
+    assert ("publishing one record" in capsys.readouterr().err) == (delta == 0.02)
+
+
 def test_the_number_of_records_is_declared_and_never_counted():
   config = _config()
   federation, _ = build.load_data(config)
