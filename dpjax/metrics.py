@@ -317,11 +317,12 @@ def evaluate_classes(
     "auroc", "average_precision": of class 1 if there are two classes, else the means over the
     classes of one against the rest. "auroc_interval": see that function. "balanced_accuracy": the
     mean of "recall_by_class", which is the share of each class that is recognised.
-    "calibration_error": see that function. "largest_class": its share of the examples, which is
-    the accuracy of answering it always. "class_shares_loss": the log loss of always answering the
-    classes' shares. "confusion": counts [K, K], rows are true classes, columns are answers. A class
-    without examples is left out of means, and its recall is NaN. A logit that is NaN makes the
-    first two and the calibration error NaN, and the interval [0, 1].
+    "calibration_error": see that function. "loss": the mean cross-entropy. "largest_class": its
+    share of the examples, which is the accuracy of answering it always. "class_shares_loss": the
+    log loss of always answering the classes' shares. "confusion": counts [K, K], rows are true
+    classes, columns are answers. A class without examples is left out of means, and its recall is
+    NaN. A logit that is NaN makes the first two, the calibration error and the loss NaN, and the
+    interval [0, 1].
 
   >>> from dpjax.types import Example
   >>> data = Example(x=jnp.array([[0.0], [1.0], [2.0], [3.0]]), y=jnp.array([0, 0, 1, 0]))
@@ -334,6 +335,7 @@ def evaluate_classes(
   num_classes = logits.shape[1]
   sizes = np.bincount(y, minlength=num_classes)
   shares = special.softmax(logits.astype(np.float64), axis=1)
+  log_shares = special.log_softmax(logits.astype(np.float64), axis=1)
   with np.errstate(invalid="ignore"):
     recalls = np.diag(counted.counts) / sizes
   held = np.flatnonzero(sizes)
@@ -346,6 +348,7 @@ def evaluate_classes(
     "balanced_accuracy": float(np.mean(recalls[held])),
     "recall_by_class": recalls.tolist(),
     "calibration_error": calibration_error(shares, y),
+    "loss": float(-log_shares[np.arange(len(y)), y].mean()),
     "largest_class": float(sizes.max() / len(y)),
     "class_shares_loss": float(stats.entropy(sizes)),
     "confusion": counted.counts.tolist(),

@@ -147,6 +147,7 @@ def test_scores_by_class_are_those_of_scikit_learn(num_classes, seed):
   np.testing.assert_allclose(found["recall_by_class"], wanted)
   np.testing.assert_array_equal(found["confusion"], oracle.confusion_matrix(y, said))
   assert found["largest_class"] == np.bincount(y).max() / 80
+  assert found["loss"] == pytest.approx(oracle.log_loss(y, shares), rel=1e-6)
   always = np.tile(np.bincount(y) / 80, (80, 1))
   assert found["class_shares_loss"] == pytest.approx(oracle.log_loss(y, always))
   low, high = found["auroc_interval"]

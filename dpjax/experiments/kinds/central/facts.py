@@ -123,6 +123,7 @@ def class_scores(
   from dpjax import metrics  # only the end of a run of a table needs it here
 
   scores = metrics.evaluate_classes(apply, params, test)
+  loss = scores.pop("loss")  # the run has written it
   largest = scores["largest_class"]
   accuracy = float(np.trace(scores["confusion"]) / len(test))
   if warn:
@@ -132,7 +133,6 @@ def class_scores(
         f"test accuracy {accuracy:.4f} is no more than the larger class has alone, {largest:.4f} "
         "of the test rows"
       )
-    loss = metrics.evaluate(apply, params, test)["loss"]
     shares_loss = scores["class_shares_loss"]
     if loss > shares_loss:
       poor.append(
