@@ -74,7 +74,7 @@ def test_an_unknown_topic_names_the_nearest():
 def test_topics_are_words_of_the_command_line():
   done = commands.run("launch.list", "clippings", "accountants")
   assert done.returncode == 0, done.stderr
-  assert "automatic" in done.stdout and "pld  proves: gaussian," in done.stdout
+  assert "automatic" in done.stdout and "pld  proves: bounded_contribution, gaussian," in done.stdout
   assert "models:" not in done.stdout
   done = commands.run("launch.list", "atacks")
   assert (done.returncode, len(done.stderr.splitlines())) == (2, 1)

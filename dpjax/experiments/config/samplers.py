@@ -35,7 +35,7 @@ _NUMBERS: dict[str, Any] = {
 class SamplerChoice:
   """Base of the values: a sampler's name, and the numbers that it reads."""
 
-  scheme: ClassVar[Scheme | None] = None  # of dpjax's own samplers
+  scheme: ClassVar[Scheme | None] = None  # of dpjax's own samplers; `launch.list` describes it
   path: ClassVar[str] = ""  # of a user's own
   _place: ClassVar[
     tuple[str, tuple[str, ...]]
@@ -44,7 +44,7 @@ class SamplerChoice:
   @property
   def name(self) -> str:
     """Returns its name in a config, which is an import path for a user's own."""
-    return self.scheme.kind.name if self.scheme else self.path
+    return self._place[0] or self.path
 
   def number(self, name: str) -> int | None:
     """Returns one of its numbers; None if it is open, or the sampler has no such number."""
@@ -69,7 +69,7 @@ def _value(name: str, numbers: tuple[str, ...]) -> type[SamplerChoice]:
     bases=(SamplerChoice,),
     namespace={
       "scheme": scheme,
-      "__doc__": scheme.kind.__doc__ if scheme else sampling.Sampler.__doc__,
+      "__doc__": SamplerChoice.__doc__,
       "__module__": __name__,
       "_place": (name, numbers),
     },
