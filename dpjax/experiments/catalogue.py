@@ -117,7 +117,7 @@ def _with(words: str, numbers: Mapping[str, Any]) -> str:
 def _choice(config: type, path: str) -> Section:
   choice = choice_at(config, path)
   assert choice is not None, path
-  return _documented(f"--config.{path} of {_LAUNCHERS[config]}", choice.table)
+  return _documented(f"--config.{path} of {_LAUNCHERS[config]}", choice.kinds())
 
 
 def _documented(where: str, table: Mapping[str, Any]) -> Section:
@@ -166,7 +166,9 @@ def _samplers(where: str, purpose: str) -> Section:
 
 def _accountants() -> Rows:
   kinds = {
-    name: kind for name, kind in every_kind().items() if kind.relations and name != "non_private"
+    name: kind
+    for name, kind in every_kind().items()
+    if kind.relations and name != "non_private"
   }
 
   def line(by: str) -> str:

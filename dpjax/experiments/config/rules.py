@@ -18,11 +18,10 @@ import numpy as np
 from dpjax import names, validate
 from dpjax.experiments.config.choices import (
   Choice,
-  annotation_of,
-  annotations_of,
   choice_of,
   leaves,
   name_of,
+  types_of,
 )
 from dpjax.validate import UserError
 
@@ -207,7 +206,7 @@ def check(config: Any, *, prefix: str = "") -> None:
   for leaf in leaves(config):
     if leaf.value is None:
       continue
-    for rule in rules_of(annotation_of(config, leaf.path)):
+    for rule in rules_of(leaf.type.annotation):
       rule.check(**{f"{prefix}{leaf.path}": leaf.value})
 
 
@@ -223,11 +222,11 @@ def check_settings(settings: Any) -> None:
   ...
   dpjax.validate.UserError: num_images=0: must be an integer in [1, 100000000]
   """
-  hints = annotations_of(type(settings))
+  types = types_of(type(settings))
   for field in dataclasses.fields(settings):
     value = getattr(settings, field.name)
     if value is not None:
-      for rule in rules_of(hints[field.name]):
+      for rule in rules_of(types[field.name].annotation):
         rule.check(**{field.name: value})
 
 
@@ -251,11 +250,9 @@ def described(config: Any) -> list[Described]:
   """
   rows = []
   for leaf in leaves(config):
-    hint = annotation_of(config, leaf.path)
-    rows.append(_described(leaf.path, leaf.default, hint))
-    choice = choice_of(hint)
-    if choice is not None:
-      rows += _of_others(choice, leaf.path, leaf.value)
+    rows.append(_described(leaf.path, leaf.default, leaf.type.annotation))
+    if leaf.type.choice is not None:
+      rows += _of_others(leaf.type.choice, leaf.path, leaf.value)
   return rows
 
 
@@ -263,8 +260,8 @@ def _of_others(choice: Choice, path: str, chosen: Any) -> Iterator[Described]:
   """Yields the fields of a choice's values that the chosen one lacks, with the values' names."""
   for field, owners in choice.owners().items():
     if chosen not in owners:
-      kind = choice.table[owners[0]]
-      hint = annotations_of(kind)[field]
+      kind = choice.kinds()[owners[0]]
+      hint = types_of(kind)[field].annotation
       row = _described(f"{path}.{field}", name_of(kind(), field), hint)
       yield row._replace(help=f"of {', '.join(owners)}: {row.help}".removesuffix(": "))
 

@@ -35,7 +35,9 @@ _NUMBERS: dict[str, Any] = {
 class SamplerChoice:
   """Base of the values: a sampler's name, and the numbers that it reads."""
 
-  scheme: ClassVar[Scheme | None] = None  # of dpjax's own samplers; `launch.list` describes it
+  scheme: ClassVar[Scheme | None] = (
+    None  # of dpjax's own samplers; `launch.list` describes it
+  )
   path: ClassVar[str] = ""  # of a user's own
   _place: ClassVar[
     tuple[str, tuple[str, ...]]

@@ -204,6 +204,8 @@ def _cells(rows: Sequence[Row], recipe: Recipe) -> list[tuple[str, list[Row]]]:
   Lines without privacy have no neighbouring relation: they stand in every panel that is otherwise
   theirs. A panel with too many lines becomes several.
   """
+  if not (recipe.series or recipe.panels):
+    return [("", list(rows))]
   for column, known in recipe.facts.items():
     series = recipe.series or ""
     rows = [row | {column: known.get(str(row[series]))} for row in rows]

@@ -17,7 +17,8 @@ import jax
 from dpjax import accounting, pictures
 from dpjax.accounting import proved, upper
 from dpjax.accounting.event_kinds.kind import event_from_json
-from dpjax.experiments.plots import redraw
+from dpjax.experiments.plots import lines, recipes
+from dpjax.experiments.plots.csv_tables import is_number
 from dpjax.experiments.plots.recipes import WHAT_EPSILON_MEANS as WHAT_EPSILON_MEANS
 from dpjax.experiments.plots.recipes import Recipe
 from dpjax.experiments.run import guarantee, writers
@@ -62,7 +63,8 @@ def train_report(workdir: str | os.PathLike, *, steps: str = "optimizer steps") 
   dense = (result.get("wall_seconds") or 0) > _LONG
   its_recipe = recipe(rows, result, steps=steps, dense=dense)
   if its_recipe is not None:
-    redraw.write(workdir / TABLE, its_recipe)
+    recipes.write(workdir / TABLE, its_recipe)
+    pictures.save(lines.lines(_drawn(rows, its_recipe), its_recipe), workdir / PICTURE)
 
 
 def recipe(
@@ -90,7 +92,11 @@ def recipe(
   if score is not None:
     words[score] = score.replace("_", " ")
     titles[score] = _title(score, result)
-  at, values = _series(rows, "epsilon")
+  at, values = [], []
+  for row in rows:
+    if is_number(row.get("epsilon")):
+      at.append(row["step"])
+      values.append(row["epsilon"])
   if at:
     y.append("epsilon")
     titles["epsilon"] = _meaning_of(values[-1], result)
@@ -117,10 +123,13 @@ def figure(
   its_recipe = recipe(rows, result, steps=steps, dense=dense)
   if its_recipe is None:
     return None
+  return lines.lines(_drawn(rows, its_recipe), its_recipe, look)
+
+
+def _drawn(rows: list[Row], its_recipe: Recipe) -> list[Row]:
+  """Returns the columns of the rows that a recipe draws, None where a row lacks one."""
   columns = ("step", *its_recipe.y)
-  return redraw.draw(
-    [{name: row.get(name) for name in columns} for row in rows], its_recipe, look
-  )
+  return [{name: row.get(name) for name in columns} for row in rows]
 
 
 def draw_again(workdir: pathlib.Path, steps: str) -> None:
@@ -157,10 +166,10 @@ def _title(score: str, result: Row) -> str:
   """Returns what stands above the panel of a score."""
   if not result:
     return score.replace("_", " ")
-  names = [pictures.proper_name(result[name]) for name in ("dataset", "method")]
+  dataset, method = map(pictures.proper_name, (result["dataset"], result["method"]))
   private = "" if result["epsilon_kind"] != "none" else ": not private"
   last = writers.number(result[score])
-  return f"{', '.join(names)}{private}: {last:.3f} at the end"
+  return f"{dataset}, {method}{private}: {last:.3f} at the end"
 
 
 def _meaning_of(epsilon: float, result: Row) -> str:
@@ -189,28 +198,18 @@ def _between(steps: list[int], values: list[float], result: Row) -> dict[int, fl
   # Early steps cost most, so most points are early.
   early = (round(last ** (part / _POINTS)) for part in range(_POINTS + 1))
   wanted = sorted({*early, *steps, *(round(last * part / 4) for part in range(1, 5))})
-  for delta in guarantee.deltas_of_ledger(result):
-    try:
-      (check,) = accounting.epsilon_curve(
-        event,
-        [steps[-1]],
-        delta=delta,
-        neighboring_relation=relation,
-        accountant=accountant,
-      )
-    except UserError:
-      return {}
-    if math.isclose(check, values[-1], rel_tol=1e-4):
-      curve = accounting.epsilon_curve(
-        event, wanted, delta=delta, neighboring_relation=relation, accountant=accountant
-      )
-      return dict(zip(wanted, map(float, curve)))
-  return {}
-
-
-def _series(rows: list[Row], name: str) -> tuple[list[int], list[float]]:
-  held = [row for row in rows if row.get(name) is not None and math.isfinite(row[name])]
-  return [row["step"] for row in held], [row[name] for row in held]
+  try:
+    curve = accounting.epsilon_curve(
+      event,
+      wanted,
+      delta=guarantee.delta_of_ledger(result),
+      neighboring_relation=relation,
+      accountant=accountant,
+    )
+  except UserError:
+    return {}
+  between = dict(zip(wanted, map(float, curve)))
+  return between if math.isclose(between[last], values[-1], rel_tol=1e-4) else {}
 
 
 def write_csv(path: pathlib.Path, rows: list[Row], header: Sequence[str] = ()) -> None:

@@ -13,6 +13,9 @@ from dpjax.models.libraries import by_path, linen_modules
 from dpjax.validate import UserError
 from dpjax.zoo import networks
 
+# Colours of the images of which scattering features are computed.
+COLOURS = ("rgb", "opponent")
+
 
 class _Entry(NamedTuple):
   # Class whose constructor arguments are the options, or its name in `dpjax.models` or
