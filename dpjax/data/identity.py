@@ -9,15 +9,17 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from dpjax.columns import Columns
 from dpjax.data.dataset import Dataset
-from dpjax.data.federation import Federation
 from dpjax.data.rows import Rows
 from dpjax.types import Labelled
+
+if TYPE_CHECKING:
+  from dpjax.data.federation import Federation
 
 # Name of the attribute that holds the digest of the data set given to `computed`.
 _ORIGIN = "_origin"

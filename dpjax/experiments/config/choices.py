@@ -60,8 +60,10 @@ class Choice:
 
   def _word(self, kind: type) -> str | None:
     """Returns the name of a class in the table; None: it is not there."""
-    path = names.path_of(kind)
-    return next((name for name, entry in self.table.items() if entry in (kind, path)), None)
+    for name, entry in self.table.items():
+      if entry is kind or (isinstance(entry, str) and entry == names.path_of(kind)):
+        return name
+    return None
 
   def _is_users(self, kind: type) -> bool:
     return self.base is not None and issubclass(kind, self.base)
@@ -258,8 +260,10 @@ def types_of(kind: type) -> dict[str, FieldType]:
 
 def choice_of(hint: Any) -> Choice | None:
   """Returns the choice attached to an annotation; None if there is none."""
-  metadata = getattr(hint, "__metadata__", ())
-  return next((entry for entry in metadata if isinstance(entry, Choice)), None)
+  for entry in getattr(hint, "__metadata__", ()):
+    if isinstance(entry, Choice):
+      return entry
+  return None
 
 
 def choice_at(kind: type, path: str) -> Choice | None:

@@ -198,13 +198,12 @@ def lost(before: Any, after: Any, given: Iterable[str]) -> list[str]:
   """
   named = tuple(given)
   now = {leaf.path: leaf.value for leaf in leaves(after)}
-  kept = lambda path, value: path in now and now[path] == value
-  return [
-    path
-    for path, (value, _) in set_fields(before).items()
-    if not any(f"{other}.".startswith(f"{path}.") for other in named)
-    and not kept(path, value)
-  ]
+  paths = []
+  for path, (value, _) in set_fields(before).items():
+    is_named = any(f"{other}.".startswith(f"{path}.") for other in named)
+    if not is_named and not (path in now and now[path] == value):
+      paths.append(path)
+  return paths
 
 
 def _change_to_text(text: str) -> _Change:

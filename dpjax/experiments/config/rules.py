@@ -9,6 +9,7 @@ a launcher shows. `check` covers a whole config, so no other list of fields is n
 from __future__ import annotations
 
 import dataclasses
+import functools
 import typing
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple
@@ -84,7 +85,7 @@ def at_least(bound: int) -> FieldRule:
   >>> at_least(1).words
   '>= 1'
   """
-  return FieldRule(lambda **named: validate.integer_at_least(bound, **named), f">= {bound}")
+  return FieldRule(functools.partial(validate.integer_at_least, bound), f">= {bound}")
 
 
 def between(low: int, high: int) -> FieldRule:
@@ -95,9 +96,8 @@ def between(low: int, high: int) -> FieldRule:
   ...
   dpjax.validate.UserError: num_steps=4: must be an integer in [1, 3]
   """
-  return FieldRule(
-    lambda **named: validate.integer_in(low, high, **named), f"in [{low}, {high:,}]"
-  )
+  check = functools.partial(validate.integer_in, low, high)
+  return FieldRule(check, f"in [{low}, {high:,}]")
 
 
 def within_range(low: float, high: float) -> FieldRule:
@@ -108,9 +108,8 @@ def within_range(low: float, high: float) -> FieldRule:
   ...
   dpjax.validate.UserError: share=3.0: must be in [0.5, 2]
   """
-  return FieldRule(
-    lambda **named: validate.number_in(low, high, **named), f"in [{low:g}, {high:g}]"
-  )
+  check = functools.partial(validate.number_in, low, high)
+  return FieldRule(check, f"in [{low:g}, {high:g}]")
 
 
 def among(choices: Iterable[str], *, user_defined: bool = False) -> FieldRule:
@@ -125,7 +124,7 @@ def among(choices: Iterable[str], *, user_defined: bool = False) -> FieldRule:
   """
   check = names.one_of if user_defined else validate.one_of
   words = " | ".join(name or "''" for name in choices)
-  return FieldRule(lambda **named: check(choices, **named), words)
+  return FieldRule(functools.partial(check, choices), words)
 
 
 def _check_float32(**named: Any) -> None:

@@ -89,8 +89,9 @@ def choice(purpose: str, *numbers: str) -> Choice:
   >>> sorted(choice("examples", "capacity").owners()["capacity"])[:2]
   ['k_out_of_t', 'poisson']
   """
-  read = lambda row: tuple(number for number in numbers if number in row.numbers)
-  table = {name: _value(name, read(row)) for name, row in used_for(purpose).items()}
+  table: dict[str, type | str] = {}
+  for name, row in used_for(purpose).items():
+    table[name] = _value(name, tuple(each for each in numbers if each in row.numbers))
   users = tuple(number for number in numbers if number != "num_selected")
   return Choice(table, users=_value("", users))
 

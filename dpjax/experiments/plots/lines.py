@@ -15,8 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from dpjax import pictures
 from dpjax.accounting import upper
 from dpjax.accounting.text import by_name
-from dpjax.experiments.plots.csv_tables import is_number
-from dpjax.experiments.plots.recipes import WHAT_EPSILON_MEANS, Recipe
+from dpjax.experiments.plots.recipes import WHAT_EPSILON_MEANS, Recipe, is_number
 from dpjax.pictures import PAGE, Look
 from dpjax.validate import UserError
 

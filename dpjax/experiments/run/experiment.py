@@ -424,9 +424,12 @@ def checked_phase(phase: Phase) -> Phase:
 def begun(phase: Phase) -> ArrayTree:
   """Returns the first state of a phase. Raises UserError if it is no tree of arrays and keys."""
   state = phase.init()
-  odd = [leaf for leaf in jax.tree.leaves(state) if not _is_array(leaf)]
-  if odd or not jax.tree.leaves(state):
-    _refuse("Phase.init", "return an array, or a tree of arrays and keys", [*odd, state][0])
+  wanted = "return an array, or a tree of arrays and keys"
+  for leaf in jax.tree.leaves(state):
+    if not _is_array(leaf):
+      _refuse("Phase.init", wanted, leaf)
+  if not jax.tree.leaves(state):
+    _refuse("Phase.init", wanted, state)
   return state
 
 

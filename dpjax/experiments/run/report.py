@@ -18,9 +18,8 @@ from dpjax import accounting, pictures
 from dpjax.accounting import proved, upper
 from dpjax.accounting.event_kinds.kind import event_from_json
 from dpjax.experiments.plots import lines, recipes
-from dpjax.experiments.plots.csv_tables import is_number
 from dpjax.experiments.plots.recipes import WHAT_EPSILON_MEANS as WHAT_EPSILON_MEANS
-from dpjax.experiments.plots.recipes import Recipe
+from dpjax.experiments.plots.recipes import Recipe, is_number
 from dpjax.experiments.run import guarantee, writers
 from dpjax.pictures import PAGE, Look
 from dpjax.validate import UserError

@@ -202,7 +202,8 @@ def sealed(
 ) -> str:
   """Returns a public digest of a config without its fields `where`, and of a result without its
   own digest."""
-  unsealed = {name: value for name, value in result.items() if name != SEAL}
+  unsealed = dict(result)
+  unsealed.pop(SEAL, None)
   held = {name: value for name, value in config.items() if name not in where}
   content = config_names.canonical(writers.plain([held, unsealed]))
   return hashlib.sha256(f"dpjax result {json.dumps(content)}".encode()).hexdigest()
