@@ -51,6 +51,7 @@ class TwiceKind(kind.EventKind):
 
 @pytest.fixture
 def twice():
+  kind.every_kind()  # before the tables are held, since a file registers its kinds once
   tables = (kind.KINDS, kind._KIND_OF)
   held = [dict(table) for table in tables]
   kind.register(TwiceKind())
