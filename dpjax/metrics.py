@@ -134,7 +134,7 @@ def _summed(
   totals = _compiled(apply, padding_id)
   parts = [totals(params, *batch) for batch in _batches(*_arrays(dataset), size)]
   # Sums are in float64, since counts in float32 stop growing at 2^24.
-  return np.sum([np.asarray(part, np.float64) for part in parts], axis=0).tolist()
+  return np.sum(np.asarray(parts, np.float64), axis=0).tolist()
 
 
 def accuracy(

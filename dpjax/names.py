@@ -39,6 +39,15 @@ def is_path(name: str) -> bool:
   return _PATH.fullmatch(name) is not None
 
 
+def path_of(part: Any) -> str:
+  """Returns the import path of a class or a function.
+
+  >>> path_of(UserError)
+  'dpjax.validate:UserError'
+  """
+  return f"{part.__module__}:{part.__qualname__}"
+
+
 def one_of(choices: Iterable[str], **named: str) -> None:
   """Raises UserError unless each name is one of the choices, or a path that can be imported.
 

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, Self
 from absl import app, flags, logging
 
 from dpjax import names
-from dpjax.parallel import allocator, made_for
+from dpjax.parallel import allocator
 from dpjax.validate import UserError
 from dpjax.zoo.networks.registry import needs_features
 
@@ -97,14 +97,6 @@ def target() -> Machine | None:
   from dpjax.parallel import targets  # few plans are of another machine
 
   return targets.parse(text)
-
-
-def as_targeted() -> contextlib.AbstractContextManager[None]:
-  """Returns a context in which a config is checked for the machine of --target.
-
-  A mesh must then fit that machine, not this one. Without --target the context changes nothing.
-  """
-  return made_for.compiling_for(target())
 
 
 def refuse_given(names: Iterable[str], what: str) -> None:

@@ -36,8 +36,14 @@ _WIDTH = 96  # of --help
 # Flag name -> the kind of config that its file must return; None: any kind.
 _KINDS: dict[str, Kind | None] = {}
 # Beginning of the default name of a workdir, by the command of the config's kind.
-PREFIXES = {"federate": "fed_", "synthesize": "synthesis_"} | {
-  name: f"{name}_" for name in ("pate", "distill", "secure", "attack", "sweep")
+PREFIXES = {
+  "federate": "fed_",
+  "synthesize": "synthesis_",
+  "pate": "pate_",
+  "distill": "distill_",
+  "secure": "secure_",
+  "attack": "attack_",
+  "sweep": "sweep_",
 }
 
 
@@ -226,7 +232,7 @@ def command_line(config: Any, name: str) -> list[str]:
     try:
       # Entries of a list or a dict may be anything, so not all of them can be written.
       is_open = isinstance(leaf.value, (dict, list, tuple))
-      read = fields.parse(text, leaf.hint, leaf.path) if is_open else leaf.value
+      read = fields.parse(text, leaf.type.hint, leaf.path) if is_open else leaf.value
     except UserError:
       read = None
     lines.append(line if read == leaf.value else f"# {line}  (in a config file only)")
@@ -345,13 +351,13 @@ def _module(path: str, at: str) -> ModuleType:
   module = importlib.util.module_from_spec(spec)
   # The module is registered before it runs, since a dataclass in the file looks up its module.
   sys.modules[spec.name] = module
-  _guarded(lambda: spec.loader.exec_module(module), path, at)  # type: ignore[union-attr]
+  _guarded(spec.loader.exec_module, path, at, module)
   return module
 
 
-def _guarded(call: Any, path: str, at: str) -> Any:
+def _guarded(call: Any, path: str, at: str, *args: Any) -> Any:
   try:
-    return call()
+    return call(*args)
   # A user's file may raise any error. It is reported in one line.
   except (Exception, SystemExit) as error:
     raise UserError(f"{at}: {names.reason(error, str(path))}") from error

@@ -13,6 +13,7 @@ from absl import flags
 from dpjax.experiments.run import loop, writers
 from dpjax.experiments.run.experiment import Experiment
 from dpjax.experiments.run.kind import KINDS
+from dpjax.parallel import made_for
 from dpjax.parallel.exchanges import is_first
 from dpjax.validate import UserError
 from launch import app, config_flag, peers
@@ -57,7 +58,8 @@ def main(*words: str) -> None:
   """Carries out what is left of a config's runs, or prints their plan (--dry_run)."""
   if words:
     _name_config(*words)
-  with app.as_targeted():
+  # A mesh must fit the machine of --target, not this one.
+  with made_for.compiling_for(app.target()):
     whole, workdir = config_flag.asked()
   many = peers.options() if "coordinator" in flags.FLAGS else None
   one = isinstance(whole, Experiment)

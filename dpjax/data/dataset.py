@@ -58,16 +58,15 @@ def _check_x(x: Any) -> None:
   if isinstance(x, Rows):
     # The values are checked whenever rows are read; see `in_files`.
     return
-  bad = _count_not_finite(x) if x.dtype == np.float32 else 0
+  bad = 0
+  if x.dtype == np.float32:
+    # A mask of all numbers at once would take a quarter of the data's memory.
+    rows = max(1, CHUNK_BYTES // max(1, x[:1].nbytes))
+    for start in range(0, len(x), rows):
+      part = x[start : start + rows]
+      bad += part.size - int(np.count_nonzero(np.isfinite(part)))
   if bad:
     raise UserError(f"every value must be finite in float32, {bad} are not", field="x")
-
-
-def _count_not_finite(x: np.ndarray) -> int:
-  # A mask of all numbers at once would take a quarter of the data's memory.
-  rows = max(1, CHUNK_BYTES // max(1, x[:1].nbytes))
-  parts = (x[start : start + rows] for start in range(0, len(x), rows))
-  return sum(part.size - int(np.count_nonzero(np.isfinite(part))) for part in parts)
 
 
 def _check_range(array: np.ndarray, bound: int | None, name: str, bound_name: str) -> None:

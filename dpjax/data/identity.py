@@ -9,15 +9,17 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from dpjax.columns import Columns
 from dpjax.data.dataset import Dataset
-from dpjax.data.federation import Federation
 from dpjax.data.rows import Rows
 from dpjax.types import Labelled
+
+if TYPE_CHECKING:
+  from dpjax.data.federation import Federation
 
 # Name of the attribute that holds the digest of the data set given to `computed`.
 _ORIGIN = "_origin"
@@ -58,7 +60,6 @@ def digest(data: Labelled | Federation) -> bytes:
     return origin
   kind = [getattr(data, name, None) for name in ("num_classes", "vocab_size")]
   target = getattr(data, "target", None)
-  # A data set of classes keeps the digest that it had before other targets existed.
   kind += [] if target is None else [repr(target)]
   hashed = hashlib.sha256(f"dpjax data {kind}".encode())
   arrays = [held.x, held.y]
@@ -67,9 +68,7 @@ def digest(data: Labelled | Federation) -> bytes:
     hashed.update(f"dict {[place for place, _ in held.x.named()]}".encode())
     arrays = [*(leaf for _, leaf in held.x.named()), held.y]
   present = getattr(data, "present", None)
-  # Empty records change the digest, and so the noise: with equal noise, the difference of two runs
-  # would reveal a record that is empty in one of them. Data without empty records keep the digest
-  # of earlier versions.
+  # Empty records change what is trained on, so they change the digest.
   arrays += [] if present is None or np.all(present) else [np.asarray(present)]
   for array in arrays:
     _add(hashed, array if isinstance(array, Rows) else np.asarray(array))
@@ -88,8 +87,8 @@ def computed(source: Dataset, x: np.ndarray | Rows) -> Dataset:
   """Returns `source` with inputs `x`, which a public rule computed from the inputs of `source`.
 
   The digest stays that of `source`. So it does not depend on the last bits of `x`, which may differ
-  between devices or numbers of threads. It does not cover the rule. So callers must make their
-  random keys depend on the rule (a run's keys depend on its whole config).
+  between devices or numbers of threads. It does not cover the rule, which callers must know by
+  themselves (a run's folder holds its whole config).
 
   >>> from dpjax.data.dataset import from_arrays
   >>> source = from_arrays(np.ones((2, 1)), [0, 1], num_classes=2)

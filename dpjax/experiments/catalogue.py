@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from dpjax import names, sampling
-from dpjax.accounting.event_kinds.kind import KINDS
+from dpjax.accounting.event_kinds.kind import every_kind
 from dpjax.accounting.proved import ACCOUNTANTS
 from dpjax.attacks import registry as threats
 from dpjax.attacks.attack_settings import AttackSettings
@@ -117,7 +117,7 @@ def _with(words: str, numbers: Mapping[str, Any]) -> str:
 def _choice(config: type, path: str) -> Section:
   choice = choice_at(config, path)
   assert choice is not None, path
-  return _documented(f"--config.{path} of {_LAUNCHERS[config]}", choice.table)
+  return _documented(f"--config.{path} of {_LAUNCHERS[config]}", choice.kinds())
 
 
 def _documented(where: str, table: Mapping[str, Any]) -> Section:
@@ -166,7 +166,9 @@ def _samplers(where: str, purpose: str) -> Section:
 
 def _accountants() -> Rows:
   kinds = {
-    name: kind for name, kind in KINDS.items() if kind.relations and name != "non_private"
+    name: kind
+    for name, kind in every_kind().items()
+    if kind.relations and name != "non_private"
   }
 
   def line(by: str) -> str:

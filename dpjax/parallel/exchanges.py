@@ -126,24 +126,24 @@ def _from_first(data: bytes) -> bytes:
   return exchange(row, ())[0].tobytes()[:length]
 
 
-def on_first(call: Callable[[], Any]) -> Any:
-  """Calls `call()` in process 0 alone, and returns its JSON result in all processes.
+def on_first(call: Callable[..., Any], *args: Any) -> Any:
+  """Calls `call(*args)` in process 0 alone, and returns its JSON result in all processes.
 
   A UserError or OSError of the call is raised in process 0 and, as a UserError of the same
   text, in the others.
 
-  >>> on_first(lambda: {"epsilon": 2.0})
+  >>> on_first(dict, [("epsilon", 2.0)])
   {'epsilon': 2.0}
   """
   if jax.process_count() == 1:
-    return call()
+    return call(*args)
   if not is_first():
     answer = json.loads(_from_first(b""))
     if "error" in answer:
       raise UserError(answer["error"])
     return answer["result"]
   try:
-    result = call()
+    result = call(*args)
   # The others wait for an answer, so an error must reach them, too.
   except (UserError, OSError) as error:
     _from_first(json.dumps({"error": str(error)}).encode())

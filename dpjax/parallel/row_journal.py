@@ -99,7 +99,7 @@ class Journal:
     """
     places = no_rows(len(records))
     if records:
-      places[:, :2] = on_first(lambda: self._appended(records))
+      places[:, :2] = on_first(self._appended, records)
       places[:, 2:] = [_digest(record) for record in records]
     return places
 
@@ -179,7 +179,7 @@ class Journal:
     Changes `index` in place. Afterwards `index` names no row, or at least half of the rows, of each
     file that was closed before.
     """
-    for segment, slot, who in on_first(lambda: self._moved(index)):
+    for segment, slot, who in on_first(self._moved, index):
       index[who, :2] = segment, slot
 
   def _moved(self, index: np.ndarray) -> list[tuple[int, int, int]]:

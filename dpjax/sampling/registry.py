@@ -24,32 +24,21 @@ a run's numbers, such as a sampling probability and the size of the data, stands
 from __future__ import annotations
 
 import dataclasses
+import functools
+import importlib
 import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from dpjax import validate
 from dpjax.accounting.proved import ADD
-from dpjax.sampling.balls_in_bins import BallsInBinsSampler
 from dpjax.sampling.batch_sizes import (
   check_passes,
   steps_per_pass,
   whole_batch_size,
   whole_passes,
 )
-from dpjax.sampling.bounded_contribution import BoundedContributionSampler
-from dpjax.sampling.cyclic import CyclicSampler
-from dpjax.sampling.cyclic_poisson import CyclicPoissonSampler
-from dpjax.sampling.fixed_size import FixedSizeSampler
-from dpjax.sampling.k_out_of_t import KOutOfTSampler
-from dpjax.sampling.min_sep import MinSepSampler
-from dpjax.sampling.poisson import PoissonSampler
-from dpjax.sampling.random_allocation import RandomAllocationSampler
 from dpjax.sampling.samplers import Sampler
-from dpjax.sampling.shuffled import ShuffledSampler
-from dpjax.sampling.truncated_poisson import TruncatedPoissonSampler
-from dpjax.sampling.user_sampler import UserSampler
-from dpjax.sampling.with_replacement import WithReplacementSampler
 from dpjax.validate import UserError, Verbatim
 
 
@@ -86,7 +75,7 @@ class Scheme:
   """A sampler, where a config may name it, and how the numbers of a run make it.
 
   Attributes:
-    kind: class of the sampler.
+    sampler: class of the sampler, or "module:Name" in this package.
     make: (class, numbers) -> sampler; the class is `kind`, or a user's subclass of it. None: only
       its author sizes it.
     used_for: "examples" of central training; "clients" of a federated run; or "correlated noise",
@@ -98,13 +87,21 @@ class Scheme:
     relation_is_named: whether a run must name its neighbouring relation to have a proof.
   """
 
-  kind: type[Sampler]
+  sampler: str | type[Sampler]
   make: Callable[[Any, Sizing], Sampler] | None
   used_for: tuple[str, ...] = ()
   numbers: tuple[str, ...] = ()
   answers: str = ""
   in_passes: bool = False
   relation_is_named: bool = False
+
+  @functools.cached_property
+  def kind(self) -> type[Sampler]:
+    """Returns the class of the sampler, whose file is imported now."""
+    if not isinstance(self.sampler, str):
+      return self.sampler
+    module, _, name = self.sampler.partition(":")
+    return getattr(importlib.import_module(f"dpjax.sampling.{module}"), name)
 
   def times_per_pass(self, size: Sizing) -> int:
     """Returns how often a pass takes each example, for a sampler in passes."""
@@ -129,7 +126,7 @@ class Scheme:
 
     For whole passes it is the largest possible one up to it."""
     prob = size.sampling_prob
-    if issubclass(self.kind, FixedSizeSampler):
+    if self.make is _fixed_size:
       # A batch holds a whole number of examples, so a multiple of 1 / num_examples is possible.
       return whole_batch_size(prob, size.num_examples) / size.num_examples
     if not self.in_passes:
@@ -144,6 +141,7 @@ class Scheme:
 def make_sampler(kind: type[Sampler], size: Sizing) -> Sampler:
   """Returns the sampler of a class, dpjax's or a subclass of it, for the numbers of a run.
 
+  >>> from dpjax.sampling import PoissonSampler
   >>> make_sampler(PoissonSampler, Sizing(0.5, num_examples=8, padded_batch_size=9))
   PoissonSampler(sampling_prob=0.5, capacity=9)
 
@@ -171,7 +169,7 @@ def _in_one_step_of_each_pass(kind: Any, size: Sizing) -> Sampler:
 
 
 def _in_k_steps_of_each_pass(kind: Any, size: Sizing) -> Sampler:
-  scheme = SCHEMES[KOutOfTSampler.name]
+  scheme = SCHEMES["k_out_of_t"]
   scheme.check_prob(size)
   k = scheme.times_per_pass(size)
   steps = steps_per_pass(size.sampling_prob, k)
@@ -252,49 +250,76 @@ def _min_sep(kind: Any, size: Sizing) -> Sampler:
 
 
 _EXAMPLES, _CORRELATED = ("examples",), ("correlated noise",)
-_ROWS = (
-  Scheme(PoissonSampler, _poisson, ("examples", "clients"), ("capacity",), "exact"),
-  Scheme(UserSampler, _poisson, _EXAMPLES, ("capacity",)),
-  Scheme(
-    RandomAllocationSampler,
+SCHEMES: dict[str, Scheme] = {
+  "poisson": Scheme(
+    "poisson:PoissonSampler", _poisson, ("examples", "clients"), ("capacity",), "exact"
+  ),
+  "users": Scheme("user_sampler:UserSampler", _poisson, _EXAMPLES, ("capacity",)),
+  "random_allocation": Scheme(
+    "random_allocation:RandomAllocationSampler",
     _in_one_step_of_each_pass,
     _EXAMPLES,
     ("capacity",),
     "exact",
     in_passes=True,
   ),
-  Scheme(
-    KOutOfTSampler,
+  "k_out_of_t": Scheme(
+    "k_out_of_t:KOutOfTSampler",
     _in_k_steps_of_each_pass,
     _EXAMPLES,
     ("capacity", "num_selected"),
     "exact",
     in_passes=True,
   ),
-  Scheme(TruncatedPoissonSampler, _truncated, _EXAMPLES, ("capacity",), "exact"),
-  Scheme(FixedSizeSampler, _fixed_size, ("examples", "clients"), (), "exact"),
-  Scheme(WithReplacementSampler, _fixed_size, _EXAMPLES, (), "exact"),
-  Scheme(ShuffledSampler, _shuffled, _EXAMPLES, relation_is_named=True),
-  Scheme(CyclicSampler, _cyclic, _CORRELATED, in_passes=True),
-  Scheme(CyclicPoissonSampler, _cyclic_poisson, _CORRELATED, ("capacity", "steps_apart")),
-  Scheme(
-    BallsInBinsSampler,
+  "truncated_poisson": Scheme(
+    "truncated_poisson:TruncatedPoissonSampler",
+    _truncated,
+    _EXAMPLES,
+    ("capacity",),
+    "exact",
+  ),
+  "fixed_size": Scheme(
+    "fixed_size:FixedSizeSampler", _fixed_size, ("examples", "clients"), (), "exact"
+  ),
+  "with_replacement": Scheme(
+    "with_replacement:WithReplacementSampler", _fixed_size, _EXAMPLES, (), "exact"
+  ),
+  "shuffled": Scheme(
+    "shuffled:ShuffledSampler", _shuffled, _EXAMPLES, relation_is_named=True
+  ),
+  "cyclic": Scheme("cyclic:CyclicSampler", _cyclic, _CORRELATED, in_passes=True),
+  "cyclic_poisson": Scheme(
+    "cyclic_poisson:CyclicPoissonSampler",
+    _cyclic_poisson,
+    _CORRELATED,
+    ("capacity", "steps_apart"),
+  ),
+  "balls_in_bins": Scheme(
+    "balls_in_bins:BallsInBinsSampler",
     _balls_in_bins,
     _CORRELATED,
     ("capacity",),
     "simulated",
     in_passes=True,
   ),
-  Scheme(MinSepSampler, _min_sep, _CORRELATED, ("capacity", "steps_apart"), "simulated"),
-  Scheme(BoundedContributionSampler, None),
-)
-SCHEMES: dict[str, Scheme] = {row.kind.name: row for row in _ROWS}
+  "min_sep": Scheme(
+    "min_sep:MinSepSampler",
+    _min_sep,
+    _CORRELATED,
+    ("capacity", "steps_apart"),
+    "simulated",
+  ),
+  "bounded_contribution": Scheme("bounded_contribution:BoundedContributionSampler", None),
+}
 
 
 def scheme_of(kind: type) -> Scheme | None:
   """Returns the row of a class or of the nearest class that it derives from; None without one."""
-  rows = {row.kind: row for row in SCHEMES.values()}
-  return next((rows[base] for base in kind.__mro__ if base in rows), None)
+  for base in kind.__mro__:
+    scheme = SCHEMES.get(str(vars(base).get("name")))
+    if scheme is not None and scheme.kind is base:
+      return scheme
+  return None
 
 
 def used_for(purpose: str) -> dict[str, Scheme]:

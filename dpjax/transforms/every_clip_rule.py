@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections import ChainMap
+from typing import Any
 
-from dpjax import gradients
 from dpjax.gradients import clip
-from dpjax.transforms.adaptive_clipping import AdaptiveClipping
-from dpjax.transforms.slack_clipping import SlackClipping
 
-# A ChainMap also shows rules that are added to `clip.RULES` later.
-CLIP_RULES = ChainMap[str, type[gradients.ClipRule]](
-  {"adaptive": AdaptiveClipping, "slack": SlackClipping}, clip.RULES
+# A run imports its own rule alone. A ChainMap also shows what is added to `clip.RULES` later.
+CLIP_RULES = ChainMap[str, Any](
+  {
+    "adaptive": "dpjax.transforms.adaptive_clipping:AdaptiveClipping",
+    "slack": "dpjax.transforms.slack_clipping:SlackClipping",
+  },
+  clip.RULES,
 )

@@ -191,6 +191,7 @@ class RoundRobinSampler(SizedSampler):
 
 @pytest.fixture
 def round_robin():
+  kind.every_kind()  # before the tables are held, since a file registers its kinds once
   tables = (kind.KINDS, kind._KIND_OF)
   held = [dict(table) for table in tables]
   kind.register(HalfKind())

@@ -505,7 +505,7 @@ def test_killed_before_its_keys_are_saved_it_starts_with_new_ones(
 ):
   (kind, config), made = _secret(name), _made(monkeypatch)
   with monkeypatch.context() as killed:
-    killed.setattr(owner, "remember", lambda *what, before: die())
+    killed.setattr(owner, "remember", lambda *what: die())
     with pytest.raises(KeyboardInterrupt):
       kind.go(tmp_path / "run", config)
   kind.go(tmp_path / "run", config)

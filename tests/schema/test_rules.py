@@ -24,7 +24,8 @@ def _ruled(kind):
 
 
 def _rules(kind, path):
-  return rules.rules_of(rules.annotation_of(kind(), path))
+  (leaf,) = (leaf for leaf in fields.leaves(kind()) if leaf.path == path)
+  return rules.rules_of(leaf.type.annotation)
 
 
 # words of a rule -> a value that breaks it

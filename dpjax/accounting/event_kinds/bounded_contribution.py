@@ -10,7 +10,7 @@ from dp_accounting.pld import privacy_loss_distribution as pld_lib
 
 from dpjax import validate
 from dpjax.accounting.event_kinds.elements import with_noise
-from dpjax.accounting.event_kinds.kind import DpEvent, EventKind, Grid, kind_of
+from dpjax.accounting.event_kinds.kind import DpEvent, EventKind, Grid, kind_of, register
 from dpjax.accounting.proved import ZERO
 from dpjax.accounting.text import upper
 from dpjax.validate import UserError
@@ -132,3 +132,6 @@ def bounded_contribution_event(
   return BoundedContributionDpEvent(
     float(sampling_prob), max_contribution, event.noise_multiplier
   )
+
+
+register(BoundedContributionKind())

@@ -12,6 +12,7 @@ from dpjax.accounting.event_kinds.kind import (
   EventKind,
   check_is_list,
   kind_of,
+  register,
 )
 from dpjax.accounting.proved import RELATIONS
 
@@ -84,3 +85,6 @@ def compose(step_event: DpEvent, num_steps: int) -> DpEvent:
     return dpa.NoOpDpEvent()
   # The count is a Python integer, because JSON cannot write NumPy's integers.
   return dpa.SelfComposedDpEvent(step_event, int(num_steps))
+
+
+register(NoOpKind(), NonPrivateKind(), SelfComposedKind(), ComposedKind())

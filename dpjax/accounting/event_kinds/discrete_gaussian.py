@@ -10,7 +10,7 @@ import numpy as np
 
 from dpjax import validate
 from dpjax.accounting.event_kinds.elements import with_noise
-from dpjax.accounting.event_kinds.kind import ORDERS, DpEvent, EventKind
+from dpjax.accounting.event_kinds.kind import ORDERS, DpEvent, EventKind, register
 from dpjax.accounting.proved import RELATIONS, REPLACE
 from dpjax.accounting.text import lower
 
@@ -61,3 +61,6 @@ class DiscreteGaussianKind(EventKind[DiscreteGaussianDpEvent]):
       f"discrete Gaussian noise on integers, of {multiple} times the largest norm of the part of "
       f"one {unit}, rounding included"
     )
+
+
+register(DiscreteGaussianKind())

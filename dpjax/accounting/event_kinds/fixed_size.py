@@ -18,6 +18,7 @@ from dpjax.accounting.event_kinds.kind import (
   Grid,
   amplify,
   kind_of,
+  register,
 )
 from dpjax.accounting.proved import ADD, REPLACE
 from dpjax.validate import UserError
@@ -159,3 +160,6 @@ def fixed_size_event(event: DpEvent, *, num_examples: int, batch_size: int) -> D
   """
   check_sizes(num_examples, batch_size)
   return dpa.SampledWithoutReplacementDpEvent(int(num_examples), int(batch_size), event)
+
+
+register(FixedSizeKind())

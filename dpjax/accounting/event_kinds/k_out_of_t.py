@@ -9,7 +9,7 @@ import dp_accounting as dpa
 
 from dpjax import validate
 from dpjax.accounting.event_kinds.elements import with_noise
-from dpjax.accounting.event_kinds.kind import DpEvent, EventKind, kind_of
+from dpjax.accounting.event_kinds.kind import DpEvent, EventKind, kind_of, register
 from dpjax.accounting.event_kinds.random_allocation import (
   RandomAllocationDpEvent,
   RandomAllocationKind,
@@ -101,3 +101,6 @@ def k_out_of_t_event(event: DpEvent, *, num_steps: int, num_selected: int) -> Dp
   if num_selected == 1 or not isinstance(event, dpa.GaussianDpEvent):
     return random_allocation_event(event, num_steps=num_steps)
   return KOutOfTDpEvent(num_steps, num_selected, event.noise_multiplier)
+
+
+register(KOutOfTKind())

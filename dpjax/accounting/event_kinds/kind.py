@@ -2,8 +2,8 @@
 
 An event is data: an object of a class of dp_accounting or dpjax. Its `EventKind` defines all that
 accounting knows about it: its JSON form, its normal form, the relations and accountants for which
-it is proved, its privacy loss, and its description in words. To add an event, write one file here,
-and register it in `dpjax.accounting.event_kinds`.
+it is proved, its privacy loss, and its description in words. To add an event, write one file here
+that registers it at its end.
 
 A Gaussian's noise multiplier is std / l2_clip_norm. `EventKind.under` doubles the sensitivity for
 replace_one.
@@ -13,10 +13,12 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import importlib
 import inspect
 import logging
 import math
 import numbers
+import pkgutil
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, ClassVar, Generic, NamedTuple, TypeVar
 
@@ -164,8 +166,21 @@ class EventKind(Generic[Event]):
     raise NotImplementedError
 
 
+# The kinds whose files are imported, and users' own; see `every_kind`.
 KINDS: dict[str, EventKind[Any]] = {}
 _KIND_OF: dict[type, EventKind[Any]] = {}
+
+
+def every_kind() -> Mapping[str, EventKind[Any]]:
+  """Imports all files of this package, and returns name -> kind, in the order of the names.
+
+  >>> "k_out_of_t" in every_kind()
+  True
+  """
+  package = importlib.import_module(__name__.rpartition(".")[0])
+  for module in pkgutil.iter_modules(package.__path__, f"{package.__name__}."):
+    importlib.import_module(module.name)
+  return dict(sorted(KINDS.items()))
 
 
 def register(*kinds: EventKind[Any]) -> None:
@@ -183,6 +198,8 @@ def register(*kinds: EventKind[Any]) -> None:
       raise UserError(
         "must be an object of an EventKind with a name", field="kind", value=kind
       )
+    if is_user_defined(kind):
+      every_kind()
     for known in (KINDS.get(kind.name), _KIND_OF.get(kind.event)):
       if known is not None and type(known).__module__.startswith("dpjax."):
         raise UserError(
@@ -208,7 +225,9 @@ def kind_of(event: DpEvent) -> EventKind[Any]:
   """
   kind = _KIND_OF.get(type(event))
   if kind is None:
-    known = ", ".join(sorted(KINDS))
+    known = ", ".join(every_kind())
+    kind = _KIND_OF.get(type(event))
+  if kind is None:
     raise UserError(f"must be one of the known events: {known}", field="event", value=event)
   return kind
 
@@ -296,7 +315,9 @@ def event_from_json(data: Mapping[str, Any]) -> DpEvent:
   """
   if not isinstance(data, Mapping):
     raise UserError("must be a mapping with a 'kind'", field="event", value=data)
-  validate.one_of(KINDS, kind=data.get("kind"))
+  name = data.get("kind")
+  known = isinstance(name, str) and name in KINDS
+  validate.one_of(KINDS if known else every_kind(), kind=name)
   kind = KINDS[data["kind"]]
   # Guessing a missing field, or ignoring an unknown one, could change the guarantee.
   if set(data) != {"kind", *kind.fields}:

@@ -20,6 +20,7 @@ from dpjax.accounting.event_kinds.kind import (
   Grid,
   amplify,
   kind_of,
+  register,
   zcdp_of_pure,
 )
 from dpjax.accounting.loss_grid import connect
@@ -239,3 +240,6 @@ def poisson_sampled_event(event: DpEvent, *, sampling_prob: float) -> DpEvent:
   """
   validate.probability(sampling_prob=sampling_prob)
   return dpa.PoissonSampledDpEvent(float(sampling_prob), event)
+
+
+register(GaussianKind(), LaplaceKind(), PoissonSampledKind())

@@ -18,6 +18,7 @@ from dpjax.accounting.event_kinds.kind import (
   Grid,
   amplify,
   kind_of,
+  register,
 )
 from dpjax.accounting.proved import ADD, REPLACE, ZERO
 from dpjax.validate import UserError
@@ -142,3 +143,6 @@ def random_allocation_event(event: DpEvent, *, num_steps: int) -> DpEvent:
   if not isinstance(event, dpa.GaussianDpEvent):
     raise UserError("random allocation takes a GaussianDpEvent", field="event", value=event)
   return RandomAllocationDpEvent(num_steps, event.noise_multiplier)
+
+
+register(RandomAllocationKind())

@@ -15,6 +15,7 @@ from dpjax.accounting.event_kinds.kind import (
   EventKind,
   Grid,
   curve_of,
+  register,
   zcdp_of_pure,
 )
 from dpjax.accounting.loss_grid import connect
@@ -110,3 +111,6 @@ def pure_dp_event(epsilon: float) -> DpEvent:
   if 0 < epsilon < _SMALL:
     noise = math.nextafter(1 - epsilon / 2, 0.0)
   return dpa.RandomizedResponseDpEvent(noise, 2)
+
+
+register(RandomizedResponseKind())

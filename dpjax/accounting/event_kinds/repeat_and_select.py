@@ -17,7 +17,7 @@ from dpjax.accounting.event_kinds.elements import (
   rdp_of,
   under,
 )
-from dpjax.accounting.event_kinds.kind import ORDERS, DpEvent, EventKind
+from dpjax.accounting.event_kinds.kind import ORDERS, DpEvent, EventKind, register
 from dpjax.accounting.proved import RELATIONS
 from dpjax.accounting.text import upper
 
@@ -86,3 +86,6 @@ def repeat_and_select_event(
   """
   tuning.check_trials(mean_trials, shape)
   return RepeatAndSelectDpEvent(event, float(mean_trials), float(shape))
+
+
+register(RepeatAndSelectKind())

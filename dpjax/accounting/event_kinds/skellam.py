@@ -10,7 +10,7 @@ import dp_accounting as dpa
 import numpy as np
 
 from dpjax import validate
-from dpjax.accounting.event_kinds.kind import ORDERS, DpEvent, EventKind
+from dpjax.accounting.event_kinds.kind import ORDERS, DpEvent, EventKind, register
 from dpjax.accounting.proved import REPLACE, ZERO
 from dpjax.accounting.text import lower
 
@@ -76,3 +76,6 @@ class SkellamKind(EventKind[SkellamDpEvent]):
       f"Skellam noise on integers, of {multiple} times the largest norm of the integers of one "
       f"{unit}, rounding included"
     )
+
+
+register(SkellamKind())

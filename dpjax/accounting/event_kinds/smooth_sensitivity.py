@@ -8,7 +8,7 @@ import dp_accounting as dpa
 import numpy as np
 
 from dpjax import validate
-from dpjax.accounting.event_kinds.kind import ORDERS, EventKind
+from dpjax.accounting.event_kinds.kind import ORDERS, EventKind, register
 from dpjax.accounting.proved import RELATIONS
 from dpjax.accounting.text import lower, upper
 
@@ -50,3 +50,6 @@ class SmoothSensitivityKind(EventKind[SmoothSensitivityDpEvent]):
   def describe(self, part: SmoothSensitivityDpEvent, unit: str) -> str:
     multiple = lower(part.noise_multiplier, digits=6)
     return f"Gaussian noise of {multiple} times a {upper(part.beta, digits=6)}-smooth sensitivity"
+
+
+register(SmoothSensitivityKind())

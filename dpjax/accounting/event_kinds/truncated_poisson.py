@@ -20,6 +20,7 @@ from dpjax.accounting.event_kinds.kind import (
   Grid,
   amplify,
   kind_of,
+  register,
 )
 from dpjax.accounting.event_kinds.noisy_sum import largest_added
 from dpjax.accounting.loss_grid import connect
@@ -161,3 +162,6 @@ def truncated_poisson_event(
   return dpa.TruncatedSubsampledGaussianDpEvent(
     int(num_examples), float(sampling_prob), int(capacity), event.noise_multiplier
   )
+
+
+register(TruncatedPoissonKind())

@@ -7,7 +7,7 @@ from dp_accounting.pld import privacy_loss_distribution as pld_lib
 
 from dpjax.accounting.event_kinds.bounded_contribution import BoundedContributionDpEvent
 from dpjax.accounting.event_kinds.fixed_size import SampleKind, check_sizes, noise_of
-from dpjax.accounting.event_kinds.kind import DpEvent, Grid, kind_of
+from dpjax.accounting.event_kinds.kind import DpEvent, Grid, kind_of, register
 from dpjax.accounting.proved import ADD, REPLACE
 
 
@@ -79,3 +79,6 @@ def with_replacement_event(
   """
   check_sizes(num_examples, batch_size)
   return dpa.SampledWithReplacementDpEvent(int(num_examples), int(batch_size), event)
+
+
+register(WithReplacementKind())

@@ -31,6 +31,7 @@ from dpjax.auditing.games.game import (
   repeats,
 )
 from dpjax.mechanisms.noisy_means import NoisyMeans
+from dpjax.names import path_of
 from dpjax.noise import NoiseShape, correlated
 from dpjax.noise.correlated import registry
 from dpjax.noise.correlated.strategies import matrix
@@ -207,7 +208,7 @@ def names() -> tuple[str, ...]:
     for name, member in public(correlated).items()
     if dataclasses.is_dataclass(member)
     and hasattr(member, "make")
-    and member not in registry.STRATEGIES.values()
+    and path_of(member) not in registry.STRATEGIES.values()
   }
   released = {
     name

@@ -262,8 +262,8 @@ def _with_ledger(
   known = dataclasses.replace(stated, noise_keys=keys)
   if by not in ACCOUNTANTS or not 0 < ledger.num_steps <= _MOST_STEPS:
     return known
-  # Without aborts the whole delta is left for the steps, and is not written twice.
-  left = _number(path, {"accounted_delta": stated.delta, **result}, "accounted_delta")
+  left = guarantee.delta_of_ledger(result)
+  left = _number(path, {"accounted_delta": left}, "accounted_delta")
   if not 0 < left <= stated.delta:
     return known
   ran = ledger.epsilon(left, neighboring_relation=stated.relation, accountant=by)

@@ -47,7 +47,7 @@ def attack_of(privacy: Any) -> AttackBound | None:
   >>> attack_of(DpSgd(epsilon=None, attacker=AttackerConfig(mu=0.5)))
   GaussianDp(mu=0.5)
   """
-  if not hasattr(privacy, "attacker"):
+  if getattr(privacy, "attacker", AttackerConfig()) == AttackerConfig():
     return None
   try:
     attack = attack_bound(**dataclasses.asdict(privacy.attacker))

@@ -25,8 +25,9 @@ class Choice:
   """Metadata in `Annotated[ClipRule, Choice(RULES)]`, which lists the values that a field takes.
 
   Args:
-    table: name -> dataclass, whose fields all have defaults, or NoneType. It is read at each use,
-      so entries may be added later. A class may name in `leaves_out` fields beside this one that
+    table: name -> dataclass, whose fields all have defaults, or NoneType; or the import path of
+      such a class, which is imported when it is chosen. It is read at each use, so entries may be
+      added later. A class may name in `leaves_out` fields beside this one that
       nothing reads if it is chosen; choosing it by name resets them.
     user_defined: whether an import path is accepted, too; it is kept as text.
     users: class that holds an import path, in a `name_field`, beside its own fields; the path is
@@ -35,7 +36,7 @@ class Choice:
       is replaced by an instance, whose fields are set like those of the table's classes.
   """
 
-  table: Mapping[str, type]
+  table: Mapping[str, type | str]
   user_defined: bool = False
   base: type | None = None
   users: type | None = None
@@ -44,14 +45,25 @@ class Choice:
     for name, kind in self.table.items():
       # `settings` names a class after its function, which is often a lambda. So the class gets its
       # name in the table.
-      if issubclass(kind, Setting):
+      if isinstance(kind, type) and issubclass(kind, Setting):
         kind.__qualname__ = name
+
+  def kinds(self) -> dict[str, type]:
+    """Returns name -> class, of all entries of the table."""
+    return {name: _imported(entry) for name, entry in self.table.items()}
 
   def holds(self, value: Any) -> bool:
     """Returns whether a value is of a class in the table, or of a user's class that derives from
     `base`. Other instances do not count, nor do classes."""
     kind = type(value)
-    return kind in self.table.values() or kind is self.users or self._is_users(kind)
+    return self._word(kind) is not None or kind is self.users or self._is_users(kind)
+
+  def _word(self, kind: type) -> str | None:
+    """Returns the name of a class in the table; None: it is not there."""
+    for name, entry in self.table.items():
+      if entry is kind or (isinstance(entry, str) and entry == names.path_of(kind)):
+        return name
+    return None
 
   def _is_users(self, kind: type) -> bool:
     return self.base is not None and issubclass(kind, self.base)
@@ -68,7 +80,7 @@ class Choice:
     if self.users is not None and names.is_path(word):
       return self.users
     if self.base is None or not names.is_path(word):
-      return self.table.get(word)
+      return _imported(self.table[word]) if word in self.table else None
     kind = names.find(word, field)
     if not (isinstance(kind, type) and self._is_users(kind) and _is_frozen(kind)):
       raise UserError(
@@ -90,13 +102,13 @@ class Choice:
   def name(self, value: Any) -> Any:
     """Returns the name of the value's class, or its import path for a user's class. Import
     paths, and values that are no choice, are returned unchanged."""
-    for name, kind in self.table.items():
-      if type(value) is kind:
-        return name
-    if self.users is not None and type(value) is self.users:
+    kind = type(value)
+    word = self._word(kind)
+    if word is not None:
+      return word
+    if kind is self.users:
       return value.path
-    users = self._is_users(type(value))
-    return f"{type(value).__module__}:{type(value).__qualname__}" if users else value
+    return names.path_of(kind) if self._is_users(kind) else value
 
   def described(self, value: Any) -> Any:
     """Returns the name with all values that differ from the defaults, such as
@@ -111,10 +123,18 @@ class Choice:
   def owners(self) -> dict[str, list[str]]:
     """Returns a dict: field -> names of the table's classes that have it."""
     owners_of: dict[str, list[str]] = {}
-    for name, kind in self.table.items():
+    for name, kind in self.kinds().items():
       for field in fields_of(kind):
         owners_of.setdefault(field.name, []).append(name)
     return owners_of
+
+
+def _imported(entry: type | str) -> type:
+  """Returns the class that an entry of a table is, or whose import path it is."""
+  if isinstance(entry, type):
+    return entry
+  module, _, name = entry.partition(":")
+  return getattr(importlib.import_module(module), name)
 
 
 # Metadata of the field that holds the path of user code, which is the name of its value.
@@ -213,51 +233,37 @@ def settings(
   return kind
 
 
-@functools.cache
-def annotations_of(kind: type) -> dict[str, Any]:
-  """Returns field -> annotation, with everything attached: a choice, rules, help."""
-  return typing.get_type_hints(kind, include_extras=True)
+class FieldType(NamedTuple):
+  """What the annotation of a field says."""
+
+  hint: Any  # its type; the whole annotation if it has a choice
+  choice: Choice | None
+  annotation: Any  # with everything attached: a choice, rules, help
 
 
 @functools.cache
-def hints_of(kind: type) -> dict[str, Any]:
-  """Returns field -> type. A field with a choice keeps its whole annotation."""
-  plain = typing.get_type_hints(kind)
-  carried = annotations_of(kind)
-  return {
-    name: carried[name] if name in choices_of(kind) else hint
-    for name, hint in plain.items()
-  }
+def types_of(kind: type) -> dict[str, FieldType]:
+  """Returns field -> its type. Annotations of a class do not change.
 
-
-@functools.cache
-def choices_of(kind: type) -> dict[str, Choice]:
-  """Returns field -> choice, of the fields that have one. Annotations of a class do not change.
-
-  >>> from dpjax.experiments.kinds.central.config import Head, OptimizerConfig
-  >>> list(choices_of(OptimizerConfig)), choices_of(Head)
-  (['rule'], {})
-  """
-  found = {name: choice_of(hint) for name, hint in annotations_of(kind).items()}
-  return {name: choice for name, choice in found.items() if choice is not None}
-
-
-def annotation_of(config: Any, path: str) -> Any:
-  """Returns the annotation of a dotted field of a config, with everything attached.
-
-  >>> from dpjax.experiments.kinds.central.config import TrainConfig
-  >>> choice_of(annotation_of(TrainConfig(), "optimizer.rule")).user_defined
+  >>> from dpjax.experiments.kinds.central.config import OptimizerConfig
+  >>> types_of(OptimizerConfig)["rule"].choice.user_defined
   True
   """
-  *sections, name = path.split(".")
-  section = functools.reduce(getattr, sections, config)
-  return annotations_of(type(section))[name]
+  plain = typing.get_type_hints(kind)
+  found = {}
+  for name, annotation in typing.get_type_hints(kind, include_extras=True).items():
+    choice = choice_of(annotation)
+    hint = plain[name] if choice is None else annotation
+    found[name] = FieldType(hint, choice, annotation)
+  return found
 
 
 def choice_of(hint: Any) -> Choice | None:
   """Returns the choice attached to an annotation; None if there is none."""
-  metadata = getattr(hint, "__metadata__", ())
-  return next((entry for entry in metadata if isinstance(entry, Choice)), None)
+  for entry in getattr(hint, "__metadata__", ()):
+    if isinstance(entry, Choice):
+      return entry
+  return None
 
 
 def choice_at(kind: type, path: str) -> Choice | None:
@@ -272,8 +278,10 @@ def choice_at(kind: type, path: str) -> Choice | None:
 
   def into(section: Any, name: str) -> Any:
     choice = choice_of(section)
-    kinds = [section] if choice is None else choice.table.values()
-    return next((hints_of(each)[name] for each in kinds if name in hints_of(each)), None)
+    kinds = [section] if choice is None else choice.kinds().values()
+    return next(
+      (types_of(each)[name].hint for each in kinds if name in types_of(each)), None
+    )
 
   return choice_of(functools.reduce(into, path.split("."), kind))
 
@@ -283,7 +291,7 @@ class Leaf(NamedTuple):
   the chosen value."""
 
   path: str
-  hint: Any
+  type: FieldType
   value: Any
   default: Any  # for a field of a chosen value: the default of its class
 
@@ -299,18 +307,18 @@ def leaves(config: Any, default: Any = None, prefix: str = "") -> Iterator[Leaf]
   default = default if prefix else type(config)()
   for field in fields_of(config):
     path = f"{prefix}{field.name}"
-    hint = hints_of(type(config))[field.name]
+    its_type = types_of(type(config))[field.name]
     value = getattr(config, field.name)
     usual = getattr(default, field.name, None)
-    choice = choices_of(type(config)).get(field.name)
+    choice = its_type.choice
     if choice is None:
       # An instance of a dataclass is a section, whose fields are leaves. A class is a value.
       has_fields = dataclasses.is_dataclass(value) and not isinstance(value, type)
       if not has_fields:
-        yield Leaf(path, hint, value, usual)
+        yield Leaf(path, its_type, value, usual)
     else:
       has_fields = choice.holds(value)
-      yield Leaf(path, hint, choice.name(value), choice.name(usual))
+      yield Leaf(path, its_type, choice.name(value), choice.name(usual))
     if has_fields:
       # If the usual value is of another class, its fields are no defaults for this value.
       other = choice is not None and type(usual) is not type(value)
@@ -336,7 +344,7 @@ def to_dict(config: Any) -> dict[str, Any]:
   values: dict[str, Any] = {}
   for field in fields_of(config):
     value = getattr(config, field.name)
-    choice = choices_of(type(config)).get(field.name)
+    choice = types_of(type(config))[field.name].choice
     if dataclasses.is_dataclass(value):
       named = {} if choice is None else {"name": choice.name(value)}
       values[field.name] = named | to_dict(value)
@@ -353,7 +361,7 @@ def name_of(config: Any, field: str) -> Any:
   'automatic'
   """
   value = getattr(config, field)
-  choice = choices_of(type(config)).get(field)
+  choice = types_of(type(config))[field].choice
   return value if choice is None else choice.name(value)
 
 

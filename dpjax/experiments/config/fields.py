@@ -25,11 +25,9 @@ from dpjax import names, validate
 from dpjax.experiments.config.choices import Choice as Choice
 from dpjax.experiments.config.choices import Setting as Setting
 from dpjax.experiments.config.choices import (
-  annotations_of,
   choice_of,
-  choices_of,
   fields_of,
-  hints_of,
+  types_of,
 )
 from dpjax.experiments.config.choices import leaves as leaves
 from dpjax.experiments.config.choices import name_of as name_of
@@ -82,7 +80,8 @@ class WithChoices:
   value of this name. An unknown name is kept, so that `check` can refuse it and name the field."""
 
   def __setattr__(self, name: str, value: Any) -> None:
-    choice = choices_of(type(self)).get(name)
+    its_type = types_of(type(self)).get(name)
+    choice = None if its_type is None else its_type.choice
     if choice is not None:
       with contextlib.suppress(UserError):
         value = _chosen(value, choice, name)
@@ -108,13 +107,13 @@ def get(config: Any, path: str, *, name: str = "config") -> Any:
     _check_section(config, path, name)
     _check_field(config, head, name)
     value = getattr(config, head)
-    choice = choices_of(type(config)).get(head)
+    choice = types_of(type(config))[head].choice
   if choice is not None and not tail:
     return choice.described(value)
   first = tail.partition(".")[0]
   if choice is not None and first in choice.owners() and not hasattr(value, first):
     # Another value of the choice has the field; what is inside it must be there, too.
-    get(choice.table[choice.owners()[first][0]](), tail, name=f"{name}.{head}")
+    get(choice.kinds()[choice.owners()[first][0]](), tail, name=f"{name}.{head}")
     return None
   return get(value, tail, name=f"{name}.{head}") if tail else value
 
@@ -199,13 +198,12 @@ def lost(before: Any, after: Any, given: Iterable[str]) -> list[str]:
   """
   named = tuple(given)
   now = {leaf.path: leaf.value for leaf in leaves(after)}
-  kept = lambda path, value: path in now and now[path] == value
-  return [
-    path
-    for path, (value, _) in set_fields(before).items()
-    if not any(f"{other}.".startswith(f"{path}.") for other in named)
-    and not kept(path, value)
-  ]
+  paths = []
+  for path, (value, _) in set_fields(before).items():
+    is_named = any(f"{other}.".startswith(f"{path}.") for other in named)
+    if not is_named and not (path in now and now[path] == value):
+      paths.append(path)
+  return paths
 
 
 def _change_to_text(text: str) -> _Change:
@@ -238,10 +236,9 @@ def from_dict(kind: Any, held: Any, *, name: str = "config") -> Any:
   if not isinstance(held, dict):
     raise _wrong(held, kind, name)
   config = kind()
-  hints = hints_of(kind)
   for field, value in held.items():
     _check_field(config, field, name)
-    hint = hints[field]
+    hint = types_of(kind)[field].hint
     at = f"{name}.{field}"
     config = _replaced(config, {field: check(_unwritten(value, hint, at), hint, at)}, name)
   return config
@@ -254,9 +251,9 @@ def _unwritten(value: Any, hint: Any, name: str) -> Any:
   named = choice is not None and isinstance(value, dict) and value.get("name")
   kind = choice.kind(named, name) if choice is not None and isinstance(named, str) else None
   if kind is not None:
-    hints = hints_of(kind)
+    types = types_of(kind)
     return {
-      key: _unwritten(entry, hints.get(key, Any), f"{name}.{key}")
+      key: _unwritten(entry, types[key].hint if key in types else Any, f"{name}.{key}")
       for key, entry in value.items()
     }
   sections = [option for option in members if dataclasses.is_dataclass(option)]
@@ -281,7 +278,10 @@ def check(value: Any, hint: Any, name: str) -> Any:
   """
   choice = choice_of(hint)
   if choice is not None:
-    return _check_choice(value, choice, name)
+    chosen = _chosen(value, choice, name)
+    if isinstance(chosen, str) or type(chosen) is choice.users:
+      names.find(choice.name(chosen), name)
+    return chosen
   if hint in (Any, object) or (value is None and hint in (None, type(None))):
     return _bounded(value, name)
   if dataclasses.is_dataclass(hint):
@@ -324,14 +324,14 @@ def _continued(value: Any, hint: Any, name: str, old: Any) -> Any:
   if choice.kind(value, name) is None or not choice.holds(old):
     return value
   new = choice.make(value, name)
-  hints = hints_of(type(new))
+  types = types_of(type(new))
   usual = type(old)()
   kept = {
     field.name: getattr(old, field.name)
     for field in fields_of(new)
     if hasattr(old, field.name)
     and getattr(old, field.name) != getattr(usual, field.name)
-    and _fits(getattr(old, field.name), hints[field.name])
+    and _fits(getattr(old, field.name), types[field.name].hint)
   }
   try:
     return dataclasses.replace(new, **kept) if kept else new
@@ -344,14 +344,6 @@ def _fits(value: Any, hint: Any) -> bool:
   choice = choice_of(hint)
   is_path = choice is not None and choice.user_defined and isinstance(value, str)
   return choice is None or choice.holds(value) or is_path
-
-
-def _check_choice(value: Any, choice: Choice, name: str) -> Any:
-  chosen = _chosen(value, choice, name)
-  path = choice.name(chosen)
-  if isinstance(chosen, str) or (choice.users is not None and type(chosen) is choice.users):
-    names.find(path, name)
-  return chosen
 
 
 def _chosen(value: Any, choice: Choice, name: str) -> Any:
@@ -375,7 +367,7 @@ def _chosen(value: Any, choice: Choice, name: str) -> Any:
     return chosen
   values: dict[str, Any] = {}
   for field, entry in value_or_name.items():
-    hint = hints_of(type(chosen))[field]
+    hint = types_of(type(chosen))[field].hint
     at = f"{name}.{field}"
     # A section of the value is a dict, too.
     plain = _unwritten(entry, hint, at) if isinstance(entry, dict) else entry
@@ -474,9 +466,9 @@ def _paths(config: Any, prefix: str = "") -> Iterator[str]:
     path = f"{prefix}{field.name}"
     yield path
     value = getattr(config, field.name)
-    choice = choices_of(type(config)).get(field.name)
+    choice = types_of(type(config))[field.name].choice
     if choice is not None:
-      values = [kind() for kind in choice.table.values()]
+      values = [kind() for kind in choice.kinds().values()]
       yield from dict.fromkeys(
         inner for each in values for inner in _paths(each, f"{path}.")
       )
@@ -513,13 +505,13 @@ def _update(config: Any, changes: Mapping[str, _Change], name: str, hint: Any = 
     else:
       whole[head] = change
   values: dict[str, Any] = {}
-  hints = hints_of(type(config))
+  types = types_of(type(config))
   for head, change in whole.items():
-    values[head] = change(hints[head], f"{name}.{head}", getattr(config, head))
+    values[head] = change(types[head].hint, f"{name}.{head}", getattr(config, head))
   # A whole value set later would undo fields set inside it.
   for head, within in inside.items():
     value = values.get(head, getattr(config, head))
-    values[head] = _update(value, within, f"{name}.{head}", hints[head])
+    values[head] = _update(value, within, f"{name}.{head}", types[head].hint)
   new = _replaced(config, values, name)
   # What a chosen value leaves without a reader goes back to its default, unless it is named.
   for other in (path for head in whole for path in leaves_out(getattr(new, head))):
@@ -539,7 +531,7 @@ def at_default(config: Any, path: str, usual: Any) -> Any:
   usual = usual if type(usual) is type(config) else type(config)()
   value = getattr(usual, head)
   # An optional section goes as a whole, unless it is a choice whose other fields may stay.
-  if tail and (value is not None or head in choices_of(type(config))):
+  if tail and (value is not None or types_of(type(config))[head].choice is not None):
     value = at_default(getattr(config, head), tail, value)
   return dataclasses.replace(config, **{head: value})
 
@@ -567,13 +559,15 @@ def _update_dict(config: dict, path: str, change: Callable, name: str, hint: Any
 def _check_dataclass(value: Any, kind: Any, name: str) -> Any:
   if not isinstance(value, kind):
     raise _wrong(value, kind, name)
-  hints = hints_of(kind)
+  types = types_of(kind)
   for attribute in getattr(value, "__dict__", ()):
     # A cached property of the class is stored in `__dict__`, too, but is no field.
     if not hasattr(kind, attribute):
       _check_field(value, attribute, name)
   fields = {
-    field.name: check(getattr(value, field.name), hints[field.name], f"{name}.{field.name}")
+    field.name: check(
+      getattr(value, field.name), types[field.name].hint, f"{name}.{field.name}"
+    )
     for field in dataclasses.fields(kind)
   }
   return _replaced(value, fields, name)
@@ -632,23 +626,18 @@ def _bounded(value: Any, name: str) -> Any:
   entries = value.values() if isinstance(value, dict) else value
   for entry in entries if isinstance(value, (dict, list, tuple)) else ():
     _bounded(entry, name)
-  if isinstance(value, str) and not _is_writable(value):
-    raise UserError(
-      "must be text that UTF-8 can write", field=name, value=Verbatim(f"{value!a}")
-    )
+  if isinstance(value, str):
+    try:
+      value.encode()
+    # Bytes of a command line may be no UTF-8.
+    except UnicodeEncodeError:
+      must = "must be text that UTF-8 can write"
+      raise UserError(must, field=name, value=Verbatim(f"{value!a}")) from None
   if isinstance(value, int) and value.bit_length() >= _INT_BITS:
     raise UserError(
       f"must be below 2**{_INT_BITS - 1} in size", field=name, value=Verbatim(_shown(value))
     )
   return value
-
-
-def _is_writable(text: str) -> bool:
-  """Returns whether UTF-8 can encode the text; command-line bytes may be no UTF-8."""
-  try:
-    return bool(text.encode()) or not text
-  except UnicodeEncodeError:
-    return False
 
 
 def _shown(value: Any) -> str:
@@ -682,8 +671,9 @@ def _by_name(value: Any, hint: Any, name: str) -> str:
   the value is no text or the section has no such field."""
   if not (isinstance(value, str) and dataclasses.is_dataclass(hint)):
     return ""
-  named = annotations_of(hint).get("name")  # type: ignore[arg-type]
-  notes = [note for note in getattr(named, "__metadata__", ()) if isinstance(note, str)]
+  named = types_of(hint).get("name")  # type: ignore[arg-type]
+  attached = getattr(named.annotation, "__metadata__", ()) if named else ()
+  notes = [note for note in attached if isinstance(note, str)]
   dashes = "--" if name.startswith("config.") else ""
   return f"is set by {dashes}{name}.name: {notes[0]}" if notes else ""
 

@@ -9,6 +9,7 @@ a launcher shows. `check` covers a whole config, so no other list of fields is n
 from __future__ import annotations
 
 import dataclasses
+import functools
 import typing
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple
@@ -18,11 +19,10 @@ import numpy as np
 from dpjax import names, validate
 from dpjax.experiments.config.choices import (
   Choice,
-  annotation_of,
-  annotations_of,
   choice_of,
   leaves,
   name_of,
+  types_of,
 )
 from dpjax.validate import UserError
 
@@ -85,7 +85,7 @@ def at_least(bound: int) -> FieldRule:
   >>> at_least(1).words
   '>= 1'
   """
-  return FieldRule(lambda **named: validate.integer_at_least(bound, **named), f">= {bound}")
+  return FieldRule(functools.partial(validate.integer_at_least, bound), f">= {bound}")
 
 
 def between(low: int, high: int) -> FieldRule:
@@ -96,9 +96,8 @@ def between(low: int, high: int) -> FieldRule:
   ...
   dpjax.validate.UserError: num_steps=4: must be an integer in [1, 3]
   """
-  return FieldRule(
-    lambda **named: validate.integer_in(low, high, **named), f"in [{low}, {high:,}]"
-  )
+  check = functools.partial(validate.integer_in, low, high)
+  return FieldRule(check, f"in [{low}, {high:,}]")
 
 
 def within_range(low: float, high: float) -> FieldRule:
@@ -109,9 +108,8 @@ def within_range(low: float, high: float) -> FieldRule:
   ...
   dpjax.validate.UserError: share=3.0: must be in [0.5, 2]
   """
-  return FieldRule(
-    lambda **named: validate.number_in(low, high, **named), f"in [{low:g}, {high:g}]"
-  )
+  check = functools.partial(validate.number_in, low, high)
+  return FieldRule(check, f"in [{low:g}, {high:g}]")
 
 
 def among(choices: Iterable[str], *, user_defined: bool = False) -> FieldRule:
@@ -126,7 +124,7 @@ def among(choices: Iterable[str], *, user_defined: bool = False) -> FieldRule:
   """
   check = names.one_of if user_defined else validate.one_of
   words = " | ".join(name or "''" for name in choices)
-  return FieldRule(lambda **named: check(choices, **named), words)
+  return FieldRule(functools.partial(check, choices), words)
 
 
 def _check_float32(**named: Any) -> None:
@@ -207,7 +205,7 @@ def check(config: Any, *, prefix: str = "") -> None:
   for leaf in leaves(config):
     if leaf.value is None:
       continue
-    for rule in rules_of(annotation_of(config, leaf.path)):
+    for rule in rules_of(leaf.type.annotation):
       rule.check(**{f"{prefix}{leaf.path}": leaf.value})
 
 
@@ -223,11 +221,11 @@ def check_settings(settings: Any) -> None:
   ...
   dpjax.validate.UserError: num_images=0: must be an integer in [1, 100000000]
   """
-  hints = annotations_of(type(settings))
+  types = types_of(type(settings))
   for field in dataclasses.fields(settings):
     value = getattr(settings, field.name)
     if value is not None:
-      for rule in rules_of(hints[field.name]):
+      for rule in rules_of(types[field.name].annotation):
         rule.check(**{field.name: value})
 
 
@@ -251,11 +249,9 @@ def described(config: Any) -> list[Described]:
   """
   rows = []
   for leaf in leaves(config):
-    hint = annotation_of(config, leaf.path)
-    rows.append(_described(leaf.path, leaf.default, hint))
-    choice = choice_of(hint)
-    if choice is not None:
-      rows += _of_others(choice, leaf.path, leaf.value)
+    rows.append(_described(leaf.path, leaf.default, leaf.type.annotation))
+    if leaf.type.choice is not None:
+      rows += _of_others(leaf.type.choice, leaf.path, leaf.value)
   return rows
 
 
@@ -263,8 +259,8 @@ def _of_others(choice: Choice, path: str, chosen: Any) -> Iterator[Described]:
   """Yields the fields of a choice's values that the chosen one lacks, with the values' names."""
   for field, owners in choice.owners().items():
     if chosen not in owners:
-      kind = choice.table[owners[0]]
-      hint = annotations_of(kind)[field]
+      kind = choice.kinds()[owners[0]]
+      hint = types_of(kind)[field].annotation
       row = _described(f"{path}.{field}", name_of(kind(), field), hint)
       yield row._replace(help=f"of {', '.join(owners)}: {row.help}".removesuffix(": "))
 

@@ -35,7 +35,9 @@ _NUMBERS: dict[str, Any] = {
 class SamplerChoice:
   """Base of the values: a sampler's name, and the numbers that it reads."""
 
-  scheme: ClassVar[Scheme | None] = None  # of dpjax's own samplers
+  scheme: ClassVar[Scheme | None] = (
+    None  # of dpjax's own samplers; `launch.list` describes it
+  )
   path: ClassVar[str] = ""  # of a user's own
   _place: ClassVar[
     tuple[str, tuple[str, ...]]
@@ -44,7 +46,7 @@ class SamplerChoice:
   @property
   def name(self) -> str:
     """Returns its name in a config, which is an import path for a user's own."""
-    return self.scheme.kind.name if self.scheme else self.path
+    return self._place[0] or self.path
 
   def number(self, name: str) -> int | None:
     """Returns one of its numbers; None if it is open, or the sampler has no such number."""
@@ -69,7 +71,7 @@ def _value(name: str, numbers: tuple[str, ...]) -> type[SamplerChoice]:
     bases=(SamplerChoice,),
     namespace={
       "scheme": scheme,
-      "__doc__": scheme.kind.__doc__ if scheme else sampling.Sampler.__doc__,
+      "__doc__": SamplerChoice.__doc__,
       "__module__": __name__,
       "_place": (name, numbers),
     },
@@ -87,8 +89,9 @@ def choice(purpose: str, *numbers: str) -> Choice:
   >>> sorted(choice("examples", "capacity").owners()["capacity"])[:2]
   ['k_out_of_t', 'poisson']
   """
-  read = lambda row: tuple(number for number in numbers if number in row.numbers)
-  table = {name: _value(name, read(row)) for name, row in used_for(purpose).items()}
+  table: dict[str, type | str] = {}
+  for name, row in used_for(purpose).items():
+    table[name] = _value(name, tuple(each for each in numbers if each in row.numbers))
   users = tuple(number for number in numbers if number != "num_selected")
   return Choice(table, users=_value("", users))
 

@@ -265,7 +265,7 @@ def _written(value: Any, name: str) -> None:
   """Raises UserError for values that config.json cannot hold unchanged.
 
   config.json would hold the text of any other object. Runs with two objects of the same text would
-  then share their noise.
+  then count as one run.
   """
   if isinstance(value, dict) and all(isinstance(key, str) for key in value):
     for key, entry in value.items():

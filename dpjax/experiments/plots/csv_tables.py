@@ -154,13 +154,3 @@ def _column(cells: tuple[str, ...]) -> list[Any]:
     return [float(cell) if cell.strip() else None for cell in cells]
   except ValueError:
     return [cell or None for cell in cells]
-
-
-def is_number(value: Any) -> bool:
-  """Returns whether a value of a row is a finite number. A cell of a file is read as a float or a
-  text; rows that were never in a file may hold integers.
-
-  >>> is_number(1.0), is_number(2), is_number(None), is_number(math.nan), is_number("1")
-  (True, True, False, False, False)
-  """
-  return isinstance(value, int | float) and math.isfinite(value)

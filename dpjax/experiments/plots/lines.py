@@ -15,8 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from dpjax import pictures
 from dpjax.accounting import upper
 from dpjax.accounting.text import by_name
-from dpjax.experiments.plots.csv_tables import is_number
-from dpjax.experiments.plots.recipes import WHAT_EPSILON_MEANS, Recipe
+from dpjax.experiments.plots.recipes import WHAT_EPSILON_MEANS, Recipe, is_number
 from dpjax.pictures import PAGE, Look
 from dpjax.validate import UserError
 
@@ -204,6 +203,8 @@ def _cells(rows: Sequence[Row], recipe: Recipe) -> list[tuple[str, list[Row]]]:
   Lines without privacy have no neighbouring relation: they stand in every panel that is otherwise
   theirs. A panel with too many lines becomes several.
   """
+  if not (recipe.series or recipe.panels):
+    return [("", list(rows))]
   for column, known in recipe.facts.items():
     series = recipe.series or ""
     rows = [row | {column: known.get(str(row[series]))} for row in rows]

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from dpjax import pictures
 from dpjax.accounting.text import by_name
-from dpjax.experiments.plots.csv_tables import is_number
-from dpjax.experiments.plots.recipes import Recipe
+from dpjax.experiments.plots.recipes import Recipe, is_number
 from dpjax.pictures import PAGE, Look
 from dpjax.validate import UserError
 

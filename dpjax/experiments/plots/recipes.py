@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 import os
 import pathlib
 from collections.abc import Mapping
@@ -97,6 +98,16 @@ class Recipe:
     """Returns the columns that must hold numbers."""
     names = self.y if self.draw == "lines" else ()
     return (*self.x, *names, *self.ends)
+
+
+def is_number(value: Any) -> bool:
+  """Returns whether a value of a row is a finite number. A cell of a file is read as a float or a
+  text; rows that were never in a file may hold integers.
+
+  >>> is_number(1.0), is_number(2), is_number(None), is_number(math.nan), is_number("1")
+  (True, True, False, False, False)
+  """
+  return isinstance(value, int | float) and math.isfinite(value)
 
 
 def beside(path: str | os.PathLike) -> pathlib.Path:

@@ -260,7 +260,7 @@ def _missing(table: CsvTable, name: str, recipe: Recipe) -> list[str]:
   such rows are drawn as lines across the axes."""
   if recipe.ends and name != recipe.y[0]:
     return []
-  lost = sum(not csv_tables.is_number(row[name]) for row in table.rows)
+  lost = sum(not recipes.is_number(row[name]) for row in table.rows)
   if not lost:
     return []
   return [

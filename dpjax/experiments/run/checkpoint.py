@@ -80,21 +80,23 @@ def _states(tree: ArrayTree) -> list[client_states.ClientStates]:
 def _with_states(tree: ArrayTree, others: Sequence[Any], like: ArrayTree) -> Any:
   """Returns the tree with `others`, in order, at the leaves where `like` has `ClientStates`."""
   left = list(others)
+  if not left:
+    return tree
   place = lambda old, leaf: (
     left.pop(0) if isinstance(leaf, client_states.ClientStates) else old
   )
   return jax.tree.map(place, tree, like)
 
 
-def _filled(arrays: ArrayTree) -> Any:
-  """Puts one zero in place of each empty array, since Orbax cannot save empty arrays."""
-  return jax.tree.map(lambda leaf: leaf if np.size(leaf) else np.zeros(1), arrays)
+def _for_orbax(arrays: ArrayTree) -> Any:
+  """Returns arrays as Orbax can save them: with one zero in place of each empty array, and a single
+  array in a dict."""
+  filled = jax.tree.map(lambda leaf: leaf if np.size(leaf) else np.zeros(1), arrays)
+  return {_ALONE: filled} if _is_alone(arrays) else filled
 
 
-def _tree(arrays: ArrayTree) -> Any:
-  """Puts a single array into a dict, since Orbax saves only containers."""
-  alone = jax.tree_util.treedef_is_leaf(jax.tree.structure(arrays))
-  return {_ALONE: arrays} if alone else arrays
+def _is_alone(arrays: ArrayTree) -> bool:
+  return jax.tree_util.treedef_is_leaf(jax.tree.structure(arrays))
 
 
 def newest(workdir: pathlib.Path) -> int | None:
@@ -103,12 +105,11 @@ def newest(workdir: pathlib.Path) -> int | None:
   It reads only names of folders, so it works while another thread writes checkpoints.
   """
   # A run of one phase stores its steps in `checkpoints`; a run of several phases has a subfolder
-  # for each phase.
-  folders = (workdir / FOLDER).glob("*"), (workdir / FOLDER).glob("*/*")
-  found = [path for paths in folders for path in paths if path.is_dir()]
-  # A save that is not complete lies in a hidden folder.
-  names = [path.name for path in found if not path.parent.name.startswith(".")]
-  return max((int(name) for name in names if name.isdigit()), default=None)
+  # for each phase. A save that is not complete lies in a hidden folder.
+  steps = _numbers(workdir / FOLDER)
+  for folder in (workdir / FOLDER).glob("[!.]*"):
+    steps += _numbers(folder)
+  return max(steps, default=None)
 
 
 def remove(workdir: pathlib.Path) -> None:
@@ -141,15 +142,18 @@ def clear(workdir: pathlib.Path) -> None:
 
 def _numbers(directory: pathlib.Path) -> list[int]:
   """Returns the steps in a folder, in order."""
-  steps = (path.name for path in directory.glob("*") if path.is_dir())
-  return sorted(int(name) for name in steps if name.isdigit())
+  steps = [path for path in directory.glob("*") if path.name.isdigit() and path.is_dir()]
+  return sorted(int(path.name) for path in steps)
 
 
 def _file_digests(step: pathlib.Path) -> dict[str, str]:
   """Returns the SHA-256 of each file in a step's folder, by relative path, without sha256.json."""
-  paths = sorted(path for path in step.rglob("*") if path.is_file())
-  named = {path.relative_to(step).as_posix(): path for path in paths}
-  return {name: files.sha256(path) for name, path in named.items() if name != _DIGESTS}
+  digests = {}
+  for path in sorted(step.rglob("*")):
+    name = path.relative_to(step).as_posix()
+    if path.is_file() and name != _DIGESTS:
+      digests[name] = files.sha256(path)
+  return digests
 
 
 def write_digests(step: pathlib.Path) -> None:
@@ -188,10 +192,11 @@ class Checkpoints:
 
   def __init__(self, workdir: pathlib.Path, phase: str = "", *, rows_on_disk: bool = False):
     self._rows_on_disk = rows_on_disk
-    self._keepers = None
+    self._keepers: list[client_states.Keeper] | None = None
     self.directory = pathlib.Path(workdir).resolve() / FOLDER / phase
     self._orbax: Any = _orbax(self.directory) if is_first() else None
-    self._latest = on_first(lambda: max(_numbers(self.directory), default=None))
+    steps = on_first(_numbers, self.directory)
+    self._latest: int | None = steps[-1] if steps else None
 
   def latest_step(self) -> int | None:
     """Returns the step of the newest complete checkpoint, or None. An interrupted save does not
@@ -201,11 +206,10 @@ class Checkpoints:
   def begun(self, state: ArrayTree) -> Any:
     """Returns the first state of a run, with its `ClientStates` where the run will keep them: in
     memory or on disk."""
-    folder = lambda i: self.directory / f"{_ROWS}{i or ''}"
-    self._keepers = [
-      client_states.Keeper(folder(i), states, on_disk=self._rows_on_disk)
-      for i, states in enumerate(_states(state))
-    ]
+    self._keepers = []
+    for i, states in enumerate(_states(state)):
+      folder = self.directory / f"{_ROWS}{i or ''}"
+      self._keepers.append(client_states.Keeper(folder, states, on_disk=self._rows_on_disk))
     return _with_states(state, [keeper.begun for keeper in self._keepers], state)
 
   def save(self, step: int, state: ArrayTree, meta: dict[str, Any]) -> None:
@@ -217,18 +221,19 @@ class Checkpoints:
     """
     if self._keepers is None:
       self.begun(state)
-    pairs = list(zip(self._keepers or (), _states(state)))
-    rows = [keeper.saved(states) for keeper, states in pairs]
+    rows = []
+    for keeper, states in zip(self._keepers or (), _states(state)):
+      rows.append(keeper.saved(states))
     arrays = to_arrays(_with_states(state, rows, state))
     if jax.process_count() > 1:
       # States are compared before the write: if processes have diverged, only the state of process
       # 0 would be saved.
       exchanges.same(state=trees.sha256(arrays))
     if step != self._latest:
-      on_first(lambda: self._write(step, arrays, meta))
+      on_first(self._write, step, arrays, meta)
       # Old rows are removed only after the rename. If the process is killed before the rename, the
       # two older steps still need them.
-      for keeper, _ in pairs:
+      for keeper in self._keepers or ():
         keeper.committed()
     self._latest = step
 
@@ -237,7 +242,7 @@ class Checkpoints:
 
     held = {**meta, "step": step}
     args = ocp.args.Composite(
-      state=ocp.args.StandardSave(_tree(_filled(arrays))), meta=ocp.args.JsonSave(held)
+      state=ocp.args.StandardSave(_for_orbax(arrays)), meta=ocp.args.JsonSave(held)
     )
     new = self.directory / _NEW
     with writers.reported_in_one_line(f"checkpoint={self.directory / str(step)}"):
@@ -267,7 +272,7 @@ class Checkpoints:
     empty = [row_journal.no_rows(states.num_clients) for states in _states(like)]
     like_arrays = to_arrays(_with_states(like, empty, like))
     read = []
-    meta = on_first(lambda: self._read(like_arrays, read))
+    meta = on_first(self._read, like_arrays, read)
     arrays = read[0] if read else like_arrays
     if jax.process_count() > 1:
       # The other processes have no files, so they receive the arrays that process 0 read.
@@ -291,7 +296,7 @@ class Checkpoints:
     # Files are checked first: for a broken file, Orbax leaves tasks behind that raise errors much
     # later.
     self._check_files(step)
-    target = jax.tree.map(ocp.utils.to_shape_dtype_struct, _tree(_filled(like)))
+    target = jax.tree.map(ocp.utils.to_shape_dtype_struct, _for_orbax(like))
     args = ocp.args.Composite(
       state=ocp.args.StandardRestore(target), meta=ocp.args.JsonRestore()
     )
@@ -300,8 +305,8 @@ class Checkpoints:
     # Orbax and tensorstore raise many types of errors for a broken file.
     except Exception as error:
       raise self._unreadable(first_line(error)) from error
-    arrays_read = restored.state if _tree(like) is like else restored.state[_ALONE]
-    # `_filled` put a zero in place of each empty array. The empty arrays are put back here.
+    arrays_read = restored.state[_ALONE] if _is_alone(like) else restored.state
+    # `_for_orbax` put a zero in place of each empty array. The empty arrays are put back here.
     arrays = jax.tree.map(
       lambda leaf, old: leaf if np.size(old) else old, arrays_read, like
     )

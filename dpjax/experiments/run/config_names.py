@@ -32,9 +32,11 @@ def canonical(value: object, exact: bool = False) -> Any:
   (True, False)
   """
   if isinstance(value, Mapping):
-    free = lambda name: exact or "options" in str(name).split(".")
-    pairs = [[str(name), canonical(entry, free(name))] for name, entry in value.items()]
-    return {"mapping": sorted(pairs, key=lambda pair: pair[0])}
+    pairs = []
+    for name in sorted(value, key=str):
+      free = exact or "options" in str(name).split(".")
+      pairs.append([str(name), canonical(value[name], free)])
+    return {"mapping": pairs}
   if isinstance(value, (list, tuple)):
     return [canonical(entry, exact) for entry in value]
   if isinstance(value, (np.generic, np.ndarray, jax.Array)) and value.ndim == 0:

@@ -7,6 +7,7 @@ error is one line that names the field.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import pathlib
 from collections.abc import Callable, Generator, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
@@ -39,6 +40,12 @@ STEPS_ARE = "steps_are"
 _DIGEST_BYTES = 32
 # Keys of result.json whose values a job of one phase must state before its first step.
 _PLANNED = ("task", "dataset", "method")
+# Fields of a phase that are functions, and those of them that may be None.
+_FUNCTIONS = (
+  *("init", "step", "draws", "released", "row_at", "observe", "enough", "planned"),
+  *("describe", "write", "evaluate", "arrivals"),
+)
+_MAY_BE_NONE = ("evaluate", "arrivals")
 
 
 class Phase(NamedTuple):
@@ -296,8 +303,12 @@ def single(phase: Phase) -> Story:
 
       report.train_report(folder, steps=phase.steps_are)
 
-  result = lambda folder: _result(trained, planned, folder)
-  return Outcome(phase.released(trained.state), result, write=write, finish=finish)
+  return Outcome(
+    phase.released(trained.state),
+    functools.partial(_result, trained, planned),
+    write=write,
+    finish=finish,
+  )
 
 
 def _write_curve(trained: Trained, folder: pathlib.Path) -> None:
@@ -397,11 +408,10 @@ def checked_phase(phase: Phase) -> Phase:
   validate.integer_at_least(0, **{"Phase.num_steps": phase.num_steps})
   if phase.save_every is not None:
     validate.integer_at_least(1, **{"Phase.save_every": phase.save_every})
-  _check_functions(
-    phase, "init", "step", "draws", "released", "row_at", "observe", "enough", "planned",
-    "describe", "write",
-    *(name for name in ("evaluate", "arrivals") if getattr(phase, name) is not None),
-  )  # fmt: skip
+  for name in _FUNCTIONS:
+    value = getattr(phase, name)
+    if not (callable(value) or (value is None and name in _MAY_BE_NONE)):
+      _refuse(f"Phase.{name}", "be a function", value)
   if not isinstance(phase.guarantee, Guarantee | None):
     _refuse(
       "Phase.guarantee",
@@ -414,9 +424,12 @@ def checked_phase(phase: Phase) -> Phase:
 def begun(phase: Phase) -> ArrayTree:
   """Returns the first state of a phase. Raises UserError if it is no tree of arrays and keys."""
   state = phase.init()
-  odd = [leaf for leaf in jax.tree.leaves(state) if not _is_array(leaf)]
-  if odd or not jax.tree.leaves(state):
-    _refuse("Phase.init", "return an array, or a tree of arrays and keys", [*odd, state][0])
+  wanted = "return an array, or a tree of arrays and keys"
+  for leaf in jax.tree.leaves(state):
+    if not _is_array(leaf):
+      _refuse("Phase.init", wanted, leaf)
+  if not jax.tree.leaves(state):
+    _refuse("Phase.init", wanted, state)
   return state
 
 
@@ -445,12 +458,6 @@ def scored(phase: Phase, state: ArrayTree) -> Scores:
   if not are_numbers:
     _refuse("Phase.evaluate", "return numbers by their names", scores)
   return {f"test_{name}": value for name, value in scores.items()}
-
-
-def _check_functions(part: Any, *names: str) -> None:
-  for name in names:
-    if not callable(getattr(part, name)):
-      _refuse(f"{type(part).__name__}.{name}", "be a function", getattr(part, name))
 
 
 def _is_array(leaf: Any) -> bool:

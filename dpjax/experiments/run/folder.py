@@ -46,8 +46,8 @@ class Folder:
     self.path = path
     self.on_save = on_save
     config = experiment.config
-    self.secrets: Result | None = on_first(lambda: owner.known(path, config))
-    self.result: Result | None = on_first(lambda: owner.finished(path, config))
+    self.secrets: Result | None = on_first(owner.known, path, config)
+    self.result: Result | None = on_first(owner.finished, path, config)
     self.run_id = ""
     self.key_name = ""
     self.hook: Any = None
@@ -107,7 +107,7 @@ class Folder:
       from dpjax.experiments.run import report
 
       report.draw_again(self.path, steps)
-    on_first(lambda: self.experiment.ended(self.path))
+    on_first(self.experiment.ended, self.path)
     return self.result
 
   @contextlib.contextmanager
@@ -121,7 +121,7 @@ class Folder:
           self.path, lambda: writers.newest_step(checkpoint.newest(self.path))
         )
       )
-      on_first(lambda: self._take(held))
+      on_first(self._take, held)
       # Configs without the field `writer` have no hook.
       if is_first() and getattr(self.experiment.config, "writer", None) is not None:
         # Imported here: few runs have a hook.
@@ -142,9 +142,7 @@ class Folder:
     # Keys are on disk before any computation uses them, so a run that is killed later repeats the
     # same noise.
     new = {**self._wanted, STARTS: self._starts}
-    owner.remember(
-      self.path, new if self.secrets is None else self.secrets, before=self.secrets
-    )
+    owner.remember(self.path, new if self.secrets is None else self.secrets, self.secrets)
 
   def note_start(self) -> None:
     """Stores that the run goes on. A run that was refused until here has changed nothing."""
@@ -152,7 +150,7 @@ class Folder:
     if old is None or old.get(STARTS) == starts:
       return
     self.secrets = {**old, STARTS: starts}
-    on_first(lambda: owner.remember(self.path, {**old, STARTS: starts}, before=old))
+    on_first(owner.remember, self.path, {**old, STARTS: starts}, old)
 
   def finish(self, outcome: Outcome) -> Result:
     """Writes parameters, other files and result.json. Returns the content of result.json."""

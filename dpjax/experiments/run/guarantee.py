@@ -341,6 +341,12 @@ def of_event(
 NONE = Guarantee("none", None, "")
 
 
+def delta_of_ledger(result: Mapping[str, Any]) -> Any:
+  """Returns the delta at which the ledger of a result.json has the result's epsilon."""
+  # Without aborts the whole delta is left for the steps, and is not written twice.
+  return result.get("accounted_delta", result["delta"])
+
+
 def named(assumptions: Iterable[str]) -> str:
   """Returns the names of assumptions, separated by commas. An assumption is "NAME: DESCRIPTION".
 

@@ -8,6 +8,7 @@ import pathlib
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
+from dpjax import names
 from dpjax.experiments.run.experiment import Experiment
 from dpjax.types import Config
 from dpjax.validate import UserError, Verbatim
@@ -154,7 +155,7 @@ def command_of(config: Config) -> str:
   'train'
   """
   its = type(config)
-  path = f"{its.__module__}:{its.__qualname__}".removeprefix(_HOME)
+  path = names.path_of(its).removeprefix(_HOME)
   for name, kind in KINDS.items():
     if kind.config in (its, path):
       return name

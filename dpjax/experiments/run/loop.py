@@ -178,7 +178,7 @@ def steps(phase: Phase, folder: Folder) -> Trained:
     if not now.is_over:
       with now.bar() as bar, _ended(phase.draws(now.step)) as draws:
         for draw in draws:
-          info = now.take(phase.step(now.state, draw))
+          now.state, info = stepped(phase.step(now.state, draw), now.structure)
           # The step is charged before the row and the checkpoint, so that no shown or saved epsilon
           # lacks it.
           now.charge()
@@ -202,7 +202,8 @@ def steps(phase: Phase, folder: Folder) -> Trained:
           )
     folder.late = received[:1]
   now.tally.check(now.step)
-  return now.trained()
+  row = now.scored[1] if now.scored and now.scored[0] == now.step else None
+  return Trained(phase, now.state, now.step, now.ledger, now.final_epsilon, now.tally, row)
 
 
 @contextlib.contextmanager
@@ -284,7 +285,13 @@ class Running:
     self.folder = folder
     self.metrics = None
     self.state = begun(phase)
-    self._structure = jax.tree.structure(self.state)
+    self.structure = jax.tree.structure(self.state)
+    # What every checkpoint of the phase holds. A second, different release before the first step
+    # with the same noise would reveal the difference of the exact values.
+    self._same = {
+      "run": f"{folder.run_id} {phase.subfolder}".rstrip(),
+      "before_steps": trees.sha256(phase.before_steps),
+    }
     self.ledger = Ledger()
     self.step = 0
     self.scored: tuple[int, Scores] | None = None  # a step, and the scores of its state
@@ -305,7 +312,7 @@ class Running:
     if guarantee is not None:
       guarantee.check_budget(self.ledger)
       # Epsilon is computed now, so that a run that cannot be accounted for is refused at the start.
-      self.final_epsilon = on_first(lambda: guarantee.curve(phase.num_steps))
+      self.final_epsilon = on_first(guarantee.curve, phase.num_steps)
       on_first(guarantee.warn)
     if phase.evaluate is not None and is_first():
       self.metrics = writers.MetricsWriter(
@@ -318,14 +325,14 @@ class Running:
 
   def _resume(self) -> None:
     self.state, meta = self.checkpoints.restore(self.state)
-    if meta.get("run") != self._name():
+    if meta.get("run") != self._same["run"]:
       raise UserError(
         "is of another run; bring its own back, or choose another directory, "
         "nothing was changed",
         field="checkpoint",
         value=self.checkpoints.directory,
       )
-    if meta.get("before_steps") != self._before_steps():
+    if meta.get("before_steps") != self._same["before_steps"]:
       raise UserError(
         "what was released before the first step is not what this machine and "
         "these versions compute from the same data and noise; go on where it was "
@@ -364,14 +371,6 @@ class Running:
         value=self.step,
       )
 
-  def _name(self) -> str:
-    return f"{self.folder.run_id} {self.phase.subfolder}".rstrip()
-
-  def _before_steps(self) -> str:
-    """Returns a SHA-256 of what was released before the first step. A second, different release
-    with the same noise would reveal the difference of the exact values."""
-    return trees.sha256(self.phase.before_steps)
-
   def _last_row(self) -> int | None:
     """Returns the number of the newest row up to the current step; None: there is no row."""
     rows = map(self.phase.row_at, range(self.step, 0, -1))
@@ -381,11 +380,6 @@ class Running:
   def is_over(self) -> bool:
     """Whether no step is left."""
     return self.step == self.phase.num_steps or self.reached
-
-  def take(self, returned: Any) -> Any:
-    """Takes over what `Phase.step` returned, (state, info). Returns info."""
-    self.state, info = stepped(returned, self._structure)
-    return info
 
   def charge(self) -> None:
     """Counts one more step, and records it in the ledger if the phase has a guarantee. A step
@@ -425,9 +419,8 @@ class Running:
 
   def save(self) -> None:
     meta = {
-      "run": self._name(),
+      **self._same,
       "ledger": self.ledger.to_json(),
-      "before_steps": self._before_steps(),
       "seconds": self.folder.seconds(),
       "reached": self.reached,
       "arrivals": self.tally.to_meta(),
@@ -448,13 +441,6 @@ class Running:
     if not is_first():
       return contextlib.nullcontext()
     return writers.progress(self.phase.num_steps, self.step, self.phase.name)
-
-  def trained(self) -> Trained:
-    """Returns the phase after its last step."""
-    row = self.scored[1] if self.scored and self.scored[0] == self.step else None
-    return Trained(
-      self.phase, self.state, self.step, self.ledger, self.final_epsilon, self.tally, row
-    )
 
   def close(self) -> None:
     try:

@@ -51,8 +51,9 @@ class ModelInputs:
 
   def __post_init__(self):
     validate.one_of(_DTYPES, dtype=self.dtype)
-    sizes = {f"shape[{place}]": size for place, size in enumerate(self.shape)}
-    validate.integer_at_least(1, num_classes=self.num_classes, **sizes)
+    validate.integer_at_least(1, num_classes=self.num_classes)
+    for place, size in enumerate(self.shape):
+      validate.integer_at_least(1, **{f"shape[{place}]": size})
     if not self.shape or np.prod(self.shape, dtype=float) > _MOST_NUMBERS:
       raise UserError(
         f"must be an example of 1 to {_MOST_NUMBERS} numbers",

@@ -23,8 +23,11 @@ import dpjax
 from dpjax import files
 
 _PACKAGE = pathlib.Path(dpjax.__file__).parent
-_STANDARD = (sysconfig.get_paths()[name] for name in ("stdlib", "platstdlib"))
-_NOT_OWN = {pathlib.Path(os.path.realpath(folder)) for folder in (_PACKAGE, *_STANDARD)}
+_NOT_OWN = {
+  _PACKAGE.resolve(),
+  pathlib.Path(sysconfig.get_path("stdlib")).resolve(),
+  pathlib.Path(sysconfig.get_path("platstdlib")).resolve(),
+}
 # Distributions that affect every run, even if the user does not import them.
 _DISTRIBUTIONS = (
   "dpjax",
@@ -46,7 +49,12 @@ def libraries() -> dict[str, str | None]:
   >>> sorted(libraries())[:4]
   ['dp_accounting', 'dpjax', 'flax', 'jax']
   """
-  found = {name: _version(name) for name in _DISTRIBUTIONS}
+  found: dict[str, str | None] = {}
+  for name in _DISTRIBUTIONS:
+    try:
+      found[name] = importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError:
+      found[name] = None
   return found | {"python": platform.python_version()}
 
 
@@ -164,13 +172,6 @@ def git_commit(package: pathlib.Path) -> str | None:
   changes = _git(package, "status", "--porcelain", "--untracked-files=no")
   # If git failed, `changes` is None, and the commit counts as dirty.
   return commit if changes == "" else f"{commit}-dirty"
-
-
-def _version(name: str) -> str | None:
-  try:
-    return importlib.metadata.version(name)
-  except importlib.metadata.PackageNotFoundError:
-    return None
 
 
 def _git(folder: pathlib.Path, *arguments: str) -> str | None:

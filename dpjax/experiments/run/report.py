@@ -17,9 +17,9 @@ import jax
 from dpjax import accounting, pictures
 from dpjax.accounting import proved, upper
 from dpjax.accounting.event_kinds.kind import event_from_json
-from dpjax.experiments.plots import redraw
+from dpjax.experiments.plots import lines, recipes
 from dpjax.experiments.plots.recipes import WHAT_EPSILON_MEANS as WHAT_EPSILON_MEANS
-from dpjax.experiments.plots.recipes import Recipe
+from dpjax.experiments.plots.recipes import Recipe, is_number
 from dpjax.experiments.run import guarantee, writers
 from dpjax.pictures import PAGE, Look
 from dpjax.validate import UserError
@@ -62,7 +62,8 @@ def train_report(workdir: str | os.PathLike, *, steps: str = "optimizer steps") 
   dense = (result.get("wall_seconds") or 0) > _LONG
   its_recipe = recipe(rows, result, steps=steps, dense=dense)
   if its_recipe is not None:
-    redraw.write(workdir / TABLE, its_recipe)
+    recipes.write(workdir / TABLE, its_recipe)
+    pictures.save(lines.lines(_drawn(rows, its_recipe), its_recipe), workdir / PICTURE)
 
 
 def recipe(
@@ -90,7 +91,11 @@ def recipe(
   if score is not None:
     words[score] = score.replace("_", " ")
     titles[score] = _title(score, result)
-  at, values = _series(rows, "epsilon")
+  at, values = [], []
+  for row in rows:
+    if is_number(row.get("epsilon")):
+      at.append(row["step"])
+      values.append(row["epsilon"])
   if at:
     y.append("epsilon")
     titles["epsilon"] = _meaning_of(values[-1], result)
@@ -117,10 +122,13 @@ def figure(
   its_recipe = recipe(rows, result, steps=steps, dense=dense)
   if its_recipe is None:
     return None
+  return lines.lines(_drawn(rows, its_recipe), its_recipe, look)
+
+
+def _drawn(rows: list[Row], its_recipe: Recipe) -> list[Row]:
+  """Returns the columns of the rows that a recipe draws, None where a row lacks one."""
   columns = ("step", *its_recipe.y)
-  return redraw.draw(
-    [{name: row.get(name) for name in columns} for row in rows], its_recipe, look
-  )
+  return [{name: row.get(name) for name in columns} for row in rows]
 
 
 def draw_again(workdir: pathlib.Path, steps: str) -> None:
@@ -157,10 +165,10 @@ def _title(score: str, result: Row) -> str:
   """Returns what stands above the panel of a score."""
   if not result:
     return score.replace("_", " ")
-  names = [pictures.proper_name(result[name]) for name in ("dataset", "method")]
+  dataset, method = map(pictures.proper_name, (result["dataset"], result["method"]))
   private = "" if result["epsilon_kind"] != "none" else ": not private"
   last = writers.number(result[score])
-  return f"{', '.join(names)}{private}: {last:.3f} at the end"
+  return f"{dataset}, {method}{private}: {last:.3f} at the end"
 
 
 def _meaning_of(epsilon: float, result: Row) -> str:
@@ -181,10 +189,7 @@ def _between(steps: list[int], values: list[float], result: Row) -> dict[int, fl
   """
   charges = (result.get("ledger") or {}).get("charges", ())
   accountant: Any = result.get("accountant")
-  # Without aborts the whole delta is left for the steps, and is not written twice.
-  left: Any = result.get("accounted_delta", result.get("delta"))
-  is_known = len(charges) == 1 and accountant in proved.ACCOUNTANTS and left
-  if not is_known or len(steps) < 2:
+  if len(charges) != 1 or accountant not in proved.ACCOUNTANTS or len(steps) < 2:
     return {}
   event = event_from_json(charges[0]["event"])
   relation = result["neighboring_relation"]
@@ -194,17 +199,16 @@ def _between(steps: list[int], values: list[float], result: Row) -> dict[int, fl
   wanted = sorted({*early, *steps, *(round(last * part / 4) for part in range(1, 5))})
   try:
     curve = accounting.epsilon_curve(
-      event, wanted, delta=left, neighboring_relation=relation, accountant=accountant
+      event,
+      wanted,
+      delta=guarantee.delta_of_ledger(result),
+      neighboring_relation=relation,
+      accountant=accountant,
     )
   except UserError:
     return {}
-  found = dict(zip(wanted, map(float, curve)))
-  return found if math.isclose(found[steps[-1]], values[-1], rel_tol=1e-4) else {}
-
-
-def _series(rows: list[Row], name: str) -> tuple[list[int], list[float]]:
-  held = [row for row in rows if row.get(name) is not None and math.isfinite(row[name])]
-  return [row["step"] for row in held], [row[name] for row in held]
+  between = dict(zip(wanted, map(float, curve)))
+  return between if math.isclose(between[last], values[-1], rel_tol=1e-4) else {}
 
 
 def write_csv(path: pathlib.Path, rows: list[Row], header: Sequence[str] = ()) -> None:

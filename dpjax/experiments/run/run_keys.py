@@ -74,17 +74,14 @@ def drawn(
   >>> drawn(0, noise_seed=1).sampler == drawn(0, noise_seed=1).sampler
   True
   """
-  if private and noise_seed is None:
-    draw = lambda purpose, size: secrets.token_bytes(size)
-  else:
-    draw = lambda purpose, size: _bytes(purpose, size, seed, noise_seed)
   size = source.KEY_BYTES if release else source.ORDINARY_BYTES
-  return _of(
-    seed,
-    noise=draw("noise", size),
-    local=draw("local", size),
-    sampler=draw("sampler", SAMPLER_BITS // 8),
-  )
+  held = {}
+  for purpose, count in (("noise", size), ("local", size), ("sampler", SAMPLER_BITS // 8)):
+    if private and noise_seed is None:
+      held[purpose] = secrets.token_bytes(count)
+    else:
+      held[purpose] = _bytes(purpose, count, seed, noise_seed)
+  return _of(seed, **held)
 
 
 def _bytes(purpose: str, size: int, *seeds: int | None) -> bytes:
@@ -108,12 +105,15 @@ def _of(seed: int, **held: bytes) -> RunKeys:
 
 def to_json(random: RunKeys) -> dict[str, str]:
   """Returns the secret part of keys as JSON data."""
-  held = {"noise": random.noise, "local": random.local}
-  data = {
-    name: np.asarray(jax.random.key_data(key)).tobytes() for name, key in held.items()
+  return {
+    "noise": _data(random.noise).hex(),
+    "local": _data(random.local).hex(),
+    "sampler": random.sampler.to_bytes(SAMPLER_BITS // 8, "big").hex(),
   }
-  sampler = random.sampler.to_bytes(SAMPLER_BITS // 8, "big")
-  return {name: text.hex() for name, text in (data | {"sampler": sampler}).items()}
+
+
+def _data(key: jax.Array) -> bytes:
+  return np.asarray(jax.random.key_data(key)).tobytes()
 
 
 def from_json(seed: int, held: Mapping[str, str]) -> RunKeys:
@@ -135,8 +135,8 @@ def run_id(config: bytes, data: bytes, random: RunKeys) -> str:
   """Returns a name for one run, from everything that determines the run. It is as secret as the
   data."""
   # The key distinguishes two runs of one config on one data set.
-  key = np.asarray(jax.random.key_data(random.noise)).tobytes()
-  return hashlib.sha256(b"dpjax run" + config + data + key).hexdigest()
+  text = b"dpjax run" + config + data + _data(random.noise)
+  return hashlib.sha256(text).hexdigest()
 
 
 # --- data that a run stores, in its checkpoints alone

@@ -59,11 +59,14 @@ def _from_here(there: Any, config: Config) -> list[str]:
 
   A field that it lacks, since a later version added it, counts with its default there.
   """
+  here = writers.plain(fields.to_dict(config))
+  if json.dumps(there) == json.dumps(here):
+    return []
   # What no version reads is compared as it is.
   with contextlib.suppress(UserError):
     there = writers.plain(fields.to_dict(fields.from_dict(type(config), there)))
   elsewhere = tuple(f"config.{name}:" for name in _where(config))
-  found = _differences(there, writers.plain(fields.to_dict(config)))
+  found = _differences(there, here)
   return [text for text in found if not text.startswith(elsewhere)]
 
 
@@ -166,7 +169,7 @@ def remembered(workdir: pathlib.Path) -> dict[str, Any] | None:
 
 
 def remember(
-  workdir: pathlib.Path, meta: dict[str, Any], *, before: dict[str, Any] | None
+  workdir: pathlib.Path, meta: dict[str, Any], before: dict[str, Any] | None
 ) -> None:
   """Stores what a run needs in order to resume (`run_keys.to_meta`), as secret as the data.
 
@@ -199,7 +202,8 @@ def sealed(
 ) -> str:
   """Returns a public digest of a config without its fields `where`, and of a result without its
   own digest."""
-  unsealed = {name: value for name, value in result.items() if name != SEAL}
+  unsealed = dict(result)
+  unsealed.pop(SEAL, None)
   held = {name: value for name, value in config.items() if name not in where}
   content = config_names.canonical(writers.plain([held, unsealed]))
   return hashlib.sha256(f"dpjax result {json.dumps(content)}".encode()).hexdigest()
@@ -249,9 +253,11 @@ def finished(workdir: pathlib.Path, config: Config) -> dict[str, Any] | None:
 def digests(workdir: pathlib.Path) -> dict[str, str]:
   """Returns the SHA-256 of each file directly in a run's folder, by name. Hidden files, config,
   lock, result and report are left out."""
-  paths = [path for path in sorted(workdir.iterdir()) if path.is_file()]
-  wanted = [path for path in paths if path.name not in _UNBOUND and path.name[0] != "."]
-  return {path.name: files.sha256(path) for path in wanted}
+  found = {}
+  for path in sorted(workdir.iterdir()):
+    if path.is_file() and path.name not in _UNBOUND and path.name[0] != ".":
+      found[path.name] = files.sha256(path)
+  return found
 
 
 def check_files(workdir: pathlib.Path, written: Mapping[str, str]) -> None:

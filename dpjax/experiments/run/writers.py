@@ -421,10 +421,11 @@ def read_metrics(workdir: str | os.PathLike) -> list[dict[str, Any]]:
 
   A last line that was cut off is left out; a missing file has no lines.
   """
-  return [
-    {name: entry[name] if name == "step" else number(entry[name]) for name in entry}
-    for _, entry in _lines(pathlib.Path(workdir))
-  ]
+  rows = []
+  for _, entry in _lines(pathlib.Path(workdir)):
+    step = entry.pop("step")
+    rows.append({"step": step} | {name: number(entry[name]) for name in entry})
+  return rows
 
 
 def _lines(workdir: pathlib.Path) -> list[tuple[str, dict[str, Any]]]:
@@ -437,22 +438,16 @@ def _lines(workdir: pathlib.Path) -> list[tuple[str, dict[str, Any]]]:
   lines = path.read_text(encoding="utf-8", errors="replace").splitlines(keepends=True)
   entries = []
   for index, line in enumerate(lines):
-    entry = _entry(line)
-    if entry is not None:
+    try:
+      # A line without a line end was cut off, even if it happens to be JSON.
+      entry = json.loads(line) if line.endswith("\n") else None
+    except ValueError:
+      entry = None
+    if isinstance(entry, dict) and isinstance(entry.get("step"), int):
       entries.append((line, entry))
     elif index + 1 < len(lines):
       raise UserError(f"{path}: line {index + 1} is not a JSON object with a step")
   return entries
-
-
-def _entry(line: str) -> dict[str, Any] | None:
-  try:
-    # A line without a line end was cut off, even if it happens to be JSON.
-    entry = json.loads(line) if line.endswith("\n") else None
-  except ValueError:
-    return None
-  ok = isinstance(entry, dict) and isinstance(entry.get("step"), int)
-  return entry if ok else None
 
 
 class _Events:

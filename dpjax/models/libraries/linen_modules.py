@@ -7,6 +7,7 @@ A linen module without such a difference is used as it is.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import inspect
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -88,8 +89,7 @@ def draws(model: Any, params: Params, first: ArrayTree, path: str) -> bool:
   Raises:
     UserError: the model draws random numbers in evaluation, too.
   """
-  # eval_shape only traces shapes, so nothing is computed.
-  if _needs_key(lambda: jax.eval_shape(lambda p, x: model.apply(p, x), params, first)):
+  if _needs_key(model.apply, params, first):
     raise UserError(
       "draws random numbers in evaluation too; give its __call__ an argument "
       "train=False, and nn.Dropout deterministic=not train",
@@ -97,13 +97,15 @@ def draws(model: Any, params: Params, first: ArrayTree, path: str) -> bool:
       value=path,
     )
   flags = getattr(model, "flags", {})
-  training = lambda p, x: model.module.apply(p, x, **flags)
-  return bool(flags) and _needs_key(lambda: jax.eval_shape(training, params, first))
+  if not flags:
+    return False
+  return _needs_key(functools.partial(model.module.apply, **flags), params, first)
 
 
-def _needs_key(run: Callable[[], Any]) -> bool:
+def _needs_key(apply: Callable[..., Any], params: Params, x: ArrayTree) -> bool:
   try:
-    run()
+    # It only traces shapes, so nothing is computed.
+    jax.eval_shape(apply, params, x)
   # Flax shows only by this error that a module draws random numbers.
   except flax.errors.InvalidRngError:
     return True

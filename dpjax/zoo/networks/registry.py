@@ -9,9 +9,12 @@ from typing import Any, NamedTuple
 
 from dpjax import models, validate
 from dpjax import names as names_lib
-from dpjax.models.libraries import by_path, linen_modules
+from dpjax.models.libraries import linen_modules
 from dpjax.validate import UserError
 from dpjax.zoo import networks
+
+# Colours of the images of which scattering features are computed.
+COLOURS = ("rgb", "opponent")
 
 
 class _Entry(NamedTuple):
@@ -86,6 +89,8 @@ def names() -> tuple[str, ...]:
 def _entry(name: str) -> _Entry:
   names_lib.one_of(_ENTRIES, model=name)
   if names_lib.is_path(name):
+    from dpjax.models.libraries import by_path  # for a user's model alone
+
     return _Entry(by_path.find(name))
   entry = _ENTRIES[name]
   if isinstance(entry.module, str):
@@ -104,6 +109,8 @@ def options(name: str) -> tuple[str, ...]:
   # Fields of every linen module and arguments that dpjax itself gives are no options.
   hidden = {"num_classes", "parent", "name", *entry.fixed}
   if names_lib.is_path(name):
+    from dpjax.models.libraries import by_path
+
     hidden.update(by_path.arguments(entry.module))
   return tuple(
     name for name in linen_modules.parameters_of(entry.module) if name not in hidden
@@ -201,6 +208,8 @@ def build(name: str, *, num_classes: int, **model_options: Any) -> Any:
   check_options(name, model_options)
   try:
     if names_lib.is_path(name):
+      from dpjax.models.libraries import by_path
+
       return by_path.build(name, num_classes=num_classes, **model_options)
     make = getattr(entry.module, entry.preset) if entry.preset else entry.module
     return make(**{entry.num_classes: num_classes}, **{**entry.given, **model_options})

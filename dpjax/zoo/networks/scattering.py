@@ -27,6 +27,7 @@ from dpjax import trees, validate
 from dpjax.types import DType, HostArray, Indexed
 from dpjax.validate import UserError
 from dpjax.zoo import random_images
+from dpjax.zoo.networks.registry import COLOURS
 
 # Kymatio uses this rounded pi in the norm of its filters, so features here agree with Kymatio's.
 _PI = 3.1415
@@ -34,7 +35,6 @@ _PI = 3.1415
 _SLANT = 4.0
 # Smallest number under the square root. It gives the modulus the gradient 0 at 0.
 _TINY = 1e-30
-COLOURS = ("rgb", "opponent")
 # Rows are orthonormal: light, red minus blue, and red plus blue minus twice green. They are close
 # to the principal components of colours in photographs (Buchsbaum and Gottschalk 1983), so no data
 # are needed.

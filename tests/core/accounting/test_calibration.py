@@ -10,7 +10,7 @@ import pytest
 from dpjax import accounting
 from dpjax.accounting import compose, epsilon, proved
 from dpjax.accounting.event_kinds.discrete_gaussian import DiscreteGaussianDpEvent
-from dpjax.accounting.event_kinds.kind import KINDS
+from dpjax.accounting.event_kinds.kind import every_kind
 from dpjax.accounting.event_kinds.skellam import SkellamDpEvent
 from dpjax.accounting.event_kinds.smooth_sensitivity import SmoothSensitivityDpEvent
 from dpjax.validate import UserError
@@ -219,7 +219,7 @@ def test_only_these_kinds_have_none():
   taken_apart = {"no_op", "non_private", "self_composed", "composed", "k_out_of_t"}
   without = {
     name
-    for name, kind in KINDS.items()
+    for name, kind in every_kind().items()
     if type(kind).pld.__qualname__.startswith("EventKind")
   }
   assert without - taken_apart == {*_WITHOUT_A_GRID, "repeat_and_select"}

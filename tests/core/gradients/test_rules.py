@@ -184,7 +184,7 @@ def test_a_new_rule_is_in_configs_sweeps_and_the_walk_over_every_leaf(psac):
   ]
   points = Runs(named, Sweep(series="privacy.clipping")).points
   assert [one.facts["privacy.clipping"] for one in points] == ["flat", "psac(r=0.3)"]
-  walked = {leaf.path: leaf.hint for leaf in fields.leaves(config)}
+  walked = {leaf.path: leaf.type.hint for leaf in fields.leaves(config)}
   assert walked["privacy.clipping.r"] is float
   assert "psac" in fields.choice_of(walked["privacy.clipping"]).table
   with refuses("config.privacy.clipping.r", error=dpjax.validate.UserError):

@@ -93,8 +93,9 @@ def test_plan_and_ledger_take_it_as_it_is(halves):
 
 
 def test_every_row_is_a_public_name():
-  for row in SCHEMES.values():
+  for name, row in SCHEMES.items():
     kind = row.kind
+    assert kind.name == name
     assert getattr(dpjax.sampling, kind.__name__, None) is kind, (
       f"dpjax/sampling/__init__.py must import {kind.__name__}"
     )

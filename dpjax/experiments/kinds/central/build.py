@@ -235,6 +235,8 @@ def preprocessed(
 @bounds.names_fields
 def with_features(config: TrainConfig, loaded: tuple[Any, Any]) -> tuple[Any, Any]:
   """Returns (train, test) with features as inputs if the model takes features, else unchanged."""
+  if not needs_features(config.model.name):
+    return loaded
   per_example = normalization.per_example(config)
   kept = cache.folder()
   options: Any = per_example, kept, config.resident
@@ -361,7 +363,8 @@ def start(
 
       public_tokenizers.check_vocabulary(model, dataset, name)
     params = init_params(config.model, model, random.init, first)
-    params = starting_point.loaded(config, model, params)
+    if config.pretrained is not None:
+      params = starting_point.loaded(config, model, params)
     check = user_models.draws if names.is_path(name) else linen_modules.draws
     drawing = check(model, params, first, name)
     whole = task
@@ -405,7 +408,7 @@ def assembled(config: TrainConfig, loaded: tuple[Any, Any], random: RunKeys) -> 
   augmented = config.augmentation != "none"
   if augmented:
     features_lib.check_images(train, f"augmentation={config.augmentation!r}")
-  known = starting_point.pretrained_on(config, train)
+  known = [] if config.pretrained is None else starting_point.pretrained_on(config, train)
   behind = features_lib.trained_on(config.model.name, config.data.name)
   task, model, params = start(config, train, random)
   keyed = augmented or task.keyed
@@ -472,24 +475,21 @@ def assembled(config: TrainConfig, loaded: tuple[Any, Any], random: RunKeys) -> 
       mesh=mesh,
     )
 
+  tokens = features_lib.tokens(config)
+  promised = guarantee.of_plan(
+    plan,
+    num_examples,
+    budget=getattr(config.privacy, "epsilon_budget", None),
+    note=guarantee.asked(attack_of(config.privacy), plan.delta),
+    release=config.release,
+  )
+  if config.pretrained is not None:
+    promised = guarantee.noted(promised, *starting_point.notes(config.pretrained, known))
+  promised = features_lib.noted(config, promised)
+  promised = guarantee.repeated(promised, config.noise_seed)
   return Run(
     plan=plan,
-    guarantee=guarantee.repeated(
-      features_lib.noted(
-        config,
-        guarantee.noted(
-          guarantee.of_plan(
-            plan,
-            num_examples,
-            budget=getattr(config.privacy, "epsilon_budget", None),
-            note=guarantee.asked(attack_of(config.privacy), plan.delta),
-            release=config.release,
-          ),
-          *starting_point.notes(config, known),
-        ),
-      ),
-      config.noise_seed,
-    ),
+    guarantee=promised,
     pretrained_on=[*known, *(name for name in behind if name not in known)],
     algorithm=with_keys(random.noise, random.local),
     with_keys=with_keys,
@@ -511,7 +511,7 @@ def assembled(config: TrainConfig, loaded: tuple[Any, Any], random: RunKeys) -> 
     keyed=keyed,
     optimizer=tx,
     save=save,
-    tokenizer=features_lib.tokenizer_facts(config),
+    tokenizer=None if tokens is None else tokens.facts(config.data),
   )
 
 
@@ -529,12 +529,12 @@ def inputs_writer(
   shape = source_shape(dataset)
   # `launch.serve` takes one array for each example, so it refuses a run on columns.
   if dataset.in_columns:
-    return lambda folder: model_inputs.write(folder, None)
+    return functools.partial(model_inputs.write, inputs=None)
   if not needs_features(model.name):
     shape = tuple(dataset.x.shape[1:])
   unit_range = needs_unit_range(model.name)
   facts = model_inputs.of(config, dataset, shape, unit_range=unit_range)
-  return lambda folder: model_inputs.write(folder, facts)
+  return functools.partial(model_inputs.write, inputs=facts)
 
 
 class Central(Experiment[TrainConfig]):
@@ -551,10 +551,6 @@ class Central(Experiment[TrainConfig]):
 
   def with_features(self, data: Any) -> Any:
     return with_features(self.config, data)
-
-  @property
-  def num_steps(self) -> int:
-    return self.config.num_steps
 
   def weights(self) -> dict[str, str]:
     path = self.config.pretrained
@@ -633,9 +629,6 @@ def phase(config: TrainConfig, run: Run) -> Phase:
   # arrays itself.
   init = run.algorithm.init if run.mesh else closed_over.jitted(run.algorithm.init)
   num_first = starting_point.first_steps(config)
-  scored = training.eval_params
-  # Process 0 evaluates alone, so it needs its own copy of whole arrays.
-  copy = own_copy
 
   def step(state: Any, slices: Iterator[Any]) -> tuple[Any, Any]:
     info = None
@@ -654,28 +647,32 @@ def phase(config: TrainConfig, run: Run) -> Phase:
         yield itertools.islice(held, run.plan.slices)
 
   def scores(state: Any) -> dict[str, float]:
-    params = scored(state)
+    params = training.eval_params(state)
     if run.mesh is not None:
       params = on_one(run.mesh, params)
     return run.task.evaluate(run.apply, params, run.test)
 
+  # Process 0 evaluates and writes alone, so it needs its own copy of whole arrays.
+  def released(state: Any) -> Params:
+    return normalization.beside(own_copy(training.eval_params(state)), run.statistics)
+
   return Phase(
     num_steps=config.num_steps,
-    init=lambda: init(run.params),
+    init=functools.partial(init, run.params),
     step=step,
     draws=draws,
-    released=lambda state: normalization.beside(copy(scored(state)), run.statistics),
+    released=released,
     evaluate=scores,
-    write=lambda folder, state: run.save(folder, scored(state)),
+    write=lambda folder, state: run.save(folder, training.eval_params(state)),
     guarantee=run.guarantee,
     row_at=lambda step: every(config.eval_every, step, config.num_steps),
-    observe=lambda state, info, step: facts.observed(config, run, state, info, step),
+    observe=functools.partial(facts.observed, config, run),
     arrivals=left_out.of_step if facts.shows_data(config) else None,
     save_every=config.checkpoint_every,
     before_steps=None if run.statistics is None else run.statistics._asdict(),
     program=functools.partial(_program, run, later),
-    planned=lambda: facts.planned(config, run),
+    planned=functools.partial(facts.planned, config, run),
     describe=lambda state, stated, rows: facts.of(
-      config, run, copy(state), stated["epsilon"]
+      config, run, own_copy(state), stated["epsilon"]
     ),
   )

@@ -30,8 +30,7 @@ from dpjax.noise.correlated.registry import STRATEGIES, Strategy
 from dpjax.training.augment import AUGMENTATIONS
 from dpjax.transforms.every_clip_rule import CLIP_RULES
 from dpjax.zoo.networks import registry
-from dpjax.zoo.networks.registry import names, needs_features
-from dpjax.zoo.networks.scattering import COLOURS
+from dpjax.zoo.networks.registry import COLOURS, names, needs_features
 
 # Name of the contrastive loss, which compares two views of each image of a batch (`embeddings`).
 CONTRASTIVE = "contrastive"
@@ -360,7 +359,7 @@ class DpFtrl(NoisySteps):
     samplers.choice("correlated noise", "capacity", "steps_apart"),
     "who is in a batch, and how far apart; launch.list samplers; or package.module:name",
   ] = "cyclic"
-  strategy: NoiseStrategy = dataclasses.field(default_factory=correlated.Banded)
+  strategy: NoiseStrategy = dataclasses.field(default_factory=lambda: correlated.Banded())
 
 
 @dataclasses.dataclass

@@ -75,17 +75,11 @@ def noted(config: Any, promised: Any) -> Any:
     from dpjax.experiments.kinds.central import public_features
 
     promised = public_features.noted(promised, config.model.name, known)
-  tokens = _tokens(config)
-  return promised if tokens is None else tokens.noted(promised, config.data)
+  tokenizers = tokens(config)
+  return promised if tokenizers is None else tokenizers.noted(promised, config.data)
 
 
-def tokenizer_facts(config: Any) -> dict[str, Any] | None:
-  """Returns facts of the tokenizer that reads the texts of the data; None without a tokenizer."""
-  tokens = _tokens(config)
-  return None if tokens is None else tokens.facts(config.data)
-
-
-def _tokens(config: Any) -> Any:
+def tokens(config: Any) -> Any:
   """Returns the module `public_tokenizers` for data that may have a tokenizer; else None."""
   # Only the declaration of the data can name a tokenizer.
   if not takes_declaration(config.data.name):

@@ -48,8 +48,15 @@ def check(config: TrainConfig) -> None:
   if isinstance(privacy, NoisySteps):
     bounds.privacy(privacy)
     ftrl.check_levels(privacy)
-    _check_clipping(config, privacy)
-    _check_scaling(config, privacy)
+    _check_clipping(privacy)
+    audited = config.audit is not None and config.audit.kind == "gradient"
+    if audited and _scaling(privacy) is not None:
+      raise UserError(
+        "not with privacy.scaling, which makes the noise along a canary's parameter another at "
+        "each step; 'mislabelled' and 'random' go with it",
+        field="audit.kind",
+        value="gradient",
+      )
   _check_noise_aware(config)
   if isinstance(privacy, Guarantee):
     if config.release and privacy.noise_multiplier == 0:
@@ -75,79 +82,63 @@ def _check_prob(privacy: Any) -> None:
       raise (error.within("sampler") if hasattr(chosen, error.field) else error) from error
 
 
-def _check_clipping(config: TrainConfig, privacy: NoisySteps) -> None:
-  name = fields.name_of(config.optimizer, "rule")
+def _check_clipping(privacy: NoisySteps) -> None:
+  """Raises UserError for noise by step beside a clip norm that follows the data."""
+  if not privacy.clipping.adapts:
+    return
   schedule = fields.name_of(privacy, "clip_schedule")
-  changing = privacy.clipping.adapts or schedule != "constant"
-  asked = {"noise_levels": privacy.noise_levels, "clip_schedule": schedule}
-  for field, value in asked.items():
-    if privacy.clipping.adapts and value not in ([], "constant"):
+  for field, value in (("noise_levels", privacy.noise_levels), ("clip_schedule", schedule)):
+    if value not in ([], "constant"):
       raise UserError(
         f"not with privacy.clipping={fields.name_of(privacy, 'clipping')!r}, whose clip norm, and "
         "so its noise, follows the data",
         field=f"privacy.{field}",
         value=value,
       )
-  strategy = (
-    fields.name_of(privacy, "strategy") if isinstance(privacy, DpFtrl) else "identity"
-  )
-  correlated = strategy != "identity"
-  if name in NOISE_AWARE and (changing or privacy.noise_levels or correlated):
-    raise UserError(
-      "needs noise of one standard deviation at every step, so neither "
-      "privacy.clipping='adaptive' nor a privacy.clip_schedule nor "
-      f"privacy.noise_levels nor privacy.strategy={strategy!r} of dp_ftrl",
-      field="optimizer.rule",
-      value=name,
-    )
 
 
 def _check_noise_aware(config: TrainConfig) -> None:
+  """Raises UserError for an optimizer that must know the noise, where it has not one standard
+  deviation or there is none."""
   privacy = config.privacy
   name = fields.name_of(config.optimizer, "rule")
-  noiseless = not isinstance(privacy, Guarantee) or privacy.noise_multiplier == 0
-  if name == "dp_adam" and noiseless:
-    raise UserError(
-      "corrects for the noise of the private gradient, and there is none; use 'adam'",
-      field="optimizer.rule",
-      value="dp_adam",
-    )
-  if name != "dp_sgld":
+  if name not in NOISE_AWARE:
     return
+  needs = functools.partial(UserError, field="optimizer.rule", value=name)
+  if isinstance(privacy, NoisySteps):
+    schedule = fields.name_of(privacy, "clip_schedule")
+    strategy = "identity"
+    if isinstance(privacy, DpFtrl):
+      strategy = fields.name_of(privacy, "strategy")
+    changing = privacy.clipping.adapts or schedule != "constant" or privacy.noise_levels
+    if changing or strategy != "identity":
+      raise needs(
+        "needs noise of one standard deviation at every step, so neither "
+        "privacy.clipping='adaptive' nor a privacy.clip_schedule nor "
+        f"privacy.noise_levels nor privacy.strategy={strategy!r} of dp_ftrl"
+      )
+    if _scaling(privacy) is not None:
+      raise needs(
+        "needs noise of one standard deviation at every step and coordinate, which "
+        f"privacy.scaling={fields.name_of(privacy, 'scaling')!r} does not leave"
+      )
+  noiseless = not isinstance(privacy, Guarantee) or privacy.noise_multiplier == 0
+  if noiseless and name == "dp_adam":
+    raise needs(
+      "corrects for the noise of the private gradient, and there is none; use 'adam'"
+    )
   if noiseless:
-    raise UserError(
+    raise needs(
       "its noise is that of the private gradient; without clipping and noise "
-      "(privacy='dp_sgd') nothing is proved, at any temperature",
-      field="optimizer.rule",
-      value="dp_sgld",
+      "(privacy='dp_sgd') nothing is proved, at any temperature"
     )
   rule = getattr(privacy, "clipping", None)
-  if isinstance(rule, transforms.PerLayer) and rule.noise != "shared":
+  if name == "dp_sgld" and isinstance(rule, transforms.PerLayer) and rule.noise != "shared":
     raise UserError(
       "must be 'shared' for optimizer.rule='dp_sgld', or the parameters have "
       "different temperatures",
       field="privacy.clipping.noise",
       value=rule.noise,
-    )
-
-
-def _check_scaling(config: TrainConfig, privacy: NoisySteps) -> None:
-  if _scaling(privacy) is None:
-    return
-  name = fields.name_of(config.optimizer, "rule")
-  if name in NOISE_AWARE:
-    raise UserError(
-      "needs noise of one standard deviation at every step and coordinate, which "
-      f"privacy.scaling={fields.name_of(privacy, 'scaling')!r} does not leave",
-      field="optimizer.rule",
-      value=name,
-    )
-  if config.audit is not None and config.audit.kind == "gradient":
-    raise UserError(
-      "not with privacy.scaling, which makes the noise along a canary's parameter another at each "
-      "step; 'mislabelled' and 'random' go with it",
-      field="audit.kind",
-      value=config.audit.kind,
     )
 
 
@@ -295,7 +286,9 @@ def make_plan(config: TrainConfig, num_examples: int, params: Any = None) -> Pla
   # A batch that is padded for all examples cannot overflow. `_with_capacity` chooses a smaller
   # capacity later.
   whole = sampler(config, num_examples)
-  statistics = normalization.mechanism(config, num_examples, whole)
+  statistics = None
+  if normalization.releases_statistics(config):
+    statistics = normalization.mechanism(config, num_examples, whole)
   plan = make(
     sampler=whole,
     num_steps=config.num_steps,

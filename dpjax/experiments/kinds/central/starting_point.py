@@ -43,7 +43,8 @@ class Trained(NamedTuple):
 def check(config: TrainConfig) -> None:
   """Raises UserError if `pretrained` or `trainable` is wrong, or does not fit the rest of the
   config; loads no data."""
-  _check_file(config)
+  if config.pretrained is not None or config.safetensors:
+    _check_file(config)
   trainable = config.trainable
   if isinstance(trainable, LowRank):
     validate.integer_at_least(1, **{"trainable.rank": trainable.rank})
@@ -100,9 +101,8 @@ def _check_file(config: TrainConfig) -> None:
 
 
 def loaded(config: TrainConfig, model: nn.Module, params: Params) -> Params:
-  """Returns the weights of the config's file; without a file, `params`."""
-  if config.pretrained is None:
-    return params
+  """Returns the weights of the config's file `pretrained`, for a model like `params`."""
+  assert config.pretrained is not None
   path = names.weights_file(config.pretrained)
   if not path or path.endswith(".npz"):
     from dpjax.experiments.run import saved
@@ -114,31 +114,19 @@ def loaded(config: TrainConfig, model: nn.Module, params: Params) -> Params:
 
 
 def pretrained_on(config: TrainConfig, train: data.Dataset) -> list[str]:
-  """Returns names of the data that the first parameters depend on (`saved.pretrained_on`).
-
-  Returns [] if the first parameters are random.
-  """
-  if config.pretrained is None:
-    return []
+  """Returns names of the data that the file `pretrained` depends on (`saved.pretrained_on`)."""
+  assert config.pretrained is not None
   # Imported here, since most runs begin from random numbers and do not need this module.
   from dpjax.experiments.run import saved
 
   return saved.pretrained_on(config.pretrained, config.data.name, train)
 
 
-def notes(config: TrainConfig, known: list[str]) -> tuple[str, str]:
-  """Returns (text before the run's statement, assumption of its guarantee); "" for both if the
-  first parameters are random.
-
-  Args:
-    config: config of the run.
-    known: result of `pretrained_on`.
-  """
-  if config.pretrained is None:
-    return "", ""
+def notes(path: str, known: list[str]) -> tuple[str, str]:
+  """Returns (text before the run's statement, assumption of its guarantee) for first parameters
+  from a file; `known` is the result of `pretrained_on`."""
   from dpjax.experiments.run import saved
 
-  path = config.pretrained
   return saved.statement(path, known), saved.assumed(path, known)
 
 
@@ -161,8 +149,24 @@ def trained(
     key: key of the initial parameters. It depends on the seed alone, so it is public.
   """
   trainable = config.trainable
-  if not isinstance(trainable, LowRank):
-    return _without_adapters(config, task, model, params)
+  if isinstance(trainable, LowRank):
+    return _with_adapters(trainable, task, model, params, key)
+  if not isinstance(trainable, AllWeights):
+    _check_head(config, params)
+  if not isinstance(trainable, Head):
+    return Trained(params, task.loss, model.apply, lambda whole: whole)
+  from dpjax.experiments.run import saved
+
+  # The other layers are constants of the loss, so they have no gradient to clip.
+  layers = params["params"]
+  whole = lambda head: {**params, "params": {**layers, **head["params"]}}
+  apply = lambda head, x, **key: model.apply(whole(head), x, **key)
+  return Trained({"params": {saved.HEAD: layers[saved.HEAD]}}, task.loss, apply, whole)
+
+
+def _with_adapters(
+  trainable: LowRank, task: Task, model: Any, params: Params, key: jax.Array
+) -> Trained:
   key = key_for(KeyUse.ADAPTERS, key)
   try:
     adapted = training.lora(
@@ -177,22 +181,6 @@ def trained(
   loss = lambda _: adapted.apply(task.loss(model.apply))
   apply = lambda adapters, x: model.apply(adapted.merge(adapters), x)
   return Trained(adapted.trainable, loss, apply, adapted.merge)
-
-
-def _without_adapters(
-  config: TrainConfig, task: Task, model: Any, params: Params
-) -> Trained:
-  if not isinstance(config.trainable, AllWeights):
-    _check_head(config, params)
-  if not isinstance(config.trainable, Head):
-    return Trained(params, task.loss, model.apply, lambda whole: whole)
-  from dpjax.experiments.run import saved
-
-  # The other layers are constants of the loss, so they have no gradient to clip.
-  layers = params["params"]
-  whole = lambda head: {**params, "params": {**layers, **head["params"]}}
-  apply = lambda head, x, **key: model.apply(whole(head), x, **key)
-  return Trained({"params": {saved.HEAD: layers[saved.HEAD]}}, task.loss, apply, whole)
 
 
 def _check_head(config: TrainConfig, params: Params) -> None:

@@ -41,27 +41,32 @@ def _num_outputs(dataset: data.Dataset) -> int:
   return dataset.num_classes
 
 
-def _scores(name: str) -> Callable[..., dict[str, float]]:
-  """Returns the function `dpjax.metrics.<name>`, whose module is imported at its first call."""
-
-  def evaluate(*args: Any, **kwargs: Any) -> dict[str, float]:
-    return getattr(dpjax.metrics, name)(*args, **kwargs)
-
-  return evaluate
+def _scores(name: str, *args: Any, **kwargs: Any) -> dict[str, float]:
+  """Returns `dpjax.metrics.<name>(...)`; the module is imported when a run is scored."""
+  return getattr(dpjax.metrics, name)(*args, **kwargs)
 
 
 # Maps the type of the data's target (None: classes) to a task. A new type needs one entry here.
 TASKS: dict[type | None, Task] = {
   None: Task(
-    "classification", losses.softmax_cross_entropy, _scores("evaluate"), _num_outputs
+    "classification",
+    losses.softmax_cross_entropy,
+    functools.partial(_scores, "evaluate"),
+    _num_outputs,
   ),
   data.Labels: Task(
-    "multi_label", losses.sigmoid_cross_entropy, _scores("evaluate_labels"), _num_outputs
+    "multi_label",
+    losses.sigmoid_cross_entropy,
+    functools.partial(_scores, "evaluate_labels"),
+    _num_outputs,
   ),
   # Targets are scaled to [-1, 1] by public bounds. While predictions stay in that range, an
   # error is at most 2, so gradients are of the same order as in classification.
   data.Interval: Task(
-    "regression", losses.mean_squared_error, _scores("evaluate_regression"), _num_outputs
+    "regression",
+    losses.mean_squared_error,
+    functools.partial(_scores, "evaluate_regression"),
+    _num_outputs,
   ),
 }
 _NEXT_TOKEN = functools.partial(losses.next_token, padding_id=PADDING_ID)
@@ -69,7 +74,7 @@ _OF_USERS = functools.partial(_NEXT_TOKEN, sequences=True)
 _LANGUAGE = Task(
   "language_modeling",
   _NEXT_TOKEN,
-  functools.partial(_scores("evaluate_next_token"), padding_id=PADDING_ID),
+  functools.partial(_scores, "evaluate_next_token", padding_id=PADDING_ID),
   lambda dataset: dataset.vocab_size,
 )
 

@@ -259,7 +259,7 @@ class FedFtrl(ServerNoise):
     samplers.choice("correlated noise", "steps_apart"),
     "which clients are in a round, and how far apart; or package.module:name",
   ] = "cyclic"
-  strategy: NoiseStrategy = dataclasses.field(default_factory=correlated.Banded)
+  strategy: NoiseStrategy = dataclasses.field(default_factory=lambda: correlated.Banded())
 
 
 @dataclasses.dataclass
