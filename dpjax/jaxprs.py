@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import collections
 import functools
+import itertools
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple, Protocol
 
@@ -404,14 +405,15 @@ class Graph(NamedTuple):
   @classmethod
   def of(cls, jaxpr: Jaxpr) -> Graph:
     """Returns the graph of a whole jaxpr."""
-    uses = collections.Counter(v for v in jaxpr.outvars if not is_literal(v))
+    uses = collections.Counter([v for v in jaxpr.outvars if not is_literal(v)])
     users = {}
     position = {}
     for eqn in jaxpr.eqns:
-      inputs = [v for v in eqn.invars if not is_literal(v)]
-      uses.update(inputs)
-      users.update(dict.fromkeys(inputs, eqn))
-      position.update({v: i for i, v in enumerate(eqn.outvars)})
+      for atom in eqn.invars:
+        if not is_literal(atom):
+          uses[atom] += 1
+          users[atom] = eqn
+      position.update(zip(eqn.outvars, itertools.count()))
     return cls(uses, users, position)
 
   def ends(self, results: Sequence[Var]) -> dict[Var, Ends]:
@@ -424,8 +426,11 @@ class Graph(NamedTuple):
     whole = {var: self.same_cotangent(var) for var in results}
     split = {end: self._split(end) for end in whole.values()}
     shared = collections.Counter(split.values())
-    best = {e: s if s and shared[s] > 1 else Ends((e,)) for e, s in split.items()}
-    return {var: best[end] for var, end in whole.items()}
+    ends = {}
+    for var, end in whole.items():
+      parts = split[end]
+      ends[var] = parts if parts and shared[parts] > 1 else Ends((end,))
+    return ends
 
   def same_cotangent(self, var: Var) -> Var:
     """Follows a value through sums that are its only use. Returns the last sum, or the value.

@@ -15,9 +15,13 @@ from jax import lax
 from dpjax.types import ArrayTree
 
 
-def _varying_axes(tree: Any) -> frozenset[str]:
-  types = [getattr(jax.typeof(x), "manual_axis_type", None) for x in jax.tree.leaves(tree)]
-  return frozenset().union(*(getattr(each, "varying", ()) for each in types))
+def varying_axes(tree: ArrayTree) -> set[str]:
+  """Returns the axes of a mesh along which some leaf is marked; none outside of `shard_map`."""
+  axes: set[str] = set()
+  for leaf in jax.tree.leaves(tree):
+    marks = getattr(jax.typeof(leaf), "manual_axis_type", None)
+    axes.update(getattr(marks, "varying", ()))
+  return axes
 
 
 def as_varying_as(reference: ArrayTree, tree: ArrayTree) -> Any:
@@ -25,10 +29,12 @@ def as_varying_as(reference: ArrayTree, tree: ArrayTree) -> Any:
 
   Outside `shard_map` this changes nothing.
   """
-  axes = _varying_axes(reference)
+  axes = varying_axes(reference)
+  if not axes:
+    return tree
 
   def mark(leaf):
-    missing = tuple(sorted(axes - _varying_axes(leaf)))
+    missing = tuple(sorted(axes - varying_axes(leaf)))
     return lax.pcast(leaf, missing, to="varying") if missing else leaf
 
   return jax.tree.map(mark, tree)

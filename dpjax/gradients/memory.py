@@ -64,7 +64,7 @@ def tapped_route(planned: Recipe, params: Params, example: ArrayTree) -> Bytes:
   """Estimates temporaries of the tapped route; arguments may be ShapeDtypeStructs."""
   program = planned.program
   leaves = jax.tree.leaves(params)
-  looped = {site.index for site in program.sites() if site.loops}
+  looped = {site.index for site in program.sites if site.loops}
   keeping = kept_at(planned.units)
 
   def forward(leaves, taps, examples):
@@ -76,7 +76,7 @@ def tapped_route(planned: Recipe, params: Params, example: ArrayTree) -> Bytes:
 
   def sizes(count: int) -> tuple[float, ...]:
     struct = jax.ShapeDtypeStruct
-    taps = {t.index: struct((count, *t.shape), t.aval.dtype) for t in program.taps()}
+    taps = {t.index: struct((count, *t.shape), t.aval.dtype) for t in program.taps}
     examples = [_stacked(leaf, count) for leaf in jax.tree.leaves(example)]
     _, back, seen = jax.eval_shape(forward, leaves, taps, examples)
     seen = tapped.operands_of(program, seen, keeping)

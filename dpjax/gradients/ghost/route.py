@@ -43,6 +43,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 from jax import lax
+from jax.extend import core as jex
 
 from dpjax import jaxprs, trees
 from dpjax.branches import rarely_taken
@@ -52,7 +53,6 @@ from dpjax.gradients.exact_sum import ExactSum
 from dpjax.gradients.ghost import (
   jaxpr_sites,
   lengths,
-  row_forms,
   tapped,
   unit_rules,
   units,
@@ -60,19 +60,14 @@ from dpjax.gradients.ghost import (
 from dpjax.gradients.ghost.jaxpr_sites import Program
 from dpjax.gradients.ghost.tapped import ParamFlow
 from dpjax.gradients.ghost.units import Rule, Sum, Unit, sum_of
-from dpjax.gradients.loss_checks import mixes
+from dpjax.gradients.loss_checks import Loss, mixes
 from dpjax.gradients.manual_axes import as_varying_as
 from dpjax.gradients.settling import on_settled
 from dpjax.parallel import made_for
-from dpjax.types import ArrayTree, ClippedSum, LossFn, NumberTree, Params
+from dpjax.types import ArrayTree, ClippedSum, NumberTree, Params
 
 # Largest number of parameters whose per-example gradients are cheap to stack.
 _SMALL = 4096
-
-
-def first_of(batch: ArrayTree) -> Any:
-  """Returns the first example of a batch, for a trace, which needs only shapes and types."""
-  return jax.tree.map(lambda leaf: leaf[0], batch)
 
 
 class Recipe(NamedTuple):
@@ -80,40 +75,41 @@ class Recipe(NamedTuple):
 
   program: Program
   units: tuple[Unit, ...]
+  group_of: Sequence[int]  # index of the clip norm of each leaf
   platform: str
 
 
 def plan(
-  loss_fn: LossFn,
+  loss: jex.ClosedJaxpr,
   params: Params,
-  example: ArrayTree,
   l2_clip_norm: NumberTree = 1.0,
   platform: str | None = None,
 ) -> Recipe:
-  """Returns the recipe of a loss: traces it, and chooses the rules.
+  """Returns the recipe of the program of a loss: finds its sites, and chooses the rules.
 
-  `params` and `example` may be ShapeDtypeStructs. A second trace follows if the gradients of some
-  leaves are to be stacked per example.
+  Args:
+    loss: jaxpr of `(params, ONE example) -> scalar`.
+    params: parameters, or their ShapeDtypeStructs.
+    l2_clip_norm: the clip norms; only their places in the tree count.
+    platform: backend; None for the one that programs are made for.
   """
   groups = _groups_of_leaves(l2_clip_norm, params)
   platform = platform or made_for.platform()
   leaves = jax.tree.leaves(params)
-  program = jaxpr_sites.trace(loss_fn, params, example)
+  program = jaxpr_sites.program_of(loss, len(leaves))
   planned = units.find_units(program, leaves, groups, platform)
-  # Only a first trace shows which leaves an index chooses from. A second trace lifts these leaves
-  # to data.
+  # Only sites show which leaves an index chooses from. These leaves are then lifted to data.
   if stacked := units.better_stacked(planned, leaves):
-    program = jaxpr_sites.trace(loss_fn, params, example, stacked)
+    program = jaxpr_sites.program_of(loss, len(leaves), stacked)
     planned = units.find_units(program, leaves, groups, platform)
-  return Recipe(program, planned, platform)
+  return Recipe(program, planned, groups, platform)
 
 
 def _groups_of_leaves(l2_clip_norm: NumberTree, params: Params) -> list[int]:
   """Returns the index of the clip norm of each leaf of the parameters."""
   norms, treedef = jax.tree.flatten(l2_clip_norm)
-  spread = lambda index, group: jax.tree.map(lambda _: index, group)
   indices = treedef.unflatten(range(len(norms)))
-  return jax.tree.leaves(jax.tree.map(spread, indices, params))
+  return jax.tree.leaves(jax.tree.broadcast(indices, params))
 
 
 def pays(planned: Sequence[Unit], params: Params) -> bool:
@@ -136,8 +132,7 @@ def clipped_sum(
   It equals that of the vmap route (`clipping.clip_and_sum`), up to the rounding that norms include.
   """
   leaves, treedef = jax.tree.flatten(params)
-  program, planned_units, platform = planned
-  group_of = _groups_of_leaves(clip.norms, params)
+  program, planned_units, group_of, platform = planned
   flow = ParamFlow.of(program, leaves)
   examples = jax.tree.leaves(batch)
   keeping = units.kept_at(planned_units)
@@ -446,9 +441,7 @@ def keeps_apart(planned: Recipe) -> bool:
   product of rows. If the kernel depends on data, or a branch holds the convolution, it may mix
   them. A constant kernel mixes none.
   """
-  by_rows = {
-    id(site.eqn) for site in planned.program.sites() if row_forms.find(site) is not None
-  }
+  by_rows = {id(site.eqn) for site in planned.program.sites if site.form is not None}
   suspects = []
 
   def visit(eqn: Any, given: list[bool]) -> None:
@@ -464,7 +457,7 @@ def keeps_apart(planned: Recipe) -> bool:
 
 
 def stacked_gradients(
-  loss_fn: LossFn, params: Params, batch: ArrayTree
+  loss: Loss, params: Params, batch: ArrayTree
 ) -> tuple[jax.Array, Any]:
   """Returns losses [B] and the gradient of each example, leaves [B, *param], in at least
   float32.
@@ -473,8 +466,8 @@ def stacked_gradients(
   computes in less than float32, JAX itself would round (or overflow) once more. Examples are taken
   one after the other if a convolution could mix them.
   """
-  recipe = plan(loss_fn, params, first_of(batch))
-  if keeps_apart(recipe):
+  recipe = plan(loss.closed, params)
+  if not loss.mixes or keeps_apart(recipe):
     return _stacked(recipe, params, batch)
 
   def alone(example: ArrayTree) -> Any:
@@ -486,7 +479,7 @@ def stacked_gradients(
 
 def _stacked(recipe: Recipe, params: Params, batch: ArrayTree) -> tuple[jax.Array, Any]:
   leaves, treedef = jax.tree.flatten(params)
-  program, planned, _ = recipe
+  program, planned, *_ = recipe
   flow = ParamFlow.of(program, leaves)
   recorded = tapped.record(program, leaves, jax.tree.leaves(batch))  # [*loops, B, ...]
   grads = [unit_rules.rule_of(unit, flow).stacked(recorded) for unit in planned]

@@ -91,7 +91,7 @@ class StandardKernel(NamedTuple):
       return None
     # The kernel is standardised over all axes but the last, which has to be that of the features.
     last = site.eqn.params["dimension_numbers"].rhs_spec[0] == 3
-    form = row_forms.find(site) if last and _measured_precision(site) else None
+    form = site.form if last and _measured_precision(site) else None
     # The same rows are needed for all columns, but each group of a convolution has its own.
     return form if form is not None and form.blocks == 1 else None
 

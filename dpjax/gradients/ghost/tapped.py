@@ -62,10 +62,10 @@ def record(
     outs, seen = run(program, [*leaves, *example], taps)
     return outs[0], operands_of(program, seen, keeping)
 
-  zeros = {tap.index: jnp.zeros(tap.shape, tap.aval.dtype) for tap in program.taps()}
+  zeros = {tap.index: jnp.zeros(tap.shape, tap.aval.dtype) for tap in program.taps}
   taps = as_varying_as(examples, zeros)  # [*loops, *result]
-  tap_axes = {tap.index: len(tap.loops) for tap in program.taps()}
-  operand_axes = {site.index: len(site.loops) for site in program.sites()}
+  tap_axes = {tap.index: len(tap.loops) for tap in program.taps}
+  operand_axes = {site.index: len(site.loops) for site in program.sites}
   # The taps are not batched. Their gradients are, since the gradient of ONE loss is mapped.
   (losses, operands), at_taps = jax.vmap(
     jax.value_and_grad(loss, has_aux=True),
@@ -80,7 +80,7 @@ def operands_of(program: Program, seen: Operands, keeping: Collection[int]) -> O
   """Returns what `run` has seen at each site; with `Site.kept` only for sites in `keeping`."""
   return {
     s.index: seen[s.index] if s.index in keeping else seen[s.index][: len(s.data)]
-    for s in program.sites()
+    for s in program.sites
   }
 
 
@@ -92,7 +92,7 @@ def _cotangents(program: Program, at_taps: Taps, batch_axes: dict[int, int]) -> 
     axis = batch_axes[cotangent.taps[0]] + 1 + cotangent.axis
     return jnp.concatenate(parts, axis) if len(parts) > 1 else parts[0]
 
-  operands = program.all_cotangents().items()
+  operands = program.cotangents.items()
   return {index: tuple(map(joined, cotangents)) for index, cotangents in operands}
 
 
@@ -141,7 +141,7 @@ def _lift(lifts: Sequence[Lift], values: list[Any], taps: Taps) -> Operands:
 
 def _entered(step: Step, values: list[Any], taps: Taps) -> tuple[list[Any], Operands]:
   """Evaluates an equation whose inner program is entered, as `run` does."""
-  inner_taps = {tap.index: taps[tap.index] for tap in step.inner.taps()}
+  inner_taps = {tap.index: taps[tap.index] for tap in step.inner.taps}
   again = functools.partial(run, step.inner)
   if step.action is Action.SCAN:
     # Taps are sliced as the inputs are, since every turn has its own cotangents.

@@ -522,7 +522,7 @@ def _keeps_apart(site: Site) -> bool:
   A grouped convolution may mix them: where a compiler carries it out with zeros between the groups,
   NaN of one example reaches the others.
   """
-  form = row_forms.find(site)
+  form = site.form
   if form is not None:
     return form.one_hot or _by_rows(site, form)
   if site.eqn is None or site.name == chosen_products.NAME:
@@ -536,7 +536,7 @@ def _keeps_apart(site: Site) -> bool:
 def site_gradient(site: Site, seen, data, cotangents) -> tuple[jax.Array, ...]:
   """Returns the gradient [*source.loops, *param] of ONE example for each parameter as the
   site sees it."""
-  form = row_forms.find(site)
+  form = site.form
   if form is not None and _by_rows(site, form):
     # `precision.of_sums` suffices here. Callers add the gradient to a sum, scale it down to a known
     # norm, or add a bound on its rounding to its norm.
@@ -748,7 +748,7 @@ def _clipped_transpose(site: Site, seen, recorded: Recorded, factor, call, finit
   cotangents = recorded.cotangents[site.index]
   transposed = functools.partial(_transpose_at, site, seen, call=call, finite=finite)
   count = factor.shape[0]
-  form = row_forms.find(site)
+  form = site.form
   # The number of parts follows from the type of the cotangents, as for the norm. Factors may be in
   # double precision because of other leaves of the clip group.
   parts = _parts_of(form, cotangents[0].dtype, count) if form is not None else 1
@@ -799,7 +799,7 @@ def _transpose_at(site: Site, seen, args, *, call, finite):
   depth = len(site.loops)
   batch = dataclasses.replace(site, loops=(*site.loops, Loop(-1, factor.shape[0])))
   # The batch is one more loop around the site.
-  form = row_forms.find(batch)
+  form = batch.form
 
   def clipped(settled):
     factor, data, cotangents = settled
