@@ -100,14 +100,18 @@ def _is_new(atom: Any, known: set[Var]) -> bool:
   return is_literal(atom) or atom not in known
 
 
-def operands(eqn: Eqn) -> tuple[Var, ...]:
-  """Returns the distinct variables that an equation reads."""
-  return tuple(dict.fromkeys(atom for atom in eqn.invars if not is_literal(atom)))
-
-
 def bind(eqn: Eqn, values: Sequence[Any]) -> dict[Var, Any]:
-  """Returns the value bound to each variable of an equation."""
-  return {v: x for v, x in zip(eqn.invars, values) if not is_literal(v)}
+  """Returns the value of each of the distinct variables that an equation reads, in order."""
+  known = {}
+  for atom, value in zip(eqn.invars, values):
+    if not is_literal(atom):
+      known[atom] = value
+  return known
+
+
+def operands(eqn: Eqn) -> tuple[Var, ...]:
+  """Returns the distinct variables that an equation reads, in order."""
+  return tuple(bind(eqn, eqn.invars))
 
 
 def inside(eqn: Eqn) -> list[Any]:
@@ -256,8 +260,7 @@ def eqn_fn(eqn: Eqn) -> Callable[..., list[Any]]:
 
 def results_of(eqn: Eqn, values: Sequence[Any]) -> list[Any]:
   """Returns the results of an equation at the values of all its operands, literals included."""
-  known = bind(eqn, values)
-  return eqn_fn(eqn)(*(known[v] for v in operands(eqn)))
+  return eqn_fn(eqn)(*bind(eqn, values).values())
 
 
 def evaluate(

@@ -16,7 +16,7 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh
 
-from dpjax import columns, trees, validate
+from dpjax import trees, validate
 from dpjax.accounting.proved import NeighboringRelation
 from dpjax.gradients import clipping, memory
 from dpjax.gradients.arguments import (
@@ -53,7 +53,7 @@ METHODS = ("auto", "vmap", "ghost")
 
 
 def _batch_size(batch: Any, name: str = "batch") -> int:
-  columns.check_no_none(batch, name)
+  trees.check_no_none(batch, name)
   sizes = {jnp.shape(leaf)[:1] for leaf in jax.tree.leaves(batch)}  # () for a scalar
   if len(sizes) != 1 or () in sizes:
     leading_axes = sorted(map(str, sizes)) or "no arrays"
@@ -163,7 +163,7 @@ def _rows(loss_fn: LossFn, loss: Loss, params: Params, batch: Any) -> tuple[Arra
     return grad_fn(params, batch)
   # Without rows there is nothing to compute, and only the shapes are needed.
   shapes = jax.eval_shape(grad_fn, params, batch)
-  losses, grads = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), shapes)
+  losses, grads = jax.tree.map(jnp.zeros_like, shapes)
   return losses, jax.tree.map(trees.at_least_float32, grads)
 
 

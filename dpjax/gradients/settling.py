@@ -31,33 +31,33 @@ def on_settled(fn: Callable[[Any], Any], tree: ArrayTree) -> Any:
   >>> float(jax.jit(lambda x: on_settled(jnp.sum, x * 2.0))(jnp.ones(3)))
   6.0
   """
-  # The condition below compares a float with -inf. Keys have no order, and integers no -inf.
-  is_float = lambda leaf: jnp.issubdtype(leaf.dtype, jnp.floating)
-  known = [leaf for leaf in jax.tree.leaves(tree) if leaf.size and is_float(leaf)]
-  if not any(isinstance(leaf, Tracer) for leaf in known):
-    return fn(tree)
   leaves, treedef = jax.tree.flatten(tree)
+  # The condition below compares a float with -inf. Keys have no order, and integers no -inf.
+  is_float = lambda leaf: leaf.size and jnp.issubdtype(leaf.dtype, jnp.floating)
+  floats = list(filter(is_float, leaves))
+  if not any([isinstance(leaf, Tracer) for leaf in floats]):
+    return fn(tree)
   # XLA cannot tell that two operands are one array, and would read it twice. For example, a product
   # and the bias that is added to it have one array of cotangents.
   distinct = {id(leaf): leaf for leaf in leaves}
+
+  def on_stored(arrays):
+    stored = dict(zip(distinct, arrays))
+    return fn(treedef.unflatten([stored[id(leaf)] for leaf in leaves]))
+
+  arrays = list(distinct.values())
   if made_for.platform() != "cpu":
-    settled = dict(zip(distinct, lax.optimization_barrier(list(distinct.values()))))
-    return fn(treedef.unflatten([settled[id(leaf)] for leaf in leaves]))
+    return on_stored(lax.optimization_barrier(arrays))
   shapes = jax.eval_shape(fn, tree)
 
-  def never(tree):
-    zeros = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), shapes)
-    return as_varying_as(tree, zeros)
-
-  # Dimensions of size 1 are removed. For them XLA's CPU backend would choose another layout in the
-  # branch, and copy the array.
-  narrow = [jnp.reshape(x, [n for n in jnp.shape(x) if n != 1]) for x in distinct.values()]
+  def never(_):
+    return as_varying_as(arrays, jax.tree.map(jnp.zeros_like, shapes))
 
   def on_whole(flat):
-    pairs = zip(distinct.items(), flat)
-    whole = {key: jnp.reshape(y, jnp.shape(x)) for (key, x), y in pairs}
-    return fn(treedef.unflatten([whole[id(leaf)] for leaf in leaves]))
+    return on_stored([jnp.reshape(x, whole.shape) for x, whole in zip(flat, arrays)])
 
   # Nothing, not even NaN, is below -inf. XLA does not know that, so it keeps the conditional.
-  impossible = jnp.ravel(known[0])[0] < -jnp.inf
-  return lax.cond(impossible, never, on_whole, narrow)
+  impossible = jnp.ravel(floats[0])[0] < -jnp.inf
+  # Dimensions of size 1 are removed. For them XLA's CPU backend would choose another layout in the
+  # branch, and copy the array.
+  return lax.cond(impossible, never, on_whole, list(map(jnp.squeeze, arrays)))

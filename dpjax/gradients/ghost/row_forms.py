@@ -95,7 +95,14 @@ class RowForm:
   def unflatten(self, product: jax.Array) -> jax.Array:
     """Returns a product [N, K, P] as a gradient [*sliced loops, *param] of the parameter."""
     stacked = product.reshape(*self.loop_sizes, *_sizes(self.shape, self.order))
-    return stacked.transpose(_restore(self.order, len(self.loop_sizes)))
+    return self._in_order(stacked)
+
+  def _in_order(self, stacked: jax.Array) -> jax.Array:
+    """Puts [*sliced loops, dimensions as in `order`] into the order of the parameter."""
+    loops = len(self.loop_sizes)
+    return jnp.moveaxis(
+      stacked, range(loops, stacked.ndim), [loops + d for d in self.order]
+    )
 
 
 def find(site: Site) -> RowForm | None:
@@ -129,12 +136,6 @@ def _sizes(shape: Sequence[int], dims: Sequence[int]) -> tuple[int, ...]:
 
 def _others(rank: int, *taken: Sequence[int]) -> tuple[int, ...]:
   return tuple(sorted(set(range(rank)).difference(*taken)))
-
-
-def _restore(order: Sequence[int], loops: int) -> list[int]:
-  """Returns the permutation that puts [*loops, dims in the given order] back into ascending
-  order."""
-  return [*range(loops), *[loops + list(order).index(d) for d in range(len(order))]]
 
 
 class Dense(RowForm):
@@ -263,7 +264,7 @@ class Convolution(RowForm):
     split = jnp.moveaxis(split, 1, -2)  # [blocks, *kernel, channels, groups, features]
     features = self.groups * self.right
     stacked = split.reshape(*self.loop_sizes, *self.kernel, self.channels, features)
-    return stacked.transpose(_restore(self.order, len(self.sliced)))  # [*sliced, *param]
+    return self._in_order(stacked)  # [*sliced, *param]
 
 
 class PlaceGram:
@@ -560,10 +561,10 @@ def outer_length(rows: RowFactors) -> RowLengths:
   """Returns |left^T right| for a single row, which is |left| |right| in each block.
 
   Its growth by rounding in a sum is included (`precision`)."""
-  right = lengths.of(rows.right, axis=(1, 2))  # [N]
+  right = lengths.of(rows.right, keep=1)  # [N]
   if not is_float(rows.left):
     return RowLengths(over_blocks(right), jnp.sum(right.longest))
-  left = lengths.of(rows.left, axis=(1, 2))  # [N]
+  left = lengths.of(rows.left, keep=1)  # [N]
   grown = 1 + precision.of_sums(left.norm.dtype).growth
   norm = left.norm * right.norm * grown
   both = Length(norm, left.longest * right.longest * grown)
@@ -739,7 +740,7 @@ def _row_lengths(side: jax.Array) -> Length:
   if not is_float(side):
     inside = (side >= 0).astype(jnp.float32)  # [N, T]
     return Length(inside, inside)
-  return lengths.of(side, axis=-1)
+  return lengths.of(side, keep=2)
 
 
 def product(rows: RowFactors, left_size: int, *, as_sums: bool = False) -> jax.Array:

@@ -146,7 +146,9 @@ def test_one_example_is_read_as_it_was_recorded(chip):
         if jnp.issubdtype(x.dtype, jnp.floating) else jnp.moveaxis(x, depth, 0)
       )  # fmt: skip
       getattr(damaged, kind)[site] = tuple(jnp.moveaxis(bad(x), 0, depth) for x in arrays)
-  reader = unit_rules.RowReader(planned.units, damaged, [None] * len(planned.units))
+  flow = ParamFlow.of(planned.program, jax.tree.leaves(params))
+  rules = [unit_rules.rule_of(unit, flow) for unit in planned.units]
+  reader = unit_rules.RowReader(rules, damaged, [None] * len(rules))
   assert reader._lanes
   for unit in planned.units:
     for found, given in zip(reader.at(unit, jnp.array(2)), (recorded[1], recorded[2])):
@@ -175,7 +177,7 @@ def test_a_held_gradient_is_that_of_the_recording(chip, value):
   def first_pass(batch):
     recorded = tapped.record(planned.program, leaves, jax.tree.leaves(batch))
     first = unit_rules.norms(rules, recorded, planned.platform)
-    rows = unit_rules.RowReader(held, recorded, first)
+    rows = unit_rules.RowReader(rules, recorded, first)
     of_row = lambda row, given: [
       rule.row_gradient(rows, each, jnp.array(row)) for rule, each in zip(rules, given)
     ]
