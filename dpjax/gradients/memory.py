@@ -69,7 +69,7 @@ def tapped_route(planned: Recipe, params: Params, example: ArrayTree) -> Bytes:
 
   def forward(leaves, taps, examples):
     def loss(taps, example):
-      outs, seen = tapped.run(program, [*leaves, *example], taps)
+      outs, seen = tapped.run(program, [*leaves, *example], taps, keeping)
       return outs[0], seen
 
     return jax.vjp(lambda taps: jax.vmap(loss)(taps, examples), taps, has_aux=True)
@@ -79,7 +79,6 @@ def tapped_route(planned: Recipe, params: Params, example: ArrayTree) -> Bytes:
     taps = {t.index: struct((count, *t.shape), t.aval.dtype) for t in program.taps}
     examples = [_stacked(leaf, count) for leaf in jax.tree.leaves(example)]
     _, back, seen = jax.eval_shape(forward, leaves, taps, examples)
-    seen = tapped.operands_of(program, seen, keeping)
     # The results that a site keeps are no part of what JAX keeps.
     stacked_again = {i: arrays for i, arrays in seen.items() if i in looped | keeping}
     return tuple(map(_nbytes, (back, stacked_again, seen, taps)))

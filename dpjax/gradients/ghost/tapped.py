@@ -76,8 +76,8 @@ def record(
   """
 
   def loss(taps, example):
-    outs, seen = run(program, [*leaves, *example], taps)
-    return outs[0], operands_of(program, seen, keeping)
+    outs, seen = run(program, [*leaves, *example], taps, keeping)
+    return outs[0], seen
 
   zeros, tap_axes = {}, {}
   for tap in program.taps:
@@ -104,14 +104,6 @@ def record(
   return Recorded(losses, operands, cotangents)
 
 
-def operands_of(program: Program, seen: Operands, keeping: Collection[int]) -> Operands:
-  """Returns what `run` has seen at each site; with `Site.kept` only for sites in `keeping`."""
-  return {
-    s.index: seen[s.index] if s.index in keeping else seen[s.index][: len(s.data)]
-    for s in program.sites
-  }
-
-
 def _settle(x: jax.Array) -> jax.Array:
   """Rounds half precision once, for all later uses.
 
@@ -122,9 +114,11 @@ def _settle(x: jax.Array) -> jax.Array:
   return lax.optimization_barrier(x) if half else x
 
 
-def run(program: Program, args: Sequence[Any], taps: Taps) -> tuple[list[Any], Operands]:
+def run(
+  program: Program, args: Sequence[Any], taps: Taps, keeping: Collection[int] = ()
+) -> tuple[list[Any], Operands]:
   """Evaluates a program with its taps. Returns (results, site index -> data operands of the site,
-  followed by the results in `Site.kept`)."""
+  followed by the results in `Site.kept` if the index is in `keeping`)."""
   env = dict(zip(program.jaxpr.constvars, program.consts))
   args = list(args)
   read = lambda atom: atom.val if jaxprs.is_literal(atom) else env[atom]
@@ -137,14 +131,16 @@ def run(program: Program, args: Sequence[Any], taps: Taps) -> tuple[list[Any], O
     if step.inner is None:
       results = jaxprs.results_of(step.eqn, values)
     else:
-      results, more = _entered(step, values, taps)
+      results, more = _entered(step, values, taps, keeping)
       seen.update(more)
     # A tap is zero, and its gradient is the cotangent of the value that it is added to.
     for tap in step.taps:
       results[tap.out] = results[tap.out] + taps[tap.index]
     env.update(zip(step.eqn.outvars, results))
     if step.site is not None:
-      seen[step.site.index] = tuple([env[v] for v in (*step.site.data, *step.site.kept)])
+      site = step.site
+      kept = site.kept if site.index in keeping else ()
+      seen[site.index] = tuple([env[v] for v in (*site.data, *kept)])
   outs = list(map(read, program.jaxpr.outvars))
   _lift(program.out_lifts, outs, taps, seen)
   return outs, seen
@@ -157,10 +153,12 @@ def _lift(lifts: Sequence[Lift], values: list[Any], taps: Taps, seen: Operands) 
     seen[site.index] = ()
 
 
-def _entered(step: Step, values: list[Any], taps: Taps) -> tuple[list[Any], Operands]:
+def _entered(
+  step: Step, values: list[Any], taps: Taps, keeping: Collection[int]
+) -> tuple[list[Any], Operands]:
   """Evaluates an equation whose inner program is entered, as `run` does."""
   inner_taps = {tap.index: taps[tap.index] for tap in step.inner.taps}
-  again = functools.partial(run, step.inner)
+  again = functools.partial(run, step.inner, keeping=keeping)
   if step.action is Action.SCAN:
     # Taps are sliced as the inputs are, since every turn has its own cotangents.
     return jaxprs.scan_again(step.eqn, values, again, inner_taps)

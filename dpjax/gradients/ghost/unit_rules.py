@@ -111,6 +111,7 @@ def sites_of(rules: Iterable[UnitRule]) -> list[Site]:
   return [site for rule in rules for site in rule.unit.sites]
 
 
+@dataclasses.dataclass(frozen=True, eq=False)
 class UnitRule:
   """How the norms and the clipped sum of one unit are formed.
 
@@ -118,9 +119,8 @@ class UnitRule:
   whole batch.
   """
 
-  def __init__(self, unit: Unit, flow: ParamFlow):
-    self.unit = unit
-    self.flow = flow
+  unit: Unit
+  flow: ParamFlow
 
   def pull(self) -> Any:
     """Returns (what the sites see of the parameters, transpose from there to the leaves)."""
@@ -465,24 +465,23 @@ def norms(rules: Sequence[UnitRule], recorded: Recorded, platform: str) -> list[
 
   Units that take the examples in chunks of the same size share one compiled loop.
   """
-  by_chunk: dict[int | None, list[int]] = {}
-  for i, rule in enumerate(rules):
-    by_chunk.setdefault(cost_model.chunk(rule.unit.cost, platform), []).append(i)
-  results: dict[int, Norms] = {}
+  by_chunk: dict[int | None, list[UnitRule]] = {}
+  for rule in rules:
+    by_chunk.setdefault(cost_model.chunk(rule.unit.cost, platform), []).append(rule)
+  results: dict[UnitRule, Norms] = {}
   for chunk, members in by_chunk.items():
-    chosen = [(rules[i], rules[i].prepared()) for i in members]
-    of_example = lambda *seen, chosen=chosen: [rule.norm(of, *seen) for rule, of in chosen]
-    sites = sites_of([rule for rule, _ in chosen])
-    each = _over_examples(of_example, sites, recorded, chunk)
+    norm_fns = [functools.partial(rule.norm, rule.prepared()) for rule in members]
+    of_example = lambda *seen, norm_fns=norm_fns: [norm(*seen) for norm in norm_fns]
+    each = _over_examples(of_example, sites_of(members), recorded, chunk)
     # lengths [B], held [B, ...]
-    for i, norms in zip(members, each):
+    for rule, norms in zip(members, each):
       # Of joined leaves the first has the norm of all, the others have 0.
       if norms.lengths:
         zero = jnp.zeros_like(norms.lengths[0].norm)  # [B]
-        missing = len(rules[i].unit.leaves) - len(norms.lengths)
+        missing = len(rule.unit.leaves) - len(norms.lengths)
         norms = norms._replace(lengths=norms.lengths + (Length(zero, zero),) * missing)
-      results[i] = norms
-  return [results[i] for i in range(len(rules))]
+      results[rule] = norms
+  return [results[rule] for rule in rules]
 
 
 def _over_examples(

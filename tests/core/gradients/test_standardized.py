@@ -301,11 +301,11 @@ def test_rounded_results_of_the_forward_pass_do_not_shorten_a_norm(rounding, x64
     assert unit.layer is not None
     run = tapped.run
 
-    def rounded(program, args, taps):
-      outs, seen = run(program, args, taps)
-      kept = {s.index for s in program.sites if s.kept}
+    def rounded(program, args, taps, keeping):
+      outs, seen = run(program, args, taps, keeping)
+      assert set(keeping) == {s.index for s in program.sites if s.kept}
       grown = {
-        i: (*each[:-1], each[-1] * (1 + rounding)) if i in kept else each
+        i: (*each[:-1], each[-1] * (1 + rounding)) if i in keeping else each
         for i, each in seen.items()
       }
       return outs, grown
