@@ -56,8 +56,9 @@ def on_settled(fn: Callable[[Any], Any], tree: ArrayTree) -> Any:
   def on_whole(flat):
     return on_stored([jnp.reshape(x, whole.shape) for x, whole in zip(flat, arrays)])
 
-  # Nothing, not even NaN, is below -inf. XLA does not know that, so it keeps the conditional.
-  impossible = jnp.ravel(floats[0])[0] < -jnp.inf
   # Dimensions of size 1 are removed. For them XLA's CPU backend would choose another layout in the
   # branch, and copy the array.
-  return lax.cond(impossible, never, on_whole, list(map(jnp.squeeze, arrays)))
+  flat = list(map(jnp.squeeze, arrays))
+  # Nothing, not even NaN, is below -inf. XLA does not know that, so it keeps the conditional.
+  impossible = jnp.ravel(floats[0])[0] < -jnp.inf
+  return lax.cond(impossible, never, on_whole, flat)

@@ -82,7 +82,9 @@ class StandardKernel(NamedTuple):
       return None
     cost, is_gram = chosen
     rule = Rule.GRAM if is_gram else Rule.PRODUCT
-    return Unit(group, tuple(sites), rule, (form,), (False,), cost, False, "", self)
+    return Unit(
+      group, tuple(sites), rule, cost, forms=(form,), swapped=(False,), layer=self
+    )
 
   def _form(self, group: tuple[int, ...], sites: Sequence[Site]) -> RowForm | None:
     """Returns the row form of the kernel's only site; None if there is no norm for it."""

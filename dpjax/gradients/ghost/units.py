@@ -10,7 +10,6 @@ forms per-example gradients, and holds them for the sum or frees them after thei
 from __future__ import annotations
 
 import enum
-import functools
 import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -51,11 +50,13 @@ class Unit(NamedTuple):
   leaves: tuple[int, ...]
   sites: tuple[Site, ...]
   rule: Rule
-  forms: tuple[RowForm, ...]
-  swapped: tuple[bool, ...]  # per site: exchange its sides, to match the other sites
   cost: Cost  # of the rule, per example
-  hold: bool  # keep per-example products or gradients, and sum those
-  reason: str  # why rows cannot give the norm; "" for elementwise sites, or if they can
+  hold: bool = False  # keep per-example products or gradients, and sum those
+  forms: tuple[RowForm, ...] = ()  # of the sites, if rows give the norm
+  swapped: tuple[bool, ...] = ()  # per site: exchange its sides, to match the other sites
+  reason: str = (
+    ""  # why rows cannot give the norm; "" for elementwise sites, or if they can
+  )
   layer: Any = None  # the leaves are those of this layer (`Source.layer`)
 
 
@@ -113,7 +114,7 @@ def find_units(
 
 def _unit(group, sites, size, one_clip_norm, platform) -> Unit:
   if not sites:
-    return Unit(group, (), Rule.UNUSED, (), (), Cost(0, 0), False, "")
+    return Unit(group, (), Rule.UNUSED, Cost(0, 0))
   layer = sites[0].sources[0].layer if len(sites[0].sources) == 1 else None
   if layer and one_clip_norm and (own := layer.unit(group, sites, platform)):
     return own
@@ -132,14 +133,13 @@ def _unit(group, sites, size, one_clip_norm, platform) -> Unit:
     # all their norms and sums. If it were held, it would be one more array in memory.
     hold = hold and (platform == "cpu" or not _entrywise(sites))
     hold = hold or any(map(_rounds, sites)) or recorded
-    return Unit(group, tuple(sites), Rule.GRADIENT, (), (), cost, hold, reason)
+    return Unit(group, tuple(sites), Rule.GRADIENT, cost, hold, reason=reason)
   if platform == "tpu" and cost_model.holds_convolution(sites[0].name, forms):
     cost = cost_model.held_convolution(forms[0])
-    return Unit(group, tuple(sites), Rule.GRADIENT, (), (), cost, True, "")
-  swapped = _orientation(sites, forms)
-  choice = functools.partial(Unit, group, tuple(sites))
+    return Unit(group, tuple(sites), Rule.GRADIENT, cost, hold=True)
   rule, cost, hold = _cheapest(forms, platform)
-  return choice(rule, tuple(forms), swapped, cost, hold, "")
+  swapped = _orientation(sites, forms)
+  return Unit(group, tuple(sites), rule, cost, hold, tuple(forms), swapped)
 
 
 def kept_at(planned: Sequence[Unit]) -> frozenset[int]:
