@@ -53,7 +53,7 @@ from dpjax import trees, validate
 from dpjax.gradients.arguments import check_real, checked_mask
 from dpjax.gradients.clip import Clip, ClipRule, Flat, top_of
 from dpjax.gradients.ghost.lengths import Length
-from dpjax.gradients.settling import on_settled
+from dpjax.gradients.traced_values import on_settled
 from dpjax.types import ArrayLike, ClipLike, ClippedSum, Updates
 
 # Entries of a term below 1e-38 are lost. A bound of at least 1e-6 leaves 32 decades for small

@@ -15,7 +15,7 @@ import numpy as np
 from dpjax import trees
 from dpjax.gradients.convolutions import canonical_convolutions
 from dpjax.gradients.exact_sum import ExactSum
-from dpjax.gradients.manual_axes import as_varying_as
+from dpjax.gradients.traced_values import as_varying_as
 from dpjax.types import ArrayTree, ClippedSum
 
 

@@ -36,8 +36,8 @@ from dpjax.gradients.loss_checks import (
   explain_failure,
   vmap_would_do,
 )
-from dpjax.gradients.manual_axes import as_varying_as, varying_axes
 from dpjax.gradients.microbatch import in_microbatches
+from dpjax.gradients.traced_values import as_varying_as, varying_axes
 from dpjax.types import (
   Array,
   ArrayLike,

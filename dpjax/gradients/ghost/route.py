@@ -61,8 +61,7 @@ from dpjax.gradients.ghost.jaxpr_sites import Program
 from dpjax.gradients.ghost.tapped import ParamFlow
 from dpjax.gradients.ghost.units import Rule, Sum, Unit, sum_of
 from dpjax.gradients.loss_checks import Loss, mixes
-from dpjax.gradients.manual_axes import as_varying_as
-from dpjax.gradients.settling import on_settled
+from dpjax.gradients.traced_values import as_varying_as, on_settled
 from dpjax.parallel import made_for
 from dpjax.types import ArrayTree, ClippedSum, NumberTree, Params
 

@@ -27,7 +27,7 @@ from dpjax.gradients.ghost.jaxpr_sites import (
   Site,
   Step,
 )
-from dpjax.gradients.manual_axes import as_varying_as
+from dpjax.gradients.traced_values import as_varying_as
 from dpjax.types import Array, DType
 
 Taps = dict[int, Any]  # tap index -> array [*loops, ...]

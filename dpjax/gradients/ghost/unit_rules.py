@@ -34,8 +34,7 @@ from dpjax.gradients.ghost.lengths import Length
 from dpjax.gradients.ghost.row_forms import RowFactors, RowForm
 from dpjax.gradients.ghost.tapped import ParamFlow, Recorded
 from dpjax.gradients.ghost.units import ELEMENTWISE, Rule, Sum, Unit, sum_of
-from dpjax.gradients.manual_axes import as_varying_as
-from dpjax.gradients.settling import on_settled
+from dpjax.gradients.traced_values import as_varying_as, on_settled
 from dpjax.parallel import made_for
 
 # Array size per example, in elements, above which a branch skips the pass that drops examples, if

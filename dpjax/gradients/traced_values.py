@@ -1,10 +1,16 @@
-"""Stores values in memory before they are used, so that every use sees the same rounding.
+"""Values of a traced program: stored in memory before they are used, or different on each device.
 
-XLA may compute a value anew inside each fusion that reads it, with other roundings (fused
-multiply-add, more digits of half precision). Where terms cancel, a norm and the sum that it
-bounds would then belong to different gradients. On accelerators an optimization barrier prevents
-that. XLA's CPU backend drops barriers before it fuses, but does not fuse through a conditional
-whose outcome it cannot tell. So a conditional is used there. On a GPU it would wait for the host.
+Stored values (`on_settled`): every use sees the same rounding. XLA may compute a value anew inside
+each fusion that reads it, with other roundings (fused multiply-add, more digits of half precision).
+Where terms cancel, a norm and the sum that it bounds would then belong to different gradients. On
+accelerators an optimization barrier prevents that. XLA's CPU backend drops barriers before it
+fuses, but does not fuse through a conditional whose outcome it cannot tell. So a conditional is
+used there. On a GPU it would wait for the host.
+
+Different values (`as_varying_as`): if a value is the same on all devices of a `shard_map`, JAX adds
+its gradient up over the devices. That is too early for gradients that must first be clipped example
+by example. So parameters (and the taps of `ghost.tapped`) are first marked as different on each
+device.
 """
 
 from __future__ import annotations
@@ -17,9 +23,33 @@ import jax.numpy as jnp
 from jax import lax
 from jax.core import Tracer
 
-from dpjax.gradients.manual_axes import as_varying_as
 from dpjax.parallel import made_for
 from dpjax.types import ArrayTree
+
+
+def varying_axes(tree: ArrayTree) -> set[str]:
+  """Returns the axes of a mesh along which some leaf is marked; none outside of `shard_map`."""
+  axes: set[str] = set()
+  for leaf in jax.tree.leaves(tree):
+    marks = getattr(jax.typeof(leaf), "manual_axis_type", None)
+    axes.update(getattr(marks, "varying", ()))
+  return axes
+
+
+def as_varying_as(reference: ArrayTree, tree: ArrayTree) -> Any:
+  """Marks the tree as different on every device along the axes for which `reference` is marked.
+
+  Outside `shard_map` this changes nothing.
+  """
+  axes = varying_axes(reference)
+  if not axes:
+    return tree
+
+  def mark(leaf):
+    missing = tuple(sorted(axes - varying_axes(leaf)))
+    return lax.pcast(leaf, missing, to="varying") if missing else leaf
+
+  return jax.tree.map(mark, tree)
 
 
 def on_settled(fn: Callable[[Any], Any], tree: ArrayTree) -> Any:
