@@ -147,7 +147,10 @@ def stacked_arrays(loss_fn: LossFn) -> Callable[[Params, Any], tuple[Array, Para
     _batch_size(batch)
     _check_params(params)
     loss = check_loss(loss_fn, params, batch)
-    rows = functools.partial(_rows, loss_fn, loss)
+
+    def rows(params: Params, batch: Any) -> tuple[Array, Params]:
+      return _rows(loss_fn, *_of_one_device(loss_fn, loss, params, batch), batch)
+
     return _of_one_client(rows, loss)(params, batch)
 
   return grads
@@ -171,6 +174,23 @@ def _of_one_client(fn: Callable[..., Any], loss: Loss) -> Callable[..., Any]:
   """Returns `fn`, or `clients_apart(fn)` if the loss could mix clients under vmap."""
   # Most losses hold no convolution that mixes clients. Their program is left as it is.
   return clients_apart(fn) if loss.mixes else fn
+
+
+def _of_one_device(
+  loss_fn: LossFn, loss: Loss, params: Any, batch: Any
+) -> tuple[Loss, Any]:
+  """Returns the program and the parameters with which one device of a shard_map computes.
+
+  JAX would sum gradients of unmarked parameters over the devices, before they are clipped. Marks
+  are a part of a program, which is traced again with them.
+  """
+  if not varying_axes(batch):
+    return loss, params
+  params = as_varying_as(batch, params)
+  example = jax.tree.map(lambda leaf: leaf[0], batch)
+  # A new function, since JAX caches traces by function.
+  closed = jax.make_jaxpr(lambda p, e: loss_fn(p, e))(params, example)
+  return loss._replace(closed=closed), params
 
 
 # With eq=False the hash is that of the object. Bounds may be a dict, which has no hash.
@@ -221,13 +241,7 @@ class ClippedGrad:
     return sensitivity(self.l2_bound, relation)
 
   def _one_pass(self, loss: Loss, params, batch, mask):
-    if varying_axes(batch):
-      # Under shard_map JAX would sum gradients of unmarked parameters over devices before the clip.
-      # The program of such a loss holds marks, too, so it is traced again.
-      params = as_varying_as(batch, params)
-      example = jax.tree.map(lambda leaf: leaf[0], batch)
-      closed = jax.make_jaxpr(lambda p, e: self.loss_fn(p, e))(params, example)
-      loss = loss._replace(closed=closed)
+    loss, params = _of_one_device(self.loss_fn, loss, params, batch)
     planned = self._plan(loss, params)
     if planned is None:
       return self._stacked(loss, params, batch, mask)

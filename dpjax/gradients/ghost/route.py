@@ -166,8 +166,9 @@ def clipped_sum(
     # A GPU's program waits for the host at a branch. So a usual batch meets only this conditional,
     # after most of the work.
     is_usual = unit_rules.all_finite(first) & ~jnp.any(rare)
-    begun, norms = lax.cond(is_usual, lambda known: known, unusual, (sums.usual(), norms))
-    return without_rare.formed_again(begun), {}, norms, rare
+    known = (sums.usual(), norms)
+    begun, all_norms = lax.cond(is_usual, lambda known: known, unusual, known)
+    return without_rare.formed_again(begun), {}, all_norms, rare
 
   seen = (early, recorded.at(unit_rules.sites_of(recomputed)))
   sums, missing, norms, rare = on_settled(clipped, seen)

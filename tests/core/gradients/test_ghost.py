@@ -750,6 +750,9 @@ P = jax.sharding.PartitionSpec
 for loss, params, batch in cases:
   vmapped = gradients.clipped_grad(loss, l2_clip_norm=0.5, method="vmap")
   expected = vmapped(params, batch, True).total
+  rows = lambda p, x: gradients.per_example_grads(loss)(p, x)[1].arrays
+  by_device = jax.shard_map(rows, mesh=mesh, in_specs=(P(), P("d")), out_specs=P("d"))
+  equal(jax.jit(by_device)(params, batch), rows(params, batch))
   for method in ("vmap", "ghost"):
     grad_fn = gradients.clipped_grad(loss, l2_clip_norm=0.5, method=method)
     equal(grad_fn(params, batch, True).total, expected)
