@@ -8,26 +8,9 @@ from typing import Any
 import jax
 import numpy as np
 
+from dpjax import trees
 from dpjax.types import Array
 from dpjax.validate import UserError
-
-
-def check_no_none(tree: Any, name: str) -> None:
-  """Raises UserError where an entry of a dict is None.
-
-  JAX treats None as a tree without arrays, so each example would silently lack that input.
-  A field of a named tuple may be None, as `Example.key` is."""
-  if isinstance(tree, dict):
-    for key, entry in tree.items():
-      if entry is None:
-        raise UserError(
-          "is None, must be an array [n, ...]; leave the entry out",
-          field=f"{name}[{key!r}]",
-        )
-      check_no_none(entry, f"{name}[{key!r}]")
-  elif isinstance(tree, tuple | list):
-    for entry in tree:
-      check_no_none(entry, name)
 
 
 class Columns:
@@ -53,7 +36,7 @@ class Columns:
   ndim = 1
 
   def __init__(self, tree: dict[Any, Any], name: str = "data"):
-    check_no_none(tree, name)
+    trees.check_no_none(tree, name)
     first = ""
     size = 0
     for place, leaf in _named(tree, name):

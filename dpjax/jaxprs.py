@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import collections
 import functools
+import itertools
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple, Protocol
 
@@ -99,14 +100,18 @@ def _is_new(atom: Any, known: set[Var]) -> bool:
   return is_literal(atom) or atom not in known
 
 
-def operands(eqn: Eqn) -> tuple[Var, ...]:
-  """Returns the distinct variables that an equation reads."""
-  return tuple(dict.fromkeys(atom for atom in eqn.invars if not is_literal(atom)))
-
-
 def bind(eqn: Eqn, values: Sequence[Any]) -> dict[Var, Any]:
-  """Returns the value bound to each variable of an equation."""
-  return {v: x for v, x in zip(eqn.invars, values) if not is_literal(v)}
+  """Returns the value of each of the distinct variables that an equation reads, in order."""
+  known = {}
+  for atom, value in zip(eqn.invars, values):
+    if not is_literal(atom):
+      known[atom] = value
+  return known
+
+
+def operands(eqn: Eqn) -> tuple[Var, ...]:
+  """Returns the distinct variables that an equation reads, in order."""
+  return tuple(bind(eqn, eqn.invars))
 
 
 def inside(eqn: Eqn) -> list[Any]:
@@ -255,8 +260,7 @@ def eqn_fn(eqn: Eqn) -> Callable[..., list[Any]]:
 
 def results_of(eqn: Eqn, values: Sequence[Any]) -> list[Any]:
   """Returns the results of an equation at the values of all its operands, literals included."""
-  known = bind(eqn, values)
-  return eqn_fn(eqn)(*(known[v] for v in operands(eqn)))
+  return eqn_fn(eqn)(*bind(eqn, values).values())
 
 
 def evaluate(
@@ -404,14 +408,15 @@ class Graph(NamedTuple):
   @classmethod
   def of(cls, jaxpr: Jaxpr) -> Graph:
     """Returns the graph of a whole jaxpr."""
-    uses = collections.Counter(v for v in jaxpr.outvars if not is_literal(v))
+    uses = collections.Counter([v for v in jaxpr.outvars if not is_literal(v)])
     users = {}
     position = {}
     for eqn in jaxpr.eqns:
-      inputs = [v for v in eqn.invars if not is_literal(v)]
-      uses.update(inputs)
-      users.update(dict.fromkeys(inputs, eqn))
-      position.update({v: i for i, v in enumerate(eqn.outvars)})
+      for atom in eqn.invars:
+        if not is_literal(atom):
+          uses[atom] += 1
+          users[atom] = eqn
+      position.update(zip(eqn.outvars, itertools.count()))
     return cls(uses, users, position)
 
   def ends(self, results: Sequence[Var]) -> dict[Var, Ends]:
@@ -424,8 +429,11 @@ class Graph(NamedTuple):
     whole = {var: self.same_cotangent(var) for var in results}
     split = {end: self._split(end) for end in whole.values()}
     shared = collections.Counter(split.values())
-    best = {e: s if s and shared[s] > 1 else Ends((e,)) for e, s in split.items()}
-    return {var: best[end] for var, end in whole.items()}
+    ends = {}
+    for var, end in whole.items():
+      parts = split[end]
+      ends[var] = parts if parts and shared[parts] > 1 else Ends((end,))
+    return ends
 
   def same_cotangent(self, var: Var) -> Var:
     """Follows a value through sums that are its only use. Returns the last sum, or the value.

@@ -241,6 +241,24 @@ def is_key(leaf: object) -> bool:
   return dtype is not None and jnp.issubdtype(dtype, jax.dtypes.prng_key)
 
 
+def check_no_none(tree: Any, name: str) -> None:
+  """Raises UserError where an entry of a dict is None.
+
+  JAX treats None as a tree without arrays, so each example would silently lack that input.
+  A field of a named tuple may be None, as `Example.key` is."""
+  if isinstance(tree, dict):
+    for key, entry in tree.items():
+      if entry is None:
+        raise UserError(
+          "is None, must be an array [n, ...]; leave the entry out",
+          field=f"{name}[{key!r}]",
+        )
+      check_no_none(entry, f"{name}[{key!r}]")
+  elif isinstance(tree, tuple | list):
+    for entry in tree:
+      check_no_none(entry, name)
+
+
 def check_key(**named: Any) -> None:
   """Raises UserError unless each value is ONE typed random key.
 

@@ -10,11 +10,11 @@ _CORE = (
   {"validate"},
   {"sealed"},  # which types hold
   {"types", "_lazy"},
-  {"columns", "branches", "layer_rules", "key_uses"},
+  {"branches", "layer_rules", "key_uses"},
   {"standard_kernels"},  # which has such a rule
   {"weight_folders"},
   {"names", "trees", "markdown", "files", "optional"},
-  {"jaxprs"},
+  {"jaxprs", "columns"},
   {"closed_over"},  # which rewrites them
   {"parallel", "pictures"},  # machines, not privacy; how everything that is drawn looks
   {"accounting"},  # NumPy alone: samplers state its events and their proofs

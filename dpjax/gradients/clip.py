@@ -9,6 +9,7 @@ that `adapts`, it follows earlier releases of the mechanism (`transforms/adaptiv
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 from typing import Any, ClassVar
 
@@ -187,6 +188,8 @@ class Clip:
       if not math.isinf(leaf):
         check_norm(**{name: leaf})
     self.rule.check(max(active))
+    for leaf in active:
+      top_of(self.rule, float(leaf))
 
   def check_steps(self, num_steps: int) -> None:
     """Raises UserError unless the schedule is empty or has a factor for each step."""
@@ -218,7 +221,7 @@ class Clip:
     >>> Clip({"dense": 3.0, "head": 0.0}).group_bounds(rescale_to_unit_norm=True)
     (1.0, 0.0)
     """
-    bounds = tuple(float(c) for c in jax.tree.leaves(self.norms))
+    bounds = tuple(map(float, jax.tree.leaves(self.norms)))
     return tuple(float(c > 0) for c in bounds) if rescale_to_unit_norm else bounds
 
   def sensitivity(self, relation: NeighboringRelation | str) -> float:
@@ -230,11 +233,20 @@ class Clip:
     if not jax.tree.leaves(params):
       raise UserError("must hold at least one array", field="params")
     try:
-      jax.tree.map(lambda _, group: None, self.norms, params)
+      jax.tree.structure(self.norms).flatten_up_to(params)
     except ValueError:
       raise UserError(
         "must be a number, or a prefix of the parameter tree", field="l2_clip_norm"
       ) from None
+
+
+@functools.cache
+def top_of(rule: ClipRule, bound: float) -> float:
+  """Returns `rule.top(bound)`, computed once, since factors and the finished sum must use one
+  value."""
+  top = rule.top(bound)
+  validate.positive_or_inf(**{f"{type(rule).__name__}.top({bound})": top})
+  return top
 
 
 def check_norm(**named: float) -> None:

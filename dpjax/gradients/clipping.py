@@ -42,8 +42,8 @@ instead.
 
 from __future__ import annotations
 
-import functools
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -51,9 +51,10 @@ import jax.numpy as jnp
 
 from dpjax import trees, validate
 from dpjax.gradients.arguments import check_real, checked_mask
-from dpjax.gradients.clip import Clip, ClipRule, Flat
-from dpjax.gradients.settling import on_settled
-from dpjax.types import ArrayLike, ArrayTree, ClipLike, ClippedSum, Updates
+from dpjax.gradients.clip import Clip, ClipRule, Flat, top_of
+from dpjax.gradients.ghost.lengths import Length
+from dpjax.gradients.traced_values import on_settled
+from dpjax.types import ArrayLike, ClipLike, ClippedSum, Updates
 
 # Entries of a term below 1e-38 are lost. A bound of at least 1e-6 leaves 32 decades for small
 # entries. Terms with a smaller bound are lifted.
@@ -72,20 +73,12 @@ def _lift(top: float) -> float:
   return 2.0 ** max(0, math.ceil(math.log2(1 / top))) if top < _LEAST_TERM else 1.0
 
 
-@functools.cache
-def _top(rule, bound):
-  """Returns `rule.top(bound)`, computed once, since factors and `rescale` must use one value."""
-  top = rule.top(bound)
-  validate.positive_or_inf(**{f"{type(rule).__name__}.top({bound})": top})
-  return top
-
-
 def _factor(longest, keep, bound, rule):
   """Returns the factors [B] of a group with norms of at most `longest` [B]; 0 if not `keep` [B]."""
   # A bound of 0 freezes the group. It has no `top`, and its factors need no length.
   if bound == 0:
     return jnp.zeros_like(longest)  # [B]
-  top = _top(rule, bound)
+  top = top_of(rule, bound)
   lift = _lift(top)
   most = Flat().factors(longest, top * lift, lift)  # [B]
   if type(rule).factors is Flat.factors:
@@ -106,7 +99,7 @@ def rescale(total: Updates, clip: Clip, *, rescale_to_unit_norm: bool) -> Any:
   def times(bound, group):
     if bound == 0:
       return group
-    top = _top(clip.rule, bound)
+    top = top_of(clip.rule, float(bound))
     # C = inf has top = inf, and inf / inf is NaN.
     left = 1.0 if top == bound else bound / top
     left = left / _lift(top) / (bound if rescale_to_unit_norm else 1.0)
@@ -116,52 +109,47 @@ def rescale(total: Updates, clip: Clip, *, rescale_to_unit_norm: bool) -> Any:
 
 
 def clip_factors(
-  group_norms: ArrayTree, clip: Clip, mask: jax.Array, *, longest: ArrayTree | None = None
-) -> tuple[Any, jax.Array]:
+  groups: Sequence[Length], clip: Clip, mask: jax.Array
+) -> tuple[list[jax.Array], jax.Array]:
   """Returns the factor by which each example's gradient is multiplied, group by group.
 
   Args:
-    group_norms: tree of [B] norms, one per clip norm.
-    clip: a `Clip`, whose norms are a tree of the same structure.
+    groups: norms [B] for each clip norm, in the order of its tree. Factors are for `longest`, since
+      underflow may have reduced the computed norm.
+    clip: the clip norms and their rule.
     mask: [B] bool; False means padding.
-    longest: upper bound on each norm, if underflow may have reduced the computed norm. The factors
-      are then for these bounds. None if the norms are exact.
 
   Returns:
-    (tree of [B] factors, total norms [B]). Factors of padding and of examples with a
+    ([B] factors for each clip norm, total norms [B]). Factors of padding and of examples with a
     non-finite norm in any group are exactly 0. Apply `rescale` to the sum.
 
-  >>> clip_factors(jnp.array([2.0, 0.5, jnp.nan]), Clip(1.0), jnp.ones(3, bool))[0]
-  Array([0.5, 1. , 0. ], dtype=float32)
+  >>> norms = jnp.array([2.0, 0.5, jnp.nan])
+  >>> clip_factors([Length(norms, norms)], Clip(1.0), jnp.ones(3, bool))[0]
+  [Array([0.5, 1. , 0. ], dtype=float32)]
   """
-  longest = group_norms if longest is None else longest
-  norms = trees.root_sum_squares(jax.tree.leaves(group_norms))  # [B]
+  norms = trees.root_sum_squares([length.norm for length in groups])  # [B]
   # If one group is not finite, the whole example is dropped, as padding is. Its other groups would
   # be an arbitrary vector.
-  finite = [jnp.isfinite(norm) for norm in jax.tree.leaves(longest)]  # of each group: [B]
+  finite = [jnp.isfinite(length.longest) for length in groups]  # of each group: [B]
   keep = jnp.all(jnp.stack([mask, *finite]), axis=0)  # [1 + groups, B] -> [B]
-  factors = jax.tree.map(lambda c, n: _factor(n, keep, c, clip.rule), clip.norms, longest)
+  factors = []
+  for bound, length in zip(clip.group_bounds(), groups):
+    factors.append(_factor(length.longest, keep, bound, clip.rule))
   return factors, norms
 
 
-def is_certain(lengths: Any, clip: Clip) -> jax.Array:
+def is_certain(groups: Sequence[Length], clip: Clip) -> jax.Array:
   """Returns whether each example's factor is exact, [B] bool, for norms computed from squares.
 
   It is not exact if squares left the range of floats: the norm is infinite or NaN, or underflow
-  may have changed the factor visibly.
-
-  Args:
-    lengths: tree of `lengths.Length` [B], one per clip norm.
-    clip: a `Clip`, whose norms are a tree of the same structure.
+  may have changed the factor visibly. Arguments are those of `clip_factors`.
   """
-
-  def certain(bound, length):
+  certain = []
+  for bound, length in zip(clip.group_bounds(), groups):
     exact = length.longest <= length.norm * (1 + _ALIKE)
     harmless = length.longest <= _exact_above(bound, clip.rule)
-    return jnp.isfinite(length.longest) & (exact | harmless)  # [B]
-
-  each = jax.tree.map(certain, clip.norms, lengths)  # of each group: [B]
-  return jnp.all(jnp.stack(jax.tree.leaves(each)), axis=0)
+    certain.append(jnp.isfinite(length.longest) & (exact | harmless))  # [B]
+  return jnp.all(jnp.stack(certain), axis=0)
 
 
 def _exact_above(bound: float, rule: ClipRule) -> float:
@@ -215,19 +203,22 @@ def weighted_and_norms(
 ) -> tuple[Any, jax.Array]:
   """Returns (the sum of clipped gradients, [*param], not yet `rescale`; their norms [B])."""
 
-  def group_norm(bound, group):
-    """Returns a group's norms [B], exact where they change the factor; 0 for a group without
-    arrays."""
+  bounds, treedef = jax.tree.flatten(clip.norms)
+  groups = treedef.flatten_up_to(grads)
+  lengths = []
+  for bound, group in zip(bounds, groups):
+    # Norms are exact where they change the factor. They are 0 for a group without arrays.
     exact_above = _exact_above(bound, clip.rule)
     norms = trees.per_example_norms(group, exact_above=exact_above)  # [B], or []
-    return jnp.broadcast_to(norms, mask.shape)  # [B]
-
-  group_norms = jax.tree.map(group_norm, clip.norms, grads)  # of each group: [B]
-  factors, norms = clip_factors(group_norms, clip, mask)  # of each group: [B]; [B]
+    norms = jnp.broadcast_to(norms, mask.shape)  # [B]
+    lengths.append(Length(norms, norms))
+  factors, norms = clip_factors(lengths, clip, mask)  # of each group: [B]; [B]
   # If all norms are finite, `weighted_sum` skips the pass that drops examples.
   all_finite = jnp.all(jnp.isfinite(norms))  # []
-  weighted = lambda factor, group: trees.weighted_sum(group, factor, all_finite)
-  return jax.tree.map(weighted, factors, grads), norms  # leaves [*param]; [B]
+  sums = []
+  for group, factor in zip(groups, factors):
+    sums.append(trees.weighted_sum(group, factor, all_finite))
+  return treedef.unflatten(sums), norms  # leaves [*param]; [B]
 
 
 def _checked(grads: Any, mask: Any, clip: Clip) -> jax.Array:

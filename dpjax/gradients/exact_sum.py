@@ -25,9 +25,9 @@ class ExactSum(NamedTuple):
 
   def plus(self, more: Any) -> ExactSum:
     """Returns the sum with a tree added."""
-    both = jax.tree.map(exact_plus, self.total, self.left_out, more)
-    pick = lambda i: jax.tree.map(lambda _, pair: pair[i], self.total, both)
-    return ExactSum(pick(0), pick(1))
+    pairs = jax.tree.map(exact_plus, self.total, self.left_out, more)
+    outer = jax.tree.structure(self.total)
+    return ExactSum(*jax.tree.transpose(outer, jax.tree.structure((0, 0)), pairs))
 
   def value(self) -> Any:
     """Returns the sum, rounded once."""

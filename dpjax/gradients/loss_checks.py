@@ -10,7 +10,7 @@ import inspect
 import sys
 import traceback
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -35,24 +35,36 @@ _HARMLESS = ("debug_callback", "debug_print")
 _ONE_BY_ONE = (None, "sequential", "sequential_unrolled")
 
 
-def check_loss(loss_fn: LossFn, params: Params, batch: ArrayTree) -> Any:
-  """Returns the traced loss of ONE example.
+class Loss(NamedTuple):
+  """The program of ONE example's loss, which has been checked."""
+
+  closed: (
+    Any  # closed jaxpr; its inputs are the leaves of the parameters, then of the example
+  )
+  mixes: bool  # whether `jax.vmap` could mix examples (`mixes`)
+
+
+def check_loss(loss_fn: LossFn, params: Params, batch: ArrayTree) -> Loss:
+  """Returns the program of the loss of ONE example.
 
   Raises UserError unless `loss_fn(params, ONE example)` is a real scalar, without side effects and
-  without batching rules of its own.
+  without batching rules of its own. Where it has custom derivatives, the gradient is traced, too,
+  since it shows their rules.
   """
   example = _example(batch)
   closed = _traced(loss_fn, params, example, batch)
-  for eqn in jaxprs.every_equation(closed.jaxpr):
-    # A call has the effects of its content, so the error must name the equation inside.
-    if eqn.effects and eqn.primitive.name not in _HARMLESS and not jaxprs.inside(eqn):
-      raise validate.UserError(
-        f"'{eqn.primitive.name}' has a side effect, through which one example "
-        "could reach another; return what it computes, or use jax.pure_callback",
-        field="loss_fn",
-      )
-  _check_apart(loss_fn, params, example, closed)
-  return closed
+  eqns = list(jaxprs.every_equation(closed))
+  more = []
+  for eqn in eqns:
+    if eqn.primitive.name.startswith("custom_"):
+      # `explain_failure` reports a loss that cannot be differentiated.
+      with contextlib.suppress(Exception):
+        grad = jax.make_jaxpr(jax.grad(lambda p, e: loss_fn(p, e)))(params, example)
+        more = list(jaxprs.every_equation(grad))
+      break
+  _refuse_effects(eqns, "loss_fn")
+  _refuse_own_batching([*eqns, *more], "loss_fn", "examples")
+  return Loss(closed, any(map(mixes, eqns)))
 
 
 def check_callable(loss_fn: Any) -> None:
@@ -78,20 +90,17 @@ def check_callable(loss_fn: Any) -> None:
     ) from None
 
 
-def vmap_would_do(loss_fn: LossFn, params: Params, batch: ArrayTree) -> bool:
+def vmap_would_do(loss: Loss) -> bool:
   """Returns whether gradients of the loss under `jax.vmap` are those of single examples.
 
   The result is False if the loss computes in floats of less than 32 bits: JAX would round
   gradients, or they would overflow, before they are clipped. It is also False if a convolution
   could mix examples (`mixes`).
   """
-  # A new function, since JAX caches traces by function, and the closure of a loss may have
-  # changed.
-  closed = jax.make_jaxpr(lambda p, e: loss_fn(p, e))(params, _example(batch))
-  eqns = list(jaxprs.every_equation(closed.jaxpr))
-  inside = (var for eqn in eqns for var in (*eqn.invars, *eqn.outvars))
-  narrow = any(jaxprs.is_narrow(var.aval) for var in (*closed.jaxpr.invars, *inside))
-  return not narrow and not any(map(mixes, eqns))
+  atoms = list(loss.closed.jaxpr.invars)
+  for eqn in jaxprs.every_equation(loss.closed):
+    atoms += [*eqn.invars, *eqn.outvars]
+  return not loss.mixes and not any(jaxprs.is_narrow(atom.aval) for atom in atoms)
 
 
 def mixes(eqn: Any) -> bool:
@@ -136,20 +145,6 @@ def _derivative_mixes(eqn: Any) -> bool:
   return any(map(_mixes_itself, jaxprs.every_equation(traced.jaxpr)))
 
 
-def _check_apart(loss_fn: LossFn, params: Params, example: Any, closed: Any) -> None:
-  """Raises UserError for operations that define their own batching, since they get all examples.
-
-  The gradient is traced, too, since it shows the rules of custom derivatives.
-  """
-  eqns = list(jaxprs.every_equation(closed.jaxpr))
-  if any(eqn.primitive.name.startswith("custom_") for eqn in eqns):
-    # `explain_failure` reports a loss that cannot be differentiated.
-    with contextlib.suppress(Exception):
-      grad = jax.make_jaxpr(jax.grad(lambda p, e: loss_fn(p, e)))(params, example)
-      eqns += jaxprs.every_equation(grad.jaxpr)
-  _refuse_own_batching(eqns, "loss_fn", "examples")
-
-
 def check_client(client_fn: Callable[..., Any], *many: ArrayTree) -> Any:
   """Returns the jaxpr of ONE client, given arguments of K clients, leaves [K, ...].
 
@@ -172,15 +167,10 @@ def check_apart(fn: Callable[..., Any], *many: ArrayTree, name: str) -> None:
     many: arguments for all examples, with leaves [B, ...].
     name: name of the function in the error.
   """
-  eqns = list(
-    jaxprs.every_equation(jax.make_jaxpr(lambda *each: fn(*each))(*_example(many)).jaxpr)
-  )
+  closed = jax.make_jaxpr(lambda *each: fn(*each))(*_example(many))
+  eqns = list(jaxprs.every_equation(closed))
+  _refuse_effects(eqns, name)
   for eqn in eqns:
-    if eqn.effects and eqn.primitive.name not in _HARMLESS and not jaxprs.inside(eqn):
-      raise validate.UserError(
-        f"'{eqn.primitive.name}' has a side effect, through which one example could reach another",
-        field=name,
-      )
     if mixes(eqn):
       raise validate.UserError(
         "has a convolution in groups, or in double precision: it could mix examples under jax.vmap",
@@ -189,7 +179,19 @@ def check_apart(fn: Callable[..., Any], *many: ArrayTree, name: str) -> None:
   _refuse_own_batching(eqns, name, "examples")
 
 
+def _refuse_effects(eqns: Iterable[Any], name: str) -> None:
+  for eqn in eqns:
+    # A call has the effects of its content, so the error must name the equation inside.
+    if eqn.effects and eqn.primitive.name not in _HARMLESS and not jaxprs.inside(eqn):
+      raise validate.UserError(
+        f"'{eqn.primitive.name}' has a side effect, through which one example "
+        "could reach another; return what it computes, or use jax.pure_callback",
+        field=name,
+      )
+
+
 def _refuse_own_batching(eqns: Iterable[Any], name: str, others: str) -> None:
+  """Raises UserError for operations that define their own batching, since they get all examples."""
   for eqn in eqns:
     what = eqn.primitive.name
     method = eqn.params.get("vmap_method")
@@ -202,14 +204,13 @@ def _refuse_own_batching(eqns: Iterable[Any], name: str, others: str) -> None:
       )
 
 
-def explain_failure(
-  loss_fn: LossFn, params: Params, batch: ArrayTree, error: Exception
-) -> None:
+def explain_failure(loss: Loss, count: int, error: Exception) -> None:
   """Raises UserError that names the cause of `error`: a primitive without a derivative, or an
-  operation that JAX cannot batch. Returns None for any other cause."""
-  closed = jax.make_jaxpr(lambda p, e: loss_fn(p, e))(params, _example(batch))
-  count = len(jax.tree.leaves(params))
-  for eqn in jaxprs.between(closed.jaxpr, closed.jaxpr.invars[:count]):
+  operation that JAX cannot batch. Returns None for any other cause.
+
+  `count`: number of leaves of the parameters."""
+  jaxpr = loss.closed.jaxpr
+  for eqn in jaxprs.between(jaxpr, jaxpr.invars[:count]):
     if not _differentiable(eqn):
       raise validate.UserError(
         f"'{eqn.primitive.name}' has no reverse-mode derivative; write it with "
@@ -226,7 +227,13 @@ def explain_failure(
 
 
 def _example(batch: Any) -> Any:
-  return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype), batch)
+  """Returns shapes and types of the first example."""
+
+  def shaped(leaf):
+    weak = getattr(leaf, "weak_type", False)
+    return jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype, weak_type=weak)
+
+  return jax.tree.map(shaped, batch)
 
 
 def _traced(loss_fn: LossFn, params: Params, example: Any, batch: Any) -> Any:

@@ -64,22 +64,21 @@ def tapped_route(planned: Recipe, params: Params, example: ArrayTree) -> Bytes:
   """Estimates temporaries of the tapped route; arguments may be ShapeDtypeStructs."""
   program = planned.program
   leaves = jax.tree.leaves(params)
-  looped = {site.index for site in program.sites() if site.loops}
+  looped = {site.index for site in program.sites if site.loops}
   keeping = kept_at(planned.units)
 
   def forward(leaves, taps, examples):
     def loss(taps, example):
-      outs, seen = tapped.run(program, [*leaves, *example], taps)
+      outs, seen = tapped.run(program, [*leaves, *example], taps, keeping)
       return outs[0], seen
 
     return jax.vjp(lambda taps: jax.vmap(loss)(taps, examples), taps, has_aux=True)
 
   def sizes(count: int) -> tuple[float, ...]:
     struct = jax.ShapeDtypeStruct
-    taps = {t.index: struct((count, *t.shape), t.aval.dtype) for t in program.taps()}
+    taps = {t.index: struct((count, *t.shape), t.aval.dtype) for t in program.taps}
     examples = [_stacked(leaf, count) for leaf in jax.tree.leaves(example)]
     _, back, seen = jax.eval_shape(forward, leaves, taps, examples)
-    seen = tapped.operands_of(program, seen, keeping)
     # The results that a site keeps are no part of what JAX keeps.
     stacked_again = {i: arrays for i, arrays in seen.items() if i in looped | keeping}
     return tuple(map(_nbytes, (back, stacked_again, seen, taps)))

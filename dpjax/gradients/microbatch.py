@@ -15,7 +15,7 @@ import numpy as np
 from dpjax import trees
 from dpjax.gradients.convolutions import canonical_convolutions
 from dpjax.gradients.exact_sum import ExactSum
-from dpjax.gradients.manual_axes import as_varying_as
+from dpjax.gradients.traced_values import as_varying_as
 from dpjax.types import ArrayTree, ClippedSum
 
 
@@ -67,7 +67,7 @@ def in_microbatches(
       return total.plus(more), aux
 
     shapes = jax.eval_shape(fn, params, *jax.tree.map(lambda leaf: leaf[0], parts))
-    zero = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), shapes.total)
+    zero = jax.tree.map(jnp.zeros_like, shapes.total)
     # A scan's carry must keep its type. Under shard_map the sums differ between devices, so the
     # zeros must be marked as different, too.
     begun = as_varying_as(parts, ExactSum.of(zero))

@@ -16,7 +16,7 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh
 
-from dpjax import columns, jaxprs, trees, validate
+from dpjax import trees, validate
 from dpjax.accounting.proved import NeighboringRelation
 from dpjax.gradients import clipping, memory
 from dpjax.gradients.arguments import (
@@ -30,14 +30,14 @@ from dpjax.gradients.clip import Clip, sensitivity
 from dpjax.gradients.device_mesh import DATA, checked_mesh, over_devices, whole_rows
 from dpjax.gradients.ghost import route as ghost
 from dpjax.gradients.loss_checks import (
+  Loss,
   check_callable,
   check_loss,
   explain_failure,
-  mixes,
   vmap_would_do,
 )
-from dpjax.gradients.manual_axes import as_varying_as
 from dpjax.gradients.microbatch import in_microbatches
+from dpjax.gradients.traced_values import as_varying_as, varying_axes
 from dpjax.types import (
   Array,
   ArrayLike,
@@ -53,7 +53,7 @@ METHODS = ("auto", "vmap", "ghost")
 
 
 def _batch_size(batch: Any, name: str = "batch") -> int:
-  columns.check_no_none(batch, name)
+  trees.check_no_none(batch, name)
   sizes = {jnp.shape(leaf)[:1] for leaf in jax.tree.leaves(batch)}  # () for a scalar
   if len(sizes) != 1 or () in sizes:
     leading_axes = sorted(map(str, sizes)) or "no arrays"
@@ -147,30 +147,50 @@ def stacked_arrays(loss_fn: LossFn) -> Callable[[Params, Any], tuple[Array, Para
     _batch_size(batch)
     _check_params(params)
     loss = check_loss(loss_fn, params, batch)
-    rows = functools.partial(_rows, loss_fn)
+
+    def rows(params: Params, batch: Any) -> tuple[Array, Params]:
+      return _rows(loss_fn, *_of_one_device(loss_fn, loss, params, batch), batch)
+
     return _of_one_client(rows, loss)(params, batch)
 
   return grads
 
 
-def _rows(loss_fn: LossFn, params: Params, batch: Any) -> tuple[Array, Params]:
-  """Returns losses and gradients of a loss that has been checked."""
+def _rows(loss_fn: LossFn, loss: Loss, params: Params, batch: Any) -> tuple[Array, Params]:
+  """Returns losses and gradients of a loss, given its program, too."""
   grad_fn = jax.vmap(jax.value_and_grad(loss_fn), in_axes=(None, 0))
   size = _batch_size(batch)
-  if size and not vmap_would_do(loss_fn, params, batch):
-    return ghost.stacked_gradients(loss_fn, params, batch)
+  if size and not vmap_would_do(loss):
+    return ghost.stacked_gradients(loss, params, batch)
   if size:
     return grad_fn(params, batch)
   # Without rows there is nothing to compute, and only the shapes are needed.
   shapes = jax.eval_shape(grad_fn, params, batch)
-  losses, grads = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), shapes)
+  losses, grads = jax.tree.map(jnp.zeros_like, shapes)
   return losses, jax.tree.map(trees.at_least_float32, grads)
 
 
-def _of_one_client(fn: Callable[..., Any], loss: Any) -> Callable[..., Any]:
-  """Returns `fn`, or `clients_apart(fn)` if the traced `loss` could mix clients under vmap."""
+def _of_one_client(fn: Callable[..., Any], loss: Loss) -> Callable[..., Any]:
+  """Returns `fn`, or `clients_apart(fn)` if the loss could mix clients under vmap."""
   # Most losses hold no convolution that mixes clients. Their program is left as it is.
-  return clients_apart(fn) if any(map(mixes, jaxprs.every_equation(loss))) else fn
+  return clients_apart(fn) if loss.mixes else fn
+
+
+def _of_one_device(
+  loss_fn: LossFn, loss: Loss, params: Any, batch: Any
+) -> tuple[Loss, Any]:
+  """Returns the program and the parameters with which one device of a shard_map computes.
+
+  JAX would sum gradients of unmarked parameters over the devices, before they are clipped. Marks
+  are a part of a program, which is traced again with them.
+  """
+  if not varying_axes(batch):
+    return loss, params
+  params = as_varying_as(batch, params)
+  example = jax.tree.map(lambda leaf: leaf[0], batch)
+  # A new function, since JAX caches traces by function.
+  closed = jax.make_jaxpr(lambda p, e: loss_fn(p, e))(params, example)
+  return loss._replace(closed=closed), params
 
 
 # With eq=False the hash is that of the object. Bounds may be a dict, which has no hash.
@@ -220,38 +240,35 @@ class ClippedGrad:
     """Returns the l2 sensitivity of the sum under the given neighbouring relation."""
     return sensitivity(self.l2_bound, relation)
 
-  def _one_pass(self, params, batch, mask):
-    # Under shard_map JAX would sum gradients of unmarked parameters over devices before the clip.
-    params = as_varying_as(batch, jax.tree.map(jnp.asarray, params))
-    planned = self._plan(params, batch)
+  def _one_pass(self, loss: Loss, params, batch, mask):
+    loss, params = _of_one_device(self.loss_fn, loss, params, batch)
+    planned = self._plan(loss, params)
     if planned is None:
-      return self._stacked(params, batch, mask)
+      return self._stacked(loss, params, batch, mask)
     unit = self.rescale_to_unit_norm
     clip = self.l2_clip_norm
     return ghost.clipped_sum(planned, params, batch, mask, clip, rescale_to_unit_norm=unit)
 
-  def _plan(self, params, batch) -> ghost.Recipe | None:
+  def _plan(self, loss: Loss, params) -> ghost.Recipe | None:
     """Returns the plan of the fast route. None if the method is "vmap", if "auto" gains nothing, or
     if a convolution of the fast route could mix examples."""
     if self.method == "vmap":
       return None
-    norms = self.l2_clip_norm.norms
-    planned = ghost.plan(self.loss_fn, params, ghost.first_of(batch), norms)
-    pays = self.method == "ghost" or ghost.pays(planned.units, params)
-    return planned if pays and ghost.keeps_apart(planned) else None
+    planned = ghost.plan(loss.closed, params, self.l2_clip_norm.norms)
+    if self.method == "auto" and not ghost.pays(planned.units, params):
+      return None
+    return None if loss.mixes and not ghost.keeps_apart(planned) else planned
 
-  def _fitting(self, params, batch, batch_size: int) -> int | None:
+  def _fitting(self, loss: Loss, params, batch, batch_size: int) -> int | None:
     """Returns the microbatch size, given or by memory budget; None for the whole batch."""
     if self.memory_budget is None:
       return self.microbatch_size
-    params = jax.tree.map(jnp.asarray, params)
-    example = ghost.first_of(batch)
-    planned = self._plan(params, batch)
-    estimate = memory.estimate(self.loss_fn, params, example, planned)
+    example = jax.tree.map(lambda leaf: leaf[0], batch)
+    estimate = memory.estimate(self.loss_fn, params, example, self._plan(loss, params))
     return memory.microbatch(self.memory_budget, estimate, batch_size)
 
-  def _stacked(self, params, batch, mask):
-    losses, grads = _rows(self.loss_fn, params, batch)  # [B], [B, *param]
+  def _stacked(self, loss: Loss, params, batch, mask):
+    losses, grads = _rows(self.loss_fn, loss, params, batch)  # [B], [B, *param]
     clip = self.l2_clip_norm
     unit = self.rescale_to_unit_norm
     return clipping.clip_and_sum(grads, losses, mask, clip, rescale_to_unit_norm=unit)
@@ -267,14 +284,14 @@ class ClippedGrad:
     mask = checked_mask(mask, size)
     self.l2_clip_norm.check_prefix(params)
     _check_params(params)
+    params = jax.tree.map(jnp.asarray, params)
     loss = check_loss(self.loss_fn, params, batch)
-    # Without rows there is no first example for a trace.
     if not size:
-      return self._stacked(params, batch, mask)
+      return self._stacked(loss, params, batch, mask)
     # Microbatch and memory are those of one device, with its share of the padded rows.
     of_device = size if mesh is None else whole_rows(size, mesh) // mesh.shape[DATA]
-    microbatch_size = self._fitting(params, batch, of_device)
-    one_pass = self._one_pass
+    microbatch_size = self._fitting(loss, params, batch, of_device)
+    one_pass = functools.partial(self._one_pass, loss)
     if microbatch_size is not None:
       one_pass = in_microbatches(one_pass, microbatch_size)
     one_pass = _of_one_client(one_pass, loss)
@@ -287,7 +304,7 @@ class ClippedGrad:
       raise
     # JAX raises these for an operation without a derivative or without a batching rule.
     except (ValueError, NotImplementedError) as error:
-      explain_failure(self.loss_fn, params, batch, error)
+      explain_failure(loss, len(jax.tree.leaves(params)), error)
       raise
 
 

@@ -35,7 +35,7 @@ import optax
 from jax import lax
 
 from dpjax import closed_over, trees
-from dpjax.gradients import settling
+from dpjax.gradients import traced_values
 from dpjax.noise import source
 from dpjax.noise.state import check_count
 from dpjax.transforms.inputs import Conditions, Mechanism, check_start, refuse_arguments
@@ -130,7 +130,7 @@ def digest(state: ArrayTree) -> jax.Array:
     arrays.append(array)
   # XLA may compute a float again, and round it differently, for each use. The digest must be that
   # of the number that the state keeps.
-  return settling.on_settled(of_arrays, arrays) if are_rounded else of_arrays(arrays)
+  return traced_values.on_settled(of_arrays, arrays) if are_rounded else of_arrays(arrays)
 
 
 def mechanism_state(state: Any) -> Any:

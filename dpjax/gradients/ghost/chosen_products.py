@@ -32,14 +32,14 @@ _MOST_PAIRS = 4
 # Largest number of equations of a called function, such as `jnp.take`, that is searched for a
 # choice.
 _MOST_INLINE = 16
-_CHOICES = ("gather", "dynamic_slice")
+CHOICES = ("gather", "dynamic_slice")
 # Equations that only move, add or drop axes of the chosen entries.
 _MOVES = ("squeeze", "reshape", "transpose", "broadcast_in_dim", "expand_dims")
 
 
 def chooses_matrices(eqn: Eqn) -> bool:
   """Returns whether an equation takes matrices, not single rows or numbers, by an index."""
-  is_choice = eqn.primitive.name in _CHOICES
+  is_choice = eqn.primitive.name in CHOICES
   return is_choice and sum(size > 1 for size in eqn.params["slice_sizes"]) > 1
 
 
@@ -95,9 +95,9 @@ def find(graph: Graph, site: Site) -> EqnChain | None:
 
   Args:
     graph: graph of the jaxpr that the site is in.
-    site: site where the choice is made.
+    site: site where the choice is made, an equation of `CHOICES`.
   """
-  if site.name not in _CHOICES or site.eqn.invars[0] not in site.params:
+  if site.eqn.invars[0] not in site.params:
     return None
   # A literal index is not chosen by the example.
   if is_literal(site.eqn.invars[1]) or is_float(site.eqn.invars[1].aval):

@@ -102,8 +102,8 @@ def explain(
   params, example = jax.tree.map(shaped, (params, example))
   check_real(params=params)
   of_one = lambda leaf: jax.ShapeDtypeStruct((1, *leaf.shape), leaf.dtype)
-  check_loss(loss_fn, params, jax.tree.map(of_one, example))
-  planned = ghost.plan(loss_fn, params, example, platform=platform)
+  loss = check_loss(loss_fn, params, jax.tree.map(of_one, example))
+  planned = ghost.plan(loss.closed, params, platform=platform)
   paths = [jax.tree_util.keystr(p) for p, _ in jax.tree_util.tree_leaves_with_path(params)]
   shapes = [leaf.shape for leaf in jax.tree.leaves(params)]
   rows = tuple(_row(unit, paths, shapes, planned.platform) for unit in planned.units)

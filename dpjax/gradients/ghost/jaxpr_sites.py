@@ -15,17 +15,17 @@ from __future__ import annotations
 
 import dataclasses
 import enum
+import functools
 import itertools
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Collection, Iterable
 from typing import Any, NamedTuple
 
-import jax
 import jax.numpy as jnp
 from jax.extend import core as jex
 
 from dpjax import layer_rules
-from dpjax.gradients.ghost import chosen_products
+from dpjax.gradients.ghost import chosen_products, row_forms
 from dpjax.jaxprs import (
   CALLS,
   REARRANGED,
@@ -34,13 +34,11 @@ from dpjax.jaxprs import (
   Graph,
   ScanParts,
   Var,
-  bind,
   evaluate,
   is_float,
   is_literal,
   operands,
 )
-from dpjax.types import ArrayTree, Params
 
 
 class Kind(enum.IntEnum):
@@ -102,19 +100,34 @@ class Site:
   @property
   def steps(self) -> int:
     """Number of evaluations for one example."""
-    return math.prod(loop.length for loop in self.loops)
+    return math.prod([loop.length for loop in self.loops])
 
-  @property
+  @functools.cached_property
   def out_avals(self) -> tuple[Any, ...]:
     """Shapes and dtypes of the differentiable results, without loops."""
     if self.eqn is None:
       return (self.params[0].aval,)
-    return tuple(self.eqn.outvars[i].aval for i in self.outs)
+    return tuple([self.eqn.outvars[i].aval for i in self.outs])
 
-  @property
+  @functools.cached_property
   def leaves(self) -> frozenset[int]:
     """Indices of the parameter leaves that reach the site."""
-    return frozenset().union(*(source.leaves for source in self.sources))
+    return frozenset().union(*[source.leaves for source in self.sources])
+
+  @functools.cached_property
+  def avals(self) -> tuple[Any, ...]:
+    """Shapes and dtypes of parameters, data operands and differentiable results."""
+    return (*[var.aval for var in (*self.params, *self.data)], *self.out_avals)
+
+  @functools.cached_property
+  def is_complex(self) -> bool:
+    """Whether a site has complex inputs or results, even from real parameters."""
+    return any([jnp.issubdtype(aval.dtype, jnp.complexfloating) for aval in self.avals])
+
+  @functools.cached_property
+  def form(self) -> row_forms.RowForm | None:
+    """The row form of the site; None if its gradient is no sum of outer products."""
+    return row_forms.find(self)
 
 
 class Tap(NamedTuple):
@@ -128,7 +141,7 @@ class Tap(NamedTuple):
   @property
   def shape(self) -> tuple[int, ...]:
     """Shape [*loops, ...], with a zero for each turn of the loops."""
-    return (*(loop.length for loop in self.loops), *self.aval.shape)
+    return (*[loop.length for loop in self.loops], *self.aval.shape)
 
 
 class Cotangent(NamedTuple):
@@ -168,187 +181,170 @@ class Step(NamedTuple):
 
 
 class Program(NamedTuple):
-  """A jaxpr with a plan for each equation."""
+  """A jaxpr with a plan for each equation.
+
+  Sites, taps and cotangents are those of nested programs, too, in program order.
+  """
 
   jaxpr: Any
   consts: tuple[Any, ...]
   steps: tuple[Step, ...]
   outs: tuple[Value, ...]
+  in_lifts: tuple[Lift, ...]  # of inputs: parameters that are data throughout
   out_lifts: tuple[Lift, ...]
-  cotangents: dict[int, tuple[Cotangent, ...]]  # of the results of each site of this jaxpr
-  in_lifts: tuple[Lift, ...] = ()  # of inputs: parameters that are data throughout
-
-  def sites(self) -> Iterator[Site]:
-    """Yields every site, also those of nested programs."""
-    for site, _ in self._walk():
-      if site is not None:
-        yield site
-
-  def taps(self) -> Iterator[Tap]:
-    """Yields every tap, also those of nested programs."""
-    for _, taps in self._walk():
-      yield from taps
-
-  def _walk(self) -> Iterator[tuple[Site | None, tuple[Tap, ...]]]:
-    for lift in self.in_lifts:
-      yield lift.site, (lift.tap,)
-    for step in self.steps:
-      for lift in step.lifts:
-        yield lift.site, (lift.tap,)
-      yield step.site, step.taps
-      if step.inner is not None:
-        yield from step.inner._walk()
-    for lift in self.out_lifts:
-      yield lift.site, (lift.tap,)
-
-  def all_cotangents(self) -> dict[int, tuple[Cotangent, ...]]:
-    """Returns index of a site -> locations of its results' cotangents, also for nested programs."""
-    cotangents = dict(self.cotangents)
-    lifts = [*self.in_lifts, *self.out_lifts]
-    for step in self.steps:
-      lifts += step.lifts
-      cotangents.update(step.inner.all_cotangents() if step.inner is not None else {})
-    return cotangents | {site.index: (Cotangent((tap.index,)),) for site, tap in lifts}
+  sites: tuple[Site, ...]
+  taps: tuple[Tap, ...]
+  cotangents: dict[int, tuple[Cotangent, ...]]  # of the results of each site, by its index
 
 
-def is_complex(site: Site) -> bool:
-  """Returns whether a site has complex inputs or results, even from real parameters."""
-  avals = [*(var.aval for var in (*site.params, *site.data)), *site.out_avals]
-  return any(jnp.issubdtype(aval.dtype, jnp.complexfloating) for aval in avals)
-
-
-def trace(
-  loss_fn: Callable, params: Params, example: ArrayTree, lifted: Iterable[int] = ()
+def program_of(
+  loss: jex.ClosedJaxpr, num_params: int, lifted: Collection[int] = ()
 ) -> Program:
-  """Traces the program of `loss_fn(params, ONE example)`; arguments may be
-  ShapeDtypeStructs.
+  """Returns the program of a loss of ONE example, whose first `num_params` inputs are parameters.
 
-  The program's inputs are the leaves of params, then of the example. Its one output is DATA.
-  Leaves whose index is in `lifted` are DATA throughout: the backward pass itself gives their
-  gradient per example, at one identity site each.
+  Its one output is DATA. Leaves whose index is in `lifted` are DATA throughout: the backward pass
+  itself gives their gradient per example, at one identity site each.
   """
-  # A new function, since JAX caches traces by function, and the closure of a loss may have
-  # changed.
-  closed = jax.make_jaxpr(lambda p, e: loss_fn(p, e))(params, example)
-  closed = chosen_products.with_choices_inline(closed)
+  closed = chosen_products.with_choices_inline(loss)
   values = [_DATA] * len(closed.jaxpr.invars)
-  for i, leaf in enumerate(closed.jaxpr.invars[: len(jax.tree.leaves(params))]):
+  for i, leaf in enumerate(closed.jaxpr.invars[:num_params]):
     source = Source(frozenset([i]), True, tuple(range(len(leaf.aval.shape))))
     # An empty leaf, or a leaf of integers, has no gradient to clip.
     has_gradient = is_float(leaf.aval) and leaf.aval.size
     values[i] = Value(Kind.PARAM, source) if has_gradient else _CONST
-  ids = itertools.count()
-  lifted = set(lifted)
-  chosen = [v if i in lifted else _CONST for i, v in enumerate(values)]
-  lifts = _lifts(enumerate(closed.jaxpr.invars), chosen, (), ids)
-  values = [_DATA if i in lifted else v for i, v in enumerate(values)]
-  program = _analyse(closed.jaxpr, closed.consts, values, (), ids, True)
-  return program._replace(in_lifts=lifts)
+  return _analyse(closed, values, (), itertools.count(), lifted=lifted)
 
 
-def _analyse(jaxpr, consts, values, loops, ids, lift_outs) -> Program:
+def _analyse(closed, values, loops, ids, *, lifted=(), lift_outs=True) -> Program:
   """Returns the program of a jaxpr, with a plan for each equation.
 
-  `ids` numbers sites, taps and loops in program order. With `lift_outs`, PARAM results become DATA.
+  `ids` numbers sites, taps and loops in program order. Inputs whose place is in `lifted` become
+  DATA; with `lift_outs`, PARAM results do.
   """
-  planned: list[Step] = []
+  jaxpr = closed.jaxpr
+  in_lifts = _lifts([(i, jaxpr.invars[i], values[i]) for i in sorted(lifted)], loops, ids)
+  for _, tap in in_lifts:
+    values[tap.out] = _DATA
+  steps: list[Step] = []
 
   def step(eqn, values):
-    planned.append(_plan(eqn, values, loops, ids))
-    return planned[-1].values
+    steps.append(_plan(eqn, values, loops, ids))
+    return steps[-1].values
 
-  known = [_CONST] * len(jaxpr.constvars)
-  constant = lambda _: _CONST
-  outs = tuple(evaluate(jaxpr, known, values, step, literal=constant))
-  lifts = _lifts(enumerate(jaxpr.outvars), outs, loops, ids) if lift_outs else ()
-  steps = _with_chosen_products(jaxpr, planned)
+  constants = [_CONST] * len(jaxpr.constvars)
+  outs = tuple(evaluate(jaxpr, constants, values, step, literal=lambda _: _CONST))
+  lifted_outs = zip(itertools.count(), jaxpr.outvars, outs) if lift_outs else ()
+  out_lifts = _lifts(lifted_outs, loops, ids)
+  graph = Graph.of(jaxpr)
+  _move_to_chosen_products(graph, steps)
   # Dead sites are removed first, since their taps would have no cotangent to record.
-  steps, cotangents = _place_taps(jaxpr, _without_dead_sites(jaxpr, steps), loops, ids)
-  return Program(jaxpr, tuple(consts), steps, outs, lifts, cotangents)
+  _remove_dead_sites(jaxpr, steps)
+  cotangents = _place_taps(graph, steps, loops, ids)
+  sites: list[Site] = []
+  taps: list[Tap] = []
+
+  def add(lifts):
+    for site, tap in lifts:
+      sites.append(site)
+      taps.append(tap)
+      cotangents[site.index] = (Cotangent((tap.index,)),)
+
+  add(in_lifts)
+  for each in steps:
+    add(each.lifts)
+    if each.site is not None:
+      sites.append(each.site)
+    taps += each.taps
+    if each.inner is not None:
+      sites += each.inner.sites
+      taps += each.inner.taps
+      cotangents |= each.inner.cotangents
+  add(out_lifts)
+  return Program(
+    jaxpr,
+    tuple(closed.consts),
+    tuple(steps),
+    outs,
+    in_lifts,
+    out_lifts,
+    tuple(sites),
+    tuple(taps),
+    cotangents,
+  )
 
 
-def _with_chosen_products(jaxpr, steps) -> list[Step]:
+def _move_to_chosen_products(graph: Graph, steps: list[Step]) -> None:
   """Moves sites from the choice of a matrix by an index to the product that uses the matrix.
 
   At the product the cotangent is a vector. At the choice it would be a matrix for each example.
   """
-  graph = Graph.of(jaxpr)
-  place = {id(step.eqn): i for i, step in enumerate(steps)}
-  steps = list(steps)
   for i, step in enumerate(steps):
-    if step.site is None:
+    if step.site is None or step.site.name not in chosen_products.CHOICES:
       continue
     chain = chosen_products.find(graph, step.site)
     if chain is None:
       continue
-    last = place[id(chain.eqns[-1])]
+    last = next(j for j, each in enumerate(steps) if each.eqn is chain.eqns[-1])
     if steps[last].site is not None or steps[last].action is not Action.PLAIN:
       continue
-    data = tuple(v for v in operands(chain) if v not in step.site.params)
+    data = tuple([v for v in operands(chain) if v not in step.site.params])
     site = dataclasses.replace(step.site, eqn=chain, data=data, outs=(0,))
     steps[i] = step._replace(site=None)
     steps[last] = steps[last]._replace(site=site)
-  return steps
 
 
-def _lifts(places, values, loops, ids) -> tuple[Lift, ...]:
-  """Returns the lifts of those (position, variable) pairs whose value is PARAM."""
-  return tuple(
-    Lift(
-      Site(next(ids), None, (var,), (), (value.source,), loops, (0,)),
-      Tap(next(ids), position, var.aval, loops),
-    )
-    for (position, var), value in zip(places, values)
-    if value.kind is Kind.PARAM
-  )
+def _lifts(places: Iterable[tuple[int, Var, Value]], loops, ids) -> tuple[Lift, ...]:
+  """Returns the lifts of those (position, variable, value) whose value is PARAM."""
+  lifts = []
+  for position, var, (kind, source) in places:
+    if kind is Kind.PARAM:
+      site = Site(next(ids), None, (var,), (), (source,), loops, (0,))
+      lifts.append(Lift(site, Tap(next(ids), position, var.aval, loops)))
+  return tuple(lifts)
 
 
-def _without_dead_sites(jaxpr, steps) -> list[Step]:
+def _remove_dead_sites(jaxpr, steps: list[Step]) -> None:
   """Turns a site into a plain equation if no gradient reaches its results.
 
   Such a site, for example a while loop behind a stop_gradient, may have no derivative at all.
   """
   live = {v for v in jaxpr.outvars if not is_literal(v)}
-  kept = []
-  for step in reversed(steps):
-    reached = live.intersection(step.eqn.outvars)
-    if reached and step.eqn.primitive.name != "stop_gradient":
-      live.update(v for v in operands(step.eqn) if is_float(v.aval))
-    kept.append(step if reached else step._replace(site=None))
-  return kept[::-1]
+  for i, step in reversed(list(enumerate(steps))):
+    if live.isdisjoint(step.eqn.outvars):
+      steps[i] = step._replace(site=None)
+    elif step.eqn.primitive.name != "stop_gradient":
+      live.update([v for v in operands(step.eqn) if is_float(v.aval)])
 
 
-def _place_taps(jaxpr, steps, loops, ids):
-  """Places taps on every site's results. Results that only one sum reads share the sum's tap."""
-  graph = Graph.of(jaxpr)
-  results = [
-    (step.site.index, [step.eqn.outvars[i] for i in step.site.outs])
-    for step in steps
-    if step.site is not None
-  ]
-  ends = graph.ends([var for _, results in results for var in results])
+def _place_taps(graph: Graph, steps: list[Step], loops, ids) -> dict:
+  """Places taps on every site's results, and returns the cotangents of each site.
+
+  Results that only one sum reads share the sum's tap.
+  """
+  results = {}
+  for step in steps:
+    if step.site is not None:
+      results[step.site.index] = [step.eqn.outvars[i] for i in step.site.outs]
+  ends = graph.ends([var for each in results.values() for var in each])
   taps: dict[Var, Tap] = {}
-
-  def tap_at(end) -> int:
-    if end not in taps:
-      taps[end] = Tap(next(ids), graph.position[end], end.aval, loops)
-    return taps[end].index
-
-  def cotangent(var) -> Cotangent:
-    parts, axis = ends[var]
-    return Cotangent(tuple(map(tap_at, parts)), axis)
-
-  cotangents = {index: tuple(map(cotangent, outvars)) for index, outvars in results}
-  placed = (
-    step._replace(taps=tuple(taps[v] for v in step.eqn.outvars if v in taps))
-    for step in steps
-  )
-  return tuple(placed), cotangents
+  cotangents = {}
+  for index, outvars in results.items():
+    found = []
+    for parts, axis in [ends[var] for var in outvars]:
+      for end in parts:
+        if end not in taps:
+          taps[end] = Tap(next(ids), graph.position[end], end.aval, loops)
+      found.append(Cotangent(tuple([taps[end].index for end in parts]), axis))
+    cotangents[index] = tuple(found)
+  for i, step in enumerate(steps):
+    placed = tuple([taps[var] for var in step.eqn.outvars if var in taps])
+    steps[i] = step._replace(taps=placed)
+  return cotangents
 
 
 def _plan(eqn, values, loops, ids) -> Step:
   kinds = {value.kind for value in values}
-  if Kind.PARAM not in kinds or not any(is_float(var.aval) for var in eqn.outvars):
+  if Kind.PARAM not in kinds or not any([is_float(var.aval) for var in eqn.outvars]):
     kind = Kind.DATA if Kind.DATA in kinds else Kind.CONST
     return Step(Action.PLAIN, eqn, (Value(kind),) * len(eqn.outvars))
   name = eqn.primitive.name
@@ -413,16 +409,16 @@ def _view_of_one(eqn, source, plain) -> Source:
 
 def _enter(action, eqn, jaxpr, values, loops, ids) -> Step:
   closed = jaxpr if hasattr(jaxpr, "consts") else jex.ClosedJaxpr(jaxpr, ())
-  inner = _analyse(closed.jaxpr, closed.consts, values, loops, ids, False)
+  inner = _analyse(closed, values, loops, ids, lift_outs=False)
   return Step(action, eqn, inner.outs, inner=inner)
 
 
 def _enter_scan(eqn, values, loops, ids) -> Step:
   closed = eqn.params["jaxpr"]
   carries = slice(*ScanParts.of(eqn))
-  places = list(enumerate(eqn.invars))[carries]
   # A carry changes with every step, so it is data; a parameter that starts it is lifted.
-  lifts = _lifts(places, values[carries], loops, ids)
+  places = list(zip(itertools.count(), eqn.invars, values))[carries]
+  lifts = _lifts(places, loops, ids)
   loop = Loop(next(ids), eqn.params["length"])
   values[carries] = [_DATA] * len(places)
   for i, (kind, source) in enumerate(values[carries.stop :], carries.stop):
@@ -430,24 +426,35 @@ def _enter_scan(eqn, values, loops, ids) -> Step:
     if kind is Kind.PARAM:
       sliced = source._replace(perm=None, loops=(*source.loops, loop))
       values[i] = Value(kind, sliced)
-  inner = _analyse(closed.jaxpr, closed.consts, values, (*loops, loop), ids, True)
+  inner = _analyse(closed, values, (*loops, loop), ids)
   outs = (_DATA,) * len(eqn.outvars)
   return Step(Action.SCAN, eqn, outs, inner=inner, lifts=lifts, loop=loop)
 
 
 def _meet(eqn, values, loops, ids) -> Step:
-  value_of = bind(eqn, values)
-  params = tuple(v for v in operands(eqn) if value_of[v].kind is Kind.PARAM)
-  data = tuple(v for v in operands(eqn) if value_of[v].kind is not Kind.PARAM)
-  outs = tuple(
-    i
-    for i, var in enumerate(eqn.outvars)
-    if is_float(var.aval) and not isinstance(var, jex.DropVar)
+  sources: dict[Var, Source] = {}
+  data: dict[Var, Value] = {}
+  for atom, value in zip(eqn.invars, values):
+    if value.kind is Kind.PARAM:
+      sources[atom] = value.source
+    elif not is_literal(atom):
+      data[atom] = value
+  outs = []
+  for i, var in enumerate(eqn.outvars):
+    if is_float(var.aval) and not isinstance(var, jex.DropVar):
+      outs.append(i)
+  kept: tuple[Var, ...] = ()
+  for source in sources.values():
+    if source.layer and not loops and source.layer.keeps(eqn):
+      kept = tuple([eqn.outvars[i] for i in outs])
+  site = Site(
+    next(ids),
+    eqn,
+    tuple(sources),
+    tuple(data),
+    tuple(sources.values()),
+    loops,
+    tuple(outs),
+    kept,
   )
-  sources = tuple(value_of[v].source for v in params)
-  keeps = not loops and any(
-    [source.layer and source.layer.keeps(eqn) for source in sources]
-  )
-  kept = tuple(eqn.outvars[i] for i in outs) if keeps else ()
-  site = Site(next(ids), eqn, params, data, sources, loops, outs, kept)
   return Step(Action.PLAIN, eqn, (_DATA,) * len(eqn.outvars), site=site)

@@ -9,6 +9,7 @@ NaN. If underflow or overflow changes the clip factor, `scaled` gives the norm i
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -48,22 +49,19 @@ def from_square(
   return Length(norm + reach, longest + (reach + more))
 
 
-def of(x: jax.Array, axis: int | tuple[int, ...] | None = None) -> Length:
-  """Returns norms along `axis` (None for all axes), in float32 or wider.
+def of(x: jax.Array, keep: int = 0) -> Length:
+  """Returns norms over all axes but the first `keep`, in float32 or wider.
 
-  >>> of(jnp.array([3.0, 4.0]))
-  Length(norm=Array(5., dtype=float32), longest=Array(5., dtype=float32))
+  >>> of(jnp.array([[3.0, 4.0]]), keep=1)
+  Length(norm=Array([5.], dtype=float32), longest=Array([5.], dtype=float32))
   """
   x = trees.at_least_float32(x)
-  axis = tuple(range(x.ndim)) if axis is None else axis
-  summed = {i % x.ndim for i in ((axis,) if isinstance(axis, int) else axis)}
-  wide = [i for i, size in enumerate(x.shape) if size != 1]
   # Dimensions of size 1 are removed: with them XLA's CPU backend would materialise the squares.
-  flat = x.reshape([x.shape[i] for i in wide])
-  square = jnp.sum(flat * flat, axis=tuple(k for k, i in enumerate(wide) if i in summed))
-  square = square.reshape([n for i, n in enumerate(x.shape) if i not in summed])
-  count = x.size // max(square.size, 1)
-  return from_square(square, count * tiny(x))
+  flat = jnp.squeeze(x)
+  first = keep - x.shape[:keep].count(1)
+  square = jnp.sum(flat * flat, axis=tuple(range(first, flat.ndim)))
+  count = math.prod(x.shape[keep:])
+  return from_square(square.reshape(x.shape[:keep]), count * tiny(x))
 
 
 def scaled(tree: ArrayTree) -> Length:

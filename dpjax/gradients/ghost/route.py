@@ -43,6 +43,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 from jax import lax
+from jax.extend import core as jex
 
 from dpjax import jaxprs, trees
 from dpjax.branches import rarely_taken
@@ -52,7 +53,6 @@ from dpjax.gradients.exact_sum import ExactSum
 from dpjax.gradients.ghost import (
   jaxpr_sites,
   lengths,
-  row_forms,
   tapped,
   unit_rules,
   units,
@@ -60,19 +60,13 @@ from dpjax.gradients.ghost import (
 from dpjax.gradients.ghost.jaxpr_sites import Program
 from dpjax.gradients.ghost.tapped import ParamFlow
 from dpjax.gradients.ghost.units import Rule, Sum, Unit, sum_of
-from dpjax.gradients.loss_checks import mixes
-from dpjax.gradients.manual_axes import as_varying_as
-from dpjax.gradients.settling import on_settled
+from dpjax.gradients.loss_checks import Loss, mixes
+from dpjax.gradients.traced_values import as_varying_as, on_settled
 from dpjax.parallel import made_for
-from dpjax.types import ArrayTree, ClippedSum, LossFn, NumberTree, Params
+from dpjax.types import ArrayTree, ClippedSum, NumberTree, Params
 
 # Largest number of parameters whose per-example gradients are cheap to stack.
 _SMALL = 4096
-
-
-def first_of(batch: ArrayTree) -> Any:
-  """Returns the first example of a batch, for a trace, which needs only shapes and types."""
-  return jax.tree.map(lambda leaf: leaf[0], batch)
 
 
 class Recipe(NamedTuple):
@@ -80,40 +74,36 @@ class Recipe(NamedTuple):
 
   program: Program
   units: tuple[Unit, ...]
+  group_of: Sequence[int]  # index of the clip norm of each leaf
   platform: str
 
 
 def plan(
-  loss_fn: LossFn,
+  loss: jex.ClosedJaxpr,
   params: Params,
-  example: ArrayTree,
   l2_clip_norm: NumberTree = 1.0,
   platform: str | None = None,
 ) -> Recipe:
-  """Returns the recipe of a loss: traces it, and chooses the rules.
+  """Returns the recipe of the program of a loss: finds its sites, and chooses the rules.
 
-  `params` and `example` may be ShapeDtypeStructs. A second trace follows if the gradients of some
-  leaves are to be stacked per example.
+  Args:
+    loss: jaxpr of `(params, ONE example) -> scalar`.
+    params: parameters, or their ShapeDtypeStructs.
+    l2_clip_norm: the clip norms; only their places in the tree count.
+    platform: backend; None for the one that programs are made for.
   """
-  groups = _groups_of_leaves(l2_clip_norm, params)
+  norms, treedef = jax.tree.flatten(l2_clip_norm)
+  indices = treedef.unflatten(range(len(norms)))
+  groups = jax.tree.leaves(jax.tree.broadcast(indices, params))
   platform = platform or made_for.platform()
   leaves = jax.tree.leaves(params)
-  program = jaxpr_sites.trace(loss_fn, params, example)
+  program = jaxpr_sites.program_of(loss, len(leaves))
   planned = units.find_units(program, leaves, groups, platform)
-  # Only a first trace shows which leaves an index chooses from. A second trace lifts these leaves
-  # to data.
+  # Only sites show which leaves an index chooses from. These leaves are then lifted to data.
   if stacked := units.better_stacked(planned, leaves):
-    program = jaxpr_sites.trace(loss_fn, params, example, stacked)
+    program = jaxpr_sites.program_of(loss, len(leaves), stacked)
     planned = units.find_units(program, leaves, groups, platform)
-  return Recipe(program, planned, platform)
-
-
-def _groups_of_leaves(l2_clip_norm: NumberTree, params: Params) -> list[int]:
-  """Returns the index of the clip norm of each leaf of the parameters."""
-  norms, treedef = jax.tree.flatten(l2_clip_norm)
-  spread = lambda index, group: jax.tree.map(lambda _: index, group)
-  indices = treedef.unflatten(range(len(norms)))
-  return jax.tree.leaves(jax.tree.map(spread, indices, params))
+  return Recipe(program, planned, groups, platform)
 
 
 def pays(planned: Sequence[Unit], params: Params) -> bool:
@@ -136,84 +126,63 @@ def clipped_sum(
   It equals that of the vmap route (`clipping.clip_and_sum`), up to the rounding that norms include.
   """
   leaves, treedef = jax.tree.flatten(params)
-  program, planned_units, platform = planned
-  group_of = _groups_of_leaves(clip.norms, params)
+  program, planned_units, group_of, platform = planned
   flow = ParamFlow.of(program, leaves)
   examples = jax.tree.leaves(batch)
   keeping = units.kept_at(planned_units)
   recorded = tapped.record(program, leaves, examples, keeping)  # [*loops, B, ...]
   rules = [unit_rules.rule_of(unit, flow) for unit in planned_units]
-  held, recomputed = [[r for r in rules if r.unit.hold is hold] for hold in (True, False)]
+  held = [rule for rule in rules if rule.unit.hold]
+  recomputed = [rule for rule in rules if not rule.unit.hold]
   rules = [*held, *recomputed]
-  ordered = [rule.unit for rule in rules]
   # Arrays held for the sum are formed before `on_settled`, which stores them in memory, too.
   early = unit_rules.norms(held, recorded, platform)
+  rows = unit_rules.RowReader(rules, recorded, [*early, *[None] * len(recomputed)])
+  with_rows_alone = functools.partial(_with_rows_alone, rules, rows, group_of, clip)
 
   def clipped(settled):
     early, recorded = settled
     late = unit_rules.norms(recomputed, recorded, platform)
     first = [*[norms.finished() for norms in early], *late]
-    by_leaf = _by_leaf(ordered, [each.lengths for each in first])
-    none = jax.tree.map(jnp.zeros_like, by_leaf[0])  # of a group without parameters
-    groups = [lengths.joined(each or [none]) for each in _grouped(clip, group_of, by_leaf)]
-    certain = jax.tree.structure(clip.norms).unflatten(groups)  # of each clip norm: [B]
-    unclear = mask & ~clipping.is_certain(certain, clip)
-    weights = _weights(groups, clip, mask & ~unclear)
-    factors = [weights.factors[group] for group in group_of]  # of each leaf: [B]
-    longest = [groups[group].longest for group in group_of]  # of each leaf: [B]
-    sums = _Sums(rules, recorded, first, factors, longest)
-    rare = unclear | sums.loses_terms() | sums.stray_far(clip, group_of)
-    # Leaves of one clip group share one array of factors, and so one transpose.
-    common = [jnp.where(rare, 0, each) for each in weights.factors]
-    without_rare = sums._replace(factors=[common[group] for group in group_of])
+    groups = []  # of each clip norm: lengths [B]
+    for each in _grouped(rules, group_of, clip, [norms.lengths for norms in first]):
+      if not each:  # no parameters
+        each = [jax.tree.map(jnp.zeros_like, first[0].lengths[0])]
+      groups.append(lengths.joined(each))
+    unclear = mask & ~clipping.is_certain(groups, clip)
+    factors, norms = clipping.clip_factors(groups, clip, mask & ~unclear)
+    longest = [length.longest for length in groups]
+    sums = _Sums(rules, recorded, first, group_of, factors, longest)
+    rare = unclear | sums.loses_terms() | sums.stray_far(clip)
+    without_rare = sums._replace(factors=[jnp.where(rare, 0, each) for each in factors])
     if platform == "cpu":
-      return without_rare.one_by_one(), weights.norms, rare
+      return *without_rare.one_by_one(), norms, rare
 
     @rarely_taken
     def unusual(known):
       del known
-      return with_rows_alone(without_rare.unusual(), weights.norms, rare)
+      return with_rows_alone(without_rare.unusual(), norms, rare)
 
     # A GPU's program waits for the host at a branch. So a usual batch meets only this conditional,
     # after most of the work.
     is_usual = unit_rules.all_finite(first) & ~jnp.any(rare)
-    known = (sums.usual(), weights.norms)
-    begun, norms = lax.cond(is_usual, lambda known: known, unusual, known)
-    return _Totals(without_rare.formed_again(begun), {}), norms, rare
+    known = (sums.usual(), norms)
+    begun, all_norms = lax.cond(is_usual, lambda known: known, unusual, known)
+    return without_rare.formed_again(begun), {}, all_norms, rare
 
-  kept = [*early, *(None for _ in recomputed)]
-  with_rows_alone = functools.partial(
-    _with_rows_alone,
-    rules,
-    unit_rules.RowReader(ordered, recorded, kept),
-    group_of,
-    clip,
-  )
-  seen = (early, unit_rules.sites_only([r.unit for r in recomputed], recorded))
-  totals, norms, rare = on_settled(clipped, seen)
+  seen = (early, recorded.at(unit_rules.sites_of(recomputed)))
+  sums, missing, norms, rare = on_settled(clipped, seen)
   # In a branch XLA's CPU backend takes three times as long for a convolution, so these sums are
   # formed here.
-  convolved = {
-    i: rules[i].transposed(recorded, factors, on_settled)
-    for i, factors in totals.convolved.items()
-  }
-  sums = totals.sums | convolved
+  for i, factors in missing.items():
+    sums[i] = rules[i].transposed(recorded, factors, settled=False)
   if platform == "cpu":
     sums, norms = with_rows_alone(sums, norms, rare)
-  total = treedef.unflatten(
-    _by_leaf(ordered, [sums[i] for i in range(len(ordered))])
-  )  # leaves [*param]
-  unit = rescale_to_unit_norm
-  total = clipping.rescale(total, clip, rescale_to_unit_norm=unit)
-  bounds = clip.group_bounds(rescale_to_unit_norm=unit)
+  by_leaf = _by_leaf(rules, [sums[i] for i in range(len(rules))])
+  total = treedef.unflatten(by_leaf)  # leaves [*param]
+  total = clipping.rescale(total, clip, rescale_to_unit_norm=rescale_to_unit_norm)
+  bounds = clip.group_bounds(rescale_to_unit_norm=rescale_to_unit_norm)
   return ClippedSum(total, norms, recorded.losses, math.hypot(*bounds), bounds, mask)
-
-
-class _Totals(NamedTuple):
-  """Clipped sums by the place of their unit, and factors for the sums that are still missing."""
-
-  sums: dict[int, Any]
-  convolved: dict[int, Any]  # factors of units that are summed outside of the branch
 
 
 class _Sums(NamedTuple):
@@ -222,44 +191,44 @@ class _Sums(NamedTuple):
   rules: Sequence[unit_rules.UnitRule]
   recorded: tapped.Recorded
   first: Sequence[unit_rules.Norms]
-  factors: Sequence[jax.Array]  # of each leaf: [B]
-  longest: Sequence[jax.Array]  # of each leaf: [B]
+  group_of: Sequence[int]  # index of the clip norm of each leaf
+  factors: Sequence[jax.Array]  # of each clip norm: [B]
+  longest: Sequence[jax.Array]  # of each clip norm: [B]
 
   def total(self, i: int, finite: bool | None, begun: Any = None) -> Any:
     """Returns the sum of a unit; see `unit_rules.UnitRule.sum`."""
     known = self.first[i]
     if self._is_again(i):
-      leaves = self.rules[i].unit.leaves
-      known = known.at_most([self.longest[leaf] for leaf in leaves])
-    return self.rules[i].sum(self.recorded, known, self.factors_of(i), finite, begun)
+      known = known.at_most(self._of_leaves(i, self.longest))
+    factors = self._of_leaves(i, self.factors)
+    return self.rules[i].sum(self.recorded, known, factors, finite, begun)
 
-  def factors_of(self, i: int) -> list[jax.Array]:
-    """Returns the factors of a unit's leaves."""
-    return [self.factors[leaf] for leaf in self.rules[i].unit.leaves]
+  def _of_leaves(self, i: int, groups: Sequence[jax.Array]) -> list[jax.Array]:
+    """Returns the array of its clip norm for each leaf of a unit."""
+    return [groups[self.group_of[leaf]] for leaf in self.rules[i].unit.leaves]
 
   def loses_terms(self) -> jax.Array:
     """Returns [B] bool: whether some unit's sum would lose a visible part of the example's term."""
     lost = jnp.zeros(self.recorded.losses.shape, bool)
     for rule, known in zip(self.rules, self.first):
-      leaf = rule.unit.leaves[0]
-      of_unit = rule.loses_terms(known, self.factors[leaf], self.longest[leaf])
+      group = self.group_of[rule.unit.leaves[0]]
+      of_unit = rule.loses_terms(known, self.factors[group], self.longest[group])
       lost = lost if of_unit is None else lost | of_unit
     return lost
 
-  def stray_far(self, clip: Clip, group_of: Sequence[int]) -> jax.Array:
+  def stray_far(self, clip: Clip) -> jax.Array:
     """Returns [B] bool: whether the example's rows could visibly change the rounding of others.
 
     Each unit counts by the share of its clip group in the squared bound, or by 1 / number of groups
     if that is more. The reason is that noise may be split over the groups.
     """
     bounds = clip.group_bounds()
-    groups = sum(bound > 0 for bound in bounds)
-    bound_of = jax.tree.leaves(clip.norms)  # of each group
+    groups = len(bounds) - bounds.count(0)
     square = jnp.zeros(self.recorded.losses.shape, jnp.float32)
     for rule, known in zip(self.rules, self.first):
-      leaf = rule.unit.leaves[0]
-      bound = float(bound_of[group_of[leaf]])
-      far = rule.stray(known, self.factors[leaf], bound) if bound else None
+      group = self.group_of[rule.unit.leaves[0]]
+      bound = bounds[group]
+      far = rule.stray(known, self.factors[group], bound) if bound else None
       if far is not None:
         share = max((bound / math.hypot(*bounds)) ** 2, 1 / groups)
         square = square + share * jnp.square(far)
@@ -277,12 +246,15 @@ class _Sums(NamedTuple):
       groups.setdefault(tuple(map(id, read)) or ("held", i), []).append(i)
     return list(groups.values())
 
-  def one_by_one(self) -> _Totals:
-    """Forms each sum separately, except sums of convolutions, whose factors it returns."""
-    places = range(len(self.rules))
-    convolved = {i: self.factors_of(i) for i in places if self.rules[i].convolves}
-    sums = {i: self.total(i, None) for i in places if i not in convolved}
-    return _Totals(sums, convolved)
+  def one_by_one(self) -> tuple[dict[int, Any], dict[int, list[jax.Array]]]:
+    """Returns (the sums of units by their place, the factors of those that are convolutions)."""
+    sums, convolved = {}, {}
+    for i, rule in enumerate(self.rules):
+      if rule.convolves:
+        convolved[i] = self._of_leaves(i, self.factors)
+      else:
+        sums[i] = self.total(i, None)
+    return sums, convolved
 
   def _is_again(self, i: int) -> bool:
     """Returns whether a unit is summed in a loop.
@@ -303,16 +275,13 @@ class _Sums(NamedTuple):
     """
     at_once = [i for i in range(len(self.rules)) if not self._is_again(i)]
     sums = {}
-    # Leaves of one clip group share one array of factors, and so one transpose.
-    arrays = {id(factor): factor for factor in self.factors}
     now = self
     for group in self.sharing_cotangents(at_once):
       # Groups are summed one after the other. Otherwise the products c_i g_i of all groups would be
       # in memory at once.
       if sums:
-        settled, sums = lax.optimization_barrier((list(arrays.values()), sums))
-        arrays = dict(zip(arrays, settled))
-        now = self._replace(factors=[arrays[id(factor)] for factor in self.factors])
+        factors, sums = lax.optimization_barrier((now.factors, sums))
+        now = self._replace(factors=factors)
       sums |= {i: now.total(i, True) for i in group}
     return sums | self._begun()
 
@@ -329,27 +298,25 @@ class _Sums(NamedTuple):
     }
 
 
-class _Weights(NamedTuple):
-  """Clip factors of the examples."""
-
-  factors: list[jax.Array]  # of each clip norm: [B]
-  norms: jax.Array  # of the whole gradients: [B]
-
-
-def _weights(groups: Sequence[lengths.Length], clip: Clip, mask: jax.Array) -> _Weights:
-  """Returns the clip factors of gradients with these lengths [B], one for each clip norm."""
-  tree = jax.tree.structure(clip.norms)
-  norms, longest = map(tree.unflatten, zip(*groups))
-  factors, total = clipping.clip_factors(norms, clip, mask, longest=longest)
-  return _Weights(jax.tree.leaves(factors), total)
+def _by_leaf(
+  rules: Sequence[unit_rules.UnitRule], values: Sequence[Sequence[Any]]
+) -> list[Any]:
+  """Flattens values per unit and leaf, in the order of the leaves."""
+  by_leaf = {}
+  for rule, each in zip(rules, values):
+    by_leaf.update(zip(rule.unit.leaves, each))
+  return [by_leaf[leaf] for leaf in range(len(by_leaf))]
 
 
 def _grouped(
-  clip: Clip, group_of: Sequence[int], by_leaf: Sequence[Any]
+  rules: Sequence[unit_rules.UnitRule],
+  group_of: Sequence[int],
+  clip: Clip,
+  values: Sequence[Sequence[Any]],
 ) -> list[list[Any]]:
-  """Returns the values of the leaves of each clip norm."""
-  groups: list[list[Any]] = [[] for _ in jax.tree.leaves(clip.norms)]
-  for group, value in zip(group_of, by_leaf):
+  """Returns values per unit and leaf as those of the leaves of each clip norm."""
+  groups: list[list[Any]] = [[] for _ in clip.group_bounds()]
+  for group, value in zip(group_of, _by_leaf(rules, values)):
     groups[group].append(value)
   return groups
 
@@ -373,7 +340,6 @@ def _with_rows_alone(
   Returns:
     (sums, norms) of all examples.
   """
-  ordered = [rule.unit for rule in rules]
 
   def term(grad, factor):
     grad = trees.at_least_float32(grad)
@@ -383,27 +349,22 @@ def _with_rows_alone(
   def clipped(gradients):
     # The norm is that of the very arrays that are clipped and added. So norm
     # and sum have the same rounding.
-    by_leaf = _by_leaf(ordered, gradients)
-    groups = list(map(lengths.scaled, _grouped(clip, group_of, by_leaf)))
+    groups = list(map(lengths.scaled, _grouped(rules, group_of, clip, gradients)))
     of_one = jax.tree.map(lambda length: length[None], groups)  # a batch of one
-    weights = _weights(of_one, clip, jnp.ones(1, bool))
-    factors = [weights.factors[group][0] for group in group_of]
-    terms = [
-      tuple(term(grad, factors[leaf]) for leaf, grad in zip(unit.leaves, each))
-      for unit, each in zip(ordered, gradients)
-    ]
-    return terms, weights.norms[0]
+    factors, norms = clipping.clip_factors(of_one, clip, jnp.ones(1, bool))
+    of_leaf = [factors[group][0] for group in group_of]
+    terms = []
+    for rule, each in zip(rules, gradients):
+      terms.append(tuple(map(term, each, [of_leaf[leaf] for leaf in rule.unit.leaves])))
+    return terms, norms[0]
 
   def add(carry, row):
     sums, norms = carry
-    gradients = [
-      rule.row_gradient(rows, first, row) for rule, first in zip(rules, rows.kept)
-    ]
+    gradients = []
+    for rule, first in zip(rules, rows.kept):
+      gradients.append(rule.row_gradient(rows, first, row))
     terms, norm = on_settled(clipped, gradients)
-    more = {
-      i: tuple(t.astype(s.dtype) for s, t in zip(sums.total[i], each))
-      for i, each in enumerate(terms)
-    }
+    more = jax.tree.map(tapped.cast_as, dict(enumerate(terms)), sums.total)
     return sums.plus(more), norms.at[row].set(norm.astype(norms.dtype))
 
   # The carry of the loop keeps its type, also under shard_map.
@@ -446,9 +407,7 @@ def keeps_apart(planned: Recipe) -> bool:
   product of rows. If the kernel depends on data, or a branch holds the convolution, it may mix
   them. A constant kernel mixes none.
   """
-  by_rows = {
-    id(site.eqn) for site in planned.program.sites() if row_forms.find(site) is not None
-  }
+  by_rows = {id(site.eqn) for site in planned.program.sites if site.form is not None}
   suspects = []
 
   def visit(eqn: Any, given: list[bool]) -> None:
@@ -464,7 +423,7 @@ def keeps_apart(planned: Recipe) -> bool:
 
 
 def stacked_gradients(
-  loss_fn: LossFn, params: Params, batch: ArrayTree
+  loss: Loss, params: Params, batch: ArrayTree
 ) -> tuple[jax.Array, Any]:
   """Returns losses [B] and the gradient of each example, leaves [B, *param], in at least
   float32.
@@ -473,8 +432,8 @@ def stacked_gradients(
   computes in less than float32, JAX itself would round (or overflow) once more. Examples are taken
   one after the other if a convolution could mix them.
   """
-  recipe = plan(loss_fn, params, first_of(batch))
-  if keeps_apart(recipe):
+  recipe = plan(loss.closed, params)
+  if not loss.mixes or keeps_apart(recipe):
     return _stacked(recipe, params, batch)
 
   def alone(example: ArrayTree) -> Any:
@@ -486,16 +445,9 @@ def stacked_gradients(
 
 def _stacked(recipe: Recipe, params: Params, batch: ArrayTree) -> tuple[jax.Array, Any]:
   leaves, treedef = jax.tree.flatten(params)
-  program, planned, _ = recipe
+  program, planned, *_ = recipe
   flow = ParamFlow.of(program, leaves)
   recorded = tapped.record(program, leaves, jax.tree.leaves(batch))  # [*loops, B, ...]
-  grads = [unit_rules.rule_of(unit, flow).stacked(recorded) for unit in planned]
-  return recorded.losses, treedef.unflatten(_by_leaf(planned, grads))
-
-
-def _by_leaf(planned: Sequence[Unit], values: Sequence[Sequence[Any]]) -> list[Any]:
-  """Flattens values per unit and leaf, in the order of the leaves."""
-  by_leaf = {}
-  for unit, each in zip(planned, values):
-    by_leaf.update(zip(unit.leaves, each))
-  return [by_leaf[leaf] for leaf in sorted(by_leaf)]
+  rules = [unit_rules.rule_of(unit, flow) for unit in planned]
+  grads = [rule.stacked(recorded) for rule in rules]
+  return recorded.losses, treedef.unflatten(_by_leaf(rules, grads))

@@ -15,7 +15,7 @@ import functools
 import itertools
 import math
 from collections.abc import Sequence
-from typing import Any, NamedTuple, Self
+from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 import jax
 import jax.numpy as jnp
@@ -23,9 +23,11 @@ from jax import lax
 
 from dpjax import trees
 from dpjax.gradients.ghost import chosen_products, lengths, precision
-from dpjax.gradients.ghost.jaxpr_sites import Site, is_complex
 from dpjax.gradients.ghost.lengths import Length
 from dpjax.jaxprs import is_float, is_literal
+
+if TYPE_CHECKING:
+  from dpjax.gradients.ghost.jaxpr_sites import Site
 
 # Largest number of offsets of a kernel whose windows need not be copied: 5 x 5.
 _MOST_OFFSETS = 25
@@ -61,11 +63,13 @@ class RowForm:
     self.out_shape = site.out_avals[0].shape
     self.depth = len(site.loops)
     # Axes of the scans that step through the parameter, and of those that reuse it.
-    stepped = [loop in site.sources[0].loops for loop in site.loops]
-    self.sliced = [i for i, steps in enumerate(stepped) if steps]
-    self.shared = [i for i, steps in enumerate(stepped) if not steps]
-    self.loop_sizes = tuple(site.loops[i].length for i in self.sliced)
-    self.turns = math.prod(site.loops[i].length for i in self.shared)
+    self.sliced: list[int] = []
+    self.shared: list[int] = []
+    for axis, loop in enumerate(site.loops):
+      (self.sliced if loop in site.sources[0].loops else self.shared).append(axis)
+    lengths = [loop.length for loop in site.loops]
+    self.loop_sizes = _sizes(lengths, self.sliced)
+    self.turns = math.prod(_sizes(lengths, self.shared))
     operand = math.prod(site.data[0].aval.shape)
     self.recorded = site.steps * (operand + math.prod(self.out_shape))
 
@@ -74,6 +78,16 @@ class RowForm:
     """Returns the form of a site; None if its rows are not of this form."""
     return cls(site)
 
+  def arrange(
+    self, x: jax.Array, blocks: Sequence[int], rows: Sequence[int], *groups: Sequence[int]
+  ) -> jax.Array:
+    """Returns x [*loops, ...] as [N, T, ...], given its dimensions without loops for each axis."""
+    axes = list(self.sliced), list(self.shared), *[[] for _ in groups]
+    for found, dims in zip(axes, (blocks, rows, *groups)):
+      found += [self.depth + d for d in dims]
+    shape = [math.prod(_sizes(x.shape, each)) for each in axes]
+    return x.transpose([*itertools.chain(*axes)]).reshape(shape)
+
   def build(self, data: tuple, cotangents: tuple) -> RowFactors:
     """Returns the rows of one example, from its data operands and cotangents."""
     raise NotImplementedError
@@ -81,7 +95,14 @@ class RowForm:
   def unflatten(self, product: jax.Array) -> jax.Array:
     """Returns a product [N, K, P] as a gradient [*sliced loops, *param] of the parameter."""
     stacked = product.reshape(*self.loop_sizes, *_sizes(self.shape, self.order))
-    return stacked.transpose(_restore(self.order, len(self.loop_sizes)))
+    return self._in_order(stacked)
+
+  def _in_order(self, stacked: jax.Array) -> jax.Array:
+    """Puts [*sliced loops, dimensions as in `order`] into the order of the parameter."""
+    loops = len(self.loop_sizes)
+    return jnp.moveaxis(
+      stacked, range(loops, stacked.ndim), [loops + d for d in self.order]
+    )
 
 
 def find(site: Site) -> RowForm | None:
@@ -91,7 +112,7 @@ def find(site: Site) -> RowForm | None:
   numbers of one precision.
   """
   form = _FORMS.get(site.name)
-  simple = len(site.params) == len(site.outs) == 1 and site.data and not is_complex(site)
+  simple = len(site.params) == len(site.outs) == 1 and site.data and not site.is_complex
   return form.of(site) if form and simple and len(precisions([site])) == 1 else None
 
 
@@ -101,16 +122,12 @@ def precisions(sites: Sequence[Site]) -> set[bool]:
   A norm of rows includes rounding and underflow of one type only. If one side is in double
   precision, the errors of the other side's float32 would be left out.
   """
-  avals = [
-    aval for site in sites for aval in (*(v.aval for v in site.data), *site.out_avals)
-  ]
-  return {jnp.finfo(aval.dtype).bits > 32 for aval in avals if is_float(aval)}
-
-
-def _arrange(x: jax.Array, *groups: Sequence[int]) -> jax.Array:
-  """Transposes to the given order of axes, and flattens each group into one."""
-  shape = [math.prod(x.shape[axis] for axis in group) for group in groups]
-  return x.transpose([axis for group in groups for axis in group]).reshape(shape)
+  found = set()
+  for site in sites:
+    for aval in (*[var.aval for var in site.data], *site.out_avals):
+      if is_float(aval):
+        found.add(jnp.finfo(aval.dtype).bits > 32)
+  return found
 
 
 def _sizes(shape: Sequence[int], dims: Sequence[int]) -> tuple[int, ...]:
@@ -119,12 +136,6 @@ def _sizes(shape: Sequence[int], dims: Sequence[int]) -> tuple[int, ...]:
 
 def _others(rank: int, *taken: Sequence[int]) -> tuple[int, ...]:
   return tuple(sorted(set(range(rank)).difference(*taken)))
-
-
-def _restore(order: Sequence[int], loops: int) -> list[int]:
-  """Returns the permutation that puts [*loops, dims in the given order] back into ascending
-  order."""
-  return [*range(loops), *[loops + list(order).index(d) for d in range(len(order))]]
 
 
 class Dense(RowForm):
@@ -158,14 +169,11 @@ class Dense(RowForm):
   def build(self, data: tuple, cotangents: tuple) -> RowFactors:
     (a,) = data  # [*loops, *data]
     (g,) = cotangents  # [*loops, *out]
-    deep = lambda dims: [self.depth + d for d in dims]
     # A left side of integers would count as rows of a table, so integer data become floats.
     if not is_float(a):
       a = a.astype(trees.at_least_float32(g).dtype)
-    blocks = self.sliced + deep(self.data_b)
-    left = _arrange(a, blocks, self.shared + deep(self.data_f), deep(self.data_c))
-    blocks = self.sliced + deep(range(self.batch))
-    right = _arrange(g, blocks, self.shared + deep(self.out_t), deep(self.out_p))
+    left = self.arrange(a, self.data_b, self.data_f, self.data_c)
+    right = self.arrange(g, range(self.batch), self.out_t, self.out_p)
     return RowFactors(left, right)  # [N, T, K], [N, T, P]
 
 
@@ -241,8 +249,7 @@ class Convolution(RowForm):
     cut = windows(x, self.params, self.kernel, self.out)  # [..., n, *out, offsets, ...]
     each = (self.blocks // self.groups, self.rows)
     left = cut.reshape(*each, self.offsets, self.groups, self.channels)
-    rows = [*self.shared, *(self.depth + d for d in self.positions)]
-    right = _arrange(cotangents[0], self.sliced, rows, [self.depth + self.out_c])
+    right = self.arrange(cotangents[0], (), self.positions, (self.out_c,))
     right = right.reshape(*each, self.groups, self.right)
     if self.groups == 1:
       return RowFactors(left.reshape(*each, -1), right.reshape(*each, -1))
@@ -257,7 +264,7 @@ class Convolution(RowForm):
     split = jnp.moveaxis(split, 1, -2)  # [blocks, *kernel, channels, groups, features]
     features = self.groups * self.right
     stacked = split.reshape(*self.loop_sizes, *self.kernel, self.channels, features)
-    return stacked.transpose(_restore(self.order, len(self.sliced)))  # [*sliced, *param]
+    return self._in_order(stacked)  # [*sliced, *param]
 
 
 class PlaceGram:
@@ -423,12 +430,10 @@ class Embedding(RowForm):
     return cls(site, indices) if indices else None
 
   def build(self, data: tuple, cotangents: tuple) -> RowFactors:
-    deep = lambda dims: [self.depth + d for d in dims]
     index = self.indices.build(dict(zip(self.site.data, data)))
-    positions = [*self.shared, *deep(range(len(self.indices.shape)))]
-    index = _arrange(index, self.sliced, positions, [index.ndim - 1])
-    rows = [*self.shared, *deep(self.out_rows)]
-    right = _arrange(cotangents[0], self.sliced, rows, deep(self.out_entries))  # [N, T, P]
+    positions = len(self.indices.shape)
+    index = self.arrange(index, (), range(positions), (positions,))  # [N, T, columns]
+    right = self.arrange(cotangents[0], (), self.out_rows, self.out_entries)  # [N, T, P]
     return self.indices.rows(index, right)
 
 
@@ -484,19 +489,17 @@ class ChosenProduct(RowForm):
     return cls(site, indices, axes)
 
   def build(self, data: tuple, cotangents: tuple) -> RowFactors:
-    deep = lambda dims: [self.depth + d for d in dims]
     known = dict(zip(self.site.data, data))
     index = self.indices.build(known)  # [*loops, *positions, columns]
-    outer = [*self.shared, *deep((*self.single, *self.axes.positions))]
-    index = _arrange(index, self.sliced, outer, deep(self.axes.shared), [index.ndim - 1])
+    columns = len(self.indices.shape)
+    outer = (*self.single, *self.axes.positions)
+    index = self.arrange(index, (), outer, self.axes.shared, (columns,))
     data_rows = known[self.data_var]
     # A left side of integers would count as rows of a table, so integer data become floats.
     if not is_float(data_rows):
       data_rows = data_rows.astype(trees.at_least_float32(cotangents[0]).dtype)
-    outer = [*self.shared, *deep(self.data_b)]
-    x = _arrange(data_rows, self.sliced, outer, deep(self.data_f), deep(self.data_c))
-    rows = [*self.shared, *deep(range(self.batch))]
-    right = _arrange(cotangents[0], self.sliced, rows, deep(self.out_t), deep(self.out_p))
+    x = self.arrange(data_rows, (), self.data_b, self.data_f, self.data_c)
+    right = self.arrange(cotangents[0], (), range(self.batch), self.out_t, self.out_p)
     # In each of N blocks, each batch row meets each free row and each shared position.
     blocks, batch_rows = right.shape[:2]
     full = (blocks, batch_rows, self.frees, self.shares)
@@ -558,10 +561,10 @@ def outer_length(rows: RowFactors) -> RowLengths:
   """Returns |left^T right| for a single row, which is |left| |right| in each block.
 
   Its growth by rounding in a sum is included (`precision`)."""
-  right = lengths.of(rows.right, axis=(1, 2))  # [N]
+  right = lengths.of(rows.right, keep=1)  # [N]
   if not is_float(rows.left):
     return RowLengths(over_blocks(right), jnp.sum(right.longest))
-  left = lengths.of(rows.left, axis=(1, 2))  # [N]
+  left = lengths.of(rows.left, keep=1)  # [N]
   grown = 1 + precision.of_sums(left.norm.dtype).growth
   norm = left.norm * right.norm * grown
   both = Length(norm, left.longest * right.longest * grown)
@@ -737,7 +740,7 @@ def _row_lengths(side: jax.Array) -> Length:
   if not is_float(side):
     inside = (side >= 0).astype(jnp.float32)  # [N, T]
     return Length(inside, inside)
-  return lengths.of(side, axis=-1)
+  return lengths.of(side, keep=2)
 
 
 def product(rows: RowFactors, left_size: int, *, as_sums: bool = False) -> jax.Array:

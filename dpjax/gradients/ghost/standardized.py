@@ -82,7 +82,9 @@ class StandardKernel(NamedTuple):
       return None
     cost, is_gram = chosen
     rule = Rule.GRAM if is_gram else Rule.PRODUCT
-    return Unit(group, tuple(sites), rule, (form,), (False,), cost, False, "", self)
+    return Unit(
+      group, tuple(sites), rule, cost, forms=(form,), swapped=(False,), layer=self
+    )
 
   def _form(self, group: tuple[int, ...], sites: Sequence[Site]) -> RowForm | None:
     """Returns the row form of the kernel's only site; None if there is no norm for it."""
@@ -91,7 +93,7 @@ class StandardKernel(NamedTuple):
       return None
     # The kernel is standardised over all axes but the last, which has to be that of the features.
     last = site.eqn.params["dimension_numbers"].rhs_spec[0] == 3
-    form = row_forms.find(site) if last and _measured_precision(site) else None
+    form = site.form if last and _measured_precision(site) else None
     # The same rows are needed for all columns, but each group of a convolution has its own.
     return form if form is not None and form.blocks == 1 else None
 
@@ -287,7 +289,7 @@ def rows_of(form: RowForm, data: tuple, cotangents: tuple) -> RowSides:
   rows = form.build(data, cotangents)
   right = trees.at_least_float32(rows.right[0])
   if form.places is None:
-    return RowSides(lengths.of(rows.left[0], axis=-1).longest, right)
+    return RowSides(lengths.of(rows.left[0], keep=1).longest, right)
   squares = jnp.square(trees.at_least_float32(data[0]))
   missing = math.sqrt(form.left * lengths.tiny(squares))
   eps = float(jnp.finfo(squares.dtype).eps)
@@ -440,8 +442,8 @@ def product_lengths(
   of_kernel, of_gain = map(lengths.of, gradients(known, product))
   both = jax.tree.map(lambda *each: jnp.stack(each), of_kernel, of_gain)  # [2]
   length = row_forms.over_blocks(both)
-  scaled = lengths.of(right * known.scale[None], axis=-1).longest  # [T]
-  plain = lengths.of(right, axis=-1).longest
+  scaled = lengths.of(right * known.scale[None], keep=1).longest  # [T]
+  plain = lengths.of(right, keep=1).longest
   sizes = jnp.sum(left * trees.root_sum_squares([scaled, plain]))
   eps = float(jnp.finfo(right.dtype).eps)
   rounding = (len(left) + 2) * eps / 2 + 2 * precision.of_sums(right.dtype).growth

@@ -9,7 +9,7 @@ leaves to the sites, and gradients back.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -27,7 +27,7 @@ from dpjax.gradients.ghost.jaxpr_sites import (
   Site,
   Step,
 )
-from dpjax.gradients.manual_axes import as_varying_as
+from dpjax.gradients.traced_values import as_varying_as
 from dpjax.types import Array, DType
 
 Taps = dict[int, Any]  # tap index -> array [*loops, ...]
@@ -41,6 +41,23 @@ class Recorded(NamedTuple):
   losses: jax.Array  # [B]
   operands: Operands  # arrays [*loops, B, ...]
   cotangents: Cotangents  # arrays [*loops, B, ...]
+
+  def at(self, sites: Iterable[Site]) -> Recorded:
+    """Returns the losses, and what was recorded at these sites."""
+    part = Recorded(self.losses, {}, {})
+    for site in sites:
+      part.operands[site.index] = self.operands[site.index]
+      part.cotangents[site.index] = self.cotangents[site.index]
+    return part
+
+  def in_front(self, sites: Iterable[Site]) -> Recorded:
+    """Returns the same part with the axis of examples first: [B, *loops, ...]."""
+    part = self.at(sites)
+    for site in sites:
+      for arrays in part[1:]:
+        front = [jnp.moveaxis(x, len(site.loops), 0) for x in arrays[site.index]]
+        arrays[site.index] = tuple(front)
+    return part
 
 
 def record(
@@ -59,41 +76,32 @@ def record(
   """
 
   def loss(taps, example):
-    outs, seen = run(program, [*leaves, *example], taps)
-    return outs[0], operands_of(program, seen, keeping)
+    outs, seen = run(program, [*leaves, *example], taps, keeping)
+    return outs[0], seen
 
-  zeros = {tap.index: jnp.zeros(tap.shape, tap.aval.dtype) for tap in program.taps()}
-  taps = as_varying_as(examples, zeros)  # [*loops, *result]
-  tap_axes = {tap.index: len(tap.loops) for tap in program.taps()}
-  operand_axes = {site.index: len(site.loops) for site in program.sites()}
+  zeros, tap_axes = {}, {}
+  for tap in program.taps:
+    zeros[tap.index] = jnp.zeros(tap.shape, tap.aval.dtype)  # [*loops, *result]
+    tap_axes[tap.index] = len(tap.loops)
+  operand_axes = {site.index: len(site.loops) for site in program.sites}
   # The taps are not batched. Their gradients are, since the gradient of ONE loss is mapped.
   (losses, operands), at_taps = jax.vmap(
     jax.value_and_grad(loss, has_aux=True),
     in_axes=(None, 0),
     out_axes=((0, operand_axes), tap_axes),
-  )(taps, list(examples))
+  )(as_varying_as(examples, zeros), list(examples))
   operands, at_taps = jax.tree.map(_settle, (operands, at_taps))  # [*loops, B, ...]
-  return Recorded(losses, operands, _cotangents(program, at_taps, tap_axes))
-
-
-def operands_of(program: Program, seen: Operands, keeping: Collection[int]) -> Operands:
-  """Returns what `run` has seen at each site; with `Site.kept` only for sites in `keeping`."""
-  return {
-    s.index: seen[s.index] if s.index in keeping else seen[s.index][: len(s.data)]
-    for s in program.sites()
-  }
-
-
-def _cotangents(program: Program, at_taps: Taps, batch_axes: dict[int, int]) -> Cotangents:
   # Results with the same taps share one array, which joins the gradients of these taps.
-  @functools.cache
-  def joined(cotangent: Cotangent) -> jax.Array:
-    parts = [at_taps[tap] for tap in cotangent.taps]  # [*loops, B, *part]
-    axis = batch_axes[cotangent.taps[0]] + 1 + cotangent.axis
-    return jnp.concatenate(parts, axis) if len(parts) > 1 else parts[0]
-
-  operands = program.all_cotangents().items()
-  return {index: tuple(map(joined, cotangents)) for index, cotangents in operands}
+  joined: dict[Cotangent, jax.Array] = {}
+  cotangents = {}
+  for index, places in program.cotangents.items():
+    for place in places:
+      if place not in joined:
+        parts = [at_taps[tap] for tap in place.taps]  # [*loops, B, *part]
+        axis = tap_axes[place.taps[0]] + 1 + place.axis
+        joined[place] = jnp.concatenate(parts, axis) if len(parts) > 1 else parts[0]
+    cotangents[index] = tuple([joined[place] for place in places])
+  return Recorded(losses, operands, cotangents)
 
 
 def _settle(x: jax.Array) -> jax.Array:
@@ -106,43 +114,51 @@ def _settle(x: jax.Array) -> jax.Array:
   return lax.optimization_barrier(x) if half else x
 
 
-def run(program: Program, args: Sequence[Any], taps: Taps) -> tuple[list[Any], Operands]:
+def run(
+  program: Program, args: Sequence[Any], taps: Taps, keeping: Collection[int] = ()
+) -> tuple[list[Any], Operands]:
   """Evaluates a program with its taps. Returns (results, site index -> data operands of the site,
-  followed by the results in `Site.kept`)."""
+  followed by the results in `Site.kept` if the index is in `keeping`)."""
   env = dict(zip(program.jaxpr.constvars, program.consts))
   args = list(args)
   read = lambda atom: atom.val if jaxprs.is_literal(atom) else env[atom]
-  seen: Operands = _lift(program.in_lifts, args, taps)
+  seen: Operands = {}
+  _lift(program.in_lifts, args, taps, seen)
   env.update(zip(program.jaxpr.invars, args))
   for step in program.steps:
     values = list(map(read, step.eqn.invars))
-    seen.update(_lift(step.lifts, values, taps))
+    _lift(step.lifts, values, taps, seen)
     if step.inner is None:
       results = jaxprs.results_of(step.eqn, values)
     else:
-      results, more = _entered(step, values, taps)
+      results, more = _entered(step, values, taps, keeping)
       seen.update(more)
     # A tap is zero, and its gradient is the cotangent of the value that it is added to.
     for tap in step.taps:
       results[tap.out] = results[tap.out] + taps[tap.index]
     env.update(zip(step.eqn.outvars, results))
     if step.site is not None:
-      seen[step.site.index] = tuple(env[v] for v in (*step.site.data, *step.site.kept))
+      site = step.site
+      kept = site.kept if site.index in keeping else ()
+      seen[site.index] = tuple([env[v] for v in (*site.data, *kept)])
   outs = list(map(read, program.jaxpr.outvars))
-  return outs, seen | _lift(program.out_lifts, outs, taps)
+  _lift(program.out_lifts, outs, taps, seen)
+  return outs, seen
 
 
-def _lift(lifts: Sequence[Lift], values: list[Any], taps: Taps) -> Operands:
-  """Adds the taps of identity sites to `values`, and returns their data operands: none."""
-  for _, tap in lifts:
+def _lift(lifts: Sequence[Lift], values: list[Any], taps: Taps, seen: Operands) -> None:
+  """Adds the taps of identity sites to `values`; their data operands, none, go to `seen`."""
+  for site, tap in lifts:
     values[tap.out] = values[tap.out] + taps[tap.index]
-  return {lift.site.index: () for lift in lifts}
+    seen[site.index] = ()
 
 
-def _entered(step: Step, values: list[Any], taps: Taps) -> tuple[list[Any], Operands]:
+def _entered(
+  step: Step, values: list[Any], taps: Taps, keeping: Collection[int]
+) -> tuple[list[Any], Operands]:
   """Evaluates an equation whose inner program is entered, as `run` does."""
-  inner_taps = {tap.index: taps[tap.index] for tap in step.inner.taps()}
-  again = functools.partial(run, step.inner)
+  inner_taps = {tap.index: taps[tap.index] for tap in step.inner.taps}
+  again = functools.partial(run, step.inner, keeping=keeping)
   if step.action is Action.SCAN:
     # Taps are sliced as the inputs are, since every turn has its own cotangents.
     return jaxprs.scan_again(step.eqn, values, again, inner_taps)
@@ -162,9 +178,8 @@ class ParamFlow(NamedTuple):
   @classmethod
   def of(cls, program: Program, leaves: Sequence[Any]) -> ParamFlow:
     """Returns the flow of a program's parameters, traced once by `site_params`."""
-    floats = [jaxprs.is_float(leaf) for leaf in leaves]
-    wide = [trees.at_least_float32(x) if y else x for x, y in zip(leaves, floats)]
-    trace = jax.make_jaxpr(lambda xs: site_params(program, xs), return_shape=True)
+    wide = [trees.at_least_float32(x) if jaxprs.is_float(x) else x for x in leaves]
+    trace = jax.make_jaxpr(functools.partial(site_params, program), return_shape=True)
     closed, shapes = trace(wide)
     count = len(jax.tree.leaves(shapes))
     positions = jax.tree.unflatten(jax.tree.structure(shapes), range(count))
@@ -179,21 +194,23 @@ class ParamFlow(NamedTuple):
     The transpose takes {site index: one array per parameter of the site}.
     """
 
-    def forward(chosen):
-      known = dict(zip(leaves, chosen))
-      inputs = [known.get(i, leaf) for i, leaf in enumerate(self.leaves)]
-      places = {site.index: self.positions[site.index] for site in sites}
-      wanted = [self.jaxpr.outvars[i] for i in jax.tree.leaves(places)]
-      values = jaxprs.evaluate(self.jaxpr, self.consts, inputs, wanted=wanted)
-      return jax.tree.unflatten(jax.tree.structure(places), values)
+    places, treedef = jax.tree.flatten({s.index: self.positions[s.index] for s in sites})
+    wanted = [self.jaxpr.outvars[place] for place in places]
 
-    chosen = tuple(self.leaves[i] for i in leaves)  # [*leaf]
+    def forward(chosen):
+      inputs = list(self.leaves)
+      for i, leaf in zip(leaves, chosen):
+        inputs[i] = leaf
+      return treedef.unflatten(
+        jaxprs.evaluate(self.jaxpr, self.consts, inputs, wanted=wanted)
+      )
+
+    chosen = tuple([self.leaves[i] for i in leaves])  # [*leaf]
     seen, transpose = jax.vjp(forward, chosen)  # of each site: [*source.loops, *param]
 
     def back(cotangents):
       # The transpose takes cotangents of exactly the types that the sites saw.
-      as_seen = lambda g, x: cast(g, x.dtype)
-      return transpose(jax.tree.map(as_seen, cotangents, seen))[0]  # [*leaf]
+      return transpose(jax.tree.map(cast_as, cotangents, seen))[0]  # [*leaf]
 
     return seen, back
 
@@ -227,18 +244,17 @@ def _collect(program: Program, inputs: Sequence[_Stacked | None], params_at: dic
     literal = jaxprs.is_literal(atom)
     return _Stacked(jnp.asarray(atom.val, atom.aval.dtype)) if literal else env[atom]
 
-  for site, _ in program.in_lifts:
-    params_at[site.index] = tuple(env[v].value for v in site.params)
+  lifts = [*program.in_lifts, *program.out_lifts]
+  sites = []
   for step in program.steps:
-    for site, _ in step.lifts:
-      params_at[site.index] = tuple(env[v].value for v in site.params)
+    lifts += step.lifts
     if step.site is not None:
-      params_at[step.site.index] = tuple(env[v].value for v in step.site.params)
-    results = _collect_step(step, [read(atom) for atom in step.eqn.invars], params_at)
+      sites.append(step.site)
+    results = _collect_step(step, list(map(read, step.eqn.invars)), params_at)
     env.update(zip(step.eqn.outvars, results))
-  for site, _ in program.out_lifts:
-    params_at[site.index] = tuple(env[v].value for v in site.params)
-  return [read(atom) for atom in program.jaxpr.outvars]
+  for site in (*sites, *[site for site, _ in lifts]):
+    params_at[site.index] = tuple([env[v].value for v in site.params])
+  return list(map(read, program.jaxpr.outvars))
 
 
 def _collect_step(step: Step, values: Sequence[_Stacked | None], params_at: dict) -> list:
@@ -251,7 +267,7 @@ def _collect_step(step: Step, values: Sequence[_Stacked | None], params_at: dict
       sliced = [v and _Stacked(v.value, (*v.loops, step.loop)) for v in values[first_xs:]]
       entering = [*values[:first_carry], *unknown, *sliced]
     return _collect(step.inner, entering, params_at)
-  if not step.values or any(value.kind is Kind.DATA for value in step.values):
+  if not step.values or any([value.kind is Kind.DATA for value in step.values]):
     # The step depends on data, or has no result, such as a print.
     return [None] * len(step.values)
   return _vectorised(step.eqn, [value for value in values if value is not None])
@@ -259,8 +275,7 @@ def _collect_step(step: Step, values: Sequence[_Stacked | None], params_at: dict
 
 def _vectorised(eqn: Any, values: Sequence[_Stacked]) -> list[_Stacked]:
   """Evaluates an equation on stacked values, vmapped over all scans that stack one of them."""
-  known = jaxprs.bind(eqn, values)
-  stacked = [known[v] for v in jaxprs.operands(eqn)]
+  stacked = jaxprs.bind(eqn, values).values()
   loops = sorted({loop for s in stacked for loop in s.loops}, key=lambda loop: loop.index)
   fn = _widening_fn(eqn)
   for loop in reversed(loops):
@@ -290,13 +305,14 @@ def _widening_fn(eqn: Any) -> Callable[..., list[Any]]:
 
 
 def _cast_to_operands(eqn: Any, args: Sequence[Any]) -> list[Any]:
-  return [cast(x, v.aval.dtype) for x, v in zip(args, jaxprs.operands(eqn))]
+  return [cast_as(x, v.aval) for x, v in zip(args, jaxprs.operands(eqn))]
 
 
 def _rounded_to(x: Array, dtype: DType) -> Any:
   """Rounds values to `dtype` but keeps at least float32; gradients pass unchanged."""
-  if not jaxprs.is_narrow(jax.ShapeDtypeStruct((), dtype)):
-    return cast(x, dtype)
+  like = jax.ShapeDtypeStruct((), dtype)
+  if not jaxprs.is_narrow(like):
+    return cast_as(x, like)
 
   @jax.custom_jvp
   def rounded(x):
@@ -306,6 +322,6 @@ def _rounded_to(x: Array, dtype: DType) -> Any:
   return rounded(trees.at_least_float32(x))
 
 
-def cast(x: Array, dtype: DType) -> Any:
-  """Casts x to the dtype; returns x itself if it has this dtype already (keys, tokens)."""
-  return x if x.dtype == dtype else x.astype(dtype)
+def cast_as(x: Array, like: Any) -> Any:
+  """Casts x to the dtype of `like`; returns x itself if it has this dtype (keys, tokens)."""
+  return x if x.dtype == like.dtype else x.astype(like.dtype)

@@ -10,7 +10,8 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
-from collections.abc import Callable, Sequence
+import operator
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -33,7 +34,7 @@ from dpjax.gradients.ghost.lengths import Length
 from dpjax.gradients.ghost.row_forms import RowFactors, RowForm
 from dpjax.gradients.ghost.tapped import ParamFlow, Recorded
 from dpjax.gradients.ghost.units import ELEMENTWISE, Rule, Sum, Unit, sum_of
-from dpjax.gradients.manual_axes import as_varying_as
+from dpjax.gradients.traced_values import as_varying_as, on_settled
 from dpjax.parallel import made_for
 
 # Array size per example, in elements, above which a branch skips the pass that drops examples, if
@@ -85,7 +86,7 @@ class Norms(NamedTuple):
     """Adds norms to held gradients that lack them, from the very arrays that are summed."""
     if self.lengths or self.held is None:
       return self
-    each = [lengths.of(x.reshape(x.shape[0], -1), axis=1) for x in self.held]
+    each = [lengths.of(x.reshape(x.shape[0], -1), keep=1) for x in self.held]
     return self._replace(lengths=tuple(each)).unless_damaged()
 
   def unless_damaged(self) -> Norms:
@@ -104,12 +105,12 @@ class Norms(NamedTuple):
     return self._replace(lengths=held)
 
 
-def sites_only(units: Sequence[Unit], recorded: Recorded) -> Recorded:
-  """Returns the losses, and what was recorded at the sites of these units."""
-  data, cotangents, _ = _arrays(units, recorded)
-  return Recorded(recorded.losses, data, cotangents)
+def sites_of(rules: Iterable[UnitRule]) -> list[Site]:
+  """Returns the sites of the units of these rules."""
+  return [site for rule in rules for site in rule.unit.sites]
 
 
+@dataclasses.dataclass(frozen=True, eq=False)
 class UnitRule:
   """How the norms and the clipped sum of one unit are formed.
 
@@ -117,9 +118,8 @@ class UnitRule:
   whole batch.
   """
 
-  def __init__(self, unit: Unit, flow: ParamFlow):
-    self.unit = unit
-    self.flow = flow
+  unit: Unit
+  flow: ParamFlow
 
   def pull(self) -> Any:
     """Returns (what the sites see of the parameters, transpose from there to the leaves)."""
@@ -158,19 +158,16 @@ class UnitRule:
     # A non-finite operand of a product makes its example's norm infinite or NaN. So finite norms
     # imply finite operands.
     known = all_finite([first]) if finite is None else finite
-    return self.transposed(recorded, factors, finite=known)
+    return self.transposed(recorded, factors, known)
 
   def gradient(self, pulled: Any, data: Any, cotangents: Any) -> tuple[jax.Array, ...]:
     """Returns the gradient [*leaf] of ONE example, for each leaf of the unit."""
     seen, back = pulled  # of each site: [*source.loops, *param]
-    return back(
-      {
-        site.index: site_gradient(
-          site, seen[site.index], data[site.index], cotangents[site.index]
-        )
-        for site in self.unit.sites
-      }
-    )
+    at = {}
+    for site in self.unit.sites:
+      i = site.index
+      at[i] = site_gradient(site, seen[i], data[i], cotangents[i])
+    return back(at)
 
   def of_held(self, held: Any) -> tuple[jax.Array, ...]:
     """Returns the gradient of each leaf from a row, or a sum of rows, of `Norms.held`."""
@@ -193,7 +190,7 @@ class UnitRule:
     """Returns the gradients of all examples, [B, *leaf] for each leaf of the unit."""
     pulled = self.pull()
     of_example = lambda loss, data, cotangents: self.gradient(pulled, data, cotangents)
-    return _over_examples(of_example, [self.unit], recorded, None)
+    return _over_examples(of_example, self.unit.sites, recorded, None)
 
   def zeros(self, recorded: Recorded) -> tuple[jax.Array, ...]:
     """Returns a zero for each leaf of the unit."""
@@ -215,27 +212,29 @@ class UnitRule:
     self,
     recorded: Recorded,
     factors: Sequence[jax.Array],
-    call: Callable = lambda fn, tree: fn(tree),
     finite: jax.Array | bool | None = None,
+    *,
+    settled: bool = True,
   ) -> tuple[jax.Array, ...]:
     """Applies each site's ordinary transpose to c_i g_i, cotangents of example i times its factor.
 
-    With `call=on_settled`, c_i g_i are formed from the same numbers in memory as the norms.
+    Unless the recording is `settled` in memory already, c_i g_i are formed from stored numbers, as
+    the norms are.
     """
+    call = operator.call if settled else on_settled
     seen, back = self.transposer()  # of each site: [*source.loops, *param]
     by_factor: dict[int, tuple[jax.Array, ...]] = {}
-    # Leaves of one clip group share one array of factors, so one transpose serves them all.
-    for factor in factors:
+    sums = []
+    for i, factor in enumerate(factors):
+      # Leaves of one clip group share one array of factors, so one transpose serves them all.
       if id(factor) not in by_factor:
-        by_factor[id(factor)] = back(
-          {
-            site.index: _clipped_transpose(
-              site, seen[site.index], recorded, factor, call, finite
-            )
-            for site in self.unit.sites
-          }
-        )
-    return tuple([by_factor[id(factor)][i] for i, factor in enumerate(factors)])
+        at = {}
+        for site in self.unit.sites:
+          params = seen[site.index]
+          at[site.index] = _clipped_transpose(site, params, recorded, factor, call, finite)
+        by_factor[id(factor)] = back(at)
+      sums.append(by_factor[id(factor)][i])
+    return tuple(sums)
 
   def loses_terms(
     self, first: Norms, factor: jax.Array, longest: jax.Array
@@ -423,9 +422,9 @@ class Gradient(UnitRule):
     exceeds that norm.
     """
     pulled = self.pull()
-    data, cotangents, depth = _arrays([self.unit], recorded)
-    longest = tuple(length.longest for length in first.lengths)  # of each leaf: [B]
-    seen = _in_front(data, depth), _in_front(cotangents, depth), tuple(factors), longest
+    longest = tuple([length.longest for length in first.lengths])  # of each leaf: [B]
+    _, data, cotangents = recorded.in_front(self.unit.sites)
+    seen = data, cotangents, tuple(factors), longest
     count = recorded.losses.shape[0]
     # All chunks have the same size: the largest divisor of the batch size that `in_flight` allows.
     in_flight = cost_model.in_flight(self.unit.cost, made_for.platform())
@@ -465,55 +464,37 @@ def norms(rules: Sequence[UnitRule], recorded: Recorded, platform: str) -> list[
 
   Units that take the examples in chunks of the same size share one compiled loop.
   """
-  by_chunk: dict[int | None, list[int]] = {}
-  for i, rule in enumerate(rules):
-    by_chunk.setdefault(cost_model.chunk(rule.unit.cost, platform), []).append(i)
-  results: dict[int, Norms] = {}
+  by_chunk: dict[int | None, list[UnitRule]] = {}
+  for rule in rules:
+    by_chunk.setdefault(cost_model.chunk(rule.unit.cost, platform), []).append(rule)
+  results: dict[UnitRule, Norms] = {}
   for chunk, members in by_chunk.items():
-    chosen = [(rules[i], rules[i].prepared()) for i in members]
-    units = [rule.unit for rule, _ in chosen]
-    of_example = lambda *seen, chosen=chosen: [rule.norm(of, *seen) for rule, of in chosen]
-    each = _over_examples(of_example, units, recorded, chunk)
+    norm_fns = [functools.partial(rule.norm, rule.prepared()) for rule in members]
+    of_example = lambda *seen, norm_fns=norm_fns: [norm(*seen) for norm in norm_fns]
+    each = _over_examples(of_example, sites_of(members), recorded, chunk)
     # lengths [B], held [B, ...]
-    for i, unit, norms in zip(members, units, each):
+    for rule, norms in zip(members, each):
       # Of joined leaves the first has the norm of all, the others have 0.
       if norms.lengths:
         zero = jnp.zeros_like(norms.lengths[0].norm)  # [B]
-        missing = len(unit.leaves) - len(norms.lengths)
+        missing = len(rule.unit.leaves) - len(norms.lengths)
         norms = norms._replace(lengths=norms.lengths + (Length(zero, zero),) * missing)
-      results[i] = norms
-  return [results[i] for i in range(len(rules))]
+      results[rule] = norms
+  return [results[rule] for rule in rules]
 
 
 def _over_examples(
-  fn: Callable, units: Sequence[Unit], recorded: Recorded, chunk: int | None
+  fn: Callable, sites: Sequence[Site], recorded: Recorded, chunk: int | None
 ) -> Any:
-  data, cotangents, depth = _arrays(units, recorded)
+  """Returns fn(loss, operands, cotangents) of each example at these sites, [B, ...]."""
   count = recorded.losses.shape[0]
   if chunk is None or chunk >= count:
-    axes = [{i: (d,) * len(x[i]) for i, d in depth.items()} for x in (data, cotangents)]
-    return jax.vmap(fn, in_axes=(0, *axes))(recorded.losses, data, cotangents)
-  seen = (recorded.losses, _in_front(data, depth), _in_front(cotangents, depth))
+    axes = {site.index: len(site.loops) for site in sites}
+    return jax.vmap(fn, in_axes=(0, axes, axes))(*recorded.at(sites))
   # Chunks get nearly equal sizes. This often avoids a remainder, which is compiled separately.
   chunk = -(-count // -(-count // chunk))
+  seen = recorded.in_front(sites)
   return lax.map(lambda x: fn(*x), seen, batch_size=chunk if chunk > 1 else None)
-
-
-def _arrays(units: Sequence[Unit], recorded: Recorded) -> tuple[Any, Any, dict[int, int]]:
-  """Returns operands and cotangents of these units' sites, and the axis of examples for each."""
-  sites = [site for unit in units for site in unit.sites]
-
-  def pick(arrays):
-    return {site.index: arrays[site.index] for site in sites}
-
-  depth = {site.index: len(site.loops) for site in sites}
-  return pick(recorded.operands), pick(recorded.cotangents), depth
-
-
-def _in_front(arrays: dict[int, Any], depth: dict[int, int]) -> dict[int, Any]:
-  return {
-    i: tuple(jnp.moveaxis(x, depth[i], 0) for x in each) for i, each in arrays.items()
-  }
 
 
 def _keeps_apart(site: Site) -> bool:
@@ -522,7 +503,7 @@ def _keeps_apart(site: Site) -> bool:
   A grouped convolution may mix them: where a compiler carries it out with zeros between the groups,
   NaN of one example reaches the others.
   """
-  form = row_forms.find(site)
+  form = site.form
   if form is not None:
     return form.one_hot or _by_rows(site, form)
   if site.eqn is None or site.name == chosen_products.NAME:
@@ -536,7 +517,7 @@ def _keeps_apart(site: Site) -> bool:
 def site_gradient(site: Site, seen, data, cotangents) -> tuple[jax.Array, ...]:
   """Returns the gradient [*source.loops, *param] of ONE example for each parameter as the
   site sees it."""
-  form = row_forms.find(site)
+  form = site.form
   if form is not None and _by_rows(site, form):
     # `precision.of_sums` suffices here. Callers add the gradient to a sum, scale it down to a known
     # norm, or add a bound on its rounding to its norm.
@@ -592,7 +573,7 @@ def transpose(
   """
   fn = _over_loops(_site_fn(site, wide, exactness), site)
   primals, back = jax.vjp(lambda *params: fn(params, data), *seen)  # [*site.loops, *result]
-  return back(jax.tree.map(lambda g, y: tapped.cast(g, y.dtype), cotangents, primals))
+  return back(jax.tree.map(tapped.cast_as, cotangents, primals))
 
 
 def _site_fn(site: Site, wide: bool, exactness: lax.Precision) -> Callable:
@@ -604,16 +585,18 @@ def _site_fn(site: Site, wide: bool, exactness: lax.Precision) -> Callable:
   if site.eqn is None:
     return lambda params, data: (params[0],)
   order = jaxprs.operands(site.eqn)
-  wide = wide or any(map(jaxprs.is_narrow, (v.aval for v in (*order, *site.eqn.outvars))))
+  avals = [var.aval for var in (*order, *site.eqn.outvars)]
+  wide = wide or any(map(jaxprs.is_narrow, avals))
   evaluate = jaxprs.wide_fn(site.eqn, exactness) if wide else None
-  # Equations that cannot be widened get the types that they were traced with.
-  as_seen = lambda x, var: x if evaluate else tapped.cast(x, var.aval.dtype)
   call = evaluate or jaxprs.eqn_fn(site.eqn)
 
   def fn(params, data):
     known = dict(zip((*site.params, *site.data), (*params, *data)))
-    results = call(*(as_seen(known[v], v) for v in order))
-    return tuple(results[i] for i in site.outs)
+    values = [known[var] for var in order]
+    # Equations that cannot be widened get the types that they were traced with.
+    values = values if evaluate else map(tapped.cast_as, values, avals)
+    results = call(*values)
+    return tuple([results[i] for i in site.outs])
 
   return fn
 
@@ -653,19 +636,21 @@ class RowReader:
   """
 
   def __init__(
-    self, units: Sequence[Unit], recorded: Recorded, kept: Sequence[Norms | None]
+    self, rules: Sequence[UnitRule], recorded: Recorded, kept: Sequence[Norms | None]
   ):
     self.recorded = recorded
     self.kept = kept
     self._lanes: dict[int, jax.Array] = {}  # by the array's identity
     if made_for.platform() != "tpu":
       return
-    others = [unit for unit, first in zip(units, kept) if first is None]
-    data, cotangents, depth = _arrays(others, recorded)
-    held = [first.held for first in kept if first is not None]
-    read = [(x, 0) for x in jax.tree.leaves(held)]
-    for site, each in (*data.items(), *cotangents.items()):
-      read += [(x, depth[site]) for x in each]
+    read = []
+    for rule, first in zip(rules, kept):
+      if first is not None:
+        read += [(x, 0) for x in jax.tree.leaves(first.held)]
+        continue
+      for site in rule.unit.sites:
+        arrays = recorded.operands[site.index] + recorded.cotangents[site.index]
+        read += [(x, len(site.loops)) for x in arrays]
     for x, axis in read:
       if id(x) not in self._lanes and _is_in_lanes(x):
         last = jnp.moveaxis(x, axis, -1)
@@ -673,14 +658,12 @@ class RowReader:
 
   def at(self, unit: Unit, row: jax.Array) -> tuple[Any, Any]:
     """Returns operands and cotangents at the unit's sites, without the axis of examples."""
-    data, cotangents, depth = _arrays([unit], self.recorded)
-
-    def of_row(arrays):
-      return {
-        i: tuple(self.one(x, row, depth[i]) for x in each) for i, each in arrays.items()
-      }
-
-    return of_row(data), of_row(cotangents)
+    _, *kinds = self.recorded.at(unit.sites)
+    for site in unit.sites:
+      for arrays in kinds:
+        each = [self.one(x, row, len(site.loops)) for x in arrays[site.index]]
+        arrays[site.index] = tuple(each)
+    return kinds[0], kinds[1]
 
   def one(self, x: jax.Array, row: jax.Array, axis: int) -> jax.Array:
     """Returns one row of an array whose axis `axis` is that of the examples."""
@@ -748,7 +731,7 @@ def _clipped_transpose(site: Site, seen, recorded: Recorded, factor, call, finit
   cotangents = recorded.cotangents[site.index]
   transposed = functools.partial(_transpose_at, site, seen, call=call, finite=finite)
   count = factor.shape[0]
-  form = row_forms.find(site)
+  form = site.form
   # The number of parts follows from the type of the cotangents, as for the norm. Factors may be in
   # double precision because of other leaves of the clip group.
   parts = _parts_of(form, cotangents[0].dtype, count) if form is not None else 1
@@ -780,7 +763,7 @@ def _in_parts(fn: Callable, args: Any, parts: int, depth: int) -> tuple[jax.Arra
 
   part = lambda i: rows(i * size, size)
   shapes = jax.eval_shape(lambda: fn(part(0)))
-  zero = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), shapes)
+  zero = jax.tree.map(jnp.zeros_like, shapes)
 
   def add(total, i):
     return total.plus(fn(part(i))), None
@@ -799,7 +782,7 @@ def _transpose_at(site: Site, seen, args, *, call, finite):
   depth = len(site.loops)
   batch = dataclasses.replace(site, loops=(*site.loops, Loop(-1, factor.shape[0])))
   # The batch is one more loop around the site.
-  form = row_forms.find(batch)
+  form = batch.form
 
   def clipped(settled):
     factor, data, cotangents = settled

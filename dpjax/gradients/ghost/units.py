@@ -10,17 +10,15 @@ forms per-example gradients, and holds them for the sum or frees them after thei
 from __future__ import annotations
 
 import enum
-import functools
 import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-import jax.numpy as jnp
-
 from dpjax.gradients.ghost import chosen_products, cost_model, row_forms
 from dpjax.gradients.ghost.cost_model import Cost
-from dpjax.gradients.ghost.jaxpr_sites import Program, Site, is_complex
+from dpjax.gradients.ghost.jaxpr_sites import Program, Site
 from dpjax.gradients.ghost.row_forms import RowForm
+from dpjax.jaxprs import is_narrow
 
 # Names of sites that combine data and a broadcast parameter entry by entry, or lift a parameter
 # ("parameter").
@@ -52,11 +50,13 @@ class Unit(NamedTuple):
   leaves: tuple[int, ...]
   sites: tuple[Site, ...]
   rule: Rule
-  forms: tuple[RowForm, ...]
-  swapped: tuple[bool, ...]  # per site: exchange its sides, to match the other sites
   cost: Cost  # of the rule, per example
-  hold: bool  # keep per-example products or gradients, and sum those
-  reason: str  # why rows cannot give the norm; "" for elementwise sites, or if they can
+  hold: bool = False  # keep per-example products or gradients, and sum those
+  forms: tuple[RowForm, ...] = ()  # of the sites, if rows give the norm
+  swapped: tuple[bool, ...] = ()  # per site: exchange its sides, to match the other sites
+  reason: str = (
+    ""  # why rows cannot give the norm; "" for elementwise sites, or if they can
+  )
   layer: Any = None  # the leaves are those of this layer (`Source.layer`)
 
 
@@ -84,7 +84,7 @@ def _entrywise(sites: Sequence[Site]) -> bool:
   wide = [
     [n for n in aval.shape if n != 1] for aval in (site.out_avals[0], site.params[0].aval)
   ]
-  alike = wide[0] == wide[1] and not is_complex(site)
+  alike = wide[0] == wide[1] and not site.is_complex
   return alone and alike and len(site.loops) == len(site.sources[0].loops)
 
 
@@ -99,31 +99,22 @@ def find_units(
     clip_groups: index of the clip norm of each leaf.
     platform: backend, whose constants decide between rules.
   """
-  sites = list(program.sites())
-  groups = _connected(len(leaves), [site.leaves for site in sites])
-  return tuple(
-    _unit(
-      group,
-      [site for site in sites if site.leaves & set(group)],
-      sum(math.prod(leaves[i].shape) for i in group),
-      len({clip_groups[i] for i in group}) == 1,
-      platform,
-    )
-    for group in groups
-  )
-
-
-def _connected(count: int, edges: Sequence[frozenset[int]]) -> list[tuple[int, ...]]:
-  group = {i: {i} for i in range(count)}
-  for edge in edges:
-    merged = set().union(*(group[i] for i in edge))
-    group.update({i: merged for i in merged})
-  return sorted({tuple(sorted(members)) for members in group.values()})
+  group_of = {i: {i} for i in range(len(leaves))}  # leaves that reach a common site
+  for site in program.sites:
+    merged = set().union(*[group_of[i] for i in site.leaves])
+    group_of.update(dict.fromkeys(merged, merged))
+  units = []
+  for group in sorted({tuple(sorted(members)) for members in group_of.values()}):
+    sites = [site for site in program.sites if not site.leaves.isdisjoint(group)]
+    size = sum([math.prod(leaves[i].shape) for i in group])
+    one_clip_norm = len({clip_groups[i] for i in group}) == 1
+    units.append(_unit(group, sites, size, one_clip_norm, platform))
+  return tuple(units)
 
 
 def _unit(group, sites, size, one_clip_norm, platform) -> Unit:
   if not sites:
-    return Unit(group, (), Rule.UNUSED, (), (), Cost(0, 0), False, "")
+    return Unit(group, (), Rule.UNUSED, Cost(0, 0))
   layer = sites[0].sources[0].layer if len(sites[0].sources) == 1 else None
   if layer and one_clip_norm and (own := layer.unit(group, sites, platform)):
     return own
@@ -131,8 +122,10 @@ def _unit(group, sites, size, one_clip_norm, platform) -> Unit:
   if not forms:
     # Sums and products with a broadcast parameter fuse with the sum over positions. Other
     # equations may form large intermediate arrays, and then a loop may pay.
-    heavy = any(site.name not in ELEMENTWISE for site in sites)
-    cost, hold = cost_model.gradient(_site_work(sites), size, heavy)
+    heavy = not ELEMENTWISE.issuperset([site.name for site in sites])
+    # Numbers of one example that the transposes of the sites touch.
+    work = sum([site.steps * sum([aval.size for aval in site.avals]) for site in sites])
+    cost, hold = cost_model.gradient(work, size, heavy)
     # Holding a gradient that was recorded anyway costs nothing. A gradient that is rounded to half
     # precision is held, so that the sum uses the array whose norm was taken.
     recorded = len(sites) == 1 and sites[0].name == "parameter" and not sites[0].loops
@@ -140,20 +133,22 @@ def _unit(group, sites, size, one_clip_norm, platform) -> Unit:
     # all their norms and sums. If it were held, it would be one more array in memory.
     hold = hold and (platform == "cpu" or not _entrywise(sites))
     hold = hold or any(map(_rounds, sites)) or recorded
-    return Unit(group, tuple(sites), Rule.GRADIENT, (), (), cost, hold, reason)
+    return Unit(group, tuple(sites), Rule.GRADIENT, cost, hold, reason=reason)
   if platform == "tpu" and cost_model.holds_convolution(sites[0].name, forms):
     cost = cost_model.held_convolution(forms[0])
-    return Unit(group, tuple(sites), Rule.GRADIENT, (), (), cost, True, "")
-  swapped = _orientation(sites, forms)
-  choice = functools.partial(Unit, group, tuple(sites))
+    return Unit(group, tuple(sites), Rule.GRADIENT, cost, hold=True)
   rule, cost, hold = _cheapest(forms, platform)
-  return choice(rule, tuple(forms), swapped, cost, hold, "")
+  swapped = _orientation(sites, forms)
+  return Unit(group, tuple(sites), rule, cost, hold, tuple(forms), swapped)
 
 
 def kept_at(planned: Sequence[Unit]) -> frozenset[int]:
   """Returns the indices of the sites whose kept results the norms read."""
-  grams = [unit for unit in planned if unit.layer and unit.rule is Rule.GRAM]
-  return frozenset(site.index for unit in grams for site in unit.sites)
+  kept = set()
+  for unit in planned:
+    if unit.layer and unit.rule is Rule.GRAM:
+      kept.update([site.index for site in unit.sites])
+  return frozenset(kept)
 
 
 def _forms(group, sites, one_clip_norm) -> tuple[list[RowForm], str]:
@@ -161,19 +156,20 @@ def _forms(group, sites, one_clip_norm) -> tuple[list[RowForm], str]:
   joined = len(sites) == 1 and one_clip_norm and sites[0].sources[0].is_view
   if len(group) > 1 and not joined:
     return [], f"{len(group)} parameters are combined before they meet the data"
-  if any(map(is_complex, sites)):
-    return [], "complex numbers meet the parameter"
-  if any(len(site.params) > 1 for site in sites):
-    return [], f"{sites[0].name} takes the parameter more than once"
-  if not all(site.sources[0].is_view for site in sites):
-    return [], "the parameter is transformed before it meets the data"
-  forms = [row_forms.find(site) for site in sites]
-  for site, form in zip(sites, forms):
-    if form is None:
+  forms = []
+  for site in sites:
+    if site.is_complex:
+      return [], "complex numbers meet the parameter"
+    if len(site.params) > 1:
+      return [], f"{site.name} takes the parameter more than once"
+    if not site.sources[0].is_view:
+      return [], "the parameter is transformed before it meets the data"
+    if site.form is None:
       return [], "" if site.name in ELEMENTWISE else f"no row form for {site.name}"
+    forms.append(site.form)
   if len(sites) > 1 and not _mergeable(sites, forms):
     return [], f"used at {len(sites)} sites in different layouts"
-  return [form for form in forms if form is not None], ""
+  return forms, ""
 
 
 def _mergeable(sites, forms) -> bool:
@@ -215,7 +211,7 @@ def _left_dim(site: Site, form: RowForm) -> int:
 
 
 def _orientation(sites, forms) -> tuple[bool, ...]:
-  if len(sites) == 1 or any(form.width for form in forms):
+  if len(sites) == 1 or forms[0].width:
     return (False,) * len(sites)
   one_hot = [_left_dim(site, form) for site, form in zip(sites, forms) if form.one_hot]
   first = one_hot[0] if one_hot else 0
@@ -226,7 +222,7 @@ def _cheapest(forms: Sequence[RowForm], platform: str) -> tuple[Rule, Cost, bool
   if len(forms) == 1 and forms[0].rows == 1:
     return Rule.OUTER, cost_model.outer(forms[0]), False
   # With chosen matrices, a product would be as large as all the matrices to choose from.
-  if any(form.width for form in forms):
+  if forms[0].width:
     return Rule.GRAM, cost_model.gram(forms, platform), False
   gram = cost_model.gram(forms, platform)
   product, hold = cost_model.product(forms, platform)
@@ -244,14 +240,14 @@ def better_stacked(planned: Sequence[Unit], leaves: Sequence[Any]) -> set[int]:
   These are leaves from which an example's index chooses so many matrices that recording them would
   cost more (`cost_model.stacks`).
   """
-  return {
-    i
-    for unit in planned
-    if (unit.rule is Rule.GRADIENT or not any(form.width for form in unit.forms))
-    and (matrices := sum(map(_gathered, unit.sites)))
-    and cost_model.stacks(sum(leaves[i].size for i in unit.leaves), matrices)
-    for i in unit.leaves
-  }
+  stacked = set()
+  for unit in planned:
+    if unit.forms and unit.forms[0].width:
+      continue  # vectors are recorded, not matrices
+    matrices = sum([_gathered(site) for site in unit.sites])
+    if matrices and cost_model.stacks(sum([leaves[i].size for i in unit.leaves]), matrices):
+      stacked.update(unit.leaves)
+  return stacked
 
 
 def _gathered(site: Site) -> int:
@@ -260,18 +256,7 @@ def _gathered(site: Site) -> int:
   eqn = site.eqn.eqns[0] if site.name == chosen_products.NAME else site.eqn
   if eqn is None or not chosen_products.chooses_matrices(eqn):
     return 0
-  of_param = eqn.invars[0] in site.params
-  return site.steps * math.prod(eqn.outvars[0].aval.shape) if of_param else 0
-
-
-def _site_work(sites: Sequence[Site]) -> int:
-  """Returns the number of elements per example that the transposes of these sites touch."""
-
-  def elements(site):
-    avals = [*(v.aval for v in (*site.params, *site.data)), *site.out_avals]
-    return site.steps * sum(math.prod(getattr(aval, "shape", ())) for aval in avals)
-
-  return sum(map(elements, sites))
+  return site.steps * eqn.outvars[0].aval.size if eqn.invars[0] in site.params else 0
 
 
 def _rounds(site: Site) -> bool:
@@ -279,7 +264,5 @@ def _rounds(site: Site) -> bool:
 
   If so, the rounded gradients must be held, so that norm and sum come from the same numbers.
   """
-  form = row_forms.find(site)
-  avals = [*(var.aval for var in site.params), *site.out_avals]
-  half = any(jnp.finfo(aval.dtype).bits < 32 for aval in avals)
-  return half and (form is None or form.one_hot)
+  half = any(map(is_narrow, [*[var.aval for var in site.params], *site.out_avals]))
+  return half and (site.form is None or site.form.one_hot)

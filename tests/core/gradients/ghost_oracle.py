@@ -5,6 +5,17 @@ import jax.numpy as jnp
 import numpy as np
 
 from dpjax import gradients
+from dpjax.gradients.ghost import route
+
+
+def first_of(batch):
+  return jax.tree.map(lambda leaf: leaf[0], batch)
+
+
+def plan(loss_fn, params, example, *options, **more):
+  """The recipe of a loss of ONE example."""
+  loss = jax.make_jaxpr(lambda p, e: loss_fn(p, e))(params, example)
+  return route.plan(loss, params, *options, **more)
 
 
 def as_float64(tree):

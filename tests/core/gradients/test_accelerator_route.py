@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from dpjax import gradients
-from dpjax.gradients.ghost import route, row_forms, tapped, unit_rules
+from dpjax.gradients.ghost import tapped, unit_rules
 from dpjax.gradients.ghost.tapped import ParamFlow
 from dpjax.gradients.ghost.units import Rule
 from dpjax.parallel import programs, targets
@@ -66,7 +66,7 @@ def _net():
 @on_each_chip
 def test_sums_are_those_of_the_other_route(chip):
   loss, params, batch = _net()
-  planned = route.plan(loss, params, route.first_of(batch))
+  planned = oracle.plan(loss, params, oracle.first_of(batch))
   assert planned.platform == chip[:3]
   rules = {u.rule for u in planned.units if u.sites[0].name == "conv_general_dilated"}
   assert rules == {Rule.PRODUCT if chip == _GPU else Rule.GRADIENT, Rule.GRAM}
@@ -134,19 +134,21 @@ def test_one_example_is_read_as_it_was_recorded(chip):
     return jnp.sum(jax.lax.scan(step, jnp.ones(3), tokens)[0])
 
   tokens = jnp.asarray(rng.integers(0, 7, size=(4, 5)))
-  planned = route.plan(loss, params, tokens[0])
+  planned = oracle.plan(loss, params, tokens[0])
   recorded = tapped.record(planned.program, jax.tree.leaves(params), [tokens])
   # Each array of the recording, with numbers that are not finite in another example.
   damaged = jax.tree.map(lambda x: x, recorded)
   for kind in ("operands", "cotangents"):
     for site, arrays in getattr(recorded, kind).items():
-      depth = len(next(s for s in planned.program.sites() if s.index == site).loops)
+      depth = len(next(s for s in planned.program.sites if s.index == site).loops)
       bad = lambda x, depth=depth: (
         jnp.moveaxis(x, depth, 0).at[1].set(jnp.nan).at[3].set(-jnp.inf)
         if jnp.issubdtype(x.dtype, jnp.floating) else jnp.moveaxis(x, depth, 0)
       )  # fmt: skip
       getattr(damaged, kind)[site] = tuple(jnp.moveaxis(bad(x), 0, depth) for x in arrays)
-  reader = unit_rules.RowReader(planned.units, damaged, [None] * len(planned.units))
+  flow = ParamFlow.of(planned.program, jax.tree.leaves(params))
+  rules = [unit_rules.rule_of(unit, flow) for unit in planned.units]
+  reader = unit_rules.RowReader(rules, damaged, [None] * len(rules))
   assert reader._lanes
   for unit in planned.units:
     for found, given in zip(reader.at(unit, jnp.array(2)), (recorded[1], recorded[2])):
@@ -164,7 +166,7 @@ def test_one_example_is_read_as_it_was_recorded(chip):
 def test_a_held_gradient_is_that_of_the_recording(chip, value):
   """Read for one example, beside one that is not finite or overflows."""
   loss, params, batch = _net()
-  planned = route.plan(loss, params, route.first_of(batch))
+  planned = oracle.plan(loss, params, oracle.first_of(batch))
   leaves = jax.tree.leaves(params)
   flow = ParamFlow.of(planned.program, leaves)
   held = [unit for unit in planned.units if unit.hold]
@@ -175,7 +177,7 @@ def test_a_held_gradient_is_that_of_the_recording(chip, value):
   def first_pass(batch):
     recorded = tapped.record(planned.program, leaves, jax.tree.leaves(batch))
     first = unit_rules.norms(rules, recorded, planned.platform)
-    rows = unit_rules.RowReader(held, recorded, first)
+    rows = unit_rules.RowReader(rules, recorded, first)
     of_row = lambda row, given: [
       rule.row_gradient(rows, each, jnp.array(row)) for rule, each in zip(rules, given)
     ]
@@ -223,10 +225,10 @@ def test_products_of_windows_are_sums_of_products_of_places(name):
     y = jax.lax.conv_general_dilated(x, w, dimension_numbers=layout, **options)
     return jnp.sum(jnp.sin(y))
 
-  planned = route.plan(loss, w, x[0], platform="cpu")
+  planned = oracle.plan(loss, w, x[0], platform="cpu")
   (unit,) = planned.units
   site = unit.sites[0]
-  form = row_forms.find(site)
+  form = site.form
   recorded = tapped.record(planned.program, [w], [x])
   data, cotangents = recorded.operands[site.index], recorded.cotangents[site.index]
   windows = np.asarray(form.build((data[0][0],), (cotangents[0][0],)).left)
@@ -240,11 +242,11 @@ def test_a_scan_and_a_large_kernel_copy_their_windows():
     step = lambda h, _: (jnp.tanh(jax.lax.conv(h, w, (1, 1), "SAME")), None)
     return jnp.sum(jax.lax.scan(step, x[None], None, length=2)[0])
 
-  planned = route.plan(scanned, jnp.ones((2, 2, 3, 3)), jnp.ones((2, 5, 5)))
-  assert row_forms.find(planned.units[0].sites[0]).places is None
+  planned = oracle.plan(scanned, jnp.ones((2, 2, 3, 3)), jnp.ones((2, 5, 5)))
+  assert planned.units[0].sites[0].form.places is None
   large = lambda w, x: jnp.sum(jax.lax.conv(x[None], w, (1, 1), "SAME"))
-  planned = route.plan(large, jnp.ones((2, 2, 6, 6)), jnp.ones((2, 9, 9)))
-  assert row_forms.find(planned.units[0].sites[0]).places is None
+  planned = oracle.plan(large, jnp.ones((2, 2, 6, 6)), jnp.ones((2, 9, 9)))
+  assert planned.units[0].sites[0].form.places is None
 
 
 @pytest.mark.slow
@@ -267,8 +269,8 @@ def test_offsets_of_a_kernel_are_few():
   copied = []
   for shape in shapes:
     loss = lambda w, x: jnp.sum(jax.lax.conv(x[None], w, (1, 1), "SAME"))
-    planned = route.plan(loss, jnp.ones((2, 2, *shape)), jnp.ones((2, 7, 7)))
-    if row_forms.find(planned.units[0].sites[0]).places is None:
+    planned = oracle.plan(loss, jnp.ones((2, 2, *shape)), jnp.ones((2, 7, 7)))
+    if planned.units[0].sites[0].form.places is None:
       copied.append(shape)
   # A kernel of one place has no windows.
   assert copied == [(1, 1), (5, 6), (6, 5), (6, 6)]

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from dpjax import gradients
-from dpjax.gradients.ghost import chosen_products, route
+from dpjax.gradients.ghost import chosen_products
 from dpjax.gradients.ghost.units import Rule
 from tests.core.gradients import ghost_oracle as oracle
 
@@ -94,7 +94,7 @@ _LOSSES = {
 
 @pytest.mark.parametrize("name", _LOSSES)
 def test_chosen_matrices_are_never_formed_for_an_example(name):
-  planned = route.plan(_LOSSES[name], _params(), route.first_of(_batch()))
+  planned = oracle.plan(_LOSSES[name], _params(), oracle.first_of(_batch()))
   sites = [site for unit in planned.units for site in unit.sites]
   assert {site.name for site in sites} == {chosen_products.NAME}
   rules = {unit.rule for unit in planned.units if unit.sites}
@@ -138,7 +138,7 @@ def test_many_steps_of_a_scan_are_not_multiplied_pair_by_pair():
   """Of 64 steps there are 4,096 pairs, where a matrix has 15 numbers."""
   batch = _batch()
   long = batch | {"i": jnp.tile(batch["i"], (1, 32))}
-  planned = route.plan(_scan_steps, _params(), route.first_of(long))
+  planned = oracle.plan(_scan_steps, _params(), oracle.first_of(long))
   assert Rule.GRAM not in {unit.rule for unit in planned.units}
   oracle.check(_scan_steps, _params(), long, bound=1e-8)
 

@@ -13,7 +13,6 @@ import pytest
 from jax import lax
 
 from dpjax import gradients, losses, models, trees
-from dpjax.gradients.ghost import route as ghost
 from dpjax.gradients.ghost.units import Rule
 from dpjax.types import Example
 from dpjax.zoo import networks
@@ -40,7 +39,7 @@ def _energy(y):
 
 
 def _rules(loss_fn, params, batch):
-  planned = ghost.plan(loss_fn, params, ghost.first_of(batch))
+  planned = oracle.plan(loss_fn, params, oracle.first_of(batch))
   return {unit.rule for unit in planned.units}
 
 
@@ -331,7 +330,7 @@ def test_experts_that_an_index_chooses(rows):
   counts = (3 * (rows or 1), 3 * (rows or 1) + 1)
   loss, params = _experts(counts)
   batch = _normal(SIZE, *(() if rows is None else (rows,)), 3)
-  planned = ghost.plan(loss, params, ghost.first_of(batch))
+  planned = oracle.plan(loss, params, oracle.first_of(batch))
   rule = Rule.OUTER if rows is None else Rule.GRAM
   assert {(unit.rule, unit.hold) for unit in planned.units} == {(rule, False)}
   oracle.check(loss, params, batch)
@@ -751,6 +750,9 @@ P = jax.sharding.PartitionSpec
 for loss, params, batch in cases:
   vmapped = gradients.clipped_grad(loss, l2_clip_norm=0.5, method="vmap")
   expected = vmapped(params, batch, True).total
+  rows = lambda p, x: gradients.per_example_grads(loss)(p, x)[1].arrays
+  by_device = jax.shard_map(rows, mesh=mesh, in_specs=(P(), P("d")), out_specs=P("d"))
+  equal(jax.jit(by_device)(params, batch), rows(params, batch))
   for method in ("vmap", "ghost"):
     grad_fn = gradients.clipped_grad(loss, l2_clip_norm=0.5, method=method)
     equal(grad_fn(params, batch, True).total, expected)

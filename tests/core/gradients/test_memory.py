@@ -12,6 +12,7 @@ from jax import lax
 
 from dpjax import gradients, losses, models, trees
 from dpjax.gradients import memory
+from dpjax.gradients.loss_checks import check_loss
 from dpjax.types import Example
 from dpjax.zoo import networks
 from tests.refuses import refuses
@@ -77,7 +78,7 @@ def _xla_temporaries(grad_fn, params, batch):
 
 def _estimate(loss, params, batch, method):
   grad_fn = gradients.clipped_grad(loss, l2_clip_norm=1.0, method=method)
-  planned = grad_fn._plan(params, batch)
+  planned = grad_fn._plan(check_loss(loss, params, batch), params)
   example = jax.tree.map(lambda leaf: leaf[0], batch)
   return grad_fn, memory.estimate(loss, params, example, planned)
 
@@ -102,7 +103,7 @@ def test_a_budget_bounds_the_memory_and_changes_no_result(name):
   bounded = gradients.clipped_grad(
     loss, l2_clip_norm=1.0, method="ghost", memory_budget=budget
   )
-  assert bounded._fitting(params, batch, 16) == 4
+  assert bounded._fitting(check_loss(loss, params, batch), params, batch, 16) == 4
   small, large = (_xla_temporaries(fn, params, batch) for fn in (bounded, whole))
   small -= 2 * 4 * trees.size(params)  # the sum and what is added to it
   assert small <= budget and small < 0.6 * large
@@ -115,7 +116,7 @@ def test_a_budget_bounds_the_memory_and_changes_no_result(name):
 def test_a_budget_for_the_whole_batch_takes_it_in_one_pass():
   loss, params, batch = _mlp()
   grad_fn = gradients.clipped_grad(loss, l2_clip_norm=1.0, memory_budget=1e9)
-  assert grad_fn._fitting(params, batch, 16) is None
+  assert grad_fn._fitting(check_loss(loss, params, batch), params, batch, 16) is None
 
 
 def test_a_budget_that_one_example_exceeds_is_one_clear_line():
@@ -126,7 +127,7 @@ def test_a_budget_that_one_example_exceeds_is_one_clear_line():
   assert "\n" not in str(caught.value)
   needed = float(re.search(r">= (\d+)", str(caught.value)).group(1))
   enough = gradients.clipped_grad(loss, l2_clip_norm=1.0, memory_budget=needed)
-  assert enough._fitting(params, batch, 16) == 1
+  assert enough._fitting(check_loss(loss, params, batch), params, batch, 16) == 1
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ from jax import lax
 
 from dpjax import gradients
 from dpjax.gradients.ghost import precision
-from dpjax.gradients.settling import on_settled
+from dpjax.gradients.traced_values import on_settled
 from dpjax.parallel import targets
 from tests.core.gradients import rounded_sums
 

@@ -10,7 +10,7 @@ import pytest
 from jax import lax
 
 from dpjax import gradients, standard_kernels
-from dpjax.gradients.ghost import precision, route, tapped
+from dpjax.gradients.ghost import precision, tapped
 from dpjax.gradients.ghost.units import Rule, Sum, sum_of
 from dpjax.parallel import targets
 from tests import quick_compile
@@ -71,7 +71,7 @@ def _machine(target):
 
 def _unit(loss, params, batch, *, clip_norm=0.5, platform=None):
   shapes = jax.eval_shape(lambda tree: tree, params)
-  planned = route.plan(loss, shapes, route.first_of(batch), clip_norm, platform)
+  planned = oracle.plan(loss, shapes, oracle.first_of(batch), clip_norm, platform)
   place = sorted(params).index("kernel")
   return next(unit for unit in planned.units if place in unit.leaves)
 
@@ -301,11 +301,11 @@ def test_rounded_results_of_the_forward_pass_do_not_shorten_a_norm(rounding, x64
     assert unit.layer is not None
     run = tapped.run
 
-    def rounded(program, args, taps):
-      outs, seen = run(program, args, taps)
-      kept = {s.index for s in program.sites() if s.kept}
+    def rounded(program, args, taps, keeping):
+      outs, seen = run(program, args, taps, keeping)
+      assert set(keeping) == {s.index for s in program.sites if s.kept}
       grown = {
-        i: (*each[:-1], each[-1] * (1 + rounding)) if i in kept else each
+        i: (*each[:-1], each[-1] * (1 + rounding)) if i in keeping else each
         for i, each in seen.items()
       }
       return outs, grown
