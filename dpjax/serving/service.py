@@ -279,9 +279,7 @@ class Service:
     self._labels.add(request, digest_of(model), answers)
     return Answer(request, model.name, logits, answers)
 
-  async def _finite(
-    self, model: Predictor, x: np.ndarray, *, is_last: bool
-  ) -> np.ndarray:
+  async def _finite(self, model: Predictor, x: np.ndarray, *, is_last: bool) -> np.ndarray:
     """Counts rows, and returns their logits if all are finite.
 
     Args:
