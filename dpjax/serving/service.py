@@ -260,7 +260,7 @@ class Service:
     name = "old" if model is old else "new"
     began = self._clock()
     try:
-      logits = await self._finite(model, x)
+      logits = await self._finite(model, x, is_last=model is old)
     except Late:
       # A new model that is too slow to answer has failed. No time is left to ask the old model.
       self._count_request(stage, name, failed=True)
@@ -271,20 +271,19 @@ class Service:
         raise
       # The old model is asked, so that errors of the new model leave no request unanswered.
       model = old
-      logits = await self._finite(model, x)
+      logits = await self._finite(model, x, is_last=True)
     else:
       self._count_request(stage, name, failed=False)
     answers = model.classes(logits)
     self._latencies.append(1000 * max(0.0, self._clock() - began))
-    # A model that was replaced or withdrawn while it computed is in no window any more.
-    if self.bins and model in (self.old, self.new):
-      self.windows.count_rows(x, answers)
-      self._dirty = True
     self._labels.add(request, digest_of(model), answers)
     return Answer(request, model.name, logits, answers)
 
-  async def _finite(self, model: Predictor, x: np.ndarray) -> np.ndarray:
-    """Returns the logits of rows, and checks that they are finite.
+  async def _finite(self, model: Predictor, x: np.ndarray, *, is_last: bool) -> np.ndarray:
+    """Counts rows, and returns their logits if all are finite.
+
+    Args:
+      is_last: whether no other model is asked if this one fails.
 
     Raises:
       Full, Late, Closed: the logits were not computed.
@@ -296,7 +295,14 @@ class Service:
       raise
     except Exception as error:
       raise ModelFailed(f"{type(error).__name__}: {error!s:.200}") from error
-    if not np.isfinite(logits).all():
+    is_finite = bool(np.isfinite(logits).all())
+    # A model that was replaced or withdrawn while it computed is in no window any more.
+    if self.bins and (is_finite or is_last) and model in (self.old, self.new):
+      # Rows count without an answer, too. If one row could keep the others of its request out, this
+      # and all later windows would differ in more rows than the noise hides.
+      self.windows.count_rows(x, model.classes(np.nan_to_num(logits)))
+      self._dirty = True
+    if not is_finite:
       raise ModelFailed("its logits are not finite")
     return logits
 

@@ -1,5 +1,6 @@
 """Clients as programs of Flower: the numbers of the same algorithm in process."""
 
+import dataclasses
 import importlib.util
 import json
 
@@ -8,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from scipy.stats import norm
 
 from dpjax import sampling
 from dpjax.federated import central, fed_avg, from_batches, scaffold
@@ -165,6 +167,23 @@ def test_a_round_that_nobody_answers_is_charged_and_noised():
     lambda a, b: float(jnp.sum(jnp.abs(a - b))), before, server.state.params
   )
   assert all(value > 0 for value in jax.tree.leaves(moved))
+
+
+def test_programs_that_see_when_they_are_asked_need_clients_drawn_apart():
+  """Of two clients one is asked, and sends 1, or -1 for the exchanged data, at noise 2. The other
+  one knows in half of the rounds that it was the victim's turn."""
+  numbers = dict(l2_clip_norm=1.0, normalize_by=1, num_steps=1, delta=0.01)
+  fixed = Plan(sampler=sampling.FixedSizeSampler(1, 2), noise_multiplier=2.0, **numbers)
+  spent = fixed.epsilon()
+  told = norm.cdf(0.5 - spent) - np.exp(spent) * norm.cdf(-0.5 - spent)
+  assert told / 2 > 3 * fixed.delta
+  with refuses("sampler", value="fixed_size"):
+    _server(plan=fixed, num_clients=2)
+  # Without noise nothing is promised; if all are asked, nobody learns anything from it.
+  free = dataclasses.replace(fixed, noise_multiplier=0.0)
+  _server(plan=free, num_clients=2, noise_key=None)
+  every = dataclasses.replace(fixed, sampler=sampling.FixedSizeSampler(2, 2))
+  _server(plan=every, num_clients=2)
 
 
 def test_no_round_after_the_plans_last():

@@ -61,8 +61,9 @@ A client answers a round at most once, and at most `num_rounds` times in all, wh
 asks. It notes the round in its own folder before it looks at its data. So with
 `client_noise(client, l2_clip_norm=C, noise_multiplier=z)` its answers to the server together
 are (`local_epsilon(z, delta, num_rounds)`, delta)-private for the whole client under
-"replace_one". How long an answer takes is not hidden. A client that fails, or answers in other
-shapes, is left out. The round is accounted all the same. The server says on stderr how many clients
+"replace_one". Neither how long an answer takes nor whether a client fails is hidden: data on which
+it would fail must be kept from it. A client that fails, or answers in other shapes, is left out.
+The round is accounted all the same. The server says on stderr how many clients
 it left out, and why, and fails after rounds in which no reply could be used. These lines are for
 its owner, who sees every message anyway: they are NOT private, and never show the text of a reply.
 """
@@ -243,6 +244,19 @@ class _Answers:
     return Mapped(sums, None, (), info)
 
 
+def _check_apart(plan: Plan) -> None:
+  """Raises UserError for a private plan that draws clients in each other's place. Programs see when
+  they are asked, so that the others know more of a client than the plan's event allows."""
+  if not plan.is_private or plan.sampler.proved_with_memory:
+    return
+  raise UserError(
+    "must draw each client apart from all others, as 'poisson' does: programs see when they are "
+    "asked, and so in whose place another one was not",
+    field="sampler",
+    value=plan.sampler.name or Verbatim(type(plan.sampler).__name__),
+  )
+
+
 class _Server:
   """State of the server for `rounds`, independent of Flower."""
 
@@ -266,6 +280,7 @@ class _Server:
         field="noise_key",
         value=Verbatim(shown),
       )
+    _check_apart(plan)
     plan.check_capacity(num_clients)
     self.plan = plan
     self.num_clients = num_clients
@@ -446,7 +461,8 @@ def rounds(make: Callable[..., Any], params: Params, **options: Any) -> Any:
       `lambda a, m: fed_avg(loss_fn, optax.sgd(0.1), None, a, m, key=key)`. Clients of the algorithm
       must get only the parameters and keep nothing, as in fed_avg, fed_prox, fed_nova and fed_sgd.
     params: initial parameters.
-    plan: plan that draws the cohorts of clients and adds the noise. The unit is one client.
+    plan: plan that draws the cohorts of clients and adds the noise. The unit is one client. A
+      private plan draws each client apart from all others (`Sampler.proved_with_memory`).
     num_clients: number of clients, with `partition-id` 0 to num_clients - 1; they need
       not all be connected.
     rng: integer seed of the sampler; 128 bits or more for a release.
@@ -457,7 +473,8 @@ def rounds(make: Callable[..., Any], params: Params, **options: Any) -> Any:
   `.state`, `.ledger` (all rounds of a private plan) and `.infos` (not private: do not release).
 
   Raises:
-    UserError: flwr is not installed; an argument is wrong; a round comes after the plan's last.
+    UserError: flwr is not installed; an argument is wrong; a round comes after the plan's last; a
+      private plan whose sampler draws clients in each other's place, such as `FixedSizeSampler`.
   """
   base = _flwr("flwr.serverapp.strategy").Strategy
   return type("Rounds", (_Strategy, base), {})(_Server(make, params, **options))
