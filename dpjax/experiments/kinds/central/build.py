@@ -552,6 +552,10 @@ class Central(Experiment[TrainConfig]):
   def with_features(self, data: Any) -> Any:
     return with_features(self.config, data)
 
+  @property
+  def num_steps(self) -> int:
+    return self.config.num_steps
+
   def weights(self) -> dict[str, str]:
     path = self.config.pretrained
     return {} if path is None else {"pretrained": names.weights_sha256(path, "pretrained")}

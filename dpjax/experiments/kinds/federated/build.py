@@ -602,6 +602,10 @@ class Federated(Experiment[FedConfig]):
   def with_features(self, data: Any) -> Any:
     return with_features(self.config, data)
 
+  @property
+  def num_steps(self) -> int:
+    return self.config.num_rounds
+
   def same(self) -> dict[str, str]:
     # The digest covers only the computation. Checkpoints also depend on where client state is kept.
     digest = config_names.digest(self.config, ELSEWHERE)
