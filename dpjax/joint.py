@@ -28,7 +28,8 @@ from dpjax.accounting.calibration import Unreachable
 from dpjax.accounting.event_kinds.elements import accountable, check_accountant
 from dpjax.accounting.ledger import BudgetExceeded, Charge
 from dpjax.accounting.proved import ADD, NeighboringRelation
-from dpjax.plan import Plan, SpentBudget, no_event
+from dpjax.plan import Plan, SpentBudget
+from dpjax.sampling.samplers import no_event
 from dpjax.validate import UserError, Verbatim
 
 # Field with the noise multiplier of a part. `JointPlan.calibrated` multiplies it by one factor, in

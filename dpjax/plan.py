@@ -46,7 +46,7 @@ from dpjax.noise.shape import WHITE
 from dpjax.sampling import batches as batches_lib
 from dpjax.sampling import indexed
 from dpjax.sampling.batches import rows_of_slice
-from dpjax.sampling.samplers import PaddedSampler, PassSampler
+from dpjax.sampling.samplers import PaddedSampler, PassSampler, no_event
 from dpjax.transforms import ScaledLoss, together
 from dpjax.transforms.group_noise import group_stds, group_weights, noise_std
 from dpjax.transforms.together import check_together
@@ -82,22 +82,6 @@ def _no_option(name: str) -> str:
       f"plan.clipped_grad(loss_fn, {name}=..) or training.dp_sgd"
     )
   return "is no option here; must be a field of dpjax.Plan"
-
-
-def no_event(sampler: sampling.Sampler, field: str) -> UserError:
-  """Returns the error about a sampler without an event, with what would give it one."""
-  by_size = ""
-  if sampler.relations and getattr(sampler, "num_examples", 0) is None:
-    by_size = (
-      "with num_examples=.., which becomes public, it has one under "
-      f"neighboring_relation='{sampler.relations[0]}'; or "
-    )
-  return UserError(
-    "has no event, so no epsilon can be proved for it; "
-    f"{by_size}use PoissonSampler or FixedSizeSampler",
-    field=field,
-    value=Verbatim(type(sampler).__name__),
-  )
 
 
 def _steps_of(epochs: float, size: int, batch_size: int) -> int:

@@ -202,6 +202,22 @@ class Sampler(abc.ABC):
     )
 
 
+def no_event(sampler: Sampler, field: str) -> UserError:
+  """Returns the error about a sampler without an event, with what would give it one."""
+  by_size = ""
+  if sampler.relations and getattr(sampler, "num_examples", 0) is None:
+    by_size = (
+      "with num_examples=.., which becomes public, it has one under "
+      f"neighboring_relation='{sampler.relations[0]}'; or "
+    )
+  return UserError(
+    "has no event, so no epsilon can be proved for it; "
+    f"{by_size}use PoissonSampler or FixedSizeSampler",
+    field=field,
+    value=Verbatim(type(sampler).__name__),
+  )
+
+
 def assumption(part: object) -> str:
   """Returns what is unproved about a sampler, rule or strategy; "" for an object of dpjax itself.
 
