@@ -29,7 +29,7 @@ from dpjax.accounting.event_kinds.elements import accountable, check_accountant
 from dpjax.accounting.ledger import BudgetExceeded, Charge
 from dpjax.accounting.proved import ADD, NeighboringRelation
 from dpjax.plan import Plan, SpentBudget
-from dpjax.sampling.samplers import no_event
+from dpjax.sampling.samplers import unproved
 from dpjax.validate import UserError, Verbatim
 
 # Field with the noise multiplier of a part. `JointPlan.calibrated` multiplies it by one factor, in
@@ -119,7 +119,7 @@ class JointPlan(overflow.MayAbort):
     if isinstance(part, Plan):
       # Without an event there is nothing to compose.
       if part.noise_multiplier and not part.is_private:
-        raise no_event(part.sampler, field)
+        raise unproved(part.sampler, field)
     elif isinstance(part, type | JointPlan) or not callable(getattr(part, "event", None)):
       raise UserError(
         "must be a dpjax.Plan, or a mechanism with event(neighboring_relation)",

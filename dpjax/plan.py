@@ -46,7 +46,7 @@ from dpjax.noise.shape import WHITE
 from dpjax.sampling import batches as batches_lib
 from dpjax.sampling import indexed
 from dpjax.sampling.batches import rows_of_slice
-from dpjax.sampling.samplers import PaddedSampler, PassSampler, no_event
+from dpjax.sampling.samplers import PaddedSampler, PassSampler, unproved
 from dpjax.transforms import ScaledLoss, together
 from dpjax.transforms.group_noise import group_stds, group_weights, noise_std
 from dpjax.transforms.together import check_together
@@ -295,7 +295,7 @@ class Plan(overflow.MayAbort):
     # A plan with an arbitrary noise runs all checks before the slow search for the noise.
     unit = cls(sampler, 1.0, l2_clip_norm, normalize_by, num_steps, delta=delta, **options)
     if sampler.event_at(0, accounting.gaussian_event(1.0)) is None:
-      raise no_event(sampler, "sampler")
+      raise unproved(sampler, "sampler")
     if attack is not None:
       return unit._kept_from(attack)
     with overflow.of_whole(delta):

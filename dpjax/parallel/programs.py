@@ -291,8 +291,8 @@ class _Reader:
   def _usual(self, branches: list[str]) -> ProgramCounts:
     """Returns the counts of the branch that a conditional usually takes.
 
-    This library writes two kinds of unusual branches. One returns constants, under a condition
-    that never holds (`gradients.traced_values`). The other serves unusual examples alone, and says so in
+    This library writes two kinds of unusual branches. One returns constants, under a condition that
+    never holds (`gradients.traced_values`). The other serves unusual examples alone, and says so in
     the names of its operations (`dpjax.branches`).
     """
     alive = [name for name in branches if self._depends(self.computations[name])]

@@ -202,7 +202,7 @@ class Sampler(abc.ABC):
     )
 
 
-def no_event(sampler: Sampler, field: str) -> UserError:
+def unproved(sampler: Sampler, field: str) -> UserError:
   """Returns the error about a sampler without an event, with what would give it one."""
   by_size = ""
   if sampler.relations and getattr(sampler, "num_examples", 0) is None:
