@@ -166,10 +166,13 @@ def insert_canary_clients(
     places = federation.num_clients + np.arange(num_canaries)
     # Canaries come after the real clients, and hold no rows of the data.
     joined = [f"canary {number} of {num_canaries}" for number in range(num_canaries)]
+    none = [np.zeros(0, np.int64)] * num_canaries
+    tests = federation.test_indices
     federation = dataclasses.replace(
       federation,
-      indices=[*federation.indices, *[np.zeros(0, np.int64)] * num_canaries],
+      indices=[*federation.indices, *none],
       client_ids=[*federation.client_ids, *joined],
+      test_indices=None if tests is None else [*tests, *none],
     )
   else:
     places = np.sort(places_rng.choice(federation.num_clients, num_canaries, replace=False))
@@ -221,6 +224,8 @@ def _senders(
   opposite = -1 if relation == NeighboringRelation.REPLACE_ONE else 1
   numbers = np.zeros(len(whole) + m, np.int32)
   numbers[len(whole) :] = np.where(included, 1, opposite) * np.arange(1, m + 1)
+  if whole.present is not None:
+    joined["present"] = np.concatenate([whole.present, np.ones(m, bool)])
   rows = dataclasses.replace(whole, **joined)
   changed = dataclasses.replace(federation, dataset=rows, indices=indices)
   return changed, CanaryClients(

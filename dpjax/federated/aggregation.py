@@ -189,6 +189,7 @@ def dp_mean(
 
   def update(messages: Any, mask: Array, state: Any, weights: Array | None = None) -> Any:
     mask, weights = _checked(messages, mask, weights)
+    mask = _sending(mask, weights)
     weighted, mask = at_least_one((_weighted(messages, weights), mask))
     offered: Any = gradients.wrap_grads(weighted)
     return transform.update(offered, state, None, mask=mask)
@@ -216,7 +217,7 @@ def dp_mean(
     # The scale is public: it is computed from releases of earlier rounds.
     if scale is not None:
       weighted = jax.tree.map(lambda leaf: leaf / scale, weighted)
-    summed = clip_and_sum(weighted, zeros, mask, clip)
+    summed = clip_and_sum(weighted, zeros, _sending(mask, weights), clip)
     return summed.total, clip.rule.query(summed) if clip.rule.adapts else None
 
   def finish(sums: Any, state: Any) -> Any:
@@ -226,6 +227,14 @@ def dp_mean(
     return transform.update(summed, state, None, mask=jnp.zeros(0, bool), count=count)
 
   return summed(init, partial, finish, private=True)
+
+
+def _sending(mask: Array, weights: Array) -> Array:
+  """Returns the mask [C] of the clients of `mask` whose weight is not 0.
+
+  A client without examples adds nothing to the query of an adaptive clip norm either. Else a client
+  and its empty twin (replace_special) would differ by more than one client's term."""
+  return mask & (weights != 0)
 
 
 def _weighted(messages: Any, weights: Array) -> Any:
@@ -284,7 +293,10 @@ def client_noise(
   the server is `local_event` under "replace_one". A client that takes part k times sends k
   messages. Sampling does not amplify the guarantee against the server.
 
-  The result may be used with `dp_mean`, which clips the noisy message once more and adds noise.
+  The result may be used with `dp_mean`, which clips the noisy message once more and adds noise. A
+  client without examples sends noise, too, and so does not contribute zero. Under replace_special
+  the bound of `dp_mean` then needs a flat clip to `l2_clip_norm`, and no compression: a clip moves
+  two messages no further apart.
   """
   gradients.Clip.of(l2_clip_norm).check_finite()
   validate.non_negative(noise_multiplier=noise_multiplier)

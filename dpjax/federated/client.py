@@ -108,7 +108,9 @@ class ClientAlgorithm(NamedTuple):
 
   init: Callable[..., Any]  # (received, memory, num_examples, key) -> local
   step: Callable[..., Any]  # (received, local, examples [B, ...], mask [B]) -> local
-  finish: Callable[..., Any]  # (received, local) -> (Sent, memory, ClientInfo)
+  # (received, local) -> (Sent, memory, ClientInfo). A client without examples sends the weight 0:
+  # under replace_special an emptied client must contribute nothing.
+  finish: Callable[..., Any]
   # Silos whose steps this client's noise makes private; `init` finds its numbers in
   # `received.silo`. None: no noise of a silo.
   silos: Silos | None = None

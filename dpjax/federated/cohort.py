@@ -165,8 +165,14 @@ def cohort_of(
   if len(set(ids.tolist())) != len(ids):
     raise UserError("each client can take part once in a round", field="clients")
 
-  def batches(client: int) -> LocalBatches:
+  def rows(client: int) -> np.ndarray:
+    # An empty record contributes nothing, so an emptied client is one without examples.
     held = federation.indices[client]
+    present = federation.dataset.present
+    return held if present is None else held[present[held]]
+
+  def batches(client: int) -> LocalBatches:
+    held = rows(client)
     # 1 separates these random streams from the sampler's, whose spawn key is the step alone.
     stream = np.random.SeedSequence(seed, spawn_key=(1, round, client))
     rng = np.random.Generator(np.random.Philox(stream))
@@ -175,7 +181,7 @@ def cohort_of(
 
   return Cohort(
     ids=ids,
-    num_examples=np.array([len(federation.indices[i]) for i in ids], np.int64),
+    num_examples=np.array([len(rows(int(i))) for i in ids], np.int64),
     batches=tuple(batches(int(i)) for i in ids),
     data=Example(federation.dataset.x, federation.dataset.y),
   )

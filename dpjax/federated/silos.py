@@ -348,6 +348,9 @@ class Silos:
     rows, mask = (np.stack(parts) for parts in zip(*draws))
     # A silo without records has no row of its own, and all of its batches are padding.
     numbers = held[rows] if len(held) else np.zeros_like(rows)
+    # An empty record keeps its place, and contributes zero.
+    if len(held) and federation.dataset.present is not None:
+      mask &= federation.dataset.present[numbers]
     return LocalBatches(numbers.astype(np.int32), mask)
 
   @property

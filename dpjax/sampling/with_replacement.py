@@ -37,6 +37,11 @@ class WithReplacementSampler(FixedSizeSampler):
     {"batch_size": 1, "num_examples": 4, "size_is_public": False},
   )
 
+  @property
+  def proved_with_memory(self) -> bool:
+    # Not even as many draws as examples take all examples.
+    return False
+
   def event(self, inner: DpEvent) -> DpEvent:
     return with_replacement_event(
       inner, num_examples=self.num_examples, batch_size=self.batch_size

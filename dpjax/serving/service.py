@@ -451,11 +451,14 @@ class Service:
     # If exact counts of training rows are in use, no epsilon holds.
     is_exact = reference is not None and reference.source == "exact"
     whole = None
-    if isinstance(trained, (int, float)) and not is_exact:
-      whole = trained + spent
+    # The epsilon of a simulated run is that of a larger deployment, not of the records it read.
+    own = self.old.result.get("epsilon_of_this_run", trained)
+    if isinstance(own, (int, float)) and not is_exact:
+      whole = own + spent
     is_noised = self.settings.drift_epsilon is not None
     return {
       "training_epsilon": trained,
+      "training_epsilon_kind": self.old.result.get("epsilon_kind"),
       "training_delta": self.old.result.get("delta"),
       "reference": None if reference is None else reference.source,
       "reference_epsilon": None if is_exact else spent,

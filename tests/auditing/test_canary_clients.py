@@ -1,5 +1,6 @@
 """Canary clients: coins and what a losing one leaves, what is sent, what scores can tell."""
 
+import dataclasses
 import functools
 
 import jax
@@ -333,6 +334,19 @@ def test_canaries_that_join_come_behind_clients_of_whom_nobody_leaves():
   assert numbers == [number + 1 for number in np.flatnonzero(canaries.included)]
   assert canaries.places[canaries.included].tolist() == list(range(40, 40 + won))
   assert (canaries.places[~canaries.included] == -1).all()
+
+
+def test_canaries_join_clients_that_have_tests_and_empty_records():
+  federation = _federation()
+  present = np.arange(120) != 7
+  federation = dataclasses.replace(
+    federation,
+    dataset=dataclasses.replace(federation.dataset, present=present),
+    test_indices=[np.arange(2)] * 40,
+  )
+  made, canaries = _insert(federation, kind="parameter", join=True)
+  assert made.num_clients == 40 + int(canaries.included.sum())
+  assert made.dataset.present[120:].all() and not made.dataset.present[7]
 
 
 def test_parameters_of_canaries_are_apart_from_the_model_and_from_each_other():

@@ -186,6 +186,26 @@ def test_a_norm_that_changes_is_streamed_too(clip):
   assert float(clip_scale(state)) != 1.0
 
 
+@pytest.mark.parametrize(
+  "rule", [transforms.AdaptiveClipping(count_noise_std=1.0), transforms.SlackClipping()]
+)
+def test_an_emptied_client_is_one_term_away_from_what_it_was(rule):
+  """Under replace_special sum and query, in units of their noise, move by 1 / z together."""
+  plan = _plan(l2_clip_norm=Clip(1.0, rule))
+  aggregator = central(plan, jax.random.key(0))
+  state = aggregator.init(jnp.zeros(2))
+  sums = lambda x, weight: aggregator.partial(
+    state, jnp.array([[x, 0.0]]), jnp.array([weight]), jnp.ones(1, bool)
+  )
+  (total, query), (none, nothing) = sums(9.0, 1.0), sums(0.0, 0.0)
+  std, divisor = plan.noise_multiplier, plan.normalize_by
+  unit = rule.query_unit(std, divisor)
+  moved = (
+    np.hypot(np.linalg.norm(total - none), np.linalg.norm(unit * (query - nothing))) / std
+  )
+  assert moved <= (1 + 1e-6) / rule.combined_noise_multiplier(std, divisor)
+
+
 def test_adaptive_clipping_plugs_in_unchanged():
   """Its norm finds the quantile."""
   adaptive = transforms.AdaptiveClipping(target_quantile=0.5, learning_rate=0.5)

@@ -1,5 +1,6 @@
 """Who takes part, and which batches a client trains on."""
 
+import dataclasses
 import itertools
 
 import numpy as np
@@ -53,6 +54,19 @@ def test_every_epoch_holds_each_example_once(n, batch_size, epochs, most, seed):
   for steps in per_epoch:
     taken = batches.examples[steps][batches.mask[steps]]
     assert len(taken) == len(set(taken.tolist())) == min(n, most or n)
+
+
+def test_an_emptied_client_is_one_without_examples():
+  """Under replace_special a client is exchanged for an empty one, whose message must be zero."""
+  federation = _federation()
+  present = np.ones(12, bool)
+  present[[1, 7, 8, 9, 10, 11]] = False  # a row of ann, all of dee
+  emptied = dataclasses.replace(federation.dataset, present=present)
+  federation = dataclasses.replace(federation, dataset=emptied)
+  cohort = cohort_of(federation, ["ann", "dee"], LocalWork(2), seed=0, round=3)
+  assert cohort.num_examples.tolist() == [3, 0]
+  ann, dee = cohort.batches
+  assert sorted(ann.examples[ann.mask].tolist()) == [0, 2, 3] and not len(dee.mask)
 
 
 def test_a_client_trains_on_its_own_rows_only():

@@ -58,6 +58,7 @@ def test_samplers_say_whether_records_may_keep_a_state():
     some = [sampler for sampler in drawn if sampler.padded_batch_size != 4]
     assert {sampler.proved_with_memory for sampler in some} <= {name not in exchanging}
   assert sampling.FixedSizeSampler(_N, _N).proved_with_memory  # all take part in each step
+  assert not sampling.WithReplacementSampler(_N, _N).proved_with_memory
 
 
 @pytest.mark.parametrize("name", _SENDS)

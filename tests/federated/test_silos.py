@@ -290,6 +290,18 @@ def test_a_record_that_is_not_finite_counts_as_zero():
   assert np.isfinite(state.params).all() and int(info.num_clients) == 2
 
 
+def test_an_empty_record_of_a_silo_counts_as_zero():
+  """Under replace_special a record is exchanged for an empty one: one clip norm apart, not two."""
+  federation = _federation(4)
+  present = np.array([True, True, False, True])
+  emptied = dataclasses.replace(federation.dataset, present=present)
+  federation = dataclasses.replace(federation, dataset=emptied)
+  silos = Silos((_plan(prob=1.0, num_steps=2),), num_rounds=1)
+  (cohort,) = silos.cohorts(federation, rng=3)
+  (batches,) = cohort.batches
+  assert batches.mask.sum() == 6 and 2 not in batches.examples[batches.mask]
+
+
 def test_what_is_refused():
   plan = _plan()
   with refuses("num_rounds", value=0):

@@ -10,7 +10,7 @@ from dpjax.experiments.kinds.central import build
 from dpjax.experiments.kinds.federated import build as federate_build
 from dpjax.experiments.kinds.federated import privacy as federate_privacy
 from dpjax.experiments.kinds.federated.config import FedOptimizerConfig
-from dpjax.experiments.run import loop, writers
+from dpjax.experiments.run import guarantee, loop, writers
 from tests.refuses import refuses
 from tests.runs import small_configs
 
@@ -87,6 +87,17 @@ def test_p44_a_simulated_cohort_is_never_called_proved(tmp_path):
   deployed = federate_privacy.make_plan(config, 30)[1]
   on_the_mean = [p.noise_multiplier / p.normalize_by for p in (run.plan, deployed)]
   assert on_the_mean[0] == pytest.approx(on_the_mean[1], rel=1e-12)
+
+
+def test_a_claim_about_a_simulated_cohort_says_that_the_cohort_was_smaller():
+  plan = lambda prob, noise: dpjax.Plan(
+    sampler=dpjax.PoissonSampler(prob, 10), noise_multiplier=noise, l2_clip_norm=1.0,
+    normalize_by=2, num_steps=1, delta=1e-3,
+  )  # fmt: skip
+  simulated = guarantee.of_plan(plan(0.1, 2.0), 9, ran=plan(0.5, 0.1), deployed=9)
+  claimed = guarantee.repeated(simulated, noise_seed=3)
+  assert simulated.kind == "simulated" and claimed.kind == "claimed"
+  assert claimed.failed_assumptions == (guarantee.DEPLOYED, guarantee.REPEATED)
 
 
 @pytest.mark.long

@@ -184,6 +184,14 @@ def test_a_public_run_stops_at_its_target_and_a_killed_one_does_not_go_on(
     ({**_FTRL, "privacy.sampler": "poisson"}, "config.privacy.sampler"),
     (
       {
+        "privacy": "both",
+        "compression": "quantize",
+        "privacy.neighboring_relation": "replace_special",
+      },
+      "privacy.neighboring_relation",
+    ),
+    (
+      {
         "privacy.sampler": "fixed_size",
         "privacy.simulated_cohort": 600,
         "privacy.simulated_clients": 100_000,

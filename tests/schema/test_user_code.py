@@ -24,6 +24,7 @@ from dpjax.experiments.kinds.federated import user_code as own_parts
 from dpjax.experiments.run import checkpoint, loop, run_keys
 from dpjax.experiments.run import workdir as owner
 from dpjax.experiments.run.kind import experiment_of
+from dpjax.federated import client
 from dpjax.noise.gaussian import key_id
 from dpjax.plan import Plan
 from dpjax.sampling.samplers import assumption
@@ -218,6 +219,24 @@ def test_an_own_client_is_clipped_and_noised_as_any_other(tmp_path):
   )
   result = loop.train(config, tmp_path)
   assert result["epsilon_kind"] == "proved"
+
+
+def test_an_own_client_without_examples_weighs_nothing():
+  """It may send what it likes, but an emptied client must contribute nothing (replace_special)."""
+  one = jnp.ones(())
+  talks = federated.ClientAlgorithm(
+    init=lambda received, memory, num_examples, key: received.params,
+    step=lambda received, local, *batch: local,
+    finish=lambda received, local: (
+      client.Sent({"delta": local}, one), None, client.ClientInfo(*[one] * 5),
+    ),
+  )  # fmt: skip
+  own = own_parts._client(talks, "mine:talks")
+  received = client.Received(jnp.ones(2))
+  for num_examples, weight in ((0, 0), (3, 1)):
+    local = own.init(received, None, num_examples, jax.random.key(0))
+    sent, _, info = own.finish(received, own.step(received, local, None, None))
+    assert float(sent.weight) == float(info.weight) == weight
 
 
 def test_a_whole_algorithm_is_refused_with_privacy_alone():

@@ -142,6 +142,16 @@ def test_noisy_counts_of_training_rows_are_added_to_the_cost_of_training(runs, t
   assert found["training_records_epsilon"] == found["training_epsilon"] + 0.5
 
 
+def test_health_counts_what_records_of_a_simulated_run_paid(runs, tmp_path):
+  run = _Broken(runs[0], "NaN")
+  simulated = {"epsilon": 1.0, "epsilon_kind": "simulated", "epsilon_of_this_run": 50.0}
+  run.result = dict(runs[0].result) | simulated
+  service = _service(tmp_path, [run])
+  found = service.health()["privacy"]
+  assert found["training_epsilon_kind"] == "simulated"
+  assert found["training_epsilon"] == 1.0 and found["training_records_epsilon"] == 50.0
+
+
 def test_noisy_windows_are_charged_before_the_noise_and_up_to_the_budget(
   runs, tmp_path, digits
 ):

@@ -123,7 +123,7 @@ class FixedSizeKind(SampleKind[dpa.SampledWithoutReplacementDpEvent]):
     return (
       f"{kind_of(part.event).describe(part.event, unit)} on a fixed-size sample (assumed: "
       f"{part.sample_size} distinct {unit}s of {part.source_dataset_size} or more, drawn afresh "
-      "and uniformly)"
+      "and uniformly, and kept secret)"
     )
 
 

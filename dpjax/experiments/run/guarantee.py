@@ -34,6 +34,8 @@ KINDS = writers.EPSILON_KINDS
 _FACTS = ("epsilon", "delta", "neighboring_relation", "unit")
 # The assumption that fails if a run's noise can be repeated (`repeated`).
 REPEATED = "the noise is secret: it follows from noise_seed"
+# The one that fails if small cohorts stand for those of a larger deployment (`of_plan`).
+DEPLOYED = "cohorts are as large as simulated: those of this run were smaller"
 # Keys of result.json for bounds on every membership attack, which follow from the proof of epsilon.
 MU = "mu"
 RATES = {"tpr_at_fpr_0.001": 1e-3, "tpr_at_fpr_0.01": 1e-2, "tpr_at_fpr_0.1": 0.1}
@@ -233,6 +235,9 @@ def of_plan(
   # The ledger records the actual run. The statement may be about a larger deployment.
   runs = plan if ran is None else ran
   kind = "claimed" if plan.assumptions else ("proved" if ran is None else "simulated")
+  failed = plan.assumptions or runs.assumptions
+  if plan.assumptions and ran is not None:
+    failed = (*failed, DEPLOYED)
 
   def statement(steps: int) -> str:
     text = plan.statement(deployed or num_records, steps, unit=unit or plan.unit)
@@ -253,7 +258,7 @@ def of_plan(
     l2_bound=runs.l2_bound,
     num_records=num_records,
     budget=budget,
-    failed_assumptions=plan.assumptions or runs.assumptions,
+    failed_assumptions=failed,
     deployed_profile=None if ran is None else plan.privacy_profile,
   )
 
@@ -380,7 +385,9 @@ def noted(promised: Guarantee, note: str, assumed: str = "") -> Guarantee:
   )
   if not assumed or promised.kind == "none":
     return noted_guarantee
-  rests = (*promised.failed_assumptions, assumed)
+  # A claim has one list of what fails. What made the guarantee a simulated one belongs there, too.
+  deployed = (DEPLOYED,) if promised.kind == "simulated" else ()
+  rests = (*promised.failed_assumptions, *deployed, assumed)
   return dataclasses.replace(noted_guarantee, kind="claimed", failed_assumptions=rests)
 
 

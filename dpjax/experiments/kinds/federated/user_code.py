@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import optax
 
 from dpjax import federated, names
@@ -54,16 +55,24 @@ def _client(
   users_client: federated.ClientAlgorithm, path: str
 ) -> federated.ClientAlgorithm:
   """Returns a user's client with checks. They raise UserError if `step` changes the shapes of the
-  state, or if `finish` returns something else than (Sent, memory, ClientInfo)."""
+  state, or if `finish` returns something else than (Sent, memory, ClientInfo).
 
-  def step(received: client.Received, local: ArrayTree, *batch: Any) -> ArrayTree:
+  Without examples it weighs 0: under replace_special an emptied client must contribute nothing."""
+
+  def init(received: client.Received, memory: Any, num_examples: Any, key: Any) -> Any:
+    local = users_client.init(received, memory, num_examples, key)
+    return local, jnp.asarray(num_examples)
+
+  def step(received: client.Received, counted: Any, *batch: Any) -> Any:
+    local, num_examples = counted
     after = users_client.step(received, local, *batch)
     # Steps run in a compiled loop, so the state must keep its shapes.
     if shapes(after) != shapes(local):
       raise wrong("algorithm", path, "of a step a state like the last", after)
-    return after
+    return after, num_examples
 
-  def finish(received: client.Received, local: ArrayTree) -> Any:
+  def finish(received: client.Received, counted: Any) -> Any:
+    local, num_examples = counted
     sent, memory, info = users_client.finish(received, local)
     message = sent.message if isinstance(sent, client.Sent) else None
     delta = message.get("delta") if isinstance(message, dict) else None
@@ -72,9 +81,10 @@ def _client(
       raise wrong("algorithm", path, wanted, sent)
     if not isinstance(info, client.ClientInfo):
       raise wrong("algorithm", path, "a ClientInfo", info)
-    return sent, memory, info
+    weight = jnp.where(num_examples > 0, sent.weight, 0)
+    return sent._replace(weight=weight), memory, info._replace(weight=weight)
 
-  functions = {"init": users_client.init, "step": step, "finish": finish}
+  functions = {"init": init, "step": step, "finish": finish}
   return users_client._replace(
     **{name: names.guard(path, "algorithm", part) for name, part in functions.items()}
   )
