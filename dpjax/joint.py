@@ -539,7 +539,7 @@ class JointPlan(overflow.MayAbort):
       steps=sum(ran.values()),
       epsilon=self.epsilon(delta, ran),
       delta=delta,
-      statement=self.statement(steps=ran),
+      statement=self.statement(steps=ran, delta=delta),
     )
 
   @property
@@ -555,10 +555,15 @@ class JointPlan(overflow.MayAbort):
     return tuple(found)
 
   def statement(
-    self, num_examples: int | None = None, steps: Mapping[str, int] | None = None
+    self,
+    num_examples: int | None = None,
+    steps: Mapping[str, int] | None = None,
+    *,
+    delta: float | None = None,
   ) -> str:
-    """Returns the guarantee in words; `num_examples` as for `Plan.statement`, `steps` as for
-    `event`."""
+    """Returns the guarantee in words; `num_examples` and `delta` as for `Plan.statement`, `steps`
+    as for `event`."""
+    delta = self.delta if delta is None else delta
     counts = self._counts(steps)
     event = self.event(steps)
 
@@ -572,11 +577,11 @@ class JointPlan(overflow.MayAbort):
     )
     return accounting.privacy_statement(
       event,
-      delta=self.delta,
+      delta=delta,
       neighboring_relation=self.neighboring_relation,
       num_examples=num_examples,
       accountants=(self.accountant,),
-      delta_set_aside=self.delta - self.accounted_delta(self.delta, steps),
+      delta_set_aside=delta - self.accounted_delta(delta, steps),
       unit=self.unit,
       statistics=f"Parts, accounted as if all read the same data: {ran}.",
       epsilon_kind="claimed" if self.assumptions else "proved",

@@ -33,7 +33,7 @@ from dpjax import (
 )
 from dpjax.accounting import calibration, matrix, overflow
 from dpjax.accounting.attack_bounds import AttackBound
-from dpjax.accounting.event_kinds.elements import check_accountant
+from dpjax.accounting.event_kinds.elements import check_accountant, parts
 from dpjax.accounting.event_kinds.kind import event_to_json
 from dpjax.accounting.loss_masses import Profile
 from dpjax.accounting.matrix import correlated_events, join
@@ -607,7 +607,7 @@ class Plan(overflow.MayAbort):
     already holds its mask, or gradients of `dpjax.per_example_grads`. Wrap bare arrays in
     `dpjax.wrap_grads`. The state counts the updates (`spent`). An update raises, or gives NaN under
     jit, if it is beyond `num_steps`; if its state was changed by `optax.tree.set`, `jax.tree.map`
-    or similar; if its state is that of a plan with another noise, bound or sampling probability;
+    or similar; if its state is that of a plan with another noise, bound, sampling or statistics;
     or if it gets more examples than the sampler ever draws.
 
     Two mistakes cannot be detected. Each update needs the state that the last one returned: an
@@ -637,14 +637,16 @@ class Plan(overflow.MayAbort):
     clip = self.l2_clip_norm
     shape = self.noise_shape
     participation = self.sampler.participation
-    event = self.sum_event(0)
+    # The first steps of two correlations may cost the same, so all steps are compared.
+    event = self.sum_event(0) if participation is None else self._total(None)
     try:
-      cost: Any = event_to_json(event)
+      cost: Any = [[event_to_json(part), times] for part, times in parts(event).items()]
     # A user's own event has no JSON form.
     except UserError:
       cost = type(event).__name__
     correlated = {} if participation is None else participation._asdict()
     scaling = None if self.scaling is None else dataclasses.asdict(self.scaling)
+    released = self.statistics
     return guard.mark_of(
       {
         "noise_multiplier": self.noise_multiplier,
@@ -657,6 +659,8 @@ class Plan(overflow.MayAbort):
         "steps": self.num_steps if correlated else 0,
         "participation": correlated,
         "event": cost,
+        "steps_per_event": self.sampler.steps_per_event if self.is_private else 0,
+        "statistics": None if released is None else released.total_noise_multiplier,
         "scaling": scaling,
       }
     )
@@ -754,12 +758,12 @@ class Plan(overflow.MayAbort):
         field="opt_state",
       )
     delta = self.delta if delta is None else delta
-    at_delta = dataclasses.replace(self, delta=delta) if delta != self.delta else self
     return SpentBudget(
       steps=steps,
       epsilon=self.epsilon(delta, steps),
       delta=delta,
-      statement=at_delta.statement(num_examples, steps),
+      # A plan made for this delta would have another capacity, and so other aborts.
+      statement=self.statement(num_examples, steps, delta=delta),
     )
 
   def clipped_grad(self, loss_fn: LossFn, **options: Any) -> ClippedGrad:
@@ -965,22 +969,29 @@ class Plan(overflow.MayAbort):
     return self.l2_clip_norm.l2_bound
 
   def statement(
-    self, num_examples: int | None = None, steps: int | None = None, *, unit: str = ""
+    self,
+    num_examples: int | None = None,
+    steps: int | None = None,
+    *,
+    unit: str = "",
+    delta: float | None = None,
   ) -> str:
     """Returns the guarantee in words, with its assumptions; see `accounting.privacy_statement`.
 
-    `unit` names what counts as one record; "" for the sampler's own unit.
+    `unit` names what counts as one record; "" for the sampler's own unit. `delta` is that of the
+    guarantee; None for the plan's.
     """
     unit = unit or self.unit
+    delta = self.delta if delta is None else delta
     if not self.is_private:
       return NOTHING
     return accounting.privacy_statement(
       self._total(steps),
-      delta=self.delta,
+      delta=delta,
       neighboring_relation=self.neighboring_relation,
       num_examples=num_examples,
       accountants=self.sampler.accountants(self.neighboring_relation),
-      delta_set_aside=self.delta - self.accounted_delta(self.delta),
+      delta_set_aside=delta - self.accounted_delta(delta, steps),
       unit=unit,
       noise=noise_in_words(
         self.l2_clip_norm,
