@@ -454,7 +454,7 @@ class Plan(overflow.MayAbort):
     return self.sampler.steps_alike and not differ
 
   @property
-  def _passes_alike(self) -> bool:
+  def passes_alike(self) -> bool:
     """Whether the steps differ only in that the first of each pass accounts for all of it."""
     differ = self.sampler.participation or self.noise_shape.schedule or self.statistics
     # A sampler of your own may account for its steps in another way.
@@ -524,7 +524,7 @@ class Plan(overflow.MayAbort):
   def _event_of(self, steps: range) -> DpEvent:
     if self.steps_alike:
       return accounting.compose(self._event_at(0), len(steps))
-    if self._passes_alike and self.is_private:
+    if self.passes_alike and self.is_private:
       # The first step of a pass stands for all of it, and the others cost nothing.
       length = self.sampler.steps_per_event
       begun = len(range(-(-steps.start // length), -(-steps.stop // length)))
