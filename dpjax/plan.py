@@ -711,7 +711,9 @@ class Plan(overflow.MayAbort):
       num_examples: a public size for the statement, as in `statement`.
 
     Guarantee: holds for a run on `batches` from step 0, in which each update was given the state
-    that the last one returned.
+    that the last one returned. If what was released decided when to stop, such as a score, quote
+    `epsilon()` instead, which covers every stop: the epsilon of a stop that was chosen on the way
+    may fail more often than delta.
 
     Raises:
       UserError: a state that does not hold exactly one private transform's state; one that other
