@@ -577,8 +577,10 @@ class Plan(overflow.MayAbort):
     if not self.sampler.can_overflow or not steps or not self.is_private:
       return 0.0
     share = OVERFLOW_SHARE * self.delta
-    finite = steps == self.num_steps or math.isfinite(self._own_epsilon)
-    # At a larger delta epsilon is smaller, so the share of the plan's delta is enough.
+    own = steps == self.num_steps and delta == self.delta
+    finite = own or math.isfinite(self._own_epsilon)
+    # At a larger delta epsilon is smaller, so the share of the plan's delta is enough. Where the
+    # plan's own epsilon is infinite, its share was chosen as if it were 0.
     if delta >= self.delta and finite:
       return share
     return super()._set_aside(delta, steps, share)
@@ -660,6 +662,7 @@ class Plan(overflow.MayAbort):
         "participation": correlated,
         "event": cost,
         "steps_per_event": self.sampler.steps_per_event if self.is_private else 0,
+        "unit": self.unit,
         "statistics": None if released is None else released.total_noise_multiplier,
         "scaling": scaling,
       }
