@@ -206,6 +206,9 @@ class Ledger:
   ) -> float:
     """Returns epsilon of everything that ran: `epsilon(self.event(), delta=delta)`.
 
+    The ledger holds no aborts. Of a plan whose batches may exceed a capacity, give
+    `plan.accounted_delta(delta)`; the rest of delta pays for them.
+
     Raises:
       UserError: a step was charged under another relation than `neighboring_relation`, which is by
         default the recorded relation.
