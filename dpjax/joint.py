@@ -409,7 +409,8 @@ class JointPlan(overflow.MayAbort):
     Raises:
       BudgetExceeded: the part would run more often than `allowed(name)`.
       UserError: the key of another part, or one that this mechanism has used, so that noise would
-        be drawn twice; or a ledger with charges that do not belong to this plan.
+        be drawn twice; a second key of a plan at a step that costs less because of the steps before
+        it; or a ledger with charges that do not belong to this plan.
     """
     validate.integer_at_least(1, num_steps=num_steps)
     # The ledger compares keys as text, so it would not recognise an id of another type.
@@ -430,6 +431,9 @@ class JointPlan(overflow.MayAbort):
       )
     key = f"{name}/{noise_key_id}"
     self._check_keys([*(charge.noise_key_id for charge in ledger.charges), key])
+    keys = (charge.noise_key_id for charge in reversed(ledger.charges))
+    last = next((held for held in keys if held.partition("/")[0] == name), key)
+    self._check_goes_on(name, last, key, first)
     if isinstance(part, Plan):
       steps = range(first, first + num_steps)
       # Equal steps make one entry of the ledger, so it stays small.
@@ -469,6 +473,24 @@ class JointPlan(overflow.MayAbort):
           value=key,
         )
 
+  def _check_goes_on(self, name: str, last: str, key: str, first: int) -> None:
+    """Raises UserError if a plan goes on at step `first` under another key than its last one, and
+    that step is no whole beginning.
+
+    A new key is a new run of the plan, with draws and noise of its own. Its first steps cost what
+    those of a run cost. The rest of a pass, or of correlated noise, costs less than they do.
+    """
+    part = self.parts[name]
+    if last == key or not isinstance(part, Plan) or part.steps_alike:
+      return
+    if not (part.passes_alike and first % part.sampler.steps_per_event == 0):
+      raise UserError(
+        f"is another run than the one that made the first {first} steps, so its first step costs "
+        f"more than step {first} of that one; make a plan of its own for it",
+        field="noise_key_id",
+        value=key.partition("/")[2],
+      )
+
   def _ran(self, ledger: accounting.Ledger) -> dict[str, int]:
     """Returns name -> how often each part was charged.
 
@@ -477,6 +499,7 @@ class JointPlan(overflow.MayAbort):
         a key from which the same noise was drawn twice.
     """
     ran = dict.fromkeys(self.parts, 0)
+    last: dict[str, str] = {}
     for charge in ledger.charges:
       name = charge.noise_key_id.partition("/")[0]
       # A charge of another joint plan, for example one with other noise, has another event.
@@ -494,6 +517,10 @@ class JointPlan(overflow.MayAbort):
           field="ledger",
           value=Verbatim(charge.noise_key_id),
         )
+      key = charge.noise_key_id
+      with validate.about("ledger"):
+        self._check_goes_on(name, last.get(name, key), key, charge.first_step)
+      last[name] = key
       ran[name] += charge.num_steps
     with validate.about("ledger"):
       self._check_keys(charge.noise_key_id for charge in ledger.charges)
@@ -540,7 +567,7 @@ class JointPlan(overflow.MayAbort):
       steps=sum(ran.values()),
       epsilon=self.epsilon(delta, ran),
       delta=delta,
-      statement=self.statement(steps=ran),
+      statement=self.statement(steps=ran, delta=delta),
     )
 
   @property
@@ -556,10 +583,15 @@ class JointPlan(overflow.MayAbort):
     return tuple(found)
 
   def statement(
-    self, num_examples: int | None = None, steps: Mapping[str, int] | None = None
+    self,
+    num_examples: int | None = None,
+    steps: Mapping[str, int] | None = None,
+    *,
+    delta: float | None = None,
   ) -> str:
-    """Returns the guarantee in words; `num_examples` as for `Plan.statement`, `steps` as for
-    `event`."""
+    """Returns the guarantee in words; `num_examples` and `delta` as for `Plan.statement`, `steps`
+    as for `event`."""
+    delta = self.delta if delta is None else delta
     counts = self._counts(steps)
     event = self.event(steps)
 
@@ -573,11 +605,11 @@ class JointPlan(overflow.MayAbort):
     )
     return accounting.privacy_statement(
       event,
-      delta=self.delta,
+      delta=delta,
       neighboring_relation=self.neighboring_relation,
       num_examples=num_examples,
       accountants=(self.accountant,),
-      delta_set_aside=self.delta - self.accounted_delta(self.delta, steps),
+      delta_set_aside=delta - self.accounted_delta(delta, steps),
       unit=self.unit,
       statistics=f"Parts, accounted as if all read the same data: {ran}.",
       epsilon_kind="claimed" if self.assumptions else "proved",

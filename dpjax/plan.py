@@ -33,7 +33,7 @@ from dpjax import (
 )
 from dpjax.accounting import calibration, matrix, overflow
 from dpjax.accounting.attack_bounds import AttackBound
-from dpjax.accounting.event_kinds.elements import check_accountant
+from dpjax.accounting.event_kinds.elements import check_accountant, parts
 from dpjax.accounting.event_kinds.kind import event_to_json
 from dpjax.accounting.loss_masses import Profile
 from dpjax.accounting.matrix import correlated_events, join
@@ -438,7 +438,7 @@ class Plan(overflow.MayAbort):
     return self.sampler.steps_alike and not differ
 
   @property
-  def _passes_alike(self) -> bool:
+  def passes_alike(self) -> bool:
     """Whether the steps differ only in that the first of each pass accounts for all of it."""
     differ = self.sampler.participation or self.noise_shape.schedule or self.statistics
     # A sampler of your own may account for its steps in another way.
@@ -508,7 +508,7 @@ class Plan(overflow.MayAbort):
   def _event_of(self, steps: range) -> DpEvent:
     if self.steps_alike:
       return accounting.compose(self._event_at(0), len(steps))
-    if self._passes_alike and self.is_private:
+    if self.passes_alike and self.is_private:
       # The first step of a pass stands for all of it, and the others cost nothing.
       length = self.sampler.steps_per_event
       begun = len(range(-(-steps.start // length), -(-steps.stop // length)))
@@ -561,8 +561,10 @@ class Plan(overflow.MayAbort):
     if not self.sampler.can_overflow or not steps or not self.is_private:
       return 0.0
     share = OVERFLOW_SHARE * self.delta
-    finite = steps == self.num_steps or math.isfinite(self._own_epsilon)
-    # At a larger delta epsilon is smaller, so the share of the plan's delta is enough.
+    own = steps == self.num_steps and delta == self.delta
+    finite = own or math.isfinite(self._own_epsilon)
+    # At a larger delta epsilon is smaller, so the share of the plan's delta is enough. Where the
+    # plan's own epsilon is infinite, its share was chosen as if it were 0.
     if delta >= self.delta and finite:
       return share
     return super()._set_aside(delta, steps, share)
@@ -591,7 +593,7 @@ class Plan(overflow.MayAbort):
     already holds its mask, or gradients of `dpjax.per_example_grads`. Wrap bare arrays in
     `dpjax.wrap_grads`. The state counts the updates (`spent`). An update raises, or gives NaN under
     jit, if it is beyond `num_steps`; if its state was changed by `optax.tree.set`, `jax.tree.map`
-    or similar; if its state is that of a plan with another noise, bound or sampling probability;
+    or similar; if its state is that of a plan with another noise, bound, sampling or statistics;
     or if it gets more examples than the sampler ever draws.
 
     Two mistakes cannot be detected. Each update needs the state that the last one returned: an
@@ -621,14 +623,16 @@ class Plan(overflow.MayAbort):
     clip = self.l2_clip_norm
     shape = self.noise_shape
     participation = self.sampler.participation
-    event = self.sum_event(0)
+    # The first steps of two correlations may cost the same, so all steps are compared.
+    event = self.sum_event(0) if participation is None else self._total(None)
     try:
-      cost: Any = event_to_json(event)
+      cost: Any = [[event_to_json(part), times] for part, times in parts(event).items()]
     # A user's own event has no JSON form.
     except UserError:
       cost = type(event).__name__
     correlated = {} if participation is None else participation._asdict()
     scaling = None if self.scaling is None else dataclasses.asdict(self.scaling)
+    released = self.statistics
     return guard.mark_of(
       {
         "noise_multiplier": self.noise_multiplier,
@@ -641,6 +645,9 @@ class Plan(overflow.MayAbort):
         "steps": self.num_steps if correlated else 0,
         "participation": correlated,
         "event": cost,
+        "steps_per_event": self.sampler.steps_per_event if self.is_private else 0,
+        "unit": self.unit,
+        "statistics": None if released is None else released.total_noise_multiplier,
         "scaling": scaling,
       }
     )
@@ -691,7 +698,9 @@ class Plan(overflow.MayAbort):
       num_examples: a public size for the statement, as in `statement`.
 
     Guarantee: holds for a run on `batches` from step 0, in which each update was given the state
-    that the last one returned.
+    that the last one returned. If what was released decided when to stop, such as a score, quote
+    `epsilon()` instead, which covers every stop: the epsilon of a stop that was chosen on the way
+    may fail more often than delta.
 
     Raises:
       UserError: a state that does not hold exactly one private transform's state; one that other
@@ -738,12 +747,12 @@ class Plan(overflow.MayAbort):
         field="opt_state",
       )
     delta = self.delta if delta is None else delta
-    at_delta = dataclasses.replace(self, delta=delta) if delta != self.delta else self
     return SpentBudget(
       steps=steps,
       epsilon=self.epsilon(delta, steps),
       delta=delta,
-      statement=at_delta.statement(num_examples, steps),
+      # A plan made for this delta would have another capacity, and so other aborts.
+      statement=self.statement(num_examples, steps, delta=delta),
     )
 
   def clipped_grad(self, loss_fn: LossFn, **options: Any) -> ClippedGrad:
@@ -949,22 +958,29 @@ class Plan(overflow.MayAbort):
     return self.l2_clip_norm.l2_bound
 
   def statement(
-    self, num_examples: int | None = None, steps: int | None = None, *, unit: str = ""
+    self,
+    num_examples: int | None = None,
+    steps: int | None = None,
+    *,
+    unit: str = "",
+    delta: float | None = None,
   ) -> str:
     """Returns the guarantee in words, with its assumptions; see `accounting.privacy_statement`.
 
-    `unit` names what counts as one record; "" for the sampler's own unit.
+    `unit` names what counts as one record; "" for the sampler's own unit. `delta` is that of the
+    guarantee; None for the plan's.
     """
     unit = unit or self.unit
+    delta = self.delta if delta is None else delta
     if not self.is_private:
       return NOTHING
     return accounting.privacy_statement(
       self._total(steps),
-      delta=self.delta,
+      delta=delta,
       neighboring_relation=self.neighboring_relation,
       num_examples=num_examples,
       accountants=self.sampler.accountants(self.neighboring_relation),
-      delta_set_aside=self.delta - self.accounted_delta(self.delta),
+      delta_set_aside=delta - self.accounted_delta(delta, steps),
       unit=unit,
       noise=noise_in_words(
         self.l2_clip_norm,

@@ -135,7 +135,8 @@ class Ledger:
     A key's steps follow each other without gap or repetition. A new key begins at step 0
     (another run on the same data) or where an earlier charge ended (the same run went on).
     Steps equal to those of the key's last charge are added to that charge.
-    Raises UserError if a step was already charged to this key, or if a step is left out.
+    Raises UserError if a step was already charged to this key, or if a step is left out; or if a
+    new key begins with a step that costs nothing, such as one within a pass of another key.
     """
     return self.with_charges([
       Charge(event, num_steps, l2_clip_norm, neighboring_relation, noise_key_id, first_step)
@@ -204,6 +205,9 @@ class Ledger:
     self, delta: float, *, neighboring_relation: str = "", accountant: str = "pld"
   ) -> float:
     """Returns epsilon of everything that ran: `epsilon(self.event(), delta=delta)`.
+
+    The ledger holds no aborts. Of a plan whose batches may exceed a capacity, give
+    `plan.accounted_delta(delta)`; the rest of delta pays for them.
 
     Raises:
       UserError: a step was charged under another relation than `neighboring_relation`, which is by
@@ -303,6 +307,14 @@ def _check_follows(held: Sequence[Charge], last: Charge | None, charge: Charge) 
         "uncharged",
         field="first_step",
         value=first,
+      )
+    # A pass is charged at its first step, by the run that drew it. A new key is a new run.
+    if not parts(charge.event):
+      raise UserError(
+        f"is new, so its step {first} is the first of a run; charge that run from its step 0, "
+        "since a step that costs nothing rests on an earlier one of its own run",
+        field="noise_key_id",
+        value=key,
       )
   elif first < last.next_step:
     raise UserError(

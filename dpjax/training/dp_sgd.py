@@ -199,7 +199,8 @@ def dp_sgd(
       their releases.
     example_key: typed key from which every example of every step gets its own
       `example.key` (augmentation, dropout), or `example["key"]` of a dict; None adds no key. It is
-      as secret as `noise_key`, and must be another key. An example that leaves shifts the others
+      as secret as `noise_key`, and must be another key, not one that follows from it:
+      `fold_in(noise_key, 1)` is the key of a step's noise. An example that leaves shifts the others
       to other keys. If these were known, all gradients would change visibly.
     ema_decay: decay of an exponential average of the parameters (post-processing, at no cost); None
       for no average. It must be None with a schedule-free optimizer of Optax, which averages the

@@ -347,9 +347,26 @@ def test_a_first_step_that_ran_twice_is_no_first_and_second_step(in_passes):
   whole = in_passes.charge(accounting.Ledger(), "train", noise_key_id="a", num_steps=6)
   ledger = accounting.Ledger()
   for step in range(6):
-    ledger = in_passes.charge(ledger, "train", noise_key_id="ab"[step // 4])
+    ledger = in_passes.charge(ledger, "train", noise_key_id="ab"[step // 3])
   assert in_passes.spent(ledger).epsilon == in_passes.spent(whole).epsilon
   assert in_passes.spent(ledger).steps == 6
+
+
+def test_a_plan_that_is_begun_anew_within_a_pass_is_no_rest_of_it(in_passes):
+  """Its first pass was free: at noise 1 and two steps, one of which has the record, the ledger said
+  (2.496, .001), and the truth was (2.496, .0045)."""
+  ledger = in_passes.charge(accounting.Ledger(), "train", noise_key_id="a", num_steps=4)
+  with refuses("noise_key_id", value="b"):
+    in_passes.charge(ledger, "train", noise_key_id="b")
+  # Neither may it be entered by hand: the ledger itself refuses it, and else `spent`.
+  with refuses("noise_key_id"):
+    _again(in_passes, ledger, "train", 4, key="b")
+  new = dict(event=dpa.NoOpDpEvent(), first_step=4, num_steps=1, noise_key_id="train/b")
+  forged = dataclasses.replace(ledger.charges[0], **new)
+  with refuses("ledger"):
+    in_passes.spent(accounting.Ledger((*ledger.charges, forged)))
+  # The same step under the key that the pass began with.
+  assert in_passes.spent(_again(in_passes, ledger, "train", 4, key="a")).steps == 5
 
 
 @pytest.mark.parametrize("key", [7, None, b"a", 1.5, "", np.arange(2)])

@@ -1,5 +1,7 @@
 """Steps are counted where they run: what they cost, and none beyond those that were planned."""
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -9,6 +11,8 @@ import pytest
 
 import dpjax
 from dpjax import sampling, training, transforms
+from dpjax.accounting import upper
+from dpjax.mechanisms import ChannelStatistics
 from dpjax.noise import NoiseShape
 from dpjax.noise.correlated import BandedToeplitz
 from dpjax.plan import Plan
@@ -17,6 +21,7 @@ from tests.refuses import refuses
 _PARAMS = {"w": jnp.ones((3, 2)), "b": jnp.ones(2)}
 _KEY = jax.random.key(1)
 _STEPS = 3
+_ZERO = "replace_special"
 
 
 def _loss(params, x):
@@ -207,6 +212,56 @@ def test_another_delta_is_charged_as_the_plan_does():
   spent = plan.spent(state, delta=1e-4, num_examples=80)
   assert (spent.epsilon, spent.delta) == (plan.epsilon(1e-4, 1), 1e-4)
   assert "80 examples" in spent.statement and "delta 0.0001" in spent.statement
+
+
+def test_a_smaller_delta_is_said_with_the_aborts_of_the_capacity_that_ran():
+  """`spent` said the words of a plan made for this delta, whose capacity would be larger: at noise
+  1, twenty steps and a fifth of delta an epsilon of 4.0884 in place of 4.2647."""
+  sampler = sampling.PoissonSampler(sampling_prob=0.1, capacity=999)
+  plan = _plan(sampler=sampler, noise_multiplier=1.0, num_steps=1).fitted(1000)
+  epsilon = plan.epsilon(2e-6)
+  assert epsilon > 1.01 * dataclasses.replace(plan, delta=2e-6).epsilon()
+  assert f"Epsilon {upper(epsilon, decimals=4)} (pld)" in plan.statement(delta=2e-6)
+
+
+_OTHERS = {
+  # Epochs of two steps, then of four: half as many would be counted.
+  "epochs": [
+    {"sampler": sampling.ShuffledSampler(batch_size=size, num_examples=4)}
+    for size in (2, 1)
+  ],
+  # The first step of both costs the same.
+  "correlation": [
+    {
+      "sampler": sampling.CyclicSampler(steps_per_pass=2, num_examples=4),
+      "noise_shape": NoiseShape(correlation=BandedToeplitz((1.0, second))),
+    }
+    for second in (0.9, 0.1)
+  ],
+  "statistics": [
+    {"statistics": ChannelStatistics(9.0, clip_norms=(1, 1), neighboring_relation=_ZERO)},
+    {"statistics": None},
+  ],
+}
+
+
+@pytest.mark.parametrize("name", _OTHERS)
+def test_a_state_is_not_counted_by_a_plan_whose_steps_cost_less(name):
+  """It was, at 2.9 in place of 4.4: of such plans the first steps, or their sums, are alike."""
+  ran, other = (_plan(neighboring_relation=_ZERO, **each) for each in _OTHERS[name])
+  assert other.epsilon() < ran.epsilon()
+  state = ran.transform(_KEY).init(_PARAMS)
+  assert ran.spent(state).steps == 0
+  with refuses("state.draws"):
+    other.spent(state)
+
+
+def test_a_state_of_examples_is_not_counted_as_one_of_users():
+  """Both samplers have one event: a run that hid single examples was said to hide users."""
+  users = sampling.UserSampler(sampling_prob=0.1, capacity=8)
+  state = _plan().transform(_KEY).init(_PARAMS)
+  with refuses("state.draws"):
+    _plan(sampler=users).spent(state)
 
 
 @pytest.mark.slow

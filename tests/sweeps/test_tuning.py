@@ -256,6 +256,8 @@ def test_a_run_that_diverged_is_never_chosen(tmp_path, lost, monkeypatch):
     ({"law": {"shape": -1.0}}, "selection.shape"),
     ({"law": {"better": "best"}}, "selection.better"),
     ({"grid": {"audit": ["canaries"]}}, "audit"),
+    # Every trial's rows left the folder: a release of all, charged as that of the best.
+    ({"grid": {"writer": ["operator:eq"]}}, "writer"),
     (
       {"grid": {"privacy.noise_multiplier": [2.0, 1.0], "privacy.epsilon": [None]}},
       "get_configs",

@@ -265,7 +265,7 @@ def _common_plan(
   settings: list[Point], load: LoadFn, plan_fn: PlanFn
 ) -> tuple[Plan, tuple[str, ...]]:
   """Returns (the plan of the first setting, the assumptions of all settings). Raises UserError if
-  the settings might have different costs, or if a setting has an audit or no guarantee."""
+  the settings might have different costs, or if one has an audit, a writer or no guarantee."""
   for point in settings:
     if point.config.data != settings[0].config.data:
       raise UserError("must not vary the data in a private selection", field="get_configs")
@@ -274,6 +274,13 @@ def _common_plan(
         "must be false in a private selection, which keeps no verdict on a trial",
         field="audit",
         value=True,
+      )
+    if point.config.writer is not None:
+      raise UserError(
+        "must be none in a private selection: it would be given the rows of every trial, and the "
+        "cost is that of the best alone",
+        field="writer",
+        value=point.config.writer,
       )
   plans_and_assumptions = [plan_fn(point.config, load(point.config)) for point in settings]
   plans, assumed = zip(*plans_and_assumptions)

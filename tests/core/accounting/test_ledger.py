@@ -94,6 +94,19 @@ def test_a_step_left_out_is_refused():
   assert _charge(ledger, 10, key="b").num_steps == 11  # the run goes on with a fresh key
 
 
+def test_a_new_key_within_a_pass_is_no_free_rest_of_it():
+  """Steps of another run, whose own first pass would be charged to nobody."""
+  passed = accounting.event_kinds.random_allocation.random_allocation_event(
+    accounting.gaussian_event(1.0), num_steps=4
+  )
+  within = _charge(_ledger(), 0, event=passed)
+  assert _charge(within, 1, 3, event=dpa.NoOpDpEvent()).num_steps == 4
+  with refuses("noise_key_id", value="b"):
+    _charge(within, 1, event=dpa.NoOpDpEvent(), key="b")
+  anew = _charge(within, 0, event=passed, key="b")
+  assert anew.epsilon(1e-5) > 1.2 * within.epsilon(1e-5)
+
+
 def test_only_alike_steps_are_merged():
   changes = [{}, {"event": _OTHER}, {"clip": 2.0}]
   for before in changes:
