@@ -79,16 +79,6 @@ def define_dry_run() -> None:
   )
 
 
-def define_target() -> None:
-  """Defines --target of a launcher whose steps can be compiled for a machine that is not here."""
-  flags.DEFINE_string(
-    "target",
-    None,
-    "With --dry_run: a machine that is not here, such as tpu:v5e:2x4 or gpu:h100:8. The run's "
-    "step is compiled for it (pip install -e '.[targets]').",
-  )
-
-
 def target() -> Machine | None:
   """Returns the machine of --target; None if the flag is not given, or the launcher has none."""
   text = flags.FLAGS["target"].value if "target" in flags.FLAGS else None
@@ -103,10 +93,10 @@ def refuse_given(names: Iterable[str], what: str) -> None:
   """Raises UserError, one line for all, if the command line sets any of these flags.
 
   Args:
-    names: flags that would be ignored.
+    names: flags that would be ignored; a launcher may lack some.
     what: the option that they need, in words.
   """
-  present = [name for name in names if flags.FLAGS[name].present]
+  present = [name for name in names if name in flags.FLAGS and flags.FLAGS[name].present]
   if present:
     shown = ", ".join(f"--{name}={flags.FLAGS[name].value}" for name in present)
     raise UserError(f"{shown}: would be ignored, it needs {what}")

@@ -50,7 +50,12 @@ def define_sweep() -> None:
 def define_shared() -> None:
   """Defines the flags of runs that several machines may share, and that are planned for another."""
   app.define_dry_run()
-  app.define_target()
+  flags.DEFINE_string(
+    "target",
+    None,
+    "With --dry_run: a machine that is not here, such as tpu:v5e:2x4 or gpu:h100:8. The run's "
+    "step is compiled for it (pip install -e '.[targets]').",
+  )
   peers.define()
 
 
@@ -82,15 +87,14 @@ def _check_flags(whole: Any, *, in_processes: bool) -> None:
   """Raises UserError for a flag that what is run would ignore."""
   if _given("dry_run") and in_processes:
     raise UserError("--dry_run: must be without --coordinator; it plans for one process")
-  if "target" in flags.FLAGS and not _given("dry_run"):
+  if not _given("dry_run"):
     app.refuse_given(("target",), "--dry_run")
   one = isinstance(whole, Experiment)
   if not one and in_processes:
     raise UserError("--coordinator: must be of a config of one run, not of several")
   # Only the runs of a sweep have names.
   if one or whole.alone:
-    named = [name for name in ("only", "print_commands") if name in flags.FLAGS]
-    app.refuse_given(named, "several runs")
+    app.refuse_given(("only", "print_commands"), "several runs")
 
 
 def _joined(

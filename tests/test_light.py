@@ -70,6 +70,33 @@ def test_the_core_imports_and_accounts_and_a_launcher_ends_in_one_line(tmp_path)
   assert "0.5498" in told
 
 
+# What a run's config and kind have imported, before it names a sampler, a strategy or a rule.
+_NAMED = """
+import sys
+import dpjax.experiments.kinds.central.build
+from dpjax.noise.correlated.registry import STRATEGIES
+from dpjax.sampling.registry import SCHEMES
+from dpjax.transforms.every_clip_rule import CLIP_RULES
+paths = [f"dpjax.sampling.{row.sampler}" for row in SCHEMES.values()]
+paths += [path for path in (*STRATEGIES.values(), *CLIP_RULES.values()) if isinstance(path, str)]
+paths += ["dpjax.accounting.event_kinds.skellam:", "dpjax.zoo.networks.scattering:"]
+print(*sorted({path.partition(":")[0] for path in paths} & sys.modules.keys()))
+"""
+
+
+@pytest.mark.slow
+def test_a_run_imports_what_it_names_alone():
+  done = subprocess.run(
+    [sys.executable, "-c", _NAMED],
+    env=os.environ | {"PYTHONPATH": str(_ROOT)},
+    capture_output=True,
+    text=True,
+    check=False,
+  )
+  # Every run has white noise, whose file has trees, too.
+  assert done.stdout.split() == ["dpjax.noise.correlated.strategies"], done.stderr
+
+
 def test_an_error_that_is_about_no_extra_passes():
   with pytest.raises(ModuleNotFoundError, match="no_such_package"), optional.needed():
     import no_such_package  # noqa: F401  # pyright: ignore[reportMissingImports]

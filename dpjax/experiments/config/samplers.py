@@ -35,9 +35,8 @@ _NUMBERS: dict[str, Any] = {
 class SamplerChoice:
   """Base of the values: a sampler's name, and the numbers that it reads."""
 
-  scheme: ClassVar[Scheme | None] = (
-    None  # of dpjax's own samplers; `launch.list` describes it
-  )
+  # Of dpjax's own samplers; `launch.list` describes its class.
+  scheme: ClassVar[Scheme | None] = None
   path: ClassVar[str] = ""  # of a user's own
   _place: ClassVar[
     tuple[str, tuple[str, ...]]

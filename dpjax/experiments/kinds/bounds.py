@@ -126,8 +126,12 @@ def named(section: str, config: Any, *names: str) -> dict[str, Any]:
   {'data.limit': 3}
   """
   dot = "." if section else ""
-  values = {f"{section}{dot}{name}": getattr(config, name, None) for name in names}
-  return {name: value for name, value in values.items() if value is not None}
+  values = {}
+  for name in names:
+    value = getattr(config, name, None)
+    if value is not None:
+      values[f"{section}{dot}{name}"] = value
+  return values
 
 
 def read_if(config: Any, is_read: bool, needed: str, *paths: str) -> None:

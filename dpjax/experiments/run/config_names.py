@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
 import jax
@@ -63,18 +63,17 @@ def digest(
   >>> digest(TrainConfig(seed=1)) == digest(TrainConfig()), len(digest(TrainConfig()))
   (False, 32)
   """
-  apart = {*getattr(config, "where", ()), *without}
+  apart = {*getattr(config, "where", ()), *without, *PLACES}
   held = fields.to_dict(config) if held is None else held
-  held = {name: entry for name, entry in held.items() if name not in apart}
-  text = json.dumps([type(config).__name__, canonical(_without_places(held))])
+  text = json.dumps([type(config).__name__, canonical(_without(held, apart))])
   return hashlib.sha256(f"dpjax config {text}".encode()).digest()
 
 
-def _without_places(held: Mapping[str, Any]) -> dict[str, Any]:
-  return {
-    name: _without_places(entry)
-    if name in _OF_DATA and isinstance(entry, Mapping)
-    else entry
-    for name, entry in held.items()
-    if name not in PLACES
-  }
+def _without(held: Mapping[str, Any], names: Collection[str]) -> dict[str, Any]:
+  """Returns the fields without those of `names`, and sections of data without `PLACES`."""
+  kept = {}
+  for name, entry in held.items():
+    if name not in names:
+      is_of_data = name in _OF_DATA and isinstance(entry, Mapping)
+      kept[name] = _without(entry, PLACES) if is_of_data else entry
+  return kept

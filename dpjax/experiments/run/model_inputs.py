@@ -150,14 +150,14 @@ def _labels(
   return tuple(map(str, range(dataset.num_classes)))
 
 
-def write(folder: pathlib.Path, inputs: ModelInputs | None) -> None:
-  """Writes `inputs.json` into a run's folder. Does nothing if `inputs` is None."""
-  if inputs is None:
+def write(folder: pathlib.Path, facts: ModelInputs | None) -> None:
+  """Writes `inputs.json` into a run's folder. Does nothing if `facts` is None."""
+  if facts is None:
     return
   fields = {
-    field.name: getattr(inputs, field.name) for field in dataclasses.fields(ModelInputs)
+    field.name: getattr(facts, field.name) for field in dataclasses.fields(ModelInputs)
   }
-  target = inputs.target
+  target = facts.target
   if target is not None:
     fields["target"] = dataclasses.asdict(target)
   writers.write_json(folder / NAME, fields)

@@ -100,13 +100,13 @@ def known(workdir: pathlib.Path, config: Config) -> dict[str, Any] | None:
         value=workdir,
       )
     return remembered(workdir)
-  held = [path for path in workdir.rglob("*") if path.name != writers.LOCK]
   begun = writers.half_written(path) | checkpoint.half_written(workdir)
-  # A run uses fixed file names, so it could overwrite files that it did not write.
-  if workdir.exists() and not all(p.is_dir() or p in begun for p in held):
-    raise UserError(
-      "must be a new, an empty or a run's own directory", field="workdir", value=workdir
-    )
+  for there in workdir.rglob("*"):
+    # A run uses fixed file names, so it could overwrite files that it did not write.
+    if not (there.is_dir() or there in begun or there.name == writers.LOCK):
+      raise UserError(
+        "must be a new, an empty or a run's own directory", field="workdir", value=workdir
+      )
   return None
 
 

@@ -529,12 +529,12 @@ def inputs_writer(
   shape = source_shape(dataset)
   # `launch.serve` takes one array for each example, so it refuses a run on columns.
   if dataset.in_columns:
-    return functools.partial(model_inputs.write, inputs=None)
+    return functools.partial(model_inputs.write, facts=None)
   if not needs_features(model.name):
     shape = tuple(dataset.x.shape[1:])
   unit_range = needs_unit_range(model.name)
   facts = model_inputs.of(config, dataset, shape, unit_range=unit_range)
-  return functools.partial(model_inputs.write, inputs=facts)
+  return functools.partial(model_inputs.write, facts=facts)
 
 
 class Central(Experiment[TrainConfig]):
