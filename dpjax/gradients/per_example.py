@@ -184,9 +184,9 @@ def _of_one_device(
   JAX would sum gradients of unmarked parameters over the devices, before they are clipped. Marks
   are a part of a program, which is traced again with them.
   """
-  if not varying_axes(batch):
+  if not varying_axes(batch) or not _batch_size(batch):
     return loss, params
-  params = as_varying_as(batch, params)
+  params = as_varying_as(batch, jax.tree.map(jnp.asarray, params))
   example = jax.tree.map(lambda leaf: leaf[0], batch)
   # A new function, since JAX caches traces by function.
   closed = jax.make_jaxpr(lambda p, e: loss_fn(p, e))(params, example)

@@ -81,3 +81,40 @@ def joined(lengths: Sequence[Length]) -> Length:
   """Returns the length of a gradient whose parts have these lengths."""
   norms, longest = zip(*lengths)
   return Length(trees.root_sum_squares(list(norms)), trees.root_sum_squares(list(longest)))
+
+
+class Norms(NamedTuple):
+  """Norms of a unit's gradients, and arrays that the first pass keeps for the sum."""
+
+  lengths: tuple[Length, ...]  # per leaf of the unit: [B]
+  held: Any = None  # per-example products or gradients [B, ...]; None if none are kept
+  # Sum of the lengths of the rows of both sides, [B]. Underflow in a row of one side is multiplied
+  # by the length of the row on the other side. None if not measured.
+  extent: Any = None
+  # Upper bound on the norm that the sum of the rows would have if none cancelled, [B]. None if not
+  # measured, or for a single row.
+  reach: Any = None
+  # Whether all numbers behind a row of `held` are finite, [B]. None if rows are formed apart.
+  finite: Any = None
+
+  def finished(self) -> Norms:
+    """Adds norms to held gradients that lack them, from the very arrays that are summed."""
+    if self.lengths or self.held is None:
+      return self
+    each = [of(x.reshape(x.shape[0], -1), keep=1) for x in self.held]
+    return self._replace(lengths=tuple(each)).unless_damaged()
+
+  def unless_damaged(self) -> Norms:
+    """Returns the norms, with NaN for an example whose arrays had to be made harmless."""
+    if self.finite is None:
+      return self
+    known = jax.tree.map(lambda x: jnp.where(self.finite, x, jnp.nan), self.lengths)
+    return self._replace(lengths=known)
+
+  def at_most(self, longest: Sequence[jax.Array]) -> Norms:
+    """Returns norms with upper bounds cut to `longest`, [B] for each leaf of the unit."""
+    pairs = zip(self.lengths, longest)
+    held = tuple(
+      Length(length.norm, jnp.minimum(length.longest, most)) for length, most in pairs
+    )
+    return self._replace(lengths=held)

@@ -23,7 +23,7 @@ from jax import lax
 
 from dpjax import trees
 from dpjax.gradients.ghost import chosen_products, lengths, precision
-from dpjax.gradients.ghost.lengths import Length
+from dpjax.gradients.ghost.lengths import Length, Norms
 from dpjax.jaxprs import is_float, is_literal
 
 if TYPE_CHECKING:
@@ -546,29 +546,19 @@ def _left_gram(a: RowFactors, b: RowFactors) -> jax.Array:
   return jnp.where(a.chosen[:, :, None] == b.chosen[:, None, :], gram, 0)
 
 
-class RowLengths(NamedTuple):
-  """Length of an example's gradient, and two measures of the rows that it is a sum of."""
-
-  length: Length
-  # Sum of the lengths of the rows of both sides, []. Underflow in a row of one side is multiplied
-  # by the length of the row on the other side.
-  extent: jax.Array
-  # Upper bound on the norm that the sum would have if no rows cancelled, []. None for a single row.
-  reach: jax.Array | None = None
-
-
-def outer_length(rows: RowFactors) -> RowLengths:
+def outer_length(rows: RowFactors) -> Norms:
   """Returns |left^T right| for a single row, which is |left| |right| in each block.
 
   Its growth by rounding in a sum is included (`precision`)."""
   right = lengths.of(rows.right, keep=1)  # [N]
   if not is_float(rows.left):
-    return RowLengths(over_blocks(right), jnp.sum(right.longest))
+    return Norms((over_blocks(right),), extent=jnp.sum(right.longest))
   left = lengths.of(rows.left, keep=1)  # [N]
   grown = 1 + precision.of_sums(left.norm.dtype).growth
   norm = left.norm * right.norm * grown
   both = Length(norm, left.longest * right.longest * grown)
-  return RowLengths(over_blocks(both), jnp.sum(left.longest + right.longest))
+  length = over_blocks(both)
+  return Norms((length,), extent=jnp.sum(left.longest + right.longest))
 
 
 def over_blocks(each: Length) -> Length:
@@ -582,7 +572,7 @@ def over_blocks(each: Length) -> Length:
 
 def gram_length(
   parts: Sequence[RowFactors], left_grams: Sequence[jax.Array | None] = ()
-) -> RowLengths:
+) -> Norms:
   """Returns |sum of left^T right| through the T x T products of rows (ghost norm).
 
   A bound on the rounding is added to the norm. Otherwise, where rows cancel, the sum of pairs could
@@ -671,7 +661,7 @@ def gram_length(
   missing = jnp.sqrt(rows * lost)
   length = lengths.from_square(square, lost, eps * sizes + grown, charge * missing)
   reach = multiplied + jnp.sqrt(in_table) + missing
-  return RowLengths(length, extent, reach)
+  return Norms((length,), None, extent, reach)
 
 
 def _in_table(part: RowFactors) -> bool:
@@ -689,7 +679,7 @@ def _growth(part: RowFactors) -> float:
   return precision.of_sums(trees.at_least_float32(part.right).dtype).growth
 
 
-def with_rounding(summed: jax.Array, parts: Sequence[RowFactors]) -> RowLengths:
+def with_rounding(summed: jax.Array, parts: Sequence[RowFactors]) -> Norms:
   """Returns the norm of sum_t a_t g_t^T, plus a bound on the rounding of this product.
 
   The bound is a share of sum_t |a_t| |g_t|: (T + 2) eps / 2 for T rows, plus twice the growth of a
@@ -725,7 +715,7 @@ def with_rounding(summed: jax.Array, parts: Sequence[RowFactors]) -> RowLengths:
       reach = reach + lengths.of(sums).longest
     else:
       reach = reach + rows.longest
-  return RowLengths(rounded, extent, reach)
+  return Norms((rounded,), None, extent, reach)
 
 
 def summed_product(

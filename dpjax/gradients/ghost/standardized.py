@@ -41,10 +41,10 @@ from dpjax import standard_kernels, trees
 from dpjax.gradients.ghost import cost_model, lengths, precision, row_forms, unit_rules
 from dpjax.gradients.ghost.cost_model import Cost
 from dpjax.gradients.ghost.jaxpr_sites import Kind, Site, Value
-from dpjax.gradients.ghost.lengths import Length
-from dpjax.gradients.ghost.row_forms import RowForm, RowLengths
+from dpjax.gradients.ghost.lengths import Length, Norms
+from dpjax.gradients.ghost.row_forms import RowForm
 from dpjax.gradients.ghost.tapped import ParamFlow
-from dpjax.gradients.ghost.unit_rules import Norms, UnitRule
+from dpjax.gradients.ghost.unit_rules import UnitRule
 from dpjax.gradients.ghost.units import Rule, Unit
 from dpjax.parallel import made_for
 
@@ -172,11 +172,11 @@ class _Standardized(UnitRule):
     if self.unit.rule is Rule.PRODUCT:
       (product,) = unit_rules.site_gradient(site, (seen,), operands, at_site)
       rows = rows_of(form, operands, at_site)
-      return Norms.of_rows(product_lengths(known, product, *rows))
+      return product_lengths(known, product, *rows)
     by_places = cost_model.by_places(form, made_for.platform())
     rows = gram_of(form, operands, at_site, by_places)
     out = form.build(operands, data[site.index][len(site.data) :]).right[0]  # [T, P]
-    return Norms.of_rows(row_lengths(known, rows, out, form.left))
+    return row_lengths(known, rows, out, form.left)
 
   def transposer(self) -> Any:
     # Norms include the rounding of this operator, not that of the transpose of the traced program.
@@ -310,7 +310,7 @@ def gram_of(form: RowForm, data: tuple, cotangents: tuple, by_places: bool) -> R
   return RowGram(row_forms.side_gram(left, left)[0], jnp.sum(left[0], axis=1), right)
 
 
-def row_lengths(known: Channels, rows: RowGram, out: jax.Array, fan_in: int) -> RowLengths:
+def row_lengths(known: Channels, rows: RowGram, out: jax.Array, fan_in: int) -> Norms:
   """Returns the length of the gradient of a kernel and its gain, as `row_forms.gram_length` does.
 
   Args:
@@ -367,15 +367,16 @@ def row_lengths(known: Channels, rows: RowGram, out: jax.Array, fan_in: int) -> 
 
 def _measured(
   known: Channels, length: Length, left: jax.Array, right: jax.Array, reach: jax.Array
-) -> RowLengths:
-  """Returns the `RowLengths` of a gradient, from the lengths `left` and `right` [T] of its rows.
+) -> Norms:
+  """Returns the `Norms` of a gradient, from the lengths `left` and `right` [T] of its rows.
 
   Its length is NaN if the channels are not sound.
   """
   sound = lambda x: jnp.where(known.is_sound, x, jnp.nan)
   # An entry that underflows is multiplied by the scale of its column afterwards.
   extent = jnp.sum(left + right) * jnp.maximum(jnp.max(known.scale), 1)
-  return RowLengths(Length(sound(length.norm), sound(length.longest)), extent, reach)
+  sure = Length(sound(length.norm), sound(length.longest))
+  return Norms((sure,), None, extent, reach)
 
 
 class _Gains(NamedTuple):
@@ -427,7 +428,7 @@ def _gains(
 
 def product_lengths(
   known: Channels, product: jax.Array, left: jax.Array, right: jax.Array
-) -> RowLengths:
+) -> Norms:
   """Returns the length of the gradient of a kernel and its gain, computed from u.
 
   Roundings are added as in `row_forms.with_rounding`. Those of `gradients` are added twice: for its

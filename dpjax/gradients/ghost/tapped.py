@@ -9,7 +9,7 @@ leaves to the sites, and gradients back.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -42,7 +42,7 @@ class Recorded(NamedTuple):
   operands: Operands  # arrays [*loops, B, ...]
   cotangents: Cotangents  # arrays [*loops, B, ...]
 
-  def at(self, sites: Iterable[Site]) -> Recorded:
+  def at(self, sites: Sequence[Site]) -> Recorded:
     """Returns the losses, and what was recorded at these sites."""
     part = Recorded(self.losses, {}, {})
     for site in sites:
@@ -50,7 +50,7 @@ class Recorded(NamedTuple):
       part.cotangents[site.index] = self.cotangents[site.index]
     return part
 
-  def in_front(self, sites: Iterable[Site]) -> Recorded:
+  def in_front(self, sites: Sequence[Site]) -> Recorded:
     """Returns the same part with the axis of examples first: [B, *loops, ...]."""
     part = self.at(sites)
     for site in sites:

@@ -12,7 +12,7 @@ import functools
 import math
 import operator
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -30,7 +30,7 @@ from dpjax.gradients.ghost import (
   tapped,
 )
 from dpjax.gradients.ghost.jaxpr_sites import Loop, Site
-from dpjax.gradients.ghost.lengths import Length
+from dpjax.gradients.ghost.lengths import Length, Norms
 from dpjax.gradients.ghost.row_forms import RowFactors, RowForm
 from dpjax.gradients.ghost.tapped import ParamFlow, Recorded
 from dpjax.gradients.ghost.units import ELEMENTWISE, Rule, Sum, Unit, sum_of
@@ -54,7 +54,7 @@ _LOST = 1e-7
 # Change of a sum, in clip norms, that an example's rows may cause through the rounding of other
 # rows. `_USUAL_REACH` may allow more.
 _STRAY = 0.04
-# Least limit on the reach of an example's rows in a unit (`RowLengths.reach`), in clip norms,
+# Least limit on the reach of an example's rows in a unit (`Norms.reach`), in clip norms,
 # however many rows the batch has. In networks the reach was 0 to 5, and 15 with LoRA.
 _USUAL_REACH = 8.0
 # Largest limit on this reach. An example beyond the limit is added alone.
@@ -64,45 +64,6 @@ _MOST_REACH = 32.0
 _ROWS_OF_SUM = 40_000
 # Number of rows of a batch in one part of `_table_sum`. Roundings add up only within a part.
 _ROWS_OF_TABLE = 256
-
-
-class Norms(NamedTuple):
-  """Norms of a unit's gradients, and arrays that the first pass keeps for the sum."""
-
-  lengths: tuple[Length, ...]  # per leaf of the unit: [B]
-  held: Any  # per-example products or gradients [B, ...]; None if none are kept
-  # Measures of an example's rows, [B], as in `row_forms.RowLengths`. None if not measured.
-  extent: Any = None
-  reach: Any = None
-  # Whether all numbers behind a row of `held` are finite, [B]. None if rows are formed apart.
-  finite: Any = None
-
-  @classmethod
-  def of_rows(cls, known: row_forms.RowLengths) -> Norms:
-    """Returns norms without arrays for the sum."""
-    return cls((known.length,), None, known.extent, known.reach)
-
-  def finished(self) -> Norms:
-    """Adds norms to held gradients that lack them, from the very arrays that are summed."""
-    if self.lengths or self.held is None:
-      return self
-    each = [lengths.of(x.reshape(x.shape[0], -1), keep=1) for x in self.held]
-    return self._replace(lengths=tuple(each)).unless_damaged()
-
-  def unless_damaged(self) -> Norms:
-    """Returns the norms, with NaN for an example whose arrays had to be made harmless."""
-    if self.finite is None:
-      return self
-    known = jax.tree.map(lambda x: jnp.where(self.finite, x, jnp.nan), self.lengths)
-    return self._replace(lengths=known)
-
-  def at_most(self, longest: Sequence[jax.Array]) -> Norms:
-    """Returns norms with upper bounds cut to `longest`, [B] for each leaf of the unit."""
-    pairs = zip(self.lengths, longest)
-    held = tuple(
-      Length(length.norm, jnp.minimum(length.longest, most)) for length, most in pairs
-    )
-    return self._replace(lengths=held)
 
 
 def sites_of(rules: Iterable[UnitRule]) -> list[Site]:
@@ -296,7 +257,7 @@ class Unused(UnitRule):
 
   def norm(self, prepared, loss, data, cotangents) -> Norms:
     zero = jnp.zeros(loss.shape, jnp.float32)  # []
-    return Norms((Length(zero, zero),), None)
+    return Norms((Length(zero, zero),))
 
   def sum(self, recorded, first, factors, finite=None, begun=None):
     return tuple([jnp.zeros_like(self.flow.leaves[i]) for i in self.unit.leaves])
@@ -330,7 +291,7 @@ class Outer(Rows):
   """One row: |a|^2 |g|^2."""
 
   def norm_of_rows(self, parts, data) -> Norms:
-    return Norms.of_rows(row_forms.outer_length(parts[0]))
+    return row_forms.outer_length(parts[0])
 
 
 class Gram(Rows):
@@ -344,7 +305,7 @@ class Gram(Rows):
       else None
       for site, form in zip(self.unit.sites, self.unit.forms)
     ]
-    return Norms.of_rows(row_forms.gram_length(parts, known))
+    return row_forms.gram_length(parts, known)
 
 
 class Product(Rows):
@@ -358,7 +319,7 @@ class Product(Rows):
     # norm needs no bound on rounding.
     if self.unit.hold:
       return Norms((lengths.of(product),), product)
-    return Norms.of_rows(row_forms.with_rounding(product, parts))
+    return row_forms.with_rounding(product, parts)
 
   def sum(self, recorded, first, factors, finite=None, begun=None):
     if not self.unit.hold:

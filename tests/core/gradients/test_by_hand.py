@@ -110,5 +110,5 @@ def test_the_length_of_a_sum_of_products_counts_every_part():
   np.testing.assert_allclose(summed[0], 2 * np.array([[3.0, 0.0], [4.0, 2.0]]))
   lengths = row_forms.with_rounding(summed, parts)
   assert float(lengths.reach) == pytest.approx(14, rel=1e-3)
-  norm = float(lengths.length.norm)
+  norm = float(lengths.lengths[0].norm)
   assert 2 * np.sqrt(29) < norm < 2 * np.sqrt(29) + 14 * 1e-6

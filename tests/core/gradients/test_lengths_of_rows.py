@@ -113,7 +113,7 @@ def test_a_gram_is_charged_for_the_rounding_of_inner_products():
   """eps times 4 |pairs| and half of K |a| |a'| |<g, g'>| + P |<a, a'>| |g| |g'|, for each pair."""
   a, g = _rows()
   eps = float(jnp.finfo(jnp.float32).eps)
-  length = row_forms.gram_length([RowFactors(*map(jnp.asarray, (a, g)))]).length
+  length = row_forms.gram_length([RowFactors(*map(jnp.asarray, (a, g)))]).lengths[0]
   a, g = (side[0].astype(np.float64) for side in (a, g))
   grams = a @ a.T, g @ g.T
   most = [np.sqrt(np.outer(np.diag(gram), np.diag(gram))) for gram in grams]
@@ -131,7 +131,7 @@ def test_a_gram_is_charged_for_the_rounding_of_inner_products():
 @pytest.mark.parametrize("left, right", [(1e6, 3e-22), (3e-22, 1e6)])
 def test_squares_that_underflow_shorten_no_gram(left, right):
   a, g = _rows(left=left, right=right)
-  found = row_forms.gram_length([RowFactors(*map(jnp.asarray, (a, g)))]).length
+  found = row_forms.gram_length([RowFactors(*map(jnp.asarray, (a, g)))]).lengths[0]
   assert float(found.norm) < _exact(a, g) <= float(found.longest)
 
 
@@ -142,9 +142,11 @@ def test_the_growth_of_a_rounded_product_is_added_to_a_length(growth, monkeypatc
   a, g = _rows(count=1)
   sides = RowFactors(*map(jnp.asarray, (a, g)))
   exact = (1 + growth) * _exact(a, g)
-  assert float(row_forms.outer_length(sides).length.norm) == pytest.approx(exact, rel=1e-5)
+  assert float(row_forms.outer_length(sides).lengths[0].norm) == pytest.approx(
+    exact, rel=1e-5
+  )
   several = _rows(count=6)
-  found = row_forms.gram_length([RowFactors(*map(jnp.asarray, several))]).length
+  found = row_forms.gram_length([RowFactors(*map(jnp.asarray, several))]).lengths[0]
   reach = np.sum(np.prod([np.linalg.norm(side[0], axis=1) for side in several], axis=0))
   exact = _exact(*several) + growth * reach
   assert float(found.norm) == pytest.approx(exact, rel=1e-4)

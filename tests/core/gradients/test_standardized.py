@@ -303,7 +303,6 @@ def test_rounded_results_of_the_forward_pass_do_not_shorten_a_norm(rounding, x64
 
     def rounded(program, args, taps, keeping):
       outs, seen = run(program, args, taps, keeping)
-      assert set(keeping) == {s.index for s in program.sites if s.kept}
       grown = {
         i: (*each[:-1], each[-1] * (1 + rounding)) if i in keeping else each
         for i, each in seen.items()
