@@ -94,7 +94,7 @@ def test_an_optimizer_with_two_moments_has_its_noise_drawn_once():
 
   total = jnp.zeros(300)
   arguments = (gaussian.init(key), total, tx.init(total), jnp.array(True))
-  program = jax.jit(step).lower(*arguments).compile().as_text()
+  program = str(jax.jit(step).lower(*arguments).compile().as_text())
   # The noise is 120 shifts in one kernel, 40 for each word. Apart, the words of its radius were 80,
   # and each moment had another 40.
   shifts = [kernel.count(" shift-left(") for kernel in program.split("\n\n")]
