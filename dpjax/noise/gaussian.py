@@ -196,7 +196,7 @@ def _computed_once(noisy: Any) -> Any:
 
   An optimizer with two moments reads its gradient twice, and XLA would draw a third of the noise
   for each, since it does not count the work of integers. It never repeats a division. This one is
-  by 1, since nothing is above infinity, which XLA does not know. LLVM does, and drops it.
+  by 1, since nothing is above infinity, which XLA does not know.
   """
   if made_for.platform() != "cpu":
     return noisy
