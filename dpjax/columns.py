@@ -13,6 +13,20 @@ from dpjax.types import Array
 from dpjax.validate import UserError
 
 
+def rows_at(array: Any, indices: Any) -> Any:
+  """Returns `array[indices]`; rows of a NumPy array are copied whole, which takes less time.
+
+  >>> rows_at(np.arange(6.0).reshape(3, 2), np.array([2, 0])).tolist()
+  [[4.0, 5.0], [0.0, 1.0]]
+  """
+  is_plain = type(array) is np.ndarray and type(indices) is np.ndarray
+  # `take` reads no mask, and would copy a whole array that is laid out in another way.
+  if not is_plain or indices.dtype != np.int64:
+    return array[indices]
+  laid_out = array.flags.c_contiguous and array.flags.aligned
+  return array.take(indices, axis=0) if laid_out else array[indices]
+
+
 class Columns:
   """A dict of arrays with one leading axis: `columns[indices]` is a dict of the same names.
 
@@ -69,7 +83,7 @@ class Columns:
     return self._size
 
   def __getitem__(self, indices: Any) -> dict[Any, Any]:
-    return jax.tree.map(lambda leaf: leaf[indices], self.tree)
+    return jax.tree.map(lambda leaf: rows_at(leaf, indices), self.tree)
 
   def __array__(self, *args: Any, **named: Any) -> np.ndarray:
     # Without this method NumPy would make an array of objects.

@@ -11,7 +11,7 @@ import jax
 import numpy as np
 
 from dpjax import validate
-from dpjax.columns import Columns
+from dpjax.columns import Columns, rows_at
 from dpjax.data import target_kinds
 from dpjax.data.rows import CHUNK_BYTES, Rows, RowSource
 from dpjax.data.target_kinds import Target
@@ -198,7 +198,7 @@ class Dataset:
     return len(self.y)
 
   def __getitem__(self, indices: Any) -> Example:
-    return Example(self.x[indices], self.y[indices])
+    return Example(rows_at(self.x, indices), rows_at(self.y, indices))
 
   def __repr__(self) -> str:
     kind = self.x if self.in_columns else f"{self.x.shape[1:]} {self.x.dtype}"

@@ -20,6 +20,7 @@ from dpjax import trees
 from dpjax.key_uses import KeyUse
 from dpjax.noise import source
 from dpjax.noise.state import NoiseState, check_accounted, state_at
+from dpjax.parallel import made_for
 from dpjax.types import Array, ArrayTree
 from dpjax.validate import UserError
 
@@ -178,16 +179,28 @@ def add_gaussian(
       )
     sound = sound & check_one_sum(noisy, state)
     unit = source.gaussian(jax.random.fold_in(key, state.draws), noisy, 1.0)
-    noisy = trees.add(noisy, trees.scale(unit, std))
+    noisy = _computed_once(trees.add(noisy, trees.scale(unit, std)))
   elif std != 0:
     sound = sound & check_one_sum(noisy, state)
     # Every draw gets its own key, derived from the count of draws.
     own_key = jax.random.fold_in(key, state.draws)
-    noisy = trees.add(noisy, source.gaussian(own_key, noisy, std))
+    noisy = _computed_once(trees.add(noisy, source.gaussian(own_key, noisy, std)))
     # A public grid limits the information in the lowest bits (Mironov 2012).
     if source.is_release(key):
       noisy = source.snap(noisy, source.grid_step(std))
   return trees.nan_unless(sound, noisy), state._replace(draws=state.draws + 1)
+
+
+def _computed_once(noisy: Any) -> Any:
+  """Returns the same numbers, which XLA's CPU backend then computes once however many read them.
+
+  An optimizer with two moments reads its gradient twice, and XLA would draw a third of the noise
+  for each, since it does not count the work of integers. It never repeats a division. This one is
+  by 1, since nothing is above infinity, which XLA does not know.
+  """
+  if made_for.platform() != "cpu":
+    return noisy
+  return jax.tree.map(lambda leaf: leaf / jnp.where(leaf > jnp.inf, 2.0, 1.0), noisy)
 
 
 def is_key_of_noise(key: Any, noise_key: jax.Array, *, num_draws: int = 0) -> bool:

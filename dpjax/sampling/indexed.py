@@ -114,7 +114,7 @@ def rows_of(data: Indexed, indices: np.ndarray) -> Any:
   leaves = []
   shapes = []
   try:
-    examples = data[indices]
+    examples = columns.rows_at(data, indices)
     leaves = jax.tree.leaves(examples)
     for leaf in leaves:
       # A leaf without a shape gets None here, and `_check_kind` refuses it below.

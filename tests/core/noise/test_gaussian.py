@@ -3,11 +3,12 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 from scipy import stats
 
 from dpjax import noise
-from dpjax.noise import gaussian
+from dpjax.noise import gaussian, source
 from dpjax.noise.state import state_at
 
 
@@ -73,3 +74,28 @@ def test_the_default_noise_has_tails_beyond_those_of_float32(monkeypatch):
   monkeypatch.setattr(jax.random, "bits", smallest)
   drawn = gaussian.gaussian(jax.random.key(0), jnp.zeros(4), 1.0)
   assert float(jnp.abs(drawn).min()) > 9.0
+
+
+def test_what_has_noise_keeps_its_bits_where_it_is_computed_once():
+  odd = jnp.array([jnp.nan, jnp.inf, -jnp.inf, -0.0, 2e-38, 3.3e38, 0.1], jnp.float32)
+  for once in (gaussian._computed_once, jax.jit(gaussian._computed_once)):
+    np.testing.assert_array_equal(once(odd).view(np.uint32), odd.view(np.uint32))
+
+
+@pytest.mark.slow
+def test_an_optimizer_with_two_moments_has_its_noise_drawn_once():
+  """XLA would repeat work of integers for each moment, and a word of noise is nothing else."""
+  key = source.new_key()
+  tx = optax.adam(0.1)
+
+  def step(state, total, moments, sound):
+    noisy, state = gaussian.add_gaussian(state, total, 1.0, sound=sound)
+    return tx.update(noisy, moments), state
+
+  total = jnp.zeros(300)
+  arguments = (gaussian.init(key), total, tx.init(total), jnp.array(True))
+  program = str(jax.jit(step).lower(*arguments).compile().as_text())
+  # The noise is 120 shifts in one kernel, 40 for each word. Apart, the words of its radius were 80,
+  # and each moment had another 40.
+  shifts = [kernel.count(" shift-left(") for kernel in program.split("\n\n")]
+  assert sorted(shifts)[-2] < 80 < 120 <= max(shifts)

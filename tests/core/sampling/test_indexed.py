@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+from dpjax import columns
 from dpjax.sampling import indexed
 from tests.refuses import refuses
 
@@ -47,3 +48,34 @@ def test_rows_that_are_drawn_anew_at_each_read_are_no_dependent_rows():
   noisy = lambda indices: _VALUES[indices] + rng.normal(size=(len(indices), 2))
   read = indexed.reader(_Rows(noisy), 10)
   assert read(np.array([0, 1])).shape == (2, 2)
+
+
+_TABLE = np.arange(30.0).reshape(10, 3)
+
+
+@pytest.mark.parametrize(
+  "array",
+  [
+    _TABLE,
+    _TABLE[:, 0],
+    _TABLE[:, :0],
+    np.asfortranarray(_TABLE),
+    _TABLE[::2],
+    _TABLE.astype(">f4"),
+  ],
+  ids=["rows", "numbers", "no_columns", "columns", "every_second", "swapped"],
+)
+def test_rows_are_those_of_the_array_itself(array):
+  size = len(array)
+  for rows in (
+    np.array([3, 0, 0, -1]),
+    np.zeros(0, int),
+    np.arange(size) > 2,
+    slice(1, 3),
+    2,
+  ):
+    ours, theirs = columns.rows_at(array, rows), array[rows]
+    np.testing.assert_array_equal(ours, theirs)
+    assert (ours.dtype, ours.shape) == (theirs.dtype, theirs.shape)
+  with pytest.raises(IndexError):
+    columns.rows_at(array, np.array([size]))
