@@ -29,9 +29,9 @@ def get_config() -> TrainConfig:
     data=DataConfig(name="cifar10"),
     model=ModelConfig(name="patches_linear", mirrored=True),
     privacy=DpSgd(epsilon=1.0, delta=1e-5, sampling_prob=8192 / 50000, l2_clip_norm=15.0),
-    optimizer=OptimizerConfig(learning_rate=0.006),
+    optimizer=OptimizerConfig(learning_rate=0.016),
     ema_decay=0.98,
-    num_steps=300,
-    eval_every=100,
-    checkpoint_every=100,
+    num_steps=150,
+    eval_every=50,
+    checkpoint_every=50,
   )
