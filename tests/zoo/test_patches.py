@@ -38,8 +38,9 @@ def _random_images(shape, seed=1):
 
 @pytest.fixture(autouse=True, scope="module")
 def _few_patches():
-  """Learns from a fortieth of the patches, in a fortieth of the time."""
-  with mock.patch.object(patches, "_PATCHES", 5000):
+  """Learns a small first dictionary, from a twentieth of the patches."""
+  small = {"_PATCHES": 5000, "_FIRST_WORDS": 6, "_AXES": 30}
+  with mock.patch.multiple(patches, **small):
     yield
 
 
