@@ -28,10 +28,10 @@ def get_config() -> TrainConfig:
   return TrainConfig(
     data=DataConfig(name="cifar10"),
     model=ModelConfig(name="patches_linear", mirrored=True),
-    privacy=DpSgd(epsilon=1.0, delta=1e-5, sampling_prob=8192 / 50000, l2_clip_norm=15.0),
-    optimizer=OptimizerConfig(learning_rate=0.016),
+    privacy=DpSgd(epsilon=1.0, delta=1e-5, sampling_prob=8192 / 50000, l2_clip_norm=10.0),
+    optimizer=OptimizerConfig(learning_rate=0.0125),
     ema_decay=0.98,
-    num_steps=150,
-    eval_every=50,
-    checkpoint_every=50,
+    num_steps=200,
+    eval_every=100,
+    checkpoint_every=100,
   )

@@ -16,13 +16,13 @@ from dpjax.experiments.sweeps.sweep import Sweep
 
 # Epsilon -> (steps, learning rate). Noise falls as epsilon grows, so steps may be longer.
 SETTINGS = {
-  0.1: (50, 0.006),
-  0.5: (150, 0.01),
-  1.0: (150, 0.016),
-  2.0: (150, 0.027),
-  3.0: (150, 0.037),
-  4.0: (150, 0.047),
-  8.0: (150, 0.08),
+  0.1: (50, 0.009),
+  0.5: (200, 0.008),
+  1.0: (200, 0.0125),
+  2.0: (200, 0.023),
+  3.0: (200, 0.034),
+  4.0: (200, 0.046),
+  8.0: (200, 0.09),
 }
 
 
