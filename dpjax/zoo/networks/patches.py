@@ -131,7 +131,7 @@ def learned_patches(images: np.ndarray, *, words: int = WORDS) -> PatchNetwork:
       each image are equal; words < 1.
 
   >>> images = np.random.default_rng(0).random((40, 8, 8, 1), np.float32)
-  >>> network = learned_patches(images, words=5)  # doctest: +SLOW
+  >>> network = learned_patches(images, words=5)  # doctest: +LONG
   >>> network.second.words.shape, network.directions.shape
   ((200, 5), (40, 39))
   """
@@ -311,7 +311,7 @@ def patch_features(
   for bit, whatever the place of the row.
 
   >>> images = np.random.default_rng(0).random((40, 8, 8, 1), np.float32)
-  >>> patch_features(images[:2], learned_patches(images, words=5)).shape  # doctest: +SLOW
+  >>> patch_features(images[:2], learned_patches(images, words=5)).shape  # doctest: +LONG
   (2, 39)
   """
   images: Any = x
