@@ -14,19 +14,20 @@ from dpjax.experiments.config import fields
 from dpjax.experiments.kinds.central.config import OptimizerConfig
 from dpjax.experiments.sweeps.sweep import Sweep
 
-# Epsilon -> (steps, learning rate). Noise falls as epsilon grows, so runs may be longer.
+# Epsilon -> (steps, learning rate). Noise falls as epsilon grows, so steps may be longer.
 SETTINGS = {
-  0.1: (50, 0.006),
-  0.5: (200, 0.006),
-  1.0: (300, 0.006),
-  2.0: (300, 0.01),
-  4.0: (400, 0.016),
-  8.0: (400, 0.03),
+  0.1: (50, 0.009),
+  0.5: (200, 0.008),
+  1.0: (200, 0.0125),
+  2.0: (200, 0.023),
+  3.0: (200, 0.034),
+  4.0: (200, 0.046),
+  8.0: (200, 0.09),
 }
 
 
 def get_config() -> Sweep:
-  """Eighteen runs of configs/cifar10_patches.py."""
+  """Twenty-one runs of configs/cifar10_patches.py."""
   from configs import cifar10_patches
 
   base = cifar10_patches.get_config()

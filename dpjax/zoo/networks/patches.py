@@ -1,12 +1,16 @@
-"""Image features that are learnt from no data: patches are compared with a dictionary.
+"""Image features that are learnt from no data: patches are compared with two dictionaries.
 
-The words of the dictionary are learnt from patches of random images. Each patch of an image is
+The words of a dictionary are learnt from patches of random images. Each patch of an image is
 normalised, described by its largest whitened axes, and compared with every word. What exceeds a
-threshold is averaged over a 2x2 grid (Coates, Ng and Lee 2011, "An analysis of single-layer
-networks in unsupervised feature learning"; Coates and Ng 2011, "The importance of encoding versus
-training with sparse coding and vector quantization"). The square roots of these averages are
-standardised within each image. A linear map then brings them to 2,500 directions of equal size,
-by their covariance on the same random images. So steps of a linear model gain equally in all
+threshold is averaged over the cells of a grid (Coates, Ng and Lee 2011, "An analysis of
+single-layer networks in unsupervised feature learning"; Coates and Ng 2011, "The importance of
+encoding versus training with sparse coding and vector quantization"). The square roots of these
+averages are standardised within each image.
+
+The first dictionary is small, and its grid is fine. Its averages are a new image, with one colour
+for each word. A second dictionary is learnt from patches of such images. It is large, and its grid
+is 2x2. A linear map brings its averages to 2,500 directions of nearly equal size, by their
+covariance on the same random images. So steps of a linear model gain nearly equally in all
 directions, and fewer directions hold less noise.
 
 All that is learnt here follows from random numbers. So neighbouring data sets have neighbouring
@@ -17,7 +21,8 @@ arXiv:2306.06076).
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator
+import math
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import jax
@@ -32,20 +37,29 @@ from dpjax.types import HostArray, Indexed
 from dpjax.validate import UserError
 
 SIDE = 6  # side of a patch, in pixels
-WORDS = 800
+WORDS = 1600
 DIRECTIONS = 2500
-_AXES = 64  # number of axes that describe a patch
 _GRID = 2
+# Of the first dictionary: words, axes that describe a patch, and cells a side.
+_FIRST_WORDS = 50
+_FIRST_AXES = 64
+_FIRST_GRID = 9
+# Of the second dictionary: axes, and side of a patch, in cells of the first grid.
+_AXES = 200
+_SECOND_SIDE = 3
 _THRESHOLD = 0.5
-# Numbers that are added to a variance before its square root: the variance of a patch's pixels, of
-# an axis, of a direction, and of an example.
-_PIXEL_FLOOR = 10 / 255**2
+# A direction's values are divided by the variance of random images to this power. One half would
+# make all directions equally large.
+_EVENNESS = 0.4
+# Numbers that are added to a variance before its root: the variance of a patch's numbers, of an
+# axis, of a direction, and of an example.
+_PATCH_FLOOR = 10 / 255**2
 _AXIS_FLOOR = 0.1
 _DIRECTION_FLOOR = 1e-5
 _EXAMPLE_FLOOR = 1e-5
-# Number of patches from which the dictionary is learnt, and number of rounds of k-means. The seed
-# draws patches and first words.
-_PATCHES = 200_000
+# Number of patches from which a dictionary is learnt, and number of rounds of k-means. The seed
+# draws patches, and the words of the first round.
+_PATCHES = 100_000
 _ROUNDS = 10
 _SEED = 0
 _LARGEST = 96  # largest side of an image, in pixels
@@ -54,16 +68,23 @@ _CHUNK = 128
 _ROWS = 20_000  # number of patches that are compared at a time
 
 
+class PatchLayer(NamedTuple):
+  """Holds a dictionary of patches; a patch has p = side * side * colours numbers."""
+
+  mean: np.ndarray  # [p], mean of normalised patches
+  axes: np.ndarray  # [p, q], whitens patches along q axes
+  words: np.ndarray  # [q, k], k words of norm 1
+
+
 class PatchNetwork(NamedTuple):
-  """Holds what is learnt from random images; a patch has p = SIDE * SIDE * colours numbers.
+  """Holds what is learnt from random images.
 
   Axes, words and directions are rounded to values of float16. Another number of threads changes the
   last digits of a decomposition. Rounding removes the change, except for a few entries in millions.
   """
 
-  mean: np.ndarray  # [p], mean of normalised patches
-  axes: np.ndarray  # [p, q], whitens patches along q axes
-  words: np.ndarray  # [q, k], k words of norm 1
+  first: PatchLayer  # of patches of pixels
+  second: PatchLayer  # of patches of the first layer's averages
   centre: np.ndarray  # [f], mean of the f features of random images
   directions: np.ndarray  # [f, d], whitens features along d directions
 
@@ -94,12 +115,12 @@ def patch_shape(shape: tuple[int, ...]) -> tuple[int, int]:
 
 
 def learned_patches(images: np.ndarray, *, words: int = WORDS) -> PatchNetwork:
-  """Learns the dictionary and the directions from random images.
+  """Learns the dictionaries and the directions from random images.
 
   Args:
     images: random images [n, H, W, C] in [0, 1], such as the "random_process" of
       `dpjax.data.load`. A network that is learnt from private images is not public.
-    words: size of the dictionary.
+    words: size of the second dictionary.
 
   Returns:
     A network with DIRECTIONS directions, or fewer if there are too few features or images. The
@@ -110,68 +131,90 @@ def learned_patches(images: np.ndarray, *, words: int = WORDS) -> PatchNetwork:
       each image are equal; words < 1.
 
   >>> images = np.random.default_rng(0).random((40, 8, 8, 1), np.float32)
-  >>> network = learned_patches(images, words=5)  # doctest: +SLOW
-  >>> network.words.shape, network.directions.shape
-  ((36, 5), (40, 39))
+  >>> network = learned_patches(images, words=5)  # doctest: +LONG
+  >>> network.second.words.shape, network.directions.shape
+  ((200, 5), (40, 39))
   """
   validate.integer_at_least(1, words=words)
   check_images(images, field="images")
   if len(images) < 2:
     raise UserError("must be at least 2 images", field="images", value=len(images))
   random = np.random.Generator(np.random.PCG64(_SEED))
-  patches = _drawn(images, random)
-  mean = patches.mean(axis=0)
-  axes = _short(_whitening(patches - mean, _AXES, _AXIS_FLOOR))
-  dictionary = _short(_clustered((patches - mean) @ axes, words, random))
-  mean = mean.astype(np.float32)
-  held = jax.device_put((mean, axes, dictionary))
-  chunks = _chunks(images, _CHUNK)
-  averages = [np.asarray(_averages(*held, chunk, mirrored=True)) for chunk in chunks]
-  features = np.concatenate(averages)[: len(images)].astype(np.float64)
+  first = _learned_layer(images, SIDE, _FIRST_AXES, _FIRST_WORDS, random)
+  maps = _over(images, functools.partial(_maps, jax.device_put(first)))
+  second = _learned_layer(maps, _SECOND_SIDE, _AXES, words, random)
+  held = jax.device_put((first, second))
+  averages = _over(images, functools.partial(_averages, *held, mirrored=True))
+  features = averages.astype(np.float64)
   centre = features.mean(axis=0)
   # n images have at most n - 1 independent differences from their mean.
   count = min(DIRECTIONS, len(features) - 1)
-  directions = _short(_whitening(features - centre, count, _DIRECTION_FLOOR))
-  return PatchNetwork(mean, axes, dictionary, centre.astype(np.float32), directions)
+  directions = _whitening(features - centre, count, _DIRECTION_FLOOR, _EVENNESS)
+  return PatchNetwork(first, second, centre.astype(np.float32), _short(directions))
 
 
-def _drawn(images: np.ndarray, random: np.random.Generator) -> np.ndarray:
+def _over(images: np.ndarray, step: Callable[[np.ndarray], jax.Array]) -> np.ndarray:
+  """Applies a step to chunks of images."""
+  rows = [np.asarray(step(chunk)) for chunk in _chunks(images, _CHUNK)]
+  return np.concatenate(rows)[: len(images)]
+
+
+def _learned_layer(
+  images: np.ndarray, side: int, axes: int, words: int, random: np.random.Generator
+) -> PatchLayer:
+  """Learns a dictionary of patches of `side` x `side`, each described by `axes` numbers."""
+  patches = _drawn(images, side, random)
+  mean = patches.mean(axis=0)
+  patches -= mean
+  whitening = _short(_whitening(patches, axes, _AXIS_FLOOR))
+  dictionary = _short(_clustered(patches @ whitening, words, random))
+  return PatchLayer(mean.astype(np.float32), whitening, dictionary)
+
+
+def _drawn(images: np.ndarray, side: int, random: np.random.Generator) -> np.ndarray:
   """Draws patches [n, p] at random places of random images, and scales each to variance 1.
 
   The mean of a patch is subtracted. Nearly constant patches get a smaller variance.
   """
   count, height, width, _ = images.shape
   which = random.integers(count, size=_PATCHES)
-  top = random.integers(height - SIDE + 1, size=_PATCHES)
-  left = random.integers(width - SIDE + 1, size=_PATCHES)
-  windows = np.lib.stride_tricks.sliding_window_view(images, (SIDE, SIDE), axis=(1, 2))
-  # Windows are [n, C, SIDE, SIDE]. Colours move to the last axis, where convolutions expect them.
+  top = random.integers(height - side + 1, size=_PATCHES)
+  left = random.integers(width - side + 1, size=_PATCHES)
+  windows = np.lib.stride_tricks.sliding_window_view(images, (side, side), axis=(1, 2))
+  # Windows are [n, C, side, side]. Colours move to the last axis, where convolutions expect them.
   taken = np.moveaxis(windows[which, top, left], 1, -1)
   patches = taken.reshape(_PATCHES, -1).astype(np.float64)
   centred = patches - patches.mean(axis=1, keepdims=True)
   variance = np.square(centred).mean(axis=1, keepdims=True)
   if not variance.any():
     raise UserError("must have patches that are not constant", field="images")
-  return centred / np.sqrt(variance + _PIXEL_FLOOR)
+  return centred / np.sqrt(variance + _PATCH_FLOOR)
 
 
-def _whitening(centred: np.ndarray, count: int, floor: float) -> np.ndarray:
-  """Returns the map [p, min(count, p)] to the largest principal axes, each scaled to variance <= 1.
+def _whitening(
+  centred: np.ndarray, count: int, floor: float, power: float = 0.5
+) -> np.ndarray:
+  """Returns the map [p, min(count, n, p)] to the largest principal axes, scaled by their variances.
 
   Args:
     centred: float64 array [n, p] of mean 0.
-    floor: number that is added to a variance before its square root.
+    floor: number that is added to a variance before its power.
+    power: an axis is divided by its variance to this power.
   """
-  width = centred.shape[1]
-  count = min(count, width)
-  covariance = centred.T @ centred / len(centred)
-  variances, axes = scipy.linalg.eigh(
-    covariance, subset_by_index=(width - count, width - 1)
-  )
+  rows, width = centred.shape
+  count = min(count, rows, width)
+  # Rows and columns have the same inner products but for zeros. The smaller matrix is decomposed.
+  few = rows < width
+  products = (centred @ centred.T if few else centred.T @ centred) / rows
+  side = len(products)
+  variances, axes = scipy.linalg.eigh(products, subset_by_index=(side - count, side - 1))
+  if few:
+    axes = centred.T @ axes
+    axes /= np.maximum(np.linalg.norm(axes, axis=0), np.finfo(float).tiny)
   # The sign of an axis is arbitrary. Here the entry of largest absolute value becomes positive.
   largest = np.take_along_axis(axes, np.abs(axes).argmax(axis=0)[None], axis=0)
   signed = axes * np.sign(largest)
-  scaled = signed / np.sqrt(np.maximum(variances, 0) + floor)
+  scaled = signed / (np.maximum(variances, 0) + floor) ** power
   return scaled[:, ::-1]
 
 
@@ -268,7 +311,7 @@ def patch_features(
   for bit, whatever the place of the row.
 
   >>> images = np.random.default_rng(0).random((40, 8, 8, 1), np.float32)
-  >>> patch_features(images[:2], learned_patches(images, words=5)).shape  # doctest: +SLOW
+  >>> patch_features(images[:2], learned_patches(images, words=5)).shape  # doctest: +LONG
   (2, 39)
   """
   images: Any = x
@@ -293,7 +336,7 @@ def patch_chunks(
       value=validate.Verbatim(type(network).__name__),
     )
   _check_kind(images, "x")
-  colours = len(network.mean) // SIDE**2
+  colours = len(network.first.mean) // SIDE**2
   if images.shape[3] != colours:
     raise UserError(
       f"must be images of {colours} colours; an example is of shape {tuple(images.shape[1:])}",
@@ -304,36 +347,37 @@ def patch_chunks(
   done = 0
   for chunk in _chunks(images, _CHUNK):
     _check_range(chunk, "x")
-    averages = _averages(held.mean, held.axes, held.words, chunk, mirrored=mirrored)
+    averages = _averages(held.first, held.second, chunk, mirrored=mirrored)
     rows = np.asarray(_along(held.centre, held.directions, averages))
     yield rows[: images.shape[0] - done]
     done += _CHUNK
 
 
+@jax.jit
+def _maps(first: PatchLayer, x: jax.Array) -> jax.Array:
+  """Computes the averages of the first layer for images [b, H, W, C]: new images [b, cells, cells,
+  2 k] for k words, standardised within each example."""
+  return jax.lax.map(functools.partial(_map, first), x)
+
+
+def _map(first: PatchLayer, image: jax.Array) -> jax.Array:
+  # Pixels are shifted towards 0, where mean(x^2) - mean(x)^2 cancels fewer digits.
+  averages = _codes(first, image - 0.5, _FIRST_GRID)
+  return pooling.standardized_roots(averages.ravel()).reshape(averages.shape)
+
+
 @functools.partial(jax.jit, static_argnames="mirrored")
 def _averages(
-  mean: jax.Array, axes: jax.Array, words: jax.Array, x: jax.Array, *, mirrored: bool
+  first: PatchLayer, second: PatchLayer, x: jax.Array, *, mirrored: bool
 ) -> jax.Array:
-  """Compares patches with words, and averages the excess over the threshold in each grid cell.
-
-  Args:
-    x: images [b, H, W, C].
+  """Computes the averages of the second layer for images [b, H, W, C].
 
   Returns:
     [b, GRID^2 * 2 k] for k words: square roots of the averages, standardised within each example.
   """
-  kernel = axes.reshape(SIDE, SIDE, x.shape[3], -1)
-  of_rows = pooling.bin_averages(x.shape[1] - SIDE + 1, _GRID)
-  of_columns = pooling.bin_averages(x.shape[2] - SIDE + 1, _GRID)
-  # A row of this matrix [GRID^2, places] averages over the places in one cell of the grid.
-  cells = np.einsum("ih,jw->ijhw", of_rows, of_columns).reshape(_GRID**2, -1)
 
   def averages(image: jax.Array) -> jax.Array:
-    described = _described(image, kernel) - (mean @ axes)[None]
-    alike = described @ words
-    above = jax.nn.relu(alike - _THRESHOLD)
-    below = jax.nn.relu(-alike - _THRESHOLD)
-    return jnp.concatenate([cells @ above, cells @ below], axis=1).ravel()
+    return _codes(second, _map(first, image), _GRID).ravel()
 
   def features(image: jax.Array) -> jax.Array:
     values = averages(image)
@@ -346,6 +390,23 @@ def _averages(
   return jax.lax.map(features, x)
 
 
+def _codes(layer: PatchLayer, image: jax.Array, grid: int) -> jax.Array:
+  """Compares patches of an image [H, W, C] with words, and averages the excess over the threshold
+  in each cell: [grid, grid, 2 k] for k words."""
+  side = math.isqrt(len(layer.mean) // image.shape[2])
+  kernel = jnp.asarray(layer.axes).reshape(side, side, image.shape[2], -1)
+  of_rows = pooling.bin_averages(image.shape[0] - side + 1, grid)
+  of_columns = pooling.bin_averages(image.shape[1] - side + 1, grid)
+  # A row of this matrix [grid^2, places] averages over the places in one cell of the grid.
+  cells = np.einsum("ih,jw->ijhw", of_rows, of_columns).reshape(grid**2, -1)
+  described = _described(image, kernel) - (layer.mean @ layer.axes)[None]
+  alike = described @ layer.words
+  above = jax.nn.relu(alike - _THRESHOLD)
+  below = jax.nn.relu(-alike - _THRESHOLD)
+  averages = jnp.concatenate([cells @ above, cells @ below], axis=1)
+  return averages.reshape(grid, grid, -1)
+
+
 def _described(image: jax.Array, kernel: jax.Array) -> jax.Array:
   """Computes the coordinates [places, q] of the normalised patches of an image [H, W, C]."""
   convolved = functools.partial(
@@ -354,14 +415,12 @@ def _described(image: jax.Array, kernel: jax.Array) -> jax.Array:
     padding="VALID",
     dimension_numbers=("NHWC", "HWIO", "NHWC"),
   )
-  # Pixels are shifted towards 0, where mean(x^2) - mean(x)^2 cancels fewer digits.
-  shifted = image[None] - 0.5
   box = jnp.full((*kernel.shape[:3], 1), 1 / kernel[..., 0].size, kernel.dtype)
-  means = convolved(shifted, box)
-  variances = jnp.maximum(convolved(shifted * shifted, box) - means * means, 0)
+  means = convolved(image[None], box)
+  variances = jnp.maximum(convolved(jnp.square(image)[None], box) - means * means, 0)
   sums = kernel.sum(axis=(0, 1, 2))[None, None, None]
-  described = (convolved(shifted, kernel) - means * sums) * jax.lax.rsqrt(
-    variances + _PIXEL_FLOOR
+  described = (convolved(image[None], kernel) - means * sums) * jax.lax.rsqrt(
+    variances + _PATCH_FLOOR
   )
   return described.reshape(-1, kernel.shape[3])
 

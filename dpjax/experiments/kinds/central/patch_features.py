@@ -39,7 +39,7 @@ def computed(
   shape = patches.patch_shape(dataset.x.shape)
 
   def make() -> Iterator[np.ndarray]:
-    # Images are checked first, since learning takes a minute or two.
+    # Images are checked first, since learning takes minutes.
     patches.check_images(dataset.x)
     network = learned(tuple(dataset.x.shape[1:]))
     chunks = patches.patch_chunks(dataset.x, network, mirrored=config.mirrored)
@@ -52,8 +52,8 @@ def computed(
   return features.ComputedFeatures(shape, settings, _CODE, make)
 
 
-# The network is cached, since training and test data have the same shape, and learning takes a
-# minute or two.
+# The network is cached, since training and test data have the same shape, and learning takes some
+# minutes.
 @functools.lru_cache(maxsize=1)
 def learned(shape: tuple[int, int, int]) -> patches.PatchNetwork:
   """Returns the network for images of a shape, learnt from random images of that shape."""
@@ -65,6 +65,6 @@ def learned(shape: tuple[int, int, int]) -> patches.PatchNetwork:
       process = random_process.drawn_process(random, colours)
       blocks.append(random_process.images_of(process, random, _IMAGES, height, width))
       bar.update(1)
-  line = "learns words and directions of patches from them, in a minute or two"
+  line = "learns words and directions of patches from them, in some minutes"
   print(line, file=sys.stderr, flush=True)
   return patches.learned_patches(np.concatenate(blocks), words=patches.WORDS)
