@@ -35,7 +35,7 @@ from dpjax.experiments.kinds.central.config import (
 )
 
 _LENGTH = 40
-_TRAIN = 2000
+_TRAIN = 600
 
 
 def load_reference() -> tuple[data.Dataset, data.Dataset]:
@@ -62,7 +62,7 @@ def load_reference() -> tuple[data.Dataset, data.Dataset]:
 
 def get_config() -> AttackConfig:
   """The attack, and a transformer of one block that is attacked."""
-  sizes = dict(num_layers=1, num_heads=4, features=64, max_length=_LENGTH)
+  sizes = dict(num_layers=1, num_heads=4, features=32, max_length=_LENGTH)
   return AttackConfig(
     attack=WrittenText(),
     target=TrainConfig(

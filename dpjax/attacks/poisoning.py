@@ -296,7 +296,8 @@ def _lying(
     memory = {"own": inner, "attacker": attacker}
     return sent._replace(message=jax.tree.map(lie, sent.message)), memory, info
 
-  return ClientAlgorithm(init, step, finish)
+  # Whether a client lies is set from outside, and follows from no round.
+  return client._replace(init=init, step=step, finish=finish)
 
 
 def recruited(

@@ -406,7 +406,7 @@ def sender(
     weight = jnp.where(is_one, jnp.ones_like(sent.weight), sent.weight)
     return sent._replace(message=message, weight=weight), memory, info
 
-  return ClientAlgorithm(init, step, finish)
+  return client._replace(init=init, step=step, finish=finish)
 
 
 def sending(
@@ -462,7 +462,7 @@ def heard(
     score = work.score + jnp.where(number == 0, 0.0, along)
     return sent, {"own": memory, "heard": score}, info
 
-  return ClientAlgorithm(init, step, finish)
+  return client._replace(init=init, step=step, finish=finish)
 
 
 def heard_memory(inner: ArrayTree) -> Any:

@@ -112,6 +112,8 @@ class ClientAlgorithm(NamedTuple):
   # Silos whose steps this client's noise makes private; `init` finds its numbers in
   # `received.silo`. None: no noise of a silo.
   silos: Silos | None = None
+  # Whether a message may depend on what the client kept from earlier rounds.
+  sends_memory: bool = True
 
 
 Weighting = Callable[[Array], Array]  # number of examples (>= 1) -> weight
@@ -302,7 +304,8 @@ def local_training(
     weight = _weight(weighting, local.num_examples)
     return Sent(sent, weight), memory, info(local, sent, weight)
 
-  return ClientAlgorithm(init, step, finish, silos)
+  keeps_apart = adjust is None and message is send_difference
+  return ClientAlgorithm(init, step, finish, silos, sends_memory=not keeps_apart)
 
 
 def full_gradient(
@@ -341,4 +344,4 @@ def full_gradient(
     weight = _weight(weighting, local.num_examples)
     return Sent(sent, weight), local.memory, info(local, sent, weight)
 
-  return ClientAlgorithm(init, step, finish)
+  return ClientAlgorithm(init, step, finish, sends_memory=False)

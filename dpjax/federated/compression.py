@@ -270,7 +270,8 @@ def compressed(
     info = info._replace(upload_bits=jnp.float32(compressor.bits(wanted)))
     return sent._replace(message=decoded), memory, info
 
-  return client._replace(init=init, step=step, finish=finish)
+  sends = client.sends_memory or error_feedback
+  return client._replace(init=init, step=step, finish=finish, sends_memory=sends)
 
 
 def error_memory(inner: ArrayTree, message: ArrayTree) -> Any:

@@ -36,7 +36,7 @@ from dpjax.noise import source
 from dpjax.parallel.client_states import ClientStates
 from dpjax.sampling import batches
 from dpjax.types import Array, ArrayTree, Params
-from dpjax.validate import UserError
+from dpjax.validate import UserError, Verbatim
 
 
 class FederatedAlgorithm(NamedTuple):
@@ -226,6 +226,20 @@ def _with_own_noise(client: ClientAlgorithm) -> ClientAlgorithm:
   return client._replace(init=init)
 
 
+def _check_sampler(aggregator: Aggregator) -> None:
+  """Raises UserError for a private plan whose event is not proved if clients send what follows from
+  their earlier rounds."""
+  plan = aggregator.plan
+  if plan is None or not plan.is_private or plan.sampler.proved_with_memory:
+    return
+  raise UserError(
+    "must draw each client apart from all others, as 'poisson' does: messages depend on what "
+    "clients keep, and so tell in whose place another one took part",
+    field="sampler",
+    value=plan.sampler.name or Verbatim(type(plan.sampler).__name__),
+  )
+
+
 def federated(
   client: ClientAlgorithm,
   server: Server,
@@ -258,6 +272,8 @@ def federated(
     cohort give the same bits again, and the state stays usable.
 
   Raises:
+    UserError: a private plan whose sampler draws clients in each other's place (such as
+      `FixedSizeSampler`), and a client whose messages depend on its state (`sends_memory`).
     UserError: raised by `round` for a cohort that `check_cohort` or `check_drawn` refuses, such as
       one with a client twice. Raised by `cohorts` if the aggregator has no plan.
   """
@@ -270,6 +286,8 @@ def federated(
       "must add no noise with silos=, whose messages are private by themselves",
       field="aggregator",
     )
+  if memory is not None and client.sends_memory:
+    _check_sampler(aggregator)
   if silos is not None:
     client = _with_own_noise(client)
   map_clients = auto_clients() if map_clients is None else map_clients

@@ -73,6 +73,10 @@ class FixedSizeSampler(SizedSampler):
     return self.batch_size
 
   @property
+  def proved_with_memory(self) -> bool:
+    return self.batch_size == self.num_examples
+
+  @property
   def only_size(self) -> int | None:
     return self.num_examples if self.size_is_public else None
 

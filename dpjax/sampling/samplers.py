@@ -162,6 +162,15 @@ class Sampler(abc.ABC):
     return None
 
   @property
+  def proved_with_memory(self) -> bool:
+    """Returns whether the event is also true where what a record sends depends on its own earlier
+    steps, as that of a federated client with a state may.
+
+    It is if each record's steps are drawn apart from all others', or if no secrecy of steps is
+    claimed. If one takes part in another's place, later messages of the other tell on it."""
+    return False
+
+  @property
   def only_size(self) -> int | None:
     """Returns the only accepted size of the data, which is then public; None if several are."""
     return None
@@ -221,6 +230,10 @@ def assumption(part: object) -> str:
 class UnamplifiedSampler(Sampler):
   """A sampler that claims no amplification by its random choice of steps."""
 
+  @property
+  def proved_with_memory(self) -> bool:
+    return True
+
   def event(self, inner: DpEvent) -> DpEvent:
     """Returns `inner`: a step that contains the example costs as much as without sampling."""
     return inner
@@ -258,6 +271,10 @@ class PaddedSampler(Sampler):
   @property
   def padded_batch_size(self) -> int:
     return self.capacity
+
+  @property
+  def proved_with_memory(self) -> bool:
+    return True
 
   def log_overflow_prob(self, num_examples: int) -> float:
     """Computes log P(a draw from num_examples exceeds the capacity); -inf if it cannot.

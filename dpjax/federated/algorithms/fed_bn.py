@@ -116,7 +116,8 @@ def fed_bn(
   holds nothing else. If every client takes part by a coin of its own (Poisson sampling), it also
   holds for what all OTHER clients keep and use together: that follows from the shared parameters,
   their own data and their own coins. With other samplers it does not, since who else took part
-  tells something about the client. It never covers what the client itself keeps: show that to the
+  tells something about the client; if one takes part in another's place, the plan is refused
+  (`Sampler.proved_with_memory`). It never covers what the client itself keeps: show that to the
   client alone. With `silos` all parts follow from noisy steps, and the guarantee of a record covers
   what its silo keeps, too.
 

@@ -87,7 +87,8 @@ def _in_cluster(client: ClientAlgorithm, counted: bool) -> ClientAlgorithm:
       message["members"] = mine * (local.num_steps > 0)
     return sent._replace(message=message), local.memory, info
 
-  return ClientAlgorithm(init, step, finish)
+  # The choice is made anew in each round, by the models that the client receives.
+  return ClientAlgorithm(init, step, finish, sends_memory=False)
 
 
 @algorithm(
