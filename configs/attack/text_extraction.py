@@ -64,13 +64,13 @@ def get_config() -> AttackConfig:
   """The attack, and a transformer of one block that is attacked."""
   sizes = dict(num_layers=1, num_heads=4, features=32, max_length=_LENGTH)
   return AttackConfig(
-    attack=WrittenText(),
+    attack=WrittenText(num_lines=400),
     target=TrainConfig(
       data=DataConfig(name="configs.attack.text_extraction:load_reference"),
       model=ModelConfig(name="transformer", options=sizes),
       privacy=Sgd(sampling_prob=0.05),
-      optimizer=OptimizerConfig(rule="adam", learning_rate=3e-3),
-      num_steps=500,
+      optimizer=OptimizerConfig(rule="adam", learning_rate=6e-3),
+      num_steps=400,
     ),
   )
 

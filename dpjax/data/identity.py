@@ -68,8 +68,7 @@ def digest(data: Labelled | Federation) -> bytes:
     arrays = [*(leaf for _, leaf in held.x.named()), held.y]
   present = getattr(data, "present", None)
   # Empty records change the digest, and so the noise: with equal noise, the difference of two runs
-  # would reveal a record that is empty in one of them. Data without empty records keep the digest
-  # of earlier versions.
+  # would reveal a record that is empty in one of them.
   arrays += [] if present is None or np.all(present) else [np.asarray(present)]
   for array in arrays:
     _add(hashed, array if isinstance(array, Rows) else np.asarray(array))

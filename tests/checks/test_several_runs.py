@@ -275,20 +275,6 @@ def test_folders_are_read_by_their_ledgers(runs):
   assert accounting.upper(total.epsilon) in text and "quote the sum" in text
 
 
-def test_a_result_of_an_earlier_version_is_read_by_its_ledger_too(runs, tmp_path):
-  """It does not say what aborts left of delta."""
-  later = _result(runs[0])
-  del later["accounted_delta"]
-  folder = _sealed(runs[0], tmp_path / "earlier")
-  later["run_sha256"] = workdir.sealed(
-    json.loads((folder / "config.json").read_text()), TrainConfig.where, later
-  )
-  (folder / "result.json").write_text(json.dumps(later))
-  (earlier,) = several_runs.read([str(folder)])
-  (now,) = several_runs.read([str(runs[0])])
-  assert earlier == dataclasses.replace(now, name=str(folder))
-
-
 def test_a_folder_of_a_sweep_stands_for_its_finished_runs(runs, tmp_path):
   for folder in runs:
     _copy(folder, tmp_path / "sweep" / "points" / folder.name)

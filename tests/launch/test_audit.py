@@ -66,17 +66,6 @@ def test_each_bound_stands_beside_the_one_that_perfect_guesses_would_show(toys, 
   assert long_games.idle(rows)[0].endswith("at delta 0, the claim is 9.5")
 
 
-def test_rows_of_a_version_without_ceilings_are_played_again(toys, tmp_path):
-  settings = long_games.Settings(minutes=0.01)
-  long_games.run(settings, tmp_path)
-  found = json.loads((tmp_path / "result.json").read_text())
-  del found["rows"][0]["can_refute"]
-  (tmp_path / "result.json").write_text(json.dumps(found))
-  toys.clear()
-  long_games.run(settings, tmp_path)
-  assert toys == ["honest"]
-
-
 def test_a_stopped_audit_goes_on_with_what_is_left(toys, tmp_path, monkeypatch):
   settings, subject = long_games.Settings(minutes=0.01), long_games._subject
 

@@ -84,8 +84,7 @@ def run(settings: Settings, out: str | os.PathLike) -> list[dict[str, Any]]:
     UserError: `out` holds an audit with other settings or versions.
   """
   path = pathlib.Path(out)
-  # Rows of earlier versions lack `can_refute`. Their games are played again.
-  name_of = lambda row: row["what"] if "can_refute" in row else None
+  name_of = lambda row: row["what"]
   done = resumable.resumed(
     settings, path / RESULT, what="an audit", holds="an audit with", name_of=name_of
   )

@@ -262,22 +262,19 @@ def _with_ledger(
   known = dataclasses.replace(stated, noise_keys=keys)
   if by not in ACCOUNTANTS or not 0 < ledger.num_steps <= _MOST_STEPS:
     return known
-  for left in guarantee.deltas_of_ledger(result):
-    left = _number(path, {"accounted_delta": left}, "accounted_delta")
-    if not 0 < left <= stated.delta:
-      continue
-    ran = ledger.epsilon(left, neighboring_relation=stated.relation, accountant=by)
-    if not math.isclose(ran, stated.epsilon, rel_tol=_ROUNDING, abs_tol=_ROUNDING):
-      continue
-    # The rest of delta is reserved for aborts. They cost (1 + e^epsilon) times their probability;
-    # see `accounting.overflow`.
-    abort_prob = (stated.delta - left) / (1 + math.exp(min(stated.epsilon, 700.0)))
-    event = ledger.event()
-    full_prob = _full_prob(event, abort_prob, num_steps=ledger.num_steps)
-    return dataclasses.replace(
-      known, event=event, abort_prob=abort_prob, full_prob=full_prob
-    )
-  return known
+  left = guarantee.delta_of_ledger(result)
+  left = _number(path, {"accounted_delta": left}, "accounted_delta")
+  if not 0 < left <= stated.delta:
+    return known
+  ran = ledger.epsilon(left, neighboring_relation=stated.relation, accountant=by)
+  if not math.isclose(ran, stated.epsilon, rel_tol=_ROUNDING, abs_tol=_ROUNDING):
+    return known
+  # The rest of delta is reserved for aborts. They cost (1 + e^epsilon) times their probability;
+  # see `accounting.overflow`.
+  abort_prob = (stated.delta - left) / (1 + math.exp(min(stated.epsilon, 700.0)))
+  event = ledger.event()
+  full_prob = _full_prob(event, abort_prob, num_steps=ledger.num_steps)
+  return dataclasses.replace(known, event=event, abort_prob=abort_prob, full_prob=full_prob)
 
 
 def _full_prob(event: dpa.DpEvent, abort_prob: float, *, num_steps: int) -> float:

@@ -341,16 +341,10 @@ def of_event(
 NONE = Guarantee("none", None, "")
 
 
-def deltas_of_ledger(result: Mapping[str, Any]) -> tuple[Any, ...]:
-  """Returns the deltas at which the ledger of a result.json may have the result's epsilon.
-
-  If the result has `accounted_delta`, that is the only one. If not, there are two: all of delta,
-  and the part of delta that a plan leaves for the steps (in results of earlier versions).
-  """
-  if "accounted_delta" in result:
-    return (result["accounted_delta"],)
-  delta = result["delta"]
-  return (delta, (1 - overflow.OVERFLOW_SHARE) * delta)
+def delta_of_ledger(result: Mapping[str, Any]) -> Any:
+  """Returns the delta at which the ledger of a result.json has the result's epsilon: what is left
+  of it if some is set aside for aborts."""
+  return result.get("accounted_delta", result["delta"])
 
 
 def named(assumptions: Iterable[str]) -> str:

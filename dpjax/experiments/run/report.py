@@ -189,23 +189,16 @@ def _between(steps: list[int], values: list[float], result: Row) -> dict[int, fl
   # Early steps cost most, so most points are early.
   early = (round(last ** (part / _POINTS)) for part in range(_POINTS + 1))
   wanted = sorted({*early, *steps, *(round(last * part / 4) for part in range(1, 5))})
-  for delta in guarantee.deltas_of_ledger(result):
-    try:
-      (check,) = accounting.epsilon_curve(
-        event,
-        [steps[-1]],
-        delta=delta,
-        neighboring_relation=relation,
-        accountant=accountant,
-      )
-    except UserError:
-      return {}
-    if math.isclose(check, values[-1], rel_tol=1e-4):
-      curve = accounting.epsilon_curve(
-        event, wanted, delta=delta, neighboring_relation=relation, accountant=accountant
-      )
-      return dict(zip(wanted, map(float, curve)))
-  return {}
+  delta = guarantee.delta_of_ledger(result)
+  counting: Any = {"neighboring_relation": relation, "accountant": accountant}
+  try:
+    (check,) = accounting.epsilon_curve(event, [steps[-1]], delta=delta, **counting)
+  except UserError:
+    return {}
+  if not math.isclose(check, values[-1], rel_tol=1e-4):
+    return {}
+  curve = accounting.epsilon_curve(event, wanted, delta=delta, **counting)
+  return dict(zip(wanted, map(float, curve)))
 
 
 def _series(rows: list[Row], name: str) -> tuple[list[int], list[float]]:

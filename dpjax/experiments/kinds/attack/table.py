@@ -88,8 +88,7 @@ def _inferred(result: Row) -> list[Row]:
     rate = rates["tpr_at_fpr"]["0.01"]["tpr"]
     low, high = rates["tpr_at_fpr"]["0.01"]["interval"]
     finds = f"TPR {rate:.3f} ({low:.3f}-{high:.3f}) at 1 % FPR, AUC {rates['auc']:.3f}"
-    # Results of earlier versions have no entry "allowed_tpr".
-    bound = rates["tpr_at_fpr"]["0.01"].get("allowed_tpr")
+    bound = rates["tpr_at_fpr"]["0.01"]["allowed_tpr"]
     finds += "" if bound is None else f"; at most {upper(bound)} allowed"
     rows.append(
       {
@@ -102,8 +101,7 @@ def _inferred(result: Row) -> list[Row]:
         "allowed_tpr": bound,
         "tpr_at_0.001_fpr": rates["tpr_at_fpr"]["0.001"]["tpr"],
         "auc": rates["auc"],
-        # Results of earlier versions have no entry "loss_tail".
-        "loss_tail_0.01": result.get("loss_tail", {}).get("0.01", {}).get("share"),
+        "loss_tail_0.01": result["loss_tail"]["0.01"]["share"],
         "verdict": rates["verdict"],
       }
     )
@@ -278,7 +276,7 @@ def summary_of_run(result: Row) -> str:
   )
   verdicts += f" ({result['strongest']['words']})" if "strongest" in result else ""
   rates = next(iter(result["attacks"].values()))["tpr_at_fpr"]["0.01"]
-  if rates.get("allowed_tpr") is not None:
+  if rates["allowed_tpr"] is not None:
     verdicts += f"; the claim allows TPR {upper(rates['allowed_tpr'])} at 1 % FPR"
   return (
     f"epsilon >= {lower(bound)} by the best attack (indicative: members were not dealt by coins); "
