@@ -1,4 +1,4 @@
-"""Ten runs of configs/attack/text_extraction.py: other records, first parameters, batches and noise.
+"""Ten runs of configs/attack/text_extraction.py: other records, parameters, batches and noise.
 
   python -m launch.sweep --config=configs/sweeps/text_extraction.py --workdir=runs/text_ten
 
