@@ -9,9 +9,9 @@ et al. 2021. Text, model and lines are small, so that ten runs cost 8 minutes of
 
 Hardware: 2 CPU cores beside very much other work; 17 s of processor time for each training.
 Seen in ten runs each (configs/sweeps/text_extraction.py): of the first 10 lines by perplexity over
-zlib 4.9 +- 1.5 are records without a defence, 7.7 +- 1.1 with clipping, @Z8 at epsilon 8, where
-the next byte is right @ACC8 of the time in place of .273. But for one record in two of ten runs,
-all that were found are among the eight that stand there sixteen times.
+zlib 4.9 +- 1.5 are records without a defence, 7.7 +- 1.1 with clipping, none in any run at epsilon
+8, where the next byte is right .204 of the time in place of .273. But for one record in two of ten
+runs, all that were found are among the eight that stand there sixteen times.
 """
 
 from __future__ import annotations
