@@ -96,12 +96,24 @@ class UserError(ValueError):
     """
     return (self.field, _shown(self.value)) == (field, _shown(value))
 
-  def within(self, section: str) -> Self:
+  def within(self, section: str, *, holds_config: bool = False) -> Self:
     """Returns the same error for a field inside a section of the config.
+
+    Args:
+      holds_config: whether the section is a whole config, whose flags the text may name.
 
     >>> print(UserError("must be > 0", field="n", value=0).within("data"))
     data.n=0: must be > 0
+    >>> error = UserError("must be > 0", field="n", value=0, hint="give --config.m")
+    >>> print(error.within("base", holds_config=True))
+    base.n=0: must be > 0; give --config.base.m
     """
+    if holds_config:
+      must, hint = (
+        text.replace("--config.", f"--config.{section}.") for text in (self.must, self.hint)
+      )
+      same = type(self)(must, field=self.field, value=self.value, hint=hint)
+      return same.within(section)
     if not self.field:
       return type(self)(f"{section}: {self.must}", hint=self.hint)
     return self.of(field=f"{section}.{self.field}")

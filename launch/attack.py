@@ -34,6 +34,7 @@ from absl import flags
 from dpjax.attacks import registry
 from dpjax.experiments.kinds.attack import finished, table
 from dpjax.experiments.run import loop, writers
+from dpjax.validate import UserError
 from launch import app
 from launch import main as shared
 
@@ -60,8 +61,12 @@ def attack_run() -> None:
   workdir = flags.FLAGS.workdir or os.path.relpath(run.parent / f"attack_{run.name}")
   app.prepare_memory([config.target])
   is_done = (pathlib.Path(workdir) / writers.RESULT).exists()
-  with app.stoppable(workdir):
-    result = loop.train(config, workdir)
+  try:
+    with app.stoppable(workdir):
+      result = loop.train(config, workdir)
+  except UserError as error:
+    named = error.field == "attack.num_shadows"
+    raise (error.of(field="shadows") if named else error) from error
   print((pathlib.Path(workdir) / "attacks.md").read_text(), end="")
   written = f"{workdir}/result.json, attacks.md, roc.csv, roc.png"
   shared.show_end(table.summary_of_run(result), written, finished=is_done)

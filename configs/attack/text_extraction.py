@@ -2,15 +2,16 @@
 
   python -m launch.attack --config=configs/attack/text_extraction.py --workdir=runs/text
 
-The text is 2,000 lines of Python's own reference, which every Python carries. Invented records, a
+The text is 600 lines of Python's own reference, which every Python carries. Invented records, a
 name with a number each, take the place of some lines: eight records once, eight four times, eight
-sixteen times, and eight others never. The model writes 3,000 lines, which are ranked as in Carlini
-et al. 2021.
+sixteen times, and eight others never. The model writes 400 lines, which are ranked as in Carlini
+et al. 2021. Text, model and lines are small, so that ten runs cost 8 minutes of processor time.
 
-Hardware: 2 CPU cores beside much other work; some 2 minutes of processor time for each training.
-Seen, one run each: of the first 10 lines by perplexity over zlib 5 are records without a defence, 8
-with clipping, none at epsilon 8, where the next byte is right .29 of the time in place of .49. All
-that were found are among the eight that stand there sixteen times.
+Hardware: 2 CPU cores beside very much other work; 17 s of processor time for each training.
+Seen in ten runs each (configs/sweeps/text_extraction.py): of the first 10 lines by perplexity over
+zlib 4.9 +- 1.5 are records without a defence, 7.7 +- 1.1 with clipping, none in any run at epsilon
+8, where the next byte is right .204 of the time in place of .273. But for one record in two of ten
+runs, all that were found are among the eight that stand there sixteen times.
 """
 
 from __future__ import annotations
@@ -64,13 +65,13 @@ def get_config() -> AttackConfig:
   """The attack, and a transformer of one block that is attacked."""
   sizes = dict(num_layers=1, num_heads=4, features=32, max_length=_LENGTH)
   return AttackConfig(
-    attack=WrittenText(),
+    attack=WrittenText(num_lines=400),
     target=TrainConfig(
       data=DataConfig(name="configs.attack.text_extraction:load_reference"),
       model=ModelConfig(name="transformer", options=sizes),
       privacy=Sgd(sampling_prob=0.05),
-      optimizer=OptimizerConfig(rule="adam", learning_rate=3e-3),
-      num_steps=500,
+      optimizer=OptimizerConfig(rule="adam", learning_rate=6e-3),
+      num_steps=400,
     ),
   )
 

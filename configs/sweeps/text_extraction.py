@@ -1,8 +1,11 @@
-"""Ten runs of configs/attack/text_extraction.py: other records, first parameters, batches and noise.
+"""Ten runs of configs/attack/text_extraction.py: other records, parameters, batches and noise.
 
   python -m launch.sweep --config=configs/sweeps/text_extraction.py --workdir=runs/text_ten
 
-Hardware: 2 CPU cores beside much other work; some 2 minutes of processor time for each training.
+Hardware: 2 CPU cores beside very much other work; 17 s of processor time for each training.
+Seen: results/attacks/text_extraction/attacks.csv has means and standard deviations, runs.csv each
+run. Of the eight records that the text holds 16 times 4.9 +- 1.5 are read out without a defence,
+7.5 +- .8 with clipping, none in any run at epsilon 8.
 """
 
 from __future__ import annotations

@@ -53,6 +53,10 @@ _KEYS = (
 _MOST_TOKENS = 2**20
 _NO_VALUES = Values(())
 _MOST_BYTES = 2**24
+_SAYS = (
+  "it says what is public about the data: bounds of numbers, values of categories, the target and "
+  "the split (docs/your_data.md)"
+)
 _Parsed = TypeVar("_Parsed")
 
 
@@ -233,6 +237,21 @@ def parse(source: object) -> Declaration:
   )
 
 
+def beside(source: pathlib.Path) -> pathlib.Path:
+  """Returns the path of the declaration beside a file: .toml or .json.
+
+  Raises:
+    UserError: an error about the file, since nobody named a declaration.
+  """
+  paths = [source.with_suffix(suffix) for suffix in (".toml", ".json")]
+  known = [path for path in paths if path.exists()]
+  if known:
+    return known[0]
+  missing = f"needs {paths[0].name} beside it, or a declaration: {_SAYS}"
+  must = missing if source.exists() else "there is no such file"
+  raise UserError(must, field="name", value=Verbatim(f"'{source}'"))
+
+
 def read(path: str | os.PathLike[str]) -> dict[str, Any]:
   """Returns the content of a TOML or JSON file.
 
@@ -255,10 +274,7 @@ def _read(path: pathlib.Path) -> dict[str, Any]:
       raise UserError("must hold an object, such as {}")
     return held
   except FileNotFoundError as error:
-    raise UserError(
-      "there is no such file; it says what is public about the data: bounds of "
-      "numbers, values of categories, the target and the split (docs/your_data.md)"
-    ) from error
+    raise UserError(f"there is no such file; {_SAYS}") from error
   # Bad UTF-8 and bad syntax raise ValueError, deep nesting raises RecursionError.
   except (OSError, ValueError, RecursionError) as error:
     if isinstance(error, UserError):

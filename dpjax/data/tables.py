@@ -245,21 +245,14 @@ def _declaration(source: _Held, declaration: Declared) -> Declaration:
   if declaration is None:
     if isinstance(source, Mapping):
       raise UserError("must say what is public about the columns", field="declaration")
-    declaration = _beside(source)
+    declaration = table_declaration.beside(source)
   return table_declaration.parsed(declaration, table_declaration.parse)
-
-
-def _beside(source: pathlib.Path) -> pathlib.Path:
-  """Returns the path of the declaration beside a table: .toml or .json, or .toml if neither file
-  exists."""
-  beside = [source.with_suffix(suffix) for suffix in (".toml", ".json")]
-  return next((each for each in beside if each.exists()), beside[0])
 
 
 def declared_content(source: pathlib.Path, declaration: Declared) -> dict[str, Any]:
   """Returns the content of a table's declaration, which may be a dict, the path of a file, or None:
   the file beside the table."""
-  held = _beside(source) if declaration is None else declaration
+  held = table_declaration.beside(source) if declaration is None else declaration
   return dict(held) if isinstance(held, Mapping) else table_declaration.read(held)
 
 

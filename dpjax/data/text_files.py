@@ -96,7 +96,7 @@ def text_file(
       return declared, tokenizer_files.BYTES
     return declared, tokenizer_files.read(path.parent / declared.tokenizer)
 
-  source = path.with_suffix(".toml") if declaration is None else declaration
+  source = table_declaration.beside(path) if declaration is None else declaration
   declared, tokens = table_declaration.parsed(source, whole)
   x = _examples(path, declared, tokens.ids)
   if declared.test_file is not None:

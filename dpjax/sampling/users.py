@@ -84,6 +84,8 @@ def group_by_user(
   >>> len(blocks), blocks[np.array([0])].examples
   (2, array([[0., 2.]]))
   """
+  from dpjax.sampling import indexed  # which imports this module
+
   validate.integer_at_least(1, max_examples_per_user=max_examples_per_user)
   validate.integer_at_least(0, seed=seed)
   validate.one_of(CHOICES, choose=choose)
@@ -101,12 +103,14 @@ def group_by_user(
   rows = np.split(order, starts[1:])
   keep = functools.partial(_kept, most=max_examples_per_user, choose=choose, seed=seed)
   kept = [keep(name, user_rows) for name, user_rows in zip(names, rows)]
+  # An empty record of a user, whose row is not present, adds nothing, as `replace_special` assumes.
+  present = indexed.present_in(data, len(ids))
   # Padding repeats row 0, which always exists. The mask is False for padding.
   members = np.zeros((len(kept), max_examples_per_user), np.int64)
   mask = np.zeros(members.shape, bool)
   for user, user_rows in enumerate(kept):
     members[user, : user_rows.size] = user_rows
-    mask[user, : user_rows.size] = True
+    mask[user, : user_rows.size] = True if present is None else present[user_rows]
   return UserBlocks(data, members, mask)
 
 

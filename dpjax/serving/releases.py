@@ -80,12 +80,10 @@ class Releases:
         field="stages",
         value=self._rule.stages,
       )
-    # Counts of an earlier version have no times. A stage is restored whole, or begins anew.
-    whole = saved if "times_ms" in saved else {}
-    self._enter(new, stage=stage, counts=whole.get("counts"))
+    self._enter(new, stage=stage, counts=saved.get("counts"))
     # The time that the stage lasted in earlier starts counts, too.
-    self._stage_began -= whole.get("elapsed", 0.0)
-    self._times.extend(whole.get("times_ms", ()))
+    self._stage_began -= saved.get("elapsed", 0.0)
+    self._times.extend(saved.get("times_ms", ()))
 
   def check(self, new: Predictor) -> None:
     """Checks that a model can be released after the one that answers.

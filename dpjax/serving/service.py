@@ -114,7 +114,7 @@ class Service:
       self._resume(runs)
     except UserError:
       raise
-    # Lines and counts of earlier versions have no digests, so they may hold anything.
+    # Whoever may write there could have written anything, with its digest.
     except (AttributeError, KeyError, TypeError, ValueError) as error:
       raise UserError(
         f"{str(journal.path)[-120:]}: or the counts beside it are not what a service wrote there "

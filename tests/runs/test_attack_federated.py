@@ -73,6 +73,13 @@ def test_a_score_of_a_client_is_the_mean_of_its_rows():
   assert target._replace(unit_of=None).pooled(scores) is scores
 
 
+def test_a_line_of_users_bounds_records_where_one_user_may_replace_another():
+  promised = {"unit": "user", "epsilon": 4.0, "tpr_at_fpr_0.01": 0.03}
+  for relation, allowed in (("add_or_remove_one", {}), ("replace_one", {0.01: 0.03})):
+    facts = fed_members._of_records(promised | {"neighboring_relation": relation})
+    assert facts["epsilon"] == 4.0 and members._allowed_tpr(None, facts) == allowed
+
+
 def test_no_two_shadows_share_a_key():
   random = run_keys.drawn(0, noise_seed=1)
   several = [random, *(fed_members._keys_of(random, index) for index in range(3))]

@@ -103,7 +103,7 @@ def test_another_folder_is_one_line(run, tmp_path, files, field):
 
 
 def test_no_folder_is_one_line(tmp_path):
-  with refuses("run"):
+  with refuses("run", value=str(tmp_path / "nowhere")[-100:]):
     finished.attack_on(tmp_path / "nowhere")
 
 

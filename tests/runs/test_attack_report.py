@@ -10,7 +10,7 @@ from dpjax import attacks
 from dpjax.attacks import allowed
 from dpjax.attacks.roc import curve_of
 from dpjax.experiments.kinds.attack import curves as attack_report
-from dpjax.experiments.kinds.attack import members
+from dpjax.experiments.kinds.attack import members, table
 from tests.refuses import refuses
 
 
@@ -62,6 +62,41 @@ def test_axes_are_logarithmic_and_show_all_curves():
     "guessing",
     "allowed: epsilon = 1 at delta = 1e-05",
   ]
+
+
+def test_runs_that_differ_in_their_seed_are_one_row(tmp_path):
+  facts = dict.fromkeys(
+    ("epsilon", "delta", "neighboring_relation", "unit", "test_accuracy")
+  )
+  facts |= {"task": "of a user", "attack": "a", "epsilon_kind": "none"}
+  result = lambda defence, success: (
+    facts
+    | {
+      "defence": defence,
+      "rows": [
+        {
+          "method": "m",
+          "success": success,
+          "low": 0.0,
+          "high": 1.0,
+          "finds": "",
+          "verdict": "FAILS",
+        }
+      ],
+    }
+  )
+  results = [result("none", 0.2), result("none", 0.6), result("noise", 0.1)]
+  table.write(tmp_path, results, picture=False)
+  with open(tmp_path / "attacks.csv") as lines:
+    several, alone = csv.DictReader(lines)
+  assert (several["runs"], several["low"], several["high"]) == ("2", "0.2", "0.6")
+  assert float(several["success"]) == pytest.approx(0.4)
+  assert float(several["sd"]) == pytest.approx(0.08**0.5) and several["verdict"].endswith(
+    "2 runs"
+  )
+  assert (alone["success"], alone["high"], alone["runs"]) == ("0.1", "1.0", "")
+  with open(tmp_path / "runs.csv") as lines:
+    assert [row["success"] for row in csv.DictReader(lines)] == ["0.2", "0.6", "0.1"]
 
 
 def test_no_attack_is_refused(tmp_path):

@@ -1,7 +1,9 @@
 """Extraction of training text as a run: what is planted, what is found, what is refused."""
 
 import collections
+import types
 
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -80,6 +82,23 @@ def test_what_is_memorised_is_read_out_after_a_stop_too(tmp_path, monkeypatch):
   assert (tmp_path / "attacks.png").exists()
   text = (tmp_path / "attacks.md").read_text()
   assert "1 of 1 records (1 with 20 copies)" in text and "zlib, first 20" in text
+
+
+def test_a_model_that_diverged_is_one_line():
+  nothing = lambda params, tokens: jnp.full((*tokens.shape, 256), jnp.nan)
+  run = types.SimpleNamespace(
+    apply=nothing, train=load_tiny()[0], random=run_keys.drawn(0, private=False)
+  )
+  attacked = written_text.Planted(run, [], np.full((2, 1), ord("\n")), None)
+  with refuses("target"):
+    written_text.measured(
+      _config(), attacked, types.SimpleNamespace(ema=None, opt_state=(), params={})
+    )
+
+
+def test_a_verdict_has_any_number_of_records():
+  verdicts = [written_text.verdict(found, 1000, 10**6, None) for found in (1, 171, 1000)]
+  assert verdicts == ["FAILS: secrets of the text are read out"] * 3
 
 
 @pytest.mark.long

@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 
 from dpjax import pictures
 from dpjax.experiments.config import fields, rules
+from dpjax.experiments.config.attacker import AttackerConfig
 from dpjax.experiments.config.fields import to_dict
 from dpjax.experiments.kinds.central import build
 from dpjax.experiments.kinds.central.config import DpSgd, TrainConfig
@@ -366,6 +367,19 @@ def test_more_runs_than_anybody_waits_for_are_counted_while_they_are_made(monkey
   run = TrainConfig()
   with refuses("get_configs"):
     Runs(((f"run {number}", run) for number in itertools.count()), Sweep())
+
+
+def test_no_run_at_all_names_the_lists_that_are_empty():
+  with refuses("get_configs") as error:
+    Runs([], Sweep())
+  assert "--config.epsilons" in error.value.hint
+
+
+def test_a_flag_in_an_error_of_the_base_is_one_of_the_base():
+  base = TrainConfig(privacy=DpSgd(attacker=AttackerConfig(mu=0.5)))
+  with refuses("base.privacy.epsilon") as error:
+    Runs([("run", base)], Sweep(base=base))
+  assert "(--config.base.privacy.epsilon=none)" in str(error.value)
 
 
 @pytest.mark.parametrize("entry", [TrainConfig(), ("a", "b", "c"), (1, TrainConfig())])

@@ -51,8 +51,9 @@ def names_fields(call: _F) -> _F:
 
 
 @contextlib.contextmanager
-def within(section: str) -> Iterator[None]:
-  """Puts the name of a section of the config before each field that an error names.
+def within(section: str, *, holds_config: bool = False) -> Iterator[None]:
+  """Puts the name of a section of the config before each field that an error names; of a section
+  that is a whole config, into its flags, too.
 
   >>> with within("train"):
   ...   raise UserError("must be >= 0", field="seed", value=-1)
@@ -63,7 +64,7 @@ def within(section: str) -> Iterator[None]:
   try:
     yield
   except UserError as error:
-    raise error.within(section) from error
+    raise error.within(section, holds_config=holds_config) from error
 
 
 @contextlib.contextmanager

@@ -137,9 +137,11 @@ def points(named: Named, config: Any = None) -> list[Point]:
   entries = listed(named)
   count = len(entries) * max(1, len(seeds))
   if not 1 <= count <= rules.MOST_RUNS:
+    empty = "" if entries or not isinstance(config, Sweep) else _empty_lists(config)
     raise UserError(
       f"has {count} runs; must be at least 1, at most {rules.MOST_RUNS}",
       field="get_configs",
+      hint=f"empty: {empty}" if empty else "",
     )
   runs: list[Point] = []
   for entry in entries:
@@ -160,6 +162,16 @@ def points(named: Named, config: Any = None) -> list[Point]:
       runs.append(Point(_folder(name, seed), its, facts | {"seed": its.seed}))
   _check_alike(runs)
   return runs
+
+
+def _empty_lists(config: Sweep) -> str:
+  """Returns the flags of a sweep's lists of values that are empty."""
+  flags = {
+    f"--config.{field.name}": getattr(config, field.name)
+    for field in dataclasses.fields(config)
+    if field.name not in ("seeds", "references")
+  }
+  return ", ".join(flag for flag, value in flags.items() if value in ([], ()))
 
 
 def _check_seeds(seeds: list[int]) -> None:
@@ -199,7 +211,8 @@ def _placed(error: UserError, name: str, run: Any, config: Any) -> UserError:
   if field and type(base) is type(run):
     try:
       if fields.get(base, field) == fields.get(run, field):
-        return error.within("base") if isinstance(config, Sweep) else error
+        is_sweep = isinstance(config, Sweep)
+        return error.within("base", holds_config=True) if is_sweep else error
     except UserError:
       pass  # the field is of a value that one of the two lacks
   return error.at(name)

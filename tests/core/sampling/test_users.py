@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import dpjax
-from dpjax import gradients, sampling
+from dpjax import data, gradients, sampling
 from dpjax.types import Batch, Example
 from tests.refuses import refuses
 
@@ -157,6 +157,19 @@ def test_blocks_hold_every_example_once_within_the_limit():
     assert (ids[blocks.members[user][blocks.mask[user]]] == user).all()
   batch = blocks[np.array([2, 0])]
   assert batch.examples.x.shape == (2, 4, 2) and batch.mask.shape == (2, 4)
+
+
+def test_an_emptied_user_adds_nothing():
+  """Under replace_special the twin of a user has empty records in the places of his."""
+  x = np.array([3.0, 4.0, 5.0, 6.0], np.float32)
+  present = np.array([True, False, False, False])
+  rows = data.from_arrays(x[:, None], np.zeros(4, np.int32), num_classes=2)
+  blocks = sampling.group_by_user(
+    dataclasses.replace(rows, present=present),
+    ["a", "a", "b", "b"],
+    max_examples_per_user=3,
+  )
+  assert blocks.mask.tolist() == [[True, False, False], [False] * 3]
 
 
 def test_the_sampler_is_poisson_over_users_and_says_user():

@@ -94,7 +94,7 @@ def check(config: AttackConfig) -> None:
     raise UserError(
       f"must be {config.attack.section!r} for attack={name!r}", field="target", value=kind
     )
-  with bounds.within("target"):
+  with bounds.within("target", holds_config=True):
     if isinstance(target, FedConfig):
       # An attack that trains rounds checks their cohorts when it assembles them.
       federated.check(target, draws_cohorts=False)

@@ -24,6 +24,7 @@ import jax
 import numpy as np
 
 from dpjax import attacks, data
+from dpjax.accounting.proved import NeighboringRelation
 from dpjax.data import Federation
 from dpjax.data.target_kinds import needs_arrays
 from dpjax.experiments.config import fields
@@ -34,7 +35,7 @@ from dpjax.experiments.kinds.federated import build as federated
 from dpjax.experiments.kinds.federated import records as silos
 from dpjax.experiments.kinds.federated.config import FedConfig
 from dpjax.experiments.run import saved
-from dpjax.experiments.run.guarantee import NONE
+from dpjax.experiments.run.guarantee import NONE, RATES
 from dpjax.experiments.run.loop import Phase
 from dpjax.experiments.run.run_keys import RunKeys
 from dpjax.federated.round import params_of
@@ -138,6 +139,8 @@ def prepare(config: AttackConfig, loaded: tuple[Any, Any], random: RunKeys) -> T
   arrays = saved.read(settings.target, "attack.target")
   target = saved.in_place_of(run.params, arrays, f"attack.target={settings.target!r}")
   facts = members.facts_of_run(settings.target, target, config.federate)
+  if settings.unit == "record" and facts.get("unit") == "user":
+    facts = _of_records(facts)
   unit_of = None
   is_member = np.arange(len(rows.owners)) < rows.num_members
   if settings.unit == "client":
@@ -166,6 +169,14 @@ def prepare(config: AttackConfig, loaded: tuple[Any, Any], random: RunKeys) -> T
   return Targets(
     rows.records, included, target, is_member, run, test, train, NONE, facts, unit_of
   )
+
+
+def _of_records(facts: Mapping[str, Any]) -> dict[str, Any]:
+  """Returns what a guarantee of users says of records: no rate of an attacker, unless one user may
+  replace another. A record that leaves changes its user's data, and removes no user."""
+  if facts.get("neighboring_relation") == NeighboringRelation.REPLACE_ONE:
+    return dict(facts)
+  return {name: value for name, value in facts.items() if name not in RATES}
 
 
 def _shadow(

@@ -6,8 +6,10 @@ and result.json states the guarantee. Shadow models are trained with the run's c
 
 from __future__ import annotations
 
+import functools
 import os
 import pathlib
+from collections.abc import Callable
 from typing import Any
 
 from dpjax.experiments.config import fields
@@ -41,26 +43,24 @@ def attack_on(folder: str | os.PathLike, *, num_shadows: int = 16) -> AttackConf
       its records), or its files were changed.
   """
   path = pathlib.Path(folder)
-  at = f"run={str(folder)[-100:]!r}"
+  odd = functools.partial(UserError, field="run", value=str(folder)[-100:])
   if not path.is_dir():
-    raise UserError(
-      f"{at}: must be the folder of a run of launch.train or launch.federate; there is none"
+    raise odd(
+      "must be the folder of a run of launch.train or launch.federate; there is none"
     )
-  run = _config(path, at)
+  run = _config(path, odd)
   if not (path / writers.RESULT).exists():
-    raise UserError(
-      f"{at}: is not finished: it has no {writers.RESULT}; run its command again"
-    )
+    raise odd(f"is not finished: it has no {writers.RESULT}; run its command again")
   if not (path / workdir.PARAMS).exists():
-    raise UserError(f"{at}: has no {workdir.PARAMS}, so there is no model to attack")
+    raise odd(f"has no {workdir.PARAMS}, so there is no model to attack")
   try:
     workdir.finished(path, run)
   except UserError as error:
     raise error.of(field="run") from error
   if run.audit is not None:
-    raise UserError(
-      f"{at}: was trained with canaries (audit='canaries'), so its members are not its data; "
-      "its result.json has a bound of its own"
+    raise odd(
+      "was trained with canaries (audit='canaries'), so its members are not its data; its "
+      "result.json has a bound of its own"
     )
   usual = type(run)()
   there = {leaf.path for leaf in fields.leaves(run)}
@@ -86,18 +86,18 @@ def _unit(run: FedConfig) -> str:
   return "client" if of_users and hasattr(run.partition, "num_clients") else "record"
 
 
-def _config(path: pathlib.Path, at: str) -> TrainConfig | FedConfig:
+def _config(path: pathlib.Path, odd: Callable[[str], UserError]) -> TrainConfig | FedConfig:
   file = path / workdir.CONFIG
   held: Any = writers.read_json(file) if file.exists() else None
   if not isinstance(held, dict):
-    raise UserError(f"{at}: has no {workdir.CONFIG} of a run")
+    raise odd(f"has no {workdir.CONFIG} of a run")
   of_rounds = "num_rounds" in held and "partition" in held
   if not of_rounds and ("num_steps" not in held or "curves" in held or "rows" in held):
-    raise UserError(
-      f"{at}: is no run of launch.train or launch.federate; its {workdir.CONFIG} is another kind's"
+    raise odd(
+      f"is no run of launch.train or launch.federate; its {workdir.CONFIG} is another kind's"
     )
   try:
     return fields.from_dict(FedConfig if of_rounds else TrainConfig, held)
   except UserError as error:
     reason = f"{error!s:.100}"
-    raise UserError(f"{at}: was written by another version of dpjax: {reason}") from error
+    raise odd(f"was written by another version of dpjax: {reason}") from error

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import collections
 import pathlib
+import statistics
 from collections.abc import Sequence
 from typing import Any
 
@@ -21,7 +23,8 @@ _NOTE = (
   "user's what one client can do to the model. A "
   "defence that an attack breaks FAILS; one that is not shown to fail may fail under another "
   "attack. Intervals are exact, at 95 % each, for scores that are independent: those "
-  "of the records of one model share its training.\n"
+  "of the records of one model share its training. Of several runs a row has mean, sd and "
+  "extremes.\n"
 )
 # Largest number of rows of one panel, unless they are all of one attack.
 _MANY = 12
@@ -42,6 +45,46 @@ def rows_of(results: Sequence[Row]) -> list[Row]:
     rows = result["rows"] if known is None else known(result)
     of_all += [_common(result) | row for row in rows]
   return of_all
+
+
+def means(rows: Sequence[Row]) -> list[Row]:
+  """Returns a row for each method under each defence: the mean of its runs, which differ in their
+  seed. A row of one run stays as it is.
+
+  The column "runs" says how many there are, "sd" their standard deviation, low and high are their
+  extremes.
+
+  >>> runs = [{"attack": "a", "defence": "b", "method": "c", "success": x} for x in (0.0, 0.5)]
+  >>> row, = means([run | {"verdict": "FAILS: read"} for run in runs])
+  >>> row["success"], round(row["sd"], 3), row["low"], row["high"], row["verdict"]
+  (0.25, 0.354, 0.0, 0.5, 'FAILS: read: 2 of 2 runs')
+  """
+  groups: dict[tuple[str, ...], list[Row]] = {}
+  for row in rows:
+    groups.setdefault((row["attack"], row["defence"], row["method"]), []).append(row)
+  return [group[0] if len(group) == 1 else _mean(group) for group in groups.values()]
+
+
+def _mean(runs: list[Row]) -> Row:
+  values = [run["success"] for run in runs]
+  averaged = {
+    name: statistics.fmean(run[name] for run in runs)
+    for name, value in runs[0].items()
+    if isinstance(value, int | float) and all(run[name] is not None for run in runs)
+  }
+  mean, sd = averaged["success"], statistics.stdev(values)
+  verdicts = collections.Counter(run["verdict"] for run in runs)
+  row = runs[0] | averaged
+  return row | {
+    "runs": len(runs),
+    "sd": sd,
+    "low": min(values),
+    "high": max(values),
+    "finds": f"{mean:.3f} (sd {sd:.3f}, {min(values):.3f}-{max(values):.3f})",
+    "verdict": "; ".join(
+      f"{words}: {count} of {len(runs)} runs" for words, count in verdicts.most_common()
+    ),
+  }
 
 
 def _common(result: Row) -> Row:
@@ -88,8 +131,7 @@ def _inferred(result: Row) -> list[Row]:
     rate = rates["tpr_at_fpr"]["0.01"]["tpr"]
     low, high = rates["tpr_at_fpr"]["0.01"]["interval"]
     finds = f"TPR {rate:.3f} ({low:.3f}-{high:.3f}) at 1 % FPR, AUC {rates['auc']:.3f}"
-    # Results of earlier versions have no entry "allowed_tpr".
-    bound = rates["tpr_at_fpr"]["0.01"].get("allowed_tpr")
+    bound = rates["tpr_at_fpr"]["0.01"]["allowed_tpr"]
     finds += "" if bound is None else f"; at most {upper(bound)} allowed"
     rows.append(
       {
@@ -102,8 +144,7 @@ def _inferred(result: Row) -> list[Row]:
         "allowed_tpr": bound,
         "tpr_at_0.001_fpr": rates["tpr_at_fpr"]["0.001"]["tpr"],
         "auc": rates["auc"],
-        # Results of earlier versions have no entry "loss_tail".
-        "loss_tail_0.01": result.get("loss_tail", {}).get("0.01", {}).get("share"),
+        "loss_tail_0.01": result["loss_tail"]["0.01"]["share"],
         "verdict": rates["verdict"],
       }
     )
@@ -278,7 +319,7 @@ def summary_of_run(result: Row) -> str:
   )
   verdicts += f" ({result['strongest']['words']})" if "strongest" in result else ""
   rates = next(iter(result["attacks"].values()))["tpr_at_fpr"]["0.01"]
-  if rates.get("allowed_tpr") is not None:
+  if rates["allowed_tpr"] is not None:
     verdicts += f"; the claim allows TPR {upper(rates['allowed_tpr'])} at 1 % FPR"
   return (
     f"epsilon >= {lower(bound)} by the best attack (indicative: members were not dealt by coins); "
@@ -335,14 +376,18 @@ def write(
   folder: pathlib.Path, results: Sequence[Row], *, title: str = "", picture: bool = True
 ) -> None:
   """Writes attacks.md, attacks.csv and, with `picture`, attacks.png; writes nothing if no run has
-  finished.
+  finished. Of runs that differ in their seed these have means, and runs.csv has each.
 
   If results hold ROC curves, it writes them to curves.csv, and draws them with `picture`.
   """
   if not results:
     return
-  rows = rows_of(results)
+  each = rows_of(results)
+  rows = means(each)
   report.write_csv(folder / "attacks.csv", rows)
+  several = len(rows) < len(each)
+  if several:
+    report.write_csv(folder / "runs.csv", each)
   text = f"{_NOTE}\n{markdown(rows)}{strengths(results)}"
   writers.replace_file(folder / "attacks.md", text.encode())
   points = points_of(results)
@@ -351,7 +396,8 @@ def write(
     if picture:
       redraw.write(folder / "curves.csv", recipe_of_curves(title))
   if picture:
-    redraw.write(folder / "attacks.csv", recipe(rows, title))
+    lines = "the runs' extremes" if several else "95 %"
+    redraw.write(folder / "attacks.csv", recipe(rows, title, lines=lines))
 
 
 def points_of(results: Sequence[Row]) -> list[Row]:
@@ -376,7 +422,7 @@ def points_of(results: Sequence[Row]) -> list[Row]:
   ]
 
 
-def recipe(rows: Sequence[Row], title: str) -> Recipe:
+def recipe(rows: Sequence[Row], title: str, *, lines: str = "95 %") -> Recipe:
   """Returns how attacks.csv is drawn: the rate of each attack, with its exact interval.
 
   Many rows would be illegible in one panel, so each attack then gets its own.
@@ -384,6 +430,7 @@ def recipe(rows: Sequence[Row], title: str) -> Recipe:
   Args:
     rows: rows of attacks.csv.
     title: title of the picture.
+    lines: what the interval of a rate is.
   """
   many = len(rows) > _MANY and len({row["attack"] for row in rows}) > 1
   names = ("defence",) if many else ("attack", "defence")
@@ -394,7 +441,7 @@ def recipe(rows: Sequence[Row], title: str) -> Recipe:
     "bars", ("success",), (*names, *(("method",) if twice else ())), "verdict",
     panels=("share", "attack") if many else ("share",), ends=("low", "high"),
     outcomes=(("FAILS", "the defence fails"), ("", "not shown to fail")),
-    words={"success": "success (lines: 95 %)"}, title=title,
+    words={"success": f"success (lines: {lines})"}, title=title,
   )  # fmt: skip
 
 

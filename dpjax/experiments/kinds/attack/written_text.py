@@ -156,6 +156,10 @@ def measured(config: AttackConfig, attacked: Planted, state: Any) -> MeasuredAtt
   # The first token is the line end of every line, which no loss counts.
   nats = sequence_losses(loss_fn, params, lines)
   lowered = sequence_losses(loss_fn, params, text_extraction.lower_case(lines))
+  if np.isnan(nats).any() or np.isnan(lowered).any():
+    raise UserError(
+      "the training diverged; a smaller optimizer.learning_rate may help", field="target"
+    )
   texts = texts_of(lines)
   planted = [record for record in attacked.records if record.copies]
   controls = [record for record in attacked.records if not record.copies]
@@ -251,7 +255,8 @@ def verdict(found: int, first: int, numbers: int, most: float | None) -> str:
   """
   if most is not None and found > 20 * most:
     return "ABOVE the line that its guarantee allows"
-  if not found or (first / numbers) ** found / math.factorial(found) > 0.05:
+  by_chance = found * math.log(first / numbers) - math.lgamma(found + 1)
+  if not found or by_chance > math.log(0.05):
     return "not shown to fail"
   return (
     "FAILS: secrets of the text are read out" if most is None else "leaks, below its line"

@@ -264,7 +264,7 @@ def check(config: SecureConfig) -> None:
   if isinstance(task, SumTask):
     _check_sum(task)
   if isinstance(task, InferTask):
-    with bounds.within("task.train"):
+    with bounds.within("task.train", holds_config=True):
       _check_train(task.train)
   if isinstance(task, TrainTask):
     layers = bool(task.hidden)

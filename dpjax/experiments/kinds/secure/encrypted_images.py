@@ -35,7 +35,7 @@ class _Ready(NamedTuple):
 
 def load_data(config: SecureConfig) -> tuple[Any, Any]:
   """Loads (train, test) of the `train` section."""
-  with bounds.within("task.train"):
+  with bounds.within("task.train", holds_config=True):
     loaded = central.load_resident(config.task.train)
     needs_classes(loaded[0], "launch.secure")
     return loaded
@@ -51,7 +51,7 @@ def prepare(config: SecureConfig, loaded: tuple[Any, Any], random: RunKeys) -> _
 
   Raises UserError if there are fewer test images than `task.num_images`.
   """
-  with bounds.within("task.train"):
+  with bounds.within("task.train", holds_config=True):
     run = central.assemble(config.task.train, loaded, random)
     run = run._replace(guarantee=repeated(run.guarantee, config.noise_seed))
     count = config.task.num_images
