@@ -34,6 +34,7 @@ from dpjax.federated.execution.named import auto_clients
 from dpjax.key_uses import KeyUse, key_for
 from dpjax.noise import source
 from dpjax.parallel.client_states import ClientStates
+from dpjax.plan import Plan
 from dpjax.sampling import batches
 from dpjax.types import Array, ArrayTree, Params
 from dpjax.validate import UserError, Verbatim
@@ -226,15 +227,15 @@ def _with_own_noise(client: ClientAlgorithm) -> ClientAlgorithm:
   return client._replace(init=init)
 
 
-def _check_sampler(aggregator: Aggregator) -> None:
-  """Raises UserError for a private plan whose event is not proved if clients send what follows from
-  their earlier rounds."""
-  plan = aggregator.plan
-  if plan is None or not plan.is_private or plan.sampler.proved_with_memory:
+def check_apart(plan: Plan, why: str) -> None:
+  """Raises UserError for a private plan that draws clients in each other's place.
+
+  Its event holds only if nobody can tell in whose place a client takes part; `why` says who can.
+  """
+  if not plan.is_private or plan.sampler.proved_with_memory:
     return
   raise UserError(
-    "must draw each client apart from all others, as 'poisson' does: messages depend on what "
-    "clients keep, and so tell in whose place another one took part",
+    f"must draw each client apart from all others, as 'poisson' does: {why}",
     field="sampler",
     value=plan.sampler.name or Verbatim(type(plan.sampler).__name__),
   )
@@ -286,8 +287,11 @@ def federated(
       "must add no noise with silos=, whose messages are private by themselves",
       field="aggregator",
     )
-  if memory is not None and client.sends_memory:
-    _check_sampler(aggregator)
+  if memory is not None and client.sends_memory and aggregator.plan is not None:
+    check_apart(
+      aggregator.plan,
+      "messages depend on what clients keep, and so tell in whose place another one took part",
+    )
   if silos is not None:
     client = _with_own_noise(client)
   map_clients = auto_clients() if map_clients is None else map_clients

@@ -90,7 +90,7 @@ from dpjax.federated.client import ClientAlgorithm, ClientInfo, Received
 from dpjax.federated.cohort import Cohort, LocalBatches, bucket, pad
 from dpjax.federated.execution.client_loop import loop_clients
 from dpjax.federated.execution.context import Context, MapClients, Mapped, Run
-from dpjax.federated.round import FederatedAlgorithm, RoundInfo
+from dpjax.federated.round import FederatedAlgorithm, RoundInfo, check_apart
 from dpjax.federated.transport import remote
 from dpjax.noise import source
 from dpjax.noise.gaussian import key_id
@@ -244,19 +244,6 @@ class _Answers:
     return Mapped(sums, None, (), info)
 
 
-def _check_apart(plan: Plan) -> None:
-  """Raises UserError for a private plan that draws clients in each other's place. Programs see when
-  they are asked, so that the others know more of a client than the plan's event allows."""
-  if not plan.is_private or plan.sampler.proved_with_memory:
-    return
-  raise UserError(
-    "must draw each client apart from all others, as 'poisson' does: programs see when they are "
-    "asked, and so in whose place another one was not",
-    field="sampler",
-    value=plan.sampler.name or Verbatim(type(plan.sampler).__name__),
-  )
-
-
 class _Server:
   """State of the server for `rounds`, independent of Flower."""
 
@@ -280,7 +267,9 @@ class _Server:
         field="noise_key",
         value=Verbatim(shown),
       )
-    _check_apart(plan)
+    check_apart(
+      plan, "programs see when they are asked, and so in whose place another one was not"
+    )
     plan.check_capacity(num_clients)
     self.plan = plan
     self.num_clients = num_clients
