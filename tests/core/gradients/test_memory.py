@@ -177,5 +177,6 @@ def test_keys_in_the_batch_are_no_obstacle():
   grad_fn = gradients.clipped_grad(
     loss, l2_clip_norm=1.0, method="ghost", memory_budget=2000
   )
-  assert grad_fn._fitting(jnp.ones((30, 2)), batch, 8) < 8
+  params = jnp.ones((30, 2))
+  assert grad_fn._fitting(check_loss(loss, params, batch), params, batch, 8) < 8
   assert grad_fn(jnp.ones((30, 2)), batch, True).losses.shape == (8,)
