@@ -171,18 +171,18 @@ def cohort_of(
     present = federation.dataset.present
     return held if present is None else held[present[held]]
 
-  def batches(client: int) -> LocalBatches:
-    held = rows(client)
+  def batches(client: int, held: np.ndarray) -> LocalBatches:
     # 1 separates these random streams from the sampler's, whose spawn key is the step alone.
     stream = np.random.SeedSequence(seed, spawn_key=(1, round, client))
     rng = np.random.Generator(np.random.Philox(stream))
     places, mask = work.rows(len(held), rng)
     return LocalBatches(held[places].astype(np.int32), mask)
 
+  held = {client: rows(client) for client in ids.tolist()}
   return Cohort(
     ids=ids,
-    num_examples=np.array([len(rows(int(i))) for i in ids], np.int64),
-    batches=tuple(batches(int(i)) for i in ids),
+    num_examples=np.array([len(each) for each in held.values()], np.int64),
+    batches=tuple(batches(client, each) for client, each in held.items()),
     data=Example(federation.dataset.x, federation.dataset.y),
   )
 

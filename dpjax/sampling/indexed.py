@@ -12,7 +12,6 @@ import jax
 import numpy as np
 
 from dpjax import columns, trees
-from dpjax.sampling.users import UserBlocks
 from dpjax.types import Indexed
 from dpjax.validate import UserError
 
@@ -88,13 +87,13 @@ def reader(data: Indexed, size: int) -> Callable[[np.ndarray], Any]:
 
 def _reads_by_place(data: Any) -> bool:
   """Returns whether `data[indices]` is known to return new arrays in the order of the indices."""
-  # `Columns` and `UserBlocks` wrap a user's data, which may sort or mix rows. So the inner data
-  # decide.
+  # `Columns` and `users.UserBlocks` wrap a user's data, which may sort or mix rows. So the inner
+  # data decide.
   if isinstance(data, columns.Columns):
     return all(map(_reads_by_place, jax.tree.leaves(data.tree)))
-  if isinstance(data, UserBlocks):
-    return _reads_by_place(data.data)
   is_ours = type(data).__module__.partition(".")[0] == "dpjax"
+  if is_ours and hasattr(data, "data"):
+    return _reads_by_place(data.data)
   # A subclass of a NumPy array may define indexing anew, so it is not trusted.
   return is_ours or type(data) is np.ndarray or isinstance(data, jax.Array)
 

@@ -25,8 +25,8 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import importlib
 import math
+import pkgutil
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -100,8 +100,7 @@ class Scheme:
     """Returns the class of the sampler, whose file is imported now."""
     if not isinstance(self.sampler, str):
       return self.sampler
-    module, _, name = self.sampler.partition(":")
-    return getattr(importlib.import_module(f"dpjax.sampling.{module}"), name)
+    return pkgutil.resolve_name(f"dpjax.sampling.{self.sampler}")
 
   def times_per_pass(self, size: Sizing) -> int:
     """Returns how often a pass takes each example, for a sampler in passes."""

@@ -27,6 +27,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from dpjax import columns, validate
+from dpjax.sampling import indexed
 from dpjax.types import Array, Batch, Indexed, LossFn
 from dpjax.validate import UserError
 
@@ -84,8 +85,6 @@ def group_by_user(
   >>> len(blocks), blocks[np.array([0])].examples
   (2, array([[0., 2.]]))
   """
-  from dpjax.sampling import indexed  # which imports this module
-
   validate.integer_at_least(1, max_examples_per_user=max_examples_per_user)
   validate.integer_at_least(0, seed=seed)
   validate.one_of(CHOICES, choose=choose)

@@ -11,6 +11,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import importlib
+import pkgutil
 import sys
 import typing
 from collections.abc import Callable, Iterator, Mapping
@@ -131,10 +132,7 @@ class Choice:
 
 def _imported(entry: type | str) -> type:
   """Returns the class that an entry of a table is, or whose import path it is."""
-  if isinstance(entry, type):
-    return entry
-  module, _, name = entry.partition(":")
-  return getattr(importlib.import_module(module), name)
+  return pkgutil.resolve_name(entry) if isinstance(entry, str) else entry
 
 
 # Metadata of the field that holds the path of user code, which is the name of its value.

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-import importlib
 import pathlib
+import pkgutil
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
@@ -131,10 +131,7 @@ KINDS: dict[str, Kind] = {
 
 
 def _found(part: Any) -> Any:
-  if not isinstance(part, str):
-    return part
-  home, _, name = part.partition(":")
-  return getattr(importlib.import_module(f"{_HOME}{home}"), name)
+  return pkgutil.resolve_name(f"{_HOME}{part}") if isinstance(part, str) else part
 
 
 def register(config: type) -> Callable[[_E], _E]:
