@@ -126,6 +126,15 @@ def root_sum_squares(norms: list[jax.Array]) -> jax.Array:
   return scaled_norms([at_least_float32(stacked)])
 
 
+def varying_axes(tree: ArrayTree) -> set[str]:
+  """Returns the axes of a mesh along which some leaf is marked; none outside of `shard_map`."""
+  axes: set[str] = set()
+  for leaf in jax.tree.leaves(tree):
+    marks = getattr(jax.typeof(leaf), "manual_axis_type", None)
+    axes.update(getattr(marks, "varying", ()))
+  return axes
+
+
 def require(ok: Any, error: Callable[[], Exception]) -> Any:
   """Returns `ok`, a scalar bool that may be traced. Raises the error if `ok` is known to be false.
 

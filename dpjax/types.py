@@ -105,6 +105,9 @@ class ClippedSum(metaclass=sealed.Sealed):
   mask: Any = None  # [B] bool, the one that was applied; None where it is not known
   # Number of slices that the sum adds up: 1, or all slices of a step if they were accumulated.
   slices: int = dataclasses.field(default=1, metadata={"static": True})
+  # Whether no term is longer than its norm says, as of flat clipping. A rule that lengthens short
+  # gradients, or a division by the bound, gives terms that are.
+  shortened: bool = dataclasses.field(default=False, metadata={"static": True})
   seal: Any = _OF_ITS_BOUNDS  # [], takes no arithmetic
 
   def __post_init__(self):
@@ -113,8 +116,8 @@ class ClippedSum(metaclass=sealed.Sealed):
 
   @property
   def bounds(self) -> tuple[float, ...]:
-    """Returns the numbers that the seal covers: bounds and slices."""
-    return (self.l2_bound, *self.group_bounds, self.slices)
+    """Returns the numbers that the seal covers: bounds, slices, and whether terms are shortened."""
+    return (self.l2_bound, *self.group_bounds, self.slices, self.shortened)
 
 
 class Algorithm(NamedTuple):

@@ -87,7 +87,8 @@ def _offered(subject: Subject, number: int, step: Any) -> tuple[ClippedSum, Any]
   seen = jax.random.bits(keys[-1], (2, BATCH)) * 2.0**-31 * min(plan.l2_bound, 1e6)
   mask = jnp.arange(BATCH) < (5 * step + (BATCH // 2 + 1) * number) % (BATCH + 1)
   bounds = plan.l2_clip_norm.group_bounds()
-  return ClippedSum(total, seen[0], seen[1], plan.l2_bound, bounds), mask
+  summed = ClippedSum(total, seen[0], seen[1], plan.l2_bound, bounds, shortened=True)
+  return summed, mask
 
 
 def _unasked(subject: Subject, key: jax.Array, steps: np.ndarray) -> np.ndarray:

@@ -91,6 +91,7 @@ def _joined(parts: list[ClippedSum]) -> ClippedSum:
     parts[0].l2_bound,
     parts[0].group_bounds,
     rows("mask"),
+    shortened=parts[0].shortened,
   )
 
 

@@ -224,6 +224,14 @@ class Clip:
     bounds = tuple(map(float, jax.tree.leaves(self.norms)))
     return tuple(float(c > 0) for c in bounds) if rescale_to_unit_norm else bounds
 
+  def shortens(self, *, rescale_to_unit_norm: bool = False) -> bool:
+    """Returns whether no clipped gradient is longer than the gradient was.
+
+    >>> Clip(1.0).shortens(), Clip(1.0, "automatic").shortens()
+    (True, False)
+    """
+    return type(self.rule).factors is Flat.factors and not rescale_to_unit_norm
+
   def sensitivity(self, relation: NeighboringRelation | str) -> float:
     """Returns the l2 sensitivity of the sum of clipped gradients under this relation."""
     return sensitivity(self.l2_bound, relation)

@@ -195,7 +195,10 @@ def clip_and_sum(
   # Norms and sum must use the same rounded numbers, or a term could exceed its bound.
   total, norms = on_settled(clipped, grads)
   bounds = clip.group_bounds(rescale_to_unit_norm=unit)
-  return ClippedSum(total, norms, losses, math.hypot(*bounds), bounds, mask)
+  shortened = clip.shortens(rescale_to_unit_norm=unit)
+  return ClippedSum(
+    total, norms, losses, math.hypot(*bounds), bounds, mask, shortened=shortened
+  )
 
 
 def weighted_and_norms(

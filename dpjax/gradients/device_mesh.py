@@ -229,7 +229,11 @@ def on_one(mesh: Mesh, tree: ArrayTree) -> Any:
 
 
 def over_devices(
-  fn: Callable[[Any, Any, Array], ClippedSum], mesh: Mesh, bounds: tuple[float, ...]
+  fn: Callable[[Any, Any, Array], ClippedSum],
+  mesh: Mesh,
+  bounds: tuple[float, ...],
+  *,
+  shortened: bool,
 ) -> Callable[[Any, Any, Array], ClippedSum]:
   """Returns `fn`, `(params, batch, mask) -> ClippedSum`, with the rows split over devices.
 
@@ -239,7 +243,7 @@ def over_devices(
   Args:
     fn: function for the rows of one device.
     mesh: mesh with an axis `data`.
-    bounds: `group_bounds` of the sum.
+    bounds, shortened: `group_bounds` and `shortened` of the sum.
   """
 
   def share(params, batch, mask):
@@ -259,6 +263,8 @@ def over_devices(
     batch, mask = fill((batch, mask), whole_rows(mask.shape[0], mesh))
     total, norms, losses = split(params, batch, mask)
     total = lay_out(mesh, total)
-    return ClippedSum(total, norms, losses, math.hypot(*bounds), bounds, mask)
+    return ClippedSum(
+      total, norms, losses, math.hypot(*bounds), bounds, mask, shortened=shortened
+    )
 
   return wrapped

@@ -74,7 +74,13 @@ def in_microbatches(
     total, aux = jax.lax.scan(body, begun, parts)
     norms, losses = (leaf.reshape(-1)[:batch_size] for leaf in aux)  # [count, size] -> [B]
     return ClippedSum(
-      total.value(), norms, losses, shapes.l2_bound, shapes.group_bounds, mask
+      total.value(),
+      norms,
+      losses,
+      shapes.l2_bound,
+      shapes.group_bounds,
+      mask,
+      shortened=shapes.shortened,
     )
 
   return wrapped

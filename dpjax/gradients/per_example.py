@@ -37,7 +37,7 @@ from dpjax.gradients.loss_checks import (
   vmap_would_do,
 )
 from dpjax.gradients.microbatch import in_microbatches
-from dpjax.gradients.traced_values import as_varying_as, varying_axes
+from dpjax.gradients.traced_values import as_varying_as
 from dpjax.types import (
   Array,
   ArrayLike,
@@ -184,7 +184,7 @@ def _of_one_device(
   JAX would sum gradients of unmarked parameters over the devices, before they are clipped. Marks
   are a part of a program, which is traced again with them.
   """
-  if not varying_axes(batch) or not _batch_size(batch):
+  if not trees.varying_axes(batch) or not _batch_size(batch):
     return loss, params
   params = as_varying_as(batch, jax.tree.map(jnp.asarray, params))
   example = jax.tree.map(lambda leaf: leaf[0], batch)
@@ -296,7 +296,9 @@ class ClippedGrad:
       one_pass = in_microbatches(one_pass, microbatch_size)
     one_pass = _of_one_client(one_pass, loss)
     if mesh is not None:
-      one_pass = over_devices(one_pass, mesh, self._bounds)
+      unit = self.rescale_to_unit_norm
+      shortened = self.l2_clip_norm.shortens(rescale_to_unit_norm=unit)
+      one_pass = over_devices(one_pass, mesh, self._bounds, shortened=shortened)
     try:
       return one_pass(params, batch, mask)
     # A UserError is a ValueError, too, but needs no further explanation.

@@ -23,17 +23,9 @@ import jax.numpy as jnp
 from jax import lax
 from jax.core import Tracer
 
+from dpjax import trees
 from dpjax.parallel import made_for
 from dpjax.types import ArrayTree
-
-
-def varying_axes(tree: ArrayTree) -> set[str]:
-  """Returns the axes of a mesh along which some leaf is marked; none outside of `shard_map`."""
-  axes: set[str] = set()
-  for leaf in jax.tree.leaves(tree):
-    marks = getattr(jax.typeof(leaf), "manual_axis_type", None)
-    axes.update(getattr(marks, "varying", ()))
-  return axes
 
 
 def as_varying_as(reference: ArrayTree, tree: ArrayTree) -> Any:
@@ -41,12 +33,12 @@ def as_varying_as(reference: ArrayTree, tree: ArrayTree) -> Any:
 
   Outside `shard_map` this changes nothing.
   """
-  axes = varying_axes(reference)
+  axes = trees.varying_axes(reference)
   if not axes:
     return tree
 
   def mark(leaf):
-    missing = tuple(sorted(axes - varying_axes(leaf)))
+    missing = tuple(sorted(axes - trees.varying_axes(leaf)))
     return lax.pcast(leaf, missing, to="varying") if missing else leaf
 
   return jax.tree.map(mark, tree)

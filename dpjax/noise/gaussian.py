@@ -101,7 +101,8 @@ def check_one_sum(tree: ArrayTree, state: Any) -> Any:
 
   Raises:
     UserError: vmap maps over sums but not over the state; or two states are equal, if their values
-      are known.
+      are known. Or the sum differs between devices of a `jax.shard_map`, and the state does not.
+      (Under `jax.pmap`, and with check_vma=False, JAX does not know which values differ.)
   """
   # A leaf that is not traced cannot be mapped.
   leaves = []
@@ -111,6 +112,13 @@ def check_one_sum(tree: ArrayTree, state: Any) -> Any:
   if not leaves:
     return True
   stream = [jnp.asarray(state.key), jnp.asarray(state.draws)]
+  if trees.varying_axes(leaves) - trees.varying_axes(stream):
+    raise UserError(
+      "the same on all devices of a shard_map, each of which has a sum of its own: the noise would "
+      "cancel in the difference of two devices; sum over the devices first, as "
+      "plan.clipped_grad(loss_fn, mesh=...) does outside of shard_map",
+      field="state",
+    )
 
   def shared() -> UserError:
     return UserError(

@@ -9,7 +9,7 @@ part for K more coordinates, which tell how short the gradient is:
   g+ = (clip(g), s),  sqrt(K) (C - |g|)+ = a L + b,  L = C / sqrt(K),  0 <= b < L,
   s  = (L, .., L, b, 0, .., 0)  with a times L.
 
-g+ has norm at most C. Proof, with the slack d = C - |g| in [0, C]:
+g+ has norm at most C, if clip(g) is no longer than g. Proof, with the slack d = C - |g| in [0, C]:
 
   |s|^2 <= L (a L + b) = L sqrt(K) d = C d,  so  |g+|^2 <= (C - d)^2 + C d = C^2 - d (C - d) <= C^2.
 
@@ -35,6 +35,7 @@ from dpjax import validate
 from dpjax.accounting import text
 from dpjax.transforms.adaptive_clipping import AdaptingClip, check_factors, rows_that_count
 from dpjax.types import ClippedSum
+from dpjax.validate import UserError
 
 # Share of the clip norm by which the slack is reduced. Rounding changes a float32 norm of 1e9
 # coordinates by less.
@@ -93,7 +94,17 @@ class SlackClipping(AdaptingClip):
     return min(max(1, math.floor(most)), _MOST_SLOTS)
 
   def query(self, summed: ClippedSum, mask: Any = None) -> jax.Array:
-    """Returns the sum of slack vectors s over rows, [K]. Rows without a finite norm add nothing."""
+    """Returns the sum of slack vectors s over rows, [K]. Rows without a finite norm add nothing.
+
+    Raises:
+      UserError: a sum whose terms may be longer than its norms. They would leave less slack.
+    """
+    if not summed.shortened:
+      raise UserError(
+        "needs a sum of flat clipping, such as plan.clipped_grad gives: terms that a rule "
+        "lengthens, or that are divided by the bound, leave less slack than their norms say",
+        field="updates",
+      )
     bound = summed.l2_bound
     norms = jnp.asarray(summed.norms, jnp.float32)
     slack = jnp.maximum(1 - _MARGIN - norms / bound, 0.0)  # [B], in units of C

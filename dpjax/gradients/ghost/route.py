@@ -182,7 +182,9 @@ def clipped_sum(
   total = treedef.unflatten(by_leaf)  # leaves [*param]
   total = clipping.rescale(total, clip, rescale_to_unit_norm=rescale_to_unit_norm)
   bounds = clip.group_bounds(rescale_to_unit_norm=rescale_to_unit_norm)
-  return ClippedSum(total, norms, recorded.losses, math.hypot(*bounds), bounds, mask)
+  shortened = clip.shortens(rescale_to_unit_norm=rescale_to_unit_norm)
+  bound = math.hypot(*bounds)
+  return ClippedSum(total, norms, recorded.losses, bound, bounds, mask, shortened=shortened)
 
 
 class _Sums(NamedTuple):

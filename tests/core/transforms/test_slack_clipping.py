@@ -24,7 +24,7 @@ def _summed(norms, bound, mask=None):
   empty = jnp.zeros(0)
   norms = jnp.asarray(norms, jnp.float32)
   mask = jnp.ones(norms.shape, bool) if mask is None else jnp.asarray(mask)
-  return ClippedSum(empty, norms, norms, bound, (bound,), mask=mask)
+  return ClippedSum(empty, norms, norms, bound, (bound,), mask=mask, shortened=True)
 
 
 def _slack(norm, bound, slots):
@@ -83,6 +83,21 @@ def test_rows_that_are_padding_or_not_finite_add_nothing_and_parts_add_up():
   there = [True, True, True, True, True, False, True]
   np.testing.assert_allclose(rule.query(_summed(strange, 1.0, there)), whole, rtol=1e-6)
   assert not rule.query(_summed([5.0, math.nan], 1.0)).any()
+
+
+@pytest.mark.parametrize(
+  ("clip", "unit"), [(gradients.Clip(1.0, "automatic"), False), (0.01, True)]
+)
+def test_terms_longer_than_their_norms_leave_no_slack_to_fill(clip, unit):
+  """Gradient and slack of one example would be 1.11 and 1.41 clip norms long."""
+  loss_fn = lambda w, x: jnp.sum(w * x)
+  grad_fn = gradients.clipped_grad(loss_fn, l2_clip_norm=clip, rescale_to_unit_norm=unit)
+  summed = grad_fn(jnp.zeros(2), jnp.array([[0.01, 0.0]]), mask=True)
+  tx = adaptive_clip_and_noise(
+    l2_clip_norm=gradients.Clip(1.0, SlackClipping()), key=jax.random.key(0), **_FLAT
+  )
+  with refuses("updates"):
+    tx.update(summed, tx.init(jnp.zeros(2)))
 
 
 def _moved(shares, clip_norm, **numbers):

@@ -529,6 +529,22 @@ def test_a_state_that_is_stacked_for_several_models_is_one_line_or_nan(name):
   assert np.isnan(traced).all()
 
 
+def test_devices_with_sums_of_their_own_do_not_share_the_noise_of_one_state():
+  """Each device would add the same noise: the difference of two is that of their exact sums."""
+  mesh = jax.make_mesh((1,), ("data",), axis_types=(jax.sharding.AxisType.Auto,))
+  rows, same = jax.sharding.PartitionSpec("data"), jax.sharding.PartitionSpec()
+  sums = jnp.zeros((1, 3))
+  state = gaussian.init(jax.random.key(0))
+  draw = lambda x, s: noise.add_gaussian(s, x, 1.0)[0]
+  shared = jax.shard_map(draw, mesh=mesh, in_specs=(rows, same), out_specs=rows)
+  with refuses("state"):
+    jax.eval_shape(shared, sums, state)
+  split = state._replace(key=state.key[None], draws=state.draws[None])
+  of_each = lambda x, s: draw(x, jax.tree.map(lambda leaf: leaf[0], s))
+  own = jax.shard_map(of_each, mesh=mesh, in_specs=(rows, rows), out_specs=rows)
+  assert jax.eval_shape(own, sums, split).shape == sums.shape
+
+
 def test_streams_of_all_levels_of_vmap_are_told_apart():
   keys = jax.random.split(jax.random.key(0), 4).reshape(2, 2)
   alike = keys.at[1].set(keys[0])
