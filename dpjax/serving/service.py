@@ -67,7 +67,13 @@ class Answer:
 
 
 class ModelFailed(Exception):
-  """Raised if a model raised an error or gave logits that are not finite."""
+  """Raised if a model raised an error or gave logits that are not finite.
+
+  Attributes:
+    answers: classes of such logits, whose rows were counted by them; None: there are no logits.
+  """
+
+  answers: np.ndarray | None = None
 
 
 class Service:
@@ -240,7 +246,9 @@ class Service:
   async def predict(self, x: np.ndarray, key: str | None) -> Answer:
     """Answers one request by the old model, or in a release by the model that `key` decides.
 
-    If the new model raises an error or its logits are not finite, the old model answers.
+    If the new model raises an error or its logits are not finite, the old model answers. Where
+    it has logits, windows still count by them: otherwise one row that it fails on would move all
+    rows of its request, in their answers and in their labels, from one model to the other.
 
     Args:
       x: rows, as `Predictor.raw` returned them.
@@ -259,31 +267,36 @@ class Service:
     model = self.new if is_new and self.new is not None else old
     name = "old" if model is old else "new"
     began = self._clock()
+    counted: tuple[str, np.ndarray] | None = None
     try:
-      logits = await self._finite(model, x, is_last=model is old)
+      logits = await self._finite(model, x)
     except Late:
       # A new model that is too slow to answer has failed. No time is left to ask the old model.
       self._count_request(stage, name, failed=True)
       raise
-    except ModelFailed:
+    except ModelFailed as failure:
       self._count_request(stage, name, failed=True)
       if name == "old":
         raise
+      if failure.answers is not None:
+        counted = digest_of(model), failure.answers
       # The old model is asked, so that errors of the new model leave no request unanswered.
       model = old
-      logits = await self._finite(model, x, is_last=True)
+      logits = await self._finite(model, x, counts=counted is None)
     else:
       self._count_request(stage, name, failed=False)
     answers = model.classes(logits)
     self._latencies.append(1000 * max(0.0, self._clock() - began))
-    self._labels.add(request, digest_of(model), answers)
+    self._labels.add(request, *(counted or (digest_of(model), answers)))
     return Answer(request, model.name, logits, answers)
 
-  async def _finite(self, model: Predictor, x: np.ndarray, *, is_last: bool) -> np.ndarray:
+  async def _finite(
+    self, model: Predictor, x: np.ndarray, *, counts: bool = True
+  ) -> np.ndarray:
     """Counts rows, and returns their logits if all are finite.
 
     Args:
-      is_last: whether no other model is asked if this one fails.
+      counts: whether the rows are to be counted, as those that another model has counted are not.
 
     Raises:
       Full, Late, Closed: the logits were not computed.
@@ -295,15 +308,17 @@ class Service:
       raise
     except Exception as error:
       raise ModelFailed(f"{type(error).__name__}: {error!s:.200}") from error
-    is_finite = bool(np.isfinite(logits).all())
+    answers = model.classes(np.nan_to_num(logits))
     # A model that was replaced or withdrawn while it computed is in no window any more.
-    if self.bins and (is_finite or is_last) and model in (self.old, self.new):
+    if counts and self.bins and model in (self.old, self.new):
       # Rows count without an answer, too. If one row could keep the others of its request out, this
       # and all later windows would differ in more rows than the noise hides.
-      self.windows.count_rows(x, model.classes(np.nan_to_num(logits)))
+      self.windows.count_rows(x, answers)
       self._dirty = True
-    if not is_finite:
-      raise ModelFailed("its logits are not finite")
+    if not np.isfinite(logits).all():
+      failure = ModelFailed("its logits are not finite")
+      failure.answers = answers
+      raise failure
     return logits
 
   def _count_request(

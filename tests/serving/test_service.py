@@ -465,6 +465,28 @@ def test_a_row_without_an_answer_moves_no_other_row_of_a_window(runs, tmp_path, 
     assert np.abs(counts - two.counts[name]).sum() <= 2
 
 
+def test_a_row_that_a_new_model_fails_on_moves_no_other_row_or_label(
+  runs, tmp_path, digits
+):
+  """The old model answers the whole request, and its classes would be counted for all 30 rows."""
+  x, y = np.array(digits[0][:30]), digits[1][:30].tolist()
+  other = np.concatenate([np.ones_like(x[:1]), x[1:]])
+
+  async def counted(folder, rows):
+    new = _Broken(runs[1], "a row")
+    service = _service(folder, [runs[0], new], rule=StageRule(stages=(1.0,)))
+    answer = await service.predict(rows, None)
+    service.feedback(answer.id, y)
+    return answer.run, service.windows.drift.counts | service.windows.feedback.counts
+
+  (by, one), (fallback, two) = (
+    asyncio.run(counted(tmp_path / name, rows)) for name, rows in (("a", x), ("b", other))
+  )
+  assert by != fallback
+  for name, counts in one.items():
+    assert np.abs(counts - two[name]).sum() <= 2, name
+
+
 def test_models_that_take_other_inputs_are_no_release(runs, tmp_path):
   service = _service(tmp_path, runs[:1])
   other = _Broken(runs[1], "NaN")
