@@ -881,8 +881,11 @@ class Plan(overflow.MayAbort):
         the data have a bool array `present` [n], rows whose entry is False may be drawn, and
         contribute zero. If the data have a `nominal_size`, it is `declared` of `check_capacity`.
       rng: integer seed of the sampler; 128 bits or more for a release. None takes 128 fresh bits
-        of the operating system, which nobody can draw again. Like the key of `transform`, it is
-        for one run on one data set: costs of runs compose only if they sample independently.
+        of the operating system, which nobody can draw again; with several processes it must be
+        given, the same to each. Like the key of `transform`, it is for one run on one data set:
+        costs of runs compose only if they sample independently. The same holds of epochs: take all
+        steps of a run from one iterator, since a second one with this rng yields the first batches
+        again, and an example of one step would be in every repetition of it.
         Which rows a step draws depends on the sampler, (rng, step) and the number of rows alone.
       start: number of batches that a resumed run took before, of which each step has `slices`, so
         that it goes on within a step, too; above 0 only with an `rng`.
@@ -899,6 +902,15 @@ class Plan(overflow.MayAbort):
           "needs the rng of the run that it goes on with; without rng the draws are fresh",
           field="start",
           value=start,
+        )
+      # Devices take their rows of a batch from their own process. In two draws a record may be in
+      # the rows of both, and would count twice in one sum.
+      if jax.process_count() > 1:
+        raise UserError(
+          f"must be one integer for all {jax.process_count()} processes, which draw one batch "
+          "together: each would have fresh draws of its own",
+          field="rng",
+          value=None,
         )
       rng = secrets.randbits(128)
     validate.integer_at_least(0, rng=rng)

@@ -8,12 +8,14 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import optax
+from jax import core
 from jax.sharding import Mesh
 
 from dpjax import trees, validate
 from dpjax.gradients import arguments, microbatch
 from dpjax.gradients.device_mesh import checked_mesh, lay_out, whole_rows
-from dpjax.noise.gaussian import is_key_of_noise
+from dpjax.noise.gaussian import is_key_of_noise, key_id
+from dpjax.parallel import exchanges
 from dpjax.plan import Plan
 from dpjax.sampling.batches import rows_of_slice
 from dpjax.training import schedule_free
@@ -150,6 +152,21 @@ def _checked_mesh(mesh: Mesh | None) -> Mesh | None:
   )
 
 
+def _check_shared(noise_key: Array, example_key: Array | None) -> None:
+  """Raises UserError unless all processes have the same keys.
+
+  Each process draws the noise that its own devices hold. With two keys, two processes would hold
+  two noisy versions of one sum, each of which is released.
+  """
+  if jax.process_count() == 1 or isinstance(noise_key, core.Tracer):
+    return
+  trees.check_key(noise_key=noise_key)
+  keys = {"noise_key": noise_key, "example_key": example_key}
+  exchanges.same(**{
+    name: "" if key is None else key_id(key) for name, key in keys.items()
+  })  # fmt: skip
+
+
 def _check_optional(
   *, ema_decay: float | None, example_key: Array | None, noise_key: Array
 ) -> None:
@@ -209,7 +226,8 @@ def dp_sgd(
     mesh: device mesh (`dpjax.gradients.device_mesh`). Its axis "data" splits the examples of a
       batch. An axis "model", if there is one, splits parameters, optimizer state and noise. With
       several processes the mesh must span all of them, and all processes pass the same arguments
-      and batches. Noise, batches and privacy event are as on one device.
+      and batches; keys that differ raise an error. Noise, batches and privacy event are as on one
+      device.
 
   Returns:
     `init(params) -> TrainState` and `step(state, batch) -> (TrainState, StepInfo)`, both
@@ -240,6 +258,7 @@ def dp_sgd(
   )
   padded_batch_size = rows_of_slice(plan.sampler.padded_batch_size, plan.slices)
   mesh = _checked_mesh(mesh)
+  _check_shared(noise_key, example_key)
   placed = lambda tree: tree if mesh is None else lay_out(mesh, tree)
   # With scaling the loss depends on the state, so each step makes its own gradient function.
   grad_fn = clipped_grad(loss_fn) if plan.scaling is None else _of_no_scales

@@ -9,8 +9,10 @@ import sys
 
 import jax
 import numpy as np
+import optax
 import pytest
 
+import dpjax
 from dpjax import parallel as processes
 from dpjax.gradients.device_mesh import mesh_of
 from dpjax.parallel import exchanges
@@ -123,6 +125,30 @@ def test_a_host_with_fewer_devices_is_named(monkeypatch):
   monkeypatch.setattr(jax, "devices", lambda: [_Device(index) for index in (0, 0, 0, 1)])
   with refuses("mesh"):
     mesh_of("data:4")
+
+
+def test_hosts_that_draw_batches_or_noise_of_their_own_are_refused(monkeypatch):
+  """Of two fresh draws, a record can be in the rows of both hosts, and move the sum by 2 C."""
+  sampler = dpjax.PoissonSampler(sampling_prob=0.5, capacity=4)
+  numbers = {"noise_multiplier": 1.0, "l2_clip_norm": 1.0, "normalize_by": 2}
+  plan = dpjax.Plan(sampler, num_steps=1, delta=1e-5, **numbers)
+  rows = np.zeros((3, 1), np.float32)
+  monkeypatch.setattr(jax, "process_count", lambda: 2)
+  with refuses("rng", value=None):
+    plan.batches(rows)
+  assert next(plan.batches(rows, rng=7)).mask.shape == (4,)
+  module = sys.modules[dpjax.training.dp_sgd.__module__]
+  monkeypatch.setattr(module, "_checked_mesh", lambda mesh: None)
+
+  def exchange(added, gathered):
+    # What the second process gives to the nonce is zero, and its digests are others.
+    return added, [np.stack([row, row + 1]) for row in gathered]
+
+  monkeypatch.setattr(exchanges, "exchange", exchange)
+  with refuses("noise_key"):
+    dpjax.training.dp_sgd(
+      lambda w, x: w @ x, plan, optax.sgd(1.0), noise_key=dpjax.new_key()
+    )
 
 
 def test_what_is_compared_between_processes_tells_nothing_later(monkeypatch):
