@@ -73,7 +73,9 @@ def on_settled(fn: Callable[[Any], Any], tree: ArrayTree) -> Any:
   shapes = jax.eval_shape(fn, tree)
 
   def never(_):
-    return as_varying_as(arrays, jax.tree.map(jnp.zeros_like, shapes))
+    # Of a shape alone: `zeros_like` refuses one that is marked as different on each device.
+    zeros = jax.tree.map(lambda shape: jnp.zeros(shape.shape, shape.dtype), shapes)
+    return as_varying_as(arrays, zeros)
 
   def on_whole(flat):
     return on_stored([jnp.reshape(x, whole.shape) for x, whole in zip(flat, arrays)])
