@@ -82,6 +82,12 @@ def test_a_line_of_users_bounds_records_where_one_user_may_replace_another():
     assert fed_members._of_unit(told, "client") == told
 
 
+def test_what_a_run_simulates_bounds_nobody_in_it():
+  told = {"unit": "user", "epsilon_kind": "simulated", "tpr_at_fpr_0.01": 0.03}
+  assert members._allowed_tpr(None, told) == {}
+  assert members._allowed_tpr(None, told | {"epsilon_kind": "claimed"}) == {0.01: 0.03}
+
+
 @pytest.mark.parametrize("relation", ["add_or_remove_one", "replace_one"])
 def test_a_line_of_records_bounds_no_client(relation):
   # A silo of 20 records, each 0.2-GDP, is 4-GDP: TPR .95 at 1 % FPR, where .017 was "allowed".
