@@ -295,8 +295,8 @@ def client_noise(
 
   The result may be used with `dp_mean`, which clips the noisy message once more and adds noise. A
   client without examples sends noise, too, and so does not contribute zero. Under replace_special
-  the bound of `dp_mean` then needs a flat clip to `l2_clip_norm`, and no compression: a clip moves
-  two messages no further apart.
+  the bound of `dp_mean` then needs a flat clip to `l2_clip_norm` or more, and no compression: a
+  clip moves two messages no further apart. `federated` refuses a plan for which that fails.
   """
   gradients.Clip.of(l2_clip_norm).check_finite()
   validate.non_negative(noise_multiplier=noise_multiplier)
@@ -316,4 +316,4 @@ def client_noise(
     # client's number of examples.
     return Sent(noisy, jnp.ones_like(sent.weight)), memory, info
 
-  return client._replace(finish=finish)
+  return client._replace(finish=finish, apart_from_empty=float(l2_clip_norm))

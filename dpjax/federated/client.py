@@ -52,8 +52,9 @@ class Local(NamedTuple):
   params: Params
   opt_state: Any
   memory: Any  # state that this client kept from its last round
-  loss_sum: Array  # [] float32, sum of losses over the examples of all steps
-  num_seen: Array  # [] float32, number of examples of all steps
+  # [] float32, sum of losses over the examples of all steps; None for a hook of a silo.
+  loss_sum: Any
+  num_seen: Any  # [] float32, number of examples of all steps; None for a hook of a silo
   num_steps: Array  # [] int32, number of steps that had an example
   num_examples: Array  # [] number of the client's examples
   key: Array  # key of this client in this round; fold it before use
@@ -116,6 +117,9 @@ class ClientAlgorithm(NamedTuple):
   silos: Silos | None = None
   # Whether a message may depend on what the client kept from earlier rounds.
   sends_memory: bool = True
+  # How far apart a client's message and that of a client without examples may be, if the latter
+  # sends something, too, such as noise. 0: it sends nothing.
+  apart_from_empty: float = 0.0
 
 
 Weighting = Callable[[Array], Array]  # number of examples (>= 1) -> weight
@@ -265,7 +269,8 @@ def local_training(
     start: `(opt_state, received) -> opt_state` at the first local step.
     message: `(received, local) -> (message, memory)`.
     silos: plans of all clients, each of which adds the noise of its own plan to every step, before
-      `adjust`; None: clients add none. It determines `grad`.
+      `adjust`; None: clients add none. It determines `grad`. `adjust` and `message` then see no
+      `loss_sum` and no `num_seen`: both are None, since raw records decide them.
 
   >>> algorithm = local_training(lambda w, x: 0.5 * jnp.sum((w - x) ** 2), optax.sgd(0.5))
   >>> received = Received(jnp.zeros(1))
@@ -287,11 +292,15 @@ def local_training(
     local = begun(params, opt_state, memory, num_examples, key)
     return local._replace(silo=received.silo)
 
+  def shown(local: Local) -> Local:
+    # What a silo sends and keeps must follow from noisy sums and public numbers.
+    return local if silos is None else local._replace(loss_sum=None, num_seen=None)
+
   def step(received: Received, local: Local, examples: Any, mask: Array) -> Local:
     grads, loss = grad_fn(local.params, examples, mask)
     # From here on everything is computed from noisy sums and public numbers.
     grads = grads if silos is None else silos.noisy(grads, local)
-    grads = grads if adjust is None else adjust(grads, received, local)
+    grads = grads if adjust is None else adjust(grads, received, shown(local))
     # The optimizer is made again in each step, from the same key: it is pure, and `local` holds
     # its state.
     tx = make_tx(client_tx, key_for(KeyUse.CLIENT_OPTIMIZER, local.key))
@@ -302,7 +311,7 @@ def local_training(
     return local._replace(params=params, opt_state=opt_state).counted(mask, loss)
 
   def finish(received: Received, local: Local) -> tuple[Sent, Any, ClientInfo]:
-    sent, memory = message(received, local)
+    sent, memory = message(received, shown(local))
     weight = _weight(weighting, local.num_examples)
     return Sent(sent, weight), memory, info(local, sent, weight)
 

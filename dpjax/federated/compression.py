@@ -271,7 +271,11 @@ def compressed(
     return sent._replace(message=decoded), memory, info
 
   sends = client.sends_memory or error_feedback
-  return client._replace(init=init, step=step, finish=finish, sends_memory=sends)
+  # The codes of two messages may be further apart than the messages.
+  apart = math.inf if client.apart_from_empty else 0.0
+  return client._replace(
+    init=init, step=step, finish=finish, sends_memory=sends, apart_from_empty=apart
+  )
 
 
 def error_memory(inner: ArrayTree, message: ArrayTree) -> Any:

@@ -26,11 +26,13 @@ import numpy as np
 import optax
 
 from dpjax import closed_over, trees
+from dpjax.accounting.proved import ZERO
 from dpjax.federated.aggregation import Aggregator, weighted_mean
 from dpjax.federated.client import ClientAlgorithm, ClientInfo, Received
 from dpjax.federated.cohort import Cohort, bucket, check_drawn, cohorts, pad
 from dpjax.federated.execution.context import Context, MapClients
 from dpjax.federated.execution.named import auto_clients
+from dpjax.gradients import Flat
 from dpjax.key_uses import KeyUse, key_for
 from dpjax.noise import source
 from dpjax.parallel.client_states import ClientStates
@@ -241,6 +243,30 @@ def check_apart(plan: Plan, why: str) -> None:
   )
 
 
+def check_empty(client: ClientAlgorithm, plan: Plan) -> None:
+  """Raises UserError for a private plan under replace_special whose clip norm does not bound how
+  far a client is from its emptied twin.
+
+  A twin that sends nothing is one clip norm away. One that sends noise is as far away as the client
+  says, which a flat clip does not increase; of any other clip, up to two clip norms.
+  """
+  if not (client.apart_from_empty and plan.is_private):
+    return
+  if plan.neighboring_relation != ZERO:
+    return
+  clip = plan.l2_clip_norm
+  flat = clip.is_one_number and type(clip.rule) is Flat
+  least = plan.l2_bound * min(clip.schedule, default=1.0)
+  if flat and client.apart_from_empty <= least:
+    return
+  raise UserError(
+    "must be 'add_or_remove_one': an emptied client still sends its noise, up to two clip norms "
+    "apart; or a flat clip to no less than the client's own, and no compression",
+    field="neighboring_relation",
+    value=plan.neighboring_relation,
+  )
+
+
 def federated(
   client: ClientAlgorithm,
   server: Server,
@@ -274,7 +300,9 @@ def federated(
 
   Raises:
     UserError: a private plan whose sampler draws clients in each other's place (such as
-      `FixedSizeSampler`), and a client whose messages depend on its state (`sends_memory`).
+      `FixedSizeSampler`), and a client whose messages depend on its state (`sends_memory`). A
+      private plan under replace_special, and a client that sends noise without examples, too, if
+      both may be more than a clip norm apart (`check_empty`).
     UserError: raised by `round` for a cohort that `check_cohort` or `check_drawn` refuses, such as
       one with a client twice. Raised by `cohorts` if the aggregator has no plan.
   """
@@ -287,6 +315,8 @@ def federated(
       "must add no noise with silos=, whose messages are private by themselves",
       field="aggregator",
     )
+  if aggregator.plan is not None:
+    check_empty(client, aggregator.plan)
   if memory is not None and client.sends_memory and aggregator.plan is not None:
     check_apart(
       aggregator.plan,

@@ -115,8 +115,9 @@ def mean_shares(
   for start in range(0, len(data.y), batch_size):
     x = data.x[start : start + batch_size]
     y = data.y[start : start + batch_size]
-    # The last of several batches is padded, so that one compilation serves all batches.
-    missing = batch_size - len(y) if start else 0
+    # A batch of another size may round every row otherwise. So the last batch is padded: a record
+    # more or less moves no other record's share. And one compilation serves all batches.
+    missing = batch_size - len(y)
     x = np.pad(x, [(0, missing)] + [(0, 0)] * (x.ndim - 1))
     scores = np.asarray(run(params, x, np.pad(y, (0, missing))))[: len(y)]
     total = total + shares(scores, norm).sum(axis=0)

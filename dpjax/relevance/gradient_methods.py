@@ -15,6 +15,7 @@ import optax
 
 from dpjax import accounting, losses, sampling, transforms
 from dpjax.accounting.event_kinds.randomized_response import pure_dp_event
+from dpjax.accounting.proved import ADD
 from dpjax.data import Dataset
 from dpjax.plan import Plan
 from dpjax.relevance import (
@@ -62,11 +63,21 @@ def make_plan(
     before: pure epsilon that was spent before, and that `epsilon` must cover, too (for the
       relevance of radp_dpsgd).
     delta, relation: delta and neighbouring relation; None for those of `job.private`.
+
+  Raises:
+    UserError: no declared size under add_or_remove_one, which hides len(job.train).
   """
   how = job.private
   size = min(job.training.batch_size, num_records)
   delta = how.delta if delta is None else delta
   relation = relation or how.neighboring_relation
+  if relation == ADD and job.train.nominal_size is None:
+    raise UserError(
+      "must be declared, a constant that no record changes, since the relation hides len(train): "
+      "train.declared(size); or private.neighboring_relation='replace_one'",
+      field="train.nominal_size",
+      value=None,
+    )
   epochs = job.training.num_epochs
   clip = how.l2_clip_norm
   return _plan(num_records, size, epochs, epsilon, delta, clip, relation, before)
@@ -335,9 +346,10 @@ def radp_dpsgd(job: Inputs) -> train.Story:
   under the plan's relation. The number of records is public.
   """
   relation = job.private.neighboring_relation
-  weights, beta = _weights(job, relation)
   before = job.private.epsilon_b
+  # Made first: it refuses a size that the relation hides, and nothing is trained before.
   plan = make_plan(job, job.size, job.epsilon, before)
+  weights, beta = _weights(job, relation)
   prepare = lambda x: np.asarray(x * weights[None])
   weigh = lambda data: dataclasses.replace(data, x=prepare(data.x))
   weighed = dataclasses.replace(job, train=weigh(job.train), test=weigh(job.test))

@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from dpjax import metrics
+from dpjax.accounting.proved import ADD
 from dpjax.data import Dataset
 from dpjax.key_uses import KeyUse, key_for
 from dpjax.relevance import feature_shares, train
@@ -55,7 +56,7 @@ class Inputs:
   """Data, networks, keys and settings of one relevance run, for the methods to read."""
 
   epsilon: float
-  train: Any  # a dpjax.data.Dataset, pixels in [0, 1]
+  train: Any  # a dpjax.data.Dataset, pixels in [0, 1]; plans are made for its nominal_size
   test: Any
   nets: Nets
   keys: Keys
@@ -67,16 +68,17 @@ class Inputs:
   adlm: AdLM = dataclasses.field(default_factory=AdLM)
   public: Any = None  # public data, which train model 1 if rigorous.model1="public"
   relevance_records: int | None = None  # relevance is averaged over this many first records
-  # Number of records that plans are made for; None: len(train).
-  public_size: int | None = None
   on_epoch: train.OnEpoch | None = None  # function that gets the test scores of an epoch
   # Cache for model 1 of the paper and its relevance, which several jobs may share; see `once`.
   memo: dict[Any, Any] = dataclasses.field(default_factory=dict)
 
   @property
   def size(self) -> int:
-    """The public number of records."""
-    return len(self.train) if self.public_size is None else self.public_size
+    """The number of records that plans are made for: the declared one, `train.nominal_size`. The
+    true one where none is declared, or where the relation makes it public."""
+    declared = self.train.nominal_size
+    hides = self.private.neighboring_relation == ADD
+    return declared if hides and declared is not None else len(self.train)
 
   @property
   def shape(self) -> tuple[int, ...]:

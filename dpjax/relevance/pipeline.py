@@ -57,7 +57,6 @@ def reads(method: str, mode: str, how: Rigorous) -> frozenset[str]:
 def _refuse_unread(method: str, mode: str, job: Inputs) -> None:
   """Raises UserError for parts of the job that the method would not read, or cannot take."""
   read = reads(method, mode, job.rigorous)
-  validate.integer_at_least(1, public_size=job.size)
   if job.relevance_records is not None:
     validate.integer_in(1, len(job.train), relevance_records=job.relevance_records)
     if "relevance_records" not in read:

@@ -5,6 +5,7 @@ import re
 
 import pytest
 
+from dpjax.auditing import lower_bounds
 from dpjax.experiments.board import attacker, document, report
 from dpjax.experiments.kinds.attack.build import ATTACKED
 from dpjax.experiments.kinds.attack.config import AttackConfig
@@ -18,6 +19,7 @@ from dpjax.experiments.kinds.federated.config import (
   Records,
 )
 from dpjax.experiments.run import guarantee, model_inputs, workdir, writers
+from dpjax.relevance import rigorous
 from tests.refuses import refuses
 
 BOUNDS = {guarantee.ADVANTAGE: 0.2737, "tpr_at_fpr_0.001": 0.00868} | {
@@ -276,16 +278,63 @@ def test_attacks_beside_a_run_are_listed_and_those_on_others_are_not(tmp_path):
     report.of(run, attacks=[foreign])
 
 
+AUDIT = {
+  "epsilon_audited_lower": 0.5, "confidence": 0.95, "refuted": False, "num_canaries": 200,
+  "ceiling": {"epsilon_lower": 3.27}, "note": "Canaries are part of the data.",
+  "method": "one_run", "verdict": "not refuted: so and so",
+}  # fmt: skip
+
+
 def test_an_audit_is_told(tmp_path):
-  audit = {
-    "epsilon_audited_lower": 0.5, "confidence": 0.95, "refuted": False, "num_canaries": 200,
-    "ceiling": {"epsilon_lower": 3.27}, "note": "Canaries are part of the data.",
-  }  # fmt: skip
-  told = report.of(_run(tmp_path / "run", PROVED | {"audit": audit}))
+  told = report.of(_run(tmp_path / "run", PROVED | {"audit": AUDIT}))
   assert _kinds(_section(told, "checks")) == ["Paragraph"] * 3
-  assert audit["note"] in [
+  assert AUDIT["note"] in [
     getattr(b, "text", "") for b in _section(told, "accuracy").blocks
   ]
+
+
+@pytest.mark.parametrize("method", lower_bounds.METHODS)
+@pytest.mark.parametrize("verdict", ["not refuted", "ALARM", "REFUTED"])
+def test_an_audit_is_as_sure_as_its_method(tmp_path, method, verdict):
+  audit = AUDIT | {"method": method, "verdict": f"{verdict}: so and so"}
+  audit |= {"refuted": verdict != "not refuted"}
+  told = report.of(_run(tmp_path / "run", PROVED | {"audit": audit}))
+  first, second, _ = (block.text for block in _section(told, "checks").blocks)
+  # An indicative bound exceeded a true epsilon in more than 1 of 20 runs: it has no confidence.
+  assert ("95% confidence" in second) != lower_bounds.METHODS[method].indicative
+  assert ("REFUTES" in first, "ALARM" in first) == (
+    verdict == "REFUTED",
+    verdict == "ALARM",
+  )
+
+
+def test_an_audit_of_another_claim_names_that_claim(tmp_path):
+  audit = AUDIT | {"epsilon_claimed": 7.25, "adversary_sees": "every message"}
+  told = report.of(_run(tmp_path / "run", PROVED | {"audit": audit}))
+  first = _section(told, "checks").blocks[0].text
+  assert "7.25" in first and "made-up clients" in first
+  nobody = report.of(_run(tmp_path / "none", NONE | {"audit": AUDIT}))
+  assert "stated" not in _section(nobody, "checks").blocks[0].text
+
+
+def test_attacks_with_a_bound_each_are_told(tmp_path):
+  bounds = {"U1": {"epsilon_lower": 0.7, "target": "features, local", "what": "a ratio"}}
+  audit = {"confidence": 0.95, "refuted": True, "refuted_locally": ["U1"], "bounds": bounds}
+  result = PROVED | {"audit": audit, "epsilon_audited_lower": 0.0}
+  checks = _section(report.of(_run(tmp_path / "run", result)), "checks")
+  assert _cells(checks) == [["a ratio", "features, local", "0.7 or more"]]
+  assert "REFUTE" in checks.blocks[0].text
+
+
+def test_a_guarantee_of_features_says_nothing_of_labels(tmp_path):
+  stated = {"neighboring_relation": rigorous.FEATURES_ONLY, "unit": rigorous.FEATURES_UNIT}
+  told = report.of(_run(tmp_path / "run", PROVED | stated))
+  text = told.markdown()
+  assert "Labels are not protected." in text
+  # A diagnosis is a label, and nobody's membership is hidden.
+  for words in ("diagnosis", "whether this person took part"):
+    assert words not in text
+    assert words in report.of(_run(tmp_path / words[:4], PROVED)).markdown()
 
 
 def test_what_is_no_finished_run_is_one_line(tmp_path):

@@ -9,12 +9,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
-from dpjax import sampling, transforms
+from dpjax import federated, sampling, transforms
 from dpjax.federated import (
   aggregation,
   central,
   client_noise,
+  compressed,
   dp_mean,
+  drive,
   from_batches,
   local_training,
   weighted_mean,
@@ -22,7 +24,7 @@ from dpjax.federated import (
 from dpjax.federated.client import Received
 from dpjax.federated.execution.client_loop import loop_clients
 from dpjax.federated.execution.context import Context
-from dpjax.gradients import Clip
+from dpjax.gradients import Automatic, Clip
 from dpjax.plan import Plan
 from dpjax.transforms.clip_scale import clip_scale
 from tests.refuses import refuses
@@ -204,6 +206,37 @@ def test_an_emptied_client_is_one_term_away_from_what_it_was(rule):
     np.hypot(np.linalg.norm(total - none), np.linalg.norm(unit * (query - nothing))) / std
   )
   assert moved <= (1 + 1e-6) / rule.combined_noise_multiplier(std, divisor)
+
+
+@pytest.mark.parametrize(
+  ("clip", "wrap"),
+  [
+    (1.0, lambda client: client_noise(client, l2_clip_norm=5.0, noise_multiplier=0.3)),
+    (1.0, lambda client: compressed(_noisy(client), drive())),
+    (Clip(1.0, Automatic()), lambda client: _noisy(client)),
+    (Clip(1.0, schedule=(1.0,) * 5 + (0.5,)), lambda client: _noisy(client)),
+  ],
+  ids=["longer", "coded", "automatic", "shorter later"],
+)
+def test_an_emptied_client_that_sends_noise_is_one_clip_norm_away_or_refused(clip, wrap):
+  """Of the first two, it and its twin were 1.93 and 1.67 clip norms apart, and 1 was accounted."""
+  loss_fn = lambda w, x: jnp.sum(w * x)
+  zero = {"neighboring_relation": "replace_special"}
+
+  def made(plan, wrap):
+    aggregator = central(plan, jax.random.key(0))
+    key = jax.random.key(1)
+    return federated.fed_avg(loss_fn, optax.sgd(0.1), None, aggregator, key=key, wrap=wrap)
+
+  with refuses("neighboring_relation", value="replace_special"):
+    made(_plan(l2_clip_norm=clip, **zero), wrap)
+  # A flat clip moves two messages no further apart; and a client that is removed sends nothing.
+  made(_plan(l2_clip_norm=1.0, **zero), _noisy)
+  made(_plan(l2_clip_norm=clip), wrap)
+
+
+def _noisy(client):
+  return client_noise(client, l2_clip_norm=1.0, noise_multiplier=1.0)
 
 
 def test_adaptive_clipping_plugs_in_unchanged():

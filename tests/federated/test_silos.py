@@ -76,6 +76,24 @@ def test_one_silo_alone_is_central_dp_sgd_of_its_plan():
   np.testing.assert_allclose(after.params, state.params, rtol=1e-6)
 
 
+def test_no_hook_of_a_silo_sees_what_raw_records_decide():
+  """A message of `num_seen` told the number of records at a claimed epsilon of 0."""
+  seen = []
+
+  def message(received, local):
+    seen.append(local)
+    return {"delta": jnp.zeros(2)}, local.memory
+
+  def adjust(gradient, received, local):
+    seen.append(local)
+    return gradient
+
+  hooks = {"message": message, "adjust": adjust}
+  make = lambda **own: federated.fed_avg(_LOSS, optax.sgd(_RATE), **hooks, **own)
+  _run(Silos((_plan(num_steps=1),), num_rounds=1), _federation(3), make)
+  assert {(local.loss_sum, local.num_seen) for local in seen} == {(None, None)}
+
+
 # FedBN, whose parameters have two parts, has a loop of its own in test_fed_bn.py.
 @pytest.mark.parametrize("name", sorted({*games.ALGORITHMS} - {"fed_bn"}))
 def test_every_algorithm_follows_a_loop_in_float64(name):

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+from unittest import mock
 
 import jax
 import numpy as np
@@ -16,8 +17,9 @@ from dpjax.experiments.kinds.relevance.config import RelevanceAudit, RelevanceCo
 from dpjax.experiments.kinds.relevance.methods import RadpRigorous, TrainedOnPublic
 from dpjax.experiments.plots import redraw
 from dpjax.experiments.run import guarantee
-from dpjax.relevance import record_noise, rigorous
-from dpjax.relevance.inputs import Inputs
+from dpjax.relevance import feature_shares, gradient_methods, lrp, record_noise, rigorous
+from dpjax.relevance.inputs import Inputs, Outcome
+from dpjax.relevance.privacy import Privacy
 from dpjax.relevance.settings import FEATURES, Rigorous, Training
 from dpjax.zoo import networks
 from tests.refuses import refuses
@@ -173,6 +175,21 @@ def test_an_audit_changes_no_label_that_is_public():
     auditing.insert_canaries(job.train, num_canaries=20, seed=0, keep_labels=True)
 
 
+@pytest.mark.parametrize("kind", ["proved", "claimed"])
+def test_a_claim_about_features_is_tested_with_public_labels_as_a_proof_is(kind):
+  # Of a claim, such as a run with a noise_seed, canaries had random labels, which nothing hides.
+  privacy = Privacy(
+    kind, 1.0, 1e-5, rigorous.FEATURES_ONLY, failed_assumptions=("noise: known",) * 2
+  )
+  outcome = Outcome(None, None, None, privacy, 1, None)
+  config = RelevanceConfig(method=RadpRigorous(), audit=RelevanceAudit(num_canaries=20))
+  put = mock.patch.object(auditing, "insert_canaries", side_effect=KeyError)
+  with put as asked_for, pytest.raises(KeyError):
+    relevance_audit._canaries(config, _job(), outcome, "U4", 0.95)
+  asked = asked_for.call_args.kwargs
+  assert asked["keep_labels"] and asked["neighboring_relation"] == "replace_one"
+
+
 # --- keys
 
 
@@ -247,3 +264,25 @@ def test_a_local_release_that_breaks_its_promise_is_refuted_under_the_shuffler()
     "audit": {"refuted": True},
   }  # fmt: skip
   assert table.verdict([result]) == "PROOF REFUTED"
+
+
+@pytest.mark.parametrize("method", ["dpsgd", "radp_dpsgd"])
+def test_a_number_of_records_that_the_relation_hides_must_be_declared(method):
+  # Undeclared, 2 and 3 records had 1 and 2 steps of batches of 2, and noise of two scales.
+  with refuses("train.nominal_size", value=None):
+    relevance.run(method, "paper", _job())
+  plans = [
+    gradient_methods.make_plan(job, job.size, 1.0)
+    for job in (_job(train=_records(n).declared(30)) for n in (29, 30))
+  ]
+  assert plans[0] == plans[1]
+
+
+@pytest.mark.slow
+def test_a_record_more_moves_the_share_of_no_other_record():
+  net = networks.build("mlp", num_classes=3, features=(32,))
+  rows = _records(8)
+  params = net.init(jax.random.key(0), rows.x[:1])
+  share = lambda part: feature_shares.mean_shares(net.apply, params, part, lrp.Lrp())
+  before, alone, after = (share(rows.subset(part)) for part in (slice(7), [7], slice(8)))
+  np.testing.assert_allclose(8 * after - 7 * before, alone, rtol=0, atol=1e-13)

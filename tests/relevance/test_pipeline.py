@@ -17,7 +17,8 @@ from dpjax.zoo import networks
 from tests.refuses import refuses
 
 _TRAIN, _TEST = data.load("digits")
-_SMALL, _FEW = _TRAIN.subset(slice(0, 200)), _TEST.subset(slice(0, 40))
+_SMALL = _TRAIN.subset(slice(0, 200)).declared(200)
+_FEW = _TEST.subset(slice(0, 40))
 
 
 def _mlp(width, activation="tanh"):

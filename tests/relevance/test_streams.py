@@ -18,14 +18,15 @@ _WAYS = [(name, "paper") for name in pipeline.NAMES] + [("radp", "rigorous")]
 
 def _records(n, seed=0):
   x = np.random.default_rng(seed).random((n, 4)).astype(np.float32)
-  return data.from_arrays(x, np.arange(n) % _CLASSES, num_classes=_CLASSES)
+  y = np.arange(n) % _CLASSES
+  return data.from_arrays(x, y, num_classes=_CLASSES, nominal_size=n)
 
 
 def _neighbour(rows):
   """With another first record."""
   x = rows.x.copy()
   x[0] = 1 - x[0]
-  return data.from_arrays(x, rows.y, num_classes=_CLASSES)
+  return data.from_arrays(x, rows.y, num_classes=_CLASSES, nominal_size=rows.nominal_size)
 
 
 class _Watched:

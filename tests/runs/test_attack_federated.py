@@ -76,8 +76,26 @@ def test_a_score_of_a_client_is_the_mean_of_its_rows():
 def test_a_line_of_users_bounds_records_where_one_user_may_replace_another():
   promised = {"unit": "user", "epsilon": 4.0, "tpr_at_fpr_0.01": 0.03}
   for relation, allowed in (("add_or_remove_one", {}), ("replace_one", {0.01: 0.03})):
-    facts = fed_members._of_records(promised | {"neighboring_relation": relation})
+    told = promised | {"neighboring_relation": relation}
+    facts = fed_members._of_unit(told, "record")
     assert facts["epsilon"] == 4.0 and members._allowed_tpr(None, facts) == allowed
+    assert fed_members._of_unit(told, "client") == told
+
+
+def test_what_a_run_simulates_bounds_nobody_in_it():
+  told = {"unit": "user", "epsilon_kind": "simulated", "tpr_at_fpr_0.01": 0.03}
+  assert members._allowed_tpr(None, told) == {}
+  assert members._allowed_tpr(None, told | {"epsilon_kind": "claimed"}) == {0.01: 0.03}
+
+
+@pytest.mark.parametrize("relation", ["add_or_remove_one", "replace_one"])
+def test_a_line_of_records_bounds_no_client(relation):
+  # A silo of 20 records, each 0.2-GDP, is 4-GDP: TPR .95 at 1 % FPR, where .017 was "allowed".
+  told = {"unit": "record of one silo", "neighboring_relation": relation, "epsilon": 4.0}
+  told |= {"tpr_at_fpr_0.01": 0.017}
+  assert fed_members._of_unit(told, "record") == told
+  facts = fed_members._of_unit(told, "client")
+  assert facts["epsilon"] == 4.0 and members._allowed_tpr(None, facts) == {}
 
 
 def test_no_two_shadows_share_a_key():

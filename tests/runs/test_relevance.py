@@ -6,6 +6,7 @@ import json
 import jax
 import numpy as np
 import pytest
+from scipy import stats
 
 from dpjax import auditing, relevance
 from dpjax.experiments.config import fields
@@ -267,6 +268,18 @@ def test_a_proof_is_refuted_by_a_larger_bound_only():
   assert table.verdict([row | {"epsilon_audited_lower": 1.1}]) == "PROOF REFUTED"
   assert table.verdict([row | {"epsilon": None}]) == "no epsilon is stated"
   assert table.verdict([{"epsilon": 1.0}]) == "not audited"
+
+
+def test_several_seeds_err_no_more_often_than_one():
+  # Each seed's bound errs in 1 of 20. Taking the largest of 5, .226 of tables were wrong.
+  right = {"epsilon": 1.0, "epsilon_kind": "proved", "epsilon_audited_lower": 0.5}
+  wrong = right | {"epsilon_audited_lower": 1.1}
+  for runs in range(3, 12):
+    needed = next(k for k in range(1, runs) if stats.binom.sf(k - 1, runs, 0.05) <= 0.05)
+    for count in (needed - 1, needed):
+      group = [wrong] * count + [right] * (runs - count)
+      assert table.verdict(group).startswith("not refuted") == (count < needed)
+      assert table._audited(group) == (0.5 if count < needed else 1.1)
 
 
 # --- attacks

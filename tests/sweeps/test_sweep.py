@@ -904,4 +904,4 @@ def test_a_refuted_run_is_told_in_its_row(tmp_path):
   rows = grids.run(_config(seeds=[0]), tmp_path, audited)
   assert [row["refuted"] for row in rows] == [True, False]
   table = curves.Curves(Sweep())
-  assert "1 claims are REFUTED" in table.alarm(rows) and not table.alarm(rows[1:])
+  assert "1 of 2 claims are REFUTED" in table.alarm(rows) and not table.alarm(rows[1:])

@@ -169,7 +169,8 @@ def _responses(noisy_labels: Callable = labels_lib.noisy_labels) -> list[Game]:
 def _job(x: Any = None, epsilon: float = 2.0, **fields: Any) -> relevance.Inputs:
   x = np.array([[0.0, 0.0], [1.0, 1.0], [0.0, 1.0], [1.0, 0.0]]) if x is None else x
   y = np.arange(len(x)) % _CLASSES
-  rows = data.from_arrays(np.asarray(x, np.float32), y, num_classes=_CLASSES)
+  x = np.asarray(x, np.float32)
+  rows = data.from_arrays(x, y, num_classes=_CLASSES, nominal_size=len(x))
   test = data.from_arrays(np.ones((2, 2), np.float32), [0, 1], num_classes=_CLASSES)
   net = networks.build("linear", num_classes=_CLASSES)
   keys = relevance.Keys(jax.random.key(0), jax.random.key(1), 0, 2**100 + 1)

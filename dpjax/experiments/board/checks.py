@@ -9,6 +9,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from dpjax.accounting.text import lower, upper
+from dpjax.auditing.lower_bounds import METHODS
 from dpjax.experiments.board.document import Block, Paragraph, Table
 from dpjax.experiments.kinds.attack.build import ATTACKED
 from dpjax.experiments.run import finished, workdir, writers
@@ -67,20 +68,57 @@ def blocks(run: Finished, attacks: list[Finished]) -> list[Block]:
 
 
 def _of_audit(result: Mapping[str, Any], audit: Mapping[str, Any]) -> list[Block]:
-  share = f"{audit['confidence']:.0%}"
-  least = lower(audit["epsilon_audited_lower"])
-  ceiling = lower(audit["ceiling"]["epsilon_lower"])
-  word = "REFUTES" if audit["refuted"] else "does not refute"
+  claimed = audit.get("epsilon_claimed", result["epsilon"])
+  stated = "" if claimed is None else f" the stated epsilon of {upper(claimed)}"
+  if "bounds" in audit:
+    return _of_several(result, audit, stated)
+  indicative = METHODS[audit["method"]].indicative
+  proof = audit["refuted"] and not str(audit["verdict"]).startswith("ALARM")
+  word = "REFUTES" if proof else "raises an ALARM about" if audit["refuted"] else ""
+  told = (
+    f"An audit {word or 'does not refute'}{stated}." if stated else "A run was audited."
+  )
+  put = "clients" if "adversary_sees" in audit else "records"
+  least = f"epsilon is at least {lower(audit['epsilon_audited_lower'])}"
+  sure = (
+    f"With {audit['confidence']:.0%} confidence, {least}."
+    if not indicative
+    else f"If {put} were independent, as in one training they are not, {least}: this is an "
+    "indication, without confidence."
+  )
+  ceiling = audit.get("ceiling")
+  most = (
+    f" Perfect guesses would have shown {lower(ceiling['epsilon_lower'])}, so no larger epsilon "
+    "could have been noticed."
+    if ceiling
+    else ""
+  )
   return [
     Paragraph(
-      f"An audit {word} the stated epsilon of {upper(result['epsilon'])}. It put "
-      f"{audit.get('num_canaries', 'several')} made-up records into the training by tossing "
-      "coins, and then guessed the coins from what the run released."
+      f"{told} It put {audit.get('num_canaries', 'several')} made-up {put} into the training by "
+      "tossing coins, and then guessed the coins from what the run released."
     ),
+    Paragraph(f"{sure}{most}"),
+  ]
+
+
+def _of_several(
+  result: Mapping[str, Any], audit: Mapping[str, Any], stated: str
+) -> list[Block]:
+  """Returns what a report says of the attacks of a relevance run, which each have a bound."""
+  word = "REFUTE" if audit["refuted"] else "do not refute"
+  told = f"Attacks {word}{stated}." if stated else "A run was attacked."
+  least = lower(result["epsilon_audited_lower"])
+  rows = [
+    [bound["what"], bound["target"], f"{lower(bound['epsilon_lower'])} or more"]
+    for bound in audit["bounds"].values()
+  ]
+  return [
     Paragraph(
-      f"With {share} confidence, epsilon is at least {least}. Perfect guesses would have shown "
-      f"{ceiling}, so no larger epsilon could have been noticed."
+      f"{told} With {audit['confidence']:.0%} confidence, all bounds below hold, so the total "
+      f"epsilon is at least {least}."
     ),
+    Table(("attack", "on which epsilon", "epsilon is"), rows),
   ]
 
 

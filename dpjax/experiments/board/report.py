@@ -29,6 +29,7 @@ from dpjax.experiments.board.document import (
 from dpjax.experiments.kinds.federated.config import NATURAL
 from dpjax.experiments.run import checkpoint, finished, workdir, writers
 from dpjax.experiments.run.finished import Finished
+from dpjax.relevance.rigorous import FEATURES_UNIT
 from dpjax.validate import UserError
 
 MARKDOWN = "report.md"
@@ -56,12 +57,19 @@ _UNITS = {
   "example": "one record: one row of a table, one image or one text",
   "user": "one user, with all records of that user",
   "record of one silo": "one record of one silo, such as one patient in the table of one hospital",
+  FEATURES_UNIT: "what one record says of an example, such as its image, but for its label",
 }
 _TOGETHER = {
   "example": "Who has several records is protected for each of them, not for all together. For "
   "two records, epsilon is twice as large, and delta grows, too.",
   "user": "Members of one family who are several users are protected one by one, not as a group.",
 }
+# A fact that the guarantee protects: of a record, and of its features alone.
+_EXAMPLES = (", such as a diagnosis", " that is no label, such as what an image shows")
+_LABELS_ARE_SEEN = (
+  "Labels are not protected. They count as public, and the run used them as they are. Nor is it "
+  "hidden that a record takes part: the guarantee is about what its features are."
+)
 _TOGETHER_BY_COLUMN = (
   "All records of one user are protected together, whoever they are about. Who has records of "
   "several users is protected for each of them, not for all together."
@@ -235,7 +243,7 @@ def _protected(run: Finished) -> list[Block]:
     return [Paragraph("Nobody's: no epsilon is proved for this run.")]
   unit = result["unit"]
   condition = _IF.get(result["epsilon_kind"])
-  difference = statement.difference(result["neighboring_relation"], unit)
+  difference = statement.difference(_relation(result), unit)
   blocks: list[Block] = [
     *([Paragraph(condition)] if condition else []),
     Paragraph(
@@ -255,8 +263,14 @@ def _protected(run: Finished) -> list[Block]:
   elif unit == "user" and _column_of_users(run.config):
     together = _TOGETHER_BY_COLUMN
   blocks += [Paragraph(together)] if together else []
+  blocks += [Paragraph(_LABELS_ARE_SEEN)] if unit == FEATURES_UNIT else []
   users = _users(run.config)
   return [*blocks, Paragraph(users)] if users else blocks
+
+
+def _relation(result: Mapping[str, Any]) -> str:
+  """Returns the neighboring relation, without what it leaves out: the unit says that, too."""
+  return str(result["neighboring_relation"]).partition(" (")[0]
 
 
 def _unit(run: Finished) -> str:
@@ -333,15 +347,16 @@ def _attacker(run: Finished) -> list[Block]:
     ]
   condition = _IF.get(result["epsilon_kind"])
   blocks: list[Block] = [Paragraph(condition)] if condition else []
-  replaced = result["neighboring_relation"] == "replace_one"
+  replaced = _relation(result) == "replace_one"
+  of_features = result["unit"] == FEATURES_UNIT
   many, one = ("users", "user") if result["unit"] == "user" else ("people", "person")
   by = _column_of_users(run.config)
   whom = (
     f"{many} (each value of the column {by!r} is one)" if by and many == "users" else many
   )
   asked = (
-    "An attacker has two versions of the record of each of 100 participants, and says which one "
-    "was used."
+    f"An attacker has two versions of the {'features' if of_features else 'record'} of each of 100 "
+    "participants, and says which one was used."
     if replaced
     else f"An attacker is asked about 100 {whom}, of whom half took part, and says of each "
     f"whether this {one} took part."
@@ -370,8 +385,8 @@ def _attacker(run: Finished) -> list[Block]:
     ),
     Table(head, rows),
     Paragraph(
-      f"Secrets: take a fact, such as a diagnosis, that an attacker guesses of {many} who did not "
-      f"take part with a chance of {few.wrong} in 1,000. Of a participant he guesses it with a "
+      f"Secrets: take a fact{_EXAMPLES[of_features]}, that an attacker guesses of {many} who did "
+      f"not take part with a chance of {few.wrong} in 1,000. Of a participant he guesses it with a "
       f"chance of at most {few.found} in 1,000."
     ),
     Paragraph(
@@ -387,6 +402,7 @@ def _not_covered(run: Finished) -> list[Block]:
   client = _client(run.config)
   # The statement of a silo, too, calls its unit a record.
   unit = "record" if client == "silo" else str(result["unit"] or "example")
+  unit = unit.removesuffix("'s features")
   lies = [_LIES.format(client=client)] if "num_rounds" in run.config else []
   items = [*_ABOUT_ALL, *lies]
   blocks: list[Block] = [Paragraph("No epsilon ever covers:"), Bullets(items)]

@@ -139,8 +139,7 @@ def prepare(config: AttackConfig, loaded: tuple[Any, Any], random: RunKeys) -> T
   arrays = saved.read(settings.target, "attack.target")
   target = saved.in_place_of(run.params, arrays, f"attack.target={settings.target!r}")
   facts = members.facts_of_run(settings.target, target, config.federate)
-  if settings.unit == "record" and facts.get("unit") == "user":
-    facts = _of_records(facts)
+  facts = _of_unit(facts, settings.unit)
   unit_of = None
   is_member = np.arange(len(rows.owners)) < rows.num_members
   if settings.unit == "client":
@@ -171,10 +170,17 @@ def prepare(config: AttackConfig, loaded: tuple[Any, Any], random: RunKeys) -> T
   )
 
 
-def _of_records(facts: Mapping[str, Any]) -> dict[str, Any]:
-  """Returns what a guarantee of users says of records: no rate of an attacker, unless one user may
-  replace another. A record that leaves changes its user's data, and removes no user."""
-  if facts.get("neighboring_relation") == NeighboringRelation.REPLACE_ONE:
+def _of_unit(facts: Mapping[str, Any], attacked: str) -> dict[str, Any]:
+  """Returns what a guarantee says of what is attacked, a record or a client.
+
+  No rate of an attacker on records bounds one on clients, who hold many. One on users bounds one on
+  records only if one user may replace another: a record that leaves changes its user's data, and
+  removes no user."""
+  of_users = facts.get("unit") == "user"
+  replaced = facts.get("neighboring_relation") == NeighboringRelation.REPLACE_ONE
+  if of_users and (attacked == "client" or replaced):
+    return dict(facts)
+  if not of_users and attacked == "record":
     return dict(facts)
   return {name: value for name, value in facts.items() if name not in RATES}
 

@@ -528,9 +528,13 @@ def _line(attacked: Targets) -> allowed.AllowedRoc:
 def _allowed_tpr(
   line: allowed.AllowedRoc | None, facts: Mapping[str, Any]
 ) -> dict[float, float]:
-  """Returns the allowed TPR at each FPR: of the line, or what a given target's run promised."""
+  """Returns the allowed TPR at each FPR: of the line, or what a given target's run promised.
+
+  What is simulated was promised to others than those whose data were used."""
   if line is not None:
     return dict(zip(FPRS, line(FPRS).tolist()))
+  if facts.get("epsilon_kind") == "simulated":
+    return {}
   return {fpr: facts[name] for name, fpr in RATES.items() if facts.get(name) is not None}
 
 

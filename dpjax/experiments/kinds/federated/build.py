@@ -12,7 +12,6 @@ import jax
 import optax
 
 from dpjax import federated, secure, trees, validate
-from dpjax.accounting.proved import NeighboringRelation
 from dpjax.accounting.text import paragraph
 from dpjax.data import Federation
 from dpjax.data.target_kinds import needs_classes
@@ -245,19 +244,6 @@ def _check_combination(config: FedConfig) -> None:
       "keeps every entry; must be below 1", field="compression.share", value=1.0
     )
   compressed = compression != "none"
-  if (
-    compressed
-    and isinstance(config.privacy, Both)
-    and privacy.relation(config) == NeighboringRelation.REPLACE_SPECIAL
-  ):
-    # A clip moves two messages no further apart, but codes may: a client and its emptied twin, who
-    # sends noise, would be up to two clip norms apart.
-    raise UserError(
-      "must be 'add_or_remove_one' with privacy='both' and compression: an emptied client still "
-      "sends the codes of its noise, which are not zero",
-      field="privacy.neighboring_relation",
-      value=privacy.relation(config),
-    )
   wraps = compressed or isinstance(config.privacy, Local | Both)
   if wraps and not algorithm.wraps_clients:
     known = algorithms_that(lambda row: row.wraps_clients)

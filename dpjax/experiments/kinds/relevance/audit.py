@@ -229,13 +229,13 @@ def _canaries(config: Any, job: Any, outcome: Any, name: str, confidence: float)
   them by their loss.
 
   A proof is tested under its own relation. All else is tested under replace_one, the relation of
-  theorem 2 of the RADP paper.
+  theorem 2 of the RADP paper. Where labels count as public, proved or claimed, no canary has
+  another label than its row.
   """
   privacy = outcome.privacy
-  relation = privacy.neighboring_relation if privacy.kind == "proved" else "replace_one"
-  features_only = relation == rigorous.FEATURES_ONLY
-  if features_only:
-    relation = rigorous.RELATION
+  features_only = privacy.neighboring_relation == rigorous.FEATURES_ONLY
+  proved = privacy.kind == "proved" and not features_only
+  relation = privacy.neighboring_relation if proved else rigorous.RELATION
   mixed, canaries = auditing.insert_canaries(
     job.train,
     num_canaries=min(config.audit.num_canaries, len(job.train)),
@@ -249,9 +249,7 @@ def _canaries(config: Any, job: Any, outcome: Any, name: str, confidence: float)
   which = sorted(_KINDS).index(name)
   key = jax.random.fold_in(key_for(KeyUse.CANARY_AUDIT, job.keys.noise), which)
   run_keys = job.keys._replace(noise=key, secret=job.keys.secret + 2000 + which)
-  again = dataclasses.replace(
-    job, train=mixed, public_size=job.size, memo={}, keys=run_keys
-  )
+  again = dataclasses.replace(job, train=mixed, memo={}, keys=run_keys)
   method, mode = config.played
   attacked = relevance.run(method, mode, again)
   seen = dataclasses.replace(canaries.examples, x=attacked.prepare(canaries.examples.x))

@@ -331,11 +331,9 @@ def make_job(
   jax.eval_shape(
     lambda: central.init_params(config.model, nets.first, jax.random.key(0), first)
   )
-  size = public_size(config, train)
   return relevance.Inputs(
     epsilon=config.epsilon,
-    train=train.declared(size),
-    public_size=size,
+    train=train.declared(public_size(config, train)),
     test=test,
     nets=nets,
     keys=relevance.Keys(random.init, random.noise, random.order, random.sampler),
