@@ -550,24 +550,30 @@ class Plan(overflow.MayAbort):
       )
     return int(steps)
 
-  def _log_abort_prob(self, steps: int | None) -> float:
-    steps = self._steps(steps)
-    if not self.sampler.can_overflow or not steps or not self.is_private:
-      return -math.inf
-    return self._log_allowed + math.log(steps)
+  def accounted_delta(self, delta: float, steps: int | None = None) -> float:
+    """Returns delta minus the part reserved for draws above the capacity in `steps` steps.
 
-  def _set_aside(self, delta: float, steps: int | None, least: float) -> float:
+    A run that aborts with probability B costs (1 + e^epsilon) B of delta. Capacities are chosen so
+    that `OVERFLOW_SHARE` of the plan's delta is enough for this. At a smaller delta epsilon is
+    larger, and this share may not be enough. Then the least amount x on a grid of amounts with
+    x >= (1 + e^epsilon(delta - x)) B is reserved.
+
+    Raises:
+      UserError: no epsilon makes the run private at such a small delta.
+    """
+    validate.open_unit(delta=delta)
+    delta = float(delta)
     steps = self._steps(steps)
     if not self.sampler.can_overflow or not steps or not self.is_private:
-      return 0.0
+      return delta
     share = OVERFLOW_SHARE * self.delta
     own = steps == self.num_steps and delta == self.delta
-    finite = own or math.isfinite(self._own_epsilon)
     # At a larger delta epsilon is smaller, so the share of the plan's delta is enough. Where the
     # plan's own epsilon is infinite, its share was chosen as if it were 0.
-    if delta >= self.delta and finite:
-      return share
-    return super()._set_aside(delta, steps, share)
+    if own or (delta >= self.delta and math.isfinite(self._own_epsilon)):
+      return delta - share
+    chance = self._log_allowed + math.log(steps)
+    return self._left_by_aborts(delta, steps, [chance], least=share)
 
   @property
   def _log_allowed(self) -> float:
