@@ -142,7 +142,7 @@ def settings(count, seed, kinds=KINDS):
       interval = 2.0 ** -draw.randint(8, 16)
       q, z = 1.0, cells * interval
       step = Step(on_grid(cells, interval))
-      epsilon = Composition([(lambda step=step: step, steps)]).epsilon(delta)
+      epsilon = Composition([(step, steps)]).epsilon(delta)
       exact = responses(z, steps, epsilon)
     else:
       noise = accounting.laplace_event if kind == "laplace" else accounting.gaussian_event
