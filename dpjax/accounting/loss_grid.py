@@ -249,7 +249,7 @@ class Composition:
     # Far smaller deltas need no digits.
     log_deltas = np.maximum(bounds.min(axis=0), math.log(_TINY))
     log_errors = bounds - log_deltas + math.log(1e-13 * self._num_steps)
-    lowest, cells = np.array(self._circles, float).T
+    lowest, cells = self._circles
     work = np.log(np.maximum(cells, _FEW))
     work[cells > max(_MANY, cells.min())] = math.inf
     work = work[:, None] + np.maximum(log_errors - math.log(_WANTED), 0.0) / 2
@@ -258,9 +258,9 @@ class Composition:
     return rates[np.argmin(work, axis=0)]
 
   @functools.cached_property
-  def _circles(self) -> list[tuple[int, int]]:
-    """Returns the lowest cell and the number of cells for each rate of `_tilts`."""
-    return [self._window(float(rate))[:2] for rate in self._tilts[0]]
+  def _circles(self) -> np.ndarray:
+    """Returns the lowest cells, and the numbers of cells, for the rates of `_tilts`, [2, k]."""
+    return np.array([self._window(float(rate))[:2] for rate in self._tilts[0]], float).T
 
   @functools.cached_property
   def _tilts(self) -> tuple[np.ndarray, np.ndarray]:
@@ -349,7 +349,9 @@ class Composition:
     least, most = self._support
     low = min(max(least, math.floor(bottom / self._interval) - 2), most - 1)
     high = max(min(most, math.ceil(top / self._interval) + 2), low + 1)
-    length = _length(high - low + 1)
+    # Transforms of such lengths are fast. They have few values, so that runs share them.
+    rounded = math.ceil(2.0 ** (math.ceil(4 * math.log2(max(high - low + 1, 16))) / 4))
+    length = int(fft.next_fast_len(rounded, real=True) or rounded)
     if length > most - least:
       low = least
     edge = low + length
@@ -494,12 +496,6 @@ def _norm(rate: float, interval: float, length: int) -> float:
 def _log_peaks(rates: np.ndarray) -> np.ndarray:
   """Returns the logarithm of the largest (1 - e^-x) e^(-rate x) over x > 0, for rates > 0."""
   return -np.log1p(rates) - rates * np.log1p(1 / rates)
-
-
-def _length(least: int) -> int:
-  """Returns a number of cells whose transform is fast; it has few values, so that runs share it."""
-  rounded = math.ceil(2.0 ** (math.ceil(4 * math.log2(max(least, 16))) / 4))
-  return int(fft.next_fast_len(rounded, real=True) or rounded)
 
 
 def _log_moments(parts: Sequence[tuple[Step, int]]) -> tuple[np.ndarray, np.ndarray]:

@@ -221,10 +221,6 @@ class MayAbort(abc.ABC):
       UserError: no epsilon makes the run private at such a small delta.
     """
 
-  def _total(self, steps: Any) -> DpEvent:
-    """Returns `event(steps)`, or an event of equal cost that is faster to account."""
-    return self.event(steps)
-
   def epsilon(self, delta: float | None = None, steps: Any = None) -> float:
     """Returns epsilon at `delta` (default: the plan's) after `steps` (default: all) steps.
 
@@ -268,7 +264,7 @@ class MayAbort(abc.ABC):
     """
     if not log_chances:
       return delta
-    event = self._total(steps)
+    event = self.event(steps)
     aside = reserve_for_aborts(
       lambda left: self._epsilon_at(event, left),
       delta=delta,
