@@ -35,7 +35,7 @@ from dpjax.accounting import calibration, matrix, overflow
 from dpjax.accounting.attack_bounds import AttackBound
 from dpjax.accounting.event_kinds.elements import check_accountant, parts
 from dpjax.accounting.event_kinds.kind import event_to_json
-from dpjax.accounting.loss_masses import Profile
+from dpjax.accounting.loss_grid import Profile
 from dpjax.accounting.matrix import correlated_events, join
 from dpjax.accounting.overflow import OVERFLOW_SHARE
 from dpjax.accounting.proved import NeighboringRelation

@@ -42,8 +42,14 @@ from dpjax.accounting.event_kinds.random_allocation import (
   RandomAllocationDpEvent,
   drop_amplification,
 )
-from dpjax.accounting.loss_grid import Composition, Step, is_coarse
-from dpjax.accounting.loss_masses import Profile, masses_of, pld_of
+from dpjax.accounting.loss_grid import (
+  Composition,
+  Profile,
+  Step,
+  is_coarse,
+  masses_of,
+  pld_of,
+)
 from dpjax.accounting.replaced import delta_of_both, epsilon_of_both
 from dpjax.validate import UserError
 

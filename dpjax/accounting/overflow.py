@@ -20,7 +20,7 @@ from dpjax import validate
 from dpjax.accounting.epsilon import epsilon as epsilon_of
 from dpjax.accounting.epsilon import privacy_profile
 from dpjax.accounting.event_kinds.kind import DpEvent
-from dpjax.accounting.loss_masses import Profile
+from dpjax.accounting.loss_grid import Profile
 from dpjax.accounting.proved import ADD
 from dpjax.validate import UserError
 

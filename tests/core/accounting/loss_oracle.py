@@ -18,8 +18,7 @@ import numpy as np
 
 from dpjax import accounting
 from dpjax.accounting.event_kinds.elements import accountable
-from dpjax.accounting.loss_grid import Composition, Step
-from dpjax.accounting.loss_masses import LossMasses
+from dpjax.accounting.loss_grid import Composition, LossMasses, Step
 
 mpmath.mp.dps = 40
 FIELDS = (

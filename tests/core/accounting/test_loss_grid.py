@@ -13,8 +13,7 @@ from dpjax import accounting
 from dpjax.accounting import loss_grid, noise_profiles
 from dpjax.accounting.epsilon import privacy_profile
 from dpjax.accounting.event_kinds.kind import kind_of
-from dpjax.accounting.loss_grid import Composition, Step
-from dpjax.accounting.loss_masses import LossMasses, masses_of
+from dpjax.accounting.loss_grid import Composition, LossMasses, Step, masses_of
 from tests.core.accounting import loss_oracle
 
 
