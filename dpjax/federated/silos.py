@@ -48,8 +48,8 @@ from dpjax.federated.cohort import Cohort, Drawn, LocalBatches, LocalWork
 from dpjax.gradients import Flat
 from dpjax.key_uses import KeyUse, key_for
 from dpjax.noise import gaussian
+from dpjax.noise.gaussian import state_at
 from dpjax.noise.shape import WHITE
-from dpjax.noise.state import state_at
 from dpjax.plan import Plan
 from dpjax.sampling import FixedSizeSampler
 from dpjax.sampling import batches as batches_lib

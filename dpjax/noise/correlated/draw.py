@@ -10,9 +10,8 @@ import jax.numpy as jnp
 from dpjax import trees
 from dpjax.noise import source
 from dpjax.noise.correlated.strategies import Correlation, Redrawn
-from dpjax.noise.gaussian import check_one_sum, gaussian
+from dpjax.noise.gaussian import check_accounted, check_one_sum, gaussian
 from dpjax.noise.gaussian import init as init_white
-from dpjax.noise.state import check_accounted
 from dpjax.types import ArrayTree
 
 

@@ -9,7 +9,7 @@ from scipy import stats
 
 from dpjax import noise
 from dpjax.noise import gaussian, source
-from dpjax.noise.state import state_at
+from dpjax.noise.gaussian import state_at
 
 
 def _draw(std, size=20_000, key=0):
