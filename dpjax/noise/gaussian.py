@@ -199,21 +199,6 @@ def check_one_sum(tree: ArrayTree, state: Any) -> Any:
   return trees.require(_one_model(leaves, stream), shared)
 
 
-def gaussian(key: jax.Array, like: ArrayTree, std: float) -> Any:
-  """Draws independent N(0, std^2) noise for every scalar of `like`, in float32 or wider.
-
-  The tails reach 9.49 std in float32 and 16.3 std in float64. `jax.random.normal` in float32 ends
-  at 5.42 std. An output beyond 5.42 std, which only one of two neighbours can produce, would come
-  about once in 10^6 to 10^7 draws of a coordinate. Over a run this chance is not small against
-  delta.
-
-  >>> noise = gaussian(jax.random.key(0), {"w": jnp.zeros(3, jnp.bfloat16)}, 2.0)
-  >>> noise["w"].shape, noise["w"].dtype
-  ((3,), dtype('float32'))
-  """
-  return source.gaussian(key, like, std)
-
-
 def add_gaussian(
   state: NoiseState,
   tree: ArrayTree,
