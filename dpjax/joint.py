@@ -371,14 +371,18 @@ class JointPlan(overflow.MayAbort):
       [self._event_of(name, count) for name, count in self._counts(steps).items()]
     )
 
-  def _log_abort_prob(self, steps: Mapping[str, int] | None) -> float:
+  def accounted_delta(self, delta: float, steps: Mapping[str, int] | None = None) -> float:
+    """Returns delta minus the part reserved for draws above a capacity, as for a `Plan`."""
+    validate.open_unit(delta=delta)
+    delta = float(delta)
     counts = self._counts(steps)
     chances = [
       allowed + math.log(counts[name])
       for name, allowed in self._log_aborts.items()
       if counts[name]
     ]
-    return float(np.logaddexp.reduce(chances)) if chances else -math.inf
+    least = overflow.OVERFLOW_SHARE * min(delta, self.delta)
+    return self._left_by_aborts(delta, steps, chances, least=least)
 
   @functools.cached_property
   def _log_aborts(self) -> dict[str, float]:

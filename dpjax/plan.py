@@ -35,14 +35,14 @@ from dpjax.accounting import calibration, matrix, overflow
 from dpjax.accounting.attack_bounds import AttackBound
 from dpjax.accounting.event_kinds.elements import check_accountant, parts
 from dpjax.accounting.event_kinds.kind import event_to_json
-from dpjax.accounting.loss_masses import Profile
+from dpjax.accounting.loss_grid import Profile
 from dpjax.accounting.matrix import correlated_events, join
 from dpjax.accounting.overflow import OVERFLOW_SHARE
 from dpjax.accounting.proved import NeighboringRelation
 from dpjax.accounting.statement import NOTHING, delta_warning
 from dpjax.gradients.per_example import ClippedGrad
 from dpjax.noise import source
-from dpjax.noise.shape import WHITE
+from dpjax.noise.shape import WHITE, check_levels
 from dpjax.sampling import batches as batches_lib
 from dpjax.sampling import indexed
 from dpjax.sampling.batches import rows_of_slice
@@ -56,7 +56,6 @@ from dpjax.validate import UserError, Verbatim
 
 if TYPE_CHECKING:
   from dpjax.mechanisms.noisy_means import NoisyMeans
-  from dpjax.transforms.inputs import Mechanism
 
 # Largest number of steps that the state of a transform can count.
 _MOST_STEPS = 2**31 - 1
@@ -240,7 +239,7 @@ class Plan(overflow.MayAbort):
       # The events are computed now, to raise UserError for combinations without an analysis.
       _ = self._correlated_events
     if participation is None or participation.turn_prob < 1:
-      shape.check_levels(self.accountant)
+      check_levels(shape.schedule, self.accountant)
 
   @functools.cached_property
   def _correlated_events(self) -> tuple[DpEvent, ...]:
@@ -294,7 +293,7 @@ class Plan(overflow.MayAbort):
       )
     # A plan with an arbitrary noise runs all checks before the slow search for the noise.
     unit = cls(sampler, 1.0, l2_clip_norm, normalize_by, num_steps, delta=delta, **options)
-    if sampler.event_at(0, accounting.gaussian_event(1.0)) is None:
+    if not unit.is_private:
       raise unproved(sampler, "sampler")
     if attack is not None:
       return unit._kept_from(attack)
@@ -464,13 +463,8 @@ class Plan(overflow.MayAbort):
         raise UserError(
           f"must be < num_steps={self.num_steps} of the plan", field="step", value=step
         )
-    return self._event_at(step or 0)
-
-  def _event_at(self, step: int) -> DpEvent:
-    event = self.sum_event(step)
-    if step or self.statistics is None:
-      return event
-    return self._with_statistics(event)
+    event = self.sum_event(step or 0)
+    return event if step else self._with_statistics(event)
 
   def _with_statistics(self, sums: DpEvent) -> DpEvent:
     """Returns `sums`, an event of noisy sums, joined with that of the statistics if there are any.
@@ -507,13 +501,13 @@ class Plan(overflow.MayAbort):
 
   def _event_of(self, steps: range) -> DpEvent:
     if self.steps_alike:
-      return accounting.compose(self._event_at(0), len(steps))
+      return accounting.compose(self.step_event(0), len(steps))
     if self.passes_alike and self.is_private:
       # The first step of a pass stands for all of it, and the others cost nothing.
       length = self.sampler.steps_per_event
       begun = len(range(-(-steps.start // length), -(-steps.stop // length)))
-      return accounting.compose(self._event_at(0), begun)
-    return join([self._event_at(step) for step in steps])
+      return accounting.compose(self.step_event(0), begun)
+    return join([self.step_event(step) for step in steps])
 
   def _total(self, steps: int | None) -> DpEvent:
     """Returns `event(steps)`, or an event of equal cost, up to rounding, that is faster to account.
@@ -550,24 +544,30 @@ class Plan(overflow.MayAbort):
       )
     return int(steps)
 
-  def _log_abort_prob(self, steps: int | None) -> float:
-    steps = self._steps(steps)
-    if not self.sampler.can_overflow or not steps or not self.is_private:
-      return -math.inf
-    return self._log_allowed + math.log(steps)
+  def accounted_delta(self, delta: float, steps: int | None = None) -> float:
+    """Returns delta minus the part reserved for draws above the capacity in `steps` steps.
 
-  def _set_aside(self, delta: float, steps: int | None, least: float) -> float:
+    A run that aborts with probability B costs (1 + e^epsilon) B of delta. Capacities are chosen so
+    that `OVERFLOW_SHARE` of the plan's delta is enough for this. At a smaller delta epsilon is
+    larger, and this share may not be enough. Then the least amount x on a grid of amounts with
+    x >= (1 + e^epsilon(delta - x)) B is reserved.
+
+    Raises:
+      UserError: no epsilon makes the run private at such a small delta.
+    """
+    validate.open_unit(delta=delta)
+    delta = float(delta)
     steps = self._steps(steps)
     if not self.sampler.can_overflow or not steps or not self.is_private:
-      return 0.0
+      return delta
     share = OVERFLOW_SHARE * self.delta
     own = steps == self.num_steps and delta == self.delta
-    finite = own or math.isfinite(self._own_epsilon)
     # At a larger delta epsilon is smaller, so the share of the plan's delta is enough. Where the
     # plan's own epsilon is infinite, its share was chosen as if it were 0.
-    if delta >= self.delta and finite:
-      return share
-    return super()._set_aside(delta, steps, share)
+    if own or (delta >= self.delta and math.isfinite(self._own_epsilon)):
+      return delta - share
+    chance = self._log_allowed + math.log(steps)
+    return self._left_by_aborts(delta, steps, [chance], least=share)
 
   @property
   def _log_allowed(self) -> float:
@@ -610,10 +610,36 @@ class Plan(overflow.MayAbort):
         data, so this cannot be checked here. Give every run its own key: `dpjax.new_key()`, or a
         seed that no other run has.
     """
-    from dpjax.transforms import guard  # a plan alone needs none
+    # A plan alone imports no mechanism, and a transform its own.
+    from dpjax.transforms import guard
 
+    trees.check_key(key=key)
+    source.to_words(key)
+    shape = self.noise_shape
+    numbers: Any = {
+      "noise_multiplier": self.noise_multiplier,
+      "normalize_by": self.normalize_by,
+      "key": key,
+      "num_steps": self.num_steps,
+    }
+    if self.l2_clip_norm.rule.adapts:
+      from dpjax.transforms.adaptive_clipping import adaptive_noise
+
+      mechanism = adaptive_noise(self.l2_clip_norm, **numbers)
+    elif shape.by_step:
+      from dpjax.transforms.correlated import correlated_noise
+
+      mechanism = correlated_noise(self.l2_clip_norm, shape=shape, **numbers)
+    else:
+      from dpjax.transforms.clip_and_noise import white_noise
+
+      mechanism = white_noise(self.l2_clip_norm, shares=shape.shares, **numbers)
+    if self.scaling is not None:
+      from dpjax.transforms.scale_then_privatize import scaled_noise
+
+      mechanism = scaled_noise(mechanism, self.scaling, takes_scaled_sums=True)
     return guard.with_guard(
-      self._mechanism(key),
+      mechanism,
       mark=self._mark,
       rows=self.sampler.padded_batch_size,
       slices=self.slices,
@@ -655,36 +681,6 @@ class Plan(overflow.MayAbort):
         "scaling": scaling,
       }
     )
-
-  def _mechanism(self, key: jax.Array) -> Mechanism:
-    """Returns the transform without its guard. The plan's own checks are those of its arguments."""
-    trees.check_key(key=key)
-    source.to_words(key)
-    shape = self.noise_shape
-    numbers: Any = {
-      "noise_multiplier": self.noise_multiplier,
-      "normalize_by": self.normalize_by,
-      "key": key,
-      "num_steps": self.num_steps,
-    }
-    # A plan alone imports no mechanism, and a transform its own.
-    if self.l2_clip_norm.rule.adapts:
-      from dpjax.transforms.adaptive_clipping import adaptive_noise
-
-      mechanism = adaptive_noise(self.l2_clip_norm, **numbers)
-    elif shape.by_step:
-      from dpjax.transforms.correlated import correlated_noise
-
-      mechanism = correlated_noise(self.l2_clip_norm, shape=shape, **numbers)
-    else:
-      from dpjax.transforms.clip_and_noise import white_noise
-
-      mechanism = white_noise(self.l2_clip_norm, shares=shape.shares, **numbers)
-    if self.scaling is None:
-      return mechanism
-    from dpjax.transforms.scale_then_privatize import scaled_noise
-
-    return scaled_noise(mechanism, self.scaling, takes_scaled_sums=True)
 
   def spent(
     self,
@@ -846,22 +842,18 @@ class Plan(overflow.MayAbort):
     # A batch that is padded for all records, and for one more, takes any draw.
     if self.sampler.log_overflow_prob(num_examples + 1) == -math.inf:
       return
+    # The number of examples whose expected batch size is `normalize_by`, if there is one.
+    rate = getattr(self.sampler, "sampling_prob", None)
+    size = self.normalize_by / rate if rate else math.inf
+    of_divisor = round(size) if 0.5 < size <= _MOST_EXAMPLES else None
     overflow.check_capacity(
       self.sampler,
       num_examples,
-      declared=self._size_of_divisor if declared is None else declared,
-      of_divisor=self._size_of_divisor,
+      declared=of_divisor if declared is None else declared,
+      of_divisor=of_divisor,
       run=self,
       log_allowed=self._log_allowed,
     )
-
-  @property
-  def _size_of_divisor(self) -> int | None:
-    """Returns the number of examples whose expected batch size is `normalize_by`; None without
-    a sampling rate, or if the number rounds to 0 or is too large."""
-    rate = getattr(self.sampler, "sampling_prob", None)
-    size = self.normalize_by / rate if rate else math.inf
-    return round(size) if 0.5 < size <= _MOST_EXAMPLES else None
 
   def batches(
     self, data: Indexed, rng: int | None = None, start: int = 0

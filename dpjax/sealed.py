@@ -146,18 +146,18 @@ class _Closed(NamedTuple):
 
   @classmethod
   def of(cls, tree: Any) -> _Closed:
-    def dtype_of(leaf: Any) -> Any:
+    leaves, treedef = jax.tree.flatten(tree)
+    dtypes: list[Any] = [None] * len(leaves)
+    for place, leaf in enumerate(leaves):
       dtype = getattr(leaf, "dtype", None)
       if dtype is None or not jnp.issubdtype(dtype, jnp.floating):
-        return None
+        continue
       # NumPy's float64 becomes float32 where JAX has no float64.
       dtype = jax.dtypes.canonicalize_dtype(dtype)
-      return dtype if jnp.finfo(dtype).bits >= 8 else None
-
-    leaves, treedef = jax.tree.flatten(tree)
-    dtypes = tuple(map(dtype_of, leaves))
-    close = lambda leaf, dtype: leaf if dtype is None else _close(jnp.asarray(leaf))
-    return cls(treedef.unflatten(map(close, leaves, dtypes)), dtypes)
+      if jnp.finfo(dtype).bits >= 8:
+        dtypes[place] = dtype
+        leaves[place] = _close(jnp.asarray(leaf))
+    return cls(treedef.unflatten(leaves), tuple(dtypes))
 
   def open(self) -> Any:
     """Returns the arrays. Raises UserError if a leaf was exchanged or left out."""
@@ -185,12 +185,15 @@ def register(cls: _Class) -> _Class:
 
   def flatten(value: Any) -> tuple[Any, Any]:
     refuse_inside_optax()
-    closed = {name: field.close(value) for name, field in shut.items()}
-    children = [
-      closed[name].tree if name in shut else getattr(value, name) for name in names
-    ]
-    dtypes = tuple(each.dtypes for each in closed.values())
-    return children, (dtypes, tuple(getattr(value, name) for name in static))
+    children, dtypes = [], []
+    for name in names:
+      if name in shut:
+        closed = shut[name].close(value)
+        children.append(closed.tree)
+        dtypes.append(closed.dtypes)
+      else:
+        children.append(getattr(value, name))
+    return children, (tuple(dtypes), tuple(getattr(value, name) for name in static))
 
   def flatten_with_keys(value: Any) -> tuple[Any, Any]:
     # The call in `flatten` would find this function, not Optax.

@@ -18,7 +18,7 @@ from dpjax.accounting import matrix
 from dpjax.accounting.attack_bounds import AttackBound
 from dpjax.accounting.epsilon import privacy_profile
 from dpjax.accounting.event_kinds.kind import DpEvent
-from dpjax.accounting.loss_masses import Profile
+from dpjax.accounting.loss_grid import Profile
 from dpjax.accounting.matrix import Strategy
 from dpjax.accounting.monte_carlo import MOST_APART, min_sep_epsilon
 from dpjax.accounting.overflow import without_share

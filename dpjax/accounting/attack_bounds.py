@@ -23,7 +23,7 @@ import math
 import numpy as np
 
 from dpjax import validate
-from dpjax.accounting.loss_masses import Profile
+from dpjax.accounting.loss_grid import Profile
 from dpjax.accounting.text import lower, upper
 from dpjax.accounting.trade_off import pairs_of
 from dpjax.validate import UserError

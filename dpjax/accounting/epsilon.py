@@ -42,8 +42,14 @@ from dpjax.accounting.event_kinds.random_allocation import (
   RandomAllocationDpEvent,
   drop_amplification,
 )
-from dpjax.accounting.loss_grid import Composition, Step, is_coarse
-from dpjax.accounting.loss_masses import Profile, masses_of, pld_of
+from dpjax.accounting.loss_grid import (
+  Composition,
+  Profile,
+  Step,
+  is_coarse,
+  masses_of,
+  pld_of,
+)
 from dpjax.accounting.replaced import delta_of_both, epsilon_of_both
 from dpjax.validate import UserError
 
@@ -396,17 +402,11 @@ def _compositions(steps: Parts) -> tuple[Composition, ...]:
 def _composed(
   steps: tuple[tuple[type, DpEvent, int], ...], interval: float
 ) -> tuple[Composition, ...]:
-  sides = max(len(_steps_of(cls, part, interval)) for cls, part, _ in steps)
-
-  def step(cls: type, part: DpEvent, side: int) -> Step:
-    # A step of one side has the same losses in both directions.
-    return _steps_of(cls, part, interval)[-1 if side else 0]
-
+  each = [(_steps_of(cls, part, interval), times) for cls, part, times in steps]
+  # A step of one side has the same losses in both directions.
   return tuple(
-    Composition(
-      [(functools.partial(step, cls, part, side), times) for cls, part, times in steps]
-    )
-    for side in range(sides)
+    Composition([(sides[min(side, len(sides) - 1)], times) for sides, times in each])
+    for side in range(max(len(sides) for sides, _ in each))
   )
 
 

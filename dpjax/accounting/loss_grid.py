@@ -16,23 +16,78 @@ larger losses.
 from __future__ import annotations
 
 import contextvars
+import dataclasses
 import functools
 import math
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import numpy as np
+from dp_accounting.pld import pld_pmf
 from dp_accounting.pld import privacy_loss_distribution as pld_lib
 from scipy import fft, signal
 
-from dpjax.accounting.loss_masses import LossMasses, pld_of
 from dpjax.accounting.noise_profiles import UNIT
 
+# Function from epsilons >= 0, [k], to their deltas, [k]. The deltas are upper bounds that hold at
+# once.
+Profile = Callable[[Sequence[float] | np.ndarray], np.ndarray]
 # Function from epsilons >= 0, rising, [n], to upper bounds on deltas there, [n].
 Divergence = Callable[[np.ndarray], np.ndarray]
 
 # Whether a search wants quick and loose bounds (`epsilon.coarse_grid`).
 is_coarse = contextvars.ContextVar("is_coarse", default=False)
+
+# --- masses
+
+
+class LossMasses(NamedTuple):
+  """Masses of a privacy loss distribution in one direction, on multiples of `interval`."""
+
+  interval: float
+  lowest: int  # the loss of probs[0] is lowest * interval
+  probs: np.ndarray  # [n]
+  infinity_mass: float
+
+  @property
+  def losses(self) -> np.ndarray:
+    """Returns the privacy loss of each mass, [n], rising."""
+    return (self.lowest + np.arange(len(self.probs))) * self.interval
+
+
+def masses_of(pld: pld_lib.PrivacyLossDistribution) -> list[LossMasses]:
+  """Returns the masses for removing a record, and those for adding one if they differ."""
+  pmfs = [pld._pmf_remove] if pld._symmetric else [pld._pmf_remove, pld._pmf_add]
+  dense = [pmf.to_dense_pmf() for pmf in pmfs]
+  return [
+    LossMasses(
+      interval=pmf._discretization,
+      lowest=int(pmf._lower_loss),
+      probs=np.asarray(pmf._probs, float),
+      infinity_mass=float(pmf._infinity_mass),
+    )
+    for pmf in dense
+  ]
+
+
+def pld_of(masses: Sequence[LossMasses]) -> pld_lib.PrivacyLossDistribution:
+  """Returns the privacy loss distribution with these masses, in the form of `masses_of`.
+
+  It composes with distributions of the same interval.
+
+  >>> from dp_accounting.pld import privacy_loss_distribution as pld_lib
+  >>> whole = pld_lib.from_laplace_mechanism(1.0, value_discretization_interval=0.1)
+  >>> round(float(pld_of(masses_of(whole)).get_delta_for_epsilon(0.0)), 6)
+  0.393469
+  """
+  pmfs = [
+    pld_pmf.DensePLDPmf(
+      part.interval, part.lowest, part.probs.copy(), part.infinity_mass, True
+    )
+    for part in masses
+  ]
+  return pld_lib.PrivacyLossDistribution(*pmfs)
+
 
 # --- one step
 
@@ -127,7 +182,6 @@ class Step:
     self.masses = masses._replace(
       lowest=masses.lowest + first, probs=masses.probs[first : last + 1]
     )
-    self._images: dict[tuple[float, int, type], _Image] = {}
 
   @functools.cached_property
   def coarse(self) -> tuple[np.ndarray, np.ndarray]:
@@ -151,18 +205,6 @@ class Step:
     widest = float(np.abs(exponents[[0, -1]]).max())
     return largest + math.log(total) + 2 * UNIT * (len(exponents) + widest + 16)
 
-  def image(self, rate: float, length: int, dtype: type) -> _Image:
-    """Returns the Fourier transform of the tilted masses, on a circle of `length` cells."""
-    key = rate, length, dtype
-    image = self._images.get(key)
-    if image is None:
-      image = _image(self.masses, rate, length, dtype)
-      # The rows of a run have few rates and lengths, one after the other. The dict is replaced, not
-      # changed, since another thread may read it.
-      last = list(self._images.items())[-1:]
-      self._images = {**dict(last), key: image}
-    return image
-
 
 class _Image(NamedTuple):
   """Fourier transform of the masses p e^(rate loss) / e^log_scale, whose sum is about 1."""
@@ -172,7 +214,12 @@ class _Image(NamedTuple):
   error: float  # bound on the error of each value
 
 
-def _image(masses: LossMasses, rate: float, length: int, dtype: type) -> _Image:
+# The rows of a run ask for few rates and lengths, one after the other. An image may have millions
+# of cells, so few are kept.
+@functools.lru_cache(maxsize=16)
+def _image(step: Step, rate: float, length: int, dtype: type) -> _Image:
+  """Returns the Fourier transform of the tilted masses, on a circle of `length` cells."""
+  masses = step.masses
   unit = float(np.finfo(dtype).eps) / 2
   # Rates and losses have few digits, so these products are exact.
   exponents = rate * masses.losses
@@ -200,26 +247,25 @@ class Composition:
   asked for. Then the errors of the Fourier transforms are small beside delta, however small it is.
   """
 
-  def __init__(self, parts: Sequence[tuple[Callable[[], Step], int]]):
-    """Takes a function that returns the step of each part, and how often it ran."""
+  def __init__(self, parts: Sequence[tuple[Step, int]]):
+    """Takes the step of each part, and how often it ran."""
     self._parts = parts
-    steps = [load() for load, _ in parts]
-    self._interval = steps[0].masses.interval
-    counts = [times for _, times in parts]
-    self._support = tuple(
-      sum(times * end for times, end in zip(counts, ends))
-      for ends in zip(*(_ends(step.masses) for step in steps))
-    )
-    # Rounded masses may have a sum above 1, which is itself rounded.
-    sums = [float(step.masses.probs.sum()) + step.masses.infinity_mass for step in steps]
-    grown = sum(
-      times * (math.log(max(each, 1.0)) + 64 * UNIT) for times, each in zip(counts, sums)
-    )
-    infinite = sum(times * step.masses.infinity_mass for times, step in zip(counts, steps))
+    self._interval = parts[0][0].masses.interval
+    self._num_steps = least = most = 0
+    grown = infinite = 0.0
+    for step, times in parts:
+      masses = step.masses
+      self._num_steps += times
+      least += times * masses.lowest
+      most += times * (masses.lowest + len(masses.probs) - 1)
+      # Rounded masses may have a sum above 1, which is itself rounded.
+      total = float(masses.probs.sum()) + masses.infinity_mass
+      grown += times * (math.log(max(total, 1.0)) + 64 * UNIT)
+      infinite += times * masses.infinity_mass
+    self._support = least, most
     self._infinite = infinite * math.exp(grown) * (1 + 1e-12)
     if self._infinite < 1:
-      self._rates, self._log_moments = _log_moments(steps, counts)
-    self._num_steps = sum(counts)
+      self._rates, self._log_moments = _log_moments(parts)
     self._tables: dict[float, _Table] = {}
 
   def epsilon(self, delta: float) -> float:
@@ -257,7 +303,7 @@ class Composition:
     # Far smaller deltas need no digits.
     log_deltas = np.maximum(bounds.min(axis=0), math.log(_TINY))
     log_errors = bounds - log_deltas + math.log(1e-13 * self._num_steps)
-    lowest, cells = np.array(self._circles, float).T
+    lowest, cells = self._circles
     work = np.log(np.maximum(cells, _FEW))
     work[cells > max(_MANY, cells.min())] = math.inf
     work = work[:, None] + np.maximum(log_errors - math.log(_WANTED), 0.0) / 2
@@ -266,9 +312,9 @@ class Composition:
     return rates[np.argmin(work, axis=0)]
 
   @functools.cached_property
-  def _circles(self) -> list[tuple[int, int]]:
-    """Returns the lowest cell and the number of cells for each rate of `_tilts`."""
-    return [self._window(float(rate))[:2] for rate in self._tilts[0]]
+  def _circles(self) -> np.ndarray:
+    """Returns the lowest cells, and the numbers of cells, for the rates of `_tilts`, [2, k]."""
+    return np.array([self._window(float(rate))[:2] for rate in self._tilts[0]], float).T
 
   @functools.cached_property
   def _tilts(self) -> tuple[np.ndarray, np.ndarray]:
@@ -300,7 +346,7 @@ class Composition:
 
   def _new_table(self, rate: float, dtype: type) -> _Table:
     if self._num_steps == 1:
-      single = self._parts[0][0]().masses
+      single = self._parts[0][0].masses
       return _Table(
         single.probs, interval=self._interval, lowest=single.lowest, lost=self._infinite
       )
@@ -312,8 +358,8 @@ class Composition:
     log_size = np.zeros(length // 2 + 1)
     relative = np.zeros(length // 2 + 1)
     unit = float(np.finfo(dtype).eps) / 2
-    for load, times in self._parts:
-      image = load().image(rate, length, dtype)
+    for step, times in self._parts:
+      image = _image(step, rate, length, dtype)
       log_scale += times * image.log_scale
       # Each factor is at most `size`, and errs by `image.error` and by 4 roundings of a product.
       size = np.abs(image.values).astype(np.float64) + 2 * image.error
@@ -357,7 +403,9 @@ class Composition:
     least, most = self._support
     low = min(max(least, math.floor(bottom / self._interval) - 2), most - 1)
     high = max(min(most, math.ceil(top / self._interval) + 2), low + 1)
-    length = _length(high - low + 1)
+    # Transforms of such lengths are fast. They have few values, so that runs share them.
+    rounded = math.ceil(2.0 ** (math.ceil(4 * math.log2(max(high - low + 1, 16))) / 4))
+    length = int(fft.next_fast_len(rounded, real=True) or rounded)
     if length > most - least:
       low = least
     edge = low + length
@@ -369,7 +417,7 @@ class Composition:
     above = self._rates > 0
     bounds = self._log_moments[above] - self._rates[above] * loss
     rate = float(self._rates[above][np.argmin(bounds)])
-    exact = math.fsum(times * load().log_moment(rate) for load, times in self._parts)
+    exact = math.fsum(times * step.log_moment(rate) for step, times in self._parts)
     return math.exp(
       min(0.0, exact - rate * loss + 4 * UNIT * (abs(exact) + rate * abs(loss)))
     )
@@ -388,33 +436,19 @@ _KEPT_CELLS = 2**24
 _TINY = 1e-18
 
 
+@dataclasses.dataclass(eq=False)
 class _Table:
-  """Tilted masses p e^(rate loss) / e^log_scale of a sum of losses, and deltas from them.
+  """Tilted masses p e^(rate loss) / e^log_scale of a sum of losses, and deltas from them."""
 
-  Attributes:
-    masses: tilted masses, [n], of the losses lowest * interval and up.
-    lost: mass that counts as infinite loss.
-    error: bound on the error of a delta, in multiples of e^(log_scale - rate epsilon).
-  """
-
-  def __init__(
-    self,
-    masses: np.ndarray,
-    *,
-    interval: float,
-    lowest: int,
-    lost: float,
-    rate: float = 0.0,
-    log_scale: float = 0.0,
-    error: float = 0.0,
-  ):
-    self.masses = masses
-    self.interval = interval
-    self.lowest = lowest
-    self.lost = lost
-    self.rate = rate
-    self.log_scale = log_scale
-    self.error = error
+  masses: np.ndarray  # tilted masses, [n], of the losses lowest * interval and up
+  interval: float
+  lowest: int
+  lost: float  # mass that counts as infinite loss
+  rate: float = 0.0
+  log_scale: float = 0.0
+  error: float = (
+    0.0  # bound on that of a delta, in multiples of e^(log_scale - rate epsilon)
+  )
 
   @functools.cached_property
   def _sums(self) -> tuple[np.ndarray, np.ndarray]:
@@ -518,22 +552,10 @@ def _log_peaks(rates: np.ndarray) -> np.ndarray:
   return -np.log1p(rates) - rates * np.log1p(1 / rates)
 
 
-def _length(least: int) -> int:
-  """Returns a number of cells whose transform is fast; it has few values, so that runs share it."""
-  rounded = math.ceil(2.0 ** (math.ceil(4 * math.log2(max(least, 16))) / 4))
-  return int(fft.next_fast_len(rounded, real=True) or rounded)
-
-
-def _ends(masses: LossMasses) -> tuple[int, int]:
-  return masses.lowest, masses.lowest + len(masses.probs) - 1
-
-
-def _log_moments(
-  steps: Sequence[Step], counts: Sequence[int]
-) -> tuple[np.ndarray, np.ndarray]:
+def _log_moments(parts: Sequence[tuple[Step, int]]) -> tuple[np.ndarray, np.ndarray]:
   """Returns rates, rising, and about log E e^(rate loss) of the sum of all losses at each, [k]."""
-  variance = steps[0].masses.interval ** 2
-  for step, times in zip(steps, counts):
+  variance = parts[0][0].masses.interval ** 2
+  for step, times in parts:
     losses, probs = step.coarse
     mean = (probs * losses).sum() / probs.sum()
     variance += times * float((probs * (losses - mean) ** 2).sum())
@@ -544,7 +566,7 @@ def _log_moments(
   positive = np.outer(2.0 ** np.arange(low, high + 1), [1.0, 1.25, 1.5, 1.75]).ravel()
   rates = np.concatenate([-positive[::-1], [0.0], positive])
   moments = np.zeros(len(rates))
-  for step, times in zip(steps, counts):
+  for step, times in parts:
     losses, probs = step.coarse
     exponents = np.outer(rates, losses) + np.log(probs)
     largest = exponents.max(axis=1)

@@ -20,7 +20,7 @@ from dpjax import validate
 from dpjax.accounting.epsilon import epsilon as epsilon_of
 from dpjax.accounting.epsilon import privacy_profile
 from dpjax.accounting.event_kinds.kind import DpEvent
-from dpjax.accounting.loss_masses import Profile
+from dpjax.accounting.loss_grid import Profile
 from dpjax.accounting.proved import ADD
 from dpjax.validate import UserError
 
@@ -199,10 +199,10 @@ def check_capacity(
 
 
 class MayAbort(abc.ABC):
-  """A run whose guarantee covers its aborts: the half that `Plan` and `JointPlan` share.
+  """A run whose guarantee covers its aborts: what plans, joint plans and silos share.
 
-  A subclass says which event its steps cost, and how often they may abort. In both methods `steps`
-  is None for all steps.
+  A subclass says which event its steps cost, and how much of delta is left for it once their aborts
+  are paid for. In all methods `steps` is None for all steps.
   """
 
   delta: float
@@ -214,12 +214,12 @@ class MayAbort(abc.ABC):
     """Returns the event of `steps` steps, without aborts."""
 
   @abc.abstractmethod
-  def _log_abort_prob(self, steps: Any) -> float:
-    """Returns log of a bound on the chance that `steps` steps abort; -inf if they cannot."""
+  def accounted_delta(self, delta: float, steps: Any = None) -> float:
+    """Returns delta minus the part reserved for draws above a capacity in `steps` steps.
 
-  def _total(self, steps: Any) -> DpEvent:
-    """Returns `event(steps)`, or an event of equal cost that is faster to account."""
-    return self.event(steps)
+    Raises:
+      UserError: no epsilon makes the run private at such a small delta.
+    """
 
   def epsilon(self, delta: float | None = None, steps: Any = None) -> float:
     """Returns epsilon at `delta` (default: the plan's) after `steps` (default: all) steps.
@@ -234,17 +234,15 @@ class MayAbort(abc.ABC):
     """
     if delta is None and steps is None:
       return self._own_epsilon
-    return self._epsilon_of(self.delta if delta is None else delta, steps)
+    delta = self.delta if delta is None else delta
+    event = self.event(steps)
+    with of_whole(delta):
+      return self._epsilon_at(event, self.accounted_delta(delta, steps))
 
   @functools.cached_property
   def _own_epsilon(self) -> float:
     """The epsilon of all steps at the plan's delta. It is asked for often, and cannot change."""
-    return self._epsilon_of(self.delta, None)
-
-  def _epsilon_of(self, delta: float, steps: Any) -> float:
-    event = self.event(steps)
-    with of_whole(delta):
-      return self._epsilon_at(event, self.accounted_delta(delta, steps))
+    return self.epsilon(self.delta)
 
   def _epsilon_at(self, event: DpEvent, left: float) -> float:
     return epsilon_of(
@@ -254,38 +252,30 @@ class MayAbort(abc.ABC):
       accountant=self.accountant,
     )
 
-  def accounted_delta(self, delta: float, steps: Any = None) -> float:
-    """Returns delta minus the part reserved for draws above the capacity in `steps` steps.
+  def _left_by_aborts(
+    self, delta: float, steps: Any, log_chances: Sequence[float], *, least: float
+  ) -> float:
+    """Returns what is left of delta where aborts have no more than these chances; all of it where
+    there are none.
 
-    A run that aborts with probability B costs (1 + e^epsilon) B of delta. Capacities are chosen so
-    that `OVERFLOW_SHARE` of the plan's delta is enough for this. At a smaller delta epsilon is
-    larger, and this share may not be enough. Then the least amount x on a grid of amounts with
-    x >= (1 + e^epsilon(delta - x)) B is reserved.
-
-    Raises:
-      UserError: no epsilon makes the run private at such a small delta.
+    Args:
+      log_chances: logarithms of the chances, which add up.
+      least: smallest amount to reserve.
     """
-    validate.open_unit(delta=delta)
-    delta = float(delta)
-    return delta - self._set_aside(delta, steps, OVERFLOW_SHARE * min(delta, self.delta))
-
-  def _set_aside(self, delta: float, steps: Any, least: float) -> float:
-    """Returns how much of `delta` to reserve for aborts: 0 without any, else at least `least`."""
-    log_abort_prob = self._log_abort_prob(steps)
-    if log_abort_prob == -math.inf:
-      return 0.0
-    event = self._total(steps)
+    if not log_chances:
+      return delta
+    event = self.event(steps)
     aside = reserve_for_aborts(
       lambda left: self._epsilon_at(event, left),
       delta=delta,
-      log_abort_prob=log_abort_prob,
+      log_abort_prob=float(np.logaddexp.reduce(log_chances)),
       least=least,
     )
     if aside is not None:
-      return aside
+      return delta - aside
     if math.isinf(self._epsilon_at(event, delta)):
       # Epsilon is infinite even if nothing is reserved, so any amount will do.
-      return delta / 2
+      return delta - delta / 2
     raise UserError(
       f"is too small for capacities that were chosen for delta={self.delta!r}: batch overflow "
       "alone may cost more; make a plan with this delta, or several by JointPlan.calibrated",

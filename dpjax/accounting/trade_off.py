@@ -17,7 +17,7 @@ from scipy import special
 from dpjax import validate
 from dpjax.accounting.epsilon import Counting, epsilon, privacy_profile
 from dpjax.accounting.event_kinds.kind import DpEvent
-from dpjax.accounting.loss_masses import Profile
+from dpjax.accounting.loss_grid import Profile
 
 # Epsilons of `all_pairs`, and some of those of `pairs_of`. Each pair bounds true positive rates
 # by a line. A finer grid would lower the bound of `all_pairs` by less than 1e-3.

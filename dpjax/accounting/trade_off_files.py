@@ -27,7 +27,7 @@ from dp_accounting.pld import privacy_loss_distribution as pld_lib
 from dpjax import files, validate
 from dpjax.accounting.epsilon import Counting, loss_distribution
 from dpjax.accounting.event_kinds.kind import DpEvent
-from dpjax.accounting.loss_masses import LossMasses, masses_of, pld_of
+from dpjax.accounting.loss_grid import LossMasses, masses_of, pld_of
 from dpjax.accounting.trade_off import TradeOff
 from dpjax.validate import UserError
 

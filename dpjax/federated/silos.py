@@ -48,8 +48,8 @@ from dpjax.federated.cohort import Cohort, Drawn, LocalBatches, LocalWork
 from dpjax.gradients import Flat
 from dpjax.key_uses import KeyUse, key_for
 from dpjax.noise import gaussian
+from dpjax.noise.gaussian import state_at
 from dpjax.noise.shape import WHITE
-from dpjax.noise.state import state_at
 from dpjax.plan import Plan
 from dpjax.sampling import FixedSizeSampler
 from dpjax.sampling import batches as batches_lib
@@ -450,14 +450,17 @@ class _Together(MayAbort):
     pairs = zip(self._plans, self._counts(steps))
     return join([plan.event(count) for plan, count in pairs])
 
-  def _log_abort_prob(self, steps: Any) -> float:
+  def accounted_delta(self, delta: float, steps: Any = None) -> float:
+    validate.open_unit(delta=delta)
+    delta = float(delta)
     triples = zip(self._plans, self._counts(steps), self._allowed)
     chances = [
       allowed + math.log(count)
       for plan, count, allowed in triples
       if count and plan.sampler.can_overflow and plan.is_private
     ]
-    return float(np.logaddexp.reduce(chances)) if chances else -math.inf
+    least = overflow.OVERFLOW_SHARE * min(delta, self.delta)
+    return self._left_by_aborts(delta, steps, chances, least=least)
 
 
 @functools.lru_cache(maxsize=4096)

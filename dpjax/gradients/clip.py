@@ -178,9 +178,11 @@ class Clip:
   def _check_norms(self, name: str, check: Any) -> None:
     # A bound of 0 freezes its group. As the only bound it would freeze the model, so it is
     # refused. False equals 0 but is no number, so the check below refuses it.
-    is_number = lambda leaf: isinstance(leaf, (int, float)) and not isinstance(leaf, bool)
-    leaves = jax.tree.leaves(self.norms)
-    active = [leaf for leaf in leaves if not (is_number(leaf) and leaf == 0)]
+    active = []
+    for leaf in jax.tree.leaves(self.norms):
+      is_number = isinstance(leaf, (int, float)) and not isinstance(leaf, bool)
+      if not (is_number and leaf == 0):
+        active.append(leaf)
     if not active or jax.tree.structure(self.norms).num_nodes == 1:
       check(**{name: self.norms})
     for leaf in active:

@@ -3,13 +3,18 @@
 The noise of step t comes from fold_in(key, t), split once per leaf. So no two steps or leaves share
 random bits. The state (key, draws) determines all later draws, and a resumed run draws what the
 interrupted one would have.
+
+A count that was set back would draw the same noise twice, which cancels in the difference of two
+sums. The functions here see a count that is no integer, is negative or is not accounted for.
+Whether other code has changed a state is seen by the guard of the private transforms
+(`dpjax/transforms/guard.py`), which covers all of it.
 """
 
 from __future__ import annotations
 
 import functools
 import hashlib
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -19,10 +24,82 @@ from jax import core
 from dpjax import trees
 from dpjax.key_uses import KeyUse
 from dpjax.noise import source
-from dpjax.noise.state import NoiseState, check_accounted, state_at
 from dpjax.parallel import made_for
 from dpjax.types import Array, ArrayTree
 from dpjax.validate import UserError
+
+
+class NoiseState(NamedTuple):
+  """State of white noise. Keep it secret: whoever knows it can compute and subtract the noise.
+
+  Give each update the state that the last update returned. `state_at` makes a state from a key and
+  a count.
+  """
+
+  key: jax.Array  # words of the key (`source.to_words`), uint32 [words]; never change
+  draws: jax.Array  # int32, number of draws so far
+
+
+def state_at(key: jax.Array, draws: Array | int) -> NoiseState:
+  """Returns the state after `draws` draws under `key`, so that a run can be repeated.
+
+  >>> int(state_at(jax.random.key(0), 3).draws)
+  3
+  """
+  return NoiseState(source.to_words(key), jnp.asarray(draws, jnp.int32))
+
+
+def check_count(name: str, count: Any) -> None:
+  """Raises UserError unless a count in a state is an integer.
+
+  >>> check_count("state.draws", jnp.float32(1.0))
+  Traceback (most recent call last):
+  ...
+  dpjax.validate.UserError: state.draws: float32: must be an integer; change nothing ...
+  """
+  dtype = None if count is None else jnp.result_type(count)
+  if dtype is None or not jnp.issubdtype(dtype, jnp.integer):
+    raise UserError(
+      f"{dtype}: must be an integer; change nothing in the state of a private "
+      "transform, and give each update the state that the one before gave",
+      field=name,
+    )
+
+
+def check_accounted(state: Any, num_steps: int | None) -> Any:
+  """Returns whether the next draw of a noise state is accounted for, [] bool.
+
+  Raises:
+    UserError: a draw that is known not to be accounted for, or no noise state.
+
+  Args:
+    state: a `NoiseState`, or another state with its fields.
+    num_steps: number of draws that are accounted for; None for no limit.
+
+  >>> check_accounted(state_at(jax.random.key(0), 20), 20)
+  Traceback (most recent call last):
+  ...
+  dpjax.validate.UserError: step=20: the noise was accounted for num_steps=20 steps only
+  """
+  if not hasattr(state, "draws"):
+    raise UserError(
+      f"{type(state).__name__}: must be what init and update of the private "
+      "transform return; restore it with tx.init(params) as the target",
+      field="state",
+    )
+  check_count("state.draws", state.draws)
+  is_sound = state.draws >= 0
+  is_accounted = is_sound if num_steps is None else is_sound & (state.draws < num_steps)
+  # A traced state has no values. For it the caller gives NaN in place of an error.
+  if isinstance(is_accounted, core.Tracer) or bool(is_accounted):
+    return is_accounted
+  if not is_sound:
+    raise UserError("must be >= 0", field="state.draws", value=int(state.draws))
+  raise UserError(
+    f"the noise was accounted for num_steps={num_steps} steps only",
+    field="step",
+    value=int(state.draws),
+  )
 
 
 def init(key: jax.Array, params: ArrayTree = None) -> NoiseState:
@@ -128,21 +205,6 @@ def check_one_sum(tree: ArrayTree, state: Any) -> Any:
     )
 
   return trees.require(_one_model(leaves, stream), shared)
-
-
-def gaussian(key: jax.Array, like: ArrayTree, std: float) -> Any:
-  """Draws independent N(0, std^2) noise for every scalar of `like`, in float32 or wider.
-
-  The tails reach 9.49 std in float32 and 16.3 std in float64. `jax.random.normal` in float32 ends
-  at 5.42 std. An output beyond 5.42 std, which only one of two neighbours can produce, would come
-  about once in 10^6 to 10^7 draws of a coordinate. Over a run this chance is not small against
-  delta.
-
-  >>> noise = gaussian(jax.random.key(0), {"w": jnp.zeros(3, jnp.bfloat16)}, 2.0)
-  >>> noise["w"].shape, noise["w"].dtype
-  ((3,), dtype('float32'))
-  """
-  return source.gaussian(key, like, std)
 
 
 def add_gaussian(

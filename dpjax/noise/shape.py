@@ -60,15 +60,16 @@ class NoiseShape:
         field="noise_schedule",
       )
 
-  def check_levels(self, accountant: str) -> None:
-    """Raises UserError for too many noise levels if `accountant` is "pld": each needs a PLD."""
-    check_levels(self.schedule, accountant)
-
 
 def check_levels(
   factors: Sequence[float], accountant: str, *, name: str = "noise_schedule"
 ) -> None:
-  """Checks factors as `NoiseShape.check_levels` does; `name` is their field in the message."""
+  """Raises UserError for too many noise levels if `accountant` is "pld": each needs a PLD.
+
+  Args:
+    factors: those of a schedule, one for each step.
+    name: their field in the message.
+  """
   levels = len(set(factors))
   if levels > MAX_NOISE_LEVELS and accountant == "pld":
     raise UserError(

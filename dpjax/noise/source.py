@@ -371,8 +371,9 @@ def gaussian(
   Raises UserError for leaves that are not real floats, or a std so large or small that noise would
   overflow or vanish.
 
-  >>> gaussian(key_from_bytes(bytes(32)), {"w": jnp.zeros(3)}, 2.0)["w"].shape
-  (3,)
+  >>> drawn = gaussian(key_from_bytes(bytes(32)), {"w": jnp.zeros(3, jnp.bfloat16)}, 2.0)
+  >>> drawn["w"].shape, drawn["w"].dtype
+  ((3,), dtype('float32'))
   """
   return _per_leaf(distributions.normal, key, like, std, "std", short=not long_tails)
 

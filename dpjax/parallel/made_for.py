@@ -39,7 +39,7 @@ def compiling_for(target: Machine | None) -> Iterator[None]:
   ...   platform()
   'gpu'
   """
-  token = _CURRENT.set(current() if target is None else target)
+  token = _CURRENT.set(_CURRENT.get() if target is None else target)
   try:
     yield
   finally:
@@ -50,7 +50,7 @@ def platform() -> str:
   """Returns "cpu", "gpu" or "tpu": the platform that programs are built for here.
 
   Inside `compiling_for` this is the target's platform, otherwise that of JAX's default device."""
-  target = current()
+  target = _CURRENT.get()
   if target is not None:
     return target.chip.platform
   # The config is asked first: it may let a machine with an accelerator compute on its CPU. Programs
@@ -65,7 +65,7 @@ def platform() -> str:
 def local_devices() -> list[Any]:
   """Returns the devices that the programs of this block are made for: those of this process,
   or all of a target."""
-  target = current()
+  target = _CURRENT.get()
   return jax.local_devices() if target is None else target.devices()
 
 

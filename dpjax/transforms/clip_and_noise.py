@@ -16,8 +16,8 @@ import optax
 from dpjax import closed_over, noise, trees, validate
 from dpjax.gradients import Clip
 from dpjax.noise import NoiseShape, gaussian, source
+from dpjax.noise.gaussian import NoiseState
 from dpjax.noise.shape import WHITE
-from dpjax.noise.state import NoiseState
 from dpjax.transforms import group_noise
 from dpjax.transforms.clip_scale import follow_schedule
 from dpjax.transforms.guard import with_guard

@@ -60,20 +60,20 @@ class PerLayer:
     return None if self.noise == "shared" else jax.tree.map(lambda _: 1.0, clip.norms)
 
 
-def group_weights(l2_clip_norm: ClipLike, noise_shares: NumberTree = None) -> NumberTree:
+def group_weights(clip: gradients.Clip, noise_shares: NumberTree = None) -> NumberTree:
   """Returns the weight w_g of each group: 0 for a frozen group (C_g = 0).
 
   For other groups w_g is 1 if no shares are given, and sqrt(r_g) C / C_g if they are. C is the
   bound on the whole gradient. The r_g are shares, scaled to sum 1 over groups that are not frozen.
 
   Raises:
-    UserError: shares that are not a tree of numbers >= 0 like `l2_clip_norm`; for a group that is
-      not frozen, a share of 0 or an infinite bound.
+    UserError: shares that are not a tree of numbers >= 0 like the clip's; for a group that is not
+      frozen, a share of 0 or an infinite bound.
 
-  >>> group_weights({"a": 3.0, "b": 4.0}, {"a": 1, "b": 1})["a"] == math.sqrt(0.5) * 5 / 3
+  >>> clip = gradients.Clip({"a": 3.0, "b": 4.0})
+  >>> group_weights(clip, {"a": 1, "b": 1})["a"] == math.sqrt(0.5) * 5 / 3
   True
   """
-  clip = gradients.Clip.of(l2_clip_norm)
   if noise_shares is None:
     return jax.tree.map(lambda c: float(c > 0), clip.norms)
   if jax.tree.structure(noise_shares) != jax.tree.structure(clip.norms):

@@ -37,7 +37,7 @@ from jax import lax
 from dpjax import closed_over, trees
 from dpjax.gradients import traced_values
 from dpjax.noise import source
-from dpjax.noise.state import check_count
+from dpjax.noise.gaussian import check_count
 from dpjax.transforms.inputs import Conditions, Mechanism, check_start, refuse_arguments
 from dpjax.types import ArrayTree
 from dpjax.validate import UserError

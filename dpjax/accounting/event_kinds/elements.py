@@ -6,6 +6,7 @@ a relation, and returns the others as accountants compose them.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import math
 from collections import Counter
@@ -237,16 +238,13 @@ def accountants_for(event: DpEvent, neighboring_relation: str) -> tuple[str, ...
   ()
   """
   elements = parts(event)
-
-  def proves(accountant: str) -> bool:
-    try:
+  proving = []
+  for accountant in ACCOUNTANTS:
+    with contextlib.suppress(UserError):
       for part in elements:
         _check_supported(part, neighboring_relation, accountant)
-    except UserError:
-      return False
-    return True
-
-  return tuple(filter(proves, ACCOUNTANTS))
+      proving.append(accountant)
+  return tuple(proving)
 
 
 def rdp_of(steps: Parts) -> np.ndarray:

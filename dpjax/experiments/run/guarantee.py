@@ -21,7 +21,7 @@ from dpjax.accounting.epsilon import privacy_profile
 from dpjax.accounting.event_kinds import elements
 from dpjax.accounting.event_kinds.kind import is_user_defined, kind_of
 from dpjax.accounting.ledger import BudgetExceeded
-from dpjax.accounting.loss_masses import Profile
+from dpjax.accounting.loss_grid import Profile
 from dpjax.accounting.proved import ADD
 from dpjax.accounting.statement import NOTHING, delta_warning
 from dpjax.accounting.text import by_name, paragraph

@@ -10,9 +10,8 @@ import jax.numpy as jnp
 from dpjax import trees
 from dpjax.noise import source
 from dpjax.noise.correlated.strategies import Correlation, Redrawn
-from dpjax.noise.gaussian import check_one_sum, gaussian
+from dpjax.noise.gaussian import check_accounted, check_one_sum
 from dpjax.noise.gaussian import init as init_white
-from dpjax.noise.state import check_accounted
 from dpjax.types import ArrayTree
 
 
@@ -78,7 +77,7 @@ def add_correlated(
 
   def white_at(step: jax.Array) -> Any:
     own_key = jax.random.fold_in(key, step)
-    white = gaussian(own_key, tree, std)
+    white = source.gaussian(own_key, tree, std)
     if not factors:
       return white
     return trees.scale(white, jnp.asarray(factors, jnp.float32)[step])

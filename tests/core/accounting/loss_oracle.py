@@ -18,8 +18,7 @@ import numpy as np
 
 from dpjax import accounting
 from dpjax.accounting.event_kinds.elements import accountable
-from dpjax.accounting.loss_grid import Composition, Step
-from dpjax.accounting.loss_masses import LossMasses
+from dpjax.accounting.loss_grid import Composition, LossMasses, Step
 
 mpmath.mp.dps = 40
 FIELDS = (
@@ -142,7 +141,7 @@ def settings(count, seed, kinds=KINDS):
       interval = 2.0 ** -draw.randint(8, 16)
       q, z = 1.0, cells * interval
       step = Step(on_grid(cells, interval))
-      epsilon = Composition([(lambda step=step: step, steps)]).epsilon(delta)
+      epsilon = Composition([(step, steps)]).epsilon(delta)
       exact = responses(z, steps, epsilon)
     else:
       noise = accounting.laplace_event if kind == "laplace" else accounting.gaussian_event

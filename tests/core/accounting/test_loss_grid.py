@@ -13,8 +13,7 @@ from dpjax import accounting
 from dpjax.accounting import loss_grid, noise_profiles
 from dpjax.accounting.epsilon import privacy_profile
 from dpjax.accounting.event_kinds.kind import kind_of
-from dpjax.accounting.loss_grid import Composition, Step
-from dpjax.accounting.loss_masses import LossMasses, masses_of
+from dpjax.accounting.loss_grid import Composition, LossMasses, Step, masses_of
 from tests.core.accounting import loss_oracle
 
 
@@ -106,12 +105,12 @@ def test_masses_are_those_of_dp_accounting_but_for_rounding(q, z, interval):
 def test_infinite_losses_add_up_and_are_never_forgotten():
   masses = LossMasses(0.1, -1, np.array([0.4, 0.0, 0.59]), 0.01)
   for times in (1, 2, 50):
-    side = Composition([(lambda: Step(masses), times)])
+    side = Composition([(Step(masses), times)])
     lost = 1 - 0.99**times
     assert side.epsilon(0.999 * lost) == math.inf
     assert lost <= side.deltas([1e6])[0] <= 1.01 * times * 0.01
   # No mass is finite.
-  side = Composition([(lambda: Step(LossMasses(0.1, 0, np.zeros(3), 1.0)), 2)])
+  side = Composition([(Step(LossMasses(0.1, 0, np.zeros(3), 1.0)), 2)])
   assert side.epsilon(0.5) == math.inf and side.deltas([0.0, 9.0]).tolist() == [1, 1]
 
 
@@ -129,7 +128,7 @@ def test_a_distribution_of_dp_accounting_is_taken_as_it_is():
   """A kind of one's own may return theirs: its masses compose as they would there."""
   theirs = pld_lib.from_laplace_mechanism(2.0, value_discretization_interval=1e-3)
   (masses,) = masses_of(theirs)
-  side = Composition([(lambda: Step(masses), 30)])
+  side = Composition([(Step(masses), 30)])
   direct = theirs.self_compose(30).get_epsilon_for_delta(1e-5)
   assert side.epsilon(1e-5) == pytest.approx(direct, rel=1e-7)
 
@@ -162,7 +161,7 @@ def test_a_curve_keeps_few_cells_and_stays_the_same(monkeypatch):
   (masses,) = masses_of(kind_of(event).pld(event, 2.0**-10))
   step = Step(masses)
   epsilons = np.geomspace(1e-3, 30, 100)
-  whole, small = (Composition([(lambda: step, 300)]) for _ in range(2))
+  whole, small = (Composition([(step, 300)]) for _ in range(2))
   wanted = whole.deltas(epsilons)
   size = max(len(table.masses) for table in whole._tables.values())
   assert len(whole._tables) > 3
@@ -171,13 +170,16 @@ def test_a_curve_keeps_few_cells_and_stays_the_same(monkeypatch):
   assert sum(len(table.masses) for table in small._tables.values()) <= 2 * size
 
 
-def test_threads_share_a_step(monkeypatch):
-  monkeypatch.setattr(loss_grid, "_image", lambda masses, rate, length, dtype: rate)
+def test_threads_share_a_step():
+  """Also where there are more rates than images are kept."""
   step = Step(LossMasses(0.1, -1, np.array([0.5, 0.0, 0.5]), 0.0))
+  image = lambda rate: loss_grid._image(step, rate, 16, np.float64).log_scale
+  alone = [image(rate) for rate in range(20)]
+  assert len(set(alone)) == 20
 
   def ask(number):
-    rates = [(number + turn) % 5 for turn in range(20_000)]
-    return rates == [step.image(rate, 16, np.float64) for rate in rates]
+    rates = [(number + turn) % 20 for turn in range(100)]
+    return [image(rate) for rate in rates] == [alone[rate] for rate in rates]
 
   before = sys.getswitchinterval()
   sys.setswitchinterval(1e-6)

@@ -9,7 +9,7 @@ from scipy import stats
 
 from dpjax import noise
 from dpjax.noise import gaussian, source
-from dpjax.noise.state import state_at
+from dpjax.noise.gaussian import state_at
 
 
 def _draw(std, size=20_000, key=0):
@@ -72,7 +72,7 @@ def test_the_default_noise_has_tails_beyond_those_of_float32(monkeypatch):
   """Extreme bits must give extreme noise; jax.random.normal cannot pass 5.42."""
   smallest = lambda key, shape, dtype: jnp.zeros(shape, dtype)
   monkeypatch.setattr(jax.random, "bits", smallest)
-  drawn = gaussian.gaussian(jax.random.key(0), jnp.zeros(4), 1.0)
+  drawn = source.gaussian(jax.random.key(0), jnp.zeros(4), 1.0)
   assert float(jnp.abs(drawn).min()) > 9.0
 
 

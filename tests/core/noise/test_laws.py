@@ -147,7 +147,7 @@ def test_the_training_noise_has_normal_tails_beyond_nine(monkeypatch):
     return drawn.at[0].set(0) if shape[0] == 3 else drawn
 
   monkeypatch.setattr(jax.random, "bits", driven)
-  draw = lambda words: gaussian.gaussian(jax.random.key(0), jnp.zeros(_N), 1.0)
+  draw = lambda words: source.gaussian(jax.random.key(0), jnp.zeros(_N), 1.0)
   sample, cdf = _tail_normals(draw, 1)
   assert sample.max() > 6.6
   assert stats.kstest(sample[:1000], cdf).pvalue > 1e-3
@@ -294,9 +294,7 @@ def test_one_output_does_not_tell_float64_neighbours_apart(x64, kind):
   state = gaussian.init(_KEYS[kind])
   out = np.asarray(noise.add_gaussian(state, jnp.asarray(x), 1.0)[0])
   coarse = lambda y: y == y.astype(np.float32)
-  old = x + np.asarray(
-    gaussian.gaussian(_KEYS[kind], jnp.zeros(3, jnp.float32), 1.0), float
-  )
+  old = x + np.asarray(source.gaussian(_KEYS[kind], jnp.zeros(3, jnp.float32), 1.0), float)
   assert coarse(old - x).all() and not coarse(old - (x + 2**-41)).any()  # it was
   if kind == "release":
     step = source.grid_step(1.0)
@@ -309,16 +307,14 @@ def test_one_output_does_not_tell_float64_neighbours_apart(x64, kind):
 def test_float32_draws_are_those_of_published_runs(x64):
   """Numbers recorded before float64 and long tails came; also in a mixed tree."""
   tree = {"a": jnp.zeros(3, jnp.float32), "b": jnp.zeros(2, jnp.float64)}
-  drawn = gaussian.gaussian(jax.random.key(0), tree, 2.0)
-  alone = gaussian.gaussian(
+  drawn = source.gaussian(jax.random.key(0), tree, 2.0)
+  alone = source.gaussian(
     jax.random.key(0), {"a": jnp.zeros(3, jnp.bfloat16), "b": jnp.zeros(2)}, 2.0
   )
   np.testing.assert_array_equal(drawn["a"], alone["a"])
   assert drawn["a"].dtype == jnp.float32 and drawn["b"].dtype == jnp.float64
   with jax.enable_x64(False):
-    narrow = gaussian.gaussian(
-      jax.random.key(0), {"a": jnp.zeros(3), "b": jnp.zeros(2)}, 2.0
-    )
+    narrow = source.gaussian(jax.random.key(0), {"a": jnp.zeros(3), "b": jnp.zeros(2)}, 2.0)
   np.testing.assert_array_equal(drawn["a"], narrow["a"])
   recorded = [0.11353043466806412, 2.1207871437072754, 3.2859718799591064]
   np.testing.assert_allclose(drawn["a"], recorded, rtol=1e-6)
@@ -382,7 +378,7 @@ def test_no_silent_result(name):
   # The names of the arguments for the arrays and for the size of the noise.
   for call, arrays, size in (
     (lambda: noise.add_gaussian(state, tree, std), "tree", "std"),
-    (lambda: gaussian.gaussian(jax.random.key(0), tree, std), "like", "std"),
+    (lambda: source.gaussian(jax.random.key(0), tree, std), "like", "std"),
     (lambda: source.laplace(jax.random.key(0), tree, std), "like", "scale"),
     (
       lambda: add_correlated(white, tree, std, correlation=correlation, num_steps=3),
@@ -401,7 +397,7 @@ def test_zero_size_leaves_zero_std_and_the_limits_of_std():
     noisy, _ = noise.add_gaussian(gaussian.init(key), empty, 1.0)
     assert noisy["a"].shape == (0, 3) and np.isfinite(noisy["b"]).all()
     assert noise.add_gaussian(gaussian.init(key), {}, 1.0)[0] == {}
-  for draw, size in ((gaussian.gaussian, "std"), (source.laplace, "scale")):
+  for draw, size in ((source.gaussian, "std"), (source.laplace, "scale")):
     with refuses(size, value=0.0):
       draw(jax.random.key(0), jnp.zeros(2), 0.0)
     for std in (1e36, 1e-31):  # as far as float32 goes

@@ -26,7 +26,7 @@ from dpjax.experiments.run import checkpoint, config_names, loop, writers
 from dpjax.experiments.run.kind import experiment_of
 from dpjax.gradients import per_example
 from dpjax.gradients.device_mesh import mesh_of, split_rows
-from dpjax.noise import gaussian, source
+from dpjax.noise import source
 from dpjax.noise.correlated import BandedToeplitz
 from dpjax.parallel.collectives import collectives
 from dpjax.parallel.exchanges import is_first
@@ -143,7 +143,7 @@ def _noisy(fn):
   def wrapped(params, batch, mask):
     out = fn(params, batch, mask)
     key = jax.random.fold_in(jax.random.key(7), lax.axis_index("data"))
-    extra = jax.tree.map(jnp.add, out.total, gaussian.gaussian(key, out.total, 0.5))
+    extra = jax.tree.map(jnp.add, out.total, source.gaussian(key, out.total, 0.5))
     return _with_total(out, extra)
 
   return wrapped

@@ -13,7 +13,7 @@ from dp_accounting.pld import PLDAccountant
 import dpjax
 from dpjax import gradients, sampling, training
 from dpjax.gradients import Automatic, Clip
-from dpjax.noise import NoiseShape, gaussian
+from dpjax.noise import NoiseShape, source
 from dpjax.training.dp_sgd import clip_scale, noise_state
 from dpjax.transforms import AdaptiveClipping
 from dpjax.transforms.clip_scale import scheduled_scales
@@ -66,7 +66,7 @@ def _hand(scales, batches):
       norm = np.sqrt(sum(float(jnp.sum(g**2)) for g in jax.tree.leaves(grads)))
       factor = min(1.0, 0.5 * scale / norm)
       total = jax.tree.map(lambda a, g: a + factor * np.asarray(g), total, grads)
-    drawn = gaussian.gaussian(jax.random.fold_in(_KEY, t), _PARAMS, 1.0)
+    drawn = source.gaussian(jax.random.fold_in(_KEY, t), _PARAMS, 1.0)
     params = jax.tree.map(
       lambda p, a, n: p - 0.3 * (a + 0.5 * scale * np.asarray(n)) / 6,
       params,

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 import dpjax
 from dpjax import transforms
-from dpjax.noise import gaussian
+from dpjax.noise import source
 from dpjax.transforms.clip_scale import CLIP_SCHEDULES, clip_scale, scheduled_scales
 from tests.refuses import refuses
 
@@ -37,7 +37,7 @@ def test_p22_a_schedule_equals_a_hand_loop_with_clip_norm_and_noise_of_each_step
     assert float(clip_scale(state)) == factor
     offered = dpjax.wrap_grads(jnp.asarray(grads, jnp.float32))
     update, state = tx.update(offered, state, mask=jnp.arange(5) < 4)
-    drawn = gaussian.gaussian(jax.random.fold_in(jax.random.key(7), t), jnp.zeros(3), 1.0)
+    drawn = source.gaussian(jax.random.fold_in(jax.random.key(7), t), jnp.zeros(3), 1.0)
     total = _clip(grads[:4], 0.8 * factor).sum(0)
     expected = (total + 1.5 * 0.8 * factor * np.asarray(drawn)) / 4.0
     np.testing.assert_allclose(update, expected, rtol=2e-5, atol=1e-6)

@@ -16,7 +16,7 @@ from dpjax import noise, trees
 from dpjax.noise import gaussian, source
 from dpjax.noise.correlated import strategies, toeplitz
 from dpjax.noise.correlated.draw import CorrelatedNoiseState
-from dpjax.noise.state import NoiseState, state_at
+from dpjax.noise.gaussian import NoiseState, state_at
 from dpjax.transforms import accumulation, guard
 from dpjax.transforms.clip_scale import ScaledState
 from dpjax.transforms.scale_then_privatize import ScalingState

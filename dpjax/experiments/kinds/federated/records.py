@@ -18,7 +18,7 @@ from dpjax import gradients, validate
 from dpjax.accounting import Ledger, upper
 from dpjax.accounting.calibration import Unreachable
 from dpjax.accounting.ledger import BudgetExceeded, Charge
-from dpjax.accounting.loss_masses import Profile
+from dpjax.accounting.loss_grid import Profile
 from dpjax.accounting.text import by_name, paragraph
 from dpjax.data import Federation
 from dpjax.experiments.config import fields, samplers

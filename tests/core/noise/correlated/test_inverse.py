@@ -23,7 +23,7 @@ from dpjax.noise.correlated import inverse, series
 from dpjax.noise.correlated.draw import add_correlated, init
 from dpjax.noise.correlated.registry import STRATEGIES
 from dpjax.noise.correlated.toeplitz import BandState
-from dpjax.noise.gaussian import gaussian
+from dpjax.noise.source import gaussian
 from dpjax.parallel import targets
 from tests.refuses import refuses
 
