@@ -7,7 +7,8 @@ trains 17 models without privacy on halves of 500 digits, and each model is once
 
 Hardware: 2 CPU cores beside very much other work; half a minute of processor time a run.
 Seen: at 1 % false positives the networks find .0145 +- .0016 of the members, the loss .0114 +-
-.0017, LiRA .086 +- .007, tuned RMIA .098 +- .007 (results/attacks/attack_network_digits/attacks.csv).
+.0017, LiRA .086 +- .007, tuned RMIA .098 +- .007
+(results/attacks/attack_network_digits/attacks.csv; runs.csv has each run).
 """
 
 from __future__ import annotations

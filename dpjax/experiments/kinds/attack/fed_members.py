@@ -246,7 +246,7 @@ def measured(
   found = members.measured(config, attacked, state)
   count = {"membership_of": config.attack.unit, "num_units": attacked.included.shape[1]}
   result = found.result | count
-  if silos.SILOS not in result:
+  if silos.SILOS not in result or attacked.owners is None:
     return found._replace(result=result)
   by_method, is_member, _ = members.scores(config, attacked, state)
   rows = by_silo(result[silos.SILOS], attacked.owners, by_method, is_member)
