@@ -185,8 +185,8 @@ def extracted(
 ) -> Extracted:
   """Returns which secrets stand at the beginning of one of the first lines.
 
-  A line begins with at most one of several secrets if none of them begins with another one. So an
-  attacker who looks at k lines has k guesses.
+  A line counts for the longest secret that it begins with. So an attacker who looks at k lines has
+  k guesses, even where a secret begins with another one.
 
   Args:
     ranked: different lines, most suspicious first.
@@ -201,8 +201,9 @@ def extracted(
   seen = ranked[:first]
   if not seen:
     raise UserError("must hold at least one line", field="ranked")
+  longest_first = sorted(range(len(secrets)), key=lambda i: -len(secrets[i]))
   found = [
-    {i for i, secret in enumerate(secrets) if line.startswith(secret)} for line in seen
+    next((i for i in longest_first if line.startswith(secrets[i])), None) for line in seen
   ]
-  every = set().union(*found)
-  return Extracted(len(seen), sum(map(bool, found)), tuple(sorted(every)))
+  named = [i for i in found if i is not None]
+  return Extracted(len(seen), len(named), tuple(sorted({*named})))

@@ -133,6 +133,11 @@ def test_what_is_first_is_counted_by_lines_and_by_secrets():
   assert text_extraction.extracted(ranked, [b"ab1", b"cd2"], first=99).secrets == (0, 1)
 
 
+def test_a_line_is_one_guess_where_a_secret_begins_with_another():
+  found = text_extraction.extracted([b"12 Ann Lee"], [b"12 Ann", b"12 Ann Lee"], first=1)
+  assert found == text_extraction.Extracted(1, 1, (1,))
+
+
 @pytest.mark.parametrize(
   ("call", "field"),
   [

@@ -154,6 +154,12 @@ def test_a_finished_run_is_attacked_by_its_folder(tmp_path, name):
   counts = {"users": 12, "silos": 130, "overfitted": 80}
   assert result["num_members"] == counts[name] and result["num_models"] == 4
   assert result["membership_of"] == asked.attack.unit
+  if name == "silos":
+    rows = result["silos"]
+    assert [row["num_members"] for row in rows] == [60, 40, 30]
+    assert [row["epsilon"] for row in rows] == [row["epsilon"] for row in own["silos"]]
+    assert sum(row["num_non_members"] for row in rows) == result["num_records"] - 130
+    assert "| 2 | " in (tmp_path / "attack" / "attacks.md").read_text()
   # A model that knows its rows by heart is caught, and the attack on noise finds nothing.
   low = result["strongest"]["auc_interval"][0]
   assert (low > 0.55) == (name == "overfitted")

@@ -1,17 +1,20 @@
 """Extraction of training text as a run: what is planted, what is found, what is refused."""
 
 import collections
+import re
 import types
 
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from scipy import stats
 
 from configs.attack import text_extraction as published
 from dpjax import data
+from dpjax.attacks import allowed
 from dpjax.data import text
 from dpjax.experiments.config import fields
-from dpjax.experiments.kinds.attack import build, table, written_text
+from dpjax.experiments.kinds.attack import build, run_settings, table, written_text
 from dpjax.experiments.run import loop, run_keys
 from tests.refuses import refuses
 from tests.runs.stops import stop_after
@@ -96,6 +99,27 @@ def test_a_model_that_diverged_is_one_line():
     )
 
 
+def test_other_braces_of_a_template_are_text():
+  settings = run_settings.WrittenText(template="{} {0} {name}{number}", digits=3)
+  records = written_text.invented(settings, np.random.default_rng(0))
+  known = {
+    re.fullmatch(rb"\{\} \{0\} [A-Z][a-z]+ [A-Z][a-z]+\d{3}", r.text) for r in records
+  }
+  assert None not in known
+
+
+def test_a_table_says_what_a_guarantee_of_lines_allows_for_groups():
+  """A record in 200 lines of 1-Gaussian DP is 200-Gaussian, which allows everything."""
+  line = allowed.by_mu(1.0)
+  planted = [written_text.Record(b"a", 200), written_text.Record(b"b", 1)]
+  most = written_text.allowed_by_copies(line, planted, 10, digits=3)
+  assert [*most] == ["1", "200"] and most["200"] == 1.0
+  assert most["1"] == pytest.approx(stats.norm.cdf(stats.norm.ppf(0.01) + 1))
+  words = written_text.words_on_groups(planted, {"first": 10, "allowed_by_copies": most})
+  assert words.endswith("0.09237 of 1 in 1 line, 1 of 1 in 200 lines")
+  assert words in table.remarks([{"attack": "a", "defence": "b", "of_groups": words}])
+
+
 def test_a_verdict_has_any_number_of_records():
   verdicts = [written_text.verdict(found, 1000, 10**6, None) for found in (1, 171, 1000)]
   assert verdicts == ["FAILS: secrets of the text are read out"] * 3
@@ -112,11 +136,15 @@ def test_an_untrained_model_tells_nothing_and_its_line_bounds_the_copies(tmp_pat
     assert 2 * row["first"] / 1000 < row["allowed"] < 0.1
 
 
-@pytest.mark.cases(quick=[0, 4, 7], long=...)
+@pytest.mark.cases(quick=[0, 1, 2, 4, 8], long=...)
 @pytest.mark.parametrize(
   ("changes", "field"),
   [
     ({"attack.template": "{name} only"}, "config.attack.template"),
+    ({"target.data.center": True}, "target.data.center"),
+    ({"attack.template": "{name}\n{number}"}, "config.attack.template"),
+    ({"attack.template": "{name}\0{number}"}, "config.attack.template"),
+    ({"attack.copies": (10**12,)}, "attack.copies"),
     ({"attack.copies": (0,)}, "config.attack.copies"),
     ({"attack.copies": (4, 1)}, "config.attack.copies"),
     ({"attack.first": (0, 5)}, "config.attack.first"),

@@ -8,8 +8,10 @@ import dp_accounting as dpa
 import numpy as np
 import pytest
 from dp_accounting.pld import PLDAccountant
+from scipy import stats
 
 from configs.fed import patients
+from dpjax import sampling
 from dpjax.accounting import Ledger
 from dpjax.accounting.calibration import Unreachable
 from dpjax.accounting.event_kinds.kind import event_from_json
@@ -18,8 +20,9 @@ from dpjax.data import partition
 from dpjax.experiments.config import fields
 from dpjax.experiments.kinds.federated import build, records
 from dpjax.experiments.run import loop, run_keys, writers
-from dpjax.experiments.run.guarantee import REPEATED
+from dpjax.experiments.run.guarantee import RATES, REPEATED
 from dpjax.experiments.sweeps import cost
+from dpjax.plan import Plan
 from tests.refuses import refuses
 from tests.runs.stops import stop_after
 
@@ -162,6 +165,20 @@ def test_a_wrong_input_of_a_silo_names_its_field_and_the_silo():
   with refuses("local.batch_size", value=30):
     fixed = {"privacy.sampler": "fixed_size", "local.batch_size": 30}
     _ready(_config(**fixed, **{"privacy.neighboring_relation": "add_or_remove_one"}))
+
+
+def test_a_silo_allows_an_attacker_what_its_own_steps_do():
+  """Steps on all records of a silo are Gaussian DP: four at noise 8 have mu = 2 / 8."""
+  sampler = sampling.PoissonSampler(sampling_prob=1.0, capacity=30)
+  plan = Plan(
+    sampler=sampler, noise_multiplier=8.0, l2_clip_norm=1.0, normalize_by=30, num_steps=10,
+    delta=1e-3,
+  )  # fmt: skip
+  rates = records._rates(plan, 4)
+  for name, fpr in RATES.items():
+    exact = stats.norm.cdf(stats.norm.ppf(fpr) + 0.25)
+    assert exact <= rates[name] <= 1.01 * exact + 0.1 * plan.delta  # of aborts
+  assert records._rates(plan, 0) == RATES  # a guess
 
 
 def _alone(ledger, delta):

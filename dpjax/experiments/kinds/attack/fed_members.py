@@ -17,14 +17,17 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
-from collections.abc import Mapping
+import pathlib
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 
-from dpjax import attacks, data
+from dpjax import attacks, data, markdown
+from dpjax.accounting import upper
 from dpjax.accounting.proved import NeighboringRelation
+from dpjax.attacks import roc
 from dpjax.data import Federation
 from dpjax.data.target_kinds import needs_arrays
 from dpjax.experiments.config import fields
@@ -34,7 +37,7 @@ from dpjax.experiments.kinds.attack.members import MeasuredAttack, Targets
 from dpjax.experiments.kinds.federated import build as federated
 from dpjax.experiments.kinds.federated import records as silos
 from dpjax.experiments.kinds.federated.config import FedConfig
-from dpjax.experiments.run import saved
+from dpjax.experiments.run import saved, writers
 from dpjax.experiments.run.guarantee import NONE, RATES
 from dpjax.experiments.run.loop import Phase
 from dpjax.experiments.run.run_keys import RunKeys
@@ -166,8 +169,9 @@ def prepare(config: AttackConfig, loaded: tuple[Any, Any], random: RunKeys) -> T
     return [_shadow(config.federate, federation, test, rows, of_rows, random, index)]
 
   return Targets(
-    rows.records, included, target, is_member, run, test, train, NONE, facts, unit_of
-  )
+    rows.records, included, target, is_member, run, test, train, NONE, facts, unit_of,
+    rows.owners,
+  )  # fmt: skip
 
 
 def _of_unit(facts: Mapping[str, Any], attacked: str) -> dict[str, Any]:
@@ -247,4 +251,103 @@ def measured(
   """Returns rates and verdicts of every method, beside the guarantee of the run."""
   found = members.measured(config, attacked, state)
   count = {"membership_of": config.attack.unit, "num_units": attacked.included.shape[1]}
-  return found._replace(result=found.result | count)
+  result = found.result | count
+  if silos.SILOS not in result or attacked.owners is None:
+    return found._replace(result=result)
+  by_method, is_member, _ = members.scores(config, attacked, state)
+  rows = by_silo(result[silos.SILOS], attacked.owners, by_method, is_member)
+
+  def write(folder: pathlib.Path) -> None:
+    found.write(folder)
+    path = folder / "attacks.md"
+    writers.replace_file(path, f"{path.read_text()}\n{_table(rows)}".encode())
+
+  return found._replace(result=result | {silos.SILOS: rows}, write=write)
+
+
+def by_silo(
+  rows: Sequence[Mapping[str, Any]],
+  owners: np.ndarray,
+  by_method: Mapping[str, np.ndarray],
+  is_member: np.ndarray,
+) -> list[dict[str, Any]]:
+  """Returns what a run says of each silo, with the strongest attack on its records alone.
+
+  The records of a silo are told apart from those that it would hold, beside the silo's own
+  guarantee. So which silo a record fits tells nothing.
+
+  Args:
+    rows: of result.json, one for each silo: name, epsilon, and the rates that it allows.
+    owners: [n], place of the silo that holds, or would hold, each record.
+    by_method: scores of all records, [n] each.
+    is_member: [n].
+
+  >>> truth = np.arange(48) % 2 == 0
+  >>> scores = {"sure": np.where(np.arange(48) < 24, truth, 0.0)}
+  >>> rows = [{"silo": "a", "tpr_at_fpr_0.1": 0.3}, {"silo": "b", "tpr_at_fpr_0.1": 0.3}]
+  >>> for row in by_silo(rows, np.arange(48) // 24, scores, truth):
+  ...   print(row["silo"], row["num_members"], row["strongest"]["words"])
+  a 12 TPR 1.000 (0.735-1.000) at 10 % FPR, where 0.3 is allowed
+  b 12 TPR 0.000 (0.000-0.265) at 10 % FPR, where 0.3 is allowed
+  """
+  of_silos = []
+  for place, row in enumerate(rows):
+    own = owners == place
+    truth = is_member[own]
+    known = {"num_members": int(truth.sum()), "num_non_members": int((~truth).sum())}
+    best = None
+    if all(known.values()):
+      scores = {name: score[own] for name, score in by_method.items()}
+      best = _strongest(row, scores, truth)
+    of_silos.append({**row, **known, "strongest": best})
+  return of_silos
+
+
+def _strongest(
+  row: Mapping[str, Any], scores: Mapping[str, np.ndarray], truth: np.ndarray
+) -> dict[str, Any]:
+  """Returns the strongest attack on the records of a silo, at the smallest false positive rate that
+  so many non-members resolve; of fewer than ten by its AUC alone."""
+  curves = {name: roc.curve_of(score, truth) for name, score in scores.items()}
+  resolved = [(name, fpr) for name, fpr in RATES.items() if fpr * int((~truth).sum()) >= 1]
+  if not resolved:
+    method = max(curves, key=lambda name: curves[name].auc)
+    return _by_auc(method, curves[method]) | {"words": "too few others"}
+  key, fpr = resolved[0]
+  rates = {name: roc.rate_at(curve, fpr) for name, curve in curves.items()}
+  method = max(rates, key=lambda name: (rates[name].tpr, curves[name].auc))
+  rate = rates[method]
+  low, high = rate.tpr_interval
+  return _by_auc(method, curves[method]) | {
+    "fpr": fpr,
+    "tpr": rate.tpr,
+    "tpr_interval": [low, high],
+    "allowed_tpr": row[key],
+    "words": (
+      f"TPR {rate.tpr:.3f} ({low:.3f}-{high:.3f}) at {100 * fpr:g} % FPR, where "
+      f"{upper(row[key])} is allowed"
+    ),
+  }
+
+
+def _by_auc(method: str, curve: roc.Roc) -> dict[str, Any]:
+  return {
+    "method": method,
+    "auc": curve.auc,
+    "auc_interval": list(roc.auc_interval(curve, confidence=0.95)),
+  }
+
+
+def _table(rows: Sequence[Mapping[str, Any]]) -> str:
+  head = ("silo", "epsilon", "members", "others", "strongest", "finds", "AUC")
+  lines = []
+  for row in rows:
+    best = row["strongest"]
+    found = ("-", "-", "-")
+    if best is not None:
+      low, high = best["auc_interval"]
+      found = (best["method"], best["words"], f"{best['auc']:.3f} ({low:.3f}-{high:.3f})")
+    counts = (str(row["num_members"]), str(row["num_non_members"]))
+    name = str(row["silo"]).replace("|", "/")
+    lines.append((name, upper(row["epsilon"]), *counts, *found))
+  return markdown.table(head, lines)

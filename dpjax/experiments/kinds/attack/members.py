@@ -29,6 +29,7 @@ from dpjax.experiments.kinds.central import privacy
 from dpjax.experiments.kinds.central.config import TrainConfig
 from dpjax.experiments.kinds.federated.build import FedRun
 from dpjax.experiments.kinds.federated.config import FedConfig
+from dpjax.experiments.kinds.federated.records import SILOS
 from dpjax.experiments.run import config_names, pieces, saved, workdir, writers
 from dpjax.experiments.run.guarantee import NONE, RATES, Guarantee
 from dpjax.experiments.run.loop import Phase
@@ -73,6 +74,7 @@ class Targets(NamedTuple):
   # [n] for each record the unit whose membership is inferred, such as its client, 0 to G - 1; then
   # `included` is [M, G] and `members` [G]. None: each record is a unit.
   unit_of: np.ndarray | None = None
+  owners: np.ndarray | None = None  # [n] client that holds, or would hold, each record
 
   def pooled(self, scores: np.ndarray) -> np.ndarray:
     """Returns the mean score of each unit's records, [n] -> [G]."""
@@ -213,7 +215,7 @@ def facts_of_run(
       field="attack.target",
       value=path,
     )
-  names = (*_PROMISED, *RATES, "failed_assumptions", "method", "num_steps")
+  names = (*_PROMISED, *RATES, SILOS, "failed_assumptions", "method", "num_steps")
   return none | {name: result[name] for name in names if name in result}
 
 

@@ -232,6 +232,10 @@ class WrittenText(AttackSettings):
     for word in ("{name}", "{number}"):
       if not isinstance(self.template, str) or self.template.count(word) != 1:
         raise UserError(f"must hold one {word!r}", field="template", value=self.template)
+    if "\n" in self.template or "\0" in self.template:
+      raise UserError(
+        "must be one line, without a zero byte", field="template", value=self.template
+      )
     for name, least in (("copies", 0), ("first", 1)):
       values = getattr(self, name)
       sizes = validate.several(**{name: values})

@@ -236,6 +236,8 @@ def _written(result: Row) -> list[Row]:
     method = f"{found['ranking']}, first {found['first']}"
     columns = {name: found[name] for name in ("precision", "controls", "allowed")}
     columns |= {f"found_of_{copies}": count for copies, count in found["by_copies"].items()}
+    most = found["allowed_by_copies"] or dict.fromkeys(found["by_copies"])
+    columns |= {f"allowed_of_{copies}": mean for copies, mean in most.items()}
     columns["test_perplexity"] = result["test_perplexity"]
     return _counted(found, method, share, text, **columns, verdict=found["verdict"])
 
@@ -266,26 +268,33 @@ def markdown(rows: Sequence[Row]) -> str:
   return table(columns, lines)
 
 
-def strengths(results: Sequence[Row]) -> str:
-  """Returns Markdown lines on the strongest attack of each result; "" if no result names it.
+def remarks(results: Sequence[Row]) -> str:
+  """Returns Markdown lines on attacks: the strongest method of a single run, and what a guarantee
+  of lines allows for groups of them; "" if no result says so.
 
-  >>> print(strengths([{"attack": "a", "defence": "b", "strongest": {"words": "weak"}}]))
+  >>> result = {"attack": "a", "defence": "b", "strongest": {"words": "weak"}}
+  >>> print(remarks([result]))
   <BLANKLINE>
   - a, b: weak
   <BLANKLINE>
-  >>> strengths([{"attack": "a", "defence": "b"}])
+  >>> remarks([result, result])  # the table has their mean
   ''
   """
+  runs = collections.Counter((result["attack"], result["defence"]) for result in results)
   lines = []
   for result in results:
-    if "strongest" not in result:
-      continue
-    line = f"- {result['attack']}, {result['defence']}: {result['strongest']['words']}"
-    tail = result.get("loss_tail", {}).get("0.01")
-    if tail is not None:
-      line += f"; the loss tail estimates TPR {tail['share']:.3f}"
-    lines.append(line)
-  return "\n".join(["", *lines, ""]) if lines else ""
+    place = result["attack"], result["defence"]
+    of_result = []
+    if "strongest" in result and runs[place] == 1:
+      of_result.append(result["strongest"]["words"])
+      tail = result.get("loss_tail", {}).get("0.01")
+      if tail is not None:
+        of_result.append(f"the loss tail estimates TPR {tail['share']:.3f}")
+    if "of_groups" in result:
+      of_result.append(result["of_groups"])
+    if of_result:
+      lines.append(f"- {', '.join(place)}: {'; '.join(of_result)}")
+  return "\n".join(["", *dict.fromkeys(lines), ""]) if lines else ""
 
 
 def _cell(value: Any) -> str:
@@ -388,7 +397,7 @@ def write(
   several = len(rows) < len(each)
   if several:
     report.write_csv(folder / "runs.csv", each)
-  text = f"{_NOTE}\n{markdown(rows)}{strengths(results)}"
+  text = f"{_NOTE}\n{markdown(rows)}{remarks(results)}"
   writers.replace_file(folder / "attacks.md", text.encode())
   points = points_of(results)
   if points:

@@ -3,6 +3,7 @@ which secrets stand, lets it write, and looks for the secrets among the first li
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 import math
 from collections.abc import Sequence
@@ -11,8 +12,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from dpjax import losses, training
+from dpjax.accounting import upper
 from dpjax.attacks import allowed, roc, text_extraction
-from dpjax.attacks.exposure import CanaryFormat, ExposureBound, sequence_losses
+from dpjax.attacks.exposure import ExposureBound, sequence_losses
 from dpjax.data import Dataset
 from dpjax.data.text import PADDING_ID, VOCAB_SIZE, encode_text
 from dpjax.experiments.kinds.attack.config import AttackConfig
@@ -64,13 +66,14 @@ def prepare(config: AttackConfig, loaded: tuple[Any, Any], random: RunKeys) -> P
       field="attack.template",
       value=attack.template,
     )
-  lines = [record.text for record in records for _ in range(record.copies)]
-  if len(lines) > len(train) // 2:
+  needed = sum(record.copies for record in records)
+  if needed > len(train) // 2:
     raise UserError(
-      f"leaves {len(lines)} lines of records, more than half of the training lines",
+      f"leaves {needed} lines of records, more than half of the training lines",
       field="attack.copies",
       value=attack.copies,
     )
+  lines = [record.text for record in records for _ in range(record.copies)]
   x = np.array(train.x)
   gone = rng.permutation(len(x))[: len(lines)]
   x[gone] = _lines_of(lines, length)
@@ -93,21 +96,16 @@ def invented(attack: WrittenText, rng: np.random.Generator) -> list[Record]:
     names[" ".join(words)] = None
   records = []
   for place, name in enumerate(names):
-    form = _form(attack, name)
-    number = int(rng.integers(form.num_secrets))
+    number = f"{rng.integers(10**attack.digits):0{attack.digits}}"
+    text = attack.template.replace("{number}", number).replace("{name}", name)
     copies = attack.copies[place // attack.records_each]
-    records.append(Record(form.text(number).encode(), copies))
+    records.append(Record(text.encode(), copies))
   return records
 
 
 def _word(rng: np.random.Generator, syllables: int) -> str:
   pairs = [rng.choice([*_CONSONANTS]) + rng.choice([*_VOWELS]) for _ in range(syllables)]
   return "".join(pairs).capitalize()
-
-
-def _form(attack: WrittenText, name: str) -> CanaryFormat:
-  template = attack.template.replace("{name}", name).replace("{number}", "{}")
-  return CanaryFormat(template, length=attack.digits)
 
 
 def _lines_of(texts: Sequence[bytes], length: int) -> np.ndarray:
@@ -123,7 +121,9 @@ def texts_of(tokens: np.ndarray) -> list[bytes]:
 def _framed(data: Dataset, name: str) -> Dataset:
   """Returns the lines between line ends, so that a model learns where a line ends."""
   if data.vocab_size != VOCAB_SIZE or data.x.ndim != 2 or data.x.shape[1] < 3:
-    raise UserError("must be lines of bytes, [n, T]", field="data.name", value=name)
+    raise UserError(
+      "must be lines of at least 3 bytes, [n, T]", field="data.name", value=name
+    )
   return dataclasses.replace(
     data, x=_lines_of(texts_of(np.asarray(data.x)), data.x.shape[1])
   )
@@ -171,7 +171,10 @@ def measured(config: AttackConfig, attacked: Planted, state: Any) -> MeasuredAtt
     for first in attack.first:
       found = text_extraction.extracted(ranked, [r.text for r in planted], first=first)
       by_chance = text_extraction.extracted(ranked, [r.text for r in controls], first=first)
-      most = None if line is None else mean_allowed(line, planted, first, attack.digits)
+      most = (
+        None if line is None else allowed_by_copies(line, planted, first, attack.digits)
+      )
+      total = None if most is None else sum(most.values())
       rows.append(
         {
           "ranking": by,
@@ -181,8 +184,9 @@ def measured(config: AttackConfig, attacked: Planted, state: Any) -> MeasuredAtt
           **roc.counted(len(found.secrets), len(planted))._asdict(),
           "by_copies": _by_copies(planted, found.secrets),
           "controls": len(by_chance.secrets),
-          "allowed": most,
-          "verdict": verdict(len(found.secrets), first, 10**attack.digits, most),
+          "allowed": total,
+          "allowed_by_copies": most,
+          "verdict": verdict(len(found.secrets), first, 10**attack.digits, total),
         }
       )
   scores = run.task.evaluate(run.apply, params, run.test)
@@ -194,6 +198,8 @@ def measured(config: AttackConfig, attacked: Planted, state: Any) -> MeasuredAtt
     "num_records": len(planted),
     "extracted": rows,
   }
+  if line is not None:
+    result["of_groups"] = words_on_groups(planted, rows[-1])
   written = {"lines": lines, "log_perplexity": nats, "log_perplexity_lowered": lowered}
   return MeasuredAttack(written | {f"ranked_{by}": ranks[by] for by in ranks}, result)
 
@@ -218,6 +224,31 @@ def _by_copies(planted: list[Record], found: tuple[int, ...]) -> dict[str, int]:
   for place in found:
     counts[planted[place].copies] += 1
   return {str(copies): count for copies, count in counts.items()}
+
+
+def allowed_by_copies(
+  line: allowed.AllowedRoc, planted: Sequence[Record], first: int, digits: int
+) -> dict[str, float]:
+  """Returns `mean_allowed` by how many lines hold a record."""
+  groups: dict[str, list[Record]] = {}
+  for record in sorted(planted, key=lambda record: record.copies):
+    groups.setdefault(str(record.copies), []).append(record)
+  return {
+    copies: mean_allowed(line, group, first, digits) for copies, group in groups.items()
+  }
+
+
+def words_on_groups(planted: Sequence[Record], row: dict[str, Any]) -> str:
+  """Returns a line on what the guarantee of a line allows for records in several lines."""
+  held = collections.Counter(str(record.copies) for record in planted)
+  allows = ", ".join(
+    f"{upper(most)} of {held[copies]} in {copies} line{'' if copies == '1' else 's'}"
+    for copies, most in row["allowed_by_copies"].items()
+  )
+  return (
+    "epsilon holds for one line, and a record in several lines has the weaker guarantee of a "
+    f"group. Among the first {row['first']} lines it allows in the mean these records: {allows}"
+  )
 
 
 def mean_allowed(

@@ -227,6 +227,8 @@ def preprocessed(
   """Returns loaded (train, test). The config may centre both and limit `train`. Features are not
   computed."""
   if config.data.center:
+    if train.vocab_size is not None:
+      raise UserError("must be false for tokens", field="data.center", value=True)
     train = data.preprocess.center(train)
     test = data.preprocess.center(test)
   return limited(train, config.data), test

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from dpjax import gradients, validate
+from dpjax import accounting, gradients, validate
 from dpjax.accounting import Ledger, upper
 from dpjax.accounting.calibration import Unreachable
 from dpjax.accounting.ledger import BudgetExceeded, Charge
@@ -316,12 +316,25 @@ class SilosGuarantee(Guarantee):
         "noise_multiplier": plan.noise_multiplier,
         "num_steps": count,
         "epsilon": spent,
+        **_rates(plan, count),
       }
       for name, size, plan, count, spent in zip(
         self.names, self.of.sizes, self.of.plans, steps, each
       )
     ]
     return facts | {SILOS: rows, "max_silos_per_record": self.of.max_silos}
+
+
+@functools.cache
+def _rates(plan: Plan, steps: int) -> dict[str, float]:
+  """Returns bounds on attacks that ask for one record of a silo, after so many of its steps."""
+  if not steps:
+    return dict(guarantee.RATES)  # a silo that was never there has told nothing
+  profile = plan.privacy_profile(steps)
+  return {
+    name: accounting.true_positive_rate(profile, fpr)
+    for name, fpr in guarantee.RATES.items()
+  }
 
 
 def _has_steps(steps: Any) -> bool:
