@@ -24,12 +24,12 @@ from dpjax.experiments.run import workdir as owner
 from dpjax.experiments.run.guarantee import NONE, Guarantee
 from dpjax.experiments.run.left_out import Arrivals, Tally
 from dpjax.experiments.run.run_keys import RunKeys
-from dpjax.parallel import client_states
 from dpjax.types import ArrayTree
 from dpjax.validate import UserError
 
 if TYPE_CHECKING:
   from dpjax.experiments.run.dry_run import Planned
+  from dpjax.parallel.client_states import Memory
   from dpjax.parallel.made_for import StepProgram
   from dpjax.parallel.targets import Machine
 
@@ -43,9 +43,9 @@ _PLANNED = ("task", "dataset", "method")
 # Fields of a phase that are functions, and those of them that may be None.
 _FUNCTIONS = (
   *("init", "step", "draws", "released", "row_at", "observe", "enough", "planned"),
-  *("describe", "write", "evaluate", "arrivals"),
+  *("describe", "write", "evaluate", "arrivals", "memory"),
 )
-_MAY_BE_NONE = ("evaluate", "arrivals")
+_MAY_BE_NONE = ("evaluate", "arrivals", "memory")
 
 
 class Phase(NamedTuple):
@@ -76,7 +76,9 @@ class Phase(NamedTuple):
   unit: str = "examples"  # what `arrivals` counts
   enough: Callable[[Scores], bool] = lambda row: False  # whether the phase ends after a row
   save_every: int | None = None  # steps between checkpoints; None: by the clock
-  rows_on_disk: bool = False  # whether `ClientStates` lie on disk between checkpoints, too
+  # Function (folder of checkpoints, first state) -> what stores the `ClientStates` of a state, such
+  # as `client_states.Memory`. None: a state holds arrays and keys alone.
+  memory: Callable[[pathlib.Path, Any], Memory] | None = None
   # Tree of arrays released before the first step. A resumed run must compute the same arrays.
   before_steps: Any = None
   name: str = "train"  # name on the progress bar
@@ -425,7 +427,12 @@ def begun(phase: Phase) -> ArrayTree:
   """Returns the first state of a phase. Raises UserError if it is no tree of arrays and keys."""
   state = phase.init()
   wanted = "return an array, or a tree of arrays and keys"
-  for leaf in jax.tree.leaves(state):
+  leaves = jax.tree.leaves(state)
+  if phase.memory is not None:
+    from dpjax.parallel.client_states import ClientStates  # most states have none
+
+    leaves = [leaf for leaf in leaves if not isinstance(leaf, ClientStates)]
+  for leaf in leaves:
     if not _is_array(leaf):
       _refuse("Phase.init", wanted, leaf)
   if not jax.tree.leaves(state):
@@ -461,8 +468,6 @@ def scored(phase: Phase, state: ArrayTree) -> Scores:
 
 
 def _is_array(leaf: Any) -> bool:
-  if isinstance(leaf, client_states.ClientStates):
-    return True
   # A checkpoint can save a NumPy scalar, but cannot restore it.
   if isinstance(leaf, np.generic):
     return False

@@ -300,10 +300,10 @@ class Running:
     self.rows: dict[str, Any] | None = None  # result of `MetricsWriter.durable`
     self.tally = Tally(phase.arrivals, phase.unit)
     self.checkpoints = checkpoint.Checkpoints(
-      folder.path, phase.subfolder, rows_on_disk=phase.rows_on_disk
+      folder.path, phase.subfolder, memory=phase.memory
     )
     self.state = self.checkpoints.begun(self.state)
-    if self.checkpoints.latest_step() is None:
+    if self.checkpoints.latest is None:
       self.save()
     else:
       self._resume()
@@ -340,7 +340,7 @@ class Running:
         field="checkpoint",
         value=self.checkpoints.directory,
       )
-    self.step = int(self.checkpoints.latest_step() or 0)
+    self.step = int(self.checkpoints.latest or 0)
     try:
       self.ledger = Ledger.from_json(meta["ledger"])
       self.reached = bool(meta["reached"])

@@ -574,15 +574,13 @@ def progress(total: int, initial: int = 0, desc: str = "") -> Progress:
   `silent`, it reports nothing."""
   if _on_terminal():
     return _Bar(total, initial, desc)
-  if _SILENT.get() or sys.stderr is None:
-    return _Silence(total, initial, desc)
-  return Progress(total, initial, desc)
+  return Progress(total, initial, desc, speaks=not _SILENT.get() and sys.stderr is not None)
 
 
 def bar(total: int, desc: str = "") -> Progress:
   """Returns a progress report that is shown on a terminal alone, for a command that then prints a
   table."""
-  return progress(total, 0, desc) if _on_terminal() else _Silence(total, 0, desc)
+  return _Bar(total, 0, desc) if _on_terminal() else Progress(total, 0, desc, speaks=False)
 
 
 def begins(what: str) -> None:
@@ -598,9 +596,10 @@ def _on_terminal() -> bool:
 
 
 class Progress:
-  """Progress report in plain lines; also a context manager."""
+  """Progress report in plain lines; also a context manager. Unless it `speaks`, it is silent."""
 
-  def __init__(self, total: int, initial: int, desc: str):
+  def __init__(self, total: int, initial: int, desc: str, *, speaks: bool):
+    self._speaks = speaks
     self._total = total
     self._count = initial
     self._desc = desc
@@ -620,12 +619,12 @@ class Progress:
     """
     self._count += n
     self._postfix.update(postfix)
-    if time.monotonic() >= self._next:
+    if self._speaks and time.monotonic() >= self._next:
       self._say()
 
   def close(self) -> None:
     """Reports the final count, unless the last line did, or there was no progress."""
-    if self._said != self._count:
+    if self._speaks and self._said != self._count:
       self._say()
 
   def _say(self) -> None:
@@ -646,13 +645,6 @@ class Progress:
 
   def __exit__(self, *error: object) -> None:
     self.close()
-
-
-class _Silence(Progress):
-  """Progress that is counted but not reported."""
-
-  def _say(self) -> None:
-    pass
 
 
 class _Bar(Progress):
