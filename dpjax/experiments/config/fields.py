@@ -272,8 +272,9 @@ def check(value: Any, hint: Any, name: str) -> Any:
   choice = choice_of(hint)
   if choice is not None:
     chosen = _chosen(value, choice, name)
-    if isinstance(chosen, str) or type(chosen) is choice.users:
-      names.find(choice.name(chosen), name)
+    word = choice.name(chosen)
+    if isinstance(chosen, str) or (choice.users is not None and names.is_path(word)):
+      names.find(word, name)
     return chosen
   if hint in (Any, object) or (value is None and hint in (None, type(None))):
     return _bounded(value, name)

@@ -121,8 +121,8 @@ def clear(workdir: pathlib.Path) -> None:
 
 def _numbers(directory: pathlib.Path) -> list[int]:
   """Returns the steps in a folder, in order."""
-  steps = [path for path in directory.glob("*") if path.name.isdigit() and path.is_dir()]
-  return sorted(int(path.name) for path in steps)
+  paths = directory.glob("*")
+  return sorted([int(path.name) for path in paths if path.name.isdigit() and path.is_dir()])
 
 
 def _file_digests(step: pathlib.Path) -> dict[str, str]:
@@ -229,9 +229,10 @@ class Checkpoints:
       writers.secret_folder(new)
       self._orbax.save(new / str(step), args=args)
       write_digests(new / str(step))
-      # The step is durable before it gets its name, and has its name before older steps are
-      # removed.
-      writers.make_durable(new / str(step), secret=True)
+      # The step is durable, for its owner alone, before it gets its name, and has its name before
+      # older steps are removed.
+      for path in (*(new / str(step)).rglob("*"), new / str(step)):
+        files.sync(path, 0o700 if path.is_dir() else 0o600)
       os.rename(new / str(step), self.directory / str(step))
       writers.sync_folder(self.directory)
       new.rmdir()

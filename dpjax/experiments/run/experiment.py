@@ -118,10 +118,6 @@ class Trained(NamedTuple):
   tally: Tally
   row: Scores | None  # scores of the state, if they were computed
 
-  def scores(self) -> Scores:
-    """Returns `scored` of the state."""
-    return scored(self.phase, self.state) if self.row is None else self.row
-
 
 # A run as a generator: it yields each phase, which comes back trained, and returns the outcome.
 Story = Generator[Phase, Trained, Outcome]
@@ -228,12 +224,6 @@ class Experiment(Generic[C]):
     return self.config.seed
 
   @property
-  def data_name(self) -> str:
-    """Returns the name of the data, for messages."""
-    config: Any = self.config
-    return config.data.name if hasattr(config, "data") else getattr(config, "dataset", "")
-
-  @property
   def is_private(self) -> bool:
     """Returns whether the run has a guarantee. Then its keys are secret: they come from the
     operating system."""
@@ -244,17 +234,13 @@ class Experiment(Generic[C]):
     """Returns whether the model is to be published; see docs/release.md."""
     return getattr(self.config, "release", False)
 
-  @property
-  def noise_seed(self) -> int | None:
-    """Returns the seed of noise and sampling in place of secret keys; None: there is none."""
-    return getattr(self.config, "noise_seed", None)
-
   def new_keys(self) -> RunKeys:
-    """Returns the keys of a run that begins now."""
+    """Returns the keys of a run that begins now. A config may have a `noise_seed`: the seed of
+    noise and sampling, in place of secret keys."""
     return run_keys.drawn(
       self.seed,
       private=self.is_private,
-      noise_seed=self.noise_seed,
+      noise_seed=getattr(self.config, "noise_seed", None),
       release=self.release,
     )
 
@@ -339,7 +325,7 @@ def _result(trained: Trained, planned: Result, folder: pathlib.Path) -> Result:
   return {
     **facts,
     "test_accuracy": None,
-    **trained.scores(),
+    **(scored(phase, trained.state) if trained.row is None else trained.row),
     "num_steps": trained.step,
     "ledger": trained.ledger.to_json(),
     **({} if phase.evaluate is None else {STEPS_ARE: phase.steps_are}),
@@ -366,8 +352,9 @@ def checked(experiment: Experiment[C]) -> Experiment[C]:
     _refuse("Experiment.config", "be a dataclass", config)
   experiment.check()
   validate.integer_at_least(0, **{"Experiment.seed": experiment.seed})
-  if experiment.noise_seed is not None:
-    validate.integer_at_least(0, **{"Experiment.noise_seed": experiment.noise_seed})
+  noise_seed = getattr(config, "noise_seed", None)
+  if noise_seed is not None:
+    validate.integer_at_least(0, noise_seed=noise_seed)
   return experiment
 
 

@@ -25,7 +25,7 @@ from typing import Any
 
 from tqdm import tqdm
 
-from dpjax import files, validate
+from dpjax import validate
 from dpjax.accounting.text import by_name
 from dpjax.files import half_written as half_written
 from dpjax.files import make_folder as make_folder
@@ -83,14 +83,6 @@ def secret_folder(path: pathlib.Path) -> None:
     # `chmod` fails if the folder has another owner, or if the file system has no modes.
     except OSError:
       warn(f"{path}: is open to other users, who can read what is as secret as the data")
-
-
-def make_durable(folder: pathlib.Path, *, secret: bool = False) -> None:
-  """Flushes a folder and everything in it to disk, to survive a loss of power. With `secret`, only
-  the owner of the files may read them."""
-  for path in (*folder.rglob("*"), folder):
-    mode = 0o700 if path.is_dir() else 0o600
-    files.sync(path, mode if secret else None)
 
 
 # Values of errno for errors of a file system, not of a program. `_SAID` has their texts, as native
@@ -497,7 +489,16 @@ def write_result(workdir: str | os.PathLike, result: dict[str, Any]) -> None:
   if missing:
     raise ValueError(f"result lacks {', '.join(missing)}")
   validate.one_of(EPSILON_KINDS, epsilon_kind=result["epsilon_kind"])
-  _check_epsilon(result)
+  epsilon, kind = result["epsilon"], result["epsilon_kind"]
+  if kind == "none":
+    if epsilon is not None and number(epsilon) != math.inf:
+      raise ValueError(f"epsilon={epsilon!r}: epsilon_kind 'none' has no finite epsilon")
+  else:
+    validate.non_negative(epsilon=epsilon, delta=result["delta"])
+    if result["delta"] >= 1:
+      raise ValueError(f"delta={result['delta']!r}: promises nothing; must be below 1")
+    if not (result["neighboring_relation"] and result["unit"]):
+      raise ValueError(f"a {kind} epsilon needs its neighboring_relation and its unit")
   write_json(pathlib.Path(workdir) / RESULT, result)
 
 
@@ -526,20 +527,6 @@ def took(result: Mapping[str, Any]) -> str:
   """
   seconds = result["wall_seconds"]
   return "" if seconds is None else f" in {seconds:.0f} s"
-
-
-def _check_epsilon(result: dict[str, Any]) -> None:
-  epsilon = result["epsilon"]
-  kind = result["epsilon_kind"]
-  if kind == "none":
-    if epsilon is not None and number(epsilon) != math.inf:
-      raise ValueError(f"epsilon={epsilon!r}: epsilon_kind 'none' has no finite epsilon")
-    return
-  validate.non_negative(epsilon=epsilon, delta=result["delta"])
-  if result["delta"] >= 1:
-    raise ValueError(f"delta={result['delta']!r}: promises nothing; must be below 1")
-  if not (result["neighboring_relation"] and result["unit"]):
-    raise ValueError(f"a {kind} epsilon needs its neighboring_relation and its unit")
 
 
 def warn(message: str) -> None:
