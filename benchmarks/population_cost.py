@@ -8,6 +8,7 @@ arrays, before and after rounds.
 
 from __future__ import annotations
 
+import functools
 import json
 import pathlib
 import statistics
@@ -27,6 +28,7 @@ from dpjax.experiments.run import checkpoint, report
 from dpjax.experiments.run.provenance import process_memory
 from dpjax.federated.cohort import Cohort
 from dpjax.gradients.ghost.explain import aligned
+from dpjax.parallel.client_states import Memory
 from dpjax.validate import UserError
 
 METHODS = ("memory", "disk")
@@ -76,7 +78,9 @@ def _measured(num_clients: int, method: str, rounds: int, folder: pathlib.Path) 
     _loss, optax.sgd(_RATE), map_clients=federated.vmap_clients(), key=jax.random.key(0),
     client_learning_rate=_RATE, num_clients=num_clients,
   )  # fmt: skip
-  checkpoints = checkpoint.Checkpoints(folder, rows_on_disk=method == "disk")
+  checkpoints = checkpoint.Checkpoints(
+    folder, memory=functools.partial(Memory, on_disk=method == "disk")
+  )
   start = {"w": jnp.zeros((_IN, _OUT))}
   state = checkpoints.begun(algorithm.init(start, num_clients))
   round_s = []

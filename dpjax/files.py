@@ -10,6 +10,9 @@ import pathlib
 from collections.abc import Callable
 from typing import BinaryIO
 
+# Number of newest checkpoints of a run that stay on disk, with all that they refer to.
+KEPT = 2
+
 
 def make_folder(path: pathlib.Path) -> None:
   """Makes a folder and its parents, so that they survive a loss of power."""

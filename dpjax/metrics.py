@@ -58,8 +58,8 @@ def _compiled(apply: Apply, padding_id: int | None) -> Callable[..., Array]:
   return totals
 
 
-def _padded(data: Any, start: int, size: int) -> Any:
-  """Returns rows start .. start + size - 1 of each array; rows beyond the data are zero."""
+def _batches(x: Any, y: Any, size: int) -> Iterator[tuple[Any, Any, Any]]:
+  """Yields (x, y, mask) of `size` rows each. Rows beyond the data are zero, and masked."""
 
   def filled(rows: np.ndarray) -> np.ndarray:
     if len(rows) == size:
@@ -67,13 +67,10 @@ def _padded(data: Any, start: int, size: int) -> Any:
     zeros = np.zeros((size - len(rows), *rows.shape[1:]), rows.dtype)
     return np.concatenate([rows, zeros])
 
-  return jax.tree.map(filled, data[start : start + size])
-
-
-def _batches(x: Any, y: Any, size: int) -> Iterator[tuple[Any, Any, Any]]:
   for start in range(0, len(y), size):
+    part = slice(start, start + size)
     mask = np.arange(start, start + size) < len(y)
-    yield _padded(x, start, size), _padded(y, start, size), mask
+    yield *jax.tree.map(filled, (x[part], y[part])), mask
 
 
 def _arrays(dataset: Any) -> tuple[Any, np.ndarray]:

@@ -368,13 +368,13 @@ def save(figure: Figure, path: str | os.PathLike, *, also: Iterable[str] = ()) -
   paths = [path, *(path.with_suffix(suffix) for suffix in also)]
   suffixes = [check_suffix(each) for each in paths]
   FigureCanvasAgg(figure)
-  parts = list(_parts(figure))
+  has_images = False
   # A title or a label may hold a path or a person's words, where "$" begins no formula. Ticks of
   # logarithmic axes do hold formulas, which matplotlib wrote.
-  for part in parts:
+  for part in _parts(figure):
+    has_images |= isinstance(part, AxesImage)
     if isinstance(part, Text):
       part.set_parse_math(False)
-  has_images = any(isinstance(part, AxesImage) for part in parts)
   fixed: dict[Any, Any] = {"pdf.fonttype": 42, "svg.hashsalt": "dpjax"}
   dates = {".pdf": {"CreationDate": None}, ".svg": {"Date": None}, ".png": None}
   for each, suffix in zip(paths, suffixes):

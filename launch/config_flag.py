@@ -96,35 +96,46 @@ def get(name: str = "config", audit: bool | None = None) -> Any:
       an ill-typed value; one line that names the flag.
   """
   config, _, note = _got(name, audit)
-  _show(note)
+  if note:
+    writers.note(note)
   return config
 
 
-def runs(name: str = "config", audit: bool | None = None) -> Any:
-  """Returns the run of the config that the flag names, an `Experiment`, or all its runs. All of
-  them are checked.
+def asked() -> tuple[Any, str]:
+  """Returns (what is run, its folder): the run of --config, an `Experiment`, or all its runs.
 
-  Args:
-    audit: as of `get`.
+  All runs are checked. --audit and --noaudit override the audit in the file. The folder is
+  --workdir, by default runs/<prefix><config name>.
 
   Raises:
-    UserError: as `get`; a run of a sweep that would be refused, or is of another kind.
+    UserError: as `get`; a run of a sweep that would be refused, or is of another kind; a --workdir
+      that cannot be a directory.
   """
-  config, module, note = _got(name, audit)
-  whole = _whole(name, config, module)
+  given = "audit" in flags.FLAGS and flags.FLAGS["audit"].present
+  config, module, note = _got("config", flags.FLAGS["audit"].value if given else None)
+  whole = _whole(config, module)
+  is_one = isinstance(whole, Experiment)
   # A wrong config is one line, without a note above it. Several runs are checked by now.
-  if note and isinstance(whole, Experiment):
+  if note and is_one:
     whole.check()
-  _show(note)
-  return whole
+  if note:
+    writers.note(note)
+  workdir = flags.FLAGS.workdir
+  if workdir is None:
+    prefix = PREFIXES.get(
+      kinds.command_of(whole.config if is_one else whole.points[0].config), ""
+    )
+    return whole, f"runs/{prefix}{pathlib.Path(flags.FLAGS.config).stem}"
+  validate.folder(workdir=workdir)
+  return whole, workdir
 
 
-def _whole(name: str, config: Any, module: ModuleType) -> Any:
-  """Returns what `runs` returns, of the config that the flag `name` names and its module."""
+def _whole(config: Any, module: ModuleType) -> Any:
+  """Returns the run of a config, or all runs that its module yields."""
   get_configs = getattr(module, "get_configs", None)
-  kind = _KINDS[name]
+  kind = _KINDS["config"]
   wanted = None if kind is None else kind.config_class
-  at = f"--{name}={flags.FLAGS[name].value}"
+  at = f"--config={flags.FLAGS.config}"
   alone = "alone" in flags.FLAGS and flags.FLAGS["alone"].value
   if alone and get_configs is None:
     raise UserError("--alone=true: would be ignored, the file has no get_configs()")
@@ -147,11 +158,6 @@ def _whole(name: str, config: Any, module: ModuleType) -> Any:
       raise UserError(f"{at}: get_configs() yields {type(point.config).__name__}, but this "
                       f"launcher wants {wanted.__name__}")  # fmt: skip
   return several
-
-
-def _show(note: str) -> None:
-  if note:
-    writers.note(note)
 
 
 def _called(get_configs: Any, config: Any) -> Any:
@@ -191,7 +197,8 @@ def _got(name: str, audit: bool | None) -> tuple[Any, ModuleType, str]:
   if flags.FLAGS.print_config:
     for line in command_line(config, name):
       print(line)
-    _show(note)
+    if note:
+      writers.note(note)
     sys.exit(0)
   return config, module, note
 
@@ -273,24 +280,6 @@ def _fields_in_words(config: Any, name: str) -> str:
       row.help, _WIDTH, initial_indent=indent, subsequent_indent=indent
     )
   return "\n".join(lines)
-
-
-def asked() -> tuple[Any, str]:
-  """Returns (what is run, workdir). --audit and --noaudit override the audit in the file."""
-  given = "audit" in flags.FLAGS and flags.FLAGS["audit"].present
-  whole = runs("config", flags.FLAGS["audit"].value if given else None)
-  of = whole.config if isinstance(whole, Experiment) else whole.points[0].config
-  return whole, workdir(PREFIXES.get(kinds.command_of(of), ""))
-
-
-def workdir(prefix: str = "") -> str:
-  """Returns --workdir, by default runs/<prefix><config name>. Raises UserError if --workdir cannot
-  be a directory."""
-  folder_flag = flags.FLAGS.workdir
-  if folder_flag is None:
-    return f"runs/{prefix}{pathlib.Path(flags.FLAGS.config).stem}"
-  validate.folder(workdir=folder_flag)
-  return folder_flag
 
 
 def load(path: str, kind: type | None, *, name: str = "--config") -> Any:

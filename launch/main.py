@@ -14,15 +14,22 @@ from dpjax.experiments.run import loop, writers
 from dpjax.experiments.run.experiment import Experiment
 from dpjax.experiments.run.kind import KINDS
 from dpjax.parallel import made_for
-from dpjax.parallel.exchanges import is_first
+from dpjax.parallel.exchanges import MOST_PROCESSES, is_first
 from dpjax.validate import UserError
-from launch import app, config_flag, peers
+from launch import app, config_flag
 
 if TYPE_CHECKING:
   from dpjax.experiments.sweeps.sweep import Runs
+  from launch.peers import Options
 
 # The flags are no key flags of this module, so that --help lists them with their launcher.
 flags.disclaim_key_flags()
+
+# Flags that only a run on many processes has (`define_processes`).
+_OF_PROCESSES = (
+  *("coordinator", "num_processes", "process_id"),
+  *("local_devices", "connect_timeout", "peer_timeout"),
+)
 
 
 def define(command: str, *, default: str | None) -> None:
@@ -56,7 +63,39 @@ def define_shared() -> None:
     "With --dry_run: a machine that is not here, such as tpu:v5e:2x4 or gpu:h100:8. The run's "
     "step is compiled for it (pip install -e '.[targets]').",
   )
-  peers.define()
+  define_processes()
+
+
+def define_processes() -> None:
+  """Defines --coordinator and the other flags of a run on many processes (`launch.peers`)."""
+  flags.DEFINE_string(
+    "coordinator", None, "HOST:PORT of process 0, reachable by all: run on many processes."
+  )
+  flags.DEFINE_integer(
+    "num_processes",
+    None,
+    "How many processes there are.",
+    lower_bound=1,
+    upper_bound=MOST_PROCESSES,
+  )
+  flags.DEFINE_integer(
+    "process_id",
+    None,
+    "Which one this is: 0 to num_processes - 1.",
+    lower_bound=0,
+    upper_bound=MOST_PROCESSES - 1,
+  )
+  flags.DEFINE_list(
+    "local_devices",
+    None,
+    "Ids of this process's accelerators, as 0,1 (default: all of the machine).",
+  )
+  flags.DEFINE_float("connect_timeout", 60.0, "Seconds to wait for the other processes.")
+  flags.DEFINE_float(
+    "peer_timeout",
+    30.0,
+    "Seconds without a sign of life after which a process is given up.",
+  )
 
 
 def main(*words: str) -> None:
@@ -66,7 +105,7 @@ def main(*words: str) -> None:
   # A mesh must fit the machine of --target, not this one.
   with made_for.compiling_for(app.target()):
     whole, workdir = config_flag.asked()
-  many = peers.options() if "coordinator" in flags.FLAGS else None
+  many = _many()
   one = isinstance(whole, Experiment)
   app.prepare_memory([whole.config] if one else [point.config for point in whole.points])
   _check_flags(whole, in_processes=many is not None)
@@ -81,6 +120,15 @@ def main(*words: str) -> None:
     if is_first():
       _end_one(whole, workdir, result, finished=finished)
   return None
+
+
+def _many() -> Options | None:
+  """Returns the options of a run on many processes; None for a run of one."""
+  if not any(name in flags.FLAGS and flags.FLAGS[name].present for name in _OF_PROCESSES):
+    return None
+  from launch import peers  # most runs are of one process
+
+  return peers.options()
 
 
 def _check_flags(whole: Any, *, in_processes: bool) -> None:
@@ -98,11 +146,13 @@ def _check_flags(whole: Any, *, in_processes: bool) -> None:
 
 
 def _joined(
-  whole: Experiment[Any], workdir: str, many: peers.Options | None
+  whole: Experiment[Any], workdir: str, many: Options | None
 ) -> contextlib.AbstractContextManager[None]:
   """Returns a context in which this process is one of several, if the flags say so."""
   if many is None:
     return contextlib.nullcontext()
+
+  from launch import peers
 
   def newest() -> str:
     return peers.saved(workdir, whole.step_is, owner=many.process_id == 0)

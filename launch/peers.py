@@ -18,12 +18,9 @@ from absl import flags
 
 from dpjax.experiments.run import checkpoint
 from dpjax.parallel import runtime
-from dpjax.parallel.exchanges import MOST_PROCESSES, PeerLost
+from dpjax.parallel.exchanges import PeerLost
 from dpjax.validate import UserError
 from launch import app
-
-# The flags are no key flags of this module, so that --help lists them with their launcher.
-flags.disclaim_key_flags()
 
 _NAMES = ("coordinator", "num_processes", "process_id")
 _THEN = "the same command on all machines goes on from there"
@@ -42,42 +39,8 @@ class Options(NamedTuple):
   local_devices: list[int] | None
 
 
-def define() -> None:
-  """Defines --coordinator and the other flags of a run on many processes; call it at import
-  time."""
-  flags.DEFINE_string(
-    "coordinator", None, "HOST:PORT of process 0, reachable by all: run on many processes."
-  )
-  most = MOST_PROCESSES
-  flags.DEFINE_integer(
-    "num_processes",
-    None,
-    "How many processes there are.",
-    lower_bound=1,
-    upper_bound=most,
-  )
-  flags.DEFINE_integer(
-    "process_id",
-    None,
-    "Which one this is: 0 to num_processes - 1.",
-    lower_bound=0,
-    upper_bound=most - 1,
-  )
-  flags.DEFINE_list(
-    "local_devices",
-    None,
-    "Ids of this process's accelerators, as 0,1 (default: all of the machine).",
-  )
-  flags.DEFINE_float("connect_timeout", 60.0, "Seconds to wait for the other processes.")
-  flags.DEFINE_float(
-    "peer_timeout",
-    30.0,
-    "Seconds without a sign of life after which a process is given up.",
-  )
-
-
 def options() -> Options | None:
-  """Returns the options of the flags; None for a run of one process.
+  """Returns the options of the flags (`launch.main` defines them); None for a run of one process.
 
   Raises:
     UserError: some of the flags without the others, or --local_devices that are no ids.

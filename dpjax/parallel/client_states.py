@@ -11,6 +11,7 @@ its client alone would know. Keep both as secret as the data.
 from __future__ import annotations
 
 import pathlib
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -24,6 +25,8 @@ from dpjax.validate import UserError
 
 # Record of a client that still has its first state.
 _NONE = b""
+# Name of the folder of the rows, beside the checkpoints.
+_FOLDER = "clients"
 # Number of rows that `restored` reads at once.
 _AT_ONCE = 64
 
@@ -270,3 +273,57 @@ class Keeper:
     untouched = ClientStates(self._before.initial, self._before.num_clients)
     self._before = untouched.with_records(ids, records)
     return self._before
+
+
+class Memory:
+  """Stores all `ClientStates` of a run's state, each at its own place; see `Keeper`.
+
+  Args:
+    folder: folder of the run's checkpoints.
+    state: the first state of the run.
+    on_disk: as of `Keeper`.
+
+  Attributes:
+    begun: the first state, with its `ClientStates` where the run will keep them.
+  """
+
+  def __init__(self, folder: pathlib.Path, state: ArrayTree, *, on_disk: bool = False):
+    self._keepers: list[Keeper] = []
+    for i, states in enumerate(_states(state)):
+      at = folder / f"{_FOLDER}{i or ''}"
+      self._keepers.append(Keeper(at, states, on_disk=on_disk))
+    self.begun = _with_states(state, [keeper.begun for keeper in self._keepers], state)
+
+  def saved(self, state: ArrayTree) -> Any:
+    """Writes rows that changed, and returns the state with an index in place of `ClientStates`."""
+    pairs = zip(self._keepers, _states(state))
+    return _with_states(state, [keeper.saved(states) for keeper, states in pairs], state)
+
+  def committed(self) -> None:
+    """Removes files of rows that are needed no more, once what `saved` returned is stored."""
+    for keeper in self._keepers:
+      keeper.committed()
+
+  def unread(self, like: ArrayTree) -> Any:
+    """Returns a state with indexes of no rows, of the shapes of what `saved` returns."""
+    empty = [row_journal.no_rows(states.num_clients) for states in _states(like)]
+    return _with_states(like, empty, like)
+
+  def restored(self, state: ArrayTree, like: ArrayTree) -> Any:
+    """Inverts `saved`, after reading and verifying every row."""
+    pairs = zip(jax.tree.leaves(state), jax.tree.leaves(like))
+    indexes = [index for index, leaf in pairs if isinstance(leaf, ClientStates)]
+    kept = zip(self._keepers, indexes)
+    rows = [keeper.restored(np.asarray(index)) for keeper, index in kept]
+    return _with_states(state, rows, like)
+
+
+def _states(tree: ArrayTree) -> list[ClientStates]:
+  return [leaf for leaf in jax.tree.leaves(tree) if isinstance(leaf, ClientStates)]
+
+
+def _with_states(tree: ArrayTree, others: Sequence[Any], like: ArrayTree) -> Any:
+  """Returns the tree with `others`, in order, at the leaves where `like` has `ClientStates`."""
+  left = list(others)
+  place = lambda old, leaf: left.pop(0) if isinstance(leaf, ClientStates) else old
+  return jax.tree.map(place, tree, like)

@@ -18,13 +18,12 @@ from collections.abc import Sequence
 import jax
 import numpy as np
 
+from dpjax.files import KEPT
 from dpjax.parallel.exchanges import arrays_from_first, on_first
 from dpjax.validate import UserError
 
 # Size in bytes at which a file is closed; later rows go to a new file.
 SEGMENT_BYTES = 64 * 2**20
-# Number of newest indexes whose rows stay on disk.
-KEPT = 2
 _SUFFIX = ".rows"
 # File number of a client without a row; files are numbered from 1.
 _NOWHERE = 0

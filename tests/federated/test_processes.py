@@ -50,18 +50,20 @@ out = {
                            map_clients=process_clients(vmap_clients()),
                            num_clients=5, key=key)),
 }
-import pathlib, tempfile
+import functools, pathlib, tempfile
 from dpjax.experiments.run import checkpoint
+from dpjax.parallel.client_states import Memory
 algorithm = scaffold(problems.network, optax.sgd(0.1), client_learning_rate=0.1, key=key,
                      map_clients=process_clients(vmap_clients()), num_clients=5)
 folder = pathlib.Path(tempfile.mkdtemp())
-checkpoints = checkpoint.Checkpoints(folder, rows_on_disk=True)
+checkpoints = checkpoint.Checkpoints(folder, memory=functools.partial(Memory, on_disk=True))
 state = checkpoints.begun(algorithm.init(params, num_clients=5))
 for step, cohort in enumerate(cohorts):
   state, _ = algorithm.round(state, cohort)
   checkpoints.save(step, state, {})
 checkpoints.close()
-restored, _ = checkpoint.Checkpoints(folder).restore(algorithm.init(params, num_clients=5))
+restored, _ = checkpoint.Checkpoints(folder, memory=Memory).restore(
+  algorithm.init(params, num_clients=5))
 for name, found in (("on disk", state), ("restored", restored)):
   kept = (found.params, found.memories.all())
   out[name] = [np.asarray(leaf).tolist() for leaf in jax.tree.leaves(kept)]

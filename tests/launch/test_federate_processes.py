@@ -11,7 +11,7 @@ from absl import flags as absl_flags
 
 from dpjax import data
 from dpjax.validate import UserError
-from launch import peers
+from launch import main, peers
 from tests.federated import programs
 
 _CONFIG = [
@@ -208,7 +208,7 @@ def flags(monkeypatch):
     real = getattr(absl_flags, define)
     bound = functools.partial(real, flag_values=values)
     monkeypatch.setattr(peers.flags, define, bound)
-  peers.define()
+  main.define_processes()
   return lambda *given: values(["launch", *given])
 
 

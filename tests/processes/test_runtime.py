@@ -63,7 +63,8 @@ import numpy as np
 from absl import flags
 from dpjax.parallel import exchanges
 from launch import app, peers
-peers.define()
+from launch.main import define_processes
+define_processes()
 flags.DEFINE_string("progress", None, "")
 flags.DEFINE_string("same", "same", "")
 def main():

@@ -383,7 +383,7 @@ def federated_run(config: Any) -> Any:
   facts += [run.work, trees.sha256(run.params), run.task.name, guarantee.step_event(0)]
   facts += [np.concatenate(dealt.indices), [len(rows) for rows in dealt.indices]]
   facts += [dealt.dataset.x[:40], dealt.dataset.y, _audited(config, run.audited)]
-  facts += [federate_build.phase(config, run).rows_on_disk]
+  facts += [federate_build.phase(config, run).memory.keywords["on_disk"]]
   return plain(facts)
 
 

@@ -1,5 +1,6 @@
 """What clients keep, in runs: memory or disk is one run; a kill costs nothing but time."""
 
+import functools
 from unittest import mock
 
 import jax
@@ -9,7 +10,7 @@ import pytest
 
 from dpjax import federated
 from dpjax.experiments.run import checkpoint, loop
-from dpjax.parallel.client_states import OnDisk
+from dpjax.parallel.client_states import Memory, OnDisk
 from tests.federated import problems
 from tests.refuses import refuses
 from tests.runs.test_federate import _NONE, _config
@@ -50,11 +51,13 @@ def _rounds():
 
 def _went(state, one_round, cohorts, folder, *, on_disk):
   """From the newest checkpoint on; (the last state, bytes of rows at each step)."""
-  checkpoints = checkpoint.Checkpoints(folder, rows_on_disk=on_disk)
+  checkpoints = checkpoint.Checkpoints(
+    folder, memory=functools.partial(Memory, on_disk=on_disk)
+  )
   state, sizes = checkpoints.begun(state), []
-  if checkpoints.latest_step() is not None:
+  if checkpoints.latest is not None:
     state, _ = checkpoints.restore(state)
-  for step in range(checkpoints.latest_step() or 0, len(cohorts)):
+  for step in range(checkpoints.latest or 0, len(cohorts)):
     state, _ = one_round(state, cohorts[step])
     checkpoints.save(step + 1, state, {})
     rows = (folder / "checkpoints" / "clients").glob("*.rows")

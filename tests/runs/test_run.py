@@ -138,7 +138,7 @@ def test_checkpoints_keep_keys_typed_and_ignore_unfinished_saves(tmp_path):
   (checkpoints.directory / ".new" / "2").mkdir(parents=True)
   again = checkpoint.Checkpoints(tmp_path)
   restored, meta = again.restore(state)
-  assert again.latest_step() == 1 and meta == {"ledger": [1]}
+  assert again.latest == 1 and meta == {"ledger": [1]}
   assert (
     jax.random.key_data(restored["key"]).tolist()
     == jax.random.key_data(state["key"]).tolist()

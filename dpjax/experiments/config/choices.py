@@ -31,8 +31,8 @@ class Choice:
       added later. A class may name in `leaves_out` fields beside this one that
       nothing reads if it is chosen; choosing it by name resets them.
     user_defined: whether an import path is accepted, too; it is kept as text.
-    users: class that holds an import path, in a `name_field`, beside its own fields; the path is
-      replaced by an instance of it.
+    users: function from the import path of a user's own to the class of its values, always the same
+      one; `name` of this class is the path.
     base: class; the import path of a frozen dataclass derived from it is accepted, too. The path
       is replaced by an instance, whose fields are set like those of the table's classes.
   """
@@ -40,7 +40,7 @@ class Choice:
   table: Mapping[str, type | str]
   user_defined: bool = False
   base: type | None = None
-  users: type | None = None
+  users: Callable[[str], type] | None = None
 
   def __post_init__(self):
     for name, kind in self.table.items():
@@ -54,10 +54,10 @@ class Choice:
     return {name: _imported(entry) for name, entry in self.table.items()}
 
   def holds(self, value: Any) -> bool:
-    """Returns whether a value is of a class in the table, or of a user's class that derives from
-    `base`. Other instances do not count, nor do classes."""
+    """Returns whether a value is of a class in the table, or of a user's class (`base`, `users`).
+    Other instances do not count, nor do classes."""
     kind = type(value)
-    return self._word(kind) is not None or kind is self.users or self._is_users(kind)
+    return self._word(kind) is not None or self._is_users(kind)
 
   def _word(self, kind: type) -> str | None:
     """Returns the name of a class in the table; None: it is not there."""
@@ -67,6 +67,9 @@ class Choice:
     return None
 
   def _is_users(self, kind: type) -> bool:
+    if self.users is not None:
+      path = getattr(kind, "name", None)
+      return isinstance(path, str) and names.is_path(path) and self.users(path) is kind
     return self.base is not None and issubclass(kind, self.base)
 
   def kind(self, word: str, field: str) -> type | None:
@@ -79,7 +82,7 @@ class Choice:
       UserError: a path at which there is no frozen dataclass that derives from `base`.
     """
     if self.users is not None and names.is_path(word):
-      return self.users
+      return self.users(word)
     if self.base is None or not names.is_path(word):
       return _imported(self.table[word]) if word in self.table else None
     kind = names.find(word, field)
@@ -95,21 +98,18 @@ class Choice:
   def make(self, word: str, field: str) -> Any:
     """Returns the value for a name or an import path that has a `kind`, with its defaults."""
     kind = self.kind(word, field)
-    if kind is not None and kind is self.users:
-      return kind(word)
     assert kind is not None
-    return names.call(word, field) if names.is_path(word) else kind()
+    is_called = self.users is None and names.is_path(word)
+    return names.call(word, field) if is_called else kind()
 
   def name(self, value: Any) -> Any:
     """Returns the name of the value's class, or its import path for a user's class. Import
     paths, and values that are no choice, are returned unchanged."""
     kind = type(value)
     word = self._word(kind)
-    if word is not None:
-      return word
-    if kind is self.users:
-      return value.path
-    return names.path_of(kind) if self._is_users(kind) else value
+    if word is not None or not self._is_users(kind):
+      return value if word is None else word
+    return names.path_of(kind) if self.users is None else kind.name
 
   def described(self, value: Any) -> Any:
     """Returns the name with all values that differ from the defaults, such as
@@ -135,20 +135,9 @@ def _imported(entry: type | str) -> type:
   return pkgutil.resolve_name(entry) if isinstance(entry, str) else entry
 
 
-# Metadata of the field that holds the path of user code, which is the name of its value.
-_NAME = "name of the value"
-
-
-def name_field() -> Any:
-  """Returns the field of an import path, for a class that a `Choice` names as `users`."""
-  return dataclasses.field(default="", metadata={_NAME: True})
-
-
 def fields_of(kind: Any) -> tuple[dataclasses.Field[Any], ...]:
-  """Returns the fields that a config shows of a dataclass, or of an instance; () of None."""
-  if not dataclasses.is_dataclass(kind):
-    return ()
-  return tuple(field for field in dataclasses.fields(kind) if _NAME not in field.metadata)
+  """Returns the fields of a dataclass, or of an instance; () of None."""
+  return dataclasses.fields(kind) if dataclasses.is_dataclass(kind) else ()
 
 
 def _is_frozen(kind: type) -> bool:

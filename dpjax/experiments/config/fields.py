@@ -111,7 +111,7 @@ def get(config: Any, path: str, *, name: str = "config") -> Any:
   if choice is not None and not tail:
     return choice.described(value)
   first = tail.partition(".")[0]
-  if choice is not None and first in choice.owners() and not hasattr(value, first):
+  if choice is not None and not hasattr(value, first) and first in choice.owners():
     # Another value of the choice has the field; what is inside it must be there, too.
     get(choice.kinds()[choice.owners()[first][0]](), tail, name=f"{name}.{head}")
     return None
@@ -144,12 +144,7 @@ def replace_all(config: Any, values: Mapping[str, Any], *, name: str = "config")
   >>> config.privacy.epsilon, config.num_steps
   (8.0, 3)
   """
-
-  def change_to(value: Any) -> _Change:
-    return lambda hint, at, old: check(_continued(value, hint, at, old), hint, at)
-
-  changes = {path: change_to(value) for path, value in values.items()}
-  return _update(config, changes, name)
+  return _update(config, values, _from_value, name)
 
 
 def override(config: Any, path: str, text: str, *, name: str = "config") -> Any:
@@ -165,8 +160,7 @@ def override(config: Any, path: str, text: str, *, name: str = "config") -> Any:
   >>> override(TrainConfig(), "model.options.width", "64").model.options
   {'width': 64}
   """
-
-  return _update(config, {path: _change_to_text(text)}, name)
+  return override_all(config, {path: text}, name=name)
 
 
 def override_all(config: Any, texts: Mapping[str, str], *, name: str = "config") -> Any:
@@ -178,9 +172,7 @@ def override_all(config: Any, texts: Mapping[str, str], *, name: str = "config")
   >>> override_all(FedConfig(), {**texts, "secure_sum": "committee"}).secure_sum.num_members
   3
   """
-  return _update(
-    config, {path: _change_to_text(text) for path, text in texts.items()}, name
-  )
+  return _update(config, texts, _from_text, name)
 
 
 def lost(before: Any, after: Any, given: Iterable[str]) -> list[str]:
@@ -206,16 +198,17 @@ def lost(before: Any, after: Any, given: Iterable[str]) -> list[str]:
   return paths
 
 
-def _change_to_text(text: str) -> _Change:
-  """Returns the change of a field to the value of a command-line text."""
+def _from_value(value: Any, hint: Any, name: str, old: Any) -> Any:
+  """Returns the new value of a field that holds `old`, checked."""
+  return check(_continued(value, hint, name, old), hint, name)
 
-  def change(hint: Any, at: str, old: Any) -> Any:
-    if choice_of(hint) is None:
-      return parse(text, hint, at)
-    literal = _literal(text) if text.lstrip().startswith("{") else text
-    return check(_continued(literal, hint, at, old), hint, at)
 
-  return change
+def _from_text(text: str, hint: Any, name: str, old: Any) -> Any:
+  """Returns the new value of a field that holds `old`, from command-line text."""
+  if choice_of(hint) is None:
+    return parse(text, hint, name)
+  literal = _literal(text) if text.lstrip().startswith("{") else text
+  return _from_value(literal, hint, name, old)
 
 
 def from_dict(kind: Any, held: Any, *, name: str = "config") -> Any:
@@ -279,8 +272,9 @@ def check(value: Any, hint: Any, name: str) -> Any:
   choice = choice_of(hint)
   if choice is not None:
     chosen = _chosen(value, choice, name)
-    if isinstance(chosen, str) or type(chosen) is choice.users:
-      names.find(choice.name(chosen), name)
+    word = choice.name(chosen)
+    if isinstance(chosen, str) or (choice.users is not None and names.is_path(word)):
+      names.find(word, name)
     return chosen
   if hint in (Any, object) or (value is None and hint in (None, type(None))):
     return _bounded(value, name)
@@ -476,11 +470,13 @@ def _paths(config: Any, prefix: str = "") -> Iterator[str]:
       yield from _paths(value, f"{path}.")
 
 
-# Change of a field: function of (annotation, dotted name, old value) -> new value.
-_Change = Callable[[Any, str, Any], Any]
+# Function of (what is given for a field, its annotation, its dotted name, its old value) -> value.
+_Read = Callable[[Any, Any, str, Any], Any]
 
 
-def _update(config: Any, changes: Mapping[str, _Change], name: str, hint: Any = Any) -> Any:
+def _update(
+  config: Any, changes: Mapping[str, Any], read: _Read, name: str, hint: Any = Any
+) -> Any:
   """Returns a copy with all changes of dotted fields, whole values before fields inside them.
 
   Each dataclass is replaced once, with all its changes. So its checks of one field against another
@@ -488,10 +484,10 @@ def _update(config: Any, changes: Mapping[str, _Change], name: str, hint: Any = 
   """
   if isinstance(config, dict):
     for path, change in changes.items():
-      config = _update_dict(config, path, change, name, hint)
+      config = _update_dict(config, path, change, read, name, hint)
     return config
-  whole: dict[str, _Change] = {}
-  inside: dict[str, dict[str, _Change]] = {}
+  whole: dict[str, Any] = {}
+  inside: dict[str, dict[str, Any]] = {}
   for path, change in changes.items():
     head, dot, tail = path.partition(".")
     if dot and not tail:
@@ -507,16 +503,17 @@ def _update(config: Any, changes: Mapping[str, _Change], name: str, hint: Any = 
   values: dict[str, Any] = {}
   types = types_of(type(config))
   for head, change in whole.items():
-    values[head] = change(types[head].hint, f"{name}.{head}", getattr(config, head))
+    values[head] = read(change, types[head].hint, f"{name}.{head}", getattr(config, head))
   # A whole value set later would undo fields set inside it.
   for head, within in inside.items():
     value = values.get(head, getattr(config, head))
-    values[head] = _update(value, within, f"{name}.{head}", types[head].hint)
+    values[head] = _update(value, within, read, f"{name}.{head}", types[head].hint)
   new = _replaced(config, values, name)
   # What a chosen value leaves without a reader goes back to its default, unless it is named.
-  for other in (path for head in whole for path in leaves_out(getattr(new, head))):
-    if not any(f"{path}.".startswith(f"{other}.") for path in changes):
-      new = at_default(new, other, type(config)())
+  for head in whole:
+    for other in leaves_out(getattr(new, head)):
+      if not any(f"{path}.".startswith(f"{other}.") for path in changes):
+        new = at_default(new, other, type(config)())
   return new.settled(changes) if hasattr(new, "settled") else new
 
 
@@ -547,13 +544,15 @@ def _replaced(config: Any, values: dict[str, Any], name: str) -> Any:
     raise (error.within(name) if error.field in field_names else error) from error
 
 
-def _update_dict(config: dict, path: str, change: Callable, name: str, hint: Any) -> dict:
+def _update_dict(
+  config: dict, path: str, change: Any, read: _Read, name: str, hint: Any
+) -> dict:
   head, _, tail = path.partition(".")
   value_hint = (typing.get_args(hint) or (str, Any))[1]
   if tail and isinstance(config.get(head), dict):
-    return {**config, head: _update_dict(config[head], tail, change, name, Any)}
+    return {**config, head: _update_dict(config[head], tail, change, read, name, Any)}
   # Keys of a dict may contain dots, so the whole path may be one key.
-  return {**config, path: change(value_hint, f"{name}.{path}", None)}
+  return {**config, path: read(change, value_hint, f"{name}.{path}", None)}
 
 
 def _check_dataclass(value: Any, kind: Any, name: str) -> Any:

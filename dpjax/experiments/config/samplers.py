@@ -8,7 +8,7 @@ from typing import Annotated, Any, ClassVar
 
 from dpjax import sampling
 from dpjax.experiments.config import rules, user_code
-from dpjax.experiments.config.choices import Choice, name_field
+from dpjax.experiments.config.choices import Choice
 from dpjax.sampling.registry import SCHEMES, Scheme, Sizing, make_sampler, used_for
 from dpjax.validate import UserError
 
@@ -35,44 +35,36 @@ _NUMBERS: dict[str, Any] = {
 class SamplerChoice:
   """Base of the values: a sampler's name, and the numbers that it reads."""
 
+  name: ClassVar[str]  # in a config; an import path for a user's own
   # Of dpjax's own samplers; `launch.list` describes its class.
   scheme: ClassVar[Scheme | None] = None
-  path: ClassVar[str] = ""  # of a user's own
-  _place: ClassVar[
-    tuple[str, tuple[str, ...]]
-  ]  # (name, numbers): the arguments of `_value`
-
-  @property
-  def name(self) -> str:
-    """Returns its name in a config, which is an import path for a user's own."""
-    return self._place[0] or self.path
+  _numbers: ClassVar[tuple[str, ...]]
 
   def number(self, name: str) -> int | None:
     """Returns one of its numbers; None if it is open, or the sampler has no such number."""
     return getattr(self, name, None)
 
   def __reduce__(self) -> tuple[Any, ...]:
-    return _again, (self._place, dict(vars(self)))
+    return _again, (self.name, self._numbers, dict(vars(self)))
 
 
-def _again(place: tuple[str, tuple[str, ...]], values: dict[str, Any]) -> SamplerChoice:
-  return _value(*place)(**values)
+def _again(name: str, numbers: tuple[str, ...], values: dict[str, Any]) -> SamplerChoice:
+  return _value(name, numbers)(**values)
 
 
 @functools.cache
 def _value(name: str, numbers: tuple[str, ...]) -> type[SamplerChoice]:
-  """Returns the class of the values of a sampler; "" is that of users' own samplers."""
-  path: list[Any] = [] if name else [("path", str, name_field())]
-  scheme = SCHEMES.get(name)
+  """Returns the class of the values of a sampler: of a name, or of a user's import path."""
   return dataclasses.make_dataclass(
-    name or "user_defined",
-    [*path, *((number, _NUMBERS[number], None) for number in numbers)],
+    name,
+    [(number, _NUMBERS[number], None) for number in numbers],
     bases=(SamplerChoice,),
     namespace={
-      "scheme": scheme,
+      "name": name,
+      "scheme": SCHEMES.get(name),
       "__doc__": SamplerChoice.__doc__,
       "__module__": __name__,
-      "_place": (name, numbers),
+      "_numbers": numbers,
     },
     frozen=True,
   )
@@ -92,13 +84,13 @@ def choice(purpose: str, *numbers: str) -> Choice:
   for name, row in used_for(purpose).items():
     table[name] = _value(name, tuple(each for each in numbers if each in row.numbers))
   users = tuple(number for number in numbers if number != "num_selected")
-  return Choice(table, users=_value("", users))
+  return Choice(table, users=lambda path: _value(path, users))
 
 
 def make(value: SamplerChoice, size: Sizing) -> sampling.Sampler:
   """Returns the sampler of a config's value of `privacy.sampler`, for the numbers of a run."""
   if value.scheme is None:
-    return user_code.sampler(value.path, "privacy.sampler", size)
+    return user_code.sampler(value.name, "privacy.sampler", size)
   try:
     return make_sampler(value.scheme.kind, size)
   except UserError as error:

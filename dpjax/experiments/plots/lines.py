@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from dpjax import pictures
 from dpjax.accounting import upper
 from dpjax.accounting.text import by_name
+from dpjax.experiments.plots.panels import finish, of_run, words
 from dpjax.experiments.plots.recipes import WHAT_EPSILON_MEANS, Recipe, is_number
 from dpjax.pictures import PAGE, Look
 from dpjax.validate import UserError
@@ -76,6 +77,7 @@ def lines(rows: Sequence[Row], recipe: Recipe, look: Look = PAGE) -> Figure:
   - With one column of y and no `panels`: up to four lines share a panel for each neighbouring
     relation, with names at the ends of lines. With more lines, each has a panel, with the others of
     its relation in grey. Rows without x are horizontal lines.
+  - With `titles` and no series: the picture of a run (`panels.of_run`).
   - Otherwise a grid: a column of panels for each value of `panels`, a row for each column of y.
 
   Args:
@@ -89,7 +91,9 @@ def lines(rows: Sequence[Row], recipe: Recipe, look: Look = PAGE) -> Figure:
     stairs = ("value",) if recipe.stairs else ()
     its = {"y": ("value",), "series": "line", "stairs": stairs, "together": False}
     return _grid(rows, dataclasses.replace(recipe, **its), look)
-  if len(recipe.y) > 1 or recipe.panels or recipe.stairs or recipe.titles:
+  if recipe.titles and not recipe.series:
+    return of_run(rows, recipe, look)
+  if len(recipe.y) > 1 or recipe.panels or recipe.stairs:
     return _grid(rows, recipe, look)
   groups = _groups(rows, recipe, y)
   references = list(recipe.references)
@@ -179,11 +183,11 @@ def _grid(rows: Sequence[Row], recipe: Recipe, look: Look) -> Figure:
           fontsize=look.font_size - 1, handlelength=1.6, borderaxespad=0.0, labelspacing=0.25,
         )  # fmt: skip
       top = one_row or place == 0
-      title = recipe.titles.get(y) or (heading if top else "")
       below = one_row or place == high - 1
       pictures.dress(
-        axes, look=look, title=title, xlabel=_words(recipe, recipe.x[0]) if below else "",
-        ylabel=_words(recipe, y) if one_row or column == 0 else "",
+        axes, look=look, title=heading if top else "",
+        xlabel=words(recipe, recipe.x[0]) if below else "",
+        ylabel=words(recipe, y) if one_row or column == 0 else "",
       )  # fmt: skip
       axes.title.set_fontsize(look.font_size - 0.5)
       if recipe.x[0] not in recipe.log:
@@ -251,40 +255,21 @@ def _draw_cell(
     kind = str(mine[0].get("epsilon_kind"))
     is_free = bool(recipe.series) and kind == "none"
     index = names.index(name) if recipe.series else recipe.y.index(y)
-    curve = recipe.curves.get(y)
     # Black stands for no privacy in every panel.
     color = look.color(len(pictures.PALETTE) - 1 if is_free else index)
-    steps: Any = {"drawstyle": "steps-pre"} if y in recipe.stairs and not curve else {}
+    steps: Any = {"drawstyle": "steps-pre"} if y in recipe.stairs else {}
     few = max(1, len(groups) // 4) if recipe.series else 1 + len(groups) // 30
     at = [group[x] for group in groups]
-    if curve:
-      axes.plot(*zip(*curve), color=color, linewidth=1.2)
     (line,) = axes.plot(
       at, [group["mean"] for group in groups], label=name, color=color, linewidth=1.2,
-      linestyle="none" if curve else (_STYLES.get(kind, "-") if recipe.series else "-"),
+      linestyle=_STYLES.get(kind, "-") if recipe.series else "-",
       marker=pictures.marker(index), markersize=2.5, markevery=few, **steps,
     )  # fmt: skip
     if any(group["seeds"] > 1 for group in groups):
       low, high = ([group[end] for group in groups] for end in ("low", "high"))
       axes.fill_between(at, low, high, color=color, alpha=0.15, linewidth=0)
     handles.append(line)
-  for label, at, height in recipe.references:
-    how: Any = {"color": "#000000", "linewidth": 0.9, "linestyle": "--", "label": label}
-    line = axes.axvline(at, **how) if at is not None else axes.axhline(height or 0.0, **how)
-    handles.append(line)
-  if x in recipe.log:
-    axes.set_xscale("log")
-  # If a loss diverges, the axis is logarithmic, so that the other losses remain visible.
-  values = [row[y] for row in rows if is_number(row[y]) and row[y] > 0]
-  is_wide = bool(values) and max(values) > 20 * statistics.median(values)
-  wanted = y in recipe.log or (is_wide and not recipe.curves and y not in recipe.stairs)
-  if wanted if look.log_y is None else look.log_y:
-    axes.set_yscale("log")
-  else:
-    axes.ticklabel_format(axis="y", useOffset=False)
-  if y in recipe.stairs:
-    axes.set_ylim(bottom=0)
-  return handles
+  return handles + finish(axes, rows, y, recipe, look)
 
 
 def _name(row: Row, recipe: Recipe) -> str:
@@ -294,10 +279,6 @@ def _name(row: Row, recipe: Recipe) -> str:
   value = row[recipe.series]
   text = by_name(recipe.series, value) if isinstance(value, float) else str(value)
   return recipe.words.get(text) or pictures.proper_name(text)
-
-
-def _words(recipe: Recipe, column: str) -> str:
-  return recipe.words.get(column) or pictures.in_words(column)
 
 
 # --- lines of one score
@@ -493,8 +474,8 @@ def _dress(
   heading += [relation] * bool(relation)
   if name:
     heading = [textwrap.fill(text, characters, break_on_hyphens=False) for text in heading]
-  ylabel = "test error (%)" if axis.is_error else _words(axis.recipe, axis.recipe.y[0])
-  xlabel = _words(axis.recipe, axis.x)
+  ylabel = "test error (%)" if axis.is_error else words(axis.recipe, axis.recipe.y[0])
+  xlabel = words(axis.recipe, axis.x)
   pictures.dress(axes, look, title="\n".join(heading), xlabel=xlabel, ylabel=ylabel)
   if name:
     axes.set_title("\n".join(heading), loc="left", fontsize=look.font_size - 0.5)

@@ -40,9 +40,9 @@ class Recipe:
     log: columns whose axes are logarithmic.
     error: whether "lines" draws accuracies as error rates in per cent.
     stairs: columns of y that hold until the next x, so that they are staircases.
-    curves: column of y -> more points [x, y] of its line, beside the rows.
+    curves: column of y -> more points [x, y] of its line, in the picture of a run.
     words: text in the file -> text in the picture: of columns, series and rows.
-    titles: text above the panel of a column of y, in place of the panel's values.
+    titles: text above the panel of a column of y, in the picture of a run.
     outcomes: (beginning of a value of `series`, its words), for series that hold sentences.
     units: column of numbers -> unit with which they stand beside their points; "B": bytes.
     without: column -> values whose rows are not drawn.

@@ -3,7 +3,7 @@
 A checkpoint holds the noise key and a digest of the data. Anyone who reads a checkpoint can
 subtract the noise from the updates, or confirm a guess of the data: keep it as secret as the data.
 
-Client state (`ClientStates`) lies beside the steps in `clients/`, as rows that are only appended. A
+Client state (`client_states.Memory`) lies beside the steps, as rows that are only appended. A
 step holds an index of the rows, so each save writes only rows that changed. The rows are as secret
 as a client's data, and the index reveals which clients were drawn.
 
@@ -23,7 +23,7 @@ import os
 import pathlib
 import shutil
 import traceback
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import jax
@@ -31,7 +31,7 @@ import numpy as np
 
 from dpjax import files, trees
 from dpjax.experiments.run import writers
-from dpjax.parallel import client_states, exchanges, row_journal
+from dpjax.parallel import exchanges
 from dpjax.parallel.exchanges import is_first, on_first
 from dpjax.parallel.spanning import own_copy, placed_like
 from dpjax.types import ArrayTree
@@ -41,9 +41,11 @@ from dpjax.validate import UserError, first_line
 if TYPE_CHECKING:
   import orbax.checkpoint as ocp
 
+  from dpjax.parallel.client_states import Memory
+
 FOLDER = "checkpoints"
-_ROWS = "clients"
-_ALONE = "state"
+# Entry of the tree that Orbax saves.
+_STATE = "state"
 # Name of the folder in which a step is written. A complete step is moved out of it.
 _NEW = ".new"
 # File in a step's folder that holds the digests of the other files.
@@ -71,32 +73,9 @@ def to_keys(arrays: ArrayTree, like: ArrayTree) -> Any:
   return jax.tree.map(wrap, arrays, like)
 
 
-def _states(tree: ArrayTree) -> list[client_states.ClientStates]:
-  return [
-    leaf for leaf in jax.tree.leaves(tree) if isinstance(leaf, client_states.ClientStates)
-  ]
-
-
-def _with_states(tree: ArrayTree, others: Sequence[Any], like: ArrayTree) -> Any:
-  """Returns the tree with `others`, in order, at the leaves where `like` has `ClientStates`."""
-  left = list(others)
-  if not left:
-    return tree
-  place = lambda old, leaf: (
-    left.pop(0) if isinstance(leaf, client_states.ClientStates) else old
-  )
-  return jax.tree.map(place, tree, like)
-
-
-def _for_orbax(arrays: ArrayTree) -> Any:
-  """Returns arrays as Orbax can save them: with one zero in place of each empty array, and a single
-  array in a dict."""
-  filled = jax.tree.map(lambda leaf: leaf if np.size(leaf) else np.zeros(1), arrays)
-  return {_ALONE: filled} if _is_alone(arrays) else filled
-
-
-def _is_alone(arrays: ArrayTree) -> bool:
-  return jax.tree_util.treedef_is_leaf(jax.tree.structure(arrays))
+def _for_orbax(arrays: ArrayTree) -> dict[str, Any]:
+  """Returns arrays as Orbax can save them: in a dict, one zero in place of each empty array."""
+  return {_STATE: jax.tree.map(lambda leaf: leaf if np.size(leaf) else np.zeros(1), arrays)}
 
 
 def newest(workdir: pathlib.Path) -> int | None:
@@ -142,8 +121,8 @@ def clear(workdir: pathlib.Path) -> None:
 
 def _numbers(directory: pathlib.Path) -> list[int]:
   """Returns the steps in a folder, in order."""
-  steps = [path for path in directory.glob("*") if path.name.isdigit() and path.is_dir()]
-  return sorted(int(path.name) for path in steps)
+  paths = directory.glob("*")
+  return sorted([int(path.name) for path in paths if path.name.isdigit() and path.is_dir()])
 
 
 def _file_digests(step: pathlib.Path) -> dict[str, str]:
@@ -178,11 +157,12 @@ class Checkpoints:
   Args:
     workdir: directory of the run.
     phase: subfolder of `checkpoints`, for a run of several phases; "" for one phase.
-    rows_on_disk: whether `ClientStates` lie on disk also between checkpoints.
+    memory: function (folder, first state) -> what stores the `ClientStates` of a state; None: there
+      are none.
 
   >>> import tempfile
   >>> checkpoints = Checkpoints(pathlib.Path(tempfile.mkdtemp()))
-  >>> checkpoints.latest_step() is None
+  >>> checkpoints.latest is None
   True
   >>> checkpoints.save(3, {"key": jax.random.key(1)}, {"ledger": []})
   >>> state, meta = checkpoints.restore({"key": jax.random.key(0)})
@@ -190,27 +170,28 @@ class Checkpoints:
   (True, {'ledger': []})
   """
 
-  def __init__(self, workdir: pathlib.Path, phase: str = "", *, rows_on_disk: bool = False):
-    self._rows_on_disk = rows_on_disk
-    self._keepers: list[client_states.Keeper] | None = None
+  def __init__(
+    self,
+    workdir: pathlib.Path,
+    phase: str = "",
+    *,
+    memory: Callable[[pathlib.Path, Any], Memory] | None = None,
+  ):
+    self._new_memory = memory
+    self._memory: Memory | None = None
     self.directory = pathlib.Path(workdir).resolve() / FOLDER / phase
     self._orbax: Any = _orbax(self.directory) if is_first() else None
     steps = on_first(_numbers, self.directory)
-    self._latest: int | None = steps[-1] if steps else None
-
-  def latest_step(self) -> int | None:
-    """Returns the step of the newest complete checkpoint, or None. An interrupted save does not
-    count."""
-    return self._latest
+    # Step of the newest complete checkpoint; None: there is none.
+    self.latest: int | None = steps[-1] if steps else None
 
   def begun(self, state: ArrayTree) -> Any:
     """Returns the first state of a run, with its `ClientStates` where the run will keep them: in
     memory or on disk."""
-    self._keepers = []
-    for i, states in enumerate(_states(state)):
-      folder = self.directory / f"{_ROWS}{i or ''}"
-      self._keepers.append(client_states.Keeper(folder, states, on_disk=self._rows_on_disk))
-    return _with_states(state, [keeper.begun for keeper in self._keepers], state)
+    if self._new_memory is None:
+      return state
+    self._memory = self._new_memory(self.directory, state)
+    return self._memory.begun
 
   def save(self, step: int, state: ArrayTree, meta: dict[str, Any]) -> None:
     """Writes state (a tree of arrays and keys) and meta (JSON data), all or nothing.
@@ -219,23 +200,20 @@ class Checkpoints:
       UserError: the processes do not hold the same state.
       Unwritable: the disk is full, or refuses the write; earlier checkpoints are unchanged.
     """
-    if self._keepers is None:
+    if self._memory is None:
       self.begun(state)
-    rows = []
-    for keeper, states in zip(self._keepers or (), _states(state)):
-      rows.append(keeper.saved(states))
-    arrays = to_arrays(_with_states(state, rows, state))
+    arrays = to_arrays(state if self._memory is None else self._memory.saved(state))
     if jax.process_count() > 1:
       # States are compared before the write: if processes have diverged, only the state of process
       # 0 would be saved.
       exchanges.same(state=trees.sha256(arrays))
-    if step != self._latest:
+    if step != self.latest:
       on_first(self._write, step, arrays, meta)
       # Old rows are removed only after the rename. If the process is killed before the rename, the
       # two older steps still need them.
-      for keeper in self._keepers or ():
-        keeper.committed()
-    self._latest = step
+      if self._memory is not None:
+        self._memory.committed()
+    self.latest = step
 
   def _write(self, step: int, arrays: Any, meta: dict[str, Any]) -> None:
     import orbax.checkpoint as ocp
@@ -251,13 +229,14 @@ class Checkpoints:
       writers.secret_folder(new)
       self._orbax.save(new / str(step), args=args)
       write_digests(new / str(step))
-      # The step is durable before it gets its name, and has its name before older steps are
-      # removed.
-      writers.make_durable(new / str(step), secret=True)
+      # The step is durable, for its owner alone, before it gets its name, and has its name before
+      # older steps are removed.
+      for path in (*(new / str(step)).rglob("*"), new / str(step)):
+        files.sync(path, 0o700 if path.is_dir() else 0o600)
       os.rename(new / str(step), self.directory / str(step))
       writers.sync_folder(self.directory)
       new.rmdir()
-      for old in _numbers(self.directory)[: -row_journal.KEPT]:
+      for old in _numbers(self.directory)[: -files.KEPT]:
         shutil.rmtree(self.directory / str(old))
 
   def restore(self, like: ArrayTree) -> tuple[Any, dict[str, Any]]:
@@ -267,10 +246,9 @@ class Checkpoints:
       UserError: the checkpoint cannot be read, has another structure, or is not what was saved.
         Nothing is deleted.
     """
-    if self._keepers is None:
+    if self._memory is None:
       self.begun(like)
-    empty = [row_journal.no_rows(states.num_clients) for states in _states(like)]
-    like_arrays = to_arrays(_with_states(like, empty, like))
+    like_arrays = to_arrays(like if self._memory is None else self._memory.unread(like))
     read = []
     meta = on_first(self._read, like_arrays, read)
     arrays = read[0] if read else like_arrays
@@ -279,20 +257,13 @@ class Checkpoints:
       arrays = exchanges.arrays_from_first(to_arrays(arrays))
       arrays = jax.tree.map(placed_like, arrays, like)
     state = to_keys(arrays, like)
-    indexes = [
-      index
-      for index, leaf in zip(jax.tree.leaves(state), jax.tree.leaves(like))
-      if isinstance(leaf, client_states.ClientStates)
-    ]
-    pairs = zip(self._keepers or (), indexes)
-    rows = [keeper.restored(np.asarray(index)) for keeper, index in pairs]
-    return _with_states(state, rows, like), meta
+    return state if self._memory is None else self._memory.restored(state, like), meta
 
   def _read(self, like: Any, into: list[Any]) -> dict[str, Any]:
     """Returns the meta data, and puts the arrays into the list `into`."""
     import orbax.checkpoint as ocp
 
-    step = self.directory / str(self._latest)
+    step = self.directory / str(self.latest)
     # Files are checked first: for a broken file, Orbax leaves tasks behind that raise errors much
     # later.
     self._check_files(step)
@@ -305,10 +276,9 @@ class Checkpoints:
     # Orbax and tensorstore raise many types of errors for a broken file.
     except Exception as error:
       raise self._unreadable(first_line(error)) from error
-    arrays_read = restored.state[_ALONE] if _is_alone(like) else restored.state
     # `_for_orbax` put a zero in place of each empty array. The empty arrays are put back here.
     arrays = jax.tree.map(
-      lambda leaf, old: leaf if np.size(old) else old, arrays_read, like
+      lambda leaf, old: leaf if np.size(old) else old, restored.state[_STATE], like
     )
     meta = self._believed(restored.meta)
     into.append(arrays)
@@ -316,7 +286,7 @@ class Checkpoints:
 
   def _unreadable(self, reason: str) -> UserError:
     # A long path is cut at its beginning, because its end identifies the checkpoint.
-    where = str(self.directory / str(self._latest))[-100:]
+    where = str(self.directory / str(self.latest))[-100:]
     return UserError(
       f"cannot be read ({reason}); nothing was changed, remove this directory "
       "to go on from an earlier step",
@@ -343,7 +313,7 @@ class Checkpoints:
     if not isinstance(meta, dict):
       raise self._unreadable("its meta data are no mapping")
     held = dict(meta)
-    if held.pop("step", None) != self._latest:
+    if held.pop("step", None) != self.latest:
       raise self._unreadable("it is that of another step")
     return held
 

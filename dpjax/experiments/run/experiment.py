@@ -24,12 +24,12 @@ from dpjax.experiments.run import workdir as owner
 from dpjax.experiments.run.guarantee import NONE, Guarantee
 from dpjax.experiments.run.left_out import Arrivals, Tally
 from dpjax.experiments.run.run_keys import RunKeys
-from dpjax.parallel import client_states
 from dpjax.types import ArrayTree
 from dpjax.validate import UserError
 
 if TYPE_CHECKING:
   from dpjax.experiments.run.dry_run import Planned
+  from dpjax.parallel.client_states import Memory
   from dpjax.parallel.made_for import StepProgram
   from dpjax.parallel.targets import Machine
 
@@ -43,9 +43,9 @@ _PLANNED = ("task", "dataset", "method")
 # Fields of a phase that are functions, and those of them that may be None.
 _FUNCTIONS = (
   *("init", "step", "draws", "released", "row_at", "observe", "enough", "planned"),
-  *("describe", "write", "evaluate", "arrivals"),
+  *("describe", "write", "evaluate", "arrivals", "memory"),
 )
-_MAY_BE_NONE = ("evaluate", "arrivals")
+_MAY_BE_NONE = ("evaluate", "arrivals", "memory")
 
 
 class Phase(NamedTuple):
@@ -76,7 +76,9 @@ class Phase(NamedTuple):
   unit: str = "examples"  # what `arrivals` counts
   enough: Callable[[Scores], bool] = lambda row: False  # whether the phase ends after a row
   save_every: int | None = None  # steps between checkpoints; None: by the clock
-  rows_on_disk: bool = False  # whether `ClientStates` lie on disk between checkpoints, too
+  # Function (folder of checkpoints, first state) -> what stores the `ClientStates` of a state, such
+  # as `client_states.Memory`. None: a state holds arrays and keys alone.
+  memory: Callable[[pathlib.Path, Any], Memory] | None = None
   # Tree of arrays released before the first step. A resumed run must compute the same arrays.
   before_steps: Any = None
   name: str = "train"  # name on the progress bar
@@ -115,10 +117,6 @@ class Trained(NamedTuple):
   epsilon: float  # of all steps; infinity without a guarantee
   tally: Tally
   row: Scores | None  # scores of the state, if they were computed
-
-  def scores(self) -> Scores:
-    """Returns `scored` of the state."""
-    return scored(self.phase, self.state) if self.row is None else self.row
 
 
 # A run as a generator: it yields each phase, which comes back trained, and returns the outcome.
@@ -226,12 +224,6 @@ class Experiment(Generic[C]):
     return self.config.seed
 
   @property
-  def data_name(self) -> str:
-    """Returns the name of the data, for messages."""
-    config: Any = self.config
-    return config.data.name if hasattr(config, "data") else getattr(config, "dataset", "")
-
-  @property
   def is_private(self) -> bool:
     """Returns whether the run has a guarantee. Then its keys are secret: they come from the
     operating system."""
@@ -242,17 +234,13 @@ class Experiment(Generic[C]):
     """Returns whether the model is to be published; see docs/release.md."""
     return getattr(self.config, "release", False)
 
-  @property
-  def noise_seed(self) -> int | None:
-    """Returns the seed of noise and sampling in place of secret keys; None: there is none."""
-    return getattr(self.config, "noise_seed", None)
-
   def new_keys(self) -> RunKeys:
-    """Returns the keys of a run that begins now."""
+    """Returns the keys of a run that begins now. A config may have a `noise_seed`: the seed of
+    noise and sampling, in place of secret keys."""
     return run_keys.drawn(
       self.seed,
       private=self.is_private,
-      noise_seed=self.noise_seed,
+      noise_seed=getattr(self.config, "noise_seed", None),
       release=self.release,
     )
 
@@ -337,7 +325,7 @@ def _result(trained: Trained, planned: Result, folder: pathlib.Path) -> Result:
   return {
     **facts,
     "test_accuracy": None,
-    **trained.scores(),
+    **(scored(phase, trained.state) if trained.row is None else trained.row),
     "num_steps": trained.step,
     "ledger": trained.ledger.to_json(),
     **({} if phase.evaluate is None else {STEPS_ARE: phase.steps_are}),
@@ -364,8 +352,9 @@ def checked(experiment: Experiment[C]) -> Experiment[C]:
     _refuse("Experiment.config", "be a dataclass", config)
   experiment.check()
   validate.integer_at_least(0, **{"Experiment.seed": experiment.seed})
-  if experiment.noise_seed is not None:
-    validate.integer_at_least(0, **{"Experiment.noise_seed": experiment.noise_seed})
+  noise_seed = getattr(config, "noise_seed", None)
+  if noise_seed is not None:
+    validate.integer_at_least(0, noise_seed=noise_seed)
   return experiment
 
 
@@ -425,7 +414,12 @@ def begun(phase: Phase) -> ArrayTree:
   """Returns the first state of a phase. Raises UserError if it is no tree of arrays and keys."""
   state = phase.init()
   wanted = "return an array, or a tree of arrays and keys"
-  for leaf in jax.tree.leaves(state):
+  leaves = jax.tree.leaves(state)
+  if phase.memory is not None:
+    from dpjax.parallel.client_states import ClientStates  # most states have none
+
+    leaves = [leaf for leaf in leaves if not isinstance(leaf, ClientStates)]
+  for leaf in leaves:
     if not _is_array(leaf):
       _refuse("Phase.init", wanted, leaf)
   if not jax.tree.leaves(state):
@@ -461,8 +455,6 @@ def scored(phase: Phase, state: ArrayTree) -> Scores:
 
 
 def _is_array(leaf: Any) -> bool:
-  if isinstance(leaf, client_states.ClientStates):
-    return True
   # A checkpoint can save a NumPy scalar, but cannot restore it.
   if isinstance(leaf, np.generic):
     return False

@@ -73,16 +73,18 @@ class Folder:
     # The processes compare a value derived from the digest. No message shows the digest.
     same(data=data.hex(), weights=str(weights))
     experiment = self.experiment
+    config: Any = experiment.config
+    # Configs without sections name their data in a field.
+    name = config.data.name if hasattr(config, "data") else getattr(config, "dataset", "")
 
     def keys() -> dict[str, Any] | None:
       held = self.secrets
-      run_keys.check_data(held, data, name=experiment.data_name, workdir=self.path)
+      run_keys.check_data(held, data, name=name, workdir=self.path)
       run_keys.check_weights(held, weights, workdir=self.path)
       if self.result is not None:
         return None
       seed = experiment.seed
       random = experiment.new_keys() if held is None else run_keys.from_meta(seed, held)
-      config = experiment.config
       named = config_names.digest(config, held=owner.written(self.path, config))
       run_id = run_keys.run_id(named, data, random)
       run_keys.check_run(held, run_id, workdir=self.path)

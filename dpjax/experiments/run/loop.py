@@ -300,10 +300,10 @@ class Running:
     self.rows: dict[str, Any] | None = None  # result of `MetricsWriter.durable`
     self.tally = Tally(phase.arrivals, phase.unit)
     self.checkpoints = checkpoint.Checkpoints(
-      folder.path, phase.subfolder, rows_on_disk=phase.rows_on_disk
+      folder.path, phase.subfolder, memory=phase.memory
     )
     self.state = self.checkpoints.begun(self.state)
-    if self.checkpoints.latest_step() is None:
+    if self.checkpoints.latest is None:
       self.save()
     else:
       self._resume()
@@ -315,9 +315,11 @@ class Running:
       self.final_epsilon = on_first(guarantee.curve, phase.num_steps)
       on_first(guarantee.warn)
     if phase.evaluate is not None and is_first():
+      rows = map(phase.row_at, range(self.step, 0, -1))
       self.metrics = writers.MetricsWriter(
         folder.path,
-        resume_step=self._last_row(),
+        # The newest row up to the current step; None: there is none.
+        resume_step=next((row for row in rows if row is not None), None),
         tensorboard=not folder.experiment.release,
         held=self.rows,
         hook=folder.hook,
@@ -340,7 +342,7 @@ class Running:
         field="checkpoint",
         value=self.checkpoints.directory,
       )
-    self.step = int(self.checkpoints.latest_step() or 0)
+    self.step = int(self.checkpoints.latest or 0)
     try:
       self.ledger = Ledger.from_json(meta["ledger"])
       self.reached = bool(meta["reached"])
@@ -370,11 +372,6 @@ class Running:
         field="checkpoint",
         value=self.step,
       )
-
-  def _last_row(self) -> int | None:
-    """Returns the number of the newest row up to the current step; None: there is no row."""
-    rows = map(self.phase.row_at, range(self.step, 0, -1))
-    return next((row for row in rows if row is not None), None)
 
   @property
   def is_over(self) -> bool:

@@ -152,15 +152,8 @@ def _labels(
 
 def write(folder: pathlib.Path, facts: ModelInputs | None) -> None:
   """Writes `inputs.json` into a run's folder. Does nothing if `facts` is None."""
-  if facts is None:
-    return
-  fields = {
-    field.name: getattr(facts, field.name) for field in dataclasses.fields(ModelInputs)
-  }
-  target = facts.target
-  if target is not None:
-    fields["target"] = dataclasses.asdict(target)
-  writers.write_json(folder / NAME, fields)
+  if facts is not None:
+    writers.write_json(folder / NAME, dataclasses.asdict(facts))
 
 
 def read(folder: pathlib.Path) -> ModelInputs | None:

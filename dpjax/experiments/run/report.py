@@ -17,7 +17,7 @@ import jax
 from dpjax import accounting, pictures
 from dpjax.accounting import proved, upper
 from dpjax.accounting.event_kinds.kind import event_from_json
-from dpjax.experiments.plots import lines, recipes
+from dpjax.experiments.plots import panels, recipes
 from dpjax.experiments.plots.recipes import WHAT_EPSILON_MEANS as WHAT_EPSILON_MEANS
 from dpjax.experiments.plots.recipes import Recipe, is_number
 from dpjax.experiments.run import guarantee, writers
@@ -63,7 +63,7 @@ def train_report(workdir: str | os.PathLike, *, steps: str = "optimizer steps") 
   its_recipe = recipe(rows, result, steps=steps, dense=dense)
   if its_recipe is not None:
     recipes.write(workdir / TABLE, its_recipe)
-    pictures.save(lines.lines(_drawn(rows, its_recipe), its_recipe), workdir / PICTURE)
+    pictures.save(panels.of_run(rows, its_recipe), workdir / PICTURE)
 
 
 def recipe(
@@ -122,13 +122,7 @@ def figure(
   its_recipe = recipe(rows, result, steps=steps, dense=dense)
   if its_recipe is None:
     return None
-  return lines.lines(_drawn(rows, its_recipe), its_recipe, look)
-
-
-def _drawn(rows: list[Row], its_recipe: Recipe) -> list[Row]:
-  """Returns the columns of the rows that a recipe draws, None where a row lacks one."""
-  columns = ("step", *its_recipe.y)
-  return [{name: row.get(name) for name in columns} for row in rows]
+  return panels.of_run(rows, its_recipe, look)
 
 
 def draw_again(workdir: pathlib.Path, steps: str) -> None:

@@ -25,7 +25,7 @@ from typing import Any
 
 from tqdm import tqdm
 
-from dpjax import files, validate
+from dpjax import validate
 from dpjax.accounting.text import by_name
 from dpjax.files import half_written as half_written
 from dpjax.files import make_folder as make_folder
@@ -83,14 +83,6 @@ def secret_folder(path: pathlib.Path) -> None:
     # `chmod` fails if the folder has another owner, or if the file system has no modes.
     except OSError:
       warn(f"{path}: is open to other users, who can read what is as secret as the data")
-
-
-def make_durable(folder: pathlib.Path, *, secret: bool = False) -> None:
-  """Flushes a folder and everything in it to disk, to survive a loss of power. With `secret`, only
-  the owner of the files may read them."""
-  for path in (*folder.rglob("*"), folder):
-    mode = 0o700 if path.is_dir() else 0o600
-    files.sync(path, mode if secret else None)
 
 
 # Values of errno for errors of a file system, not of a program. `_SAID` has their texts, as native
@@ -497,7 +489,16 @@ def write_result(workdir: str | os.PathLike, result: dict[str, Any]) -> None:
   if missing:
     raise ValueError(f"result lacks {', '.join(missing)}")
   validate.one_of(EPSILON_KINDS, epsilon_kind=result["epsilon_kind"])
-  _check_epsilon(result)
+  epsilon, kind = result["epsilon"], result["epsilon_kind"]
+  if kind == "none":
+    if epsilon is not None and number(epsilon) != math.inf:
+      raise ValueError(f"epsilon={epsilon!r}: epsilon_kind 'none' has no finite epsilon")
+  else:
+    validate.non_negative(epsilon=epsilon, delta=result["delta"])
+    if result["delta"] >= 1:
+      raise ValueError(f"delta={result['delta']!r}: promises nothing; must be below 1")
+    if not (result["neighboring_relation"] and result["unit"]):
+      raise ValueError(f"a {kind} epsilon needs its neighboring_relation and its unit")
   write_json(pathlib.Path(workdir) / RESULT, result)
 
 
@@ -526,20 +527,6 @@ def took(result: Mapping[str, Any]) -> str:
   """
   seconds = result["wall_seconds"]
   return "" if seconds is None else f" in {seconds:.0f} s"
-
-
-def _check_epsilon(result: dict[str, Any]) -> None:
-  epsilon = result["epsilon"]
-  kind = result["epsilon_kind"]
-  if kind == "none":
-    if epsilon is not None and number(epsilon) != math.inf:
-      raise ValueError(f"epsilon={epsilon!r}: epsilon_kind 'none' has no finite epsilon")
-    return
-  validate.non_negative(epsilon=epsilon, delta=result["delta"])
-  if result["delta"] >= 1:
-    raise ValueError(f"delta={result['delta']!r}: promises nothing; must be below 1")
-  if not (result["neighboring_relation"] and result["unit"]):
-    raise ValueError(f"a {kind} epsilon needs its neighboring_relation and its unit")
 
 
 def warn(message: str) -> None:
@@ -574,15 +561,13 @@ def progress(total: int, initial: int = 0, desc: str = "") -> Progress:
   `silent`, it reports nothing."""
   if _on_terminal():
     return _Bar(total, initial, desc)
-  if _SILENT.get() or sys.stderr is None:
-    return _Silence(total, initial, desc)
-  return Progress(total, initial, desc)
+  return Progress(total, initial, desc, speaks=not _SILENT.get() and sys.stderr is not None)
 
 
 def bar(total: int, desc: str = "") -> Progress:
   """Returns a progress report that is shown on a terminal alone, for a command that then prints a
   table."""
-  return progress(total, 0, desc) if _on_terminal() else _Silence(total, 0, desc)
+  return _Bar(total, 0, desc) if _on_terminal() else Progress(total, 0, desc, speaks=False)
 
 
 def begins(what: str) -> None:
@@ -598,9 +583,10 @@ def _on_terminal() -> bool:
 
 
 class Progress:
-  """Progress report in plain lines; also a context manager."""
+  """Progress report in plain lines; also a context manager. Unless it `speaks`, it is silent."""
 
-  def __init__(self, total: int, initial: int, desc: str):
+  def __init__(self, total: int, initial: int, desc: str, *, speaks: bool):
+    self._speaks = speaks
     self._total = total
     self._count = initial
     self._desc = desc
@@ -620,12 +606,12 @@ class Progress:
     """
     self._count += n
     self._postfix.update(postfix)
-    if time.monotonic() >= self._next:
+    if self._speaks and time.monotonic() >= self._next:
       self._say()
 
   def close(self) -> None:
     """Reports the final count, unless the last line did, or there was no progress."""
-    if self._said != self._count:
+    if self._speaks and self._said != self._count:
       self._say()
 
   def _say(self) -> None:
@@ -646,13 +632,6 @@ class Progress:
 
   def __exit__(self, *error: object) -> None:
     self.close()
-
-
-class _Silence(Progress):
-  """Progress that is counted but not reported."""
-
-  def _say(self) -> None:
-    pass
 
 
 class _Bar(Progress):

@@ -8,9 +8,9 @@ number here, or a number that the owner declares (`Dataset.nominal_size`,
 
 from __future__ import annotations
 
-import importlib
 import os
 import pathlib
+import pkgutil
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -40,16 +40,11 @@ class Published(NamedTuple):
 
   def load(self) -> Callable[..., Any]:
     """Imports and returns the function at `loader`, which must not be ""."""
-    return _function(self.loader)
+    return pkgutil.resolve_name(self.loader)
 
   def load_owners(self) -> Callable[..., Any]:
     """Imports and returns the function at `owners`, which must not be ""."""
-    return _function(self.owners)
-
-
-def _function(path: str) -> Callable[..., Any]:
-  module, _, name = path.rpartition(".")
-  return getattr(importlib.import_module(module), name)
+    return pkgutil.resolve_name(self.owners)
 
 
 _SMALL = "dpjax.zoo.datasets.small_tables"

@@ -30,10 +30,7 @@ class _Entry(NamedTuple):
   num_classes: str = "num_classes"  # argument of the width of the logits
 
 
-def _wide_resnet(depth: int) -> _Entry:
-  return _Entry("WideResNet", given={"depth": depth, "width": 4}, fixed=("depth", "width"))
-
-
+_OF_RESNET = ("depth", "width")
 _OF_LAYERS = ("features", "activation", "dropout")
 
 
@@ -61,8 +58,8 @@ _ENTRIES = {
   "scatter_linear": _Entry("ScatterLinear", features="scattering"),
   "scatter_cnn": _Entry("ScatterCnn", features="scattering"),
   "scatter_cnn_cifar10": _Entry("ScatterCnn", "cifar10", features="scattering"),
-  "wrn_16_4": _wide_resnet(16),
-  "wrn_40_4": _wide_resnet(40),
+  "wrn_16_4": _Entry("WideResNet", given={"depth": 16, "width": 4}, fixed=_OF_RESNET),
+  "wrn_40_4": _Entry("WideResNet", given={"depth": 40, "width": 4}, fixed=_OF_RESNET),
   "patches_linear": _linear_on("patches"),
   "vgg16_linear": _linear_on("vgg16"),
   "vgg16_96_linear": _linear_on("vgg16_96"),

@@ -316,9 +316,9 @@ def _with_capacity(plan: Plan, chosen: samplers.SamplerChoice, num_examples: int
   capacity = chosen.number("capacity")
   if not plan.sampler.can_overflow:
     # Samplers of dpjax that cannot overflow have no such number, so this one is a user's.
-    if chosen.path and capacity is not None:
+    if chosen.scheme is None and capacity is not None:
       raise UserError(
-        f"needs a sampler that can overflow, which {chosen.path!r} is not; leave it at None",
+        f"needs a sampler that can overflow, which {chosen.name!r} is not; leave it at None",
         field="privacy.sampler.capacity",
         value=capacity,
       )

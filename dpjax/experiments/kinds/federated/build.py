@@ -63,7 +63,7 @@ from dpjax.federated.round import params_of
 from dpjax.federated.server_optimizers import fed_opt
 from dpjax.federated.silos import Silos
 from dpjax.names import is_path
-from dpjax.parallel import made_for
+from dpjax.parallel import client_states, made_for
 from dpjax.plan import Plan
 from dpjax.secure.distributed_noise import SkellamSum
 from dpjax.secure.encoding import Encoding
@@ -684,7 +684,7 @@ def phase(config: FedConfig, fed: FedRun) -> Phase:
     unit="clients",
     enough=lambda row: target is not None and row["test_accuracy"] >= target,
     save_every=config.checkpoint_every,
-    rows_on_disk=config.client_state == "disk",
+    memory=functools.partial(client_states.Memory, on_disk=config.client_state == "disk"),
     name="rounds",
     steps_are="communication rounds",
     program=program,
