@@ -7,7 +7,7 @@ import functools
 from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
 
-from dpjax import gradients, names, validate
+from dpjax import names, validate
 from dpjax.experiments.config import fields, rules
 from dpjax.experiments.kinds.central.config import (
   DataConfig,
@@ -298,13 +298,6 @@ def optimizer(config: OptimizerConfig, section: str = "optimizer") -> None:
   penalties = options("weight_decay", "noise_floor", "prior_precision")
   validate.non_negative(**penalties)
   rules.IN_FLOAT32.check(**penalties)
-
-
-def privacy(config: Any) -> None:
-  """Raises UserError for a clip norm that the clipping rule does not support."""
-  rule = getattr(config, "clipping", None)
-  if isinstance(rule, gradients.ClipRule):
-    rule.check(config.l2_clip_norm)
 
 
 def steps(name: str, num_steps: int, privacy: Any) -> None:

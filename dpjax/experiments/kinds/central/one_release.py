@@ -24,7 +24,7 @@ from dpjax.accounting.text import paragraph
 from dpjax.data.target_kinds import needs_classes
 from dpjax.experiments.config import fields
 from dpjax.experiments.config.attacker import attack_of
-from dpjax.experiments.kinds import bounds
+from dpjax.experiments.kinds import bounds, privacy_section
 from dpjax.experiments.kinds.central import build, features, normalization, privacy
 from dpjax.experiments.kinds.central.config import LeastSquares, TrainConfig
 from dpjax.experiments.kinds.central.facts import class_scores, shows_data
@@ -117,23 +117,19 @@ def bound(config: TrainConfig) -> float:
   return joint / 2 if relation == _REPLACE else joint
 
 
-def make_plan(config: TrainConfig, num_examples: int, make: Callable[..., Plan]) -> Plan:
+def make_plan(config: TrainConfig, num_examples: int) -> Plan:
   """Returns the plan of the one release, statistics of the inputs included.
 
   Args:
     num_examples: public number of examples.
-    make: function that makes a plan from all but its noise (`privacy.maker`).
   """
-  asked = settings(config)
   sampler = WholeData(capacity=num_examples + 1)
-  return make(
+  return privacy_section.plan(
+    config.privacy,
     sampler=sampler,
     num_steps=1,
     l2_clip_norm=gradients.Clip(bound(config)),
     normalize_by=1.0,
-    delta=asked.delta,
-    neighboring_relation=asked.neighboring_relation,
-    accountant=asked.accountant,
     statistics=normalization.mechanism(config, num_examples, sampler),
   )
 

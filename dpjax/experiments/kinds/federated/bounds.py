@@ -34,7 +34,6 @@ def federation(config: FedConfig) -> None:
   bounds.unit_range(config.model.name, config.data)
   bounds.optimizer(config.client_optimizer, "client_optimizer")
   bounds.optimizer(config.server_optimizer, "server_optimizer")
-  bounds.privacy(config.privacy)
   _partition(config)
   for option, refuse in algorithm_of(config).checks.items():
     refuse(**named("algorithm", config.algorithm, option))

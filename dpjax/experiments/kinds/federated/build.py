@@ -18,7 +18,7 @@ from dpjax.data import Federation
 from dpjax.data.target_kinds import needs_classes
 from dpjax.experiments.config import common, user_code
 from dpjax.experiments.config.fields import leaves_out, name_of
-from dpjax.experiments.kinds import audits, bounds
+from dpjax.experiments.kinds import audits, bounds, privacy_section
 from dpjax.experiments.kinds.central import build as build_central
 from dpjax.experiments.kinds.central import features as features_lib
 from dpjax.experiments.kinds.central import tasks
@@ -248,7 +248,7 @@ def _check_combination(config: FedConfig) -> None:
   if (
     compressed
     and isinstance(config.privacy, Both)
-    and privacy.relation(config) == NeighboringRelation.REPLACE_SPECIAL
+    and privacy_section.relation(config.privacy) == NeighboringRelation.REPLACE_SPECIAL
   ):
     # A clip moves two messages no further apart, but codes may: a client and its emptied twin, who
     # sends noise, would be up to two clip norms apart.
@@ -256,7 +256,7 @@ def _check_combination(config: FedConfig) -> None:
       "must be 'add_or_remove_one' with privacy='both' and compression: an emptied client still "
       "sends the codes of its noise, which are not zero",
       field="privacy.neighboring_relation",
-      value=privacy.relation(config),
+      value=privacy_section.relation(config.privacy),
     )
   wraps = compressed or isinstance(config.privacy, Local | Both)
   if wraps and not algorithm.wraps_clients:

@@ -24,7 +24,7 @@ from dpjax.data import Federation
 from dpjax.experiments.config import fields, samplers
 from dpjax.experiments.config.attacker import attack_of
 from dpjax.experiments.config.fields import name_of
-from dpjax.experiments.kinds.central.privacy import maker
+from dpjax.experiments.kinds import privacy_section
 from dpjax.experiments.kinds.federated.config import (
   FedConfig,
   Records,
@@ -35,7 +35,6 @@ from dpjax.experiments.run import guarantee, sizes
 from dpjax.experiments.run.guarantee import Guarantee
 from dpjax.federated.silos import Attendance, Silos
 from dpjax.plan import Plan
-from dpjax.sampling.registry import Sizing
 from dpjax.validate import UserError
 
 UNIT = "record of one silo"
@@ -169,10 +168,6 @@ def make(config: FedConfig, federation: Federation) -> Silos:
   return silos.fitted() if asked.noise_multiplier != 0 else silos
 
 
-def _relation(asked: Records) -> str:
-  return asked.neighboring_relation or sizes.usual_relation(asked.sampler.scheme)
-
-
 def _size(config: FedConfig, federation: Federation, place: int) -> int:
   """Returns the number of records of a silo that its plan may depend on; see `run.sizes`."""
   asked = config.privacy
@@ -182,7 +177,7 @@ def _size(config: FedConfig, federation: Federation, place: int) -> int:
   return sizes.public(
     len(federation.indices[place]),
     None if not known else known[place],
-    relation=_relation(asked),
+    relation=privacy_section.relation(asked),
     promised=asked.noise_multiplier != 0,
     field=field,
     other="privacy.neighboring_relation=replace_special",
@@ -207,25 +202,20 @@ def _plan(config: FedConfig, size: int, epsilon: float | None) -> Plan:
       value=batch,
     )
   steps = config.num_rounds * max(1, round(config.local.epochs * size / batch))
-  sampler = samplers.make(
-    asked.sampler,
-    Sizing(
-      sampling_prob=batch / size,
-      num_examples=size,
-      num_steps=steps,
-      # A neighbour may have one record more.
-      padded_batch_size=size + 1,
-      neighboring_relation=asked.neighboring_relation,
-    ),
+  size_of_run = asked.sampler.sizing(
+    sampling_prob=batch / size,
+    num_examples=size,
+    num_steps=steps,
+    # A neighbour may have one record more.
+    padded_batch_size=size + 1,
+    neighboring_relation=asked.neighboring_relation,
   )
-  return maker(epsilon, asked.noise_multiplier, attack_of(asked))(
-    sampler=sampler,
+  return privacy_section.plan(
+    dataclasses.replace(asked, epsilon=epsilon),
+    sampler=samplers.make(asked.sampler, size_of_run),
     num_steps=steps,
     l2_clip_norm=gradients.Clip(asked.l2_clip_norm),
     normalize_by=batch,
-    delta=asked.delta,
-    neighboring_relation=asked.neighboring_relation,
-    accountant=asked.accountant,
   )
 
 
