@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
-import dataclasses
-from collections.abc import Iterator
 from typing import Any
 
 from dpjax import data
+from dpjax.experiments.kinds import bounds
 from dpjax.experiments.kinds.central.config import DataConfig
-from dpjax.validate import UserError
 
 
 def load(config: DataConfig, **more: Any) -> tuple[Any, Any]:
@@ -19,7 +16,7 @@ def load(config: DataConfig, **more: Any) -> tuple[Any, Any]:
     config: section `data` of a config.
     more: other arguments of `dpjax.data.load`.
   """
-  with errors_of_data():
+  with bounds.within("data", of=config):
     return data.load(
       config.name,
       data_dir=config.data_dir,
@@ -28,21 +25,3 @@ def load(config: DataConfig, **more: Any) -> tuple[Any, Any]:
       declaration=config.declaration,
       **more,
     )
-
-
-@contextlib.contextmanager
-def errors_of_data() -> Iterator[None]:
-  """Makes errors about arguments of `dpjax.data` name the fields of a config's section `data`.
-
-  >>> with errors_of_data():
-  ...   raise UserError("there is no such file", field="name", value="a.npz")
-  Traceback (most recent call last):
-  ...
-  dpjax.validate.UserError: data.name='a.npz': there is no such file
-  """
-  try:
-    yield
-  except UserError as error:
-    if error.field in (field.name for field in dataclasses.fields(DataConfig)):
-      raise error.within("data") from error
-    raise

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import functools
 import itertools
 import pathlib
@@ -130,7 +129,11 @@ class Run(NamedTuple):
 def check(config: TrainConfig) -> None:
   """Raises UserError if the config is wrong; loads no data."""
   common.typed(config)
-  bounds.training(config)
+  bounds.sections(config)
+  bounds.optimizer(config.optimizer)
+  bounds.steps("num_steps", config.num_steps, config.privacy)
+  if config.mesh is not None:
+    mesh_of(config.mesh)
   if config.augmult > 1 and config.augmentation == "none":
     raise UserError(
       "must be 1 unless augmentation is set", field="augmult", value=config.augmult
@@ -244,11 +247,6 @@ def with_features(config: TrainConfig, loaded: tuple[Any, Any]) -> tuple[Any, An
   return train, test
 
 
-def load_resident(config: TrainConfig) -> tuple[Any, Any]:
-  """Returns (train, test) in memory, for code that needs all examples at once."""
-  return load_data(dataclasses.replace(config, resident=True))
-
-
 def limited(train: data.Dataset, config: DataConfig) -> data.Dataset:
   """Returns the first `config.limit` examples, and declares that number. Without a limit, `train`
   is unchanged.
@@ -263,7 +261,12 @@ def limited(train: data.Dataset, config: DataConfig) -> data.Dataset:
   if known is None and config.limit <= len(train) + 1:
     # These data may lack one row that a neighbour has, so the limit may exceed their number by 1.
     known = config.limit
-  bounds.limit(config, len(train) if known is None else known)
+  if config.limit > (len(train) if known is None else known):
+    raise UserError(
+      f"must be at most the number of training examples of data.name={config.name!r}, or none",
+      field="data.limit",
+      value=config.limit,
+    )
   return train.subset(slice(0, config.limit)).declared(config.limit)
 
 

@@ -22,12 +22,11 @@ from dpjax import data, gradients, mechanisms, metrics, validate
 from dpjax.accounting.proved import RELATIONS
 from dpjax.accounting.text import paragraph
 from dpjax.data.target_kinds import needs_classes
-from dpjax.experiments.config import fields
 from dpjax.experiments.config.attacker import attack_of
 from dpjax.experiments.kinds import bounds, privacy_section
 from dpjax.experiments.kinds.central import build, features, normalization, privacy
 from dpjax.experiments.kinds.central.config import LeastSquares, TrainConfig
-from dpjax.experiments.kinds.central.facts import class_scores, shows_data
+from dpjax.experiments.kinds.central.facts import class_scores, of_plan, shows_data
 from dpjax.experiments.run import guarantee, left_out, provenance, saved
 from dpjax.experiments.run.guarantee import Guarantee
 from dpjax.experiments.run.loop import Phase
@@ -297,24 +296,13 @@ def _planned(
   config: TrainConfig, plan: Plan, releasing: mechanisms.LeastSquares
 ) -> dict[str, Any]:
   """Returns the parts of result.json that are known before the release."""
-  facts: dict[str, Any] = {
+  behind = features.trained_on(config.model.name, config.data.name)
+  return {
     "task": "classification",
-    "dataset": config.data.name,
-    "model": config.model.name,
-    "method": LEAST_SQUARES,
-    "noise_multiplier": plan.noise_multiplier,
-    "l2_clip_norm": plan.l2_clip_norm.norms,
+    **of_plan(config, plan),
     "sampler": "every example, once",
-    "normalize_by": plan.normalize_by,
     "moment_weight": releasing.moment_weight,
     "ridge": settings(config).ridge,
     "directions": settings(config).directions,
+    **({saved.PRETRAINED_ON: list(behind)} if behind else {}),
   }
-  if config.resident is not None:
-    facts["resident"] = config.resident
-  if behind := features.trained_on(config.model.name, config.data.name):
-    facts[saved.PRETRAINED_ON] = list(behind)
-  if plan.statistics is not None:
-    facts["normalization"] = fields.name_of(config.privacy, "normalization")
-    facts["statistics_noise_multiplier"] = plan.statistics.total_noise_multiplier
-  return facts

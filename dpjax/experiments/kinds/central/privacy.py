@@ -64,11 +64,8 @@ def _check_prob(privacy: Any) -> None:
   if chosen.scheme is None:
     return
   size = chosen.sizing(sampling_prob=privacy.sampling_prob, num_examples=0)
-  with bounds.within("privacy"):
-    try:
-      chosen.scheme.check_prob(size, purpose=f"privacy.sampler={chosen.name!r}")
-    except UserError as error:
-      raise (error.within("sampler") if hasattr(chosen, error.field) else error) from error
+  with bounds.within("privacy"), bounds.within("sampler", of=chosen):
+    chosen.scheme.check_prob(size, purpose=f"privacy.sampler={chosen.name!r}")
 
 
 def _check_levels(privacy: NoisySteps) -> None:

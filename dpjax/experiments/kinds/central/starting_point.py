@@ -46,11 +46,13 @@ def check(config: TrainConfig) -> None:
   if config.pretrained is not None or config.safetensors:
     _check_file(config)
   trainable = config.trainable
-  if isinstance(trainable, LowRank):
-    validate.integer_at_least(1, **{"trainable.rank": trainable.rank})
-    validate.positive(**{"trainable.alpha": trainable.alpha})
-  if isinstance(trainable, HeadFirst):
-    _check_first_steps(config, trainable)
+  if isinstance(trainable, HeadFirst) and trainable.steps >= config.num_steps:
+    raise UserError(
+      f"must be < num_steps={config.num_steps}; with trainable='head' the last "
+      "layer alone is trained in all of them",
+      field="trainable.steps",
+      value=trainable.steps,
+    )
   audited = config.audit is not None and config.audit.kind == "gradient"
   if audited and not isinstance(trainable, AllWeights):
     name = fields.name_of(config, "trainable")
@@ -66,17 +68,6 @@ def check(config: TrainConfig) -> None:
       "whose frozen weights nobody has laid out over devices",
       field="mesh",
       value=config.mesh,
-    )
-
-
-def _check_first_steps(config: TrainConfig, trainable: HeadFirst) -> None:
-  validate.integer_at_least(1, **{"trainable.steps": trainable.steps})
-  if trainable.steps >= config.num_steps:
-    raise UserError(
-      f"must be < num_steps={config.num_steps}; with trainable='head' the last "
-      "layer alone is trained in all of them",
-      field="trainable.steps",
-      value=trainable.steps,
     )
 
 

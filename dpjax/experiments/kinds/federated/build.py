@@ -16,8 +16,8 @@ from dpjax.accounting.proved import NeighboringRelation
 from dpjax.accounting.text import paragraph
 from dpjax.data import Federation
 from dpjax.data.target_kinds import needs_classes
-from dpjax.experiments.config import common, user_code
-from dpjax.experiments.config.fields import leaves_out, name_of
+from dpjax.experiments.config import common, rules, user_code
+from dpjax.experiments.config.fields import Setting, leaves_out, name_of
 from dpjax.experiments.kinds import audits, bounds, privacy_section
 from dpjax.experiments.kinds.central import build as build_central
 from dpjax.experiments.kinds.central import features as features_lib
@@ -35,7 +35,6 @@ from dpjax.experiments.kinds.federated import (
   records,
   secure_sums,
 )
-from dpjax.experiments.kinds.federated import bounds as fed_bounds
 from dpjax.experiments.kinds.federated import user_code as own_parts
 from dpjax.experiments.kinds.federated.client_scores import ClientScores
 from dpjax.experiments.kinds.federated.config import (
@@ -113,9 +112,18 @@ def check(config: FedConfig, *, draws_cohorts: bool = True) -> None:
   """
   common.typed(config)
   config = audit.resolved(config)
-  fed_bounds.federation(config)
+  bounds.sections(config)
+  bounds.optimizer(config.client_optimizer, "client_optimizer")
+  bounds.optimizer(config.server_optimizer, "server_optimizer")
+  bounds.steps("num_rounds", config.num_rounds, config.privacy)
   validate.one_of(named.NAMES, execution=config.execution)
-  validate.one_of(("memory", "disk"), client_state=config.client_state)
+  for option, refuse in algorithm_of(config).checks.items():
+    refuse(**bounds.named("algorithm", config.algorithm, option))
+  for chosen in (config.weighting, config.aggregator, config.compression):
+    if isinstance(chosen, Setting):
+      # Making a function checks its arguments.
+      chosen.make()
+  _check_partition(config)
   if name_of(config, "partition") in NATURAL:
     _check_natural(config)
   elif not records.is_of_records(config):
@@ -178,6 +186,28 @@ def _knows_cohorts(config: FedConfig) -> bool:
   return dealt and not of_silos and not isinstance(config.aggregator, str)
 
 
+def _check_partition(config: FedConfig) -> None:
+  partition = config.partition
+  options = functools.partial(bounds.named, "partition", partition)
+  validate.integer_at_least(1, **options("min_chars", "max_examples"))
+  shape = getattr(partition, "shape", None)
+  if shape is not None and not (shape and all(side > 0 for side in shape)):
+    raise UserError(
+      "must be positive integers, or none", field="partition.shape", value=shape
+    )
+  without_field = is_path(config.data.name) or has_owners(config.data.name)
+  if getattr(partition, "client_id", None) == "" and not without_field:
+    raise UserError(
+      "must name the field that says whose each record is",
+      field="partition.client_id",
+      value="",
+    )
+  validate.integer_in(1, rules.MOST_CLIENTS, **options("num_clients", "shards_per_client"))
+  validate.integer_at_least(0, **options("min_size", "seed"))
+  validate.positive_or_inf(**options("alpha"))
+  validate.non_negative(**options("exponent"))
+
+
 def _check_natural(config: FedConfig) -> None:
   """Raises UserError for fields that do not fit a partition whose clients come from the data."""
   partition = name_of(config, "partition")
@@ -205,10 +235,7 @@ def _check_stop(config: FedConfig) -> None:
   The guarantee does not account for a stop that depends on results.
   """
   target = config.stop_at_accuracy
-  if target is None:
-    return
-  validate.probability(stop_at_accuracy=target)
-  if config.is_private:
+  if target is not None and config.is_private:
     raise UserError(
       "needs privacy='none'; a private run pays for its num_rounds, which "
       "must not depend on what it sees",

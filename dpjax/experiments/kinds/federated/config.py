@@ -442,7 +442,8 @@ class FedConfig(WithChoices):
   ] = None
   client_state: Annotated[
     str,
-    "memory | disk: where what clients keep between rounds lies; disk: in the run's folder",
+    rules.among(("memory", "disk")),
+    "where what clients keep between rounds lies; disk: in the run's folder",
   ] = "memory"
   eval_every: Annotated[int, COUNT, "rounds"] = 10
   checkpoint_every: Annotated[int, COUNT, "rounds"] = 10

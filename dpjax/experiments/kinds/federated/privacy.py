@@ -6,7 +6,7 @@ import dataclasses
 import math
 from typing import Any
 
-from dpjax import accounting, gradients, sampling, validate
+from dpjax import accounting, gradients, sampling
 from dpjax.accounting.proved import NeighboringRelation
 from dpjax.auditing.canary_clients import DIRECTION, PARAMETER
 from dpjax.data import Federation
@@ -158,7 +158,6 @@ def _check_simulated(config: FedConfig, privacy: Central) -> None:
       field="privacy.clipping",
       value=fields.get(privacy, "clipping"),
     )
-  validate.integer_at_least(1, **{"privacy.simulated_cohort": cohort})
   if cohort < config.clients_per_round:
     raise UserError(
       f"must be >= clients_per_round={config.clients_per_round}",

@@ -3,6 +3,7 @@ queries."""
 
 from __future__ import annotations
 
+import dataclasses
 import time
 from typing import Any
 
@@ -30,7 +31,7 @@ _HIDES = "images and answers from the model's owner; of the model, nothing is pr
 def load_data(config: SecureConfig) -> tuple[Any, Any]:
   """Loads (train, test) of the `train` section."""
   with bounds.within("task.train", holds_config=True):
-    loaded = central.load_resident(config.task.train)
+    loaded = central.load_data(dataclasses.replace(config.task.train, resident=True))
     needs_classes(loaded[0], "launch.secure")
     return loaded
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from dpjax import optional
+from dpjax.experiments.kinds import bounds
 from dpjax.experiments.kinds.secure.build import Computed, Measuring, digest_of, once
 from dpjax.experiments.kinds.secure.config import SecureConfig
 from dpjax.experiments.run.pieces import Arrays
@@ -61,7 +62,7 @@ def computed(
   count = task.num_predicted
   if count > n:
     raise UserError(f"must be at most {n}", field="task.num_predicted", value=count)
-  try:
+  with bounds.within("task", of=task):
     plan = RegressionPlan(
       n,
       d,
@@ -69,8 +70,6 @@ def computed(
       tolerance=task.tolerance,
       most_refreshes=task.most_refreshes,
     )
-  except UserError as error:
-    raise (error.within("task") if hasattr(task, error.field) else error) from error
   like = {"weights": np.zeros(d), "numbers": np.zeros(len(_NUMBERS))}
 
   def compute() -> Arrays:
