@@ -24,11 +24,16 @@ from dpjax.experiments.kinds.central.config import CanaryAudit
 from dpjax.experiments.run import writers
 from dpjax.experiments.run.guarantee import Guarantee
 from dpjax.plan import Plan
+from dpjax.types import Params
 from dpjax.validate import UserError
 
 if TYPE_CHECKING:
   # Imported for types only, since central training must not load modules of federated data.
   from dpjax.data import Federation
+
+
+# Kinds of canaries, of records and of clients, that change parameters of their own.
+_WITH_PARAMETERS = ("gradient", "parameter")
 
 
 class AuditedConfig(Protocol):
@@ -141,6 +146,19 @@ def insert(
   )
   check_coins(canaries.included, config.seed)
   return changed, canaries
+
+
+def beside(
+  config: AuditedConfig, params: Params, apply: Callable[..., Any]
+) -> tuple[Params, Callable[..., Any]]:
+  """Returns (params, apply). If canaries change parameters of their own, these are added.
+
+  `apply` then reads only the model's parameters, under the key "model".
+  """
+  if config.audit is None or config.audit.kind not in _WITH_PARAMETERS:
+    return params, apply
+  whole = auditing.with_canaries(params, config.audit.num_canaries)
+  return whole, lambda params, x: apply(params["model"], x)
 
 
 def _warn_of_ceiling(config: CanaryAudit, claim: AuditClaim) -> None:

@@ -53,7 +53,7 @@ from dpjax.experiments.kinds.central.tasks import (
   make_task,
   of_users,
 )
-from dpjax.experiments.run import guarantee, left_out, writers
+from dpjax.experiments.run import guarantee, left_out, saved, writers
 from dpjax.experiments.run.experiment import Experiment, Phase, Story, every, single
 from dpjax.experiments.run.guarantee import Guarantee
 from dpjax.experiments.run.run_keys import RunKeys
@@ -411,17 +411,22 @@ def assembled(config: TrainConfig, loaded: tuple[Any, Any], random: RunKeys) -> 
   augmented = config.augmentation != "none"
   if augmented:
     features_lib.check_images(train, f"augmentation={config.augmentation!r}")
-  known = [] if config.pretrained is None else starting_point.pretrained_on(config, train)
+  known = (
+    []
+    if config.pretrained is None
+    else saved.pretrained_on(config.pretrained, config.data.name, train)
+  )
   behind = features_lib.trained_on(config.model.name, config.data.name)
   task, model, params = start(config, train, random)
   keyed = augmented or task.keyed
   trained = starting_point.trained(config, task, model, params, random.init)
   params, apply, audited = trained.params, trained.apply, None
   if config.audit is not None:
-    from dpjax.experiments.kinds.central import audit  # few runs are audited
+    from dpjax.experiments.kinds import audits  # few runs are audited
+    from dpjax.experiments.kinds.central import audit
 
     audited = audit
-    params, apply = audit.beside(config, params, apply)
+    params, apply = audits.beside(config, params, apply)
   # The number of examples is taken now, since inserting canaries removes or replaces rows.
   num_examples = privacy.public_size(config, train)
   # Batches check their capacity against the number that `train` declares.
@@ -464,7 +469,7 @@ def assembled(config: TrainConfig, loaded: tuple[Any, Any], random: RunKeys) -> 
       return recipes.contrastive(
         apply, views, tx, view_key=example_key, ema_decay=config.ema_decay
       )
-    moved = starting_point.of_head(loss_fn, tx) if first else (loss_fn, tx)
+    moved = training.of_part(loss_fn, tx, saved.in_head) if first else (loss_fn, tx)
     return training.dp_sgd(
       moved[0],
       plan,
@@ -487,7 +492,8 @@ def assembled(config: TrainConfig, loaded: tuple[Any, Any], random: RunKeys) -> 
     release=config.release,
   )
   if config.pretrained is not None:
-    promised = guarantee.noted(promised, *starting_point.notes(config.pretrained, known))
+    note = saved.statement(config.pretrained, known)
+    promised = guarantee.noted(promised, note, saved.assumed(config.pretrained, known))
   promised = features_lib.noted(config, promised)
   promised = guarantee.repeated(promised, config.noise_seed)
   return Run(

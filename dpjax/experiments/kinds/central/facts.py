@@ -11,7 +11,7 @@ from dpjax.data import Dataset
 from dpjax.experiments.config import fields
 from dpjax.experiments.kinds.central import starting_point
 from dpjax.experiments.kinds.central.config import TrainConfig
-from dpjax.experiments.run import left_out, provenance, writers
+from dpjax.experiments.run import left_out, provenance, saved, writers
 from dpjax.gradients.device_mesh import on_one
 from dpjax.plan import Plan
 from dpjax.training.dp_sgd import TrainState, clip_scale
@@ -64,11 +64,7 @@ def pretrained(run: Run) -> dict[str, Any]:
 
   Returns {} if there are no such data.
   """
-  if not run.pretrained_on:
-    return {}
-  from dpjax.experiments.run import saved  # most runs begin from random numbers
-
-  return {saved.PRETRAINED_ON: list(run.pretrained_on)}
+  return {saved.PRETRAINED_ON: list(run.pretrained_on)} if run.pretrained_on else {}
 
 
 def of_plan(config: TrainConfig, plan: Plan) -> dict[str, Any]:

@@ -12,9 +12,8 @@ from typing import Any, NamedTuple
 
 import flax.linen as nn
 import jax
-import optax
 
-from dpjax import data, names, training, validate
+from dpjax import names, training, validate
 from dpjax.experiments.config import fields
 from dpjax.experiments.kinds.central.config import (
   AllWeights,
@@ -24,6 +23,7 @@ from dpjax.experiments.kinds.central.config import (
   TrainConfig,
 )
 from dpjax.experiments.kinds.central.tasks import Task
+from dpjax.experiments.run import saved
 from dpjax.key_uses import KeyUse, key_for
 from dpjax.types import LossFn, Params
 from dpjax.validate import UserError
@@ -96,38 +96,10 @@ def loaded(config: TrainConfig, model: nn.Module, params: Params) -> Params:
   assert config.pretrained is not None
   path = names.weights_file(config.pretrained)
   if not path or path.endswith(".npz"):
-    from dpjax.experiments.run import saved
-
     return saved.begun(config.pretrained, params)
   from dpjax.experiments.kinds.central import published_weights
 
   return published_weights.loaded(config, path, model, params)
-
-
-def pretrained_on(config: TrainConfig, train: data.Dataset) -> list[str]:
-  """Returns names of the data that the file `pretrained` depends on (`saved.pretrained_on`)."""
-  assert config.pretrained is not None
-  # Imported here, since most runs begin from random numbers and do not need this module.
-  from dpjax.experiments.run import saved
-
-  return saved.pretrained_on(config.pretrained, config.data.name, train)
-
-
-def notes(path: str, known: list[str]) -> tuple[str, str]:
-  """Returns (text before the run's statement, assumption of its guarantee) for first parameters
-  from a file; `known` is the result of `pretrained_on`."""
-  from dpjax.experiments.run import saved
-
-  return saved.statement(path, known), saved.assumed(path, known)
-
-
-def of_head(
-  loss_fn: LossFn, tx: optax.GradientTransformation
-) -> tuple[LossFn, optax.GradientTransformation]:
-  """Returns a loss and an optimizer that change the last layer alone (`training.of_part`)."""
-  from dpjax.experiments.run import saved
-
-  return training.of_part(loss_fn, tx, saved.in_head)
 
 
 def trained(
@@ -146,8 +118,6 @@ def trained(
     _check_head(config, params)
   if not isinstance(trainable, Head):
     return Trained(params, task.loss, model.apply, lambda whole: whole)
-  from dpjax.experiments.run import saved
-
   # The other layers are constants of the loss, so they have no gradient to clip.
   layers = params["params"]
   whole = lambda head: {**params, "params": {**layers, **head["params"]}}
@@ -175,8 +145,6 @@ def _with_adapters(
 
 
 def _check_head(config: TrainConfig, params: Params) -> None:
-  from dpjax.experiments.run import saved
-
   layers = params.get("params", {})
   name = fields.name_of(config, "trainable")
   if saved.HEAD not in layers:

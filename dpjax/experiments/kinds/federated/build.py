@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import jax
 import optax
 
-from dpjax import federated, secure, trees, validate
+from dpjax import auditing, federated, secure, trees, validate
 from dpjax.accounting.proved import NeighboringRelation
 from dpjax.accounting.text import paragraph
 from dpjax.data import Federation
@@ -84,9 +84,9 @@ _OWN_MODELS = (
 class FedRun(NamedTuple):
   """Holds every object of a federated run."""
 
+  config: FedConfig
   plan: Plan  # plan that runs: sampler and server noise
   guarantee: Guarantee
-  algorithm: federated.FederatedAlgorithm
   params: Any
   apply: Any
   random: RunKeys
@@ -95,12 +95,10 @@ class FedRun(NamedTuple):
   work: federated.LocalWork
   test: Any
   task: tasks.Task
-  # Function (around, before=) -> the run's algorithm under attack (`_algorithm`). `around` changes
-  # a client's {"wrap", "memory"} if the algorithm wraps clients. `before` changes the aggregator.
-  wrapped: Callable[..., federated.FederatedAlgorithm]
-  audited: audit.Audited | None = None  # the canaries in `federation`
+  audited: audit.Audited  # the canaries in `federation`
   mechanism: SkellamSum | None = None  # for privacy="distributed"
   silos: Silos | None = None  # for privacy="records"
+  algorithm: Any = None  # a `FederatedAlgorithm`, by `make_algorithm` from all of these
 
 
 @bounds.names_fields
@@ -371,15 +369,12 @@ def secure_aggregator(
   return secure.secure_mean(chosen.protocol(cohort), encoding, **common)
 
 
-def _aggregator(
-  config: FedConfig,
-  plan: Plan,
-  key: jax.Array,
-  num_clients: int,
-  mechanism: SkellamSum | None,
-) -> federated.Aggregator:
+def _aggregator(fed: FedRun) -> federated.Aggregator:
+  config = fed.config
+  plan = fed.plan
+  key = fed.random.noise
   if _is_summed(config):
-    return secure_aggregator(config, plan, key, num_clients, mechanism)
+    return secure_aggregator(config, plan, key, fed.num_clients, fed.mechanism)
   if isinstance(config.privacy, ServerNoise):
     return federated.central(plan, key)
   if isinstance(config.aggregator, str):
@@ -420,7 +415,7 @@ def _wrapping(
   clip_norm = getattr(config.privacy, "l2_clip_norm", 0.0)
 
   def wrap(client: federated.ClientAlgorithm) -> federated.ClientAlgorithm:
-    client = audit.hidden(audited, client)
+    client = client if audited is None else audited.hidden(client)
     if noise is not None:
       client = federated.client_noise(
         client, l2_clip_norm=clip_norm, noise_multiplier=noise
@@ -431,7 +426,7 @@ def _wrapping(
 
   memory = lambda params: error_memory(None, {"delta": params})
   wrapping = {"wrap": wrap, "memory": memory if feedback else None}
-  return audit.heard(config, audited, wrapping)
+  return wrapping if audited is None else audited.heard(wrapping)
 
 
 def optimizer(config: OptimizerConfig) -> Any:
@@ -458,15 +453,8 @@ def server_optimizer(config: OptimizerConfig, num_rounds: int) -> Any:
   return optax.chain(fed_opt(name_of(config, "rule"), 1.0), scale)
 
 
-def _algorithm(
-  config: FedConfig,
-  loss_fn: Any,
-  plan: Plan,
-  random: RunKeys,
-  num_clients: int,
-  audited: audit.Audited | None,
-  mechanism: SkellamSum | None,
-  silos: Silos | None,
+def make_algorithm(
+  fed: FedRun,
   around: Callable[[Wrapping], Wrapping] = lambda wrapping: wrapping,
   before: Callable[[federated.Aggregator], federated.Aggregator] = lambda aggregator: (
     aggregator
@@ -475,22 +463,24 @@ def _algorithm(
   """Returns the algorithm of a run, or its form under attack.
 
   Args:
-    num_clients: public number of clients before canaries are inserted, so that no divisor reveals
-      how many canaries are in.
     around: function that changes the dict of `_wrapping`, if the algorithm wraps clients.
     before: function that wraps the aggregator, to change the messages that it gets.
   """
+  config = fed.config
+  random = fed.random
+  silos = fed.silos
+  loss_fn = fed.task.loss(fed.apply)
   described = algorithm_of(config)
   client_tx = optimizer(config.client_optimizer)
   server_tx = server_optimizer(config.server_optimizer, config.num_rounds)
-  server_tx = audit.watched(config, audited, server_tx)
+  server_tx = fed.audited.watched(server_tx)
   how = {name: getattr(config, name) for name in _EXECUTED}
   inner = named.by_name(config.execution, **how)
-  aggregator = before(_aggregator(config, plan, random.noise, num_clients, mechanism))
+  aggregator = before(_aggregator(fed))
   # Arguments of every algorithm. Only some algorithms also take `weighting`.
   common: dict[str, Any] = {
     "aggregator": aggregator,
-    "map_clients": process_clients(audit.sending(audited, inner)),
+    "map_clients": process_clients(fed.audited.sending(inner)),
     "key": random.local,
   }
   if described.weighted:
@@ -506,7 +496,8 @@ def _algorithm(
     )
   options = described.from_run(
     RunNumbers(
-      num_clients=num_clients,
+      # The number without canaries, so that no divisor reveals how many canaries are in.
+      num_clients=fed.num_clients,
       # With a guarantee the actual size of a cohort may be secret. So the expected size is used.
       # The silos of a round are public, however.
       expected_cohort=(
@@ -520,12 +511,12 @@ def _algorithm(
   if silos is not None:
     options["silos"] = silos
   if described.wraps_clients:
-    options |= around(_wrapping(config, audited=audited))
+    options |= around(_wrapping(config, audited=fed.audited))
   offered = {"client_tx": client_tx, "server_tx": server_tx}
   txs = [offered[name] for name in described.optimizers]
   algorithm = config.algorithm.make(loss_fn, *txs, **common, **options)
   algorithm = secure.forgiving(algorithm, refused=writers.warn)
-  return audit.seeing(config, audited, algorithm)
+  return fed.audited.seeing(algorithm)
 
 
 @bounds.names_fields
@@ -559,7 +550,7 @@ def assembled(config: FedConfig, data: tuple[Any, Any], random: RunKeys) -> FedR
   if not _knows_cohorts(config):
     cohort_sizes.check(config, num_clients)
   task, model, params = start(config, federation, random)
-  params, apply = audit.beside(config, params, model.apply)
+  params, apply = audits.beside(config, params, model.apply)
   kept = getattr(config.algorithm, "kept", None)
   if kept is not None:
     with bounds.within("algorithm"):
@@ -567,19 +558,12 @@ def assembled(config: FedConfig, data: tuple[Any, Any], random: RunKeys) -> FedR
   mechanism = distributed.mechanism(config, trees.size(params))
   target = audit.target_of(config, plan, num_clients, mechanism)
   federation, canaries = audits.insert(
-    config, federation, target.claim, audit.inserting(config)
+    config,
+    federation,
+    target.claim,
+    functools.partial(auditing.insert_canary_clients, join=audit.joins(config)),
   )
   audited = audit.prepared(config, canaries, target, params, num_clients)
-  parts = (
-    config,
-    task.loss(apply),
-    plan,
-    random,
-    num_clients,
-    audited,
-    mechanism,
-    silos,
-  )
   promised = (
     privacy.make_promise(config, plan, reported, num_clients, mechanism)
     if silos is None
@@ -587,13 +571,13 @@ def assembled(config: FedConfig, data: tuple[Any, Any], random: RunKeys) -> FedR
   )
   if silos is None and config.is_private and algorithm_of(config).personal is not None:
     promised = guarantee.noted(promised, paragraph(_OWN_MODELS))
-  return FedRun(
+  fed = FedRun(
+    config=config,
     plan=plan,
     guarantee=features_lib.noted(
       config,
       guarantee.repeated(promised, config.noise_seed),
     ),
-    algorithm=_algorithm(*parts),
     params=params,
     apply=apply,
     random=random,
@@ -602,11 +586,11 @@ def assembled(config: FedConfig, data: tuple[Any, Any], random: RunKeys) -> FedR
     work=federated.LocalWork(**dataclasses.asdict(config.local)),
     test=test,
     task=task,
-    wrapped=functools.partial(_algorithm, *parts),
     audited=audited,
     mechanism=mechanism,
     silos=silos,
   )
+  return fed._replace(algorithm=make_algorithm(fed))
 
 
 def start(config: FedConfig, federation: Federation, random: RunKeys) -> Any:
@@ -697,11 +681,11 @@ def phase(config: FedConfig, fed: FedRun) -> Phase:
       )
     state = fed.algorithm.init(fed.params, fed.federation.num_clients)
     drawn = fed.algorithm.cohorts(fed.federation, fed.work, rng=fed.random.sampler)
-    for cohort in audit.marked(fed.audited, drawn):
+    for cohort in fed.audited.marked(drawn):
       try:
         fed.algorithm.round(state, cohort)
       except made_for.Reached as reached:
-        size = trees.size(audit.of_model(fed.audited, fed.params))
+        size = trees.size(fed.audited.of_model(fed.params))
         return reached.program._replace(num_parameters=size)
     raise UserError("has no client in any of its cohorts", field="privacy.sampler")
 
@@ -709,11 +693,10 @@ def phase(config: FedConfig, fed: FedRun) -> Phase:
     num_steps=total,
     init=lambda: fed.algorithm.init(fed.params, fed.federation.num_clients),
     step=fed.algorithm.round,
-    draws=lambda start: audit.marked(
-      fed.audited,
+    draws=lambda start: fed.audited.marked(
       fed.algorithm.cohorts(fed.federation, fed.work, rng=fed.random.sampler, start=start),
     ),
-    released=lambda state: audit.of_model(fed.audited, params_of(state)),
+    released=lambda state: fed.audited.of_model(params_of(state)),
     evaluate=evaluate,
     write=write,
     guarantee=fed.guarantee,

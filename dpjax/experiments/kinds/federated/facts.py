@@ -8,7 +8,7 @@ from dpjax.data import partition
 from dpjax.experiments.config.fields import name_of
 from dpjax.experiments.kinds.central import features
 from dpjax.experiments.kinds.central.facts import clip_norm, shows_data, table_scores
-from dpjax.experiments.kinds.federated import audit, privacy, secure_sums
+from dpjax.experiments.kinds.federated import privacy, secure_sums
 from dpjax.experiments.kinds.federated.config import FedConfig, Local
 from dpjax.experiments.run import left_out, saved
 from dpjax.experiments.run.left_out import Arrivals
@@ -128,11 +128,7 @@ def of(
   facts |= table_scores(fed.task, fed.apply, params_of(state), fed.test)
   facts |= clip_norm(fed.plan, _clip_scale(state), "final_l2_clip_norm")
   facts |= left_out.clipped_cells(fed.federation.dataset, shown=shows_data(config))
-  if fed.audited is None:
-    return facts
-  return facts | audit.facts(
-    config,
-    fed.audited,
+  return facts | fed.audited.facts(
     loss_fn=fed.task.loss(fed.apply),
     before=fed.params,
     state=state,

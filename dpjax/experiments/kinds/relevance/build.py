@@ -84,7 +84,8 @@ class Relevance(Experiment[RelevanceConfig]):
 
   @property
   def release(self) -> bool:
-    return is_released(self.config)
+    # A rigorous run is one, unless its noise can be repeated.
+    return self.config.is_rigorous and self.config.noise_seed is None
 
   def check(self) -> None:
     check(self.config)
@@ -369,11 +370,6 @@ def _build(model: ModelConfig, num_classes: int, activation: str) -> Any:
   if not isinstance(net, nn.Module):
     raise not_linen(model.name, type(net))
   return net
-
-
-def is_released(config: RelevanceConfig) -> bool:
-  """Returns whether the run is a release: in rigorous mode without `noise_seed`."""
-  return config.is_rigorous and config.noise_seed is None
 
 
 def _result(
