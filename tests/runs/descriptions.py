@@ -297,7 +297,7 @@ def training_run(config: Any) -> Any:
   random = whole._replace(noise=_KEY, local=_KEY, sampler=3)
   if isinstance(config.privacy, LeastSquares):
     loaded = build.load_data(config)
-    work = one_release.started(config, loaded, random)
+    work = one_release.phase(config, loaded, random)
     guarantee = work.guarantee
     said = [guarantee.statement(1), guarantee.budget, guarantee.step_event(0)]
     key = jax.random.key_data(random.init).tolist()
@@ -383,7 +383,7 @@ def federated_run(config: Any) -> Any:
   facts += [run.work, trees.sha256(run.params), run.task.name, guarantee.step_event(0)]
   facts += [np.concatenate(dealt.indices), [len(rows) for rows in dealt.indices]]
   facts += [dealt.dataset.x[:40], dealt.dataset.y, _audited(run.audited)]
-  facts += [federate_build.phase(config, run).rows_on_disk]
+  facts += [federate_build.phase(run).rows_on_disk]
   return plain(facts)
 
 

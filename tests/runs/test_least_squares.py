@@ -127,7 +127,7 @@ def test_empty_records_are_left_out(loaded):
   random = build.run_keys(config)
   weights = []
   for part in (dataclasses.replace(train, present=present), train.subset(present)):
-    work = one_release.started(config, (part, loaded[1]), random)
+    work = one_release.phase(config, (part, loaded[1]), random)
     state, _ = work.step(work.init(), None)
     weights.append(np.asarray(state["params"]["params"]["head"]["kernel"]))
   # One has 300 rows of which one is empty, the other 299: the sums are equal.

@@ -122,7 +122,7 @@ def test_a_silo_of_one_record_and_one_without_a_test_of_its_own():
   config = _config(**{"partition.sizes": (100, 29, 1), "local.batch_size": None})
   fed = _ready(config)
   assert fed.silos.plans[2].sampler.sampling_prob == 1 and fed.silos.plans[2].num_steps == 4
-  phase = build.phase(config, fed)
+  phase = build.phase(fed)
   assert "test_silo_accuracy" not in phase.evaluate(phase.init())  # one has no test row
 
 

@@ -576,7 +576,7 @@ class Central(Experiment[TrainConfig]):
     if isinstance(self.config.privacy, LeastSquares):
       from dpjax.experiments.kinds.central import one_release  # no other method needs it
 
-      return single(one_release.started(self.config, data, keys))
+      return single(one_release.phase(self.config, data, keys))
     return single(phase(self.config, assembled(self.config, data, keys)))
 
   def line(self, result: dict[str, Any]) -> str:

@@ -11,7 +11,6 @@ import dataclasses
 import functools
 import math
 import re
-from collections.abc import Callable
 from typing import Any, ClassVar
 
 import jax
@@ -151,35 +150,21 @@ def mechanism(config: TrainConfig, plan: Plan, num_classes: int) -> mechanisms.L
 
 
 @bounds.names_fields
-def started(
-  config: TrainConfig, loaded: tuple[data.Dataset, data.Dataset], random: RunKeys
-) -> Phase:
-  """Returns the phase of a run. `loaded` is (train, test), a result of `build.load_data`."""
-  train, test = loaded
-  _, model, params = build.start(config, train, random)
-  plan = privacy.make_plan(config, privacy.public_size(config, train))
-  return phase(
-    config, random, plan, train=train, test=test, apply=model.apply, params=params
-  )
-
-
 def phase(
-  config: TrainConfig,
-  random: RunKeys,
-  plan: Plan,
-  *,
-  train: data.Dataset,
-  test: data.Dataset,
-  apply: Callable[[Params, Any], Any],
-  params: Params,
+  config: TrainConfig, loaded: tuple[data.Dataset, data.Dataset], random: RunKeys
 ) -> Phase:
   """Returns the release as a phase of one step.
 
   Args:
-    train, test: inputs of the model, before private statistics normalise them.
-    apply: function (params, x [B, ...]) -> outputs [B, K] of the model.
-    params: first parameters of the model; only their shapes are read.
+    loaded: (train, test), a result of `build.load_data`: inputs of the model, before private
+      statistics normalise them.
   """
+  train, test = loaded
+  chosen = settings(config)
+  # Of the first parameters only the shapes are read.
+  _, model, params = build.start(config, train, random)
+  apply = model.apply
+  plan = privacy.make_plan(config, privacy.public_size(config, train))
   _check_model(config, train, params)
   write_inputs = build.inputs_writer(config.data, config.model, test)
   statistics = normalization.released(plan, random, train)
@@ -187,7 +172,6 @@ def phase(
     train, test = (normalization.normalized(part, statistics) for part in (train, test))
   releasing = mechanism(config, plan, train.num_classes)
   released = train.without_empty_records()
-  strength = settings(config).ridge
 
   def step(state: Any, draw: Any) -> tuple[Any, left_out.Arrivals | None]:
     del draw
@@ -196,14 +180,14 @@ def phase(
     key = jax.random.fold_in(random.noise, 0)
     inputs = released.x
     directions = None
-    count = settings(config).directions
+    count = chosen.directions
     if count is not None:
       # Orthonormal columns [width, count], drawn by the public key of the first parameters.
       width = math.prod(inputs.shape[1:])
       drawn = jax.random.normal(random.init, (width, count), jnp.float32)
       directions = np.linalg.qr(np.asarray(drawn, np.float64))[0]
       inputs = releasing.projected(released.x, directions)
-    weights = releasing(key, inputs, targets).ridge(strength)
+    weights = releasing(key, inputs, targets).ridge(chosen.ridge)
     # A linear model of projected inputs is also a linear model of the inputs themselves.
     weights = weights if directions is None else directions @ weights
     head = state["params"]["params"][saved.HEAD]

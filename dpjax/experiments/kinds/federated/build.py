@@ -255,8 +255,7 @@ def _check_combination(config: FedConfig) -> None:
       value=aggregator,
     )
   # The weight of a silo is its declared number of records, which is public.
-  of_users = config.is_private and not records.is_of_records(config)
-  if of_users and name_of(config, "weighting") == "examples":
+  if config.protects_users and name_of(config, "weighting") == "examples":
     raise UserError(
       "a client's weight has no bound; use 'uniform' or 'capped' with privacy",
       field="weighting",
@@ -637,8 +636,7 @@ class Federated(Experiment[FedConfig]):
     return {"config": digest.hex(), "client_state": self.config.client_state}
 
   def train(self, data: Any, keys: RunKeys) -> Story:
-    config = records.resolved(self.config, data[0].num_clients)
-    return single(phase(config, assembled(config, data, keys)))
+    return single(phase(assembled(self.config, data, keys)))
 
   def line(self, result: dict[str, Any]) -> str:
     reached = [
@@ -655,13 +653,14 @@ class Federated(Experiment[FedConfig]):
     )
 
 
-def phase(config: FedConfig, fed: FedRun) -> Phase:
+def phase(fed: FedRun) -> Phase:
   """Returns the only phase of a federated run."""
+  config = fed.config
   target = config.stop_at_accuracy
   if target is not None:
     needs_classes(fed.federation, f"stop_at_accuracy={target}")
   total = config.num_rounds
-  by_client = ClientScores(config, fed)
+  by_client = ClientScores(fed)
   write_inputs = build_central.inputs_writer(config.data, config.model, fed.test)
 
   def write(folder: pathlib.Path, state: Any) -> None:
@@ -702,7 +701,7 @@ def phase(config: FedConfig, fed: FedRun) -> Phase:
     guarantee=fed.guarantee,
     row_at=lambda step: every(config.eval_every, step, total),
     observe=lambda state, info, step: (
-      facts.observed(config, fed, state, info) | by_client.hidden_row(state)
+      facts.observed(fed, state, info) | by_client.hidden_row(state)
     ),
     arrivals=facts.arrivals if shows_data(config) else None,
     unit="clients",
@@ -712,8 +711,8 @@ def phase(config: FedConfig, fed: FedRun) -> Phase:
     name="rounds",
     steps_are="communication rounds",
     program=program,
-    planned=lambda: facts.planned(config, fed),
+    planned=lambda: facts.planned(fed),
     describe=lambda state, stated, rows: (
-      facts.of(config, fed, state, rows, stated["epsilon"]) | by_client.facts(state)
+      facts.of(fed, state, rows, stated["epsilon"]) | by_client.facts(state)
     ),
   )

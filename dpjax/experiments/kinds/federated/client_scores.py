@@ -90,8 +90,7 @@ def tests_of(federation: Federation, test: Any, *, own_models: bool) -> Tests | 
 
 def check(config: FedConfig) -> None:
   """Raises UserError for clients' rows or training that the run would not score; loads no data."""
-  of_users = config.is_private and not records.is_of_records(config)
-  seen = not of_users or shows_data(config)
+  seen = not config.protects_users or shows_data(config)
   asked = {"held_out": config.held_out, "fine_tune_epochs": config.fine_tune_epochs}
   for field, value in asked.items():
     if value and not seen:
@@ -136,8 +135,8 @@ def own_model(config: FedConfig, state: ArrayTree) -> Callable[[int], Params] | 
 class ClientScores:
   """Scores clients of one run. The scores of the last state are kept."""
 
-  def __init__(self, config: FedConfig, fed: FedRun):
-    self._config = config
+  def __init__(self, fed: FedRun):
+    self._config = config = fed.config
     self._fed = fed
     self._last: tuple[Any, list[Score]] | None = None
     if (
@@ -154,7 +153,7 @@ class ClientScores:
   def _is_hidden(self, state: ArrayTree) -> bool:
     """Returns whether scores of clients are not private, in a run that protects users."""
     config = self._config
-    if not config.is_private or records.is_of_records(config):
+    if not config.protects_users:
       return False
     return not is_of_silos(config) or own_model(config, state) is not None
 
@@ -273,8 +272,7 @@ class ClientScores:
     config = self._config
     own = own_model(config, state)
     count = self._fed.federation.num_clients
-    covered = records.is_of_records(config) or not config.is_private
-    if own is not None and covered and count <= _FEW:
+    if own is not None and not config.protects_users and count <= _FEW:
       # Names of clients may be no names of files.
       kind = "silo" if is_of_silos(config) else "client"
       for place in range(count):

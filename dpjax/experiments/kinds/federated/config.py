@@ -469,6 +469,11 @@ class FedConfig(WithChoices):
     """Whether the method is one with a guarantee, whose keys are secret."""
     return not isinstance(self.privacy, NoPrivacy)
 
+  @property
+  def protects_users(self) -> bool:
+    """Whether the guarantee is for a user, not for a record of a silo."""
+    return not isinstance(self.privacy, NoPrivacy | Records)
+
 
 def algorithm_of(config: FedConfig) -> described.AlgorithmFacts:
   """Returns the facts of a config's algorithm; `described.user_defined` if a user defined it.
