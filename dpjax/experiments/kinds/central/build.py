@@ -27,7 +27,7 @@ from dpjax.experiments.config import common, user_code
 from dpjax.experiments.config.attacker import attack_of
 from dpjax.experiments.config.fields import name_of
 from dpjax.experiments.config.optimizers import SCHEDULE_FREE, Noise
-from dpjax.experiments.kinds import bounds, data_section
+from dpjax.experiments.kinds import bounds, named_data
 from dpjax.experiments.kinds.central import (
   facts,
   normalization,
@@ -216,7 +216,7 @@ def load_data(config: TrainConfig, *, features: bool = True) -> tuple[Any, Any]:
   # The cache's folder is checked first, since reading data and computing features may take an hour.
   if features and kept is not None and needs_features(config.model.name):
     cache.check_folder(kept)
-  train, test = data_section.load(
+  train, test = named_data.load_section(
     config.data, max_length=config.data.max_length, resident=config.resident
   )
   bounds.read_if(config, train.vocab_size is not None, "text", "data.max_length")

@@ -226,29 +226,24 @@ def _plan(config: FedConfig, size: int, epsilon: float | None) -> Plan:
 class SilosGuarantee(Guarantee):
   """The guarantee of a run of silos. Its epsilon is the largest of all silos."""
 
-  silos: Silos | None = None
-  names: tuple[str, ...] = ()
-
-  @property
-  def of(self) -> Silos:
-    assert self.silos is not None
-    return self.silos
+  silos: Silos = dataclasses.field(kw_only=True)
+  names: tuple[str, ...] = dataclasses.field(kw_only=True)
 
   @property
   def unit_owns_records(self) -> bool:
-    return self.of.max_silos > 1
+    return self.silos.max_silos > 1
 
   def charge(self, ledger: Ledger, steps: range, *, noise_key_id: str) -> Ledger:
     """Returns the ledger with the steps of all silos that compute a message in these rounds."""
     num_steps = collections.Counter[int]()
     for round in steps:
-      here = self.of.attendance.of(round, len(self.names))[0]
+      here = self.silos.attendance.of(round, len(self.names))[0]
       for silo in np.flatnonzero(here).tolist():
-        num_steps[silo] += self.of.steps_per_round(silo)
+        num_steps[silo] += self.silos.steps_per_round(silo)
     ran = ledger.steps_by_key()
     charges = []
     for silo, count in num_steps.items():
-      plan = self.of.plans[silo]
+      plan = self.silos.plans[silo]
       # The name of a silo may hold a slash, that of a run's key holds none.
       key = f"{noise_key_id}/{self.names[silo]}"
       relation = plan.neighboring_relation
@@ -260,7 +255,7 @@ class SilosGuarantee(Guarantee):
   def ran(self, ledger: Ledger) -> tuple[int, ...]:
     """Returns the number of steps of each silo in a ledger; of an empty one, of all rounds."""
     if not ledger.charges:
-      return self.of.num_steps()
+      return self.silos.num_steps()
     ran = collections.Counter[str]()
     for key, count in ledger.steps_by_key().items():
       ran[key.partition("/")[2]] += count
@@ -270,7 +265,7 @@ class SilosGuarantee(Guarantee):
     del ledger  # what ran is a part of all rounds, whose number is fixed
     if self.budget is None or self.kind == "none":
       return
-    spent = self.of.epsilon()
+    spent = self.silos.epsilon()
     if spent > self.budget:
       raise BudgetExceeded(
         f"the budget of a silo is exceeded, the run would cost {upper(spent, digits=6)}",
@@ -279,15 +274,16 @@ class SilosGuarantee(Guarantee):
       )
 
   def accounted(self, ledger: Ledger) -> float:
-    return self.of.epsilon(self.ran(ledger))
+    return self.silos.epsilon(self.ran(ledger))
 
   def profile(self, ledger: Ledger, epsilon: float) -> Profile | None:
     """Returns the largest delta of any silo at each epsilon, so it holds for records of all."""
     del epsilon
     if self.kind == "none":
       return None
-    runs = self.of.held(self.ran(ledger))
-    profiles = [run.privacy_profile(steps) for run, steps in runs if _has_steps(steps)]
+    runs = self.silos.held(self.ran(ledger))
+    # The steps of several silos together are a tuple.
+    profiles = [run.privacy_profile(steps) for run, steps in runs if np.any(steps)]
     if not profiles:
       return None
     return lambda epsilons: functools.reduce(np.maximum, [p(epsilons) for p in profiles])
@@ -297,7 +293,7 @@ class SilosGuarantee(Guarantee):
     if self.kind == "none":
       return facts
     steps = self.ran(ledger)
-    each = self.of.epsilons(steps)
+    each = self.silos.epsilons(steps)
     rows = [
       {
         "silo": name,
@@ -308,14 +304,10 @@ class SilosGuarantee(Guarantee):
         "epsilon": spent,
       }
       for name, size, plan, count, spent in zip(
-        self.names, self.of.sizes, self.of.plans, steps, each
+        self.names, self.silos.sizes, self.silos.plans, steps, each
       )
     ]
-    return facts | {SILOS: rows, "max_silos_per_record": self.of.max_silos}
-
-
-def _has_steps(steps: Any) -> bool:
-  return any(steps) if isinstance(steps, tuple) else bool(steps)
+    return facts | {SILOS: rows, "max_silos_per_record": self.silos.max_silos}
 
 
 def promise(config: FedConfig, federation: Federation, silos: Silos) -> SilosGuarantee:

@@ -193,10 +193,6 @@ class _Run(SampledRun):
       self._targets = self.embedding.targets(sums, self.mechanism.std)
     return self._targets
 
-  def decided_by(self, state: dict[str, Any]) -> Any:
-    """Returns the arrays of a state that decide its samples."""
-    return state["sums"], state["params"]
-
   def drawn(self, state: dict[str, Any]) -> Samples:
     """Draws samples of every class that is not empty by its noisy count. Draws none if all classes
     are empty."""

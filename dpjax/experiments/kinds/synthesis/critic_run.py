@@ -130,10 +130,6 @@ class CriticRun(SampledRun):
       self.generator.init(generator_key, latents, y),
     )
 
-  def decided_by(self, state: Any) -> Any:
-    """Returns the arrays of a state that decide its samples."""
-    return state.generator
-
   def drawn(self, state: Any) -> Samples:
     """Draws samples of all classes. The classes' numbers of samples differ by at most 1."""
     draw = functools.partial(self.draw, state.generator)
