@@ -287,8 +287,8 @@ def test_the_charges_of_many_rounds_are_those_of_each_round():
   for t in range(8):
     step_by_step = promised.charge(step_by_step, range(t, t + 1), noise_key_id="key")
   here = [promised.silos.attendance.of(t, 3)[0] for t in range(8)]
-  each = [promised.of.steps_per_round(k) * sum(h[k] for h in here) for k in range(3)]
-  assert promised.ran(step_by_step) == tuple(each) == promised.of.num_steps()
+  each = [promised.silos.steps_per_round(k) * sum(h[k] for h in here) for k in range(3)]
+  assert promised.ran(step_by_step) == tuple(each) == promised.silos.num_steps()
   at_once = promised.charge(Ledger(), range(8), noise_key_id="key")
   assert at_once == step_by_step
   rest = promised.charge(Ledger(), range(3), noise_key_id="key")
