@@ -6,7 +6,7 @@ import dataclasses
 import functools
 import math
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import Any
 
 import numpy as np
 
@@ -18,7 +18,6 @@ from dpjax.accounting.trade_off import TradeOff, all_pairs
 from dpjax.auditing.lower_bounds import METHODS
 from dpjax.auditing.scores import Scores
 from dpjax.auditing.verdict import ceiling, check_event, reason
-from dpjax.data import Dataset
 from dpjax.data.target_kinds import needs_classes
 from dpjax.experiments.kinds.central.config import CanaryAudit
 from dpjax.experiments.run import writers
@@ -27,31 +26,8 @@ from dpjax.plan import Plan
 from dpjax.types import Params
 from dpjax.validate import UserError
 
-if TYPE_CHECKING:
-  # Imported for types only, since central training must not load modules of federated data.
-  from dpjax.data import Federation
-
-
 # Kinds of canaries, of records and of clients, that change parameters of their own.
 _WITH_PARAMETERS = ("gradient", "parameter")
-
-
-class AuditedConfig(Protocol):
-  """Config with the fields that an audit reads: its settings and the seed of its coins."""
-
-  @property
-  def audit(self) -> CanaryAudit | None: ...
-  @property
-  def seed(self) -> int: ...
-
-
-class _Coins(Protocol):
-  @property
-  def included(self) -> np.ndarray: ...
-
-
-_Data = TypeVar("_Data", Dataset, "Federation")
-_Canaries = TypeVar("_Canaries", bound=_Coins)
 
 
 def check(config: CanaryAudit, kinds: tuple[str, ...], scores: tuple[str, ...]) -> None:
@@ -115,14 +91,12 @@ class AuditClaim:
 
 
 def insert(
-  config: AuditedConfig,
-  held: _Data,
-  claim: AuditClaim,
-  make: Callable[..., tuple[_Data, _Canaries]],
-) -> tuple[_Data, _Canaries | None]:
+  config: Any, held: Any, claim: AuditClaim, make: Callable[..., tuple[Any, Any]]
+) -> tuple[Any, Any]:
   """Returns (training data with canaries, canaries), or (`held`, None) without an audit.
 
   Args:
+    config: config with the settings of an audit, and the seed of its coins.
     held: a data set, or a federation.
     claim: the planned claim.
     make: `auditing.insert_canaries`, or `auditing.insert_canary_clients`.
@@ -149,7 +123,7 @@ def insert(
 
 
 def beside(
-  config: AuditedConfig, params: Params, apply: Callable[..., Any]
+  config: Any, params: Params, apply: Callable[..., Any]
 ) -> tuple[Params, Callable[..., Any]]:
   """Returns (params, apply). If canaries change parameters of their own, these are added.
 

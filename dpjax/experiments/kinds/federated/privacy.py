@@ -269,17 +269,6 @@ def make_plan(config: FedConfig, num_clients: int) -> tuple[Plan, Plan]:
   return plan_of(sampler, config.clients_per_round, scaled), reported
 
 
-def _simulation_note(config: FedConfig) -> str:
-  privacy = config.privacy
-  assert isinstance(privacy, Central)
-  return (
-    f"SIMULATED. The noise is that of cohorts of {privacy.simulated_cohort} out of "
-    f"{privacy.simulated_clients} clients; this run had cohorts of "
-    f"{config.clients_per_round:g}. What follows holds for such a deployment. It is NOT a "
-    "guarantee for the clients whose data were used here."
-  )
-
-
 def local_noise(config: FedConfig) -> float | None:
   """Returns the noise multiplier on a client's message; None unless privacy is "local" or "both".
   Under "local" without `noise_multiplier`, it is calibrated for a message in every round."""
@@ -353,15 +342,22 @@ def make_promise(
     return guarantee.noted(distributed.guarantee(config, mechanism, num_clients), asked)
   if isinstance(config.privacy, Local):
     return guarantee.noted(local_promise(config, num_clients), asked)
-  simulated = reported is not ran
-  notes = [_simulation_note(config) if simulated else "", asked]
+  deployed = getattr(config.privacy, "simulated_clients", None)
+  if reported is not ran:
+    cohort = getattr(config.privacy, "simulated_cohort", None)
+    note = (
+      f"SIMULATED. The noise is that of cohorts of {cohort} out of {deployed} clients; this run "
+      f"had cohorts of {config.clients_per_round:g}. What follows holds for such a deployment. It "
+      "is NOT a guarantee for the clients whose data were used here."
+    )
+    asked = f"{note}\n\n{asked}" if asked else note
   return guarantee.of_plan(
     reported,
     num_clients,
-    ran=ran if simulated else None,
-    deployed=getattr(config.privacy, "simulated_clients", None),
+    ran=None if reported is ran else ran,
+    deployed=deployed,
     unit="user",
     budget=getattr(config.privacy, "epsilon_budget", None),
-    note="\n\n".join(note for note in notes if note),
+    note=asked,
     release=config.release,
   )
