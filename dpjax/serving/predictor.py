@@ -29,13 +29,13 @@ from dpjax import data, trees, validate
 from dpjax.data import tables
 from dpjax.data.target_kinds import needs_arrays
 from dpjax.experiments.config import fields
+from dpjax.experiments.kinds import audits
+from dpjax.experiments.kinds.central import build as central
 from dpjax.experiments.kinds.central import (
-  audit,
   embeddings,
   normalization,
   starting_point,
 )
-from dpjax.experiments.kinds.central import build as central
 from dpjax.experiments.kinds.central.config import (
   AllWeights,
   HeadFirst,
@@ -424,7 +424,7 @@ def _rebuilt(
   public = RunKeys(init=key, noise=key, local=key, sampler=0, order=0)
   task, model, params = central.start(config, like, public)
   trained = starting_point.trained(config, task, model, params, public.init)
-  params, apply = audit.beside(config, trained.params, trained.apply)
+  params, apply = audits.beside(config, trained.params, trained.apply)
   file = str(path / workdir.PARAMS)
   if not os.path.exists(file):
     raise UserError(f"{at}: has no {workdir.PARAMS}, so there is no model to serve")

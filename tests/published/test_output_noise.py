@@ -51,7 +51,7 @@ def on_shares(data):
   task = NoisyModelTask(dataset=data)
   config = SecureConfig(task=task)
   loaded = noisy_model.load_data(config)
-  first = noisy_model.prepare(config, loaded, None).mechanism
+  first = noisy_model.mechanism_of(config, loaded)
   shares = private_values.split((first.rows(loaded.x), first.labels(loaded.y)))
   trained = mpc.run(first.train, *shares).outputs
   rows = first.rows(loaded.test_x)

@@ -297,7 +297,7 @@ def training_run(config: Any) -> Any:
   random = whole._replace(noise=_KEY, local=_KEY, sampler=3)
   if isinstance(config.privacy, LeastSquares):
     loaded = build.load_data(config)
-    work = one_release.started(config, loaded, random)
+    work = one_release.phase(config, loaded, random)
     guarantee = work.guarantee
     said = [guarantee.statement(1), guarantee.budget, guarantee.step_event(0)]
     key = jax.random.key_data(random.init).tolist()
@@ -372,8 +372,8 @@ def federated_run(config: Any) -> Any:
     mock.patch.object(federate_build.named, "by_name", by_name),
     mock.patch.object(federate_build, "process_clients", lambda inner: inner),
     # whose optimizer moves other parameters here; `_audited` says whether it is watched
-    mock.patch.object(federate_build.audit, "watched", lambda config, audited, tx: tx),
-    mock.patch.object(federate_build.audit, "seeing", lambda config, audited, alg: alg),
+    mock.patch.object(federate_build.audit.Audited, "watched", lambda audited, tx: tx),
+    mock.patch.object(federate_build.audit.Audited, "seeing", lambda audited, alg: alg),
   ):
     run = federate_build.assemble(config, None, random)
     algorithm = _unwrapped(run.algorithm)
@@ -382,16 +382,16 @@ def federated_run(config: Any) -> Any:
   facts = [run.plan, guarantee.kind, guarantee.delta, guarantee.relation, words, algorithm]
   facts += [run.work, trees.sha256(run.params), run.task.name, guarantee.step_event(0)]
   facts += [np.concatenate(dealt.indices), [len(rows) for rows in dealt.indices]]
-  facts += [dealt.dataset.x[:40], dealt.dataset.y, _audited(config, run.audited)]
-  facts += [federate_build.phase(config, run).memory.keywords["on_disk"]]
+  facts += [dealt.dataset.x[:40], dealt.dataset.y, _audited(run.audited)]
+  facts += [federate_build.phase(run).memory.keywords["on_disk"]]
   return plain(facts)
 
 
-def _audited(config: Any, audited: Any) -> Any:
+def _audited(audited: Any) -> Any:
   """Coins and directions, and whether every round is scored."""
-  if audited is None:
+  if audited.canaries is None:
     return None
-  watched = federate_build.audit.watched(config, audited, optax.identity())
+  watched = audited.watched(optax.identity())
   started = watched.init(jnp.zeros(3))
   return [audited.canaries.included, audited.directions, len(jax.tree.leaves(started))]
 

@@ -99,7 +99,7 @@ def test_the_summary_counts_clients_without_rows_and_says_what_chance_does():
 
 def test_clients_are_scored_by_the_models_that_they_use():
   fed = _ready(_config(**{"algorithm": "fed_bn", "algorithm.kept": "bias"}))
-  phase, state = build.phase(_config(algorithm="fed_bn"), fed), _after(fed, 1)
+  phase, state = build.phase(fed), _after(fed, 1)
   kept = state.memories.all()["params"]["head"]["bias"]
   kernel = state.params["params"]["head"]["kernel"]
   models = [{"params": {"head": {"kernel": kernel, "bias": bias}}} for bias in kept]
@@ -119,7 +119,7 @@ def test_clients_are_scored_by_the_models_that_they_use():
 def test_fine_tuning_starts_from_the_servers_model_and_changes_no_run():
   config = _config(fine_tune_epochs=2)
   fed, phase = _ready(config), None
-  phase, state = build.phase(config, fed), _after(fed, 1)
+  phase, state = build.phase(fed), _after(fed, 1)
   facts = phase.describe(state, {"epsilon": None}, [])
   assert facts["client_scores"]["model"] == "the server's"
   alone = fields.replace_all(config, {"num_rounds": 1, "local.epochs": 2})
@@ -158,14 +158,14 @@ def _private(**overrides):
 def test_where_users_are_protected_scores_of_clients_are_not_private(algorithm):
   config = _private(algorithm=algorithm)
   fed = _ready(config)
-  phase, state = build.phase(config, fed), _after(fed, 0)
+  phase, state = build.phase(fed), _after(fed, 0)
   assert not any("client" in name for name in phase.evaluate(state))
   facts = phase.describe(state, {"epsilon": 8.0}, [])
   assert "not_private/client_scores" in facts and "client_scores" not in facts
   told = "keeps a model" in " ".join(fed.guarantee.statement(1).split())
   assert told == (algorithm == "apfl")
   quiet = fields.replace_all(config, {"diagnostics": False, "held_out": 0.0})
-  phase = build.phase(quiet, _ready(quiet))
+  phase = build.phase(_ready(quiet))
   assert not any("client_s" in name for name in phase.describe(state, {"epsilon": 8.0}, []))
 
 
@@ -175,7 +175,7 @@ def test_silos_of_a_run_that_hides_them_are_scored_by_the_servers_model():
   for algorithm in ("fed_avg", "mr_mtl"):
     config = _private(algorithm=algorithm, clients_per_round=3, **silos)
     fed = _ready(config)
-    row = build.phase(config, fed).evaluate(_after(fed, 0))
+    row = build.phase(fed).evaluate(_after(fed, 0))
     assert ("silo_accuracy/0" in row) == (algorithm == "fed_avg")
 
 
@@ -221,7 +221,7 @@ def test_a_part_that_the_model_does_not_have_is_refused():
 def test_fine_tuning_needs_rows_to_score_it_on():
   config = _config(held_out=0.0, fine_tune_epochs=1)
   with refuses("fine_tune_epochs", value=1):
-    build.phase(config, _ready(config))
+    build.phase(_ready(config))
 
 
 @pytest.mark.long

@@ -127,14 +127,13 @@ def _hundredth(monkeypatch):
 def _audited(config):
   """(audit of result.json, the run), of its rounds alone."""
   run = build.assemble(config)
-  assert run.audited is not None
   state = run.algorithm.init(run.params, run.federation.num_clients)
   cohorts = run.algorithm.cohorts(run.federation, run.work, rng=run.random.sampler)
-  for cohort in audit.marked(run.audited, cohorts):
+  for cohort in run.audited.marked(cohorts):
     state, _ = run.algorithm.round(state, cohort)
   epsilon = run.guarantee.curve(config.num_rounds)
   parts = {"loss_fn": run.task.loss(run.apply), "before": run.params}
-  found = audit.facts(config, run.audited, **parts, state=state, epsilon=epsilon)
+  found = run.audited.facts(**parts, state=state, epsilon=epsilon)
   return found["audit"], run
 
 

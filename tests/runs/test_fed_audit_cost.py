@@ -18,7 +18,7 @@ import pytest
 from configs.fed import quickstart
 from dpjax import federated
 from dpjax.experiments.config import fields
-from dpjax.experiments.kinds.federated import audit, build, privacy
+from dpjax.experiments.kinds.federated import build, privacy
 from dpjax.experiments.run import loop
 from dpjax.federated.round import params_of
 from tests import commands, pages
@@ -129,9 +129,9 @@ def test_rounds_with_canaries_teach_the_model_what_rounds_without_them_do():
     run = build.assemble(config)
     state = run.algorithm.init(run.params, run.federation.num_clients)
     cohorts = run.algorithm.cohorts(run.federation, run.work, rng=run.random.sampler)
-    for cohort in audit.marked(run.audited, cohorts):
+    for cohort in run.audited.marked(cohorts):
       state, _ = run.algorithm.round(state, cohort)
-    models.append(audit.of_model(run.audited, params_of(state)))
+    models.append(run.audited.of_model(params_of(state)))
   moved = jax.tree.map(lambda leaf: float(np.abs(leaf).max()), models[0])
   assert max(jax.tree.leaves(moved)) > 0.01
   jax.tree.map(

@@ -161,7 +161,7 @@ def test_every_algorithm_has_a_name(name, tmp_path):
     ({"algorithm": "scaffold", "compression": "drive"}, "algorithm"),
     ({"privacy.epsilon": -1.0, "privacy.noise_multiplier": None}, "privacy.epsilon"),
     ({"privacy.noise_multiplier": None}, "privacy.epsilon"),
-    ({"privacy.epsilon": 1.0}, "privacy.epsilon"),
+    ({"privacy.epsilon": 1.0}, "privacy.noise_multiplier"),
     ({"privacy.delta": 0.0}, "privacy.delta"),
     ({"privacy.simulated_cohort": 100}, "privacy.simulated_cohort"),
     (

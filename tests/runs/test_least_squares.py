@@ -126,8 +126,8 @@ def test_empty_records_are_left_out(loaded):
   config = _config(privacy__neighboring_relation="replace_special")
   random = build.run_keys(config)
   weights = []
-  for part in (build.dataclasses.replace(train, present=present), train.subset(present)):
-    work = one_release.started(config, (part, loaded[1]), random)
+  for part in (dataclasses.replace(train, present=present), train.subset(present)):
+    work = one_release.phase(config, (part, loaded[1]), random)
     state, _ = work.step(work.init(), None)
     weights.append(np.asarray(state["params"]["params"]["head"]["kernel"]))
   # One has 300 rows of which one is empty, the other 299: the sums are equal.

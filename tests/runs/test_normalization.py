@@ -21,6 +21,7 @@ from dpjax.experiments.kinds.attack.config import check as check_attack
 from dpjax.experiments.kinds.central import (
   build,
   facts,
+  features,
   normalization,
   privacy,
   scattering_features,
@@ -411,7 +412,9 @@ def test_the_progress_of_features_tells_no_number_of_examples(monkeypatch, capsy
   for size in (307, 308):
     images = np.zeros((size, 8, 8, 3), np.float32)
     dataset = data.from_arrays(images, np.zeros(size, int), num_classes=2)
-    blocks = list(scattering_features._blocks(dataset, None, True, {"colours": "rgb"}))
+    make = lambda: scattering_features._blocks(dataset, None, True, {"colours": "rgb"})
+    computed = features.ComputedFeatures((), (), (), make)
+    blocks = list(features._shown(computed, "scattering", size))
     assert sum(map(len, blocks)) == size
     said.append(capsys.readouterr().err.rpartition(" ")[0])  # without the speed
   assert said[0] == said[1] == "scattering features, percent: 100/100"

@@ -137,7 +137,7 @@ def _central(config, count):
   train = _zeros(config, count, _declared(config))
   random = build.run_keys(config)
   if isinstance(config.privacy, LeastSquares):
-    work = one_release.started(config, (train, train), random)
+    work = one_release.phase(config, (train, train), random)
     assert work.guarantee.relation == _ADD
     return repr([*_stated(work.guarantee, 1), work.planned()])
   run = build.assemble(config, (train, train), random)
@@ -172,7 +172,7 @@ def _federated(config, count):
   drawn = run.algorithm.cohorts(run.federation, run.work, rng=0)
   next(drawn)  # is not refused
   found = [run.plan, _stated(run.guarantee, config.num_rounds)]
-  return repr([*found, federate_facts.planned(config, run)])
+  return repr([*found, federate_facts.planned(run)])
 
 
 def _declared_users(config):

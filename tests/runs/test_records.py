@@ -125,7 +125,7 @@ def test_a_silo_of_one_record_and_one_without_a_test_of_its_own():
   config = _config(**{"partition.sizes": (100, 29, 1), "local.batch_size": None})
   fed = _ready(config)
   assert fed.silos.plans[2].sampler.sampling_prob == 1 and fed.silos.plans[2].num_steps == 4
-  phase = build.phase(config, fed)
+  phase = build.phase(fed)
   assert "test_silo_accuracy" not in phase.evaluate(phase.init())  # one has no test row
 
 
@@ -303,9 +303,9 @@ def test_the_charges_of_many_rounds_are_those_of_each_round():
   step_by_step = Ledger()
   for t in range(8):
     step_by_step = promised.charge(step_by_step, range(t, t + 1), noise_key_id="key")
-  here = [promised.of.attendance.of(t, 3)[0] for t in range(8)]
-  each = [promised.of.steps_per_round(k) * sum(h[k] for h in here) for k in range(3)]
-  assert promised.ran(step_by_step) == tuple(each) == promised.of.num_steps()
+  here = [promised.silos.attendance.of(t, 3)[0] for t in range(8)]
+  each = [promised.silos.steps_per_round(k) * sum(h[k] for h in here) for k in range(3)]
+  assert promised.ran(step_by_step) == tuple(each) == promised.silos.num_steps()
   at_once = promised.charge(Ledger(), range(8), noise_key_id="key")
   assert at_once == step_by_step
   rest = promised.charge(Ledger(), range(3), noise_key_id="key")

@@ -272,7 +272,7 @@ def test_shared_rows_of_both_parties_are_of_one_person(intersection):
   config = _point(task=_TRANSFER)
   halves = shared_people.load_data(config)
   keys = run_keys.RunKeys(jax.random.key(0), jax.random.key(1), jax.random.key(2), 3, 4)
-  batch = shared_people.prepare(config, halves, keys).batch
+  batch = shared_people.divided(config.task, halves, keys.order)[0]
   known = {
     left.tobytes() + right.tobytes(): y
     for left, right, y in zip(halves.source_x, halves.target_x, halves.y)
@@ -298,7 +298,7 @@ def test_shared_rows_of_both_parties_are_of_one_person(intersection):
 def test_more_people_than_the_data_hold_are_refused(changes, field, intersection):
   config = _point(task=_TRANSFER | changes)
   with refuses(field):
-    shared_people.prepare(config, shared_people.load_data(config), None)
+    shared_people.divided(config.task, shared_people.load_data(config), 0)
 
 
 @pytest.mark.parametrize(
@@ -325,15 +325,16 @@ def test_a_missing_extra_is_named_before_the_first_row(
 
 def test_a_noisy_model_that_is_opened_again_is_opened_with_the_same_noise(secure):
   config = _point(task=_NOISY | {"num_steps": 2})
-  ready = noisy_model.prepare(config, noisy_model.load_data(config), None)
-  work = noisy_model._training(ready)
+  rows = noisy_model.load_data(config)
+  mechanism = noisy_model.mechanism_of(config, rows)
+  work = noisy_model._training(mechanism, rows)
   trained, _ = work.step(work.init(), 0)
   # The system's own secrets would agree on one of 31 whole numbers in one run of hundreds.
   fixed = np.arange(8, dtype=np.uint64).reshape(2, 4)
-  opening = noisy_model._release(ready, trained | {"secret": fixed})
+  opening = noisy_model._release(mechanism, trained | {"secret": fixed})
   first, again = (opening.step(opening.init(), 0)[0]["weights"] for _ in range(2))
   np.testing.assert_array_equal(first, again)
-  other = noisy_model._release(ready, trained | {"secret": fixed + 8})
+  other = noisy_model._release(mechanism, trained | {"secret": fixed + 8})
   assert (other.step(other.init(), 0)[0]["weights"] != first).all()
   assert not np.array_equal(work.init()["secret"], work.init()["secret"])
 
@@ -486,9 +487,9 @@ def test_the_same_vectors_whatever_the_protocol():
   """Rows of a table are compared on equal clients."""
   random = run_keys.drawn(0, noise_seed=0)
   plain, masked = (
-    vector_sums.prepare(
-      fields.replace(SecureConfig(), "task.protocol", name), "", random
-    ).vectors[3]
+    vector_sums.clients_vectors(
+      fields.replace(SecureConfig(), "task.protocol", name), random.order
+    )[3]
     for name in ("plain", "secagg")
   )
   np.testing.assert_array_equal(plain, masked)

@@ -163,7 +163,7 @@ def test_noise_is_calibrated_to_the_epsilon_that_was_asked_for():
     ({"secure_sum.largest_value": 2.0}, "secure_sum.largest_value"),
     ({"privacy.accountant": "pld"}, "config.privacy.accountant"),
     ({"privacy.clipping": "automatic"}, "config.privacy.clipping"),
-    ({"privacy.epsilon": 5.0}, "privacy.epsilon"),
+    ({"privacy.epsilon": 5.0}, "privacy.noise_multiplier"),
   ],
 )
 def test_what_noise_in_shares_does_not_cover_is_refused(changes, field):

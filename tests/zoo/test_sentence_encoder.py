@@ -172,7 +172,7 @@ def test_a_run_says_what_its_features_know(tiny, tmp_path):
 def test_a_release_at_once_says_it_too(tiny):
   config = _config(LeastSquares)
   loaded = build.with_features(config, _pair())
-  work = one_release.started(config, loaded, build.run_keys(config))
+  work = one_release.phase(config, loaded, build.run_keys(config))
   assert work.guarantee.kind == "claimed"
   assert "public network minilm" in " ".join(work.guarantee.statement(1).split())
   assert work.planned()["pretrained_on"] == ["public text"]

@@ -229,6 +229,13 @@ def check_settings(settings: Any) -> None:
         rule.check(**{field.name: value})
 
 
+class Checked:
+  """Base of settings that are dataclasses: their rules are checked when they are made."""
+
+  def __post_init__(self) -> None:
+    check_settings(self)
+
+
 class Described(NamedTuple):
   """A field of a config, as `--help` shows it."""
 

@@ -44,6 +44,11 @@ class SamplerChoice:
     """Returns one of its numbers; None if it is open, or the sampler has no such number."""
     return getattr(self, name, None)
 
+  def sizing(self, **numbers: Any) -> Sizing:
+    """Returns the numbers of a run, together with those of this sampler."""
+    own: dict[str, Any] = {name: self.number(name) for name in _NUMBERS}
+    return Sizing(**numbers, **own)
+
   def __reduce__(self) -> tuple[Any, ...]:
     return _again, (self.name, self._numbers, dict(vars(self)))
 

@@ -6,7 +6,7 @@ import dataclasses
 import functools
 import math
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import Any
 
 import numpy as np
 
@@ -18,35 +18,16 @@ from dpjax.accounting.trade_off import TradeOff, all_pairs
 from dpjax.auditing.lower_bounds import METHODS
 from dpjax.auditing.scores import Scores
 from dpjax.auditing.verdict import ceiling, check_event, reason
-from dpjax.data import Dataset
 from dpjax.data.target_kinds import needs_classes
 from dpjax.experiments.kinds.central.config import CanaryAudit
 from dpjax.experiments.run import writers
 from dpjax.experiments.run.guarantee import Guarantee
 from dpjax.plan import Plan
+from dpjax.types import Params
 from dpjax.validate import UserError
 
-if TYPE_CHECKING:
-  # Imported for types only, since central training must not load modules of federated data.
-  from dpjax.data import Federation
-
-
-class AuditedConfig(Protocol):
-  """Config with the fields that an audit reads: its settings and the seed of its coins."""
-
-  @property
-  def audit(self) -> CanaryAudit | None: ...
-  @property
-  def seed(self) -> int: ...
-
-
-class _Coins(Protocol):
-  @property
-  def included(self) -> np.ndarray: ...
-
-
-_Data = TypeVar("_Data", Dataset, "Federation")
-_Canaries = TypeVar("_Canaries", bound=_Coins)
+# Kinds of canaries, of records and of clients, that change parameters of their own.
+_WITH_PARAMETERS = ("gradient", "parameter")
 
 
 def check(config: CanaryAudit, kinds: tuple[str, ...], scores: tuple[str, ...]) -> None:
@@ -110,14 +91,12 @@ class AuditClaim:
 
 
 def insert(
-  config: AuditedConfig,
-  held: _Data,
-  claim: AuditClaim,
-  make: Callable[..., tuple[_Data, _Canaries]],
-) -> tuple[_Data, _Canaries | None]:
+  config: Any, held: Any, claim: AuditClaim, make: Callable[..., tuple[Any, Any]]
+) -> tuple[Any, Any]:
   """Returns (training data with canaries, canaries), or (`held`, None) without an audit.
 
   Args:
+    config: config with the settings of an audit, and the seed of its coins.
     held: a data set, or a federation.
     claim: the planned claim.
     make: `auditing.insert_canaries`, or `auditing.insert_canary_clients`.
@@ -141,6 +120,19 @@ def insert(
   )
   check_coins(canaries.included, config.seed)
   return changed, canaries
+
+
+def beside(
+  config: Any, params: Params, apply: Callable[..., Any]
+) -> tuple[Params, Callable[..., Any]]:
+  """Returns (params, apply). If canaries change parameters of their own, these are added.
+
+  `apply` then reads only the model's parameters, under the key "model".
+  """
+  if config.audit is None or config.audit.kind not in _WITH_PARAMETERS:
+    return params, apply
+  whole = auditing.with_canaries(params, config.audit.num_canaries)
+  return whole, lambda params, x: apply(params["model"], x)
 
 
 def _warn_of_ceiling(config: CanaryAudit, claim: AuditClaim) -> None:

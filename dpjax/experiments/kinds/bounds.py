@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import functools
 from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
 
-from dpjax import gradients, names, validate
+from dpjax import names, validate
 from dpjax.experiments.config import fields, rules
 from dpjax.experiments.kinds.central.config import (
   DataConfig,
   ModelConfig,
   OptimizerConfig,
-  TrainConfig,
 )
-from dpjax.gradients.device_mesh import mesh_of
 from dpjax.validate import UserError, Verbatim
 from dpjax.zoo import networks
 from dpjax.zoo.datasets import published
@@ -51,9 +50,14 @@ def names_fields(call: _F) -> _F:
 
 
 @contextlib.contextmanager
-def within(section: str, *, holds_config: bool = False) -> Iterator[None]:
+def within(section: str, *, of: Any = None, holds_config: bool = False) -> Iterator[None]:
   """Puts the name of a section of the config before each field that an error names; of a section
   that is a whole config, into its flags, too.
+
+  Args:
+    section: dotted name of the section.
+    of: dataclass of the section; errors about no field of it are left alone. None: about any.
+    holds_config: whether the section is a whole config.
 
   >>> with within("train"):
   ...   raise UserError("must be >= 0", field="seed", value=-1)
@@ -64,6 +68,9 @@ def within(section: str, *, holds_config: bool = False) -> Iterator[None]:
   try:
     yield
   except UserError as error:
+    known = None if of is None else {field.name for field in dataclasses.fields(of)}
+    if known is not None and error.field.partition(".")[0] not in known:
+      raise
     raise error.within(section, holds_config=holds_config) from error
 
 
@@ -71,6 +78,7 @@ def within(section: str, *, holds_config: bool = False) -> Iterator[None]:
 def renamed(config: Any, **field_of: str) -> Iterator[None]:
   """Puts the name of the config's field into errors about an argument with another name.
 
+  >>> from dpjax.experiments.kinds.central.config import TrainConfig
   >>> with renamed(TrainConfig(memory_budget_gb=1e-6), memory_budget="memory_budget_gb"):
   ...   raise UserError("must be >= 2900 bytes", field="memory_budget", value=1000)
   Traceback (most recent call last):
@@ -96,7 +104,7 @@ def dotted(error: UserError, config: Any) -> UserError:
   Exactly one field of the config must have the argument's name, or that of `_FIELD_OF_ARGUMENT`,
   and its value. Otherwise the error is returned unchanged.
 
-  >>> from dpjax.experiments.kinds.central.config import DpSgd
+  >>> from dpjax.experiments.kinds.central.config import DpSgd, TrainConfig
   >>> error = UserError("must be in (0, 1)", field="delta", value=2.0)
   >>> print(dotted(error, TrainConfig(privacy=DpSgd(delta=2.0))))
   privacy.delta=2.0: must be in (0, 1)
@@ -192,29 +200,23 @@ def data_read(config: DataConfig, *, of_leaf: bool = False) -> None:
     read_if(config, declared, kinds, "declaration")
 
 
-def unit_range(model_name: str, config: DataConfig) -> None:
-  """Raises UserError for centred images if the model's features need images in [0, 1].
+def sections(config: Any) -> None:
+  """Raises UserError for sections `data` and `model` that are wrong, or do not fit each other.
 
-  >>> unit_range("patches_linear", DataConfig(center=True))
+  >>> from dpjax.experiments.kinds.central.config import TrainConfig
+  >>> sections(TrainConfig(data=DataConfig(center=True), model=ModelConfig("patches_linear")))
   Traceback (most recent call last):
   ...
   dpjax.validate.UserError: data.center=True: must be False, for the features of ...
   """
-  if config.center and needs_unit_range(model_name):
+  data(config.data)
+  model(config.model)
+  if config.data.center and needs_unit_range(config.model.name):
     raise UserError(
-      f"must be False, for the features of model.name={model_name!r} are of images in [0, 1]",
+      f"must be False, for the features of model.name={config.model.name!r} are of images in "
+      "[0, 1]",
       field="data.center",
       value=True,
-    )
-
-
-def limit(config: DataConfig, num_examples: int) -> None:
-  """Raises UserError for a `limit` above `num_examples`, the number of training examples."""
-  if config.limit is not None and config.limit > num_examples:
-    raise UserError(
-      f"must be at most the number of training examples of data.name={config.name!r}, or none",
-      field="data.limit",
-      value=config.limit,
     )
 
 
@@ -300,13 +302,6 @@ def optimizer(config: OptimizerConfig, section: str = "optimizer") -> None:
   rules.IN_FLOAT32.check(**penalties)
 
 
-def privacy(config: Any) -> None:
-  """Raises UserError for a clip norm that the clipping rule does not support."""
-  rule = getattr(config, "clipping", None)
-  if isinstance(rule, gradients.ClipRule):
-    rule.check(config.l2_clip_norm)
-
-
 def steps(name: str, num_steps: int, privacy: Any) -> None:
   """Raises UserError for too many steps or rounds, if noise differs or is correlated over them.
 
@@ -318,14 +313,3 @@ def steps(name: str, num_steps: int, privacy: Any) -> None:
   shaped = hasattr(privacy, "strategy") or bool(getattr(privacy, "noise_levels", ()))
   if shaped:
     validate.integer_in(1, rules.MOST_SHAPED, **{name: num_steps})
-
-
-def training(config: TrainConfig) -> None:
-  """Raises UserError for errors in a central run's config beyond the rules of single fields."""
-  data(config.data)
-  model(config.model)
-  unit_range(config.model.name, config.data)
-  optimizer(config.optimizer)
-  steps("num_steps", config.num_steps, config.privacy)
-  if config.mesh is not None:
-    mesh_of(config.mesh)

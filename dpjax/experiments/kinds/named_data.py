@@ -1,4 +1,5 @@
-"""Shared code of kinds of run whose config names one data set with a public test set."""
+"""Loads the data that a config names: by its section `data`, or by its field `dataset`, a data set
+with a public test set."""
 
 from __future__ import annotations
 
@@ -9,6 +10,7 @@ from typing import Any
 from dpjax import data
 from dpjax.data.target_kinds import needs_classes
 from dpjax.experiments.kinds import bounds
+from dpjax.experiments.kinds.central.config import DataConfig
 from dpjax.plan import Plan
 from dpjax.validate import NO_VALUE, UserError
 from dpjax.zoo.datasets import published
@@ -28,6 +30,23 @@ def load(config: Any) -> tuple[Any, Any]:
   """
   with errors_of_dataset(config):
     return data.load(config.dataset, data_dir=config.data_dir)
+
+
+def load_section(config: DataConfig, **more: Any) -> tuple[Any, Any]:
+  """Loads (train, test) of a section `data`, whose fields errors name.
+
+  Args:
+    more: other arguments of `dpjax.data.load`.
+  """
+  with bounds.within("data", of=config):
+    return data.load(
+      config.name,
+      data_dir=config.data_dir,
+      num_classes=config.num_classes,
+      num_examples=config.num_examples,
+      declaration=config.declaration,
+      **more,
+    )
 
 
 # The configs have no fields for these arguments of `data.load`, so the data must declare them. The

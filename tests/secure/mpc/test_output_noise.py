@@ -335,11 +335,11 @@ def test_the_result_of_a_run_does_not_read_the_weights_without_noise(
 
   def result(labels):
     rows = noisy_model.LabelledRows(x, labels, x, labels[:, 0].astype(int))
-    ready = noisy_model.prepare(config, rows, None)
+    mechanism = noisy_model.mechanism_of(config, rows)
     opened = {"weights": np.ones((3, 1))}
-    trained = noisy_model._training(ready).init()
+    trained = noisy_model._training(mechanism, rows).init()
     states = iter([trained, opened])
-    guarantee = ready.guarantee
+    guarantee = noisy_model.promised(config, mechanism)
     ledger = accounting.Ledger().charge(
       guarantee.step_event(0),
       l2_clip_norm=guarantee.l2_bound,
@@ -348,7 +348,7 @@ def test_the_result_of_a_run_does_not_read_the_weights_without_noise(
       first_step=0,
     )
 
-    story = noisy_model.measured(config, ready)
+    story = noisy_model.computed(config, rows, None)
     next(story)
     try:
       for state in states:

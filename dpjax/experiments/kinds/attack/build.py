@@ -13,7 +13,8 @@ from typing import Any
 from dpjax import names
 from dpjax.accounting import Ledger
 from dpjax.data.target_kinds import needs_classes
-from dpjax.experiments.config.fields import name_of, to_dict
+from dpjax.experiments.config.fields import name_of
+from dpjax.experiments.kinds import bounds
 from dpjax.experiments.kinds.attack.config import (
   AttackConfig,
   check,
@@ -22,33 +23,12 @@ from dpjax.experiments.kinds.attack.config import (
 from dpjax.experiments.kinds.central.build import Central
 from dpjax.experiments.kinds.central.config import TrainConfig
 from dpjax.experiments.kinds.federated.build import Federated
-from dpjax.experiments.kinds.federated.config import FedConfig
 from dpjax.experiments.run import guarantee as guarantee_lib
 from dpjax.experiments.run import loop
 from dpjax.experiments.run.experiment import Experiment, Outcome, Story
 from dpjax.experiments.run.guarantee import Guarantee
 from dpjax.experiments.run.kind import experiment_of
 from dpjax.experiments.run.run_keys import RunKeys
-from dpjax.validate import UserError
-
-
-def named(config: AttackConfig, call: Any, *args: Any) -> Any:
-  """Returns the result of `call(*args)`.
-
-  In a UserError about a field of the attacked run, the name of the section is put before the field.
-  """
-  try:
-    return call(*args)
-  except UserError as error:
-    known = error.field.partition(".")[0] in to_dict(config.target)
-    raise (error.within("target") if known else error) from error
-
-
-def load_attacked(attacked: TrainConfig | FedConfig) -> tuple[Any, Any]:
-  """Loads (training data, test data) of an attacked run, in memory and with features."""
-  if isinstance(attacked, TrainConfig):
-    attacked = dataclasses.replace(attacked, resident=True)
-  return loop.load(attacked)
 
 
 class Attack(Experiment[AttackConfig]):
@@ -68,8 +48,12 @@ class Attack(Experiment[AttackConfig]):
     return self.attacked.is_private
 
   def data(self) -> tuple[Any, Any]:
-    """Loads (training data, test data) of the attacked run."""
-    return named(self.config, load_attacked, self.attacked.config)
+    """Loads (training data, test data) of the attacked run, in memory and with features."""
+    attacked: Any = self.attacked.config
+    if isinstance(attacked, TrainConfig):
+      attacked = dataclasses.replace(attacked, resident=True)
+    with bounds.within("target", of=attacked):
+      return loop.load(attacked)
 
   def check_data(self, data: Any) -> None:
     if not self.config.attack.of_text:
@@ -91,8 +75,9 @@ class Attack(Experiment[AttackConfig]):
   def train(self, data: Any, keys: RunKeys) -> Story:
     config = self.config
     parts = parts_of(config)
-    attacked = named(config, parts.prepare, config, data, keys)
-    named(config, attacked.guarantee.check_budget, Ledger())
+    with bounds.within("target", of=config.target):
+      attacked = parts.prepare(config, data, keys)
+      attacked.guarantee.check_budget(Ledger())
     trained = yield parts.phase(config, attacked)
     measured = parts.measured(config, attacked, trained.state)
     num_steps = self.attacked.num_steps

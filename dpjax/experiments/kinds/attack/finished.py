@@ -16,7 +16,7 @@ from dpjax.experiments.config import fields
 from dpjax.experiments.kinds.attack.config import AttackConfig
 from dpjax.experiments.kinds.attack.run_settings import FedMembership, Membership
 from dpjax.experiments.kinds.central.config import TrainConfig
-from dpjax.experiments.kinds.federated.config import FedConfig, Records
+from dpjax.experiments.kinds.federated.config import FedConfig
 from dpjax.experiments.run import workdir, writers
 from dpjax.validate import UserError
 
@@ -82,8 +82,9 @@ def attack_on(folder: str | os.PathLike, *, num_shadows: int = 16) -> AttackConf
 
 def _unit(run: FedConfig) -> str:
   """Returns whose membership in a federated run is inferred."""
-  of_users = run.is_private and not isinstance(run.privacy, Records)
-  return "client" if of_users and hasattr(run.partition, "num_clients") else "record"
+  return (
+    "client" if run.protects_users and hasattr(run.partition, "num_clients") else "record"
+  )
 
 
 def _config(path: pathlib.Path, odd: Callable[[str], UserError]) -> TrainConfig | FedConfig:

@@ -24,6 +24,7 @@ from dpjax.attacks.reconstructions import matched, mse
 from dpjax.attacks.recovery import NothingSent
 from dpjax.attacks.views import View
 from dpjax.experiments.config.fields import name_of
+from dpjax.experiments.kinds import bounds
 from dpjax.experiments.kinds.attack.config import AttackConfig
 from dpjax.experiments.kinds.attack.members import MeasuredAttack
 from dpjax.experiments.kinds.attack.run_settings import DenseFirst
@@ -271,11 +272,10 @@ def _by_division(
   del place
   size = truth.x[0].size
   try:
-    guesses = method.read(seen, len(truth.x))
+    with bounds.within("attack"):
+      guesses = method.read(seen, len(truth.x))
   except NothingSent:
     guesses = np.zeros((len(truth.x), size))
-  except UserError as error:
-    raise error.within("attack") from error
   if guesses.shape[1] != size:
     raise UserError(
       f"takes {guesses.shape[1]} numbers, an example has {size}; must be the first layer",

@@ -151,7 +151,7 @@ def trained(attacked: Poisoned, attackers: np.ndarray) -> Params:
         "memory": lambda params: poisoning.attacker_memory(keeps(params)),
       }
 
-    return run.wrapped(lying, before=colluding)
+    return federated.make_algorithm(run, lying, before=colluding)
 
   return poisoned_training(
     algorithm,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import optax
@@ -52,19 +51,6 @@ def score(config: CanaryAudit) -> str:
 def in_gradients(config: TrainConfig) -> bool:
   """Returns whether the canaries are gradients, for which the model gets extra parameters."""
   return config.audit is not None and config.audit.kind == "gradient"
-
-
-def beside(
-  config: TrainConfig, params: Params, apply: Callable[..., Any]
-) -> tuple[Params, Callable[..., Any]]:
-  """Returns (params, apply). If canaries are gradients, parameters for them are added.
-
-  `apply` then reads only the model's parameters, under the key "model".
-  """
-  if config.audit is None or not in_gradients(config):
-    return params, apply
-  whole = auditing.with_canaries(params, config.audit.num_canaries)
-  return whole, lambda params, x: apply(params["model"], x)
 
 
 def loss(config: TrainConfig, of_one: LossFn, *, num_classes: int, plan: Plan) -> LossFn:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import functools
 import itertools
 import pathlib
@@ -28,7 +27,7 @@ from dpjax.experiments.config import common, user_code
 from dpjax.experiments.config.attacker import attack_of
 from dpjax.experiments.config.fields import name_of
 from dpjax.experiments.config.optimizers import SCHEDULE_FREE, Noise
-from dpjax.experiments.kinds import bounds, data_section
+from dpjax.experiments.kinds import bounds, named_data
 from dpjax.experiments.kinds.central import (
   facts,
   normalization,
@@ -54,7 +53,7 @@ from dpjax.experiments.kinds.central.tasks import (
   make_task,
   of_users,
 )
-from dpjax.experiments.run import guarantee, left_out, writers
+from dpjax.experiments.run import guarantee, left_out, saved, writers
 from dpjax.experiments.run.experiment import Experiment, Phase, Story, every, single
 from dpjax.experiments.run.guarantee import Guarantee
 from dpjax.experiments.run.run_keys import RunKeys
@@ -130,7 +129,11 @@ class Run(NamedTuple):
 def check(config: TrainConfig) -> None:
   """Raises UserError if the config is wrong; loads no data."""
   common.typed(config)
-  bounds.training(config)
+  bounds.sections(config)
+  bounds.optimizer(config.optimizer)
+  bounds.steps("num_steps", config.num_steps, config.privacy)
+  if config.mesh is not None:
+    mesh_of(config.mesh)
   if config.augmult > 1 and config.augmentation == "none":
     raise UserError(
       "must be 1 unless augmentation is set", field="augmult", value=config.augmult
@@ -213,7 +216,7 @@ def load_data(config: TrainConfig, *, features: bool = True) -> tuple[Any, Any]:
   # The cache's folder is checked first, since reading data and computing features may take an hour.
   if features and kept is not None and needs_features(config.model.name):
     cache.check_folder(kept)
-  train, test = data_section.load(
+  train, test = named_data.load_section(
     config.data, max_length=config.data.max_length, resident=config.resident
   )
   bounds.read_if(config, train.vocab_size is not None, "text", "data.max_length")
@@ -246,11 +249,6 @@ def with_features(config: TrainConfig, loaded: tuple[Any, Any]) -> tuple[Any, An
   return train, test
 
 
-def load_resident(config: TrainConfig) -> tuple[Any, Any]:
-  """Returns (train, test) in memory, for code that needs all examples at once."""
-  return load_data(dataclasses.replace(config, resident=True))
-
-
 def limited(train: data.Dataset, config: DataConfig) -> data.Dataset:
   """Returns the first `config.limit` examples, and declares that number. Without a limit, `train`
   is unchanged.
@@ -265,7 +263,12 @@ def limited(train: data.Dataset, config: DataConfig) -> data.Dataset:
   if known is None and config.limit <= len(train) + 1:
     # These data may lack one row that a neighbour has, so the limit may exceed their number by 1.
     known = config.limit
-  bounds.limit(config, len(train) if known is None else known)
+  if config.limit > (len(train) if known is None else known):
+    raise UserError(
+      f"must be at most the number of training examples of data.name={config.name!r}, or none",
+      field="data.limit",
+      value=config.limit,
+    )
   return train.subset(slice(0, config.limit)).declared(config.limit)
 
 
@@ -410,17 +413,22 @@ def assembled(config: TrainConfig, loaded: tuple[Any, Any], random: RunKeys) -> 
   augmented = config.augmentation != "none"
   if augmented:
     features_lib.check_images(train, f"augmentation={config.augmentation!r}")
-  known = [] if config.pretrained is None else starting_point.pretrained_on(config, train)
+  known = (
+    []
+    if config.pretrained is None
+    else saved.pretrained_on(config.pretrained, config.data.name, train)
+  )
   behind = features_lib.trained_on(config.model.name, config.data.name)
   task, model, params = start(config, train, random)
   keyed = augmented or task.keyed
   trained = starting_point.trained(config, task, model, params, random.init)
   params, apply, audited = trained.params, trained.apply, None
   if config.audit is not None:
-    from dpjax.experiments.kinds.central import audit  # few runs are audited
+    from dpjax.experiments.kinds import audits  # few runs are audited
+    from dpjax.experiments.kinds.central import audit
 
     audited = audit
-    params, apply = audit.beside(config, params, apply)
+    params, apply = audits.beside(config, params, apply)
   # The number of examples is taken now, since inserting canaries removes or replaces rows.
   num_examples = privacy.public_size(config, train)
   # Batches check their capacity against the number that `train` declares.
@@ -463,7 +471,7 @@ def assembled(config: TrainConfig, loaded: tuple[Any, Any], random: RunKeys) -> 
       return recipes.contrastive(
         apply, views, tx, view_key=example_key, ema_decay=config.ema_decay
       )
-    moved = starting_point.of_head(loss_fn, tx) if first else (loss_fn, tx)
+    moved = training.of_part(loss_fn, tx, saved.in_head) if first else (loss_fn, tx)
     return training.dp_sgd(
       moved[0],
       plan,
@@ -486,7 +494,8 @@ def assembled(config: TrainConfig, loaded: tuple[Any, Any], random: RunKeys) -> 
     release=config.release,
   )
   if config.pretrained is not None:
-    promised = guarantee.noted(promised, *starting_point.notes(config.pretrained, known))
+    note = saved.statement(config.pretrained, known)
+    promised = guarantee.noted(promised, note, saved.assumed(config.pretrained, known))
   promised = features_lib.noted(config, promised)
   promised = guarantee.repeated(promised, config.noise_seed)
   return Run(
@@ -569,7 +578,7 @@ class Central(Experiment[TrainConfig]):
     if isinstance(self.config.privacy, LeastSquares):
       from dpjax.experiments.kinds.central import one_release  # no other method needs it
 
-      return single(one_release.started(self.config, data, keys))
+      return single(one_release.phase(self.config, data, keys))
     return single(phase(self.config, assembled(self.config, data, keys)))
 
   def line(self, result: dict[str, Any]) -> str:

@@ -94,7 +94,9 @@ class Head:
 class HeadFirst:
   """Trains the last layer alone in the first steps, then every weight, under one guarantee."""
 
-  steps: Annotated[int, "of the last layer alone; the others train every weight"] = 20
+  steps: Annotated[int, COUNT, "of the last layer alone; the others train every weight"] = (
+    20
+  )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -102,8 +104,8 @@ class LowRank:
   """Trains low-rank adapters (LoRA) of the matrices whose path matches `pattern`; the model's
   own weights all stay fixed."""
 
-  rank: Annotated[int, "of the adapters A B"] = 4
-  alpha: Annotated[float, "A B is multiplied by alpha / rank"] = 8.0
+  rank: Annotated[int, COUNT, "of the adapters A B"] = 4
+  alpha: Annotated[float, rules.POSITIVE, "A B is multiplied by alpha / rank"] = 8.0
   pattern: Annotated[str, "of paths such as params/block_0/mlp_in/kernel"] = "*/kernel"
 
 

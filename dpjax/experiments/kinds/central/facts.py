@@ -11,7 +11,7 @@ from dpjax.data import Dataset
 from dpjax.experiments.config import fields
 from dpjax.experiments.kinds.central import starting_point
 from dpjax.experiments.kinds.central.config import TrainConfig
-from dpjax.experiments.run import left_out, provenance, writers
+from dpjax.experiments.run import left_out, provenance, saved, writers
 from dpjax.gradients.device_mesh import on_one
 from dpjax.plan import Plan
 from dpjax.training.dp_sgd import TrainState, clip_scale
@@ -64,26 +64,17 @@ def pretrained(run: Run) -> dict[str, Any]:
 
   Returns {} if there are no such data.
   """
-  if not run.pretrained_on:
-    return {}
-  from dpjax.experiments.run import saved  # most runs begin from random numbers
-
-  return {saved.PRETRAINED_ON: list(run.pretrained_on)}
+  return {saved.PRETRAINED_ON: list(run.pretrained_on)} if run.pretrained_on else {}
 
 
-def planned(config: TrainConfig, run: Run) -> dict[str, Any]:
-  """Returns the parts of a central run's result that are known before the first step."""
-  plan = run.plan
+def of_plan(config: TrainConfig, plan: Plan) -> dict[str, Any]:
+  """Returns the parts of a central run's result that its config and its plan tell."""
   facts: dict[str, Any] = {
-    "task": run.task.name,
     "dataset": config.data.name,
     "model": config.model.name,
     "method": fields.name_of(config, "privacy"),
     "noise_multiplier": plan.noise_multiplier,
     "l2_clip_norm": plan.l2_clip_norm.norms,
-    "clipping": fields.get(config, "privacy.clipping"),
-    **scaling(config),
-    "sampler": repr(plan.sampler),
     "normalize_by": plan.normalize_by,
   }
   if plan.statistics is not None:
@@ -91,13 +82,25 @@ def planned(config: TrainConfig, run: Run) -> dict[str, Any]:
     noise = plan.statistics.total_noise_multiplier
     # Without an epsilon, the noise of the statistics belongs to no guarantee, so it is left out.
     facts |= {"statistics_noise_multiplier": noise} if plan.is_private else {}
+  if config.resident is not None:
+    facts["resident"] = config.resident
+  return facts
+
+
+def planned(config: TrainConfig, run: Run) -> dict[str, Any]:
+  """Returns the parts of a central run's result that are known before the first step."""
+  facts: dict[str, Any] = {
+    "task": run.task.name,
+    **of_plan(config, run.plan),
+    "clipping": fields.get(config, "privacy.clipping"),
+    **scaling(config),
+    "sampler": repr(run.plan.sampler),
+  }
   facts |= pretrained(run) | starting_point.facts(config)
   if run.tokenizer is not None:
     facts["tokenizer"] = run.tokenizer
   if config.mesh is not None:
     facts["mesh"] = config.mesh
-  if config.resident is not None:
-    facts["resident"] = config.resident
   if fields.name_of(config.optimizer, "rule") == "dp_sgld" and run.noise is not None:
     facts["sgld_temperature"] = sgld_temperature(
       step_size=config.optimizer.learning_rate / run.noise.num_examples,

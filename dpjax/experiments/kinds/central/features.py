@@ -7,6 +7,7 @@ on the data that the networks were trained on (`public_features`).
 from __future__ import annotations
 
 import dataclasses
+import functools
 import hashlib
 import importlib
 import importlib.metadata
@@ -24,6 +25,7 @@ from dpjax import data
 from dpjax.data import cache, identity, rows
 from dpjax.data import resident as resident_lib
 from dpjax.experiments.kinds.central.config import ModelConfig
+from dpjax.experiments.run import writers
 from dpjax.validate import UserError
 from dpjax.zoo.datasets.registry import takes_declaration
 from dpjax.zoo.networks.registry import needs_features
@@ -45,7 +47,7 @@ class ComputedFeatures:
   # setting never reads old features.
   settings: tuple[Any, ...]
   code: tuple[str, ...]  # modules that decide the last bit
-  make: Callable[[], Iterator[np.ndarray]]
+  make: Callable[[], Iterator[np.ndarray]]  # -> rows, in chunks
 
 
 # Maps a kind of features to the module of this package that computes them. These two kinds depend
@@ -114,6 +116,7 @@ def featured(
   module = importlib.import_module(f"dpjax.experiments.kinds.central.{home}")
   computed = module.computed(config, dataset, standardized)
   shape = computed.shape
+  make = functools.partial(_shown, computed, kind, len(dataset))
   in_files = rows.stay_in_files(4 * math.prod(shape), resident)
   if kept is None:
     if in_files and not (resident is None and dataset.in_memory):
@@ -123,10 +126,10 @@ def featured(
         field="resident",
         value=False,
       )
-    return identity.computed(dataset, _joined(computed.make(), shape))
+    return identity.computed(dataset, _joined(make(), shape))
   key = cache.key(data.digest(dataset), *computed.settings, *_makers(computed.code))
   tell = lambda line: print(line, file=sys.stderr, flush=True)
-  cached = cache.rows(kept, key, shape, computed.make, tell)
+  cached = cache.rows(kept, key, shape, make, tell)
   return identity.computed(dataset, cached if in_files else _joined(cached.chunks(), shape))
 
 
@@ -152,11 +155,14 @@ def _makers(names: Sequence[str]) -> tuple[str, ...]:
   )
 
 
-def counted(chunks: Iterable[np.ndarray], count: int, bar: Any) -> Iterator[np.ndarray]:
-  """Yields the same chunks, and updates a progress bar in percent of `count` examples."""
+def _shown(computed: ComputedFeatures, kind: str, count: int) -> Iterator[np.ndarray]:
+  """Yields the features of `count` examples, beside a progress bar in percent, since the number of
+  examples may be secret."""
+  chunks = computed.make()
   done = 0
-  for chunk in chunks:
-    before = 100 * done // count
-    done += len(chunk)
-    bar.update(100 * done // count - before)
-    yield chunk
+  with writers.progress(100, 0, f"{kind} features, percent") as bar:
+    for chunk in chunks:
+      before = 100 * done // count
+      done += len(chunk)
+      bar.update(100 * done // count - before)
+      yield chunk

@@ -103,11 +103,9 @@ def mechanism(
     asked = getattr(config.privacy, "neighboring_relation", "")
     relation = sampler.checked_relation(asked)
   numbers = {"normalize_by": float(num_examples), "neighboring_relation": relation}
-  try:
+  with bounds.within("privacy.normalization"):
     mechanism_class = getattr(mechanisms, _MECHANISMS[type(chosen)])
     return mechanism_class(**numbers, **dataclasses.asdict(chosen))
-  except UserError as error:
-    raise error.within("privacy.normalization") from error
 
 
 def released(plan: Plan, random: RunKeys, train: data.Dataset) -> Released | None:

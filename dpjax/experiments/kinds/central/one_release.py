@@ -11,7 +11,6 @@ import dataclasses
 import functools
 import math
 import re
-from collections.abc import Callable
 from typing import Any, ClassVar
 
 import jax
@@ -22,12 +21,11 @@ from dpjax import data, gradients, mechanisms, metrics, validate
 from dpjax.accounting.proved import RELATIONS
 from dpjax.accounting.text import paragraph
 from dpjax.data.target_kinds import needs_classes
-from dpjax.experiments.config import fields
 from dpjax.experiments.config.attacker import attack_of
-from dpjax.experiments.kinds import bounds
+from dpjax.experiments.kinds import bounds, privacy_section
 from dpjax.experiments.kinds.central import build, features, normalization, privacy
 from dpjax.experiments.kinds.central.config import LeastSquares, TrainConfig
-from dpjax.experiments.kinds.central.facts import class_scores, shows_data
+from dpjax.experiments.kinds.central.facts import class_scores, of_plan, shows_data
 from dpjax.experiments.run import guarantee, left_out, provenance, saved
 from dpjax.experiments.run.guarantee import Guarantee
 from dpjax.experiments.run.loop import Phase
@@ -117,23 +115,19 @@ def bound(config: TrainConfig) -> float:
   return joint / 2 if relation == _REPLACE else joint
 
 
-def make_plan(config: TrainConfig, num_examples: int, make: Callable[..., Plan]) -> Plan:
+def make_plan(config: TrainConfig, num_examples: int) -> Plan:
   """Returns the plan of the one release, statistics of the inputs included.
 
   Args:
     num_examples: public number of examples.
-    make: function that makes a plan from all but its noise (`privacy.maker`).
   """
-  asked = settings(config)
   sampler = WholeData(capacity=num_examples + 1)
-  return make(
+  return privacy_section.plan(
+    config.privacy,
     sampler=sampler,
     num_steps=1,
     l2_clip_norm=gradients.Clip(bound(config)),
     normalize_by=1.0,
-    delta=asked.delta,
-    neighboring_relation=asked.neighboring_relation,
-    accountant=asked.accountant,
     statistics=normalization.mechanism(config, num_examples, sampler),
   )
 
@@ -156,35 +150,21 @@ def mechanism(config: TrainConfig, plan: Plan, num_classes: int) -> mechanisms.L
 
 
 @bounds.names_fields
-def started(
-  config: TrainConfig, loaded: tuple[data.Dataset, data.Dataset], random: RunKeys
-) -> Phase:
-  """Returns the phase of a run. `loaded` is (train, test), a result of `build.load_data`."""
-  train, test = loaded
-  _, model, params = build.start(config, train, random)
-  plan = privacy.make_plan(config, privacy.public_size(config, train))
-  return phase(
-    config, random, plan, train=train, test=test, apply=model.apply, params=params
-  )
-
-
 def phase(
-  config: TrainConfig,
-  random: RunKeys,
-  plan: Plan,
-  *,
-  train: data.Dataset,
-  test: data.Dataset,
-  apply: Callable[[Params, Any], Any],
-  params: Params,
+  config: TrainConfig, loaded: tuple[data.Dataset, data.Dataset], random: RunKeys
 ) -> Phase:
   """Returns the release as a phase of one step.
 
   Args:
-    train, test: inputs of the model, before private statistics normalise them.
-    apply: function (params, x [B, ...]) -> outputs [B, K] of the model.
-    params: first parameters of the model; only their shapes are read.
+    loaded: (train, test), a result of `build.load_data`: inputs of the model, before private
+      statistics normalise them.
   """
+  train, test = loaded
+  chosen = settings(config)
+  # Of the first parameters only the shapes are read.
+  _, model, params = build.start(config, train, random)
+  apply = model.apply
+  plan = privacy.make_plan(config, privacy.public_size(config, train))
   _check_model(config, train, params)
   write_inputs = build.inputs_writer(config.data, config.model, test)
   statistics = normalization.released(plan, random, train)
@@ -192,7 +172,6 @@ def phase(
     train, test = (normalization.normalized(part, statistics) for part in (train, test))
   releasing = mechanism(config, plan, train.num_classes)
   released = train.without_empty_records()
-  strength = settings(config).ridge
 
   def step(state: Any, draw: Any) -> tuple[Any, left_out.Arrivals | None]:
     del draw
@@ -201,14 +180,14 @@ def phase(
     key = jax.random.fold_in(random.noise, 0)
     inputs = released.x
     directions = None
-    count = settings(config).directions
+    count = chosen.directions
     if count is not None:
       # Orthonormal columns [width, count], drawn by the public key of the first parameters.
       width = math.prod(inputs.shape[1:])
       drawn = jax.random.normal(random.init, (width, count), jnp.float32)
       directions = np.linalg.qr(np.asarray(drawn, np.float64))[0]
       inputs = releasing.projected(released.x, directions)
-    weights = releasing(key, inputs, targets).ridge(strength)
+    weights = releasing(key, inputs, targets).ridge(chosen.ridge)
     # A linear model of projected inputs is also a linear model of the inputs themselves.
     weights = weights if directions is None else directions @ weights
     head = state["params"]["params"][saved.HEAD]
@@ -301,24 +280,13 @@ def _planned(
   config: TrainConfig, plan: Plan, releasing: mechanisms.LeastSquares
 ) -> dict[str, Any]:
   """Returns the parts of result.json that are known before the release."""
-  facts: dict[str, Any] = {
+  behind = features.trained_on(config.model.name, config.data.name)
+  return {
     "task": "classification",
-    "dataset": config.data.name,
-    "model": config.model.name,
-    "method": LEAST_SQUARES,
-    "noise_multiplier": plan.noise_multiplier,
-    "l2_clip_norm": plan.l2_clip_norm.norms,
+    **of_plan(config, plan),
     "sampler": "every example, once",
-    "normalize_by": plan.normalize_by,
     "moment_weight": releasing.moment_weight,
     "ridge": settings(config).ridge,
     "directions": settings(config).directions,
+    **({saved.PRETRAINED_ON: list(behind)} if behind else {}),
   }
-  if config.resident is not None:
-    facts["resident"] = config.resident
-  if behind := features.trained_on(config.model.name, config.data.name):
-    facts[saved.PRETRAINED_ON] = list(behind)
-  if plan.statistics is not None:
-    facts["normalization"] = fields.name_of(config.privacy, "normalization")
-    facts["statistics_noise_multiplier"] = plan.statistics.total_noise_multiplier
-  return facts

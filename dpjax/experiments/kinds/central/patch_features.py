@@ -42,9 +42,7 @@ def computed(
     # Images are checked first, since learning takes minutes.
     patches.check_images(dataset.x)
     network = learned(tuple(dataset.x.shape[1:]))
-    chunks = patches.patch_chunks(dataset.x, network, mirrored=config.mirrored)
-    with writers.progress(100, 0, "patch features, percent") as bar:
-      yield from features.counted(chunks, len(dataset), bar)
+    return patches.patch_chunks(dataset.x, network, mirrored=config.mirrored)
 
   # Matrix decompositions of NumPy and SciPy decide the last digits of the directions.
   libraries = (np.__version__, scipy.__version__)

@@ -5,26 +5,24 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
-from collections.abc import Callable
 from typing import Any
 
-from dpjax import data, gradients, sampling, transforms
-from dpjax.accounting.attack_bounds import AttackBound
+from dpjax import data, gradients, noise, sampling, transforms, validate
 from dpjax.experiments.config import fields, samplers
-from dpjax.experiments.config.attacker import attack_of
-from dpjax.experiments.kinds import bounds
+from dpjax.experiments.kinds import bounds, privacy_section
 from dpjax.experiments.kinds.central import ftrl, normalization
 from dpjax.experiments.kinds.central.config import (
   ConstantClip,
   DpFtrl,
+  DpSgd,
   Guarantee,
   LeastSquares,
   NoisySteps,
   TrainConfig,
 )
 from dpjax.experiments.run import sizes
+from dpjax.noise import shape as shapes
 from dpjax.plan import Plan
-from dpjax.sampling.registry import Sizing
 from dpjax.transforms.clip_scale import scheduled_scales
 from dpjax.validate import UserError
 
@@ -41,14 +39,12 @@ def check(config: TrainConfig) -> None:
       field="release",
       value=True,
     )
-  if isinstance(privacy, DpFtrl):
-    ftrl.check(privacy)
-  elif not isinstance(privacy, LeastSquares):
+  if not isinstance(privacy, LeastSquares):
     _check_prob(privacy)
+  if isinstance(privacy, DpFtrl):
+    ftrl.check_apart(privacy, privacy.sampling_prob)
   if isinstance(privacy, NoisySteps):
-    bounds.privacy(privacy)
-    ftrl.check_levels(privacy)
-    _check_clipping(privacy)
+    _check_levels(privacy)
     audited = config.audit is not None and config.audit.kind == "gradient"
     if audited and _scaling(privacy) is not None:
       raise UserError(
@@ -59,35 +55,30 @@ def check(config: TrainConfig) -> None:
       )
   _check_noise_aware(config)
   if isinstance(privacy, Guarantee):
-    if config.release and privacy.noise_multiplier == 0:
-      raise UserError(
-        "without noise nothing may be released", field="privacy.noise_multiplier", value=0
-      )
-    _check_promise(privacy)
+    privacy_section.check(privacy, release=config.release)
 
 
 def _check_prob(privacy: Any) -> None:
   """Raises UserError for a sampling probability that the sampler does not support."""
-  size = Sizing(
-    sampling_prob=privacy.sampling_prob,
-    num_examples=0,
-    num_selected=privacy.sampler.number("num_selected"),
-  )
   chosen = privacy.sampler
-  with bounds.within("privacy"):
-    try:
-      if chosen.scheme is not None:
-        chosen.scheme.check_prob(size, purpose=f"privacy.sampler={chosen.name!r}")
-    except UserError as error:
-      raise (error.within("sampler") if hasattr(chosen, error.field) else error) from error
+  if chosen.scheme is None:
+    return
+  size = chosen.sizing(sampling_prob=privacy.sampling_prob, num_examples=0)
+  with bounds.within("privacy"), bounds.within("sampler", of=chosen):
+    chosen.scheme.check_prob(size, purpose=f"privacy.sampler={chosen.name!r}")
 
 
-def _check_clipping(privacy: NoisySteps) -> None:
-  """Raises UserError for noise by step beside a clip norm that follows the data."""
+def _check_levels(privacy: NoisySteps) -> None:
+  """Raises UserError for noise levels that are no valid factors, or too many for the accountant,
+  and for noise by step beside a clip norm that follows the data."""
+  levels = privacy.noise_levels
+  validate.factors(**{"privacy.noise_levels": levels})
+  if isinstance(privacy, DpSgd):
+    shapes.check_levels(levels, privacy.accountant, name="privacy.noise_levels")
   if not privacy.clipping.adapts:
     return
   schedule = fields.name_of(privacy, "clip_schedule")
-  for field, value in (("noise_levels", privacy.noise_levels), ("clip_schedule", schedule)):
+  for field, value in (("noise_levels", levels), ("clip_schedule", schedule)):
     if value not in ([], "constant"):
       raise UserError(
         f"not with privacy.clipping={fields.name_of(privacy, 'clipping')!r}, whose clip norm, and "
@@ -142,24 +133,6 @@ def _check_noise_aware(config: TrainConfig) -> None:
     )
 
 
-def _check_promise(privacy: Guarantee) -> None:
-  if attack_of(privacy) is not None:
-    return
-  if privacy.epsilon is None and privacy.noise_multiplier is None:
-    raise UserError(
-      "give privacy.epsilon or privacy.noise_multiplier, or numbers of privacy.attacker",
-      field="privacy.epsilon",
-      value=None,
-    )
-  if privacy.epsilon is not None and privacy.noise_multiplier is not None:
-    raise UserError(
-      f"give it or privacy.epsilon={privacy.epsilon!r}, not both "
-      "(--config.privacy.epsilon=none)",
-      field="privacy.noise_multiplier",
-      value=privacy.noise_multiplier,
-    )
-
-
 def public_size(config: TrainConfig, train: data.Dataset) -> int:
   """Returns the number of examples that the mechanism may depend on; see `run.sizes`.
 
@@ -169,15 +142,11 @@ def public_size(config: TrainConfig, train: data.Dataset) -> int:
   """
   privacy = config.privacy
   known = train.nominal_size
-  private = privacy if isinstance(privacy, Guarantee) else None
-  # A release without steps has no sampler, but names its relation.
-  scheme = None if isinstance(privacy, LeastSquares) else privacy.sampler.scheme
-  asked = "" if private is None else private.neighboring_relation
   return sizes.public(
     len(train),
     config.data.num_examples if known is None else known,
-    relation=asked or sizes.usual_relation(scheme),
-    promised=private is not None and private.noise_multiplier != 0,
+    relation=privacy_section.relation(privacy),
+    promised=isinstance(privacy, Guarantee) and privacy.noise_multiplier != 0,
     field="data.num_examples",
     other="privacy.neighboring_relation=replace_special",
   )
@@ -189,42 +158,31 @@ def sampler(config: TrainConfig, num_examples: int) -> sampling.Sampler:
   assert not isinstance(privacy, LeastSquares)
   # A neighbouring data set may have one more record, and a batch of all records must fit.
   capacity = num_examples + 1
-  asked = privacy.sampler.number("capacity")
+  chosen = privacy.sampler
+  asked = chosen.number("capacity")
   if (asked or 0) > capacity:
     raise UserError(
       f"must be at most {capacity}, the examples and one more",
       field="privacy.sampler.capacity",
       value=asked,
     )
-  if isinstance(privacy, DpFtrl):
-    return ftrl.sampler(privacy, config.num_steps, num_examples, capacity)
-  chosen = _sampler(config, num_examples=num_examples, capacity=capacity)
-  if isinstance(privacy, NoisySteps) and privacy.noise_levels and not chosen.steps_alike:
-    name = privacy.sampler.name
-    raise UserError(
-      f"must be empty for privacy.sampler={name!r}, which pays several "
-      "steps at the first of them",
-      field="privacy.noise_levels",
-      value=privacy.noise_levels,
-    )
-  return chosen
-
-
-def _sampler(config: TrainConfig, *, num_examples: int, capacity: int) -> sampling.Sampler:
-  privacy = config.privacy
-  assert not isinstance(privacy, LeastSquares)
-  relation = privacy.neighboring_relation if isinstance(privacy, Guarantee) else ""
-  size = Sizing(
+  size = chosen.sizing(
     sampling_prob=privacy.sampling_prob,
     num_examples=num_examples,
     num_steps=config.num_steps,
     padded_batch_size=capacity,
-    capacity=privacy.sampler.number("capacity"),
-    num_selected=privacy.sampler.number("num_selected"),
-    neighboring_relation=relation,
+    neighboring_relation=getattr(privacy, "neighboring_relation", ""),
     may_leave=0 if config.audit is None else config.audit.num_canaries,
   )
-  return samplers.make(privacy.sampler, size)
+  made = samplers.make(chosen, size)
+  if isinstance(privacy, DpSgd) and privacy.noise_levels and not made.steps_alike:
+    raise UserError(
+      f"must be empty for privacy.sampler={chosen.name!r}, which pays several "
+      "steps at the first of them",
+      field="privacy.noise_levels",
+      value=privacy.noise_levels,
+    )
+  return made
 
 
 def _clip(config: TrainConfig, params: Any) -> gradients.Clip:
@@ -247,20 +205,40 @@ def _scaling(privacy: Any) -> transforms.CoordinateScaling | None:
   return chosen if isinstance(chosen, transforms.CoordinateScaling) else None
 
 
-def maker(
-  epsilon: float | None,
-  noise_multiplier: float | None,
-  attack: AttackBound | None = None,
-) -> Callable[..., Plan]:
-  """Returns a function that makes a plan from all arguments except its noise.
+def _noise_shape(config: TrainConfig, clip: gradients.Clip) -> noise.NoiseShape:
+  """Returns the shape of the noise over the steps, and over groups of layers."""
+  privacy = config.privacy
+  if not isinstance(privacy, NoisySteps):
+    return noise.NoiseShape()
+  steps = config.num_steps
+  correlation = None
+  if isinstance(privacy, DpFtrl):
+    correlation = ftrl.correlation(privacy, privacy.sampling_prob, steps)
+  rule = privacy.clipping
+  return noise.NoiseShape(
+    schedule=staircase(privacy.noise_levels, steps) if privacy.noise_levels else (),
+    correlation=correlation,
+    shares=rule.shares(clip) if isinstance(rule, transforms.PerLayer) else None,
+  )
 
-  The noise is `noise_multiplier` if given, else calibrated to `attack` if given, else to `epsilon`.
+
+def staircase(levels: list[float], num_steps: int) -> tuple[float, ...]:
+  """Returns one level for each step. Numbers of steps of two levels differ by at most one.
+
+  >>> staircase([1.5, 0.5], 5)
+  (1.5, 1.5, 1.5, 0.5, 0.5)
+
+  Raises:
+    UserError: there are more levels than steps, so some levels would be left out.
   """
-  if attack is not None and noise_multiplier is None:
-    return functools.partial(Plan.calibrated, attack=attack)
-  if noise_multiplier is None:
-    return functools.partial(Plan.calibrated, epsilon=epsilon or 0.0)
-  return functools.partial(Plan, noise_multiplier=noise_multiplier)
+  if len(levels) > num_steps:
+    raise UserError(
+      f"must be at most num_steps={num_steps} of them, not {len(levels)}",
+      field="privacy.noise_levels",
+      value=levels,
+    )
+  # Integer arithmetic is exact, so rounding loses no level.
+  return tuple(levels[step * len(levels) // num_steps] for step in range(num_steps))
 
 
 @bounds.names_fields
@@ -271,35 +249,24 @@ def make_plan(config: TrainConfig, num_examples: int, params: Any = None) -> Pla
   `params` are needed for clipping="per_layer"; only their shapes are read.
   """
   privacy = config.privacy
-  promise = privacy if isinstance(privacy, Guarantee) else None
-  make = maker(None, 0.0)
-  if promise is not None:
-    make = maker(promise.epsilon, promise.noise_multiplier, attack_of(promise))
   if isinstance(privacy, LeastSquares):
     from dpjax.experiments.kinds.central import one_release  # no other method needs it
 
-    return one_release.make_plan(config, num_examples, make)
+    return one_release.make_plan(config, num_examples)
   clip = _clip(config, params)
-  rule = getattr(privacy, "clipping", None)
-  shares = rule.shares(clip) if isinstance(rule, transforms.PerLayer) else None
-  noise_shape = ftrl.noise_shape(config, shares)
   # A batch that is padded for all examples cannot overflow. `_with_capacity` chooses a smaller
   # capacity later.
   whole = sampler(config, num_examples)
-  statistics = None
-  if normalization.releases_statistics(config):
-    statistics = normalization.mechanism(config, num_examples, whole)
-  plan = make(
+  plan = privacy_section.plan(
+    privacy,
+    noise_multiplier=None if isinstance(privacy, Guarantee) else 0.0,
     sampler=whole,
     num_steps=config.num_steps,
     l2_clip_norm=clip,
     normalize_by=privacy.sampling_prob * num_examples,
-    delta=privacy.delta,
-    neighboring_relation="" if promise is None else promise.neighboring_relation,
-    accountant="" if promise is None else promise.accountant,
     slices=config.slices,
-    noise_shape=noise_shape,
-    statistics=statistics,
+    noise_shape=_noise_shape(config, clip),
+    statistics=normalization.mechanism(config, num_examples, whole),
     scaling=_scaling(privacy),
   )
   plan = _with_capacity(plan, privacy.sampler, num_examples)

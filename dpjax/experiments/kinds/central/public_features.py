@@ -7,7 +7,8 @@ that no record of the run is among those data.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import functools
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -17,7 +18,7 @@ from dpjax.accounting.text import paragraph
 from dpjax.data import text
 from dpjax.experiments.kinds.central import features
 from dpjax.experiments.kinds.central.config import ModelConfig
-from dpjax.experiments.run import guarantee, writers
+from dpjax.experiments.run import guarantee
 from dpjax.validate import UserError
 from dpjax.zoo.networks import public_trunks, sentence_encoder
 from dpjax.zoo.networks.registry import needs_features
@@ -105,16 +106,13 @@ def computed(
     return _of_texts(config, dataset, trunk)
   features.check_images(dataset, f"model.name={config.name!r}")
   shape = public_trunks.trunk_shape(trunk, dataset.x.shape)
-
-  def make() -> Iterator[np.ndarray]:
-    chunks = public_trunks.trunk_chunks(dataset.x, trunk, mirrored=config.mirrored)
-    with writers.progress(100, 0, f"{trunk} features, percent") as bar:
-      yield from features.counted(chunks, len(dataset), bar)
-
+  chunks = functools.partial(
+    public_trunks.trunk_chunks, dataset.x, trunk, mirrored=config.mirrored
+  )
   # The settings hold the digest of the weights, since other weights give other features.
   network = public_trunks.TRUNKS[trunk]
   settings = (shape, trunk, network.sha256, network.size, config.mirrored)
-  return features.ComputedFeatures(shape, settings, _CODE, make)
+  return features.ComputedFeatures(shape, settings, _CODE, chunks)
 
 
 def _of_texts(
@@ -130,12 +128,7 @@ def _of_texts(
   if config.mirrored:
     raise UserError("is of images", field="model.mirrored", value=True)
   shape = sentence_encoder.sentence_shape(encoder, dataset.x.shape)
-
-  def make() -> Iterator[np.ndarray]:
-    chunks = sentence_encoder.sentence_chunks(dataset.x, encoder)
-    with writers.progress(100, 0, f"{encoder} features, percent") as bar:
-      yield from features.counted(chunks, len(dataset), bar)
-
+  chunks = functools.partial(sentence_encoder.sentence_chunks, dataset.x, encoder)
   known = sentence_encoder.ENCODERS[encoder]
   settings = (shape, encoder, known.weights_sha256, known.tokenizer_sha256)
-  return features.ComputedFeatures(shape, settings, _CODE_OF_TEXTS, make)
+  return features.ComputedFeatures(shape, settings, _CODE_OF_TEXTS, chunks)

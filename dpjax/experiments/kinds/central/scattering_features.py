@@ -11,7 +11,6 @@ import numpy as np
 from dpjax import data
 from dpjax.experiments.kinds.central import features
 from dpjax.experiments.kinds.central.config import ModelConfig
-from dpjax.experiments.run import writers
 from dpjax.validate import UserError
 from dpjax.zoo import networks
 from dpjax.zoo.networks.scatter_heads import standardized_features
@@ -61,15 +60,12 @@ def _blocks(
   scales = None
   if not standardized:
     scales = typical_scales(images, colours=seen["colours"])
-  # The bar shows percent, since the number of examples may be secret.
-  with writers.progress(100, 0, "scattering features, percent") as bar:
-    chunks = scattering_chunks(dataset.x, **seen)
-    for block in _regrouped(features.counted(chunks, len(dataset), bar), _BLOCK):
-      if scales is None:
-        yield standardized_features(block, groups, in_place=True)
-      else:
-        block /= scales
-        yield block
+  for block in _regrouped(scattering_chunks(dataset.x, **seen), _BLOCK):
+    if scales is None:
+      yield standardized_features(block, groups, in_place=True)
+    else:
+      block /= scales
+      yield block
 
 
 def _regrouped(chunks: Iterable[np.ndarray], size: int) -> Iterator[np.ndarray]:

@@ -12,9 +12,8 @@ from typing import Any, NamedTuple
 
 import flax.linen as nn
 import jax
-import optax
 
-from dpjax import data, names, training, validate
+from dpjax import names, training, validate
 from dpjax.experiments.config import fields
 from dpjax.experiments.kinds.central.config import (
   AllWeights,
@@ -24,6 +23,7 @@ from dpjax.experiments.kinds.central.config import (
   TrainConfig,
 )
 from dpjax.experiments.kinds.central.tasks import Task
+from dpjax.experiments.run import saved
 from dpjax.key_uses import KeyUse, key_for
 from dpjax.types import LossFn, Params
 from dpjax.validate import UserError
@@ -46,11 +46,13 @@ def check(config: TrainConfig) -> None:
   if config.pretrained is not None or config.safetensors:
     _check_file(config)
   trainable = config.trainable
-  if isinstance(trainable, LowRank):
-    validate.integer_at_least(1, **{"trainable.rank": trainable.rank})
-    validate.positive(**{"trainable.alpha": trainable.alpha})
-  if isinstance(trainable, HeadFirst):
-    _check_first_steps(config, trainable)
+  if isinstance(trainable, HeadFirst) and trainable.steps >= config.num_steps:
+    raise UserError(
+      f"must be < num_steps={config.num_steps}; with trainable='head' the last "
+      "layer alone is trained in all of them",
+      field="trainable.steps",
+      value=trainable.steps,
+    )
   audited = config.audit is not None and config.audit.kind == "gradient"
   if audited and not isinstance(trainable, AllWeights):
     name = fields.name_of(config, "trainable")
@@ -66,17 +68,6 @@ def check(config: TrainConfig) -> None:
       "whose frozen weights nobody has laid out over devices",
       field="mesh",
       value=config.mesh,
-    )
-
-
-def _check_first_steps(config: TrainConfig, trainable: HeadFirst) -> None:
-  validate.integer_at_least(1, **{"trainable.steps": trainable.steps})
-  if trainable.steps >= config.num_steps:
-    raise UserError(
-      f"must be < num_steps={config.num_steps}; with trainable='head' the last "
-      "layer alone is trained in all of them",
-      field="trainable.steps",
-      value=trainable.steps,
     )
 
 
@@ -105,38 +96,10 @@ def loaded(config: TrainConfig, model: nn.Module, params: Params) -> Params:
   assert config.pretrained is not None
   path = names.weights_file(config.pretrained)
   if not path or path.endswith(".npz"):
-    from dpjax.experiments.run import saved
-
     return saved.begun(config.pretrained, params)
   from dpjax.experiments.kinds.central import published_weights
 
   return published_weights.loaded(config, path, model, params)
-
-
-def pretrained_on(config: TrainConfig, train: data.Dataset) -> list[str]:
-  """Returns names of the data that the file `pretrained` depends on (`saved.pretrained_on`)."""
-  assert config.pretrained is not None
-  # Imported here, since most runs begin from random numbers and do not need this module.
-  from dpjax.experiments.run import saved
-
-  return saved.pretrained_on(config.pretrained, config.data.name, train)
-
-
-def notes(path: str, known: list[str]) -> tuple[str, str]:
-  """Returns (text before the run's statement, assumption of its guarantee) for first parameters
-  from a file; `known` is the result of `pretrained_on`."""
-  from dpjax.experiments.run import saved
-
-  return saved.statement(path, known), saved.assumed(path, known)
-
-
-def of_head(
-  loss_fn: LossFn, tx: optax.GradientTransformation
-) -> tuple[LossFn, optax.GradientTransformation]:
-  """Returns a loss and an optimizer that change the last layer alone (`training.of_part`)."""
-  from dpjax.experiments.run import saved
-
-  return training.of_part(loss_fn, tx, saved.in_head)
 
 
 def trained(
@@ -155,8 +118,6 @@ def trained(
     _check_head(config, params)
   if not isinstance(trainable, Head):
     return Trained(params, task.loss, model.apply, lambda whole: whole)
-  from dpjax.experiments.run import saved
-
   # The other layers are constants of the loss, so they have no gradient to clip.
   layers = params["params"]
   whole = lambda head: {**params, "params": {**layers, **head["params"]}}
@@ -184,8 +145,6 @@ def _with_adapters(
 
 
 def _check_head(config: TrainConfig, params: Params) -> None:
-  from dpjax.experiments.run import saved
-
   layers = params.get("params", {})
   name = fields.name_of(config, "trainable")
   if saved.HEAD not in layers:

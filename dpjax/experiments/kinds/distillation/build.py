@@ -6,7 +6,6 @@ then the student several times on public images. With `method="joint"` one gradi
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import jax
@@ -26,7 +25,7 @@ from dpjax.experiments.kinds.distillation.config import (
   PublicImages,
   check,
 )
-from dpjax.experiments.run import guarantee, left_out, sizes, writers
+from dpjax.experiments.run import guarantee, left_out, writers
 from dpjax.experiments.run.experiment import Experiment, Phase, Scores, Story, every, single
 from dpjax.experiments.run.run_keys import RunKeys
 from dpjax.key_uses import KeyUse, key_for
@@ -104,9 +103,8 @@ class _Run:
   def __init__(self, config: DistillationConfig, train: Any, public: Any, random: RunKeys):
     self.config = config
     self.train = train.without_empty_records()
-    self.stated_size = sizes.stated(
-      len(train), train.nominal_size, relation="add_or_remove_one"
-    )
+    # `Plan.for_data` refuses data whose number of records is not declared.
+    self.num_records = train.nominal_size
     self.public = public
     self.random = random
     self.teacher = _Network(config.teacher_hidden, train.num_classes)
@@ -229,20 +227,13 @@ class _Run:
       "teacher_accuracy": accuracy(self.teacher, networks["teacher"]),
     }
 
-  def draws(self, start: int) -> Iterator[Any]:
-    """Yields the batches of the steps from `start` on."""
-    yield from self.plan.batches(self.train, rng=self.random.sampler, start=start)
-
   def phase(self) -> Phase:
     """Returns the phase that trains both networks, with its guarantee and its reports."""
     config = self.config
     plan = self.plan
-    # `Plan.for_data` has refused data whose number of records is secret and not declared.
-    assert self.stated_size is not None
-    note = _NOTES[name_of(config, "method")].format(pool=config.num_pool)
-    promised = guarantee.noted(
-      guarantee.of_plan(plan, self.stated_size, budget=config.epsilon_budget),
-      paragraph(note),
+    note = paragraph(_NOTES[name_of(config, "method")].format(pool=config.num_pool))
+    promised = guarantee.of_plan(
+      plan, self.num_records, budget=config.epsilon_budget, note=note
     )
     promised = guarantee.repeated(promised, config.noise_seed)
     if isinstance(config.method, PublicImages):
@@ -251,7 +242,7 @@ class _Run:
       num_steps=plan.num_steps,
       init=self.first,
       step=closed_over.jitted(self.step, donate_argnums=0),
-      draws=self.draws,
+      draws=lambda start: plan.batches(self.train, rng=self.random.sampler, start=start),
       released=self.networks,
       evaluate=self.scores,
       guarantee=promised,

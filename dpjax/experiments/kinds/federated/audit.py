@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
 import optax
 
-from dpjax import auditing, federated, trees
+from dpjax import federated, trees
 from dpjax.accounting.proved import NeighboringRelation
 from dpjax.auditing import canary_clients
 from dpjax.auditing.canary_clients import CLIENT_KINDS, CLIENT_SCORES, CanaryClients
@@ -57,26 +56,6 @@ class AuditTarget(NamedTuple):
   divisor: float  # number by which the server divides a sum
 
 
-class Audited(NamedTuple):
-  """Holds the canaries of a run. `directions` is None if canaries train on rows, as clients do."""
-
-  asked: ClientAudit  # with its kind and its number decided
-  canaries: CanaryClients
-  directions: canary_clients.Directions | canary_clients.OwnParameters | None
-  sampling_prob: float  # probability that a client takes part in a round
-  target: AuditTarget
-
-  @property
-  def opposite(self) -> bool:
-    """Returns whether a canary that is out sends the opposite of what it sends if it is in."""
-    return self.target.claim.relation == NeighboringRelation.REPLACE_ONE
-
-  @property
-  def hears(self) -> bool:
-    """Returns whether canaries send a direction to which the client's noise is added."""
-    return self.directions is not None and self.target.sees == MESSAGES
-
-
 def resolved(config: FedConfig) -> FedConfig:
   """Returns the config with all audit fields decided; unchanged without an audit."""
   if config.audit is None:
@@ -84,32 +63,10 @@ def resolved(config: FedConfig) -> FedConfig:
   return dataclasses.replace(config, audit=privacy.audit_settings(config))
 
 
-def inserting(config: FedConfig) -> Callable[..., Any]:
-  """Returns a function that inserts canaries into the federation of this run."""
-  asked = config.audit
-  own = asked is not None and asked.kind == canary_clients.PARAMETER
-  join = own and privacy.canaries_join(config)
-  return functools.partial(auditing.insert_canary_clients, join=join)
-
-
-def beside(
-  config: FedConfig, params: Params, apply: Callable[..., Any]
-) -> tuple[Params, Callable[..., Any]]:
-  """Returns (params, apply). If canaries change extra parameters, these are added to `params`.
-
-  `apply` then reads only the model's parameters, under the key "model".
-  """
-  if config.audit is None or config.audit.kind != canary_clients.PARAMETER:
-    return params, apply
-  whole = auditing.with_canaries(params, config.audit.num_canaries)
-  return whole, lambda params, x: apply(params["model"], x)
-
-
-def of_model(audited: Audited | None, params: Any) -> Params:
-  """Returns the parameters of the model, without parameters of canaries."""
-  if audited is None or not isinstance(audited.directions, canary_clients.OwnParameters):
-    return params
-  return params["model"]
+def joins(config: FedConfig) -> bool:
+  """Returns whether the canaries of this run join the federation, and replace no client."""
+  is_own = config.audit is not None and config.audit.kind == canary_clients.PARAMETER
+  return is_own and privacy.canaries_join(config)
 
 
 def check(config: FedConfig) -> None:
@@ -120,20 +77,15 @@ def check(config: FedConfig) -> None:
   """
   if config.audit is not None:
     audits.check(config.audit, CLIENT_KINDS, CLIENT_SCORES)
-    _check_claim(config)
+    simulated = getattr(config.privacy, "simulated_cohort", None)
+    if simulated is not None:
+      raise UserError(
+        f"needs no privacy.simulated_cohort={simulated}, whose "
+        "epsilon is not of the clients of this run",
+        field="audit",
+        value="canaries",
+      )
     _check_kind(config, config.audit)
-
-
-def _check_claim(config: FedConfig) -> None:
-  """Raises UserError for a run whose epsilon is not about the users of THIS run."""
-  simulated = getattr(config.privacy, "simulated_cohort", None)
-  if simulated is not None:
-    raise UserError(
-      f"needs no privacy.simulated_cohort={simulated}, whose "
-      "epsilon is not of the clients of this run",
-      field="audit",
-      value="canaries",
-    )
 
 
 def _check_kind(config: FedConfig, asked: ClientAudit) -> None:
@@ -220,191 +172,189 @@ def target_of(
   return AuditTarget(claim, MESSAGES, asked.l2_clip_norm, 1.0)
 
 
+@dataclasses.dataclass(frozen=True)
+class Audited:
+  """The canaries of a run, and what they change in it. Without an audit, nothing is changed."""
+
+  config: FedConfig  # with its audit's kind and number decided
+  target: AuditTarget
+  canaries: CanaryClients | None  # None: there is no audit
+  # What canaries send. None: they train on rows, as clients do.
+  directions: canary_clients.Directions | canary_clients.OwnParameters | None
+  sampling_prob: float  # probability that a client takes part in a round
+
+  @property
+  def hears(self) -> bool:
+    """Returns whether canaries send a direction to which the client's noise is added."""
+    return self.directions is not None and self.target.sees == MESSAGES
+
+  @property
+  def scores_rounds(self) -> bool:
+    """Returns whether what the adversary sees of each round is scored."""
+    asked = self.config.audit
+    return self.directions is not None and asked is not None and asked.score == "rounds"
+
+  def of_model(self, params: Any) -> Params:
+    """Returns the parameters of the model, without parameters of canaries."""
+    own = isinstance(self.directions, canary_clients.OwnParameters)
+    return params["model"] if own else params
+
+  def marked(self, cohorts: Iterator[Cohort]) -> Iterator[Cohort]:
+    """Returns the cohorts of a run. If canaries send directions, each row of a canary carries the
+    canary's number."""
+    if self.canaries is None:
+      return cohorts
+    return canary_clients.marked(cohorts, self.canaries)
+
+  def sending(self, map_clients: Any) -> Any:
+    """Returns the execution of clients, in which canaries send only their directions, unless
+    `hidden` sends these."""
+    if self.directions is None or self.hears:
+      return map_clients
+    bound = self.target.l2_clip_norm
+    return canary_clients.sending(map_clients, self.directions, l2_clip_norm=bound)
+
+  def hidden(self, client: federated.ClientAlgorithm) -> federated.ClientAlgorithm:
+    """Returns the client before noise is added to its message. If the audit tests this noise, the
+    client sends a canary's direction when its rows are a canary's."""
+    if self.directions is None or not self.hears:
+      return client
+    bound = self.target.l2_clip_norm
+    return canary_clients.sender(client, self.directions, l2_clip_norm=bound)
+
+  def heard(self, wrapping: dict[str, Any]) -> dict[str, Any]:
+    """Returns the dict of `build._wrapping`, changed if the adversary sees messages and the score
+    is "rounds". Then each message is scored when it is sent."""
+    directions = self.directions
+    if directions is None or not (self.hears and self.scores_rounds):
+      return wrapping
+    bound = self.target.l2_clip_norm
+    wrap = wrapping["wrap"]
+    memory = wrapping["memory"]
+
+    def listened(client: federated.ClientAlgorithm) -> federated.ClientAlgorithm:
+      return canary_clients.heard(wrap(client), directions, l2_clip_norm=bound)
+
+    def kept(params: Params) -> Any:
+      return canary_clients.heard_memory(None if memory is None else memory(params))
+
+    return {"wrap": listened, "memory": kept}
+
+  def watched(self, server_tx: optax.GradientTransformation) -> Any:
+    """Returns the server's optimizer. If the audit scores sums, each sum is recorded for the scores
+    before the optimizer changes it."""
+    if self.directions is None or not self.scores_rounds or self.hears:
+      return server_tx
+    target = self.target
+    correlated = isinstance(self.config.privacy, FedFtrl)
+    watch = canary_clients.watching(
+      self.directions,
+      unit=target.l2_clip_norm / target.divisor,
+      sampling_prob=1.0 if correlated else self.sampling_prob,
+      # Whether a canary that is out sends the opposite of what it sends if it is in.
+      opposite=target.claim.relation == NeighboringRelation.REPLACE_ONE,
+      present=target.sees == MEMBERS_SUMS,
+    )
+    return optax.chain(watch, server_tx)
+
+  def seeing(self, algorithm: federated.FederatedAlgorithm) -> federated.FederatedAlgorithm:
+    """Returns the algorithm. If the audit scores sums, and the server knows who is in a sum, the
+    algorithm's state records who is in it."""
+    knows = self.scores_rounds and self.target.sees == MEMBERS_SUMS
+    if self.canaries is None or not knows:
+      return algorithm
+    dropout = self.config.secure_sum.dropout(self.config.seed)
+
+    def in_sum(cohort: Cohort, round: int) -> np.ndarray:
+      drops = dropout.drops(round, cohort.ids)
+      return np.array(uploading(cohort.ids, drops), np.int64)
+
+    divisor = self.target.divisor
+    return canary_clients.seeing(algorithm, self.canaries, in_sum, divisor=divisor)
+
+  def facts(
+    self, *, loss_fn: LossFn, before: Params, state: ArrayTree, epsilon: float | None
+  ) -> dict[str, Any]:
+    """Returns the audit's part of result.json, at the delta of the claim; {} without an audit.
+
+    Args:
+      before: parameters before the first round.
+      state: state after the last round.
+      epsilon: epsilon of the rounds that ran; None: nothing is claimed.
+    """
+    config = self.config
+    asked = config.audit
+    canaries = self.canaries
+    target = self.target
+    if canaries is None or asked is None:
+      return {}
+    after = params_of(state)
+    if self.directions is None:
+      scores = canary_clients.client_loss_scores(loss_fn, before, after, canaries)
+    elif self.scores_rounds and self.hears:
+      scores = canary_clients.heard_scores(state.memories, canaries)
+    elif self.scores_rounds:
+      scores = canary_clients.watched_scores(self.directions, state, canaries)
+    else:
+      moved = trees.add(after, trees.scale(before, -1.0))
+      scores = canary_clients.direction_scores(self.directions, moved, canaries)
+    # With privacy="both", `epsilon` is about the sums. If the audit is about messages, the
+    # epsilon of the claim about messages replaces it.
+    of_messages = isinstance(config.privacy, Both) and target.sees == MESSAGES
+    claimed = target.claim.epsilon() if of_messages else epsilon
+    facts = audits.facts(
+      asked,
+      scores,
+      score=asked.score,
+      claim=target.claim,
+      included=canaries.included,
+      delta=config.privacy.delta,
+      epsilon=claimed,
+      seed=config.seed,
+      at_best=self._at_best(scores),
+      note=JOINED_NOTE if joins(config) else NOTE,
+    )
+    facts["audit"] |= {
+      "adversary_sees": _SEES_MODEL if asked.score == "final" else target.sees,
+      "epsilon_claimed": claimed,
+      "neighboring_relation": target.claim.relation,
+    }
+    return facts
+
+  def _at_best(self, scores: Scores) -> Scores | None:
+    """Returns the scores of a perfect attack where the adversary knows who takes part; else None.
+
+    A canary that took part in no round has the score 0, whether it is in or out: nobody can guess
+    it.
+    """
+    if not self.scores_rounds or self.target.sees not in (MEMBERS_SUMS, MESSAGES):
+      return None
+    inside = np.where(scores.inside != 0, 1.0, 0.0)
+    return scores._replace(inside=inside, outside=np.where(scores.outside != 0, -1.0, 0.0))
+
+
 def prepared(
   config: FedConfig,
   canaries: CanaryClients | None,
   target: AuditTarget,
   params: Params,
   num_clients: int,
-) -> Audited | None:
-  """Returns the canaries with the directions that they send; None without canaries.
+) -> Audited:
+  """Returns the canaries with the directions that they send.
 
   Args:
+    canaries: canaries in the federation; None: there is no audit.
     target: result of `target_of`.
     params: parameters; a direction has their shapes.
     num_clients: number of clients before canaries are inserted.
   """
   asked = config.audit
-  if canaries is None or asked is None:
-    return None
   directions = None
-  if asked.kind == canary_clients.PARAMETER:
+  if asked is not None and asked.kind == canary_clients.PARAMETER:
     directions = canary_clients.OwnParameters(asked.num_canaries)
-  if asked.kind == canary_clients.DIRECTION:
+  if asked is not None and asked.kind == canary_clients.DIRECTION:
     directions = canary_clients.directions(
       params, num_canaries=asked.num_canaries, seed=config.seed
     )
   sampling_prob = config.clients_per_round / num_clients
-  return Audited(asked, canaries, directions, sampling_prob, target)
-
-
-def marked(audited: Audited | None, cohorts: Iterator[Cohort]) -> Iterator[Cohort]:
-  """Returns the cohorts of a run. If canaries send directions, each row of a canary carries the
-  canary's number."""
-  return cohorts if audited is None else canary_clients.marked(cohorts, audited.canaries)
-
-
-def sending(audited: Audited | None, map_clients: Any) -> Any:
-  """Returns the execution of clients, in which canaries send only their directions.
-
-  The execution is unchanged if canaries send no directions, or if `hidden` sends the directions.
-  """
-  if audited is None or audited.directions is None or audited.hears:
-    return map_clients
-  bound = audited.target.l2_clip_norm
-  return canary_clients.sending(map_clients, audited.directions, l2_clip_norm=bound)
-
-
-def hidden(
-  audited: Audited | None, client: federated.ClientAlgorithm
-) -> federated.ClientAlgorithm:
-  """Returns the client before noise is added to its message. If the audit tests this noise, the
-  client sends a canary's direction when its rows are a canary's."""
-  if audited is None or audited.directions is None or not audited.hears:
-    return client
-  bound = audited.target.l2_clip_norm
-  return canary_clients.sender(client, audited.directions, l2_clip_norm=bound)
-
-
-def heard(
-  config: FedConfig, audited: Audited | None, wrapping: dict[str, Any]
-) -> dict[str, Any]:
-  """Returns the dict of `build._wrapping`, changed if the adversary sees messages and the score is
-  "rounds". Then each message is scored when it is sent."""
-  listens = audited is not None and audited.hears and audited.asked.score == "rounds"
-  if audited is None or audited.directions is None or not listens:
-    return wrapping
-  directions = audited.directions
-  bound = audited.target.l2_clip_norm
-  wrap = wrapping["wrap"]
-  memory = wrapping["memory"]
-
-  def listened(client: federated.ClientAlgorithm) -> federated.ClientAlgorithm:
-    return canary_clients.heard(wrap(client), directions, l2_clip_norm=bound)
-
-  def kept(params: Params) -> Any:
-    return canary_clients.heard_memory(None if memory is None else memory(params))
-
-  return {"wrap": listened, "memory": kept}
-
-
-def _scores_sums(config: FedConfig, audited: Audited | None) -> bool:
-  if audited is None or audited.directions is None or audited.asked.score != "rounds":
-    return False
-  return audited.target.sees != MESSAGES
-
-
-def watched(
-  config: FedConfig,
-  audited: Audited | None,
-  server_tx: optax.GradientTransformation,
-) -> Any:
-  """Returns the server's optimizer. If the audit scores sums, each sum is recorded for the scores
-  before the optimizer changes it."""
-  if audited is None or audited.directions is None or not _scores_sums(config, audited):
-    return server_tx
-  target = audited.target
-  correlated = isinstance(config.privacy, FedFtrl)
-  watch = canary_clients.watching(
-    audited.directions,
-    unit=target.l2_clip_norm / target.divisor,
-    sampling_prob=1.0 if correlated else audited.sampling_prob,
-    opposite=audited.opposite,
-    present=target.sees == MEMBERS_SUMS,
-  )
-  return optax.chain(watch, server_tx)
-
-
-def seeing(
-  config: FedConfig, audited: Audited | None, algorithm: federated.FederatedAlgorithm
-) -> federated.FederatedAlgorithm:
-  """Returns the algorithm. If the audit scores sums, and the server knows who is in a sum, the
-  algorithm's state records who is in it."""
-  if audited is None or not _scores_sums(config, audited):
-    return algorithm
-  if audited.target.sees != MEMBERS_SUMS:
-    return algorithm
-  dropout = config.secure_sum.dropout(config.seed)
-
-  def in_sum(cohort: Cohort, round: int) -> np.ndarray:
-    drops = dropout.drops(round, cohort.ids)
-    return np.array(uploading(cohort.ids, drops), np.int64)
-
-  divisor = audited.target.divisor
-  return canary_clients.seeing(algorithm, audited.canaries, in_sum, divisor=divisor)
-
-
-def facts(
-  config: FedConfig,
-  audited: Audited,
-  *,
-  loss_fn: LossFn,
-  before: Params,
-  state: ArrayTree,
-  epsilon: float | None,
-) -> dict[str, Any]:
-  """Returns the audit's part of result.json, at the delta of the claim.
-
-  Args:
-    before: parameters before the first round.
-    state: state after the last round.
-    epsilon: epsilon of the rounds that ran; None: nothing is claimed.
-  """
-  canaries = audited.canaries
-  after = params_of(state)
-  directions = audited.directions
-  target = audited.target
-  if directions is None:
-    scores = canary_clients.client_loss_scores(loss_fn, before, after, canaries)
-  elif audited.asked.score == "rounds" and target.sees == MESSAGES:
-    scores = canary_clients.heard_scores(state.memories, canaries)
-  elif audited.asked.score == "rounds":
-    scores = canary_clients.watched_scores(directions, state, canaries)
-  else:
-    moved = trees.add(after, trees.scale(before, -1.0))
-    scores = canary_clients.direction_scores(directions, moved, canaries)
-  # With privacy="both", `epsilon` is about the sums. If the audit is about messages, the
-  # epsilon of the claim about messages replaces it.
-  of_messages = isinstance(config.privacy, Both) and target.sees == MESSAGES
-  claimed = target.claim.epsilon() if of_messages else epsilon
-  facts_of_audit = audits.facts(
-    audited.asked,
-    scores,
-    score=audited.asked.score,
-    claim=target.claim,
-    included=canaries.included,
-    delta=config.privacy.delta,
-    epsilon=claimed,
-    seed=config.seed,
-    at_best=_at_best(config, audited, scores),
-    note=JOINED_NOTE if inserting(config).keywords["join"] else NOTE,
-  )
-  final = audited.asked.score == "final"
-  facts_of_audit["audit"] |= {
-    "adversary_sees": _SEES_MODEL if final else target.sees,
-    "epsilon_claimed": claimed,
-    "neighboring_relation": target.claim.relation,
-  }
-  return facts_of_audit
-
-
-def _at_best(config: FedConfig, audited: Audited, scores: Scores) -> Any:
-  """Returns the scores of a perfect attack where the adversary knows who takes part; else None.
-
-  A canary that took part in no round has the score 0, whether it is in or out: nobody can guess it.
-  """
-  knows = audited.target.sees in (MEMBERS_SUMS, MESSAGES)
-  if audited.directions is None or audited.asked.score != "rounds" or not knows:
-    return None
-  inside = np.where(scores.inside != 0, 1.0, 0.0)
-  return scores._replace(inside=inside, outside=np.where(scores.outside != 0, -1.0, 0.0))
+  return Audited(config, target, canaries, directions, sampling_prob)

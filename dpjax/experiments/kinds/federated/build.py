@@ -11,13 +11,13 @@ from typing import Any, NamedTuple
 import jax
 import optax
 
-from dpjax import federated, secure, trees, validate
+from dpjax import auditing, federated, secure, trees, validate
 from dpjax.accounting.text import paragraph
 from dpjax.data import Federation
 from dpjax.data.target_kinds import needs_classes
-from dpjax.experiments.config import common, user_code
-from dpjax.experiments.config.fields import leaves_out, name_of
-from dpjax.experiments.kinds import audits, bounds
+from dpjax.experiments.config import common, rules, user_code
+from dpjax.experiments.config.fields import Setting, leaves_out, name_of
+from dpjax.experiments.kinds import audits, bounds, privacy_section
 from dpjax.experiments.kinds.central import build as build_central
 from dpjax.experiments.kinds.central import features as features_lib
 from dpjax.experiments.kinds.central import tasks
@@ -34,7 +34,6 @@ from dpjax.experiments.kinds.federated import (
   records,
   secure_sums,
 )
-from dpjax.experiments.kinds.federated import bounds as fed_bounds
 from dpjax.experiments.kinds.federated import user_code as own_parts
 from dpjax.experiments.kinds.federated.client_scores import ClientScores
 from dpjax.experiments.kinds.federated.config import (
@@ -84,9 +83,9 @@ _OWN_MODELS = (
 class FedRun(NamedTuple):
   """Holds every object of a federated run."""
 
+  config: FedConfig
   plan: Plan  # plan that runs: sampler and server noise
   guarantee: Guarantee
-  algorithm: federated.FederatedAlgorithm
   params: Any
   apply: Any
   random: RunKeys
@@ -95,12 +94,10 @@ class FedRun(NamedTuple):
   work: federated.LocalWork
   test: Any
   task: tasks.Task
-  # Function (around, before=) -> the run's algorithm under attack (`_algorithm`). `around` changes
-  # a client's {"wrap", "memory"} if the algorithm wraps clients. `before` changes the aggregator.
-  wrapped: Callable[..., federated.FederatedAlgorithm]
-  audited: audit.Audited | None = None  # the canaries in `federation`
+  audited: audit.Audited  # the canaries in `federation`
   mechanism: SkellamSum | None = None  # for privacy="distributed"
   silos: Silos | None = None  # for privacy="records"
+  algorithm: Any = None  # a `FederatedAlgorithm`, by `make_algorithm` from all of these
 
 
 @bounds.names_fields
@@ -112,9 +109,18 @@ def check(config: FedConfig, *, draws_cohorts: bool = True) -> None:
   """
   common.typed(config)
   config = audit.resolved(config)
-  fed_bounds.federation(config)
+  bounds.sections(config)
+  bounds.optimizer(config.client_optimizer, "client_optimizer")
+  bounds.optimizer(config.server_optimizer, "server_optimizer")
+  bounds.steps("num_rounds", config.num_rounds, config.privacy)
   validate.one_of(named.NAMES, execution=config.execution)
-  validate.one_of(("memory", "disk"), client_state=config.client_state)
+  for option, refuse in algorithm_of(config).checks.items():
+    refuse(**bounds.named("algorithm", config.algorithm, option))
+  for chosen in (config.weighting, config.aggregator, config.compression):
+    if isinstance(chosen, Setting):
+      # Making a function checks its arguments.
+      chosen.make()
+  _check_partition(config)
   if name_of(config, "partition") in NATURAL:
     _check_natural(config)
   elif not records.is_of_records(config):
@@ -177,6 +183,28 @@ def _knows_cohorts(config: FedConfig) -> bool:
   return dealt and not of_silos and not isinstance(config.aggregator, str)
 
 
+def _check_partition(config: FedConfig) -> None:
+  partition = config.partition
+  options = functools.partial(bounds.named, "partition", partition)
+  validate.integer_at_least(1, **options("min_chars", "max_examples"))
+  shape = getattr(partition, "shape", None)
+  if shape is not None and not (shape and all(side > 0 for side in shape)):
+    raise UserError(
+      "must be positive integers, or none", field="partition.shape", value=shape
+    )
+  without_field = is_path(config.data.name) or has_owners(config.data.name)
+  if getattr(partition, "client_id", None) == "" and not without_field:
+    raise UserError(
+      "must name the field that says whose each record is",
+      field="partition.client_id",
+      value="",
+    )
+  validate.integer_in(1, rules.MOST_CLIENTS, **options("num_clients", "shards_per_client"))
+  validate.integer_at_least(0, **options("min_size", "seed"))
+  validate.positive_or_inf(**options("alpha"))
+  validate.non_negative(**options("exponent"))
+
+
 def _check_natural(config: FedConfig) -> None:
   """Raises UserError for fields that do not fit a partition whose clients come from the data."""
   partition = name_of(config, "partition")
@@ -204,10 +232,7 @@ def _check_stop(config: FedConfig) -> None:
   The guarantee does not account for a stop that depends on results.
   """
   target = config.stop_at_accuracy
-  if target is None:
-    return
-  validate.probability(stop_at_accuracy=target)
-  if config.is_private:
+  if target is not None and config.is_private:
     raise UserError(
       "needs privacy='none'; a private run pays for its num_rounds, which "
       "must not depend on what it sees",
@@ -229,8 +254,7 @@ def _check_combination(config: FedConfig) -> None:
       value=aggregator,
     )
   # The weight of a silo is its declared number of records, which is public.
-  of_users = config.is_private and not records.is_of_records(config)
-  if of_users and name_of(config, "weighting") == "examples":
+  if config.protects_users and name_of(config, "weighting") == "examples":
     raise UserError(
       "a client's weight has no bound; use 'uniform' or 'capped' with privacy",
       field="weighting",
@@ -330,15 +354,12 @@ def secure_aggregator(
   return secure.secure_mean(chosen.protocol(cohort), encoding, **common)
 
 
-def _aggregator(
-  config: FedConfig,
-  plan: Plan,
-  key: jax.Array,
-  num_clients: int,
-  mechanism: SkellamSum | None,
-) -> federated.Aggregator:
+def _aggregator(fed: FedRun) -> federated.Aggregator:
+  config = fed.config
+  plan = fed.plan
+  key = fed.random.noise
   if _is_summed(config):
-    return secure_aggregator(config, plan, key, num_clients, mechanism)
+    return secure_aggregator(config, plan, key, fed.num_clients, fed.mechanism)
   if isinstance(config.privacy, ServerNoise):
     return federated.central(plan, key)
   if isinstance(config.aggregator, str):
@@ -379,7 +400,7 @@ def _wrapping(
   clip_norm = getattr(config.privacy, "l2_clip_norm", 0.0)
 
   def wrap(client: federated.ClientAlgorithm) -> federated.ClientAlgorithm:
-    client = audit.hidden(audited, client)
+    client = client if audited is None else audited.hidden(client)
     if noise is not None:
       client = federated.client_noise(
         client, l2_clip_norm=clip_norm, noise_multiplier=noise
@@ -390,7 +411,7 @@ def _wrapping(
 
   memory = lambda params: error_memory(None, {"delta": params})
   wrapping = {"wrap": wrap, "memory": memory if feedback else None}
-  return audit.heard(config, audited, wrapping)
+  return wrapping if audited is None else audited.heard(wrapping)
 
 
 def optimizer(config: OptimizerConfig) -> Any:
@@ -417,15 +438,8 @@ def server_optimizer(config: OptimizerConfig, num_rounds: int) -> Any:
   return optax.chain(fed_opt(name_of(config, "rule"), 1.0), scale)
 
 
-def _algorithm(
-  config: FedConfig,
-  loss_fn: Any,
-  plan: Plan,
-  random: RunKeys,
-  num_clients: int,
-  audited: audit.Audited | None,
-  mechanism: SkellamSum | None,
-  silos: Silos | None,
+def make_algorithm(
+  fed: FedRun,
   around: Callable[[Wrapping], Wrapping] = lambda wrapping: wrapping,
   before: Callable[[federated.Aggregator], federated.Aggregator] = lambda aggregator: (
     aggregator
@@ -434,22 +448,24 @@ def _algorithm(
   """Returns the algorithm of a run, or its form under attack.
 
   Args:
-    num_clients: public number of clients before canaries are inserted, so that no divisor reveals
-      how many canaries are in.
     around: function that changes the dict of `_wrapping`, if the algorithm wraps clients.
     before: function that wraps the aggregator, to change the messages that it gets.
   """
+  config = fed.config
+  random = fed.random
+  silos = fed.silos
+  loss_fn = fed.task.loss(fed.apply)
   described = algorithm_of(config)
   client_tx = optimizer(config.client_optimizer)
   server_tx = server_optimizer(config.server_optimizer, config.num_rounds)
-  server_tx = audit.watched(config, audited, server_tx)
+  server_tx = fed.audited.watched(server_tx)
   how = {name: getattr(config, name) for name in _EXECUTED}
   inner = named.by_name(config.execution, **how)
-  aggregator = before(_aggregator(config, plan, random.noise, num_clients, mechanism))
+  aggregator = before(_aggregator(fed))
   # Arguments of every algorithm. Only some algorithms also take `weighting`.
   common: dict[str, Any] = {
     "aggregator": aggregator,
-    "map_clients": process_clients(audit.sending(audited, inner)),
+    "map_clients": process_clients(fed.audited.sending(inner)),
     "key": random.local,
   }
   if described.weighted:
@@ -465,7 +481,8 @@ def _algorithm(
     )
   options = described.from_run(
     RunNumbers(
-      num_clients=num_clients,
+      # The number without canaries, so that no divisor reveals how many canaries are in.
+      num_clients=fed.num_clients,
       # With a guarantee the actual size of a cohort may be secret. So the expected size is used.
       # The silos of a round are public, however.
       expected_cohort=(
@@ -479,12 +496,12 @@ def _algorithm(
   if silos is not None:
     options["silos"] = silos
   if described.wraps_clients:
-    options |= around(_wrapping(config, audited=audited))
+    options |= around(_wrapping(config, audited=fed.audited))
   offered = {"client_tx": client_tx, "server_tx": server_tx}
   txs = [offered[name] for name in described.optimizers]
   algorithm = config.algorithm.make(loss_fn, *txs, **common, **options)
   algorithm = secure.forgiving(algorithm, refused=writers.warn)
-  return audit.seeing(config, audited, algorithm)
+  return fed.audited.seeing(algorithm)
 
 
 @bounds.names_fields
@@ -518,7 +535,7 @@ def assembled(config: FedConfig, data: tuple[Any, Any], random: RunKeys) -> FedR
   if not _knows_cohorts(config):
     cohort_sizes.check(config, num_clients)
   task, model, params = start(config, federation, random)
-  params, apply = audit.beside(config, params, model.apply)
+  params, apply = audits.beside(config, params, model.apply)
   kept = getattr(config.algorithm, "kept", None)
   if kept is not None:
     with bounds.within("algorithm"):
@@ -526,19 +543,12 @@ def assembled(config: FedConfig, data: tuple[Any, Any], random: RunKeys) -> FedR
   mechanism = distributed.mechanism(config, trees.size(params))
   target = audit.target_of(config, plan, num_clients, mechanism)
   federation, canaries = audits.insert(
-    config, federation, target.claim, audit.inserting(config)
+    config,
+    federation,
+    target.claim,
+    functools.partial(auditing.insert_canary_clients, join=audit.joins(config)),
   )
   audited = audit.prepared(config, canaries, target, params, num_clients)
-  parts = (
-    config,
-    task.loss(apply),
-    plan,
-    random,
-    num_clients,
-    audited,
-    mechanism,
-    silos,
-  )
   promised = (
     privacy.make_promise(config, plan, reported, num_clients, mechanism)
     if silos is None
@@ -546,13 +556,13 @@ def assembled(config: FedConfig, data: tuple[Any, Any], random: RunKeys) -> FedR
   )
   if silos is None and config.is_private and algorithm_of(config).personal is not None:
     promised = guarantee.noted(promised, paragraph(_OWN_MODELS))
-  return FedRun(
+  fed = FedRun(
+    config=config,
     plan=plan,
     guarantee=features_lib.noted(
       config,
       guarantee.repeated(promised, config.noise_seed),
     ),
-    algorithm=_algorithm(*parts),
     params=params,
     apply=apply,
     random=random,
@@ -561,11 +571,11 @@ def assembled(config: FedConfig, data: tuple[Any, Any], random: RunKeys) -> FedR
     work=federated.LocalWork(**dataclasses.asdict(config.local)),
     test=test,
     task=task,
-    wrapped=functools.partial(_algorithm, *parts),
     audited=audited,
     mechanism=mechanism,
     silos=silos,
   )
+  return fed._replace(algorithm=make_algorithm(fed))
 
 
 def start(config: FedConfig, federation: Federation, random: RunKeys) -> Any:
@@ -612,8 +622,7 @@ class Federated(Experiment[FedConfig]):
     return {"config": digest.hex(), "client_state": self.config.client_state}
 
   def train(self, data: Any, keys: RunKeys) -> Story:
-    config = records.resolved(self.config, data[0].num_clients)
-    return single(phase(config, assembled(config, data, keys)))
+    return single(phase(assembled(self.config, data, keys)))
 
   def line(self, result: dict[str, Any]) -> str:
     reached = [
@@ -630,13 +639,14 @@ class Federated(Experiment[FedConfig]):
     )
 
 
-def phase(config: FedConfig, fed: FedRun) -> Phase:
+def phase(fed: FedRun) -> Phase:
   """Returns the only phase of a federated run."""
+  config = fed.config
   target = config.stop_at_accuracy
   if target is not None:
     needs_classes(fed.federation, f"stop_at_accuracy={target}")
   total = config.num_rounds
-  by_client = ClientScores(config, fed)
+  by_client = ClientScores(fed)
   write_inputs = build_central.inputs_writer(config.data, config.model, fed.test)
 
   def write(folder: pathlib.Path, state: Any) -> None:
@@ -656,11 +666,11 @@ def phase(config: FedConfig, fed: FedRun) -> Phase:
       )
     state = fed.algorithm.init(fed.params, fed.federation.num_clients)
     drawn = fed.algorithm.cohorts(fed.federation, fed.work, rng=fed.random.sampler)
-    for cohort in audit.marked(fed.audited, drawn):
+    for cohort in fed.audited.marked(drawn):
       try:
         fed.algorithm.round(state, cohort)
       except made_for.Reached as reached:
-        size = trees.size(audit.of_model(fed.audited, fed.params))
+        size = trees.size(fed.audited.of_model(fed.params))
         return reached.program._replace(num_parameters=size)
     raise UserError("has no client in any of its cohorts", field="privacy.sampler")
 
@@ -668,17 +678,16 @@ def phase(config: FedConfig, fed: FedRun) -> Phase:
     num_steps=total,
     init=lambda: fed.algorithm.init(fed.params, fed.federation.num_clients),
     step=fed.algorithm.round,
-    draws=lambda start: audit.marked(
-      fed.audited,
+    draws=lambda start: fed.audited.marked(
       fed.algorithm.cohorts(fed.federation, fed.work, rng=fed.random.sampler, start=start),
     ),
-    released=lambda state: audit.of_model(fed.audited, params_of(state)),
+    released=lambda state: fed.audited.of_model(params_of(state)),
     evaluate=evaluate,
     write=write,
     guarantee=fed.guarantee,
     row_at=lambda step: every(config.eval_every, step, total),
     observe=lambda state, info, step: (
-      facts.observed(config, fed, state, info) | by_client.hidden_row(state)
+      facts.observed(fed, state, info) | by_client.hidden_row(state)
     ),
     arrivals=facts.arrivals if shows_data(config) else None,
     unit="clients",
@@ -688,8 +697,8 @@ def phase(config: FedConfig, fed: FedRun) -> Phase:
     name="rounds",
     steps_are="communication rounds",
     program=program,
-    planned=lambda: facts.planned(config, fed),
+    planned=lambda: facts.planned(fed),
     describe=lambda state, stated, rows: (
-      facts.of(config, fed, state, rows, stated["epsilon"]) | by_client.facts(state)
+      facts.of(fed, state, rows, stated["epsilon"]) | by_client.facts(state)
     ),
   )

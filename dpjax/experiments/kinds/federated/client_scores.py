@@ -73,25 +73,22 @@ class Tests(NamedTuple):
   words: str
 
 
-def tests_of(federation: Federation, test: Any, *, own_models: bool) -> Tests | None:
-  """Returns the rows on which each client is scored; None if there are none, or if clients are too
-  many to be scored one by one."""
+def tests_of(federation: Federation, test: Any, *, own_models: bool) -> Tests:
+  """Returns the rows on which each client is scored; no rows if there are none, or if clients are
+  too many to be scored one by one."""
   if federation.num_clients > _MOST:
-    return None
+    return Tests(test, [], "")
   if federation.held_out is not None:
     return Tests(federation.dataset, [*federation.held_out], "rows that it held out")
   if federation.test_indices is not None:
     return Tests(test, [*federation.test_indices], "its rows of the test set")
-  if own_models:
-    every = np.arange(len(test))
-    return Tests(test, [every] * federation.num_clients, "the whole test set")
-  return None
+  every = [np.arange(len(test))] * federation.num_clients if own_models else []
+  return Tests(test, every, "the whole test set")
 
 
 def check(config: FedConfig) -> None:
   """Raises UserError for clients' rows or training that the run would not score; loads no data."""
-  of_users = config.is_private and not records.is_of_records(config)
-  seen = not of_users or shows_data(config)
+  seen = not config.protects_users or shows_data(config)
   asked = {"held_out": config.held_out, "fine_tune_epochs": config.fine_tune_epochs}
   for field, value in asked.items():
     if value and not seen:
@@ -123,27 +120,24 @@ def _check_fine_tuning(config: FedConfig) -> None:
     )
 
 
-def own_model(config: FedConfig, state: ArrayTree) -> Callable[[int], Params] | None:
-  """Returns a function from a client's place to the model that it uses; None if that is the
-  server's."""
-  use = algorithm_of(config).personal
-  memories = getattr(state, "memories", None)
-  if use is None or memories is None:
-    return None
-  return lambda place: use(params_of(state), shared.row(memories.rows([place]), 0))
-
-
 class ClientScores:
   """Scores clients of one run. The scores of the last state are kept."""
 
-  def __init__(self, config: FedConfig, fed: FedRun):
-    self._config = config
+  def __init__(self, fed: FedRun):
+    config = fed.config
+    of_silos = is_of_silos(config)
     self._fed = fed
+    # Function from (server's parameters, what a client keeps) to the model that it uses; None: it
+    # uses the server's.
+    self._personal = algorithm_of(config).personal
+    own_models = self._personal is not None
+    self._tests = tests_of(fed.federation, fed.test, own_models=own_models)
+    # In a run that protects users, scores of clients are not private.
+    self._hidden = config.protects_users and (own_models or not of_silos)
+    self._shown = not self._hidden or shows_data(config)
+    self._few = of_silos or fed.federation.num_clients <= _FEW
     self._last: tuple[Any, list[Score]] | None = None
-    if (
-      config.fine_tune_epochs
-      and tests_of(fed.federation, fed.test, own_models=False) is None
-    ):
+    if config.fine_tune_epochs and not self._tests.rows:
       raise UserError(
         f"needs at most {_MOST} clients, and rows on which they are scored; set held_out, such as "
         "--config.held_out=0.2",
@@ -151,27 +145,23 @@ class ClientScores:
         value=config.fine_tune_epochs,
       )
 
-  def _is_hidden(self, state: ArrayTree) -> bool:
-    """Returns whether scores of clients are not private, in a run that protects users."""
-    config = self._config
-    if not config.is_private or records.is_of_records(config):
-      return False
-    return not is_of_silos(config) or own_model(config, state) is not None
+  def model_of(self, state: ArrayTree, place: int) -> Params:
+    """Returns the model that a client uses: its own, or the server's."""
+    server = params_of(state)
+    if self._personal is None:
+      return server
+    return self._personal(server, shared.row(state.memories.rows([place]), 0))
 
   def of(self, state: ArrayTree) -> list[Score]:
     """Returns the score of each client; [] for a task without accuracy, or without rows."""
     if self._last is None or self._last[0] is not state:
-      own = own_model(self._config, state)
-      server = params_of(state)
-      self._last = state, self._scored(own or (lambda place: server), own is not None)
+      self._last = state, self._scored(functools.partial(self.model_of, state))
     return self._last[1]
 
-  def _scored(self, model: Callable[[int], Params], own_models: bool) -> list[Score]:
+  def _scored(self, model: Callable[[int], Params]) -> list[Score]:
     fed = self._fed
-    tests = tests_of(fed.federation, fed.test, own_models=own_models)
-    if tests is None:
-      return []
-    most = max(map(len, tests.rows))
+    tests = self._tests
+    most = max(map(len, tests.rows), default=0)
     more = {} if most > _BATCH else {"batch_size": bucket(max(most, 1))}
     evaluate = functools.partial(fed.task.evaluate, fed.apply, **more)
     scores = []
@@ -191,12 +181,10 @@ class ClientScores:
     """Returns the scores of a metrics row, if they may be called public and clients are few.
 
     Silos are scored by their names, too, if each has test rows."""
-    silos = is_of_silos(self._config)
-    few = silos or self._fed.federation.num_clients <= _FEW
-    if self._is_hidden(state) or not few:
+    if self._hidden or not self._few:
       return {}
     scores = self.of(state)
-    if not silos:
+    if not is_of_silos(self._fed.config):
       return _named("client_accuracy", scores)
     if not all(score.num_test for score in scores):
       return {}
@@ -205,41 +193,28 @@ class ClientScores:
 
   def hidden_row(self, state: ArrayTree) -> dict[str, float]:
     """Returns the scores of a metrics row of a run that protects users."""
-    config = self._config
-    few = self._fed.federation.num_clients <= _FEW
-    if not self._is_hidden(state) or not shows_data(config) or not few:
+    if not (self._hidden and self._shown and self._few):
       return {}
     return _named(f"{HIDDEN}client_accuracy", self.of(state))
 
   def facts(self, state: ArrayTree) -> dict[str, Any]:
     """Returns the parts of result.json on clients' scores."""
-    config = self._config
-    hidden = self._is_hidden(state)
-    if hidden and not shows_data(config):
-      return {}
-    scores = self.of(state)
+    scores = self.of(state) if self._shown else []
     if not scores:
       return {}
-    own_models = own_model(config, state) is not None
-    tests = tests_of(self._fed.federation, self._fed.test, own_models=own_models)
-    assert tests is not None
-    model = "its own" if own_models else "the server's"
-    prefix = HIDDEN if hidden else ""
-    words = {"model": model, "scored_on": tests.words}
+    prefix = HIDDEN if self._hidden else ""
+    model = "the server's" if self._personal is None else "its own"
+    words = {"model": model, "scored_on": self._tests.words}
     facts = {f"{prefix}{RESULT}": words | summary(scores)}
-    tuned = self._fine_tuned(state)
-    if tuned:
+    if self._fed.config.fine_tune_epochs:
       words["model"] = "the server's, fine-tuned by the client"
-      facts[f"{prefix}{FINE_TUNED}"] = words | summary(tuned)
+      facts[f"{prefix}{FINE_TUNED}"] = words | summary(self._fine_tuned(state))
     return facts
 
   def _fine_tuned(self, state: ArrayTree) -> list[Score]:
-    """Returns the scores after each client has trained the server's model alone; [] if the run does
-    not ask for that."""
-    config = self._config
+    """Returns the scores after each client has trained the server's model alone."""
     fed = self._fed
-    if not config.fine_tune_epochs:
-      return []
+    config = fed.config
     # Imported here, since `build` imports this module.
     from dpjax.experiments.kinds.federated import build
 
@@ -266,25 +241,24 @@ class ClientScores:
           tuned[k] = jax.tree.map(lambda leaf: leaf[k - place], several)  # noqa: B023
       return tuned[place]
 
-    return self._scored(model, False)
+    return self._scored(model)
 
   def write(self, folder: pathlib.Path, state: ArrayTree) -> None:
     """Writes the models that clients keep, and the table and picture of their scores."""
-    config = self._config
-    own = own_model(config, state)
+    config = self._fed.config
     count = self._fed.federation.num_clients
-    covered = records.is_of_records(config) or not config.is_private
-    if own is not None and covered and count <= _FEW:
+    keep = self._personal is not None and not config.protects_users
+    if keep and count <= _FEW:
       # Names of clients may be no names of files.
       kind = "silo" if is_of_silos(config) else "client"
       for place in range(count):
-        workdir.save_params(folder / f"params_of_{kind}_{place}.npz", own(place))
-    hidden = self._is_hidden(state)
-    scores = [] if hidden and not shows_data(config) else self.of(state)
+        path = folder / f"params_of_{kind}_{place}.npz"
+        workdir.save_params(path, self.model_of(state, place))
+    scores = self.of(state) if self._shown else []
     known = sorted((s for s in scores if s.num_test), key=lambda score: score.accuracy)
     if len(known) < 2:
       return
-    column = f"{HIDDEN}accuracy" if hidden else "accuracy"
+    column = f"{HIDDEN}accuracy" if self._hidden else "accuracy"
     rows = [
       {"rank": rank, "client": s.client, "num_test": s.num_test, column: s.accuracy}
       for rank, s in enumerate(known, 1)

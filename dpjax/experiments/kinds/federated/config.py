@@ -442,7 +442,8 @@ class FedConfig(WithChoices):
   ] = None
   client_state: Annotated[
     str,
-    "memory | disk: where what clients keep between rounds lies; disk: in the run's folder",
+    rules.among(("memory", "disk")),
+    "where what clients keep between rounds lies; disk: in the run's folder",
   ] = "memory"
   eval_every: Annotated[int, COUNT, "rounds"] = 10
   checkpoint_every: Annotated[int, COUNT, "rounds"] = 10
@@ -467,6 +468,11 @@ class FedConfig(WithChoices):
   def is_private(self) -> bool:
     """Whether the method is one with a guarantee, whose keys are secret."""
     return not isinstance(self.privacy, NoPrivacy)
+
+  @property
+  def protects_users(self) -> bool:
+    """Whether the guarantee is for a user, not for a record of a silo."""
+    return not isinstance(self.privacy, NoPrivacy | Records)
 
 
 def algorithm_of(config: FedConfig) -> described.AlgorithmFacts:

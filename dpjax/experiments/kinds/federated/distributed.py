@@ -9,12 +9,10 @@ import numpy as np
 
 from dpjax import accounting
 from dpjax.accounting.calibration import Unreachable
-from dpjax.accounting.event_kinds.kind import DpEvent
 from dpjax.accounting.proved import NeighboringRelation
 from dpjax.accounting.text import paragraph
-from dpjax.experiments.config.attacker import attack_of
 from dpjax.experiments.config.fields import name_of
-from dpjax.experiments.kinds import bounds
+from dpjax.experiments.kinds import bounds, privacy_section
 from dpjax.experiments.kinds.federated.config import (
   Distributed,
   FedConfig,
@@ -22,7 +20,7 @@ from dpjax.experiments.kinds.federated.config import (
   algorithms_that,
 )
 from dpjax.experiments.kinds.federated.secure_sums import NoSecureSum
-from dpjax.experiments.run.guarantee import Guarantee
+from dpjax.experiments.run.guarantee import Guarantee, noted, of_event
 from dpjax.secure.distributed_noise import SkellamSum
 from dpjax.validate import UserError
 
@@ -118,10 +116,14 @@ def mechanism(config: FedConfig, num_parameters: int) -> SkellamSum | None:
     "min_survivors": config.secure_sum.min_survivors(config.clients_per_round),
   }
   of = lambda z: SkellamSum.sized(noise_multiplier=z, **numbers)
-  if privacy.noise_multiplier is not None:
-    return of(privacy.noise_multiplier)
+  # Rounding enlarges the sensitivity by an amount that depends on the grid, and so on the noise.
+  run_event = lambda z: accounting.compose(of(z).event, config.num_rounds)
   try:
-    return of(_calibrated(config, of))
+    return of(
+      privacy_section.noise_multiplier(
+        privacy, run_event, neighboring_relation=_RELATION, accountant="rdp"
+      )
+    )
   except Unreachable as error:
     wanted = f"epsilon={privacy.epsilon!r}" if privacy.epsilon else "attacker"
     raise UserError(
@@ -129,25 +131,6 @@ def mechanism(config: FedConfig, num_parameters: int) -> SkellamSum | None:
       field="secure_sum.bits",
       value=config.secure_sum.bits,
     ) from error
-
-
-def _calibrated(config: FedConfig, of: Any) -> float:
-  counting: Any = {
-    "delta": config.privacy.delta,
-    "neighboring_relation": _RELATION,
-    "accountant": "rdp",
-  }
-
-  def run_event(noise_multiplier: float) -> DpEvent:
-    # Rounding enlarges the sensitivity by an amount that depends on the grid, and so on the
-    # noise.
-    return accounting.compose(of(noise_multiplier).event, config.num_rounds)
-
-  attack = attack_of(config.privacy)
-  if attack is not None:
-    return accounting.calibrate_noise_to_attack(run_event, attack, **counting)
-  epsilon = getattr(config.privacy, "epsilon", None) or 0.0
-  return accounting.calibrate_noise_multiplier(run_event, epsilon=epsilon, **counting)
 
 
 def seed_of(key: jax.Array) -> int:
@@ -159,48 +142,25 @@ def guarantee(
   config: FedConfig, noise_in_shares: SkellamSum, num_clients: int
 ) -> Guarantee:
   """Returns the guarantee for one client of `num_clients`, under replace_special."""
-  delta = config.privacy.delta
-  asked: dict[str, Any] = {"neighboring_relation": _RELATION, "delta": delta}
-
-  def curve(rounds: int) -> float:
-    return accounting.epsilon(
-      accounting.compose(noise_in_shares.event, rounds), accountant="rdp", **asked
-    )
-
-  def statement(rounds: int) -> str:
-    text = accounting.privacy_statement(
-      accounting.compose(noise_in_shares.event, rounds),
-      num_examples=num_clients,
-      unit="user",
-      accountants=("rdp",),
-      **asked,
-    )
-    least = noise_in_shares.noise.min_survivors
-    cohort = noise_in_shares.max_clients
-    how = _SIMULATED if config.secure_sum.simulated else _PROTOCOL
-    paragraphs = [
-      how,
-      _WHOM.format(least=least, cohort=cohort),
-      _RELEASE if config.release else "",
-    ]
-    filled = (paragraph(words) for words in paragraphs if words)
-    return "\n\n".join([*filled, text])
-
-  return Guarantee(
-    kind="proved",
-    delta=delta,
-    relation=_RELATION,
-    unit="user",
-    accountant="rdp",
-    # Sampling amplifies nothing: the guarantee is against the server, which knows who takes part.
-    step_event=lambda step: noise_in_shares.event,
-    remaining_event=lambda start: accounting.compose(
-      noise_in_shares.event, config.num_rounds - start
-    ),
-    curve=curve,
-    statement=statement,
-    accounted_delta=delta,
+  asked = config.privacy
+  assert isinstance(asked, Distributed)
+  promised = of_event(
+    noise_in_shares.event,
+    delta=asked.delta,
     l2_bound=noise_in_shares.l2_clip_norm,
     num_records=num_clients,
-    budget=getattr(config.privacy, "epsilon_budget", None),
+    relation=_RELATION,
+    # Sampling amplifies nothing: the guarantee is against the server, which knows who takes part.
+    num_steps=config.num_rounds,
+    accountant="rdp",
+    unit="user",
+    budget=asked.epsilon_budget,
+    release=config.release,
   )
+  least = noise_in_shares.noise.min_survivors
+  words = [
+    _SIMULATED if config.secure_sum.simulated else _PROTOCOL,
+    _WHOM.format(least=least, cohort=noise_in_shares.max_clients),
+    _RELEASE if config.release else "",
+  ]
+  return noted(promised, "\n\n".join(paragraph(text) for text in words if text))

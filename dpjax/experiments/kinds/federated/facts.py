@@ -8,8 +8,8 @@ from dpjax.data import partition
 from dpjax.experiments.config.fields import name_of
 from dpjax.experiments.kinds.central import features
 from dpjax.experiments.kinds.central.facts import clip_norm, shows_data, table_scores
-from dpjax.experiments.kinds.federated import audit, privacy, secure_sums
-from dpjax.experiments.kinds.federated.config import FedConfig, Local
+from dpjax.experiments.kinds.federated import privacy, secure_sums
+from dpjax.experiments.kinds.federated.config import Local
 from dpjax.experiments.run import left_out, saved
 from dpjax.experiments.run.left_out import Arrivals
 from dpjax.federated.round import RoundInfo, params_of
@@ -20,12 +20,10 @@ if TYPE_CHECKING:
   from dpjax.experiments.kinds.federated.build import FedRun
 
 
-def observed(
-  config: FedConfig, fed: FedRun, state: ArrayTree, info: RoundInfo
-) -> dict[str, float]:
+def observed(fed: FedRun, state: ArrayTree, info: RoundInfo) -> dict[str, float]:
   """Returns the values of a metrics row other than scores and epsilon."""
   row = clip_norm(fed.plan, _clip_scale(state), "l2_clip_norm")
-  if not shows_data(config):
+  if not shows_data(fed.config):
     return row
   shown = ((name, value) for name, value in info._asdict().items() if name != "clients")
   return row | {f"not_private/{name}": float(value) for name, value in shown}
@@ -56,7 +54,7 @@ def rounds_to(rows: list[dict[str, Any]], targets: tuple[float, ...]) -> dict[st
   return {f"{target:g}": next(first(target), None) for target in targets}
 
 
-def _noise_facts(config: FedConfig, fed: FedRun) -> dict[str, float]:
+def _noise_facts(fed: FedRun) -> dict[str, float]:
   """Returns facts about the noise. The stated epsilon follows from `noise_multiplier`. For methods
   "local" and "both", `local_noise_multiplier` is the multiplier of the clients' noise."""
   if fed.mechanism is not None:
@@ -70,16 +68,17 @@ def _noise_facts(config: FedConfig, fed: FedRun) -> dict[str, float]:
   if fed.silos is not None:
     # Each silo has noise of its own; the list of silos in result.json has all.
     return {"noise_multiplier": min(plan.noise_multiplier for plan in fed.silos.plans)}
-  local = privacy.local_noise(config)
+  local = privacy.local_noise(fed.config)
   if local is None:
     return {"noise_multiplier": fed.plan.noise_multiplier}
   # For method "local" the stated epsilon follows from the clients' noise.
-  multiplier = local if isinstance(config.privacy, Local) else fed.plan.noise_multiplier
+  multiplier = local if isinstance(fed.config.privacy, Local) else fed.plan.noise_multiplier
   return {"noise_multiplier": multiplier, "local_noise_multiplier": local}
 
 
-def planned(config: FedConfig, fed: FedRun) -> dict[str, Any]:
+def planned(fed: FedRun) -> dict[str, Any]:
   """Returns the parts of a federated run's result that are known before the first round."""
+  config = fed.config
   names = {
     "none": "",
     "central": "dp_",
@@ -96,7 +95,7 @@ def planned(config: FedConfig, fed: FedRun) -> dict[str, Any]:
     "num_clients": fed.num_clients,
     "clients_per_round": config.clients_per_round,
     "partition": name_of(config, "partition"),
-    **_noise_facts(config, fed),
+    **_noise_facts(fed),
     "l2_clip_norm": fed.guarantee.l2_bound,
     # The samplers of silos are in the list of silos.
     "sampler": repr(fed.plan.sampler) if fed.silos is None else config.privacy.sampler.name,
@@ -113,10 +112,9 @@ def planned(config: FedConfig, fed: FedRun) -> dict[str, Any]:
   return facts
 
 
-def of(
-  config: FedConfig, fed: FedRun, state: ArrayTree, rows: list, epsilon: float | None
-) -> dict[str, Any]:
+def of(fed: FedRun, state: ArrayTree, rows: list, epsilon: float | None) -> dict[str, Any]:
   """Returns the parts of the result that are known only from the data or at the end."""
+  config = fed.config
   facts: dict[str, Any] = {"rounds_to_accuracy": rounds_to(rows, config.targets)}
   # Heterogeneity compares the class shares of clients, so it needs classes.
   of_classes = fed.federation.dataset.target is None
@@ -128,11 +126,7 @@ def of(
   facts |= table_scores(fed.task, fed.apply, params_of(state), fed.test)
   facts |= clip_norm(fed.plan, _clip_scale(state), "final_l2_clip_norm")
   facts |= left_out.clipped_cells(fed.federation.dataset, shown=shows_data(config))
-  if fed.audited is None:
-    return facts
-  return facts | audit.facts(
-    config,
-    fed.audited,
+  return facts | fed.audited.facts(
     loss_fn=fed.task.loss(fed.apply),
     before=fed.params,
     state=state,

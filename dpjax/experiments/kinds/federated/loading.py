@@ -11,12 +11,14 @@ import numpy as np
 from dpjax.data import Federation
 from dpjax.data.target_kinds import needs_arrays, needs_classes
 from dpjax.experiments.config.fields import name_of
-from dpjax.experiments.kinds import bounds, data_section
+from dpjax.experiments.kinds import bounds
 from dpjax.experiments.kinds.central import build as build_central
 from dpjax.experiments.kinds.central.config import TrainConfig
-from dpjax.experiments.kinds.federated import bounds as fed_bounds
 from dpjax.experiments.kinds.federated.config import BY_CLASS, NATURAL, FedConfig
 from dpjax.validate import UserError
+
+# A client's batch of up to this size is accepted for any number of examples.
+_ANY_BATCH = 1024
 
 
 @bounds.names_fields
@@ -48,9 +50,9 @@ def with_features(
 def _natural(config: FedConfig) -> tuple[Federation, Any]:
   """Loads clients named by the data. Test clients are scored together, and may differ from the
   training clients."""
-  with data_section.errors_of_data():
+  with bounds.within("data", of=config.data):
     train, test = config.partition.make(config.data)
-  fed_bounds.local_batch(config, len(train))
+  _check_local_batch(config, len(train))
   text = train.dataset.vocab_size is not None
   bounds.read_if(config, text, "text", "data.max_length")
   sets = build_central.preprocessed(central(config), train.dataset, test.dataset)
@@ -65,6 +67,19 @@ def _natural(config: FedConfig) -> tuple[Federation, Any]:
   return dataclasses.replace(
     train, dataset=sets[0], nominal_users=users, test_indices=_own_test_rows(train, test)
   ), sets[1]
+
+
+def _check_local_batch(config: FedConfig, num_examples: int) -> None:
+  """Raises UserError for a `local.batch_size` above both 1024 and the number of training examples
+  of all clients together."""
+  size = config.local.batch_size
+  most = max(num_examples, _ANY_BATCH)
+  if size is not None and size > most:
+    raise UserError(
+      f"must be <= {most}, or none, a client's examples at once",
+      field="local.batch_size",
+      value=size,
+    )
 
 
 def _holding_out(federation: Federation, share: float) -> Federation:
@@ -102,7 +117,7 @@ def _partitioned(config: FedConfig) -> tuple[Federation, Any]:
   on the labels: it defines the users' data, before any mechanism runs."""
   train, test = build_central.load_data(central(config), features=False)
   needs_arrays(train, "launch.federate")
-  fed_bounds.local_batch(config, train.nominal_size or len(train))
+  _check_local_batch(config, train.nominal_size or len(train))
   users = config.partition.num_clients
   labels = train.y
   if train.target is not None:

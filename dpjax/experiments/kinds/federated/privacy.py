@@ -6,17 +6,14 @@ import dataclasses
 import math
 from typing import Any
 
-from dpjax import accounting, gradients, sampling, validate
-from dpjax.accounting.event_kinds.kind import DpEvent
+from dpjax import accounting, gradients, sampling
 from dpjax.accounting.proved import NeighboringRelation
 from dpjax.auditing.canary_clients import DIRECTION, PARAMETER
 from dpjax.data import Federation
 from dpjax.experiments.config import fields, samplers
 from dpjax.experiments.config.attacker import attack_of
-from dpjax.experiments.kinds import bounds
+from dpjax.experiments.kinds import bounds, privacy_section
 from dpjax.experiments.kinds.central import ftrl
-from dpjax.experiments.kinds.central.config import DpFtrl
-from dpjax.experiments.kinds.central.privacy import maker
 from dpjax.experiments.kinds.federated import distributed
 from dpjax.experiments.kinds.federated.config import (
   Both,
@@ -36,7 +33,6 @@ from dpjax.federated import placement
 from dpjax.noise import NoiseShape
 from dpjax.plan import Plan
 from dpjax.sampling.batch_sizes import steps_per_pass, whole_passes
-from dpjax.sampling.registry import Sizing
 from dpjax.secure.distributed_noise import SkellamSum
 from dpjax.validate import UserError
 
@@ -48,12 +44,6 @@ _JOINED = 1000
 _IN_PLACES = 50
 # Methods that fit a secure sum, since the server adds no noise.
 SUMMED = ("none", "local", "distributed", "records")
-
-
-def relation(config: FedConfig) -> str:
-  """Returns the neighboring relation under which the server's noise is accounted for."""
-  asked = getattr(config.privacy, "neighboring_relation", "")
-  return asked or sizes.usual_relation(config.privacy.sampler.scheme)
 
 
 def public_size(config: FedConfig, federation: Federation) -> int:
@@ -73,7 +63,7 @@ def public_size(config: FedConfig, federation: Federation) -> int:
   return sizes.public(
     federation.num_clients,
     declared if known is None else known,
-    relation=relation(config),
+    relation=privacy_section.relation(privacy),
     promised=isinstance(privacy, ServerNoise) and privacy.noise_multiplier != 0,
     field="data.num_users" if dealt is None else "partition.num_clients",
     other="privacy.neighboring_relation=replace_special",
@@ -93,7 +83,7 @@ def canaries_join(config: FedConfig) -> bool:
     and config.audit.kind in ("auto", PARAMETER)
     and isinstance(privacy, Central)
     and privacy.sampler.name == "poisson"
-    and relation(config) == NeighboringRelation.ADD_OR_REMOVE_ONE
+    and privacy_section.relation(privacy) == NeighboringRelation.ADD_OR_REMOVE_ONE
   )
 
 
@@ -137,33 +127,17 @@ def _check_release(config: FedConfig) -> None:
       field="release",
       value=True,
     )
-  if privacy.noise_multiplier == 0:
-    raise UserError(
-      "without noise nothing may be released", field="privacy.noise_multiplier", value=0
-    )
 
 
 def check(config: FedConfig) -> None:
   """Raises UserError for incompatible fields; loads no data."""
-  _check_release(config)
-  _check_promise(config)
-  distributed.check(config)
-
-
-def _check_promise(config: FedConfig) -> None:
   privacy = config.privacy
-  if not isinstance(privacy, UserGuarantee):
-    return
-  has_attack = attack_of(privacy) is not None
-  if not has_attack and (privacy.epsilon is None) == (privacy.noise_multiplier is None):
-    raise UserError(
-      f"give it or privacy.noise_multiplier={privacy.noise_multiplier!r}, exactly "
-      "one of them",
-      field="privacy.epsilon",
-      value=privacy.epsilon,
-    )
+  _check_release(config)
+  if isinstance(privacy, UserGuarantee):
+    privacy_section.check(privacy, release=config.release)
   if isinstance(privacy, Central):
     _check_simulated(config, privacy)
+  distributed.check(config)
 
 
 def _check_simulated(config: FedConfig, privacy: Central) -> None:
@@ -184,7 +158,6 @@ def _check_simulated(config: FedConfig, privacy: Central) -> None:
       field="privacy.clipping",
       value=fields.get(privacy, "clipping"),
     )
-  validate.integer_at_least(1, **{"privacy.simulated_cohort": cohort})
   if cohort < config.clients_per_round:
     raise UserError(
       f"must be >= clients_per_round={config.clients_per_round}",
@@ -207,10 +180,11 @@ def _check_simulated(config: FedConfig, privacy: Central) -> None:
 
 def _sampler(config: FedConfig, num_clients: int) -> sampling.Sampler:
   chosen = config.privacy.sampler
+  scheme = chosen.scheme
   prob = config.clients_per_round / num_clients
   num_canaries = 0 if config.audit is None else audit_settings(config).num_canaries
   joining = num_canaries if num_canaries and canaries_join(config) else 0
-  size = Sizing(
+  size = chosen.sizing(
     sampling_prob=prob,
     num_examples=num_clients,
     num_steps=config.num_rounds,
@@ -222,69 +196,20 @@ def _sampler(config: FedConfig, num_clients: int) -> sampling.Sampler:
     may_leave=num_canaries - joining,
   )
   # Silent rounding would make the run sample other numbers of clients than the config says.
-  if chosen.scheme is not None and chosen.scheme.nearest_prob(size) != prob:
-    raise UserError(
-      f"must be an integer for {chosen.name}",
-      field="clients_per_round",
-      value=config.clients_per_round,
-    )
+  must = ""
+  if scheme is not None and scheme.in_passes:
+    if not whole_passes(prob):
+      must = (
+        f"must be num_clients={num_clients} / a whole number, the rounds of a pass, for "
+        f"privacy.sampler={chosen.name!r}; {num_clients / steps_per_pass(prob)!r} is near"
+      )
+  elif scheme is not None and scheme.nearest_prob(size) != prob:
+    must = f"must be an integer for {chosen.name}"
+  if must:
+    raise UserError(must, field="clients_per_round", value=config.clients_per_round)
+  if isinstance(config.privacy, FedFtrl):
+    ftrl.check_apart(config.privacy, prob)
   return samplers.make(chosen, size)
-
-
-def _plan(config: FedConfig, sampler: Any, divisor: float, noise: float | None) -> Plan:
-  """Makes a plan that samples clients.
-
-  Args:
-    divisor: number by which the server divides a sum.
-    noise: noise multiplier; None: it is calibrated to the config's attacker or epsilon.
-  """
-  privacy = config.privacy
-  assert isinstance(privacy, ServerNoise)
-  make = maker(privacy.epsilon, noise, attack_of(privacy))
-  return make(
-    sampler=sampler,
-    num_steps=config.num_rounds,
-    l2_clip_norm=gradients.Clip(
-      privacy.l2_clip_norm, getattr(privacy, "clipping", gradients.Flat())
-    ),
-    normalize_by=divisor,
-    delta=privacy.delta,
-    neighboring_relation=privacy.neighboring_relation,
-    accountant=privacy.accountant,
-  )
-
-
-def _ftrl_plan(config: FedConfig, asked: FedFtrl, num_clients: int) -> Plan:
-  """Makes the plan of DP-FTRL on the server, like `central.privacy.make_plan` with clients in place
-  of examples."""
-  privacy = DpFtrl(
-    sampling_prob=config.clients_per_round / num_clients,
-    sampler=fields.to_dict(asked)["sampler"],
-    strategy=asked.strategy,
-  )
-  prob = privacy.sampling_prob
-  if ftrl.cyclic(privacy) and not whole_passes(prob):
-    raise UserError(
-      f"must be num_clients={num_clients} / a whole number, the rounds of a "
-      f"pass, for privacy.sampler={asked.sampler.name!r}; "
-      f"{num_clients / steps_per_pass(prob)!r} is near",
-      field="clients_per_round",
-      value=config.clients_per_round,
-    )
-  ftrl.check(privacy)
-  make = maker(asked.epsilon, asked.noise_multiplier, attack_of(asked))
-  return make(
-    sampler=ftrl.sampler(
-      privacy, config.num_rounds, num_clients, num_clients + 1, unit="user"
-    ),
-    num_steps=config.num_rounds,
-    l2_clip_norm=asked.l2_clip_norm,
-    normalize_by=config.clients_per_round,
-    delta=asked.delta,
-    neighboring_relation=asked.neighboring_relation,
-    accountant=asked.accountant,
-    noise_shape=NoiseShape(correlation=ftrl.correlation(privacy, config.num_rounds)),
-  )
 
 
 @bounds.names_fields
@@ -297,9 +222,6 @@ def make_plan(config: FedConfig, num_clients: int) -> tuple[Plan, Plan]:
   privacy = config.privacy
   check_cohort(config, num_clients)
   # All numbers below use the public `num_clients`, never the true number.
-  if isinstance(privacy, FedFtrl):
-    plan = _ftrl_plan(config, privacy, num_clients)
-    return plan, plan
   if isinstance(privacy, Records):
     sampler = sampling.FixedSizeSampler(batch_size=num_clients, num_examples=num_clients)
   else:
@@ -314,30 +236,37 @@ def make_plan(config: FedConfig, num_clients: int) -> tuple[Plan, Plan]:
       delta=privacy.delta,
     )
     return plan, plan
-  noise = privacy.noise_multiplier
+  correlation = None
+  if isinstance(privacy, FedFtrl):
+    prob = config.clients_per_round / num_clients
+    correlation = ftrl.correlation(privacy, prob, config.num_rounds)
+
+  def plan_of(sampler: Any, divisor: float, noise: float | None = None) -> Plan:
+    """Returns the plan whose server divides a sum by `divisor`; noise None: as configured."""
+    return privacy_section.plan(
+      privacy,
+      noise_multiplier=noise,
+      sampler=sampler,
+      num_steps=config.num_rounds,
+      l2_clip_norm=gradients.Clip(
+        privacy.l2_clip_norm, getattr(privacy, "clipping", gradients.Flat())
+      ),
+      normalize_by=divisor,
+      noise_shape=NoiseShape(correlation=correlation),
+    )
+
   cohort = getattr(privacy, "simulated_cohort", None)
   population = getattr(privacy, "simulated_clients", None)
   if cohort is None or population is None:
-    plan = _plan(config, sampler, config.clients_per_round, noise)
+    plan = plan_of(sampler, config.clients_per_round)
     return plan, plan
   whole = sampling.PoissonSampler(
     sampling_prob=cohort / population, capacity=population + 1
   )
-  reported = _plan(config, whole, cohort, noise)
+  reported = plan_of(whole, cohort)
   # The multiplier is scaled, so that the noise on the mean is the same for any actual cohort.
   scaled = reported.noise_multiplier * config.clients_per_round / cohort
-  return _plan(config, sampler, config.clients_per_round, scaled), reported
-
-
-def _simulation_note(config: FedConfig) -> str:
-  privacy = config.privacy
-  assert isinstance(privacy, Central)
-  return (
-    f"SIMULATED. The noise is that of cohorts of {privacy.simulated_cohort} out of "
-    f"{privacy.simulated_clients} clients; this run had cohorts of "
-    f"{config.clients_per_round:g}. What follows holds for such a deployment. It is NOT a "
-    "guarantee for the clients whose data were used here."
-  )
+  return plan_of(sampler, config.clients_per_round, scaled), reported
 
 
 def local_noise(config: FedConfig) -> float | None:
@@ -348,22 +277,12 @@ def local_noise(config: FedConfig) -> float | None:
     return privacy.local_noise_multiplier
   if not isinstance(privacy, Local):
     return None
-  if privacy.noise_multiplier is not None:
-    return privacy.noise_multiplier
-  counting: Any = {
-    "delta": privacy.delta,
-    "neighboring_relation": NeighboringRelation.REPLACE_ONE,
-  }
-
-  def run_event(noise_multiplier: float) -> DpEvent:
-    # Every round is counted: the server sees who sends, so sampling amplifies nothing.
-    return placement.local_event(noise_multiplier, config.num_rounds)
-
-  attack = attack_of(privacy)
-  if attack is not None:
-    return accounting.calibrate_noise_to_attack(run_event, attack, **counting)
-  epsilon = privacy.epsilon or 0.0
-  return accounting.calibrate_noise_multiplier(run_event, epsilon=epsilon, **counting)
+  # Every round is counted: the server sees who sends, so sampling amplifies nothing.
+  return privacy_section.noise_multiplier(
+    privacy,
+    lambda noise: placement.local_event(noise, config.num_rounds),
+    neighboring_relation=NeighboringRelation.REPLACE_ONE,
+  )
 
 
 _LOCAL_NOTE = (
@@ -379,37 +298,29 @@ def local_promise(config: FedConfig, num_clients: int) -> Guarantee:
   noise = local_noise(config) or 0.0
   asked = config.privacy
   assert isinstance(asked, UserGuarantee)
-  delta = asked.delta
-  relation = NeighboringRelation.REPLACE_ONE
-  budget = asked.epsilon_budget
-  if not noise:
-    guarantee.check_nothing_asked(budget=budget, release=config.release)
+  promised = guarantee.of_event(
+    placement.local_event(noise),
+    delta=asked.delta,
+    l2_bound=asked.l2_clip_norm,
+    num_records=num_clients,
+    relation=NeighboringRelation.REPLACE_ONE,
+    num_steps=config.num_rounds,
+    unit="user",
+    budget=asked.epsilon_budget,
+    release=config.release,
+  )
 
   def statement(rounds: int) -> str:
     text = accounting.privacy_statement(
       placement.local_event(noise, rounds),
       num_examples=num_clients,
       unit="user",
-      delta=delta,
-      neighboring_relation=relation,
+      delta=asked.delta,
+      neighboring_relation=promised.relation,
     )
     return f"{_LOCAL_NOTE}\n\n{text}"
 
-  return Guarantee(
-    kind="proved" if noise else "none",
-    delta=delta,
-    relation=relation,
-    unit="user",
-    accountant="pld",
-    step_event=lambda step: placement.local_event(noise),
-    remaining_event=lambda start: placement.local_event(noise, config.num_rounds - start),
-    curve=lambda rounds: placement.local_epsilon(noise, delta, rounds) if rounds else 0.0,
-    statement=statement,
-    accounted_delta=delta,
-    l2_bound=asked.l2_clip_norm,
-    num_records=num_clients,
-    budget=budget,
-  )
+  return dataclasses.replace(promised, statement=statement)
 
 
 def make_promise(
@@ -431,15 +342,22 @@ def make_promise(
     return guarantee.noted(distributed.guarantee(config, mechanism, num_clients), asked)
   if isinstance(config.privacy, Local):
     return guarantee.noted(local_promise(config, num_clients), asked)
-  simulated = reported is not ran
-  notes = [_simulation_note(config) if simulated else "", asked]
+  deployed = getattr(config.privacy, "simulated_clients", None)
+  if reported is not ran:
+    cohort = getattr(config.privacy, "simulated_cohort", None)
+    note = (
+      f"SIMULATED. The noise is that of cohorts of {cohort} out of {deployed} clients; this run "
+      f"had cohorts of {config.clients_per_round:g}. What follows holds for such a deployment. It "
+      "is NOT a guarantee for the clients whose data were used here."
+    )
+    asked = f"{note}\n\n{asked}" if asked else note
   return guarantee.of_plan(
     reported,
     num_clients,
-    ran=ran if simulated else None,
-    deployed=getattr(config.privacy, "simulated_clients", None),
+    ran=None if reported is ran else ran,
+    deployed=deployed,
     unit="user",
     budget=getattr(config.privacy, "epsilon_budget", None),
-    note="\n\n".join(note for note in notes if note),
+    note=asked,
     release=config.release,
   )

@@ -24,7 +24,7 @@ from dpjax.data import Federation
 from dpjax.experiments.config import fields, samplers
 from dpjax.experiments.config.attacker import attack_of
 from dpjax.experiments.config.fields import name_of
-from dpjax.experiments.kinds.central.privacy import maker
+from dpjax.experiments.kinds import privacy_section
 from dpjax.experiments.kinds.federated.config import (
   FedConfig,
   Records,
@@ -35,7 +35,6 @@ from dpjax.experiments.run import guarantee, sizes
 from dpjax.experiments.run.guarantee import Guarantee
 from dpjax.federated.silos import Attendance, Silos
 from dpjax.plan import Plan
-from dpjax.sampling.registry import Sizing
 from dpjax.validate import UserError
 
 UNIT = "record of one silo"
@@ -169,10 +168,6 @@ def make(config: FedConfig, federation: Federation) -> Silos:
   return silos.fitted() if asked.noise_multiplier != 0 else silos
 
 
-def _relation(asked: Records) -> str:
-  return asked.neighboring_relation or sizes.usual_relation(asked.sampler.scheme)
-
-
 def _size(config: FedConfig, federation: Federation, place: int) -> int:
   """Returns the number of records of a silo that its plan may depend on; see `run.sizes`."""
   asked = config.privacy
@@ -182,7 +177,7 @@ def _size(config: FedConfig, federation: Federation, place: int) -> int:
   return sizes.public(
     len(federation.indices[place]),
     None if not known else known[place],
-    relation=_relation(asked),
+    relation=privacy_section.relation(asked),
     promised=asked.noise_multiplier != 0,
     field=field,
     other="privacy.neighboring_relation=replace_special",
@@ -207,25 +202,20 @@ def _plan(config: FedConfig, size: int, epsilon: float | None) -> Plan:
       value=batch,
     )
   steps = config.num_rounds * max(1, round(config.local.epochs * size / batch))
-  sampler = samplers.make(
-    asked.sampler,
-    Sizing(
-      sampling_prob=batch / size,
-      num_examples=size,
-      num_steps=steps,
-      # A neighbour may have one record more.
-      padded_batch_size=size + 1,
-      neighboring_relation=asked.neighboring_relation,
-    ),
+  size_of_run = asked.sampler.sizing(
+    sampling_prob=batch / size,
+    num_examples=size,
+    num_steps=steps,
+    # A neighbour may have one record more.
+    padded_batch_size=size + 1,
+    neighboring_relation=asked.neighboring_relation,
   )
-  return maker(epsilon, asked.noise_multiplier, attack_of(asked))(
-    sampler=sampler,
+  return privacy_section.plan(
+    dataclasses.replace(asked, epsilon=epsilon),
+    sampler=samplers.make(asked.sampler, size_of_run),
     num_steps=steps,
     l2_clip_norm=gradients.Clip(asked.l2_clip_norm),
     normalize_by=batch,
-    delta=asked.delta,
-    neighboring_relation=asked.neighboring_relation,
-    accountant=asked.accountant,
   )
 
 
@@ -236,29 +226,24 @@ def _plan(config: FedConfig, size: int, epsilon: float | None) -> Plan:
 class SilosGuarantee(Guarantee):
   """The guarantee of a run of silos. Its epsilon is the largest of all silos."""
 
-  silos: Silos | None = None
-  names: tuple[str, ...] = ()
-
-  @property
-  def of(self) -> Silos:
-    assert self.silos is not None
-    return self.silos
+  silos: Silos = dataclasses.field(kw_only=True)
+  names: tuple[str, ...] = dataclasses.field(kw_only=True)
 
   @property
   def unit_owns_records(self) -> bool:
-    return self.of.max_silos > 1
+    return self.silos.max_silos > 1
 
   def charge(self, ledger: Ledger, steps: range, *, noise_key_id: str) -> Ledger:
     """Returns the ledger with the steps of all silos that compute a message in these rounds."""
     num_steps = collections.Counter[int]()
     for round in steps:
-      here = self.of.attendance.of(round, len(self.names))[0]
+      here = self.silos.attendance.of(round, len(self.names))[0]
       for silo in np.flatnonzero(here).tolist():
-        num_steps[silo] += self.of.steps_per_round(silo)
+        num_steps[silo] += self.silos.steps_per_round(silo)
     ran = ledger.steps_by_key()
     charges = []
     for silo, count in num_steps.items():
-      plan = self.of.plans[silo]
+      plan = self.silos.plans[silo]
       # The name of a silo may hold a slash, that of a run's key holds none.
       key = f"{noise_key_id}/{self.names[silo]}"
       relation = plan.neighboring_relation
@@ -270,7 +255,7 @@ class SilosGuarantee(Guarantee):
   def ran(self, ledger: Ledger) -> tuple[int, ...]:
     """Returns the number of steps of each silo in a ledger; of an empty one, of all rounds."""
     if not ledger.charges:
-      return self.of.num_steps()
+      return self.silos.num_steps()
     ran = collections.Counter[str]()
     for key, count in ledger.steps_by_key().items():
       ran[key.partition("/")[2]] += count
@@ -280,7 +265,7 @@ class SilosGuarantee(Guarantee):
     del ledger  # what ran is a part of all rounds, whose number is fixed
     if self.budget is None or self.kind == "none":
       return
-    spent = self.of.epsilon()
+    spent = self.silos.epsilon()
     if spent > self.budget:
       raise BudgetExceeded(
         f"the budget of a silo is exceeded, the run would cost {upper(spent, digits=6)}",
@@ -289,15 +274,16 @@ class SilosGuarantee(Guarantee):
       )
 
   def accounted(self, ledger: Ledger) -> float:
-    return self.of.epsilon(self.ran(ledger))
+    return self.silos.epsilon(self.ran(ledger))
 
   def profile(self, ledger: Ledger, epsilon: float) -> Profile | None:
     """Returns the largest delta of any silo at each epsilon, so it holds for records of all."""
     del epsilon
     if self.kind == "none":
       return None
-    runs = self.of.held(self.ran(ledger))
-    profiles = [run.privacy_profile(steps) for run, steps in runs if _has_steps(steps)]
+    runs = self.silos.held(self.ran(ledger))
+    # The steps of several silos together are a tuple.
+    profiles = [run.privacy_profile(steps) for run, steps in runs if np.any(steps)]
     if not profiles:
       return None
     return lambda epsilons: functools.reduce(np.maximum, [p(epsilons) for p in profiles])
@@ -307,7 +293,7 @@ class SilosGuarantee(Guarantee):
     if self.kind == "none":
       return facts
     steps = self.ran(ledger)
-    each = self.of.epsilons(steps)
+    each = self.silos.epsilons(steps)
     rows = [
       {
         "silo": name,
@@ -319,10 +305,10 @@ class SilosGuarantee(Guarantee):
         **_rates(plan, count),
       }
       for name, size, plan, count, spent in zip(
-        self.names, self.of.sizes, self.of.plans, steps, each
+        self.names, self.silos.sizes, self.silos.plans, steps, each
       )
     ]
-    return facts | {SILOS: rows, "max_silos_per_record": self.of.max_silos}
+    return facts | {SILOS: rows, "max_silos_per_record": self.silos.max_silos}
 
 
 @functools.cache
@@ -335,10 +321,6 @@ def _rates(plan: Plan, steps: int) -> dict[str, float]:
     name: accounting.true_positive_rate(profile, fpr)
     for name, fpr in guarantee.RATES.items()
   }
-
-
-def _has_steps(steps: Any) -> bool:
-  return any(steps) if isinstance(steps, tuple) else bool(steps)
 
 
 def promise(config: FedConfig, federation: Federation, silos: Silos) -> SilosGuarantee:

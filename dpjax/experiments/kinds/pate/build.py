@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple
+from collections.abc import Iterator
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -27,7 +27,6 @@ from dpjax.experiments.kinds.pate import vote_costs
 from dpjax.experiments.kinds.pate.config import PateConfig, Pixels, check
 from dpjax.experiments.run import guarantee, left_out, pieces, sizes, writers
 from dpjax.experiments.run.experiment import Experiment, Phase, Scores, Story, every, single
-from dpjax.experiments.run.guarantee import Guarantee
 from dpjax.experiments.run.pieces import Arrays
 from dpjax.experiments.run.run_keys import RunKeys
 from dpjax.mechanisms.teacher_votes import UNANSWERED
@@ -38,13 +37,6 @@ from dpjax.zoo.recipes import pate
 _AT_ONCE = 10
 # Label of a query that was not asked, because all answers were used.
 _NOT_ASKED = -2
-
-
-class _Sides(NamedTuple):
-  """Holds the private records and the public examples."""
-
-  private: data_lib.Dataset
-  public: data_lib.Dataset
 
 
 class Pate(Experiment[PateConfig]):
@@ -73,100 +65,100 @@ class Pate(Experiment[PateConfig]):
     )
 
   def train(self, data: Any, keys: RunKeys) -> Story:
-    config = self.config
-    sides = _Sides(*data)
-    promised = _guarantee(config, sides)
+    private, public = data
+    run = _Run(self.config, private, public, keys)
     # The budget is checked here, so that a refused run claims no folder.
-    promised.check_budget(Ledger())
-    # Both phases read the public features. These are computed only once, by the phase that reads
-    # them first.
-    public = functools.cache(lambda: _features(config, sides.public))
-    votes = yield _votes_phase(config, sides, public)
-    counts = np.asarray(votes.state["counts"])
-    student = _Student(config, sides, public)
-    queries = _queries_phase(config, sides, counts, keys, promised, student)
+    run.promised.check_budget(Ledger())
+    votes = yield run.votes_phase()
+    queries = run.queries_phase(np.asarray(votes.state["counts"]))
     return (yield from single(queries))
 
 
-def _guarantee(config: PateConfig, sides: _Sides) -> Guarantee:
-  num_records = sizes.stated(
-    len(sides.private),
-    sides.private.nominal_size,
-    relation=config.neighboring_relation,
-  )
-  promised = guarantee.repeated(vote_costs.promised(config, num_records), config.noise_seed)
-  return public_pool.noted(promised, config, sides.public)
+class _Run:
+  """Holds the private records and the public examples of one run, and makes its two phases.
 
+  The student is trained on published labels and public examples, so it costs no privacy.
+  """
 
-def _features(config: PateConfig, dataset: Any) -> np.ndarray:
-  """Returns features [n, d]. Each row depends only on one example and on public constants."""
-  if isinstance(config.features, Pixels):
-    # The neighbour of a single record is an empty data set. Its width cannot be inferred by -1.
-    shape = (len(dataset), math.prod(dataset.x.shape[1:]))
-    return np.reshape(np.asarray(dataset.x, np.float32), shape)
-  options = {"num_groups": config.features.num_groups}
-  model = ModelConfig(name="scatter_linear", options=options)
-  seen = features_lib.featured(model, dataset, kept=cache.folder())
-  return np.reshape(np.asarray(seen.x), (len(dataset), math.prod(seen.x.shape[1:])))
-
-
-# --- the teachers
-
-
-def _parts(config: PateConfig, sides: _Sides) -> np.ndarray:
-  """Returns the part of each private record, [n]."""
-  private = sides.private
-  if config.neighboring_relation == "add_or_remove_one":
-    return pate.parts_by_content(private.x, private.y, config.num_teachers)
-  return pate.parts_by_place(len(private), config.num_teachers)
-
-
-def _votes_phase(
-  config: PateConfig, sides: _Sides, public: Callable[[], np.ndarray]
-) -> Phase:
-  num_classes = sides.private.num_classes
-
-  @functools.cache
-  def prepared() -> tuple[np.ndarray, np.ndarray, jax.Array]:
-    """Returns (private features, part of each record, queries). They are computed only once."""
-    queries = public()[: config.num_queries]
-    return _features(config, sides.private), _parts(config, sides), jnp.asarray(queries)
-
-  def fill(state: Arrays, piece: int) -> None:
-    x, parts, queries = prepared()
-    first = piece * _AT_ONCE
-    which = range(first, min(first + _AT_ONCE, config.num_teachers))
-    padded = pate.padded_parts(x, sides.private.y, parts, which, config.teacher_capacity)
-    votes = pate.ridge_votes(
-      padded, queries, penalty=config.teacher_penalty, num_classes=num_classes
-    )
-    state["counts"] += pate.vote_counts(votes, num_classes)
-
-  shape = (config.num_queries, num_classes)
-  return pieces.filled(
-    -(-config.num_teachers // _AT_ONCE),
-    lambda: {"counts": np.zeros(shape, np.int32)},
-    fill,
-    name="teachers",
-    subfolder="teachers",
-  )
-
-
-# --- the queries and the student
-
-
-class _Student:
-  """The student, trained on published labels and public examples, so it costs no privacy."""
-
-  def __init__(self, config: PateConfig, sides: _Sides, public: Callable[[], np.ndarray]):
+  def __init__(
+    self,
+    config: PateConfig,
+    private: data_lib.Dataset,
+    public: data_lib.Dataset,
+    random: RunKeys,
+  ):
     self.config = config
-    self.sides = sides
+    self.private = private
     self.public = public
+    self.random = random
+    num_records = sizes.stated(
+      len(private), private.nominal_size, relation=config.neighboring_relation
+    )
+    promised = vote_costs.promised(config, num_records)
+    promised = guarantee.repeated(promised, config.noise_seed)
+    self.promised = public_pool.noted(promised, config, public)
+
+  # Both phases read the public features. The phase that reads them first computes them.
+  @functools.cached_property
+  def public_features(self) -> np.ndarray:
+    return self.features(self.public)
+
+  @functools.cached_property
+  def private_features(self) -> np.ndarray:
+    return self.features(self.private)
+
+  def features(self, dataset: Any) -> np.ndarray:
+    """Returns features [n, d]. Each row depends only on one example and on public constants."""
+    seen = dataset.x
+    if not isinstance(self.config.features, Pixels):
+      options = {"num_groups": self.config.features.num_groups}
+      model = ModelConfig(name="scatter_linear", options=options)
+      seen = features_lib.featured(model, dataset, kept=cache.folder()).x
+    # The neighbour of a single record is an empty data set. Its width cannot be inferred by -1.
+    shape = (len(dataset), math.prod(seen.shape[1:]))
+    return np.reshape(np.asarray(seen, np.float32), shape)
+
+  # --- the teachers
+
+  @functools.cached_property
+  def parts(self) -> np.ndarray:
+    """Returns the part of each private record, [n]."""
+    if self.config.neighboring_relation == "add_or_remove_one":
+      return pate.parts_by_content(self.private.x, self.private.y, self.config.num_teachers)
+    return pate.parts_by_place(len(self.private), self.config.num_teachers)
+
+  def votes_phase(self) -> Phase:
+    """Returns the phase that counts the votes of all teachers, some teachers in each step."""
+    config = self.config
+    num_classes = self.private.num_classes
+
+    def fill(state: Arrays, piece: int) -> None:
+      first = piece * _AT_ONCE
+      which = range(first, min(first + _AT_ONCE, config.num_teachers))
+      queries = jnp.asarray(self.public_features[: config.num_queries])
+      padded = pate.padded_parts(
+        self.private_features, self.private.y, self.parts, which, config.teacher_capacity
+      )
+      votes = pate.ridge_votes(
+        padded, queries, penalty=config.teacher_penalty, num_classes=num_classes
+      )
+      state["counts"] += pate.vote_counts(votes, num_classes)
+
+    shape = (config.num_queries, num_classes)
+    return pieces.filled(
+      -(-config.num_teachers // _AT_ONCE),
+      lambda: {"counts": np.zeros(shape, np.int32)},
+      fill,
+      name="teachers",
+      subfolder="teachers",
+    )
+
+  # --- the student
 
   @functools.cached_property
   def graph(self) -> pate.PublicGraph:
     """Returns the public graph, computed once, for the first student."""
-    seen = self.public()
+    seen = self.public_features
     pool = self.config.num_pool
     return pate.public_graph(
       seen[:pool],
@@ -177,11 +169,12 @@ class _Student:
     )
 
   @functools.lru_cache(maxsize=2)  # noqa: B019 - as long as the run
-  def _of(self, labels: bytes) -> tuple[np.ndarray, np.ndarray]:
+  def _student(self, labels: bytes) -> tuple[np.ndarray, np.ndarray]:
+    """Returns (labels of the pool, weights of the student)."""
     published = np.frombuffer(labels, np.int32)
     pool = np.full(self.config.num_pool, UNANSWERED, np.int32)
     pool[: len(published)] = published
-    num_classes = self.sides.private.num_classes
+    num_classes = self.private.num_classes
     spread = pate.spread_labels(
       self.graph, pool, num_classes=num_classes, reach=self.config.reach
     )
@@ -193,7 +186,7 @@ class _Student:
   def released(self, state: Any) -> dict[str, np.ndarray]:
     """Returns the outputs that may be published: answers, labels of the pool, student's weights."""
     labels = np.asarray(state["labels"])
-    spread, weights = self._of(labels.tobytes())
+    spread, weights = self._student(labels.tobytes())
     return {"labels": labels, "pool_labels": spread, "student": weights}
 
   def scores(self, state: Any) -> Scores:
@@ -201,8 +194,8 @@ class _Student:
     number of answers."""
     labels = np.asarray(state["labels"])
     pool = self.config.num_pool
-    truth = self.sides.public.y
-    spread, weights = self._of(labels.tobytes())
+    truth = self.public.y
+    spread, weights = self._student(labels.tobytes())
     answered = np.flatnonzero(labels >= 0)
     right = labels[answered] == truth[answered]
     predicted = np.argmax(self.graph.others @ weights, axis=1)
@@ -213,93 +206,87 @@ class _Student:
       "answers": len(answered),
     }
 
+  # --- the queries
 
-def _check_answers(config: PateConfig, labels: np.ndarray) -> None:
-  """Raises UserError if no query was answered.
-
-  The answers are released with noise, so a release may say this, too.
-  """
-  if not np.any(labels >= 0):
-    raise UserError(
-      "none of them was answered, so no student learned anything; no result is written, rows and "
-      "checkpoints stay",
-      field="num_queries",
-      value=config.num_queries,
-    )
-
-
-def _not_private(config: PateConfig, sides: _Sides, counts: np.ndarray) -> dict[str, Any]:
-  """Returns what the private records tell of the teachers, and of the cells of a table."""
-  right = counts[np.arange(len(counts)), sides.public.y[: len(counts)]]
-  in_part = np.bincount(_parts(config, sides), minlength=config.num_teachers)
-  return {
-    "not_private/teacher_accuracy": float(np.mean(right) / config.num_teachers),
-    "not_private/left_out": int(np.maximum(in_part - config.teacher_capacity, 0).sum()),
-    **left_out.clipped_cells(sides.private, shown=True),
-  }
-
-
-def _queries_phase(
-  config: PateConfig,
-  sides: _Sides,
-  counts: np.ndarray,
-  random: RunKeys,
-  promised: Guarantee,
-  student: _Student,
-) -> Phase:
-  mechanism = config.aggregate
-
-  # The key is an argument: as a constant it would stand in the compiled program, which JAX may
-  # keep in a cache on disk.
-  @jax.jit
-  def answered(key: jax.Array, labels: jax.Array, query: Any, row: Any) -> jax.Array:
-    label = mechanism(jax.random.fold_in(key, query), row)
-    left = jnp.sum(labels >= 0) < config.most_answers
-    # If no answer is left, the query counts as not asked. All answers were accounted for before.
-    return labels.at[query].set(jnp.where(left, label, _NOT_ASKED))
-
-  def step(state: Any, draw: Any) -> tuple[Any, None]:
-    return {"labels": answered(random.noise, state["labels"], *draw)}, None
-
-  def draws(start: int) -> Iterator[tuple[Any, Any]]:
-    for query in range(start, config.num_queries):
-      yield np.int32(query), jnp.asarray(counts[query], jnp.float32)
-
-  def describe(state: Any, facts: Any, rows: Any) -> dict[str, Any]:
-    labels = np.asarray(state["labels"])
-    _check_answers(config, labels)
-    values: dict[str, Any] = {
-      "num_teachers": config.num_teachers,
-      "num_queries": config.num_queries,
-      "num_answers": int(np.sum(labels >= 0)),
-      "most_answers": config.most_answers,
-      "answer_std": float(mechanism.std),
+  def not_private(self, counts: np.ndarray) -> dict[str, Any]:
+    """Returns what the private records tell of the teachers, and of the cells of a table."""
+    config = self.config
+    right = counts[np.arange(len(counts)), self.public.y[: len(counts)]]
+    in_part = np.bincount(self.parts, minlength=config.num_teachers)
+    return {
+      "not_private/teacher_accuracy": float(np.mean(right) / config.num_teachers),
+      "not_private/left_out": int(np.maximum(in_part - config.teacher_capacity, 0).sum()),
+      **left_out.clipped_cells(self.private, shown=True),
     }
-    if not config.release:
-      values |= _not_private(config, sides, counts)
-    if config.data_dependent:
-      values |= vote_costs.of_votes(config, counts, labels >= 0)
-    if config.cost is not None:
-      values |= vote_costs.published(config, config.cost, counts, random.noise)
-    return values
 
-  return Phase(
-    num_steps=config.num_queries,
-    init=lambda: {"labels": jnp.full(config.num_queries, _NOT_ASKED, jnp.int32)},
-    step=step,
-    draws=draws,
-    released=student.released,
-    evaluate=student.scores,
-    row_at=lambda query: every(config.eval_every, query, config.num_queries),
-    guarantee=promised,
-    name="queries",
-    subfolder="queries",
-    steps_are="queries",
-    planned=lambda: {
-      "task": "pate",
-      "dataset": config.dataset,
-      "method": name_of(config, "aggregator"),
-      "model": name_of(config, "features"),
-    },
-    describe=describe,
-  )
+  def queries_phase(self, counts: np.ndarray) -> Phase:
+    """Returns the phase that answers one query in each step. Only this phase publishes anything.
+
+    Args:
+      counts: votes of all teachers, [num_queries, K].
+    """
+    config = self.config
+    random = self.random
+    mechanism = config.aggregate
+
+    # The key is an argument: as a constant it would stand in the compiled program, which JAX may
+    # keep in a cache on disk.
+    @jax.jit
+    def answered(key: jax.Array, labels: jax.Array, query: Any, row: Any) -> jax.Array:
+      label = mechanism(jax.random.fold_in(key, query), row)
+      left = jnp.sum(labels >= 0) < config.most_answers
+      # If no answer is left, the query counts as not asked. All answers were accounted for before.
+      return labels.at[query].set(jnp.where(left, label, _NOT_ASKED))
+
+    def step(state: Any, draw: Any) -> tuple[Any, None]:
+      return {"labels": answered(random.noise, state["labels"], *draw)}, None
+
+    def draws(start: int) -> Iterator[tuple[Any, Any]]:
+      for query in range(start, config.num_queries):
+        yield np.int32(query), jnp.asarray(counts[query], jnp.float32)
+
+    def describe(state: Any, facts: Any, rows: Any) -> dict[str, Any]:
+      labels = np.asarray(state["labels"])
+      # The answers are released with noise, so a release may say this, too.
+      if not np.any(labels >= 0):
+        raise UserError(
+          "none of them was answered, so no student learned anything; no result is written, rows "
+          "and checkpoints stay",
+          field="num_queries",
+          value=config.num_queries,
+        )
+      values: dict[str, Any] = {
+        "num_teachers": config.num_teachers,
+        "num_queries": config.num_queries,
+        "num_answers": int(np.sum(labels >= 0)),
+        "most_answers": config.most_answers,
+        "answer_std": float(mechanism.std),
+      }
+      if not config.release:
+        values |= self.not_private(counts)
+      if config.data_dependent:
+        values |= vote_costs.of_votes(config, counts, labels >= 0)
+      if config.cost is not None:
+        values |= vote_costs.published(config, config.cost, counts, random.noise)
+      return values
+
+    return Phase(
+      num_steps=config.num_queries,
+      init=lambda: {"labels": jnp.full(config.num_queries, _NOT_ASKED, jnp.int32)},
+      step=step,
+      draws=draws,
+      released=self.released,
+      evaluate=self.scores,
+      row_at=lambda query: every(config.eval_every, query, config.num_queries),
+      guarantee=self.promised,
+      name="queries",
+      subfolder="queries",
+      steps_are="queries",
+      planned=lambda: {
+        "task": "pate",
+        "dataset": config.dataset,
+        "method": name_of(config, "aggregator"),
+        "model": name_of(config, "features"),
+      },
+      describe=describe,
+    )

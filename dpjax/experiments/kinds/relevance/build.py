@@ -29,7 +29,7 @@ from dpjax import metrics, relevance
 from dpjax.accounting import Ledger
 from dpjax.data.target_kinds import needs_classes
 from dpjax.experiments.config.fields import name_of
-from dpjax.experiments.kinds import bounds, data_section
+from dpjax.experiments.kinds import bounds, named_data
 from dpjax.experiments.kinds.central import build as central
 from dpjax.experiments.kinds.central.config import ModelConfig
 from dpjax.experiments.kinds.relevance import audit, relevance_pictures, table
@@ -84,7 +84,8 @@ class Relevance(Experiment[RelevanceConfig]):
 
   @property
   def release(self) -> bool:
-    return is_released(self.config)
+    # A rigorous run is one, unless its noise can be repeated.
+    return self.config.is_rigorous and self.config.noise_seed is None
 
   def check(self) -> None:
     check(self.config)
@@ -283,7 +284,7 @@ def data_digest(config: RelevanceConfig, loaded: dict) -> bytes:
 def load_data(config: RelevanceConfig, loaded: dict) -> tuple[Any, Any]:
   key = tuple(dataclasses.asdict(config.data).values())
   if key not in loaded:
-    train, test = data_section.load(config.data)
+    train, test = named_data.load_section(config.data)
     needs_classes(train, "launch.relevance")
     if train.x.dtype != np.float32 or train.x.min() < 0 or train.x.max() > 1:
       raise UserError("must be images in [0, 1]", field="data.name", value=config.data.name)
@@ -367,11 +368,6 @@ def _build(model: ModelConfig, num_classes: int, activation: str) -> Any:
   if not isinstance(net, nn.Module):
     raise not_linen(model.name, type(net))
   return net
-
-
-def is_released(config: RelevanceConfig) -> bool:
-  """Returns whether the run is a release: in rigorous mode without `noise_seed`."""
-  return config.is_rigorous and config.noise_seed is None
 
 
 def _result(

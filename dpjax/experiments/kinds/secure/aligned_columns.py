@@ -11,16 +11,14 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
 from dpjax.experiments.kinds import bounds
-from dpjax.experiments.kinds.secure import labelled_rows, noisy_model
-from dpjax.experiments.kinds.secure.build import Measuring
+from dpjax.experiments.kinds.secure import noisy_model
+from dpjax.experiments.kinds.secure.build import LabelledRows, Measuring
 from dpjax.experiments.kinds.secure.config import SecureConfig
-from dpjax.experiments.kinds.secure.labelled_rows import LabelledRows
-from dpjax.experiments.run import guarantee
 from dpjax.experiments.run.run_keys import RunKeys
 from dpjax.secure.mpc import output_noise
 from dpjax.secure.vertical import alignment
@@ -42,11 +40,6 @@ class Aligned(NamedTuple):
   rows: LabelledRows  # shared users in the order of their ids; party a's columns first
   held: tuple[int, int]  # number of users of party a, of party b
   num_bytes: int  # bytes of the alignment, both directions
-
-
-class _Ready(NamedTuple):
-  aligned: Aligned
-  training: Any  # of `noisy_model`
 
 
 def load_data(config: SecureConfig) -> Aligned:
@@ -87,7 +80,7 @@ def load_data(config: SecureConfig) -> Aligned:
 
 def data_digest(loaded: Aligned) -> bytes:
   """Returns the digest of the aligned training data."""
-  return labelled_rows.data_digest(loaded.rows)
+  return noisy_model.data_digest(loaded.rows)
 
 
 def clipped_apart(
@@ -146,32 +139,25 @@ def _people(num_rows: int, shared: float) -> tuple[np.ndarray, np.ndarray]:
   return of_a, of_b
 
 
-def prepare(config: SecureConfig, loaded: Aligned, random: RunKeys) -> _Ready:
-  """Returns what `noisy_model` prepares for the aligned rows. The guarantee says what the alignment
-  reveals.
+def computed(config: SecureConfig, loaded: Aligned, random: RunKeys) -> Measuring:
+  """Returns the outcome: trains on shares of the aligned rows, and opens the weights once. The
+  guarantee says what the alignment reveals.
 
   Raises:
     UserError: nothing is proved for these rows and settings.
   """
-  training = noisy_model.prepare(config, loaded.rows, random)
-  told = guarantee.noted(training.guarantee, _WHO)
-  return _Ready(loaded, training._replace(guarantee=told))
-
-
-def measured(config: SecureConfig, ready: _Ready) -> Measuring:
-  """Returns the outcome: trains on shares of the aligned rows, and opens the weights once."""
-  computed = yield from noisy_model.measured(config, ready.training)
-  rows, held, num_bytes = ready.aligned
+  rows, held, num_bytes = loaded
+  found = yield from noisy_model.computed(config, rows, random, _WHO)
   num_shared, num_columns = rows.x.shape
   first = config.task.first_columns
-  return computed._replace(
+  return found._replace(
     protocol="private set intersection, then two parties and a dealer, noise on the output",
-    sizes=f"{held[0]} and {held[1]} people, {computed.sizes}",
-    num_bytes=computed.num_bytes + num_bytes,
+    sizes=f"{held[0]} and {held[1]} people, {found.sizes}",
+    num_bytes=found.num_bytes + num_bytes,
     hides="columns and labels from each party and from the dealer, who do not collude; who is held "
     "by both is known to both",
     more={
-      **computed.more,
+      **found.more,
       "columns": [first, num_columns - first],
       "people": list(held),
       "shared_people": num_shared,

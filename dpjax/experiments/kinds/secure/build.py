@@ -8,9 +8,12 @@ or if a model is opened with noise (`noisy_model`, `columns`).
 from __future__ import annotations
 
 import functools
+import hashlib
 import importlib
 from collections.abc import Callable, Generator
 from typing import Any, NamedTuple
+
+import numpy as np
 
 from dpjax.accounting import Ledger
 from dpjax.experiments.config.fields import name_of
@@ -45,6 +48,20 @@ class Computed(NamedTuple):
   more: dict[str, Any] = {}  # noqa: RUF012 - only read
 
 
+class LabelledRows(NamedTuple):
+  """Holds the data of a training on shares: float64, except the integers `test_labels`."""
+
+  x: np.ndarray  # [n, d]
+  y: np.ndarray  # [n, k] 0 or 1
+  test_x: np.ndarray  # [m, d]
+  test_labels: np.ndarray  # [m]
+
+
+def digest_of(*arrays: np.ndarray) -> bytes:
+  """Returns the SHA-256 digest of arrays."""
+  return hashlib.sha256(b"".join(array.tobytes() for array in arrays)).digest()
+
+
 # The story of a computation, whose phases the run carries out.
 Measuring = Generator[Phase, Trained, Computed]
 _REPORTED = ("sizes", "seconds", "error", "error_is", "found", "hides", "num_steps")
@@ -76,8 +93,8 @@ class SecureComputation(Experiment[SecureConfig]):
 
   def train(self, data: Any, keys: RunKeys) -> Story:
     config = self.config
-    prepared = self.task.prepare(config, data, keys)
-    computed: Computed = yield from self.task.measured(config, prepared)
+    # A task checks everything before its first phase, so that a refused run claims no folder.
+    computed: Computed = yield from self.task.computed(config, data, keys)
     nothing = NONE.facts(Ledger(), 0.0)
     result = {
       # Tasks that score a model replace this value by an entry of `computed.more`.

@@ -34,7 +34,7 @@ PROTOCOLS = {**protocols.PROTOCOLS, "ckks": CkksSum}  # the last adds fractions
 
 
 @dataclasses.dataclass(frozen=True)
-class SumTask:
+class SumTask(rules.Checked):
   """Clients' random integers (fractions with CKKS), added by `protocol`."""
 
   protocol: Annotated[SumProtocol | CkksSum, Choice(PROTOCOLS), "who adds the vectors"] = (
@@ -52,12 +52,12 @@ class SumTask:
   needs: ClassVar[tuple[str, ...]] = ()  # `extras` adds the protocol's library
 
   def __post_init__(self):
-    rules.check_settings(self)
+    super().__post_init__()
     validate.integer_in(0, self.num_clients - 1, silent=self.silent)
 
 
 @dataclasses.dataclass(frozen=True)
-class RegressTask:
+class RegressTask(rules.Checked):
   """`secure.homomorphic.regression` on a table of scikit-learn."""
 
   table: Annotated[str, rules.among(TABLES), "of scikit-learn"] = "diabetes"
@@ -75,12 +75,9 @@ class RegressTask:
   module: ClassVar[str] = "encrypted_table"
   needs: ClassVar[tuple[str, ...]] = ("ciphertexts",)
 
-  def __post_init__(self):
-    rules.check_settings(self)
-
 
 @dataclasses.dataclass(frozen=True)
-class InferTask:
+class InferTask(rules.Checked):
   """`secure.homomorphic.inference` by the model of `train`, on the first test images."""
 
   train: TrainConfig = dataclasses.field(default_factory=TrainConfig, kw_only=True)
@@ -97,12 +94,9 @@ class InferTask:
   module: ClassVar[str] = "encrypted_images"
   needs: ClassVar[tuple[str, ...]] = ("ciphertexts",)
 
-  def __post_init__(self):
-    rules.check_settings(self)
-
 
 @dataclasses.dataclass(frozen=True)
-class TrainTask:
+class TrainTask(rules.Checked):
   """`secure.mpc.secureml`: two parties train a model on shares, a dealer helps."""
 
   dataset: Annotated[
@@ -131,14 +125,14 @@ class TrainTask:
   needs: ClassVar[tuple[str, ...]] = ("ciphers",)
 
   def __post_init__(self):
-    rules.check_settings(self)
+    super().__post_init__()
     for width in validate.several(hidden=self.hidden):
       validate.integer_in(1, 2**16, hidden=width)
     secureml.Recipe(self.activation, self.output, self.learning_rate)
 
 
 @dataclasses.dataclass(frozen=True)
-class NoisyModelTask:
+class NoisyModelTask(rules.Checked):
   """`secure.mpc.OutputNoise`: logistic regression on shares. The weights are opened with noise of
   both parties."""
 
@@ -168,9 +162,6 @@ class NoisyModelTask:
   module: ClassVar[str] = "noisy_model"
   needs: ClassVar[tuple[str, ...]] = ("ciphers",)
 
-  def __post_init__(self):
-    rules.check_settings(self)
-
 
 @dataclasses.dataclass(frozen=True)
 class ColumnsTask(NoisyModelTask):
@@ -188,7 +179,7 @@ class ColumnsTask(NoisyModelTask):
 
 
 @dataclasses.dataclass(frozen=True)
-class TransferTask:
+class TransferTask(rules.Checked):
   """`secure.vertical.transfer`: one party's labels teach another party, which has few labels."""
 
   dataset: Annotated[
@@ -219,7 +210,7 @@ class TransferTask:
   needs: ClassVar[tuple[str, ...]] = ("intersection",)
 
   def __post_init__(self):
-    rules.check_settings(self)
+    super().__post_init__()
     validate.integer_in(1, self.num_source, num_shared=self.num_shared)
 
 

@@ -3,8 +3,9 @@ queries."""
 
 from __future__ import annotations
 
+import dataclasses
 import time
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -27,16 +28,10 @@ from dpjax.validate import UserError
 _HIDES = "images and answers from the model's owner; of the model, nothing is promised"
 
 
-class _Ready(NamedTuple):
-  run: central.Run
-  x: np.ndarray  # [n, d] images of the queries
-  y: np.ndarray  # [n]
-
-
 def load_data(config: SecureConfig) -> tuple[Any, Any]:
   """Loads (train, test) of the `train` section."""
   with bounds.within("task.train", holds_config=True):
-    loaded = central.load_resident(config.task.train)
+    loaded = central.load_data(dataclasses.replace(config.task.train, resident=True))
     needs_classes(loaded[0], "launch.secure")
     return loaded
 
@@ -46,41 +41,38 @@ def data_digest(loaded: tuple[Any, Any]) -> bytes:
   return data_lib.digest(loaded[0])
 
 
-def prepare(config: SecureConfig, loaded: tuple[Any, Any], random: RunKeys) -> _Ready:
-  """Returns the run that trains the model, and the first test images as queries.
+def computed(config: SecureConfig, loaded: tuple[Any, Any], random: RunKeys) -> Measuring:
+  """Returns the outcome: trains the model, then queries it about batches of encrypted images, the
+  first of the test set.
 
   Raises UserError if there are fewer test images than `task.num_images`.
   """
+  task = config.task
   with bounds.within("task.train", holds_config=True):
-    run = central.assemble(config.task.train, loaded, random)
-    run = run._replace(guarantee=repeated(run.guarantee, config.noise_seed))
-    count = config.task.num_images
+    run = central.assemble(task.train, loaded, random)
+  guarantee = repeated(run.guarantee, config.noise_seed)
+  run = run._replace(guarantee=guarantee)
+  count = task.num_images
   if count > len(run.test):
     raise UserError(
       f"must be at most {len(run.test)}, the test images of "
-      f"task.train.data.name={config.task.train.data.name!r}",
+      f"task.train.data.name={task.train.data.name!r}",
       field="task.num_images",
       value=count,
     )
   x = np.asarray(run.test.x[:count], np.float64).reshape(count, -1)
-  return _Ready(run, x, np.asarray(run.test.y[:count]))
-
-
-def measured(config: SecureConfig, ready: _Ready) -> Measuring:
-  """Returns the outcome: trains the model, then queries it about batches of encrypted images."""
-  trained = yield central.phase(config.task.train, ready.run)._replace(subfolder="model")
+  y = np.asarray(run.test.y[:count])
+  trained = yield central.phase(task.train, run)._replace(subfolder="model")
   params = training.eval_params(trained.state)
-  guarantee = ready.run.guarantee
   net = inference.network_of(params)
-  count = len(ready.x)
-  asked = (yield _questions(config, ready, net)).state
+  asked = (yield _questions(task.layout, x, net)).state
   labels = np.asarray(asked["labels"])
-  plain = net.logits(ready.x).argmax(axis=1)
-  accuracy, usual = (float(np.mean(answers == ready.y)) for answers in (labels, plain))
+  plain = net.logits(x).argmax(axis=1)
+  accuracy, usual = (float(np.mean(answers == y)) for answers in (labels, plain))
   seconds, sent, keys = (float(n) for n in np.asarray(asked["numbers"]))
   return Computed(
-    protocol=f"ckks, {config.task.layout}",
-    sizes=f"{count} images of {ready.x.shape[1]} pixels, {net.kernel.shape[1]} hidden units",
+    protocol=f"ckks, {task.layout}",
+    sizes=f"{count} images of {x.shape[1]} pixels, {net.kernel.shape[1]} hidden units",
     seconds=seconds,
     num_bytes=int(sent + keys),
     error=float(np.asarray(asked["error"])[0]),
@@ -88,7 +80,7 @@ def measured(config: SecureConfig, ready: _Ready) -> Measuring:
     found=f"accuracy {accuracy:.4f}, in the clear {usual:.4f}; "
     f"{seconds / count:.3f} s and {sent / count / 1e3:.0f} kB an image",
     hides=_HIDES,
-    num_steps=config.task.train.num_steps,
+    num_steps=task.train.num_steps,
     params=params,
     facts=guarantee.facts(trained.ledger, trained.epsilon),
     more={
@@ -99,22 +91,21 @@ def measured(config: SecureConfig, ready: _Ready) -> Measuring:
       "bytes_per_image": sent / count,
       "key_bytes": int(keys),
       "ledger": trained.ledger.to_json(),
-      **facts.pretrained(ready.run),
+      **facts.pretrained(run),
     },
   )
 
 
-def _questions(config: SecureConfig, ready: _Ready, net: inference.SquareNetwork) -> Phase:
+def _questions(layout: str, x: np.ndarray, net: inference.SquareNetwork) -> Phase:
   """Returns a phase with one query in each step. A resumed run draws new encryption keys."""
   d, hidden = net.kernel.shape
   classes = net.head.shape[1]
-  layout = config.task.layout
   begun = time.monotonic()
   owner = inference.ImageOwner(d, hidden, classes, layout=layout)
   model = inference.ModelOwner(net, owner.public, layout=layout)
   setup = time.monotonic() - begun
   each = owner.images_each
-  count = len(ready.x)
+  count = len(x)
 
   def init() -> Arrays:
     return {
@@ -125,15 +116,15 @@ def _questions(config: SecureConfig, ready: _Ready, net: inference.SquareNetwork
 
   def ask(held: Arrays, place: int) -> None:
     part = slice(place * each, (place + 1) * each)
-    x = ready.x[part]
+    images = x[part]
     start = time.monotonic()
-    question = owner.encrypt(x)
+    question = owner.encrypt(images)
     answer = model.answer(question)
-    logits = owner.logits(answer, len(x))
+    logits = owner.logits(answer, len(images))
     held["numbers"][0] += time.monotonic() - start
     held["numbers"][1] += sum(map(len, [*question, *answer]))
     held["labels"][part] = logits.argmax(axis=1)
-    apart = float(np.abs(logits - net.logits(x)).max())
+    apart = float(np.abs(logits - net.logits(images)).max())
     held["error"] = np.maximum(held["error"], apart)
 
   # The last query may hold fewer images than a ciphertext can hold.

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import hashlib
-from typing import NamedTuple
-
 import numpy as np
 
 from dpjax import optional
-from dpjax.experiments.kinds.secure.build import Computed, Measuring, once
+from dpjax.experiments.kinds import bounds
+from dpjax.experiments.kinds.secure.build import Computed, Measuring, digest_of, once
 from dpjax.experiments.kinds.secure.config import SecureConfig
 from dpjax.experiments.run.pieces import Arrays
 from dpjax.experiments.run.run_keys import RunKeys
@@ -20,12 +18,6 @@ from dpjax.validate import UserError
 _DECIMALS = 4
 _NUMBERS = ("error", "step_error", "refreshes", "upload_bytes", "refresh_bytes")
 _NUMBERS += ("result_bytes", "seconds")
-
-
-class _Ready(NamedTuple):
-  x: np.ndarray  # [n, d]
-  y: np.ndarray  # [n]
-  plan: RegressionPlan
 
 
 def load_data(config: SecureConfig) -> tuple[np.ndarray, np.ndarray]:
@@ -51,42 +43,37 @@ def load_data(config: SecureConfig) -> tuple[np.ndarray, np.ndarray]:
 
 def data_digest(loaded: tuple[np.ndarray, np.ndarray]) -> bytes:
   """Returns the digest of rows and targets."""
-  return hashlib.sha256(b"".join(part.tobytes() for part in loaded)).digest()
+  return digest_of(*loaded)
 
 
-def prepare(
+def computed(
   config: SecureConfig, loaded: tuple[np.ndarray, np.ndarray], random: RunKeys
-) -> _Ready:
-  """Returns the table and the plan of its regression. Raises UserError if ciphertexts allow too few
-  products, or if there are fewer rows than `task.num_predicted`."""
+) -> Measuring:
+  """Returns the outcome of a regression, from encryption to decrypted predictions.
+
+  Raises UserError if ciphertexts allow too few products, or if there are fewer rows than
+  `task.num_predicted`.
+  """
   # `random` is not used, since keys and noise of ciphertexts come from the operating system.
   del random
   x, y = loaded
+  n, d = x.shape
   task = config.task
-  if task.num_predicted > len(x):
-    raise UserError(
-      f"must be at most {len(x)}", field="task.num_predicted", value=task.num_predicted
-    )
-  try:
+  count = task.num_predicted
+  if count > n:
+    raise UserError(f"must be at most {n}", field="task.num_predicted", value=count)
+  with bounds.within("task", of=task):
     plan = RegressionPlan(
-      *x.shape,
+      n,
+      d,
       ridge=task.ridge,
       tolerance=task.tolerance,
       most_refreshes=task.most_refreshes,
     )
-  except UserError as error:
-    raise (error.within("task") if hasattr(task, error.field) else error) from error
-  return _Ready(x, y, plan)
-
-
-def measured(config: SecureConfig, ready: _Ready) -> Measuring:
-  """Returns the outcome of a regression, from encryption to decrypted predictions."""
-  n, d = ready.x.shape
-  count = config.task.num_predicted
   like = {"weights": np.zeros(d), "numbers": np.zeros(len(_NUMBERS))}
 
   def compute() -> Arrays:
-    regression = regress(ready.x, ready.y, ready.x[:count], ready.plan)
+    regression = regress(x, y, x[:count], plan)
     numbers = np.array([getattr(regression, name) for name in _NUMBERS], np.float64)
     # Weights are rounded, since exact values of a CKKS decryption leak information on the secret
     # key.
@@ -95,7 +82,6 @@ def measured(config: SecureConfig, ready: _Ready) -> Measuring:
   state = (yield once(compute, like, "regression")).state
   numbers = dict(zip(_NUMBERS, np.asarray(state["numbers"]).tolist()))
   refreshes = int(numbers["refreshes"])
-  plan = ready.plan
   return Computed(
     protocol="ckks",
     sizes=f"{n} rows x {d} columns, {count} predicted",

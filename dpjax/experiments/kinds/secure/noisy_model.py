@@ -6,7 +6,6 @@ import hashlib
 import math
 import secrets
 import time
-from typing import NamedTuple
 
 import numpy as np
 
@@ -14,10 +13,13 @@ from dpjax import data as data_lib
 from dpjax.accounting.proved import REPLACE
 from dpjax.data.target_kinds import needs_classes
 from dpjax.experiments.kinds import bounds
-from dpjax.experiments.kinds.secure.build import Computed, Measuring
+from dpjax.experiments.kinds.secure.build import (
+  Computed,
+  LabelledRows,
+  Measuring,
+  digest_of,
+)
 from dpjax.experiments.kinds.secure.config import SecureConfig
-from dpjax.experiments.kinds.secure.labelled_rows import LabelledRows
-from dpjax.experiments.kinds.secure.labelled_rows import data_digest as data_digest
 from dpjax.experiments.run import guarantee, pieces
 from dpjax.experiments.run.experiment import Phase
 from dpjax.experiments.run.pieces import Arrays
@@ -43,10 +45,9 @@ _HIDES = (
 )
 
 
-class _Ready(NamedTuple):
-  rows: LabelledRows
-  mechanism: OutputNoise
-  guarantee: guarantee.Guarantee
+def data_digest(loaded: LabelledRows) -> bytes:
+  """Returns the digest of the training rows and labels; test rows do not count."""
+  return digest_of(loaded.x, loaded.y)
 
 
 def load_data(config: SecureConfig) -> LabelledRows:
@@ -64,20 +65,18 @@ def load_data(config: SecureConfig) -> LabelledRows:
   return LabelledRows(flat(train), columns.astype(float), flat(test), np.asarray(test.y))
 
 
-def prepare(config: SecureConfig, loaded: LabelledRows, random: RunKeys) -> _Ready:
-  """Returns the rows, the mechanism with noise for `task.epsilon`, and the guarantee.
+def mechanism_of(config: SecureConfig, rows: LabelledRows) -> OutputNoise:
+  """Returns the mechanism with noise for `task.epsilon`.
 
   Raises UserError if nothing is proved for these settings.
   """
-  # `random` is not used, since masks and noise come from the operating system.
-  del random
   task = config.task
-  n, d = loaded.x.shape
+  n, d = rows.x.shape
   with bounds.within("task"):
-    mechanism = OutputNoise(
+    return OutputNoise(
       num_rows=n,
       num_features=d,
-      num_outputs=loaded.y.shape[1],
+      num_outputs=rows.y.shape[1],
       l2_penalty=task.l2_penalty,
       num_steps=task.num_steps,
       noise_multiplier=1.0,
@@ -85,27 +84,42 @@ def prepare(config: SecureConfig, loaded: LabelledRows, random: RunKeys) -> _Rea
       learning_rate=task.learning_rate,
       frac_bits=task.frac_bits,
     ).calibrated(epsilon=task.epsilon, delta=task.delta)
-  promised = guarantee.of_event(
+
+
+def promised(
+  config: SecureConfig, mechanism: OutputNoise, note: str = ""
+) -> guarantee.Guarantee:
+  """Returns the guarantee of the opened weights, with a note before its statement."""
+  task = config.task
+  proved = guarantee.of_event(
     mechanism.event(),
     delta=task.delta,
     l2_bound=mechanism.l2_sensitivity / 2,
-    num_records=n,
+    num_records=mechanism.num_rows,
     relation=REPLACE,
     accountant="rdp",
   )
   statement = f"{mechanism.statement()} {_SECRETS}"
   if task.diagnostics:
     statement = f"{statement} {_NOT_PRIVATE}"
-  return _Ready(loaded, mechanism, guarantee.noted(promised, statement))
+  return guarantee.noted(guarantee.noted(proved, statement), note)
 
 
-def measured(config: SecureConfig, ready: _Ready) -> Measuring:
-  """Returns the outcome: trains on shares, opens the weights once, and predicts in the clear."""
-  mechanism = ready.mechanism
-  rows = ready.rows
-  trained = (yield _training(ready)).state
+def computed(
+  config: SecureConfig, rows: LabelledRows, random: RunKeys, note: str = ""
+) -> Measuring:
+  """Returns the outcome: trains on shares, opens the weights once, and predicts in the clear.
+
+  Args:
+    note: text before the statement of the guarantee.
+  """
+  # `random` is not used, since masks and noise come from the operating system.
+  del random
+  mechanism = mechanism_of(config, rows)
+  told = promised(config, mechanism, note)
+  trained = (yield _training(mechanism, rows)).state
   seconds, sent, dealt, rounds = np.asarray(trained["numbers"]).tolist()
-  released = yield _release(ready, trained)
+  released = yield _release(mechanism, trained)._replace(guarantee=told)
   weights = np.asarray(released.state["weights"])
   clipped = mechanism.rows(rows.test_x)
 
@@ -115,7 +129,7 @@ def measured(config: SecureConfig, ready: _Ready) -> Measuring:
     classes = scores.argmax(axis=1) if several else scores[:, 0] >= 0
     return float(np.mean(classes == rows.test_labels))
 
-  facts = ready.guarantee.facts(released.ledger, released.epsilon)
+  facts = told.facts(released.ledger, released.epsilon)
   noisy = accuracy(weights)
   summary = f"accuracy {noisy:.4f}, "
   if config.task.diagnostics:
@@ -155,17 +169,16 @@ def measured(config: SecureConfig, ready: _Ready) -> Measuring:
       "bytes_dealt": int(dealt),
       "rounds": int(rounds),
       "ledger": released.ledger.to_json(),
-      "privacy_statement": ready.guarantee.statement(1),
+      "privacy_statement": told.statement(1),
     },
   )
 
 
-def _training(ready: _Ready) -> Phase:
+def _training(mechanism: OutputNoise, rows: LabelledRows) -> Phase:
   """Returns a phase in which each step takes several gradient steps. Its checkpoints hold the
   shares of both parties."""
-  mechanism = ready.mechanism
-  inputs = (mechanism.rows(ready.rows.x), mechanism.labels(ready.rows.y))
-  rows = private_values.split(inputs, frac_bits=mechanism.frac_bits)
+  inputs = (mechanism.rows(rows.x), mechanism.labels(rows.y))
+  shares = private_values.split(inputs, frac_bits=mechanism.frac_bits)
   number = -(-mechanism.num_steps // _CHUNK)
   start = np.zeros((mechanism.num_features + 1, mechanism.num_outputs), np.uint64)
 
@@ -196,7 +209,7 @@ def _training(ready: _Ready) -> Phase:
       return mechanism.train(party, x, y, weights=kept, first=first, last=last)
 
     begun = time.monotonic()
-    of_first, of_second = ((kept, *mine) for kept, mine in zip(state["shares"], rows))
+    of_first, of_second = ((kept, *mine) for kept, mine in zip(state["shares"], shares))
     # Each step of the run has its own masks, since two messages under one mask reveal their
     # difference.
     masks = hashlib.sha256(state["masks"].tobytes() + place.to_bytes(8, "little")).digest()
@@ -213,9 +226,8 @@ def _training(ready: _Ready) -> Phase:
   return pieces.filled(number, init, train, name="shares")
 
 
-def _release(ready: _Ready, trained: Arrays) -> Phase:
-  """Returns a phase of one step, which opens the weights. The guarantee accounts for this step."""
-  mechanism = ready.mechanism
+def _release(mechanism: OutputNoise, trained: Arrays) -> Phase:
+  """Returns a phase of one step, which opens the weights."""
   shares = [np.asarray(share) for share in trained["shares"]]
   secret = np.asarray(trained["secret"]).tolist()
 
@@ -235,5 +247,4 @@ def _release(ready: _Ready, trained: Arrays) -> Phase:
     ran = mpc.run(program, first, second, frac_bits=mechanism.frac_bits)
     state["weights"] = ran.outputs[0]
 
-  phase = pieces.filled(1, init, open_once, name="opening", subfolder="opening")
-  return phase._replace(guarantee=ready.guarantee)
+  return pieces.filled(1, init, open_once, name="opening", subfolder="opening")

@@ -9,7 +9,6 @@ many labels of the shared users the target reads from the last message by a simp
 from __future__ import annotations
 
 import functools
-import hashlib
 import time
 from typing import NamedTuple
 
@@ -20,7 +19,7 @@ import optax
 
 from dpjax import closed_over
 from dpjax import data as data_lib
-from dpjax.experiments.kinds.secure.build import Computed, Measuring
+from dpjax.experiments.kinds.secure.build import Computed, Measuring, digest_of
 from dpjax.experiments.kinds.secure.config import SecureConfig, TransferTask
 from dpjax.experiments.run import pieces
 from dpjax.experiments.run.experiment import Phase
@@ -53,13 +52,6 @@ class Halves(NamedTuple):
   num_classes: int
 
 
-class _Ready(NamedTuple):
-  halves: Halves
-  batch: transfer.TransferBatch
-  bytes_of_alignment: int
-  init: jax.Array  # key of the initial parameters
-
-
 def load_data(config: SecureConfig) -> Halves:
   """Loads the data set, and cuts its images in halves."""
   train, test = data_lib.load(config.task.dataset)
@@ -77,17 +69,17 @@ def load_data(config: SecureConfig) -> Halves:
 
 def data_digest(loaded: Halves) -> bytes:
   """Returns the digest of the training data."""
-  arrays = (loaded.source_x, loaded.target_x, loaded.y)
-  return hashlib.sha256(b"".join(array.tobytes() for array in arrays)).digest()
+  return digest_of(loaded.source_x, loaded.target_x, loaded.y)
 
 
-def prepare(config: SecureConfig, loaded: Halves, random: RunKeys) -> _Ready:
-  """Returns the users, divided between the parties, with aligned rows.
+def divided(
+  task: TransferTask, loaded: Halves, seed: int
+) -> tuple[transfer.TransferBatch, int]:
+  """Returns (the users, divided between the parties, with aligned rows; bytes of the alignment).
 
   Raises:
     UserError: the data set has fewer users than the two parties should hold.
   """
-  task = config.task
   held = task.num_source + task.num_labelled
   num_rows = len(loaded.y)
   # At least two users must be left for the source.
@@ -104,7 +96,7 @@ def prepare(config: SecureConfig, loaded: Halves, random: RunKeys) -> _Ready:
       field="task.num_source",
       value=task.num_source,
     )
-  rng = np.random.default_rng(random.order)
+  rng = np.random.default_rng(seed)
   of_source, labelled = np.split(rng.permutation(len(loaded.y))[:held], [task.num_source])
   # The target has another order, so that only the alignment reveals which rows belong together.
   of_target = rng.permutation(of_source[: task.num_shared])
@@ -119,20 +111,19 @@ def prepare(config: SecureConfig, loaded: Halves, random: RunKeys) -> _Ready:
     target_x=jnp.asarray(loaded.target_x[labelled]),
     target_y=jnp.asarray(loaded.y[labelled]),
   )
-  sent = found.bytes_a + found.bytes_b
-  return _Ready(loaded, batch, sent, random.init)
+  return batch, found.bytes_a + found.bytes_b
 
 
-def measured(config: SecureConfig, ready: _Ready) -> Measuring:
+def computed(config: SecureConfig, loaded: Halves, random: RunKeys) -> Measuring:
   """Returns the outcome: trains both parties, then the target alone, and reads labels from the last
   message.
 
-  Raises UserError if the training diverges.
+  Raises UserError if the data have too few users, or if the training diverges.
   """
   task = config.task
-  batch = ready.batch
-  num_classes = ready.halves.num_classes
-  trained = (yield _training(task, ready)).state
+  batch, bytes_of_alignment = divided(task, loaded, random.order)
+  num_classes = loaded.num_classes
+  trained = (yield _training(task, batch, num_classes, random.init)).state
   params = trained["state"].params
   if not all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(trained["state"])):
     raise UserError(
@@ -141,11 +132,11 @@ def measured(config: SecureConfig, ready: _Ready) -> Measuring:
       value=task.learning_rate,
     )
   _, message = transfer.source_part(_encode, params.source, batch, num_classes)
-  test_x = jnp.asarray(ready.halves.test_x)
+  test_x = jnp.asarray(loaded.test_x)
   logits = _encode(params.target, test_x) @ message.directions.T
-  alone = _encode(_target_alone(task, ready), test_x)
-  accuracy = _accuracy(logits, ready.halves.test_y)
-  usual = _accuracy(alone, ready.halves.test_y)
+  alone = _encode(_target_alone(task, batch, num_classes, random.init), test_x)
+  accuracy = _accuracy(logits, loaded.test_y)
+  usual = _accuracy(alone, loaded.test_y)
   shared_y = np.asarray(batch.source_y)[np.asarray(batch.source_shared)]
   read = _accuracy(message.shared @ message.directions.T, shared_y)
   each_way = sum(leaf.size * leaf.dtype.itemsize for leaf in message)
@@ -157,7 +148,7 @@ def measured(config: SecureConfig, ready: _Ready) -> Measuring:
     sizes=f"{len(batch.source_x)} and {len(shared_y) + len(batch.target_x)} people, "
     f"{len(shared_y)} of both, {len(batch.target_x)} labels of the target's own",
     seconds=seconds,
-    num_bytes=of_training + ready.bytes_of_alignment,
+    num_bytes=of_training + bytes_of_alignment,
     error=0.0,
     error_is="none: messages carry the exact gradient",
     found=f"accuracy {accuracy:.4f}, the target alone {usual:.4f}; the target reads at least "
@@ -170,31 +161,33 @@ def measured(config: SecureConfig, ready: _Ready) -> Measuring:
       "accuracy_alone": usual,
       "labels_read": read,
       "shared_people": len(shared_y),
-      "bytes_of_alignment": ready.bytes_of_alignment,
+      "bytes_of_alignment": bytes_of_alignment,
     },
   )
 
 
-def _training(task: TransferTask, ready: _Ready) -> Phase:
+def _training(
+  task: TransferTask, batch: transfer.TransferBatch, num_classes: int, key: jax.Array
+) -> Phase:
   """Returns a phase in which each step takes several gradient steps of both parties."""
   init, step = transfer.transfer_learning(
     (_encode, _encode),
     _optimizer(task),
-    num_classes=ready.halves.num_classes,
+    num_classes=num_classes,
     alignment=task.alignment,
   )
 
   # The rows of people are arguments of the program, which may be kept on disk.
   @closed_over.jitted
   def steps(state: transfer.TransferState, count: Array) -> transfer.TransferState:
-    body = lambda _, state: step(state, ready.batch)[0]
+    body = lambda _, state: step(state, batch)[0]
     return jax.lax.fori_loop(0, count, body, state)
 
   def start() -> Arrays:
-    first, second = jax.random.split(ready.init)
+    first, second = jax.random.split(key)
     params = transfer.TransferParams(
-      _encoder(first, ready.batch.source_x.shape[1], _EMBEDDING),
-      _encoder(second, ready.batch.target_x.shape[1], _EMBEDDING),
+      _encoder(first, batch.source_x.shape[1], _EMBEDDING),
+      _encoder(second, batch.target_x.shape[1], _EMBEDDING),
     )
     return {"state": jax.tree.map(np.asarray, init(params)), "seconds": np.zeros(1)}
 
@@ -208,9 +201,10 @@ def _training(task: TransferTask, ready: _Ready) -> Phase:
   return pieces.filled(number, start, train, name="transfer")
 
 
-def _target_alone(task: TransferTask, ready: _Ready) -> Params:
+def _target_alone(
+  task: TransferTask, batch: transfer.TransferBatch, num_classes: int, key: jax.Array
+) -> Params:
   """Returns a classifier that the target trains alone, on its labelled rows."""
-  batch = ready.batch
   tx = _optimizer(task)
 
   def loss(params: Params) -> Array:
@@ -222,7 +216,7 @@ def _target_alone(task: TransferTask, ready: _Ready) -> Params:
     updates, opt_state = tx.update(jax.grad(loss)(params), opt_state, params)
     return optax.apply_updates(params, updates), opt_state
 
-  params = _encoder(ready.init, batch.target_x.shape[1], ready.halves.num_classes)
+  params = _encoder(key, batch.target_x.shape[1], num_classes)
   train = closed_over.jitted(functools.partial(jax.lax.fori_loop, 0, task.num_steps, body))
   return train((params, tx.init(params)))[0]
 

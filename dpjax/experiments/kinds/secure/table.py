@@ -59,14 +59,6 @@ def markdown(rows: Sequence[Row]) -> str:
   return table(_COLUMNS, lines)
 
 
-def summary(result: Row) -> str:
-  """Returns one line on a run: protocol, sizes, result, error, seconds and bytes."""
-  return (
-    f"{result['method']}, {result['sizes']}: {result['found']}; error {result['error']:.1e}, "
-    f"{result['seconds']:.3g} s, {points.amount(result['bytes'])}"
-  )
-
-
 class SecureTable(kind.Table):
   """The table of several computations: secure.md, secure.csv (one line for each) and secure.png."""
 
@@ -83,30 +75,26 @@ class SecureTable(kind.Table):
     return extras.missing(config)
 
   def tell(self, row: Row) -> str:
-    return summary(row)
+    return (
+      f"{row['method']}, {row['sizes']}: {row['found']}; error {row['error']:.1e}, "
+      f"{row['seconds']:.3g} s, {points.amount(row['bytes'])}"
+    )
 
   def write(
     self, folder: pathlib.Path, rows: Sequence[Row], *, title: str, last: bool
   ) -> None:
+    if not rows:
+      return
+    of_table = rows_of(rows)
+    report.write_csv(folder / "secure.csv", of_table)
+    text = f"{_NOTE}\n{markdown(of_table)}"
+    writers.replace_file(folder / "secure.md", text.encode())
     # A picture of many panels takes seconds, so it is drawn once, after the last run.
-    write(folder, rows, title=title, picture=last)
+    if last:
+      redraw.write(folder / "secure.csv", recipe(title))
 
   def read(self, folder: pathlib.Path) -> str:
     return (folder / "secure.md").read_text()
-
-
-def write(
-  folder: pathlib.Path, results: Sequence[Row], *, title: str = "", picture: bool = True
-) -> None:
-  """Writes secure.md, secure.csv and, with `picture`, secure.png; writes nothing if no run has
-  finished."""
-  if not results:
-    return
-  rows = rows_of(results)
-  report.write_csv(folder / "secure.csv", rows)
-  writers.replace_file(folder / "secure.md", f"{_NOTE}\n{markdown(rows)}".encode())
-  if picture:
-    redraw.write(folder / "secure.csv", recipe(title))
 
 
 def recipe(title: str) -> Recipe:

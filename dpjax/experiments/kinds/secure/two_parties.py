@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from typing import NamedTuple
 
 import jax
 import numpy as np
@@ -12,10 +11,9 @@ from dpjax import data as data_lib
 from dpjax import optional
 from dpjax.data.target_kinds import needs_classes
 from dpjax.experiments.kinds import bounds
-from dpjax.experiments.kinds.secure.build import Computed, Measuring
+from dpjax.experiments.kinds.secure.build import Computed, LabelledRows, Measuring
 from dpjax.experiments.kinds.secure.config import SecureConfig
-from dpjax.experiments.kinds.secure.labelled_rows import LabelledRows
-from dpjax.experiments.kinds.secure.labelled_rows import data_digest as data_digest
+from dpjax.experiments.kinds.secure.noisy_model import data_digest as data_digest
 from dpjax.experiments.run import pieces
 from dpjax.experiments.run.experiment import Phase
 from dpjax.experiments.run.pieces import Arrays
@@ -31,14 +29,6 @@ _MOST = 2.0**15
 _HIDES = (
   "rows, labels and the model from each party and from the dealer, who do not collude"
 )
-
-
-class _Ready(NamedTuple):
-  rows: LabelledRows
-  start: tuple[secureml.Dense, ...]
-  batches: np.ndarray  # [steps, B]
-  recipe: secureml.Recipe
-  plain: list[secureml.Dense]  # parameters of the same training in float64
 
 
 def load_data(config: SecureConfig) -> LabelledRows:
@@ -64,17 +54,18 @@ def load_data(config: SecureConfig) -> LabelledRows:
   return LabelledRows(flat(train), one_hot, flat(test), np.asarray(test.y))
 
 
-def prepare(config: SecureConfig, loaded: LabelledRows, random: RunKeys) -> _Ready:
-  """Returns public first parameters and batches, and the same model trained in float64.
+def computed(config: SecureConfig, rows: LabelledRows, random: RunKeys) -> Measuring:
+  """Returns the outcome: trains and predicts on shares, from public first parameters and batches.
+  One party gets the predictions. The same model is trained in float64.
 
   Raises:
     UserError: more rows are asked for than there are, or the training in float64 diverges.
   """
   task = config.task
-  n = len(loaded.x)
-  if task.batch_size > n or task.num_predicted > len(loaded.test_x):
+  n = len(rows.x)
+  if task.batch_size > n or task.num_predicted > len(rows.test_x):
     raise UserError(
-      f"must be at most {n} and {len(loaded.test_x)}, the rows of "
+      f"must be at most {n} and {len(rows.test_x)}, the rows of "
       f"task.dataset={task.dataset!r}",
       field="task.batch_size",
       value=Verbatim(f"{task.batch_size}, task.num_predicted={task.num_predicted}"),
@@ -83,7 +74,7 @@ def prepare(config: SecureConfig, loaded: LabelledRows, random: RunKeys) -> _Rea
   # All batches have the same size, so that `recipe.shift` is the same in each step.
   each = n // task.batch_size * task.batch_size
   orders = [rng.permutation(n)[:each] for _ in range(task.epochs)]
-  sizes = (loaded.x.shape[1], *task.hidden, loaded.y.shape[1])
+  sizes = (rows.x.shape[1], *task.hidden, rows.y.shape[1])
   with bounds.within("task"):
     recipe = secureml.Recipe(task.activation, task.output, task.learning_rate)
     recipe.shift(task.batch_size)
@@ -91,7 +82,7 @@ def prepare(config: SecureConfig, loaded: LabelledRows, random: RunKeys) -> _Rea
   batches = np.concatenate(orders).reshape(-1, task.batch_size)
   # NumPy's warnings are off, since a training that diverges is refused below.
   with np.errstate(all="ignore"):
-    plain = in_the_clear.train(start, loaded.x, loaded.y, batches, recipe)
+    plain = in_the_clear.train(start, rows.x, rows.y, batches, recipe)
   # `not <` also refuses NaN. In the ring, too large numbers would wrap silently.
   if not max(np.abs(leaf).max() for leaf in jax.tree.leaves(plain)) < _MOST:
     raise UserError(
@@ -99,20 +90,13 @@ def prepare(config: SecureConfig, loaded: LabelledRows, random: RunKeys) -> _Rea
       field="task.learning_rate",
       value=task.learning_rate,
     )
-  return _Ready(loaded, start, batches, recipe, plain)
-
-
-def measured(config: SecureConfig, ready: _Ready) -> Measuring:
-  """Returns the outcome: trains and predicts on shares. One party gets the predictions."""
-  task = config.task
-  rows = ready.rows
-  trained = yield _training(ready, task.truncation)
+  trained = yield _training(rows, start, batches, recipe, task.truncation)
   state = jax.tree.map(np.asarray, trained.state)
   first, second = state["shares"]
   seconds, sent, dealt, rounds = state["numbers"].tolist()
   x = rows.test_x[: task.num_predicted]
   truth = rows.test_labels[: task.num_predicted]
-  asked = lambda party, net, x: secureml.predict(party, net, x, ready.recipe, to=0)
+  asked = lambda party, net, x: secureml.predict(party, net, x, recipe, to=0)
   x_first, x_second = private_values.split(x)
   begun = time.monotonic()
   guesses = mpc.run(
@@ -121,19 +105,18 @@ def measured(config: SecureConfig, ready: _Ready) -> Measuring:
   asking = time.monotonic() - begun
   network = private_values.join(first, second)
   accuracy = float(np.mean(guesses == truth))
-  usual = float(np.mean(in_the_clear.predict(ready.plain, x, ready.recipe) == truth))
-  pairs = zip(jax.tree.leaves(list(network)), jax.tree.leaves(ready.plain))
-  sizes = [rows.x.shape[1], *task.hidden, rows.y.shape[1]]
+  usual = float(np.mean(in_the_clear.predict(plain, x, recipe) == truth))
+  pairs = zip(jax.tree.leaves(list(network)), jax.tree.leaves(plain))
   return Computed(
     protocol="two parties and a dealer",
-    sizes=f"{'-'.join(map(str, sizes))}, {len(ready.batches)} steps of {task.batch_size}",
+    sizes=f"{'-'.join(map(str, sizes))}, {len(batches)} steps of {task.batch_size}",
     seconds=seconds,
     num_bytes=int(sent + dealt),
     error=max(float(np.abs(a - b).max()) for a, b in pairs),
     error_is="largest, of a parameter, against float64",
     found=f"accuracy {accuracy:.4f}, in the clear {usual:.4f}; {rounds:.0f} rounds",
     hides=_HIDES,
-    num_steps=len(ready.batches),
+    num_steps=len(batches),
     params={"network": list(network)},
     more={
       "test_accuracy": accuracy,
@@ -147,25 +130,29 @@ def measured(config: SecureConfig, ready: _Ready) -> Measuring:
   )
 
 
-def _training(ready: _Ready, truncation: str) -> Phase:
+def _training(
+  rows: LabelledRows,
+  start: tuple[secureml.Dense, ...],
+  batches: np.ndarray,
+  recipe: secureml.Recipe,
+  truncation: str,
+) -> Phase:
   """Returns a phase in which each step takes several gradient steps. Its checkpoints hold the
   shares of both parties."""
-  rows = private_values.split((ready.rows.x, ready.rows.y))
-  steps = len(ready.batches)
+  shares = private_values.split((rows.x, rows.y))
+  steps = len(batches)
   number = -(-steps // _CHUNK)
 
   def init() -> Arrays:
     numbers = np.zeros(4)  # seconds, bytes sent, bytes dealt, rounds
-    return {"shares": private_values.split(ready.start), "numbers": numbers}
+    return {"shares": private_values.split(start), "numbers": numbers}
 
   def train(state: Arrays, place: int) -> None:
-    part = ready.batches[place * _CHUNK : (place + 1) * _CHUNK]
-    run = lambda party, network, x, y: secureml.train(
-      party, network, x, y, part, ready.recipe
-    )
+    part = batches[place * _CHUNK : (place + 1) * _CHUNK]
+    run = lambda party, network, x, y: secureml.train(party, network, x, y, part, recipe)
     begun = time.monotonic()
     first, second = (
-      (network, *party_rows) for network, party_rows in zip(state["shares"], rows)
+      (network, *party_rows) for network, party_rows in zip(state["shares"], shares)
     )
     ran = mpc.run(run, first, second, truncation=truncation)
     state["shares"] = ran.outputs

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -28,7 +28,7 @@ _HIDES = {
 }
 
 
-def _drawn(config: SecureConfig, seed: int) -> LazyVectors:
+def clients_vectors(config: SecureConfig, seed: int) -> LazyVectors:
   """Returns the clients' vectors. They are drawn on request, so that memory does not grow with the
   number of clients."""
   task = config.task
@@ -44,11 +44,6 @@ def _drawn(config: SecureConfig, seed: int) -> LazyVectors:
   return LazyVectors(range(task.num_clients), draw)
 
 
-class _Ready(NamedTuple):
-  vectors: LazyVectors
-  drops: Drops
-
-
 def load_data(config: SecureConfig) -> str:
   """Returns a description of the random vectors, since a sum reads no data."""
   held = to_dict(config.task)
@@ -60,17 +55,15 @@ def data_digest(loaded: str) -> bytes:
   return hashlib.sha256(f"dpjax drawn {loaded}".encode()).digest()
 
 
-def prepare(config: SecureConfig, loaded: str, random: RunKeys) -> _Ready:
-  """Returns the clients' vectors, and who drops out: the last `task.silent` clients."""
+def computed(config: SecureConfig, loaded: str, random: RunKeys) -> Measuring:
+  """Returns the outcome of a single secure sum: its total, its costs and its error. The last
+  `task.silent` clients drop out."""
+  del loaded
   task = config.task
-  silent = frozenset(range(task.num_clients - task.silent, task.num_clients))
-  return _Ready(_drawn(config, random.order), Drops(before_upload=silent))
-
-
-def measured(config: SecureConfig, ready: _Ready) -> Measuring:
-  """Returns the outcome of a single secure sum: its total, its costs and its error."""
-  task = config.task
-  dtype = ready.vectors[0].dtype
+  vectors = clients_vectors(config, random.order)
+  staying = range(task.num_clients - task.silent)
+  drops = Drops(before_upload=frozenset(range(len(staying), task.num_clients)))
+  dtype = vectors[0].dtype
   like = {
     "total": np.zeros(task.length, dtype),
     "cost": np.zeros(4, np.int64),
@@ -79,7 +72,7 @@ def measured(config: SecureConfig, ready: _Ready) -> Measuring:
   }
 
   def add() -> Arrays:
-    summed = task.protocol.sum(ready.vectors, ready.drops)
+    summed = task.protocol.sum(vectors, drops)
     return {
       "total": np.asarray(summed.total),
       "cost": np.array(summed.cost[:4], np.int64),
@@ -89,7 +82,7 @@ def measured(config: SecureConfig, ready: _Ready) -> Measuring:
 
   summed = yield once(add, like, "sums")
   state = {name: np.asarray(value) for name, value in summed.state.items()}
-  error = _error(state["total"], ready, range(task.num_clients - task.silent))
+  error = _error(state["total"], sum(vectors[who] for who in staying))
   client, server, expansions, operations = (int(n) for n in state["cost"])
   name = name_of(task, "protocol")
   silent = f", {task.silent} silent" if task.silent else ""
@@ -117,12 +110,10 @@ def measured(config: SecureConfig, ready: _Ready) -> Measuring:
   )
 
 
-def _error(total: np.ndarray, ready: _Ready, survivors: Any) -> float:
+def _error(total: np.ndarray, wanted: Any) -> float:
   """Returns the largest error of an entry of the sum. Between integers modulo 2^bits, the error is
   the shorter of two distances."""
-  want = np.zeros_like(total)
-  for who in survivors:
-    want += ready.vectors[who]
+  want = np.asarray(wanted, total.dtype)
   if total.dtype.kind == "f":
     return float(np.abs(total - want).max())
   # One of the two unsigned differences is the distance. The other difference wraps around.

@@ -11,7 +11,6 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
-from collections.abc import Iterator
 from typing import Any
 
 import jax
@@ -194,10 +193,6 @@ class _Run(SampledRun):
       self._targets = self.embedding.targets(sums, self.mechanism.std)
     return self._targets
 
-  def decided_by(self, state: dict[str, Any]) -> Any:
-    """Returns the arrays of a state that decide its samples."""
-    return state["sums"], state["params"]
-
   def drawn(self, state: dict[str, Any]) -> Samples:
     """Draws samples of every class that is not empty by its noisy count. Draws none if all classes
     are empty."""
@@ -221,10 +216,6 @@ class _Run(SampledRun):
     described = {"noisy_counts": counts, "classes_without_samples": empty}
     return described | super().describe(state, facts, rows)
 
-  def draws(self, start: int) -> Iterator[int]:
-    """Yields the numbers of the steps from `start` on."""
-    yield from range(start, self.num_steps)
-
   def phase(self) -> Phase:
     """Returns the phase that releases the noisy sums, then fits the generator."""
     config = self.config
@@ -233,7 +224,7 @@ class _Run(SampledRun):
       num_steps=self.num_steps,
       init=self.init,
       step=self.step,
-      draws=self.draws,
+      draws=lambda start: range(start, self.num_steps),
       released=lambda state: {"sums": state["sums"], "generator": state["params"]},
       evaluate=self.scores,
       write=self.write,

@@ -21,7 +21,7 @@ _MARGIN = 1 + 1e-5
 
 
 @dataclasses.dataclass(frozen=True)
-class KernelMean:
+class KernelMean(rules.Checked):
   """Noisy embedding of all records, and a generator that is fitted to it (DP-MERF)."""
 
   num_frequencies: Annotated[
@@ -49,9 +49,6 @@ class KernelMean:
     int, rules.between(1, rules.MOST_STEPS), "updates of the generator; they cost nothing"
   ] = 1000
 
-  def __post_init__(self):
-    rules.check_settings(self)
-
   def mechanism(self, config: SynthesisConfig, num_classes: int) -> ClassSums:
     """Returns the mechanism of the release, with `noise_multiplier` or the noise for `epsilon`."""
     noise = self.noise_multiplier
@@ -73,7 +70,7 @@ class KernelMean:
 
 
 @dataclasses.dataclass(frozen=True)
-class WassersteinGan:
+class WassersteinGan(rules.Checked):
   """A critic under DP-SGD with a gradient penalty, and a generator trained by it (WGAN-GP)."""
 
   batch_size: Annotated[int, common.COUNT, "expected records of a step of the critic"] = 128
@@ -88,9 +85,6 @@ class WassersteinGan:
     int, common.COUNT, "of the critic before each step of the generator"
   ] = 1
   critic_hidden: Annotated[int, rules.between(1, 10**4), "width of the critic"] = 64
-
-  def __post_init__(self):
-    rules.check_settings(self)
 
 
 METHODS = {"kernel_mean": KernelMean, "wgan_gp": WassersteinGan}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator
 from typing import Any
 
 import jax
@@ -131,14 +130,6 @@ class CriticRun(SampledRun):
       self.generator.init(generator_key, latents, y),
     )
 
-  def draws(self, start: int) -> Iterator[Any]:
-    """Yields the batches of the steps from `start` on."""
-    yield from self.plan.batches(self.present, rng=self.random.sampler, start=start)
-
-  def decided_by(self, state: Any) -> Any:
-    """Returns the arrays of a state that decide its samples."""
-    return state.generator
-
   def drawn(self, state: Any) -> Samples:
     """Draws samples of all classes. The classes' numbers of samples differ by at most 1."""
     draw = functools.partial(self.draw, state.generator)
@@ -151,20 +142,18 @@ class CriticRun(SampledRun):
     # `Plan.for_data` has refused data whose number of records is secret and not declared.
     num_records = self.stated_size
     assert num_records is not None
-    step = closed_over.jitted(self.both.step, donate_argnums=0)
     note = (
       "Only the critic reads records, and each of its steps is accounted. The generator reads the "
       "critic. It, its samples and every classifier of samples cost nothing more."
     )
-    promised = guarantee.noted(
-      guarantee.of_plan(plan, num_records, budget=config.epsilon_budget),
-      paragraph(note),
+    promised = guarantee.of_plan(
+      plan, num_records, budget=config.epsilon_budget, note=paragraph(note)
     )
     return Phase(
       num_steps=plan.num_steps,
       init=self.init,
-      step=step,
-      draws=self.draws,
+      step=closed_over.jitted(self.both.step, donate_argnums=0),
+      draws=lambda start: plan.batches(self.present, rng=self.random.sampler, start=start),
       released=lambda state: {
         "critic": state.critic.params,
         "generator": state.generator,
