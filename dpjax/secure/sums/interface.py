@@ -24,7 +24,7 @@ class Cost(NamedTuple):
 class Drops(NamedTuple):
   """Clients that drop out, by phase."""
 
-  before_sharing: frozenset[int] = frozenset()
+  before_sharing: frozenset[int] = frozenset()  # after they have sent their keys, if any
   before_upload: frozenset[int] = frozenset()  # after they have shared their keys
   before_unmasking: frozenset[int] = frozenset()  # their vectors count
 
