@@ -194,6 +194,9 @@ class _Greetings:
       connection, greeted = self._done.get()
       done.add(connection)
       if not isinstance(greeted, Exception):
+        # A link has the connection open, too; so it is shut down, and not only closed.
+        with contextlib.suppress(OSError):
+          connection.shutdown(socket.SHUT_RDWR)
         connection.close()
     for connection in [waiting for waiting in self._waiting if waiting not in done]:
       self._let_go(connection)
@@ -337,7 +340,9 @@ def _meet(
   to_dealer = stack.enter_context(_reach(dealer, "dealer", until))
   # The number tells the dealer whose key to send.
   to_dealer.sendall(str(number).encode())
-  supply = _supply(number, SocketLink(to_dealer, peer="dealer", **common))
+  dealer_link = SocketLink(to_dealer, peer="dealer", **common)
+  stack.callback(dealer_link.close)
+  supply = _supply(number, dealer_link)
 
   def greet(connection: socket.socket, patience: float | None = _PATIENCE) -> SocketLink:
     return SocketLink(
