@@ -31,7 +31,6 @@ from dpjax.secure.sums.vectors import Present, Reader, SumSettings
 from dpjax.secure.vertical import encrypted_vectors
 from dpjax.validate import UserError
 
-INSTALL = "pip install -e '.[he]' in dpjax's clone"
 # Number of bits of each entry that go into one ciphertext.
 _LIMB = 32
 # Largest number of clients -> (degree, plaintext modulus). A modulus must be above clients * 2^32.
@@ -91,7 +90,7 @@ def bfv_keys(num_clients: int) -> _Scheme:
     UserError: more than 10,000 clients, or TenSEAL is not installed.
   """
   degree, modulus = bfv_parameters(num_clients)
-  ts = encrypted_vectors.library(INSTALL)
+  ts = encrypted_vectors.library("he")
   context = ts.context(
     ts.SCHEME_TYPE.BFV, poly_modulus_degree=degree, plain_modulus=modulus
   )
@@ -104,7 +103,7 @@ def ckks_keys() -> _Scheme:
   Raises:
     UserError: TenSEAL is not installed.
   """
-  ts = encrypted_vectors.library(INSTALL)
+  ts = encrypted_vectors.library("he")
   context = ts.context(
     ts.SCHEME_TYPE.CKKS,
     poly_modulus_degree=_CKKS_DEGREE,
@@ -226,7 +225,7 @@ class BfvSum(SumSettings):
     return "bfv"
 
   def check_library(self) -> None:
-    encrypted_vectors.library(INSTALL)
+    encrypted_vectors.library("he")
 
   def _add(self, there: Present, read: Reader) -> Summed:
     fits_one_limb = self.bits == _LIMB or (
@@ -294,7 +293,7 @@ class CkksSum:
 
   def check_library(self) -> None:
     """Raises UserError if TenSEAL is not installed."""
-    encrypted_vectors.library(INSTALL)
+    encrypted_vectors.library("he")
 
   def sum(self, vectors: Mapping[int, np.ndarray], drops: Drops = NO_DROPS) -> Summed:
     """Returns the sum over the clients that upload, rounded to 7 decimals.

@@ -52,6 +52,10 @@ class SumProtocol(Protocol):
   @property
   def min_survivors(self) -> int: ...  # with fewer clients the sum is refused
 
+  def check_library(self) -> None:
+    """Raises UserError if a library that the protocol needs is not installed."""
+    ...
+
   def sum(self, vectors: Mapping[int, np.ndarray], drops: Drops = NO_DROPS) -> Summed:
     """Returns the sum over the clients of `vectors` that do not drop out before upload.
 

@@ -46,6 +46,9 @@ class Simulated:
   def min_survivors(self) -> int:
     return self.protocol.min_survivors
 
+  def check_library(self) -> None:
+    """Does nothing: a simulation needs no library."""
+
   def sum(self, vectors: Mapping[int, np.ndarray], drops: Drops = NO_DROPS) -> Summed:
     """Returns the sum (`SumProtocol.sum`), with the protocol's drop-outs and refusals."""
     start = time.perf_counter()

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from dpjax.experiments.kinds.secure.config import SecureConfig, SumTask
-from dpjax.secure.homomorphic import ckks
 from dpjax.secure.sums import primitives
 from dpjax.secure.vertical import alignment, encrypted_vectors
 from dpjax.validate import UserError
@@ -14,7 +13,7 @@ from dpjax.validate import UserError
 _LIBRARIES: dict[str, Callable[[], object]] = {
   "ciphers": lambda: primitives.library(),
   "intersection": lambda: alignment.library(),
-  "ciphertexts": lambda: encrypted_vectors.library(ckks.INSTALL),
+  "ciphertexts": lambda: encrypted_vectors.library("he"),
 }
 
 
