@@ -147,15 +147,9 @@ def client(terms: AnyTerms, me: int, *, signing_key: bytes | None = None) -> Beg
   return committee_parties.start(terms, me)
 
 
-def hello(terms: AnyTerms, process: int) -> dict[str, object]:
-  """Returns the greeting of process 0, the server, or of process i, the i-th client."""
-  digest = hashlib.sha256(written(terms).encode()).hexdigest()
-  return {
-    "process_id": process,
-    "num_processes": len(terms.clients) + 1,
-    # Digest of the terms: a client with other terms is refused.
-    "config": digest,
-  }
+def secret_of(terms: AnyTerms) -> bytes:
+  """Returns a digest of the terms. A client that has other terms is refused at the meeting."""
+  return hashlib.sha256(written(terms).encode()).digest()
 
 
 # --- server
@@ -373,8 +367,10 @@ def serve(
   start = time.perf_counter()
   at = lobby.address(coordinator)
   begun = server(terms)
-  met = lobby.host(at, hello(terms, 0), connect_timeout, fewest=terms.fewest)
-  lines = {terms.clients[place - 1]: _Line(link) for place, link in met.items()}
+  met = lobby.host(
+    at, terms.clients, secret_of(terms), connect_timeout, fewest=terms.fewest
+  )
+  lines = {who: _Line(link) for who, link in met.items()}
   for who in terms.clients:
     if who not in lines:
       report(f"client {who} did not come in time")
@@ -476,9 +472,9 @@ def take_part(
   validate.positive(connect_timeout=connect_timeout, phase_timeout=phase_timeout)
   terms.check_vector(vector)
   party, first = client(terms, me, signing_key=signing_key)
-  mine = hello(terms, terms.clients.index(me) + 1)
   enough_time = 2 * phase_timeout + connect_timeout
-  ((_, connection),) = lobby.join(lobby.address(coordinator), mine, connect_timeout).items()
+  at = lobby.address(coordinator)
+  connection = lobby.join(at, int(me), secret_of(terms), connect_timeout)
   with contextlib.closing(connection):
     if first is not None:
       _put(connection, first, enough_time)

@@ -155,7 +155,7 @@ def test_too_few_members_end_the_sum():
   with refuses("committee"):
     _serve(terms, acts)
   # Outsiders alone cannot begin: the roster would be empty.
-  with refuses("process_id"):
+  with refuses("client"):
     _serve(terms, those=_outsiders(terms), connect_timeout=1.0)
 
 
@@ -194,8 +194,7 @@ def test_a_member_that_reads_slowly_stays():
 
 
 def _liar(terms, at, who, says):
-  hello = socket_sums.hello(terms, terms.clients.index(who) + 1)
-  ((_, connection),) = lobby.join(lobby.address(at), hello, 20).items()
+  connection = lobby.join(lobby.address(at), who, socket_sums.secret_of(terms), 20)
   connection.sendall(says(terms, who))
   time.sleep(60)
 
