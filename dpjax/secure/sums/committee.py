@@ -43,8 +43,9 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from dpjax import validate
-from dpjax.secure.sums import committee_parties, dialogue, galois_shares, primitives
-from dpjax.secure.sums.committee_parties import CommitteeTerms, check_committee
+from dpjax.secure.sums import committee_parties, dialogue, primitives
+from dpjax.secure.sums.committee_parties import CommitteeTerms
+from dpjax.secure.sums.galois_shares import MOST_POINTS, Sharing
 from dpjax.secure.sums.interface import Summed
 from dpjax.secure.sums.terms import corrupt_and_staying, largest_part
 from dpjax.secure.sums.vectors import MOST_CLIENTS, Present, Reader, SumSettings
@@ -86,7 +87,7 @@ class Committee(SumSettings):
 
   def __post_init__(self) -> None:
     super().__post_init__()
-    check_committee(self.num_members, self.colluding, self.packed)
+    Sharing(num_members=self.num_members, colluding=self.colluding, packed=self.packed)
 
   @property
   def name(self) -> str:
@@ -150,7 +151,7 @@ def parameters(
   validate.positive(security_bits=security_bits, failure_bits=failure_bits)
   corrupt_clients = largest_part(corrupt, num_clients)
   staying_clients = num_clients - largest_part(dropout, num_clients)
-  largest = min(num_clients, galois_shares.MOST_POINTS - packed)
+  largest = min(num_clients, MOST_POINTS - packed)
   for num_members in range(packed + 1, largest + 1):
     corrupt_above, staying_below = corrupt_and_staying(
       num_clients, corrupt_clients, staying_clients, num_members

@@ -13,9 +13,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from dpjax import validate
-from dpjax.secure.sums import galois_shares, messages, primitives
+from dpjax.secure.sums import messages, primitives
 from dpjax.secure.sums.dialogue import SumResult
+from dpjax.secure.sums.galois_shares import Sharing
 from dpjax.secure.sums.messages import SERVER
 from dpjax.secure.sums.terms import SumTerms
 from dpjax.validate import UserError
@@ -23,20 +23,6 @@ from dpjax.validate import UserError
 KEY_BYTES = 32
 # Bytes that sealing adds to a share: the sender's public key, and the cipher's tag.
 SEALED_EXTRA = KEY_BYTES + 16
-
-
-def check_committee(num_members: int, colluding: int, packed: int) -> None:
-  """Raises UserError for a committee that could never rebuild a sum, or that hides nothing."""
-  # Two members need a point each, besides the points of the `packed` secrets.
-  validate.integer_in(1, galois_shares.MOST_POINTS - 2, packed=packed)
-  validate.integer_in(2, galois_shares.MOST_POINTS - packed, num_members=num_members)
-  validate.integer_in(1, num_members - 1, colluding=colluding)
-  if colluding + packed > num_members:
-    raise UserError(
-      f"must be >= colluding={colluding} + packed={packed}, whose sums give the total",
-      field="num_members",
-      value=num_members,
-    )
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -53,7 +39,7 @@ class CommitteeTerms(SumTerms):
 
   def __post_init__(self) -> None:
     super().__post_init__()
-    check_committee(self.num_members, self.colluding, self.packed)
+    _ = self.sharing  # is checked when it is made
     if self.num_members > len(self.clients):
       raise UserError(
         f"must be <= the {len(self.clients)} clients of a sum, who are its members",
@@ -72,24 +58,19 @@ class CommitteeTerms(SumTerms):
     return tuple(sorted(self.clients, key=rank.__getitem__)[: self.num_members])
 
   @property
-  def needed(self) -> int:
-    """Number of members whose sums give the total."""
-    return self.colluding + self.packed
+  def sharing(self) -> Sharing:
+    """How vectors become shares."""
+    return Sharing(
+      num_members=self.num_members, colluding=self.colluding, packed=self.packed
+    )
 
   @property
   def fewest(self) -> int:
     """Smallest number of clients with which the sum can succeed."""
-    return max(self.min_survivors, self.needed)
-
-  @property
-  def share_words(self) -> int:
-    """Number of words of one share of a vector, and of a sum of shares."""
-    return galois_shares.share_words(
-      self.length, num_shares=self.num_members, packed=self.packed
-    )
+    return max(self.min_survivors, self.sharing.needed)
 
   def record_bytes(self, kind: str) -> int:
-    share = self.share_words * self.bits // 8
+    share = self.sharing.share_words(self.length) * self.bits // 8
     return {
       "keys": KEY_BYTES,
       "roster": KEY_BYTES,
@@ -175,7 +156,7 @@ def start(
   if me not in terms.members:
     return client, None
   private = entropy(KEY_BYTES)
-  zeros = np.zeros(terms.share_words, terms.dtype)
+  zeros = np.zeros(terms.sharing.share_words(terms.length), terms.dtype)
   public = primitives.public_key(private)
   member = client._replace(private=private, total=zeros)
   return member, terms.write("keys", member.me, {member.me: public})
@@ -189,18 +170,13 @@ def _share(
   vector = terms.check_vector(vector)
   keys = terms.read("roster", roster, SERVER)
   members = terms.members
-  if not {*keys} <= {*members} or len(keys) < terms.needed:
+  needed = terms.sharing.needed
+  if not {*keys} <= {*members} or len(keys) < needed:
     raise UserError(
-      f"must name {terms.needed} or more of the {len(members)} members, and nobody else",
+      f"must name {needed} or more of the {len(members)} members, and nobody else",
       field="roster",
     )
-  shares = galois_shares.split(
-    vector,
-    num_shares=terms.num_members,
-    colluding=terms.colluding,
-    packed=terms.packed,
-    entropy=client.entropy,
-  )
+  shares = terms.sharing.split(vector, entropy=client.entropy)
   private = client.entropy(KEY_BYTES)
   public = primitives.public_key(private)
   records: dict[int, bytes] = {}
@@ -332,14 +308,15 @@ class Server(NamedTuple):
         `colluding` members sent a sum: then some combinations of the total's entries are known.
     """
     terms = self.terms
+    needed = terms.sharing.needed
     members = len(self.keys if self.phase == "keys" else self.sums)
-    if self.phase != "shares" and members < terms.needed:
+    if self.phase != "shares" and members < needed:
       # More than `colluding` sums, if too few for the total, determine combinations of its entries.
       is_nothing = members <= terms.colluding or self.phase == "keys"
       revealed = "nothing was revealed" if is_nothing else "less was revealed than the sum"
       raise UserError(
         f"only {members} of {terms.num_members} members sent their {self.phase}, and "
-        f"{terms.needed} are needed; the sum is refused and {revealed}",
+        f"{needed} are needed; the sum is refused and {revealed}",
         field="committee",
       )
     if self.phase == "keys":
@@ -366,16 +343,10 @@ class Server(NamedTuple):
     if self.phase:
       raise UserError(f"the sum still receives {self.phase}", field="total")
     places = {member: place for place, member in enumerate(terms.members)}
-    total = galois_shares.combine(
-      {
-        places[member]: np.frombuffer(data, terms.dtype)
-        for member, data in self.sums.items()
-      },
-      length=terms.length,
-      num_shares=terms.num_members,
-      colluding=terms.colluding,
-      packed=terms.packed,
-    )
+    held = {
+      places[member]: np.frombuffer(data, terms.dtype) for member, data in self.sums.items()
+    }
+    total = terms.sharing.combine(held, length=terms.length)
     uploads = len(self.uploaded)
     # Each share needs one agreement by its client and one by its member.
     return SumResult(

@@ -8,8 +8,9 @@ import pytest
 from scipy import stats
 
 from dpjax.secure import sums
-from dpjax.secure.sums import committee, committee_parties, galois_shares, messages
+from dpjax.secure.sums import committee, committee_parties, messages
 from dpjax.secure.sums.committee_parties import CommitteeTerms
+from dpjax.secure.sums.galois_shares import Sharing
 from dpjax.secure.sums.messages import SERVER
 from dpjax.secure.sums.vectors import Present
 from dpjax.validate import UserError
@@ -82,8 +83,8 @@ def test_what_colluders_and_the_server_see_is_a_function_of_the_sum():
     for words in draws:
       halves = np.array(words, np.uint32).reshape(2, 2)
       shares = [
-        galois_shares.split(
-          vector, num_shares=3, colluding=1, entropy=lambda size, half=half: half.tobytes()
+        Sharing(num_members=3, colluding=1).split(
+          vector, entropy=lambda size, half=half: half.tobytes()
         )
         for vector, half in zip(vectors, halves)
       ]
@@ -254,10 +255,9 @@ def test_a_server_that_tells_members_different_lists_learns_other_sums():
     place: play.told(who, (0, 1, 2) if place < 2 else (0, 1))
     for place, who in enumerate(members)
   }
-  settings = {"length": 5, "num_shares": 4, "colluding": 1}
-  combine = galois_shares.combine
-  more = combine({place: told[place] for place in (0, 1)}, **settings)
-  less = combine({place: told[place] for place in (2, 3)}, **settings)
+  combine = play.terms.sharing.combine
+  more = combine({place: told[place] for place in (0, 1)}, length=5)
+  less = combine({place: told[place] for place in (2, 3)}, length=5)
   np.testing.assert_array_equal(more - less, play.vectors[2])
 
 
