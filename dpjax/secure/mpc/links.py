@@ -124,7 +124,7 @@ def queue_links(timeout: float = TIMEOUT) -> tuple[QueueLink, QueueLink]:
   )
 
 
-def _check(token: bytes, timeout: float) -> None:
+def check(token: bytes, timeout: float) -> None:
   """Raises UserError for a token or a timeout that no link takes."""
   validate.positive(timeout=timeout)
   if not isinstance(token, bytes):
@@ -167,25 +167,20 @@ class SocketLink:
     timeout: float = TIMEOUT,
     patience: float | None = None,
   ):
-    try:
-      _check(token, timeout)
-    except UserError:
-      connection.close()
-      raise
     self.peer = peer
     self._plain = connection
-    self._connection = (
-      connection  # once both ends have said hello, a TLS socket over `_plain`
-    )
-    self._timeout = min(timeout, patience or timeout)
+    # Once both ends have said hello, this is a TLS socket over `_plain`.
+    self._connection: socket.socket = connection
     self.bytes_sent = self.bytes_received = self.rounds = 0
     self._messages = 0  # number received, the greeting's included
     self._under_this_key = 0
-    # Deadline of the whole greeting, however slowly its bytes arrive.
-    self._until = time.monotonic() + self._timeout
     self._failure = ""
     self._is_inside = False  # whether a frame was sent or received in part
     try:
+      check(token, timeout)
+      # The whole greeting has a deadline, however slowly its bytes arrive.
+      self._timeout = min(timeout, patience or timeout)
+      self._until = time.monotonic() + self._timeout
       connection.setblocking(False)
       with contextlib.suppress(OSError):
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -196,7 +191,7 @@ class SocketLink:
     except BaseException:
       self.close()
       raise
-    # The deadline was for the greeting. From now on only silence counts.
+    # From now on only silence counts.
     self._timeout = timeout
     self._until = math.inf
     self.bytes_sent = self.bytes_received = self.rounds = 0
