@@ -14,7 +14,7 @@ from typing import NamedTuple
 from dpjax.experiments.run import report
 from dpjax.gradients.ghost.explain import aligned
 from dpjax.secure import sums
-from dpjax.secure.sums import committee, messages, secagg_client
+from dpjax.secure.sums import committee, messages
 from dpjax.validate import UserError
 
 SIZES = ((100, 1_000_000), (1_000, 1_000_000))
@@ -45,10 +45,7 @@ def secagg(protocol: sums.SecAgg | sums.SecAggPlus, clients: int, length: int) -
   sent = {"keys": 1, "envelopes": near, "masked": 1, "revealed": near + 1}
   # The server names a client itself among the survivors.
   received = {"roster": near, "forwarded": near, "survivors": near + 1}
-  size = {
-    kind: messages.size(count, secagg_client.record_bytes(terms, kind))
-    for kind, count in {**sent, **received}.items()
-  }
+  size = {kind: terms.size(kind, count) for kind, count in {**sent, **received}.items()}
   return Entry(
     protocol.name,
     "client",
@@ -65,9 +62,7 @@ def of_committee(protocol: sums.Committee, clients: int, length: int) -> list[En
   terms = protocol.terms(range(clients), length)
   members = terms.num_members
 
-  def size(kind: str, count: int) -> int:
-    return messages.size(count, committee.record_bytes(terms, kind))
-
+  size = terms.size
   shares = size("shares", members)
   roster = size("roster", members)
   forwarded = clients * size("forwarded", 1)

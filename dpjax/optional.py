@@ -52,11 +52,11 @@ def missing(error: BaseException) -> UserError | None:
   return _not_installed(name)
 
 
-def _not_installed(name: str) -> UserError:
+def _not_installed(name: str, extra: str = "") -> UserError:
   if name in WITHOUT_REQUIREMENTS:
     how = f"pip install --no-deps {WITHOUT_REQUIREMENTS[name]} (see the extra data)"
   else:
-    how = f"pip install -e '.[{EXTRA_OF[name]}]' in dpjax's clone"
+    how = f"pip install -e '.[{extra or EXTRA_OF[name]}]' in dpjax's clone"
   return UserError(f"needs {name}, which is not installed: {how}")
 
 
@@ -77,8 +77,11 @@ def folder(name: str) -> pathlib.Path:
 
 
 @contextlib.contextmanager
-def needed() -> Iterator[None]:
+def needed(extra: str = "") -> Iterator[None]:
   """Turns a failed import in the `with` block into a one-line error, if an extra has the package.
+
+  Args:
+    extra: the extra that brings whatever the block imports; "": the one in `EXTRA_OF`.
 
   Raises:
     UserError: names the package and the extra. Other errors pass unchanged.
@@ -88,8 +91,9 @@ def needed() -> Iterator[None]:
   """
   try:
     yield
-  except ModuleNotFoundError as error:
-    explained = missing(error)
+  except ImportError as error:
+    name = error.name or str(error)
+    explained = _not_installed(name, extra) if extra else missing(error)
     if explained is None:
       raise
     raise explained from error

@@ -49,10 +49,9 @@ from dpjax.secure.encoding import BITS
 from dpjax.secure.summation import (
   NO_DROPOUT,
   Dropout,
-  Way,
   carried_out,
   is_simulated,
-  through_way,
+  through_sum,
   with_cost,
 )
 from dpjax.secure.sums import BfvSum, Drops
@@ -312,14 +311,13 @@ def skellam_mean(
     sums, summed = mean(sent.message, sent.weight, ids, round, drops)
     return with_cost(mapped, summed)._replace(sums=sums, sent=None)
 
-  way = Way(lambda inner, client, partial: inner(client, None), sum_of)
   return Aggregator(
     init,
     update,
     finish=lambda sums, state: (sums, state + 1),
     private=True,
     plan=plan,
-    through=functools.partial(through_way, way, dropout, protocol),
+    through=functools.partial(through_sum, sum_of, dropout, protocol),
     min_clients=protocol.min_survivors,
   )
 

@@ -18,9 +18,8 @@ clients. `distributed_noise` adds noise inside the sum.
 from __future__ import annotations
 
 import dataclasses
-import functools
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -155,34 +154,9 @@ def secure_mean(
   def finish(total: Encoded, state: Any) -> Any:
     return encoding.mean(total), state + 1
 
-  simulated = is_simulated(protocol)
-  through = _counted(encoding, protocol) if simulated else _protocol(encoding, protocol)
-  through = _with_cuts(encoding, through)
-  return summed(
-    lambda message: jnp.int32(0),
-    partial,
-    finish,
-    through=functools.partial(through_way, through, dropout, protocol),
-    plan=plan,
-    min_clients=protocol.min_survivors,
-  )
-
-
-Summing = Callable[[Run, Context, Cohort, Drops], Mapped]
-
-
-class Way(NamedTuple):
-  """Two parts of a round: `bind` builds the function that runs the clients. `sum` calls it, and
-  sums the clients' messages."""
-
-  bind: Callable[[MapClients, Any, Any], Run]  # (inner, client, partial)
-  sum: Summing
-
-
-def _with_cuts(encoding: Encoding, way: Way) -> Way:
-  """Returns the `Way` whose clients tell how many coordinates of a message the encoding cuts."""
-
   def telling(client: ClientAlgorithm) -> ClientAlgorithm:
+    """Returns the client, which then tells how many coordinates of a message are cut."""
+
     def finish(received: Any, local: Any) -> Any:
       sent, memory, info = client.finish(received, local)
       cut = encoding.coordinates_cut(sent.message)
@@ -190,18 +164,35 @@ def _with_cuts(encoding: Encoding, way: Way) -> Way:
 
     return client._replace(finish=finish)
 
-  return way._replace(
-    bind=lambda inner, client, partial: way.bind(inner, telling(client), partial)
+  simulated = is_simulated(protocol)
+  sum_of = _counted(encoding, protocol) if simulated else _protocol(encoding, protocol)
+
+  def through(inner: MapClients) -> MapClients:
+    # A protocol gets the messages themselves. A simulation adds the integers inside JAX.
+    bind = lambda client, partial: inner(telling(client), partial if simulated else None)
+    return through_sum(sum_of, dropout, protocol, bind)
+
+  return summed(
+    lambda message: jnp.int32(0),
+    partial,
+    finish,
+    through=through,
+    plan=plan,
+    min_clients=protocol.min_survivors,
   )
 
 
-def through_way(
-  way: Way, dropout: Dropout, protocol: SumProtocol, inner: MapClients
+# Runs the clients of a cohort, and sums their messages.
+Summing = Callable[[Run, Context, Cohort, Drops], Mapped]
+
+
+def through_sum(
+  sum_of: Summing, dropout: Dropout, protocol: SumProtocol, inner: MapClients
 ) -> MapClients:
   """Returns the execution in which clients drop out, and the others' messages are summed."""
 
   def bind(client: Any, partial: Any) -> Run:
-    run = way.bind(inner, client, partial)
+    run = inner(client, partial)
 
     def summed_run(context: Context, cohort: Cohort) -> Mapped:
       drops = dropout.drops(int(context.state), np.asarray(cohort.ids))
@@ -209,7 +200,7 @@ def through_way(
       # A round with too few clients is refused before any client computes.
       check_survivors(protocol, kept, drops)
       places = np.flatnonzero(np.isin(np.asarray(cohort.ids), kept))
-      mapped = way.sum(run, *_those(context, cohort, places), drops)
+      mapped = sum_of(run, *_those(context, cohort, places), drops)
       # The inner run numbers the clients that it was given. `back` returns their places in the
       # whole cohort.
       back = lambda part: places[np.minimum(np.asarray(part.places), len(places) - 1)]
@@ -233,8 +224,8 @@ def _those(context: Context, cohort: Cohort, places: np.ndarray) -> tuple[Contex
   return context._replace(memories=rows), kept
 
 
-def _counted(encoding: Encoding, protocol: SumProtocol) -> Way:
-  """Returns the `Way` in which the inner execution adds the integers itself.
+def _counted(encoding: Encoding, protocol: SumProtocol) -> Summing:
+  """Returns the sum in which the inner execution adds the integers itself.
 
   The protocol is only asked for its cost and its refusals.
   """
@@ -247,11 +238,11 @@ def _counted(encoding: Encoding, protocol: SumProtocol) -> Way:
     result = carried_out(protocol, cohort.ids, drops, lambda client: zeros)
     return with_cost(mapped, result)
 
-  return Way(lambda inner, client, partial: inner(client, partial), sum_of)
+  return sum_of
 
 
-def _protocol(encoding: Encoding, protocol: SumProtocol) -> Way:
-  """Returns the `Way` of a round: it runs the clients, and gives each message to the protocol."""
+def _protocol(encoding: Encoding, protocol: SumProtocol) -> Summing:
+  """Returns the sum that gives each client's message to the protocol."""
   encode = jax.jit(encoding.encode)
 
   def sum_of(run: Run, context: Context, cohort: Cohort, drops: Drops) -> Mapped:
@@ -273,7 +264,7 @@ def _protocol(encoding: Encoding, protocol: SumProtocol) -> Way:
     total = from_vector(result.total, like)
     return with_cost(mapped, result)._replace(sums=total, sent=None)
 
-  return Way(lambda inner, client, partial: inner(client, None), sum_of)
+  return sum_of
 
 
 def carried_out(

@@ -4,7 +4,8 @@ import pytest
 
 from benchmarks import sum_messages
 from dpjax.secure import sums
-from dpjax.secure.sums import committee, secagg_client
+from dpjax.secure.sums import committee
+from dpjax.secure.sums.terms import KEY_BYTES
 from tests.secure.sums import parties
 
 pytest.importorskip("cryptography", reason="needs the extra 'secure'")
@@ -20,7 +21,7 @@ def test_the_counts_are_those_of_real_letters():
   assert entry.messages == len(sent) == 4
   assert entry.sent_bytes == sum(map(len, sent))
   assert entry.received_bytes == sum(map(len, heard))
-  assert secagg_client.KEY_BYTES == 96
+  assert KEY_BYTES == 96
 
   protocol = sums.Committee(num_members=4, colluding=1, packed=2)
   client, member = sum_messages.of_committee(protocol, 6, 50)

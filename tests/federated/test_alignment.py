@@ -16,7 +16,7 @@ from tests.refuses import refuses
 @pytest.fixture
 def library():
   if importlib.util.find_spec("private_set_intersection") is None:
-    pytest.skip(f"needs openmined-psi: {alignment.INSTALL}")
+    pytest.skip("needs openmined-psi: pip install -e '.[vertical]'")
 
 
 @pytest.mark.parametrize(

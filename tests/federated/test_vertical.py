@@ -33,7 +33,7 @@ def breast_cancer():
 @pytest.fixture
 def tenseal():
   if importlib.util.find_spec("tenseal") is None:
-    pytest.skip(f"needs TenSEAL: {encrypted_vectors.INSTALL}")
+    pytest.skip("needs TenSEAL: pip install -e '.[vertical]'")
 
 
 def halves(x):

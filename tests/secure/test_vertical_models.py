@@ -39,7 +39,9 @@ def _cancer():
 
 
 def _aligned():
-  pytest.importorskip("private_set_intersection", reason=alignment.INSTALL)
+  pytest.importorskip(
+    "private_set_intersection", reason="needs: pip install -e '.[vertical]'"
+  )
   (ids_a, x_a), (ids_b, x_b, y) = _cancer()
   found = alignment.align(ids_a, ids_b)
   return x_a[found.rows_a], x_b[found.rows_b], y[found.rows_b].astype(float)[:, None]

@@ -33,7 +33,6 @@ from dpjax import validate
 from dpjax.secure.vertical import encrypted_vectors
 from dpjax.validate import UserError, Verbatim
 
-INSTALL = "pip install -e '.[he]' in dpjax's clone"
 # Degree -> largest sum of the primes' bits for 128 bits of security, with ternary secrets.
 MOST_BITS = {4096: 109, 8192: 218, 16384: 438}
 # SEAL's type, which Python cannot name before TenSEAL is imported.
@@ -130,7 +129,7 @@ class PublicKeys(NamedTuple):
 
 @functools.cache
 def _library() -> Any:
-  encrypted_vectors.library(INSTALL)
+  encrypted_vectors.library("he")
   from tenseal import sealapi  # pyright: ignore[reportMissingImports]
 
   return sealapi

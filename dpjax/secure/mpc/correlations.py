@@ -114,7 +114,7 @@ def expand(key: bytes, index: int, parts: Sequence[Part]) -> list[np.ndarray]:
   >>> bool((first == again).all()), bool((expand(bytes(32), 8, [Part((2,))])[0] == first).any())
   (True, False)
   """
-  lib = primitives.library("shares of two parties (dpjax.secure.mpc)")
+  lib = primitives.library()
   forms = [(part.shape, part.dtype) for part in parts]
   length = sum(math.prod(shape) * np.dtype(dtype).itemsize for shape, dtype in forms)
   # The library's nonce of 16 bytes begins with ChaCha20's block counter of 8 bytes. The index fills

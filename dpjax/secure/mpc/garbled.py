@@ -25,7 +25,7 @@ Source: Yao 1986; point-and-permute, Beaver et al. 1990; free XOR, Kolesnikov an
 from __future__ import annotations
 
 import secrets
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from dpjax import validate
@@ -36,29 +36,11 @@ from dpjax.validate import UserError
 MAX_BITS = 256
 
 
-class Gate(NamedTuple):
-  """A gate on one or two earlier wires. Its result is the next wire."""
-
-  kind: str  # xor, and, not
-  a: int
-  b: int = 0
-
-
-class Circuit(NamedTuple):
-  """A circuit. Wires are numbered in this order: inputs of the garbler, inputs of the evaluator,
-  one for each gate."""
-
-  num_garbler: int
-  num_evaluator: int
-  gates: tuple[Gate, ...]
-  outputs: tuple[int, ...]
-
-
 class GarbledCircuit(NamedTuple):
   """Tables and digests for the evaluator. They reveal no label that the evaluator lacks."""
 
   tables: tuple[tuple[int, int], ...]  # of each AND: the garbler's and the evaluator's half
-  outputs: tuple[tuple[bytes, bytes], ...]  # digests of the two labels of each output
+  digests: tuple[bytes, bytes]  # of the two labels of the result
 
 
 class Offer(NamedTuple):
@@ -71,58 +53,52 @@ class Offer(NamedTuple):
   @property
   def num_bytes(self) -> int:
     """Bytes of the message: 16 for a label or ciphertext, 32 for a digest, 64 for the point."""
-    tables = 32 * len(self.garbled.tables) + 64 * len(self.garbled.outputs)
-    return tables + 16 * len(self.labels) + len(self.point)
+    digests = sum(map(len, self.garbled.digests))
+    tables = 32 * len(self.garbled.tables)
+    return tables + digests + 16 * len(self.labels) + len(self.point)
 
 
-def comparison(bits: int) -> Circuit:
-  """Returns a circuit for x < y of two unsigned integers, lowest bit first, with `bits` ANDs.
+def _compared(
+  x: Sequence[int],
+  y: Sequence[int],
+  negated: Callable[[int], int],
+  both: Callable[[int, int], int],
+) -> int:
+  """Returns the label of x < y from labels of all bits, lowest first; one AND for each bit.
 
   Let c be the result for the lower bits. Two bits x and y give y XOR ((x = y) AND (y XOR c)), which
-  is c if x and y are equal, else y. So the highest bit that differs decides.
+  is c if x and y are equal, else y. So the highest bit that differs decides. XOR is free: its label
+  is the XOR of both labels.
 
-  >>> [gate.kind for gate in comparison(2).gates]
-  ['not', 'and', 'xor', 'not', 'xor', 'and', 'xor']
+  Args:
+    negated: function that returns the label of NOT.
+    both: function that returns the label of AND.
+
+  >>> _compared([1, 0, 1], [0, 1, 1], lambda a: a ^ 1, lambda a, b: a & b)  # 5 < 6
+  1
   """
-  validate.integer_in(1, MAX_BITS, bits=bits)
-  gates: list[Gate] = []
-
-  def wire(kind: str, a: int, b: int = 0) -> int:
-    gates.append(Gate(kind, a, b))
-    return 2 * bits + len(gates) - 1
-
-  carry = wire("and", wire("not", 0), bits)
-  # The loop goes up from the lowest bit. If x and y differ, y decides, otherwise the result so far.
-  for x, y in zip(range(1, bits), range(bits + 1, 2 * bits)):
-    same = wire("not", wire("xor", x, y))
-    carry = wire("xor", y, wire("and", same, wire("xor", y, carry)))
-  return Circuit(bits, bits, tuple(gates), (carry,))
+  carry = both(negated(x[0]), y[0])
+  for x_bit, y_bit in zip(x[1:], y[1:]):
+    carry = y_bit ^ both(negated(x_bit ^ y_bit), y_bit ^ carry)
+  return carry
 
 
-def garble(circuit: Circuit) -> tuple[list[int], int, GarbledCircuit]:
-  """Returns (label of 0 of each wire, the difference of a wire's two labels, the
+def garble(bits: int) -> tuple[list[int], int, GarbledCircuit]:
+  """Returns (label of 0 of each input bit, x before y; the difference of a bit's two labels; the
   evaluator's part)."""
   # The lowest bit of the offset is 1, so the lowest bits of a wire's two labels differ.
   offset = secrets.randbits(128) | 1
-  num_inputs = circuit.num_garbler + circuit.num_evaluator
-  zeros = [secrets.randbits(128) for _ in range(num_inputs)]
-  tables = []
-  for gate in circuit.gates:
-    a = zeros[gate.a]
-    b = zeros[gate.b]
-    if gate.kind == "xor":
-      # Free XOR: no table, and the labels of 0 and 1 again differ by the offset.
-      zeros.append(a ^ b)
-    elif gate.kind == "not":
-      # NOT exchanges the two labels of a wire; the evaluator keeps its label.
-      zeros.append(a ^ offset)
-    else:
-      label, table = _garbled_and(a, b, offset, len(tables))
-      zeros.append(label)
-      tables.append(table)
-  ends = [zeros[wire] for wire in circuit.outputs]
-  outputs = tuple((_digest(zero), _digest(zero ^ offset)) for zero in ends)
-  return zeros, offset, GarbledCircuit(tuple(tables), outputs)
+  zeros = [secrets.randbits(128) for _ in range(2 * bits)]
+  tables: list[tuple[int, int]] = []
+
+  def both(a: int, b: int) -> int:
+    label, table = _garbled_and(a, b, offset, len(tables))
+    tables.append(table)
+    return label
+
+  # NOT exchanges the two labels of a wire; the evaluator keeps its label.
+  end = _compared(zeros[:bits], zeros[bits:], lambda a: a ^ offset, both)
+  return zeros, offset, GarbledCircuit(tuple(tables), (_digest(end), _digest(end ^ offset)))
 
 
 def _garbled_and(a: int, b: int, offset: int, index: int) -> tuple[int, tuple[int, int]]:
@@ -139,45 +115,31 @@ def _garbled_and(a: int, b: int, offset: int, index: int) -> tuple[int, tuple[in
   return label, (of_garbler, of_evaluator)
 
 
-def evaluate(
-  circuit: Circuit, garbled: GarbledCircuit, labels: Sequence[int]
-) -> tuple[int, ...]:
-  """Returns the output bits from one label of each input, the garbler's first.
+def evaluate(bits: int, garbled: GarbledCircuit, labels: Sequence[int]) -> bool:
+  """Returns whether x < y, from one label of each input bit, x before y.
 
-  Raises UserError for another number of labels or tables, or if they lead to no label of an output.
+  Raises UserError for another number of labels or tables, or if they lead to no label of a result.
   """
-  wanted = circuit.num_garbler + circuit.num_evaluator
-  num_ands = sum(gate.kind == "and" for gate in circuit.gates)
-  sizes = len(labels), len(garbled.tables), len(garbled.outputs)
-  if sizes != (wanted, num_ands, len(circuit.outputs)):
+  if (len(labels), len(garbled.tables)) != (2 * bits, bits):
     raise UserError("is not of this circuit, or a label is missing", field="garbled")
   known = [*labels, *(part for table in garbled.tables for part in table)]
   if not all(isinstance(part, int) and 0 <= part < 1 << 128 for part in known):
     raise UserError("a table or a label is no text of 16 bytes", field="garbled")
-  values = list(labels)
   tables = iter(enumerate(garbled.tables))
-  for gate in circuit.gates:
-    a = values[gate.a]
-    b = values[gate.b]
-    if gate.kind == "and":
-      # Half gates: the last bits of the two labels choose what is added.
-      index, (of_garbler, of_evaluator) = next(tables)
-      value = _hash(a, 2 * index) ^ (of_garbler if a & 1 else 0)
-      value ^= _hash(b, 2 * index + 1) ^ ((of_evaluator ^ a) if b & 1 else 0)
-      values.append(value)
-    else:
-      # XOR needs no table. For NOT the garbler has exchanged the labels' meanings.
-      values.append(a ^ b if gate.kind == "xor" else a)
-  bits = []
-  for wire, digests in zip(circuit.outputs, garbled.outputs):
-    # The garbler sent two digests for each output, of the label of 0 and of the label of 1.
-    digest = _digest(values[wire])
-    if digest not in digests:
-      raise UserError(
-        "a table or a label was changed; the circuit has no result", field="garbled"
-      )
-    bits.append(digests.index(digest))
-  return tuple(bits)
+
+  def both(a: int, b: int) -> int:
+    # Half gates: the last bits of the two labels choose what is added.
+    index, (of_garbler, of_evaluator) = next(tables)
+    label = _hash(a, 2 * index) ^ (of_garbler if a & 1 else 0)
+    return label ^ _hash(b, 2 * index + 1) ^ ((of_evaluator ^ a) if b & 1 else 0)
+
+  # For NOT the garbler has exchanged the labels' meanings.
+  digest = _digest(_compared(labels[:bits], labels[bits:], lambda a: a, both))
+  if digest not in garbled.digests:
+    raise UserError(
+      "a table or a label was changed; the circuit has no result", field="garbled"
+    )
+  return bool(garbled.digests.index(digest))
 
 
 class Garbler(Unique):
@@ -185,9 +147,8 @@ class Garbler(Unique):
 
   def __init__(self, x: int, *, bits: int):
     """Raises UserError unless x is an integer in [0, 2^bits)."""
-    circuit = comparison(bits)
     bits_of_x = _bits("x", x, bits)
-    zeros, offset, garbled = garble(circuit)
+    zeros, offset, garbled = garble(bits)
     self._theirs = [(zero, zero ^ offset) for zero in zeros[bits : 2 * bits]]
     self._sender = oblivious_transfer.OtSender()
     labels = tuple(zero ^ (offset if bit else 0) for zero, bit in zip(zeros, bits_of_x))
@@ -207,7 +168,6 @@ class Evaluator:
 
   def __init__(self, y: int, *, bits: int):
     """Raises UserError unless y is an integer in [0, 2^bits)."""
-    self._circuit = comparison(bits)
     self._bits_of_y = _bits("y", y, bits)
     self._offer: Offer | None = None
 
@@ -228,7 +188,7 @@ class Evaluator:
       raise UserError("must come after choose", field="less")
     opened = [int.from_bytes(text, "big") for text in self._receiver.open(pairs)]
     labels = [*self._offer.labels, *opened]
-    return bool(evaluate(self._circuit, self._offer.garbled, labels)[0])
+    return evaluate(len(self._bits_of_y), self._offer.garbled, labels)
 
 
 def less(x: int, y: int, *, bits: int) -> bool:
@@ -243,6 +203,7 @@ def less(x: int, y: int, *, bits: int) -> bool:
 
 
 def _bits(name: str, value: int, bits: int) -> list[int]:
+  validate.integer_in(1, MAX_BITS, bits=bits)
   validate.integer_in(0, 2**bits - 1, **{name: value})
   return [int(value) >> place & 1 for place in range(bits)]
 

@@ -13,8 +13,10 @@ import math
 import queue
 import selectors
 import socket
+import ssl
 import struct
 import time
+from collections.abc import Callable
 from typing import Any, Protocol
 
 from dpjax import validate
@@ -122,7 +124,7 @@ def queue_links(timeout: float = TIMEOUT) -> tuple[QueueLink, QueueLink]:
   )
 
 
-def _check(token: bytes, timeout: float) -> None:
+def check(token: bytes, timeout: float) -> None:
   """Raises UserError for a token or a timeout that no link takes."""
   validate.positive(timeout=timeout)
   if not isinstance(token, bytes):
@@ -165,36 +167,31 @@ class SocketLink:
     timeout: float = TIMEOUT,
     patience: float | None = None,
   ):
-    try:
-      _check(token, timeout)
-    except UserError:
-      connection.close()
-      raise
     self.peer = peer
-    self._connection = connection
-    self._timeout = min(timeout, patience or timeout)
+    self._plain = connection
+    # Once both ends have said hello, this is a TLS socket over `_plain`.
+    self._connection: socket.socket = connection
     self.bytes_sent = self.bytes_received = self.rounds = 0
     self._messages = 0  # number received, the greeting's included
     self._under_this_key = 0
-    self._tls: Any = None  # a tls.Channel, once both ends have said hello
-    # Bytes to send that the socket has not taken yet: encrypted, or this end's hello.
-    self._unsent = memoryview(b"")
-    # Deadline of the whole greeting, however slowly its bytes arrive.
-    self._until = time.monotonic() + self._timeout
     self._failure = ""
     self._is_inside = False  # whether a frame was sent or received in part
     try:
+      check(token, timeout)
+      # The whole greeting has a deadline, however slowly its bytes arrive.
+      self._timeout = min(timeout, patience or timeout)
+      self._until = time.monotonic() + self._timeout
       connection.setblocking(False)
       with contextlib.suppress(OSError):
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
       self._greet(me, token, topic)
     except OSError as error:
-      connection.close()
+      self.close()
       raise PeerFailed(f"{peer}: its connection cannot be used ({error})") from error
     except BaseException:
-      connection.close()
+      self.close()
       raise
-    # The deadline was for the greeting. From now on only silence counts.
+    # From now on only silence counts.
     self._timeout = timeout
     self._until = math.inf
     self.bytes_sent = self.bytes_received = self.rounds = 0
@@ -202,35 +199,19 @@ class SocketLink:
   def _greet(self, me: str, token: bytes, topic: str) -> None:
     """Meets the peer. Raises PeerFailed for another token, name or topic, before any data."""
     mine = tls.hello(me)
-    theirs = self._peer_hello(mine)
+    theirs = self._transfer(mine, lambda start: tls.HELLO_BYTES)
     if theirs == mine or theirs != tls.hello(self.peer):
       raise self._not_sealed()
-    self._tls = tls.Channel(
-      me=me, peer=self.peer, token=token, topic=topic, is_server=mine < theirs
-    )
-    try:
-      while not self._tls.is_met():
-        self._move(reading=True)
-      # In TLS 1.3 the handshake does not tell a client whether its certificate was accepted. The
-      # first data from the server tell it, so both ends send some now.
-      self._frames(b"here", 4)
-    except tls.Broken as error:
-      self._send_alert()
-      raise self._not_sealed() from error
-
-  def _send_alert(self) -> None:
-    """Sends what TLS has left after a failure: the alert that tells the peer why."""
-    with contextlib.suppress(OSError):
-      self._connection.send(self._tls.pending())
-
-  def _peer_hello(self, mine: bytes) -> bytes:
-    """Sends the first bytes of this end in the clear, and returns those of the peer."""
-    self._unsent = memoryview(mine)
-    theirs = bytearray()
-    while self._unsent or len(theirs) < tls.HELLO_BYTES:
-      missing = tls.HELLO_BYTES - len(theirs)
-      theirs += self._move(reading=missing > 0, most=missing)
-    return bytes(theirs)
+    names = {"peer": self.peer, "token": token, "topic": topic}
+    sealed = tls.wrapped(self._plain, me=me, **names)
+    self._connection = sealed
+    while (event := self._tried(sealed.do_handshake)[1]) is not None:
+      self._wait(event)
+    if sealed.getpeercert(binary_form=True) != tls.expected(**names):
+      raise self._not_sealed()
+    # In TLS 1.3 the handshake does not tell a client whether its certificate was accepted. The
+    # first data from the server tell it, so both ends send some now.
+    self._frames(b"here", 4)
 
   def _not_sealed(self) -> PeerFailed:
     return PeerFailed(
@@ -250,6 +231,7 @@ class SocketLink:
   def close(self) -> None:
     self._failure = self._failure or "the link was closed"
     self._connection.close()
+    self._plain.close()
 
   def _frames(self, data: bytes | None, length: int | None, listen: bool = True) -> bytes:
     """Sends `data` as a frame, unless None. Returns the data of a frame, b"" if not `listen`."""
@@ -275,7 +257,6 @@ class SocketLink:
       # If a frame broke off, in either direction, later frames would not begin where they should.
       if self._is_inside:
         self._failure = "the link has failed before"
-        self._send_alert()
       raise
     if not listen:
       return b""
@@ -312,89 +293,69 @@ class SocketLink:
     self._is_inside = bool(out)
     read = bytearray()
     wanted = due(read) if due else 0
-    while left or self._unsent or len(read) < wanted:
-      # A piece at a time is encrypted, so that no encrypted copy of a large message is in memory.
-      if left and not self._unsent:
-        self._encrypt(left[:_PIECE])
-        left = left[_PIECE:]
-      opened = self._opened(wanted - len(read))
+    while left or len(read) < wanted:
+      count = opened = events = None
+      if len(read) < wanted:
+        most = min(wanted - len(read), _PIECE)
+        opened, events = self._tried(self._connection.recv, most)
+        # The peer has ended the connection, without an error of the socket.
+        if opened == b"":
+          raise self._gone() if self._connection is self._plain else self._not_sealed()
       if opened:
         self._is_inside = True
         read += opened
         wanted = due(read)
-      else:
-        self._move(reading=len(read) < wanted)
+      if left:
+        try:
+          count, event = self._tried(self._connection.send, left[:_PIECE])
+        except PeerFailed:
+          # The last that a peer said may tell why it has gone.
+          self._tried(self._connection.recv, 1)
+          raise
+        events = (events or 0) | (event or 0)
+        left = left[count or 0 :]
+      if not (opened or count) and events:
+        self._wait(events)
     return bytes(read)
 
-  def _encrypt(self, data: memoryview) -> None:
-    """Encrypts `data`. The result is what the socket sends next."""
-    try:
-      self._tls.write(data)
-    except tls.Broken as error:
-      raise PeerFailed(f"{self.peer}: has closed its connection") from error
-    self._unsent = memoryview(self._tls.pending())
+  def _gone(self) -> PeerFailed:
+    return PeerFailed(f"{self.peer}: has closed its connection")
 
-  def _opened(self, most: int) -> bytes:
-    """Returns at most `most` decrypted bytes of what was received and is not read yet."""
-    if not most:
-      return b""
+  def _tried(self, move: Callable[..., Any], *arguments: Any) -> tuple[Any, int | None]:
+    """Calls a function of the socket, which does not block.
+
+    Returns (its result, None), or (None, the event to wait for before it is called again).
+
+    Raises:
+      PeerFailed: the peer is gone, or its bytes are not what it sealed.
+    """
     try:
-      return self._tls.read(min(most, _PIECE))
-    except tls.Broken as error:
+      return move(*arguments), None
+    except ssl.SSLWantReadError:
+      return None, selectors.EVENT_READ
+    except ssl.SSLWantWriteError:
+      return None, selectors.EVENT_WRITE
+    except BlockingIOError:
+      is_read = move == self._connection.recv
+      return None, selectors.EVENT_READ if is_read else selectors.EVENT_WRITE
+    except (ssl.SSLEOFError, ssl.SSLSyscallError) as error:
+      raise self._gone() from error
+    except ssl.SSLError as error:
       self._is_inside = True
       raise self._not_sealed() from error
-
-  def _move(self, *, reading: bool, most: int = _PIECE) -> bytes:
-    """Waits until bytes can be sent or read, and moves them between the socket and TLS.
-
-    Args:
-      reading: whether to wait for bytes of the peer, too.
-      most: largest number of bytes that are read.
-
-    Returns:
-      The bytes that were read, as they came.
-    """
-    if not self._unsent and self._tls is not None:
-      self._unsent = memoryview(self._tls.pending())
-    events = selectors.EVENT_WRITE * bool(self._unsent) | selectors.EVENT_READ * reading
-    now = self._ready(events) if events else 0
-    more = b""
-    try:
-      if now & selectors.EVENT_READ:
-        more = self._received(most)
-      if now & selectors.EVENT_WRITE:
-        self._unsent = self._unsent[self._connection.send(self._unsent[:_PIECE]) :]
-    # Nothing could be moved after all: the caller tries again.
-    except BlockingIOError:
-      return more
     except OSError as error:
-      raise PeerFailed(f"{self.peer}: has closed its connection") from error
-    return more
+      raise self._gone() from error
 
-  def _ready(self, events: int) -> int:
-    """Waits for one of these events, and returns those that came. Raises PeerFailed for silence."""
+  def _wait(self, events: int) -> None:
+    """Waits for one of these events. Raises PeerFailed for silence."""
     until = min(time.monotonic() + self._timeout, self._until)
     left = min(max(until - time.monotonic(), 0.0), _LONGEST_WAIT)
     try:
       with selectors.DefaultSelector() as ready:
         ready.register(self._connection, events)
-        ready_events = ready.select(left)
+        has_come = ready.select(left)
     # The socket is closed, or the process may open no more files.
     except (OSError, ValueError) as error:
       raise PeerFailed(f"{self.peer}: its connection cannot be used ({error})") from error
-    if not ready_events or time.monotonic() > self._until:
+    if not has_come or time.monotonic() > self._until:
       raise PeerFailed(f"{self.peer}: silent for {self._timeout:g} seconds")
-    (_, now), *_ = ready_events
-    return now
-
-  def _received(self, most: int) -> bytes:
-    more = self._connection.recv(most)
-    # An empty read means that the peer has closed.
-    if not more:
-      raise ConnectionResetError
-    if self._tls is not None:
-      self._tls.feed(more)
-      # A peer that makes TLS answer, and does not read the answers, would fill the memory.
-      if self._tls.backlog() > 2 * _PIECE:
-        raise PeerFailed(f"{self.peer}: asks, and does not read the answers")
-    return more

@@ -23,10 +23,10 @@ import hashlib
 from collections.abc import Sequence
 from typing import Any
 
+from dpjax import optional
 from dpjax.secure.mpc.correlations import Unique
 from dpjax.validate import UserError
 
-INSTALL = "pip install -e '.[secure]' in dpjax's clone"
 TEXT_BYTES = 16
 POINT_BYTES = 64
 
@@ -105,13 +105,8 @@ class OtReceiver:
 
 def library() -> Any:
   """Returns pycryptodome's module of elliptic curves. Raises UserError if it is not installed."""
-  try:
+  with optional.needed("secure"):
     from Crypto.PublicKey import ECC
-  except ImportError as error:
-    raise UserError(
-      "oblivious transfer and garbled circuits: need pycryptodome, of the extra 'secure'; "
-      f"{INSTALL}"
-    ) from error
   return ECC
 
 

@@ -23,6 +23,7 @@ Huang et al. 2022 (Cheetah).
 
 from __future__ import annotations
 
+import atexit
 import concurrent.futures
 import contextlib
 import dataclasses
@@ -30,10 +31,10 @@ import functools
 import itertools
 import pathlib
 import re
+import shutil
 import tempfile
 import threading
 import time
-import weakref
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
@@ -316,21 +317,14 @@ _SENT = re.compile(r"Link details: total send bytes (\d+)")
 @functools.cache
 def _log() -> pathlib.Path:
   """Returns the file to which SPU logs from now on: operations, times and bytes, but no values."""
-  folder = tempfile.TemporaryDirectory(prefix="dpjax-spu-")
-  weakref.finalize(_LOG_KEEPER, folder.cleanup)
+  folder = tempfile.mkdtemp(prefix="dpjax-spu-")
+  atexit.register(shutil.rmtree, folder, ignore_errors=True)
   logging = spu_program.library().libspu.logging
   options = logging.LogOptions()
   options.enable_console_logger = False
-  options.system_log_path = f"{folder.name}/spu.log"
+  options.system_log_path = f"{folder}/spu.log"
   logging.setup_logging(options)
   return pathlib.Path(options.system_log_path)
-
-
-class _Keeper:
-  """An object that lives as long as the process. The log's folder is removed with it."""
-
-
-_LOG_KEEPER = _Keeper()
 
 
 @contextlib.contextmanager

@@ -21,6 +21,7 @@ the most open ones loses its oldest one. So silent strangers do not keep the thr
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import json
 import math
 import multiprocessing
@@ -34,7 +35,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from multiprocessing.connection import Connection, wait
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -42,6 +43,7 @@ from dpjax import validate
 
 # A dealer's process deals only registered correlations: importing `comparison` registers "sign".
 from dpjax.secure.mpc import comparison as _comparison  # noqa: F401
+from dpjax.secure.mpc import links as link_lib
 from dpjax.secure.mpc import ring64
 from dpjax.secure.mpc.correlations import KEY_BYTES, arrays, correlated, fresh_key
 from dpjax.secure.mpc.dealer import Dealer, Supply
@@ -61,7 +63,8 @@ _START = 120.0
 Record = Callable[[Link], Link]
 
 
-class Agreed(NamedTuple):
+@dataclasses.dataclass(frozen=True)
+class Agreed:
   """Facts on which both parties and the dealer agree in advance, over another channel."""
 
   token: bytes  # >= 16 bytes; who lacks it cannot take part
@@ -71,16 +74,13 @@ class Agreed(NamedTuple):
   timeout: float = TIMEOUT  # seconds to wait for the others, and longest silence of each
   seed: int | None = None  # a number makes a SIMULATION, which anybody can repeat
 
+  def __post_init__(self) -> None:
+    link_lib.check(self.token, self.timeout)
+
   @property
   def terms(self) -> str:
     """Text that both parties must have in common, since the keys of their link depend on it."""
     return f"{self.topic} f={self.frac_bits} {self.truncation}"
-
-
-def _check(agreed: Agreed) -> None:
-  validate.positive(timeout=agreed.timeout)
-  if not isinstance(agreed.token, bytes):
-    raise UserError(f"must be bytes, not {type(agreed.token).__name__}", field="token")
 
 
 def _address(at: str) -> tuple[str, int]:
@@ -194,6 +194,9 @@ class _Greetings:
       connection, greeted = self._done.get()
       done.add(connection)
       if not isinstance(greeted, Exception):
+        # A link has the connection open, too; so it is shut down, and not only closed.
+        with contextlib.suppress(OSError):
+          connection.shutdown(socket.SHUT_RDWR)
         connection.close()
     for connection in [waiting for waiting in self._waiting if waiting not in done]:
       self._let_go(connection)
@@ -223,7 +226,6 @@ def serve_dealer(listen: str, agreed: Agreed) -> None:
   Raises:
     PeerFailed: the parties did not come in time.
   """
-  _check(agreed)
   with _listen(listen) as server:
     _serve(server, agreed)
 
@@ -312,7 +314,6 @@ def connect(
   Raises:
     PeerFailed: another program is missing, wrong, or silent for `timeout` seconds.
   """
-  _check(agreed)
   validate.integer_in(0, 1, number=number)
   if bool(listen) == bool(number) or bool(peer) != bool(number):
     raise UserError("party 0 needs listen=, party 1 needs peer=, and not the other's")
@@ -337,7 +338,9 @@ def _meet(
   to_dealer = stack.enter_context(_reach(dealer, "dealer", until))
   # The number tells the dealer whose key to send.
   to_dealer.sendall(str(number).encode())
-  supply = _supply(number, SocketLink(to_dealer, peer="dealer", **common))
+  dealer_link = SocketLink(to_dealer, peer="dealer", **common)
+  stack.callback(dealer_link.close)
+  supply = _supply(number, dealer_link)
 
   def greet(connection: socket.socket, patience: float | None = _PATIENCE) -> SocketLink:
     return SocketLink(
@@ -394,7 +397,6 @@ def run_processes(
       value=program,
     ) from error
   agreed = Agreed(secrets.token_bytes(32), "", frac_bits, truncation, timeout, seed)
-  _check(agreed)
   with contextlib.ExitStack() as stack:
     dealer = _started(stack, _dealer_main, agreed)
     first, second = (

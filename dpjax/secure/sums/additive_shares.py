@@ -20,15 +20,14 @@ from __future__ import annotations
 
 import dataclasses
 import secrets
-import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 
 import numpy as np
 
 from dpjax import validate
 from dpjax.secure.sums import messages
-from dpjax.secure.sums.interface import NO_DROPS, Cost, Drops, Summed
-from dpjax.secure.sums.vectors import Reader, SumSettings, enough, present
+from dpjax.secure.sums.interface import Cost, Summed
+from dpjax.secure.sums.vectors import Present, Reader, SumSettings
 from dpjax.validate import UserError
 
 _MOST_SERVERS = 64
@@ -74,24 +73,15 @@ class AdditiveSharing(SumSettings):
   def name(self) -> str:
     return "additive_sharing"
 
-  def sum(self, vectors: Mapping[int, np.ndarray], drops: Drops = NO_DROPS) -> Summed:
-    """Returns the sum over the clients who stay (`interface.SumProtocol.sum`).
-
-    Raises:
-      UserError: as `SumProtocol.sum`, or a client falls silent between sharing and upload.
-    """
-    start = time.perf_counter()
-    there = present(self, vectors, drops)
-    parties = there.sharing
-    if drops.before_upload:
-      silent = sorted(drops.before_upload)
+  def _add(self, there: Present, read: Reader) -> Summed:
+    parties = there.uploading
+    silent = sorted({*there.sharing} - {*parties})
+    if silent:
       raise UserError(
         f"client {silent[0]} fell silent after sharing, and every sum lacks what "
         "it holds; the sum is refused and nothing was revealed (secagg goes on)",
         field="additive_sharing",
       )
-    enough(self, len(parties), "before sharing")
-    read = Reader(self, vectors, parties)
     held = {who: np.zeros(read.length, self.dtype) for who in parties}
     # Every party holds one share of each vector, and a single share reveals nothing.
     for who in parties:
@@ -108,7 +98,7 @@ class AdditiveSharing(SumSettings):
       server_bytes=each * len(parties),
       expansions=len(parties) * others,
       operations=0,
-      seconds=time.perf_counter() - start,
+      seconds=0.0,
     )
     return Summed(total, parties, cost)
 
@@ -135,12 +125,8 @@ class AdditiveServers(SumSettings):
   def name(self) -> str:
     return "additive_servers"
 
-  def sum(self, vectors: Mapping[int, np.ndarray], drops: Drops = NO_DROPS) -> Summed:
-    """Returns the sum over the clients who upload (`interface.SumProtocol.sum`)."""
-    start = time.perf_counter()
-    survivors = present(self, vectors, drops).uploading
-    enough(self, len(survivors), "before upload")
-    read = Reader(self, vectors, survivors)
+  def _add(self, there: Present, read: Reader) -> Summed:
+    survivors = there.uploading
     sums = [np.zeros(read.length, self.dtype) for _ in range(self.num_servers)]
     # Every server holds one share of each vector, and a single share reveals nothing.
     for who in survivors:
@@ -157,6 +143,6 @@ class AdditiveServers(SumSettings):
       server_bytes=each * (servers * len(survivors) + 2 * (servers - 1)),
       expansions=(servers - 1) * len(survivors),
       operations=0,
-      seconds=time.perf_counter() - start,
+      seconds=0.0,
     )
     return Summed(total, survivors, cost)

@@ -1,28 +1,26 @@
-"""The parties of a secure sum, for separate programs. Each takes a message and returns messages.
+"""The parties of a secure sum as state machines, and all of them in one process.
 
-`socket_sums` moves bytes and knows no protocol. For each type of terms `server` and `client` return
-an object that says which messages it waits for, how large they may be, and what it answers.
+A party takes a message, and returns its next state with the messages that it sends. `socket_sums`
+carries these messages between programs, and `run` within one. Neither knows a protocol.
 
-| terms            | protocol                                                  |
-| ---------------- | --------------------------------------------------------- |
-| `Terms`          | SecAgg and SecAgg+ (`secagg_server`, `secagg_client`)      |
-| `CommitteeTerms` | one message of each client, a committee adds (`committee`) |
+| protocol              | server                     | client                        |
+| --------------------- | -------------------------- | ----------------------------- |
+| SecAgg and SecAgg+    | `secagg_server.Collected`  | `secagg_client.Member`        |
+| one message of each   | `committee_parties.Server` | `committee_parties.Client`    |
+| client to a committee |                            |                               |
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Callable, Mapping
 from typing import NamedTuple, Protocol
 
 import numpy as np
 
-from dpjax.secure.sums import committee, messages, secagg_client, secagg_server, simulated
-from dpjax.secure.sums.committee import CommitteeTerms
-from dpjax.secure.sums.terms import Terms
-from dpjax.secure.sums.vectors import Present, check_client
+from dpjax.secure.sums.interface import Cost, Summed
+from dpjax.secure.sums.vectors import Present
 from dpjax.validate import UserError
-
-AnyTerms = Terms | CommitteeTerms
 
 
 class SumResult(NamedTuple):
@@ -35,7 +33,7 @@ class SumResult(NamedTuple):
 
 
 class SumServer(Protocol):
-  """The server of one sum, as a state machine: it takes messages, and returns those to send."""
+  """The server of one sum."""
 
   @property
   def phase(self) -> str:
@@ -50,16 +48,16 @@ class SumServer(Protocol):
     """Returns the largest size of a message of this phase, in bytes."""
     ...
 
-  def receive(self, data: bytes, sender: int) -> Mapping[int, bytes]:
-    """Takes a message. Returns the messages to send now, by the client that gets each.
+  def receive(self, data: bytes, sender: int) -> tuple[SumServer, Mapping[int, bytes]]:
+    """Takes a message. Returns the next state, and the messages to send now, by client.
 
     Raises:
-      UserError: the message is wrong. The server stays as it was.
+      UserError: the message is wrong.
     """
     ...
 
-  def close(self) -> Mapping[int, bytes]:
-    """Ends the phase. Returns the messages that open the next one, by client.
+  def close(self) -> tuple[SumServer, Mapping[int, bytes]]:
+    """Ends the phase. Returns the next state, and the messages that open the next phase, by client.
 
     Raises:
       UserError: too few clients are left.
@@ -76,12 +74,7 @@ class SumServer(Protocol):
 
 
 class SumClient(Protocol):
-  """A client of one sum, as a state machine: it takes messages, and returns those to send."""
-
-  @property
-  def first(self) -> bytes | None:
-    """The message that the client sends before it receives one. None: it waits for one first."""
-    ...
+  """A client of one sum."""
 
   @property
   def is_done(self) -> bool:
@@ -92,11 +85,14 @@ class SumClient(Protocol):
     """Returns the largest size of the next message from the server, in bytes."""
     ...
 
-  def answer(self, data: bytes, vector: np.ndarray) -> bytes | None:
-    """Takes a message of the server. Returns the answer; None where there is none.
+  def answer(
+    self, data: bytes, vector: np.ndarray | None
+  ) -> tuple[SumClient, bytes | None]:
+    """Takes a message of the server. Returns the next state and the answer; None where there is
+    none.
 
     Args:
-      vector: [d] unsigned integers of the terms' type.
+      vector: [d] unsigned integers of the terms' type; None if the answer does not hold it.
 
     Raises:
       UserError: the message is wrong. Nothing is revealed.
@@ -104,176 +100,75 @@ class SumClient(Protocol):
     ...
 
 
-class _SecAggServer:
-  """Server of SecAgg: the functions of `secagg_server`, with the state that they change."""
-
-  def __init__(self, terms: Terms):
-    self._terms = terms
-    self._state = secagg_server.start(terms)
-    self._answered: list[int] = []
-    # The clients that answered, for each phase that the formula of costs counts.
-    self._there: list[tuple[int, ...]] = []
-
-  @property
-  def phase(self) -> str:
-    return self._state.phase
-
-  def expected(self) -> frozenset[int]:
-    return secagg_server.expected(self._state)
-
-  def largest(self) -> int:
-    # For keys, masked vectors and signatures a client sends one record, about itself only.
-    is_single = self.phase in ("keys", "masked", "agreed")
-    count = 1 if is_single else len(self._terms.clients)
-    return messages.size(count, secagg_client.record_bytes(self._terms, self.phase))
-
-  def receive(self, data: bytes, sender: int) -> Mapping[int, bytes]:
-    self._state = secagg_server.receive(self._state, data, sender)
-    self._answered.append(sender)
-    return {}
-
-  def close(self) -> Mapping[int, bytes]:
-    if self.phase != "agreed":
-      self._there.append(tuple(sorted(self._answered)))
-    self._answered = []
-    self._state, outgoing = secagg_server.close(self._state)
-    return outgoing
-
-  def result(self) -> SumResult:
-    unmasked = secagg_server.total(self._state)
-    # Clients do not tell what they computed, so a formula counts it.
-    cost = simulated.predicted(self._terms, Present(*self._there))
-    return SumResult(unmasked.total, unmasked.survivors, cost.expansions, cost.operations)
+# A client that has begun, and what it sends before it receives a message; None: it sends nothing.
+Begun = tuple[SumClient, bytes | None]
+# Kinds of messages that hold a vector.
+_WITH_VECTOR = ("masked", "shares")
 
 
-class _SecAggClient:
-  """A client of SecAgg, which answers every message."""
+def run(
+  server: SumServer,
+  begun: Mapping[int, Begun],
+  there: Present,
+  read: Callable[[int], np.ndarray],
+) -> Summed:
+  """Runs one sum with all parties in this process, and returns it; its seconds are 0.
 
-  def __init__(self, terms: Terms, me: int, signing_key: bytes | None):
-    self._member, self.first = secagg_client.start(terms, me, signing_key=signing_key)
-
-  @property
-  def is_done(self) -> bool:
-    return not self._member.expects
-
-  def largest(self) -> int:
-    terms = self._member.terms
-    size = secagg_client.record_bytes(terms, self._member.expects)
-    return messages.size(len(terms.clients), size)
-
-  def answer(self, data: bytes, vector: np.ndarray) -> bytes:
-    held = vector if self._member.expects == "forwarded" else None
-    self._member, said = secagg_client.answer(self._member, data, held)
-    return said
-
-
-class _CommitteeServer:
-  """Server of a sum by a committee. It forwards each share when it comes."""
-
-  def __init__(self, terms: CommitteeTerms):
-    # A missing extra is reported before the server waits for anybody.
-    committee.primitives.library()
-    self._terms = terms
-    self._state = committee.CommitteeServer(terms)
-
-  @property
-  def phase(self) -> str:
-    return self._state.phase
-
-  def expected(self) -> frozenset[int]:
-    return committee.expected(self._state)
-
-  def largest(self) -> int:
-    count = self._terms.num_members if self.phase == "shares" else 1
-    return messages.size(count, committee.record_bytes(self._terms, self.phase))
-
-  def receive(self, data: bytes, sender: int) -> Mapping[int, bytes]:
-    self._state, forwarded = committee.receive(self._state, data, sender)
-    return forwarded
-
-  def close(self) -> Mapping[int, bytes]:
-    self._state, outgoing = committee.close(self._state)
-    return outgoing
-
-  def result(self) -> SumResult:
-    total = committee.total(self._state).astype(f"uint{self._terms.bits}", copy=False)
-    survivors = tuple(sorted(self._state.uploaded))
-    return SumResult(total, survivors, *committee.work(self._state))
-
-
-class _CommitteeClient:
-  """A client in a sum by a committee. If it is no member, it sends its shares and leaves."""
-
-  def __init__(self, terms: CommitteeTerms, me: int, signing_key: bytes | None):
-    if signing_key is not None:
-      raise UserError("must be None: a committee has no directory", field="signing_key")
-    check_client(me, terms.clients)
-    self._terms = terms
-    self._me = me
-    self._has_sent = False
-    self._member: committee.CommitteeMember | None = None
-    self.first: bytes | None = None
-    if me in terms.members:
-      self._member, self.first = committee.start_member(terms, me)
-
-  @property
-  def is_done(self) -> bool:
-    return self._has_sent and (self._member is None or self._member.answered)
-
-  def largest(self) -> int:
-    terms = self._terms
-    if not self._has_sent:
-      return messages.size(terms.num_members, committee.record_bytes(terms, "roster"))
-    one_share = messages.size(1, committee.record_bytes(terms, "forwarded"))
-    every_client = messages.size(
-      len(terms.clients), committee.record_bytes(terms, "survivors")
-    )
-    return max(one_share, every_client)
-
-  def answer(self, data: bytes, vector: np.ndarray) -> bytes | None:
-    if not self._has_sent:
-      said = committee.shares_for(self._terms, self._me, data, vector)
-      self._has_sent = True
-      return said
-    if self._member is None:
-      raise UserError(f"client {self._me}: has said all it says in this sum")
-    if messages.kind(data) == "survivors":
-      self._member, said = committee.answer(self._member, data)
-      return said
-    self._member = committee.add_share(self._member, data)
-    return None
-
-
-def server(terms: AnyTerms) -> SumServer:
-  """Returns the server of a sum on these terms.
-
-  Raises:
-    UserError: the extra `secure` is not installed.
-  """
-  if isinstance(terms, CommitteeTerms):
-    return _CommitteeServer(terms)
-  return _SecAggServer(terms)
-
-
-def client(terms: AnyTerms, me: int, *, signing_key: bytes | None = None) -> SumClient:
-  """Returns a client of a sum on these terms, with fresh keys from the operating system's entropy.
+  A client that refuses a message is a drop-out for all others.
 
   Args:
-    terms: terms on which all parties agreed.
-    me: id of the client.
-    signing_key: Ed25519 private key [32], where the terms have a directory.
+    begun: every client of the sum.
+    there: clients that answer, by phase.
+    read: function that returns a client's vector. It is called once for each client that
+      uploads, in ascending order.
 
   Raises:
-    UserError: `me` is not among the clients, the signing key is not that of the directory, or
-      the extra `secure` is not installed.
+    UserError: too few clients are left, or their messages do not determine the sum.
   """
-  if isinstance(terms, CommitteeTerms):
-    return _CommitteeClient(terms, me, signing_key)
-  return _SecAggClient(terms, me, signing_key)
+  clients = {who: client for who, (client, _) in begun.items()}
+  answering = {"keys": there.named, "envelopes": there.sharing}
+  answering |= dict.fromkeys(_WITH_VECTOR, there.uploading)
+  num_bytes = Counter[int]()  # that each client sends and receives
+  refused = dict[int, UserError]()
+  inbox: Mapping[int, bytes] = {}
 
+  def answer(who: int, data: bytes, vector: np.ndarray | None = None) -> bytes | None:
+    if who in refused:
+      return None
+    try:
+      clients[who], said = clients[who].answer(data, vector)
+    except UserError as error:
+      refused[who] = error
+      return None
+    return said
 
-def fewest(terms: AnyTerms) -> int:
-  """Returns the smallest number of clients with which a sum on these terms can succeed."""
-  if isinstance(terms, CommitteeTerms):
-    return max(terms.min_survivors, terms.colluding + terms.packed)
-  return max(terms.min_survivors, terms.threshold)
+  while server.phase:
+    kind = server.phase
+    speakers = server.expected().intersection(answering.get(kind, there.unmasking))
+    for who in sorted(speakers - {*refused}):
+      # A vector is read when it is sent, so those of two clients are never in memory at once.
+      vector = read(who) if kind in _WITH_VECTOR else None
+      said = begun[who][1] if kind == "keys" else answer(who, inbox[who], vector)
+      if said is None:
+        continue
+      num_bytes[who] += len(said)
+      server, forwarded = server.receive(said, who)
+      for receiver, data in forwarded.items():
+        num_bytes[receiver] += len(data)
+        answer(receiver, data)
+    try:
+      server, inbox = server.close()
+    except UserError as error:
+      why = [f"client {who}: {refusal}" for who, refusal in sorted(refused.items())][:1]
+      raise UserError("; ".join([str(error), *why])) from error
+    for receiver, data in inbox.items():
+      num_bytes[receiver] += len(data)
+  result = server.result()
+  cost = Cost(
+    client_bytes=max(num_bytes.values()),
+    server_bytes=sum(num_bytes.values()),
+    expansions=result.expansions,
+    operations=result.operations,
+    seconds=0.0,
+  )
+  return Summed(result.total, result.survivors, cost)

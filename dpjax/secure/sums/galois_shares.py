@@ -19,6 +19,7 @@ Damgard, Escudero and Yuan 2019 (eprint 2019/872) for Galois rings.
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import math
 import secrets
@@ -38,129 +39,121 @@ POLYNOMIALS = {
 MOST_POINTS = 2 ** max(POLYNOMIALS)
 
 
-def degree_for(num_shares: int, packed: int) -> int:
-  """Returns the degree d of the ring: the number of words in one element.
-
-  >>> degree_for(5, 1), degree_for(100, 20)
-  (3, 7)
-  """
-  validate.integer_in(1, MOST_POINTS - 1, packed=packed)
-  validate.integer_in(1, MOST_POINTS - packed, num_shares=num_shares)
-  return max(2, (num_shares + packed - 1).bit_length())
-
-
-def share_words(length: int, *, num_shares: int, packed: int) -> int:
-  """Returns the number of words in one share of a vector of `length` words.
-
-  >>> share_words(1000, num_shares=5, packed=1), share_words(1000, num_shares=5, packed=3)
-  (1002, 336)
-  """
-  degree = degree_for(num_shares, packed)
-  return degree * math.ceil(length / (degree * packed))
-
-
-def split(
-  vector: np.ndarray,
-  *,
-  num_shares: int,
-  colluding: int,
-  packed: int = 1,
-  entropy: Callable[[int], bytes] = secrets.token_bytes,
-) -> list[np.ndarray]:
-  """Returns shares of a vector; any `colluding` of them are uniform, whatever the vector is.
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Sharing:
+  """How vectors become shares; sums of shares are shares of the sum.
 
   Args:
-    vector: [d] uint32 or uint64; sums are modulo 2^32 or 2^64.
-    num_shares: number of shares.
-    colluding: largest number of shares that together reveal nothing.
-    packed: number of secrets in one polynomial. `colluding` + `packed` shares give the vector
-      back, and each share is about `packed` times shorter than the vector.
-    entropy: `entropy(n)` returns n random bytes. Use another source than the operating
-      system only in tests.
-
-  Returns:
-    `num_shares` vectors of `share_words` words. Sums of shares are shares of the sum.
+    num_members: number of shares.
+    colluding: largest number of shares that together reveal nothing; >= 1.
+    packed: number of secrets in one polynomial. `needed` shares, `colluding` + `packed`, give the
+      vector back, and each share is about `packed` times shorter than the vector.
 
   Raises:
-    UserError: `num_shares` is too small: even all shares would not give the vector back.
+    UserError: even all shares would not give a vector back, or there are more than points.
 
-  >>> shares = split(np.array([5, 6], np.uint32), num_shares=5, colluding=2)
-  >>> held = {place: shares[place] for place in (0, 2, 4)}
-  >>> combine(held, length=2, num_shares=5, colluding=2)
+  >>> sharing = Sharing(num_members=5, colluding=2)
+  >>> shares = sharing.split(np.array([5, 6], np.uint32))
+  >>> sharing.combine({place: shares[place] for place in (0, 2, 4)}, length=2)
   array([5, 6], dtype=uint32)
   """
-  _check(num_shares, colluding, packed)
-  degree = degree_for(num_shares, packed)
-  words = share_words(len(vector), num_shares=num_shares, packed=packed)
-  columns = words // degree
-  padded = np.zeros(packed * words, vector.dtype)
-  padded[: len(vector)] = vector
-  drawn = np.frombuffer(entropy(colluding * words * vector.itemsize), vector.dtype)
-  # The polynomial's values are secrets at the first points, and uniform at the next `colluding`.
-  values = np.concatenate([padded, drawn]).reshape(-1, columns)
-  uniform = list(drawn.reshape(colluding, words))
-  held = tuple(range(packed + colluding))
-  missing = tuple(range(packed + colluding, packed + num_shares))
-  if not missing:
-    return uniform
-  others = _times(_interpolation(held, missing, degree), values)
-  return [*uniform, *others.reshape(len(missing), words)]
 
+  num_members: int
+  colluding: int
+  packed: int = 1
 
-def combine(
-  shares: Mapping[int, np.ndarray],
-  *,
-  length: int,
-  num_shares: int,
-  colluding: int,
-  packed: int = 1,
-) -> np.ndarray:
-  """Returns the vector from some of its shares.
-
-  Shares beyond `colluding` + `packed` are compared with what the first ones determine.
-
-  Args:
-    shares: shares of `share_words` words, by their place in the result of `split`.
-    length: number of words of the vector.
-    num_shares, colluding, packed: as in `split`.
-
-  Raises:
-    UserError: too few shares, or shares that do not lie on one polynomial.
-  """
-  _check(num_shares, colluding, packed)
-  needed = colluding + packed
-  if len(shares) < needed:
-    raise UserError(
-      f"{len(shares)} are too few: {needed} determine the sum",
-      field="shares",
-    )
-  degree = degree_for(num_shares, packed)
-  places = sorted(shares)
-  held = tuple(packed + place for place in places[:needed])
-  wanted = (*range(packed), *(packed + place for place in places[needed:]))
-  values = np.concatenate([shares[place] for place in places[:needed]])
-  words = len(shares[places[0]])
-  found = _times(
-    _interpolation(held, wanted, degree), values.reshape(needed * degree, words // degree)
-  ).reshape(len(wanted), words)
-  for place, expected in zip(places[needed:], found[packed:]):
-    if not np.array_equal(shares[place], expected):
+  def __post_init__(self) -> None:
+    # Two members need a point each, besides the points of the `packed` secrets.
+    validate.integer_in(1, MOST_POINTS - 2, packed=self.packed)
+    validate.integer_in(2, MOST_POINTS - self.packed, num_members=self.num_members)
+    validate.integer_in(1, self.num_members - 1, colluding=self.colluding)
+    if self.needed > self.num_members:
       raise UserError(
-        "do not fit together: at least one of them is wrong, and the sum is refused",
-        field="shares",
+        f"must be >= colluding={self.colluding} + packed={self.packed}, whose sums give the total",
+        field="num_members",
+        value=self.num_members,
       )
-  return found[:packed].reshape(-1)[:length].copy()
 
+  @property
+  def needed(self) -> int:
+    """Number of shares that give the vector back."""
+    return self.colluding + self.packed
 
-def _check(num_shares: int, colluding: int, packed: int) -> None:
-  degree_for(num_shares, packed)
-  validate.integer_in(1, num_shares, colluding=colluding)
-  if colluding + packed > num_shares:
-    raise UserError(
-      f"must be <= num_shares={num_shares} - colluding={colluding}, or no shares suffice",
-      field="packed",
-      value=packed,
-    )
+  @property
+  def degree(self) -> int:
+    """Degree d of the ring: the number of words in one element.
+
+    >>> Sharing(num_members=5, colluding=1).degree
+    3
+    """
+    return max(2, (self.num_members + self.packed - 1).bit_length())
+
+  def share_words(self, length: int) -> int:
+    """Returns the number of words in one share of a vector of `length` words.
+
+    >>> Sharing(num_members=5, colluding=1, packed=3).share_words(1000)
+    336
+    """
+    return self.degree * math.ceil(length / (self.degree * self.packed))
+
+  def split(
+    self, vector: np.ndarray, *, entropy: Callable[[int], bytes] = secrets.token_bytes
+  ) -> list[np.ndarray]:
+    """Returns shares of a vector; any `colluding` of them are uniform, whatever the vector is.
+
+    Args:
+      vector: [d] uint32 or uint64; sums are modulo 2^32 or 2^64.
+      entropy: `entropy(n)` returns n random bytes. Use another source than the operating
+        system only in tests.
+
+    Returns:
+      `num_members` vectors of `share_words` words.
+    """
+    words = self.share_words(len(vector))
+    columns = words // self.degree
+    padded = np.zeros(self.packed * words, vector.dtype)
+    padded[: len(vector)] = vector
+    drawn = np.frombuffer(entropy(self.colluding * words * vector.itemsize), vector.dtype)
+    # The polynomial's values are secrets at the first points, and uniform at the next `colluding`.
+    values = np.concatenate([padded, drawn]).reshape(-1, columns)
+    held = tuple(range(self.needed))
+    missing = tuple(range(self.needed, self.packed + self.num_members))
+    others = _times(_interpolation(held, missing, self.degree), values)
+    return [*drawn.reshape(self.colluding, words), *others.reshape(len(missing), words)]
+
+  def combine(self, shares: Mapping[int, np.ndarray], *, length: int) -> np.ndarray:
+    """Returns the vector from some of its shares.
+
+    Shares beyond `needed` are compared with what the first ones determine.
+
+    Args:
+      shares: shares of `share_words` words, by their place in the result of `split`.
+      length: number of words of the vector.
+
+    Raises:
+      UserError: too few shares, or shares that do not lie on one polynomial.
+    """
+    if len(shares) < self.needed:
+      raise UserError(
+        f"{len(shares)} are too few: {self.needed} determine the sum", field="shares"
+      )
+    places = sorted(shares)
+    first = places[: self.needed]
+    held = tuple(self.packed + place for place in first)
+    more = places[self.needed :]
+    wanted = (*range(self.packed), *(self.packed + place for place in more))
+    values = np.concatenate([shares[place] for place in first])
+    words = len(shares[places[0]])
+    matrix = _interpolation(held, wanted, self.degree)
+    found = _times(matrix, values.reshape(len(held) * self.degree, -1))
+    found = found.reshape(len(wanted), words)
+    for place, expected in zip(more, found[self.packed :]):
+      if not np.array_equal(shares[place], expected):
+        raise UserError(
+          "do not fit together: at least one of them is wrong, and the sum is refused",
+          field="shares",
+        )
+    return found[: self.packed].reshape(-1)[:length].copy()
 
 
 # --- the ring

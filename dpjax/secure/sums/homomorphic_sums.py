@@ -21,18 +21,16 @@ Sources: Fan and Vercauteren 2012 (BFV); Cheon, Kim, Kim and Song 2017 (CKKS).
 from __future__ import annotations
 
 import dataclasses
-import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from dpjax.secure.sums.interface import NO_DROPS, Cost, Drops, Summed
-from dpjax.secure.sums.vectors import Reader, SumSettings, enough, present
+from dpjax.secure.sums.vectors import Present, Reader, SumSettings
 from dpjax.secure.vertical import encrypted_vectors
 from dpjax.validate import UserError
 
-INSTALL = "pip install -e '.[he]' in dpjax's clone"
 # Number of bits of each entry that go into one ciphertext.
 _LIMB = 32
 # Largest number of clients -> (degree, plaintext modulus). A modulus must be above clients * 2^32.
@@ -71,19 +69,28 @@ def _scheme(library: Any, context: Any, make: Any, load: Any, slots: int) -> _Sc
   )
 
 
+def bfv_parameters(num_clients: int) -> tuple[int, int]:
+  """Returns (degree, plaintext modulus) for sums of `num_clients` integers below 2^32.
+
+  Raises:
+    UserError: more than 10,000 clients.
+  """
+  fitting = [pair for most, pair in BFV_PARAMETERS.items() if num_clients <= most]
+  if not fitting:
+    raise UserError(
+      f"BFV's plaintext modulus is made for {10**4}", field="num_clients", value=num_clients
+    )
+  return fitting[0]
+
+
 def bfv_keys(num_clients: int) -> _Scheme:
   """Makes fresh BFV keys that fit sums of `num_clients` integers below 2^32.
 
   Raises:
     UserError: more than 10,000 clients, or TenSEAL is not installed.
   """
-  fitting = [most for most in BFV_PARAMETERS if num_clients <= most]
-  if not fitting:
-    raise UserError(
-      f"BFV's plaintext modulus is made for {10**4}", field="num_clients", value=num_clients
-    )
-  degree, modulus = BFV_PARAMETERS[fitting[0]]
-  ts = encrypted_vectors.library(INSTALL)
+  degree, modulus = bfv_parameters(num_clients)
+  ts = encrypted_vectors.library("he")
   context = ts.context(
     ts.SCHEME_TYPE.BFV, poly_modulus_degree=degree, plain_modulus=modulus
   )
@@ -96,7 +103,7 @@ def ckks_keys() -> _Scheme:
   Raises:
     UserError: TenSEAL is not installed.
   """
-  ts = encrypted_vectors.library(INSTALL)
+  ts = encrypted_vectors.library("he")
   context = ts.context(
     ts.SCHEME_TYPE.CKKS,
     poly_modulus_degree=_CKKS_DEGREE,
@@ -154,60 +161,48 @@ class AddingServer:
     return [each.serialize() for each in self.sums]
 
 
-class _Encrypted(NamedTuple):
-  rows: np.ndarray  # [num_rows, d] sums
-  survivors: tuple[int, ...]
-  cost: Cost  # without the decrypted sum that a client sends back
-
-
-def _sum_encrypted(
-  settings: SumSettings,
-  scheme: Callable[[int], _Scheme],
+def _add_encrypted(
+  keys: _Scheme,
   cut: Callable[[np.ndarray], list[np.ndarray]],
-  vectors: Mapping[int, np.ndarray],
-  drops: Drops,
-) -> _Encrypted:
-  """Sums vectors through ciphertexts.
+  total_of: Callable[[np.ndarray], np.ndarray],
+  there: Present,
+  read: Reader,
+) -> Summed:
+  """Returns the sum of vectors through ciphertexts.
 
-  `scheme(num_clients)` makes the keys, and `cut(vector)` returns the rows to encrypt.
+  `cut(vector)` returns the rows to encrypt, and `total_of` the total from their decrypted sums.
   """
-  start = time.perf_counter()
-  there = present(settings, vectors, drops)
-  survivors = there.uploading
-  awake = there.unmasking
-  enough(settings, len(survivors), "before upload")
-  if not awake:
+  if not there.unmasking:
     raise UserError(
       "nobody is left to decrypt the sum; nothing was revealed", field="drops"
     )
-  keys = scheme(len(survivors))
-  read = Reader(settings, vectors, survivors)
   server = AddingServer(keys)
   holder = KeyHolder(keys)
   sent: dict[int, int] = {}
   num_rows = count = 0
-  for who in survivors:
+  for who in there.uploading:
     rows = cut(read(who))
     ciphers = holder.encrypt(rows)
     server.add(ciphers)
     sent[who] = sum(map(len, ciphers))
     num_rows = len(rows)
     count = len(ciphers)
-  total = server.total()
-  result = holder.decrypt(total, num_rows)
-  # The first client that has not dropped out receives the sum, and decrypts it.
-  asked = sum(map(len, total))
+  encrypted = server.total()
+  total = total_of(holder.decrypt(encrypted, num_rows))
+  # The first client that has not dropped out receives the sum, decrypts it, and sends it back.
+  asked = sum(map(len, encrypted))
   moved = [
-    size + len(keys.secret) + asked * (who == awake[0]) for who, size in sent.items()
+    size + len(keys.secret) + asked * (who == there.unmasking[0])
+    for who, size in sent.items()
   ]
   cost = Cost(
-    client_bytes=max(moved),
-    server_bytes=sum(sent.values()) + asked + len(keys.public),
+    client_bytes=max(moved) + total.nbytes,
+    server_bytes=sum(sent.values()) + asked + len(keys.public) + total.nbytes,
     expansions=0,
-    operations=count * (len(survivors) + 1),
-    seconds=time.perf_counter() - start,
+    operations=count * (len(sent) + 1),
+    seconds=0.0,
   )
-  return _Encrypted(result, survivors, cost)
+  return Summed(total, there.uploading, cost)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -216,7 +211,9 @@ class BfvSum(SumSettings):
 
   The plaintext modulus is larger than any sum, so nothing wraps around inside. Entries of 64 bits
   are encrypted in two halves, unless `largest` is below 2^32. `Cost` counts the bytes of serialised
-  ciphertexts and keys, and of the sum. Its operations encrypt or decrypt one ciphertext each.
+  ciphertexts and keys, and of the sum. Its operations encrypt or decrypt one ciphertext each. A
+  client that drops out before unmasking is not asked to decrypt; if nobody is left, the sum is
+  refused.
 
   >>> vectors = {who: np.array([who, 2**32 - 1], np.uint32) for who in range(3)}
   >>> BfvSum().sum(vectors).total
@@ -227,49 +224,52 @@ class BfvSum(SumSettings):
   def name(self) -> str:
     return "bfv"
 
-  def sum(self, vectors: Mapping[int, np.ndarray], drops: Drops = NO_DROPS) -> Summed:
-    """Returns the sum over the clients who upload (`interface.SumProtocol.sum`).
+  def check_library(self) -> None:
+    encrypted_vectors.library("he")
 
-    A client that drops out before unmasking is not asked to decrypt.
-
-    Raises:
-      UserError: as `SumProtocol.sum`, nobody is left to decrypt, or the extra `he` is missing.
-    """
+  def _add(self, there: Present, read: Reader) -> Summed:
     fits_one_limb = self.bits == _LIMB or (
       self.largest is not None and self.largest < 2**_LIMB
     )
     shifts = (0,) if fits_one_limb else (0, _LIMB)
+    _, modulus = bfv_parameters(len(there.uploading))
 
     def cut(vector: np.ndarray) -> list[np.ndarray]:
       # Entries are cut into parts of 32 bits, so that a sum stays below the plaintext modulus.
       wide = vector.astype(np.uint64)
       return [(wide >> np.uint64(s)) & np.uint64(2**_LIMB - 1) for s in shifts]
 
-    decrypted = _sum_encrypted(self, bfv_keys, cut, vectors, drops)
-    total = np.zeros(decrypted.rows.shape[1], np.uint64)
-    modulus = next(
-      m for most, (_, m) in BFV_PARAMETERS.items() if len(decrypted.survivors) <= most
-    )
-    # SEAL returns residues around 0. A sum is not negative, so they are moved to [0, modulus).
-    for shift, row in zip(shifts, decrypted.rows):
-      total += np.mod(row, modulus).astype(np.uint64) << np.uint64(shift)
-    # The conversion reduces the total modulo 2^bits.
-    total = total.astype(self.dtype)
-    return Summed(total, decrypted.survivors, _answered(decrypted.cost, total))
+    def total_of(rows: np.ndarray) -> np.ndarray:
+      total = np.zeros(read.length, np.uint64)
+      # SEAL returns residues around 0. A sum is not negative, so they are moved to [0, modulus).
+      for shift, row in zip(shifts, rows):
+        total += np.mod(row, modulus).astype(np.uint64) << np.uint64(shift)
+      # The conversion reduces the total modulo 2^bits.
+      return total.astype(self.dtype)
 
-
-def _answered(cost: Cost, total: np.ndarray) -> Cost:
-  """Returns the cost with the bytes of the decrypted sum, which the client sends to the server."""
-  return cost._replace(
-    client_bytes=cost.client_bytes + total.nbytes,
-    server_bytes=cost.server_bytes + total.nbytes,
-  )
+    return _add_encrypted(bfv_keys(len(there.uploading)), cut, total_of, there, read)
 
 
 class _Floats(SumSettings):
+  """The sum of `CkksSum`, by the steps that all protocols share."""
+
   @property
   def dtype(self) -> np.dtype:
     return np.dtype(np.float64)
+
+  def _add(self, there: Present, read: Reader) -> Summed:
+    bound = _CKKS_LARGEST / len(there.named)
+
+    def cut(vector: np.ndarray) -> list[np.ndarray]:
+      # The condition is written so that NaN is refused, too.
+      if not np.all(np.abs(vector) <= bound):
+        raise UserError(
+          f"entries must be finite and at most {bound:g} for CKKS", field="vectors"
+        )
+      return [vector]
+
+    rounded = lambda rows: np.round(rows[0], _CKKS_DECIMALS)
+    return _add_encrypted(ckks_keys(), cut, rounded, there, read)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -291,6 +291,10 @@ class CkksSum:
   def name(self) -> str:
     return "ckks"
 
+  def check_library(self) -> None:
+    """Raises UserError if TenSEAL is not installed."""
+    encrypted_vectors.library("he")
+
   def sum(self, vectors: Mapping[int, np.ndarray], drops: Drops = NO_DROPS) -> Summed:
     """Returns the sum over the clients that upload, rounded to 7 decimals.
 
@@ -300,17 +304,5 @@ class CkksSum:
     Raises:
       UserError: as `BfvSum.sum`, or an entry that is too large or not finite.
     """
-    bound = _CKKS_LARGEST / max(1, len(vectors))
-
-    def cut(vector: np.ndarray) -> list[np.ndarray]:
-      # The condition is written so that NaN is refused, too.
-      if not np.all(np.abs(vector) <= bound):
-        raise UserError(
-          f"entries must be finite and at most {bound:g} for CKKS", field="vectors"
-        )
-      return [vector]
-
-    settings = _Floats(min_survivors=self.min_survivors)
-    decrypted = _sum_encrypted(settings, lambda _: ckks_keys(), cut, vectors, drops)
-    total = np.round(decrypted.rows[0], _CKKS_DECIMALS)
-    return Summed(total, decrypted.survivors, _answered(decrypted.cost, total))
+    self.check_library()
+    return _Floats(min_survivors=self.min_survivors).sum(vectors, drops)

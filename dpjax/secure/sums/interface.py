@@ -24,7 +24,7 @@ class Cost(NamedTuple):
 class Drops(NamedTuple):
   """Clients that drop out, by phase."""
 
-  before_sharing: frozenset[int] = frozenset()
+  before_sharing: frozenset[int] = frozenset()  # after they have sent their keys, if any
   before_upload: frozenset[int] = frozenset()  # after they have shared their keys
   before_unmasking: frozenset[int] = frozenset()  # their vectors count
 
@@ -51,6 +51,10 @@ class SumProtocol(Protocol):
 
   @property
   def min_survivors(self) -> int: ...  # with fewer clients the sum is refused
+
+  def check_library(self) -> None:
+    """Raises UserError if a library that the protocol needs is not installed."""
+    ...
 
   def sum(self, vectors: Mapping[int, np.ndarray], drops: Drops = NO_DROPS) -> Summed:
     """Returns the sum over the clients of `vectors` that do not drop out before upload.

@@ -1,43 +1,42 @@
-"""Meeting of the programs of a sum: process 0 listens, and all others identify themselves.
+"""Meeting of the programs of a sum: the server listens, and the clients identify themselves.
 
 A connection has a few seconds and 4 KiB to identify itself, and is closed otherwise, so none keeps
 the others waiting. If too many wait, the oldest from the most frequent address is closed first. A
-peer that was closed tries again until its time is over. Process 0 sends each peer a random word
-that the peer's hello must repeat, so an overheard hello is of no use later. Every wait ends at a
-known time.
+client that was closed tries again until its time is over. Every wait ends at a known time.
 
-A process id is given only to a peer that knows `config`, the digest of the terms. A peer that does
-not know it, or differs in anything else, is told what differs, and is disconnected. The others wait
-on, so neither a stranger nor a client that was started wrongly ends a meeting.
+The server sends each connection a random word. A client answers with its id, and with a digest of
+word and id under a secret of the sum. So what was overheard at one meeting is of no use at another.
+Who does not know the secret, or claims an id that is taken, is told so, and is disconnected. The
+others wait on, so neither a stranger nor a client that was started wrongly ends a meeting.
 """
 
 from __future__ import annotations
 
 import contextlib
+import hmac
 import json
 import secrets
 import selectors
 import socket
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Collection
 from typing import Any, NamedTuple
 
 from dpjax.validate import UserError, Verbatim
 
 # Largest number of bytes of one message.
 _MOST = 4096
-# Largest number of connections that have not identified themselves. With more than 32 processes
-# it is twice the number of processes.
+# Largest number of connections that have not identified themselves. With more than 32 clients it is
+# twice the number of clients.
 _CROWD = 64
 # Seconds for one message of a connected peer.
 _PATIENCE = 5.0
 _RETRY = 0.1
-_NOTHING = "; nothing was run"
 
 
 class Address(NamedTuple):
-  """Host and port at which process 0 listens."""
+  """Host and port at which the server listens."""
 
   host: str
   port: int
@@ -103,29 +102,15 @@ def _listen(at: Address) -> socket.socket:
     return socket.create_server((host, at.port), family=family, dualstack_ipv6=both)
   except OSError as error:
     raise UserError(
-      f"process 0 cannot listen there ({error.strerror}); is the port in use?",
+      f"the server cannot listen there ({error.strerror}); is the port in use?",
       field="coordinator",
       value=Verbatim(f"{at.host}:{at.port}"),
     ) from error
 
 
-def _wrong(mine: dict[str, Any], theirs: dict[str, Any], present: Any) -> str | None:
-  """Returns why this peer cannot take part, or None."""
-  who = theirs["process_id"]
-  # The id that a peer claims may have any length, so it is cut to fit a line.
-  shown = str(who)[:20]
-  # What differs is named without its value: the peer may be a stranger, which does not know
-  # `config` either.
-  for name in sorted(mine, key=lambda name: name != "config"):
-    if name != "process_id" and theirs.get(name) != mine[name]:
-      return f"{name}: differs between process 0 and process {shown}{_NOTHING}"
-  if not 0 <= who < mine["num_processes"]:
-    return (
-      f"process_id={shown}: must be below num_processes={mine['num_processes']}{_NOTHING}"
-    )
-  if who in (0, *present):
-    return f"process_id={shown}: two processes have it{_NOTHING}"
-  return None
+def _proof(secret: bytes, word: str, who: int) -> str:
+  """Returns what a client that knows the sum's secret answers to a word."""
+  return hmac.new(secret, f"{word} {who}".encode(), "sha256").hexdigest()
 
 
 class _Guest:
@@ -152,51 +137,41 @@ class _Guest:
     self.data += more
     if more and not self.data.endswith(b"\n") and len(self.data) < _MOST:
       return None
-    # JSON's true is read as True, which Python takes for an int, but it is no process id.
     theirs = message(self.data)
-    mine = type(theirs.get("process_id")) is int and theirs.pop("word", "") == self.word
-    return theirs if mine else {}
+    # JSON's true is read as True, which Python takes for an int, but it is no id.
+    return theirs if type(theirs.get("client")) is int else {}
 
 
 class _Lobby:
-  """Connections of process 0 while it waits for the others. No peer can block it."""
+  """Connections of the server while it waits for the clients. No peer can block it."""
 
-  def __init__(
-    self,
-    server: socket.socket,
-    mine: dict[str, Any],
-    fewest: int,
-    report: Callable[[str], None],
-  ):
+  def __init__(self, server: socket.socket, clients: Collection[int], secret: bytes):
     self._server = server
-    self._mine = mine
-    self._fewest = fewest
-    self._report = report
+    self._clients = clients
+    self._secret = secret
     # On a blocking socket `accept` would wait if the peer has left again.
     server.setblocking(False)
-    self._most = max(_CROWD, 2 * mine["num_processes"])
+    self._most = max(_CROWD, 2 * len(clients))
     self._waiting: list[_Guest] = []
     self.present: dict[int, socket.socket] = {}
     self._refused: dict[int, str] = {}  # id -> why the first who claimed it was refused
 
-  def gather(self, deadline: float) -> str | None:
-    """Waits until all peers are there; after the deadline, `fewest` of them are enough.
+  def gather(self, deadline: float, fewest: int) -> str | None:
+    """Waits until all clients are there; after the deadline, `fewest` of them are enough.
 
     Returns None, or who is missing.
     """
-    wanted = {*range(1, self._mine["num_processes"])}
-    while {*self.present} != wanted:
+    while absent := sorted({*self._clients} - {*self.present}):
       if time.monotonic() > deadline:
-        return self._missing(wanted) if len(self.present) < self._fewest else None
+        return self._missing(absent) if len(self.present) < fewest else None
       self._turn(min(deadline, time.monotonic() + _RETRY))
     return None
 
-  def _missing(self, wanted: set[int]) -> str:
-    absent = sorted(wanted - {*self.present})
-    # An absent process may have claimed its id with other terms. The message then says so.
+  def _missing(self, absent: list[int]) -> str:
+    # An absent client may have come with other terms. The message then says so.
     claims = [f" ({self._refused[who]})" for who in absent if who in self._refused]
     names = ", ".join(map(str, absent[:10])) + ", ..." * (len(absent) > 10)
-    late = f"process_id={names}: did not come in time; see --connect_timeout"
+    late = f"client={names}: did not come in time; see connect_timeout"
     return late + (*claims, "")[0]
 
   def _turn(self, until: float) -> None:
@@ -240,20 +215,34 @@ class _Lobby:
     theirs = guest.read()
     if theirs is None:
       return
-    wrong = _wrong(self._mine, theirs, self.present) if theirs else ""
+    wrong = self._wrong(guest, theirs) if theirs else ""
     if wrong is None:
       self._waiting.remove(guest)
-      self.present[theirs["process_id"]] = guest.connection
+      self.present[theirs["client"]] = guest.connection
       return
     if wrong:
       # If the peer reads nothing, this raises rather than waits, since the socket does not block.
       with contextlib.suppress(OSError):
         _say(guest.connection, {"wrong": wrong})
-      who = theirs["process_id"]
-      if 0 < who < self._mine["num_processes"] and who not in self._refused:
-        self._refused[who] = wrong
-        self._report(f"{wrong.removesuffix(_NOTHING)}; it was let go")
+      self._refused.setdefault(theirs["client"], wrong)
     self._dismiss(guest)
+
+  def _wrong(self, guest: _Guest, theirs: dict[str, Any]) -> str | None:
+    """Returns why this peer cannot take part, or None."""
+    who = theirs["client"]
+    # The id that a peer claims may have any length, so it is cut to fit a line.
+    shown = str(who)[:20]
+    # The proof comes first: a stranger is told nothing of ids.
+    proof = theirs.get("proof")
+    due = _proof(self._secret, guest.word, who)
+    known = proof if isinstance(proof, str) and proof.isascii() else ""
+    if not hmac.compare_digest(known, due):
+      return f"terms: differ between the server and client {shown}; nothing was run"
+    if who not in self._clients:
+      return f"client={shown}: is none of this sum; nothing was run"
+    if who in self.present:
+      return f"client={shown}: two programs have it; nothing was run"
+    return None
 
   def close(self) -> None:
     """Disconnects the peers that have not identified themselves."""
@@ -262,43 +251,34 @@ class _Lobby:
 
 
 def host(
-  at: Address,
-  mine: dict[str, Any],
-  timeout: float,
-  *,
-  fewest: int,
-  report: Callable[[str], None] = lambda line: None,
+  at: Address, clients: Collection[int], secret: bytes, timeout: float, *, fewest: int
 ) -> dict[int, socket.socket]:
-  """Returns the connections to the peers, by process id. An error is also sent to all of them.
+  """Returns the connections to the clients, by id. An error is also sent to all of them.
 
   Args:
-    mine: what process 0 says of itself; others must say the same, but for `process_id`.
-    fewest: number of peers that are enough when the time is over.
-    report: function that gets one line for each id whose peer was refused.
+    clients: ids of all clients of the sum.
+    secret: bytes that only the parties of the sum know.
+    fewest: number of clients that are enough when the time is over.
 
   Raises:
-    UserError: too few peers came in time, or the port is in use.
+    UserError: too few clients came in time, or the port is in use.
   """
   deadline = time.monotonic() + timeout
   with (
     _listen(at) as server,
-    contextlib.closing(_Lobby(server, mine, fewest, report)) as lobby,
+    contextlib.closing(_Lobby(server, clients, secret)) as lobby,
   ):
-    wrong = lobby.gather(deadline)
-  # Every peer is told the outcome; otherwise it would wait until its own time is over.
+    wrong = lobby.gather(deadline, fewest)
+  # Every client is told the outcome; otherwise it would wait until its own time is over.
   for connection in lobby.present.values():
-    _tell(connection, wrong)
+    with contextlib.suppress(OSError):
+      connection.settimeout(_PATIENCE)
+      _say(connection, {"wrong": wrong})
     if wrong:
       connection.close()
   if wrong:
     raise UserError(wrong)
   return lobby.present
-
-
-def _tell(connection: socket.socket, wrong: str | None) -> None:
-  with contextlib.suppress(OSError):
-    connection.settimeout(_PATIENCE)
-    _say(connection, {"wrong": wrong})
 
 
 def _reach(at: Address, deadline: float) -> socket.socket:
@@ -315,49 +295,41 @@ def _reach(at: Address, deadline: float) -> socket.socket:
     except OSError as error:
       if time.monotonic() > deadline:
         raise UserError(
-          f"process 0 was not there in time ({error.strerror or 'timed out'}); see "
-          "--connect_timeout",
+          f"the server was not there in time ({error.strerror or 'timed out'}); see "
+          "connect_timeout",
           field="coordinator",
           value=Verbatim(f"{at.host}:{at.port}"),
         ) from error
-    # Process 0 may start to listen later, so the attempt is repeated.
+    # The server may start to listen later, so the attempt is repeated.
     time.sleep(_RETRY)
 
 
-def _ask(
-  at: Address, mine: dict[str, Any], deadline: float, timeout: float
-) -> tuple[socket.socket, dict[str, Any]]:
-  """Returns (connection, answer of process 0). The answer is {} if none arrives.
+def join(at: Address, me: int, secret: bytes, timeout: float) -> socket.socket:
+  """Returns client `me`'s connection to the server, which waits until all clients are there.
 
-  The connection is closed unless process 0 admits this process.
+  Raises:
+    UserError: the server is not there, does not answer, or refuses this client.
   """
-  connection = _reach(at, deadline)
-  greeting = _hear(connection, deadline)
-  with contextlib.suppress(OSError):
-    _say(connection, mine | {"word": greeting.get("word")})
-  # Process 0 may have started later and waits `timeout` seconds from then, so its answer may
-  # come after the deadline.
-  answer = _hear(connection, deadline + timeout + _PATIENCE) if greeting else {}
-  if answer.get("wrong", "no answer"):
-    connection.close()
-  return connection, answer
-
-
-def join(at: Address, mine: dict[str, Any], timeout: float) -> dict[int, socket.socket]:
   deadline = time.monotonic() + timeout
-  connection, answer = _ask(at, mine, deadline, timeout)
-  # Process 0 may drop a peer in a crowd, so the peer tries again.
-  while "wrong" not in answer and time.monotonic() < deadline:
+  while True:
+    connection = _reach(at, deadline)
+    word = _hear(connection, deadline).get("word")
+    with contextlib.suppress(OSError):
+      _say(connection, {"client": me, "proof": _proof(secret, str(word), me)})
+    # The server may have started later and waits `timeout` seconds from then, so its answer may
+    # come after the deadline.
+    answer = _hear(connection, deadline + timeout + _PATIENCE) if word else {}
+    if "wrong" in answer and not answer["wrong"]:
+      return connection
+    connection.close()
+    if "wrong" in answer:
+      raise UserError(str(answer["wrong"]))
+    # The server may drop a peer in a crowd, so the peer tries again.
+    if time.monotonic() >= deadline:
+      raise UserError(
+        f"no answer from a server there within {timeout:g} seconds (connect_timeout); is it "
+        "another program's port, or did the server end or hang?",
+        field="coordinator",
+        value=Verbatim(f"{at.host}:{at.port}"),
+      )
     time.sleep(_RETRY)
-    connection, answer = _ask(at, mine, deadline, timeout)
-  if "wrong" not in answer:
-    raise UserError(
-      f"no answer from a process 0 there within {timeout:g} seconds "
-      "(--connect_timeout); is it another program's port, or did process 0 end "
-      "or hang?",
-      field="coordinator",
-      value=Verbatim(f"{at.host}:{at.port}"),
-    )
-  if answer["wrong"]:
-    raise UserError(str(answer["wrong"]))
-  return {0: connection}

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Mapping
-from typing import NamedTuple
 
 from dpjax.validate import UserError
 
@@ -35,13 +34,7 @@ _MAGIC = b"dpjxsum1"
 # Bytes of a message's header, and of the id of a record.
 OVERHEAD = _HEADER.size
 ID = 4
-
-
-class Message(NamedTuple):
-  """A message that `read` has checked: its sender, and the bytes of its records by id."""
-
-  sender: int
-  records: dict[int, memoryview]
+Records = dict[int, memoryview]  # of a message, by id
 
 
 def size(count: int, record_bytes: int) -> int:
@@ -64,21 +57,24 @@ def write(kind: str, session: bytes, sender: int, records: Mapping[int, bytes]) 
   return b"".join(parts)
 
 
-def read(data: bytes, kind: str, session: bytes, record_bytes: int) -> Message:
-  """Parses a message of this kind and session.
+def read(data: bytes, kind: str, session: bytes, record_bytes: int, sender: int) -> Records:
+  """Parses a message of this kind and session. Returns its records by id.
+
+  Args:
+    sender: id of the party that sent the message, as the transport knows it.
 
   Raises:
-    UserError: the data are no message, or one of another kind, session or size; or its ids do not
-      ascend. No part of the message is returned.
+    UserError: the data are no message, or one of another kind, session, size or sender; or its ids
+      do not ascend. No part of the message is returned.
 
-  >>> read(b"hello", "keys", bytes(16), 96)
+  >>> read(b"hello", "keys", bytes(16), 96, 7)
   Traceback (most recent call last):
   ...
   dpjax.validate.UserError: keys: 5 bytes that are no message of a secure sum
   """
   if len(data) < OVERHEAD or data[: len(_MAGIC)] != _MAGIC:
     raise UserError(f"{kind}: {len(data)} bytes that are no message of a secure sum")
-  _, code, of, sender, count, each = _HEADER.unpack_from(data)
+  _, code, of, stated, count, each = _HEADER.unpack_from(data)
   if code >= len(KINDS) or KINDS[code] != kind:
     said = KINDS[code] if code < len(KINDS) else code
     raise UserError(f"{kind}: expected from {name(sender)}, who sent {said}")
@@ -90,7 +86,20 @@ def read(data: bytes, kind: str, session: bytes, record_bytes: int) -> Message:
       f"{kind}: from {name(sender)} is of the wrong length ({len(data)} bytes; "
       f"{size(count, record_bytes)} for {count} records)"
     )
-  return Message(sender, _records(memoryview(data), kind, sender, each))
+  if stated != sender:
+    raise UserError(f"{kind}: from {name(sender)}, who says to be {name(stated)}")
+  view = memoryview(data)
+  records: Records = {}
+  last = -1
+  for start in range(OVERHEAD, len(data), ID + each):
+    who = int.from_bytes(data[start : start + ID], "little")
+    if who <= last:
+      raise UserError(
+        f"{kind}: from {name(sender)} names {name(who)} twice or out of order"
+      )
+    records[who] = view[start + ID : start + ID + each]
+    last = who
+  return records
 
 
 def kind(data: bytes) -> str:
@@ -102,20 +111,6 @@ def kind(data: bytes) -> str:
   place = len(_MAGIC)
   code = data[place] if len(data) > place and data[:place] == _MAGIC else len(KINDS)
   return KINDS[code] if code < len(KINDS) else ""
-
-
-def _records(data: memoryview, kind: str, sender: int, each: int) -> dict[int, memoryview]:
-  records: dict[int, memoryview] = {}
-  last = -1
-  for start in range(OVERHEAD, len(data), ID + each):
-    who = int.from_bytes(data[start : start + ID], "little")
-    if who <= last:
-      raise UserError(
-        f"{kind}: from {name(sender)} names {name(who)} twice or out of order"
-      )
-    records[who] = data[start + ID : start + ID + each]
-    last = who
-  return records
 
 
 def name(who: int) -> str:

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-import time
-from collections.abc import Mapping
 
 import numpy as np
 
 from dpjax.secure.sums import messages
-from dpjax.secure.sums.interface import NO_DROPS, Cost, Drops, Summed
-from dpjax.secure.sums.vectors import Reader, SumSettings, enough, present
+from dpjax.secure.sums.interface import Cost, Summed
+from dpjax.secure.sums.vectors import Present, Reader, SumSettings
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -26,15 +24,10 @@ class PlainSum(SumSettings):
   def name(self) -> str:
     return "plain"
 
-  def sum(self, vectors: Mapping[int, np.ndarray], drops: Drops = NO_DROPS) -> Summed:
-    """Returns the sum over the clients who upload (`interface.SumProtocol.sum`)."""
-    start = time.perf_counter()
-    survivors = present(self, vectors, drops).uploading
-    enough(self, len(survivors), "before upload")
-    read = Reader(self, vectors, survivors)
+  def _add(self, there: Present, read: Reader) -> Summed:
     total = np.zeros(read.length, self.dtype)
-    for who in survivors:
+    for who in there.uploading:
       total += read(who)
     each = messages.size(1, total.nbytes)
-    cost = Cost(each, each * len(survivors), 0, 0, time.perf_counter() - start)
-    return Summed(total, survivors, cost)
+    cost = Cost(each, each * len(there.uploading), 0, 0, 0.0)
+    return Summed(total, there.uploading, cost)

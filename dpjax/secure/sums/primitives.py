@@ -16,9 +16,9 @@ from typing import Any
 
 import numpy as np
 
+from dpjax import optional
 from dpjax.validate import UserError
 
-INSTALL = "pip install -e '.[secure]' in dpjax's clone"
 # Bytes of a shared secret: 128 bits, the strength of X25519.
 SECRET_BYTES = 16
 # Number of bytes of a stream that are processed at once, so that they stay in the cache.
@@ -26,16 +26,13 @@ _CHUNK = 1 << 18
 
 
 @functools.cache
-def library(asked: str = "secure sums") -> Any:
+def library() -> Any:
   """Returns a namespace with the parts of the two libraries that are used here.
-
-  Args:
-    asked: what needs them, for the error.
 
   Raises:
     UserError: one of them is not installed.
   """
-  try:
+  with optional.needed("secure"):
     from Crypto.Protocol.SecretSharing import (  # pyright: ignore[reportMissingImports]
       Shamir,
     )
@@ -55,10 +52,6 @@ def library(asked: str = "secure sums") -> Any:
     from cryptography.hazmat.primitives.kdf import (  # pyright: ignore[reportMissingImports]
       hkdf,
     )
-  except ImportError as error:
-    raise UserError(
-      f"{asked}: need cryptography and pycryptodome, of the extra 'secure'; {INSTALL}"
-    ) from error
   return types.SimpleNamespace(
     aead=aead, algorithms=algorithms, ciphers=ciphers, ed25519=ed25519,
     exceptions=exceptions, hashes=hashes, hkdf=hkdf, shamir=Shamir, x25519=x25519,

@@ -31,20 +31,16 @@ from __future__ import annotations
 
 import dataclasses
 import secrets
-import time
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import ClassVar
 
 import numpy as np
 
 from dpjax import validate
-from dpjax.secure.sums import primitives, secagg_client, secagg_server
-from dpjax.secure.sums.interface import NO_DROPS, Cost, Drops, Summed
-from dpjax.secure.sums.secagg_client import Member
+from dpjax.secure.sums import dialogue, primitives, secagg_client, secagg_server
+from dpjax.secure.sums.interface import Summed
 from dpjax.secure.sums.terms import Terms, graph_parameters, largest_part
-from dpjax.secure.sums.vectors import Present, Reader, SumSettings, present
-from dpjax.validate import UserError
+from dpjax.secure.sums.vectors import Present, Reader, SumSettings
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -63,6 +59,7 @@ class SecAgg(SumSettings):
   Raises:
     UserError: as `SumSettings`.
 
+  >>> from dpjax.secure.sums import Drops
   >>> vectors = {who: np.array([who, 2**32 - 1], np.uint32) for who in range(4)}
   >>> summed = SecAgg(min_survivors=3).sum(vectors, Drops(before_upload=frozenset({1})))
   >>> summed.total, summed.survivors
@@ -86,15 +83,17 @@ class SecAgg(SumSettings):
       bits=self.bits,
     )
 
-  def sum(self, vectors: Mapping[int, np.ndarray], drops: Drops = NO_DROPS) -> Summed:
-    """Returns the sum over the clients who upload (`interface.SumProtocol.sum`).
+  def check_library(self) -> None:
+    primitives.library()
 
-    A client that drops out before sharing has sent its keys.
-
-    Raises:
-      UserError: as `SumProtocol.sum`, or the extra `secure` is not installed.
-    """
-    return _sum(self, vectors, drops)
+  def _add(self, there: Present, read: Reader) -> Summed:
+    terms = self.terms(there.named, read.length)
+    keys: dict[int, bytes] = {}
+    if self.signed:
+      keys = {who: secrets.token_bytes(32) for who in there.named}
+      directory = tuple(primitives.signing_public_key(key) for key in keys.values())
+      terms = dataclasses.replace(terms, directory=directory)
+    return run(terms, there, read, keys)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -143,67 +142,11 @@ class SecAggPlus(SumSettings):
       degree=degree,
     )
 
-  def sum(self, vectors: Mapping[int, np.ndarray], drops: Drops = NO_DROPS) -> Summed:
-    """Returns the sum over the clients who upload (`interface.SumProtocol.sum`).
+  def check_library(self) -> None:
+    primitives.library()
 
-    A client that drops out before sharing has sent its keys.
-
-    Raises:
-      UserError: as `SumProtocol.sum`, too few neighbours of a client stay to rebuild its secret,
-        or the extra `secure` is not installed.
-    """
-    return _sum(self, vectors, drops)
-
-
-def begun(
-  protocol: SecAgg | SecAggPlus, vectors: Mapping[int, np.ndarray], drops: Drops
-) -> tuple[Present, Reader, Terms]:
-  """Returns (clients of each phase, reader of their vectors, terms without a directory).
-
-  Raises:
-    UserError: nobody is left to upload.
-  """
-  there = present(protocol, vectors, drops)
-  if not there.uploading:
-    raise UserError("nobody is left before upload; nothing was revealed", field="drops")
-  read = Reader(protocol, vectors, there.uploading)
-  return there, read, protocol.terms(there.named, read.length)
-
-
-def _sum(
-  protocol: SecAgg | SecAggPlus, vectors: Mapping[int, np.ndarray], drops: Drops
-) -> Summed:
-  start = time.perf_counter()
-  # A missing extra is reported before any vector is read.
-  primitives.library()
-  there, read, terms = begun(protocol, vectors, drops)
-  keys: dict[int, bytes] = {}
-  if protocol.signed:
-    keys = {who: secrets.token_bytes(32) for who in there.named}
-    directory = tuple(primitives.signing_public_key(keys[who]) for who in there.named)
-    terms = dataclasses.replace(terms, directory=directory)
-  summed = run(terms, there, read, keys)
-  cost = summed.cost._replace(seconds=time.perf_counter() - start)
-  return summed._replace(cost=cost)
-
-
-class _Tally:
-  """Counts of bytes and computations in one sum."""
-
-  def __init__(self) -> None:
-    self.bytes: Counter[int] = Counter()  # bytes that each client sends and receives
-    self.expansions = self.operations = 0
-
-  def computed(self, kind: str, member: Member) -> None:
-    """Counts a client's computations before it answers with this kind of message."""
-    if kind == "envelopes":
-      # One key agreement with each neighbour is for the sealed channel between them.
-      self.operations += len(member.roster)
-    if kind == "masked":
-      # Another key agreement with each neighbour is for the mask that both share. A client's own
-      # mask needs only a stream.
-      self.operations += len(member.shares) - 1
-      self.expansions += len(member.shares)
+  def _add(self, there: Present, read: Reader) -> Summed:
+    return run(self.terms(there.named, read.length), there, read)
 
 
 def run(
@@ -212,73 +155,13 @@ def run(
   read: Callable[[int], np.ndarray],
   signing_keys: Mapping[int, bytes] | None = None,
 ) -> Summed:
-  """Runs one sum on given terms, with all parties in this process, and returns it.
+  """Runs one sum on given terms, with all parties in this process (`dialogue.run`).
 
   Args:
-    there: clients that answer, by phase.
-    read: function that returns a client's vector. It is called once for each client that
-      uploads, in ascending order.
     signing_keys: Ed25519 private keys by client, if the terms have a directory.
-
-  Raises:
-    UserError: as `SecAgg.sum`.
   """
-  tally = _Tally()
-  silent = dict[int, UserError]()
-  server = secagg_server.start(terms)
-  members: dict[int, Member] = {}
-  said: dict[int, bytes] = {}
-  for who in there.named:
-    members[who], said[who] = secagg_client.start(
-      terms, who, signing_key=(signing_keys or {}).get(who)
-    )
-  for kind, speakers in _phases(terms, there):
-    for who in speakers:
-      if who in silent:
-        continue
-      # A vector is read when it is masked, so those of two clients are never in memory at once.
-      vector = read(who) if kind == "masked" else None
-      try:
-        message = said[who]
-        if kind != "keys":
-          members[who], message = secagg_client.answer(members[who], said[who], vector)
-      # A client that refuses to continue is a drop-out for all others.
-      except UserError as error:
-        silent[who] = error
-        continue
-      tally.computed(kind, members[who])
-      tally.bytes[who] += len(message)
-      server = secagg_server.receive(server, message, who)
-    server, said = _closed(server, silent)
-    for who, message in said.items():
-      tally.bytes[who] += len(message)
-  unmasked = secagg_server.total(server)
-  cost = Cost(
-    client_bytes=max(tally.bytes.values()),
-    server_bytes=sum(tally.bytes.values()),
-    expansions=tally.expansions + unmasked.expansions,
-    operations=tally.operations + unmasked.agreements,
-    seconds=0.0,
-  )
-  return Summed(unmasked.total, unmasked.survivors, cost)
-
-
-def _phases(terms: Terms, there: Present) -> list[tuple[str, tuple[int, ...]]]:
-  agreed = [("agreed", there.unmasking)] if terms.directory else []
-  return [
-    ("keys", there.named),
-    ("envelopes", there.sharing),
-    ("masked", there.uploading),
-    *agreed,
-    ("revealed", there.unmasking),
-  ]
-
-
-def _closed(
-  server: secagg_server.Collected, silent: Mapping[int, UserError]
-) -> tuple[secagg_server.Collected, dict[int, bytes]]:
-  try:
-    return secagg_server.close(server)
-  except UserError as error:
-    why = [f"client {who}: {refusal}" for who, refusal in sorted(silent.items())][:1]
-    raise UserError("; ".join([str(error), *why])) from error
+  clients = {
+    who: secagg_client.start(terms, who, signing_key=(signing_keys or {}).get(who))
+    for who in terms.clients
+  }
+  return dialogue.run(secagg_server.start(terms), clients, there, read)

@@ -1,6 +1,6 @@
-"""A client of SecAgg, as functions (state, message) -> (state, message).
+"""A client of SecAgg, as a state machine: (state, message) -> (state, message).
 
-`start` draws the client's keys. From then on `answer` takes each message of the server:
+`start` draws the client's keys. From then on `Member.answer` takes each message of the server:
 
 | message      | what the client does                                                        |
 | ------------ | --------------------------------------------------------------------------- |
@@ -32,19 +32,12 @@ from typing import NamedTuple
 
 import numpy as np
 
-from dpjax.secure.sums import messages, primitives
-from dpjax.secure.sums.messages import SERVER, Message
+from dpjax.secure.sums import primitives
+from dpjax.secure.sums.messages import SERVER, Records
 from dpjax.secure.sums.primitives import SECRET_BYTES
-from dpjax.secure.sums.terms import Terms, holders, neighbours
-from dpjax.secure.sums.vectors import check_client
+from dpjax.secure.sums.terms import KEY_BYTES, Terms, holders, neighbours
 from dpjax.validate import UserError
 
-# Bytes of the public keys of channel and mask, and of the commitment to the own mask's seed.
-KEY_BYTES = 96
-SIGNATURE_BYTES = 64
-# Bytes of two shares and of the cipher's tag.
-SEALED_BYTES = 2 * SECRET_BYTES + 16
-REVEALED_BYTES = 1 + SECRET_BYTES
 # First byte of a revealed share: it says which of two secrets is shared.
 OWN_MASK = b"\0"
 MASK_KEY = b"\1"
@@ -68,21 +61,32 @@ class Member(NamedTuple):
   shares: Mapping[int, bytes]  # client -> share of its mask seed + share of its own seed
   survivors: Mapping[int, bytes]  # the list that the client has signed
 
+  @property
+  def is_done(self) -> bool:
+    """Whether the client receives nothing more."""
+    return not self.expects
 
-def record_bytes(terms: Terms, kind: str) -> int:
-  """Returns the number of bytes of one record in a message of this kind."""
-  keys = KEY_BYTES + (SIGNATURE_BYTES if terms.directory else 0)
-  return {
-    "keys": keys,
-    "roster": keys,
-    "envelopes": SEALED_BYTES,
-    "forwarded": SEALED_BYTES,
-    "masked": terms.length * terms.bits // 8,
-    "survivors": 1,
-    "agreed": SIGNATURE_BYTES,
-    "signatures": SIGNATURE_BYTES,
-    "revealed": REVEALED_BYTES,
-  }[kind]
+  def largest(self) -> int:
+    """Returns the largest size of the next message from the server, in bytes."""
+    return self.terms.size(self.expects, len(self.terms.clients))
+
+  def answer(self, data: bytes, vector: np.ndarray | None = None) -> tuple[Member, bytes]:
+    """Returns the client's next state, and its answer to a message of the server.
+
+    Args:
+      vector: [d] unsigned integers of the terms' type; needed if `expects` is "forwarded".
+
+    Raises:
+      UserError: the message is not the one that the client expects, or the message or the vector
+        is wrong. Nothing is revealed, and the sum goes on without this client.
+    """
+    if self.is_done:
+      raise UserError(f"client {self.me}: has said all it says in this sum")
+    records = self.terms.read(self.expects, data, SERVER)
+    if self.expects == "forwarded":
+      return _mask(self, records, vector)
+    answers = {"roster": _share, "survivors": _settle, "signatures": _confirm}
+    return answers[self.expects](self, records)
 
 
 def start(
@@ -103,7 +107,8 @@ def start(
     UserError: `me` is not among the clients, the signing key is not that of the directory, or
       the extra `secure` is not installed.
   """
-  check_client(me, terms.clients)
+  terms.check_client(me)
+  me = int(me)
   public_key = primitives.signing_public_key(signing_key) if signing_key else None
   listed = terms.directory[terms.clients.index(me)] if terms.directory else None
   if public_key != listed:
@@ -126,7 +131,7 @@ def start(
   member = Member(
     terms, me, "roster", channel, mask, seed, public, signing_key, {}, {}, {}, {}
   )
-  return member, messages.write("keys", terms.session, me, {me: public})
+  return member, terms.write("keys", me, {me: public})
 
 
 def mask_key(terms: Terms, who: int, seed: bytes) -> bytes:
@@ -173,37 +178,10 @@ def signed_survivors(terms: Terms, survivors: Mapping[int, bytes]) -> bytes:
   return terms.context(b"signed survivors", *alive)
 
 
-def answer(
-  member: Member, data: bytes, vector: np.ndarray | None = None
-) -> tuple[Member, bytes]:
-  """Returns the client's next state, and its answer to a message of the server.
-
-  Args:
-    vector: [d] unsigned integers of the terms' type; needed if `member.expects` is "forwarded".
-
-  Raises:
-    UserError: the message is not the one that the client expects, or the message or the vector is
-      wrong. Nothing is revealed, and the sum goes on without this client.
-  """
-  terms = member.terms
-  if not member.expects:
-    raise UserError(f"client {member.me}: has said all it says in this sum")
-  size = record_bytes(terms, member.expects)
-  message = messages.read(data, member.expects, terms.session, size)
-  if message.sender != SERVER:
-    raise UserError(
-      f"{member.expects}: from {messages.name(message.sender)}, not the server"
-    )
-  if member.expects == "forwarded":
-    return _mask(member, message, vector)
-  answers = {"roster": _share, "survivors": _settle, "signatures": _confirm}
-  return answers[member.expects](member, message)
-
-
-def _share(member: Member, message: Message) -> tuple[Member, bytes]:
+def _share(member: Member, records: Records) -> tuple[Member, bytes]:
   terms = member.terms
   me = member.me
-  roster = {who: bytes(record) for who, record in message.records.items()}
+  roster = {who: bytes(record) for who, record in records.items()}
   _check_roster(member, roster)
   there = holders(terms, me, roster)
   if len(there) < terms.threshold:
@@ -231,7 +209,7 @@ def _share(member: Member, message: Message) -> tuple[Member, bytes]:
   member = member._replace(
     expects="forwarded", roster=roster, channels=channels, shares={me: shares[me]}
   )
-  return member, messages.write("envelopes", terms.session, me, sealed)
+  return member, terms.write("envelopes", me, sealed)
 
 
 def _check_roster(member: Member, roster: Mapping[int, bytes]) -> None:
@@ -274,25 +252,24 @@ def _channel(member: Member, who: int, public: bytes, seen: bytes) -> tuple[byte
 
 
 def _mask(
-  member: Member, message: Message, vector: np.ndarray | None
+  member: Member, records: Records, vector: np.ndarray | None
 ) -> tuple[Member, bytes]:
   terms = member.terms
   me = member.me
-  strangers = sorted({*message.records} - {*member.roster})
+  strangers = sorted({*records} - {*member.roster})
   if strangers:
     raise UserError(f"client {strangers[0]} was not on the roster", field="forwarded")
-  if len(message.records) + 1 < terms.threshold:
+  if len(records) + 1 < terms.threshold:
     raise UserError(
-      f"shares of {len(message.records)}; with its own the threshold is {terms.threshold}",
+      f"shares of {len(records)}; with its own the threshold is {terms.threshold}",
       field="forwarded",
     )
-  if vector is None or vector.shape != (terms.length,) or vector.dtype != terms.dtype:
-    raise UserError(f"must be {terms.length} entries of uint{terms.bits}", field="vector")
+  vector = terms.check_vector(vector)
   shares = {
     who: primitives.unseal(
       member.channels[who][1], bytes(sealed), terms.context(b"shares", who, me)
     )
-    for who, sealed in message.records.items()
+    for who, sealed in records.items()
   }
   private = mask_key(terms, me, member.mask_seed)
   keystreams = [(own_stream(terms, me, member.own_seed), True)]
@@ -306,13 +283,13 @@ def _mask(
   member = member._replace(
     expects="survivors", shares={**member.shares, **shares}, channels={}
   )
-  return member, messages.write("masked", terms.session, me, {me: masked.tobytes()})
+  return member, terms.write("masked", me, {me: masked.tobytes()})
 
 
-def _settle(member: Member, message: Message) -> tuple[Member, bytes]:
+def _settle(member: Member, records: Records) -> tuple[Member, bytes]:
   terms = member.terms
   me = member.me
-  survivors = {who: bytes(mark) for who, mark in message.records.items()}
+  survivors = {who: bytes(mark) for who, mark in records.items()}
   if {*survivors} != {*member.shares} or not {*survivors.values()} <= {DEAD, ALIVE}:
     raise UserError(
       "must say of each client whose shares this one holds", field="survivors"
@@ -334,16 +311,16 @@ def _settle(member: Member, message: Message) -> tuple[Member, bytes]:
     return _reveal(member, survivors)
   signature = primitives.sign(member.signing_key, signed_survivors(terms, survivors))
   member = member._replace(expects="signatures", survivors=survivors)
-  return member, messages.write("agreed", terms.session, me, {me: signature})
+  return member, terms.write("agreed", me, {me: signature})
 
 
-def _confirm(member: Member, message: Message) -> tuple[Member, bytes]:
+def _confirm(member: Member, records: Records) -> tuple[Member, bytes]:
   terms = member.terms
   text = signed_survivors(terms, member.survivors)
   directory = dict(zip(terms.clients, terms.directory or ()))
   signed = [
     who
-    for who, signature in message.records.items()
+    for who, signature in records.items()
     if member.survivors.get(who) == ALIVE
     and primitives.signed_by(directory[who], bytes(signature), text)
   ]
@@ -367,4 +344,4 @@ def _reveal(member: Member, survivors: Mapping[int, bytes]) -> tuple[Member, byt
   }
   # All shares are deleted, so that no later message can get a client's second share.
   member = member._replace(expects="", shares={})
-  return member, messages.write("revealed", member.terms.session, member.me, revealed)
+  return member, member.terms.write("revealed", member.me, revealed)

@@ -2,10 +2,10 @@
 messages.
 
     state = start(terms)
-    state = receive(state, message)          # of any client, while the phase is open
-    state, messages = close(state)           # by client; the phase is over
-    ...                                      # keys, envelopes, masked, (agreed,) revealed
-    unmasked = total(state)
+    state, _ = state.receive(message, sender)  # of any client, while the phase is open
+    state, messages = state.close()            # by client; the phase is over
+    ...                                        # keys, envelopes, masked, (agreed,) revealed
+    summed = state.result()
 
 Masked vectors are added up as they come, so the state holds one vector, not one per client. A
 message that is wrong in any way raises UserError and leaves the state unchanged. Its sender counts
@@ -23,12 +23,12 @@ from typing import NamedTuple
 import numpy as np
 
 from dpjax.secure.sums import messages, primitives
-from dpjax.secure.sums.messages import SERVER
+from dpjax.secure.sums.dialogue import SumResult
+from dpjax.secure.sums.messages import SERVER, Records
 from dpjax.secure.sums.primitives import SECRET_BYTES
 from dpjax.secure.sums.secagg_client import (
   ALIVE,
   DEAD,
-  KEY_BYTES,
   MASK_KEY,
   OWN_MASK,
   commitment,
@@ -36,9 +36,10 @@ from dpjax.secure.sums.secagg_client import (
   mask_key,
   own_stream,
   pair_stream,
-  record_bytes,
 )
-from dpjax.secure.sums.terms import Terms, holders, neighbours
+from dpjax.secure.sums.secagg_costs import predicted
+from dpjax.secure.sums.terms import KEY_BYTES, Terms, holders, neighbours
+from dpjax.secure.sums.vectors import Present
 from dpjax.validate import UserError
 
 # Agreement with a low-order point gives zero, which is an error, for any private key. So this
@@ -58,14 +59,89 @@ class Collected(NamedTuple):
   signatures: Mapping[int, bytes]
   revealed: Mapping[int, Mapping[int, bytes]]  # sender -> client -> share of its secret
 
+  def expected(self) -> frozenset[int]:
+    """Returns the clients that may still send a message in this phase."""
+    phases = {
+      "keys": (self.terms.clients, self.keys),
+      "envelopes": (self.keys, self.envelopes),
+      "masked": (self.envelopes, self.uploaded),
+      "agreed": (self.uploaded, self.signatures),
+      "revealed": (self.signatures or self.uploaded, self.revealed),
+      "": ((), ()),
+    }
+    allowed, received = phases[self.phase]
+    return frozenset(allowed) - frozenset(received)
 
-class Unmasked(NamedTuple):
-  """Result of one sum, and what it cost the server."""
+  def largest(self) -> int:
+    """Returns the largest size of a message of this phase, in bytes."""
+    # For keys, masked vectors and signatures a client sends one record, about itself only.
+    is_single = self.phase in ("keys", "masked", "agreed")
+    return self.terms.size(self.phase, 1 if is_single else len(self.terms.clients))
 
-  total: np.ndarray  # [d] uint32 or uint64
-  survivors: tuple[int, ...]
-  expansions: int  # number of streams that the server expanded
-  agreements: int  # number of the server's key agreements
+  def receive(self, data: bytes, sender: int) -> tuple[Collected, dict[int, bytes]]:
+    """Returns the state with one more message, and no message to send.
+
+    Args:
+      sender: id of the sender, as the transport knows it.
+
+    Raises:
+      UserError: the message is not of this phase and session, is a second one, or is wrong; or its
+        sender is no client, or dropped out before. The state stays as it was.
+    """
+    kind = self.phase
+    if not kind:
+      raise UserError("came after the sum was closed", field="message")
+    records = self.terms.read(kind, data, sender)
+    if sender not in self.expected():
+      raise UserError(f"{kind}: of {messages.name(sender)} is a second one, or too late")
+    take = {
+      "keys": _take_keys,
+      "envelopes": _take_envelopes,
+      "masked": _take_masked,
+      "agreed": _take_signature,
+      "revealed": _take_revealed,
+    }
+    return take[kind](self, sender, records), {}
+
+  def close(self) -> tuple[Collected, dict[int, bytes]]:
+    """Ends the phase. Returns the server in the next phase, and its message to each client.
+
+    Raises:
+      UserError: too few clients are left. Nothing was revealed, except in the last phase: the
+        server then holds the shares that the remaining clients revealed.
+    """
+    there = {
+      "keys": self.keys,
+      "envelopes": self.envelopes,
+      "masked": self.uploaded,
+      "agreed": self.signatures,
+      "revealed": self.revealed,
+    }[self.phase]
+    if len(there) < self.terms.fewest:
+      raise UserError(
+        f"only {len(there)} clients sent their {self.phase}; the sum is refused",
+        field="min_survivors",
+        value=self.terms.fewest,
+      )
+    next_phase, kind, records = _opening(self)
+    outgoing = {who: self.terms.write(kind, SERVER, of) for who, of in records.items()}
+    return self._replace(phase=next_phase), outgoing
+
+  def result(self) -> SumResult:
+    """Returns the sum of the vectors of all who uploaded, after the last phase was closed.
+
+    Raises:
+      UserError: a phase is open, or a secret cannot be rebuilt: too few or wrong shares.
+    """
+    if self.phase:
+      raise UserError(f"the sum still receives {self.phase}", field="total")
+    total = self.total.copy()
+    primitives.add_streams(total, _masks_left(self))
+    phases = (self.keys, self.envelopes, self.uploaded, self.revealed)
+    there = Present(*(tuple(sorted(ids)) for ids in phases))
+    # Clients do not tell what they computed, so a formula counts it.
+    cost = predicted(self.terms, there)
+    return SumResult(total, there.uploading, cost.expansions, cost.operations)
 
 
 def start(terms: Terms) -> Collected:
@@ -79,66 +155,19 @@ def start(terms: Terms) -> Collected:
   return Collected(terms, "keys", {}, {}, zero, frozenset(), {}, {})
 
 
-def expected(state: Collected) -> frozenset[int]:
-  """Returns the clients that may still send a message in this phase."""
-  phases = {
-    "keys": (state.terms.clients, state.keys),
-    "envelopes": (state.keys, state.envelopes),
-    "masked": (state.envelopes, state.uploaded),
-    "agreed": (state.uploaded, state.signatures),
-    "revealed": (state.signatures or state.uploaded, state.revealed),
-    "": ((), ()),
-  }
-  allowed, received = phases[state.phase]
-  return frozenset(allowed) - frozenset(received)
+def _own_record(kind: str, sender: int, records: Records) -> memoryview:
+  if [*records] != [sender]:
+    raise UserError(f"{kind}: of client {sender} must be about itself alone")
+  return records[sender]
 
 
-def receive(state: Collected, data: bytes, sender: int | None = None) -> Collected:
-  """Returns the state with one more message.
-
-  Args:
-    sender: id of the sender, as the transport knows it; None: trust the id in the message.
-
-  Raises:
-    UserError: the message is not of this phase and session, is a second one, or is wrong; or its
-      sender is no client, or dropped out before. The state stays as it was.
-  """
+def _take_keys(state: Collected, sender: int, records: Records) -> Collected:
+  record = bytes(_own_record("keys", sender, records))
   terms = state.terms
-  kind = state.phase
-  if not kind:
-    raise UserError("came after the sum was closed", field="message")
-  message = messages.read(data, kind, terms.session, record_bytes(terms, kind))
-  if sender is not None and message.sender != sender:
-    raise UserError(
-      f"{kind}: from client {sender}, who says to be {messages.name(message.sender)}"
-    )
-  if message.sender not in expected(state):
-    raise UserError(
-      f"{kind}: of {messages.name(message.sender)} is a second one, or too late"
-    )
-  take = {
-    "keys": _take_keys,
-    "envelopes": _take_envelopes,
-    "masked": _take_masked,
-    "agreed": _take_signature,
-    "revealed": _take_revealed,
-  }
-  return take[kind](state, message)
-
-
-def _own_record(kind: str, message: messages.Message) -> memoryview:
-  if [*message.records] != [message.sender]:
-    raise UserError(f"{kind}: of client {message.sender} must be about itself alone")
-  return message.records[message.sender]
-
-
-def _take_keys(state: Collected, message: messages.Message) -> Collected:
-  record = bytes(_own_record("keys", message))
-  terms = state.terms
-  if terms.directory and not is_signed(terms, message.sender, record):
-    raise UserError(f"of client {message.sender} are not signed by it", field="keys")
-  _check_keys(state, message.sender, record)
-  return state._replace(keys={**state.keys, message.sender: record})
+  if terms.directory and not is_signed(terms, sender, record):
+    raise UserError(f"of client {sender} are not signed by it", field="keys")
+  _check_keys(state, sender, record)
+  return state._replace(keys={**state.keys, sender: record})
 
 
 def _check_keys(state: Collected, sender: int, record: bytes) -> None:
@@ -155,37 +184,33 @@ def _check_keys(state: Collected, sender: int, record: bytes) -> None:
     primitives.agree(_ANY_PRIVATE, public, b"")
 
 
-def _take_envelopes(state: Collected, message: messages.Message) -> Collected:
-  wanted = {*holders(state.terms, message.sender, state.keys)} - {message.sender}
-  if {*message.records} != wanted:
-    raise UserError(
-      f"of client {message.sender} are not one for each neighbour", field="envelopes"
-    )
-  sealed = {who: bytes(record) for who, record in message.records.items()}
-  return state._replace(envelopes={**state.envelopes, message.sender: sealed})
+def _take_envelopes(state: Collected, sender: int, records: Records) -> Collected:
+  wanted = {*holders(state.terms, sender, state.keys)} - {sender}
+  if {*records} != wanted:
+    raise UserError(f"of client {sender} are not one for each neighbour", field="envelopes")
+  sealed = {who: bytes(record) for who, record in records.items()}
+  return state._replace(envelopes={**state.envelopes, sender: sealed})
 
 
-def _take_masked(state: Collected, message: messages.Message) -> Collected:
-  vector = np.frombuffer(_own_record("masked", message), state.terms.dtype)  # [d]
-  uploaded = state.uploaded | {message.sender}
+def _take_masked(state: Collected, sender: int, records: Records) -> Collected:
+  vector = np.frombuffer(_own_record("masked", sender, records), state.terms.dtype)  # [d]
+  uploaded = state.uploaded | {sender}
   return state._replace(total=state.total + vector, uploaded=uploaded)
 
 
-def _take_signature(state: Collected, message: messages.Message) -> Collected:
-  signature = bytes(_own_record("agreed", message))
-  return state._replace(signatures={**state.signatures, message.sender: signature})
+def _take_signature(state: Collected, sender: int, records: Records) -> Collected:
+  signature = bytes(_own_record("agreed", sender, records))
+  return state._replace(signatures={**state.signatures, sender: signature})
 
 
-def _take_revealed(state: Collected, message: messages.Message) -> Collected:
-  survivors = _survivors(state, message.sender)
-  kinds = {who: bytes(record[:1]) for who, record in message.records.items()}
+def _take_revealed(state: Collected, sender: int, records: Records) -> Collected:
+  survivors = _survivors(state, sender)
+  kinds = {who: bytes(record[:1]) for who, record in records.items()}
   wanted = {who: OWN_MASK if mark == ALIVE else MASK_KEY for who, mark in survivors.items()}
   if kinds != wanted:
-    raise UserError(
-      f"of client {message.sender} are not the shares asked for", field="revealed"
-    )
-  shares = {who: bytes(record[1:]) for who, record in message.records.items()}
-  return state._replace(revealed={**state.revealed, message.sender: shares})
+    raise UserError(f"of client {sender} are not the shares asked for", field="revealed")
+  shares = {who: bytes(record[1:]) for who, record in records.items()}
+  return state._replace(revealed={**state.revealed, sender: shares})
 
 
 def _survivors(state: Collected, who: int) -> dict[int, bytes]:
@@ -194,99 +219,36 @@ def _survivors(state: Collected, who: int) -> dict[int, bytes]:
   return {other: ALIVE if other in state.uploaded else DEAD for other in there}
 
 
-def close(state: Collected) -> tuple[Collected, dict[int, bytes]]:
-  """Ends the phase. Returns the server in the next phase, and its message to each client.
-
-  Raises:
-    UserError: fewer than min_survivors or threshold clients are left. Nothing was revealed, except
-      in the last phase: the server then holds the shares that the remaining clients revealed.
-  """
-  opening = {
-    "keys": _open_sharing,
-    "envelopes": _open_upload,
-    "masked": _open_unmasking,
-    "agreed": _open_revealing,
-    "revealed": _finish,
-  }
-  return opening[state.phase](state)
-
-
-def _enough(state: Collected, left: int) -> None:
-  terms = state.terms
-  # On a graph the threshold is a number of each client's neighbours, not of all clients.
-  fewest = (
-    terms.min_survivors if terms.degree else max(terms.min_survivors, terms.threshold)
-  )
-  if left < fewest:
-    raise UserError(
-      f"only {left} clients sent their {state.phase}; the sum is refused",
-      field="min_survivors",
-      value=fewest,
-    )
-
-
-def _messages(
-  state: Collected, kind: str, records: Mapping[int, Mapping[int, bytes]]
-) -> dict[int, bytes]:
-  session = state.terms.session
-  return {who: messages.write(kind, session, SERVER, of) for who, of in records.items()}
-
-
-def _open_sharing(state: Collected) -> tuple[Collected, dict[int, bytes]]:
-  _enough(state, len(state.keys))
-  rosters = {
-    who: {x: state.keys[x] for x in neighbours(state.terms, who) if x in state.keys}
-    for who in state.keys
-  }
-  return state._replace(phase="envelopes"), _messages(state, "roster", rosters)
-
-
-def _open_upload(state: Collected) -> tuple[Collected, dict[int, bytes]]:
-  _enough(state, len(state.envelopes))
-  forwarded = {
-    who: {
-      x: state.envelopes[x][who]
-      for x in neighbours(state.terms, who)
-      if x in state.envelopes
+def _opening(state: Collected) -> tuple[str, str, Mapping[int, Mapping[int, bytes]]]:
+  """Returns (next phase, kind of the messages that open it, their records by client)."""
+  near = lambda who: neighbours(state.terms, who)
+  if state.phase == "keys":
+    keys = state.keys
+    rosters = {who: {x: keys[x] for x in near(who) if x in keys} for who in keys}
+    return "envelopes", "roster", rosters
+  if state.phase == "envelopes":
+    sealed = state.envelopes
+    forwarded = {
+      who: {x: sealed[x][who] for x in near(who) if x in sealed} for who in sealed
     }
-    for who in state.envelopes
-  }
-  return state._replace(phase="masked"), _messages(state, "forwarded", forwarded)
+    return "masked", "forwarded", forwarded
+  if state.phase == "masked":
+    survivors = {who: _survivors(state, who) for who in sorted(state.uploaded)}
+    return "agreed" if state.terms.directory else "revealed", "survivors", survivors
+  if state.phase == "agreed":
+    everybody = dict.fromkeys(state.signatures, state.signatures)
+    return "revealed", "signatures", everybody
+  return "", "", {}
 
 
-def _open_unmasking(state: Collected) -> tuple[Collected, dict[int, bytes]]:
-  _enough(state, len(state.uploaded))
-  survivors = {who: _survivors(state, who) for who in sorted(state.uploaded)}
-  phase = "agreed" if state.terms.directory else "revealed"
-  return state._replace(phase=phase), _messages(state, "survivors", survivors)
-
-
-def _open_revealing(state: Collected) -> tuple[Collected, dict[int, bytes]]:
-  _enough(state, len(state.signatures))
-  everybody = dict.fromkeys(state.signatures, state.signatures)
-  return state._replace(phase="revealed"), _messages(state, "signatures", everybody)
-
-
-def _finish(state: Collected) -> tuple[Collected, dict[int, bytes]]:
-  _enough(state, len(state.revealed))
-  return state._replace(phase=""), {}
-
-
-def total(state: Collected) -> Unmasked:
-  """Returns the sum of the vectors of all who uploaded, after the last phase was closed.
-
-  Raises:
-    UserError: a phase is open, or a secret cannot be rebuilt: too few or wrong shares.
-  """
+def _masks_left(state: Collected) -> list[tuple[bytes, bool]]:
+  """Returns the streams that are still in the sum of masked vectors, for `add_streams`."""
   terms = state.terms
-  if state.phase:
-    raise UserError(f"the sum still receives {state.phase}", field="total")
   keystreams = []
   # Masks between two survivors cancel; each survivor's own mask is subtracted.
   for who in sorted(state.uploaded):
     seed = _rebuilt(state, who)
     keystreams.append((own_stream(terms, who, seed), False))
-  agreements = 0
   # Survivors also added masks for clients that shared keys but sent no vector. These masks do not
   # cancel.
   for gone in sorted({*state.envelopes} - state.uploaded):
@@ -297,11 +259,7 @@ def total(state: Collected) -> Unmasked:
       key = pair_stream(terms, gone, private, who, state.keys[who][32:64])
       # The survivor added the stream if gone > who. In that case it is subtracted here.
       keystreams.append((key, gone < who))
-    agreements += len(alive)
-  unmasked = state.total.copy()
-  primitives.add_streams(unmasked, keystreams)
-  survivors = tuple(sorted(state.uploaded))
-  return Unmasked(unmasked, survivors, len(keystreams), agreements)
+  return keystreams
 
 
 def _rebuilt(state: Collected, whose: int) -> bytes:

@@ -19,7 +19,7 @@ encrypted nor authenticated, so the network is trusted no more than the server. 
 more than the server does. Against anyone who changes messages or takes a client's place, terms with
 a directory are needed. A committee has no directory. The server sees when each message came.
 
-    organiser:  terms = Terms(secrets.token_bytes(16), clients, t, t, length); written(terms)
+    organiser:  terms = SecAgg(min_survivors=t).terms(clients, length); written(terms)
                 or terms = Committee(num_members=5, colluding=2).terms(clients, length)
     server:     serve(terms, "0.0.0.0:9000")
     client 7:   take_part(terms, 7, vector, "HOST:9000")
@@ -49,9 +49,9 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 import numpy as np
 
 from dpjax import names, validate
-from dpjax.secure.sums import dialogue, lobby
-from dpjax.secure.sums.committee import CommitteeTerms
-from dpjax.secure.sums.dialogue import AnyTerms
+from dpjax.secure.sums import committee_parties, lobby, secagg_client, secagg_server
+from dpjax.secure.sums.committee_parties import CommitteeTerms
+from dpjax.secure.sums.dialogue import Begun, SumServer
 from dpjax.secure.sums.interface import Cost, Summed
 from dpjax.secure.sums.terms import Terms
 from dpjax.validate import UserError
@@ -71,8 +71,9 @@ _TURN = 0.2
 _BUFFER = 1 << 18
 # Digits of a client's id that are read. No id has more than ten.
 _DIGITS = 20
-# Name of the protocol in a file of terms. Terms of SecAgg have no name.
-_COMMITTEE = "committee"
+# Name of the protocol in a file of terms -> the terms' class.
+_PROTOCOLS = {"secagg": Terms, "committee": CommitteeTerms}
+AnyTerms = Terms | CommitteeTerms
 Report = Callable[[str], None]
 
 
@@ -82,18 +83,14 @@ Report = Callable[[str], None]
 def written(terms: AnyTerms) -> str:
   """Serialises the terms as JSON.
 
-  >>> terms = Terms(bytes(16), (1, 2, 3), 2, 2, length=10)
+  >>> terms = Terms(session=bytes(16), clients=(1, 2, 3), threshold=2, min_survivors=2, length=10)
   >>> read(written(terms)) == terms
   True
   """
-  fields = dataclasses.asdict(terms)
-  fields["session"] = terms.session.hex()
-  if isinstance(terms, CommitteeTerms):
-    return json.dumps({"protocol": _COMMITTEE, **fields}, default=operator.index)
-  if terms.directory is not None:
-    fields["directory"] = [key.hex() for key in terms.directory]
+  (protocol,) = (name for name, kind in _PROTOCOLS.items() if type(terms) is kind)
   # Integers of NumPy are written as plain ones.
-  return json.dumps(fields, default=operator.index)
+  plain = lambda value: value.hex() if isinstance(value, bytes) else operator.index(value)
+  return json.dumps({"protocol": protocol, **dataclasses.asdict(terms)}, default=plain)
 
 
 def read(text: str) -> AnyTerms:
@@ -105,36 +102,54 @@ def read(text: str) -> AnyTerms:
   """
   try:
     fields = json.loads(text)
+    kind = _PROTOCOLS[fields.pop("protocol")]
     fields["session"] = bytes.fromhex(fields["session"])
     fields["clients"] = tuple(fields["clients"])
-    # Terms of SecAgg name no protocol.
-    protocol = fields.pop("protocol", None)
-    if protocol == _COMMITTEE:
-      return CommitteeTerms(**fields)
-    if protocol is not None:
-      raise UserError(
-        f"must be {_COMMITTEE}, or left out", field="protocol", value=protocol
-      )
-    if fields["directory"] is not None:
+    if fields.get("directory") is not None:
       fields["directory"] = tuple(bytes.fromhex(key) for key in fields["directory"])
-    return Terms(**fields)
+    return kind(**fields)
   except UserError:
     raise
-  except (ValueError, TypeError, KeyError, RecursionError) as error:
+  except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
     raise UserError(
       f"are not those that `written` gives ({error!r})", field="terms"
     ) from error
 
 
-def hello(terms: AnyTerms, process: int) -> dict[str, object]:
-  """Returns the greeting of process 0, the server, or of process i, the i-th client."""
-  digest = hashlib.sha256(written(terms).encode()).hexdigest()
-  return {
-    "process_id": process,
-    "num_processes": len(terms.clients) + 1,
-    # Digest of the terms: a client with other terms is refused.
-    "config": digest,
-  }
+def server(terms: AnyTerms) -> SumServer:
+  """Returns the server of a sum on these terms.
+
+  Raises:
+    UserError: the extra `secure` is not installed.
+  """
+  if isinstance(terms, Terms):
+    return secagg_server.start(terms)
+  return committee_parties.start_server(terms)
+
+
+def client(terms: AnyTerms, me: int, *, signing_key: bytes | None = None) -> Begun:
+  """Returns a client of a sum on these terms, with fresh keys from the operating system's entropy,
+  and what it sends first.
+
+  Args:
+    terms: terms on which all parties agreed.
+    me: id of the client.
+    signing_key: Ed25519 private key [32], where the terms have a directory.
+
+  Raises:
+    UserError: `me` is not among the clients, the signing key is not that of the directory, or
+      the extra `secure` is not installed.
+  """
+  if isinstance(terms, Terms):
+    return secagg_client.start(terms, me, signing_key=signing_key)
+  if signing_key is not None:
+    raise UserError("must be None: a committee has no directory", field="signing_key")
+  return committee_parties.start(terms, me)
+
+
+def secret_of(terms: AnyTerms) -> bytes:
+  """Returns a digest of the terms. A client that has other terms is refused at the meeting."""
+  return hashlib.sha256(written(terms).encode()).digest()
 
 
 # --- server
@@ -351,22 +366,23 @@ def serve(
   validate.positive(connect_timeout=connect_timeout, phase_timeout=phase_timeout)
   start = time.perf_counter()
   at = lobby.address(coordinator)
-  server = dialogue.server(terms)
-  fewest = dialogue.fewest(terms)
-  met = lobby.host(at, hello(terms, 0), connect_timeout, fewest=fewest)
-  lines = {terms.clients[place - 1]: _Line(link) for place, link in met.items()}
+  begun = server(terms)
+  met = lobby.host(
+    at, terms.clients, secret_of(terms), connect_timeout, fewest=terms.fewest
+  )
+  lines = {who: _Line(link) for who, link in met.items()}
   for who in terms.clients:
     if who not in lines:
       report(f"client {who} did not come in time")
   try:
-    return _served(server, lines, phase_timeout, report, start)
+    return _served(begun, lines, phase_timeout, report, start)
   finally:
     for line in lines.values():
       line.close()
 
 
 def _served(
-  server: dialogue.SumServer,
+  server: SumServer,
   lines: dict[int, _Line],
   seconds: float,
   report: Report,
@@ -385,7 +401,7 @@ def _served(
       try:
         if isinstance(said, str):
           raise UserError(f"{kind}: client {who} {said}")
-        outgoing = server.receive(said, who)
+        server, outgoing = server.receive(said, who)
       except UserError as error:
         report(str(error))
         moved[who] += lines[who].bytes_sent
@@ -396,7 +412,8 @@ def _served(
         lines[who].put(data)
       _put_on(lines, outgoing, held)
     # These messages are sent while those of the next phase are received.
-    _put_on(lines, server.close(), {})
+    server, outgoing = server.close()
+    _put_on(lines, outgoing, {})
   moved.update({who: line.bytes_sent for who, line in lines.items()})
   result = server.result()
   cost = Cost(
@@ -448,23 +465,21 @@ def take_part(
       2 phase_timeout + connect_timeout seconds.
 
   Raises:
-    UserError: as `dialogue.client`; the vector does not fit the terms; or the server is not there,
+    UserError: as `client`; the vector does not fit the terms; or the server is not there,
       refuses this client, sends something wrong or nothing, or ends the sum before this client has
       sent its last message.
   """
   validate.positive(connect_timeout=connect_timeout, phase_timeout=phase_timeout)
-  fits = getattr(vector, "shape", None) == (terms.length,) and vector.dtype == terms.dtype
-  if not fits:
-    raise UserError(f"must be {terms.length} entries of {terms.dtype}", field="vector")
-  client = dialogue.client(terms, me, signing_key=signing_key)
-  mine = hello(terms, terms.clients.index(me) + 1)
+  terms.check_vector(vector)
+  party, first = client(terms, me, signing_key=signing_key)
   enough_time = 2 * phase_timeout + connect_timeout
-  ((_, connection),) = lobby.join(lobby.address(coordinator), mine, connect_timeout).items()
+  at = lobby.address(coordinator)
+  connection = lobby.join(at, int(me), secret_of(terms), connect_timeout)
   with contextlib.closing(connection):
-    if client.first is not None:
-      _put(connection, client.first, enough_time)
-    while not client.is_done:
-      most = client.largest()
+    if first is not None:
+      _put(connection, first, enough_time)
+    while not party.is_done:
+      most = party.largest()
       # A long message is refused before it is read: a server must not fill a client's memory.
       until = time.monotonic() + enough_time
       (length,) = _FRAME.unpack(_read(connection, _FRAME.size, until))
@@ -473,7 +488,7 @@ def take_part(
           f"announced {length} bytes, at most {most} are taken", field="server"
         )
       data = _read(connection, length, until)
-      said = client.answer(data, vector)
+      party, said = party.answer(data, vector)
       if said is not None:
         _put(connection, said, enough_time)
 

@@ -24,57 +24,124 @@ import dataclasses
 import functools
 import hashlib
 import math
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 
 import numpy as np
 
 from dpjax import validate
-from dpjax.secure.sums import vectors
+from dpjax.secure.sums import messages, vectors
+from dpjax.secure.sums.primitives import SECRET_BYTES
 from dpjax.validate import UserError, Verbatim
 
+# Bytes of the public keys of channel and mask, and of the commitment to the own mask's seed.
+KEY_BYTES = 96
+SIGNATURE_BYTES = 64
+# Bytes of two shares and of the cipher's tag.
+SEALED_BYTES = 2 * SECRET_BYTES + 16
+REVEALED_BYTES = 1 + SECRET_BYTES
 
-@dataclasses.dataclass(frozen=True)
-class Terms:
-  """The public terms of one sum.
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class SumTerms:
+  """The public terms of one sum, which all parties know in advance.
 
   Args:
     session: 16 bytes that no other sum has, so that messages of another sum are refused.
     clients: ids of the clients, ascending.
-    threshold: t, the number of shares that rebuild a secret.
     min_survivors: fewest vectors in a sum.
     length: d, the number of entries of each vector.
     bits: bits of the modulus.
+  """
+
+  session: bytes
+  clients: tuple[int, ...]
+  min_survivors: int
+  length: int
+  bits: int = 32
+
+  def __post_init__(self) -> None:
+    vectors.SumSettings(bits=self.bits, min_survivors=self.min_survivors)
+    count = len(self.clients)
+    validate.integer_in(2, vectors.MOST_CLIENTS, num_clients=count)
+    validate.integer_in(1, vectors.MOST_ENTRIES, length=self.length)
+    if not isinstance(self.session, bytes) or len(self.session) != 16:
+      raise UserError("must be 16 bytes", field="session", value=self.session)
+    for who in self.clients:
+      validate.integer_in(0, vectors.LAST_ID, client=who)
+    # Ids become plain ints: keys are bound to the text of an id, and NumPy writes another text.
+    object.__setattr__(self, "clients", tuple(map(int, self.clients)))
+    if list(self.clients) != sorted({*self.clients}):
+      raise UserError("must be ids in ascending order, each once", field="clients")
+    if self.min_survivors > count:
+      raise UserError(
+        f"must be <= the {count} clients of a sum",
+        field="min_survivors",
+        value=self.min_survivors,
+      )
+
+  @property
+  def dtype(self) -> np.dtype:
+    """Type of the words of all messages, and of the total."""
+    return np.dtype(f"<u{self.bits // 8}")
+
+  def context(self, purpose: bytes, *ids: int) -> bytes:
+    """Returns a key's purpose, session and ids in bytes, so that no two purposes share a key."""
+    return b"|".join([b"dpjax secure sum 1", purpose, self.session, repr(ids).encode()])
+
+  def record_bytes(self, kind: str) -> int:
+    """Returns the number of bytes of one record in a message of this kind."""
+    raise NotImplementedError
+
+  def size(self, kind: str, count: int) -> int:
+    """Returns the number of bytes of a message of this kind with `count` records."""
+    return messages.size(count, self.record_bytes(kind))
+
+  def write(self, kind: str, sender: int, records: Mapping[int, bytes]) -> bytes:
+    """Serialises a message of this sum (`messages.write`)."""
+    return messages.write(kind, self.session, sender, records)
+
+  def read(self, kind: str, data: bytes, sender: int) -> messages.Records:
+    """Parses a message of this sum, and returns its records (`messages.read`)."""
+    return messages.read(data, kind, self.session, self.record_bytes(kind), sender)
+
+  def check_client(self, me: int) -> None:
+    """Raises UserError for a client that the terms do not name."""
+    if me not in self.clients:
+      raise UserError(
+        f"is not among the {len(self.clients)} of the terms", field="client", value=me
+      )
+
+  def check_vector(self, vector: np.ndarray | None) -> np.ndarray:
+    """Returns the vector. Raises UserError for anything but `length` entries of `dtype`."""
+    shape = getattr(vector, "shape", None)
+    if vector is None or shape != (self.length,) or vector.dtype != self.dtype:
+      raise UserError(f"must be {self.length} entries of {self.dtype}", field="vector")
+    return vector
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Terms(SumTerms):
+  """The public terms of one sum by SecAgg or SecAgg+.
+
+  Args:
+    threshold: t, the number of shares that rebuild a secret.
     degree: number of neighbours of each client; None: all others (SecAgg).
     directory: Ed25519 public keys [32] in the order of `clients`, from somebody whom all
       trust, against a server that lies. It requires degree None and t > 2 / 3 of the clients,
       for which the protocol is proved. None: no signatures.
   """
 
-  session: bytes
-  clients: tuple[int, ...]
   threshold: int
-  min_survivors: int
-  length: int
-  bits: int = 32
   degree: int | None = None
   directory: tuple[bytes, ...] | None = None
 
   def __post_init__(self) -> None:
-    settings = vectors.SumSettings(bits=self.bits, min_survivors=self.min_survivors)
+    super().__post_init__()
     count = len(self.clients)
-    validate.integer_in(2, vectors.MOST_CLIENTS, num_clients=count)
-    validate.integer_in(1, vectors.MOST_ENTRIES, length=self.length)
     if self.degree is not None:
       validate.integer_in(2, count, degree=self.degree)
     most = count if self.degree is None else self.degree + 1
     validate.integer_in(2, most, threshold=self.threshold)
-    if not isinstance(self.session, bytes) or len(self.session) != 16:
-      raise UserError("must be 16 bytes", field="session", value=self.session)
-    for who in self.clients:
-      validate.integer_in(0, vectors.LAST_ID, client=who)
-    if list(self.clients) != sorted({*self.clients}):
-      raise UserError("must be ids in ascending order, each once", field="clients")
-    vectors.enough(settings, count, "at all")
     self._check_graph(count)
 
   def _check_graph(self, count: int) -> None:
@@ -102,13 +169,24 @@ class Terms:
         value=self.threshold,
       )
 
-  @property
-  def dtype(self) -> np.dtype:
-    return np.dtype(f"<u{self.bits // 8}")
+  def record_bytes(self, kind: str) -> int:
+    keys = KEY_BYTES + (SIGNATURE_BYTES if self.directory else 0)
+    return {
+      "keys": keys,
+      "roster": keys,
+      "envelopes": SEALED_BYTES,
+      "forwarded": SEALED_BYTES,
+      "masked": self.length * self.bits // 8,
+      "survivors": 1,
+      "agreed": SIGNATURE_BYTES,
+      "signatures": SIGNATURE_BYTES,
+      "revealed": REVEALED_BYTES,
+    }[kind]
 
-  def context(self, purpose: bytes, *ids: int) -> bytes:
-    """Returns a key's purpose, session and ids in bytes, so that no two purposes share a key."""
-    return b"|".join([b"dpjax secure sum 1", purpose, self.session, repr(ids).encode()])
+  @property
+  def fewest(self) -> int:
+    """Smallest number of clients with which the sum can succeed."""
+    return max(self.min_survivors, self.threshold)
 
 
 def neighbours(terms: Terms, who: int) -> tuple[int, ...]:

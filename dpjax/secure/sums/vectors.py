@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import NamedTuple
 
 import numpy as np
 
 from dpjax import validate
-from dpjax.secure.sums.interface import Drops
+from dpjax.secure.sums.interface import NO_DROPS, Drops, Summed
 from dpjax.validate import UserError
 
 MOST_CLIENTS = 10_000
@@ -36,7 +37,7 @@ def dtype_of(bits: int) -> np.dtype:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class SumSettings:
-  """Settings shared by all protocols.
+  """Settings of a protocol, and `sum` of its own `_add`.
 
   Args:
     bits: bits of the modulus, 32 or 64.
@@ -63,6 +64,27 @@ class SumSettings:
   def dtype(self) -> np.dtype:
     """Type of every vector and of the total."""
     return dtype_of(self.bits)
+
+  def check_library(self) -> None:
+    """Raises UserError if a library that the protocol needs is not installed."""
+
+  def sum(self, vectors: Mapping[int, np.ndarray], drops: Drops = NO_DROPS) -> Summed:
+    """Returns the sum over the clients who upload (`interface.SumProtocol.sum`).
+
+    Raises:
+      UserError: as `SumProtocol.sum`, a library is missing, or what the protocol itself refuses.
+    """
+    start = time.perf_counter()
+    # A missing library is reported before any vector is read.
+    self.check_library()
+    there, read = admitted(self, vectors, drops)
+    summed = self._add(there, read)
+    seconds = time.perf_counter() - start
+    return summed._replace(cost=summed.cost._replace(seconds=seconds))
+
+  def _add(self, there: Present, read: Reader) -> Summed:
+    """Returns the sum over the clients in `there.uploading`, whose vectors `read` returns."""
+    raise NotImplementedError
 
 
 class Present(NamedTuple):
@@ -107,28 +129,28 @@ def present(
   return Present(named, sharing, uploading, unmasking)
 
 
-def check_client(me: int, clients: Collection[int]) -> None:
-  """Raises UserError for a client that the terms of a sum do not name."""
-  if me not in clients:
-    raise UserError(
-      f"is not among the {len(clients)} of the terms", field="client", value=me
-    )
+def admitted(
+  settings: SumSettings, vectors: Mapping[int, np.ndarray], drops: Drops
+) -> tuple[Present, Reader]:
+  """Returns (clients of each phase, reader of the vectors of those who upload).
 
+  Raises:
+    UserError: as `present` and `Reader`, or fewer than `min_survivors` clients upload.
 
-def enough(settings: SumSettings, survivors: int, phase: str) -> None:
-  """Raises UserError if fewer than `min_survivors` clients are left.
-
-  >>> enough(SumSettings(min_survivors=3), 2, "before upload")
+  >>> vectors = {who: np.zeros(2, np.uint32) for who in range(3)}
+  >>> admitted(SumSettings(min_survivors=3), vectors, Drops(before_upload=frozenset({1})))
   Traceback (most recent call last):
   ...
   dpjax.validate.UserError: min_survivors=3: only 2 clients are left before upload; ...
   """
-  if survivors < settings.min_survivors:
+  there = present(settings, vectors, drops)
+  if len(there.uploading) < settings.min_survivors:
     raise UserError(
-      f"only {survivors} clients are left {phase}; nothing was revealed",
+      f"only {len(there.uploading)} clients are left before upload; nothing was revealed",
       field="min_survivors",
       value=settings.min_survivors,
     )
+  return there, Reader(settings, vectors, there.uploading)
 
 
 class LazyVectors(Mapping[int, np.ndarray]):

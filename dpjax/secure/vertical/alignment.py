@@ -22,9 +22,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from dpjax import optional
 from dpjax.validate import UserError
-
-INSTALL = "pip install -e '.[vertical]' in dpjax's clone"
 
 
 class Alignment(NamedTuple):
@@ -106,12 +105,8 @@ def _places(ids: Sequence[str], name: str) -> dict[str, int]:
 
 def library() -> Any:
   """Returns the package of private set intersection. Raises UserError if it is not installed."""
-  try:
+  with optional.needed("vertical"):
     import private_set_intersection.python as psi  # pyright: ignore[reportMissingImports]
-  except ImportError as error:
-    raise UserError(
-      f"private set intersection needs openmined-psi; {INSTALL}", field="align"
-    ) from error
   return psi
 
 

@@ -21,10 +21,8 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
-from dpjax import validate
-from dpjax.validate import UserError
+from dpjax import optional, validate
 
-INSTALL = "pip install -e '.[vertical]' in dpjax's clone"
 _PARAMETERS = {  # successive products -> (polynomial degree, bits of the moduli)
   1: (8192, (60, 40, 40, 60)),  # 200 bits; up to 218 are 128-bit secure at this degree
   2: (16384, (60, 40, 40, 40, 60)),  # 240 bits; up to 438
@@ -130,19 +128,15 @@ def ckks(*, depth: int = 1) -> KeyPair:
   return KeyPair(_Ckks(tenseal, public, degree // 2), decrypt)
 
 
-def library(install: str = INSTALL) -> Any:
+def library(extra: str = "vertical") -> Any:
   """Imports TenSEAL, and returns the module.
 
   Args:
-    install: the command that the error message names.
+    extra: the extra of dpjax that the error message names.
 
   Raises:
     UserError: TenSEAL is not installed.
   """
-  try:
+  with optional.needed(extra):
     import tenseal  # pyright: ignore[reportMissingImports]
-  except ImportError as error:
-    raise UserError(
-      f"homomorphic encryption needs TenSEAL; {install}", field="ckks"
-    ) from error
   return tenseal

@@ -115,7 +115,7 @@ def test_who_does_not_ask_receives_nothing_that_depends_on_the_answer():
 
 def test_without_the_extra_one_line_names_it(monkeypatch):
   def missing(*asked):
-    raise UserError(f"needs the extra 'secure'; {primitives.INSTALL}")
+    raise UserError("needs pip install -e '.[secure]'")
 
   monkeypatch.setattr(primitives, "library", missing)
   with pytest.raises(UserError, match=r"pip install -e '\.\[secure\]'"):

@@ -13,7 +13,8 @@ def terms(count, threshold, *, length=5, **others):
   """Of clients 0, 1, ...; the threshold is also the smallest cohort."""
   session = others.pop("session", bytes(range(16)))
   fewest = others.pop("min_survivors", threshold)
-  return Terms(session, tuple(range(count)), threshold, fewest, length, **others)
+  named = {"session": session, "min_survivors": fewest, "length": length}
+  return Terms(clients=tuple(range(count)), threshold=threshold, **named, **others)
 
 
 def vectors(count, length=5, bits=32, seed=0):
@@ -79,17 +80,13 @@ def play(
           data = told(kind, who, inbox[who]) if told else inbox[who]
           heard[kind, who] = data
           vector = vectors[who] if kind == "masked" else None
-          members[who], messages[kind, who] = secagg_client.answer(
-            members[who], data, vector
-          )
+          members[who], messages[kind, who] = members[who].answer(data, vector)
         data = messages[kind, who]
         for message in sent(kind, who, data) if sent else [data]:
-          server = secagg_server.receive(server, message, who)
+          server, _ = server.receive(message, who)
       except UserError as error:
         refusals.append(str(error))
         there.remove(who)
-    server, inbox = secagg_server.close(server)
-  unmasked = secagg_server.total(server)
-  return Played(
-    unmasked.total, unmasked.survivors, messages, heard, members, server, refusals
-  )
+    server, inbox = server.close()
+  summed = server.result()
+  return Played(summed.total, summed.survivors, messages, heard, members, server, refusals)

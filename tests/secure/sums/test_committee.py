@@ -8,8 +8,9 @@ import pytest
 from scipy import stats
 
 from dpjax.secure import sums
-from dpjax.secure.sums import committee, messages
-from dpjax.secure.sums.committee import CommitteeTerms
+from dpjax.secure.sums import committee, committee_parties, messages
+from dpjax.secure.sums.committee_parties import CommitteeTerms
+from dpjax.secure.sums.galois_shares import Sharing
 from dpjax.secure.sums.messages import SERVER
 from dpjax.secure.sums.vectors import Present
 from dpjax.validate import UserError
@@ -82,8 +83,8 @@ def test_what_colluders_and_the_server_see_is_a_function_of_the_sum():
     for words in draws:
       halves = np.array(words, np.uint32).reshape(2, 2)
       shares = [
-        committee.galois_shares.split(
-          vector, num_shares=3, colluding=1, entropy=lambda size, half=half: half.tobytes()
+        Sharing(num_members=3, colluding=1).split(
+          vector, entropy=lambda size, half=half: half.tobytes()
         )
         for vector, half in zip(vectors, halves)
       ]
@@ -100,28 +101,36 @@ def test_what_colluders_and_the_server_see_is_a_function_of_the_sum():
 # --- messages on their way
 
 
+def _shares_for(terms, who, roster, vector):
+  """The message of a client that has begun anew."""
+  client, _ = committee_parties.start(terms, who)
+  return client.answer(roster, vector)[1]
+
+
 class _Sum:
   """One sum, message by message."""
 
   def __init__(self, terms):
     self.terms = terms
-    self.server = committee.CommitteeServer(terms)
+    self.server = committee_parties.start_server(terms)
     self.members = {}
     for who in terms.members:
-      self.members[who], message = committee.start_member(terms, who)
-      self.server, _ = committee.receive(self.server, message, who)
-    self.server, self.rosters = committee.close(self.server)
+      member, message = committee_parties.start(terms, who)
+      # Each has sent a message of its own, which `shares` makes anew.
+      self.members[who] = member._replace(has_sent=True)
+      self.server, _ = self.server.receive(message, who)
+    self.server, self.rosters = self.server.close()
     self.vectors = parties.vectors(len(terms.clients), terms.length)
 
   def shares(self, who):
-    return committee.shares_for(self.terms, who, self.rosters[who], self.vectors[who])
+    return _shares_for(self.terms, who, self.rosters[who], self.vectors[who])
 
   def upload(self, who, skipping=()):
     """Sends a client's message, but nothing to the members in `skipping`."""
-    self.server, forwarded = committee.receive(self.server, self.shares(who), who)
+    self.server, forwarded = self.server.receive(self.shares(who), who)
     for member, message in forwarded.items():
       if member not in skipping:
-        self.members[member] = committee.add_share(self.members[member], message)
+        self.members[member], _ = self.members[member].answer(message)
     return forwarded
 
   def listed(self, clients):
@@ -130,10 +139,9 @@ class _Sum:
 
   def told(self, member, clients):
     """Returns the share of a sum that a member answers to this list."""
-    _, message = committee.answer(self.members[member], self.listed(clients))
-    size = self.terms.share_bytes
-    read = messages.read(message, "sums", self.terms.session, size)
-    return np.frombuffer(read.records[member], self.terms.dtype)
+    _, message = self.members[member].answer(self.listed(clients))
+    records = self.terms.read("sums", message, member)
+    return np.frombuffer(records[member], self.terms.dtype)
 
 
 def _replayed(other):
@@ -154,15 +162,15 @@ def test_a_letter_that_is_wrong_is_one_line_and_moves_nothing():
   ]
   for data, sender in cases:
     with refuses("shares") as caught:
-      committee.receive(first.server, data, sender)
+      first.server.receive(data, sender)
     assert "\n" not in str(caught.value)
   forwarded = first.upload(0)
   with refuses("shares"):
-    committee.receive(first.server, message, 0)
+    first.server.receive(message, 0)
   member = first.terms.members[0]
   other = first.terms.members[1]
   with refuses("forwarded"):
-    committee.add_share(first.members[member], forwarded[member])
+    first.members[member].answer(forwarded[member])
   # Sealed for another member, for another sum, or changed.
   for_other = forwarded[other]
   changed = bytearray(first.upload(1)[member])
@@ -173,7 +181,7 @@ def test_a_letter_that_is_wrong_is_one_line_and_moves_nothing():
     (second.members[member], bytes(changed)),
   ]:
     with refuses("envelope"):
-      committee.add_share(state, data)
+      state.answer(data)
 
 
 def test_a_member_answers_once_and_for_the_clients_that_it_added():
@@ -186,33 +194,33 @@ def test_a_member_answers_once_and_for_the_clients_that_it_added():
     ((0, 1, 2), "survivors"),
   ]:
     with refuses(words):
-      committee.answer(member, play.listed(clients))
-  after, _ = committee.answer(member, play.listed((0, 1)))
+      member.answer(play.listed(clients))
+  after, _ = member.answer(play.listed((0, 1)))
   assert not after.private and not after.total.size
   with refuses("survivors"):
-    committee.answer(after, play.listed((0, 1)))
+    after.answer(play.listed((0, 1)))
   with refuses("forwarded"):
-    committee.add_share(after, play.upload(2)[play.terms.members[1]])
+    after.answer(play.upload(2)[play.terms.members[1]])
   alone = _Sum(_terms())
   alone.upload(3)
   with refuses("min_survivors", value=2):
-    committee.answer(alone.members[alone.terms.members[0]], alone.listed((3,)))
+    alone.members[alone.terms.members[0]].answer(alone.listed((3,)))
 
 
 def test_a_client_refuses_a_roster_of_others_or_of_too_few():
   play = _Sum(_terms())
-  keys = messages.read(play.rosters[0], "roster", _SESSION, 32).records
+  keys = play.terms.read("roster", play.rosters[0], SERVER)
   stranger = next(who for who in range(4) if who not in keys)
   some = {who: bytes(key) for who, key in keys.items()}
   for records in ({**some, stranger: bytes(32)}, dict([next(iter(some.items()))])):
     roster = messages.write("roster", _SESSION, SERVER, records)
     with refuses("roster"):
-      committee.shares_for(play.terms, 0, roster, play.vectors[0])
+      _shares_for(play.terms, 0, roster, play.vectors[0])
   with pytest.raises(UserError, match="is no point that a key can be agreed with"):
     roster = messages.write("roster", _SESSION, SERVER, dict.fromkeys(some, bytes(32)))
-    committee.shares_for(play.terms, 0, roster, play.vectors[0])
-  with refuses("vectors[0]"):
-    committee.shares_for(play.terms, 0, play.rosters[0], np.full(5, np.nan))
+    _shares_for(play.terms, 0, roster, play.vectors[0])
+  with refuses("vector"):
+    _shares_for(play.terms, 0, play.rosters[0], np.full(5, np.nan))
 
 
 def test_a_wrong_sum_of_a_member_is_seen_only_where_more_answer_than_needed():
@@ -220,20 +228,20 @@ def test_a_wrong_sum_of_a_member_is_seen_only_where_more_answer_than_needed():
     play = _Sum(_terms())
     for who in range(4):
       play.upload(who)
-    play.server, lists = committee.close(play.server)
+    play.server, lists = play.server.close()
     for place, who in enumerate(play.terms.members[:answering]):
-      _, message = committee.answer(play.members[who], lists[who])
+      _, message = play.members[who].answer(lists[who])
       data = bytearray(message)
       # The first member adds one to its first word.
       data[messages.OVERHEAD + messages.ID] ^= place == 0
-      play.server, _ = committee.receive(play.server, bytes(data), who)
-    play.server, _ = committee.close(play.server)
+      play.server, _ = play.server.receive(bytes(data), who)
+    play.server, _ = play.server.close()
     if seen:
       with refuses("shares"):
-        committee.total(play.server)
+        play.server.result()
       continue
     expected = np.sum([*play.vectors.values()], axis=0, dtype=np.uint32)
-    assert not np.array_equal(committee.total(play.server), expected)
+    assert not np.array_equal(play.server.result().total, expected)
 
 
 def test_a_server_that_tells_members_different_lists_learns_other_sums():
@@ -247,10 +255,9 @@ def test_a_server_that_tells_members_different_lists_learns_other_sums():
     place: play.told(who, (0, 1, 2) if place < 2 else (0, 1))
     for place, who in enumerate(members)
   }
-  settings = {"length": 5, "num_shares": 4, "colluding": 1}
-  combine = committee.galois_shares.combine
-  more = combine({place: told[place] for place in (0, 1)}, **settings)
-  less = combine({place: told[place] for place in (2, 3)}, **settings)
+  combine = play.terms.sharing.combine
+  more = combine({place: told[place] for place in (0, 1)}, length=5)
+  less = combine({place: told[place] for place in (2, 3)}, length=5)
   np.testing.assert_array_equal(more - less, play.vectors[2])
 
 
@@ -264,10 +271,10 @@ def test_a_client_sends_one_message_and_its_bytes_are_counted():
   cost = committee.run(terms, everybody, play.vectors.__getitem__).cost
   client = next(who for who in terms.clients if who not in terms.members)
   sent = len(play.shares(client))
-  each = committee.record_bytes(terms, "shares")
-  assert sent == messages.size(4, each) and each == terms.share_bytes + 48
+  each = terms.record_bytes("shares")
+  assert sent == messages.size(4, each) and each == terms.record_bytes("sums") + 48
   heard = len(play.rosters[client])
-  answers = messages.size(1, terms.share_bytes) + messages.size(6, 1)
+  answers = messages.size(1, terms.record_bytes("sums")) + messages.size(6, 1)
   member = sent + heard + messages.size(1, 32) + 6 * messages.size(1, each) + answers
   assert cost.client_bytes == member
   assert cost.server_bytes == 4 * member + 2 * (sent + heard)
@@ -327,7 +334,7 @@ def test_sums_that_cannot_be_are_one_line():
     (lambda: _terms(clients=(0, 1, 1, 2)), "clients"),
     (lambda: _terms(session=b"x"), "session"),
     (lambda: committee.parameters(10, corrupt=0.5, dropout=0.5), "corrupt"),
-    (lambda: committee.start_member(_terms(), 9), "client"),
+    (lambda: committee_parties.start(_terms(), 9), "client"),
   ]
   for call, field in cases:
     with refuses(field):
@@ -347,7 +354,7 @@ _HEADER = {"magic": 0, "kind": 8, "session": 9, "sender": 25, "count": 29, "size
 
 def _played(terms, damaged):
   """The total of a sum whose messages pass through `damaged`; who raises is silent from then on."""
-  server = committee.CommitteeServer(terms)
+  server = committee_parties.start_server(terms)
   members = {}
   out = set()
   vectors = parties.vectors(len(terms.clients), terms.length)
@@ -361,32 +368,30 @@ def _played(terms, damaged):
 
   def receive(who, data):
     nonlocal server
-    server, forwarded = committee.receive(server, damaged(who, data), who)
+    server, forwarded = server.receive(damaged(who, data), who)
     return forwarded
 
-  for who in terms.members:
-    members[who], message = committee.start_member(terms, who)
-    step(who, lambda who=who, message=message: receive(who, message))
-  server, told = committee.close(server)
   for who in terms.clients:
-    roster = damaged(who, told[who])
-    share = lambda who=who, roster=roster: receive(
-      who, committee.shares_for(terms, who, roster, vectors[who])
-    )
+    members[who], message = committee_parties.start(terms, who)
+    if message is not None:
+      step(who, lambda who=who, message=message: receive(who, message))
+  server, told = server.close()
+  for who in terms.clients:
+
+    def share(who=who):
+      members[who], message = members[who].answer(damaged(who, told[who]), vectors[who])
+      return receive(who, message)
+
     for member, message in (step(who, share) or {}).items():
       message = damaged(member, message)
-      add = lambda m=member, x=message: members.update(
-        {m: committee.add_share(members[m], x)}
-      )
+      add = lambda m=member, x=message: members.update({m: members[m].answer(x)[0]})
       step(member, add)
-  server, told = committee.close(server)
+  server, told = server.close()
   for who in sorted(set(terms.members) - out):
     data = damaged(who, told[who])
-    step(
-      who, lambda who=who, data=data: receive(who, committee.answer(members[who], data)[1])
-    )
-  server, _ = committee.close(server)
-  return committee.total(server), sum(vectors[who] for who in server.uploaded)
+    step(who, lambda who=who, data=data: receive(who, members[who].answer(data)[1]))
+  server, _ = server.close()
+  return server.result().total, sum(vectors[who] for who in server.uploaded)
 
 
 def test_one_flipped_bit_in_any_field_leaves_out_or_refuses_and_never_errs():
@@ -403,7 +408,7 @@ def test_one_flipped_bit_in_any_field_leaves_out_or_refuses_and_never_errs():
           return data
         at = {**_HEADER, "id": messages.OVERHEAD}.get(field)
         if at is None:
-          size = committee.record_bytes(terms, kind)
+          size = terms.record_bytes(kind)
           at = messages.OVERHEAD + 4 + place % size
         changed = bytearray(data)
         changed[at] ^= 1

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from dpjax.secure import sums
-from dpjax.secure.sums import committee, dialogue, lobby, messages, socket_sums
+from dpjax.secure.sums import committee_parties, lobby, messages, socket_sums
 from dpjax.validate import UserError
 from tests import commands
 from tests.federated import programs
@@ -34,21 +34,14 @@ def _vector(who, length=_LENGTH):
 
 def _client(terms, who, at, act):
   """The program of a client; `act(kind)` runs before it sends a message of that kind."""
-  start = dialogue.client
+  answer = committee_parties.Client.answer
 
-  def acting(*arguments, **named):
-    party = start(*arguments, **named)
-    answer = party.answer
+  def acting(client, data, vector=None):
+    after, said = answer(client, data, vector)
+    act(messages.kind(said) if said else messages.kind(data))
+    return after, said
 
-    def answering(data, vector):
-      said = answer(data, vector)
-      act(messages.kind(said) if said else messages.kind(data))
-      return said
-
-    party.answer = answering
-    return party
-
-  dialogue.client = acting
+  committee_parties.Client.answer = acting
   with contextlib.suppress(UserError):
     socket_sums.take_part(terms, who, _vector(who, terms.length), at, connect_timeout=20)
 
@@ -162,7 +155,7 @@ def test_too_few_members_end_the_sum():
   with refuses("committee"):
     _serve(terms, acts)
   # Outsiders alone cannot begin: the roster would be empty.
-  with refuses("process_id"):
+  with refuses("client"):
     _serve(terms, those=_outsiders(terms), connect_timeout=1.0)
 
 
@@ -201,8 +194,7 @@ def test_a_member_that_reads_slowly_stays():
 
 
 def _liar(terms, at, who, says):
-  hello = socket_sums.hello(terms, terms.clients.index(who) + 1)
-  ((_, connection),) = lobby.join(lobby.address(at), hello, 20).items()
+  connection = lobby.join(lobby.address(at), who, socket_sums.secret_of(terms), 20)
   connection.sendall(says(terms, who))
   time.sleep(60)
 
@@ -218,12 +210,12 @@ _LIES = {
     "keys: client {} is",
   ),
   "the keys of another": (
-    lambda terms, who: _framed(committee.start_member(terms, terms.members[0])[1]),
-    "keys: is signed client {other}, and came from client {}",
+    lambda terms, who: _framed(committee_parties.start(terms, terms.members[0])[1]),
+    "keys: from client {}, who says to be client {other}",
   ),
   "another session": (
     lambda terms, who: _framed(
-      messages.write("keys", bytes(16), who, {who: bytes(committee.KEY_BYTES)})
+      messages.write("keys", bytes(16), who, {who: bytes(committee_parties.KEY_BYTES)})
     ),
     "keys: from client {} is of another session",
   ),
@@ -262,25 +254,28 @@ def test_a_member_does_not_answer_a_list_of_others():
   """The server would learn another sum. The member's program ends, with one line."""
   terms = _terms()
   me = terms.members[0]
-  party = dialogue.client(terms, me)
-  server = committee.CommitteeServer(terms)
+  party, first = socket_sums.client(terms, me)
+  server = socket_sums.server(terms)
   for member in terms.members:
-    keys = party.first if member == me else committee.start_member(terms, member)[1]
-    server, _ = committee.receive(server, keys, member)
-  server, rosters = committee.close(server)
+    keys = first if member == me else committee_parties.start(terms, member)[1]
+    server, _ = server.receive(keys, member)
+  server, rosters = server.close()
   assert not party.is_done
-  server, kept = committee.receive(server, party.answer(rosters[me], _vector(me)), me)
+  party, said = party.answer(rosters[me], _vector(me))
+  server, kept = server.receive(said, me)
   for who in (who for who in terms.clients[:4] if who != me):
-    said = committee.shares_for(terms, who, rosters[who], _vector(who))
-    server, forwarded = committee.receive(server, said, who)
-    assert party.answer(forwarded[me], _vector(me)) is None
-  server, lists = committee.close(server)
+    _, said = committee_parties.start(terms, who)[0].answer(rosters[who], _vector(who))
+    server, forwarded = server.receive(said, who)
+    party, said = party.answer(forwarded[me], _vector(me))
+    assert said is None
+  server, lists = server.close()
   with refuses("survivors"):
     party.answer(lists[me], _vector(me))
   assert not party.is_done
   # The share that it missed was its own.
-  party.answer(kept[me], _vector(me))
-  assert party.answer(lists[me], _vector(me)) is not None and party.is_done
+  party, _ = party.answer(kept[me], _vector(me))
+  party, said = party.answer(lists[me], _vector(me))
+  assert said is not None and party.is_done
 
 
 def test_terms_of_a_committee_travel_as_a_file(tmp_path):
@@ -309,9 +304,9 @@ def test_terms_of_a_committee_travel_as_a_file(tmp_path):
   with refuses("connect_timeout", value=float("nan")):
     socket_sums.take_part(terms, 3, _vector(3), "127.0.0.1:9", connect_timeout=float("nan"))
   with refuses("signing_key"):
-    dialogue.client(terms, 3, signing_key=bytes(32))
+    socket_sums.client(terms, 3, signing_key=bytes(32))
   with refuses("client", value=5):
-    dialogue.client(terms, 5)
+    socket_sums.client(terms, 5)
 
 
 def test_a_client_of_a_committee_is_a_program_of_its_own(tmp_path):

@@ -1,12 +1,15 @@
 """What a sum costs: counted from its messages, and by formula."""
 
+import contextlib
+from unittest import mock
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dpjax.secure import sums
-from dpjax.secure.sums import secagg, simulated
+from dpjax.secure.sums import primitives, secagg, secagg_costs, simulated
 from dpjax.secure.sums.terms import Terms, graph_parameters
 from dpjax.secure.sums.vectors import Present
 from dpjax.validate import UserError
@@ -21,6 +24,17 @@ def _without_seconds(cost):
   return cost._replace(seconds=0.0)
 
 
+def _named(n, *, threshold, **others):
+  clients = tuple(range(n))
+  return Terms(
+    session=bytes(16),
+    clients=clients,
+    threshold=threshold,
+    min_survivors=threshold,
+    **others,
+  )
+
+
 @st.composite
 def _cases(draw):
   n = draw(st.integers(4, 9))
@@ -33,19 +47,43 @@ def _cases(draw):
   return parties.terms(n, t, degree=degree, min_survivors=2), Present(*phases)
 
 
+@contextlib.contextmanager
+def _computed():
+  """Counts the streams that are expanded and the keys that are agreed on."""
+  counts = {"streams": 0, "keys": 0}
+  add, agree = primitives.add_streams, primitives.agree
+
+  def adding(vector, streams):
+    counts["streams"] += len(streams)
+    add(vector, streams)
+
+  def agreeing(private, public, info, length=32):
+    # Without `info` the server only looks whether a public key is a point.
+    counts["keys"] += bool(info)
+    return agree(private, public, info, length)
+
+  with (
+    mock.patch.object(primitives, "add_streams", adding),
+    mock.patch.object(primitives, "agree", agreeing),
+  ):
+    yield counts
+
+
 @settings(max_examples=40)
 @given(_cases())
 def test_the_simulation_counts_and_refuses_what_the_protocol_does(case):
   terms, there = case
   vectors = parties.vectors(len(terms.clients))
   try:
-    left = simulated.going_on(terms, there)
+    left = secagg_costs.going_on(terms, there)
   except UserError:
     with pytest.raises(UserError):
       secagg.run(terms, there, vectors.__getitem__)
     return
-  summed = secagg.run(terms, there, vectors.__getitem__)
-  assert _without_seconds(summed.cost) == simulated.predicted(terms, left)
+  with _computed() as counts:
+    summed = secagg.run(terms, there, vectors.__getitem__)
+  assert counts == {"streams": summed.cost.expansions, "keys": summed.cost.operations}
+  assert _without_seconds(summed.cost) == secagg_costs.predicted(terms, left)
   assert summed.survivors == left.uploading
 
 
@@ -78,8 +116,8 @@ def test_costs_by_number_and_length(n, degree):
   everybody = Present(*[tuple(range(n))] * 4)
   k = n - 1 if degree is None else degree
   for d in (10, 10**6):
-    terms = Terms(bytes(16), tuple(range(n)), 20, 20, d, degree=degree)
-    cost = simulated.predicted(terms, everybody)
+    terms = _named(n, threshold=20, length=d, degree=degree)
+    cost = secagg_costs.predicted(terms, everybody)
     assert cost.expansions == n * (k + 2) and cost.operations == 2 * n * k
     assert cost.client_bytes == 4 * d + 389 + 230 * k
     assert cost.server_bytes == n * cost.client_bytes
@@ -140,7 +178,7 @@ def test_terms_that_make_no_sense_are_refused():
     "session='xxxxxxxxxxxxxxxx': must be 16 bytes": {"session": "x" * 16},
     "degree=2.0: must be an integer": {"degree": 2.0, "threshold": 2},
   }
-  good = Terms(bytes(16), tuple(range(5)), 3, 3, 4)
+  good = _named(5, threshold=3, length=4)
   for says, change in bad.items():
     with pytest.raises(UserError) as caught:
       Terms(**{**good.__dict__, **change})

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from dpjax.secure.sums import galois_shares
+from dpjax.secure.sums.galois_shares import Sharing
 from tests.refuses import refuses
 
 
@@ -54,16 +55,17 @@ def test_any_shares_that_are_enough_give_the_sum(
 ):
   rng = np.random.default_rng(0)
   vectors = rng.integers(0, 2**bits, (3, length), dtype=f"uint{bits}")
-  settings = {"num_shares": num_shares, "colluding": colluding, "packed": packed}
-  shared = [galois_shares.split(vector, **settings) for vector in vectors]
+  settings = {"num_members": num_shares, "colluding": colluding, "packed": packed}
+  sharing = Sharing(**settings)
+  shared = [sharing.split(vector) for vector in vectors]
   total = [sum(parts[1:], parts[0]) for parts in zip(*shared)]
-  words = galois_shares.share_words(length, num_shares=num_shares, packed=packed)
+  words = sharing.share_words(length)
   assert {share.shape for share in total} == {(words,)}
   expected = vectors[0] + vectors[1] + vectors[2]
   for count in range(colluding + packed, num_shares + 1):
     for places in itertools.combinations(range(num_shares), count):
       held = {place: total[place] for place in places}
-      found = galois_shares.combine(held, length=length, **settings)
+      found = sharing.combine(held, length=length)
       np.testing.assert_array_equal(found, expected)
 
 
@@ -81,23 +83,15 @@ def test_shares_of_colluders_are_uniform_whatever_the_secret_is(
   modulus, num_shares, colluding, packed
 ):
   """Modulo 2 and 4, into which the ring modulo 2^32 maps: every draw, every set of colluders."""
-  degree = galois_shares.degree_for(num_shares, packed)
+  sharing = Sharing(num_members=num_shares, colluding=colluding, packed=packed)
+  degree = sharing.degree
   secrets = [
     np.zeros(degree * packed, np.uint32),
     np.arange(degree * packed, dtype=np.uint32),
   ]
   draws = list(_all_draws(modulus, degree * colluding))
   for secret in secrets:
-    outcomes = [
-      galois_shares.split(
-        secret % modulus,
-        num_shares=num_shares,
-        colluding=colluding,
-        packed=packed,
-        entropy=entropy,
-      )
-      for entropy in draws
-    ]
+    outcomes = [sharing.split(secret % modulus, entropy=entropy) for entropy in draws]
     for places in itertools.combinations(range(num_shares), colluding):
       views = Counter(
         tuple(int(word) % modulus for place in places for word in shares[place])
@@ -113,7 +107,7 @@ def test_one_share_more_than_colluding_tells_of_the_secret():
   seen = []
   for secret in ([0, 0], [1, 0]):
     shares = [
-      galois_shares.split(np.array(secret, np.uint32), num_shares=3, colluding=1, entropy=e)
+      Sharing(num_members=3, colluding=1).split(np.array(secret, np.uint32), entropy=e)
       for e in draws
     ]
     seen.append(Counter(tuple(int(w) % 2 for p in (0, 1) for w in s[p]) for s in shares))
@@ -122,43 +116,42 @@ def test_one_share_more_than_colluding_tells_of_the_secret():
 
 def test_a_sum_of_shares_does_not_count_how_often_entries_wrapped():
   """A prime field would: -1 + 1 and 0 + 0 are 2^32 and 0 there."""
-  settings = {"num_shares": 3, "colluding": 1}
+  sharing = Sharing(num_members=3, colluding=1)
   sums = []
   for pair in ([2**32 - 1, 1], [0, 0]):
-    parts = [galois_shares.split(np.array([n], np.uint32), **settings) for n in pair]
+    parts = [sharing.split(np.array([n], np.uint32)) for n in pair]
     held = {place: parts[0][place] + parts[1][place] for place in range(3)}
-    sums.append(galois_shares.combine(held, length=1, **settings))
+    sums.append(sharing.combine(held, length=1))
   np.testing.assert_array_equal(sums[0], sums[1])
 
 
 def test_a_wrong_share_is_seen_where_there_is_one_more_than_needed():
-  settings = {"num_shares": 5, "colluding": 2, "packed": 1}
-  shares = galois_shares.split(np.arange(6, dtype=np.uint32), **settings)
+  sharing = Sharing(num_members=5, colluding=2)
+  shares = sharing.split(np.arange(6, dtype=np.uint32))
   for place in range(5):
     wrong = [share.copy() for share in shares]
     # The top bit alone, which a check modulo 2 would miss.
     wrong[place][3] ^= np.uint32(2**31)
     with refuses("shares"):
-      galois_shares.combine(dict(enumerate(wrong)), length=6, **settings)
+      sharing.combine(dict(enumerate(wrong)), length=6)
   # Just as many as needed fit whatever they are: the total is another one, and nothing shows it.
   few = {place: wrong[place] for place in (0, 1, 4)}
-  assert not np.array_equal(
-    galois_shares.combine(few, length=6, **settings), np.arange(6, dtype=np.uint32)
-  )
+  assert not np.array_equal(sharing.combine(few, length=6), np.arange(6, dtype=np.uint32))
 
 
 @pytest.mark.parametrize(
   ("settings", "field"),
   [
-    ({"num_shares": 3, "colluding": 3}, "packed"),
-    ({"num_shares": 3, "colluding": 0}, "colluding"),
-    ({"num_shares": 3, "colluding": 1, "packed": 0}, "packed"),
-    ({"num_shares": 2000, "colluding": 1}, "num_shares"),
+    ({"num_members": 3, "colluding": 3}, "colluding"),
+    ({"num_members": 3, "colluding": 0}, "colluding"),
+    ({"num_members": 3, "colluding": 1, "packed": 0}, "packed"),
+    ({"num_members": 2000, "colluding": 1}, "num_members"),
+    ({"num_members": 3, "colluding": 2, "packed": 2}, "num_members"),
   ],
 )
 def test_settings_that_cannot_be_are_one_line(settings, field):
   with refuses(field) as caught:
-    galois_shares.split(np.zeros(2, np.uint32), **settings)
+    Sharing(**settings)
   assert "\n" not in str(caught.value)
   with refuses("shares"):
-    galois_shares.combine({0: np.zeros(3, np.uint32)}, length=2, num_shares=5, colluding=2)
+    Sharing(num_members=5, colluding=2).combine({0: np.zeros(3, np.uint32)}, length=2)

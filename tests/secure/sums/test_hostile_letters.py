@@ -28,14 +28,13 @@ def _with(data, **changed):
   """The message with other contents."""
   kind = messages.KINDS[data[8]]
   terms = _terms()
-  message = messages.read(
-    data, kind, terms.session, secagg_client.record_bytes(terms, kind)
-  )
+  sender = int.from_bytes(data[25:29], "little")
+  records = terms.read(kind, data, sender)
   given = {
     "kind": kind,
     "session": terms.session,
-    "sender": message.sender,
-    "records": {who: bytes(record) for who, record in message.records.items()},
+    "sender": sender,
+    "records": {who: bytes(record) for who, record in records.items()},
   }
   return messages.write(**{**given, **changed})
 
@@ -43,7 +42,7 @@ def _with(data, **changed):
 def _record(data, change):
   """The message with its first record changed."""
   kind = messages.KINDS[data[8]]
-  size = secagg_client.record_bytes(_terms(), kind)
+  size = _terms().record_bytes(kind)
   at = OVERHEAD + 4
   return data[:at] + change(data[at : at + size]) + data[at + size :]
 
@@ -174,7 +173,7 @@ def _until(kind):
   for step in ("envelopes", "masked", "revealed"):
     if step == kind:
       break
-    member, _ = secagg_client.answer(member, played.told[step, 0], vectors[0])
+    member, _ = member.answer(played.told[step, 0], vectors[0])
   return member, played.told[kind, 0], vectors[0]
 
 
@@ -185,14 +184,14 @@ def _survivors(terms, alive, sender=SERVER):
 
 def _refused(member, data, says, vector=None):
   with pytest.raises(UserError, match=says) as caught:
-    secagg_client.answer(member, data, vector)
+    member.answer(data, vector)
   assert "\n" not in str(caught.value)
 
 
 def test_p36_a_client_never_reveals_both_shares_of_anybody():
   member, asked, _ = _until("revealed")
-  after, said = secagg_client.answer(member, asked)
-  shares = messages.read(said, "revealed", member.terms.session, 17).records
+  after, said = member.answer(asked)
+  shares = member.terms.read("revealed", said, 0)
   assert {*shares} == {*range(_N)} and {bytes(r[:1]) for r in shares.values()} == {b"\0"}
   assert after.shares == {}  # it could not, whatever it is asked
   for alive in (range(_N), range(5), range(1, _N)):
@@ -207,7 +206,11 @@ def test_a_client_refuses_requests_that_would_open_a_vector():
   terms = member.terms
   _refused(member, _survivors(terms, {1, 2, 3, 4, 5}), "client 0 is said to be gone")
   _refused(member, _survivors(terms, {0, 1, 2}), "only 3; fewer than 4")
-  _refused(member, _survivors(terms, range(_N), sender=3), "from client 3, not the server")
+  _refused(
+    member,
+    _survivors(terms, range(_N), sender=3),
+    "from the server, who says to be client 3",
+  )
   few = messages.write("survivors", terms.session, SERVER, dict.fromkeys(range(4), ALIVE))
   _refused(member, few, "must say of each client")
   odd = messages.write("survivors", terms.session, SERVER, dict.fromkeys(range(_N), b"\2"))
@@ -218,8 +221,7 @@ def test_a_client_refuses_requests_that_would_open_a_vector():
 
 def test_a_client_refuses_rosters_that_are_not_of_its_neighbours():
   member, roster, _ = _until("envelopes")
-  records = {w: bytes(r) for w, r in messages.read(roster, "roster", member.terms.session, 96)
-             .records.items()}  # fmt: skip
+  records = {w: bytes(r) for w, r in member.terms.read("roster", roster, SERVER).items()}
   roster_of = lambda r: messages.write("roster", member.terms.session, SERVER, r)
   own = primitives.public_key(member.channel_key)
   _refused(member, roster_of({**records, 9: bytes(96)}), "client 9 is no neighbour")
@@ -239,10 +241,8 @@ def test_a_client_refuses_rosters_that_are_not_of_its_neighbours():
 def test_a_client_refuses_envelopes_and_vectors_that_are_wrong():
   member, forwarded, vector = _until("masked")
   session = member.terms.session
-  records = {
-    w: bytes(r)
-    for w, r in messages.read(forwarded, "forwarded", session, 48).records.items()
-  }
+  sealed = member.terms.read("forwarded", forwarded, SERVER)
+  records = {w: bytes(r) for w, r in sealed.items()}
   forwarded_of = lambda r: messages.write("forwarded", session, SERVER, r)
   swapped = {**records, 1: records[2]}
   _refused(member, forwarded_of(swapped), "was changed on its way", vector)
@@ -271,7 +271,7 @@ def test_whatever_a_client_is_told_it_answers_or_says_one_line(kind, flips, extr
     changed[at % len(changed)] ^= by
   changed = bytes(changed)[:extra] if extra < 0 else bytes(changed) + bytes(extra)
   try:
-    secagg_client.answer(member, changed, vector if kind == "masked" else None)
+    member.answer(changed, vector if kind == "masked" else None)
   except UserError as error:
     assert "\n" not in str(error)
 
@@ -282,7 +282,7 @@ def test_whatever_the_server_is_sent_it_says_one_line(data, kind):
   state = secagg_server.start(_terms())._replace(phase=kind)
   for sent in (data, b"dpjxsum1" + data):
     with pytest.raises(UserError):
-      secagg_server.receive(state, sent, 0)
+      state.receive(sent, 0)
 
 
 _KNOWN = {kind: _until(kind) for kind in ("envelopes", "masked", "revealed")}
@@ -315,7 +315,7 @@ def test_a_server_that_lies_opens_a_vector_where_2t_is_at_most_n_and_nothing_is_
   played = parties.play(terms, vectors, told=_two_stories(terms, 0), messages=said)
   shares = {b"\0": {}, b"\1": {}}  # of client 0's own mask, of its key
   for who in terms.clients:
-    revealed = messages.read(said["revealed", who], "revealed", terms.session, 17).records
+    revealed = terms.read("revealed", said["revealed", who], who)
     shares[bytes(revealed[0][:1])][who] = bytes(revealed[0][1:])
   own, key = (primitives.combine(dict([*those.items()][:2])) for those in shares.values())
   streams = [(secagg_client.own_stream(terms, 0, own), False)]
@@ -346,11 +346,11 @@ def _masked(terms, keys):
     members[who], data[who] = secagg_client.start(terms, who, signing_key=keys[who])
   for _ in range(3):
     for who, message in data.items():
-      server = secagg_server.receive(server, message, who)
-    server, said = secagg_server.close(server)
+      server, _ = server.receive(message, who)
+    server, said = server.close()
     for who, message in said.items() if server.phase != "agreed" else ():
       given_ = vectors[who] if server.phase == "masked" else None
-      members[who], data[who] = secagg_client.answer(members[who], message, given_)
+      members[who], data[who] = members[who].answer(message, given_)
   return members
 
 
@@ -370,9 +370,9 @@ def _told_apart(colluders):
     signed = {who: primitives.sign(keys[who], text) for who in alive}
     message = messages.write("signatures", terms.session, SERVER, signed)
     for who in group:
-      member, _ = secagg_client.answer(members[who], _survivors(terms, alive))
-      _, revealed = secagg_client.answer(member, message)
-      record = messages.read(revealed, "revealed", terms.session, 17).records[0]
+      member, _ = members[who].answer(_survivors(terms, alive))
+      _, revealed = member.answer(message)
+      record = terms.read("revealed", revealed, who)[0]
       shares[bytes(record[:1])][who] = bytes(record[1:])
   return members[0], shares
 
@@ -436,7 +436,7 @@ _SECAGGS = {
 
 def _damaged(data, kind, field, terms):
   """The message with one bit flipped: in its header, or in its first record."""
-  size = secagg_client.record_bytes(terms, kind)
+  size = terms.record_bytes(kind)
   place = {**_HEADER, "id": OVERHEAD}.get(field)
   if place is None:
     place = OVERHEAD + 4 + _FIELDS[kind][field] % size

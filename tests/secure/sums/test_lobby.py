@@ -6,7 +6,6 @@ import struct
 import threading
 import time
 
-import jax
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -18,22 +17,12 @@ from tests.federated import programs
 _SOON = 60  # seconds; nothing here takes one, unless the machine is loaded
 
 
-def _meet(
-  coordinator, num_processes, process_id, same, timeout, peer_timeout=30.0, report=None
-):
-  """The connections of one party, by number."""
+def _meet(coordinator, count, who, secret, timeout):
+  """The connections of one party, by id. The clients are 1, 2, ...; the server is 0."""
   at = lobby.address(coordinator)
-  mine = {
-    "process_id": process_id,
-    "num_processes": num_processes,
-    "jax": jax.__version__,
-    "peer_timeout": peer_timeout,
-    **same,
-  }
-  if process_id:
-    return lobby.join(at, mine, timeout)
-  report = report or (lambda line: None)
-  return lobby.host(at, mine, timeout, fewest=num_processes - 1, report=report)
+  if who:
+    return {0: lobby.join(at, who, secret, timeout)}
+  return lobby.host(at, range(1, count + 1), secret, timeout, fewest=count)
 
 
 class _Calls:
@@ -66,9 +55,14 @@ def _meet_all(arguments):
 
 
 def _options(port, index, **changes):
-  options = dict(coordinator=f"127.0.0.1:{port}", num_processes=2, process_id=index,
-                 same={"config": "a", "mesh": "data:4"}, timeout=50.0)  # fmt: skip
+  options = dict(coordinator=f"127.0.0.1:{port}", count=1, who=index, secret=b"a",
+                 timeout=50.0)  # fmt: skip
   return options | changes
+
+
+def _hello(word, who, secret=b"a"):
+  proof = lobby._proof(secret, word, who)
+  return json.dumps({"client": who, "proof": proof}).encode() + b"\n"
 
 
 def _close(found):
@@ -79,7 +73,7 @@ def _close(found):
 
 
 def _knock(port):
-  """A connection to process 0, as soon as it listens."""
+  """A connection to the server, as soon as it listens."""
   for _ in range(1000):
     try:
       return socket.create_connection(("127.0.0.1", port), timeout=_SOON)
@@ -102,9 +96,9 @@ _NONSENSE = {
   "no object": b"[1, 2]\n",
   "no text": b"\xff\xfe\n",
   "deep": b"[" * 4000 + b"\n",
-  "a huge number": b'{"process_id": ' + b"9" * 4000 + b"}\n",
-  "true is no number": b'{"process_id": true}\n',
-  "half": b'{"process_id": 1',
+  "a huge number": b'{"client": ' + b"9" * 4000 + b"}\n",
+  "true is no number": b'{"client": true}\n',
+  "half": b'{"client": 1',
   "nothing": b"",
 }
 
@@ -127,20 +121,22 @@ def test_a_stranger_is_let_go(name, ends):
 
 @settings(max_examples=40)
 @given(st.binary(max_size=200) | st.text(max_size=60).map(_deep)
-       | st.dictionaries(st.sampled_from(["process_id", "word", "config", "x"]),
+       | st.dictionaries(st.sampled_from(["client", "proof", "x"]),
                          st.integers() | st.booleans() | st.none() | st.text(max_size=9)
                          ).map(lambda d: json.dumps(d).encode() + b"\n"))  # fmt: skip
 def test_no_hello_but_the_right_one_is_one(data):
-  """Whatever is said without the word that was given: a stranger, and no traceback."""
+  """Whatever is said without a proof for the word that was given: a stranger, and no traceback."""
   ours, theirs = socket.socketpair()
-  with ours, theirs:
+  server = socket.create_server(("127.0.0.1", 0))
+  with ours, theirs, server:
+    meeting = lobby._Lobby(server, (1, 2), b"a")
     guest = lobby._Guest(ours)
+    meeting._waiting.append(guest)
     theirs.sendall(data)
     theirs.shutdown(socket.SHUT_WR)
-    said = None
-    while said is None:
-      said = guest.read()
-    assert said == {}
+    while guest in meeting._waiting:
+      meeting._admit(guest)
+    assert not meeting.present
 
 
 @pytest.mark.slow
@@ -155,14 +151,7 @@ def test_a_flood_from_elsewhere_does_not_push_out_a_slow_peer():
   word = json.loads(slow.makefile().readline())["word"]
   flood = [_knock(port) for _ in range(200)]
   time.sleep(0.5)
-  hello = {
-    "process_id": 1,
-    "num_processes": 2,
-    "jax": jax.__version__,
-    "config": "a",
-    "mesh": "data:4",
-  }
-  slow.sendall(json.dumps(hello | {"peer_timeout": 30.0, "word": word}).encode() + b"\n")
+  slow.sendall(_hello(word, 1))
   _close(calls.wait())
   for one in (*flood, slow):
     one.close()
@@ -187,14 +176,14 @@ def test_a_peer_that_was_let_go_comes_again(monkeypatch):
 def test_more_honest_peers_than_a_crowd_are_not_turned_away(monkeypatch):
   monkeypatch.setattr(lobby, "_CROWD", 2)
   port = programs.free_port()
-  _close(_meet_all([_options(port, index, num_processes=9) for index in range(9)]))
+  _close(_meet_all([_options(port, index, count=8) for index in range(9)]))
 
 
 def test_a_hundred_silent_strangers_keep_nobody_waiting():
   port = programs.free_port()
-  calls = _Calls([_options(port, 0, num_processes=3)])
+  calls = _Calls([_options(port, 0, count=2)])
   strangers = [_knock(port) for _ in range(100)]
-  others = _Calls([_options(port, index, num_processes=3) for index in (1, 2)])
+  others = _Calls([_options(port, index, count=2) for index in (1, 2)])
   _close([*calls.wait(), *others.wait()])
   for stranger in strangers:
     stranger.close()
@@ -225,12 +214,12 @@ def test_a_stranger_who_trickles_does_not_hold_the_meeting_past_its_limit():
     (line,) = calls.wait()
     trickle.done.set()
     trickle.join(_SOON)
-  assert line == "process_id=1: did not come in time; see --connect_timeout"
+  assert line == "client=1: did not come in time; see connect_timeout"
 
 
 @pytest.mark.cases(long=["greets"], slow=...)
 @pytest.mark.parametrize("says", ["nothing", "trickle", "garbage", "greets"])
-def test_a_process_0_that_says_nothing_of_use_is_not_waited_for_for_ever(says, monkeypatch):
+def test_a_server_that_says_nothing_of_use_is_not_waited_for_for_ever(says, monkeypatch):
   monkeypatch.setattr(lobby, "_PATIENCE", 0.5)
   with socket.create_server(("127.0.0.1", 0)) as server:
     port = server.getsockname()[1]
@@ -246,8 +235,8 @@ def test_a_process_0_that_says_nothing_of_use_is_not_waited_for_for_ever(says, m
       trickle.done.set()
       trickle.join(_SOON)
     connection.close()
-  assert f"coordinator=127.0.0.1:{port}: no answer from a process 0 there" in line
-  assert "--connect_timeout" in line and "\n" not in line
+  assert f"coordinator=127.0.0.1:{port}: no answer from a server there" in line
+  assert "connect_timeout" in line and "\n" not in line
 
 
 @pytest.mark.slow
@@ -260,7 +249,7 @@ def test_a_hello_that_was_overheard_is_of_no_use():
     overheard = connection.recv(4096)
     connection.close()
   calls.wait()
-  assert json.loads(overheard)["process_id"] == 1
+  assert json.loads(overheard)["client"] == 1
   port = programs.free_port()
   calls = _Calls([_options(port, 0)])
   with _knock(port) as replay:
@@ -281,72 +270,66 @@ def _claim(port, **says):
 
 _CLAIMS = {
   "an id alone": {},
-  "another digest": {"config": "b"},
-  "no text": {"config": ["a"]},
-  "all but the digest": {"num_processes": 2, "jax": jax.__version__, "peer_timeout": 30.0,
-                         "mesh": "data:4"},
-  "another number of processes": {"num_processes": 3, "config": "A"},
-}  # fmt: skip
+  "another digest": {"proof": "b" * 64},
+  "no text": {"proof": ["a"]},
+  "no ASCII": {"proof": "\ud800" * 64},
+  "the digest of another word": {"proof": lobby._proof(b"a", "b", 1)},
+}
 
 
 @pytest.mark.parametrize("name", _CLAIMS)
 @pytest.mark.parametrize("number", [1, 0, 7, -1, 10**400])
-def test_who_does_not_know_the_config_takes_no_id_and_ends_no_meeting(name, number):
+def test_who_does_not_know_the_secret_takes_no_id_and_ends_no_meeting(name, number):
   port = programs.free_port()
   calls = _Calls([_options(port, 0)])
-  line = _claim(port, process_id=number, **_CLAIMS[name])
-  assert line.startswith("config: differs") and len(line) < 300
+  line = _claim(port, client=number, **_CLAIMS[name])
+  assert line.startswith("terms: differ") and len(line) < 300
   second = _Calls([_options(port, 1)])
   _close([*calls.wait(), *second.wait()])
 
 
-def test_a_flood_of_claims_keeps_no_id_and_is_reported_once():
-  port, messages = programs.free_port(), []
-  calls = _Calls([_options(port, 0, num_processes=3, report=messages.append)])
-  second = _Calls([_options(port, 1, num_processes=3)])
+def test_a_flood_of_claims_keeps_no_id():
+  port = programs.free_port()
+  calls = _Calls([_options(port, 0, count=2)])
+  second = _Calls([_options(port, 1, count=2)])
   for _ in range(50):
-    _claim(port, process_id=2, config="b")
-    _claim(port, process_id=1)
-  third = _Calls([_options(port, 2, num_processes=3)])
+    _claim(port, client=2, proof="b")
+    _claim(port, client=1)
+  third = _Calls([_options(port, 2, count=2)])
   _close([*calls.wait(), *second.wait(), *third.wait()])
-  assert sorted(messages) == [
-    f"config: differs between process 0 and process {who}; it was let go" for who in (1, 2)
-  ]
 
 
 # --- peers with a mistake
 
 
-@pytest.mark.parametrize("changes", [{"num_processes": 3}, {"peer_timeout": 9.0}])
-def test_one_that_differs_is_told_so_and_the_others_go_on(changes):
-  (name,) = changes
+def test_one_that_differs_is_told_so_and_the_others_go_on():
   port = programs.free_port()
   first = _Calls([_options(port, 0)])
-  (line,) = _meet_all([_options(port, 1, **changes)])
-  assert line == f"{name}: differs between process 0 and process 1; nothing was run"
+  (line,) = _meet_all([_options(port, 1, secret=b"b")])
+  assert line == "terms: differ between the server and client 1; nothing was run"
   second = _Calls([_options(port, 1)])
   _close([*first.wait(), *second.wait()])
 
 
 @pytest.mark.slow
-def test_another_config_ends_there_at_once_and_here_when_time_is_over():
-  """It may be a stranger, so that process 0 waits on; at its end it says what it saw."""
+def test_another_secret_ends_there_at_once_and_here_when_time_is_over():
+  """It may be a stranger, so that the server waits on; at its end it says what it saw."""
   port = programs.free_port()
   first, second = _meet_all(
-    [_options(port, 0, timeout=2.0), _options(port, 1, same={"config": "b"})]
+    [_options(port, 0, timeout=2.0), _options(port, 1, secret=b"b")]
   )
-  line = "config: differs between process 0 and process 1; nothing was run"
+  line = "terms: differ between the server and client 1; nothing was run"
   assert second == line
-  assert first == f"process_id=1: did not come in time; see --connect_timeout ({line})"
+  assert first == f"client=1: did not come in time; see connect_timeout ({line})"
 
 
 def test_a_second_of_one_number_is_told_so_and_the_others_go_on():
   port = programs.free_port()
-  first = _Calls([_options(port, index, num_processes=3) for index in (0, 1)])
+  first = _Calls([_options(port, index, count=2) for index in (0, 1)])
   time.sleep(0.5)  # until 1 is there
-  (line,) = _meet_all([_options(port, 1, num_processes=3)])
-  assert "process_id=1: two processes have it" in line
-  third = _Calls([_options(port, 2, num_processes=3)])
+  (line,) = _meet_all([_options(port, 1, count=2)])
+  assert "client=1: two programs have it" in line
+  third = _Calls([_options(port, 2, count=2)])
   _close([*first.wait(), *third.wait()])
 
 
@@ -357,38 +340,34 @@ def test_a_number_that_nobody_may_have_is_told_so(number):
   calls = _Calls([_options(port, 0)])
   with _knock(port) as peer:
     word = json.loads(peer.recv(4096))["word"]
-    facts = {"num_processes": 2, "jax": jax.__version__, "config": "a", "mesh": "data:4",
-            "peer_timeout": 30.0, "process_id": number, "word": word}  # fmt: skip
-    peer.sendall(json.dumps(facts).encode() + b"\n")
-    assert f"process_id={number}: " in json.loads(peer.recv(4096))["wrong"]
+    peer.sendall(_hello(word, number))
+    assert f"client={number}: " in json.loads(peer.recv(4096))["wrong"]
   second = _Calls([_options(port, 1)])
   _close([*calls.wait(), *second.wait()])
 
 
 def test_one_that_dies_before_the_others_come_may_come_again():
   port = programs.free_port()
-  first = _Calls([_options(port, 0, num_processes=3)])
+  first = _Calls([_options(port, 0, count=2)])
   dying = _knock(port)
   word = json.loads(dying.recv(4096))["word"]
-  facts = {"num_processes": 3, "jax": jax.__version__, "config": "a", "mesh": "data:4",
-          "peer_timeout": 30.0, "process_id": 1, "word": word}  # fmt: skip
-  dying.sendall(json.dumps(facts).encode() + b"\n")
+  dying.sendall(_hello(word, 1))
   dying.close()
-  time.sleep(0.5)  # until process 0 has seen both
-  others = _Calls([_options(port, index, num_processes=3) for index in (1, 2)])
+  time.sleep(0.5)  # until the server has seen both
+  others = _Calls([_options(port, index, count=2) for index in (1, 2)])
   _close([*first.wait(), *others.wait()])
 
 
 def test_who_never_comes_is_named():
   port = programs.free_port()
-  (line,) = _meet_all([_options(port, 0, num_processes=3, timeout=0.3)])
-  assert line.startswith("process_id=1, 2: did not come in time")
+  (line,) = _meet_all([_options(port, 0, count=2, timeout=0.3)])
+  assert line.startswith("client=1, 2: did not come in time")
   (line,) = _meet_all([_options(port, 1, timeout=0.3)])
-  assert "process 0 was not there in time" in line
+  assert "the server was not there in time" in line
 
 
 def test_a_port_in_use():
   with socket.create_server(("127.0.0.1", 0)) as taken:
     port = taken.getsockname()[1]
     (line,) = _meet_all([_options(port, 0)])
-  assert f"coordinator=127.0.0.1:{port}: process 0 cannot listen there" in line
+  assert f"coordinator=127.0.0.1:{port}: the server cannot listen there" in line

@@ -41,14 +41,14 @@ def _vector(who):
 
 def _client(terms, who, at, act, key):
   """The program of a client; `act(kind)` runs before it answers with that kind."""
-  answer = secagg_client.answer
+  answer = secagg_client.Member.answer
 
   def acting(member, data, vector=None):
     after, said = answer(member, data, vector)
     act(messages.KINDS[said[8]])
     return after, said
 
-  secagg_client.answer = acting
+  secagg_client.Member.answer = acting
   with contextlib.suppress(UserError):
     socket_sums.take_part(terms, who, _vector(who), at, signing_key=key, connect_timeout=20)
 
@@ -165,7 +165,7 @@ def test_a_client_that_hangs_times_out():
 def test_clients_that_never_come_are_left_out_and_too_few_are_refused():
   summed, _, _ = _serve(_terms(), those=(0, 2, 4), connect_timeout=1.5)
   _is_sum_of(summed, (0, 2, 4))
-  with refuses("process_id"):
+  with refuses("client"):
     _serve(_terms(), those=(0, 2), connect_timeout=1.0)
   with refuses("min_survivors"):
     _serve(_terms(), {who: _killed("masked") for who in (0, 2, 4)})
@@ -188,7 +188,9 @@ def _strangers(port, terms, answers):
   for one, who in ((others, 1), (terms, _N + 3)):  # other terms, no such client
     connection = _knocking(port)
     reader = connection.makefile()
-    hello = {**socket_sums.hello(one, who), "word": json.loads(reader.readline())["word"]}
+    word = json.loads(reader.readline())["word"]
+    proof = lobby._proof(socket_sums.secret_of(one), word, who)
+    hello = {"client": who, "proof": proof}
     connection.sendall(json.dumps(hello).encode() + b"\n")
     answers.append(json.loads(reader.readline())["wrong"])
     connection.close()
@@ -206,14 +208,13 @@ def test_strangers_do_not_stop_a_sum():
   with _running(terms, at):
     serving.join(30)
   _is_sum_of(summed[0], range(_N))
-  assert "config: differs between process 0 and process 1" in answers[0]
-  assert answers[1].startswith("process_id=8: must be below")
+  assert "terms: differ between the server and client 1" in answers[0]
+  assert answers[1].startswith("client=8: is none of this sum")
 
 
 def _liar(terms, at, who, says):
   """Joins as a client does, then says something else."""
-  hello = socket_sums.hello(terms, who + 1)
-  ((_, connection),) = lobby.join(lobby.address(at), hello, 20).items()
+  connection = lobby.join(lobby.address(at), who, socket_sums.secret_of(terms), 20)
   connection.sendall(says(terms, who))
   time.sleep(60)
 
@@ -262,7 +263,9 @@ def test_a_client_ends_in_one_line_when_the_server_does():
 
   thread = threading.Thread(target=client)
   thread.start()
-  links = lobby.host(lobby.address(at), socket_sums.hello(terms, 0), 0.5, fewest=1)
+  links = lobby.host(
+    lobby.address(at), terms.clients, socket_sums.secret_of(terms), 0.5, fewest=1
+  )
   for link in links.values():
     link.close()
   thread.join(10)

@@ -11,7 +11,7 @@ import jax
 from dpjax import secure, validate
 from dpjax.secure import sums
 from dpjax.secure.encoding import BITS
-from dpjax.secure.sums.committee import check_committee
+from dpjax.secure.sums.galois_shares import Sharing
 from dpjax.secure.sums.interface import SumProtocol
 from dpjax.secure.sums.simulated import Simulated
 from dpjax.secure.sums.terms import largest_part
@@ -121,7 +121,7 @@ class SharesForCommittee(PairwiseMasks):
 
   def __post_init__(self):
     super().__post_init__()
-    check_committee(self.num_members, self.colluding, self.packed)
+    Sharing(num_members=self.num_members, colluding=self.colluding, packed=self.packed)
 
   def min_survivors(self, clients_per_round: float) -> int:
     """Returns the smallest number of clients that a sum may have; at least `num_members`."""

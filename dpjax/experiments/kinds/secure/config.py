@@ -49,7 +49,7 @@ class SumTask(rules.Checked):
   silent: Annotated[int, "clients who fall silent once they have shared their keys"] = 0
   # `module` carries out the task. `needs` lists libraries, by their names in `extras`.
   module: ClassVar[str] = "vector_sums"
-  needs: ClassVar[tuple[str, ...]] = ()  # `extras` adds the protocol's library
+  needs: ClassVar[tuple[str, ...]] = ()  # the protocol says what it needs
 
   def __post_init__(self):
     super().__post_init__()
