@@ -100,7 +100,7 @@ def runs(method: str, seeds: range) -> Iterator[dict[str, Any]]:
   build.check(config)
   loaded = build.load_data(config)
   fed = build.assembled(config, loaded, run_keys.drawn(0, private=False))
-  phase = build.phase(config, fed)
+  phase = build.phase(fed)
   for seed in seeds:
     keys = run_keys.drawn(seed, private=False)
     params = build.start(config, fed.federation, keys)[2]

@@ -120,7 +120,7 @@ def runs(config: Any, data: Any, seeds: range) -> Iterator[dict[str, Any]]:
   """Yields the privacy and the scores of one run for each seed."""
   build.check(config)
   fed = build.assembled(config, data, run_keys.drawn(0))
-  phase = build.phase(config, fed)
+  phase = build.phase(fed)
   facts = promised(fed.guarantee, config.num_rounds)
   for seed in seeds:
     state = _with_key(phase.init(), jax.random.key(seed))

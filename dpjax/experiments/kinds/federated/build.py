@@ -17,7 +17,7 @@ from dpjax.data import Federation
 from dpjax.data.target_kinds import needs_classes
 from dpjax.experiments.config import common, rules, user_code
 from dpjax.experiments.config.fields import Setting, leaves_out, name_of
-from dpjax.experiments.kinds import audits, bounds, privacy_section
+from dpjax.experiments.kinds import audits, bounds
 from dpjax.experiments.kinds.central import build as build_central
 from dpjax.experiments.kinds.central import features as features_lib
 from dpjax.experiments.kinds.central import tasks
