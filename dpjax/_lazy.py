@@ -65,17 +65,6 @@ class _Package(types.ModuleType):
     return importlib.import_module, (self.__name__,)
 
 
-def _resolved(package: str, name: str) -> Any:
-  """Imports and returns the object that a public name of a package stands for."""
-  module, name_there = _LISTED[package][name]
-  if module == package:
-    return importlib.import_module(f"{package}.{name_there}")
-  source = importlib.import_module(module)
-  if hasattr(source, name_there):
-    return getattr(source, name_there)
-  return importlib.import_module(f"{module}.{name_there}")
-
-
 def public_names(package: str) -> Mapping[str, tuple[str, str]]:
   """Returns public name -> (module, name in that module) of a package made by `attach`."""
   return types.MappingProxyType(_LISTED[package])
@@ -98,7 +87,12 @@ def attach(
 
   def get(name: str) -> Any:
     if name in _LISTED[package]:
-      value = _resolved(package, name)
+      source, name_there = _LISTED[package][name]
+      # The listed object is an attribute of a module, or a module itself.
+      if source != package and hasattr(importlib.import_module(source), name_there):
+        value = getattr(importlib.import_module(source), name_there)
+      else:
+        value = importlib.import_module(f"{source}.{name_there}")
       setattr(module, name, value)
       return value
     folder = pathlib.Path(file).parent

@@ -266,6 +266,18 @@ def test_a_run_is_redrawn_with_the_name_of_its_steps(tmp_path, steps):
   assert labels == {steps}
 
 
+def test_a_run_is_redrawn_beside_a_published_result(tmp_path):
+  """The legend names it alone: the panels name their own lines."""
+  _drawn_run(tmp_path, {}, [[1, 0.1, 1.0], [2, 0.2, 2.0]])
+  asked = redraw.Asked(references=(("paper", 1.0, 0.5),))
+  read = [csv_tables.read(tmp_path / "report.csv")]
+  figure = redraw.figure(read, asked, pictures.PAGE, [])
+  (legend,) = figure.legends
+  assert [text.get_text() for text in legend.get_texts()] == ["paper"]
+  score, epsilon = figure.axes
+  assert [list(each.lines[1].get_xdata()) for each in (score, epsilon)] == [[1.0, 1.0]] * 2
+
+
 def _drawn_run(folder, result, rows, steps="optimizer steps"):
   """The axes of epsilon in the picture of a run."""
   columns = ["step", "test_accuracy", "epsilon"]

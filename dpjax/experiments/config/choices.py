@@ -164,8 +164,7 @@ class Setting:
 
   def make(self, *args: Any, **named: Any) -> Any:
     """Calls the function with these arguments and the configured ones."""
-    values = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}  # type: ignore[arg-type]
-    return type(self).function(*args, **named, **values)
+    return type(self).function(*args, **named, **vars(self))
 
   def __reduce__(self) -> Any:
     """Returns a recipe for pickle, since no name in a module leads to a class of `settings`."""

@@ -51,7 +51,7 @@ def of_run(rows: Sequence[Mapping[str, Any]], recipe: Recipe, look: Look = PAGE)
     handles = finish(axes, rows, y, recipe, look)
     named = is_beside or place == count - 1
     pictures.dress(
-      axes, look, title=recipe.titles.get(y, ""), xlabel=words(recipe, x) if named else "",
+      axes, look=look, title=recipe.titles.get(y, ""), xlabel=words(recipe, x) if named else "",
       ylabel=words(recipe, y),
     )  # fmt: skip
     axes.title.set_fontsize(look.font_size - 0.5)

@@ -124,10 +124,9 @@ def write(path: str | os.PathLike, recipe: Recipe) -> None:
   """Writes the recipe of a CSV file beside it. Fields at their defaults are left out."""
   usual = Recipe("lines", ("",), ("",))
   held = {
-    field.name: getattr(recipe, field.name)
-    for field in dataclasses.fields(recipe)
-    if field.name in ("draw", "x", "y")
-    or getattr(recipe, field.name) != getattr(usual, field.name)
+    name: value
+    for name, value in vars(recipe).items()
+    if name in ("draw", "x", "y") or value != getattr(usual, name)
   }
   text = json.dumps(held, indent=2, ensure_ascii=False) + "\n"
   files.replace_file(beside(path), text.encode())

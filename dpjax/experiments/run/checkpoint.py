@@ -44,7 +44,7 @@ if TYPE_CHECKING:
   from dpjax.parallel.client_states import Memory
 
 FOLDER = "checkpoints"
-# Entry of the tree that Orbax saves.
+# Entry of the dict that Orbax saves: it takes no single array.
 _STATE = "state"
 # Name of the folder in which a step is written. A complete step is moved out of it.
 _NEW = ".new"
@@ -53,29 +53,27 @@ _DIGESTS = "sha256.json"
 
 
 def to_arrays(tree: ArrayTree) -> Any:
-  """Converts the PRNG keys of a tree to their data. With several processes, each process gets a
-  copy in its host memory."""
-  arrays = jax.tree.map(
-    lambda leaf: jax.random.key_data(leaf) if trees.is_key(leaf) else leaf,
-    own_copy(tree),
-  )
+  """Returns a tree as Orbax can save it: keys as their data, one zero in place of each empty array.
+  With several processes, each process gets a copy in its host memory."""
+
+  def plain(leaf):
+    if trees.is_key(leaf):
+      return jax.random.key_data(leaf)
+    return leaf if np.size(leaf) else np.zeros(1)
+
+  arrays = jax.tree.map(plain, own_copy(tree))
   return jax.device_get(arrays) if jax.process_count() > 1 else arrays
 
 
 def to_keys(arrays: ArrayTree, like: ArrayTree) -> Any:
-  """Inverts `to_arrays`. The tree `like` shows which leaves were keys."""
+  """Inverts `to_arrays`. The tree `like` shows which leaves were keys or empty."""
 
   def wrap(array, leaf):
     if not trees.is_key(leaf):
-      return array
+      return array if np.size(leaf) else leaf
     return jax.random.wrap_key_data(array, impl=jax.random.key_impl(leaf))
 
   return jax.tree.map(wrap, arrays, like)
-
-
-def _for_orbax(arrays: ArrayTree) -> dict[str, Any]:
-  """Returns arrays as Orbax can save them: in a dict, one zero in place of each empty array."""
-  return {_STATE: jax.tree.map(lambda leaf: leaf if np.size(leaf) else np.zeros(1), arrays)}
 
 
 def newest(workdir: pathlib.Path) -> int | None:
@@ -220,7 +218,7 @@ class Checkpoints:
 
     held = {**meta, "step": step}
     args = ocp.args.Composite(
-      state=ocp.args.StandardSave(_for_orbax(arrays)), meta=ocp.args.JsonSave(held)
+      state=ocp.args.StandardSave({_STATE: arrays}), meta=ocp.args.JsonSave(held)
     )
     new = self.directory / _NEW
     with writers.reported_in_one_line(f"checkpoint={self.directory / str(step)}"):
@@ -267,7 +265,7 @@ class Checkpoints:
     # Files are checked first: for a broken file, Orbax leaves tasks behind that raise errors much
     # later.
     self._check_files(step)
-    target = jax.tree.map(ocp.utils.to_shape_dtype_struct, _for_orbax(like))
+    target = jax.tree.map(ocp.utils.to_shape_dtype_struct, {_STATE: like})
     args = ocp.args.Composite(
       state=ocp.args.StandardRestore(target), meta=ocp.args.JsonRestore()
     )
@@ -276,12 +274,8 @@ class Checkpoints:
     # Orbax and tensorstore raise many types of errors for a broken file.
     except Exception as error:
       raise self._unreadable(first_line(error)) from error
-    # `_for_orbax` put a zero in place of each empty array. The empty arrays are put back here.
-    arrays = jax.tree.map(
-      lambda leaf, old: leaf if np.size(old) else old, restored.state[_STATE], like
-    )
     meta = self._believed(restored.meta)
-    into.append(arrays)
+    into.append(restored.state[_STATE])
     return meta
 
   def _unreadable(self, reason: str) -> UserError:
