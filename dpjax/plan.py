@@ -597,12 +597,11 @@ class Plan(overflow.MayAbort):
     or if it gets more examples than the sampler ever draws.
 
     Under `jax.vmap` or `jax.shard_map`, an update of several sums with one state raises: they would
-    get the same noise, which cancels in their difference.
+    get the same noise, which cancels in their difference. Under `jax.pmap` every update raises.
 
-    Three mistakes cannot be detected. Each update needs the state that the last one returned: an
+    Two mistakes cannot be detected. Each update needs the state that the last one returned: an
     earlier state, whether kept, copied, restored or made by `init` again, draws the same noise
-    twice. So do the devices of a `jax.pmap`, or of a shard_map with check_vma=False. And epsilon
-    holds for rows of `batches`, not for your own rows with mask=True.
+    twice. And epsilon holds for rows of `batches`, not for your own rows with mask=True.
 
     Args:
       key: key of the noise, for ONE run on ONE data set. Two runs with one key have the same

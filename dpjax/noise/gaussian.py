@@ -28,6 +28,9 @@ from dpjax.parallel import made_for
 from dpjax.types import Array, ArrayTree
 from dpjax.validate import UserError
 
+# How the name of an axis of devices begins along which the clients of a federated run lie.
+CLIENTS = "clients of devices "
+
 
 class NoiseState(NamedTuple):
   """State of white noise. Keep it secret: whoever knows it can compute and subtract the noise.
@@ -179,7 +182,7 @@ def check_one_sum(tree: ArrayTree, state: Any) -> Any:
   Raises:
     UserError: vmap maps over sums but not over the state; or two states are equal, if their values
       are known. Or the sum differs between devices of a `jax.shard_map`, and the state does not.
-      (Under `jax.pmap`, and with check_vma=False, JAX does not know which values differ.)
+      Under `jax.pmap`, and with check_vma=False, nobody knows which values differ, so any call.
   """
   # A leaf that is not traced cannot be mapped.
   leaves = []
@@ -189,11 +192,13 @@ def check_one_sum(tree: ArrayTree, state: Any) -> Any:
   if not leaves:
     return True
   stream = [jnp.asarray(state.key), jnp.asarray(state.draws)]
-  if trees.varying_axes(leaves) - trees.varying_axes(stream):
+  unmarked = _unmarked_axes()
+  if unmarked or trees.varying_axes(leaves) - trees.varying_axes(stream):
+    same = "may be the same" if unmarked else "the same"
     raise UserError(
-      "the same on all devices of a shard_map, each of which has a sum of its own: the noise would "
-      "cancel in the difference of two devices; sum over the devices first, as "
-      "plan.clipped_grad(loss_fn, mesh=...) does outside of shard_map",
+      f"{same} on all devices of a shard_map or pmap, each of which has a sum of its own: the "
+      "noise would cancel in the difference of two devices; sum over the devices first, as "
+      "plan.clipped_grad(loss_fn, mesh=...) does outside of them",
       field="state",
     )
 
@@ -205,6 +210,19 @@ def check_one_sum(tree: ArrayTree, state: Any) -> Any:
     )
 
   return trees.require(_one_model(leaves, stream), shared)
+
+
+def _unmarked_axes() -> list[str]:
+  """Returns the axes of devices along which JAX does not mark which values differ.
+
+  Those of clients are left out: each client has a state of its own.
+  """
+  axes = map(str, jax.sharding.get_abstract_mesh().manual_axes)
+  return [
+    axis
+    for axis in axes
+    if not (axis.startswith(CLIENTS) or trees.varying_axes(jax.lax.axis_index(axis)))
+  ]
 
 
 def add_gaussian(

@@ -31,11 +31,12 @@ from dpjax.federated.execution.client_blocks import (
   run_block,
 )
 from dpjax.federated.execution.context import Context, MapClients, Partial, Run
+from dpjax.noise.gaussian import CLIENTS
 from dpjax.parallel import made_for
 from dpjax.validate import UserError
 
 # The axis has a random name. A client that knew the name could sum over other clients.
-_AXIS = f"devices {secrets.token_hex(16)}"
+_AXIS = f"{CLIENTS}{secrets.token_hex(16)}"
 _SAME = PartitionSpec()
 _APART = PartitionSpec(_AXIS)
 

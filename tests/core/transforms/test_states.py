@@ -537,8 +537,13 @@ def test_devices_with_sums_of_their_own_do_not_share_the_noise_of_one_state():
   state = gaussian.init(jax.random.key(0))
   draw = lambda x, s: noise.add_gaussian(s, x, 1.0)[0]
   shared = jax.shard_map(draw, mesh=mesh, in_specs=(rows, same), out_specs=rows)
-  with refuses("state"):
-    jax.eval_shape(shared, sums, state)
+  unmarked = jax.shard_map(
+    draw, mesh=mesh, in_specs=(rows, same), out_specs=rows, check_vma=False
+  )
+  mapped = jax.pmap(draw, axis_name="data", in_axes=(0, None))
+  for fn in (shared, unmarked, mapped):
+    with refuses("state"):
+      jax.eval_shape(fn, sums, state)
   split = state._replace(key=state.key[None], draws=state.draws[None])
   of_each = lambda x, s: draw(x, jax.tree.map(lambda leaf: leaf[0], s))
   own = jax.shard_map(of_each, mesh=mesh, in_specs=(rows, rows), out_specs=rows)
