@@ -115,10 +115,9 @@ def _features(config: PateConfig, dataset: Any) -> np.ndarray:
 
 def _parts(config: PateConfig, sides: _Sides) -> np.ndarray:
   """Returns the part of each private record, [n]."""
-  private = sides.private
-  if config.neighboring_relation == "add_or_remove_one":
-    return pate.parts_by_content(private.x, private.y, config.num_teachers)
-  return pate.parts_by_place(len(private), config.num_teachers)
+  relation = config.aggregate.neighboring_relation
+  x, y = sides.private.x, sides.private.y
+  return pate.parts(x, y, config.num_teachers, neighboring_relation=relation)
 
 
 def _votes_phase(
