@@ -9,7 +9,7 @@ Variants of local training do not copy its loop. They fill in these hooks:
 
 | hook       | what it may change                                   | used by                  |
 | ---------- | ---------------------------------------------------- | ------------------------ |
-| `grad`     | how a batch becomes a gradient (or a clipped sum)    | example-level privacy    |
+| `grad`     | how a batch becomes a gradient                       | your own                 |
 | `silos`    | noise on the clipped sum of each step, by silo       | `silos.Silos`            |
 | `adjust`   | the gradient of a local step                         | FedProx, SCAFFOLD        |
 | `start`    | the optimizer's state at the first local step        | Mime-lite                |
@@ -30,7 +30,16 @@ from dpjax import trees, validate
 from dpjax.gradients import loss_checks
 from dpjax.key_uses import KeyUse, key_for
 from dpjax.plan import Plan
-from dpjax.types import Array, ArrayLike, ArrayTree, ClientTx, LossFn, Params
+from dpjax.types import (
+  Array,
+  ArrayLike,
+  ArrayTree,
+  ClientTx,
+  ClippedSum,
+  LossFn,
+  Params,
+)
+from dpjax.validate import UserError
 
 if TYPE_CHECKING:
   from dpjax.federated.silos import Silos
@@ -180,12 +189,8 @@ def mean_grad(loss_fn: LossFn) -> Callable[..., Any]:
   return grad
 
 
-def clipped_grad(loss_fn: LossFn, plan: Plan) -> Callable[..., Any]:
-  """Returns a variant of `mean_grad` that clips examples, to protect one EXAMPLE in its client.
-
-  The gradient is a `ClippedSum` for a plan's transform. Use it with
-  `client_tx=lambda key: optax.chain(plan.transform(key), tx)`.
-  """
+def _clipped_grad(loss_fn: LossFn, plan: Plan) -> Callable[..., Any]:
+  """Returns a variant of `mean_grad` whose gradient is a `ClippedSum` of examples."""
   summed_fn = plan.clipped_grad(loss_fn, method="vmap")
 
   def grad(params, examples, mask):
@@ -193,6 +198,20 @@ def clipped_grad(loss_fn: LossFn, plan: Plan) -> Callable[..., Any]:
     return summed, jnp.sum(jnp.where(mask, summed.losses, 0))
 
   return grad
+
+
+def _check_counted(grads: Any) -> None:
+  """Raises UserError for a sum that was clipped for a plan.
+
+  The plan's transform would add its noise, but its sampler draws no batch here, and nothing counts
+  the steps. So its epsilon would be of other steps.
+  """
+  if isinstance(grads, ClippedSum):
+    raise UserError(
+      "clips examples for a plan, whose batches and steps are not those of a client: use "
+      "silos=Silos(plans, num_rounds), which draws and counts them",
+      field="grad",
+    )
 
 
 def make_tx(client_tx: ClientTx, key: Array) -> optax.GradientTransformationExtraArgs:
@@ -264,7 +283,8 @@ def local_training(
     client_tx: an Optax optimizer, fresh in every round; or a function of the client's key
       that returns one.
     weighting: public rule for the client's weight; a client without examples weighs 0.
-    grad: `(params, examples, mask) -> (gradient, sum of losses)`; default `mean_grad`.
+    grad: `(params, examples, mask) -> (gradient, sum of losses)`; default `mean_grad`. A sum that
+      was clipped for a plan is refused: privacy of single examples is that of `silos`.
     adjust: `(gradient, received, local) -> gradient`, called before the optimizer.
     start: `(opt_state, received) -> opt_state` at the first local step.
     message: `(received, local) -> (message, memory)`.
@@ -281,7 +301,7 @@ def local_training(
   """
   grad_fn = mean_grad(loss_fn) if grad is None else grad
   if silos is not None:
-    grad_fn = clipped_grad(loss_fn, silos.plans[0])
+    grad_fn = _clipped_grad(loss_fn, silos.plans[0])
 
   def init(received: Received, memory: Any, num_examples: Array, key: Array) -> Local:
     tx = make_tx(client_tx, key_for(KeyUse.CLIENT_OPTIMIZER, key))
@@ -298,6 +318,8 @@ def local_training(
 
   def step(received: Received, local: Local, examples: Any, mask: Array) -> Local:
     grads, loss = grad_fn(local.params, examples, mask)
+    if silos is None:
+      _check_counted(grads)
     # From here on everything is computed from noisy sums and public numbers.
     grads = grads if silos is None else silos.noisy(grads, local)
     grads = grads if adjust is None else adjust(grads, received, shown(local))

@@ -283,7 +283,7 @@ def federated(
       `Silos.cohorts`.
     server: the effect of the mean message on the server.
     key: typed key of all randomness on clients (rounding, local noise). Each client of
-      each round gets another key from it.
+      each round gets another key from it. If clients draw noise, it is as secret as their data.
     aggregator: rule for the mean message. The default is `weighted_mean()`;
       `central(plan, noise_key)` gives user-level privacy.
     map_clients: execution of the clients; `auto_clients()` by default.

@@ -7,8 +7,10 @@ sqrt(2) in the L2 norm. The largest count changes by at most one.
 
 | relation            | holds if                                                          |
 | ------------------- | ----------------------------------------------------------------- |
-| `add_or_remove_one` | a record's content decides its teacher (`pate.parts_by_content`)  |
-| `replace_one`       | a record's place decides its teacher (`pate.parts_by_place`)      |
+| `add_or_remove_one` | a record's content decides its teacher                            |
+| `replace_one`       | a record's place decides its teacher                              |
+
+`pate.parts` divides records by the relation that it is given: give both the same.
 
 A label is computed from noisy counts alone, so its event is that of Gaussian noise. This event
 composes exactly, and does not depend on the votes. `dpjax.accounting.votes` has other bounds, which

@@ -16,6 +16,7 @@ from dpjax.federated import (
   loop_clients,
   median,
   pmap_clients,
+  round,
   scaffold,
   shard_map_clients,
   vmap_clients,
@@ -26,6 +27,7 @@ from dpjax.federated.execution import client_blocks
 from dpjax.federated.execution.client_loop import has_convolution
 from dpjax.federated.execution.context import Context
 from dpjax.federated.execution.named import auto_clients, by_name
+from dpjax.federated.silos import Silos
 from dpjax.plan import Plan
 from dpjax.sampling import FixedSizeSampler
 from dpjax.validate import UserError
@@ -102,6 +104,7 @@ def _noisy_messages(map_clients, draws):
   def loss_fn(w, x):
     return jnp.sum(w * x)
 
+  memories = None
   if draws == "message":
     client = clients.local_training(loss_fn, optax.sgd(1.0))
     client = client_noise(client, l2_clip_norm=1.0, noise_multiplier=1.0)
@@ -114,10 +117,12 @@ def _noisy_messages(map_clients, draws):
       num_steps=1,
       delta=1e-3,
     )
-    grad = clients.clipped_grad(loss_fn, plan)
-    client = clients.local_training(loss_fn, plan.transform, grad=grad)
+    silos = Silos((plan,) * 5, num_rounds=1)
+    client = clients.local_training(loss_fn, optax.sgd(1.0), silos=silos)
+    client = round._with_own_noise(client)
+    memories = None, silos.noise()
   cohort = from_batches([np.ones((2, 4), np.float32)] * 5, batch_size=2)
-  context = Context(clients.Received(jnp.zeros(4)), None, None, _KEY, None)
+  context = Context(clients.Received(jnp.zeros(4)), None, memories, _KEY, None)
   return np.asarray(map_clients(client, None)(context, cohort).sent.message["delta"])
 
 

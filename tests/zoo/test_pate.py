@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 from scipy import sparse
 
+from dpjax.mechanisms import teacher_votes
 from dpjax.zoo.recipes import pate
 from tests.refuses import refuses
 
@@ -25,44 +26,43 @@ def _votes(x, y, parts, queries):
   return np.asarray(pate.ridge_votes(padded, queries, penalty=0.1, num_classes=_CLASSES))
 
 
+def _by_place(x, y):
+  return pate.parts(x, y, _TEACHERS, neighboring_relation="replace_one")
+
+
 def test_a_record_more_changes_the_votes_of_its_own_teacher_alone(records):
   x, y = records
   queries = np.random.default_rng(1).normal(size=(40, 5)).astype(np.float32)
-  before = _votes(x, y, pate.parts_by_content(x, y, _TEACHERS), queries)
+  before = _votes(x, y, pate.parts(x, y, _TEACHERS), queries)
   changed = set()
   for hostile in (1e6, -1e6, 0.0, np.nan):
     # First, last or in the middle: the place of a record says nothing.
     for place in (0, 25, 50):
       x_more = np.insert(x, place, np.full(5, hostile, np.float32), axis=0)
       y_more = np.insert(y, place, 2).astype(np.int32)
-      after = _votes(
-        x_more, y_more, pate.parts_by_content(x_more, y_more, _TEACHERS), queries
-      )
+      after = _votes(x_more, y_more, pate.parts(x_more, y_more, _TEACHERS), queries)
       moved = np.flatnonzero((before != after).any(axis=1))
       assert len(moved) <= 1, (hostile, place, moved)
       changed |= set(moved.tolist())
       shift = pate.vote_counts(after, _CLASSES) - pate.vote_counts(before, _CLASSES)
       assert (np.abs(shift).sum(axis=1) <= 2).all() and (shift.sum(axis=1) == 0).all()
   # The neighbour of one record is no record at all.
-  none = _votes(x[:0], y[:0], pate.parts_by_content(x[:0], y[:0], _TEACHERS), queries)
-  first = _votes(x[:1], y[:1], pate.parts_by_content(x[:1], y[:1], _TEACHERS), queries)
+  none = _votes(x[:0], y[:0], pate.parts(x[:0], y[:0], _TEACHERS), queries)
+  first = _votes(x[:1], y[:1], pate.parts(x[:1], y[:1], _TEACHERS), queries)
   assert (none != first).any(axis=1).sum() <= 1
   # The attack has teeth: some teacher did change its vote.
   assert changed
   # By place a record in front moves every other one to another teacher.
   x_more = np.insert(x, 0, np.full(5, 1e6, np.float32), axis=0)
   y_more = np.insert(y, 0, 2).astype(np.int32)
-  by_place = [
-    _votes(a, b, pate.parts_by_place(len(a), _TEACHERS), queries)
-    for a, b in ((x, y), (x_more, y_more))
-  ]
+  by_place = [_votes(a, b, _by_place(a, b), queries) for a, b in ((x, y), (x_more, y_more))]
   assert (by_place[0] != by_place[1]).any(axis=1).sum() > 1
 
 
 def test_a_replaced_record_changes_one_teacher_by_place(records):
   x, y = records
   queries = np.random.default_rng(1).normal(size=(40, 5)).astype(np.float32)
-  parts = pate.parts_by_place(len(x), _TEACHERS)
+  parts = _by_place(x, y)
   before = _votes(x, y, parts, queries)
   other = x.copy()
   other[7] = 1e6
@@ -72,7 +72,7 @@ def test_a_replaced_record_changes_one_teacher_by_place(records):
 
 def test_a_full_part_leaves_out_its_own_records(records):
   x, y = records
-  parts = pate.parts_by_content(x, y, _TEACHERS)
+  parts = pate.parts(x, y, _TEACHERS)
   few = pate.padded_parts(x, y, parts, range(_TEACHERS), 3)
   assert few.mask.sum() < len(x) and few.x.shape == (_TEACHERS, 3, 5)
   assert (few.mask.sum(axis=1) == np.minimum(np.bincount(parts, minlength=6), 3)).all()
@@ -132,6 +132,17 @@ def test_no_label_at_all_and_wrong_sizes():
   with refuses("num_neighbors", value=8):
     pate.public_graph(np.eye(8), np.eye(8), num_neighbors=8)
   with refuses("y"):
-    pate.parts_by_content(np.zeros((3, 1)), np.zeros(2), 2)
+    pate.parts(np.zeros((3, 1)), np.zeros(2), 2)
   with refuses("num_parts", value=0):
-    pate.parts_by_place(3, 0)
+    pate.parts(np.zeros((3, 1)), np.zeros(3), 0)
+  with refuses("neighboring_relation", value="either"):
+    pate.parts(np.zeros((3, 1)), np.zeros(3), 2, neighboring_relation="either")
+
+
+def test_parts_and_votes_are_private_under_one_relation_by_default(records):
+  """By place, a record in front changed the votes of all teachers, and GNMax accounted for one."""
+  x, y = records
+  relation = teacher_votes.GNMax(std=1.0).neighboring_relation
+  before, after = pate.parts(x[1:], y[1:], _TEACHERS), pate.parts(x, y, _TEACHERS)
+  named = pate.parts(x, y, _TEACHERS, neighboring_relation=relation)
+  assert (after[1:] == before).all() and (named == after).all()

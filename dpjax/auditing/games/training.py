@@ -183,9 +183,7 @@ NO_CLAIM = {
   "uniformity": _OF_A_BATCH,
   **dict.fromkeys(("two_views", "crop_color", "flip_shift", "shift"), _VIEWS),
   **dict.fromkeys(("average", "states", "check"), _READS),
-  **dict.fromkeys(
-    ("parts_by_content", "parts_by_place", "padded_parts", "vote_counts"), _VOTES
-  ),
+  **dict.fromkeys(("parts", "padded_parts", "vote_counts"), _VOTES),
   **dict.fromkeys(("public_graph", "spread_labels", "student_weights"), _PUBLIC),
   **dict.fromkeys(("check_declared", "check_public_key"), "refuses, and computes nothing"),
   "clip_scale": _READS,

@@ -48,7 +48,8 @@ def fed_avg(
     aggregator: rule for the mean. None is the weighted mean; `central(plan, noise_key)` gives
       user-level privacy.
     map_clients: how clients are run; None chooses by platform.
-    key: typed key of the clients' randomness, not of the server's noise.
+    key: typed key of the clients' randomness, not of the server's noise. If clients draw noise
+      (`client_noise`, `silos`), it is as secret as their data.
     weighting: `uniform`, `capped(n)`, or, without privacy, `by_examples` as in the paper.
     wrap: function that changes the client, such as `lambda c: compressed(c, quantize(4))`.
     memory: `(params) -> state` that one client keeps between rounds; needed if the wrapped client

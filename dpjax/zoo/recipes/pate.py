@@ -1,9 +1,8 @@
 """PATE without its noisy vote: disjoint parts of the records, teachers, and a public student.
 
-The private records reach a teacher only through `parts_by_content` or `parts_by_place`. They reach
-a student only through the labels that `dpjax.mechanisms.GNMax` publishes. `public_graph`,
-`spread_labels` and `student_weights` read only published labels and public examples: they cost no
-privacy.
+The private records reach a teacher only through `parts`. They reach a student only through the
+labels that `dpjax.mechanisms.GNMax` publishes. `public_graph`, `spread_labels` and
+`student_weights` read only published labels and public examples: they cost no privacy.
 
 Source: Papernot et al. 2017, arXiv:1610.05755, and 2018, arXiv:1802.08908. Teachers here are
 ridge regressions in closed form, and the student spreads labels over a graph (Zhou et al. 2004,
@@ -23,6 +22,7 @@ import numpy as np
 from scipy import sparse
 
 from dpjax import validate
+from dpjax.accounting.proved import ADD, RELATIONS
 from dpjax.types import Array, ArrayLike
 from dpjax.validate import UserError
 
@@ -41,20 +41,35 @@ _SECOND_REACH = 0.8
 _SECOND_TURNS = 20
 
 
-def parts_by_content(x: np.ndarray, y: np.ndarray, num_parts: int) -> np.ndarray:
-  """Returns the part of each record, [n] in [0, num_parts): a hash of the record itself.
+def parts(
+  x: np.ndarray, y: np.ndarray, num_parts: int, *, neighboring_relation: str = ADD
+) -> np.ndarray:
+  """Returns the part of each record, [n] in [0, num_parts).
 
-  Guarantee: one record more or fewer changes one part, whatever the other records are. Under
-  replace_one two parts may change.
+  Guarantee: neighbours differ in one part, under the relation that is named and under no other.
+
+  | relation            | who chooses the part of a record | why one part changes                 |
+  | ------------------- | -------------------------------- | ------------------------------------ |
+  | `add_or_remove_one` | a hash of the record itself      | no other record moves                |
+  | `replace_one`,      | its place                        | no other place moves; one record     |
+  | `replace_special`   |                                  | more or fewer may change all parts   |
+
+  Args:
+    neighboring_relation: that of the mechanism that gets the votes, such as `GNMax`.
 
   >>> x = np.arange(6.0).reshape(3, 2)
-  >>> parts = parts_by_content(x, np.array([0, 1, 0]), 10)
-  >>> parts[1:].tolist() == parts_by_content(x[1:], np.array([1, 0]), 10).tolist()
+  >>> by_content = parts(x, np.array([0, 1, 0]), 10)
+  >>> by_content[1:].tolist() == parts(x[1:], np.array([1, 0]), 10).tolist()
   True
+  >>> parts(x, np.array([0, 1, 0]), 2, neighboring_relation="replace_one").tolist()
+  [0, 1, 0]
   """
   validate.integer_at_least(1, num_parts=num_parts)
+  validate.one_of(RELATIONS, neighboring_relation=neighboring_relation)
   if len(x) != len(y):
     raise UserError(f"must have a label for each of {len(x)} records", field="y")
+  if neighboring_relation != ADD:
+    return np.arange(len(y), dtype=np.int32) % num_parts
 
   def part(row: np.ndarray, label: np.generic) -> int:
     hashed = hashlib.blake2b(_SALT, digest_size=8)
@@ -64,18 +79,6 @@ def parts_by_content(x: np.ndarray, y: np.ndarray, num_parts: int) -> np.ndarray
 
   pairs = zip(np.asarray(x), np.asarray(y))
   return np.array([part(row, label) for row, label in pairs], np.int32)
-
-
-def parts_by_place(num_records: int, num_parts: int) -> np.ndarray:
-  """Returns the part of each record, [n], by its place alone.
-
-  Guarantee: replacing a record changes one part. One record more or fewer may change all parts.
-
-  >>> parts_by_place(5, 2).tolist()
-  [0, 1, 0, 1, 0]
-  """
-  validate.integer_at_least(1, num_parts=num_parts)
-  return np.arange(num_records, dtype=np.int32) % num_parts
 
 
 class PaddedParts(NamedTuple):

@@ -123,9 +123,9 @@ class _Run:
   @functools.cached_property
   def parts(self) -> np.ndarray:
     """Returns the part of each private record, [n]."""
-    if self.config.neighboring_relation == "add_or_remove_one":
-      return pate.parts_by_content(self.private.x, self.private.y, self.config.num_teachers)
-    return pate.parts_by_place(len(self.private), self.config.num_teachers)
+    relation = self.config.aggregate.neighboring_relation
+    x, y = self.private.x, self.private.y
+    return pate.parts(x, y, self.config.num_teachers, neighboring_relation=relation)
 
   def votes_phase(self) -> Phase:
     """Returns the phase that counts the votes of all teachers, some teachers in each step."""
