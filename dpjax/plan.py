@@ -195,7 +195,7 @@ class Plan(overflow.MayAbort):
     # If delta were a half-precision number, the share of it for overflow would round to 0.
     object.__setattr__(self, "delta", float(self.delta))
     object.__setattr__(self, "l2_clip_norm", gradients.Clip.of(self.l2_clip_norm))
-    if not hasattr(self.sampler, "proved_under"):
+    if not isinstance(self.sampler, sampling.Sampler):
       raise UserError(
         "must be a sampler, such as dpjax.PoissonSampler(sampling_prob=..., capacity=...)",
         field="sampler",
