@@ -28,7 +28,7 @@ from dpjax.accounting.calibration import Unreachable
 from dpjax.accounting.event_kinds.elements import accountable, check_accountant
 from dpjax.accounting.ledger import BudgetExceeded, Charge
 from dpjax.accounting.proved import ADD, NeighboringRelation
-from dpjax.plan import Plan, SpentBudget
+from dpjax.plan import Plan, SpentBudget, change
 from dpjax.sampling.samplers import unproved
 from dpjax.validate import UserError, Verbatim
 
@@ -247,13 +247,14 @@ class JointPlan(overflow.MayAbort):
       )
 
     def scaled(scale: float) -> JointPlan:
-      changed = {
+      parts = dict(shares.parts)
+      for name in free:
         # The multiplier is converted to float, since half precision could round the noise down.
-        name: dataclasses.replace(part, **{_NOISE: float(getattr(part, _NOISE)) * scale})
-        for name, part in shares.parts.items()
-        if name in free
-      }
-      return dataclasses.replace(shares, parts={**shares.parts, **changed})
+        noise = {_NOISE: float(getattr(parts[name], _NOISE)) * scale}
+        # Only a mechanism's own checks are of its noise.
+        is_plan = isinstance(parts[name], Plan)
+        parts[name] = (change if is_plan else dataclasses.replace)(parts[name], **noise)
+      return change(shares, parts=types.MappingProxyType(parts))
 
     # A fixed share of delta is reserved for draws above a capacity. At the end the deltas of the
     # plans are chosen so that such draws cost no more than this share.

@@ -14,7 +14,7 @@ import math
 import secrets
 import warnings
 from collections.abc import Iterable, Iterator
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import jax
 import numpy as np
@@ -68,6 +68,10 @@ _MOST_EXAMPLES = 2**63 - 1
 _FAR_OFF = 4.0
 
 
+# A Plan, or a JointPlan.
+_Plan = TypeVar("_Plan", bound=Any)
+
+
 def _no_option(name: str) -> str:
   """Returns why `name` is no option of a plan, and where it belongs."""
   if name == "noise_multiplier":
@@ -104,6 +108,19 @@ def _steps_of(epochs: float, size: int, batch_size: int) -> int:
       stacklevel=3,
     )
   return max(1, round(steps))
+
+
+def change(plan: _Plan, **fields: Any) -> _Plan:
+  """Returns a plan or joint plan with other values of some fields, which are known to be right."""
+  kind = type(plan)
+  # A user's subclass may check more.
+  if not kind.__module__.startswith("dpjax."):
+    return dataclasses.replace(plan, **fields)
+  changed = object.__new__(kind)
+  for field in dataclasses.fields(plan):
+    value = fields.get(field.name, getattr(plan, field.name))
+    object.__setattr__(changed, field.name, value)
+  return changed
 
 
 class SpentBudget(NamedTuple):
@@ -178,7 +195,7 @@ class Plan(overflow.MayAbort):
     # If delta were a half-precision number, the share of it for overflow would round to 0.
     object.__setattr__(self, "delta", float(self.delta))
     object.__setattr__(self, "l2_clip_norm", gradients.Clip.of(self.l2_clip_norm))
-    if not hasattr(self.sampler, "proved_under"):
+    if not isinstance(self.sampler, sampling.Sampler):
       raise UserError(
         "must be a sampler, such as dpjax.PoissonSampler(sampling_prob=..., capacity=...)",
         field="sampler",
@@ -299,33 +316,22 @@ class Plan(overflow.MayAbort):
       return unit._kept_from(attack)
     with overflow.of_whole(delta):
       noise_multiplier = accounting.calibrate_noise_multiplier(
-        lambda z: unit._changed(noise_multiplier=z).event(),
+        lambda z: change(unit, noise_multiplier=z).event(),
         epsilon=epsilon or 0.0,
         delta=unit.accounted_delta(delta),
         neighboring_relation=unit.neighboring_relation,
         accountant=unit.accountant,
       )
-    return unit._changed(noise_multiplier=noise_multiplier)
-
-  def _changed(self, **fields: Any) -> Plan:
-    """Returns this plan with other values of some fields, which are known to be right."""
-    # A user's subclass may check more.
-    if type(self) is not Plan:
-      return dataclasses.replace(self, **fields)
-    plan = object.__new__(Plan)
-    for field in dataclasses.fields(self):
-      value = fields.get(field.name, getattr(self, field.name))
-      object.__setattr__(plan, field.name, value)
-    return plan
+    return change(unit, noise_multiplier=noise_multiplier)
 
   def _kept_from(self, attack: AttackBound) -> Plan:
     """Returns this plan with the least noise that keeps an attack within its bound."""
 
     def make_profile(noise_multiplier: float) -> Profile:
-      return self._changed(noise_multiplier=noise_multiplier).privacy_profile()
+      return change(self, noise_multiplier=noise_multiplier).privacy_profile()
 
     noise_multiplier = calibration.noise_of_profile(make_profile, attack, delta=self.delta)
-    return self._changed(noise_multiplier=noise_multiplier)
+    return change(self, noise_multiplier=noise_multiplier)
 
   @classmethod
   def for_data(
@@ -823,7 +829,7 @@ class Plan(overflow.MayAbort):
     without a capacity."""
     allowed = self._log_allowed
     sampler = self.sampler.fitted_to(num_examples + 1, log_overflow_prob=allowed)
-    plan = self._changed(sampler=sampler)
+    plan = change(self, sampler=sampler)
     # The capacity does not enter the event, so both plans have this epsilon.
     vars(plan)["_own_epsilon"] = self._own_epsilon
     return plan

@@ -391,8 +391,7 @@ def _unused(steps: Parts) -> float:
 
 def _compositions(steps: Parts) -> tuple[Composition, ...]:
   """Returns the sum of the losses of removing a record, and that of adding one if it differs."""
-  # A dict has no hash, and the cache needs one. Classes are in the caches' keys, since a user's
-  # event may claim to equal an event of another class.
+  # A dict has no hash, and the cache needs one. It tells types apart by its key, see `_steps_of`.
   return _composed((*zip(map(type, steps), steps, steps.values()),), _interval(steps))
 
 
@@ -402,7 +401,7 @@ def _compositions(steps: Parts) -> tuple[Composition, ...]:
 def _composed(
   steps: tuple[tuple[type, DpEvent, int], ...], interval: float
 ) -> tuple[Composition, ...]:
-  each = [(_steps_of(cls, part, interval), times) for cls, part, times in steps]
+  each = [(_steps_of(part, interval), times) for _, part, times in steps]
   # A step of one side has the same losses in both directions.
   return tuple(
     Composition([(sides[min(side, len(sides) - 1)], times) for sides, times in each])
@@ -410,9 +409,9 @@ def _composed(
   )
 
 
-@functools.lru_cache(maxsize=16)
-def _steps_of(cls: type, part: DpEvent, interval: float) -> tuple[Step, ...]:
-  del cls
+# A user's event may claim to equal an event of another class, so the cache tells types apart.
+@functools.lru_cache(maxsize=16, typed=True)
+def _steps_of(part: DpEvent, interval: float) -> tuple[Step, ...]:
   return tuple(map(Step, masses_of(kind_of(part).pld(part, interval))))
 
 

@@ -3,6 +3,16 @@
 The accountant analyses a run that never aborts. The same run with aborts, of probability at most B
 on the data and on their neighbour, is within B of that run in total variation. So (epsilon, d)
 becomes (epsilon, d + (1 + e^epsilon) B). The cost grows with epsilon, hence as delta falls.
+
+| question                             | who answers it                                    |
+| ------------------------------------ | ------------------------------------------------- |
+| How often may a draw be too large?   | `log_allowed`, from the plan's delta and epsilon  |
+| How large is the capacity?           | `Plan.fitted`: the smallest that is exceeded no   |
+|                                      | more often than that                              |
+| Is it enough for these data?         | `check_capacity`, before the first draw           |
+| What is left of delta for the noise? | `accounted_delta`: at a plan's own delta or above |
+|                                      | it reserves `OVERFLOW_SHARE` of that delta, below |
+|                                      | it what `reserve_for_aborts` finds                |
 """
 
 from __future__ import annotations

@@ -286,7 +286,9 @@ def _computed_once(noisy: Any) -> Any:
   for each, since it does not count the work of integers. It never repeats a division. This one is
   by 1, since nothing is above infinity, which XLA does not know.
   """
-  if made_for.platform() != "cpu":
+  # Outside of a trace nothing is computed twice.
+  is_traced = any([isinstance(leaf, core.Tracer) for leaf in jax.tree.leaves(noisy)])
+  if not is_traced or made_for.platform() != "cpu":
     return noisy
   return jax.tree.map(lambda leaf: leaf / jnp.where(leaf > jnp.inf, 2.0, 1.0), noisy)
 

@@ -88,7 +88,7 @@ def check_together(
 ) -> None:
   """Raises UserError for the first pair of features in `APART` that these arguments combine.
 
-  It also raises if `shape` is no `NoiseShape`, or if `sampler` is neither a `Sampler` nor None.
+  It also raises if `shape` is no `NoiseShape`.
 
   >>> check_together(Clip(1.0, "automatic"), NoiseShape(schedule=(2.0, 1.0)))
   Traceback (most recent call last):
@@ -97,8 +97,6 @@ def check_together(
   """
   if not isinstance(shape, NoiseShape):
     raise UserError("must be a NoiseShape", field="noise_shape", value=shape)
-  if not isinstance(sampler, Sampler | None):
-    raise UserError("must be a dpjax.sampling.Sampler", field="sampler", value=sampler)
   present = features(
     clip, shape, sampler=sampler, slices=slices, statistics=statistics, scaling=scaling
   )

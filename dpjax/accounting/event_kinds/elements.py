@@ -251,15 +251,13 @@ def rdp_of(steps: Parts) -> np.ndarray:
   """Returns the Renyi divergences at `ORDERS` of all parts composed, [len(ORDERS)]."""
   total = np.zeros(len(ORDERS))
   for part, times in steps.items():
-    total += times * _rdp_once(type(part), part)
+    total += times * _rdp_once(part)
   return total
 
 
-@functools.lru_cache(maxsize=256)
-def _rdp_once(cls: type, part: DpEvent) -> np.ndarray:
-  # The class is in the cache's key, since a user's event could compare equal to an event of another
-  # class.
-  del cls
+# A user's event may claim to equal an event of another class, so the cache tells types apart.
+@functools.lru_cache(maxsize=256, typed=True)
+def _rdp_once(part: DpEvent) -> np.ndarray:
   curve = np.asarray(kind_of(part).rdp(part))
   # dp_accounting would read NaN as "costs nothing". Such an order proves nothing.
   curve = np.where(np.isnan(curve), np.inf, curve)
