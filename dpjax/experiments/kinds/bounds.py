@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, TypeVar
 
 from dpjax import names, validate
@@ -173,6 +173,26 @@ def read_if(config: Any, is_read: bool, needed: str, *paths: str) -> None:
         )
 
 
+def only(config: Any, path: str, allowed: Iterable[Any], why: str) -> None:
+  """Raises UserError unless a field has one of these values, all that other fields leave to it.
+
+  Args:
+    path: dotted name of the field; the values of a choice are given by their names.
+    why: end of the message.
+
+  >>> only(DataConfig(center=True), "center", [False], " for tokens")
+  Traceback (most recent call last):
+  ...
+  dpjax.validate.UserError: center=True: must be false for tokens
+  """
+  *sections, name = path.split(".")
+  value = fields.name_of(functools.reduce(getattr, sections, config), name)
+  values = list(allowed)
+  if value not in values:
+    words = (repr(each) if isinstance(each, str) else str(each).lower() for each in values)
+    raise UserError(f"must be {' or '.join(words)}{why}", field=path, value=value)
+
+
 def data(config: DataConfig) -> None:
   """Raises UserError for a user's data function that cannot be found."""
   if names.is_path(config.name):
@@ -207,17 +227,13 @@ def sections(config: Any) -> None:
   >>> sections(TrainConfig(data=DataConfig(center=True), model=ModelConfig("patches_linear")))
   Traceback (most recent call last):
   ...
-  dpjax.validate.UserError: data.center=True: must be False, for the features of ...
+  dpjax.validate.UserError: data.center=True: must be false, for the features of ...
   """
   data(config.data)
   model(config.model)
-  if config.data.center and needs_unit_range(config.model.name):
-    raise UserError(
-      f"must be False, for the features of model.name={config.model.name!r} are of images in "
-      "[0, 1]",
-      field="data.center",
-      value=True,
-    )
+  if needs_unit_range(config.model.name):
+    why = f", for the features of model.name={config.model.name!r} are of images in [0, 1]"
+    only(config, "data.center", [False], why)
 
 
 def model(config: ModelConfig, section: str = "model") -> None:

@@ -88,12 +88,8 @@ def check(config: AttackConfig) -> None:
   common.typed(config)
   _check_attack(config)
   target = config.target
-  kind = fields.name_of(config, "target")
   name = fields.name_of(config, "attack")
-  if kind != config.attack.section:
-    raise UserError(
-      f"must be {config.attack.section!r} for attack={name!r}", field="target", value=kind
-    )
+  bounds.only(config, "target", [config.attack.section], f" for attack={name!r}")
   with bounds.within("target", holds_config=True):
     if isinstance(target, FedConfig):
       # An attack that trains rounds checks their cohorts when it assembles them.
@@ -157,55 +153,32 @@ def parts_of(config: AttackConfig) -> AttackParts:
 
 
 def _check_train(train: TrainConfig, attack: Any) -> None:
-  normalized = fields.get(train, "privacy.normalization")
-  if attack.deals_records and normalized not in ("per_example", None):
-    raise UserError(
-      "must be 'per_example': shadow models of this attack would share statistics of one half",
-      field="privacy.normalization",
-      value=normalized,
-    )
-  if train.audit is not None:
-    raise UserError(
-      "must be 'none', the attack deals the records", field="audit", value="canaries"
-    )
-  if train.release:
-    raise UserError(
-      "must be false, an attack trains many models", field="release", value=True
-    )
+  if attack.deals_records and hasattr(train.privacy, "normalization"):
+    why = ": shadow models of this attack would share statistics of one half"
+    bounds.only(train, "privacy.normalization", ["per_example"], why)
+  bounds.only(train, "audit", ["none"], ", the attack deals the records")
+  bounds.only(train, "release", [False], ", an attack trains many models")
   if is_language(train.model.name) != attack.of_text:
     wanted = "must be a language model" if attack.of_text else "must classify records"
     raise UserError(wanted, field="model.name", value=train.model.name)
   embeddings.refuse(train)
-  trainable = fields.name_of(train, "trainable")
-  if trainable != "all":
-    shown = f"target.trainable={trainable!r}"
-    raise UserError(f"{shown}: must be 'all', an attack trains whole models")
+  bounds.only(train, "trainable", ["all"], ", an attack trains whole models")
 
 
 def _check_federate(federate: FedConfig, attack: Any) -> None:
-  if federate.audit is not None:
-    raise UserError("must be 'none', this run is attacked", field="audit", value="canaries")
-  algorithm = algorithm_of(federate)
-  if attack.wants and not getattr(algorithm, attack.wants):
+  bounds.only(federate, "audit", ["none"], ", this run is attacked")
+  if attack.wants and not getattr(algorithm_of(federate), attack.wants):
     known = algorithms_that(lambda row: getattr(row, attack.wants))
-    raise UserError(
-      f"must be {known}, {attack.wants_because}",
-      field="algorithm",
-      value=algorithm.name,
-    )
+    bounds.only(federate, "algorithm", known, f", {attack.wants_because}")
   if attack.wants and isinstance(federate.privacy, Records):
     raise UserError(
       "must be another: what is sent by silos is attacked by launch.audit --only=silos",
       field="privacy",
       value="records",
     )
-  summed = fields.name_of(federate, "secure_sum")
-  if attack.colludes and summed != "none":
-    raise UserError(
-      "must be 'none' for attackers who see the messages of honest clients",
-      field="secure_sum",
-      value=summed,
-    )
+  if attack.colludes:
+    why = " for attackers who see the messages of honest clients"
+    bounds.only(federate, "secure_sum", ["none"], why)
   if is_language(federate.model.name):
     raise UserError(
       "must take images or numbers",

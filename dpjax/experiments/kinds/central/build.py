@@ -134,10 +134,8 @@ def check(config: TrainConfig) -> None:
   bounds.steps("num_steps", config.num_steps, config.privacy)
   if config.mesh is not None:
     mesh_of(config.mesh)
-  if config.augmult > 1 and config.augmentation == "none":
-    raise UserError(
-      "must be 1 unless augmentation is set", field="augmult", value=config.augmult
-    )
+  if config.augmentation == "none":
+    bounds.only(config, "augmult", [1], " unless augmentation is set")
   if config.audit is not None:
     from dpjax.experiments.kinds.central import audit  # few runs are audited
 
@@ -184,22 +182,13 @@ def _check_schedule_free(config: TrainConfig) -> None:
   rule = name_of(config.optimizer, "rule")
   if rule not in SCHEDULE_FREE:
     return
-  told = f"with optimizer.rule={rule!r}, whose average weighs all steps by the largest rate"
-  if config.optimizer.schedule != "constant":
-    raise UserError(
-      f"must be 'constant' {told}",
-      field="optimizer.schedule",
-      value=config.optimizer.schedule,
-    )
-  if config.ema_decay is not None:
-    raise UserError(
-      f"must be none with optimizer.rule={rule!r}, which averages the parameters itself",
-      field="ema_decay",
-      value=config.ema_decay,
-    )
+  told = f" with optimizer.rule={rule!r}, "
+  weighs = "whose average weighs all steps by the largest rate"
+  bounds.only(config, "optimizer.schedule", ["constant"], f"{told}{weighs}")
+  bounds.only(config, "ema_decay", [None], f"{told}which averages the parameters itself")
   if isinstance(config.trainable, HeadFirst):
     raise UserError(
-      f"must be another with optimizer.rule={rule!r}, which averages all steps of every weight",
+      f"must be another{told}which averages all steps of every weight",
       field="trainable",
       value="head_first",
     )

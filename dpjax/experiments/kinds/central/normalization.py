@@ -115,12 +115,9 @@ def released(plan: Plan, random: RunKeys, train: data.Dataset) -> Released | Non
   """
   if plan.statistics is None:
     return None
-  known = {
-    name: getattr(mechanisms, _MECHANISMS[kind])
-    for name, kind in NORMALIZATIONS.items()
-    if kind in _MECHANISMS
-  }
-  chosen = next(name for name, kind in known.items() if isinstance(plan.statistics, kind))
+  released = type(plan.statistics).__name__
+  names = (n for n, kind in NORMALIZATIONS.items() if _MECHANISMS.get(kind) == released)
+  chosen = next(names)
   if train.x.dtype == np.int32:
     raise UserError(
       "needs inputs of numbers, data.name holds tokens",

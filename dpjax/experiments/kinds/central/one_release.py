@@ -75,13 +75,10 @@ class WholeData(UnamplifiedSampler):
 def check(config: TrainConfig) -> None:
   """Raises UserError for settings that `least_squares` does not support; loads no data."""
   reason = f"with privacy={LEAST_SQUARES!r}"
-  if config.audit is not None:
-    raise UserError(
-      f"must be 'none' {reason}: canaries are gradients of steps, and there are none; "
-      "launch.audit plays a game against the release itself",
-      field="audit",
-      value="canaries",
-    )
+  why = (
+    "canaries are gradients of steps, and there are none; launch.audit plays a game against"
+  )
+  bounds.only(config, "audit", ["none"], f" {reason}: {why} the release itself")
   if settings(config).noise_multiplier == 0:
     raise UserError(f"must be > 0 {reason}", field="privacy.noise_multiplier", value=0)
   steps = "steps, as of privacy='dp_sgd'"

@@ -124,13 +124,9 @@ def _check_noise_aware(config: TrainConfig) -> None:
       "(privacy='dp_sgd') nothing is proved, at any temperature"
     )
   rule = getattr(privacy, "clipping", None)
-  if name == "dp_sgld" and isinstance(rule, transforms.PerLayer) and rule.noise != "shared":
-    raise UserError(
-      "must be 'shared' for optimizer.rule='dp_sgld', or the parameters have "
-      "different temperatures",
-      field="privacy.clipping.noise",
-      value=rule.noise,
-    )
+  if name == "dp_sgld" and isinstance(rule, transforms.PerLayer):
+    why = " for optimizer.rule='dp_sgld', or the parameters have different temperatures"
+    bounds.only(config, "privacy.clipping.noise", ["shared"], why)
 
 
 def public_size(config: TrainConfig, train: data.Dataset) -> int:

@@ -15,6 +15,7 @@ import jax
 
 from dpjax import names, training, validate
 from dpjax.experiments.config import fields
+from dpjax.experiments.kinds import bounds
 from dpjax.experiments.kinds.central.config import (
   AllWeights,
   Head,
@@ -62,13 +63,12 @@ def check(config: TrainConfig) -> None:
       field="audit.kind",
       value="gradient",
     )
-  if config.mesh is not None and not isinstance(trainable, AllWeights):
-    raise UserError(
-      f"must be none where trainable={fields.name_of(config, 'trainable')!r}, "
-      "whose frozen weights nobody has laid out over devices",
-      field="mesh",
-      value=config.mesh,
+  if not isinstance(trainable, AllWeights):
+    name = fields.name_of(config, "trainable")
+    why = (
+      f" where trainable={name!r}, whose frozen weights nobody has laid out over devices"
     )
+    bounds.only(config, "mesh", [None], why)
 
 
 def _check_file(config: TrainConfig) -> None:

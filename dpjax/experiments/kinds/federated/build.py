@@ -158,7 +158,7 @@ def _check_read(config: FedConfig) -> None:
   for field in ("algorithm", "aggregator"):
     others = f"another {field} than {name_of(config, field)!r}"
     read(False, others, *leaves_out(getattr(config, field)))
-  keeping = algorithms_that(lambda row: row.keeps_state)
+  keeping = " or ".join(map(repr, algorithms_that(lambda row: row.keeps_state)))
   keeps = algorithm.keeps_state or name_of(config, "compression") == "top_k"
   read(
     keeps,
@@ -208,22 +208,15 @@ def _check_partition(config: FedConfig) -> None:
 def _check_natural(config: FedConfig) -> None:
   """Raises UserError for fields that do not fit a partition whose clients come from the data."""
   partition = name_of(config, "partition")
-  wanted = {"data.limit": None}
+  allowed: dict[str, Any] = {"data.limit": None}
   if partition == "shakespeare":
-    wanted |= {"data.name": "shakespeare", "data.center": False}
+    allowed |= {"data.name": "shakespeare", "data.center": False}
     # The loader of these data declares the number of classes, so the config must not.
-    wanted["data.num_classes"] = None
+    allowed["data.num_classes"] = None
     # There is no other language model for clients.
-    wanted["model.name"] = "transformer"
-  sections = {"data": config.data, "model": config.model}
-  for path, value in wanted.items():
-    section, _, name = path.partition(".")
-    if getattr(sections[section], name) != value:
-      raise UserError(
-        f"must be {value!r} for partition={partition!r}",
-        field=path,
-        value=getattr(sections[section], name),
-      )
+    allowed["model.name"] = "transformer"
+  for path, value in allowed.items():
+    bounds.only(config, path, [value], f" for partition={partition!r}")
 
 
 def _check_stop(config: FedConfig) -> None:
@@ -243,16 +236,10 @@ def _check_stop(config: FedConfig) -> None:
 
 def _check_combination(config: FedConfig) -> None:
   algorithm = algorithm_of(config)
-  aggregator = name_of(config, "aggregator")
   means = aggregators_that(lambda row: row.is_mean)
-  if isinstance(config.privacy, ServerNoise) and aggregator not in means:
-    raise UserError(
-      f"must be {' or '.join(map(repr, means))} with "
-      f"privacy={name_of(config, 'privacy')!r}: no epsilon "
-      "is proved for it",
-      field="aggregator",
-      value=aggregator,
-    )
+  if isinstance(config.privacy, ServerNoise):
+    why = f" with privacy={name_of(config, 'privacy')!r}: no epsilon is proved for it"
+    bounds.only(config, "aggregator", means, why)
   # The weight of a silo is its declared number of records, which is public.
   if config.protects_users and name_of(config, "weighting") == "examples":
     raise UserError(
@@ -271,52 +258,38 @@ def _check_combination(config: FedConfig) -> None:
   wraps = compressed or isinstance(config.privacy, Local | Both)
   if wraps and not algorithm.wraps_clients:
     known = algorithms_that(lambda row: row.wraps_clients)
-    raise UserError(
-      f"must be {known} with compression or noise on the client",
-      field="algorithm",
-      value=algorithm.name,
-    )
+    bounds.only(config, "algorithm", known, " with compression or noise on the client")
 
 
 def _check_secure_sum(config: FedConfig) -> None:
-  real = not getattr(config.secure_sum, "simulated", True)
-  is_dpjax = isinstance(config.algorithm, str)
-  allowed_by_field: dict[str, tuple[str, tuple[str, ...]]] = {
-    "aggregator": (
-      name_of(config, "aggregator"),
-      aggregators_that(lambda row: row.is_mean),
-    ),
-    "compression": (name_of(config, "compression"), ("none",)),
-    "weighting": (name_of(config, "weighting"), ("uniform", "capped")),
-    "privacy": (name_of(config, "privacy"), privacy.SUMMED),
-    "algorithm": (name_of(config, "algorithm"), tuple(ALGORITHMS) if is_dpjax else ()),
-    "execution": (config.execution, ("auto", "loop", "vmap") if real else ()),
+  chosen = config.secure_sum
+  if isinstance(chosen, secure_sums.NoSecureSum):
+    return
+  secure_sums.check(chosen, config.clients_per_round)
+  allowed_by_field = {
+    "aggregator": aggregators_that(lambda row: row.is_mean),
+    "compression": ("none",),
+    "weighting": ("uniform", "capped"),
+    "privacy": privacy.SUMMED,
   }
-  allowed_by_field = {field: pair for field, pair in allowed_by_field.items() if pair[1]}
-  secure_sums.check(
-    config.secure_sum, config.clients_per_round, allowed_by_field=allowed_by_field
-  )
+  if isinstance(config.algorithm, str):
+    allowed_by_field["algorithm"] = tuple(ALGORITHMS)
+  if not chosen.simulated:
+    allowed_by_field["execution"] = ("auto", "loop", "vmap")
+  for path, allowed in allowed_by_field.items():
+    bounds.only(config, path, allowed, " with a secure_sum")
 
 
 def _check_client_optimizer(config: FedConfig) -> None:
   """Raises UserError for a client optimizer that the algorithm's derivation does not cover."""
   algorithm = algorithm_of(config)
-  rule = config.client_optimizer.rule
-  chosen = name_of(config.client_optimizer, "rule")
-  if algorithm.client_rule and chosen != algorithm.client_rule:
-    raise UserError(
-      f"must be {algorithm.client_rule!r} for algorithm={algorithm.name!r}, whose derivation "
-      "counts plain gradient steps",
-      field="client_optimizer.rule",
-      value=chosen,
-    )
-  if not algorithm.client_momentum and rule.momentum != 0:
-    raise UserError(
-      f"must be 0 for algorithm={algorithm.name!r}, whose control variates are means of "
-      "plain gradients",
-      field="client_optimizer.rule.momentum",
-      value=rule.momentum,
-    )
+  whose = f" for algorithm={algorithm.name!r}, whose"
+  if algorithm.client_rule:
+    why = f"{whose} derivation counts plain gradient steps"
+    bounds.only(config, "client_optimizer.rule", [algorithm.client_rule], why)
+  if not algorithm.client_momentum:
+    why = f"{whose} control variates are means of plain gradients"
+    bounds.only(config, "client_optimizer.rule.momentum", [0], why)
 
 
 def _is_summed(config: FedConfig) -> bool:
@@ -658,12 +631,8 @@ def phase(fed: FedRun) -> Phase:
     return of_server | by_client.row(state)
 
   def program() -> made_for.StepProgram:
-    if config.execution in ("loop", "pmap"):
-      raise UserError(
-        "must be 'auto', 'vmap' or 'shard_map' for a machine that is not here",
-        field="execution",
-        value=config.execution,
-      )
+    known = ("auto", "vmap", "shard_map")
+    bounds.only(config, "execution", known, " for a machine that is not here")
     state = fed.algorithm.init(fed.params, fed.federation.num_clients)
     drawn = fed.algorithm.cohorts(fed.federation, fed.work, rng=fed.random.sampler)
     for cohort in fed.audited.marked(drawn):

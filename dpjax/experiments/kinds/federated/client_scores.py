@@ -25,6 +25,7 @@ import numpy as np
 
 from dpjax.data import Federation
 from dpjax.experiments.config.fields import name_of
+from dpjax.experiments.kinds import bounds
 from dpjax.experiments.kinds.central.facts import shows_data
 from dpjax.experiments.kinds.federated import records
 from dpjax.experiments.kinds.federated.config import FedConfig, algorithm_of
@@ -89,22 +90,12 @@ def tests_of(federation: Federation, test: Any, *, own_models: bool) -> Tests:
 def check(config: FedConfig) -> None:
   """Raises UserError for clients' rows or training that the run would not score; loads no data."""
   seen = not config.protects_users or shows_data(config)
-  asked = {"held_out": config.held_out, "fine_tune_epochs": config.fine_tune_epochs}
-  for field, value in asked.items():
-    if value and not seen:
-      raise UserError(
-        "must be 0 in a run that shows nothing but what is private, such as a release: the scores "
-        "of clients are not private",
-        field=field,
-        value=value,
-      )
-  if config.held_out and (is_of_silos(config) or config.audit is not None):
+  why = " in a run that shows nothing but what is private, such as a release"
+  for field in () if seen else ("held_out", "fine_tune_epochs"):
+    bounds.only(config, field, [0], f"{why}: the scores of clients are not private")
+  if is_of_silos(config) or config.audit is not None:
     what = "silos, which have tests of their own" if is_of_silos(config) else "an audit"
-    raise UserError(f"must be 0 with {what}", field="held_out", value=config.held_out)
-  _check_fine_tuning(config)
-
-
-def _check_fine_tuning(config: FedConfig) -> None:
+    bounds.only(config, "held_out", [0], f" with {what}")
   why = ""
   if records.is_of_records(config):
     why = "with privacy='records', whose noise does not cover more steps"
@@ -114,10 +105,8 @@ def _check_fine_tuning(config: FedConfig) -> None:
     )
   elif config.audit is not None:
     why = "with an audit"
-  if config.fine_tune_epochs and why:
-    raise UserError(
-      f"must be 0 {why}", field="fine_tune_epochs", value=config.fine_tune_epochs
-    )
+  if why:
+    bounds.only(config, "fine_tune_epochs", [0], f" {why}")
 
 
 class ClientScores:

@@ -485,13 +485,15 @@ def algorithm_of(config: FedConfig) -> described.AlgorithmFacts:
   return _DESCRIBED[name] if name in ALGORITHMS else described.user_defined(str(name))
 
 
-def algorithms_that(holds: Callable[[described.AlgorithmFacts], bool]) -> str:
-  """Returns the names of the algorithms for which `holds` is true, for an error message.
+def algorithms_that(
+  holds: Callable[[described.AlgorithmFacts], bool],
+) -> tuple[str, ...]:
+  """Returns the names of the algorithms for which `holds` is true.
 
   >>> algorithms_that(lambda row: row.keeps_state)
-  "'apfl' or 'fed_bn' or 'mr_mtl' or 'scaffold'"
+  ('apfl', 'fed_bn', 'mr_mtl', 'scaffold')
   """
-  return " or ".join(repr(name) for name in ALGORITHMS if holds(_DESCRIBED[name]))
+  return tuple(name for name in ALGORITHMS if holds(_DESCRIBED[name]))
 
 
 def aggregation_of(config: FedConfig) -> described.AggregatorFacts | None:

@@ -89,14 +89,9 @@ def check(config: FedConfig) -> None:
   )
   # Clip norm and noise cover one difference of parameters. Other parts of a message would need a
   # clip norm and noise, too.
-  algorithm = algorithm_of(config)
-  if not algorithm.one_difference:
+  if not algorithm_of(config).one_difference:
     known = algorithms_that(lambda row: row.one_difference)
-    raise UserError(
-      f"must be {known} for privacy='distributed'",
-      field="algorithm",
-      value=algorithm.name,
-    )
+    bounds.only(config, "algorithm", known, " for privacy='distributed'")
 
 
 def mechanism(config: FedConfig, num_parameters: int) -> SkellamSum | None:

@@ -152,24 +152,15 @@ def _check_simulated(config: FedConfig, privacy: Central) -> None:
   cohort = privacy.simulated_cohort
   if cohort is None:
     return
-  if type(privacy.clipping) is not gradients.Flat:
-    raise UserError(
-      "must be 'flat' with privacy.simulated_cohort",
-      field="privacy.clipping",
-      value=fields.get(privacy, "clipping"),
-    )
+  bounds.only(config, "privacy.clipping", ["flat"], " with privacy.simulated_cohort")
   if cohort < config.clients_per_round:
     raise UserError(
       f"must be >= clients_per_round={config.clients_per_round}",
       field="privacy.simulated_cohort",
       value=cohort,
     )
-  if privacy.sampler.name != "poisson":
-    raise UserError(
-      "must be 'poisson' with privacy.simulated_cohort, which is drawn so",
-      field="privacy.sampler",
-      value=privacy.sampler.name,
-    )
+  why = " with privacy.simulated_cohort, which is drawn so"
+  bounds.only(config, "privacy.sampler", ["poisson"], why)
   if cohort > (privacy.simulated_clients or 0):
     raise UserError(
       f"must be >= privacy.simulated_cohort={cohort}",

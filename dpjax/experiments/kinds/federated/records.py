@@ -21,10 +21,10 @@ from dpjax.accounting.ledger import BudgetExceeded, Charge
 from dpjax.accounting.loss_grid import Profile
 from dpjax.accounting.text import by_name, paragraph
 from dpjax.data import Federation
-from dpjax.experiments.config import fields, samplers
+from dpjax.experiments.config import samplers
 from dpjax.experiments.config.attacker import attack_of
 from dpjax.experiments.config.fields import name_of
-from dpjax.experiments.kinds import privacy_section
+from dpjax.experiments.kinds import bounds, privacy_section
 from dpjax.experiments.kinds.federated.config import (
   FedConfig,
   Records,
@@ -67,21 +67,14 @@ def check(config: FedConfig) -> None:
   asked = config.privacy
   if not isinstance(asked, Records):
     return
-  algorithm = algorithm_of(config)
-  if not algorithm.records:
-    raise UserError(
-      f"must be {algorithms_that(lambda row: row.records)} with privacy='records': clients of "
-      "the others send what no step's noise covers",
-      field="algorithm",
-      value=algorithm.name,
-    )
-  if config.audit is not None:
-    raise UserError(
-      "must be none with privacy='records', whose canaries would be records of one silo; "
-      "python -m launch.audit --only=silos plays its games",
-      field="audit",
-      value=fields.name_of(config, "audit"),
-    )
+  if not algorithm_of(config).records:
+    known = algorithms_that(lambda row: row.records)
+    why = "clients of the others send what no step's noise covers"
+    bounds.only(config, "algorithm", known, f" with privacy='records': {why}")
+  why = (
+    "whose canaries would be records of one silo; python -m launch.audit --only=silos plays"
+  )
+  bounds.only(config, "audit", ["none"], f" with privacy='records', {why} its games")
   if asked.epsilons and (asked.noise_multiplier is not None or attack_of(asked)):
     raise UserError(
       "are targets; must be empty with a noise_multiplier or an attacker",

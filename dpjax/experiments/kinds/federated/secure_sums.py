@@ -220,17 +220,12 @@ def in_words(result: dict[str, Any]) -> str:
   return f", secure sum {sums_facts['protocol']} ({how})"
 
 
-def check(
-  chosen: Any, clients: float, *, allowed_by_field: dict[str, tuple[str, tuple[str, ...]]]
-) -> None:
-  """Raises UserError for fields that do not fit a secure sum.
+def check(chosen: SharesAmongClients, clients: float) -> None:
+  """Raises UserError if the clients or the processes of a run do not fit its secure sum.
 
   Args:
     clients: `clients_per_round`.
-    allowed_by_field: dict from a field of the config to (its value, the allowed values).
   """
-  if isinstance(chosen, NoSecureSum):
-    return
   if clients < 2:
     raise UserError(
       "must be >= 2 with a secure_sum: the sum over one client is its message",
@@ -245,10 +240,3 @@ def check(
       value=False,
     )
   chosen.check_cohort(clients)
-  for field, (value, allowed) in allowed_by_field.items():
-    if value not in allowed:
-      raise UserError(
-        f"must be {' or '.join(map(repr, allowed))} with a secure_sum",
-        field=field,
-        value=value,
-      )

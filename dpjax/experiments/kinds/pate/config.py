@@ -177,12 +177,9 @@ def check(config: PateConfig) -> None:
       field="num_neighbors",
       value=config.num_neighbors,
     )
-  if config.release and config.data_dependent:
-    raise UserError(
-      "must be false with release=True: what these votes cost is itself private",
-      field="data_dependent",
-      value=True,
-    )
+  if config.release:
+    why = " with release=True: what these votes cost is itself private"
+    bounds.only(config, "data_dependent", [False], why)
   if config.cost is not None:
     _check_cost(config, config.cost)
   # This raises UserError if no noise reaches epsilon.

@@ -157,12 +157,7 @@ def check(config: RelevanceConfig) -> None:
   common.typed(config)
   bounds.data(config.data)
   config.method.check(config.data.name)
-  if config.data.center:
-    raise UserError(
-      "must be false, the noise is made for pixels in [0, 1]",
-      field="data.center",
-      value=True,
-    )
+  bounds.only(config, "data.center", [False], ", the noise is made for pixels in [0, 1]")
   _check_models(config)
   for is_read, words, names in _rows(config):
     bounds.read_if(config, is_read, words, *names.split())

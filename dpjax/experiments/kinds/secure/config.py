@@ -11,7 +11,7 @@ import dataclasses
 from typing import Annotated, Any, ClassVar
 
 from dpjax import validate
-from dpjax.experiments.config import common, fields, rules
+from dpjax.experiments.config import common, rules
 from dpjax.experiments.config.fields import Choice, WithChoices
 from dpjax.experiments.kinds import bounds
 from dpjax.experiments.kinds.central import build as central
@@ -279,20 +279,12 @@ def _check_train(train: TrainConfig) -> None:
   bounds.read_if(
     train, False, "launch.train itself", "seed", "noise_seed", *TrainConfig.where
   )
-  if train.audit is not None:
-    raise UserError(
-      "must be 'none'; audit a run of launch.train", field="audit", value="canaries"
-    )
-  if train.release:
-    raise UserError("must be false; this is a rehearsal", field="release", value=True)
+  bounds.only(train, "audit", ["none"], "; audit a run of launch.train")
+  bounds.only(train, "release", [False], "; this is a rehearsal")
   embeddings.refuse(train)
-  trainable = fields.name_of(train, "trainable")
-  if trainable != "all":
-    shown = f"task.train.trainable={trainable!r}"
-    raise UserError(f"{shown}: must be 'all', whose weights are encrypted")
+  bounds.only(train, "trainable", ["all"], ", whose weights are encrypted")
+  bounds.only(train, "model.name", ["mlp"], "")
   options = train.model.options
-  if train.model.name != "mlp":
-    raise UserError("must be 'mlp'", field="model.name", value=train.model.name)
   if options.get("activation") != "square":
     raise UserError(
       "must be 'square', all that a ciphertext can be put through",

@@ -11,7 +11,6 @@ from dpjax.experiments.config.fields import Choice, WithChoices
 from dpjax.experiments.kinds import bounds, named_data
 from dpjax.mechanisms.additive import analytic_noise_multiplier
 from dpjax.mechanisms.class_sums import ClassSums
-from dpjax.sampling import PoissonSampler
 from dpjax.validate import UserError
 from dpjax.zoo.recipes.synthesis import Embedding
 
@@ -131,26 +130,16 @@ def check(config: SynthesisConfig) -> None:
   """Raises UserError if the config is wrong; loads no data."""
   common.typed(config)
   named_data.check_folder(config)
-  if config.release and config.attack:
-    raise UserError(
-      "must be false with release=True: the attack reads members, and its result is private",
-      field="attack",
-      value=True,
-    )
+  if config.release:
+    why = " with release=True: the attack reads members, and its result is private"
+    bounds.only(config, "attack", [False], why)
   if isinstance(config.method, WassersteinGan):
-    if config.release:
-      raise UserError(
-        "must be false with method='wgan_gp', whose noise is not rounded to a grid",
-        field="release",
-        value=True,
-      )
-    if config.neighboring_relation not in PoissonSampler.relations:
-      raise UserError(
-        "must be 'add_or_remove_one' with method='wgan_gp', whose batches are Poisson samples; "
-        "method='kernel_mean' takes both",
-        field="neighboring_relation",
-        value=config.neighboring_relation,
-      )
+    why = " with method='wgan_gp', whose noise is not rounded to a grid"
+    bounds.only(config, "release", [False], why)
+    why = (
+      " with method='wgan_gp', whose batches are Poisson samples; 'kernel_mean' takes both"
+    )
+    bounds.only(config, "neighboring_relation", ["add_or_remove_one"], why)
     return
   _check_release(config, config.method)
 
