@@ -10,6 +10,7 @@ import pytest
 
 from dpjax import data
 from dpjax.secure.vertical import transfer
+from dpjax.training import part
 from dpjax.types import Example
 from tests.refuses import refuses
 
@@ -129,15 +130,18 @@ def train_transfer(params, batch, num_steps=300):
 
 @functools.partial(jax.jit, static_argnames=("num_steps", "frozen"))
 def train_local(params, x, y, num_steps=300, frozen=()):
-  tx = transfer.freeze(TX, names=frozen) if frozen else TX
 
-  def loss(params):
+  def loss(params, example=None):
     losses = optax.softmax_cross_entropy_with_integer_labels(encode(params, x), y)
     return losses.mean()
 
+  tx = TX
+  if frozen:
+    loss, tx = part.of_part(loss, TX, lambda name: name.partition("/")[0] not in frozen)
+
   def body(_, carry):
     params, opt_state = carry
-    updates, opt_state = tx.update(jax.grad(loss)(params), opt_state, params)
+    updates, opt_state = tx.update(jax.grad(loss)(params, None), opt_state, params)
     return optax.apply_updates(params, updates), opt_state
 
   return jax.lax.fori_loop(0, num_steps, body, (params, tx.init(params)))[0]
@@ -180,16 +184,3 @@ def test_warm_start_with_a_frozen_body_beats_local_only(views):
     score = lambda params: accuracy(encode(params, shifted(test.x)), test.y)
     gains.append(score(warm) - score(local))
   assert min(gains) > 0
-
-
-@pytest.mark.cases(long=[1])
-@pytest.mark.parametrize(
-  ("names", "field"),
-  [
-    (["bod"], "names"),
-    (["body", "head"], "names"),
-  ],
-)
-def test_wrong_names(names, field):
-  with refuses(field):
-    transfer.freeze(TX, names=names).init(encoder_params(0))

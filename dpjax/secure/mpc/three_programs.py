@@ -28,7 +28,6 @@ import multiprocessing
 import pickle
 import queue
 import secrets
-import selectors
 import socket
 import threading
 import time
@@ -53,6 +52,7 @@ from dpjax.secure.mpc.session import GRACE, Ran, play, setting_of
 from dpjax.validate import UserError
 
 _RETRY = 0.05
+_TURN = 0.02
 # Seconds for the greeting of a new connection.
 _PATIENCE = 10.0
 # Largest number of greetings at once.
@@ -104,7 +104,7 @@ class _Greetings:
 
   Args:
     server: a listening socket.
-    greet: function that returns a result for a connection, or raises PeerFailed for a stranger.
+    greet: function that returns a link over a connection, or raises PeerFailed for a stranger.
     until: value of `time.monotonic` at which `next` gives up.
   """
 
@@ -114,16 +114,12 @@ class _Greetings:
     self._server = server
     self._greet = greet
     self._until = until
-    # On a blocking socket `accept` would wait if the peer has left again.
-    server.setblocking(False)
     self._waiting: dict[socket.socket, str] = {}  # connection -> host, oldest first
     self._done: queue.SimpleQueue[tuple[socket.socket, Any]] = queue.SimpleQueue()
-    # Each greeting that is done sends a byte, which wakes up `next`.
-    self._bell, self._ring = socket.socketpair()
     self._last = ""  # why the last stranger was let go
 
   def next(self, who: str) -> Any:
-    """Returns the result of `greet` for the next accepted connection.
+    """Returns the link of the next connection that was greeted.
 
     Raises:
       PeerFailed: `who` did not come in time.
@@ -142,22 +138,14 @@ class _Greetings:
       left = self._until - time.monotonic()
       if left <= 0:
         raise PeerFailed(f"{who}: did not come in time{self._last}")
-      with selectors.DefaultSelector() as ready:
-        ready.register(self._server, selectors.EVENT_READ)
-        ready.register(self._bell, selectors.EVENT_READ)
-        comes = {key.fileobj for key, _ in ready.select(left)}
-      # The bell only wakes this loop; the result is in the queue.
-      if self._bell in comes:
-        self._bell.recv(_CROWD)
-      if self._server in comes:
-        self._accept()
+      # The wait is short, so that a greeting that is done is noticed soon.
+      self._server.settimeout(min(left, _TURN))
+      # `accept` also fails if the peer has left again.
+      with contextlib.suppress(OSError):
+        connection, (host, *_) = self._server.accept()
+        self._begin(connection, host)
 
-  def _accept(self) -> None:
-    try:
-      connection, (host, *_) = self._server.accept()
-    # `accept` fails if the peer has left again.
-    except OSError:
-      return
+  def _begin(self, connection: socket.socket, host: str) -> None:
     if len(self._waiting) >= _CROWD:
       # The address with the most connections loses its oldest one, so that a crowd evicts only
       # itself.
@@ -176,9 +164,6 @@ class _Greetings:
       connection.close()
       greeted = error
     self._done.put((connection, greeted))
-    # The pair of sockets may be closed by now, and then nobody waits.
-    with contextlib.suppress(OSError):
-      self._ring.send(b"!")
 
   def _let_go(self, connection: socket.socket) -> None:
     # This only wakes up the connection's own thread, which closes it. If it were closed here, its
@@ -189,19 +174,12 @@ class _Greetings:
 
   def close(self) -> None:
     """Disconnects all peers that `next` has not returned."""
-    done = set[socket.socket]()
-    while not self._done.empty():
-      connection, greeted = self._done.get()
-      done.add(connection)
-      if not isinstance(greeted, Exception):
-        # A link has the connection open, too; so it is shut down, and not only closed.
-        with contextlib.suppress(OSError):
-          connection.shutdown(socket.SHUT_RDWR)
-        connection.close()
-    for connection in [waiting for waiting in self._waiting if waiting not in done]:
+    for connection in [*self._waiting]:
       self._let_go(connection)
-    self._bell.close()
-    self._ring.close()
+    while not self._done.empty():
+      _, greeted = self._done.get()
+      if not isinstance(greeted, Exception):
+        greeted.close()
 
 
 def _reach(at: tuple[str, int], who: str, until: float) -> socket.socket:
@@ -235,19 +213,19 @@ def _serve(server: socket.socket, agreed: Agreed) -> None:
   until = time.monotonic() + agreed.timeout
   links: dict[int, SocketLink] = {}
 
-  def greet(connection: socket.socket) -> tuple[int, SocketLink]:
+  def greet(connection: socket.socket) -> SocketLink:
     number = _who(connection, min(_PATIENCE, agreed.timeout))
-    link = SocketLink(
+    return SocketLink(
       connection, me="dealer", peer=f"party {number}", token=agreed.token,
       timeout=agreed.timeout, patience=_PATIENCE,
     )  # fmt: skip
-    return number, link
 
   with contextlib.ExitStack() as stack:
     with contextlib.closing(_Greetings(server, greet, until)) as greetings:
       while len(links) < 2:
-        number, link = greetings.next(f"party {1 if 0 in links else 0}")
+        link = greetings.next(f"party {1 if 0 in links else 0}")
         stack.callback(link.close)
+        number = int(link.peer.removeprefix("party "))
         if number in links:
           # The party connected twice; the first connection stays.
           link.close()

@@ -21,6 +21,7 @@ from __future__ import annotations
 import dataclasses
 import secrets
 from collections.abc import Callable
+from typing import ClassVar
 
 import numpy as np
 
@@ -69,9 +70,7 @@ class AdditiveSharing(SumSettings):
   `Cost.expansions` counts the uniform vectors drawn, n (n - 1).
   """
 
-  @property
-  def name(self) -> str:
-    return "additive_sharing"
+  _name: ClassVar[str] = "additive_sharing"
 
   def _add(self, there: Present, read: Reader) -> Summed:
     parties = there.uploading
@@ -97,8 +96,6 @@ class AdditiveSharing(SumSettings):
       client_bytes=each * (2 * others + 1),
       server_bytes=each * len(parties),
       expansions=len(parties) * others,
-      operations=0,
-      seconds=0.0,
     )
     return Summed(total, parties, cost)
 
@@ -121,9 +118,7 @@ class AdditiveServers(SumSettings):
     super().__post_init__()
     validate.integer_in(2, _MOST_SERVERS, num_servers=self.num_servers)
 
-  @property
-  def name(self) -> str:
-    return "additive_servers"
+  _name: ClassVar[str] = "additive_servers"
 
   def _add(self, there: Present, read: Reader) -> Summed:
     survivors = there.uploading
@@ -142,7 +137,5 @@ class AdditiveServers(SumSettings):
       client_bytes=each * servers,
       server_bytes=each * (servers * len(survivors) + 2 * (servers - 1)),
       expansions=(servers - 1) * len(survivors),
-      operations=0,
-      seconds=0.0,
     )
     return Summed(total, survivors, cost)

@@ -39,6 +39,7 @@ from __future__ import annotations
 import dataclasses
 import secrets
 from collections.abc import Callable, Sequence
+from typing import ClassVar
 
 import numpy as np
 
@@ -89,9 +90,7 @@ class Committee(SumSettings):
     super().__post_init__()
     Sharing(num_members=self.num_members, colluding=self.colluding, packed=self.packed)
 
-  @property
-  def name(self) -> str:
-    return "committee"
+  _name: ClassVar[str] = "committee"
 
   def terms(self, clients: Sequence[int], length: int) -> CommitteeTerms:
     """Returns the terms of a new sum with a random session, which determines the members."""

@@ -169,6 +169,5 @@ def run(
     server_bytes=sum(num_bytes.values()),
     expansions=result.expansions,
     operations=result.operations,
-    seconds=0.0,
   )
   return Summed(result.total, result.survivors, cost)

@@ -22,7 +22,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
@@ -198,9 +198,7 @@ def _add_encrypted(
   cost = Cost(
     client_bytes=max(moved) + total.nbytes,
     server_bytes=sum(sent.values()) + asked + len(keys.public) + total.nbytes,
-    expansions=0,
     operations=count * (len(sent) + 1),
-    seconds=0.0,
   )
   return Summed(total, there.uploading, cost)
 
@@ -220,9 +218,7 @@ class BfvSum(SumSettings):
   array([         3, 4294967293], dtype=uint32)
   """
 
-  @property
-  def name(self) -> str:
-    return "bfv"
+  _name: ClassVar[str] = "bfv"
 
   def check_library(self) -> None:
     encrypted_vectors.library("he")
@@ -287,9 +283,7 @@ class CkksSum:
   def __post_init__(self) -> None:
     SumSettings(min_survivors=self.min_survivors)
 
-  @property
-  def name(self) -> str:
-    return "ckks"
+  name: ClassVar[str] = "ckks"
 
   def check_library(self) -> None:
     """Raises UserError if TenSEAL is not installed."""

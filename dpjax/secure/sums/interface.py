@@ -16,9 +16,9 @@ class Cost(NamedTuple):
 
   client_bytes: int  # largest number of bytes that one client sent and received together
   server_bytes: int  # all bytes that the server sent and received
-  expansions: int  # streams of masks expanded, by all parties
-  operations: int  # key agreements, encryptions and decryptions, by all parties
-  seconds: float
+  expansions: int = 0  # streams of masks expanded, by all parties
+  operations: int = 0  # key agreements, encryptions and decryptions, by all parties
+  seconds: float = 0.0
 
 
 class Drops(NamedTuple):

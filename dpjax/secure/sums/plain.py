@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import ClassVar
 
 import numpy as np
 
@@ -20,14 +21,12 @@ class PlainSum(SumSettings):
   array([5, 1], dtype=uint32)
   """
 
-  @property
-  def name(self) -> str:
-    return "plain"
+  _name: ClassVar[str] = "plain"
 
   def _add(self, there: Present, read: Reader) -> Summed:
     total = np.zeros(read.length, self.dtype)
     for who in there.uploading:
       total += read(who)
     each = messages.size(1, total.nbytes)
-    cost = Cost(each, each * len(there.uploading), 0, 0, 0.0)
+    cost = Cost(each, each * len(there.uploading))
     return Summed(total, there.uploading, cost)

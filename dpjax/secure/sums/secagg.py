@@ -68,9 +68,7 @@ class SecAgg(SumSettings):
 
   signed: bool = False
 
-  @property
-  def name(self) -> str:
-    return "secagg"
+  _name: ClassVar[str] = "secagg"
 
   def terms(self, clients: Sequence[int], length: int) -> Terms:
     """Returns the terms of a new sum, without a directory of signing keys."""
@@ -122,9 +120,7 @@ class SecAggPlus(SumSettings):
     super().__post_init__()
     validate.share(corrupt=self.corrupt, dropout=self.dropout)
 
-  @property
-  def name(self) -> str:
-    return "secagg_plus"
+  _name: ClassVar[str] = "secagg_plus"
 
   def terms(self, clients: Sequence[int], length: int) -> Terms:
     """Returns the terms of a new sum with a random session, which determines the neighbours."""

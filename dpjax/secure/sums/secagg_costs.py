@@ -76,7 +76,6 @@ def predicted(terms: Terms, there: Present) -> Cost:
     server_bytes=sum(sent.values()),
     expansions=near_sharing + 2 * len(uploading) + sum(gone),
     operations=near_named + near_sharing + sum(gone),
-    seconds=0.0,
   )
 
 

@@ -328,9 +328,11 @@ def _threshold(
   P[some client has `threshold` or more corrupt neighbours] is at most 2^-chances[0].
   P[some client has fewer than `threshold` surviving neighbours] is at most 2^-chances[1].
   """
-  above = np.cumsum([*_counts(num_clients, bad, degree)][::-1])[::-1]  # P[>= k]
-  safe = [k for k in range(degree + 1) if num_clients * above[k] <= 2 ** -chances[0]]
-  staying = np.cumsum([*_counts(num_clients, num_clients - gone, degree)])  # P[<= k]
-  threshold = max(2, safe[0]) if safe else degree + 1
-  fails = num_clients * staying[threshold - 1] if threshold <= degree else 1.0
-  return threshold if fails <= 2 ** -chances[1] else None
+  corrupt_above, staying_below = corrupt_and_staying(
+    num_clients, bad, num_clients - gone, degree
+  )
+  safe = np.flatnonzero(num_clients * corrupt_above <= 2 ** -chances[0])
+  threshold = max(2, int(safe[0]) + 1)
+  if threshold > degree or num_clients * staying_below[threshold] > 2 ** -chances[1]:
+    return None
+  return threshold

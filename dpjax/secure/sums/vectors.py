@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 import numpy as np
 
@@ -52,6 +52,7 @@ class SumSettings:
   bits: int = 32
   min_survivors: int = 2
   largest: int | None = None
+  _name: ClassVar[str]
 
   def __post_init__(self) -> None:
     if type(self.bits) is not int or self.bits not in (32, 64):
@@ -59,6 +60,11 @@ class SumSettings:
     validate.integer_in(2, MOST_CLIENTS, min_survivors=self.min_survivors)
     if self.largest is not None:
       validate.integer_in(1, 2**self.bits - 1, largest=self.largest)
+
+  @property
+  def name(self) -> str:
+    """Name of the protocol."""
+    return self._name
 
   @property
   def dtype(self) -> np.dtype:

@@ -20,19 +20,20 @@ better still:
 | 100           | .507         | .696     | .773                           |
 | 200           | .507         | .792     | .844                           |
 
-`freeze` is the plain alternative: start from a model trained elsewhere, and train a part of it.
+The plain alternative is to start from a model trained elsewhere, and to train a part of it
+(`training.part`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import optax
 
-from dpjax import trees, validate
+from dpjax import validate
 from dpjax.types import Algorithm, Array, Params
 from dpjax.validate import UserError
 
@@ -200,37 +201,3 @@ def target_logits(
   """Returns scores [B, K] of the target's rows x [B, ...]; the source sends Phi once more."""
   _, message = source_part(encoders[0], params.source, batch, num_classes)
   return encoders[1](params.target, x) @ message.directions.T
-
-
-# --- warm start
-
-
-def freeze(
-  tx: optax.GradientTransformation, *, names: Sequence[str]
-) -> optax.GradientTransformation:
-  """Wraps `tx` so that parameters with one of `names` in their path stay as they are.
-
-  A name is one key of the path ("conv_0"), not a part of one.
-
-  Raises:
-    UserError: at `init`, if a name is in no path, or if nothing is left to train.
-
-  >>> tx = freeze(optax.sgd(1.0), names=["body"])
-  >>> params = {"body": jnp.ones(1), "head": jnp.ones(1)}
-  >>> updates, _ = tx.update(params, tx.init(params))
-  >>> updates["body"].item(), updates["head"].item()
-  (0.0, -1.0)
-  """
-
-  def labels(params: Params) -> Any:
-    keys = lambda path: set(trees.path_parts(path))
-    paths = [keys(path) for path, _ in jax.tree_util.tree_leaves_with_path(params)]
-    for name in names:
-      if not any(name in path for path in paths):
-        raise UserError(f"{name!r} is in no parameter's path", field="names")
-    if all(path & set(names) for path in paths):
-      raise UserError("leaves no parameter to train", field="names", value=list(names))
-    label = lambda path, leaf: "frozen" if keys(path) & set(names) else "trained"
-    return jax.tree_util.tree_map_with_path(label, params)
-
-  return optax.multi_transform({"trained": tx, "frozen": optax.set_to_zero()}, labels)

@@ -8,7 +8,7 @@ import pytest
 from scipy import stats
 
 from dpjax.secure import sums
-from dpjax.secure.sums import committee, committee_parties, messages
+from dpjax.secure.sums import committee, committee_parties, messages, primitives
 from dpjax.secure.sums.committee_parties import CommitteeTerms
 from dpjax.secure.sums.galois_shares import Sharing
 from dpjax.secure.sums.messages import SERVER
@@ -259,6 +259,31 @@ def test_a_server_that_tells_members_different_lists_learns_other_sums():
   more = combine({place: told[place] for place in (0, 1)}, length=5)
   less = combine({place: told[place] for place in (2, 3)}, length=5)
   np.testing.assert_array_equal(more - less, play.vectors[2])
+
+
+@pytest.mark.parametrize("num_spoilt", [1, 3])
+def test_a_share_that_a_member_cannot_open_silences_it(num_spoilt, monkeypatch):
+  """In one process as over sockets: the others' sum is exact, or refused."""
+  terms = _terms(5, num_members=4)
+  everybody = Present(*[terms.clients] * 4)
+  seal = primitives.seal
+  spoilt = [terms.context(b"committee share", 4, who) for who in terms.members]
+
+  def changed(key, plain, context):
+    sealed = seal(key, plain, context)
+    return bytes(len(sealed)) if context in spoilt[:num_spoilt] else sealed
+
+  monkeypatch.setattr(primitives, "seal", changed)
+  vectors = parties.vectors(5)
+  if num_spoilt == 3:
+    with refuses("committee") as caught:
+      committee.run(terms, everybody, vectors.__getitem__)
+    assert "is not for this client" in str(caught.value)
+    return
+  summed = committee.run(terms, everybody, vectors.__getitem__)
+  assert summed.survivors == terms.clients
+  expected = np.sum([*vectors.values()], axis=0, dtype=np.uint32)
+  np.testing.assert_array_equal(summed.total, expected)
 
 
 # --- numbers, settings, rounds
