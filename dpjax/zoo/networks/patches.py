@@ -9,9 +9,11 @@ averages are standardised within each image.
 
 The first dictionary is small, and its grid is fine. Its averages are a new image, with one colour
 for each word. A second dictionary is learnt from patches of such images. It is large, and its grid
-is 2x2. A linear map brings its averages to 2,500 directions of nearly equal size, by their
-covariance on the same random images. So steps of a linear model gain nearly equally in all
-directions, and fewer directions hold less noise.
+is 2x2. Cells of the fine grid overlap by half. Every second cell makes an image without overlap,
+and there are four such images. The second averages are over all four, so a shift by less than a
+cell changes them little. A linear map brings these averages to 2,500 directions of nearly equal
+size, by their covariance on the same random images. So steps of a linear model gain nearly equally
+in all directions, and fewer directions hold less noise.
 
 All that is learnt here follows from random numbers. So neighbouring data sets have neighbouring
 features, which cost no privacy (as in Tang et al. 2023, "learning priors from random processes",
@@ -40,7 +42,7 @@ SIDE = 6  # side of a patch, in pixels
 WORDS = 1600
 DIRECTIONS = 2500
 _GRID = 2
-# Of the first dictionary: words, axes that describe a patch, and cells a side.
+# Of the first dictionary: words, axes that describe a patch, and cells a side if none overlapped.
 _FIRST_WORDS = 50
 _FIRST_AXES = 64
 _FIRST_GRID = 9
@@ -355,14 +357,15 @@ def patch_chunks(
 
 @jax.jit
 def _maps(first: PatchLayer, x: jax.Array) -> jax.Array:
-  """Computes the averages of the first layer for images [b, H, W, C]: new images [b, cells, cells,
-  2 k] for k words, standardised within each example."""
-  return jax.lax.map(functools.partial(_map, first), x)
+  """Computes new images [b, cells, cells, 2 k] without overlap from images [b, H, W, C]."""
+  return jax.lax.map(lambda image: _map(first, image)[::2, ::2], x)
 
 
 def _map(first: PatchLayer, image: jax.Array) -> jax.Array:
+  """Computes the averages [cells, cells, 2 k] of the first layer, standardised within the image.
+  Neighbouring cells overlap by half."""
   # Pixels are shifted towards 0, where mean(x^2) - mean(x)^2 cancels fewer digits.
-  averages = _codes(first, image - 0.5, _FIRST_GRID)
+  averages = _codes(first, image - 0.5, _overlapping)
   return pooling.standardized_roots(averages.ravel()).reshape(averages.shape)
 
 
@@ -377,7 +380,10 @@ def _averages(
   """
 
   def averages(image: jax.Array) -> jax.Array:
-    return _codes(second, _map(first, image), _GRID).ravel()
+    cells = _map(first, image)
+    apart = [cells[i::2, j::2] for i in (0, 1) for j in (0, 1)]
+    codes = jnp.stack([_codes(second, each, _disjoint) for each in apart])
+    return codes.mean(axis=0).ravel()
 
   def features(image: jax.Array) -> jax.Array:
     values = averages(image)
@@ -390,21 +396,33 @@ def _averages(
   return jax.lax.map(features, x)
 
 
-def _codes(layer: PatchLayer, image: jax.Array, grid: int) -> jax.Array:
+def _disjoint(places: int) -> np.ndarray:
+  """Returns the averages [GRID, places] over cells of an axis."""
+  return pooling.bin_averages(places, _GRID)
+
+
+def _overlapping(places: int) -> np.ndarray:
+  """Returns the averages [2 FIRST_GRID - 1, places] over cells that overlap by half."""
+  halves = pooling.bin_averages(places, 2 * _FIRST_GRID)
+  return (halves[:-1] + halves[1:]) / 2
+
+
+def _codes(
+  layer: PatchLayer, image: jax.Array, cells: Callable[[int], np.ndarray]
+) -> jax.Array:
   """Compares patches of an image [H, W, C] with words, and averages the excess over the threshold
-  in each cell: [grid, grid, 2 k] for k words."""
+  in the cells of both axes: [cells, cells, 2 k] for k words."""
   side = math.isqrt(len(layer.mean) // image.shape[2])
   kernel = jnp.asarray(layer.axes).reshape(side, side, image.shape[2], -1)
-  of_rows = pooling.bin_averages(image.shape[0] - side + 1, grid)
-  of_columns = pooling.bin_averages(image.shape[1] - side + 1, grid)
-  # A row of this matrix [grid^2, places] averages over the places in one cell of the grid.
-  cells = np.einsum("ih,jw->ijhw", of_rows, of_columns).reshape(grid**2, -1)
+  shape = (image.shape[0] - side + 1, image.shape[1] - side + 1)
   described = _described(image, kernel) - (layer.mean @ layer.axes)[None]
   alike = described @ layer.words
-  above = jax.nn.relu(alike - _THRESHOLD)
-  below = jax.nn.relu(-alike - _THRESHOLD)
-  averages = jnp.concatenate([cells @ above, cells @ below], axis=1)
-  return averages.reshape(grid, grid, -1)
+
+  def averages(values: jax.Array) -> jax.Array:
+    above = jax.nn.relu(values - _THRESHOLD).reshape(*shape, -1)
+    return jnp.einsum("ih,jw,hwk->ijk", *map(cells, shape), above)
+
+  return jnp.concatenate([averages(alike), averages(-alike)], axis=2)
 
 
 def _described(image: jax.Array, kernel: jax.Array) -> jax.Array:
