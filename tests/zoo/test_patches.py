@@ -54,8 +54,8 @@ def _bins(size, count):
   return [slice(i * size // count, -(-(i + 1) * size // count)) for i in range(count)]
 
 
-def _alike(image, layer, side):
-  """Inner products of normalised patches with words, above the threshold, in loops of float64."""
+def _codes(image, layer, side, grid):
+  """Averages of one layer by their definition, in loops of float64: [grid, grid, 2 k]."""
   down = image.shape[0] - side + 1
   right = image.shape[1] - side + 1
   alike = np.empty((down, right, layer.words.shape[1]))
@@ -64,25 +64,12 @@ def _alike(image, layer, side):
       patch = image[i : i + side, j : j + side].ravel()
       normal = (patch - patch.mean()) / np.sqrt(patch.var() + 10 / 255**2)
       alike[i, j] = (normal - layer.mean) @ layer.axes @ layer.words
-  return np.concatenate([np.maximum(sign * alike - 0.5, 0) for sign in (1, -1)], axis=2)
-
-
-def _averages(values, count):
-  """Means over the cells of a grid [count, count]."""
-  down, right = values.shape[:2]
-  return np.array([
-    [values[rows, columns].mean(axis=(0, 1)) for columns in _bins(right, count)]
-    for rows in _bins(down, count)
-  ])  # fmt: skip
-
-
-def _fine(values):
-  """Means over the cells of a grid of 9 x 9 whose cells overlap by half: each of four quarters."""
-  quarters = _averages(values, 18)
-  return np.array([
-    [quarters[i : i + 2, j : j + 2].mean(axis=(0, 1)) for j in range(17)]
-    for i in range(17)
-  ])  # fmt: skip
+  both = np.concatenate([np.maximum(sign * alike - 0.5, 0) for sign in (1, -1)], axis=2)
+  cells = [
+    [both[rows, columns].mean(axis=(0, 1)) for columns in _bins(right, grid)]
+    for rows in _bins(down, grid)
+  ]
+  return np.array(cells)
 
 
 def _standard(averages):
@@ -92,15 +79,11 @@ def _standard(averages):
 
 def _oracle(image, network):
   """Features of one image by their definition."""
-  cells = _standard(_fine(_alike(image.astype(np.float64), network.first, patches.SIDE)))
-  second = np.mean(
-    [
-      _averages(_alike(cells[i::2, j::2], network.second, 3), 2)
-      for i in (0, 1)
-      for j in (0, 1)
-    ],
-    axis=0,
-  )
+  padded = np.pad(image.astype(np.float64), ((1, 1), (1, 1), (0, 0)), mode="reflect")
+  height, width, _ = image.shape
+  moved = [padded[i : i + height, i : i + width] for i in (0, 2)]
+  firsts = [_standard(_codes(each, network.first, patches.SIDE, 9)) for each in moved]
+  second = np.mean([_codes(each, network.second, 3, 2) for each in firsts], axis=0)
   values = (_standard(second).ravel() - network.centre) @ network.directions
   return values / np.sqrt(np.square(values).mean() + 1e-5)
 

@@ -9,11 +9,10 @@ averages are standardised within each image.
 
 The first dictionary is small, and its grid is fine. Its averages are a new image, with one colour
 for each word. A second dictionary is learnt from patches of such images. It is large, and its grid
-is 2x2. Cells of the fine grid overlap by half. Every second cell makes an image without overlap,
-and there are four such images. The second averages are over all four, so a shift by less than a
-cell changes them little. A linear map brings these averages to 2,500 directions of nearly equal
-size, by their covariance on the same random images. So steps of a linear model gain nearly equally
-in all directions, and fewer directions hold less noise.
+is 2x2. Its averages are over two places of the image, two pixels apart, so they change less when
+what is seen moves. A linear map brings them to 2,500 directions of nearly equal size, by their
+covariance on the same random images. So steps of a linear model gain nearly equally in all
+directions, and fewer directions hold less noise.
 
 All that is learnt here follows from random numbers. So neighbouring data sets have neighbouring
 features, which cost no privacy (as in Tang et al. 2023, "learning priors from random processes",
@@ -42,7 +41,7 @@ SIDE = 6  # side of a patch, in pixels
 WORDS = 1600
 DIRECTIONS = 2500
 _GRID = 2
-# Of the first dictionary: words, axes that describe a patch, and cells a side if none overlapped.
+# Of the first dictionary: words, axes that describe a patch, and cells a side.
 _FIRST_WORDS = 50
 _FIRST_AXES = 64
 _FIRST_GRID = 9
@@ -357,15 +356,14 @@ def patch_chunks(
 
 @jax.jit
 def _maps(first: PatchLayer, x: jax.Array) -> jax.Array:
-  """Computes new images [b, cells, cells, 2 k] without overlap from images [b, H, W, C]."""
-  return jax.lax.map(lambda image: _map(first, image)[::2, ::2], x)
+  """Computes the averages of the first layer for images [b, H, W, C]: new images [b, cells, cells,
+  2 k] for k words, standardised within each example."""
+  return jax.lax.map(functools.partial(_map, first), x)
 
 
 def _map(first: PatchLayer, image: jax.Array) -> jax.Array:
-  """Computes the averages [cells, cells, 2 k] of the first layer, standardised within the image.
-  Neighbouring cells overlap by half."""
   # Pixels are shifted towards 0, where mean(x^2) - mean(x)^2 cancels fewer digits.
-  averages = _codes(first, image - 0.5, _overlapping)
+  averages = _codes(first, image - 0.5, _FIRST_GRID)
   return pooling.standardized_roots(averages.ravel()).reshape(averages.shape)
 
 
@@ -380,10 +378,10 @@ def _averages(
   """
 
   def averages(image: jax.Array) -> jax.Array:
-    cells = _map(first, image)
-    apart = [cells[i::2, j::2] for i in (0, 1) for j in (0, 1)]
-    codes = jnp.stack([_codes(second, each, _disjoint) for each in apart])
-    return codes.mean(axis=0).ravel()
+    # The image moves by a pixel down and right, then up and left. Its border is mirrored.
+    padded = jnp.pad(image, ((1, 1), (1, 1), (0, 0)), mode="reflect")
+    moved = (padded[:-2, :-2], padded[2:, 2:])
+    return sum(_codes(second, _map(first, each), _GRID).ravel() for each in moved) / 2
 
   def features(image: jax.Array) -> jax.Array:
     values = averages(image)
@@ -396,31 +394,19 @@ def _averages(
   return jax.lax.map(features, x)
 
 
-def _disjoint(places: int) -> np.ndarray:
-  """Returns the averages [GRID, places] over cells of an axis."""
-  return pooling.bin_averages(places, _GRID)
-
-
-def _overlapping(places: int) -> np.ndarray:
-  """Returns the averages [2 FIRST_GRID - 1, places] over cells that overlap by half."""
-  halves = pooling.bin_averages(places, 2 * _FIRST_GRID)
-  return (halves[:-1] + halves[1:]) / 2
-
-
-def _codes(
-  layer: PatchLayer, image: jax.Array, cells: Callable[[int], np.ndarray]
-) -> jax.Array:
+def _codes(layer: PatchLayer, image: jax.Array, grid: int) -> jax.Array:
   """Compares patches of an image [H, W, C] with words, and averages the excess over the threshold
-  in the cells of both axes: [cells, cells, 2 k] for k words."""
+  in each cell: [grid, grid, 2 k] for k words."""
   side = math.isqrt(len(layer.mean) // image.shape[2])
   kernel = jnp.asarray(layer.axes).reshape(side, side, image.shape[2], -1)
   shape = (image.shape[0] - side + 1, image.shape[1] - side + 1)
+  cells = [pooling.bin_averages(places, grid) for places in shape]
   described = _described(image, kernel) - (layer.mean @ layer.axes)[None]
   alike = described @ layer.words
 
   def averages(values: jax.Array) -> jax.Array:
     above = jax.nn.relu(values - _THRESHOLD).reshape(*shape, -1)
-    return jnp.einsum("ih,jw,hwk->ijk", *map(cells, shape), above)
+    return jnp.einsum("ih,jw,hwk->ijk", *cells, above)
 
   return jnp.concatenate([averages(alike), averages(-alike)], axis=2)
 
