@@ -79,8 +79,11 @@ def _standard(averages):
 
 def _oracle(image, network):
   """Features of one image by their definition."""
-  first = _codes(image.astype(np.float64), network.first, patches.SIDE, 9)
-  second = _codes(_standard(first), network.second, 3, 2)
+  padded = np.pad(image.astype(np.float64), ((1, 1), (1, 1), (0, 0)), mode="reflect")
+  height, width, _ = image.shape
+  moved = [padded[i : i + height, i : i + width] for i in (0, 2)]
+  firsts = [_standard(_codes(each, network.first, patches.SIDE, 9)) for each in moved]
+  second = np.mean([_codes(each, network.second, 3, 2) for each in firsts], axis=0)
   values = (_standard(second).ravel() - network.centre) @ network.directions
   return values / np.sqrt(np.square(values).mean() + 1e-5)
 

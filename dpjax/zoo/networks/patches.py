@@ -9,7 +9,8 @@ averages are standardised within each image.
 
 The first dictionary is small, and its grid is fine. Its averages are a new image, with one colour
 for each word. A second dictionary is learnt from patches of such images. It is large, and its grid
-is 2x2. A linear map brings its averages to 2,500 directions of nearly equal size, by their
+is 2x2. Its averages are over two places of the image, two pixels apart, so they change less when
+what is seen moves. A linear map brings them to 2,500 directions of nearly equal size, by their
 covariance on the same random images. So steps of a linear model gain nearly equally in all
 directions, and fewer directions hold less noise.
 
@@ -377,7 +378,10 @@ def _averages(
   """
 
   def averages(image: jax.Array) -> jax.Array:
-    return _codes(second, _map(first, image), _GRID).ravel()
+    # The image moves by a pixel down and right, then up and left. Its border is mirrored.
+    padded = jnp.pad(image, ((1, 1), (1, 1), (0, 0)), mode="reflect")
+    moved = (padded[:-2, :-2], padded[2:, 2:])
+    return sum(_codes(second, _map(first, each), _GRID).ravel() for each in moved) / 2
 
   def features(image: jax.Array) -> jax.Array:
     values = averages(image)
@@ -395,16 +399,16 @@ def _codes(layer: PatchLayer, image: jax.Array, grid: int) -> jax.Array:
   in each cell: [grid, grid, 2 k] for k words."""
   side = math.isqrt(len(layer.mean) // image.shape[2])
   kernel = jnp.asarray(layer.axes).reshape(side, side, image.shape[2], -1)
-  of_rows = pooling.bin_averages(image.shape[0] - side + 1, grid)
-  of_columns = pooling.bin_averages(image.shape[1] - side + 1, grid)
-  # A row of this matrix [grid^2, places] averages over the places in one cell of the grid.
-  cells = np.einsum("ih,jw->ijhw", of_rows, of_columns).reshape(grid**2, -1)
+  shape = (image.shape[0] - side + 1, image.shape[1] - side + 1)
+  cells = [pooling.bin_averages(places, grid) for places in shape]
   described = _described(image, kernel) - (layer.mean @ layer.axes)[None]
   alike = described @ layer.words
-  above = jax.nn.relu(alike - _THRESHOLD)
-  below = jax.nn.relu(-alike - _THRESHOLD)
-  averages = jnp.concatenate([cells @ above, cells @ below], axis=1)
-  return averages.reshape(grid, grid, -1)
+
+  def averages(values: jax.Array) -> jax.Array:
+    above = jax.nn.relu(values - _THRESHOLD).reshape(*shape, -1)
+    return jnp.einsum("ih,jw,hwk->ijk", *cells, above)
+
+  return jnp.concatenate([averages(alike), averages(-alike)], axis=2)
 
 
 def _described(image: jax.Array, kernel: jax.Array) -> jax.Array:
