@@ -490,7 +490,6 @@ NO_CLAIM = {
     ("summed", "robust"), "what an aggregator is made of, played with each aggregator"
   ),
   "compressed": "changes what a client sends, before the clip that is played",
-  "clipped_grad": "a client's gradient under its own plan, played as a plan",
 }
 
 
