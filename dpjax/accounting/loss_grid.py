@@ -215,8 +215,8 @@ class _Image(NamedTuple):
 
 
 # The rows of a run ask for few rates and lengths, one after the other. An image may have millions
-# of cells, so few are kept.
-@functools.lru_cache(maxsize=16)
+# of cells, so few are kept: as many as there are sides of the steps in `epsilon._steps_of`.
+@functools.lru_cache(maxsize=32)
 def _image(step: Step, rate: float, length: int, dtype: type) -> _Image:
   """Returns the Fourier transform of the tilted masses, on a circle of `length` cells."""
   masses = step.masses

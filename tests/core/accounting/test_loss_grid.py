@@ -174,11 +174,11 @@ def test_threads_share_a_step():
   """Also where there are more rates than images are kept."""
   step = Step(LossMasses(0.1, -1, np.array([0.5, 0.0, 0.5]), 0.0))
   image = lambda rate: loss_grid._image(step, rate, 16, np.float64).log_scale
-  alone = [image(rate) for rate in range(20)]
-  assert len(set(alone)) == 20
+  alone = [image(rate) for rate in range(40)]
+  assert len(set(alone)) == 40
 
   def ask(number):
-    rates = [(number + turn) % 20 for turn in range(100)]
+    rates = [(number + turn) % 40 for turn in range(100)]
     return [image(rate) for rate in rates] == [alone[rate] for rate in rates]
 
   before = sys.getswitchinterval()
