@@ -193,6 +193,19 @@ def only(config: Any, path: str, allowed: Iterable[Any], why: str) -> None:
     raise UserError(f"must be {' or '.join(words)}{why}", field=path, value=value)
 
 
+def at_most(config: Any, path: str, most: float, why: str = "") -> None:
+  """Raises UserError for a field above the most that other fields or the data allow.
+
+  >>> at_most(DataConfig(limit=3), "limit", 2, ", the examples")
+  Traceback (most recent call last):
+  ...
+  dpjax.validate.UserError: limit=3: must be at most 2, the examples
+  """
+  value = fields.get(config, path)
+  if value is not None and value > most:
+    raise UserError(f"must be at most {most}{why}", field=path, value=value)
+
+
 def data(config: DataConfig) -> None:
   """Raises UserError for a user's data function that cannot be found."""
   if names.is_path(config.name):

@@ -256,13 +256,7 @@ def _check_model(config: TrainConfig, train: data.Dataset, params: Params) -> No
     raise UserError(f"{reason}: needs two classes or more")
   shapes = jax.tree.map(jnp.shape, params)
   width = math.prod(train.x.shape[1:])
-  count = settings(config).directions
-  if count is not None and count > width:
-    raise UserError(
-      f"must be at most {width}, the numbers of one example",
-      field="privacy.directions",
-      value=count,
-    )
+  bounds.at_most(config, "privacy.directions", width, ", the numbers of one example")
   wanted = {"kernel": (width, train.num_classes), "bias": (train.num_classes,)}
   if shapes != {"params": {saved.HEAD: wanted}}:
     raise UserError(

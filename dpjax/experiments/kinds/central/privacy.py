@@ -266,12 +266,8 @@ def make_plan(config: TrainConfig, num_examples: int, params: Any = None) -> Pla
     scaling=_scaling(privacy),
   )
   plan = _with_capacity(plan, privacy.sampler, num_examples)
-  if plan.slices > plan.sampler.padded_batch_size:
-    raise UserError(
-      f"must be <= {plan.sampler.padded_batch_size} rows of a padded batch",
-      field="slices",
-      value=plan.slices,
-    )
+  most = plan.sampler.padded_batch_size
+  bounds.at_most(config, "slices", most, " rows of a padded batch")
   return plan
 
 

@@ -72,14 +72,8 @@ def _natural(config: FedConfig) -> tuple[Federation, Any]:
 def _check_local_batch(config: FedConfig, num_examples: int) -> None:
   """Raises UserError for a `local.batch_size` above both 1024 and the number of training examples
   of all clients together."""
-  size = config.local.batch_size
   most = max(num_examples, _ANY_BATCH)
-  if size is not None and size > most:
-    raise UserError(
-      f"must be <= {most}, or none, a client's examples at once",
-      field="local.batch_size",
-      value=size,
-    )
+  bounds.at_most(config, "local.batch_size", most, ", or none, a client's examples at once")
 
 
 def _holding_out(federation: Federation, share: float) -> Federation:

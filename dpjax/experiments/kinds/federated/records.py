@@ -188,12 +188,8 @@ def _plan(config: FedConfig, size: int, epsilon: float | None) -> Plan:
       value=name_of(config, "partition"),
     )
   batch = config.local.batch_size or size
-  if batch > size:
-    raise UserError(
-      f"must be <= {size}, or none for all records of a silo at once",
-      field="local.batch_size",
-      value=batch,
-    )
+  why = ", or none for all records of a silo at once"
+  bounds.at_most(config, "local.batch_size", size, why)
   steps = config.num_rounds * max(1, round(config.local.epochs * size / batch))
   size_of_run = asked.sampler.sizing(
     sampling_prob=batch / size,

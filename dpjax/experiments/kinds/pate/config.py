@@ -159,12 +159,7 @@ def check(config: PateConfig) -> None:
   common.typed(config)
   named_data.check_folder(config)
   bounds.read_if(config, config.std is None, "std=None, which is solved for", "epsilon")
-  if config.num_queries > config.num_pool:
-    raise UserError(
-      f"must be at most num_pool={config.num_pool}",
-      field="num_queries",
-      value=config.num_queries,
-    )
+  bounds.at_most(config, "num_queries", config.num_pool, ", as num_pool")
   if config.most_answers > config.num_queries:
     raise UserError(
       f"must be at most num_queries={config.num_queries}",

@@ -52,12 +52,8 @@ def load_data(config: SecureConfig) -> Aligned:
   rows = noisy_model.load_data(config)
   task = config.task
   num_rows, num_columns = rows.x.shape
-  if task.first_columns >= num_columns:
-    raise UserError(
-      f"must be below {num_columns}, the columns of {task.dataset!r}: party b holds the others",
-      field="task.first_columns",
-      value=task.first_columns,
-    )
+  why = f": party b holds others of the {num_columns} columns of {task.dataset!r}"
+  bounds.at_most(config, "task.first_columns", num_columns - 1, why)
   of_a, of_b = _people(num_rows, task.shared)
   names = [f"person {place}" for place in range(num_rows)]
   found = alignment.align([names[i] for i in of_a], [names[i] for i in of_b])

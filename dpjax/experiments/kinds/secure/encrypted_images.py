@@ -23,7 +23,6 @@ from dpjax.experiments.run.guarantee import repeated
 from dpjax.experiments.run.pieces import Arrays
 from dpjax.experiments.run.run_keys import RunKeys
 from dpjax.secure.homomorphic import inference
-from dpjax.validate import UserError
 
 _HIDES = "images and answers from the model's owner; of the model, nothing is promised"
 
@@ -53,13 +52,9 @@ def computed(config: SecureConfig, loaded: tuple[Any, Any], random: RunKeys) -> 
   guarantee = repeated(run.guarantee, config.noise_seed)
   run = run._replace(guarantee=guarantee)
   count = task.num_images
-  if count > len(run.test):
-    raise UserError(
-      f"must be at most {len(run.test)}, the test images of "
-      f"task.train.data.name={task.train.data.name!r}",
-      field="task.num_images",
-      value=count,
-    )
+  name = task.train.data.name
+  why = f", the test images of task.train.data.name={name!r}"
+  bounds.at_most(config, "task.num_images", len(run.test), why)
   x = np.asarray(run.test.x[:count], np.float64).reshape(count, -1)
   y = np.asarray(run.test.y[:count])
   trained = yield central.phase(task.train, run)._replace(subfolder="model")

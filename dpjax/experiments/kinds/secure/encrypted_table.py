@@ -12,7 +12,6 @@ from dpjax.experiments.run.pieces import Arrays
 from dpjax.experiments.run.run_keys import RunKeys
 from dpjax.secure.homomorphic.regression import regress
 from dpjax.secure.homomorphic.regression_plan import RegressionPlan
-from dpjax.validate import UserError
 
 # Number of decimals of the released weights. The noise of a decryption is far below 1e-4.
 _DECIMALS = 4
@@ -32,12 +31,8 @@ def load_data(config: SecureConfig) -> tuple[np.ndarray, np.ndarray]:
   }
   x, y = loaders[config.task.table](return_X_y=True)
   wanted = config.task.num_features
-  if wanted is not None and wanted > x.shape[1]:
-    raise UserError(
-      f"must be at most {x.shape[1]}, those of task.table={config.task.table!r}",
-      field="task.num_features",
-      value=wanted,
-    )
+  why = f", those of task.table={config.task.table!r}"
+  bounds.at_most(config, "task.num_features", x.shape[1], why)
   return np.asarray(x[:, :wanted], np.float64), np.asarray(y, np.float64)
 
 
@@ -60,8 +55,7 @@ def computed(
   n, d = x.shape
   task = config.task
   count = task.num_predicted
-  if count > n:
-    raise UserError(f"must be at most {n}", field="task.num_predicted", value=count)
+  bounds.at_most(config, "task.num_predicted", n)
   with bounds.within("task", of=task):
     plan = RegressionPlan(
       n,

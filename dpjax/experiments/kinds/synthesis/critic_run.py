@@ -13,7 +13,7 @@ from flax import linen as nn
 
 from dpjax import closed_over, training
 from dpjax.accounting.text import paragraph
-from dpjax.experiments.kinds import named_data
+from dpjax.experiments.kinds import bounds, named_data
 from dpjax.experiments.kinds.synthesis.config import SynthesisConfig, WassersteinGan
 from dpjax.experiments.kinds.synthesis.sampled_run import SampledRun, Samples
 from dpjax.experiments.run import guarantee, left_out
@@ -21,7 +21,6 @@ from dpjax.experiments.run.experiment import Phase, every
 from dpjax.experiments.run.run_keys import RunKeys
 from dpjax.key_uses import KeyUse, key_for
 from dpjax.types import Array
-from dpjax.validate import UserError
 from dpjax.zoo import recipes
 
 # Weight of the one-hot class beside pixels or latents, so that no network ignores the class.
@@ -72,12 +71,8 @@ class CriticRun(SampledRun):
       l2_clip_norm=method.l2_clip_norm,
       neighboring_relation=config.neighboring_relation,
     )
-    if self.plan.num_steps < method.critic_steps:
-      raise UserError(
-        f"must be <= the {self.plan.num_steps} steps of the critic, or no generator learns",
-        field="method.critic_steps",
-        value=method.critic_steps,
-      )
+    why = ", the steps of the critic, or no generator learns"
+    bounds.at_most(config, "method.critic_steps", self.plan.num_steps, why)
     self.critic = ImageCritic(method.critic_hidden, train.num_classes)
     self.generator = ImageGenerator(config.hidden, train.num_classes, train.x.shape[1:])
     optimizer = optax.adam(config.learning_rate, b1=0.0)
