@@ -12,7 +12,6 @@ wraps around.
 from __future__ import annotations
 
 import functools
-import importlib.util
 import re
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -66,11 +65,6 @@ def library() -> Any:
   except ImportError as error:
     raise UserError(f"needs spu; {INSTALL}", field="secure_jit") from error
   return spu
-
-
-def missing() -> bool:
-  """Returns whether `spu` is not installed."""
-  return importlib.util.find_spec("spu") is None
 
 
 def as_input(name: str, value: Any) -> np.ndarray:

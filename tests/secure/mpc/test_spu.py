@@ -1,5 +1,6 @@
 """JAX functions on shares by SPU: equal to plain JAX, refused where they would not be."""
 
+import importlib.util
 import pathlib
 import sys
 import threading
@@ -15,7 +16,7 @@ from dpjax.secure.mpc.spu_jit import reveal, share
 from dpjax.validate import UserError
 from tests.refuses import refuses
 
-if spu_program.missing():
+if importlib.util.find_spec("spu") is None:
   pytest.skip(f"needs spu: {spu_program.INSTALL}", allow_module_level=True)
 
 PROTOCOLS = ("SEMI2K", "ABY3")  # CHEETAH takes seconds
