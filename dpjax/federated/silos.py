@@ -294,7 +294,8 @@ class Silos:
     Args:
       federation: its clients are the silos, in the order of `plans`.
       work: not read: the plans say how silos work.
-      rng: integer seed of all samplers; 128 bits or more, unless it is public.
+      rng: integer seed of all samplers, 128 bits or more: epsilon counts on nobody knowing which
+        records a step draws.
 
     Raises:
       UserError: a number of clients that is not that of plans; a silo whose data its sampler does
