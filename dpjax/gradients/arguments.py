@@ -77,6 +77,11 @@ def examples_and_mask(batch: ArrayTree, mask: ArrayLike | None) -> tuple[Any, An
   return batch.examples, batch.mask
 
 
+def step_of(batch: Any) -> Any:
+  """Returns the step of each row of a padded `Batch`, [B] int32; None for rows of one's own."""
+  return batch.step if isinstance(batch, Batch) else None
+
+
 def padded(batch: Any) -> Batch:
   """Returns a batch of a step, which must hold its mask.
 

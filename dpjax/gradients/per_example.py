@@ -24,6 +24,7 @@ from dpjax.gradients.arguments import (
   check_real,
   checked_mask,
   examples_and_mask,
+  step_of,
 )
 from dpjax.gradients.clients_apart import clients_apart
 from dpjax.gradients.clip import Clip, sensitivity
@@ -132,7 +133,7 @@ def per_example_grads(
     losses, arrays = unsealed(params, examples)
     if mask is not None:
       mask = checked_mask(mask, losses.shape[0])
-    return losses, PerExampleGrads.of(arrays, mask)
+    return losses, PerExampleGrads.of(arrays, mask, step=step_of(batch))
 
   return grads
 
@@ -276,6 +277,7 @@ class ClippedGrad:
   def __call__(
     self, params: Params, batch: ArrayTree, mask: ArrayLike | None = None
   ) -> ClippedSum:
+    step = step_of(batch)
     batch, mask = examples_and_mask(batch, mask)
     check_arrays(batch=batch)
     batch = jax.tree.map(jnp.asarray, batch)
@@ -300,7 +302,7 @@ class ClippedGrad:
       shortened = self.l2_clip_norm.shortens(rescale_to_unit_norm=unit)
       one_pass = over_devices(one_pass, mesh, self._bounds, shortened=shortened)
     try:
-      return one_pass(params, batch, mask)
+      return dataclasses.replace(one_pass(params, batch, mask), step=step)
     # A UserError is a ValueError, too, but needs no further explanation.
     except validate.UserError:
       raise

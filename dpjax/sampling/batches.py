@@ -99,4 +99,5 @@ def batches(
     drawn = draw_rows(sampler, num_examples, seed=seed, step=step)
     for indices, mask in slices(drawn, sampler.padded_batch_size, count):
       examples = read(indices)
-      yield Batch(examples, mask if present is None else mask & present[indices])
+      mask = mask if present is None else mask & present[indices]
+      yield Batch(examples, mask, np.full(len(mask), step, np.int32))

@@ -181,10 +181,10 @@ def _check_optional(
       )
 
 
-def _of_no_scales(params: Params, examples: Any, mask: Array) -> ClippedSum:
+def _of_no_scales(params: Params, batch: Batch) -> ClippedSum:
   """Raises UserError. It is called in place of the gradient function if a plan with scaling gets a
   state without scales."""
-  del params, examples, mask
+  del params, batch
   raise UserError(
     "must be of a plan with scaling, as the algorithm's own `init` makes it",
     field="state",
@@ -269,17 +269,17 @@ def dp_sgd(
   rows = padded_batch_size if mesh is None else whole_rows(padded_batch_size, mesh)
   chain = plan.accumulated(optax.chain(plan.transform(noise_key), blind), rows=rows)
 
-  def clipped(state: TrainState, examples: Any, mask: Array) -> tuple[ClippedSum, Any]:
+  def clipped(state: TrainState, batch: Batch) -> tuple[ClippedSum, Any]:
     scales = coordinate_scales(_private_state(state))
     if scales is not None:
       scaled_loss = ScaledLoss(loss_fn, state.params, scales)
-      return clipped_grad(scaled_loss)(scaled_loss.start, examples, mask), 1
+      return clipped_grad(scaled_loss)(scaled_loss.start, batch), 1
     scale = clip_scale_lib.clip_scale(_private_state(state))
     if scale is None:
-      return grad_fn(state.params, examples, mask), 1
+      return grad_fn(state.params, batch), 1
     # Clipping the gradient of this loss to C clips that of `loss_fn` to C * scale.
     scaled_fn = clipped_grad(lambda params, example: loss_fn(params, example) / scale)
-    return scaled_fn(state.params, examples, mask), scale
+    return scaled_fn(state.params, batch), scale
 
   def init(params: Params) -> TrainState:
     # The parameters are copied, so that donation does not delete the caller's arrays.
@@ -290,7 +290,7 @@ def dp_sgd(
     return placed(TrainState(params, opt_state, ema, jnp.zeros((), jnp.int32)))
 
   def step(state: TrainState, batch: Batch) -> tuple[TrainState, StepInfo]:
-    examples, mask = arguments.padded(batch)
+    examples = arguments.padded(batch).examples
     # With slices = 1 the state has no count of slices.
     chained: Any = state.opt_state
     slice_index = chained.inner.slices if plan.slices > 1 else 0
@@ -303,7 +303,7 @@ def dp_sgd(
       # Rows beyond `num_keys` only fill the mesh. They must not change the keys of the other rows.
       keys = jax.random.split(jax.random.fold_in(example_key, call), num_keys)
       examples = _with_keys(examples, placed(microbatch.fill(keys, size)))
-    summed, scale = clipped(state, examples, mask)
+    summed, scale = clipped(state, batch._replace(examples=examples))
     counted: Any = summed.mask
     updates, opt_state = chain.update(summed, state.opt_state, state.params, mask=counted)
     # The update is added in float32 or wider, also to parameters of types that JAX does not promote

@@ -15,7 +15,11 @@ plan that accounts for the noise.
 | an update is given what became NaN, and goes on                | all later updates are NaN     |
 | it is of the same plan with another number of steps            | it is accepted, unless the    |
 |                                                                | sampler bounds participation  |
-| a whole earlier state is used again                            | cannot be detected            |
+| it is given a batch of `plan.batches` out of turn: a batch for | the same                      |
+| the second time, one of a loop that began again, or of another |                               |
+| step                                                           |                               |
+| a whole earlier state is used again, with the batches that     | cannot be detected            |
+| belong to it                                                   |                               |
 
 A `Mechanism` (in `clip_and_noise`, `correlated`, `adaptive_clipping`) knows nothing of this.
 """
@@ -145,6 +149,37 @@ def noise_of(inner: Any) -> Any:
   return inner
 
 
+def _in_turn(step: Any, inner: Any) -> Any:
+  """Returns whether all rows were drawn for the step that the state takes next, [] bool.
+
+  Epsilon holds for one draw a step, each fresh. A loop over epochs that begins `plan.batches` anew
+  with the same `rng` would train on one draw in every epoch.
+
+  Args:
+    step: step of each row, [B] int32; None where the rows are of one's own.
+    inner: state of the mechanism.
+
+  Raises:
+    UserError: a batch that is known to be of another step.
+  """
+  counts = lambda part: hasattr(part, "draws")
+  states = filter(counts, jax.tree.leaves(inner, is_leaf=counts))
+  state = next(states, None)
+  if step is None or state is None:
+    return True
+
+  def out_of_turn() -> UserError:
+    return UserError(
+      f"is not the step that this state takes next, {int(state.draws)}: each batch of plan.batches "
+      "serves one update, in order; a loop that goes on takes plan.batches(data, rng, start), with "
+      "the rng of before",
+      field="batch.step",
+      value=int(np.ravel(np.asarray(step))[0]),
+    )
+
+  return trees.require(jnp.all(jnp.asarray(step) == state.draws), out_of_turn)
+
+
 def _no_state(state: Any) -> UserError:
   return UserError(
     f"{type(state).__name__}: must be what init and update of this private transform "
@@ -241,7 +276,8 @@ def with_guard(
     if not isinstance(state.inner, mechanism.state):
       raise _no_state(state.inner)
     given = {} if count is None else {"count": count}
-    conditions = Conditions(off == 0, rows, slices)
+    is_sound = (off == 0) & _in_turn(getattr(updates, "step", None), state.inner)
+    conditions = Conditions(is_sound, rows, slices)
     noisy, inner = mechanism.update(
       updates, state.inner, params, mask=mask, conditions=conditions, **given
     )
