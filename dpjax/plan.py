@@ -600,7 +600,7 @@ class Plan(overflow.MayAbort):
     `dpjax.wrap_grads`. The state counts the updates (`spent`). An update raises, or gives NaN under
     jit, if it is beyond `num_steps`; if its state was changed by `optax.tree.set`, `jax.tree.map`
     or similar; if its state is that of a plan with another noise, bound, sampling or statistics;
-    or if it gets more examples than the sampler ever draws.
+    if it gets more examples than the sampler ever draws; or a batch of `batches` out of turn.
 
     Under `jax.vmap` or `jax.shard_map`, an update of several sums with one state raises: they would
     get the same noise, which cancels in their difference. Under `jax.pmap` every update raises.
@@ -880,9 +880,9 @@ class Plan(overflow.MayAbort):
       rng: integer seed of the sampler; 128 bits or more for a release. None takes 128 fresh bits
         of the operating system, which nobody can draw again; with several processes it must be
         given, the same to each. Like the key of `transform`, it is for one run on one data set:
-        costs of runs compose only if they sample independently. The same holds of epochs: take all
-        steps of a run from one iterator, since a second one with this rng yields the first batches
-        again, and an example of one step would be in every repetition of it.
+        costs of runs compose only if they sample independently. Take all steps of a run, of all
+        epochs, from one iterator: a second one yields the first batches again, which a private
+        transform then refuses.
         Which rows a step draws depends on the sampler, (rng, step) and the number of rows alone.
       start: number of batches that a resumed run took before, of which each step has `slices`, so
         that it goes on within a step, too; above 0 only with an `rng`.

@@ -380,8 +380,11 @@ def _averages(
   def averages(image: jax.Array) -> jax.Array:
     # The image moves by a pixel down and right, then up and left. Its border is mirrored.
     padded = jnp.pad(image, ((1, 1), (1, 1), (0, 0)), mode="reflect")
-    moved = (padded[:-2, :-2], padded[2:, 2:])
-    return sum(_codes(second, _map(first, each), _GRID).ravel() for each in moved) / 2
+    one, other = (
+      _codes(second, _map(first, moved), _GRID).ravel()
+      for moved in (padded[:-2, :-2], padded[2:, 2:])
+    )
+    return (one + other) / 2
 
   def features(image: jax.Array) -> jax.Array:
     values = averages(image)

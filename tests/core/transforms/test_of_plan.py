@@ -41,6 +41,37 @@ def _batch(rows, count):
   )
 
 
+_DATA = np.random.default_rng(0).normal(size=(40, 3)).astype(np.float32)
+
+
+@pytest.mark.parametrize("stacked", [False, True])
+@pytest.mark.parametrize("slices", [1, 2])
+def test_a_batch_serves_the_step_that_drew_it(slices, stacked):
+  whole = sampling.PoissonSampler(sampling_prob=0.1, capacity=41)
+  plan = _plan(slices=slices, sampler=whole)
+  tx = plan.accumulated(optax.chain(plan.transform(_KEY), optax.sgd(0.1)))
+  summed = plan.clipped_grad(_loss)
+  rows = lambda params, batch: dpjax.per_example_grads(_loss)(params, batch)[1]
+  grads = rows if stacked else summed
+  update = jax.jit(lambda batch, state: tx.update(grads(_PARAMS, batch), state, _PARAMS))
+  batches = list(plan.batches(_DATA, rng=0))
+  state = tx.init(_PARAMS)
+  for batch in batches[:slices]:
+    updates, state = update(batch, state)
+  is_finite = lambda tree: all(
+    bool(jnp.isfinite(leaf).all()) for leaf in jax.tree.leaves(tree)
+  )
+  assert is_finite(updates)
+  # The next batch is taken; one of a loop that began anew is not, nor a later one.
+  assert is_finite(update(batches[slices], state)[0])
+  for wrong in (batches[0], batches[2 * slices], next(iter(plan.batches(_DATA)))):
+    assert not is_finite(update(wrong, state)[0])
+    with refuses("batch.step", value=int(wrong.step[0])):
+      tx.update(grads(_PARAMS, wrong), state, _PARAMS)
+  # Rows of one's own have no turn.
+  assert is_finite(update(batches[0]._replace(step=None), state)[0])
+
+
 _CYCLIC = sampling.CyclicSampler(steps_per_pass=3, num_examples=24)
 _TOEPLITZ = NoiseShape(correlation=BandedToeplitz((1.0, 0.5)))
 _OTHERS = {
