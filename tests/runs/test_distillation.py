@@ -90,7 +90,7 @@ def test_the_student_of_public_images_follows_from_the_teacher_and_the_pool(side
   relabelled = from_arrays(public.x, 1 - public.y, num_classes=2, nominal_size=600)
   other = _run(config, (train, relabelled))
   state = run.first()
-  batch = next(run.draws(0))
+  batch = next(run.phase().draws(0))
   one, _ = run.step(state, batch)
   two, _ = other.step(other.first(), batch)
   for key in one.student["params"]["Dense_0"]:
