@@ -101,8 +101,8 @@ def test_every_published_config_is_ready_to_run(path):
 def test_rows_without_their_extra_are_named_first_and_left_out(
   tmp_path, monkeypatch, capsys
 ):
-  def library(install):
-    raise UserError(f"needs TenSEAL; {install}")
+  def library(extra):
+    raise UserError(f"needs TenSEAL; pip install -e '.[{extra}]'")
 
   monkeypatch.setattr(encrypted_vectors, "library", library)
   sums = SecureConfig(task=SumTask(3, 5))
