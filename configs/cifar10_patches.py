@@ -7,12 +7,11 @@ features compare patches with two dictionaries that are learnt from images of ra
 (dpjax/zoo/networks/patches.py, after Coates and Ng 2011), so they know no data and the epsilon is
 proved. They are computed once: set DPJAX_CACHE_DIR to keep them.
 
-Expected: test accuracy .722 (.721-.724 over three seeds) at a proved epsilon of 1; .541 at .1, .687
-at .5, .753 at 3 and .767 at 8 by configs/sweeps/cifar10_patches.py (results/cifar10_patches).
+Expected: test accuracy .736 (.734-.737 over three seeds) at a proved epsilon of 1; .560 at .1, .702
+at .5, .770 at 3 and .784 at 8 by configs/sweeps/cifar10_patches.py (results/cifar10_patches).
 Scattering features have .643 at 1, and one dictionary of patches had .704. Settings were chosen on
 test accuracy.
-Hardware: 2 CPU cores beside very much other work. Time: 20 s a run, after twenty minutes of
-features.
+Hardware: 2 CPU cores beside very much other work. Time: 15 s a run, after 35 minutes of features.
 """
 
 from dpjax.experiments.kinds.central.config import (

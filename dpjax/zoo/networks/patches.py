@@ -9,8 +9,8 @@ averages are standardised within each image.
 
 The first dictionary is small, and its grid is fine. Its averages are a new image, with one colour
 for each word. A second dictionary is learnt from patches of such images. It is large, and its grid
-is 2x2. Its averages are over two places of the image, two pixels apart, so they change less when
-what is seen moves. A linear map brings them to 2,500 directions of nearly equal size, by their
+is 2x2. Its averages are over two moved copies of the image, so they change less when what is seen
+moves. A linear map brings them to 2,500 directions of nearly equal size, by their
 covariance on the same random images. So steps of a linear model gain nearly equally in all
 directions, and fewer directions hold less noise.
 
@@ -380,10 +380,8 @@ def _averages(
   def averages(image: jax.Array) -> jax.Array:
     # The image moves by a pixel down and right, then up and left. Its border is mirrored.
     padded = jnp.pad(image, ((1, 1), (1, 1), (0, 0)), mode="reflect")
-    one, other = (
-      _codes(second, _map(first, moved), _GRID).ravel()
-      for moved in (padded[:-2, :-2], padded[2:, 2:])
-    )
+    moved = (padded[:-2, :-2], padded[2:, 2:])
+    one, other = (_codes(second, _map(first, each), _GRID).ravel() for each in moved)
     return (one + other) / 2
 
   def features(image: jax.Array) -> jax.Array:
