@@ -28,7 +28,10 @@ RECORDS, DELTA = 60, 1e-5
 def audited():
   """(plan at epsilon 4) -> scores of final models on a few digits."""
   train, _ = load("digits")
-  records, own = train.subset(slice(0, RECORDS - 1)), train.subset(slice(200, 500))
+  records, own = (
+    train.subset(slice(0, RECORDS - 1)).declared(RECORDS),
+    train.subset(slice(200, 500)),
+  )
   model = networks.build("linear", num_classes=10)
   loss_fn = losses.softmax_cross_entropy(model.apply)
   zeros = model.init(jax.random.key(0), train.x[:1])
