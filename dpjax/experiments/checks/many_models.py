@@ -235,4 +235,5 @@ def _parts(settings: FinalModels) -> tuple[data.Dataset, data.Dataset, data.Data
     x=np.concatenate([members.x, blanks]),
     y=np.concatenate([members.y, np.zeros(len(blanks), members.y.dtype)]),
   )
-  return train.subset(slice(0, kept)), members, test
+  records = train.subset(slice(0, kept)).declared(settings.num_records)
+  return records, members, test
