@@ -106,7 +106,8 @@ class ClippedSum(metaclass=sealed.Sealed):
   # Bound of each group of parameters. It is (l2_bound,) if they are not clipped group by group.
   group_bounds: tuple[float, ...] = dataclasses.field(default=(), metadata={"static": True})
   mask: Any = None  # [B] bool, the one that was applied; None where it is not known
-  step: Any = None  # [B] int32, that of the `Batch`; None where the rows are of one's own
+  # [B] int32, that of the `Batch`, -1 for padding; None where the rows are of one's own
+  step: Any = None
   # Number of slices that the sum adds up: 1, or all slices of a step if they were accumulated.
   slices: int = dataclasses.field(default=1, metadata={"static": True})
   # Whether no term is longer than its norm says, as of flat clipping. A rule that lengthens short

@@ -156,7 +156,7 @@ def _in_turn(step: Any, inner: Any) -> Any:
   with the same `rng` would train on one draw in every epoch.
 
   Args:
-    step: step of each row, [B] int32; None where the rows are of one's own.
+    step: step of each row, [B] int32, -1 for padding; None where the rows are of one's own.
     inner: state of the mechanism.
 
   Raises:
@@ -174,10 +174,10 @@ def _in_turn(step: Any, inner: Any) -> Any:
       "serves one update, in order; a loop that goes on takes plan.batches(data, rng, start), with "
       "the rng of before",
       field="batch.step",
-      value=int(np.ravel(np.asarray(step))[0]),
+      value=int(np.max(np.asarray(step))),
     )
 
-  return trees.require(jnp.all(jnp.asarray(step) == state.draws), out_of_turn)
+  return trees.require(jnp.all((step == state.draws) | (step == -1)), out_of_turn)
 
 
 def _no_state(state: Any) -> UserError:

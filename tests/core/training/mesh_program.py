@@ -184,7 +184,7 @@ def _plants():
   found = {}
   for name, bug in bugs.items():
     mesh = jax.make_mesh((8,), ("data",))  # as users make it
-    wrong = lambda fn, *rest: original(bug(fn), *rest)
+    wrong = lambda fn, *rest, **named: original(bug(fn), *rest, **named)
     grad_fn = gradients.clipped_grad(loss_fn, l2_clip_norm=1.0, method="vmap", mesh=mesh)
     with mock.patch.object(per_example, "over_devices", wrong):
       step = jax.jit(grad_fn).lower(jnp.zeros(3), *batch).compile()
