@@ -70,8 +70,9 @@ class Batch(NamedTuple):
 
   examples: Any  # pytree, every leaf [capacity, ...]
   mask: Any  # [capacity] bool
-  # [capacity] int32, for each row the step of the plan that drew it. A private transform trains on
-  # a batch in its turn alone. None for rows of your own, whose turn is not checked.
+  # [capacity] int32, for each row the number of its batch, from 0 on: the step of the plan that
+  # drew it; with slices, step * slices + slice. A private transform trains on a batch in its turn
+  # alone. None for rows of your own, whose turn is not checked.
   step: Any = None
 
 
