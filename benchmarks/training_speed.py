@@ -43,10 +43,12 @@ def _stepper(config: TrainConfig, method: str, loaded: Any) -> Callable[[], floa
   state = phase.init()
   # as the run has them: placed on its mesh, all slices of a step
   draws = itertools.cycle([list(slices) for slices in itertools.islice(phase.draws(0), 4)])
+  turns = itertools.count()
 
   def step() -> float:
     nonlocal state
-    slices = next(draws)
+    # Four draws serve all steps. Their numbers are those of a run, else the updates were NaN.
+    slices = [slice_._replace(step=slice_.step * 0 + next(turns)) for slice_ in next(draws)]
     start = time.perf_counter()
     state, info = phase.step(state, slices)
     jax.block_until_ready((state.params, info))

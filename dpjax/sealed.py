@@ -316,8 +316,7 @@ class PerExampleGrads(metaclass=Sealed):
   # Dtypes of the arrays, in the order of the leaves.
   dtypes: tuple[Any, ...] = dataclasses.field(metadata={"static": True})
   rows: Any = None  # sealed [B], the number of each row; None where there is no row axis
-  # [B] int32, that of the `Batch`, -1 for padding; None where the rows are of one's own
-  step: Any = None
+  step: Any = None  # [B] int32, that of the `Batch`; None where the rows are of one's own
 
   @classmethod
   def of(

@@ -70,8 +70,9 @@ class Batch(NamedTuple):
 
   examples: Any  # pytree, every leaf [capacity, ...]
   mask: Any  # [capacity] bool
-  # [capacity] int32, for each row the step of the plan that drew it. A private transform trains on
-  # a batch in its turn alone. None for rows of your own, whose turn is not checked.
+  # [capacity] int32, for each row the number of its batch, from 0 on: the step of the plan that
+  # drew it; with slices, step * slices + slice. A private transform trains on a batch in its turn
+  # alone. None for rows of your own, whose turn is not checked.
   step: Any = None
 
 
@@ -106,8 +107,7 @@ class ClippedSum(metaclass=sealed.Sealed):
   # Bound of each group of parameters. It is (l2_bound,) if they are not clipped group by group.
   group_bounds: tuple[float, ...] = dataclasses.field(default=(), metadata={"static": True})
   mask: Any = None  # [B] bool, the one that was applied; None where it is not known
-  # [B] int32, that of the `Batch`, -1 for padding; None where the rows are of one's own
-  step: Any = None
+  step: Any = None  # [B] int32, that of the `Batch`; None where the rows are of one's own
   # Number of slices that the sum adds up: 1, or all slices of a step if they were accumulated.
   slices: int = dataclasses.field(default=1, metadata={"static": True})
   # Whether no term is longer than its norm says, as of flat clipping. A rule that lengthens short

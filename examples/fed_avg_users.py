@@ -75,19 +75,19 @@ opt_state = tx.init(start)
 
 
 @jax.jit
-def fed_round(params, opt_state, members, mask):
-  taken = jax.tree.map(lambda rows: rows[members], (examples, present))
+def fed_round(params, opt_state, batch):
+  taken = jax.tree.map(lambda rows: rows[batch.examples], (examples, present))
   changes = jax.vmap(local_change, in_axes=(None, 0, 0))(params, *taken)
   # Row i is the message of user i alone; nothing but this call says so.
-  messages = dpjax.wrap_grads(changes)
-  updates, opt_state = tx.update(messages, opt_state, params, mask=mask)
+  messages = dpjax.wrap_grads(changes, batch)
+  updates, opt_state = tx.update(messages, opt_state, params)
   return optax.apply_updates(params, updates), opt_state
 
 
 params = start
 # The rows of this "data set" are users, so a batch holds the numbers of those who join.
 for batch in plan.batches(jnp.arange(len(users))):
-  params, opt_state = fed_round(params, opt_state, batch.examples, batch.mask)
+  params, opt_state = fed_round(params, opt_state, batch)
 by_hand = dpjax.accuracy(model.apply, params, test)
 spent = plan.spent(opt_state)
 

@@ -78,12 +78,14 @@ def examples_and_mask(batch: ArrayTree, mask: ArrayLike | None) -> tuple[Any, An
 
 
 def step_of(batch: Any) -> Any:
-  """Returns the step of each row of a padded `Batch`, [B] int32, -1 for padding; None for rows of
-  one's own."""
-  if not isinstance(batch, Batch) or batch.step is None:
-    return None
-  # A mesh adds rows of padding, with zeros.
-  return jnp.where(jnp.asarray(batch.mask), jnp.asarray(batch.step), -1)
+  """Returns the step of each row of a padded `Batch`, [B] int32; None for rows of one's own.
+
+  A row of padding has the step of the first row: it was perhaps added later, with any number.
+  """
+  step = batch.step if isinstance(batch, Batch) else None
+  if step is None or jnp.shape(step) != jnp.shape(batch.mask):
+    return step
+  return jnp.where(batch.mask, step, step[:1])
 
 
 def padded(batch: Any) -> Batch:

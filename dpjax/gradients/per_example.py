@@ -43,6 +43,7 @@ from dpjax.types import (
   Array,
   ArrayLike,
   ArrayTree,
+  Batch,
   ClipLike,
   ClippedSum,
   LossFn,
@@ -70,7 +71,7 @@ def _check_params(params: Any) -> None:
     raise validate.UserError("must hold at least one array", field="params")
 
 
-def wrap_grads(grads: ArrayTree, mask: ArrayLike | None = None) -> PerExampleGrads:
+def wrap_grads(grads: ArrayTree, mask: ArrayLike | Batch | None = None) -> PerExampleGrads:
   """Wraps per-example gradients from your own code, as input of a private transform.
 
   Use it for bare arrays, such as those of `jax.vmap(jax.grad(loss_fn))`. Calling it states that
@@ -80,8 +81,9 @@ def wrap_grads(grads: ArrayTree, mask: ArrayLike | None = None) -> PerExampleGra
 
   Args:
     grads: leaves [B, *param], real floating point.
-    mask: [B] bool, False for padding. True if there is no padding; None to give the transform a
-      mask instead.
+    mask: the `Batch` whose rows these are, which has a mask, and is then trained on in its turn
+      alone. Or [B] bool, False for padding. True if there is no padding; None to give the transform
+      a mask instead.
 
   Raises:
     UserError: a leaf that is not real floating point; a mask that is not bool, or of another
@@ -98,9 +100,12 @@ def wrap_grads(grads: ArrayTree, mask: ArrayLike | None = None) -> PerExampleGra
       field="grads",
     )
   check_real(grads=grads)
+  given = mask
+  if isinstance(given, Batch):
+    mask = given.mask
   if mask is not None:
     mask = checked_mask(mask, _batch_size(grads, "grads"))
-  return PerExampleGrads.of(grads, mask)
+  return PerExampleGrads.of(grads, mask, step=step_of(given))
 
 
 def per_example_grads(
@@ -277,7 +282,7 @@ class ClippedGrad:
   def __call__(
     self, params: Params, batch: ArrayTree, mask: ArrayLike | None = None
   ) -> ClippedSum:
-    step = step_of(batch)
+    given = batch
     batch, mask = examples_and_mask(batch, mask)
     check_arrays(batch=batch)
     batch = jax.tree.map(jnp.asarray, batch)
@@ -302,7 +307,7 @@ class ClippedGrad:
       shortened = self.l2_clip_norm.shortens(rescale_to_unit_norm=unit)
       one_pass = over_devices(one_pass, mesh, self._bounds, shortened=shortened)
     try:
-      return dataclasses.replace(one_pass(params, batch, mask), step=step)
+      return dataclasses.replace(one_pass(params, batch, mask), step=step_of(given))
     # A UserError is a ValueError, too, but needs no further explanation.
     except validate.UserError:
       raise

@@ -224,8 +224,8 @@ def fit_private(
   @closed_over.jitted
   def step(state, batch):
     params, opt_state = state
-    summed: Any = clipped(params, batch.examples, batch.mask)
-    updates, opt_state = chain.update(summed, opt_state, params, mask=batch.mask)
+    summed: Any = clipped(params, batch)
+    updates, opt_state = chain.update(summed, opt_state, params)
     return optax.apply_updates(params, updates), opt_state
 
   draws = lambda start: plan.batches(data, rng=batch_seed, start=start)

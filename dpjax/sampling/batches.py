@@ -97,7 +97,8 @@ def batches(
   """
   for step in steps:
     drawn = draw_rows(sampler, num_examples, seed=seed, step=step)
-    for indices, mask in slices(drawn, sampler.padded_batch_size, count):
+    parts = slices(drawn, sampler.padded_batch_size, count)
+    for number, (indices, mask) in enumerate(parts, start=step * count):
       examples = read(indices)
       mask = mask if present is None else mask & present[indices]
-      yield Batch(examples, mask, np.full(len(mask), step, np.int32))
+      yield Batch(examples, mask, np.full(len(mask), number, np.int32))

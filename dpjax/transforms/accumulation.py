@@ -16,7 +16,7 @@ import optax
 
 from dpjax import gradients, trees, validate
 from dpjax.transforms.group_noise import check_groups
-from dpjax.transforms.guard import Guarded, is_guarded, with_guard
+from dpjax.transforms.guard import Guarded, is_guarded, next_batch, with_guard
 from dpjax.transforms.inputs import Mechanism, is_placeholder, open_gradients
 from dpjax.types import ClipLike, ClippedSum
 from dpjax.validate import UserError
@@ -111,8 +111,12 @@ def accumulate(
     out = trees.nan_unless(conditions.sound, out)
     return out, AccumulateState(inner, total, place)
 
+  def turn(state: AccumulateState) -> Any:
+    steps = next_batch(state.inner)
+    return None if steps is None else steps * every + state.slices
+
   mechanism = Mechanism(init_fn, update_fn, AccumulateState)
-  return with_guard(mechanism, mark=mark, covered=_covered)
+  return with_guard(mechanism, mark=mark, covered=_covered, turn=turn)
 
 
 def _covered(state: AccumulateState) -> Any:

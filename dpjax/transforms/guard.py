@@ -149,35 +149,41 @@ def noise_of(inner: Any) -> Any:
   return inner
 
 
-def _in_turn(step: Any, inner: Any) -> Any:
-  """Returns whether all rows were drawn for the step that the state takes next, [] bool.
-
-  Epsilon holds for one draw a step, each fresh. A loop over epochs that begins `plan.batches` anew
-  with the same `rng` would train on one draw in every epoch.
-
-  Args:
-    step: step of each row, [B] int32, -1 for padding; None where the rows are of one's own.
-    inner: state of the mechanism.
-
-  Raises:
-    UserError: a batch that is known to be of another step.
-  """
+def next_batch(inner: Any) -> Any:
+  """Returns the number of the batch that a mechanism's state takes next, []; None if it counts
+  none."""
   counts = lambda part: hasattr(part, "draws")
   states = filter(counts, jax.tree.leaves(inner, is_leaf=counts))
-  state = next(states, None)
-  if step is None or state is None:
+  return getattr(next(states, None), "draws", None)
+
+
+def _in_turn(step: Any, turn: Any) -> Any:
+  """Returns whether all rows are of the batch that the state takes next, [] bool.
+
+  Epsilon holds for one draw a step, each fresh. A loop over epochs that begins `plan.batches` anew
+  with the same `rng` would train on one draw in every epoch. A slice that comes twice in one step
+  would count its examples twice.
+
+  Args:
+    step: `Batch.step` of each row, [B] int32; None where the rows are of one's own.
+    turn: number of the batch that the state takes next; None if it counts none.
+
+  Raises:
+    UserError: a batch that is known to be another.
+  """
+  if step is None or turn is None:
     return True
 
   def out_of_turn() -> UserError:
     return UserError(
-      f"is not the step that this state takes next, {int(state.draws)}: each batch of plan.batches "
+      f"is not the batch that this state takes next, {int(turn)}: each batch of plan.batches "
       "serves one update, in order; a loop that goes on takes plan.batches(data, rng, start), with "
       "the rng of before",
       field="batch.step",
-      value=int(np.max(np.asarray(step))),
+      value=int(np.ravel(np.asarray(step))[0]),
     )
 
-  return trees.require(jnp.all((step == state.draws) | (step == -1)), out_of_turn)
+  return trees.require(jnp.all(jnp.asarray(step) == turn), out_of_turn)
 
 
 def _no_state(state: Any) -> UserError:
@@ -242,6 +248,7 @@ def with_guard(
   rows: int | None = None,
   slices: int | None = None,
   covered: Callable[[Any], Any] = _whole,
+  turn: Callable[[Any], Any] = next_batch,
 ) -> optax.GradientTransformationExtraArgs:
   """Returns a mechanism as a private transform, whose state is guarded between updates.
 
@@ -250,6 +257,7 @@ def with_guard(
     mark: mark of the plan that accounts for the noise; 0 without a plan.
     rows, slices: as for `inputs.Conditions`.
     covered: function from the mechanism's state to the parts that nobody may change; default: all.
+    turn: function from the mechanism's state to the number of the batch that it takes next.
   """
 
   # Plans that differ in their noise alone share one program.
@@ -276,8 +284,8 @@ def with_guard(
     if not isinstance(state.inner, mechanism.state):
       raise _no_state(state.inner)
     given = {} if count is None else {"count": count}
-    is_sound = (off == 0) & _in_turn(getattr(updates, "step", None), state.inner)
-    conditions = Conditions(is_sound, rows, slices)
+    in_turn = _in_turn(getattr(updates, "step", None), turn(state.inner))
+    conditions = Conditions((off == 0) & in_turn, rows, slices)
     noisy, inner = mechanism.update(
       updates, state.inner, params, mask=mask, conditions=conditions, **given
     )

@@ -155,7 +155,7 @@ def adversarial(
     pair_of = functools.partial(pair, state.generator)
     loss_checks.check_apart(pair_of, pair_keys, batch.examples, name="pair")
     pairs = jax.vmap(pair_of)(pair_keys, batch.examples)
-    critic, info = critic_step(state.critic, Batch(pairs, batch.mask))
+    critic, info = critic_step(state.critic, batch._replace(examples=pairs))
     # Neither the batch nor its mask, whose sum is a secret, reaches the generator.
     moved = functools.partial(generator_step, critic.params, generator_key)
     before = (state.generator, state.generator_opt_state)

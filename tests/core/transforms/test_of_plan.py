@@ -4,6 +4,7 @@ Before, `plan.spent` of a state with a tenth of the noise said 3.5 where 89.7 ha
 """
 
 import dataclasses
+import itertools
 
 import jax
 import jax.numpy as jnp
@@ -68,8 +69,34 @@ def test_a_batch_serves_the_step_that_drew_it(slices, stacked):
     assert not is_finite(update(wrong, state)[0])
     with refuses("batch.step", value=int(wrong.step[0])):
       tx.update(grads(_PARAMS, wrong), state, _PARAMS)
+  if slices > 1:
+    # An example would count twice in one step.
+    _, within = update(batches[slices], state)
+    assert not is_finite(update(batches[slices], within)[0])
+    assert is_finite(update(batches[slices + 1], within)[0])
   # Rows of one's own have no turn.
   assert is_finite(update(batches[0]._replace(step=None), state)[0])
+
+
+@pytest.mark.parametrize("how", ["sum", "stacked", "wrapped"])
+def test_padding_that_came_later_has_any_step(how):
+  """As of `split_rows` over several devices."""
+  plan = _plan(sampler=sampling.PoissonSampler(sampling_prob=0.1, capacity=41))
+  tx = plan.transform(_KEY)
+  mine = jax.vmap(jax.grad(_loss), in_axes=(None, 0))
+  grads = {
+    "sum": plan.clipped_grad(_loss),
+    "stacked": lambda params, batch: dpjax.per_example_grads(_loss)(params, batch)[1],
+    "wrapped": lambda params, batch: dpjax.wrap_grads(mine(params, batch.examples), batch),
+  }[how]
+  update = lambda batch, state: tx.update(grads(_PARAMS, batch), state, _PARAMS)
+  more = lambda leaf: np.concatenate([leaf, np.zeros_like(leaf[:3])])
+  drawn = itertools.islice(plan.batches(_DATA, rng=0), 2)
+  first, second = (jax.tree.map(more, batch) for batch in drawn)
+  _, state = update(first, tx.init(_PARAMS))
+  assert np.isfinite(update(second, state)[0]["w"]).all()
+  with refuses("batch.step", value=0):
+    update(first, state)
 
 
 _CYCLIC = sampling.CyclicSampler(steps_per_pass=3, num_examples=24)
