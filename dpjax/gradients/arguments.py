@@ -80,12 +80,12 @@ def examples_and_mask(batch: ArrayTree, mask: ArrayLike | None) -> tuple[Any, An
 def step_of(batch: Any) -> Any:
   """Returns the step of each row of a padded `Batch`, [B] int32; None for rows of one's own.
 
-  A row of padding has the step of the first row: it was perhaps added later, with any number.
+  A row of padding has -1: it was perhaps added later, such as for a mesh, with any number.
   """
   step = batch.step if isinstance(batch, Batch) else None
   if step is None or jnp.shape(step) != jnp.shape(batch.mask):
     return step
-  return jnp.where(batch.mask, step, step[:1])
+  return jnp.where(batch.mask, step, -1)
 
 
 def padded(batch: Any) -> Batch:

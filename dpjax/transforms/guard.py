@@ -165,7 +165,7 @@ def _in_turn(step: Any, turn: Any) -> Any:
   would count its examples twice.
 
   Args:
-    step: `Batch.step` of each row, [B] int32; None where the rows are of one's own.
+    step: `Batch.step` of each row, [B] int32, -1 for padding; None where the rows are of one's own.
     turn: number of the batch that the state takes next; None if it counts none.
 
   Raises:
@@ -180,10 +180,10 @@ def _in_turn(step: Any, turn: Any) -> Any:
       "serves one update, in order; a loop that goes on takes plan.batches(data, rng, start), with "
       "the rng of before",
       field="batch.step",
-      value=int(np.ravel(np.asarray(step))[0]),
+      value=int(np.max(np.asarray(step))),
     )
 
-  return trees.require(jnp.all(jnp.asarray(step) == turn), out_of_turn)
+  return trees.require(jnp.all((step == turn) | (step == -1)), out_of_turn)
 
 
 def _no_state(state: Any) -> UserError:
