@@ -239,7 +239,7 @@ def size(text: str) -> dict[str, float]:
       "must be single, double, a width in inches or WIDTHxHEIGHT", field="size", value=text
     ) from None
   try:
-    Look(**sides)
+    Look(width=sides["width"], height=sides.get("height"))
   except UserError as error:
     raise error.of(field="size", value=text) from None
   return sides
