@@ -327,7 +327,7 @@ def label_ends(
     )  # fmt: skip
 
 
-def check_suffix(path: str | os.PathLike) -> str:
+def check_suffix(path: str | os.PathLike, *, field: str = "picture") -> str:
   """Returns the suffix of a picture's file.
 
   Raises:
@@ -339,7 +339,7 @@ def check_suffix(path: str | os.PathLike) -> str:
   suffix = pathlib.Path(path).suffix.lower()
   if suffix not in SUFFIXES:
     raise UserError(
-      f"must end in {', '.join(SUFFIXES)}", field="picture", value=os.fspath(path)
+      f"must end in {', '.join(SUFFIXES)}", field=field, value=os.fspath(path)
     )
   return suffix
 

@@ -65,9 +65,12 @@ def as_typed(error: UserError, typed: Iterable[str]) -> UserError:
   return error
 
 
-def by_flag(error: UserError) -> UserError:
-  """Returns an error that names the flag of this command line, as of `as_typed`."""
-  typed = [name for name in flags.FLAGS if flags.FLAGS[name].present]
+def by_flag(error: UserError, values: flags.FlagValues = flags.FLAGS) -> UserError:
+  """Returns an error that names the flag of this command line, as of `as_typed`; also one that is
+  missing."""
+  if error.value is None and error.field in values and values[error.field].value is None:
+    return UserError(error.must, field=f"--{error.field}", hint=error.hint)
+  typed = [name for name in values if values[name].present]
   # The longest is the most exact: a field of a choice before the choice.
   return as_typed(error, sorted(typed, key=len, reverse=True))
 

@@ -4,6 +4,7 @@ import ast
 import pathlib
 
 import pytest
+from absl import flags
 
 from dpjax.validate import UserError
 from launch import app
@@ -44,3 +45,11 @@ def test_the_walk_finds_flags():
 def test_an_error_names_the_flag_that_was_typed(field, typed, shown):
   error = app.as_typed(UserError("must be > 0", field=field, value=-1), typed)
   assert error.field == shown and error.must == "must be > 0"
+
+
+def test_a_flag_that_is_missing_is_named_without_a_value():
+  values = flags.FlagValues()
+  flags.DEFINE_string("column", None, "", flag_values=values)
+  values.mark_as_parsed()
+  error = UserError("must be given", field="column", value=None)
+  assert str(app.by_flag(error, values)) == "--column: must be given"

@@ -41,7 +41,7 @@ def test_a_mistake_is_one_line(tmp_path):
     "error: csv='none.csv': must be a CSV file; there is no such file"
   )
   done = commands.run("launch.plot", "results/lm_lora/curve.csv", "--out=a.jpg")
-  assert commands.refusal(done) == "error: picture='a.jpg': must end in .png, .pdf, .svg"
+  assert commands.refusal(done) == "error: --out='a.jpg': must end in .png, .pdf, .svg"
 
 
 def test_a_missing_flag_is_one_line():

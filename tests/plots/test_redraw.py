@@ -393,7 +393,7 @@ def test_what_cannot_stand_on_one_picture_is_refused(tmp_path):
   published = redraw.Asked(references=(("R", 1.0, 2.0),))
   with refuses("reference"):
     redraw.plot([secure], [tmp_path / "a.png"], asked=published)
-  with refuses("picture", value="a.jpg"):
+  with refuses("out", value="a.jpg"):
     redraw.plot([curve], ["a.jpg"])
   with refuses("csv", value=""):
     redraw.plot([], ["a.png"])
@@ -432,13 +432,13 @@ def test_a_cell_that_cannot_be_drawn_is_named(column, text, tmp_path):
   assert not (tmp_path / "a.svg").exists()
 
 
-@pytest.mark.parametrize("text", ["wide", "3x", "x3", "3x2x1", ""])
+@pytest.mark.parametrize("text", ["wide", "3x", "x3", "3x2x1", "", "0x3", "3xnan", "41"])
 def test_a_size_that_is_none_is_refused(text):
-  with refuses("size"):
+  with refuses("size", value=text):
     redraw.size(text)
 
 
-@pytest.mark.parametrize("text", ["R", "R:1", "R:1:x", "1:2"])
+@pytest.mark.parametrize("text", ["R", "R:1", "R:1:x", "1:2", "R:nan:1", "R:1:inf"])
 def test_a_reference_that_is_none_is_refused(text):
-  with refuses("reference"):
+  with refuses("reference", value=text):
     redraw.reference(text)

@@ -92,6 +92,12 @@ def test_a_biased_sum_is_told(tmp_path, monkeypatch):
   assert result["error"] == 1.0 and result["num_survivors"] == 3
 
 
+@pytest.mark.parametrize("protocol", ["plain", "additive_sharing"])
+def test_a_sum_that_the_silent_clients_prevent_names_them(tmp_path, protocol):
+  with refuses("task.silent", value=3):
+    loop.train(_point(**_SUM, **{"task.protocol": protocol, "task.silent": 3}), tmp_path)
+
+
 @pytest.mark.long
 def test_a_regression_keeps_rounded_weights_alone(tmp_path, tenseal):
   task = {"name": "regress", "num_features": 2, "ridge": 1.0, "num_predicted": 5}

@@ -214,7 +214,10 @@ def _estimates(scores: Scores, settings: FinalModels) -> dict[str, Any]:
 
 def _parts(settings: FinalModels) -> tuple[data.Dataset, data.Dataset, data.Dataset]:
   """Returns (records without the target, the auditor's records with blanks, test)."""
-  train, test = data.load(settings.data)
+  try:
+    train, test = data.load(settings.data)
+  except UserError as error:
+    raise error.of(field="data", value=settings.data) from error
   if train.num_classes < 2 or train.x.dtype == np.int32:
     raise UserError(
       "must hold images of 2 or more classes", field="data", value=settings.data

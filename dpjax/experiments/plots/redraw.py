@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import math
 import os
 import pathlib
 from collections.abc import Iterable, Mapping, Sequence
@@ -73,7 +74,7 @@ def plot(
   if not out:
     raise UserError("must name a file to write", field="out", value="")
   for path in out:
-    pictures.check_suffix(path)
+    pictures.check_suffix(path, field="out")
   read = [csv_tables.read(path) for path in itertools.chain(*map(_files, paths))]
   notes: list[str] = []
   try:
@@ -229,12 +230,19 @@ def size(text: str) -> dict[str, float]:
   if text in pictures.SIZES:
     return {"width": pictures.SIZES[text]}
   try:
-    sides = [float(part) for part in text.split("x")]
-    return dict(zip(("width", "height"), sides, strict=len(sides) > 2))
+    numbers = [float(part) for part in text.split("x")]
+    sides: dict[str, float] = dict(
+      zip(("width", "height"), numbers, strict=len(numbers) > 2)
+    )
   except ValueError:
     raise UserError(
       "must be single, double, a width in inches or WIDTHxHEIGHT", field="size", value=text
     ) from None
+  try:
+    Look(width=sides["width"], height=sides.get("height"))
+  except UserError as error:
+    raise error.of(field="size", value=text) from None
+  return sides
 
 
 def reference(text: str) -> Reference:
@@ -248,11 +256,15 @@ def reference(text: str) -> Reference:
   """
   try:
     label, x, y = text.rsplit(":", 2)
-    return label, float(x), float(y)
+    at = float(x), float(y)
   except ValueError:
+    at = (math.nan, math.nan)
+  # A point that is not finite would not be drawn.
+  if not all(map(math.isfinite, at)):
     raise UserError(
-      "must be LABEL:X:Y with two numbers", field="reference", value=text
-    ) from None
+      "must be LABEL:X:Y with two finite numbers", field="reference", value=text
+    )
+  return label, *at
 
 
 def _missing(table: CsvTable, name: str, recipe: Recipe) -> list[str]:

@@ -52,6 +52,7 @@ class Pate(Experiment[PateConfig]):
   def check_data(self, data: Any) -> None:
     private, public = data
     named_data.check_pool(self.config, public)
+    vote_costs.check_published(self.config, private.num_classes)
     public_pool.check(self.config, private, public)
 
   def digest(self, data: Any) -> bytes:

@@ -157,14 +157,27 @@ def of_votes(
   return {"not_private/epsilon_data_dependent": _epsilon(orders, total, config.delta)}
 
 
+def check_published(config: PateConfig, num_classes: int) -> None:
+  """Raises UserError if a cost is to be published, and smooth sensitivity is not proved for the
+  noise of the labels and its order."""
+  if config.cost is None:
+    return
+  std, order = config.aggregate.std, config.cost.order
+  if not votes.conditions_hold(std=std, num_classes=num_classes, order=order):
+    raise UserError(
+      f"smooth sensitivity is not proved there at std={std:g}; a larger noise or a lower order",
+      field="cost.order",
+      value=order,
+    )
+
+
 def published(
   config: PateConfig, cost: PublishedCost, counts: np.ndarray, key: jax.Array
 ) -> dict[str, Any]:
   """Returns the cost of these votes at one Renyi order, published by smooth sensitivity.
 
   The number estimates a private quantity and is not a guarantee. The epsilon of the run is a
-  guarantee, and includes the cost of this release. Raises UserError if smooth sensitivity is not
-  proved for this noise and order.
+  guarantee, and includes the cost of this release. `check_published` says whether it is proved.
 
   Args:
     counts: votes for each of K classes, [num_queries, K]; all queries were answered.
@@ -172,13 +185,6 @@ def published(
   """
   order = cost.order
   std = config.aggregate.std
-  num_classes = counts.shape[1]
-  if not votes.conditions_hold(std=std, num_classes=num_classes, order=order):
-    raise UserError(
-      f"smooth sensitivity is not proved there at std={std:g}",
-      field="cost.order",
-      value=order,
-    )
   spent = 0.0
   local = np.zeros(config.num_teachers + 1)
   known: dict[tuple[int, ...], tuple[float, np.ndarray]] = {}

@@ -31,7 +31,8 @@ def load_data(config: SecureConfig) -> tuple[Any, Any]:
   """Loads (train, test) of the `train` section."""
   with bounds.within("task.train", holds_config=True):
     loaded = central.load_data(dataclasses.replace(config.task.train, resident=True))
-    needs_classes(loaded[0], "launch.secure")
+    name = config.task.train.data.name
+    needs_classes(loaded[0], "launch.secure", field="data.name", value=name)
     return loaded
 
 

@@ -14,6 +14,7 @@ from dpjax.experiments.run.pieces import Arrays
 from dpjax.experiments.run.run_keys import RunKeys
 from dpjax.secure.sums import Drops
 from dpjax.secure.sums.vectors import LazyVectors, dtype_of
+from dpjax.validate import UserError
 
 # Maps a protocol to what it hides, and from whom.
 _HIDES = {
@@ -72,7 +73,13 @@ def computed(config: SecureConfig, loaded: str, random: RunKeys) -> Measuring:
   }
 
   def add() -> Arrays:
-    summed = task.protocol.sum(vectors, drops)
+    try:
+      summed = task.protocol.sum(vectors, drops)
+    except UserError as error:
+      # Without them the same sum may be allowed, and no other field says who drops out.
+      if not task.silent:
+        raise
+      raise UserError(str(error), field="task.silent", value=task.silent) from error
     return {
       "total": np.asarray(summed.total),
       "cost": np.array(summed.cost[:4], np.int64),
