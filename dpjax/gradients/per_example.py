@@ -100,12 +100,10 @@ def wrap_grads(grads: ArrayTree, mask: ArrayLike | Batch | None = None) -> PerEx
       field="grads",
     )
   check_real(grads=grads)
-  given = mask
-  if isinstance(given, Batch):
-    mask = given.mask
-  if mask is not None:
-    mask = checked_mask(mask, _batch_size(grads, "grads"))
-  return PerExampleGrads.of(grads, mask, step=step_of(given))
+  real = mask.mask if isinstance(mask, Batch) else mask
+  if real is not None:
+    real = checked_mask(real, _batch_size(grads, "grads"))
+  return PerExampleGrads.of(grads, real, step=step_of(mask))
 
 
 def per_example_grads(
