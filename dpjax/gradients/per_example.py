@@ -100,10 +100,10 @@ def wrap_grads(grads: ArrayTree, mask: ArrayLike | Batch | None = None) -> PerEx
       field="grads",
     )
   check_real(grads=grads)
-  rows = mask.mask if isinstance(mask, Batch) else mask
-  if rows is not None:
-    rows = checked_mask(rows, _batch_size(grads, "grads"))
-  return PerExampleGrads.of(grads, rows, step=step_of(mask))
+  real = mask.mask if isinstance(mask, Batch) else mask
+  if real is not None:
+    real = checked_mask(real, _batch_size(grads, "grads"))
+  return PerExampleGrads.of(grads, real, step=step_of(mask))
 
 
 def per_example_grads(
