@@ -732,7 +732,7 @@ class Plan(overflow.MayAbort):
         "the state that tx.init and tx.update return, of one run",
         field="opt_state",
       )
-    draws = getattr(guard.noise_of(states[0].inner), "draws", None)
+    draws = guard.next_batch(states[0].inner)
     if isinstance(draws, core.Tracer):
       raise UserError("is traced; call plan.spent outside of jit", field="opt_state")
     count = np.asarray(draws)

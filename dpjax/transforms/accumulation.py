@@ -112,8 +112,10 @@ def accumulate(
     return out, AccumulateState(inner, total, place)
 
   def turn(state: AccumulateState) -> Any:
-    steps = next_batch(state.inner)
-    return None if steps is None else steps * every + state.slices
+    for private in private_states(state.inner):
+      steps = next_batch(private.inner)
+      return None if steps is None else steps * every + state.slices
+    return None
 
   mechanism = Mechanism(init_fn, update_fn, AccumulateState)
   return with_guard(mechanism, mark=mark, covered=_covered, turn=turn)

@@ -152,9 +152,7 @@ def noise_of(inner: Any) -> Any:
 def next_batch(inner: Any) -> Any:
   """Returns the number of the batch that a mechanism's state takes next, []; None if it counts
   none."""
-  counts = lambda part: hasattr(part, "draws")
-  states = filter(counts, jax.tree.leaves(inner, is_leaf=counts))
-  return getattr(next(states, None), "draws", None)
+  return getattr(noise_of(inner), "draws", None)
 
 
 def _in_turn(step: Any, turn: Any) -> Any:
