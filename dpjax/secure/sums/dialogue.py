@@ -32,6 +32,20 @@ class SumResult(NamedTuple):
   operations: int  # as in `Cost`
 
 
+def summed(
+  result: SumResult, num_bytes: Mapping[int, int], *, seconds: float = 0.0
+) -> Summed:
+  """Returns a sum with its cost, from the bytes that each client sent and received."""
+  cost = Cost(
+    client_bytes=max(num_bytes.values()),
+    server_bytes=sum(num_bytes.values()),
+    expansions=result.expansions,
+    operations=result.operations,
+    seconds=seconds,
+  )
+  return Summed(result.total, result.survivors, cost)
+
+
 class SumServer(Protocol):
   """The server of one sum."""
 
@@ -163,11 +177,4 @@ def run(
       raise UserError("; ".join([str(error), *why])) from error
     for receiver, data in inbox.items():
       num_bytes[receiver] += len(data)
-  result = server.result()
-  cost = Cost(
-    client_bytes=max(num_bytes.values()),
-    server_bytes=sum(num_bytes.values()),
-    expansions=result.expansions,
-    operations=result.operations,
-  )
-  return Summed(result.total, result.survivors, cost)
+  return summed(server.result(), num_bytes)

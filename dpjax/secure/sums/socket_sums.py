@@ -51,8 +51,8 @@ import numpy as np
 from dpjax import names, validate
 from dpjax.secure.sums import committee_parties, lobby, secagg_client, secagg_server
 from dpjax.secure.sums.committee_parties import CommitteeTerms
-from dpjax.secure.sums.dialogue import Begun, SumServer
-from dpjax.secure.sums.interface import Cost, Summed
+from dpjax.secure.sums.dialogue import Begun, SumServer, summed
+from dpjax.secure.sums.interface import Summed
 from dpjax.secure.sums.terms import Terms
 from dpjax.validate import UserError
 
@@ -415,15 +415,8 @@ def _served(
     server, outgoing = server.close()
     _put_on(lines, outgoing, {})
   moved.update({who: line.bytes_sent for who, line in lines.items()})
-  result = server.result()
-  cost = Cost(
-    client_bytes=max(moved.values()),
-    server_bytes=sum(moved.values()),
-    expansions=result.expansions,
-    operations=result.operations,
-    seconds=time.perf_counter() - start,
-  )
-  return Summed(result.total, result.survivors, cost)
+  result = server.result()  # before the clock is read
+  return summed(result, moved, seconds=time.perf_counter() - start)
 
 
 def _put_on(
