@@ -249,12 +249,13 @@ def measured(
   config: AttackConfig, attacked: Targets, state: Mapping[str, Any]
 ) -> MeasuredAttack:
   """Returns rates and verdicts of every method, beside the guarantee of the run."""
-  found = members.measured(config, attacked, state)
+  scored = members.scores(config, attacked, state)
+  by_method, is_member, _ = scored
+  found = members.measured(config, attacked, state, scored)
   count = {"membership_of": config.attack.unit, "num_units": attacked.included.shape[1]}
   result = found.result | count
   if silos.SILOS not in result or attacked.owners is None:
     return found._replace(result=result)
-  by_method, is_member, _ = members.scores(config, attacked, state)
   rows = by_silo(result[silos.SILOS], attacked.owners, by_method, is_member)
 
   def write(folder: pathlib.Path) -> None:

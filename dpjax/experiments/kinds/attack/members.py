@@ -362,9 +362,11 @@ def _scored(
   return mean_score(attacks.MEMBERSHIP_ATTACKS[name], queries)
 
 
-def scores(
-  config: AttackConfig, attacked: Targets, state: Mapping[str, Any]
-) -> tuple[dict[str, np.ndarray], np.ndarray, np.ndarray]:
+# Scores by method, membership, and log odds, each [targets * n].
+Scored = tuple[dict[str, np.ndarray], np.ndarray, np.ndarray]
+
+
+def scores(config: AttackConfig, attacked: Targets, state: Mapping[str, Any]) -> Scored:
   """Returns (scores by method, membership, log odds), each [targets * n].
 
   The targets are all trained models, or only the given target. Log odds are of the records as they
@@ -410,10 +412,16 @@ def scores(
 
 
 def measured(
-  config: AttackConfig, attacked: Targets, state: Mapping[str, Any]
+  config: AttackConfig,
+  attacked: Targets,
+  state: Mapping[str, Any],
+  scored: Scored | None = None,
 ) -> MeasuredAttack:
-  """Returns rates, verdicts and curves of every method, and what the guarantee allows."""
-  by_method, members, odds = scores(config, attacked, state)
+  """Returns rates, verdicts and curves of every method, and what the guarantee allows.
+
+  `scored` is what `scores` returns of the same arguments, where the caller has it.
+  """
+  by_method, members, odds = scored or scores(config, attacked, state)
   leakages = {
     name: attacks.measure(scores_of, members) for name, scores_of in by_method.items()
   }
@@ -428,8 +436,8 @@ def measured(
     accuracy = float(np.mean(state["accuracy"]))
   else:
     task = attacked.run.task
-    scored = task.evaluate(attacked.run.apply, attacked.target, attacked.test)
-    accuracy = float(scored["accuracy"])
+    tested = task.evaluate(attacked.run.apply, attacked.target, attacked.test)
+    accuracy = float(tested["accuracy"])
   allowed_tpr = _allowed_tpr(line, attacked.facts)
   # Maps a false negative rate to the share of non-members that the loss attack then recognises:
   # their losses exceed the losses of almost all members.
