@@ -269,7 +269,7 @@ class Service:
     began = self._clock()
     counted: tuple[str, np.ndarray] | None = None
     try:
-      logits = await self._finite(model, x)
+      logits, answers = await self._finite(model, x)
     except Late:
       # A new model that is too slow to answer has failed. No time is left to ask the old model.
       self._count_request(stage, name, failed=True)
@@ -282,18 +282,17 @@ class Service:
         counted = digest_of(model), failure.answers
       # The old model is asked, so that errors of the new model leave no request unanswered.
       model = old
-      logits = await self._finite(model, x, counts=counted is None)
+      logits, answers = await self._finite(model, x, counts=counted is None)
     else:
       self._count_request(stage, name, failed=False)
-    answers = model.classes(logits)
     self._latencies.append(1000 * max(0.0, self._clock() - began))
     self._labels.add(request, *(counted or (digest_of(model), answers)))
     return Answer(request, model.name, logits, answers)
 
   async def _finite(
     self, model: Predictor, x: np.ndarray, *, counts: bool = True
-  ) -> np.ndarray:
-    """Counts rows, and returns their logits if all are finite.
+  ) -> tuple[np.ndarray, np.ndarray]:
+    """Counts rows, and returns their logits and classes if all logits are finite.
 
     Args:
       counts: whether the rows are to be counted, as those that another model has counted are not.
@@ -319,7 +318,7 @@ class Service:
       failure = ModelFailed("its logits are not finite")
       failure.answers = answers
       raise failure
-    return logits
+    return logits, answers
 
   def _count_request(
     self, stage: dict[str, rollout.StageCounts] | None, name: str, *, failed: bool
