@@ -605,9 +605,10 @@ class Plan(overflow.MayAbort):
     Under `jax.vmap` or `jax.shard_map`, an update of several sums with one state raises: they would
     get the same noise, which cancels in their difference. Under `jax.pmap` every update raises.
 
-    Two mistakes cannot be detected. Each update needs the state that the last one returned: an
+    Three mistakes cannot be detected. Each update needs the state that the last one returned: an
     earlier state, whether kept, copied, restored or made by `init` again, draws the same noise
-    twice. And epsilon holds for rows of `batches`, not for your own rows with mask=True.
+    twice. Epsilon holds for rows of `batches`, not for your own rows with mask=True. And all
+    batches must have one `rng`.
 
     Args:
       key: key of the noise, for ONE run on ONE data set. Two runs with one key have the same
