@@ -47,7 +47,6 @@ from dpjax.accounting.loss_grid import (
   Profile,
   Step,
   is_coarse,
-  masses_of,
   pld_of,
 )
 from dpjax.accounting.replaced import delta_of_both, epsilon_of_both
@@ -412,7 +411,7 @@ def _composed(
 # A user's event may claim to equal an event of another class, so the cache tells types apart.
 @functools.lru_cache(maxsize=16, typed=True)
 def _steps_of(part: DpEvent, interval: float) -> tuple[Step, ...]:
-  return tuple(map(Step, masses_of(kind_of(part).pld(part, interval))))
+  return tuple(map(Step, kind_of(part).pld(part, interval)))
 
 
 def _interval(steps: Parts) -> float:

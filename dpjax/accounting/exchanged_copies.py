@@ -47,11 +47,10 @@ import functools
 import math
 
 import numpy as np
-from dp_accounting.pld import privacy_loss_distribution as pld_lib
 from scipy import stats
 
 from dpjax.accounting.exchanged_sample import profile
-from dpjax.accounting.loss_grid import connect
+from dpjax.accounting.loss_grid import LossMasses, connect
 from dpjax.accounting.mixture_pld import removed_deltas
 
 # A number m of copies is counted if the chance of m or more copies is above this. The chance of
@@ -182,7 +181,7 @@ def copies_largest_loss(
 
 def copies_pld(
   *, num_examples: int, batch_size: int, noise_multiplier: float, interval: float
-) -> pld_lib.PrivacyLossDistribution:
+) -> list[LossMasses]:
   """Returns the privacy loss distribution of one step, on a grid of `interval`.
 
   Guarantee: an upper bound at any interval. Both directions have the same distribution.
@@ -193,8 +192,9 @@ def copies_pld(
     noise_multiplier: std of the noise / clip norm of one copy.
     interval: distance between neighbouring losses of the grid.
 
+  >>> from dpjax.accounting.loss_grid import pld_of
   >>> pld = copies_pld(num_examples=4, batch_size=2, noise_multiplier=2.0, interval=1e-3)
-  >>> round(float(pld.get_delta_for_epsilon(1.0)), 4)
+  >>> round(float(pld_of(pld).get_delta_for_epsilon(1.0)), 4)
   0.0424
   """
   return connect(

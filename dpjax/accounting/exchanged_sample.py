@@ -33,11 +33,10 @@ import functools
 import math
 
 import numpy as np
-from dp_accounting.pld import privacy_loss_distribution as pld_lib
 from scipy import special
 
 from dpjax.accounting import noise_profiles
-from dpjax.accounting.loss_grid import connect
+from dpjax.accounting.loss_grid import LossMasses, connect
 
 # Number of standard deviations beyond which a normal variable has a mass below 1e-23.
 _TAIL = 10.0
@@ -96,7 +95,7 @@ def profile(
 
 def exchanged_pld(
   *, sampling_prob: float, noise_multiplier: float, interval: float
-) -> pld_lib.PrivacyLossDistribution:
+) -> list[LossMasses]:
   """Returns the privacy loss distribution of one step, on a grid of `interval`.
 
   Guarantee: an upper bound at any interval. Both directions have the same distribution.
@@ -106,8 +105,9 @@ def exchanged_pld(
     noise_multiplier: std of the noise / clip norm.
     interval: distance between neighbouring losses of the grid.
 
+  >>> from dpjax.accounting.loss_grid import pld_of
   >>> pld = exchanged_pld(sampling_prob=0.5, noise_multiplier=2.0, interval=1e-3)
-  >>> round(float(pld.get_delta_for_epsilon(1.0)), 4)
+  >>> round(float(pld_of(pld).get_delta_for_epsilon(1.0)), 4)
   0.0289
   """
   shift = 2 / noise_multiplier

@@ -56,7 +56,10 @@ class LossMasses(NamedTuple):
 
 
 def masses_of(pld: pld_lib.PrivacyLossDistribution) -> list[LossMasses]:
-  """Returns the masses for removing a record, and those for adding one if they differ."""
+  """Returns the masses for removing a record, and those for adding one if they differ.
+
+  A kind of your own may build its distribution with dp_accounting.
+  """
   pmfs = [pld._pmf_remove] if pld._symmetric else [pld._pmf_remove, pld._pmf_add]
   dense = [pmf.to_dense_pmf() for pmf in pmfs]
   return [
@@ -99,8 +102,10 @@ def connect(
   interval: float,
   largest: float,
   largest_added: float | None = None,
-) -> pld_lib.PrivacyLossDistribution:
+) -> list[LossMasses]:
   """Returns the privacy loss distribution of a mechanism, on a grid of `interval`.
+
+  It is the masses for removing a record, and those for adding one if they differ.
 
   Guarantee: an upper bound at any interval, by connecting the dots (Doroshenko et al. 2022,
   arXiv:2207.04380).
@@ -115,14 +120,14 @@ def connect(
   >>> from dpjax.accounting import noise_profiles
   >>> both = lambda epsilons: noise_profiles.gaussian(1.0)(epsilons)[0]
   >>> pld = connect(both, interval=1e-3, largest=10.0)
-  >>> round(float(pld.get_delta_for_epsilon(1.0)), 4)  # of a Gaussian of noise multiplier 1
+  >>> round(float(pld_of(pld).get_delta_for_epsilon(1.0)), 4)  # of a Gaussian of noise multiplier 1
   0.1269
   """
   up = _at_grid(removed, interval, largest)
   if added is None:
-    return pld_of([_connected(up, up, interval)])
+    return [_connected(up, up, interval)]
   down = _at_grid(added, interval, largest if largest_added is None else largest_added)
-  return pld_of([_connected(up, down, interval), _connected(down, up, interval)])
+  return [_connected(up, down, interval), _connected(down, up, interval)]
 
 
 def _at_grid(divergence: Divergence, interval: float, largest: float) -> np.ndarray:

@@ -14,10 +14,9 @@ from __future__ import annotations
 import functools
 
 import numpy as np
-from dp_accounting.pld import privacy_loss_distribution as pld_lib
 from scipy import special, stats
 
-from dpjax.accounting.loss_grid import connect
+from dpjax.accounting.loss_grid import LossMasses, connect
 from dpjax.accounting.noise_profiles import UNIT
 
 # Number of standard deviations beyond which a normal variable has a mass below 1e-23.
@@ -89,7 +88,7 @@ def typical_renyi_two(*, chances: np.ndarray, shifts: np.ndarray) -> float:
 
 def mixture_pld(
   *, chances: np.ndarray, shifts: np.ndarray, interval: float
-) -> pld_lib.PrivacyLossDistribution:
+) -> list[LossMasses]:
   """Returns the privacy loss distribution of P = sum_i p_i N(s_i) and Q = N(0), in both directions.
 
   Guarantee: an upper bound at any interval.
@@ -99,8 +98,9 @@ def mixture_pld(
     shifts: means s_i in standard deviations of the noise, rising, at least 0, [k].
     interval: distance between neighbouring losses of the grid.
 
+  >>> from dpjax.accounting.loss_grid import pld_of
   >>> pld = mixture_pld(chances=np.array([1.0]), shifts=np.array([1.0]), interval=1e-3)
-  >>> round(float(pld.get_delta_for_epsilon(1.0)), 4)  # of a Gaussian of noise multiplier 1
+  >>> round(float(pld_of(pld).get_delta_for_epsilon(1.0)), 4)  # of a Gaussian of noise multiplier 1
   0.1269
   """
   log_chances = np.log(chances)

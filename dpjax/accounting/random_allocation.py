@@ -58,11 +58,11 @@ import math
 from typing import NamedTuple
 
 import numpy as np
-from dp_accounting.pld import pld_pmf
 from dp_accounting.pld import privacy_loss_distribution as pld_lib
 from scipy import fft, special
 
 from dpjax import validate
+from dpjax.accounting.loss_grid import LossMasses, masses_of
 
 # Smallest and largest number of cells that is chosen automatically for the window of L.
 _CELLS = (2**16, 2**20)
@@ -94,7 +94,7 @@ class _Masses(NamedTuple):
 
 def allocation_pld(
   num_steps: int, noise_multiplier: float, *, interval: float, cells: int = 0
-) -> pld_lib.PrivacyLossDistribution:
+) -> list[LossMasses]:
   """Returns the privacy loss distribution of one pass, an upper bound at any interval and cells.
 
   Args:
@@ -108,30 +108,32 @@ def allocation_pld(
   in the docstring of the module). For 1 / z outside [.001, 4] no amplification is claimed. Then the
   result is the distribution of one Gaussian sum, whose cost a pass never exceeds.
 
+  >>> from dpjax.accounting.loss_grid import pld_of
   >>> pld = allocation_pld(200, 1.0, interval=4e-4, cells=2**16)
-  >>> round(pld.get_epsilon_for_delta(1e-5), 2)
+  >>> round(pld_of(pld).get_epsilon_for_delta(1e-5), 2)
   0.39
   """
   validate.integer_at_least(1, num_steps=num_steps)
   validate.positive(noise_multiplier=noise_multiplier, interval=interval)
   shift = 1 / noise_multiplier
   if num_steps == 1 or not _LEAST_SHIFT <= shift <= _MOST_SHIFT:
-    return pld_lib.from_gaussian_mechanism(
+    one_sum = pld_lib.from_gaussian_mechanism(
       noise_multiplier, value_discretization_interval=interval
     )
+    return masses_of(one_sum)
   # The loss of a removed record is log L under P.
   term = _masses_of_sum(num_steps, shift, cells, removed=True)
   lowest, low, high = _spread(*_positive(term, num_steps), interval, tilted=True)
   lost = min(1.0, term.lost)
-  removed = pld_pmf.DensePLDPmf(interval, lowest, _two_ends(low, high), lost, True)
+  removed = LossMasses(interval, lowest, _two_ends(low, high), lost)
   # The loss of an added record is -log L under Q, so its masses are in the reversed order.
   term = _masses_of_sum(num_steps, shift, cells, removed=False)
   lowest, low, high = _spread(*_positive(term, num_steps), interval, tilted=False)
   finite = _two_ends(low, high)
   lost = min(1.0, term.lost + (0.0 if term.first else float(term.masses[0])))
   top = lowest + len(finite) - 1
-  added = pld_pmf.DensePLDPmf(interval, -top, finite[::-1].copy(), lost, True)
-  return pld_lib.PrivacyLossDistribution(removed, added)
+  added = LossMasses(interval, -top, finite[::-1].copy(), lost)
+  return [removed, added]
 
 
 def _positive(term: _Masses, num_steps: int) -> tuple[np.ndarray, np.ndarray]:

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import dp_accounting as dpa
-from dp_accounting.pld import privacy_loss_distribution as pld_lib
 
 from dpjax import validate
 from dpjax.accounting.event_kinds.elements import with_noise
 from dpjax.accounting.event_kinds.kind import DpEvent, EventKind, Grid, kind_of, register
+from dpjax.accounting.loss_grid import LossMasses
 from dpjax.accounting.proved import ZERO
 from dpjax.accounting.text import upper
 from dpjax.validate import UserError
@@ -61,9 +61,7 @@ class BoundedContributionKind(EventKind[BoundedContributionDpEvent]):
   def elements(self, event: BoundedContributionDpEvent) -> Iterable[tuple[DpEvent, int]]:
     return with_noise(event)
 
-  def pld(
-    self, part: BoundedContributionDpEvent, interval: float
-  ) -> pld_lib.PrivacyLossDistribution:
+  def pld(self, part: BoundedContributionDpEvent, interval: float) -> Sequence[LossMasses]:
     from dpjax.accounting.mixture_pld import (
       binomial_counts,
       mixture_pld,

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import ClassVar, TypeVar
 
 import dp_accounting as dpa
 import numpy as np
-from dp_accounting.pld import privacy_loss_distribution as pld_lib
 
 from dpjax import validate
 from dpjax.accounting.event_kinds.elements import sampled_elements
@@ -20,6 +19,7 @@ from dpjax.accounting.event_kinds.kind import (
   kind_of,
   register,
 )
+from dpjax.accounting.loss_grid import LossMasses
 from dpjax.accounting.proved import ADD, REPLACE
 from dpjax.validate import UserError
 
@@ -99,7 +99,7 @@ class FixedSizeKind(SampleKind[dpa.SampledWithoutReplacementDpEvent]):
 
   def pld(
     self, part: dpa.SampledWithoutReplacementDpEvent, interval: float
-  ) -> pld_lib.PrivacyLossDistribution:
+  ) -> Sequence[LossMasses]:
     from dpjax.accounting.exchanged_sample import exchanged_pld
 
     return exchanged_pld(

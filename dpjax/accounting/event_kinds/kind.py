@@ -19,15 +19,15 @@ import logging
 import math
 import numbers
 import pkgutil
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, ClassVar, Generic, NamedTuple, TypeVar
 
 import dp_accounting as dpa
 import numpy as np
-from dp_accounting.pld import privacy_loss_distribution as pld_lib
 from dp_accounting.rdp import rdp_privacy_accountant as rdp_lib
 
 from dpjax import validate
+from dpjax.accounting.loss_grid import LossMasses
 from dpjax.accounting.proved import ACCOUNTANTS
 from dpjax.validate import UserError, Verbatim
 
@@ -122,10 +122,11 @@ class EventKind(Generic[Event]):
     """
     return curve_of(part, dpa.NeighboringRelation.ADD_OR_REMOVE_ONE)
 
-  def pld(self, part: Event, interval: float) -> pld_lib.PrivacyLossDistribution:
+  def pld(self, part: Event, interval: float) -> Sequence[LossMasses]:
     """Returns the privacy loss distribution of the part, on a grid of this interval.
 
-    It must be an upper bound for every interval."""
+    It is the masses for removing a record, and those for adding one if they differ; `masses_of`
+    reads them from an object of dp_accounting. It must be an upper bound for every interval."""
     raise NotImplementedError
 
   def grid(self, part: Event) -> Grid:

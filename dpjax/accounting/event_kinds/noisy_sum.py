@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import ClassVar, TypeVar
 
 import dp_accounting as dpa
-from dp_accounting.pld import privacy_loss_distribution as pld_lib
 
 from dpjax import validate
 from dpjax.accounting import noise_profiles
@@ -23,7 +22,7 @@ from dpjax.accounting.event_kinds.kind import (
   register,
   zcdp_of_pure,
 )
-from dpjax.accounting.loss_grid import connect
+from dpjax.accounting.loss_grid import LossMasses, connect
 from dpjax.accounting.proved import ADD, RELATIONS, REPLACE, ZERO
 from dpjax.accounting.text import lower, upper
 
@@ -54,7 +53,7 @@ class AdditiveNoiseKind(EventKind[Noise]):
     """Returns the divergences of the sums with and without a record."""
     raise NotImplementedError
 
-  def pld(self, part: Noise, interval: float) -> pld_lib.PrivacyLossDistribution:
+  def pld(self, part: Noise, interval: float) -> Sequence[LossMasses]:
     return sample_pld(
       self.divergences(part),
       sampling_prob=1.0,
@@ -133,9 +132,7 @@ class PoissonSampledKind(EventKind[dpa.PoissonSampledDpEvent]):
   def accountants_of(self, part: dpa.PoissonSampledDpEvent) -> tuple[str, ...]:
     return ("pld",) if isinstance(part.event, dpa.LaplaceDpEvent) else self.accountants
 
-  def pld(
-    self, part: dpa.PoissonSampledDpEvent, interval: float
-  ) -> pld_lib.PrivacyLossDistribution:
+  def pld(self, part: dpa.PoissonSampledDpEvent, interval: float) -> Sequence[LossMasses]:
     kind = kind_of(part.event)
     assert isinstance(kind, AdditiveNoiseKind)
     return sample_pld(
@@ -171,7 +168,7 @@ class PoissonSampledKind(EventKind[dpa.PoissonSampledDpEvent]):
 
 def sample_pld(
   noise: noise_profiles.Noise, *, sampling_prob: float, largest: float, interval: float
-) -> pld_lib.PrivacyLossDistribution:
+) -> Sequence[LossMasses]:
   """Returns the privacy loss of noise on a Poisson sample, on a grid of `interval`.
 
   Args:

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import dp_accounting as dpa
 import numpy as np
-from dp_accounting.pld import privacy_loss_distribution as pld_lib
 
 from dpjax import validate
 from dpjax.accounting.event_kinds.elements import Parts, with_noise
@@ -20,6 +19,7 @@ from dpjax.accounting.event_kinds.kind import (
   kind_of,
   register,
 )
+from dpjax.accounting.loss_grid import LossMasses
 from dpjax.accounting.proved import ADD, REPLACE, ZERO
 from dpjax.validate import UserError
 
@@ -65,9 +65,7 @@ class RandomAllocationKind(EventKind[RandomAllocationDpEvent]):
 
     return allocation_rdp(part.num_steps, part.noise_multiplier, orders=ORDERS)
 
-  def pld(
-    self, part: RandomAllocationDpEvent, interval: float
-  ) -> pld_lib.PrivacyLossDistribution:
+  def pld(self, part: RandomAllocationDpEvent, interval: float) -> Sequence[LossMasses]:
     from dpjax.accounting.loss_grid import is_coarse
     from dpjax.accounting.random_allocation import allocation_pld
 

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import dp_accounting as dpa
 import numpy as np
-from dp_accounting.pld import privacy_loss_distribution as pld_lib
 
 from dpjax import validate
 from dpjax.accounting.event_kinds.kind import (
@@ -18,7 +17,7 @@ from dpjax.accounting.event_kinds.kind import (
   register,
   zcdp_of_pure,
 )
-from dpjax.accounting.loss_grid import connect
+from dpjax.accounting.loss_grid import LossMasses, connect
 from dpjax.accounting.noise_profiles import UNIT
 from dpjax.accounting.proved import RELATIONS
 from dpjax.accounting.text import upper
@@ -56,7 +55,7 @@ class RandomizedResponseKind(EventKind[dpa.RandomizedResponseDpEvent]):
 
   def pld(
     self, part: dpa.RandomizedResponseDpEvent, interval: float
-  ) -> pld_lib.PrivacyLossDistribution:
+  ) -> Sequence[LossMasses]:
     loss = self._pure_loss(part)
     rounding = (16 + 8 * loss) * UNIT
 

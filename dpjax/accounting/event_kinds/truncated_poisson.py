@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 
 import dp_accounting as dpa
 import numpy as np
-from dp_accounting.pld import privacy_loss_distribution as pld_lib
 from scipy import stats
 
 from dpjax import validate
@@ -23,7 +22,7 @@ from dpjax.accounting.event_kinds.kind import (
   register,
 )
 from dpjax.accounting.event_kinds.noisy_sum import largest_added
-from dpjax.accounting.loss_grid import connect
+from dpjax.accounting.loss_grid import LossMasses, connect
 from dpjax.accounting.proved import ZERO
 from dpjax.accounting.text import upper
 from dpjax.validate import UserError
@@ -69,7 +68,7 @@ class TruncatedPoissonKind(EventKind[dpa.TruncatedSubsampledGaussianDpEvent]):
 
   def pld(
     self, part: dpa.TruncatedSubsampledGaussianDpEvent, interval: float
-  ) -> pld_lib.PrivacyLossDistribution:
+  ) -> Sequence[LossMasses]:
     prob = part.sampling_probability
     plain = dpa.PoissonSampledDpEvent(prob, _noise_of(part))
     capacity, size = part.truncated_batch_size, part.dataset_size

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import dp_accounting as dpa
-from dp_accounting.pld import privacy_loss_distribution as pld_lib
 
 from dpjax.accounting.event_kinds.bounded_contribution import BoundedContributionDpEvent
 from dpjax.accounting.event_kinds.fixed_size import SampleKind, check_sizes, noise_of
 from dpjax.accounting.event_kinds.kind import DpEvent, Grid, kind_of, register
+from dpjax.accounting.loss_grid import LossMasses
 from dpjax.accounting.proved import ADD, REPLACE
 
 
@@ -32,7 +34,7 @@ class WithReplacementKind(SampleKind[dpa.SampledWithReplacementDpEvent]):
 
   def pld(
     self, part: dpa.SampledWithReplacementDpEvent, interval: float
-  ) -> pld_lib.PrivacyLossDistribution:
+  ) -> Sequence[LossMasses]:
     from dpjax.accounting.exchanged_copies import copies_pld  # few runs need it
 
     return copies_pld(

@@ -18,6 +18,7 @@ from dpjax.accounting.epsilon import delta_curve, privacy_profile
 from dpjax.accounting.event_kinds.kind import ORDERS
 from dpjax.accounting.event_kinds.repeat_and_select import repeat_and_select_event
 from dpjax.accounting.exchanged_sample import exchanged_pld, exchanged_rdp, profile
+from dpjax.accounting.loss_grid import pld_of
 from dpjax.plan import Plan
 from dpjax.validate import UserError
 from tests import pages
@@ -145,7 +146,7 @@ def test_a_grid_only_adds_and_both_accountants_agree():
   for q, z in ((0.01, 1.0), (0.3, 4.0)):
     exact = profile(EPSILONS, sampling_prob=q, noise_multiplier=z)
     for interval in (1e-4, 1e-2, 0.2):
-      pld = exchanged_pld(sampling_prob=q, noise_multiplier=z, interval=interval)
+      pld = pld_of(exchanged_pld(sampling_prob=q, noise_multiplier=z, interval=interval))
       deltas = np.array([pld.get_delta_for_epsilon(e) for e in EPSILONS])
       assert (deltas >= exact - 1e-13).all()
       if interval == 1e-4:

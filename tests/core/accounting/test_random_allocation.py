@@ -13,6 +13,7 @@ from dpjax import accounting
 from dpjax.accounting import random_allocation as allocation
 from dpjax.accounting.event_kinds.kind import event_from_json, event_to_json
 from dpjax.accounting.event_kinds.random_allocation import random_allocation_event
+from dpjax.accounting.loss_grid import pld_of
 from dpjax.noise import correlated
 from tests.refuses import refuses
 
@@ -66,8 +67,8 @@ def _gaussian_delta(noise_multiplier, epsilon):
 @pytest.mark.parametrize("side", _SIDES)
 @pytest.mark.parametrize("z", [0.5, 0.8, 1.0, 4.0])
 def test_two_steps_are_never_below_the_integral_and_near_it(z, side):
-  fine = allocation.allocation_pld(2, z, interval=1e-3 / z, cells=2**16)
-  coarse = allocation.allocation_pld(2, z, interval=0.1 / z, cells=2**10)
+  fine = pld_of(allocation.allocation_pld(2, z, interval=1e-3 / z, cells=2**16))
+  coarse = pld_of(allocation.allocation_pld(2, z, interval=0.1 / z, cells=2**10))
   compared = 0
   for epsilon in (0.0, 0.03, 0.2, 0.5, 1.0, 2.0, 4.0):
     exact = _exact(z, epsilon, side)
@@ -91,7 +92,7 @@ def test_rounding_that_does_not_keep_the_mean_is_found_out(side, monkeypatch):
     return (first, low + high, 0 * high) if tilted else (first, 0 * low, low + high)
 
   monkeypatch.setattr(allocation, "_spread", rounded)
-  pld = allocation.allocation_pld(2, 1.0, interval=0.1, cells=2**16)
+  pld = pld_of(allocation.allocation_pld(2, 1.0, interval=0.1, cells=2**16))
   assert _deltas(pld, 0.5)[_SIDES.index(side)] < _exact(1.0, 0.5, side)
 
 
@@ -155,7 +156,7 @@ def test_many_steps_at_a_tiny_delta_are_not_below_importance_sampling(z):
 
 def test_many_steps_are_not_below_the_simulation():
   """Monte Carlo of both directions, T = 20: its mean is within 2 %, its bound above."""
-  pld = allocation.allocation_pld(20, 0.8, interval=1e-3, cells=2**15)
+  pld = pld_of(allocation.allocation_pld(20, 0.8, interval=1e-3, cells=2**15))
   found = accounting.balls_in_bins_epsilon(
     correlated.Independent(),
     noise_multiplier=0.8,
@@ -171,7 +172,9 @@ def test_many_steps_are_not_below_the_simulation():
 def test_more_cells_and_finer_losses_only_tighten():
   sizes = [(2**12, 0.02), (2**14, 0.005), (2**16, 0.001)]
   found = [
-    allocation.allocation_pld(50, 1.0, interval=i, cells=c).get_epsilon_for_delta(1e-5)
+    pld_of(allocation.allocation_pld(50, 1.0, interval=i, cells=c)).get_epsilon_for_delta(
+      1e-5
+    )
     for c, i in sizes
   ]
   assert found == sorted(found, reverse=True)
