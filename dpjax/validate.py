@@ -185,11 +185,6 @@ def _cut(text: str, most: int = 0) -> str:
   return text if len(text) <= head + tail + 3 else f"{text[:head]}...{text[-tail:]}"
 
 
-def _require(condition: bool, name: str, value: Any, bound: str) -> None:
-  if not condition:
-    raise UserError(f"must be {bound}", field=name, value=value)
-
-
 def _is_number(value: Any) -> bool:
   """Whether this is a real number that `float` can convert; NaN and infinity are included."""
   # In Python True and False are numbers; here they are taken for mistakes.
@@ -212,21 +207,22 @@ def positive(**named: Any) -> None:
   dpjax.validate.UserError: delta=-1: must be a finite number > 0
   """
   for name, value in named.items():
-    ok = _is_number(value) and 0 < value < math.inf
-    _require(ok, name, value, "a finite number > 0")
+    if not (_is_number(value) and 0 < value < math.inf):
+      raise UserError("must be a finite number > 0", field=name, value=value)
 
 
 def positive_or_inf(**named: Any) -> None:
   """Raises UserError unless each value is a number > 0; infinity is allowed."""
   for name, value in named.items():
-    _require(_is_number(value) and value > 0, name, value, "a number > 0")
+    if not (_is_number(value) and value > 0):
+      raise UserError("must be a number > 0", field=name, value=value)
 
 
 def non_negative(**named: Any) -> None:
   """Raises UserError unless each value is a finite number >= 0."""
   for name, value in named.items():
-    ok = _is_number(value) and 0 <= value < math.inf
-    _require(ok, name, value, "a finite number >= 0")
+    if not (_is_number(value) and 0 <= value < math.inf):
+      raise UserError("must be a finite number >= 0", field=name, value=value)
 
 
 def finite(**named: Any) -> None:
@@ -238,26 +234,29 @@ def finite(**named: Any) -> None:
   dpjax.validate.UserError: threshold=nan: must be a finite number
   """
   for name, value in named.items():
-    ok = _is_number(value) and math.isfinite(value)
-    _require(ok, name, value, "a finite number")
+    if not (_is_number(value) and math.isfinite(value)):
+      raise UserError("must be a finite number", field=name, value=value)
 
 
 def flag(**named: Any) -> None:
   """Raises UserError unless each value is True or False. To Python the text "no" is true."""
   for name, value in named.items():
-    _require(isinstance(value, bool), name, value, "True or False")
+    if not isinstance(value, bool):
+      raise UserError("must be True or False", field=name, value=value)
 
 
 def probability(**named: Any) -> None:
   """Raises UserError unless each value is in (0, 1]."""
   for name, value in named.items():
-    _require(_is_number(value) and 0 < value <= 1, name, value, "in (0, 1]")
+    if not (_is_number(value) and 0 < value <= 1):
+      raise UserError("must be in (0, 1]", field=name, value=value)
 
 
 def open_unit(**named: Any) -> None:
   """Raises UserError unless each value is strictly between 0 and 1."""
   for name, value in named.items():
-    _require(_is_number(value) and 0 < value < 1, name, value, "in (0, 1)")
+    if not (_is_number(value) and 0 < value < 1):
+      raise UserError("must be in (0, 1)", field=name, value=value)
 
 
 def share(**named: Any) -> None:
@@ -269,7 +268,8 @@ def share(**named: Any) -> None:
   dpjax.validate.UserError: momentum=1.5: must be in [0, 1)
   """
   for name, value in named.items():
-    _require(_is_number(value) and 0 <= value < 1, name, value, "in [0, 1)")
+    if not (_is_number(value) and 0 <= value < 1):
+      raise UserError("must be in [0, 1)", field=name, value=value)
 
 
 def number_in(low: float, high: float, **named: Any) -> None:
@@ -281,8 +281,8 @@ def number_in(low: float, high: float, **named: Any) -> None:
   dpjax.validate.UserError: alpha=1.5: must be in [0, 1]
   """
   for name, value in named.items():
-    ok = _is_number(value) and low <= value <= high
-    _require(ok, name, value, f"in [{low:g}, {high:g}]")
+    if not (_is_number(value) and low <= value <= high):
+      raise UserError(f"must be in [{low:g}, {high:g}]", field=name, value=value)
 
 
 MIN_FACTOR = 1e-6
@@ -319,7 +319,8 @@ def integer_at_least(bound: int, **named: Any) -> None:
   """Raises UserError unless each value is an integer >= bound."""
   for name, value in named.items():
     ok = isinstance(value, numbers.Integral) and not isinstance(value, bool)
-    _require(ok and int(value) >= bound, name, value, f"an integer >= {bound}")
+    if not (ok and int(value) >= bound):
+      raise UserError(f"must be an integer >= {bound}", field=name, value=value)
 
 
 def integer_in(low: int, high: int, **named: Any) -> None:
@@ -332,9 +333,8 @@ def integer_in(low: int, high: int, **named: Any) -> None:
   """
   for name, value in named.items():
     ok = isinstance(value, numbers.Integral) and not isinstance(value, bool)
-    _require(
-      ok and low <= int(value) <= high, name, value, f"an integer in [{low}, {high}]"
-    )
+    if not (ok and low <= int(value) <= high):
+      raise UserError(f"must be an integer in [{low}, {high}]", field=name, value=value)
 
 
 def folder(**named: str | os.PathLike) -> None:
@@ -347,7 +347,8 @@ def folder(**named: str | os.PathLike) -> None:
   dpjax.validate.UserError: workdir='/dev/null/runs': must be a directory; /dev/null is none
   """
   for name, value in named.items():
-    _require(str(value) != "", name, value, "the name of a directory")
+    if str(value) == "":
+      raise UserError("must be the name of a directory", field=name, value=value)
     path = pathlib.Path(value)
     places = (path, *path.absolute().parents)
     try:
@@ -355,19 +356,25 @@ def folder(**named: str | os.PathLike) -> None:
       str(path.absolute()).encode()
       there = next(place for place in places if place.exists())
     except UnicodeEncodeError:
-      ascii_value = str(value).encode(errors="backslashreplace").decode()
-      wanted = "text in UTF-8; set PYTHONUTF8=1, or a locale of UTF-8"
-      _require(False, name, ascii_value, wanted)
+      raise UserError(
+        "must be text in UTF-8; set PYTHONUTF8=1, or a locale of UTF-8",
+        field=name,
+        value=str(value).encode(errors="backslashreplace").decode(),
+      ) from None
     except OSError as error:
-      _require(False, name, str(value)[-120:], f"a directory ({error.strerror})")
+      raise UserError(
+        f"must be a directory ({error.strerror})", field=name, value=str(value)[-120:]
+      ) from error
+    reason = ""
     for place in places:
-      wanted = f"a directory; {place} is a link to what is not there"
-      _require(place.exists() or not place.is_symlink(), name, str(value), wanted)
-    _require(there.is_dir(), name, str(value), f"a directory; {there} is none")
-    writable = os.access(there, os.W_OK | os.X_OK)
-    _require(
-      writable, name, str(value), f"a directory that can be written to; {there} cannot"
-    )
+      if place.is_symlink() and not place.exists():
+        reason = reason or f"; {place} is a link to what is not there"
+    if not reason and not there.is_dir():
+      reason = f"; {there} is none"
+    if not reason and not os.access(there, os.W_OK | os.X_OK):
+      reason = f" that can be written to; {there} cannot"
+    if reason:
+      raise UserError(f"must be a directory{reason}", field=name, value=str(value))
 
 
 @contextlib.contextmanager

@@ -33,7 +33,6 @@ from dpjax.accounting.event_kinds.composition import compose
 from dpjax.accounting.event_kinds.elements import (
   Parts,
   accountable,
-  in_two,
   merged_parts,
   rdp_of,
 )
@@ -100,11 +99,11 @@ def epsilon(
   inf
   """
   validate.open_unit(delta=delta)
-  steps = accountable(event, neighboring_relation, accountant)
+  steps, in_two = accountable(event, neighboring_relation, accountant)
   if dpa.NonPrivateDpEvent() in steps:
     return math.inf
   epsilon_by = _pld_epsilon if accountant == "pld" else _rdp_epsilon
-  if in_two(steps, neighboring_relation):
+  if in_two:
     least = 2 * _unused(steps)
     both = epsilon_of_both(functools.partial(epsilon_by, steps), delta, least=least)
     relation: Counting = {"neighboring_relation": "replace_one", "accountant": accountant}
@@ -133,18 +132,7 @@ def delta_curve(
   """
   for value in epsilons:
     validate.non_negative(epsilon=value)
-  steps = accountable(event, **counting)
-  if dpa.NonPrivateDpEvent() in steps:
-    return np.ones(len(epsilons))
-  if not steps:
-    return np.zeros(len(epsilons))
-  pld = counting.get("accountant", "pld") == "pld"
-  curve = _pld_profile(steps) if pld else functools.partial(_rdp_deltas, steps)
-  if in_two(steps, counting.get("neighboring_relation", "")):
-    plain = delta_curve(drop_amplification(steps), epsilons, **counting)
-    return np.minimum(plain, [delta_of_both(curve, float(value)) for value in epsilons])
-  deltas = curve([float(value) for value in epsilons])
-  return np.minimum(1.0, np.array(deltas, float))
+  return privacy_profile(event, **counting)(epsilons)
 
 
 def privacy_profile(event: DpEvent, **counting: Unpack[Counting]) -> Profile:
@@ -160,7 +148,7 @@ def privacy_profile(event: DpEvent, **counting: Unpack[Counting]) -> Profile:
   >>> profile([0.0, 1.9931]).round(5)  # 2 Phi(1/4) - 1
   array([1.9741e-01, 1.0000e-05])
   """
-  steps = accountable(event, **counting)
+  steps, in_two = accountable(event, **counting)
   if dpa.NonPrivateDpEvent() in steps:
     return lambda epsilons: np.ones(len(epsilons))
   # For an event without parts, RDP's formula would take the log of zero.
@@ -168,7 +156,7 @@ def privacy_profile(event: DpEvent, **counting: Unpack[Counting]) -> Profile:
     return lambda epsilons: np.zeros(len(epsilons))
   pld = counting.get("accountant", "pld") == "pld"
   profile = _pld_profile(steps) if pld else _rdp_profile(steps)
-  if not in_two(steps, counting.get("neighboring_relation", "")):
+  if not in_two:
     return profile
   plain = privacy_profile(drop_amplification(steps), **counting)
 
@@ -192,13 +180,11 @@ def loss_distribution(
   >>> round(pld.get_epsilon_for_delta(1e-5), 3), rounding < 1e-12
   (1.993, True)
   """
-  steps = accountable(event, **counting)
-  if counting.get("accountant", "pld") != "pld":
+  steps, in_two = accountable(event, **counting)
+  if in_two or counting.get("accountant", "pld") != "pld":
     return None
   # An event without parts, or with an infinite epsilon, has no grid of losses.
   if not steps or dpa.NonPrivateDpEvent() in steps or _interval(steps) > _WIDEST:
-    return None
-  if in_two(steps, counting.get("neighboring_relation", "")):
     return None
   sides = [side.masses() for side in _compositions(steps)]
   return pld_of([masses for masses, _ in sides]), max(rounding for _, rounding in sides)
@@ -226,10 +212,10 @@ def zcdp(event: DpEvent, *, neighboring_relation: str = "add_or_remove_one") -> 
   # accountant.
   for part in raw:
     kind_of(part).zcdp(part)
-  steps = accountable(event, neighboring_relation)
+  steps, in_two = accountable(event, neighboring_relation)
   # A pass of random allocation costs no more than one sum, which a replaced record moves by 2 C.
-  if in_two(steps, neighboring_relation):
-    steps = accountable(drop_amplification(steps), neighboring_relation)
+  if in_two:
+    steps, _ = accountable(drop_amplification(steps), neighboring_relation)
   return math.fsum(times * kind_of(part).zcdp(part) for part, times in steps.items())
 
 
@@ -271,14 +257,12 @@ def epsilon_about(event: DpEvent, *, delta: float, **counting: Unpack[Counting])
   >>> round(epsilon_about(dpa.GaussianDpEvent(2.0), delta=1e-5), 3)
   1.993
   """
-  steps = accountable(event, **counting)
+  steps, in_two = accountable(event, **counting)
   if dpa.NonPrivateDpEvent() in steps:
     return math.inf
   # Such runs are nearly as private as two normals that are this far apart (`gdp`).
   apart = sum(times * kind_of(part).grid(part).renyi_two for part, times in steps.items())
-  apart = math.sqrt(apart) * (
-    2 if in_two(steps, counting.get("neighboring_relation", "")) else 1
-  )
+  apart = math.sqrt(apart) * (2 if in_two else 1)
   if not 1e-6 < apart < 1e3:
     return apart**2 / 2 if apart >= 1e3 else 0.0
   with quiet():
@@ -308,11 +292,6 @@ def coarse_grid() -> Iterator[None]:
 
 def _rdp_epsilon(steps: Parts, delta: float) -> float:
   return float(rdp_lib.compute_epsilon(ORDERS, list(rdp_of(steps)), delta)[0])
-
-
-def _rdp_deltas(steps: Parts, epsilons: list[float]) -> list[float]:
-  rdp = list(rdp_of(steps))
-  return [rdp_lib.compute_delta(ORDERS, rdp, epsilon)[0] for epsilon in epsilons]
 
 
 def _rdp_profile(steps: Parts) -> Profile:
@@ -400,12 +379,15 @@ def _compositions(steps: Parts) -> tuple[Composition, ...]:
 def _composed(
   steps: tuple[tuple[type, DpEvent, int], ...], interval: float
 ) -> tuple[Composition, ...]:
-  each = [(_steps_of(part, interval), times) for _, part, times in steps]
-  # A step of one side has the same losses in both directions.
-  return tuple(
-    Composition([(sides[min(side, len(sides) - 1)], times) for sides, times in each])
-    for side in range(max(len(sides) for sides, _ in each))
-  )
+  removed: list[tuple[Step, int]] = []
+  added: list[tuple[Step, int]] = []
+  for _, part, times in steps:
+    # A step of one side has the same losses in both directions.
+    sides = _steps_of(part, interval)
+    removed.append((sides[0], times))
+    added.append((sides[-1], times))
+  directions = [removed] if added == removed else [removed, added]
+  return tuple(map(Composition, directions))
 
 
 # A user's event may claim to equal an event of another class, so the cache tells types apart.

@@ -52,7 +52,7 @@ def approximate(
   (2.99, 0.717, 'approximation')
   """
   validate.open_unit(delta=delta)
-  steps = accountable(event, neighboring_relation, "pld")
+  steps, _ = accountable(event, neighboring_relation, "pld")
   if dpa.NonPrivateDpEvent() in steps:
     return Approximation(math.inf, math.inf, "proved")
   # fsum rounds only once. A plain sum over many parts would lose digits of a proved value.

@@ -11,6 +11,7 @@ import functools
 import math
 from collections import Counter
 from collections.abc import Mapping
+from typing import NamedTuple
 
 import dp_accounting as dpa
 import numpy as np
@@ -154,48 +155,48 @@ def check_accountant(accountant: str) -> None:
   validate.one_of(ACCOUNTANTS, accountant=accountant)
 
 
+class Accounted(NamedTuple):
+  """The parts of an event as accountants compose them: part -> how often it ran."""
+
+  parts: Parts
+  # Whether replacing a record is accounted as removing one record and adding another. The noise
+  # then stays in multiples of the clip norm, else it is in multiples of the sensitivity.
+  in_two: bool
+
+
 def accountable(
   event: DpEvent, neighboring_relation: str = ADD, accountant: str = "pld"
-) -> Parts:
+) -> Accounted:
   """Returns the parts of an event, with noise in multiples of the sensitivity under the relation.
 
-  If `in_two` holds, the noise stays in multiples of the clip norm.
-
   Raises:
-    UserError: the accountant has no proof for a part under this relation.
+    UserError: the accountant has no proof for a part under this relation, or for a part beside one
+      whose replacement is accounted in two.
   """
   check_accountant(accountant)
   validate.one_of(RELATIONS, neighboring_relation=neighboring_relation)
   steps = merged_parts(event)
+  twofold = ""
+  others = []
   for part in steps:
     _check_supported(part, neighboring_relation, accountant)
+    kind = kind_of(part)
+    if kind.replaced_in_two:
+      twofold = twofold or kind.name
+    # A Gaussian sum is allowed beside them, since it has a midpoint within one clip norm of both
+    # neighbours (see `replaced`).
+    elif not isinstance(part, dpa.GaussianDpEvent):
+      others.append(part)
+  in_two = bool(twofold) and neighboring_relation == REPLACE
+  if in_two and others:
+    raise UserError(
+      f"is proved beside Gaussian noise only, not beside {type(others[0]).__name__}",
+      field="event",
+      value=Verbatim(f"{twofold} with neighboring_relation='replace_one'"),
+    )
   # dp_accounting's two accountants read noise under REPLACE_ONE differently, so the noise is
   # converted here, once. A replacement in two is accounted as removing and adding a record.
-  return under(steps, ADD if in_two(steps, neighboring_relation) else neighboring_relation)
-
-
-def in_two(steps: Parts, neighboring_relation: str) -> bool:
-  """Returns whether replacing a record is accounted as removing one record and adding another.
-
-  Raises:
-    UserError: some parts are accounted in this way, but another part has no proof beside them.
-  """
-  if neighboring_relation != REPLACE:
-    return False
-  kinds = {part: kind_of(part) for part in steps}
-  names = [kind.name for kind in kinds.values() if kind.replaced_in_two]
-  if not names:
-    return False
-  for part, kind in kinds.items():
-    # A Gaussian sum is allowed, since it has a midpoint within one clip norm of both neighbours
-    # (see `replaced`).
-    if not (kind.replaced_in_two or isinstance(part, dpa.GaussianDpEvent)):
-      raise UserError(
-        f"is proved beside Gaussian noise only, not beside {type(part).__name__}",
-        field="event",
-        value=Verbatim(f"{names[0]} with neighboring_relation='replace_one'"),
-      )
-  return True
+  return Accounted(under(steps, ADD if in_two else neighboring_relation), in_two)
 
 
 def _check_supported(part: DpEvent, neighboring_relation: str, accountant: str) -> None:

@@ -102,7 +102,7 @@ def responses(loss, times, epsilon):
 
 def _of_event(event, delta):
   """Epsilon of each direction, proved without the part of delta that is left unused."""
-  return [side.epsilon(delta) for side in _compositions(accountable(event))]
+  return [side.epsilon(delta) for side in _compositions(accountable(event).parts)]
 
 
 def on_grid(loss_cells, interval):

@@ -39,7 +39,7 @@ def test_rho_bounds_the_renyi_curve(name, relation):
   if name == "allocation" and relation == "replace_one":
     assert rho == pytest.approx(4 * zcdp(event))
     return
-  curve = rdp_of(accountable(event, relation, "rdp"))
+  curve = rdp_of(accountable(event, relation, "rdp").parts)
   shares = (curve / np.array(ORDERS))[np.isfinite(curve)]
   assert (shares <= rho * (1 + 1e-9)).all()
   # Of the right size: at some order no less than a quarter is used.
