@@ -182,7 +182,7 @@ def test_a_federated_algorithm_of_dpjax_has_a_game_or_a_reason(gentle_avg, monke
   monkeypatch.setitem(federated_games.GAMES, "gentle_avg", row)
   assert registry.uncovered("federated") == [] == registry.stale("federated")
   found = registry.games("federated", "gentle_avg")
-  assert [game.subject for game in found] == ["gentle_avg"] * len(worlds)
+  assert [game.case for game in found] == list(worlds)
 
 
 @pytest.mark.slow

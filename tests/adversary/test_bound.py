@@ -20,7 +20,7 @@ def _laplace(epsilon, claim, adversary):
   def outputs(world, seed, n):
     return np.random.default_rng([world, seed]).laplace(world * epsilon, 1.0, (n, 1))
 
-  return Game("x", "laplace", "0, 1", "any", (Claim(claim, 0.0),), outputs, adversary)
+  return Game("0, 1", "any", (Claim(claim, 0.0),), outputs, adversary)
 
 
 @pytest.mark.parametrize("epsilon", [0.5, 1.0, 4.0])
@@ -37,7 +37,7 @@ def test_a_curve_is_refuted_where_it_is_weakest(mu):
 
   def refuted(claimed):
     curve = tuple(Claim(epsilon_from_mu(claimed, d), d) for d in (1e-5, 0.01, 0.1))
-    game = Game("x", "gauss", "0, 1", "any", curve, outputs, linear)
+    game = Game("0, 1", "any", curve, outputs, linear)
     return any(r.refuted for r in play(game, num_draws=6000))
 
   assert not refuted(mu) and refuted(mu / 2)
@@ -58,7 +58,7 @@ def test_what_one_input_alone_gives_is_seen_from_either_side():
   for inside, outside in ((0.0, np.nan), (np.nan, 0.0)):
     outputs = lambda world, seed, n: np.full((n, 1), inside if world else outside)
     for adversary in (linear, binned):
-      game = Game("x", "nan", "", "any", (Claim(1.0, 0.0),), outputs, adversary)
+      game = Game("", "any", (Claim(1.0, 0.0),), outputs, adversary)
       assert play(game, num_draws=600)[0].refuted
 
 
@@ -69,7 +69,7 @@ def test_a_refusal_of_one_neighbour_is_seen_and_of_both_is_not(refused, seen):
       raise UserError("x: refused")
     return np.zeros((n, 2))
 
-  game = Game("x", "refusal", "", "any", (Claim(1.0, 0.0),), outputs, frequency)
+  game = Game("", "any", (Claim(1.0, 0.0),), outputs, frequency)
   assert play(game, num_draws=600)[0].refuted == seen
 
 

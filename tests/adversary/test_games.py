@@ -83,7 +83,7 @@ def _is_refused(game):
 
 def _broken(results):
   return [
-    f"{r.game.name}: {r.epsilon_lower:.3g} > {r.claim.epsilon:.3g} at delta {r.claim.delta:g}"
+    f"{r.game.case}: {r.epsilon_lower:.3g} > {r.claim.epsilon:.3g} at delta {r.claim.delta:g}"
     for r in results
     if r.refuted
   ]
@@ -102,14 +102,14 @@ def _broken(results):
 @pytest.mark.parametrize(("package", "name"), _SUBJECTS)
 def test_the_claim_stands(package, name):
   games = [_remembered(game) for game in registry.games(package, name)]
-  assert games and len({game.name for game in games}) == len(games)
+  assert games and len({game.case for game in games}) == len(games)
   found = [r for g in games for r in play(g, num_draws=_DRAWS[package])]
   assert not _broken(found)
   assert all(r.confidence == CONFIDENCE for r in found)
   played = [game for game in games if not _is_refused(game)]
   assert played
   for game in played:  # and each of them can fail
-    assert _broken(play(_with_nan(game), num_draws=_enough(game, package))), game.name
+    assert _broken(play(_with_nan(game), num_draws=_enough(game, package))), game.case
 
 
 @pytest.mark.cases(
@@ -169,7 +169,7 @@ def test_draws_of_whitening_at_once_are_those_of_the_mechanism(plant):
   if plant != "honest":
     made = broken(_PLANTS[plant], numbers)
   x = np.random.default_rng(0).normal(size=(3, 2, 2)).astype(np.float32)
-  quick = mechanism_games._released(mechanism_games.spreads, made, (x, x), 1, 5, 4)
+  quick = mechanism_games.at_once(mechanism_games.spreads, made, (x, x))(1, 5, 4)
   keys = jax.random.split(jax.random.fold_in(jax.random.key(5), 1), 4)
   slow = [jax.tree.leaves(made(key, x)) for key in keys]
   rows = [np.concatenate([np.ravel(leaf) for leaf in leaves]) for leaves in slow]
@@ -202,7 +202,7 @@ def test_all_calls_of_a_game_make_equally_many_draws_and_none_twice():
     return np.random.default_rng([world, seed]).normal(size=(n, 1))
 
   claim = (Claim(1.0, 0.0),)
-  made = Game("toys", "one", "0, 1", "replace_one", claim, outputs, linear, at_once=64)
+  made = Game("0, 1", "replace_one", claim, outputs, linear, at_once=64)
   drawn = game_module._drawn(made, 0, 0, 150)
   assert drawn.shape == (150, 1) and len(np.unique(drawn)) == 150
   assert asked == [64, 64, 64]

@@ -70,7 +70,7 @@ def _differences(noise, world, seed, n):
 def test_noise_on_one_neuron_is_told_apart_and_noise_on_all_is_not(noise, is_refuted):
   outputs = lambda world, seed, n: _differences(noise, world, seed, n)
   claim = (Claim(_EPSILON, _DELTA),)
-  made = Game("toys", "neuron", "a label", "replace_one", claim, outputs, linear)
+  made = Game("a label", "replace_one", claim, outputs, linear)
   (result,) = play(made, num_draws=3_000)
   assert result.can_refute
   assert result.refuted is is_refuted

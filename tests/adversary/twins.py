@@ -388,17 +388,17 @@ def _broken_transform(make: Callable, plant: Plant) -> Callable:
 def _transform(name: str, plant: Plant) -> list[Game]:
   honest = getattr(transforms, name)
   if name in _PRIVATE:
-    return transform_games.games(name, _broken_transform(honest, plant))
+    return transform_games.GAMES[name](_broken_transform(honest, plant))
   if name != "accumulate":
-    return transform_games.games(
-      name, honest, _broken_transform(transforms.clip_and_noise, plant)
+    return transform_games.GAMES[name](
+      honest, _broken_transform(transforms.clip_and_noise, plant)
     )
   # `accumulate` itself clips the rows and counts their copies. It draws no noise, so it gets no
   # fault of keys. The transform inside it adds the noise of a whole step, so it counts no copies.
   outside = plant._replace(keys="")
   inside = plant._replace(copies=1)
   base = _broken_transform(transforms.clip_and_noise, inside)
-  return transform_games.games(name, _broken_transform(honest, outside), base)
+  return transform_games.GAMES[name](_broken_transform(honest, outside), base)
 
 
 # --- federated
@@ -485,7 +485,7 @@ def _federated(name: str, plant: Plant) -> list[Game]:
     "client_noise": _client_noise,
   }
   kind = kinds[name](plant) if name in kinds else getattr(federated, name)
-  return federated_games.games(name, kind, _central(plant))
+  return federated_games.GAMES[name](kind, _central(plant))
 
 
 # --- silos

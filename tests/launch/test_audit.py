@@ -16,25 +16,24 @@ from tests.refuses import refuses
 _ROOT = pathlib.Path(__file__).resolve().parents[2]
 
 
-def _laplace(name, claim):
+def _laplace(claim):
   def outputs(world, seed, n):
     return np.random.default_rng([world, seed]).laplace(world, 1.0, (n, 1))
 
-  return [Game("toys", name, "0, 1", "replace_one", (Claim(claim, 0.0),), outputs, linear)]
+  return [Game("0, 1", "replace_one", (Claim(claim, 0.0),), outputs, linear)]
 
 
 @pytest.fixture
 def toys(monkeypatch):
   """A registry of a true claim and a false one; and how often each was played."""
   played = []
+  found = {"honest": 1.2, "broken": 0.3}
 
-  def play(name, kind):
-    played.append(name)
-    return _laplace(name, kind)
+  def make(claim):
+    played.append(next(name for name in found if found[name] == claim))
+    return _laplace(claim)
 
-  package = registry.Package(
-    lambda: {"honest": 1.2, "broken": 0.3}, play, {"honest": 1, "broken": 1}, {"x": "none"}
-  )
+  package = registry.Package(lambda: found, dict.fromkeys(found, make), {"x": "none"})
   monkeypatch.setattr(registry, "PACKAGES", {"toys": package})
   registry.subjects.cache_clear()
   yield played
@@ -105,7 +104,7 @@ def test_every_seed_that_may_be_given_makes_a_key():
   def outputs(world, seed, n):
     return np.asarray(jax.random.normal(jax.random.key(seed), (n, 1)))
 
-  made = Game("toys", "one", "0, 1", "replace_one", (Claim(1.0, 0.0),), outputs, linear)
+  made = Game("0, 1", "replace_one", (Claim(1.0, 0.0),), outputs, linear)
   for seed in (0, 10**13, 2**62 - 1 + 1_000_000):
     assert game._drawn(made, 0, seed, 3).shape == (3, 1)
 

@@ -24,17 +24,19 @@ from dpjax import accounting, mechanisms
 from dpjax.accounting import tuning
 from dpjax.accounting.event_kinds.repeat_and_select import repeat_and_select_event
 from dpjax.auditing.games.game import (
+  Adversary,
   Claim,
   Game,
   claims,
   frequency,
+  key,
+  keys,
   linear,
   repeats,
   together,
 )
 from dpjax.relevance import labels, rigorous
 
-PACKAGE = "accounting"
 _ADD = "add_or_remove_one"
 _REPLACE = "replace_one"
 # Shuffled rounds: number of records, the epsilon of each answer, delta. The first round has
@@ -42,10 +44,6 @@ _REPLACE = "replace_one"
 _ROUNDS = ((20, 3.0, 0.1), (60, 1.0, 0.01))
 
 Kind = Callable[..., Any]  # a mechanism, or a broken one
-
-
-def _keys(world: int, seed: int, n: int) -> Any:
-  return jax.random.split(jax.random.fold_in(jax.random.key(seed), world), n)
 
 
 @functools.lru_cache(maxsize=64)
@@ -84,8 +82,8 @@ def _selection(kind: Kind = mechanisms.Gaussian) -> list[Game]:
       trials = np.array([draw(shape=shape) for _ in range(n)])
       # The number of keys is rounded up to a power of 2, so that few programs are compiled.
       total = int(trials.sum())
-      keys = _keys(world, seed, 1 << max(0, total - 1).bit_length())
-      answers = _answers(mechanism, keys, values[world])[:total]
+      padded = keys(world, seed, 1 << max(0, total - 1).bit_length())
+      answers = _answers(mechanism, padded, values[world])[:total]
       # A draw of zero trials releases nothing, which is shown as NaN.
       best = np.full((n, answers.shape[1]), np.nan)
       starts = np.cumsum(trials) - trials
@@ -98,8 +96,7 @@ def _selection(kind: Kind = mechanisms.Gaussian) -> list[Game]:
       event, delta=delta, neighboring_relation=_ADD, accountant="rdp"
     )
     case = f"the largest of {distribution} many answers, {values[0]:g} or {values[1]:g}"
-    subject = "repeat_and_select_event"
-    return Game(PACKAGE, subject, case, _ADD, claims(cost), outputs, linear)
+    return Game(case, _ADD, claims(cost), outputs, linear)
 
   return [
     game_of(distribution, shape, (0.0, 1.0))
@@ -121,7 +118,7 @@ def _shuffled(noisy_labels: Kind = labels.noisy_labels) -> list[Game]:
       bits = np.zeros((n, reports), np.int64)
       bits[:, 0] = world
       answers = noisy_labels(
-        jax.random.fold_in(jax.random.key(seed), world),
+        key(world, seed),
         np.arange(bits.size),
         bits.ravel(),
         epsilon=local,
@@ -131,7 +128,7 @@ def _shuffled(noisy_labels: Kind = labels.noisy_labels) -> list[Game]:
 
     claim = (Claim(rigorous.shuffled_epsilon(local, reports, delta), delta),)
     case = f"one of {reports} answers of epsilon {local:g} changes"
-    return Game(PACKAGE, "amplified_delta", case, _REPLACE, claim, outputs, frequency)
+    return Game(case, _REPLACE, claim, outputs, frequency)
 
   return [game_of(*numbers) for numbers in _ROUNDS]
 
@@ -140,23 +137,19 @@ def _shuffled(noisy_labels: Kind = labels.noisy_labels) -> list[Game]:
 
 
 def _two_releases(
-  subject: str, mechanism: tuple[Any, Any], promised: tuple[Claim, ...]
+  pair: list[Any], promised: tuple[Claim, ...], adversary: Adversary
 ) -> Game:
   def outputs(world: int, seed: int, n: int) -> np.ndarray:
-    keys = _keys(world, seed, 2 * n)
-    halves = (keys[:n], keys[n:])
-    drawn = [
-      _answers(release, half, float(world))
-      for release, half in zip(mechanism, halves, strict=True)
-    ]
+    both = keys(world, seed, 2 * n)
+    halves = (both[:n], both[n:])
+    drawn = [_answers(release, half, world) for release, half in zip(pair, halves)]
     return np.concatenate(drawn, axis=1)
 
-  adversary = linear if subject == "Ledger" else together(linear, repeats)
-  return Game(PACKAGE, subject, "0, 1, asked twice", _ADD, promised, outputs, adversary)
+  return Game("0, 1, asked twice", _ADD, promised, outputs, adversary)
 
 
 def _ledger(kind: Kind = mechanisms.Gaussian) -> list[Game]:
-  pair = tuple(kind(noise_multiplier=z, l2_sensitivity=1.0) for z in (2.0, 3.0))
+  pair = [kind(noise_multiplier=z, l2_sensitivity=1.0) for z in (2.0, 3.0)]
   ledger = accounting.Ledger()
   for step, mechanism in enumerate(pair):
     ledger = ledger.charge(
@@ -166,17 +159,16 @@ def _ledger(kind: Kind = mechanisms.Gaussian) -> list[Game]:
       noise_key_id="a",
       first_step=step,
     )
-  return [_two_releases("Ledger", (pair[0], pair[1]), claims(ledger.epsilon))]
+  return [_two_releases(pair, claims(ledger.epsilon), linear)]
 
 
 def _budget(kind: Kind = mechanisms.Laplace) -> list[Game]:
   ledger = mechanisms.BudgetLedger(epsilon=1.0)
   first, second = ledger.split(0.3, 0.7)
-  pair = tuple(kind(epsilon=share, l1_sensitivity=1.0) for share in (first, second))
+  pair = [kind(epsilon=share, l1_sensitivity=1.0) for share in (first, second)]
   for name, share in (("first", first), ("second", second)):
     ledger = ledger.spend(name, epsilon=share)
-  claim = Claim(*ledger.spent)
-  return [_two_releases("BudgetLedger", (pair[0], pair[1]), (claim,))]
+  return [_two_releases(pair, (Claim(*ledger.spent),), together(linear, repeats))]
 
 
 GAMES: dict[str, Callable[..., list[Game]]] = {

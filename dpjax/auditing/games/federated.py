@@ -22,7 +22,7 @@ import optax
 from jax.core import Tracer
 
 from dpjax import federated, sampling
-from dpjax.auditing.games.game import Game, claims, linear
+from dpjax.auditing.games.game import Game, claims, drawn_by, linear
 from dpjax.federated import described
 from dpjax.federated.client import ClientAlgorithm, Received
 from dpjax.federated.cohort import Cohort
@@ -43,7 +43,6 @@ from dpjax.plan import Plan
 from dpjax.transforms import guard
 from dpjax.types import Params
 
-PACKAGE = "federated"
 ROUNDS = 2
 _ADD = "add_or_remove_one"
 _REPLACE = "replace_one"
@@ -63,7 +62,8 @@ _ROWS = described.algorithms()
 _START = np.zeros(2, np.float32)  # NumPy: an import starts no backend
 
 Aggregate = Callable[[Plan, Any], Any]  # `federated.central`, or a broken one
-Games = Callable[[Any, Aggregate], list[Game]]  # of a function, or a broken one
+# Games of a function, or of a broken one, and of an aggregator if it is not `federated.central`.
+Games = Callable[..., list[Game]]
 
 
 def the_plan() -> Plan:
@@ -192,7 +192,6 @@ def _one_block(
 
 
 def _game(
-  subject: str,
   case: str,
   build: Callable[[], federated.FederatedAlgorithm],
   worlds: tuple[list[float], list[float]],
@@ -217,12 +216,11 @@ def _game(
   cached_at_once = cached_build if at_once is None else functools.cache(at_once)
   width = jax.tree.leaves(params)[0].shape[-1]
 
-  def outputs(world: int, seed: int, n: int) -> np.ndarray:
-    keys = jax.random.split(jax.random.fold_in(jax.random.key(seed), world), n)
+  def release(keys: Any, world: int) -> list[np.ndarray]:
     every = _at_once(one_draw(cached_at_once(), world), keys)
     if at_once is not None:
       every = _as_users(one_draw(cached_build(), world), keys, every)
-    return np.concatenate([shown(leaf) for leaf in every], axis=1)
+    return [shown(leaf) for leaf in every]
 
   def one_draw(algorithm: Any, world: int) -> Callable[[Any], list[Any]]:
     first = algorithm.init(params, num_clients) if num_clients else algorithm.init(params)
@@ -244,7 +242,7 @@ def _game(
 
     return draw
 
-  return Game(PACKAGE, subject, case, _ADD, claims(the_plan().epsilon), outputs, linear)
+  return Game(case, _ADD, claims(the_plan().epsilon), drawn_by(release), linear)
 
 
 def _at_once(one: Callable[[Any], list[Any]], keys: Any) -> list[Any]:
@@ -296,7 +294,7 @@ def _algorithm(
   kept |= {"choices": choices}
   at_once = functools.partial(_draws_at_once, choices) if choices else _draws_at_once
 
-  def games(kind: Any, aggregate: Aggregate) -> list[Game]:
+  def games(kind: Any, aggregate: Aggregate = federated.central) -> list[Game]:
     def build(execution: Callable[[], MapClients]) -> federated.FederatedAlgorithm:
       return kind(
         *arguments,
@@ -310,7 +308,7 @@ def _algorithm(
     ways: dict[str, Any] = {"build": quick}
     if map_clients is not None:
       ways = {"build": functools.partial(build, map_clients), "at_once": quick}
-    game_of = functools.partial(_game, subject, params=params, **ways, **kept)
+    game_of = functools.partial(_game, params=params, **ways, **kept)
     return [
       game_of(case, worlds=pair, leaves=case == _LEAVES) for case, pair in worlds.items()
     ]
@@ -319,17 +317,17 @@ def _algorithm(
 
 
 def _all(*several: Games) -> Games:
-  return lambda kind, aggregate: [g for games in several for g in games(kind, aggregate)]
+  return lambda *broken: [game for games in several for game in games(*broken)]
 
 
 # --- aggregators: pure functions, so many draws at once
 
 
-def _aggregator(subject: str, make: Callable[..., federated.Aggregator]) -> Games:
-  return lambda kind, aggregate: _of_messages(subject, functools.partial(make, kind))
+def _aggregator(make: Callable[..., federated.Aggregator]) -> Games:
+  return lambda kind, *_: _of_messages(functools.partial(make, kind))
 
 
-def _of_messages(subject: str, make: Callable[..., federated.Aggregator]) -> list[Game]:
+def _of_messages(make: Callable[..., federated.Aggregator]) -> list[Game]:
   """Returns games on two weighted messages; on one of the inputs the second is absent.
 
   `make` maps a noise key to the aggregator.
@@ -346,13 +344,12 @@ def _of_messages(subject: str, make: Callable[..., federated.Aggregator]) -> lis
     return jnp.concatenate([first, second])
 
   def game_of(case: str, messages: Any, weight: float, leaves: bool = False) -> Game:
-    def outputs(world: int, seed: int, n: int) -> np.ndarray:
-      keys = jax.random.split(jax.random.fold_in(jax.random.key(seed), world), n)
+    def release(keys: Any, world: int) -> Any:
       mask = jnp.array([True, bool(world)])
       later = mask.at[1].set(False) if leaves else mask
-      return np.asarray(run(keys, messages, mask, later, jnp.array([1.0, weight])))
+      return run(keys, messages, mask, later, jnp.array([1.0, weight]))
 
-    return Game(PACKAGE, subject, case, _ADD, claims(the_plan().epsilon), outputs, linear)
+    return Game(case, _ADD, claims(the_plan().epsilon), drawn_by(release), linear)
 
   return [
     game_of(_JOINS, far, 1.0),
@@ -364,9 +361,8 @@ def _of_messages(subject: str, make: Callable[..., federated.Aggregator]) -> lis
   ]
 
 
-def _client_noise(kind: Any, aggregate: Aggregate) -> list[Game]:
+def _client_noise(kind: Any, *_: Aggregate) -> list[Game]:
   """Returns games on a client's message to an untrusted server; the client's data are replaced."""
-  del aggregate
   client = federated.local_training(_LOSS, optax.sgd(0.5), weighting=federated.by_examples)
   local = kind(client, l2_clip_norm=_CLIP, noise_multiplier=2 * _Z)
 
@@ -382,12 +378,11 @@ def _client_noise(kind: Any, aggregate: Aggregate) -> list[Game]:
   def game_of(
     case: str, values: tuple[float, float], sizes: tuple[int, int] = (1, 1)
   ) -> Game:
-    def outputs(world: int, seed: int, n: int) -> np.ndarray:
-      keys = jax.random.split(jax.random.fold_in(jax.random.key(seed), world), n)
-      return np.asarray(run(keys, _client(values[world], 2), jnp.int32(sizes[world])))
+    def release(keys: Any, world: int) -> Any:
+      return run(keys, _client(values[world], 2), jnp.int32(sizes[world]))
 
     claimed = claims(functools.partial(local_epsilon, 2 * _Z))
-    return Game(PACKAGE, "client_noise", case, _REPLACE, claimed, outputs, linear)
+    return Game(case, _REPLACE, claimed, drawn_by(release), linear)
 
   return [
     game_of("its data turn round", (-_FAR, _FAR)),
@@ -474,9 +469,9 @@ GAMES: dict[str, Games] = {
     ),
   ),
   "dp_mean": _aggregator(
-    "dp_mean", lambda kind, key: kind(the_plan().transform(key), l2_clip_norm=_CLIP)
+    lambda kind, key: kind(the_plan().transform(key), l2_clip_norm=_CLIP)
   ),
-  "central": _aggregator("central", lambda kind, key: kind(the_plan(), key)),
+  "central": _aggregator(lambda kind, key: kind(the_plan(), key)),
   "client_noise": _client_noise,
 }
 NO_CLAIM = {
@@ -491,10 +486,3 @@ NO_CLAIM = {
   ),
   "compressed": "changes what a client sends, before the clip that is played",
 }
-
-
-def games(
-  subject: str, kind: Callable[..., object], aggregate: Aggregate = federated.central
-) -> list[Game]:
-  """Returns the games of one algorithm or aggregator."""
-  return GAMES[subject](kind, aggregate)

@@ -22,8 +22,9 @@ import dataclasses
 import math
 import time
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+import jax
 import numpy as np
 
 from dpjax import validate
@@ -73,8 +74,7 @@ class Game:
   """Pair of neighbours, played against one guarantee.
 
   Args:
-    package, subject: package and name of what is attacked, such as "mechanisms" and "Laplace".
-    case: the neighbours and the setting, in words.
+    case: the neighbours and the setting, in words, unlike those of the subject's other games.
     relation: relation under which they are neighbours.
     claims: points of the guaranteed curve; all of them hold if the guarantee does.
     outputs: function from (input 0 or 1, seed, n) to all that is released, as numbers [n,
@@ -84,8 +84,6 @@ class Game:
     at_once: largest number of draws of one call of `outputs`.
   """
 
-  package: str
-  subject: str
   case: str
   relation: str
   claims: tuple[Claim, ...]
@@ -94,10 +92,31 @@ class Game:
   draws: float = 1.0
   at_once: int = AT_ONCE
 
-  @property
-  def name(self) -> str:
-    """Name that is unique among all games."""
-    return f"{self.package}.{self.subject}: {self.case}"
+
+def key(world: int, seed: int) -> jax.Array:
+  """Returns the key of one call of `Game.outputs`."""
+  return jax.random.fold_in(jax.random.key(seed), world)
+
+
+def keys(world: int, seed: int, n: int) -> jax.Array:
+  """Returns the keys [n] of the draws of one call of `Game.outputs`."""
+  return jax.random.split(key(world, seed), n)
+
+
+def drawn_by(release: Callable[[jax.Array, int], Any]) -> Outputs:
+  """Returns `Game.outputs` of a function that draws by keys alone.
+
+  Args:
+    release: (keys [n], which input) -> all that is released, a tree with leaves [n, ...].
+  """
+
+  def outputs(world: int, seed: int, n: int) -> np.ndarray:
+    leaves = jax.tree.leaves(release(keys(world, seed, n), world))
+    return np.concatenate(
+      [np.asarray(leaf, np.float64).reshape(n, -1) for leaf in leaves], axis=1
+    )
+
+  return outputs
 
 
 class Result(NamedTuple):
@@ -133,7 +152,7 @@ def play(
 
   >>> rng = lambda world, seed: np.random.default_rng([world, seed])
   >>> laplace = lambda world, seed, n: rng(world, seed).laplace(world, 1.0, (n, 1))
-  >>> game = Game("x", "laplace", "0, 1", "any", (Claim(0.5, 0.0),), laplace, linear)
+  >>> game = Game("0, 1", "any", (Claim(0.5, 0.0),), laplace, linear)
   >>> play(game, num_draws=9_000)[0].refuted  # its epsilon is 1
   True
   """

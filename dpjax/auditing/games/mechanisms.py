@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Protocol
 
 import jax
@@ -22,8 +22,10 @@ from dpjax.auditing.games.game import (
   Adversary,
   Claim,
   Game,
+  Outputs,
   binned,
   claims,
+  drawn_by,
   frequency,
   linear,
   repeats,
@@ -36,7 +38,6 @@ from dpjax.mechanisms.least_squares import LeastSquares
 from dpjax.mechanisms.whitening import Whitening
 from dpjax.types import ArrayTree
 
-PACKAGE = "mechanisms"
 NOISES = ("laplace", "gumbel", "exponential")
 _ADD = "add_or_remove_one"
 _REPLACE = "replace_one"
@@ -87,15 +88,8 @@ def game(
     )
     return lambda keys, _: draw_all(keys)
 
-  def outputs(world: int, seed: int, n: int) -> np.ndarray:
-    keys = jax.random.split(jax.random.fold_in(jax.random.key(seed), world), n)
-    leaves = jax.tree.leaves(many(0 if traced else world)(keys, data[world]))
-    return np.concatenate([np.asarray(x, np.float64).reshape(n, -1) for x in leaves], 1)
-
-  claimed = claims_of(mechanism, relation)
-  return Game(
-    PACKAGE, type(mechanism).__name__, case, relation, claimed, outputs, adversary
-  )
+  outputs = drawn_by(lambda keys, world: many(0 if traced else world)(keys, data[world]))
+  return Game(case, relation, claims_of(mechanism, relation), outputs, adversary)
 
 
 def _games(adversary: Adversary, relation: str, *rows: tuple) -> list[Game]:
@@ -256,28 +250,26 @@ def _games_at_once(
 ) -> list[Game]:
   """Returns the games of rows (relation, row of `_games`); `releases` takes many keys at once."""
   return [
-    dataclasses.replace(
-      game, outputs=functools.partial(_released, releases, row[0], row[2:])
+    Game(
+      case,
+      relation,
+      claims_of(mechanism, relation),
+      at_once(releases, mechanism, pair),
+      linear,
     )
-    for relation, row in rows
-    for game in _games(linear, relation, row)
+    for relation, (mechanism, case, *pair) in rows
   ]
 
 
-def _released(
-  releases: Callable[..., Any], mechanism: Any, data: tuple, world: int, seed: int, n: int
-) -> np.ndarray:
-  """Draws n releases of a mechanism on the data of one world, all of them at once."""
-  keys = jax.random.split(jax.random.fold_in(jax.random.key(seed), world), n)
+def at_once(
+  releases: Callable[..., Any], mechanism: Any, data: Sequence[np.ndarray]
+) -> Outputs:
+  """Returns `Game.outputs` of a mechanism whose releases are drawn for many keys at once."""
   # A broken twin makes its own releases from those of the mechanism that it breaks.
-  drawn = (
-    mechanism.at_once(releases, keys, data[world])
-    if hasattr(mechanism, "at_once")
-    else None
-  )
-  drawn = releases(mechanism, keys, data[world]) if drawn is None else drawn
-  leaves = [np.reshape(leaf, (n, -1)) for leaf in jax.tree.leaves(drawn)]
-  return np.concatenate(leaves, axis=1).astype(np.float64)
+  release = getattr(mechanism, "at_once", None)
+  if release is None:
+    return drawn_by(lambda keys, world: releases(mechanism, keys, data[world]))
+  return drawn_by(lambda keys, world: release(releases, keys, data[world]))
 
 
 def spreads(mechanism: Whitening, keys: jax.Array, x: np.ndarray) -> whitening.Spread:
@@ -575,12 +567,7 @@ def _confident_gnmax(kind: Callable) -> list[Game]:
   ]
 
 
-def _named(name: str, games: Callable[[Any], list[Game]]) -> Callable[[Any], list[Game]]:
-  """Returns `games` under the subject `name`, also for a broken mechanism of another class."""
-  return lambda kind: [dataclasses.replace(each, subject=name) for each in games(kind)]
-
-
-_PLAYED = {
+GAMES: dict[str, Callable[[Any], list[Game]]] = {
   "Laplace": _laplace,
   "Gaussian": _gaussian,
   "BoundedMean": _bounded_mean,
@@ -602,4 +589,3 @@ _PLAYED = {
   "GNMax": _gnmax,
   "ConfidentGNMax": _confident_gnmax,
 }
-GAMES = {name: _named(name, games) for name, games in _PLAYED.items()}

@@ -27,6 +27,8 @@ from dpjax.auditing.games.game import (
   Game,
   Score,
   claims,
+  drawn_by,
+  keys,
   linear,
   repeats,
 )
@@ -68,8 +70,6 @@ def _batches(plan: Plan, grads: np.ndarray, seed: int, n: int) -> tuple[np.ndarr
 
 
 def game(
-  package: str,
-  subject: str,
   case: str,
   plan: Plan,
   worlds: tuple[np.ndarray, np.ndarray],
@@ -99,10 +99,9 @@ def game(
   def outputs(world: int, seed: int, n: int) -> np.ndarray:
     grads = worlds[world]
     rows, mask = _batches(plan, grads, 2 * seed + world, n)
-    keys = jax.random.split(jax.random.fold_in(jax.random.key(seed), world), n)
     # The appended 0 is for padding, which reads row 0: an empty data set has no row 0.
     example_grads = _FAR * clip * np.append(grads, 0.0)[rows]
-    return np.asarray(run()(keys, example_grads.astype(np.float32), mask))
+    return np.asarray(run()(keys(world, seed, n), example_grads.astype(np.float32), mask))
 
   def adversary(zero: np.ndarray, one: np.ndarray) -> Score:
     # The adversary knows the distributions, so training teaches it only the faults of an
@@ -112,16 +111,7 @@ def game(
     again = repeats(sums(zero), sums(one))
     return lambda seen: _log_ratio(plan, sums(seen), mixtures) + again(sums(seen))
 
-  return Game(
-    package,
-    subject,
-    case,
-    plan.neighboring_relation,
-    promised,
-    outputs,
-    adversary,
-    draws,
-  )
+  return Game(case, plan.neighboring_relation, promised, outputs, adversary, draws)
 
 
 def _runner(plan: Plan) -> Callable[..., Any]:
@@ -177,7 +167,6 @@ def _log_ratio(plan: Plan, sums: np.ndarray, mixtures: Any) -> np.ndarray:
 
 # --- plans: correlated noise, schedules and statistics
 
-PACKAGE = "plans"
 _Z = 1.2
 _LOUD = 2.0
 _CLIP = 0.5
@@ -261,8 +250,6 @@ def _correlation(subject: str, make_plan: MakePlan = Plan) -> list[Game]:
   def played(crowd: str, others: np.ndarray, noise_multiplier: float = _Z) -> Game:
     numbers = _numbers(sampler=_IN_TURN, num_steps=4, noise_shape=shape)
     return game(
-      PACKAGE,
-      subject,
       f"a record in every second step, {crowd}",
       make_plan(**(numbers | {"noise_multiplier": noise_multiplier})),
       # The last of four records is in the second and fourth step, the first in the first and third.
@@ -287,13 +274,7 @@ def _schedule(make_plan: MakePlan = Plan) -> list[Game]:
   shape = NoiseShape(schedule=(1.0, 2.0))
   plan = make_plan(**_numbers(sampler=_ONE_IN_TWO, noise_shape=shape))
   return [
-    game(
-      PACKAGE,
-      "noise_shape:schedule",
-      f"a record added, {crowd}",
-      plan,
-      (others, np.append(1.0, others)),
-    )
+    game(f"a record added, {crowd}", plan, (others, np.append(1.0, others)))
     for crowd, others in (("alone", _ALONE), ("against others", _CROWD))
   ]
 
@@ -313,31 +294,18 @@ def _statistics(make_plan: MakePlan = Plan) -> list[Game]:
     before = jax.jit(jax.vmap(statistics, in_axes=(0, None)))
     return before, _runner(plan)
 
-  def outputs(last: int, world: int, seed: int, n: int) -> np.ndarray:
-    keys = jax.random.split(jax.random.fold_in(jax.random.key(seed), world), n)
+  def release(last: int, keys: Any, world: int) -> Any:
     before, steps = run()
-    grads = np.zeros((n, plan.num_steps, 1), np.float32)
+    grads = np.zeros((len(keys), plan.num_steps, 1), np.float32)
     grads[:, : last + 1] = _FAR * _CLIP * world
-    leaves = [*jax.tree.leaves(before(keys, records[world]))]
-    leaves.append(steps(keys, grads, np.ones(grads.shape, bool)))
-    return np.concatenate(
-      [np.asarray(leaf, np.float64).reshape(n, -1) for leaf in leaves], 1
-    )
+    return before(keys, records[world]), steps(keys, grads, np.ones(grads.shape, bool))
 
   long = "an empty example, a long one"
   cases = {long: plan.num_steps - 1, f"{long} whose gradient vanishes after a step": 0}
   relation = plan.neighboring_relation
   claimed = claims(plan.epsilon)
   return [
-    Game(
-      PACKAGE,
-      "statistics:ChannelStatistics",
-      case,
-      relation,
-      claimed,
-      functools.partial(outputs, last),
-      linear,
-    )
+    Game(case, relation, claimed, drawn_by(functools.partial(release, last)), linear)
     for case, last in cases.items()
   ]
 

@@ -50,9 +50,11 @@ class Package(NamedTuple):
   """A kind of subjects of games: how they are found, and how they are played."""
 
   find: Callable[[], dict[str, Any]]  # name -> class or function
-  play: Callable[[str, Any], list[Game]]
-  covered: Mapping[str, Any]  # names that have games
+  covered: Mapping[str, Callable[..., list[Game]]]  # name -> function that makes its games
   no_claim: Mapping[str, str]  # names that guarantee nothing, and why
+  takes_subject: bool = (
+    True  # whether games are made from the class or function that is found
+  )
 
 
 def _concrete(candidate: object, *names: str) -> bool:
@@ -142,75 +144,69 @@ def _accountants() -> dict[str, Any]:
 PACKAGES: dict[str, Package] = {
   "mechanisms": Package(
     lambda: _only(is_mechanism, public(dpjax.mechanisms)),
-    lambda name, kind: mechanisms.GAMES[name](kind),
     mechanisms.GAMES,
     {},
   ),
   "samplers": Package(
     _samplers,
-    lambda name, kind: samplers.games(kind),
-    {name: kind for name, kind in _samplers().items() if "small" in vars(kind)},
+    {name: samplers.games for name, kind in _samplers().items() if "small" in vars(kind)},
     {},
   ),
   "transforms": Package(
     lambda: _only(is_transform, public(dpjax.transforms)),
-    transforms.games,
     transforms.GAMES,
     transforms.NO_CLAIM,
   ),
   "federated": Package(
     lambda: _only(is_federated, public(dpjax.federated)),
-    federated.games,
     federated.GAMES,
     federated.NO_CLAIM,
   ),
   "silos": Package(
     lambda: _only(states_epsilon, defined_in(federated_silos)),
-    lambda name, kind: silos.GAMES[name](kind),
     silos.GAMES,
     {},
   ),
   "secure": Package(
     lambda: _only(is_federated, public(dpjax.secure)),
-    lambda name, kind: secure.GAMES[name](kind),
     secure.GAMES,
     secure.NO_CLAIM,
   ),
   "plans": Package(
     lambda: dict.fromkeys(plans.names()),
-    lambda name, _: plans.GAMES[name](),
     plans.GAMES,
     plans.NO_CLAIM,
+    takes_subject=False,
   ),
   "training": Package(
     lambda: _only(inspect.isfunction, public(dpjax.training) | public(dpjax.zoo.recipes)),
-    lambda name, _: training.GAMES[name](),
     training.GAMES,
     training.NO_CLAIM,
+    takes_subject=False,
   ),
   "vertical": Package(
     lambda: _only(states_epsilon, public(dpjax.secure.vertical)),
-    lambda name, _: vertical.GAMES[name](),
     vertical.GAMES,
     vertical.NO_CLAIM,
+    takes_subject=False,
   ),
   "shares": Package(
     lambda: _only(states_epsilon, public(dpjax.secure.mpc)),
-    lambda name, _: shares.GAMES[name](),
     shares.GAMES,
     shares.NO_CLAIM,
+    takes_subject=False,
   ),
   "accounting": Package(
-    lambda: _accountants(),
-    lambda name, _: accounting.GAMES[name](),
+    _accountants,
     accounting.GAMES,
     accounting.NO_CLAIM,
+    takes_subject=False,
   ),
   "relevance": Package(
     lambda: dict.fromkeys(relevance.names()),
-    lambda name, _: relevance.GAMES[name](),
     relevance.GAMES,
     relevance.NO_CLAIM,
+    takes_subject=False,
   ),
 }
 
@@ -329,4 +325,6 @@ def subjects(only: str = "") -> tuple[tuple[str, str], ...]:
 
 def games(package: str, name: str) -> list[Game]:
   """Returns the games of one subject, the strongest first."""
-  return PACKAGES[package].play(name, PACKAGES[package].find().get(name))
+  known = PACKAGES[package]
+  make = known.covered[name]
+  return make(known.find()[name]) if known.takes_subject else make()

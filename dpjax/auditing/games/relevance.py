@@ -28,6 +28,7 @@ from dpjax.auditing.games.game import (
   Claim,
   Game,
   frequency,
+  key,
   linear,
   repeats,
   together,
@@ -39,7 +40,6 @@ from dpjax.relevance import pipeline, rigorous, settings, train
 from dpjax.relevance import record_noise as noise_lib
 from dpjax.zoo import networks
 
-PACKAGE = "relevance"
 _RELATION = "replace_one"
 # Delta of the stages that need a delta.
 _DELTA = 0.01
@@ -58,10 +58,6 @@ def names() -> tuple[str, ...]:
     "labels": settings.LABELS,
   }
   return tuple(f"{kind}:{name}" for kind, methods in kinds.items() for name in methods)
-
-
-def _key(seed: int, world: int) -> Any:
-  return jax.random.fold_in(jax.random.key(seed), world)
 
 
 # --- stages
@@ -87,7 +83,7 @@ def _features(name: str) -> Callable[..., list[Game]]:
         with np.errstate(over="ignore"):
           x = rigorous.clipped(np.tile(record[None], (n, 1)), _BETA, how)
         return noisy_records(
-          _key(seed, world),
+          key(world, seed),
           np.arange(n),
           x,
           features().scales,
@@ -96,7 +92,7 @@ def _features(name: str) -> Callable[..., list[Game]]:
 
       delta = _DELTA if name in ("laplace_pld", "gaussian") else 0.0
       claims = (Claim(epsilon, delta),)
-      return Game(PACKAGE, f"features:{name}", case, _RELATION, claims, outputs, adversary)
+      return Game(case, _RELATION, claims, outputs, adversary)
 
     corner = (
       ([1.0, 0.0], [0.0, 1.0]) if name == "laplace_clipped" else ([0.0] * 2, [1.0] * 2)
@@ -126,11 +122,12 @@ def _relevance(name: str) -> Callable[..., list[Game]]:
         share = shares_lib.shares(np.asarray(scores[world])[None]).mean(axis=0)
         # Each entry has independent noise, so one call on n rows makes n draws.
         rows = np.tile(share[None], (n, 1))
-        key = _key(seed, world)
-        return noisy_relevance(key, rows, num_records=1, epsilon=epsilon, delta=delta)
+        return noisy_relevance(
+          key(world, seed), rows, num_records=1, epsilon=epsilon, delta=delta
+        )
 
       claims = (Claim(epsilon, delta),)
-      return Game(PACKAGE, f"relevance:{name}", case, _RELATION, claims, outputs, adversary)
+      return Game(case, _RELATION, claims, outputs, adversary)
 
     strange = (np.array([math.nan, 1.0]), np.array([1e300, -1e300]))
     return [
@@ -149,12 +146,11 @@ def _responses(noisy_labels: Callable = labels_lib.noisy_labels) -> list[Game]:
     def outputs(world: int, seed: int, n: int) -> np.ndarray:
       true_labels = np.full(n, labels[world])
       return noisy_labels(
-        _key(seed, world), np.arange(n), true_labels, epsilon=epsilon, num_classes=_CLASSES
+        key(world, seed), np.arange(n), true_labels, epsilon=epsilon, num_classes=_CLASSES
       )[:, None].astype(np.float64)
 
     claims = (Claim(epsilon, 0.0),)
-    subject = "labels:randomized_response"
-    return Game(PACKAGE, subject, case, _RELATION, claims, outputs, frequency)
+    return Game(case, _RELATION, claims, outputs, frequency)
 
   return [
     game_of("a singleton class", 0.5, (0, 2)),
@@ -208,8 +204,6 @@ def _method(name: str) -> Callable[..., list[Game]]:
     plan = attacked(trainer.call_args_list[0].args[3])
     worlds = samplers.worlds(relation, 0.0)
     return plans.game(
-      PACKAGE,
-      f"method:{name}",
       f"{relation}, alone",
       plan,
       worlds,
@@ -239,7 +233,7 @@ def _radp(noisy_records: Callable = noise_lib.noisy_records) -> list[Game]:
     noise = run().noise
     details = run().privacy.details
     x = noisy_records(
-      _key(seed, world),
+      key(world, seed),
       np.arange(n),
       np.tile(corners[world][None], (n, 1)),
       noise.scales,
@@ -247,7 +241,7 @@ def _radp(noisy_records: Callable = noise_lib.noisy_records) -> list[Game]:
       grid=noise.grid,
     )
     y = labels_lib.noisy_labels(
-      _key(seed + 1, world),
+      key(world, seed + 1),
       np.arange(n),
       np.full(n, world),
       epsilon=details["epsilon_labels"],
@@ -257,7 +251,7 @@ def _radp(noisy_records: Callable = noise_lib.noisy_records) -> list[Game]:
 
   claims = (Claim(2.0, 0.0),)
   case = "opposite corners with another label"
-  return [Game(PACKAGE, "method:radp", case, _RELATION, claims, outputs, linear)]
+  return [Game(case, _RELATION, claims, outputs, linear)]
 
 
 _PLANNED = ("radp_dpsgd", "dpsgd", "tempered", "dp_adam", "dpdligdo", "dp_sgld")

@@ -27,7 +27,6 @@ from dpjax.noise.correlated import BandedToeplitz
 from dpjax.plan import Plan
 from dpjax.sampling import Sampler
 
-PACKAGE = "samplers"
 OTHERS = 3
 STEPS = 2
 # Noise multipliers for much and for little noise, in multiples of the sensitivity.
@@ -52,7 +51,7 @@ def worlds(relation: str, others: float, *, rows: int = 1) -> tuple[np.ndarray, 
 
 
 def _games(
-  subject: str, sampler: Any, make_plan: MakePlan, *, tag: str = "", **options: Any
+  sampler: Any, make_plan: MakePlan, *, tag: str = "", **options: Any
 ) -> list[Game]:
   """Returns one game for each relation, in which other records have no gradient, and a last game.
 
@@ -78,7 +77,7 @@ def _games(
     crowd = "against a crowd, little noise" if others else "alone"
     case = f"{relation}, {crowd}{tag}"
     sides = worlds(relation, others, rows=plan.sampler.rows_of_record)
-    games.append(plans.game(PACKAGE, subject, case, plan, sides))
+    games.append(plans.game(case, plan, sides))
   return games
 
 
@@ -87,15 +86,14 @@ def games(kind: type[Sampler], make_plan: MakePlan = Plan) -> list[Game]:
 
   A sampler that bounds participation is also played under correlated noise.
   """
-  subject = kind.__name__
   settings = kind.small
   all_games = []
   for options in settings:
     tag = f" ({', '.join(f'{k} {v}' for k, v in options.items())})"
-    all_games += _games(subject, kind(**options), make_plan, tag=tag)
+    all_games += _games(kind(**options), make_plan, tag=tag)
   first = kind(**settings[0])
   if first.participation is not None:
     shape = NoiseShape(correlation=BandedToeplitz((1.0, 0.5)))
     build = functools.partial(make_plan, noise_shape=shape)
-    all_games.append(_games(subject, first, build, tag=", banded noise")[0])
+    all_games.append(_games(first, build, tag=", banded noise")[0])
   return all_games

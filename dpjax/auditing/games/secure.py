@@ -19,7 +19,6 @@ from dpjax.auditing.games.game import Game, claims, linear
 from dpjax.secure.distributed_noise import SkellamSum
 from dpjax.secure.sums import PlainSum
 
-PACKAGE = "secure"
 _CLIENTS = 3
 _LEAST = 2
 _DIM = 2
@@ -82,17 +81,7 @@ def skellam_games(kind: Kind, mechanism: SkellamSum | None = None) -> list[Game]
         accounted.event, delta=delta, neighboring_relation=relation, accountant="rdp"
       )
     )
-    return Game(
-      PACKAGE,
-      "skellam_mean",
-      case,
-      relation,
-      prices,
-      outputs,
-      linear,
-      draws=_SHARE,
-      at_once=_AT_ONCE,
-    )
+    return Game(case, relation, prices, outputs, linear, draws=_SHARE, at_once=_AT_ONCE)
 
   return [game_of(case) for case in _WORLDS]
 

@@ -16,7 +16,6 @@ import numpy as np
 from dpjax.auditing.games.game import Game, claims, linear
 from dpjax.secure.mpc.output_noise import OutputNoise
 
-PACKAGE = "shares"
 _REPLACE = "replace_one"
 _FAR = 1e30
 _NAN = float("nan")
@@ -75,9 +74,7 @@ def _output_noise(kind: Callable[..., Any] = OutputNoise) -> list[Game]:
       return opened(weights(world), 2 * seed + world, n).reshape(n, -1)
 
     claimed = claims(lambda delta: mechanism.epsilon(delta=delta))
-    return Game(
-      PACKAGE, "OutputNoise", case, _REPLACE, claimed, outputs, linear, draws=_SHARE
-    )
+    return Game(case, _REPLACE, claimed, outputs, linear, draws=_SHARE)
 
   return [game_of(case) for case in _WORLDS]
 

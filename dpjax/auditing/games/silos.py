@@ -19,7 +19,7 @@ import optax
 
 from dpjax import federated, sampling, trees
 from dpjax.auditing.games.federated import shown
-from dpjax.auditing.games.game import Game, claims, linear
+from dpjax.auditing.games.game import Game, claims, key, linear
 from dpjax.data import Federation, from_arrays
 from dpjax.federated.aggregation import Aggregator
 from dpjax.federated.silos import Silos
@@ -27,7 +27,6 @@ from dpjax.noise import source
 from dpjax.plan import Plan
 from dpjax.types import Example
 
-PACKAGE = "silos"
 ROUNDS = 2
 _STEPS = 2  # local steps of a round
 _ADD = "add_or_remove_one"
@@ -122,8 +121,7 @@ def _game(
     federation, data = _federation(worlds[world], n)
     algorithm = algorithm_of(n)
     state = algorithm.init(jnp.zeros(_WIDTH), n)
-    key = jax.random.fold_in(jax.random.key(seed), world)
-    state = state._replace(key=source.to_words(key))
+    state = state._replace(key=source.to_words(key(world, seed)))
     leaves: list[Any] = []
     for cohort in algorithm.cohorts(federation, None, rng=2 * seed + world):
       state, _ = algorithm.round(state, cohort._replace(data=data))
@@ -134,7 +132,7 @@ def _game(
     # Messages are padded to one of few numbers of clients.
     return np.concatenate([shown(leaf[:n]) for leaf in leaves], axis=1)
 
-  return Game(PACKAGE, "Silos", case, _ADD, claims(plan.epsilon), outputs, linear)
+  return Game(case, _ADD, claims(plan.epsilon), outputs, linear)
 
 
 def games(

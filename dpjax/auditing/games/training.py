@@ -25,7 +25,6 @@ from dpjax.plan import Plan
 from dpjax.sampling import PoissonSampler
 from dpjax.types import Batch, Example, LossFn, Params
 
-PACKAGE = "training"
 _STEPS = 2
 _OTHERS = np.zeros(2)
 _WEIGHTS = np.array([[1.0, -2.0], [0.5, 1.0]], np.float32)
@@ -130,13 +129,9 @@ def _runner(
   return jax.jit(jax.vmap(train_once))
 
 
-def _games(
-  subject: str, build: Callable[[], _Trained], make_plan: MakePlan = Plan
-) -> list[Game]:
+def _games(build: Callable[[], _Trained], make_plan: MakePlan = Plan) -> list[Game]:
   projected = [
     plans.game(
-      PACKAGE,
-      subject,
       f"a record added, {crowd}",
       the_plan(make_plan),
       (others, np.append(1.0, others)),
@@ -145,8 +140,6 @@ def _games(
     for crowd, others in (("alone", _OTHERS), ("against others", _OTHERS - 1.0))
   ]
   whole = plans.game(
-    PACKAGE,
-    subject,
     "a record added, every number seen",
     the_plan(make_plan),
     (_OTHERS, np.append(1.0, _OTHERS)),
@@ -163,7 +156,7 @@ _BUILDERS: dict[str, Callable[[], _Trained]] = {
 }
 # Subject -> function (make_plan) -> its games, the strongest first.
 GAMES: dict[str, Callable[..., list[Game]]] = {
-  name: functools.partial(_games, name, build) for name, build in _BUILDERS.items()
+  name: functools.partial(_games, build) for name, build in _BUILDERS.items()
 }
 _OF_A_BATCH = "a loss of a whole batch, never private"
 _READS = "reads a state that is released"

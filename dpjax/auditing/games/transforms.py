@@ -18,7 +18,7 @@ import numpy as np
 import optax
 
 from dpjax import accounting, transforms
-from dpjax.auditing.games.game import Game, claims, linear
+from dpjax.auditing.games.game import Game, claims, drawn_by, linear
 from dpjax.gradients import Clip, wrap_grads
 from dpjax.gradients.clip import RULES
 from dpjax.noise import NoiseShape
@@ -26,10 +26,11 @@ from dpjax.noise.correlated import BandedToeplitz
 from dpjax.noise.correlated.strategies import matrix
 from dpjax.transforms.clip_scale import clip_scale
 
-PACKAGE = "transforms"
 STEPS = 2
 _ADD = "add_or_remove_one"
 _REPLACE = "replace_one"
+# The private transform inside of the transforms that have no noise of their own.
+_BASE = transforms.clip_and_noise
 # Noise multiplier and clip norm of the games, unless a game says otherwise.
 _Z = 1.5
 _CLIP = 0.5
@@ -47,7 +48,6 @@ def _present(target: tuple[float, float], dtype: Any = np.float32) -> tuple[Batc
 
 
 def game(
-  subject: str,
   case: str,
   make: Make,
   worlds: tuple[Batch, Batch],
@@ -80,31 +80,23 @@ def game(
       seen.append((updates, released(state)))
     return [jnp.ravel(leaf).astype(jnp.float32) for leaf in jax.tree.leaves(seen)]
 
-  def outputs(world: int, seed: int, n: int) -> np.ndarray:
-    keys = jax.random.split(jax.random.fold_in(jax.random.key(seed), world), n)
-    leaves = run(keys, *(jnp.asarray(part) for part in worlds[world]))
-    return np.concatenate([np.asarray(leaf, np.float64) for leaf in leaves], axis=1)
-
+  outputs = drawn_by(lambda keys, world: run(keys, *map(jnp.asarray, worlds[world])))
   event = accounting.compose(accounting.gaussian_event(noise_multiplier), steps)
   cost = lambda d: accounting.epsilon(event, delta=d, neighboring_relation=relation)
-  return Game(PACKAGE, subject, case, relation, claims(cost), outputs, linear)
+  return Game(case, relation, claims(cost), outputs, linear)
 
 
-def _each(
-  subject: str, make: Make, added: dict[str, tuple[float, float]], **options: Any
-) -> list[Game]:
+def _each(make: Make, added: dict[str, tuple[float, float]], **options: Any) -> list[Game]:
   """Returns one game for each record of `added`, against another record."""
-  return [
-    game(subject, case, make, _present(row), **options) for case, row in added.items()
-  ]
+  return [game(case, make, _present(row), **options) for case, row in added.items()]
 
 
 _LEAVES = "a record in the first of two steps"
 
 
-def _leaving(subject: str, make: Make, **options: Any) -> Game:
+def _leaving(make: Make, **options: Any) -> Game:
   """Returns a game in which the record is in one step only. The claim is that of all steps."""
-  return game(subject, _LEAVES, make, _present(_AWAY), leaves=True, **options)
+  return game(_LEAVES, make, _present(_AWAY), leaves=True, **options)
 
 
 _DIVISOR = 2.0
@@ -116,27 +108,25 @@ _NUMBERS: dict[str, Any] = {
 _AWAY = (_FAR, 0.0)
 
 
-def _clip_and_noise(tx: Callable, base: Callable) -> list[Game]:
-  del base
+def _clip_and_noise(tx: Callable) -> list[Game]:
   build = lambda **options: lambda key: tx(**{**_NUMBERS, "key": key, **options})
-  game_of = functools.partial(game, "clip_and_noise")
   plain = build()
   twice = build(noise_multiplier=2 * _Z)
   with_it, both = _present(_AWAY)[1]
   opposite = np.array([(-_FAR, 0.0)] * 2, np.float32)
   strange = {"1e30 added": (1e30, 1e30), "NaN added": (math.nan, 1.0)}
   return [
-    game_of("a record added, against another", plain, _present(_AWAY)),
-    game_of(
+    game("a record added, against another", plain, _present(_AWAY)),
+    game(
       "replaced by its opposite",
       twice,
       ((with_it, both), (opposite, both)),
       relation=_REPLACE,
       noise_multiplier=2 * _Z,
     ),
-    *_each("clip_and_noise", plain, strange | {"infinity added": (-math.inf, 0.0)}),
-    game_of("bfloat16 added", plain, _present(_AWAY, jnp.bfloat16)),
-    game_of(
+    *_each(plain, strange | {"infinity added": (-math.inf, 0.0)}),
+    game("bfloat16 added", plain, _present(_AWAY, jnp.bfloat16)),
+    game(
       "nobody, one record",
       plain,
       (
@@ -145,12 +135,12 @@ def _clip_and_noise(tx: Callable, base: Callable) -> list[Game]:
       ),
     ),
     *[
-      game_of(f"{rule} clipping", build(l2_clip_norm=Clip(_CLIP, rule)), _present(_AWAY))
+      game(f"{rule} clipping", build(l2_clip_norm=Clip(_CLIP, rule)), _present(_AWAY))
       for rule in RULES
       if rule != "flat"
     ],
-    game_of("noise by group", _by_group(tx), _present((_FAR, _FAR))),
-    _leaving("clip_and_noise", plain),
+    game("noise by group", _by_group(tx), _present((_FAR, _FAR))),
+    _leaving(plain),
   ]
 
 
@@ -177,13 +167,11 @@ def _by_group(tx: Callable) -> Make:
   return make
 
 
-def _adaptive(tx: Callable, base: Callable) -> list[Game]:
-  del base
+def _adaptive(tx: Callable) -> list[Game]:
   how = transforms.AdaptiveClipping(count_noise_std=0.7, learning_rate=0.5)
   make = lambda key: tx(**{**_NUMBERS, "l2_clip_norm": Clip(_CLIP, how)}, key=key)
   z = how.combined_noise_multiplier(_Z, _NUMBERS["normalize_by"])
   added = {"a record above the quantile added": _AWAY, "NaN added": (math.nan, 0.0)}
-  name = "adaptive_clip_and_noise"
   released = clip_scale
   slack = transforms.SlackClipping(num_slots=2, learning_rate=0.5)
   fitted = lambda key: tx(**{**_NUMBERS, "l2_clip_norm": Clip(_CLIP, slack)}, key=key)
@@ -192,15 +180,14 @@ def _adaptive(tx: Callable, base: Callable) -> list[Game]:
     "slack, a record of half the norm added": (0.5 * _CLIP, 0.0),
   }
   return [
-    *_each(name, make, added, noise_multiplier=z, released=released),
-    _leaving(name, make, noise_multiplier=z, released=released),
-    *_each(name, fitted, short, noise_multiplier=_Z, released=released),
+    *_each(make, added, noise_multiplier=z, released=released),
+    _leaving(make, noise_multiplier=z, released=released),
+    *_each(fitted, short, noise_multiplier=_Z, released=released),
   ]
 
 
-def _correlated(tx: Callable, base: Callable) -> list[Game]:
+def _correlated(tx: Callable) -> list[Game]:
   """Returns games with a record in both steps. The cost is that of one shift by |C (1, 1)|."""
-  del base
   strategy = BandedToeplitz((1.0, 0.5))
   shape = NoiseShape(correlation=strategy)
   make = lambda key: tx(**_NUMBERS, key=key, noise_shape=shape, num_steps=STEPS)
@@ -208,14 +195,13 @@ def _correlated(tx: Callable, base: Callable) -> list[Game]:
   together = float(np.linalg.norm(matrix(strategy, STEPS).sum(axis=1)))
   effective = _Z / together * math.sqrt(STEPS)
   added = {"a record in both steps": _AWAY, "1e30 in both steps": (1e30, 0.0)}
-  name = "clip_and_correlated_noise"
   return [
-    *_each(name, make, added, noise_multiplier=effective),
-    _leaving(name, make, noise_multiplier=effective),
+    *_each(make, added, noise_multiplier=effective),
+    _leaving(make, noise_multiplier=effective),
   ]
 
 
-def _accumulate(tx: Callable, base: Callable) -> list[Game]:
+def _accumulate(tx: Callable, base: Callable = _BASE) -> list[Game]:
   """Returns games on steps of two slices. The second slice never holds the record."""
 
   def make(key: Any) -> Any:
@@ -224,8 +210,8 @@ def _accumulate(tx: Callable, base: Callable) -> list[Game]:
   once = functools.partial(_in_first_slice, make)
   added = {"a record in the first slice": _AWAY, "NaN in the first slice": (math.nan, 0.0)}
   return [
-    *_each("accumulate", once, added, calls=2, steps=1),
-    _leaving("accumulate", once, calls=2),
+    *_each(once, added, calls=2, steps=1),
+    _leaving(once, calls=2),
   ]
 
 
@@ -241,33 +227,29 @@ def _in_first_slice(make: Make, key: Any) -> Any:
   return optax.GradientTransformationExtraArgs(tx.init, update)
 
 
-def _scheduled(tx: Callable, base: Callable) -> list[Game]:
+def _scheduled(tx: Callable, base: Callable = _BASE) -> list[Game]:
   make = lambda key: tx(base(**_NUMBERS, key=key), [1.0, 0.1])
   added = {"a record added": _AWAY, "1e30 added": (1e30, 0.0)}
-  name = "with_clip_schedule"
-  return [*_each(name, make, added), _leaving(name, make)]
+  return [*_each(make, added), _leaving(make)]
 
 
-def _scaled(tx: Callable, base: Callable) -> list[Game]:
+def _scaled(tx: Callable, base: Callable = _BASE) -> list[Game]:
   """Returns games in which the released output of the first step scales the second step."""
   make = lambda key: tx(base(**_NUMBERS, key=key), b2=0.5)
   added = {"a record added": _AWAY, "1e30 added": (1e30, 0.0), "NaN added": (math.nan, 1.0)}
-  name = "scale_then_privatize"
   released = lambda state: state.inner.mean_squares
-  return [*_each(name, make, added, released=released), _leaving(name, make)]
+  return [*_each(make, added, released=released), _leaving(make)]
 
 
-def _post(
-  name: str, after: Callable[[Callable], Any], released: Callable[[Any], Any]
-) -> Callable[..., list[Game]]:
+def _post(**options: float) -> Callable[..., list[Game]]:
   """Returns a function that makes games on an optimizer after the private transform. This is
-  post-processing, so any state may be `released`."""
+  post-processing, so its whole state may be released."""
 
-  def games(tx: Callable, base: Callable) -> list[Game]:
-    make = lambda key: optax.chain(base(**_NUMBERS, key=key), after(tx))
+  def games(tx: Callable, base: Callable = _BASE) -> list[Game]:
+    make = lambda key: optax.chain(base(**_NUMBERS, key=key), tx(**options))
     added = {"a record added": _AWAY, "infinity added": (math.inf, 0.0)}
-    games = _each(name, make, added, released=released)
-    return [*games, _leaving(name, make, released=released)]
+    released = lambda states: states[1:]
+    return [*_each(make, added, released=released), _leaving(make, released=released)]
 
   return games
 
@@ -281,18 +263,9 @@ GAMES: dict[str, Callable[..., list[Game]]] = {
   "accumulate": _accumulate,
   "with_clip_schedule": _scheduled,
   "scale_then_privatize": _scaled,
-  "dp_adam": _post("dp_adam", lambda tx: tx(0.1, mean_noise_std=_STD), lambda s: s[1:]),
-  "scale_by_dp_adam": _post(
-    "scale_by_dp_adam", lambda tx: tx(mean_noise_std=_STD), lambda s: s[1:]
-  ),
-  "dp_sgld": _post(
-    "dp_sgld", lambda tx: tx(0.1, mean_noise_std=_STD, num_examples=10), lambda s: s[1:]
-  ),
+  "dp_adam": _post(learning_rate=0.1, mean_noise_std=_STD),
+  "scale_by_dp_adam": _post(mean_noise_std=_STD),
+  "dp_sgld": _post(step_size=0.1, mean_noise_std=_STD, num_examples=10),
 }
 
 NO_CLAIM = {"with_guard": "refuses a changed state, and adds nothing"}
-
-
-def games(subject: str, tx: Callable, base: Callable | None = None) -> list[Game]:
-  """Returns the games of one transform; `base` is the private transform inside of it."""
-  return GAMES[subject](tx, transforms.clip_and_noise if base is None else base)

@@ -9,10 +9,9 @@ from typing import Any
 import jax
 import numpy as np
 
-from dpjax.auditing.games.game import Game, claims, linear
+from dpjax.auditing.games.game import Game, claims, drawn_by, linear
 from dpjax.secure.vertical.linear_regression import PrivateStatistics
 
-PACKAGE = "vertical"
 _ADD = "add_or_remove_one"
 _REPLACE = "replace_one"
 _FAR = 1e30
@@ -45,14 +44,13 @@ def _statistics(kind: Callable[..., Any] = PrivateStatistics) -> list[Game]:
     def released() -> Any:
       return jax.jit(jax.vmap(statistics.noisy, in_axes=(0, None)))
 
-    def outputs(world: int, seed: int, n: int) -> np.ndarray:
-      keys = jax.random.split(jax.random.fold_in(jax.random.key(seed), world), n)
+    def release(keys: Any, world: int) -> Any:
       vector = statistics.exact([_OTHER, clients[world]])
       with jax.enable_x64(True):
-        return np.asarray(released()(keys, vector))
+        return released()(keys, vector)
 
     claimed = claims(lambda delta: statistics.epsilon(delta=delta))
-    return Game(PACKAGE, "PrivateStatistics", case, relation, claimed, outputs, linear)
+    return Game(case, relation, claimed, drawn_by(release), linear)
 
   return [game_of(case) for case in _WORLDS]
 
