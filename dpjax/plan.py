@@ -817,7 +817,7 @@ class Plan(overflow.MayAbort):
     names += ("scaled coordinates",)
     features = together.features(self.l2_clip_norm, self.noise_shape, scaling=self.scaling)
     for name in [name for name in names if name in features]:
-      raise UserError(f"{features[name]}: makes mean_noise_std differ by step")
+      raise UserError("makes mean_noise_std differ by step", **features[name])
     shares = self.noise_shape.shares
     stds = group_stds(self.l2_clip_norm, self.noise_multiplier, shares)
     stds = jax.tree.map(lambda std: std / self.normalize_by, stds)

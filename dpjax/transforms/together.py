@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import jax
 
 from dpjax.gradients import Clip, Flat
 from dpjax.noise import NoiseShape
 from dpjax.sampling import Sampler
 from dpjax.sampling.samplers import assumption
-from dpjax.validate import UserError
+from dpjax.validate import NO_VALUE, UserError, Verbatim
 
 _SHAPED = ("clipping that is not flat", "noise shares", "a frozen group")
 _EPOCHS = "epochs that are accounted at the noise of their first step"
@@ -43,38 +45,43 @@ def features(
   slices: int = 1,
   statistics: object = None,
   scaling: object = None,
-) -> dict[str, str]:
-  """Returns feature -> text of the argument that causes it, for the features that are present.
+) -> dict[str, dict[str, Any]]:
+  """Returns feature -> {"field", "value"} of the argument that causes it, for the features that are
+  present.
 
   >>> features(Clip(1.0), NoiseShape(schedule=(2.0, 1.0)))
-  {'a noise schedule': 'noise_schedule=(2.0, 1.0)'}
+  {'a noise schedule': {'field': 'noise_schedule', 'value': (2.0, 1.0)}}
   """
-  norms = f"l2_clip_norm={clip.norms!r}"
-  rule = f"clipping={clip.rule!r}"
-  strategy = f"correlation={type(shape.correlation).__name__}"
-  present = {
+  norms = "l2_clip_norm", clip.norms
+  rule = "clipping", clip.rule
+  strategy = "correlation", Verbatim(type(shape.correlation).__name__)
+  present: dict[str, tuple[Any, tuple[str, Any]]] = {
     "adaptive clipping": (clip.rule.adapts, rule),
     "clipping that is not flat": (type(clip.rule) is not Flat, rule),
     "several clip norms": (not clip.is_one_number, norms),
     "a frozen group": (0 in jax.tree.leaves(clip.norms), norms),
-    "a clip schedule": (clip.schedule, f"clip_schedule={clip.schedule!r}"),
-    "noise shares": (shape.shares is not None, f"noise_shares={shape.shares!r}"),
-    "a noise schedule": (shape.schedule, f"noise_schedule={shape.schedule!r}"),
+    "a clip schedule": (clip.schedule, ("clip_schedule", clip.schedule)),
+    "noise shares": (shape.shares is not None, ("noise_shares", shape.shares)),
+    "a noise schedule": (shape.schedule, ("noise_schedule", shape.schedule)),
     "correlated noise": (shape.correlation is not None, strategy),
     _BANDS: (shape.strategy.bands != 1, strategy),
-    "slices": (slices != 1, f"slices={slices}"),
-    "scaled coordinates": (scaling is not None, f"scaling={scaling!r}"),
-    "private statistics": (statistics is not None, "statistics"),
+    "slices": (slices != 1, ("slices", slices)),
+    "scaled coordinates": (scaling is not None, ("scaling", scaling)),
+    "private statistics": (statistics is not None, ("statistics", NO_VALUE)),
   }
   if sampler is not None:
     free = sampler.participation is None
-    drawn = f"sampler={sampler!r}"
+    drawn = "sampler", sampler
     present["free participation"] = (free, drawn)
     present["bounded participation"] = (not free, drawn)
     # Private statistics protect a row, which is only a part of a user's data.
     present["users"] = (sampler.unit != "example", drawn)
     present[_EPOCHS] = (not sampler.steps_alike, drawn)
-  return {name: argument for name, (has, argument) in present.items() if has}
+  return {
+    name: {"field": field, "value": value}
+    for name, (has, (field, value)) in present.items()
+    if has
+  }
 
 
 def check_together(
@@ -103,7 +110,7 @@ def check_together(
   pairs = [(feature, other) for feature, apart in APART.items() for other in apart]
   for feature, other in pairs:
     if feature in present and other in present:
-      raise UserError(f"{present[other]}: not with {feature}")
+      raise UserError(f"not with {feature}", **present[other])
 
 
 def assumptions(

@@ -11,9 +11,10 @@ from absl import flags
 
 from configs import quickstart
 from configs.fed import quickstart as fed_quickstart
-from dpjax import data
+from dpjax import accounting, data
 from dpjax.experiments.checks import long_games
 from dpjax.experiments.config import fields
+from dpjax.experiments.kinds import privacy_section
 from dpjax.experiments.kinds.central import build, privacy
 from dpjax.experiments.kinds.central.build import Central
 from dpjax.experiments.kinds.central.config import ModelConfig, TrainConfig
@@ -162,6 +163,35 @@ def test_more_slices_than_slots_are_refused():
   config = _config(slices=1000, privacy__epsilon=None, privacy__noise_multiplier=1.0)
   with refuses("slices", value=1000):
     privacy.make_plan(config, 60)
+
+
+_PASS = {"privacy": "dp_ftrl", "privacy.neighboring_relation": "replace_special"}
+
+
+@pytest.mark.parametrize(
+  ("changes", "field"),
+  [
+    ({"privacy.clipping": "adaptive", "privacy.scaling": "by_outputs"}, "privacy.clipping"),
+    (
+      {"privacy.clipping": "automatic", "privacy.clip_schedule": "linear"},
+      "privacy.clipping",
+    ),
+    ({**_PASS, "privacy.scaling": "by_outputs"}, "privacy.strategy"),
+    ({"privacy.clipping": "adaptive", "slices": 2}, "slices"),
+  ],
+)
+def test_parts_that_do_not_go_together_are_named_as_typed(changes, field):
+  config = fields.replace_all(_config(), {**_NOISE, **changes})
+  with refuses(field, value=fields.get(config, field)):
+    privacy.make_plan(config, 60, {"w": np.zeros(2)})
+
+
+def test_an_attacker_out_of_reach_is_named_as_typed():
+  asked = {"privacy.epsilon": None, "privacy.attacker.advantage": 0.1}
+  section = fields.replace_all(_config(), asked).privacy
+  run_event = lambda noise: accounting.gaussian_event(min(noise, 1.0))
+  with refuses("privacy.attacker"):
+    privacy_section.noise_multiplier(section, run_event)
 
 
 def test_pictures_are_moved_and_nothing_else():
