@@ -26,6 +26,7 @@ from dpjax import validate
 from dpjax.checks import table as check
 from dpjax.checks.subject import Row
 from dpjax.experiments.checks import of_config
+from dpjax.experiments.config.naming import naming
 from dpjax.experiments.kinds.central.config import TrainConfig
 from dpjax.experiments.run import writers
 from dpjax.experiments.run.kind import KINDS
@@ -55,7 +56,8 @@ def main() -> None:
     validate.folder(workdir=workdir)
   config = config_flag.get()
   app.prepare_memory([config])
-  rows = measured(config)
+  with naming(config):
+    rows = measured(config)
   print(check.table(rows))
   if workdir is not None:
     writers.write_json(pathlib.Path(workdir) / "check.json", check.to_json(rows))

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from absl import flags
 
+from dpjax.experiments.config.naming import naming
 from dpjax.experiments.run import loop, writers
 from dpjax.experiments.run.experiment import Experiment
 from dpjax.experiments.run.kind import KINDS
@@ -112,7 +113,8 @@ def main(*words: str) -> None:
   if not one:
     return _sweep(whole, workdir)
   if _given("dry_run"):
-    return print(whole.plan(workdir, app.target()))
+    with naming(whole.config):
+      return print(whole.plan(workdir, app.target()))
   with _joined(whole, workdir, many):
     with app.stoppable(workdir):
       finished = (pathlib.Path(workdir) / writers.RESULT).exists()

@@ -9,6 +9,7 @@ from configs import quickstart
 from dpjax.checks import noise_distributions
 from dpjax.experiments.checks import of_config
 from dpjax.experiments.config import fields
+from dpjax.experiments.config.naming import naming
 from dpjax.experiments.kinds.central import build
 from dpjax.experiments.kinds.central.privacy import make_plan
 from dpjax.experiments.run import loop, writers
@@ -199,7 +200,9 @@ def test_p27_a_scaled_run_that_was_killed_is_the_same_bit_for_bit(
 )
 def test_what_cannot_run_is_refused_in_one_line(overrides, field):
   with refuses(field) as caught:
-    build.assemble(_config(**overrides))
+    config = _config(**overrides)
+    with naming(config):
+      build.assemble(config)
   assert "\n" not in str(caught.value)
 
 

@@ -14,6 +14,7 @@ from dpjax.checks import charges as check_laws
 from dpjax.checks import table as check
 from dpjax.experiments.checks import of_config
 from dpjax.experiments.config import fields
+from dpjax.experiments.config.naming import naming
 from dpjax.experiments.kinds.central import build
 from dpjax.experiments.kinds.central.privacy import make_plan
 from dpjax.experiments.run import loop
@@ -198,7 +199,8 @@ def test_wrong_configs_are_one_line(extra, field):
   with refuses(field) as caught:
     config = _config(**extra)
     build.check(config)
-    make_plan(config, 400)
+    with naming(config):
+      make_plan(config, 400)
   assert "\n" not in str(caught.value)
 
 

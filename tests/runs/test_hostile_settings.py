@@ -14,6 +14,7 @@ from configs.fed import quickstart as fed_quickstart
 from dpjax import accounting, data
 from dpjax.experiments.checks import long_games
 from dpjax.experiments.config import fields
+from dpjax.experiments.config.naming import naming
 from dpjax.experiments.kinds import privacy_section
 from dpjax.experiments.kinds.central import build, privacy
 from dpjax.experiments.kinds.central.build import Central
@@ -338,7 +339,7 @@ _UNPROVED = dict(
 )
 def test_a_setting_that_would_be_ignored_in_this_combination_is_refused(changes, field):
   config = _config(**changes)
-  with refuses(field):
+  with refuses(field), naming(config):
     build.assemble(config, build.load_data(config))
 
 

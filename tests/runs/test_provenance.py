@@ -6,10 +6,12 @@ import json
 import pathlib
 import shutil
 import subprocess
+import sys
 
 import jax
 import pytest
 
+import launch  # noqa: F401, so that it is imported
 from dpjax.experiments.run import provenance
 
 
@@ -31,6 +33,12 @@ def test_unknown_distribution_has_no_version(monkeypatch):
   monkeypatch.setattr(provenance, "_DISTRIBUTIONS", ("numpy", "no-such-distribution"))
   found = provenance.libraries()
   assert found["numpy"] and found["no-such-distribution"] is None
+
+
+def test_commands_of_dpjax_are_not_the_users_own():
+  own = provenance.own_modules()
+  assert "launch" in sys.modules and __name__ in own
+  assert not [name for name in own if name.partition(".")[0] in ("dpjax", "launch")]
 
 
 def test_device_counts_and_names():

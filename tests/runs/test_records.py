@@ -18,6 +18,7 @@ from dpjax.accounting.event_kinds.kind import event_from_json
 from dpjax.accounting.ledger import BudgetExceeded
 from dpjax.data import partition
 from dpjax.experiments.config import fields
+from dpjax.experiments.config.naming import naming
 from dpjax.experiments.kinds.federated import build, records
 from dpjax.experiments.run import loop, run_keys, writers
 from dpjax.experiments.run.guarantee import RATES, REPEATED
@@ -44,7 +45,8 @@ def _config(**overrides):
 
 def _ready(config):
   build.check(config)
-  return build.assembled(config, build.load_data(config), run_keys.drawn(0, noise_seed=0))
+  with naming(config):
+    return build.assembled(config, build.load_data(config), run_keys.drawn(0, noise_seed=0))
 
 
 def test_silos_of_unequal_size_have_noise_of_their_own_for_one_epsilon():

@@ -9,6 +9,7 @@ import pytest
 from dpjax import accounting, sampling
 from dpjax.accounting.event_kinds.elements import parts
 from dpjax.experiments.config import fields
+from dpjax.experiments.config.naming import naming
 from dpjax.experiments.kinds.central import build
 from dpjax.experiments.kinds.central.config import (
   CanaryAudit,
@@ -26,7 +27,8 @@ def _plan(num_steps=40, **privacy):
   given = {"sampling_prob": 0.05, "noise_multiplier": 4.0, "epsilon": None} | privacy
   config = TrainConfig(num_steps=num_steps, privacy=DpSgd(**given))
   build.check(config)
-  return make_plan(config, _N)
+  with naming(config):
+    return make_plan(config, _N)
 
 
 def test_p12_truncated_poisson_with_a_capacity_of_its_own_or_a_safe_one():

@@ -9,6 +9,7 @@ from typing import Annotated, Any
 
 from dpjax.accounting import proved
 from dpjax.experiments.config import fields, rules
+from dpjax.experiments.config.naming import Gives
 from dpjax.gradients import clip
 from dpjax.validate import UserError
 
@@ -21,6 +22,8 @@ ClipNorm = Annotated[
   rules.FieldRule(clip.check_norm, f"in [{clip.MIN_NORM:g}, {clip.MAX_NORM:g}]"),
 ]
 DataDir = Annotated[str | None, "where TFDS data lie; none: TFDS_DATA_DIR or its default"]
+# Name of data, of configs without a section `data`.
+Dataset = Annotated[str, Gives("name"), Gives("data.name")]
 Delta = Annotated[float, rules.OPEN_UNIT]
 Epsilon = Annotated[float | None, rules.POSITIVE]
 EpsilonBudget = Annotated[

@@ -45,36 +45,6 @@ _LISTED = 200
 _INT_BITS = 64
 
 
-# Fields with another name in a config without sections: name with sections -> name without.
-_FLAT = {"data.name": "dataset"}
-
-
-@contextlib.contextmanager
-def own_names(config: Any) -> Iterator[None]:
-  """Renames the field of a UserError to the path that the field has in this config.
-
-  Code for all kinds of run says `privacy.epsilon_budget`, but some configs have no sections.
-
-  >>> from dpjax.experiments.kinds.pate.config import PateConfig
-  >>> with own_names(PateConfig(epsilon_budget=0.1)):
-  ...   raise UserError("is too low", field="privacy.epsilon_budget")
-  Traceback (most recent call last):
-  ...
-  dpjax.validate.UserError: epsilon_budget: is too low
-  """
-  try:
-    yield
-  except UserError as error:
-    paths = (
-      {leaf.path for leaf in leaves(config)} if dataclasses.is_dataclass(config) else ()
-    )
-    last = error.field.rpartition(".")[2]
-    flat = _FLAT.get(error.field, last)
-    if "." not in error.field or error.field in paths or flat not in paths:
-      raise
-    raise error.of(field=flat) from error
-
-
 class WithChoices:
   """Base of a config with choices. A name that is assigned to a field with a choice becomes the
   value of this name. An unknown name is kept, so that `check` can refuse it and name the field."""

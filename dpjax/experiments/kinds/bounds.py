@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import functools
-from collections.abc import Callable, Iterable, Iterator
-from typing import Any, TypeVar
+from collections.abc import Iterable, Iterator
+from typing import Any
 
 from dpjax import names, validate
 from dpjax.experiments.config import fields, rules
+from dpjax.experiments.config.naming import within
 from dpjax.experiments.kinds.central.config import (
   DataConfig,
   ModelConfig,
@@ -25,101 +25,6 @@ from dpjax.zoo.networks.registry import (
   needs_features,
   needs_unit_range,
 )
-
-_F = TypeVar("_F", bound=Callable[..., Any])
-
-
-def names_fields(call: _F) -> _F:
-  """Wraps `call(config, ...)` so that its errors use dotted names of the config's fields.
-
-  This holds even for errors that another package raised about an argument (`dotted`).
-  """
-
-  @functools.wraps(call)
-  def wrapper(config: Any, *args: Any, **kwargs: Any) -> Any:
-    try:
-      return call(config, *args, **kwargs)
-    except UserError as error:
-      named = dotted(error, config)
-      # An unchanged error, raised from itself, would be its own cause.
-      if named is error:
-        raise
-      raise named from error
-
-  return wrapper  # type: ignore[return-value]
-
-
-@contextlib.contextmanager
-def within(section: str, *, of: Any = None, holds_config: bool = False) -> Iterator[None]:
-  """Puts the name of a section of the config before each field that an error names; of a section
-  that is a whole config, into its flags, too.
-
-  Args:
-    section: dotted name of the section.
-    of: dataclass of the section; errors about no field of it are left alone. None: about any.
-    holds_config: whether the section is a whole config.
-
-  >>> with within("train"):
-  ...   raise UserError("must be >= 0", field="seed", value=-1)
-  Traceback (most recent call last):
-  ...
-  dpjax.validate.UserError: train.seed=-1: must be >= 0
-  """
-  try:
-    yield
-  except UserError as error:
-    known = None if of is None else {field.name for field in dataclasses.fields(of)}
-    if known is not None and error.field.partition(".")[0] not in known:
-      raise
-    raise error.within(section, holds_config=holds_config) from error
-
-
-@contextlib.contextmanager
-def renamed(config: Any, **field_of: str) -> Iterator[None]:
-  """Puts the name of the config's field into errors about an argument with another name.
-
-  >>> from dpjax.experiments.kinds.central.config import TrainConfig
-  >>> with renamed(TrainConfig(memory_budget_gb=1e-6), memory_budget="memory_budget_gb"):
-  ...   raise UserError("must be >= 2900 bytes", field="memory_budget", value=1000)
-  Traceback (most recent call last):
-  ...
-  dpjax.validate.UserError: memory_budget_gb=1e-06: must be >= 2900 bytes
-  """
-  try:
-    yield
-  except UserError as error:
-    if error.field not in field_of:
-      raise
-    name = field_of[error.field]
-    raise error.of(field=name, value=fields.get(config, name)) from error
-
-
-# Arguments of the core whose field in a config has another name.
-_FIELD_OF_ARGUMENT = {"norms": "l2_clip_norm", "rule": "clipping"}
-
-
-def dotted(error: UserError, config: Any) -> UserError:
-  """Returns an error in which the dotted name of a config's field replaces that of an argument.
-
-  Exactly one field of the config must have the argument's name, or that of `_FIELD_OF_ARGUMENT`,
-  and its value. Otherwise the error is returned unchanged.
-
-  >>> from dpjax.experiments.kinds.central.config import DpSgd, TrainConfig
-  >>> error = UserError("must be in (0, 1)", field="delta", value=2.0)
-  >>> print(dotted(error, TrainConfig(privacy=DpSgd(delta=2.0))))
-  privacy.delta=2.0: must be in (0, 1)
-  >>> print(dotted(error, TrainConfig()))
-  delta=2.0: must be in (0, 1)
-  """
-  name = _FIELD_OF_ARGUMENT.get(error.field, error.field)
-  named_so = error.of(field=name)
-  paths = [
-    leaf.path
-    for leaf in fields.leaves(config)
-    if named_so.is_about(leaf.path.rpartition(".")[2], leaf.value)
-  ]
-  # With two fields of this name and value, either name could point to the wrong field.
-  return error.of(field=paths[0]) if len(paths) == 1 else error
 
 
 def named(section: str, config: Any, *names: str) -> dict[str, Any]:

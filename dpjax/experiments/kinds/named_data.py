@@ -9,6 +9,7 @@ from typing import Any
 
 from dpjax import data
 from dpjax.data.target_kinds import needs_classes
+from dpjax.experiments.config.naming import within
 from dpjax.experiments.kinds import bounds
 from dpjax.experiments.kinds.central.config import DataConfig
 from dpjax.plan import Plan
@@ -38,7 +39,7 @@ def load_section(config: DataConfig, **more: Any) -> tuple[Any, Any]:
   Args:
     more: other arguments of `dpjax.data.load`.
   """
-  with bounds.within("data", of=config):
+  with within("data", of=config):
     return data.load(
       config.name,
       data_dir=config.data_dir,
@@ -61,13 +62,12 @@ _DECLARED_BY_DATA = {
 
 @contextlib.contextmanager
 def errors_of_dataset(config: Any) -> Iterator[None]:
-  """Makes errors about arguments of `dpjax.data` name the field `dataset` of the config."""
+  """Makes errors about what data must declare name the field `dataset` of the config, which has no
+  field for it."""
   try:
     yield
   except UserError as error:
     is_undeclared = error.field in _DECLARED_BY_DATA and error.value in (None, NO_VALUE)
-    if error.field in ("name", "data.name"):
-      raise error.of(field="dataset", value=config.dataset) from error
     if is_undeclared:
       must = _DECLARED_BY_DATA[error.field]
     elif error.field == "declaration":

@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 from dpjax import names
+from dpjax.experiments.config.naming import naming
 from dpjax.experiments.run.experiment import Experiment
 from dpjax.types import Config
 from dpjax.validate import UserError, Verbatim
@@ -97,7 +98,8 @@ class Kind:
 
   def check(self, config: Any) -> None:
     """Raises UserError for a config whose run would be refused."""
-    experiment_of(config).check()
+    with naming(config):
+      experiment_of(config).check()
 
 
 # Name of the command -> its kind. A kind of a user's own has its config's name (`register`).

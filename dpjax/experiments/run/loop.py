@@ -27,7 +27,7 @@ import jax
 
 from dpjax import optional, trees
 from dpjax.accounting import Ledger
-from dpjax.experiments.config import fields
+from dpjax.experiments.config.naming import naming
 from dpjax.experiments.run import checkpoint, kind, writers
 from dpjax.experiments.run.experiment import Experiment as Experiment
 from dpjax.experiments.run.experiment import Outcome as Outcome
@@ -80,7 +80,8 @@ def train(config: Config, workdir: pathlib.Path | str, *, data: object = None) -
 def load(config: Config) -> Any:
   """Loads the data of a run, with features, so that several runs of `train` may share them."""
   experiment = kind.experiment_of(config)
-  return experiment.with_features(experiment.data())
+  with naming(config):
+    return experiment.with_features(experiment.data())
 
 
 def run(
@@ -115,7 +116,7 @@ def run(
       the state is saved.
     PeerLost: another process of this run has ended.
   """
-  with fields.own_names(getattr(experiment, "config", None)):
+  with naming(getattr(experiment, "config", None)):
     checked(experiment)
     _check_processes(experiment)
     folder = Folder(experiment, pathlib.Path(workdir), on_save)

@@ -25,6 +25,8 @@ from dpjax import files
 _PACKAGE = pathlib.Path(dpjax.__file__).parent
 _NOT_OWN = {
   _PACKAGE.resolve(),
+  # The commands of dpjax lie beside the package, in a checkout and where it is installed.
+  _PACKAGE.resolve().parent / "launch",
   pathlib.Path(sysconfig.get_path("stdlib")).resolve(),
   pathlib.Path(sysconfig.get_path("platstdlib")).resolve(),
 }
@@ -85,7 +87,7 @@ def start() -> dict[str, Any]:
 
 
 def own_modules() -> dict[str, str]:
-  """Returns the SHA-256 of the file of each imported module that is neither dpjax's, nor an
+  """Returns the SHA-256 of the file of each imported module that is neither of dpjax, nor an
   installed package's, nor of the standard library, by the module's name.
 
   >>> "dpjax" in own_modules(), "os" in own_modules()

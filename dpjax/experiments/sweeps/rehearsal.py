@@ -12,6 +12,7 @@ import pathlib
 from collections.abc import Callable, Iterator
 
 from dpjax.experiments.config import fields
+from dpjax.experiments.config.naming import naming
 from dpjax.experiments.kinds.central import build as central
 from dpjax.experiments.run import dry_run, guarantee, writers
 from dpjax.experiments.run.dry_run import Planned
@@ -68,13 +69,14 @@ def _of_points(
   failures = set()
   for point in _shown(engine.grouped(all_points)):
     try:
-      there = state(point, engine.folder(workdir, point.name))
-      # Runs that differ only in their seed are rehearsed once: they take equally long, and have the
-      # same guarantee. A calibration takes seconds, and does not depend on the seed.
-      alike = repr(fields.replace(point.config, "seed", 0))
-      if alike not in seen:
-        seen[alike] = rehearse(point)
-      plan = seen[alike]
+      with naming(point.config):
+        there = state(point, engine.folder(workdir, point.name))
+        # Runs that differ only in their seed are rehearsed once: they take equally long, and have
+        # the same guarantee. A calibration takes seconds, and does not depend on the seed.
+        alike = repr(fields.replace(point.config, "seed", 0))
+        if alike not in seen:
+          seen[alike] = rehearse(point)
+        plan = seen[alike]
     except UserError as error:
       if len(all_points) == 1:
         raise

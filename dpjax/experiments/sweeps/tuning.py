@@ -35,6 +35,7 @@ from dpjax.accounting.event_kinds.kind import event_to_json
 from dpjax.accounting.event_kinds.repeat_and_select import repeat_and_select_event
 from dpjax.accounting.ledger import BudgetExceeded
 from dpjax.experiments.config import fields
+from dpjax.experiments.config.naming import naming
 from dpjax.experiments.kinds import bounds
 from dpjax.experiments.kinds.central import build
 from dpjax.experiments.kinds.central.config import TrainConfig
@@ -257,7 +258,8 @@ def _check(runs: Runs) -> None:
 
 
 def _plan(config: TrainConfig, data: Any) -> tuple[Plan, tuple[str, ...]]:
-  run = build.assemble(config, data)
+  with naming(config):
+    run = build.assemble(config, data)
   return run.plan, run.guarantee.failed_assumptions
 
 

@@ -14,7 +14,7 @@ from dpjax import names
 from dpjax.accounting import Ledger
 from dpjax.data.target_kinds import needs_classes
 from dpjax.experiments.config.fields import name_of
-from dpjax.experiments.kinds import bounds
+from dpjax.experiments.config.naming import within
 from dpjax.experiments.kinds.attack.config import (
   AttackConfig,
   check,
@@ -52,7 +52,7 @@ class Attack(Experiment[AttackConfig]):
     attacked: Any = self.attacked.config
     if isinstance(attacked, TrainConfig):
       attacked = dataclasses.replace(attacked, resident=True)
-    with bounds.within("target", of=attacked):
+    with within("target", of=attacked):
       return loop.load(attacked)
 
   def check_data(self, data: Any) -> None:
@@ -75,7 +75,7 @@ class Attack(Experiment[AttackConfig]):
   def train(self, data: Any, keys: RunKeys) -> Story:
     config = self.config
     parts = parts_of(config)
-    with bounds.within("target", of=config.target):
+    with within("target", of=config.target):
       attacked = parts.prepare(config, data, keys)
       attacked.guarantee.check_budget(Ledger())
     trained = yield parts.phase(config, attacked)

@@ -17,6 +17,7 @@ from dpjax.attacks import registry
 from dpjax.attacks.attack_settings import AttackSettings
 from dpjax.experiments.config import common, fields
 from dpjax.experiments.config.fields import Choice, WithChoices
+from dpjax.experiments.config.naming import within
 from dpjax.experiments.kinds import bounds
 from dpjax.experiments.kinds.attack.run_settings import CopyByAnswers as CopyByAnswers
 from dpjax.experiments.kinds.attack.run_settings import DenseFirst as DenseFirst
@@ -82,7 +83,6 @@ class AttackConfig(WithChoices):
     return self.target
 
 
-@bounds.names_fields
 def check(config: AttackConfig) -> None:
   """Raises UserError if the config of one attack is wrong; loads no data."""
   common.typed(config)
@@ -90,7 +90,7 @@ def check(config: AttackConfig) -> None:
   target = config.target
   name = fields.name_of(config, "attack")
   bounds.only(config, "target", [config.attack.section], f" for attack={name!r}")
-  with bounds.within("target", holds_config=True):
+  with within("target", holds_config=True):
     if isinstance(target, FedConfig):
       # An attack that trains rounds checks their cohorts when it assembles them.
       federated.check(target, draws_cohorts=False)

@@ -10,7 +10,7 @@ from dpjax import attacks, training
 from dpjax.attacks import extraction, roc
 from dpjax.attacks.fitting import Fit
 from dpjax.attacks.roc import Counted
-from dpjax.experiments.kinds import bounds
+from dpjax.experiments.config.naming import within
 from dpjax.experiments.kinds.attack.config import AttackConfig
 from dpjax.experiments.kinds.attack.members import MeasuredAttack
 from dpjax.experiments.kinds.central import build as central
@@ -78,7 +78,7 @@ def measured(config: AttackConfig, attacked: Copied, state: Any) -> MeasuredAtta
   thief = attacks.Extraction(
     run.apply, init, Fit(steps=attack.steps, learning_rate=attack.learning_rate)
   )
-  with bounds.within("attack"):
+  with within("attack"):
     rows = extraction.extraction_curve(
       thief,
       door,

@@ -24,7 +24,7 @@ from dpjax.attacks.reconstructions import matched, mse
 from dpjax.attacks.recovery import NothingSent
 from dpjax.attacks.views import View
 from dpjax.experiments.config.fields import name_of
-from dpjax.experiments.kinds import bounds
+from dpjax.experiments.config.naming import within
 from dpjax.experiments.kinds.attack.config import AttackConfig
 from dpjax.experiments.kinds.attack.members import MeasuredAttack
 from dpjax.experiments.kinds.attack.run_settings import DenseFirst
@@ -272,7 +272,7 @@ def _by_division(
   del place
   size = truth.x[0].size
   try:
-    with bounds.within("attack"):
+    with within("attack"):
       guesses = method.read(seen, len(truth.x))
   except NothingSent:
     guesses = np.zeros((len(truth.x), size))

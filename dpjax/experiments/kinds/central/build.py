@@ -67,7 +67,7 @@ from dpjax.gradients.device_mesh import (
   split_rows,
   whole_rows,
 )
-from dpjax.models.libraries import linen_modules, user_models
+from dpjax.models.libraries import linen_modules
 from dpjax.parallel import allocator, made_for
 from dpjax.parallel.spanning import own_copy
 from dpjax.plan import Plan
@@ -125,7 +125,6 @@ class Run(NamedTuple):
   tokenizer: dict[str, Any] | None = None  # facts of the tokenizer of the texts
 
 
-@bounds.names_fields
 def check(config: TrainConfig) -> None:
   """Raises UserError if the config is wrong; loads no data."""
   common.typed(config)
@@ -194,7 +193,6 @@ def _check_schedule_free(config: TrainConfig) -> None:
     )
 
 
-@bounds.names_fields
 def load_data(config: TrainConfig, *, features: bool = True) -> tuple[Any, Any]:
   """Loads (train, test), preprocessed by public constants only.
 
@@ -226,7 +224,6 @@ def preprocessed(
   return limited(train, config.data), test
 
 
-@bounds.names_fields
 def with_features(config: TrainConfig, loaded: tuple[Any, Any]) -> tuple[Any, Any]:
   """Returns (train, test) with features as inputs if the model takes features, else unchanged."""
   if not needs_features(config.model.name):
@@ -284,6 +281,8 @@ def init_params(
       shapes = init.eval_shape(key, first)
     # Models of dpjax hold parameters alone, so only a user's model is checked.
     if names.is_path(config.name):
+      from dpjax.models.libraries import user_models
+
       user_models.check_collections(shapes, config.name)
     size = trees.size(shapes)
     memory = allocator.machine_memory()
@@ -359,22 +358,22 @@ def start(
     params = init_params(config.model, model, random.init, first)
     if config.pretrained is not None:
       params = starting_point.loaded(config, model, params)
-    check = user_models.draws if names.is_path(name) else linen_modules.draws
-    drawing = check(model, params, first, name)
-    whole = task
-    # With dropout, each example needs its own key in training.
-    if drawing:
-      whole = task._replace(loss=keyed_loss(task.loss), keyed=True)
-    # Language models are those of dpjax, so a user's model must give one vector per example.
     if names.is_path(name):
+      from dpjax.models.libraries import user_models
+
+      drawing = user_models.draws(model, params, first, name)
+      # Language models are those of dpjax, so a user's model must give one vector per example.
       logits = jax.eval_shape(model.apply, params, first)
       user_models.check_outputs(logits, wanted, trees.shapes(first), name)
+    else:
+      drawing = linen_modules.draws(model, params, first, name)
+    # With dropout, each example needs its own key in training.
+    whole = task._replace(loss=keyed_loss(task.loss), keyed=True) if drawing else task
     return whole, model, params
 
   return (names.guard(name, "model.name", make) if names.is_path(name) else make)()
 
 
-@bounds.names_fields
 def assemble(
   config: TrainConfig,
   loaded: tuple[Any, Any] | None = None,
@@ -391,7 +390,6 @@ def assemble(
   return assembled(config, loaded, run_keys(config) if random is None else random)
 
 
-@bounds.names_fields
 def assembled(config: TrainConfig, loaded: tuple[Any, Any], random: RunKeys) -> Run:
   """Builds every object of a run whose config is checked; see `assemble`."""
   if isinstance(config.privacy, LeastSquares):
@@ -636,13 +634,12 @@ def phase(config: TrainConfig, run: Run) -> Phase:
 
   def step(state: Any, slices: Iterator[Any]) -> tuple[Any, Any]:
     info = None
-    with bounds.renamed(config, memory_budget="memory_budget_gb", method="grad_method"):
-      # A batch comes in slices, and the step is complete after the last slice.
-      for batch in slices:
-        # Reading `state.step` waits for the device, so only runs with special first steps read it.
-        early = num_first and int(state.step) < num_first
-        state, of_slice = (first if early else later)(state, batch)
-        info = of_slice if info is None else join(info, of_slice)
+    # A batch comes in slices, and the step is complete after the last slice.
+    for batch in slices:
+      # Reading `state.step` waits for the device, so only runs with special first steps read it.
+      early = num_first and int(state.step) < num_first
+      state, of_slice = (first if early else later)(state, batch)
+      info = of_slice if info is None else join(info, of_slice)
     return state, info
 
   def draws(start: int) -> Iterator[Iterator[Any]]:

@@ -23,6 +23,7 @@ from dpjax.experiments.config import common, optimizers, rules, samplers
 from dpjax.experiments.config.attacker import AttackerConfig
 from dpjax.experiments.config.common import COUNT
 from dpjax.experiments.config.fields import Choice, WithChoices
+from dpjax.experiments.config.naming import Gives
 from dpjax.gradients.per_example import METHODS
 from dpjax.names import is_path
 from dpjax.noise import correlated
@@ -502,13 +503,16 @@ class TrainConfig(WithChoices):
   seed: common.Seed = 0
   noise_seed: common.NoiseSeed = None
   grad_method: Annotated[
-    str, rules.among(METHODS), "how clipped gradients are computed"
+    str, rules.among(METHODS), Gives("method"), "how clipped gradients are computed"
   ] = "auto"
   microbatch_size: Annotated[
     int | None, COUNT, "examples in memory at a time; none: the whole batch"
   ] = None
   memory_budget_gb: Annotated[
-    float | None, rules.POSITIVE, "in its place: what one microbatch may take, in 1e9 bytes"
+    float | None,
+    rules.POSITIVE,
+    Gives("memory_budget"),
+    "in its place: what one microbatch may take, in 1e9 bytes",
   ] = None
   mesh: Annotated[
     str | None,

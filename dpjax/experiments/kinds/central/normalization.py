@@ -16,6 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from dpjax import data, mechanisms, sampling
+from dpjax.experiments.config.naming import within
 from dpjax.experiments.kinds import bounds
 from dpjax.experiments.kinds.central.config import (
   NORMALIZATIONS,
@@ -103,7 +104,7 @@ def mechanism(
     asked = getattr(config.privacy, "neighboring_relation", "")
     relation = sampler.checked_relation(asked)
   numbers = {"normalize_by": float(num_examples), "neighboring_relation": relation}
-  with bounds.within("privacy.normalization"):
+  with within("privacy.normalization"):
     mechanism_class = getattr(mechanisms, _MECHANISMS[type(chosen)])
     return mechanism_class(**numbers, **dataclasses.asdict(chosen))
 

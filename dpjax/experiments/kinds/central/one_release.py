@@ -22,6 +22,7 @@ from dpjax.accounting.proved import RELATIONS
 from dpjax.accounting.text import paragraph
 from dpjax.data.target_kinds import needs_classes
 from dpjax.experiments.config.attacker import attack_of
+from dpjax.experiments.config.naming import within
 from dpjax.experiments.kinds import bounds, privacy_section
 from dpjax.experiments.kinds.central import build, features, normalization, privacy
 from dpjax.experiments.kinds.central.config import LeastSquares, TrainConfig
@@ -86,7 +87,7 @@ def check(config: TrainConfig) -> None:
   chosen = settings(config)
   # The mechanism checks its fields when it is made. The noise multiplier is not known yet, so any
   # valid number serves.
-  with bounds.within("privacy"):
+  with within("privacy"):
     mechanisms.LeastSquares(
       noise_multiplier=1.0,
       feature_norm=chosen.feature_norm,
@@ -146,7 +147,6 @@ def mechanism(config: TrainConfig, plan: Plan, num_classes: int) -> mechanisms.L
   )
 
 
-@bounds.names_fields
 def phase(
   config: TrainConfig, loaded: tuple[data.Dataset, data.Dataset], random: RunKeys
 ) -> Phase:

@@ -9,6 +9,7 @@ from typing import Any
 
 from dpjax import data, gradients, noise, sampling, transforms, validate
 from dpjax.experiments.config import fields, samplers
+from dpjax.experiments.config.naming import within
 from dpjax.experiments.kinds import bounds, privacy_section
 from dpjax.experiments.kinds.central import ftrl, normalization
 from dpjax.experiments.kinds.central.config import (
@@ -64,7 +65,7 @@ def _check_prob(privacy: Any) -> None:
   if chosen.scheme is None:
     return
   size = chosen.sizing(sampling_prob=privacy.sampling_prob, num_examples=0)
-  with bounds.within("privacy"), bounds.within("sampler", of=chosen):
+  with within("privacy"), within("sampler", of=chosen):
     chosen.scheme.check_prob(size, purpose=f"privacy.sampler={chosen.name!r}")
 
 
@@ -237,7 +238,6 @@ def staircase(levels: list[float], num_steps: int) -> tuple[float, ...]:
   return tuple(levels[step * len(levels) // num_steps] for step in range(num_steps))
 
 
-@bounds.names_fields
 def make_plan(config: TrainConfig, num_examples: int, params: Any = None) -> Plan:
   """Makes the plan of a config. Noise and capacity are as given, or else calculated.
 

@@ -18,7 +18,7 @@ from dpjax import closed_over
 from dpjax import data as data_lib
 from dpjax.accounting.text import paragraph
 from dpjax.experiments.config.fields import name_of
-from dpjax.experiments.kinds import bounds, named_data, public_pool
+from dpjax.experiments.kinds import named_data, public_pool
 from dpjax.experiments.kinds.distillation.config import (
   DistillationConfig,
   Joint,
@@ -92,7 +92,6 @@ class Distillation(Experiment[DistillationConfig]):
 
 
 # Some errors arise only with the data. The decorator makes them name the config's fields.
-@bounds.names_fields
 def _phase(config: DistillationConfig, train: Any, public: Any, random: RunKeys) -> Phase:
   return _Run(config, train, public, random).phase()
 

@@ -44,7 +44,9 @@ class DistillationConfig(WithChoices):
   """
 
   method: Annotated[Any, Choice(METHODS), "what the student reads"] = "public"
-  dataset: Annotated[str, "digits | mnist | any images of dpjax.data.load"] = "digits"
+  dataset: Annotated[common.Dataset, "digits | mnist | any images of dpjax.data.load"] = (
+    "digits"
+  )
   data_dir: common.DataDir = None
   num_pool: Annotated[int, common.COUNT, "public images without labels; of public"] = 200
   pool_is_public: common.PoolIsPublic = False
@@ -72,7 +74,6 @@ class DistillationConfig(WithChoices):
   noise_seed: common.NoiseSeed = None
 
 
-@bounds.names_fields
 def check(config: DistillationConfig) -> None:
   """Raises UserError if the config is wrong; loads no data."""
   common.typed(config)

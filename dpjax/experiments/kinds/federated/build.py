@@ -17,6 +17,7 @@ from dpjax.data import Federation
 from dpjax.data.target_kinds import needs_classes
 from dpjax.experiments.config import common, rules, user_code
 from dpjax.experiments.config.fields import Setting, leaves_out, name_of
+from dpjax.experiments.config.naming import within
 from dpjax.experiments.kinds import audits, bounds
 from dpjax.experiments.kinds.central import build as build_central
 from dpjax.experiments.kinds.central import features as features_lib
@@ -100,7 +101,6 @@ class FedRun(NamedTuple):
   algorithm: Any = None  # a `FederatedAlgorithm`, by `make_algorithm` from all of these
 
 
-@bounds.names_fields
 def check(config: FedConfig, *, draws_cohorts: bool = True) -> None:
   """Raises UserError if the config is wrong; loads no data.
 
@@ -477,7 +477,6 @@ def make_algorithm(
   return fed.audited.seeing(algorithm)
 
 
-@bounds.names_fields
 def assemble(
   config: FedConfig, data: tuple[Any, Any] | None = None, random: RunKeys | None = None
 ) -> FedRun:
@@ -494,7 +493,6 @@ def assemble(
   return assembled(config, data, keys)
 
 
-@bounds.names_fields
 def assembled(config: FedConfig, data: tuple[Any, Any], random: RunKeys) -> FedRun:
   """Builds every object of a run whose config is checked and resolved; see `assemble`."""
   federation, test = data
@@ -511,7 +509,7 @@ def assembled(config: FedConfig, data: tuple[Any, Any], random: RunKeys) -> FedR
   params, apply = audits.beside(config, params, model.apply)
   kept = getattr(config.algorithm, "kept", None)
   if kept is not None:
-    with bounds.within("algorithm"):
+    with within("algorithm"):
       check_parts(params, kept)
   mechanism = distributed.mechanism(config, trees.size(params))
   target = audit.target_of(config, plan, num_clients, mechanism)

@@ -11,6 +11,7 @@ import numpy as np
 from dpjax.data import Federation
 from dpjax.data.target_kinds import needs_arrays, needs_classes
 from dpjax.experiments.config.fields import name_of
+from dpjax.experiments.config.naming import within
 from dpjax.experiments.kinds import bounds
 from dpjax.experiments.kinds.central import build as build_central
 from dpjax.experiments.kinds.central.config import TrainConfig
@@ -21,7 +22,6 @@ from dpjax.validate import UserError
 _ANY_BATCH = 1024
 
 
-@bounds.names_fields
 def load_data(config: FedConfig, *, features: bool = True) -> tuple[Federation, Any]:
   """Loads (the federation, the test set) of a config; `build` takes them as `data`.
 
@@ -50,7 +50,7 @@ def with_features(
 def _natural(config: FedConfig) -> tuple[Federation, Any]:
   """Loads clients named by the data. Test clients are scored together, and may differ from the
   training clients."""
-  with bounds.within("data", of=config.data):
+  with within("data", of=config.data):
     train, test = config.partition.make(config.data)
   _check_local_batch(config, len(train))
   text = train.dataset.vocab_size is not None

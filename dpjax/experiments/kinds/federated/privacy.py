@@ -203,7 +203,6 @@ def _sampler(config: FedConfig, num_clients: int) -> sampling.Sampler:
   return samplers.make(chosen, size)
 
 
-@bounds.names_fields
 def make_plan(config: FedConfig, num_clients: int) -> tuple[Plan, Plan]:
   """Makes (the plan that runs, the plan that is reported).
 

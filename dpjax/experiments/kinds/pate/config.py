@@ -72,7 +72,9 @@ class PateConfig(WithChoices):
   The other examples score the student.
   """
 
-  dataset: Annotated[str, "digits | mnist | any name of dpjax.data.load"] = "digits"
+  dataset: Annotated[common.Dataset, "digits | mnist | any name of dpjax.data.load"] = (
+    "digits"
+  )
   data_dir: common.DataDir = None
   features: Annotated[Any, Choice(FEATURES), "what teachers and student read"] = "pixels"
   num_teachers: Annotated[int, rules.between(2, rules.MOST_CLIENTS), "private parts"] = 40
@@ -153,7 +155,6 @@ class PateConfig(WithChoices):
     return asked.max_answers if is_bounded else self.num_queries
 
 
-@bounds.names_fields
 def check(config: PateConfig) -> None:
   """Raises UserError if the config is wrong; loads no data."""
   common.typed(config)

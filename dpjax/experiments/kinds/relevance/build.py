@@ -11,12 +11,11 @@ kept beside the checkpoints. Keys and checkpoints are deleted when the run is do
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import math
 import pathlib
 import time
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Generator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import flax.linen as nn
@@ -59,7 +58,6 @@ from dpjax.models.libraries.by_path import not_linen
 from dpjax.relevance import inputs, pipeline
 from dpjax.relevance.privacy import Privacy
 from dpjax.relevance.train import Steps
-from dpjax.relevance.train import Story as Training
 from dpjax.validate import UserError
 from dpjax.zoo import networks
 from dpjax.zoo.networks import registry
@@ -169,7 +167,7 @@ def _trained(
   The time of each training is added to `seconds`, by name. If a training resumes, or another run
   has done it, only the time in this process counts.
   """
-  told = story(config, job)
+  told = pipeline.story(*config.played, job)
   params = None
   while True:
     try:
@@ -180,25 +178,6 @@ def _trained(
     trained = yield phase(config, steps)
     seconds[steps.name] = seconds.get(steps.name, 0.0) + time.monotonic() - began
     params = trained.state[0]
-
-
-@contextlib.contextmanager
-def names_fields(config: RelevanceConfig) -> Iterator[None]:
-  """Puts the name of the config's field into errors about a method's settings."""
-  try:
-    yield
-  except UserError as error:
-    named = config.method.named(error)
-    if named is error:
-      raise
-    raise named from error
-
-
-def story(config: RelevanceConfig, job: relevance.Inputs) -> Training:
-  """Returns the story of the run's method (`relevance.pipeline.story`), whose errors name fields
-  of the config."""
-  with names_fields(config):
-    return (yield from pipeline.story(*config.played, job))
 
 
 def oscillation(values: Sequence[float]) -> float | None:

@@ -151,7 +151,6 @@ def _unread(config: RelevanceConfig) -> list[str]:
   ]
 
 
-@bounds.names_fields
 def check(config: RelevanceConfig) -> None:
   """Raises UserError if the config is wrong, or holds what its run does not read; loads no data."""
   common.typed(config)

@@ -15,6 +15,7 @@ from dpjax import relevance
 from dpjax.experiments.config import common, fields, rules
 from dpjax.experiments.config.common import COUNT
 from dpjax.experiments.config.fields import Choice, WithChoices, settings
+from dpjax.experiments.config.naming import Gives
 from dpjax.experiments.kinds.central.config import ModelConfig
 from dpjax.models.activations import ACTIVATIONS
 from dpjax.relevance.feature_budget import PRESETS
@@ -32,7 +33,9 @@ _Activation1 = Annotated[
   str, rules.among(ACTIVATIONS), "of model 1, whose relevance is propagated"
 ]
 _Adam = Annotated[float, rules.POSITIVE, "of Adam, which trains without noise"]
-_Sgd = Annotated[float, rules.POSITIVE, "of SGD on noisy gradients"]
+_Sgd = Annotated[
+  float, rules.POSITIVE, Gives("private.learning_rate"), "of SGD on noisy gradients"
+]
 _Clip = Annotated[float, rules.POSITIVE, "bound on the gradient of one example"]
 _Records = Annotated[
   int | None, COUNT, "average the relevance over the first so many; none: all"
@@ -79,21 +82,7 @@ class Method(WithChoices):
 
   def check(self, data_name: str) -> None:
     """Raises UserError if the settings do not fit each other, or the data of this name."""
-    try:
-      self.parts()
-    except UserError as error:
-      raise self.named(error) from error
-
-  def named(self, error: UserError) -> UserError:
-    """Returns an error about the library's settings, which names the field of the config."""
-    section, _, name = error.field.rpartition(".")
-    if section not in ("", "paper", "rigorous", "private", "adlm", "method"):
-      return error
-    name = {"public": "public_data"}.get(name, name)
-    if section == "private" and name == "learning_rate":
-      name = "sgd_learning_rate"
-    paths = {leaf.path.rpartition(".")[2]: leaf.path for leaf in fields.leaves(self)}
-    return error.of(field=f"method.{paths[name]}") if name in paths else error
+    self.parts()
 
 
 # --- RADP as in the paper
@@ -174,7 +163,7 @@ class Untrained:
 class TrainedOnPublic(Untrained):
   """Trained on public data, in which no private record may be known: a claim."""
 
-  public_data: Annotated[str | None, "name of the data"] = None
+  public_data: Annotated[str | None, Gives("public"), "name of the data"] = None
 
 
 @dataclasses.dataclass(frozen=True)

@@ -15,6 +15,7 @@ from dpjax.data import Dataset
 from dpjax.experiments.kinds.relevance import build
 from dpjax.experiments.run import dry_run, guarantee
 from dpjax.experiments.run import workdir as owner
+from dpjax.relevance import pipeline
 from dpjax.relevance.rigorous_method import check_public
 from dpjax.relevance.train import Steps, carried_out
 
@@ -74,11 +75,10 @@ def on_zeros(run: build.Relevance, shared: dict[Any, Any]) -> dry_run.Planned:
   # Public data become ones: equal zeros would be refused as copies of private records.
   if job.public is not None:
     train, _ = build.load_data(config, shared)
-    with build.names_fields(config):
-      check_public(train, build.load_public(config, shared))
+    check_public(train, build.load_public(config, shared))
     ones = dataclasses.replace(job.public, x=np.ones_like(job.public.x))
     job = dataclasses.replace(job, public=ones)
-  outcome = build.stated(config, carried_out(build.story(config, job), trainer))
+  outcome = build.stated(config, carried_out(pipeline.story(*config.played, job), trainer))
   stated = build.guarantee(outcome.privacy, len(loaded[0]))
   facts = stated.facts(Ledger(), stated.curve(outcome.num_steps))
   seconds = time.monotonic() - began + math.fsum(counted)

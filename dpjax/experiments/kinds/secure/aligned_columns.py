@@ -15,6 +15,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from dpjax.experiments.config.naming import within
 from dpjax.experiments.kinds import bounds
 from dpjax.experiments.kinds.secure import noisy_model
 from dpjax.experiments.kinds.secure.build import LabelledRows, Measuring
@@ -65,7 +66,7 @@ def load_data(config: SecureConfig) -> Aligned:
   clip = functools.partial(
     clipped_apart, feature_norm=task.feature_norm, frac_bits=task.frac_bits
   )
-  with bounds.within("task"):
+  with within("task"):
     whole = clip([first, second])
   return Aligned(
     LabelledRows(whole, labels, clip(tests), rows.test_labels),

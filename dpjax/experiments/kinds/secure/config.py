@@ -13,6 +13,7 @@ from typing import Annotated, Any, ClassVar
 from dpjax import validate
 from dpjax.experiments.config import common, rules
 from dpjax.experiments.config.fields import Choice, WithChoices
+from dpjax.experiments.config.naming import within
 from dpjax.experiments.kinds import bounds
 from dpjax.experiments.kinds.central import build as central
 from dpjax.experiments.kinds.central import embeddings
@@ -247,7 +248,6 @@ class SecureConfig(WithChoices):
     return DataConfig(name=next((name for name in names_of_data if name), "drawn"))
 
 
-@bounds.names_fields
 def check(config: SecureConfig) -> None:
   """Raises UserError if the config of one computation is wrong; loads no data."""
   common.typed(config)
@@ -255,7 +255,7 @@ def check(config: SecureConfig) -> None:
   if isinstance(task, SumTask):
     _check_sum(task)
   if isinstance(task, InferTask):
-    with bounds.within("task.train", holds_config=True):
+    with within("task.train", holds_config=True):
       _check_train(task.train)
   if isinstance(task, TrainTask):
     layers = bool(task.hidden)

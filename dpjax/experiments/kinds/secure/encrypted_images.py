@@ -12,6 +12,7 @@ import numpy as np
 from dpjax import data as data_lib
 from dpjax import training
 from dpjax.data.target_kinds import needs_classes
+from dpjax.experiments.config.naming import within
 from dpjax.experiments.kinds import bounds
 from dpjax.experiments.kinds.central import build as central
 from dpjax.experiments.kinds.central import facts
@@ -29,7 +30,7 @@ _HIDES = "images and answers from the model's owner; of the model, nothing is pr
 
 def load_data(config: SecureConfig) -> tuple[Any, Any]:
   """Loads (train, test) of the `train` section."""
-  with bounds.within("task.train", holds_config=True):
+  with within("task.train", holds_config=True):
     loaded = central.load_data(dataclasses.replace(config.task.train, resident=True))
     name = config.task.train.data.name
     needs_classes(loaded[0], "launch.secure", field="data.name", value=name)
@@ -48,7 +49,7 @@ def computed(config: SecureConfig, loaded: tuple[Any, Any], random: RunKeys) -> 
   Raises UserError if there are fewer test images than `task.num_images`.
   """
   task = config.task
-  with bounds.within("task.train", holds_config=True):
+  with within("task.train", holds_config=True):
     run = central.assemble(task.train, loaded, random)
   guarantee = repeated(run.guarantee, config.noise_seed)
   run = run._replace(guarantee=guarantee)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from dpjax import optional
+from dpjax.experiments.config.naming import within
 from dpjax.experiments.kinds import bounds
 from dpjax.experiments.kinds.secure.build import Computed, Measuring, digest_of, once
 from dpjax.experiments.kinds.secure.config import SecureConfig
@@ -56,7 +57,7 @@ def computed(
   task = config.task
   count = task.num_predicted
   bounds.at_most(config, "task.num_predicted", n)
-  with bounds.within("task", of=task):
+  with within("task", of=task):
     plan = RegressionPlan(
       n,
       d,

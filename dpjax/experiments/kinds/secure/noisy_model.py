@@ -12,7 +12,7 @@ import numpy as np
 from dpjax import data as data_lib
 from dpjax.accounting.proved import REPLACE
 from dpjax.data.target_kinds import needs_classes
-from dpjax.experiments.kinds import bounds
+from dpjax.experiments.config.naming import within
 from dpjax.experiments.kinds.secure.build import (
   Computed,
   LabelledRows,
@@ -72,7 +72,7 @@ def mechanism_of(config: SecureConfig, rows: LabelledRows) -> OutputNoise:
   """
   task = config.task
   n, d = rows.x.shape
-  with bounds.within("task"):
+  with within("task"):
     return OutputNoise(
       num_rows=n,
       num_features=d,

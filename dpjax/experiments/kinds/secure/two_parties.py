@@ -10,7 +10,7 @@ import numpy as np
 from dpjax import data as data_lib
 from dpjax import optional
 from dpjax.data.target_kinds import needs_classes
-from dpjax.experiments.kinds import bounds
+from dpjax.experiments.config.naming import within
 from dpjax.experiments.kinds.secure.build import Computed, LabelledRows, Measuring
 from dpjax.experiments.kinds.secure.config import SecureConfig
 from dpjax.experiments.kinds.secure.noisy_model import data_digest as data_digest
@@ -75,7 +75,7 @@ def computed(config: SecureConfig, rows: LabelledRows, random: RunKeys) -> Measu
   each = n // task.batch_size * task.batch_size
   orders = [rng.permutation(n)[:each] for _ in range(task.epochs)]
   sizes = (rows.x.shape[1], *task.hidden, rows.y.shape[1])
-  with bounds.within("task"):
+  with within("task"):
     recipe = secureml.Recipe(task.activation, task.output, task.learning_rate)
     recipe.shift(task.batch_size)
   start = secureml.initial(sizes, seed=config.seed)

@@ -20,7 +20,7 @@ from dp_accounting import NoOpDpEvent
 from dpjax.accounting.event_kinds.kind import DpEvent
 from dpjax.accounting.text import paragraph
 from dpjax.data import tables
-from dpjax.experiments.kinds import bounds, named_data
+from dpjax.experiments.kinds import named_data
 from dpjax.experiments.kinds.synthesis.config import (
   SynthesisConfig,
   WassersteinGan,
@@ -65,7 +65,6 @@ class PrivateSynthesis(Experiment[SynthesisConfig]):
 
 
 # Some errors arise only with the data. The decorator makes them name the config's fields.
-@bounds.names_fields
 def _phase(config: SynthesisConfig, train: Any, test: Any, random: RunKeys) -> Phase:
   if isinstance(config.method, WassersteinGan):
     # Imported here: no other run needs the networks of a critic.

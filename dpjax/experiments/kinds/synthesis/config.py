@@ -98,7 +98,8 @@ class SynthesisConfig(WithChoices):
 
   method: Annotated[Any, Choice(METHODS), "what reads the records"] = "kernel_mean"
   dataset: Annotated[
-    str, "digits | mnist | breast_cancer | any images or table of dpjax.data.load"
+    common.Dataset,
+    "digits | mnist | breast_cancer | any images or table of dpjax.data.load",
   ] = "digits"
   data_dir: common.DataDir = None
   epsilon: Annotated[float, rules.POSITIVE, "of all that is released"] = 1.0
@@ -125,7 +126,6 @@ class SynthesisConfig(WithChoices):
   release: common.Release = False
 
 
-@bounds.names_fields
 def check(config: SynthesisConfig) -> None:
   """Raises UserError if the config is wrong; loads no data."""
   common.typed(config)
