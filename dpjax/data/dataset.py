@@ -393,11 +393,12 @@ def _check_apart(x: Rows) -> None:
   for _ in range(2):
     apart = np.concatenate([x[:1], x[1:2]])
     looks.append((apart.tobytes(), x[:2].tobytes()))
-  # A source that returns random rows has no fixed values to compare, so it passes.
-  if looks[0] == looks[1] and looks[0][0] != looks[0][1]:
+  (apart, together), again = looks
+  if apart != together or looks[0] != again:
+    when = "at each read" if looks[0] != again else "when they are read together"
     raise UserError(
       "source.read(places) must return the row of each place, in their order, whatever else is "
-      "read; rows 0 and 1 are others when they are read together",
+      f"read; rows 0 and 1 are others {when}",
       field="x",
     )
 

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from dpjax import jaxprs, validate
 from dpjax.types import ArrayTree, LossFn, Params
@@ -65,6 +66,36 @@ def check_loss(loss_fn: LossFn, params: Params, batch: ArrayTree) -> Loss:
   _refuse_effects(eqns, "loss_fn")
   _refuse_own_batching([*eqns, *more], "loss_fn", "examples")
   return Loss(closed, any(map(mixes, eqns)))
+
+
+def check_closure(loss: Loss, rows: ArrayTree) -> None:
+  """Raises UserError if the loss of ONE example reads arrays of the batch beside its example.
+
+  Args:
+    rows: the examples and the mask of the batch, as the caller has them. They are found in what the
+      loss closes over, and in what the same trace computed from them, such as the mean of a batch.
+  """
+  batch = jax.tree.leaves(rows)
+  known = set(map(id, batch))
+  on_host = [leaf for leaf in batch if isinstance(leaf, np.ndarray)]
+  left = [*loss.closed.consts, *jaxprs.closed_over(loss.closed)]
+  seen: set[int] = set()
+  while left:
+    array = left.pop()
+    if id(array) in seen:
+      continue
+    seen.add(id(array))
+    of_host = isinstance(array, np.ndarray) and array.size
+    if id(array) in known or (
+      of_host and any(np.may_share_memory(array, leaf) for leaf in on_host)
+    ):
+      raise validate.UserError(
+        "reads arrays of the batch beside its one example, so each gradient would depend on all "
+        "examples; no statistic of a batch, no pairs within it and no number of its rows",
+        field="loss_fn",
+      )
+    # A traced array knows the equation that made it, and an equation what it read.
+    left += getattr(getattr(array, "parent", None), "in_tracers", ())
 
 
 def check_callable(loss_fn: Any) -> None:

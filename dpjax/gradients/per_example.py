@@ -33,6 +33,7 @@ from dpjax.gradients.ghost import route as ghost
 from dpjax.gradients.loss_checks import (
   Loss,
   check_callable,
+  check_closure,
   check_loss,
   explain_failure,
   vmap_would_do,
@@ -146,11 +147,13 @@ def stacked_arrays(loss_fn: LossFn) -> Callable[[Params, Any], tuple[Array, Para
   check_callable(loss_fn)
 
   def grads(params: Params, batch: Any) -> tuple[Array, Params]:
+    given = batch
     check_arrays(batch=batch)
     batch = jax.tree.map(jnp.asarray, batch)
     _batch_size(batch)
     _check_params(params)
     loss = check_loss(loss_fn, params, batch)
+    check_closure(loss, given)
 
     def rows(params: Params, batch: Any) -> tuple[Array, Params]:
       return _rows(loss_fn, *_of_one_device(loss_fn, loss, params, batch), batch)
@@ -280,8 +283,9 @@ class ClippedGrad:
   def __call__(
     self, params: Params, batch: ArrayTree, mask: ArrayLike | None = None
   ) -> ClippedSum:
-    given = batch
+    step = step_of(batch)
     batch, mask = examples_and_mask(batch, mask)
+    given = (batch, mask)
     check_arrays(batch=batch)
     batch = jax.tree.map(jnp.asarray, batch)
     size = _batch_size(batch)
@@ -291,6 +295,7 @@ class ClippedGrad:
     _check_params(params)
     params = jax.tree.map(jnp.asarray, params)
     loss = check_loss(self.loss_fn, params, batch)
+    check_closure(loss, given)
     if not size:
       return self._stacked(loss, params, batch, mask)
     # Microbatch and memory are those of one device, with its share of the padded rows.
@@ -305,7 +310,7 @@ class ClippedGrad:
       shortened = self.l2_clip_norm.shortens(rescale_to_unit_norm=unit)
       one_pass = over_devices(one_pass, mesh, self._bounds, shortened=shortened)
     try:
-      return dataclasses.replace(one_pass(params, batch, mask), step=step_of(given))
+      return dataclasses.replace(one_pass(params, batch, mask), step=step)
     # A UserError is a ValueError, too, but needs no further explanation.
     except validate.UserError:
       raise

@@ -2,8 +2,9 @@
 
 The records are cut at random into `num_shards` disjoint shards of equal size; records left over are
 in no shard. So a record is in at most one shard. If it is exchanged, at most one output changes,
-whatever the function does. The function needs no sensitivity. The mean clips its outputs, because
-a mean of unbounded outputs would have no sensitivity.
+whatever the function does; one that could see other shards under `vmap` is refused. The function
+needs no sensitivity. The mean clips its outputs, because a mean of unbounded outputs would have no
+sensitivity.
 
 Both mechanisms are private under replace_one only. Shards follow from the number of records: with
 one record more or fewer all of them could change, so add_or_remove_one is refused.
@@ -24,6 +25,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from dpjax import accounting, validate
+from dpjax.gradients import loss_checks
 from dpjax.mechanisms import finite, stated
 from dpjax.mechanisms.additive import Gaussian, Laplace, calibrate
 from dpjax.mechanisms.selection import ReportNoisyMax
@@ -203,7 +205,12 @@ def shards(key: jax.Array, examples: ArrayTree, num_shards: int) -> Any:
 
 
 def _outputs(fn: Callable[[Any], jax.Array], cut: Any) -> jax.Array:
-  """Returns the outputs of `fn`, [num_shards, *out]; UserError unless they are one array."""
+  """Returns the outputs of `fn`, [num_shards, *out].
+
+  Raises:
+    UserError: the outputs are not one array, or a shard could reach another's output under `vmap`.
+  """
+  loss_checks.check_apart(fn, cut, name="fn")
   outputs = jax.vmap(fn)(cut)
   if not isinstance(outputs, jax.Array) or not outputs.size:
     raise UserError("must return one array of at least one number", field="fn")

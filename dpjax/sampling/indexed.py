@@ -65,24 +65,38 @@ def reader(data: Indexed, size: int) -> Callable[[np.ndarray], Any]:
   """Returns a function from indices to a batch, after a test that reads at least the first row.
 
   Raises:
-    UserError: rows cannot be read by index, come in another order than their indices, or depend
-      on other rows of the batch. The returned function raises UserError if a later read fails.
+    UserError: rows cannot be read by index, come in another order than their indices, depend on
+      other rows of the batch, or are drawn at random. The returned function raises UserError if a
+      later read fails, or gives rows of another shape.
 
   >>> reader(np.arange(3.0), 3)(np.array([2, 0]))
   array([2., 0.])
   """
   data = columns.by_place(data)
-  is_known = _reads_by_place(data)
+  first = np.zeros(1, np.int64)
+  # One row is read before the run, so that unreadable data fail here, not in the middle of the run.
+  if _reads_by_place(data):
+    rows_of(data, first)
+    return lambda indices: rows_of(data, indices)
+  kind = _kind_of_row(_own_arrays(data, rows_of(data, first)))
 
   def read(indices: np.ndarray) -> Any:
-    rows = rows_of(data, indices)
-    return rows if is_known else _own_arrays(data, rows)
+    rows = _own_arrays(data, rows_of(data, indices))
+    if _kind_of_row(rows) != kind:
+      raise UserError(
+        f"{_needs(data)}, whose rows differ in shape or type; pad them to one public length: with "
+        "the longest of a batch, one record would change what the others are"
+      )
+    return rows
 
-  # One row is read before the run, so that unreadable data fail here, not in the middle of the run.
-  read(np.zeros(1, np.int64))
-  if not is_known:
-    _check_order(data, read, size)
+  _check_order(data, read, size)
   return read
+
+
+def _kind_of_row(rows: Any) -> tuple[Any, ...]:
+  """Returns the structure of a batch, with shape and type of one row of each leaf."""
+  leaves, treedef = jax.tree.flatten(rows)
+  return treedef, [(leaf.shape[1:], leaf.dtype) for leaf in leaves]
 
 
 def _reads_by_place(data: Any) -> bool:
@@ -210,18 +224,21 @@ def _check_order(data: Indexed, read: Callable[[np.ndarray], Any], size: int) ->
   # The probes are the first row, the last row, and both in falling order with a repeat. The third
   # probe shows sorting.
   probes = [np.array(places) for places in ([0], [size - 1], [size - 1, 0, 0])]
-  # A second read tells data that are drawn anew at each read from rows that depend on each other.
   looks = [[_contents(read(places)) for places in probes] for _ in range(2)]
+  # The draws of a generator go by the order of its calls. Whoever knows its seed would see a record
+  # that comes or goes in all rows that are read after it.
+  if looks[0] != looks[1]:
+    raise UserError(
+      f"{_needs(data)}, whose rows are others at each read; draw at random in the loss, from "
+      "example.key (dpjax.training.dp_sgd: example_key)"
+    )
   for batch, other, rows in zip(*looks[0]):
     if batch != other and rows in ([*batch, *batch, *other], [*batch, *other, *batch]):
       raise UserError(
         f"{_needs(data)}, which sorts its rows; they must come in the order of indices, or "
         "the padding of a batch would count"
       )
-    # Rows may differ in length: texts may be padded to the longest one of a batch.
-    is_comparable = {*map(len, rows)} == {*map(len, batch)}
-    # Data that are drawn anew at each read have no fixed value to compare.
-    if looks[0] == looks[1] and is_comparable and rows[1:] != [*batch, *batch]:
+    if rows[1:] != [*batch, *batch]:
       raise UserError(
         f"{_needs(data)}, whose rows change with those that are read beside them; each must be "
         "a function of its own record"

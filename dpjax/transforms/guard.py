@@ -18,6 +18,7 @@ plan that accounts for the noise.
 | it is given a batch of `plan.batches` out of turn: a batch for | the same                      |
 | the second time, one of a loop that began again, or of another |                               |
 | step                                                           |                               |
+| it is given a part of a batch of `plan.batches`                | `UserError`                   |
 | a whole earlier state is used again, with the batches that     | cannot be detected            |
 | belong to it                                                   |                               |
 
@@ -155,22 +156,30 @@ def next_batch(inner: Any) -> Any:
   return getattr(noise_of(inner), "draws", None)
 
 
-def _in_turn(step: Any, turn: Any) -> Any:
+def _in_turn(step: Any, turn: Any, rows: int | None) -> Any:
   """Returns whether all rows are of the batch that the state takes next, [] bool.
 
-  Epsilon holds for one draw a step, each fresh. A loop over epochs that begins `plan.batches` anew
-  with the same `rng` would train on one draw in every epoch. A slice that comes twice in one step
-  would count its examples twice.
+  Epsilon holds for one draw a step, each fresh and whole. A loop over epochs that begins
+  `plan.batches` anew with the same `rng` would train on one draw in every epoch. A slice that comes
+  twice in one step would count its examples twice. In a batch that is cut, one record pushes out
+  another, and moves the sum by twice the clip norm.
 
   Args:
     step: `Batch.step` of each row, [B] int32, -1 for padding; None where the rows are of one's own.
     turn: number of the batch that the state takes next; None if it counts none.
+    rows: number of rows of a batch, padding included; None if it is not known.
 
   Raises:
-    UserError: a batch that is known to be another.
+    UserError: a part of a batch, or a batch that is known to be another.
   """
   if step is None or turn is None:
     return True
+  if rows is not None and jnp.size(step) < rows:
+    raise UserError(
+      f"a part of a batch, which has {rows} rows: one record would push another out of it; give "
+      "whole batches, and save memory by microbatch_size= of clipped_grad or slices= of the plan",
+      field="updates",
+    )
 
   def out_of_turn() -> UserError:
     return UserError(
@@ -282,7 +291,7 @@ def with_guard(
     if not isinstance(state.inner, mechanism.state):
       raise _no_state(state.inner)
     given = {} if count is None else {"count": count}
-    in_turn = _in_turn(getattr(updates, "step", None), turn(state.inner))
+    in_turn = _in_turn(getattr(updates, "step", None), turn(state.inner), rows)
     conditions = Conditions((off == 0) & in_turn, rows, slices)
     noisy, inner = mechanism.update(
       updates, state.inner, params, mask=mask, conditions=conditions, **given

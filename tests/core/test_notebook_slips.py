@@ -1,5 +1,7 @@
 """Slips of notebooks that once gave a late error, a wrong one, or none."""
 
+import math
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -69,6 +71,33 @@ def test_a_step_without_its_mask_names_the_batch():
   for run in (step, jax.jit(step)):
     with refuses("batch", value=Verbatim("Example")):
       run(None, examples)
+
+
+def test_a_batch_that_is_cut_is_refused():
+  """In its first row alone, one record pushes out another: at the epsilon that was stated, 3.55,
+  delta was .03 in place of 1e-5."""
+  x = np.array([[-1.0]] + [[1.0]] * 20, np.float32)
+  sampler = PoissonSampler(sampling_prob=0.5, capacity=22)
+  plan = Plan(sampler, 1.0, 1.0, 1, 1, delta=1e-5)
+  grad_fn = plan.clipped_grad(lambda w, x: jnp.sum(w * x))
+  tx = plan.transform(jax.random.key(0))
+  state = tx.init(jnp.zeros(1))
+  batch = next(plan.batches(x))
+  first = jax.tree.map(lambda leaf: leaf[:1], batch)
+
+  def update(batch):
+    return tx.update(grad_fn(jnp.zeros(1), batch), state)
+
+  for run in (update, jax.jit(update)):
+    with refuses("updates"):
+      run(first)
+  update(batch)
+  # The sum is -1 where the first record is there and drawn, else 1 (but for a chance of 1e-6).
+  outputs = np.linspace(-8, 8, 4001)
+  density = lambda shift: np.exp(-((outputs - shift) ** 2) / 2) / math.sqrt(2 * math.pi)
+  there = 0.5 * density(-1) + 0.5 * density(1)
+  excess = np.maximum(there - math.exp(plan.epsilon()) * density(1), 0)
+  assert np.sum(excess) * (outputs[1] - outputs[0]) > 0.03
 
 
 def test_an_option_of_the_gradient_is_sent_there():

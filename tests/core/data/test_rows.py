@@ -125,7 +125,9 @@ def test_a_source_whose_rows_hold_something_of_others_is_refused(change):
     data.in_files(Mixing(), np.zeros(9, int), num_classes=2)
 
 
-def test_a_source_that_draws_anew_is_served():
+def test_a_source_that_draws_anew_is_refused():
+  """Who knows the seed would see one record more in all that are read after it."""
+
   class Drawn(Numbers):
     generator = np.random.default_rng(0)
 
@@ -133,7 +135,8 @@ def test_a_source_that_draws_anew_is_served():
       rows = super().read(places)
       return rows + self.generator.normal(size=rows.shape).astype(np.float32)
 
-  assert len(data.in_files(Drawn(9), np.zeros(9, int), num_classes=2)) == 9
+  with refuses("x"):
+    data.in_files(Drawn(9), np.zeros(9, int), num_classes=2)
 
 
 def test_the_digest_is_that_of_the_same_data_in_memory(monkeypatch):

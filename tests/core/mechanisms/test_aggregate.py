@@ -48,6 +48,22 @@ def test_row_8_the_mean_moves_by_one_shard_whatever_the_function_does():
   assert abs(raw[0] - raw[1]) == pytest.approx(1e8)
 
 
+def test_a_function_that_sees_all_shards_is_refused():
+  """A fit on the host gets all shards at once: one record moved the mean by the whole range, and
+  epsilon was 50 where 1 was stated."""
+
+  def largest(shard):
+    of_all = lambda shards: np.broadcast_to(np.max(shards), shards.shape[:-1])
+    number = jax.ShapeDtypeStruct((), np.float32)
+    return jax.pure_callback(of_all, number, shard, vmap_method="expand_dims")
+
+  mean = mechanisms.SampleAndAggregateMean(epsilon=1.0, num_shards=50, lower=0.0, upper=1.0)
+  vote = mechanisms.SampleAndAggregateVote(epsilon=1.0, num_shards=50, num_classes=2)
+  for mechanism in (mean, vote):
+    with refuses("fn"):
+      mechanism(jax.random.key(0), np.zeros(100, np.float32), largest)
+
+
 @pytest.mark.long
 @pytest.mark.parametrize("delta", [0.0, 1e-5])
 def test_row_8_the_noise_follows_the_dimension_and_the_shards(delta):
