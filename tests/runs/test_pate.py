@@ -169,6 +169,7 @@ def test_a_published_cost_has_the_noise_that_is_charged(sides):
     ({"cost": PublishedCost(), "std": 5.0}, "cost.order"),
     ({"num_queries": 61}, "num_queries"),
     ({"num_pool": 90}, "num_pool"),
+    ({"num_teachers": 301}, "num_teachers"),
     ({"std": 3.0, "epsilon": 2.0}, "epsilon"),
     ({"neighboring_relation": "replace_special"}, "neighboring_relation"),
     ({"epsilon": math.nan}, "epsilon"),
