@@ -142,6 +142,14 @@ def counted(count: int, total: int, confidence: float = 0.95) -> Counted:
   return Counted(count, total, exact_interval(count, total, confidence))
 
 
+def _place_at(curve: Roc, fpr: float) -> tuple[int, int]:
+  """Returns (number of false positives that a rate allows, place of their threshold)."""
+  validate.open_unit(fpr=fpr)
+  # If fpr * n is a whole number, its float may be slightly smaller, which the factor undoes.
+  allowed = math.floor(fpr * curve.num_non_members * (1 + 1e-12))
+  return allowed, int(np.searchsorted(curve.false_positives, allowed, side="right")) - 1
+
+
 def rate_at(curve: Roc, fpr: float, *, confidence: float = 0.95) -> RateAtFpr:
   """Returns the TPR at `fpr`; each interval holds with probability `confidence`.
 
@@ -150,11 +158,9 @@ def rate_at(curve: Roc, fpr: float, *, confidence: float = 0.95) -> RateAtFpr:
   >>> rate.tpr, rate.false_positives, [round(end, 3) for end in rate.tpr_interval]
   (1.0, 1, [0.964, 1.0])
   """
-  validate.open_unit(fpr=fpr, confidence=confidence)
+  validate.open_unit(confidence=confidence)
   n = curve.num_non_members
-  # If fpr * n is a whole number, its float may be slightly smaller, which the factor undoes.
-  allowed = math.floor(fpr * n * (1 + 1e-12))
-  at = int(np.searchsorted(curve.false_positives, allowed, side="right")) - 1
+  allowed, at = _place_at(curve, fpr)
   false = int(curve.false_positives[at])
   true = int(curve.true_positives[at])
   # Ties may lower the count below the fixed rank, so the interval covers both counts.
@@ -213,6 +219,54 @@ def auc_interval(curve: Roc, *, confidence: float, num_targets: int = 1) -> Inte
   """
   size = min(curve.num_members, curve.num_non_members) / num_targets
   return _around(curve.auc, math.sqrt(math.log(2 / (1 - confidence)) / (2 * size)))
+
+
+class Strongest(NamedTuple):
+  """The strongest of several attacks. Its intervals allow for the choice."""
+
+  name: str
+  auc: float
+  auc_interval: Interval
+  rate: RateAtFpr | None  # None: chosen by its AUC alone
+
+
+def strongest(
+  curves: Mapping[str, Roc],
+  *,
+  fpr: float | None,
+  confidence: float = 0.95,
+  num_targets: int = 1,
+) -> Strongest:
+  """Returns the attack with the largest TPR at `fpr`, then the largest AUC.
+
+  The strongest of many attacks is partly the luckiest: of fifteen that know nothing, an interval
+  for one attack is above the truth in one of seven cases. So each interval is as wide as needed for
+  all attacks together (Bonferroni).
+
+  Args:
+    curves: ROC of each attack, by its name.
+    fpr: None to choose by the AUC alone.
+    num_targets: as for `auc_interval`.
+
+  >>> truth = np.arange(400) < 200
+  >>> curves = {"blind": curve_of(np.zeros(400), truth), "sure": curve_of(truth + 0.0, truth)}
+  >>> best = strongest(curves, fpr=0.01)
+  >>> best.name, round(best.rate.tpr_interval[0], 3), round(rate_at(curves["sure"], 0.01)[-1][0], 3)
+  ('sure', 0.978, 0.982)
+  """
+  power = {
+    name: (0.0 if fpr is None else curve.tpr[_place_at(curve, fpr)[1]], curve.auc)
+    for name, curve in curves.items()
+  }
+  name = max(power, key=lambda name: power[name])
+  curve = curves[name]
+  each = 1 - (1 - confidence) / len(curves)
+  return Strongest(
+    name,
+    curve.auc,
+    auc_interval(curve, confidence=each, num_targets=num_targets),
+    None if fpr is None else rate_at(curve, fpr, confidence=each),
+  )
 
 
 def measure(

@@ -104,10 +104,11 @@ class ConfidentGNMax:
   epsilon, even if the query gets no label. `GNMax` gives a label only if the check succeeds.
 
   Guarantee: each check costs no more than a Gaussian mechanism of noise multiplier `check_std`, and
-  each label no more than a label of `GNMax`. Which queries get labels depends on earlier answers,
-  so the number of labels must be limited beforehand. Then the Gaussian events of all checks and of
-  the allowed labels bound the cost in any adaptive order (Smith and Thakurta 2022,
-  arXiv:2210.17520, theorem 3).
+  each label no more than a label of `GNMax`. Which queries get labels depends on the votes, so the
+  number of labels must be limited beforehand, by `most_answers` of the call and of `event`. Then
+  the Gaussian events of all checks and of the allowed labels bound the cost in any adaptive order
+  (Smith and Thakurta 2022, arXiv:2210.17520, theorem 3). Never count the labels that were given
+  in place of a limit: their number is an outcome.
 
   Args:
     threshold: public number of votes; T of the paper.
@@ -141,8 +142,14 @@ class ConfidentGNMax:
     # One changed vote moves the largest count by at most one.
     return Gaussian(float(self.check_std), 1.0, self.neighboring_relation)
 
-  def __call__(self, key: jax.Array, counts: Array) -> jax.Array:
-    """Returns the labels [...] of counts [..., K], int32; -1 where too few teachers agree."""
+  def __call__(
+    self, key: jax.Array, counts: Array, *, most_answers: int | None = None
+  ) -> jax.Array:
+    """Returns the labels [...] of counts [..., K], int32; -1 where too few teachers agree.
+
+    Args:
+      most_answers: the first queries, up to this number, get labels; all others -1. None: all may.
+    """
     finite.check_key(key)
     _check_classes(counts)
     for_check, for_label = jax.random.split(key)
@@ -153,6 +160,10 @@ class ConfidentGNMax:
     agree = noisy >= min(max(float(self.threshold), -most), most)
     # Labels are computed for all queries, and returned only if the check succeeded.
     labels = self.votes(for_label, counts)
+    if most_answers is not None:
+      validate.integer_at_least(0, most_answers=most_answers)
+      given = jnp.cumsum(agree, dtype=jnp.int32).reshape(agree.shape)
+      agree = agree & (given <= most_answers)
     return jnp.where(agree, labels, UNANSWERED).astype(jnp.int32)
 
   def event(
@@ -160,11 +171,16 @@ class ConfidentGNMax:
     neighboring_relation: str = "add_or_remove_one",
     *,
     num_checks: int = 1,
-    num_answers: int = 1,
+    most_answers: int | None = None,
   ) -> stated.DpEvent:
-    """Returns the event of `num_checks` queries, of which at most `num_answers` get a label."""
+    """Returns the event of `num_checks` queries, of which at most `most_answers` get a label.
+
+    Args:
+      most_answers: the limit of the calls, all of them together; None: all queries may get one.
+    """
     validate.integer_at_least(1, num_checks=num_checks)
-    validate.integer_in(0, num_checks, num_answers=num_answers)
+    num_answers = num_checks if most_answers is None else most_answers
+    validate.integer_in(0, num_checks, most_answers=num_answers)
     checks = accounting.compose(self._check.event(neighboring_relation), int(num_checks))
     if not num_answers:
       return checks

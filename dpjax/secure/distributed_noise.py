@@ -40,9 +40,10 @@ from dpjax import trees, validate
 from dpjax.accounting.discrete import DistributedNoise, l1_sensitivity
 from dpjax.accounting.event_kinds.skellam import SkellamDpEvent
 from dpjax.federated.aggregation import Aggregator
+from dpjax.federated.client import ClientAlgorithm
 from dpjax.federated.cohort import Cohort
 from dpjax.federated.compression import rotate, unrotate
-from dpjax.federated.execution.context import Context, Mapped, Run
+from dpjax.federated.execution.context import Context, MapClients, Mapped, Run
 from dpjax.noise import discrete
 from dpjax.plan import Plan
 from dpjax.secure.encoding import BITS
@@ -267,6 +268,8 @@ def skellam_mean(
   Raises:
     UserError: a protocol with a smaller `min_survivors` or fewer bits than the mechanism, one that
       adds no integers modulo 2^bits, or one that shows somebody the sum before it is reduced (BFV).
+      Raised by the algorithm that takes it: a client that sends noise without examples
+      (`client_noise`).
   """
   validate.integer_at_least(0, seed=seed, rotation=rotation)
   _check_protocol(protocol, mechanism)
@@ -311,13 +314,29 @@ def skellam_mean(
     sums, summed = mean(sent.message, sent.weight, ids, round, drops)
     return with_cost(mapped, summed)._replace(sums=sums, sent=None)
 
+  def through(inner: MapClients) -> MapClients:
+    summed_by = through_sum(sum_of, dropout, protocol, inner)
+
+    def bind(client: ClientAlgorithm, partial: Any) -> Run:
+      # Under replace_special the twin of a client must send zeros. One that sends noise, clipped
+      # like the client's message, is up to two clip norms away.
+      if client.apart_from_empty:
+        raise UserError(
+          "must add no noise of its own: without examples it would still send it, and the noise "
+          "of the sum is sized for zeros in its place",
+          field="client",
+        )
+      return summed_by(client, partial)
+
+    return bind
+
   return Aggregator(
     init,
     update,
     finish=lambda sums, state: (sums, state + 1),
     private=True,
     plan=plan,
-    through=functools.partial(through_sum, sum_of, dropout, protocol),
+    through=through,
     min_clients=protocol.min_survivors,
   )
 

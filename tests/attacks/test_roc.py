@@ -151,3 +151,20 @@ def test_the_loss_tail_is_counted_and_estimates_what_lira_finds():
   tail = roc.loss_tail(center + rng.standard_normal(4000), truth, fnr=0.001)
   assert tail.tpr == pytest.approx(0.2, abs=0.03)
   assert tail.tpr_interval[0] < 0.2 < tail.tpr_interval[1]
+
+
+def test_the_strongest_of_many_attacks_is_partly_the_luckiest():
+  # Fifteen attacks that know nothing: the threshold's true rate is 1 - threshold. Intervals of one
+  # attack would be above it in one of seven choices.
+  rng = np.random.default_rng(0)
+  truth = np.arange(400) < 200
+  above = []
+  for _ in range(12):
+    scores = rng.random((15, 400))
+    curves = {str(k): roc.curve_of(score, truth) for k, score in enumerate(scores)}
+    best = roc.strongest(curves, fpr=0.01)
+    threshold = np.sort(scores[int(best.name)][~truth])[-3]
+    alone = roc.rate_at(curves[best.name], 0.01).tpr_interval[0]
+    above.append((alone > 1 - threshold, best.rate.tpr_interval[0] > 1 - threshold))
+  alone, chosen = np.mean(above, axis=0)
+  assert alone > 0.1 and chosen <= 0.05

@@ -186,6 +186,13 @@ def test_programs_that_see_when_they_are_asked_need_clients_drawn_apart():
   _server(plan=every, num_clients=2)
 
 
+def test_what_an_emptied_client_sends_is_not_known_to_the_server():
+  # It may be `client_noise`, which is sent without examples, too: twice the clip norm apart.
+  emptied = dataclasses.replace(plan("private"), neighboring_relation="replace_special")
+  with refuses("neighboring_relation", value="replace_special"):
+    _server(plan=emptied)
+
+
 def test_no_round_after_the_plans_last():
   server = _server()
   for _ in range(3):

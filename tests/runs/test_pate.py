@@ -100,7 +100,7 @@ def test_all_answers_are_charged_and_no_more_are_given(sides, tmp_path):
   result = _run(config, sides, tmp_path)
   assert result["num_answers"] == 4 < result["num_queries"]
   mechanism = config.aggregate
-  event = mechanism.event(num_checks=20, num_answers=4)
+  event = mechanism.event(num_checks=20, most_answers=4)
   assert result["epsilon"] == pytest.approx(accounting.epsilon(event, delta=1e-5), rel=1e-9)
   # An answer that is never given costs as much: the sum does not follow from the votes.
   none = fields.replace(config, "aggregator.threshold", 1e9)
@@ -108,7 +108,7 @@ def test_all_answers_are_charged_and_no_more_are_given(sides, tmp_path):
     result["epsilon"], rel=1e-12
   )
   # After the first query all four answers are charged already.
-  first = mechanism.event(num_checks=1, num_answers=1)
+  first = mechanism.event(num_checks=1, most_answers=1)
   assert vote_costs.promised(config, 300).curve(1) > accounting.epsilon(first, delta=1e-5)
 
 
@@ -169,6 +169,7 @@ def test_a_published_cost_has_the_noise_that_is_charged(sides):
     ({"cost": PublishedCost(), "std": 5.0}, "cost.order"),
     ({"num_queries": 61}, "num_queries"),
     ({"num_pool": 90}, "num_pool"),
+    ({"num_teachers": 301}, "num_teachers"),
     ({"std": 3.0, "epsilon": 2.0}, "epsilon"),
     ({"neighboring_relation": "replace_special"}, "neighboring_relation"),
     ({"epsilon": math.nan}, "epsilon"),

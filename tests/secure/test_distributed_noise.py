@@ -296,6 +296,22 @@ def test_what_cannot_be_kept_is_refused_in_one_line(make, field):
   assert "\n" not in str(caught.value)
 
 
+def test_a_client_that_also_sends_noise_of_its_own_is_refused():
+  # Emptied, it would send noise in place of zeros. With a client clip of 10 and noise of 3, what is
+  # (4.38, 1e-5) for zeros would have delta .0097 at 4.38.
+  def wrap(client):
+    return federated.client_noise(client, l2_clip_norm=10.0, noise_multiplier=0.3)
+
+  with refuses("client"):
+    federated.fed_avg(
+      lambda w, x: jnp.sum((w - x) ** 2),
+      optax.sgd(0.1),
+      aggregator=skellam_mean(PlainSum(min_survivors=4), _sized(), seed=0),
+      wrap=wrap,
+      key=_KEY,
+    )
+
+
 def test_p21_a_sum_that_wraps_is_rarer_than_its_bound():
   """All clients in one direction at the bound, many rounds: never beyond half the modulus."""
   mechanism = _sized(bits=12, max_clients=8, min_survivors=8)

@@ -560,7 +560,7 @@ def _gnmax(kind: Callable) -> list[Game]:
 def _confident_gnmax(kind: Callable) -> list[Game]:
   build = functools.partial(kind, threshold=2.0, check_std=4.0, std=4.0)
   low = functools.partial(kind, threshold=-1e9, check_std=4.0, std=4.0)
-  num = {"num_checks": _VOTES, "num_answers": _VOTES}
+  num = {"num_checks": _VOTES}
   return [
     _votes_game(low(), "a vote moves, all answered", _f(1, 0), _f(0, 1), _ADD, **num),
     _votes_game(build(), "agreement ends", _f(2, 0), _f(1, 1), _ADD, **num),

@@ -85,6 +85,7 @@ import numpy as np
 
 from dpjax import trees, validate
 from dpjax.accounting import Ledger
+from dpjax.accounting.proved import ZERO
 from dpjax.federated.aggregation import Aggregator, central, weighted_mean
 from dpjax.federated.client import ClientAlgorithm, ClientInfo, Received
 from dpjax.federated.cohort import Cohort, LocalBatches, bucket, pad
@@ -270,6 +271,13 @@ class _Server:
     check_apart(
       plan, "programs see when they are asked, and so in whose place another one was not"
     )
+    if plan.is_private and plan.neighboring_relation == ZERO:
+      raise UserError(
+        "must be 'add_or_remove_one' or 'replace_one': what the program of an emptied client "
+        "sends is not known here, and noise of its own is up to two clip norms from its message",
+        field="neighboring_relation",
+        value=plan.neighboring_relation,
+      )
     plan.check_capacity(num_clients)
     self.plan = plan
     self.num_clients = num_clients
@@ -463,7 +471,8 @@ def rounds(make: Callable[..., Any], params: Params, **options: Any) -> Any:
 
   Raises:
     UserError: flwr is not installed; an argument is wrong; a round comes after the plan's last; a
-      private plan whose sampler draws clients in each other's place, such as `FixedSizeSampler`.
+      private plan whose sampler draws clients in each other's place, such as `FixedSizeSampler`, or
+      whose relation is replace_special.
   """
   base = _flwr("flwr.serverapp.strategy").Strategy
   return type("Rounds", (_Strategy, base), {})(_Server(make, params, **options))

@@ -60,22 +60,38 @@ def test_a_clear_vote_is_answered_and_an_even_one_is_not():
   assert plain(jax.random.key(0), counts).tolist() == [0, 2, 0]
 
 
+def test_no_more_queries_are_answered_than_are_accounted():
+  # Unless a limit is named, the event is that of a label for each query: all may get one.
+  mechanism = mechanisms.ConfidentGNMax(threshold=6.0, check_std=1e-3, std=1e-3)
+  counts = jnp.array([[9, 0, 1], [4, 3, 3], [0, 1, 9], [0, 9, 1]])
+  key = jax.random.key(0)
+  assert mechanism(key, counts).tolist() == [0, -1, 2, 1]
+  assert mechanism(key, counts, most_answers=2).tolist() == [0, -1, 2, -1]
+  assert mechanism(key, counts.reshape(2, 2, 3), most_answers=1).tolist() == [
+    [0, -1],
+    [-1, -1],
+  ]
+  assert mechanism.event(num_checks=4) == mechanism.event(num_checks=4, most_answers=4)
+  with refuses("most_answers", value=5):
+    mechanism.event(num_checks=4, most_answers=5)
+
+
 def test_events_count_checks_and_answers():
   mechanism = mechanisms.ConfidentGNMax(threshold=200.0, check_std=150.0, std=40.0)
-  event = mechanism.event(num_checks=640, num_answers=286)
+  event = mechanism.event(num_checks=640, most_answers=286)
   (part,) = merged_parts(event)
   precision = 640 / 150**2 + 286 * 2 / 40**2
   assert part.noise_multiplier == pytest.approx(precision**-0.5)
   # By replacing a record one vote moves, as by adding one: nothing doubles.
   swap = dataclasses.replace(mechanism, neighboring_relation="replace_one")
-  event_of_swap = swap.event("replace_one", num_checks=640, num_answers=286)
+  event_of_swap = swap.event("replace_one", num_checks=640, most_answers=286)
   epsilons = [
     accounting.epsilon(given, delta=1e-5, neighboring_relation=relation)
     for given, relation in ((event, "add_or_remove_one"), (event_of_swap, "replace_one"))
   ]
   assert epsilons[0] == pytest.approx(epsilons[1], rel=1e-3)
   # Two parts change where a record chooses its teacher and is replaced: twice the shift.
-  twice = mechanism.event("replace_one", num_checks=640, num_answers=286)
+  twice = mechanism.event("replace_one", num_checks=640, most_answers=286)
   assert (
     accounting.epsilon(twice, delta=1e-5, neighboring_relation="replace_one")
     > 1.9 * (epsilons[0])
@@ -89,7 +105,7 @@ def test_the_noise_that_is_solved_for_costs_the_epsilon():
     epsilon=1.97, delta=1e-5, num_answers=286, num_checks=640, check_std=150.0
   )
   mechanism = mechanisms.ConfidentGNMax(200.0, 150.0, std)
-  event = mechanism.event(num_checks=640, num_answers=286)
+  event = mechanism.event(num_checks=640, most_answers=286)
   assert accounting.epsilon(event, delta=1e-5) == pytest.approx(1.97, rel=2e-4)
   with refuses("check_std", value=1.0):
     teacher_votes.std_for(

@@ -311,31 +311,21 @@ def _strongest(
   so many non-members resolve; of fewer than ten by its AUC alone."""
   curves = {name: roc.curve_of(score, truth) for name, score in scores.items()}
   resolved = [(name, fpr) for name, fpr in RATES.items() if fpr * int((~truth).sum()) >= 1]
-  if not resolved:
-    method = max(curves, key=lambda name: curves[name].auc)
-    return _by_auc(method, curves[method]) | {"words": "too few others"}
-  key, fpr = resolved[0]
-  rates = {name: roc.rate_at(curve, fpr) for name, curve in curves.items()}
-  method = max(rates, key=lambda name: (rates[name].tpr, curves[name].auc))
-  rate = rates[method]
-  low, high = rate.tpr_interval
-  return _by_auc(method, curves[method]) | {
+  key, fpr = resolved[0] if resolved else ("", None)
+  best = roc.strongest(curves, fpr=fpr)
+  found = {"method": best.name, "auc": best.auc, "auc_interval": list(best.auc_interval)}
+  if best.rate is None:
+    return found | {"words": "too few others"}
+  low, high = best.rate.tpr_interval
+  return found | {
     "fpr": fpr,
-    "tpr": rate.tpr,
+    "tpr": best.rate.tpr,
     "tpr_interval": [low, high],
     "allowed_tpr": row[key],
     "words": (
-      f"TPR {rate.tpr:.3f} ({low:.3f}-{high:.3f}) at {100 * fpr:g} % FPR, where "
+      f"TPR {best.rate.tpr:.3f} ({low:.3f}-{high:.3f}) at {100 * best.rate.fpr:g} % FPR, where "
       f"{upper(row[key])} is allowed"
     ),
-  }
-
-
-def _by_auc(method: str, curve: roc.Roc) -> dict[str, Any]:
-  return {
-    "method": method,
-    "auc": curve.auc,
-    "auc_interval": list(roc.auc_interval(curve, confidence=0.95)),
   }
 
 

@@ -12,7 +12,7 @@ from scipy import special
 
 from dpjax import attacks, auditing, data, trees
 from dpjax.accounting.proved import NeighboringRelation
-from dpjax.attacks import allowed, shadows, signals
+from dpjax.attacks import allowed, roc, shadows, signals
 from dpjax.attacks.attack_network import attack_network
 from dpjax.attacks.difficulty import quantile_regression
 from dpjax.attacks.membership import confidence_rule, loss_rule
@@ -478,27 +478,24 @@ def strongest(leakages: Mapping[str, Leakage], num_targets: int) -> dict[str, An
   >>> truth = np.arange(400) < 200
   >>> scores = {"blind": np.zeros(400), "sure": truth + 0.0}
   >>> strongest({name: attacks.measure(score, truth) for name, score in scores.items()}, 1)["words"]
-  'strongest of 2: sure, TPR 1.000 (0.982-1.000) at 1 % FPR, AUC 1.000 (0.904-1.000)'
+  'strongest of 2: sure, TPR 1.000 (0.978-1.000) at 1 % FPR, AUC 1.000 (0.895-1.000)'
   """
-  power = {
-    name: (rate_at(leakage.curve, FPRS[-1]).tpr, leakage.auc)
-    for name, leakage in leakages.items()
-  }
-  name = max(power, key=lambda name: power[name])
-  curve = leakages[name].curve
-  rate = rate_at(curve, FPRS[-1])
-  ends = auc_interval(curve, confidence=0.95, num_targets=num_targets)
+  curves = {name: leakage.curve for name, leakage in leakages.items()}
+  best = roc.strongest(curves, fpr=FPRS[-1], num_targets=num_targets)
+  rate = best.rate
+  assert rate is not None
   low, high = rate.tpr_interval
+  ends = best.auc_interval
   words = (
-    f"strongest of {len(leakages)}: {name}, TPR {rate.tpr:.3f} ({low:.3f}-{high:.3f}) at 1 % FPR, "
-    f"AUC {curve.auc:.3f} ({ends[0]:.3f}-{ends[1]:.3f})"
+    f"strongest of {len(leakages)}: {best.name}, TPR {rate.tpr:.3f} ({low:.3f}-{high:.3f}) at "
+    f"1 % FPR, AUC {best.auc:.3f} ({ends[0]:.3f}-{ends[1]:.3f})"
   )
   return {
-    "method": name,
+    "method": best.name,
     "tpr": rate.tpr,
     "fpr": rate.fpr,
     "tpr_interval": [low, high],
-    "auc": curve.auc,
+    "auc": best.auc,
     "auc_interval": list(ends),
     "words": words,
   }

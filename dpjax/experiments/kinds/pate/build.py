@@ -20,7 +20,7 @@ from dpjax import data as data_lib
 from dpjax.accounting import Ledger
 from dpjax.data import cache
 from dpjax.experiments.config.fields import name_of
-from dpjax.experiments.kinds import named_data, public_pool
+from dpjax.experiments.kinds import bounds, named_data, public_pool
 from dpjax.experiments.kinds.central import features as features_lib
 from dpjax.experiments.kinds.central.config import ModelConfig
 from dpjax.experiments.kinds.pate import vote_costs
@@ -52,6 +52,11 @@ class Pate(Experiment[PateConfig]):
   def check_data(self, data: Any) -> None:
     private, public = data
     named_data.check_pool(self.config, public)
+    relation = self.config.neighboring_relation
+    declared = sizes.stated(len(private), private.nominal_size, relation=relation)
+    if declared is not None:
+      # Most parts would be empty, and a teacher without records votes for class 0.
+      bounds.at_most(self.config, "num_teachers", declared, ", the records")
     vote_costs.check_published(self.config, private.num_classes)
     public_pool.check(self.config, private, public)
 

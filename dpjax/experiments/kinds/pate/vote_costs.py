@@ -43,7 +43,7 @@ def step_events(config: PateConfig) -> list[DpEvent]:
   mechanism = config.aggregate
   relation = config.neighboring_relation
   if isinstance(mechanism, ConfidentGNMax):
-    check = mechanism.event(relation, num_checks=1, num_answers=0)
+    check = mechanism.event(relation, num_checks=1, most_answers=0)
     answers = mechanism.votes.event(relation, num_queries=config.most_answers)
     events = [join([check, answers])] + [check] * (config.num_queries - 1)
   else:
