@@ -129,7 +129,6 @@ def check(config: TrainConfig) -> None:
   """Raises UserError if the config is wrong; loads no data."""
   common.typed(config)
   bounds.sections(config)
-  bounds.optimizer(config.optimizer)
   bounds.steps("num_steps", config.num_steps, config.privacy)
   if config.mesh is not None:
     mesh_of(config.mesh)

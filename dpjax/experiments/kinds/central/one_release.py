@@ -28,8 +28,8 @@ from dpjax.experiments.kinds.central import build, features, normalization, priv
 from dpjax.experiments.kinds.central.config import LeastSquares, TrainConfig
 from dpjax.experiments.kinds.central.facts import class_scores, of_plan, shows_data
 from dpjax.experiments.run import guarantee, left_out, provenance, saved
+from dpjax.experiments.run.experiment import Phase
 from dpjax.experiments.run.guarantee import Guarantee
-from dpjax.experiments.run.loop import Phase
 from dpjax.experiments.run.run_keys import RunKeys
 from dpjax.mechanisms import finite, least_squares
 from dpjax.plan import Plan

@@ -15,7 +15,7 @@ from dpjax import auditing, federated, secure, trees, validate
 from dpjax.accounting.text import paragraph
 from dpjax.data import Federation
 from dpjax.data.target_kinds import needs_classes
-from dpjax.experiments.config import common, rules, user_code
+from dpjax.experiments.config import common, user_code
 from dpjax.experiments.config.fields import Setting, leaves_out, name_of
 from dpjax.experiments.config.naming import within
 from dpjax.experiments.kinds import audits, bounds
@@ -110,12 +110,8 @@ def check(config: FedConfig, *, draws_cohorts: bool = True) -> None:
   common.typed(config)
   config = audit.resolved(config)
   bounds.sections(config)
-  bounds.optimizer(config.client_optimizer, "client_optimizer")
-  bounds.optimizer(config.server_optimizer, "server_optimizer")
   bounds.steps("num_rounds", config.num_rounds, config.privacy)
   validate.one_of(named.NAMES, execution=config.execution)
-  for option, refuse in algorithm_of(config).checks.items():
-    refuse(**bounds.named("algorithm", config.algorithm, option))
   for chosen in (config.weighting, config.aggregator, config.compression):
     if isinstance(chosen, Setting):
       # Making a function checks its arguments.
@@ -185,8 +181,6 @@ def _knows_cohorts(config: FedConfig) -> bool:
 
 def _check_partition(config: FedConfig) -> None:
   partition = config.partition
-  options = functools.partial(bounds.named, "partition", partition)
-  validate.integer_at_least(1, **options("min_chars", "max_examples"))
   shape = getattr(partition, "shape", None)
   if shape is not None and not (shape and all(side > 0 for side in shape)):
     raise UserError(
@@ -199,10 +193,6 @@ def _check_partition(config: FedConfig) -> None:
       field="partition.client_id",
       value="",
     )
-  validate.integer_in(1, rules.MOST_CLIENTS, **options("num_clients", "shards_per_client"))
-  validate.integer_at_least(0, **options("min_size", "seed"))
-  validate.positive_or_inf(**options("alpha"))
-  validate.non_negative(**options("exponent"))
 
 
 def _check_natural(config: FedConfig) -> None:
