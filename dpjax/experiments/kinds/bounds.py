@@ -9,6 +9,7 @@ from typing import Any
 
 from dpjax import names, validate
 from dpjax.experiments.config import fields, rules
+from dpjax.experiments.config.common import read_if
 from dpjax.experiments.config.naming import within
 from dpjax.experiments.kinds.central.config import (
   DataConfig,
@@ -24,36 +25,6 @@ from dpjax.zoo.networks.registry import (
   needs_features,
   needs_unit_range,
 )
-
-
-def read_if(config: Any, is_read: bool, needed: str, *paths: str) -> None:
-  """Raises UserError for the first of these fields that is set, unless `is_read`.
-
-  It is for fields whose reader is no value of a choice, such as the length of texts.
-
-  >>> read_if(DataConfig(limit=3), False, "a table", "limit")
-  Traceback (most recent call last):
-  ...
-  dpjax.validate.UserError: limit=3: would be ignored, it needs a table; leave it at None
-  """
-  if is_read:
-    return
-  set_here = fields.set_fields(config)
-  for path in paths:
-    section, _, option = path.rpartition(".options.")
-    if section and option in fields.get(config, f"{section}.options"):
-      value = fields.get(config, f"{section}.options")[option]
-      raise UserError(
-        f"would be ignored, it needs {needed}; leave it out", field=path, value=value
-      )
-    for there, (value, default) in set_here.items():
-      if there == path or there.startswith(f"{path}."):
-        raise UserError(
-          f"would be ignored, it needs {needed}",
-          field=there,
-          value=value,
-          hint=f"leave it at {default!r}",
-        )
 
 
 def only(config: Any, path: str, allowed: Iterable[Any], why: str) -> None:

@@ -16,7 +16,7 @@ from dpjax.accounting.text import paragraph
 from dpjax.data import Federation
 from dpjax.data.target_kinds import needs_classes
 from dpjax.experiments.config import common, user_code
-from dpjax.experiments.config.fields import Setting, leaves_out, name_of
+from dpjax.experiments.config.fields import Setting, name_of
 from dpjax.experiments.config.naming import within
 from dpjax.experiments.kinds import audits, bounds
 from dpjax.experiments.kinds.central import build as build_central
@@ -139,9 +139,8 @@ def check(config: FedConfig, *, draws_cohorts: bool = True) -> None:
 def _check_read(config: FedConfig) -> None:
   """Raises UserError for a field that is set although this run would not read it."""
   bounds.data_read(config.data, of_leaf=name_of(config, "partition") == "leaf")
-  read = functools.partial(bounds.read_if, config)
+  read = functools.partial(common.read_if, config)
   algorithm = algorithm_of(config)
-  read(config.is_private, "privacy (--config.privacy)", "noise_seed")
   read(False, "a guarantee of one example, not of one user", "data.num_examples")
   dealt = hasattr(config.partition, "num_clients")
   read(not dealt, "users that the data name", "data.num_users")
@@ -151,9 +150,6 @@ def _check_read(config: FedConfig) -> None:
     not has_owners(config.data.name), "data that do not name their clients",
     "partition.client_id",
   )  # fmt: skip
-  for field in ("algorithm", "aggregator"):
-    others = f"another {field} than {name_of(config, field)!r}"
-    read(False, others, *leaves_out(getattr(config, field)))
   keeping = " or ".join(map(repr, algorithms_that(lambda row: row.keeps_state)))
   keeps = algorithm.keeps_state or name_of(config, "compression") == "top_k"
   read(
@@ -163,7 +159,6 @@ def _check_read(config: FedConfig) -> None:
   )
   read(False, "a client that does not start afresh", "client_optimizer.schedule")
   if records.is_of_records(config):
-    read(False, "cohorts that are drawn; all silos take part", "clients_per_round")
     read(False, "users whose number is a secret", "data.num_users")
     read(False, "a sampler of a silo's records that keeps all", "local.max_examples")
 
