@@ -18,6 +18,7 @@ from dpjax.experiments.config.attacker import AttackerConfig
 from dpjax.experiments.config.choices import Option
 from dpjax.experiments.config.common import COUNT
 from dpjax.experiments.config.fields import Choice, WithChoices, name_of, settings
+from dpjax.experiments.config.naming import Gives
 from dpjax.experiments.kinds.central.config import (
   CanaryAudit,
   DataConfig,
@@ -335,6 +336,7 @@ class Records(UserGuarantee):
   max_silos_per_record: Annotated[
     int,
     COUNT,
+    Gives("max_silos"),
     "silos that hold a record of one person, one in each at most; epsilon is that of all of these "
     "together",
   ] = 1
