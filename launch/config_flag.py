@@ -33,69 +33,61 @@ from launch import app
 flags.disclaim_key_flags()
 
 _WIDTH = 96  # of --help
-# Flag name -> the kind of config that its file must return; None: any kind.
-_KINDS: dict[str, Kind | None] = {}
-# Beginning of the default name of a workdir, by the command of the config's kind.
-PREFIXES = {
-  "federate": "fed_",
-  "synthesize": "synthesis_",
-  "pate": "pate_",
-  "distill": "distill_",
-  "secure": "secure_",
-  "attack": "attack_",
-  "sweep": "sweep_",
-}
+# The name of the flag, and that of the config in errors about its fields.
+_NAME = "config"
+# Beginnings of an argument that overrides a field.
+_MARKS = (f"--{_NAME}.", f"-{_NAME}.")
 
 
-def define(
-  name: str = "config",
-  *,
-  kind: Kind | None,
-  default: str | None = None,
-  help: str = "config file: a Python file whose get_config() returns the config of a run, or whose "
-  "get_configs() yields those of a sweep.",
-) -> None:
-  """Defines `--name=FILE.py`, every `--name.field=value` of the command line, and --print_config.
+# The kind of config that the file must return, from `define`; None: any kind.
+_kind: Kind | None = None
 
-  Call it at import time, like any absl flag. Without a default the flag `name` is required.
+
+def define(*, kind: Kind | None, default: str | None) -> None:
+  """Defines `--config=FILE.py`, every `--config.field=value` of the command line, and
+  --print_config.
+
+  Call it at import time, like any absl flag. Without a default the flag `config` is required.
   """
-  _KINDS[name] = kind
-  flags.DEFINE_string(name, default, help)
-  for path in _overridden(name):
+  global _kind
+  _kind = kind
+  flags.DEFINE_string(
+    _NAME,
+    default,
+    "config file: a Python file whose get_config() returns the config of a run, or whose "
+    "get_configs() yields those of a sweep.",
+  )
+  for path in _overridden():
     try:
-      flags.DEFINE_string(f"{name}.{path}", None, f"override of {path}")
+      flags.DEFINE_string(f"{_NAME}.{path}", None, f"override of {path}")
     # A name with a space, for example, is an error at import, before `app.run` catches errors.
     except flags.Error as error:
-      app.fail(f"--{name}.{path}: {error}")
+      app.fail(f"--{_NAME}.{path}: {error}")
   if default is None:
-    flags.mark_flag_as_required(name)
-  if "print_config" not in flags.FLAGS:
-    flags.DEFINE_bool("print_config", False, "Print every field of the config, and end.")
+    flags.mark_flag_as_required(_NAME)
+  flags.DEFINE_bool("print_config", False, "Print every field of the config, and end.")
   if kind is not None and any(
     arg.lstrip("-") in ("help", "helpfull") for arg in sys.argv[1:]
   ):
     # absl prints the docstring of the program for --help, with the program's name in place
     # of %s.
     main = sys.modules["__main__"]
-    text = _fields_in_words(_chosen_here(kind, name), name).replace("%", "%%")
+    text = _fields_in_words(_chosen_here(kind)).replace("%", "%%")
     main.__doc__ = f"{main.__doc__ or ''}\n{text}"
 
 
-def get(name: str = "config", audit: bool | None = None) -> Any:
-  """Returns the config of the file that the flag names, checked, with the overrides.
+def get() -> Any:
+  """Returns the config of the file that --config names, checked, with the overrides.
 
   If a flag chooses another value, such as another method, what the file set in the old value and
   the new one lacks is dropped, and a line on stderr says so. With --print_config, prints the config
   and ends the process.
 
-  Args:
-    audit: value of --audit, for the field `audit`; None: it was not given.
-
   Raises:
     UserError: a missing or failing file, another type of config, an unknown field or
       an ill-typed value; one line that names the flag.
   """
-  config, _, note = _got(name, audit)
+  config, _, note = _got()
   if note:
     writers.note(note)
   return config
@@ -111,21 +103,18 @@ def asked() -> tuple[Any, str]:
     UserError: as `get`; a run of a sweep that would be refused, or is of another kind; a --workdir
       that cannot be a directory.
   """
-  given = "audit" in flags.FLAGS and flags.FLAGS["audit"].present
-  config, module, note = _got("config", flags.FLAGS["audit"].value if given else None)
+  config, module, note = _got()
   whole = _whole(config, module)
   is_one = isinstance(whole, Experiment)
   # A wrong config is one line, without a note above it. Several runs are checked by now.
   if note and is_one:
-    whole.check()
+    kinds.check(whole.config)
   if note:
     writers.note(note)
   workdir = flags.FLAGS.workdir
   if workdir is None:
-    prefix = PREFIXES.get(
-      kinds.command_of(whole.config if is_one else whole.points[0].config), ""
-    )
-    return whole, f"runs/{prefix}{pathlib.Path(flags.FLAGS.config).stem}"
+    kind = kinds.of(whole.config if is_one else whole.points[0].config)
+    return whole, f"runs/{kind.prefix}{pathlib.Path(flags.FLAGS.config).stem}"
   validate.folder(workdir=workdir)
   return whole, workdir
 
@@ -133,8 +122,7 @@ def asked() -> tuple[Any, str]:
 def _whole(config: Any, module: ModuleType) -> Any:
   """Returns the run of a config, or all runs that its module yields."""
   get_configs = getattr(module, "get_configs", None)
-  kind = _KINDS["config"]
-  wanted = None if kind is None else kind.config_class
+  wanted = _wanted()
   at = f"--config={flags.FLAGS.config}"
   alone = "alone" in flags.FLAGS and flags.FLAGS["alone"].value
   if alone and get_configs is None:
@@ -160,6 +148,11 @@ def _whole(config: Any, module: ModuleType) -> Any:
   return several
 
 
+def _wanted() -> type | None:
+  """Returns the class of the configs of this launcher; None: of any kind."""
+  return None if _kind is None else _kind.config_class
+
+
 def _called(get_configs: Any, config: Any) -> Any:
   return get_configs() if config is None else get_configs(config)
 
@@ -169,33 +162,29 @@ def _title(module: ModuleType) -> str:
   return (module.__doc__ or "").strip().partition("\n")[0].rstrip(".:")
 
 
-def _got(name: str, audit: bool | None) -> tuple[Any, ModuleType, str]:
-  """Returns (config of the file that the flag names, with the overrides; the file's module; a note
+def _got() -> tuple[Any, ModuleType, str]:
+  """Returns (config of the file that --config names, with the overrides; the file's module; a note
   for the user, or "")."""
-  flag_text = str(flags.FLAGS[name].value)
-  kind = _KINDS[name]
-  wanted = None if kind is None else kind.config_class
-  before, module = _loaded(flag_text, wanted, f"--{name}")
-  config = before
-  texts = {path: str(flags.FLAGS[f"{name}.{path}"].value) for path in _overridden(name)}
+  before, module = _loaded(str(flags.FLAGS[_NAME].value), _wanted(), f"--{_NAME}")
   if before is None:
     return None, module, ""
-  if audit is not None:
+  texts = {path: str(flags.FLAGS[f"{_NAME}.{path}"].value) for path in _overridden()}
+  if "audit" in flags.FLAGS and flags.FLAGS["audit"].present:
     # Before the fields of the audit that other flags set.
-    path = "base.audit" if hasattr(config, "base") else "audit"  # of a sweep
-    texts[path] = _audit(config) if audit else "none"
+    path = "base.audit" if hasattr(before, "base") else "audit"  # of a sweep
+    texts[path] = _audit(before) if flags.FLAGS["audit"].value else "none"
   try:
-    config = fields.override_all(config, texts, name=name)
+    config = fields.override_all(before, texts, name=_NAME)
   except UserError as error:
     # A field of the file, which another field's flag made wrong, is no flag.
-    raise error.of(field=error.field.removeprefix(f"{name}.")) from error
+    raise error.of(field=error.field.removeprefix(f"{_NAME}.")) from error
   lost = fields.lost(before, config, texts)
   note = ""
   if lost:
     given = ", ".join(f"{path}={text!r:.60}" for path, text in texts.items())
     note = f"{given}: takes no {', '.join(lost)}; the file's values are dropped"
   if flags.FLAGS.print_config:
-    for line in command_line(config, name):
+    for line in command_line(config):
       print(line)
     if note:
       writers.note(note)
@@ -218,10 +207,10 @@ def meant(word: str) -> str:
   name, here or in other libraries, or ""."""
   from dpjax.experiments.config import elsewhere  # a mistake alone needs it
 
-  for name, kind in _KINDS.items():
-    place = None if kind is None else fields.place_of(kind.config_class(), word)
-    if place is not None:
-      return validate.question(f"--{name}.{place[0]}", place[1])
+  wanted = _wanted()
+  place = None if wanted is None else fields.place_of(wanted(), word)
+  if place is not None:
+    return validate.question(f"--{_NAME}.{place[0]}", place[1])
   # Launchers without a config, such as launch.account, have flags for some fields.
   place = elsewhere.find(word, flags.FLAGS)
   if place is not None:
@@ -230,12 +219,12 @@ def meant(word: str) -> str:
   return "" if ours is None else f"; dpjax calls it {ours!r}, which is not read here"
 
 
-def command_line(config: Any, name: str) -> list[str]:
+def command_line(config: Any) -> list[str]:
   """Returns a line for each field: its flag, or a comment if only a file can hold its value."""
   lines = []
   for leaf in fields.leaves(config):
     text = _as_text(leaf.value)
-    line = f"--{name}.{leaf.path}={shlex.quote(text)}"
+    line = f"--{_NAME}.{leaf.path}={shlex.quote(text)}"
     try:
       # Entries of a list or a dict may be anything, so not all of them can be written.
       is_open = isinstance(leaf.value, (dict, list, tuple))
@@ -254,20 +243,19 @@ def _as_text(value: Any) -> str:
   return value if isinstance(value, str) else re.sub(r"\binf\b", "1e999", repr(value))
 
 
-def _chosen_here(kind: Kind, name: str) -> Any:
+def _chosen_here(kind: Kind) -> Any:
   """Returns the defaults of a kind of run, with the choices on the command line of --help."""
-  marks = tuple(f"{dashes}{name}." for dashes in ("--", "-"))
-  given = [arg.partition("=") for arg in sys.argv[1:] if arg.startswith(marks)]
-  texts = {path.lstrip("-").removeprefix(f"{name}."): text for path, _, text in given}
+  given = [arg.partition("=") for arg in sys.argv[1:] if arg.startswith(_MARKS)]
+  texts = {path.lstrip("-").removeprefix(f"{_NAME}."): text for path, _, text in given}
   with contextlib.suppress(UserError):
     return fields.override_all(kind.config_class(), texts)
   return kind.config_class()
 
 
-def _fields_in_words(config: Any, name: str) -> str:
+def _fields_in_words(config: Any) -> str:
   """Returns lines for each field: its default, its possible values, its help."""
   lines = [
-    f"fields of the config: --{name}.FIELD=VALUE, or none for what is optional;",
+    "fields of the config: --config.FIELD=VALUE, or none for what is optional;",
     "beside a choice, such as --config.privacy=dp_ftrl, --help shows all of its fields",
     "",
   ]
@@ -299,7 +287,7 @@ def _loaded(path: str, kind: type | None, name: str) -> tuple[Any, ModuleType]:
   module = _module(path, at)
   get_config = getattr(module, "get_config", None)
   if get_config is None and callable(getattr(module, "get_configs", None)):
-    if _overridden(name.lstrip("-")):
+    if name == f"--{_NAME}" and _overridden():
       raise UserError(f"{at}: the file has no get_config(), whose fields are flags")
     return None, module
   if not callable(get_config):
@@ -352,7 +340,7 @@ def _guarded(call: Any, path: str, at: str, *args: Any) -> Any:
     raise UserError(f"{at}: {names.reason(error, str(path))}") from error
 
 
-def _overridden(name: str) -> list[str]:
+def _overridden() -> list[str]:
   """Returns the dotted paths that the command line (and its flag files) overrides, in
   order."""
   try:
@@ -360,11 +348,10 @@ def _overridden(name: str) -> list[str]:
   # absl reports an unreadable --flagfile later, when it parses the flags.
   except flags.Error:
     return []
-  marks = (f"--{name}.", f"-{name}.")
   paths = [
     arg[len(mark) :].split("=", 1)[0]
     for arg in argv
-    for mark in marks
+    for mark in _MARKS
     if arg.startswith(mark)
   ]
   return list(dict.fromkeys(paths))

@@ -35,8 +35,9 @@ _OF_PROCESSES = (
 
 def define(command: str, *, default: str | None) -> None:
   """Defines --config and --workdir of a launcher; call it at import time, like any absl flag."""
-  config_flag.define(kind=KINDS.get(command), default=default)
-  prefix = config_flag.PREFIXES.get(command, "")
+  kind = KINDS.get(command)
+  config_flag.define(kind=kind, default=default)
+  prefix = "" if kind is None else kind.prefix
   flags.DEFINE_string(
     "workdir", None, f"Directory of this run (default: runs/{prefix}<config>)."
   )

@@ -200,7 +200,7 @@ def _check_config(launcher: str, path: str, given: tuple[tuple[str, str], ...]) 
   if getattr(config, "mesh", None) is not None:  # of devices that are not here
     config = fields.replace(config, "mesh", None)
   if kind.experiment is not None:
-    return kind.check(config)
+    return kinds.check(config)
   module = importlib.import_module(path.removesuffix(".py").replace("/", "."))
   sweep.Runs(module.get_configs(config), config)
 

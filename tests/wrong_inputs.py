@@ -58,7 +58,7 @@ def _checked(name, config):
     module = importlib.import_module(name)
     sweep.Runs(module.get_configs(config), config)
   else:
-    kind_lib.of(config).check(config)
+    kind_lib.check(config)
 
 
 def published(kind):

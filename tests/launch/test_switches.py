@@ -27,7 +27,7 @@ def _command(config, **flags):
 def _refused(field, config, **flags):
   with refuses(field) as caught:
     found, _ = _command(config, **flags)
-    kinds.of(found).check(found)
+    kinds.check(found)
   assert "\n" not in str(caught.value)
   return str(caught.value)
 
@@ -112,7 +112,7 @@ def test_an_algorithm_drops_what_it_does_not_read():
   file = federation.get_config()
   file.local.epochs = 3
   config, lost = _command(file, algorithm="fed_sgd", privacy="none")
-  kinds.of(config).check(config)
+  kinds.check(config)
   assert config.local.epochs == 1 and "local.epochs" in lost
   _refused("local.epochs", file, algorithm="fed_sgd", privacy="none", local__epochs="2")
 
@@ -135,7 +135,7 @@ def test_another_method_of_relevance_has_only_what_it_reads():
   file = departures_mnist.get_config().base
   file = fields.replace(file, "method.mechanism", {"name": "gaussian", "delta": 1e-4})
   config, lost = _command(file, method="adlm")
-  kinds.of(config).check(config)
+  kinds.check(config)
   assert config.method == AdLm(relevance_records=10_000)
   assert lost == ["method.mechanism", "method.mechanism.delta", "method.floor"]
   text = _refused("config.method.floor", file, method="adlm", **{"method.floor": "0.1"})

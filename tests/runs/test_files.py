@@ -50,7 +50,7 @@ _STEP = jax.jit(
 )
 
 
-class _Mean(loop.Experiment[TrainConfig]):
+class _Mean(experiment.Experiment[TrainConfig]):
   """A private mean: a run of a second, of whose files each is of every run."""
 
   def data(self) -> np.ndarray:
@@ -59,12 +59,12 @@ class _Mean(loop.Experiment[TrainConfig]):
   def digest(self, data: np.ndarray) -> bytes:
     return hashlib.sha256(data.tobytes()).digest()
 
-  def train(self, data: np.ndarray, keys: run_keys.RunKeys) -> loop.Story:
-    return loop.single(self.phase(keys))
+  def train(self, data: np.ndarray, keys: run_keys.RunKeys) -> experiment.Story:
+    return experiment.single(self.phase(keys))
 
-  def phase(self, random_keys: run_keys.RunKeys) -> loop.Phase:
+  def phase(self, random_keys: run_keys.RunKeys) -> experiment.Phase:
     algorithm = training.dp_sgd(_LOSS, _PLAN, optax.sgd(0.5), noise_key=random_keys.noise)
-    return loop.Phase(
+    return experiment.Phase(
       num_steps=_STEPS,
       init=lambda: algorithm.init(jnp.zeros(3)),
       step=lambda state, batch: _STEP(random_keys.noise, state, batch),
@@ -525,7 +525,7 @@ def test_a_finished_release_and_a_seeded_run_write_the_same_kinds_of_files(whole
 
 
 def test_a_numpy_scalar_in_a_state_is_refused_before_the_first_step(tmp_path):
-  phase = loop.Phase(
+  phase = experiment.Phase(
     num_steps=1, init=lambda: {"w": jnp.zeros(2), "n": np.int32(0)},
     step=lambda state, draw: (state, None), draws=lambda at: iter([0]),
     released=lambda state: state, evaluate=None,

@@ -15,7 +15,7 @@ import pytest
 from dpjax import mechanisms, pictures
 from dpjax.accounting import Ledger, gaussian_event
 from dpjax.experiments.config import rules
-from dpjax.experiments.run import guarantee, kind, loop, writers
+from dpjax.experiments.run import experiment, guarantee, kind, loop, writers
 from dpjax.experiments.sweeps import sweep
 from tests import commands
 from tests.refuses import refuses
@@ -32,7 +32,7 @@ import optax
 
 from dpjax import Plan, PoissonSampler, training
 from dpjax.experiments.run import guarantee, kind
-from dpjax.experiments.run.loop import Experiment, Phase, single
+from dpjax.experiments.run.experiment import Experiment, Phase, single
 
 
 @dataclasses.dataclass
@@ -159,10 +159,10 @@ def _phase(**changes):
     "evaluate": None,
     "planned": lambda: _TOLD,
   }
-  return loop.Phase(**{**least, **changes})
+  return experiment.Phase(**{**least, **changes})
 
 
-class _Counting(loop.Experiment[_Count]):
+class _Counting(experiment.Experiment[_Count]):
   is_private = False
 
   def data(self):
@@ -172,12 +172,12 @@ class _Counting(loop.Experiment[_Count]):
     return bytes(32)
 
   def train(self, data, keys):
-    return loop.single(_phase())
+    return experiment.single(_phase())
 
 
 def _run(phase=(), **changes):
   run = _Counting(_Count())
-  run.train = lambda data, keys: loop.single(_phase(**dict(phase)))
+  run.train = lambda data, keys: experiment.single(_phase(**dict(phase)))
   for name, value in changes.items():
     setattr(run, name, value)
   return run
@@ -225,7 +225,7 @@ def test_a_stop_in_the_last_step_of_a_phase_stops_the_next_one(tmp_path, monkeyp
 
   def story(data, keys):
     first = yield _phase(subfolder="first", released=lambda state: state)
-    return (yield from loop.single(_phase(init=lambda: first.state)))
+    return (yield from experiment.single(_phase(init=lambda: first.state)))
 
   run = lambda: _run(train=story)
   whole = loop.run(run(), tmp_path / "whole")

@@ -162,5 +162,5 @@ def test_every_kind_of_run_has_the_field():
 def test_a_release_has_no_noise_seed(kind):
   config = dataclasses.replace(kind(), release=True, noise_seed=3)
   with pytest.raises(UserError) as caught:
-    kinds.of(config).check(config)
+    kinds.check(config)
   assert (caught.value.field, caught.value.value) == ("noise_seed", 3)

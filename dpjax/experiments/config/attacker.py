@@ -7,6 +7,7 @@ from typing import Annotated, Any
 
 from dpjax.accounting.attack_bounds import AttackBound, attack_bound
 from dpjax.experiments.config import rules
+from dpjax.experiments.config.naming import within
 from dpjax.validate import UserError
 
 
@@ -49,10 +50,8 @@ def attack_of(privacy: Any) -> AttackBound | None:
   """
   if getattr(privacy, "attacker", AttackerConfig()) == AttackerConfig():
     return None
-  try:
+  with within("privacy.attacker"):
     attack = attack_bound(**dataclasses.asdict(privacy.attacker))
-  except UserError as error:
-    raise error.within("privacy.attacker") from None
   for name in ("epsilon", "noise_multiplier"):
     value = getattr(privacy, name)
     if attack is not None and value is not None:

@@ -15,7 +15,7 @@ import pkgutil
 import sys
 import typing
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, ClassVar, NamedTuple
+from typing import Annotated, Any, ClassVar, NamedTuple
 
 from dpjax import names
 from dpjax.validate import UserError
@@ -182,6 +182,14 @@ def _again(place: tuple[str, int], values: dict[str, Any]) -> Setting:
   return _KINDS[module][number](**values)
 
 
+class Option:
+  """A default of `settings` with rules and help, which the field's annotation then carries."""
+
+  def __init__(self, default: Any, *carried: Any):
+    self.default = default
+    self.carried = carried
+
+
 def settings(
   function: Callable[..., Any], documented: Any = None, /, **defaults: Any
 ) -> type[Setting]:
@@ -189,17 +197,24 @@ def settings(
 
   Args:
     documented: object whose docstring describes the choice; None for the function itself.
+    defaults: default of each argument, or an `Option`.
 
   >>> kind = settings(round, ndigits=2)
   >>> kind(), kind(ndigits=1).make(3.14159)
   (round(ndigits=2), 3.1)
   """
+  options = {
+    name: default if isinstance(default, Option) else Option(default)
+    for name, default in defaults.items()
+  }
   # Every default but None shows its type. For None the annotation of the function is needed.
-  hints = typing.get_type_hints(function) if None in defaults.values() else {}
-  kinds = [
-    (n, hints[n] if default is None else type(default), default)
-    for n, default in defaults.items()
-  ]
+  of_none = any(option.default is None for option in options.values())
+  hints = typing.get_type_hints(function) if of_none else {}
+  kinds = []
+  for name, option in options.items():
+    hint = hints[name] if option.default is None else type(option.default)
+    annotation = Annotated[hint, *option.carried] if option.carried else hint
+    kinds.append((name, annotation, option.default))
   # `module` is the caller's module. Another process must import it to make the class again.
   module = sys._getframe(1).f_globals["__name__"]
   module_kinds = _KINDS.setdefault(module, [])

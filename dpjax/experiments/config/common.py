@@ -5,6 +5,7 @@ Where an annotation has no help text, a field adds its own: `Annotated[ClipNorm,
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Annotated, Any
 
 from dpjax.accounting import proved
@@ -59,8 +60,8 @@ Writer = Annotated[
 
 
 def typed(config: Any) -> None:
-  """Raises UserError unless every field has its annotated type, and follows its rules; also for a
-  release with a `noise_seed`.
+  """Raises UserError unless every field has its annotated type, follows its rules, and is read by
+  what is chosen beside it; also for a release with a `noise_seed`.
 
   NaN is refused as a number. All types are checked before the first range.
 
@@ -72,6 +73,9 @@ def typed(config: Any) -> None:
   """
   fields.check(config, type(config), "config")
   rules.check(config)
+  for field in dataclasses.fields(config):
+    unread = fields.leaves_out(getattr(config, field.name))
+    read_if(config, not unread, f"another {field.name}", *unread)
   noise_seed = getattr(config, "noise_seed", None)
   if noise_seed is not None and getattr(config, "release", False):
     raise UserError(
@@ -79,3 +83,35 @@ def typed(config: Any) -> None:
       field="noise_seed",
       value=noise_seed,
     )
+
+
+def read_if(config: Any, is_read: bool, needed: str, *paths: str) -> None:
+  """Raises UserError for the first of these fields that is set, unless `is_read`.
+
+  It is for fields whose reader is no value of a choice, such as the length of texts. What a value
+  of a choice leaves unread beside it, its class says in `leaves_out`.
+
+  >>> from dpjax.experiments.kinds.central.config import DataConfig
+  >>> read_if(DataConfig(limit=3), False, "a table", "limit")
+  Traceback (most recent call last):
+  ...
+  dpjax.validate.UserError: limit=3: would be ignored, it needs a table; leave it at None
+  """
+  if is_read:
+    return
+  set_here = fields.set_fields(config)
+  for path in paths:
+    section, _, option = path.rpartition(".options.")
+    if section and option in fields.get(config, f"{section}.options"):
+      value = fields.get(config, f"{section}.options")[option]
+      raise UserError(
+        f"would be ignored, it needs {needed}; leave it out", field=path, value=value
+      )
+    for there, (value, default) in set_here.items():
+      if there == path or there.startswith(f"{path}."):
+        raise UserError(
+          f"would be ignored, it needs {needed}",
+          field=there,
+          value=value,
+          hint=f"leave it at {default!r}",
+        )

@@ -13,7 +13,8 @@ import optax
 import optax.contrib
 
 from dpjax import transforms
-from dpjax.experiments.config.choices import settings
+from dpjax.experiments.config import rules
+from dpjax.experiments.config.choices import Option, settings
 
 
 class Noise(NamedTuple):
@@ -38,57 +39,66 @@ def _dp_sgld(rate: Any, noise: Noise, prior_precision: float) -> Any:
   )
 
 
+# Each step divides the average by b1, so rounding errors grow by the factor 1 / b1.
+_AVERAGED = Option(
+  0.9, rules.within_range(0.1, 1.0), "weight of the average in the point of a gradient"
+)
+_PENALTY = (rules.NON_NEGATIVE, rules.IN_FLOAT32)
+_DECAY = Option(0.0, *_PENALTY)
+
 # Optimizers of central training: name -> settings whose `make` takes (schedule, noise).
 CENTRAL = {
-  "sgd": settings(_sgd, momentum=0.9),
+  "sgd": settings(_sgd, momentum=Option(0.9, rules.SHARE)),
   "adam": settings(lambda rate, noise: optax.adam(rate), optax.adam),
   "adamw": settings(
     lambda rate, noise, weight_decay: optax.adamw(rate, weight_decay=weight_decay),
     optax.adamw,
-    weight_decay=0.0,
+    weight_decay=_DECAY,
   ),
   "rmsprop": settings(
     lambda rate, noise, momentum: optax.rmsprop(rate, momentum=momentum),
     optax.rmsprop,
-    momentum=0.9,
+    momentum=Option(0.9, rules.SHARE),
   ),
   "adagrad": settings(lambda rate, noise: optax.adagrad(rate), optax.adagrad),
   "lion": settings(
     lambda rate, noise, weight_decay: optax.lion(rate, weight_decay=weight_decay),
     optax.lion,
-    weight_decay=0.0,
+    weight_decay=_DECAY,
   ),
   # Matrices get orthogonalised steps. Other parameters get steps of Adam with Nesterov's momentum.
   "muon": settings(
     lambda rate, noise, weight_decay: optax.contrib.muon(rate, weight_decay=weight_decay),
     optax.contrib.muon,
-    weight_decay=0.0,
+    weight_decay=_DECAY,
   ),
   # The next two optimizers average the parameters. A run evaluates and releases the average.
   "schedule_free_sgd": settings(
     lambda rate, noise, b1: optax.contrib.schedule_free_sgd(rate, b1=b1),
     optax.contrib.schedule_free_sgd,
-    b1=0.9,  # weight of the average in the point at which gradients are taken
+    b1=_AVERAGED,
   ),
   "schedule_free_adamw": settings(
     lambda rate, noise, b1, weight_decay: optax.contrib.schedule_free_adamw(
       rate, b1=b1, weight_decay=weight_decay
     ),
     optax.contrib.schedule_free_adamw,
-    b1=0.9,
-    weight_decay=0.0,
+    b1=_AVERAGED,
+    weight_decay=_DECAY,
   ),
   "dp_adam": settings(
     lambda rate, noise, noise_floor: transforms.dp_adam(
       rate, mean_noise_std=noise.std, noise_floor=noise_floor
     ),
     transforms.dp_adam,
-    noise_floor=0.3,  # least denominator, in standard deviations of the noise
+    noise_floor=Option(
+      0.3, *_PENALTY, "least denominator, in standard deviations of the noise"
+    ),
   ),
   "dp_sgld": settings(
     _dp_sgld,
     transforms.dp_sgld,
-    prior_precision=0.0,  # of a normal prior on every parameter
+    prior_precision=Option(0.0, *_PENALTY, "of a normal prior on every parameter"),
   ),
 }
 # Optimizers whose average of the parameters replaces a falling learning rate.
@@ -97,7 +107,7 @@ SCHEDULE_FREE = ("schedule_free_sgd", "schedule_free_adamw")
 # client starts with a new state in every round. The server calls `make` for sgd alone, and reads
 # only the names of the others.
 FEDERATED = {
-  "sgd": settings(_sgd, momentum=0.0),
+  "sgd": settings(_sgd, momentum=Option(0.0, rules.SHARE)),
   "adam": settings(lambda rate, _: optax.adam(rate, b1=0.9, b2=0.99, eps=1e-3), optax.adam),
   "yogi": settings(lambda rate, _: optax.yogi(rate, b1=0.9, b2=0.99, eps=1e-3), optax.yogi),
   "adagrad": settings(lambda rate, _: optax.adagrad(rate, 0.0, eps=1e-3), optax.adagrad),

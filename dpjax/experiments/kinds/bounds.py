@@ -9,11 +9,11 @@ from typing import Any
 
 from dpjax import names, validate
 from dpjax.experiments.config import fields, rules
+from dpjax.experiments.config.common import read_if
 from dpjax.experiments.config.naming import within
 from dpjax.experiments.kinds.central.config import (
   DataConfig,
   ModelConfig,
-  OptimizerConfig,
 )
 from dpjax.validate import UserError, Verbatim
 from dpjax.zoo import networks
@@ -25,57 +25,6 @@ from dpjax.zoo.networks.registry import (
   needs_features,
   needs_unit_range,
 )
-
-
-def named(section: str, config: Any, *names: str) -> dict[str, Any]:
-  """Returns {dotted name: value} for fields of `config`. Fields that are None or missing are
-  left out.
-
-  Args:
-    section: dotted name of `config`; "" for a whole config.
-    config: the section of a config, or the whole config.
-    names: names of fields.
-
-  >>> named("data", DataConfig(limit=3), "limit", "data_dir")
-  {'data.limit': 3}
-  """
-  dot = "." if section else ""
-  values = {}
-  for name in names:
-    value = getattr(config, name, None)
-    if value is not None:
-      values[f"{section}{dot}{name}"] = value
-  return values
-
-
-def read_if(config: Any, is_read: bool, needed: str, *paths: str) -> None:
-  """Raises UserError for the first of these fields that is set, unless `is_read`.
-
-  It is for fields whose reader is no value of a choice, such as the length of texts.
-
-  >>> read_if(DataConfig(limit=3), False, "a table", "limit")
-  Traceback (most recent call last):
-  ...
-  dpjax.validate.UserError: limit=3: would be ignored, it needs a table; leave it at None
-  """
-  if is_read:
-    return
-  set_here = fields.set_fields(config)
-  for path in paths:
-    section, _, option = path.rpartition(".options.")
-    if section and option in fields.get(config, f"{section}.options"):
-      value = fields.get(config, f"{section}.options")[option]
-      raise UserError(
-        f"would be ignored, it needs {needed}; leave it out", field=path, value=value
-      )
-    for there, (value, default) in set_here.items():
-      if there == path or there.startswith(f"{path}."):
-        raise UserError(
-          f"would be ignored, it needs {needed}",
-          field=there,
-          value=value,
-          hint=f"leave it at {default!r}",
-        )
 
 
 def only(config: Any, path: str, allowed: Iterable[Any], why: str) -> None:
@@ -222,18 +171,6 @@ def _written(value: Any, name: str) -> None:
       field=name,
       value=Verbatim(f"{shown:.60}"),
     )
-
-
-def optimizer(config: OptimizerConfig, section: str = "optimizer") -> None:
-  """Raises UserError for a momentum, averaging weight, penalty or noise floor outside its range."""
-  options = functools.partial(named, f"{section}.rule", config.rule)
-  validate.share(**options("momentum"))
-  averaged = options("b1")
-  # Each step divides the average by b1, so rounding errors grow by the factor 1 / b1.
-  rules.within_range(0.1, 1.0).check(**averaged)
-  penalties = options("weight_decay", "noise_floor", "prior_precision")
-  validate.non_negative(**penalties)
-  rules.IN_FLOAT32.check(**penalties)
 
 
 def steps(name: str, num_steps: int, privacy: Any) -> None:

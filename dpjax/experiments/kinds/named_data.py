@@ -9,8 +9,8 @@ from typing import Any
 
 from dpjax import data
 from dpjax.data.target_kinds import needs_classes
+from dpjax.experiments.config import common
 from dpjax.experiments.config.naming import within
-from dpjax.experiments.kinds import bounds
 from dpjax.experiments.kinds.central.config import DataConfig
 from dpjax.plan import Plan
 from dpjax.validate import NO_VALUE, UserError
@@ -20,7 +20,7 @@ from dpjax.zoo.datasets import published
 def check_folder(config: Any) -> None:
   """Raises UserError for a `data_dir` of data that do not lie in a folder."""
   lies_there = published.lies_in_folder(config.dataset)
-  bounds.read_if(config, lies_there, "data that lie in a folder", "data_dir")
+  common.read_if(config, lies_there, "data that lie in a folder", "data_dir")
 
 
 def load(config: Any) -> tuple[Any, Any]:

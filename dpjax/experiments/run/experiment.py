@@ -393,7 +393,7 @@ def begun_story(
 def checked_phase(phase: Phase) -> Phase:
   """Returns the phase. Raises UserError, which names the field, if the phase is malformed."""
   if not isinstance(phase, Phase):
-    _refuse("Experiment.train", "yield a dpjax.experiments.run.loop.Phase", phase)
+    _refuse("Experiment.train", "yield a dpjax.experiments.run.experiment.Phase", phase)
   validate.integer_at_least(0, **{"Phase.num_steps": phase.num_steps})
   if phase.save_every is not None:
     validate.integer_at_least(1, **{"Phase.save_every": phase.save_every})

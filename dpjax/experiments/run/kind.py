@@ -82,11 +82,13 @@ class Kind:
     config: class of the configs.
     experiment: its `Experiment`, for one run; None if its configs describe several runs only.
     table: its `Table`, which several of its runs write; None: a sweep draws curves.
+    prefix: beginning of the default name of a run's folder.
   """
 
   config: str | type
   experiment: str | type | None
   table: str | None = None
+  prefix: str = ""
 
   @property
   def config_class(self) -> type:
@@ -96,22 +98,23 @@ class Kind:
     """Returns what several of its runs write together; None: curves."""
     return None if self.table is None else _found(self.table)()
 
-  def check(self, config: Any) -> None:
-    """Raises UserError for a config whose run would be refused."""
-    with naming(config):
-      experiment_of(config).check()
-
 
 # Name of the command -> its kind. A kind of a user's own has its config's name (`register`).
 KINDS: dict[str, Kind] = {
   "train": Kind("kinds.central.config:TrainConfig", "kinds.central.build:Central"),
-  "federate": Kind("kinds.federated.config:FedConfig", "kinds.federated.build:Federated"),
-  "pate": Kind("kinds.pate.config:PateConfig", "kinds.pate.build:Pate"),
+  "federate": Kind(
+    "kinds.federated.config:FedConfig", "kinds.federated.build:Federated", prefix="fed_"
+  ),
+  "pate": Kind("kinds.pate.config:PateConfig", "kinds.pate.build:Pate", prefix="pate_"),
   "distill": Kind(
-    "kinds.distillation.config:DistillationConfig", "kinds.distillation.build:Distillation"
+    "kinds.distillation.config:DistillationConfig",
+    "kinds.distillation.build:Distillation",
+    prefix="distill_",
   ),
   "synthesize": Kind(
-    "kinds.synthesis.config:SynthesisConfig", "kinds.synthesis.build:PrivateSynthesis"
+    "kinds.synthesis.config:SynthesisConfig",
+    "kinds.synthesis.build:PrivateSynthesis",
+    prefix="synthesis_",
   ),
   "relevance": Kind(
     "kinds.relevance.config:RelevanceConfig",
@@ -122,13 +125,15 @@ KINDS: dict[str, Kind] = {
     "kinds.attack.config:AttackConfig",
     "kinds.attack.build:Attack",
     table="kinds.attack.table:AttackTable",
+    prefix="attack_",
   ),
   "secure": Kind(
     "kinds.secure.config:SecureConfig",
     "kinds.secure.build:SecureComputation",
     table="kinds.secure.table:SecureTable",
+    prefix="secure_",
   ),
-  "sweep": Kind("sweeps.sweep:Sweep", None),
+  "sweep": Kind("sweeps.sweep:Sweep", None, prefix="sweep_"),
 }
 
 
@@ -182,3 +187,9 @@ def experiment_of(config: Config) -> Experiment[Any]:
       value=Verbatim(name),
     )
   return experiment(config)
+
+
+def check(config: Config) -> None:
+  """Raises UserError for a config whose run would be refused, whatever its data are."""
+  with naming(config):
+    experiment_of(config).check()

@@ -29,10 +29,9 @@ from dpjax import optional, trees
 from dpjax.accounting import Ledger
 from dpjax.experiments.config.naming import naming
 from dpjax.experiments.run import checkpoint, kind, writers
-from dpjax.experiments.run.experiment import Experiment as Experiment
-from dpjax.experiments.run.experiment import Outcome as Outcome
-from dpjax.experiments.run.experiment import Phase as Phase
 from dpjax.experiments.run.experiment import (
+  Experiment,
+  Phase,
   Result,
   Scores,
   Trained,
@@ -44,9 +43,6 @@ from dpjax.experiments.run.experiment import (
   scored,
   stepped,
 )
-from dpjax.experiments.run.experiment import Story as Story
-from dpjax.experiments.run.experiment import every as every
-from dpjax.experiments.run.experiment import single as single
 from dpjax.experiments.run.folder import Folder
 from dpjax.experiments.run.guarantee import Guarantee
 from dpjax.experiments.run.left_out import Tally

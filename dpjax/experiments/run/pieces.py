@@ -8,7 +8,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from dpjax.experiments.run.loop import Phase, Scores
+from dpjax.experiments.run.experiment import Phase, Scores
 
 Arrays = dict[str, Any]  # each a NumPy array, or a tree of them
 

@@ -150,10 +150,9 @@ def points(named: Named, config: Any = None) -> list[Point]:
         "must yield (name, config) of each run", field="get_configs", value=entry
       )
     name, run = entry
-    kind = kinds.of(run)
     try:
       run = _without_noise(run)
-      kind.check(run)
+      kinds.check(run)
     except UserError as error:
       raise _placed(error, name, run, config) from error
     facts = {"label": name, "variant": name.split(" @ ")[0]}

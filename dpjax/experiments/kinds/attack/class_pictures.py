@@ -15,7 +15,7 @@ from dpjax.attacks.fitting import Fit
 from dpjax.experiments.kinds.attack.config import AttackConfig
 from dpjax.experiments.kinds.attack.members import MeasuredAttack
 from dpjax.experiments.kinds.central import build as central
-from dpjax.experiments.run.loop import Phase
+from dpjax.experiments.run.experiment import Phase
 from dpjax.experiments.run.run_keys import RunKeys
 from dpjax.key_uses import KeyUse, key_for
 from dpjax.types import Array, Params

@@ -103,8 +103,8 @@ def check(config: AttackConfig) -> None:
       # This run has no guarantee to compare with a budget: its own run was accounted.
       if getattr(config.attack, "target", None) is not None:
         own += ("privacy.epsilon_budget",)
-    bounds.read_if(target, False, f"a run of {launched} itself", *own)
-  bounds.read_if(
+    common.read_if(target, False, f"a run of {launched} itself", *own)
+  common.read_if(
     config, target.is_private, "a private target (--config.target.privacy)", "noise_seed"
   )
 

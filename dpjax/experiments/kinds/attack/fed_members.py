@@ -38,8 +38,8 @@ from dpjax.experiments.kinds.federated import build as federated
 from dpjax.experiments.kinds.federated import records as silos
 from dpjax.experiments.kinds.federated.config import FedConfig
 from dpjax.experiments.run import saved, writers
+from dpjax.experiments.run.experiment import Phase
 from dpjax.experiments.run.guarantee import NONE, RATES
-from dpjax.experiments.run.loop import Phase
 from dpjax.experiments.run.run_keys import RunKeys
 from dpjax.federated.round import params_of
 from dpjax.types import Params

@@ -31,8 +31,8 @@ from dpjax.experiments.kinds.attack.run_settings import DenseFirst
 from dpjax.experiments.kinds.federated import build as federated
 from dpjax.experiments.kinds.federated import distributed, privacy
 from dpjax.experiments.run import pieces
+from dpjax.experiments.run.experiment import Phase
 from dpjax.experiments.run.guarantee import Guarantee
-from dpjax.experiments.run.loop import Phase
 from dpjax.experiments.run.pieces import Arrays
 from dpjax.experiments.run.run_keys import RunKeys
 from dpjax.federated import LocalWork

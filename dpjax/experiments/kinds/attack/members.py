@@ -31,8 +31,8 @@ from dpjax.experiments.kinds.federated.build import FedRun
 from dpjax.experiments.kinds.federated.config import FedConfig
 from dpjax.experiments.kinds.federated.records import SILOS
 from dpjax.experiments.run import config_names, pieces, saved, workdir, writers
+from dpjax.experiments.run.experiment import Phase
 from dpjax.experiments.run.guarantee import NONE, RATES, Guarantee
-from dpjax.experiments.run.loop import Phase
 from dpjax.experiments.run.pieces import Arrays
 from dpjax.experiments.run.run_keys import RunKeys
 from dpjax.types import Params

@@ -19,8 +19,8 @@ from dpjax.experiments.kinds.attack.members import MeasuredAttack
 from dpjax.experiments.kinds.federated import build as federated
 from dpjax.experiments.kinds.federated.config import ServerNoise, aggregation_of
 from dpjax.experiments.run import pieces
+from dpjax.experiments.run.experiment import Phase
 from dpjax.experiments.run.guarantee import Guarantee
-from dpjax.experiments.run.loop import Phase
 from dpjax.experiments.run.pieces import Arrays
 from dpjax.experiments.run.run_keys import RunKeys
 from dpjax.federated import Aggregator

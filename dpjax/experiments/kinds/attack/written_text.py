@@ -21,8 +21,8 @@ from dpjax.experiments.kinds.attack.config import AttackConfig
 from dpjax.experiments.kinds.attack.members import MeasuredAttack
 from dpjax.experiments.kinds.attack.run_settings import WrittenText
 from dpjax.experiments.kinds.central import build as central
+from dpjax.experiments.run.experiment import Phase
 from dpjax.experiments.run.guarantee import Guarantee
-from dpjax.experiments.run.loop import Phase
 from dpjax.experiments.run.run_keys import RunKeys
 from dpjax.key_uses import KeyUse, key_for
 from dpjax.validate import UserError

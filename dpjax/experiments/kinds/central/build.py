@@ -129,7 +129,6 @@ def check(config: TrainConfig) -> None:
   """Raises UserError if the config is wrong; loads no data."""
   common.typed(config)
   bounds.sections(config)
-  bounds.optimizer(config.optimizer)
   bounds.steps("num_steps", config.num_steps, config.privacy)
   if config.mesh is not None:
     mesh_of(config.mesh)
@@ -168,8 +167,7 @@ _OF_ONE_EXAMPLE += ("augmult",)
 def _check_read(config: TrainConfig) -> None:
   """Raises UserError for a field that is set although this run would not read it."""
   bounds.data_read(config.data)
-  read = functools.partial(bounds.read_if, config)
-  read(config.is_private, "a private method (--config.privacy=dp_sgd)", "noise_seed")
+  read = functools.partial(common.read_if, config)
   read(False, "users that the data name (launch.federate)", "data.num_users")
   # Private statistics may replace the model's own groups, which then have no use.
   grouped = normalization.per_example(config)
@@ -206,7 +204,7 @@ def load_data(config: TrainConfig, *, features: bool = True) -> tuple[Any, Any]:
   train, test = named_data.load_section(
     config.data, max_length=config.data.max_length, resident=config.resident
   )
-  bounds.read_if(config, train.vocab_size is not None, "text", "data.max_length")
+  common.read_if(config, train.vocab_size is not None, "text", "data.max_length")
   loaded = preprocessed(config, train, test)
   return with_features(config, loaded) if features else loaded
 

@@ -16,8 +16,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from dpjax import data, mechanisms, sampling
+from dpjax.experiments.config import common
 from dpjax.experiments.config.naming import within
-from dpjax.experiments.kinds import bounds
 from dpjax.experiments.kinds.central.config import (
   NORMALIZATIONS,
   ByStatistics,
@@ -71,7 +71,7 @@ def check(config: TrainConfig) -> None:
     return
   # The mechanism checks its numbers when it is made.
   mechanism(config, 1)
-  bounds.read_if(
+  common.read_if(
     config,
     not getattr(_chosen(config), "clip_norms", ()),
     "no privacy.normalization.clip_norms",

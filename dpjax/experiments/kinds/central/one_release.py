@@ -28,8 +28,8 @@ from dpjax.experiments.kinds.central import build, features, normalization, priv
 from dpjax.experiments.kinds.central.config import LeastSquares, TrainConfig
 from dpjax.experiments.kinds.central.facts import class_scores, of_plan, shows_data
 from dpjax.experiments.run import guarantee, left_out, provenance, saved
+from dpjax.experiments.run.experiment import Phase
 from dpjax.experiments.run.guarantee import Guarantee
-from dpjax.experiments.run.loop import Phase
 from dpjax.experiments.run.run_keys import RunKeys
 from dpjax.mechanisms import finite, least_squares
 from dpjax.plan import Plan
@@ -76,14 +76,8 @@ class WholeData(UnamplifiedSampler):
 def check(config: TrainConfig) -> None:
   """Raises UserError for settings that `least_squares` does not support; loads no data."""
   reason = f"with privacy={LEAST_SQUARES!r}"
-  why = (
-    "canaries are gradients of steps, and there are none; launch.audit plays a game against"
-  )
-  bounds.only(config, "audit", ["none"], f" {reason}: {why} the release itself")
   if settings(config).noise_multiplier == 0:
     raise UserError(f"must be > 0 {reason}", field="privacy.noise_multiplier", value=0)
-  steps = "steps, as of privacy='dp_sgd'"
-  bounds.read_if(config, False, steps, *LeastSquares.leaves_out)
   chosen = settings(config)
   # The mechanism checks its fields when it is made. The noise multiplier is not known yet, so any
   # valid number serves.

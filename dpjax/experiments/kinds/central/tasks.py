@@ -12,8 +12,7 @@ import dpjax
 from dpjax import data, losses, validate
 from dpjax.data.target_kinds import needs_classes
 from dpjax.data.text import PADDING_ID
-from dpjax.experiments.config import fields, user_code
-from dpjax.experiments.kinds import bounds
+from dpjax.experiments.config import common, fields, user_code
 from dpjax.experiments.kinds.central.config import (
   CONTRASTIVE,
   BalancedClasses,
@@ -117,7 +116,7 @@ def check_weights(config: TrainConfig) -> None:
   chosen = config.class_weights
   if isinstance(chosen, EqualClasses):
     return
-  bounds.read_if(config, config.loss == "auto", "loss='auto'", "class_weights")
+  common.read_if(config, config.loss == "auto", "loss='auto'", "class_weights")
   field, numbers = _declared(chosen)
   if len(numbers) < 2:
     raise UserError(

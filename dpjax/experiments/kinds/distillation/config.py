@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 from dpjax.experiments.config import common, rules
 from dpjax.experiments.config.fields import Choice, WithChoices
-from dpjax.experiments.kinds import bounds, named_data
+from dpjax.experiments.kinds import named_data
 
 _WIDTH = rules.between(1, 10**4)
 # Float32 loses the differences of answers at temperatures above 1e4, and the student's gradients at
@@ -79,4 +79,4 @@ def check(config: DistillationConfig) -> None:
   common.typed(config)
   named_data.check_folder(config)
   is_public = isinstance(config.method, PublicImages)
-  bounds.read_if(config, is_public, "method='public'", "pool_is_public")
+  common.read_if(config, is_public, "method='public'", "pool_is_public")

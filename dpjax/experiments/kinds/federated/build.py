@@ -15,8 +15,8 @@ from dpjax import auditing, federated, secure, trees, validate
 from dpjax.accounting.text import paragraph
 from dpjax.data import Federation
 from dpjax.data.target_kinds import needs_classes
-from dpjax.experiments.config import common, rules, user_code
-from dpjax.experiments.config.fields import Setting, leaves_out, name_of
+from dpjax.experiments.config import common, user_code
+from dpjax.experiments.config.fields import Setting, name_of
 from dpjax.experiments.config.naming import within
 from dpjax.experiments.kinds import audits, bounds
 from dpjax.experiments.kinds.central import build as build_central
@@ -110,12 +110,8 @@ def check(config: FedConfig, *, draws_cohorts: bool = True) -> None:
   common.typed(config)
   config = audit.resolved(config)
   bounds.sections(config)
-  bounds.optimizer(config.client_optimizer, "client_optimizer")
-  bounds.optimizer(config.server_optimizer, "server_optimizer")
   bounds.steps("num_rounds", config.num_rounds, config.privacy)
   validate.one_of(named.NAMES, execution=config.execution)
-  for option, refuse in algorithm_of(config).checks.items():
-    refuse(**bounds.named("algorithm", config.algorithm, option))
   for chosen in (config.weighting, config.aggregator, config.compression):
     if isinstance(chosen, Setting):
       # Making a function checks its arguments.
@@ -143,9 +139,8 @@ def check(config: FedConfig, *, draws_cohorts: bool = True) -> None:
 def _check_read(config: FedConfig) -> None:
   """Raises UserError for a field that is set although this run would not read it."""
   bounds.data_read(config.data, of_leaf=name_of(config, "partition") == "leaf")
-  read = functools.partial(bounds.read_if, config)
+  read = functools.partial(common.read_if, config)
   algorithm = algorithm_of(config)
-  read(config.is_private, "privacy (--config.privacy)", "noise_seed")
   read(False, "a guarantee of one example, not of one user", "data.num_examples")
   dealt = hasattr(config.partition, "num_clients")
   read(not dealt, "users that the data name", "data.num_users")
@@ -155,9 +150,6 @@ def _check_read(config: FedConfig) -> None:
     not has_owners(config.data.name), "data that do not name their clients",
     "partition.client_id",
   )  # fmt: skip
-  for field in ("algorithm", "aggregator"):
-    others = f"another {field} than {name_of(config, field)!r}"
-    read(False, others, *leaves_out(getattr(config, field)))
   keeping = " or ".join(map(repr, algorithms_that(lambda row: row.keeps_state)))
   keeps = algorithm.keeps_state or name_of(config, "compression") == "top_k"
   read(
@@ -167,7 +159,6 @@ def _check_read(config: FedConfig) -> None:
   )
   read(False, "a client that does not start afresh", "client_optimizer.schedule")
   if records.is_of_records(config):
-    read(False, "cohorts that are drawn; all silos take part", "clients_per_round")
     read(False, "users whose number is a secret", "data.num_users")
     read(False, "a sampler of a silo's records that keeps all", "local.max_examples")
 
@@ -185,8 +176,6 @@ def _knows_cohorts(config: FedConfig) -> bool:
 
 def _check_partition(config: FedConfig) -> None:
   partition = config.partition
-  options = functools.partial(bounds.named, "partition", partition)
-  validate.integer_at_least(1, **options("min_chars", "max_examples"))
   shape = getattr(partition, "shape", None)
   if shape is not None and not (shape and all(side > 0 for side in shape)):
     raise UserError(
@@ -199,10 +188,6 @@ def _check_partition(config: FedConfig) -> None:
       field="partition.client_id",
       value="",
     )
-  validate.integer_in(1, rules.MOST_CLIENTS, **options("num_clients", "shards_per_client"))
-  validate.integer_at_least(0, **options("min_size", "seed"))
-  validate.positive_or_inf(**options("alpha"))
-  validate.non_negative(**options("exponent"))
 
 
 def _check_natural(config: FedConfig) -> None:

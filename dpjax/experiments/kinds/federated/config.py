@@ -8,15 +8,17 @@ as `package.module:name`; see `dpjax.experiments.config.user_code`.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Annotated, Any, ClassVar
 
-from dpjax import federated, gradients
+from dpjax import federated, gradients, validate
 from dpjax.data import partition
 from dpjax.experiments.config import common, optimizers, rules, samplers
 from dpjax.experiments.config.attacker import AttackerConfig
+from dpjax.experiments.config.choices import Option
 from dpjax.experiments.config.common import COUNT
 from dpjax.experiments.config.fields import Choice, WithChoices, name_of, settings
+from dpjax.experiments.config.naming import Gives
 from dpjax.experiments.kinds.central.config import (
   CanaryAudit,
   DataConfig,
@@ -85,33 +87,62 @@ def _read(data: DataConfig) -> dict[str, Any]:
 
 
 # The partition has its own seed, so that runs with different seeds have the same clients.
-_DEALT: dict[str, Any] = {"num_clients": 100, "seed": 0}
+_CLIENTS = rules.between(1, rules.MOST_CLIENTS)
+_SEED = Option(0, rules.at_least(0))
+_DEALT: dict[str, Any] = {"num_clients": Option(100, _CLIENTS), "seed": _SEED}
+_ALPHA = Option(
+  0.5, rules.FieldRule(validate.positive_or_inf, "> 0"), "less is more unequal"
+)
+_LEAST = Option(0, rules.at_least(0))  # least size of a client
 PARTITIONS = {
   "iid": settings(partition.iid, **_DEALT),
-  "dirichlet": settings(partition.dirichlet, **_DEALT, alpha=0.5, min_size=10),
-  "dirichlet_hsu": settings(partition.dirichlet_hsu, **_DEALT, alpha=0.5),
-  "shards": settings(partition.shards, **_DEALT, shards_per_client=2),
-  "quantity_skew": settings(partition.quantity_skew, **_DEALT, alpha=0.5, min_size=0),
-  "power_law": settings(partition.power_law, **_DEALT, exponent=1.0, min_size=0),
-  "silos": settings(partition.silos, num_clients=3, seed=0, sizes=None, skew=0.0),
+  "dirichlet": settings(
+    partition.dirichlet, **_DEALT, alpha=_ALPHA, min_size=Option(10, rules.at_least(0))
+  ),
+  "dirichlet_hsu": settings(partition.dirichlet_hsu, **_DEALT, alpha=_ALPHA),
+  "shards": settings(partition.shards, **_DEALT, shards_per_client=Option(2, _CLIENTS)),
+  "quantity_skew": settings(
+    partition.quantity_skew, **_DEALT, alpha=_ALPHA, min_size=_LEAST
+  ),
+  "power_law": settings(
+    partition.power_law,
+    **_DEALT,
+    exponent=Option(1.0, rules.NON_NEGATIVE),
+    min_size=_LEAST,
+  ),
+  "silos": settings(
+    partition.silos, num_clients=Option(3, _CLIENTS), seed=_SEED, sizes=None, skew=0.0
+  ),
 }
 # Partitions that need data with classes.
 BY_CLASS = ("dirichlet", "dirichlet_hsu", "shards")
+_FIRST = Option(None, COUNT, "each client keeps its first n examples; none: all")
 # Functions `DataConfig` -> (train, test), for data that name their clients.
 NATURAL = {
-  "shakespeare": settings(_roles, min_chars=None),
-  # Each client keeps its first `max_examples` examples; None: all.
-  "natural": settings(_by_field, client_id="", max_examples=None),
-  "leaf": settings(_leaf, shape=None, max_examples=None),
-  "tff": settings(_tff, max_examples=None),
+  "shakespeare": settings(_roles, min_chars=Option(None, COUNT)),
+  "natural": settings(_by_field, client_id="", max_examples=_FIRST),
+  "leaf": settings(_leaf, shape=None, max_examples=_FIRST),
+  "tff": settings(_tff, max_examples=_FIRST),
   "pfl": settings(
-    _pfl, image_size=None, fine_grained=False, test_split="val", max_examples=None
+    _pfl, image_size=None, fine_grained=False, test_split="val", max_examples=_FIRST
   ),
 }
+
+
+def _with_rules(
+  options: Mapping[str, Any], checks: Mapping[str, Callable[..., None]]
+) -> dict[str, Any]:
+  """Returns the defaults of an algorithm's options, each with its check as a rule."""
+  return {
+    name: Option(default, rules.FieldRule(checks[name], "")) if name in checks else default
+    for name, default in options.items()
+  }
+
+
 # Every algorithm declares its facts, so a new algorithm needs no line here.
 _DESCRIBED = described.algorithms()
 ALGORITHMS = {
-  name: settings(row.make, **row.options)
+  name: settings(row.make, **_with_rules(row.options, row.checks))
   for name, row in _DESCRIBED.items()
   if row.options is not None
 }
@@ -305,6 +336,7 @@ class Records(UserGuarantee):
   max_silos_per_record: Annotated[
     int,
     COUNT,
+    Gives("max_silos"),
     "silos that hold a record of one person, one in each at most; epsilon is that of all of these "
     "together",
   ] = 1

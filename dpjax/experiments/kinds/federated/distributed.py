@@ -11,6 +11,7 @@ from dpjax import accounting
 from dpjax.accounting.calibration import Unreachable
 from dpjax.accounting.proved import NeighboringRelation
 from dpjax.accounting.text import paragraph
+from dpjax.experiments.config import common
 from dpjax.experiments.config.fields import name_of
 from dpjax.experiments.kinds import bounds, privacy_section
 from dpjax.experiments.kinds.federated.config import (
@@ -81,7 +82,7 @@ def check(config: FedConfig) -> None:
       field="clients_per_round",
       value=size,
     )
-  bounds.read_if(
+  common.read_if(
     config,
     False,
     "another privacy than 'distributed', which clips to privacy.l2_clip_norm",

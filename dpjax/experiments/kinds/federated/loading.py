@@ -10,6 +10,7 @@ import numpy as np
 
 from dpjax.data import Federation
 from dpjax.data.target_kinds import needs_arrays, needs_classes
+from dpjax.experiments.config import common
 from dpjax.experiments.config.fields import name_of
 from dpjax.experiments.config.naming import within
 from dpjax.experiments.kinds import bounds
@@ -54,7 +55,7 @@ def _natural(config: FedConfig) -> tuple[Federation, Any]:
     train, test = config.partition.make(config.data)
   _check_local_batch(config, len(train))
   text = train.dataset.vocab_size is not None
-  bounds.read_if(config, text, "text", "data.max_length")
+  common.read_if(config, text, "text", "data.max_length")
   sets = build_central.preprocessed(central(config), train.dataset, test.dataset)
   known = train.nominal_users
   asked = config.data.num_users

@@ -152,12 +152,7 @@ def make(config: FedConfig, federation: Federation) -> Silos:
         hint=f"silo {name!r} (numbers are one for each silo{order})",
       ) from error
   attendance = Attendance(asked.absent, asked.lost, config.seed)
-  try:
-    silos = Silos(plans, config.num_rounds, numbers, attendance, asked.max_silos_per_record)
-  except UserError as error:
-    if error.field != "max_silos":
-      raise
-    raise error.of(field="privacy.max_silos_per_record") from error
+  silos = Silos(plans, config.num_rounds, numbers, attendance, asked.max_silos_per_record)
   return silos.fitted() if asked.noise_multiplier != 0 else silos
 
 

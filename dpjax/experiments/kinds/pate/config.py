@@ -159,7 +159,7 @@ def check(config: PateConfig) -> None:
   """Raises UserError if the config is wrong; loads no data."""
   common.typed(config)
   named_data.check_folder(config)
-  bounds.read_if(config, config.std is None, "std=None, which is solved for", "epsilon")
+  common.read_if(config, config.std is None, "std=None, which is solved for", "epsilon")
   bounds.at_most(config, "num_queries", config.num_pool, ", as num_pool")
   if config.most_answers > config.num_queries:
     raise UserError(

@@ -27,8 +27,9 @@ from dpjax import data as data_lib
 from dpjax import metrics, relevance
 from dpjax.accounting import Ledger
 from dpjax.data.target_kinds import needs_classes
+from dpjax.experiments.config import common
 from dpjax.experiments.config.fields import name_of
-from dpjax.experiments.kinds import bounds, named_data
+from dpjax.experiments.kinds import named_data
 from dpjax.experiments.kinds.central import build as central
 from dpjax.experiments.kinds.central.config import ModelConfig
 from dpjax.experiments.kinds.relevance import audit, relevance_pictures, table
@@ -94,10 +95,10 @@ class Relevance(Experiment[RelevanceConfig]):
   def check_data(self, data: dict[Any, Any]) -> None:
     shape = load_data(self.config, data)[0].x.shape[1:]
     image = len(shape) == 3
-    bounds.read_if(self.config, image, "images", "method.pool", "method.relevance_pool")
+    common.read_if(self.config, image, "images", "method.pool", "method.relevance_pool")
     several = image and shape[2] > 1
     words = "images of several channels"
-    bounds.read_if(self.config, several, words, "method.shared_channels")
+    common.read_if(self.config, several, words, "method.shared_channels")
 
   def digest(self, data: dict[Any, Any]) -> bytes:
     return data_digest(self.config, data)

@@ -115,12 +115,11 @@ def _rows(config: RelevanceConfig) -> Iterator[tuple[bool, str, str]]:
   canaries = audit is not None and audit.canary_runs
   lrp = config.lrp
   yield first or config.second is config.model, "a model 1 (method.model1)", "model"
-  takes = _takes_activation(config.second) and "activation" not in method.leaves_out
+  takes = _takes_activation(config.second)
   yield takes, "a model 2 that takes its activation from here", "activation"
   takes = first and _takes_activation(config.model)
   words = "a model 1 that takes its activation from here"
   yield takes, words, "method.activation_1 method.model1.activation_1"
-  yield config.is_private, "a method with noise", "epsilon noise_seed"
   yield noised, "a method that noises records", "audit.num_trials"
   yield canaries, "audit.canary_runs", "audit.num_canaries"
   yield noised or canaries, "audit.canary_runs, or a method that noises records", "audit"
@@ -159,7 +158,7 @@ def check(config: RelevanceConfig) -> None:
   bounds.only(config, "data.center", [False], ", the noise is made for pixels in [0, 1]")
   _check_models(config)
   for is_read, words, names in _rows(config):
-    bounds.read_if(config, is_read, words, *names.split())
+    common.read_if(config, is_read, words, *names.split())
 
 
 def _check_models(config: RelevanceConfig) -> None:

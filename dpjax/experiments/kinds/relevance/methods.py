@@ -400,7 +400,7 @@ class AdLm(Ilm):
 class NoDp(Method):
   """Plain training, without noise and without epsilon."""
 
-  leaves_out: ClassVar[tuple[str, ...]] = ("noise_seed",)
+  leaves_out: ClassVar[tuple[str, ...]] = ("epsilon", "noise_seed")
 
   learning_rate: _Adam = _TRAINING.learning_rate
 

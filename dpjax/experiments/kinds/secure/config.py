@@ -259,9 +259,9 @@ def check(config: SecureConfig) -> None:
       _check_train(task.train)
   if isinstance(task, TrainTask):
     layers = bool(task.hidden)
-    bounds.read_if(config, layers, "hidden layers (task.hidden)", "task.activation")
+    common.read_if(config, layers, "hidden layers (task.hidden)", "task.activation")
   needed = "a private model (--config.task.train.privacy)"
-  bounds.read_if(config, config.is_private, needed, "noise_seed")
+  common.read_if(config, config.is_private, needed, "noise_seed")
 
 
 def _check_sum(task: SumTask) -> None:
@@ -276,7 +276,7 @@ def _check_sum(task: SumTask) -> None:
 
 def _check_train(train: TrainConfig) -> None:
   central.check(train)
-  bounds.read_if(
+  common.read_if(
     train, False, "launch.train itself", "seed", "noise_seed", *TrainConfig.where
   )
   bounds.only(train, "audit", ["none"], "; audit a run of launch.train")

@@ -147,7 +147,7 @@ def check(config: SynthesisConfig) -> None:
 def _check_release(config: SynthesisConfig, method: KernelMean) -> None:
   if not method.num_frequencies and not method.side:
     raise UserError("must be > 0 where side=0", field="method.num_frequencies", value=0)
-  read = functools.partial(bounds.read_if, config)
+  read = functools.partial(common.read_if, config)
   solved = method.noise_multiplier is None
   read(solved, "method.noise_multiplier=None, which is solved for", "epsilon")
   both = method.num_frequencies > 0 and method.side > 0
