@@ -21,6 +21,7 @@ from dpjax.accounting.event_kinds.kind import (
   ORDERS,
   TOO_DEEP,
   DpEvent,
+  StatedDpEvent,
   kind_of,
   plain_number,
   replace_fields,
@@ -75,7 +76,10 @@ def merged_parts(event: DpEvent) -> Counter[DpEvent]:
   >>> merged_parts(compose(gaussian_event(2), 4))
   Counter({GaussianDpEvent(noise_multiplier=1.0): 1})
   """
-  counts = parts(event)
+  return _merged(parts(event))
+
+
+def _merged(counts: Counter[DpEvent]) -> Counter[DpEvent]:
   terms = []
   for part in list(counts):
     if isinstance(part, dpa.GaussianDpEvent):
@@ -171,7 +175,8 @@ def accountable(
     _check_supported(part, neighboring_relation, accountant)
   # dp_accounting's two accountants read noise under REPLACE_ONE differently, so the noise is
   # converted here, once. A replacement in two is accounted as removing and adding a record.
-  return under(steps, ADD if in_two(steps, neighboring_relation) else neighboring_relation)
+  relation = ADD if in_two(steps, neighboring_relation) else neighboring_relation
+  return _merged(under(steps, relation))
 
 
 def in_two(steps: Parts, neighboring_relation: str) -> bool:
@@ -187,6 +192,7 @@ def in_two(steps: Parts, neighboring_relation: str) -> bool:
   if not names:
     return False
   for part, kind in kinds.items():
+    part = part.event if isinstance(part, StatedDpEvent) else part
     # A Gaussian sum is allowed, since it has a midpoint within one clip norm of both neighbours
     # (see `replaced`).
     if not (kind.replaced_in_two or isinstance(part, dpa.GaussianDpEvent)):
