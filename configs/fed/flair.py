@@ -1,5 +1,6 @@
 """FLAIR over its 41,131 photographers, as pfl-research's benchmark has it: 17 labels, several of a
-photograph. The noise is that of 5,000 clients a round, of a million: the epsilon is simulated.
+photograph. The noise is that of 5,000 clients a round, of a million: the epsilon is that of a
+deployment. It is a claim, since the labels are those that occur in the users' photographs.
 
   pip install -e '.[h5]'
   python -m launch.federate --config=configs/fed/flair.py --workdir=runs/fed_flair \\

@@ -1,5 +1,5 @@
 """StackOverflow over its 342,477 users, as pfl-research's benchmark has it: next of 10,000 words.
-The noise is that of 5,000 clients a round, of a million: the epsilon is simulated.
+The noise is that of 5,000 clients a round, of a million: the epsilon is that of a deployment.
 
   pip install -e '.[h5]'
   python -m launch.federate --config=configs/fed/stackoverflow.py --workdir=runs/fed_words \\
@@ -15,7 +15,7 @@ With 64 sentences of each user they take 1.6 GB.
 Cohort, clip norm, rates and local batches are those of pfl-research's baseline.yaml (64 sentences
 of a user as in Wang et al. 2021). Its transformer has 1,536 hidden units in each block, this one
 has 384, and its Adam has an epsilon of .01, this one .001. The words of the file were chosen by
-how many users have them, which no epsilon covers.
+how many users have them, which no epsilon covers: so it is a claim.
 """
 
 from dpjax.experiments.kinds.central.config import DataConfig, ModelConfig

@@ -1,5 +1,5 @@
 """StackOverflow over its 342,477 users by BLT-DP-FTRL: correlated noise, no sampling. Six passes of
-342 rounds, with 1,001 or 1,002 users in each. Epsilon 8 at delta 1e-6, proved, per USER.
+342 rounds, with 1,001 or 1,002 users in each. Epsilon 8 at delta 1e-6 per USER, but for the words.
 
   pip install -e '.[h5]'
   python -m launch.federate --config=configs/fed/stackoverflow_blt.py --workdir=runs/fed_blt \\

@@ -232,7 +232,10 @@ class Clip:
     >>> Clip(1.0).shortens(), Clip(1.0, "automatic").shortens()
     (True, False)
     """
-    return type(self.rule).factors is Flat.factors and not rescale_to_unit_norm
+    # A rule with a top of its own has its finished sum multiplied by bound / top.
+    kind = type(self.rule)
+    flat = kind.factors is Flat.factors and kind.top is Flat.top
+    return flat and not rescale_to_unit_norm
 
   def sensitivity(self, relation: NeighboringRelation | str) -> float:
     """Returns the l2 sensitivity of the sum of clipped gradients under this relation."""

@@ -203,7 +203,7 @@ class BudgetLedger:
     Raises UserError for a charge with delta > 0 and no event.
 
     >>> ledger = BudgetLedger(epsilon=1.0).spend("a", epsilon=0.5)
-    >>> ledger.event().events[0].num_buckets
+    >>> ledger.event().events[0].event.num_buckets
     2
     """
     return dp_accounting.ComposedDpEvent([self._event(charge) for charge in self.charges])

@@ -63,7 +63,7 @@ class OptimizedUnaryEncoding(response.FrequencyOracle):
   the guarantee.
 
   >>> mechanism = OptimizedUnaryEncoding(epsilon=math.log(3), num_categories=100)
-  >>> mechanism.event("replace_one").num_buckets
+  >>> mechanism.event("replace_one").event.num_buckets
   5
   >>> round(mechanism.variance(3_000), 6)  # 4 * 3 / (3,000 * 2^2)
   0.001

@@ -100,7 +100,7 @@ class RandomizedResponse(FrequencyOracle):
   >>> mechanism = RandomizedResponse(epsilon=math.log(3), num_categories=2)  # doctest: +SLOW
   >>> round(mechanism.keep_prob, 6)
   0.75
-  >>> mechanism.event("replace_one").num_buckets
+  >>> mechanism.event("replace_one").event.num_buckets
   2
   >>> mechanism(jax.random.key(0), np.zeros(5, int)).shape
   (5,)
@@ -166,9 +166,10 @@ class RandomizedResponse(FrequencyOracle):
     """Returns the event of one response. For k > 2 labels, several responses together have a
     smaller epsilon than as many mechanisms that are only known to be (epsilon, 0)-DP."""
     stated.pure_event(float(self.epsilon), self.neighboring_relation, neighboring_relation)
-    return dp_accounting.RandomizedResponseDpEvent(
+    event = dp_accounting.RandomizedResponseDpEvent(
       self.noise_parameter, int(self.num_categories)
     )
+    return stated.only_under(neighboring_relation, event)
 
 
 def within(name: str, values: finite.Numbers, count: int) -> np.ndarray:

@@ -3,7 +3,8 @@
 A sensitivity holds under one neighbouring relation. `dpjax.accounting` reads a noise multiplier as
 noise scale / (bound on the contribution of one record), and halves it under replace_one. So if a
 sensitivity was stated under replace_one, the multiplier is doubled here. Then any other relation is
-refused, since epsilon would come out too small. The accountant then uses:
+refused, since epsilon would come out too small: by `event`, and by the accountant, since the event
+holds its relation (`StatedDpEvent`). The accountant then uses:
 
 | stated under     | accounted under  | Gaussian, Laplace     | pure epsilon |
 | ---------------- | ---------------- | --------------------- | ------------ |
@@ -16,11 +17,13 @@ refused, since epsilon would come out too small. The accountant then uses:
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 from dpjax import accounting, validate
 from dpjax.accounting import proved
 from dpjax.accounting.event_kinds import kind
 from dpjax.accounting.event_kinds.randomized_response import pure_dp_event
+from dpjax.accounting.event_kinds.stated import StatedDpEvent
 from dpjax.validate import UserError
 
 RELATIONS = proved.RELATIONS
@@ -34,10 +37,9 @@ def gaussian_event(noise_multiplier: float, stated: str, asked: str) -> DpEvent:
   Raises UserError if the relation `asked` of the accountant is refused by the module's table.
 
   >>> gaussian_event(3.0, "replace_one", "replace_one")  # the accountant halves it
-  GaussianDpEvent(noise_multiplier=6.0)
+  StatedDpEvent(neighboring_relation='replace_one', event=GaussianDpEvent(noise_multiplier=6.0))
   """
-  _check(stated, asked)
-  return accounting.gaussian_event(noise_multiplier * _doubled(stated))
+  return _of_noise(accounting.gaussian_event, noise_multiplier, stated, asked)
 
 
 def laplace_event(noise_multiplier: float, stated: str, asked: str) -> DpEvent:
@@ -48,8 +50,7 @@ def laplace_event(noise_multiplier: float, stated: str, asked: str) -> DpEvent:
   >>> laplace_event(3.0, "add_or_remove_one", "add_or_remove_one")
   LaplaceDpEvent(noise_multiplier=3.0)
   """
-  _check(stated, asked)
-  return accounting.laplace_event(noise_multiplier * _doubled(stated))
+  return _of_noise(accounting.laplace_event, noise_multiplier, stated, asked)
 
 
 def pure_event(epsilon: float, stated: str, asked: str) -> DpEvent:
@@ -57,11 +58,25 @@ def pure_event(epsilon: float, stated: str, asked: str) -> DpEvent:
 
   Raises UserError if the relation `asked` of the accountant is refused by the module's table.
 
-  >>> pure_event(math.log(3), "add_or_remove_one", "add_or_remove_one")
+  >>> pure_event(math.log(3), "add_or_remove_one", "add_or_remove_one").event
   RandomizedResponseDpEvent(noise_parameter=0.5, num_buckets=2)
   """
   _check(stated, asked)
-  return pure_dp_event(epsilon if asked == stated else 2 * epsilon)
+  return only_under(asked, pure_dp_event(epsilon if asked == stated else 2 * epsilon))
+
+
+def only_under(relation: str, event: DpEvent) -> DpEvent:
+  """Returns the event as one that is accounted under `relation` alone."""
+  return StatedDpEvent(str(relation), event)
+
+
+def _of_noise(
+  event_of: Callable[[float], DpEvent], noise_multiplier: float, stated: str, asked: str
+) -> DpEvent:
+  _check(stated, asked)
+  event = event_of(noise_multiplier * (2 if stated == proved.REPLACE else 1))
+  # What holds for a record that comes or goes, the accountant converts to any other relation.
+  return event if stated == proved.ADD else only_under(asked, event)
 
 
 def _check(stated: str, asked: str) -> None:
@@ -73,10 +88,6 @@ def _check(stated: str, asked: str) -> None:
       field="neighboring_relation",
       value=str(asked),
     )
-
-
-def _doubled(stated: str) -> int:
-  return 2 if stated == "replace_one" else 1
 
 
 def positive(**named: float) -> None:

@@ -22,6 +22,7 @@ from dpjax.accounting.event_kinds.kind import (
   ORDERS,
   TOO_DEEP,
   DpEvent,
+  StatedDpEvent,
   kind_of,
   plain_number,
   replace_fields,
@@ -76,7 +77,10 @@ def merged_parts(event: DpEvent) -> Counter[DpEvent]:
   >>> merged_parts(compose(gaussian_event(2), 4))
   Counter({GaussianDpEvent(noise_multiplier=1.0): 1})
   """
-  counts = parts(event)
+  return _merged(parts(event))
+
+
+def _merged(counts: Counter[DpEvent]) -> Counter[DpEvent]:
   terms = []
   for part in list(counts):
     if isinstance(part, dpa.GaussianDpEvent):
@@ -180,13 +184,14 @@ def accountable(
   others = []
   for part in steps:
     _check_supported(part, neighboring_relation, accountant)
-    kind = kind_of(part)
+    bare = part.event if isinstance(part, StatedDpEvent) else part
+    kind = kind_of(bare)
     if kind.replaced_in_two:
       twofold = twofold or kind.name
     # A Gaussian sum is allowed beside them, since it has a midpoint within one clip norm of both
     # neighbours (see `replaced`).
-    elif not isinstance(part, dpa.GaussianDpEvent):
-      others.append(part)
+    elif not isinstance(bare, dpa.GaussianDpEvent):
+      others.append(bare)
   in_two = bool(twofold) and neighboring_relation == REPLACE
   if in_two and others:
     raise UserError(
@@ -196,7 +201,8 @@ def accountable(
     )
   # dp_accounting's two accountants read noise under REPLACE_ONE differently, so the noise is
   # converted here, once. A replacement in two is accounted as removing and adding a record.
-  return Accounted(under(steps, ADD if in_two else neighboring_relation), in_two)
+  relation = ADD if in_two else neighboring_relation
+  return Accounted(_merged(under(steps, relation)), in_two)
 
 
 def _check_supported(part: DpEvent, neighboring_relation: str, accountant: str) -> None:

@@ -12,6 +12,7 @@ replace_one.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import functools
 import importlib
 import inspect
@@ -41,6 +42,14 @@ LEAST_PROB = 1e-200
 
 # Smallest square of a probability: squares of smaller ones underflow.
 _LEAST_SQUARE = 1e-300
+
+
+@dataclasses.dataclass(frozen=True)
+class StatedDpEvent(dpa.DpEvent):
+  """An event that is true under ONE neighbouring relation, and is accounted under no other."""
+
+  neighboring_relation: str
+  event: DpEvent
 
 
 class Grid(NamedTuple):

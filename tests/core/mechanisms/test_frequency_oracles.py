@@ -81,10 +81,10 @@ def test_unary_encoding_costs_what_it_must_where_e_to_epsilon_is_whole():
   at = 0.5
   exact = sum(max(0.0, laws[0][r] - math.exp(at) * laws[1][r]) for r in laws[0])
   event = mechanism.event("replace_one")
-  assert event.num_buckets == 7
+  assert event.event.num_buckets == 7
   found = accounting.delta(event, epsilon=at, neighboring_relation="replace_one")
   assert exact <= found <= exact + 1e-4
-  assert _UNARY(math.log(4) - 1e-12, 3).event("replace_one").num_buckets == 6
+  assert _UNARY(math.log(4) - 1e-12, 3).event("replace_one").event.num_buckets == 6
 
 
 def _drawn_once(mechanism, label, key, n=40_000):

@@ -7,7 +7,7 @@ from scipy import optimize, stats
 from sklearn.linear_model import Ridge
 
 from dpjax import accounting
-from dpjax.mechanisms import least_squares
+from dpjax.mechanisms import least_squares, stated
 from dpjax.mechanisms.additive import gaussian_delta
 from dpjax.mechanisms.least_squares import (
   LeastSquares,
@@ -178,7 +178,8 @@ def test_the_event_is_that_of_one_gaussian_release():
   assert alone.event() == accounting.gaussian_event(3.0)
   # The accountant halves a multiplier under replace_one.
   swap = LeastSquares(3.0, neighboring_relation="replace_one")
-  assert swap.event("replace_one") == accounting.gaussian_event(6.0)
+  halved = stated.only_under("replace_one", accounting.gaussian_event(6.0))
+  assert swap.event("replace_one") == halved
   epsilon = accounting.epsilon(
     swap.event("replace_one"), delta=1e-5, neighboring_relation="replace_one"
   )

@@ -13,6 +13,7 @@ from scipy import stats
 
 from dpjax import accounting, mechanisms
 from dpjax.accounting.event_kinds.randomized_response import pure_dp_event
+from dpjax.mechanisms import stated
 from tests.refuses import refuses
 
 _N = 100_000
@@ -61,7 +62,8 @@ def test_the_event_is_the_exact_hockey_stick(k):
   mechanism = mechanisms.RandomizedResponse(2.0, num_categories=k)
   p, q = _law(mechanism, 0), _law(mechanism, 1)
   event = mechanism.event("replace_one")
-  assert event == dpa.RandomizedResponseDpEvent(mechanism.noise_parameter, k)
+  response = dpa.RandomizedResponseDpEvent(mechanism.noise_parameter, k)
+  assert event == stated.only_under("replace_one", response)
   for at in (0.0, 1.0, 1.9):
     exact = np.clip(p - math.exp(at) * q, 0, None).sum()
     found = accounting.delta(event, epsilon=at, neighboring_relation="replace_one")

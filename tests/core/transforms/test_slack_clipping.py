@@ -1,5 +1,6 @@
 """Slack clipping: the room that short gradients leave holds what the clip norm follows."""
 
+import dataclasses
 import math
 
 import jax
@@ -85,8 +86,21 @@ def test_rows_that_are_padding_or_not_finite_add_nothing_and_parts_add_up():
   assert not rule.query(_summed([5.0, math.nan], 1.0)).any()
 
 
+@dataclasses.dataclass(frozen=True)
+class _Doubling(gradients.Flat):
+  """Flat clipping whose finished sum is multiplied by 2."""
+
+  def top(self, bound):
+    return bound / 2
+
+
 @pytest.mark.parametrize(
-  ("clip", "unit"), [(gradients.Clip(1.0, "automatic"), False), (0.01, True)]
+  ("clip", "unit"),
+  [
+    (gradients.Clip(1.0, "automatic"), False),
+    (gradients.Clip(1.0, _Doubling()), False),
+    (0.01, True),
+  ],
 )
 def test_terms_longer_than_their_norms_leave_no_slack_to_fill(clip, unit):
   """Gradient and slack of one example would be 1.11 and 1.41 clip norms long."""

@@ -81,6 +81,13 @@ _OWN_MODELS = (
 )
 
 
+_CHOSEN_WORDS = (
+  "Words and labels. The vocabulary of {name}, or its list of labels, holds what occurs in the "
+  "data of its users. Nothing is promised to those who shaped it; that this run's users did not is "
+  "assumed, and is wrong for the published files."
+)
+
+
 class FedRun(NamedTuple):
   """Holds every object of a federated run."""
 
@@ -512,6 +519,11 @@ def assembled(config: FedConfig, data: tuple[Any, Any], random: RunKeys) -> FedR
   )
   if silos is None and config.is_private and algorithm_of(config).personal is not None:
     promised = guarantee.noted(promised, paragraph(_OWN_MODELS))
+  if name_of(config, "partition") == "pfl":
+    named = {"name": config.data.name}
+    assumed = "words or labels of {name} were chosen without this run's users"
+    note = paragraph(_CHOSEN_WORDS.format(**named))
+    promised = guarantee.noted(promised, note, assumed.format(**named))
   fed = FedRun(
     config=config,
     plan=plan,
