@@ -145,6 +145,28 @@ class ClientAlgorithm(NamedTuple):
     changed = self._replace(**changes)
     return changed if self.sends_memory else changed.keeping_apart()
 
+  def silent_when_empty(self) -> ClientAlgorithm:
+    """Returns the client, whose message without examples has the weight 0, whatever it says itself.
+
+    Under replace_special an emptied client must contribute nothing.
+    """
+
+    def init(received: Received, memory: Any, num_examples: Array, key: Array) -> Any:
+      return self.init(received, memory, num_examples, key), jnp.asarray(num_examples)
+
+    def step(received: Received, counted: Any, examples: Any, mask: Array) -> Any:
+      local, num_examples = counted
+      return self.step(received, local, examples, mask), num_examples
+
+    def finish(received: Received, counted: Any) -> tuple[Sent, Any, ClientInfo]:
+      local, num_examples = counted
+      sent, memory, info = self.finish(received, local)
+      weighed = lambda weight: jnp.where(num_examples > 0, weight, 0)
+      sent = sent._replace(weight=weighed(sent.weight))
+      return sent, memory, info._replace(weight=weighed(info.weight))
+
+    return self.wrapped(init=init, step=step, finish=finish)
+
 
 Weighting = Callable[[Array], Array]  # number of examples (>= 1) -> weight
 
@@ -394,26 +416,3 @@ def full_gradient(
     return Sent(sent, weight), local.memory, info(local, sent, weight)
 
   return ClientAlgorithm(init, step, finish).keeping_apart()
-
-
-def silent_when_empty(client: ClientAlgorithm) -> ClientAlgorithm:
-  """Returns the client, whose message without examples has the weight 0, whatever it says itself.
-
-  Under replace_special an emptied client must contribute nothing.
-  """
-
-  def init(received: Received, memory: Any, num_examples: Array, key: Array) -> Any:
-    return client.init(received, memory, num_examples, key), jnp.asarray(num_examples)
-
-  def step(received: Received, counted: Any, examples: Any, mask: Array) -> Any:
-    local, num_examples = counted
-    return client.step(received, local, examples, mask), num_examples
-
-  def finish(received: Received, counted: Any) -> tuple[Sent, Any, ClientInfo]:
-    local, num_examples = counted
-    sent, memory, info = client.finish(received, local)
-    weighed = lambda weight: jnp.where(num_examples > 0, weight, 0)
-    sent = sent._replace(weight=weighed(sent.weight))
-    return sent, memory, info._replace(weight=weighed(info.weight))
-
-  return client.wrapped(init=init, step=step, finish=finish)

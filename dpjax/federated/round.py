@@ -28,7 +28,7 @@ import optax
 from dpjax import closed_over, trees
 from dpjax.accounting.proved import ZERO
 from dpjax.federated.aggregation import Aggregator, weighted_mean
-from dpjax.federated.client import ClientAlgorithm, ClientInfo, Received, silent_when_empty
+from dpjax.federated.client import ClientAlgorithm, ClientInfo, Received
 from dpjax.federated.cohort import Cohort, bucket, check_drawn, cohorts, pad
 from dpjax.federated.execution.context import Context, MapClients
 from dpjax.federated.execution.named import auto_clients
@@ -319,7 +319,7 @@ def federated(
     check_empty(client, aggregator.plan)
     emptied = aggregator.plan.is_private and aggregator.plan.neighboring_relation == ZERO
     if emptied and not client.apart_from_empty:
-      client = silent_when_empty(client)
+      client = client.silent_when_empty()
   if memory is not None and client.sends_memory and aggregator.plan is not None:
     check_apart(
       aggregator.plan,

@@ -40,7 +40,7 @@ from dpjax import trees, validate
 from dpjax.accounting.discrete import DistributedNoise, l1_sensitivity
 from dpjax.accounting.event_kinds.skellam import SkellamDpEvent
 from dpjax.federated.aggregation import Aggregator
-from dpjax.federated.client import ClientAlgorithm, silent_when_empty
+from dpjax.federated.client import ClientAlgorithm
 from dpjax.federated.cohort import Cohort
 from dpjax.federated.compression import rotate, unrotate
 from dpjax.federated.execution.context import Context, MapClients, Mapped, Run
@@ -326,7 +326,7 @@ def skellam_mean(
           "of the sum is sized for zeros in its place",
           field="client",
         )
-      return summed_by(silent_when_empty(client), partial)
+      return summed_by(client.silent_when_empty(), partial)
 
     return bind
 

@@ -81,7 +81,7 @@ def _client(
 
   functions = {"init": init, "step": step, "finish": finish}
   guarded = {n: names.guard(path, "algorithm", part) for n, part in functions.items()}
-  return client.silent_when_empty(users_client._replace(**guarded))
+  return users_client._replace(**guarded).silent_when_empty()
 
 
 def _whole(
