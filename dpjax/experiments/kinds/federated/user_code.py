@@ -79,9 +79,13 @@ def _client(
       raise wrong("algorithm", path, "a ClientInfo", info)
     return sent, memory, info._replace(weight=sent.weight)
 
-  functions = {"init": init, "step": step, "finish": finish}
-  guarded = {n: names.guard(path, "algorithm", part) for n, part in functions.items()}
-  return users_client._replace(**guarded).silent_when_empty()
+  checked = users_client._replace(init=init, step=step, finish=finish)
+  silent = checked.silent_when_empty()
+  guarded = {
+    name: names.guard(path, "algorithm", getattr(silent, name))
+    for name in ("init", "step", "finish")
+  }
+  return silent._replace(**guarded)
 
 
 def _whole(
