@@ -38,7 +38,7 @@ _NOT_COVERED = (
   "per-{unit} losses, gradient norms and clip fractions, where logged",
   "{fitted} fitted to the private data before training",
   "several {unit}s that belong together",
-  "scores on test data, also on test rows of a {unit} that trains",
+  "scores on test data, also where one {unit} is in both",
   "the noise key (a seed, or a checkpoint that holds it, is a secret)",
   "the finite precision of floating-point noise",
 )

@@ -411,7 +411,7 @@ def sender(
     weight = jnp.where(is_one, jnp.ones_like(sent.weight), sent.weight)
     return sent._replace(message=message, weight=weight), memory, info
 
-  return client._replace(init=init, step=step, finish=finish)
+  return client.wrapped(init=init, step=step, finish=finish)
 
 
 def sending(
@@ -467,7 +467,7 @@ def heard(
     score = work.score + jnp.where(number == 0, 0.0, along)
     return sent, {"own": memory, "heard": score}, info
 
-  return client._replace(init=init, step=step, finish=finish)
+  return client.wrapped(init=init, step=step, finish=finish)
 
 
 def heard_memory(inner: ArrayTree) -> Any:

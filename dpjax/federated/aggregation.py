@@ -316,4 +316,4 @@ def client_noise(
     # client's number of examples.
     return Sent(noisy, jnp.ones_like(sent.weight)), memory, info
 
-  return client._replace(finish=finish, apart_from_empty=float(l2_clip_norm))
+  return client.wrapped(finish=finish, apart_from_empty=float(l2_clip_norm))

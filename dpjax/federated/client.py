@@ -124,11 +124,48 @@ class ClientAlgorithm(NamedTuple):
   # Silos whose steps this client's noise makes private; `init` finds its numbers in
   # `received.silo`. None: no noise of a silo.
   silos: Silos | None = None
-  # Whether a message may depend on what the client kept from earlier rounds.
-  sends_memory: bool = True
   # How far apart a client's message and that of a client without examples may be, if the latter
   # sends something, too, such as noise. 0: it sends nothing.
   apart_from_empty: float = 0.0
+  # The three functions, where no message follows from what the client kept (`keeping_apart`). Of a
+  # client whose functions were exchanged since, nothing is known.
+  apart: tuple[Callable[..., Any], ...] = ()
+
+  @property
+  def sends_memory(self) -> bool:
+    """Whether a message may depend on what the client kept from earlier rounds."""
+    return self.apart != (self.init, self.step, self.finish)
+
+  def keeping_apart(self) -> ClientAlgorithm:
+    """Returns the client, of which this says that no message follows from what it kept."""
+    return self._replace(apart=(self.init, self.step, self.finish))
+
+  def wrapped(self, **changes: Any) -> ClientAlgorithm:
+    """Returns the client with other functions, which send no more of what it kept."""
+    changed = self._replace(**changes)
+    return changed if self.sends_memory else changed.keeping_apart()
+
+  def silent_when_empty(self) -> ClientAlgorithm:
+    """Returns the client, whose message without examples has the weight 0, whatever it says itself.
+
+    Under replace_special an emptied client must contribute nothing.
+    """
+
+    def init(received: Received, memory: Any, num_examples: Array, key: Array) -> Any:
+      return self.init(received, memory, num_examples, key), jnp.asarray(num_examples)
+
+    def step(received: Received, counted: Any, examples: Any, mask: Array) -> Any:
+      local, num_examples = counted
+      return self.step(received, local, examples, mask), num_examples
+
+    def finish(received: Received, counted: Any) -> tuple[Sent, Any, ClientInfo]:
+      local, num_examples = counted
+      sent, memory, info = self.finish(received, local)
+      weighed = lambda weight: jnp.where(num_examples > 0, weight, 0)
+      sent = sent._replace(weight=weighed(sent.weight))
+      return sent, memory, info._replace(weight=weighed(info.weight))
+
+    return self.wrapped(init=init, step=step, finish=finish)
 
 
 Weighting = Callable[[Array], Array]  # number of examples (>= 1) -> weight
@@ -337,8 +374,9 @@ def local_training(
     weight = _weight(weighting, local.num_examples)
     return Sent(sent, weight), memory, info(local, sent, weight)
 
+  client = ClientAlgorithm(init, step, finish, silos)
   keeps_apart = adjust is None and message is send_difference
-  return ClientAlgorithm(init, step, finish, silos, sends_memory=not keeps_apart)
+  return client.keeping_apart() if keeps_apart else client
 
 
 def full_gradient(
@@ -377,4 +415,4 @@ def full_gradient(
     weight = _weight(weighting, local.num_examples)
     return Sent(sent, weight), local.memory, info(local, sent, weight)
 
-  return ClientAlgorithm(init, step, finish, sends_memory=False)
+  return ClientAlgorithm(init, step, finish).keeping_apart()

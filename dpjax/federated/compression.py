@@ -270,12 +270,10 @@ def compressed(
     info = info._replace(upload_bits=jnp.float32(compressor.bits(wanted)))
     return sent._replace(message=decoded), memory, info
 
-  sends = client.sends_memory or error_feedback
   # The codes of two messages may be further apart than the messages.
   apart = math.inf if client.apart_from_empty else 0.0
-  return client._replace(
-    init=init, step=step, finish=finish, sends_memory=sends, apart_from_empty=apart
-  )
+  change = client._replace if error_feedback else client.wrapped
+  return change(init=init, step=step, finish=finish, apart_from_empty=apart)
 
 
 def error_memory(inner: ArrayTree, message: ArrayTree) -> Any:

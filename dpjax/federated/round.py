@@ -317,6 +317,9 @@ def federated(
     )
   if aggregator.plan is not None:
     check_empty(client, aggregator.plan)
+    emptied = aggregator.plan.is_private and aggregator.plan.neighboring_relation == ZERO
+    if emptied and not client.apart_from_empty:
+      client = client.silent_when_empty()
   if memory is not None and client.sends_memory and aggregator.plan is not None:
     check_apart(
       aggregator.plan,

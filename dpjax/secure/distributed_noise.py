@@ -326,7 +326,7 @@ def skellam_mean(
           "of the sum is sized for zeros in its place",
           field="client",
         )
-      return summed_by(client, partial)
+      return summed_by(client.silent_when_empty(), partial)
 
     return bind
 

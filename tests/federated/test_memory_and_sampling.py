@@ -5,11 +5,12 @@ import math
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 from scipy.stats import norm
 
 from dpjax import sampling
-from dpjax.federated import central, described, from_batches
+from dpjax.federated import central, described, fed_avg, from_batches
 from dpjax.federated.client import ClientAlgorithm
 from dpjax.federated.round import federated, optimizing_server
 from tests.federated import problems, registry
@@ -79,6 +80,47 @@ def test_a_users_client_is_taken_to_send_what_it_keeps():
       aggregator=_central(sampling.FixedSizeSampler(2, _N)),
       **of,
     )
+
+
+def test_a_client_whose_functions_are_exchanged_is_taken_to_send_what_it_keeps():
+  def wrap(client):
+    return client._replace(finish=lambda received, local: client.finish(received, local))
+
+  of = {"key": registry.KEY, "memory": lambda params: params}
+  with refuses("sampler", value="fixed_size"):
+    fed_avg(
+      problems.network,
+      optax.sgd(0.1),
+      aggregator=_central(sampling.FixedSizeSampler(2, _N)),
+      wrap=wrap,
+      **of,
+    )
+
+
+def test_an_emptied_client_contributes_nothing_whatever_it_sends():
+  """One that sent a message all the same would be up to two clip norms from its twin."""
+
+  def insists(client):
+    def finish(received, local):
+      sent, memory, info = client.finish(received, local)
+      far = jax.tree.map(lambda leaf: leaf + 9.0, sent.message)
+      return sent._replace(message=far, weight=jnp.float32(1)), memory, info
+
+    return client._replace(finish=finish)
+
+  plan = registry.plan(neighboring_relation="replace_special", noise_multiplier=1e-6)
+  after = []
+  for wrap in (None, insists):
+    algorithm = fed_avg(
+      lambda w, x: jnp.sum((w - x) ** 2),
+      optax.sgd(0.1),
+      aggregator=central(plan, registry.NOISE),
+      wrap=wrap,
+      key=registry.KEY,
+    )
+    state = algorithm.init(jnp.zeros(1))
+    after.append(algorithm.round(state, from_batches([np.zeros((0, 1))]))[0].params)
+  np.testing.assert_array_equal(*after)
 
 
 @pytest.mark.parametrize("name", _KEEPS_TO_ITSELF)

@@ -113,7 +113,7 @@ _PLAIN = (
   "numbers of single records, or averages of them, that were logged",
   "averages and the like that were computed from the data before, without being counted",
   "several participants that belong together, such as a family",
-  "scores on test records, also on those of a participant whose other records train",
+  "scores on test records, also where a participant has records in training and in the test",
   "who has the secret key of the noise, and can take the noise away",
   "rounding: the noise of a computer is not exactly that of the proof",
 )

@@ -87,7 +87,7 @@ def apfl_client(
     sent, _, info = shared.finish(received, personal.local)
     return sent, PersonalMemory(personal.params, personal.alpha), info
 
-  return ClientAlgorithm(init, step, finish, sends_memory=False)
+  return ClientAlgorithm(init, step, finish).keeping_apart()
 
 
 @algorithm(

@@ -88,7 +88,7 @@ def _in_cluster(client: ClientAlgorithm, counted: bool) -> ClientAlgorithm:
     return sent._replace(message=message), local.memory, info
 
   # The choice is made anew in each round, by the models that the client receives.
-  return ClientAlgorithm(init, step, finish, sends_memory=False)
+  return ClientAlgorithm(init, step, finish).keeping_apart()
 
 
 @algorithm(

@@ -6,7 +6,6 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import optax
 
 from dpjax import federated, names
@@ -60,19 +59,16 @@ def _client(
   Without examples it weighs 0: under replace_special an emptied client must contribute nothing."""
 
   def init(received: client.Received, memory: Any, num_examples: Any, key: Any) -> Any:
-    local = users_client.init(received, memory, num_examples, key)
-    return local, jnp.asarray(num_examples)
+    return users_client.init(received, memory, num_examples, key)
 
-  def step(received: client.Received, counted: Any, *batch: Any) -> Any:
-    local, num_examples = counted
+  def step(received: client.Received, local: Any, *batch: Any) -> Any:
     after = users_client.step(received, local, *batch)
     # Steps run in a compiled loop, so the state must keep its shapes.
     if shapes(after) != shapes(local):
       raise wrong("algorithm", path, "of a step a state like the last", after)
-    return after, num_examples
+    return after
 
-  def finish(received: client.Received, counted: Any) -> Any:
-    local, num_examples = counted
+  def finish(received: client.Received, local: Any) -> Any:
     sent, memory, info = users_client.finish(received, local)
     message = sent.message if isinstance(sent, client.Sent) else None
     delta = message.get("delta") if isinstance(message, dict) else None
@@ -81,13 +77,15 @@ def _client(
       raise wrong("algorithm", path, wanted, sent)
     if not isinstance(info, client.ClientInfo):
       raise wrong("algorithm", path, "a ClientInfo", info)
-    weight = jnp.where(num_examples > 0, sent.weight, 0)
-    return sent._replace(weight=weight), memory, info._replace(weight=weight)
+    return sent, memory, info._replace(weight=sent.weight)
 
-  functions = {"init": init, "step": step, "finish": finish}
-  return users_client._replace(
-    **{name: names.guard(path, "algorithm", part) for name, part in functions.items()}
-  )
+  checked = users_client._replace(init=init, step=step, finish=finish)
+  silent = checked.silent_when_empty()
+  guarded = {
+    name: names.guard(path, "algorithm", getattr(silent, name))
+    for name in ("init", "step", "finish")
+  }
+  return silent._replace(**guarded)
 
 
 def _whole(
