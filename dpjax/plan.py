@@ -299,7 +299,7 @@ class Plan(overflow.MayAbort):
     """
     # Options are checked first. A caller who gives a noise multiplier gives no epsilon, and must
     # not be told that epsilon is missing.
-    known = {field.name for field in dataclasses.fields(cls)} - {"noise_multiplier"}
+    known = inspect.signature(cls).parameters.keys() - {"noise_multiplier"}
     for name in options.keys() - known:
       raise UserError(_no_option(name), field=name)
     if attack is None:

@@ -100,10 +100,10 @@ def check_together(
   present = features(
     clip, shape, sampler=sampler, slices=slices, statistics=statistics, scaling=scaling
   )
-  pairs = [(feature, other) for feature, apart in APART.items() for other in apart]
-  for feature, other in pairs:
-    if feature in present and other in present:
-      raise UserError(f"{present[other]}: not with {feature}")
+  for feature, apart in APART.items():
+    for other in apart:
+      if feature in present and other in present:
+        raise UserError(f"{present[other]}: not with {feature}")
 
 
 def assumptions(

@@ -31,9 +31,6 @@ from dpjax.validate import UserError, Verbatim
 
 Parts = Mapping[DpEvent, int]
 
-# Smallest and largest noise multiplier, whose squares neither overflow nor underflow.
-_LEAST_LEVEL = 1e-100
-_LARGEST_LEVEL = 1e100
 # Smallest Renyi divergence that a part may have. A computed one errs by about 3e-16. So it may come
 # out zero or negative, which dp_accounting would read as "costs nothing".
 _RDP_ROUNDING = 1e-14
@@ -87,21 +84,6 @@ def merged_parts(event: DpEvent) -> Counter[DpEvent]:
   return counts
 
 
-def with_noise(event: DpEvent) -> list[tuple[DpEvent, int]]:
-  """Returns the elements of a noisy event, with a noise multiplier in [1e-100, 1e100].
-
-  A smaller noise multiplier counts as no noise, whose epsilon is infinite. A larger one counts as
-  1e100. Both results cost no less than the event.
-  """
-  # Half precision does not hold the limits, so the number is converted to float64.
-  noise_multiplier = float(event.noise_multiplier)  # type: ignore[attr-defined]
-  if noise_multiplier < _LEAST_LEVEL:
-    return [(dpa.NonPrivateDpEvent(), 1)]
-  if noise_multiplier > _LARGEST_LEVEL:
-    return [(replace_fields(event, noise_multiplier=_LARGEST_LEVEL), 1)]
-  return [(event, 1)]
-
-
 def sampled_elements(event: DpEvent, *allowed: type) -> list[tuple[DpEvent, int]]:
   """Returns the elements of an event that runs one mechanism on a sample; [] if nothing runs.
 
@@ -130,12 +112,8 @@ def under(steps: Parts, neighboring_relation: str) -> Counter[DpEvent]:
   """Returns what accountants compose in place of the parts; see `EventKind.under`."""
   counts: Counter[DpEvent] = Counter()
   for part, times in steps.items():
-    event = kind_of(part).under(part, neighboring_relation)
     # Two parts may become equal, such as a sample of fixed size and a Poisson sample.
-    if not isinstance(event, dpa.ComposedDpEvent):
-      counts[event] += times
-      continue
-    for inner, count in parts(event).items():
+    for inner, count in parts(kind_of(part).under(part, neighboring_relation)).items():
       counts[inner] += times * count
   return counts
 

@@ -11,7 +11,7 @@ import dp_accounting as dpa
 
 from dpjax import validate
 from dpjax.accounting import noise_profiles
-from dpjax.accounting.event_kinds.elements import sampled_elements, with_noise
+from dpjax.accounting.event_kinds.elements import sampled_elements
 from dpjax.accounting.event_kinds.kind import (
   LEAST_PROB,
   DpEvent,
@@ -39,10 +39,6 @@ class AdditiveNoiseKind(EventKind[Noise]):
   relations = RELATIONS
   event: ClassVar[type[dpa.GaussianDpEvent] | type[dpa.LaplaceDpEvent]]
   distribution: ClassVar[str]
-
-  def elements(self, event: Noise) -> Iterable[tuple[DpEvent, int]]:
-    validate.non_negative(noise_multiplier=event.noise_multiplier)
-    return with_noise(event)
 
   def under(self, part: Noise, neighboring_relation: str) -> DpEvent:
     if neighboring_relation != REPLACE:

@@ -38,9 +38,6 @@ class SmoothSensitivityKind(EventKind[SmoothSensitivityDpEvent]):
     # A smooth sensitivity holds for one relation alone, so the event is never converted.
     return (part.neighboring_relation,)
 
-  def elements(self, event: SmoothSensitivityDpEvent) -> list[tuple[dpa.DpEvent, int]]:
-    return [(event, 1)]
-
   def rdp(self, part: SmoothSensitivityDpEvent) -> np.ndarray:
     # `votes` is imported here, since most runs publish no number with such noise.
     from dpjax.accounting.votes import SmoothSensitivity
