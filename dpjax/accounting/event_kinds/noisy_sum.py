@@ -123,6 +123,10 @@ class PoissonSampledKind(EventKind[dpa.PoissonSampledDpEvent]):
     if event.sampling_probability == 0:
       return []
     validate.probability(sampling_probability=event.sampling_probability)
+    # A larger probability q' costs no less than q: drawing with q is drawing with q', and then
+    # leaving the record out with chance 1 - q / q'.
+    if event.sampling_probability < LEAST_PROB:
+      event = dpa.PoissonSampledDpEvent(LEAST_PROB, event.event)
     return sampled_elements(event, dpa.GaussianDpEvent, dpa.LaplaceDpEvent)
 
   def accountants_of(self, part: dpa.PoissonSampledDpEvent) -> tuple[str, ...]:
@@ -133,14 +137,14 @@ class PoissonSampledKind(EventKind[dpa.PoissonSampledDpEvent]):
     assert isinstance(kind, AdditiveNoiseKind)
     return sample_pld(
       kind.divergences(part.event),
-      sampling_prob=_accounted_prob(part),
+      sampling_prob=part.sampling_probability,
       largest=kind.grid(part.event).largest_loss,
       interval=interval,
     )
 
   def grid(self, part: dpa.PoissonSampledDpEvent) -> Grid:
     whole = kind_of(part.event).grid(part.event)
-    sampling_prob = _accounted_prob(part)
+    sampling_prob = part.sampling_probability
     # The divergence is exact at order 2: sampling with probability q multiplies the chi-square
     # divergence by q^2.
     return Grid(
@@ -192,12 +196,6 @@ def largest_added(largest: float, prob: float) -> float:
   """Returns -log(1 - prob (1 - e^-largest)): no loss of an added record is above this."""
   # `largest` holds for any probability, also for one near 1.
   return largest if prob == 1 else min(largest, -math.log1p(prob * math.expm1(-largest)))
-
-
-def _accounted_prob(part: dpa.PoissonSampledDpEvent) -> float:
-  # A larger probability q' costs no less than q: drawing with q is drawing with q', and then
-  # leaving the record out with chance 1 - q / q'.
-  return max(part.sampling_probability, LEAST_PROB)
 
 
 def gaussian_event(noise_multiplier: float) -> DpEvent:
