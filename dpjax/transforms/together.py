@@ -61,7 +61,7 @@ def features(
     "noise shares": (shape.shares is not None, f"noise_shares={shape.shares!r}"),
     "a noise schedule": (shape.schedule, f"noise_schedule={shape.schedule!r}"),
     "correlated noise": (shape.correlation is not None, strategy),
-    _BANDS: (shape.strategy.bands != 1, strategy),
+    _BANDS: (getattr(shape.correlation, "bands", 1) != 1, strategy),
     "slices": (slices != 1, f"slices={slices}"),
     "scaled coordinates": (scaling is not None, f"scaling={scaling!r}"),
     "private statistics": (statistics is not None, "statistics"),
