@@ -179,14 +179,13 @@ def accountable(
 
 def _check_supported(part: DpEvent, neighboring_relation: str, accountant: str) -> None:
   kind = kind_of(part)
-  relations = kind.relations_of(part)
+  relations, accountants = kind.proofs(part)
   if neighboring_relation not in relations:
     raise UserError(
       f"it is accounted under {' or '.join(relations) or 'no relation'}",
       field="event",
       value=Verbatim(f"{kind.name} with neighboring_relation={neighboring_relation!r}"),
     )
-  accountants = kind.accountants_of(part)
   if accountant not in accountants:
     raise UserError(
       f"has no such analysis; use accountant={' or '.join(map(repr, accountants))}",

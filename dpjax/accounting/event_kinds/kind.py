@@ -108,15 +108,11 @@ class EventKind(Generic[Event]):
       return [(replace_fields(event, noise_multiplier=_LARGEST_LEVEL), 1)]
     return [(event, 1)]
 
-  def relations_of(self, part: Event) -> tuple[str, ...]:
-    """Returns the relations under which one elementary event is proved."""
+  def proofs(self, part: Event) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Returns the relations under which one elementary event is proved, and the accountants that
+    have an analysis of it. Default: those of the kind."""
     del part
-    return self.relations
-
-  def accountants_of(self, part: Event) -> tuple[str, ...]:
-    """Returns the accountants that have an analysis of one elementary event, tightest first."""
-    del part
-    return self.accountants
+    return self.relations, self.accountants
 
   def under(self, part: Event, neighboring_relation: str) -> DpEvent:
     """Returns the event that accountants compose in place of the part. Default: the part itself.

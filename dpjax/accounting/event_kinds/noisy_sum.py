@@ -129,8 +129,11 @@ class PoissonSampledKind(EventKind[dpa.PoissonSampledDpEvent]):
       event = dpa.PoissonSampledDpEvent(LEAST_PROB, event.event)
     return sampled_elements(event, dpa.GaussianDpEvent, dpa.LaplaceDpEvent)
 
-  def accountants_of(self, part: dpa.PoissonSampledDpEvent) -> tuple[str, ...]:
-    return ("pld",) if isinstance(part.event, dpa.LaplaceDpEvent) else self.accountants
+  def proofs(
+    self, part: dpa.PoissonSampledDpEvent
+  ) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    laplace = isinstance(part.event, dpa.LaplaceDpEvent)
+    return self.relations, ("pld",) if laplace else self.accountants
 
   def pld(self, part: dpa.PoissonSampledDpEvent, interval: float) -> Sequence[LossMasses]:
     kind = kind_of(part.event)
