@@ -43,7 +43,13 @@ class Jitted:
 
     def run(held: list[Any], *args: Any) -> Any:
       closed, shapes = self._traced(args)
-      flat = _with_arguments(closed, self._held or [], held, jax.tree.leaves(args))
+      values = jax.tree.leaves(args)
+      inlined = _Inlined(self._held or [], held)
+      consts = inlined.arguments(closed.consts)
+      if inlined.is_due(closed.jaxpr):
+        flat = inlined.run(closed.jaxpr, consts, values)
+      else:
+        flat = jex.jaxpr_as_fun(jex.ClosedJaxpr(closed.jaxpr, consts))(*values)
       return jax.tree.unflatten(jax.tree.structure(shapes), flat)
 
     run.__name__ = getattr(getattr(fn, "func", fn), "__name__", "run")
@@ -143,27 +149,16 @@ def _arguments(closed: Any) -> Iterator[Any]:
       yield from filter(_is_argument, getattr(inner, "consts", ()))
 
 
-def _with_arguments(
-  closed: Any, held: Sequence[Any], given: Sequence[Any], values: Sequence[Any]
-) -> list[Any]:
-  """Returns the results of a jaxpr, with the arguments `given` for the arrays `held`."""
-  argument_of = {id(array): argument for array, argument in zip(held, given)}
-  inlined = _Inlined(argument_of)
-  consts = inlined.arguments(closed.consts)
-  if inlined.is_due(closed.jaxpr):
-    return inlined.run(closed.jaxpr, consts, values)
-  return jex.jaxpr_as_fun(jex.ClosedJaxpr(closed.jaxpr, consts))(*values)
-
-
 class _Inlined(jaxprs.Rewriting):
   """Puts the jaxpr of a jitted function that holds arrays in the place of its call.
 
-  JAX makes them no arguments of the call, so they would be constants.
+  JAX makes them no arguments of the call, so they would be constants. The arguments `given` take
+  the places of the arrays `held`.
   """
 
-  def __init__(self, argument_of: dict[int, Any]):
+  def __init__(self, held: Sequence[Any], given: Sequence[Any]):
     super().__init__()
-    self._argument_of = argument_of
+    self._argument_of = dict(zip(map(id, held), given))
 
   def arguments(self, consts: Sequence[Any]) -> list[Any]:
     return [self._argument_of.get(id(const), const) for const in consts]

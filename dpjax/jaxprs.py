@@ -114,15 +114,17 @@ def operands(eqn: Eqn) -> tuple[Var, ...]:
   return tuple(bind(eqn, eqn.invars))
 
 
+def _is_jaxpr(value: object) -> bool:
+  return isinstance(value, _JAXPRS)
+
+
 def inside(eqn: Eqn) -> list[Any]:
   """Returns the jaxprs, open or closed, in an equation's parameters (calls, loops, branches)."""
   held = []
   for value in eqn.params.values():
-    if isinstance(value, _JAXPRS):
-      held.append(value)
-    elif isinstance(value, tuple | list | dict):
-      several = jax.tree.leaves(value, is_leaf=lambda each: isinstance(each, _JAXPRS))
-      held += [each for each in several if isinstance(each, _JAXPRS)]
+    several = isinstance(value, tuple | list | dict)
+    values = jax.tree.leaves(value, is_leaf=_is_jaxpr) if several else [value]
+    held += filter(_is_jaxpr, values)
   return held
 
 

@@ -299,7 +299,7 @@ class Plan(overflow.MayAbort):
     """
     # Options are checked first. A caller who gives a noise multiplier gives no epsilon, and must
     # not be told that epsilon is missing.
-    known = {field.name for field in dataclasses.fields(cls)} - {"noise_multiplier"}
+    known = inspect.signature(cls).parameters.keys() - {"noise_multiplier"}
     for name in options.keys() - known:
       raise UserError(_no_option(name), field=name)
     if attack is None:
@@ -583,9 +583,11 @@ class Plan(overflow.MayAbort):
   def epsilon_curve(self, steps: Iterable[int], delta: float | None = None) -> np.ndarray:
     """Returns epsilon after each of the given step counts, each as `epsilon(delta, steps)`."""
     delta = self.delta if delta is None else delta
-    counts = [self._steps(int(count)) for count in steps]
-    left = [self.accounted_delta(delta, count) for count in counts]
-    return np.array([self._epsilon_at(self._total(n), d) for n, d in zip(counts, left)])
+    curve = []
+    for count in map(int, steps):
+      left = self.accounted_delta(delta, count)
+      curve.append(self._epsilon_at(self._total(count), left))
+    return np.array(curve)
 
   def transform(self, key: jax.Array) -> optax.GradientTransformationExtraArgs:
     """Returns the private Optax transform: `dpjax.clip_and_noise`, or the variant that the plan's

@@ -283,8 +283,9 @@ def _least(
 ) -> float | None:
   """Returns the smallest x in [low, high] with cost(x) <= target, within `tol`.
 
-  Returns None if cost(high) is above the target. The cost must fall as x rises. A cost that jumps
-  over the target never comes near it: then x is within a factor of about 1 + `width`."""
+  Returns None if cost(high) is above the target. The cost must fall as x rises. Then cost(x) is at
+  least (1 - tol) * target, or x is `low`. A cost that jumps over the target never comes near it:
+  then x is within a factor of about 1 + `width`."""
   private = unsafe = min(max(start, low), high)
   # The step is squared each time, so that even a bad start needs few trials.
   step = first_step
@@ -301,18 +302,9 @@ def _least(
     private = unsafe
     unsafe = max(unsafe / step, low)
     step = step**2
-  return _between(cost, private, unsafe, target=target, tol=tol, width=width)
-
-
-def _between(
-  cost: _Cost, private: float, unsafe: float, *, target: float, tol: float, width: float
-) -> float:
-  """Narrows a bracket with cost(private) <= target < cost(unsafe), and returns `private`.
-
-  Then cost(private) is at least (1 - tol) * target, unless the cost jumps over the target."""
+  # Now cost(private) <= target < cost(unsafe), and the bracket is narrowed.
   for trial in range(200):
     near = cost(private) >= target * (1 - tol)
-    # A cost that jumps over the target never comes near it.
     if near or abs(math.log(unsafe / private)) < width:
       break
     middle = _interpolate(cost, private, unsafe, target * (1 - tol / 2), trial)

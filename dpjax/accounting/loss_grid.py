@@ -187,10 +187,7 @@ class Step:
     self.masses = masses._replace(
       lowest=masses.lowest + first, probs=masses.probs[first : last + 1]
     )
-
-  @functools.cached_property
-  def coarse(self) -> tuple[np.ndarray, np.ndarray]:
-    """Returns about 2,000 losses and their masses, which only help to choose rates and windows."""
+    # About 2,000 losses and their masses, which only help to choose rates and windows.
     masses = self.masses
     count = len(masses.probs)
     near = np.arange(-256, 257)
@@ -200,7 +197,7 @@ class Step:
     probs = np.add.reduceat(masses.probs, edges)
     weighted = np.add.reduceat(masses.probs * masses.losses, edges)
     kept = probs > 0
-    return weighted[kept] / probs[kept], probs[kept]
+    self.coarse = weighted[kept] / probs[kept], probs[kept]
 
   def log_moment(self, rate: float) -> float:
     """Returns an upper bound on log of the sum of p e^(rate loss)."""
@@ -271,15 +268,21 @@ class Composition:
     self._infinite = infinite * math.exp(grown) * (1 + 1e-12)
     if self._infinite < 1:
       self._rates, self._log_moments = _log_moments(parts)
+      positive = self._rates > 0
+      # Rates above 0, [k], and at each a bound on log delta + rate epsilon.
+      self._tilts = self._rates[positive][:-1]
+      self._peaks = self._log_moments[positive][:-1] + _log_peaks(self._tilts)
+      # The lowest cell of the circle for each of these rates, and its number of cells.
+      circles = [self._window(float(rate))[:2] for rate in self._tilts]
+      self._lowest, self._cells = np.array(circles, float).T
     self._tables: dict[float, _Table] = {}
 
   def epsilon(self, delta: float) -> float:
     """Returns an epsilon >= 0 at which delta is at most `delta`; inf if there is none."""
     if self._infinite >= min(delta, 1.0):
       return math.inf
-    rates, peaks = self._tilts
     # Chernoff's bound gives an epsilon for each rate.
-    about = max(0.0, float(((peaks - math.log(delta)) / rates).min()))
+    about = max(0.0, float(((self._peaks - math.log(delta)) / self._tilts).min()))
     (rate,) = self._rates_near(np.array([about]))
     return self._table(float(rate)).epsilon(delta)
 
@@ -303,30 +306,16 @@ class Composition:
 
     The bound on the error is about 1e-13 for each step, times Chernoff's bound on delta.
     """
-    rates, peaks = self._tilts
-    bounds = peaks[:, None] - np.outer(rates, epsilons)
+    bounds = self._peaks[:, None] - np.outer(self._tilts, epsilons)
     # Far smaller deltas need no digits.
     log_deltas = np.maximum(bounds.min(axis=0), math.log(_TINY))
     log_errors = bounds - log_deltas + math.log(1e-13 * self._num_steps)
-    lowest, cells = self._circles
-    work = np.log(np.maximum(cells, _FEW))
-    work[cells > max(_MANY, cells.min())] = math.inf
+    work = np.log(np.maximum(self._cells, _FEW))
+    work[self._cells > max(_MANY, self._cells.min())] = math.inf
     work = work[:, None] + np.maximum(log_errors - math.log(_WANTED), 0.0) / 2
     # A circle knows nothing of the losses below it. Such a rate is the last that memory allows.
-    work += 1e9 * np.greater.outer(lowest * self._interval, epsilons)
-    return rates[np.argmin(work, axis=0)]
-
-  @functools.cached_property
-  def _circles(self) -> np.ndarray:
-    """Returns the lowest cells, and the numbers of cells, for the rates of `_tilts`, [2, k]."""
-    return np.array([self._window(float(rate))[:2] for rate in self._tilts[0]], float).T
-
-  @functools.cached_property
-  def _tilts(self) -> tuple[np.ndarray, np.ndarray]:
-    """Returns rates above 0, [k], and at each a bound on log delta + rate epsilon, [k]."""
-    positive = self._rates > 0
-    rates = self._rates[positive][:-1]
-    return rates, self._log_moments[positive][:-1] + _log_peaks(rates)
+    work += 1e9 * np.greater.outer(self._lowest * self._interval, epsilons)
+    return self._tilts[np.argmin(work, axis=0)]
 
   def masses(self) -> tuple[LossMasses, float]:
     """Returns the masses of the sum, and a bound on the rounding error of any delta of theirs.

@@ -8,10 +8,11 @@ from collections.abc import Mapping, Sequence
 from dp_accounting.dp_event import RepeatAndSelectDpEvent
 
 from dpjax import validate
+from dpjax.accounting.epsilon import Counting, privacy_profile
 from dpjax.accounting.epsilon import epsilon as epsilon_of
-from dpjax.accounting.epsilon import privacy_profile
 from dpjax.accounting.event_kinds.elements import describe, parts
 from dpjax.accounting.event_kinds.kind import DpEvent, is_user_defined, kind_of
+from dpjax.accounting.loss_grid import Profile
 from dpjax.accounting.overflow import with_aborts
 from dpjax.accounting.proved import ACCOUNTANTS, RELATIONS
 from dpjax.accounting.text import lower, paragraph, upper
@@ -129,15 +130,24 @@ def privacy_statement(
     is_user_defined(kind_of(part)) for part in parts(event)
   ):
     epsilon_kind = "claimed"
-  if epsilons is None:
-    # Epsilon is taken at `left`, since the chance of an abort costs the rest of the stated delta.
-    left = delta - delta_set_aside
-    rows = {name: _row(event, left, neighboring_relation, name) for name in accountants}
-  else:
-    rows = {name: upper(value, decimals=4) for name, value in epsilons.items()}
+  rows = {}
   attackers = ""
-  if epsilons is None:
-    attackers = _attackers(event, delta, delta_set_aside, neighboring_relation, accountants)
+  for name, value in (epsilons or {}).items():
+    rows[name] = upper(value, decimals=4)
+  for name in accountants if epsilons is None else ():
+    relation: Counting = {"neighboring_relation": neighboring_relation, "accountant": name}
+    try:
+      # The chance of an abort costs the rest of the stated delta.
+      epsilon = epsilon_of(event, delta=delta - delta_set_aside, **relation)
+    except UserError as error:
+      # The statement is still useful with the other accountant's epsilon.
+      rows[name] = f"not available ({error})"
+      continue
+    rows[name] = upper(epsilon, decimals=4)
+    if not attackers and math.isfinite(epsilon):
+      profile = privacy_profile(event, **relation)
+      profile = with_aborts(profile, aside=delta_set_aside, epsilon=epsilon)
+      attackers = _attackers(profile, delta, name)
   selected = any(isinstance(part, RepeatAndSelectDpEvent) for part in parts(event))
   *rest, last = not_covered(unit, "other statistics" if statistics else "statistics")
   as_if = " as no worse than (this is not the noise of a step)" if noise else ""
@@ -161,57 +171,28 @@ def privacy_statement(
   return "\n".join(["Privacy statement", "", broken, "", heading, *lines])
 
 
-def _attackers(
-  event: DpEvent,
-  delta: float,
-  delta_set_aside: float,
-  relation: str,
-  accountants: Sequence[str],
-) -> str:
-  """Returns bounds on every membership test, in words; "" if no accountant has a finite epsilon."""
+def _attackers(profile: Profile, delta: float, accountant: str) -> str:
+  """Returns bounds on every membership test, in words, from what an accountant proves."""
   # Imported here, since every run imports `statement`, but needs these modules only when it writes
   # a statement.
   from dpjax.accounting.attack_bounds import advantage, true_positive_rate
   from dpjax.accounting.trade_off import pairs_of
 
-  for accountant in accountants:
-    counting = {"neighboring_relation": relation, "accountant": accountant}
-    try:
-      epsilon = epsilon_of(event, delta=delta - delta_set_aside, **counting)  # type: ignore[arg-type]
-      profile = privacy_profile(event, **counting)  # type: ignore[arg-type]
-    except UserError:
-      # Another accountant may have an analysis of the event.
-      continue
-    if math.isinf(epsilon):
-      continue
-    profile = with_aborts(profile, aside=delta_set_aside, epsilon=epsilon)
-    mu = pairs_of(profile, delta).mu(delta)
-    gaussian = (
-      f" It is {upper(mu)}-Gaussian DP up to {upper(delta)}: no test tells the two apart "
-      f"better than a draw of N(0, 1) from one of N({upper(mu)}, 1)."
-      if math.isfinite(mu)
-      else ""
-    )
-    hundredth = upper(true_positive_rate(profile, 0.01))
-    thousandth = upper(true_positive_rate(profile, 0.001))
-    return (
-      f"In an attacker's terms ({accountant}): a test that tells two neighbouring data sets "
-      f"apart has a true positive rate of at most {hundredth} at a false positive rate of 0.01, "
-      f"of at most {thousandth} at 0.001, and is never more than "
-      f"{upper(advantage(profile))} above its false positive rate.{gaussian}"
-    )
-  return ""
-
-
-def _row(event: DpEvent, delta: float, relation: str, accountant: str) -> str:
-  try:
-    value = epsilon_of(
-      event, delta=delta, neighboring_relation=relation, accountant=accountant
-    )
-  except UserError as error:
-    # The statement is still useful with the other accountant's epsilon.
-    return f"not available ({error})"
-  return upper(value, decimals=4)
+  mu = pairs_of(profile, delta).mu(delta)
+  gaussian = (
+    f" It is {upper(mu)}-Gaussian DP up to {upper(delta)}: no test tells the two apart "
+    f"better than a draw of N(0, 1) from one of N({upper(mu)}, 1)."
+    if math.isfinite(mu)
+    else ""
+  )
+  hundredth = upper(true_positive_rate(profile, 0.01))
+  thousandth = upper(true_positive_rate(profile, 0.001))
+  return (
+    f"In an attacker's terms ({accountant}): a test that tells two neighbouring data sets "
+    f"apart has a true positive rate of at most {hundredth} at a false positive rate of 0.01, "
+    f"of at most {thousandth} at 0.001, and is never more than "
+    f"{upper(advantage(profile))} above its false positive rate.{gaussian}"
+  )
 
 
 def _headline(

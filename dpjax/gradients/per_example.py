@@ -66,12 +66,6 @@ def _batch_size(batch: Any, name: str = "batch") -> int:
   return sizes.pop()[0]
 
 
-def _check_params(params: Any) -> None:
-  check_real(params=params)
-  if not jax.tree.leaves(params):
-    raise validate.UserError("must hold at least one array", field="params")
-
-
 def wrap_grads(grads: ArrayTree, mask: ArrayLike | Batch | None = None) -> PerExampleGrads:
   """Wraps per-example gradients from your own code, as input of a private transform.
 
@@ -151,14 +145,16 @@ def stacked_arrays(loss_fn: LossFn) -> Callable[[Params, Any], tuple[Array, Para
     check_arrays(batch=batch)
     batch = jax.tree.map(jnp.asarray, batch)
     _batch_size(batch)
-    _check_params(params)
+    check_real(params=params)
+    if not jax.tree.leaves(params):
+      raise validate.UserError("must hold at least one array", field="params")
     loss = check_loss(loss_fn, params, batch)
     check_closure(loss, given)
 
     def rows(params: Params, batch: Any) -> tuple[Array, Params]:
       return _rows(loss_fn, *_of_one_device(loss_fn, loss, params, batch), batch)
 
-    return _of_one_client(rows, loss)(params, batch)
+    return (clients_apart(rows) if loss.mixes else rows)(params, batch)
 
   return grads
 
@@ -175,12 +171,6 @@ def _rows(loss_fn: LossFn, loss: Loss, params: Params, batch: Any) -> tuple[Arra
   shapes = jax.eval_shape(grad_fn, params, batch)
   losses, grads = jax.tree.map(jnp.zeros_like, shapes)
   return losses, jax.tree.map(trees.at_least_float32, grads)
-
-
-def _of_one_client(fn: Callable[..., Any], loss: Loss) -> Callable[..., Any]:
-  """Returns `fn`, or `clients_apart(fn)` if the loss could mix clients under vmap."""
-  # Most losses hold no convolution that mixes clients. Their program is left as it is.
-  return clients_apart(fn) if loss.mixes else fn
 
 
 def _of_one_device(
@@ -292,7 +282,7 @@ class ClippedGrad:
     mesh = self.mesh
     mask = checked_mask(mask, size)
     self.l2_clip_norm.check_prefix(params)
-    _check_params(params)
+    check_real(params=params)
     params = jax.tree.map(jnp.asarray, params)
     loss = check_loss(self.loss_fn, params, batch)
     check_closure(loss, given)
@@ -304,7 +294,9 @@ class ClippedGrad:
     one_pass = functools.partial(self._one_pass, loss)
     if microbatch_size is not None:
       one_pass = in_microbatches(one_pass, microbatch_size)
-    one_pass = _of_one_client(one_pass, loss)
+    # Most losses hold no convolution that mixes clients. Their program is left as it is.
+    if loss.mixes:
+      one_pass = clients_apart(one_pass)
     if mesh is not None:
       unit = self.rescale_to_unit_norm
       shortened = self.l2_clip_norm.shortens(rescale_to_unit_norm=unit)

@@ -262,19 +262,16 @@ def dp_sgd(
   placed = lambda tree: tree if mesh is None else lay_out(mesh, tree)
   # With scaling the loss depends on the state, so each step makes its own gradient function.
   grad_fn = clipped_grad(loss_fn) if plan.scaling is None else _of_no_scales
-  # The optimizer gets no extra argument, such as the mask, whose sum is a secret.
-  blind = optax.GradientTransformation(
-    tx.init, lambda updates, state, params=None: tx.update(updates, state, params)
-  )
   rows = padded_batch_size if mesh is None else whole_rows(padded_batch_size, mesh)
-  chain = plan.accumulated(optax.chain(plan.transform(noise_key), blind), rows=rows)
+  chain = plan.accumulated(optax.chain(plan.transform(noise_key), tx), rows=rows)
 
   def clipped(state: TrainState, batch: Batch) -> tuple[ClippedSum, Any]:
-    scales = coordinate_scales(_private_state(state))
+    private = _private_state(state)
+    scales = coordinate_scales(private)
     if scales is not None:
       scaled_loss = ScaledLoss(loss_fn, state.params, scales)
       return clipped_grad(scaled_loss)(scaled_loss.start, batch), 1
-    scale = clip_scale_lib.clip_scale(_private_state(state))
+    scale = clip_scale_lib.clip_scale(private)
     if scale is None:
       return grad_fn(state.params, batch), 1
     # Clipping the gradient of this loss to C clips that of `loss_fn` to C * scale.
@@ -304,8 +301,8 @@ def dp_sgd(
       keys = jax.random.split(jax.random.fold_in(example_key, call), num_keys)
       examples = _with_keys(examples, placed(microbatch.fill(keys, size)))
     summed, scale = clipped(state, batch._replace(examples=examples))
-    counted: Any = summed.mask
-    updates, opt_state = chain.update(summed, state.opt_state, state.params, mask=counted)
+    # The sum holds its mask. An extra argument would reach the optimizer, and the mask is a secret.
+    updates, opt_state = chain.update(summed, state.opt_state, state.params)
     # The update is added in float32 or wider, also to parameters of types that JAX does not promote
     # (float8). Only the result, after the noise, is rounded to the parameter's own type.
     wide = optax.apply_updates(jax.tree.map(trees.at_least_float32, state.params), updates)

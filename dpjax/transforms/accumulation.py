@@ -123,11 +123,10 @@ def accumulate(
 
 def _covered(state: AccumulateState) -> Any:
   """Returns what the guard covers: all but the optimizer's state, whose moments may be reset."""
-  parts = jax.tree.leaves(state.inner, is_leaf=is_guarded)
-  # All their leaves, not the checksum alone: their own guards are asked at the last slice only, and
-  # inside of a conditional, where nothing can raise.
-  private = [tuple(part) for part in parts if is_guarded(part)]
-  return state.total, state.slices, private
+  # The private states have guards of their own, which are asked at the last slice only, and inside
+  # of a conditional, where nothing can raise.
+  private = filter(is_guarded, jax.tree.leaves(state.inner, is_leaf=is_guarded))
+  return state.total, state.slices, list(private)
 
 
 def private_states(tree: Any) -> list[Guarded]:

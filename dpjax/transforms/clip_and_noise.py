@@ -132,7 +132,7 @@ def white_noise(
   """Returns the mechanism of `clip_and_noise`, without a guard; its arguments are not checked."""
   std = closed_over.Number(group_noise.noise_std(clip, noise_multiplier))
   weights = group_noise.group_weights(clip, shares)
-  alike = all(weight == 1 for weight in jax.tree.leaves(weights))
+  alike = set(jax.tree.leaves(weights)) <= {1}
 
   def init_fn(params) -> NoiseState:
     group_noise.check_drawn(std, params)

@@ -64,7 +64,7 @@ def features(
     "noise shares": (shape.shares is not None, ("noise_shares", shape.shares)),
     "a noise schedule": (shape.schedule, ("noise_schedule", shape.schedule)),
     "correlated noise": (shape.correlation is not None, strategy),
-    _BANDS: (shape.strategy.bands != 1, strategy),
+    _BANDS: (getattr(shape.correlation, "bands", 1) != 1, strategy),
     "slices": (slices != 1, ("slices", slices)),
     "scaled coordinates": (scaling is not None, ("scaling", scaling)),
     "private statistics": (statistics is not None, ("statistics", NO_VALUE)),
@@ -107,10 +107,10 @@ def check_together(
   present = features(
     clip, shape, sampler=sampler, slices=slices, statistics=statistics, scaling=scaling
   )
-  pairs = [(feature, other) for feature, apart in APART.items() for other in apart]
-  for feature, other in pairs:
-    if feature in present and other in present:
-      raise UserError(f"not with {feature}", **present[other])
+  for feature, apart in APART.items():
+    for other in apart:
+      if feature in present and other in present:
+        raise UserError(f"not with {feature}", **present[other])
 
 
 def assumptions(

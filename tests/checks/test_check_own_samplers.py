@@ -10,7 +10,7 @@ import pytest
 
 import dpjax
 from dpjax import accounting, sampling
-from dpjax.accounting.event_kinds import elements, kind
+from dpjax.accounting.event_kinds import kind
 from dpjax.checks import batches, noise_distributions
 from dpjax.checks.subject import Subject
 from dpjax.sampling import draws, registry
@@ -129,9 +129,6 @@ class HalfKind(kind.EventKind):
   name = "half"
   event = HalfDpEvent
   relations = ("replace_special",)
-
-  def elements(self, event):
-    return elements.with_noise(event)
 
   # A pass costs what the one step of a record costs, a Poisson sample of probability 1/2. Under
   # add_or_remove_one it does not: a record more would move the others to other blocks. So

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 import dp_accounting as dpa
 
 from dpjax import validate
-from dpjax.accounting.event_kinds.elements import with_noise
 from dpjax.accounting.event_kinds.kind import DpEvent, EventKind, Grid, kind_of, register
 from dpjax.accounting.loss_grid import LossMasses
 from dpjax.accounting.proved import ZERO
@@ -57,9 +56,6 @@ class BoundedContributionKind(EventKind[BoundedContributionDpEvent]):
   event = BoundedContributionDpEvent
   relations = (ZERO,)
   accountants = ("pld",)
-
-  def elements(self, event: BoundedContributionDpEvent) -> Iterable[tuple[DpEvent, int]]:
-    return with_noise(event)
 
   def pld(self, part: BoundedContributionDpEvent, interval: float) -> Sequence[LossMasses]:
     from dpjax.accounting.mixture_pld import (

@@ -37,9 +37,6 @@ class NonPrivateKind(EventKind[dpa.NonPrivateDpEvent]):
   event = dpa.NonPrivateDpEvent
   relations = RELATIONS
 
-  def elements(self, event: dpa.NonPrivateDpEvent) -> Iterable[tuple[DpEvent, int]]:
-    return [(event, 1)]
-
   def describe(self, part: dpa.NonPrivateDpEvent, unit: str) -> str:
     return "a release without noise"
 

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable
 
 import dp_accounting as dpa
 import numpy as np
 
 from dpjax import validate
-from dpjax.accounting.event_kinds.elements import with_noise
 from dpjax.accounting.event_kinds.kind import ORDERS, DpEvent, EventKind, register
 from dpjax.accounting.proved import RELATIONS, REPLACE
 from dpjax.accounting.text import lower
@@ -43,9 +41,6 @@ class DiscreteGaussianKind(EventKind[DiscreteGaussianDpEvent]):
   event = DiscreteGaussianDpEvent
   relations = RELATIONS
   accountants = ("rdp",)
-
-  def elements(self, event: DiscreteGaussianDpEvent) -> Iterable[tuple[DpEvent, int]]:
-    return with_noise(event)
 
   def under(self, part: DiscreteGaussianDpEvent, neighboring_relation: str) -> DpEvent:
     if neighboring_relation != REPLACE:

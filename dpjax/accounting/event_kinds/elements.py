@@ -32,9 +32,6 @@ from dpjax.validate import UserError, Verbatim
 
 Parts = Mapping[DpEvent, int]
 
-# Smallest and largest noise multiplier, whose squares neither overflow nor underflow.
-_LEAST_LEVEL = 1e-100
-_LARGEST_LEVEL = 1e100
 # Smallest Renyi divergence that a part may have. A computed one errs by about 3e-16. So it may come
 # out zero or negative, which dp_accounting would read as "costs nothing".
 _RDP_ROUNDING = 1e-14
@@ -91,21 +88,6 @@ def _merged(counts: Counter[DpEvent]) -> Counter[DpEvent]:
   return counts
 
 
-def with_noise(event: DpEvent) -> list[tuple[DpEvent, int]]:
-  """Returns the elements of a noisy event, with a noise multiplier in [1e-100, 1e100].
-
-  A smaller noise multiplier counts as no noise, whose epsilon is infinite. A larger one counts as
-  1e100. Both results cost no less than the event.
-  """
-  # Half precision does not hold the limits, so the number is converted to float64.
-  noise_multiplier = float(event.noise_multiplier)  # type: ignore[attr-defined]
-  if noise_multiplier < _LEAST_LEVEL:
-    return [(dpa.NonPrivateDpEvent(), 1)]
-  if noise_multiplier > _LARGEST_LEVEL:
-    return [(replace_fields(event, noise_multiplier=_LARGEST_LEVEL), 1)]
-  return [(event, 1)]
-
-
 def sampled_elements(event: DpEvent, *allowed: type) -> list[tuple[DpEvent, int]]:
   """Returns the elements of an event that runs one mechanism on a sample; [] if nothing runs.
 
@@ -134,12 +116,8 @@ def under(steps: Parts, neighboring_relation: str) -> Counter[DpEvent]:
   """Returns what accountants compose in place of the parts; see `EventKind.under`."""
   counts: Counter[DpEvent] = Counter()
   for part, times in steps.items():
-    event = kind_of(part).under(part, neighboring_relation)
     # Two parts may become equal, such as a sample of fixed size and a Poisson sample.
-    if not isinstance(event, dpa.ComposedDpEvent):
-      counts[event] += times
-      continue
-    for inner, count in parts(event).items():
+    for inner, count in parts(kind_of(part).under(part, neighboring_relation)).items():
       counts[inner] += times * count
   return counts
 
@@ -207,14 +185,13 @@ def accountable(
 
 def _check_supported(part: DpEvent, neighboring_relation: str, accountant: str) -> None:
   kind = kind_of(part)
-  relations = kind.relations_of(part)
+  relations, accountants = kind.proofs(part)
   if neighboring_relation not in relations:
     raise UserError(
       f"it is accounted under {' or '.join(relations) or 'no relation'}",
       field="event",
       value=Verbatim(f"{kind.name} with neighboring_relation={neighboring_relation!r}"),
     )
-  accountants = kind.accountants_of(part)
   if accountant not in accountants:
     raise UserError(
       f"has no such analysis; use accountant={' or '.join(map(repr, accountants))}",

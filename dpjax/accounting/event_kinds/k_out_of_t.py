@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable
 
 import dp_accounting as dpa
 
 from dpjax import validate
-from dpjax.accounting.event_kinds.elements import with_noise
 from dpjax.accounting.event_kinds.kind import DpEvent, EventKind, kind_of, register
 from dpjax.accounting.event_kinds.random_allocation import (
   RandomAllocationDpEvent,
@@ -52,9 +50,6 @@ class KOutOfTKind(EventKind[KOutOfTDpEvent]):
   event = KOutOfTDpEvent
   relations = RandomAllocationKind.relations
   replaced_in_two = True
-
-  def elements(self, event: KOutOfTDpEvent) -> Iterable[tuple[DpEvent, int]]:
-    return with_noise(event)
 
   def under(self, part: KOutOfTDpEvent, neighboring_relation: str) -> DpEvent:
     size, longer = divmod(part.num_steps, part.num_selected)

@@ -40,6 +40,9 @@ ORDERS = rdp_lib.DEFAULT_RDP_ORDERS
 # Smallest probability of a Poisson sample for which dp_accounting does not overflow.
 LEAST_PROB = 1e-200
 
+# Smallest and largest noise multiplier, whose squares neither overflow nor underflow.
+_LEAST_LEVEL = 1e-100
+_LARGEST_LEVEL = 1e100
 # Smallest square of a probability: squares of smaller ones underflow.
 _LEAST_SQUARE = 1e-300
 
@@ -68,7 +71,7 @@ class EventKind(Generic[Event]):
   """Base class: all that the accountants know about the events of one class.
 
   Subclasses override what differs. A kind whose events are taken apart, such as a composition,
-  overrides `elements`, and needs none of the methods that are defined below `elements`.
+  overrides `elements`, and needs none of the methods that are defined below it.
 
   `EventKind[MyDpEvent]` tells a type checker which events the methods take.
 
@@ -99,20 +102,26 @@ class EventKind(Generic[Event]):
     A class of dpjax checks its fields when an event is made. The classes of dp_accounting check
     nothing, so `elements` checks theirs.
 
+    Default: the event itself, once. A noise multiplier below 1e-100 counts as no noise, whose
+    epsilon is infinite, and one above 1e100 as 1e100. Both cost no less than the event.
+
     Raises:
       UserError: a field out of its range, or an inner event that this kind does not allow.
     """
-    raise NotImplementedError
+    noise_multiplier = getattr(event, "noise_multiplier", 1.0)
+    validate.non_negative(noise_multiplier=noise_multiplier)
+    # Half precision does not hold the limits, so the number is converted to float64.
+    if float(noise_multiplier) < _LEAST_LEVEL:
+      return [(dpa.NonPrivateDpEvent(), 1)]
+    if float(noise_multiplier) > _LARGEST_LEVEL:
+      return [(replace_fields(event, noise_multiplier=_LARGEST_LEVEL), 1)]
+    return [(event, 1)]
 
-  def relations_of(self, part: Event) -> tuple[str, ...]:
-    """Returns the relations under which one elementary event is proved."""
+  def proofs(self, part: Event) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Returns the relations under which one elementary event is proved, and the accountants that
+    have an analysis of it. Default: those of the kind."""
     del part
-    return self.relations
-
-  def accountants_of(self, part: Event) -> tuple[str, ...]:
-    """Returns the accountants that have an analysis of one elementary event, tightest first."""
-    del part
-    return self.accountants
+    return self.relations, self.accountants
 
   def under(self, part: Event, neighboring_relation: str) -> DpEvent:
     """Returns the event that accountants compose in place of the part. Default: the part itself.

@@ -11,7 +11,7 @@ import dp_accounting as dpa
 
 from dpjax import validate
 from dpjax.accounting import noise_profiles
-from dpjax.accounting.event_kinds.elements import sampled_elements, with_noise
+from dpjax.accounting.event_kinds.elements import sampled_elements
 from dpjax.accounting.event_kinds.kind import (
   LEAST_PROB,
   DpEvent,
@@ -39,10 +39,6 @@ class AdditiveNoiseKind(EventKind[Noise]):
   relations = RELATIONS
   event: ClassVar[type[dpa.GaussianDpEvent] | type[dpa.LaplaceDpEvent]]
   distribution: ClassVar[str]
-
-  def elements(self, event: Noise) -> Iterable[tuple[DpEvent, int]]:
-    validate.non_negative(noise_multiplier=event.noise_multiplier)
-    return with_noise(event)
 
   def under(self, part: Noise, neighboring_relation: str) -> DpEvent:
     if neighboring_relation != REPLACE:
@@ -127,24 +123,31 @@ class PoissonSampledKind(EventKind[dpa.PoissonSampledDpEvent]):
     if event.sampling_probability == 0:
       return []
     validate.probability(sampling_probability=event.sampling_probability)
+    # A larger probability q' costs no less than q: drawing with q is drawing with q', and then
+    # leaving the record out with chance 1 - q / q'.
+    if event.sampling_probability < LEAST_PROB:
+      event = dpa.PoissonSampledDpEvent(LEAST_PROB, event.event)
     return sampled_elements(event, dpa.GaussianDpEvent, dpa.LaplaceDpEvent)
 
-  def accountants_of(self, part: dpa.PoissonSampledDpEvent) -> tuple[str, ...]:
-    return ("pld",) if isinstance(part.event, dpa.LaplaceDpEvent) else self.accountants
+  def proofs(
+    self, part: dpa.PoissonSampledDpEvent
+  ) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    laplace = isinstance(part.event, dpa.LaplaceDpEvent)
+    return self.relations, ("pld",) if laplace else self.accountants
 
   def pld(self, part: dpa.PoissonSampledDpEvent, interval: float) -> Sequence[LossMasses]:
     kind = kind_of(part.event)
     assert isinstance(kind, AdditiveNoiseKind)
     return sample_pld(
       kind.divergences(part.event),
-      sampling_prob=_accounted_prob(part),
+      sampling_prob=part.sampling_probability,
       largest=kind.grid(part.event).largest_loss,
       interval=interval,
     )
 
   def grid(self, part: dpa.PoissonSampledDpEvent) -> Grid:
     whole = kind_of(part.event).grid(part.event)
-    sampling_prob = _accounted_prob(part)
+    sampling_prob = part.sampling_probability
     # The divergence is exact at order 2: sampling with probability q multiplies the chi-square
     # divergence by q^2.
     return Grid(
@@ -196,12 +199,6 @@ def largest_added(largest: float, prob: float) -> float:
   """Returns -log(1 - prob (1 - e^-largest)): no loss of an added record is above this."""
   # `largest` holds for any probability, also for one near 1.
   return largest if prob == 1 else min(largest, -math.log1p(prob * math.expm1(-largest)))
-
-
-def _accounted_prob(part: dpa.PoissonSampledDpEvent) -> float:
-  # A larger probability q' costs no less than q: drawing with q is drawing with q', and then
-  # leaving the record out with chance 1 - q / q'.
-  return max(part.sampling_probability, LEAST_PROB)
 
 
 def gaussian_event(noise_multiplier: float) -> DpEvent:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 import dp_accounting as dpa
 import numpy as np
 
 from dpjax import validate
-from dpjax.accounting.event_kinds.elements import Parts, with_noise
+from dpjax.accounting.event_kinds.elements import Parts
 from dpjax.accounting.event_kinds.kind import (
   ORDERS,
   DpEvent,
@@ -55,9 +55,6 @@ class RandomAllocationKind(EventKind[RandomAllocationDpEvent]):
   event = RandomAllocationDpEvent
   relations = (ADD, ZERO, REPLACE)
   replaced_in_two = True
-
-  def elements(self, event: RandomAllocationDpEvent) -> Iterable[tuple[DpEvent, int]]:
-    return with_noise(event)
 
   # The next two methods import their module when called, since few runs account for a pass.
   def rdp(self, part: RandomAllocationDpEvent) -> np.ndarray:

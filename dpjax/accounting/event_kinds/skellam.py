@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Iterable
 
 import dp_accounting as dpa
 import numpy as np
@@ -48,9 +47,6 @@ class SkellamKind(EventKind[SkellamDpEvent]):
   event = SkellamDpEvent
   relations = (ZERO, REPLACE)
   accountants = ("rdp",)
-
-  def elements(self, event: SkellamDpEvent) -> Iterable[tuple[DpEvent, int]]:
-    return [(event, 1)]
 
   def under(self, part: SkellamDpEvent, neighboring_relation: str) -> DpEvent:
     if neighboring_relation != REPLACE:

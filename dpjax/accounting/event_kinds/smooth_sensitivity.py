@@ -34,12 +34,11 @@ class SmoothSensitivityKind(EventKind[SmoothSensitivityDpEvent]):
   relations = RELATIONS
   accountants = ("rdp",)
 
-  def relations_of(self, part: SmoothSensitivityDpEvent) -> tuple[str, ...]:
+  def proofs(
+    self, part: SmoothSensitivityDpEvent
+  ) -> tuple[tuple[str, ...], tuple[str, ...]]:
     # A smooth sensitivity holds for one relation alone, so the event is never converted.
-    return (part.neighboring_relation,)
-
-  def elements(self, event: SmoothSensitivityDpEvent) -> list[tuple[dpa.DpEvent, int]]:
-    return [(event, 1)]
+    return (part.neighboring_relation,), self.accountants
 
   def rdp(self, part: SmoothSensitivityDpEvent) -> np.ndarray:
     # `votes` is imported here, since most runs publish no number with such noise.

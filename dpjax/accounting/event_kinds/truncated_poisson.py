@@ -11,7 +11,6 @@ from scipy import stats
 
 from dpjax import validate
 from dpjax.accounting import noise_profiles
-from dpjax.accounting.event_kinds.elements import with_noise
 from dpjax.accounting.event_kinds.kind import (
   LEAST_PROB,
   DpEvent,
@@ -63,8 +62,7 @@ class TruncatedPoissonKind(EventKind[dpa.TruncatedSubsampledGaussianDpEvent]):
     if prob == 0 or capacity == 0 or size == 0:
       return []
     _check(prob, size, capacity)
-    validate.non_negative(noise_multiplier=event.noise_multiplier)
-    return with_noise(event)
+    return super().elements(event)
 
   def pld(
     self, part: dpa.TruncatedSubsampledGaussianDpEvent, interval: float

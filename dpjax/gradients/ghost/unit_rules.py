@@ -677,7 +677,7 @@ def _examples_of_sum(rows: int) -> int:
 
 
 def _weighted(x: jax.Array, factor: jax.Array, finite: bool | None) -> jax.Array:
-  """Sums [B, ...] with weights [B] -> [...]; see `totals`."""
+  """Sums [B, ...] with weights [B] -> [...]; see `UnitRule.sum`."""
   if finite:
     return trees.dot_examples(factor, trees.at_least_float32(x))
   if finite is None and math.prod(x.shape[1:]) > _BRANCH_ABOVE:

@@ -65,7 +65,7 @@ def test_a_batch_serves_the_step_that_drew_it(slices, stacked):
   assert is_finite(updates)
   # The next batch is taken; one of a loop that began anew is not, nor a later one.
   assert is_finite(update(batches[slices], state)[0])
-  for wrong in (batches[0], batches[2 * slices], next(iter(plan.batches(_DATA)))):
+  for wrong in (batches[0], batches[2 * slices], next(iter(plan.batches(_DATA, rng=1)))):
     assert not is_finite(update(wrong, state)[0])
     with refuses("batch.step", value=int(wrong.step[0])):
       tx.update(grads(_PARAMS, wrong), state, _PARAMS)
