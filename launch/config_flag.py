@@ -15,8 +15,9 @@ import re
 import shlex
 import sys
 import textwrap
+from collections.abc import Mapping
 from types import ModuleType
-from typing import Any
+from typing import Any, NamedTuple
 
 from absl import flags
 
@@ -95,10 +96,10 @@ def get(name: str = "config", audit: bool | None = None) -> Any:
     UserError: a missing or failing file, another type of config, an unknown field or
       an ill-typed value; one line that names the flag.
   """
-  config, _, note = _got(name, audit)
-  if note:
-    writers.note(note)
-  return config
+  got = _got(name, audit)
+  if got.note:
+    writers.note(got.note)
+  return got.config
 
 
 def asked() -> tuple[Any, str]:
@@ -112,8 +113,9 @@ def asked() -> tuple[Any, str]:
       that cannot be a directory.
   """
   given = "audit" in flags.FLAGS and flags.FLAGS["audit"].present
-  config, module, note = _got("config", flags.FLAGS["audit"].value if given else None)
-  whole = _whole(config, module)
+  audit = flags.FLAGS["audit"].value if given else None
+  got = _got("config", audit, several=True)
+  whole, note = _whole(got), got.note
   is_one = isinstance(whole, Experiment)
   # A wrong config is one line, without a note above it. Several runs are checked by now.
   if note and is_one:
@@ -130,8 +132,24 @@ def asked() -> tuple[Any, str]:
   return whole, workdir
 
 
-def _whole(config: Any, module: ModuleType) -> Any:
+class _Got(NamedTuple):
+  """What the flag of a config names."""
+
+  config: Any  # of the file, with the overrides
+  module: ModuleType  # of the file
+  note: str = ""  # for the user
+  before: Any = None  # the file's config
+  texts: Mapping[str, str] = {}  # of the overrides, by their paths
+
+  def without(self, path: str) -> Any:
+    """Returns the config without one override."""
+    texts = {other: text for other, text in self.texts.items() if other != path}
+    return fields.override_all(self.before, texts)
+
+
+def _whole(got: _Got) -> Any:
   """Returns the run of a config, or all runs that its module yields."""
+  config, module = got.config, got.module
   get_configs = getattr(module, "get_configs", None)
   kind = _KINDS["config"]
   wanted = None if kind is None else kind.config_class
@@ -140,6 +158,10 @@ def _whole(config: Any, module: ModuleType) -> Any:
   if alone and get_configs is None:
     raise UserError("--alone=true: would be ignored, the file has no get_configs()")
   is_one = get_configs is None or alone
+  if alone and kinds.of(config).experiment is None:
+    raise UserError(
+      "--alone=true: must be of a config of one run; the file's is of several"
+    )
   if is_one:
     table = kinds.of(config).its_table()
     if table is None or table.alone(config) is None:
@@ -152,12 +174,30 @@ def _whole(config: Any, module: ModuleType) -> Any:
   named = _guarded(
     lambda: sweep.listed(_called(get_configs, config)), str(module.__file__), at
   )
+  for path in got.texts:
+    if path.startswith("base.") and _is_ignored(got, path, named):
+      raise UserError(
+        "would be ignored: get_configs() of the file sets it in each run",
+        field=path,
+        value=got.texts[path],
+      )
   several = sweep.Runs(named, config, title=_title(module))
   for point in several.points:
     if wanted not in (None, sweep.Sweep) and not isinstance(point.config, wanted):
       raise UserError(f"{at}: get_configs() yields {type(point.config).__name__}, but this "
                       f"launcher wants {wanted.__name__}")  # fmt: skip
   return several
+
+
+def _is_ignored(got: _Got, path: str, named: list[Any]) -> bool:
+  """Returns whether an override changes the config of a file, and none of the runs it yields."""
+  from dpjax.experiments.sweeps import sweep
+
+  with contextlib.suppress(UserError):
+    other = got.without(path)
+    if other != got.config:
+      return named == sweep.listed(_called(got.module.get_configs, other))
+  return False
 
 
 def _called(get_configs: Any, config: Any) -> Any:
@@ -169,17 +209,16 @@ def _title(module: ModuleType) -> str:
   return (module.__doc__ or "").strip().partition("\n")[0].rstrip(".:")
 
 
-def _got(name: str, audit: bool | None) -> tuple[Any, ModuleType, str]:
-  """Returns (config of the file that the flag names, with the overrides; the file's module; a note
-  for the user, or "")."""
+def _got(name: str, audit: bool | None, *, several: bool = False) -> _Got:
+  """Returns what the flag of this name, and its overrides, ask for; `several` as for `_loaded`."""
   flag_text = str(flags.FLAGS[name].value)
   kind = _KINDS[name]
   wanted = None if kind is None else kind.config_class
-  before, module = _loaded(flag_text, wanted, f"--{name}")
+  before, module = _loaded(flag_text, wanted, f"--{name}", several=several)
   config = before
   texts = {path: str(flags.FLAGS[f"{name}.{path}"].value) for path in _overridden(name)}
   if before is None:
-    return None, module, ""
+    return _Got(None, module)
   if audit is not None:
     # Before the fields of the audit that other flags set.
     path = "base.audit" if hasattr(config, "base") else "audit"  # of a sweep
@@ -188,7 +227,8 @@ def _got(name: str, audit: bool | None) -> tuple[Any, ModuleType, str]:
     config = fields.override_all(config, texts, name=name)
   except UserError as error:
     # A field of the file, which another field's flag made wrong, is no flag.
-    raise error.of(field=error.field.removeprefix(f"{name}.")) from error
+    field = error.field.removeprefix(f"{name}.")
+    raise error.of(field=field or f"--{name}.") from error
   lost = fields.lost(before, config, texts)
   note = ""
   if lost:
@@ -200,7 +240,7 @@ def _got(name: str, audit: bool | None) -> tuple[Any, ModuleType, str]:
     if note:
       writers.note(note)
     sys.exit(0)
-  return config, module, note
+  return _Got(config, module, note, before, texts)
 
 
 def _audit(config: Any) -> str:
@@ -291,14 +331,21 @@ def load(path: str, kind: type | None, *, name: str = "--config") -> Any:
   return _loaded(path, kind, name)[0]
 
 
-def _loaded(path: str, kind: type | None, name: str) -> tuple[Any, ModuleType]:
-  """Returns (result of a file's `get_config()`, its module). A file that has only `get_configs()`
-  has no config: None."""
+def _loaded(
+  path: str, kind: type | None, name: str, *, several: bool = False
+) -> tuple[Any, ModuleType]:
+  """Returns (result of a file's `get_config()`, its module).
+
+  Args:
+    several: whether the runs of `get_configs()` may be asked for. A file that has no other function
+      then has no config: None.
+  """
   at = f"{name}={path}"
   path = str(_file_of(path, at))
   module = _module(path, at)
   get_config = getattr(module, "get_config", None)
-  if get_config is None and callable(getattr(module, "get_configs", None)):
+  several = several and callable(getattr(module, "get_configs", None))
+  if get_config is None and several:
     if _overridden(name.lstrip("-")):
       raise UserError(f"{at}: the file has no get_config(), whose fields are flags")
     return None, module
@@ -308,7 +355,7 @@ def _loaded(path: str, kind: type | None, name: str) -> tuple[Any, ModuleType]:
   if kind is None:
     kind = kinds.of(config).config_class
   # What the flags of a sweep change may be of any kind, as long as its runs are of the wanted one.
-  if hasattr(module, "get_configs"):
+  if several:
     sweep = KINDS["sweep"].config_class
     if kind is sweep or isinstance(config, sweep):
       kind = type(config)
