@@ -45,7 +45,8 @@ def fail(message: object, code: int = 2) -> None:
 def as_typed(error: UserError, typed: Iterable[str]) -> UserError:
   """Returns an error about a field that names the flag which the user typed for it.
 
-  A field that no flag set is that of a config file, and keeps its name.
+  A field that no flag set is that of a config file, and keeps its name. Some errors have their
+  field in the text alone, which begins with it.
 
   Args:
     typed: names of the flags of the command line.
@@ -55,12 +56,19 @@ def as_typed(error: UserError, typed: Iterable[str]) -> UserError:
   --config.privacy.epsilon=-1.0: must be > 0
   >>> print(as_typed(error, ["workdir"]))
   privacy.epsilon=-1.0: must be > 0
+  >>> print(as_typed(UserError("pretrained='a': is no file"), ["config.pretrained"]))
+  --config.pretrained='a': is no file
   """
+  text = str(error)
+  in_text = re.match(r"[\w.\[\]]+(?=[=:])", text)
+  field = error.field or (in_text[0] if in_text else "")
   for flag in typed:
     for name in (flag, flag.partition(".")[2]):
-      rest = error.field.removeprefix(name)
+      rest = field.removeprefix(name)
       # What is inside a value is of the value's flag: an item of a list, a field of a choice.
-      if name and error.field.startswith(name) and rest[:1] in ("", ".", "["):
+      if name and field.startswith(name) and rest[:1] in ("", ".", "["):
+        if not error.field:
+          return UserError(f"--{flag}{text.removeprefix(name)}")
         return error.of(field=f"--{flag}{rest}")
   return error
 

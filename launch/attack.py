@@ -31,6 +31,7 @@ import pathlib
 
 from absl import flags
 
+from dpjax import validate
 from dpjax.attacks import registry
 from dpjax.experiments.kinds.attack import finished, table
 from dpjax.experiments.run import loop, writers
@@ -53,12 +54,17 @@ shared.define_sweep()
 def attack_run() -> None:
   """Attacks the run of --run, and prints the results."""
   overrides = [name for name in flags.FLAGS if name.startswith("config.")]
-  app.refuse_given(("config", "dry_run", *overrides), "a table of attacks, without --run")
+  names = ("config", "dry_run", "print_config", *shared.OF_SWEEPS, *overrides)
+  app.refuse_given(names, "a table of attacks, without --run")
+  workdir = flags.FLAGS.workdir
+  if workdir is not None:
+    validate.folder(workdir=workdir)
   folder = flags.FLAGS.run
   config = finished.attack_on(folder, num_shadows=flags.FLAGS.shadows)
   run = pathlib.Path(folder).resolve()
   # Beside the run, where a report looks for attacks.
-  workdir = flags.FLAGS.workdir or os.path.relpath(run.parent / f"attack_{run.name}")
+  if workdir is None:
+    workdir = os.path.relpath(run.parent / f"attack_{run.name}")
   app.prepare_memory([config.target])
   is_done = (pathlib.Path(workdir) / writers.RESULT).exists()
   try:
@@ -79,8 +85,8 @@ def main() -> None:
   """
   if flags.FLAGS.threats:
     fields = [name for name in flags.FLAGS if name.startswith("config.")]
-    names = ("config", "workdir", "dry_run", "run", "shadows", *fields)
-    app.refuse_given(names, "a run, without --threats")
+    names = ("config", "workdir", "dry_run", "print_config", "run", "shadows")
+    app.refuse_given((*names, *shared.OF_SWEEPS, *fields), "a run, without --threats")
     return print(registry.page(), end="")
   if flags.FLAGS.run is not None:
     return attack_run()

@@ -15,8 +15,9 @@ import re
 import shlex
 import sys
 import textwrap
+from collections.abc import Mapping
 from types import ModuleType
-from typing import Any
+from typing import Any, NamedTuple
 
 from absl import flags
 
@@ -87,10 +88,10 @@ def get() -> Any:
     UserError: a missing or failing file, another type of config, an unknown field or
       an ill-typed value; one line that names the flag.
   """
-  config, _, note = _got()
-  if note:
-    writers.note(note)
-  return config
+  got = _got()
+  if got.note:
+    writers.note(got.note)
+  return got.config
 
 
 def asked() -> tuple[Any, str]:
@@ -103,8 +104,8 @@ def asked() -> tuple[Any, str]:
     UserError: as `get`; a run of a sweep that would be refused, or is of another kind; a --workdir
       that cannot be a directory.
   """
-  config, module, note = _got()
-  whole = _whole(config, module)
+  got = _got(several=True)
+  whole, note = _whole(got), got.note
   is_one = isinstance(whole, Experiment)
   # A wrong config is one line, without a note above it. Several runs are checked by now.
   if note and is_one:
@@ -119,8 +120,24 @@ def asked() -> tuple[Any, str]:
   return whole, workdir
 
 
-def _whole(config: Any, module: ModuleType) -> Any:
+class _Got(NamedTuple):
+  """What the flag of a config names."""
+
+  config: Any  # of the file, with the overrides
+  module: ModuleType  # of the file
+  note: str = ""  # for the user
+  before: Any = None  # the file's config
+  texts: Mapping[str, str] = {}  # of the overrides, by their paths
+
+  def without(self, path: str) -> Any:
+    """Returns the config without one override."""
+    texts = {other: text for other, text in self.texts.items() if other != path}
+    return fields.override_all(self.before, texts)
+
+
+def _whole(got: _Got) -> Any:
   """Returns the run of a config, or all runs that its module yields."""
+  config, module = got.config, got.module
   get_configs = getattr(module, "get_configs", None)
   wanted = _wanted()
   at = f"--config={flags.FLAGS.config}"
@@ -128,6 +145,10 @@ def _whole(config: Any, module: ModuleType) -> Any:
   if alone and get_configs is None:
     raise UserError("--alone=true: would be ignored, the file has no get_configs()")
   is_one = get_configs is None or alone
+  if alone and kinds.of(config).experiment is None:
+    raise UserError(
+      "--alone=true: must be of a config of one run; the file's is of several"
+    )
   if is_one:
     table = kinds.of(config).its_table()
     if table is None or table.alone(config) is None:
@@ -140,6 +161,13 @@ def _whole(config: Any, module: ModuleType) -> Any:
   named = _guarded(
     lambda: sweep.listed(_called(get_configs, config)), str(module.__file__), at
   )
+  for path in got.texts:
+    if path.startswith("base.") and _is_ignored(got, path, named):
+      raise UserError(
+        "would be ignored: get_configs() of the file sets it in each run",
+        field=path,
+        value=got.texts[path],
+      )
   several = sweep.Runs(named, config, title=_title(module))
   for point in several.points:
     if wanted not in (None, sweep.Sweep) and not isinstance(point.config, wanted):
@@ -153,6 +181,17 @@ def _wanted() -> type | None:
   return None if _kind is None else _kind.config_class
 
 
+def _is_ignored(got: _Got, path: str, named: list[Any]) -> bool:
+  """Returns whether an override changes the config of a file, and none of the runs it yields."""
+  from dpjax.experiments.sweeps import sweep
+
+  with contextlib.suppress(UserError):
+    other = got.without(path)
+    if other != got.config:
+      return named == sweep.listed(_called(got.module.get_configs, other))
+  return False
+
+
 def _called(get_configs: Any, config: Any) -> Any:
   return get_configs() if config is None else get_configs(config)
 
@@ -162,12 +201,14 @@ def _title(module: ModuleType) -> str:
   return (module.__doc__ or "").strip().partition("\n")[0].rstrip(".:")
 
 
-def _got() -> tuple[Any, ModuleType, str]:
-  """Returns (config of the file that --config names, with the overrides; the file's module; a note
-  for the user, or "")."""
-  before, module = _loaded(str(flags.FLAGS[_NAME].value), _wanted(), f"--{_NAME}")
+def _got(*, several: bool = False) -> _Got:
+  """Returns what --config, and its overrides, ask for; `several` as for `_loaded`."""
+  before, module = _loaded(
+    str(flags.FLAGS[_NAME].value), _wanted(), f"--{_NAME}", several=several
+  )
   if before is None:
-    return None, module, ""
+    return _Got(None, module)
+  config = before
   texts = {path: str(flags.FLAGS[f"{_NAME}.{path}"].value) for path in _overridden()}
   if "audit" in flags.FLAGS and flags.FLAGS["audit"].present:
     # Before the fields of the audit that other flags set.
@@ -177,7 +218,8 @@ def _got() -> tuple[Any, ModuleType, str]:
     config = fields.override_all(before, texts, name=_NAME)
   except UserError as error:
     # A field of the file, which another field's flag made wrong, is no flag.
-    raise error.of(field=error.field.removeprefix(f"{_NAME}.")) from error
+    field = error.field.removeprefix(f"{_NAME}.")
+    raise error.of(field=field or f"--{_NAME}.") from error
   lost = fields.lost(before, config, texts)
   note = ""
   if lost:
@@ -189,7 +231,7 @@ def _got() -> tuple[Any, ModuleType, str]:
     if note:
       writers.note(note)
     sys.exit(0)
-  return config, module, note
+  return _Got(config, module, note, before, texts)
 
 
 def _audit(config: Any) -> str:
@@ -279,15 +321,22 @@ def load(path: str, kind: type | None, *, name: str = "--config") -> Any:
   return _loaded(path, kind, name)[0]
 
 
-def _loaded(path: str, kind: type | None, name: str) -> tuple[Any, ModuleType]:
-  """Returns (result of a file's `get_config()`, its module). A file that has only `get_configs()`
-  has no config: None."""
+def _loaded(
+  path: str, kind: type | None, name: str, *, several: bool = False
+) -> tuple[Any, ModuleType]:
+  """Returns (result of a file's `get_config()`, its module).
+
+  Args:
+    several: whether the runs of `get_configs()` may be asked for. A file that has no other function
+      then has no config: None.
+  """
   at = f"{name}={path}"
   path = str(_file_of(path, at))
   module = _module(path, at)
   get_config = getattr(module, "get_config", None)
-  if get_config is None and callable(getattr(module, "get_configs", None)):
-    if name == f"--{_NAME}" and _overridden():
+  several = several and callable(getattr(module, "get_configs", None))
+  if get_config is None and several:
+    if _overridden():
       raise UserError(f"{at}: the file has no get_config(), whose fields are flags")
     return None, module
   if not callable(get_config):
@@ -296,7 +345,7 @@ def _loaded(path: str, kind: type | None, name: str) -> tuple[Any, ModuleType]:
   if kind is None:
     kind = kinds.of(config).config_class
   # What the flags of a sweep change may be of any kind, as long as its runs are of the wanted one.
-  if hasattr(module, "get_configs"):
+  if several:
     sweep = KINDS["sweep"].config_class
     if kind is sweep or isinstance(config, sweep):
       kind = type(config)

@@ -33,6 +33,10 @@ _OF_PROCESSES = (
 )
 
 
+# Flags of files with several runs (`define_sweep`).
+OF_SWEEPS = ("only", "print_commands", "alone")
+
+
 def define(command: str, *, default: str | None) -> None:
   """Defines --config and --workdir of a launcher; call it at import time, like any absl flag."""
   kind = KINDS.get(command)

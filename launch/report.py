@@ -23,11 +23,14 @@ flags.DEFINE_list("attacks", [], "Folders of launch.attack --run that lie elsewh
 
 def main(*folders: str) -> None:
   """Writes the report on the run in this folder."""
-  if len(folders) != 1:
+  # pathlib reads "" as the current folder.
+  if len(folders) != 1 or not folders[0]:
     raise UserError(
       "must be the folder of one finished run", field="run", value=" ".join(folders)
     )
   values = flags.FLAGS
+  if not all(values.attacks):
+    raise UserError("must name folders", field="attacks", value=values["attacks"].value)
   paths = report.write(folders[0], attacks=values.attacks, workdir=values.workdir)
   print(f"wrote {', '.join(map(str, paths))}")
 

@@ -274,8 +274,9 @@ def test_attacks_beside_a_run_are_listed_and_those_on_others_are_not(tmp_path):
   assert listed() == ["attack_own"]
   assert listed(attacks=[far]) == ["far", "attack_own"]
   assert _cells(_section(report.of(other), "checks")) == []
-  with refuses("attacks", value=str(foreign)):
-    report.of(run, attacks=[foreign])
+  for folder in (foreign, tmp_path / "none"):
+    with refuses("attacks", value=str(folder)):
+      report.of(run, attacks=[folder])
 
 
 AUDIT = {
@@ -349,13 +350,16 @@ def test_what_is_no_finished_run_is_one_line(tmp_path):
   (run / "params.npz").write_bytes(b"other")
   with refuses("workdir"):
     report.of(run)
+  for folder in (str(run / "params.npz"), ""):
+    with refuses("workdir", value=folder):
+      report.write(run, workdir=folder)
   edited = _run(tmp_path / "edited", PROVED)
   file = edited / "result.json"
   file.write_text(file.read_text().replace("2.9998", "0.5"))
-  with refuses("runs"):
+  with refuses("run", value=str(edited)):
     report.of(edited)
   strange = _run(tmp_path / "strange", PROVED | {"versions": "much"})
-  with refuses("runs"):
+  with refuses("run", value=str(strange)):
     report.of(strange)
 
 

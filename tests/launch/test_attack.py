@@ -66,7 +66,7 @@ def test_the_threats_are_printed():
   assert done.returncode == 0 and done.stdout == registry.page()
 
 
-@pytest.mark.parametrize("more", ["--dry_run", "--config.seed=3", "--workdir=x"])
+@pytest.mark.parametrize("more", ["--only=x", "--config.seed=3", "--workdir=x"])
 def test_a_flag_beside_the_threats_is_refused(more):
   assert f"{more.split('=')[0]}" in commands.refusal(_launch("--threats", more))
 
@@ -81,6 +81,8 @@ def test_a_flag_beside_the_threats_is_refused(more):
     (["--config.target.compression=zip"], "compression='zip': must be one of"),
     (["--alone", "--only=x"], "--only=x: would be ignored, it needs several runs"),
     (["--only=x"], "only='x': must be a pattern of one of membership, none"),
+    (["--run=runs/x", "--only=x"], "--only=x: would be ignored"),
+    (["--run=runs/x", "--workdir="], "--workdir='': must be the name of a directory"),
   ],
 )
 def test_a_mistake_is_one_line(tmp_path, arguments, words):

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import pathlib
 import subprocess
 import sys
+import types
+from typing import Any
 
 import pytest
 
+from dpjax.experiments.config import fields
 from dpjax.experiments.kinds.central.config import TrainConfig
 from dpjax.experiments.sweeps.sweep import Sweep
 from dpjax.validate import UserError
@@ -71,6 +75,11 @@ CASES = {  # arguments -> what the one line on stderr says
   ),
   "of other runs": ("--config=good.py --fraction_fit=.1", "'clients_per_round'"),
   "wrong type": ("--config=good.py --config.num_steps=many", "--config.num_steps='many'"),
+  "unknown section": (
+    "--config=good.py --config.nope.x=1",
+    "--config.nope.x: no such field",
+  ),
+  "no name": ("--config=good.py --config.=1", "--config.: no such field"),
   "missing file": ("--config=nowhere.py", "--config=nowhere.py: no such file"),
   "not a config": (
     "--config=other.py",
@@ -144,6 +153,28 @@ def test_default_file_takes_overrides(ended):
   assert json.loads(out)["seed"] == 3 and json.loads(out)["num_steps"] == 7
 
 
+@pytest.mark.parametrize(
+  ("texts", "ignored"),
+  [
+    ({"base.seed": "5"}, "base.seed"),
+    ({"base.num_steps": "5"}, ""),
+    ({"base.seed": "0"}, ""),  # as in the file: nothing is lost
+  ],
+)
+def test_a_flag_that_every_run_of_a_sweep_sets_itself_is_found(texts, ignored):
+  def get_configs(sweep):
+    yield "a run", dataclasses.replace(sweep.base, seed=3)
+
+  before = Sweep()
+  config = fields.override_all(before, texts)
+  module: Any = types.SimpleNamespace(get_configs=get_configs)
+  got = config_flag._Got(config, module, before=before, texts=texts)
+  found = [
+    name for name in texts if config_flag._is_ignored(got, name, [*get_configs(config)])
+  ]
+  assert found == [ignored] * bool(ignored)
+
+
 def test_failing_file_names_its_line(folder):
   with pytest.raises(UserError, match=r"failing\.py: ModuleNotFoundError.*\(line 2\)"):
     config_flag.load(str(folder / "failing.py"), TrainConfig)
@@ -175,6 +206,11 @@ def test_bad_files(tmp_path, text, says):
 def test_a_file_without_a_name_is_none():
   with pytest.raises(UserError, match="--config=: must name a Python file"):
     config_flag.load("", TrainConfig)
+
+
+def test_a_sweep_is_no_config_of_one_run():
+  with pytest.raises(UserError, match=r"returned Sweep, but .* wants TrainConfig"):
+    config_flag.load("configs/sweeps/quickstart.py", TrainConfig)
 
 
 def test_a_config_of_another_launcher_is_named(folder):

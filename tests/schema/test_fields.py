@@ -150,7 +150,7 @@ def test_a_choice_takes_a_name_json_a_value_and_then_its_numbers():
       "absent:nothing",
       "config.algorithm",
     ),
-    ("algorithm.mu.x", "1", "config.algorithm.mu"),
+    ("algorithm.mu.x", "1", "config.algorithm.mu.x"),
     ("compression.", "quantize", "config.compression."),
     ("partition.alpha", "0.1", "config.partition.alpha"),
     ("momentum", "0.9", "config.momentum"),

@@ -20,7 +20,7 @@ class Grid:
   base: Any = dataclasses.field(default_factory=TrainConfig)
   grid: dict[str, list] = dataclasses.field(default_factory=dict)
   variants: dict[str, dict[str, Any]] = dataclasses.field(default_factory=dict)
-  seeds: list[int] = dataclasses.field(default_factory=list)
+  seeds: list[int] | None = None
   x: str = "privacy.epsilon"
   y: str = "test_accuracy"
   series: str | None = None

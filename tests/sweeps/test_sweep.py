@@ -336,7 +336,8 @@ def test_a_run_that_diverged_keeps_its_row_and_the_sweep_goes_on(tmp_path, capsy
     # of the base, as the flag names it
     ({"base": TrainConfig(privacy=DpSgd(delta=2.0))}, "base.privacy.delta"),
     ({"seeds": [0, 1, 0]}, "seeds"),
-    ({"seeds": [-1]}, "seeds"),
+    ({"seeds": [-1]}, "seeds[0]"),
+    ({"seeds": []}, "seeds"),
     ({"x": "privacy.epsilom"}, "x"),
     ({"series": "modell.name"}, "series"),
   ],
@@ -403,15 +404,26 @@ def test_a_name_that_no_folder_can_have_is_refused(name):
     max_size=3,
     unique_by=str.lower,
   ),
-  seeds=st.lists(st.integers(0, 99), max_size=3, unique=True),
+  seeds=st.none() | st.lists(st.integers(0, 99), min_size=1, max_size=3, unique=True),
 )
 def test_names_are_stable_unique_and_safe(names, seeds):  # fmt: skip
   runs = lambda: Runs([(name, TrainConfig()) for name in names], Sweep(seeds=seeds))
   found = runs().points
-  assert len(found) == len(names) * max(1, len(seeds))
+  assert len(found) == len(names) * len(seeds or [None])
   assert len({point.name.lower() for point in found}) == len(found)
   assert not any(set(point.name) & set("/\\ \n\0") for point in found)
   assert found == runs().points
+
+
+def test_an_epsilon_that_comes_twice_is_named():
+  with refuses("epsilons", value=[2.0, 2.0]):
+    Runs([("a run", TrainConfig())], Sweep(epsilons=[2.0, 2.0]))
+
+
+@pytest.mark.parametrize("text", ["train", "{}", "none"])
+def test_a_base_is_a_config(text):
+  with refuses("config.base"):
+    fields.override(Sweep(), "base", text)
 
 
 def test_p17_points_share_no_noise():

@@ -35,9 +35,9 @@ def attacks_on(run: Finished, more: Iterable[str | os.PathLike] = ()) -> list[Fi
   found = dict[pathlib.Path, Finished]()
   for folder in more:
     path = pathlib.Path(folder)
-    attack = finished.read(path)
+    attack = finished.read(path, "attacks")
     if not attack.is_attack or model is None or attack.result.get(ATTACKED) != model:
-      raise UserError("must be an attack on this run", field="attacks", value=str(path))
+      raise finished.odd(path, "must be an attack on this run", "attacks")
     found[path.resolve()] = attack
   beside: list[pathlib.Path] = []
   with contextlib.suppress(OSError):

@@ -13,6 +13,7 @@ import pathlib
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from dpjax import validate
 from dpjax.accounting import statement
 from dpjax.accounting.text import upper
 from dpjax.experiments.board import attacker, checks, scores
@@ -30,7 +31,6 @@ from dpjax.experiments.kinds.federated.config import NATURAL
 from dpjax.experiments.run import checkpoint, finished, workdir, writers
 from dpjax.experiments.run.finished import Finished
 from dpjax.relevance.rigorous import FEATURES_UNIT
-from dpjax.validate import UserError
 
 MARKDOWN = "report.md"
 HTML = "report.html"
@@ -149,8 +149,10 @@ def write(
   Raises:
     UserError: no finished run, or one whose files were changed.
   """
-  document = of(folder, attacks=attacks)
   target = pathlib.Path(folder if workdir is None else workdir)
+  if workdir is not None:
+    validate.folder(workdir=workdir)
+  document = of(folder, attacks=attacks)
   writers.make_folder(target)
   texts = {MARKDOWN: document.markdown(), HTML: document.html()}
   for name, text in texts.items():
@@ -162,7 +164,7 @@ def of(folder: str | os.PathLike, *, attacks: Iterable[str | os.PathLike] = ()) 
   """Returns the report on a finished run; see `write`."""
   run = _finished(pathlib.Path(folder))
   on_it = checks.attacks_on(run, attacks)
-  with finished.as_runs_write(run.path):
+  with finished.as_runs_write(run.path, "run"):
     questions = [
       Section("protected", "Whose data is protected?", _protected(run)),
       Section("against", "Against whom?", _against(run)),
@@ -181,22 +183,13 @@ def of(folder: str | os.PathLike, *, attacks: Iterable[str | os.PathLike] = ()) 
 def _finished(path: pathlib.Path) -> Finished:
   """Returns the run in a folder. Raises UserError, one line, for any other folder."""
   if not path.is_dir():
-    raise UserError("must be the folder of a run", field="run", value=str(path))
-  if not (path / writers.RESULT).exists():
-    several = (path / "points").is_dir()
-    reason = "holds several runs; name one of those in points/" if several else ""
-    raise UserError(
-      reason or f"has no {writers.RESULT}: it holds no finished run",
-      field="run",
-      value=str(path),
-    )
-  run = finished.read(path)
+    raise finished.odd(path, "must be the folder of a run", "run")
+  if not (path / writers.RESULT).exists() and (path / "points").is_dir():
+    raise finished.odd(path, "holds several runs; name one of those in points/", "run")
+  run = finished.read(path, "run")
   if run.is_attack:
-    raise UserError(
-      "is an attack; name the run that it attacked, whose report lists it",
-      field="run",
-      value=str(path),
-    )
+    reason = "is an attack; name the run that it attacked, whose report lists it"
+    raise finished.odd(path, reason, "run")
   workdir.check_files(path, run.result.get(workdir.FILES) or {})
   return run
 

@@ -351,9 +351,15 @@ def _check_section(config: Any, path: str, name: str) -> None:
     raise UserError(f"{name} holds {config!r}, which has no fields", field=f"{name}.{path}")
 
 
-def _check_field(config: Any, head: str, name: str, choice: Choice | None = None) -> None:
+def _check_field(
+  config: Any, head: str, name: str, choice: Choice | None = None, *, path: str = ""
+) -> None:
   """Raises UserError unless the config has the field `head`. The message names the nearest field of
-  the config or of its sections, or the chosen value that has the field."""
+  the config or of its sections, or the chosen value that has the field.
+
+  Args:
+    path: dotted path that begins with `head`, as it was given; the error is about it.
+  """
   known = [field.name for field in fields_of(config)]
   if head in known:
     return
@@ -362,10 +368,10 @@ def _check_field(config: Any, head: str, name: str, choice: Choice | None = None
     whose = f"; it belongs to {', '.join(owners[head])}" if head in owners else ""
     hint = whose or _meant(head, owners, known)
     raise UserError(
-      f"{choice.name(config)!r} has no such field{hint}", field=f"{name}.{head}"
+      f"{choice.name(config)!r} has no such field{hint}", field=f"{name}.{path or head}"
     )
   raise UserError(
-    f"no such field{_meant(head, _paths(config), known)}", field=f"{name}.{head}"
+    f"no such field{_meant(head, _paths(config), known)}", field=f"{name}.{path or head}"
   )
 
 
@@ -460,12 +466,14 @@ def _update(
   inside: dict[str, dict[str, Any]] = {}
   for path, change in changes.items():
     head, dot, tail = path.partition(".")
-    if dot and not tail:
-      raise UserError("no such field; must not end in a dot", field=f"{name}.{path}")
+    if not head or (dot and not tail):
+      raise UserError(
+        "no such field; names between dots must not be empty", field=f"{name}.{path}"
+      )
     choice = choice_of(hint)
     if config is not None or choice is None:
       _check_section(config, path, name)
-    _check_field(config, head, name, choice)
+    _check_field(config, head, name, choice, path=path)
     if tail:
       inside.setdefault(head, {})[tail] = change
     else:
@@ -549,7 +557,11 @@ def _check_union(value: Any, hint: Any, name: str) -> Any:
     return _check_dataclass(value, type(value), name)
   if value is None and type(None) in _members(hint):
     return None
-  for option in _members(hint):
+  options = [option for option in _members(hint) if option is not type(None)]
+  if len(options) == 1 and isinstance(value, list | tuple | dict):
+    # The error then names the entry at fault.
+    return check(value, options[0], name)
+  for option in options:
     try:
       return check(value, option, name)
     except UserError:

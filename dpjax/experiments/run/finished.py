@@ -35,13 +35,13 @@ class Finished(NamedTuple):
     return isinstance(self.config.get("attack"), dict)
 
 
-def odd(path: pathlib.Path, reason: str) -> UserError:
-  """Returns an error about a folder that is not as needed."""
-  return UserError(f"{path}: {reason}", field="runs")
+def odd(path: pathlib.Path, reason: str, field: str = "runs") -> UserError:
+  """Returns an error about a folder that is not as needed; `field` is the argument for it."""
+  return UserError(reason, field=field, value=str(path))
 
 
 @contextlib.contextmanager
-def as_runs_write(path: pathlib.Path) -> Iterator[None]:
+def as_runs_write(path: pathlib.Path, field: str = "runs") -> Iterator[None]:
   """Turns errors of the block about values that no run writes into one line about the folder."""
   try:
     yield
@@ -49,24 +49,32 @@ def as_runs_write(path: pathlib.Path) -> Iterator[None]:
   except UserError:
     raise
   except STRANGE as error:
-    raise odd(path, f"holds what no run writes ({type(error).__name__})") from error
+    reason = f"holds what no run writes ({type(error).__name__})"
+    raise odd(path, reason, field) from error
 
 
-def read(path: pathlib.Path) -> Finished:
+def read(path: pathlib.Path, field: str = "runs") -> Finished:
   """Returns the finished run in a folder.
+
+  Args:
+    field: argument that names the folder, for errors.
 
   Raises:
     UserError: the folder holds no finished run, or its result is not that of its config, as after
       an edit. The digest is no signature; see `workdir.finished`.
   """
+  for name in (writers.RESULT, workdir.CONFIG):
+    if not (path / name).exists():
+      raise odd(path, f"has no {name}: it holds no finished run", field)
   result = writers.read_json(path / writers.RESULT)
   config = writers.read_json(path / workdir.CONFIG)
   if not isinstance(result, dict) or not isinstance(config, dict):
-    raise odd(path, "is no folder of a run")
+    raise odd(path, "is no folder of a run", field)
   # For each kind of run, the config fields that its seal leaves out.
   kinds = {getattr(kind.config_class, "where", ()) for kind in KINDS.values()}
-  with as_runs_write(path):
+  with as_runs_write(path, field):
     seals = {workdir.sealed(config, where, result) for where in kinds}
   if result.get(workdir.SEAL) not in seals:
-    raise odd(path, f"its {writers.RESULT} is not the result of its {workdir.CONFIG}")
+    reason = f"its {writers.RESULT} is not the result of its {workdir.CONFIG}"
+    raise odd(path, reason, field)
   return Finished(path, config, result)

@@ -80,9 +80,11 @@ class Sweep(WithChoices):
     rules.each(rules.FieldRule(validate.positive_or_inf, "> 0")),
     "budgets of the curve; Infinity: clipped, without noise",
   ] = dataclasses.field(default_factory=list)
-  seeds: Annotated[list[int], "each config runs with each of them; []: its own"] = (
-    dataclasses.field(default_factory=list)
-  )
+  seeds: Annotated[
+    list[int] | None,
+    rules.each(rules.at_least(0)),
+    "each config runs with each of them; none: with its own",
+  ] = None
   x: Annotated[str, "field or result on the axis"] = "privacy.epsilon"
   y: Annotated[str, "result that is drawn"] = "test_accuracy"
   series: Annotated[str | None, "a line for each of its values"] = None
@@ -98,6 +100,14 @@ class Sweep(WithChoices):
     Choice({"none": type(None), "best": Selection}),
     "release the best run alone, at a cost of its own",
   ] = None
+
+  def __post_init__(self):
+    if not dataclasses.is_dataclass(self.base) or isinstance(self.base, type):
+      raise UserError(
+        "must be a config; a flag sets one of its fields, as --config.base.seed=1",
+        field="base",
+        value=self.base,
+      )
 
 
 def listed(named: Named) -> list[tuple[str, Any]]:
@@ -131,11 +141,12 @@ def points(named: Named, config: Any = None) -> list[Point]:
   """
   if isinstance(config, Sweep):
     common.typed(config)
-    _check_seeds(config.seeds)
-  seeds = config.seeds if isinstance(config, Sweep) else []
+    _check_lists(config)
+  asked = config.seeds if isinstance(config, Sweep) else None
+  seeds: list[Any] = [None] if asked is None else asked
   # Runs are counted before they are checked: a mistyped loop may ask for billions of runs.
   entries = listed(named)
-  count = len(entries) * max(1, len(seeds))
+  count = len(entries) * len(seeds)
   if not 1 <= count <= rules.MOST_RUNS:
     empty = "" if entries or not isinstance(config, Sweep) else _empty_lists(config)
     raise UserError(
@@ -156,7 +167,7 @@ def points(named: Named, config: Any = None) -> list[Point]:
     except UserError as error:
       raise _placed(error, name, run, config) from error
     facts = {"label": name, "variant": name.split(" @ ")[0]}
-    for seed in seeds or [None]:
+    for seed in seeds:
       its = run if seed is None else fields.replace(run, "seed", seed)
       runs.append(Point(_folder(name, seed), its, facts | {"seed": its.seed}))
   _check_alike(runs)
@@ -168,18 +179,24 @@ def _empty_lists(config: Sweep) -> str:
   flags = {
     f"--config.{field.name}": getattr(config, field.name)
     for field in dataclasses.fields(config)
-    if field.name not in ("seeds", "references")
+    if field.name != "references"
   }
   return ", ".join(flag for flag, value in flags.items() if value in ([], ()))
 
 
-def _check_seeds(seeds: list[int]) -> None:
-  for index, seed in enumerate(seeds):
-    validate.integer_at_least(0, seeds=seed)
-    if seed in seeds[:index]:
-      raise UserError(
-        f"{seed!r} comes twice; each must be different", field="seeds", value=seeds
-      )
+def _check_lists(config: Sweep) -> None:
+  """Raises UserError for a seed or an epsilon that comes twice, and for no seed at all."""
+  if config.seeds == []:
+    raise UserError(
+      "must hold a seed, or be none: each config with its own", field="seeds", value=[]
+    )
+  for field in ("seeds", "epsilons"):
+    values = getattr(config, field) or []
+    for index, value in enumerate(values):
+      if value in values[:index]:
+        raise UserError(
+          f"{value!r} comes twice; each must be different", field=field, value=values
+        )
 
 
 def _check_alike(runs: list[Point]) -> None:
