@@ -119,6 +119,21 @@ class Evidence:
     return np.where(chosen, self.shadows, np.nan)
 
 
+def shadows_of(target: int, included: np.ndarray) -> np.ndarray:
+  """Returns bool [M]: the models that may be shadows of model `target`, all but its complement.
+
+  No real attacker has a shadow with exactly the records that the target lacks: it would reveal the
+  members.
+
+  >>> held = np.array([[True, False], [False, True], [True, True]])
+  >>> shadows_of(0, held).tolist()
+  [False, False, True]
+  """
+  kept = ~np.all(included == ~included[target], axis=1)
+  kept[target] = False
+  return kept
+
+
 def confidence_rule(confidences: HostArray, *, threshold: float = 0.8) -> np.ndarray:
   """Scores 1 if the model's largest probability for a record exceeds `threshold`, else 0.
 

@@ -15,7 +15,13 @@ import numpy as np
 
 from dpjax import validate
 from dpjax.attacks import roc
-from dpjax.attacks.membership import Evidence, beaten_share, relative_confidence, rmia
+from dpjax.attacks.membership import (
+  Evidence,
+  beaten_share,
+  relative_confidence,
+  rmia,
+  shadows_of,
+)
 from dpjax.types import HostArray
 from dpjax.validate import UserError
 
@@ -130,10 +136,7 @@ def rmia_tuned(
 def _games(evidence: Evidence, offline: bool) -> Iterator[tuple[Evidence, np.ndarray]]:
   """Yields (evidence, members) with each usable shadow as the target."""
   for target, members in enumerate(evidence.included):
-    # A shadow with exactly the records that the target lacks would reveal the members. No real
-    # attacker has one.
-    kept = ~np.all(evidence.included == ~members, axis=1)
-    kept[target] = False
+    kept = shadows_of(target, evidence.included)
     included = evidence.included[kept]
     counts = included.sum(axis=0)
     enough = len(included) >= 2 and (counts < len(included)).all()

@@ -28,7 +28,7 @@ import jax
 import numpy as np
 
 from dpjax import validate
-from dpjax.auditing.lower_bounds import Scores, rate_at_most
+from dpjax.auditing.lower_bounds import Scores, log_ratio, rate_at_most
 from dpjax.validate import UserError
 
 CONFIDENCE = 0.999
@@ -294,10 +294,7 @@ def _log_ratio(
   often: np.ndarray, n: int, rarely: np.ndarray, m: int, delta: float, significance: float
 ) -> np.ndarray:
   low = 1 - rate_at_most(n - often, n, significance)
-  high = rate_at_most(rarely, m, significance)
-  excess = low - delta
-  ratio = np.log(np.where(excess > 0, excess, 1.0) / high)
-  return np.where(excess > 0, ratio, -math.inf)
+  return log_ratio(low - delta, rate_at_most(rarely, m, significance))
 
 
 # --- adversaries

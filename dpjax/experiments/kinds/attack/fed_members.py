@@ -39,7 +39,6 @@ from dpjax.experiments.kinds.federated import records as silos
 from dpjax.experiments.kinds.federated.config import FedConfig
 from dpjax.experiments.run import saved, writers
 from dpjax.experiments.run.guarantee import NONE, RATES
-from dpjax.experiments.run.loop import Phase
 from dpjax.experiments.run.run_keys import RunKeys
 from dpjax.federated.round import params_of
 from dpjax.types import Params
@@ -240,9 +239,7 @@ def _keys_of(random: RunKeys, index: int) -> RunKeys:
   )
 
 
-def phase(config: AttackConfig, attacked: Targets) -> Phase:
-  """Returns a phase that trains one shadow federation in each step."""
-  return members.phase(config, attacked)
+phase = members.phase  # one shadow federation in each step
 
 
 def measured(
@@ -312,31 +309,11 @@ def _strongest(
   curves = {name: roc.curve_of(score, truth) for name, score in scores.items()}
   resolved = [(name, fpr) for name, fpr in RATES.items() if fpr * int((~truth).sum()) >= 1]
   if not resolved:
-    method = max(curves, key=lambda name: curves[name].auc)
-    return _by_auc(method, curves[method]) | {"words": "too few others"}
+    return members.strongest(curves, None)
   key, fpr = resolved[0]
-  rates = {name: roc.rate_at(curve, fpr) for name, curve in curves.items()}
-  method = max(rates, key=lambda name: (rates[name].tpr, curves[name].auc))
-  rate = rates[method]
-  low, high = rate.tpr_interval
-  return _by_auc(method, curves[method]) | {
-    "fpr": fpr,
-    "tpr": rate.tpr,
-    "tpr_interval": [low, high],
-    "allowed_tpr": row[key],
-    "words": (
-      f"TPR {rate.tpr:.3f} ({low:.3f}-{high:.3f}) at {100 * fpr:g} % FPR, where "
-      f"{upper(row[key])} is allowed"
-    ),
-  }
-
-
-def _by_auc(method: str, curve: roc.Roc) -> dict[str, Any]:
-  return {
-    "method": method,
-    "auc": curve.auc,
-    "auc_interval": list(roc.auc_interval(curve, confidence=0.95)),
-  }
+  best = members.strongest(curves, fpr)
+  words = f"{best['words']}, where {upper(row[key])} is allowed"
+  return best | {"allowed_tpr": row[key], "words": words}
 
 
 def _table(rows: Sequence[Mapping[str, Any]]) -> str:
