@@ -154,15 +154,15 @@ ATTACKS: tuple[Attack, ...] = (
   Attack(
     "RMIA, tuned on shadows", _MEMBER, "answers",
     f"{_OWNER} and has data like the training's", _DP,
-    "dpjax.attacks.rmia_tuning.rmia_tuned", "Zarifzadeh et al. 2024",
+    "dpjax.attacks.membership.rmia_tuned", "Zarifzadeh et al. 2024",
   ),
   Attack(
     "InfoRMIA", _MEMBER, "answers", f"{_OWNER} and has data like the training's", _DP,
-    "dpjax.attacks.information.informia", "Tao and Shokri 2025",
+    "dpjax.attacks.membership.informia", "Tao and Shokri 2025",
   ),
   Attack(
     "BaVarIA", _MEMBER, "answers", f"{_OWNER} and has data like the training's", _DP,
-    "dpjax.attacks.student_t.bavaria", "Brännvall 2026",
+    "dpjax.attacks.membership.bavaria", "Brännvall 2026",
   ),
   Attack(
     "augmented queries", _MEMBER, "answers",

@@ -105,7 +105,10 @@ def prepare(config: AttackConfig, loaded: tuple[Any, Any], random: RunKeys) -> T
   train, test = loaded
   settings = config.attack
   target = None
-  records, members = (train, None) if settings.target is None else _joined(train, test)
+  records, members = train, None
+  if settings.target is not None:
+    records = joined(train, test)
+    members = np.arange(len(records)) < len(train)
   if settings.queries > 1 and np.ndim(records.x) != 4:
     raise UserError(
       "needs images [H, W, C] to flip and shift, data have shape "
@@ -130,9 +133,7 @@ def prepare(config: AttackConfig, loaded: tuple[Any, Any], random: RunKeys) -> T
   guarantee = run.guarantee
   facts = {}
   if settings.target is not None:
-    arrays = saved.read(settings.target, "attack.target")
-    target = saved.in_place_of(run.params, arrays, f"attack.target={settings.target!r}")
-    facts = facts_of_run(settings.target, target, config.train)
+    target, facts = given_target(config, run.params)
     guarantee = NONE  # the steps of this config did not train the target
   init = jax.jit(
     lambda key: central.start(config.train, half, random._replace(init=key))[2]
@@ -149,13 +150,21 @@ def prepare(config: AttackConfig, loaded: tuple[Any, Any], random: RunKeys) -> T
   return Targets(records, included, target, members, run, test, models, guarantee, facts)
 
 
-def _joined(train: data.Dataset, test: data.Dataset) -> tuple[data.Dataset, np.ndarray]:
+def joined(train: data.Dataset, test: data.Dataset, *more: data.Dataset) -> data.Dataset:
+  """Returns all records in one data set. Raises UserError without test data."""
   if not len(test):
     raise UserError("has no test data, so there are no non-members", field="data.name")
-  x = np.concatenate([train.x, test.x])
-  y = np.concatenate([train.y, test.y])
-  both = data.from_arrays(x, y, num_classes=train.num_classes, name=train.name)
-  return both, np.arange(len(y)) < len(train)
+  parts = (train, test, *more)
+  x, y = (np.concatenate([np.asarray(getattr(p, n)) for p in parts]) for n in "xy")
+  return data.from_arrays(x, y, num_classes=train.num_classes, name=train.name)
+
+
+def given_target(config: AttackConfig, params: Params) -> tuple[Params, dict[str, Any]]:
+  """Returns the parameters of `attack.target`, a tree like `params`, and `facts_of_run` of it."""
+  path = config.attack.target
+  arrays = saved.read(path, "attack.target")
+  target = saved.in_place_of(params, arrays, f"attack.target={path!r}")
+  return target, facts_of_run(path, target, config.target)
 
 
 def _halves(config: AttackConfig, count: int, n: int, random: RunKeys) -> np.ndarray:
