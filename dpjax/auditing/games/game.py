@@ -27,7 +27,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from dpjax import validate
+from dpjax import accounting, validate
 from dpjax.auditing.lower_bounds import Scores, log_ratio, rate_at_most
 from dpjax.validate import UserError
 
@@ -67,6 +67,15 @@ class Claim(NamedTuple):
 def claims(epsilon_at: Callable[[float], float]) -> tuple[Claim, ...]:
   """Returns the points at `DELTAS` of a guaranteed curve, delta -> epsilon."""
   return tuple(Claim(epsilon_at(delta), delta) for delta in DELTAS)
+
+
+def claims_of_event(event: Any, relation: str, **options: str) -> tuple[Claim, ...]:
+  """Returns the points at `DELTAS` of what an event costs. Options are those of `epsilon`."""
+  return claims(
+    lambda delta: accounting.epsilon(
+      event, delta=delta, neighboring_relation=relation, **options
+    )
+  )
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

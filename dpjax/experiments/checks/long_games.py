@@ -239,7 +239,7 @@ def _write(settings: Settings, path: pathlib.Path, rows: list[dict[str, Any]]) -
   # The CSV has a row for every game. The Markdown table has one for each subject: the game that
   # came nearest to its claim.
   columns = (*_COLUMNS, "case")
-  every = [
+  every: list[dict[str, Any]] = [
     dict(zip(columns, (*_cells(row, game), game["case"])))
     for row in rows
     for game in row["games"]
