@@ -23,8 +23,7 @@ import pathlib
 from absl import flags
 
 from dpjax import validate
-from dpjax.checks import table as check
-from dpjax.checks.subject import Row
+from dpjax.checks.table import CheckTable
 from dpjax.experiments.checks import of_config
 from dpjax.experiments.config.naming import naming
 from dpjax.experiments.kinds.central.config import TrainConfig
@@ -36,7 +35,7 @@ config_flag.define(kind=KINDS["train"], default="configs/quickstart.py")
 flags.DEFINE_string("workdir", None, "Directory to write check.json to (default: nowhere).")
 
 
-def measured(config: TrainConfig) -> list[Row]:
+def measured(config: TrainConfig) -> CheckTable:
   """Runs every check of a config's run. A bar on a terminal names the part that is at work."""
   with writers.bar(1, "model and data") as bar:
     subject = of_config.subject(config)
@@ -46,7 +45,7 @@ def measured(config: TrainConfig) -> list[Row]:
     for row in of_config.checks(subject, begins=lambda name: bar.update(0, now=name)):
       rows.append(row)
       bar.update()
-  return rows
+  return CheckTable(rows)
 
 
 def main() -> None:
@@ -57,14 +56,13 @@ def main() -> None:
   config = config_flag.get()
   app.prepare_memory([config])
   with naming(config):
-    rows = measured(config)
-  print(check.table(rows))
+    table = measured(config)
+  print(table)
   if workdir is not None:
-    writers.write_json(pathlib.Path(workdir) / "check.json", check.to_json(rows))
-  failed = check.failures(rows)
-  if failed:
-    names = "; ".join(row.name for row in failed)
-    app.fail(f"{len(failed)} of {len(rows)} checks failed: {names}", code=1)
+    writers.write_json(pathlib.Path(workdir) / "check.json", table.to_json())
+  if table.failed:
+    names = "; ".join(row.name for row in table.failed)
+    app.fail(f"{len(table.failed)} of {len(table)} checks failed: {names}", code=1)
 
 
 if __name__ == "__main__":

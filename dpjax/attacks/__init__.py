@@ -48,11 +48,11 @@ if TYPE_CHECKING:
   from dpjax.attacks.gradient_inversion import CosineAdam as CosineAdam
   from dpjax.attacks.gradient_inversion import Dlg as Dlg
   from dpjax.attacks.gradient_inversion import Inversion as Inversion
+  from dpjax.attacks.membership import MEMBERSHIP_ATTACKS as MEMBERSHIP_ATTACKS
   from dpjax.attacks.membership import Evidence as Evidence
   from dpjax.attacks.membership import lira as lira
   from dpjax.attacks.membership import loss_threshold as loss_threshold
   from dpjax.attacks.membership import rmia as rmia
-  from dpjax.attacks.membership_table import MEMBERSHIP_ATTACKS as MEMBERSHIP_ATTACKS
   from dpjax.attacks.poisoning import backdoor as backdoor
   from dpjax.attacks.poisoning import label_flip as label_flip
   from dpjax.attacks.poisoning import scaled_update as scaled_update

@@ -18,7 +18,7 @@ import numpy as np
 from dpjax import models, validate
 from dpjax.attacks import reconstructions, signals
 from dpjax.attacks.fitting import Fit
-from dpjax.attacks.roc import Interval, exact_interval
+from dpjax.attacks.roc import Counted, counted
 from dpjax.types import Array, HostArray, Params
 from dpjax.validate import UserError
 
@@ -52,11 +52,7 @@ class Decoder(NamedTuple):
 
 
 def _logs(answers: HostArray) -> np.ndarray:
-  p = signals.numbers("answers", answers)
-  if p.ndim != 2 or p.shape[1] < 2 or not len(p):
-    raise UserError(f"must be probabilities [n, K], K >= 2, got {p.shape}", field="answers")
-  if ((p < 0) | (p > 1)).any():
-    raise UserError(f"run from {p.min()} to {p.max()}: must lie in [0, 1]", field="answers")
+  p = signals.probabilities("answers", answers)
   return np.log(np.maximum(p, _FLOOR)).astype(np.float32)
 
 
@@ -118,8 +114,7 @@ class DecoderScore(NamedTuple):
   mse: np.ndarray  # [n]
   mse_of_mean: np.ndarray  # [n] of the mean input of the attacker's own data
   mse_of_class_mean: np.ndarray | None  # [n] where class means were given
-  nearer: int  # records that it decodes better than the best of these guesses
-  interval: Interval  # exact 95 % interval of the share of those records
+  nearer: Counted  # records that it decodes better than the best of these guesses
 
   @property
   def explained(self) -> float:
@@ -159,5 +154,4 @@ def judge_decoder(
     rows["class"] = reconstructions.mse(truth, means[p.argmax(axis=1)])
   # For each record, the decoder must beat the best of the guesses.
   nearer = int(np.sum(error < np.min(list(rows.values()), axis=0)))
-  interval = exact_interval(nearer, len(truth), 0.95)
-  return DecoderScore(error, rows["mean"], rows.get("class"), nearer, interval)
+  return DecoderScore(error, rows["mean"], rows.get("class"), counted(nearer, len(truth)))

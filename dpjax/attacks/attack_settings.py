@@ -26,7 +26,8 @@ class AttackSettings:
   Attributes:
     section: the part of the config that is attacked: "train" or "federate".
     module: full name of the module with the functions `prepare`, `phase` and `measured`, as in
-      `dpjax.experiments.kinds.attack.poisoned_rounds`.
+      `dpjax.experiments.kinds.attack.poisoned_rounds`. An attack on the model of one training needs
+      no `phase`; see `copies` there.
     task: task named in result.json. For a task that is not dpjax's, the result of `measured` holds
       the rows of the task's table as `rows`.
     wants: field of `federated.described.AlgorithmFacts` that must be true of the attacked

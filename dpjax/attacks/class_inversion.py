@@ -22,7 +22,7 @@ import optax
 from dpjax import metrics, trees, validate
 from dpjax.attacks import reconstructions, signals
 from dpjax.attacks.gradient_inversion import total_variation
-from dpjax.attacks.roc import Interval, counted
+from dpjax.attacks.roc import Counted, counted
 from dpjax.data import Dataset
 from dpjax.metrics import Apply
 from dpjax.types import Array, Example, HostArray, Params
@@ -159,17 +159,12 @@ def _check_classes(classes: np.ndarray, num_classes: int) -> None:
 class InversionScore(NamedTuple):
   """Judgement of inverted classes by an independent network, and by the true class means."""
 
-  count: int  # found inputs that the network calls by their class
-  total: int
-  interval: Interval  # exact 95 % interval of the rate, if the starts are independent
-  ssim: (
-    np.ndarray | None
-  )  # [total] to the mean of the class; for images of at least 11 x 11
+  # Found inputs that the network calls by their class; the interval holds if the starts are
+  # independent.
+  recognised: Counted
+  # [total] to the mean of the class; for images of at least 11 x 11
+  ssim: np.ndarray | None
   mse: np.ndarray  # [total] to the mean of the class
-
-  @property
-  def top1(self) -> float:
-    return self.count / self.total
 
 
 def judge_inversion(
@@ -208,7 +203,7 @@ def judge_inversion(
   images = means.ndim == 4 and min(means.shape[1:3]) >= 11
   alike = reconstructions.ssim(means, inverted.x) if images else None
   error = reconstructions.mse(means, inverted.x)
-  return InversionScore(*counted(round(rate * total), total), alike, error)
+  return InversionScore(counted(round(rate * total), total), alike, error)
 
 
 def class_means(records: Dataset, classes: HostArray) -> np.ndarray:

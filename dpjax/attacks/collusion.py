@@ -98,19 +98,14 @@ def min_max(direction: str = "std") -> Poisoning:
   >>> min_max("unit").victims is None
   True
   """
-  validate.one_of(DIRECTIONS, direction=direction)
 
-  def lie(honest: _Honest) -> Array:
-    mean = honest.mean
+  def farthest(honest: _Honest, off: Array, way: Array, square: Array) -> Array:
     there = honest.there
-    way = _way(honest, direction)
-    off = jnp.where(there[:, None], mean[None] - honest.messages, 0.0)
     apart = lambda message: jnp.where(
       there, jnp.sum((honest.messages - message[None]) ** 2, axis=1), 0.0
     )
     # Rows are taken one at a time: all differences at once would be [C, C, d].
     pairs = jnp.where(there[:, None], jax.lax.map(apart, honest.messages), 0.0)
-    square = jnp.sum(way**2)
     along = off @ way
     # For each honest client, the largest gamma solves
     # `square` * gamma^2 + 2 * `along` * gamma = `spare`.
@@ -118,10 +113,9 @@ def min_max(direction: str = "std") -> Poisoning:
     roots = (-along + jnp.sqrt(along**2 + square * spare)) / jnp.where(
       square > 0, square, 1.0
     )
-    gamma = jnp.min(jnp.where(there, roots, jnp.inf))
-    return mean + jnp.where(jnp.isfinite(gamma) & (square > 0), gamma, 0.0) * way
+    return jnp.min(jnp.where(there, roots, jnp.inf))
 
-  return _colluders(lie)
+  return _moved(direction, farthest)
 
 
 def min_sum(direction: str = "std") -> Poisoning:
@@ -138,32 +132,39 @@ def min_sum(direction: str = "std") -> Poisoning:
   >>> min_sum("sign").victims is None
   True
   """
+
+  def farthest(honest: _Honest, off: Array, way: Array, square: Array) -> Array:
+    # Offsets from the mean sum to 0. So a message's sum of squared distances to the n honest ones
+    # is n times its own squared offset, plus the sum of all squared offsets.
+    squares = jnp.sum(off**2, axis=1)
+    return jnp.sqrt(jnp.max(squares) / jnp.where(square > 0, square, 1.0))
+
+  return _moved(direction, farthest)
+
+
+def _moved(direction: str, farthest: Callable[..., Array]) -> Poisoning:
+  """Returns the attack that sends the honest mean + gamma p.
+
+  Args:
+    direction: the direction p [d].
+    farthest: (honest, offsets [C, d] of honest messages from their mean, p, |p|^2) -> gamma.
+  """
   validate.one_of(DIRECTIONS, direction=direction)
 
   def lie(honest: _Honest) -> Array:
     mean = honest.mean
-    way = _way(honest, direction)
+    length = jnp.linalg.norm(mean)
+    way = {
+      "std": -honest.std,
+      "unit": -mean / jnp.where(length > 0, length, 1.0),
+      "sign": -jnp.sign(mean),
+    }[direction]
     off = jnp.where(honest.there[:, None], mean[None] - honest.messages, 0.0)
-    # Offsets from the mean sum to 0. So a message's sum of squared distances to the n honest ones
-    # is n times its own squared offset, plus the sum of all squared offsets.
-    squares = jnp.sum(off**2, axis=1)
     square = jnp.sum(way**2)
-    gamma = jnp.sqrt(jnp.max(squares) / jnp.where(square > 0, square, 1.0))
-    return mean + jnp.where(square > 0, gamma, 0.0) * way
+    gamma = farthest(honest, off, way, square)
+    return mean + jnp.where(jnp.isfinite(gamma) & (square > 0), gamma, 0.0) * way
 
   return _colluders(lie)
-
-
-def _way(honest: _Honest, direction: str) -> Array:
-  """Returns the direction p [d] of `min_max` and `min_sum`."""
-  mean = honest.mean
-  length = jnp.linalg.norm(mean)
-  ways = {
-    "std": -honest.std,
-    "unit": -mean / jnp.where(length > 0, length, 1.0),
-    "sign": -jnp.sign(mean),
-  }
-  return ways[direction]
 
 
 def _colluders(lie: Callable[[_Honest], Array]) -> Poisoning:

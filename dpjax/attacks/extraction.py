@@ -24,7 +24,7 @@ import numpy as np
 from dpjax import trees, validate
 from dpjax.attacks import signals
 from dpjax.attacks.fitting import Fit
-from dpjax.attacks.roc import Interval, counted
+from dpjax.attacks.roc import Counted, counted
 from dpjax.metrics import Apply
 from dpjax.types import Array, HostArray, Params
 from dpjax.validate import UserError
@@ -73,15 +73,6 @@ def ask(
   return door
 
 
-def _probabilities(answers: HostArray) -> np.ndarray:
-  p = signals.numbers("answers", answers)
-  if p.ndim != 2 or p.shape[1] < 2 or not len(p) or ((p < 0) | (p > 1)).any():
-    raise UserError(
-      f"must be probabilities in [0, 1], [n, K] with K >= 2, got {p.shape}", field="answers"
-    )
-  return p
-
-
 def solve_softmax(x: HostArray, answers: HostArray) -> tuple[np.ndarray, np.ndarray]:
   """Solves for (kernel [d, K], bias [K]) of a linear softmax model (Tramèr et al. 2016, 4.1).
 
@@ -100,7 +91,7 @@ def solve_softmax(x: HostArray, answers: HostArray) -> tuple[np.ndarray, np.ndar
   ([[0.0, 1.0986]], [0.0, 0.0])
   """
   queries = signals.numbers("x", x)
-  p = _probabilities(answers)
+  p = signals.probabilities("answers", answers)
   if not np.isfinite(queries).all():
     raise UserError("must be finite", field="x")
   if len(queries) != len(p):
@@ -147,7 +138,7 @@ class Extraction:
     of classes.
     """
     queries = np.asarray(x)
-    p = _probabilities(answers)
+    p = signals.probabilities("answers", answers)
     if len(queries) != len(p):
       raise UserError(
         f"are {len(p)} to {len(queries)} queries: must be as many", field="answers"
@@ -168,16 +159,10 @@ class Extraction:
 
 
 class Agreement(NamedTuple):
-  """Number of inputs on which two models name the same label, with the interval of its rate."""
+  """Inputs on which a copy and its model name the same label."""
 
   num_queries: int  # that the copy was trained on
-  count: int
-  total: int
-  interval: Interval  # exact interval of the rate
-
-  @property
-  def rate(self) -> float:
-    return self.count / self.total
+  alike: Counted
 
 
 def agreement(
@@ -187,18 +172,18 @@ def agreement(
 
   None of these inputs may be among the `num_queries` queries that the copy was trained on.
 
-  >>> agreement([[0.9, 0.1], [0.2, 0.8]], [[0.6, 0.4], [1.0, 0.0]], num_queries=5).rate
+  >>> agreement([[0.9, 0.1], [0.2, 0.8]], [[0.6, 0.4], [1.0, 0.0]], num_queries=5).alike.rate
   0.5
   """
   validate.integer_at_least(1, num_queries=num_queries)
-  a = _probabilities(guesses)
-  b = _probabilities(answers)
+  a = signals.probabilities("answers", guesses)
+  b = signals.probabilities("answers", answers)
   if a.shape != b.shape:
     raise UserError(
       f"has the shape {a.shape}: must be that of the answers, {b.shape}", field="guesses"
     )
   count = int(np.sum(a.argmax(axis=1) == b.argmax(axis=1)))
-  return Agreement(num_queries, *counted(count, len(a), confidence))
+  return Agreement(num_queries, counted(count, len(a), confidence))
 
 
 def extraction_curve(

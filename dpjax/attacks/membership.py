@@ -25,14 +25,16 @@ code of Carlini et al. thresholds the mean of a record's `lira` scores.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 from scipy import special
 
 from dpjax import validate
-from dpjax.attacks import signals
+from dpjax.attacks import roc, signals
 from dpjax.types import HostArray
 from dpjax.validate import UserError
 
@@ -41,6 +43,10 @@ _FLOOR = 1e-30
 # Scores of this size or more are refused. For smaller scores, the square of (difference of two
 # scores / floor) stays far within float64.
 _HUGE = 1e60
+# Values of `tune_rmia`, as its authors choose them.
+GAMMAS = (1.0, 1.1, 1.5, 2.0)
+TEMPERATURES = (0.5, 1.0, 2.0, 4.0, 8.0)
+FPR = 0.01
 
 
 def _scores(name: str, values: HostArray, rank: int) -> np.ndarray:
@@ -117,6 +123,21 @@ class Evidence:
         field="included",
       )
     return np.where(chosen, self.shadows, np.nan)
+
+
+def shadows_of(target: int, included: np.ndarray) -> np.ndarray:
+  """Returns bool [M]: the models that may be shadows of model `target`, all but its complement.
+
+  No real attacker has a shadow with exactly the records that the target lacks: it would reveal the
+  members.
+
+  >>> held = np.array([[True, False], [False, True], [True, True]])
+  >>> shadows_of(0, held).tolist()
+  [False, False, True]
+  """
+  kept = ~np.all(included == ~included[target], axis=1)
+  kept[target] = False
+  return kept
 
 
 def confidence_rule(confidences: HostArray, *, threshold: float = 0.8) -> np.ndarray:
@@ -276,17 +297,17 @@ def rmia(
   validate.positive(gamma=gamma)
   if gamma < 1:
     raise UserError("must be >= 1", field="gamma", value=gamma)
-  compared = compared_records(population, evidence.target.size)
+  compared = _compared_records(population, evidence.target.size)
   ratio = relative_confidence(
     evidence, temperature=temperature, offline=offline, offline_a=offline_a
   )
-  return beaten_share(ratio, gamma=gamma, compared=compared)
+  return _beaten_share(ratio, gamma=gamma, compared=compared)
 
 
-def beaten_share(ratio: np.ndarray, *, gamma: float, compared: np.ndarray) -> np.ndarray:
+def _beaten_share(ratio: np.ndarray, *, gamma: float, compared: np.ndarray) -> np.ndarray:
   """Returns [n]: the share of `compared` records whose log ratio is lower by more than log gamma.
 
-  >>> beaten_share(np.array([1.0, 0.0, 0.5]), gamma=1.0, compared=np.ones(3, bool))
+  >>> _beaten_share(np.array([1.0, 0.0, 0.5]), gamma=1.0, compared=np.ones(3, bool))
   array([1. , 0. , 0.5])
   """
   # side="left": a ratio that is smaller by a factor of exactly gamma is not beaten.
@@ -296,12 +317,12 @@ def beaten_share(ratio: np.ndarray, *, gamma: float, compared: np.ndarray) -> np
   return beaten / np.maximum(others, 1)
 
 
-def compared_records(population: HostArray | None, n: int) -> np.ndarray:
+def _compared_records(population: HostArray | None, n: int) -> np.ndarray:
   """Returns bool [n]: the records that each record is compared to; all of them for None.
 
   Raises UserError for another shape, or if no record is selected.
 
-  >>> compared_records(None, 2)
+  >>> _compared_records(None, 2)
   array([ True,  True])
   """
   if population is None:
@@ -310,3 +331,245 @@ def compared_records(population: HostArray | None, n: int) -> np.ndarray:
   if chosen.dtype != bool or chosen.shape != (n,) or not chosen.any():
     raise UserError(f"must be bool [{n}] and hold at least one True", field="population")
   return chosen
+
+
+def informia(
+  evidence: Evidence,
+  *,
+  population: HostArray | None = None,
+  temperature: float = 2.0,
+  offline: bool = False,
+  offline_a: float = 0.3,
+) -> np.ndarray:
+  """Returns the mean over other records z of log[(p(x) / P(x)) / (p(z) / P(z))]: [n], in nats.
+
+  `rmia` counts the records that x beats, so records that beat equally many others are tied. This is
+  their mean margin, and needs no gamma. p and P are those of `rmia`. Source: arXiv 2510.05582; the
+  paper's average is taken here over the records other than x.
+
+  Args:
+    population: bool [n], which records serve as z; None: all. A record is never compared to itself.
+    temperature: temperature of the confidences; above 1 for models that are sure of most records.
+    offline, offline_a: as in `rmia`.
+
+  Raises UserError as `rmia` does.
+
+  >>> held = np.array([[True, False, True], [False, True, False]])
+  >>> informia(Evidence([4.0, 0.0, -4.0], np.zeros((2, 3)), held)).round(2)
+  array([ 1.28,  0.43, -1.72])
+  """
+  compared = _compared_records(population, evidence.target.size)
+  ratio = relative_confidence(
+    evidence, temperature=temperature, offline=offline, offline_a=offline_a
+  )
+  # The average leaves out x. The term of x is 0, so only the number of terms changes.
+  others = np.maximum(compared.sum() - compared, 1)
+  return (compared.sum() * ratio - ratio[compared].sum()) / others
+
+
+class RmiaSettings(NamedTuple):
+  """Arguments of `rmia` that `tune_rmia` chose."""
+
+  gamma: float
+  temperature: float
+
+
+def tune_rmia(
+  evidence: Evidence,
+  *,
+  gammas: Sequence[float] = GAMMAS,
+  temperatures: Sequence[float] = TEMPERATURES,
+  fpr: float = FPR,
+  offline: bool = False,
+  offline_a: float = 0.3,
+) -> RmiaSettings:
+  """Returns the gamma and temperature that find the most members of the shadow models.
+
+  Each shadow model plays the target once, if enough others are left. Its members are known, so each
+  setting has a true positive rate on it; the real target's members are not used.
+
+  The best pair has the largest true positive rate at `fpr`, in the mean over the shadow models.
+  Ties go to the smaller gamma, then to the larger mean AUC, then to the earlier pair. The target's
+  own scores are not read. For one model a larger gamma only ties records and reorders none. So if
+  `gammas` holds 1, the chosen gamma is 1.
+
+  Args:
+    gammas, temperatures: values to try, in all pairs.
+    fpr: false positive rate in (0, 1).
+    offline, offline_a: as in `rmia`.
+
+  Raises UserError for no pair to try, a value out of its range, or no shadow that can play the
+  target. A shadow can play it if at least two other shadows remain, not counting its complement
+  (which holds exactly the records that it lacks). Each record must be out of at least one of these
+  and, online, in at least one.
+
+  >>> from dpjax.attacks.shadows import random_halves
+  >>> held, rng = random_halves(9, 300, seed=0), np.random.default_rng(0)
+  >>> odds = 9 + 2 * held + rng.standard_normal(300) + rng.standard_normal((9, 300))
+  >>> tune_rmia(Evidence(odds[0], odds[1:], held[1:])).gamma
+  1.0
+  """
+  validate.open_unit(fpr=fpr)
+  pairs = [(gamma, temperature) for temperature in temperatures for gamma in gammas]
+  if not pairs:
+    raise UserError("gammas, temperatures: must each hold at least one value to try")
+  for gamma in gammas:
+    validate.positive(gammas=gamma)
+    if gamma < 1:
+      raise UserError("must be >= 1", field="gammas", value=gamma)
+  games = list(_games(evidence, offline))
+  if not games:
+    raise UserError(
+      f"none of {len(evidence.shadows)} can play the target: must leave two "
+      "others, and each record in one and out of one of them; use rmia, or more "
+      "shadows",
+      field="shadows",
+    )
+  everyone = np.ones(evidence.target.size, bool)
+  best = (-math.inf, -math.inf, -math.inf)
+  chosen = pairs[0]
+  for temperature in temperatures:
+    options = {"temperature": temperature, "offline": offline, "offline_a": offline_a}
+    # Ratios do not depend on gamma, so one set serves all gammas.
+    ratios = [relative_confidence(played, **options) for played, _ in games]
+    for gamma in gammas:
+      curves = [
+        roc.curve_of(_beaten_share(ratio, gamma=gamma, compared=everyone), members)
+        for ratio, (_, members) in zip(ratios, games)
+      ]
+      # Each model has its own curve, since pooled scores would mix their scales.
+      rate = np.mean([curve.tpr[curve.fpr <= fpr].max() for curve in curves])
+      quality = (float(rate), -gamma, float(np.mean([curve.auc for curve in curves])))
+      if quality > best:
+        best = quality
+        chosen = (gamma, temperature)
+  return RmiaSettings(*chosen)
+
+
+def rmia_tuned(
+  evidence: Evidence,
+  *,
+  population: HostArray | None = None,
+  offline: bool = False,
+  offline_a: float = 0.3,
+) -> np.ndarray:
+  """Returns the scores [n] of `rmia` with the gamma and temperature that `tune_rmia` chooses.
+
+  Raises UserError as these two functions do.
+
+  >>> from dpjax.attacks.shadows import random_halves
+  >>> held = random_halves(8, 4, seed=0)
+  >>> rmia_tuned(Evidence([9.0, 2.0, 1.0, 0.0], held + 0.0, held)).round(2)
+  array([1.  , 0.67, 0.33, 0.  ])
+  """
+  chosen = tune_rmia(evidence, offline=offline, offline_a=offline_a)
+  return rmia(
+    evidence,
+    population=population,
+    gamma=chosen.gamma,
+    temperature=chosen.temperature,
+    offline=offline,
+    offline_a=offline_a,
+  )
+
+
+def _games(evidence: Evidence, offline: bool) -> Iterator[tuple[Evidence, np.ndarray]]:
+  """Yields (evidence, members) with each usable shadow as the target."""
+  for target, members in enumerate(evidence.included):
+    kept = shadows_of(target, evidence.included)
+    included = evidence.included[kept]
+    counts = included.sum(axis=0)
+    enough = len(included) >= 2 and (counts < len(included)).all()
+    enough &= members.any() and not members.all()
+    if enough and (offline or (counts > 0).all()):
+      yield (
+        Evidence(evidence.shadows[target], evidence.shadows[kept], included),
+        members,
+      )
+
+
+def bavaria(
+  evidence: Evidence, *, offline: bool = False, prior_weight: float = 8.0
+) -> np.ndarray:
+  """Returns log p(t | in) - log p(t | out) [n] under Student-t predictive distributions.
+
+  `lira` uses a variance for each record, which a few shadows estimate badly, or one for all, wrong
+  for most. A conjugate prior is between the two: it counts the pooled variance of all records as
+  some number of shadows, to which the record's own are added.
+
+  t is the target's log odds of a record. Over models, log odds of a record are N(m, v). The prior
+  of m is flat. The prior of v is inverse gamma, with the pooled variance of its side (in or out),
+  worth `prior_weight` shadows. Let k shadows have mean c and sum S of squared deviations. Then a
+  further model's log odds T follow Student's t distribution around c. It has
+  d = prior_weight + k - 1 degrees of freedom, and the squared scale
+  (prior_weight * pooled + S) / d * (1 + 1 / k). Source: arXiv 2603.11799, "BaVarIA-t"; the default
+  weight is dpjax's. Offline, the score is the logit of P(T <= t | out), which grows with t.
+
+  Args:
+    offline: whether to use only shadows that did not hold a record.
+    prior_weight: number of shadows that the prior counts as. A large number gives nearly one
+      variance for all records; 0 gives each record its own variance.
+
+  Raises UserError as `lira` does with a fixed variance, or without one if prior_weight is 0.
+
+  >>> shadows = np.array([[1.0, 9.0], [2.0, 7.0], [8.0, 1.0], [9.0, 3.0]])
+  >>> held = np.array([[False, True]] * 2 + [[True, False]] * 2)
+  >>> bavaria(Evidence([9.0, 2.0], shadows, held)).round(1)  # record 0 was in, 1 was out
+  array([ 7.5, -5.5])
+  """
+  validate.non_negative(prior_weight=prior_weight)
+  least = 1 if prior_weight else 2
+  center, scale, freedom = _predictive(evidence.side(False, least, "bavaria"), prior_weight)
+  z = (evidence.target - center) / scale
+  if offline:
+    # The logit keeps digits in both tails, where P itself rounds to 0 or 1.
+    below = special.stdtr(freedom, -np.abs(z))
+    return np.sign(z) * (np.log1p(-below) - np.log(np.maximum(below, np.finfo(float).tiny)))
+  outside = _log_student(z, freedom) - np.log(scale)
+  center, scale, freedom = _predictive(evidence.side(True, least, "bavaria"), prior_weight)
+  return _log_student((evidence.target - center) / scale, freedom) - np.log(scale) - outside
+
+
+def _predictive(
+  side: np.ndarray, weight: float
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+  """Returns (center, scale, degrees of freedom), each [n], of scores [S, n]; NaN is left out."""
+  count = np.sum(~np.isnan(side), axis=0)
+  center = np.nanmean(side, axis=0)
+  squares = np.nansum((side - center) ** 2, axis=0)
+  # If every record has only one score, there is no variance to pool, and the divisor would be 0.
+  pooled = squares.sum() / max(np.sum(count - 1), 1)
+  freedom = weight + count - 1.0
+  variance = (weight * pooled + squares) / freedom * (1 + 1 / count)
+  return center, np.sqrt(variance) + _FLOOR, freedom
+
+
+def _log_student(z: np.ndarray, freedom: np.ndarray) -> np.ndarray:
+  """Returns the log density of Student's t distribution at z, for `freedom` degrees of freedom."""
+  constant = special.gammaln((freedom + 1) / 2) - special.gammaln(freedom / 2)
+  spread = 0.5 * np.log(freedom * math.pi)
+  # The square may overflow. Beyond 1e100, log(z^2 / freedom) replaces log1p: they are equal there.
+  far = np.abs(z) > 1e100
+  square = np.log1p(np.where(far, 0.0, z) ** 2 / freedom)
+  square = np.where(
+    far, 2 * np.log(np.where(far, np.abs(z), 1.0)) - np.log(freedom), square
+  )
+  return constant - spread - (freedom + 1) / 2 * square
+
+
+# Attacks that need only a target's `Evidence`.
+MEMBERSHIP_ATTACKS: dict[str, Callable[[Evidence], np.ndarray]] = {
+  "loss": loss_threshold,
+  "lira": lira,
+  "lira_fixed": functools.partial(lira, fixed_variance=True),
+  "lira_offline": functools.partial(lira, offline=True),
+  "lira_offline_fixed": functools.partial(lira, offline=True, fixed_variance=True),
+  "rmia": rmia,
+  "rmia_offline": functools.partial(rmia, offline=True),
+  "rmia_tuned": rmia_tuned,
+  "rmia_tuned_offline": functools.partial(rmia_tuned, offline=True),
+  "informia": informia,
+  "informia_offline": functools.partial(informia, offline=True),
+  "bavaria": bavaria,
+  "bavaria_offline": functools.partial(bavaria, offline=True),
+}

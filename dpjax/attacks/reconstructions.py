@@ -24,7 +24,7 @@ from scipy import ndimage, optimize
 from scipy.spatial import distance
 
 from dpjax import validate
-from dpjax.attacks.roc import exact_interval
+from dpjax.attacks.roc import Counted, counted
 from dpjax.types import HostArray
 from dpjax.validate import UserError
 
@@ -243,35 +243,27 @@ class Success(NamedTuple):
   """Number of records that an attack recovered, by one criterion."""
 
   criterion: str
-  count: int
-  total: int
-  low: float  # Clopper-Pearson bounds of the rate
-  high: float
-  confidence: float
-
-  @property
-  def rate(self) -> float:
-    """Share of the records that were recovered."""
-    return self.count / self.total
+  recovered: Counted
+  confidence: float  # of the interval
 
   @property
   def verdict(self) -> str:
     """A line to print. It may say that a defence fails, but never that a defence holds.
 
-    >>> Success("exact", 0, 8, 0.0, 0.3694, 0.95).verdict
+    >>> Success("exact", counted(0, 8), 0.95).verdict
     'not shown to fail: 0 of 8 records recovered (exact; 95% interval 0 to 0.37)'
     """
-    word = "FAILS" if self.count else "not shown to fail"
-    level = f"{100 * self.confidence:.4g}% interval {self.low:.2g} to {self.high:.2g}"
-    return (
-      f"{word}: {self.count} of {self.total} records recovered ({self.criterion}; {level})"
-    )
+    count, total, (low, high) = self.recovered
+    word = "FAILS" if count else "not shown to fail"
+    level = f"{100 * self.confidence:.4g}% interval {low:.2g} to {high:.2g}"
+    return f"{word}: {count} of {total} records recovered ({self.criterion}; {level})"
 
 
 def success(measured: Fidelity, *, confidence: float = 0.95) -> tuple[Success, ...]:
   """Counts successes by every measured criterion, with exact intervals.
 
-  >>> [each.count for each in success(fidelity([[0.0, 1.0]] * 2, [[0.0, 1.0], [0.2, 1.0]]))]
+  >>> measured = fidelity([[0.0, 1.0]] * 2, [[0.0, 1.0], [0.2, 1.0]])
+  >>> [each.recovered.count for each in success(measured)]
   [1, 1]
   """
   validate.open_unit(confidence=confidence)
@@ -281,8 +273,7 @@ def success(measured: Fidelity, *, confidence: float = 0.95) -> tuple[Success, .
     if values is None:
       continue
     count = int(np.sum(values >= threshold if larger else values <= threshold))
-    ends = exact_interval(count, len(values), confidence)
-    rows.append(Success(name, count, len(values), *ends, confidence))
+    rows.append(Success(name, counted(count, len(values), confidence), confidence))
   return tuple(rows)
 
 

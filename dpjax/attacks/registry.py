@@ -111,6 +111,12 @@ _NOISE = (
   "sees a cohort's mean alone (secure_sum); larger batches help little"
 )
 
+_AGREED = "clients of the federation who agree, and know what honest ones send"
+_CLIPPED = (
+  "a clip norm for each client (user-level privacy bounds what one can do, proved); more honest "
+  "clients in each round"
+)
+
 # A new attack needs an entry here: tests check it, and the page of threats shows it.
 ATTACKS: tuple[Attack, ...] = (
   # --- membership
@@ -148,15 +154,15 @@ ATTACKS: tuple[Attack, ...] = (
   Attack(
     "RMIA, tuned on shadows", _MEMBER, "answers",
     f"{_OWNER} and has data like the training's", _DP,
-    "dpjax.attacks.rmia_tuning.rmia_tuned", "Zarifzadeh et al. 2024",
+    "dpjax.attacks.membership.rmia_tuned", "Zarifzadeh et al. 2024",
   ),
   Attack(
     "InfoRMIA", _MEMBER, "answers", f"{_OWNER} and has data like the training's", _DP,
-    "dpjax.attacks.information.informia", "Tao and Shokri 2025",
+    "dpjax.attacks.membership.informia", "Tao and Shokri 2025",
   ),
   Attack(
     "BaVarIA", _MEMBER, "answers", f"{_OWNER} and has data like the training's", _DP,
-    "dpjax.attacks.student_t.bavaria", "Brännvall 2026",
+    "dpjax.attacks.membership.bavaria", "Brännvall 2026",
   ),
   Attack(
     "augmented queries", _MEMBER, "answers",
@@ -302,24 +308,18 @@ ATTACKS: tuple[Attack, ...] = (
   ),
   Attack(
     "a little is enough", "a model that is useless", "part",
-    "clients of the federation who agree, and know what honest ones send",
-    "a clip norm for each client (user-level privacy bounds what one can do, proved); more "
-    "honest clients in each round", "dpjax.attacks.collusion.alie", "Baruch et al. 2019",
+    _AGREED, _CLIPPED, "dpjax.attacks.collusion.alie", "Baruch et al. 2019",
     word="alie", settings="dpjax.attacks.collusion.LittleIsEnough",
   ),
   Attack(
     "min-max", "a model that is useless", "part",
-    "clients of the federation who agree, and know what honest ones send",
-    "a clip norm for each client (user-level privacy bounds what one can do, proved); more "
-    "honest clients in each round", "dpjax.attacks.collusion.min_max",
+    _AGREED, _CLIPPED, "dpjax.attacks.collusion.min_max",
     "Shejwalkar and Houmansadr 2021",
     word="min_max", settings="dpjax.attacks.collusion.MinMax",
   ),
   Attack(
     "min-sum", "a model that is useless", "part",
-    "clients of the federation who agree, and know what honest ones send",
-    "a clip norm for each client (user-level privacy bounds what one can do, proved); more "
-    "honest clients in each round", "dpjax.attacks.collusion.min_sum",
+    _AGREED, _CLIPPED, "dpjax.attacks.collusion.min_sum",
     "Shejwalkar and Houmansadr 2021",
     word="min_sum", settings="dpjax.attacks.collusion.MinSum",
   ),

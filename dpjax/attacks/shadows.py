@@ -20,7 +20,7 @@ import numpy as np
 
 from dpjax import files, training, validate
 from dpjax.attacks import signals
-from dpjax.attacks.membership import Evidence
+from dpjax.attacks.membership import Evidence, shadows_of
 from dpjax.attacks.signals import Signal
 from dpjax.data import Dataset, digest
 from dpjax.types import Algorithm, Array, Batch, HostArray, Params
@@ -82,17 +82,6 @@ def each_as_target(
       Evidence(whole.shadows[target], whole.shadows[kept], whole.included[kept]),
       members,
     )
-
-
-def shadows_of(target: int, included: np.ndarray) -> np.ndarray:
-  """Returns bool [M]: the models that may be shadows of model `target`, all but its complement.
-
-  >>> shadows_of(0, random_halves(4, 10, seed=0)).tolist()
-  [False, False, True, True]
-  """
-  kept = ~np.all(included == ~included[target], axis=1)
-  kept[target] = False
-  return kept
 
 
 def _check_counts(counts: np.ndarray, members: np.ndarray) -> None:

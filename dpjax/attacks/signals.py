@@ -48,6 +48,21 @@ def numbers(name: str, values: HostArray) -> np.ndarray:
   return array
 
 
+def probabilities(name: str, values: HostArray) -> np.ndarray:
+  """Returns a model's answers as float64 [n, K]. Raises UserError if they are no probabilities of
+  K >= 2 classes.
+
+  >>> probabilities("answers", [[0.25, 0.75]]).shape
+  (1, 2)
+  """
+  p = numbers(name, values)
+  if p.ndim != 2 or p.shape[1] < 2 or not len(p) or ((p < 0) | (p > 1)).any():
+    raise UserError(
+      f"must be probabilities in [0, 1], [n, K] with K >= 2, got {p.shape}", field=name
+    )
+  return p
+
+
 def log_odds(confidences: HostArray) -> np.ndarray:
   """Returns the log odds [...] of the probabilities [...] that models give to a record's label.
 

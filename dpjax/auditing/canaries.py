@@ -51,13 +51,17 @@ class Canaries(NamedTuple):
 
 
 def _mislabelled(rows: Dataset, rng: np.random.Generator) -> Dataset:
-  if rows.num_classes < 2 or rows.x.dtype == np.int32:
-    raise UserError(
-      "needs a label of 2 or more classes; use 'random'", field="kind", value="mislabelled"
-    )
+  _check_labels(rows, "mislabelled")
   shift = rng.integers(1, rows.num_classes, len(rows))
   y = ((rows.y + shift) % rows.num_classes).astype(np.int32)
   return dataclasses.replace(rows, y=y)
+
+
+def _check_labels(rows: Dataset, kind: str) -> None:
+  if rows.num_classes < 2 or rows.x.dtype == np.int32:
+    raise UserError(
+      "needs a label of 2 or more classes; use 'random'", field="kind", value=kind
+    )
 
 
 def _random(rows: Dataset, rng: np.random.Generator) -> Dataset:
@@ -77,10 +81,7 @@ def _random(rows: Dataset, rng: np.random.Generator) -> Dataset:
 def _in_gradients(rows: Dataset, rng: np.random.Generator) -> Dataset:
   """Gives canary i its own label, num_classes + i, by which `canary_loss` recognises it."""
   del rng
-  if rows.num_classes < 2 or rows.x.dtype == np.int32:
-    raise UserError(
-      "needs a label of 2 or more classes; use 'random'", field="kind", value="gradient"
-    )
+  _check_labels(rows, "gradient")
   y = rows.num_classes + np.arange(len(rows), dtype=np.int32)
   return dataclasses.replace(rows, y=y, num_classes=rows.num_classes + len(rows))
 

@@ -149,16 +149,18 @@ def clopper_pearson(scores: Scores, *, delta: float, confidence: float = 0.95) -
   end = special.ndtri(1 / (n + 1))
   ranks = _at(special.ndtr(np.linspace(end, -end, _EXTREMES)), n)
   rates = _rates(scores, confidence, ranks)
-  first = _log_ratio(1 - rates.false_negative - delta, rates.false_positive)
-  other = _log_ratio(1 - rates.false_positive - delta, rates.false_negative)
-  return max(0.0, first, other)
+  first = log_ratio(1 - rates.false_negative - delta, rates.false_positive)
+  other = log_ratio(1 - rates.false_positive - delta, rates.false_negative)
+  return float(max(0.0, *first, *other))
 
 
-def _log_ratio(numerator: np.ndarray, denominator: np.ndarray) -> float:
-  positive = numerator > 0
-  if not positive.any():
-    return -math.inf
-  return float(np.max(np.log(numerator[positive] / denominator[positive])))
+def log_ratio(likely: np.ndarray, rare: np.ndarray) -> np.ndarray:
+  """Returns the logarithms of likely / rare, minus infinity where `likely` is not positive.
+
+  >>> log_ratio(np.array([1.0, -0.1]), np.array([1.0, 0.5]))
+  array([  0., -inf])
+  """
+  return np.where(likely > 0, np.log(np.where(likely > 0, likely, 1.0) / rare), -math.inf)
 
 
 def gdp_lower_bound(scores: Scores, *, delta: float, confidence: float = 0.95) -> float:

@@ -18,10 +18,17 @@ from dpjax import sampling, trees
 from dpjax.accounting.event_kinds.k_out_of_t import KOutOfTDpEvent
 from dpjax.accounting.event_kinds.kind import kind_of
 from dpjax.accounting.event_kinds.random_allocation import RandomAllocationDpEvent
-from dpjax.checks.subject import SEED, Row, Subject, not_applicable, row
+from dpjax.checks.subject import (
+  SEED,
+  Row,
+  Subject,
+  Z,
+  not_applicable,
+  row,
+  worst,
+  z_of,
+)
 
-# A sound run exceeds six standard errors with a chance of 2e-9 for each tested number.
-_Z = 6.0
 # Smallest and largest number of batches whose overlaps, two by two, are tested.
 _DRAWS = (50, 400)
 # Limit on rows x batches in these tests of overlaps. At least `_DRAWS[0]` batches are drawn even
@@ -106,13 +113,7 @@ def _batch_deviations(
   times = len(draws)
   n = distribution.n
   q = distribution.sampling_prob
-  sizes = np.array([d.size for d in draws], float)
-  yield _z(sizes.mean(), n * q, distribution.size_variance / times), "mean batch size"
-  spread = 2 * distribution.size_variance**2 / (times - 1)
-  yield (
-    _z(sizes.var(ddof=1), distribution.size_variance, spread),
-    "variance of the batch size",
-  )
+  yield from _size_deviations([drawn.size for drawn in draws], distribution, "of batches")
   counts = np.bincount(np.concatenate(draws), minlength=n).astype(float)
   expected = times * q * (1 - q)
   fourth = 2 * expected**2 + expected * (1 - 6 * q * (1 - q))
@@ -130,18 +131,31 @@ def _batch_deviations(
   )
 
 
+def _size_deviations(
+  sizes: list[int], distribution: _Expected, where: str
+) -> Iterator[tuple[float, str]]:
+  seen = np.array(sizes, float)
+  times = len(seen)
+  variance = distribution.size_variance
+  mean = distribution.n * distribution.sampling_prob
+  yield _z(seen.mean(), mean, variance / times), f"mean size {where}"
+  if times > 1:
+    spread = 2 * variance**2 / (times - 1)
+    yield _z(seen.var(ddof=1), variance, spread), f"variance of sizes {where}"
+
+
 def _most(counts: np.ndarray, times: int, chance: float) -> float:
   """Returns the z-score of the largest of several Binomial(times, chance) counts, by a union
   bound."""
   p = float(stats.binom.sf(int(counts.max(initial=0)) - 1, times, chance))
-  return float(stats.norm.isf(min(1.0, p * max(1, counts.size)) / 2))
+  return z_of(p, max(1, counts.size))
 
 
 def _fewest(counts: np.ndarray, times: int, chance: float) -> float:
   """Returns the z-score of the smallest of several Binomial(times, chance) counts, by a union
   bound."""
   p = float(stats.binom.cdf(int(counts.min(initial=times)), times, chance))
-  return float(stats.norm.isf(min(1.0, p * max(1, counts.size)) / 2))
+  return z_of(p, max(1, counts.size))
 
 
 def _taken(draws: list[np.ndarray], n: int) -> np.ndarray:
@@ -194,22 +208,7 @@ def _run_deviations(
   yield _missing_sizes(sizes, distribution), "no size beyond those that were seen"
   # Truncation of batches lowers the mean and the variance of sizes. Many draws are needed to see
   # it, more than can be compared in pairs.
-  seen = np.array(sizes, float)
-  times = len(sizes)
-  yield (
-    _z(
-      seen.mean(),
-      distribution.n * distribution.sampling_prob,
-      distribution.size_variance / times,
-    ),
-    "mean size in the run",
-  )
-  if times > 1:
-    spread = 2 * distribution.size_variance**2 / (times - 1)
-    yield (
-      _z(seen.var(ddof=1), distribution.size_variance, spread),
-      "variance of sizes in the run",
-    )
+  yield from _size_deviations(sizes, distribution, "in the run")
 
 
 def _unlikely_size(sizes: list[int], distribution: _Expected) -> float:
@@ -223,8 +222,7 @@ def _unlikely_size(sizes: list[int], distribution: _Expected) -> float:
     tails.append(stats.binom.sf(most[1] - 1, distribution.n, distribution.sampling_prob))
   elif most[1] > distribution.capacity:
     tails.append(0.0)
-  p = float(min(tails)) * 2 * len(sizes)
-  return float(stats.norm.isf(min(1.0, p) / 2))
+  return z_of(float(min(tails)) * 2, len(sizes))
 
 
 def _missing_sizes(sizes: list[int], distribution: _Expected) -> float:
@@ -244,15 +242,18 @@ def _missing_sizes(sizes: list[int], distribution: _Expected) -> float:
     larger = 0.0
   # `log1p` is accurate for a small chance, where 1 - chance would be rounded to 1.
   log_p = len(sizes) * math.log1p(-min(max(smaller, larger), 1 - 1e-16))
-  return float(stats.norm.isf(min(1.0, 2 * math.exp(log_p)) / 2))
+  return z_of(2 * math.exp(log_p))
 
 
 def _of_run(subject: Subject, n: int, at_least: int = 0) -> Iterator[np.ndarray]:
   """Yields the batches of the run, or as many as `_REPEATS` allows. If the run has fewer than
   `at_least` steps, further steps are drawn."""
-  times = int(min(subject.plan.num_steps, max(_REPEATS // max(n, 1), _DRAWS[1])))
-  times = max(times, at_least)
+  times = max(_steps_of_run(subject, n), at_least)
   return (np.asarray(subject.draw(n, seed=SEED, step=step)) for step in range(times))
+
+
+def _steps_of_run(subject: Subject, n: int) -> int:
+  return int(min(subject.plan.num_steps, max(_REPEATS // max(n, 1), _DRAWS[1])))
 
 
 def _stretches(plan: Any, n: int) -> tuple[range, range]:
@@ -298,11 +299,7 @@ def sampler_law(subject: Subject) -> Row:
     (math.inf if twice else 0.0, "repetitions"),
     (_most_alike(draws, n), "likeness"),
   ]
-  worst, what = max(deviations)
-  many = len(draws)
-  return row(
-    name, worst, _Z, f"largest z of {len(deviations)} statistics over {many} draws: {what}"
-  )
+  return worst(name, deviations, f"{len(draws)} draws")
 
 
 def _drawn(subject: Subject, n: int, steps: Iterable[int]) -> list[np.ndarray]:
@@ -345,10 +342,7 @@ def _in_each_pass(subject: Subject, name: str, n: int, *, length: int, times: in
     deviations.append((0.0 if alike else math.inf, f"every example {often} in pass {turn}"))
     pairs = sum(np.intersect1d(a, b).size for a, b in itertools.pairwise(whole))
     deviations.append((_z(pairs, n * following, n * spread), f"neighbours in pass {turn}"))
-  worst, what = max(deviations)
-  where = f"{passes} passes of {length} steps"
-  detail = f"largest z of {len(deviations)} statistics over {where}: {what}"
-  return row(name, worst, _Z, detail)
+  return worst(name, deviations, f"{passes} passes of {length} steps")
 
 
 def _independent_draws(subject: Subject, name: str, n: int, size: int) -> Row:
@@ -383,9 +377,7 @@ def _independent_draws(subject: Subject, name: str, n: int, size: int) -> Row:
     count += size
   deviations.append((_most(totals, count, alike), "one row"))
   deviations.append((_fewest(totals, count, alike), "one row, left out"))
-  worst, what = max(deviations)
-  detail = f"largest z of {len(deviations)} statistics over {steps} draws: {what}"
-  return row(name, worst, _Z, detail)
+  return worst(name, deviations, f"{steps} draws")
 
 
 def _no_oftener(subject: Subject, name: str, n: int, event: Any) -> Row:
@@ -411,7 +403,7 @@ def _no_oftener(subject: Subject, name: str, n: int, event: Any) -> Row:
   detail = (
     f"z of the example that came oftenest in {times} steps; charged: {chance:.4g} of them"
   )
-  return row(name, math.inf if twice else _most(counts, times, chance), _Z, detail)
+  return row(name, math.inf if twice else _most(counts, times, chance), Z, detail)
 
 
 def _seldom_in_a_pass(
@@ -430,9 +422,8 @@ def _seldom_in_a_pass(
     whole = np.concatenate(_drawn(subject, n, range(turn * length, (turn + 1) * length)))
     once = whole.size == np.unique(whole).size
     deviations.append((0.0 if once else math.inf, f"no example twice in pass {turn}"))
-  worst, what = max(deviations)
-  detail = f"largest z of {len(deviations)} over {times} passes of {length} steps: {what}"
-  return row(name, worst, _Z, f"{detail}; charged: {chance:.4g} of the passes")
+  charged = f"(charged: {chance:.4g} of the passes)"
+  return worst(name, deviations, f"{times} passes of {length} steps {charged}")
 
 
 def _overlap_moments(a: Any, b: Any, n: int) -> tuple[Any, Any]:
@@ -452,7 +443,7 @@ def _most_alike(draws: list[np.ndarray], n: int) -> float:
   z = np.where(variance > 1e-9, (shared - mean) / np.sqrt(np.maximum(variance, 1e-9)), 0)
   i, j = np.unravel_index(np.argmax(np.triu(z, 1)), z.shape)
   p = stats.hypergeom.sf(shared[i, j] - 1, n, int(size[i]), int(size[j]))
-  return float(stats.norm.isf(min(1.0, p * len(draws) ** 2 / 2) / 2))
+  return z_of(float(p), len(draws) ** 2 / 2)
 
 
 def sampler_seed(subject: Subject) -> Row:
@@ -474,11 +465,10 @@ def sampler_seed(subject: Subject) -> Row:
   deviations.append(_unused_bits(subject, draws, steps, n))
   deviations.append(_few_seeds(subject, steps, n))
   if plan.sampler.participation is None:
-    deviations.append((_comes_again(subject, n), "steps with one batch"))
-  worst, what = max(deviations)
-  return row(
-    name, worst, _Z, f"z of what two draws share, largest of {len(deviations)}: {what}"
-  )
+    batches = ([np.unique(drawn)] for drawn in _of_run(subject, n))
+    again = _repeats(batches, n, _steps_of_run(subject, n))
+    deviations.append((again, "steps with one batch"))
+  return worst(name, deviations, "what two draws share")
 
 
 def _unused_bits(
@@ -508,19 +498,25 @@ def _few_seeds(subject: Subject, steps: list[int], n: int) -> tuple[float, str]:
   times = int(np.clip(_SEED_INDICES // max(n, 1), 40, _SEEDS))
   rng = np.random.default_rng(SEED)
   width = subject.seed_bits
+  seeds = (int.from_bytes(rng.bytes(width // 8), "little") for _ in range(times))
+  draws = (
+    [np.unique(subject.draw(n, seed=seed, step=t)) for t in steps[:2]] for seed in seeds
+  )
+  return _repeats(draws, n, times), f"two of {times} seeds"
+
+
+def _repeats(draws: Iterable[list[np.ndarray]], n: int, times: int) -> float:
+  """Returns infinity if two of `times` draws hold the same batches, else 0. Draws are compared only
+  if the chance of that is below e^-21, about 1e-9."""
   seen: set[bytes] = set()
-  for _ in range(times):
-    seed = int.from_bytes(rng.bytes(width // 8), "little")
-    drawn = [np.unique(subject.draw(n, seed=seed, step=t)) for t in steps[:2]]
-    # Two of many seeds may agree by chance. Seeds are compared only if the probability of that
-    # is below e^-21, about 1e-9.
+  for drawn in draws:
     if sum(_ways(each.size, n) for each in drawn) - 2 * math.log(times) < 21:
       continue
     name = hashlib.sha256(np.concatenate(drawn).astype(np.int64).tobytes()).digest()
     if name in seen:
-      return math.inf, f"two of {times} seeds"
+      return math.inf
     seen.add(name)
-  return 0.0, f"{times} seeds"
+  return 0.0
 
 
 def _ways(size: int, n: int) -> float:
@@ -538,21 +534,6 @@ def _shared_z(first: list[np.ndarray], other: list[np.ndarray], n: int) -> float
     return math.inf
   mean, variance = (float(sum(column)) for column in zip(*moments))
   return _z(float(sum(shared)), mean, variance)
-
-
-def _comes_again(subject: Subject, n: int) -> float:
-  """Returns infinity if a batch repeats although that has a chance below 1e-9, else 0."""
-  times = int(min(subject.plan.num_steps, max(_REPEATS // max(n, 1), _DRAWS[1])))
-  seen: set[bytes] = set()
-  for drawn in map(np.unique, _of_run(subject, n)):
-    # If few batches of this size are possible, one may repeat by chance.
-    if _ways(drawn.size, n) - 2 * math.log(times) < 21:
-      continue
-    name = hashlib.sha256(drawn.astype(np.int64).tobytes()).digest()
-    if name in seen:
-      return math.inf
-    seen.add(name)
-  return 0.0
 
 
 def _once_an_epoch(subject: Subject, name: str, n: int) -> Row:
@@ -586,7 +567,7 @@ def _participation(subject: Subject, name: str, n: int) -> Row:
     mean += drawn.size / times
   off = _z(mean, plan.normalize_by, n * prob / apart * (1 + 1e-9)) if cyclic else 0.0
   detail = f"examples that came back too early in {times} steps ({apart} apart); "
-  return row(name, early + max(0.0, off - _Z), 0, f"{detail}mean batch {mean:.5g}")
+  return row(name, early + max(0.0, off - Z), 0, f"{detail}mean batch {mean:.5g}")
 
 
 # Largest number of draws whose records are read together and in parts.

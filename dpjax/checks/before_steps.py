@@ -8,10 +8,9 @@ from typing import Any
 
 import jax
 import numpy as np
-from scipy import stats
 
 from dpjax.accounting.proved import NeighboringRelation
-from dpjax.checks.subject import BATCH, SEED, Row, Subject, row
+from dpjax.checks.subject import BATCH, SEED, Row, Subject, Z, row, z_of_squares
 from dpjax.mechanisms.noisy_means import NoisyMeans
 
 _NAME = ("statistics: influence", "statistics: noise")
@@ -25,7 +24,6 @@ _LOUD = 100.0
 # Tolerance in clip norms, for the grid and the rounding of a release with little noise.
 _SLACK = 1e-2
 _KEYS = 200
-_Z = 6.0
 
 
 def _public(statistics: NoisyMeans, x: np.ndarray, **changes: Any) -> NoisyMeans:
@@ -79,10 +77,8 @@ def noise_std(subject: Subject) -> Row:
     drawn.append(np.concatenate([noisy - quietly for noisy, quietly in pairs]))
   values = np.stack(drawn) / statistics.noise_multiplier  # [keys, entries]
   energy = np.sum((values - values.mean(axis=0)) ** 2, axis=0)
-  tails = np.minimum(stats.chi2.cdf(energy, _KEYS - 1), stats.chi2.sf(energy, _KEYS - 1))
-  worst = float(stats.norm.isf(min(1.0, 2 * float(np.min(tails)) * energy.size) / 2))
   detail = f"z of the least likely variance of {energy.size} entries over {_KEYS} keys"
-  return row(_NAME[1], worst, _Z, detail)
+  return row(_NAME[1], z_of_squares(energy, _KEYS - 1), Z, detail)
 
 
 CHECKS = (influence, noise_std)

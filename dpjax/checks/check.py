@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable
 from typing import Any
 
@@ -12,10 +11,9 @@ import numpy as np
 import optax
 
 from dpjax import columns, training, trees
-from dpjax.checks.subject import BATCH, Subject
-from dpjax.checks.table import CheckTable, checks
+from dpjax.checks.subject import BATCH, Subject, parts_of
+from dpjax.checks.table import CheckTable, asked, rows
 from dpjax.gradients.arguments import check_real
-from dpjax.gradients.per_example import ClippedGrad
 from dpjax.plan import Plan
 from dpjax.types import Algorithm, Array, Indexed, LossFn, Params
 from dpjax.validate import UserError, first_line
@@ -165,20 +163,14 @@ def check(
       field="algorithm",
     )
   data = columns.by_place(data)
-  rows = _checked_rows(data)
-  plan.check_capacity(len(rows), getattr(data, "nominal_size", None))
+  train = _checked_rows(data)
+  plan.check_capacity(len(train), getattr(data, "nominal_size", None))
   options: dict[str, Any] = {"method": method, "microbatch_size": microbatch_size}
   keyed = example_key is not None
-  if keyed and not hasattr(rows[np.zeros(1, int)], "key"):
+  if keyed and not hasattr(train[np.zeros(1, int)], "key"):
     raise UserError(
       "needs examples with a field `key`, such as dpjax.Example", field="example_key"
     )
-
-  # The plan's scaling is left out: where coordinates are scaled, a check scales the loss itself.
-  unscaled = dataclasses.replace(plan, scaling=None)
-
-  def gradient_of(loss: LossFn) -> ClippedGrad:
-    return unscaled.clipped_grad(loss, **options)
 
   def whole_step(key: Array) -> Algorithm:
     assert optimizer is not None
@@ -187,24 +179,19 @@ def check(
 
   if algorithm is None and optimizer is not None:
     algorithm = whole_step
-  # A run in slices gives the transform whole steps, so the plan here has one slice.
-  whole = dataclasses.replace(plan, slices=1)
   subject = Subject(
-    plan=plan,
-    loss_fn=loss_fn,
-    clipped_grad=gradient_of(loss_fn) if clipped_grad is None else clipped_grad,
-    transform=whole.transform if transform is None else transform,
-    draw=plan.sampler.draw,
+    **parts_of(
+      plan, loss_fn, clipped_grad=clipped_grad, transform=transform, options=options
+    ),
     apply=apply,
     params=params,
-    train=rows,
+    train=train,
     keyed=keyed,
-    gradient_of=gradient_of if clipped_grad is None else None,
     algorithm=algorithm,
     optimizer=optimizer,
   )
   _try(subject)
-  return CheckTable(list(checks(subject)))
+  return CheckTable(list(rows(asked(subject), subject)))
 
 
 def _try(subject: Subject) -> None:

@@ -19,11 +19,20 @@ from scipy import special, stats
 from dpjax.accounting.event_kinds.kind import kind_of
 from dpjax.checks import noise_record
 from dpjax.checks.noise_record import Record
-from dpjax.checks.subject import SEED, Row, Subject, not_applicable, row
+from dpjax.checks.subject import (
+  SEED,
+  Row,
+  Subject,
+  Z,
+  nan_first,
+  not_applicable,
+  row,
+  z_of,
+  z_of_squares,
+)
 from dpjax.noise import source
 from dpjax.plan import Plan
 
-_Z = 6.0
 # Bound on sqrt(n) * the distance of Kolmogorov and Smirnov; exceeded with a chance of 7e-6.
 _KS = 2.5
 # Number of values in a stretch of steps whose variance is tested.
@@ -64,20 +73,8 @@ def _accounted_multiplier(plan: Plan) -> float | None:
   return rule.sum_noise_multiplier(multiplier, plan.normalize_by)
 
 
-def _as_z(p: float, looked_at: int = 1) -> float:
-  """Returns the z-score of the smallest of `looked_at` p-values."""
-  return float(stats.norm.isf(min(p * looked_at, 1.0) / 2))
-
-
-def _energy_z(energy: np.ndarray, count: int, looked_at: int = 0) -> float:
-  """Returns the z-score of the least likely sum of squares of `count` N(0, 1) values. `energy`
-  holds all sums, or the smallest and the largest of `looked_at` sums."""
-  tails = np.minimum(stats.chi2.cdf(energy, count), stats.chi2.sf(energy, count))
-  return _as_z(2 * float(np.min(tails)), looked_at or np.size(energy))
-
-
 def _variance_z(values: np.ndarray) -> float:
-  return _energy_z(np.sum(values**2), values.size)
+  return z_of_squares(np.sum(values**2), values.size)
 
 
 def _distribution_deviations(
@@ -99,12 +96,12 @@ def _distribution_deviations(
       # A component shared by all values of an axis is small in each, and large in their
       # sum.
       energy = np.sum((sums / std) ** 2, axis=0)
-      yield _energy_z(energy, len(sums)), "sums over an axis"
+      yield z_of_squares(energy, len(sums)), "sums over an axis"
   # Mean, skewness and fourth moment are tested by the sums of powers of all values.
   values = np.concatenate([leaf.ravel() for leaf in recorded.whole]) / std
   powers = [float(np.sum(values**power)) for power in (1, 2, 3, 4)]
   yield _powers_z(powers, values.size)
-  yield _energy_z(np.sum(together**2, axis=1), together.shape[1]), "one step"
+  yield z_of_squares(np.sum(together**2, axis=1), together.shape[1]), "one step"
   yield from _every_value(recorded, grid / std)
 
 
@@ -121,17 +118,17 @@ def _every_value(recorded: Record, grid: float) -> Iterator[tuple[float, str]]:
     size = by_place.size
     energy = energy / rounded
     by_place = by_place / rounded
-    yield _energy_z(energy, size), "a leaf at one step"
+    yield z_of_squares(energy, size), "a leaf at one step"
     for part in np.array_split(energy, min(4, times)):
       yield (
-        _energy_z(np.array([part.sum()]), size * len(part)),
+        z_of_squares(np.array([part.sum()]), size * len(part)),
         "all values in a quarter of the run",
       )
     ends = np.array([by_place.min(), by_place.max()], np.float64)
-    yield _energy_z(ends, times, size), "one coordinate over the run"
+    yield z_of_squares(ends, times, size), "one coordinate over the run"
     chance = 2 * stats.norm.cdf(noise_record.NEAR + grid / 2) - 1
     often = stats.binom.sf(int(near.max()) - 1, times, chance)
-    yield _as_z(2 * float(often), size), "one coordinate, close to 0 too often"
+    yield z_of(2 * float(often), size), "one coordinate, close to 0 too often"
 
 
 def _over_time(recorded: Record, rounded: float) -> Iterator[tuple[float, str]]:
@@ -153,7 +150,7 @@ def _over_time(recorded: Record, rounded: float) -> Iterator[tuple[float, str]]:
   trend = np.arange(len(normal)) - (len(normal) - 1) / 2
   yield abs(float(normal @ trend)) / float(np.linalg.norm(trend)), "a trend of the size"
   power = np.abs(np.fft.rfft(normal)[1:-1]) ** 2 / len(normal)
-  yield _as_z(math.exp(-float(power.max())), power.size), "a period of the size"
+  yield z_of(math.exp(-float(power.max())), power.size), "a period of the size"
 
 
 def _powers_z(powers: Any, count: int) -> tuple[float, str]:
@@ -166,7 +163,7 @@ def _powers_z(powers: Any, count: int) -> tuple[float, str]:
     "the skewness": abs(third - 3 * first) / math.sqrt(6 * count),
     "the fourth moment": abs(fourth - 6 * second + 3 * count) / math.sqrt(24 * count),
   }
-  what = max(z_of, key=lambda name: _nan_first((z_of[name], name)))
+  what = max(z_of, key=lambda name: nan_first((z_of[name], name)))
   return z_of[what], what
 
 
@@ -181,13 +178,13 @@ def _tail_deviations(seen: noise_record.Tails, grid: float) -> Iterator[tuple[fl
     # one value is as extreme. Both allow for half a step of the grid.
     none = math.exp(-seen.count * float(stats.norm.sf(most + grid / 2)))
     z = -math.expm1(-seen.count * float(stats.norm.sf(most - grid / 2)))
-    yield _as_z(2 * min(none, z), 2), f"the {'largest' if sign > 0 else 'least'} value"
+    yield z_of(2 * min(none, z), 2), f"the {'largest' if sign > 0 else 'least'} value"
   for counts, side in zip(seen.beyond, ("below", "above")):
     for limit, count in zip(noise_record.THRESHOLDS, counts):
       few = seen.count * float(stats.norm.sf(limit + grid / 2))
       many = seen.count * float(stats.norm.sf(limit - grid / 2))
       p = min(stats.poisson.cdf(count, few), stats.poisson.sf(count - 1, many))
-      yield _as_z(2 * float(p)), f"values {side} {limit:g} standard deviations"
+      yield z_of(2 * float(p)), f"values {side} {limit:g} standard deviations"
 
 
 def noise_tails(subject: Subject) -> Row:
@@ -201,10 +198,10 @@ def noise_tails(subject: Subject) -> Row:
   if seen is None:
     return not_applicable(name, "correlated noise; its std and independence are tested")
   grid = source.grid_step(std) / std if subject.release else 0.0
-  worst, what = max(_tail_deviations(seen, grid), key=_nan_first)
+  worst, what = max(_tail_deviations(seen, grid), key=nan_first)
   extremes = f"least {seen.lowest:.3g}, largest {seen.highest:.3g}"
   detail = f"largest z of {seen.count:.2g} values ({extremes} std): {what}"
-  return row(name, worst, _Z, detail)
+  return row(name, worst, Z, detail)
 
 
 def noise_std(subject: Subject) -> Row:
@@ -217,7 +214,7 @@ def noise_std(subject: Subject) -> Row:
   std = multiplier * subject.plan.l2_bound
   (recorded,) = noise_record.records(subject, [noise_record.test_keys(subject, 0)])
   grid = source.grid_step(std) if subject.release else 0.0
-  worst, where = max(_distribution_deviations(recorded, std, grid), key=_nan_first)
+  worst, where = max(_distribution_deviations(recorded, std, grid), key=nan_first)
   pooled = np.concatenate([leaf.ravel() for leaf in recorded.whole])
   # Each value is spread over its cell of the grid: the test assumes a continuous distribution.
   spread = np.random.default_rng(SEED).uniform(-grid / 2, grid / 2, pooled.size)
@@ -225,9 +222,9 @@ def noise_std(subject: Subject) -> Row:
   shape = float(distance.statistic) * math.sqrt(pooled.size)
   return row(
     name,
-    max(worst / _Z, shape / _KS, key=lambda x: _nan_first((x, ""))),
+    max(worst / Z, shape / _KS, key=lambda x: nan_first((x, ""))),
     1.0,
-    f"std {pooled.std():.5g} (charged {std:.5g}), worst z={worst:.1f} (<= {_Z:g}) of "
+    f"std {pooled.std():.5g} (charged {std:.5g}), worst z={worst:.1f} (<= {Z:g}) of "
     f"{where} in {_span(recorded)}, Kolmogorov-Smirnov {shape:.2f} (<= {_KS:g})",
   )
 
@@ -237,12 +234,6 @@ def _span(recorded: Record) -> str:
   coordinates = sum(x.shape[1] for x in recorded.sampled)
   skipped = f", {recorded.stepped_over} skipped" if recorded.stepped_over else ""
   return f"{steps} steps{skipped} x {coordinates} coordinates"
-
-
-def _nan_first(pair: tuple[float, str]) -> tuple[bool, float]:
-  """Returns a sort key that puts NaN and infinity above every number, since they must never
-  pass."""
-  return not math.isfinite(pair[0]), pair[0]
 
 
 def _alike(a: np.ndarray, b: np.ndarray, skip: Callable | None = None) -> float:
@@ -272,7 +263,7 @@ def _alike(a: np.ndarray, b: np.ndarray, skip: Callable | None = None) -> float:
   # float32 may round a correlation to 1, for which t is infinite.
   worst = min(worst, 1 - 1e-7)
   t = worst * math.sqrt((dimension - 1) / (1 - worst**2))
-  return _as_z(2 * float(stats.t.sf(t, dimension - 1)), a.shape[0] * b.shape[0])
+  return z_of(2 * float(stats.t.sf(t, dimension - 1)), a.shape[0] * b.shape[0])
 
 
 def _below(mine: np.ndarray, other: np.ndarray) -> np.ndarray:
@@ -297,7 +288,7 @@ def _lowest_eigenvalue(rows: np.ndarray) -> float:
   """Returns a score that is large if the first T // 4 coordinates of rows [T, k] depend on each
   other linearly; 0 if these are fewer than two.
 
-  The score is inversely proportional to the smallest eigenvalue of their correlation. It is `_Z` if
+  The score is inversely proportional to the smallest eigenvalue of their correlation. It is `Z` if
   that eigenvalue is a third of its value for independent coordinates (Marchenko and Pastur 1967).
   """
   rows = rows[:, : len(rows) // 4]
@@ -306,7 +297,7 @@ def _lowest_eigenvalue(rows: np.ndarray) -> float:
   ratio = rows.shape[1] / len(rows)
   least = np.linalg.eigvalsh(rows.T @ rows / len(rows))[0] / float(np.mean(rows**2))
   alarm = (1 - math.sqrt(ratio)) ** 2 / 3
-  return _Z * alarm / max(float(least), 1e-12)
+  return Z * alarm / max(float(least), 1e-12)
 
 
 def _matches(a: np.ndarray, b: np.ndarray) -> np.ndarray:
@@ -324,7 +315,7 @@ def _matches(a: np.ndarray, b: np.ndarray) -> np.ndarray:
 def _matches_z(counts: np.ndarray) -> float:
   """Returns the z-score of the numbers [2] that `_matches` returns, or of sums of them."""
   # Chance hits are rare, so their number is nearly Poisson.
-  return _as_z(2 * float(stats.poisson.sf(int(counts[0]) - 1, max(counts[1], 1e-9))))
+  return z_of(2 * float(stats.poisson.sf(int(counts[0]) - 1, max(counts[1], 1e-9))))
 
 
 def _gaussian_sizes(values: np.ndarray) -> np.ndarray:
@@ -388,12 +379,12 @@ def _ties(values: np.ndarray, std: float) -> float:
   count = values.size
   same = values.size - sizes.size
   expected = count**2 / 2 * _SPACING / math.sqrt(math.pi)
-  pairs = _as_z(2 * float(stats.poisson.sf(same - 1, max(expected, 1e-9))))
+  pairs = z_of(2 * float(stats.poisson.sf(same - 1, max(expected, 1e-9))))
   # In sound noise of n values, about n^m / m! (spacing times density)^(m - 1) values occur m times.
   most = int(often.max())
   logarithm = most * math.log(count) - math.lgamma(most + 1)
   logarithm += (most - 1) * math.log(_SPACING * 2 * float(stats.norm.pdf(0)))
-  return max(pairs, _as_z(math.exp(min(0.0, logarithm))))
+  return max(pairs, z_of(math.exp(min(0.0, logarithm))))
 
 
 def _same_marks(a: Record, b: Record | None) -> float:
@@ -455,18 +446,18 @@ def noise_independence(subject: Subject) -> Row:
     (plain,) = noise_record.records(subject, [noise_record.plain_keys])
   # NaN would end the search for eigenvalues in an error.
   if not all(_is_finite(recorded) for recorded in (mine, other, plain)):
-    return Row(name, False, math.inf, _Z, f"NaN or infinite values over {_span(mine)}")
+    return Row(name, False, math.inf, Z, f"NaN or infinite values over {_span(mine)}")
   accounted = multiplier * subject.plan.l2_bound
   grid = source.grid_step(accounted) if subject.release else 0.0
   deviations = [*_dependences(mine, other, std, grid), *_copies(plain, std)]
   deviations.append(
     (_same_marks(plain, other if plain is mine else None), "steps, reordered")
   )
-  worst, what = max(deviations, key=_nan_first)
+  worst, what = max(deviations, key=nan_first)
   return row(
     name,
     worst,
-    _Z,
+    Z,
     f"largest z of {len(deviations)} comparisons over {_span(mine)}, between {what}",
   )
 

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
 import numpy as np
+from scipy import stats
 
 from dpjax.plan import Plan
 from dpjax.types import Algorithm, ArrayTree, LossFn
 
 BATCH = 8  # examples of a checked batch
+Z = 6.0  # bound on z-scores: that of a sound run exceeds it with a chance of 2e-9
 SEED = 20_26  # of every random choice of a check: a repeated check gives the same numbers
 
 
@@ -33,6 +36,37 @@ def row(name: str, measured: float, bound: float, detail: str) -> Row:
   False
   """
   return Row(name, bool(measured <= bound), float(measured), float(bound), detail)
+
+
+def z_of(p: float, looked_at: float = 1) -> float:
+  """Returns the z-score of the smallest of `looked_at` p-values."""
+  return float(stats.norm.isf(min(p * looked_at, 1.0) / 2))
+
+
+def z_of_squares(sums: np.ndarray, count: int, looked_at: int = 0) -> float:
+  """Returns the z-score of the least likely sum of squares of `count` N(0, 1) values. `sums` holds
+  all sums, or the smallest and the largest of `looked_at` sums."""
+  tails = np.minimum(stats.chi2.cdf(sums, count), stats.chi2.sf(sums, count))
+  return z_of(2 * float(np.min(tails)), looked_at or np.size(sums))
+
+
+def nan_first(pair: tuple[float, Any]) -> tuple[bool, float]:
+  """Returns a sort key of (number, anything) that puts NaN and infinity above every number, since
+  they must never pass."""
+  return not math.isfinite(pair[0]), pair[0]
+
+
+def worst(name: str, deviations: Sequence[tuple[float, str]], over: str) -> Row:
+  """Returns the row of the largest of several z-scores, each with the name of its statistic.
+
+  Args:
+    over: draws, steps or passes that the statistics are of.
+
+  >>> worst("x", [(0.5, "mean"), (float("nan"), "variance")], "9 draws").passed
+  False
+  """
+  z, what = max(deviations, key=nan_first)
+  return row(name, z, Z, f"largest z of {len(deviations)} statistics over {over}: {what}")
 
 
 def not_applicable(name: str, why: str) -> Row:
@@ -75,3 +109,32 @@ class Subject:
     if not self.keyed:
       return taken
     return taken._replace(key=jax.random.split(jax.random.key(SEED + start), size))
+
+
+def parts_of(
+  plan: Plan,
+  loss_fn: LossFn,
+  *,
+  clipped_grad: Callable[..., Any] | None = None,
+  transform: Callable[[jax.Array], Any] | None = None,
+  options: dict[str, Any],
+) -> dict[str, Any]:
+  """Returns fields of a `Subject`: what training makes of a plan and a loss.
+
+  Args:
+    clipped_grad, transform: the caller's own, in place of the plan's.
+    options: options of `plan.clipped_grad`.
+  """
+  # The plan's scaling is left out: where coordinates are scaled, a check scales the loss itself.
+  unscaled = dataclasses.replace(plan, scaling=None)
+  gradient_of = lambda loss: unscaled.clipped_grad(loss, **options)
+  # A run in slices gives the transform whole steps, so the plan here has one slice.
+  whole = dataclasses.replace(plan, slices=1)
+  return {
+    "plan": plan,
+    "loss_fn": loss_fn,
+    "clipped_grad": gradient_of(loss_fn) if clipped_grad is None else clipped_grad,
+    "gradient_of": gradient_of if clipped_grad is None else None,
+    "transform": whole.transform if transform is None else transform,
+    "draw": plan.sampler.draw,
+  }

@@ -34,30 +34,32 @@ def asked(subject: Subject) -> list[Check]:
   return [check for module in modules for check in module.CHECKS]
 
 
-def checks(subject: Subject) -> Iterator[Row]:
-  """Yields the row of each check, in order."""
-  yield from rows(asked(subject), subject)
+def rows(
+  asked: Iterable[Check], subject: Any, begins: Callable[[str], object] = str
+) -> Iterator[Row]:
+  """Yields the row of each check that is asked. A check that raises an error fails.
 
-
-def in_words(check: Check) -> str:
-  """Returns the name of a check before its row is there."""
-  return check.__name__.replace("_", " ")
-
-
-def rows(asked: Iterable[Check], subject: Any) -> Iterator[Row]:
-  """Yields the row of each check that is asked. A check that raises an error fails."""
+  Args:
+    begins: function that is called with the name of each check as it begins.
+  """
   for check in asked:
+    name = check.__name__.replace("_", " ")
+    begins(name)
     try:
       yield check(subject)
     except Exception as error:
       # The run's own code raised this, on inputs that training may meet.
       reason = f"ended in {first_line(error, with_type=True)}"
-      yield Row(in_words(check), False, math.inf, 0.0, reason)
+      yield Row(name, False, math.inf, 0.0, reason)
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
 class CheckTable:
-  """The results of all checks. Printing the table shows one line for each check."""
+  """The results of all checks. Printing the table shows one line for each check.
+
+  >>> CheckTable([Row("noise", True, 0.5, 1.0, "z-score")])
+  pass  noise  0.5 <= 1  z-score
+  """
 
   rows: list[Row]
 
@@ -69,50 +71,31 @@ class CheckTable:
   @property
   def failed(self) -> list[Row]:
     """Returns the checks that fail, without those that do not apply."""
-    return failures(self.rows)
+    return [row for row in self.rows if row.passed is False]
 
   def to_json(self) -> dict[str, Any]:
-    """Returns the rows as a dict for JSON, as in check.json."""
-    return to_json(self.rows)
+    """Returns the rows as a dict for check.json. Numbers that are not finite become text."""
+    finite = lambda value: value if math.isfinite(value) else str(value)
+    return {
+      "passed": self.ok,
+      "checks": [
+        row._asdict() | {"measured": finite(row.measured), "bound": finite(row.bound)}
+        for row in self.rows
+      ],
+    }
 
   def __repr__(self) -> str:
-    return table(self.rows)
+    lines = []
+    width = max(len(row.name) for row in self.rows)
+    for row in self.rows:
+      word, sign = ("pass", "<=") if row.passed else ("FAIL", "> ")
+      numbers = f"{row.measured:.4g} {sign} {row.bound:.4g}  "
+      word, numbers = ("n/a ", "") if row.passed is None else (word, numbers)
+      lines.append(f"{word}  {row.name:<{width}}  {numbers}{row.detail}")
+    return "\n".join(lines)
 
   def __iter__(self) -> Iterator[Row]:
     return iter(self.rows)
 
   def __len__(self) -> int:
     return len(self.rows)
-
-
-def failures(rows: list[Row]) -> list[Row]:
-  """Returns the checks that fail, without those that do not apply."""
-  return [row for row in rows if row.passed is False]
-
-
-def table(rows: list[Row]) -> str:
-  """Returns the rows as text, one line for each check.
-
-  >>> print(table([Row("noise", True, 0.5, 1.0, "z-score")]))
-  pass  noise  0.5 <= 1  z-score
-  """
-  lines = []
-  width = max(len(row.name) for row in rows)
-  for row in rows:
-    word, sign = ("pass", "<=") if row.passed else ("FAIL", "> ")
-    numbers = f"{row.measured:.4g} {sign} {row.bound:.4g}  "
-    word, numbers = ("n/a ", "") if row.passed is None else (word, numbers)
-    lines.append(f"{word}  {row.name:<{width}}  {numbers}{row.detail}")
-  return "\n".join(lines)
-
-
-def to_json(rows: list[Row]) -> dict[str, Any]:
-  """Returns the rows as a dict for check.json. Numbers that are not finite become text."""
-  finite = lambda value: value if math.isfinite(value) else str(value)
-  return {
-    "passed": not failures(rows),
-    "checks": [
-      row._asdict() | {"measured": finite(row.measured), "bound": finite(row.bound)}
-      for row in rows
-    ],
-  }

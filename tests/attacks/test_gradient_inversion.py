@@ -57,7 +57,9 @@ def test_dlg_with_the_label_that_idlg_infers(net, gradient):
   seen = view(truth)
   labels = attacks.infer_labels(seen, batch_size=1)
   found = attack(seen, labels, key=KEY)
-  assert _exact(truth, found).count == 1 and found.labels.tolist() == truth.y.tolist()
+  assert (
+    _exact(truth, found).recovered.count == 1 and found.labels.tolist() == truth.y.tolist()
+  )
   again = attack(seen, labels, key=KEY)
   np.testing.assert_array_equal(again.x, found.x)
 
@@ -86,7 +88,7 @@ def test_a_batch_comes_back_in_some_order(net):
   found = _attack(net, view, batch=3, method=attacks.Dlg(steps=1500), restarts=3)(
     view(truth), truth.y, key=KEY
   )
-  assert _exact(truth, found).count == 3
+  assert _exact(truth, found).recovered.count == 3
 
 
 @pytest.mark.long
@@ -104,7 +106,7 @@ def test_noise_of_a_known_size_ends_it(net, gradient):
       leaves, treedef = jax.tree.flatten(seen)
       noisy = [x + scale * jax.random.normal(k, x.shape) for k, x in zip(keys, leaves)]
       found = attack(jax.tree.unflatten(treedef, noisy), truth.y, key=KEY)
-      total += _exact(truth, found).count
+      total += _exact(truth, found).recovered.count
     return total
 
   assert count(1e-5) == 4 and count(1.0) == 0
@@ -122,12 +124,12 @@ def test_several_local_steps_are_unrolled(net):
   found = _attack(
     net, attacks.client_view(soft, net.params, batches), batch=2, method=method
   )(sent, truth.y, key=KEY)
-  assert _exact(truth, found).count == 2
+  assert _exact(truth, found).recovered.count == 2
   # Read as one gradient of both, the same message gives nothing exact.
   view = gradient_view(net.loss, net.params)
   seen = attacks.as_gradient(sent["delta"], learning_rate=0.3, num_steps=4)
   naive = _attack(net, view, batch=2, method=method)(seen, truth.y, key=KEY)
-  assert _exact(truth, naive).count == 0
+  assert _exact(truth, naive).recovered.count == 0
 
 
 @pytest.mark.long
@@ -232,7 +234,7 @@ def test_a_line_search_finds_what_steps_of_a_fixed_length_miss(net):
     attack = _attack(net, view, method=method)
     truths = [net.records(1, seed) for seed in range(1, 5)]
     found = [(truth, attack(view(truth), truth.y, key=KEY)) for truth in truths]
-    exact.append(sum(_exact(*one).count for one in found))
+    exact.append(sum(_exact(*one).recovered.count for one in found))
   assert exact == [4, 0]
 
 

@@ -6,8 +6,7 @@ from scipy import stats
 
 from dpjax import attacks
 from dpjax.attacks import MEMBERSHIP_ATTACKS, Evidence, lira, rmia
-from dpjax.attacks.membership import confidence_rule, loss_rule
-from dpjax.attacks.rmia_tuning import rmia_tuned, tune_rmia
+from dpjax.attacks.membership import confidence_rule, loss_rule, rmia_tuned, tune_rmia
 from dpjax.attacks.roc import curve_of, rate_at
 from dpjax.validate import UserError
 

@@ -87,12 +87,12 @@ def test_an_independent_network_recognises_what_was_inverted_and_no_noise():
   found = find(apply, target, (12, 12, 1), classes=range(4), count=5, key=_KEY)
   score = class_inversion.judge_inversion(found, apply, judge, _blobs(2), target=target)
   assert found.y.tolist() == np.repeat(range(4), 5).tolist()
-  assert score.top1 == 1 and score.ssim.mean() > 0.3
+  assert score.recognised.rate == 1 and score.ssim.mean() > 0.3
   noise = np.random.default_rng(0).random(found.x.shape)
   blind = class_inversion.judge_inversion(
     found._replace(x=noise), apply, judge, _blobs(2), target=target
   )
-  assert blind.top1 < 0.7 and blind.ssim.mean() < score.ssim.mean() - 0.1
+  assert blind.recognised.rate < 0.7 and blind.ssim.mean() < score.ssim.mean() - 0.1
   assert blind.mse.mean() > score.mse.mean()
 
 
@@ -142,7 +142,7 @@ def test_answers_that_determine_the_input_are_decoded():
   own, others = (rng.normal(size=(500, 3)).astype(np.float32) for _ in range(2))
   decoder = attacks.AnswerInversion((64,), _FIT)(_softmax_answers(own), own, seed=0)
   score = judge_decoder(decoder, _softmax_answers(others), others)
-  assert score.explained > 0.95 and score.interval[0] > 0.9
+  assert score.explained > 0.95 and score.nearer.interval[0] > 0.9
 
 
 @pytest.mark.long
@@ -152,7 +152,7 @@ def test_answers_that_say_nothing_are_decoded_to_the_mean():
   nothing = lambda: special.softmax(rng.normal(size=(500, 4)), axis=1)
   decoder = attacks.AnswerInversion((8,), Fit(100, 0.003, 64))(nothing(), own, seed=0)
   score = judge_decoder(decoder, nothing(), others)
-  assert score.explained < 0.05 and score.interval[0] < 0.5
+  assert score.explained < 0.05 and score.nearer.interval[0] < 0.5
 
 
 @pytest.mark.long

@@ -10,10 +10,9 @@ from dpjax import attacks
 from dpjax.attacks import Evidence
 from dpjax.attacks.attack_network import attack_network
 from dpjax.attacks.difficulty import quantile_regression
-from dpjax.attacks.information import informia
+from dpjax.attacks.membership import bavaria, informia
 from dpjax.attacks.queries import augmented, mean_score
 from dpjax.attacks.roc import curve_of
-from dpjax.attacks.student_t import bavaria
 from tests.refuses import refuses
 
 

@@ -96,10 +96,10 @@ def test_success_has_exact_intervals_at_each_threshold():
   found[2:] += 0.05  # PSNR 26: recognisable, not exact
   found[4:] += 0.25
   exact, recognisable, structure = attacks.success(attacks.fidelity(truth, found))
-  assert (exact.count, recognisable.count, exact.total) == (2, 4, 8)
+  assert exact.recovered[:2] == (2, 8) and recognisable.recovered[:2] == (4, 8)
   # Clopper-Pearson of 2 in 8, from published tables.
-  assert (round(exact.low, 4), round(exact.high, 4)) == (0.0319, 0.6509)
-  assert structure.criterion == "structure" and exact.rate == 0.25
+  assert [round(end, 4) for end in exact.recovered.interval] == [0.0319, 0.6509]
+  assert structure.criterion == "structure" and exact.recovered.rate == 0.25
   assert exact.verdict.startswith("FAILS: 2 of 8 records recovered")
 
 
@@ -109,7 +109,7 @@ def test_a_criterion_needs_its_metric():
   assert names == ["exact", "recognisable"]  # 8x8 is below SSIM's window
   measured = attacks.fidelity(*_images(2))._replace(lpips=np.array([0.05, 0.3]))
   alike = attacks.success(measured)[-1]
-  assert (alike.criterion, alike.count) == ("alike", 1)
+  assert (alike.criterion, alike.recovered.count) == ("alike", 1)
 
 
 def test_identification_survives_what_looking_does_not():

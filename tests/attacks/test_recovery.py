@@ -84,7 +84,7 @@ def test_a_client_with_clipping_gives_its_record_away(net, steps):
   sent = attacks.client_view(clipped, net.params, batches)(truth)
   found = attacks.first_dense(sent).reshape(truth.x.shape)
   exact = attacks.success(attacks.fidelity(truth.x, found))[0]
-  assert exact.count == 1 and exact.verdict.startswith("FAILS")
+  assert exact.recovered.count == 1 and exact.verdict.startswith("FAILS")
 
 
 @pytest.mark.long
@@ -99,7 +99,7 @@ def test_noise_ends_it(net):
   found = [attacks.first_dense(view(truth)).reshape(net.shape) for truth in truths]
   x = np.concatenate([truth.x for truth in truths])
   exact = attacks.success(attacks.fidelity(x, np.stack(found)))[0]
-  assert exact.count == 0 and exact.verdict.startswith("not shown to fail")
+  assert exact.recovered.count == 0 and exact.verdict.startswith("not shown to fail")
 
 
 def test_errors_are_one_line(net):

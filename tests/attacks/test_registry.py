@@ -17,7 +17,6 @@ _HELPERS = {
   "allowed",
   "fitting",
   "line_search",
-  "membership_table",
   "reconstructions",
   "registry",
   "robustness",

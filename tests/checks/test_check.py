@@ -13,8 +13,8 @@ import pytest
 from configs import quickstart
 from dpjax import gradients, losses
 from dpjax.checks import batches, charges, influence, noise_distributions
-from dpjax.checks import table as check
 from dpjax.checks.subject import Row
+from dpjax.checks.table import CheckTable
 from dpjax.experiments.checks import of_config
 from dpjax.experiments.config import fields
 from dpjax.experiments.kinds.central import build
@@ -359,9 +359,9 @@ def test_a_sound_run_passes_every_check(sound):
   rows = list(of_config.checks(sound))
   assert [row.name for row in rows if row.passed is not True] == []
   assert all(np.isfinite(row.measured) for row in rows)
-  text = check.table(rows)
-  assert text.count("\n") == len(rows) - 1 and "FAIL" not in text
-  assert json.loads(json.dumps(check.to_json(rows)))["passed"] is True
+  table = CheckTable(rows)
+  assert repr(table).count("\n") == len(rows) - 1 and "FAIL" not in repr(table)
+  assert json.loads(json.dumps(table.to_json()))["passed"] is True
 
 
 @pytest.mark.long
@@ -429,12 +429,13 @@ def test_what_promises_nothing_is_not_applicable_and_never_passes():
 @pytest.mark.slow
 def test_a_failure_is_in_the_table_and_in_the_data(sound):
   rows = [noise_distributions.noise_std(noise_halved(sound)), influence.padding(sound)]
-  assert [row.name for row in check.failures(rows)] == ["noise as charged"]
-  assert check.table(rows).startswith("FAIL  noise as charged")
-  data = check.to_json(rows)
+  table = CheckTable(rows)
+  assert [row.name for row in table.failed] == ["noise as charged"]
+  assert repr(table).startswith("FAIL  noise as charged")
+  data = table.to_json()
   assert data["passed"] is False and data["checks"][0]["passed"] is False
   nan = Row("x", False, float("inf"), 0.0, "")
-  assert json.loads(json.dumps(check.to_json([nan]), allow_nan=False))
+  assert json.loads(json.dumps(CheckTable([nan]).to_json(), allow_nan=False))
 
 
 # --- cross_example_leakage on a user's own batch functions ------------------------------

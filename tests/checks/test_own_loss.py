@@ -393,6 +393,6 @@ def test_the_capacity_is_checked_for_the_declared_size(monkeypatch):
   least = plan.fitted(size - 1)
   with refuses("capacity", value=48):
     dpjax.check(loss, params, least, train.declared(None))
-  monkeypatch.setattr(own_loss, "checks", lambda subject: [])
+  monkeypatch.setattr(own_loss, "asked", lambda subject: [])
   assert dpjax.check(loss, params, least, train).ok
   assert next(least.batches(train, 0)).mask.shape == (least.sampler.padded_batch_size,)

@@ -85,6 +85,6 @@ def test_dlg_recovers_images_of_clients_until_noise_stops_it():
     if "launch.prepare" not in str(error):
       raise
     pytest.skip(str(error))
-  rates = [rows[0].rate for _, rows, _, _ in results.values()]
-  assert results[0.0][0] == 8 and results[0.0][1][0].count >= 7
+  rates = [rows[0].recovered.rate for _, rows, _, _ in results.values()]
+  assert results[0.0][0] == 8 and results[0.0][1][0].recovered.count >= 7
   assert rates == sorted(rates, reverse=True) and rates[-1] == 0

@@ -92,7 +92,7 @@ def test_a_model_that_diverged_is_one_line():
   run = types.SimpleNamespace(
     apply=nothing, train=load_tiny()[0], random=run_keys.drawn(0, private=False)
   )
-  attacked = written_text.Planted(run, [], np.full((2, 1), ord("\n")), None)
+  attacked = written_text.Planted(run, [], np.full((2, 1), ord("\n")))
   with refuses("target"):
     written_text.measured(
       _config(), attacked, types.SimpleNamespace(ema=None, opt_state=(), params={})

@@ -11,7 +11,7 @@ from configs import quickstart
 from dpjax.accounting import Ledger
 from dpjax.checks import batches, noise_distributions
 from dpjax.checks import charges as check_laws
-from dpjax.checks import table as check
+from dpjax.checks.table import CheckTable
 from dpjax.experiments.checks import of_config
 from dpjax.experiments.config import fields
 from dpjax.experiments.config.naming import naming
@@ -108,7 +108,7 @@ def test_every_strategy_and_sampler_meets_its_epsilon_and_passes_the_checks(extr
   plan = make_plan(config, 400)
   assert 2.97 < plan.epsilon() <= 3.0 and plan.is_private
   rows = _rows(of_config.subject(config))
-  assert not check.failures(rows), check.table(check.failures(rows))
+  assert rows.ok, rows.failed
   passed = {row.name for row in rows if row.passed}
   assert {"noise as charged", "sampler as charged"} <= passed
   assert second_accountant.agrees(plan)
@@ -123,11 +123,11 @@ def _rows(subject):
     check_laws.own_sum,
     check_laws.overflow,
   )
-  return [row(subject) for row in rows]
+  return CheckTable([row(subject) for row in rows])
 
 
 def _failures(subject):
-  return {row.name for row in check.failures(_rows(subject))}
+  return {row.name for row in _rows(subject).failed}
 
 
 @pytest.mark.long

@@ -28,6 +28,7 @@ from dpjax.auditing.games.game import (
   Claim,
   Game,
   claims,
+  claims_of_event,
   frequency,
   key,
   keys,
@@ -92,11 +93,9 @@ def _selection(kind: Kind = mechanisms.Gaussian) -> list[Game]:
         best[place] = runs[np.argmax(runs[:, 0])]
       return best
 
-    cost = lambda delta: accounting.epsilon(
-      event, delta=delta, neighboring_relation=_ADD, accountant="rdp"
-    )
+    claimed = claims_of_event(event, _ADD, accountant="rdp")
     case = f"the largest of {distribution} many answers, {values[0]:g} or {values[1]:g}"
-    return Game(case, _ADD, claims(cost), outputs, linear)
+    return Game(case, _ADD, claimed, outputs, linear)
 
   return [
     game_of(distribution, shape, (0.0, 1.0))

@@ -27,8 +27,8 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from dpjax import validate
-from dpjax.auditing.lower_bounds import Scores, rate_at_most
+from dpjax import accounting, validate
+from dpjax.auditing.lower_bounds import Scores, log_ratio, rate_at_most
 from dpjax.validate import UserError
 
 CONFIDENCE = 0.999
@@ -67,6 +67,15 @@ class Claim(NamedTuple):
 def claims(epsilon_at: Callable[[float], float]) -> tuple[Claim, ...]:
   """Returns the points at `DELTAS` of a guaranteed curve, delta -> epsilon."""
   return tuple(Claim(epsilon_at(delta), delta) for delta in DELTAS)
+
+
+def claims_of_event(event: Any, relation: str, **options: str) -> tuple[Claim, ...]:
+  """Returns the points at `DELTAS` of what an event costs. Options are those of `epsilon`."""
+  return claims(
+    lambda delta: accounting.epsilon(
+      event, delta=delta, neighboring_relation=relation, **options
+    )
+  )
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -294,10 +303,7 @@ def _log_ratio(
   often: np.ndarray, n: int, rarely: np.ndarray, m: int, delta: float, significance: float
 ) -> np.ndarray:
   low = 1 - rate_at_most(n - often, n, significance)
-  high = rate_at_most(rarely, m, significance)
-  excess = low - delta
-  ratio = np.log(np.where(excess > 0, excess, 1.0) / high)
-  return np.where(excess > 0, ratio, -math.inf)
+  return log_ratio(low - delta, rate_at_most(rarely, m, significance))
 
 
 # --- adversaries

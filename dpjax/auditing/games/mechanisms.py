@@ -16,7 +16,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from dpjax import accounting
 from dpjax.accounting.event_kinds.kind import DpEvent
 from dpjax.auditing.games.game import (
   Adversary,
@@ -24,7 +23,7 @@ from dpjax.auditing.games.game import (
   Game,
   Outputs,
   binned,
-  claims,
+  claims_of_event,
   drawn_by,
   frequency,
   linear,
@@ -58,8 +57,7 @@ def claims_of(mechanism: Mechanism, relation: str) -> tuple[Claim, ...]:
   budget = getattr(mechanism, "epsilon", None)
   if budget is not None and not (isinstance(delta, float) and delta):
     return (Claim(budget + getattr(mechanism, "epsilon_values", 0.0), 0.0),)
-  event = mechanism.event(relation)
-  return claims(lambda d: accounting.epsilon(event, delta=d, neighboring_relation=relation))
+  return claims_of_event(mechanism.event(relation), relation)
 
 
 def game(
@@ -531,15 +529,13 @@ def _votes_game(
     # A linear score needs a column for each class, and one for a query without an answer.
     return jax.nn.one_hot(labels + 1, zero.shape[-1] + 1)
 
-  def epsilon_at(delta: float) -> float:
-    event = mechanism.event(relation, **num)
-    return accounting.epsilon(event, delta=delta, neighboring_relation=relation)
-
   before = np.tile(zero, (_VOTES, 1))
   after = np.tile(one, (_VOTES, 1))
   rules: dict[str, Any] = {"adversary": linear, "relation": relation}
   played = game(mechanism, case, before, after, released, **rules)
-  return dataclasses.replace(played, claims=claims(epsilon_at))
+  return dataclasses.replace(
+    played, claims=claims_of_event(mechanism.event(relation, **num), relation)
+  )
 
 
 def _gnmax(kind: Callable) -> list[Game]:

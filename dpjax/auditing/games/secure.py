@@ -14,8 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from dpjax import accounting
-from dpjax.auditing.games.game import Game, claims, linear
+from dpjax.auditing.games.game import Game, claims_of_event, linear
 from dpjax.secure.distributed_noise import SkellamSum
 from dpjax.secure.sums import PlainSum
 
@@ -76,11 +75,7 @@ def skellam_games(kind: Kind, mechanism: SkellamSum | None = None) -> list[Game]
       draws = (run.update(messages, there, draw)[0] for draw in range(n))
       return np.array([size * np.asarray(drawn) for drawn in draws])
 
-    prices = claims(
-      lambda delta: accounting.epsilon(
-        accounted.event, delta=delta, neighboring_relation=relation, accountant="rdp"
-      )
-    )
+    prices = claims_of_event(accounted.event, relation, accountant="rdp")
     return Game(case, relation, prices, outputs, linear, draws=_SHARE, at_once=_AT_ONCE)
 
   return [game_of(case) for case in _WORLDS]

@@ -18,7 +18,7 @@ import numpy as np
 import optax
 
 from dpjax import accounting, transforms
-from dpjax.auditing.games.game import Game, claims, drawn_by, linear
+from dpjax.auditing.games.game import Game, claims_of_event, drawn_by, linear
 from dpjax.gradients import Clip, wrap_grads
 from dpjax.gradients.clip import RULES
 from dpjax.noise import NoiseShape
@@ -82,8 +82,7 @@ def game(
 
   outputs = drawn_by(lambda keys, world: run(keys, *map(jnp.asarray, worlds[world])))
   event = accounting.compose(accounting.gaussian_event(noise_multiplier), steps)
-  cost = lambda d: accounting.epsilon(event, delta=d, neighboring_relation=relation)
-  return Game(case, relation, claims(cost), outputs, linear)
+  return Game(case, relation, claims_of_event(event, relation), outputs, linear)
 
 
 def _each(make: Make, added: dict[str, tuple[float, float]], **options: Any) -> list[Game]:

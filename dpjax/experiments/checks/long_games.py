@@ -12,10 +12,8 @@ and up to 25,000 where a claim needs them. Claims that need more draws need a la
 
 from __future__ import annotations
 
-import csv
 import dataclasses
-import functools
-import io
+import json
 import os
 import pathlib
 import time
@@ -27,9 +25,8 @@ from dpjax.accounting import upper
 from dpjax.accounting.text import lower
 from dpjax.auditing.games import registry
 from dpjax.auditing.games.game import CONFIDENCE, Game, Result, draws_to_refute, play
-from dpjax.experiments.checks import resumable
-from dpjax.experiments.run import provenance, writers
-from dpjax.validate import UserError
+from dpjax.experiments.run import provenance, report, writers
+from dpjax.validate import UserError, Verbatim
 
 RESULT = "result.json"
 TABLE = "table.md"
@@ -70,7 +67,11 @@ class Settings:
       raise UserError(
         f"must be at most {_YEAR}, a year", field="minutes", value=self.minutes
       )
-    resumable.check_asked(self.only, self.seed)
+    validate.integer_at_least(0, seed=self.seed)
+    if self.seed >= 2**62:
+      value = Verbatim(hex(self.seed)[:20])
+      raise UserError("must be below 2**62", field="seed", value=value)
+    registry.subjects(self.only)
 
 
 def _name(package: str, subject: str) -> str:
@@ -81,20 +82,47 @@ def run(settings: Settings, out: str | os.PathLike) -> list[dict[str, Any]]:
   """Plays the games that have no row yet, writes all rows after each subject, and returns them.
 
   Raises:
-    UserError: `out` holds an audit with other settings or versions.
+    UserError: `out` holds another file, or an audit with other settings or versions.
   """
   path = pathlib.Path(out)
-  done = resumable.resumed(settings, path / RESULT, what="an audit", holds="an audit with")
+  rows = _resumed(settings, path / RESULT)
   subjects = registry.subjects(settings.only)
   seconds = settings.minutes * 60 / len(subjects)
-  todo = {
-    _name(package, subject): functools.partial(
-      _subject, package, subject, seconds, settings.seed
+  with writers.progress(len(subjects), len(rows), "audit") as bar:
+    for package, subject in subjects:
+      name = _name(package, subject)
+      if name in rows:
+        continue
+      bar.update(0, now=name)
+      rows[name] = _subject(package, subject, seconds, settings.seed)
+      _write(settings, path, list(rows.values()))
+      bar.update(1)
+  _write(settings, path, list(rows.values()))
+  return list(rows.values())
+
+
+def _resumed(settings: Settings, file: pathlib.Path) -> dict[str, dict[str, Any]]:
+  """Returns the rows already in a file, by their `what`; an empty dict if there is no file."""
+  if not file.exists():
+    return {}
+  try:
+    stored = json.loads(file.read_text())
+    same = stored["settings"] == dataclasses.asdict(settings) and provenance.same_libraries(
+      stored["versions"]
     )
-    for package, subject in subjects
-  }
-  write = functools.partial(_write, settings, path)
-  return resumable.played(todo, done, write=write, label="audit")
+    rows = {row["what"]: row for row in stored["rows"]}
+  # The file is no JSON, or JSON of another layout.
+  except (ValueError, KeyError, TypeError):
+    raise UserError(
+      f"{file.name} there is not that of an audit", field="out", value=file.parent
+    ) from None
+  if not same:
+    raise UserError(
+      "holds an audit with other settings or versions; choose another folder",
+      field="out",
+      value=file.parent,
+    )
+  return rows
 
 
 def _subject(package: str, subject: str, seconds: float, seed: int) -> dict[str, Any]:
@@ -193,7 +221,8 @@ def _write(settings: Settings, path: pathlib.Path, rows: list[dict[str, Any]]) -
   writers.write_json(
     path / RESULT,
     {
-      **resumable.stated(settings),
+      "settings": dataclasses.asdict(settings),
+      "versions": provenance.versions(),
       "device": provenance.device(),
       "confidence": CONFIDENCE,
       "refuted": refuted(rows),
@@ -209,12 +238,13 @@ def _write(settings: Settings, path: pathlib.Path, rows: list[dict[str, Any]]) -
   writers.replace_file(path / TABLE, table(rows).encode())
   # The CSV has a row for every game. The Markdown table has one for each subject: the game that
   # came nearest to its claim.
-  text = io.StringIO()
-  writer = csv.writer(text, lineterminator="\n")
-  writer.writerow([*_COLUMNS, "case"])
-  for row in rows:
-    writer.writerows([*_cells(row, game), game["case"]] for game in row["games"])
-  writers.replace_file(path / CSV, text.getvalue().encode())
+  columns = (*_COLUMNS, "case")
+  every: list[dict[str, Any]] = [
+    dict(zip(columns, (*_cells(row, game), game["case"])))
+    for row in rows
+    for game in row["games"]
+  ]
+  report.write_csv(path / CSV, every, columns)
 
 
 _COLUMNS = (

@@ -19,7 +19,7 @@ from dpjax import accounting
 from dpjax.accounting import matrix
 from dpjax.accounting.proved import NeighboringRelation
 from dpjax.checks import table
-from dpjax.checks.subject import Row, Subject, not_applicable, row
+from dpjax.checks.subject import Row, Subject, not_applicable, parts_of, row
 from dpjax.data import Dataset
 from dpjax.experiments.config.fields import name_of
 from dpjax.experiments.kinds.central import build, facts
@@ -27,10 +27,8 @@ from dpjax.experiments.kinds.central.config import LeastSquares, TrainConfig
 from dpjax.experiments.run import run_keys
 from dpjax.experiments.run.guarantee import Guarantee
 from dpjax.experiments.run.run_keys import RunKeys
-from dpjax.gradients.per_example import ClippedGrad
 from dpjax.noise import source
 from dpjax.noise.gaussian import key_id
-from dpjax.types import LossFn
 from dpjax.validate import UserError
 
 _DRAWS = 64  # number of runs whose keys are compared
@@ -76,33 +74,19 @@ def subject(config: TrainConfig, loaded: tuple[Any, Any] | None = None) -> RunSu
   seed = None if config.release else config.noise_seed or 0
   random = run_keys.drawn(config.seed, noise_seed=seed, release=config.release)
   run = build.assemble(config, loaded, random)
-  plan = run.plan
-
-  # The plan's scaling is left out: where coordinates are scaled, a check scales the loss itself.
-  unscaled = dataclasses.replace(plan, scaling=None)
-
-  def clipped_grad(loss_fn: LossFn) -> ClippedGrad:
-    return unscaled.clipped_grad(
-      loss_fn,
-      method=config.grad_method,
-      microbatch_size=config.microbatch_size,
-      memory_budget=build.memory_budget(config),
-    )
-
+  options = {
+    "method": config.grad_method,
+    "microbatch_size": config.microbatch_size,
+    "memory_budget": build.memory_budget(config),
+  }
   return RunSubject(
+    **parts_of(run.plan, run.loss_fn, options=options),
     config=config,
-    plan=plan,
-    loss_fn=run.loss_fn,
-    clipped_grad=clipped_grad(run.loss_fn),
-    # A run in slices gives the transform whole steps, so the plan here has one slice.
-    transform=dataclasses.replace(plan, slices=1).transform,
-    draw=plan.sampler.draw,
     apply=run.apply,
     run_keys=build.run_keys,
     params=run.params,
     train=run.train,
     keyed=run.keyed,
-    gradient_of=clipped_grad,
     # If the loss needs keys, the batches of a check contain them, so no key is given here.
     algorithm=lambda key: run.with_keys(key, None if run.keyed else run.random.local),
     guarantee=run.guarantee,
@@ -261,9 +245,7 @@ def checks(subject: RunSubject, begins: Callable[[str], object] = str) -> Iterat
   Args:
     begins: function that is called with the name of each check as it begins.
   """
-  for check in asked(subject):
-    begins(table.in_words(check))
-    yield from table.rows([check], subject)
+  yield from table.rows(asked(subject), subject, begins)
 
 
 def asked(subject: RunSubject) -> list[table.Check]:

@@ -64,6 +64,7 @@ from dpjax.accounting.event_kinds.discrete_gaussian import DiscreteGaussianDpEve
 from dpjax.accounting.event_kinds.kind import DpEvent
 from dpjax.accounting.proved import REPLACE
 from dpjax.noise import discrete
+from dpjax.secure import row_norms
 from dpjax.secure.mpc import comparison, ring64
 from dpjax.secure.mpc.party import Party
 from dpjax.secure.mpc.products import Shares, matmul, truncate
@@ -497,15 +498,8 @@ def bounded_rows(
   if rows.ndim != 2:
     raise UserError(f"must be [m, d], not {rows.shape}", field="x")
   rows = np.where(np.isfinite(rows).all(axis=1, keepdims=True), rows, 0.0)
-  # Rows are divided by their largest entry first: the square of 1e200 is infinite.
-  largest = np.abs(rows).max(axis=1, keepdims=True, initial=1e-300)
-  shape = rows / largest
-  # Overflow of `norms` or `scale` is harmless: a row whose norm is infinite becomes zero, and a row
-  # of zeros is not scaled.
-  with np.errstate(over="ignore"):
-    norms = largest * np.linalg.norm(shape, axis=1, keepdims=True)
-    scale = np.minimum(1.0, _INSIDE * float(norm) / np.maximum(norms, 1e-300))
-  return np.trunc(rows * scale * 2.0**frac_bits) * 2.0**-frac_bits
+  rows = row_norms.shortened(rows, norm, inside=_INSIDE)
+  return np.trunc(rows * 2.0**frac_bits) * 2.0**-frac_bits
 
 
 def secret_generator() -> np.random.Generator:

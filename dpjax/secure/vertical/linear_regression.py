@@ -34,6 +34,7 @@ from dpjax import accounting, mechanisms, noise, validate
 from dpjax.accounting import proved
 from dpjax.accounting.event_kinds.kind import DpEvent
 from dpjax.noise import gaussian
+from dpjax.secure import row_norms
 from dpjax.validate import UserError
 
 Rows = tuple[np.ndarray, np.ndarray]  # x [n, f], y [n]
@@ -355,16 +356,8 @@ class PrivateStatistics:
     """
     x, y = _rows(x, y)
     kept = np.isfinite(x).all(axis=1) & np.isfinite(y)
-    x = x[kept]
-    y = y[kept]
-    largest = np.abs(x).max(axis=1, keepdims=True, initial=1e-300)
-    # An infinite norm scales its row to zero.
-    with np.errstate(over="ignore"):
-      # Rows are divided by their largest entry first: the square of 1e200 is infinite.
-      norms = largest * np.linalg.norm(x / largest, axis=1, keepdims=True)
-    # Rows are scaled to slightly inside the bound, so that rounding cannot put a row outside.
-    scale = np.minimum(1.0, self.x_bound * (1 - 1e-12) / np.maximum(norms, 1e-300))
-    return x * scale, np.clip(y, -self.y_bound, self.y_bound)
+    x = row_norms.shortened(x[kept], self.x_bound, inside=1 - 1e-12)
+    return x, np.clip(y[kept], -self.y_bound, self.y_bound)
 
   def release(
     self, key: jax.Array, clients: Sequence[tuple[np.ndarray, np.ndarray]]

@@ -12,10 +12,9 @@ import optax
 from dpjax import training, trees
 from dpjax.attacks.class_inversion import InversionScore, judge_inversion
 from dpjax.attacks.fitting import Fit
-from dpjax.experiments.kinds.attack.config import AttackConfig
+from dpjax.experiments.kinds.attack.config import AttackConfig, Trained
 from dpjax.experiments.kinds.attack.members import MeasuredAttack
 from dpjax.experiments.kinds.central import build as central
-from dpjax.experiments.run.experiment import Phase
 from dpjax.experiments.run.run_keys import RunKeys
 from dpjax.key_uses import KeyUse, key_for
 from dpjax.types import Array, Params
@@ -24,7 +23,7 @@ from dpjax.validate import UserError
 _OF_RECORDS = "protects one record, not what the records of a class have in common"
 
 
-def prepare(config: AttackConfig, loaded: tuple[Any, Any], random: RunKeys) -> central.Run:
+def prepare(config: AttackConfig, loaded: tuple[Any, Any], random: RunKeys) -> Trained:
   """Builds the run whose model will be inverted.
 
   Raises UserError for inputs that are no numbers, a class without training or test records, or
@@ -48,23 +47,16 @@ def prepare(config: AttackConfig, loaded: tuple[Any, Any], random: RunKeys) -> c
         field="data.name",
         value=config.train.data.name,
       )
-  return central.assemble(config.train, loaded, random)
+  return Trained(central.assemble(config.train, loaded, random))
 
 
-def phase(config: AttackConfig, attacked: central.Run) -> Phase:
-  """Returns the training phase of `launch.train`, without a guarantee.
-
-  result.json states the guarantee of the attacked run separately (`build.promised`).
-  """
-  return central.phase(config.train, attacked)._replace(guarantee=None)
-
-
-def measured(config: AttackConfig, run: central.Run, state: Any) -> MeasuredAttack:
+def measured(config: AttackConfig, attacked: Trained, state: Any) -> MeasuredAttack:
   """Returns the inverted inputs, and how many of them a second network, the judge, recognises.
 
   Chance is 1 / number of classes.
   """
   attack = config.attack
+  run = attacked.run
   params = training.eval_params(state)
   x = np.asarray(run.test.x)
   prior = {"mean": x.mean(axis=0), "low": float(x.min()), "high": float(x.max())}
@@ -78,7 +70,7 @@ def measured(config: AttackConfig, run: central.Run, state: Any) -> MeasuredAtta
   held = run.task.evaluate(run.apply, judge, run.train)["accuracy"]
   result = {
     "test_accuracy": run.task.evaluate(run.apply, params, run.test)["accuracy"],
-    "recognised": {name: getattr(score, name) for name in ("count", "total", "interval")},
+    "recognised": score.recognised._asdict(),
     "judge_accuracy": held,
     "mse_to_class_mean": score.mse.tolist(),
     "confidence": pictured.confidence.tolist(),
@@ -107,10 +99,10 @@ def verdict(score: InversionScore, num_classes: int) -> str:
 
   Chance is 1 / num_classes. The lower end of the rate's interval must exceed chance.
 
-  >>> from dpjax.attacks.roc import exact_interval
-  >>> ten = lambda n: InversionScore(n, 10, exact_interval(n, 10, 0.95), None, [])
+  >>> from dpjax.attacks.roc import counted
+  >>> ten = lambda n: InversionScore(counted(n, 10), None, [])
   >>> verdict(ten(8), 10), verdict(ten(2), 10)
   ('FAILS: classes are recognised', 'not shown to fail')
   """
-  apart = score.interval[0] > 1 / num_classes
+  apart = score.recognised.interval[0] > 1 / num_classes
   return "FAILS: classes are recognised" if apart else "not shown to fail"

@@ -32,6 +32,8 @@ from dpjax.experiments.kinds.federated.config import (
   algorithm_of,
   algorithms_that,
 )
+from dpjax.experiments.run.guarantee import Guarantee
+from dpjax.experiments.run.loop import Phase
 from dpjax.validate import UserError
 from dpjax.zoo.networks.registry import is_language
 
@@ -130,8 +132,28 @@ class AttackParts(NamedTuple):
   """Holds the three functions of the module that implements an attack."""
 
   prepare: Callable[..., Any]  # (config, data, keys) -> what is attacked
-  phase: Callable[..., Any]  # (config, what is attacked) -> the `Phase` that attacks it
   measured: Callable[..., Any]  # (config, what is attacked, last state) -> `MeasuredAttack`
+  # (config, what is attacked) -> the `Phase` that attacks it. A module without it gets `trained`.
+  phase: Callable[..., Any]
+
+
+@dataclasses.dataclass(frozen=True)
+class Trained:
+  """What an attack on the model of one training prepares: the run, and what else it needs."""
+
+  run: central.Run
+
+  @property
+  def guarantee(self) -> Guarantee:
+    return self.run.guarantee
+
+
+def trained(config: AttackConfig, attacked: Trained) -> Phase:
+  """Returns the training phase of `launch.train`, without a guarantee.
+
+  result.json states the guarantee of the attacked run separately (`build.promised`).
+  """
+  return central.phase(config.train, attacked.run)._replace(guarantee=None)
 
 
 def parts_of(config: AttackConfig) -> AttackParts:
@@ -146,7 +168,10 @@ def parts_of(config: AttackConfig) -> AttackParts:
     module = importlib.import_module(type(config.attack).module)
   except (AttributeError, ImportError, ValueError) as error:
     raise UserError(wanted, field="attack", value=name) from error
-  parts: list[Any] = [getattr(module, part, None) for part in AttackParts._fields]
+  usual = {"phase": trained} if config.attack.section == "train" else {}
+  parts: list[Any] = [
+    getattr(module, part, usual.get(part)) for part in AttackParts._fields
+  ]
   if None in parts:
     raise UserError(wanted, field="attack", value=name)
   return AttackParts(*parts)

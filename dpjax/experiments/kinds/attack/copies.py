@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+import dataclasses
+from typing import Any
 
 import numpy as np
 
@@ -11,24 +12,21 @@ from dpjax.attacks import extraction, roc
 from dpjax.attacks.fitting import Fit
 from dpjax.attacks.roc import Counted
 from dpjax.experiments.config.naming import within
-from dpjax.experiments.kinds.attack.config import AttackConfig
+from dpjax.experiments.kinds.attack.config import AttackConfig, Trained
 from dpjax.experiments.kinds.attack.members import MeasuredAttack
 from dpjax.experiments.kinds.central import build as central
-from dpjax.experiments.run.experiment import Phase
-from dpjax.experiments.run.guarantee import Guarantee
 from dpjax.experiments.run.run_keys import RunKeys
 from dpjax.validate import UserError
 
 _OF_RECORDS = "protects the records, not the model: a private model is copied as any other"
 
 
-class Copied(NamedTuple):
-  """Holds the run of the model to copy, and the inputs that the attacker asks about."""
+@dataclasses.dataclass(frozen=True)
+class Copied(Trained):
+  """The run of the model to copy, and the inputs that the attacker asks about."""
 
-  run: central.Run
   queries: np.ndarray  # [largest number of queries, ...]
   held_out: np.ndarray  # [m, ...], never asked; copy and model are compared on them
-  guarantee: Guarantee
 
 
 def prepare(config: AttackConfig, loaded: tuple[Any, Any], random: RunKeys) -> Copied:
@@ -50,15 +48,7 @@ def prepare(config: AttackConfig, loaded: tuple[Any, Any], random: RunKeys) -> C
       field="attack.num_queries",
       value=config.attack.num_queries,
     )
-  return Copied(run, queries, others, run.guarantee)
-
-
-def phase(config: AttackConfig, attacked: Copied) -> Phase:
-  """Returns the training phase of `launch.train`, without a guarantee.
-
-  result.json states the guarantee of the attacked run separately (`build.promised`).
-  """
-  return central.phase(config.train, attacked.run)._replace(guarantee=None)
+  return Copied(run, queries, others)
 
 
 def measured(config: AttackConfig, attacked: Copied, state: Any) -> MeasuredAttack:
@@ -93,11 +83,18 @@ def measured(config: AttackConfig, attacked: Copied, state: Any) -> MeasuredAtta
   guess = roc.counted(int(np.sum(truth.argmax(axis=1) == label)), len(truth))
   result = {
     "test_accuracy": run.task.evaluate(run.apply, params, run.test)["accuracy"],
-    "copies": [row._asdict() | {"verdict": verdict(row, guess)} for row in rows],
+    "copies": [
+      {
+        "num_queries": row.num_queries,
+        **row.alike._asdict(),
+        "verdict": verdict(row, guess),
+      }
+      for row in rows
+    ],
     "commonest": {"count": guess.count, "total": guess.total},
     "epsilon_note": "" if attacked.guarantee.kind == "none" else _OF_RECORDS,
   }
-  rates = np.array([[row.num_queries, row.count, row.total] for row in rows])
+  rates = np.array([[row.num_queries, *row.alike[:2]] for row in rows])
   return MeasuredAttack({"rates": rates}, result)
 
 
@@ -111,5 +108,5 @@ def verdict(row: extraction.Agreement, guess: Counted) -> str:
   >>> verdict(row, roc.counted(50, 100)), verdict(row, roc.counted(99, 100))
   ('FAILS: the model is copied', 'not shown to fail')
   """
-  apart = row.interval[0] > guess.interval[1]
+  apart = row.alike.interval[0] > guess.interval[1]
   return "FAILS: the model is copied" if apart else "not shown to fail"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import pathlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -22,7 +22,6 @@ from dpjax.validate import UserError
 if TYPE_CHECKING:
   from matplotlib.axes import Axes
 
-Rates = Sequence[float] | np.ndarray
 _LEFT = 0.1  # both axes begin here, or lower
 
 
@@ -70,51 +69,33 @@ def roc_report(
 
 
 def draw_roc(axes: Axes, curves: Mapping[str, Roc], line: AllowedRoc | None = None) -> None:
-  """Draws the ROCs of attacks and the guarantee's `line` by `draw_curves`.
+  """Draws each curve as a staircase, guessing as a dotted diagonal, and the guarantee's `line`.
 
-  The axes begin at 1 / n, or at 0.1 if 0.1 is smaller; n is the number of members or of
+  The logarithmic axes begin at 1 / n, or at 0.1 if 0.1 is smaller; n is the number of members or of
   non-members, whichever is larger. n records cannot resolve rates below 1 / n, so curves would seem
   to cross the line there.
   """
-  left = min(1 / max(c.num_members, c.num_non_members) for c in curves.values())
-  rates = np.geomspace(min(left, _LEFT), 1, 200)
-  best = {name: _best(curve) for name, curve in curves.items()}
-  allowed = ("", None) if line is None else (line.words, line(rates))
-  draw_curves(axes, best, rates, *allowed)
-
-
-def draw_curves(
-  axes: Axes,
-  curves: Mapping[str, tuple[Rates, Rates]],
-  rates: Rates,
-  words: str,
-  allowed: Rates | None,
-  *,
-  look: Look = PAGE,
-) -> None:
-  """Draws each curve (fpr, tpr) as a staircase, and guessing as a dotted diagonal.
-
-  A dashed black line shows `allowed`: the largest allowed true positive rates at the false positive
-  rates `rates`. Its label ends with `words`. If `allowed` is None, there is no such line. The
-  logarithmic axes begin at rates[0].
-  """
+  least = min(1 / max(c.num_members, c.num_non_members) for c in curves.values())
+  rates = np.geomspace(min(least, _LEFT), 1, 200)
   left = rates[0]
-  for index, (name, (fpr, tpr)) in enumerate(curves.items()):
+  for index, (name, curve) in enumerate(curves.items()):
+    fpr, tpr = (np.maximum(part, left) for part in _best(curve))
     # Black is reserved for the line of the allowed rates.
-    color = look.color(index % (len(pictures.PALETTE) - 1))
+    color = PAGE.color(index % (len(pictures.PALETTE) - 1))
+    dash = PAGE.dash(index)
     axes.plot(
-      np.maximum(fpr, left),
-      np.maximum(tpr, left),
+      fpr,
+      tpr,
       label=name,
       drawstyle="steps-post",
       color=color,
-      linestyle=look.dash(index),
+      linestyle=dash,
       linewidth=1.2,
     )
   axes.plot(rates, rates, color="#888888", linewidth=0.9, linestyle=":", label="guessing")
-  if allowed is not None:
-    label = f"allowed: {words}"
-    axes.plot(rates, allowed, label=label, color="#000000", linestyle="--", linewidth=1)
+  if line is not None:
+    label = f"allowed: {line.words}"
+    axes.plot(rates, line(rates), label=label, color="#000000", linestyle="--", linewidth=1)
   axes.set(xscale="log", yscale="log", xlim=(left, 1), ylim=(left, 1.1))
 
 

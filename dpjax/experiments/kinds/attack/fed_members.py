@@ -37,8 +37,7 @@ from dpjax.experiments.kinds.attack.members import MeasuredAttack, Targets
 from dpjax.experiments.kinds.federated import build as federated
 from dpjax.experiments.kinds.federated import records as silos
 from dpjax.experiments.kinds.federated.config import FedConfig
-from dpjax.experiments.run import saved, writers
-from dpjax.experiments.run.experiment import Phase
+from dpjax.experiments.run import writers
 from dpjax.experiments.run.guarantee import NONE, RATES
 from dpjax.experiments.run.run_keys import RunKeys
 from dpjax.federated.round import params_of
@@ -62,25 +61,20 @@ def dealt(config: AttackConfig, federation: Federation, test: Any) -> Dealt:
       test rows too few for as many clients.
   """
   needs_arrays(federation, "launch.attack")
-  if not len(test):
-    raise UserError("has no test data, so there are no non-members", field="data.name")
   trained = np.concatenate([*federation.indices])
   owners = [np.repeat(np.arange(federation.num_clients), federation.sizes)]
-  parts = [federation.dataset.subset(trained), test]
+  whole = federation.dataset
+  held_out = []
   if config.attack.unit == "client":
     owners.append(_further_clients(config.federate, federation, test))
   else:
     owners.append(_owners_of_tests(federation, test, config.seed))
     if federation.held_out is not None:
       held = [np.asarray(rows, np.int64) for rows in federation.held_out]
-      parts.append(federation.dataset.subset(np.concatenate(held)))
+      held_out.append(whole.subset(np.concatenate(held)))
       owners.append(np.repeat(np.arange(len(held)), [len(rows) for rows in held]))
   known = np.concatenate(owners)
-  x = np.concatenate([np.asarray(part.x) for part in parts])
-  y = np.concatenate([np.asarray(part.y) for part in parts])
-  records = data.from_arrays(
-    x, y, num_classes=federation.dataset.num_classes, name=federation.dataset.name
-  )
+  records = members.joined(whole.subset(trained), test, *held_out)
   # Test rows of nobody are left out.
   kept = np.flatnonzero(known >= 0)
   return Dealt(records.subset(kept), known[kept], len(trained))
@@ -139,9 +133,7 @@ def prepare(config: AttackConfig, loaded: tuple[Any, Any], random: RunKeys) -> T
   federation, test = loaded
   rows = dealt(config, federation, test)
   run = federated.assemble(config.federate, loaded, random)
-  arrays = saved.read(settings.target, "attack.target")
-  target = saved.in_place_of(run.params, arrays, f"attack.target={settings.target!r}")
-  facts = members.facts_of_run(settings.target, target, config.federate)
+  target, facts = members.given_target(config, run.params)
   facts = _of_unit(facts, settings.unit)
   unit_of = None
   is_member = np.arange(len(rows.owners)) < rows.num_members
@@ -240,9 +232,7 @@ def _keys_of(random: RunKeys, index: int) -> RunKeys:
   )
 
 
-def phase(config: AttackConfig, attacked: Targets) -> Phase:
-  """Returns a phase that trains one shadow federation in each step."""
-  return members.phase(config, attacked)
+phase = members.phase  # one shadow federation in each step
 
 
 def measured(
@@ -311,22 +301,12 @@ def _strongest(
   so many non-members resolve; of fewer than ten by its AUC alone."""
   curves = {name: roc.curve_of(score, truth) for name, score in scores.items()}
   resolved = [(name, fpr) for name, fpr in RATES.items() if fpr * int((~truth).sum()) >= 1]
-  key, fpr = resolved[0] if resolved else ("", None)
-  best = roc.strongest(curves, fpr=fpr)
-  found = {"method": best.name, "auc": best.auc, "auc_interval": list(best.auc_interval)}
-  if best.rate is None:
-    return found | {"words": "too few others"}
-  low, high = best.rate.tpr_interval
-  return found | {
-    "fpr": fpr,
-    "tpr": best.rate.tpr,
-    "tpr_interval": [low, high],
-    "allowed_tpr": row[key],
-    "words": (
-      f"TPR {best.rate.tpr:.3f} ({low:.3f}-{high:.3f}) at {100 * best.rate.fpr:g} % FPR, where "
-      f"{upper(row[key])} is allowed"
-    ),
-  }
+  if not resolved:
+    return members.strongest(curves, None)
+  key, fpr = resolved[0]
+  best = members.strongest(curves, fpr)
+  words = f"{best['words']}, where {upper(row[key])} is allowed"
+  return best | {"allowed_tpr": row[key], "words": words}
 
 
 def _table(rows: Sequence[Mapping[str, Any]]) -> str:

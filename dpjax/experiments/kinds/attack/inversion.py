@@ -316,15 +316,11 @@ def measured(
     "mse": fidelity.mse.tolist(),
     "median_psnr": float(np.median(fidelity.psnr)),
     "success": {
-      row.criterion: {
-        "count": row.count, "total": row.total, "interval": [row.low, row.high],
-        "verdict": row.verdict,
-      }
-      for row in rows
+      row.criterion: row.recovered._asdict() | {"verdict": row.verdict} for row in rows
     },
     # Rows begin with the strictest criterion, "exact". The verdict states the first criterion by
     # which any record was recovered.
-    "verdict": next((row for row in rows if row.count), rows[0]).verdict,
+    "verdict": next((row for row in rows if row.recovered.count), rows[0]).verdict,
     "leakage": _leakage(config, attacked, truth, recovered),
     "epsilon_note": attacked.note,
   }  # fmt: skip

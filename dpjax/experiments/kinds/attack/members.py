@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pathlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 import jax
@@ -13,17 +13,15 @@ from scipy import special
 from dpjax import attacks, auditing, data, trees
 from dpjax.accounting.proved import NeighboringRelation
 from dpjax.attacks import allowed, roc, shadows, signals
-from dpjax.attacks.attack_network import attack_network
-from dpjax.attacks.difficulty import quantile_regression
-from dpjax.attacks.membership import confidence_rule, loss_rule
-from dpjax.attacks.queries import mean_score, queries_of_model
+from dpjax.attacks.membership import shadows_of
+from dpjax.attacks.queries import queries_of_model
 from dpjax.attacks.roc import FPRS, Leakage, Roc, auc_interval, loss_tail, rate_at
 from dpjax.auditing.scores import Scores
 from dpjax.data import resident
 from dpjax.experiments.config import fields
 from dpjax.experiments.kinds.attack import curves as attack_report
 from dpjax.experiments.kinds.attack.config import AttackConfig
-from dpjax.experiments.kinds.attack.run_settings import NETWORK, QUANTILES
+from dpjax.experiments.kinds.attack.methods import METHODS, Asked, reads
 from dpjax.experiments.kinds.central import build as central
 from dpjax.experiments.kinds.central import privacy
 from dpjax.experiments.kinds.central.config import TrainConfig
@@ -50,9 +48,8 @@ _COUNT = 81
 # Largest number of test records that quantile regression learns from; with more, its trees take
 # minutes.
 _MOST_PUBLIC = 2000
-_QUANTILE_FPR = 0.01
-# Smallest number of test records for quantile regression. Half of the test records must resolve the
-# false positive rate `_QUANTILE_FPR`.
+# Smallest number of test records for quantile regression. Half of them must resolve a false
+# positive rate of 1 %.
 _LEAST_PUBLIC = 198
 _UNTOLD = "no result.json of these parameters stands beside the target"
 
@@ -75,6 +72,11 @@ class Targets(NamedTuple):
   # `included` is [M, G] and `members` [G]. None: each record is a unit.
   unit_of: np.ndarray | None = None
   owners: np.ndarray | None = None  # [n] client that holds, or would hold, each record
+
+  @property
+  def public(self) -> data.Dataset:
+    """Test records that no model has seen, and an attacker knows: the first 2,000 at most."""
+    return self.test.subset(slice(0, min(len(self.test), _MOST_PUBLIC)))
 
   def pooled(self, scores: np.ndarray) -> np.ndarray:
     """Returns the mean score of each unit's records, [n] -> [G]."""
@@ -103,7 +105,10 @@ def prepare(config: AttackConfig, loaded: tuple[Any, Any], random: RunKeys) -> T
   train, test = loaded
   settings = config.attack
   target = None
-  records, members = (train, None) if settings.target is None else _joined(train, test)
+  records, members = train, None
+  if settings.target is not None:
+    records = joined(train, test)
+    members = np.arange(len(records)) < len(train)
   if settings.queries > 1 and np.ndim(records.x) != 4:
     raise UserError(
       "needs images [H, W, C] to flip and shift, data have shape "
@@ -111,10 +116,10 @@ def prepare(config: AttackConfig, loaded: tuple[Any, Any], random: RunKeys) -> T
       field="attack.queries",
       value=settings.queries,
     )
-  if QUANTILES in settings.methods and len(test) < _LEAST_PUBLIC:
+  if "public_log_odds" in reads(settings.methods) and len(test) < _LEAST_PUBLIC:
     raise UserError(
-      f"holds {QUANTILES!r}, which needs {_LEAST_PUBLIC} test records as public ones; there are "
-      f"{len(test)}",
+      f"holds 'quantile_regression', which needs {_LEAST_PUBLIC} test records as public ones; "
+      f"there are {len(test)}",
       field="attack.methods",
       value=settings.methods,
     )
@@ -128,9 +133,7 @@ def prepare(config: AttackConfig, loaded: tuple[Any, Any], random: RunKeys) -> T
   guarantee = run.guarantee
   facts = {}
   if settings.target is not None:
-    arrays = saved.read(settings.target, "attack.target")
-    target = saved.in_place_of(run.params, arrays, f"attack.target={settings.target!r}")
-    facts = facts_of_run(settings.target, target, config.train)
+    target, facts = given_target(config, run.params)
     guarantee = NONE  # the steps of this config did not train the target
   init = jax.jit(
     lambda key: central.start(config.train, half, random._replace(init=key))[2]
@@ -147,13 +150,21 @@ def prepare(config: AttackConfig, loaded: tuple[Any, Any], random: RunKeys) -> T
   return Targets(records, included, target, members, run, test, models, guarantee, facts)
 
 
-def _joined(train: data.Dataset, test: data.Dataset) -> tuple[data.Dataset, np.ndarray]:
+def joined(train: data.Dataset, test: data.Dataset, *more: data.Dataset) -> data.Dataset:
+  """Returns all records in one data set. Raises UserError without test data."""
   if not len(test):
     raise UserError("has no test data, so there are no non-members", field="data.name")
-  x = np.concatenate([train.x, test.x])
-  y = np.concatenate([train.y, test.y])
-  both = data.from_arrays(x, y, num_classes=train.num_classes, name=train.name)
-  return both, np.arange(len(y)) < len(train)
+  parts = (train, test, *more)
+  x, y = (np.concatenate([np.asarray(getattr(p, n)) for p in parts]) for n in "xy")
+  return data.from_arrays(x, y, num_classes=train.num_classes, name=train.name)
+
+
+def given_target(config: AttackConfig, params: Params) -> tuple[Params, dict[str, Any]]:
+  """Returns the parameters of `attack.target`, a tree like `params`, and `facts_of_run` of it."""
+  path = config.attack.target
+  arrays = saved.read(path, "attack.target")
+  target = saved.in_place_of(params, arrays, f"attack.target={path!r}")
+  return target, facts_of_run(path, target, config.target)
 
 
 def _halves(config: AttackConfig, count: int, n: int, random: RunKeys) -> np.ndarray:
@@ -230,20 +241,17 @@ def phase(config: AttackConfig, attacked: Targets) -> Phase:
   asked = _questions(attacked, config)
   odds = (both[0], config.attack.queries * both[1])  # [M, queries * n], query by query
   shapes = {"log_odds": odds, "top": both, "accuracy": both[:1]}
-  if NETWORK in config.attack.methods:
+  needs = reads(config.attack.methods)
+  if "answers" in needs:
     shapes["answers"] = (*both, attacked.records.num_classes)
-  public = _public(attacked) if QUANTILES in config.attack.methods else None
-  if public is not None:
-    shapes["public_log_odds"] = (both[0], len(public))
-    odds_of = signals.log_odds_of_model(attacked.run.apply)
+  if "public_log_odds" in needs:
+    shapes["public_log_odds"] = (both[0], len(attacked.public))
   empty = lambda: {name: np.zeros(shape, np.float32) for name, shape in shapes.items()}
 
   def ask(state: Arrays, group: int) -> None:
     for index, params in enumerate(attacked.train(group), start=group * width):
       for name, value in asked(params, index).items():
         state[name][index] = value
-      if public is not None:
-        state["public_log_odds"][index] = odds_of(params, public)
 
   def accuracy(state: Arrays) -> dict[str, float]:
     known = np.asarray(state["accuracy"])
@@ -257,15 +265,16 @@ def _questions(attacked: Targets, config: AttackConfig) -> Any:
   """Returns a function (params, index) -> one model's answers.
 
   The answers are log odds [queries * n], test accuracy, and of the records as they are top
-  confidences [n] and, for the attack network, probabilities [n, K]. An error names the model by
-  `index`.
+  confidences [n]. For methods that read them they are also probabilities [n, K] and log odds of
+  public records. An error names the model by `index`.
   """
   run = attacked.run
   queries = config.attack.queries
-  whole = NETWORK in config.attack.methods
+  needs = reads(config.attack.methods)
   records = attacked.records
   shift = max(1, min(np.shape(records.x)[1:3], default=1) // 8)
-  odds = queries_of_model(signals.log_odds_of_model(run.apply), queries, shift=shift)
+  odds_of = signals.log_odds_of_model(run.apply)
+  odds = queries_of_model(odds_of, queries, shift=shift)
   logits = jax.jit(lambda params, x: trees.at_least_float32(run.apply(params, x)))
 
   def asked(params: Params, index: int) -> dict[str, Any]:
@@ -279,7 +288,9 @@ def _questions(attacked: Targets, config: AttackConfig) -> Any:
     parts = range(0, len(records), 500)
     said = np.concatenate([logits(params, records.x[i : i + 500]) for i in parts])
     accuracy = run.task.evaluate(run.apply, params, attacked.test)["accuracy"]
-    answers = {"answers": special.softmax(said, axis=-1)} if whole else {}
+    answers = {"answers": special.softmax(said, axis=-1)} if "answers" in needs else {}
+    if "public_log_odds" in needs:
+      answers["public_log_odds"] = odds_of(params, attacked.public)
     top = attacked.pooled(signals.top_confidences(said))
     each = np.split(np.asarray(log_odds), queries)
     log_odds = np.concatenate([attacked.pooled(odds) for odds in each])
@@ -291,75 +302,36 @@ def _questions(attacked: Targets, config: AttackConfig) -> Any:
 # --- results
 
 
-def _public(attacked: Targets) -> data.Dataset:
-  """Returns the test records that quantile regression learns from: the first 2,000 at most."""
-  return attacked.test.subset(slice(0, min(len(attacked.test), _MOST_PUBLIC)))
+def _asked(
+  config: AttackConfig, attacked: Targets, state: Mapping[str, Any]
+) -> Iterator[Asked]:
+  """Yields what each target and its shadows answered. Targets are all trained models, or only the
+  given one."""
+  of_all = {name: np.asarray(leaf) for name, leaf in state.items()}
+  odds = np.asarray(state["log_odds"], np.float64)
+  of_query = np.split(odds, config.attack.queries, axis=1)  # of each query [M, n]
+  rest = {"records": attacked.records, "public": attacked.public}
 
+  def asked(queries, members, own: Mapping[str, Any], shadow_answers: Any) -> Asked:
+    top = np.asarray(own["top"], np.float64)
+    public = own.get("public_log_odds")
+    return Asked(queries, members, top, own.get("answers"), shadow_answers, public, **rest)
 
-def _features(records: data.Dataset) -> np.ndarray:
-  """Returns what an attacker knows of each record, [n, numbers + classes]: the record's numbers,
-  and its label as one-hot vector."""
-  x = np.asarray(records.x, np.float64).reshape(len(records), -1)
-  return np.column_stack([x, np.eye(records.num_classes)[np.asarray(records.y)]])
-
-
-def _by_quantiles(attacked: Targets, odds: np.ndarray, public: np.ndarray) -> np.ndarray:
-  """Returns the scores of all targets by quantile regression, [targets * n].
-
-  Args:
-    odds: log odds of the records, [targets, n].
-    public: log odds of the public test records, [targets, number of public records].
-  """
-  features = _features(attacked.records)
-  known = _features(_public(attacked))
-  return np.concatenate(
-    [
-      quantile_regression(
-        of_records,
-        features,
-        known_log_odds=of_public,
-        known_features=known,
-        fpr=_QUANTILE_FPR,
-      )
-      for of_records, of_public in zip(odds, public)
+  if attacked.target is not None:
+    own = _questions(attacked, config)(attacked.target, 0)
+    theirs = np.split(np.asarray(own["log_odds"]), config.attack.queries)
+    queries = [
+      attacks.Evidence(target, shadows, attacked.included)
+      for target, shadows in zip(theirs, of_query)
     ]
-  )
-
-
-def _by_network(
-  attacked: Targets, answers: np.ndarray, theirs: np.ndarray | None
-) -> np.ndarray:
-  """Returns the scores of all targets by the attack network, [targets * n].
-
-  Args:
-    attacked: records and members of the models.
-    answers: probabilities of the trained models, [M, n, K].
-    theirs: probabilities of a given target, [n, K], whose shadows are all models; None: each model
-      is the target.
-  """
-  labels = np.asarray(attacked.records.y)
-
-  def scores_of(target: np.ndarray, kept: np.ndarray) -> np.ndarray:
-    return attack_network(
-      target, labels, shadow_answers=answers[kept], included=attacked.included[kept]
-    )
-
-  if theirs is not None:
-    return scores_of(theirs, np.ones(len(answers), bool))
-  kept_of = [shadows.shadows_of(i, attacked.included) for i in range(len(answers))]
-  return np.concatenate([scores_of(answers[i], kept) for i, kept in enumerate(kept_of)])
-
-
-def _scored(
-  name: str, queries: Sequence[attacks.Evidence], top: np.ndarray, members: np.ndarray
-) -> np.ndarray:
-  if name == "confidence":
-    return confidence_rule(top)
-  if name == "loss_rule":
-    losses = -special.log_expit(queries[0].target)
-    mean = float(losses[members].mean())  # this adversary knows the mean
-    return loss_rule(losses, mean_training_loss=mean)
-  return mean_score(attacks.MEMBERSHIP_ATTACKS[name], queries)
+    yield asked(queries, np.asarray(attacked.members), own, of_all.get("answers"))
+    return
+  games = zip(*(attacks.each_as_target(odds, attacked.included) for odds in of_query))
+  for target, of_target in enumerate(games):
+    own = {name: leaf[target] for name, leaf in of_all.items()}
+    kept = shadows_of(target, attacked.included)
+    theirs = of_all["answers"][kept] if "answers" in of_all else None
+    yield asked([evidence for evidence, _ in of_target], of_target[0][1], own, theirs)
 
 
 # Scores by method, membership, and log odds, each [targets * n].
@@ -372,43 +344,16 @@ def scores(config: AttackConfig, attacked: Targets, state: Mapping[str, Any]) ->
   The targets are all trained models, or only the given target. Log odds are of the records as they
   are, not mirrored or shifted.
   """
-  odds, top = (np.asarray(state[name], np.float64) for name in ("log_odds", "top"))
-  asked_odds = np.split(odds, config.attack.queries, axis=1)  # of each query [M, n]
-  if attacked.target is not None:
-    asked = _questions(attacked, config)(attacked.target, 0)
-    theirs = np.split(np.asarray(asked["log_odds"]), config.attack.queries)
-    queries = [
-      attacks.Evidence(target, shadows, attacked.included)
-      for target, shadows in zip(theirs, asked_odds)
-    ]
-    members = np.asarray(attacked.members)
-    top_of = asked["top"]
-    by_method = {
-      name: _scored(name, queries, top_of, members)
-      for name in config.attack.methods
-      if name != NETWORK
-    }
-    if NETWORK in config.attack.methods:
-      by_method[NETWORK] = _by_network(attacked, state["answers"], asked["answers"])
-    return by_method, members, queries[0].target
-  games = [attacks.each_as_target(odds_of, attacked.included) for odds_of in asked_odds]
-  targets = [
-    ([evidence for evidence, _ in queries], queries[0][1]) for queries in zip(*games)
-  ]
-  pooled = {
-    name: np.concatenate(
-      [_scored(name, queries, top[i], m) for i, (queries, m) in enumerate(targets)]
-    )
-    for name in config.attack.methods
-    if name not in (QUANTILES, NETWORK)
-  }
-  if NETWORK in config.attack.methods:
-    pooled[NETWORK] = _by_network(attacked, state["answers"], None)
-  if QUANTILES in config.attack.methods:
-    public = np.asarray(state["public_log_odds"], np.float64)
-    pooled[QUANTILES] = _by_quantiles(attacked, asked_odds[0], public)
-  joined = np.concatenate([members for _, members in targets])
-  return pooled, joined, np.concatenate([queries[0].target for queries, _ in targets])
+  by_method: dict[str, list[np.ndarray]] = {name: [] for name in config.attack.methods}
+  members = []
+  odds = []
+  for asked in _asked(config, attacked, state):
+    members.append(asked.members)
+    odds.append(asked.queries[0].target)
+    for name, of_targets in by_method.items():
+      of_targets.append(METHODS[name].scores(asked))
+  joined = {name: np.concatenate(each) for name, each in by_method.items()}
+  return joined, np.concatenate(members), np.concatenate(odds)
 
 
 def measured(
@@ -452,7 +397,7 @@ def measured(
       name: _row(leakage, line, private, num_targets, allowed_tpr)
       for name, leakage in leakages.items()
     },
-    "strongest": strongest(leakages, num_targets),
+    "strongest": _strongest_of(leakages, num_targets),
     "loss_tail": {
       f"{rate:g}": {"share": tail.tpr, "interval": list(tail.tpr_interval)}
       for rate, tail in tails.items()
@@ -472,33 +417,50 @@ def measured(
   return MeasuredAttack(held | {"included": attacked.included}, result, write)
 
 
-def strongest(leakages: Mapping[str, Leakage], num_targets: int) -> dict[str, Any]:
-  """Returns the strongest method: the largest TPR at 1 % FPR, then the largest AUC.
+def strongest(
+  curves: Mapping[str, Roc], fpr: float | None = FPRS[-1], *, num_targets: int = 1
+) -> dict[str, Any]:
+  """Returns the strongest method: the largest TPR at `fpr`, then the largest AUC.
+
+  Args:
+    curves: ROC of each method.
+    fpr: false positive rate; None: AUCs alone are compared, as so few records allow.
+    num_targets: number of models whose scores were pooled.
 
   >>> truth = np.arange(400) < 200
   >>> scores = {"blind": np.zeros(400), "sure": truth + 0.0}
-  >>> strongest({name: attacks.measure(score, truth) for name, score in scores.items()}, 1)["words"]
-  'strongest of 2: sure, TPR 1.000 (0.978-1.000) at 1 % FPR, AUC 1.000 (0.895-1.000)'
+  >>> curves = {name: attacks.roc.curve_of(score, truth) for name, score in scores.items()}
+  >>> best = strongest(curves)
+  >>> best["method"], best["words"]
+  ('sure', 'TPR 1.000 (0.978-1.000) at 1 % FPR')
   """
-  curves = {name: leakage.curve for name, leakage in leakages.items()}
-  best = roc.strongest(curves, fpr=FPRS[-1], num_targets=num_targets)
-  rate = best.rate
-  assert rate is not None
-  low, high = rate.tpr_interval
-  ends = best.auc_interval
-  words = (
-    f"strongest of {len(leakages)}: {best.name}, TPR {rate.tpr:.3f} ({low:.3f}-{high:.3f}) at "
-    f"1 % FPR, AUC {best.auc:.3f} ({ends[0]:.3f}-{ends[1]:.3f})"
-  )
-  return {
-    "method": best.name,
-    "tpr": rate.tpr,
-    "fpr": rate.fpr,
-    "tpr_interval": [low, high],
-    "auc": best.auc,
-    "auc_interval": list(ends),
-    "words": words,
+  chosen = roc.strongest(curves, fpr=fpr, num_targets=num_targets)
+  best = {
+    "method": chosen.name,
+    "auc": chosen.auc,
+    "auc_interval": list(chosen.auc_interval),
   }
+  rate = chosen.rate
+  if rate is None:
+    return best | {"words": "too few others"}
+  low, high = rate.tpr_interval
+  return best | {
+    "fpr": rate.fpr,
+    "tpr": rate.tpr,
+    "tpr_interval": [low, high],
+    "words": f"TPR {rate.tpr:.3f} ({low:.3f}-{high:.3f}) at {100 * rate.fpr:g} % FPR",
+  }
+
+
+def _strongest_of(leakages: Mapping[str, Leakage], num_targets: int) -> dict[str, Any]:
+  curves = {name: leakage.curve for name, leakage in leakages.items()}
+  best = strongest(curves, num_targets=num_targets)
+  low, high = best["auc_interval"]
+  words = (
+    f"strongest of {len(curves)}: {best['method']}, {best['words']}, "
+    f"AUC {best['auc']:.3f} ({low:.3f}-{high:.3f})"
+  )
+  return best | {"words": words}
 
 
 def _lower_bounds(

@@ -41,8 +41,11 @@ class Poisoned(NamedTuple):
   attack: Poisoning
   attackers: np.ndarray  # indices of clients
   tolerates: int | None  # how many attackers in a cohort the aggregator tolerates
-  guarantee: Guarantee
   note: str  # remark on the guarantee
+
+  @property
+  def guarantee(self) -> Guarantee:
+    return self.run.guarantee
 
 
 def prepare(config: AttackConfig, loaded: tuple[Any, Any], random: RunKeys) -> Poisoned:
@@ -82,7 +85,6 @@ def prepare(config: AttackConfig, loaded: tuple[Any, Any], random: RunKeys) -> P
     attack=attack,
     attackers=attackers,
     tolerates=_tolerates(config),
-    guarantee=run.guarantee,
     note=_NOTES.get(name_of(config.federate, "privacy"), usual_note),
   )
 

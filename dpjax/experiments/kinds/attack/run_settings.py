@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Iterable
 from typing import Annotated, Any, ClassVar
 
 import numpy as np
@@ -13,16 +14,12 @@ from dpjax.attacks.queries import MOST_QUERIES
 from dpjax.attacks.rogue_server import read_imprint
 from dpjax.experiments.config import rules
 from dpjax.experiments.config.common import COUNT
+from dpjax.experiments.kinds.attack.methods import METHODS, reads
 from dpjax.types import ArrayTree, HostArray, Params
 from dpjax.validate import UserError
 
-# Name of quantile regression, which needs records that are certainly no members.
-QUANTILES = "quantile_regression"
-# Name of the attack that reads a model's probabilities of all classes.
-NETWORK = "attack_network"
-# Log odds alone are not enough for the first four attacks. These need, in this order, the largest
-# probability of any label, the mean training loss, the test records, and all probabilities.
-MEMBERSHIP = ("confidence", "loss_rule", QUANTILES, NETWORK, *attacks.MEMBERSHIP_ATTACKS)
+# Methods that need no answers but log odds and the largest probability of any label.
+_PLAIN = tuple(name for name, method in METHODS.items() if not method.reads)
 # An attack compares shadows with and without a record. Models come in complementary pairs, and a
 # target's own complement is no shadow. With 4 shadows a whole pair is always left, so neither group
 # is empty.
@@ -30,11 +27,21 @@ LEAST_SHADOWS = 4
 _STEPS = rules.between(1, rules.MOST_STEPS)
 
 
-def _check_methods(methods: tuple[str, ...], known: tuple[str, ...]) -> None:
+def _check_methods(methods: tuple[str, ...], known: Iterable[str]) -> None:
   if not methods or len(set(methods)) < len(methods):
     raise UserError("must hold some, none of them twice", field="methods", value=methods)
   for name in methods:
     validate.one_of(known, methods=name)
+
+
+def _check_rising(least: int, **named: tuple[int, ...]) -> None:
+  """Raises UserError unless each is rising integers of at least `least`, one or more."""
+  for name, values in named.items():
+    sizes = validate.several(**{name: values})
+    if not sizes or list(sizes) != sorted({*sizes}):
+      raise UserError("must hold some, each more than before", field=name, value=values)
+    for size in sizes:
+      validate.integer_at_least(least, **{name: size})
 
 
 @dataclasses.dataclass(frozen=True)
@@ -56,7 +63,7 @@ class Membership(AttackSettings):
       attacked in place of models trained here. Training data are members, test data non-members.
   """
 
-  methods: Annotated[tuple[str, ...], "all of " + " | ".join(MEMBERSHIP)] = (
+  methods: Annotated[tuple[str, ...], "all of " + " | ".join(METHODS)] = (
     "confidence", "loss", "lira_fixed", "bavaria", "rmia", "rmia_tuned",
   )  # fmt: skip
   num_shadows: Annotated[
@@ -79,11 +86,11 @@ class Membership(AttackSettings):
   deals_records: ClassVar[bool] = True
 
   def __post_init__(self):
-    _check_methods(self.methods, MEMBERSHIP)
-    if QUANTILES in self.methods and self.target is not None:
+    _check_methods(self.methods, METHODS)
+    if "public_log_odds" in reads(self.methods) and self.target is not None:
       raise UserError(
-        f"must not hold {QUANTILES!r} beside attack.target: its public records are the test data, "
-        "which are the non-members there",
+        "must not hold 'quantile_regression' beside attack.target: its public records are the test "
+        "data, which are the non-members there",
         field="methods",
         value=self.methods,
       )
@@ -103,9 +110,13 @@ class FedMembership(AttackSettings):
     target: params.npz of the run.
   """
 
-  methods: Annotated[
-    tuple[str, ...], "all of confidence | " + " | ".join(attacks.MEMBERSHIP_ATTACKS)
-  ] = ("confidence", "loss", "lira_fixed", "bavaria", "rmia")
+  methods: Annotated[tuple[str, ...], "all of " + " | ".join(_PLAIN)] = (
+    "confidence",
+    "loss",
+    "lira_fixed",
+    "bavaria",
+    "rmia",
+  )
   num_shadows: Annotated[
     int, rules.between(LEAST_SHADOWS, rules.MOST_RUNS), "federations beside the target"
   ] = 16
@@ -124,7 +135,7 @@ class FedMembership(AttackSettings):
   side_by_side: ClassVar[int] = 1
 
   def __post_init__(self):
-    _check_methods(self.methods, ("confidence", *attacks.MEMBERSHIP_ATTACKS))
+    _check_methods(self.methods, _PLAIN)
     rules.check_settings(self)
 
 
@@ -146,13 +157,7 @@ class CopyByAnswers(AttackSettings):
   task: ClassVar[str] = "extraction"
 
   def __post_init__(self):
-    sizes = validate.several(num_queries=self.num_queries)
-    if not sizes or list(sizes) != sorted({*sizes}):
-      raise UserError(
-        "must hold some, each more than before", field="num_queries", value=self.num_queries
-      )
-    for size in sizes:
-      validate.integer_at_least(1, num_queries=size)
+    _check_rising(1, num_queries=self.num_queries)
     rules.check_settings(self)
     if self.decimals is not None and self.labels_only:
       raise UserError(
@@ -236,13 +241,8 @@ class WrittenText(AttackSettings):
       raise UserError(
         "must be one line, without a zero byte", field="template", value=self.template
       )
-    for name, least in (("copies", 0), ("first", 1)):
-      values = getattr(self, name)
-      sizes = validate.several(**{name: values})
-      if not sizes or list(sizes) != sorted({*sizes}):
-        raise UserError("must hold some, each more than before", field=name, value=values)
-      for size in sizes:
-        validate.integer_at_least(least, **{name: size})
+    _check_rising(0, copies=self.copies)
+    _check_rising(1, first=self.first)
     if self.copies == (0,):
       raise UserError("must plant a record", field="copies", value=self.copies)
 

@@ -17,12 +17,10 @@ from dpjax.attacks import allowed, roc, text_extraction
 from dpjax.attacks.exposure import ExposureBound, sequence_losses
 from dpjax.data import Dataset
 from dpjax.data.text import PADDING_ID, VOCAB_SIZE, encode_text
-from dpjax.experiments.kinds.attack.config import AttackConfig
+from dpjax.experiments.kinds.attack.config import AttackConfig, Trained
 from dpjax.experiments.kinds.attack.members import MeasuredAttack
 from dpjax.experiments.kinds.attack.run_settings import WrittenText
 from dpjax.experiments.kinds.central import build as central
-from dpjax.experiments.run.experiment import Phase
-from dpjax.experiments.run.guarantee import Guarantee
 from dpjax.experiments.run.run_keys import RunKeys
 from dpjax.key_uses import KeyUse, key_for
 from dpjax.validate import UserError
@@ -39,13 +37,12 @@ class Record(NamedTuple):
   copies: int
 
 
-class Planted(NamedTuple):
-  """Holds the run of the attacked model, the records among its lines, and the prompts."""
+@dataclasses.dataclass(frozen=True)
+class Planted(Trained):
+  """The run of the attacked model, the records among its lines, and the prompts."""
 
-  run: central.Run
   records: list[Record]
   prompts: np.ndarray  # tokens [num_lines, p]
-  guarantee: Guarantee
 
 
 def prepare(config: AttackConfig, loaded: tuple[Any, Any], random: RunKeys) -> Planted:
@@ -80,7 +77,7 @@ def prepare(config: AttackConfig, loaded: tuple[Any, Any], random: RunKeys) -> P
   planted = dataclasses.replace(train, x=x)
   prompts = _prompts(attack, test.x, random.order)
   run = central.assemble(config.train, (planted, test), random)
-  return Planted(run, records, prompts, run.guarantee)
+  return Planted(run, records, prompts)
 
 
 def invented(attack: WrittenText, rng: np.random.Generator) -> list[Record]:
@@ -127,14 +124,6 @@ def _framed(data: Dataset, name: str) -> Dataset:
   return dataclasses.replace(
     data, x=_lines_of(texts_of(np.asarray(data.x)), data.x.shape[1])
   )
-
-
-def phase(config: AttackConfig, attacked: Planted) -> Phase:
-  """Returns the training phase of `launch.train`, without a guarantee.
-
-  result.json states the guarantee of the attacked run separately (`build.promised`).
-  """
-  return central.phase(config.train, attacked.run)._replace(guarantee=None)
 
 
 def measured(config: AttackConfig, attacked: Planted, state: Any) -> MeasuredAttack:
