@@ -81,7 +81,7 @@ def _oracle(image, network):
   """Features of one image by their definition."""
   padded = np.pad(image.astype(np.float64), ((1, 1), (1, 1), (0, 0)), mode="reflect")
   height, width, _ = image.shape
-  moved = [padded[i : i + height, i : i + width] for i in (0, 2)]
+  moved = [padded[i : i + height, j : j + width] for i in (0, 2) for j in (0, 2)]
   firsts = [_standard(_codes(each, network.first, patches.SIDE, 9)) for each in moved]
   second = np.mean([_codes(each, network.second, 3, 2) for each in firsts], axis=0)
   values = (_standard(second).ravel() - network.centre) @ network.directions
