@@ -20,6 +20,7 @@ float32 with 2^-125.
 from __future__ import annotations
 
 import fractions
+import functools
 import math
 from collections.abc import Sequence
 from typing import Any
@@ -28,6 +29,7 @@ import jax
 import jax.extend
 import jax.numpy as jnp
 
+from dpjax.parallel import made_for
 from dpjax.types import Array, ArrayLike, DType
 
 # Number of 32-bit words for one exponential draw. With 192 bits a draw reaches 192 log 2 = 133.
@@ -57,11 +59,35 @@ def _made(keys: jax.Array) -> jax.Array:
   return jax.lax.optimization_barrier(jax.random.key_data(keys))
 
 
+def _split(words: jax.Array, shape: tuple[int, ...]) -> jax.Array:
+  if made_for.platform() != "cpu":
+    return _made(jax.random.split(_typed(words), shape))
+  return _one_by_one(words, math.prod(shape)).reshape(*shape, 4)
+
+
+# Outside of a trace, a loop that is not jitted would be compiled at each call.
+@functools.partial(jax.jit, static_argnums=1)
+def _one_by_one(words: jax.Array, count: int) -> jax.Array:
+  """Returns the words of the keys that `jax.random.split` gives, [count, 4].
+
+  Where four words of several keys are joined to one array, XLA's CPU backend hashes a key hundreds
+  of times. A loop over keys takes a hundredth of the time, and joins four numbers.
+  """
+
+  @jax.custom_batching.sequential_vmap
+  def keys(words: jax.Array) -> jax.Array:
+    # Key i of a split is that of `fold_in`.
+    own = lambda i: jax.random.key_data(jax.random.fold_in(_typed(words), i))
+    return jax.lax.map(own, jnp.arange(count, dtype=jnp.uint32))
+
+  return keys(words)
+
+
 # The bits are those of JAX's `threefry4x32`; only keys that are made of keys are computed once.
 ORDINARY: Any = jax.extend.random.define_prng_impl(
   key_shape=(4,),
   seed=lambda seed: jax.random.key_data(jax.random.key(seed, impl=_OF_JAX)),
-  split=lambda words, shape: _made(jax.random.split(_typed(words), shape)),
+  split=_split,
   random_bits=lambda words, width, shape: jax.random.bits(
     _typed(words), shape, jnp.dtype(f"uint{width}")
   ),
@@ -202,32 +228,39 @@ def integers(words: Sequence[Array], span: ArrayLike) -> Array:
   return jax.lax.fori_loop(0, 32 * len(words), step, start).astype(jnp.int32)
 
 
+def keys_of_leaves(key: Array, count: int) -> Array:
+  """Returns, for each of `count` arrays of noise, what `words` takes.
+
+  That is a key, [count]. Of an ordinary key it is a key for each word, [count, WORDS + 2]: so XLA
+  computes a word where it is used, and words that were parts of one array would be stored.
+  """
+  if not is_ordinary(key):
+    return jax.random.split(key, count)
+  # The words of JAX's own key are taken for those of an ordinary key, whose keys are computed once.
+  own = jax.random.wrap_key_data(jax.random.key_data(key), impl=ORDINARY)
+  # All keys are made in one place: a loop for each array would take longer.
+  return jax.vmap(lambda leaf: jax.random.split(leaf, WORDS + 2))(
+    jax.random.split(own, count)
+  )
+
+
 def three_words(key: Array, shape: tuple[int, ...]) -> tuple[Array, ...]:
   """Returns three random words, uint32 [shape] each; the first three of `words`."""
   if is_ordinary(key):
-    return _fused_words(key, 3, shape)
+    return tuple(jax.random.bits(own_key, shape, jnp.uint32) for own_key in key[:3])
   return tuple(jax.random.bits(key, (3, *shape), jnp.uint32))
 
 
 def words(key: Array, shape: tuple[int, ...]) -> tuple[tuple, tuple]:
-  """Returns the `WORDS` words of u, and two words for a sign or an angle, all from one key.
+  """Returns the `WORDS` words of u, and two words for a sign or an angle.
 
-  Each word is uint32 [shape].
+  Args:
+    key: one of `keys_of_leaves`.
+    shape: shape of each word, uint32.
   """
   if is_ordinary(key):
-    high, low, turn, *more = _fused_words(key, WORDS + 2, shape)
+    high, low, turn, *more = (jax.random.bits(own, shape, jnp.uint32) for own in key)
   else:
     high, low, turn = three_words(key, shape)
     more = jax.random.bits(jax.random.fold_in(key, 1), (WORDS - 1, *shape), jnp.uint32)
   return (high, low, *more[1:]), (turn, more[0])
-
-
-def _fused_words(key: Array, count: int, shape: tuple[int, ...]) -> tuple[Array, ...]:
-  """Returns random words of an ordinary key, each from a key of its own.
-
-  So XLA computes a word where it is used. Words that were parts of one array would be stored.
-  """
-  # The words of JAX's own key are taken for those of an ordinary key, which `_made` computes once.
-  own = jax.random.wrap_key_data(jax.random.key_data(key), impl=ORDINARY)
-  keys = jax.random.split(own, count)
-  return tuple(jax.random.bits(own_key, shape, jnp.uint32) for own_key in keys)

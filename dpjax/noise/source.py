@@ -347,7 +347,7 @@ def _per_leaf(
   With `short`, float32 leaves get normal noise from 96 bits instead. This is faster, and has
   shorter tails."""
   leaves, treedef = jax.tree.flatten(like)
-  keys = jax.random.split(key, max(len(leaves), 1))
+  keys = distributions.keys_of_leaves(key, max(len(leaves), 1))
   drawn = []
   for own_key, leaf in zip(keys, leaves):
     dtype = noise_dtype(getattr(leaf, "dtype", None) or jnp.result_type(leaf), "like")

@@ -844,17 +844,24 @@ def _along(x: jax.Array, values: jax.Array, depth: int) -> jax.Array:
   return values.reshape((1,) * depth + (-1,) + (1,) * (x.ndim - depth - 1))
 
 
+def _squeezed(x: jax.Array, depth: int) -> jax.Array:
+  """Returns x [*loops, B, ...] without dimensions of size 1 behind B."""
+  # With them XLA's CPU backend would choose another layout in a branch, and copy the array.
+  return jnp.squeeze(x, [i for i in range(depth + 1, x.ndim) if x.shape[i] == 1])
+
+
 def _clipped(g: jax.Array, factor: jax.Array, depth: int, finite: Any = None) -> jax.Array:
-  g = trees.at_least_float32(g)
-  factor = _along(g, factor, depth)
-  if finite is True:
-    return g * factor.astype(g.dtype)
+  wide = trees.at_least_float32(_squeezed(g, depth))
+  factor = _along(wide, factor, depth)
+  product = wide * factor.astype(wide.dtype)
   # 0 times an infinite cotangent would be NaN, so a dropped example is selected away.
-  return jnp.where(factor != 0, g * factor.astype(g.dtype), 0)
+  kept = product if finite is True else jnp.where(factor != 0, product, 0)
+  return kept.reshape(g.shape)
 
 
 def _cleaned(a: jax.Array, factor: jax.Array, depth: int) -> jax.Array:
   if not jaxprs.is_float(a):
     return a
   # The operand is widened first, since a narrow type may have no zero (float8_e8m0fnu).
-  return jnp.where(_along(a, factor != 0, depth), trees.at_least_float32(a), 0)
+  wide = trees.at_least_float32(_squeezed(a, depth))
+  return jnp.where(_along(wide, factor != 0, depth), wide, 0).reshape(a.shape)

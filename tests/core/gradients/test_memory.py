@@ -94,6 +94,17 @@ def test_the_estimate_is_within_its_stated_factor_of_xlas_account(name, method):
   assert _LEAST < estimated / measured < _MOST, (estimate, measured)
 
 
+@pytest.mark.slow
+def test_rows_with_an_axis_of_size_one_are_not_copied():
+  # A model of batches sees one example as a batch of one.
+  loss = lambda w, x: jnp.sum(jnp.square(x[None] @ w))
+  batch = jnp.ones((1000, 64))
+  grad_fn = gradients.clipped_grad(loss, l2_clip_norm=1.0, method="ghost")
+  held = _xla_temporaries(grad_fn, jnp.ones((64, 2)), batch)
+  # Rows are held once, without those that are dropped.
+  assert held < 1.5 * batch.nbytes
+
+
 @pytest.mark.long
 @pytest.mark.parametrize("name", ["conv", "transformer"])
 def test_a_budget_bounds_the_memory_and_changes_no_result(name):

@@ -206,6 +206,20 @@ def test_noise_of_an_ordinary_key_is_a_function_of_its_words():
 
 
 @pytest.mark.slow
+def test_split_keys_have_the_bits_of_jax():
+  words = jax.random.key_data(_ORDINARY)
+  of_jax = jax.random.wrap_key_data(words, impl="threefry4x32")
+
+  def split(key):
+    return jax.random.key_data(jax.random.split(key, (2, 3)))
+
+  both = (split(_ORDINARY), split(of_jax))
+  np.testing.assert_array_equal(*both)
+  several = jax.vmap(split)(jax.random.split(_ORDINARY, 2))
+  alone = [split(key) for key in jax.random.split(_ORDINARY, 2)]
+  np.testing.assert_array_equal(several, jnp.stack(alone))
+
+
 def test_noise_of_an_ordinary_key_keeps_its_numbers():
   """Numbers recorded when ordinary keys came: a run goes on with the noise that it had."""
   drawn = [draw(_ORDINARY, jnp.zeros(2), 2.0) for draw in (source.gaussian, source.laplace)]
