@@ -8,27 +8,19 @@ events would cost half of what they do, or what nothing proves.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any
 
 import dp_accounting as dpa
-import numpy as np
-from dp_accounting.pld import privacy_loss_distribution as pld_lib
 
 from dpjax import validate
 from dpjax.accounting.event_kinds.elements import merged_parts
 from dpjax.accounting.event_kinds.kind import (
   DpEvent,
   EventKind,
-  Grid,
   StatedDpEvent,
   kind_of,
   register,
 )
 from dpjax.accounting.proved import RELATIONS
-
-
-def _inner(part: StatedDpEvent) -> tuple[EventKind[Any], DpEvent]:
-  return kind_of(part.event), part.event
 
 
 class StatedKind(EventKind[StatedDpEvent]):
@@ -45,46 +37,20 @@ class StatedKind(EventKind[StatedDpEvent]):
     counts = merged_parts(event.event).items()
     return [(part if known(part) else only(part), times) for part, times in counts]
 
-  def relations_of(self, part: StatedDpEvent) -> tuple[str, ...]:
-    kind, inner = _inner(part)
+  def proofs(self, part: StatedDpEvent) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    relations, accountants = kind_of(part.event).proofs(part.event)
     stated = part.neighboring_relation
-    return (stated,) if stated in kind.relations_of(inner) else ()
+    return (stated,) if stated in relations else (), accountants
 
-  def accountants_of(self, part: StatedDpEvent) -> tuple[str, ...]:
-    kind, inner = _inner(part)
-    return kind.accountants_of(inner)
-
+  # Accountants compose what this returns, so the kind needs no analysis of its own.
   def under(self, part: StatedDpEvent, neighboring_relation: str) -> DpEvent:
-    kind, inner = _inner(part)
-    return kind.under(inner, neighboring_relation)
-
-  def rdp(self, part: StatedDpEvent) -> np.ndarray:
-    kind, inner = _inner(part)
-    return kind.rdp(inner)
-
-  def pld(self, part: StatedDpEvent, interval: float) -> pld_lib.PrivacyLossDistribution:
-    kind, inner = _inner(part)
-    return kind.pld(inner, interval)
-
-  def grid(self, part: StatedDpEvent) -> Grid:
-    kind, inner = _inner(part)
-    return kind.grid(inner)
+    return kind_of(part.event).under(part.event, neighboring_relation)
 
   def zcdp(self, part: StatedDpEvent) -> float:
-    kind, inner = _inner(part)
-    return kind.zcdp(inner)
-
-  def gaussian_noise(self, part: StatedDpEvent) -> float | None:
-    kind, inner = _inner(part)
-    return kind.gaussian_noise(inner)
-
-  def sampling_prob(self, part: StatedDpEvent) -> float | None:
-    kind, inner = _inner(part)
-    return kind.sampling_prob(inner)
+    return kind_of(part.event).zcdp(part.event)
 
   def describe(self, part: StatedDpEvent, unit: str) -> str:
-    kind, inner = _inner(part)
-    return kind.describe(inner, unit)
+    return kind_of(part.event).describe(part.event, unit)
 
 
 register(StatedKind())
