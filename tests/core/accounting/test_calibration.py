@@ -217,7 +217,14 @@ def test_noise_is_found_for_events_that_have_no_privacy_loss_distribution(name):
 
 def test_only_these_kinds_have_none():
   # Accountants compose what is inside these, or what stands in their place.
-  taken_apart = {"no_op", "non_private", "self_composed", "composed", "k_out_of_t", "stated"}
+  taken_apart = {
+    "no_op",
+    "non_private",
+    "self_composed",
+    "composed",
+    "k_out_of_t",
+    "stated",
+  }
   without = {
     name
     for name, kind in every_kind().items()
