@@ -168,14 +168,14 @@ def test_p27_a_scaled_run_that_was_killed_is_the_same_bit_for_bit(
     ({"privacy.scaling.floor": 0.5}, "config.privacy.scaling.floor"),
     (
       {"privacy.scaling": "by_outputs", "privacy": "dp_ftrl"},
-      "correlation",
+      "privacy.strategy",
     ),
     ({"privacy.scaling": "by_outputs", "slices": 2}, "slices"),
     ({"privacy.scaling": "by_outputs", "optimizer.rule": "dp_adam"}, "optimizer.rule"),
     ({"privacy.scaling": "by_outputs", "optimizer.rule": "dp_sgld"}, "optimizer.rule"),
     (
       {"privacy.scaling": "by_outputs", "privacy.clipping": "per_layer"},
-      "l2_clip_norm",
+      "privacy.clipping",
     ),
     (
       {"privacy.scaling": "by_outputs", "privacy": "sgd"},

@@ -183,16 +183,16 @@ _PASS = {"privacy": "dp_ftrl", "privacy.neighboring_relation": "replace_special"
 )
 def test_parts_that_do_not_go_together_are_named_as_typed(changes, field):
   config = fields.replace_all(_config(), {**_NOISE, **changes})
-  with refuses(field, value=fields.get(config, field)):
+  with refuses(field, value=fields.get(config, field)), naming(config):
     privacy.make_plan(config, 60, {"w": np.zeros(2)})
 
 
 def test_an_attacker_out_of_reach_is_named_as_typed():
   asked = {"privacy.epsilon": None, "privacy.attacker.advantage": 0.1}
-  section = fields.replace_all(_config(), asked).privacy
+  config = fields.replace_all(_config(), asked)
   run_event = lambda noise: accounting.gaussian_event(min(noise, 1.0))
-  with refuses("privacy.attacker"):
-    privacy_section.noise_multiplier(section, run_event)
+  with refuses("privacy.attacker"), naming(config):
+    privacy_section.noise_multiplier(config.privacy, run_event)
 
 
 def test_pictures_are_moved_and_nothing_else():

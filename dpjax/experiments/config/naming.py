@@ -55,7 +55,9 @@ def _named(error: UserError, config: Any) -> UserError:
     return error
   argument = error.field.rpartition(".")[2]
   alike = [leaf for leaf in every if leaf.path.rpartition(".")[2] == argument]
-  giving = [leaf for leaf in every if Gives(error.field) in _metadata(leaf)]
+  # The argument is made of a choice, so it has another value than the choice's name.
+  giving = [leaf for leaf in alike if leaf.type.choice]
+  giving += [leaf for leaf in every if Gives(error.field) in _metadata(leaf)]
   # Of several fields with the argument's name, the one with its value is meant.
   for fields in (giving, alike):
     equal = [leaf.path for leaf in fields if error.is_about(error.field, leaf.value)]
@@ -64,9 +66,11 @@ def _named(error: UserError, config: Any) -> UserError:
   # Code for all kinds says `privacy.epsilon_budget`, but some configs have no sections.
   if any(leaf.path == argument for leaf in alike):
     return error.of(field=argument)
-  if len(giving) == 1 and not alike:
+  if len(giving) == 1:
     return error.of(field=giving[0].path, value=giving[0].value)
-  return error
+  sections = {leaf.path.rpartition(".")[0] for leaf in every}
+  meant = [path for path in sections if path.rpartition(".")[2] == error.field]
+  return error.of(field=meant[0]) if len(meant) == 1 else error
 
 
 def _metadata(leaf: Leaf) -> tuple[Any, ...]:

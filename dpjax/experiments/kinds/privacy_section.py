@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 from dpjax import accounting, gradients
 from dpjax.accounting.event_kinds.kind import DpEvent
-from dpjax.experiments.config import fields
 from dpjax.experiments.config.attacker import attack_of
 from dpjax.experiments.run import sizes
 from dpjax.plan import Plan
@@ -50,37 +48,6 @@ def check(privacy: Any, *, release: bool) -> None:
     )
 
 
-# Parts of a plan -> the fields of a section that make them.
-_FIELD_OF_PART = {
-  "clipping": "clipping",
-  "l2_clip_norm": "clipping",
-  "noise_shares": "clipping",
-  "clip_schedule": "clip_schedule",
-  "noise_schedule": "noise_levels",
-  "correlation": "strategy",
-  "scaling": "scaling",
-  "sampler": "sampler",
-  "statistics": "normalization",
-}
-
-
-@contextlib.contextmanager
-def _names_fields(privacy: Any) -> Iterator[None]:
-  """Makes errors about parts of a plan, and about an attacker, name the section's fields."""
-  try:
-    yield
-  except UserError as error:
-    if error.field == "attacker":
-      raise error.within("privacy") from error
-    name = _FIELD_OF_PART.get(error.field, "")
-    # A clip norm is the section's own number, unless the rule made several of it.
-    own = error.is_about("l2_clip_norm", getattr(privacy, "l2_clip_norm", None))
-    if own or not hasattr(privacy, name):
-      raise
-    value = fields.get(privacy, name)
-    raise error.of(field=f"privacy.{name}", value=value) from error
-
-
 def plan(privacy: Any, *, noise_multiplier: float | None = None, **settings: Any) -> Plan:
   """Returns the plan of a section: with its noise, or with the noise for its attacker or epsilon.
 
@@ -93,12 +60,11 @@ def plan(privacy: Any, *, noise_multiplier: float | None = None, **settings: Any
   attack = attack_of(privacy)
   if noise_multiplier is None:
     noise_multiplier = privacy.noise_multiplier
-  with _names_fields(privacy):
-    if noise_multiplier is not None:
-      return Plan(noise_multiplier=noise_multiplier, **settings)
-    if attack is not None:
-      return Plan.calibrated(attack=attack, **settings)
-    return Plan.calibrated(epsilon=privacy.epsilon or 0.0, **settings)
+  if noise_multiplier is not None:
+    return Plan(noise_multiplier=noise_multiplier, **settings)
+  if attack is not None:
+    return Plan.calibrated(attack=attack, **settings)
+  return Plan.calibrated(epsilon=privacy.epsilon or 0.0, **settings)
 
 
 def noise_multiplier(
@@ -115,8 +81,7 @@ def noise_multiplier(
     return privacy.noise_multiplier
   attack = attack_of(privacy)
   asked["delta"] = privacy.delta
-  with _names_fields(privacy):
-    if attack is not None:
-      return accounting.calibrate_noise_to_attack(run_event, attack, **asked)
-    epsilon = privacy.epsilon or 0.0
-    return accounting.calibrate_noise_multiplier(run_event, epsilon=epsilon, **asked)
+  if attack is not None:
+    return accounting.calibrate_noise_to_attack(run_event, attack, **asked)
+  epsilon = privacy.epsilon or 0.0
+  return accounting.calibrate_noise_multiplier(run_event, epsilon=epsilon, **asked)

@@ -304,6 +304,7 @@ class Guarantee(WithChoices):
   normalization: Annotated[
     PerExample | ByStatistics | Whitened,
     Choice(NORMALIZATIONS),
+    Gives("statistics"),
     "of the model's inputs: private_statistics of channels, private_whitening of all "
     "directions, both from the same budget",
   ] = dataclasses.field(default_factory=PerExample)
@@ -317,6 +318,8 @@ class NoisySteps(Guarantee):
   clipping: Annotated[
     gradients.ClipRule | transforms.PerLayer,
     Choice(CLIPPINGS),
+    Gives("l2_clip_norm"),  # of a rule that makes several norms of it
+    Gives("noise_shares"),
     "rule by which one example's gradient is shortened",
   ] = dataclasses.field(default_factory=gradients.Flat)
   scaling: Annotated[
@@ -332,6 +335,7 @@ class NoisySteps(Guarantee):
   noise_levels: Annotated[
     list[float],
     "factors of the noise multiplier, each for an equal share of the steps; []: constant",
+    Gives("noise_schedule"),
   ] = dataclasses.field(default_factory=list)
 
 
@@ -350,7 +354,9 @@ class DpSgd(NoisySteps):
   ] = "poisson"
 
 
-NoiseStrategy = Annotated[Strategy, Choice(STRATEGIES), "how noise is correlated"]
+NoiseStrategy = Annotated[
+  Strategy, Choice(STRATEGIES), Gives("correlation"), "how noise is correlated"
+]
 
 
 @dataclasses.dataclass

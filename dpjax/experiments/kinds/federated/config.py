@@ -252,9 +252,9 @@ ClientSampler = Annotated[
 class Central(ServerNoise):
   """The server clips messages and adds noise to their sum."""
 
-  clipping: Annotated[gradients.ClipRule, Choice(CLIP_RULES), "of clients' messages"] = (
-    dataclasses.field(default_factory=gradients.Flat)
-  )
+  clipping: Annotated[
+    gradients.ClipRule, Choice(CLIP_RULES), Gives("l2_clip_norm"), "of clients' messages"
+  ] = dataclasses.field(default_factory=gradients.Flat)
   sampler: ClientSampler = "poisson"
   simulated_cohort: Annotated[
     int | None, COUNT, "noise as if so many clients took part"
