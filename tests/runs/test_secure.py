@@ -407,7 +407,7 @@ def test_a_table_resumes_and_keeps_failures_as_rows(tmp_path):
   [
     ({"task.protocol": "zip"}, "config.task.protocol"),
     ({"task": "regress", "task.protocol": "plain"}, "config.task.protocol"),
-    ({"task.train.num_steps": 3}, "config.task.train"),
+    ({"task.train.num_steps": 3}, "config.task.train.num_steps"),
     ({"task": "infer"}, "task.train.model.options.activation"),
     ({"task.entry_bits": 40}, "task.entry_bits"),
     ({"task.silent": 10}, "config.task.silent"),
