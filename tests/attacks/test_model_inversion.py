@@ -15,6 +15,7 @@ from dpjax.attacks.answer_inversion import judge_decoder
 from dpjax.attacks.fitting import Fit
 from dpjax.data import from_arrays
 from dpjax.validate import UserError
+from tests.refuses import refuses
 
 _KEY = jax.random.key(0)
 
@@ -170,21 +171,20 @@ def test_a_decoder_of_labels_alone_is_no_nearer_than_the_class_mean():
 
 @pytest.mark.slow
 def test_bad_answers_are_one_line():
-  refused = lambda words: pytest.raises(UserError, match=words)
   x, p = np.zeros((6, 2), np.float32), np.full((6, 2), 0.5)
   invert = attacks.AnswerInversion((4,), Fit(steps=2, batch_size=2))
-  with refused(r"answers: run from -1.0 to 2.0"):
+  with refuses("answers"):
     invert(np.array([[-1.0, 2.0]] * 6), x, seed=0)
-  with refused(r"x: must be inputs \[6, \*shape\]"):
+  with refuses("x"):
     invert(p, x[:5], seed=0)
-  with refused(r"must be probabilities \[n, K\]"):
+  with refuses("answers"):
     invert(p[:0], x[:0], seed=0)
   decoder = invert(p, x, seed=0)
-  with refused("answers: have 3 classes, the decoder was trained on 2"):
+  with refuses("answers"):
     decoder(np.full((1, 3), 1 / 3))
-  with refused(r"x.shape=\(6, 3\): must be \(6, 2\)"):
+  with refuses("x.shape", value=(6, 3)):
     judge_decoder(decoder, p, np.zeros((6, 3)))
-  with refused("class_means.shape"):
+  with refuses("class_means.shape"):
     judge_decoder(decoder, p, x, class_means=np.zeros((3, 2)))
 
 
