@@ -149,7 +149,7 @@ def test_what_is_learnt_evens_out_random_images_and_repeats():
   covariance = along.T @ along / len(along)
   variances = np.linalg.eigvalsh(np.cov(raw.T, bias=True))[::-1]
   # Larger directions stay a little larger.
-  wanted = variances / (variances + 1e-5) ** 0.8
+  wanted = variances / (variances + 1e-5) ** 0.7
   np.testing.assert_allclose(np.diag(covariance)[:40], wanted[:40], rtol=0.02)
   # Without directions the largest is many times the others.
   assert variances[0] > 20 * variances[30]

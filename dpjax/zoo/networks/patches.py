@@ -52,7 +52,7 @@ _SECOND_SIDE = 3
 _THRESHOLD = 0.5
 # A direction's values are divided by the variance of random images to this power. One half would
 # make all directions equally large.
-_EVENNESS = 0.4
+_EVENNESS = 0.35
 # Numbers that are added to a variance before its root: the variance of a patch's numbers, of an
 # axis, of a direction, and of an example.
 _PATCH_FLOOR = 10 / 255**2
