@@ -10,8 +10,8 @@ from dp_accounting.dp_event import RepeatAndSelectDpEvent
 from dpjax import validate
 from dpjax.accounting.epsilon import Counting, privacy_profile
 from dpjax.accounting.epsilon import epsilon as epsilon_of
-from dpjax.accounting.event_kinds.elements import describe, parts
-from dpjax.accounting.event_kinds.kind import DpEvent, is_user_defined, kind_of
+from dpjax.accounting.event_kinds.elements import describe, parts, without_relation
+from dpjax.accounting.event_kinds.kind import DpEvent, user_defined
 from dpjax.accounting.loss_grid import Profile
 from dpjax.accounting.overflow import with_aborts
 from dpjax.accounting.proved import ACCOUNTANTS, RELATIONS
@@ -126,9 +126,7 @@ def privacy_statement(
   validate.one_of(RELATIONS, neighboring_relation=neighboring_relation)
   validate.one_of(EPSILON_KINDS, epsilon_kind=epsilon_kind)
   # The accounting of a user-defined event is the user's claim, so dpjax proves nothing for it.
-  if epsilon_kind == "proved" and any(
-    is_user_defined(kind_of(part)) for part in parts(event)
-  ):
+  if epsilon_kind == "proved" and user_defined(event):
     epsilon_kind = "claimed"
   rows = {}
   attackers = ""
@@ -148,7 +146,9 @@ def privacy_statement(
       profile = privacy_profile(event, **relation)
       profile = with_aborts(profile, aside=delta_set_aside, epsilon=epsilon)
       attackers = _attackers(profile, delta, name)
-  selected = any(isinstance(part, RepeatAndSelectDpEvent) for part in parts(event))
+  selected = any(
+    isinstance(without_relation(part), RepeatAndSelectDpEvent) for part in parts(event)
+  )
   *rest, last = not_covered(unit, "other statistics" if statistics else "statistics")
   as_if = " as no worse than (this is not the noise of a step)" if noise else ""
   words = [

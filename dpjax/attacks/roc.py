@@ -254,6 +254,8 @@ def strongest(
   >>> best.name, round(best.rate.tpr_interval[0], 3), round(rate_at(curves["sure"], 0.01)[-1][0], 3)
   ('sure', 0.978, 0.982)
   """
+  validate.open_unit(confidence=confidence)
+  validate.integer_at_least(1, num_targets=num_targets)
   power = {
     name: (0.0 if fpr is None else curve.tpr[_place_at(curve, fpr)[1]], curve.auc)
     for name, curve in curves.items()

@@ -168,3 +168,10 @@ def test_the_strongest_of_many_attacks_is_partly_the_luckiest():
     above.append((alone > 1 - threshold, best.rate.tpr_interval[0] > 1 - threshold))
   alone, chosen = np.mean(above, axis=0)
   assert alone > 0.1 and chosen <= 0.05
+
+
+@pytest.mark.parametrize("wrong", [{"confidence": 1.0}, {"num_targets": 0}])
+def test_a_choice_of_attacks_without_an_interval_is_refused(wrong):
+  truth = np.arange(4) < 2
+  with refuses(*wrong):
+    roc.strongest({"sure": roc.curve_of(truth + 0.0, truth)}, fpr=0.1, **wrong)

@@ -137,6 +137,11 @@ def check_accountant(accountant: str) -> None:
   validate.one_of(ACCOUNTANTS, accountant=accountant)
 
 
+def without_relation(part: DpEvent) -> DpEvent:
+  """Returns the elementary mechanism of a part, also of one that is stated for one relation."""
+  return part.event if isinstance(part, StatedDpEvent) else part
+
+
 class Accounted(NamedTuple):
   """The parts of an event as accountants compose them: part -> how often it ran."""
 
@@ -162,7 +167,7 @@ def accountable(
   others = []
   for part in steps:
     _check_supported(part, neighboring_relation, accountant)
-    bare = part.event if isinstance(part, StatedDpEvent) else part
+    bare = without_relation(part)
     kind = kind_of(bare)
     if kind.replaced_in_two:
       twofold = twofold or kind.name
@@ -199,15 +204,17 @@ def _check_supported(part: DpEvent, neighboring_relation: str, accountant: str) 
       value=Verbatim(f"{kind.name} with accountant={accountant!r}"),
     )
   # Each of the runs that the best one is chosen from needs a proof, too.
-  if isinstance(part, RepeatAndSelectDpEvent):
-    for inner in merged_parts(part.event):
+  bare = without_relation(part)
+  if isinstance(bare, RepeatAndSelectDpEvent):
+    for inner in merged_parts(bare.event):
+      run = kind_of(without_relation(inner))
       # The analysis of the best of several runs has no proof for a replacement that is
       # accounted as removing and adding.
-      if neighboring_relation == REPLACE and kind_of(inner).replaced_in_two:
+      if neighboring_relation == REPLACE and run.replaced_in_two:
         raise UserError(
           "is not proved for the best of several runs",
           field="event",
-          value=Verbatim(f"{kind_of(inner).name} with neighboring_relation='replace_one'"),
+          value=Verbatim(f"{run.name} with neighboring_relation='replace_one'"),
         )
       _check_supported(inner, neighboring_relation, accountant)
 

@@ -236,6 +236,24 @@ def is_user_defined(kind: EventKind[Any]) -> bool:
   return not type(kind).__module__.startswith("dpjax.")
 
 
+def user_defined(event: DpEvent) -> set[str]:
+  """Returns the names of the classes in an event, at any depth, whose accounting a user defined.
+
+  >>> user_defined(dpa.SelfComposedDpEvent(dpa.GaussianDpEvent(1.0), 3))
+  set()
+  """
+  names = set()
+  left = [event]
+  while left:
+    each = left.pop()
+    if is_user_defined(kind_of(each)):
+      names.add(type(each).__name__)
+    inner = getattr(each, "event", None)
+    left += [inner] if isinstance(inner, DpEvent) else []
+    left += getattr(each, "events", ())
+  return names
+
+
 def kind_of(event: DpEvent) -> EventKind[Any]:
   """Returns the `EventKind` that is registered for the class of an event.
 

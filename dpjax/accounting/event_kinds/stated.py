@@ -31,11 +31,13 @@ class StatedKind(EventKind[StatedDpEvent]):
 
   def elements(self, event: StatedDpEvent) -> Iterable[tuple[DpEvent, int]]:
     validate.one_of(RELATIONS, neighboring_relation=event.neighboring_relation)
-    # What has no noise is private under no relation.
-    known = lambda part: isinstance(part, dpa.NonPrivateDpEvent)
-    only = lambda part: StatedDpEvent(event.neighboring_relation, part)
-    counts = merged_parts(event.event).items()
-    return [(part if known(part) else only(part), times) for part, times in counts]
+    relation = event.neighboring_relation
+    for part, times in merged_parts(event.event).items():
+      # What has no noise is private under no relation. A part is stated once, as accountants look
+      # at what is within: nested statements that differ have no relation in common.
+      stated = isinstance(part, StatedDpEvent) and part.neighboring_relation == relation
+      known = stated or isinstance(part, dpa.NonPrivateDpEvent)
+      yield part if known else StatedDpEvent(relation, part), times
 
   def proofs(self, part: StatedDpEvent) -> tuple[tuple[str, ...], tuple[str, ...]]:
     relations, accountants = kind_of(part.event).proofs(part.event)

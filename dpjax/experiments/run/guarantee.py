@@ -18,8 +18,7 @@ from dpjax import accounting, validate
 from dpjax.accounting import Budget, Ledger, attack_bounds, overflow, upper
 from dpjax.accounting.attack_bounds import AttackBound
 from dpjax.accounting.epsilon import privacy_profile
-from dpjax.accounting.event_kinds import elements
-from dpjax.accounting.event_kinds.kind import is_user_defined, kind_of
+from dpjax.accounting.event_kinds.kind import user_defined
 from dpjax.accounting.ledger import BudgetExceeded
 from dpjax.accounting.loss_grid import Profile
 from dpjax.accounting.proved import ADD
@@ -298,9 +297,8 @@ def of_event(
   >>> stated.kind, round(stated.curve(1), 3)
   ('proved', 1.993)
   """
-  kinds = [(type(part).__name__, kind_of(part)) for part in elements.parts(event)]
-  foreign = {name for name, kind in kinds if is_user_defined(kind)}
-  failed = [f"{name}: its accounting is its author's word" for name in sorted(foreign)]
+  foreign = sorted(user_defined(event))
+  failed = [f"{name}: its accounting is its author's word" for name in foreign]
   if assumed:
     failed.append(assumed)
   kind = "claimed" if failed else "proved"

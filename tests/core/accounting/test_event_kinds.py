@@ -151,6 +151,9 @@ def test_a_users_event_takes_back_no_cost_and_is_claimed(twice):
   with refuses("times", value=-1):
     accounting.epsilon(both, delta=1e-5)
   assert "kind: claimed" in accounting.privacy_statement(twice, delta=1e-5)
+  # Within another event it is a claim, too.
+  stated = kind.StatedDpEvent("add_or_remove_one", dpa.SelfComposedDpEvent(twice, 2))
+  assert "kind: claimed" in accounting.privacy_statement(stated, delta=1e-5)
   assert "kind: proved" in accounting.privacy_statement(
     dpa.GaussianDpEvent(1.0), delta=1e-5
   )

@@ -11,6 +11,7 @@ from dpjax import accounting, mechanisms
 from dpjax.accounting.epsilon import zcdp
 from dpjax.accounting.event_kinds import kind
 from dpjax.accounting.event_kinds.random_allocation import random_allocation_event
+from dpjax.accounting.event_kinds.repeat_and_select import repeat_and_select_event
 from dpjax.mechanisms import stated
 from tests.refuses import refuses
 
@@ -73,3 +74,37 @@ def test_it_survives_json_and_hides_no_missing_noise():
   assert _epsilon(bare, _REPLACE) == math.inf
   with refuses("neighboring_relation"):
     _epsilon(stated.only_under("none", dpa.GaussianDpEvent(2.0)))
+
+
+def _stated_twice(event):
+  return stated.only_under(_REPLACE, stated.only_under(_REPLACE, event))
+
+
+def test_a_relation_that_is_stated_twice_hides_no_second_half():
+  """A replacement that is accounted in two was said to cost 0.62, half of what it does."""
+  allocated = random_allocation_event(accounting.gaussian_event(1.0), num_steps=9)
+  for accountant in ("pld", "rdp"):
+    by = {"relation": _REPLACE, "accountant": accountant}
+    assert _epsilon(_stated_twice(allocated), **by) == _epsilon(allocated, **by)
+  with refuses("event"):
+    _epsilon(
+      _stated_twice(dpa.ComposedDpEvent([allocated, dpa.LaplaceDpEvent(1.0)])), _REPLACE
+    )
+  with refuses("event"):
+    _epsilon(stated.only_under(_REPLACE, stated.only_under(_ADD, allocated)), _REPLACE)
+
+
+def test_the_best_of_several_runs_has_no_more_proofs_once_it_is_stated():
+  """Its runs were not asked for theirs: a Poisson sample was accounted for a replaced record."""
+  noise = accounting.gaussian_event(1.0)
+  sampled = accounting.poisson_sampled_event(noise, sampling_prob=0.1)
+  allocated = random_allocation_event(noise, num_steps=9)
+  for run in (sampled, allocated):
+    best = repeat_and_select_event(run, mean_trials=2.0)
+    inner = repeat_and_select_event(stated.only_under(_REPLACE, run), mean_trials=2.0)
+    for event in (best, inner, stated.only_under(_REPLACE, best), _stated_twice(inner)):
+      with refuses("event"):
+        _epsilon(event, _REPLACE, accountant="rdp")
+  plain = repeat_and_select_event(noise, mean_trials=2.0)
+  by = {"relation": _REPLACE, "accountant": "rdp"}
+  assert _epsilon(_stated_twice(plain), **by) == _epsilon(plain, **by)
