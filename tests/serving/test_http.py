@@ -118,6 +118,8 @@ def test_a_wrong_request_is_one_clear_line(served, name):
 def test_wrong_heads_are_one_line(served, method, path, headers, status):
   # 10 MB of zeros in a few kilobytes: nothing is decompressed.
   body = gzip.compress(b"0" * 10**7) if "Content-Encoding" in headers else b"{"
+  # The server answers the head and closes. A body that comes later would reset the connection.
+  body = b"" if "Content-Length" in headers else body
   found, content = served.send(path, body if method == "POST" else None, method, headers)
   assert found == status and content.count(b"\n") <= 1, content
 
