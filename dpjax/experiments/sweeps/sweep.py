@@ -22,7 +22,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 from dpjax import validate
 from dpjax.experiments.config import common, fields, rules
 from dpjax.experiments.config.fields import Choice, WithChoices
-from dpjax.experiments.kinds import bounds
 from dpjax.experiments.kinds.central.config import TrainConfig
 from dpjax.experiments.run import kind as kinds
 from dpjax.experiments.run.experiment import no_plan
@@ -273,7 +272,7 @@ class Runs:
     self.table = its_table or curves.Curves(sweep)
     if its_table is not None:
       words = f"runs of which a curve is drawn; these write {its_table.writes}"
-      bounds.read_if(sweep, False, words, *_OF_CURVE)
+      common.read_if(sweep, False, words, *_OF_CURVE)
     self.points = [
       point._replace(facts=point.facts | self.table.facts(point.label, point.config))
       for point in self.points

@@ -34,9 +34,8 @@ from dpjax.accounting import upper
 from dpjax.accounting.event_kinds.kind import event_to_json
 from dpjax.accounting.event_kinds.repeat_and_select import repeat_and_select_event
 from dpjax.accounting.ledger import BudgetExceeded
-from dpjax.experiments.config import fields
+from dpjax.experiments.config import common, fields
 from dpjax.experiments.config.naming import naming
-from dpjax.experiments.kinds import bounds
 from dpjax.experiments.kinds.central import build
 from dpjax.experiments.kinds.central.config import TrainConfig
 from dpjax.experiments.run import guarantee, loop, writers
@@ -231,7 +230,7 @@ def _statement(
 def _check(runs: Runs) -> None:
   selection_of(runs)
   sweep = runs.config
-  bounds.read_if(
+  common.read_if(
     sweep,
     False,
     "a sweep that draws a curve",
@@ -241,7 +240,7 @@ def _check(runs: Runs) -> None:
     "title",
     "references",
   )
-  bounds.read_if(sweep, False, "a sweep; a selection draws its seeds", "seeds")
+  common.read_if(sweep, False, "a sweep; a selection draws its seeds", "seeds")
   if not all(isinstance(point.config, TrainConfig) for point in runs.points):
     raise UserError(
       "must be among runs of launch.train; among others it is not accounted here",

@@ -23,16 +23,13 @@ class Asked(NamedTuple):
   Fields that no method of the config reads are None.
   """
 
-  queries: list[
-    attacks.Evidence
-  ]  # log odds of each query; the first is of the records as they are
+  # Log odds of each query; the first is of the records as they are.
+  queries: list[attacks.Evidence]
   members: np.ndarray  # [n] bool
   top: np.ndarray  # [n] the target's largest probability of any label
   answers: Any  # [n, K] the target's probabilities
   shadow_answers: Any  # [S, n, K] those of its shadows
-  public_log_odds: (
-    Any  # [m] the target's log odds of public records, which no model has seen
-  )
+  public_log_odds: Any  # [m] those of the target, of public records that no model has seen
   records: data.Dataset
   public: data.Dataset
 

@@ -88,12 +88,8 @@ class Distillation(Experiment[DistillationConfig]):
     )
 
   def train(self, data: Any, keys: RunKeys) -> Story:
-    return single(_phase(self.config, data[0], data[1], keys))
-
-
-# Some errors arise only with the data. The decorator makes them name the config's fields.
-def _phase(config: DistillationConfig, train: Any, public: Any, random: RunKeys) -> Phase:
-  return _Run(config, train, public, random).phase()
+    train, public = data
+    return single(_Run(self.config, train, public, keys).phase())
 
 
 class _Run:

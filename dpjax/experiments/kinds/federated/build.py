@@ -520,10 +520,11 @@ def assembled(config: FedConfig, data: tuple[Any, Any], random: RunKeys) -> FedR
   if silos is None and config.is_private and algorithm_of(config).personal is not None:
     promised = guarantee.noted(promised, paragraph(_OWN_MODELS))
   if name_of(config, "partition") == "pfl":
-    named = {"name": config.data.name}
-    assumed = "words or labels of {name} were chosen without this run's users"
-    note = paragraph(_CHOSEN_WORDS.format(**named))
-    promised = guarantee.noted(promised, note, assumed.format(**named))
+    name = config.data.name
+    assumed = f"words or labels of {name} were chosen without this run's users"
+    promised = guarantee.noted(
+      promised, paragraph(_CHOSEN_WORDS.format(name=name)), assumed
+    )
   fed = FedRun(
     config=config,
     plan=plan,

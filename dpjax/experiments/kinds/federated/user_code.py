@@ -58,9 +58,6 @@ def _client(
 
   Without examples it weighs 0: under replace_special an emptied client must contribute nothing."""
 
-  def init(received: client.Received, memory: Any, num_examples: Any, key: Any) -> Any:
-    return users_client.init(received, memory, num_examples, key)
-
   def step(received: client.Received, local: Any, *batch: Any) -> Any:
     after = users_client.step(received, local, *batch)
     # Steps run in a compiled loop, so the state must keep its shapes.
@@ -79,8 +76,7 @@ def _client(
       raise wrong("algorithm", path, "a ClientInfo", info)
     return sent, memory, info._replace(weight=sent.weight)
 
-  checked = users_client._replace(init=init, step=step, finish=finish)
-  silent = checked.silent_when_empty()
+  silent = users_client._replace(step=step, finish=finish).silent_when_empty()
   guarded = {
     name: names.guard(path, "algorithm", getattr(silent, name))
     for name in ("init", "step", "finish")

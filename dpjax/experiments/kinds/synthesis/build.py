@@ -64,7 +64,6 @@ class PrivateSynthesis(Experiment[SynthesisConfig]):
     return single(_phase(self.config, data[0], data[1], keys))
 
 
-# Some errors arise only with the data. The decorator makes them name the config's fields.
 def _phase(config: SynthesisConfig, train: Any, test: Any, random: RunKeys) -> Phase:
   if isinstance(config.method, WassersteinGan):
     # Imported here: no other run needs the networks of a critic.
