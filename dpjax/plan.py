@@ -206,9 +206,10 @@ class Plan(overflow.MayAbort):
       from dpjax.mechanisms.noisy_means import NoisyMeans
 
       if not isinstance(self.statistics, NoisyMeans):
-        shown = f"statistics={self.statistics!r:.60}"
         raise UserError(
-          f"{shown}: must be a dpjax.mechanisms.ChannelStatistics, a Whitening, or None"
+          "must be a dpjax.mechanisms.ChannelStatistics, a Whitening, or None",
+          field="statistics",
+          value=Verbatim(f"{self.statistics!r:.60}"),
         )
     # A plan without scaling does not import its transform.
     if self.scaling is not None and not isinstance(

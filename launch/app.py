@@ -45,8 +45,8 @@ def fail(message: object, code: int = 2) -> None:
 def as_typed(error: UserError, typed: Iterable[str]) -> UserError:
   """Returns an error about a field that names the flag which the user typed for it.
 
-  A field that no flag set is that of a config file, and keeps its name. Some errors have their
-  field in the text alone, which begins with it.
+  A field that no flag set is that of a config file, and keeps its name. A sweep's flags set fields
+  of its `base`, which its runs have without this word.
 
   Args:
     typed: names of the flags of the command line.
@@ -56,19 +56,15 @@ def as_typed(error: UserError, typed: Iterable[str]) -> UserError:
   --config.privacy.epsilon=-1.0: must be > 0
   >>> print(as_typed(error, ["workdir"]))
   privacy.epsilon=-1.0: must be > 0
-  >>> print(as_typed(UserError("pretrained='a': is no file"), ["config.pretrained"]))
-  --config.pretrained='a': is no file
+  >>> print(as_typed(error, ["config.base.privacy"]))
+  --config.base.privacy.epsilon=-1.0: must be > 0
   """
-  text = str(error)
-  in_text = re.match(r"[\w.\[\]]+(?=[=:])", text)
-  field = error.field or (in_text[0] if in_text else "")
   for flag in typed:
-    for name in (flag, flag.partition(".")[2]):
-      rest = field.removeprefix(name)
+    path = flag.partition(".")[2]
+    for name in (flag, path, path.removeprefix("base.")):
+      rest = error.field.removeprefix(name)
       # What is inside a value is of the value's flag: an item of a list, a field of a choice.
-      if name and field.startswith(name) and rest[:1] in ("", ".", "["):
-        if not error.field:
-          return UserError(f"--{flag}{text.removeprefix(name)}")
+      if name and error.field.startswith(name) and rest[:1] in ("", ".", "["):
         return error.of(field=f"--{flag}{rest}")
   return error
 
@@ -109,25 +105,30 @@ def refuse_given(names: Iterable[str], what: str) -> None:
   """
   present = [name for name in names if name in flags.FLAGS and flags.FLAGS[name].present]
   if present:
-    shown = ", ".join(f"--{name}={flags.FLAGS[name].value}" for name in present)
-    raise UserError(f"{shown}: would be ignored, it needs {what}")
+    first, *others = present
+    also = f", as {', '.join(f'--{name}' for name in others)}" if others else ""
+    raise UserError(
+      f"would be ignored{also}; it needs {what}",
+      field=first,
+      value=flags.FLAGS[first].value,
+    )
 
 
 def refuse_failed(rows: Iterable[Mapping[str, Any]]) -> None:
   """Ends the process with one line and exit code 1 if runs of a grid failed. Each reason appears
   once, with its first run and the number of other runs."""
   rows = list(rows)
-  reasons = dict[str, list[str]]()
+  reasons = dict[tuple[str, ...], list[str]]()
   for row in rows:
     if row["status"] == "failed":
-      reasons.setdefault(row["error"], []).append(row["name"])
+      reasons.setdefault(tuple(row["refusal"]), []).append(row["name"])
   failures = []
-  for error, (first, *others) in reasons.items():
+  for facts, (first, *others) in reasons.items():
     also = f" and {len(others)} more" if others else ""
-    failures.append(f"{first}{also}: {error}")
+    failures.append(by_flag(UserError.of_facts(facts).at(f"{first}{also}")))
   if failures:
     failed = sum(map(len, reasons.values()))
-    fail(f"{failed} of {len(rows)} runs failed: {'; '.join(failures)}", code=1)
+    fail(f"{'; '.join(map(str, failures))}; {failed} of {len(rows)} runs failed", code=1)
 
 
 def prepare_memory(configs: Iterable[Any]) -> None:
@@ -372,7 +373,7 @@ def run(main: Callable[..., None], *, words: bool = False) -> None:
       blamed = optional.missing(error) or without_device() or names.blame(error)
       if blamed is None:
         raise
-      fail(blamed)
+      fail(by_flag(blamed) if isinstance(blamed, UserError) else blamed)
     # stdout is flushed while `_end_unread` still handles SIGPIPE. If it is closed, print fails.
     finally:
       with contextlib.suppress(OSError):

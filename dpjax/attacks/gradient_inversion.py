@@ -338,7 +338,7 @@ class Inversion:
     dims = validate.several(shape=self.shape)
     if not dims:
       raise UserError("must be (batch, *features)", field="shape", value=())
-    validate.integer_at_least(1, **{f"shape[{i}]": n for i, n in enumerate(dims)})
+    validate.integer_at_least(1, **validate.entries(shape=dims))
     object.__setattr__(self, "shape", tuple(map(int, dims)))
     self.method.check(self.shape)
     _message_shapes(self.view, self._guessed(soft=False))

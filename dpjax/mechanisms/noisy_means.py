@@ -72,7 +72,7 @@ class NoisyMeans(abc.ABC):
         field="clip_norms",
         value=Verbatim(f"{words:.60}"),
       )
-    norms = {f"clip_norms[{i}]": norm for i, norm in enumerate(self.clip_norms)}
+    norms = validate.entries(clip_norms=self.clip_norms)
     numbers = ("normalize_by", "noise_multiplier", "median_epsilon")
     checked = {name: getattr(self, name) for name in numbers} | norms
     for name, value in checked.items():

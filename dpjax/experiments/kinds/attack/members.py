@@ -10,7 +10,7 @@ import jax
 import numpy as np
 from scipy import special
 
-from dpjax import attacks, auditing, data, trees
+from dpjax import attacks, auditing, data, trees, validate
 from dpjax.accounting.proved import NeighboringRelation
 from dpjax.attacks import allowed, roc, shadows, signals
 from dpjax.attacks.membership import shadows_of
@@ -162,8 +162,8 @@ def joined(train: data.Dataset, test: data.Dataset, *more: data.Dataset) -> data
 def given_target(config: AttackConfig, params: Params) -> tuple[Params, dict[str, Any]]:
   """Returns the parameters of `attack.target`, a tree like `params`, and `facts_of_run` of it."""
   path = config.attack.target
-  arrays = saved.read(path, "attack.target")
-  target = saved.in_place_of(params, arrays, f"attack.target={path!r}")
+  with validate.about("attack.target", path):
+    target = saved.in_place_of(params, saved.read(path))
   return target, facts_of_run(path, target, config.target)
 
 

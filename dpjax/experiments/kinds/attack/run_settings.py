@@ -30,8 +30,7 @@ _STEPS = rules.between(1, rules.MOST_STEPS)
 def _check_methods(methods: tuple[str, ...], known: Iterable[str]) -> None:
   if not methods or len(set(methods)) < len(methods):
     raise UserError("must hold some, none of them twice", field="methods", value=methods)
-  for name in methods:
-    validate.one_of(known, methods=name)
+  validate.one_of(known, **validate.entries(methods=methods))
 
 
 def _check_rising(least: int, **named: tuple[int, ...]) -> None:

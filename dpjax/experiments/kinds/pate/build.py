@@ -57,6 +57,11 @@ class Pate(Experiment[PateConfig]):
     if declared is not None:
       # Most parts would be empty, and a teacher without records votes for class 0.
       bounds.at_most(self.config, "num_teachers", declared, ", the records")
+    elif self.config.num_teachers > len(private):
+      writers.warn(
+        f"num_teachers={self.config.num_teachers}: there are fewer records; a teacher without "
+        "records votes for class 0"
+      )
     vote_costs.check_published(self.config, private.num_classes)
     public_pool.check(self.config, private, public)
 
