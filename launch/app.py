@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from absl import app, flags, logging
 
-from dpjax import names
+from dpjax import names, validate
 from dpjax.parallel import allocator
 from dpjax.validate import UserError
 from dpjax.zoo.networks.registry import needs_features
@@ -77,6 +77,25 @@ def by_flag(error: UserError, values: flags.FlagValues = flags.FLAGS) -> UserErr
   typed = [name for name in values if values[name].present]
   # The longest is the most exact: a field of a choice before the choice.
   return as_typed(error, sorted(typed, key=len, reverse=True))
+
+
+@contextlib.contextmanager
+def giving(**arguments: str) -> Iterator[None]:
+  """Makes errors in the block about an argument errors about the flag that gives it.
+
+  >>> with giving(shadows="attack.num_shadows"):
+  ...   raise UserError("must be even", field="attack.num_shadows", value=3)
+  Traceback (most recent call last):
+  ...
+  dpjax.validate.UserError: shadows=3: must be even
+  """
+  try:
+    yield
+  except UserError as error:
+    flag = next((flag for flag, field in arguments.items() if field == error.field), None)
+    if flag is None:
+      raise
+    raise error.of(field=flag) from error
 
 
 def define_dry_run() -> None:
@@ -283,13 +302,15 @@ def _parse(argv: Sequence[str], *, words: bool = False) -> list[str]:
     # `config_flag` imports this module.
     from launch import config_flag
 
-    fail(f"{error}{config_flag.meant(error.flagname)}")
+    name = error.flagname
+    near = config_flag.meant(name) or validate.did_you_mean(name, flags.FLAGS)
+    fail(f"--{name}: there is no such flag{near}")
   except flags.Error as error:
     # What absl says of a required flag that is missing.
     missing = re.fullmatch(
       r"flag (--\w+)=None: Flag \1 must have a value other than None\.", str(error)
     )
-    fail(f"{missing[1]}: must be given" if missing else error)
+    fail(f"{missing[1]}: must be given" if missing else str(error).removeprefix("flag "))
   # Code that reads a flag's value may raise errors of Python, too.
   except (KeyError, TypeError, ValueError, AttributeError) as error:
     fail(error.args[0] if error.args else error)
