@@ -43,7 +43,7 @@ def overflow(subject: Subject) -> Row:
   above the capacity in any step."""
   name = "overflow fits delta"
   plan = subject.plan
-  if not (plan.sampler.can_overflow and plan.is_private):
+  if not plan.can_overflow:
     return not_applicable(name, "the batch size is fixed, or nothing is claimed")
   # A neighbouring data set may have one more record.
   each = plan.sampler.log_overflow_prob(len(subject.train) + 1)
