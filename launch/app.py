@@ -25,7 +25,7 @@ from absl import app, flags, logging
 from dpjax import names
 from dpjax.parallel import allocator
 from dpjax.validate import UserError
-from dpjax.zoo.networks.registry import needs_features
+from dpjax.zoo.networks import registry
 
 if TYPE_CHECKING:
   from dpjax.parallel.targets import Machine
@@ -139,11 +139,11 @@ def prepare_memory(configs: Iterable[Any]) -> None:
   """
   from dpjax.experiments.kinds.central.config import TrainConfig
 
-  asked = [each.model.name for each in configs if isinstance(each, TrainConfig)]
-  # An unknown model raises UserError here. The run itself refuses it later, and names the field.
-  with contextlib.suppress(UserError):
-    if any(map(needs_features, asked)):
-      allocator.keep_freed_memory()
+  for config in configs:
+    # An unknown model raises UserError here. The run itself refuses it later, and names the field.
+    with contextlib.suppress(UserError):
+      if isinstance(config, TrainConfig) and registry.entry(config.model.name).features:
+        allocator.keep_freed_memory()
 
 
 def without_device() -> str | None:

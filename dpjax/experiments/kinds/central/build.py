@@ -76,7 +76,7 @@ from dpjax.training.dp_sgd import join
 from dpjax.types import Algorithm, ArrayLike, LossFn, Params
 from dpjax.validate import UserError, first_line
 from dpjax.zoo import networks, recipes
-from dpjax.zoo.networks.registry import needs_features, needs_unit_range
+from dpjax.zoo.networks import registry
 
 if TYPE_CHECKING:
   from dpjax.auditing.canaries import Canaries
@@ -199,7 +199,7 @@ def load_data(config: TrainConfig, *, features: bool = True) -> tuple[Any, Any]:
   """
   kept = cache.folder()
   # The cache's folder is checked first, since reading data and computing features may take an hour.
-  if features and kept is not None and needs_features(config.model.name):
+  if features and kept is not None and registry.entry(config.model.name).features:
     cache.check_folder(kept)
   train, test = named_data.load_section(
     config.data, max_length=config.data.max_length, resident=config.resident
@@ -224,7 +224,7 @@ def preprocessed(
 
 def with_features(config: TrainConfig, loaded: tuple[Any, Any]) -> tuple[Any, Any]:
   """Returns (train, test) with features as inputs if the model takes features, else unchanged."""
-  if not needs_features(config.model.name):
+  if not registry.entry(config.model.name).features:
     return loaded
   per_example = normalization.per_example(config)
   kept = cache.folder()
@@ -341,7 +341,7 @@ def start(
   task = make_task(config, dataset)
   name = config.model.name
   # `load_data` has already normalised scattering features, so the model must not do it again.
-  fixed = {"num_groups": None} if needs_features(name) == "scattering" else {}
+  fixed = {"num_groups": None} if registry.entry(name).features == "scattering" else {}
   # Parameters are initialised on zeros, since they must not depend on any record.
   first = jax.tree.map(jnp.zeros_like, dataset.x[:1])
   wanted = (1, task.width(dataset))
@@ -526,9 +526,9 @@ def inputs_writer(
   # `launch.serve` takes one array for each example, so it refuses a run on columns.
   if dataset.in_columns:
     return functools.partial(model_inputs.write, facts=None)
-  if not needs_features(model.name):
+  if not registry.entry(model.name).features:
     shape = tuple(dataset.x.shape[1:])
-  unit_range = needs_unit_range(model.name)
+  unit_range = registry.entry(model.name).in_unit_range
   facts = model_inputs.of(config, dataset, shape, unit_range=unit_range)
   return functools.partial(model_inputs.write, facts=facts)
 

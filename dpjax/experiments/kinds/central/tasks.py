@@ -23,7 +23,7 @@ from dpjax.plan import Plan
 from dpjax.training.augment import AUGMENTATIONS
 from dpjax.types import Array, Example, LossFn, Params
 from dpjax.validate import UserError
-from dpjax.zoo.networks.registry import is_language
+from dpjax.zoo.networks import registry
 
 
 class Task(NamedTuple):
@@ -95,7 +95,7 @@ def make_task(config: TrainConfig, dataset: data.Dataset) -> Task:
     evaluate = functools.partial(embeddings.evaluate, augment)
     return Task(embeddings.NAME, embeddings.loss, evaluate, lambda _: embeddings.WIDTH)
   kind = None if dataset.target is None else type(dataset.target)
-  task = _LANGUAGE if is_language(config.model.name) else TASKS[kind]
+  task = _LANGUAGE if registry.entry(config.model.name).is_language else TASKS[kind]
   if task is _LANGUAGE and dataset.vocab_size is None:
     raise UserError(
       f"needs text of a declared vocabulary, which data.name={config.data.name!r} "
