@@ -285,7 +285,7 @@ def _continued(value: Any, hint: Any, name: str, old: Any) -> Any:
   choice = choice_of(hint)
   if choice is None or not isinstance(value, str):
     return value
-  if choice.kind(value, name) is None or not choice.holds(old):
+  if choice.kind(value, name) is None or choice.word(old) is None:
     return value
   new = choice.make(value, name)
   types = types_of(type(new))
@@ -307,7 +307,7 @@ def _fits(value: Any, hint: Any) -> bool:
   """Returns whether a field may hold the value; only a choice may refuse it here."""
   choice = choice_of(hint)
   is_path = choice is not None and choice.user_defined and isinstance(value, str)
-  return choice is None or choice.holds(value) or is_path
+  return choice is None or choice.word(value) is not None or is_path
 
 
 def _chosen(value: Any, choice: Choice, name: str) -> Any:
@@ -317,7 +317,7 @@ def _chosen(value: Any, choice: Choice, name: str) -> Any:
     return value
   value_or_name = {"name": value} if isinstance(value, str) else value
   if not isinstance(value_or_name, dict):
-    if not choice.holds(value):
+    if choice.word(value) is None:
       raise _not_chosen(value, value, choice, name)
     return value if value is None else _check_dataclass(value, type(value), name)
   value_or_name = {str(key): entry for key, entry in _bounded(value_or_name, name).items()}
@@ -653,8 +653,7 @@ def _by_name(value: Any, hint: Any, name: str) -> str:
   if not (isinstance(value, str) and dataclasses.is_dataclass(hint)):
     return ""
   named = types_of(hint).get("name")  # type: ignore[arg-type]
-  attached = getattr(named.annotation, "__metadata__", ()) if named else ()
-  notes = [note for note in attached if isinstance(note, str)]
+  notes = [note for note in (named.attached if named else ()) if isinstance(note, str)]
   dashes = "--" if name.startswith("config.") else ""
   return f"is set by {dashes}{name}.name: {notes[0]}" if notes else ""
 

@@ -46,8 +46,7 @@ class SamplerChoice:
 
   def sizing(self, **numbers: Any) -> Sizing:
     """Returns the numbers of a run, together with those of this sampler."""
-    own: dict[str, Any] = {name: self.number(name) for name in _NUMBERS}
-    return Sizing(**numbers, **own)
+    return Sizing(**numbers, **vars(self))
 
   def __reduce__(self) -> tuple[Any, ...]:
     return _again, (self.name, self._numbers, dict(vars(self)))

@@ -77,27 +77,26 @@ class Folder:
     # Configs without sections name their data in a field.
     name = config.data.name if hasattr(config, "data") else getattr(config, "dataset", "")
 
-    def keys() -> dict[str, Any] | None:
+    def meta() -> Result | None:
       held = self.secrets
-      run_keys.check_data(held, data, name=name, workdir=self.path)
-      run_keys.check_weights(held, weights, workdir=self.path)
+      run_keys.check_begun_with(held, data, weights, name=name, workdir=self.path)
       if self.result is not None:
         return None
-      seed = experiment.seed
+      seed = config.seed
       random = experiment.new_keys() if held is None else run_keys.from_meta(seed, held)
       named = config_names.digest(config, held=owner.written(self.path, config))
       run_id = run_keys.run_id(named, data, random)
       run_keys.check_run(held, run_id, workdir=self.path)
-      return {"keys": run_keys.to_json(random), "run": run_id}
+      return run_keys.to_meta(data, random, weights=weights, run=run_id)
 
     # The first process draws, and the others get its keys.
-    found = on_first(keys)
+    found = on_first(meta)
     if found is None:
       return None
-    random = run_keys.from_json(experiment.seed, found["keys"])
-    self.run_id = found["run"]
+    self._wanted = found
+    self.run_id = found[run_keys.RUN]
+    random = run_keys.from_meta(config.seed, found)
     self.key_name = key_id(random.noise)
-    self._wanted = run_keys.to_meta(data, random, weights=weights, run=self.run_id)
     return random
 
   def finished(self) -> Result:
@@ -163,7 +162,7 @@ class Folder:
         "device": provenance.device(),
         **outcome.result(self.path),
         "release": experiment.release,
-        "seed": experiment.seed,
+        "seed": experiment.config.seed,
         "num_parameters": trees.size(outcome.params),
         "params_sha256": trees.sha256(outcome.params),
         # A release has no duration: the time of a step depends on the private size of its batch.

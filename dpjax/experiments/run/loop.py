@@ -37,7 +37,7 @@ from dpjax.experiments.run.experiment import (
   Trained,
   begun,
   begun_story,
-  checked,
+  check,
   checked_phase,
   digest_of,
   scored,
@@ -48,7 +48,7 @@ from dpjax.experiments.run.guarantee import Guarantee
 from dpjax.experiments.run.left_out import Tally
 from dpjax.parallel.exchanges import is_first, largest, on_first
 from dpjax.types import Config
-from dpjax.validate import UserError, Verbatim, first_line
+from dpjax.validate import UserError, first_line
 
 STOPPING = tuple(
   getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)
@@ -113,8 +113,7 @@ def run(
     PeerLost: another process of this run has ended.
   """
   with naming(getattr(experiment, "config", None)):
-    checked(experiment)
-    _check_processes(experiment)
+    check(experiment)
     folder = Folder(experiment, pathlib.Path(workdir), on_save)
     if folder.result is None:
       # The libraries are checked now, so that a missing plotting library does not fail the run at
@@ -141,26 +140,6 @@ def run(
           return folder.finish(end.value)
 
 
-def _check_processes(experiment: Experiment[Any]) -> None:
-  """Raises UserError if there are several processes and the run supports only one process."""
-  count = jax.process_count()
-  if count == 1:
-    return
-  if experiment.release:
-    raise UserError(
-      f"must be run by one process, not {count}: its keys leave no machine",
-      field="release",
-      value=True,
-    )
-  if not experiment.over_processes:
-    raise UserError(
-      f"must be run by one process, not {count}: nothing of such a run is "
-      "shared between them",
-      field="config",
-      value=Verbatim(type(experiment.config).__name__),
-    )
-
-
 def steps(phase: Phase, folder: Folder) -> Trained:
   """Carries out a phase to its end, from its newest checkpoint if there is one.
 
@@ -173,7 +152,8 @@ def steps(phase: Phase, folder: Folder) -> Trained:
     received.extend(folder.late)
     # A run killed after its last step, but before its result, has nothing left to train.
     if not now.is_over:
-      with now.bar() as bar, _ended(phase.draws(now.step)) as draws:
+      bar = writers.Progress(phase.num_steps, now.step, phase.name, shown=is_first())
+      with bar, _ended(phase.draws(now.step)) as draws:
         for draw in draws:
           now.state, info = stepped(phase.step(now.state, draw), now.structure)
           # The step is charged before the row and the checkpoint, so that no shown or saved epsilon
@@ -185,8 +165,7 @@ def steps(phase: Phase, folder: Folder) -> Trained:
           stop = largest(received[0] if received else 0)
           if now.is_over or stop or now.is_due():
             now.save()
-          if bar is not None:
-            bar.update(1, **shown)
+          bar.update(1, **shown)
           if now.is_over:
             break
           if stop:
@@ -430,11 +409,6 @@ class Running:
     if self.phase.save_every is not None:
       return self.step % self.phase.save_every == 0
     return time.monotonic() - self.saved_at >= SAVE_SECONDS
-
-  def bar(self) -> contextlib.AbstractContextManager[writers.Progress | None]:
-    if not is_first():
-      return contextlib.nullcontext()
-    return writers.progress(self.phase.num_steps, self.step, self.phase.name)
 
   def close(self) -> None:
     try:

@@ -664,7 +664,7 @@ def phase(config: TrainConfig, run: Run) -> Phase:
     evaluate=scores,
     write=lambda folder, state: run.save(folder, training.eval_params(state)),
     guarantee=run.guarantee,
-    row_at=lambda step: every(config.eval_every, step, config.num_steps),
+    row_at=functools.partial(every, config.eval_every, config.num_steps),
     observe=functools.partial(facts.observed, config, run),
     arrivals=left_out.of_step if facts.shows_data(config) else None,
     save_every=config.checkpoint_every,

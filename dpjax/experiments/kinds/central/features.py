@@ -160,7 +160,7 @@ def _shown(computed: ComputedFeatures, kind: str, count: int) -> Iterator[np.nda
   examples may be secret."""
   chunks = computed.make()
   done = 0
-  with writers.progress(100, 0, f"{kind} features, percent") as bar:
+  with writers.Progress(100, 0, f"{kind} features, percent") as bar:
     for chunk in chunks:
       before = 100 * done // count
       done += len(chunk)

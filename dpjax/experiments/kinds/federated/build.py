@@ -650,7 +650,7 @@ def phase(fed: FedRun) -> Phase:
     evaluate=evaluate,
     write=write,
     guarantee=fed.guarantee,
-    row_at=lambda step: every(config.eval_every, step, total),
+    row_at=functools.partial(every, config.eval_every, total),
     observe=lambda state, info, step: (
       facts.observed(fed, state, info) | by_client.hidden_row(state)
     ),
