@@ -430,7 +430,7 @@ def _rebuilt(
     raise UserError(f"{at}: has no {workdir.PARAMS}, so there is no model to serve")
   arrays = saved.read(file, "params")
   statistics = None
-  if normalization.releases_statistics(config):
+  if normalization.statistics_of(config) is not None:
     kind: Any = ChannelMoments
     if isinstance(getattr(config.privacy, "normalization", None), Whitened):
       kind = Spread

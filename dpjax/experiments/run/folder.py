@@ -21,7 +21,8 @@ from dpjax.experiments.run.run_keys import RunKeys
 from dpjax.noise.gaussian import key_id
 from dpjax.parallel.exchanges import is_first, on_first, same
 
-# Key of result.json and of the secrets: what `provenance.start` returned at each start.
+# Key of result.json and of the secrets: versions of libraries, and the SHA-256 of the user's own
+# modules, at each start.
 STARTS = "starts"
 
 
@@ -115,7 +116,8 @@ class Folder:
   def taken(self) -> Iterator[None]:
     """Locks the folder and makes it this run's: config and keys are on disk inside the block."""
     # The modules that the config names are imported by now.
-    self._starts = [*(self.secrets or {}).get(STARTS, []), provenance.start()]
+    now = {"versions": provenance.versions(), "modules": provenance.own_modules()}
+    self._starts = [*(self.secrets or {}).get(STARTS, []), now]
     with contextlib.ExitStack() as held:
       held.enter_context(
         writers.space_on_disk(
