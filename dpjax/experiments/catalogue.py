@@ -203,7 +203,7 @@ def _models() -> Rows:
   return {
     name: f"{sentence(registry.entry(name).module.__doc__)} "
     f"[options: {', '.join(registry.options(name))}]"
-    for name in registry.names()
+    for name in registry.MODELS
   }
 
 

@@ -12,13 +12,13 @@ from dpjax.zoo.networks import registry
 from tests.refuses import refuses
 
 
-@pytest.mark.parametrize("name", registry.names())
+@pytest.mark.parametrize("name", registry.MODELS)
 def test_every_name_builds_a_module(name):
   assert isinstance(networks.build(name, num_classes=10), nn.Module)
 
 
 def test_only_the_heads_of_features_want_features():
-  wanting = {name for name in registry.names() if registry.entry(name).features}
+  wanting = {name for name in registry.MODELS if registry.entry(name).features}
   scattering = {"scatter_linear", "scatter_cnn", "scatter_cnn_cifar10"}
   public = {"vgg16_linear", "vgg16_96_linear", "alexnet_linear", "minilm_linear"}
   assert wanting == scattering | public | {"patches_linear"}

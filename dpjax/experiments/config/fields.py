@@ -74,8 +74,7 @@ def get(config: Any, path: str, *, name: str = "config") -> Any:
     value = config.get(head)
     choice = None
   else:
-    _check_section(config, path, name)
-    _check_field(config, head, name)
+    _check_field(config, head, name, path=path)
     value = getattr(config, head)
     choice = types_of(type(config))[head].choice
   if choice is not None and not tail:
@@ -346,11 +345,6 @@ def _not_chosen(value: Any, word: Any, choice: Choice, name: str) -> UserError:
   return UserError(f"must be one of {known}{hint}", field=name, value=value)
 
 
-def _check_section(config: Any, path: str, name: str) -> None:
-  if not dataclasses.is_dataclass(config) or isinstance(config, type):
-    raise UserError(f"{name} holds {config!r}, which has no fields", field=f"{name}.{path}")
-
-
 def _check_field(
   config: Any, head: str, name: str, choice: Choice | None = None, *, path: str = ""
 ) -> None:
@@ -360,6 +354,12 @@ def _check_field(
   Args:
     path: dotted path that begins with `head`, as it was given; the error is about it.
   """
+  # A choice may be none.
+  is_section = dataclasses.is_dataclass(config) or (choice is not None and config is None)
+  if not is_section or isinstance(config, type):
+    raise UserError(
+      f"{name} holds {config!r}, which has no fields", field=f"{name}.{path or head}"
+    )
   known = [field.name for field in fields_of(config)]
   if head in known:
     return
@@ -470,10 +470,7 @@ def _update(
       raise UserError(
         "no such field; names between dots must not be empty", field=f"{name}.{path}"
       )
-    choice = choice_of(hint)
-    if config is not None or choice is None:
-      _check_section(config, path, name)
-    _check_field(config, head, name, choice, path=path)
+    _check_field(config, head, name, choice_of(hint), path=path)
     if tail:
       inside.setdefault(head, {})[tail] = change
     else:

@@ -104,7 +104,7 @@ def model(config: ModelConfig, section: str = "model") -> None:
 
   A user's model is built, and so checked, only when data are loaded.
   """
-  names.one_of(registry.names(), **{f"{section}.name": config.name})
+  names.one_of(registry.MODELS, **{f"{section}.name": config.name})
   for option, value in config.options.items():
     _written(value, f"{section}.options.{option}")
   check_options(config.name, config.options, prefix=f"{section}.options.")

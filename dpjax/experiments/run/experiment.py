@@ -30,7 +30,7 @@ from dpjax.validate import UserError, Verbatim
 if TYPE_CHECKING:
   from dpjax.experiments.run.dry_run import Planned
   from dpjax.parallel.client_states import Memory
-  from dpjax.parallel.made_for import StepProgram
+  from dpjax.parallel.step_program import StepProgram
   from dpjax.parallel.targets import Machine
 
 Scores = dict[str, float]

@@ -42,7 +42,8 @@ _OF_LAYERS = ("features", "activation", "dropout")
 # The head starts from zeros: noise allows too few steps to unlearn thousands of random weights.
 _linear_on = functools.partial(Entry, "Linear", given={"zero_head": True}, fixed=_OF_LAYERS)
 
-_ENTRIES = {
+# Names of dpjax's models. `build` also accepts a user's path.
+MODELS = {
   "linear": Entry("Linear", fixed=_OF_LAYERS),
   "mlp": Entry("Mlp"),
   "cnn": Entry("Cnn"),
@@ -71,15 +72,6 @@ _ENTRIES = {
 }
 
 
-def names() -> tuple[str, ...]:
-  """Returns the names of dpjax's models. `build` also accepts a user's path.
-
-  >>> "cnn" in names()
-  True
-  """
-  return tuple(_ENTRIES)
-
-
 def entry(name: str) -> Entry:
   """Returns what is known of a model, or of a user's model by its path, with its class.
 
@@ -88,14 +80,16 @@ def entry(name: str) -> Entry:
   >>> entry("scatter_linear").features, entry("cnn").features
   ('scattering', None)
   """
-  names_lib.one_of(_ENTRIES, model=name)
+  names_lib.one_of(MODELS, model=name)
   if names_lib.is_path(name):
     from dpjax.models.libraries import by_path  # for a user's model alone
 
     return Entry(by_path.find(name))
-  known = _ENTRIES[name]
-  package = models if hasattr(models, known.module) else networks
-  return known._replace(module=getattr(package, known.module))
+  known = MODELS[name]
+  if isinstance(known.module, str):
+    package = models if hasattr(models, known.module) else networks
+    known = known._replace(module=getattr(package, known.module))
+  return known
 
 
 def options(name: str) -> tuple[str, ...]:
@@ -147,7 +141,7 @@ def build(name: str, *, num_classes: int, **model_options: Any) -> Any:
   logits.
 
   Args:
-    name: one of `names()`, or a user's path `package.module:name`. The path names a class of
+    name: one of `MODELS`, or a user's path `package.module:name`. The path names a class of
       modules or a function that returns a module. It is called with num_classes and the options.
     num_classes: width of the logits; for "transformer" the size of the vocabulary.
     **model_options: fields of the model, see `options(name)`.
