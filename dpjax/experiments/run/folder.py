@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import pathlib
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import jax
@@ -37,15 +37,9 @@ class Folder:
     UserError: the folder holds another run, or other files.
   """
 
-  def __init__(
-    self,
-    experiment: Experiment[Any],
-    path: pathlib.Path,
-    on_save: Callable[[int], None] = lambda step: None,
-  ):
+  def __init__(self, experiment: Experiment[Any], path: pathlib.Path):
     self.experiment = experiment
     self.path = path
-    self.on_save = on_save
     config = experiment.config
     self.secrets: Result | None = on_first(owner.known, path, config)
     self.result: Result | None = on_first(owner.finished, path, config)

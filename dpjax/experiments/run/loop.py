@@ -20,7 +20,7 @@ import multiprocessing
 import pathlib
 import signal
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import jax
@@ -85,7 +85,6 @@ def run(
   workdir: pathlib.Path | str,
   *,
   data: Any = None,
-  on_save: Callable[[int], None] = lambda step: None,
 ) -> Result:
   """Carries out a run, or its remaining steps, and returns the content of result.json.
 
@@ -96,8 +95,6 @@ def run(
     workdir: folder that is new, empty, or of an earlier (unfinished or finished) run of the same
       config on the same data.
     data: data that runs share, with features; None: the experiment loads its own.
-    on_save: function that is called with the number of each saved step, and with the number of the
-      step from which a run resumes.
 
   Returns:
     Content of result.json. The run also writes config.json, metrics.jsonl, TensorBoard events
@@ -114,7 +111,7 @@ def run(
   """
   with naming(getattr(experiment, "config", None)):
     check(experiment)
-    folder = Folder(experiment, pathlib.Path(workdir), on_save)
+    folder = Folder(experiment, pathlib.Path(workdir))
     if folder.result is None:
       # The libraries are checked now, so that a missing plotting library does not fail the run at
       # its end.
@@ -335,7 +332,6 @@ class Running:
       ) from error
     if self.phase.guarantee is not None:
       self._check_ledger(self.phase.guarantee)
-    self.folder.on_save(self.step)
 
   def _check_ledger(self, guarantee: Guarantee) -> None:
     """Raises UserError unless the ledger holds the events of this run's steps so far, up to
@@ -403,7 +399,6 @@ class Running:
       meta["rows"] = self.metrics.durable()
     self.checkpoints.save(self.step, self.state, meta)
     self.saved_at = time.monotonic()
-    self.folder.on_save(self.step)
 
   def is_due(self) -> bool:
     if self.phase.save_every is not None:
