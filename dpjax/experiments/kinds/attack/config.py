@@ -35,7 +35,7 @@ from dpjax.experiments.kinds.federated.config import (
 from dpjax.experiments.run.guarantee import Guarantee
 from dpjax.experiments.run.loop import Phase
 from dpjax.validate import UserError
-from dpjax.zoo.networks.registry import is_language
+from dpjax.zoo.networks.registry import entry
 
 # Maps each attack's name to its settings. A new attack needs a row of `registry.ATTACKS`, and no
 # line here.
@@ -183,7 +183,7 @@ def _check_train(train: TrainConfig, attack: Any) -> None:
     bounds.only(train, "privacy.normalization", ["per_example"], why)
   bounds.only(train, "audit", ["none"], ", the attack deals the records")
   bounds.only(train, "release", [False], ", an attack trains many models")
-  if is_language(train.model.name) != attack.of_text:
+  if entry(train.model.name).is_language != attack.of_text:
     wanted = "must be a language model" if attack.of_text else "must classify records"
     raise UserError(wanted, field="model.name", value=train.model.name)
   embeddings.refuse(train)
@@ -204,7 +204,7 @@ def _check_federate(federate: FedConfig, attack: Any) -> None:
   if attack.colludes:
     why = " for attackers who see the messages of honest clients"
     bounds.only(federate, "secure_sum", ["none"], why)
-  if is_language(federate.model.name):
+  if entry(federate.model.name).is_language:
     raise UserError(
       "must take images or numbers",
       field="model.name",

@@ -14,7 +14,8 @@ from dpjax.experiments.config.fields import name_of
 from dpjax.experiments.kinds.attack.config import AttackConfig
 from dpjax.experiments.plots import redraw
 from dpjax.experiments.plots.recipes import Recipe
-from dpjax.experiments.run import kind, report, writers
+from dpjax.experiments.run import report, writers
+from dpjax.experiments.run.table import Table
 from dpjax.markdown import table
 
 Row = dict[str, Any]
@@ -337,7 +338,7 @@ def summary_of_run(result: Row) -> str:
   )
 
 
-class AttackTable(kind.Table):
+class AttackTable(Table):
   """The table of several attacks: attacks.md, attacks.csv and attacks.png.
 
   In a run's label, the text before the last comma names the attack, and the text after it the
