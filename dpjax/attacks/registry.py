@@ -44,11 +44,9 @@ class Attack:
     defends: defences that stop it, or make it more expensive.
     code: dotted path of its implementation, such as `dpjax.attacks.lira`; "": described only.
     source: paper, or other origin.
-    word: value of `--config.attack`; "": `launch.attack` does not run it.
-    settings: dotted path of its settings, a subclass of `attacks.attack_settings.AttackSettings`.
 
   Raises UserError for an unknown access, text that would break a table, or an empty field other
-  than `code`, `word` and `settings`.
+  than `code`.
 
   >>> Attack("guessing", "a coin", "answers", "anybody", "nothing", "", "folklore").simulated
   False
@@ -61,18 +59,12 @@ class Attack:
   defends: str
   code: str
   source: str
-  word: str = ""
-  settings: str = ""
 
   def __post_init__(self):
     validate.one_of(ACCESS, access=self.access)
     for field in dataclasses.fields(self):
       text = getattr(self, field.name)
-      if (
-        "|" in text
-        or "\n" in text
-        or not (text or field.name in ("code", "word", "settings"))
-      ):
+      if "|" in text or "\n" in text or not (text or field.name == "code"):
         raise UserError(
           "must be words on one line, without '|'", field=field.name, value=text
         )
@@ -84,20 +76,12 @@ class Attack:
 
   def find(self) -> Any:
     """Returns the object that the attack's code names. Raises UserError if there is none."""
-    return self._at("code")
-
-  def find_settings(self) -> Any:
-    """Returns the class of the attack's settings. Raises UserError if there is none."""
-    return self._at("settings")
-
-  def _at(self, field: str) -> Any:
-    path = getattr(self, field)
-    module, _, name = path.rpartition(".")
+    module, _, name = self.code.rpartition(".")
     try:
       return getattr(importlib.import_module(module), name)
     except (ImportError, AttributeError, ValueError) as error:
       raise UserError(
-        f"of {self.name!r} does not exist", field=field, value=path
+        f"of {self.name!r} does not exist", field="code", value=self.code
       ) from error
 
 
@@ -132,7 +116,6 @@ ATTACKS: tuple[Attack, ...] = (
   Attack(
     "LiRA, online", _MEMBER, "answers", f"{_OWNER} and has data like the training's", _DP,
     "dpjax.attacks.lira", "Carlini et al. 2022",
-    word="membership", settings="dpjax.experiments.kinds.attack.run_settings.Membership",
   ),
   Attack(
     "LiRA, offline or of fixed variance", _MEMBER, "answers",
@@ -144,8 +127,6 @@ ATTACKS: tuple[Attack, ...] = (
     f"{_OWNER} and has data like the clients'",
     "differential privacy of the training (proved: of a record for silos, of a client else)",
     "dpjax.attacks.lira", "Carlini et al. 2022, by shadow federations",
-    word="fed_membership",
-    settings="dpjax.experiments.kinds.attack.run_settings.FedMembership",
   ),
   Attack(
     "RMIA", _MEMBER, "answers", f"{_OWNER} and has data like the training's", _DP,
@@ -201,13 +182,10 @@ ATTACKS: tuple[Attack, ...] = (
     "answers", f"{_OWNER} for the next token, and knows no format",
     f"{_DP}, less with each copy of the line: those are a group; few copies",
     "dpjax.attacks.text_extraction.extracted", "Carlini et al. 2021",
-    word="text_extraction",
-    settings="dpjax.experiments.kinds.attack.run_settings.WrittenText",
   ),
   # --- inputs from gradients and messages
   Attack(
     "DLG", _INPUT, "gradient", _WIRE, _NOISE, "dpjax.attacks.Dlg", "Zhu et al. 2019",
-    word="dlg", settings="dpjax.experiments.kinds.attack.run_settings.DlgInversion",
   ),
   Attack(
     "iDLG", "the label behind a gradient", "gradient", _WIRE, _NOISE,
@@ -216,13 +194,11 @@ ATTACKS: tuple[Attack, ...] = (
   Attack(
     "cosine and total variation", _INPUT, "gradient", _WIRE, _NOISE,
     "dpjax.attacks.CosineAdam", "Geiping et al. 2020",
-    word="cosine", settings="dpjax.experiments.kinds.attack.run_settings.CosineInversion",
   ),
   Attack(
     "dense layer first", "the one example behind a gradient", "gradient", _WIRE,
     f"{_NOISE}; a batch mixes examples; clipping does not help: it is a ratio",
     "dpjax.attacks.first_dense", "Phong et al. 2018",
-    word="dense_first", settings="dpjax.experiments.kinds.attack.run_settings.DenseFirst",
   ),
   Attack(
     "rogue server", "the examples of a batch, or of all clients in a sum", "messages",
@@ -230,14 +206,12 @@ ATTACKS: tuple[Attack, ...] = (
     "client noise (its proof holds for any model); clients that check what they get; a secure "
     "sum alone does not help: gradients add up, and so do the bins",
     "dpjax.attacks.imprint", "Fowl et al. 2022; Boenisch et al. 2023; Pasquini et al. 2022",
-    word="imprint", settings="dpjax.experiments.kinds.attack.run_settings.Imprint",
   ),
   Attack(
     "fishing for a class", "the examples of one class in a batch, or in the batches of a sum",
     "messages", "a server that sends a model made to leak",
     "client noise (its proof holds for any model); clients that check what they get; larger "
     "batches and secure sums do not help", "dpjax.attacks.fish", "Wen et al. 2022",
-    word="fishing", settings="dpjax.experiments.kinds.attack.run_settings.Fishing",
   ),
   Attack(
     "text from a gradient", "the lines of text behind a gradient, of all parameters or LoRA's",
@@ -261,7 +235,6 @@ ATTACKS: tuple[Attack, ...] = (
     "whoever holds the model",
     "little: a class is not a record; noise blurs it as it blurs the model",
     "dpjax.attacks.ClassInversion", "Fredrikson et al. 2015",
-    word="class_inversion", settings="dpjax.experiments.kinds.attack.run_settings.ClassSearch",
   ),
   Attack(
     "inversion of answers", "the input behind an answer", "answers",
@@ -273,7 +246,6 @@ ATTACKS: tuple[Attack, ...] = (
     "model extraction", "the model itself", "answers", _OWNER,
     "answers by label alone cost it more queries; limits on queries; no privacy of training",
     "dpjax.attacks.Extraction", "Tramer et al. 2016; Orekondy et al. 2019",
-    word="extraction", settings="dpjax.experiments.kinds.attack.run_settings.CopyByAnswers",
   ),
   Attack(
     "extraction of a linear model", "its weights, exactly", "answers", _OWNER,
@@ -297,38 +269,32 @@ ATTACKS: tuple[Attack, ...] = (
     "label flip", "errors of the model on one class", "part", "clients of the federation",
     "aggregator=median, trimmed_mean, krum, below their breakdown points",
     "dpjax.attacks.label_flip", "Tolpegin et al. 2020",
-    word="label_flip", settings="dpjax.attacks.poisoning.LabelFlip",
   ),
   Attack(
     "scaled update", "a model that is useless, or the attacker's", "part",
     "clients of the federation",
     "a clip norm for each client (user-level privacy bounds what one can do, proved); "
     "robust aggregators", "dpjax.attacks.scaled_update", "Bagdasaryan et al. 2020",
-    word="scaled_update", settings="dpjax.attacks.poisoning.ScaledUpdate",
   ),
   Attack(
     "a little is enough", "a model that is useless", "part",
     _AGREED, _CLIPPED, "dpjax.attacks.collusion.alie", "Baruch et al. 2019",
-    word="alie", settings="dpjax.attacks.collusion.LittleIsEnough",
   ),
   Attack(
     "min-max", "a model that is useless", "part",
     _AGREED, _CLIPPED, "dpjax.attacks.collusion.min_max",
     "Shejwalkar and Houmansadr 2021",
-    word="min_max", settings="dpjax.attacks.collusion.MinMax",
   ),
   Attack(
     "min-sum", "a model that is useless", "part",
     _AGREED, _CLIPPED, "dpjax.attacks.collusion.min_sum",
     "Shejwalkar and Houmansadr 2021",
-    word="min_sum", settings="dpjax.attacks.collusion.MinSum",
   ),
   Attack(
     "backdoor", "a chosen answer to inputs with a trigger", "part",
     "clients of the federation",
     "aggregator=median or krum while attackers are few; clipping slows it",
     "dpjax.attacks.backdoor", "Gu et al. 2017; Bagdasaryan et al. 2020",
-    word="backdoor", settings="dpjax.attacks.poisoning.Backdoor",
   ),
   Attack(
     "canary audit of a federated run", "a lower bound on user-level epsilon", "messages",

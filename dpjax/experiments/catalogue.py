@@ -18,12 +18,12 @@ from dpjax import names, sampling
 from dpjax.accounting.event_kinds.kind import every_kind
 from dpjax.accounting.proved import ACCOUNTANTS
 from dpjax.attacks import registry as threats
-from dpjax.attacks.attack_settings import AttackSettings
 from dpjax.auditing.lower_bounds import METHODS
 from dpjax.data import image_folders, npz, tables, text_files
 from dpjax.experiments.config.choices import choice_at
 from dpjax.experiments.config.fields import WithChoices
 from dpjax.experiments.kinds.attack.config import AttackConfig
+from dpjax.experiments.kinds.attack.settings import AttackSettings
 from dpjax.experiments.kinds.central.config import TrainConfig
 from dpjax.experiments.kinds.federated import config as federated_config
 from dpjax.experiments.kinds.federated.config import FedConfig

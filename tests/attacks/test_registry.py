@@ -7,7 +7,9 @@ import pytest
 
 import dpjax.attacks
 from dpjax.attacks import registry
-from dpjax.attacks.attack_settings import AttackSettings
+from dpjax.experiments.config.choices import choice_at
+from dpjax.experiments.kinds.attack.config import AttackConfig
+from dpjax.experiments.kinds.attack.settings import AttackSettings
 from tests.refuses import refuses
 
 _ROOT = pathlib.Path(__file__).resolve().parents[2]
@@ -19,9 +21,7 @@ _HELPERS = {
   "line_search",
   "reconstructions",
   "registry",
-  "robustness",
   "roc",
-  "attack_settings",
   "shadows",
   "signals",
 }
@@ -90,22 +90,9 @@ def test_code_that_does_not_exist_is_refused():
     row.find()
 
 
-@pytest.mark.parametrize(
-  "attack", [row for row in registry.ATTACKS if row.word], ids=lambda attack: attack.word
-)
-def test_what_the_launcher_runs_has_settings_with_defaults(attack):
-  kind = attack.find_settings()
-  assert issubclass(kind, AttackSettings) and kind().section in ("train", "federate")
-  assert kind.__doc__ and not kind.__doc__.startswith(f"{kind.__name__}(")
-
-
-def test_words_differ_and_each_has_settings():
-  rows = [row for row in registry.ATTACKS if row.word or row.settings]
-  assert all(row.word and row.settings and row.simulated for row in rows)
-  assert len({row.word for row in rows}) == len(rows)
-
-
-def test_settings_that_do_not_exist_are_refused():
-  row = dataclasses.replace(registry.ATTACKS[0], settings="dpjax.attacks.NoSuch")
-  with refuses("settings", value="dpjax.attacks.NoSuch"):
-    row.find_settings()
+def test_what_the_launcher_runs_has_settings_with_defaults():
+  kinds = choice_at(AttackConfig, "attack").kinds()
+  assert len({*kinds.values()}) == len(kinds)
+  for kind in kinds.values():
+    assert issubclass(kind, AttackSettings) and kind().section in ("train", "federate")
+    assert kind.__doc__ and not kind.__doc__.startswith(f"{kind.__name__}(")
