@@ -210,8 +210,7 @@ def _models() -> Rows:
 
 def _threats() -> Rows:
   return {
-    attack.name: f"{attack.target} [{attack.access}; {attack.code or 'described only'}; "
-    f"{attack.source}]"
+    attack.name: f"{attack.target} [{attack.access}; {attack.code}; {attack.source}]"
     for attack in threats.ATTACKS
   }
 
@@ -292,7 +291,7 @@ TOPICS: dict[str, tuple[Section, ...]] = {
   "attacks": (
     _choice(AttackConfig, "attack"),
     _choice(AttackConfig, "target"),
-    Section("every attack that is known here (launch.attack --threats)", _threats),
+    Section("every attack that is carried out (launch.attack --threats)", _threats),
   ),
   "audits": (
     _choice(TrainConfig, "audit"),

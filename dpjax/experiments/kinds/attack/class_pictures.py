@@ -4,7 +4,7 @@ class."""
 from __future__ import annotations
 
 import dataclasses
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
 import jax.numpy as jnp
 import numpy as np
@@ -14,6 +14,7 @@ from dpjax import attacks, training, trees
 from dpjax.attacks.class_inversion import InversionScore, judge_inversion
 from dpjax.attacks.fitting import Fit
 from dpjax.experiments.config import rules
+from dpjax.experiments.kinds.attack.config import AttackConfig
 from dpjax.experiments.kinds.attack.settings import (
   AttackSettings,
   MeasuredAttack,
@@ -26,9 +27,6 @@ from dpjax.experiments.run.run_keys import RunKeys
 from dpjax.key_uses import KeyUse, key_for
 from dpjax.types import Array, Params
 from dpjax.validate import UserError
-
-if TYPE_CHECKING:
-  from dpjax.experiments.kinds.attack.config import AttackConfig
 
 _OF_RECORDS = "protects one record, not what the records of a class have in common"
 

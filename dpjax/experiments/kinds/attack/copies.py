@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
 import numpy as np
 
@@ -13,6 +13,7 @@ from dpjax.attacks.fitting import Fit
 from dpjax.attacks.roc import Counted
 from dpjax.experiments.config import rules
 from dpjax.experiments.config.naming import within
+from dpjax.experiments.kinds.attack.config import AttackConfig
 from dpjax.experiments.kinds.attack.settings import (
   AttackSettings,
   MeasuredAttack,
@@ -25,9 +26,6 @@ from dpjax.experiments.kinds.attack.settings import (
 from dpjax.experiments.kinds.central import build as central
 from dpjax.experiments.run.run_keys import RunKeys
 from dpjax.validate import UserError
-
-if TYPE_CHECKING:
-  from dpjax.experiments.kinds.attack.config import AttackConfig
 
 _OF_RECORDS = "protects the records, not the model: a private model is copied as any other"
 

@@ -19,7 +19,7 @@ import dataclasses
 import hashlib
 import pathlib
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, NamedTuple
+from typing import Annotated, Any, ClassVar, NamedTuple
 
 import jax
 import numpy as np
@@ -31,6 +31,7 @@ from dpjax.attacks import roc
 from dpjax.data import Federation
 from dpjax.data.target_kinds import needs_arrays
 from dpjax.experiments.config import fields, rules
+from dpjax.experiments.kinds.attack.config import AttackConfig
 from dpjax.experiments.kinds.attack.members import (
   LEAST_SHADOWS,
   Inference,
@@ -52,9 +53,6 @@ from dpjax.experiments.run.run_keys import RunKeys
 from dpjax.federated.round import params_of
 from dpjax.types import Params
 from dpjax.validate import UserError
-
-if TYPE_CHECKING:
-  from dpjax.experiments.kinds.attack.config import AttackConfig
 
 # Methods that need no answers but log odds and the largest probability of any label.
 _PLAIN = tuple(name for name, method in METHODS.items() if not method.reads)

@@ -11,7 +11,7 @@ import functools
 import pathlib
 from collections import Counter
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, NamedTuple
+from typing import Annotated, Any, ClassVar, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -28,6 +28,7 @@ from dpjax.attacks.views import View
 from dpjax.experiments.config import rules
 from dpjax.experiments.config.fields import name_of
 from dpjax.experiments.config.naming import within
+from dpjax.experiments.kinds.attack.config import AttackConfig
 from dpjax.experiments.kinds.attack.settings import (
   AttackSettings,
   MeasuredAttack,
@@ -45,9 +46,6 @@ from dpjax.federated import LocalWork
 from dpjax.federated.cohort import LocalBatches
 from dpjax.types import ArrayTree, Example, HostArray, Params
 from dpjax.validate import UserError
-
-if TYPE_CHECKING:
-  from dpjax.experiments.kinds.attack.config import AttackConfig
 
 _NOT_AGAINST_SERVER = "holds for what the server releases; the server sees every message"
 _STEPS = rules.between(1, rules.MOST_STEPS)

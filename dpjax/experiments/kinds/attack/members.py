@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import pathlib
 from collections.abc import Iterable, Iterator, Mapping
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, NamedTuple
+from typing import Annotated, Any, ClassVar, NamedTuple
 
 import jax
 import numpy as np
@@ -30,6 +30,7 @@ from dpjax.auditing.scores import Scores
 from dpjax.data import resident
 from dpjax.experiments.config import fields, rules
 from dpjax.experiments.kinds.attack import curves as attack_report
+from dpjax.experiments.kinds.attack.config import AttackConfig
 from dpjax.experiments.kinds.attack.methods import METHODS, Asked, reads
 from dpjax.experiments.kinds.attack.settings import AttackSettings, MeasuredAttack, Row
 from dpjax.experiments.kinds.central import build as central
@@ -45,9 +46,6 @@ from dpjax.experiments.run.pieces import Arrays
 from dpjax.experiments.run.run_keys import RunKeys
 from dpjax.types import Params
 from dpjax.validate import UserError
-
-if TYPE_CHECKING:
-  from dpjax.experiments.kinds.attack.config import AttackConfig
 
 # An attack compares shadows with and without a record. Models come in complementary pairs, and a
 # target's own complement is no shadow. With 4 shadows a whole pair is always left, so neither group

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
@@ -21,6 +21,7 @@ from dpjax.attacks.poisoning import (
 from dpjax.attacks.roc import counted
 from dpjax.experiments.config import user_code
 from dpjax.experiments.config.fields import name_of
+from dpjax.experiments.kinds.attack.config import AttackConfig
 from dpjax.experiments.kinds.attack.settings import (
   AttackSettings,
   MeasuredAttack,
@@ -38,9 +39,6 @@ from dpjax.experiments.run.run_keys import RunKeys
 from dpjax.federated import Aggregator
 from dpjax.types import Params
 from dpjax.validate import UserError
-
-if TYPE_CHECKING:
-  from dpjax.experiments.kinds.attack.config import AttackConfig
 
 _NOTES = {  # name of privacy -> how its epsilon is limited under attack
   "local": "binds honest clients; an attacker sends what it likes, without noise",

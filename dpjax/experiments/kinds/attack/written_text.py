@@ -7,7 +7,7 @@ import collections
 import dataclasses
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, NamedTuple
+from typing import Annotated, Any, ClassVar, NamedTuple
 
 import numpy as np
 
@@ -19,6 +19,7 @@ from dpjax.data import Dataset
 from dpjax.data.text import PADDING_ID, VOCAB_SIZE, encode_text
 from dpjax.experiments.config import rules
 from dpjax.experiments.config.common import COUNT
+from dpjax.experiments.kinds.attack.config import AttackConfig
 from dpjax.experiments.kinds.attack.settings import (
   AttackSettings,
   MeasuredAttack,
@@ -31,9 +32,6 @@ from dpjax.experiments.kinds.central import build as central
 from dpjax.experiments.run.run_keys import RunKeys
 from dpjax.key_uses import KeyUse, key_for
 from dpjax.validate import UserError
-
-if TYPE_CHECKING:
-  from dpjax.experiments.kinds.attack.config import AttackConfig
 
 _END = ord("\n")
 _CONSONANTS = "bdfgklmnprstvz"
