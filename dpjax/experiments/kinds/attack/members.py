@@ -334,12 +334,12 @@ def _asked(
     yield asked([evidence for evidence, _ in of_target], of_target[0][1], own, theirs)
 
 
-# Scores by method, membership, and log odds, each [targets * n].
+# Scores by method, membership, and log odds, each [targets, n].
 Scored = tuple[dict[str, np.ndarray], np.ndarray, np.ndarray]
 
 
 def scores(config: AttackConfig, attacked: Targets, state: Mapping[str, Any]) -> Scored:
-  """Returns (scores by method, membership, log odds), each [targets * n].
+  """Returns (scores by method, membership, log odds), each [targets, n].
 
   The targets are all trained models, or only the given target. Log odds are of the records as they
   are, not mirrored or shifted.
@@ -352,8 +352,8 @@ def scores(config: AttackConfig, attacked: Targets, state: Mapping[str, Any]) ->
     odds.append(asked.queries[0].target)
     for name, of_targets in by_method.items():
       of_targets.append(METHODS[name].scores(asked))
-  joined = {name: np.concatenate(each) for name, each in by_method.items()}
-  return joined, np.concatenate(members), np.concatenate(odds)
+  joined = {name: np.stack(each) for name, each in by_method.items()}
+  return joined, np.stack(members), np.stack(odds)
 
 
 def measured(
@@ -372,7 +372,6 @@ def measured(
   }
   line = None
   private = attacked.run.plan.is_private
-  num_targets = 1 if attacked.target is not None else len(attacked.included)
   if attacked.target is not None:  # the shadows' plan did not train the target
     private = attacked.facts["epsilon_kind"] in ("proved", "claimed")
   elif private:  # members were dealt at random, as the line assumes
@@ -394,10 +393,9 @@ def measured(
     "noise_multiplier": attacked.run.plan.noise_multiplier,
     "line": None if line is None else line.words,
     "attacks": {
-      name: _row(leakage, line, private, num_targets, allowed_tpr)
-      for name, leakage in leakages.items()
+      name: _row(leakage, line, private, allowed_tpr) for name, leakage in leakages.items()
     },
-    "strongest": _strongest_of(leakages, num_targets),
+    "strongest": _strongest_of(leakages),
     "loss_tail": {
       f"{rate:g}": {"share": tail.tpr, "interval": list(tail.tpr_interval)}
       for rate, tail in tails.items()
@@ -417,15 +415,12 @@ def measured(
   return MeasuredAttack(held | {"included": attacked.included}, result, write)
 
 
-def strongest(
-  curves: Mapping[str, Roc], fpr: float | None = FPRS[-1], *, num_targets: int = 1
-) -> dict[str, Any]:
+def strongest(curves: Mapping[str, Roc], fpr: float | None = FPRS[-1]) -> dict[str, Any]:
   """Returns the strongest method: the largest TPR at `fpr`, then the largest AUC.
 
   Args:
     curves: ROC of each method.
     fpr: false positive rate; None: AUCs alone are compared, as so few records allow.
-    num_targets: number of models whose scores were pooled.
 
   >>> truth = np.arange(400) < 200
   >>> scores = {"blind": np.zeros(400), "sure": truth + 0.0}
@@ -434,7 +429,7 @@ def strongest(
   >>> best["method"], best["words"]
   ('sure', 'TPR 1.000 (0.978-1.000) at 1 % FPR')
   """
-  chosen = roc.strongest(curves, fpr=fpr, num_targets=num_targets)
+  chosen = roc.strongest(curves, fpr=fpr)
   best = {
     "method": chosen.name,
     "auc": chosen.auc,
@@ -452,9 +447,9 @@ def strongest(
   }
 
 
-def _strongest_of(leakages: Mapping[str, Leakage], num_targets: int) -> dict[str, Any]:
+def _strongest_of(leakages: Mapping[str, Leakage]) -> dict[str, Any]:
   curves = {name: leakage.curve for name, leakage in leakages.items()}
-  best = strongest(curves, num_targets=num_targets)
+  best = strongest(curves)
   low, high = best["auc_interval"]
   words = (
     f"strongest of {len(curves)}: {best['method']}, {best['words']}, "
@@ -511,15 +506,12 @@ def _row(
   leakage: Leakage,
   line: allowed.AllowedRoc | None,
   private: bool,
-  num_targets: int,
   allowed_tpr: Mapping[float, float],
 ) -> dict[str, Any]:
   judged = None if line is None else attacks.judge(leakage.curve, line)
   return {
     "auc": leakage.auc,
-    "auc_interval": list(
-      auc_interval(leakage.curve, confidence=0.95, num_targets=num_targets)
-    ),
+    "auc_interval": list(leakage.auc_interval),
     "balanced_accuracy": leakage.balanced_accuracy,
     "tpr_at_fpr": {
       f"{rate.fpr:g}": {
@@ -532,17 +524,11 @@ def _row(
       for rate in leakage.rates
     },
     "against_line": None if judged is None else judged.verdict,
-    "verdict": verdict(leakage.curve, judged, private=private, num_targets=num_targets),
+    "verdict": verdict(leakage.curve, judged, private=private),
   }
 
 
-def verdict(
-  curve: Roc,
-  judged: allowed.Judgement | None,
-  *,
-  private: bool = False,
-  num_targets: int = 1,
-) -> str:
+def verdict(curve: Roc, judged: allowed.Judgement | None, *, private: bool = False) -> str:
   """Returns the verdict on a defence.
 
   Recognised members are leakage. A guarantee bounds leakage, but does not forbid it. A defence
@@ -552,8 +538,6 @@ def verdict(
     curve: ROC of an attack.
     judged: comparison of the curve with the line that the guarantee allows; None: no line.
     private: whether the run has a guarantee.
-    num_targets: number of models whose scores were pooled. All models are asked about the same
-      records, so the AUC's interval is as wide as for one model.
 
   >>> truth = np.arange(4000) >= 2000
   >>> verdict(attacks.roc.curve_of(truth + 0.0, truth), None)
@@ -564,7 +548,7 @@ def verdict(
   each = 1 - 0.05 / _LOOKS
   rates = [rate_at(curve, fpr, confidence=each) for fpr in FPRS]
   apart = any(rate.tpr_interval[0] > rate.fpr_interval[1] for rate in rates)
-  apart |= auc_interval(curve, confidence=each, num_targets=num_targets)[0] > 0.5
+  apart |= auc_interval(curve, confidence=each)[0] > 0.5
   if judged is not None and judged.verdict == "above":
     return "ABOVE the line that its guarantee allows"
   if not apart:
