@@ -123,8 +123,8 @@ def insert_canaries(
     seed: seed of the choice of rows, of their change, and of the coins.
     keep_labels: whether a canary keeps the label of its row, for guarantees that do not cover
       labels. Needs the kind "random".
-    kind: "mislabelled" (a wrong label), "random" (noise in [0, 1] with a random label) or "gradient"
-      (a label of its own beyond the classes: train with `canary_loss`).
+    kind: "mislabelled" (a wrong label), "random" (noise in [0, 1] with a random label) or
+      "gradient" (a label of its own beyond the classes: train with `canary_loss`).
     neighboring_relation: relation that decides what is left of a canary that is out; see the table
       above.
 

@@ -177,7 +177,7 @@ def test_a_choice_of_attacks_without_an_interval_is_refused():
 
 
 def test_records_that_several_targets_are_asked_about_count_once():
-  """A tenth of 200 records leaks, in each of 17 targets: intervals of 1,700 members are too short."""
+  """A tenth of 200 records leaks in each of 17 targets: 1,700 members are not independent."""
   rng = np.random.default_rng(0)
   missed = []
   for _ in range(40):

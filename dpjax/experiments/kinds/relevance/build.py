@@ -5,8 +5,9 @@ own checkpoints, so an interrupted run resumes inside a training. A resumed run 
 each finished training from its last checkpoint. Relevance, noise and noisy records are computed
 again from these results, the data and the keys.
 
-A rigorous run is a release (docs/release.md), unless `noise_seed` or `audit.canary_runs` is set. The keys of every run are
-kept beside the checkpoints. Keys and checkpoints are deleted when the run is done.
+A rigorous run is a release (docs/release.md), unless `noise_seed` or `audit.canary_runs` is set.
+The keys of every run are kept beside the checkpoints. Keys and checkpoints are deleted when the run
+is done.
 """
 
 from __future__ import annotations
