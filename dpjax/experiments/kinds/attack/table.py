@@ -23,9 +23,9 @@ _NOTE = (
   "Epsilon is what the attacked run promises; its line bounds every membership attack, and a "
   "user's what one client can do to the model. A "
   "defence that an attack breaks FAILS; one that is not shown to fail may fail under another "
-  "attack. Intervals are exact, at 95 % each, for scores that are independent: those "
-  "of the records of one model share its training. Of several runs a row has mean, sd and "
-  "extremes.\n"
+  "attack. Intervals hold at 95 % each, for scores that are independent: those of the "
+  "records of one model share its training. Several targets have the same records, so their "
+  "intervals are as wide as for one. Of several runs a row has mean, sd and extremes.\n"
 )
 # Largest number of rows of one panel, unless they are all of one attack.
 _MANY = 12
