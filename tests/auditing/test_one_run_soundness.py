@@ -220,13 +220,13 @@ def test_a_gaussian_bound_is_refused_where_the_plan_is_not_gaussian(method):
     FixedSizeSampler(batch_size=2, num_examples=9),
   ):
     with refuses("method") as caught:
-      check_method(method, Plan(sampler, **numbers))
+      check_method(method, Plan(sampler, **numbers).event())
     assert "\n" not in str(caught.value)
-  check_method(method, Plan(PoissonSampler(sampling_prob=1.0, capacity=9), **numbers))
-  check_method("one_run_two_sided", Plan(PoissonSampler(0.5, 9), **numbers))
+  check_method(method, Plan(PoissonSampler(1.0, capacity=9), **numbers).event())
+  check_method("one_run_two_sided", Plan(PoissonSampler(0.5, 9), **numbers).event())
   silent = Plan(PoissonSampler(1.0, 9), **numbers | {"noise_multiplier": 0.0})
   with refuses("method"):
-    check_method(method, silent)
+    check_method(method, silent.event())
 
 
 def test_scores_without_a_finite_spread_prove_nothing_wrong():
