@@ -38,11 +38,11 @@ flags.DEFINE_string("workdir", None, "Directory to write check.json to (default:
 
 def measured(config: TrainConfig) -> CheckTable:
   """Runs every check of a config's run. A bar on a terminal names the part that is at work."""
-  with writers.bar(1, "model and data") as bar:
+  with writers.Progress(1, desc="model and data", lines=False) as bar:
     subject = of_config.subject(config)
     bar.update()
   checks = of_config.checks(subject)
-  with writers.bar(len(checks), "checks") as bar:
+  with writers.Progress(len(checks), desc="checks", lines=False) as bar:
     rows = []
     for row in table.rows(checks, subject, begins=lambda name: bar.update(0, now=name)):
       rows.append(row)

@@ -42,7 +42,7 @@ def overflow(subject: Subject) -> Row:
   """Tests that the share of delta for overflow covers (1 + e^epsilon) times the chance of a draw
   above the capacity in any step."""
   plan = subject.plan
-  if not (plan.sampler.can_overflow and plan.is_private):
+  if not plan.can_overflow:
     return not_applicable("the batch size is fixed, or nothing is claimed")
   # A neighbouring data set may have one more record.
   each = plan.sampler.log_overflow_prob(len(subject.train) + 1)

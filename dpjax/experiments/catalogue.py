@@ -36,7 +36,6 @@ from dpjax.training.augment import AUGMENTATIONS
 from dpjax.zoo.datasets import prepared
 from dpjax.zoo.datasets.published import PUBLISHED
 from dpjax.zoo.networks import registry
-from dpjax.zoo.networks.registry import documented
 
 Rows = Mapping[str, str]  # name -> what it is, one line
 
@@ -202,9 +201,9 @@ def _data_sets() -> Rows:
 
 def _models() -> Rows:
   return {
-    name: f"{sentence(documented(name).__doc__)} "
+    name: f"{sentence(registry.entry(name).module.__doc__)} "
     f"[options: {', '.join(registry.options(name))}]"
-    for name in registry.names()
+    for name in registry.MODELS
   }
 
 

@@ -27,7 +27,7 @@ from dpjax.experiments.kinds.federated.config import (
   algorithms_that,
 )
 from dpjax.validate import UserError
-from dpjax.zoo.networks.registry import is_language
+from dpjax.zoo.networks.registry import entry
 
 _HERE = "dpjax.experiments.kinds.attack"
 # Each attack's name, and the class that carries it out; its module is imported when it is chosen.
@@ -135,7 +135,7 @@ def _check_train(train: TrainConfig, attack: Any) -> None:
     bounds.only(train, "privacy.normalization", ["per_example"], why)
   bounds.only(train, "audit", ["none"], ", the attack deals the records")
   bounds.only(train, "release", [False], ", an attack trains many models")
-  if is_language(train.model.name) != attack.of_text:
+  if entry(train.model.name).is_language != attack.of_text:
     wanted = "must be a language model" if attack.of_text else "must classify records"
     raise UserError(wanted, field="model.name", value=train.model.name)
   embeddings.refuse(train)
@@ -156,7 +156,7 @@ def _check_federate(federate: FedConfig, attack: Any) -> None:
   if attack.colludes:
     why = " for attackers who see the messages of honest clients"
     bounds.only(federate, "secure_sum", ["none"], why)
-  if is_language(federate.model.name):
+  if entry(federate.model.name).is_language:
     raise UserError(
       "must take images or numbers",
       field="model.name",

@@ -167,7 +167,9 @@ class FedMembership(Inference):
     result = found.result | count
     if silos.SILOS not in result or attacked.owners is None:
       return found._replace(result=result)
-    rows = by_silo(result[silos.SILOS], attacked.owners, by_method, is_member)
+    # One target was given, so each array has one row.
+    of_target = {name: score[0] for name, score in by_method.items()}
+    rows = by_silo(result[silos.SILOS], attacked.owners, of_target, is_member[0])
 
     def write(folder: pathlib.Path) -> None:
       found.write(folder)

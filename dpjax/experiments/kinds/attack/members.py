@@ -155,18 +155,18 @@ class Inference(AttackSettings):
     }
     run = attacked.run
     if attacked.target is None:
-      num_targets, accuracy = len(attacked.included), float(np.mean(state["accuracy"]))
+      accuracy = float(np.mean(state["accuracy"]))
       private = run.plan.is_private
       # Members were dealt at random, as the line assumes.
       line = _line(attacked) if private else None
     else:
       tested = run.task.evaluate(run.apply, attacked.target, attacked.test)
-      num_targets, accuracy = 1, float(tested["accuracy"])
+      accuracy = float(tested["accuracy"])
       # The shadows' plan did not train the target.
       private, line = attacked.facts["epsilon_kind"] in ("proved", "claimed"), None
     allowed_tpr = _allowed_tpr(line, attacked.facts)
     curves = {name: leakage.curve for name, leakage in leakages.items()}
-    best = strongest(curves, fpr=FPRS[-1], num_targets=num_targets)
+    best = strongest(curves, fpr=FPRS[-1])
     low, high = best.auc_interval
     # Maps a false negative rate to the share of non-members that the loss attack then recognises:
     # their losses exceed the losses of almost all members.
@@ -178,7 +178,7 @@ class Inference(AttackSettings):
       "noise_multiplier": run.plan.noise_multiplier,
       "line": None if line is None else line.words,
       "attacks": {
-        name: _row(leakage, line, private, num_targets, allowed_tpr)
+        name: _row(leakage, line, private, allowed_tpr)
         for name, leakage in leakages.items()
       },
       "strongest": best.to_json()
@@ -477,12 +477,12 @@ def _asked(
     yield asked([evidence for evidence, _ in of_target], of_target[0][1], own, theirs)
 
 
-# Scores by method, membership, and log odds, each [targets * n].
+# Scores by method, membership, and log odds, each [targets, n].
 Scored = tuple[dict[str, np.ndarray], np.ndarray, np.ndarray]
 
 
 def scores(config: AttackConfig, attacked: Targets, state: Mapping[str, Any]) -> Scored:
-  """Returns (scores by method, membership, log odds), each [targets * n].
+  """Returns (scores by method, membership, log odds), each [targets, n].
 
   The targets are all trained models, or only the given target. Log odds are of the records as they
   are, not mirrored or shifted.
@@ -495,8 +495,8 @@ def scores(config: AttackConfig, attacked: Targets, state: Mapping[str, Any]) ->
     odds.append(asked.queries[0].target)
     for name, of_targets in by_method.items():
       of_targets.append(METHODS[name].scores(asked))
-  joined = {name: np.concatenate(each) for name, each in by_method.items()}
-  return joined, np.concatenate(members), np.concatenate(odds)
+  joined = {name: np.stack(each) for name, each in by_method.items()}
+  return joined, np.stack(members), np.stack(odds)
 
 
 def _lower_bounds(
@@ -547,15 +547,12 @@ def _row(
   leakage: Leakage,
   line: allowed.AllowedRoc | None,
   private: bool,
-  num_targets: int,
   allowed_tpr: Mapping[float, float],
 ) -> dict[str, Any]:
   judged = None if line is None else attacks.judge(leakage.curve, line)
   return {
     "auc": leakage.auc,
-    "auc_interval": list(
-      auc_interval(leakage.curve, confidence=0.95, num_targets=num_targets)
-    ),
+    "auc_interval": list(leakage.auc_interval),
     "balanced_accuracy": leakage.balanced_accuracy,
     "tpr_at_fpr": {
       f"{rate.fpr:g}": {
@@ -568,17 +565,11 @@ def _row(
       for rate in leakage.rates
     },
     "against_line": None if judged is None else judged.verdict,
-    "verdict": verdict(leakage.curve, judged, private=private, num_targets=num_targets),
+    "verdict": verdict(leakage.curve, judged, private=private),
   }
 
 
-def verdict(
-  curve: Roc,
-  judged: allowed.Judgement | None,
-  *,
-  private: bool = False,
-  num_targets: int = 1,
-) -> str:
+def verdict(curve: Roc, judged: allowed.Judgement | None, *, private: bool = False) -> str:
   """Returns the verdict on a defence.
 
   Recognised members are leakage. A guarantee bounds leakage, but does not forbid it. A defence
@@ -588,8 +579,6 @@ def verdict(
     curve: ROC of an attack.
     judged: comparison of the curve with the line that the guarantee allows; None: no line.
     private: whether the run has a guarantee.
-    num_targets: number of models whose scores were pooled. All models are asked about the same
-      records, so the AUC's interval is as wide as for one model.
 
   >>> truth = np.arange(4000) >= 2000
   >>> verdict(attacks.roc.curve_of(truth + 0.0, truth), None)
@@ -600,7 +589,7 @@ def verdict(
   each = 1 - 0.05 / _LOOKS
   rates = [rate_at(curve, fpr, confidence=each) for fpr in FPRS]
   apart = any(rate.tpr_interval[0] > rate.fpr_interval[1] for rate in rates)
-  apart |= auc_interval(curve, confidence=each, num_targets=num_targets)[0] > 0.5
+  apart |= auc_interval(curve, confidence=each)[0] > 0.5
   if judged is not None and judged.verdict == "above":
     return "ABOVE the line that its guarantee allows"
   if not apart:

@@ -15,16 +15,17 @@ from dpjax.experiments.kinds.attack.config import AttackConfig
 from dpjax.experiments.kinds.attack.settings import Row
 from dpjax.experiments.plots import redraw
 from dpjax.experiments.plots.recipes import Recipe
-from dpjax.experiments.run import kind, report, writers
+from dpjax.experiments.run import report, writers
+from dpjax.experiments.run.table import Table
 from dpjax.markdown import table
 
 _NOTE = (
   "Epsilon is what the attacked run promises; its line bounds every membership attack, and a "
   "user's what one client can do to the model. A "
   "defence that an attack breaks FAILS; one that is not shown to fail may fail under another "
-  "attack. Intervals are exact, at 95 % each, for scores that are independent: those "
-  "of the records of one model share its training. Of several runs a row has mean, sd and "
-  "extremes.\n"
+  "attack. Intervals hold at 95 % each, for scores that are independent: those of the "
+  "records of one model share its training. Several targets have the same records, so their "
+  "intervals are as wide as for one. Of several runs a row has mean, sd and extremes.\n"
 )
 # Largest number of rows of one panel, unless they are all of one attack.
 _MANY = 12
@@ -177,7 +178,7 @@ def summary_of_run(result: Row) -> str:
   )
 
 
-class AttackTable(kind.Table):
+class AttackTable(Table):
   """The table of several attacks: attacks.md, attacks.csv and attacks.png.
 
   In a run's label, the text before the last comma names the attack, and the text after it the
