@@ -37,7 +37,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -63,7 +63,7 @@ from dpjax.gradients.ghost.units import Rule, Sum, Unit, sum_of
 from dpjax.gradients.loss_checks import Loss, mixes
 from dpjax.gradients.traced_values import as_varying_as, on_settled
 from dpjax.parallel import made_for
-from dpjax.types import ArrayTree, ClippedSum, NumberTree, Params
+from dpjax.types import ArrayTree, NumberTree, Params
 
 # Largest number of parameters whose per-example gradients are cheap to stack.
 _SMALL = 4096
@@ -120,10 +120,10 @@ def clipped_sum(
   clip: Clip,
   *,
   rescale_to_unit_norm: bool = False,
-) -> ClippedSum:
+) -> clipping.Clipped:
   """Returns the sum of clipped gradients.
 
-  It equals that of the vmap route (`clipping.clip_and_sum`), up to the rounding that norms include.
+  It equals that of the vmap route (`clipping.clipped`), up to the rounding that norms include.
   """
   leaves, treedef = jax.tree.flatten(params)
   program, planned_units, group_of, platform = planned
@@ -181,10 +181,7 @@ def clipped_sum(
   by_leaf = _by_leaf(rules, [sums[i] for i in range(len(rules))])
   total = treedef.unflatten(by_leaf)  # leaves [*param]
   total = clipping.rescale(total, clip, rescale_to_unit_norm=rescale_to_unit_norm)
-  bounds = clip.group_bounds(rescale_to_unit_norm=rescale_to_unit_norm)
-  shortened = clip.shortens(rescale_to_unit_norm=rescale_to_unit_norm)
-  bound = math.hypot(*bounds)
-  return ClippedSum(total, norms, recorded.losses, bound, bounds, mask, shortened=shortened)
+  return clipping.Clipped(total, norms, recorded.losses)
 
 
 class _Sums(NamedTuple):
