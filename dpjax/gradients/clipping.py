@@ -195,28 +195,19 @@ def clip_and_sum(
   clip = Clip.of(l2_clip_norm)
   mask = _checked(grads, mask, clip)
   unit = rescale_to_unit_norm
-  each = clipped(grads, losses, mask, clip, rescale_to_unit_norm=unit)
+  out = clipped(grads, losses, mask, clip)
+  total = rescale(out.total, clip, rescale_to_unit_norm=unit)
   bounds = clip.group_bounds(rescale_to_unit_norm=unit)
   shortened = clip.shortens(rescale_to_unit_norm=unit)
-  return ClippedSum(*each, math.hypot(*bounds), bounds, mask, shortened=shortened)
+  bound = math.hypot(*bounds)
+  return ClippedSum(total, out.norms, losses, bound, bounds, mask, shortened=shortened)
 
 
-def clipped(
-  grads: Updates,
-  losses: jax.Array,
-  mask: jax.Array,
-  clip: Clip,
-  *,
-  rescale_to_unit_norm: bool = False,
-) -> Clipped:
-  """Returns the sum of stacked gradients, [B, *param], which are clipped; see `clip_and_sum`."""
-
-  def settled(grads):
-    total, norms = weighted_and_norms(grads, mask, clip)
-    return rescale(total, clip, rescale_to_unit_norm=rescale_to_unit_norm), norms
-
+def clipped(grads: Updates, losses: jax.Array, mask: jax.Array, clip: Clip) -> Clipped:
+  """Returns the sum of clipped gradients, not yet `rescale`; see `clip_and_sum`."""
   # Norms and sum must use the same rounded numbers, or a term could exceed its bound.
-  return Clipped(*on_settled(settled, grads), losses)
+  total, norms = on_settled(lambda grads: weighted_and_norms(grads, mask, clip), grads)
+  return Clipped(total, norms, losses)
 
 
 def weighted_and_norms(

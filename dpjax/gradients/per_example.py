@@ -239,12 +239,15 @@ class ClippedGrad:
 
   def _one_pass(self, loss: Loss, params, batch, mask):
     loss, params = _of_one_device(self.loss_fn, loss, params, batch)
-    planned = self._plan(loss, params)
-    if planned is None:
-      return self._stacked(loss, params, batch, mask)
-    unit = self.rescale_to_unit_norm
     clip = self.l2_clip_norm
-    return ghost.clipped_sum(planned, params, batch, mask, clip, rescale_to_unit_norm=unit)
+    planned = self._plan(loss, params) if len(mask) else None
+    if planned is None:
+      losses, grads = _rows(self.loss_fn, loss, params, batch)  # [B], [B, *param]
+      out = clipping.clipped(grads, losses, mask, clip)
+    else:
+      out = ghost.clipped_sum(planned, params, batch, mask, clip)
+    unit = self.rescale_to_unit_norm
+    return out._replace(total=clipping.rescale(out.total, clip, rescale_to_unit_norm=unit))
 
   def _plan(self, loss: Loss, params) -> ghost.Recipe | None:
     """Returns the plan of the fast route. None if the method is "vmap", if "auto" gains nothing, or
@@ -263,12 +266,6 @@ class ClippedGrad:
     example = jax.tree.map(lambda leaf: leaf[0], batch)
     estimate = memory.estimate(self.loss_fn, params, example, self._plan(loss, params))
     return memory.microbatch(self.memory_budget, estimate, batch_size)
-
-  def _stacked(self, loss: Loss, params, batch, mask):
-    losses, grads = _rows(self.loss_fn, loss, params, batch)  # [B], [B, *param]
-    clip = self.l2_clip_norm
-    unit = self.rescale_to_unit_norm
-    return clipping.clipped(grads, losses, mask, clip, rescale_to_unit_norm=unit)
 
   def __call__(
     self, params: Params, batch: ArrayTree, mask: ArrayLike | None = None
@@ -289,7 +286,7 @@ class ClippedGrad:
     # Microbatch and memory are those of one device, with its share of the padded rows.
     of_device = size if mesh is None else whole_rows(size, mesh) // mesh.shape[DATA]
     microbatch_size = self._fitting(loss, params, batch, of_device) if size else None
-    one_pass = functools.partial(self._one_pass if size else self._stacked, loss)
+    one_pass = functools.partial(self._one_pass, loss)
     if microbatch_size is not None:
       one_pass = in_microbatches(one_pass, microbatch_size)
     # Most losses hold no convolution that mixes clients. Their program is left as it is.
@@ -306,8 +303,9 @@ class ClippedGrad:
     except (ValueError, NotImplementedError) as error:
       explain_failure(loss, len(jax.tree.leaves(params)), error)
       raise
-    # A mesh adds rows of padding if its devices cannot share the rows equally.
-    mask = fill(mask, len(out.norms))
+    if mesh is not None:
+      # Rows of padding are added if the devices cannot share the rows equally.
+      mask = fill(mask, len(out.norms))
     shortened = self.l2_clip_norm.shortens(rescale_to_unit_norm=self.rescale_to_unit_norm)
     bounds = self._bounds
     return ClippedSum(*out, self.l2_bound, bounds, mask, step, shortened=shortened)

@@ -118,10 +118,8 @@ def clipped_sum(
   batch: ArrayTree,
   mask: jax.Array,
   clip: Clip,
-  *,
-  rescale_to_unit_norm: bool = False,
 ) -> clipping.Clipped:
-  """Returns the sum of clipped gradients.
+  """Returns the sum of clipped gradients, not yet `clipping.rescale`.
 
   It equals that of the vmap route (`clipping.clipped`), up to the rounding that norms include.
   """
@@ -179,9 +177,7 @@ def clipped_sum(
   if platform == "cpu":
     sums, norms = with_rows_alone(sums, norms, rare)
   by_leaf = _by_leaf(rules, [sums[i] for i in range(len(rules))])
-  total = treedef.unflatten(by_leaf)  # leaves [*param]
-  total = clipping.rescale(total, clip, rescale_to_unit_norm=rescale_to_unit_norm)
-  return clipping.Clipped(total, norms, recorded.losses)
+  return clipping.Clipped(treedef.unflatten(by_leaf), norms, recorded.losses)
 
 
 class _Sums(NamedTuple):
