@@ -20,7 +20,7 @@ CPUs the tested steps give the same bits either way.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -73,9 +73,8 @@ class Jitted:
     with self._lock:
       if self._held is None:
         self._first = _signature(args), jax.make_jaxpr(self._fn, return_shape=True)(*args)
-        self._held = list(
-          {id(each): each for each in _arguments(self._first[1][0])}.values()
-        )
+        arrays = filter(_is_argument, jaxprs.constants(self._first[1][0]))
+        self._held = list({id(array): array for array in arrays}.values())
       return self._held
 
   def _traced(self, args: tuple[Any, ...]) -> Any:
@@ -139,14 +138,6 @@ def _signature(args: tuple[Any, ...]) -> tuple[Any, list[Any]]:
   leaves, treedef = jax.tree.flatten(args)
   names = ("shape", "dtype", "weak_type")
   return treedef, [tuple(getattr(leaf, name, None) for name in names) for leaf in leaves]
-
-
-def _arguments(closed: Any) -> Iterator[Any]:
-  """Yields the arrays that become arguments of a program: of its jaxpr, and of those inside."""
-  yield from filter(_is_argument, closed.consts)
-  for eqn in jaxprs.every_equation(closed):
-    for inner in jaxprs.inside(eqn):
-      yield from filter(_is_argument, getattr(inner, "consts", ()))
 
 
 class _Inlined(jaxprs.Rewriting):
