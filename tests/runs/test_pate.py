@@ -115,7 +115,7 @@ def test_all_answers_are_charged_and_no_more_are_given(sides, tmp_path):
 
 @pytest.mark.slow
 def test_an_empty_record_teaches_nobody(sides):
-  config = _config(num_teachers=2, neighboring_relation="replace_special")
+  config = _config(num_teachers=2, neighboring_relation="replace_one")
   private, public = (part.subset(slice(0, 90)) for part in sides)
   present = np.arange(90) != 7
 
