@@ -98,8 +98,8 @@ def curve_of(scores: HostArray, membership: HostArray) -> Roc:
   ordered = values[order]
   # Marks the last of each group of equal scores, since no threshold separates a group.
   last = np.append(ordered[1:] != ordered[:-1], True)
-  counts = [np.append(0, np.cumsum(side[order])[last]) for side in (~truth, truth)]
-  return Roc(np.append(np.inf, ordered[last]), *counts, num_targets)
+  false, true = (np.append(0, np.cumsum(side[order])[last]) for side in (~truth, truth))
+  return Roc(np.append(np.inf, ordered[last]), false, true, num_targets)
 
 
 class RateAtFpr(NamedTuple):
@@ -256,6 +256,24 @@ class Strongest(NamedTuple):
   auc_interval: Interval
   rate: RateAtFpr | None  # None: chosen by its AUC alone
 
+  @property
+  def words(self) -> str:
+    """What it finds, as text."""
+    if self.rate is None:
+      return "too few others"
+    low, high = self.rate.tpr_interval
+    return (
+      f"TPR {self.rate.tpr:.3f} ({low:.3f}-{high:.3f}) at {100 * self.rate.fpr:g} % FPR"
+    )
+
+  def to_json(self) -> dict[str, Any]:
+    """Returns plain data for result.json."""
+    facts = {"method": self.name, "auc": self.auc, "auc_interval": list(self.auc_interval)}
+    if self.rate is not None:
+      facts |= {"fpr": self.rate.fpr, "tpr": self.rate.tpr}
+      facts["tpr_interval"] = list(self.rate.tpr_interval)
+    return facts | {"words": self.words}
+
 
 def strongest(
   curves: Mapping[str, Roc], *, fpr: float | None, confidence: float = 0.95
@@ -275,6 +293,8 @@ def strongest(
   >>> best = strongest(curves, fpr=0.01)
   >>> best.name, round(best.rate.tpr_interval[0], 3), round(rate_at(curves["sure"], 0.01)[-1][0], 3)
   ('sure', 0.978, 0.982)
+  >>> best.words
+  'TPR 1.000 (0.978-1.000) at 1 % FPR'
   """
   validate.open_unit(confidence=confidence)
   power = {
