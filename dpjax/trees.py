@@ -22,6 +22,8 @@ from dpjax.validate import UserError, Verbatim
 # N eps / 4 of a term. For N = 1,024 these errors sum to .016 terms, for N = 65,536 to 64 terms. One
 # more example can change the errors, and so move the sum by more than its own term.
 ADDED_AT_ONCE = 1024
+# Largest number of norms that are joined without being stacked.
+_SEPARATE = 8
 
 
 def wide_dtype(dtype: DType) -> Any:
@@ -122,8 +124,10 @@ def root_sum_squares(norms: list[jax.Array]) -> jax.Array:
   """
   if len(norms) == 1:
     return norms[0]
-  stacked = jnp.stack(norms, axis=1)
-  return scaled_norms([at_least_float32(stacked)])
+  wide = list(map(at_least_float32, norms))
+  # XLA writes a stack to memory, and reads it twice. Many arrays are compiled faster as one.
+  few = len(wide) <= _SEPARATE
+  return scaled_norms([x[:, None] for x in wide] if few else [jnp.stack(wide, axis=1)])
 
 
 def varying_axes(tree: ArrayTree) -> set[str]:

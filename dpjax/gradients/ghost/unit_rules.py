@@ -40,9 +40,9 @@ from dpjax.parallel import made_for
 # Array size per example, in elements, above which a branch skips the pass that drops examples, if
 # none is dropped. For smaller arrays the branch takes longer to compile than the pass to run.
 _BRANCH_ABOVE = 4096
-# Operand size per example, in elements, above which a branch skips the copy that drops examples,
-# if all operands are finite.
-_WIDE = 1024
+# Operand size of a batch, in elements, above which a branch skips the copy that drops examples, if
+# all operands are finite. XLA's CPU backend would cut a larger copy into parts for other threads.
+_WIDE = 2**16
 # Two evaluations of one gradient may differ by this share of its norm.
 _ROUNDING = 1e-6
 # Largest number of parts of a batch in the branch for batches with unusual examples, unless
@@ -767,7 +767,7 @@ def _transpose_at(site: Site, seen, args, *, call, finite):
   multiplied = functools.partial(_multiplied, form)
   # For small operands a branch costs more than the pass that it saves.
   is_known = finite is None or isinstance(finite, bool)
-  if is_known or form.left * form.rows <= _WIDE * len(factor):
+  if is_known or form.left * form.rows <= _WIDE:
     return multiplied(*call(clipped, args))
 
   # If all operands are finite, a factor of 0 drops its example without cleaning them.
