@@ -50,9 +50,7 @@ from dpjax.parallel.exchanges import is_first, largest, on_first
 from dpjax.types import Config
 from dpjax.validate import UserError, first_line
 
-STOPPING = tuple(
-  getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)
-)
+STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 # Seconds between two checkpoints of a phase without `save_every`.
 SAVE_SECONDS = 10.0
 
@@ -191,10 +189,7 @@ def signals() -> Iterator[list[int]]:
   received: list[int] = []
   previous = {}
   for signum in STOPPING:
-    if (
-      signum == getattr(signal, "SIGHUP", None)
-      and signal.getsignal(signum) == signal.SIG_IGN
-    ):
+    if signum == signal.SIGHUP and signal.getsignal(signum) == signal.SIG_IGN:
       continue
     try:
       previous[signum] = signal.signal(signum, lambda s, _: received.append(s))

@@ -20,9 +20,9 @@ import stat
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
-from typing import Any, Self
+from typing import Any
 
 from tqdm import tqdm
 
@@ -302,7 +302,7 @@ def read_json(path: str | os.PathLike) -> Any:
     raise UserError(f"{path}: is not valid JSON ({reason})") from None
 
 
-class MetricsWriter:
+class MetricsWriter(AbstractContextManager):
   """Appends metrics to `workdir`/metrics.jsonl, one JSON line for each call, and to TensorBoard.
 
   Lines contain no time of day, so that the file of a resumed run equals, byte for byte, the file of
@@ -385,9 +385,6 @@ class MetricsWriter:
       if events is not None:
         events.close()
 
-  def __enter__(self) -> MetricsWriter:
-    return self
-
   def __exit__(self, *error: object) -> None:
     self.close()
 
@@ -463,16 +460,16 @@ class _Events:
     self._file = event_file_writer.EventsWriter(str(folder / "events"))
     start = proto.SessionLog(status=proto.SessionLog.START)
     # TensorBoard then ignores what earlier event files hold for `purge_step` and later steps.
-    self._add(purge_step, session_log=start)
-
-  def _add(self, step: int, **what: Any) -> None:
-    self._file.write_event(self._event(wall_time=time.time(), step=step, **what))
+    self._file.write_event(
+      self._event(wall_time=time.time(), step=purge_step, session_log=start)
+    )
 
   def write(self, step: int, scalars: dict[str, float]) -> None:
     for name, value in scalars.items():
       # TensorBoard draws no point for NaN and infinity, and tensorboardX would print a warning.
       if math.isfinite(value):
-        self._add(step, summary=self._scalar(name, value))
+        point = self._scalar(name, value)
+        self._file.write_event(self._event(wall_time=time.time(), step=step, summary=point))
     self._file.flush()
 
   def close(self) -> None:
@@ -570,7 +567,7 @@ def _on_terminal() -> bool:
   return not _SILENT.get() and sys.stderr is not None and sys.stderr.isatty()
 
 
-class Progress:
+class Progress(AbstractContextManager):
   """Counts to a total and shows it on stderr, as a context manager: a bar on a terminal, a line
   every five seconds elsewhere. In a block of `silent`, it shows nothing.
 
@@ -644,9 +641,6 @@ class Progress:
     words += [f"{self._count}/{self._total}", f"{speed:.3g}/s"]
     words += map("=".join, self._shown.items())
     print(" ".join(words), file=sys.stderr, flush=True)
-
-  def __enter__(self) -> Self:
-    return self
 
   def __exit__(self, *error: object) -> None:
     self.close()
