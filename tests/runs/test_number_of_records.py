@@ -8,7 +8,6 @@ would count them, if a divisor or a probability followed it (arXiv 2605.15648).
 import contextlib
 import dataclasses
 import json
-import pkgutil
 from unittest import mock
 
 import numpy as np
@@ -491,7 +490,7 @@ def test_data_far_from_the_declared_number_are_refused():
 
 def test_published_data_declare_their_own():
   assert data.load("digits")[0].nominal_size == len(
-    pkgutil.resolve_name(published.PUBLISHED["digits"].loader)()[0]
+    published.PUBLISHED["digits"].load()()[0]
   )
   assert data.load("digits", num_examples=1437)[0].nominal_size == 1437
   with refuses("num_examples", value=1000):

@@ -347,7 +347,7 @@ def check(experiment: Experiment[Any]) -> None:
     _refuse("Experiment.config", "be a dataclass", config)
   experiment.check()
   # Of first parameters and public orders; without privacy, of everything.
-  validate.integer_at_least(0, seed=config.seed)
+  validate.integer_at_least(0, seed=experiment.config.seed)
   noise_seed = getattr(config, "noise_seed", None)
   if noise_seed is not None:
     validate.integer_at_least(0, noise_seed=noise_seed)

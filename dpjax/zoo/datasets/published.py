@@ -38,6 +38,10 @@ class Published(NamedTuple):
   of_plays: bool = False
   owners: str = ""
 
+  def load(self) -> Callable[..., Any]:
+    """Imports and returns the function at `loader`, which must not be ""."""
+    return pkgutil.resolve_name(self.loader)
+
   def load_owners(self) -> Callable[..., Any]:
     """Imports and returns the function at `owners`, which must not be ""."""
     return pkgutil.resolve_name(self.owners)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import pathlib
-import pkgutil
 from typing import TYPE_CHECKING, Any
 
 from dpjax import data, names, validate
@@ -145,8 +144,7 @@ def _load(
   if names.is_path(name):
     return _of_user(names.call(name, "data.name"), name)
   if row is not None and row.loader and name in PUBLISHED:
-    loader = pkgutil.resolve_name(row.loader)
-    return loader(data_dir) if row.in_folder else loader()
+    return row.load()(data_dir) if row.in_folder else row.load()()
   from dpjax.zoo.datasets import prepared
 
   return prepared.load_prepared(
