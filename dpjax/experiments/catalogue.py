@@ -18,12 +18,12 @@ from dpjax import names, sampling
 from dpjax.accounting.event_kinds.kind import every_kind
 from dpjax.accounting.proved import ACCOUNTANTS
 from dpjax.attacks import registry as threats
-from dpjax.attacks.attack_settings import AttackSettings
 from dpjax.auditing.lower_bounds import METHODS
 from dpjax.data import image_folders, npz, tables, text_files
 from dpjax.experiments.config.choices import choice_at
 from dpjax.experiments.config.fields import WithChoices
 from dpjax.experiments.kinds.attack.config import AttackConfig
+from dpjax.experiments.kinds.attack.settings import AttackSettings
 from dpjax.experiments.kinds.central.config import TrainConfig
 from dpjax.experiments.kinds.federated import config as federated_config
 from dpjax.experiments.kinds.federated.config import FedConfig
@@ -209,8 +209,7 @@ def _models() -> Rows:
 
 def _threats() -> Rows:
   return {
-    attack.name: f"{attack.target} [{attack.access}; {attack.code or 'described only'}; "
-    f"{attack.source}]"
+    attack.name: f"{attack.target} [{attack.access}; {attack.code}; {attack.source}]"
     for attack in threats.ATTACKS
   }
 
@@ -291,7 +290,7 @@ TOPICS: dict[str, tuple[Section, ...]] = {
   "attacks": (
     _choice(AttackConfig, "attack"),
     _choice(AttackConfig, "target"),
-    Section("every attack that is known here (launch.attack --threats)", _threats),
+    Section("every attack that is carried out (launch.attack --threats)", _threats),
   ),
   "audits": (
     _choice(TrainConfig, "audit"),

@@ -12,7 +12,7 @@ import pytest
 from configs import quickstart
 from dpjax import data, mechanisms
 from dpjax.accounting import Ledger
-from dpjax.checks import before_steps
+from dpjax.checks import before_steps, table
 from dpjax.data.rows import Rows
 from dpjax.experiments.checks import of_config
 from dpjax.experiments.config import fields
@@ -299,7 +299,8 @@ _FTRL = {
 @pytest.mark.parametrize("relation", ["", "replace_special", "replace_one"])
 def test_every_check_holds(relation, loaded):
   ftrl = _FTRL | {"privacy__neighboring_relation": relation} if relation else {}
-  rows = list(of_config.checks(of_config.subject(_config(**ftrl), loaded)))
+  subject = of_config.subject(_config(**ftrl), loaded)
+  rows = list(table.rows(of_config.checks(subject), subject))
   assert [row for row in rows if row.passed is False] == []
   assert {"statistics: influence", "statistics: noise"} <= {row.name for row in rows}
 

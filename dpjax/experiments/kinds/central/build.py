@@ -514,7 +514,7 @@ class Central(Experiment[TrainConfig]):
     if config.audit is not None:
       from dpjax.experiments.kinds.central import audit  # few runs are audited
 
-      audit.check(config.audit)
+      audit.check(config.audit, release=config.release)
     if config.loss == CONTRASTIVE:
       # Imported here, since few runs need this module.
       from dpjax.experiments.kinds.central import embeddings
