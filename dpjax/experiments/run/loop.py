@@ -283,13 +283,10 @@ class Running:
       self.final_epsilon = on_first(guarantee.curve, phase.num_steps)
       on_first(guarantee.warn)
     if phase.evaluate is not None and is_first():
-      rows = map(phase.row_at, range(self.step, 0, -1))
       self.metrics = writers.MetricsWriter(
         folder.path,
-        # The newest row up to the current step; None: there is none.
-        resume_step=next((row for row in rows if row is not None), None),
+        self.rows,
         tensorboard=not folder.experiment.release,
-        held=self.rows,
         hook=folder.hook,
       )
 

@@ -306,21 +306,21 @@ class MetricsWriter(AbstractContextManager):
   """Appends metrics to `workdir`/metrics.jsonl, one JSON line for each call, and to TensorBoard.
 
   Lines contain no time of day, so that the file of a resumed run equals, byte for byte, the file of
-  an uninterrupted run. For that, write the metrics of step k before the checkpoint of step k, and
-  resume from the checkpoint's step.
+  an uninterrupted run. For that, write the metrics of step k before the checkpoint of step k, which
+  holds the result of `durable`, and resume from it.
 
   Args:
     workdir: folder of the run; created if missing.
-    resume_step: last step whose lines are kept. Later lines are dropped, and so is a last line that
-      was cut off. None: the file starts empty, and earlier event files are removed. If they stayed,
-      the scores of a start with other noise would be released beside the scores of this run.
+    held: result of `durable`: the file must begin with these lines, which are kept. Later lines are
+      dropped. None: the file starts empty. Where no line is kept, earlier event files are removed.
+      If they stayed, the scores of a start with other noise would be released beside the scores of
+      this run.
     tensorboard: whether to write event files to `workdir`/tensorboard, too. They contain the time
       of every row and the name of the machine.
-    held: result of `durable` at `resume_step`: the file must still begin with the same bytes.
     hook: function that is called with the step and the values of every line after it is written.
 
   Raises:
-    UserError: a line other than the last is not JSON, or the file does not begin as `held` says.
+    UserError: the file does not begin as `held` says.
 
   >>> import tempfile
   >>> with tempfile.TemporaryDirectory() as workdir:
@@ -333,26 +333,22 @@ class MetricsWriter(AbstractContextManager):
   def __init__(
     self,
     workdir: str | os.PathLike,
-    resume_step: int | None = None,
-    tensorboard: bool = True,
     held: Mapping[str, Any] | None = None,
+    *,
+    tensorboard: bool = True,
     hook: Callable[[int, dict[str, Any]], None] | None = None,
   ):
     self._hook = hook
     workdir = pathlib.Path(workdir)
-    last_kept = -1 if resume_step is None else int(resume_step)
-    if held is None:
-      kept = [line for line, entry in _lines(workdir) if entry["step"] <= last_kept]
-      content = "".join(kept).encode()
-    else:
-      content = _beginning(workdir / METRICS, held)
+    content = b"" if held is None else _beginning(workdir / METRICS, held)
     replace_file(workdir / METRICS, content)
     self._size = len(content)
     self._digest = hashlib.sha256(content)
     self._file = (workdir / METRICS).open("a", encoding="utf-8")
-    if resume_step is None or not tensorboard:
+    if not content or not tensorboard:
       shutil.rmtree(workdir / EVENTS, ignore_errors=True)
-    self._events = _Events(workdir / EVENTS, last_kept + 1) if tensorboard else None
+    last = json.loads(content.splitlines()[-1])["step"] if content else -1
+    self._events = _Events(workdir / EVENTS, last + 1) if tensorboard else None
 
   def write(self, step: int, values: dict[str, Any]) -> None:
     """Appends one line {"step": step, **values}; values are scalars."""
