@@ -406,24 +406,15 @@ def read_metrics(workdir: str | os.PathLike) -> list[dict[str, Any]]:
   """Reads the lines of `workdir`/metrics.jsonl; `step` is an int, all other values are
   floats.
 
-  A last line that was cut off is left out; a missing file has no lines.
+  A last line that was cut off is left out; a missing file has no lines. Raises UserError if a line
+  before the last one is damaged.
   """
-  rows = []
-  for _, entry in _lines(pathlib.Path(workdir)):
-    step = entry.pop("step")
-    rows.append({"step": step} | {name: number(entry[name]) for name in entry})
-  return rows
-
-
-def _lines(workdir: pathlib.Path) -> list[tuple[str, dict[str, Any]]]:
-  """Returns (text, data) of each complete line. Raises UserError if a line before the last one is
-  damaged."""
-  path = workdir / METRICS
+  path = pathlib.Path(workdir) / METRICS
   if not path.exists():
     return []
   validate.no_pipe(path, str(path))
   lines = path.read_text(encoding="utf-8", errors="replace").splitlines(keepends=True)
-  entries = []
+  rows = []
   for index, line in enumerate(lines):
     try:
       # A line without a line end was cut off, even if it happens to be JSON.
@@ -431,10 +422,11 @@ def _lines(workdir: pathlib.Path) -> list[tuple[str, dict[str, Any]]]:
     except ValueError:
       entry = None
     if isinstance(entry, dict) and isinstance(entry.get("step"), int):
-      entries.append((line, entry))
+      step = entry.pop("step")
+      rows.append({"step": step} | {name: number(entry[name]) for name in entry})
     elif index + 1 < len(lines):
       raise UserError(f"{path}: line {index + 1} is not a JSON object with a step")
-  return entries
+  return rows
 
 
 class _Events:
