@@ -87,6 +87,7 @@ def batches(
   steps: range,
   count: int = 1,
   present: Any = None,
+  origin: tuple[int, int] = (0, 0),
 ) -> Iterator[Batch]:
   """Yields the padded batches of the steps, `count` of each; see `dpjax.Plan.batches`.
 
@@ -94,6 +95,7 @@ def batches(
     read: function indices -> examples, as `indexed.reader` returns it.
     num_examples: number of rows of the data.
     present: bool array [n], or None; a row whose entry is False contributes zero.
+    origin: mark of the plan, 32 bits, and number of the run.
   """
   for step in steps:
     drawn = draw_rows(sampler, num_examples, seed=seed, step=step)
@@ -101,4 +103,6 @@ def batches(
     for number, (indices, mask) in enumerate(parts, start=step * count):
       examples = read(indices)
       mask = mask if present is None else mask & present[indices]
-      yield Batch(examples, mask, np.full(len(mask), number, np.int32))
+      rows = len(mask)
+      of_rows = np.tile(np.array(origin, np.uint32).view(np.int32), (rows, 1))
+      yield Batch(examples, mask, np.full(rows, number, np.int32), of_rows)
