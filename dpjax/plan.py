@@ -11,7 +11,6 @@ import functools
 import inspect
 import itertools
 import math
-import secrets
 import warnings
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
@@ -897,29 +896,7 @@ class Plan(overflow.MayAbort):
         data; or they have no rows, or cannot be read by index, now or at a later step. The message
         does not show the draw.
     """
-    # Nobody can repeat fresh draws, so nobody needs to repeat their noise. The number of such a run
-    # is folded into the key of the noise, so that two runs with one key share no noise.
-    run = 0
-    if rng is None:
-      # Without a seed, an interrupted run cannot repeat its draws.
-      if start != 0:
-        raise UserError(
-          "needs the rng of the run that it goes on with; without rng the draws are fresh",
-          field="start",
-          value=start,
-        )
-      # Devices take their rows of a batch from their own process. In two draws a record may be in
-      # the rows of both, and would count twice in one sum.
-      if jax.process_count() > 1:
-        raise UserError(
-          f"must be one integer for all {jax.process_count()} processes, which draw one batch "
-          "together: each would have fresh draws of its own",
-          field="rng",
-          value=None,
-        )
-      rng = secrets.randbits(128)
-      run = 1 + secrets.randbelow(_MOST_STEPS)
-    validate.integer_at_least(0, rng=rng)
+    draws = batches_lib.draws_of(rng, start)
     validate.integer_in(0, self.num_steps * self.slices, start=start)
     num_examples = indexed.size_of(data)
     present = indexed.present_in(data, num_examples)
@@ -936,11 +913,11 @@ class Plan(overflow.MayAbort):
       self.sampler,
       read,
       num_examples,
-      seed=rng,
+      draws=draws,
       steps=range(step, self.num_steps),
       count=self.slices,
       present=present,
-      origin=(self._mark, run),
+      mark=self._mark,
     )
     return itertools.islice(left, taken, None)
 

@@ -23,7 +23,7 @@ plan that accounts for the noise.
 | a whole earlier state is used again, with the batches that     | cannot be detected            |
 | belong to it                                                   |                               |
 | a first state is used again, with fresh draws of               | the noise is another one      |
-| `plan.batches` (`_noise_of_run`)                               |                               |
+| `plan.batches` (`noise_of_run`)                                |                               |
 
 A `Mechanism` (in `clip_and_noise`, `correlated`, `adaptive_clipping`) knows nothing of this.
 """
@@ -213,14 +213,20 @@ def _in_turn(origin: Any, turn: Any, rows: int | None, mark: int, plan: Any) -> 
   return trees.require(jnp.all(~known | (drawn_by == ours)), foreign) & in_turn
 
 
-def _noise_of_run(inner: Any, first: Any, run: Any) -> Any:
-  """Returns a mechanism's state with the noise of a run, if this is the first batch of it.
+def key_of_run(words: jax.Array, run: Any) -> jax.Array:
+  """Returns the words of the key of one run, from those of a key that several runs may hold."""
+  key = key_for(KeyUse.RUN, source.from_words(words))
+  return source.to_words(jax.random.fold_in(key, run))
+
+
+def noise_of_run(inner: Any, first: Any, run: Any) -> Any:
+  """Returns a state of noise as that of a run, if this is the first batch of it.
 
   The number of the run is folded into each key of noise. So two runs share no noise, even if both
   were given one key: a loop over learning rates, seeds or folds that makes one transform.
 
   Args:
-    inner: state of the mechanism.
+    inner: state of a mechanism or of a private transform.
     first: [] bool, whether the run begins with this update.
     run: [] int32, number of the run; 0 if its draws may be repeated, and so its noise.
   """
@@ -230,14 +236,11 @@ def _noise_of_run(inner: Any, first: Any, run: Any) -> Any:
 
   def of_run(node: Any) -> Any:
     if isinstance(node, Guarded):
-      return exchange(node, lambda held: _noise_of_run(held, first, run))
+      return exchange(node, lambda held: noise_of_run(held, first, run))
     if not is_held(node):
       return node
-    key = key_for(KeyUse.RUN, source.from_words(node.key))
-    folded = jax.random.fold_in(key, run)
-    return node._replace(
-      key=jnp.where(first & (run > 0), source.to_words(folded), node.key)
-    )
+    words = jnp.where(first & (run > 0), key_of_run(node.key, run), node.key)
+    return node._replace(key=words)
 
   return jax.tree.map(of_run, inner, is_leaf=is_held)
 
@@ -346,7 +349,7 @@ def with_guard(
     conditions = Conditions((off == 0) & in_turn, rows, slices)
     inner = state.inner
     if origin is not None and number is not None:
-      inner = _noise_of_run(inner, number == 0, jnp.max(origin[..., 2], initial=0))
+      inner = noise_of_run(inner, number == 0, jnp.max(origin[..., 2], initial=0))
     noisy, inner = mechanism.update(
       updates, inner, params, mask=mask, conditions=conditions, **given
     )
