@@ -35,7 +35,7 @@ from dpjax.accounting.attack_bounds import AttackBound
 from dpjax.accounting.event_kinds.elements import check_accountant, parts
 from dpjax.accounting.event_kinds.kind import event_to_json
 from dpjax.accounting.loss_grid import Profile
-from dpjax.accounting.matrix import correlated_events, join
+from dpjax.accounting.matrix import correlated_events
 from dpjax.accounting.overflow import OVERFLOW_SHARE
 from dpjax.accounting.proved import NeighboringRelation
 from dpjax.accounting.statement import NOTHING, delta_warning
@@ -45,7 +45,7 @@ from dpjax.noise.shape import WHITE, check_levels
 from dpjax.sampling import batches as batches_lib
 from dpjax.sampling import indexed
 from dpjax.sampling.batches import rows_of_slice
-from dpjax.sampling.samplers import PaddedSampler, PassSampler, unproved
+from dpjax.sampling.samplers import PaddedSampler, unproved
 from dpjax.transforms import ScaledLoss, together
 from dpjax.transforms.group_noise import group_stds, group_weights, noise_std
 from dpjax.transforms.together import check_together
@@ -436,18 +436,21 @@ class Plan(overflow.MayAbort):
     return not isinstance(self.sum_event(0), NonPrivateDpEvent)
 
   @property
-  def steps_alike(self) -> bool:
-    """Whether no setting can make the event of one step differ from that of another."""
-    differ = self.sampler.participation or self.noise_shape.schedule or self.statistics
-    return self.sampler.steps_alike and not differ
+  def can_overflow(self) -> bool:
+    """Whether a draw can exceed the capacity, for which a share of delta is reserved."""
+    return self.sampler.can_overflow and self.is_private
 
   @property
-  def passes_alike(self) -> bool:
-    """Whether the steps differ only in that the first of each pass accounts for all of it."""
+  def period(self) -> int | None:
+    """After how many steps the costs repeat, where the first of a period costs all of it: 1 if all
+    steps are alike, the steps of a pass that is accounted as a whole. None if steps differ."""
     differ = self.sampler.participation or self.noise_shape.schedule or self.statistics
-    # A sampler of your own may account for its steps in another way.
-    by_pass = type(self.sampler).event_at is PassSampler.event_at
-    return by_pass and not differ
+    return None if differ else self.sampler.period
+
+  @property
+  def steps_alike(self) -> bool:
+    """Whether no setting can make the event of one step differ from that of another."""
+    return self.period == 1
 
   def step_event(self, step: int | None = None) -> DpEvent:
     """Returns the event that step `step`, counted from 0, adds to the cost.
@@ -505,14 +508,13 @@ class Plan(overflow.MayAbort):
     return self._event_of(range(steps))
 
   def _event_of(self, steps: range) -> DpEvent:
-    if self.steps_alike:
-      return accounting.compose(self.step_event(0), len(steps))
-    if self.passes_alike and self.is_private:
-      # The first step of a pass stands for all of it, and the others cost nothing.
-      length = self.sampler.steps_per_event
-      begun = len(range(-(-steps.start // length), -(-steps.stop // length)))
-      return accounting.compose(self.step_event(0), begun)
-    return join([self.step_event(step) for step in steps])
+    period = self.period
+    if period is None:
+      return matrix.join([self.step_event(step) for step in steps])
+    # Without privacy every step is a release without noise.
+    period = period if self.is_private else 1
+    begun = len(range(-(-steps.start // period), -(-steps.stop // period)))
+    return accounting.compose(self.sum_event(0), begun)
 
   def _total(self, steps: int | None) -> DpEvent:
     """Returns `event(steps)`, or an event of equal cost, up to rounding, that is faster to account.
@@ -563,7 +565,7 @@ class Plan(overflow.MayAbort):
     validate.open_unit(delta=delta)
     delta = float(delta)
     steps = self._steps(steps)
-    if not self.sampler.can_overflow or not steps or not self.is_private:
+    if not steps or not self.can_overflow:
       return delta
     share = OVERFLOW_SHARE * self.delta
     own = steps == self.num_steps and delta == self.delta
@@ -571,11 +573,12 @@ class Plan(overflow.MayAbort):
     # plan's own epsilon is infinite, its share was chosen as if it were 0.
     if own or (delta >= self.delta and math.isfinite(self._own_epsilon)):
       return delta - share
-    chance = self._log_allowed + math.log(steps)
+    chance = self.log_allowed + math.log(steps)
     return self._left_by_aborts(delta, steps, [chance], least=share)
 
   @property
-  def _log_allowed(self) -> float:
+  def log_allowed(self) -> float:
+    """Returns log of the largest chance with which one draw may exceed the capacity."""
     # The capacity is chosen for this epsilon. It leaves out the share of delta for overflow.
     return overflow.log_allowed(self.delta, self._own_epsilon, self.num_steps)
 
@@ -831,7 +834,7 @@ class Plan(overflow.MayAbort):
 
     The capacity is enough for `num_examples` + 1 records, too. Raises UserError for a sampler
     without a capacity."""
-    allowed = self._log_allowed
+    allowed = self.log_allowed
     sampler = self.sampler.fitted_to(num_examples + 1, log_overflow_prob=allowed)
     plan = change(self, sampler=sampler)
     # The capacity does not enter the event, so both plans have this epsilon.
@@ -848,9 +851,6 @@ class Plan(overflow.MayAbort):
         declared number counts as enough for all data of at most one example more. So neighbouring
         data sets of such sizes get the same answer. Larger data are checked by their own size.
     """
-    # A batch that is padded for all records, and for one more, takes any draw.
-    if self.sampler.log_overflow_prob(num_examples + 1) == -math.inf:
-      return
     # The number of examples whose expected batch size is `normalize_by`, if there is one.
     rate = getattr(self.sampler, "sampling_prob", None)
     size = self.normalize_by / rate if rate else math.inf
@@ -861,7 +861,7 @@ class Plan(overflow.MayAbort):
       declared=of_divisor if declared is None else declared,
       of_divisor=of_divisor,
       run=self,
-      log_allowed=self._log_allowed,
+      log_allowed=lambda: self.log_allowed,
     )
 
   def batches(

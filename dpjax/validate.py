@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import difflib
 import enum
 import math
@@ -198,44 +199,48 @@ def _is_number(value: Any) -> bool:
   return True
 
 
-def positive(**named: Any) -> None:
-  """Raises UserError unless each value is a finite number > 0. Keywords name the arguments.
+@dataclasses.dataclass(frozen=True)
+class Range:
+  """The numbers between two bounds. Called as `positive(delta=-1)`, it raises UserError for the
+  first value outside; the keywords name the arguments.
+
+  Args:
+    words: text of the error.
+    low, high: bounds, which do not belong to the range.
+    with_low, with_high: whether they do.
 
   >>> positive(delta=-1)
   Traceback (most recent call last):
   ...
   dpjax.validate.UserError: delta=-1: must be a finite number > 0
+  >>> share(momentum=0.0)
   """
-  for name, value in named.items():
-    if not (_is_number(value) and 0 < value < math.inf):
-      raise UserError("must be a finite number > 0", field=name, value=value)
+
+  words: str
+  low: float
+  high: float
+  with_low: bool = False
+  with_high: bool = False
+
+  def __call__(self, **named: Any) -> None:
+    for name, value in named.items():
+      # NaN is in no range.
+      inside = _is_number(value) and (
+        self.low < value < self.high
+        or (self.with_low and value == self.low)
+        or (self.with_high and value == self.high)
+      )
+      if not inside:
+        raise UserError(self.words, field=name, value=value)
 
 
-def positive_or_inf(**named: Any) -> None:
-  """Raises UserError unless each value is a number > 0; infinity is allowed."""
-  for name, value in named.items():
-    if not (_is_number(value) and value > 0):
-      raise UserError("must be a number > 0", field=name, value=value)
-
-
-def non_negative(**named: Any) -> None:
-  """Raises UserError unless each value is a finite number >= 0."""
-  for name, value in named.items():
-    if not (_is_number(value) and 0 <= value < math.inf):
-      raise UserError("must be a finite number >= 0", field=name, value=value)
-
-
-def finite(**named: Any) -> None:
-  """Raises UserError unless each value is a finite number.
-
-  >>> finite(threshold=math.nan)
-  Traceback (most recent call last):
-  ...
-  dpjax.validate.UserError: threshold=nan: must be a finite number
-  """
-  for name, value in named.items():
-    if not (_is_number(value) and math.isfinite(value)):
-      raise UserError("must be a finite number", field=name, value=value)
+finite = Range("must be a finite number", -math.inf, math.inf)
+positive = Range("must be a finite number > 0", 0, math.inf)
+positive_or_inf = Range("must be a number > 0", 0, math.inf, with_high=True)
+non_negative = Range("must be a finite number >= 0", 0, math.inf, with_low=True)
+probability = Range("must be in (0, 1]", 0, 1, with_high=True)
+open_unit = Range("must be in (0, 1)", 0, 1)
+share = Range("must be in [0, 1)", 0, 1, with_low=True)
 
 
 def flag(**named: Any) -> None:
@@ -243,33 +248,6 @@ def flag(**named: Any) -> None:
   for name, value in named.items():
     if not isinstance(value, bool):
       raise UserError("must be True or False", field=name, value=value)
-
-
-def probability(**named: Any) -> None:
-  """Raises UserError unless each value is in (0, 1]."""
-  for name, value in named.items():
-    if not (_is_number(value) and 0 < value <= 1):
-      raise UserError("must be in (0, 1]", field=name, value=value)
-
-
-def open_unit(**named: Any) -> None:
-  """Raises UserError unless each value is strictly between 0 and 1."""
-  for name, value in named.items():
-    if not (_is_number(value) and 0 < value < 1):
-      raise UserError("must be in (0, 1)", field=name, value=value)
-
-
-def share(**named: Any) -> None:
-  """Raises UserError unless each value is in [0, 1).
-
-  >>> share(momentum=1.5)
-  Traceback (most recent call last):
-  ...
-  dpjax.validate.UserError: momentum=1.5: must be in [0, 1)
-  """
-  for name, value in named.items():
-    if not (_is_number(value) and 0 <= value < 1):
-      raise UserError("must be in [0, 1)", field=name, value=value)
 
 
 def number_in(low: float, high: float, **named: Any) -> None:

@@ -18,14 +18,14 @@ import sys
 import threading
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any
 
 from absl import app, flags, logging
 
 from dpjax import names
 from dpjax.parallel import allocator
 from dpjax.validate import UserError
-from dpjax.zoo.networks.registry import needs_features
+from dpjax.zoo.networks import registry
 
 if TYPE_CHECKING:
   from dpjax.parallel.targets import Machine
@@ -90,9 +90,19 @@ def define_dry_run() -> None:
   )
 
 
+def given(names: Iterable[str]) -> list[str]:
+  """Returns those of some flags that the command line sets; a launcher may lack some."""
+  return [name for name in names if name in flags.FLAGS and flags.FLAGS[name].present]
+
+
+def value_of(name: str) -> Any:
+  """Returns the value of a flag that not every launcher has; None where it is missing."""
+  return flags.FLAGS[name].value if name in flags.FLAGS else None
+
+
 def target() -> Machine | None:
   """Returns the machine of --target; None if the flag is not given, or the launcher has none."""
-  text = flags.FLAGS["target"].value if "target" in flags.FLAGS else None
+  text = value_of("target")
   if text is None:
     return None
   from dpjax.parallel import targets  # few plans are of another machine
@@ -107,7 +117,7 @@ def refuse_given(names: Iterable[str], what: str) -> None:
     names: flags that would be ignored; a launcher may lack some.
     what: the option that they need, in words.
   """
-  present = [name for name in names if name in flags.FLAGS and flags.FLAGS[name].present]
+  present = given(names)
   if present:
     shown = ", ".join(f"--{name}={flags.FLAGS[name].value}" for name in present)
     raise UserError(f"{shown}: would be ignored, it needs {what}")
@@ -139,11 +149,11 @@ def prepare_memory(configs: Iterable[Any]) -> None:
   """
   from dpjax.experiments.kinds.central.config import TrainConfig
 
-  asked = [each.model.name for each in configs if isinstance(each, TrainConfig)]
-  # An unknown model raises UserError here. The run itself refuses it later, and names the field.
-  with contextlib.suppress(UserError):
-    if any(map(needs_features, asked)):
-      allocator.keep_freed_memory()
+  for config in configs:
+    # An unknown model raises UserError here. The run itself refuses it later, and names the field.
+    with contextlib.suppress(UserError):
+      if isinstance(config, TrainConfig) and registry.entry(config.model.name).features:
+        allocator.keep_freed_memory()
 
 
 def without_device() -> str | None:
@@ -202,74 +212,63 @@ def _stop_behind(error: BaseException | None) -> _Stopped | None:
   return next((one for one in _behind(error) if isinstance(one, _Stopped)), None)
 
 
-class _Stops:
-  """Raises `_Stopped` when a signal arrives, and keeps other code from losing the signal.
-
-  A destructor, or a callback of a library, may swallow the exception. Then the signal is sent
-  again. Other code may catch the exception and raise another error, as tqdm does. Then
-  `_stop_behind` finds the `_Stopped` among the causes of that error.
-  """
-
-  def __init__(self) -> None:
-    self._handlers: dict[int, Any] = {}
-    self._hook = sys.unraisablehook
-    self._again: threading.Timer | None = None
-
-  def _stop(self, signum: int, frame: Any) -> None:
-    raise _Stopped(signum)
-
-  def _swallowed(self, unraisable: Any) -> None:
-    stopped = _stop_behind(unraisable.exc_value)
-    if stopped is None:
-      return self._hook(unraisable)
-    # The signal is sent later. This hook runs where the exception was lost, so another one raised
-    # now would be lost, too.
-    self._again = threading.Timer(_AGAIN_SECONDS, os.kill, (os.getpid(), stopped.signum))
-    self._again.daemon = True
-    self._again.start()
-    return None
-
-  def __enter__(self) -> Self:
-    from dpjax.experiments.run import loop
-
-    for signum in loop.STOPPING:
-      # Ignored signals, as under nohup, stay ignored.
-      if signal.getsignal(signum) != signal.SIG_IGN:
-        self._handlers[signum] = signal.signal(signum, self._stop)
-    sys.unraisablehook = self._swallowed
-    return self
-
-  def __exit__(self, *_: object) -> None:
-    # After the block there is nothing left to stop.
-    if self._again is not None:
-      self._again.cancel()
-    sys.unraisablehook = self._hook
-    for signum, handler in self._handlers.items():
-      signal.signal(signum, handler)
-
-
 @contextlib.contextmanager
 def stoppable(workdir: str) -> Iterator[None]:
   """Ends the process with one line and exit code 128 + signal if SIGINT, SIGTERM or SIGHUP stops
-  the block. During a training, the loop handles the signal, finishes its step and saves."""
-  # Packages for pictures are checked now: a training of hours needs them only at its end.
+  the block. During a training, the loop handles the signal, finishes its step and saves.
+
+  In between, the signal raises `_Stopped`. A destructor, or a callback of a library, may swallow
+  it: then the signal is sent again. Other code may catch it and raise another error, as tqdm does:
+  then `_stop_behind` finds it among the causes of that error.
+  """
   from dpjax import optional
   from dpjax.experiments.run import loop
 
+  # Packages for pictures are checked now: a training of hours needs them only at its end.
   optional.check("runs")
-  with _Stops():
-    try:
-      yield
-    except (Exception, KeyboardInterrupt) as error:
-      saved = isinstance(error, loop.Interrupted)
-      stopped = error if saved else _stop_behind(error)
-      if stopped is None and not isinstance(error, KeyboardInterrupt):
-        raise
-      # After a hang-up nothing reads the terminal, so printing may fail.
-      with contextlib.suppress(OSError):
-        reason = error if saved else _BETWEEN
-        print(f"{reason} (workdir {workdir})", file=sys.stderr, flush=True)
-      sys.exit(128 + getattr(stopped, "signum", signal.SIGINT))
+  hook = sys.unraisablehook
+  again: list[threading.Timer] = []
+
+  def stop(signum: int, frame: object) -> None:
+    raise _Stopped(signum)
+
+  def swallowed(unraisable: Any) -> None:
+    stopped = _stop_behind(unraisable.exc_value)
+    if stopped is None:
+      hook(unraisable)
+      return
+    # The signal is sent later. This hook runs where the exception was lost, so another one raised
+    # now would be lost, too.
+    timer = threading.Timer(_AGAIN_SECONDS, os.kill, (os.getpid(), stopped.signum))
+    timer.daemon = True
+    again.append(timer)
+    timer.start()
+
+  handlers = {}
+  for signum in loop.STOPPING:
+    # Ignored signals, as under nohup, stay ignored.
+    if signal.getsignal(signum) != signal.SIG_IGN:
+      handlers[signum] = signal.signal(signum, stop)
+  sys.unraisablehook = swallowed
+  try:
+    yield
+  except (Exception, KeyboardInterrupt) as error:
+    saved = isinstance(error, loop.Interrupted)
+    stopped = error if saved else _stop_behind(error)
+    if stopped is None and not isinstance(error, KeyboardInterrupt):
+      raise
+    # After a hang-up nothing reads the terminal, so printing may fail.
+    with contextlib.suppress(OSError):
+      reason = error if saved else _BETWEEN
+      print(f"{reason} (workdir {workdir})", file=sys.stderr, flush=True)
+    sys.exit(128 + getattr(stopped, "signum", signal.SIGINT))
+  finally:
+    # After the block there is nothing left to stop.
+    for timer in again:
+      timer.cancel()
+    sys.unraisablehook = hook
+    for signum, handler in handlers.items():
+      signal.signal(signum, handler)
 
 
 def _parse(argv: Sequence[str], *, words: bool = False) -> list[str]:

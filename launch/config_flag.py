@@ -141,7 +141,7 @@ def _whole(got: _Got) -> Any:
   get_configs = getattr(module, "get_configs", None)
   wanted = _wanted()
   at = f"--config={flags.FLAGS.config}"
-  alone = "alone" in flags.FLAGS and flags.FLAGS["alone"].value
+  alone = app.value_of("alone")
   if alone and get_configs is None:
     raise UserError("--alone=true: would be ignored, the file has no get_configs()")
   is_one = get_configs is None or alone
@@ -210,7 +210,7 @@ def _got(*, several: bool = False) -> _Got:
     return _Got(None, module)
   config = before
   texts = {path: str(flags.FLAGS[f"{_NAME}.{path}"].value) for path in _overridden()}
-  if "audit" in flags.FLAGS and flags.FLAGS["audit"].present:
+  if app.given(["audit"]):
     # Before the fields of the audit that other flags set.
     path = "base.audit" if hasattr(before, "base") else "audit"  # of a sweep
     texts[path] = _audit(before) if flags.FLAGS["audit"].value else "none"

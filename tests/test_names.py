@@ -63,7 +63,7 @@ def test_a_model_is_a_class_or_a_function():
   assert networks.build("own_parts:Net", num_classes=2, width=5).width == 5
   assert networks.build("own_parts:net", num_classes=2, width=5).width == 5
   assert registry.options("own_parts:Net") == ("width",)
-  assert registry.needs_features("own_parts:Net") is None
+  assert registry.entry("own_parts:Net").features is None
 
 
 def test_an_option_that_a_model_does_not_have_is_refused():

@@ -29,10 +29,10 @@ from dp_accounting.pld import privacy_loss_distribution as pld_lib
 from dp_accounting.rdp import rdp_privacy_accountant as rdp_lib
 
 from dpjax import validate
-from dpjax.accounting.event_kinds.composition import compose
 from dpjax.accounting.event_kinds.elements import (
   Parts,
   accountable,
+  compose,
   merged_parts,
   rdp_of,
 )

@@ -37,7 +37,7 @@ import dp_accounting as dpa
 import numpy as np
 
 from dpjax import validate
-from dpjax.accounting.event_kinds.composition import compose
+from dpjax.accounting.event_kinds.elements import compose
 from dpjax.accounting.event_kinds.kind import DpEvent
 from dpjax.accounting.event_kinds.noisy_sum import gaussian_event, poisson_sampled_event
 from dpjax.validate import UserError, Verbatim

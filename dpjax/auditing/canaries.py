@@ -14,6 +14,9 @@ is out:
 
 The coins are a pure function of the seed, and anyone who knows them can finish the audit.
 They say nothing about the other records.
+
+Each canary follows from its own row, its place and the seed. So two data sets that differ in the
+record of one place still do so with canaries.
 """
 
 from __future__ import annotations
@@ -65,15 +68,19 @@ def _check_labels(rows: Dataset, kind: str) -> None:
 
 
 def _random(rows: Dataset, rng: np.random.Generator) -> Dataset:
-  """Replaces rows by noise over the range of the pixels (or of the tokens), with random
-  labels."""
-  low = rows.x.min()
-  high = rows.x.max()
+  """Replaces rows by noise over [0, 1], or over all tokens, with random labels."""
+  # The range is public: with that of the rows, one row would change every canary.
   # Inputs of type int32 are tokens; all others are pixels.
   if rows.x.dtype == np.int32:
-    x = rng.integers(low, rows.vocab_size or int(high) + 1, rows.x.shape, np.int32)
+    if rows.vocab_size is None:
+      raise UserError(
+        "needs data that declare their vocab_size, for the largest token is a record's",
+        field="kind",
+        value="random",
+      )
+    x = rng.integers(0, rows.vocab_size, rows.x.shape, np.int32)
   else:
-    x = rng.uniform(low, high, rows.x.shape).astype(np.float32)
+    x = rng.uniform(0.0, 1.0, rows.x.shape).astype(np.float32)
   y = rng.integers(0, rows.num_classes, len(rows), np.int32)
   return dataclasses.replace(rows, x=x, y=y)
 
@@ -116,8 +123,8 @@ def insert_canaries(
     seed: seed of the choice of rows, of their change, and of the coins.
     keep_labels: whether a canary keeps the label of its row, for guarantees that do not cover
       labels. Needs the kind "random".
-    kind: "mislabelled" (a wrong label), "random" (noise with a random label) or "gradient"
-      (a label of its own beyond the classes: train with `canary_loss`).
+    kind: "mislabelled" (a wrong label), "random" (noise in [0, 1] with a random label) or
+      "gradient" (a label of its own beyond the classes: train with `canary_loss`).
     neighboring_relation: relation that decides what is left of a canary that is out; see the table
       above.
 

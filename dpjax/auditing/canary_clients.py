@@ -251,7 +251,15 @@ def _trainers(
       f"the canaries hold no records; use {DIRECTION!r}", field="kind", value=kind
     )
   whole = federation.dataset
-  changed_records = records.changed(federation.dataset.subset(rows), kind, rng)
+  # Each client has draws of its own: with one stream, a row more of one would change all others.
+  each = [
+    records.changed(whole.subset(part), kind, own)
+    for part, own in zip(held, rng.spawn(len(held)))
+  ]
+  joined = {
+    name: np.concatenate([getattr(part, name) for part in each]) for name in ("x", "y")
+  }
+  changed_records = dataclasses.replace(whole.subset(rows), **joined)
   x = whole.x.copy()
   y = whole.y.copy()
   come = included[owners]

@@ -12,7 +12,7 @@ import optax
 
 from dpjax import columns, training, trees
 from dpjax.checks.subject import BATCH, Subject, parts_of
-from dpjax.checks.table import CheckTable, asked, rows
+from dpjax.checks.table import CheckTable, checks, rows
 from dpjax.gradients.arguments import check_real
 from dpjax.plan import Plan
 from dpjax.types import Algorithm, Array, Indexed, LossFn, Params
@@ -191,7 +191,7 @@ def check(
     optimizer=optimizer,
   )
   _try(subject)
-  return CheckTable(list(rows(asked(subject), subject)))
+  return CheckTable(list(rows(checks(subject), subject)))
 
 
 def _try(subject: Subject) -> None:

@@ -180,7 +180,7 @@ class Silos:
       "slices": plan.slices == 1,
       "statistics": plan.statistics is None,
       "scaling": plan.scaling is None,
-      "sampler": plan.sampler.steps_alike and plan.sampler.participation is None,
+      "sampler": plan.sampler.period == 1 and plan.sampler.participation is None,
     }
     for name, is_usual in usual.items():
       if not is_usual:
@@ -259,7 +259,7 @@ class Silos:
     more = math.log(self.max_silos) if self.max_silos > 1 else 0.0
     allowed = []
     for plan, epsilon in zip(self.plans, alone):
-      usual = overflow.log_allowed(plan.delta, epsilon, plan.num_steps)
+      usual = plan.log_allowed
       if self.max_silos > 1 and math.isfinite(epsilon):
         usual -= more + float(np.logaddexp(0.0, together) - np.logaddexp(0.0, epsilon))
       allowed.append(float(usual))
@@ -268,15 +268,13 @@ class Silos:
   def _check_capacity(self, silo: int, num_examples: int) -> None:
     plan = self.plans[silo]
     declared = self.sizes[silo] if self.sizes else None
-    if plan.sampler.log_overflow_prob(num_examples + 1) == -math.inf:
-      return
     overflow.check_capacity(
       plan.sampler,
       num_examples,
       declared=declared,
       of_divisor=declared,
       run=plan,
-      log_allowed=self._log_allowed[silo],
+      log_allowed=lambda: self._log_allowed[silo],
     )
 
   def cohorts(
@@ -452,16 +450,13 @@ class _Together(MayAbort):
     return join([plan.event(count) for plan, count in pairs])
 
   def accounted_delta(self, delta: float, steps: Any = None) -> float:
-    validate.open_unit(delta=delta)
-    delta = float(delta)
     triples = zip(self._plans, self._counts(steps), self._allowed)
     chances = [
       allowed + math.log(count)
       for plan, count, allowed in triples
-      if count and plan.sampler.can_overflow and plan.is_private
+      if count and plan.can_overflow
     ]
-    least = overflow.OVERFLOW_SHARE * min(delta, self.delta)
-    return self._left_by_aborts(delta, steps, chances, least=least)
+    return self._left_by_aborts(delta, steps, chances)
 
 
 @functools.lru_cache(maxsize=4096)

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
   from dpjax.sampling.min_sep import MinSepSampler as MinSepSampler
   from dpjax.sampling.owners import bound_contributions as bound_contributions
   from dpjax.sampling.poisson import PoissonSampler as PoissonSampler
+  from dpjax.sampling.poisson import UserSampler as UserSampler
   from dpjax.sampling.random_allocation import (
     RandomAllocationSampler as RandomAllocationSampler,
   )
@@ -24,7 +25,6 @@ if TYPE_CHECKING:
   from dpjax.sampling.truncated_poisson import (
     TruncatedPoissonSampler as TruncatedPoissonSampler,
   )
-  from dpjax.sampling.user_sampler import UserSampler as UserSampler
   from dpjax.sampling.users import group_by_user as group_by_user
   from dpjax.sampling.users import user_loss as user_loss
   from dpjax.sampling.with_replacement import (

@@ -60,11 +60,12 @@ class Sampler(abc.ABC):
   relations: ClassVar[tuple[str, ...]] = ()
 
   @property
-  def steps_alike(self) -> bool:
-    """Returns whether every step has the same event, so that step 0 stands for all of them.
+  def period(self) -> int | None:
+    """Returns after how many steps the events of `event_at` repeat, where the first of a period
+    costs all of it: 1 if all steps have the same event.
 
-    A class that says in `event_at` what a step costs is asked for each step."""
-    return type(self).event_at is Sampler.event_at
+    None for a class that says in `event_at` what a step costs: it is asked for each step."""
+    return 1 if type(self).event_at is Sampler.event_at else None
 
   @property
   def proved_under(self) -> tuple[str, ...]:
@@ -373,6 +374,14 @@ class PassSampler(Sampler):
     # A record may be in any step of the pass, so the whole cost is accounted at the first step.
     is_within = whole is not None and step % self.steps_per_event != 0
     return dp_accounting.NoOpDpEvent() if is_within else whole
+
+  @property
+  def period(self) -> int | None:
+    if type(self).event_at is not PassSampler.event_at:
+      return super().period
+    # Without an event the steps of a pass may be unknown.
+    whole = self.event(dp_accounting.GaussianDpEvent(1.0))
+    return None if whole is None else self.steps_per_event
 
 
 def _log_chernoff(count: int, num_examples: int, rate: float) -> float:

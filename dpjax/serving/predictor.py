@@ -51,7 +51,7 @@ from dpjax.mechanisms.channel_statistics import ChannelMoments
 from dpjax.mechanisms.whitening import Spread
 from dpjax.types import Params
 from dpjax.validate import UserError
-from dpjax.zoo.networks.registry import is_language, needs_unit_range
+from dpjax.zoo.networks.registry import entry
 
 # Batch size of the evaluation of runs, which is the default of dpjax.metrics.
 EVALUATION = 500
@@ -373,7 +373,7 @@ def _holds_all_weights(config: TrainConfig) -> bool:
 
 
 def _check_kind(config: TrainConfig, at: str) -> None:
-  if config.loss == embeddings.NAME or is_language(config.model.name):
+  if config.loss == embeddings.NAME or entry(config.model.name).is_language:
     if config.loss == embeddings.NAME:
       what = "embeddings"
       instead = "a run with pretrained='RUN/params.npz' and labels"
@@ -399,7 +399,7 @@ def _inputs_of_data(config: Any, train: TrainConfig, at: str) -> ModelInputs:
       f"say the shape of an example ({error!s:.120}); train it again"
     ) from error
   needs_arrays(test, at)
-  unit_range = needs_unit_range(train.model.name)
+  unit_range = entry(train.model.name).in_unit_range
   shape = tuple(test.x.shape[1:])
   known = model_inputs.of(train.data, test, shape, unit_range=unit_range)
   assert known is not None
@@ -430,7 +430,7 @@ def _rebuilt(
     raise UserError(f"{at}: has no {workdir.PARAMS}, so there is no model to serve")
   arrays = saved.read(file, "params")
   statistics = None
-  if normalization.releases_statistics(config):
+  if normalization.statistics_of(config) is not None:
     kind: Any = ChannelMoments
     if isinstance(getattr(config.privacy, "normalization", None), Whitened):
       kind = Spread

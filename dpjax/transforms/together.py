@@ -76,7 +76,7 @@ def features(
     present["bounded participation"] = (not free, drawn)
     # Private statistics protect a row, which is only a part of a user's data.
     present["users"] = (sampler.unit != "example", drawn)
-    present[_EPOCHS] = (not sampler.steps_alike, drawn)
+    present[_EPOCHS] = (sampler.period != 1, drawn)
   return {
     name: {"field": field, "value": value}
     for name, (has, (field, value)) in present.items()

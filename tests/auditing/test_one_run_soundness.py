@@ -252,6 +252,14 @@ def test_equal_scores_of_a_run_that_says_nothing_are_parted_by_no_coin(method):
   assert 0 < found <= MOST
 
 
+def test_coins_that_are_refused_do_not_raise_the_error():
+  """Six coins are all alike in one of 32 cases, which leaves 31 / 32 for all that may err."""
+  scores = Scores(np.ones(3), np.zeros(3))
+  epsilon = lower_bounds.one_run_two_sided(scores, delta=0.0)
+  missed = special.expit(epsilon) ** 6 / (1 - 2 / 2**6)
+  assert 0.0499 < missed <= LEVEL
+
+
 def test_a_run_that_diverged_has_scores():
   canaries = Canaries(None, np.arange(4) < 2, "random")  # type: ignore[arg-type]
   scores = split_scores([np.nan, np.inf, 1.0, -np.inf], canaries)

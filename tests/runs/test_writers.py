@@ -188,7 +188,7 @@ def test_result_without_privacy_says_so(tmp_path, epsilon):
 def test_progress_speaks_every_five_seconds_and_at_the_end(monkeypatch, capsys):
   clock = [0.0]
   monkeypatch.setattr(writers.time, "monotonic", lambda: clock[0])
-  bar = writers.progress(100, 10, "train")
+  bar = writers.Progress(100, 10, "train")
   for _ in range(12):  # one update a second
     clock[0] += 1
     bar.update(1, epsilon=0.123456)
@@ -203,7 +203,7 @@ def test_progress_speaks_every_five_seconds_and_at_the_end(monkeypatch, capsys):
 
 def test_progress_is_a_bar_on_a_terminal(monkeypatch, capsys):
   monkeypatch.setattr("sys.stderr.isatty", lambda: True, raising=False)
-  with writers.progress(4, 1, "train") as bar:
+  with writers.Progress(4, 1, "train") as bar:
     bar.update(3, accuracy=0.5)
   text = capsys.readouterr().err
   assert "4/4" in text and "train" in text and "accuracy=0.5" in text
@@ -213,7 +213,7 @@ def test_progress_is_a_bar_on_a_terminal(monkeypatch, capsys):
 def test_a_part_is_named_as_it_begins_on_a_terminal_alone(monkeypatch, capsys, terminal):
   monkeypatch.setattr("sys.stderr.isatty", lambda: terminal, raising=False)
   writers.begins("membership-none")
-  with writers.bar(2, "checks") as bar:
+  with writers.Progress(2, desc="checks", lines=False) as bar:
     bar.update(0, now="padding")
     begun = capsys.readouterr().err
     bar.update()
@@ -224,7 +224,7 @@ def test_a_part_is_named_as_it_begins_on_a_terminal_alone(monkeypatch, capsys, t
 
 def test_of_several_runs_at_once_none_names_its_parts(monkeypatch, capsys):
   monkeypatch.setattr("sys.stderr.isatty", lambda: True, raising=False)
-  with writers.silent(), writers.bar(2) as bar:
+  with writers.silent(), writers.Progress(2, lines=False) as bar:
     writers.begins("a")
     bar.update()
   assert not capsys.readouterr().err

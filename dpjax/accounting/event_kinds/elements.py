@@ -1,7 +1,8 @@
-"""The elementary mechanisms of an event, and the accountants that have a proof for them.
+"""Compositions, the elementary mechanisms of an event, and the accountants that prove their cost.
 
-`parts` takes an event apart. `accountable` refuses parts for which an accountant has no proof under
-a relation, and returns the others as accountants compose them.
+`compose` makes a composition, and `parts` takes an event apart. `accountable` refuses parts for
+which an accountant has no proof under a relation, and returns the others as accountants compose
+them.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ import contextlib
 import functools
 import math
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
 import dp_accounting as dpa
@@ -22,9 +23,12 @@ from dpjax.accounting.event_kinds.kind import (
   ORDERS,
   TOO_DEEP,
   DpEvent,
+  EventKind,
   StatedDpEvent,
+  check_is_list,
   kind_of,
   plain_number,
+  register,
   replace_fields,
 )
 from dpjax.accounting.proved import ACCOUNTANTS, ADD, RELATIONS, REPLACE
@@ -35,6 +39,72 @@ Parts = Mapping[DpEvent, int]
 # Smallest Renyi divergence that a part may have. A computed one errs by about 3e-16. So it may come
 # out zero or negative, which dp_accounting would read as "costs nothing".
 _RDP_ROUNDING = 1e-14
+# Larger counts, which only a hand-made file holds, would overflow a float.
+_MOST_TIMES = 2**63 - 1
+
+
+class NoOpKind(EventKind[dpa.NoOpDpEvent]):
+  """A run in which nothing was released."""
+
+  name = "no_op"
+  event = dpa.NoOpDpEvent
+
+  def elements(self, event: dpa.NoOpDpEvent) -> Iterable[tuple[DpEvent, int]]:
+    return ()
+
+
+class NonPrivateKind(EventKind[dpa.NonPrivateDpEvent]):
+  """A release without noise, whose epsilon is infinite."""
+
+  name = "non_private"
+  event = dpa.NonPrivateDpEvent
+  relations = RELATIONS
+
+  def describe(self, part: dpa.NonPrivateDpEvent, unit: str) -> str:
+    return "a release without noise"
+
+
+class SelfComposedKind(EventKind[dpa.SelfComposedDpEvent]):
+  """Composition of one event with itself, `count` times."""
+
+  name = "self_composed"
+  event = dpa.SelfComposedDpEvent
+
+  def elements(self, event: dpa.SelfComposedDpEvent) -> Iterable[tuple[DpEvent, int]]:
+    validate.integer_in(0, _MOST_TIMES, count=event.count)
+    count = int(event.count)
+    # The inner event is taken apart even for 0 repetitions, so that an unknown event is refused.
+    for part, times in kind_of(event.event).elements(event.event):
+      if count > 0:
+        yield part, times * count
+
+
+class ComposedKind(EventKind[dpa.ComposedDpEvent]):
+  """Several events, one after the other."""
+
+  name = "composed"
+  event = dpa.ComposedDpEvent
+
+  def elements(self, event: dpa.ComposedDpEvent) -> Iterable[tuple[DpEvent, int]]:
+    check_is_list(event.events)
+    for inner in event.events:
+      yield from kind_of(inner).elements(inner)
+
+
+def compose(step_event: DpEvent, num_steps: int) -> DpEvent:
+  """Returns the event of `num_steps` adaptive runs of `step_event`; 0 steps cost nothing.
+
+  >>> from dpjax.accounting import gaussian_event
+  >>> compose(gaussian_event(1), 0)
+  NoOpDpEvent()
+  >>> compose(gaussian_event(1), 3).count
+  3
+  """
+  validate.integer_at_least(0, num_steps=num_steps)
+  if num_steps == 0:
+    return dpa.NoOpDpEvent()
+  # The count is a Python integer, because JSON cannot write NumPy's integers.
+  return dpa.SelfComposedDpEvent(step_event, int(num_steps))
 
 
 def parts(event: DpEvent) -> Counter[DpEvent]:
@@ -263,3 +333,6 @@ def describe(event: DpEvent, unit: str) -> str:
     for part, times in parts(event).items()
   )
   return "; ".join(each)
+
+
+register(NoOpKind(), NonPrivateKind(), SelfComposedKind(), ComposedKind())

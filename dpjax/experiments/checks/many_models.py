@@ -163,7 +163,7 @@ def _scores(
   target: Any,
 ) -> Scores:
   done = 0
-  with writers.progress(2 * settings.num_models, 0, "final models") as bar:
+  with writers.Progress(2 * settings.num_models, 0, "final models") as bar:
 
     def tell(count: int, _: int) -> None:
       nonlocal done

@@ -30,18 +30,27 @@ from dpjax.validate import UserError
 _WITH_PARAMETERS = ("gradient", "parameter")
 
 
-def check(config: CanaryAudit, kinds: tuple[str, ...], scores: tuple[str, ...]) -> None:
+def check(
+  config: CanaryAudit, kinds: tuple[str, ...], scores: tuple[str, ...], *, release: bool
+) -> None:
   """Raises UserError for wrong settings of an audit; needs no data.
 
   Args:
     kinds: kinds of canaries that the run supports.
     scores: scores that the run supports.
+    release: whether the result may be published.
   """
   validate.integer_at_least(2, **{"audit.num_canaries": config.num_canaries})
   validate.one_of(kinds, **{"audit.kind": config.kind})
   validate.one_of(scores, **{"audit.score": config.score})
   validate.one_of(METHODS, **{"audit.method": config.method})
   validate.open_unit(**{"audit.confidence": config.confidence})
+  if release and config.kind == "mislabelled":
+    raise UserError(
+      "must be another kind with release=True: the scores of these canaries are of true rows",
+      field="audit.kind",
+      value=config.kind,
+    )
 
 
 @dataclasses.dataclass(frozen=True)

@@ -232,7 +232,7 @@ class Checkpoints:
       for path in (*(new / str(step)).rglob("*"), new / str(step)):
         files.sync(path, 0o700 if path.is_dir() else 0o600)
       os.rename(new / str(step), self.directory / str(step))
-      writers.sync_folder(self.directory)
+      files.sync(self.directory)
       new.rmdir()
       for old in _numbers(self.directory)[: -files.KEPT]:
         shutil.rmtree(self.directory / str(old))

@@ -7,6 +7,7 @@ file is complete.
 
 from __future__ import annotations
 
+import dataclasses
 import errno
 import fcntl
 import hashlib
@@ -21,7 +22,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import Any
+from typing import Any, Self
 
 from tqdm import tqdm
 
@@ -30,7 +31,7 @@ from dpjax.accounting.text import by_name
 from dpjax.files import half_written as half_written
 from dpjax.files import make_folder as make_folder
 from dpjax.files import replace_file as replace_file
-from dpjax.files import sync_folder as sync_folder
+from dpjax.files import sync
 from dpjax.validate import UserError, Verbatim
 
 METRICS = "metrics.jsonl"
@@ -76,7 +77,7 @@ def secret_folder(path: pathlib.Path) -> None:
   make_folder(path.parent)
   if not path.is_dir():
     path.mkdir(mode=0o700)
-    sync_folder(path.parent)
+    sync(path.parent)
   if stat.S_IMODE(path.stat().st_mode) & 0o077:
     try:
       path.chmod(0o700)
@@ -263,7 +264,8 @@ def plain(value: object) -> Any:
   value = item() if callable(item) else value
   if isinstance(value, float) and not math.isfinite(value):
     return None if math.isnan(value) else str(value)
-  return value
+  # A dataclass inside a list or a dict, such as a value among a user's options.
+  return repr(value) if dataclasses.is_dataclass(value) else value
 
 
 def number(value: float | str | None) -> float:
@@ -556,20 +558,6 @@ def silent() -> Iterator[None]:
     _SILENT.reset(before)
 
 
-def progress(total: int, initial: int = 0, desc: str = "") -> Progress:
-  """Returns a progress report on stderr: a bar on a terminal, lines elsewhere. In a block of
-  `silent`, it reports nothing."""
-  if _on_terminal():
-    return _Bar(total, initial, desc)
-  return Progress(total, initial, desc, speaks=not _SILENT.get() and sys.stderr is not None)
-
-
-def bar(total: int, desc: str = "") -> Progress:
-  """Returns a progress report that is shown on a terminal alone, for a command that then prints a
-  table."""
-  return _Bar(total, 0, desc) if _on_terminal() else Progress(total, 0, desc, speaks=False)
-
-
 def begins(what: str) -> None:
   """Prints the name of a part of a long command as it begins, on a terminal alone."""
   if _on_terminal():
@@ -583,35 +571,67 @@ def _on_terminal() -> bool:
 
 
 class Progress:
-  """Progress report in plain lines; also a context manager. Unless it `speaks`, it is silent."""
+  """Counts to a total and shows it on stderr, as a context manager: a bar on a terminal, a line
+  every five seconds elsewhere. In a block of `silent`, it shows nothing.
 
-  def __init__(self, total: int, initial: int, desc: str, *, speaks: bool):
-    self._speaks = speaks
+  Args:
+    total, initial: the last count, and the first one.
+    desc: what is counted; "" for none.
+    lines: whether it shows lines where stderr is no terminal; False for a command that then prints
+      a table.
+    shown: whether it shows anything.
+  """
+
+  def __init__(
+    self,
+    total: int,
+    initial: int = 0,
+    desc: str = "",
+    *,
+    lines: bool = True,
+    shown: bool = True,
+  ):
+    is_bar = shown and _on_terminal()
+    self._bar: Any = None
+    if is_bar:
+      self._bar = tqdm(total=total, initial=initial, desc=desc, dynamic_ncols=True)
+    self._speaks = shown and lines and not _SILENT.get() and sys.stderr is not None
     self._total = total
     self._count = initial
     self._desc = desc
     self._initial = initial
     self._start = time.monotonic()
     self._next = self._start + _LINE_SECONDS
-    self._postfix: dict[str, Any] = {}
+    self._shown: dict[str, str] = {}  # values, by name
     # The count that was last reported. It begins at `initial`, so that `close` reports nothing if
     # no step was made.
     self._said = initial
 
-  def update(self, n: int = 1, **postfix: Any) -> None:
+  def update(self, n: int = 1, **shown: Any) -> None:
     """Adds n to the count. With n=0, it only updates the shown values.
 
     Args:
-      postfix: values to show, by name. A new value replaces the old value of the same name.
+      shown: values to show, by name. A new value replaces the old value of the same name.
     """
     self._count += n
-    self._postfix.update(postfix)
-    if self._speaks and time.monotonic() >= self._next:
-      self._say()
+    for name, value in shown.items():
+      self._shown[name] = by_name(name, value) if isinstance(value, float) else str(value)
+    if self._bar is None:
+      if self._speaks and time.monotonic() >= self._next:
+        self._say()
+      return
+    if shown:
+      self._bar.set_postfix(self._shown, refresh=False)
+    if n:
+      self._bar.update(n)
+    else:  # an update by nothing would count as a step that took no time
+      self._bar.refresh()
 
   def close(self) -> None:
-    """Reports the final count, unless the last line did, or there was no progress."""
-    if self._speaks and self._said != self._count:
+    """Ends the bar, or reports the final count, unless the last line did."""
+    if self._bar is not None:
+      self._bar.close()
+    elif self._speaks and self._said != self._count:
       self._say()
 
   def _say(self) -> None:
@@ -620,39 +640,13 @@ class Progress:
     self._said = self._count
     # The speed leaves out steps from before a resume, which took none of this process's time.
     speed = (self._count - self._initial) / max(now - self._start, 1e-9)
-    values = "".join(
-      f" {name}={_short(name, value)}" for name, value in self._postfix.items()
-    )
-    head = f"{self._desc}: " if self._desc else ""
-    text = f"{head}{self._count}/{self._total} {speed:.3g}/s{values}"
-    print(text, file=sys.stderr, flush=True)
+    words = [f"{self._desc}:"] if self._desc else []
+    words += [f"{self._count}/{self._total}", f"{speed:.3g}/s"]
+    words += map("=".join, self._shown.items())
+    print(" ".join(words), file=sys.stderr, flush=True)
 
-  def __enter__(self) -> Progress:
+  def __enter__(self) -> Self:
     return self
 
   def __exit__(self, *error: object) -> None:
     self.close()
-
-
-class _Bar(Progress):
-  """Progress report as a bar of tqdm."""
-
-  def __init__(self, total: int, initial: int, desc: str):
-    self._bar = tqdm(total=total, initial=initial, desc=desc, dynamic_ncols=True)
-    self._postfix = {}
-
-  def update(self, n: int = 1, **postfix: Any) -> None:
-    if postfix:
-      self._postfix.update({name: _short(name, value) for name, value in postfix.items()})
-      self._bar.set_postfix(self._postfix, refresh=False)
-    if n:
-      self._bar.update(n)
-    else:  # an update by nothing would count as a step that took no time
-      self._bar.refresh()
-
-  def close(self) -> None:
-    self._bar.close()
-
-
-def _short(name: str, value: Any) -> str:
-  return by_name(name, value) if isinstance(value, float) else str(value)

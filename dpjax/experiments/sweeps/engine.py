@@ -27,7 +27,7 @@ from dpjax.parallel import allocator
 from dpjax.validate import UserError
 
 if TYPE_CHECKING:
-  from dpjax.experiments.run.kind import Table
+  from dpjax.experiments.run.table import Table
 
 Row = dict[str, Any]
 LoadFn = Callable[[Any], Any]  # (config) -> what all runs on the same data and model share

@@ -25,6 +25,7 @@ from dpjax.experiments.config.fields import Choice, WithChoices
 from dpjax.experiments.kinds.central.config import TrainConfig
 from dpjax.experiments.run import kind as kinds
 from dpjax.experiments.run.experiment import no_plan
+from dpjax.experiments.run.table import Table
 from dpjax.experiments.sweeps import curves, engine
 from dpjax.experiments.sweeps.engine import Point, Row
 from dpjax.validate import UserError
@@ -262,7 +263,7 @@ class Runs:
     self.config = config
     self.alone = named is None
     if named is None:
-      table = kinds.of(config).its_table() or kinds.Table()
+      table = kinds.of(config).its_table() or Table()
       named = [(table.alone(config) or kinds.command_of(config), config)]
     self.points = points(named, config)
     sweep = config if isinstance(config, Sweep) else Sweep()

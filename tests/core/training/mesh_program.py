@@ -23,7 +23,6 @@ from dpjax.experiments.config import fields
 from dpjax.experiments.kinds.central import build
 from dpjax.experiments.kinds.central.config import TrainConfig
 from dpjax.experiments.run import checkpoint, config_names, loop, writers
-from dpjax.experiments.run.kind import experiment_of
 from dpjax.gradients import per_example
 from dpjax.gradients.device_mesh import mesh_of, split_rows
 from dpjax.noise import source
@@ -34,6 +33,7 @@ from dpjax.parallel.spanning import own_copy
 from dpjax.plan import Plan
 from dpjax.sampling import CyclicSampler, PoissonSampler
 from dpjax.training.dp_sgd import noise_state
+from tests.runs.stops import on_save
 
 LAYOUTS = (None, "data:8", "data:4,model:2")
 SIZE, IDLE = 40, 2  # examples; columns that are 0 for everybody
@@ -208,7 +208,7 @@ def until(last, mesh, folder, copies=None):
     copies: {step: where its folder is copied to when that step is saved}.
   """
 
-  def on_save(step):
+  def saved(step):
     if step in (copies or {}) and is_first():
       ignored = shutil.ignore_patterns(writers.LOCK)
       shutil.copytree(folder, copies[step], ignore=ignored)
@@ -216,8 +216,8 @@ def until(last, mesh, folder, copies=None):
       raise _Enough
 
   try:
-    run = experiment_of(config(mesh))
-    return loop.run(run, folder, data=(dataset(), dataset()), on_save=on_save)
+    with on_save(saved):
+      return loop.train(config(mesh), folder, data=(dataset(), dataset()))
   except _Enough:
     return None
 

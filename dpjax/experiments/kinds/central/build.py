@@ -68,7 +68,7 @@ from dpjax.gradients.device_mesh import (
   whole_rows,
 )
 from dpjax.models.libraries import linen_modules
-from dpjax.parallel import allocator, made_for
+from dpjax.parallel import allocator
 from dpjax.parallel.spanning import own_copy
 from dpjax.plan import Plan
 from dpjax.training.augment import AUGMENTATIONS
@@ -76,12 +76,12 @@ from dpjax.training.dp_sgd import join
 from dpjax.types import Algorithm, ArrayLike, LossFn, Params
 from dpjax.validate import UserError, first_line
 from dpjax.zoo import networks, recipes
-from dpjax.zoo.networks.registry import needs_features, needs_unit_range
+from dpjax.zoo.networks import registry
 
 if TYPE_CHECKING:
   from dpjax.auditing.canaries import Canaries
   from dpjax.experiments.kinds.federated.config import FedConfig
-  from dpjax.parallel.made_for import StepProgram
+  from dpjax.parallel.step_program import StepProgram
 
 
 def run_keys(config: TrainConfig | FedConfig) -> RunKeys:
@@ -137,7 +137,7 @@ def check(config: TrainConfig) -> None:
   if config.audit is not None:
     from dpjax.experiments.kinds.central import audit  # few runs are audited
 
-    audit.check(config.audit)
+    audit.check(config.audit, release=config.release)
   if config.loss == CONTRASTIVE:
     # Imported here, since few runs need this module.
     from dpjax.experiments.kinds.central import embeddings
@@ -197,10 +197,11 @@ def load_data(config: TrainConfig, *, features: bool = True) -> tuple[Any, Any]:
   Args:
     features: whether to compute the features of the model; they do not change `data.digest`.
   """
-  kept = cache.folder()
-  # The cache's folder is checked first, since reading data and computing features may take an hour.
-  if features and kept is not None and needs_features(config.model.name):
-    cache.check_folder(kept)
+  if features and registry.entry(config.model.name).features:
+    kept = cache.folder()
+    # It is checked first, since reading data and computing features may take an hour.
+    if kept is not None:
+      cache.check_folder(kept)
   train, test = named_data.load_section(
     config.data, max_length=config.data.max_length, resident=config.resident
   )
@@ -224,7 +225,7 @@ def preprocessed(
 
 def with_features(config: TrainConfig, loaded: tuple[Any, Any]) -> tuple[Any, Any]:
   """Returns (train, test) with features as inputs if the model takes features, else unchanged."""
-  if not needs_features(config.model.name):
+  if not registry.entry(config.model.name).features:
     return loaded
   per_example = normalization.per_example(config)
   kept = cache.folder()
@@ -341,7 +342,7 @@ def start(
   task = make_task(config, dataset)
   name = config.model.name
   # `load_data` has already normalised scattering features, so the model must not do it again.
-  fixed = {"num_groups": None} if needs_features(name) == "scattering" else {}
+  fixed = {"num_groups": None} if registry.entry(name).features == "scattering" else {}
   # Parameters are initialised on zeros, since they must not depend on any record.
   first = jax.tree.map(jnp.zeros_like, dataset.x[:1])
   wanted = (1, task.width(dataset))
@@ -486,7 +487,7 @@ def assembled(config: TrainConfig, loaded: tuple[Any, Any], random: RunKeys) -> 
   return Run(
     plan=plan,
     guarantee=promised,
-    pretrained_on=[*known, *(name for name in behind if name not in known)],
+    pretrained_on=list(dict.fromkeys([*known, *behind])),
     algorithm=with_keys(random.noise, random.local),
     with_keys=with_keys,
     first_steps=with_keys(random.noise, random.local, first=True)
@@ -526,9 +527,9 @@ def inputs_writer(
   # `launch.serve` takes one array for each example, so it refuses a run on columns.
   if dataset.in_columns:
     return functools.partial(model_inputs.write, facts=None)
-  if not needs_features(model.name):
+  if not registry.entry(model.name).features:
     shape = tuple(dataset.x.shape[1:])
-  unit_range = needs_unit_range(model.name)
+  unit_range = registry.entry(model.name).in_unit_range
   facts = model_inputs.of(config, dataset, shape, unit_range=unit_range)
   return functools.partial(model_inputs.write, facts=facts)
 
@@ -598,20 +599,22 @@ def batches(run: Run, start: int = 0) -> Generator[Any]:
 
 def _program(run: Run, step: Any) -> StepProgram:
   """Returns a jitted step, lowered on a batch of the run for the devices of `parallel.made_for`."""
+  from dpjax.parallel import step_program  # few runs are planned for another machine
+
   state = jax.eval_shape(run.algorithm.init, run.params)
   batch = next(iter(run.plan.batches(run.train, rng=run.random.sampler)))
   mesh = run.mesh
   rows = len(batch.mask)
   if mesh is None:
-    state, batch = made_for.on_device((state, batch))
+    state, batch = step_program.on_device((state, batch))
   else:
     # State and batch are placed as `dp_sgd` and `batches` place them.
     apart = row_sharding(mesh)
     rows = whole_rows(rows, mesh) // mesh.shape[DATA]
     batch = jax.eval_shape(functools.partial(split_rows, mesh), batch)
-    batch = made_for.placed(batch, lambda leaf: apart)
-    state = made_for.placed(state, functools.partial(leaf_sharding, mesh))
-  return made_for.StepProgram(
+    batch = step_program.placed(batch, lambda leaf: apart)
+    state = step_program.placed(state, functools.partial(leaf_sharding, mesh))
+  return step_program.StepProgram(
     step.lower(state, batch),
     calls=run.plan.slices,
     num_parameters=trees.size(normalization.beside(run.params, run.statistics)),
@@ -622,9 +625,10 @@ def _program(run: Run, step: Any) -> StepProgram:
 
 def phase(config: TrainConfig, run: Run) -> Phase:
   """Returns the phase that trains, evaluates and reports, step by step."""
-  kinds = (run.algorithm, run.first_steps or run.algorithm)
   # The old state is no longer needed, so its memory is reused for the new state.
-  later, first = (closed_over.jitted(kind.step, donate_argnums=0) for kind in kinds)
+  later = first = closed_over.jitted(run.algorithm.step, donate_argnums=0)
+  if run.first_steps is not None:
+    first = closed_over.jitted(run.first_steps.step, donate_argnums=0)
   # In one program, and without the key of the noise in it. Over several devices `init` places its
   # arrays itself.
   init = run.algorithm.init if run.mesh else closed_over.jitted(run.algorithm.init)
@@ -664,7 +668,7 @@ def phase(config: TrainConfig, run: Run) -> Phase:
     evaluate=scores,
     write=lambda folder, state: run.save(folder, training.eval_params(state)),
     guarantee=run.guarantee,
-    row_at=lambda step: every(config.eval_every, step, config.num_steps),
+    row_at=functools.partial(every, config.eval_every, config.num_steps),
     observe=functools.partial(facts.observed, config, run),
     arrivals=left_out.of_step if facts.shows_data(config) else None,
     save_every=config.checkpoint_every,

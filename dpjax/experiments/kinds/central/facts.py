@@ -41,12 +41,6 @@ def shows_data(config: Any) -> bool:
   return config.diagnostics and not config.release
 
 
-def scaling(config: TrainConfig) -> dict[str, Any]:
-  """Returns {"scaling": how coordinates are scaled}; {} without scaling."""
-  chosen = fields.get(config, "privacy.scaling")
-  return {} if chosen in ("none", None) else {"scaling": chosen}
-
-
 def observed(
   config: TrainConfig, run: Run, state: TrainState, info: Any, step: int
 ) -> dict[str, float]:
@@ -93,9 +87,11 @@ def planned(config: TrainConfig, run: Run) -> dict[str, Any]:
     "task": run.task.name,
     **of_plan(config, run.plan),
     "clipping": fields.get(config, "privacy.clipping"),
-    **scaling(config),
     "sampler": repr(run.plan.sampler),
   }
+  scaling = fields.get(config, "privacy.scaling")
+  if scaling not in ("none", None):
+    facts["scaling"] = scaling
   facts |= pretrained(run) | starting_point.facts(config)
   if run.tokenizer is not None:
     facts["tokenizer"] = run.tokenizer

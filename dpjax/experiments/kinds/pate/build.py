@@ -283,7 +283,7 @@ class _Run:
       draws=draws,
       released=self.released,
       evaluate=self.scores,
-      row_at=lambda query: every(config.eval_every, query, config.num_queries),
+      row_at=functools.partial(every, config.eval_every, config.num_queries),
       guarantee=self.promised,
       name="queries",
       subfolder="queries",
