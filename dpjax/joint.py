@@ -190,7 +190,7 @@ class JointPlan(overflow.MayAbort):
       try:
         accountable(self._event_of(name, 1), relation, accountant)
       except UserError as error:
-        return error.at(f"parts[{name!r}]")
+        return UserError(str(error), field=f"parts[{name!r}]")
     try:
       # Even if each part has a proof by itself, the parts together may have none.
       accountable(self.event(), relation, accountant)

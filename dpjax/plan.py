@@ -35,7 +35,6 @@ from dpjax.accounting import calibration, matrix, overflow
 from dpjax.accounting.attack_bounds import AttackBound
 from dpjax.accounting.event_kinds.elements import check_accountant, parts
 from dpjax.accounting.event_kinds.kind import event_to_json
-from dpjax.accounting.loss_grid import Profile
 from dpjax.accounting.matrix import correlated_events
 from dpjax.accounting.overflow import OVERFLOW_SHARE
 from dpjax.accounting.proved import NeighboringRelation
@@ -49,7 +48,6 @@ from dpjax.sampling.batches import rows_of_slice
 from dpjax.sampling.samplers import PaddedSampler, unproved
 from dpjax.transforms import ScaledLoss, together
 from dpjax.transforms.group_noise import group_stds, group_weights, noise_std
-from dpjax.transforms.together import check_together
 from dpjax.transforms.words import noise_in_words
 from dpjax.types import ArrayTree, Batch, Example, Indexed, LossFn
 from dpjax.validate import UserError, Verbatim
@@ -206,9 +204,10 @@ class Plan(overflow.MayAbort):
       from dpjax.mechanisms.noisy_means import NoisyMeans
 
       if not isinstance(self.statistics, NoisyMeans):
-        shown = f"statistics={self.statistics!r:.60}"
         raise UserError(
-          f"{shown}: must be a dpjax.mechanisms.ChannelStatistics, a Whitening, or None"
+          "must be a dpjax.mechanisms.ChannelStatistics, a Whitening, or None",
+          field="statistics",
+          value=Verbatim(f"{self.statistics!r:.60}"),
         )
     # A plan without scaling does not import its transform.
     if self.scaling is not None and not isinstance(
@@ -219,7 +218,7 @@ class Plan(overflow.MayAbort):
         field="scaling",
         value=self.scaling,
       )
-    check_together(
+    present = together.features(
       self.l2_clip_norm,
       self.noise_shape,
       sampler=self.sampler,
@@ -227,6 +226,7 @@ class Plan(overflow.MayAbort):
       statistics=self.statistics,
       scaling=self.scaling,
     )
+    together.check(present)
     relation = self.sampler.checked_relation(self.neighboring_relation)
     object.__setattr__(self, "neighboring_relation", relation)
     known = self.sampler.accountants(relation)
@@ -313,7 +313,9 @@ class Plan(overflow.MayAbort):
     if not unit.is_private:
       raise unproved(sampler, "sampler")
     if attack is not None:
-      return unit._kept_from(attack)
+      profile = lambda z: change(unit, noise_multiplier=z).privacy_profile()
+      noise_multiplier = calibration.noise_of_profile(profile, attack, delta=unit.delta)
+      return change(unit, noise_multiplier=noise_multiplier)
     with overflow.of_whole(delta):
       noise_multiplier = accounting.calibrate_noise_multiplier(
         lambda z: change(unit, noise_multiplier=z).event(),
@@ -323,15 +325,6 @@ class Plan(overflow.MayAbort):
         accountant=unit.accountant,
       )
     return change(unit, noise_multiplier=noise_multiplier)
-
-  def _kept_from(self, attack: AttackBound) -> Plan:
-    """Returns this plan with the least noise that keeps an attack within its bound."""
-
-    def make_profile(noise_multiplier: float) -> Profile:
-      return change(self, noise_multiplier=noise_multiplier).privacy_profile()
-
-    noise_multiplier = calibration.noise_of_profile(make_profile, attack, delta=self.delta)
-    return change(self, noise_multiplier=noise_multiplier)
 
   @classmethod
   def for_data(

@@ -41,7 +41,7 @@ from jax import core
 from dpjax.validate import UserError
 
 MISPLACED = (
-  "gradients: Optax took them apart before they were private: plan.transform must stand first in "
+  "were taken apart by Optax before they were private: plan.transform must stand first in "
   "optax.chain, inside no wrapper: wrap what follows it, or use plan.accumulated in place of "
   "MultiSteps; to read them: .arrays (stacked), .total (ClippedSum)"
 )
@@ -79,7 +79,7 @@ def refuse_inside_optax() -> None:
   while frame is not None:
     package = str(frame.f_globals.get("__name__", "")).partition(".")[0]
     if package == "optax":
-      raise UserError(MISPLACED)
+      raise UserError(MISPLACED, field="gradients")
     if package == "dpjax":
       return
     frame = frame.f_back

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 from absl import app, flags, logging
 
-from dpjax import names
+from dpjax import names, validate
 from dpjax.parallel import allocator
 from dpjax.validate import UserError
 from dpjax.zoo.networks import registry
@@ -45,8 +45,8 @@ def fail(message: object, code: int = 2) -> None:
 def as_typed(error: UserError, typed: Iterable[str]) -> UserError:
   """Returns an error about a field that names the flag which the user typed for it.
 
-  A field that no flag set is that of a config file, and keeps its name. Some errors have their
-  field in the text alone, which begins with it.
+  A field that no flag set is that of a config file, and keeps its name. A sweep's flags set fields
+  of its `base`, which its runs have without this word.
 
   Args:
     typed: names of the flags of the command line.
@@ -56,19 +56,15 @@ def as_typed(error: UserError, typed: Iterable[str]) -> UserError:
   --config.privacy.epsilon=-1.0: must be > 0
   >>> print(as_typed(error, ["workdir"]))
   privacy.epsilon=-1.0: must be > 0
-  >>> print(as_typed(UserError("pretrained='a': is no file"), ["config.pretrained"]))
-  --config.pretrained='a': is no file
+  >>> print(as_typed(error, ["config.base.privacy"]))
+  --config.base.privacy.epsilon=-1.0: must be > 0
   """
-  text = str(error)
-  in_text = re.match(r"[\w.\[\]]+(?=[=:])", text)
-  field = error.field or (in_text[0] if in_text else "")
   for flag in typed:
-    for name in (flag, flag.partition(".")[2]):
-      rest = field.removeprefix(name)
+    path = flag.partition(".")[2]
+    for name in (flag, path, path.removeprefix("base.")):
+      rest = error.field.removeprefix(name)
       # What is inside a value is of the value's flag: an item of a list, a field of a choice.
-      if name and field.startswith(name) and rest[:1] in ("", ".", "["):
-        if not error.field:
-          return UserError(f"--{flag}{text.removeprefix(name)}")
+      if name and error.field.startswith(name) and rest[:1] in ("", ".", "["):
         return error.of(field=f"--{flag}{rest}")
   return error
 
@@ -81,6 +77,25 @@ def by_flag(error: UserError, values: flags.FlagValues = flags.FLAGS) -> UserErr
   typed = [name for name in values if values[name].present]
   # The longest is the most exact: a field of a choice before the choice.
   return as_typed(error, sorted(typed, key=len, reverse=True))
+
+
+@contextlib.contextmanager
+def giving(**arguments: str) -> Iterator[None]:
+  """Makes errors in the block about an argument errors about the flag that gives it.
+
+  >>> with giving(shadows="attack.num_shadows"):
+  ...   raise UserError("must be even", field="attack.num_shadows", value=3)
+  Traceback (most recent call last):
+  ...
+  dpjax.validate.UserError: shadows=3: must be even
+  """
+  try:
+    yield
+  except UserError as error:
+    flag = next((flag for flag, field in arguments.items() if field == error.field), None)
+    if flag is None:
+      raise
+    raise error.of(field=flag) from error
 
 
 def define_dry_run() -> None:
@@ -119,25 +134,30 @@ def refuse_given(names: Iterable[str], what: str) -> None:
   """
   present = given(names)
   if present:
-    shown = ", ".join(f"--{name}={flags.FLAGS[name].value}" for name in present)
-    raise UserError(f"{shown}: would be ignored, it needs {what}")
+    first, *others = present
+    also = f", as {', '.join(f'--{name}' for name in others)}" if others else ""
+    raise UserError(
+      f"would be ignored{also}; it needs {what}",
+      field=first,
+      value=flags.FLAGS[first].value,
+    )
 
 
 def refuse_failed(rows: Iterable[Mapping[str, Any]]) -> None:
   """Ends the process with one line and exit code 1 if runs of a grid failed. Each reason appears
   once, with its first run and the number of other runs."""
   rows = list(rows)
-  reasons = dict[str, list[str]]()
+  reasons = dict[tuple[str, ...], list[str]]()
   for row in rows:
     if row["status"] == "failed":
-      reasons.setdefault(row["error"], []).append(row["name"])
+      reasons.setdefault(tuple(row["refusal"]), []).append(row["name"])
   failures = []
-  for error, (first, *others) in reasons.items():
+  for facts, (first, *others) in reasons.items():
     also = f" and {len(others)} more" if others else ""
-    failures.append(f"{first}{also}: {error}")
+    failures.append(by_flag(UserError.of_facts(facts).at(f"{first}{also}")))
   if failures:
     failed = sum(map(len, reasons.values()))
-    fail(f"{failed} of {len(rows)} runs failed: {'; '.join(failures)}", code=1)
+    fail(f"{'; '.join(map(str, failures))}; {failed} of {len(rows)} runs failed", code=1)
 
 
 def prepare_memory(configs: Iterable[Any]) -> None:
@@ -281,13 +301,15 @@ def _parse(argv: Sequence[str], *, words: bool = False) -> list[str]:
     # `config_flag` imports this module.
     from launch import config_flag
 
-    fail(f"{error}{config_flag.meant(error.flagname)}")
+    name = error.flagname
+    near = config_flag.meant(name) or validate.did_you_mean(name, flags.FLAGS)
+    fail(f"--{name}: there is no such flag{near}")
   except flags.Error as error:
     # What absl says of a required flag that is missing.
     missing = re.fullmatch(
       r"flag (--\w+)=None: Flag \1 must have a value other than None\.", str(error)
     )
-    fail(f"{missing[1]}: must be given" if missing else error)
+    fail(f"{missing[1]}: must be given" if missing else str(error).removeprefix("flag "))
   # Code that reads a flag's value may raise errors of Python, too.
   except (KeyError, TypeError, ValueError, AttributeError) as error:
     fail(error.args[0] if error.args else error)
@@ -371,7 +393,7 @@ def run(main: Callable[..., None], *, words: bool = False) -> None:
       blamed = optional.missing(error) or without_device() or names.blame(error)
       if blamed is None:
         raise
-      fail(blamed)
+      fail(by_flag(blamed) if isinstance(blamed, UserError) else blamed)
     # stdout is flushed while `_end_unread` still handles SIGPIPE. If it is closed, print fails.
     finally:
       with contextlib.suppress(OSError):

@@ -17,7 +17,7 @@ from dpjax.experiments.run.experiment import Experiment
 from dpjax.experiments.run.kind import KINDS
 from dpjax.parallel import made_for
 from dpjax.parallel.exchanges import MOST_PROCESSES, is_first
-from dpjax.validate import UserError
+from dpjax.validate import UserError, Verbatim
 from launch import app, config_flag
 
 if TYPE_CHECKING:
@@ -144,12 +144,18 @@ def _check_flags(whole: Any, *, in_processes: bool) -> None:
   """Raises UserError for a flag that what is run would ignore."""
   dry_run = app.value_of("dry_run")
   if dry_run and in_processes:
-    raise UserError("--dry_run: must be without --coordinator; it plans for one process")
+    raise UserError(
+      "must be without --coordinator; it plans for one process", field="dry_run", value=True
+    )
   if not dry_run:
     app.refuse_given(("target",), "--dry_run")
   one = isinstance(whole, Experiment)
   if not one and in_processes:
-    raise UserError("--coordinator: must be of a config of one run, not of several")
+    raise UserError(
+      "must be of a config of one run, not of several",
+      field="coordinator",
+      value=flags.FLAGS.coordinator,
+    )
   # Only the runs of a sweep have names.
   if one or whole.alone:
     app.refuse_given(("only", "print_commands"), "several runs")
@@ -184,10 +190,12 @@ def show_end(line: str, written: str, *, finished: bool) -> None:
 def _name_config(file: str, *more: str) -> None:
   """Makes a word of the command line the file of --config."""
   if more:
-    raise UserError(f"unexpected argument {more[0]!r}: one config file is run")
+    raise UserError("is one word too many: one config file is run", field=more[0])
   if flags.FLAGS["config"].present:
     raise UserError(
-      f"--config={flags.FLAGS.config}: without {file!r}, one config file is run"
+      f"must be without {file!r}, one config file is run",
+      field="config",
+      value=Verbatim(flags.FLAGS.config),
     )
   flags.FLAGS["config"].value = file
 

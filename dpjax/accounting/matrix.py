@@ -241,7 +241,7 @@ def _check_factors(factors: Sequence[float], num_steps: int) -> None:
       f"has {len(factors)} factors, must have one for each of num_steps={num_steps}",
       field="noise_schedule",
     )
-  validate.positive(**{f"noise_schedule[{i}]": f for i, f in enumerate(factors)})
+  validate.positive(**validate.entries(noise_schedule=factors))
 
 
 def _separated_costs(

@@ -298,7 +298,7 @@ def _lying(
     return sent._replace(message=jax.tree.map(lie, sent.message)), memory, info
 
   # Whether a client lies is set from outside, and follows from no round.
-  return client._replace(init=init, step=step, finish=finish)
+  return client.wrapped(init=init, step=step, finish=finish)
 
 
 def recruited(

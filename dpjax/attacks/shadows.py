@@ -298,8 +298,8 @@ def _read(file: pathlib.Path | None, n: int) -> np.ndarray | None:
     scores = np.load(file, allow_pickle=False)
   except (ValueError, OSError, EOFError) as error:
     raise UserError(
-      f"{file}: cannot be read; remove it to train its shadow again"
+      "cannot be read; remove it to train its shadow again", field=str(file)
     ) from error
   if scores.shape != (n,) or not np.isfinite(scores).all():
-    raise UserError(f"{file}: holds no {n} scores; remove it")
+    raise UserError(f"holds no {n} scores; remove it", field=str(file))
   return scores

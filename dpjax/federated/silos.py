@@ -151,8 +151,7 @@ class Silos:
       raise UserError(
         f"must be one for each of {len(self.plans)} silos", field="sizes", value=self.sizes
       )
-    for size in self.sizes:
-      validate.integer_at_least(1, sizes=size)
+    validate.integer_at_least(1, **validate.entries(sizes=self.sizes))
     count = len(self.plans)
     validate.integer_in(1, count, max_silos=self.max_silos)
     sets = math.comb(count, self.max_silos)

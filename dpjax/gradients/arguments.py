@@ -16,7 +16,7 @@ from dpjax.types import Array, ArrayLike, ArrayTree, Batch
 from dpjax.validate import UserError, Verbatim
 
 _NO_MASK = (
-  "mask=None: must be given: mask=batch.mask, or True where every row is an example; padding "
+  "must be given: mask=batch.mask, or True where every row is an example; padding "
   "that is not masked would be trained on"
 )
 
@@ -33,7 +33,7 @@ def checked_mask(mask: ArrayLike | None, size: int) -> Array:
   dpjax.validate.UserError: mask=None: must be given: mask=batch.mask, or True where ...
   """
   if mask is None:
-    raise UserError(_NO_MASK)
+    raise UserError(_NO_MASK, field="mask", value=None)
   try:
     mask = jnp.asarray(mask)
   # JAX raises these for text, objects, or rows of several lengths.

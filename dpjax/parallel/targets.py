@@ -265,11 +265,12 @@ def _check_installed(platform: str, version: str) -> None:
       present = importlib.metadata.version(package)
     except importlib.metadata.PackageNotFoundError:
       raise UserError(
-        f"target: needs {package}, which is not installed; {INSTALL}"
+        f"needs {package}, which is not installed; {INSTALL}", field="target"
       ) from None
     if not f"{present}.".startswith(f"{wanted}." if wanted else ""):
       raise UserError(
-        f"target: {package} is {present}, and JAX {version} needs {wanted}; {INSTALL}"
+        f"{package} is {present}, and JAX {version} needs {wanted}; {INSTALL}",
+        field="target",
       )
 
 

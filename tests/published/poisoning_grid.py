@@ -134,8 +134,14 @@ def poisoning_grid(
 
   Raises UserError for nothing to run, or a fraction that rounds to no attacker.
   """
-  if not attacks or not against or not validate.several(fractions=fractions):
-    raise UserError("attacks, against, fractions: must each hold at least one entry")
+  several = {
+    "attacks": attacks,
+    "against": against,
+    "fractions": validate.several(fractions=fractions),
+  }
+  for name, entries in several.items():
+    if not entries:
+      raise UserError("must hold at least one entry", field=name)
   groups = [choose_attackers(num_clients, share, seed=seed) for share in fractions]
   if not all(map(len, groups)):
     raise UserError(

@@ -54,7 +54,11 @@ def _named(error: UserError, config: Any) -> UserError:
   if "." in error.field and any(inside.startswith(f"{leaf.path}.") for leaf in every):
     return error
   argument = error.field.rpartition(".")[2]
-  alike = [leaf for leaf in every if leaf.path.rpartition(".")[2] == argument]
+  whole, _, index = argument.partition("[")
+  alike = [leaf for leaf in every if leaf.path.rpartition(".")[2] == whole]
+  if index:
+    holding = [leaf for leaf in alike if isinstance(leaf.value, list | tuple)]
+    return error.of(field=f"{holding[0].path}[{index}") if len(holding) == 1 else error
   # The argument is made of a choice, so it has another value than the choice's name.
   giving = [leaf for leaf in alike if leaf.type.choice]
   giving += [leaf for leaf in every if Gives(error.field) in leaf.type.attached]

@@ -151,9 +151,7 @@ def each(rule: FieldRule) -> FieldRule:
   """
 
   def check(**named: Any) -> None:
-    for name, values in named.items():
-      for index, value in enumerate(values):
-        rule.check(**{f"{name}[{index}]": value})
+    rule.check(**validate.entries(**named))
 
   return FieldRule(check, f"each {rule.words}")
 

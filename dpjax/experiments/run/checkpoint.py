@@ -221,7 +221,7 @@ class Checkpoints:
       state=ocp.args.StandardSave({_STATE: arrays}), meta=ocp.args.JsonSave(held)
     )
     new = self.directory / _NEW
-    with writers.reported_in_one_line(f"checkpoint={self.directory / str(step)}"):
+    with writers.reported_in_one_line("checkpoint", self.directory / str(step)):
       # An interrupted save may have left this folder. It has no number, so no step is lost.
       shutil.rmtree(new, ignore_errors=True)
       writers.secret_folder(new)

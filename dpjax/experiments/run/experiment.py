@@ -243,8 +243,10 @@ class Experiment(Generic[C]):
 def no_plan() -> UserError:
   """Returns the error about a kind of run that --dry_run cannot rehearse."""
   return UserError(
-    "--dry_run=True: would be ignored, it needs runs of many steps: those of launch.train, "
-    "launch.federate or launch.relevance"
+    "would be ignored, it needs runs of many steps: those of launch.train, launch.federate or "
+    "launch.relevance",
+    field="dry_run",
+    value=True,
   )
 
 

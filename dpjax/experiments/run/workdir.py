@@ -157,8 +157,9 @@ def remembered(workdir: pathlib.Path) -> dict[str, Any] | None:
       if digest == checkpoint.meta_digest(held):
         return held
     raise UserError(
-      f"{str(path)[-160:]}: is not what the run wrote there; bring that back, or choose another "
-      "directory, nothing was changed"
+      "is not what the run wrote there; bring that back, or choose another "
+      "directory, nothing was changed",
+      field=str(path)[-160:],
     )
   begun = checkpoint.newest(workdir) is not None or (workdir / writers.RESULT).exists()
   # If there are rows, they were released with keys that are lost. A run must not draw other keys

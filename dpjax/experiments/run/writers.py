@@ -126,13 +126,13 @@ def refusal(error: BaseException | None) -> int | None:
 
 
 @contextmanager
-def reported_in_one_line(what: str) -> Iterator[None]:
+def reported_in_one_line(field: str, path: pathlib.Path) -> Iterator[None]:
   """Turns an error of the block into one line if the file system refused a write.
 
   For a refused write, libraries raise errors of many types, often with many lines.
 
   Args:
-    what: name of what is written, such as "checkpoint=FOLDER".
+    field, path: what is written, and where.
 
   Raises:
     Unwritable: the file system refuses the write; its errno is the reason.
@@ -145,7 +145,11 @@ def reported_in_one_line(what: str) -> Iterator[None]:
     code = refusal(error)
     if code is None:
       raise
-    refused = Unwritable(f"{what[-200:]}: cannot be written ({os.strerror(code)})")
+    refused = Unwritable(
+      f"cannot be written ({os.strerror(code)})",
+      field=field,
+      value=Verbatim(str(path)[-190:]),
+    )
     refused.errno = code
     raise refused from None
 
@@ -295,11 +299,11 @@ def read_json(path: str | os.PathLike) -> Any:
   try:
     return json.loads(path.read_text(encoding="utf-8"))
   except (FileNotFoundError, NotADirectoryError):
-    raise UserError(f"{path}: no such file") from None
+    raise UserError("no such file", field=str(path)) from None
   # The file is not UTF-8 or not JSON, or it is too large or too deeply nested to be read.
   except (ValueError, RecursionError, MemoryError) as error:
     reason = str(error)[:100] or type(error).__name__
-    raise UserError(f"{path}: is not valid JSON ({reason})") from None
+    raise UserError(f"is not valid JSON ({reason})", field=str(path)) from None
 
 
 class MetricsWriter(AbstractContextManager):
@@ -396,8 +400,9 @@ def _beginning(path: pathlib.Path, held: Mapping[str, Any]) -> bytes:
     content = b""
   if hashlib.sha256(content).hexdigest() != held["sha256"]:
     raise UserError(
-      f"{str(path)[-120:]}: its rows are not those that the newest checkpoint knows of "
-      f"({held['bytes']} bytes); bring them back, or choose another directory, nothing was changed"
+      f"its rows are not those that the newest checkpoint knows of "
+      f"({held['bytes']} bytes); bring them back, or choose another directory, nothing was changed",
+      field=str(path)[-120:],
     )
   return content
 
@@ -425,7 +430,7 @@ def read_metrics(workdir: str | os.PathLike) -> list[dict[str, Any]]:
       step = entry.pop("step")
       rows.append({"step": step} | {name: number(entry[name]) for name in entry})
     elif index + 1 < len(lines):
-      raise UserError(f"{path}: line {index + 1} is not a JSON object with a step")
+      raise UserError(f"line {index + 1} is not a JSON object with a step", field=str(path))
   return rows
 
 

@@ -20,6 +20,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, Annotated, Any
 
 from dpjax import validate
+from dpjax.accounting.tuning import MOST_SHAPE
 from dpjax.experiments.config import common, fields, rules
 from dpjax.experiments.config.fields import Choice, WithChoices
 from dpjax.experiments.kinds.central.config import TrainConfig
@@ -53,7 +54,7 @@ class Selection:
   ] = 10.0
   shape: Annotated[
     float,
-    rules.NON_NEGATIVE,
+    rules.within_range(0, MOST_SHAPE),
     "of that number: 1 geometric, 0 logarithmic, else negative binomial",
   ] = 1.0
   better: Annotated[str, rules.among(("max", "min")), "of `y`"] = "max"
@@ -303,7 +304,7 @@ class Runs:
     if not all(kinds.experiment_of(point.config).plans for point in self.points):
       raise no_plan()
     if target is not None:
-      raise UserError("--target: is for one run, not for several")
+      raise UserError("is for one run, not for several", field="target", value=target.text)
     # Imported here, because most runs are not dry runs.
     from dpjax.experiments.sweeps import rehearsal
 

@@ -53,7 +53,7 @@ class Attack(Experiment[AttackConfig]):
 
   def check_data(self, data: Any) -> None:
     if not self.config.attack.of_text:
-      needs_classes(data[0], "launch.attack")
+      needs_classes(data[0], "target.data.name", self.config.target.data.name)
 
   def weights(self) -> dict[str, str]:
     config = self.config

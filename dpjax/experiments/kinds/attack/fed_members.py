@@ -186,7 +186,7 @@ def dealt(config: AttackConfig, federation: Federation, test: Any) -> Dealt:
     UserError: data without test rows; with unit "client", a partition by the data themselves, or
       test rows too few for as many clients.
   """
-  needs_arrays(federation, "launch.attack")
+  needs_arrays(federation, "target.data.name", config.target.data.name)
   trained = np.concatenate([*federation.indices])
   owners = [np.repeat(np.arange(federation.num_clients), federation.sizes)]
   whole = federation.dataset

@@ -210,8 +210,7 @@ def check_methods(methods: tuple[str, ...], known: Iterable[str]) -> None:
   """Raises UserError unless `methods` are known names, one or more, none of them twice."""
   if not methods or len(set(methods)) < len(methods):
     raise UserError("must hold some, none of them twice", field="methods", value=methods)
-  for name in methods:
-    validate.one_of(known, methods=name)
+  validate.one_of(known, **validate.entries(methods=methods))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -333,8 +332,8 @@ def joined(train: data.Dataset, test: data.Dataset, *more: data.Dataset) -> data
 def given_target(config: AttackConfig, params: Params) -> tuple[Params, dict[str, Any]]:
   """Returns the parameters of `attack.target`, a tree like `params`, and `facts_of_run` of it."""
   path = config.attack.target
-  arrays = saved.read(path, "attack.target")
-  target = saved.in_place_of(params, arrays, f"attack.target={path!r}")
+  with validate.about("attack.target", path):
+    target = saved.in_place_of(params, saved.read(path))
   return target, facts_of_run(path, target, config.target)
 
 

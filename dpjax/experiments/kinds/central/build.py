@@ -248,10 +248,12 @@ def init_params(
     memory = allocator.machine_memory()
     # A float32 takes four bytes.
     if 4 * size > memory:
-      shown = f"model.name={config.name!r}, model.options={config.options!r}"
       raise UserError(
-        f"{shown}: has {size} parameters, more than the {memory / 1e9:.0f} GB of this "
-        "machine hold; width, classes or the size of an example must be smaller"
+        f"has {size} parameters with model.options={config.options!r}, more than the "
+        f"{memory / 1e9:.0f} GB of this machine hold; width, classes or the size of an example "
+        "must be smaller",
+        field="model.name",
+        value=config.name,
       )
     return init(key, first)
   except UserError:
@@ -359,7 +361,7 @@ def assembled(config: TrainConfig, loaded: tuple[Any, Any], random: RunKeys) -> 
   write_inputs = inputs_writer(config.data, config.model, test)
   augmented = config.augmentation != "none"
   if augmented:
-    features_lib.check_images(train, f"augmentation={config.augmentation!r}")
+    features_lib.check_images(train, "augmentation", config.augmentation)
   known = (
     []
     if config.pretrained is None

@@ -31,11 +31,13 @@ from dpjax.zoo.datasets.registry import takes_declaration
 from dpjax.zoo.networks import registry
 
 
-def check_images(dataset: data.Dataset, needed_by: str) -> None:
-  """Raises UserError unless examples are images [H, W, C]; `needed_by` begins the message."""
+def check_images(dataset: data.Dataset, field: str, value: str) -> None:
+  """Raises UserError unless examples are images [H, W, C], which this field's value needs."""
   shape = dataset.x.shape[1:]
   if len(shape) != 3:
-    raise UserError(f"{needed_by}: needs images [H, W, C]; an example is of shape {shape}")
+    raise UserError(
+      f"needs images [H, W, C]; an example is of shape {shape}", field=field, value=value
+    )
 
 
 @dataclasses.dataclass(frozen=True)

@@ -35,7 +35,7 @@ def computed(
   """
   # Features of patches are always standardised.
   del standardized
-  features.check_images(dataset, f"model.name={config.name!r}")
+  features.check_images(dataset, "model.name", config.name)
   shape = patches.patch_shape(dataset.x.shape)
 
   def make() -> Iterator[np.ndarray]:

@@ -103,7 +103,7 @@ def computed(
   trunk = registry.entry(config.name).features or ""
   if trunk in sentence_encoder.ENCODERS:
     return _of_texts(config, dataset, trunk)
-  features.check_images(dataset, f"model.name={config.name!r}")
+  features.check_images(dataset, "model.name", config.name)
   shape = public_trunks.trunk_shape(trunk, dataset.x.shape)
   chunks = functools.partial(
     public_trunks.trunk_chunks, dataset.x, trunk, mirrored=config.mirrored

@@ -82,7 +82,7 @@ def make_task(config: TrainConfig, dataset: data.Dataset) -> Task:
     # Imported here, since few runs need this module.
     from dpjax.experiments.kinds.central import embeddings
 
-    needs_classes(dataset, f"loss={config.loss!r}")
+    needs_classes(dataset, "loss", config.loss)
     augment = AUGMENTATIONS[config.augmentation]
     evaluate = functools.partial(embeddings.evaluate, augment)
     return Task(embeddings.NAME, embeddings.loss, evaluate, lambda _: embeddings.WIDTH)

@@ -613,7 +613,7 @@ def phase(fed: FedRun) -> Phase:
   config = fed.config
   target = config.stop_at_accuracy
   if target is not None:
-    needs_classes(fed.federation, f"stop_at_accuracy={target}")
+    needs_classes(fed.federation, "stop_at_accuracy", target)
   total = config.num_rounds
   by_client = ClientScores(fed)
   write_inputs = build_central.inputs_writer(config.data, config.model, fed.test)

@@ -150,7 +150,9 @@ class Relevance(Experiment[RelevanceConfig]):
     from dpjax.experiments.kinds.relevance import rehearsal
 
     if target is not None:
-      raise UserError("--target: is for runs of launch.train and launch.federate")
+      raise UserError(
+        "is for runs of launch.train and launch.federate", field="target", value=target.text
+      )
     return rehearsal.report(self, workdir)
 
   def rehearsed(self, data: dict[Any, Any]) -> Planned:
@@ -269,7 +271,7 @@ def load_data(config: RelevanceConfig, loaded: dict) -> tuple[Any, Any]:
   key = tuple(dataclasses.asdict(config.data).values())
   if key not in loaded:
     train, test = named_data.load_section(config.data)
-    needs_classes(train, "launch.relevance", field="data.name", value=config.data.name)
+    needs_classes(train, "data.name", config.data.name)
     if train.x.dtype != np.float32 or train.x.min() < 0 or train.x.max() > 1:
       raise UserError("must be images in [0, 1]", field="data.name", value=config.data.name)
     loaded[key] = central.limited(train, config.data), test
