@@ -26,6 +26,7 @@ from typing import Any
 import jax
 import jax.extend.core as jex
 import jax.numpy as jnp
+from jax import core
 
 from dpjax import jaxprs
 from dpjax.parallel import made_for
@@ -54,14 +55,17 @@ class Jitted:
       return jax.tree.unflatten(jax.tree.structure(shapes), flat)
 
     run.__name__ = getattr(getattr(fn, "func", fn), "__name__", "run")
-    # By default XLA uses half of AVX-512's vectors. Noise then takes twice the time, with equal bits.
+    # XLA's default is half of AVX-512's vectors: noise takes twice the time, and has equal bits.
     wide = {"xla_cpu_prefer_vector_width": 512} if made_for.platform() == "cpu" else None
     later = tuple(place + 1 for place in places)
     self._jitted = jax.jit(run, donate_argnums=later, compiler_options=wide)
+    # A part of another compiled function has that one's options.
+    self._nested = jax.jit(run)
 
   def __call__(self, *args: Any) -> Any:
     """Calls the compiled function."""
-    out = self._jitted(self._arrays(args), *args)
+    nested = any(isinstance(leaf, core.Tracer) for leaf in jax.tree.leaves(args))
+    out = (self._nested if nested else self._jitted)(self._arrays(args), *args)
     # Programs of other shapes are traced anew, so the first trace is needed no more.
     self._first = None
     return out

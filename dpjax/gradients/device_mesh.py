@@ -42,7 +42,7 @@ DATA = "data"
 MODEL = "model"
 AXES = (DATA, MODEL)
 _FORM = re.compile(r"data:([1-9][0-9]{0,8})(?:,model:([1-9][0-9]{0,8}))?", re.ASCII)
-_ROWS = PartitionSpec(DATA)
+_ROWS: Any = PartitionSpec(DATA)
 
 
 def mesh_of(text: str) -> Mesh:

@@ -24,7 +24,7 @@ from dpjax.gradients.arguments import (
   check_real,
   checked_mask,
   examples_and_mask,
-  step_of,
+  origin_of,
 )
 from dpjax.gradients.clients_apart import clients_apart
 from dpjax.gradients.clip import Clip, sensitivity
@@ -98,7 +98,7 @@ def wrap_grads(grads: ArrayTree, mask: ArrayLike | Batch | None = None) -> PerEx
   real = mask.mask if isinstance(mask, Batch) else mask
   if real is not None:
     real = checked_mask(real, _batch_size(grads, "grads"))
-  return PerExampleGrads.of(grads, real, step=step_of(mask))
+  return PerExampleGrads.of(grads, real, origin=origin_of(mask))
 
 
 def per_example_grads(
@@ -131,7 +131,7 @@ def per_example_grads(
     losses, arrays = unsealed(params, examples)
     if mask is not None:
       mask = checked_mask(mask, losses.shape[0])
-    return losses, PerExampleGrads.of(arrays, mask, step=step_of(batch))
+    return losses, PerExampleGrads.of(arrays, mask, origin=origin_of(batch))
 
   return grads
 
@@ -270,7 +270,7 @@ class ClippedGrad:
   def __call__(
     self, params: Params, batch: ArrayTree, mask: ArrayLike | None = None
   ) -> ClippedSum:
-    step = step_of(batch)
+    origin = origin_of(batch)
     batch, mask = examples_and_mask(batch, mask)
     given = (batch, mask)
     check_arrays(batch=batch)
@@ -308,7 +308,7 @@ class ClippedGrad:
       mask = fill(mask, len(out.norms))
     shortened = self.l2_clip_norm.shortens(rescale_to_unit_norm=self.rescale_to_unit_norm)
     bounds = self._bounds
-    return ClippedSum(*out, self.l2_bound, bounds, mask, step, shortened=shortened)
+    return ClippedSum(*out, self.l2_bound, bounds, mask, origin, shortened=shortened)
 
 
 def clipped_grad(
