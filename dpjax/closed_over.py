@@ -54,7 +54,8 @@ class Jitted:
       return jax.tree.unflatten(jax.tree.structure(shapes), flat)
 
     run.__name__ = getattr(getattr(fn, "func", fn), "__name__", "run")
-    # By default XLA uses half of AVX-512's vectors. Noise then takes twice the time, with equal bits.
+    # By default XLA fills half of AVX-512's vectors, and noise takes twice the time. Its bits are
+    # the same either way.
     wide = {"xla_cpu_prefer_vector_width": 512} if made_for.platform() == "cpu" else None
     later = tuple(place + 1 for place in places)
     self._jitted = jax.jit(run, donate_argnums=later, compiler_options=wide)
