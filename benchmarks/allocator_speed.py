@@ -204,5 +204,5 @@ def write(entries: Sequence[Entry], out: pathlib.Path) -> None:
 if __name__ == "__main__":
   asked_workload, asked_method = alone.ordered()
   if asked_method == "kept" and not allocator.keep_freed_memory():
-    raise UserError("freed memory: can be kept under glibc 2.35 or newer alone")
+    raise UserError("freed memory can be kept under glibc 2.35 or newer alone")
   print(json.dumps(_measured(asked_workload)))

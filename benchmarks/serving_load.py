@@ -231,7 +231,7 @@ def _post(
   # After a kill, the service does not know the ids of before.
   if response.status in (429, 503) or (path == "/feedback" and response.status == 422):
     return None
-  raise UserError(f"{path}: {response.status} {content[:200]!r}")
+  raise UserError(f"{response.status} {content[:200]!r}", field=path)
 
 
 class _Server:

@@ -20,19 +20,13 @@ def make_folder(path: pathlib.Path) -> None:
     return
   make_folder(path.parent)
   path.mkdir(exist_ok=True)
-  sync_folder(path.parent)
-
-
-def sync_folder(path: str | os.PathLike) -> None:
-  """Makes the names in a folder survive a loss of power.
-
-  Syncing a file alone saves its content, and its name may still be lost."""
-  sync(path)
+  sync(path.parent)
 
 
 def sync(path: str | os.PathLike, mode: int | None = None) -> None:
   """Makes a file, or the names in a folder, survive a loss of power.
 
+  Syncing a file alone saves its content, and its name may still be lost.
   `mode`: permission bits to set first; None leaves them as they are."""
   descriptor = os.open(path, os.O_RDONLY)
   try:
@@ -76,7 +70,7 @@ def replace_file(
       os.fsync(file.fileno())
     # The content is on disk before its name, and the name before the function returns.
     os.replace(new, path)
-    sync_folder(path.parent)
+    sync(path.parent)
   except OSError as error:
     # That a write fails, as on a full disk, comes without a name.
     error.filename = error.filename or str(path)

@@ -190,7 +190,7 @@ class JointPlan(overflow.MayAbort):
       try:
         accountable(self._event_of(name, 1), relation, accountant)
       except UserError as error:
-        return error.at(f"parts[{name!r}]")
+        return UserError(str(error), field=f"parts[{name!r}]")
     try:
       # Even if each part has a proof by itself, the parts together may have none.
       accountable(self.event(), relation, accountant)
@@ -341,7 +341,7 @@ class JointPlan(overflow.MayAbort):
 
   def _can_overflow(self, name: str) -> bool:
     part = self.parts[name]
-    return isinstance(part, Plan) and part.sampler.can_overflow and part.is_private
+    return isinstance(part, Plan) and part.can_overflow
 
   def _event_of(self, name: str, count: int) -> DpEvent:
     part = self.parts[name]
@@ -373,27 +373,12 @@ class JointPlan(overflow.MayAbort):
     )
 
   def accounted_delta(self, delta: float, steps: Mapping[str, int] | None = None) -> float:
-    """Returns delta minus the part reserved for draws above a capacity, as for a `Plan`."""
-    validate.open_unit(delta=delta)
-    delta = float(delta)
-    counts = self._counts(steps)
     chances = [
-      allowed + math.log(counts[name])
-      for name, allowed in self._log_aborts.items()
-      if counts[name]
+      self.parts[name].log_allowed + math.log(count)
+      for name, count in self._counts(steps).items()
+      if count and self._can_overflow(name)
     ]
-    least = overflow.OVERFLOW_SHARE * min(delta, self.delta)
-    return self._left_by_aborts(delta, steps, chances, least=least)
-
-  @functools.cached_property
-  def _log_aborts(self) -> dict[str, float]:
-    """Returns plan name -> log of the largest allowed probability that one draw exceeds the plan's
-    capacity. Plans whose draws cannot exceed it are left out."""
-    plans = {name: self.parts[name] for name in self.parts if self._can_overflow(name)}
-    return {
-      name: overflow.log_allowed(plan.delta, plan.epsilon(), plan.num_steps)
-      for name, plan in plans.items()
-    }
+    return self._left_by_aborts(delta, steps, chances)
 
   def charge(
     self,
@@ -486,9 +471,9 @@ class JointPlan(overflow.MayAbort):
     those of a run cost. The rest of a pass, or of correlated noise, costs less than they do.
     """
     part = self.parts[name]
-    if last == key or not isinstance(part, Plan) or part.steps_alike:
+    if last == key or not isinstance(part, Plan):
       return
-    if not (part.passes_alike and first % part.sampler.steps_per_event == 0):
+    if part.period is None or first % part.period:
       raise UserError(
         f"is another run than the one that made the first {first} steps, so its first step costs "
         f"more than step {first} of that one; make a plan of its own for it",

@@ -26,8 +26,8 @@ from dpjax.validate import UserError
 FORM = "package.module:name"
 _DOTTED = r"[^\W\d]\w*(?:\.[^\W\d]\w*)*"
 _PATH = re.compile(f"{_DOTTED}:{_DOTTED}")
-# File of an imported object -> "field='path'", the config's field that names the object.
-_FIELDS_OF: dict[str, str] = {}
+# File of an imported object -> (field of the config that names the object, import path).
+_FIELDS_OF: dict[str, tuple[str, str]] = {}
 
 
 def is_path(name: str) -> bool:
@@ -81,7 +81,6 @@ def find(path: str, field: str) -> Callable[..., Any]:
   ...
   dpjax.validate.UserError: model.name='dpjax.modls:Linear': there is no module 'dpjax.modls'
   """
-  at = f"{field}={path!r}"
   home, _, name = path.partition(":")
   value: Any = _module(home, field, path)
   for part in name.split("."):
@@ -94,7 +93,7 @@ def find(path: str, field: str) -> Callable[..., Any]:
     raise UserError(
       f"must be a class or a function, not of type {kind}", field=field, value=path
     )
-  _FIELDS_OF.update(dict.fromkeys(_files(home, value), at))
+  _FIELDS_OF.update(dict.fromkeys(_files(home, value), (field, path)))
   return value
 
 
@@ -198,8 +197,8 @@ def reason(error: BaseException, file: str | None) -> str:
   return f"{type(error).__name__}: {' '.join(str(error).split())}{where}"
 
 
-def blame(error: BaseException) -> str | None:
-  """Returns "field='path': reason" for an error in a user's file that a config field names.
+def blame(error: BaseException) -> UserError | None:
+  """Returns the error about the config field that names the user's file in which `error` arose.
 
   It returns None if no such file is in the traceback.
   """
@@ -208,7 +207,10 @@ def blame(error: BaseException) -> str | None:
   ours = pathlib.Path(__file__).parent
   theirs = [file for file in _FIELDS_OF if ours not in pathlib.Path(file).parents]
   faulty = next((file for file in theirs if file in files), None)
-  return None if faulty is None else f"{_FIELDS_OF[faulty]}: {reason(error, faulty)}"
+  if faulty is None:
+    return None
+  field, path = _FIELDS_OF[faulty]
+  return UserError(reason(error, faulty), field=field, value=path)
 
 
 # --- files of weights
@@ -244,7 +246,8 @@ def weights_sha256(path: str, field: str) -> str:
   if os.path.isdir(file):
     from dpjax import weight_folders  # needed only for folders that another program wrote
 
-    return weight_folders.sha256(file, f"{field}={path!r}")
+    with validate.about(field, path):
+      return weight_folders.sha256(file)
   validate.no_pipe(file, field, path)
   try:
     with open(file, "rb") as held:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import difflib
 import enum
 import math
@@ -114,30 +115,41 @@ class UserError(ValueError):
       )
       same = type(self)(must, field=self.field, value=self.value, hint=hint)
       return same.within(section)
-    if not self.field:
-      return type(self)(f"{section}: {self.must}", hint=self.hint)
-    return self.of(field=f"{section}.{self.field}")
+    return self.of(field=f"{section}.{self.field}" if self.field else section)
 
   def at(self, place: str) -> Self:
-    """Returns the same error with a place in front of the text, such as a run's name.
+    """Returns the same error, which also says where it arose, such as in which run.
 
     >>> print(UserError("must be > 0", field="n", value=0).at("run 3"))
-    run 3: n=0: must be > 0
+    n=0: must be > 0 (run 3)
+    >>> print(UserError("has no noise").at("run 3"))
+    run 3: has no noise
     """
-    return type(self)(str(self), field=place)
+    if not self.field:
+      return self.of(field=place)
+    must = f"{self.must} ({place})"
+    return type(self)(must, field=self.field, value=self.value, hint=self.hint)
+
+  def facts(self) -> tuple[str, str, str | None, str]:
+    """Returns what `of_facts` makes the same error of, in another process: as text, since some
+    values cannot be sent."""
+    shown = None if self.value is NO_VALUE else _shown(self.value)
+    return self.must, self.field, shown, self.hint
+
+  @classmethod
+  def of_facts(cls, facts: Sequence[Any]) -> Self:
+    """Returns the error of these `facts`. Its value is text.
+
+    >>> print(UserError.of_facts(UserError("must be > 0", field="n", value=0).facts()))
+    n=0: must be > 0
+    """
+    must, field, shown, hint = facts
+    value = NO_VALUE if shown is None else Verbatim(shown)
+    return cls(must, field=field, value=value, hint=hint)
 
   def __reduce__(self) -> tuple[Any, ...]:
-    # By default an exception is pickled by its positional arguments, which would lose the field
-    # of an error in a worker process. The value is sent as text, since some cannot be pickled.
-    shown = NO_VALUE if self.value is NO_VALUE else Verbatim(_shown(self.value))
-    return _rebuilt, (type(self), self.must, self.field, shown, self.hint)
-
-
-def _rebuilt(
-  kind: type[UserError], must: str, field: str, value: Any, hint: str
-) -> UserError:
-  """Returns the error that another process pickled. The error's value is text."""
-  return kind(must, field=field, value=value, hint=hint)
+    # By default an exception is pickled by its positional arguments, without the field.
+    return type(self).of_facts, (self.facts(),)
 
 
 def _shown(value: Any) -> str:
@@ -198,44 +210,48 @@ def _is_number(value: Any) -> bool:
   return True
 
 
-def positive(**named: Any) -> None:
-  """Raises UserError unless each value is a finite number > 0. Keywords name the arguments.
+@dataclasses.dataclass(frozen=True)
+class Range:
+  """The numbers between two bounds. Called as `positive(delta=-1)`, it raises UserError for the
+  first value outside; the keywords name the arguments.
+
+  Args:
+    words: text of the error.
+    low, high: bounds, which do not belong to the range.
+    with_low, with_high: whether they do.
 
   >>> positive(delta=-1)
   Traceback (most recent call last):
   ...
   dpjax.validate.UserError: delta=-1: must be a finite number > 0
+  >>> share(momentum=0.0)
   """
-  for name, value in named.items():
-    if not (_is_number(value) and 0 < value < math.inf):
-      raise UserError("must be a finite number > 0", field=name, value=value)
+
+  words: str
+  low: float
+  high: float
+  with_low: bool = False
+  with_high: bool = False
+
+  def __call__(self, **named: Any) -> None:
+    for name, value in named.items():
+      # NaN is in no range.
+      inside = _is_number(value) and (
+        self.low < value < self.high
+        or (self.with_low and value == self.low)
+        or (self.with_high and value == self.high)
+      )
+      if not inside:
+        raise UserError(self.words, field=name, value=value)
 
 
-def positive_or_inf(**named: Any) -> None:
-  """Raises UserError unless each value is a number > 0; infinity is allowed."""
-  for name, value in named.items():
-    if not (_is_number(value) and value > 0):
-      raise UserError("must be a number > 0", field=name, value=value)
-
-
-def non_negative(**named: Any) -> None:
-  """Raises UserError unless each value is a finite number >= 0."""
-  for name, value in named.items():
-    if not (_is_number(value) and 0 <= value < math.inf):
-      raise UserError("must be a finite number >= 0", field=name, value=value)
-
-
-def finite(**named: Any) -> None:
-  """Raises UserError unless each value is a finite number.
-
-  >>> finite(threshold=math.nan)
-  Traceback (most recent call last):
-  ...
-  dpjax.validate.UserError: threshold=nan: must be a finite number
-  """
-  for name, value in named.items():
-    if not (_is_number(value) and math.isfinite(value)):
-      raise UserError("must be a finite number", field=name, value=value)
+finite = Range("must be a finite number", -math.inf, math.inf)
+positive = Range("must be a finite number > 0", 0, math.inf)
+positive_or_inf = Range("must be a number > 0", 0, math.inf, with_high=True)
+non_negative = Range("must be a finite number >= 0", 0, math.inf, with_low=True)
+probability = Range("must be in (0, 1]", 0, 1, with_high=True)
+open_unit = Range("must be in (0, 1)", 0, 1)
+share = Range("must be in [0, 1)", 0, 1, with_low=True)
 
 
 def flag(**named: Any) -> None:
@@ -243,33 +259,6 @@ def flag(**named: Any) -> None:
   for name, value in named.items():
     if not isinstance(value, bool):
       raise UserError("must be True or False", field=name, value=value)
-
-
-def probability(**named: Any) -> None:
-  """Raises UserError unless each value is in (0, 1]."""
-  for name, value in named.items():
-    if not (_is_number(value) and 0 < value <= 1):
-      raise UserError("must be in (0, 1]", field=name, value=value)
-
-
-def open_unit(**named: Any) -> None:
-  """Raises UserError unless each value is strictly between 0 and 1."""
-  for name, value in named.items():
-    if not (_is_number(value) and 0 < value < 1):
-      raise UserError("must be in (0, 1)", field=name, value=value)
-
-
-def share(**named: Any) -> None:
-  """Raises UserError unless each value is in [0, 1).
-
-  >>> share(momentum=1.5)
-  Traceback (most recent call last):
-  ...
-  dpjax.validate.UserError: momentum=1.5: must be in [0, 1)
-  """
-  for name, value in named.items():
-    if not (_is_number(value) and 0 <= value < 1):
-      raise UserError("must be in [0, 1)", field=name, value=value)
 
 
 def number_in(low: float, high: float, **named: Any) -> None:
@@ -298,9 +287,22 @@ def factors(**named: Iterable[float]) -> None:
   ...
   dpjax.validate.UserError: clip_schedule[1]=0.0: must be in [1e-06, 1e+06]
   """
-  for name, values in named.items():
-    for index, value in enumerate(values):
-      number_in(MIN_FACTOR, MAX_FACTOR, **{f"{name}[{index}]": value})
+  number_in(MIN_FACTOR, MAX_FACTOR, **entries(**named))
+
+
+def entries(**named: Iterable[Any]) -> dict[str, Any]:
+  """Returns each entry of sequences by its own name, to be checked.
+
+  >>> integer_at_least(1, **entries(sizes=(3, 0)))
+  Traceback (most recent call last):
+  ...
+  dpjax.validate.UserError: sizes[1]=0: must be an integer >= 1
+  """
+  return {
+    f"{name}[{index}]": value
+    for name, values in named.items()
+    for index, value in enumerate(several(**{name: values}))
+  }
 
 
 def several(**named: object) -> tuple:

@@ -59,12 +59,12 @@ def is_checkpoint(file: str) -> bool:
   return os.path.isdir(file) or name.endswith(".msgpack") or bool(_STEP.fullmatch(name))
 
 
-def files_within(folder: str, at: str) -> list[str]:
+def files_within(folder: str) -> list[str]:
   """Returns the paths of all files in a folder and its subfolders, relative to it, sorted.
 
   Raises:
     UserError: the folder holds a link, a pipe, a device or more than 100,000 files, or cannot
-      be read. The message begins with `at`.
+      be read. It names no field.
   """
   paths: list[str] = []
   open_folders = [""]
@@ -73,34 +73,34 @@ def files_within(folder: str, at: str) -> list[str]:
     try:
       entries = list(os.scandir(os.path.join(folder, where)))
     except OSError as error:
-      raise UserError(f"{at}: cannot be read ({error.strerror})") from error
+      raise UserError(f"cannot be read ({error.strerror})") from error
     for entry in entries:
       name = os.path.join(where, entry.name)
       if entry.is_dir(follow_symlinks=False):
         open_folders.append(name)
       # A link may lead out of the folder, and reading a pipe may never end.
       elif not entry.is_file(follow_symlinks=False):
-        raise UserError(f"{at}: {name} must be a file, not a link, a pipe or a device")
+        raise UserError(f"{name} must be a file, not a link, a pipe or a device")
       else:
         paths.append(name)
     if len(paths) + len(open_folders) > _MOST_FILES:
-      raise UserError(f"{at}: holds more than {_MOST_FILES} files")
+      raise UserError(f"holds more than {_MOST_FILES} files")
   return sorted(paths)
 
 
-def sha256(folder: str, at: str) -> str:
+def sha256(folder: str) -> str:
   """Returns the SHA-256 of the names and contents of all files in a folder.
 
   Raises:
     UserError: as `files_within`; or a file cannot be read.
   """
-  names = files_within(folder, at)
+  names = files_within(folder)
   digests = []
   try:
     for name in names:
       with open(os.path.join(folder, name), "rb") as file:
         digests.append(hashlib.file_digest(file, "sha256").hexdigest())
   except OSError as error:
-    raise UserError(f"{at}: {error.strerror}") from error
+    raise UserError(f"{error.strerror}") from error
   # JSON keeps names and digests apart, so two different folders never give the same text.
   return hashlib.sha256(json.dumps([names, digests]).encode()).hexdigest()

@@ -47,14 +47,15 @@ def attacked(plan):
     seed=0,
   )
   targets = list(attacks.each_as_target(scores, halves))
-  truth = np.concatenate([members for _, members in targets])
+  # All targets are asked about the same records: [targets, n].
+  truth = np.stack([members for _, members in targets])
   methods = {
     "gap (mine)": gap_attack,
     "lira_fixed": attacks.MEMBERSHIP_ATTACKS["lira_fixed"],
   }
   leakage = {}
   for name, method in methods.items():
-    guesses = np.concatenate([method(evidence) for evidence, _ in targets])
+    guesses = np.stack([method(evidence) for evidence, _ in targets])
     leakage[name] = attacks.measure(guesses, truth)
   return leakage
 

@@ -313,7 +313,11 @@ def _sampling_prob(values: Any) -> float | None:
       value=None,
     )
   if batch is not None and prob is not None:
-    raise UserError("batch_size, sampling_prob: give only one of the two")
+    raise UserError(
+      "must be without --sampling_prob: give one of the two",
+      field="batch_size",
+      value=batch,
+    )
   if n is not None:
     validate.integer_at_least(1, num_examples=n)
   if batch is None:
@@ -378,7 +382,11 @@ def _num_steps(values: Any, prob: float | None) -> int | None:
       validate.integer_at_least(1, num_steps=values.num_steps)
     return values.num_steps
   if values.num_steps is not None:
-    raise UserError("epochs, num_steps: give only one of the two")
+    raise UserError(
+      "must be without --num_steps: give one of the two",
+      field="epochs",
+      value=values.epochs,
+    )
   if prob is None:
     raise UserError(
       "needs --sampling_prob or --batch_size; else give --num_steps", field="epochs"
@@ -406,9 +414,15 @@ def _check_one_missing(question: Question) -> None:
       )
     missing.remove("epsilon")
   if not missing:
-    raise UserError(f"{', '.join(UNKNOWNS)}: leave out one, the one to solve for")
+    raise UserError(
+      f"must be the one to solve for, or another of {', '.join(UNKNOWNS)}: leave out one",
+      field=UNKNOWNS[0],
+      value=getattr(question, UNKNOWNS[0]),
+    )
   if len(missing) > 1:
-    raise UserError(f"{', '.join(missing)}: give all but one of these")
+    raise UserError(
+      f"must be given: all but one of {', '.join(UNKNOWNS)}", field=missing[0], value=None
+    )
 
 
 def table(answers: Iterable[Question], *, gdp: bool = False, zcdp: bool = False) -> str:
@@ -580,7 +594,9 @@ def _check_companions(values: Any) -> None:
   present = [name for name in bounded.FLAGS if values[name].present]
   if present and values.sampler not in solve.BOUNDED:
     samplers = " or ".join(solve.BOUNDED)
-    raise UserError(f"{present[0]}: goes with sampler={samplers} only")
+    raise UserError(
+      f"goes with sampler={samplers} only", field=present[0], value=values[present[0]].value
+    )
   if values.curve is not None:
     validate.folder(curve=values.curve)
 

@@ -18,14 +18,14 @@ import sys
 import threading
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any
 
 from absl import app, flags, logging
 
-from dpjax import names
+from dpjax import names, validate
 from dpjax.parallel import allocator
 from dpjax.validate import UserError
-from dpjax.zoo.networks.registry import needs_features
+from dpjax.zoo.networks import registry
 
 if TYPE_CHECKING:
   from dpjax.parallel.targets import Machine
@@ -45,8 +45,8 @@ def fail(message: object, code: int = 2) -> None:
 def as_typed(error: UserError, typed: Iterable[str]) -> UserError:
   """Returns an error about a field that names the flag which the user typed for it.
 
-  A field that no flag set is that of a config file, and keeps its name. Some errors have their
-  field in the text alone, which begins with it.
+  A field that no flag set is that of a config file, and keeps its name. A sweep's flags set fields
+  of its `base`, which its runs have without this word.
 
   Args:
     typed: names of the flags of the command line.
@@ -56,19 +56,15 @@ def as_typed(error: UserError, typed: Iterable[str]) -> UserError:
   --config.privacy.epsilon=-1.0: must be > 0
   >>> print(as_typed(error, ["workdir"]))
   privacy.epsilon=-1.0: must be > 0
-  >>> print(as_typed(UserError("pretrained='a': is no file"), ["config.pretrained"]))
-  --config.pretrained='a': is no file
+  >>> print(as_typed(error, ["config.base.privacy"]))
+  --config.base.privacy.epsilon=-1.0: must be > 0
   """
-  text = str(error)
-  in_text = re.match(r"[\w.\[\]]+(?=[=:])", text)
-  field = error.field or (in_text[0] if in_text else "")
   for flag in typed:
-    for name in (flag, flag.partition(".")[2]):
-      rest = field.removeprefix(name)
+    path = flag.partition(".")[2]
+    for name in (flag, path, path.removeprefix("base.")):
+      rest = error.field.removeprefix(name)
       # What is inside a value is of the value's flag: an item of a list, a field of a choice.
-      if name and field.startswith(name) and rest[:1] in ("", ".", "["):
-        if not error.field:
-          return UserError(f"--{flag}{text.removeprefix(name)}")
+      if name and error.field.startswith(name) and rest[:1] in ("", ".", "["):
         return error.of(field=f"--{flag}{rest}")
   return error
 
@@ -83,6 +79,25 @@ def by_flag(error: UserError, values: flags.FlagValues = flags.FLAGS) -> UserErr
   return as_typed(error, sorted(typed, key=len, reverse=True))
 
 
+@contextlib.contextmanager
+def giving(**arguments: str) -> Iterator[None]:
+  """Makes errors in the block about an argument errors about the flag that gives it.
+
+  >>> with giving(shadows="attack.num_shadows"):
+  ...   raise UserError("must be even", field="attack.num_shadows", value=3)
+  Traceback (most recent call last):
+  ...
+  dpjax.validate.UserError: shadows=3: must be even
+  """
+  try:
+    yield
+  except UserError as error:
+    flag = next((flag for flag, field in arguments.items() if field == error.field), None)
+    if flag is None:
+      raise
+    raise error.of(field=flag) from error
+
+
 def define_dry_run() -> None:
   """Defines --dry_run of a launcher; call it at import time, like any absl flag."""
   flags.DEFINE_bool(
@@ -90,9 +105,19 @@ def define_dry_run() -> None:
   )
 
 
+def given(names: Iterable[str]) -> list[str]:
+  """Returns those of some flags that the command line sets; a launcher may lack some."""
+  return [name for name in names if name in flags.FLAGS and flags.FLAGS[name].present]
+
+
+def value_of(name: str) -> Any:
+  """Returns the value of a flag that not every launcher has; None where it is missing."""
+  return flags.FLAGS[name].value if name in flags.FLAGS else None
+
+
 def target() -> Machine | None:
   """Returns the machine of --target; None if the flag is not given, or the launcher has none."""
-  text = flags.FLAGS["target"].value if "target" in flags.FLAGS else None
+  text = value_of("target")
   if text is None:
     return None
   from dpjax.parallel import targets  # few plans are of another machine
@@ -107,27 +132,32 @@ def refuse_given(names: Iterable[str], what: str) -> None:
     names: flags that would be ignored; a launcher may lack some.
     what: the option that they need, in words.
   """
-  present = [name for name in names if name in flags.FLAGS and flags.FLAGS[name].present]
+  present = given(names)
   if present:
-    shown = ", ".join(f"--{name}={flags.FLAGS[name].value}" for name in present)
-    raise UserError(f"{shown}: would be ignored, it needs {what}")
+    first, *others = present
+    also = f", as {', '.join(f'--{name}' for name in others)}" if others else ""
+    raise UserError(
+      f"would be ignored{also}; it needs {what}",
+      field=first,
+      value=flags.FLAGS[first].value,
+    )
 
 
 def refuse_failed(rows: Iterable[Mapping[str, Any]]) -> None:
   """Ends the process with one line and exit code 1 if runs of a grid failed. Each reason appears
   once, with its first run and the number of other runs."""
   rows = list(rows)
-  reasons = dict[str, list[str]]()
+  reasons = dict[tuple[str, ...], list[str]]()
   for row in rows:
     if row["status"] == "failed":
-      reasons.setdefault(row["error"], []).append(row["name"])
+      reasons.setdefault(tuple(row["refusal"]), []).append(row["name"])
   failures = []
-  for error, (first, *others) in reasons.items():
+  for facts, (first, *others) in reasons.items():
     also = f" and {len(others)} more" if others else ""
-    failures.append(f"{first}{also}: {error}")
+    failures.append(by_flag(UserError.of_facts(facts).at(f"{first}{also}")))
   if failures:
     failed = sum(map(len, reasons.values()))
-    fail(f"{failed} of {len(rows)} runs failed: {'; '.join(failures)}", code=1)
+    fail(f"{'; '.join(map(str, failures))}; {failed} of {len(rows)} runs failed", code=1)
 
 
 def prepare_memory(configs: Iterable[Any]) -> None:
@@ -139,11 +169,11 @@ def prepare_memory(configs: Iterable[Any]) -> None:
   """
   from dpjax.experiments.kinds.central.config import TrainConfig
 
-  asked = [each.model.name for each in configs if isinstance(each, TrainConfig)]
-  # An unknown model raises UserError here. The run itself refuses it later, and names the field.
-  with contextlib.suppress(UserError):
-    if any(map(needs_features, asked)):
-      allocator.keep_freed_memory()
+  for config in configs:
+    # An unknown model raises UserError here. The run itself refuses it later, and names the field.
+    with contextlib.suppress(UserError):
+      if isinstance(config, TrainConfig) and registry.entry(config.model.name).features:
+        allocator.keep_freed_memory()
 
 
 def without_device() -> str | None:
@@ -202,74 +232,63 @@ def _stop_behind(error: BaseException | None) -> _Stopped | None:
   return next((one for one in _behind(error) if isinstance(one, _Stopped)), None)
 
 
-class _Stops:
-  """Raises `_Stopped` when a signal arrives, and keeps other code from losing the signal.
-
-  A destructor, or a callback of a library, may swallow the exception. Then the signal is sent
-  again. Other code may catch the exception and raise another error, as tqdm does. Then
-  `_stop_behind` finds the `_Stopped` among the causes of that error.
-  """
-
-  def __init__(self) -> None:
-    self._handlers: dict[int, Any] = {}
-    self._hook = sys.unraisablehook
-    self._again: threading.Timer | None = None
-
-  def _stop(self, signum: int, frame: Any) -> None:
-    raise _Stopped(signum)
-
-  def _swallowed(self, unraisable: Any) -> None:
-    stopped = _stop_behind(unraisable.exc_value)
-    if stopped is None:
-      return self._hook(unraisable)
-    # The signal is sent later. This hook runs where the exception was lost, so another one raised
-    # now would be lost, too.
-    self._again = threading.Timer(_AGAIN_SECONDS, os.kill, (os.getpid(), stopped.signum))
-    self._again.daemon = True
-    self._again.start()
-    return None
-
-  def __enter__(self) -> Self:
-    from dpjax.experiments.run import loop
-
-    for signum in loop.STOPPING:
-      # Ignored signals, as under nohup, stay ignored.
-      if signal.getsignal(signum) != signal.SIG_IGN:
-        self._handlers[signum] = signal.signal(signum, self._stop)
-    sys.unraisablehook = self._swallowed
-    return self
-
-  def __exit__(self, *_: object) -> None:
-    # After the block there is nothing left to stop.
-    if self._again is not None:
-      self._again.cancel()
-    sys.unraisablehook = self._hook
-    for signum, handler in self._handlers.items():
-      signal.signal(signum, handler)
-
-
 @contextlib.contextmanager
 def stoppable(workdir: str) -> Iterator[None]:
   """Ends the process with one line and exit code 128 + signal if SIGINT, SIGTERM or SIGHUP stops
-  the block. During a training, the loop handles the signal, finishes its step and saves."""
-  # Packages for pictures are checked now: a training of hours needs them only at its end.
+  the block. During a training, the loop handles the signal, finishes its step and saves.
+
+  In between, the signal raises `_Stopped`. A destructor, or a callback of a library, may swallow
+  it: then the signal is sent again. Other code may catch it and raise another error, as tqdm does:
+  then `_stop_behind` finds it among the causes of that error.
+  """
   from dpjax import optional
   from dpjax.experiments.run import loop
 
+  # Packages for pictures are checked now: a training of hours needs them only at its end.
   optional.check("runs")
-  with _Stops():
-    try:
-      yield
-    except (Exception, KeyboardInterrupt) as error:
-      saved = isinstance(error, loop.Interrupted)
-      stopped = error if saved else _stop_behind(error)
-      if stopped is None and not isinstance(error, KeyboardInterrupt):
-        raise
-      # After a hang-up nothing reads the terminal, so printing may fail.
-      with contextlib.suppress(OSError):
-        reason = error if saved else _BETWEEN
-        print(f"{reason} (workdir {workdir})", file=sys.stderr, flush=True)
-      sys.exit(128 + getattr(stopped, "signum", signal.SIGINT))
+  hook = sys.unraisablehook
+  again: list[threading.Timer] = []
+
+  def stop(signum: int, frame: object) -> None:
+    raise _Stopped(signum)
+
+  def swallowed(unraisable: Any) -> None:
+    stopped = _stop_behind(unraisable.exc_value)
+    if stopped is None:
+      hook(unraisable)
+      return
+    # The signal is sent later. This hook runs where the exception was lost, so another one raised
+    # now would be lost, too.
+    timer = threading.Timer(_AGAIN_SECONDS, os.kill, (os.getpid(), stopped.signum))
+    timer.daemon = True
+    again.append(timer)
+    timer.start()
+
+  handlers = {}
+  for signum in loop.STOPPING:
+    # Ignored signals, as under nohup, stay ignored.
+    if signal.getsignal(signum) != signal.SIG_IGN:
+      handlers[signum] = signal.signal(signum, stop)
+  sys.unraisablehook = swallowed
+  try:
+    yield
+  except (Exception, KeyboardInterrupt) as error:
+    saved = isinstance(error, loop.Interrupted)
+    stopped = error if saved else _stop_behind(error)
+    if stopped is None and not isinstance(error, KeyboardInterrupt):
+      raise
+    # After a hang-up nothing reads the terminal, so printing may fail.
+    with contextlib.suppress(OSError):
+      reason = error if saved else _BETWEEN
+      print(f"{reason} (workdir {workdir})", file=sys.stderr, flush=True)
+    sys.exit(128 + getattr(stopped, "signum", signal.SIGINT))
+  finally:
+    # After the block there is nothing left to stop.
+    for timer in again:
+      timer.cancel()
+    sys.unraisablehook = hook
+    for signum, handler in handlers.items():
+      signal.signal(signum, handler)
 
 
 def _parse(argv: Sequence[str], *, words: bool = False) -> list[str]:
@@ -282,13 +301,15 @@ def _parse(argv: Sequence[str], *, words: bool = False) -> list[str]:
     # `config_flag` imports this module.
     from launch import config_flag
 
-    fail(f"{error}{config_flag.meant(error.flagname)}")
+    name = error.flagname
+    near = config_flag.meant(name) or validate.did_you_mean(name, flags.FLAGS)
+    fail(f"--{name}: there is no such flag{near}")
   except flags.Error as error:
     # What absl says of a required flag that is missing.
     missing = re.fullmatch(
       r"flag (--\w+)=None: Flag \1 must have a value other than None\.", str(error)
     )
-    fail(f"{missing[1]}: must be given" if missing else error)
+    fail(f"{missing[1]}: must be given" if missing else str(error).removeprefix("flag "))
   # Code that reads a flag's value may raise errors of Python, too.
   except (KeyError, TypeError, ValueError, AttributeError) as error:
     fail(error.args[0] if error.args else error)
@@ -372,7 +393,7 @@ def run(main: Callable[..., None], *, words: bool = False) -> None:
       blamed = optional.missing(error) or without_device() or names.blame(error)
       if blamed is None:
         raise
-      fail(blamed)
+      fail(by_flag(blamed) if isinstance(blamed, UserError) else blamed)
     # stdout is flushed while `_end_unread` still handles SIGPIPE. If it is closed, print fails.
     finally:
       with contextlib.suppress(OSError):

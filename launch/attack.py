@@ -35,7 +35,6 @@ from dpjax import validate
 from dpjax.attacks import registry
 from dpjax.experiments.kinds.attack import finished, table
 from dpjax.experiments.run import loop, writers
-from dpjax.validate import UserError
 from launch import app
 from launch import main as shared
 
@@ -67,12 +66,8 @@ def attack_run() -> None:
     workdir = os.path.relpath(run.parent / f"attack_{run.name}")
   app.prepare_memory([config.target])
   is_done = (pathlib.Path(workdir) / writers.RESULT).exists()
-  try:
-    with app.stoppable(workdir):
-      result = loop.train(config, workdir)
-  except UserError as error:
-    named = error.field == "attack.num_shadows"
-    raise (error.of(field="shadows") if named else error) from error
+  with app.giving(shadows="attack.num_shadows"), app.stoppable(workdir):
+    result = loop.train(config, workdir)
   print((pathlib.Path(workdir) / "attacks.md").read_text(), end="")
   written = f"{workdir}/result.json, attacks.md, roc.csv, roc.png"
   shared.show_end(table.summary_of_run(result), written, finished=is_done)

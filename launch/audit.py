@@ -68,12 +68,8 @@ def audit_final_models() -> None:
     initial=options.initial,
     seed=options.seed,
   )
-  try:
+  with app.giving(final_model="data"):
     result = many_models.run(settings, options.out)
-  except UserError as error:
-    if error.field != "data":
-      raise
-    raise error.of(field="final_model") from error
   print(many_models.line(result))
   print(f"wrote {options.out}/{many_models.RESULT}")
   if result["refuted"]:

@@ -23,6 +23,7 @@ import pathlib
 from absl import flags
 
 from dpjax import validate
+from dpjax.checks import table
 from dpjax.checks.table import CheckTable
 from dpjax.experiments.checks import of_config
 from dpjax.experiments.config.naming import naming
@@ -37,12 +38,13 @@ flags.DEFINE_string("workdir", None, "Directory to write check.json to (default:
 
 def measured(config: TrainConfig) -> CheckTable:
   """Runs every check of a config's run. A bar on a terminal names the part that is at work."""
-  with writers.bar(1, "model and data") as bar:
+  with writers.Progress(1, desc="model and data", lines=False) as bar:
     subject = of_config.subject(config)
     bar.update()
-  with writers.bar(len(of_config.asked(subject)), "checks") as bar:
+  checks = of_config.checks(subject)
+  with writers.Progress(len(checks), desc="checks", lines=False) as bar:
     rows = []
-    for row in of_config.checks(subject, begins=lambda name: bar.update(0, now=name)):
+    for row in table.rows(checks, subject, begins=lambda name: bar.update(0, now=name)):
       rows.append(row)
       bar.update()
   return CheckTable(rows)
@@ -56,13 +58,13 @@ def main() -> None:
   config = config_flag.get()
   app.prepare_memory([config])
   with naming(config):
-    table = measured(config)
-  print(table)
+    result = measured(config)
+  print(result)
   if workdir is not None:
-    writers.write_json(pathlib.Path(workdir) / "check.json", table.to_json())
-  if table.failed:
-    names = "; ".join(row.name for row in table.failed)
-    app.fail(f"{len(table.failed)} of {len(table)} checks failed: {names}", code=1)
+    writers.write_json(pathlib.Path(workdir) / "check.json", result.to_json())
+  if result.failed:
+    names = "; ".join(row.name for row in result.failed)
+    app.fail(f"{len(result.failed)} of {len(result)} checks failed: {names}", code=1)
 
 
 if __name__ == "__main__":

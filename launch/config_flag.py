@@ -27,7 +27,7 @@ from dpjax.experiments.run import kind as kinds
 from dpjax.experiments.run import writers
 from dpjax.experiments.run.experiment import Experiment
 from dpjax.experiments.run.kind import KINDS, Kind
-from dpjax.validate import UserError
+from dpjax.validate import UserError, Verbatim
 from launch import app
 
 # The flags are no key flags of this module, so that --help lists them with their launcher.
@@ -38,6 +38,7 @@ _WIDTH = 96  # of --help
 _NAME = "config"
 # Beginnings of an argument that overrides a field.
 _MARKS = (f"--{_NAME}.", f"-{_NAME}.")
+_HELP = {"--help", "--helpfull", "-help", "-helpfull"}
 
 
 # The kind of config that the file must return, from `define`; None: any kind.
@@ -67,9 +68,7 @@ def define(*, kind: Kind | None, default: str | None) -> None:
   if default is None:
     flags.mark_flag_as_required(_NAME)
   flags.DEFINE_bool("print_config", False, "Print every field of the config, and end.")
-  if kind is not None and any(
-    arg.lstrip("-") in ("help", "helpfull") for arg in sys.argv[1:]
-  ):
+  if kind is not None and _HELP & {*sys.argv[1:]}:
     # absl prints the docstring of the program for --help, with the program's name in place
     # of %s.
     main = sys.modules["__main__"]
@@ -140,14 +139,15 @@ def _whole(got: _Got) -> Any:
   config, module = got.config, got.module
   get_configs = getattr(module, "get_configs", None)
   wanted = _wanted()
-  at = f"--config={flags.FLAGS.config}"
-  alone = "alone" in flags.FLAGS and flags.FLAGS["alone"].value
+  alone = app.value_of("alone")
   if alone and get_configs is None:
-    raise UserError("--alone=true: would be ignored, the file has no get_configs()")
+    raise UserError(
+      "would be ignored, the file has no get_configs()", field="alone", value=True
+    )
   is_one = get_configs is None or alone
   if alone and kinds.of(config).experiment is None:
     raise UserError(
-      "--alone=true: must be of a config of one run; the file's is of several"
+      "must be of a config of one run; the file's is of several", field="alone", value=True
     )
   if is_one:
     table = kinds.of(config).its_table()
@@ -158,9 +158,7 @@ def _whole(got: _Got) -> Any:
 
   if is_one:
     return sweep.Runs(None, config, title=_title(module))
-  named = _guarded(
-    lambda: sweep.listed(_called(get_configs, config)), str(module.__file__), at
-  )
+  named = _listed(got)
   for path in got.texts:
     if path.startswith("base.") and _is_ignored(got, path, named):
       raise UserError(
@@ -171,9 +169,37 @@ def _whole(got: _Got) -> Any:
   several = sweep.Runs(named, config, title=_title(module))
   for point in several.points:
     if wanted not in (None, sweep.Sweep) and not isinstance(point.config, wanted):
-      raise UserError(f"{at}: get_configs() yields {type(point.config).__name__}, but this "
-                      f"launcher wants {wanted.__name__}")  # fmt: skip
+      raise UserError(
+        f"get_configs() yields {type(point.config).__name__}, but this launcher wants "
+        f"{wanted.__name__}",
+        field=f"--{_NAME}",
+        value=Verbatim(flags.FLAGS.config),
+      )
   return several
+
+
+def _listed(got: _Got) -> list[Any]:
+  """Returns (name, config) of each run that the file yields. Raises UserError about the override
+  without which it would yield them, or else about the file."""
+  from dpjax.experiments.sweeps import sweep
+
+  def listed(config: Any) -> list[Any]:
+    call = lambda: sweep.listed(_called(got.module.get_configs, config))
+    return _guarded(call, str(got.module.__file__))
+
+  def works_without(path: str) -> bool:
+    with contextlib.suppress(UserError):
+      listed(got.without(path))
+      return True
+    return False
+
+  try:
+    return listed(got.config)
+  except UserError as error:
+    path = next(filter(works_without, got.texts), None)
+    if path is None:
+      raise error.of(field=f"--{_NAME}", value=Verbatim(flags.FLAGS.config)) from error
+    raise error.of(field=path, value=got.texts[path]) from error
 
 
 def _wanted() -> type | None:
@@ -210,7 +236,7 @@ def _got(*, several: bool = False) -> _Got:
     return _Got(None, module)
   config = before
   texts = {path: str(flags.FLAGS[f"{_NAME}.{path}"].value) for path in _overridden()}
-  if "audit" in flags.FLAGS and flags.FLAGS["audit"].present:
+  if app.given(["audit"]):
     # Before the fields of the audit that other flags set.
     path = "base.audit" if hasattr(before, "base") else "audit"  # of a sweep
     texts[path] = _audit(before) if flags.FLAGS["audit"].value else "none"
@@ -330,18 +356,24 @@ def _loaded(
     several: whether the runs of `get_configs()` may be asked for. A file that has no other function
       then has no config: None.
   """
-  at = f"{name}={path}"
-  path = str(_file_of(path, at))
-  module = _module(path, at)
+  with validate.about(name, Verbatim(path)):
+    config, module = _returned(path, kind, several=several)
+  checked = None if config is None else fields.check(config, type(config), name)
+  return checked, module
+
+
+def _returned(path: str, kind: type | None, *, several: bool) -> tuple[Any, ModuleType]:
+  """Returns (result of a file's `get_config()`, not checked; its module)."""
+  module = _module(path)
   get_config = getattr(module, "get_config", None)
   several = several and callable(getattr(module, "get_configs", None))
   if get_config is None and several:
     if _overridden():
-      raise UserError(f"{at}: the file has no get_config(), whose fields are flags")
+      raise UserError("the file has no get_config(), whose fields are flags")
     return None, module
   if not callable(get_config):
-    raise UserError(f"{at}: the file must define get_config() or get_configs()")
-  config = _guarded(get_config, path, at)
+    raise UserError("the file must define get_config() or get_configs()")
+  config = _guarded(get_config, str(module.__file__))
   if kind is None:
     kind = kinds.of(config).config_class
   # What the flags of a sweep change may be of any kind, as long as its runs are of the wanted one.
@@ -351,42 +383,40 @@ def _loaded(
       kind = type(config)
   if not isinstance(config, kind):
     type_name = type(config).__name__
-    raise UserError(f"{at}: get_config() returned {type_name}, but this launcher wants "
-                    f"{kind.__name__}")  # fmt: skip
-  return fields.check(config, kind, name), module
+    raise UserError(
+      f"get_config() returned {type_name}, but this launcher wants {kind.__name__}"
+    )
+  return config, module
 
 
-def _file_of(path: str, at: str) -> pathlib.Path:
+def _module(path: str) -> ModuleType:
+  """Returns the module of a Python file, which runs now."""
   if not pathlib.PurePath(path).name:
-    raise UserError(f"{at}: must name a Python file")
+    raise UserError("must name a Python file")
   roots = [pathlib.Path()]
   if pathlib.PurePath(path).parts[:1] == ("configs",):
     roots.append(app.ROOT)
-  for root in roots:
-    if (root / path).is_file():
-      return root / path
-  files = {file for root in roots for file in (root / path).parent.glob("*.py")}
-  near = {str(pathlib.PurePath(path).with_name(file.name)) for file in files}
-  raise UserError(f"{at}: no such file{validate.did_you_mean(path, near)}")
-
-
-def _module(path: str, at: str) -> ModuleType:
-  spec = importlib.util.spec_from_file_location("_dpjax_config", path)
+  file = next((root / path for root in roots if (root / path).is_file()), None)
+  if file is None:
+    files = {file for root in roots for file in (root / path).parent.glob("*.py")}
+    near = {str(pathlib.PurePath(path).with_name(file.name)) for file in files}
+    raise UserError(f"no such file{validate.did_you_mean(path, near)}")
+  spec = importlib.util.spec_from_file_location("_dpjax_config", file)
   if spec is None or spec.loader is None:
-    raise UserError(f"{at}: must be a Python file (.py)")
+    raise UserError("must be a Python file (.py)")
   module = importlib.util.module_from_spec(spec)
   # The module is registered before it runs, since a dataclass in the file looks up its module.
   sys.modules[spec.name] = module
-  _guarded(spec.loader.exec_module, path, at, module)
+  _guarded(spec.loader.exec_module, str(module.__file__), module)
   return module
 
 
-def _guarded(call: Any, path: str, at: str, *args: Any) -> Any:
+def _guarded(call: Any, path: str, *args: Any) -> Any:
   try:
     return call(*args)
   # A user's file may raise any error. It is reported in one line.
   except (Exception, SystemExit) as error:
-    raise UserError(f"{at}: {names.reason(error, str(path))}") from error
+    raise UserError(names.reason(error, str(path))) from error
 
 
 def _overridden() -> list[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import pathlib
 import shlex
 import sys
@@ -16,12 +17,11 @@ from dpjax.experiments.run.experiment import Experiment
 from dpjax.experiments.run.kind import KINDS
 from dpjax.parallel import made_for
 from dpjax.parallel.exchanges import MOST_PROCESSES, is_first
-from dpjax.validate import UserError
+from dpjax.validate import UserError, Verbatim
 from launch import app, config_flag
 
 if TYPE_CHECKING:
   from dpjax.experiments.sweeps.sweep import Runs
-  from launch.peers import Options
 
 # The flags are no key flags of this module, so that --help lists them with their launcher.
 flags.disclaim_key_flags()
@@ -111,16 +111,27 @@ def main(*words: str) -> None:
   # A mesh must fit the machine of --target, not this one.
   with made_for.compiling_for(app.target()):
     whole, workdir = config_flag.asked()
-  many = _many()
+  many = None
+  if app.given(_OF_PROCESSES):
+    from launch import peers  # most runs are of one process
+
+    many = peers.options()
   one = isinstance(whole, Experiment)
   app.prepare_memory([whole.config] if one else [point.config for point in whole.points])
   _check_flags(whole, in_processes=many is not None)
   if not one:
     return _sweep(whole, workdir)
-  if _given("dry_run"):
+  if app.value_of("dry_run"):
     with naming(whole.config):
       return print(whole.plan(workdir, app.target()))
-  with _joined(whole, workdir, many):
+  with contextlib.ExitStack() as joined:
+    if many is not None:
+      from launch import peers
+
+      saved = functools.partial(
+        peers.saved, workdir, whole.step_is, owner=many.process_id == 0
+      )
+      joined.enter_context(peers.joined(many, same=whole.same(), saved=saved))
     with app.stoppable(workdir):
       finished = (pathlib.Path(workdir) / writers.RESULT).exists()
       result = loop.run(whole, workdir)
@@ -129,42 +140,25 @@ def main(*words: str) -> None:
   return None
 
 
-def _many() -> Options | None:
-  """Returns the options of a run on many processes; None for a run of one."""
-  if not any(name in flags.FLAGS and flags.FLAGS[name].present for name in _OF_PROCESSES):
-    return None
-  from launch import peers  # most runs are of one process
-
-  return peers.options()
-
-
 def _check_flags(whole: Any, *, in_processes: bool) -> None:
   """Raises UserError for a flag that what is run would ignore."""
-  if _given("dry_run") and in_processes:
-    raise UserError("--dry_run: must be without --coordinator; it plans for one process")
-  if not _given("dry_run"):
+  dry_run = app.value_of("dry_run")
+  if dry_run and in_processes:
+    raise UserError(
+      "must be without --coordinator; it plans for one process", field="dry_run", value=True
+    )
+  if not dry_run:
     app.refuse_given(("target",), "--dry_run")
   one = isinstance(whole, Experiment)
   if not one and in_processes:
-    raise UserError("--coordinator: must be of a config of one run, not of several")
+    raise UserError(
+      "must be of a config of one run, not of several",
+      field="coordinator",
+      value=flags.FLAGS.coordinator,
+    )
   # Only the runs of a sweep have names.
   if one or whole.alone:
     app.refuse_given(("only", "print_commands"), "several runs")
-
-
-def _joined(
-  whole: Experiment[Any], workdir: str, many: Options | None
-) -> contextlib.AbstractContextManager[None]:
-  """Returns a context in which this process is one of several, if the flags say so."""
-  if many is None:
-    return contextlib.nullcontext()
-
-  from launch import peers
-
-  def newest() -> str:
-    return peers.saved(workdir, whole.step_is, owner=many.process_id == 0)
-
-  return peers.joined(many, same=whole.same(), saved=newest)
 
 
 def _end_one(
@@ -196,10 +190,12 @@ def show_end(line: str, written: str, *, finished: bool) -> None:
 def _name_config(file: str, *more: str) -> None:
   """Makes a word of the command line the file of --config."""
   if more:
-    raise UserError(f"unexpected argument {more[0]!r}: one config file is run")
+    raise UserError("is one word too many: one config file is run", field=more[0])
   if flags.FLAGS["config"].present:
     raise UserError(
-      f"--config={flags.FLAGS.config}: without {file!r}, one config file is run"
+      f"must be without {file!r}, one config file is run",
+      field="config",
+      value=Verbatim(flags.FLAGS.config),
     )
   flags.FLAGS["config"].value = file
 
@@ -225,17 +221,12 @@ def _selects(runs: Runs) -> bool:
   return isinstance(runs.config, Sweep) and runs.config.selection is not None
 
 
-def _given(name: str) -> bool:
-  """Returns whether a flag that not every launcher has is true."""
-  return name in flags.FLAGS and bool(flags.FLAGS[name].value)
-
-
 def _sweep(runs: Runs, workdir: str) -> None:
-  only = flags.FLAGS["only"].value if "only" in flags.FLAGS else None
-  if _given("print_commands"):
+  only = app.value_of("only")
+  if app.value_of("print_commands"):
     app.refuse_given(("only", "dry_run"), "--noprint_commands")
     return print("\n".join(_commands(runs)))
-  if _given("dry_run"):
+  if app.value_of("dry_run"):
     return print(runs.plan(workdir, app.target(), only))
   if _selects(runs):
     app.refuse_given(("only",), "a sweep without selection")

@@ -52,10 +52,12 @@ def options() -> Options | None:
     return None
   for name in _NAMES:
     if name not in present:
-      raise UserError(f"--{name}: must be given with --{present[0]}={values[present[0]]}")
+      raise UserError(
+        f"must be given with --{present[0]}={values[present[0]]}", field=name, value=None
+      )
   texts = flags.FLAGS.local_devices
   if texts is not None and not (texts and all(text.strip().isdigit() for text in texts)):
-    raise UserError(f"--local_devices={','.join(texts)!r}: must be ids as 0,1")
+    raise UserError("must be ids as 0,1", field="local_devices", value=",".join(texts))
   return Options(
     *values.values(),
     timeout=flags.FLAGS.connect_timeout,

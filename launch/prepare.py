@@ -144,7 +144,8 @@ def main() -> None:
     print(f"{name}: {path}")
     print(f"train on it with: --config.partition=tff --config.data.name={path.absolute()}")
     return
-  sizes = prepare(name, root)
+  with app.giving(dataset="name"):
+    sizes = prepare(name, root)
   counts = ", ".join(f"{split} {size}" for split, size in sizes.items())
   print(f"{name}: {counts} examples in {root}")
   print(f"read it with: dpjax.data.load({name!r}, data_dir={str(root)!r})")

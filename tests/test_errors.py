@@ -13,6 +13,8 @@ from hypothesis import strategies as st
 from dpjax.validate import NO_VALUE, UserError, Verbatim
 
 _ROOT = pathlib.Path(__file__).resolve().parents[1]
+_KINDS = {"UserError", "RoundRefused", "BudgetExceeded", "Overspent", "OverlappingShards"}
+_KINDS |= {"Unreachable", "Unwritable", "Busy", "PeerFailed", "NothingSent"}
 _FOLDERS = ("dpjax", "launch", "benchmarks")
 # Files that read the text of an error of another library, which carries no data, and why.
 _OF_OTHERS = {
@@ -22,6 +24,7 @@ _OF_OTHERS = {
   "dpjax/secure/mpc/spu_program.py": "SPU's C++ errors end in a stack trace",
   "dpjax/secure/homomorphic/ckks.py": "SEAL says in words what does not fit",
   "dpjax/parallel/targets.py": "XLA says in words how much memory a program wants",
+  "dpjax/gradients/loss_checks.py": "nnx raises an error without a class of its own",
   "launch/app.py": "JAX says in words that a backend or memory is missing",
 }
 _READS = {"partition", "rpartition", "split", "startswith", "endswith", "removeprefix"}
@@ -80,19 +83,41 @@ def test_the_check_can_fail():
     assert [*_reads(ast.parse(line))] == [1], line
 
 
+def _begins_with_a_field(message):
+  """Whether a message begins with names and a colon, or with a name and its value."""
+  parts = message.values if isinstance(message, ast.JoinedStr) else [message]
+  text = "".join(
+    str(part.value) if isinstance(part, ast.Constant) else "{}" for part in parts
+  )
+  return bool(re.match(r"[^\s:=]+(, [^\s:=]+)*(=|:( |$))", text))
+
+
+@pytest.mark.parametrize(
+  ("message", "begins"),
+  [
+    ("'n=3: must be > 0'", True),
+    ("f'{name}: must be > 0'", True),
+    ("f'{name}={value}: must be > 0'", True),
+    ("'x, y: hold NaN'", True),
+    ("f'--{name}: must be given'", True),
+    ("f'line {number}: is blank'", False),
+    ("f'has no {name} (it holds x=1)'", False),
+  ],
+)
+def test_a_field_inside_a_message_is_seen(message, begins):
+  assert _begins_with_a_field(ast.parse(message, mode="eval").body) is begins
+
+
 @pytest.mark.slow
 def test_errors_give_their_field_as_data_and_not_inside_the_message():
   """`UserError("n=3: must ...")` would be a mistake of no field."""
   wrong = []
   for name, tree in _files():
     for node in ast.walk(tree):
-      called = getattr(getattr(node, "func", None), "id", "")
-      if called != "UserError" or not node.args or node.keywords:
+      if not isinstance(node, ast.Call) or getattr(node.func, "id", "") not in _KINDS:
         continue
-      first = node.args[0]
-      start = first.values[0] if isinstance(first, ast.JoinedStr) else first
-      text = start.value if isinstance(start, ast.Constant) else ""
-      if re.match(r"[\w.]+(=|: must)", str(text)):
+      given = {keyword.arg for keyword in node.keywords} & {"field", None}
+      if node.args and not given and _begins_with_a_field(node.args[0]):
         wrong.append(f"{name}:{node.lineno}")
   assert wrong == []
 

@@ -30,7 +30,7 @@ from dpjax.experiments.kinds.central.config import DataConfig
 from dpjax.experiments.kinds.federated import build
 from dpjax.zoo import networks
 from dpjax.zoo.datasets import published
-from dpjax.zoo.networks.registry import names
+from dpjax.zoo.networks.registry import MODELS
 from launch import list as launch_list
 from tests import commands, own_folder
 from tests.adversary import plants
@@ -91,9 +91,9 @@ def test_data_in_an_npz_need_no_code(tmp_path):
 
 def test_a_model_by_name_is_one_row(monkeypatch):
   module = importlib.import_module("dpjax.zoo.networks.registry")
-  row = module._Entry(models.Mlp)
-  monkeypatch.setitem(module._ENTRIES, "perceptron", row)
-  assert "perceptron" in names()
+  row = module.Entry(models.Mlp)
+  monkeypatch.setitem(module.MODELS, "perceptron", row)
+  assert "perceptron" in MODELS
   assert networks.build("perceptron", num_classes=2, features=(3,)).features == (3,)
 
 

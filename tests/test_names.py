@@ -63,7 +63,7 @@ def test_a_model_is_a_class_or_a_function():
   assert networks.build("own_parts:Net", num_classes=2, width=5).width == 5
   assert networks.build("own_parts:net", num_classes=2, width=5).width == 5
   assert registry.options("own_parts:Net") == ("width",)
-  assert registry.needs_features("own_parts:Net") is None
+  assert registry.entry("own_parts:Net").features is None
 
 
 def test_an_option_that_a_model_does_not_have_is_refused():
@@ -83,11 +83,9 @@ def test_code_that_a_module_only_imports_is_part_of_the_blame(tmp_path):
   (tmp_path / "own_front.py").write_text("from own_parts import Net, net\n")
   with pytest.raises(TypeError) as caught:
     names.find("own_front:net", "model.name")(num_classes=2, nothing=1)
-  message = names.blame(caught.value)
-  assert message is not None and message.startswith(
-    "model.name='own_front:net': TypeError: "
-  )
-  assert message.endswith("(line 9)") and names.blame(ValueError("ours")) is None
+  blamed = names.blame(caught.value)
+  assert blamed is not None and blamed.is_about("model.name", "own_front:net")
+  assert str(blamed).endswith("(line 9)") and names.blame(ValueError("ours")) is None
 
 
 def test_a_dict_field_takes_json_and_python():

@@ -12,10 +12,11 @@ import pytest
 
 from configs.attack import poisoning_digits
 from dpjax import attacks
-from dpjax.attacks.attack_settings import AttackSettings, PoisoningSettings
 from dpjax.experiments.config import fields
 from dpjax.experiments.kinds.attack import config as attack_config
 from dpjax.experiments.kinds.attack import table
+from dpjax.experiments.kinds.attack.poisoned_rounds import PoisoningSettings
+from dpjax.experiments.kinds.attack.settings import AttackSettings
 from tests import commands, own_folder
 from tests.refuses import refuses
 
@@ -34,7 +35,7 @@ def local(loss_fn, client_tx, *, weighting, **options):
 import dataclasses
 
 from dpjax import attacks
-from dpjax.attacks.attack_settings import PoisoningSettings
+from dpjax.experiments.kinds.attack.poisoned_rounds import PoisoningSettings
 
 
 @dataclasses.dataclass(frozen=True)
@@ -52,8 +53,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from dpjax.attacks.attack_settings import AttackSettings
-from dpjax.experiments.kinds.attack.members import MeasuredAttack
+from dpjax.experiments.kinds.attack.settings import AttackSettings, MeasuredAttack
 from dpjax.experiments.kinds.central import build as central
 from dpjax.experiments.run import pieces
 
@@ -64,32 +64,28 @@ class FirstClass(AttackSettings):
 
   guess: int = 0
   section: ClassVar[str] = "train"
-  module: ClassVar[str] = __name__
   task: ClassVar[str] = "guessing"
 
+  def prepare(self, config, loaded, random):
+    return central.assemble(config.train, loaded, random)
 
-def prepare(config, loaded, random):
-  return central.assemble(config.train, loaded, random)
+  def phase(self, config, attacked):
+    """One piece: how many records are of that class."""
 
+    def count(state, index):
+      state["right"][index] = np.sum(np.asarray(attacked.test.y) == self.guess)
 
-def phase(config, attacked):
-  """One piece: how many records are of that class."""
+    empty = lambda: {"right": np.zeros(1, np.int64)}
+    return pieces.filled(1, empty, count, name="guesses")
 
-  def count(state, index):
-    state["right"][index] = np.sum(np.asarray(attacked.test.y) == config.attack.guess)
-
-  empty = lambda: {"right": np.zeros(1, np.int64)}
-  return pieces.filled(1, empty, count, name="guesses")
-
-
-def measured(config, attacked, state):
-  right, total = int(state["right"][0]), len(attacked.test)
-  row = {
-    "method": "first class", "finds": f"{right} of {total}", "success": right / total,
-    "low": 0.0, "high": 1.0, "share": "guessed, of records", "verdict": "a guess",
-  }
-  result = {"rows": [row], "test_accuracy": right / total}
-  return MeasuredAttack({"right": np.array([right])}, result)
+  def measured(self, config, attacked, state):
+    right, total = int(state["right"][0]), len(attacked.test)
+    row = {
+      "method": "first class", "finds": f"{right} of {total}", "success": right / total,
+      "low": 0.0, "high": 1.0, "share": "guessed, of records", "verdict": "a guess",
+    }
+    result = {"rows": [row], "test_accuracy": right / total}
+    return MeasuredAttack({"right": np.array([right])}, result)
 ''',
 }
 _CONFIG = """
@@ -236,7 +232,11 @@ class NoDataclass(Mild):
 
 @dataclasses.dataclass(frozen=True)
 class NoSection(AttackSettings):
-  module: ClassVar[str] = "json"
+  def prepare(self, config, loaded, random):
+    return None
+
+  def measured(self, config, attacked, state):
+    return None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -277,7 +277,7 @@ def test_settings_are_read_as_those_of_dpjax(tmp_path):
     fields.replace(config, "attack.factr", 3)
 
 
-def test_rows_of_a_task_that_dpjax_does_not_know_are_its_own():
+def test_rows_of_a_result_are_those_of_the_table():
   row = {"method": "m", "finds": "f", "success": 0.5, "verdict": "v"}
   result = {"task": "guessing", "rows": [row], "attack": "a", "defence": "b"}
   facts = ("epsilon", "epsilon_kind", "delta", "neighboring_relation", "unit")

@@ -98,7 +98,7 @@ _LINES = [
   ),
   (
     lambda: _raise(UserError("must be > 0", field="n", value=0).within("data").at("run 3")),
-    "run 3: data.n=0: must be > 0",
+    "data.n=0: must be > 0 (run 3)",
   ),
 ]
 

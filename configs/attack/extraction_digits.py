@@ -14,7 +14,8 @@ from collections.abc import Iterator
 from typing import Any
 
 from dpjax.experiments.config import fields
-from dpjax.experiments.kinds.attack.config import AttackConfig, CopyByAnswers
+from dpjax.experiments.kinds.attack.config import AttackConfig
+from dpjax.experiments.kinds.attack.copies import CopyByAnswers
 from dpjax.experiments.kinds.central.config import (
   DataConfig,
   ModelConfig,

@@ -26,7 +26,7 @@ from dpjax import data
 from dpjax.data import text
 from dpjax.experiments.config import fields
 from dpjax.experiments.kinds.attack.config import AttackConfig
-from dpjax.experiments.kinds.attack.run_settings import WrittenText
+from dpjax.experiments.kinds.attack.written_text import WrittenText
 from dpjax.experiments.kinds.central.config import (
   DataConfig,
   ModelConfig,

@@ -15,7 +15,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from dpjax.experiments.kinds.attack.config import AttackConfig, Membership
+from dpjax.experiments.kinds.attack.config import AttackConfig
+from dpjax.experiments.kinds.attack.members import Membership
 from dpjax.experiments.kinds.central.config import (
   DataConfig,
   ModelConfig,

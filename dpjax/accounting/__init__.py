@@ -30,7 +30,7 @@ if TYPE_CHECKING:
   from dpjax.accounting.epsilon import delta as delta
   from dpjax.accounting.epsilon import epsilon as epsilon
   from dpjax.accounting.epsilon import epsilon_curve as epsilon_curve
-  from dpjax.accounting.event_kinds.composition import compose as compose
+  from dpjax.accounting.event_kinds.elements import compose as compose
   from dpjax.accounting.event_kinds.fixed_size import fixed_size_event as fixed_size_event
   from dpjax.accounting.event_kinds.k_out_of_t import k_out_of_t_event as k_out_of_t_event
   from dpjax.accounting.event_kinds.noisy_sum import gaussian_event as gaussian_event

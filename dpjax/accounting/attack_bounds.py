@@ -306,7 +306,8 @@ def attack_bound(
       if value is not None
     ]
     raise UserError(
-      f"{', '.join(names)}: are numbers of several guarantees; give those of one"
+      f"{', '.join(names)} are numbers of several guarantees; give those of one",
+      field=names[0],
     )
   ((kind, numbers),) = stated.items()
   for name, value in numbers.items():

@@ -21,7 +21,7 @@ from dpjax.accounting.epsilon import (
   privacy_profile,
 )
 from dpjax.accounting.epsilon import epsilon as epsilon_of
-from dpjax.accounting.event_kinds.composition import compose
+from dpjax.accounting.event_kinds.elements import compose
 from dpjax.accounting.event_kinds.kind import DpEvent
 from dpjax.accounting.loss_grid import Profile
 from dpjax.accounting.text import upper

@@ -29,10 +29,10 @@ from dp_accounting.pld import privacy_loss_distribution as pld_lib
 from dp_accounting.rdp import rdp_privacy_accountant as rdp_lib
 
 from dpjax import validate
-from dpjax.accounting.event_kinds.composition import compose
 from dpjax.accounting.event_kinds.elements import (
   Parts,
   accountable,
+  compose,
   merged_parts,
   rdp_of,
 )
@@ -130,8 +130,7 @@ def delta_curve(
   >>> delta_curve(dpa.GaussianDpEvent(2.0), [0.0, 1.9931]).round(5)  # 2 Phi(1/4) - 1
   array([1.9741e-01, 1.0000e-05])
   """
-  for value in epsilons:
-    validate.non_negative(epsilon=value)
+  validate.non_negative(**validate.entries(epsilons=epsilons))
   return privacy_profile(event, **counting)(epsilons)
 
 

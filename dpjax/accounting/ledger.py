@@ -17,8 +17,7 @@ import dp_accounting as dpa
 
 from dpjax import validate
 from dpjax.accounting.epsilon import epsilon as epsilon_of
-from dpjax.accounting.event_kinds.composition import compose
-from dpjax.accounting.event_kinds.elements import parts
+from dpjax.accounting.event_kinds.elements import compose, parts
 from dpjax.accounting.event_kinds.kind import (
   DpEvent,
   event_from_json,

@@ -37,7 +37,7 @@ import dp_accounting as dpa
 import numpy as np
 
 from dpjax import validate
-from dpjax.accounting.event_kinds.composition import compose
+from dpjax.accounting.event_kinds.elements import compose
 from dpjax.accounting.event_kinds.kind import DpEvent
 from dpjax.accounting.event_kinds.noisy_sum import gaussian_event, poisson_sampled_event
 from dpjax.validate import UserError, Verbatim
@@ -241,7 +241,7 @@ def _check_factors(factors: Sequence[float], num_steps: int) -> None:
       f"has {len(factors)} factors, must have one for each of num_steps={num_steps}",
       field="noise_schedule",
     )
-  validate.positive(**{f"noise_schedule[{i}]": f for i, f in enumerate(factors)})
+  validate.positive(**validate.entries(noise_schedule=factors))
 
 
 def _separated_costs(

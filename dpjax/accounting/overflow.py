@@ -158,7 +158,7 @@ def check_capacity(
   declared: int | None,
   of_divisor: int | None,
   run: MayAbort,
-  log_allowed: float,
+  log_allowed: Callable[[], float],
 ) -> None:
   """Raises UserError if a draw exceeds the capacity too often; see `Plan.check_capacity`.
 
@@ -167,19 +167,20 @@ def check_capacity(
     declared: number that stands for it if the difference is at most one record, or None.
     of_divisor: number of examples whose expected batch size is the divisor, or None.
     run: the run, whose relation says whether the number of examples is secret.
-    log_allowed: log of the largest allowed chance of a draw above the capacity.
+    log_allowed: returns log of the largest allowed chance of a draw above the capacity.
   """
 
   def overflows(size: int) -> bool:
-    # The neighbour may have one record more.
-    return sampler.log_overflow_prob(size + 1) > log_allowed
+    # The neighbour may have one record more. A batch that holds them all asks for no epsilon.
+    chance = sampler.log_overflow_prob(size + 1)
+    return chance > -math.inf and chance > log_allowed()
 
   # A size that is secret is shown, and decides, only by the declared constant near it.
   shown: int | None = num_examples
   if run.neighboring_relation == ADD:
     near = declared is not None and num_examples <= declared + 1
     shown = declared if near else None
-  if (shown is not None and not overflows(shown)) or not overflows(num_examples):
+  if not overflows(num_examples) or (shown is not None and not overflows(shown)):
     return
   capacity = sampler.padded_batch_size
   if of_divisor is not None and num_examples > of_divisor + 1:
@@ -198,7 +199,7 @@ def check_capacity(
       field="capacity",
       value=capacity,
     )
-  needed = sampler.fitted_to(shown + 1, log_overflow_prob=log_allowed).padded_batch_size
+  needed = sampler.fitted_to(shown + 1, log_overflow_prob=log_allowed()).padded_batch_size
   raise UserError(
     f"a Poisson draw from {shown} examples exceeds it with probability "
     f"{math.exp(sampler.log_overflow_prob(shown + 1)):.1e} per step; must be >= {needed} "
@@ -263,17 +264,25 @@ class MayAbort(abc.ABC):
     )
 
   def _left_by_aborts(
-    self, delta: float, steps: Any, log_chances: Sequence[float], *, least: float
+    self,
+    delta: float,
+    steps: Any,
+    log_chances: Sequence[float],
+    *,
+    least: float = 0.0,
   ) -> float:
     """Returns what is left of delta where aborts have no more than these chances; all of it where
     there are none.
 
     Args:
       log_chances: logarithms of the chances, which add up.
-      least: smallest amount to reserve.
+      least: smallest amount to reserve, if it is above the share of the smaller delta.
     """
+    validate.open_unit(delta=delta)
+    delta = float(delta)
     if not log_chances:
       return delta
+    least = max(least, OVERFLOW_SHARE * min(delta, self.delta))
     event = self.event(steps)
     aside = reserve_for_aborts(
       lambda left: self._epsilon_at(event, left),

@@ -19,6 +19,7 @@ import io
 import os
 import pathlib
 import zipfile
+from collections.abc import Mapping
 from typing import Any, Unpack
 
 import numpy as np
@@ -75,13 +76,18 @@ def read_curve(path: str | os.PathLike) -> tuple[np.ndarray, np.ndarray]:
   >>> np.interp(0.1, alphas, betas).round(3)
   np.float64(0.6)
   """
-  place = f"curve={str(path)[-120:]!r}"
-  alphas, betas = _rates(_text(path, place).splitlines(), place)
+  with validate.about("curve", str(path)[-120:]):
+    return _curve(_rates(_text(path).splitlines()))
+
+
+def _curve(rates: tuple[np.ndarray, np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
+  """Returns the rates; raises UserError if no mechanism has them."""
+  alphas, betas = rates
   if len(alphas) < 2 or alphas[0] != 0 or alphas[-1] != 1:
-    raise UserError(f"{place}: alpha must go from 0 to 1")
+    raise UserError("alpha must go from 0 to 1")
   widths = np.diff(alphas)
   if (widths <= 0).any():
-    raise UserError(f"{place}: alpha must rise from row to row")
+    raise UserError("alpha must rise from row to row")
   # A curve is convex if each inner point lies on or below the line between its neighbours.
   share = widths[:-1] / (widths[:-1] + widths[1:])
   chord = betas[:-2] + share * (betas[2:] - betas[:-2])
@@ -93,25 +99,25 @@ def read_curve(path: str | os.PathLike) -> tuple[np.ndarray, np.ndarray]:
   }
   for rule, values in excess.items():
     if (values > _ROUNDING).any():
-      raise UserError(f"{place}: {rule}")
+      raise UserError(f"{rule}")
   return alphas, betas
 
 
-def _rates(lines: list[str], place: str) -> tuple[np.ndarray, np.ndarray]:
+def _rates(lines: list[str]) -> tuple[np.ndarray, np.ndarray]:
   """Returns the columns alpha, [k], and beta, [k]; raises UserError if a line is not two rates."""
   if not lines or tuple(lines[0].split(",")) != _HEADER:
-    raise UserError(f"{place}: must begin with the header alpha,beta")
+    raise UserError("must begin with the header alpha,beta")
   if len(lines) > _MOST_ROWS:
-    raise UserError(f"{place}: must have at most {_MOST_ROWS} rows")
+    raise UserError(f"must have at most {_MOST_ROWS} rows")
   rows = []
   for number, line in enumerate(lines[1:], start=2):
     try:
       alpha, beta = map(float, line.split(","))
     except ValueError:
-      raise UserError(f"{place}: row {number} must be two numbers, alpha,beta") from None
+      raise UserError(f"row {number} must be two numbers, alpha,beta") from None
     # NaN compares as false, so it is refused here, too.
     if not (0 <= alpha <= 1 and 0 <= beta <= 1):
-      raise UserError(f"{place}: row {number} must be two rates in [0, 1]")
+      raise UserError(f"row {number} must be two rates in [0, 1]")
     rows.append((alpha, beta))
   alphas, betas = np.array(rows, float).reshape(-1, 2).T
   return alphas, betas
@@ -164,92 +170,92 @@ def read_losses(path: str | os.PathLike) -> pld_lib.PrivacyLossDistribution:
   >>> round(twice.get_epsilon_for_delta(1e-5), 2)  # as one Gaussian of 2 / sqrt(2)
   2.94
   """
-  place = f"losses={str(path)[-120:]!r}"
-  arrays = _arrays(path, place)
+  with validate.about("losses", str(path)[-120:]):
+    return _distribution(_arrays(path))
+
+
+def _distribution(arrays: Mapping[str, np.ndarray]) -> pld_lib.PrivacyLossDistribution:
+  """Returns the distribution that these arrays hold; raises UserError if they hold none."""
   names = {f"remove_{field}" for field in _FIELDS}
   both = names | {f"add_{field}" for field in _FIELDS}
   if set(arrays) not in (names, both):
     raise UserError(
-      f"{place}: must hold remove_discretization, remove_lower_loss, remove_probs and "
+      "must hold remove_discretization, remove_lower_loss, remove_probs and "
       "remove_infinity_mass, and all or none of the same of add_"
     )
-  parts = [_checked(arrays, "remove", place)]
+  parts = [_checked(arrays, "remove")]
   if set(arrays) == both:
-    parts.append(_checked(arrays, "add", place))
+    parts.append(_checked(arrays, "add"))
     if parts[0].interval != parts[1].interval:
-      raise UserError(f"{place}: both directions must have one discretization")
+      raise UserError("both directions must have one discretization")
   return pld_of(parts)
 
 
-def _text(path: str | os.PathLike, place: str) -> str:
-  validate.no_pipe(path, place)
+def _text(path: str | os.PathLike) -> str:
+  validate.no_pipe(path)
   try:
     if pathlib.Path(path).stat().st_size > _MOST_TEXT:
-      raise UserError(f"{place}: must be at most {_MOST_TEXT} bytes")
+      raise UserError(f"must be at most {_MOST_TEXT} bytes")
     return pathlib.Path(path).read_text(encoding="utf-8")
   except OSError as error:
-    raise UserError(f"{place}: cannot be read ({error.strerror})") from None
+    raise UserError(f"cannot be read ({error.strerror})") from None
   except UnicodeDecodeError:
-    raise UserError(f"{place}: must be text") from None
+    raise UserError("must be text") from None
 
 
-def _arrays(path: str | os.PathLike, place: str) -> dict[str, np.ndarray]:
+def _arrays(path: str | os.PathLike) -> dict[str, np.ndarray]:
   """Returns the arrays of an npz. No array may hold objects, since a pickle is code."""
-  validate.no_pipe(path, place)
+  validate.no_pipe(path)
   try:
     with zipfile.ZipFile(path) as archive:
       # The declared unpacked size is checked before anything is unpacked.
       if sum(entry.file_size for entry in archive.infolist()) > _MOST_BYTES:
-        raise UserError(f"{place}: must unpack to at most {_MOST_BYTES} bytes")
+        raise UserError(f"must unpack to at most {_MOST_BYTES} bytes")
     with np.load(path, allow_pickle=False) as archive:
       return dict(archive)
   except OSError as error:
     reason = error.strerror or "no npz"
-    raise UserError(f"{place}: cannot be read ({reason})") from None
+    raise UserError(f"cannot be read ({reason})") from None
   # NumPy reads the header as Python source, and the shape in it may exceed the memory. So damaged
   # bytes may raise errors of zip, zlib, Python's parser, the memory or integers.
   except Exception as error:
     if isinstance(error, UserError):
       raise
-    raise UserError(f"{place}: must be an npz of numbers") from None
+    raise UserError("must be an npz of numbers") from None
 
 
-def _checked(arrays: dict[str, np.ndarray], name: str, place: str) -> LossMasses:
+def _checked(arrays: Mapping[str, np.ndarray], name: str) -> LossMasses:
   """Returns the masses of one direction. Raises UserError if no mechanism can have these masses."""
   values = {field: arrays[f"{name}_{field}"] for field in _FIELDS}
   probs = values.pop("probs")
   if any(value.shape != () or value.dtype.kind not in "iuf" for value in values.values()):
-    raise UserError(
-      f"{place}: {', '.join(f'{name}_{field}' for field in values)} must be numbers"
-    )
+    raise UserError(f"{', '.join(f'{name}_{field}' for field in values)} must be numbers")
   if probs.ndim != 1 or probs.dtype.kind != "f" or not 1 <= len(probs) <= _MOST_MASSES:
-    raise UserError(f"{place}: {name}_probs must be 1 to {_MOST_MASSES} floats in a row")
+    raise UserError(f"{name}_probs must be 1 to {_MOST_MASSES} floats in a row")
   interval = float(values["discretization"])
   infinity_mass = float(values["infinity_mass"])
-  validate.positive(**{f"{place}: {name}_discretization": interval})
+  validate.positive(**{f"{name}_discretization": interval})
   lowest = float(values["lower_loss"])
   # NaN fails this comparison, so it is refused, too.
   if not (abs(lowest) < 2**53 and lowest == int(lowest)):
-    raise UserError(f"{place}: {name}_lower_loss must be an integer")
+    raise UserError(f"{name}_lower_loss must be an integer")
   if not (0 <= infinity_mass <= 1 and np.isfinite(probs).all() and (probs >= 0).all()):
     raise UserError(
-      f"{place}: {name}_probs and {name}_infinity_mass must be probabilities, not NaN or negative"
+      f"{name}_probs and {name}_infinity_mass must be probabilities, not NaN or negative"
     )
   total = float(probs.sum()) + infinity_mass
   # Missing mass would claim too much privacy. On a pessimistic grid the total may slightly exceed
   # 1.
   if not 1 - _ROUNDING <= total <= 1 + _SURPLUS:
-    raise UserError(
-      f"{place}: {name}_probs and {name}_infinity_mass must sum to 1, not {total!r}"
-    )
+    raise UserError(f"{name}_probs and {name}_infinity_mass must sum to 1, not {total!r}")
   # Mass that is missing by rounding is added at infinity, since over many compositions the missing
   # mass would add up.
   infinity_mass = min(1.0, infinity_mass + max(0.0, 1 - total))
   masses = LossMasses(interval, int(lowest), np.array(probs, float), infinity_mass)
-  return _lifted(masses, f"{place}: {name}_probs")
+  return _lifted(masses, f"{name}_probs")
 
 
-def _lifted(masses: LossMasses, place: str) -> LossMasses:
+def _lifted(masses: LossMasses, field: str) -> LossMasses:
   """Returns masses that never lower the cost of a mechanism with which they are composed.
 
   For a mechanism's pair P and Q, sum p e^-loss is the mass that Q has where P has mass, so this sum
@@ -273,7 +279,8 @@ def _lifted(masses: LossMasses, place: str) -> LossMasses:
   lifted = float(below[lifts])
   if not enough.any() or lifted > _SURPLUS:
     raise UserError(
-      f"{place}: the sum of probs e^-loss must be at most 1, or they would cancel other losses"
+      "the sum of probs e^-loss must be at most 1, or they would cancel other losses",
+      field=field,
     )
   if not lifts:
     return masses

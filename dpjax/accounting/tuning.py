@@ -22,6 +22,8 @@ from scipy import optimize
 from dpjax import validate
 from dpjax.validate import UserError, Verbatim
 
+MOST_SHAPE = 1e6  # of the distribution of the number of trials
+
 
 def select_rdp(
   orders: Sequence[float], rdp: np.ndarray, *, mean_trials: float, shape: float = 1.0
@@ -86,7 +88,11 @@ def stopping_prob(mean_trials: float, shape: float) -> float:
   low = math.log(min(1.0, 1 / mean_trials))
   while excess(low) < 0:
     low *= 2
-  root = float(optimize.brentq(excess, low, -1e-12, xtol=1e-13))  # type: ignore[arg-type]
+  high = -1e-12
+  # The mean is barely above 1. A larger one costs more.
+  if excess(high) > 0:
+    return math.exp(high) * (1 - 1e-9)
+  root = float(optimize.brentq(excess, low, high, xtol=1e-13))  # type: ignore[arg-type]
   # A smaller gamma means more trials, and costs more. So gamma is lowered by more than the error of
   # the root.
   return math.exp(root) * (1 - 1e-9)
@@ -140,5 +146,8 @@ def check_trials(mean_trials: float, shape: float) -> None:
   validate.positive(mean_trials=mean_trials)
   if mean_trials < 1:
     raise UserError("must be >= 1", field="mean_trials", value=mean_trials)
-  if not (isinstance(shape, int | float) and shape >= 0):
-    raise UserError("must be a number >= 0", field="shape", value=shape)
+  # Above that the distribution is nearly Poisson's, and rounding decides its mean.
+  if not (
+    isinstance(shape, int | float) and (0 <= shape <= MOST_SHAPE or shape == math.inf)
+  ):
+    raise UserError(f"must be in [0, {MOST_SHAPE:g}], or inf", field="shape", value=shape)

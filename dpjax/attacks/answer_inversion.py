@@ -69,8 +69,7 @@ class AnswerInversion:
   fit: Fit = dataclasses.field(default_factory=Fit)
 
   def __post_init__(self):
-    for width in self.features:
-      validate.integer_at_least(1, features=width)
+    validate.integer_at_least(1, **validate.entries(features=self.features))
 
   def __call__(self, answers: HostArray, x: HostArray, *, seed: int) -> Decoder:
     """Returns a decoder, trained on the answers [n, K] to the attacker's own inputs [n, *shape].

@@ -15,7 +15,6 @@ Attackers send NaN as a mark, and `colluding` replaces the marks by the lie.
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -25,7 +24,6 @@ import jax.numpy as jnp
 from jax.scipy import special
 
 from dpjax import validate
-from dpjax.attacks.attack_settings import CollusionSettings
 from dpjax.attacks.poisoning import Colluders, Poisoning
 from dpjax.federated.aggregation import Aggregator
 from dpjax.types import Array
@@ -234,36 +232,3 @@ def colluding(aggregator: Aggregator, attack: Poisoning) -> Aggregator:
     finish=None,
     check=check,
   )
-
-
-@dataclasses.dataclass(frozen=True)
-class LittleIsEnough(CollusionSettings):
-  """Settings of `alie`. If `z` is None, the round's clients and attackers determine it."""
-
-  z: float | None = None
-
-  def method(self) -> Poisoning:
-    """Returns the attack `alie` with this z."""
-    return alie(self.z)
-
-
-@dataclasses.dataclass(frozen=True)
-class MinMax(CollusionSettings):
-  """Settings of `min_max`. The direction is "std", "unit" or "sign"."""
-
-  direction: str = "std"
-
-  def method(self) -> Poisoning:
-    """Returns the attack `min_max` with this direction."""
-    return min_max(self.direction)
-
-
-@dataclasses.dataclass(frozen=True)
-class MinSum(CollusionSettings):
-  """Settings of `min_sum`. The direction is "std", "unit" or "sign"."""
-
-  direction: str = "std"
-
-  def method(self) -> Poisoning:
-    """Returns the attack `min_sum` with this direction."""
-    return min_sum(self.direction)

@@ -209,8 +209,7 @@ def extraction_curve(
   sizes = validate.several(num_queries=num_queries)
   if not sizes:
     raise UserError("must hold at least one number", field="num_queries", value=sizes)
-  for size in sizes:
-    validate.integer_in(1, len(x), num_queries=size)
+  validate.integer_in(1, len(x), **validate.entries(num_queries=sizes))
   # One type for both, and one zero: -0.0 equals 0.0, but has other bytes.
   common = np.result_type(x, others)
   bytes_of = lambda rows: [row.tobytes() for row in rows.astype(common) + 0]

@@ -412,11 +412,12 @@ def tune_rmia(
   validate.open_unit(fpr=fpr)
   pairs = [(gamma, temperature) for temperature in temperatures for gamma in gammas]
   if not pairs:
-    raise UserError("gammas, temperatures: must each hold at least one value to try")
-  for gamma in gammas:
-    validate.positive(gammas=gamma)
+    empty = "temperatures" if gammas else "gammas"
+    raise UserError("must hold at least one value to try", field=empty)
+  for name, gamma in validate.entries(gammas=gammas).items():
+    validate.positive(**{name: gamma})
     if gamma < 1:
-      raise UserError("must be >= 1", field="gammas", value=gamma)
+      raise UserError("must be >= 1", field=name, value=gamma)
   games = list(_games(evidence, offline))
   if not games:
     raise UserError(

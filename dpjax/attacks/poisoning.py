@@ -32,12 +32,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from dpjax import validate
-from dpjax.attacks.attack_settings import PoisoningSettings
+from dpjax import metrics, validate
+from dpjax.attacks.roc import Counted, counted
 from dpjax.data import Dataset, Federation
 from dpjax.federated.client import ClientAlgorithm
 from dpjax.federated.cohort import LocalWork
 from dpjax.federated.round import FederatedAlgorithm, FederatedState
+from dpjax.metrics import Apply
 from dpjax.types import Array, HostArray, Params
 from dpjax.validate import UserError
 
@@ -297,7 +298,7 @@ def _lying(
     return sent._replace(message=jax.tree.map(lie, sent.message)), memory, info
 
   # Whether a client lies is set from outside, and follows from no round.
-  return client._replace(init=init, step=step, finish=finish)
+  return client.wrapped(init=init, step=step, finish=finish)
 
 
 def recruited(
@@ -363,41 +364,71 @@ def poisoned_training(
   return state.params
 
 
-@dataclasses.dataclass(frozen=True)
-class LabelFlip(PoisoningSettings):
-  """`attacks.label_flip`. The fields are its arguments."""
-
-  source: int = 1
-  target: int = 7
-  factor: float = 1.0
-
-  def method(self) -> Poisoning:
-    """Returns the attack `label_flip` with these arguments."""
-    return label_flip(self.source, self.target, factor=self.factor)
+# --- what it does
 
 
-@dataclasses.dataclass(frozen=True)
-class ScaledUpdate(PoisoningSettings):
-  """`attacks.scaled_update`. The field is its argument."""
+class PoisoningOutcome(NamedTuple):
+  """Result of one attack against one defence."""
 
-  factor: float = -5.0
+  num_attackers: int
+  # Attackers that the defence is made for. None: it bounds each message but ignores none, as a
+  # clipped mean does.
+  tolerates: int | None
+  accuracy: Counted  # on the untouched test records
+  success: Counted | None  # victims that are called what the attacker wants
+  # Accuracy and success of this defence without attackers.
+  clean_accuracy: Counted
+  clean_success: Counted | None
 
-  def method(self) -> Poisoning:
-    """Returns the attack `scaled_update` with this factor."""
-    return scaled_update(self.factor)
+  @property
+  def beyond(self) -> bool:
+    """Whether there are more attackers than the defence tolerates."""
+    return self.tolerates is not None and self.num_attackers > self.tolerates
+
+  @property
+  def fails(self) -> str:
+    """Returns what the attack did beyond chance: the exact interval with attackers does not meet
+    that without; "" if nothing did."""
+    if self.accuracy.interval[1] < self.clean_accuracy.interval[0]:
+      return "accuracy falls"
+    if self.success is None or self.clean_success is None:
+      return ""
+    rose = self.success.interval[0] > self.clean_success.interval[1]
+    return "victims are misled" if rose else ""
+
+  def verdict(self, *, private: bool = False) -> str:
+    """Returns the verdict on the defence. It may say that a defence fails, but never that it holds.
+
+    A defence claims nothing if there are more attackers than its breakdown point. The verdict then
+    names both numbers.
+
+    Args:
+      private: whether the server adds noise for a user's epsilon, which bounds the effect of one
+        client.
+
+    >>> ten, none = counted(10, 10), counted(0, 10)
+    >>> PoisoningOutcome(2, 0, ten, ten, ten, none).verdict()
+    'FAILS: victims are misled (2 attackers, its breakdown point is 0)'
+    >>> PoisoningOutcome(2, None, ten, none, ten, none).verdict(private=True)
+    'not shown to fail (epsilon bounds one client, 2 attack)'
+    """
+    word = f"FAILS: {self.fails}" if self.fails else "not shown to fail"
+    count = self.num_attackers
+    if self.beyond:
+      return f"{word} ({count} attackers, its breakdown point is {self.tolerates})"
+    return f"{word} (epsilon bounds one client, {count} attack)" if private else word
 
 
-@dataclasses.dataclass(frozen=True)
-class Backdoor(PoisoningSettings):
-  """`attacks.backdoor`. The fields `size` and `value` are those of its `Trigger`."""
+def measure_poisoning(
+  apply: Apply, params: Params, attack: Poisoning, test: Dataset
+) -> tuple[Counted, Counted | None]:
+  """Returns (accuracy on the test records, success on the attack's victims among them).
 
-  target: int = 0
-  size: int = 3
-  value: float = 1.0
-  share: float = 0.5
-  factor: float = 1.0
+  Success is None for an attack without victims.
 
-  def method(self) -> Poisoning:
-    """Returns the attack `backdoor` with these arguments."""
-    trigger = Trigger(size=self.size, value=self.value)
-    return backdoor(self.target, trigger=trigger, share=self.share, factor=self.factor)
+  Raises UserError if there is no test record, or none that could be a victim.
+  """
+  right = lambda part: counted(
+    round(metrics.accuracy(apply, params, part) * len(part)), len(part)
+  )
+  return right(test), None if attack.victims is None else right(attack.victims(test))

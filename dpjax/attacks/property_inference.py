@@ -66,8 +66,9 @@ def populations(
   validate.integer_at_least(0, seed=seed)
   kind = np.asarray(marked)
   chosen = np.ones(kind.shape, bool) if among is None else np.asarray(among)
-  if kind.ndim != 1 or kind.dtype != bool or chosen.dtype != bool:
-    raise UserError("marked, among: must be bool [n], one for each record")
+  wrong = "marked" if kind.ndim != 1 or kind.dtype != bool else ""
+  if wrong or chosen.dtype != bool:
+    raise UserError("must be bool [n], one for each record", field=wrong or "among")
   if chosen.shape != kind.shape:
     raise UserError(
       f"must be of {len(kind)} records, as marked, got {chosen.shape}", field="among"

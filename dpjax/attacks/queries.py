@@ -14,7 +14,7 @@ import numpy as np
 from dpjax import validate
 from dpjax.attacks.membership import Evidence
 from dpjax.attacks.signals import Signal
-from dpjax.types import HostArray, Labelled, Params
+from dpjax.types import Example, HostArray, Labelled, Params
 from dpjax.validate import UserError
 
 # Largest number of queries: the unshifted image and 8 shifted ones, each with its mirror image.
@@ -81,18 +81,10 @@ def queries_of_model(signal: Signal, num_queries: int, *, shift: int = 1) -> Sig
 
   def asked(params: Params, records: Labelled) -> np.ndarray:
     copies = augmented(np.asarray(records.x), num_queries, shift=shift)
-    with_inputs = [_Asked(np.ascontiguousarray(copy), records.y) for copy in copies]
-    return np.concatenate([signal(params, inputs) for inputs in with_inputs])
+    inputs = [Example(np.ascontiguousarray(copy), records.y) for copy in copies]
+    return np.concatenate([signal(params, each) for each in inputs])
 
   return asked
-
-
-class _Asked:
-  """Records of one query, with the two fields that a signal reads."""
-
-  def __init__(self, x: np.ndarray, y: HostArray):
-    self.x = x
-    self.y = y
 
 
 def mean_score(

@@ -2,22 +2,18 @@
 
 Each entry of `ATTACKS` gives a row of the page of threats (`python -m launch.attack --threats >
 THREATS.md`), and a line of `experiments.catalogue`. Tests fail for an attack of this package
-without an entry, and for an entry whose code does not exist.
+without an entry, and for an entry whose code does not exist. What dpjax does not carry out is
+described in `docs/threat_model.md`.
 
-An attack without code is only described: dpjax does not carry it out, so nothing here measures it.
 A defence is listed if a proof ("proved") or experience supports it. A defence that held against
 the attacks of this package is not thereby proved.
 """
 
 from __future__ import annotations
 
-import dataclasses
-import importlib
-from collections.abc import Iterable
-from typing import Any
+from typing import NamedTuple
 
-from dpjax import markdown, validate
-from dpjax.validate import UserError
+from dpjax import markdown
 
 # Kinds of access that an attack may need, roughly from the least to the most.
 ACCESS = {
@@ -28,77 +24,19 @@ ACCESS = {
   "update": "what one client sends in one round, and the model that it got",
   "messages": "what every client sends in every round",
   "part": "a seat in the training: its own data, or messages of its own making",
-  "surroundings": "what is around the computation: times, sizes, files, memory",
 }
 
 
-@dataclasses.dataclass(frozen=True)
-class Attack:
-  """An attack as one value: its target, its access, and the defences.
-
-  Args:
-    name: common name.
-    target: what the attack tries to learn or change.
-    access: key of `ACCESS`.
-    adversary: parties that have this access.
-    defends: defences that stop it, or make it more expensive.
-    code: dotted path of its implementation, such as `dpjax.attacks.lira`; "": described only.
-    source: paper, or other origin.
-    word: value of `--config.attack`; "": `launch.attack` does not run it.
-    settings: dotted path of its settings, a subclass of `attacks.attack_settings.AttackSettings`.
-
-  Raises UserError for an unknown access, text that would break a table, or an empty field other
-  than `code`, `word` and `settings`.
-
-  >>> Attack("guessing", "a coin", "answers", "anybody", "nothing", "", "folklore").simulated
-  False
-  """
+class Attack(NamedTuple):
+  """An attack as one value: its target, its access, and the defences."""
 
   name: str
-  target: str
-  access: str
-  adversary: str
-  defends: str
-  code: str
-  source: str
-  word: str = ""
-  settings: str = ""
-
-  def __post_init__(self):
-    validate.one_of(ACCESS, access=self.access)
-    for field in dataclasses.fields(self):
-      text = getattr(self, field.name)
-      if (
-        "|" in text
-        or "\n" in text
-        or not (text or field.name in ("code", "word", "settings"))
-      ):
-        raise UserError(
-          "must be words on one line, without '|'", field=field.name, value=text
-        )
-
-  @property
-  def simulated(self) -> bool:
-    """Whether dpjax implements the attack."""
-    return bool(self.code)
-
-  def find(self) -> Any:
-    """Returns the object that the attack's code names. Raises UserError if there is none."""
-    return self._at("code")
-
-  def find_settings(self) -> Any:
-    """Returns the class of the attack's settings. Raises UserError if there is none."""
-    return self._at("settings")
-
-  def _at(self, field: str) -> Any:
-    path = getattr(self, field)
-    module, _, name = path.rpartition(".")
-    try:
-      return getattr(importlib.import_module(module), name)
-    except (ImportError, AttributeError, ValueError) as error:
-      raise UserError(
-        f"of {self.name!r} does not exist", field=field, value=path
-      ) from error
+  target: str  # what the attack tries to learn or change
+  access: str  # key of `ACCESS`
+  adversary: str  # parties that have this access
+  defends: str  # defences that stop it, or make it more expensive
+  code: str  # dotted path of its implementation, such as `dpjax.attacks.lira`
+  source: str  # paper, or other origin
 
 
 _MEMBER = "whether a record was in the training data"
@@ -132,7 +70,6 @@ ATTACKS: tuple[Attack, ...] = (
   Attack(
     "LiRA, online", _MEMBER, "answers", f"{_OWNER} and has data like the training's", _DP,
     "dpjax.attacks.lira", "Carlini et al. 2022",
-    word="membership", settings="dpjax.experiments.kinds.attack.run_settings.Membership",
   ),
   Attack(
     "LiRA, offline or of fixed variance", _MEMBER, "answers",
@@ -144,8 +81,6 @@ ATTACKS: tuple[Attack, ...] = (
     f"{_OWNER} and has data like the clients'",
     "differential privacy of the training (proved: of a record for silos, of a client else)",
     "dpjax.attacks.lira", "Carlini et al. 2022, by shadow federations",
-    word="fed_membership",
-    settings="dpjax.experiments.kinds.attack.run_settings.FedMembership",
   ),
   Attack(
     "RMIA", _MEMBER, "answers", f"{_OWNER} and has data like the training's", _DP,
@@ -201,13 +136,10 @@ ATTACKS: tuple[Attack, ...] = (
     "answers", f"{_OWNER} for the next token, and knows no format",
     f"{_DP}, less with each copy of the line: those are a group; few copies",
     "dpjax.attacks.text_extraction.extracted", "Carlini et al. 2021",
-    word="text_extraction",
-    settings="dpjax.experiments.kinds.attack.run_settings.WrittenText",
   ),
   # --- inputs from gradients and messages
   Attack(
     "DLG", _INPUT, "gradient", _WIRE, _NOISE, "dpjax.attacks.Dlg", "Zhu et al. 2019",
-    word="dlg", settings="dpjax.experiments.kinds.attack.run_settings.DlgInversion",
   ),
   Attack(
     "iDLG", "the label behind a gradient", "gradient", _WIRE, _NOISE,
@@ -216,13 +148,11 @@ ATTACKS: tuple[Attack, ...] = (
   Attack(
     "cosine and total variation", _INPUT, "gradient", _WIRE, _NOISE,
     "dpjax.attacks.CosineAdam", "Geiping et al. 2020",
-    word="cosine", settings="dpjax.experiments.kinds.attack.run_settings.CosineInversion",
   ),
   Attack(
     "dense layer first", "the one example behind a gradient", "gradient", _WIRE,
     f"{_NOISE}; a batch mixes examples; clipping does not help: it is a ratio",
     "dpjax.attacks.first_dense", "Phong et al. 2018",
-    word="dense_first", settings="dpjax.experiments.kinds.attack.run_settings.DenseFirst",
   ),
   Attack(
     "rogue server", "the examples of a batch, or of all clients in a sum", "messages",
@@ -230,14 +160,12 @@ ATTACKS: tuple[Attack, ...] = (
     "client noise (its proof holds for any model); clients that check what they get; a secure "
     "sum alone does not help: gradients add up, and so do the bins",
     "dpjax.attacks.imprint", "Fowl et al. 2022; Boenisch et al. 2023; Pasquini et al. 2022",
-    word="imprint", settings="dpjax.experiments.kinds.attack.run_settings.Imprint",
   ),
   Attack(
     "fishing for a class", "the examples of one class in a batch, or in the batches of a sum",
     "messages", "a server that sends a model made to leak",
     "client noise (its proof holds for any model); clients that check what they get; larger "
     "batches and secure sums do not help", "dpjax.attacks.fish", "Wen et al. 2022",
-    word="fishing", settings="dpjax.experiments.kinds.attack.run_settings.Fishing",
   ),
   Attack(
     "text from a gradient", "the lines of text behind a gradient, of all parameters or LoRA's",
@@ -261,7 +189,6 @@ ATTACKS: tuple[Attack, ...] = (
     "whoever holds the model",
     "little: a class is not a record; noise blurs it as it blurs the model",
     "dpjax.attacks.ClassInversion", "Fredrikson et al. 2015",
-    word="class_inversion", settings="dpjax.experiments.kinds.attack.run_settings.ClassSearch",
   ),
   Attack(
     "inversion of answers", "the input behind an answer", "answers",
@@ -273,7 +200,6 @@ ATTACKS: tuple[Attack, ...] = (
     "model extraction", "the model itself", "answers", _OWNER,
     "answers by label alone cost it more queries; limits on queries; no privacy of training",
     "dpjax.attacks.Extraction", "Tramer et al. 2016; Orekondy et al. 2019",
-    word="extraction", settings="dpjax.experiments.kinds.attack.run_settings.CopyByAnswers",
   ),
   Attack(
     "extraction of a linear model", "its weights, exactly", "answers", _OWNER,
@@ -297,38 +223,32 @@ ATTACKS: tuple[Attack, ...] = (
     "label flip", "errors of the model on one class", "part", "clients of the federation",
     "aggregator=median, trimmed_mean, krum, below their breakdown points",
     "dpjax.attacks.label_flip", "Tolpegin et al. 2020",
-    word="label_flip", settings="dpjax.attacks.poisoning.LabelFlip",
   ),
   Attack(
     "scaled update", "a model that is useless, or the attacker's", "part",
     "clients of the federation",
     "a clip norm for each client (user-level privacy bounds what one can do, proved); "
     "robust aggregators", "dpjax.attacks.scaled_update", "Bagdasaryan et al. 2020",
-    word="scaled_update", settings="dpjax.attacks.poisoning.ScaledUpdate",
   ),
   Attack(
     "a little is enough", "a model that is useless", "part",
     _AGREED, _CLIPPED, "dpjax.attacks.collusion.alie", "Baruch et al. 2019",
-    word="alie", settings="dpjax.attacks.collusion.LittleIsEnough",
   ),
   Attack(
     "min-max", "a model that is useless", "part",
     _AGREED, _CLIPPED, "dpjax.attacks.collusion.min_max",
     "Shejwalkar and Houmansadr 2021",
-    word="min_max", settings="dpjax.attacks.collusion.MinMax",
   ),
   Attack(
     "min-sum", "a model that is useless", "part",
     _AGREED, _CLIPPED, "dpjax.attacks.collusion.min_sum",
     "Shejwalkar and Houmansadr 2021",
-    word="min_sum", settings="dpjax.attacks.collusion.MinSum",
   ),
   Attack(
     "backdoor", "a chosen answer to inputs with a trigger", "part",
     "clients of the federation",
     "aggregator=median or krum while attackers are few; clipping slows it",
     "dpjax.attacks.backdoor", "Gu et al. 2017; Bagdasaryan et al. 2020",
-    word="backdoor", settings="dpjax.attacks.poisoning.Backdoor",
   ),
   Attack(
     "canary audit of a federated run", "a lower bound on user-level epsilon", "messages",
@@ -342,186 +262,31 @@ ATTACKS: tuple[Attack, ...] = (
     "nothing should: above a proved epsilon it refutes the proof",
     "dpjax.auditing.final_model_scores", "Annamalai, De Cristofaro 2024",
   ),
-  # --- described only: dpjax has no code that does this
-  Attack(
-    "interception", "messages between client and server", "messages",
-    "whoever is between the two",
-    "a secure sum (launch.federate): masked vectors tell nothing; else encrypted connections, "
-    "which are the deployment's, and client noise", "",
-    "what is read is attacked by the inversions above",
-  ),
-  Attack(
-    "collusion of server and clients", "the message of the client that is left", "messages",
-    "a server with accomplices, who subtract theirs from a sum",
-    "client noise, or noise inside the secure sum, of which each accomplice takes its share "
-    "away; a masked sum alone does not help where all others collude", "",
-    "Bonawitz et al. 2017, section 6",
-  ),
-  Attack(
-    "membership over rounds", "whether a client took part", "messages",
-    "a server, or a client who keeps every model that it got",
-    "user-level privacy (launch.federate, privacy=central), proved for all rounds", "",
-    "Nasr et al. 2019",
-  ),
-  Attack(
-    "times and sizes", "sizes of batches and cohorts", "surroundings",
-    "whoever sees clocks, traffic or files",
-    "fixed shapes; a release (release=true) writes no time, but files and terminals have one",
-    "", "not covered by any epsilon",
-  ),
-  Attack(
-    "holes of floating point", "the value under the noise", "model",
-    "whoever sees noisy numbers bit by bit",
-    "release=true: noise on a public grid; mechanisms round to one", "", "Mironov 2012",
-  ),
-  # --- on secure computation, and on a run's files: described only, too
-  Attack(
-    "two stories about who is left", "the vector of one client of a secure sum", "messages",
-    "a server that asks one group for a client's mask and another for its key",
-    "signed lists of survivors (secagg, signed); clients answer each letter once", "",
-    "Bonawitz et al. 2017, section 6",
-  ),
   Attack(
     "messages of one silo", "whether one record is in a silo, such as a hospital", "messages",
     "the server, or other silos, who keep what a silo sent in all rounds",
     "record-level privacy inside the silo (privacy=records, proved): nobody but one's own silo is "
     "trusted", "dpjax.auditing.games.silos.games", "Lowy and Razaviyayn 2021",
   ),
-  Attack(
-    "a sum over too few", "the vector of one client of a secure sum", "messages",
-    "a server that leaves out whom it likes",
-    "min_survivors, below which clients reveal nothing", "", "Bonawitz et al. 2017, section 6",
-  ),
-  Attack(
-    "differences of sums", "the update of a client that was in one round only", "messages",
-    "a server that compares the sums of two rounds",
-    "differential privacy of the sums (secure.distributed_noise), proved for all rounds", "",
-    "So et al. 2023",
-  ),
-  Attack(
-    "collusion in a computation on shares", "all inputs", "messages",
-    "a party with the dealer, or with another party: as many as the protocol cannot bear",
-    "parties of different interests; no dealer: garbled circuits, CHEETAH", "",
-    "by definition of the sharing",
-  ),
-  Attack(
-    "a party that deviates", "a wrong result, or a bit of an input for each failure", "part",
-    "a party of a computation on shares, or a client of a secure sum",
-    "nothing here beyond lengths, replays and seals: protocols are honest-but-curious", "",
-    "Lindell 2017, How to simulate it",
-  ),
-  Attack(
-    "noise of decrypted CKKS", "the secret key", "answers",
-    "whoever gets a raw decryption of something that it knows",
-    "decryptions stay with the key's holder or are rounded; BFV, which is exact", "",
-    "Li and Micciancio 2021",
-  ),
-  Attack(
-    "one key for all clients", "every vector of a homomorphic sum", "messages",
-    "a server with one client as accomplice",
-    "secure sums by masks, which have no such key", "", "by definition of the scheme",
-  ),
-  Attack(
-    "side channels of an enclave", "what trusted execution (SGX) computes on", "surroundings",
-    "whoever owns the machine, whom an enclave is to keep out",
-    "patches; programs whose memory and time do not depend on data; there is none here: dpjax "
-    "neither runs in an enclave nor simulates one", "",
-    "Van Bulck et al. 2018 (Foreshadow); van Schaik et al. 2020 (SGAxe)",
-  ),
-  Attack(
-    "stolen checkpoints", "the noise key, and with it the data", "surroundings",
-    "whoever reads a run's folder",
-    "checkpoints/ is as secret as the data; publish params.npz of a release alone", "",
-    "no epsilon holds for it",
-  ),
 )  # fmt: skip
-
-# How each way to compute on hidden data changes a threat. dpjax has no code for the last way.
-_WAYS = (
-  "threat", "secure sum (`secure.sums`)", "shares (`secure.mpc`)",
-  "ciphertexts (`secure.homomorphic`)", "trusted execution (not in dpjax)",
-)  # fmt: skip
-_CHANGES = (
-  (
-    "interception",
-    "masked vectors and sealed shares tell nothing on an open wire; additive shares need "
-    "private channels",
-    "the engine's sockets are TLS, as are SPU's, which keeps to one machine without it",
-    "ciphertexts tell nothing",
-    "a channel that ends inside the enclave",
-  ),
-  (
-    "rogue server",
-    "sees the sum alone; one that lies about survivors needs `signed`, and fewer than 2t - n "
-    "clients that sign for it; a model made to leak "
-    "leaks into the sum",
-    "there is none: two parties, neither sees a number; one that deviates is not caught",
-    "may return anything; under one key of all clients it can have one vector decrypted as the "
-    "sum",
-    "only the program whose signature was checked gets the keys",
-  ),
-  (
-    "colluding clients",
-    "up to t - 1 with the server learn the sum of the others, no more",
-    "two that the protocol holds apart (a party and the dealer) open everything",
-    "one with the server opens everything, where clients share the key",
-    "learn what the program tells them",
-  ),
-  (
-    "what is revealed",
-    "the sum still tells of its parts: noise inside it (`secure.distributed_noise`)",
-    "weights and classes tell what they tell anybody: no differential privacy",
-    "the same; and raw CKKS decryptions tell about the key",
-    "the same as without",
-  ),
-  (
-    "side channels",
-    "who fell silent, and when; lengths are public",
-    "shapes, rounds and times, none of which follow from secrets; in one process everything",
-    "sizes, times, levels",
-    "caches, page faults, power: enclaves were read by each",
-  ),
-)
 
 PAGE = "THREATS.md"
 COMMAND = f"python -m launch.attack --threats > {PAGE}"
 
 
-def table(attacks: Iterable[Attack] = ATTACKS) -> str:
-  """Returns a Markdown table of attack, target, access and defences.
-
-  >>> print(table([Attack("a", "b", "answers", "c", "d", "", "e")]))
-  | attack | target | access | what defends |
-  | --- | --- | --- | --- |
-  | a (described only) | b | answers | d |
-  <BLANKLINE>
-  """
-  head = ["attack", "target", "access", "what defends"]
-  label = lambda a: a.name if a.simulated else f"{a.name} (described only)"
-  rows = [[label(a), a.target, a.access, a.defends] for a in attacks]
-  return markdown.table(head, rows)
-
-
 def page() -> str:
   """Returns the text of the page of threats: attacks, defences, access and adversaries."""
-  access = markdown.table(["access", "means"], ACCESS.items())
-  adversaries = []
-  for attack in ATTACKS:
-    code = f"`{attack.code}`" if attack.simulated else "described only"
-    adversaries.append([attack.name, attack.adversary, code, attack.source])
+  attacks = [[a.name, a.target, a.access, a.defends] for a in ATTACKS]
+  who = [[a.name, a.adversary, f"`{a.code}`", a.source] for a in ATTACKS]
   return (
     "# Threats: who could learn what, and what stops them\n\n"
     f"Written by `{COMMAND}` from\n"
-    "`dpjax/attacks/registry.py`; a test fails where this page is stale. An attack that is\n"
-    "described only has no code here, so no number of dpjax speaks of it. That an attack\n"
-    "finds nothing proves nothing; what is proved stands in a run's privacy statement.\n\n"
-    f"## Attacks and defences\n\n{table()}\n"
-    "## What secure computation changes\n\n"
-    "It hides what is computed on, and says nothing of what the result tells. Against parties\n"
-    "that follow the protocol, unless a section says more. Trusted execution needs hardware\n"
-    "(SGX), whose maker signs which program runs: it is described here, and not simulated.\n\n"
-    f"{markdown.table(_WAYS, _CHANGES)}\n"
-    f"## Access\n\n{access}\n"
+    "`dpjax/attacks/registry.py`; a test fails where this page is stale. That an attack finds\n"
+    "nothing proves nothing; what is proved stands in a run's privacy statement.\n"
+    "[The threat model](docs/threat_model.md) describes attacks that dpjax does not carry out.\n\n"
+    "## Attacks and defences\n\n"
+    f"{markdown.table(['attack', 'target', 'access', 'what defends'], attacks)}\n"
+    f"## Access\n\n{markdown.table(['access', 'means'], ACCESS.items())}\n"
     f"## Adversaries\n\n"
-    f"{markdown.table(['attack', 'who', 'carried out by', 'source'], adversaries)}"
+    f"{markdown.table(['attack', 'who', 'carried out by', 'source'], who)}"
   )

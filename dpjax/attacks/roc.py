@@ -11,6 +11,11 @@ scores, with ties or perfect separation, and for small samples.
 
 All intervals assume independent scores. Scores of records of ONE trained model are not quite
 independent. To refute an epsilon from one run use `dpjax.auditing.one_run`.
+
+Scores of several target models are pooled as [targets, n]. They are of the same n records, so every
+interval is as wide as for the records of one model. Exact intervals do not hold for such a mean of
+dependent counts. Chernoff's does (Hoeffding 1963, section 5). With 17 targets and 200 records, a
+tenth of which leaked, exact intervals missed the TPR in 44 % of cases.
 """
 
 from __future__ import annotations
@@ -20,7 +25,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
-from scipy import stats
+from scipy import special, stats
 
 from dpjax import markdown, validate
 from dpjax.attacks import signals
@@ -40,6 +45,7 @@ class Roc(NamedTuple):
   thresholds: np.ndarray  # [T], the first is infinite
   false_positives: np.ndarray  # [T] non-members called members
   true_positives: np.ndarray  # [T]
+  num_targets: int = 1  # models whose scores of the same records were pooled
 
   @property
   def num_members(self) -> int:
@@ -66,6 +72,8 @@ class Roc(NamedTuple):
 def curve_of(scores: HostArray, membership: HostArray) -> Roc:
   """Returns the ROC of scores [n] against the true membership, bool [n].
 
+  Several models that are asked about the same n records give scores and membership [targets, n].
+
   Raises UserError for no members or no non-members, NaN, unequal lengths.
 
   >>> curve = curve_of([3.0, 2.0, 2.0, 1.0], np.array([True, True, False, False]))
@@ -74,12 +82,15 @@ def curve_of(scores: HostArray, membership: HostArray) -> Roc:
   """
   values = signals.numbers("scores", scores)
   truth = np.asarray(membership)
-  if values.ndim != 1 or truth.shape != values.shape or truth.dtype != bool:
+  shaped = values.ndim in (1, 2) and truth.shape == values.shape
+  if not shaped or truth.dtype != bool:
     raise UserError(
-      f"must be bool, one for each of scores [n], got {truth.dtype} of shape "
+      f"must be bool, one for each of scores [n] or [targets, n], got {truth.dtype} of shape "
       f"{truth.shape} beside {values.shape}",
       field="membership",
     )
+  num_targets = 1 if values.ndim == 1 else len(values)
+  values, truth = values.ravel(), truth.ravel()
   for name, number in (("members", truth.sum()), ("non-members", (~truth).sum())):
     if not number:
       raise UserError(f"holds no {name}, so no attack can be measured", field="membership")
@@ -87,8 +98,8 @@ def curve_of(scores: HostArray, membership: HostArray) -> Roc:
   ordered = values[order]
   # Marks the last of each group of equal scores, since no threshold separates a group.
   last = np.append(ordered[1:] != ordered[:-1], True)
-  counts = [np.append(0, np.cumsum(side[order])[last]) for side in (~truth, truth)]
-  return Roc(np.append(np.inf, ordered[last]), *counts)
+  false, true = (np.append(0, np.cumsum(side[order])[last]) for side in (~truth, truth))
+  return Roc(np.append(np.inf, ordered[last]), false, true, num_targets)
 
 
 class RateAtFpr(NamedTuple):
@@ -116,6 +127,25 @@ def exact_interval(count: int, n: int, confidence: float) -> Interval:
   """
   exact = stats.binomtest(int(count), int(n)).proportion_ci(confidence, method="exact")
   return float(exact.low), float(exact.high)
+
+
+def _interval(count: int, n: int, num_targets: int, confidence: float) -> Interval:
+  """Returns the interval of a rate: exact for one target, Chernoff's for several."""
+  if num_targets == 1:
+    return exact_interval(count, n, confidence)
+  rate = count / n
+  # All rates p are in it for which size * KL(rate, p) <= log(2 / (1 - confidence)).
+  most = math.log(2 / (1 - confidence)) * num_targets / n
+
+  def end(outside: float) -> float:
+    inside = rate
+    for _ in range(60):
+      middle = (inside + outside) / 2
+      apart = special.rel_entr(rate, middle) + special.rel_entr(1 - rate, 1 - middle)
+      inside, outside = (middle, outside) if apart <= most else (inside, middle)
+    return outside
+
+  return end(0.0), end(1.0)
 
 
 class Counted(NamedTuple):
@@ -163,9 +193,10 @@ def rate_at(curve: Roc, fpr: float, *, confidence: float = 0.95) -> RateAtFpr:
   allowed, at = _place_at(curve, fpr)
   false = int(curve.false_positives[at])
   true = int(curve.true_positives[at])
+  of = lambda count, size: _interval(count, size, curve.num_targets, confidence)
   # Ties may lower the count below the fixed rank, so the interval covers both counts.
-  low, high = (exact_interval(count, n, confidence) for count in (false, allowed))
-  interval = exact_interval(true, curve.num_members, confidence)
+  low, high = (of(count, n) for count in (false, allowed))
+  interval = of(true, curve.num_members)
   return RateAtFpr(fpr, allowed, false, (low[0], high[1]), float(curve.tpr[at]), interval)
 
 
@@ -180,8 +211,8 @@ def loss_tail(
   `fnr`, without shadow models (Dodd et al. 2025, arXiv 2510.19773). It is an estimate, no attack.
 
   Args:
-    scores: [n], larger for smaller losses, such as log odds.
-    membership: bool [n].
+    scores: [n] or [targets, n], larger for smaller losses, such as log odds.
+    membership: bool, of the same shape.
 
   Raises UserError as `curve_of` does.
 
@@ -206,18 +237,14 @@ class Leakage(NamedTuple):
   curve: Roc
 
 
-def auc_interval(curve: Roc, *, confidence: float, num_targets: int = 1) -> Interval:
+def auc_interval(curve: Roc, *, confidence: float) -> Interval:
   """Returns Hoeffding's interval around an AUC (Hoeffding 1963).
-
-  Args:
-    num_targets: number of models whose scores of the same records were pooled. These scores are
-      not independent, so the interval is as wide as for the records of one model.
 
   >>> curve = curve_of(np.arange(2000.0), np.arange(2000) >= 1000)
   >>> round(auc_interval(curve, confidence=0.95)[0], 3)
   0.957
   """
-  size = min(curve.num_members, curve.num_non_members) / num_targets
+  size = min(curve.num_members, curve.num_non_members) / curve.num_targets
   return _around(curve.auc, math.sqrt(math.log(2 / (1 - confidence)) / (2 * size)))
 
 
@@ -229,13 +256,27 @@ class Strongest(NamedTuple):
   auc_interval: Interval
   rate: RateAtFpr | None  # None: chosen by its AUC alone
 
+  @property
+  def words(self) -> str:
+    """What it finds, as text."""
+    if self.rate is None:
+      return "too few others"
+    low, high = self.rate.tpr_interval
+    return (
+      f"TPR {self.rate.tpr:.3f} ({low:.3f}-{high:.3f}) at {100 * self.rate.fpr:g} % FPR"
+    )
+
+  def to_json(self) -> dict[str, Any]:
+    """Returns plain data for result.json."""
+    facts = {"method": self.name, "auc": self.auc, "auc_interval": list(self.auc_interval)}
+    if self.rate is not None:
+      facts |= {"fpr": self.rate.fpr, "tpr": self.rate.tpr}
+      facts["tpr_interval"] = list(self.rate.tpr_interval)
+    return facts | {"words": self.words}
+
 
 def strongest(
-  curves: Mapping[str, Roc],
-  *,
-  fpr: float | None,
-  confidence: float = 0.95,
-  num_targets: int = 1,
+  curves: Mapping[str, Roc], *, fpr: float | None, confidence: float = 0.95
 ) -> Strongest:
   """Returns the attack with the largest TPR at `fpr`, then the largest AUC.
 
@@ -246,16 +287,16 @@ def strongest(
   Args:
     curves: ROC of each attack, by its name.
     fpr: None to choose by the AUC alone.
-    num_targets: as for `auc_interval`.
 
   >>> truth = np.arange(400) < 200
   >>> curves = {"blind": curve_of(np.zeros(400), truth), "sure": curve_of(truth + 0.0, truth)}
   >>> best = strongest(curves, fpr=0.01)
   >>> best.name, round(best.rate.tpr_interval[0], 3), round(rate_at(curves["sure"], 0.01)[-1][0], 3)
   ('sure', 0.978, 0.982)
+  >>> best.words
+  'TPR 1.000 (0.978-1.000) at 1 % FPR'
   """
   validate.open_unit(confidence=confidence)
-  validate.integer_at_least(1, num_targets=num_targets)
   power = {
     name: (0.0 if fpr is None else curve.tpr[_place_at(curve, fpr)[1]], curve.auc)
     for name, curve in curves.items()
@@ -266,7 +307,7 @@ def strongest(
   return Strongest(
     name,
     curve.auc,
-    auc_interval(curve, confidence=each, num_targets=num_targets),
+    auc_interval(curve, confidence=each),
     None if fpr is None else rate_at(curve, fpr, confidence=each),
   )
 
@@ -280,6 +321,10 @@ def measure(
 ) -> Leakage:
   """Measures AUC, balanced accuracy and TPR at each of `fprs`, with intervals at `confidence`.
 
+  Args:
+    scores: [n], or [targets, n] of several models that are asked about the same records.
+    membership: bool, of the same shape.
+
   >>> leakage = measure(np.arange(2000.0), np.arange(2000) >= 1000)
   >>> leakage.auc, leakage.balanced_accuracy, leakage.rates[0].tpr
   (1.0, 1.0, 1.0)
@@ -291,7 +336,8 @@ def measure(
   sizes = (curve.num_members, curve.num_non_members)
   spare = 1 - confidence
   balanced = float(np.max((curve.tpr + 1 - curve.fpr) / 2))
-  massart = sum(math.sqrt(math.log(4 / spare) / (2 * n)) for n in sizes) / 2
+  of_one = [n / curve.num_targets for n in sizes]
+  massart = sum(math.sqrt(math.log(4 / spare) / (2 * n)) for n in of_one) / 2
   return Leakage(
     *sizes,
     curve.auc,
@@ -307,34 +353,6 @@ def measure(
 
 def _around(value: float, width: float) -> Interval:
   return max(0.0, value - width), min(1.0, value + width)
-
-
-def slices(
-  scores: HostArray, membership: HostArray, groups: HostArray, **options: Any
-) -> dict[int, Leakage | None]:
-  """Measures each group of records alone, such as a class.
-
-  The value is None for a group without members or without non-members.
-
-  Args:
-    groups: integers [n], the group of each record.
-    options: options of `measure`.
-
-  >>> parts = slices([2.0, 1.0, 0.0], np.array([True, False, True]), [0, 0, 1])
-  >>> parts[0].auc, parts[1]
-  (1.0, None)
-  """
-  # `curve_of` is called only for its checks: it refuses malformed scores and members.
-  curve_of(scores, membership)
-  values, truth, group = (np.asarray(part) for part in (scores, membership, groups))
-  if group.shape != truth.shape or group.dtype.kind not in "iu":
-    raise UserError(f"must be integers [{truth.size}], one for each record", field="groups")
-  leakage_of: dict[int, Leakage | None] = {}
-  for name in np.unique(group):
-    mine = group == name
-    both = truth[mine].any() and not truth[mine].all()
-    leakage_of[int(name)] = measure(values[mine], truth[mine], **options) if both else None
-  return leakage_of
 
 
 def table(

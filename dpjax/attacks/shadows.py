@@ -13,7 +13,7 @@ import hashlib
 import os
 import pathlib
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import numpy as np
@@ -211,7 +211,7 @@ def shadow_models(
   # One compilation serves all groups, since the noise key is an argument.
   step = lambda key, state, batch: algorithm(key).step(state, batch)[0]
   compiled = jax.jit(jax.vmap(step) if width > 1 else step)
-  pipeline = _Pipeline(algorithm, batches, init_params, compiled)
+  stacked = lambda trees: jax.tree.map(lambda *leaves: jax.numpy.stack(leaves), *trees)
 
   def train(group: int) -> list[Params]:
     start = group * side_by_side
@@ -219,17 +219,22 @@ def shadow_models(
     # A short last group repeats the records of its last shadow, so that it has the compiled shape.
     # These repeated shadows have other keys: noise for two models with one key would be NaN.
     padded = rows[np.minimum(numbers, len(rows) - 1)]
-    states = _trained(pipeline, records, padded, list(numbers), seed)
-    return [released(state) for state in states[: len(rows) - start]]
+    noise, first, seeds = zip(*(_keys_of(seed, number) for number in numbers))
+    states = [algorithm(key).init(init_params(init)) for key, init in zip(noise, first)]
+    parts = [records.subset(np.flatnonzero(row)) for row in padded]
+    drawn = [batches(part, number) for part, number in zip(parts, seeds)]
+    if width == 1:
+      step_of_one = functools.partial(compiled, noise[0])
+      return [released(functools.reduce(step_of_one, drawn[0], states[0]))]
+    state, keys = stacked(states), stacked(noise)
+    # Without strict=True the last batches of some shadows would be dropped silently, if their
+    # numbers differed.
+    for together in zip(*drawn, strict=True):
+      state = compiled(keys, state, stacked(together))
+    each = range(min(width, len(rows) - start))
+    return [released(jax.tree.map(lambda leaf, i=i: leaf[i], state)) for i in each]
 
   return train
-
-
-class _Pipeline(NamedTuple):
-  algorithm: Callable[[Array], Algorithm]
-  batches: Callable[[Dataset, int], Iterable[Batch]]
-  init_params: Callable[[Array], Params]
-  step: Callable[..., Any]  # (noise key, state, batch) -> state, of one or of a group
 
 
 def _rows(records: Dataset, included: HostArray) -> np.ndarray:
@@ -254,33 +259,6 @@ def _keys_of(seed: int, index: int) -> tuple[Array, Array, int]:
   key = functools.reduce(jax.random.fold_in, words[:2], jax.random.key(seed % 2**32))
   noise, init = jax.random.split(key)
   return noise, init, int.from_bytes(words[2:].tobytes(), "little")
-
-
-def _trained(
-  pipeline: _Pipeline, records: Dataset, rows: np.ndarray, indices: list[int], seed: int
-) -> list[Any]:
-  """Trains the shadows `indices`, whose records are `rows`, and returns their final states."""
-  noise, init, seeds = zip(*(_keys_of(seed, index) for index in indices))
-  states = [
-    pipeline.algorithm(key).init(pipeline.init_params(first))
-    for key, first in zip(noise, init)
-  ]
-  parts = [records.subset(np.flatnonzero(row)) for row in rows]
-  batches = [pipeline.batches(part, number) for part, number in zip(parts, seeds)]
-  if len(indices) == 1:
-    step = functools.partial(pipeline.step, noise[0])
-    return [functools.reduce(step, batches[0], states[0])]
-  state = _stacked(states)
-  keys = _stacked(noise)
-  # Without strict=True the last batches of some shadows would be dropped silently, if their
-  # numbers differed.
-  for together in zip(*batches, strict=True):
-    state = pipeline.step(keys, state, _stacked(together))
-  return [jax.tree.map(lambda leaf, i=i: leaf[i], state) for i in range(len(indices))]
-
-
-def _stacked(trees: Iterable[Any]) -> Any:
-  return jax.tree.map(lambda *leaves: jax.numpy.stack(leaves), *trees)
 
 
 def _asked(answer: HostArray, size: int, index: int) -> np.ndarray:
@@ -320,8 +298,8 @@ def _read(file: pathlib.Path | None, n: int) -> np.ndarray | None:
     scores = np.load(file, allow_pickle=False)
   except (ValueError, OSError, EOFError) as error:
     raise UserError(
-      f"{file}: cannot be read; remove it to train its shadow again"
+      "cannot be read; remove it to train its shadow again", field=str(file)
     ) from error
   if scores.shape != (n,) or not np.isfinite(scores).all():
-    raise UserError(f"{file}: holds no {n} scores; remove it")
+    raise UserError(f"holds no {n} scores; remove it", field=str(file))
   return scores

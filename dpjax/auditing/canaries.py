@@ -14,13 +14,16 @@ is out:
 
 The coins are a pure function of the seed, and anyone who knows them can finish the audit.
 They say nothing about the other records.
+
+Each canary follows from its own row, its place and the seed. So two data sets that differ in the
+record of one place still do so with canaries.
 """
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -31,7 +34,7 @@ from dpjax.accounting.proved import NeighboringRelation
 from dpjax.auditing.scores import CanaryScores, Scores
 from dpjax.data import Dataset
 from dpjax.gradients.per_example import stacked_arrays
-from dpjax.types import Example, HostArray, LossFn, Params
+from dpjax.types import Example, LossFn, Params
 from dpjax.validate import UserError
 
 # The score "sums" is only for canaries of the kind "gradient"; see `gradient_canaries`.
@@ -65,15 +68,19 @@ def _check_labels(rows: Dataset, kind: str) -> None:
 
 
 def _random(rows: Dataset, rng: np.random.Generator) -> Dataset:
-  """Replaces rows by noise over the range of the pixels (or of the tokens), with random
-  labels."""
-  low = rows.x.min()
-  high = rows.x.max()
+  """Replaces rows by noise over [0, 1], or over all tokens, with random labels."""
+  # The range is public: with that of the rows, one row would change every canary.
   # Inputs of type int32 are tokens; all others are pixels.
   if rows.x.dtype == np.int32:
-    x = rng.integers(low, rows.vocab_size or int(high) + 1, rows.x.shape, np.int32)
+    if rows.vocab_size is None:
+      raise UserError(
+        "needs data that declare their vocab_size, for the largest token is a record's",
+        field="kind",
+        value="random",
+      )
+    x = rng.integers(0, rows.vocab_size, rows.x.shape, np.int32)
   else:
-    x = rng.uniform(low, high, rows.x.shape).astype(np.float32)
+    x = rng.uniform(0.0, 1.0, rows.x.shape).astype(np.float32)
   y = rng.integers(0, rows.num_classes, len(rows), np.int32)
   return dataclasses.replace(rows, x=x, y=y)
 
@@ -116,8 +123,8 @@ def insert_canaries(
     seed: seed of the choice of rows, of their change, and of the coins.
     keep_labels: whether a canary keeps the label of its row, for guarantees that do not cover
       labels. Needs the kind "random".
-    kind: "mislabelled" (a wrong label), "random" (noise with a random label) or "gradient"
-      (a label of its own beyond the classes: train with `canary_loss`).
+    kind: "mislabelled" (a wrong label), "random" (noise in [0, 1] with a random label) or
+      "gradient" (a label of its own beyond the classes: train with `canary_loss`).
     neighboring_relation: relation that decides what is left of a canary that is out; see the table
       above.
 
@@ -170,30 +177,6 @@ def _without(train: Dataset, rows: np.ndarray, relation: str) -> Dataset:
   return dataclasses.replace(train, present=present)
 
 
-class _Coins(Protocol):
-  @property
-  def included(self) -> np.ndarray: ...  # [m] bool
-
-
-def split_scores(values: HostArray, canaries: _Coins) -> Scores:
-  """Separates the canaries' scores by their coins; NaN, from a run that diverged, counts as 0.
-
-  >>> canaries = Canaries(None, np.array([True, False, True]), "random")
-  >>> split_scores([3.0, 1.0, 2.0], canaries)
-  CanaryScores(inside=array([3., 2.]), outside=array([1.]))
-  """
-  values = np.nan_to_num(
-    np.asarray(values, np.float64), nan=0.0, posinf=np.inf, neginf=-np.inf
-  )
-  if values.shape != canaries.included.shape:
-    raise UserError(
-      f"must be one for each of {canaries.included.size} canaries", field="scores"
-    )
-  if canaries.included.all() or not canaries.included.any():
-    raise UserError("all of them are on one side; use more of them", field="canaries")
-  return CanaryScores.parted(values, canaries.included)
-
-
 def _values(score: Callable[[Example], jax.Array], examples: Dataset) -> np.ndarray:
   """Applies `score`, batch [B, ...] -> [B], to all examples. Returns [n], where NaN becomes 0."""
   batches = [examples[i : i + _CHUNK] for i in range(0, len(examples), _CHUNK)]
@@ -224,7 +207,8 @@ def loss_scores(
     loss_fn: `(params, example) -> scalar`.
     before, after: parameters before and after training.
   """
-  return split_scores(loss_gains(loss_fn, before, after, canaries.examples), canaries)
+  gains = loss_gains(loss_fn, before, after, canaries.examples)
+  return CanaryScores.parted(gains, canaries.included)
 
 
 def gradient_scores(
@@ -245,4 +229,4 @@ def gradient_scores(
     # A canary without a gradient has no direction to move along, so its score is 0.
     return flat @ total / jnp.maximum(jnp.linalg.norm(flat, axis=1), 1e-30)
 
-  return split_scores(_values(along, canaries.examples), canaries)
+  return CanaryScores.parted(_values(along, canaries.examples), canaries.included)

@@ -267,23 +267,22 @@ def _stretches(plan: Any, n: int) -> tuple[range, range]:
 def sampler_law(subject: Subject) -> Row:
   """Tests that batches follow the accounted sampling scheme: sizes, members, and
   independence, at the start and at the end of the run."""
-  name = "sampler as charged"
   n = len(subject.train)
   if subject.plan.sampler.participation is not None:
-    return _participation(subject, name, n)
+    return _participation(subject, n)
   if isinstance(subject.plan.sampler, sampling.ShuffledSampler):
-    return _once_an_epoch(subject, name, n)
+    return _once_an_epoch(subject, n)
   event: Any = subject.plan.sum_event(0)
   if isinstance(event, RandomAllocationDpEvent):
-    return _in_each_pass(subject, name, n, length=event.num_steps, times=1)
+    return _in_each_pass(subject, n, length=event.num_steps, times=1)
   if isinstance(event, KOutOfTDpEvent):
     length = event.num_steps
-    return _in_each_pass(subject, name, n, length=length, times=event.num_selected)
+    return _in_each_pass(subject, n, length=length, times=event.num_selected)
   if isinstance(event, dpa.SampledWithReplacementDpEvent):
-    return _independent_draws(subject, name, n, event.sample_size)
+    return _independent_draws(subject, n, event.sample_size)
   distribution = _expected(event, n)
   if distribution is None:
-    return _no_oftener(subject, name, n, event)
+    return _no_oftener(subject, n, event)
   deviations = []
   draws = []
   for steps in _stretches(subject.plan, n):
@@ -299,14 +298,14 @@ def sampler_law(subject: Subject) -> Row:
     (math.inf if twice else 0.0, "repetitions"),
     (_most_alike(draws, n), "likeness"),
   ]
-  return worst(name, deviations, f"{len(draws)} draws")
+  return worst(deviations, f"{len(draws)} draws")
 
 
 def _drawn(subject: Subject, n: int, steps: Iterable[int]) -> list[np.ndarray]:
   return [np.asarray(subject.draw(n, seed=SEED, step=step)) for step in steps]
 
 
-def _in_each_pass(subject: Subject, name: str, n: int, *, length: int, times: int) -> Row:
+def _in_each_pass(subject: Subject, n: int, *, length: int, times: int) -> Row:
   """Tests that every example is in `times` of the `length` steps of each pass, and that all sets of
   steps are equally likely. In this scheme each step is a Poisson sample, and steps of different
   passes are independent."""
@@ -342,10 +341,10 @@ def _in_each_pass(subject: Subject, name: str, n: int, *, length: int, times: in
     deviations.append((0.0 if alike else math.inf, f"every example {often} in pass {turn}"))
     pairs = sum(np.intersect1d(a, b).size for a, b in itertools.pairwise(whole))
     deviations.append((_z(pairs, n * following, n * spread), f"neighbours in pass {turn}"))
-  return worst(name, deviations, f"{passes} passes of {length} steps")
+  return worst(deviations, f"{passes} passes of {length} steps")
 
 
-def _independent_draws(subject: Subject, name: str, n: int, size: int) -> Row:
+def _independent_draws(subject: Subject, n: int, size: int) -> Row:
   """Tests that a batch is `size` draws, independent and uniform among all examples."""
   draws = _drawn(subject, n, itertools.chain(*_stretches(subject.plan, n)))
   steps = len(draws)
@@ -377,14 +376,14 @@ def _independent_draws(subject: Subject, name: str, n: int, size: int) -> Row:
     count += size
   deviations.append((_most(totals, count, alike), "one row"))
   deviations.append((_fewest(totals, count, alike), "one row, left out"))
-  return worst(name, deviations, f"{steps} draws")
+  return worst(deviations, f"{steps} draws")
 
 
-def _no_oftener(subject: Subject, name: str, n: int, event: Any) -> Row:
+def _no_oftener(subject: Subject, n: int, event: Any) -> Row:
   """Tests a sampler of unknown scheme. No step may draw an example twice, since the sum of both
   copies could exceed the clip norm. No example may occur more often than the event says."""
   if not subject.plan.is_private:
-    return not_applicable(name, "no epsilon is claimed")
+    return not_applicable("no epsilon is claimed")
   draws = _drawn(subject, n, itertools.chain(*_stretches(subject.plan, n)))
   twice = sum(drawn.size - np.unique(drawn).size for drawn in draws)
   times = len(draws)
@@ -395,20 +394,18 @@ def _no_oftener(subject: Subject, name: str, n: int, event: Any) -> Row:
       "no sampling is charged" if unsampled else "how often an example comes is not tested"
     )
     detail = f"examples drawn again in the same step, of {times} steps; {accounted}"
-    return row(name, twice, 0, detail)
+    return row(twice, 0, detail)
   length = subject.plan.sampler.steps_per_event
   if length > 1:
-    return _seldom_in_a_pass(subject, name, n, chance, length)
+    return _seldom_in_a_pass(subject, n, chance, length)
   counts = np.bincount(np.concatenate(draws), minlength=n)
   detail = (
     f"z of the example that came oftenest in {times} steps; charged: {chance:.4g} of them"
   )
-  return row(name, math.inf if twice else _most(counts, times, chance), Z, detail)
+  return row(math.inf if twice else _most(counts, times, chance), Z, detail)
 
 
-def _seldom_in_a_pass(
-  subject: Subject, name: str, n: int, chance: float, length: int
-) -> Row:
+def _seldom_in_a_pass(subject: Subject, n: int, chance: float, length: int) -> Row:
   """Tests that no example comes twice in a pass, nor in more passes than the event says."""
   deviations = []
   times = int(np.clip(_INDICES // max(n, 1), *_DRAWS))
@@ -423,7 +420,7 @@ def _seldom_in_a_pass(
     once = whole.size == np.unique(whole).size
     deviations.append((0.0 if once else math.inf, f"no example twice in pass {turn}"))
   charged = f"(charged: {chance:.4g} of the passes)"
-  return worst(name, deviations, f"{times} passes of {length} steps {charged}")
+  return worst(deviations, f"{times} passes of {length} steps {charged}")
 
 
 def _overlap_moments(a: Any, b: Any, n: int) -> tuple[Any, Any]:
@@ -449,11 +446,10 @@ def _most_alike(draws: list[np.ndarray], n: int) -> float:
 def sampler_seed(subject: Subject) -> Row:
   """Tests that batches depend on the whole seed, and repeat within the run only where that is
   likely."""
-  name = "sampler from its seed"
   n = len(subject.train)
   plan = subject.plan
   if isinstance(plan.sampler, sampling.PoissonSampler) and plan.sampler.sampling_prob == 1:
-    return not_applicable(name, "every example takes part in every step")
+    return not_applicable("every example takes part in every step")
   steps = np.unique(np.linspace(0, plan.num_steps - 1, _DRAWS[0]).astype(int)).tolist()
   # Copies of an example in a batch are dropped. Then all sets of one size are equally likely.
   drawn = lambda seed: [np.unique(subject.draw(n, seed=seed, step=t)) for t in steps]
@@ -468,7 +464,7 @@ def sampler_seed(subject: Subject) -> Row:
     batches = ([np.unique(drawn)] for drawn in _of_run(subject, n))
     again = _repeats(batches, n, _steps_of_run(subject, n))
     deviations.append((again, "steps with one batch"))
-  return worst(name, deviations, "what two draws share")
+  return worst(deviations, "what two draws share")
 
 
 def _unused_bits(
@@ -536,7 +532,7 @@ def _shared_z(first: list[np.ndarray], other: list[np.ndarray], n: int) -> float
   return _z(float(sum(shared)), mean, variance)
 
 
-def _once_an_epoch(subject: Subject, name: str, n: int) -> Row:
+def _once_an_epoch(subject: Subject, n: int) -> Row:
   """Tests that no example occurs twice in an epoch. The accounting takes an epoch as one step on
   all data."""
   sampler: Any = subject.plan.sampler
@@ -547,10 +543,10 @@ def _once_an_epoch(subject: Subject, name: str, n: int) -> Row:
     steps = range(epoch * length, (epoch + 1) * length)
     drawn = np.concatenate([subject.draw(n, seed=SEED, step=t) for t in steps])
     twice += drawn.size - np.unique(drawn).size
-  return row(name, twice, 0, f"examples that came again within one of {epochs} epochs")
+  return row(twice, 0, f"examples that came again within one of {epochs} epochs")
 
 
-def _participation(subject: Subject, name: str, n: int) -> Row:
+def _participation(subject: Subject, n: int) -> Row:
   """Tests that two steps with the same example are as far apart as the accounting assumes."""
   plan: Any = subject.plan
   apart, cyclic, prob = plan.sampler.participation
@@ -567,7 +563,7 @@ def _participation(subject: Subject, name: str, n: int) -> Row:
     mean += drawn.size / times
   off = _z(mean, plan.normalize_by, n * prob / apart * (1 + 1e-9)) if cyclic else 0.0
   detail = f"examples that came back too early in {times} steps ({apart} apart); "
-  return row(name, early + max(0.0, off - Z), 0, f"{detail}mean batch {mean:.5g}")
+  return row(early + max(0.0, off - Z), 0, f"{detail}mean batch {mean:.5g}")
 
 
 # Largest number of draws whose records are read together and in parts.
@@ -583,7 +579,6 @@ def records_alone(subject: Subject) -> Row:
   the others before the loss sees them. So the records of a draw are read together, and again in two
   parts.
   """
-  name = "records read alone"
   n = len(subject.train)
   changed = 0
   read = 0
@@ -594,15 +589,13 @@ def records_alone(subject: Subject) -> Row:
     whole = _read(subject, indices)
     # Augmented data differ at every read, so this test does not apply.
     if _differ(whole, _read(subject, indices)).any():
-      return not_applicable(
-        name, "the data give other records each time that they are read"
-      )
+      return not_applicable("the data give other records each time that they are read")
     parts = np.arange(indices.size) % 2 == 0
     for part in (parts, ~parts):
       alone = _read(subject, indices[part])
       changed += int(_differ([leaf[part] for leaf in whole], alone).sum())
     read += indices.size
-  return row(name, changed, 0, f"records of {read} that others changed, of the rows drawn")
+  return row(changed, 0, f"records of {read} that others changed, of the rows drawn")
 
 
 def _read(subject: Subject, indices: np.ndarray) -> list[np.ndarray]:
@@ -623,4 +616,8 @@ def _differ(some: list[np.ndarray], others: list[np.ndarray]) -> np.ndarray:
   return np.any([pair.any(axis=1) for pair in pairs], axis=0)
 
 
-CHECKS = (sampler_law, sampler_seed, records_alone)
+CHECKS = {
+  "sampler as charged": sampler_law,
+  "sampler from its seed": sampler_seed,
+  "records read alone": records_alone,
+}

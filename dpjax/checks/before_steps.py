@@ -13,7 +13,6 @@ from dpjax.accounting.proved import NeighboringRelation
 from dpjax.checks.subject import BATCH, SEED, Row, Subject, Z, row, z_of_squares
 from dpjax.mechanisms.noisy_means import NoisyMeans
 
-_NAME = ("statistics: influence", "statistics: noise")
 # Factors by which one example is multiplied, so that it is zero, mirrored or huge.
 _FACTORS = (0.0, -1.0, 1e4, 1e9)
 # Noise multiplier of the compared releases. It is small, so that a change of a sum is visible.
@@ -58,7 +57,7 @@ def influence(subject: Subject) -> Row:
     moves += [float(np.linalg.norm(vector - other)) for vector, other in pairs]
   worst = max(moves) if np.isfinite(moves).all() else math.nan
   detail = f"largest move of a sum in clip norms, {relation}, one of {BATCH} examples"
-  return row(_NAME[0], worst, (2 if exchanged else 1) + _SLACK, detail)
+  return row(worst, (2 if exchanged else 1) + _SLACK, detail)
 
 
 def noise_std(subject: Subject) -> Row:
@@ -78,7 +77,7 @@ def noise_std(subject: Subject) -> Row:
   values = np.stack(drawn) / statistics.noise_multiplier  # [keys, entries]
   energy = np.sum((values - values.mean(axis=0)) ** 2, axis=0)
   detail = f"z of the least likely variance of {energy.size} entries over {_KEYS} keys"
-  return row(_NAME[1], z_of_squares(energy, _KEYS - 1), Z, detail)
+  return row(z_of_squares(energy, _KEYS - 1), Z, detail)
 
 
-CHECKS = (influence, noise_std)
+CHECKS = {"statistics: influence": influence, "statistics: noise": noise_std}

@@ -12,7 +12,7 @@ import optax
 
 from dpjax import columns, training, trees
 from dpjax.checks.subject import BATCH, Subject, parts_of
-from dpjax.checks.table import CheckTable, asked, rows
+from dpjax.checks.table import CheckTable, checks, rows
 from dpjax.gradients.arguments import check_real
 from dpjax.plan import Plan
 from dpjax.types import Algorithm, Array, Indexed, LossFn, Params
@@ -36,8 +36,12 @@ class _Rows:
 def _checked_rows(data: Any) -> _Rows:
   """Returns the data as rows. Raises UserError unless there are two or more, as trees of arrays of
   numbers with one entry for each row."""
-  needs = "data: must have len() and data[indices], a tree of stacked arrays"
   kind = type(data).__name__
+
+  def wrong(what: str, of: str = "") -> UserError:
+    needs = f"must have len() and data[indices], a tree of stacked arrays{of}"
+    return UserError(f"{needs}; got {kind}{what}", field="data")
+
   try:
     size = len(data)
     rows = _Rows(data)
@@ -46,19 +50,17 @@ def _checked_rows(data: Any) -> _Rows:
   except Exception as error:
     # The error's message is left out, as in training, where it could reveal a secret draw: the
     # message of pandas' KeyError holds the indices.
-    raise UserError(f"{needs}; got {kind} ({type(error).__name__})") from None
+    raise wrong(f" ({type(error).__name__})") from None
   if size < 2:
-    raise UserError(f"{needs}; got {kind} of {size} records, must be at least 2")
+    raise wrong(f" of {size} records, must be at least 2")
   if not shapes or any(shape[:1] != (2,) for shape in shapes):
-    raise UserError(
-      f"{needs}; got {kind}, whose two rows have the shapes {str(shapes)[:80]}"
-    )
+    raise wrong(f", whose two rows have the shapes {str(shapes)[:80]}")
   # jnp's test knows bfloat16 and float8, which NumPy does not count as numbers.
   real = lambda dtype: jnp.issubdtype(dtype, jnp.number) or dtype.kind == "b"
   leaves = [leaf for leaf in jax.tree.leaves(taken) if not trees.is_key(leaf)]
   odd = [leaf.dtype for leaf in leaves if not real(leaf.dtype)]
   if odd:
-    raise UserError(f"{needs} of numbers; got {kind}, which holds {odd[0]}")
+    raise wrong(f", which holds {odd[0]}", " of numbers")
   return rows
 
 
@@ -191,7 +193,7 @@ def check(
     optimizer=optimizer,
   )
   _try(subject)
-  return CheckTable(list(rows(asked(subject), subject)))
+  return CheckTable(list(rows(checks(subject), subject)))
 
 
 def _try(subject: Subject) -> None:

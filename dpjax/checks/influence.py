@@ -154,7 +154,6 @@ def influence(subject: Subject) -> Row:
   bound = sensitivity(subject.plan.l2_bound, relation)
   norms += _alike_moves(subject, exchange)
   return row(
-    "influence of one example",
     _worst(norms),
     bound * (1 + _SLACK),
     f"largest move of the sum, {relation}, inputs and parameters up to x{_FACTORS[-1]:g}",
@@ -228,7 +227,6 @@ def one_term(subject: Subject) -> Row:
       over += [norm / bound - 1 if bound else norm for norm, bound in pairs]
   known = _published(bounds.rule, 1.0, 1.0) is not None
   return row(
-    "one clipped term",
     _worst([_worst(off) / _SUM_SLACK, _worst(over) / _SLACK]),
     1.0,
     f"each of {len(off)} examples alone: {max(off):.1e} clip norms off "
@@ -245,7 +243,6 @@ def sum_of_terms(subject: Subject) -> Row:
   for i in range(BATCH):
     total = _minus(total, _term(subject, batch, i)[1])
   return row(
-    "sum of clipped terms",
     _norm(total) / (BATCH * subject.plan.l2_bound),
     _SUM_SLACK,
     "error per example in clip norms, against jax.grad of each example alone",
@@ -394,7 +391,6 @@ def any_mask(subject: Subject) -> Row:
     worst = off
     where = name
   return row(
-    "sum for every mask and scale",
     worst,
     1.0,
     f"error in {_EXACT:g} of the terms' lengths (by another route, {_NEAR:g}); worst: {where}; "
@@ -442,7 +438,6 @@ def padding(subject: Subject) -> Row:
     for value in (0.0, 1e4, float("nan"))
   ]
   return row(
-    "padding contributes nothing",
     _worst(moves) / subject.plan.l2_bound,
     _SLACK,
     "move of the sum, in clip norms, when padded rows hold 0, 1e4 or NaN",
@@ -467,7 +462,6 @@ def whole_batch(subject: Subject) -> Row:
     _whole_less_parts(subject, batch, mask) for mask in (many, last, everyone, nobody)
   ]
   return row(
-    "whole batch is its parts",
     _worst(moves) / (math.sqrt(size) * subject.plan.l2_bound),
     _SUM_SLACK,
     f"{size} rows, many, one, all or none of them taken, against sums of {BATCH}: error in "
@@ -557,7 +551,6 @@ def dropped(subject: Subject) -> Row:
   moves = [0.0, *_dropped_from_sum(subject), *_dropped_from_stack(subject)]
   noise = 1e-6 * subject.plan.noise_multiplier * math.sqrt(trees.size(subject.params))
   return row(
-    "non-finite example dropped",
     _worst(moves),
     _SLACK + noise,
     "move of the sum, in clip norms, by an example of NaN, infinity or 1e38",
@@ -603,7 +596,7 @@ def no_memory(subject: Subject) -> Row:
     ):
       worst = _worst([worst, _norm(_minus(seen, wanted)) / subject.plan.l2_bound])
   detail = f"clip norms that a batch moves any of the {later} sums after it"
-  return row("sum without memory", worst, _SLACK, detail)
+  return row(worst, _SLACK, detail)
 
 
 def _perturbations(batch: Any, j: int) -> Iterator[Any]:
@@ -679,11 +672,10 @@ def cross_example(subject: Subject) -> Row:
   # examples.
   if subject.apply is None:
     detail = f"the others' gradients move by {summed:.1e} clip norms (<= {_SLACK:g})"
-    return row("no cross-example leakage", summed / _SLACK, 1.0, detail)
+    return row(summed / _SLACK, 1.0, detail)
   x = jnp.asarray(subject.batch().x)
   model = cross_example_leakage(subject.apply, subject.params, x)
   return row(
-    "no cross-example leakage",
     max(model / _LEAK, summed / _SLACK),
     1.0,
     f"model outputs move by {model:.1e} (<= {_LEAK:g}), the others' gradients by "
@@ -691,14 +683,14 @@ def cross_example(subject: Subject) -> Row:
   )
 
 
-CHECKS = (
-  influence,
-  one_term,
-  sum_of_terms,
-  any_mask,
-  whole_batch,
-  padding,
-  dropped,
-  no_memory,
-  cross_example,
-)
+CHECKS = {
+  "influence of one example": influence,
+  "one clipped term": one_term,
+  "sum of clipped terms": sum_of_terms,
+  "sum for every mask and scale": any_mask,
+  "whole batch is its parts": whole_batch,
+  "padding contributes nothing": padding,
+  "non-finite example dropped": dropped,
+  "sum without memory": no_memory,
+  "no cross-example leakage": cross_example,
+}

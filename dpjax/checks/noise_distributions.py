@@ -189,28 +189,26 @@ def _tail_deviations(seen: noise_record.Tails, grid: float) -> Iterator[tuple[fl
 
 def noise_tails(subject: Subject) -> Row:
   """Tests that noise is not truncated: its tails match those of a Gaussian."""
-  name = "noise has its tails"
   multiplier = _accounted_multiplier(subject.plan)
   if multiplier is None:
-    return not_applicable(name, _untested(subject.plan))
+    return not_applicable(_untested(subject.plan))
   std = multiplier * subject.plan.l2_bound
   seen = noise_record.tails(subject, noise_record.test_keys(subject, 3))
   if seen is None:
-    return not_applicable(name, "correlated noise; its std and independence are tested")
+    return not_applicable("correlated noise; its std and independence are tested")
   grid = source.grid_step(std) / std if subject.release else 0.0
   worst, what = max(_tail_deviations(seen, grid), key=nan_first)
   extremes = f"least {seen.lowest:.3g}, largest {seen.highest:.3g}"
   detail = f"largest z of {seen.count:.2g} values ({extremes} std): {what}"
-  return row(name, worst, Z, detail)
+  return row(worst, Z, detail)
 
 
 def noise_std(subject: Subject) -> Row:
   """Tests that the noise is Gaussian with the accounted standard deviation, in every leaf
   and at every step."""
-  name = "noise as charged"
   multiplier = _accounted_multiplier(subject.plan)
   if multiplier is None:
-    return not_applicable(name, _untested(subject.plan))
+    return not_applicable(_untested(subject.plan))
   std = multiplier * subject.plan.l2_bound
   (recorded,) = noise_record.records(subject, [noise_record.test_keys(subject, 0)])
   grid = source.grid_step(std) if subject.release else 0.0
@@ -221,7 +219,6 @@ def noise_std(subject: Subject) -> Row:
   distance: Any = stats.kstest((pooled + spread) / std, "norm")
   shape = float(distance.statistic) * math.sqrt(pooled.size)
   return row(
-    name,
     max(worst / Z, shape / _KS, key=lambda x: nan_first((x, ""))),
     1.0,
     f"std {pooled.std():.5g} (charged {std:.5g}), worst z={worst:.1f} (<= {Z:g}) of "
@@ -430,10 +427,9 @@ def _is_finite(recorded: Record) -> bool:
 
 def noise_independence(subject: Subject) -> Row:
   """Tests that no two steps, leaves, coordinates or keys share noise."""
-  name = "noise independent"
   multiplier = _accounted_multiplier(subject.plan)
   if multiplier is None:
-    return not_applicable(name, _untested(subject.plan))
+    return not_applicable(_untested(subject.plan))
   keys = [noise_record.test_keys(subject, number) for number in (0, 1)]
   mine, other = noise_record.records(subject, keys)
   # The measured std is used here, since noise of a wrong size fails another check.
@@ -446,7 +442,7 @@ def noise_independence(subject: Subject) -> Row:
     (plain,) = noise_record.records(subject, [noise_record.plain_keys])
   # NaN would end the search for eigenvalues in an error.
   if not all(_is_finite(recorded) for recorded in (mine, other, plain)):
-    return Row(name, False, math.inf, Z, f"NaN or infinite values over {_span(mine)}")
+    return Row("", False, math.inf, Z, f"NaN or infinite values over {_span(mine)}")
   accounted = multiplier * subject.plan.l2_bound
   grid = source.grid_step(accounted) if subject.release else 0.0
   deviations = [*_dependences(mine, other, std, grid), *_copies(plain, std)]
@@ -455,11 +451,14 @@ def noise_independence(subject: Subject) -> Row:
   )
   worst, what = max(deviations, key=nan_first)
   return row(
-    name,
     worst,
     Z,
     f"largest z of {len(deviations)} comparisons over {_span(mine)}, between {what}",
   )
 
 
-CHECKS = (noise_std, noise_tails, noise_independence)
+CHECKS = {
+  "noise as charged": noise_std,
+  "noise has its tails": noise_tails,
+  "noise independent": noise_independence,
+}

@@ -29,13 +29,15 @@ class Row(NamedTuple):
   detail: str  # what was measured, in which unit
 
 
-def row(name: str, measured: float, bound: float, detail: str) -> Row:
+def row(measured: float, bound: float, detail: str) -> Row:
   """Returns the result of a check that passes if measured <= bound. NaN never passes.
 
-  >>> row("x", float("nan"), 1.0, "").passed
+  `CHECKS` of its module gives it its name.
+
+  >>> row(float("nan"), 1.0, "").passed
   False
   """
-  return Row(name, bool(measured <= bound), float(measured), float(bound), detail)
+  return Row("", bool(measured <= bound), float(measured), float(bound), detail)
 
 
 def z_of(p: float, looked_at: float = 1) -> float:
@@ -56,22 +58,22 @@ def nan_first(pair: tuple[float, Any]) -> tuple[bool, float]:
   return not math.isfinite(pair[0]), pair[0]
 
 
-def worst(name: str, deviations: Sequence[tuple[float, str]], over: str) -> Row:
+def worst(deviations: Sequence[tuple[float, str]], over: str) -> Row:
   """Returns the row of the largest of several z-scores, each with the name of its statistic.
 
   Args:
     over: draws, steps or passes that the statistics are of.
 
-  >>> worst("x", [(0.5, "mean"), (float("nan"), "variance")], "9 draws").passed
+  >>> worst([(0.5, "mean"), (float("nan"), "variance")], "9 draws").passed
   False
   """
   z, what = max(deviations, key=nan_first)
-  return row(name, z, Z, f"largest z of {len(deviations)} statistics over {over}: {what}")
+  return row(z, Z, f"largest z of {len(deviations)} statistics over {over}: {what}")
 
 
-def not_applicable(name: str, why: str) -> Row:
+def not_applicable(why: str) -> Row:
   """Returns the result of a check that does not apply to this run, with the reason."""
-  return Row(name, None, float("nan"), float("nan"), why)
+  return Row("", None, float("nan"), float("nan"), why)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from dpjax.checks import (
@@ -27,26 +27,25 @@ from dpjax.validate import first_line
 Check = Callable[[Any], Row]
 
 
-def asked(subject: Subject) -> list[Check]:
-  """Returns the checks of the parts of a training, in order."""
+def checks(subject: Subject) -> dict[str, Check]:
+  """Returns the checks of the parts of a training by their names, in order."""
   fitted = (before_steps,) if subject.plan.statistics is not None else ()
   modules = (influence, whole_step, noise_distributions, *fitted, batches, charges)
-  return [check for module in modules for check in module.CHECKS]
+  return {name: check for module in modules for name, check in module.CHECKS.items()}
 
 
 def rows(
-  asked: Iterable[Check], subject: Any, begins: Callable[[str], object] = str
+  checks: Mapping[str, Check], subject: Any, begins: Callable[[str], object] = str
 ) -> Iterator[Row]:
-  """Yields the row of each check that is asked. A check that raises an error fails.
+  """Yields the row of each check. A check that raises an error fails.
 
   Args:
     begins: function that is called with the name of each check as it begins.
   """
-  for check in asked:
-    name = check.__name__.replace("_", " ")
+  for name, check in checks.items():
     begins(name)
     try:
-      yield check(subject)
+      yield check(subject)._replace(name=name)
     except Exception as error:
       # The run's own code raised this, on inputs that training may meet.
       reason = f"ended in {first_line(error, with_type=True)}"

@@ -21,7 +21,6 @@ from dpjax.transforms.clip_scale import clip_scale
 from dpjax.transforms.scale_then_privatize import ScaledLoss, coordinate_scales
 from dpjax.types import Batch, ClippedSum
 
-_NAME = "step is its parts"
 # Tolerance, relative to the length of a step: the run's step and its parts round differently.
 _SLACK = 2e-3
 _FEWEST = 5  # number of steps: one for each kind of batch
@@ -153,10 +152,10 @@ def whole_step(subject: Subject) -> Row:
   """
   plan = subject.plan
   if subject.algorithm is None or subject.optimizer is None:
-    return not_applicable(_NAME, "the steps are the caller's own")
+    return not_applicable("the steps are the caller's own")
   clip = plan.l2_clip_norm
   if subject.gradient_of is None and (clip.schedule or clip.rule.adapts or plan.scaling):
-    return not_applicable(_NAME, "of a sum of the caller's own, whose clip norm moves")
+    return not_applicable("of a sum of the caller's own, whose clip norm moves")
   key = jax.random.key(SEED)
   algorithm = subject.algorithm(key)
   state = algorithm.init(subject.params)
@@ -177,7 +176,7 @@ def whole_step(subject: Subject) -> Row:
   rounding = 1e-6 * math.sqrt(trees.size(subject.params))
   steps = f"{_num_steps(subject)} of {plan.num_steps} steps"
   detail = f"off by this share of what a step moves; {steps}"
-  return row(_NAME, worst, _SLACK + rounding, detail)
+  return row(worst, _SLACK + rounding, detail)
 
 
-CHECKS = (whole_step,)
+CHECKS = {"step is its parts": whole_step}

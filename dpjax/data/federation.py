@@ -54,8 +54,7 @@ class Federation:
   def __post_init__(self):
     if self.nominal_users is not None:
       validate.integer_at_least(1, nominal_users=self.nominal_users)
-    for size in self.nominal_sizes or ():
-      validate.integer_at_least(1, nominal_sizes=size)
+    validate.integer_at_least(1, **validate.entries(nominal_sizes=self.nominal_sizes or ()))
     for name in ("nominal_sizes", "test_indices", "held_out"):
       given = getattr(self, name)
       if given is not None and len(given) != len(self.indices):

@@ -160,12 +160,14 @@ def _of_classes(path: pathlib.Path, split: str, declared: Images) -> list[tuple[
     try:
       there = sorted(os.listdir(path / folder))
     except OSError as error:
-      raise UserError(f"{folder}: cannot be read as a folder ({error.strerror})") from error
+      raise UserError(
+        f"cannot be read as a folder ({error.strerror})", field=str(folder)
+      ) from error
     for each in there:
       if each.startswith("."):
         continue
       if not each.lower().endswith(_SUFFIXES):
-        raise UserError(f"{folder / each}: must be a .png or .jpg file")
+        raise UserError("must be a .png or .jpg file", field=str(folder / each))
       labelled.append((str(folder / each), label))
   return labelled
 
@@ -226,13 +228,16 @@ def _decoded(path: pathlib.Path, name: str, declared: Images) -> np.ndarray:
       # `open` reads only the header, so the size is checked before any pixel is decoded.
       if image.size != size and not declared.resize:
         raise UserError(
-          f"{name}: is {image.size[0]} x {image.size[1]} pixels, not {size[0]} x {size[1]}; "
-          "declare resize = true, or scale it"
+          f"is {image.size[0]} x {image.size[1]} pixels, not {size[0]} x {size[1]}; "
+          "declare resize = true, or scale it",
+          field=name,
         )
       if image.size[0] * image.size[1] > _MOST_PIXELS:
-        raise UserError(f"{name}: has more than {_MOST_PIXELS} pixels")
+        raise UserError(f"has more than {_MOST_PIXELS} pixels", field=name)
       if image.mode not in _MODES:
-        raise UserError(f"{name}: has pixels of kind {image.mode!r}; must have 8 bits each")
+        raise UserError(
+          f"has pixels of kind {image.mode!r}; must have 8 bits each", field=name
+        )
       pixels = image.convert("L" if declared.channels == 1 else "RGB")
       if pixels.size != size:
         pixels = pixels.resize(size, Image.Resampling.BILINEAR)
@@ -242,5 +247,5 @@ def _decoded(path: pathlib.Path, name: str, declared: Images) -> np.ndarray:
   # Pillow raises these errors, SyntaxError included, for damaged or huge files.
   except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
     raise UserError(
-      f"{name}: is no readable image ({validate.first_line(error)})"
+      f"is no readable image ({validate.first_line(error)})", field=name
     ) from error

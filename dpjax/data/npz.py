@@ -93,7 +93,7 @@ def _declared(arrays: dict[str, np.ndarray], key: str) -> int | None:
   if declared is None:
     return None
   if declared.ndim or declared.dtype.kind not in "iu":
-    raise UserError(f"{key}: must be one integer, got {declared!r}")
+    raise UserError(f"must be one integer, got {declared!r}", field=key)
   return int(declared)
 
 
@@ -240,16 +240,17 @@ def _file(path: pathlib.Path) -> tuple[File, tuple[int, ...]]:
     size = path.stat().st_size - offset
   except (OSError, ValueError, EOFError, *_NO_HEADER) as error:
     raise UserError(
-      f"{path.name}: is not a readable .npy array ({first_line(error)})"
+      f"is not a readable .npy array ({first_line(error)})", field=path.name
     ) from error
   if dtype.hasobject or (by_column and len(shape) > 1):
     reason = "holds pickled objects" if dtype.hasobject else "is in Fortran order"
-    raise UserError(f"{path.name}: {reason}, so its rows cannot be read by place")
+    raise UserError(f"{reason}, so its rows cannot be read by place", field=path.name)
   # The size is checked before any allocation: a header can claim any number of bytes.
   promised = math.prod(shape) * dtype.itemsize
   if min(shape, default=0) < 0 or promised > size:
     raise UserError(
-      f"{path.name}: holds {size} bytes, and its header says shape={str(shape)[:60]} of {dtype}"
+      f"holds {size} bytes, and its header says shape={str(shape)[:60]} of {dtype}",
+      field=path.name,
     )
   return File(path, offset, shape or (1,), dtype), shape
 

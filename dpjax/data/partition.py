@@ -261,11 +261,7 @@ def silos(
     raise UserError(
       f"must be one for each of num_clients={num_clients} silos", field="sizes", value=sizes
     )
-  for size in wanted:
-    try:
-      validate.integer_at_least(1, sizes=size)
-    except UserError as error:
-      raise error.of(field="sizes", value=sizes) from None
+  validate.integer_at_least(1, **validate.entries(sizes=wanted))
   scaled = np.array(wanted) * len(labels) / sum(wanted)
   counts = np.floor(scaled).astype(np.int64)
   # Rows that rounding leaves over go to the silos that lost most by it.
@@ -347,6 +343,10 @@ def _start(
     raise UserError(
       f"must be [n], one label for each example, got {validate.shape_of_rows(labels.shape)}",
       field="labels",
+    )
+  if num_clients > max(len(labels), 1):
+    raise UserError(
+      f"must be at most {len(labels)}, the examples", field="num_clients", value=num_clients
     )
   return labels, _random(seed)
 

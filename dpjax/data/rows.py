@@ -20,7 +20,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from dpjax.parallel import allocator
-from dpjax.validate import UserError
+from dpjax.validate import UserError, Verbatim
 
 # Approximate number of bytes that are in memory at a time in a pass over all rows.
 CHUNK_BYTES = 2**24
@@ -246,17 +246,17 @@ class File:
     try:
       self._file = os.open(self.path, os.O_RDONLY | getattr(os, "O_CLOEXEC", 0))
     except OSError as error:
-      raise UserError(f"{self._label()} cannot be opened ({error.strerror})") from error
+      raise self._wrong(f"cannot be opened ({error.strerror})") from error
     # Closing is registered before anything below can fail, or the file would stay open.
     weakref.finalize(self, os.close, self._file)
     self._known = self._identity()
     needed = offset + self.shape[0] * self._row
     if self._known[0] < needed:
       sizes = f"holds {self._known[0]} bytes of {needed}"
-      raise UserError(f"{self._label()} is cut short: it {sizes}")
+      raise self._wrong(f"is cut short: it {sizes}")
 
-  def _label(self) -> str:
-    return f"file='{self.path}':"
+  def _wrong(self, what: str) -> UserError:
+    return UserError(what, field="file", value=Verbatim(f"'{self.path}'"))
 
   def _identity(self) -> tuple[int, int]:
     stat = os.fstat(self._file)
@@ -278,7 +278,7 @@ class File:
       self.check()
     except OSError as error:
       reason = os.strerror(error.errno or errno.EIO)
-      raise UserError(f"{self._label()} cannot be read any more ({reason})") from error
+      raise self._wrong(f"cannot be read any more ({reason})") from error
     return out
 
   def _fill(self, part: memoryview, start: int) -> None:
@@ -286,7 +286,7 @@ class File:
       # One call may read fewer bytes than requested.
       count = os.preadv(self._file, [part], start)
       if not count:
-        raise UserError(f"{self._label()} was cut short while it was being read")
+        raise self._wrong("was cut short while it was being read")
       part = part[count:]
       start = start + count
 
@@ -294,7 +294,6 @@ class File:
     """Raises UserError if the file has changed since it was opened. The noise of a run is bound to
     the data that the run read first."""
     if self._identity() != self._known:
-      raise UserError(
-        f"{self._label()} has changed since it was opened; a run is bound to its data, bring "
-        "them back"
+      raise self._wrong(
+        "has changed since it was opened; a run is bound to its data, bring them back"
       )

@@ -235,7 +235,7 @@ def _of_rows(rows: Sequence[Mapping[Any, Any]]) -> dict[Any, list[Any]]:
 
 def _about(source: _Held, must: str) -> UserError:
   if isinstance(source, Mapping):
-    return UserError(f"table: {must}")
+    return UserError(must, field="table")
   return UserError(must, field="name", value=Verbatim(f"'{source}'"))
 
 

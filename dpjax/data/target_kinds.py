@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from dpjax.types import HostArray
-from dpjax.validate import UserError, finite, shape_of_rows
+from dpjax.validate import NO_VALUE, UserError, finite, shape_of_rows
 
 
 @dataclasses.dataclass(frozen=True)
@@ -148,30 +148,30 @@ def as_targets(values: HostArray, target: Target) -> np.ndarray:
   return array.astype(np.int32)
 
 
-def needs_arrays(dataset: object, what: str, **about: Any) -> None:
+def needs_arrays(dataset: object, field: str, value: Any = NO_VALUE) -> None:
   """Raises UserError if an example's input is a dict. The arguments are those of
   `needs_classes`."""
   if getattr(getattr(dataset, "dataset", dataset), "in_columns", False):
     raise UserError(
-      f"{what}: needs data with one array of inputs; a dict of arrays is taken by launch.train, "
+      "needs data with one array of inputs; a dict of arrays is taken by launch.train, "
       "launch.sweep and notebooks",
-      **about,
+      field=field,
+      value=value,
     )
 
 
-def needs_classes(dataset: object, what: str, **about: Any) -> None:
+def needs_classes(dataset: object, field: str, value: Any = NO_VALUE) -> None:
   """Raises UserError if a data set has no classes, or if its inputs are dicts of arrays.
 
   Args:
     dataset: a `Dataset`, or a `Federation` with one.
-    what: name of the setting that needs classes, such as "audit".
-    about: `field` and `value` of the data's name, where the error can tell.
+    field, value: the setting that needs classes, or the one that names the data.
   """
-  needs_arrays(dataset, what, **about)
+  needs_arrays(dataset, field, value)
   target = getattr(getattr(dataset, "dataset", dataset), "target", None)
   if target is None:
     return
   kind = "numbers" if isinstance(target, Interval) else "several labels"
   raise UserError(
-    f"{what}: needs data with one class for each example, not {kind}", **about
+    f"needs data with one class for each example, not {kind}", field=field, value=value
   )

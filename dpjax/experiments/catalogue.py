@@ -18,12 +18,12 @@ from dpjax import names, sampling
 from dpjax.accounting.event_kinds.kind import every_kind
 from dpjax.accounting.proved import ACCOUNTANTS
 from dpjax.attacks import registry as threats
-from dpjax.attacks.attack_settings import AttackSettings
 from dpjax.auditing.lower_bounds import METHODS
 from dpjax.data import image_folders, npz, tables, text_files
 from dpjax.experiments.config.choices import choice_at
 from dpjax.experiments.config.fields import WithChoices
 from dpjax.experiments.kinds.attack.config import AttackConfig
+from dpjax.experiments.kinds.attack.settings import AttackSettings
 from dpjax.experiments.kinds.central.config import TrainConfig
 from dpjax.experiments.kinds.federated import config as federated_config
 from dpjax.experiments.kinds.federated.config import FedConfig
@@ -36,7 +36,6 @@ from dpjax.training.augment import AUGMENTATIONS
 from dpjax.zoo.datasets import prepared
 from dpjax.zoo.datasets.published import PUBLISHED
 from dpjax.zoo.networks import registry
-from dpjax.zoo.networks.registry import documented
 
 Rows = Mapping[str, str]  # name -> what it is, one line
 
@@ -202,16 +201,15 @@ def _data_sets() -> Rows:
 
 def _models() -> Rows:
   return {
-    name: f"{sentence(documented(name).__doc__)} "
+    name: f"{sentence(registry.entry(name).module.__doc__)} "
     f"[options: {', '.join(registry.options(name))}]"
-    for name in registry.names()
+    for name in registry.MODELS
   }
 
 
 def _threats() -> Rows:
   return {
-    attack.name: f"{attack.target} [{attack.access}; {attack.code or 'described only'}; "
-    f"{attack.source}]"
+    attack.name: f"{attack.target} [{attack.access}; {attack.code}; {attack.source}]"
     for attack in threats.ATTACKS
   }
 
@@ -292,7 +290,7 @@ TOPICS: dict[str, tuple[Section, ...]] = {
   "attacks": (
     _choice(AttackConfig, "attack"),
     _choice(AttackConfig, "target"),
-    Section("every attack that is known here (launch.attack --threats)", _threats),
+    Section("every attack that is carried out (launch.attack --threats)", _threats),
   ),
   "audits": (
     _choice(TrainConfig, "audit"),

@@ -151,8 +151,7 @@ class Silos:
       raise UserError(
         f"must be one for each of {len(self.plans)} silos", field="sizes", value=self.sizes
       )
-    for size in self.sizes:
-      validate.integer_at_least(1, sizes=size)
+    validate.integer_at_least(1, **validate.entries(sizes=self.sizes))
     count = len(self.plans)
     validate.integer_in(1, count, max_silos=self.max_silos)
     sets = math.comb(count, self.max_silos)
@@ -180,7 +179,7 @@ class Silos:
       "slices": plan.slices == 1,
       "statistics": plan.statistics is None,
       "scaling": plan.scaling is None,
-      "sampler": plan.sampler.steps_alike and plan.sampler.participation is None,
+      "sampler": plan.sampler.period == 1 and plan.sampler.participation is None,
     }
     for name, is_usual in usual.items():
       if not is_usual:
@@ -259,7 +258,7 @@ class Silos:
     more = math.log(self.max_silos) if self.max_silos > 1 else 0.0
     allowed = []
     for plan, epsilon in zip(self.plans, alone):
-      usual = overflow.log_allowed(plan.delta, epsilon, plan.num_steps)
+      usual = plan.log_allowed
       if self.max_silos > 1 and math.isfinite(epsilon):
         usual -= more + float(np.logaddexp(0.0, together) - np.logaddexp(0.0, epsilon))
       allowed.append(float(usual))
@@ -268,15 +267,13 @@ class Silos:
   def _check_capacity(self, silo: int, num_examples: int) -> None:
     plan = self.plans[silo]
     declared = self.sizes[silo] if self.sizes else None
-    if plan.sampler.log_overflow_prob(num_examples + 1) == -math.inf:
-      return
     overflow.check_capacity(
       plan.sampler,
       num_examples,
       declared=declared,
       of_divisor=declared,
       run=plan,
-      log_allowed=self._log_allowed[silo],
+      log_allowed=lambda: self._log_allowed[silo],
     )
 
   def cohorts(
@@ -284,7 +281,7 @@ class Silos:
     federation: Federation,
     work: LocalWork | None = None,
     *,
-    rng: int,
+    rng: int | None = None,
     start: int = 0,
   ) -> Iterator[Cohort]:
     """Yields the silos of rounds start, start + 1, ... with the batches that their samplers draw.
@@ -295,14 +292,14 @@ class Silos:
       federation: its clients are the silos, in the order of `plans`.
       work: not read: the plans say how silos work.
       rng: integer seed of all samplers, 128 bits or more: epsilon counts on nobody knowing which
-        records a step draws.
+        records a step draws. None takes fresh bits, as for `cohort.cohorts`.
 
     Raises:
       UserError: a number of clients that is not that of plans; a silo whose data its sampler does
         not fit, such as one with more records than its capacity is for.
     """
     del work
-    validate.integer_at_least(0, rng=rng, start=start)
+    draws = batches_lib.draws_of(rng, start)
     if federation.num_clients != len(self.plans):
       raise UserError(
         f"are {len(self.plans)}, and the federation has {federation.num_clients} clients",
@@ -316,7 +313,7 @@ class Silos:
         self._check_capacity(place, size)
 
     def generate() -> Iterator[Cohort]:
-      seeds = [_seed_of(rng, place) for place in range(len(self.plans))]
+      seeds = [_seed_of(draws.seed, place) for place in range(len(self.plans))]
       for round in range(start, self.num_rounds):
         here, arrives = self.attendance.of(round, len(self.plans))
         ids = np.flatnonzero(here)
@@ -328,7 +325,7 @@ class Silos:
           num_examples=sizes[ids],
           batches=tuple(drawn),
           data=Example(federation.dataset.x, federation.dataset.y),
-          drawn=Drawn(self, round),
+          drawn=Drawn(self, round, draws.run),
         )
 
     return generate()
@@ -452,16 +449,13 @@ class _Together(MayAbort):
     return join([plan.event(count) for plan, count in pairs])
 
   def accounted_delta(self, delta: float, steps: Any = None) -> float:
-    validate.open_unit(delta=delta)
-    delta = float(delta)
     triples = zip(self._plans, self._counts(steps), self._allowed)
     chances = [
       allowed + math.log(count)
       for plan, count, allowed in triples
-      if count and plan.sampler.can_overflow and plan.is_private
+      if count and plan.can_overflow
     ]
-    least = overflow.OVERFLOW_SHARE * min(delta, self.delta)
-    return self._left_by_aborts(delta, steps, chances, least=least)
+    return self._left_by_aborts(delta, steps, chances)
 
 
 @functools.lru_cache(maxsize=4096)

@@ -109,7 +109,7 @@ class BudgetLedger:
     >>> BudgetLedger(epsilon=2.0).split(0.3, 0.3, 0.4)
     (0.6, 0.6, 0.8)
     """
-    stated.positive(**{f"shares[{i}]": share for i, share in enumerate(shares)})
+    stated.positive(**validate.entries(shares=shares))
     if sum(map(_exact, shares)) != 1:
       raise UserError("must sum to 1", field="shares", value=shares)
     return tuple(float(_exact(share) * _exact(self.epsilon)) for share in shares)
@@ -277,6 +277,7 @@ def _check_disjoint(shards: Sequence[Iterable[int]]) -> None:
 
 def _overlap(index: int, record: int) -> OverlappingShards:
   return OverlappingShards(
-    f"shards[{index}]: record {record} lies in an earlier shard too; parallel composition "
-    "needs disjoint shards, else charge them one after the other"
+    f"record {record} lies in an earlier shard too; parallel composition needs disjoint shards, "
+    "else charge them one after the other",
+    field=f"shards[{index}]",
   )

@@ -17,7 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 from scipy import special
 
-from dpjax import accounting, validate
+from dpjax import accounting, trees, validate
 from dpjax.accounting import text
 from dpjax.data.rows import Rows
 from dpjax.key_uses import KeyUse, key_for
@@ -72,7 +72,7 @@ class NoisyMeans(abc.ABC):
         field="clip_norms",
         value=Verbatim(f"{words:.60}"),
       )
-    norms = {f"clip_norms[{i}]": norm for i, norm in enumerate(self.clip_norms)}
+    norms = validate.entries(clip_norms=self.clip_norms)
     numbers = ("normalize_by", "noise_multiplier", "median_epsilon")
     checked = {name: getattr(self, name) for name in numbers} | norms
     for name, value in checked.items():
@@ -141,7 +141,7 @@ class NoisyMeans(abc.ABC):
 
   def own_key(self, key: jax.Array) -> jax.Array:
     """Returns the key of this noise, derived from a run's key. Nothing else in the run uses it."""
-    finite.check_key(key)
+    trees.check_key(key=key)
     return key_for(KeyUse.STATISTICS, key)
 
   @abc.abstractmethod

@@ -47,8 +47,7 @@ def check_pairs(**named: Sequence[int]) -> None:
   for name, values in named.items():
     if len(values) != 2:
       raise UserError("must be two integers, one per convolution", field=name, value=values)
-    for value in values:
-      validate.integer_at_least(1, **{name: value})
+  validate.integer_at_least(1, **validate.entries(**named))
 
 
 class Cnn(nn.Module):
@@ -138,9 +137,10 @@ class ConvNet(nn.Module):
   def __post_init__(self):
     sizes = dict(num_classes=self.num_classes, kernel_size=self.kernel_size)
     validate.integer_at_least(1, **sizes)
-    for name in ("filters", "dense_sizes", "strides"):
-      for value in getattr(self, name):
-        validate.integer_at_least(1, **{name: value})
+    sizes = validate.entries(
+      filters=self.filters, dense_sizes=self.dense_sizes, strides=self.strides
+    )
+    validate.integer_at_least(1, **sizes)
     self._check_positions()
     activations.activation_fn(self.activation)
     super().__post_init__()

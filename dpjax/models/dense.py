@@ -66,8 +66,7 @@ class Mlp(nn.Module):
   def __post_init__(self):
     validate.integer_at_least(1, num_classes=self.num_classes)
     validate.share(dropout=self.dropout)
-    for width in self.features:
-      validate.integer_at_least(1, features=width)
+    validate.integer_at_least(1, **validate.entries(features=self.features))
     activations.activation_fn(self.activation)
     super().__post_init__()
 

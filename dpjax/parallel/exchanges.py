@@ -129,8 +129,8 @@ def _from_first(data: bytes) -> bytes:
 def on_first(call: Callable[..., Any], *args: Any) -> Any:
   """Calls `call(*args)` in process 0 alone, and returns its JSON result in all processes.
 
-  A UserError or OSError of the call is raised in process 0 and, as a UserError of the same
-  text, in the others.
+  A UserError or OSError of the call is raised in process 0 and, as the same UserError, in the
+  others.
 
   >>> on_first(dict, [("epsilon", 2.0)])
   {'epsilon': 2.0}
@@ -140,13 +140,14 @@ def on_first(call: Callable[..., Any], *args: Any) -> Any:
   if not is_first():
     answer = json.loads(_from_first(b""))
     if "error" in answer:
-      raise UserError(answer["error"])
+      raise UserError.of_facts(answer["error"])
     return answer["result"]
   try:
     result = call(*args)
   # The others wait for an answer, so an error must reach them, too.
   except (UserError, OSError) as error:
-    _from_first(json.dumps({"error": str(error)}).encode())
+    sent = error if isinstance(error, UserError) else UserError(str(error))
+    _from_first(json.dumps({"error": sent.facts()}).encode())
     raise
   _from_first(json.dumps({"result": result}, default=lambda x: x.item()).encode())
   return result

@@ -25,14 +25,14 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import jax
 from jax.experimental import topologies
 
-from dpjax.parallel.made_for import Reached as Reached
-from dpjax.parallel.made_for import StepProgram as StepProgram
 from dpjax.parallel.made_for import compiling_for as compiling_for
 from dpjax.parallel.made_for import current as current
 from dpjax.parallel.made_for import local_devices as local_devices
-from dpjax.parallel.made_for import on_device as on_device
-from dpjax.parallel.made_for import placed as placed
 from dpjax.parallel.made_for import platform as platform
+from dpjax.parallel.step_program import Reached as Reached
+from dpjax.parallel.step_program import StepProgram as StepProgram
+from dpjax.parallel.step_program import on_device as on_device
+from dpjax.parallel.step_program import placed as placed
 from dpjax.validate import UserError
 
 if TYPE_CHECKING:
@@ -265,11 +265,12 @@ def _check_installed(platform: str, version: str) -> None:
       present = importlib.metadata.version(package)
     except importlib.metadata.PackageNotFoundError:
       raise UserError(
-        f"target: needs {package}, which is not installed; {INSTALL}"
+        f"needs {package}, which is not installed; {INSTALL}", field="target"
       ) from None
     if not f"{present}.".startswith(f"{wanted}." if wanted else ""):
       raise UserError(
-        f"target: {package} is {present}, and JAX {version} needs {wanted}; {INSTALL}"
+        f"{package} is {present}, and JAX {version} needs {wanted}; {INSTALL}",
+        field="target",
       )
 
 

@@ -113,7 +113,7 @@ def floor_normalized(noisy: HostArray, floor: float, power: float = 1.0) -> np.n
   validate.positive(floor=floor, power=power)
   noisy = np.asarray(noisy, np.float64)
   if noisy.ndim != 1 or not np.isfinite(noisy).all():
-    raise UserError("noisy relevance: must be finite numbers [d]")
+    raise UserError("must be finite numbers [d]", field="noisy")
   raised = np.maximum(noisy, floor) ** power
   return raised / raised.sum()
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
+import jax
 import numpy as np
 
 from dpjax import validate
@@ -15,6 +17,45 @@ from dpjax.validate import UserError, Verbatim
 # Largest number of steps, and of rows, that are drawn ahead of their turn.
 _STEPS_AHEAD = 16
 _ROWS_AHEAD = 2**16
+
+
+class Draws(NamedTuple):
+  """Seed of a run's draws, and the number from which its noise follows, too."""
+
+  seed: int
+  run: int  # secret; 0 where the caller gave the seed, and may repeat draws and noise
+
+
+def draws_of(rng: int | None, start: int) -> Draws:
+  """Returns the draws of a run: those of a given seed, or fresh ones for None.
+
+  Nobody can repeat fresh draws, so nobody needs to repeat their noise. So the number of such a run
+  is folded into the key of its noise, and two runs with one key share none.
+
+  Raises:
+    UserError: no seed for a run that goes on (`start` above 0), or on several processes.
+  """
+  validate.integer_at_least(0, start=start)
+  if rng is not None:
+    validate.integer_at_least(0, rng=rng)
+    return Draws(rng, 0)
+  # Without a seed, an interrupted run cannot repeat its draws.
+  if start != 0:
+    raise UserError(
+      "needs the rng of the run that it goes on with; without rng the draws are fresh",
+      field="start",
+      value=start,
+    )
+  # Devices take their rows of a batch from their own process. In two draws a record may be in the
+  # rows of both, and would count twice in one sum.
+  if jax.process_count() > 1:
+    raise UserError(
+      f"must be one integer for all {jax.process_count()} processes, which draw one batch "
+      "together: each would have fresh draws of its own",
+      field="rng",
+      value=None,
+    )
+  return Draws(secrets.randbits(128), 1 + secrets.randbelow(2**31 - 1))
 
 
 def draw_rows(sampler: Sampler, num_examples: int, *, seed: int, step: int) -> np.ndarray:
@@ -104,10 +145,11 @@ def batches(
   read: Callable[[np.ndarray], Any],
   num_examples: int,
   *,
-  seed: int,
+  draws: Draws,
   steps: range,
   count: int = 1,
   present: Any = None,
+  mark: int = 0,
 ) -> Iterator[Batch]:
   """Yields the padded batches of the steps, `count` of each; see `dpjax.Plan.batches`.
 
@@ -115,10 +157,18 @@ def batches(
     read: function indices -> examples, as `indexed.reader` returns it.
     num_examples: number of rows of the data.
     present: bool array [n], or None; a row whose entry is False contributes zero.
+    mark: mark of the plan.
   """
-  for step, drawn in _draws(sampler, num_examples, seed, steps):
+  for step, drawn in _draws(sampler, num_examples, draws.seed, steps):
     parts = slices(drawn, sampler.padded_batch_size, count)
     for number, (indices, mask) in enumerate(parts, start=step * count):
       examples = read(indices)
       mask = mask if present is None else mask & present[indices]
-      yield Batch(examples, mask, np.full(len(mask), number, np.int32))
+      rows = len(mask)
+      origin = np.array([mark, draws.run], np.uint32).view(np.int32)
+      yield Batch(
+        examples,
+        mask,
+        step=np.full(rows, number, np.int32),
+        origin=np.tile(origin, (rows, 1)),
+      )

@@ -5,6 +5,7 @@ No error names an index, since who was drawn is secret.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -32,7 +33,7 @@ def size_of(data: Indexed) -> int:
   except Exception:
     size = None
   if size is None:
-    raise UserError(f"{_needs(data)}, which has no len()")
+    raise _wrong(data, "which has no len()")
   if not size:
     raise UserError(
       f"must hold at least one row, {type(data).__name__} holds none", field="data"
@@ -77,15 +78,16 @@ def reader(data: Indexed, size: int) -> Callable[[np.ndarray], Any]:
   # One row is read before the run, so that unreadable data fail here, not in the middle of the run.
   if _reads_by_place(data):
     rows_of(data, first)
-    return lambda indices: rows_of(data, indices)
+    return functools.partial(rows_of, data)
   kind = _kind_of_row(_own_arrays(data, rows_of(data, first)))
 
   def read(indices: np.ndarray) -> Any:
     rows = _own_arrays(data, rows_of(data, indices))
     if _kind_of_row(rows) != kind:
-      raise UserError(
-        f"{_needs(data)}, whose rows differ in shape or type; pad them to one public length: with "
-        "the longest of a batch, one record would change what the others are"
+      raise _wrong(
+        data,
+        "whose rows differ in shape or type; pad them to one public length: with "
+        "the longest of a batch, one record would change what the others are",
       )
     return rows
 
@@ -140,9 +142,9 @@ def rows_of(data: Indexed, indices: np.ndarray) -> Any:
     failure = type(error).__name__
   # The new error is raised outside the handler, so that it does not refer to the old error.
   if failure:
-    raise UserError(f"{_needs(data)}, whose data[indices] raised {failure}")
+    raise _wrong(data, f"whose data[indices] raised {failure}")
   if not leaves:
-    raise UserError(f"{_needs(data)}, whose data[indices] holds no array")
+    raise _wrong(data, "whose data[indices] holds no array")
   adds_rows = getattr(data, "adds_rows", False)
   for leaf, shape in zip(leaves, shapes):
     _check_kind(data, leaf)
@@ -151,45 +153,42 @@ def rows_of(data: Indexed, indices: np.ndarray) -> Any:
     enough = adds_rows and lengths > (len(indices),)
     if lengths != (len(indices),) and not enough:
       # Rows that came may be all rows of the data, whose number may be secret.
-      raise UserError(
-        f"{_needs(data)}, which returns other than a row for each of the indices"
-      )
+      raise _wrong(data, "which returns other than a row for each of the indices")
   return examples
 
 
-def _needs(data: object) -> str:
+def _wrong(data: object, what: str) -> UserError:
   kind = type(data)
-  return (
-    "data: needs len() and data[indices] that returns a tree of arrays, each with a leading axis "
-    f"of len(indices); got {kind.__module__.partition('.')[0]}.{kind.__name__}"
+  return UserError(
+    "needs len() and data[indices] that returns a tree of arrays, each with a leading axis of "
+    f"len(indices); got {kind.__module__.partition('.')[0]}.{kind.__name__}, {what}",
+    field="data",
   )
 
 
 def _check_kind(data: Indexed, leaf: Any) -> None:
   """Raises UserError for anything but an array of numbers."""
   if isinstance(leaf, np.ma.MaskedArray):
-    raise UserError(
-      f"{_needs(data)}, which returns masked arrays, whose mask JAX would drop; fill them: "
-      ".filled(0)"
+    raise _wrong(
+      data, "which returns masked arrays, whose mask JAX would drop; fill them: .filled(0)"
     )
   dtype = getattr(leaf, "dtype", None)
   if getattr(dtype, "names", None):
-    raise UserError(
-      f"{_needs(data)}, which returns arrays with named fields; give a dict of arrays, one for "
-      "each field"
+    raise _wrong(
+      data,
+      "which returns arrays with named fields; give a dict of arrays, one for each field",
     )
   is_text = getattr(dtype, "kind", "") in ("O", "S", "U", "M", "m")
   # JAX has no type for extended precision, so these arrays are refused.
   if isinstance(leaf, np.ndarray) and dtype in (np.longdouble, np.clongdouble):
-    raise UserError(
-      f"{_needs(data)}, which returns arrays of {dtype}; make it .astype(np.float32)"
-    )
+    raise _wrong(data, f"which returns arrays of {dtype}; make it .astype(np.float32)")
   # Types that select by label, such as a pandas Series, have an attribute `iloc`. They are refused.
   if getattr(leaf, "shape", None) is None or is_text or hasattr(leaf, "iloc"):
     kind = f"arrays of {dtype}" if is_text else type(leaf).__name__
-    raise UserError(
-      f"{_needs(data)}, which returns {kind}; make it .with_format('numpy') (Hugging Face) or "
-      ".to_numpy() (pandas)"
+    raise _wrong(
+      data,
+      f"which returns {kind}; make it .with_format('numpy') (Hugging Face) or "
+      ".to_numpy() (pandas)",
     )
 
 
@@ -208,7 +207,7 @@ def _own_arrays(data: Indexed, rows: Any) -> Any:
   except Exception as error:
     failure = type(error).__name__
   if failure:
-    raise UserError(f"{_needs(data)}, of which NumPy cannot read one ({failure})")
+    raise _wrong(data, f"of which NumPy cannot read one ({failure})")
   for leaf in jax.tree.leaves(copies):
     _check_kind(data, leaf)
   return copies
@@ -228,20 +227,23 @@ def _check_order(data: Indexed, read: Callable[[np.ndarray], Any], size: int) ->
   # The draws of a generator go by the order of its calls. Whoever knows its seed would see a record
   # that comes or goes in all rows that are read after it.
   if looks[0] != looks[1]:
-    raise UserError(
-      f"{_needs(data)}, whose rows are others at each read; draw at random in the loss, from "
-      "example.key (dpjax.training.dp_sgd: example_key)"
+    raise _wrong(
+      data,
+      "whose rows are others at each read; draw at random in the loss, from "
+      "example.key (dpjax.training.dp_sgd: example_key)",
     )
   for batch, other, rows in zip(*looks[0]):
     if batch != other and rows in ([*batch, *batch, *other], [*batch, *other, *batch]):
-      raise UserError(
-        f"{_needs(data)}, which sorts its rows; they must come in the order of indices, or "
-        "the padding of a batch would count"
+      raise _wrong(
+        data,
+        "which sorts its rows; they must come in the order of indices, or "
+        "the padding of a batch would count",
       )
     if rows[1:] != [*batch, *batch]:
-      raise UserError(
-        f"{_needs(data)}, whose rows change with those that are read beside them; each must be "
-        "a function of its own record"
+      raise _wrong(
+        data,
+        "whose rows change with those that are read beside them; each must be "
+        "a function of its own record",
       )
 
 

@@ -32,14 +32,11 @@ from typing import Any, NamedTuple
 
 from dpjax import validate
 from dpjax.accounting.proved import ADD
-from dpjax.sampling.batch_sizes import (
-  check_passes,
-  steps_per_pass,
-  whole_batch_size,
-  whole_passes,
-)
 from dpjax.sampling.samplers import Sampler
 from dpjax.validate import UserError, Verbatim
+
+# Probability below which float64 cannot tell whether 1 / sampling_prob is a whole number.
+_LEAST_PROB = 1e-15
 
 
 class Sizing(NamedTuple):
@@ -116,9 +113,24 @@ class Scheme:
     Args:
       purpose: name of the sampler in the message; "" for its own.
     """
-    if self.in_passes:
-      purpose = purpose or self.kind.name.replace("_", " ")
-      check_passes(size.sampling_prob, purpose, times=self.times_per_pass(size))
+    if not self.in_passes:
+      return
+    times = self.times_per_pass(size)
+    prob = size.sampling_prob
+    purpose = purpose or self.kind.name.replace("_", " ")
+    validate.probability(sampling_prob=prob)
+    least = times * _LEAST_PROB
+    if prob < least:
+      raise UserError(
+        f"must be at least {least}, for {purpose}", field="sampling_prob", value=prob
+      )
+    if not whole_passes(prob, times):
+      raise UserError(
+        f"must be {times} / a whole number, the steps of a pass, for {purpose}; "
+        f"{times / steps_per_pass(prob, times)!r} is near",
+        field="sampling_prob",
+        value=prob,
+      )
 
   def nearest_prob(self, size: Sizing) -> float:
     """Returns a sampling probability close to that of `size` that batches can have.
@@ -135,6 +147,48 @@ class Scheme:
     # whole up to rounding errors is kept.
     whole = whole_passes(prob, times)
     return times / (steps_per_pass(prob, times) if whole else math.ceil(times / prob))
+
+
+# --- batch sizes and passes, for runs and accounting alike
+
+
+def whole_batch_size(sampling_prob: float, num_examples: int) -> int:
+  """Returns the fixed batch size for a sampling probability.
+
+  It is sampling_prob * num_examples, rounded, and at least 1. Runs and accounting must both call
+  this function, so that they use the same size.
+
+  >>> whole_batch_size(0.015, 100), whole_batch_size(1e-6, 100)
+  (2, 1)
+  """
+  validate.probability(sampling_prob=sampling_prob)
+  validate.integer_at_least(1, num_examples=num_examples)
+  return max(1, round(sampling_prob * num_examples))
+
+
+def steps_per_pass(sampling_prob: float, times: int = 1) -> int:
+  """Returns the number of steps of a pass, in which every record takes part `times` times.
+
+  This number is times / sampling_prob, rounded, and at least `times`.
+
+  >>> steps_per_pass(0.25), steps_per_pass(0.3, times=3)
+  (4, 10)
+  """
+  return max(times, round(times / sampling_prob))
+
+
+def whole_passes(sampling_prob: float, times: int = 1) -> bool:
+  """Returns whether times / sampling_prob, the number of steps of a pass, is a whole number.
+
+  >>> whole_passes(0.25), whole_passes(0.3), whole_passes(0.3, times=3)
+  (True, False, True)
+  """
+  steps = steps_per_pass(sampling_prob, times)
+  # Floats such as 1 / 3 are not exact, so the comparison allows for rounding.
+  return math.isclose(steps * sampling_prob, times, rel_tol=1e-9)
+
+
+# --- samplers for the numbers of a run
 
 
 def make_sampler(kind: type[Sampler], size: Sizing) -> Sampler:
@@ -162,7 +216,7 @@ def _poisson(kind: Any, size: Sizing) -> Sampler:
 
 
 def _in_one_step_of_each_pass(kind: Any, size: Sizing) -> Sampler:
-  check_passes(size.sampling_prob, kind.name.replace("_", " "))
+  SCHEMES["random_allocation"].check_prob(size)
   steps = steps_per_pass(size.sampling_prob)
   return kind(steps_per_pass=steps, capacity=size.padded_batch_size)
 
@@ -253,7 +307,7 @@ SCHEMES: dict[str, Scheme] = {
   "poisson": Scheme(
     "poisson:PoissonSampler", _poisson, ("examples", "clients"), ("capacity",), "exact"
   ),
-  "users": Scheme("user_sampler:UserSampler", _poisson, _EXAMPLES, ("capacity",)),
+  "users": Scheme("poisson:UserSampler", _poisson, _EXAMPLES, ("capacity",)),
   "random_allocation": Scheme(
     "random_allocation:RandomAllocationSampler",
     _in_one_step_of_each_pass,

@@ -106,8 +106,10 @@ def check_survivors(protocol: SumProtocol, uploaded: list[int], drops: Drops) ->
   left = len(set(uploaded) - drops.before_unmasking)
   if left < protocol.min_survivors:
     raise RoundRefused(
-      f"survivors={left}: must be >= min_survivors={protocol.min_survivors}; the round is "
-      "refused and reveals nothing"
+      f"must be >= min_survivors={protocol.min_survivors}; the round is refused and reveals "
+      "nothing",
+      field="survivors",
+      value=left,
     )
 
 
@@ -291,7 +293,7 @@ def carried_out(
   except UserError as error:
     # Without drop-outs the settings are at fault, and the next round would fail, too.
     if any(drops):
-      raise RoundRefused(str(error)) from error
+      raise RoundRefused.of_facts(error.facts()) from error
     raise
   if list(result.survivors) != sorted(clients):
     raise UserError(

@@ -93,7 +93,11 @@ def shared_rows(party: Party, x_a: Columns, x_b: Columns, y: Columns) -> SharedR
   """
   shapes = [tuple(part.shape) for part in (x_a, x_b, y)]
   if {len(shape) for shape in shapes} != {2} or len({shape[0] for shape in shapes}) > 1:
-    raise UserError(f"x_a, x_b, y: shapes {shapes}; must be [n, f_a], [n, f_b], [n, k]")
+    raise UserError(
+      f"must be [n, f_a], beside x_b [n, f_b] and y [n, k], of shapes {shapes[1:]}",
+      field="x_a.shape",
+      value=shapes[0],
+    )
   if not isinstance(y, jax.ShapeDtypeStruct) and not np.isin(y, (0, 1)).all():
     raise UserError("labels must be 0 or 1, one column for each class", field="y")
   share = lambda part, owner: private_values.share(party, part, owner=owner)

@@ -117,7 +117,7 @@ class ServiceJournal:
       UserError: the line is not what a service wrote there, or another version wrote it.
     """
     place = len(self.lines)
-    at = f"{str(self.path)[-120:]}: line {place + 1}"
+    at = f"line {place + 1}"
     entry: Any = None
     with contextlib.suppress(ValueError, RecursionError):
       entry = json.loads(line, parse_constant=_no_number)
@@ -125,12 +125,14 @@ class ServiceJournal:
     is_whole = isinstance(entry, dict) and entry.get("line") == place and "kind" in entry
     if not is_whole or line != self._ended(text).encode():
       raise UserError(
-        f"{at} is not what a service wrote there; bring it back, or choose another --workdir"
+        f"{at} is not what a service wrote there; bring it back, or choose another --workdir",
+        field=str(self.path)[-120:],
       )
     if entry["kind"] not in KINDS or entry.get("format", FORMAT) != FORMAT:
       raise UserError(
         f"{at} was written by another version of dpjax; serve with that one, or choose another "
-        "--workdir"
+        "--workdir",
+        field=str(self.path)[-120:],
       )
     self._hash.update(line + b"\n")
     self.lines.append(entry)
@@ -190,14 +192,16 @@ class ServiceJournal:
       is_whole = held.pop("sha256") == _digest(held)
     if not is_whole:
       raise UserError(
-        f"{str(self._counts)[-120:]}: is not what a service wrote there; without it the counts of "
-        "open windows and of the stage begin anew"
+        "is not what a service wrote there; without it the counts of "
+        "open windows and of the stage begin anew",
+        field=str(self._counts)[-120:],
       )
     lines = held.get("lines", 0)
     if not isinstance(lines, int) or lines > self._next:
       raise UserError(
-        f"{str(self.path)[-120:]}: has {self._next} lines and had {lines}; bring them back, or "
-        "choose another --workdir"
+        f"has {self._next} lines and had {lines}; bring them back, or "
+        "choose another --workdir",
+        field=str(self.path)[-120:],
       )
     return held
 

@@ -51,7 +51,7 @@ from dpjax.mechanisms.channel_statistics import ChannelMoments
 from dpjax.mechanisms.whitening import Spread
 from dpjax.types import Params
 from dpjax.validate import UserError
-from dpjax.zoo.networks.registry import is_language, needs_unit_range
+from dpjax.zoo.networks.registry import entry
 
 # Batch size of the evaluation of runs, which is the default of dpjax.metrics.
 EVALUATION = 500
@@ -123,7 +123,7 @@ class Predictor:
     folder: pathlib.Path,
     sizes: Sequence[int] = SIZES,
   ):
-    validate.integer_at_least(1, **{f"sizes[{i}]": size for i, size in enumerate(sizes)})
+    validate.integer_at_least(1, **validate.entries(sizes=sizes))
     self._folder = folder
     self.folder = str(folder.resolve())
     self.name = folder.resolve().name
@@ -156,20 +156,20 @@ class Predictor:
         federated, or its data are missing. The message is one line.
     """
     path = pathlib.Path(run_folder)
-    at = f"run={str(run_folder)[-100:]!r}"
-    if not path.is_dir():
-      raise UserError(f"{at}: must be the folder of a finished run; there is none")
-    config, train = _configs(path, at)
-    _check_kind(train, at)
-    result = workdir.finished(path, config)
-    if result is None:
-      raise UserError(
-        f"{at}: is not finished: it has no {writers.RESULT}; run its command again"
-      )
-    inputs = model_inputs.read(path)
-    if inputs is None:
-      inputs = _inputs_of_data(config, train, at)
-    model = _rebuilt(train, inputs, path, result, at)
+    with validate.about("run", str(run_folder)[-100:]):
+      if not path.is_dir():
+        raise UserError("must be the folder of a finished run; there is none")
+      config, train = _configs(path)
+      _check_kind(train)
+      result = workdir.finished(path, config)
+      if result is None:
+        raise UserError(
+          f"is not finished: it has no {writers.RESULT}; run its command again"
+        )
+      inputs = model_inputs.read(path)
+      if inputs is None:
+        inputs = _inputs_of_data(config, train, path)
+      model = _rebuilt(train, inputs, path, result)
     return cls(model, result, path, sizes)
 
   def __call__(self, x: Any) -> np.ndarray:
@@ -335,22 +335,20 @@ def digest_of(run: Predictor) -> str:
   return str(run.result["run_sha256"])
 
 
-def _configs(path: pathlib.Path, at: str) -> tuple[Any, TrainConfig]:
+def _configs(path: pathlib.Path) -> tuple[Any, TrainConfig]:
   """Returns (the run's config, the central config that reads the same inputs)."""
   file = path / workdir.CONFIG
   held: Any = writers.read_json(file) if file.exists() else None
   if isinstance(held, dict) and "num_teachers" in held:
     # The student's inputs are principal components of public examples, which the folder lacks.
     raise UserError(
-      f"{at}: is a run of launch.pate, whose student needs its public examples; train a run on "
+      f"is a run of launch.pate, whose student needs its public examples; train a run on "
       f"them with the pool_labels of its {workdir.PARAMS}, at no cost, and serve that one"
     )
   is_federated = isinstance(held, dict) and "num_rounds" in held
   is_central = isinstance(held, dict) and "num_steps" in held
   if not (is_federated or is_central) or "curves" in held or "rows" in held:
-    raise UserError(
-      f"{at}: has no {workdir.CONFIG} of a run of launch.train or launch.federate"
-    )
+    raise UserError(f"has no {workdir.CONFIG} of a run of launch.train or launch.federate")
   try:
     if not is_federated:
       config = fields.from_dict(TrainConfig, held)
@@ -364,7 +362,7 @@ def _configs(path: pathlib.Path, at: str) -> tuple[Any, TrainConfig]:
     return config, train
   except UserError as error:
     reason = f"{error!s:.100}"
-    raise UserError(f"{at}: was written by another version of dpjax: {reason}") from error
+    raise UserError(f"was written by another version of dpjax: {reason}") from error
 
 
 def _holds_all_weights(config: TrainConfig) -> bool:
@@ -372,34 +370,32 @@ def _holds_all_weights(config: TrainConfig) -> bool:
   return isinstance(config.trainable, (AllWeights, HeadFirst))
 
 
-def _check_kind(config: TrainConfig, at: str) -> None:
-  if config.loss == embeddings.NAME or is_language(config.model.name):
+def _check_kind(config: TrainConfig) -> None:
+  if config.loss == embeddings.NAME or entry(config.model.name).is_language:
     if config.loss == embeddings.NAME:
       what = "embeddings"
       instead = "a run with pretrained='RUN/params.npz' and labels"
     else:
       what = "the next token"
       instead = "a run of a model with classes, labels or a number"
-    raise UserError(
-      f"{at}: its model predicts {what}; must answer by a label: serve {instead}"
-    )
+    raise UserError(f"its model predicts {what}; must answer by a label: serve {instead}")
 
 
-def _inputs_of_data(config: Any, train: TrainConfig, at: str) -> ModelInputs:
+def _inputs_of_data(config: Any, train: TrainConfig, path: pathlib.Path) -> ModelInputs:
   """Returns the facts about the inputs of a run without inputs.json, read from the data that its
   config names."""
-  writers.note(f"{at}: has no {model_inputs.NAME}, so its data are read for their shape")
+  writers.note(f"{path} has no {model_inputs.NAME}, so its data are read for their shape")
   try:
     if config is not train:
       raise UserError("is of a federated run")
     test = central.load_data(train, features=False)[1]
   except UserError as error:
     raise UserError(
-      f"{at}: has no {model_inputs.NAME}, which runs write since this version, and its data cannot "
+      f"has no {model_inputs.NAME}, which runs write since this version, and its data cannot "
       f"say the shape of an example ({error!s:.120}); train it again"
     ) from error
-  needs_arrays(test, at)
-  unit_range = needs_unit_range(train.model.name)
+  needs_arrays(test, "data.name", train.data.name)
+  unit_range = entry(train.model.name).in_unit_range
   shape = tuple(test.x.shape[1:])
   known = model_inputs.of(train.data, test, shape, unit_range=unit_range)
   assert known is not None
@@ -411,7 +407,6 @@ def _rebuilt(
   inputs: ModelInputs,
   path: pathlib.Path,
   result: Mapping[str, Any],
-  at: str,
 ) -> _Model:
   """Builds the model as the launcher does, and puts the run's parameters into it."""
   if _holds_all_weights(config):
@@ -427,10 +422,11 @@ def _rebuilt(
   params, apply = audits.beside(config, trained.params, trained.apply)
   file = str(path / workdir.PARAMS)
   if not os.path.exists(file):
-    raise UserError(f"{at}: has no {workdir.PARAMS}, so there is no model to serve")
-  arrays = saved.read(file, "params")
+    raise UserError(f"has no {workdir.PARAMS}, so there is no model to serve")
+  with validate.about(workdir.PARAMS):
+    arrays = saved.read(file)
   statistics = None
-  if normalization.releases_statistics(config):
+  if normalization.statistics_of(config) is not None:
     kind: Any = ChannelMoments
     if isinstance(getattr(config.privacy, "normalization", None), Whitened):
       kind = Spread
@@ -439,11 +435,12 @@ def _rebuilt(
       # `pop` removes the statistics, so that only the parameters of the model are left.
       statistics = kind(*(arrays.pop(prefix + name) for name in kind._fields))
     except KeyError as error:
-      raise UserError(f"{at}: its {workdir.PARAMS} has no {error.args[0]}") from None
-  params = saved.in_place_of(params, arrays, f"{at}: {workdir.PARAMS}")
+      raise UserError(f"its {workdir.PARAMS} has no {error.args[0]}") from None
+  with validate.about(workdir.PARAMS):
+    params = saved.in_place_of(params, arrays)
   whole = normalization.beside(params, statistics)
   if trees.sha256(whole) != result.get("params_sha256"):
     raise UserError(
-      f"{at}: its {workdir.PARAMS} does not hold the parameters that its {writers.RESULT} names"
+      f"its {workdir.PARAMS} does not hold the parameters that its {writers.RESULT} names"
     )
   return _Model(config, inputs, apply, jax.device_put(params), statistics)

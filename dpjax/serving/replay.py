@@ -100,8 +100,9 @@ def model_of(
   run = load(folder)
   if digest_of(run) != digest:
     raise UserError(
-      f"{folder[-100:]!r}: is not the run that the journal released from there; bring it back, "
-      "or choose another --workdir"
+      "is not the run that the journal released from there; bring it back, "
+      "or choose another --workdir",
+      field=repr(folder[-100:]),
     )
   return run
 

@@ -123,8 +123,9 @@ class Service:
     # Whoever may write there could have written anything, with its digest.
     except (AttributeError, KeyError, TypeError, ValueError) as error:
       raise UserError(
-        f"{str(journal.path)[-120:]}: or the counts beside it are not what a service wrote there "
-        f"({type(error).__name__}: {error!s:.80}); bring them back, or choose another --workdir"
+        f"or the counts beside it are not what a service wrote there "
+        f"({type(error).__name__}: {error!s:.80}); bring them back, or choose another --workdir",
+        field=str(journal.path)[-120:],
       ) from error
 
   @property

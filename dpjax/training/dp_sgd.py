@@ -137,40 +137,18 @@ def average(ema: Params, params: Params, step: Array, decay: float) -> Params:
   return jax.tree.map(lambda e, p: rate * e + (1 - rate) * p, ema, params)
 
 
-def _checked_mesh(mesh: Mesh | None) -> Mesh | None:
-  """Returns the mesh. Raises UserError for None with several processes: each would train alone."""
-  if mesh is not None:
-    return checked_mesh(mesh)
-  if jax.process_count() == 1:
-    return None
-  raise UserError(
-    f"must be such as 'data:{jax.device_count()}', over devices of all "
-    f"{jax.process_count()} processes: each would add the same noise to a sum "
-    "of its own",
-    field="mesh",
-    value=None,
-  )
-
-
-def _check_shared(noise_key: Array, example_key: Array | None) -> None:
-  """Raises UserError unless all processes have the same keys.
+def _check_arguments(
+  *,
+  noise_key: Array,
+  example_key: Array | None,
+  ema_decay: float | None,
+  mesh: Mesh | None,
+) -> None:
+  """Raises UserError for a wrong argument, or one that several processes must not have so.
 
   Each process draws the noise that its own devices hold. With two keys, two processes would hold
-  two noisy versions of one sum, each of which is released.
+  two noisy versions of one sum, each of which is released. Without a mesh, each would train alone.
   """
-  if jax.process_count() == 1 or isinstance(noise_key, core.Tracer):
-    return
-  trees.check_key(noise_key=noise_key)
-  keys = {"noise_key": noise_key, "example_key": example_key}
-  exchanges.same(**{
-    name: "" if key is None else key_id(key) for name, key in keys.items()
-  })  # fmt: skip
-
-
-def _check_optional(
-  *, ema_decay: float | None, example_key: Array | None, noise_key: Array
-) -> None:
-  """Raises UserError unless each optional argument is None or valid."""
   if ema_decay is not None:
     validate.open_unit(ema_decay=ema_decay)
   if example_key is not None:
@@ -179,6 +157,20 @@ def _check_optional(
       raise UserError(
         "must be another key than noise_key, as of jax.random.split", field="example_key"
       )
+  if jax.process_count() == 1:
+    return
+  if not isinstance(noise_key, core.Tracer):
+    trees.check_key(noise_key=noise_key)
+    example_id = "" if example_key is None else key_id(example_key)
+    exchanges.same(noise_key=key_id(noise_key), example_key=example_id)
+  if mesh is None:
+    raise UserError(
+      f"must be such as 'data:{jax.device_count()}', over devices of all "
+      f"{jax.process_count()} processes: each would add the same noise to a sum "
+      "of its own",
+      field="mesh",
+      value=None,
+    )
 
 
 def _of_no_scales(params: Params, batch: Batch) -> ClippedSum:
@@ -248,7 +240,10 @@ def dp_sgd(
   >>> step(init(jnp.zeros(1)), batch)[0].params
   Array([0.75], dtype=float32)
   """
-  _check_optional(ema_decay=ema_decay, example_key=example_key, noise_key=noise_key)
+  mesh = None if mesh is None else checked_mesh(mesh)
+  _check_arguments(
+    noise_key=noise_key, example_key=example_key, ema_decay=ema_decay, mesh=mesh
+  )
   clipped_grad = functools.partial(
     plan.clipped_grad,
     method=method,
@@ -257,8 +252,6 @@ def dp_sgd(
     mesh=mesh,
   )
   padded_batch_size = rows_of_slice(plan.sampler.padded_batch_size, plan.slices)
-  mesh = _checked_mesh(mesh)
-  _check_shared(noise_key, example_key)
   placed = lambda tree: tree if mesh is None else lay_out(mesh, tree)
   # With scaling the loss depends on the state, so each step makes its own gradient function.
   grad_fn = clipped_grad(loss_fn) if plan.scaling is None else _of_no_scales

@@ -52,13 +52,14 @@ def refuse_arguments(extra_args: Mapping[str, Any]) -> None:
   >>> refuse_arguments({"value": 0.5})  # doctest: +ELLIPSIS
   Traceback (most recent call last):
   ...
-  dpjax.validate.UserError: update(value=...): goes past the noise to the optimizer; ...
+  dpjax.validate.UserError: value: goes past the noise to the optimizer; ...
   """
   name = next(iter(extra_args))
   raise UserError(
-    f"update({name}=...): goes past the noise to the optimizer; a loss or "
-    "gradient of private examples must not; if it is public, call plan.transform and the "
-    "optimizer one after the other, and give it to the optimizer's update alone"
+    "goes past the noise to the optimizer; a loss or gradient of private examples must not; if "
+    "it is public, call plan.transform and the optimizer one after the other, and give it to the "
+    "optimizer's update alone",
+    field=name,
   )
 
 
@@ -139,7 +140,7 @@ def arrays_of(updates: Any) -> Any:
   """
   if isinstance(updates, ClippedSum):
     if not sealed.is_closed(updates.seal):
-      raise UserError(sealed.MISPLACED)
+      raise UserError(sealed.MISPLACED, field="gradients")
     return updates.total
   if isinstance(updates, PerExampleGrads):
     _check_whole("updates", updates.leaves)

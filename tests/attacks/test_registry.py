@@ -1,14 +1,15 @@
 """The table of attacks: complete, true, and the page that is made of it fresh."""
 
-import dataclasses
 import pathlib
+import pkgutil
 
 import pytest
 
 import dpjax.attacks
 from dpjax.attacks import registry
-from dpjax.attacks.attack_settings import AttackSettings
-from tests.refuses import refuses
+from dpjax.experiments.config.choices import choice_at
+from dpjax.experiments.kinds.attack.config import AttackConfig
+from dpjax.experiments.kinds.attack.settings import AttackSettings
 
 _ROOT = pathlib.Path(__file__).resolve().parents[2]
 # Files of dpjax/attacks/ that hold no attack, but what attacks are made of or measured by.
@@ -19,9 +20,7 @@ _HELPERS = {
   "line_search",
   "reconstructions",
   "registry",
-  "robustness",
   "roc",
-  "attack_settings",
   "shadows",
   "signals",
 }
@@ -29,15 +28,14 @@ _HELPERS = {
 
 @pytest.mark.parametrize("attack", registry.ATTACKS, ids=lambda attack: attack.name)
 def test_what_a_row_names_is_there(attack):
-  if attack.simulated:
-    found = attack.find()
-    assert callable(found) and found.__doc__, attack.code
+  found = pkgutil.resolve_name(attack.code)
+  assert callable(found) and found.__doc__, attack.code
 
 
 def test_every_file_that_attacks_has_a_row():
   folder = pathlib.Path(dpjax.attacks.__file__).parent
   files = {path.stem for path in folder.glob("*.py")} - _HELPERS
-  found = (attack.find() for attack in registry.ATTACKS if attack.simulated)
+  found = (pkgutil.resolve_name(attack.code) for attack in registry.ATTACKS)
   named = {one.__module__.rpartition(".")[2] for one in found}
   assert files <= named, f"no row of registry.ATTACKS for {sorted(files - named)}"
 
@@ -51,61 +49,28 @@ def test_every_kind_of_membership_attack_has_a_row():
 def test_names_differ_and_access_is_used():
   names = [attack.name for attack in registry.ATTACKS]
   assert len(set(names)) == len(names)
-  assert {attack.access for attack in registry.ATTACKS} <= set(registry.ACCESS)
+  assert {attack.access for attack in registry.ATTACKS} == set(registry.ACCESS)
+  # Every text is words on one line of a table.
+  assert all(
+    text and "|" not in text and "\n" not in text
+    for row in registry.ATTACKS
+    for text in row
+  )
 
 
 def test_the_page_is_what_the_command_writes():
   assert (_ROOT / registry.PAGE).read_text() == registry.page(), f"run {registry.COMMAND}"
 
 
-def test_both_kinds_stand_in_the_page():
+def test_the_page_has_each_attack_and_each_access():
   page = registry.page()
-  for attack in registry.ATTACKS:
-    assert (f"| {attack.name} (described only) |" in page) == (not attack.simulated)
-  assert all(f"| {name} |" in page for name in registry.ACCESS)
+  names = [attack.name for attack in registry.ATTACKS]
+  assert all(f"| {name} |" in page for name in (*names, *registry.ACCESS))
 
 
-def test_what_secure_computation_changes_is_told_for_each_way():
-  widths = {len(row) for row in (registry._WAYS, *registry._CHANGES)}
-  cells = [cell for row in registry._CHANGES for cell in row]
-  assert widths == {len(registry._WAYS)} and not any("|" in cell for cell in cells)
-  assert "described here, and not simulated" in registry.page()
-
-
-@pytest.mark.parametrize(
-  "change", [{"access": "telepathy"}, {"defends": ""}, {"target": "a | b"}]
-)
-def test_a_row_that_would_break_the_table_is_refused(change):
-  names = [field.name for field in dataclasses.fields(registry.Attack)]
-  row = dict(zip(names, "abcdefg"))
-  ((field, value),) = change.items()
-  with refuses(field, value=value) as caught:
-    registry.Attack(**{**row, "access": "answers", **change})
-  assert "\n" not in str(caught.value)
-
-
-def test_code_that_does_not_exist_is_refused():
-  row = registry.Attack("a", "b", "answers", "c", "d", "dpjax.attacks.no_such", "e")
-  with refuses("code"):
-    row.find()
-
-
-@pytest.mark.parametrize(
-  "attack", [row for row in registry.ATTACKS if row.word], ids=lambda attack: attack.word
-)
-def test_what_the_launcher_runs_has_settings_with_defaults(attack):
-  kind = attack.find_settings()
-  assert issubclass(kind, AttackSettings) and kind().section in ("train", "federate")
-  assert kind.__doc__ and not kind.__doc__.startswith(f"{kind.__name__}(")
-
-
-def test_words_differ_and_each_has_settings():
-  rows = [row for row in registry.ATTACKS if row.word or row.settings]
-  assert all(row.word and row.settings and row.simulated for row in rows)
-  assert len({row.word for row in rows}) == len(rows)
-
-
-def test_settings_that_do_not_exist_are_refused():
-  row = dataclasses.replace(registry.ATTACKS[0], settings="dpjax.attacks.NoSuch")
-  with refuses("settings", value="dpjax.attacks.NoSuch"):
-    row.find_settings()
+def test_what_the_launcher_runs_has_settings_with_defaults():
+  kinds = choice_at(AttackConfig, "attack").kinds()
+  assert len({*kinds.values()}) == len(kinds)
+  for kind in kinds.values():
+    assert issubclass(kind, AttackSettings) and kind().section in ("train", "federate")
+    assert kind.__doc__ and not kind.__doc__.startswith(f"{kind.__name__}(")

@@ -4,7 +4,7 @@ import math
 
 import numpy as np
 import pytest
-from scipy import stats
+from scipy import special, stats
 from sklearn import metrics
 
 from dpjax import attacks
@@ -90,17 +90,6 @@ def test_a_rate_that_so_few_non_members_cannot_show_is_marked():
   assert exact.resolved and exact.allowed == 1  # 0.001 * 1000, whatever it is in binary
 
 
-def test_slices_are_measured_alone():
-  scores, truth = _normal(3)
-  groups = np.arange(truth.size) % 3
-  found = roc.slices(scores, truth, groups, fprs=(0.1,))
-  for name in range(3):
-    mine = groups == name
-    assert found[name][:7] == attacks.measure(scores[mine], truth[mine], fprs=(0.1,))[:7]
-  groups[truth] = 0
-  assert roc.slices(scores, truth, groups)[1] is None
-
-
 _TRUTH = np.array([True, False])
 
 
@@ -129,7 +118,6 @@ _TRUTH = np.array([True, False])
       ),
       "leakages",
     ),
-    (lambda: roc.slices([1, 2], _TRUTH, [0.5, 1]), "groups"),
   ],
 )
 def test_bad_input_is_one_line(call, field):
@@ -170,8 +158,49 @@ def test_the_strongest_of_many_attacks_is_partly_the_luckiest():
   assert alone > 0.1 and chosen <= 0.05
 
 
-@pytest.mark.parametrize("wrong", [{"confidence": 1.0}, {"num_targets": 0}])
-def test_a_choice_of_attacks_without_an_interval_is_refused(wrong):
+def test_a_choice_of_attacks_without_an_interval_is_refused():
   truth = np.arange(4) < 2
-  with refuses(*wrong):
-    roc.strongest({"sure": roc.curve_of(truth + 0.0, truth)}, fpr=0.1, **wrong)
+  with refuses("confidence"):
+    roc.strongest({"sure": roc.curve_of(truth + 0.0, truth)}, fpr=0.1, confidence=1.0)
+
+
+def test_records_that_several_targets_are_asked_about_count_once():
+  """A tenth of 200 records leaks in each of 17 targets: 1,700 members are not independent."""
+  rng = np.random.default_rng(0)
+  missed = []
+  for _ in range(40):
+    leaks = rng.random(200) < 0.1
+    truth = _halves(rng)
+    scores = rng.standard_normal((17, 200)) + 6 * (leaks & truth)
+    # Members are above the threshold if they leak, or as often as non-members.
+    real = 0.1 + 0.9 * special.ndtr(-np.quantile(scores[~truth], 0.99))
+    ends = [
+      roc.measure(*map(shape, (scores, truth)), fprs=(0.01,)).rates[0].tpr_interval
+      for shape in (np.ravel, np.asarray)
+    ]
+    missed.append([not low <= real <= high for low, high in ends])
+  as_many, as_one = np.mean(missed, axis=0)
+  assert as_many > 0.2 and as_one <= 0.05
+
+
+def _halves(rng, num_targets=17, count=200):
+  """Each record is a member of eight targets."""
+  order = np.arange(num_targets)[:, None] * np.ones(count, int)
+  return rng.permuted(order, axis=0) < 8
+
+
+def test_intervals_of_pooled_rates_hold_the_rate_and_are_chernoffs():
+  truth = np.tile(np.arange(40) < 20, (3, 1))
+  scores = truth + np.random.default_rng(0).standard_normal(truth.shape)
+  found = roc.measure(scores, truth, fprs=(0.1,))
+  flat = roc.measure(scores.ravel(), truth.ravel(), fprs=(0.1,))
+  assert (found.auc, found.rates[0].tpr) == (flat.auc, flat.rates[0].tpr)
+  for mine, other in zip(
+    (found.auc_interval, found.balanced_accuracy_interval, *found.rates[0][3::2]),
+    (flat.auc_interval, flat.balanced_accuracy_interval, *flat.rates[0][3::2]),
+  ):
+    assert mine[0] <= other[0] <= other[1] <= mine[1]
+  rate, (low, high) = found.rates[0].tpr, found.rates[0].tpr_interval
+  for end in (low, high):
+    apart = rate * math.log(rate / end) + (1 - rate) * math.log((1 - rate) / (1 - end))
+    assert 20 * apart == pytest.approx(math.log(2 / 0.05))

@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 
 from dpjax import auditing, data, losses
-from dpjax.auditing.canaries import Canaries, gradient_scores, loss_scores, split_scores
+from dpjax.auditing.canaries import KINDS, Canaries, gradient_scores, loss_scores
+from dpjax.auditing.scores import CanaryScores
 from dpjax.experiments.kinds import audits
 from tests.refuses import refuses
 
@@ -51,19 +52,35 @@ def test_mislabelled_canaries_all_have_a_wrong_label():
   )
 
 
-def test_random_canaries_stay_in_the_range_of_the_data():
+def test_random_canaries_have_a_public_range():
   train = _train()
   _, canaries = _insert(train, kind="random")
-  assert canaries.examples.x.min() >= train.x.min()
-  assert canaries.examples.x.max() <= train.x.max()
-  tokens = data.from_arrays(
-    np.arange(80, dtype=np.int32).reshape(20, 4), np.zeros(20, int), num_classes=1,
-    vocab_size=90,
-  )  # fmt: skip
+  assert 0 <= canaries.examples.x.min() < 0.01 and 0.99 < canaries.examples.x.max() <= 1
+  x, y = np.arange(80, dtype=np.int32).reshape(20, 4), np.zeros(20, int)
+  tokens = data.from_arrays(x, y, num_classes=1, vocab_size=90)
   _, canaries = _insert(tokens, kind="random", num_canaries=10)
   assert canaries.examples.x.dtype == np.int32
   with refuses("kind"):
     _insert(tokens, num_canaries=10)
+  with refuses("kind", value="random"):
+    _insert(data.from_arrays(x, y, num_classes=1), kind="random", num_canaries=10)
+
+
+@pytest.mark.parametrize("relation", ["replace_one", "replace_special"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_one_record_changes_one_record_of_the_data_with_canaries(kind, relation):
+  """With the range of the rows an outlier among them moved every random canary."""
+  train = _train()
+  for row in range(0, 300, 7):
+    x, y = train.x.copy(), train.y.copy()
+    x[row], y[row] = 1e6, (y[row] + 1) % 3
+    other = dataclasses.replace(train, x=x, y=y)
+    mixed, changed = (
+      _insert(part, kind=kind, neighboring_relation=relation)[0] for part in (train, other)
+    )
+    there = np.ones(300, bool) if mixed.present is None else mixed.present & changed.present
+    moved = (mixed.x != changed.x).any(axis=1) | (mixed.y != changed.y)
+    assert (moved & there).sum() <= 1
 
 
 def test_coins_are_fair_independent_of_the_rows_and_a_function_of_the_seed():
@@ -116,7 +133,7 @@ def test_bad_input_is_one_line(options, field):
 def test_one_sided_coins_are_refused():
   canaries = Canaries(None, np.ones(3, bool), "random")  # type: ignore[arg-type]
   with refuses("canaries"):
-    split_scores(np.zeros(3), canaries)
+    CanaryScores.parted(np.zeros(3), canaries.included)
 
 
 def test_coins_on_one_side_are_refused_before_anything_trains():

@@ -393,6 +393,29 @@ def test_canaries_whose_clients_hold_nothing_cannot_train():
     _insert(federation, num_canaries=2, seed=seed, kind="random")
 
 
+@pytest.mark.parametrize("kind", ["mislabelled", "random"])
+def test_a_row_more_of_one_client_changes_no_canary_of_another(kind):
+  """With one stream of draws it changed those of all clients behind it."""
+  rng = np.random.default_rng(0)
+  rows = from_arrays(rng.normal(size=(61, 2)), rng.integers(0, 5, 61), num_classes=5)
+  held = np.split(np.arange(60), 20)
+  for client in range(0, 20, 3):
+    more = [*held]
+    more[client] = np.append(held[client], 60)
+    sent = [
+      _insert(
+        Federation(rows, part),
+        num_canaries=20,
+        kind=kind,
+        neighboring_relation="replace_one",
+      )[0]
+      for part in (held, more)
+    ]
+    for place in set(range(20)) - {client}:
+      mine, other = (made.client(place) for made in sent)
+      assert np.array_equal(mine.x, other.x) and np.array_equal(mine.y, other.y)
+
+
 def _chosen(seed):
   rows = from_arrays(np.zeros((3, 1)), np.zeros(3, int), num_classes=2)
   federation = Federation(rows, [[0], [1], [2]])

@@ -13,6 +13,7 @@ import pytest
 from configs import quickstart
 from dpjax import gradients, losses
 from dpjax.checks import batches, charges, influence, noise_distributions
+from dpjax.checks import table as run_table
 from dpjax.checks.subject import Row
 from dpjax.checks.table import CheckTable
 from dpjax.experiments.checks import of_config
@@ -356,7 +357,7 @@ def test_the_clip_check_does_not_ask_the_rule_what_is_right(sound, rule, monkeyp
 
 @pytest.mark.slow
 def test_a_sound_run_passes_every_check(sound):
-  rows = list(of_config.checks(sound))
+  rows = list(run_table.rows(of_config.checks(sound), sound))
   assert [row.name for row in rows if row.passed is not True] == []
   assert all(np.isfinite(row.measured) for row in rows)
   table = CheckTable(rows)
@@ -379,7 +380,8 @@ def test_a_sound_run_passes_every_check(sound):
   ],
 )
 def test_other_sound_runs_pass(overrides):
-  rows = list(of_config.checks(of_config.subject(_config(**overrides))))
+  subject = of_config.subject(_config(**overrides))
+  rows = list(run_table.rows(of_config.checks(subject), subject))
   assert [row for row in rows if row.passed is False] == []
 
 
@@ -402,7 +404,9 @@ _LARGE_OR_ODD = {
 @pytest.mark.parametrize("name", _LARGE_OR_ODD)
 def test_large_or_odd_runs_pass_and_their_bugs_are_found(name):
   subject = of_config.subject(_config(**_LARGE_OR_ODD[name]))
-  assert [row for row in of_config.checks(subject) if row.passed is False] == []
+  assert [
+    row for row in run_table.rows(of_config.checks(subject), subject) if row.passed is False
+  ] == []
   for one, bug in (
     (influence.influence, clipping_removed),
     (influence.whole_batch, wrong_for_large_batches),
@@ -419,7 +423,8 @@ def test_what_promises_nothing_is_not_applicable_and_never_passes():
     "privacy.epsilon": None,
     "privacy.noise_multiplier": 1.0,
   }
-  rows = list(of_config.checks(of_config.subject(_config(**overrides))))
+  subject = of_config.subject(_config(**overrides))
+  rows = list(run_table.rows(of_config.checks(subject), subject))
   skipped = {row.name for row in rows if row.passed is None}
   assert {"sampler as charged"} <= skipped
   with refuses("privacy"):

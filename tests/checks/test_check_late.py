@@ -477,7 +477,7 @@ def test_every_check_has_a_bug_to_find():
   # Bugs of tests/runs/test_number_of_records.py.
   planted.add(of_config.size_of_data)
   assert {*_BUGS, *test_check._BUGS, *planted} == {
-    one for module in modules for one in module.CHECKS
+    one for module in modules for one in module.CHECKS.values()
   }
 
 

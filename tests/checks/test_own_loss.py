@@ -146,7 +146,7 @@ def test_a_broken_part_fails_its_row_and_a_row_that_ends_in_an_error_fails():
   table = dpjax.check(loss, params, plan, _train(), clipped_grad=loose, transform=transform)
   failed = {row.name: row.detail for row in table.failed}
   assert "influence of one example" in failed and not table.ok
-  assert "RuntimeError: no transform" in failed["noise std"]
+  assert "RuntimeError: no transform" in failed["noise as charged"]
 
 
 class _BatchNorm(nn.Module):
@@ -393,6 +393,6 @@ def test_the_capacity_is_checked_for_the_declared_size(monkeypatch):
   least = plan.fitted(size - 1)
   with refuses("capacity", value=48):
     dpjax.check(loss, params, least, train.declared(None))
-  monkeypatch.setattr(own_loss, "asked", lambda subject: [])
+  monkeypatch.setattr(own_loss, "checks", lambda subject: {})
   assert dpjax.check(loss, params, least, train).ok
   assert next(least.batches(train, 0)).mask.shape == (least.sampler.padded_batch_size,)

@@ -230,7 +230,7 @@ def test_what_cannot_be_read_by_place_is_one_line_without_who_was_drawn(kind):
 
 def test_errors_of_data_that_are_dpjaxs_own_keep_their_words():
   def refuse(indices):
-    raise UserError("x: every value must be finite")
+    raise UserError("every value must be finite", field="x")
 
   plan = Plan(
     sampling.PoissonSampler(sampling_prob=0.5, capacity=61), 1.0, 1.0, 30, 3, delta=1e-5

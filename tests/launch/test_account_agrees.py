@@ -15,7 +15,7 @@ from dpjax.experiments.kinds.central.config import DpFtrl, DpSgd, TrainConfig
 from dpjax.experiments.kinds.central.privacy import make_plan
 from dpjax.experiments.kinds.federated import privacy as federate_privacy
 from dpjax.experiments.kinds.federated.config import FedConfig
-from dpjax.sampling.batch_sizes import whole_batch_size
+from dpjax.sampling.registry import whole_batch_size
 from launch import account
 
 _FLAGS = {"fixed_size": "rdp", "truncated_poisson": "pld", "poisson": "rdp"}

@@ -79,9 +79,9 @@ def test_a_flag_beside_the_threats_is_refused(more):
       "num_shadows=1: must be",
     ),
     (["--config.target.compression=zip"], "compression='zip': must be one of"),
-    (["--alone", "--only=x"], "--only=x: would be ignored, it needs several runs"),
+    (["--alone", "--only=x"], "--only='x': would be ignored; it needs several runs"),
     (["--only=x"], "only='x': must be a pattern of one of membership, none"),
-    (["--run=runs/x", "--only=x"], "--only=x: would be ignored"),
+    (["--run=runs/x", "--only=x"], "--only='x': would be ignored"),
     (["--run=runs/x", "--workdir="], "--workdir='': must be the name of a directory"),
   ],
 )

@@ -6,8 +6,8 @@ import pathlib
 
 import pytest
 
-from dpjax.checks.subject import Row
-from dpjax.experiments.checks import of_config
+from dpjax.checks import table
+from dpjax.checks.subject import row
 from tests import commands
 
 _ROOT = pathlib.Path(__file__).resolve().parents[2]
@@ -54,21 +54,21 @@ def test_a_broken_run_exits_with_1_and_names_the_check(tmp_path):
   assert "noise as charged; noise has its tails" in message and "\n" not in message
 
 
-def test_each_check_is_named_before_it_runs(monkeypatch):
+def test_each_check_is_named_before_it_runs():
   begun = []
 
   def slow_noise(subject):
     assert begun[-1] == "slow noise"
-    return Row("noise", True, 0.0, 1.0, "")
+    return row(0.0, 1.0, "")
 
   def ends_badly(subject):
     raise ValueError("bad")
 
-  monkeypatch.setattr(of_config, "asked", lambda subject: [slow_noise, ends_badly])
-  rows = list(of_config.checks(None, begins=begun.append))
+  checks = {"slow noise": slow_noise, "ends badly": ends_badly}
+  rows = list(table.rows(checks, None, begins=begun.append))
   assert begun == ["slow noise", "ends badly"]
   assert [(row.name, row.passed) for row in rows] == [
-    ("noise", True),
+    ("slow noise", True),
     ("ends badly", False),
   ]
 

@@ -27,7 +27,7 @@ def test_a_flag_of_one_run_is_refused_for_several(tmp_path):
   )
   flags = ("--coordinator=h:1", "--num_processes=1", "--process_id=0")
   line = commands.refusal(commands.run("launch.run", "table.py", *flags, cwd=tmp_path))
-  assert "--coordinator: must be of a config of one run" in line
+  assert line.startswith("error: --coordinator='h:1': ")
 
 
 class _Table:
@@ -45,7 +45,7 @@ class _Table:
 
 
 _DONE = {"name": "a", "status": "done", "error": None}
-_FAILED = {"name": "b", "status": "failed", "error": "no data"}
+_FAILED = {"name": "b", "status": "failed", "refusal": ["no data", "", None, ""]}
 
 
 @pytest.mark.parametrize(
@@ -53,7 +53,7 @@ _FAILED = {"name": "b", "status": "failed", "error": "no data"}
   [
     (_Table(_DONE), "wrote w\n", None),
     (_Table(_DONE, alarm="refuted"), "wrote w\n", "error: refuted\n"),
-    (_Table(_DONE, _FAILED), "", "error: 1 of 2 runs failed: b: no data\n"),
+    (_Table(_DONE, _FAILED), "", "error: b: no data; 1 of 2 runs failed\n"),
     (_Table(_DONE, _FAILED, alarm="refuted"), "", "error: refuted\n"),
   ],
 )

@@ -25,9 +25,9 @@ import pytest
 
 import dpjax
 from dpjax import attacks, data, federated, pictures
-from dpjax.attacks import robustness
 from dpjax.attacks.poisoning import poisoned_training
 from dpjax.validate import UserError
+from tests.published import poisoning_grid as robustness
 
 _CLIENTS, _EACH, _FRACTIONS = 100, 60, (0.1, 0.3)
 _OUT = pathlib.Path(__file__).parents[2] / "results" / "attacks"
@@ -149,8 +149,10 @@ def _picture(found, path):
 def _row(one):
   interval = lambda c: None if c is None else [c.count, c.total, *c.interval]
   rates = ("accuracy", "success", "clean_accuracy", "clean_success")
-  facts = one._asdict() | {name: interval(getattr(one, name)) for name in rates}
-  return facts | {"beyond": one.beyond, "fails": one.fails}
+  facts = {name: interval(getattr(one.outcome, name)) for name in rates}
+  facts |= {"attack": one.attack, "defence": one.defence, "num_clients": one.num_clients}
+  facts |= {name: getattr(one.outcome, name) for name in ("num_attackers", "tolerates")}
+  return facts | {"beyond": one.outcome.beyond, "fails": bool(one.outcome.fails)}
 
 
 def main():
@@ -185,7 +187,9 @@ def test_a_backdoor_goes_through_the_mean_and_not_through_the_median():
     outcomes = run("iid", tell=lambda line: None)
   except UserError as error:
     pytest.skip(str(error))
-  by = {(one.attack, one.defence, one.num_attackers): one for one in outcomes}
+  by = {
+    (one.attack, one.defence, one.outcome.num_attackers): one.outcome for one in outcomes
+  }
   assert by["backdoor_scaled", "mean", 10].fails
   assert by["backdoor_scaled", "mean", 10].success.rate > 0.8
   assert not by["backdoor_scaled", "median", 10].fails

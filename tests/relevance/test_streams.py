@@ -98,7 +98,7 @@ def test_p17_two_methods_share_no_noise(monkeypatch):
   assert len(set.union(*drawn)) == sum(map(len, drawn))
 
 
-@pytest.mark.parametrize("name", registry.names())
+@pytest.mark.parametrize("name", registry.MODELS)
 def test_a_registered_model_is_told_by_what_it_is(name):
   """Noise is bound to the net's repr; an address in it would be another in every process."""
   assert " at 0x" not in repr(networks.build(name, num_classes=_CLASSES))

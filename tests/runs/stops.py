@@ -1,7 +1,9 @@
 """Ways to end a run in the middle."""
 
+import contextlib
 import os
 import signal
+from unittest import mock
 
 from dpjax.experiments.run import loop
 
@@ -25,3 +27,16 @@ def stop_after(monkeypatch, count, error=sigterm, subfolder=""):
       error()
 
   monkeypatch.setattr(loop.Running, "charge", charge)
+
+
+@contextlib.contextmanager
+def on_save(call):
+  """Calls a function with the number of each step that a training saves."""
+  original = loop.Running.save
+
+  def save(running):
+    original(running)
+    call(running.step)
+
+  with mock.patch.object(loop.Running, "save", save):
+    yield

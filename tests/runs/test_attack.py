@@ -156,7 +156,7 @@ def test_copies_of_what_is_no_image_are_refused():
   )
   random = run_keys.drawn(0, noise_seed=0)
   with refuses("attack.queries", value=2) as caught:
-    members.prepare(point, (flat, test), random)
+    point.attack.prepare(point, (flat, test), random)
   assert "\n" not in str(caught.value)
 
 
@@ -182,7 +182,7 @@ def test_defences_are_measured_on_the_same_members():
     point = _point(config)
     loaded = build.Attack(point).data()
     random = run_keys.drawn(0, noise_seed=0)
-    found.append(members.prepare(point, loaded, random))
+    found.append(point.attack.prepare(point, loaded, random))
   assert np.array_equal(found[0].included, found[1].included)
   assert 20 < found[0].included[-1].sum() < 40
 
@@ -271,7 +271,7 @@ def test_exact_halves_are_held_to_the_line_of_a_replaced_record(sampler):
   point = _point(_config(**_PRIVATE, **changes))
   loaded = build.Attack(point).data()
   random = run_keys.drawn(0, noise_seed=0)
-  attacked = members.prepare(point, loaded, random)
+  attacked = point.attack.prepare(point, loaded, random)
   line, once = members._line(attacked), allowed.by_plan(attacked.run.plan)
   twice = once(once([0.01, 0.3]))
   np.testing.assert_array_equal(
@@ -299,9 +299,8 @@ def test_a_message_is_what_a_round_of_the_public_pipeline_is_moved_by():
   (cohort,) = run.algorithm.cohorts(run.federation, run.work, rng=0)
   moved, _ = run.algorithm.round(state, cohort)
   random = run.random._replace(local=jax.random.key(9))
-  attacked = inversion.prepare(
-    AttackConfig(target=config, attack="dense_first"), loaded, random
-  )
+  attack = AttackConfig(target=config, attack="dense_first")
+  attacked = attack.attack.prepare(attack, loaded, random)
   step = jax.tree.map(np.subtract, moved.params, run.params)
   sent = attacked.send(0)["delta"]
   assert float(optax.global_norm(step)) == pytest.approx(0.05, rel=0.02)
@@ -345,7 +344,7 @@ def test_what_the_servers_noise_promises_is_no_promise_against_it_with_own_noise
   point = _point(_config(**_DENSE, **changes))
   loaded = build.Attack(point).data()
   random = run_keys.drawn(0, noise_seed=0)
-  assert "server sees every message" in inversion.prepare(point, loaded, random).note
+  assert "server sees every message" in point.attack.prepare(point, loaded, random).note
 
 
 @pytest.mark.long

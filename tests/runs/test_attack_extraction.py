@@ -7,8 +7,7 @@ import pytest
 from configs.attack import extraction_digits
 from dpjax import training
 from dpjax.experiments.config import fields
-from dpjax.experiments.kinds.attack import build, copies, table
-from dpjax.experiments.kinds.attack.config import trained
+from dpjax.experiments.kinds.attack import build, table
 from dpjax.experiments.kinds.central import build as central
 from dpjax.experiments.run import loop
 from dpjax.experiments.sweeps.sweep import Runs
@@ -52,9 +51,9 @@ def test_the_target_is_the_public_training_bit_for_bit():
   (point,) = Runs(None, _config()).points
   loaded, train = build.Attack(point.config).data(), point.config.train
   run = central.assemble(train, loaded)
-  attacked = copies.prepare(point.config, loaded, run.random)
+  attacked = point.config.attack.prepare(point.config, loaded, run.random)
   ended = []
-  for one in (central.phase(train, run), trained(point.config, attacked)):
+  for one in (central.phase(train, run), point.config.attack.phase(point.config, attacked)):
     state = one.init()
     for draw in one.draws(0):
       state, _ = one.step(state, draw)

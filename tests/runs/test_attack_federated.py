@@ -12,7 +12,7 @@ from dpjax.data import Federation, from_arrays
 from dpjax.experiments.config import fields
 from dpjax.experiments.kinds.attack import fed_members, finished, members
 from dpjax.experiments.kinds.attack.config import AttackConfig, check
-from dpjax.experiments.kinds.attack.run_settings import FedMembership
+from dpjax.experiments.kinds.attack.fed_members import FedMembership
 from dpjax.experiments.kinds.federated.config import FedConfig
 from dpjax.experiments.run import loop, run_keys
 from tests.refuses import refuses

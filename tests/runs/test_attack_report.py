@@ -44,10 +44,10 @@ def test_the_allowed_rate_stands_beside_the_measured_one(tmp_path):
 
 def test_the_allowed_rate_is_of_the_line_or_of_the_attacked_run():
   line = allowed.by_mu(1.0)
-  found = members._row(_found(2.0), line, True, 1, members._allowed_tpr(line, {}))
+  found = members._row(_found(2.0), line, True, members._allowed_tpr(line, {}))
   assert found["tpr_at_fpr"]["0.01"]["allowed_tpr"] == line([0.01])[0]
   promised = members._allowed_tpr(None, {"tpr_at_fpr_0.01": 0.03})
-  found = members._row(_found(2.0), None, True, 1, promised)
+  found = members._row(_found(2.0), None, True, promised)
   assert found["tpr_at_fpr"]["0.01"]["allowed_tpr"] == 0.03
   assert found["tpr_at_fpr"]["0.001"]["allowed_tpr"] is None
 

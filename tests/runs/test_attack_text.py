@@ -14,7 +14,7 @@ from dpjax import data
 from dpjax.attacks import allowed
 from dpjax.data import text
 from dpjax.experiments.config import fields
-from dpjax.experiments.kinds.attack import build, run_settings, table, written_text
+from dpjax.experiments.kinds.attack import build, table, written_text
 from dpjax.experiments.run import loop, run_keys
 from tests.refuses import refuses
 from tests.runs.stops import stop_after
@@ -55,7 +55,7 @@ def test_records_take_the_place_of_lines_alike_under_every_defence():
   for changes in ({}, private):
     config = _config(**changes, **{"attack.copies": (0, 1, 3)})
     loaded = build.Attack(config).data()
-    planted = written_text.prepare(config, loaded, run_keys.drawn(0, noise_seed=0))
+    planted = config.attack.prepare(config, loaded, run_keys.drawn(0, noise_seed=0))
     x = np.asarray(planted.run.train.x)
     texts = collections.Counter(written_text.texts_of(x))
     assert len(x) == len(loaded[0]) == 50
@@ -92,15 +92,16 @@ def test_a_model_that_diverged_is_one_line():
   run = types.SimpleNamespace(
     apply=nothing, train=load_tiny()[0], random=run_keys.drawn(0, private=False)
   )
+  config = _config()
   attacked = written_text.Planted(run, [], np.full((2, 1), ord("\n")))
   with refuses("target"):
-    written_text.measured(
-      _config(), attacked, types.SimpleNamespace(ema=None, opt_state=(), params={})
+    config.attack.measured(
+      config, attacked, types.SimpleNamespace(ema=None, opt_state=(), params={})
     )
 
 
 def test_other_braces_of_a_template_are_text():
-  settings = run_settings.WrittenText(template="{} {0} {name}{number}", digits=3)
+  settings = written_text.WrittenText(template="{} {0} {name}{number}", digits=3)
   records = written_text.invented(settings, np.random.default_rng(0))
   known = {
     re.fullmatch(rb"\{\} \{0\} [A-Z][a-z]+ [A-Z][a-z]+\d{3}", r.text) for r in records

@@ -63,7 +63,7 @@ def test_a_federated_run_keeps_the_mu_that_its_config_asks_for(method):
     ),
     (
       {"epsilon": None, "attacker": AttackerConfig(mu=1.0, advantage=0.1)},
-      "privacy.attacker",
+      "privacy.attacker.advantage",
     ),
     (
       {"epsilon": None, "attacker": AttackerConfig(tpr=0.1, fpr=0.2)},

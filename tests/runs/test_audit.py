@@ -216,6 +216,7 @@ def test_replace_one_exchanges_records_and_keeps_the_size():
       "audit.method",
     ),
     ({"audit.method": "one_run_fdp_two_sided"}, "audit.method"),
+    ({"audit.kind": "mislabelled", "release": True}, "audit.kind"),
   ],
 )
 def test_bad_input_is_one_line_and_writes_nothing(tmp_path, overrides, field):

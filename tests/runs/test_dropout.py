@@ -86,7 +86,7 @@ def test_dropout_and_augmentation_draw_apart():
 @pytest.mark.long
 def test_checks_hold_with_keys():
   subject = of_config.subject(_config(**_MODELS["Dropped"]))
-  for row in (*influence.CHECKS, charges.own_sum, of_config.key_reuse):
+  for row in (*influence.CHECKS.values(), charges.own_sum, of_config.key_reuse):
     assert row(subject).passed is True, row(subject)
 
 

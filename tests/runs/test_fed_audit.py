@@ -302,6 +302,7 @@ def test_every_setting_of_an_audit_changes_it():
     ({"audit.method": "one_runs"}, "audit.method"),
     ({"audit.confidence": 95.0}, "audit.confidence"),
     ({"audit.kind": "random"}, "audit.score"),
+    ({"audit.kind": "mislabelled", "release": True}, "audit.kind"),
     (_NONE, "audit.kind"),
     (
       {"privacy.simulated_cohort": 20, "privacy.simulated_clients": 100},

@@ -12,7 +12,7 @@ import pytest
 from configs import quickstart
 from dpjax import data, mechanisms
 from dpjax.accounting import Ledger
-from dpjax.checks import before_steps
+from dpjax.checks import before_steps, table
 from dpjax.data.rows import Rows
 from dpjax.experiments.checks import of_config
 from dpjax.experiments.config import fields
@@ -28,11 +28,11 @@ from dpjax.experiments.kinds.central import (
 )
 from dpjax.experiments.run import loop, run_keys
 from dpjax.experiments.run import workdir as owner
-from dpjax.experiments.run.kind import experiment_of
 from dpjax.experiments.sweeps import engine
 from dpjax.mechanisms import channel_statistics, noisy_means
 from dpjax.mechanisms.whitening import Spread
 from tests.refuses import refuses
+from tests.runs.stops import on_save
 
 _PRIVATE = {"name": "private_statistics", "noise_multiplier": 2.0, "clip_norms": (1.0, 1.0)}
 _SMALL = {
@@ -101,10 +101,8 @@ def test_a_resumed_run_has_the_same_statistics(loaded, tmp_path):
     if step == 2:
       raise KeyboardInterrupt
 
-  with pytest.raises(KeyboardInterrupt):
-    loop.run(
-      experiment_of(_config(noise_seed=0)), tmp_path / "cut", data=loaded, on_save=stop
-    )
+  with on_save(stop), pytest.raises(KeyboardInterrupt):
+    loop.train(_config(noise_seed=0), tmp_path / "cut", data=loaded)
   cut = loop.train(_config(noise_seed=0), tmp_path / "cut", data=loaded)
   whole = loop.train(_config(noise_seed=0), tmp_path / "whole", data=loaded)
   assert cut["params_sha256"] == whole["params_sha256"]
@@ -133,8 +131,8 @@ def test_a_whitened_run_pays_for_five_sums_and_goes_on_with_the_same(
     if step == 2:
       raise KeyboardInterrupt
 
-  with pytest.raises(KeyboardInterrupt):
-    loop.run(experiment_of(config), tmp_path / "cut", data=loaded, on_save=stop)
+  with on_save(stop), pytest.raises(KeyboardInterrupt):
+    loop.train(config, tmp_path / "cut", data=loaded)
   cut = loop.train(config, tmp_path / "cut", data=loaded)
   result = loop.train(config, tmp_path / "whole", data=loaded)
   assert cut["params_sha256"] == result["params_sha256"]
@@ -228,8 +226,8 @@ def test_rows_of_files_are_normalised_in_one_shape(loaded, run):
 def test_a_run_whose_statistics_come_out_otherwise_does_not_go_on(loaded, tmp_path):
   """Two releases with one noise would tell how they differ."""
   config = _config(num_steps=4, checkpoint_every=2)
-  with pytest.raises(RuntimeError, match="killed"):
-    loop.run(experiment_of(config), tmp_path, data=loaded, on_save=_killed_at(2))
+  with on_save(_killed_at(2)), pytest.raises(RuntimeError, match="killed"):
+    loop.train(config, tmp_path, data=loaded)
   other = lambda *given: jax.tree.map(
     lambda leaf: np.nextafter(leaf, 9.0), released(*given)
   )
@@ -243,11 +241,11 @@ def test_a_run_whose_statistics_come_out_otherwise_does_not_go_on(loaded, tmp_pa
 
 
 def _killed_at(step):
-  def on_save(saved):
+  def kill(saved):
     if saved == step:
       raise RuntimeError("killed")
 
-  return on_save
+  return kill
 
 
 @pytest.mark.slow
@@ -277,8 +275,8 @@ def test_a_run_of_dp_ftrl_pays_for_them_and_goes_on_with_the_same(
   relation, loaded, tmp_path
 ):
   config = _config(**_FTRL, privacy__neighboring_relation=relation, noise_seed=0)
-  with pytest.raises(RuntimeError, match="killed"):
-    loop.run(experiment_of(config), tmp_path / "cut", data=loaded, on_save=_killed_at(2))
+  with on_save(_killed_at(2)), pytest.raises(RuntimeError, match="killed"):
+    loop.train(config, tmp_path / "cut", data=loaded)
   cut = loop.train(config, tmp_path / "cut", data=loaded)
   result = loop.train(config, tmp_path / "whole", data=loaded)
   assert cut["params_sha256"] == result["params_sha256"]
@@ -301,7 +299,8 @@ _FTRL = {
 @pytest.mark.parametrize("relation", ["", "replace_special", "replace_one"])
 def test_every_check_holds(relation, loaded):
   ftrl = _FTRL | {"privacy__neighboring_relation": relation} if relation else {}
-  rows = list(of_config.checks(of_config.subject(_config(**ftrl), loaded)))
+  subject = of_config.subject(_config(**ftrl), loaded)
+  rows = list(table.rows(of_config.checks(subject), subject))
   assert [row for row in rows if row.passed is False] == []
   assert {"statistics: influence", "statistics: noise"} <= {row.name for row in rows}
 

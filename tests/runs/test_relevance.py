@@ -85,6 +85,12 @@ def test_a_proof_with_a_noise_seed_is_a_claim(tmp_path):
   assert guarantee.REPEATED in result["failed_assumptions"]
 
 
+def test_a_proof_whose_audit_trains_on_the_records_again_is_no_release():
+  released = lambda audit: experiment_of(_config(method=_PROVED, audit=audit)).release
+  assert released(None) and released(RelevanceAudit(canary_runs=False))
+  assert not released(RelevanceAudit())
+
+
 # --- runs
 
 

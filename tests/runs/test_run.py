@@ -59,7 +59,7 @@ def test_sgd_has_no_epsilon_and_says_so(tmp_path):
 @pytest.mark.slow
 def test_shuffled_batches_prove_nothing(tmp_path):
   overrides = {"privacy.sampler": "shuffled"}
-  with refuses("sampler"):
+  with refuses("privacy.sampler"):
     loop.train(small_run.config(**overrides), tmp_path / "run")
   overrides |= {"privacy.epsilon": None, "privacy.noise_multiplier": 1.0}
   assert (

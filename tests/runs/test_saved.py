@@ -287,7 +287,7 @@ def test_weights_that_can_be_none_are_one_line_before_the_first_step(
 ):
   held = dict(np.load(first))
   np.savez(tmp_path / "params.npz", **{n: _WRONG[wrong](leaf) for n, leaf in held.items()})
-  tree = saved._nested(dict(np.load(tmp_path / "params.npz")), "x")
+  tree = saved._nested(dict(np.load(tmp_path / "params.npz")))
   result = {"dataset": _FIRST, "params_sha256": trees.sha256(tree)}
   (tmp_path / "result.json").write_text(json.dumps(result))
   with refuses("pretrained") as caught:

@@ -87,11 +87,15 @@ def test_missing_or_corrupt_json_is_one_line(tmp_path, content):
   assert "a.json" in str(error.value) and "\n" not in str(error.value)
 
 
-def _metrics(workdir, steps, resume_step=None):
-  with writers.MetricsWriter(workdir, resume_step, tensorboard=False) as metrics:
+def _metrics(workdir, steps, held=None):
+  """Writes two rows for each step, and returns what a checkpoint of each step would hold."""
+  with writers.MetricsWriter(workdir, held, tensorboard=False) as metrics:
+    durable = {0: metrics.durable()}
     for step in steps:
       metrics.write(step, {"loss": 1 / step})
       metrics.write(step, {"epsilon": math.inf, "gone": math.nan})
+      durable[step] = metrics.durable()
+  return durable
 
 
 @settings(max_examples=30, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -103,11 +107,11 @@ def test_p16_interrupted_metrics_equal_uninterrupted(tmp_path, total, reached, s
   reached = min(reached, total)
   saved = min(saved, reached)
   _metrics(tmp_path / "whole", range(1, total + 1))
-  _metrics(tmp_path / "resumed", range(1, reached + 1))
+  durable = _metrics(tmp_path / "resumed", range(1, reached + 1))
   path = tmp_path / "resumed" / "metrics.jsonl"
   with path.open("a") as file:  # killed while it wrote the next line
     file.write('{"step": 1, "loss": 1.0}\n'[:cut])
-  _metrics(tmp_path / "resumed", range(saved + 1, total + 1), resume_step=saved)
+  _metrics(tmp_path / "resumed", range(saved + 1, total + 1), durable[saved])
   assert path.read_bytes() == (tmp_path / "whole" / "metrics.jsonl").read_bytes()
 
 
@@ -140,9 +144,11 @@ def test_cut_last_line_is_ignored_and_a_corrupt_middle_one_named(tmp_path):
 
 def test_tensorboard_gets_the_scalars(tmp_path):
   pytest.importorskip("tensorboardX")
-  for resume in (None, 1):
-    with writers.MetricsWriter(tmp_path, resume_step=resume) as metrics:
-      metrics.write(2, {"loss_of_run": 0.25})
+  held = None
+  for step in (1, 2):
+    with writers.MetricsWriter(tmp_path, held) as metrics:
+      metrics.write(step, {"loss_of_run": 0.25})
+      held = metrics.durable()
   events = sorted((tmp_path / "tensorboard").iterdir())
   assert events and all(b"loss_of_run" in path.read_bytes() for path in events)
 
@@ -188,7 +194,7 @@ def test_result_without_privacy_says_so(tmp_path, epsilon):
 def test_progress_speaks_every_five_seconds_and_at_the_end(monkeypatch, capsys):
   clock = [0.0]
   monkeypatch.setattr(writers.time, "monotonic", lambda: clock[0])
-  bar = writers.progress(100, 10, "train")
+  bar = writers.Progress(100, 10, "train")
   for _ in range(12):  # one update a second
     clock[0] += 1
     bar.update(1, epsilon=0.123456)
@@ -203,7 +209,7 @@ def test_progress_speaks_every_five_seconds_and_at_the_end(monkeypatch, capsys):
 
 def test_progress_is_a_bar_on_a_terminal(monkeypatch, capsys):
   monkeypatch.setattr("sys.stderr.isatty", lambda: True, raising=False)
-  with writers.progress(4, 1, "train") as bar:
+  with writers.Progress(4, 1, "train") as bar:
     bar.update(3, accuracy=0.5)
   text = capsys.readouterr().err
   assert "4/4" in text and "train" in text and "accuracy=0.5" in text
@@ -213,7 +219,7 @@ def test_progress_is_a_bar_on_a_terminal(monkeypatch, capsys):
 def test_a_part_is_named_as_it_begins_on_a_terminal_alone(monkeypatch, capsys, terminal):
   monkeypatch.setattr("sys.stderr.isatty", lambda: terminal, raising=False)
   writers.begins("membership-none")
-  with writers.bar(2, "checks") as bar:
+  with writers.Progress(2, desc="checks", lines=False) as bar:
     bar.update(0, now="padding")
     begun = capsys.readouterr().err
     bar.update()
@@ -224,7 +230,7 @@ def test_a_part_is_named_as_it_begins_on_a_terminal_alone(monkeypatch, capsys, t
 
 def test_of_several_runs_at_once_none_names_its_parts(monkeypatch, capsys):
   monkeypatch.setattr("sys.stderr.isatty", lambda: True, raising=False)
-  with writers.silent(), writers.bar(2) as bar:
+  with writers.silent(), writers.Progress(2, lines=False) as bar:
     writers.begins("a")
     bar.update()
   assert not capsys.readouterr().err

@@ -19,6 +19,7 @@ from dpjax.experiments.kinds.pate.config import PateConfig
 from dpjax.experiments.kinds.relevance.config import RelevanceConfig
 from dpjax.experiments.kinds.secure.config import SecureConfig
 from dpjax.experiments.kinds.synthesis.config import SynthesisConfig
+from dpjax.experiments.run import writers
 from dpjax.experiments.run.kind import KINDS
 from dpjax.experiments.sweeps.sweep import Sweep
 from dpjax.gradients import Automatic, Flat
@@ -222,7 +223,7 @@ def test_values_that_are_made_by_lambdas_are_told_by_their_names():
   adam, adagrad = optimizers.CENTRAL["adam"](), optimizers.CENTRAL["adagrad"]()
   config = TrainConfig()
   config.model.options = {"rules": [adam, adagrad]}
-  held = fields.to_dict(config)
+  held = writers.plain(fields.to_dict(config))
   assert held["model"]["options"]["rules"] == ["adam()", "adagrad()"]
 
 

@@ -25,7 +25,7 @@ def _ruled(kind):
 
 def _rules(kind, path):
   (leaf,) = (leaf for leaf in fields.leaves(kind()) if leaf.path == path)
-  return rules.rules_of(leaf.type.annotation)
+  return [entry for entry in leaf.type.attached if isinstance(entry, rules.FieldRule)]
 
 
 # words of a rule -> a value that breaks it
@@ -68,9 +68,14 @@ def test_every_field_of_a_run_has_help(kind):
 
 
 def test_rules_of_a_union_and_of_its_members_are_found():
-  hint = Annotated[Annotated[int, rules.at_least(1)] | None, rules.between(0, 9), "words"]
-  assert [rule.words for rule in rules.rules_of(hint)] == ["in [0, 9]", ">= 1"]
-  assert rules.help_of(hint) == "words"
+  @dataclasses.dataclass
+  class Settings:
+    count: Annotated[
+      Annotated[int, rules.at_least(1)] | None, rules.between(0, 9), "words"
+    ] = 1
+
+  (row,) = rules.described(Settings())
+  assert (row.values, row.help) == ("in [0, 9], >= 1", "words")
 
 
 def test_none_breaks_no_rule_and_sections_name_the_whole_path():

@@ -23,7 +23,6 @@ from dpjax.experiments.kinds.federated import build as federated_build
 from dpjax.experiments.kinds.federated import user_code as own_parts
 from dpjax.experiments.run import checkpoint, loop, run_keys
 from dpjax.experiments.run import workdir as owner
-from dpjax.experiments.run.kind import experiment_of
 from dpjax.federated import client
 from dpjax.noise.gaussian import key_id
 from dpjax.plan import Plan
@@ -32,6 +31,7 @@ from dpjax.types import Batch
 from dpjax.validate import UserError
 from tests import own_folder
 from tests.refuses import refuses
+from tests.runs.stops import on_save
 
 fresh = own_folder.fresh
 _NOTEBOOKS = pathlib.Path(__file__).resolve().parents[2] / "notebooks"
@@ -319,8 +319,8 @@ def test_a_run_goes_on_whatever_became_of_code_folder_and_user(
     if step == 1 and not done:
       raise KeyboardInterrupt
 
-  with contextlib.suppress(KeyboardInterrupt):
-    loop.run(experiment_of(config), workdir, on_save=kill)
+  with contextlib.suppress(KeyboardInterrupt), on_save(kill):
+    loop.train(config, workdir)
   held = owner.remembered(workdir)
   if done == "alone":
     shutil.rmtree(workdir / checkpoint.FOLDER)
@@ -353,8 +353,8 @@ def test_a_release_draws_no_other_keys_for_rows_that_are_out(tmp_path, lost, mes
     if step == 1:
       raise KeyboardInterrupt
 
-  with contextlib.suppress(KeyboardInterrupt):
-    loop.run(experiment_of(config), tmp_path / "run", on_save=kill)
+  with contextlib.suppress(KeyboardInterrupt), on_save(kill):
+    loop.train(config, tmp_path / "run")
   folder = tmp_path / "run" / checkpoint.FOLDER
   if lost == "checkpoints":
     shutil.rmtree(folder)

@@ -32,10 +32,10 @@ from dpjax.experiments.kinds.central.config import (
 )
 from dpjax.experiments.run import loop
 from dpjax.experiments.run import workdir as owner
-from dpjax.experiments.run.kind import experiment_of
 from dpjax.validate import UserError
 from dpjax.zoo import networks
 from tests.refuses import refuses
+from tests.runs.stops import on_save
 
 # Orbax reads arrays at once: where one is damaged, others end after its loop is closed.
 pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
@@ -311,6 +311,6 @@ def test_newer_weights_are_never_taken_for_those_that_name_the_run(tmp_path):
   save(1)
   # Whoever writes these checkpoints goes on: before the run, and during it.
   digest = save(2)
-  run = experiment_of(_config(tmp_path))
-  loop.run(run, tmp_path / "run", data=pair, on_save=lambda step: save(step + 3))
+  with on_save(lambda step: save(step + 3)):
+    loop.train(_config(tmp_path), tmp_path / "run", data=pair)
   assert owner.remembered(tmp_path / "run")["weights_sha256"] == {"pretrained": digest}

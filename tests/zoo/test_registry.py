@@ -12,18 +12,18 @@ from dpjax.zoo.networks import registry
 from tests.refuses import refuses
 
 
-@pytest.mark.parametrize("name", registry.names())
+@pytest.mark.parametrize("name", registry.MODELS)
 def test_every_name_builds_a_module(name):
   assert isinstance(networks.build(name, num_classes=10), nn.Module)
 
 
 def test_only_the_heads_of_features_want_features():
-  wanting = {name for name in registry.names() if registry.needs_features(name)}
+  wanting = {name for name in registry.MODELS if registry.entry(name).features}
   scattering = {"scatter_linear", "scatter_cnn", "scatter_cnn_cifar10"}
   public = {"vgg16_linear", "vgg16_96_linear", "alexnet_linear", "minilm_linear"}
   assert wanting == scattering | public | {"patches_linear"}
-  assert registry.needs_features("scatter_linear") == "scattering"
-  assert registry.needs_features("alexnet_linear") == "alexnet"
+  assert registry.entry("scatter_linear").features == "scattering"
+  assert registry.entry("alexnet_linear").features == "alexnet"
 
 
 def test_a_head_starts_from_zeros_where_it_is_said():
@@ -41,7 +41,7 @@ def test_unknown_name_is_refused_with_the_nearest():
   with refuses("model", value="wrn_16_5"):
     networks.build("wrn_16_5", num_classes=10)
   with refuses("model", value="batchnorm"):
-    registry.needs_features("batchnorm")
+    registry.entry("batchnorm")
 
 
 def test_unknown_option_is_refused_with_the_nearest():

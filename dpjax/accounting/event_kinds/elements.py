@@ -1,16 +1,18 @@
-"""The elementary mechanisms of an event, and the accountants that have a proof for them.
+"""Events that hold other events, elementary mechanisms, and the accountants that prove their cost.
 
-`parts` takes an event apart. `accountable` refuses parts for which an accountant has no proof under
-a relation, and returns the others as accountants compose them.
+`compose` makes a composition, and `parts` takes an event apart. `accountable` refuses parts for
+which an accountant has no proof under a relation, and returns the others as accountants compose
+them.
 """
 
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import functools
 import math
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
 import dp_accounting as dpa
@@ -22,9 +24,11 @@ from dpjax.accounting.event_kinds.kind import (
   ORDERS,
   TOO_DEEP,
   DpEvent,
-  StatedDpEvent,
+  EventKind,
+  check_is_list,
   kind_of,
   plain_number,
+  register,
   replace_fields,
 )
 from dpjax.accounting.proved import ACCOUNTANTS, ADD, RELATIONS, REPLACE
@@ -35,6 +39,117 @@ Parts = Mapping[DpEvent, int]
 # Smallest Renyi divergence that a part may have. A computed one errs by about 3e-16. So it may come
 # out zero or negative, which dp_accounting would read as "costs nothing".
 _RDP_ROUNDING = 1e-14
+# Larger counts, which only a hand-made file holds, would overflow a float.
+_MOST_TIMES = 2**63 - 1
+
+
+class NoOpKind(EventKind[dpa.NoOpDpEvent]):
+  """A run in which nothing was released."""
+
+  name = "no_op"
+  event = dpa.NoOpDpEvent
+
+  def elements(self, event: dpa.NoOpDpEvent) -> Iterable[tuple[DpEvent, int]]:
+    return ()
+
+
+class NonPrivateKind(EventKind[dpa.NonPrivateDpEvent]):
+  """A release without noise, whose epsilon is infinite."""
+
+  name = "non_private"
+  event = dpa.NonPrivateDpEvent
+  relations = RELATIONS
+
+  def describe(self, part: dpa.NonPrivateDpEvent, unit: str) -> str:
+    return "a release without noise"
+
+
+class SelfComposedKind(EventKind[dpa.SelfComposedDpEvent]):
+  """Composition of one event with itself, `count` times."""
+
+  name = "self_composed"
+  event = dpa.SelfComposedDpEvent
+
+  def elements(self, event: dpa.SelfComposedDpEvent) -> Iterable[tuple[DpEvent, int]]:
+    validate.integer_in(0, _MOST_TIMES, count=event.count)
+    count = int(event.count)
+    # The inner event is taken apart even for 0 repetitions, so that an unknown event is refused.
+    for part, times in kind_of(event.event).elements(event.event):
+      if count > 0:
+        yield part, times * count
+
+
+class ComposedKind(EventKind[dpa.ComposedDpEvent]):
+  """Several events, one after the other."""
+
+  name = "composed"
+  event = dpa.ComposedDpEvent
+
+  def elements(self, event: dpa.ComposedDpEvent) -> Iterable[tuple[DpEvent, int]]:
+    check_is_list(event.events)
+    for inner in event.events:
+      yield from kind_of(inner).elements(inner)
+
+
+@dataclasses.dataclass(frozen=True)
+class StatedDpEvent(dpa.DpEvent):
+  """An event that is true under ONE neighbouring relation, and is accounted under no other.
+
+  A sensitivity under replace_one says nothing of a record that comes or goes. A pure epsilon under
+  add_or_remove_one is twice as large for a replaced record. Accounted under another relation, such
+  events would cost half of what they do, or what nothing proves.
+  """
+
+  neighboring_relation: str
+  event: DpEvent
+
+
+class StatedKind(EventKind[StatedDpEvent]):
+  """The accounting of the inner event, refused under all relations but one."""
+
+  name = "stated"
+  event = StatedDpEvent
+
+  def elements(self, event: StatedDpEvent) -> Iterable[tuple[DpEvent, int]]:
+    validate.one_of(RELATIONS, neighboring_relation=event.neighboring_relation)
+    relation = event.neighboring_relation
+    for part, times in merged_parts(event.event).items():
+      # What has no noise is private under no relation. A part is stated once, as accountants look
+      # at what is within: nested statements that differ have no relation in common.
+      stated = isinstance(part, StatedDpEvent) and part.neighboring_relation == relation
+      known = stated or isinstance(part, dpa.NonPrivateDpEvent)
+      yield part if known else StatedDpEvent(relation, part), times
+
+  def proofs(self, part: StatedDpEvent) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    relations, accountants = kind_of(part.event).proofs(part.event)
+    stated = part.neighboring_relation
+    return (stated,) if stated in relations else (), accountants
+
+  # Accountants compose what this returns, so the kind needs no analysis of its own.
+  def under(self, part: StatedDpEvent, neighboring_relation: str) -> DpEvent:
+    return kind_of(part.event).under(part.event, neighboring_relation)
+
+  def zcdp(self, part: StatedDpEvent) -> float:
+    return kind_of(part.event).zcdp(part.event)
+
+  def describe(self, part: StatedDpEvent, unit: str) -> str:
+    return kind_of(part.event).describe(part.event, unit)
+
+
+def compose(step_event: DpEvent, num_steps: int) -> DpEvent:
+  """Returns the event of `num_steps` adaptive runs of `step_event`; 0 steps cost nothing.
+
+  >>> from dpjax.accounting import gaussian_event
+  >>> compose(gaussian_event(1), 0)
+  NoOpDpEvent()
+  >>> compose(gaussian_event(1), 3).count
+  3
+  """
+  validate.integer_at_least(0, num_steps=num_steps)
+  if num_steps == 0:
+    return dpa.NoOpDpEvent()
+  # The count is a Python integer, because JSON cannot write NumPy's integers.
+  return dpa.SelfComposedDpEvent(step_event, int(num_steps))
 
 
 def parts(event: DpEvent) -> Counter[DpEvent]:
@@ -263,3 +378,6 @@ def describe(event: DpEvent, unit: str) -> str:
     for part, times in parts(event).items()
   )
   return "; ".join(each)
+
+
+register(NoOpKind(), NonPrivateKind(), SelfComposedKind(), ComposedKind(), StatedKind())

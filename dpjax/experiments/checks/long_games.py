@@ -88,7 +88,7 @@ def run(settings: Settings, out: str | os.PathLike) -> list[dict[str, Any]]:
   rows = _resumed(settings, path / RESULT)
   subjects = registry.subjects(settings.only)
   seconds = settings.minutes * 60 / len(subjects)
-  with writers.progress(len(subjects), len(rows), "audit") as bar:
+  with writers.Progress(len(subjects), len(rows), "audit") as bar:
     for package, subject in subjects:
       name = _name(package, subject)
       if name in rows:

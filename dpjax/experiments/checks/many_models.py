@@ -150,7 +150,7 @@ def _plan(settings: FinalModels) -> Plan:
     l2_clip_norm=1.0,
     normalize_by=settings.num_records,
   )
-  check_method("gdp", plan)
+  check_method("gdp", plan.event())
   return plan
 
 
@@ -163,7 +163,7 @@ def _scores(
   target: Any,
 ) -> Scores:
   done = 0
-  with writers.progress(2 * settings.num_models, 0, "final models") as bar:
+  with writers.Progress(2 * settings.num_models, 0, "final models") as bar:
 
     def tell(count: int, _: int) -> None:
       nonlocal done

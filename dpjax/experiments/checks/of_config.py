@@ -36,7 +36,6 @@ _DRAWS = 64  # number of runs whose keys are compared
 _LEDGER_STEPS = 200
 # Relative tolerance between two computations of one epsilon, which round losses differently.
 _EPSILON_SLACK = 0.01
-_RECORDS = "number of records"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -126,19 +125,18 @@ def _stated_epsilons(subject: RunSubject) -> Iterator[tuple[float, str]]:
 def stated(subject: RunSubject) -> Row:
   """Tests that the run states and records the cost of its steps, at the delta and for the
   steps of its config."""
-  name = "stated as charged"
   plan = subject.plan
   config = subject.config
   guarantee = subject.guarantee
   if not plan.is_private or guarantee.kind == "none":
-    return not_applicable(name, "nothing is stated of a run")
+    return not_applicable("nothing is stated of a run")
   if plan.num_steps != config.num_steps:
     why = f"{config.num_steps} steps run, the plan pays for {plan.num_steps}"
-    return Row(name, False, math.inf, 0.0, why)
+    return Row("", False, math.inf, 0.0, why)
   if max(plan.delta, guarantee.delta or math.inf) > config.privacy.delta * (1 + 1e-9):
     spent = accounting.upper(plan.delta)
     why = f"delta {spent}, stated {guarantee.delta}, asked for {config.privacy.delta}"
-    return Row(name, False, math.inf, 0.0, why)
+    return Row("", False, math.inf, 0.0, why)
   charged = plan.epsilon()
   wanted = getattr(config.privacy, "epsilon", None)
   asked = [(wanted, "asked for")] if wanted else []
@@ -146,7 +144,7 @@ def stated(subject: RunSubject) -> Row:
   short = [(charged / max(epsilon, 1e-12) - 1, where) for epsilon, where in epsilons]
   worst, where = max(short)
   detail = f"relative, what is missing from one of {len(epsilons)} epsilons: {where}"
-  return row(name, max(0.0, worst), _EPSILON_SLACK, detail)
+  return row(max(0.0, worst), _EPSILON_SLACK, detail)
 
 
 def _identities(random: Any) -> set[str]:
@@ -169,10 +167,9 @@ def _poor_bits(draws: list[RunKeys]) -> Iterator[str]:
 def key_reuse(subject: RunSubject) -> Row:
   """Tests that two runs of one config share no key of noise, augmentation or batches, and that
   the bits of their keys are fair coins."""
-  name = "no key serves twice"
   config = subject.config
   if config.noise_seed is not None:
-    return not_applicable(name, "noise_seed repeats the noise, so epsilon is a claim")
+    return not_applicable("noise_seed repeats the noise, so epsilon is a claim")
   draws = [subject.run_keys(config) for _ in range(_DRAWS)]
   identities = [_identities(random) for random in draws]
   shared = []
@@ -188,7 +185,7 @@ def key_reuse(subject: RunSubject) -> Row:
     shared.append("release keys of fewer than 256 bits")
   shared += _poor_bits(draws)
   shown = f" ({', '.join(shared[:3])})" if shared else ""
-  return row(name, len(shared), 0, f"ways in which runs share a key{shown}")
+  return row(len(shared), 0, f"ways in which runs share a key{shown}")
 
 
 def _of_zeros(train: Dataset, count: int) -> Dataset:
@@ -225,29 +222,22 @@ def size_of_data(subject: RunSubject) -> Row:
   """
   relation = subject.plan.neighboring_relation
   if relation != NeighboringRelation.ADD_OR_REMOVE_ONE:
-    return not_applicable(
-      _RECORDS, f"is the same in neighbouring data sets under {relation}"
-    )
+    return not_applicable(f"is the same in neighbouring data sets under {relation}")
   count = len(subject.train)
   less = _built(subject, _of_zeros(subject.train, count - 1))
   more = _built(subject, _of_zeros(subject.train, count + 1))
   differ = [name for name in less if less[name] != more[name]]
   detail = ", ".join(differ) or "things that differ between a record less and a record more"
-  return row(_RECORDS, len(differ), 0, detail)
+  return row(len(differ), 0, detail)
 
 
-CHECKS: tuple[Callable[[RunSubject], Row], ...] = (stated, key_reuse, size_of_data)
+CHECKS: dict[str, Callable[[RunSubject], Row]] = {
+  "stated as charged": stated,
+  "no key serves twice": key_reuse,
+  "number of records": size_of_data,
+}
 
 
-def checks(subject: RunSubject, begins: Callable[[str], object] = str) -> Iterator[Row]:
-  """Yields the row of each check, of the parts and of the run, in order.
-
-  Args:
-    begins: function that is called with the name of each check as it begins.
-  """
-  yield from table.rows(asked(subject), subject, begins)
-
-
-def asked(subject: RunSubject) -> list[table.Check]:
-  """Returns the checks of the parts and of the run, in order."""
-  return [*table.asked(subject), *CHECKS]
+def checks(subject: RunSubject) -> dict[str, table.Check]:
+  """Returns the checks of the parts and of the run by their names, in order."""
+  return {**table.checks(subject), **CHECKS}

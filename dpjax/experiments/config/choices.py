@@ -53,24 +53,19 @@ class Choice:
     """Returns name -> class, of all entries of the table."""
     return {name: _imported(entry) for name, entry in self.table.items()}
 
-  def holds(self, value: Any) -> bool:
-    """Returns whether a value is of a class in the table, or of a user's class (`base`, `users`).
-    Other instances do not count, nor do classes."""
+  def word(self, value: Any) -> str | None:
+    """Returns the name of the value's class in the table, or its import path for a user's class
+    (`base`, `users`). None: it is no value of this choice; classes are none."""
     kind = type(value)
-    return self._word(kind) is not None or self._is_users(kind)
-
-  def _word(self, kind: type) -> str | None:
-    """Returns the name of a class in the table; None: it is not there."""
     for name, entry in self.table.items():
       if entry is kind or (isinstance(entry, str) and entry == names.path_of(kind)):
         return name
-    return None
-
-  def _is_users(self, kind: type) -> bool:
     if self.users is not None:
       path = getattr(kind, "name", None)
-      return isinstance(path, str) and names.is_path(path) and self.users(path) is kind
-    return self.base is not None and issubclass(kind, self.base)
+      is_users = isinstance(path, str) and names.is_path(path) and self.users(path) is kind
+      return path if is_users else None
+    derives = self.base is not None and issubclass(kind, self.base)
+    return names.path_of(kind) if derives else None
 
   def kind(self, word: str, field: str) -> type | None:
     """Returns the class for a name or an import path; None for anything else.
@@ -86,7 +81,7 @@ class Choice:
     if self.base is None or not names.is_path(word):
       return _imported(self.table[word]) if word in self.table else None
     kind = names.find(word, field)
-    if not (isinstance(kind, type) and self._is_users(kind) and _is_frozen(kind)):
+    if not (isinstance(kind, type) and issubclass(kind, self.base) and _is_frozen(kind)):
       raise UserError(
         f"must be a frozen dataclass that derives from {self.base.__name__}, all of whose "
         "fields have defaults",
@@ -103,23 +98,21 @@ class Choice:
     return names.call(word, field) if is_called else kind()
 
   def name(self, value: Any) -> Any:
-    """Returns the name of the value's class, or its import path for a user's class. Import
-    paths, and values that are no choice, are returned unchanged."""
-    kind = type(value)
-    word = self._word(kind)
-    if word is not None or not self._is_users(kind):
-      return value if word is None else word
-    return names.path_of(kind) if self.users is None else kind.name
+    """Returns the `word` of a value. Import paths, and values that are no choice, are returned
+    unchanged."""
+    word = self.word(value)
+    return value if word is None else word
 
   def described(self, value: Any) -> Any:
     """Returns the name with all values that differ from the defaults, such as
     "automatic(gamma=0.1)". A value that is no choice is returned unchanged."""
-    if not self.holds(value):
+    word = self.word(value)
+    if word is None:
       return value
     changed = ", ".join(
       f"{path}={value_there!r}" for path, (value_there, _) in set_fields(value).items()
     )
-    return f"{self.name(value)}({changed})" if changed else str(self.name(value))
+    return f"{word}({changed})" if changed else word
 
   def owners(self) -> dict[str, list[str]]:
     """Returns a dict: field -> names of the table's classes that have it."""
@@ -203,18 +196,14 @@ def settings(
   >>> kind(), kind(ndigits=1).make(3.14159)
   (round(ndigits=2), 3.1)
   """
-  options = {
-    name: default if isinstance(default, Option) else Option(default)
-    for name, default in defaults.items()
-  }
-  # Every default but None shows its type. For None the annotation of the function is needed.
-  of_none = any(option.default is None for option in options.values())
-  hints = typing.get_type_hints(function) if of_none else {}
   kinds = []
-  for name, option in options.items():
-    hint = hints[name] if option.default is None else type(option.default)
-    annotation = Annotated[hint, *option.carried] if option.carried else hint
-    kinds.append((name, annotation, option.default))
+  for name, default in defaults.items():
+    carried: tuple[Any, ...] = ()
+    if isinstance(default, Option):
+      default, carried = default.default, default.carried
+    # Every default but None shows its type. For None the annotation of the function is needed.
+    hint = typing.get_type_hints(function)[name] if default is None else type(default)
+    kinds.append((name, Annotated[hint, *carried] if carried else hint, default))
   # `module` is the caller's module. Another process must import it to make the class again.
   module = sys._getframe(1).f_globals["__name__"]
   module_kinds = _KINDS.setdefault(module, [])
@@ -239,7 +228,7 @@ class FieldType(NamedTuple):
 
   hint: Any  # its type; the whole annotation if it has a choice
   choice: Choice | None
-  annotation: Any  # with everything attached: a choice, rules, help
+  attached: tuple[Any, ...]  # a choice, rules, help
 
 
 @functools.cache
@@ -255,8 +244,18 @@ def types_of(kind: type) -> dict[str, FieldType]:
   for name, annotation in typing.get_type_hints(kind, include_extras=True).items():
     choice = choice_of(annotation)
     hint = plain[name] if choice is None else annotation
-    found[name] = FieldType(hint, choice, annotation)
+    found[name] = FieldType(hint, choice, tuple(_attached(annotation)))
   return found
+
+
+def _attached(hint: Any) -> Iterator[Any]:
+  """Yields everything attached to an annotation, and to the members of a union."""
+  if typing.get_origin(hint) is typing.Annotated:
+    yield from hint.__metadata__
+    hint = hint.__origin__
+  for member in typing.get_args(hint):
+    if typing.get_origin(member) is typing.Annotated:
+      yield from _attached(member)
 
 
 def choice_of(hint: Any) -> Choice | None:
@@ -312,14 +311,12 @@ def leaves(config: Any, default: Any = None, prefix: str = "") -> Iterator[Leaf]
     value = getattr(config, field.name)
     usual = getattr(default, field.name, None)
     choice = its_type.choice
-    if choice is None:
-      # An instance of a dataclass is a section, whose fields are leaves. A class is a value.
-      has_fields = dataclasses.is_dataclass(value) and not isinstance(value, type)
-      if not has_fields:
-        yield Leaf(path, its_type, value, usual)
-    else:
-      has_fields = choice.holds(value)
+    # An instance of a dataclass is a section, whose fields are leaves. A class is a value.
+    has_fields = dataclasses.is_dataclass(value) and not isinstance(value, type)
+    if choice is not None:
       yield Leaf(path, its_type, choice.name(value), choice.name(usual))
+    elif not has_fields:
+      yield Leaf(path, its_type, value, usual)
     if has_fields:
       # If the usual value is of another class, its fields are no defaults for this value.
       other = choice is not None and type(usual) is not type(value)
@@ -336,7 +333,7 @@ def set_fields(config: Any) -> dict[str, tuple[Any, Any]]:
 
 
 def to_dict(config: Any) -> dict[str, Any]:
-  """Returns the config as plain data, with the name of each chosen value.
+  """Returns the config as nested dicts, with the name of each chosen value.
 
   >>> from dpjax.experiments.kinds.central.config import DpSgd
   >>> to_dict(DpSgd(clipping="automatic"))["clipping"]
@@ -350,7 +347,7 @@ def to_dict(config: Any) -> dict[str, Any]:
       named = {} if choice is None else {"name": choice.name(value)}
       values[field.name] = named | to_dict(value)
     else:
-      values[field.name] = _plain(value)
+      values[field.name] = value
   return values
 
 
@@ -364,13 +361,3 @@ def name_of(config: Any, field: str) -> Any:
   value = getattr(config, field)
   choice = types_of(type(config))[field].choice
   return value if choice is None else choice.name(value)
-
-
-def _plain(value: Any) -> Any:
-  """Returns a value as plain data. Inside a dict or a list, such as a sweep's grid, a dataclass
-  becomes its `repr`, and a tuple a list."""
-  if isinstance(value, dict):
-    return {key: _plain(entry) for key, entry in value.items()}
-  if isinstance(value, (list, tuple)):
-    return [_plain(entry) for entry in value]
-  return repr(value) if dataclasses.is_dataclass(value) else value

@@ -74,8 +74,7 @@ def get(config: Any, path: str, *, name: str = "config") -> Any:
     value = config.get(head)
     choice = None
   else:
-    _check_section(config, path, name)
-    _check_field(config, head, name)
+    _check_field(config, head, name, path=path)
     value = getattr(config, head)
     choice = types_of(type(config))[head].choice
   if choice is not None and not tail:
@@ -285,7 +284,7 @@ def _continued(value: Any, hint: Any, name: str, old: Any) -> Any:
   choice = choice_of(hint)
   if choice is None or not isinstance(value, str):
     return value
-  if choice.kind(value, name) is None or not choice.holds(old):
+  if choice.kind(value, name) is None or choice.word(old) is None:
     return value
   new = choice.make(value, name)
   types = types_of(type(new))
@@ -307,7 +306,7 @@ def _fits(value: Any, hint: Any) -> bool:
   """Returns whether a field may hold the value; only a choice may refuse it here."""
   choice = choice_of(hint)
   is_path = choice is not None and choice.user_defined and isinstance(value, str)
-  return choice is None or choice.holds(value) or is_path
+  return choice is None or choice.word(value) is not None or is_path
 
 
 def _chosen(value: Any, choice: Choice, name: str) -> Any:
@@ -317,7 +316,7 @@ def _chosen(value: Any, choice: Choice, name: str) -> Any:
     return value
   value_or_name = {"name": value} if isinstance(value, str) else value
   if not isinstance(value_or_name, dict):
-    if not choice.holds(value):
+    if choice.word(value) is None:
       raise _not_chosen(value, value, choice, name)
     return value if value is None else _check_dataclass(value, type(value), name)
   value_or_name = {str(key): entry for key, entry in _bounded(value_or_name, name).items()}
@@ -346,11 +345,6 @@ def _not_chosen(value: Any, word: Any, choice: Choice, name: str) -> UserError:
   return UserError(f"must be one of {known}{hint}", field=name, value=value)
 
 
-def _check_section(config: Any, path: str, name: str) -> None:
-  if not dataclasses.is_dataclass(config) or isinstance(config, type):
-    raise UserError(f"{name} holds {config!r}, which has no fields", field=f"{name}.{path}")
-
-
 def _check_field(
   config: Any, head: str, name: str, choice: Choice | None = None, *, path: str = ""
 ) -> None:
@@ -360,6 +354,12 @@ def _check_field(
   Args:
     path: dotted path that begins with `head`, as it was given; the error is about it.
   """
+  # A choice may be none.
+  is_section = dataclasses.is_dataclass(config) or (choice is not None and config is None)
+  if not is_section or isinstance(config, type):
+    raise UserError(
+      f"{name} holds {config!r}, which has no fields", field=f"{name}.{path or head}"
+    )
   known = [field.name for field in fields_of(config)]
   if head in known:
     return
@@ -470,10 +470,7 @@ def _update(
       raise UserError(
         "no such field; names between dots must not be empty", field=f"{name}.{path}"
       )
-    choice = choice_of(hint)
-    if config is not None or choice is None:
-      _check_section(config, path, name)
-    _check_field(config, head, name, choice, path=path)
+    _check_field(config, head, name, choice_of(hint), path=path)
     if tail:
       inside.setdefault(head, {})[tail] = change
     else:
@@ -653,8 +650,7 @@ def _by_name(value: Any, hint: Any, name: str) -> str:
   if not (isinstance(value, str) and dataclasses.is_dataclass(hint)):
     return ""
   named = types_of(hint).get("name")  # type: ignore[arg-type]
-  attached = getattr(named.annotation, "__metadata__", ()) if named else ()
-  notes = [note for note in attached if isinstance(note, str)]
+  notes = [note for note in (named.attached if named else ()) if isinstance(note, str)]
   dashes = "--" if name.startswith("config.") else ""
   return f"is set by {dashes}{name}.name: {notes[0]}" if notes else ""
 

@@ -14,7 +14,7 @@ import dataclasses
 from collections.abc import Iterator
 from typing import Any
 
-from dpjax.experiments.config.choices import Leaf, leaves
+from dpjax.experiments.config.choices import leaves
 from dpjax.validate import UserError
 
 
@@ -54,10 +54,14 @@ def _named(error: UserError, config: Any) -> UserError:
   if "." in error.field and any(inside.startswith(f"{leaf.path}.") for leaf in every):
     return error
   argument = error.field.rpartition(".")[2]
-  alike = [leaf for leaf in every if leaf.path.rpartition(".")[2] == argument]
+  whole, _, index = argument.partition("[")
+  alike = [leaf for leaf in every if leaf.path.rpartition(".")[2] == whole]
+  if index:
+    holding = [leaf for leaf in alike if isinstance(leaf.value, list | tuple)]
+    return error.of(field=f"{holding[0].path}[{index}") if len(holding) == 1 else error
   # The argument is made of a choice, so it has another value than the choice's name.
   giving = [leaf for leaf in alike if leaf.type.choice]
-  giving += [leaf for leaf in every if Gives(error.field) in _metadata(leaf)]
+  giving += [leaf for leaf in every if Gives(error.field) in leaf.type.attached]
   # Of several fields with the argument's name, the one with its value is meant.
   for fields in (giving, alike):
     equal = [leaf.path for leaf in fields if error.is_about(error.field, leaf.value)]
@@ -71,10 +75,6 @@ def _named(error: UserError, config: Any) -> UserError:
   sections = {leaf.path.rpartition(".")[0] for leaf in every}
   meant = [path for path in sections if path.rpartition(".")[2] == error.field]
   return error.of(field=meant[0]) if len(meant) == 1 else error
-
-
-def _metadata(leaf: Leaf) -> tuple[Any, ...]:
-  return getattr(leaf.type.annotation, "__metadata__", ())
 
 
 @contextlib.contextmanager

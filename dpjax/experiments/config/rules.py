@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import typing
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple
 
@@ -19,7 +18,7 @@ import numpy as np
 from dpjax import names, validate
 from dpjax.experiments.config.choices import (
   Choice,
-  choice_of,
+  FieldType,
   leaves,
   name_of,
   types_of,
@@ -152,41 +151,9 @@ def each(rule: FieldRule) -> FieldRule:
   """
 
   def check(**named: Any) -> None:
-    for name, values in named.items():
-      for index, value in enumerate(values):
-        rule.check(**{f"{name}[{index}]": value})
+    rule.check(**validate.entries(**named))
 
   return FieldRule(check, f"each {rule.words}")
-
-
-def _carried(hint: Any) -> Iterator[Any]:
-  """Yields everything attached to an annotation, and to the members of a union."""
-  if typing.get_origin(hint) is typing.Annotated:
-    yield from hint.__metadata__
-    hint = hint.__origin__
-  for member in typing.get_args(hint):
-    if typing.get_origin(member) is typing.Annotated:
-      yield from _carried(member)
-
-
-def rules_of(hint: Any) -> list[FieldRule]:
-  """Returns the rules attached to an annotation, in order.
-
-  >>> from typing import Annotated
-  >>> [rule.words for rule in rules_of(Annotated[int | None, at_least(1), "of a batch"])]
-  ['>= 1']
-  """
-  return [entry for entry in _carried(hint) if isinstance(entry, FieldRule)]
-
-
-def help_of(hint: Any) -> str:
-  """Returns the help attached to an annotation, or "".
-
-  >>> from typing import Annotated
-  >>> help_of(Annotated[int | None, at_least(1), "of a batch"])
-  'of a batch'
-  """
-  return next((entry for entry in _carried(hint) if isinstance(entry, str)), "")
 
 
 def check(config: Any, *, prefix: str = "") -> None:
@@ -203,10 +170,9 @@ def check(config: Any, *, prefix: str = "") -> None:
   dpjax.validate.UserError: num_steps=0: must be an integer in [1, 100000000]
   """
   for leaf in leaves(config):
-    if leaf.value is None:
-      continue
-    for rule in rules_of(leaf.type.annotation):
-      rule.check(**{f"{prefix}{leaf.path}": leaf.value})
+    for rule in leaf.type.attached:
+      if isinstance(rule, FieldRule) and leaf.value is not None:
+        rule.check(**{f"{prefix}{leaf.path}": leaf.value})
 
 
 def check_settings(settings: Any) -> None:
@@ -224,8 +190,8 @@ def check_settings(settings: Any) -> None:
   types = types_of(type(settings))
   for field in dataclasses.fields(settings):
     value = getattr(settings, field.name)
-    if value is not None:
-      for rule in rules_of(types[field.name].annotation):
+    for rule in types[field.name].attached:
+      if isinstance(rule, FieldRule) and value is not None:
         rule.check(**{field.name: value})
 
 
@@ -256,7 +222,7 @@ def described(config: Any) -> list[Described]:
   """
   rows = []
   for leaf in leaves(config):
-    rows.append(_described(leaf.path, leaf.default, leaf.type.annotation))
+    rows.append(_described(leaf.path, leaf.default, leaf.type))
     if leaf.type.choice is not None:
       rows += _of_others(leaf.type.choice, leaf.path, leaf.value)
   return rows
@@ -267,13 +233,13 @@ def _of_others(choice: Choice, path: str, chosen: Any) -> Iterator[Described]:
   for field, owners in choice.owners().items():
     if chosen not in owners:
       kind = choice.kinds()[owners[0]]
-      hint = types_of(kind)[field].annotation
-      row = _described(f"{path}.{field}", name_of(kind(), field), hint)
+      its_type = types_of(kind)[field]
+      row = _described(f"{path}.{field}", name_of(kind(), field), its_type)
       yield row._replace(help=f"of {', '.join(owners)}: {row.help}".removesuffix(": "))
 
 
-def _described(path: str, default: Any, hint: Any) -> Described:
-  choice = choice_of(hint)
-  words = [" | ".join(choice.table)] if choice is not None else []
-  words += [rule.words for rule in rules_of(hint)]
-  return Described(path, default, ", ".join(words), help_of(hint))
+def _described(path: str, default: Any, its_type: FieldType) -> Described:
+  words = [] if its_type.choice is None else [" | ".join(its_type.choice.table)]
+  words += [rule.words for rule in its_type.attached if isinstance(rule, FieldRule)]
+  texts = [text for text in its_type.attached if isinstance(text, str)]
+  return Described(path, default, ", ".join(words), next(iter(texts), ""))

@@ -46,8 +46,7 @@ class SamplerChoice:
 
   def sizing(self, **numbers: Any) -> Sizing:
     """Returns the numbers of a run, together with those of this sampler."""
-    own: dict[str, Any] = {name: self.number(name) for name in _NUMBERS}
-    return Sizing(**numbers, **own)
+    return Sizing(**numbers, **vars(self))
 
   def __reduce__(self) -> tuple[Any, ...]:
     return _again, (self.name, self._numbers, dict(vars(self)))
@@ -59,14 +58,20 @@ def _again(name: str, numbers: tuple[str, ...], values: dict[str, Any]) -> Sampl
 
 @functools.cache
 def _value(name: str, numbers: tuple[str, ...]) -> type[SamplerChoice]:
-  """Returns the class of the values of a sampler: of a name, or of a user's import path."""
+  """Returns the class of the values of a sampler: of a name, or of a user's import path.
+
+  Args:
+    numbers: numbers that the config gives to the samplers that read them.
+  """
+  scheme = SCHEMES.get(name)
+  read = ("capacity", "steps_apart") if scheme is None else scheme.numbers
   return dataclasses.make_dataclass(
     name,
-    [(number, _NUMBERS[number], None) for number in numbers],
+    [(number, _NUMBERS[number], None) for number in numbers if number in read],
     bases=(SamplerChoice,),
     namespace={
       "name": name,
-      "scheme": SCHEMES.get(name),
+      "scheme": scheme,
       "__doc__": SamplerChoice.__doc__,
       "__module__": __name__,
       "_numbers": numbers,
@@ -80,16 +85,13 @@ def choice(purpose: str, *numbers: str) -> Choice:
 
   Args:
     purpose: as for `registry.used_for`.
-    numbers: numbers that this config gives to the samplers that read them.
+    numbers: as for `_value`.
 
   >>> sorted(choice("examples", "capacity").owners()["capacity"])[:2]
   ['k_out_of_t', 'poisson']
   """
-  table: dict[str, type | str] = {}
-  for name, row in used_for(purpose).items():
-    table[name] = _value(name, tuple(each for each in numbers if each in row.numbers))
-  users = tuple(number for number in numbers if number != "num_selected")
-  return Choice(table, users=lambda path: _value(path, users))
+  table = {name: _value(name, numbers) for name in used_for(purpose)}
+  return Choice(table, users=lambda path: _value(path, numbers))
 
 
 def make(value: SamplerChoice, size: Sizing) -> sampling.Sampler:

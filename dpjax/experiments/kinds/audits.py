@@ -17,7 +17,7 @@ from dpjax.accounting.text import lower
 from dpjax.accounting.trade_off import TradeOff, all_pairs
 from dpjax.auditing.lower_bounds import METHODS
 from dpjax.auditing.scores import Scores
-from dpjax.auditing.verdict import ceiling, check_event, reason
+from dpjax.auditing.verdict import ceiling, check_method, reason
 from dpjax.data.target_kinds import needs_classes
 from dpjax.experiments.kinds.central.config import CanaryAudit
 from dpjax.experiments.run import writers
@@ -30,18 +30,27 @@ from dpjax.validate import UserError
 _WITH_PARAMETERS = ("gradient", "parameter")
 
 
-def check(config: CanaryAudit, kinds: tuple[str, ...], scores: tuple[str, ...]) -> None:
+def check(
+  config: CanaryAudit, kinds: tuple[str, ...], scores: tuple[str, ...], *, release: bool
+) -> None:
   """Raises UserError for wrong settings of an audit; needs no data.
 
   Args:
     kinds: kinds of canaries that the run supports.
     scores: scores that the run supports.
+    release: whether the result may be published.
   """
   validate.integer_at_least(2, **{"audit.num_canaries": config.num_canaries})
   validate.one_of(kinds, **{"audit.kind": config.kind})
   validate.one_of(scores, **{"audit.score": config.score})
   validate.one_of(METHODS, **{"audit.method": config.method})
   validate.open_unit(**{"audit.confidence": config.confidence})
+  if release and config.kind == "mislabelled":
+    raise UserError(
+      "must be another kind with release=True: the scores of these canaries are of true rows",
+      field="audit.kind",
+      value=config.kind,
+    )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -109,7 +118,7 @@ def insert(
     return held, None
   # Some kinds of canaries change a label. For all kinds the rule is the same: data have classes.
   needs_classes(held, "audit")
-  check_event(asked.method, claim.event())
+  check_method(asked.method, claim.event())
   _warn_of_ceiling(asked, claim)
   changed, canaries = make(
     held,

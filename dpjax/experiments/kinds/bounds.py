@@ -20,11 +20,7 @@ from dpjax.zoo import networks
 from dpjax.zoo.datasets import published
 from dpjax.zoo.datasets.registry import takes_declaration
 from dpjax.zoo.networks import registry
-from dpjax.zoo.networks.registry import (
-  check_options,
-  needs_features,
-  needs_unit_range,
-)
+from dpjax.zoo.networks.registry import check_options
 
 
 def only(config: Any, path: str, allowed: Iterable[Any], why: str) -> None:
@@ -98,7 +94,7 @@ def sections(config: Any) -> None:
   """
   data(config.data)
   model(config.model)
-  if needs_unit_range(config.model.name):
+  if registry.entry(config.model.name).in_unit_range:
     why = f", for the features of model.name={config.model.name!r} are of images in [0, 1]"
     only(config, "data.center", [False], why)
 
@@ -108,7 +104,7 @@ def model(config: ModelConfig, section: str = "model") -> None:
 
   A user's model is built, and so checked, only when data are loaded.
   """
-  names.one_of(registry.names(), **{f"{section}.name": config.name})
+  names.one_of(registry.MODELS, **{f"{section}.name": config.name})
   for option, value in config.options.items():
     _written(value, f"{section}.options.{option}")
   check_options(config.name, config.options, prefix=f"{section}.options.")
@@ -121,7 +117,7 @@ def model(config: ModelConfig, section: str = "model") -> None:
   if not names.is_path(config.name):
     with of_model(config, section):
       networks.build(config.name, num_classes=2, **config.options)
-  features = needs_features(config.name)
+  features = registry.entry(config.name).features
   with within(section):
     read_if(config, features is not None, "a model on features", "mirrored")
     scattering = features == "scattering"

@@ -94,7 +94,7 @@ def check_images(config: Any, train: Any, task: str, *, tables: bool = False) ->
     task: name of what needs images, for the message.
     tables: whether rows of numbers will do, too.
   """
-  needs_classes(train, task, field="dataset", value=config.dataset)
+  needs_classes(train, "dataset", config.dataset)
   rows = tables and len(train.x.shape) == 2 and train.vocab_size is None
   if len(train.x.shape) != 4 and not rows:
     raise UserError(

@@ -221,7 +221,7 @@ class Checkpoints:
       state=ocp.args.StandardSave({_STATE: arrays}), meta=ocp.args.JsonSave(held)
     )
     new = self.directory / _NEW
-    with writers.reported_in_one_line(f"checkpoint={self.directory / str(step)}"):
+    with writers.reported_in_one_line("checkpoint", self.directory / str(step)):
       # An interrupted save may have left this folder. It has no number, so no step is lost.
       shutil.rmtree(new, ignore_errors=True)
       writers.secret_folder(new)
@@ -232,7 +232,7 @@ class Checkpoints:
       for path in (*(new / str(step)).rglob("*"), new / str(step)):
         files.sync(path, 0o700 if path.is_dir() else 0o600)
       os.rename(new / str(step), self.directory / str(step))
-      writers.sync_folder(self.directory)
+      files.sync(self.directory)
       new.rmdir()
       for old in _numbers(self.directory)[: -files.KEPT]:
         shutil.rmtree(self.directory / str(old))

@@ -38,7 +38,7 @@ from dpjax.experiments.run.folder import Folder
 from dpjax.experiments.run.kind import experiment_of
 from dpjax.parallel import made_for
 from dpjax.validate import UserError
-from dpjax.zoo.networks.registry import needs_features
+from dpjax.zoo.networks import registry
 
 if TYPE_CHECKING:
   from dpjax.parallel.targets import Machine
@@ -225,7 +225,7 @@ def _blank(model: Any, loaded: tuple[Any, Any]) -> tuple[tuple[Any, Any], float]
   seconds = 0.0
   shape = held.x.shape[1:]
   dtype = held.x.dtype
-  if needs_features(model.name):
+  if registry.entry(model.name).features:
     # Imported here, since few models take features.
     from dpjax.experiments.kinds.central.features import featured
 

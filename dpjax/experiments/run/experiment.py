@@ -25,12 +25,12 @@ from dpjax.experiments.run.guarantee import NONE, Guarantee
 from dpjax.experiments.run.left_out import Arrivals, Tally
 from dpjax.experiments.run.run_keys import RunKeys
 from dpjax.types import ArrayTree
-from dpjax.validate import UserError
+from dpjax.validate import UserError, Verbatim
 
 if TYPE_CHECKING:
   from dpjax.experiments.run.dry_run import Planned
   from dpjax.parallel.client_states import Memory
-  from dpjax.parallel.made_for import StepProgram
+  from dpjax.parallel.step_program import StepProgram
   from dpjax.parallel.targets import Machine
 
 Scores = dict[str, float]
@@ -219,11 +219,6 @@ class Experiment(Generic[C]):
     return {}
 
   @property
-  def seed(self) -> int:
-    """Returns the seed of first parameters and public orders; without privacy, of everything."""
-    return self.config.seed
-
-  @property
   def is_private(self) -> bool:
     """Returns whether the run has a guarantee. Then its keys are secret: they come from the
     operating system."""
@@ -238,7 +233,7 @@ class Experiment(Generic[C]):
     """Returns the keys of a run that begins now. A config may have a `noise_seed`: the seed of
     noise and sampling, in place of secret keys."""
     return run_keys.drawn(
-      self.seed,
+      self.config.seed,
       private=self.is_private,
       noise_seed=getattr(self.config, "noise_seed", None),
       release=self.release,
@@ -248,15 +243,17 @@ class Experiment(Generic[C]):
 def no_plan() -> UserError:
   """Returns the error about a kind of run that --dry_run cannot rehearse."""
   return UserError(
-    "--dry_run=True: would be ignored, it needs runs of many steps: those of launch.train, "
-    "launch.federate or launch.relevance"
+    "would be ignored, it needs runs of many steps: those of launch.train, launch.federate or "
+    "launch.relevance",
+    field="dry_run",
+    value=True,
   )
 
 
-def every(count: int, step: int, num_steps: int) -> int | None:
+def every(count: int, num_steps: int, step: int) -> int | None:
   """Returns `step` if it is a multiple of `count` or the last step, else None (for `row_at`).
 
-  >>> [every(2, step, 5) for step in range(1, 6)]
+  >>> [every(2, 5, step) for step in range(1, 6)]
   [None, 2, None, 4, 5]
   """
   return step if step % count == 0 or step == num_steps else None
@@ -342,20 +339,33 @@ def _refuse(field: str, wanted: str, got: object) -> None:
   raise UserError(f"must {wanted}, not {got!r:.60}", field=field)
 
 
-def checked(experiment: Experiment[C]) -> Experiment[C]:
-  """Returns the experiment, its config checked. Raises UserError, which names the field, if it is
-  malformed."""
+def check(experiment: Experiment[Any]) -> None:
+  """Raises UserError, which names the field, if an experiment is malformed, its config is wrong, or
+  it supports only one process, and there are several."""
   if not isinstance(experiment, Experiment):
     _refuse("experiment", "be a dpjax.experiments.run.experiment.Experiment", experiment)
   config: Any = experiment.config
   if not dataclasses.is_dataclass(config) or isinstance(config, type):
     _refuse("Experiment.config", "be a dataclass", config)
   experiment.check()
-  validate.integer_at_least(0, **{"Experiment.seed": experiment.seed})
+  # Of first parameters and public orders; without privacy, of everything.
+  validate.integer_at_least(0, seed=experiment.config.seed)
   noise_seed = getattr(config, "noise_seed", None)
   if noise_seed is not None:
     validate.integer_at_least(0, noise_seed=noise_seed)
-  return experiment
+  count = jax.process_count()
+  if count > 1 and experiment.release:
+    raise UserError(
+      f"must be run by one process, not {count}: its keys leave no machine",
+      field="release",
+      value=True,
+    )
+  if count > 1 and not experiment.over_processes:
+    raise UserError(
+      f"must be run by one process, not {count}: nothing of such a run is shared between them",
+      field="config",
+      value=Verbatim(type(config).__name__),
+    )
 
 
 def digest_of(experiment: Experiment[Any], data: Any) -> bytes:

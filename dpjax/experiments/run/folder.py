@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import pathlib
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import jax
@@ -21,7 +21,8 @@ from dpjax.experiments.run.run_keys import RunKeys
 from dpjax.noise.gaussian import key_id
 from dpjax.parallel.exchanges import is_first, on_first, same
 
-# Key of result.json and of the secrets: what `provenance.start` returned at each start.
+# Key of result.json and of the secrets: versions of libraries, and the SHA-256 of the user's own
+# modules, at each start.
 STARTS = "starts"
 
 
@@ -36,15 +37,9 @@ class Folder:
     UserError: the folder holds another run, or other files.
   """
 
-  def __init__(
-    self,
-    experiment: Experiment[Any],
-    path: pathlib.Path,
-    on_save: Callable[[int], None] = lambda step: None,
-  ):
+  def __init__(self, experiment: Experiment[Any], path: pathlib.Path):
     self.experiment = experiment
     self.path = path
-    self.on_save = on_save
     config = experiment.config
     self.secrets: Result | None = on_first(owner.known, path, config)
     self.result: Result | None = on_first(owner.finished, path, config)
@@ -77,27 +72,26 @@ class Folder:
     # Configs without sections name their data in a field.
     name = config.data.name if hasattr(config, "data") else getattr(config, "dataset", "")
 
-    def keys() -> dict[str, Any] | None:
+    def meta() -> Result | None:
       held = self.secrets
-      run_keys.check_data(held, data, name=name, workdir=self.path)
-      run_keys.check_weights(held, weights, workdir=self.path)
+      run_keys.check_begun_with(held, data, weights, name=name, workdir=self.path)
       if self.result is not None:
         return None
-      seed = experiment.seed
+      seed = config.seed
       random = experiment.new_keys() if held is None else run_keys.from_meta(seed, held)
       named = config_names.digest(config, held=owner.written(self.path, config))
       run_id = run_keys.run_id(named, data, random)
       run_keys.check_run(held, run_id, workdir=self.path)
-      return {"keys": run_keys.to_json(random), "run": run_id}
+      return run_keys.to_meta(data, random, weights=weights, run=run_id)
 
     # The first process draws, and the others get its keys.
-    found = on_first(keys)
+    found = on_first(meta)
     if found is None:
       return None
-    random = run_keys.from_json(experiment.seed, found["keys"])
-    self.run_id = found["run"]
+    self._wanted = found
+    self.run_id = found[run_keys.RUN]
+    random = run_keys.from_meta(config.seed, found)
     self.key_name = key_id(random.noise)
-    self._wanted = run_keys.to_meta(data, random, weights=weights, run=self.run_id)
     return random
 
   def finished(self) -> Result:
@@ -116,7 +110,8 @@ class Folder:
   def taken(self) -> Iterator[None]:
     """Locks the folder and makes it this run's: config and keys are on disk inside the block."""
     # The modules that the config names are imported by now.
-    self._starts = [*(self.secrets or {}).get(STARTS, []), provenance.start()]
+    now = {"versions": provenance.versions(), "modules": provenance.own_modules()}
+    self._starts = [*(self.secrets or {}).get(STARTS, []), now]
     with contextlib.ExitStack() as held:
       held.enter_context(
         writers.space_on_disk(
@@ -163,7 +158,7 @@ class Folder:
         "device": provenance.device(),
         **outcome.result(self.path),
         "release": experiment.release,
-        "seed": experiment.seed,
+        "seed": experiment.config.seed,
         "num_parameters": trees.size(outcome.params),
         "params_sha256": trees.sha256(outcome.params),
         # A release has no duration: the time of a step depends on the private size of its batch.

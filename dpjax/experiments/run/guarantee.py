@@ -78,12 +78,6 @@ class Guarantee:
     if self.kind == "claimed" and not self.failed_assumptions:
       raise ValueError("a claimed epsilon must name the assumptions that fail")
 
-  @property
-  def unit_owns_records(self) -> bool:
-    """Returns whether a unit has several records, as a user has. Where records are dealt otherwise,
-    it is another unit."""
-    return self.unit == "user"
-
   def charge(self, ledger: Ledger, steps: range, *, noise_key_id: str) -> Ledger:
     """Returns the ledger with the events of these steps, in order."""
     # Consecutive equal steps form one entry.
@@ -180,7 +174,8 @@ class Guarantee:
       "epsilon_kind": self.kind,
       "accountant": self.accountant or None,
     }
-    if self.unit_owns_records:
+    # A user has several records. Where records are dealt otherwise, it is another unit.
+    if self.unit == "user":
       facts |= {"unit_owns_records": True}
     if self.failed_assumptions:
       facts |= {"failed_assumptions": list(self.failed_assumptions)}

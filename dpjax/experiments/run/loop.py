@@ -20,7 +20,7 @@ import multiprocessing
 import pathlib
 import signal
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import jax
@@ -37,7 +37,7 @@ from dpjax.experiments.run.experiment import (
   Trained,
   begun,
   begun_story,
-  checked,
+  check,
   checked_phase,
   digest_of,
   scored,
@@ -48,11 +48,9 @@ from dpjax.experiments.run.guarantee import Guarantee
 from dpjax.experiments.run.left_out import Tally
 from dpjax.parallel.exchanges import is_first, largest, on_first
 from dpjax.types import Config
-from dpjax.validate import UserError, Verbatim, first_line
+from dpjax.validate import UserError, first_line
 
-STOPPING = tuple(
-  getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)
-)
+STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 # Seconds between two checkpoints of a phase without `save_every`.
 SAVE_SECONDS = 10.0
 
@@ -85,7 +83,6 @@ def run(
   workdir: pathlib.Path | str,
   *,
   data: Any = None,
-  on_save: Callable[[int], None] = lambda step: None,
 ) -> Result:
   """Carries out a run, or its remaining steps, and returns the content of result.json.
 
@@ -96,8 +93,6 @@ def run(
     workdir: folder that is new, empty, or of an earlier (unfinished or finished) run of the same
       config on the same data.
     data: data that runs share, with features; None: the experiment loads its own.
-    on_save: function that is called with the number of each saved step, and with the number of the
-      step from which a run resumes.
 
   Returns:
     Content of result.json. The run also writes config.json, metrics.jsonl, TensorBoard events
@@ -113,9 +108,8 @@ def run(
     PeerLost: another process of this run has ended.
   """
   with naming(getattr(experiment, "config", None)):
-    checked(experiment)
-    _check_processes(experiment)
-    folder = Folder(experiment, pathlib.Path(workdir), on_save)
+    check(experiment)
+    folder = Folder(experiment, pathlib.Path(workdir))
     if folder.result is None:
       # The libraries are checked now, so that a missing plotting library does not fail the run at
       # its end.
@@ -141,26 +135,6 @@ def run(
           return folder.finish(end.value)
 
 
-def _check_processes(experiment: Experiment[Any]) -> None:
-  """Raises UserError if there are several processes and the run supports only one process."""
-  count = jax.process_count()
-  if count == 1:
-    return
-  if experiment.release:
-    raise UserError(
-      f"must be run by one process, not {count}: its keys leave no machine",
-      field="release",
-      value=True,
-    )
-  if not experiment.over_processes:
-    raise UserError(
-      f"must be run by one process, not {count}: nothing of such a run is "
-      "shared between them",
-      field="config",
-      value=Verbatim(type(experiment.config).__name__),
-    )
-
-
 def steps(phase: Phase, folder: Folder) -> Trained:
   """Carries out a phase to its end, from its newest checkpoint if there is one.
 
@@ -173,7 +147,8 @@ def steps(phase: Phase, folder: Folder) -> Trained:
     received.extend(folder.late)
     # A run killed after its last step, but before its result, has nothing left to train.
     if not now.is_over:
-      with now.bar() as bar, _ended(phase.draws(now.step)) as draws:
+      bar = writers.Progress(phase.num_steps, now.step, phase.name, shown=is_first())
+      with bar, _ended(phase.draws(now.step)) as draws:
         for draw in draws:
           now.state, info = stepped(phase.step(now.state, draw), now.structure)
           # The step is charged before the row and the checkpoint, so that no shown or saved epsilon
@@ -185,8 +160,7 @@ def steps(phase: Phase, folder: Folder) -> Trained:
           stop = largest(received[0] if received else 0)
           if now.is_over or stop or now.is_due():
             now.save()
-          if bar is not None:
-            bar.update(1, **shown)
+          bar.update(1, **shown)
           if now.is_over:
             break
           if stop:
@@ -215,10 +189,7 @@ def signals() -> Iterator[list[int]]:
   received: list[int] = []
   previous = {}
   for signum in STOPPING:
-    if (
-      signum == getattr(signal, "SIGHUP", None)
-      and signal.getsignal(signum) == signal.SIG_IGN
-    ):
+    if signum == signal.SIGHUP and signal.getsignal(signum) == signal.SIG_IGN:
       continue
     try:
       previous[signum] = signal.signal(signum, lambda s, _: received.append(s))
@@ -312,13 +283,10 @@ class Running:
       self.final_epsilon = on_first(guarantee.curve, phase.num_steps)
       on_first(guarantee.warn)
     if phase.evaluate is not None and is_first():
-      rows = map(phase.row_at, range(self.step, 0, -1))
       self.metrics = writers.MetricsWriter(
         folder.path,
-        # The newest row up to the current step; None: there is none.
-        resume_step=next((row for row in rows if row is not None), None),
+        self.rows,
         tensorboard=not folder.experiment.release,
-        held=self.rows,
         hook=folder.hook,
       )
 
@@ -356,7 +324,6 @@ class Running:
       ) from error
     if self.phase.guarantee is not None:
       self._check_ledger(self.phase.guarantee)
-    self.folder.on_save(self.step)
 
   def _check_ledger(self, guarantee: Guarantee) -> None:
     """Raises UserError unless the ledger holds the events of this run's steps so far, up to
@@ -424,17 +391,11 @@ class Running:
       meta["rows"] = self.metrics.durable()
     self.checkpoints.save(self.step, self.state, meta)
     self.saved_at = time.monotonic()
-    self.folder.on_save(self.step)
 
   def is_due(self) -> bool:
     if self.phase.save_every is not None:
       return self.step % self.phase.save_every == 0
     return time.monotonic() - self.saved_at >= SAVE_SECONDS
-
-  def bar(self) -> contextlib.AbstractContextManager[writers.Progress | None]:
-    if not is_first():
-      return contextlib.nullcontext()
-    return writers.progress(self.phase.num_steps, self.step, self.phase.name)
 
   def close(self) -> None:
     try:

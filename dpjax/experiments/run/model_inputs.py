@@ -52,8 +52,7 @@ class ModelInputs:
   def __post_init__(self):
     validate.one_of(_DTYPES, dtype=self.dtype)
     validate.integer_at_least(1, num_classes=self.num_classes)
-    for place, size in enumerate(self.shape):
-      validate.integer_at_least(1, **{f"shape[{place}]": size})
+    validate.integer_at_least(1, **validate.entries(shape=self.shape))
     if not self.shape or np.prod(self.shape, dtype=float) > _MOST_NUMBERS:
       raise UserError(
         f"must be an example of 1 to {_MOST_NUMBERS} numbers",
@@ -168,7 +167,7 @@ def read(folder: pathlib.Path) -> ModelInputs | None:
   held = writers.read_json(path)
   wanted = [field.name for field in dataclasses.fields(ModelInputs)]
   if not isinstance(held, dict) or set(held) != set(wanted):
-    raise UserError(f"{str(path)[-120:]}: must have the keys {', '.join(wanted)}")
+    raise UserError(f"must have the keys {', '.join(wanted)}", field=str(path)[-120:])
   target = held["target"]
   try:
     if target is not None:
@@ -179,5 +178,5 @@ def read(folder: pathlib.Path) -> ModelInputs | None:
     return ModelInputs(**held)
   except (TypeError, ValueError) as error:
     raise UserError(
-      f"{str(path)[-120:]}: is not what a run writes there ({error})"
+      f"is not what a run writes there ({error})", field=str(path)[-120:]
     ) from None

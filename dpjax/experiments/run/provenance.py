@@ -15,7 +15,6 @@ import resource
 import subprocess
 import sys
 import sysconfig
-from typing import Any
 
 import jax
 
@@ -78,12 +77,6 @@ def versions() -> dict[str, str | None]:
   changes with files that do not affect the run.
   """
   return libraries() | {"git_commit": git_commit(_PACKAGE)}
-
-
-def start() -> dict[str, Any]:
-  """Returns what a run records at each of its starts: the versions of libraries, and the SHA-256 of
-  the user's own modules."""
-  return {"versions": versions(), "modules": own_modules()}
 
 
 def own_modules() -> dict[str, str]:

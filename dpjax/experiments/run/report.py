@@ -55,7 +55,7 @@ def train_report(workdir: str | os.PathLike, *, steps: str = "optimizer steps") 
     by_step.setdefault(line["step"], {}).update(line)
   rows = [by_step[step] for step in sorted(by_step)]
   if not rows:
-    raise UserError(f"{workdir / writers.METRICS}: holds no metrics to report")
+    raise UserError("holds no metrics to report", field=str(workdir / writers.METRICS))
   path = workdir / writers.RESULT
   result = writers.read_json(path) if path.exists() else {}
   write_csv(workdir / TABLE, rows)

@@ -38,7 +38,7 @@ _ORDER_BITS = 64
 _DATA = "data_sha256"
 _WEIGHTS = "weights_sha256"
 _KEYS = "keys"
-_RUN = "run_id"
+RUN = "run_id"
 
 
 class RunKeys(NamedTuple):
@@ -74,33 +74,20 @@ def drawn(
   >>> drawn(0, noise_seed=1).sampler == drawn(0, noise_seed=1).sampler
   True
   """
+  # A seed of NumPy's has another repr than the equal int.
+  seeds = int(seed), None if noise_seed is None else int(noise_seed)
   size = source.KEY_BYTES if release else source.ORDINARY_BYTES
   held = {}
   for purpose, count in (("noise", size), ("local", size), ("sampler", SAMPLER_BITS // 8)):
-    if private and noise_seed is None:
-      held[purpose] = secrets.token_bytes(count)
-    else:
-      held[purpose] = _bytes(purpose, count, seed, noise_seed)
-  return _of(seed, **held)
+    is_secret = private and noise_seed is None
+    found = secrets.token_bytes(count) if is_secret else _bytes(purpose, count, *seeds)
+    held[purpose] = found.hex()
+  return from_json(seed, held)
 
 
 def _bytes(purpose: str, size: int, *seeds: int | None) -> bytes:
   """Returns bytes that follow from seeds; another purpose has other bytes."""
-  # A seed of NumPy's has another repr than the equal int.
-  plain = tuple(None if seed is None else int(seed) for seed in seeds)
-  text = f"dpjax keys {purpose} {plain}"
-  return hashlib.sha256(text.encode()).digest()[:size]
-
-
-def _of(seed: int, **held: bytes) -> RunKeys:
-  """Returns the keys with these bytes. The length of a noise key says its generator."""
-  return RunKeys(
-    init=jax.random.key(seed),
-    noise=source.key_from_bytes(held["noise"]),
-    local=source.key_from_bytes(held["local"]),
-    sampler=int.from_bytes(held["sampler"], "big"),
-    order=int.from_bytes(_bytes("order", _ORDER_BITS // 8, seed), "big"),
-  )
+  return hashlib.sha256(f"dpjax keys {purpose} {seeds}".encode()).digest()[:size]
 
 
 def to_json(random: RunKeys) -> dict[str, str]:
@@ -117,13 +104,19 @@ def _data(key: jax.Array) -> bytes:
 
 
 def from_json(seed: int, held: Mapping[str, str]) -> RunKeys:
-  """Inverts `to_json`.
+  """Inverts `to_json`. The length of a noise key says its generator.
 
   >>> random = drawn(0)
   >>> from_json(0, to_json(random)) == random
   True
   """
-  return _of(seed, **{name: bytes.fromhex(text) for name, text in held.items()})
+  return RunKeys(
+    init=jax.random.key(seed),
+    noise=source.key_from_bytes(bytes.fromhex(held["noise"])),
+    local=source.key_from_bytes(bytes.fromhex(held["local"])),
+    sampler=int.from_bytes(bytes.fromhex(held["sampler"]), "big"),
+    order=int.from_bytes(_bytes("order", _ORDER_BITS // 8, int(seed)), "big"),
+  )
 
 
 def joined(*digests: bytes) -> bytes:
@@ -159,14 +152,14 @@ def to_meta(
   """
   meta: dict[str, Any] = {_DATA: data.hex()}
   meta |= {_WEIGHTS: {**weights}} if weights else {}
-  meta |= {_RUN: run} if run else {}
+  meta |= {RUN: run} if run else {}
   return meta | ({_KEYS: to_json(random)} if random is not None else {})
 
 
 def without_keys(meta: Mapping[str, Any]) -> dict[str, Any]:
   """Returns the part of `meta` that a finished run keeps: the identity of its data."""
   # A finished run makes no random draws, so its keys need not be kept.
-  return {name: value for name, value in meta.items() if name not in (_KEYS, _RUN)}
+  return {name: value for name, value in meta.items() if name not in (_KEYS, RUN)}
 
 
 def from_meta(seed: int, meta: Mapping[str, Any]) -> RunKeys:
@@ -186,7 +179,7 @@ def from_meta(seed: int, meta: Mapping[str, Any]) -> RunKeys:
 def check_run(meta: Mapping[str, Any] | None, run: str, *, workdir: object) -> None:
   """Raises UserError if the stored `run_id` names another run, for example after a folder of
   checkpoints was moved."""
-  if meta and meta.get(_RUN, run) != run:
+  if meta and meta.get(RUN, run) != run:
     raise UserError(
       "its checkpoints are those of another run; bring its own back, or choose "
       "another directory, nothing was changed",
@@ -201,14 +194,21 @@ def data_of(meta: Mapping[str, Any]) -> bytes | None:
   return bytes.fromhex(held) if isinstance(held, str) else None
 
 
-def check_data(
-  meta: Mapping[str, Any] | None, data: bytes, *, name: str, workdir: object
+def check_begun_with(
+  meta: Mapping[str, Any] | None,
+  data: bytes,
+  weights: Mapping[str, str],
+  *,
+  name: str,
+  workdir: object,
 ) -> None:
-  """Raises UserError unless a run was begun with these data.
+  """Raises UserError, which names the field, unless a run was begun with these data and these files
+  of weights.
 
   Args:
-    meta: result of `to_meta`. None: the run has not begun, so any data are accepted.
+    meta: result of `to_meta`. None: the run has not begun, so any are accepted.
     data: digest of the data.
+    weights: SHA-256 of each file of weights, by field.
     name: name of the data, for the message, which never shows a digest.
   """
   if meta is None:
@@ -229,17 +229,7 @@ def check_data(
       value=str(name),
     )
 
-
-def check_weights(
-  meta: Mapping[str, Any] | None, weights: Mapping[str, str], *, workdir: object
-) -> None:
-  """Raises UserError, which names the field, unless a run was begun with these files of weights.
-
-  Args:
-    meta: result of `to_meta`. None: the run has not begun, so any weights are accepted.
-    weights: SHA-256 of each file, by field.
-  """
-  held = weights if meta is None else meta.get(_WEIGHTS, {})
+  held = meta.get(_WEIGHTS, {})
   for field in sorted({*held, *weights}):
     if held.get(field) != weights.get(field):
       raise UserError(

@@ -35,45 +35,45 @@ _UNNAMED = "data that nothing beside it names"
 HEAD = "head"  # name of the last layer in every model of dpjax
 
 
-def read(path: str, field: str) -> dict[str, np.ndarray]:
+def read(path: str) -> dict[str, np.ndarray]:
   """Returns the arrays of a params.npz, by name.
 
   Raises:
     UserError: the file is missing, or `numpy.savez` did not write it; or an array does not hold
       floating point numbers, is not in this machine's byte order, or holds NaN or infinity.
+      It names no field: the caller knows which one gave the path (`validate.about`).
   """
-  at = f"{field}={path!r}"
   # Imported here, because most runs begin from random parameters and read no file.
   from dpjax.data import npz
 
-  with validate.about(f"{at}: is no params.npz"):
+  with validate.about("is no params.npz"):
     arrays = npz.arrays_of(pathlib.Path(path))
-  return {name: _numbers(array, f"{at}: {name}") for name, array in arrays.items()}
+  return {name: _numbers(array, name) for name, array in arrays.items()}
 
 
-def _numbers(array: np.ndarray, label: str) -> np.ndarray:
-  """Returns the array. Raises UserError, beginning with `label`, if it cannot be a
-  parameter."""
+def _numbers(array: np.ndarray, name: str) -> np.ndarray:
+  """Returns the array. Raises UserError if it cannot be a parameter."""
   floats = jnp.issubdtype(array.dtype, jnp.floating)
   if not floats:
-    raise UserError(f"{label}: must hold floating point numbers, not {array.dtype}")
+    raise UserError(f"must hold floating point numbers, not {array.dtype}", field=name)
   # JAX accepts only numbers of the native byte order.
   if not array.dtype.isnative:
-    raise UserError(f"{label}: must be of this machine's byte order, not {array.dtype.str}")
+    raise UserError(
+      f"must be of this machine's byte order, not {array.dtype.str}", field=name
+    )
   # One NaN would make every loss and gradient NaN, and clipping drops such gradients.
   if not np.isfinite(np.asarray(array, np.float64)).all():
-    raise UserError(f"{label}: holds NaN or infinity")
+    raise UserError("holds NaN or infinity", field=name)
   return array
 
 
 def in_place_of(
-  like: Params, arrays: Mapping[str, np.ndarray], label: str, fresh: tuple[str, ...] = ()
+  like: Params, arrays: Mapping[str, np.ndarray], fresh: tuple[str, ...] = ()
 ) -> Params:
   """Returns the arrays in the structure of `like`. The leaves in `fresh` keep the values of `like`.
 
   Raises:
     UserError: leaves or shapes of another model, or numbers that the dtypes of `like` cannot hold.
-      The message begins with `label`.
   """
   leaves = trees.named_leaves(like)
   treedef = jax.tree.structure(like)
@@ -82,27 +82,29 @@ def in_place_of(
     wanted = np.shape(leaves[name]) if name in leaves else "no such leaf"
     if got != wanted:
       raise UserError(
-        f"{label}: does not fit the model of this config: {name} has shape {got} there, {wanted} "
-        "in the model"
+        f"does not fit the model of this config: {name} has shape {got} there, {wanted} in the "
+        "model"
       )
   fitted_leaves = [
-    leaf if name in fresh else _cast(arrays[name], leaf.dtype, f"{label}: {name}")
+    leaf if name in fresh else _cast(arrays[name], leaf.dtype, name)
     for name, leaf in leaves.items()
   ]
   return jax.tree.unflatten(treedef, fitted_leaves)
 
 
-def _cast(array: np.ndarray, dtype: Any, label: str) -> np.ndarray:
+def _cast(array: np.ndarray, dtype: Any, name: str) -> np.ndarray:
   """Returns the array in the dtype of the model, with a warning if it had another one. Raises
-  UserError, beginning with `label`, if that dtype cannot hold a number."""
+  UserError if that dtype cannot hold a number."""
   if array.dtype == dtype:
     return array
   with np.errstate(over="ignore"):
     cast = array.astype(dtype)
   if not np.isfinite(np.asarray(cast, np.float64)).all():
-    raise UserError(f"{label}: holds numbers beyond {dtype}, the type of the model's own")
+    raise UserError(
+      f"holds numbers beyond {dtype}, the type of the model's own", field=name
+    )
   # A cast may round: the parameters may differ from the trained parameters in their last bits.
-  writers.warn(f"{label}: is {array.dtype}, cast to {dtype}")
+  writers.warn(f"saved parameter {name}: is {array.dtype}, cast to {dtype}")
   return cast
 
 
@@ -131,12 +133,13 @@ def begun(path: str | None, params: Params) -> Params:
   """
   if path is None:
     return params
-  arrays = read(names.weights_file(path), "pretrained")
-  leaves = trees.named_leaves(params)
-  last = list(filter(in_head, leaves))
-  shape = lambda name: arrays[name].shape if name in arrays else None
-  same = all(shape(name) == np.shape(leaves[name]) for name in last)
-  return in_place_of(params, arrays, f"pretrained={path!r}", () if same else tuple(last))
+  with validate.about("pretrained", path):
+    arrays = read(names.weights_file(path))
+    leaves = trees.named_leaves(params)
+    last = list(filter(in_head, leaves))
+    shape = lambda name: arrays[name].shape if name in arrays else None
+    same = all(shape(name) == np.shape(leaves[name]) for name in last)
+    return in_place_of(params, arrays, () if same else tuple(last))
 
 
 def in_head(name: str) -> bool:
@@ -166,17 +169,17 @@ def pretrained_on(path: str | None, data_name: str, train: data.Dataset) -> list
     return []
   from dpjax import weight_folders  # most runs begin from random numbers
 
-  path = names.weights_file(path)
-  label = f"pretrained={path!r}"
+  file = names.weights_file(path)
   # A result.json beside weights of another format may belong to another file.
-  unbound = path.endswith(".safetensors") or weight_folders.is_checkpoint(path)
-  result = (
-    _beside(path) if unbound else result_of(path, _nested(read(path, "pretrained"), label))
-  )
+  unbound = file.endswith(".safetensors") or weight_folders.is_checkpoint(file)
+  with validate.about("pretrained", path):
+    result = _beside(file) if unbound else result_of(file, _nested(read(file)))
   if result is None:
     raise UserError(
-      f"{label}: no result.json of these parameters lies beside it, so nothing says which data "
-      "they know, and no epsilon would hold; give the params.npz in the folder of its run"
+      "no result.json of these parameters lies beside it, so nothing says which data they know, "
+      "and no epsilon would hold; give the params.npz in the folder of its run",
+      field="pretrained",
+      value=path,
     )
   dataset = result.get("dataset")
   known = [str(dataset)] if dataset else []
@@ -185,11 +188,13 @@ def pretrained_on(path: str | None, data_name: str, train: data.Dataset) -> list
     known.insert(0, _UNNAMED)
   seen = _bare(data_name) in map(_bare, known)
   # The data are compared by digest as well as by name: the same records may have another name.
-  remembered = workdir.remembered(pathlib.Path(path).parent) or {}
+  remembered = workdir.remembered(pathlib.Path(file).parent) or {}
   if seen or run_keys.data_of(remembered) == data.digest(train):
     raise UserError(
-      f"{label}: was trained on {data_name!r}, the data of this run, whose epsilon would leave "
-      "out what the first parameters know of them; must be of other data"
+      f"was trained on {data_name!r}, the data of this run, whose epsilon would leave out what "
+      "the first parameters know of them; must be of other data",
+      field="pretrained",
+      value=path,
     )
   return known
 
@@ -205,13 +210,13 @@ def _bare(name: str) -> str:
   return name if names.is_path(name) else name.partition(":")[0]
 
 
-def _nested(arrays: Mapping[str, np.ndarray], label: str) -> dict[str, Any]:
+def _nested(arrays: Mapping[str, np.ndarray]) -> dict[str, Any]:
   """Returns the tree of nested dicts in which the array "a/b" has the keys "a" and "b"."""
   split = {tuple(name.split("/")): leaf for name, leaf in arrays.items()}
   try:
     return traverse_util.unflatten_dict(split)
   except (TypeError, AttributeError, IndexError, ValueError) as error:
-    raise UserError(f"{label}: one array has the name of a folder of others") from error
+    raise UserError("one array has the name of a folder of others") from error
 
 
 def assumed(path: str | None, known: list[str]) -> str:

@@ -25,6 +25,8 @@ PARAMS = "params.npz"
 FILES = "files_sha256"
 # Key of result.json and of run.json (`remember`): digest of config and result (`sealed`).
 SEAL = "run_sha256"
+# File of what a run stores in order to resume (`remember`), as secret as its checkpoints.
+_MEMORY = f"{checkpoint.FOLDER}/run.json"
 # Key of run.json: the digest of its other entries.
 _SELF = "sha256"
 # Files without a digest in the result: config, lock, the result itself, and reports, which can be
@@ -141,17 +143,13 @@ def released_if_refused(workdir: pathlib.Path, *, fresh: bool) -> Iterator[None]
     raise
 
 
-def _memory(workdir: pathlib.Path) -> pathlib.Path:
-  return workdir / checkpoint.FOLDER / "run.json"
-
-
 def remembered(workdir: pathlib.Path) -> dict[str, Any] | None:
   """Reads what `remember` wrote in this folder.
 
   Returns {} for a run that has begun and stored nothing, and None for a run that has not begun.
   Raises UserError if the stored file was changed.
   """
-  path = _memory(workdir)
+  path = workdir / _MEMORY
   if path.exists():
     held = writers.read_json(path)
     if isinstance(held, dict):
@@ -159,8 +157,9 @@ def remembered(workdir: pathlib.Path) -> dict[str, Any] | None:
       if digest == checkpoint.meta_digest(held):
         return held
     raise UserError(
-      f"{str(path)[-160:]}: is not what the run wrote there; bring that back, or choose another "
-      "directory, nothing was changed"
+      "is not what the run wrote there; bring that back, or choose another "
+      "directory, nothing was changed",
+      field=str(path)[-160:],
     )
   begun = checkpoint.newest(workdir) is not None or (workdir / writers.RESULT).exists()
   # If there are rows, they were released with keys that are lost. A run must not draw other keys
@@ -185,13 +184,10 @@ def remember(
       value=workdir,
     )
   if meta != before:
-    _remember(workdir, meta)
-
-
-def _remember(workdir: pathlib.Path, meta: dict[str, Any]) -> None:
-  writers.secret_folder(_memory(workdir).parent)
-  held = {**meta, _SELF: checkpoint.meta_digest(meta)}
-  writers.write_json(_memory(workdir), held, secret=True)
+    path = workdir / _MEMORY
+    writers.secret_folder(path.parent)
+    held = {**meta, _SELF: checkpoint.meta_digest(meta)}
+    writers.write_json(path, held, secret=True)
 
 
 # --- result
@@ -215,11 +211,12 @@ def write_result(
   """Writes result.json, bound to its run (see `finished`); returns its content."""
   seal = sealed(written(workdir, config), _where(config), result)
   # The digest is stored first, since `finished` would refuse a result without a stored digest.
-  if _memory(workdir).exists():
+  if (workdir / _MEMORY).exists():
     held = remembered(workdir) or {}
-    _remember(workdir, {**held, SEAL: seal})
-  writers.write_result(workdir, {**result, SEAL: seal})
-  return {**result, SEAL: seal}
+    remember(workdir, {**held, SEAL: seal}, held)
+  sealed_result = {**result, SEAL: seal}
+  writers.write_result(workdir, sealed_result)
+  return sealed_result
 
 
 def finished(workdir: pathlib.Path, config: Config) -> dict[str, Any] | None:
@@ -238,7 +235,9 @@ def finished(workdir: pathlib.Path, config: Config) -> dict[str, Any] | None:
     return None
   result = writers.read_json(path)
   seals = {result.get(SEAL) if isinstance(result, dict) else None}
-  seals |= {(remembered(workdir) or {}).get(SEAL)} if _memory(workdir).exists() else set()
+  seals |= (
+    {(remembered(workdir) or {}).get(SEAL)} if (workdir / _MEMORY).exists() else set()
+  )
   if None in seals or seals != {sealed(written(workdir, config), _where(config), result)}:
     raise UserError(
       f"its {path.name} is not the result of this run; take it away, or choose "

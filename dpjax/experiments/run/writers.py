@@ -7,6 +7,7 @@ file is complete.
 
 from __future__ import annotations
 
+import dataclasses
 import errno
 import fcntl
 import hashlib
@@ -19,7 +20,7 @@ import stat
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
 from typing import Any
 
@@ -30,7 +31,7 @@ from dpjax.accounting.text import by_name
 from dpjax.files import half_written as half_written
 from dpjax.files import make_folder as make_folder
 from dpjax.files import replace_file as replace_file
-from dpjax.files import sync_folder as sync_folder
+from dpjax.files import sync
 from dpjax.validate import UserError, Verbatim
 
 METRICS = "metrics.jsonl"
@@ -76,7 +77,7 @@ def secret_folder(path: pathlib.Path) -> None:
   make_folder(path.parent)
   if not path.is_dir():
     path.mkdir(mode=0o700)
-    sync_folder(path.parent)
+    sync(path.parent)
   if stat.S_IMODE(path.stat().st_mode) & 0o077:
     try:
       path.chmod(0o700)
@@ -125,13 +126,13 @@ def refusal(error: BaseException | None) -> int | None:
 
 
 @contextmanager
-def reported_in_one_line(what: str) -> Iterator[None]:
+def reported_in_one_line(field: str, path: pathlib.Path) -> Iterator[None]:
   """Turns an error of the block into one line if the file system refused a write.
 
   For a refused write, libraries raise errors of many types, often with many lines.
 
   Args:
-    what: name of what is written, such as "checkpoint=FOLDER".
+    field, path: what is written, and where.
 
   Raises:
     Unwritable: the file system refuses the write; its errno is the reason.
@@ -144,7 +145,11 @@ def reported_in_one_line(what: str) -> Iterator[None]:
     code = refusal(error)
     if code is None:
       raise
-    refused = Unwritable(f"{what[-200:]}: cannot be written ({os.strerror(code)})")
+    refused = Unwritable(
+      f"cannot be written ({os.strerror(code)})",
+      field=field,
+      value=Verbatim(str(path)[-190:]),
+    )
     refused.errno = code
     raise refused from None
 
@@ -263,7 +268,8 @@ def plain(value: object) -> Any:
   value = item() if callable(item) else value
   if isinstance(value, float) and not math.isfinite(value):
     return None if math.isnan(value) else str(value)
-  return value
+  # A dataclass inside a list or a dict, such as a value among a user's options.
+  return repr(value) if dataclasses.is_dataclass(value) else value
 
 
 def number(value: float | str | None) -> float:
@@ -293,32 +299,32 @@ def read_json(path: str | os.PathLike) -> Any:
   try:
     return json.loads(path.read_text(encoding="utf-8"))
   except (FileNotFoundError, NotADirectoryError):
-    raise UserError(f"{path}: no such file") from None
+    raise UserError("no such file", field=str(path)) from None
   # The file is not UTF-8 or not JSON, or it is too large or too deeply nested to be read.
   except (ValueError, RecursionError, MemoryError) as error:
     reason = str(error)[:100] or type(error).__name__
-    raise UserError(f"{path}: is not valid JSON ({reason})") from None
+    raise UserError(f"is not valid JSON ({reason})", field=str(path)) from None
 
 
-class MetricsWriter:
+class MetricsWriter(AbstractContextManager):
   """Appends metrics to `workdir`/metrics.jsonl, one JSON line for each call, and to TensorBoard.
 
   Lines contain no time of day, so that the file of a resumed run equals, byte for byte, the file of
-  an uninterrupted run. For that, write the metrics of step k before the checkpoint of step k, and
-  resume from the checkpoint's step.
+  an uninterrupted run. For that, write the metrics of step k before the checkpoint of step k, which
+  holds the result of `durable`, and resume from it.
 
   Args:
     workdir: folder of the run; created if missing.
-    resume_step: last step whose lines are kept. Later lines are dropped, and so is a last line that
-      was cut off. None: the file starts empty, and earlier event files are removed. If they stayed,
-      the scores of a start with other noise would be released beside the scores of this run.
+    held: result of `durable`: the file must begin with these lines, which are kept. Later lines are
+      dropped. None: the file starts empty. Where no line is kept, earlier event files are removed.
+      If they stayed, the scores of a start with other noise would be released beside the scores of
+      this run.
     tensorboard: whether to write event files to `workdir`/tensorboard, too. They contain the time
       of every row and the name of the machine.
-    held: result of `durable` at `resume_step`: the file must still begin with the same bytes.
     hook: function that is called with the step and the values of every line after it is written.
 
   Raises:
-    UserError: a line other than the last is not JSON, or the file does not begin as `held` says.
+    UserError: the file does not begin as `held` says.
 
   >>> import tempfile
   >>> with tempfile.TemporaryDirectory() as workdir:
@@ -331,26 +337,22 @@ class MetricsWriter:
   def __init__(
     self,
     workdir: str | os.PathLike,
-    resume_step: int | None = None,
-    tensorboard: bool = True,
     held: Mapping[str, Any] | None = None,
+    *,
+    tensorboard: bool = True,
     hook: Callable[[int, dict[str, Any]], None] | None = None,
   ):
     self._hook = hook
     workdir = pathlib.Path(workdir)
-    last_kept = -1 if resume_step is None else int(resume_step)
-    if held is None:
-      kept = [line for line, entry in _lines(workdir) if entry["step"] <= last_kept]
-      content = "".join(kept).encode()
-    else:
-      content = _beginning(workdir / METRICS, held)
+    content = b"" if held is None else _beginning(workdir / METRICS, held)
     replace_file(workdir / METRICS, content)
     self._size = len(content)
     self._digest = hashlib.sha256(content)
     self._file = (workdir / METRICS).open("a", encoding="utf-8")
-    if resume_step is None or not tensorboard:
+    if not content or not tensorboard:
       shutil.rmtree(workdir / EVENTS, ignore_errors=True)
-    self._events = _Events(workdir / EVENTS, last_kept + 1) if tensorboard else None
+    last = json.loads(content.splitlines()[-1])["step"] if content else -1
+    self._events = _Events(workdir / EVENTS, last + 1) if tensorboard else None
 
   def write(self, step: int, values: dict[str, Any]) -> None:
     """Appends one line {"step": step, **values}; values are scalars."""
@@ -383,9 +385,6 @@ class MetricsWriter:
       if events is not None:
         events.close()
 
-  def __enter__(self) -> MetricsWriter:
-    return self
-
   def __exit__(self, *error: object) -> None:
     self.close()
 
@@ -401,8 +400,9 @@ def _beginning(path: pathlib.Path, held: Mapping[str, Any]) -> bytes:
     content = b""
   if hashlib.sha256(content).hexdigest() != held["sha256"]:
     raise UserError(
-      f"{str(path)[-120:]}: its rows are not those that the newest checkpoint knows of "
-      f"({held['bytes']} bytes); bring them back, or choose another directory, nothing was changed"
+      f"its rows are not those that the newest checkpoint knows of "
+      f"({held['bytes']} bytes); bring them back, or choose another directory, nothing was changed",
+      field=str(path)[-120:],
     )
   return content
 
@@ -411,24 +411,15 @@ def read_metrics(workdir: str | os.PathLike) -> list[dict[str, Any]]:
   """Reads the lines of `workdir`/metrics.jsonl; `step` is an int, all other values are
   floats.
 
-  A last line that was cut off is left out; a missing file has no lines.
+  A last line that was cut off is left out; a missing file has no lines. Raises UserError if a line
+  before the last one is damaged.
   """
-  rows = []
-  for _, entry in _lines(pathlib.Path(workdir)):
-    step = entry.pop("step")
-    rows.append({"step": step} | {name: number(entry[name]) for name in entry})
-  return rows
-
-
-def _lines(workdir: pathlib.Path) -> list[tuple[str, dict[str, Any]]]:
-  """Returns (text, data) of each complete line. Raises UserError if a line before the last one is
-  damaged."""
-  path = workdir / METRICS
+  path = pathlib.Path(workdir) / METRICS
   if not path.exists():
     return []
   validate.no_pipe(path, str(path))
   lines = path.read_text(encoding="utf-8", errors="replace").splitlines(keepends=True)
-  entries = []
+  rows = []
   for index, line in enumerate(lines):
     try:
       # A line without a line end was cut off, even if it happens to be JSON.
@@ -436,10 +427,11 @@ def _lines(workdir: pathlib.Path) -> list[tuple[str, dict[str, Any]]]:
     except ValueError:
       entry = None
     if isinstance(entry, dict) and isinstance(entry.get("step"), int):
-      entries.append((line, entry))
+      step = entry.pop("step")
+      rows.append({"step": step} | {name: number(entry[name]) for name in entry})
     elif index + 1 < len(lines):
-      raise UserError(f"{path}: line {index + 1} is not a JSON object with a step")
-  return entries
+      raise UserError(f"line {index + 1} is not a JSON object with a step", field=str(path))
+  return rows
 
 
 class _Events:
@@ -461,16 +453,16 @@ class _Events:
     self._file = event_file_writer.EventsWriter(str(folder / "events"))
     start = proto.SessionLog(status=proto.SessionLog.START)
     # TensorBoard then ignores what earlier event files hold for `purge_step` and later steps.
-    self._add(purge_step, session_log=start)
-
-  def _add(self, step: int, **what: Any) -> None:
-    self._file.write_event(self._event(wall_time=time.time(), step=step, **what))
+    self._file.write_event(
+      self._event(wall_time=time.time(), step=purge_step, session_log=start)
+    )
 
   def write(self, step: int, scalars: dict[str, float]) -> None:
     for name, value in scalars.items():
       # TensorBoard draws no point for NaN and infinity, and tensorboardX would print a warning.
       if math.isfinite(value):
-        self._add(step, summary=self._scalar(name, value))
+        point = self._scalar(name, value)
+        self._file.write_event(self._event(wall_time=time.time(), step=step, summary=point))
     self._file.flush()
 
   def close(self) -> None:
@@ -556,20 +548,6 @@ def silent() -> Iterator[None]:
     _SILENT.reset(before)
 
 
-def progress(total: int, initial: int = 0, desc: str = "") -> Progress:
-  """Returns a progress report on stderr: a bar on a terminal, lines elsewhere. In a block of
-  `silent`, it reports nothing."""
-  if _on_terminal():
-    return _Bar(total, initial, desc)
-  return Progress(total, initial, desc, speaks=not _SILENT.get() and sys.stderr is not None)
-
-
-def bar(total: int, desc: str = "") -> Progress:
-  """Returns a progress report that is shown on a terminal alone, for a command that then prints a
-  table."""
-  return _Bar(total, 0, desc) if _on_terminal() else Progress(total, 0, desc, speaks=False)
-
-
 def begins(what: str) -> None:
   """Prints the name of a part of a long command as it begins, on a terminal alone."""
   if _on_terminal():
@@ -582,36 +560,68 @@ def _on_terminal() -> bool:
   return not _SILENT.get() and sys.stderr is not None and sys.stderr.isatty()
 
 
-class Progress:
-  """Progress report in plain lines; also a context manager. Unless it `speaks`, it is silent."""
+class Progress(AbstractContextManager):
+  """Counts to a total and shows it on stderr, as a context manager: a bar on a terminal, a line
+  every five seconds elsewhere. In a block of `silent`, it shows nothing.
 
-  def __init__(self, total: int, initial: int, desc: str, *, speaks: bool):
-    self._speaks = speaks
+  Args:
+    total, initial: the last count, and the first one.
+    desc: what is counted; "" for none.
+    lines: whether it shows lines where stderr is no terminal; False for a command that then prints
+      a table.
+    shown: whether it shows anything.
+  """
+
+  def __init__(
+    self,
+    total: int,
+    initial: int = 0,
+    desc: str = "",
+    *,
+    lines: bool = True,
+    shown: bool = True,
+  ):
+    is_bar = shown and _on_terminal()
+    self._bar: Any = None
+    if is_bar:
+      self._bar = tqdm(total=total, initial=initial, desc=desc, dynamic_ncols=True)
+    self._speaks = shown and lines and not _SILENT.get() and sys.stderr is not None
     self._total = total
     self._count = initial
     self._desc = desc
     self._initial = initial
     self._start = time.monotonic()
     self._next = self._start + _LINE_SECONDS
-    self._postfix: dict[str, Any] = {}
+    self._shown: dict[str, str] = {}  # values, by name
     # The count that was last reported. It begins at `initial`, so that `close` reports nothing if
     # no step was made.
     self._said = initial
 
-  def update(self, n: int = 1, **postfix: Any) -> None:
+  def update(self, n: int = 1, **shown: Any) -> None:
     """Adds n to the count. With n=0, it only updates the shown values.
 
     Args:
-      postfix: values to show, by name. A new value replaces the old value of the same name.
+      shown: values to show, by name. A new value replaces the old value of the same name.
     """
     self._count += n
-    self._postfix.update(postfix)
-    if self._speaks and time.monotonic() >= self._next:
-      self._say()
+    for name, value in shown.items():
+      self._shown[name] = by_name(name, value) if isinstance(value, float) else str(value)
+    if self._bar is None:
+      if self._speaks and time.monotonic() >= self._next:
+        self._say()
+      return
+    if shown:
+      self._bar.set_postfix(self._shown, refresh=False)
+    if n:
+      self._bar.update(n)
+    else:  # an update by nothing would count as a step that took no time
+      self._bar.refresh()
 
   def close(self) -> None:
-    """Reports the final count, unless the last line did, or there was no progress."""
-    if self._speaks and self._said != self._count:
+    """Ends the bar, or reports the final count, unless the last line did."""
+    if self._bar is not None:
+      self._bar.close()
+    elif self._speaks and self._said != self._count:
       self._say()
 
   def _say(self) -> None:
@@ -620,39 +630,10 @@ class Progress:
     self._said = self._count
     # The speed leaves out steps from before a resume, which took none of this process's time.
     speed = (self._count - self._initial) / max(now - self._start, 1e-9)
-    values = "".join(
-      f" {name}={_short(name, value)}" for name, value in self._postfix.items()
-    )
-    head = f"{self._desc}: " if self._desc else ""
-    text = f"{head}{self._count}/{self._total} {speed:.3g}/s{values}"
-    print(text, file=sys.stderr, flush=True)
-
-  def __enter__(self) -> Progress:
-    return self
+    words = [f"{self._desc}:"] if self._desc else []
+    words += [f"{self._count}/{self._total}", f"{speed:.3g}/s"]
+    words += map("=".join, self._shown.items())
+    print(" ".join(words), file=sys.stderr, flush=True)
 
   def __exit__(self, *error: object) -> None:
     self.close()
-
-
-class _Bar(Progress):
-  """Progress report as a bar of tqdm."""
-
-  def __init__(self, total: int, initial: int, desc: str):
-    self._bar = tqdm(total=total, initial=initial, desc=desc, dynamic_ncols=True)
-    self._postfix = {}
-
-  def update(self, n: int = 1, **postfix: Any) -> None:
-    if postfix:
-      self._postfix.update({name: _short(name, value) for name, value in postfix.items()})
-      self._bar.set_postfix(self._postfix, refresh=False)
-    if n:
-      self._bar.update(n)
-    else:  # an update by nothing would count as a step that took no time
-      self._bar.refresh()
-
-  def close(self) -> None:
-    self._bar.close()
-
-
-def _short(name: str, value: Any) -> str:
-  return by_name(name, value) if isinstance(value, float) else str(value)

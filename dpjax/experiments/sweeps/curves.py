@@ -14,8 +14,9 @@ from dpjax.accounting.text import by_name, lower
 from dpjax.experiments.config import fields
 from dpjax.experiments.plots import redraw
 from dpjax.experiments.plots.recipes import Recipe
-from dpjax.experiments.run import experiment, guarantee, kind, report, writers
+from dpjax.experiments.run import experiment, guarantee, report, writers
 from dpjax.experiments.run.kind import experiment_of
+from dpjax.experiments.run.table import Table
 from dpjax.experiments.sweeps import curve, table
 from dpjax.validate import UserError
 
@@ -47,7 +48,7 @@ _WORDS = ("task", "dataset", "method", "neighboring_relation", "unit", "epsilon_
 _WORDS += ("params_sha256", "versions")
 
 
-class Curves(kind.Table):
+class Curves(Table):
   """The curve of a sweep: curve.csv, curve.png and table.md; curve.pdf and .svg after the last run.
 
   Bars span the smallest and the largest y of the seeds, and say nothing about other seeds. If x is

@@ -27,7 +27,7 @@ from dpjax.parallel import allocator
 from dpjax.validate import UserError
 
 if TYPE_CHECKING:
-  from dpjax.experiments.run.kind import Table
+  from dpjax.experiments.run.table import Table
 
 Row = dict[str, Any]
 LoadFn = Callable[[Any], Any]  # (config) -> what all runs on the same data and model share
@@ -324,8 +324,8 @@ def _failed(point: Point, at: pathlib.Path, error: UserError) -> Row:
     result = finished(point, at) or {}
   except UserError:
     result = {}
-  line = " ".join(str(error).split())
-  row = {**head(point), **point.facts, "status": "failed", "error": line}
+  row = {**head(point), **point.facts, "status": "failed", "error": str(error)}
+  row["refusal"] = error.facts()
   return row | _guaranteed(result)
 
 
@@ -410,7 +410,7 @@ class _Files:
       return {
         row["name"]: row
         for row in writers.read_json(path)["rows"]
-        if row["status"] == "failed"
+        if row["status"] == "failed" and row["refusal"]
       }
     except (KeyError, TypeError):
       raise UserError(

@@ -106,7 +106,7 @@ def _of_points(
 
 def _shown(all_points: list[Point]) -> Iterator[Point]:
   """Yields the points under a progress bar, because the rehearsal of a point may take a while."""
-  with writers.progress(len(all_points), 0, "rehearsed") as bar:
+  with writers.Progress(len(all_points), 0, "rehearsed") as bar:
     for point in all_points:
       yield point
       bar.update(1)

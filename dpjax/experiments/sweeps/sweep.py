@@ -20,11 +20,13 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, Annotated, Any
 
 from dpjax import validate
+from dpjax.accounting.tuning import MOST_SHAPE
 from dpjax.experiments.config import common, fields, rules
 from dpjax.experiments.config.fields import Choice, WithChoices
 from dpjax.experiments.kinds.central.config import TrainConfig
 from dpjax.experiments.run import kind as kinds
 from dpjax.experiments.run.experiment import no_plan
+from dpjax.experiments.run.table import Table
 from dpjax.experiments.sweeps import curves, engine
 from dpjax.experiments.sweeps.engine import Point, Row
 from dpjax.validate import UserError
@@ -52,7 +54,7 @@ class Selection:
   ] = 10.0
   shape: Annotated[
     float,
-    rules.NON_NEGATIVE,
+    rules.within_range(0, MOST_SHAPE),
     "of that number: 1 geometric, 0 logarithmic, else negative binomial",
   ] = 1.0
   better: Annotated[str, rules.among(("max", "min")), "of `y`"] = "max"
@@ -262,7 +264,7 @@ class Runs:
     self.config = config
     self.alone = named is None
     if named is None:
-      table = kinds.of(config).its_table() or kinds.Table()
+      table = kinds.of(config).its_table() or Table()
       named = [(table.alone(config) or kinds.command_of(config), config)]
     self.points = points(named, config)
     sweep = config if isinstance(config, Sweep) else Sweep()
@@ -302,7 +304,7 @@ class Runs:
     if not all(kinds.experiment_of(point.config).plans for point in self.points):
       raise no_plan()
     if target is not None:
-      raise UserError("--target: is for one run, not for several")
+      raise UserError("is for one run, not for several", field="target", value=target.text)
     # Imported here, because most runs are not dry runs.
     from dpjax.experiments.sweeps import rehearsal
 

@@ -134,8 +134,10 @@ def planned(
   least = min((budget for budget in budgets if budget is not None), default=math.inf)
   if cost["epsilon"] > least:
     raise BudgetExceeded(
-      f"privacy.epsilon_budget={least!r}: the choice among runs costs epsilon="
-      f"{upper(cost['epsilon'])}, one of them {upper(cost['epsilon_of_one_run'])}"
+      f"the choice among runs costs epsilon={upper(cost['epsilon'])}, one of them "
+      f"{upper(cost['epsilon_of_one_run'])}",
+      field="privacy.epsilon_budget",
+      value=least,
     )
   return settings, cost
 
@@ -329,7 +331,9 @@ def _trials(workdir: pathlib.Path, runs: Runs) -> list[tuple[int, int]]:
   if path.exists():
     saved = writers.read_json(path)
     if saved["config"] != identity:
-      raise UserError(f"{path}: holds the trials of another config; use a new workdir")
+      raise UserError(
+        "holds the trials of another config; use a new workdir", field=str(path)
+      )
     return [(choice, seed) for choice, seed in saved["trials"]]
   # The number of trials must be unknown, so no seed of a config may determine it.
   rng = np.random.default_rng(secrets.randbits(256))

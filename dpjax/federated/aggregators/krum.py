@@ -89,7 +89,7 @@ def krum(num_byzantine: int, *, num_selected: int = 1) -> Aggregator:
     chosen = kept & (ranks < num_selected)
     return trees.weighted_sum(messages, chosen / jnp.maximum(jnp.sum(chosen), 1)), ()
 
-  wants = f"num_byzantine={num_byzantine}"
+  wants = {"num_byzantine": num_byzantine}
   if least > 2 * num_byzantine + 3:
-    wants = f"num_selected={num_selected}"
+    wants = {"num_selected": num_selected}
   return robust(combine, enough, wants, min_clients=least)

@@ -19,7 +19,7 @@ can move its result this far (tests/federated/test_breakdown.py):
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import jax
@@ -75,15 +75,15 @@ def _at_least_one(counts: Counts) -> Array:
 def robust(
   combine: Callable[[Any, Array, Counts], Any],
   least: Callable[[Counts], Array] = _at_least_one,
-  wants: str = "",
+  wants: Mapping[str, Any] | None = None,
   *,
   min_clients: int = 1,
 ) -> Aggregator:
   """Makes an aggregator from `combine(finite messages, kept [C], counts) -> (update, state)`.
 
   If some messages count, but fewer than `least(counts)`, the aggregator raises a RoundRefused that
-  names `wants`. Under jit, which cannot raise, the update is NaN. `min_clients` is the smallest n
-  with least(Counts(n, n, 0)) <= n.
+  names `wants`, an argument and its value. Under jit, which cannot raise, the update is NaN.
+  `min_clients` is the smallest n with least(Counts(n, n, 0)) <= n.
   """
 
   def check(messages: Any, mask: Array, weights: Array | None = None) -> None:
@@ -93,7 +93,10 @@ def robust(
     count = int(counts.kept)
     fewest = int(least(counts))
     if 0 < count < fewest:
-      raise RoundRefused(f"{wants}: {count} clients sent a message; must be >= {fewest}")
+      ((field, value),) = (wants or {"messages": count}).items()
+      raise RoundRefused(
+        f"{count} clients sent a message; must be >= {fewest}", field=field, value=value
+      )
 
   def update(messages: Any, mask: Array, state: Any, weights: Array | None = None) -> Any:
     del state

@@ -24,7 +24,7 @@ from dpjax.federated.cohort import Cohort, LocalBatches, bucket
 from dpjax.federated.execution import context as shared
 from dpjax.federated.execution.context import Context, MapClients, Mapped, Partial, Run
 from dpjax.gradients import clients_apart, loss_checks
-from dpjax.parallel import made_for
+from dpjax.parallel import made_for, step_program
 
 # Default limit on the number of clients of one block on one device.
 MOST = 32
@@ -264,22 +264,22 @@ class Blocks:
       pair = pair if self._way.send is None else self._way.send(pair)
       yield block, self._way.program(context, *pair)
 
-  def _lowered(self, context: Context, cohort: Cohort) -> made_for.StepProgram:
+  def _lowered(self, context: Context, cohort: Cohort) -> step_program.StepProgram:
     """Lowers the program of the first block, whose clients have the most steps, for the target of
     `made_for`."""
     context, pairs = self._cut(context, cohort)
     first, *others = pairs
     if self._way.everywhere is None:
-      context, first = made_for.on_device((context, first))
+      context, first = step_program.on_device((context, first))
     else:
-      context = made_for.placed(context, lambda leaf: self._way.everywhere)
-      first = made_for.placed(first, lambda leaf: self._way.apart)
+      context = step_program.placed(context, lambda leaf: self._way.everywhere)
+      first = step_program.placed(first, lambda leaf: self._way.apart)
     lowered = self._way.program.lower(context, *first)  # type: ignore[attr-defined]
-    return made_for.StepProgram(lowered, calls=1 + len(others))
+    return step_program.StepProgram(lowered, calls=1 + len(others))
 
   def __call__(self, context: Context, cohort: Cohort) -> Mapped:
     if made_for.current() is not None and cohort.size:
-      raise made_for.Reached(self._lowered(context, cohort))
+      raise step_program.Reached(self._lowered(context, cohort))
     sums = None
     kept = []
     rows = []

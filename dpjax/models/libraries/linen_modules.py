@@ -36,28 +36,26 @@ class Modes:
 
   Args:
     module: linen module.
-    flags: values of the training flags in training, by argument name of `__call__`.
+    training: values of the training flags in training, by argument name of `__call__`.
+    evaluating: their values in evaluation.
   """
 
   module: Any
-  flags: dict[str, bool]
+  training: dict[str, bool]
+  evaluating: dict[str, bool]
 
   def init(self, key: Array, x: ArrayTree) -> Params:
     """Initialises parameters in evaluation mode, which needs no example's key."""
-    return self.module.init(key, x, **self._evaluating)
+    return self.module.init(key, x, **self.evaluating)
 
   def apply(self, params: Params, x: ArrayTree, *, key: Array | None = None) -> Array:
     """Computes outputs [B, ...]. With a `key`, which belongs to ONE example, the model is in
     training mode, else in evaluation mode."""
     if key is None:
-      return self.module.apply(params, x, **self._evaluating)
+      return self.module.apply(params, x, **self.evaluating)
     # From "params" Flax draws for all random collections except "dropout".
     rngs = {"dropout": key, "params": key_for(KeyUse.MODEL_PARAMS, key)}
-    return self.module.apply(params, x, **self.flags, rngs=rngs)
-
-  @property
-  def _evaluating(self) -> dict[str, bool]:
-    return {name: not value for name, value in self.flags.items()}
+    return self.module.apply(params, x, **self.training, rngs=rngs)
 
   def __getattr__(self, name: str) -> Any:
     return getattr(self.module, name)
@@ -71,11 +69,12 @@ def modes(module: Any) -> Any:
   'a model without such an argument'
   """
   try:
-    flags = training_flags(module) if callable(module) else {}
+    training = training_flags(module) if callable(module) else {}
   # Some callables have no signature that Python can read.
   except TypeError:
-    flags = {}
-  return Modes(module, flags) if flags else module
+    training = {}
+  evaluating = {name: not value for name, value in training.items()}
+  return Modes(module, training, evaluating) if training else module
 
 
 def draws(model: Any, params: Params, first: ArrayTree, path: str) -> bool:
@@ -96,10 +95,9 @@ def draws(model: Any, params: Params, first: ArrayTree, path: str) -> bool:
       field="model.name",
       value=path,
     )
-  flags = getattr(model, "flags", {})
-  if not flags:
+  if not isinstance(model, Modes):
     return False
-  return _needs_key(functools.partial(model.module.apply, **flags), params, first)
+  return _needs_key(functools.partial(model.module.apply, **model.training), params, first)
 
 
 def _needs_key(apply: Callable[..., Any], params: Params, x: ArrayTree) -> bool:

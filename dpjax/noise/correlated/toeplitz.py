@@ -25,7 +25,7 @@ _MOST_BUFFERS = 64
 def _rounded(name: str, values: Any) -> tuple[float, ...]:
   """Rounds numbers to float32, so that the C of the accounting is the C of the noise."""
   values = tuple(values)
-  validate.non_negative(**{f"{name}[{i}]": value for i, value in enumerate(values)})
+  validate.non_negative(**validate.entries(**{name: values}))
   return tuple(float(np.float32(value)) for value in values)
 
 

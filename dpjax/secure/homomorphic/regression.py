@@ -97,19 +97,23 @@ class DataOwner:
         field="x.shape",
         value=Verbatim(f"{x.shape}, y.shape={y.shape}"),
       )
-    if not (np.isfinite(x).all() and np.isfinite(y).all()):
-      raise UserError("x, y: hold NaN or infinity; leave those rows out")
+    for name, array in (("x", x), ("y", y)):
+      if not np.isfinite(array).all():
+        raise UserError("holds NaN or infinity; leave those rows out", field=name)
     self._mean = x.mean(axis=0)
     self._scale = x.std(axis=0)
     self._y_mean = float(y.mean())
     self._y_scale = float(y.std())
     # Squares may overflow even if the numbers do not.
-    if not (np.isfinite(self._scale).all() and np.isfinite(self._y_scale)):
-      raise UserError("x, y: hold numbers whose squares are infinite; scale them")
+    for name, scale in (("x", self._scale), ("y", self._y_scale)):
+      if not np.isfinite(scale).all():
+        raise UserError("holds numbers whose squares are infinite; scale them", field=name)
     # Rounding leaves a constant column a tiny spread, so a test for 0 is not enough.
-    least = _LEAST_SPREAD * np.abs(x).max(axis=0), _LEAST_SPREAD * np.abs(y).max()
-    if not ((self._scale > least[0]).all() and self._y_scale > least[1]):
-      raise UserError("x, y: hold a constant column, which has no scale; leave it out")
+    for name, array, scale in (("x", x, self._scale), ("y", y, self._y_scale)):
+      if not (scale > _LEAST_SPREAD * np.abs(array).max(axis=0)).all():
+        raise UserError(
+          "holds a constant column, which has no scale; leave it out", field=name
+        )
     self.plan = plan
     self.refreshes = 0
     self._x = (x - self._mean) / self._scale

@@ -75,8 +75,9 @@ class Unique:
 
   def __reduce_ex__(self, protocol: Any) -> Any:
     raise UserError(
-      f"{type(self).__name__.lower()}: must not be copied or pickled: both would use the same "
-      "masks, and two uses of one mask tell the difference of what they hide"
+      "must not be copied or pickled: both would use the same "
+      "masks, and two uses of one mask tell the difference of what they hide",
+      field=type(self).__name__.lower(),
     )
 
 

@@ -35,8 +35,10 @@ class Dealt(Unique):
     """
     if not self._parts:
       raise UserError(
-        f"correlation {self.number} ({self.name}): was used already; each masks one product, "
-        "two openings under one mask tell the difference of what they hide"
+        f"was used already ({self.name}); each masks one product, two openings under one mask "
+        "tell the difference of what they hide",
+        field="correlation",
+        value=self.number,
       )
     parts = self._parts
     self._parts = []
@@ -62,7 +64,9 @@ class Dealer(Unique):
     Raises UserError for a number that was dealt or skipped already.
     """
     if number < self._next:
-      raise UserError(f"correlation {number}: was dealt already; each is dealt once")
+      raise UserError(
+        "was dealt already; each is dealt once", field="correlation", value=number
+      )
     self._next = number + 1
     return bind(correlated(name, arguments), self.keys, number)
 

@@ -68,8 +68,9 @@ class Link(Protocol):
 def _checked(peer: str, data: bytes, length: int | None) -> bytes:
   if length is not None and len(data) != length:
     raise PeerFailed(
-      f"{peer}: sent {len(data)} bytes where {length} were due; do both run the same program "
-      "on the same shapes?"
+      f"sent {len(data)} bytes where {length} were due; do both run the same program "
+      "on the same shapes?",
+      field=peer,
     )
   return data
 
@@ -94,9 +95,9 @@ class QueueLink:
     try:
       data = self._in.get(timeout=self._timeout)
     except queue.Empty:
-      raise PeerFailed(f"{self.peer}: silent for {self._timeout:g} seconds") from None
+      raise PeerFailed(f"silent for {self._timeout:g} seconds", field=self.peer) from None
     if data is None:
-      raise PeerFailed(f"{self.peer}: has left")
+      raise PeerFailed("has left", field=self.peer)
     self.bytes_received += len(data)
     self.rounds += 1
     return _checked(self.peer, data, length)
@@ -187,7 +188,7 @@ class SocketLink:
       self._greet(me, token, topic)
     except OSError as error:
       self.close()
-      raise PeerFailed(f"{peer}: its connection cannot be used ({error})") from error
+      raise PeerFailed(f"its connection cannot be used ({error})", field=peer) from error
     except BaseException:
       self.close()
       raise
@@ -215,8 +216,9 @@ class SocketLink:
 
   def _not_sealed(self) -> PeerFailed:
     return PeerFailed(
-      f"{self.peer}: message {self._messages} is not what it sealed: altered, repeated, or another "
-      "token or program"
+      f"message {self._messages} is not what it sealed: altered, repeated, or another "
+      "token or program",
+      field=self.peer,
     )
 
   def send(self, data: bytes) -> None:
@@ -236,17 +238,18 @@ class SocketLink:
   def _frames(self, data: bytes | None, length: int | None, listen: bool = True) -> bytes:
     """Sends `data` as a frame, unless None. Returns the data of a frame, b"" if not `listen`."""
     if self._failure:
-      raise PeerFailed(f"{self.peer}: {self._failure}")
+      raise PeerFailed(f"{self._failure}", field=self.peer)
     out = b""
     if data is not None:
       if len(data) > _MOST:
         raise UserError(
-          f"{self.peer}: {len(data)} bytes are no one message; at most {_MOST}"
+          f"{len(data)} bytes are no one message; at most {_MOST}", field=self.peer
         )
       self._under_this_key += len(data)
       if self._under_this_key > _MOST_UNDER_ONE_KEY:
         raise UserError(
-          f"{self.peer}: {_MOST_UNDER_ONE_KEY} bytes were sent, the most of one connection"
+          f"{_MOST_UNDER_ONE_KEY} bytes were sent, the most of one connection",
+          field=self.peer,
         )
       out = _LENGTH.pack(len(data)) + data
       self.bytes_sent += len(data)
@@ -275,12 +278,13 @@ class SocketLink:
     # A length that nobody knows in advance must be small, since the peer may announce any.
     if length is None and announced > _PIECE:
       raise PeerFailed(
-        f"{self.peer}: announced {announced} bytes, at most {_PIECE} are taken"
+        f"announced {announced} bytes, at most {_PIECE} are taken", field=self.peer
       )
     if length is not None and announced != length:
       raise PeerFailed(
-        f"{self.peer}: sent {announced} bytes where {length} were due; do both run the same "
-        "program on the same shapes?"
+        f"sent {announced} bytes where {length} were due; do both run the same "
+        "program on the same shapes?",
+        field=self.peer,
       )
     return _LENGTH.size + announced
 
@@ -319,7 +323,7 @@ class SocketLink:
     return bytes(read)
 
   def _gone(self) -> PeerFailed:
-    return PeerFailed(f"{self.peer}: has closed its connection")
+    return PeerFailed("has closed its connection", field=self.peer)
 
   def _tried(self, move: Callable[..., Any], *arguments: Any) -> tuple[Any, int | None]:
     """Calls a function of the socket, which does not block.
@@ -356,6 +360,8 @@ class SocketLink:
         has_come = ready.select(left)
     # The socket is closed, or the process may open no more files.
     except (OSError, ValueError) as error:
-      raise PeerFailed(f"{self.peer}: its connection cannot be used ({error})") from error
+      raise PeerFailed(
+        f"its connection cannot be used ({error})", field=self.peer
+      ) from error
     if not has_come or time.monotonic() > self._until:
-      raise PeerFailed(f"{self.peer}: silent for {self._timeout:g} seconds")
+      raise PeerFailed(f"silent for {self._timeout:g} seconds", field=self.peer)

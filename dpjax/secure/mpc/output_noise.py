@@ -331,7 +331,10 @@ class OutputNoise:
       (self.num_rows, self.num_outputs),
     )
     if (x.shape, y.shape) != wanted:
-      raise UserError(f"x, y: shapes {x.shape}, {y.shape}; must be {wanted}")
+      wrong, given, shape = (
+        ("x", x.shape, wanted[0]) if x.shape != wanted[0] else ("y", y.shape, wanted[1])
+      )
+      raise UserError(f"must be {shape}", field=f"{wrong}.shape", value=given)
     validate.integer_in(0, self.num_steps, first=first)
     last = self.num_steps if last is None else last
     validate.integer_in(first, self.num_steps, last=last)

@@ -105,8 +105,7 @@ def initial(sizes: Sequence[int], *, seed: int) -> tuple[Dense, ...]:
     raise UserError(
       "must be at least those of input and output", field="sizes", value=tuple(sizes)
     )
-  for size in sizes:
-    validate.integer_at_least(1, sizes=size)
+  validate.integer_at_least(1, **validate.entries(sizes=sizes))
   validate.integer_at_least(0, seed=seed)
   rng = np.random.default_rng(seed)
   pairs = itertools.pairwise(sizes)
@@ -199,7 +198,11 @@ def _check(network: Network, x: Shares, y: Shares, batches: np.ndarray) -> None:
     raise UserError("must have at least one layer", field="network")
   sizes = [*(layer.kernel.shape[0] for layer in network), network[-1].kernel.shape[1]]
   if x.ndim != 2 or y.ndim != 2 or len(x) != len(y):
-    raise UserError(f"x, y: shapes {x.shape}, {y.shape} must be [n, d_in] and [n, d_out]")
+    raise UserError(
+      f"must be [n, d_in] and [n, d_out], with y.shape={y.shape}",
+      field="x.shape",
+      value=x.shape,
+    )
   if (x.shape[1], y.shape[1]) != (sizes[0], sizes[-1]):
     raise UserError(f"is {sizes}, for x {x.shape} and y {y.shape}", field="network")
   if batches.ndim != 2 or batches.dtype.kind not in "iu":

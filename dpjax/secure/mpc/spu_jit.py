@@ -297,8 +297,7 @@ def run_party(
 
 def public_leaves(args: tuple, argnums: Sequence[int]) -> tuple[bool, ...]:
   """Returns one bool for each leaf of the arguments: whether it is public."""
-  for index in argnums:
-    validate.integer_in(0, len(args) - 1, public_argnums=index)
+  validate.integer_in(0, len(args) - 1, **validate.entries(public_argnums=argnums))
   counts = [len(jax.tree.leaves(arg)) for arg in args]
   return tuple(i in argnums for i, count in enumerate(counts) for _ in range(count))
 

@@ -137,7 +137,7 @@ class _Greetings:
           return greeted
       left = self._until - time.monotonic()
       if left <= 0:
-        raise PeerFailed(f"{who}: did not come in time{self._last}")
+        raise PeerFailed(f"did not come in time{self._last}", field=who)
       # The wait is short, so that a greeting that is done is noticed soon.
       self._server.settimeout(min(left, _TURN))
       # `accept` also fails if the peer has left again.
@@ -188,7 +188,7 @@ def _reach(at: tuple[str, int], who: str, until: float) -> socket.socket:
       return socket.create_connection(at, timeout=max(until - time.monotonic(), 0.001))
     except OSError as error:
       if time.monotonic() + _RETRY > until:
-        raise PeerFailed(f"{who}: nobody is at {at[0]}:{at[1]} ({error})") from error
+        raise PeerFailed(f"nobody is at {at[0]}:{at[1]} ({error})", field=who) from error
     time.sleep(_RETRY)
 
 
@@ -243,7 +243,7 @@ def _who(connection: socket.socket, patience: float) -> int:
   except OSError:
     said = b""
   if said not in (b"0", b"1"):
-    raise PeerFailed("a party: says neither 0 nor 1; is it another program?")
+    raise PeerFailed("says neither 0 nor 1; is it another program?", field="a party")
   return int(said)
 
 
@@ -294,7 +294,11 @@ def connect(
   """
   validate.integer_in(0, 1, number=number)
   if bool(listen) == bool(number) or bool(peer) != bool(number):
-    raise UserError("party 0 needs listen=, party 1 needs peer=, and not the other's")
+    raise UserError(
+      "must be 0 with listen=, or 1 with peer=, and not the other's",
+      field="number",
+      value=number,
+    )
   with contextlib.ExitStack() as stack:
     where = stack.enter_context(_listen(listen)) if listen else _address(peer)
     yield _meet(stack, number, agreed, _address(dealer), where, record)

@@ -92,5 +92,5 @@ def _load(context: ssl.SSLContext, key: bytes, name: str) -> None:
       context.load_cert_chain(file.name, password=password)
   except ssl.SSLError as error:
     raise UserError(
-      f"TLS 1.3 with Ed25519 keys is not available ({error.reason})"
+      f"1.3 with Ed25519 keys is not available ({error.reason})", field="TLS"
     ) from error

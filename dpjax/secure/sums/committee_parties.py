@@ -127,7 +127,7 @@ class Client(NamedTuple):
     """
     kind = messages.kind(data)
     if self.is_done:
-      raise UserError(f"{kind}: client {self.me} has said all it says in this sum")
+      raise UserError(f"client {self.me} has said all it says in this sum", field=kind)
     # A member may get others' shares before it has sent its own.
     if not self.has_sent and not (self.private and kind == "forwarded"):
       return _share(self, data, vector)
@@ -198,7 +198,7 @@ def _add(member: Client, forwarded: bytes) -> Client:
     raise UserError("must be the share of one client of this sum", field="forwarded")
   ((client, sealed),) = records.items()
   if client in member.added:
-    raise UserError(f"forwarded: the share of client {client} came twice")
+    raise UserError(f"the share of client {client} came twice", field="forwarded")
   context = terms.binding(client, member.me)
   key = primitives.agree(member.private, bytes(sealed[:KEY_BYTES]), context)
   share = primitives.unseal(key, bytes(sealed[KEY_BYTES:]), context)
@@ -213,8 +213,9 @@ def _reveal(member: Client, survivors: bytes) -> tuple[Client, bytes]:
   if listed != member.added:
     different = min(listed ^ member.added)
     raise UserError(
-      f"survivors: client {member.me} holds the shares of other clients than those listed; "
-      f"client {different} is one of them"
+      f"client {member.me} holds the shares of other clients than those listed; "
+      f"client {different} is one of them",
+      field="survivors",
     )
   if len(listed) < terms.min_survivors:
     raise UserError(
@@ -280,13 +281,13 @@ class Server(NamedTuple):
     records = terms.read(self.phase, data, sender)
     speakers, heard = self._speakers()
     if sender not in speakers:
-      raise UserError(f"{self.phase}: {messages.name(sender)} sends none in this sum")
+      raise UserError(f"{messages.name(sender)} sends none in this sum", field=self.phase)
     if sender in heard:
-      raise UserError(f"{self.phase}: {messages.name(sender)} has sent one before")
+      raise UserError(f"{messages.name(sender)} has sent one before", field=self.phase)
     if self.phase == "shares":
       if {*records} != {*self.keys}:
         raise UserError(
-          f"shares: client {sender} must send one to each member of the roster"
+          f"client {sender} must send one to each member of the roster", field="shares"
         )
       forwarded = {
         member: terms.write("forwarded", SERVER, {sender: bytes(sealed)})
@@ -294,7 +295,7 @@ class Server(NamedTuple):
       }
       return self._replace(uploaded=self.uploaded | {sender}), forwarded
     if {*records} != {sender}:
-      raise UserError(f"{self.phase}: client {sender} must send one record, its own")
+      raise UserError(f"client {sender} must send one record, its own", field=self.phase)
     record = {sender: bytes(records[sender])}
     if self.phase == "keys":
       return self._replace(keys={**self.keys, **record}), {}

@@ -174,7 +174,8 @@ def run(
       server, inbox = server.close()
     except UserError as error:
       why = [f"client {who}: {refusal}" for who, refusal in sorted(refused.items())][:1]
-      raise UserError("; ".join([str(error), *why])) from error
+      must = "; ".join([error.must, *why])
+      raise UserError(must, field=error.field, value=error.value) from error
     for receiver, data in inbox.items():
       num_bytes[receiver] += len(data)
   return summed(server.result(), num_bytes)

@@ -154,12 +154,14 @@ class _Lobby:
     self._most = max(_CROWD, 2 * len(clients))
     self._waiting: list[_Guest] = []
     self.present: dict[int, socket.socket] = {}
-    self._refused: dict[int, str] = {}  # id -> why the first who claimed it was refused
+    self._refused: dict[
+      int, UserError
+    ] = {}  # id -> why the first who claimed it was refused
 
-  def gather(self, deadline: float, fewest: int) -> str | None:
+  def gather(self, deadline: float, fewest: int) -> UserError | None:
     """Waits until all clients are there; after the deadline, `fewest` of them are enough.
 
-    Returns None, or who is missing.
+    Returns None, or the error that says who is missing.
     """
     while absent := sorted({*self._clients} - {*self.present}):
       if time.monotonic() > deadline:
@@ -167,12 +169,12 @@ class _Lobby:
       self._turn(min(deadline, time.monotonic() + _RETRY))
     return None
 
-  def _missing(self, absent: list[int]) -> str:
+  def _missing(self, absent: list[int]) -> UserError:
     # An absent client may have come with other terms. The message then says so.
     claims = [f" ({self._refused[who]})" for who in absent if who in self._refused]
     names = ", ".join(map(str, absent[:10])) + ", ..." * (len(absent) > 10)
-    late = f"client={names}: did not come in time; see connect_timeout"
-    return late + (*claims, "")[0]
+    late = "did not come in time; see connect_timeout" + (*claims, "")[0]
+    return UserError(late, field="client", value=Verbatim(names))
 
   def _turn(self, until: float) -> None:
     """Reads from every peer that has sent something."""
@@ -215,19 +217,19 @@ class _Lobby:
     theirs = guest.read()
     if theirs is None:
       return
-    wrong = self._wrong(guest, theirs) if theirs else ""
-    if wrong is None:
+    wrong = self._wrong(guest, theirs) if theirs else None
+    if theirs and wrong is None:
       self._waiting.remove(guest)
       self.present[theirs["client"]] = guest.connection
       return
     if wrong:
       # If the peer reads nothing, this raises rather than waits, since the socket does not block.
       with contextlib.suppress(OSError):
-        _say(guest.connection, {"wrong": wrong})
+        _say(guest.connection, {"wrong": wrong.facts()})
       self._refused.setdefault(theirs["client"], wrong)
     self._dismiss(guest)
 
-  def _wrong(self, guest: _Guest, theirs: dict[str, Any]) -> str | None:
+  def _wrong(self, guest: _Guest, theirs: dict[str, Any]) -> UserError | None:
     """Returns why this peer cannot take part, or None."""
     who = theirs["client"]
     # The id that a peer claims may have any length, so it is cut to fit a line.
@@ -237,11 +239,16 @@ class _Lobby:
     due = _proof(self._secret, guest.word, who)
     known = proof if isinstance(proof, str) and proof.isascii() else ""
     if not hmac.compare_digest(known, due):
-      return f"terms: differ between the server and client {shown}; nothing was run"
+      return UserError(
+        f"differ between the server and client {shown}; nothing was run", field="terms"
+      )
+    client = Verbatim(shown)
     if who not in self._clients:
-      return f"client={shown}: is none of this sum; nothing was run"
+      return UserError("is none of this sum; nothing was run", field="client", value=client)
     if who in self.present:
-      return f"client={shown}: two programs have it; nothing was run"
+      return UserError(
+        "two programs have it; nothing was run", field="client", value=client
+      )
     return None
 
   def close(self) -> None:
@@ -273,11 +280,11 @@ def host(
   for connection in lobby.present.values():
     with contextlib.suppress(OSError):
       connection.settimeout(_PATIENCE)
-      _say(connection, {"wrong": wrong})
+      _say(connection, {"wrong": wrong and wrong.facts()})
     if wrong:
       connection.close()
   if wrong:
-    raise UserError(wrong)
+    raise wrong
   return lobby.present
 
 
@@ -304,6 +311,13 @@ def _reach(at: Address, deadline: float) -> socket.socket:
     time.sleep(_RETRY)
 
 
+def _told(wrong: Any) -> UserError:
+  """Returns the error that the server tells. Another program there may tell anything."""
+  if not isinstance(wrong, list) or len(wrong) != len(UserError().facts()):
+    return UserError(str(wrong))
+  return UserError.of_facts([None if part is None else str(part) for part in wrong])
+
+
 def join(at: Address, me: int, secret: bytes, timeout: float) -> socket.socket:
   """Returns client `me`'s connection to the server, which waits until all clients are there.
 
@@ -323,7 +337,7 @@ def join(at: Address, me: int, secret: bytes, timeout: float) -> socket.socket:
       return connection
     connection.close()
     if "wrong" in answer:
-      raise UserError(str(answer["wrong"]))
+      raise _told(answer["wrong"])
     # The server may drop a peer in a crowd, so the peer tries again.
     if time.monotonic() >= deadline:
       raise UserError(

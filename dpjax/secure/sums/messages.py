@@ -73,21 +73,22 @@ def read(data: bytes, kind: str, session: bytes, record_bytes: int, sender: int)
   dpjax.validate.UserError: keys: 5 bytes that are no message of a secure sum
   """
   if len(data) < OVERHEAD or data[: len(_MAGIC)] != _MAGIC:
-    raise UserError(f"{kind}: {len(data)} bytes that are no message of a secure sum")
+    raise UserError(f"{len(data)} bytes that are no message of a secure sum", field=kind)
   _, code, of, stated, count, each = _HEADER.unpack_from(data)
   if code >= len(KINDS) or KINDS[code] != kind:
     said = KINDS[code] if code < len(KINDS) else code
-    raise UserError(f"{kind}: expected from {name(sender)}, who sent {said}")
+    raise UserError(f"expected from {name(sender)}, who sent {said}", field=kind)
   if of != session:
-    raise UserError(f"{kind}: from {name(sender)} is of another session")
+    raise UserError(f"from {name(sender)} is of another session", field=kind)
   # The sizes are checked before any record is read, since a sender may claim any size.
   if (count and each != record_bytes) or len(data) != size(count, each):
     raise UserError(
-      f"{kind}: from {name(sender)} is of the wrong length ({len(data)} bytes; "
-      f"{size(count, record_bytes)} for {count} records)"
+      f"from {name(sender)} is of the wrong length ({len(data)} bytes; "
+      f"{size(count, record_bytes)} for {count} records)",
+      field=kind,
     )
   if stated != sender:
-    raise UserError(f"{kind}: from {name(sender)}, who says to be {name(stated)}")
+    raise UserError(f"from {name(sender)}, who says to be {name(stated)}", field=kind)
   view = memoryview(data)
   records: Records = {}
   last = -1
@@ -95,7 +96,7 @@ def read(data: bytes, kind: str, session: bytes, record_bytes: int, sender: int)
     who = int.from_bytes(data[start : start + ID], "little")
     if who <= last:
       raise UserError(
-        f"{kind}: from {name(sender)} names {name(who)} twice or out of order"
+        f"from {name(sender)} names {name(who)} twice or out of order", field=kind
       )
     records[who] = view[start + ID : start + ID + each]
     last = who

@@ -84,7 +84,7 @@ def agree(private: bytes, public: bytes, info: bytes, length: int = 32) -> bytes
       x25519.X25519PublicKey.from_public_bytes(public)
     )
   except ValueError as error:
-    raise UserError("public key: is no point that a key can be agreed with") from error
+    raise UserError("is no point that a key can be agreed with", field="public") from error
   return derive(shared, info, length)
 
 

@@ -81,7 +81,7 @@ class Member(NamedTuple):
         is wrong. Nothing is revealed, and the sum goes on without this client.
     """
     if self.is_done:
-      raise UserError(f"client {self.me}: has said all it says in this sum")
+      raise UserError("has said all it says in this sum", field="client", value=self.me)
     records = self.terms.read(self.expects, data, SERVER)
     if self.expects == "forwarded":
       return _mask(self, records, vector)

@@ -93,7 +93,9 @@ class Collected(NamedTuple):
       raise UserError("came after the sum was closed", field="message")
     records = self.terms.read(kind, data, sender)
     if sender not in self.expected():
-      raise UserError(f"{kind}: of {messages.name(sender)} is a second one, or too late")
+      raise UserError(
+        f"of {messages.name(sender)} is a second one, or too late", field=kind
+      )
     take = {
       "keys": _take_keys,
       "envelopes": _take_envelopes,
@@ -157,7 +159,7 @@ def start(terms: Terms) -> Collected:
 
 def _own_record(kind: str, sender: int, records: Records) -> memoryview:
   if [*records] != [sender]:
-    raise UserError(f"{kind}: of client {sender} must be about itself alone")
+    raise UserError(f"of client {sender} must be about itself alone", field=kind)
   return records[sender]
 
 

@@ -400,7 +400,7 @@ def _served(
       waiting = held.pop(who)
       try:
         if isinstance(said, str):
-          raise UserError(f"{kind}: client {who} {said}")
+          raise UserError(f"client {who} {said}", field=kind)
         server, outgoing = server.receive(said, who)
       except UserError as error:
         report(str(error))

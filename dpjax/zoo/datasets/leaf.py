@@ -95,7 +95,7 @@ def _split(
   kinds = {(part.x.shape[1:], part.is_text, part.next_character) for part in full}
   if len(kinds) != 1:
     listed = ", ".join(sorted(str(kind[0]) for kind in kinds)) or "none"
-    raise UserError(f"{split}: examples must be of one kind and shape, found {listed}")
+    raise UserError(f"examples must be of one kind and shape, found {listed}", field=split)
   _, is_text, next_character = kinds.pop()
   declared = _BYTES if next_character else num_classes
   if declared is None:

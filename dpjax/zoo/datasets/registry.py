@@ -125,9 +125,9 @@ def _load(
     if image_folders.is_image_folder(path, held):
       return image_folders.image_folder(path, held, resident=resident)
     return npz.load_folder(path, num_classes=num_classes, resident=resident)
-  whole = [known for known, row in PUBLISHED.items() if row.loader]
+  row = PUBLISHED.get(name.partition(":")[0])
   one_file = name.endswith(".npz") or takes_declaration(name)
-  in_files = name.split(":")[0] not in whole and not one_file
+  in_files = (row is None or not row.loader) and not one_file
   if resident is False and (not in_files or names.is_path(name)):
     raise UserError(
       f"{name!r} comes whole into memory; prepared data, and the folder "
@@ -143,8 +143,7 @@ def _load(
     return npz.load_npz(path, num_classes=num_classes)
   if names.is_path(name):
     return _of_user(names.call(name, "data.name"), name)
-  if name in whole:
-    row = PUBLISHED[name]
+  if row is not None and row.loader and name in PUBLISHED:
     return row.load()(data_dir) if row.in_folder else row.load()()
   from dpjax.zoo.datasets import prepared
 

@@ -17,7 +17,7 @@ import jax.numpy as jnp
 
 from dpjax import trees
 from dpjax.types import Params
-from dpjax.validate import UserError
+from dpjax.validate import UserError, about
 from dpjax.zoo.networks import weight_files
 from dpjax.zoo.networks.transformer import Attention, check_sizes
 from dpjax.zoo.networks.weight_files import Origin, Path, of_dense, of_norm, same
@@ -144,7 +144,6 @@ def load_bert(path: str | os.PathLike[str], model: Bert, params: Params) -> Para
     UserError: the file is missing or is no safetensors file; a tensor is missing, unknown, of
       another shape or type, or not finite; the library is not installed. The message is one line.
   """
-  label = f"path={os.fspath(path)!r}"
 
   def bare(name: str) -> str:
     for ending, later in _EARLIER.items():
@@ -152,9 +151,10 @@ def load_bert(path: str | os.PathLike[str], model: Bert, params: Params) -> Para
         name = name.removesuffix(ending) + later
     return name.removeprefix(_PREFIX)
 
-  held, _ = weight_files.read(path, bare, _PASSED_OVER)
-  wanted = weight_files.shapes(model, jnp.zeros((1, 1), jnp.int32))
-  return weight_files.parameters(held, sources(model), wanted, params, label)
+  with about("path", os.fspath(path)):
+    held, _ = weight_files.read(path, bare, _PASSED_OVER)
+    wanted = weight_files.shapes(model, jnp.zeros((1, 1), jnp.int32))
+    return weight_files.parameters(held, sources(model), wanted, params)
 
 
 def sources(model: Any) -> dict[Path, Origin]:

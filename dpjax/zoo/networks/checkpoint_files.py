@@ -20,7 +20,7 @@ from flax import traverse_util
 
 from dpjax import names, trees, weight_folders
 from dpjax.types import Params
-from dpjax.validate import UserError, first_line
+from dpjax.validate import UserError, about, first_line
 from dpjax.zoo.networks import weight_files
 
 # Types that a parameter may have. A checkpoint may also hold arrays of other types, such as a
@@ -80,60 +80,57 @@ def load_checkpoint(path: str | os.PathLike[str], params: Params) -> Params:
   >>> load_checkpoint(path, params)
   {'params': {'head': {'bias': array([1., 1.], dtype=float32)}}}
   """
-  label = f"path={os.fspath(path)!r}"
-  arrays, fresh = read(path, params, label)
-  leaves = {}
-  for name, leaf in trees.named_leaves(params).items():
-    leaves[name] = leaf
-    if name not in fresh:
-      with np.errstate(over="ignore"):
-        leaves[name] = arrays[name].astype(leaf.dtype)
-      weight_files.finite(np.asarray(leaves[name], np.float64), name, label)
-  return jax.tree.unflatten(jax.tree.structure(params), list(leaves.values()))
+  with about("path", os.fspath(path)):
+    arrays, fresh = read(path, params)
+    leaves = {}
+    for name, leaf in trees.named_leaves(params).items():
+      leaves[name] = leaf
+      if name not in fresh:
+        with np.errstate(over="ignore"):
+          leaves[name] = arrays[name].astype(leaf.dtype)
+        weight_files.finite(np.asarray(leaves[name], np.float64), name)
+    return jax.tree.unflatten(jax.tree.structure(params), list(leaves.values()))
 
 
 def read(
-  path: str | os.PathLike[str], params: Params, label: str
+  path: str | os.PathLike[str], params: Params
 ) -> tuple[dict[str, np.ndarray], tuple[str, ...]]:
   """Reads the arrays of a checkpoint for a model.
 
   Args:
     path, params: arguments of `load_checkpoint`.
-    label: text that error messages begin with.
 
   Returns:
     (arrays by the model's names, without a last layer that does not fit; names of the parameters
     that keep their first values)
 
   Raises:
-    UserError: in the cases that `load_checkpoint` names.
+    UserError: in the cases that `load_checkpoint` names; without a field.
   """
   wanted = {name: np.shape(leaf) for name, leaf in trees.named_leaves(params).items()}
   file = names.weights_file(os.fspath(path))
   is_orbax = os.path.isdir(file)
-  stored = _parameters(_orbax(file, label) if is_orbax else _flax(file, label), label)
+  stored = _parameters(_orbax(file) if is_orbax else _flax(file))
   fresh = tuple(name for name in wanted if _is_head(name))
   if all(name in stored and stored[name][1].shape == wanted[name] for name in fresh):
     fresh = ()
   if fresh:
     stored = {name: entry for name, entry in stored.items() if not _is_head(name)}
-  weight_files.check_names(stored, {*wanted} - {*fresh}, label)
+  weight_files.check_names(stored, {*wanted} - {*fresh})
   # Shapes are checked before Orbax reads values, so it takes memory only for arrays that fit.
   for name, (_, entry) in stored.items():
     if entry.shape != wanted[name]:
       have = f"{name} is of shape {entry.shape}"
-      raise UserError(f"{label}: {have}, the model wants {wanted[name]}")
+      raise UserError(f"{have}, the model wants {wanted[name]}")
     if entry.dtype not in _DTYPES:
-      raise UserError(
-        f"{label}: {name} is {entry.dtype}, must be one of {', '.join(_DTYPES)}"
-      )
+      raise UserError(f"{name} is {entry.dtype}, must be one of {', '.join(_DTYPES)}")
   if is_orbax:
     paths = {name: place for name, (place, _) in stored.items()}
-    arrays = _orbax_arrays(file, paths, label)
+    arrays = _orbax_arrays(file, paths)
   else:
     arrays = {name: _numbers(entry) for name, (_, entry) in stored.items()}
   for name, array in arrays.items():
-    weight_files.finite(np.asarray(array, np.float64), name, label)
+    weight_files.finite(np.asarray(array, np.float64), name)
   return arrays, fresh
 
 
@@ -142,7 +139,7 @@ def _is_head(name: str) -> bool:
 
 
 def _parameters(
-  stored: Mapping[tuple[str, ...], Any], label: str
+  stored: Mapping[tuple[str, ...], Any],
 ) -> dict[str, tuple[tuple[str, ...], Any]]:
   """Selects the parameters among the entries of a checkpoint.
 
@@ -159,9 +156,7 @@ def _parameters(
   while "params" in tops:
     bad = sorted(tops & {*_COLLECTIONS})
     if bad:
-      raise UserError(
-        f"{label}: holds {', '.join(bad)}, and models of dpjax hold parameters alone"
-      )
+      raise UserError(f"holds {', '.join(bad)}, and models of dpjax hold parameters alone")
     inside = {path[1:]: entry for path, entry in inside.items() if path[0] == "params"}
     tops = {path[0] for path in inside if path}
   # In the state of an nnx module, each array lies under the key "value".
@@ -171,10 +166,10 @@ def _parameters(
   for path, (place, entry) in inside.items():
     name = "/".join(("params", *path))
     if not path or not isinstance(entry, _Stored):
-      raise UserError(f"{label}: {name} is no array, must be of floating point numbers")
+      raise UserError(f"{name} is no array, must be of floating point numbers")
     # Two paths may give the same name if a part of a path holds a slash.
     if name in selected:
-      raise UserError(f"{label}: holds {name} twice")
+      raise UserError(f"holds {name} twice")
     selected[name] = (place, entry)
   return selected
 
@@ -187,7 +182,7 @@ def _numbers(entry: _Stored) -> np.ndarray:
 # --- Flax
 
 
-def _flax(path: str, label: str) -> dict[tuple[str, ...], Any]:
+def _flax(path: str) -> dict[tuple[str, ...], Any]:
   """Returns the entries of a msgpack file by path. The bytes of arrays stay bytes.
 
   Raises:
@@ -196,21 +191,19 @@ def _flax(path: str, label: str) -> dict[tuple[str, ...], Any]:
   # msgpack is imported here, since few runs need it.
   import msgpack
 
-  content = weight_files.content_of(path, label)
+  content = weight_files.content_of(path)
   # Loading a pickle may run code. msgpack would read its first byte as an empty table.
   if len(content) > 2 and content[0] == _PICKLE and content[1] <= _NEWEST_PICKLE:
-    raise UserError(
-      f"{label}: is a pickle, which may run code; save it as msgpack or Orbax"
-    )
+    raise UserError("is a pickle, which may run code; save it as msgpack or Orbax")
   try:
     tree = msgpack.unpackb(
       content, ext_hook=_extension, object_pairs_hook=_table, strict_map_key=False
     )
   # msgpack raises ValueError or a subclass for a damaged file, TypeError for a table as a key.
   except (ValueError, TypeError, OverflowError, MemoryError, RecursionError) as error:
-    raise UserError(f"{label}: is no checkpoint of Flax ({first_line(error)})") from error
+    raise UserError(f"is no checkpoint of Flax ({first_line(error)})") from error
   if not isinstance(tree, dict):
-    raise UserError(f"{label}: is no checkpoint of Flax (it holds no table of arrays)")
+    raise UserError("is no checkpoint of Flax (it holds no table of arrays)")
   return dict(_flat(tree, ()))
 
 
@@ -289,28 +282,27 @@ def _joined(table: Mapping[str, Any]) -> Any:
 # --- Orbax
 
 
-def _orbax(folder: str, label: str) -> dict[tuple[str, ...], Any]:
+def _orbax(folder: str) -> dict[tuple[str, ...], Any]:
   """Returns the shapes and types of the arrays in an Orbax folder, by path. No values are read.
 
   Raises:
     UserError: the folder is no checkpoint of Orbax, belongs to a run of dpjax, or holds a link or a
-      pipe; its metadata or the chunks of an array are too large; Orbax is not installed. The
-      message begins with `label`.
+      pipe; its metadata or the chunks of an array are too large; Orbax is not installed.
   """
-  weight_folders.files_within(folder, label)
+  weight_folders.files_within(folder)
   place = pathlib.Path(folder)
   if any((step / _OF_A_RUN).exists() for step in (place, place.parent)):
     raise UserError(
-      f"{label}: is a checkpoint of a run, as secret as its data; give the run's folder"
+      "is a checkpoint of a run, as secret as its data; give the run's folder"
     )
   if (place / "_METADATA").stat().st_size > _MOST_METADATA:
-    raise UserError(f"{label}: its _METADATA is larger than {_MOST_METADATA} bytes")
-  orbax = _orbax_library(label)
+    raise UserError(f"its _METADATA is larger than {_MOST_METADATA} bytes")
+  orbax = _orbax_library()
   try:
     tree = orbax.PyTreeCheckpointer().metadata(place.absolute()).item_metadata.tree
   # For a damaged folder, Orbax and tensorstore raise errors of many kinds.
   except Exception as error:
-    raise UserError(f"{label}: is no checkpoint of Orbax ({first_line(error)})") from error
+    raise UserError(f"is no checkpoint of Orbax ({first_line(error)})") from error
   described: dict[tuple[str, ...], Any] = {}
   for keys, leaf in jax.tree_util.tree_leaves_with_path(tree):
     path = tuple(jax.tree_util.keystr((key,), simple=True) for key in keys)
@@ -321,20 +313,20 @@ def _orbax(folder: str, label: str) -> dict[tuple[str, ...], Any]:
     chunk = getattr(leaf.storage, "chunk_shape", None) or ()
     # A chunk is read whole, so its size decides how much memory is taken.
     if math.prod(chunk) > max(math.prod(shape), 1):
-      raise UserError(f"{label}: {'/'.join(path)} has chunks larger than itself")
+      raise UserError(f"{'/'.join(path)} has chunks larger than itself")
     described[path] = _Stored(tuple(shape), np.dtype(leaf.dtype).name, b"")
   return described
 
 
 def _orbax_arrays(
-  folder: str, paths: Mapping[str, tuple[str, ...]], label: str
+  folder: str, paths: Mapping[str, tuple[str, ...]]
 ) -> dict[str, np.ndarray]:
   """Reads arrays of an Orbax folder to the host, whatever devices they were saved from.
 
   Args:
     paths: name -> path in the folder's tree, for each array to read.
   """
-  orbax = _orbax_library(label)
+  orbax = _orbax_library()
   as_numpy = orbax.RestoreArgs(restore_type=np.ndarray)
   nested = traverse_util.unflatten_dict
   asked = orbax.args.PyTreeRestore(
@@ -347,15 +339,13 @@ def _orbax_arrays(
     flat = traverse_util.flatten_dict(tree)
     return {name: np.asarray(flat[path]) for name, path in paths.items()}
   except Exception as error:
-    raise UserError(f"{label}: cannot be read by Orbax ({first_line(error)})") from error
+    raise UserError(f"cannot be read by Orbax ({first_line(error)})") from error
 
 
-def _orbax_library(label: str) -> Any:
+def _orbax_library() -> Any:
   # Orbax takes a second to import, and few runs need it.
   try:
     import orbax.checkpoint as orbax
   except ImportError as error:
-    raise UserError(
-      f"{label}: needs Orbax ({error}); pip install orbax-checkpoint"
-    ) from error
+    raise UserError(f"needs Orbax ({error}); pip install orbax-checkpoint") from error
   return orbax

@@ -204,11 +204,13 @@ class EquivariantCnn(nn.Module):
     validate.integer_at_least(1, **sizes)
     validate.one_of(GROUPS, group=self.group)
     if not self.filters or len(self.strides) != len(self.filters):
-      shown = f"filters={self.filters!r}, strides={self.strides!r}"
-      raise UserError(f"{shown}: must have one entry per convolution, one at least")
-    for name, values in dict(filters=self.filters, strides=self.strides).items():
-      for value in values:
-        validate.integer_at_least(1, **{name: value})
+      raise UserError(
+        f"must have one entry per convolution, one at least, as strides={self.strides!r}",
+        field="filters",
+        value=self.filters,
+      )
+    sizes = validate.entries(filters=self.filters, strides=self.strides)
+    validate.integer_at_least(1, **sizes)
     if self.num_groups is not None:
       validate.integer_at_least(1, num_groups=self.num_groups)
       if any(width % self.num_groups for width in self.filters):

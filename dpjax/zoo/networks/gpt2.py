@@ -18,7 +18,7 @@ import numpy as np
 from flax import traverse_util
 
 from dpjax.types import Params
-from dpjax.validate import UserError
+from dpjax.validate import UserError, about
 from dpjax.zoo.networks import weight_files
 from dpjax.zoo.networks.transformer import Transformer
 
@@ -62,28 +62,34 @@ def load_gpt2(
   ...
   dpjax.validate.UserError: path='gpt2.safetensors': No such file or directory
   """
-  label = f"path={os.fspath(path)!r}"
-  held, said = weight_files.read(path, _bare, _BUFFERS)
-  _check_model(model, said, label)
-  names = _names(model)
-  # A tied head only repeats the embedding.
-  if _HEAD in held and _HEAD not in names:
-    head = held.pop(_HEAD)
-    if not np.array_equal(head, held.get(_TIED, ())):
-      raise UserError(f"{label}: {_HEAD} is not {_TIED}; it needs tie_embeddings=False")
-  wanted = _shapes(model)
-  weight_files.check_names(held, names, label)
-  for name in (_TIED, _HEAD):
-    if first_id and name in names and held[name].ndim == 2:
-      held[name] = np.concatenate([held[name][-1:]] * first_id + [held[name]])
-  flat = {ours: _as_ours(held[name], ours) for name, ours in names.items()}
-  for name, ours in names.items():
-    if flat[ours].shape != wanted[ours]:
-      shape = _as_ours(np.broadcast_to(np.float32(0), wanted[ours]), ours).shape
-      have = f"{name} is of shape {held[name].shape}"
-      raise UserError(f"{label}: {have}, the model wants {shape}")
-    weight_files.finite(flat[ours], name, label)
-  return {"params": traverse_util.unflatten_dict(jax.tree.map(jnp.asarray, flat))}
+  if model.norm_epsilon != NORM_EPSILON:
+    raise UserError(
+      f"must be {NORM_EPSILON!r}, as GPT-2's is",
+      field="norm_epsilon",
+      value=model.norm_epsilon,
+    )
+  with about("path", os.fspath(path)):
+    held, said = weight_files.read(path, _bare, _BUFFERS)
+    _check_model(model, said)
+    names = _names(model)
+    # A tied head only repeats the embedding.
+    if _HEAD in held and _HEAD not in names:
+      head = held.pop(_HEAD)
+      if not np.array_equal(head, held.get(_TIED, ())):
+        raise UserError(f"{_HEAD} is not {_TIED}; it needs tie_embeddings=False")
+    wanted = _shapes(model)
+    weight_files.check_names(held, names)
+    for name in (_TIED, _HEAD):
+      if first_id and name in names and held[name].ndim == 2:
+        held[name] = np.concatenate([held[name][-1:]] * first_id + [held[name]])
+    flat = {ours: _as_ours(held[name], ours) for name, ours in names.items()}
+    for name, ours in names.items():
+      if flat[ours].shape != wanted[ours]:
+        shape = _as_ours(np.broadcast_to(np.float32(0), wanted[ours]), ours).shape
+        have = f"{name} is of shape {held[name].shape}"
+        raise UserError(f"{have}, the model wants {shape}")
+      weight_files.finite(flat[ours], name)
+    return {"params": traverse_util.unflatten_dict(jax.tree.map(jnp.asarray, flat))}
 
 
 def save_gpt2(
@@ -129,17 +135,11 @@ def _bare(name: str) -> str:
   return name.removeprefix("transformer.")
 
 
-def _check_model(model: Transformer, said: dict[str, str], label: str) -> None:
-  if model.norm_epsilon != NORM_EPSILON:
-    raise UserError(
-      f"must be {NORM_EPSILON!r}, as GPT-2's is",
-      field="norm_epsilon",
-      value=model.norm_epsilon,
-    )
+def _check_model(model: Transformer, said: dict[str, str]) -> None:
   for name in ("num_heads", "norm_epsilon"):
     ours = getattr(model, name)
     if name in said and _number(said[name]) != ours:
-      raise UserError(f"{label}: was made with {name}={said[name]}, the model has {ours!r}")
+      raise UserError(f"was made with {name}={said[name]}, the model has {ours!r}")
 
 
 def _number(text: str) -> float:

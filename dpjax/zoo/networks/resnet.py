@@ -19,7 +19,7 @@ import jax.numpy as jnp
 from dpjax import trees, validate
 from dpjax.models import convnet
 from dpjax.types import Params
-from dpjax.validate import UserError
+from dpjax.validate import UserError, about
 from dpjax.zoo.networks import public_trunks, weight_files
 from dpjax.zoo.networks.weight_files import Origin, Path
 
@@ -56,8 +56,7 @@ class ResNet(nn.Module):
       raise UserError("must be true or false", field="bottleneck", value=self.bottleneck)
     if not self.depths:
       raise UserError("must have an entry", field="depths", value=self.depths)
-    for depth in self.depths:
-      validate.integer_in(1, 100, depths=depth)
+    validate.integer_in(1, 100, **validate.entries(depths=self.depths))
     super().__post_init__()
 
   def _conv(
@@ -115,17 +114,17 @@ def load_resnet(path: str | os.PathLike[str], model: ResNet, params: Params) -> 
       so they are no batch norms; a tensor is missing, unknown, of another shape or type, or not
       finite; the library is not installed. The message is one line.
   """
-  label = f"path={os.fspath(path)!r}"
-  held, _ = weight_files.read(path, str, _PASSED_OVER)
-  if "bn1.weight" in held and not any("running_" in name for name in held):
-    raise UserError(
-      f"{label}: its norms have no running_mean, so they are no batch norms (GroupNorm?); a "
-      "ResNet here takes frozen batch norms alone"
-    )
-  sources = _sources(model)
-  image = jnp.zeros((1, 32, 32, 3))
-  wanted = weight_files.shapes(model, image)
-  return weight_files.parameters(held, sources, wanted, params, label)
+  with about("path", os.fspath(path)):
+    held, _ = weight_files.read(path, str, _PASSED_OVER)
+    if "bn1.weight" in held and not any("running_" in name for name in held):
+      raise UserError(
+        "its norms have no running_mean, so they are no batch norms (GroupNorm?); a "
+        "ResNet here takes frozen batch norms alone"
+      )
+    sources = _sources(model)
+    image = jnp.zeros((1, 32, 32, 3))
+    wanted = weight_files.shapes(model, image)
+    return weight_files.parameters(held, sources, wanted, params)
 
 
 def _folded(layer: str, convolution: str, norm: str) -> dict[Path, Origin]:

@@ -186,14 +186,16 @@ def _content(encoder: str, name: str, sha256: str) -> bytes:
 def _weights(encoder: str) -> Params:
   known = ENCODERS[encoder]
   content = _content(encoder, "model.safetensors", known.weights_sha256)
-  label = f"features={encoder!r}"
   model = SentenceEncoder(**known.sizes)
-  held, _ = weight_files.tensors(content, label, str, _PASSED_OVER)
-  example = jnp.zeros((1, 1), jnp.int32)
-  wanted = weight_files.shapes(model, example)
-  sources = {place: made for place, made in bert.sources(model).items() if place in wanted}
-  # Every parameter is in the file, so no first values are needed.
-  params = weight_files.parameters(held, sources, wanted, {"params": {}}, label)
+  with validate.about("features", encoder):
+    held, _ = weight_files.tensors(content, str, _PASSED_OVER)
+    example = jnp.zeros((1, 1), jnp.int32)
+    wanted = weight_files.shapes(model, example)
+    sources = {
+      place: made for place, made in bert.sources(model).items() if place in wanted
+    }
+    # Every parameter is in the file, so no first values are needed.
+    params = weight_files.parameters(held, sources, wanted, {"params": {}})
   return jax.device_put(params)
 
 

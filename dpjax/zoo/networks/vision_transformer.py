@@ -18,7 +18,7 @@ import jax.numpy as jnp
 from dpjax import trees
 from dpjax.models import convnet
 from dpjax.types import Params
-from dpjax.validate import UserError
+from dpjax.validate import UserError, about
 from dpjax.zoo.networks import weight_files
 from dpjax.zoo.networks.transformer import Attention, check_sizes
 from dpjax.zoo.networks.weight_files import Origin, Path, of_dense, of_norm, same
@@ -131,17 +131,17 @@ def load_vit(
     UserError: the file is missing or is no safetensors file; a tensor is missing, unknown, of
       another shape or type, or not finite; the library is not installed. The message is one line.
   """
-  label = f"path={os.fspath(path)!r}"
 
   def bare(name: str) -> str:
     return name.removeprefix(_HF_PREFIX)
 
-  held, _ = weight_files.read(path, bare, _PASSED_OVER)
-  is_hf = any(name.startswith(("embeddings.", "encoder.")) for name in held)
-  sources = _hf_origins(model) if is_hf else _timm_origins(model)
-  image = jnp.zeros((1, model.image_size, model.image_size, 3))
-  wanted = weight_files.shapes(model, image)
-  return weight_files.parameters(held, sources, wanted, params, label)
+  with about("path", os.fspath(path)):
+    held, _ = weight_files.read(path, bare, _PASSED_OVER)
+    is_hf = any(name.startswith(("embeddings.", "encoder.")) for name in held)
+    sources = _hf_origins(model) if is_hf else _timm_origins(model)
+    image = jnp.zeros((1, model.image_size, model.image_size, 3))
+    wanted = weight_files.shapes(model, image)
+    return weight_files.parameters(held, sources, wanted, params)
 
 
 def _timm_origins(model: VisionTransformer) -> dict[Path, Origin]:

@@ -1,8 +1,9 @@
 """Weights of other libraries in safetensors files: names, shapes and values, checked.
 
 A file is read, never executed. A loader says from which tensors each parameter is made (`Origin`).
-`parameters` checks the file against these origins, and raises a UserError of one line if they
-differ.
+`parameters` checks the file against these origins, and raises a UserError if they differ. Errors
+here name no field: whoever knows which argument or setting gave the file adds it
+(`dpjax.validate.about`).
 """
 
 from __future__ import annotations
@@ -69,19 +70,18 @@ def read(
     UserError: the file is missing or is no safetensors file; a weight is not F32, F16 or BF16; two
       tensors have the same bare name; the library is not installed. The message is one line.
   """
-  label = f"path={os.fspath(path)!r}"
-  return tensors(content_of(path, label), label, bare, passed_over)
+  return tensors(content_of(path), bare, passed_over)
 
 
 def tensors(
-  data: bytes, label: str, bare: Callable[[str], str], passed_over: re.Pattern[str]
+  data: bytes, bare: Callable[[str], str], passed_over: re.Pattern[str]
 ) -> tuple[dict[str, np.ndarray], dict[str, str]]:
-  """Returns what `read` returns, for the bytes of a file. Error messages begin with `label`."""
+  """Returns what `read` returns, for the bytes of a file."""
   reader = library()
   try:
     entries = reader.deserialize(data)
   except reader.SafetensorError as error:
-    raise UserError(f"{label}: is no safetensors file ({error})") from error
+    raise UserError(f"is no safetensors file ({error})") from error
   held = {}
   for name, entry in entries:
     short = bare(name)
@@ -89,10 +89,10 @@ def tensors(
       continue
     if entry["dtype"] not in _DTYPES:
       known = ", ".join(_DTYPES)
-      raise UserError(f"{label}: {name} is {entry['dtype']}, must be one of {known}")
+      raise UserError(f"{name} is {entry['dtype']}, must be one of {known}")
     # If two tensors have the same bare name, nothing says which one to use.
     if short in held:
-      raise UserError(f"{label}: holds a tensor twice, by two names: {short}")
+      raise UserError(f"holds a tensor twice, by two names: {short}")
     array = np.frombuffer(entry["data"], _DTYPES[entry["dtype"]])
     held[short] = array.reshape(entry["shape"])
   # A file begins with the length of its JSON header, in 8 bytes.
@@ -100,23 +100,23 @@ def tensors(
   return held, header.get("__metadata__", {})
 
 
-def content_of(path: str | os.PathLike[str], label: str) -> bytes:
+def content_of(path: str | os.PathLike[str]) -> bytes:
   """Reads a whole file of weights.
 
   Raises:
     UserError: the file is missing, is a folder, a pipe or a device, or is larger than the machine's
       memory.
   """
-  no_pipe(path, label)
+  no_pipe(path)
   memory = allocator.machine_memory()
   try:
     # A file with holes may be larger than the memory, and even larger than the disk.
     size = os.path.getsize(path)
     if size > memory:
-      raise UserError(f"{label}: has {size} bytes, more than the memory of this machine")
+      raise UserError(f"has {size} bytes, more than the memory of this machine")
     return pathlib.Path(path).read_bytes()
   except OSError as error:
-    raise UserError(f"{error.strerror}", field="path", value=os.fspath(path)) from error
+    raise UserError(f"{error.strerror}") from error
 
 
 def shapes(model: nn.Module, example: jax.Array) -> dict[Path, Shape]:
@@ -126,22 +126,21 @@ def shapes(model: nn.Module, example: jax.Array) -> dict[Path, Shape]:
   return {path: leaf.shape for path, leaf in flat.items()}
 
 
-def check_names(held: Iterable[str], wanted: Iterable[str], label: str) -> None:
-  """Raises UserError, with a message that begins with `label`, unless the two sets of names are
-  equal."""
+def check_names(held: Iterable[str], wanted: Iterable[str]) -> None:
+  """Raises UserError unless the two sets of names are equal."""
   missing = {*wanted} - {*held}
   unknown = {*held} - {*wanted}
   for what, odd in (("lacks", missing), ("has unknown", unknown)):
     if odd:
       first = ", ".join(sorted(odd)[:_MOST_NAMES])
       more = len(odd) - _MOST_NAMES
-      raise UserError(f"{label}: {what} {first}{f' and {more} more' if more > 0 else ''}")
+      raise UserError(f"{what} {first}{f' and {more} more' if more > 0 else ''}")
 
 
-def finite(array: np.ndarray, name: str, label: str) -> None:
-  """Raises UserError, with a message that begins with `label`, if a value is not finite."""
+def finite(array: np.ndarray, name: str) -> None:
+  """Raises UserError if a value is not finite."""
   if not np.isfinite(array).all():
-    raise UserError(f"{label}: {name} holds values that are not finite")
+    raise UserError(f"{name} holds values that are not finite")
 
 
 def parameters(
@@ -149,7 +148,6 @@ def parameters(
   sources: Mapping[Path, Origin],
   wanted: Mapping[Path, Shape],
   begun: Params,
-  label: str,
 ) -> Params:
   """Makes the float32 parameters of a model from the tensors of a file.
 
@@ -161,7 +159,6 @@ def parameters(
     sources: `Origin` of each parameter.
     wanted: shape of each parameter.
     begun: first parameters of the model, {"params": ...}.
-    label: text that error messages begin with.
 
   Raises:
     UserError: a tensor is missing, unknown, of another shape, or not finite.
@@ -183,16 +180,16 @@ def parameters(
       for name in source.names:
         held.pop(name, None)
   names = {name for source in loaded.values() for name in source.names}
-  check_names(held, names, label)
+  check_names(held, names)
   for path, source in loaded.items():
     for name, shape in zip(source.names, source.shapes(wanted[path])):
       if held[name].shape != shape:
         have = f"{name} is of shape {held[name].shape}"
-        raise UserError(f"{label}: {have}, the model wants {shape}")
-      finite(held[name], name, label)
+        raise UserError(f"{have}, the model wants {shape}")
+      finite(held[name], name)
     value = source.combine([held[name].astype(np.float32) for name in source.names])
     # A parameter that is folded from a negative variance may overflow or be NaN.
-    finite(value, "/".join(path), label)
+    finite(value, "/".join(path))
     flat[path] = jnp.asarray(value)
   return {"params": traverse_util.unflatten_dict(flat)}
 

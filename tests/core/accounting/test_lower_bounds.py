@@ -21,7 +21,7 @@ from dpjax.accounting.event_kinds.truncated_poisson import truncated_poisson_eve
 from dpjax.accounting.ledger import BudgetExceeded
 from dpjax.plan import Plan
 from dpjax.sampling import registry
-from dpjax.sampling.batch_sizes import whole_batch_size
+from dpjax.sampling.registry import whole_batch_size
 from dpjax.validate import UserError
 
 _N, _GRID = 60, 5e-3

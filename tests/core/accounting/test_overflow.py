@@ -115,7 +115,12 @@ def test_a_capacity_is_enough_for_the_neighbour_and_for_not_one_record_more(
   sampler = _Everyone()
   run = types.SimpleNamespace(neighboring_relation=relation, delta=1e-5)
   check = lambda: overflow.check_capacity(
-    sampler, size, declared=declared, of_divisor=declared, run=run, log_allowed=-20.0
+    sampler,
+    size,
+    declared=declared,
+    of_divisor=declared,
+    run=run,
+    log_allowed=lambda: -20.0,
   )
   if field is None:
     check()

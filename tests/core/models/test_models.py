@@ -83,7 +83,7 @@ def _influence(apply, x: jax.Array) -> tuple[float, float]:
 
 
 def test_small_covers_every_name():
-  assert set(registry.names()) - set(SMALL) == {"wrn_16_4", "wrn_40_4"}
+  assert set(registry.MODELS) - set(SMALL) == {"wrn_16_4", "wrn_40_4"}
 
 
 @pytest.mark.cases(

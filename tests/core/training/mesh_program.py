@@ -23,7 +23,6 @@ from dpjax.experiments.config import fields
 from dpjax.experiments.kinds.central import build
 from dpjax.experiments.kinds.central.config import TrainConfig
 from dpjax.experiments.run import checkpoint, config_names, loop, writers
-from dpjax.experiments.run.kind import experiment_of
 from dpjax.gradients import per_example
 from dpjax.gradients.device_mesh import mesh_of, split_rows
 from dpjax.noise import source
@@ -34,6 +33,7 @@ from dpjax.parallel.spanning import own_copy
 from dpjax.plan import Plan
 from dpjax.sampling import CyclicSampler, PoissonSampler
 from dpjax.training.dp_sgd import noise_state
+from tests.runs.stops import on_save
 
 LAYOUTS = (None, "data:8", "data:4,model:2")
 SIZE, IDLE = 40, 2  # examples; columns that are 0 for everybody
@@ -144,7 +144,7 @@ def _noisy(fn):
     out = fn(params, batch, mask)
     key = jax.random.fold_in(jax.random.key(7), lax.axis_index("data"))
     extra = jax.tree.map(jnp.add, out.total, source.gaussian(key, out.total, 0.5))
-    return _with_total(out, extra)
+    return out._replace(total=extra)
 
   return wrapped
 
@@ -155,7 +155,7 @@ def _summed_twice(fn):
   def wrapped(params, batch, mask):
     out = fn(params, batch, mask)
     mean = jax.tree.map(lambda t: lax.psum(t, "data") / 8, out.total)
-    return _with_total(out, lax.pcast(mean, ("data",), to="varying"))
+    return out._replace(total=lax.pcast(mean, ("data",), to="varying"))
 
   return wrapped
 
@@ -168,11 +168,6 @@ def _gathered(fn):
     return lax.dynamic_slice_in_dim(whole, lax.axis_index("data") * rows, rows)
 
   return lambda params, batch, mask: fn(params, own(batch), mask)
-
-
-def _with_total(out, total):
-  bounds = out.l2_bound, out.group_bounds
-  return type(out)(total, out.norms, out.losses, *bounds, out.mask)
 
 
 def _plants():
@@ -208,7 +203,7 @@ def until(last, mesh, folder, copies=None):
     copies: {step: where its folder is copied to when that step is saved}.
   """
 
-  def on_save(step):
+  def saved(step):
     if step in (copies or {}) and is_first():
       ignored = shutil.ignore_patterns(writers.LOCK)
       shutil.copytree(folder, copies[step], ignore=ignored)
@@ -216,8 +211,8 @@ def until(last, mesh, folder, copies=None):
       raise _Enough
 
   try:
-    run = experiment_of(config(mesh))
-    return loop.run(run, folder, data=(dataset(), dataset()), on_save=on_save)
+    with on_save(saved):
+      return loop.train(config(mesh), folder, data=(dataset(), dataset()))
   except _Enough:
     return None
 

@@ -137,8 +137,6 @@ def test_hosts_that_draw_batches_or_noise_of_their_own_are_refused(monkeypatch):
   with refuses("rng", value=None):
     plan.batches(rows)
   assert next(plan.batches(rows, rng=7)).mask.shape == (4,)
-  module = sys.modules[dpjax.training.dp_sgd.__module__]
-  monkeypatch.setattr(module, "_checked_mesh", lambda mesh: None)
 
   def exchange(added, gathered):
     # What the second process gives to the nonce is zero, and its digests are others.

@@ -200,7 +200,7 @@ def test_no_way_of_optax_into_a_tree_is_unguarded(way, kind):
   in_optax = eval(f"lambda tree: jax.{way}(tree)", {"__name__": "optax.x", "jax": jax})
   with refuses("gradients") as caught:
     in_optax(_gradients(kind))
-  assert str(caught.value) == sealed.MISPLACED
+  assert caught.value.must == sealed.MISPLACED
 
 
 # --- the compositions that people write
@@ -573,9 +573,9 @@ def test_a_part_of_a_tree_is_refused_by_every_private_transform(tx):
 def test_one_key_means_one(number):
   keys = jax.random.split(jax.random.key(0), number)
   for make in (_plan().transform, lambda key: _plan(1.0).transform(key)):
-    with refuses("key.shape"):
+    with refuses("key"):
       make(keys)
-  with refuses("example_key.shape"):
+  with refuses("example_key"):
     training.dp_sgd(_loss, _plan(), optax.sgd(0.1), noise_key=_KEY, example_key=keys)
 
 
@@ -735,9 +735,7 @@ def test_what_goes_past_the_noise_is_one_line(name, argument):
   plan = _PRIVATE_FACTORIES[name]()
   chain = plan.accumulated(optax.chain(plan.transform(_KEY), optax.polyak_sgd()), rows=8)
   state, summed = chain.init(_PARAMS), _gradients("sum")
-  with pytest.raises(
-    UserError, match=rf"^update\({argument}=...\): goes past the noise"
-  ) as caught:
+  with refuses(argument) as caught:
     for _ in range(plan.slices):
       _, state = chain.update(summed, state, _PARAMS, **{argument: _MORE[argument]})
   assert "\n" not in str(caught.value) and len(str(caught.value)) < 300

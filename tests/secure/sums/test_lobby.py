@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dpjax.secure.sums import lobby
-from dpjax.validate import UserError
+from dpjax.validate import UserError, Verbatim
 from tests.federated import programs
 
 _SOON = 60  # seconds; nothing here takes one, unless the machine is loaded
@@ -265,7 +265,7 @@ def _claim(port, **says):
     reader = stranger.makefile()
     word = json.loads(reader.readline())["word"]
     stranger.sendall(json.dumps({"word": word, **says}).encode() + b"\n")
-    return json.loads(reader.readline())["wrong"]
+    return str(UserError.of_facts(json.loads(reader.readline())["wrong"]))
 
 
 _CLAIMS = {
@@ -341,7 +341,8 @@ def test_a_number_that_nobody_may_have_is_told_so(number):
   with _knock(port) as peer:
     word = json.loads(peer.recv(4096))["word"]
     peer.sendall(_hello(word, number))
-    assert f"client={number}: " in json.loads(peer.recv(4096))["wrong"]
+    told = UserError.of_facts(json.loads(peer.recv(4096))["wrong"])
+    assert told.is_about("client", Verbatim(number))
   second = _Calls([_options(port, 1)])
   _close([*calls.wait(), *second.wait()])
 

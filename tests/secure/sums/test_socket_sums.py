@@ -192,7 +192,7 @@ def _strangers(port, terms, answers):
     proof = lobby._proof(socket_sums.secret_of(one), word, who)
     hello = {"client": who, "proof": proof}
     connection.sendall(json.dumps(hello).encode() + b"\n")
-    answers.append(json.loads(reader.readline())["wrong"])
+    answers.append(str(UserError.of_facts(json.loads(reader.readline())["wrong"])))
     connection.close()
   garbage.close()
 

@@ -1,4 +1,4 @@
-"""One attack, from an `AttackConfig`. Its phase comes from the module that the attack names.
+"""One attack, from an `AttackConfig`; the settings of the attack carry it out.
 
 A step trains one group of models or inverts one message, for example, so an interrupted attack can
 resume. The result states the guarantee of the attacked run, not of the attack.
@@ -15,11 +15,7 @@ from dpjax.accounting import Ledger
 from dpjax.data.target_kinds import needs_classes
 from dpjax.experiments.config.fields import name_of
 from dpjax.experiments.config.naming import within
-from dpjax.experiments.kinds.attack.config import (
-  AttackConfig,
-  check,
-  parts_of,
-)
+from dpjax.experiments.kinds.attack.config import AttackConfig, check
 from dpjax.experiments.kinds.central.build import Central
 from dpjax.experiments.kinds.central.config import TrainConfig
 from dpjax.experiments.kinds.federated.build import Federated
@@ -57,7 +53,7 @@ class Attack(Experiment[AttackConfig]):
 
   def check_data(self, data: Any) -> None:
     if not self.config.attack.of_text:
-      needs_classes(data[0], "launch.attack")
+      needs_classes(data[0], "target.data.name", self.config.target.data.name)
 
   def weights(self) -> dict[str, str]:
     config = self.config
@@ -74,17 +70,17 @@ class Attack(Experiment[AttackConfig]):
 
   def train(self, data: Any, keys: RunKeys) -> Story:
     config = self.config
-    parts = parts_of(config)
+    attack = config.attack
     with within("target", of=config.target):
-      attacked = parts.prepare(config, data, keys)
+      attacked = attack.prepare(config, data, keys)
       attacked.guarantee.check_budget(Ledger())
-    trained = yield parts.phase(config, attacked)
-    measured = parts.measured(config, attacked, trained.state)
+    trained = yield attack.phase(config, attacked)
+    measured = attack.measured(config, attacked, trained.state)
     num_steps = self.attacked.num_steps
     stated = guarantee_lib.repeated(attacked.guarantee, config.noise_seed)
     result = {
       **promised(stated, num_steps),
-      "task": config.attack.task,
+      "task": attack.task,
       "attack": name_of(config, "attack"),
       "dataset": config.data.name,
       "model": config.model.name,

@@ -9,19 +9,13 @@ defence is one flag: `--config.target.privacy.epsilon=8`, `--config.target.compr
 from __future__ import annotations
 
 import dataclasses
-import importlib
-from collections.abc import Callable
-from typing import Annotated, Any, ClassVar, NamedTuple
+from typing import Annotated, Any, ClassVar
 
-from dpjax.attacks import registry
-from dpjax.attacks.attack_settings import AttackSettings
 from dpjax.experiments.config import common, fields
 from dpjax.experiments.config.fields import Choice, WithChoices
 from dpjax.experiments.config.naming import within
 from dpjax.experiments.kinds import bounds
-from dpjax.experiments.kinds.attack.run_settings import CopyByAnswers as CopyByAnswers
-from dpjax.experiments.kinds.attack.run_settings import DenseFirst as DenseFirst
-from dpjax.experiments.kinds.attack.run_settings import Membership as Membership
+from dpjax.experiments.kinds.attack.settings import AttackSettings
 from dpjax.experiments.kinds.central import build as central
 from dpjax.experiments.kinds.central import embeddings
 from dpjax.experiments.kinds.central.config import TrainConfig
@@ -32,16 +26,29 @@ from dpjax.experiments.kinds.federated.config import (
   algorithm_of,
   algorithms_that,
 )
-from dpjax.experiments.run.guarantee import Guarantee
-from dpjax.experiments.run.loop import Phase
 from dpjax.validate import UserError
-from dpjax.zoo.networks.registry import is_language
+from dpjax.zoo.networks.registry import entry
 
-# Maps each attack's name to its settings. A new attack needs a row of `registry.ATTACKS`, and no
-# line here.
-ATTACKS = {row.word: row.find_settings() for row in registry.ATTACKS if row.word}
-
-
+_HERE = "dpjax.experiments.kinds.attack"
+# Each attack's name, and the class that carries it out; its module is imported when it is chosen.
+ATTACKS = {
+  "membership": f"{_HERE}.members:Membership",
+  "fed_membership": f"{_HERE}.fed_members:FedMembership",
+  "text_extraction": f"{_HERE}.written_text:WrittenText",
+  "dlg": f"{_HERE}.inversion:DlgInversion",
+  "cosine": f"{_HERE}.inversion:CosineInversion",
+  "dense_first": f"{_HERE}.inversion:DenseFirst",
+  "imprint": f"{_HERE}.inversion:Imprint",
+  "fishing": f"{_HERE}.inversion:Fishing",
+  "class_inversion": f"{_HERE}.class_pictures:ClassSearch",
+  "extraction": f"{_HERE}.copies:CopyByAnswers",
+  "label_flip": f"{_HERE}.poisoned_rounds:LabelFlip",
+  "scaled_update": f"{_HERE}.poisoned_rounds:ScaledUpdate",
+  "alie": f"{_HERE}.poisoned_rounds:LittleIsEnough",
+  "min_max": f"{_HERE}.poisoned_rounds:MinMax",
+  "min_sum": f"{_HERE}.poisoned_rounds:MinSum",
+  "backdoor": f"{_HERE}.poisoned_rounds:Backdoor",
+}
 TARGETS: dict[str, type] = {"train": TrainConfig, "federate": FedConfig}
 
 
@@ -97,15 +104,11 @@ def check(config: AttackConfig) -> None:
       # An attack that trains rounds checks their cohorts when it assembles them.
       federated.check(target, draws_cohorts=False)
       _check_federate(target, config.attack)
-      launched, own = "launch.federate", (*_OF_ROUNDS, *config.attack.unread)
     else:
       central.check(target)
       _check_train(target, config.attack)
-      launched, own = "launch.train", _OF_STEPS
-      # This run has no guarantee to compare with a budget: its own run was accounted.
-      if getattr(config.attack, "target", None) is not None:
-        own += ("privacy.epsilon_budget",)
-    common.read_if(target, False, f"a run of {launched} itself", *own)
+    launched = f"a run of launch.{config.attack.section} itself"
+    common.read_if(target, False, launched, *unread(config))
   common.read_if(
     config, target.is_private, "a private target (--config.target.privacy)", "noise_seed"
   )
@@ -113,68 +116,17 @@ def check(config: AttackConfig) -> None:
 
 def _check_attack(config: AttackConfig) -> None:
   """Raises UserError if the class of the settings lacks a required part, such as a task."""
-  attack = type(config.attack)
-  name = fields.name_of(config, "attack")
-  facts = {"section": ("train", "federate"), "wants": ("plain_client", "wraps_clients", "")}
-  for fact, choices in facts.items():
-    if getattr(attack, fact, None) not in choices:
-      raise UserError(
-        f"must be a class whose {fact} is {' or '.join(map(repr, choices))}",
-        field="attack",
-        value=name,
-      )
-  if not isinstance(getattr(attack, "task", None), str):
-    raise UserError("must be a class with a task", field="attack", value=name)
-  parts_of(config)
-
-
-class AttackParts(NamedTuple):
-  """Holds the three functions of the module that implements an attack."""
-
-  prepare: Callable[..., Any]  # (config, data, keys) -> what is attacked
-  measured: Callable[..., Any]  # (config, what is attacked, last state) -> `MeasuredAttack`
-  # (config, what is attacked) -> the `Phase` that attacks it. A module without it gets `trained`.
-  phase: Callable[..., Any]
-
-
-@dataclasses.dataclass(frozen=True)
-class Trained:
-  """What an attack on the model of one training prepares: the run, and what else it needs."""
-
-  run: central.Run
-
-  @property
-  def guarantee(self) -> Guarantee:
-    return self.run.guarantee
-
-
-def trained(config: AttackConfig, attacked: Trained) -> Phase:
-  """Returns the training phase of `launch.train`, without a guarantee.
-
-  result.json states the guarantee of the attacked run separately (`build.promised`).
-  """
-  return central.phase(config.train, attacked.run)._replace(guarantee=None)
-
-
-def parts_of(config: AttackConfig) -> AttackParts:
-  """Returns the functions that carry out the attack.
-
-  Raises:
-    UserError: the module of the attack cannot be imported, or lacks one of the functions.
-  """
-  name = fields.name_of(config, "attack")
-  wanted = "must name, as module, one with prepare, phase and measured"
-  try:
-    module = importlib.import_module(type(config.attack).module)
-  except (AttributeError, ImportError, ValueError) as error:
-    raise UserError(wanted, field="attack", value=name) from error
-  usual = {"phase": trained} if config.attack.section == "train" else {}
-  parts: list[Any] = [
-    getattr(module, part, usual.get(part)) for part in AttackParts._fields
-  ]
-  if None in parts:
-    raise UserError(wanted, field="attack", value=name)
-  return AttackParts(*parts)
+  attack: Any = type(config.attack)
+  section = getattr(attack, "section", None)
+  own = ("prepare", "measured", *(["phase"] if section == "federate" else []))
+  lacks = [part for part in own if getattr(attack, part) is getattr(AttackSettings, part)]
+  if section not in TARGETS or not isinstance(getattr(attack, "task", None), str) or lacks:
+    raise UserError(
+      "must be a class with a section ('train' or 'federate'), a task, prepare, measured and, for "
+      "'federate', phase",
+      field="attack",
+      value=fields.name_of(config, "attack"),
+    )
 
 
 def _check_train(train: TrainConfig, attack: Any) -> None:
@@ -183,7 +135,7 @@ def _check_train(train: TrainConfig, attack: Any) -> None:
     bounds.only(train, "privacy.normalization", ["per_example"], why)
   bounds.only(train, "audit", ["none"], ", the attack deals the records")
   bounds.only(train, "release", [False], ", an attack trains many models")
-  if is_language(train.model.name) != attack.of_text:
+  if entry(train.model.name).is_language != attack.of_text:
     wanted = "must be a language model" if attack.of_text else "must classify records"
     raise UserError(wanted, field="model.name", value=train.model.name)
   embeddings.refuse(train)
@@ -204,7 +156,7 @@ def _check_federate(federate: FedConfig, attack: Any) -> None:
   if attack.colludes:
     why = " for attackers who see the messages of honest clients"
     bounds.only(federate, "secure_sum", ["none"], why)
-  if is_language(federate.model.name):
+  if entry(federate.model.name).is_language:
     raise UserError(
       "must take images or numbers",
       field="model.name",
@@ -212,8 +164,14 @@ def _check_federate(federate: FedConfig, attack: Any) -> None:
     )
 
 
-# Fields of the attacked run that do not affect what an attacker sees.
-_SEEDS = ("seed", "noise_seed")
-_OF_STEPS = ("eval_every", "checkpoint_every", "diagnostics", *_SEEDS, *TrainConfig.where)
-_OF_ROUNDS = ("eval_every", "checkpoint_every", "targets", "stop_at_accuracy")
-_OF_ROUNDS += ("diagnostics", "release", *_SEEDS, *FedConfig.where)
+def unread(config: AttackConfig) -> tuple[str, ...]:
+  """Returns the fields of the attacked run that have no effect on what an attacker sees."""
+  target, attack = config.target, config.attack
+  names = ("eval_every", "checkpoint_every", "diagnostics", "seed", "noise_seed")
+  names += ("safetensors", *target.where)
+  if isinstance(target, FedConfig):
+    more = ("targets", "stop_at_accuracy", "fine_tune_epochs", "release", *attack.unread)
+    return names + more
+  # A finished run was accounted, so there is no guarantee to compare with a budget.
+  is_finished = getattr(attack, "target", None) is not None
+  return names + (("privacy.epsilon_budget",) if is_finished else ())

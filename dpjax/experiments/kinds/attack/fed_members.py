@@ -1,4 +1,4 @@
-"""Runs membership inference on the server's model of a finished federated run.
+"""Membership inference on the server's model of a finished federated run.
 
 Members are the rows, or the clients, that the run trained on. Non-members are the test rows, and
 rows that clients held out. For shadow models all rows are dealt to clients:
@@ -19,7 +19,7 @@ import dataclasses
 import hashlib
 import pathlib
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Annotated, Any, ClassVar, NamedTuple
 
 import jax
 import numpy as np
@@ -30,10 +30,20 @@ from dpjax.accounting.proved import NeighboringRelation
 from dpjax.attacks import roc
 from dpjax.data import Federation
 from dpjax.data.target_kinds import needs_arrays
-from dpjax.experiments.config import fields
-from dpjax.experiments.kinds.attack import members
+from dpjax.experiments.config import fields, rules
 from dpjax.experiments.kinds.attack.config import AttackConfig
-from dpjax.experiments.kinds.attack.members import MeasuredAttack, Targets
+from dpjax.experiments.kinds.attack.members import (
+  LEAST_SHADOWS,
+  Inference,
+  Scored,
+  Targets,
+  check_methods,
+  given_target,
+  joined,
+  scores,
+)
+from dpjax.experiments.kinds.attack.methods import METHODS
+from dpjax.experiments.kinds.attack.settings import MeasuredAttack
 from dpjax.experiments.kinds.federated import build as federated
 from dpjax.experiments.kinds.federated import records as silos
 from dpjax.experiments.kinds.federated.config import FedConfig
@@ -44,6 +54,9 @@ from dpjax.federated.round import params_of
 from dpjax.types import Params
 from dpjax.validate import UserError
 
+# Methods that need no answers but log odds and the largest probability of any label.
+_PLAIN = tuple(name for name, method in METHODS.items() if not method.reads)
+
 
 class Dealt(NamedTuple):
   """All rows, members first, and which client would hold each."""
@@ -53,6 +66,119 @@ class Dealt(NamedTuple):
   num_members: int  # rows 0 to num_members - 1 were trained on
 
 
+@dataclasses.dataclass(frozen=True)
+class FedMembership(Inference):
+  """Membership inference on the server's model of a finished run of `launch.federate`: of records,
+  or of whole clients. Shadow models are federations of the run's own config, each with half of all
+  records, or of all clients.
+
+  Args:
+    methods: names of attacks, each of which needs log odds alone, or the largest probability.
+    unit: "record", or "client" (dealt by the partition, which deals the test data to as many
+      clients that did not take part).
+    target: params.npz of the run.
+  """
+
+  methods: Annotated[tuple[str, ...], "all of " + " | ".join(_PLAIN)] = (
+    "confidence",
+    "loss",
+    "lira_fixed",
+    "bavaria",
+    "rmia",
+  )
+  num_shadows: Annotated[
+    int, rules.between(LEAST_SHADOWS, rules.MOST_RUNS), "federations beside the target"
+  ] = 16
+  unit: Annotated[
+    str, rules.among(("record", "client")), "whose membership is inferred"
+  ] = "record"
+  target: Annotated[
+    str | None, "params.npz of launch.federate; python -m launch.attack --run gives it"
+  ] = None
+  section: ClassVar[str] = "federate"
+  # Each model is asked once, and trained alone.
+  queries: ClassVar[int] = 1
+  side_by_side: ClassVar[int] = 1
+
+  def __post_init__(self):
+    check_methods(self.methods, _PLAIN)
+    rules.check_settings(self)
+
+  def prepare(
+    self, config: AttackConfig, loaded: tuple[Any, Any], random: RunKeys
+  ) -> Targets:
+    """Returns the dealt rows, the target, and a function that trains a shadow federation.
+
+    Raises:
+      UserError: no finished run is named, or what `dealt` refuses.
+    """
+    if self.target is None:
+      raise UserError(
+        "must name the params.npz of a finished run: python -m launch.attack --run=FOLDER",
+        field="attack.target",
+        value=None,
+      )
+    federation, test = loaded
+    rows = dealt(config, federation, test)
+    run = federated.assemble(config.federate, loaded, random)
+    target, facts = given_target(config, run.params)
+    facts = _of_unit(facts, self.unit)
+    unit_of = None
+    is_member = np.arange(len(rows.owners)) < rows.num_members
+    if self.unit == "client":
+      # Clients without a row have no score.
+      _, unit_of = np.unique(rows.owners, return_inverse=True)
+      is_member = np.zeros(unit_of.max() + 1, bool)
+      is_member[unit_of[: rows.num_members]] = True
+    least = 2 * self.num_shadows
+    if min(is_member.sum(), (~is_member).sum()) < least:
+      raise UserError(
+        f"needs {least} members and non-members each, there are {is_member.sum()} and "
+        f"{(~is_member).sum()} {self.unit}s",
+        field="attack.num_shadows",
+        value=self.num_shadows,
+      )
+    # Halves of one size, so that a shadow has as many clients as the run.
+    exact = self.unit == "client" and len(is_member) % 2 == 0
+    included = attacks.random_halves(
+      self.num_shadows, len(is_member), seed=random.order, exact=exact
+    )
+
+    def train(index: int) -> list[Params]:
+      of_rows = included[index] if unit_of is None else included[index][unit_of]
+      return [_shadow(config.federate, federation, test, rows, of_rows, random, index)]
+
+    return Targets(
+      rows.records, included, target, is_member, run, test, train, NONE, facts, unit_of,
+      rows.owners,
+    )  # fmt: skip
+
+  def measured(
+    self,
+    config: AttackConfig,
+    attacked: Targets,
+    state: Mapping[str, Any],
+    scored: Scored | None = None,
+  ) -> MeasuredAttack:
+    """Returns rates and verdicts of every method, beside the guarantee of the run."""
+    by_method, is_member, _ = scored = scored or scores(config, attacked, state)
+    found = super().measured(config, attacked, state, scored)
+    count = {"membership_of": self.unit, "num_units": attacked.included.shape[1]}
+    result = found.result | count
+    if silos.SILOS not in result or attacked.owners is None:
+      return found._replace(result=result)
+    # One target was given, so each array has one row.
+    of_target = {name: score[0] for name, score in by_method.items()}
+    rows = by_silo(result[silos.SILOS], attacked.owners, of_target, is_member[0])
+
+    def write(folder: pathlib.Path) -> None:
+      found.write(folder)
+      path = folder / "attacks.md"
+      writers.replace_file(path, f"{path.read_text()}\n{_table(rows)}".encode())
+
+    return found._replace(result=result | {silos.SILOS: rows}, write=write)
+
+
 def dealt(config: AttackConfig, federation: Federation, test: Any) -> Dealt:
   """Returns all rows with their owners.
 
@@ -60,7 +186,7 @@ def dealt(config: AttackConfig, federation: Federation, test: Any) -> Dealt:
     UserError: data without test rows; with unit "client", a partition by the data themselves, or
       test rows too few for as many clients.
   """
-  needs_arrays(federation, "launch.attack")
+  needs_arrays(federation, "target.data.name", config.target.data.name)
   trained = np.concatenate([*federation.indices])
   owners = [np.repeat(np.arange(federation.num_clients), federation.sizes)]
   whole = federation.dataset
@@ -74,7 +200,7 @@ def dealt(config: AttackConfig, federation: Federation, test: Any) -> Dealt:
       held_out.append(whole.subset(np.concatenate(held)))
       owners.append(np.repeat(np.arange(len(held)), [len(rows) for rows in held]))
   known = np.concatenate(owners)
-  records = members.joined(whole.subset(trained), test, *held_out)
+  records = joined(whole.subset(trained), test, *held_out)
   # Test rows of nobody are left out.
   kept = np.flatnonzero(known >= 0)
   return Dealt(records.subset(kept), known[kept], len(trained))
@@ -115,55 +241,6 @@ def _further_clients(config: FedConfig, federation: Federation, test: Any) -> np
   for client, rows in enumerate(parts):
     owners[rows] = count + client
   return owners
-
-
-def prepare(config: AttackConfig, loaded: tuple[Any, Any], random: RunKeys) -> Targets:
-  """Returns the dealt rows, the target, and a function that trains a shadow federation.
-
-  Raises:
-    UserError: no finished run is named, or what `dealt` refuses.
-  """
-  settings = config.attack
-  if settings.target is None:
-    raise UserError(
-      "must name the params.npz of a finished run: python -m launch.attack --run=FOLDER",
-      field="attack.target",
-      value=None,
-    )
-  federation, test = loaded
-  rows = dealt(config, federation, test)
-  run = federated.assemble(config.federate, loaded, random)
-  target, facts = members.given_target(config, run.params)
-  facts = _of_unit(facts, settings.unit)
-  unit_of = None
-  is_member = np.arange(len(rows.owners)) < rows.num_members
-  if settings.unit == "client":
-    # Clients without a row have no score.
-    _, unit_of = np.unique(rows.owners, return_inverse=True)
-    is_member = np.zeros(unit_of.max() + 1, bool)
-    is_member[unit_of[: rows.num_members]] = True
-  least = 2 * settings.num_shadows
-  if min(is_member.sum(), (~is_member).sum()) < least:
-    raise UserError(
-      f"needs {least} members and non-members each, there are {is_member.sum()} and "
-      f"{(~is_member).sum()} {settings.unit}s",
-      field="attack.num_shadows",
-      value=settings.num_shadows,
-    )
-  # Halves of one size, so that a shadow has as many clients as the run.
-  exact = settings.unit == "client" and len(is_member) % 2 == 0
-  included = attacks.random_halves(
-    settings.num_shadows, len(is_member), seed=random.order, exact=exact
-  )
-
-  def train(index: int) -> list[Params]:
-    of_rows = included[index] if unit_of is None else included[index][unit_of]
-    return [_shadow(config.federate, federation, test, rows, of_rows, random, index)]
-
-  return Targets(
-    rows.records, included, target, is_member, run, test, train, NONE, facts, unit_of,
-    rows.owners,
-  )  # fmt: skip
 
 
 def _of_unit(facts: Mapping[str, Any], attacked: str) -> dict[str, Any]:
@@ -232,30 +309,6 @@ def _keys_of(random: RunKeys, index: int) -> RunKeys:
   )
 
 
-phase = members.phase  # one shadow federation in each step
-
-
-def measured(
-  config: AttackConfig, attacked: Targets, state: Mapping[str, Any]
-) -> MeasuredAttack:
-  """Returns rates and verdicts of every method, beside the guarantee of the run."""
-  scored = members.scores(config, attacked, state)
-  by_method, is_member, _ = scored
-  found = members.measured(config, attacked, state, scored)
-  count = {"membership_of": config.attack.unit, "num_units": attacked.included.shape[1]}
-  result = found.result | count
-  if silos.SILOS not in result or attacked.owners is None:
-    return found._replace(result=result)
-  rows = by_silo(result[silos.SILOS], attacked.owners, by_method, is_member)
-
-  def write(folder: pathlib.Path) -> None:
-    found.write(folder)
-    path = folder / "attacks.md"
-    writers.replace_file(path, f"{path.read_text()}\n{_table(rows)}".encode())
-
-  return found._replace(result=result | {silos.SILOS: rows}, write=write)
-
-
 def by_silo(
   rows: Sequence[Mapping[str, Any]],
   owners: np.ndarray,
@@ -302,11 +355,11 @@ def _strongest(
   curves = {name: roc.curve_of(score, truth) for name, score in scores.items()}
   resolved = [(name, fpr) for name, fpr in RATES.items() if fpr * int((~truth).sum()) >= 1]
   if not resolved:
-    return members.strongest(curves, None)
+    return roc.strongest(curves, fpr=None).to_json()
   key, fpr = resolved[0]
-  best = members.strongest(curves, fpr)
-  words = f"{best['words']}, where {upper(row[key])} is allowed"
-  return best | {"allowed_tpr": row[key], "words": words}
+  best = roc.strongest(curves, fpr=fpr)
+  words = f"{best.words}, where {upper(row[key])} is allowed"
+  return best.to_json() | {"allowed_tpr": row[key], "words": words}
 
 
 def _table(rows: Sequence[Mapping[str, Any]]) -> str:

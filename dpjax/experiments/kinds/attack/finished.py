@@ -6,6 +6,7 @@ and result.json states the guarantee. Shadow models are trained with the run's c
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import os
 import pathlib
@@ -13,18 +14,13 @@ from collections.abc import Callable
 from typing import Any
 
 from dpjax.experiments.config import fields
-from dpjax.experiments.kinds.attack.config import AttackConfig
-from dpjax.experiments.kinds.attack.run_settings import FedMembership, Membership
+from dpjax.experiments.kinds.attack.config import AttackConfig, unread
+from dpjax.experiments.kinds.attack.fed_members import FedMembership
+from dpjax.experiments.kinds.attack.members import Membership
 from dpjax.experiments.kinds.central.config import TrainConfig
 from dpjax.experiments.kinds.federated.config import FedConfig
 from dpjax.experiments.run import workdir, writers
 from dpjax.validate import UserError
-
-# Fields that do not decide what shadow models learn, such as those of evaluation and release. They
-# get defaults.
-_OF_RUN = ("eval_every", "checkpoint_every", "diagnostics", "seed", "noise_seed", "release")
-_OF_RUN += (*TrainConfig.where, "privacy.epsilon_budget", "safetensors")
-_OF_RUN += ("targets", "stop_at_accuracy", "fine_tune_epochs", *FedConfig.where)
 
 
 def attack_on(folder: str | os.PathLike, *, num_shadows: int = 16) -> AttackConfig:
@@ -62,29 +58,23 @@ def attack_on(folder: str | os.PathLike, *, num_shadows: int = 16) -> AttackConf
       "was trained with canaries (audit='canaries'), so its members are not its data; its "
       "result.json has a bound of its own"
     )
-  usual = type(run)()
-  there = {leaf.path for leaf in fields.leaves(run)}
-  unread = {"privacy.epsilon_budget": None}
-  shadowed = {
-    name: unread[name] if name in unread else fields.get(usual, name)
-    for name in _OF_RUN
-    if name in there
-  }
   target = str(path / workdir.PARAMS)
+  shadowed: dict[str, Any] = {}
   if isinstance(run, TrainConfig):
     attack = Membership(num_shadows=num_shadows, target=target)
   else:
-    attack = FedMembership(num_shadows=num_shadows, target=target, unit=_unit(run))
+    deals = hasattr(run.partition, "num_clients")
+    unit = "client" if run.protects_users and deals else "record"
+    attack = FedMembership(num_shadows=num_shadows, target=target, unit=unit)
     # A run that stopped at an accuracy did fewer rounds.
     shadowed["num_rounds"] = writers.read_json(path / writers.RESULT)["num_steps"]
-  return AttackConfig(target=fields.replace_all(run, shadowed), attack=attack)
-
-
-def _unit(run: FedConfig) -> str:
-  """Returns whose membership in a federated run is inferred."""
-  return (
-    "client" if run.protects_users and hasattr(run.partition, "num_clients") else "record"
-  )
+  config = AttackConfig(target=run, attack=attack)
+  there = {leaf.path for leaf in fields.leaves(run)}
+  # What decides nothing that shadow models learn gets its default.
+  for name in there.intersection([*unread(config), "release"]):
+    budget = name == "privacy.epsilon_budget"
+    shadowed[name] = None if budget else fields.get(type(run)(), name)
+  return dataclasses.replace(config, target=fields.replace_all(run, shadowed))
 
 
 def _config(path: pathlib.Path, odd: Callable[[str], UserError]) -> TrainConfig | FedConfig:

@@ -1,4 +1,4 @@
-"""Runs the inversion of clients' messages: each client of the federation is the victim once.
+"""Inversion of clients' messages: each client of the federation is the victim once.
 
 With a secure sum, the adversary (the server) gets no single message. It inverts the mean message of
 each cohort in turn, by simulating a mean of equally many messages.
@@ -6,28 +6,35 @@ each cohort in turn, by simulating a mean of equally many messages.
 
 from __future__ import annotations
 
-import functools
+import dataclasses
+import math
 import pathlib
 from collections import Counter
-from collections.abc import Mapping
-from typing import Any, NamedTuple
+from collections.abc import Callable, Mapping
+from typing import Annotated, Any, ClassVar, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import flatten_util
 
-from dpjax import attacks, trees
+from dpjax import attacks, trees, validate
 from dpjax.attacks import recovery
 from dpjax.attacks.leakage import dense_leakage, distance_correlation, recovered_leakage
 from dpjax.attacks.reconstructions import matched, mse
 from dpjax.attacks.recovery import NothingSent
+from dpjax.attacks.rogue_server import read_imprint
 from dpjax.attacks.views import View
+from dpjax.experiments.config import rules
 from dpjax.experiments.config.fields import name_of
 from dpjax.experiments.config.naming import within
 from dpjax.experiments.kinds.attack.config import AttackConfig
-from dpjax.experiments.kinds.attack.members import MeasuredAttack
-from dpjax.experiments.kinds.attack.run_settings import DenseFirst
+from dpjax.experiments.kinds.attack.settings import (
+  AttackSettings,
+  MeasuredAttack,
+  Row,
+  counted_row,
+)
 from dpjax.experiments.kinds.federated import build as federated
 from dpjax.experiments.kinds.federated import distributed, privacy
 from dpjax.experiments.run import pieces
@@ -37,10 +44,11 @@ from dpjax.experiments.run.pieces import Arrays
 from dpjax.experiments.run.run_keys import RunKeys
 from dpjax.federated import LocalWork
 from dpjax.federated.cohort import LocalBatches
-from dpjax.types import Example
+from dpjax.types import ArrayTree, Example, HostArray, Params
 from dpjax.validate import UserError
 
 _NOT_AGAINST_SERVER = "holds for what the server releases; the server sees every message"
+_STEPS = rules.between(1, rules.MOST_STEPS)
 _SHOWN = 8  # largest number of examples in the picture
 
 
@@ -58,71 +66,370 @@ class Victims(NamedTuple):
   note: str  # remark on the guarantee
   together: int  # clients behind one message: 1, or all of a cohort with a secure sum
 
+  @property
+  def local_steps(self) -> int:
+    """Number of steps of a client."""
+    return int(self.batches.mask.any(axis=1).sum())
 
-def prepare(config: AttackConfig, loaded: tuple[Any, Any], random: RunKeys) -> Victims:
-  """Returns the clients' messages, made with the keys and defences of the run, and its guarantee.
 
-  Raises UserError unless all clients have equally many examples, and, with a secure sum, can be
-  divided into whole cohorts.
-  """
-  federate = config.federate
-  federation, test = loaded
-  count = _size(federation)
-  task, model, params = federated.start(federate, federation, random)
-  if config.attack.uniform_init is not None:
-    # The first papers on inversion attacked networks with uniform weights of a wide range.
-    width: float = config.attack.uniform_init
-    leaves, treedef = jax.tree.flatten(params)
-    keys = jax.random.split(random.init, len(leaves))
-    draw = lambda k, leaf: jax.random.uniform(k, leaf.shape, minval=-width, maxval=width)
-    params = jax.tree.unflatten(treedef, list(map(draw, keys, leaves)))
-  params = config.attack.sent(params, model, np.asarray(test.x), config.seed)
-  loss = attacks.soft_labels(task.loss(model.apply))
-  batches = LocalWork(**vars(federate.local)).rows(count, np.random.default_rng(0))
-  client, memory = federated.client_of(federate, loss)
-  guessed, _ = federated.client_of(federate, loss, guessed=True)
-  x = federation.dataset.x
-  y = federation.dataset.y
-  truths = [Example(jnp.asarray(x[at]), jnp.asarray(y[at])) for at in federation.indices]
+@dataclasses.dataclass(frozen=True)
+class _Inversion(AttackSettings):
+  """Settings that all inversions of messages share."""
 
-  @jax.jit  # compiled once for all clients
-  def message(truth: Example, key: jax.Array) -> Any:
-    kept = None if memory is None else memory(params)
-    return attacks.client_view(client, params, batches, memory=kept, key=key)(truth)
-
-  def send(place: int) -> Any:
-    return message(truths[place], jax.random.fold_in(random.local, place))
-
-  guess = attacks.client_view(guessed, params, batches)
-  together = federated.summed_clients(federate)
-  number = privacy.public_size(federate, federation)
-  plan, reported = privacy.make_plan(federate, number)
-  mechanism = distributed.mechanism(federate, trees.size(params))
-  guarantee = privacy.make_promise(federate, plan, reported, number, mechanism)
-  seen = truths
-  show = send
-  if together > 1:
-    aggregator = federated.secure_aggregator(
-      federate, plan, random.noise, together, mechanism
-    )
-    bound = None if mechanism is None else mechanism.l2_clip_norm
-    seen, show = _cohorts(truths, send, aggregator, together)
-    guess = _mean_view(guess, together, bound)
-  # With privacy="both" the stated epsilon comes from the server's noise alone. The server
-  # sees messages without this noise, so the note applies.
-  hidden = name_of(federate, "privacy") in privacy.SUMMED
-  return Victims(
-    truths=seen,
-    params=params,
-    send=show,
-    guess=guess,
-    batches=batches,
-    num_classes=federation.dataset.num_classes,
-    random=random,
-    guarantee=guarantee,
-    note="" if hidden else _NOT_AGAINST_SERVER,
-    together=together,
+  uniform_init: Annotated[
+    float | None,
+    rules.POSITIVE,
+    "a: every weight from U(-a, a), as the first papers did; none: the model's own",
+  ] = None
+  labels: Annotated[
+    str, rules.among(("infer", "known")), "infer: from the last layer's gradient"
+  ] = "infer"
+  section: ClassVar[str] = "federate"
+  task: ClassVar[str] = "inversion"
+  wants: ClassVar[str] = "plain_client"
+  wants_because: ClassVar[str] = "whose clients are inverted"
+  # Fields that change no inversion: they decide how a round is computed, or what the server does
+  # with messages that it has seen.
+  unread: ClassVar[tuple[str, ...]] = (
+    "memory_budget_gb",
+    "weighting",
+    "secure_sum.simulated",
+    "secure_sum.dropout_prob",
+    "server_optimizer",
+    "execution",
+    "num_devices",
+    "num_threads",
+    "aggregator",
   )
+
+  def __post_init__(self):
+    rules.check_settings(self)
+
+  def prepare(
+    self, config: AttackConfig, loaded: tuple[Any, Any], random: RunKeys
+  ) -> Victims:
+    """Returns the clients' messages, made with the keys and defences of the run, and its guarantee.
+
+    Raises UserError unless all clients have equally many examples, and, with a secure sum, can be
+    divided into whole cohorts.
+    """
+    federate = config.federate
+    federation, test = loaded
+    count = _size(federation)
+    task, model, params = federated.start(federate, federation, random)
+    if self.uniform_init is not None:
+      # The first papers on inversion attacked networks with uniform weights of a wide range.
+      width: float = self.uniform_init
+      leaves, treedef = jax.tree.flatten(params)
+      keys = jax.random.split(random.init, len(leaves))
+      draw = lambda k, leaf: jax.random.uniform(k, leaf.shape, minval=-width, maxval=width)
+      params = jax.tree.unflatten(treedef, list(map(draw, keys, leaves)))
+    params = self.sent(params, model, np.asarray(test.x), config.seed)
+    loss = attacks.soft_labels(task.loss(model.apply))
+    batches = LocalWork(**vars(federate.local)).rows(count, np.random.default_rng(0))
+    client, memory = federated.client_of(federate, loss)
+    guessed, _ = federated.client_of(federate, loss, guessed=True)
+    x = federation.dataset.x
+    y = federation.dataset.y
+    truths = [Example(jnp.asarray(x[at]), jnp.asarray(y[at])) for at in federation.indices]
+
+    @jax.jit  # compiled once for all clients
+    def message(truth: Example, key: jax.Array) -> Any:
+      kept = None if memory is None else memory(params)
+      return attacks.client_view(client, params, batches, memory=kept, key=key)(truth)
+
+    def send(place: int) -> Any:
+      return message(truths[place], jax.random.fold_in(random.local, place))
+
+    guess = attacks.client_view(guessed, params, batches)
+    together = federated.summed_clients(federate)
+    number = privacy.public_size(federate, federation)
+    plan, reported = privacy.make_plan(federate, number)
+    mechanism = distributed.mechanism(federate, trees.size(params))
+    guarantee = privacy.make_promise(federate, plan, reported, number, mechanism)
+    seen = truths
+    show = send
+    if together > 1:
+      aggregator = federated.secure_aggregator(
+        federate, plan, random.noise, together, mechanism
+      )
+      bound = None if mechanism is None else mechanism.l2_clip_norm
+      seen, show = _cohorts(truths, send, aggregator, together)
+      guess = _mean_view(guess, together, bound)
+    # With privacy="both" the stated epsilon comes from the server's noise alone. The server
+    # sees messages without this noise, so the note applies.
+    hidden = name_of(federate, "privacy") in privacy.SUMMED
+    return Victims(
+      truths=seen,
+      params=params,
+      send=show,
+      guess=guess,
+      batches=batches,
+      num_classes=federation.dataset.num_classes,
+      random=random,
+      guarantee=guarantee,
+      note="" if hidden else _NOT_AGAINST_SERVER,
+      together=together,
+    )
+
+  def phase(self, config: AttackConfig, attacked: Victims) -> Phase:
+    """Returns a phase that sends and inverts one message in each step."""
+    invert = self.inverter(attacked)
+    first = attacked.truths[0]
+    number = len(attacked.truths)
+    shape = np.shape(first.x)
+
+    def init() -> Arrays:
+      return {
+        "found": np.zeros((number, *shape), np.float32),
+        "labels": np.zeros((number, shape[0]), np.int32),
+        "error": np.full(number, np.inf, np.float32),
+      }
+
+    def fill(state: Arrays, place: int) -> None:
+      truth = attacked.truths[place]
+      seen = attacked.send(place)
+      labels = np.asarray(truth.y)
+      if self.labels == "infer":
+        # Labels are inferred from a gradient. A message of one SGD step, without a defence, gives
+        # it exactly. Other messages give it only approximately.
+        rate = config.federate.client_optimizer.learning_rate
+        gradient = attacks.as_gradient(
+          seen["delta"], learning_rate=rate, num_steps=attacked.local_steps
+        )
+        labels = attacks.infer_labels(gradient, batch_size=shape[0])
+      x = invert(seen, labels, place)
+      order = matched(truth.x, x)  # inverted examples have no order
+      state["found"][place] = x[order]
+      state["labels"][place] = labels
+      state["error"][place] = np.mean(mse(truth.x, x[order]))
+
+    def error(state: Arrays) -> dict[str, float]:
+      known = np.asarray(state["error"])
+      return {"mse": float(np.mean(known[np.isfinite(known)]))}
+
+    return pieces.filled(number, init, fill, name="messages", evaluate=error)
+
+  def measured(
+    self, config: AttackConfig, attacked: Victims, state: Mapping[str, Any]
+  ) -> MeasuredAttack:
+    """Returns the results of an attack, and a function that writes its picture.
+
+    The results hold the number of successes by each criterion, the number of correct labels, and
+    leakage scores. Only images have a picture.
+    """
+    truth = np.concatenate([np.asarray(truth_of.x) for truth_of in attacked.truths])
+    recovered = np.asarray(state["found"]).reshape(truth.shape)
+    span = 2.0 if config.federate.data.center else 1.0
+    fidelity = attacks.fidelity(truth, recovered, data_range=span)
+    rows = attacks.success(fidelity)
+    right = sum(
+      in_common(np.asarray(truth_of.y), labels)
+      for truth_of, labels in zip(attacked.truths, np.asarray(state["labels"]))
+    )
+    result = {
+      "test_accuracy": None,  # nothing is trained
+      "num_messages": len(attacked.truths),
+      "num_records": len(truth),
+      "examples_per_message": len(attacked.truths[0].x),
+      "clients_per_message": attacked.together,
+      "local_steps": attacked.local_steps,
+      "labels_right": int(right),
+      "mse": fidelity.mse.tolist(),
+      "median_psnr": float(np.median(fidelity.psnr)),
+      "success": {
+        row.criterion: row.recovered._asdict() | {"verdict": row.verdict} for row in rows
+      },
+      # Rows begin with the strictest criterion, "exact". The verdict states the first criterion by
+      # which any record was recovered.
+      "verdict": next((row for row in rows if row.recovered.count), rows[0]).verdict,
+      "leakage": _leakage(config, attacked, truth, recovered),
+      "epsilon_note": attacked.note,
+    }  # fmt: skip
+    result["rows"] = [_table_row(result)]
+    captions = [f"{value:.0f} dB" for value in fidelity.psnr[:_SHOWN]]
+
+    def write(folder: pathlib.Path) -> None:
+      if truth.ndim != 4 or truth.shape[-1] not in (1, 3):
+        return
+      # Centered pixels lie in [-1, 1], others in [0, 1].
+      shown = lambda part: (part[:_SHOWN] + (span - 1.0)) / span
+      path = folder / "reconstructions.png"
+      attacks.picture(shown(truth), shown(recovered), path, captions=captions)
+
+    held = {name: np.asarray(state[name]) for name in ("found", "labels", "error")}
+    return MeasuredAttack(held, result, write)
+
+  def inverter(self, attacked: Victims) -> Callable[[Any, np.ndarray, int], np.ndarray]:
+    """Returns a function (message, its labels [b], its index) -> examples [b, ...]."""
+    raise NotImplementedError
+
+  def sent(self, params: Params, model: Any, public: HostArray, seed: int) -> Params:
+    """Returns the parameters that the server sends. This server is honest and changes nothing.
+
+    Args:
+      model: model that has these parameters.
+      public: [N, ...], inputs that the server has.
+      seed: seed of the run.
+    """
+    del model, public, seed
+    return params
+
+
+@dataclasses.dataclass(frozen=True)
+class DenseFirst(_Inversion):
+  """Reads the input of a first dense layer by one division; exact for a batch of one example."""
+
+  layer: Annotated[str, "name of its module"] = "dense_0"
+
+  def inverter(self, attacked: Victims) -> Callable[[Any, np.ndarray, int], np.ndarray]:
+    """Returns a function that reads examples from the first layer's part of a message.
+
+    The examples are 0 if the gradient of the layer's bias is 0.
+    """
+    shape = np.shape(attacked.truths[0].x)
+    size = math.prod(shape[1:])
+
+    def divide(seen: Any, labels: np.ndarray, place: int) -> np.ndarray:
+      del labels, place
+      try:
+        with within("attack"):
+          guesses = self.read(seen, shape[0])
+      except NothingSent:
+        guesses = np.zeros((shape[0], size))
+      if guesses.shape[1] != size:
+        raise UserError(
+          f"takes {guesses.shape[1]} numbers, an example has {size}; must be the first layer",
+          field="attack.layer",
+          value=self.layer,
+        )
+      return guesses.reshape(shape)
+
+    return divide
+
+  def read(self, seen: ArrayTree, batch_size: int) -> np.ndarray:
+    """Returns one guess for all B examples of a message, [B, d]; d is the layer's input width."""
+    guess = attacks.first_dense(seen, self.layer)
+    return np.broadcast_to(guess, (batch_size, guess.size))
+
+
+@dataclasses.dataclass(frozen=True)
+class Imprint(DenseFirst):
+  """`attacks.imprint`: a server that sends a leaking model, and reads one input from each bin.
+
+  The bins are quantiles of the test inputs. The server is assumed to have these inputs.
+
+  Args:
+    gain: scale of the kernels that have one row for each unit of the first layer.
+  """
+
+  gain: float = 1.0
+
+  def __post_init__(self):
+    super().__post_init__()
+    validate.positive(gain=self.gain)
+
+  def sent(self, params: Params, model: Any, public: HostArray, seed: int) -> Params:
+    """Returns the malicious parameters that the server sends.
+
+    Raises:
+      UserError: the model's activation is not "relu", which is 0 below the threshold.
+    """
+    activation = getattr(model, "activation", "relu")
+    if activation != "relu":
+      raise UserError(
+        "must be 'relu' for attack='imprint', whose units are bins",
+        field="target.model.options.activation",
+        value=activation,
+      )
+    return attacks.imprint(params, public, layer=self.layer, gain=self.gain, seed=seed)
+
+  def read(self, seen: ArrayTree, batch_size: int) -> np.ndarray:
+    """Returns the inputs in the fullest bins, [batch_size, d]; rows of 0 if fewer are full."""
+    return read_imprint(seen, batch_size=batch_size, layer=self.layer)
+
+
+@dataclasses.dataclass(frozen=True)
+class Fishing(Imprint):
+  """`attacks.fish`: a server that reads inputs of one class, from the bins of `attacks.imprint`.
+
+  Args:
+    gain: scale of the kernels that have one row for each unit of the first layer.
+    label: class that is fished for.
+    head: name of the last layer.
+  """
+
+  label: Annotated[int, rules.at_least(0), "class that is fished for"] = 0
+  head: Annotated[str, "name of the last layer"] = "head"
+
+  def sent(self, params: Params, model: Any, public: HostArray, seed: int) -> Params:
+    """Returns the malicious parameters that the server sends: the parameters of `Imprint` with a
+    changed last layer."""
+    trap = super().sent(params, model, public, seed)
+    try:
+      return attacks.fish(trap, self.label, layer=self.head)
+    except UserError as error:
+      # Errors of `attacks.fish` call the last layer `layer`. The field for it here is `head`.
+      field = "head" if error.field.startswith("layer") else error.field
+      raise error.of(field=f"attack.{field}") from error
+
+
+@dataclasses.dataclass(frozen=True)
+class _SearchInversion(_Inversion):
+  """Settings of a search for inputs, as in `attacks.Inversion`."""
+
+  steps: Annotated[int, _STEPS, "of a search that is carried to its end"] = 3000
+  restarts: Annotated[int, _STEPS, "random guesses that begin"] = 12
+  finalists: Annotated[int, _STEPS, "guesses that go on after the trial"] = 2
+  trial: Annotated[int, _STEPS, "steps of every guess"] = 200
+
+  def method(self) -> Any:
+    """Returns the `attacks.gradient_inversion.Method` that moves the guesses."""
+    raise NotImplementedError
+
+  def inverter(self, attacked: Victims) -> Callable[[Any, np.ndarray, int], np.ndarray]:
+    """Returns a function that searches for the examples behind a message."""
+    attack = attacks.Inversion(
+      attacked.guess,
+      np.shape(attacked.truths[0].x),
+      num_classes=attacked.num_classes,
+      method=self.method(),
+      restarts=self.restarts,
+      finalists=self.finalists,
+      trial=self.trial,
+    )
+
+    def search(seen: Any, labels: np.ndarray, place: int) -> np.ndarray:
+      key = jax.random.fold_in(attacked.random.noise, place)
+      return attack(seen, labels, key=key).x
+
+    return search
+
+
+@dataclasses.dataclass(frozen=True)
+class DlgInversion(_SearchInversion):
+  """Settings of `attacks.Dlg`, which matches messages by L-BFGS."""
+
+  line_search: Annotated[
+    bool, "false: L-BFGS steps of a fixed length, which fail on tanh networks"
+  ] = True
+
+  def method(self) -> attacks.Dlg:
+    """Returns the method that moves the guesses."""
+    return attacks.Dlg(steps=self.steps, line_search=self.line_search)
+
+
+@dataclasses.dataclass(frozen=True)
+class CosineInversion(_SearchInversion):
+  """Settings of `attacks.CosineAdam` on inputs in [0, 1]."""
+
+  total_variation: Annotated[
+    float, rules.NON_NEGATIVE, "weight of smoothness in the search"
+  ] = 0.1
+
+  def method(self) -> attacks.CosineAdam:
+    """Returns the method that moves the guesses."""
+    return attacks.CosineAdam(steps=self.steps, total_variation=self.total_variation)
 
 
 def _cohorts(
@@ -190,154 +497,6 @@ def _size(federation: Any) -> int:
   return sizes[0]
 
 
-# --- the phase
-
-
-def phase(config: AttackConfig, attacked: Victims) -> Phase:
-  """Returns a phase that sends and inverts one message in each step."""
-  invert = _inverter(config, attacked)
-  first = attacked.truths[0]
-  number = len(attacked.truths)
-  shape = np.shape(first.x)
-
-  def init() -> Arrays:
-    return {
-      "found": np.zeros((number, *shape), np.float32),
-      "labels": np.zeros((number, shape[0]), np.int32),
-      "error": np.full(number, np.inf, np.float32),
-    }
-
-  def fill(state: Arrays, place: int) -> None:
-    truth = attacked.truths[place]
-    seen = attacked.send(place)
-    x, labels = invert(seen, truth, place)
-    order = matched(truth.x, x)  # inverted examples have no order
-    state["found"][place] = x[order]
-    state["labels"][place] = labels
-    state["error"][place] = np.mean(mse(truth.x, x[order]))
-
-  def error(state: Arrays) -> dict[str, float]:
-    known = np.asarray(state["error"])
-    return {"mse": float(np.mean(known[np.isfinite(known)]))}
-
-  return pieces.filled(number, init, fill, name="messages", evaluate=error)
-
-
-def _inverter(config: AttackConfig, attacked: Victims) -> Any:
-  """Returns a function (message, true examples, index) -> (examples [b, ...], labels [b]).
-
-  It reads only the shape of the true examples, and their labels if `attack.labels` is "known".
-  """
-  method = config.attack
-  shape = np.shape(attacked.truths[0].x)
-
-  def labels(message: Any, truth: Example) -> np.ndarray:
-    if method.labels == "known":
-      return np.asarray(truth.y)
-    # Labels are inferred from a gradient. A message of one SGD step, without a defence, gives it
-    # exactly. Other messages give it only approximately.
-    steps = int(attacked.batches.mask.any(axis=1).sum())
-    rate = config.federate.client_optimizer.learning_rate
-    gradient = attacks.as_gradient(message["delta"], learning_rate=rate, num_steps=steps)
-    return attacks.infer_labels(gradient, batch_size=shape[0])
-
-  if isinstance(method, DenseFirst):
-    return functools.partial(_by_division, method, labels)
-  attack = attacks.Inversion(
-    attacked.guess,
-    shape,
-    num_classes=attacked.num_classes,
-    method=method.method(),
-    restarts=method.restarts,
-    finalists=method.finalists,
-    trial=method.trial,
-  )
-
-  def search(seen: Any, truth: Example, place: int) -> tuple[np.ndarray, np.ndarray]:
-    key = jax.random.fold_in(attacked.random.noise, place)
-    guessed = labels(seen, truth)
-    inverted = attack(seen, guessed, key=key)
-    return inverted.x, inverted.labels
-
-  return search
-
-
-def _by_division(
-  method: DenseFirst, labels: Any, seen: Any, truth: Example, place: int
-) -> tuple[np.ndarray, np.ndarray]:
-  """Returns (examples, labels), with examples read from the first layer's part of the message.
-
-  The examples are 0 if the gradient of the layer's bias is 0.
-  """
-  del place
-  size = truth.x[0].size
-  try:
-    with within("attack"):
-      guesses = method.read(seen, len(truth.x))
-  except NothingSent:
-    guesses = np.zeros((len(truth.x), size))
-  if guesses.shape[1] != size:
-    raise UserError(
-      f"takes {guesses.shape[1]} numbers, an example has {size}; must be the first layer",
-      field="attack.layer",
-      value=method.layer,
-    )
-  return guesses.reshape(truth.x.shape), labels(seen, truth)
-
-
-# --- results
-
-
-def measured(
-  config: AttackConfig, attacked: Victims, state: Mapping[str, Any]
-) -> MeasuredAttack:
-  """Returns the results of an attack, and a function that writes its picture.
-
-  The results hold the number of successes by each criterion, the number of correct labels, and
-  leakage scores. Only images have a picture.
-  """
-  truth = np.concatenate([np.asarray(truth_of.x) for truth_of in attacked.truths])
-  recovered = np.asarray(state["found"]).reshape(truth.shape)
-  span = 2.0 if config.federate.data.center else 1.0
-  fidelity = attacks.fidelity(truth, recovered, data_range=span)
-  rows = attacks.success(fidelity)
-  right = sum(
-    in_common(np.asarray(truth_of.y), labels)
-    for truth_of, labels in zip(attacked.truths, np.asarray(state["labels"]))
-  )
-  result = {
-    "test_accuracy": None,  # nothing is trained
-    "num_messages": len(attacked.truths),
-    "num_records": len(truth),
-    "examples_per_message": len(attacked.truths[0].x),
-    "clients_per_message": attacked.together,
-    "local_steps": int(attacked.batches.mask.any(axis=1).sum()),
-    "labels_right": int(right),
-    "mse": fidelity.mse.tolist(),
-    "median_psnr": float(np.median(fidelity.psnr)),
-    "success": {
-      row.criterion: row.recovered._asdict() | {"verdict": row.verdict} for row in rows
-    },
-    # Rows begin with the strictest criterion, "exact". The verdict states the first criterion by
-    # which any record was recovered.
-    "verdict": next((row for row in rows if row.recovered.count), rows[0]).verdict,
-    "leakage": _leakage(config, attacked, truth, recovered),
-    "epsilon_note": attacked.note,
-  }  # fmt: skip
-  captions = [f"{value:.0f} dB" for value in fidelity.psnr[:_SHOWN]]
-
-  def write(folder: pathlib.Path) -> None:
-    if truth.ndim != 4 or truth.shape[-1] not in (1, 3):
-      return
-    # Centered pixels lie in [-1, 1], others in [0, 1].
-    shown = lambda part: (part[:_SHOWN] + (span - 1.0)) / span
-    path = folder / "reconstructions.png"
-    attacks.picture(shown(truth), shown(recovered), path, captions=captions)
-
-  held = {name: np.asarray(state[name]) for name in ("found", "labels", "error")}
-  return MeasuredAttack(held, result, write)
-
-
 def in_common(truth: np.ndarray, labels: np.ndarray) -> int:
   """Returns how many labels of a batch were found, in any order."""
   return (Counter(truth.tolist()) & Counter(labels.tolist())).total()
@@ -383,3 +542,22 @@ def _first_kernels(config: AttackConfig, messages: list[Any], size: int) -> Any:
   except UserError:
     return None
   return kernels if kernels.shape[1] == size else None
+
+
+def _table_row(result: Row) -> Row:
+  exact = result["success"]["exact"]
+  scores = result["leakage"]
+  low, high = exact["interval"]
+  text = f"{exact['count']} of {exact['total']} ({low:.2f}-{high:.2f}) exactly"
+  text += f", median {result['median_psnr']:.0f} dB"
+  text += f", labels {result['labels_right']} of {result['num_records']}"
+  text += "".join(
+    f", GLS {name} {leakage['score']:.3f} (null {leakage['null']:.2f})"
+    for name, leakage in scores.items()
+  )
+  row = counted_row(
+    exact, "inversion", "recovered exactly, of the records", text,
+    median_psnr=result["median_psnr"], verdict=result["verdict"],
+  )  # fmt: skip
+  row |= {f"gls_{name}": leakage["score"] for name, leakage in scores.items()}
+  return row | {f"gls_{name}_null": leakage["null"] for name, leakage in scores.items()}

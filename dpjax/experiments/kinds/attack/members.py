@@ -1,27 +1,38 @@
-"""Runs membership inference: trains models on random halves of the data, as targets or shadows."""
+"""Membership inference: models are trained on random halves of the data, as targets or shadows."""
 
 from __future__ import annotations
 
+import dataclasses
 import pathlib
-from collections.abc import Callable, Iterator, Mapping
-from typing import Any, NamedTuple
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Annotated, Any, ClassVar, NamedTuple
 
 import jax
 import numpy as np
 from scipy import special
 
-from dpjax import attacks, auditing, data, trees
+from dpjax import attacks, auditing, data, trees, validate
+from dpjax.accounting import upper
 from dpjax.accounting.proved import NeighboringRelation
-from dpjax.attacks import allowed, roc, shadows, signals
+from dpjax.attacks import allowed, shadows, signals
 from dpjax.attacks.membership import shadows_of
-from dpjax.attacks.queries import queries_of_model
-from dpjax.attacks.roc import FPRS, Leakage, Roc, auc_interval, loss_tail, rate_at
+from dpjax.attacks.queries import MOST_QUERIES, queries_of_model
+from dpjax.attacks.roc import (
+  FPRS,
+  Leakage,
+  Roc,
+  auc_interval,
+  loss_tail,
+  rate_at,
+  strongest,
+)
 from dpjax.auditing.scores import Scores
 from dpjax.data import resident
-from dpjax.experiments.config import fields
+from dpjax.experiments.config import fields, rules
 from dpjax.experiments.kinds.attack import curves as attack_report
 from dpjax.experiments.kinds.attack.config import AttackConfig
 from dpjax.experiments.kinds.attack.methods import METHODS, Asked, reads
+from dpjax.experiments.kinds.attack.settings import AttackSettings, MeasuredAttack, Row
 from dpjax.experiments.kinds.central import build as central
 from dpjax.experiments.kinds.central import privacy
 from dpjax.experiments.kinds.central.config import TrainConfig
@@ -36,6 +47,10 @@ from dpjax.experiments.run.run_keys import RunKeys
 from dpjax.types import Params
 from dpjax.validate import UserError
 
+# An attack compares shadows with and without a record. Models come in complementary pairs, and a
+# target's own complement is no shadow. With 4 shadows a whole pair is always left, so neither group
+# is empty.
+LEAST_SHADOWS = 4
 # Number of tests behind a verdict (Bonferroni): one for each false positive rate, one for the AUC.
 _LOOKS = len(FPRS) + 1
 _PROMISED = (
@@ -86,68 +101,223 @@ class Targets(NamedTuple):
     return np.bincount(self.unit_of, np.asarray(scores, np.float64)) / counts
 
 
-class MeasuredAttack(NamedTuple):
-  """Holds the outcome of an attack: arrays, fields of result.json, a function that writes files."""
+@dataclasses.dataclass(frozen=True)
+class Inference(AttackSettings):
+  """Base of membership inference with several attacks on the same targets.
 
-  scores: dict[str, Any]  # arrays, for attack.npz
-  result: dict[str, Any]
-  write: Callable[[pathlib.Path], None] = lambda folder: None
-
-
-def prepare(config: AttackConfig, loaded: tuple[Any, Any], random: RunKeys) -> Targets:
-  """Returns the divided records, and the attacked run, which is built for one half of them.
-
-  The halves depend only on the seed, the data, the number of models, and whether the sampler needs
-  halves of one size. So two defences for which these are alike have the same members.
-
-  Raises UserError for data that do not fit the settings, such as queries of data without images.
+  Its settings have `methods`, `num_shadows`, `target`, and, fixed or not, `queries` and
+  `side_by_side`.
   """
-  train, test = loaded
-  settings = config.attack
-  target = None
-  records, members = train, None
-  if settings.target is not None:
-    records = joined(train, test)
-    members = np.arange(len(records)) < len(train)
-  if settings.queries > 1 and np.ndim(records.x) != 4:
-    raise UserError(
-      "needs images [H, W, C] to flip and shift, data have shape "
-      f"{np.shape(records.x)[1:]}; must be 1",
-      field="attack.queries",
-      value=settings.queries,
+
+  task: ClassVar[str] = "membership"
+
+  def phase(self, config: AttackConfig, attacked: Targets) -> Phase:
+    """Returns a phase that trains one group of models in each step, and queries each model about
+    all records."""
+    both = attacked.included.shape  # models, records
+    width = config.attack.side_by_side
+    asked = _questions(attacked, config)
+    odds = (both[0], config.attack.queries * both[1])  # [M, queries * n], query by query
+    shapes = {"log_odds": odds, "top": both, "accuracy": both[:1]}
+    needs = reads(config.attack.methods)
+    if "answers" in needs:
+      shapes["answers"] = (*both, attacked.records.num_classes)
+    if "public_log_odds" in needs:
+      shapes["public_log_odds"] = (both[0], len(attacked.public))
+    empty = lambda: {name: np.zeros(shape, np.float32) for name, shape in shapes.items()}
+
+    def ask(state: Arrays, group: int) -> None:
+      for index, params in enumerate(attacked.train(group), start=group * width):
+        for name, value in asked(params, index).items():
+          state[name][index] = value
+
+    def accuracy(state: Arrays) -> dict[str, float]:
+      known = np.asarray(state["accuracy"])
+      return {"accuracy": float(known[known > 0].mean()) if known.any() else 0.0}
+
+    groups = shadows.num_groups(both[0], width)
+    return pieces.filled(groups, empty, ask, name="models", evaluate=accuracy)
+
+  def measured(
+    self,
+    config: AttackConfig,
+    attacked: Targets,
+    state: Mapping[str, Any],
+    scored: Scored | None = None,
+  ) -> MeasuredAttack:
+    """Returns rates, verdicts and curves of every method, and what the guarantee allows.
+
+    `scored` is what `scores` returns of the same arguments, where the caller has it.
+    """
+    by_method, members, odds = scored or scores(config, attacked, state)
+    leakages = {
+      name: attacks.measure(scores_of, members) for name, scores_of in by_method.items()
+    }
+    run = attacked.run
+    if attacked.target is None:
+      accuracy = float(np.mean(state["accuracy"]))
+      private = run.plan.is_private
+      # Members were dealt at random, as the line assumes.
+      line = _line(attacked) if private else None
+    else:
+      tested = run.task.evaluate(run.apply, attacked.target, attacked.test)
+      accuracy = float(tested["accuracy"])
+      # The shadows' plan did not train the target.
+      private, line = attacked.facts["epsilon_kind"] in ("proved", "claimed"), None
+    allowed_tpr = _allowed_tpr(line, attacked.facts)
+    curves = {name: leakage.curve for name, leakage in leakages.items()}
+    best = strongest(curves, fpr=FPRS[-1])
+    low, high = best.auc_interval
+    # Maps a false negative rate to the share of non-members that the loss attack then recognises:
+    # their losses exceed the losses of almost all members.
+    tails = {rate: loss_tail(odds, members, fnr=rate) for rate in FPRS}
+    result = {
+      "test_accuracy": accuracy,
+      "num_models": len(attacked.included),
+      "num_records": len(attacked.records),
+      "noise_multiplier": run.plan.noise_multiplier,
+      "line": None if line is None else line.words,
+      "attacks": {
+        name: _row(leakage, line, private, allowed_tpr)
+        for name, leakage in leakages.items()
+      },
+      "strongest": best.to_json()
+      | {
+        "words": f"strongest of {len(leakages)}: {best.name}, {best.words}, "
+        f"AUC {best.auc:.3f} ({low:.3f}-{high:.3f})"
+      },
+      "loss_tail": {
+        f"{rate:g}": {"share": tail.tpr, "interval": list(tail.tpr_interval)}
+        for rate, tail in tails.items()
+      },
+      "curves": _curves(leakages, line),
+      **attacked.facts,
+    }
+    if attacked.target is not None:
+      result |= _lower_bounds(by_method, members, attacked.facts)
+    result["rows"] = _table_rows(result)
+
+    def write(folder: pathlib.Path) -> None:
+      attack_report.roc_report(
+        folder, leakages, line=line, allowed=allowed_tpr, title=config.data.name
+      )
+
+    held = {name: np.asarray(leaf) for name, leaf in state.items()}
+    return MeasuredAttack(held | {"included": attacked.included}, result, write)
+
+
+def check_methods(methods: tuple[str, ...], known: Iterable[str]) -> None:
+  """Raises UserError unless `methods` are known names, one or more, none of them twice."""
+  if not methods or len(set(methods)) < len(methods):
+    raise UserError("must hold some, none of them twice", field="methods", value=methods)
+  validate.one_of(known, **validate.entries(methods=methods))
+
+
+@dataclasses.dataclass(frozen=True)
+class Membership(Inference):
+  """Membership inference, with several attacks on the same targets: models trained on
+  random halves of the records. Each model is the target once. Its shadows are the others, except
+  the model that was trained on exactly the other records.
+
+  Args:
+    queries: how often each model is asked about a record. More than 1 needs images: 2 adds the
+      mirror image, and up to 18 add shifts by an eighth of the size. The score of a record is the
+      mean over its queries. More queries help against models that were trained with mirrored or
+      shifted images, and weaken the attack on other models.
+    methods: names of attacks. `quantile_regression` uses no shadow models. It knows the answers
+      about the first 2,000 test records, which no model has seen, and the pixels and labels of all
+      records. `attack_network` reads a model's probabilities of all classes, of the records as
+      they are.
+    target: params.npz of a model that `launch.train` has trained on all training data. It is
+      attacked in place of models trained here. Training data are members, test data non-members.
+  """
+
+  methods: Annotated[tuple[str, ...], "all of " + " | ".join(METHODS)] = (
+    "confidence", "loss", "lira_fixed", "bavaria", "rmia", "rmia_tuned",
+  )  # fmt: skip
+  num_shadows: Annotated[
+    int, rules.between(LEAST_SHADOWS, rules.MOST_RUNS), "models beside each target"
+  ] = 16
+  side_by_side: Annotated[
+    int, rules.between(1, rules.MOST_RUNS), "models trained at once, under vmap"
+  ] = 1
+  queries: Annotated[
+    int,
+    rules.between(1, MOST_QUERIES),
+    "how often each model is asked about a record: as it is, mirrored, shifted",
+  ] = 1
+  target: Annotated[
+    str | None, "params.npz of launch.train, attacked in place of models trained here"
+  ] = None
+  section: ClassVar[str] = "train"
+  deals_records: ClassVar[bool] = True
+
+  def __post_init__(self):
+    check_methods(self.methods, METHODS)
+    if "public_log_odds" in reads(self.methods) and self.target is not None:
+      raise UserError(
+        "must not hold 'quantile_regression' beside attack.target: its public records are the test "
+        "data, which are the non-members there",
+        field="methods",
+        value=self.methods,
+      )
+    rules.check_settings(self)
+
+  def prepare(
+    self, config: AttackConfig, loaded: tuple[Any, Any], random: RunKeys
+  ) -> Targets:
+    """Returns the divided records, and the attacked run, which is built for one half of them.
+
+    The halves depend only on the seed, the data, the number of models, and whether the sampler
+    needs halves of one size. So two defences for which these are alike have the same members.
+
+    Raises UserError for data that do not fit the settings, such as queries of data without images.
+    """
+    train, test = loaded
+    target = None
+    records, members = train, None
+    if self.target is not None:
+      records = joined(train, test)
+      members = np.arange(len(records)) < len(train)
+    if self.queries > 1 and np.ndim(records.x) != 4:
+      raise UserError(
+        "needs images [H, W, C] to flip and shift, data have shape "
+        f"{np.shape(records.x)[1:]}; must be 1",
+        field="attack.queries",
+        value=self.queries,
+      )
+    if "public_log_odds" in reads(self.methods) and len(test) < _LEAST_PUBLIC:
+      raise UserError(
+        f"holds 'quantile_regression', which needs {_LEAST_PUBLIC} test records as public ones; "
+        f"there are {len(test)}",
+        field="attack.methods",
+        value=self.methods,
+      )
+    count = self.num_shadows + (self.target is None)
+    included = _halves(config, count, len(records), random)
+    size = int(included.sum(axis=1).max())
+    # Models train on one half each, so the plan is for the size of the largest half.
+    records = records.declared(size)
+    half = records.subset(slice(0, size))
+    run = central.assemble(config.train, (half, test), random)
+    guarantee = run.guarantee
+    facts = {}
+    if self.target is not None:
+      target, facts = given_target(config, run.params)
+      guarantee = NONE  # the steps of this config did not train the target
+    init = jax.jit(
+      lambda key: central.start(config.train, half, random._replace(init=key))[2]
     )
-  if "public_log_odds" in reads(settings.methods) and len(test) < _LEAST_PUBLIC:
-    raise UserError(
-      f"holds 'quantile_regression', which needs {_LEAST_PUBLIC} test records as public ones; "
-      f"there are {len(test)}",
-      field="attack.methods",
-      value=settings.methods,
+    models = shadows.shadow_models(
+      records,
+      included,
+      algorithm=lambda key: run.with_keys(*jax.random.split(key)),
+      batches=lambda part, rng: run.plan.batches(resident.resident(part), rng=rng),
+      init_params=init,
+      seed=random.sampler,
+      side_by_side=self.side_by_side,
     )
-  count = settings.num_shadows + (settings.target is None)
-  included = _halves(config, count, len(records), random)
-  size = int(included.sum(axis=1).max())
-  # Models train on one half each, so the plan is for the size of the largest half.
-  records = records.declared(size)
-  half = records.subset(slice(0, size))
-  run = central.assemble(config.train, (half, test), random)
-  guarantee = run.guarantee
-  facts = {}
-  if settings.target is not None:
-    target, facts = given_target(config, run.params)
-    guarantee = NONE  # the steps of this config did not train the target
-  init = jax.jit(
-    lambda key: central.start(config.train, half, random._replace(init=key))[2]
-  )
-  models = shadows.shadow_models(
-    records,
-    included,
-    algorithm=lambda key: run.with_keys(*jax.random.split(key)),
-    batches=lambda part, rng: run.plan.batches(resident.resident(part), rng=rng),
-    init_params=init,
-    seed=random.sampler,
-    side_by_side=settings.side_by_side,
-  )
-  return Targets(records, included, target, members, run, test, models, guarantee, facts)
+    return Targets(records, included, target, members, run, test, models, guarantee, facts)
 
 
 def joined(train: data.Dataset, test: data.Dataset, *more: data.Dataset) -> data.Dataset:
@@ -162,8 +332,8 @@ def joined(train: data.Dataset, test: data.Dataset, *more: data.Dataset) -> data
 def given_target(config: AttackConfig, params: Params) -> tuple[Params, dict[str, Any]]:
   """Returns the parameters of `attack.target`, a tree like `params`, and `facts_of_run` of it."""
   path = config.attack.target
-  arrays = saved.read(path, "attack.target")
-  target = saved.in_place_of(params, arrays, f"attack.target={path!r}")
+  with validate.about("attack.target", path):
+    target = saved.in_place_of(params, saved.read(path))
   return target, facts_of_run(path, target, config.target)
 
 
@@ -230,35 +400,7 @@ def facts_of_run(
   return none | {name: result[name] for name in names if name in result}
 
 
-# --- the phase
-
-
-def phase(config: AttackConfig, attacked: Targets) -> Phase:
-  """Returns a phase that trains one group of models in each step, and queries each model about
-  all records."""
-  both = attacked.included.shape  # models, records
-  width = config.attack.side_by_side
-  asked = _questions(attacked, config)
-  odds = (both[0], config.attack.queries * both[1])  # [M, queries * n], query by query
-  shapes = {"log_odds": odds, "top": both, "accuracy": both[:1]}
-  needs = reads(config.attack.methods)
-  if "answers" in needs:
-    shapes["answers"] = (*both, attacked.records.num_classes)
-  if "public_log_odds" in needs:
-    shapes["public_log_odds"] = (both[0], len(attacked.public))
-  empty = lambda: {name: np.zeros(shape, np.float32) for name, shape in shapes.items()}
-
-  def ask(state: Arrays, group: int) -> None:
-    for index, params in enumerate(attacked.train(group), start=group * width):
-      for name, value in asked(params, index).items():
-        state[name][index] = value
-
-  def accuracy(state: Arrays) -> dict[str, float]:
-    known = np.asarray(state["accuracy"])
-    return {"accuracy": float(known[known > 0].mean()) if known.any() else 0.0}
-
-  groups = shadows.num_groups(both[0], width)
-  return pieces.filled(groups, empty, ask, name="models", evaluate=accuracy)
+# --- what each model is asked
 
 
 def _questions(attacked: Targets, config: AttackConfig) -> Any:
@@ -334,12 +476,12 @@ def _asked(
     yield asked([evidence for evidence, _ in of_target], of_target[0][1], own, theirs)
 
 
-# Scores by method, membership, and log odds, each [targets * n].
+# Scores by method, membership, and log odds, each [targets, n].
 Scored = tuple[dict[str, np.ndarray], np.ndarray, np.ndarray]
 
 
 def scores(config: AttackConfig, attacked: Targets, state: Mapping[str, Any]) -> Scored:
-  """Returns (scores by method, membership, log odds), each [targets * n].
+  """Returns (scores by method, membership, log odds), each [targets, n].
 
   The targets are all trained models, or only the given target. Log odds are of the records as they
   are, not mirrored or shifted.
@@ -352,115 +494,8 @@ def scores(config: AttackConfig, attacked: Targets, state: Mapping[str, Any]) ->
     odds.append(asked.queries[0].target)
     for name, of_targets in by_method.items():
       of_targets.append(METHODS[name].scores(asked))
-  joined = {name: np.concatenate(each) for name, each in by_method.items()}
-  return joined, np.concatenate(members), np.concatenate(odds)
-
-
-def measured(
-  config: AttackConfig,
-  attacked: Targets,
-  state: Mapping[str, Any],
-  scored: Scored | None = None,
-) -> MeasuredAttack:
-  """Returns rates, verdicts and curves of every method, and what the guarantee allows.
-
-  `scored` is what `scores` returns of the same arguments, where the caller has it.
-  """
-  by_method, members, odds = scored or scores(config, attacked, state)
-  leakages = {
-    name: attacks.measure(scores_of, members) for name, scores_of in by_method.items()
-  }
-  line = None
-  private = attacked.run.plan.is_private
-  num_targets = 1 if attacked.target is not None else len(attacked.included)
-  if attacked.target is not None:  # the shadows' plan did not train the target
-    private = attacked.facts["epsilon_kind"] in ("proved", "claimed")
-  elif private:  # members were dealt at random, as the line assumes
-    line = _line(attacked)
-  if attacked.target is None:
-    accuracy = float(np.mean(state["accuracy"]))
-  else:
-    task = attacked.run.task
-    tested = task.evaluate(attacked.run.apply, attacked.target, attacked.test)
-    accuracy = float(tested["accuracy"])
-  allowed_tpr = _allowed_tpr(line, attacked.facts)
-  # Maps a false negative rate to the share of non-members that the loss attack then recognises:
-  # their losses exceed the losses of almost all members.
-  tails = {rate: loss_tail(odds, members, fnr=rate) for rate in FPRS}
-  result = {
-    "test_accuracy": accuracy,
-    "num_models": len(attacked.included),
-    "num_records": len(attacked.records),
-    "noise_multiplier": attacked.run.plan.noise_multiplier,
-    "line": None if line is None else line.words,
-    "attacks": {
-      name: _row(leakage, line, private, num_targets, allowed_tpr)
-      for name, leakage in leakages.items()
-    },
-    "strongest": _strongest_of(leakages, num_targets),
-    "loss_tail": {
-      f"{rate:g}": {"share": tail.tpr, "interval": list(tail.tpr_interval)}
-      for rate, tail in tails.items()
-    },
-    "curves": _curves(leakages, line),
-    **attacked.facts,
-  }
-  if attacked.target is not None:
-    result |= _lower_bounds(by_method, members, attacked.facts)
-
-  def write(folder: pathlib.Path) -> None:
-    attack_report.roc_report(
-      folder, leakages, line=line, allowed=allowed_tpr, title=config.data.name
-    )
-
-  held = {name: np.asarray(leaf) for name, leaf in state.items()}
-  return MeasuredAttack(held | {"included": attacked.included}, result, write)
-
-
-def strongest(
-  curves: Mapping[str, Roc], fpr: float | None = FPRS[-1], *, num_targets: int = 1
-) -> dict[str, Any]:
-  """Returns the strongest method: the largest TPR at `fpr`, then the largest AUC.
-
-  Args:
-    curves: ROC of each method.
-    fpr: false positive rate; None: AUCs alone are compared, as so few records allow.
-    num_targets: number of models whose scores were pooled.
-
-  >>> truth = np.arange(400) < 200
-  >>> scores = {"blind": np.zeros(400), "sure": truth + 0.0}
-  >>> curves = {name: attacks.roc.curve_of(score, truth) for name, score in scores.items()}
-  >>> best = strongest(curves)
-  >>> best["method"], best["words"]
-  ('sure', 'TPR 1.000 (0.978-1.000) at 1 % FPR')
-  """
-  chosen = roc.strongest(curves, fpr=fpr, num_targets=num_targets)
-  best = {
-    "method": chosen.name,
-    "auc": chosen.auc,
-    "auc_interval": list(chosen.auc_interval),
-  }
-  rate = chosen.rate
-  if rate is None:
-    return best | {"words": "too few others"}
-  low, high = rate.tpr_interval
-  return best | {
-    "fpr": rate.fpr,
-    "tpr": rate.tpr,
-    "tpr_interval": [low, high],
-    "words": f"TPR {rate.tpr:.3f} ({low:.3f}-{high:.3f}) at {100 * rate.fpr:g} % FPR",
-  }
-
-
-def _strongest_of(leakages: Mapping[str, Leakage], num_targets: int) -> dict[str, Any]:
-  curves = {name: leakage.curve for name, leakage in leakages.items()}
-  best = strongest(curves, num_targets=num_targets)
-  low, high = best["auc_interval"]
-  words = (
-    f"strongest of {len(curves)}: {best['method']}, {best['words']}, "
-    f"AUC {best['auc']:.3f} ({low:.3f}-{high:.3f})"
-  )
-  return best | {"words": words}
+  joined = {name: np.stack(each) for name, each in by_method.items()}
+  return joined, np.stack(members), np.stack(odds)
 
 
 def _lower_bounds(
@@ -511,15 +546,12 @@ def _row(
   leakage: Leakage,
   line: allowed.AllowedRoc | None,
   private: bool,
-  num_targets: int,
   allowed_tpr: Mapping[float, float],
 ) -> dict[str, Any]:
   judged = None if line is None else attacks.judge(leakage.curve, line)
   return {
     "auc": leakage.auc,
-    "auc_interval": list(
-      auc_interval(leakage.curve, confidence=0.95, num_targets=num_targets)
-    ),
+    "auc_interval": list(leakage.auc_interval),
     "balanced_accuracy": leakage.balanced_accuracy,
     "tpr_at_fpr": {
       f"{rate.fpr:g}": {
@@ -532,17 +564,11 @@ def _row(
       for rate in leakage.rates
     },
     "against_line": None if judged is None else judged.verdict,
-    "verdict": verdict(leakage.curve, judged, private=private, num_targets=num_targets),
+    "verdict": verdict(leakage.curve, judged, private=private),
   }
 
 
-def verdict(
-  curve: Roc,
-  judged: allowed.Judgement | None,
-  *,
-  private: bool = False,
-  num_targets: int = 1,
-) -> str:
+def verdict(curve: Roc, judged: allowed.Judgement | None, *, private: bool = False) -> str:
   """Returns the verdict on a defence.
 
   Recognised members are leakage. A guarantee bounds leakage, but does not forbid it. A defence
@@ -552,8 +578,6 @@ def verdict(
     curve: ROC of an attack.
     judged: comparison of the curve with the line that the guarantee allows; None: no line.
     private: whether the run has a guarantee.
-    num_targets: number of models whose scores were pooled. All models are asked about the same
-      records, so the AUC's interval is as wide as for one model.
 
   >>> truth = np.arange(4000) >= 2000
   >>> verdict(attacks.roc.curve_of(truth + 0.0, truth), None)
@@ -564,7 +588,7 @@ def verdict(
   each = 1 - 0.05 / _LOOKS
   rates = [rate_at(curve, fpr, confidence=each) for fpr in FPRS]
   apart = any(rate.tpr_interval[0] > rate.fpr_interval[1] for rate in rates)
-  apart |= auc_interval(curve, confidence=each, num_targets=num_targets)[0] > 0.5
+  apart |= auc_interval(curve, confidence=each)[0] > 0.5
   if judged is not None and judged.verdict == "above":
     return "ABOVE the line that its guarantee allows"
   if not apart:
@@ -588,3 +612,30 @@ def _curves(leakages: Mapping[str, Leakage], line: Any) -> dict[str, list[float]
     places = np.searchsorted(leakage.curve.fpr, points, side="right") - 1
     curves[name] = leakage.curve.tpr[places].tolist()
   return curves | ({} if line is None else {"allowed": line(points).tolist()})
+
+
+def _table_rows(result: Row) -> list[Row]:
+  """Returns a row for each method; success is the true positive rate at 1 % false positives."""
+  rows = []
+  for name, rates in result["attacks"].items():
+    at_1_percent = rates["tpr_at_fpr"]["0.01"]
+    tpr, bound = at_1_percent["tpr"], at_1_percent["allowed_tpr"]
+    low, high = at_1_percent["interval"]
+    finds = f"TPR {tpr:.3f} ({low:.3f}-{high:.3f}) at 1 % FPR, AUC {rates['auc']:.3f}"
+    finds += "" if bound is None else f"; at most {upper(bound)} allowed"
+    rows.append(
+      {
+        "method": name,
+        "share": "true positives at 1 % false ones, of members",
+        "finds": finds,
+        "success": tpr,
+        "low": low,
+        "high": high,
+        "allowed_tpr": bound,
+        "tpr_at_0.001_fpr": rates["tpr_at_fpr"]["0.001"]["tpr"],
+        "auc": rates["auc"],
+        "loss_tail_0.01": result["loss_tail"]["0.01"]["share"],
+        "verdict": rates["verdict"],
+      }
+    )
+  return rows

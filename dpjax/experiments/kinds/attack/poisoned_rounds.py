@@ -1,21 +1,34 @@
-"""Runs the poisoning of federated rounds: trains the federation honestly, then under attack."""
+"""Poisoning of federated rounds: trains the federation honestly, then under attack."""
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
-from dpjax.attacks import collusion, poisoning, roc
-from dpjax.attacks.poisoning import Poisoning, choose_attackers, poisoned_training
-from dpjax.attacks.robustness import PoisoningOutcome, measure_poisoning
-from dpjax.attacks.roc import Counted
+from dpjax import attacks, validate
+from dpjax.attacks import collusion, poisoning
+from dpjax.attacks.poisoning import (
+  Poisoning,
+  PoisoningOutcome,
+  Trigger,
+  choose_attackers,
+  measure_poisoning,
+  poisoned_training,
+)
+from dpjax.attacks.roc import counted
 from dpjax.experiments.config import user_code
 from dpjax.experiments.config.fields import name_of
 from dpjax.experiments.kinds.attack.config import AttackConfig
-from dpjax.experiments.kinds.attack.members import MeasuredAttack
+from dpjax.experiments.kinds.attack.settings import (
+  AttackSettings,
+  MeasuredAttack,
+  Row,
+  counted_row,
+  rate,
+)
 from dpjax.experiments.kinds.federated import build as federated
 from dpjax.experiments.kinds.federated.config import ServerNoise, aggregation_of
 from dpjax.experiments.run import pieces
@@ -40,97 +53,222 @@ class Poisoned(NamedTuple):
   run: federated.FedRun
   attack: Poisoning
   attackers: np.ndarray  # indices of clients
-  tolerates: int | None  # how many attackers in a cohort the aggregator tolerates
-  note: str  # remark on the guarantee
 
   @property
   def guarantee(self) -> Guarantee:
     return self.run.guarantee
 
 
-def prepare(config: AttackConfig, loaded: tuple[Any, Any], random: RunKeys) -> Poisoned:
-  """Returns the attacked run and its attackers. The choice of attackers does not depend on the
-  defence, so all defences face the same attackers.
+@dataclasses.dataclass(frozen=True)
+class PoisoningSettings(AttackSettings):
+  """Base of attacks that poison federated rounds; see `attacks.poisoning`.
 
-  Raises UserError if `attack.fraction` rounds to no attacker, if the data lack the attack's labels,
-  or if the trigger does not fit the records.
+  The federation is trained without attackers, then under attack.
+
+  Args:
+    fraction: fraction of the clients that attack. The seed decides which clients attack.
+
+  An attack of this kind defines `method` and its own settings, and nothing else:
+
+  >>> from dpjax import attacks
+  >>> @dataclasses.dataclass(frozen=True)
+  ... class SignFlip(PoisoningSettings):
+  ...   factor: float = 1.0
+  ...   def method(self):
+  ...     return attacks.scaled_update(-self.factor)
+  >>> SignFlip(factor=3.0).method().factor
+  -3.0
   """
-  run = federated.assemble(config.federate, loaded, random)
-  settings = config.attack
-  count = run.federation.num_clients
-  attackers = choose_attackers(count, settings.fraction, seed=config.seed)
-  if not len(attackers):
-    raise UserError(
-      f"rounds to no attacker of {count} clients",
-      field="attack.fraction",
-      value=settings.fraction,
+
+  fraction: float = 0.2
+  section: ClassVar[str] = "federate"
+  task: ClassVar[str] = "poisoning"
+  wants: ClassVar[str] = "wraps_clients"
+  wants_because: ClassVar[str] = "whose clients can lie"
+
+  def __post_init__(self):
+    validate.share(fraction=self.fraction)
+    self.method()
+
+  @property
+  def colludes(self) -> bool:
+    return getattr(self.method(), "collude", None) is not None
+
+  def method(self) -> Poisoning:
+    """Returns the attack for `attacks.poisoning.poisoned_training`, made from these settings."""
+    raise NotImplementedError
+
+  def prepare(
+    self, config: AttackConfig, loaded: tuple[Any, Any], random: RunKeys
+  ) -> Poisoned:
+    """Returns the attacked run and its attackers. The choice of attackers does not depend on the
+    defence, so all defences face the same attackers.
+
+    Raises UserError if `attack.fraction` rounds to no attacker, if the data lack the attack's
+    labels, or if the trigger does not fit the records.
+    """
+    run = federated.assemble(config.federate, loaded, random)
+    count = run.federation.num_clients
+    attackers = choose_attackers(count, self.fraction, seed=config.seed)
+    if not len(attackers):
+      raise UserError(
+        f"rounds to no attacker of {count} clients",
+        field="attack.fraction",
+        value=self.fraction,
+      )
+    attack = self.method()
+    if not isinstance(attack, Poisoning):
+      name = name_of(config, "attack")
+      raise user_code.wrong(
+        "attack", name, "of method() an attacks.poisoning.Poisoning", attack
+      )
+    try:  # before anything is trained
+      poisoning.poisoned(run.federation, attack, attackers)
+      _measured(run, attack, run.params)
+    except UserError as error:
+      field = error.field.removeprefix("trigger.")
+      raise error.of(field=field).within("attack") from error
+    return Poisoned(run, attack, attackers)
+
+  def phase(self, config: AttackConfig, attacked: Poisoned) -> Phase:
+    """Returns a phase of two steps: one trains a model without attackers, one with attackers."""
+    del config
+    run = attacked.run
+    nobody = np.zeros(0, np.int64)
+
+    def measure(state: Arrays, index: int) -> None:
+      params = trained(attacked, attacked.attackers if index else nobody)
+      counts = _measured(run, attacked.attack, params)
+      pairs = [(0, 0) if count is None else (count.count, count.total) for count in counts]
+      state["counts"][index] = pairs
+
+    def accuracy(state: Arrays) -> dict[str, float]:
+      right, total = np.asarray(state["counts"])[:, 0].T
+      known = total > 0
+      return {
+        "accuracy": float(np.mean(right[known] / total[known])) if any(known) else 0.0
+      }
+
+    # The axes are (without, with attackers), (accuracy, success), and (count, total).
+    empty = lambda: {"counts": np.zeros((2, 2, 2), np.int32)}
+    return pieces.filled(2, empty, measure, name="models", evaluate=accuracy)
+
+  def measured(
+    self, config: AttackConfig, attacked: Poisoned, state: Mapping[str, Any]
+  ) -> MeasuredAttack:
+    """Returns accuracy and success with and without attackers, and the verdict on the defence."""
+    counts = np.asarray(state["counts"])
+    (clean, clean_success), (accuracy, success) = (
+      [counted(int(n), int(total)) if total else None for n, total in model]
+      for model in counts
     )
-  attack = settings.method()
-  if not isinstance(attack, Poisoning):
-    name = name_of(config, "attack")
-    raise user_code.wrong(
-      "attack", name, "of method() an attacks.poisoning.Poisoning", attack
+    assert accuracy is not None and clean is not None  # there always are test records
+    run, federate = attacked.run, config.federate
+    # None: the server clips each message instead, or the user defined the aggregator.
+    tolerates = None
+    aggregation = aggregation_of(federate)
+    if aggregation is not None and not isinstance(federate.privacy, ServerNoise):
+      options = dataclasses.asdict(federate.aggregator)
+      tolerates = aggregation.tolerates(int(federate.clients_per_round), **options)
+    outcome = PoisoningOutcome(
+      len(attacked.attackers), tolerates, accuracy, success, clean, clean_success
     )
-  try:  # before anything is trained
-    poisoning.poisoned(run.federation, attack, attackers)
-    _measured(run, attack, run.params)
-  except UserError as error:
-    field = error.field.removeprefix("trigger.")
-    raise error.of(field=field).within("attack") from error
-  # The note says how the epsilon of this run is limited. A method without an entry in `_NOTES` gets
-  # a note only if the guarantee is simulated.
-  usual_note = _SIMULATED if run.guarantee.kind == "simulated" else ""
-  return Poisoned(
-    run=run,
-    attack=attack,
-    attackers=attackers,
-    tolerates=_tolerates(config),
-    note=_NOTES.get(name_of(config.federate, "privacy"), usual_note),
-  )
+    facts = lambda counts: None if counts is None else counts._asdict()
+    # How the epsilon of this run is limited. A method without an entry in `_NOTES` gets a note only
+    # if the guarantee is simulated.
+    usual_note = _SIMULATED if run.guarantee.kind == "simulated" else ""
+    result = {
+      "test_accuracy": accuracy.rate,
+      "poisoning": name_of(config, "attack"),
+      "num_attackers": outcome.num_attackers,
+      "num_clients": run.num_clients,
+      "tolerates": tolerates,
+      "accuracy": facts(accuracy),
+      "clean_accuracy": facts(clean),
+      "victims_misled": facts(success),
+      "clean_victims_misled": facts(clean_success),
+      "verdict": outcome.verdict(private=run.plan.is_private),
+      "epsilon_note": _NOTES.get(name_of(federate, "privacy"), usual_note),
+    }
+    result["rows"] = [_table_row(result)]
+    return MeasuredAttack({"counts": counts, "attackers": attacked.attackers}, result)
 
 
-def _tolerates(config: AttackConfig) -> int | None:
-  """Returns how many attackers in a cohort the aggregator tolerates.
+@dataclasses.dataclass(frozen=True)
+class LabelFlip(PoisoningSettings):
+  """`attacks.label_flip`. The fields are its arguments."""
 
-  Returns None if the server clips each message instead, or if the user defined the aggregator.
-  """
-  federate = config.federate
-  if isinstance(federate.privacy, ServerNoise):
-    return None
-  aggregation = aggregation_of(federate)
-  if aggregation is None:
-    return None
-  options = dataclasses.asdict(federate.aggregator)
-  return aggregation.tolerates(int(federate.clients_per_round), **options)
+  source: int = 1
+  target: int = 7
+  factor: float = 1.0
+
+  def method(self) -> Poisoning:
+    """Returns the attack `label_flip` with these arguments."""
+    return attacks.label_flip(self.source, self.target, factor=self.factor)
+
+
+@dataclasses.dataclass(frozen=True)
+class ScaledUpdate(PoisoningSettings):
+  """`attacks.scaled_update`. The field is its argument."""
+
+  factor: float = -5.0
+
+  def method(self) -> Poisoning:
+    """Returns the attack `scaled_update` with this factor."""
+    return attacks.scaled_update(self.factor)
+
+
+@dataclasses.dataclass(frozen=True)
+class Backdoor(PoisoningSettings):
+  """`attacks.backdoor`. The fields `size` and `value` are those of its `Trigger`."""
+
+  target: int = 0
+  size: int = 3
+  value: float = 1.0
+  share: float = 0.5
+  factor: float = 1.0
+
+  def method(self) -> Poisoning:
+    """Returns the attack `backdoor` with these arguments."""
+    trigger = Trigger(size=self.size, value=self.value)
+    return attacks.backdoor(
+      self.target, trigger=trigger, share=self.share, factor=self.factor
+    )
+
+
+@dataclasses.dataclass(frozen=True)
+class LittleIsEnough(PoisoningSettings):
+  """Settings of `alie`. If `z` is None, the round's clients and attackers determine it."""
+
+  z: float | None = None
+
+  def method(self) -> Poisoning:
+    """Returns the attack `alie` with this z."""
+    return collusion.alie(self.z)
+
+
+@dataclasses.dataclass(frozen=True)
+class MinMax(PoisoningSettings):
+  """Settings of `min_max`. The direction is "std", "unit" or "sign"."""
+
+  direction: str = "std"
+
+  def method(self) -> Poisoning:
+    """Returns the attack `min_max` with this direction."""
+    return collusion.min_max(self.direction)
+
+
+@dataclasses.dataclass(frozen=True)
+class MinSum(MinMax):
+  """Settings of `min_sum`. The direction is "std", "unit" or "sign"."""
+
+  def method(self) -> Poisoning:
+    """Returns the attack `min_sum` with this direction."""
+    return collusion.min_sum(self.direction)
 
 
 def _measured(run: federated.FedRun, attack: Poisoning, params: Params) -> Any:
   return measure_poisoning(run.apply, params, attack, run.test)
-
-
-# --- the phase
-
-
-def phase(config: AttackConfig, attacked: Poisoned) -> Phase:
-  """Returns a phase of two steps: one trains a model without attackers, one with attackers."""
-  del config
-  run = attacked.run
-  nobody = np.zeros(0, np.int64)
-
-  def measure(state: Arrays, index: int) -> None:
-    params = trained(attacked, attacked.attackers if index else nobody)
-    counts = _measured(run, attacked.attack, params)
-    pairs = [(0, 0) if count is None else (count.count, count.total) for count in counts]
-    state["counts"][index] = pairs
-
-  def accuracy(state: Arrays) -> dict[str, float]:
-    right, total = np.asarray(state["counts"])[:, 0].T
-    known = total > 0
-    return {"accuracy": float(np.mean(right[known] / total[known])) if any(known) else 0.0}
-
-  # The axes are (without, with attackers), (accuracy, success), and (count, total).
-  empty = lambda: {"counts": np.zeros((2, 2, 2), np.int32)}
-  return pieces.filled(2, empty, measure, name="models", evaluate=accuracy)
 
 
 def trained(attacked: Poisoned, attackers: np.ndarray) -> Params:
@@ -166,73 +304,24 @@ def trained(attacked: Poisoned, attackers: np.ndarray) -> Params:
   )
 
 
-# --- results
-
-
-def measured(
-  config: AttackConfig, attacked: Poisoned, state: Mapping[str, Any]
-) -> MeasuredAttack:
-  """Returns accuracy and success with and without attackers, and the verdict on the defence."""
-  counts = np.asarray(state["counts"])
-  (clean, clean_success), (accuracy, success) = (
-    [roc.counted(int(n), int(total)) if total else None for n, total in model]
-    for model in counts
-  )
-  name = name_of(config, "attack")
-  outcome = PoisoningOutcome(
-    name,
-    name_of(config.federate, "aggregator"),
-    len(attacked.attackers),
-    attacked.run.num_clients,
-    attacked.tolerates,
-    accuracy,  # pyright: ignore[reportArgumentType]  # there always are test records
-    success,
-    clean,  # pyright: ignore[reportArgumentType]
-    clean_success,
-  )
-  result = {
-    "test_accuracy": outcome.accuracy.rate,
-    "poisoning": name,
-    "num_attackers": outcome.num_attackers,
-    "num_clients": outcome.num_clients,
-    "tolerates": outcome.tolerates,
-    "accuracy": _counts_or_none(outcome.accuracy),
-    "clean_accuracy": _counts_or_none(outcome.clean_accuracy),
-    "victims_misled": _counts_or_none(success),
-    "clean_victims_misled": _counts_or_none(clean_success),
-    "verdict": verdict(outcome, private=attacked.run.plan.is_private),
-    "epsilon_note": attacked.note,
-  }
-  held = {"counts": counts, "attackers": attacked.attackers}
-  return MeasuredAttack(held, result)
-
-
-def _counts_or_none(counted: Counted | None) -> dict[str, Any] | None:
-  return None if counted is None else counted._asdict()
-
-
-def verdict(outcome: PoisoningOutcome, *, private: bool = False) -> str:
-  """Returns the verdict on a defence.
-
-  A defence claims nothing if there are more attackers than its breakdown point. The verdict then
-  names both numbers.
-
-  Args:
-    outcome: accuracy and success, with and without attackers.
-    private: whether the server adds noise for a user's epsilon, which bounds the effect of one
-      client.
-
-  >>> ten, none = roc.counted(10, 10), roc.counted(0, 10)
-  >>> verdict(PoisoningOutcome("flip", "mean", 2, 9, 0, ten, ten, ten, none))
-  'FAILS: victims are misled (2 attackers, its breakdown point is 0)'
-  >>> still = PoisoningOutcome("flip", "dp", 2, 9, None, ten, none, ten, none)
-  >>> verdict(still, private=True)
-  'not shown to fail (epsilon bounds one client, 2 attack)'
-  """
-  fell = outcome.accuracy.interval[1] < outcome.clean_accuracy.interval[0]
-  what = "accuracy falls" if fell else "victims are misled"
-  word = f"FAILS: {what}" if outcome.fails else "not shown to fail"
-  count = outcome.num_attackers
-  if outcome.beyond:
-    return f"{word} ({count} attackers, its breakdown point is {outcome.tolerates})"
-  return f"{word} (epsilon bounds one client, {count} attack)" if private else word
+def _table_row(result: Row) -> Row:
+  """Returns a row whose success is the share of misled victims. For an attack without
+  victims it is the share of misclassified test records."""
+  right, clean = result["accuracy"], result["clean_accuracy"]
+  misled = result["victims_misled"]
+  text = f"accuracy {rate(right)} ({rate(clean)} unattacked)"
+  if misled is None:
+    share = "wrong, of the test records"
+    wrong = [1 - end for end in reversed(right["interval"])]
+    misled = right | {"count": right["total"] - right["count"], "interval": wrong}
+  else:
+    share = "misled, of the victims"
+    unattacked = rate(result["clean_victims_misled"])
+    text = f"misled {rate(misled)} ({unattacked} unattacked), {text}"
+  text += f"; {result['num_attackers']} of {result['num_clients']} clients attack"
+  # Share of the accuracy that remains under attack. Both counts are of the same test records.
+  ratio = right["count"] / clean["count"] if clean["count"] else None
+  return counted_row(
+    misled, result["poisoning"], share, text,
+    verdict=result["verdict"], accuracy_ratio=ratio,
+  )  # fmt: skip

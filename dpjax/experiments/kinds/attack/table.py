@@ -12,23 +12,23 @@ from dpjax.accounting import upper
 from dpjax.accounting.text import lower
 from dpjax.experiments.config.fields import name_of
 from dpjax.experiments.kinds.attack.config import AttackConfig
+from dpjax.experiments.kinds.attack.settings import Row
 from dpjax.experiments.plots import redraw
 from dpjax.experiments.plots.recipes import Recipe
-from dpjax.experiments.run import kind, report, writers
+from dpjax.experiments.run import report, writers
+from dpjax.experiments.run.table import Table
 from dpjax.markdown import table
 
-Row = dict[str, Any]
 _NOTE = (
   "Epsilon is what the attacked run promises; its line bounds every membership attack, and a "
   "user's what one client can do to the model. A "
   "defence that an attack breaks FAILS; one that is not shown to fail may fail under another "
-  "attack. Intervals are exact, at 95 % each, for scores that are independent: those "
-  "of the records of one model share its training. Of several runs a row has mean, sd and "
-  "extremes.\n"
+  "attack. Intervals hold at 95 % each, for scores that are independent: those of the "
+  "records of one model share its training. Several targets have the same records, so their "
+  "intervals are as wide as for one. Of several runs a row has mean, sd and extremes.\n"
 )
 # Largest number of rows of one panel, unless they are all of one attack.
 _MANY = 12
-_AT_1_PERCENT = "true positives at 1 % false ones, of members"
 _COLUMNS = ("attack", "defence", "method", "finds", "epsilon", "test_accuracy", "verdict")
 
 
@@ -38,13 +38,7 @@ def rows_of(results: Sequence[Row]) -> list[Row]:
   Args:
     results: results of `AttackConfig` runs, with their attack and defence.
   """
-  of_all = []
-  for result in results:
-    # A task that a user defined puts the rows of the table into its result.
-    known = _ROWS.get(result["task"])
-    rows = result["rows"] if known is None else known(result)
-    of_all += [_common(result) | row for row in rows]
-  return of_all
+  return [_common(result) | row for result in results for row in result["rows"]]
 
 
 def means(rows: Sequence[Row]) -> list[Row]:
@@ -103,159 +97,6 @@ def _common(result: Row) -> Row:
     "test_accuracy": result["test_accuracy"],
     "beside": result.get("beside", ""),
   }
-
-
-def _counted(counts: Row, method: str, share: str, finds: str, **more: Any) -> Row:
-  """Returns a row whose success is the rate count / total, with its interval.
-
-  Args:
-    counts: count, total and interval.
-    method: name of the method.
-    share: what was counted, and of what.
-    finds: text of the cell "finds".
-    more: further cells.
-  """
-  low, high = counts["interval"]
-  row = {
-    "method": method,
-    "share": share,
-    "finds": finds,
-    "success": counts["count"] / counts["total"],
-  }
-  return row | {"low": low, "high": high, **more}
-
-
-def _inferred(result: Row) -> list[Row]:
-  rows = []
-  for name, rates in result["attacks"].items():
-    rate = rates["tpr_at_fpr"]["0.01"]["tpr"]
-    low, high = rates["tpr_at_fpr"]["0.01"]["interval"]
-    finds = f"TPR {rate:.3f} ({low:.3f}-{high:.3f}) at 1 % FPR, AUC {rates['auc']:.3f}"
-    bound = rates["tpr_at_fpr"]["0.01"]["allowed_tpr"]
-    finds += "" if bound is None else f"; at most {upper(bound)} allowed"
-    rows.append(
-      {
-        "method": name,
-        "share": _AT_1_PERCENT,
-        "finds": finds,
-        "success": rate,
-        "low": low,
-        "high": high,
-        "allowed_tpr": bound,
-        "tpr_at_0.001_fpr": rates["tpr_at_fpr"]["0.001"]["tpr"],
-        "auc": rates["auc"],
-        "loss_tail_0.01": result["loss_tail"]["0.01"]["share"],
-        "verdict": rates["verdict"],
-      }
-    )
-  return rows
-
-
-def _inverted(result: Row) -> list[Row]:
-  exact = result["success"]["exact"]
-  scores = result["leakage"]
-  low, high = exact["interval"]
-  text = f"{exact['count']} of {exact['total']} ({low:.2f}-{high:.2f}) exactly"
-  text += f", median {writers.number(result['median_psnr']):.0f} dB"
-  text += f", labels {result['labels_right']} of {result['num_records']}"
-  names = {"dense": "GLS dense", "recovered": "GLS recovered", "distance": "GLS distance"}
-  text += "".join(
-    f", {names[name]} {leakage['score']:.3f} (null {leakage['null']:.2f})"
-    for name, leakage in scores.items()
-  )
-  row = _counted(
-    exact, "inversion", "recovered exactly, of the records", text,
-    median_psnr=result["median_psnr"], verdict=result["verdict"],
-  )  # fmt: skip
-  columns = {f"gls_{name}": leakage["score"] for name, leakage in scores.items()}
-  return [
-    row
-    | columns
-    | {f"gls_{name}_null": leakage["null"] for name, leakage in scores.items()}
-  ]
-
-
-def _poisoned(result: Row) -> list[Row]:
-  """Returns a row whose success is the share of misled victims. For an attack without
-  victims it is the share of misclassified test records."""
-  right = result["accuracy"]
-  misled = result["victims_misled"]
-  text = f"accuracy {_rate(right)} ({_rate(result['clean_accuracy'])} unattacked)"
-  if misled is None:
-    share = "wrong, of the test records"
-    wrong = [1 - end for end in reversed(right["interval"])]
-    misled = right | {"count": right["total"] - right["count"], "interval": wrong}
-  else:
-    share = "misled, of the victims"
-    clean = _rate(result["clean_victims_misled"])
-    text = f"misled {_rate(misled)} ({clean} unattacked), {text}"
-  text += f"; {result['num_attackers']} of {result['num_clients']} clients attack"
-  row = _counted(misled, result["poisoning"], share, text, verdict=result["verdict"])
-  clean = result["clean_accuracy"]["count"]
-  # Share of the accuracy that remains under attack. Both counts are of the same test records.
-  ratio = result["accuracy"]["count"] / clean if clean else None
-  return [row | {"accuracy_ratio": ratio}]
-
-
-def _copied(result: Row) -> list[Row]:
-  """Returns one row for each number of queries; success is fidelity."""
-  share = "named alike by copy and model, of inputs"
-  guess = _rate(result["commonest"])
-
-  def row(copy: Row) -> Row:
-    method = f"{copy['num_queries']} queries"
-    low, high = copy["interval"]
-    text = f"fidelity {_rate(copy)} ({low:.3f}-{high:.3f}); {guess} the commonest answer"
-    return _counted(copy, method, share, text, verdict=copy["verdict"])
-
-  return [row(copy) for copy in result["copies"]]
-
-
-def _pictured(result: Row) -> list[Row]:
-  counts = result["recognised"]
-  share = "recognised by the judge, of inputs"
-  low, high = counts["interval"]
-  text = (
-    f"{counts['count']} of {counts['total']} ({low:.2f}-{high:.2f}) called by their class"
-  )
-  text += f"; the judge is right on {result['judge_accuracy']:.3f}"
-  return [_counted(counts, "class inversion", share, text, verdict=result["verdict"])]
-
-
-def _written(result: Row) -> list[Row]:
-  """Returns a row for each ranking and number of lines; success is the share of records found."""
-  share = "records among the first lines, of those planted"
-
-  def row(found: Row) -> Row:
-    groups = ", ".join(
-      f"{count} with {copies} cop{'y' if copies == '1' else 'ies'}"
-      for copies, count in found["by_copies"].items()
-    )
-    text = f"{found['count']} of {found['total']} records ({groups}), precision"
-    text += f" {found['precision']:.3f}; {found['controls']} that were never there"
-    method = f"{found['ranking']}, first {found['first']}"
-    columns = {name: found[name] for name in ("precision", "controls", "allowed")}
-    columns |= {f"found_of_{copies}": count for copies, count in found["by_copies"].items()}
-    most = found["allowed_by_copies"] or dict.fromkeys(found["by_copies"])
-    columns |= {f"allowed_of_{copies}": mean for copies, mean in most.items()}
-    columns["test_perplexity"] = result["test_perplexity"]
-    return _counted(found, method, share, text, **columns, verdict=found["verdict"])
-
-  return [row(found) for found in result["extracted"]]
-
-
-def _rate(counted: Row) -> str:
-  return f"{counted['count'] / counted['total']:.3f}"
-
-
-_ROWS = {
-  "membership": _inferred,
-  "extraction": _copied,
-  "class_inversion": _pictured,
-  "inversion": _inverted,
-  "poisoning": _poisoned,
-  "text_extraction": _written,
-}
 
 
 def markdown(rows: Sequence[Row]) -> str:
@@ -337,7 +178,7 @@ def summary_of_run(result: Row) -> str:
   )
 
 
-class AttackTable(kind.Table):
+class AttackTable(Table):
   """The table of several attacks: attacks.md, attacks.csv and attacks.png.
 
   In a run's label, the text before the last comma names the attack, and the text after it the

@@ -1,4 +1,4 @@
-"""Runs the extraction of training text: trains a language model of `launch.train` on lines among
+"""Extraction of training text: trains a language model of `launch.train` on lines among
 which secrets stand, lets it write, and looks for the secrets among the first lines of a ranking."""
 
 from __future__ import annotations
@@ -7,7 +7,7 @@ import collections
 import dataclasses
 import math
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Annotated, Any, ClassVar, NamedTuple
 
 import numpy as np
 
@@ -17,9 +17,17 @@ from dpjax.attacks import allowed, roc, text_extraction
 from dpjax.attacks.exposure import ExposureBound, sequence_losses
 from dpjax.data import Dataset
 from dpjax.data.text import PADDING_ID, VOCAB_SIZE, encode_text
-from dpjax.experiments.kinds.attack.config import AttackConfig, Trained
-from dpjax.experiments.kinds.attack.members import MeasuredAttack
-from dpjax.experiments.kinds.attack.run_settings import WrittenText
+from dpjax.experiments.config import rules
+from dpjax.experiments.config.common import COUNT
+from dpjax.experiments.kinds.attack.config import AttackConfig
+from dpjax.experiments.kinds.attack.settings import (
+  AttackSettings,
+  MeasuredAttack,
+  Row,
+  Trained,
+  check_rising,
+  counted_row,
+)
 from dpjax.experiments.kinds.central import build as central
 from dpjax.experiments.run.run_keys import RunKeys
 from dpjax.key_uses import KeyUse, key_for
@@ -45,39 +53,154 @@ class Planted(Trained):
   prompts: np.ndarray  # tokens [num_lines, p]
 
 
-def prepare(config: AttackConfig, loaded: tuple[Any, Any], random: RunKeys) -> Planted:
-  """Returns the run, in whose training data records take the place of other lines.
+@dataclasses.dataclass(frozen=True)
+class WrittenText(AttackSettings):
+  """Secrets among the lines that a language model writes by itself (`attacks.text_extraction`).
 
-  Which lines go, names and numbers follow from the seed alone, so they are the same under every
-  defence. Raises UserError for data that are no lines of bytes, or for fewer lines than records.
+  Invented records, a name and a number each, take the place of some training lines. The attacker
+  lets the model write, ranks its lines in three ways, and looks at the first of each ranking. The
+  attack reads texts of bytes. Every line, of the data too, begins and ends with a line end.
   """
-  attack = config.attack
-  train, test = (_framed(part, config.data.name) for part in loaded)
-  rng = np.random.default_rng(random.order)
-  records = invented(attack, rng)
-  length = train.x.shape[1]
-  longest = max(len(record.text) for record in records) + 2
-  if longest > length:
-    raise UserError(
-      f"leaves records of {longest} bytes with both line ends, the data have lines of {length}",
-      field="attack.template",
-      value=attack.template,
+
+  template: Annotated[str, "of a record; holds {name} and {number}"] = (
+    "the number of {name} is {number}."
+  )
+  digits: Annotated[int, rules.between(1, 7), "of the number"] = 6
+  copies: Annotated[
+    tuple[int, ...], "lines of each record, by group; 0: a control that is never there"
+  ] = (0, 1, 4, 16)
+  records_each: Annotated[int, rules.between(1, 1000), "records of each group"] = 8
+  num_lines: Annotated[int, rules.between(1, 10**6), "that the model writes"] = 3000
+  first: Annotated[
+    tuple[int, ...], "how many lines of a ranking are looked at; the verdict is on the most"
+  ] = (10, 100)
+  prompt_length: Annotated[
+    int, rules.at_least(0), "bytes of a test line that a line begins with"
+  ] = 0
+  temperature: Annotated[float, rules.POSITIVE, "by which logits are divided"] = 1.0
+  top_k: Annotated[int | None, COUNT, "likeliest bytes that are drawn; none: all"] = 40
+  section: ClassVar[str] = "train"
+  task: ClassVar[str] = "text_extraction"
+  # A secret line takes the place of another, so the attack chooses the records.
+  deals_records: ClassVar[bool] = True
+  of_text: ClassVar[bool] = True
+
+  def __post_init__(self):
+    rules.check_settings(self)
+    for word in ("{name}", "{number}"):
+      if not isinstance(self.template, str) or self.template.count(word) != 1:
+        raise UserError(f"must hold one {word!r}", field="template", value=self.template)
+    if "\n" in self.template or "\0" in self.template:
+      raise UserError(
+        "must be one line, without a zero byte", field="template", value=self.template
+      )
+    check_rising(0, copies=self.copies)
+    check_rising(1, first=self.first)
+    if self.copies == (0,):
+      raise UserError("must plant a record", field="copies", value=self.copies)
+
+  def prepare(
+    self, config: AttackConfig, loaded: tuple[Any, Any], random: RunKeys
+  ) -> Planted:
+    """Returns the run, in whose training data records take the place of other lines.
+
+    Which lines go, names and numbers follow from the seed alone, so they are the same under every
+    defence. Raises UserError for data that are no lines of bytes, or for fewer lines than records.
+    """
+    train, test = (_framed(part, config.data.name) for part in loaded)
+    rng = np.random.default_rng(random.order)
+    records = invented(self, rng)
+    length = train.x.shape[1]
+    longest = max(len(record.text) for record in records) + 2
+    if longest > length:
+      raise UserError(
+        f"leaves records of {longest} bytes with both line ends, the data have lines of {length}",
+        field="attack.template",
+        value=self.template,
+      )
+    needed = sum(record.copies for record in records)
+    if needed > len(train) // 2:
+      raise UserError(
+        f"leaves {needed} lines of records, more than half of the training lines",
+        field="attack.copies",
+        value=self.copies,
+      )
+    lines = [record.text for record in records for _ in range(record.copies)]
+    x = np.array(train.x)
+    gone = rng.permutation(len(x))[: len(lines)]
+    x[gone] = _lines_of(lines, length)
+    planted = dataclasses.replace(train, x=x)
+    prompts = _prompts(self, test.x, random.order)
+    run = central.assemble(config.train, (planted, test), random)
+    return Planted(run, records, prompts)
+
+  def measured(self, config: AttackConfig, attacked: Planted, state: Any) -> MeasuredAttack:
+    """Returns the secrets among the first lines of each ranking, and what the guarantee allows."""
+    run = attacked.run
+    params = training.eval_params(state)
+    lines = text_extraction.write_lines(
+      run.apply,
+      params,
+      attacked.prompts,
+      length=run.train.x.shape[1],
+      key=key_for(KeyUse.SAMPLES, run.random.init),
+      end=_END,
+      temperature=self.temperature,
+      top_k=self.top_k,
     )
-  needed = sum(record.copies for record in records)
-  if needed > len(train) // 2:
-    raise UserError(
-      f"leaves {needed} lines of records, more than half of the training lines",
-      field="attack.copies",
-      value=attack.copies,
-    )
-  lines = [record.text for record in records for _ in range(record.copies)]
-  x = np.array(train.x)
-  gone = rng.permutation(len(x))[: len(lines)]
-  x[gone] = _lines_of(lines, length)
-  planted = dataclasses.replace(train, x=x)
-  prompts = _prompts(attack, test.x, random.order)
-  run = central.assemble(config.train, (planted, test), random)
-  return Planted(run, records, prompts)
+    loss_fn = losses.next_token(run.apply, padding_id=PADDING_ID)
+    # The first token is the line end of every line, which no loss counts.
+    nats = sequence_losses(loss_fn, params, lines)
+    lowered = sequence_losses(loss_fn, params, text_extraction.lower_case(lines))
+    if np.isnan(nats).any() or np.isnan(lowered).any():
+      raise UserError(
+        "the training diverged; a smaller optimizer.learning_rate may help", field="target"
+      )
+    texts = texts_of(lines)
+    planted = [record for record in attacked.records if record.copies]
+    controls = [record for record in attacked.records if not record.copies]
+    line = allowed.by_plan(run.plan) if run.plan.is_private else None
+    rows, ranks = [], {}
+    for by in text_extraction.RANKINGS:
+      ranks[by] = text_extraction.rank(texts, nats, by=by, lowered=lowered)
+      ranked = [texts[place] for place in ranks[by]]
+      for first in self.first:
+        found = text_extraction.extracted(ranked, [r.text for r in planted], first=first)
+        by_chance = text_extraction.extracted(
+          ranked, [r.text for r in controls], first=first
+        )
+        most = (
+          None if line is None else allowed_by_copies(line, planted, first, self.digits)
+        )
+        total = None if most is None else sum(most.values())
+        rows.append(
+          {
+            "ranking": by,
+            "first": found.first,
+            "lines": found.lines,
+            "precision": found.precision,
+            **roc.counted(len(found.secrets), len(planted))._asdict(),
+            "by_copies": _by_copies(planted, found.secrets),
+            "controls": len(by_chance.secrets),
+            "allowed": total,
+            "allowed_by_copies": most,
+            "verdict": verdict(len(found.secrets), first, 10**self.digits, total),
+          }
+        )
+    scores = run.task.evaluate(run.apply, params, run.test)
+    result = {
+      "test_accuracy": scores["accuracy"],
+      "test_perplexity": scores["perplexity"],
+      "num_written": len(texts),
+      "num_different": len(set(texts)),
+      "num_records": len(planted),
+      "extracted": rows,
+    }
+    if line is not None:
+      result["of_groups"] = words_on_groups(planted, rows[-1])
+    result["rows"] = [_table_row(row, result["test_perplexity"]) for row in rows]
+    written = {"lines": lines, "log_perplexity": nats, "log_perplexity_lowered": lowered}
+    return MeasuredAttack(written | {f"ranked_{by}": ranks[by] for by in ranks}, result)
 
 
 def invented(attack: WrittenText, rng: np.random.Generator) -> list[Record]:
@@ -124,73 +247,6 @@ def _framed(data: Dataset, name: str) -> Dataset:
   return dataclasses.replace(
     data, x=_lines_of(texts_of(np.asarray(data.x)), data.x.shape[1])
   )
-
-
-def measured(config: AttackConfig, attacked: Planted, state: Any) -> MeasuredAttack:
-  """Returns the secrets among the first lines of each ranking, and what the guarantee allows."""
-  attack = config.attack
-  run = attacked.run
-  params = training.eval_params(state)
-  lines = text_extraction.write_lines(
-    run.apply,
-    params,
-    attacked.prompts,
-    length=run.train.x.shape[1],
-    key=key_for(KeyUse.SAMPLES, run.random.init),
-    end=_END,
-    temperature=attack.temperature,
-    top_k=attack.top_k,
-  )
-  loss_fn = losses.next_token(run.apply, padding_id=PADDING_ID)
-  # The first token is the line end of every line, which no loss counts.
-  nats = sequence_losses(loss_fn, params, lines)
-  lowered = sequence_losses(loss_fn, params, text_extraction.lower_case(lines))
-  if np.isnan(nats).any() or np.isnan(lowered).any():
-    raise UserError(
-      "the training diverged; a smaller optimizer.learning_rate may help", field="target"
-    )
-  texts = texts_of(lines)
-  planted = [record for record in attacked.records if record.copies]
-  controls = [record for record in attacked.records if not record.copies]
-  line = allowed.by_plan(run.plan) if run.plan.is_private else None
-  rows, ranks = [], {}
-  for by in text_extraction.RANKINGS:
-    ranks[by] = text_extraction.rank(texts, nats, by=by, lowered=lowered)
-    ranked = [texts[place] for place in ranks[by]]
-    for first in attack.first:
-      found = text_extraction.extracted(ranked, [r.text for r in planted], first=first)
-      by_chance = text_extraction.extracted(ranked, [r.text for r in controls], first=first)
-      most = (
-        None if line is None else allowed_by_copies(line, planted, first, attack.digits)
-      )
-      total = None if most is None else sum(most.values())
-      rows.append(
-        {
-          "ranking": by,
-          "first": found.first,
-          "lines": found.lines,
-          "precision": found.precision,
-          **roc.counted(len(found.secrets), len(planted))._asdict(),
-          "by_copies": _by_copies(planted, found.secrets),
-          "controls": len(by_chance.secrets),
-          "allowed": total,
-          "allowed_by_copies": most,
-          "verdict": verdict(len(found.secrets), first, 10**attack.digits, total),
-        }
-      )
-  scores = run.task.evaluate(run.apply, params, run.test)
-  result = {
-    "test_accuracy": scores["accuracy"],
-    "test_perplexity": scores["perplexity"],
-    "num_written": len(texts),
-    "num_different": len(set(texts)),
-    "num_records": len(planted),
-    "extracted": rows,
-  }
-  if line is not None:
-    result["of_groups"] = words_on_groups(planted, rows[-1])
-  written = {"lines": lines, "log_perplexity": nats, "log_perplexity_lowered": lowered}
-  return MeasuredAttack(written | {f"ranked_{by}": ranks[by] for by in ranks}, result)
 
 
 def _prompts(attack: WrittenText, test: np.ndarray, order: int) -> np.ndarray:
@@ -281,3 +337,22 @@ def verdict(found: int, first: int, numbers: int, most: float | None) -> str:
   return (
     "FAILS: secrets of the text are read out" if most is None else "leaks, below its line"
   )
+
+
+def _table_row(found: Row, test_perplexity: float) -> Row:
+  """Returns the row of one ranking and number of lines; success is the share of records found."""
+  groups = ", ".join(
+    f"{count} with {copies} cop{'y' if copies == '1' else 'ies'}"
+    for copies, count in found["by_copies"].items()
+  )
+  text = f"{found['count']} of {found['total']} records ({groups}), precision"
+  text += f" {found['precision']:.3f}; {found['controls']} that were never there"
+  columns = {name: found[name] for name in ("precision", "controls", "allowed")}
+  columns |= {f"found_of_{copies}": count for copies, count in found["by_copies"].items()}
+  most = found["allowed_by_copies"] or dict.fromkeys(found["by_copies"])
+  columns |= {f"allowed_of_{copies}": mean for copies, mean in most.items()}
+  return counted_row(
+    found, f"{found['ranking']}, first {found['first']}",
+    "records among the first lines, of those planted", text,
+    **columns, test_perplexity=test_perplexity, verdict=found["verdict"],
+  )  # fmt: skip

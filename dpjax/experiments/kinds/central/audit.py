@@ -23,9 +23,9 @@ NOTE = (
 )
 
 
-def check(config: CanaryAudit) -> None:
+def check(config: CanaryAudit, *, release: bool) -> None:
   """Raises UserError for wrong or incompatible settings of an audit; needs no data."""
-  audits.check(config, KINDS, ("auto", *SCORES))
+  audits.check(config, KINDS, ("auto", *SCORES), release=release)
   if (config.kind == "gradient") != (score(config) == "sums"):
     raise UserError(
       "must be 'sums' with audit.kind='gradient', whose canaries have a "

@@ -68,7 +68,7 @@ from dpjax.gradients.device_mesh import (
   whole_rows,
 )
 from dpjax.models.libraries import linen_modules
-from dpjax.parallel import allocator, made_for
+from dpjax.parallel import allocator
 from dpjax.parallel.spanning import own_copy
 from dpjax.plan import Plan
 from dpjax.training.augment import AUGMENTATIONS
@@ -76,12 +76,12 @@ from dpjax.training.dp_sgd import join
 from dpjax.types import Algorithm, ArrayLike, LossFn, Params
 from dpjax.validate import UserError, first_line
 from dpjax.zoo import networks, recipes
-from dpjax.zoo.networks.registry import needs_features, needs_unit_range
+from dpjax.zoo.networks import registry
 
 if TYPE_CHECKING:
   from dpjax.auditing.canaries import Canaries
   from dpjax.experiments.kinds.federated.config import FedConfig
-  from dpjax.parallel.made_for import StepProgram
+  from dpjax.parallel.step_program import StepProgram
 
 
 def run_keys(config: TrainConfig | FedConfig) -> RunKeys:
@@ -121,42 +121,14 @@ class Run(NamedTuple):
   mesh: Mesh | None = None  # devices that share a batch; None: one device
   keyed: bool = False  # whether every example gets a key of its own, `example.key`
   optimizer: Any = None  # the Optax transformation behind the private gradient
-  save: Callable[..., None] = lambda folder, params: None  # writes files beside params.npz
+  # Function (folder, last state) that writes files beside params.npz.
+  save: Callable[[pathlib.Path, Any], None] = lambda folder, state: None
   tokenizer: dict[str, Any] | None = None  # facts of the tokenizer of the texts
 
 
 def check(config: TrainConfig) -> None:
   """Raises UserError if the config is wrong; loads no data."""
-  common.typed(config)
-  bounds.sections(config)
-  bounds.steps("num_steps", config.num_steps, config.privacy)
-  if config.mesh is not None:
-    mesh_of(config.mesh)
-  if config.augmentation == "none":
-    bounds.only(config, "augmult", [1], " unless augmentation is set")
-  if config.audit is not None:
-    from dpjax.experiments.kinds.central import audit  # few runs are audited
-
-    audit.check(config.audit)
-  if config.loss == CONTRASTIVE:
-    # Imported here, since few runs need this module.
-    from dpjax.experiments.kinds.central import embeddings
-
-    embeddings.check(config)
-  privacy.check(config)
-  normalization.check(config)
-  if isinstance(config.privacy, LeastSquares):
-    from dpjax.experiments.kinds.central import one_release  # no other method needs it
-
-    one_release.check(config)
-  starting_point.check(config)
-  _check_schedule_free(config)
-  if config.writer is not None:
-    from dpjax.experiments.run import row_hooks  # few runs have a hook
-
-    row_hooks.check(config.writer, release=config.release)
-  check_weights(config)
-  _check_read(config)
+  Central(config).check()
 
 
 # Fields that only a loss of one example reads.
@@ -199,14 +171,10 @@ def load_data(config: TrainConfig, *, features: bool = True) -> tuple[Any, Any]:
   """
   kept = cache.folder()
   # The cache's folder is checked first, since reading data and computing features may take an hour.
-  if features and kept is not None and needs_features(config.model.name):
+  if features and kept is not None and registry.entry(config.model.name).features:
     cache.check_folder(kept)
-  train, test = named_data.load_section(
-    config.data, max_length=config.data.max_length, resident=config.resident
-  )
-  common.read_if(config, train.vocab_size is not None, "text", "data.max_length")
-  loaded = preprocessed(config, train, test)
-  return with_features(config, loaded) if features else loaded
+  run = Central(config)
+  return run.with_features(run.data()) if features else run.data()
 
 
 def preprocessed(
@@ -224,13 +192,7 @@ def preprocessed(
 
 def with_features(config: TrainConfig, loaded: tuple[Any, Any]) -> tuple[Any, Any]:
   """Returns (train, test) with features as inputs if the model takes features, else unchanged."""
-  if not needs_features(config.model.name):
-    return loaded
-  per_example = normalization.per_example(config)
-  kept = cache.folder()
-  options: Any = per_example, kept, config.resident
-  train, test = (featured(config.model, part, *options) for part in loaded)
-  return train, test
+  return Central(config).with_features(loaded)
 
 
 def limited(train: data.Dataset, config: DataConfig) -> data.Dataset:
@@ -286,10 +248,12 @@ def init_params(
     memory = allocator.machine_memory()
     # A float32 takes four bytes.
     if 4 * size > memory:
-      shown = f"model.name={config.name!r}, model.options={config.options!r}"
       raise UserError(
-        f"{shown}: has {size} parameters, more than the {memory / 1e9:.0f} GB of this "
-        "machine hold; width, classes or the size of an example must be smaller"
+        f"has {size} parameters with model.options={config.options!r}, more than the "
+        f"{memory / 1e9:.0f} GB of this machine hold; width, classes or the size of an example "
+        "must be smaller",
+        field="model.name",
+        value=config.name,
       )
     return init(key, first)
   except UserError:
@@ -341,7 +305,7 @@ def start(
   task = make_task(config, dataset)
   name = config.model.name
   # `load_data` has already normalised scattering features, so the model must not do it again.
-  fixed = {"num_groups": None} if needs_features(name) == "scattering" else {}
+  fixed = {"num_groups": None} if registry.entry(name).features == "scattering" else {}
   # Parameters are initialised on zeros, since they must not depend on any record.
   first = jax.tree.map(jnp.zeros_like, dataset.x[:1])
   wanted = (1, task.width(dataset))
@@ -397,7 +361,7 @@ def assembled(config: TrainConfig, loaded: tuple[Any, Any], random: RunKeys) -> 
   write_inputs = inputs_writer(config.data, config.model, test)
   augmented = config.augmentation != "none"
   if augmented:
-    features_lib.check_images(train, f"augmentation={config.augmentation!r}")
+    features_lib.check_images(train, "augmentation", config.augmentation)
   known = (
     []
     if config.pretrained is None
@@ -443,8 +407,9 @@ def assembled(config: TrainConfig, loaded: tuple[Any, Any], random: RunKeys) -> 
   if audited is not None:
     tx = audited.watched(config, tx)
 
-  def save(folder: pathlib.Path, params: Params) -> None:
-    starting_point.write(config, model, trained.whole(params), folder)
+  def save(folder: pathlib.Path, state: Any) -> None:
+    whole = trained.whole(training.eval_params(state))
+    starting_point.write(config, model, whole, folder)
     write_inputs(folder)
 
   def with_keys(
@@ -486,7 +451,7 @@ def assembled(config: TrainConfig, loaded: tuple[Any, Any], random: RunKeys) -> 
   return Run(
     plan=plan,
     guarantee=promised,
-    pretrained_on=[*known, *(name for name in behind if name not in known)],
+    pretrained_on=list(dict.fromkeys([*known, *behind])),
     algorithm=with_keys(random.noise, random.local),
     with_keys=with_keys,
     first_steps=with_keys(random.noise, random.local, first=True)
@@ -526,9 +491,9 @@ def inputs_writer(
   # `launch.serve` takes one array for each example, so it refuses a run on columns.
   if dataset.in_columns:
     return functools.partial(model_inputs.write, facts=None)
-  if not needs_features(model.name):
+  if not registry.entry(model.name).features:
     shape = tuple(dataset.x.shape[1:])
-  unit_range = needs_unit_range(model.name)
+  unit_range = registry.entry(model.name).in_unit_range
   facts = model_inputs.of(config, dataset, shape, unit_range=unit_range)
   return functools.partial(model_inputs.write, facts=facts)
 
@@ -540,13 +505,52 @@ class Central(Experiment[TrainConfig]):
   plans = True
 
   def check(self) -> None:
-    check(self.config)
+    config = self.config
+    common.typed(config)
+    bounds.sections(config)
+    bounds.steps("num_steps", config.num_steps, config.privacy)
+    if config.mesh is not None:
+      mesh_of(config.mesh)
+    if config.augmentation == "none":
+      bounds.only(config, "augmult", [1], " unless augmentation is set")
+    if config.audit is not None:
+      from dpjax.experiments.kinds.central import audit  # few runs are audited
+
+      audit.check(config.audit, release=config.release)
+    if config.loss == CONTRASTIVE:
+      # Imported here, since few runs need this module.
+      from dpjax.experiments.kinds.central import embeddings
+
+      embeddings.check(config)
+    privacy.check(config)
+    normalization.check(config)
+    if isinstance(config.privacy, LeastSquares):
+      from dpjax.experiments.kinds.central import one_release  # no other method needs it
+
+      one_release.check(config)
+    starting_point.check(config)
+    _check_schedule_free(config)
+    if config.writer is not None:
+      from dpjax.experiments.run import row_hooks  # few runs have a hook
+
+      row_hooks.check(config.writer, release=config.release)
+    check_weights(config)
+    _check_read(config)
 
   def data(self) -> Any:
-    return load_data(self.config, features=False)
+    config = self.config
+    train, test = named_data.load_section(
+      config.data, max_length=config.data.max_length, resident=config.resident
+    )
+    common.read_if(config, train.vocab_size is not None, "text", "data.max_length")
+    return preprocessed(config, train, test)
 
   def with_features(self, data: Any) -> Any:
-    return with_features(self.config, data)
+    config = self.config
+    if not registry.entry(config.model.name).features:
+      return data
+    options: Any = normalization.per_example(config), cache.folder(), config.resident
+    return tuple(featured(config.model, part, *options) for part in data)
 
   @property
   def num_steps(self) -> int:
@@ -598,20 +602,22 @@ def batches(run: Run, start: int = 0) -> Generator[Any]:
 
 def _program(run: Run, step: Any) -> StepProgram:
   """Returns a jitted step, lowered on a batch of the run for the devices of `parallel.made_for`."""
+  from dpjax.parallel import step_program  # few runs are planned for another machine
+
   state = jax.eval_shape(run.algorithm.init, run.params)
   batch = next(iter(run.plan.batches(run.train, rng=run.random.sampler)))
   mesh = run.mesh
   rows = len(batch.mask)
   if mesh is None:
-    state, batch = made_for.on_device((state, batch))
+    state, batch = step_program.on_device((state, batch))
   else:
     # State and batch are placed as `dp_sgd` and `batches` place them.
     apart = row_sharding(mesh)
     rows = whole_rows(rows, mesh) // mesh.shape[DATA]
     batch = jax.eval_shape(functools.partial(split_rows, mesh), batch)
-    batch = made_for.placed(batch, lambda leaf: apart)
-    state = made_for.placed(state, functools.partial(leaf_sharding, mesh))
-  return made_for.StepProgram(
+    batch = step_program.placed(batch, lambda leaf: apart)
+    state = step_program.placed(state, functools.partial(leaf_sharding, mesh))
+  return step_program.StepProgram(
     step.lower(state, batch),
     calls=run.plan.slices,
     num_parameters=trees.size(normalization.beside(run.params, run.statistics)),
@@ -622,9 +628,10 @@ def _program(run: Run, step: Any) -> StepProgram:
 
 def phase(config: TrainConfig, run: Run) -> Phase:
   """Returns the phase that trains, evaluates and reports, step by step."""
-  kinds = (run.algorithm, run.first_steps or run.algorithm)
   # The old state is no longer needed, so its memory is reused for the new state.
-  later, first = (closed_over.jitted(kind.step, donate_argnums=0) for kind in kinds)
+  later = first = closed_over.jitted(run.algorithm.step, donate_argnums=0)
+  if run.first_steps is not None:
+    first = closed_over.jitted(run.first_steps.step, donate_argnums=0)
   # In one program, and without the key of the noise in it. Over several devices `init` places its
   # arrays itself.
   init = run.algorithm.init if run.mesh else closed_over.jitted(run.algorithm.init)
@@ -662,16 +669,14 @@ def phase(config: TrainConfig, run: Run) -> Phase:
     draws=draws,
     released=released,
     evaluate=scores,
-    write=lambda folder, state: run.save(folder, training.eval_params(state)),
+    write=run.save,
     guarantee=run.guarantee,
-    row_at=lambda step: every(config.eval_every, step, config.num_steps),
+    row_at=functools.partial(every, config.eval_every, config.num_steps),
     observe=functools.partial(facts.observed, config, run),
     arrivals=left_out.of_step if facts.shows_data(config) else None,
     save_every=config.checkpoint_every,
     before_steps=None if run.statistics is None else run.statistics._asdict(),
     program=functools.partial(_program, run, later),
     planned=functools.partial(facts.planned, config, run),
-    describe=lambda state, stated, rows: facts.of(
-      config, run, own_copy(state), stated["epsilon"]
-    ),
+    describe=functools.partial(facts.of, config, run),
   )

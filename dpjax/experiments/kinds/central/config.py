@@ -31,7 +31,7 @@ from dpjax.noise.correlated.registry import STRATEGIES, Strategy
 from dpjax.training.augment import AUGMENTATIONS
 from dpjax.transforms.every_clip_rule import CLIP_RULES
 from dpjax.zoo.networks import registry
-from dpjax.zoo.networks.registry import COLOURS, names, needs_features
+from dpjax.zoo.networks.registry import COLOURS
 
 # Name of the contrastive loss, which compares two views of each image of a batch (`embeddings`).
 CONTRASTIVE = "contrastive"
@@ -220,9 +220,9 @@ class ModelConfig:
   def settled(self, changes: Iterable[str]) -> ModelConfig:
     """Returns the config of a model that was chosen by its name: without the options and settings
     of the old one that it does not take, unless they are among the `changes`."""
-    if "name" not in changes or is_path(self.name) or self.name not in names():
+    if "name" not in changes or is_path(self.name) or self.name not in registry.MODELS:
       return self
-    features = needs_features(self.name)
+    features = registry.entry(self.name).features
     usual = ModelConfig()
     taken = {*registry.options(self.name)}
     taken |= {path.removeprefix("options.") for path in changes}

@@ -13,6 +13,7 @@ from dpjax.experiments.kinds.central import starting_point
 from dpjax.experiments.kinds.central.config import TrainConfig
 from dpjax.experiments.run import left_out, provenance, saved, writers
 from dpjax.gradients.device_mesh import on_one
+from dpjax.parallel.spanning import own_copy
 from dpjax.plan import Plan
 from dpjax.training.dp_sgd import TrainState, clip_scale
 from dpjax.transforms.dp_sgld import sgld_temperature
@@ -39,12 +40,6 @@ def shows_data(config: Any) -> bool:
 
   A release must not."""
   return config.diagnostics and not config.release
-
-
-def scaling(config: TrainConfig) -> dict[str, Any]:
-  """Returns {"scaling": how coordinates are scaled}; {} without scaling."""
-  chosen = fields.get(config, "privacy.scaling")
-  return {} if chosen in ("none", None) else {"scaling": chosen}
 
 
 def observed(
@@ -93,9 +88,11 @@ def planned(config: TrainConfig, run: Run) -> dict[str, Any]:
     "task": run.task.name,
     **of_plan(config, run.plan),
     "clipping": fields.get(config, "privacy.clipping"),
-    **scaling(config),
     "sampler": repr(run.plan.sampler),
   }
+  scaling = fields.get(config, "privacy.scaling")
+  if scaling not in ("none", None):
+    facts["scaling"] = scaling
   facts |= pretrained(run) | starting_point.facts(config)
   if run.tokenizer is not None:
     facts["tokenizer"] = run.tokenizer
@@ -175,9 +172,16 @@ def table_scores(task: Task, apply: Any, params: Any, test: Dataset) -> dict[str
 
 
 def of(
-  config: TrainConfig, run: Run, state: TrainState, epsilon: float | None
+  config: TrainConfig,
+  run: Run,
+  last: TrainState,
+  stated: dict[str, Any],
+  rows: list[dict[str, Any]],
 ) -> dict[str, Any]:
-  """Returns the parts of a central run's result that are known only at the end."""
+  """Returns the parts of a central run's result that are known only at the end; for
+  `Phase.describe`."""
+  del rows
+  state = own_copy(last)
   used = 1 if run.mesh is None else run.mesh.size
   facts: dict[str, Any] = {"device": provenance.device(used, config.mesh)}
   params = training.eval_params(state)
@@ -198,5 +202,5 @@ def of(
     after=training.eval_params(state),
     state=state,
     canaries=run.canaries,
-    epsilon=epsilon,
+    epsilon=stated["epsilon"],
   )

@@ -28,14 +28,16 @@ from dpjax.experiments.kinds.central.config import ModelConfig
 from dpjax.experiments.run import writers
 from dpjax.validate import UserError
 from dpjax.zoo.datasets.registry import takes_declaration
-from dpjax.zoo.networks.registry import needs_features
+from dpjax.zoo.networks import registry
 
 
-def check_images(dataset: data.Dataset, needed_by: str) -> None:
-  """Raises UserError unless examples are images [H, W, C]; `needed_by` begins the message."""
+def check_images(dataset: data.Dataset, field: str, value: str) -> None:
+  """Raises UserError unless examples are images [H, W, C], which this field's value needs."""
   shape = dataset.x.shape[1:]
   if len(shape) != 3:
-    raise UserError(f"{needed_by}: needs images [H, W, C]; an example is of shape {shape}")
+    raise UserError(
+      f"needs images [H, W, C]; an example is of shape {shape}", field=field, value=value
+    )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -61,7 +63,7 @@ def trained_on(model: str, data_name: str) -> tuple[str, ...]:
   Returns () if the model takes no features, or if they depend on no data. Raises UserError if the
   run's data `data_name` hold records of those data.
   """
-  kind = needs_features(model)
+  kind = registry.entry(model).features
   if kind is None or kind in _OF_NO_DATA:
     return ()
   # Imported here, since few runs need features of public networks.
@@ -108,7 +110,7 @@ def featured(
     UserError: examples without such features, such as images of an unsupported size; features
       outside memory without a folder `kept`; weights of a public network that are not installed.
   """
-  kind = needs_features(config.name)
+  kind = registry.entry(config.name).features
   if kind is None:
     return dataset
   # The module is imported by name, since few runs need features, and no run needs every kind.
@@ -160,7 +162,7 @@ def _shown(computed: ComputedFeatures, kind: str, count: int) -> Iterator[np.nda
   examples may be secret."""
   chunks = computed.make()
   done = 0
-  with writers.progress(100, 0, f"{kind} features, percent") as bar:
+  with writers.Progress(100, 0, f"{kind} features, percent") as bar:
     for chunk in chunks:
       before = 100 * done // count
       done += len(chunk)

@@ -8,8 +8,7 @@ from typing import Any
 from dpjax import sampling
 from dpjax.experiments.config import fields
 from dpjax.noise import correlated
-from dpjax.sampling.batch_sizes import steps_per_pass
-from dpjax.sampling.registry import Sizing
+from dpjax.sampling.registry import Sizing, steps_per_pass
 from dpjax.validate import UserError
 
 

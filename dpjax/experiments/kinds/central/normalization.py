@@ -44,13 +44,10 @@ RELEASED = "statistics"
 _CHUNK = 1000  # examples
 
 
-def releases_statistics(config: TrainConfig) -> bool:
-  """Returns whether the run releases private statistics of the data."""
-  return type(_chosen(config)) in _MECHANISMS
-
-
-def _chosen(config: TrainConfig) -> Any:
-  return getattr(config.privacy, "normalization", None)
+def statistics_of(config: TrainConfig) -> Any:
+  """Returns the settings of the private statistics that the run releases; None: there are none."""
+  chosen = getattr(config.privacy, "normalization", None)
+  return chosen if type(chosen) in _MECHANISMS else None
 
 
 def per_example(config: TrainConfig) -> bool:
@@ -59,21 +56,20 @@ def per_example(config: TrainConfig) -> bool:
   This is so without private statistics, and before whitening if `model.options` sets `num_groups`.
   """
   groups = config.model.options.get("num_groups")
-  chosen = _chosen(config)
-  return not releases_statistics(config) or (
-    isinstance(chosen, Whitened) and groups is not None
-  )
+  chosen = statistics_of(config)
+  return chosen is None or (isinstance(chosen, Whitened) and groups is not None)
 
 
 def check(config: TrainConfig) -> None:
   """Raises UserError if private statistics do not fit the rest of the config; loads no data."""
-  if not releases_statistics(config):
+  chosen = statistics_of(config)
+  if chosen is None:
     return
   # The mechanism checks its numbers when it is made.
   mechanism(config, 1)
   common.read_if(
     config,
-    not getattr(_chosen(config), "clip_norms", ()),
+    not getattr(chosen, "clip_norms", ()),
     "no privacy.normalization.clip_norms",
     "privacy.normalization.median_epsilon",
   )
@@ -96,9 +92,9 @@ def mechanism(
     sampler: sampler that must support the config's neighboring relation; None: the relation is
       add_or_remove_one.
   """
-  chosen = _chosen(config)
+  chosen = statistics_of(config)
   relation = "add_or_remove_one"
-  if not releases_statistics(config):
+  if chosen is None:
     return None
   if sampler is not None:
     asked = getattr(config.privacy, "neighboring_relation", "")

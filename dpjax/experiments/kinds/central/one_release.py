@@ -243,11 +243,15 @@ def _check_model(config: TrainConfig, train: data.Dataset, params: Params) -> No
   Also raises UserError for more directions than an example has numbers.
   """
   reason = f"privacy={LEAST_SQUARES!r}"
-  needs_classes(train, reason)
+  needs_classes(train, "privacy", LEAST_SQUARES)
   if train.x.dtype == np.int32:
-    raise UserError(f"{reason}: needs inputs of numbers, data.name holds tokens")
+    raise UserError(
+      "needs inputs of numbers, data.name holds tokens",
+      field="privacy",
+      value=LEAST_SQUARES,
+    )
   if train.num_classes < 2:
-    raise UserError(f"{reason}: needs two classes or more")
+    raise UserError("needs two classes or more", field="privacy", value=LEAST_SQUARES)
   shapes = jax.tree.map(jnp.shape, params)
   width = math.prod(train.x.shape[1:])
   bounds.at_most(config, "privacy.directions", width, ", the numbers of one example")

@@ -35,7 +35,7 @@ def computed(
   """
   # Features of patches are always standardised.
   del standardized
-  features.check_images(dataset, f"model.name={config.name!r}")
+  features.check_images(dataset, "model.name", config.name)
   shape = patches.patch_shape(dataset.x.shape)
 
   def make() -> Iterator[np.ndarray]:
@@ -58,7 +58,7 @@ def learned(shape: tuple[int, int, int]) -> patches.PatchNetwork:
   random = np.random.Generator(np.random.PCG64(0))
   height, width, colours = shape
   blocks = []
-  with writers.progress(_PROCESSES, 0, "images of random processes") as bar:
+  with writers.Progress(_PROCESSES, 0, "images of random processes") as bar:
     for _ in range(_PROCESSES):
       process = random_process.drawn_process(random, colours)
       blocks.append(random_process.images_of(process, random, _IMAGES, height, width))

@@ -172,7 +172,7 @@ def sampler(config: TrainConfig, num_examples: int) -> sampling.Sampler:
     may_leave=0 if config.audit is None else config.audit.num_canaries,
   )
   made = samplers.make(chosen, size)
-  if isinstance(privacy, DpSgd) and privacy.noise_levels and not made.steps_alike:
+  if isinstance(privacy, DpSgd) and privacy.noise_levels and made.period != 1:
     raise UserError(
       f"must be empty for privacy.sampler={chosen.name!r}, which pays several "
       "steps at the first of them",

@@ -20,8 +20,7 @@ from dpjax.experiments.kinds.central import features
 from dpjax.experiments.kinds.central.config import ModelConfig
 from dpjax.experiments.run import guarantee
 from dpjax.validate import UserError
-from dpjax.zoo.networks import public_trunks, sentence_encoder
-from dpjax.zoo.networks.registry import needs_features
+from dpjax.zoo.networks import public_trunks, registry, sentence_encoder
 
 _CODE = ("dpjax.zoo.networks.public_trunks", "dpjax.models.pooling", __name__)
 _CODE_OF_TEXTS = (
@@ -53,7 +52,7 @@ def trained_on(model: str, data_name: str) -> tuple[str, ...]:
   >>> trained_on("vgg16_linear", "cifar10"), trained_on("scatter_linear", "cifar10")
   (('ImageNet',), ())
   """
-  network = needs_features(model) or ""
+  network = registry.entry(model).features or ""
   of_texts = network in sentence_encoder.ENCODERS
   if not of_texts and network not in public_trunks.TRUNKS:
     return ()
@@ -79,7 +78,7 @@ def noted(
   """
   if not known:
     return promised
-  network = needs_features(model)
+  network = registry.entry(model).features
   data_sets = ", ".join(known)
   note = (
     f"Features. The inputs of the model are features of the public network {network}, which "
@@ -101,10 +100,10 @@ def computed(
   """
   # Features of a public network are always standardised.
   del standardized
-  trunk = needs_features(config.name) or ""
+  trunk = registry.entry(config.name).features or ""
   if trunk in sentence_encoder.ENCODERS:
     return _of_texts(config, dataset, trunk)
-  features.check_images(dataset, f"model.name={config.name!r}")
+  features.check_images(dataset, "model.name", config.name)
   shape = public_trunks.trunk_shape(trunk, dataset.x.shape)
   chunks = functools.partial(
     public_trunks.trunk_chunks, dataset.x, trunk, mirrored=config.mirrored

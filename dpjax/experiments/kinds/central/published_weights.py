@@ -7,7 +7,7 @@ import pathlib
 
 import flax.linen as nn
 
-from dpjax import weight_folders
+from dpjax import validate, weight_folders
 from dpjax.experiments.kinds.central import public_tokenizers
 from dpjax.experiments.kinds.central.config import TrainConfig
 from dpjax.experiments.run import saved
@@ -58,9 +58,9 @@ def loaded(config: TrainConfig, path: str, model: nn.Module, params: Params) -> 
   if not path.endswith(".safetensors") and not weight_folders.is_checkpoint(path):
     return saved.begun(config.pretrained, params)
   if not path.endswith(".safetensors"):
-    label = f"pretrained={config.pretrained!r}"
-    arrays, fresh = checkpoint_files.read(path, params, label)
-    return saved.in_place_of(params, arrays, label, fresh)
+    with validate.about("pretrained", config.pretrained):
+      arrays, fresh = checkpoint_files.read(path, params)
+      return saved.in_place_of(params, arrays, fresh)
   try:
     if config.model.name in _LOADERS:
       return getattr(networks, _LOADERS[config.model.name])(path, model, params)

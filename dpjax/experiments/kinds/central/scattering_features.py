@@ -36,7 +36,7 @@ def computed(
   Raises:
     UserError: examples are no images, or "opponent" colours are asked of images without 3 channels.
   """
-  features.check_images(dataset, f"model.name={config.name!r}")
+  features.check_images(dataset, "model.name", config.name)
   if config.colours == "opponent" and dataset.x.shape[-1] != 3:
     depth = dataset.x.shape[-1]
     raise UserError(

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import functools
+import operator
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
 
-import dpjax
-from dpjax import data, losses, validate
+from dpjax import data, losses, metrics, validate
 from dpjax.data.target_kinds import needs_classes
 from dpjax.data.text import PADDING_ID
 from dpjax.experiments.config import common, fields, user_code
@@ -23,7 +23,7 @@ from dpjax.plan import Plan
 from dpjax.training.augment import AUGMENTATIONS
 from dpjax.types import Array, Example, LossFn, Params
 from dpjax.validate import UserError
-from dpjax.zoo.networks.registry import is_language
+from dpjax.zoo.networks import registry
 
 
 class Task(NamedTuple):
@@ -36,36 +36,28 @@ class Task(NamedTuple):
   keyed: bool = False  # whether the model draws from `example.key` in training
 
 
-def _num_outputs(dataset: data.Dataset) -> int:
-  return dataset.num_classes
-
-
-def _scores(name: str, *args: Any, **kwargs: Any) -> dict[str, float]:
-  """Returns `dpjax.metrics.<name>(...)`; the module is imported when a run is scored."""
-  return getattr(dpjax.metrics, name)(*args, **kwargs)
-
-
+_NUM_CLASSES = operator.attrgetter("num_classes")
 # Maps the type of the data's target (None: classes) to a task. A new type needs one entry here.
 TASKS: dict[type | None, Task] = {
   None: Task(
     "classification",
     losses.softmax_cross_entropy,
-    functools.partial(_scores, "evaluate"),
-    _num_outputs,
+    metrics.evaluate,
+    _NUM_CLASSES,
   ),
   data.Labels: Task(
     "multi_label",
     losses.sigmoid_cross_entropy,
-    functools.partial(_scores, "evaluate_labels"),
-    _num_outputs,
+    metrics.evaluate_labels,
+    _NUM_CLASSES,
   ),
   # Targets are scaled to [-1, 1] by public bounds. While predictions stay in that range, an
   # error is at most 2, so gradients are of the same order as in classification.
   data.Interval: Task(
     "regression",
     losses.mean_squared_error,
-    functools.partial(_scores, "evaluate_regression"),
-    _num_outputs,
+    metrics.evaluate_regression,
+    _NUM_CLASSES,
   ),
 }
 _NEXT_TOKEN = functools.partial(losses.next_token, padding_id=PADDING_ID)
@@ -73,8 +65,8 @@ _OF_USERS = functools.partial(_NEXT_TOKEN, sequences=True)
 _LANGUAGE = Task(
   "language_modeling",
   _NEXT_TOKEN,
-  functools.partial(_scores, "evaluate_next_token", padding_id=PADDING_ID),
-  lambda dataset: dataset.vocab_size,
+  functools.partial(metrics.evaluate_next_token, padding_id=PADDING_ID),
+  operator.attrgetter("vocab_size"),
 )
 
 
@@ -90,12 +82,12 @@ def make_task(config: TrainConfig, dataset: data.Dataset) -> Task:
     # Imported here, since few runs need this module.
     from dpjax.experiments.kinds.central import embeddings
 
-    needs_classes(dataset, f"loss={config.loss!r}")
+    needs_classes(dataset, "loss", config.loss)
     augment = AUGMENTATIONS[config.augmentation]
     evaluate = functools.partial(embeddings.evaluate, augment)
     return Task(embeddings.NAME, embeddings.loss, evaluate, lambda _: embeddings.WIDTH)
   kind = None if dataset.target is None else type(dataset.target)
-  task = _LANGUAGE if is_language(config.model.name) else TASKS[kind]
+  task = _LANGUAGE if registry.entry(config.model.name).is_language else TASKS[kind]
   if task is _LANGUAGE and dataset.vocab_size is None:
     raise UserError(
       f"needs text of a declared vocabulary, which data.name={config.data.name!r} "

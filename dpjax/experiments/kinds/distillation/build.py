@@ -6,6 +6,7 @@ then the student several times on public images. With `method="joint"` one gradi
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import jax
@@ -241,7 +242,7 @@ class _Run:
       released=self.networks,
       evaluate=self.scores,
       guarantee=promised,
-      row_at=lambda step: every(config.eval_every, step, plan.num_steps),
+      row_at=functools.partial(every, config.eval_every, plan.num_steps),
       steps_are="steps of the teacher",
       arrivals=left_out.of_step,
       planned=lambda: {

@@ -76,7 +76,7 @@ def check(config: FedConfig) -> None:
     config: config with the audit's settings `resolved`.
   """
   if config.audit is not None:
-    audits.check(config.audit, CLIENT_KINDS, CLIENT_SCORES)
+    audits.check(config.audit, CLIENT_KINDS, CLIENT_SCORES, release=config.release)
     simulated = getattr(config.privacy, "simulated_cohort", None)
     if simulated is not None:
       raise UserError(

@@ -63,7 +63,7 @@ from dpjax.federated.round import params_of
 from dpjax.federated.server_optimizers import fed_opt
 from dpjax.federated.silos import Silos
 from dpjax.names import is_path
-from dpjax.parallel import client_states, made_for
+from dpjax.parallel import client_states, step_program
 from dpjax.plan import Plan
 from dpjax.secure.distributed_noise import SkellamSum
 from dpjax.secure.encoding import Encoding
@@ -613,7 +613,7 @@ def phase(fed: FedRun) -> Phase:
   config = fed.config
   target = config.stop_at_accuracy
   if target is not None:
-    needs_classes(fed.federation, f"stop_at_accuracy={target}")
+    needs_classes(fed.federation, "stop_at_accuracy", target)
   total = config.num_rounds
   by_client = ClientScores(fed)
   write_inputs = build_central.inputs_writer(config.data, config.model, fed.test)
@@ -626,7 +626,7 @@ def phase(fed: FedRun) -> Phase:
     of_server = fed.task.evaluate(fed.apply, params_of(state), fed.test)
     return of_server | by_client.row(state)
 
-  def program() -> made_for.StepProgram:
+  def program() -> step_program.StepProgram:
     known = ("auto", "vmap", "shard_map")
     bounds.only(config, "execution", known, " for a machine that is not here")
     state = fed.algorithm.init(fed.params, fed.federation.num_clients)
@@ -634,7 +634,7 @@ def phase(fed: FedRun) -> Phase:
     for cohort in fed.audited.marked(drawn):
       try:
         fed.algorithm.round(state, cohort)
-      except made_for.Reached as reached:
+      except step_program.Reached as reached:
         size = trees.size(fed.audited.of_model(fed.params))
         return reached.program._replace(num_parameters=size)
     raise UserError("has no client in any of its cohorts", field="privacy.sampler")
@@ -650,7 +650,7 @@ def phase(fed: FedRun) -> Phase:
     evaluate=evaluate,
     write=write,
     guarantee=fed.guarantee,
-    row_at=lambda step: every(config.eval_every, step, total),
+    row_at=functools.partial(every, config.eval_every, total),
     observe=lambda state, info, step: (
       facts.observed(fed, state, info) | by_client.hidden_row(state)
     ),

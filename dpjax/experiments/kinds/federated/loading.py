@@ -111,14 +111,14 @@ def _partitioned(config: FedConfig) -> tuple[Federation, Any]:
   """Loads a simulated federation, whose number of users the config gives. The partition may depend
   on the labels: it defines the users' data, before any mechanism runs."""
   train, test = build_central.load_data(central(config), features=False)
-  needs_arrays(train, "launch.federate")
+  needs_arrays(train, "data.name", config.data.name)
   _check_local_batch(config, train.nominal_size or len(train))
   users = config.partition.num_clients
   labels = train.y
   if train.target is not None:
     partition = name_of(config, "partition")
     if partition in BY_CLASS:
-      needs_classes(train, f"partition={partition!r}")
+      needs_classes(train, "partition", partition)
     # The other partitions read only the number of rows.
     labels = np.zeros(len(train), np.int32)
   dealt = Federation(train, config.partition.make(labels), nominal_users=users)

@@ -32,7 +32,7 @@ from dpjax.experiments.run.guarantee import Guarantee
 from dpjax.federated import placement
 from dpjax.noise import NoiseShape
 from dpjax.plan import Plan
-from dpjax.sampling.batch_sizes import steps_per_pass, whole_passes
+from dpjax.sampling.registry import steps_per_pass, whole_passes
 from dpjax.secure.distributed_noise import SkellamSum
 from dpjax.validate import UserError
 

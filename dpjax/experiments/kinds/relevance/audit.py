@@ -35,6 +35,10 @@ from dpjax.relevance.inputs import Outcome
 CONFIDENCE = 0.95
 _KINDS = {"U3": "mislabelled", "U4": "random"}
 _LOCAL = "features, local"
+_AGAIN = (
+  "U3 and U4 trained on the records again, with noise of their own. The epsilon of this run covers "
+  "neither of their bounds: show them to nobody who may not see the records."
+)
 # Number of decimals kept of a log likelihood ratio. Float32 noise has no more precision.
 _DIGITS = 4
 
@@ -66,6 +70,7 @@ def facts(
   details = outcome.privacy.details
   accounted = details["epsilon_local"] - details["epsilon_labels"] if local else 0.0
   over = [name for name, bound in local.items() if bound > accounted]
+  again = config.audit is not None and config.audit.canary_runs
   return {
     "epsilon_audited_lower": lower,
     "audit": {
@@ -74,6 +79,7 @@ def facts(
       "refuted": bool(over) or (stated is not None and lower > stated),
       "refuted_locally": over,
       "bounds": {name: bound._asdict() for name, bound in bounds.items()},
+      "note": _AGAIN if again else "",
     },
   }
 

@@ -5,8 +5,9 @@ own checkpoints, so an interrupted run resumes inside a training. A resumed run 
 each finished training from its last checkpoint. Relevance, noise and noisy records are computed
 again from these results, the data and the keys.
 
-A rigorous run is a release (docs/release.md), unless `noise_seed` is set. The keys of every run are
-kept beside the checkpoints. Keys and checkpoints are deleted when the run is done.
+A rigorous run is a release (docs/release.md), unless `noise_seed` or `audit.canary_runs` is set.
+The keys of every run are kept beside the checkpoints. Keys and checkpoints are deleted when the run
+is done.
 """
 
 from __future__ import annotations
@@ -83,8 +84,11 @@ class Relevance(Experiment[RelevanceConfig]):
 
   @property
   def release(self) -> bool:
-    # A rigorous run is one, unless its noise can be repeated.
-    return self.config.is_rigorous and self.config.noise_seed is None
+    config = self.config
+    # A rigorous run is one, unless its noise can be repeated, or an audit trains on its records
+    # again: no epsilon of the run covers what that shows.
+    again = config.audit is not None and config.audit.canary_runs
+    return config.is_rigorous and config.noise_seed is None and not again
 
   def check(self) -> None:
     check(self.config)
@@ -146,7 +150,9 @@ class Relevance(Experiment[RelevanceConfig]):
     from dpjax.experiments.kinds.relevance import rehearsal
 
     if target is not None:
-      raise UserError("--target: is for runs of launch.train and launch.federate")
+      raise UserError(
+        "is for runs of launch.train and launch.federate", field="target", value=target.text
+      )
     return rehearsal.report(self, workdir)
 
   def rehearsed(self, data: dict[Any, Any]) -> Planned:
@@ -265,7 +271,7 @@ def load_data(config: RelevanceConfig, loaded: dict) -> tuple[Any, Any]:
   key = tuple(dataclasses.asdict(config.data).values())
   if key not in loaded:
     train, test = named_data.load_section(config.data)
-    needs_classes(train, "launch.relevance", field="data.name", value=config.data.name)
+    needs_classes(train, "data.name", config.data.name)
     if train.x.dtype != np.float32 or train.x.min() < 0 or train.x.max() > 1:
       raise UserError("must be images in [0, 1]", field="data.name", value=config.data.name)
     loaded[key] = central.limited(train, config.data), test

@@ -23,7 +23,7 @@ from dpjax.models.activations import ACTIVATIONS
 from dpjax.validate import UserError
 from dpjax.zoo.datasets.published import lies_in_folder
 from dpjax.zoo.datasets.registry import takes_declaration
-from dpjax.zoo.networks.registry import needs_features, options
+from dpjax.zoo.networks.registry import entry, options
 
 # An audit with fewer than 20 draws could refute only claims of an epsilon below 2.
 _DRAWS = rules.between(20, rules.MOST_DRAWS)
@@ -167,7 +167,7 @@ def _check_models(config: RelevanceConfig) -> None:
     if model is None:
       continue
     bounds.model(model, section)
-    if needs_features(model.name):
+    if entry(model.name).features:
       raise UserError(
         "must take images as they are", field=f"{section}.name", value=model.name
       )

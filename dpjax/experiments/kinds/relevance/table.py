@@ -14,7 +14,8 @@ from dpjax.accounting import upper
 from dpjax.accounting.text import lower
 from dpjax.experiments.plots import redraw
 from dpjax.experiments.plots.recipes import Recipe
-from dpjax.experiments.run import guarantee, kind, report, writers
+from dpjax.experiments.run import guarantee, report, writers
+from dpjax.experiments.run.table import Table
 from dpjax.markdown import table
 
 Row = dict[str, Any]
@@ -39,7 +40,7 @@ _NOTE = (
 _ERRS = 0.05
 
 
-class ClaimsTable(kind.Table):
+class ClaimsTable(Table):
   """claims.md and .csv: each method's claim, proof, attack result and accuracy; report.csv and its
   picture: every epoch of every run.
 

@@ -127,8 +127,7 @@ class TrainTask(rules.Checked):
 
   def __post_init__(self):
     super().__post_init__()
-    for width in validate.several(hidden=self.hidden):
-      validate.integer_in(1, 2**16, hidden=width)
+    validate.integer_in(1, 2**16, **validate.entries(hidden=self.hidden))
     secureml.Recipe(self.activation, self.output, self.learning_rate)
 
 

@@ -33,7 +33,7 @@ def load_data(config: SecureConfig) -> tuple[Any, Any]:
   with within("task.train", holds_config=True):
     loaded = central.load_data(dataclasses.replace(config.task.train, resident=True))
     name = config.task.train.data.name
-    needs_classes(loaded[0], "launch.secure", field="data.name", value=name)
+    needs_classes(loaded[0], "data.name", name)
     return loaded
 
 

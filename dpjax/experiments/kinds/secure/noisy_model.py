@@ -53,7 +53,7 @@ def data_digest(loaded: LabelledRows) -> bytes:
 def load_data(config: SecureConfig) -> LabelledRows:
   """Loads rows to train on and to predict, scaled by public bounds alone."""
   train, test = data_lib.load(config.task.dataset)
-  needs_classes(train, "launch.secure", field="task.dataset", value=config.task.dataset)
+  needs_classes(train, "task.dataset", config.task.dataset)
 
   def flat(split: data_lib.Dataset) -> np.ndarray:
     # Columns are centred by the middle of the declared range [0, 1], since their mean is private.

@@ -11,7 +11,8 @@ from dpjax.experiments.kinds.secure import extras
 from dpjax.experiments.kinds.secure.config import SecureConfig
 from dpjax.experiments.plots import points, redraw
 from dpjax.experiments.plots.recipes import Recipe
-from dpjax.experiments.run import guarantee, kind, report, writers
+from dpjax.experiments.run import guarantee, report, writers
+from dpjax.experiments.run.table import Table
 from dpjax.markdown import table
 
 Row = dict[str, Any]
@@ -59,7 +60,7 @@ def markdown(rows: Sequence[Row]) -> str:
   return table(_COLUMNS, lines)
 
 
-class SecureTable(kind.Table):
+class SecureTable(Table):
   """The table of several computations: secure.md, secure.csv (one line for each) and secure.png."""
 
   unreleased = (

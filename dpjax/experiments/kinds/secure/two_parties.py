@@ -48,7 +48,7 @@ def load_data(config: SecureConfig) -> LabelledRows:
     known = 4 * len(x) // 5
     return LabelledRows(x[:known], y[:known, None].astype(float), x[known:], y[known:])
   train, test = data_lib.load(config.task.dataset)
-  needs_classes(train, "launch.secure", field="task.dataset", value=config.task.dataset)
+  needs_classes(train, "task.dataset", config.task.dataset)
   flat = lambda split: np.asarray(split.x, np.float64).reshape(len(split), -1)
   one_hot = np.eye(train.num_classes)[np.asarray(train.y)]
   return LabelledRows(flat(train), one_hot, flat(test), np.asarray(test.y))

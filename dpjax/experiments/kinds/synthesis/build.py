@@ -227,7 +227,7 @@ class _Run(SampledRun):
       evaluate=self.scores,
       write=self.write,
       guarantee=promised(config, self.mechanism, self.stated_size),
-      row_at=lambda step: every(blocks, step, self.num_steps),
+      row_at=functools.partial(every, blocks, self.num_steps),
       steps_are="steps: a release, then updates",
       arrivals=None if config.release else (lambda counts: counts),
       planned=lambda: {

@@ -1,4 +1,4 @@
-"""Effects of poisoning on each aggregator: a grid of attacks and defences, as a table.
+"""A grid of poisonings and defences in Python, as a table; `launch.attack` makes one of configs.
 
 A defence FAILS if its accuracy falls or the attack's success rises beyond chance: the exact
 interval with attackers does not overlap the one without attackers. Else the defence is not shown to
@@ -14,10 +14,14 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from dpjax import markdown, metrics, validate
+from dpjax import markdown, validate
 from dpjax.attacks.collusion import colluding
-from dpjax.attacks.poisoning import Poisoning, choose_attackers
-from dpjax.attacks.roc import Counted, counted
+from dpjax.attacks.poisoning import (
+  Poisoning,
+  PoisoningOutcome,
+  choose_attackers,
+  measure_poisoning,
+)
 from dpjax.data import Dataset
 from dpjax.federated import aggregators, described
 from dpjax.federated.aggregation import Aggregator
@@ -85,59 +89,22 @@ def defences(
   return {name: drawn(row) for name, row in rows.items()}
 
 
-class PoisoningOutcome(NamedTuple):
-  """Result of one attack against one defence."""
+class Cell(NamedTuple):
+  """What one attack did to one defence."""
 
   attack: str
   defence: str
-  num_attackers: int
   num_clients: int
-  tolerates: int | None  # attackers that the defence is made for; None as in `Defence`
-  accuracy: Counted  # on the untouched test records
-  success: Counted | None  # victims that are called what the attacker wants
-  # Accuracy and success of this defence without attackers.
-  clean_accuracy: Counted
-  clean_success: Counted | None
+  outcome: PoisoningOutcome
 
   @property
-  def beyond(self) -> bool:
-    """Whether there are more attackers than the defence tolerates."""
-    return self.tolerates is not None and self.num_attackers > self.tolerates
-
-  @property
-  def fails(self) -> bool:
-    """Whether the attack had an effect that exceeds the uncertainty of the test records."""
-    fell = self.accuracy.interval[1] < self.clean_accuracy.interval[0]
-    if self.success is None or self.clean_success is None:
-      return fell
-    return fell or self.success.interval[0] > self.clean_success.interval[1]
-
-  @property
-  def verdict(self) -> str:
-    """A line to print. It may say that a defence fails, but never that a defence holds."""
-    word = "FAILS" if self.fails else "not shown to fail"
-    what = f"accuracy {self.accuracy.rate:.3f} ({self.clean_accuracy.rate:.3f} unattacked)"
-    if self.success is not None and self.clean_success is not None:
-      what += f", success {self.success.rate:.3f} ({self.clean_success.rate:.3f})"
-    who = f"{self.num_attackers} of {self.num_clients} clients attack"
-    if self.beyond:
-      who += f", beyond its breakdown point of {self.tolerates}"
-    return f"{self.defence} against {self.attack}: {word}; {what}; {who}"
-
-
-def measure_poisoning(
-  apply: Apply, params: Params, attack: Poisoning, test: Dataset
-) -> tuple[Counted, Counted | None]:
-  """Returns (accuracy on the test records, success on the attack's victims among them).
-
-  Success is None for an attack without victims.
-
-  Raises UserError if there is no test record, or none that could be a victim.
-  """
-  right = lambda part: counted(
-    round(metrics.accuracy(apply, params, part) * len(part)), len(part)
-  )
-  return right(test), None if attack.victims is None else right(attack.victims(test))
+  def line(self) -> str:
+    one = self.outcome
+    what = f"accuracy {one.accuracy.rate:.3f} ({one.clean_accuracy.rate:.3f} unattacked)"
+    if one.success is not None and one.clean_success is not None:
+      what += f", success {one.success.rate:.3f} ({one.clean_success.rate:.3f})"
+    who = f"{one.num_attackers} of {self.num_clients} clients attack"
+    return f"{self.defence} against {self.attack}: {one.verdict()}; {what}; {who}"
 
 
 Train = Callable[[Aggregator, Poisoning, np.ndarray], Params]
@@ -154,7 +121,7 @@ def poisoning_grid(
   num_clients: int,
   seed: int,
   tell: Callable[[str], None] = lambda line: None,
-) -> list[PoisoningOutcome]:
+) -> list[Cell]:
   """Runs every attack against every defence, at every fraction of attackers, and without attackers.
 
   Args:
@@ -167,8 +134,14 @@ def poisoning_grid(
 
   Raises UserError for nothing to run, or a fraction that rounds to no attacker.
   """
-  if not attacks or not against or not validate.several(fractions=fractions):
-    raise UserError("attacks, against, fractions: must each hold at least one entry")
+  several = {
+    "attacks": attacks,
+    "against": against,
+    "fractions": validate.several(fractions=fractions),
+  }
+  for name, entries in several.items():
+    if not entries:
+      raise UserError("must hold at least one entry", field=name)
   groups = [choose_attackers(num_clients, share, seed=seed) for share in fractions]
   if not all(map(len, groups)):
     raise UserError(
@@ -186,34 +159,26 @@ def poisoning_grid(
         params = train(colluding(aggregator, attack), attack, attackers)
         measured = measure_poisoning(apply, params, attack, test)
         most = None if tolerates is None else tolerates(num_clients)
-        who = (name, defence, len(attackers), num_clients, most)
-        outcomes.append(PoisoningOutcome(*who, *measured, *clean))
-        tell(outcomes[-1].verdict)
+        outcome = PoisoningOutcome(len(attackers), most, *measured, *clean)
+        outcomes.append(Cell(name, defence, num_clients, outcome))
+        tell(outcomes[-1].line)
   return outcomes
 
 
-def poisoning_table(outcomes: Sequence[PoisoningOutcome]) -> str:
+def poisoning_table(outcomes: Sequence[Cell]) -> str:
   """Returns a Markdown table: a row for each attack and number of attackers, a column per defence.
 
   A cell is accuracy / success (success without attackers). FAILS marks an outcome that `fails`,
   and `*` marks more attackers than the aggregator is made for.
-
-  >>> ten = counted(10, 10)
-  >>> who = ("flip", "mean", 2, 9, 0)  # 2 of 9 clients, where the mean stands up to none
-  >>> print(poisoning_table([PoisoningOutcome(*who, ten, ten, ten, counted(0, 10))]))
-  | attack | attackers | mean |
-  | --- | --- | --- |
-  | flip | 2 of 9 | 1.000 / 1.000 (0.000) FAILS* |
-  | none | 0 of 9 | 1.000 |
-  <BLANKLINE>
   """
   if not outcomes:
     raise UserError("must hold at least one", field="outcomes")
-  columns = list(dict.fromkeys(outcome.defence for outcome in outcomes))
+  columns = list(dict.fromkeys(cell.defence for cell in outcomes))
   rows: dict[tuple[str, str], dict[str, str]] = {}
   honest: dict[str, str] = {}
-  for outcome in outcomes:
-    who = f"{outcome.num_attackers} of {outcome.num_clients}"
+  for cell in outcomes:
+    outcome = cell.outcome
+    who = f"{outcome.num_attackers} of {cell.num_clients}"
     text = f"{outcome.accuracy.rate:.3f}"
     if outcome.success is not None and outcome.clean_success is not None:
       text += f" / {outcome.success.rate:.3f} ({outcome.clean_success.rate:.3f})"
@@ -221,8 +186,8 @@ def poisoning_table(outcomes: Sequence[PoisoningOutcome]) -> str:
       text += " FAILS"
     if outcome.beyond:
       text += "*"
-    rows.setdefault((outcome.attack, who), {})[outcome.defence] = text
-    honest[outcome.defence] = f"{outcome.clean_accuracy.rate:.3f}"
+    rows.setdefault((cell.attack, who), {})[cell.defence] = text
+    honest[cell.defence] = f"{outcome.clean_accuracy.rate:.3f}"
   rows[("none", f"0 of {outcomes[0].num_clients}")] = honest
   lines = [[*key, *(row.get(name, "") for name in columns)] for key, row in rows.items()]
   return markdown.table(["attack", "attackers", *columns], lines)
