@@ -3,8 +3,8 @@
 | to                    | is here                                                              |
 | --------------------- | -------------------------------------------------------------------- |
 | read an equation      | `operands`, `is_literal`, `ScanParts`, `EqnChain`                    |
-| walk equations        | `inside`, `every_equation`, `primitives`, `closed_over`, `reach`,    |
-|                       | `needed_eqns`, `between`, `Graph`                                    |
+| walk equations        | `inside`, `every_equation`, `primitives`, `constants`,               |
+|                       | `closed_over`, `reach`, `needed_eqns`, `between`, `Graph`            |
 | evaluate              | `results_of` one equation, `evaluate` a jaxpr, `wide_fn`             |
 | evaluate with changes | `Rewriting`, `scan_again`, `remat_again`                             |
 
@@ -146,6 +146,12 @@ def primitives(jaxpr: Any) -> Iterator[str]:
   return (eqn.primitive.name for eqn in every_equation(jaxpr))
 
 
+def constants(closed: Any) -> Iterator[Any]:
+  """Yields the constants of a jaxpr, and of the jaxprs inside it."""
+  for jaxpr in (closed, *itertools.chain(*map(inside, every_equation(closed)))):
+    yield from getattr(jaxpr, "consts", ())
+
+
 def closed_over(closed: Any) -> Iterator[Any]:
   """Yields the arrays that a jaxpr holds as constants, at any depth, but no single numbers.
 
@@ -153,12 +159,9 @@ def closed_over(closed: Any) -> Iterator[Any]:
   >>> [array.shape for array in closed_over(jax.make_jaxpr(lambda x: x * table)(1.0))]
   [(3,)]
   """
-  yield from (c for c in getattr(closed, "consts", ()) if np.ndim(c))
-  for eqn in open_jaxpr(closed).eqns:
-    values = (v.val for v in eqn.invars if is_literal(v))
-    yield from (value for value in values if np.ndim(value))
-    for inner in inside(eqn):
-      yield from closed_over(inner)
+  atoms = itertools.chain(*(eqn.invars for eqn in every_equation(closed)))
+  literals = (atom.val for atom in filter(is_literal, atoms))
+  yield from filter(np.ndim, itertools.chain(constants(closed), literals))
 
 
 def reach(

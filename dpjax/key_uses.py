@@ -57,6 +57,8 @@ class KeyUse(enum.IntEnum):
   CANARY_AUDIT = enum.auto()  # runs with canaries, after the run itself
   # Of a client's key.
   SILO_NOISE = enum.auto()  # noise on the steps of a silo in one round
+  # Of a noise key.
+  RUN = enum.auto()  # the noise key of each run whose draws are fresh
 
 
 def key_for(use: KeyUse, key: Array) -> jax.Array:

@@ -11,7 +11,6 @@ import functools
 import inspect
 import itertools
 import math
-import secrets
 import warnings
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
@@ -35,7 +34,6 @@ from dpjax.accounting import calibration, matrix, overflow
 from dpjax.accounting.attack_bounds import AttackBound
 from dpjax.accounting.event_kinds.elements import check_accountant, parts
 from dpjax.accounting.event_kinds.kind import event_to_json
-from dpjax.accounting.loss_grid import Profile
 from dpjax.accounting.matrix import correlated_events
 from dpjax.accounting.overflow import OVERFLOW_SHARE
 from dpjax.accounting.proved import NeighboringRelation
@@ -49,7 +47,6 @@ from dpjax.sampling.batches import rows_of_slice
 from dpjax.sampling.samplers import PaddedSampler, unproved
 from dpjax.transforms import ScaledLoss, together
 from dpjax.transforms.group_noise import group_stds, group_weights, noise_std
-from dpjax.transforms.together import check_together
 from dpjax.transforms.words import noise_in_words
 from dpjax.types import ArrayTree, Batch, Example, Indexed, LossFn
 from dpjax.validate import UserError, Verbatim
@@ -220,7 +217,7 @@ class Plan(overflow.MayAbort):
         field="scaling",
         value=self.scaling,
       )
-    check_together(
+    present = together.features(
       self.l2_clip_norm,
       self.noise_shape,
       sampler=self.sampler,
@@ -228,6 +225,7 @@ class Plan(overflow.MayAbort):
       statistics=self.statistics,
       scaling=self.scaling,
     )
+    together.check(present)
     relation = self.sampler.checked_relation(self.neighboring_relation)
     object.__setattr__(self, "neighboring_relation", relation)
     known = self.sampler.accountants(relation)
@@ -314,7 +312,9 @@ class Plan(overflow.MayAbort):
     if not unit.is_private:
       raise unproved(sampler, "sampler")
     if attack is not None:
-      return unit._kept_from(attack)
+      profile = lambda z: change(unit, noise_multiplier=z).privacy_profile()
+      noise_multiplier = calibration.noise_of_profile(profile, attack, delta=unit.delta)
+      return change(unit, noise_multiplier=noise_multiplier)
     with overflow.of_whole(delta):
       noise_multiplier = accounting.calibrate_noise_multiplier(
         lambda z: change(unit, noise_multiplier=z).event(),
@@ -324,15 +324,6 @@ class Plan(overflow.MayAbort):
         accountant=unit.accountant,
       )
     return change(unit, noise_multiplier=noise_multiplier)
-
-  def _kept_from(self, attack: AttackBound) -> Plan:
-    """Returns this plan with the least noise that keeps an attack within its bound."""
-
-    def make_profile(noise_multiplier: float) -> Profile:
-      return change(self, noise_multiplier=noise_multiplier).privacy_profile()
-
-    noise_multiplier = calibration.noise_of_profile(make_profile, attack, delta=self.delta)
-    return change(self, noise_multiplier=noise_multiplier)
 
   @classmethod
   def for_data(
@@ -606,21 +597,23 @@ class Plan(overflow.MayAbort):
     `dpjax.wrap_grads`. The state counts the updates (`spent`). An update raises, or gives NaN under
     jit, if it is beyond `num_steps`; if its state was changed by `optax.tree.set`, `jax.tree.map`
     or similar; if its state is that of a plan with another noise, bound, sampling or statistics;
-    if it gets more examples than the sampler ever draws; or a batch of `batches` out of turn.
+    if it gets more examples than the sampler ever draws; or a batch of `batches` out of turn, or of
+    another plan.
 
     Under `jax.vmap` or `jax.shard_map`, an update of several sums with one state raises: they would
     get the same noise, which cancels in their difference. Under `jax.pmap` every update raises.
 
     Three mistakes cannot be detected. Each update needs the state that the last one returned: an
-    earlier state, whether kept, copied, restored or made by `init` again, draws the same noise
-    twice. Epsilon holds for rows of `batches`, not for your own rows with mask=True. And all
-    batches must have one `rng`.
+    earlier state, whether kept, copied or restored, draws the same noise twice. Epsilon holds for
+    rows of `batches`, not for your own rows with mask=True. And all batches must be of one call of
+    `batches`, or of calls with one `rng`.
 
     Args:
-      key: key of the noise, for ONE run on ONE data set. Two runs with one key have the same
-        noise, which cancels in the difference of their releases. No transform sees the whole
-        data, so this cannot be checked here. Give every run its own key: `dpjax.new_key()`, or a
-        seed that no other run has.
+      key: key of the noise, for ONE run on ONE data set: `dpjax.new_key()`, or a seed that no other
+        run has. The noise follows from it, and from the fresh draws of `batches`. So two runs with
+        one key share no noise, unless `batches` got an `rng`, or the rows are your own: then it
+        cancels in the difference of their releases. No transform sees the whole data, so that
+        cannot be checked here.
     """
     # A plan alone imports no mechanism, and a transform its own.
     from dpjax.transforms import guard
@@ -882,11 +875,11 @@ class Plan(overflow.MayAbort):
         the data have a bool array `present` [n], rows whose entry is False may be drawn, and
         contribute zero. If the data have a `nominal_size`, it is `declared` of `check_capacity`.
       rng: integer seed of the sampler; 128 bits or more for a release. None takes 128 fresh bits
-        of the operating system, which nobody can draw again; with several processes it must be
-        given, the same to each. Like the key of `transform`, it is for one run on one data set:
-        costs of runs compose only if they sample independently. Take all steps of a run, of all
-        epochs, from one iterator: a second one yields the first batches again, which a private
-        transform then refuses.
+        of the operating system, which nobody can draw again, and `transform` draws noise of its own
+        for them; with several processes it must be given, the same to each. Like the key of
+        `transform`, it is for one run on one data set: costs of runs compose only if they sample
+        independently. Take all steps of a run, of all epochs, from one iterator: a second one
+        yields the first batches again, which a private transform then refuses.
         Which rows a step draws depends on the sampler, (rng, step) and the number of rows alone.
       start: number of batches that a resumed run took before, of which each step has `slices`, so
         that it goes on within a step, too; above 0 only with an `rng`.
@@ -896,25 +889,7 @@ class Plan(overflow.MayAbort):
         data; or they have no rows, or cannot be read by index, now or at a later step. The message
         does not show the draw.
     """
-    if rng is None:
-      # Without a seed, an interrupted run cannot repeat its draws.
-      if start != 0:
-        raise UserError(
-          "needs the rng of the run that it goes on with; without rng the draws are fresh",
-          field="start",
-          value=start,
-        )
-      # Devices take their rows of a batch from their own process. In two draws a record may be in
-      # the rows of both, and would count twice in one sum.
-      if jax.process_count() > 1:
-        raise UserError(
-          f"must be one integer for all {jax.process_count()} processes, which draw one batch "
-          "together: each would have fresh draws of its own",
-          field="rng",
-          value=None,
-        )
-      rng = secrets.randbits(128)
-    validate.integer_at_least(0, rng=rng)
+    draws = batches_lib.draws_of(rng, start)
     validate.integer_in(0, self.num_steps * self.slices, start=start)
     num_examples = indexed.size_of(data)
     present = indexed.present_in(data, num_examples)
@@ -931,10 +906,11 @@ class Plan(overflow.MayAbort):
       self.sampler,
       read,
       num_examples,
-      seed=rng,
+      draws=draws,
       steps=range(step, self.num_steps),
       count=self.slices,
       present=present,
+      mark=self._mark,
     )
     return itertools.islice(left, taken, None)
 

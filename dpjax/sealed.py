@@ -316,11 +316,11 @@ class PerExampleGrads(metaclass=Sealed):
   # Dtypes of the arrays, in the order of the leaves.
   dtypes: tuple[Any, ...] = dataclasses.field(metadata={"static": True})
   rows: Any = None  # sealed [B], the number of each row; None where there is no row axis
-  step: Any = None  # [B] int32, that of the `Batch`; None where the rows are of one's own
+  origin: Any = None  # [B, 3] int32, see `gradients.arguments.origin_of`
 
   @classmethod
   def of(
-    cls, arrays: Any, mask: Any = None, rows: Any = None, step: Any = None
+    cls, arrays: Any, mask: Any = None, rows: Any = None, origin: Any = None
   ) -> PerExampleGrads:
     """Seals a tree of real floating-point arrays, [B, *param] each. The mask [B] stays readable.
 
@@ -340,7 +340,7 @@ class PerExampleGrads(metaclass=Sealed):
       if mask is not None:
         numbers = jnp.where(jnp.asarray(mask), numbers, jnp.uint32(0))
       rows = jax.random.wrap_key_data(numbers[:, None], impl=_IMPLS[1])
-    return cls(jax.tree.map(_close, arrays), mask, dtypes, rows, step)
+    return cls(jax.tree.map(_close, arrays), mask, dtypes, rows, origin)
 
   def numbers(self, size: int) -> jax.Array:
     """Returns the number of each row, [size]: from 1 on, and 0 for padding.

@@ -8,8 +8,6 @@ Guarantee: epsilon 4 at delta 1e-3 for each USER with all of their images, add-o
 Source: McMahan et al. 2018, arXiv:1710.06963. Time: 15 s on two CPU cores.
 """
 
-import secrets
-
 import jax
 import jax.numpy as jnp
 import optax
@@ -102,7 +100,7 @@ algorithm = federated.fed_avg(
 )
 state = algorithm.init(start)
 work = federated.LocalWork(batch_size=None, epochs=5)
-for cohort in algorithm.cohorts(federation, work, rng=secrets.randbits(128)):
+for cohort in algorithm.cohorts(federation, work):
   state, info = algorithm.round(state, cohort)
 by_library = dpjax.accuracy(model.apply, state.params, test)
 

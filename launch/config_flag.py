@@ -38,6 +38,7 @@ _WIDTH = 96  # of --help
 _NAME = "config"
 # Beginnings of an argument that overrides a field.
 _MARKS = (f"--{_NAME}.", f"-{_NAME}.")
+_HELP = {"--help", "--helpfull", "-help", "-helpfull"}
 
 
 # The kind of config that the file must return, from `define`; None: any kind.
@@ -67,9 +68,7 @@ def define(*, kind: Kind | None, default: str | None) -> None:
   if default is None:
     flags.mark_flag_as_required(_NAME)
   flags.DEFINE_bool("print_config", False, "Print every field of the config, and end.")
-  if kind is not None and any(
-    arg.lstrip("-") in ("help", "helpfull") for arg in sys.argv[1:]
-  ):
+  if kind is not None and _HELP & {*sys.argv[1:]}:
     # absl prints the docstring of the program for --help, with the program's name in place
     # of %s.
     main = sys.modules["__main__"]
@@ -365,7 +364,6 @@ def _loaded(
 
 def _returned(path: str, kind: type | None, *, several: bool) -> tuple[Any, ModuleType]:
   """Returns (result of a file's `get_config()`, not checked; its module)."""
-  path = str(_file_of(path))
   module = _module(path)
   get_config = getattr(module, "get_config", None)
   several = several and callable(getattr(module, "get_configs", None))
@@ -375,7 +373,7 @@ def _returned(path: str, kind: type | None, *, several: bool) -> tuple[Any, Modu
     return None, module
   if not callable(get_config):
     raise UserError("the file must define get_config() or get_configs()")
-  config = _guarded(get_config, path)
+  config = _guarded(get_config, str(module.__file__))
   if kind is None:
     kind = kinds.of(config).config_class
   # What the flags of a sweep change may be of any kind, as long as its runs are of the wanted one.
@@ -391,28 +389,25 @@ def _returned(path: str, kind: type | None, *, several: bool) -> tuple[Any, Modu
   return config, module
 
 
-def _file_of(path: str) -> pathlib.Path:
+def _module(path: str) -> ModuleType:
+  """Returns the module of a Python file, which runs now."""
   if not pathlib.PurePath(path).name:
     raise UserError("must name a Python file")
   roots = [pathlib.Path()]
   if pathlib.PurePath(path).parts[:1] == ("configs",):
     roots.append(app.ROOT)
-  for root in roots:
-    if (root / path).is_file():
-      return root / path
-  files = {file for root in roots for file in (root / path).parent.glob("*.py")}
-  near = {str(pathlib.PurePath(path).with_name(file.name)) for file in files}
-  raise UserError(f"no such file{validate.did_you_mean(path, near)}")
-
-
-def _module(path: str) -> ModuleType:
-  spec = importlib.util.spec_from_file_location("_dpjax_config", path)
+  file = next((root / path for root in roots if (root / path).is_file()), None)
+  if file is None:
+    files = {file for root in roots for file in (root / path).parent.glob("*.py")}
+    near = {str(pathlib.PurePath(path).with_name(file.name)) for file in files}
+    raise UserError(f"no such file{validate.did_you_mean(path, near)}")
+  spec = importlib.util.spec_from_file_location("_dpjax_config", file)
   if spec is None or spec.loader is None:
     raise UserError("must be a Python file (.py)")
   module = importlib.util.module_from_spec(spec)
   # The module is registered before it runs, since a dataclass in the file looks up its module.
   sys.modules[spec.name] = module
-  _guarded(spec.loader.exec_module, path, module)
+  _guarded(spec.loader.exec_module, str(module.__file__), module)
   return module
 
 

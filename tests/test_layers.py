@@ -15,8 +15,8 @@ _CORE = (
   {"weight_folders"},
   {"names", "trees", "markdown", "files", "optional"},
   {"jaxprs", "columns"},
-  {"closed_over"},  # which rewrites them
   {"parallel", "pictures"},  # machines, not privacy; how everything that is drawn looks
+  {"closed_over"},  # which rewrites jaxprs, for the machine that programs are made for
   {"accounting"},  # NumPy alone: samplers state its events and their proofs
   {
     "gradients",

@@ -22,7 +22,7 @@ Other attacks, each measured with exact intervals:
 | the model, by its answers            | `Extraction`, `solve_softmax`                        |
 | the training set as a whole          | `infer_property`, from weights or answers            |
 | a missing attribute of a record      | `guessed_attribute`, `attribute_advantage`           |
-| federated rounds, by lying clients   | `poisoned_training`, `poisoning_grid`                |
+| federated rounds, by lying clients   | `poisoned_training`, `measure_poisoning`             |
 
 An attack that finds little is weak, or the model is private; only a proof can tell which of the
 two is true. `dpjax.auditing` instead proves a lower bound on epsilon from one run, at 95 %

@@ -69,8 +69,8 @@ class Method(Protocol):
   @property
   def float64(self) -> bool: ...
 
-  def check(self, shape: Sequence[int]) -> None: ...  # raises for shapes it cannot attack
-  def look(self, view: View, guessed: Example) -> None: ...  # warns of views it fails on
+  # Raises for shapes that it cannot attack, and warns of views that it fails on.
+  def check(self, view: View, guessed: Example) -> None: ...
   def objective(self, guessed: ArrayTree, seen: ArrayTree, x: Array) -> Array: ...
   def optimizer(self) -> optax.GradientTransformation: ...
   def project(self, x: Array) -> Array: ...
@@ -120,10 +120,7 @@ def jumps(view: View, guessed: Example) -> bool:
     # than first guesses, so that most others do, too.
     start = _LONG * rng.normal(size=guessed.x.shape)
     end = -start + rng.normal(size=guessed.x.shape)
-    if jnp.issubdtype(guessed.y.dtype, jnp.inexact):
-      labels = np.full(guessed.y.shape, 1 / guessed.y.shape[-1])
-    else:
-      labels = np.zeros(guessed.y.shape, np.int32)
+    labels = np.zeros(guessed.y.shape, np.int32)
 
     @jax.jit
     def flat(t: Array) -> Array:
@@ -181,17 +178,14 @@ class Dlg:
     validate.positive(learning_rate=self.learning_rate)
     validate.non_negative(tolerance=self.tolerance)
 
-  def check(self, shape: Sequence[int]) -> None:
-    """Accepts any examples."""
-
-  def look(self, view: View, guessed: Example) -> None:
+  def check(self, view: View, guessed: Example) -> None:
     """Warns if the view's message jumps where the examples move, as behind a ReLU."""
     if jumps(view, guessed):
       warnings.warn(
         "Dlg on a network whose gradient jumps, as with ReLU: the second derivatives that it moves "
         "on vanish where activations are piecewise linear; use CosineAdam, and take failure for no "
         "protection",
-        stacklevel=3,
+        stacklevel=4,
       )
 
   def objective(self, guessed: ArrayTree, seen: ArrayTree, x: Array) -> Array:
@@ -231,19 +225,21 @@ class CosineAdam:
     validate.integer_at_least(1, steps=self.steps)
     validate.positive(learning_rate=self.learning_rate)
     validate.non_negative(total_variation=self.total_variation, tolerance=self.tolerance)
-    check_bounds(self.bounds)
+    low, high = self.bounds if len(self.bounds) == 2 else (0.0, 0.0)
+    if not (math.isfinite(low) and math.isfinite(high) and low < high):
+      raise UserError(
+        "must be (low, high), finite, low < high", field="bounds", value=self.bounds
+      )
 
-  def check(self, shape: Sequence[int]) -> None:
+  def check(self, view: View, guessed: Example) -> None:
     """Raises UserError if total variation is used and the examples are no images."""
+    shape = guessed.x.shape
     if self.total_variation and len(shape) != 4:
       raise UserError(
-        f"needs images [B, H, W, C], got shape {tuple(shape)}; use total_variation=0",
+        f"needs images [B, H, W, C], got shape {shape}; use total_variation=0",
         field="total_variation",
         value=self.total_variation,
       )
-
-  def look(self, view: View, guessed: Example) -> None:
-    """Gives no warning, whatever the view is."""
 
   def objective(self, guessed: ArrayTree, seen: ArrayTree, x: Array) -> Array:
     """Returns 1 - cos(guessed, seen) + total_variation * TV(x)."""
@@ -263,13 +259,6 @@ class CosineAdam:
   def project(self, x: Array) -> Array:
     """Returns the guess, clipped to `bounds`."""
     return jnp.clip(x, *self.bounds)
-
-
-def check_bounds(bounds: Sequence[float]) -> None:
-  """Raises UserError unless `bounds` holds two finite numbers, the smaller one first."""
-  ok = len(bounds) == 2 and all(math.isfinite(b) for b in bounds) and bounds[0] < bounds[1]
-  if not ok:
-    raise UserError("must be (low, high), finite, low < high", field="bounds", value=bounds)
 
 
 class Reconstruction(NamedTuple):
@@ -340,8 +329,9 @@ class Inversion:
       raise UserError("must be (batch, *features)", field="shape", value=())
     validate.integer_at_least(1, **validate.entries(shape=dims))
     object.__setattr__(self, "shape", tuple(map(int, dims)))
-    self.method.check(self.shape)
-    _message_shapes(self.view, self._guessed(soft=False))
+    guessed = self._guessed(soft=False)
+    _message_shapes(self.view, guessed)
+    self.method.check(self.view, guessed)
 
   def __call__(
     self, seen: ArrayTree, labels: HostArray | None = None, *, key: Array
@@ -367,7 +357,6 @@ class Inversion:
     trees.check_key(key=key)
     guessed = self._guessed(soft=labels is None)
     _check_fits(_message_shapes(self.view, guessed), seen)
-    self.method.look(self.view, guessed)
     # Some methods need float64: near the end, float32 cannot tell the guess's message from `seen`.
     with jax.enable_x64(self.method.float64):
       dtype = jnp.float64 if self.method.float64 else jnp.float32

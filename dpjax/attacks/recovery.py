@@ -59,11 +59,14 @@ def as_gradient(
   return trees.scale(message, -1.0 / (learning_rate * num_steps))
 
 
-def layer(seen: ArrayTree, name: str) -> dict[str, np.ndarray]:
+def layer(seen: ArrayTree, name: str, *, bias: str = "") -> dict[str, np.ndarray]:
   """Returns the leaves of the dense module `name`, in float64: {"kernel": [d, m], "bias": [m]}.
 
+  Args:
+    bias: what the bias is needed for; "": it may be missing.
+
   Raises:
-    UserError: no module or several have that name, or the kernel is no matrix.
+    UserError: no module or several have that name, the kernel is no matrix, or the bias is missing.
 
   >>> sorted(layer({"params": {"head": {"kernel": np.ones((2, 3)), "bias": np.ones(3)}}}, "head"))
   ['bias', 'kernel']
@@ -88,6 +91,8 @@ def layer(seen: ArrayTree, name: str) -> dict[str, np.ndarray]:
     raise UserError(
       f"must be dense, its kernel has shape {shape}", field="layer", value=name
     )
+  if bias and "bias" not in inside:
+    raise UserError(f"must have a bias, {bias}", field="layer", value=name)
   return inside
 
 
@@ -106,11 +111,7 @@ def first_dense(seen: ArrayTree, name: str = "dense_0") -> np.ndarray:
   >>> first_dense({"dense_0": {"kernel": np.outer(x, delta), "bias": delta}}).tolist()
   [1.0, 2.0]
   """
-  dense = layer(seen, name)
-  if "bias" not in dense:
-    raise UserError(
-      "must have a bias, by whose gradient is divided", field="layer", value=name
-    )
+  dense = layer(seen, name, bias="by whose gradient is divided")
   kernel = dense["kernel"]
   bias = dense["bias"]
   # The bias is scaled by its largest entry, so that its squares do not underflow.

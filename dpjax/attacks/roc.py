@@ -355,34 +355,6 @@ def _around(value: float, width: float) -> Interval:
   return max(0.0, value - width), min(1.0, value + width)
 
 
-def slices(
-  scores: HostArray, membership: HostArray, groups: HostArray, **options: Any
-) -> dict[int, Leakage | None]:
-  """Measures each group of records alone, such as a class.
-
-  The value is None for a group without members or without non-members.
-
-  Args:
-    groups: integers [n], the group of each record.
-    options: options of `measure`.
-
-  >>> parts = slices([2.0, 1.0, 0.0], np.array([True, False, True]), [0, 0, 1])
-  >>> parts[0].auc, parts[1]
-  (1.0, None)
-  """
-  # `curve_of` is called only for its checks: it refuses malformed scores and members.
-  curve_of(scores, membership)
-  values, truth, group = (np.asarray(part) for part in (scores, membership, groups))
-  if group.shape != truth.shape or group.dtype.kind not in "iu":
-    raise UserError(f"must be integers [{truth.size}], one for each record", field="groups")
-  leakage_of: dict[int, Leakage | None] = {}
-  for name in np.unique(group):
-    mine = group == name
-    both = truth[mine].any() and not truth[mine].all()
-    leakage_of[int(name)] = measure(values[mine], truth[mine], **options) if both else None
-  return leakage_of
-
-
 def table(
   leakages: Mapping[str, Leakage], *, allowed: Mapping[float, float] | None = None
 ) -> str:

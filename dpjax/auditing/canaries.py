@@ -23,7 +23,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -34,7 +34,7 @@ from dpjax.accounting.proved import NeighboringRelation
 from dpjax.auditing.scores import CanaryScores, Scores
 from dpjax.data import Dataset
 from dpjax.gradients.per_example import stacked_arrays
-from dpjax.types import Example, HostArray, LossFn, Params
+from dpjax.types import Example, LossFn, Params
 from dpjax.validate import UserError
 
 # The score "sums" is only for canaries of the kind "gradient"; see `gradient_canaries`.
@@ -177,30 +177,6 @@ def _without(train: Dataset, rows: np.ndarray, relation: str) -> Dataset:
   return dataclasses.replace(train, present=present)
 
 
-class _Coins(Protocol):
-  @property
-  def included(self) -> np.ndarray: ...  # [m] bool
-
-
-def split_scores(values: HostArray, canaries: _Coins) -> Scores:
-  """Separates the canaries' scores by their coins; NaN, from a run that diverged, counts as 0.
-
-  >>> canaries = Canaries(None, np.array([True, False, True]), "random")
-  >>> split_scores([3.0, 1.0, 2.0], canaries)
-  CanaryScores(inside=array([3., 2.]), outside=array([1.]))
-  """
-  values = np.nan_to_num(
-    np.asarray(values, np.float64), nan=0.0, posinf=np.inf, neginf=-np.inf
-  )
-  if values.shape != canaries.included.shape:
-    raise UserError(
-      f"must be one for each of {canaries.included.size} canaries", field="scores"
-    )
-  if canaries.included.all() or not canaries.included.any():
-    raise UserError("all of them are on one side; use more of them", field="canaries")
-  return CanaryScores.parted(values, canaries.included)
-
-
 def _values(score: Callable[[Example], jax.Array], examples: Dataset) -> np.ndarray:
   """Applies `score`, batch [B, ...] -> [B], to all examples. Returns [n], where NaN becomes 0."""
   batches = [examples[i : i + _CHUNK] for i in range(0, len(examples), _CHUNK)]
@@ -231,7 +207,8 @@ def loss_scores(
     loss_fn: `(params, example) -> scalar`.
     before, after: parameters before and after training.
   """
-  return split_scores(loss_gains(loss_fn, before, after, canaries.examples), canaries)
+  gains = loss_gains(loss_fn, before, after, canaries.examples)
+  return CanaryScores.parted(gains, canaries.included)
 
 
 def gradient_scores(
@@ -252,4 +229,4 @@ def gradient_scores(
     # A canary without a gradient has no direction to move along, so its score is 0.
     return flat @ total / jnp.maximum(jnp.linalg.norm(flat, axis=1), 1e-30)
 
-  return split_scores(_values(along, canaries.examples), canaries)
+  return CanaryScores.parted(_values(along, canaries.examples), canaries.included)

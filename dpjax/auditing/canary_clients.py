@@ -64,7 +64,7 @@ from jax import flatten_util
 from dpjax import trees, validate
 from dpjax.accounting.proved import NeighboringRelation
 from dpjax.auditing import canaries as records
-from dpjax.auditing.scores import Scores
+from dpjax.auditing.scores import CanaryScores, Scores
 from dpjax.data import Dataset, Federation
 from dpjax.federated.client import ClientAlgorithm
 from dpjax.federated.cohort import Cohort
@@ -177,10 +177,11 @@ def insert_canary_clients(
   else:
     places = np.sort(places_rng.choice(federation.num_clients, num_canaries, replace=False))
   included = coin_rng.random(num_canaries) < 0.5
-  make = _senders if kind in SENDERS else _trainers
-  changed, canaries = make(
-    federation, places, included, kind, change_rng, neighboring_relation
-  )
+  if kind in SENDERS:
+    opposite = neighboring_relation == NeighboringRelation.REPLACE_ONE
+    changed, canaries = _senders(federation, places, included, kind, opposite=opposite)
+  else:
+    changed, canaries = _trainers(federation, places, included, kind, change_rng)
   if neighboring_relation == NeighboringRelation.ADD_OR_REMOVE_ONE:
     # Remaining clients move down by the number of removed clients before them.
     moved = places - np.searchsorted(places[~included], places)
@@ -209,11 +210,10 @@ def _senders(
   places: np.ndarray,
   included: np.ndarray,
   kind: str,
-  rng: np.random.Generator,
-  relation: str,
+  *,
+  opposite: bool,
 ) -> tuple[Federation, CanaryClients]:
   """Gives every canary one row of zeros, which `numbers` marks with the canary's number."""
-  del rng
   whole = federation.dataset
   m = len(places)
   zeros = lambda leaf: np.zeros((m, *leaf.shape[1:]), leaf.dtype)
@@ -221,9 +221,8 @@ def _senders(
   indices = list(federation.indices)
   for number, place in enumerate(places):
     indices[place] = np.array([len(whole) + number])
-  opposite = -1 if relation == NeighboringRelation.REPLACE_ONE else 1
   numbers = np.zeros(len(whole) + m, np.int32)
-  numbers[len(whole) :] = np.where(included, 1, opposite) * np.arange(1, m + 1)
+  numbers[len(whole) :] = np.where(included, 1, -1 if opposite else 1) * np.arange(1, m + 1)
   if whole.present is not None:
     joined["present"] = np.concatenate([whole.present, np.ones(m, bool)])
   rows = dataclasses.replace(whole, **joined)
@@ -239,10 +238,8 @@ def _trainers(
   included: np.ndarray,
   kind: str,
   rng: np.random.Generator,
-  relation: str,
 ) -> tuple[Federation, CanaryClients]:
   """Changes the rows of each canary that is in, as the kind says."""
-  del relation
   held = [federation.indices[place] for place in places]
   owners = np.repeat(np.arange(len(held)), list(map(len, held)))
   rows = np.concatenate(held)
@@ -485,7 +482,7 @@ def heard_memory(inner: ArrayTree) -> Any:
 
 def heard_scores(states: ClientStates, canaries: CanaryClients) -> Scores:
   """Returns the scores of `heard`, from the client states."""
-  return records.split_scores(states.rows(canaries.places)["heard"], canaries)
+  return CanaryScores.parted(states.rows(canaries.places)["heard"], canaries.included)
 
 
 # --- scores
@@ -674,7 +671,7 @@ def direction_scores(
 ) -> Scores:
   """Returns the lengths of the parameters' total movement along each canary's direction."""
   scores = jax.jit(lambda moved: along(directions, moved))(moved)
-  return records.split_scores(scores, canaries)
+  return CanaryScores.parted(scores, canaries.included)
 
 
 def watched_scores(
@@ -684,7 +681,7 @@ def watched_scores(
   watched = [x for x in jax.tree.leaves(state, is_leaf=_is_watched) if _is_watched(x)]
   if watched[0].scores is None:
     return direction_scores(directions, watched[0].total, canaries)
-  return records.split_scores(watched[0].scores, canaries)
+  return CanaryScores.parted(watched[0].scores, canaries.included)
 
 
 def client_loss_scores(
@@ -694,4 +691,4 @@ def client_loss_scores(
   assert canaries.examples is not None
   gains = records.loss_gains(loss_fn, before, after, canaries.examples)
   count = lambda weights: np.bincount(canaries.owners, weights, len(canaries.included))
-  return records.split_scores(count(gains) / np.maximum(count(None), 1), canaries)
+  return CanaryScores.parted(count(gains) / np.maximum(count(None), 1), canaries.included)

@@ -27,7 +27,7 @@ import optax
 
 from dpjax import gradients, validate
 from dpjax.accounting.proved import NeighboringRelation
-from dpjax.auditing.canaries import Canaries, split_scores
+from dpjax.auditing.canaries import Canaries
 from dpjax.auditing.scores import CanaryScores, Scores
 from dpjax.plan import Plan
 from dpjax.types import Example, LossFn, Params
@@ -213,4 +213,5 @@ def sum_scores(state: Any, canaries: Canaries) -> Scores:
 
   The score of a canary is the total length of the noisy sums along the canary's gradient.
   """
-  return split_scores(-np.asarray(optax.tree.get(state, "canary_sums")), canaries)
+  sums = np.asarray(optax.tree.get(state, "canary_sums"))
+  return CanaryScores.parted(-sums, canaries.included)

@@ -14,7 +14,6 @@ from dpjax.accounting.text import lower
 from dpjax.accounting.trade_off import TradeOff
 from dpjax.auditing.lower_bounds import METHODS, alarm_p_value, claim_p_value
 from dpjax.auditing.scores import Scores
-from dpjax.plan import Plan
 
 # Largest p-value that raises an alarm. The test of an alarm assumes independent canaries.
 _ALARMING = 1e-3
@@ -22,32 +21,25 @@ _ALARMING = 1e-3
 _SHARE = 10
 
 
-def check_method(method: str, plan: Plan) -> None:
-  """Raises UserError for a bound of Gaussian-DP mechanisms if the plan is not Gaussian-DP.
+def check_method(method: str, event: Any) -> None:
+  """Raises UserError for a bound of Gaussian-DP mechanisms if a run is not Gaussian-DP.
 
-  A plan is Gaussian-DP if all that it accounts for is Gaussian noise without sampling: the
+  A run is Gaussian-DP if all that it accounts for is Gaussian noise without sampling: the
   composition of mu_t-Gaussian-DP steps is sqrt(sum mu_t^2)-Gaussian-DP (Dong et al., Corollary
   3.3). With Poisson sampling this holds only in the limit of many steps. A run without clipping or
-  noise is Gaussian-DP for no mu. `gdp` is only indicative even for Gaussian-DP plans.
+  noise is Gaussian-DP for no mu. `gdp` is only indicative even for Gaussian-DP runs.
 
-  >>> from dpjax.sampling import PoissonSampler
-  >>> plan = Plan(sampler=PoissonSampler(sampling_prob=0.1, capacity=64), noise_multiplier=1.0,
-  ...   l2_clip_norm=1.0, normalize_by=1, num_steps=1, delta=1e-5)
-  >>> check_method("one_run_two_sided", plan)  # holds for any mechanism
-  >>> check_method("one_run_fdp", plan)
-  Traceback (most recent call last):
-  dpjax.validate.UserError: method='one_run_fdp': valid only for Gaussian noise without ...
-  """
-  validate.one_of(METHODS, method=method)
-  if METHODS[method].gaussian_only:
-    check_event(method, plan.event())
-
-
-def check_event(method: str, event: Any) -> None:
-  """Raises the errors of `check_method`, given the event of a whole run.
+  Args:
+    event: event of the whole run, such as `plan.event()`.
 
   >>> from dpjax import accounting
-  >>> check_event("one_run_fdp", accounting.compose(accounting.gaussian_event(1.0), 5))
+  >>> gaussian = accounting.gaussian_event(1.0)
+  >>> check_method("one_run_fdp", accounting.compose(gaussian, 5))
+  >>> sampled = accounting.poisson_sampled_event(gaussian, sampling_prob=0.1)
+  >>> check_method("one_run_two_sided", sampled)  # holds for any mechanism
+  >>> check_method("one_run_fdp", sampled)
+  Traceback (most recent call last):
+  dpjax.validate.UserError: method='one_run_fdp': valid only for Gaussian noise without ...
   """
   validate.one_of(METHODS, method=method)
   if not METHODS[method].gaussian_only:

@@ -212,7 +212,19 @@ class Dataset:
 
     The result keeps `nominal_size`, so that a data set with one row less has the same plan. If the
     result is used as a separate data set, declare its size: `part.declared(100)`.
+
+    Raises:
+      UserError: a row comes twice, as in a bootstrap or where a rare class is repeated. Its record
+        would be two, and move a sum by twice the clip norm.
     """
+    if not isinstance(indices, slice):
+      rows = np.arange(len(self))[indices]
+      if np.unique(rows).size < rows.size:
+        raise UserError(
+          "must name each row once: a record in two rows has twice the influence that an epsilon "
+          "counts; weigh a rare class in the loss",
+          field="indices",
+        )
     present = None if self.present is None else self.present[indices]
     x = self.x[indices] if self.in_memory else self.x.subset(indices)
     x = Columns(x, "x") if self.in_columns else x

@@ -7,7 +7,7 @@ A declaration is a dict, or a TOML or JSON file. Its keys:
 - `tokenizer`: path of a tokenizer.json that was trained on PUBLIC text; without it tokens are UTF-8
   bytes.
 - `split`: `test_file`, a second file; or `test_share` and `salt`: a hash of the example's place in
-  the file chooses the split.
+  the file chooses the split. Of a line it is the line's number; blank lines count.
 - `num_examples`: a public number near the number of training examples.
 
 An epsilon protects one example: one line, or one window. It does not protect a person who wrote
@@ -98,12 +98,12 @@ def text_file(
 
   source = table_declaration.beside(path) if declaration is None else declaration
   declared, tokens = table_declaration.parsed(source, whole)
-  x = _examples(path, declared, tokens.ids)
+  x, places = _examples(path, declared, tokens.ids)
   if declared.test_file is not None:
-    other = _examples(path.parent / declared.test_file, declared, tokens.ids)
+    other, _ = _examples(path.parent / declared.test_file, declared, tokens.ids)
     parts = {"train": x, "test": other}
   else:
-    is_test = tables.hashed(np.arange(len(x)), declared.salt) < declared.test_share
+    is_test = tables.hashed(places, declared.salt) < declared.test_share
     parts = {"train": x[~is_test], "test": x[is_test]}
   pair = []
   for split, rows in parts.items():
@@ -126,8 +126,11 @@ def text_file(
 
 def _examples(
   path: pathlib.Path, declared: Texts, ids: Callable[[str], list[int]]
-) -> np.ndarray:
-  """Returns the examples of one file, int32 tokens [n, length]."""
+) -> tuple[np.ndarray, np.ndarray]:
+  """Returns the examples of one file, int32 tokens [n, length], and their places in it [n].
+
+  A blank line has a place, so that a line which becomes blank moves no other line to another split.
+  """
   at = Verbatim(f"'{path}'")
   validate.no_pipe(path, "name", at)
   try:
@@ -142,11 +145,14 @@ def _examples(
     raise UserError("holds a zero byte, which is the padding", field="name", value=at)
   length = declared.length
   if declared.example == "line":
-    rows = [ids(line)[:length] for line in content.split("\n") if line.strip()]
+    lines = [pair for pair in enumerate(content.split("\n")) if pair[1].strip()]
+    places = [place for place, _ in lines]
+    rows = [ids(line)[:length] for _, line in lines]
   else:
     stream = ids(content)
     rows = [stream[start : start + length] for start in range(0, len(stream), length)]
+    places = range(len(rows))
   out = np.full((len(rows), length), text.PADDING_ID, np.int32)
   for row, tokens in zip(out, rows):
     row[: len(tokens)] = tokens
-  return out
+  return out, np.array(places, np.int64)

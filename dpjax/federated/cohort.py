@@ -65,10 +65,11 @@ class LocalBatches(NamedTuple):
 
 
 class Drawn(NamedTuple):
-  """Origin of a cohort: its plan and its round. Only the cohort itself is secret."""
+  """Origin of a cohort: its plan, its round and its run."""
 
   plan: Any  # the `Plan`, or the `Silos`, that drew it
   round: int
+  run: int = 0  # number of the run, see `sampling.batches.Draws`; secret
 
 
 class Cohort(NamedTuple):
@@ -188,7 +189,12 @@ def cohort_of(
 
 
 def cohorts(
-  plan: Plan | None, federation: Federation, work: LocalWork, *, rng: int, start: int = 0
+  plan: Plan | None,
+  federation: Federation,
+  work: LocalWork,
+  *,
+  rng: int | None = None,
+  start: int = 0,
 ) -> Iterator[Cohort]:
   """Yields the cohorts of rounds start .. num_steps - 1, drawn by the plan's sampler over CLIENTS.
 
@@ -201,7 +207,10 @@ def cohorts(
   Args:
     plan: plan for clients: `sampling_prob` is that of a client, `normalize_by` counts clients.
       None, the plan of an aggregator without one, is refused.
-    rng: integer seed of the sampler; 128 bits or more for a release.
+    rng: integer seed of the sampler; 128 bits or more for a release. None takes 128 fresh bits of
+      the operating system. A round then draws noise of its own for them: two runs with one key
+      share none.
+    start: number of rounds that a resumed run did before; above 0 only with an `rng`.
 
   Raises:
     UserError: `plan` is None, or the sampler's capacity is too small for so many clients.
@@ -212,15 +221,15 @@ def cohorts(
       "without privacy, weighted_mean().drawn_by(plan)",
       field="aggregator",
     )
-  validate.integer_at_least(0, rng=rng, start=start)
+  draws = batches_lib.draws_of(rng, start)
   # The capacity is checked before the first draw, and is refused if it would overflow too often.
   plan.check_capacity(federation.num_clients, federation.nominal_users)
 
   def generate() -> Iterator[Cohort]:
     for step in range(start, plan.num_steps):
-      ids = draw_rows(plan.sampler, federation.num_clients, seed=rng, step=step)
-      cohort = cohort_of(federation, ids, work, seed=rng, round=step)
-      yield cohort._replace(drawn=Drawn(plan, step))
+      ids = draw_rows(plan.sampler, federation.num_clients, seed=draws.seed, step=step)
+      cohort = cohort_of(federation, ids, work, seed=draws.seed, round=step)
+      yield cohort._replace(drawn=Drawn(plan, step, draws.run))
 
   return generate()
 

@@ -38,6 +38,7 @@ from dpjax.noise import source
 from dpjax.parallel.client_states import ClientStates
 from dpjax.plan import Plan
 from dpjax.sampling import batches
+from dpjax.transforms import guard
 from dpjax.types import Array, ArrayTree, Params
 from dpjax.validate import UserError, Verbatim
 
@@ -48,8 +49,8 @@ class FederatedAlgorithm(NamedTuple):
 
   init: Callable[..., Any]  # (params, num_clients=0) -> state
   round: Callable[..., Any]  # (state, cohort) -> (state, info)
-  # Function (federation, work, *, rng, start=0) that yields the cohorts of rounds start, start + 1,
-  # and so on.
+  # Function (federation, work, *, rng=None, start=0) that yields the cohorts of rounds start,
+  # start + 1, and so on.
   cohorts: Callable[..., Iterator[Cohort]]
 
 
@@ -60,7 +61,8 @@ class FederatedState(NamedTuple):
   server: Any  # state of the server's optimizer, and what else the server keeps
   aggregator: Any
   memories: ClientStates | None  # state of each client; None if clients keep no state
-  # Words (`source.to_words`) of the key of all randomness on clients; they never change.
+  # Words (`source.to_words`) of the key of all randomness on clients; they change at the first
+  # round alone, if its cohort was drawn afresh.
   key: Array
   round: Array  # int32, number of rounds done
 
@@ -229,6 +231,20 @@ def _with_own_noise(client: ClientAlgorithm) -> ClientAlgorithm:
   return client._replace(init=init)
 
 
+def _of_its_run(state: FederatedState, cohort: Cohort) -> FederatedState:
+  """Returns the state before a round, with keys of the run whose first cohort this is.
+
+  Cohorts that were drawn afresh have a number of their run (`sampling.batches.Draws`).
+  """
+  run = 0 if cohort.drawn is None else cohort.drawn.run
+  if not run or int(state.round):
+    return state
+  return state._replace(
+    key=guard.key_of_run(state.key, run),
+    aggregator=guard.noise_of_run(state.aggregator, jnp.bool_(True), jnp.int32(run)),
+  )
+
+
 def check_apart(plan: Plan, why: str) -> None:
   """Raises UserError for a private plan that draws clients in each other's place.
 
@@ -363,6 +379,7 @@ def federated(
       check_drawn(cohort, aggregator.plan, aggregator.private, int(state.round))
     else:
       silos.check_cohort(cohort, int(state.round))
+    state = _of_its_run(state, cohort)
     # Places are padded to one of few numbers of rows, so that few programs are compiled.
     places, _ = batches.pad(np.asarray(cohort.ids), max(1, bucket(cohort.size)))
     key, following = _of_round(source.from_words(state.key), state.round)

@@ -281,7 +281,7 @@ class Silos:
     federation: Federation,
     work: LocalWork | None = None,
     *,
-    rng: int,
+    rng: int | None = None,
     start: int = 0,
   ) -> Iterator[Cohort]:
     """Yields the silos of rounds start, start + 1, ... with the batches that their samplers draw.
@@ -292,14 +292,14 @@ class Silos:
       federation: its clients are the silos, in the order of `plans`.
       work: not read: the plans say how silos work.
       rng: integer seed of all samplers, 128 bits or more: epsilon counts on nobody knowing which
-        records a step draws.
+        records a step draws. None takes fresh bits, as for `cohort.cohorts`.
 
     Raises:
       UserError: a number of clients that is not that of plans; a silo whose data its sampler does
         not fit, such as one with more records than its capacity is for.
     """
     del work
-    validate.integer_at_least(0, rng=rng, start=start)
+    draws = batches_lib.draws_of(rng, start)
     if federation.num_clients != len(self.plans):
       raise UserError(
         f"are {len(self.plans)}, and the federation has {federation.num_clients} clients",
@@ -313,7 +313,7 @@ class Silos:
         self._check_capacity(place, size)
 
     def generate() -> Iterator[Cohort]:
-      seeds = [_seed_of(rng, place) for place in range(len(self.plans))]
+      seeds = [_seed_of(draws.seed, place) for place in range(len(self.plans))]
       for round in range(start, self.num_rounds):
         here, arrives = self.attendance.of(round, len(self.plans))
         ids = np.flatnonzero(here)
@@ -325,7 +325,7 @@ class Silos:
           num_examples=sizes[ids],
           batches=tuple(drawn),
           data=Example(federation.dataset.x, federation.dataset.y),
-          drawn=Drawn(self, round),
+          drawn=Drawn(self, round, draws.run),
         )
 
     return generate()

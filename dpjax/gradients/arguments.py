@@ -77,15 +77,23 @@ def examples_and_mask(batch: ArrayTree, mask: ArrayLike | None) -> tuple[Any, An
   return batch.examples, batch.mask
 
 
-def step_of(batch: Any) -> Any:
-  """Returns the step of each row of a padded `Batch`, [B] int32; None for rows of one's own.
+def origin_of(batch: Any) -> Any:
+  """Returns number, plan and run of the batch that each row is from, [B, 3] int32; None for rows of
+  one's own.
 
-  A row of padding has -1: it was perhaps added later, such as for a mesh, with any number.
+  A row of padding has -1 for number and plan: it was perhaps added later, such as for a mesh, with
+  any number. Its run is that of the batch, or 0, so that a batch of padding alone has a run, too.
   """
-  step = batch.step if isinstance(batch, Batch) else None
-  if step is None or jnp.shape(step) != jnp.shape(batch.mask):
-    return step
-  return jnp.where(batch.mask, step, -1)
+  if not isinstance(batch, Batch) or batch.step is None:
+    return None
+  step = jnp.asarray(batch.step)
+  plan = run = jnp.zeros_like(step)
+  if batch.origin is not None:
+    plan, run = jnp.moveaxis(jnp.asarray(batch.origin), -1, 0)
+  if jnp.shape(step) == jnp.shape(batch.mask):
+    step = jnp.where(batch.mask, step, -1)
+    plan = jnp.where(batch.mask, plan, -1)
+  return jnp.stack([step, plan, run], axis=-1)
 
 
 def padded(batch: Any) -> Batch:

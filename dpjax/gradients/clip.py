@@ -161,6 +161,8 @@ class Clip:
       )
     object.__setattr__(self, "schedule", validate.several(schedule=self.schedule))
     validate.factors(schedule=self.schedule)
+    # A dict of the caller's may change later, and the noise of a transform would not follow.
+    object.__setattr__(self, "norms", jax.tree.map(lambda norm: norm, self.norms))
     unbounded = self.rule.may_be_unbounded
     self._check_norms("norms", validate.positive_or_inf if unbounded else validate.positive)
 

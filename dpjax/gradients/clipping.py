@@ -44,7 +44,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -63,6 +63,14 @@ _LEAST_TERM = 1e-6
 _NEGLIGIBLE = 1e-7
 # Norms that differ by less than this share give the same factor, up to rounding.
 _ALIKE = 1e-6
+
+
+class Clipped(NamedTuple):
+  """A sum of clipped gradients inside of its computation, where nobody else sees it."""
+
+  total: Any  # [*param]
+  norms: jax.Array  # [B]
+  losses: jax.Array  # [B]
 
 
 def _lift(top: float) -> float:
@@ -185,20 +193,21 @@ def clip_and_sum(
   Array([0.6, 1.3], dtype=float32)
   """
   clip = Clip.of(l2_clip_norm)
-  unit = rescale_to_unit_norm
   mask = _checked(grads, mask, clip)
-
-  def clipped(grads):
-    total, norms = weighted_and_norms(grads, mask, clip)
-    return rescale(total, clip, rescale_to_unit_norm=unit), norms
-
-  # Norms and sum must use the same rounded numbers, or a term could exceed its bound.
-  total, norms = on_settled(clipped, grads)
+  unit = rescale_to_unit_norm
+  out = clipped(grads, losses, mask, clip)
+  total = rescale(out.total, clip, rescale_to_unit_norm=unit)
   bounds = clip.group_bounds(rescale_to_unit_norm=unit)
   shortened = clip.shortens(rescale_to_unit_norm=unit)
-  return ClippedSum(
-    total, norms, losses, math.hypot(*bounds), bounds, mask, shortened=shortened
-  )
+  bound = math.hypot(*bounds)
+  return ClippedSum(total, out.norms, losses, bound, bounds, mask, shortened=shortened)
+
+
+def clipped(grads: Updates, losses: jax.Array, mask: jax.Array, clip: Clip) -> Clipped:
+  """Returns the sum of clipped gradients, not yet `rescale`; see `clip_and_sum`."""
+  # Norms and sum must use the same rounded numbers, or a term could exceed its bound.
+  total, norms = on_settled(lambda grads: weighted_and_norms(grads, mask, clip), grads)
+  return Clipped(total, norms, losses)
 
 
 def weighted_and_norms(

@@ -32,16 +32,17 @@ from jax.core import Tracer
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from dpjax import trees
+from dpjax.gradients.clipping import Clipped
 from dpjax.gradients.microbatch import fill
 from dpjax.parallel import made_for, spanning
-from dpjax.types import Array, ArrayTree, ClippedSum, HostArray
+from dpjax.types import Array, ArrayTree, HostArray
 from dpjax.validate import UserError
 
 DATA = "data"
 MODEL = "model"
 AXES = (DATA, MODEL)
 _FORM = re.compile(r"data:([1-9][0-9]{0,8})(?:,model:([1-9][0-9]{0,8}))?", re.ASCII)
-_ROWS = PartitionSpec(DATA)
+_ROWS: Any = PartitionSpec(DATA)
 
 
 def mesh_of(text: str) -> Mesh:
@@ -229,42 +230,34 @@ def on_one(mesh: Mesh, tree: ArrayTree) -> Any:
 
 
 def over_devices(
-  fn: Callable[[Any, Any, Array], ClippedSum],
-  mesh: Mesh,
-  bounds: tuple[float, ...],
-  *,
-  shortened: bool,
-) -> Callable[[Any, Any, Array], ClippedSum]:
-  """Returns `fn`, `(params, batch, mask) -> ClippedSum`, with the rows split over devices.
+  fn: Callable[[Any, Any, Array], Clipped], mesh: Mesh
+) -> Callable[[Any, Any, Array], Clipped]:
+  """Returns `fn`, `(params, batch, mask) -> Clipped`, with the rows split over devices.
 
-  If the rows do not divide equally, masked padding is added. The result's norms, losses and mask
-  have entries for this padding.
+  If the rows do not divide equally, masked padding is added. The result's norms and losses have
+  entries for this padding.
 
   Args:
     fn: function for the rows of one device.
     mesh: mesh with an axis `data`.
-    bounds, shortened: `group_bounds` and `shortened` of the sum.
   """
 
   def share(params, batch, mask):
     out = fn(params, batch, mask)
     # Each device has clipped its own rows, so the sum over devices is the sum of the batch.
-    return lax.psum(out.total, DATA), out.norms, out.losses
+    return out._replace(total=lax.psum(out.total, DATA))
 
   split = jax.shard_map(
     share,
     mesh=mesh,
     in_specs=(PartitionSpec(), _ROWS, _ROWS),
-    out_specs=(PartitionSpec(), _ROWS, _ROWS),
+    out_specs=Clipped(PartitionSpec(), _ROWS, _ROWS),
     axis_names={DATA},
   )
 
   def wrapped(params, batch, mask):
     batch, mask = fill((batch, mask), whole_rows(mask.shape[0], mesh))
-    total, norms, losses = split(params, batch, mask)
-    total = lay_out(mesh, total)
-    return ClippedSum(
-      total, norms, losses, math.hypot(*bounds), bounds, mask, shortened=shortened
-    )
+    out = split(params, batch, mask)
+    return out._replace(total=lay_out(mesh, out.total))
 
   return wrapped

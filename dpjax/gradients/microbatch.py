@@ -13,10 +13,11 @@ import jax.numpy as jnp
 import numpy as np
 
 from dpjax import trees
+from dpjax.gradients.clipping import Clipped
 from dpjax.gradients.convolutions import canonical_convolutions
 from dpjax.gradients.exact_sum import ExactSum
 from dpjax.gradients.traced_values import as_varying_as
-from dpjax.types import ArrayTree, ClippedSum
+from dpjax.types import ArrayTree
 
 
 def fill(tree: ArrayTree, rows: int) -> Any:
@@ -40,8 +41,8 @@ def fill(tree: ArrayTree, rows: int) -> Any:
 
 
 def in_microbatches(
-  fn: Callable[[Any, Any, jax.Array], ClippedSum], microbatch_size: int
-) -> Callable[[Any, Any, jax.Array], ClippedSum]:
+  fn: Callable[[Any, Any, jax.Array], Clipped], microbatch_size: int
+) -> Callable[[Any, Any, jax.Array], Clipped]:
   """Returns `fn`, computed for `microbatch_size` examples at a time.
 
   The last microbatch is filled up with masked padding. Sums are added in float32 or wider.
@@ -73,14 +74,6 @@ def in_microbatches(
     begun = as_varying_as(parts, ExactSum.of(zero))
     total, aux = jax.lax.scan(body, begun, parts)
     norms, losses = (leaf.reshape(-1)[:batch_size] for leaf in aux)  # [count, size] -> [B]
-    return ClippedSum(
-      total.value(),
-      norms,
-      losses,
-      shapes.l2_bound,
-      shapes.group_bounds,
-      mask,
-      shortened=shapes.shortened,
-    )
+    return Clipped(total.value(), norms, losses)
 
   return wrapped

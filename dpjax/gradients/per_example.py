@@ -24,7 +24,7 @@ from dpjax.gradients.arguments import (
   check_real,
   checked_mask,
   examples_and_mask,
-  step_of,
+  origin_of,
 )
 from dpjax.gradients.clients_apart import clients_apart
 from dpjax.gradients.clip import Clip, sensitivity
@@ -38,7 +38,7 @@ from dpjax.gradients.loss_checks import (
   explain_failure,
   vmap_would_do,
 )
-from dpjax.gradients.microbatch import in_microbatches
+from dpjax.gradients.microbatch import fill, in_microbatches
 from dpjax.gradients.traced_values import as_varying_as
 from dpjax.types import (
   Array,
@@ -98,7 +98,7 @@ def wrap_grads(grads: ArrayTree, mask: ArrayLike | Batch | None = None) -> PerEx
   real = mask.mask if isinstance(mask, Batch) else mask
   if real is not None:
     real = checked_mask(real, _batch_size(grads, "grads"))
-  return PerExampleGrads.of(grads, real, step=step_of(mask))
+  return PerExampleGrads.of(grads, real, origin=origin_of(mask))
 
 
 def per_example_grads(
@@ -131,7 +131,7 @@ def per_example_grads(
     losses, arrays = unsealed(params, examples)
     if mask is not None:
       mask = checked_mask(mask, losses.shape[0])
-    return losses, PerExampleGrads.of(arrays, mask, step=step_of(batch))
+    return losses, PerExampleGrads.of(arrays, mask, origin=origin_of(batch))
 
   return grads
 
@@ -239,12 +239,15 @@ class ClippedGrad:
 
   def _one_pass(self, loss: Loss, params, batch, mask):
     loss, params = _of_one_device(self.loss_fn, loss, params, batch)
-    planned = self._plan(loss, params)
-    if planned is None:
-      return self._stacked(loss, params, batch, mask)
-    unit = self.rescale_to_unit_norm
     clip = self.l2_clip_norm
-    return ghost.clipped_sum(planned, params, batch, mask, clip, rescale_to_unit_norm=unit)
+    planned = self._plan(loss, params) if len(mask) else None
+    if planned is None:
+      losses, grads = _rows(self.loss_fn, loss, params, batch)  # [B], [B, *param]
+      out = clipping.clipped(grads, losses, mask, clip)
+    else:
+      out = ghost.clipped_sum(planned, params, batch, mask, clip)
+    unit = self.rescale_to_unit_norm
+    return out._replace(total=clipping.rescale(out.total, clip, rescale_to_unit_norm=unit))
 
   def _plan(self, loss: Loss, params) -> ghost.Recipe | None:
     """Returns the plan of the fast route. None if the method is "vmap", if "auto" gains nothing, or
@@ -264,16 +267,10 @@ class ClippedGrad:
     estimate = memory.estimate(self.loss_fn, params, example, self._plan(loss, params))
     return memory.microbatch(self.memory_budget, estimate, batch_size)
 
-  def _stacked(self, loss: Loss, params, batch, mask):
-    losses, grads = _rows(self.loss_fn, loss, params, batch)  # [B], [B, *param]
-    clip = self.l2_clip_norm
-    unit = self.rescale_to_unit_norm
-    return clipping.clip_and_sum(grads, losses, mask, clip, rescale_to_unit_norm=unit)
-
   def __call__(
     self, params: Params, batch: ArrayTree, mask: ArrayLike | None = None
   ) -> ClippedSum:
-    step = step_of(batch)
+    origin = origin_of(batch)
     batch, mask = examples_and_mask(batch, mask)
     given = (batch, mask)
     check_arrays(batch=batch)
@@ -286,23 +283,19 @@ class ClippedGrad:
     params = jax.tree.map(jnp.asarray, params)
     loss = check_loss(self.loss_fn, params, batch)
     check_closure(loss, given)
-    if not size:
-      return self._stacked(loss, params, batch, mask)
     # Microbatch and memory are those of one device, with its share of the padded rows.
     of_device = size if mesh is None else whole_rows(size, mesh) // mesh.shape[DATA]
-    microbatch_size = self._fitting(loss, params, batch, of_device)
+    microbatch_size = self._fitting(loss, params, batch, of_device) if size else None
     one_pass = functools.partial(self._one_pass, loss)
     if microbatch_size is not None:
       one_pass = in_microbatches(one_pass, microbatch_size)
     # Most losses hold no convolution that mixes clients. Their program is left as it is.
-    if loss.mixes:
+    if loss.mixes and size:
       one_pass = clients_apart(one_pass)
-    if mesh is not None:
-      unit = self.rescale_to_unit_norm
-      shortened = self.l2_clip_norm.shortens(rescale_to_unit_norm=unit)
-      one_pass = over_devices(one_pass, mesh, self._bounds, shortened=shortened)
+    if mesh is not None and size:
+      one_pass = over_devices(one_pass, mesh)
     try:
-      return dataclasses.replace(one_pass(params, batch, mask), step=step)
+      out = one_pass(params, batch, mask)
     # A UserError is a ValueError, too, but needs no further explanation.
     except validate.UserError:
       raise
@@ -310,6 +303,12 @@ class ClippedGrad:
     except (ValueError, NotImplementedError) as error:
       explain_failure(loss, len(jax.tree.leaves(params)), error)
       raise
+    if mesh is not None:
+      # Rows of padding are added if the devices cannot share the rows equally.
+      mask = fill(mask, len(out.norms))
+    shortened = self.l2_clip_norm.shortens(rescale_to_unit_norm=self.rescale_to_unit_norm)
+    bounds = self._bounds
+    return ClippedSum(*out, self.l2_bound, bounds, mask, origin, shortened=shortened)
 
 
 def clipped_grad(

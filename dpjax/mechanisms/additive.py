@@ -18,7 +18,7 @@ import jax
 import numpy as np
 from scipy import special
 
-from dpjax import validate
+from dpjax import trees, validate
 from dpjax.mechanisms import finite, stated
 from dpjax.noise import source
 from dpjax.validate import UserError, Verbatim
@@ -81,7 +81,7 @@ class Laplace:
 
   def on(self, key: jax.Array, high: jax.Array, low: jax.Array) -> jax.Array:
     """Adds noise to high + low, [...]. The two floats hold digits that one of them would lose."""
-    finite.check_key(key)
+    trees.check_key(key=key)
     return finite.add_noise(source.laplace, key, high, low, self.scale)
 
   def event(self, neighboring_relation: str = "add_or_remove_one") -> stated.DpEvent:
@@ -162,7 +162,7 @@ class Gaussian:
 
   def on(self, key: jax.Array, high: jax.Array, low: jax.Array) -> jax.Array:
     """Adds noise to high + low, [...]. The two floats hold digits that one of them would lose."""
-    finite.check_key(key)
+    trees.check_key(key=key)
     draw = functools.partial(source.gaussian, long_tails=True)
     return finite.add_noise(draw, key, high, low, self.std)
 

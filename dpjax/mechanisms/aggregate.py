@@ -24,7 +24,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from dpjax import accounting, validate
+from dpjax import accounting, trees, validate
 from dpjax.gradients import loss_checks
 from dpjax.mechanisms import finite, stated
 from dpjax.mechanisms.additive import Gaussian, Laplace, calibrate
@@ -92,7 +92,7 @@ class SampleAndAggregateMean:
 
     `fn` sees the shard's records as leaves [n // num_shards, ...], under vmap.
     """
-    finite.check_key(key)
+    trees.check_key(key=key)
     for_shards, for_noise = jax.random.split(key)
     outputs = _outputs(fn, shards(for_shards, examples, self.num_shards))  # [k, *out]
     lower = float(self.lower)
@@ -154,7 +154,7 @@ class SampleAndAggregateVote:
     self, key: jax.Array, examples: ArrayTree, fn: Callable[[Any], jax.Array]
   ) -> jax.Array:
     """Returns the winning labels [*queries], int32. `fn(shard)` gives integer labels [*queries]."""
-    finite.check_key(key)
+    trees.check_key(key=key)
     for_shards, for_noise = jax.random.split(key)
     votes = _outputs(fn, shards(for_shards, examples, self.num_shards))
     if not jnp.issubdtype(votes.dtype, jnp.integer):

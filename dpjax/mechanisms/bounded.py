@@ -18,7 +18,7 @@ import math
 import jax
 import jax.numpy as jnp
 
-from dpjax import validate
+from dpjax import trees, validate
 from dpjax.mechanisms import finite, stated
 from dpjax.mechanisms.additive import Gaussian, Laplace, calibrate
 from dpjax.mechanisms.sensitivity import histogram_sensitivity, mean_sensitivity
@@ -106,7 +106,7 @@ class BoundedMean(_Clipped):
 
   def __call__(self, key: jax.Array, values: jax.Array) -> jax.Array:
     """Returns the private mean, a scalar, of `values` [n]."""
-    finite.check_key(key)
+    trees.check_key(key=key)
     shares = self._shares(values)
     n = shares.size
     lower = float(self.lower)
@@ -263,7 +263,7 @@ class Quantile(_Clipped):
 
   def __call__(self, key: jax.Array, values: jax.Array) -> jax.Array:
     """Returns the private quantile, a scalar, of `values` [n]."""
-    finite.check_key(key)
+    trees.check_key(key=key)
     edges, log_weights = self.intervals(values)
     for_interval, for_point = jax.random.split(key)
     # The largest of (log-weight + Gumbel noise) marks a draw of the exponential mechanism.

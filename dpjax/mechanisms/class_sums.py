@@ -23,7 +23,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from dpjax import validate
+from dpjax import trees, validate
 from dpjax.mechanisms import finite, least_squares, stated
 from dpjax.types import ArrayLike
 from dpjax.validate import UserError
@@ -99,12 +99,12 @@ class ClassSums:
   ) -> np.ndarray:
     """Returns the noisy sums [K, d]. Chunks [*, d] hold the rows, in the order of `labels` [n]."""
     # The key is checked before the sums, which take long.
-    finite.check_key(key)
+    trees.check_key(key=key)
     return self.noisy(key, self.exact(chunks, labels))
 
   def noisy(self, key: jax.Array, sums: np.ndarray) -> np.ndarray:
     """Returns the sums of `exact` with noise: [K, d], float64, in units of the features."""
-    finite.check_key(key)
+    trees.check_key(key=key)
     norm = float(self.feature_norm)
     return norm * least_squares.noisy_sums(key, sums, self.std / norm)
 

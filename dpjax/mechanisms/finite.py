@@ -31,9 +31,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import core
 
-from dpjax import trees
 from dpjax.noise import source
-from dpjax.types import Array
 from dpjax.validate import UserError, Verbatim
 
 Numbers = Any  # what NumPy or JAX reads as an array of real numbers, or refuses
@@ -45,14 +43,6 @@ _LIMB = 8
 MAX_RECORDS = 2**24
 # float64 holds every integer up to this one.
 _MOST_INT = 2**53
-
-
-def check_key(key: Array) -> None:
-  """Raises UserError unless `key` is one typed key."""
-  if not trees.is_key(key) or key.ndim:
-    raise UserError(
-      f"must be one typed key, dpjax.new_key(), not {_kind(key)}", field="key"
-    )
 
 
 def _kind(value: Any) -> str:

@@ -25,7 +25,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from dpjax import validate
+from dpjax import trees, validate
 from dpjax.mechanisms import finite, response, stated
 from dpjax.mechanisms.response import RandomizedResponse
 from dpjax.noise import source
@@ -92,7 +92,7 @@ class OptimizedUnaryEncoding(response.FrequencyOracle):
 
   def __call__(self, key: jax.Array, labels: jax.Array) -> jax.Array:
     """Returns responses, bool [..., k], for labels [...]."""
-    finite.check_key(key)
+    trees.check_key(key=key)
     k = int(self.num_categories)
     labels = finite.indices("labels", labels, 0, k - 1)[..., None]
     for_true, for_others = jax.random.split(key)
@@ -211,7 +211,7 @@ class OptimizedLocalHashing(response.FrequencyOracle):
   def __call__(self, key: jax.Array, labels: jax.Array) -> jax.Array:
     """Returns responses, int32 [..., num_digits + 1], for labels [...]: the digits of the hash
     function, and the value."""
-    finite.check_key(key)
+    trees.check_key(key=key)
     labels = finite.indices("labels", labels, 0, int(self.num_categories) - 1)
     for_hash, for_answer = jax.random.split(key)
     factors = source.integers(for_hash, (*labels.shape, self.num_digits), self.buckets)

@@ -58,7 +58,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from dpjax import validate
+from dpjax import trees, validate
 from dpjax.data.rows import Rows
 from dpjax.mechanisms import finite, stated
 from dpjax.mechanisms.additive import Gaussian
@@ -219,7 +219,7 @@ class LeastSquares:
   def __call__(self, key: jax.Array, x: ArrayLike | Rows, y: ArrayLike) -> NoisyMoments:
     """Returns the noisy sums over all rows of x [n, ...], y [n, k]. `Rows` are read in chunks."""
     # The key is checked before the sums, which take long.
-    finite.check_key(key)
+    trees.check_key(key=key)
     return self.noisy(key, *exact_sums(self, x, y))
 
   def projected(self, x: ArrayLike | Rows, directions: ArrayLike) -> np.ndarray:
@@ -254,7 +254,7 @@ class LeastSquares:
 
   def noisy(self, key: jax.Array, xx: np.ndarray, xy: np.ndarray) -> NoisyMoments:
     """Returns the sums of `exact_sums` with noise, in units of x and y."""
-    finite.check_key(key)
+    trees.check_key(key=key)
     diagonal_key, beside_key, product_key = jax.random.split(key, 3)
     feature = float(self.feature_norm)
     product = feature * float(self.target_norm)

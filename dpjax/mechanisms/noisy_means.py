@@ -17,7 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 from scipy import special
 
-from dpjax import accounting, validate
+from dpjax import accounting, trees, validate
 from dpjax.accounting import text
 from dpjax.data.rows import Rows
 from dpjax.key_uses import KeyUse, key_for
@@ -141,7 +141,7 @@ class NoisyMeans(abc.ABC):
 
   def own_key(self, key: jax.Array) -> jax.Array:
     """Returns the key of this noise, derived from a run's key. Nothing else in the run uses it."""
-    finite.check_key(key)
+    trees.check_key(key=key)
     return key_for(KeyUse.STATISTICS, key)
 
   @abc.abstractmethod

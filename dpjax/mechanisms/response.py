@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from dpjax import validate
+from dpjax import trees, validate
 from dpjax.mechanisms import finite, stated
 from dpjax.noise import source
 from dpjax.validate import UserError
@@ -133,7 +133,7 @@ class RandomizedResponse(FrequencyOracle):
 
   def __call__(self, key: jax.Array, labels: jax.Array) -> jax.Array:
     """Returns responses, int32 [...], one for each label [...]."""
-    finite.check_key(key)
+    trees.check_key(key=key)
     k = int(self.num_categories)
     labels = finite.indices("labels", labels, 0, k - 1)
     for_coins, for_answers = jax.random.split(key)

@@ -27,7 +27,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from dpjax import validate
+from dpjax import trees, validate
 from dpjax.mechanisms import finite, stated
 from dpjax.noise import source
 from dpjax.validate import UserError
@@ -67,7 +67,7 @@ class _Selection:
     return shifts * float(self.utility_sensitivity) / float(self.epsilon)
 
   def _chosen(self, noise: str, key: jax.Array, utilities: jax.Array) -> jax.Array:
-    finite.check_key(key)
+    trees.check_key(key=key)
     gaps, sound = finite.gaps("utilities", utilities)
     scale = source.check_scale(self.scale, gaps.dtype, "scale")
     noisy = gaps / scale + _SAMPLERS[noise](key, gaps, 1.0)

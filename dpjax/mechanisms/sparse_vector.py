@@ -18,7 +18,7 @@ import dp_accounting
 import jax
 import jax.numpy as jnp
 
-from dpjax import accounting, validate
+from dpjax import accounting, trees, validate
 from dpjax.mechanisms import finite, stated
 from dpjax.mechanisms.additive import Laplace
 from dpjax.noise import source
@@ -121,7 +121,7 @@ class SparseVector:
 
   def init(self, key: jax.Array) -> SparseVectorState:
     """Draws the noisy threshold, and returns the state before the first query."""
-    finite.check_key(key)
+    trees.check_key(key=key)
     for_threshold, for_queries = jax.random.split(key)
     noise = source.laplace(for_threshold, jnp.zeros(()), self.threshold_scale)
     none = jnp.zeros((), jnp.int32)

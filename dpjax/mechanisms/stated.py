@@ -22,8 +22,8 @@ from collections.abc import Callable
 from dpjax import accounting, validate
 from dpjax.accounting import proved
 from dpjax.accounting.event_kinds import kind
+from dpjax.accounting.event_kinds.elements import StatedDpEvent
 from dpjax.accounting.event_kinds.randomized_response import pure_dp_event
-from dpjax.accounting.event_kinds.stated import StatedDpEvent
 from dpjax.validate import UserError
 
 RELATIONS = proved.RELATIONS

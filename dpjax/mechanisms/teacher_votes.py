@@ -26,7 +26,7 @@ import math
 import jax
 import jax.numpy as jnp
 
-from dpjax import accounting, validate
+from dpjax import accounting, trees, validate
 from dpjax.accounting import matrix
 from dpjax.mechanisms import finite, stated
 from dpjax.mechanisms.additive import Gaussian, analytic_noise_multiplier
@@ -150,7 +150,7 @@ class ConfidentGNMax:
     Args:
       most_answers: the first queries, up to this number, get labels; all others -1. None: all may.
     """
-    finite.check_key(key)
+    trees.check_key(key=key)
     _check_classes(counts)
     for_check, for_label = jax.random.split(key)
     largest = finite.array("counts", counts).max(axis=-1)

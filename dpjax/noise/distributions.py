@@ -28,6 +28,7 @@ from typing import Any
 import jax
 import jax.extend
 import jax.numpy as jnp
+from jax import core
 
 from dpjax.parallel import made_for
 from dpjax.types import Array, ArrayLike, DType
@@ -228,20 +229,37 @@ def integers(words: Sequence[Array], span: ArrayLike) -> Array:
   return jax.lax.fori_loop(0, 32 * len(words), step, start).astype(jnp.int32)
 
 
-def keys_of_leaves(key: Array, count: int) -> Array:
+def keys_of_leaves(key: Array, count: int, *, short: bool = False) -> Array:
   """Returns, for each of `count` arrays of noise, what `words` takes.
 
   That is a key, [count]. Of an ordinary key it is a key for each word, [count, WORDS + 2]: so XLA
   computes a word where it is used, and words that were parts of one array would be stored.
+
+  Args:
+    short: whether only `three_words` takes it, which needs no keys of later words.
   """
   if not is_ordinary(key):
     return jax.random.split(key, count)
   # The words of JAX's own key are taken for those of an ordinary key, whose keys are computed once.
-  own = jax.random.wrap_key_data(jax.random.key_data(key), impl=ORDINARY)
-  # All keys are made in one place: a loop for each array would take longer.
-  return jax.vmap(lambda leaf: jax.random.split(leaf, WORDS + 2))(
-    jax.random.split(own, count)
-  )
+  start = jax.random.key_data(key)
+  each = 3 if short else WORDS + 2
+
+  def made(start: Array) -> Array:
+    own = jax.random.wrap_key_data(start, impl=ORDINARY)
+    # All keys are made in one place: a loop for each array would take longer.
+    keys = jax.vmap(lambda leaf: jax.random.split(leaf, each))(jax.random.split(own, count))
+    return jax.random.key_data(keys)
+
+  if isinstance(start, core.Tracer) and made_for.platform() == "cpu":
+    # XLA's CPU backend hands more than nine small operations without operands to another thread,
+    # which takes longer to wake than they take. In a branch they run one after the other. Nothing,
+    # not even NaN, is below -inf, which XLA does not know.
+    impossible = jax.lax.bitcast_convert_type(start[0], jnp.float32) < -jnp.inf
+    never = lambda start: jnp.broadcast_to(start, (count, each, 4))
+    keys = jax.lax.cond(impossible, never, made, start)
+  else:
+    keys = made(start)
+  return jax.random.wrap_key_data(keys, impl=ORDINARY)
 
 
 def three_words(key: Array, shape: tuple[int, ...]) -> tuple[Array, ...]:

@@ -6,6 +6,8 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
+import jax
+
 from dpjax import validate
 from dpjax.noise.correlated import Correlation, Independent
 from dpjax.validate import UserError
@@ -36,6 +38,8 @@ class NoiseShape:
 
   def __post_init__(self):
     object.__setattr__(self, "schedule", validate.several(schedule=self.schedule))
+    # A dict of the caller's may change later, and transforms would differ from their plan.
+    object.__setattr__(self, "shares", jax.tree.map(lambda share: share, self.shares))
     if self.correlation is not None and not hasattr(self.correlation, "multiply"):
       raise UserError(
         "must be a strategy, or None", field="correlation", value=self.correlation

@@ -347,10 +347,14 @@ def _per_leaf(
   With `short`, float32 leaves get normal noise from 96 bits instead. This is faster, and has
   shorter tails."""
   leaves, treedef = jax.tree.flatten(like)
-  keys = distributions.keys_of_leaves(key, max(len(leaves), 1))
+  dtypes = [
+    noise_dtype(getattr(leaf, "dtype", None) or jnp.result_type(leaf), "like")
+    for leaf in leaves
+  ]
+  three = short and set(dtypes) <= {jnp.dtype(jnp.float32)}
+  keys = distributions.keys_of_leaves(key, max(len(leaves), 1), short=three)
   drawn = []
-  for own_key, leaf in zip(keys, leaves):
-    dtype = noise_dtype(getattr(leaf, "dtype", None) or jnp.result_type(leaf), "like")
+  for own_key, leaf, dtype in zip(keys, leaves, dtypes):
     factor = closed_over.within(check_scale(scale, dtype, name), dtype)
     shape = jnp.shape(leaf)
     if short and dtype == jnp.float32:

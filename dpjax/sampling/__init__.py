@@ -9,12 +9,12 @@ if TYPE_CHECKING:
   from dpjax.sampling.bounded_contribution import (
     BoundedContributionSampler as BoundedContributionSampler,
   )
+  from dpjax.sampling.bounded_contribution import bound_contributions as bound_contributions
   from dpjax.sampling.cyclic import CyclicSampler as CyclicSampler
   from dpjax.sampling.cyclic_poisson import CyclicPoissonSampler as CyclicPoissonSampler
   from dpjax.sampling.fixed_size import FixedSizeSampler as FixedSizeSampler
   from dpjax.sampling.k_out_of_t import KOutOfTSampler as KOutOfTSampler
   from dpjax.sampling.min_sep import MinSepSampler as MinSepSampler
-  from dpjax.sampling.owners import bound_contributions as bound_contributions
   from dpjax.sampling.poisson import PoissonSampler as PoissonSampler
   from dpjax.sampling.poisson import UserSampler as UserSampler
   from dpjax.sampling.random_allocation import (

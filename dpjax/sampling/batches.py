@@ -2,15 +2,60 @@
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
+import jax
 import numpy as np
 
 from dpjax import validate
 from dpjax.sampling.samplers import Sampler, assumption
 from dpjax.types import Batch
 from dpjax.validate import UserError, Verbatim
+
+# Largest number of steps, and of rows, that are drawn ahead of their turn.
+_STEPS_AHEAD = 16
+_ROWS_AHEAD = 2**16
+
+
+class Draws(NamedTuple):
+  """Seed of a run's draws, and the number from which its noise follows, too."""
+
+  seed: int
+  run: int  # secret; 0 where the caller gave the seed, and may repeat draws and noise
+
+
+def draws_of(rng: int | None, start: int) -> Draws:
+  """Returns the draws of a run: those of a given seed, or fresh ones for None.
+
+  Nobody can repeat fresh draws, so nobody needs to repeat their noise. So the number of such a run
+  is folded into the key of its noise, and two runs with one key share none.
+
+  Raises:
+    UserError: no seed for a run that goes on (`start` above 0), or on several processes.
+  """
+  validate.integer_at_least(0, start=start)
+  if rng is not None:
+    validate.integer_at_least(0, rng=rng)
+    return Draws(rng, 0)
+  # Without a seed, an interrupted run cannot repeat its draws.
+  if start != 0:
+    raise UserError(
+      "needs the rng of the run that it goes on with; without rng the draws are fresh",
+      field="start",
+      value=start,
+    )
+  # Devices take their rows of a batch from their own process. In two draws a record may be in the
+  # rows of both, and would count twice in one sum.
+  if jax.process_count() > 1:
+    raise UserError(
+      f"must be one integer for all {jax.process_count()} processes, which draw one batch "
+      "together: each would have fresh draws of its own",
+      field="rng",
+      value=None,
+    )
+  return Draws(secrets.randbits(128), 1 + secrets.randbelow(2**31 - 1))
 
 
 def draw_rows(sampler: Sampler, num_examples: int, *, seed: int, step: int) -> np.ndarray:
@@ -43,6 +88,8 @@ def pad(indices: np.ndarray, padded_batch_size: int) -> tuple[np.ndarray, np.nda
   >>> pad(np.array([4, 7]), 3)
   (array([4, 7, 0]), array([ True,  True, False]))
   """
+  if indices.size == padded_batch_size:
+    return indices.astype(np.int64), np.ones(padded_batch_size, bool)
   # Index 0 always exists. The mask removes the contribution of padding.
   padded = np.zeros(padded_batch_size, np.int64)
   padded[: indices.size] = indices
@@ -78,15 +125,31 @@ def slices(
     yield pad(indices[part * rows : (part + 1) * rows], rows)
 
 
+def _draws(
+  sampler: Sampler, num_examples: int, seed: int, steps: range
+) -> Iterator[tuple[int, np.ndarray]]:
+  """Yields (step, drawn rows) of each step, drawn some steps ahead."""
+  # Between two steps of training the code of a draw leaves the caches of a CPU. Several draws in a
+  # row take a third of the time of single ones.
+  ahead = max(1, min(_STEPS_AHEAD, _ROWS_AHEAD // sampler.padded_batch_size))
+  # A user's own sampler may be slow, or count its calls.
+  ahead = 1 if assumption(sampler) else ahead
+  for start in range(0, len(steps), ahead):
+    block = steps[start : start + ahead]
+    drawn = [draw_rows(sampler, num_examples, seed=seed, step=step) for step in block]
+    yield from zip(block, drawn)
+
+
 def batches(
   sampler: Sampler,
   read: Callable[[np.ndarray], Any],
   num_examples: int,
   *,
-  seed: int,
+  draws: Draws,
   steps: range,
   count: int = 1,
   present: Any = None,
+  mark: int = 0,
 ) -> Iterator[Batch]:
   """Yields the padded batches of the steps, `count` of each; see `dpjax.Plan.batches`.
 
@@ -94,11 +157,18 @@ def batches(
     read: function indices -> examples, as `indexed.reader` returns it.
     num_examples: number of rows of the data.
     present: bool array [n], or None; a row whose entry is False contributes zero.
+    mark: mark of the plan.
   """
-  for step in steps:
-    drawn = draw_rows(sampler, num_examples, seed=seed, step=step)
+  for step, drawn in _draws(sampler, num_examples, draws.seed, steps):
     parts = slices(drawn, sampler.padded_batch_size, count)
     for number, (indices, mask) in enumerate(parts, start=step * count):
       examples = read(indices)
       mask = mask if present is None else mask & present[indices]
-      yield Batch(examples, mask, np.full(len(mask), number, np.int32))
+      rows = len(mask)
+      origin = np.array([mark, draws.run], np.uint32).view(np.int32)
+      yield Batch(
+        examples,
+        mask,
+        step=np.full(rows, number, np.int32),
+        origin=np.tile(origin, (rows, 1)),
+      )

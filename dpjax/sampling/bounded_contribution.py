@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+from collections import Counter
+from collections.abc import Hashable, Iterable, Sequence
 from typing import Any, ClassVar
+
+import numpy as np
 
 from dpjax import validate
 from dpjax.accounting.event_kinds.bounded_contribution import (
@@ -12,6 +16,7 @@ from dpjax.accounting.event_kinds.bounded_contribution import (
 )
 from dpjax.sampling.poisson import PoissonSampler
 from dpjax.sampling.samplers import DpEvent
+from dpjax.validate import UserError
 
 
 @dataclasses.dataclass(frozen=True)
@@ -54,3 +59,57 @@ class BoundedContributionSampler(PoissonSampler):
     return bounded_contribution_event(
       inner, sampling_prob=self.sampling_prob, max_contribution=self.max_contribution
     )
+
+
+def bound_contributions(
+  owners: Sequence[Iterable[Hashable]], *, max_contribution: int, seed: int = 0
+) -> np.ndarray:
+  """Chooses examples greedily so that nobody owns more than `max_contribution` of them.
+
+  Examples with fewer owners are visited first, and examples with equally many owners in a random
+  order. An example is kept if none of its owners has `max_contribution` examples yet. So no example
+  that is left out could be added (Ganesh et al. 2025, arXiv:2503.03622, section 4). If each example
+  has one owner, the largest possible number of examples is kept.
+
+  Args:
+    owners: users who own each example, as n collections; an example without owners is kept.
+    max_contribution: largest number of examples of one user.
+    seed: public seed of the random order. The choice uses only the owners and this seed. So it is
+      public if the owners are.
+
+  Returns:
+    Row numbers of the kept examples, rising, [m] int64.
+
+  Raises:
+    UserError: max_contribution < 1, or owners of an example that are no collection.
+
+  >>> bound_contributions([("ann", "bob"), ("ann",), ("bob",), ("ann",)], max_contribution=1)
+  array([2, 3])
+  """
+  validate.integer_at_least(1, max_contribution=max_contribution)
+  validate.integer_at_least(0, seed=seed)
+  each = [_of_one(row, names) for row, names in enumerate(owners)]
+  order = np.random.default_rng([seed, 0x0117]).permutation(len(each))
+  # An example with many owners uses up a place of each of them, so it comes late.
+  order = order[np.argsort([len(each[row]) for row in order], kind="stable")]
+  taken: Counter[Hashable] = Counter()
+  kept = []
+  for row in order:
+    if all(taken[name] < max_contribution for name in each[row]):
+      taken.update(each[row])
+      kept.append(row)
+  return np.sort(np.asarray(kept, np.int64))
+
+
+def _of_one(row: int, names: Iterable[Hashable]) -> frozenset[Hashable]:
+  # A string is one user's name, not a collection of letters.
+  if isinstance(names, str | bytes):
+    return frozenset([names])
+  try:
+    return frozenset(names)
+  except TypeError:
+    raise UserError(
+      "must be a collection of users for each example",
+      field=f"owners[{row}]",
+      value=names,
+    ) from None

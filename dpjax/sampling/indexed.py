@@ -5,6 +5,7 @@ No error names an index, since who was drawn is secret.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -77,7 +78,7 @@ def reader(data: Indexed, size: int) -> Callable[[np.ndarray], Any]:
   # One row is read before the run, so that unreadable data fail here, not in the middle of the run.
   if _reads_by_place(data):
     rows_of(data, first)
-    return lambda indices: rows_of(data, indices)
+    return functools.partial(rows_of, data)
   kind = _kind_of_row(_own_arrays(data, rows_of(data, first)))
 
   def read(indices: np.ndarray) -> Any:

@@ -12,16 +12,12 @@ import numpy as np
 from dpjax import validate
 from dpjax.accounting.event_kinds.k_out_of_t import KOutOfTKind, k_out_of_t_event
 from dpjax.sampling.draws import assign, generator
-from dpjax.sampling.samplers import (
-  DpEvent,
-  PaddedSampler,
-  PassSampler,
-)
+from dpjax.sampling.samplers import DpEvent, PaddedSampler
 from dpjax.validate import UserError
 
 
 @dataclasses.dataclass(frozen=True)
-class KOutOfTSampler(PassSampler, PaddedSampler):
+class KOutOfTSampler(PaddedSampler):
   """Each example is in `num_selected` steps of every pass of `steps_per_pass` steps.
 
   An example's set of steps is uniform among all sets of `num_selected` steps, independent of other
@@ -73,6 +69,10 @@ class KOutOfTSampler(PassSampler, PaddedSampler):
         field="num_selected",
         value=self.num_selected,
       )
+
+  @property
+  def steps_per_event(self) -> int:
+    return self.steps_per_pass
 
   @property
   def sampling_prob(self) -> float:

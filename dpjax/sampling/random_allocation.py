@@ -10,15 +10,11 @@ import numpy as np
 from dpjax import validate
 from dpjax.accounting.event_kinds import random_allocation as event_kind
 from dpjax.sampling.draws import assign
-from dpjax.sampling.samplers import (
-  DpEvent,
-  PaddedSampler,
-  PassSampler,
-)
+from dpjax.sampling.samplers import DpEvent, PaddedSampler
 
 
 @dataclasses.dataclass(frozen=True)
-class RandomAllocationSampler(PassSampler, PaddedSampler):
+class RandomAllocationSampler(PaddedSampler):
   """Each example is in one step of every pass of `steps_per_pass` steps.
 
   The step is drawn uniformly, independently, and anew in each pass. It is kept secret, which lowers
@@ -51,6 +47,10 @@ class RandomAllocationSampler(PassSampler, PaddedSampler):
 
   def __post_init__(self):
     validate.integer_at_least(1, steps_per_pass=self.steps_per_pass, capacity=self.capacity)
+
+  @property
+  def steps_per_event(self) -> int:
+    return self.steps_per_pass
 
   @property
   def sampling_prob(self) -> float:

@@ -113,9 +113,24 @@ class Scheme:
     Args:
       purpose: name of the sampler in the message; "" for its own.
     """
-    if self.in_passes:
-      purpose = purpose or self.kind.name.replace("_", " ")
-      check_passes(size.sampling_prob, purpose, times=self.times_per_pass(size))
+    if not self.in_passes:
+      return
+    times = self.times_per_pass(size)
+    prob = size.sampling_prob
+    purpose = purpose or self.kind.name.replace("_", " ")
+    validate.probability(sampling_prob=prob)
+    least = times * _LEAST_PROB
+    if prob < least:
+      raise UserError(
+        f"must be at least {least}, for {purpose}", field="sampling_prob", value=prob
+      )
+    if not whole_passes(prob, times):
+      raise UserError(
+        f"must be {times} / a whole number, the steps of a pass, for {purpose}; "
+        f"{times / steps_per_pass(prob, times)!r} is near",
+        field="sampling_prob",
+        value=prob,
+      )
 
   def nearest_prob(self, size: Sizing) -> float:
     """Returns a sampling probability close to that of `size` that batches can have.
@@ -173,31 +188,6 @@ def whole_passes(sampling_prob: float, times: int = 1) -> bool:
   return math.isclose(steps * sampling_prob, times, rel_tol=1e-9)
 
 
-def check_passes(
-  sampling_prob: float, purpose: str, *, name: str = "sampling_prob", times: int = 1
-) -> None:
-  """Raises UserError unless a pass is a whole number of steps; used by runs and accounting.
-
-  Args:
-    purpose: name of the sampler, for the message.
-    name: name of the field, for the message.
-    times: number of times that a pass takes each record.
-  """
-  validate.probability(**{name: sampling_prob})
-  least = times * _LEAST_PROB
-  if sampling_prob < least:
-    raise UserError(
-      f"must be at least {least}, for {purpose}", field=name, value=sampling_prob
-    )
-  if not whole_passes(sampling_prob, times):
-    raise UserError(
-      f"must be {times} / a whole number, the steps of a pass, for {purpose}; "
-      f"{times / steps_per_pass(sampling_prob, times)!r} is near",
-      field=name,
-      value=sampling_prob,
-    )
-
-
 # --- samplers for the numbers of a run
 
 
@@ -226,7 +216,7 @@ def _poisson(kind: Any, size: Sizing) -> Sampler:
 
 
 def _in_one_step_of_each_pass(kind: Any, size: Sizing) -> Sampler:
-  check_passes(size.sampling_prob, kind.name.replace("_", " "))
+  SCHEMES["random_allocation"].check_prob(size)
   steps = steps_per_pass(size.sampling_prob)
   return kind(steps_per_pass=steps, capacity=size.padded_batch_size)
 

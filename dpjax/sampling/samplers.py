@@ -60,14 +60,6 @@ class Sampler(abc.ABC):
   relations: ClassVar[tuple[str, ...]] = ()
 
   @property
-  def period(self) -> int | None:
-    """Returns after how many steps the events of `event_at` repeat, where the first of a period
-    costs all of it: 1 if all steps have the same event.
-
-    None for a class that says in `event_at` what a step costs: it is asked for each step."""
-    return 1 if type(self).event_at is Sampler.event_at else None
-
-  @property
   def proved_under(self) -> tuple[str, ...]:
     """Returns the relations under which this object's event is true; () if nothing is proved.
 
@@ -143,19 +135,34 @@ class Sampler(abc.ABC):
     """
 
   def event(self, inner: DpEvent) -> DpEvent | None:
-    """Returns the event of one step whose noisy sum has the event `inner`; None without a proof."""
+    """Returns the event of one step, or of a pass of `steps_per_event` steps, whose noisy sums have
+    the event `inner`; None without a proof."""
     del inner
     return None
 
-  def event_at(self, step: int, inner: DpEvent) -> DpEvent | None:
-    """Returns the event that `step` adds. The first t events cover the cost of t steps."""
-    del step
-    return self.event(inner)
-
   @property
   def steps_per_event(self) -> int:
-    """Returns the number of steps that one `event` covers: 1, or all steps of a pass."""
+    """Returns the number of steps that one `event` covers: 1, or all steps of a pass.
+
+    A pass that has begun costs as much as a finished pass. So a run may stop anywhere in a pass,
+    even because of what it has released."""
     return 1
+
+  def event_at(self, step: int, inner: DpEvent) -> DpEvent | None:
+    """Returns the event that `step` adds. The first t events cover the cost of t steps.
+
+    A record may be in any step of a pass, so its first step has the event of the whole pass, and
+    the others have a no-op."""
+    validate.integer_at_least(0, step=step)
+    whole = self.event(inner)
+    is_within = whole is not None and step % self.steps_per_event != 0
+    return dp_accounting.NoOpDpEvent() if is_within else whole
+
+  @property
+  def period(self) -> int | None:
+    """Returns after how many steps the costs repeat, of which the first costs all: 1 if all steps
+    cost the same. None for a class that defines `event_at` anew: it is asked for each step."""
+    return self.steps_per_event if type(self).event_at is Sampler.event_at else None
 
   @property
   def participation(self) -> Participation | None:
@@ -351,37 +358,6 @@ class PaddedSampler(Sampler):
         value=self.capacity,
       )
     return taken
-
-
-class PassSampler(Sampler):
-  """Base class of samplers whose passes are accounted as a whole, each at its first step.
-
-  `event` returns the event of a whole pass. So a run may stop anywhere in a pass, even because of
-  what it has released. A pass that has begun costs as much as a finished pass. A subclass has a
-  field `steps_per_pass`, or overrides `steps_per_event`.
-  """
-
-  steps_per_pass: int
-
-  @property
-  def steps_per_event(self) -> int:
-    return self.steps_per_pass
-
-  def event_at(self, step: int, inner: DpEvent) -> DpEvent | None:
-    """Returns the event of the whole pass at its first step, else a no-op; None without a proof."""
-    validate.integer_at_least(0, step=step)
-    whole = self.event(inner)
-    # A record may be in any step of the pass, so the whole cost is accounted at the first step.
-    is_within = whole is not None and step % self.steps_per_event != 0
-    return dp_accounting.NoOpDpEvent() if is_within else whole
-
-  @property
-  def period(self) -> int | None:
-    if type(self).event_at is not PassSampler.event_at:
-      return super().period
-    # Without an event the steps of a pass may be unknown.
-    whole = self.event(dp_accounting.GaussianDpEvent(1.0))
-    return None if whole is None else self.steps_per_event
 
 
 def _log_chernoff(count: int, num_examples: int, rate: float) -> float:

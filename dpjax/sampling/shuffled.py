@@ -10,12 +10,12 @@ import numpy as np
 from dpjax import validate
 from dpjax.accounting.proved import REPLACE, ZERO
 from dpjax.sampling.draws import permutation
-from dpjax.sampling.samplers import DpEvent, PassSampler
+from dpjax.sampling.samplers import DpEvent, Sampler
 from dpjax.validate import UserError
 
 
 @dataclasses.dataclass(frozen=True)
-class ShuffledSampler(PassSampler):
+class ShuffledSampler(Sampler):
   """Batches cut from a fresh permutation in every epoch; the remainder is dropped.
 
   Most non-private code samples in this way. It is wrong to account it as Poisson sampling (pitfall
@@ -91,7 +91,8 @@ class ShuffledSampler(PassSampler):
 
   @property
   def steps_per_event(self) -> int:
-    return self.steps_per_epoch
+    # Without a public size there is no event.
+    return 1 if self.num_examples is None else self.steps_per_epoch
 
   def event(self, inner: DpEvent) -> DpEvent | None:
     """Returns the event of a whole epoch: one step on all data. None if no size is public."""

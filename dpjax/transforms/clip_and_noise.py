@@ -18,11 +18,10 @@ from dpjax.gradients import Clip
 from dpjax.noise import NoiseShape, gaussian, source
 from dpjax.noise.gaussian import NoiseState
 from dpjax.noise.shape import WHITE
-from dpjax.transforms import group_noise
+from dpjax.transforms import group_noise, together
 from dpjax.transforms.clip_scale import follow_schedule
 from dpjax.transforms.guard import with_guard
 from dpjax.transforms.inputs import Mechanism, open_gradients
-from dpjax.transforms.together import check_together
 from dpjax.types import ClipLike, NumberTree
 from dpjax.validate import UserError
 
@@ -36,7 +35,7 @@ def clip_of(
 ) -> Clip:
   """Returns the clip of a private transform; raises UserError for an invalid argument."""
   clip = Clip.of(l2_clip_norm)
-  check_together(clip, shape)
+  together.check(together.features(clip, shape))
   validate.non_negative(noise_multiplier=noise_multiplier)
   validate.positive(normalize_by=normalize_by)
   trees.check_key(key=key)

@@ -18,9 +18,12 @@ plan that accounts for the noise.
 | it is given a batch of `plan.batches` out of turn: a batch for | the same                      |
 | the second time, one of a loop that began again, or of another |                               |
 | step                                                           |                               |
+| it is given a batch of another plan's `batches`                | the same                      |
 | it is given a part of a batch of `plan.batches`                | `UserError`                   |
 | a whole earlier state is used again, with the batches that     | cannot be detected            |
 | belong to it                                                   |                               |
+| a first state is used again, with fresh draws of               | the noise is another one      |
+| `plan.batches` (`noise_of_run`)                                |                               |
 
 A `Mechanism` (in `clip_and_noise`, `correlated`, `adaptive_clipping`) knows nothing of this.
 """
@@ -41,6 +44,7 @@ from jax import lax
 
 from dpjax import closed_over, trees
 from dpjax.gradients import traced_values
+from dpjax.key_uses import KeyUse, key_for
 from dpjax.noise import source
 from dpjax.noise.gaussian import check_count
 from dpjax.transforms.inputs import Conditions, Mechanism, check_start, refuse_arguments
@@ -155,24 +159,29 @@ def next_batch(inner: Any) -> Any:
   return getattr(noise_of(inner), "draws", None)
 
 
-def _in_turn(step: Any, turn: Any, rows: int | None) -> Any:
+def _in_turn(origin: Any, turn: Any, rows: int | None, mark: int, plan: Any) -> Any:
   """Returns whether all rows are of the batch that the state takes next, [] bool.
 
   Epsilon holds for one draw a step, each fresh and whole. A loop over epochs that begins
   `plan.batches` anew with the same `rng` would train on one draw in every epoch. A slice that comes
   twice in one step would count its examples twice. In a batch that is cut, one record pushes out
-  another, and moves the sum by twice the clip norm.
+  another, and moves the sum by twice the clip norm. The batches of another plan, such as of a cell
+  that was changed and run again, may hold an example more often.
 
   Args:
-    step: `Batch.step` of each row, [B] int32, -1 for padding; None where the rows are of one's own.
+    origin: that of `gradients.arguments.origin_of`, [B, 3]; None where the rows are of one's own.
     turn: number of the batch that the state takes next; None if it counts none.
     rows: number of rows of a batch, padding included; None if it is not known.
+    mark: mark of the plan whose batches are taken; 0 for those of any.
+    plan: the same mark, as an array.
 
   Raises:
     UserError: a part of a batch, or a batch that is known to be another.
   """
-  if step is None or turn is None:
+  if origin is None or turn is None:
     return True
+  step = origin[..., 0]
+  drawn_by = origin[..., 1]
   if rows is not None and jnp.size(step) < rows:
     raise UserError(
       f"a part of a batch, which has {rows} rows: one record would push another out of it; give "
@@ -189,7 +198,51 @@ def _in_turn(step: Any, turn: Any, rows: int | None) -> Any:
       value=int(np.max(np.asarray(step))),
     )
 
-  return trees.require(jnp.all((step == turn) | (step == -1)), out_of_turn)
+  def foreign() -> UserError:
+    return UserError(
+      "drawn by another plan than that of this transform, whose epsilon is not theirs; where the "
+      "plan has changed, make plan.transform and its state anew, too",
+      field="batch.origin",
+    )
+
+  in_turn = trees.require(jnp.all((step == turn) | (step == -1)), out_of_turn)
+  if not mark:
+    return in_turn
+  ours = lax.bitcast_convert_type(plan, jnp.int32)
+  known = (step != -1) & (drawn_by != 0)
+  return trees.require(jnp.all(~known | (drawn_by == ours)), foreign) & in_turn
+
+
+def key_of_run(words: jax.Array, run: Any) -> jax.Array:
+  """Returns the words of the key of one run, from those of a key that several runs may hold."""
+  key = key_for(KeyUse.RUN, source.from_words(words))
+  return source.to_words(jax.random.fold_in(key, run))
+
+
+def noise_of_run(inner: Any, first: Any, run: Any) -> Any:
+  """Returns a state of noise as that of a run, if this is the first batch of it.
+
+  The number of the run is folded into each key of noise. So two runs share no noise, even if both
+  were given one key: a loop over learning rates, seeds or folds that makes one transform.
+
+  Args:
+    inner: state of a mechanism or of a private transform.
+    first: [] bool, whether the run begins with this update.
+    run: [] int32, number of the run; 0 if its draws may be repeated, and so its noise.
+  """
+
+  def is_held(node: Any) -> bool:
+    return isinstance(node, Guarded) or (hasattr(node, "draws") and hasattr(node, "key"))
+
+  def of_run(node: Any) -> Any:
+    if isinstance(node, Guarded):
+      return exchange(node, lambda held: noise_of_run(held, first, run))
+    if not is_held(node):
+      return node
+    words = jnp.where(first & (run > 0), key_of_run(node.key, run), node.key)
+    return node._replace(key=words)
+
+  return jax.tree.map(of_run, inner, is_leaf=is_held)
 
 
 def _no_state(state: Any) -> UserError:
@@ -290,10 +343,15 @@ def with_guard(
     if not isinstance(state.inner, mechanism.state):
       raise _no_state(state.inner)
     given = {} if count is None else {"count": count}
-    in_turn = _in_turn(getattr(updates, "step", None), turn(state.inner), rows)
+    origin = getattr(updates, "origin", None)
+    number = turn(state.inner)
+    in_turn = _in_turn(origin, number, rows, mark, plan_mark)
     conditions = Conditions((off == 0) & in_turn, rows, slices)
+    inner = state.inner
+    if origin is not None and number is not None:
+      inner = noise_of_run(inner, number == 0, jnp.max(origin[..., 2], initial=0))
     noisy, inner = mechanism.update(
-      updates, state.inner, params, mask=mask, conditions=conditions, **given
+      updates, inner, params, mask=mask, conditions=conditions, **given
     )
     # A wrong checksum stays wrong. If it became right, a caller who skips NaN updates would go on
     # with repeated noise.

@@ -47,11 +47,13 @@ def features(
   scaling: object = None,
 ) -> dict[str, dict[str, Any]]:
   """Returns feature -> {"field", "value"} of the argument that causes it, for the features that are
-  present.
+  present. It raises UserError if `shape` is no `NoiseShape`.
 
   >>> features(Clip(1.0), NoiseShape(schedule=(2.0, 1.0)))
   {'a noise schedule': {'field': 'noise_schedule', 'value': (2.0, 1.0)}}
   """
+  if not isinstance(shape, NoiseShape):
+    raise UserError("must be a NoiseShape", field="noise_shape", value=shape)
   norms = "l2_clip_norm", clip.norms
   rule = "clipping", clip.rule
   strategy = "correlation", Verbatim(type(shape.correlation).__name__)
@@ -84,29 +86,14 @@ def features(
   }
 
 
-def check_together(
-  clip: Clip,
-  shape: NoiseShape,
-  *,
-  sampler: Sampler | None = None,
-  slices: int = 1,
-  statistics: object = None,
-  scaling: object = None,
-) -> None:
-  """Raises UserError for the first pair of features in `APART` that these arguments combine.
+def check(present: dict[str, dict[str, Any]]) -> None:
+  """Raises UserError for the first pair in `APART` of which both are among these `features`.
 
-  It also raises if `shape` is no `NoiseShape`.
-
-  >>> check_together(Clip(1.0, "automatic"), NoiseShape(schedule=(2.0, 1.0)))
+  >>> check(features(Clip(1.0, "automatic"), NoiseShape(schedule=(2.0, 1.0))))
   Traceback (most recent call last):
   ...
   dpjax.validate.UserError: clipping=Automatic(gamma=0.01): not with a noise schedule
   """
-  if not isinstance(shape, NoiseShape):
-    raise UserError("must be a NoiseShape", field="noise_shape", value=shape)
-  present = features(
-    clip, shape, sampler=sampler, slices=slices, statistics=statistics, scaling=scaling
-  )
   for feature, apart in APART.items():
     for other in apart:
       if feature in present and other in present:

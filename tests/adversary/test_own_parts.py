@@ -19,7 +19,7 @@ from dpjax.federated.execution import context as context_lib
 from dpjax.gradients.clipping import clip_and_sum
 from dpjax.sampling import batches, samplers
 from dpjax.sampling.registry import Sizing
-from dpjax.transforms.together import check_together
+from dpjax.transforms.together import features
 from dpjax.validate import UserError, Verbatim
 from tests.refuses import refuses
 
@@ -246,7 +246,7 @@ def _users(num_examples, sampling_prob):
       "sampler",
       Verbatim(repr(dpjax.PoissonSampler)),
     ),
-    (lambda: check_together(gradients.Clip(1.0), 2.0), "noise_shape", 2.0),
+    (lambda: features(gradients.Clip(1.0), 2.0), "noise_shape", 2.0),
   ],
 )
 def test_what_is_no_value_of_its_kind_is_refused_in_a_line(make, field, value):

@@ -90,17 +90,6 @@ def test_a_rate_that_so_few_non_members_cannot_show_is_marked():
   assert exact.resolved and exact.allowed == 1  # 0.001 * 1000, whatever it is in binary
 
 
-def test_slices_are_measured_alone():
-  scores, truth = _normal(3)
-  groups = np.arange(truth.size) % 3
-  found = roc.slices(scores, truth, groups, fprs=(0.1,))
-  for name in range(3):
-    mine = groups == name
-    assert found[name][:7] == attacks.measure(scores[mine], truth[mine], fprs=(0.1,))[:7]
-  groups[truth] = 0
-  assert roc.slices(scores, truth, groups)[1] is None
-
-
 _TRUTH = np.array([True, False])
 
 
@@ -129,7 +118,6 @@ _TRUTH = np.array([True, False])
       ),
       "leakages",
     ),
-    (lambda: roc.slices([1, 2], _TRUTH, [0.5, 1]), "groups"),
   ],
 )
 def test_bad_input_is_one_line(call, field):

@@ -7,13 +7,8 @@ import numpy as np
 import pytest
 
 from dpjax import auditing, data, losses
-from dpjax.auditing.canaries import (
-  KINDS,
-  Canaries,
-  gradient_scores,
-  loss_scores,
-  split_scores,
-)
+from dpjax.auditing.canaries import KINDS, Canaries, gradient_scores, loss_scores
+from dpjax.auditing.scores import CanaryScores
 from dpjax.experiments.kinds import audits
 from tests.refuses import refuses
 
@@ -138,7 +133,7 @@ def test_bad_input_is_one_line(options, field):
 def test_one_sided_coins_are_refused():
   canaries = Canaries(None, np.ones(3, bool), "random")  # type: ignore[arg-type]
   with refuses("canaries"):
-    split_scores(np.zeros(3), canaries)
+    CanaryScores.parted(np.zeros(3), canaries.included)
 
 
 def test_coins_on_one_side_are_refused_before_anything_trains():

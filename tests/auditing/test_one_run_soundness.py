@@ -21,8 +21,8 @@ from scipy import special, stats
 from dpjax import auditing
 from dpjax.auditing import lower_bounds
 from dpjax.auditing import scores as scores_lib
-from dpjax.auditing.canaries import Canaries, split_scores
-from dpjax.auditing.scores import Scores
+from dpjax.auditing.canaries import Canaries
+from dpjax.auditing.scores import CanaryScores, Scores
 from dpjax.auditing.verdict import check_method
 from dpjax.plan import Plan
 from dpjax.sampling import FixedSizeSampler, PoissonSampler
@@ -220,13 +220,13 @@ def test_a_gaussian_bound_is_refused_where_the_plan_is_not_gaussian(method):
     FixedSizeSampler(batch_size=2, num_examples=9),
   ):
     with refuses("method") as caught:
-      check_method(method, Plan(sampler, **numbers))
+      check_method(method, Plan(sampler, **numbers).event())
     assert "\n" not in str(caught.value)
-  check_method(method, Plan(PoissonSampler(sampling_prob=1.0, capacity=9), **numbers))
-  check_method("one_run_two_sided", Plan(PoissonSampler(0.5, 9), **numbers))
+  check_method(method, Plan(PoissonSampler(1.0, capacity=9), **numbers).event())
+  check_method("one_run_two_sided", Plan(PoissonSampler(0.5, 9), **numbers).event())
   silent = Plan(PoissonSampler(1.0, 9), **numbers | {"noise_multiplier": 0.0})
   with refuses("method"):
-    check_method(method, silent)
+    check_method(method, silent.event())
 
 
 def test_scores_without_a_finite_spread_prove_nothing_wrong():
@@ -245,7 +245,7 @@ def test_equal_scores_of_a_run_that_says_nothing_are_parted_by_no_coin(method):
   for _ in range(1000):
     coins = rng.random(16) < 0.5
     canaries = Canaries(None, coins, "random")  # type: ignore[arg-type]
-    scores = split_scores(np.zeros(16), canaries)
+    scores = CanaryScores.parted(np.zeros(16), canaries.included)
     found += lower_bounds.METHODS[method](scores, delta=0.0) > 0
     plain = scores_lib.Scores(scores.inside, scores.outside)  # nobody knows whose each is
     assert lower_bounds.METHODS[method](plain, delta=0.0) == 0
@@ -262,7 +262,7 @@ def test_coins_that_are_refused_do_not_raise_the_error():
 
 def test_a_run_that_diverged_has_scores():
   canaries = Canaries(None, np.arange(4) < 2, "random")  # type: ignore[arg-type]
-  scores = split_scores([np.nan, np.inf, 1.0, -np.inf], canaries)
+  scores = CanaryScores.parted([np.nan, np.inf, 1.0, -np.inf], canaries.included)
   assert scores.inside.tolist() == [0.0, np.inf]
   assert scores.outside.tolist() == [1.0, -np.inf]
   assert auditing.audit(scores, delta=DELTA, epsilon_claimed=1.0).epsilon_lower == 0

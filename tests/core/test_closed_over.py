@@ -205,3 +205,20 @@ def test_a_sweep_compiles_one_step(tmp_path):
   first = run([0.5, 1.0, 2.0, 4.0, 8.0], "a")
   assert len(first) == 1
   assert run([3.0], "b") == first
+
+
+def test_a_step_for_wide_vectors_draws_the_same_bits():
+  tree = [jnp.zeros((33, 7)), jnp.zeros(5)]
+  draw = lambda key: dpjax.noise.source.gaussian(key, tree, 1.5)
+  key = dpjax.noise.source.key_from_bytes(bytes(range(16)))
+  alone = draw(key)
+  for compiled in (jitted(draw), jax.jit(draw)):
+    for one, other in zip(alone, compiled(key)):
+      np.testing.assert_array_equal(one, other)
+
+
+def test_a_jitted_function_is_a_part_of_another():
+  """Options of a compiler can be given to the outermost function alone."""
+  double = closed_over.jitted(lambda x: 2 * x)
+  assert float(jax.jit(lambda x: double(x) + 1)(3.0)) == 7.0
+  assert float(jax.lax.scan(lambda x, _: (double(x), None), 1.0, length=3)[0]) == 8.0

@@ -10,6 +10,7 @@ import dpjax
 from dpjax import federated
 from dpjax.federated.cohort import Drawn, from_batches
 from dpjax.federated.round import params_of
+from dpjax.federated.silos import Silos
 from tests.refuses import refuses
 
 _KEY = jax.random.key(0)
@@ -63,6 +64,35 @@ def test_a_private_cohort_wants_an_aggregator_that_is_vouched_for(tx):
   )
   with refuses("aggregator"):
     made.round(made.init(jnp.zeros(2)), cohort._replace(drawn=Drawn(plan, 0)))
+
+
+@pytest.mark.slow
+def test_runs_with_one_key_share_no_noise():
+  """Of two algorithms or learning rates that are compared with one key. Their difference was that
+  of the clients' messages, without noise."""
+  x = np.zeros((4, 2), np.float32)
+  dataset = dpjax.data.from_arrays(x, np.zeros(4, int), num_classes=1)
+  federation = dpjax.data.Federation(dataset, [[0], [1], [2], [3]], nominal_users=4)
+  sampler = dpjax.PoissonSampler(sampling_prob=0.5, capacity=8)
+  plan = dpjax.Plan(sampler, 1.0, 1.0, 1.0, 2, delta=1e-3)
+  silos = Silos([plan] * 4, num_rounds=2)
+  loss = lambda w, example: 0.0 * jnp.sum(w * example.x)
+
+  def made(**options):
+    return federated.fed_avg(loss, optax.sgd(1.0), key=_KEY, **options)
+
+  for algorithm in (made(aggregator=federated.central(plan, _KEY)), made(silos=silos)):
+
+    def params(algorithm=algorithm, **options):
+      state = algorithm.init(jnp.zeros(2))
+      for cohort in algorithm.cohorts(federation, federated.LocalWork(), **options):
+        state, _ = algorithm.round(state, cohort)
+      return np.asarray(state.params)
+
+    assert (params() != params()).all()
+    np.testing.assert_array_equal(params(rng=5), params(rng=5))
+    with refuses("start"):
+      params(start=1)
 
 
 def test_scaffold_keeps_its_control_at_the_mean_of_the_clients():

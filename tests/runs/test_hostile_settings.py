@@ -247,9 +247,10 @@ def test_a_clip_norm_beyond_float32_is_named(tmp_path, norm):
 def test_scores_of_an_attempt_with_other_noise_are_not_left_behind(tmp_path):
   with writers.MetricsWriter(tmp_path) as metrics:
     metrics.write(1, {"test_accuracy": 0.123})
+    held = metrics.durable()
   first = tmp_path / writers.EVENTS / "of-the-first-attempt"
   first.touch()
-  with writers.MetricsWriter(tmp_path, resume_step=1):
+  with writers.MetricsWriter(tmp_path, held):
     assert first.exists()  # the same run goes on
   with writers.MetricsWriter(tmp_path):
     assert not first.exists() and list(first.parent.iterdir())

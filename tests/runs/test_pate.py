@@ -1,5 +1,6 @@
 """A run of PATE: its guarantee, resuming, release mode, and what is kept from it."""
 
+import dataclasses
 import json
 import math
 
@@ -10,9 +11,9 @@ from dpjax import accounting
 from dpjax.accounting import Ledger, matrix
 from dpjax.data import from_arrays
 from dpjax.experiments.config import fields
-from dpjax.experiments.kinds.pate import vote_costs
+from dpjax.experiments.kinds.pate import build, vote_costs
 from dpjax.experiments.kinds.pate.config import ConfidentQueries, PateConfig, PublishedCost
-from dpjax.experiments.run import loop
+from dpjax.experiments.run import loop, run_keys
 from tests.refuses import refuses
 from tests.runs.stops import stop_after
 
@@ -110,6 +111,30 @@ def test_all_answers_are_charged_and_no_more_are_given(sides, tmp_path):
   # After the first query all four answers are charged already.
   first = mechanism.event(num_checks=1, most_answers=1)
   assert vote_costs.promised(config, 300).curve(1) > accounting.epsilon(first, delta=1e-5)
+
+
+@pytest.mark.slow
+def test_an_empty_record_teaches_nobody(sides):
+  config = _config(num_teachers=2, neighboring_relation="replace_one")
+  private, public = (part.subset(slice(0, 90)) for part in sides)
+  present = np.arange(90) != 7
+
+  def counts(label, here):
+    y = private.y.copy()
+    y[7] = label
+    data = dataclasses.replace(private, y=y, present=here)
+    run = build._Run(config, data, public, run_keys.drawn(0))
+    phase = run.votes_phase()
+    state = phase.init()
+    for piece in phase.draws(0):
+      state, _ = phase.step(state, piece)
+    return run.parts, state["counts"], run.not_private(state["counts"])
+
+  (parts, votes, facts), (others, same, _) = (counts(label, present) for label in (0, 1))
+  assert parts[7] == -1 and np.array_equal(parts[present], np.arange(90)[present] % 2)
+  assert np.array_equal(parts, others) and np.array_equal(votes, same)
+  assert facts["not_private/left_out"] == 0
+  assert not np.array_equal(counts(0, None)[0], parts)
 
 
 @pytest.mark.slow

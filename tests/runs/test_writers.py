@@ -87,11 +87,15 @@ def test_missing_or_corrupt_json_is_one_line(tmp_path, content):
   assert "a.json" in str(error.value) and "\n" not in str(error.value)
 
 
-def _metrics(workdir, steps, resume_step=None):
-  with writers.MetricsWriter(workdir, resume_step, tensorboard=False) as metrics:
+def _metrics(workdir, steps, held=None):
+  """Writes two rows for each step, and returns what a checkpoint of each step would hold."""
+  with writers.MetricsWriter(workdir, held, tensorboard=False) as metrics:
+    durable = {0: metrics.durable()}
     for step in steps:
       metrics.write(step, {"loss": 1 / step})
       metrics.write(step, {"epsilon": math.inf, "gone": math.nan})
+      durable[step] = metrics.durable()
+  return durable
 
 
 @settings(max_examples=30, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -103,11 +107,11 @@ def test_p16_interrupted_metrics_equal_uninterrupted(tmp_path, total, reached, s
   reached = min(reached, total)
   saved = min(saved, reached)
   _metrics(tmp_path / "whole", range(1, total + 1))
-  _metrics(tmp_path / "resumed", range(1, reached + 1))
+  durable = _metrics(tmp_path / "resumed", range(1, reached + 1))
   path = tmp_path / "resumed" / "metrics.jsonl"
   with path.open("a") as file:  # killed while it wrote the next line
     file.write('{"step": 1, "loss": 1.0}\n'[:cut])
-  _metrics(tmp_path / "resumed", range(saved + 1, total + 1), resume_step=saved)
+  _metrics(tmp_path / "resumed", range(saved + 1, total + 1), durable[saved])
   assert path.read_bytes() == (tmp_path / "whole" / "metrics.jsonl").read_bytes()
 
 
@@ -140,9 +144,11 @@ def test_cut_last_line_is_ignored_and_a_corrupt_middle_one_named(tmp_path):
 
 def test_tensorboard_gets_the_scalars(tmp_path):
   pytest.importorskip("tensorboardX")
-  for resume in (None, 1):
-    with writers.MetricsWriter(tmp_path, resume_step=resume) as metrics:
-      metrics.write(2, {"loss_of_run": 0.25})
+  held = None
+  for step in (1, 2):
+    with writers.MetricsWriter(tmp_path, held) as metrics:
+      metrics.write(step, {"loss_of_run": 0.25})
+      held = metrics.durable()
   events = sorted((tmp_path / "tensorboard").iterdir())
   assert events and all(b"loss_of_run" in path.read_bytes() for path in events)
 

@@ -1,4 +1,4 @@
-"""Compositions, the elementary mechanisms of an event, and the accountants that prove their cost.
+"""Events that hold other events, elementary mechanisms, and the accountants that prove their cost.
 
 `compose` makes a composition, and `parts` takes an event apart. `accountable` refuses parts for
 which an accountant has no proof under a relation, and returns the others as accountants compose
@@ -8,6 +8,7 @@ them.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import functools
 import math
 from collections import Counter
@@ -24,7 +25,6 @@ from dpjax.accounting.event_kinds.kind import (
   TOO_DEEP,
   DpEvent,
   EventKind,
-  StatedDpEvent,
   check_is_list,
   kind_of,
   plain_number,
@@ -89,6 +89,51 @@ class ComposedKind(EventKind[dpa.ComposedDpEvent]):
     check_is_list(event.events)
     for inner in event.events:
       yield from kind_of(inner).elements(inner)
+
+
+@dataclasses.dataclass(frozen=True)
+class StatedDpEvent(dpa.DpEvent):
+  """An event that is true under ONE neighbouring relation, and is accounted under no other.
+
+  A sensitivity under replace_one says nothing of a record that comes or goes. A pure epsilon under
+  add_or_remove_one is twice as large for a replaced record. Accounted under another relation, such
+  events would cost half of what they do, or what nothing proves.
+  """
+
+  neighboring_relation: str
+  event: DpEvent
+
+
+class StatedKind(EventKind[StatedDpEvent]):
+  """The accounting of the inner event, refused under all relations but one."""
+
+  name = "stated"
+  event = StatedDpEvent
+
+  def elements(self, event: StatedDpEvent) -> Iterable[tuple[DpEvent, int]]:
+    validate.one_of(RELATIONS, neighboring_relation=event.neighboring_relation)
+    relation = event.neighboring_relation
+    for part, times in merged_parts(event.event).items():
+      # What has no noise is private under no relation. A part is stated once, as accountants look
+      # at what is within: nested statements that differ have no relation in common.
+      stated = isinstance(part, StatedDpEvent) and part.neighboring_relation == relation
+      known = stated or isinstance(part, dpa.NonPrivateDpEvent)
+      yield part if known else StatedDpEvent(relation, part), times
+
+  def proofs(self, part: StatedDpEvent) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    relations, accountants = kind_of(part.event).proofs(part.event)
+    stated = part.neighboring_relation
+    return (stated,) if stated in relations else (), accountants
+
+  # Accountants compose what this returns, so the kind needs no analysis of its own.
+  def under(self, part: StatedDpEvent, neighboring_relation: str) -> DpEvent:
+    return kind_of(part.event).under(part.event, neighboring_relation)
+
+  def zcdp(self, part: StatedDpEvent) -> float:
+    return kind_of(part.event).zcdp(part.event)
+
+  def describe(self, part: StatedDpEvent, unit: str) -> str:
+    return kind_of(part.event).describe(part.event, unit)
 
 
 def compose(step_event: DpEvent, num_steps: int) -> DpEvent:
@@ -335,4 +380,4 @@ def describe(event: DpEvent, unit: str) -> str:
   return "; ".join(each)
 
 
-register(NoOpKind(), NonPrivateKind(), SelfComposedKind(), ComposedKind())
+register(NoOpKind(), NonPrivateKind(), SelfComposedKind(), ComposedKind(), StatedKind())

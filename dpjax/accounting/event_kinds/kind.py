@@ -12,7 +12,6 @@ replace_one.
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import functools
 import importlib
 import inspect
@@ -45,14 +44,6 @@ _LEAST_LEVEL = 1e-100
 _LARGEST_LEVEL = 1e100
 # Smallest square of a probability: squares of smaller ones underflow.
 _LEAST_SQUARE = 1e-300
-
-
-@dataclasses.dataclass(frozen=True)
-class StatedDpEvent(dpa.DpEvent):
-  """An event that is true under ONE neighbouring relation, and is accounted under no other."""
-
-  neighboring_relation: str
-  event: DpEvent
 
 
 class Grid(NamedTuple):

@@ -23,6 +23,7 @@ from jax.core import Tracer
 
 from dpjax import federated, sampling
 from dpjax.auditing.games.game import Game, claims, drawn_by, linear
+from dpjax.auditing.games.plans import small_plan
 from dpjax.federated import described
 from dpjax.federated.client import ClientAlgorithm, Received
 from dpjax.federated.cohort import Cohort
@@ -48,7 +49,6 @@ _ADD = "add_or_remove_one"
 _REPLACE = "replace_one"
 _Z = 1.5
 _CLIP = 0.5
-_SIZE = 2.0
 _FAR = 1e6
 # Number of first draws of a call that run one by one, as ordinary Python. Later draws run together.
 _ONE_BY_ONE = 16
@@ -69,14 +69,7 @@ Games = Callable[..., list[Game]]
 def the_plan() -> Plan:
   """Returns a plan with every client in every round, so sampling hides nothing."""
   sampler = sampling.PoissonSampler(sampling_prob=1.0, capacity=8)
-  return Plan(
-    sampler=sampler,
-    noise_multiplier=_Z,
-    l2_clip_norm=_CLIP,
-    normalize_by=_SIZE,
-    num_steps=ROUNDS,
-    delta=1e-5,
-  )
+  return small_plan(sampler=sampler, noise_multiplier=_Z, num_steps=ROUNDS)
 
 
 def _client(x: float, width: int) -> np.ndarray:

@@ -167,7 +167,6 @@ def _log_ratio(plan: Plan, sums: np.ndarray, mixtures: Any) -> np.ndarray:
 
 # --- plans: correlated noise, schedules and statistics
 
-_Z = 1.2
 _LOUD = 2.0
 _CLIP = 0.5
 _ALONE = np.zeros(3)
@@ -213,15 +212,10 @@ def names() -> tuple[str, ...]:
   )
 
 
-def _numbers(**options: Any) -> dict[str, Any]:
-  numbers = {
-    "noise_multiplier": _Z,
-    "l2_clip_norm": _CLIP,
-    "normalize_by": 2.0,
-    "num_steps": 2,
-    "delta": 1e-5,
-  }
-  return numbers | options
+def small_plan(make_plan: MakePlan = Plan, **changes: Any) -> Plan:
+  """Returns a plan of two steps; `changes` give its sampler, and replace the usual numbers."""
+  usual: dict[str, Any] = {"noise_multiplier": 1.2, "l2_clip_norm": _CLIP, "delta": 1e-5}
+  return make_plan(**(usual | {"normalize_by": 2.0, "num_steps": 2} | changes))
 
 
 def _inverse(choice: Any) -> Any:
@@ -247,11 +241,10 @@ def _correlation(subject: str, make_plan: MakePlan = Plan) -> list[Game]:
   """Returns games on a record in every second of four steps; one neighbour has zeros instead."""
   shape = NoiseShape(correlation=_CORRELATIONS[subject])
 
-  def played(crowd: str, others: np.ndarray, noise_multiplier: float = _Z) -> Game:
-    numbers = _numbers(sampler=_IN_TURN, num_steps=4, noise_shape=shape)
+  def played(crowd: str, others: np.ndarray, **louder: float) -> Game:
     return game(
       f"a record in every second step, {crowd}",
-      make_plan(**(numbers | {"noise_multiplier": noise_multiplier})),
+      small_plan(make_plan, sampler=_IN_TURN, num_steps=4, noise_shape=shape, **louder),
       # The last of four records is in the second and fourth step, the first in the first and third.
       (np.append(others, 0.0), np.append(others, 1.0))
       if crowd == "last"
@@ -272,7 +265,7 @@ def _correlation(subject: str, make_plan: MakePlan = Plan) -> list[Game]:
 def _schedule(make_plan: MakePlan = Plan) -> list[Game]:
   """Returns games in which the first step has half the noise of the second."""
   shape = NoiseShape(schedule=(1.0, 2.0))
-  plan = make_plan(**_numbers(sampler=_ONE_IN_TWO, noise_shape=shape))
+  plan = small_plan(make_plan, sampler=_ONE_IN_TWO, noise_shape=shape)
   return [
     game(f"a record added, {crowd}", plan, (others, np.append(1.0, others)))
     for crowd, others in (("alone", _ALONE), ("against others", _CROWD))
@@ -285,7 +278,7 @@ def _statistics(make_plan: MakePlan = Plan) -> list[Game]:
     normalize_by=1.0, clip_norms=(1.0, 2.0), noise_multiplier=2.0
   )
   everybody = PoissonSampler(sampling_prob=1.0, capacity=4)
-  plan = make_plan(**_numbers(sampler=everybody, statistics=statistics))
+  plan = small_plan(make_plan, sampler=everybody, statistics=statistics)
   records = (np.zeros((1, 1, 1), np.float32), np.full((1, 1, 1), 1e4, np.float32))
 
   @functools.cache

@@ -28,11 +28,9 @@ from dpjax.plan import Plan
 from dpjax.sampling import Sampler
 
 OTHERS = 3
-STEPS = 2
 # Noise multipliers for much and for little noise, in multiples of the sensitivity.
 MUCH = 1.2
 LITTLE = 0.9
-_DELTA = 1e-5
 
 MakePlan = Callable[..., Plan]
 
@@ -57,15 +55,7 @@ def _games(
 
   The last game is of the first relation again. In it, other records pull the other way.
   """
-  build = functools.partial(
-    make_plan,
-    sampler=sampler,
-    l2_clip_norm=0.5,
-    normalize_by=2.0,
-    num_steps=STEPS,
-    delta=_DELTA,
-    **options,
-  )
+  build = functools.partial(plans.small_plan, make_plan, sampler=sampler, **options)
   relations = sampler.proved_under
   cases = [(relation, 0.0, MUCH) for relation in relations]
   cases.append((relations[0], -1.0, LITTLE))

@@ -20,6 +20,7 @@ import optax
 from dpjax import federated, sampling, trees
 from dpjax.auditing.games.federated import shown
 from dpjax.auditing.games.game import Game, claims, key, linear
+from dpjax.auditing.games.plans import small_plan
 from dpjax.data import Federation, from_arrays
 from dpjax.federated.aggregation import Aggregator
 from dpjax.federated.silos import Silos
@@ -30,8 +31,6 @@ from dpjax.types import Example
 ROUNDS = 2
 _STEPS = 2  # local steps of a round
 _ADD = "add_or_remove_one"
-_Z = 2.5
-_CLIP = 0.5
 _FAR = 1e6
 # Enough numbers to see the spread of the noise, which an undeclared size would change.
 _WIDTH = 64
@@ -73,14 +72,8 @@ _WORLDS: dict[str, tuple[list[float], list[float]]] = {
 
 def the_plan(prob: float = 1.0) -> Plan:
   """Returns the plan of each silo; with `prob` 1 sampling hides nothing."""
-  return Plan(
-    sampler=sampling.PoissonSampler(sampling_prob=prob, capacity=8),
-    noise_multiplier=_Z,
-    l2_clip_norm=_CLIP,
-    normalize_by=2.0,
-    num_steps=ROUNDS * _STEPS,
-    delta=1e-5,
-  )
+  sampler = sampling.PoissonSampler(sampling_prob=prob, capacity=8)
+  return small_plan(sampler=sampler, noise_multiplier=2.5, num_steps=ROUNDS * _STEPS)
 
 
 def _all_messages() -> Aggregator:

@@ -25,7 +25,8 @@ from dpjax.plan import Plan
 from dpjax.sampling import PoissonSampler
 from dpjax.types import Batch, Example, LossFn, Params
 
-_STEPS = 2
+# A record is in about half of the steps.
+_HALF = PoissonSampler(sampling_prob=0.5, capacity=4)
 _OTHERS = np.zeros(2)
 _WEIGHTS = np.array([[1.0, -2.0], [0.5, 1.0]], np.float32)
 
@@ -42,21 +43,6 @@ class _Trained(NamedTuple):
   # pull.
   known: LossFn
   augments: bool = False
-
-
-def the_plan(
-  make_plan: MakePlan = Plan, *, sampling_prob: float = 0.5, **options: Any
-) -> Plan:
-  """Returns a plan of few steps, with a record in about half of them."""
-  numbers: dict[str, Any] = {
-    "sampler": PoissonSampler(sampling_prob=sampling_prob, capacity=4),
-    "noise_multiplier": 1.2,
-    "l2_clip_norm": 0.5,
-    "normalize_by": 2.0,
-    "num_steps": _STEPS,
-    "delta": 1e-5,
-  }
-  return make_plan(**(numbers | options))
 
 
 def _linear(params: Any, example: Example) -> Any:
@@ -130,22 +116,17 @@ def _runner(
 
 
 def _games(build: Callable[[], _Trained], make_plan: MakePlan = Plan) -> list[Game]:
-  projected = [
-    plans.game(
-      f"a record added, {crowd}",
-      the_plan(make_plan),
-      (others, np.append(1.0, others)),
-      runner=functools.partial(_runner, build),
-    )
-    for crowd, others in (("alone", _OTHERS), ("against others", _OTHERS - 1.0))
+  def played(case: str, others: np.ndarray, **how: Any) -> Game:
+    runner = functools.partial(_runner, build, **how)
+    plan = plans.small_plan(make_plan, sampler=_HALF)
+    return plans.game(case, plan, (others, np.append(1.0, others)), runner=runner)
+
+  whole = played("a record added, every number seen", _OTHERS, whole=True)
+  return [
+    played("a record added, alone", _OTHERS),
+    played("a record added, against others", _OTHERS - 1.0),
+    dataclasses.replace(whole, adversary=repeats),
   ]
-  whole = plans.game(
-    "a record added, every number seen",
-    the_plan(make_plan),
-    (_OTHERS, np.append(1.0, _OTHERS)),
-    runner=functools.partial(_runner, build, whole=True),
-  )
-  return [*projected, dataclasses.replace(whole, adversary=repeats)]
 
 
 _BUILDERS: dict[str, Callable[[], _Trained]] = {

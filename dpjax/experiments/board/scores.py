@@ -7,8 +7,7 @@ import pathlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from scipy import stats
-
+from dpjax.attacks.roc import exact_interval
 from dpjax.data import table_declaration
 from dpjax.data.table_declaration import Category, Number
 from dpjax.experiments.board.document import Block, Paragraph, Table
@@ -152,7 +151,7 @@ def _by_class(run: Finished) -> list[Block]:
   right = sum(row[place] for place, row in enumerate(counts))
   told: list[Block] = [Table(("class", "test records", "recognised"), rows)]
   if total:
-    low, high = stats.binomtest(right, total).proportion_ci(method="exact")
+    low, high = exact_interval(right, total, 0.95)
     told.insert(
       0,
       Paragraph(

@@ -150,7 +150,7 @@ def _plan(settings: FinalModels) -> Plan:
     l2_clip_norm=1.0,
     normalize_by=settings.num_records,
   )
-  check_method("gdp", plan)
+  check_method("gdp", plan.event())
   return plan
 
 

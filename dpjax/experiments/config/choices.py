@@ -196,18 +196,14 @@ def settings(
   >>> kind(), kind(ndigits=1).make(3.14159)
   (round(ndigits=2), 3.1)
   """
-  options = {
-    name: default if isinstance(default, Option) else Option(default)
-    for name, default in defaults.items()
-  }
-  # Every default but None shows its type. For None the annotation of the function is needed.
-  of_none = any(option.default is None for option in options.values())
-  hints = typing.get_type_hints(function) if of_none else {}
   kinds = []
-  for name, option in options.items():
-    hint = hints[name] if option.default is None else type(option.default)
-    annotation = Annotated[hint, *option.carried] if option.carried else hint
-    kinds.append((name, annotation, option.default))
+  for name, default in defaults.items():
+    carried: tuple[Any, ...] = ()
+    if isinstance(default, Option):
+      default, carried = default.default, default.carried
+    # Every default but None shows its type. For None the annotation of the function is needed.
+    hint = typing.get_type_hints(function)[name] if default is None else type(default)
+    kinds.append((name, Annotated[hint, *carried] if carried else hint, default))
   # `module` is the caller's module. Another process must import it to make the class again.
   module = sys._getframe(1).f_globals["__name__"]
   module_kinds = _KINDS.setdefault(module, [])

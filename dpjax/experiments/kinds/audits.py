@@ -17,7 +17,7 @@ from dpjax.accounting.text import lower
 from dpjax.accounting.trade_off import TradeOff, all_pairs
 from dpjax.auditing.lower_bounds import METHODS
 from dpjax.auditing.scores import Scores
-from dpjax.auditing.verdict import ceiling, check_event, reason
+from dpjax.auditing.verdict import ceiling, check_method, reason
 from dpjax.data.target_kinds import needs_classes
 from dpjax.experiments.kinds.central.config import CanaryAudit
 from dpjax.experiments.run import writers
@@ -118,7 +118,7 @@ def insert(
     return held, None
   # Some kinds of canaries change a label. For all kinds the rule is the same: data have classes.
   needs_classes(held, "audit")
-  check_event(asked.method, claim.event())
+  check_method(asked.method, claim.event())
   _warn_of_ceiling(asked, claim)
   changed, canaries = make(
     held,

@@ -50,9 +50,7 @@ from dpjax.parallel.exchanges import is_first, largest, on_first
 from dpjax.types import Config
 from dpjax.validate import UserError, first_line
 
-STOPPING = tuple(
-  getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)
-)
+STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 # Seconds between two checkpoints of a phase without `save_every`.
 SAVE_SECONDS = 10.0
 
@@ -191,10 +189,7 @@ def signals() -> Iterator[list[int]]:
   received: list[int] = []
   previous = {}
   for signum in STOPPING:
-    if (
-      signum == getattr(signal, "SIGHUP", None)
-      and signal.getsignal(signum) == signal.SIG_IGN
-    ):
+    if signum == signal.SIGHUP and signal.getsignal(signum) == signal.SIG_IGN:
       continue
     try:
       previous[signum] = signal.signal(signum, lambda s, _: received.append(s))
@@ -288,13 +283,10 @@ class Running:
       self.final_epsilon = on_first(guarantee.curve, phase.num_steps)
       on_first(guarantee.warn)
     if phase.evaluate is not None and is_first():
-      rows = map(phase.row_at, range(self.step, 0, -1))
       self.metrics = writers.MetricsWriter(
         folder.path,
-        # The newest row up to the current step; None: there is none.
-        resume_step=next((row for row in rows if row is not None), None),
+        self.rows,
         tensorboard=not folder.experiment.release,
-        held=self.rows,
         hook=folder.hook,
       )
 

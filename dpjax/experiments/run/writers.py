@@ -20,9 +20,9 @@ import stat
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
-from typing import Any, Self
+from typing import Any
 
 from tqdm import tqdm
 
@@ -306,25 +306,25 @@ def read_json(path: str | os.PathLike) -> Any:
     raise UserError(f"is not valid JSON ({reason})", field=str(path)) from None
 
 
-class MetricsWriter:
+class MetricsWriter(AbstractContextManager):
   """Appends metrics to `workdir`/metrics.jsonl, one JSON line for each call, and to TensorBoard.
 
   Lines contain no time of day, so that the file of a resumed run equals, byte for byte, the file of
-  an uninterrupted run. For that, write the metrics of step k before the checkpoint of step k, and
-  resume from the checkpoint's step.
+  an uninterrupted run. For that, write the metrics of step k before the checkpoint of step k, which
+  holds the result of `durable`, and resume from it.
 
   Args:
     workdir: folder of the run; created if missing.
-    resume_step: last step whose lines are kept. Later lines are dropped, and so is a last line that
-      was cut off. None: the file starts empty, and earlier event files are removed. If they stayed,
-      the scores of a start with other noise would be released beside the scores of this run.
+    held: result of `durable`: the file must begin with these lines, which are kept. Later lines are
+      dropped. None: the file starts empty. Where no line is kept, earlier event files are removed.
+      If they stayed, the scores of a start with other noise would be released beside the scores of
+      this run.
     tensorboard: whether to write event files to `workdir`/tensorboard, too. They contain the time
       of every row and the name of the machine.
-    held: result of `durable` at `resume_step`: the file must still begin with the same bytes.
     hook: function that is called with the step and the values of every line after it is written.
 
   Raises:
-    UserError: a line other than the last is not JSON, or the file does not begin as `held` says.
+    UserError: the file does not begin as `held` says.
 
   >>> import tempfile
   >>> with tempfile.TemporaryDirectory() as workdir:
@@ -337,26 +337,22 @@ class MetricsWriter:
   def __init__(
     self,
     workdir: str | os.PathLike,
-    resume_step: int | None = None,
-    tensorboard: bool = True,
     held: Mapping[str, Any] | None = None,
+    *,
+    tensorboard: bool = True,
     hook: Callable[[int, dict[str, Any]], None] | None = None,
   ):
     self._hook = hook
     workdir = pathlib.Path(workdir)
-    last_kept = -1 if resume_step is None else int(resume_step)
-    if held is None:
-      kept = [line for line, entry in _lines(workdir) if entry["step"] <= last_kept]
-      content = "".join(kept).encode()
-    else:
-      content = _beginning(workdir / METRICS, held)
+    content = b"" if held is None else _beginning(workdir / METRICS, held)
     replace_file(workdir / METRICS, content)
     self._size = len(content)
     self._digest = hashlib.sha256(content)
     self._file = (workdir / METRICS).open("a", encoding="utf-8")
-    if resume_step is None or not tensorboard:
+    if not content or not tensorboard:
       shutil.rmtree(workdir / EVENTS, ignore_errors=True)
-    self._events = _Events(workdir / EVENTS, last_kept + 1) if tensorboard else None
+    last = json.loads(content.splitlines()[-1])["step"] if content else -1
+    self._events = _Events(workdir / EVENTS, last + 1) if tensorboard else None
 
   def write(self, step: int, values: dict[str, Any]) -> None:
     """Appends one line {"step": step, **values}; values are scalars."""
@@ -389,9 +385,6 @@ class MetricsWriter:
       if events is not None:
         events.close()
 
-  def __enter__(self) -> MetricsWriter:
-    return self
-
   def __exit__(self, *error: object) -> None:
     self.close()
 
@@ -418,24 +411,15 @@ def read_metrics(workdir: str | os.PathLike) -> list[dict[str, Any]]:
   """Reads the lines of `workdir`/metrics.jsonl; `step` is an int, all other values are
   floats.
 
-  A last line that was cut off is left out; a missing file has no lines.
+  A last line that was cut off is left out; a missing file has no lines. Raises UserError if a line
+  before the last one is damaged.
   """
-  rows = []
-  for _, entry in _lines(pathlib.Path(workdir)):
-    step = entry.pop("step")
-    rows.append({"step": step} | {name: number(entry[name]) for name in entry})
-  return rows
-
-
-def _lines(workdir: pathlib.Path) -> list[tuple[str, dict[str, Any]]]:
-  """Returns (text, data) of each complete line. Raises UserError if a line before the last one is
-  damaged."""
-  path = workdir / METRICS
+  path = pathlib.Path(workdir) / METRICS
   if not path.exists():
     return []
   validate.no_pipe(path, str(path))
   lines = path.read_text(encoding="utf-8", errors="replace").splitlines(keepends=True)
-  entries = []
+  rows = []
   for index, line in enumerate(lines):
     try:
       # A line without a line end was cut off, even if it happens to be JSON.
@@ -443,10 +427,11 @@ def _lines(workdir: pathlib.Path) -> list[tuple[str, dict[str, Any]]]:
     except ValueError:
       entry = None
     if isinstance(entry, dict) and isinstance(entry.get("step"), int):
-      entries.append((line, entry))
+      step = entry.pop("step")
+      rows.append({"step": step} | {name: number(entry[name]) for name in entry})
     elif index + 1 < len(lines):
       raise UserError(f"line {index + 1} is not a JSON object with a step", field=str(path))
-  return entries
+  return rows
 
 
 class _Events:
@@ -468,16 +453,16 @@ class _Events:
     self._file = event_file_writer.EventsWriter(str(folder / "events"))
     start = proto.SessionLog(status=proto.SessionLog.START)
     # TensorBoard then ignores what earlier event files hold for `purge_step` and later steps.
-    self._add(purge_step, session_log=start)
-
-  def _add(self, step: int, **what: Any) -> None:
-    self._file.write_event(self._event(wall_time=time.time(), step=step, **what))
+    self._file.write_event(
+      self._event(wall_time=time.time(), step=purge_step, session_log=start)
+    )
 
   def write(self, step: int, scalars: dict[str, float]) -> None:
     for name, value in scalars.items():
       # TensorBoard draws no point for NaN and infinity, and tensorboardX would print a warning.
       if math.isfinite(value):
-        self._add(step, summary=self._scalar(name, value))
+        point = self._scalar(name, value)
+        self._file.write_event(self._event(wall_time=time.time(), step=step, summary=point))
     self._file.flush()
 
   def close(self) -> None:
@@ -575,7 +560,7 @@ def _on_terminal() -> bool:
   return not _SILENT.get() and sys.stderr is not None and sys.stderr.isatty()
 
 
-class Progress:
+class Progress(AbstractContextManager):
   """Counts to a total and shows it on stderr, as a context manager: a bar on a terminal, a line
   every five seconds elsewhere. In a block of `silent`, it shows nothing.
 
@@ -649,9 +634,6 @@ class Progress:
     words += [f"{self._count}/{self._total}", f"{speed:.3g}/s"]
     words += map("=".join, self._shown.items())
     print(" ".join(words), file=sys.stderr, flush=True)
-
-  def __enter__(self) -> Self:
-    return self
 
   def __exit__(self, *error: object) -> None:
     self.close()

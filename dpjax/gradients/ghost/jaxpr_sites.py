@@ -158,22 +158,12 @@ class Lift(NamedTuple):
   tap: Tap
 
 
-class Action(enum.Enum):
-  """Way to evaluate a step of the program."""
-
-  PLAIN = enum.auto()
-  CALL = enum.auto()
-  REMAT = enum.auto()
-  SCAN = enum.auto()
-
-
 class Step(NamedTuple):
   """An equation of the program, with its taps and the plan to evaluate it."""
 
-  action: Action
   eqn: Eqn
   values: tuple[Value, ...]  # of the results
-  inner: Any = None  # Program, where the equation is entered
+  inner: Any = None  # Program, where the equation is entered: a call, a remat or a scan
   site: Site | None = None
   lifts: tuple[Lift, ...] = ()  # of operands
   loop: Any = None  # Loop, of a scan
@@ -285,7 +275,7 @@ def _move_to_chosen_products(graph: Graph, steps: list[Step]) -> None:
     if chain is None:
       continue
     last = next(j for j, each in enumerate(steps) if each.eqn is chain.eqns[-1])
-    if steps[last].site is not None or steps[last].action is not Action.PLAIN:
+    if steps[last].site is not None or steps[last].inner is not None:
       continue
     data = tuple([v for v in operands(chain) if v not in step.site.params])
     site = dataclasses.replace(step.site, eqn=chain, data=data, outs=(0,))
@@ -346,12 +336,12 @@ def _plan(eqn, values, loops, ids) -> Step:
   kinds = {value.kind for value in values}
   if Kind.PARAM not in kinds or not any([is_float(var.aval) for var in eqn.outvars]):
     kind = Kind.DATA if Kind.DATA in kinds else Kind.CONST
-    return Step(Action.PLAIN, eqn, (Value(kind),) * len(eqn.outvars))
+    return Step(eqn, (Value(kind),) * len(eqn.outvars))
   name = eqn.primitive.name
   # A call is entered also without data: a transposed parameter inside stays a view of its leaf,
   # and keeps its norm.
   if name in CALLS:
-    step = _enter(Action.CALL, eqn, eqn.params[CALLS[name]], values, loops, ids)
+    step = _enter(eqn, eqn.params[CALLS[name]], values, loops, ids)
     own = layer_rules.module_of(eqn.params.get("name"))
     layer = own.find(eqn, values) if own else None
     if layer is None:
@@ -360,9 +350,9 @@ def _plan(eqn, values, loops, ids) -> Step:
     known = result.source._replace(layer=layer)
     return step._replace(values=(result._replace(source=known),))
   if Kind.DATA not in kinds:
-    return Step(Action.PLAIN, eqn, _transformed(eqn, values))
+    return Step(eqn, _transformed(eqn, values))
   if name in REMATS:
-    return _enter(Action.REMAT, eqn, eqn.params["jaxpr"], values, loops, ids)
+    return _enter(eqn, eqn.params["jaxpr"], values, loops, ids)
   if name == "scan":
     return _enter_scan(eqn, values, loops, ids)
   return _meet(eqn, values, loops, ids)
@@ -407,10 +397,10 @@ def _view_of_one(eqn, source, plain) -> Source:
   return plain
 
 
-def _enter(action, eqn, jaxpr, values, loops, ids) -> Step:
+def _enter(eqn, jaxpr, values, loops, ids) -> Step:
   closed = jaxpr if hasattr(jaxpr, "consts") else jex.ClosedJaxpr(jaxpr, ())
   inner = _analyse(closed, values, loops, ids, lift_outs=False)
-  return Step(action, eqn, inner.outs, inner=inner)
+  return Step(eqn, inner.outs, inner=inner)
 
 
 def _enter_scan(eqn, values, loops, ids) -> Step:
@@ -428,7 +418,7 @@ def _enter_scan(eqn, values, loops, ids) -> Step:
       values[i] = Value(kind, sliced)
   inner = _analyse(closed, values, (*loops, loop), ids)
   outs = (_DATA,) * len(eqn.outvars)
-  return Step(Action.SCAN, eqn, outs, inner=inner, lifts=lifts, loop=loop)
+  return Step(eqn, outs, inner=inner, lifts=lifts, loop=loop)
 
 
 def _meet(eqn, values, loops, ids) -> Step:
@@ -457,4 +447,4 @@ def _meet(eqn, values, loops, ids) -> Step:
     tuple(outs),
     kept,
   )
-  return Step(Action.PLAIN, eqn, (_DATA,) * len(eqn.outvars), site=site)
+  return Step(eqn, (_DATA,) * len(eqn.outvars), site=site)

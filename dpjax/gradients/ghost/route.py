@@ -37,7 +37,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -63,7 +63,7 @@ from dpjax.gradients.ghost.units import Rule, Sum, Unit, sum_of
 from dpjax.gradients.loss_checks import Loss, mixes
 from dpjax.gradients.traced_values import as_varying_as, on_settled
 from dpjax.parallel import made_for
-from dpjax.types import ArrayTree, ClippedSum, NumberTree, Params
+from dpjax.types import ArrayTree, NumberTree, Params
 
 # Largest number of parameters whose per-example gradients are cheap to stack.
 _SMALL = 4096
@@ -118,12 +118,10 @@ def clipped_sum(
   batch: ArrayTree,
   mask: jax.Array,
   clip: Clip,
-  *,
-  rescale_to_unit_norm: bool = False,
-) -> ClippedSum:
-  """Returns the sum of clipped gradients.
+) -> clipping.Clipped:
+  """Returns the sum of clipped gradients, not yet `clipping.rescale`.
 
-  It equals that of the vmap route (`clipping.clip_and_sum`), up to the rounding that norms include.
+  It equals that of the vmap route (`clipping.clipped`), up to the rounding that norms include.
   """
   leaves, treedef = jax.tree.flatten(params)
   program, planned_units, group_of, platform = planned
@@ -179,12 +177,7 @@ def clipped_sum(
   if platform == "cpu":
     sums, norms = with_rows_alone(sums, norms, rare)
   by_leaf = _by_leaf(rules, [sums[i] for i in range(len(rules))])
-  total = treedef.unflatten(by_leaf)  # leaves [*param]
-  total = clipping.rescale(total, clip, rescale_to_unit_norm=rescale_to_unit_norm)
-  bounds = clip.group_bounds(rescale_to_unit_norm=rescale_to_unit_norm)
-  shortened = clip.shortens(rescale_to_unit_norm=rescale_to_unit_norm)
-  bound = math.hypot(*bounds)
-  return ClippedSum(total, norms, recorded.losses, bound, bounds, mask, shortened=shortened)
+  return clipping.Clipped(treedef.unflatten(by_leaf), norms, recorded.losses)
 
 
 class _Sums(NamedTuple):
@@ -360,46 +353,31 @@ def _with_rows_alone(
       terms.append(tuple(map(term, each, [of_leaf[leaf] for leaf in rule.unit.leaves])))
     return terms, norms[0]
 
-  def add(carry, row):
-    sums, norms = carry
+  def step(state):
+    left, sums, norms = state
+    row = jnp.argmax(left)
     gradients = []
     for rule, first in zip(rules, rows.kept):
       gradients.append(rule.row_gradient(rows, first, row))
     terms, norm = on_settled(clipped, gradients)
     more = jax.tree.map(tapped.cast_as, dict(enumerate(terms)), sums.total)
-    return sums.plus(more), norms.at[row].set(norm.astype(norms.dtype))
-
-  # The carry of the loop keeps its type, also under shard_map.
-  return _row_by_row(add, rare, as_varying_as((rows.recorded, rare), (sums, norms)))
-
-
-def _row_by_row(fn: Callable[[Any, jax.Array], Any], rows: jax.Array, first: Any) -> Any:
-  """Returns fn(... fn(fn(first, i), j) ..., k) over the rows i < j < ... < k that are True.
-
-  Args:
-    fn: `(carry, row) -> carry`, where a carry is (ExactSum, other arrays). `fn` may close over
-      arrays of the whole batch.
-    rows: [B] bool.
-    first: (sums, other arrays) before the first row. The result has the same form.
-  """
-
-  def step(state):
-    left, carry = state
-    row = jnp.argmax(left)
-    return left.at[row].set(False), fn(carry, row)
+    norms = norms.at[row].set(norm.astype(norms.dtype))
+    return left.at[row].set(False), sums.plus(more), norms
 
   @rarely_taken
-  def loop(state):
-    rows, (sums, beside) = state
-    begun = as_varying_as((rows, sums), ExactSum.of(sums))
+  def loop(rare, sums, norms):
+    # The carry of the loop keeps its type, also under shard_map.
+    begun = as_varying_as((rare, sums), ExactSum.of(sums))
     any_left = lambda state: jnp.any(state[0])
-    rows, (sums, beside) = lax.while_loop(any_left, step, (rows, (begun, beside)))
-    return rows, (sums.value(), beside)
+    _, sums, norms = lax.while_loop(any_left, step, (rare, begun, norms))
+    return sums.value(), norms
 
   # XLA copies the closure of a loop, even for a loop of no steps. In a conditional it
-  # copies only if a row is True. Without the conditional, training steps on scattering features
+  # copies only if a row is rare. Without the conditional, training steps on scattering features
   # would take four times as long.
-  return lax.cond(jnp.any(rows), loop, lambda state: state, (rows, first))[1]
+  sums, norms = as_varying_as((rows.recorded, rare), (sums, norms))
+  without = lambda rare, sums, norms: (sums, norms)
+  return lax.cond(jnp.any(rare), loop, without, rare, sums, norms)
 
 
 def keeps_apart(planned: Recipe) -> bool:

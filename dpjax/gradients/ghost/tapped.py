@@ -18,7 +18,6 @@ from jax import lax
 
 from dpjax import jaxprs, trees
 from dpjax.gradients.ghost.jaxpr_sites import (
-  Action,
   Cotangent,
   Kind,
   Lift,
@@ -159,10 +158,10 @@ def _entered(
   """Evaluates an equation whose inner program is entered, as `run` does."""
   inner_taps = {tap.index: taps[tap.index] for tap in step.inner.taps}
   again = functools.partial(run, step.inner, keeping=keeping)
-  if step.action is Action.SCAN:
+  if step.loop is not None:
     # Taps are sliced as the inputs are, since every turn has its own cotangents.
     return jaxprs.scan_again(step.eqn, values, again, inner_taps)
-  if step.action is Action.REMAT:
+  if step.eqn.primitive.name in jaxprs.REMATS:
     again = jaxprs.remat_again(step.eqn, again)
   return again(values, inner_taps)
 
@@ -260,7 +259,7 @@ def _collect(program: Program, inputs: Sequence[_Stacked | None], params_at: dic
 def _collect_step(step: Step, values: Sequence[_Stacked | None], params_at: dict) -> list:
   if step.inner is not None:
     entering = list(values)
-    if step.action is Action.SCAN:
+    if step.loop is not None:
       # A carry changes between turns; arrays that the scan steps through get one more loop.
       first_carry, first_xs = jaxprs.ScanParts.of(step.eqn)
       unknown = [None] * (first_xs - first_carry)

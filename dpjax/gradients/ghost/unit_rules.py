@@ -40,9 +40,9 @@ from dpjax.parallel import made_for
 # Array size per example, in elements, above which a branch skips the pass that drops examples, if
 # none is dropped. For smaller arrays the branch takes longer to compile than the pass to run.
 _BRANCH_ABOVE = 4096
-# Operand size per example, in elements, above which a branch skips the copy that drops examples,
-# if all operands are finite.
-_WIDE = 1024
+# Operand size of a batch, in elements, above which a branch skips the copy that drops examples, if
+# all operands are finite. XLA's CPU backend would cut a larger copy into parts for other threads.
+_WIDE = 2**16
 # Two evaluations of one gradient may differ by this share of its norm.
 _ROUNDING = 1e-6
 # Largest number of parts of a batch in the branch for batches with unusual examples, unless
@@ -116,6 +116,9 @@ class UnitRule:
       begun: sums to which a unit's loop (`Sum.AGAIN`) adds its terms; None for zeros.
     """
     del begun
+    if self.unit.hold:
+      each = zip(first.held, factors)
+      return self.of_held(tuple([_weighted(x, factor, finite) for x, factor in each]))
     # A non-finite operand of a product makes its example's norm infinite or NaN. So finite norms
     # imply finite operands.
     known = all_finite([first]) if finite is None else finite
@@ -318,21 +321,17 @@ class Product(Rows):
     # The product is [N, K, P], or [N, P, K] if swapped. A held product is summed itself, so its
     # norm needs no bound on rounding.
     if self.unit.hold:
-      return Norms((lengths.of(product),), product)
+      return Norms((lengths.of(product),), (product,))
     return row_forms.with_rounding(product, parts)
 
-  def sum(self, recorded, first, factors, finite=None, begun=None):
-    if not self.unit.hold:
-      return super().sum(recorded, first, factors, finite, begun)
-    return self.of_held(_weighted(first.held, factors[0], finite))
-
   def of_held(self, held):
+    (product,) = held
     # All sites of the leaf share this one matrix, so it is converted back through the first site.
     site = self.unit.sites[0]
     if self.unit.swapped[0]:
-      held = jnp.swapaxes(held, 1, 2)  # [N, P, K] -> [N, K, P]
+      product = jnp.swapaxes(product, 1, 2)  # [N, P, K] -> [N, K, P]
     _, back = self.flow.pull(self.unit.leaves, (site,))
-    return back({site.index: (self.unit.forms[0].unflatten(held),)})
+    return back({site.index: (self.unit.forms[0].unflatten(product),)})
 
 
 class Gradient(UnitRule):
@@ -367,13 +366,10 @@ class Gradient(UnitRule):
     return finite, self.gradient(pulled, *harmless)
 
   def sum(self, recorded, first, factors, finite=None, begun=None):
-    how = sum_of(self.unit)
-    if how is Sum.HELD:
-      return tuple([_weighted(x, factor, finite) for x, factor in zip(first.held, factors)])
-    if how is Sum.AGAIN:
-      begun = self.zeros(recorded) if begun is None else begun
-      return self._one_by_one(recorded, first, factors, begun)
-    return super().sum(recorded, first, factors, finite, begun)
+    if sum_of(self.unit) is not Sum.AGAIN:
+      return super().sum(recorded, first, factors, finite, begun)
+    begun = self.zeros(recorded) if begun is None else begun
+    return self._one_by_one(recorded, first, factors, begun)
 
   def _one_by_one(self, recorded: Recorded, first: Norms, factors: Any, begun: Any):
     """Adds each example's gradient, formed again in a compiled loop, times its factor.
@@ -771,7 +767,7 @@ def _transpose_at(site: Site, seen, args, *, call, finite):
   multiplied = functools.partial(_multiplied, form)
   # For small operands a branch costs more than the pass that it saves.
   is_known = finite is None or isinstance(finite, bool)
-  if is_known or form.left * form.rows <= _WIDE * len(factor):
+  if is_known or form.left * form.rows <= _WIDE:
     return multiplied(*call(clipped, args))
 
   # If all operands are finite, a factor of 0 drops its example without cleaning them.

@@ -9,7 +9,7 @@ import pytest
 
 from dpjax import accounting
 from dpjax.accounting import event_kinds, proved
-from dpjax.accounting.event_kinds import kind, noisy_sum
+from dpjax.accounting.event_kinds import elements, kind, noisy_sum
 from dpjax.validate import UserError
 from tests.refuses import refuses
 
@@ -152,7 +152,7 @@ def test_a_users_event_takes_back_no_cost_and_is_claimed(twice):
     accounting.epsilon(both, delta=1e-5)
   assert "kind: claimed" in accounting.privacy_statement(twice, delta=1e-5)
   # Within another event it is a claim, too.
-  stated = kind.StatedDpEvent("add_or_remove_one", dpa.SelfComposedDpEvent(twice, 2))
+  stated = elements.StatedDpEvent("add_or_remove_one", dpa.SelfComposedDpEvent(twice, 2))
   assert "kind: claimed" in accounting.privacy_statement(stated, delta=1e-5)
   assert "kind: proved" in accounting.privacy_statement(
     dpa.GaussianDpEvent(1.0), delta=1e-5

@@ -185,13 +185,21 @@ def test_indexing_gathers_rows_in_the_order_asked():
   assert [int(example.y) for example in d] == [0, 1, 2, 0, 1]  # iterable, and it ends
 
 
-@hypothesis.given(st.lists(st.integers(-5, 4), max_size=8))
+@hypothesis.given(st.lists(st.integers(-5, 4), max_size=5, unique_by=lambda i: i % 5))
 def test_subset_equals_gather(indices):
   d = small(name="mine", split="test")
   part = d.subset(np.array(indices, int))
   np.testing.assert_array_equal(part.x, d.x[np.array(indices, int)])
   assert part.y.tolist() == [int(d.y[i]) for i in indices]
   assert (part.name, part.split, part.num_classes) == ("mine", "test", 3)
+
+
+@pytest.mark.parametrize("indices", [[1, 1], np.array([0, -5]), np.array([2, 0, 2])])
+def test_a_row_that_comes_twice_is_refused(indices):
+  """As in a bootstrap. A record in two rows, of batches of 1 in 20 over 300 steps, cost 13.2 where
+  5.8 was stated; in ten rows, as of a rare class, 115."""
+  with refuses("indices"):
+    small().subset(indices)
 
 
 def test_a_data_set_cannot_be_changed_and_leaves_the_callers_array_alone():

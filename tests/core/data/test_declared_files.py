@@ -156,6 +156,26 @@ def test_windows_cover_the_text_without_overlap(tmp_path):
   assert joined == text and len(train) == 13 and len(test) == 1
 
 
+def test_a_line_that_becomes_blank_moves_no_other_line_to_another_split(tmp_path):
+  declared = {"example": "line", "length": 4, "split": {"test_share": 0.4, "salt": 1}}
+  lines = [f"{number:02}" for number in range(30)]
+  split_of = lambda text: [
+    {bytes(row[:2].tolist()).decode() for row in part.x}
+    for part in _read_text(tmp_path, text, declared)
+  ]
+  whole = split_of("\n".join(lines))
+  for number in range(30):
+    changed = [*lines]
+    changed[number] = " "
+    parts = split_of("\n".join(changed))
+    assert parts == [part - {lines[number]} for part in whole]
+
+
+def _read_text(folder, text, declared):
+  (folder / "lines.txt").write_text(text)
+  return data.text_file(folder / "lines.txt", declared)
+
+
 def test_a_tokenizer_of_public_text(tmp_path):
   tokenizers = pytest.importorskip("tokenizers")
   made = tokenizers.Tokenizer(tokenizers.models.WordLevel({"a": 0, "b": 1, "?": 2}, "?"))

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import dpjax
-from dpjax import data, gradients, sampling
+from dpjax import data, gradients, sampling, transforms
 from dpjax.types import Batch, Example
 from tests.refuses import refuses
 
@@ -95,6 +95,32 @@ def test_example_level_clipping_would_not_protect_a_user():
   of_user = _clipped_sum(_blocks(data, np.zeros(6, int)), [0])
   length = np.sqrt(sum(float((g**2).sum()) for g in jax.tree.leaves(of_user.total)))
   assert length <= 1 + 1e-6
+
+
+def test_an_emptied_user_adds_nothing_to_the_count_of_an_adaptive_clip_norm():
+  """With noise of 1 on sum and count, a multiplier of .894 was stated. The count of an emptied user
+  was 1 away from that of the full one, not 1/2, which is a multiplier of .707."""
+  x = np.full((6, 1), 50.0, np.float32)
+  whole = dpjax.data.from_arrays(x, np.zeros(6, int), num_classes=2, nominal_size=6)
+  emptied = dataclasses.replace(whole, present=np.arange(6) > 1)
+  rule = transforms.AdaptiveClipping(count_noise_std=1.0, learning_rate=1.0)
+  plan = dpjax.Plan(
+    sampler=sampling.UserSampler(sampling_prob=1.0, capacity=8),
+    neighboring_relation="replace_special",
+    l2_clip_norm=dpjax.Clip(1.0, rule),
+    noise_multiplier=1.0,
+    normalize_by=1,
+    num_steps=1,
+    delta=1e-5,
+  )
+  grad_fn = plan.clipped_grad(sampling.user_loss(lambda w, e: jnp.sum(w * e.x)))
+
+  def queries(data):
+    blocks = sampling.group_by_user(data, np.arange(6) // 2, max_examples_per_user=2)
+    summed = grad_fn(jnp.zeros(1), next(plan.batches(blocks, rng=0)))
+    return np.append(summed.total, rule.query(summed))
+
+  np.testing.assert_allclose(queries(whole) - queries(emptied), [1.0, -0.5], rtol=1e-5)
 
 
 def test_other_users_decide_nothing_about_a_block():

@@ -144,7 +144,7 @@ def _noisy(fn):
     out = fn(params, batch, mask)
     key = jax.random.fold_in(jax.random.key(7), lax.axis_index("data"))
     extra = jax.tree.map(jnp.add, out.total, source.gaussian(key, out.total, 0.5))
-    return _with_total(out, extra)
+    return out._replace(total=extra)
 
   return wrapped
 
@@ -155,7 +155,7 @@ def _summed_twice(fn):
   def wrapped(params, batch, mask):
     out = fn(params, batch, mask)
     mean = jax.tree.map(lambda t: lax.psum(t, "data") / 8, out.total)
-    return _with_total(out, lax.pcast(mean, ("data",), to="varying"))
+    return out._replace(total=lax.pcast(mean, ("data",), to="varying"))
 
   return wrapped
 
@@ -168,11 +168,6 @@ def _gathered(fn):
     return lax.dynamic_slice_in_dim(whole, lax.axis_index("data") * rows, rows)
 
   return lambda params, batch, mask: fn(params, own(batch), mask)
-
-
-def _with_total(out, total):
-  bounds = out.l2_bound, out.group_bounds
-  return type(out)(total, out.norms, out.losses, *bounds, out.mask)
 
 
 def _plants():

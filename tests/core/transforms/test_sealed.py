@@ -573,9 +573,9 @@ def test_a_part_of_a_tree_is_refused_by_every_private_transform(tx):
 def test_one_key_means_one(number):
   keys = jax.random.split(jax.random.key(0), number)
   for make in (_plan().transform, lambda key: _plan(1.0).transform(key)):
-    with refuses("key.shape"):
+    with refuses("key"):
       make(keys)
-  with refuses("example_key.shape"):
+  with refuses("example_key"):
     training.dp_sgd(_loss, _plan(), optax.sgd(0.1), noise_key=_KEY, example_key=keys)
 
 

@@ -7,10 +7,10 @@ each cohort in turn, by simulating a mean of equally many messages.
 from __future__ import annotations
 
 import dataclasses
-import functools
+import math
 import pathlib
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Annotated, Any, ClassVar, NamedTuple
 
 import jax
@@ -65,6 +65,11 @@ class Victims(NamedTuple):
   guarantee: Guarantee
   note: str  # remark on the guarantee
   together: int  # clients behind one message: 1, or all of a cohort with a secure sum
+
+  @property
+  def local_steps(self) -> int:
+    """Number of steps of a client."""
+    return int(self.batches.mask.any(axis=1).sum())
 
 
 @dataclasses.dataclass(frozen=True)
@@ -169,7 +174,7 @@ class _Inversion(AttackSettings):
 
   def phase(self, config: AttackConfig, attacked: Victims) -> Phase:
     """Returns a phase that sends and inverts one message in each step."""
-    invert = _inverter(config, attacked)
+    invert = self.inverter(attacked)
     first = attacked.truths[0]
     number = len(attacked.truths)
     shape = np.shape(first.x)
@@ -184,7 +189,16 @@ class _Inversion(AttackSettings):
     def fill(state: Arrays, place: int) -> None:
       truth = attacked.truths[place]
       seen = attacked.send(place)
-      x, labels = invert(seen, truth, place)
+      labels = np.asarray(truth.y)
+      if self.labels == "infer":
+        # Labels are inferred from a gradient. A message of one SGD step, without a defence, gives
+        # it exactly. Other messages give it only approximately.
+        rate = config.federate.client_optimizer.learning_rate
+        gradient = attacks.as_gradient(
+          seen["delta"], learning_rate=rate, num_steps=attacked.local_steps
+        )
+        labels = attacks.infer_labels(gradient, batch_size=shape[0])
+      x = invert(seen, labels, place)
       order = matched(truth.x, x)  # inverted examples have no order
       state["found"][place] = x[order]
       state["labels"][place] = labels
@@ -219,7 +233,7 @@ class _Inversion(AttackSettings):
       "num_records": len(truth),
       "examples_per_message": len(attacked.truths[0].x),
       "clients_per_message": attacked.together,
-      "local_steps": int(attacked.batches.mask.any(axis=1).sum()),
+      "local_steps": attacked.local_steps,
       "labels_right": int(right),
       "mse": fidelity.mse.tolist(),
       "median_psnr": float(np.median(fidelity.psnr)),
@@ -246,6 +260,10 @@ class _Inversion(AttackSettings):
     held = {name: np.asarray(state[name]) for name in ("found", "labels", "error")}
     return MeasuredAttack(held, result, write)
 
+  def inverter(self, attacked: Victims) -> Callable[[Any, np.ndarray, int], np.ndarray]:
+    """Returns a function (message, its labels [b], its index) -> examples [b, ...]."""
+    raise NotImplementedError
+
   def sent(self, params: Params, model: Any, public: HostArray, seed: int) -> Params:
     """Returns the parameters that the server sends. This server is honest and changes nothing.
 
@@ -263,6 +281,31 @@ class DenseFirst(_Inversion):
   """Reads the input of a first dense layer by one division; exact for a batch of one example."""
 
   layer: Annotated[str, "name of its module"] = "dense_0"
+
+  def inverter(self, attacked: Victims) -> Callable[[Any, np.ndarray, int], np.ndarray]:
+    """Returns a function that reads examples from the first layer's part of a message.
+
+    The examples are 0 if the gradient of the layer's bias is 0.
+    """
+    shape = np.shape(attacked.truths[0].x)
+    size = math.prod(shape[1:])
+
+    def divide(seen: Any, labels: np.ndarray, place: int) -> np.ndarray:
+      del labels, place
+      try:
+        with within("attack"):
+          guesses = self.read(seen, shape[0])
+      except NothingSent:
+        guesses = np.zeros((shape[0], size))
+      if guesses.shape[1] != size:
+        raise UserError(
+          f"takes {guesses.shape[1]} numbers, an example has {size}; must be the first layer",
+          field="attack.layer",
+          value=self.layer,
+        )
+      return guesses.reshape(shape)
+
+    return divide
 
   def read(self, seen: ArrayTree, batch_size: int) -> np.ndarray:
     """Returns one guess for all B examples of a message, [B, d]; d is the layer's input width."""
@@ -339,6 +382,28 @@ class _SearchInversion(_Inversion):
   restarts: Annotated[int, _STEPS, "random guesses that begin"] = 12
   finalists: Annotated[int, _STEPS, "guesses that go on after the trial"] = 2
   trial: Annotated[int, _STEPS, "steps of every guess"] = 200
+
+  def method(self) -> Any:
+    """Returns the `attacks.gradient_inversion.Method` that moves the guesses."""
+    raise NotImplementedError
+
+  def inverter(self, attacked: Victims) -> Callable[[Any, np.ndarray, int], np.ndarray]:
+    """Returns a function that searches for the examples behind a message."""
+    attack = attacks.Inversion(
+      attacked.guess,
+      np.shape(attacked.truths[0].x),
+      num_classes=attacked.num_classes,
+      method=self.method(),
+      restarts=self.restarts,
+      finalists=self.finalists,
+      trial=self.trial,
+    )
+
+    def search(seen: Any, labels: np.ndarray, place: int) -> np.ndarray:
+      key = jax.random.fold_in(attacked.random.noise, place)
+      return attack(seen, labels, key=key).x
+
+    return search
 
 
 @dataclasses.dataclass(frozen=True)
@@ -430,68 +495,6 @@ def _size(federation: Any) -> int:
       value=federation.num_clients,
     )
   return sizes[0]
-
-
-def _inverter(config: AttackConfig, attacked: Victims) -> Any:
-  """Returns a function (message, true examples, index) -> (examples [b, ...], labels [b]).
-
-  It reads only the shape of the true examples, and their labels if `attack.labels` is "known".
-  """
-  method = config.attack
-  shape = np.shape(attacked.truths[0].x)
-
-  def labels(message: Any, truth: Example) -> np.ndarray:
-    if method.labels == "known":
-      return np.asarray(truth.y)
-    # Labels are inferred from a gradient. A message of one SGD step, without a defence, gives it
-    # exactly. Other messages give it only approximately.
-    steps = int(attacked.batches.mask.any(axis=1).sum())
-    rate = config.federate.client_optimizer.learning_rate
-    gradient = attacks.as_gradient(message["delta"], learning_rate=rate, num_steps=steps)
-    return attacks.infer_labels(gradient, batch_size=shape[0])
-
-  if isinstance(method, DenseFirst):
-    return functools.partial(_by_division, method, labels)
-  attack = attacks.Inversion(
-    attacked.guess,
-    shape,
-    num_classes=attacked.num_classes,
-    method=method.method(),
-    restarts=method.restarts,
-    finalists=method.finalists,
-    trial=method.trial,
-  )
-
-  def search(seen: Any, truth: Example, place: int) -> tuple[np.ndarray, np.ndarray]:
-    key = jax.random.fold_in(attacked.random.noise, place)
-    guessed = labels(seen, truth)
-    inverted = attack(seen, guessed, key=key)
-    return inverted.x, inverted.labels
-
-  return search
-
-
-def _by_division(
-  method: DenseFirst, labels: Any, seen: Any, truth: Example, place: int
-) -> tuple[np.ndarray, np.ndarray]:
-  """Returns (examples, labels), with examples read from the first layer's part of the message.
-
-  The examples are 0 if the gradient of the layer's bias is 0.
-  """
-  del place
-  size = truth.x[0].size
-  try:
-    with within("attack"):
-      guesses = method.read(seen, len(truth.x))
-  except NothingSent:
-    guesses = np.zeros((len(truth.x), size))
-  if guesses.shape[1] != size:
-    raise UserError(
-      f"takes {guesses.shape[1]} numbers, an example has {size}; must be the first layer",
-      field="attack.layer",
-      value=method.layer,
-    )
-  return guesses.reshape(truth.x.shape), labels(seen, truth)
 
 
 def in_common(truth: np.ndarray, labels: np.ndarray) -> int:

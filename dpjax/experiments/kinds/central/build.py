@@ -121,42 +121,14 @@ class Run(NamedTuple):
   mesh: Mesh | None = None  # devices that share a batch; None: one device
   keyed: bool = False  # whether every example gets a key of its own, `example.key`
   optimizer: Any = None  # the Optax transformation behind the private gradient
-  save: Callable[..., None] = lambda folder, params: None  # writes files beside params.npz
+  # Function (folder, last state) that writes files beside params.npz.
+  save: Callable[[pathlib.Path, Any], None] = lambda folder, state: None
   tokenizer: dict[str, Any] | None = None  # facts of the tokenizer of the texts
 
 
 def check(config: TrainConfig) -> None:
   """Raises UserError if the config is wrong; loads no data."""
-  common.typed(config)
-  bounds.sections(config)
-  bounds.steps("num_steps", config.num_steps, config.privacy)
-  if config.mesh is not None:
-    mesh_of(config.mesh)
-  if config.augmentation == "none":
-    bounds.only(config, "augmult", [1], " unless augmentation is set")
-  if config.audit is not None:
-    from dpjax.experiments.kinds.central import audit  # few runs are audited
-
-    audit.check(config.audit, release=config.release)
-  if config.loss == CONTRASTIVE:
-    # Imported here, since few runs need this module.
-    from dpjax.experiments.kinds.central import embeddings
-
-    embeddings.check(config)
-  privacy.check(config)
-  normalization.check(config)
-  if isinstance(config.privacy, LeastSquares):
-    from dpjax.experiments.kinds.central import one_release  # no other method needs it
-
-    one_release.check(config)
-  starting_point.check(config)
-  _check_schedule_free(config)
-  if config.writer is not None:
-    from dpjax.experiments.run import row_hooks  # few runs have a hook
-
-    row_hooks.check(config.writer, release=config.release)
-  check_weights(config)
-  _check_read(config)
+  Central(config).check()
 
 
 # Fields that only a loss of one example reads.
@@ -197,17 +169,12 @@ def load_data(config: TrainConfig, *, features: bool = True) -> tuple[Any, Any]:
   Args:
     features: whether to compute the features of the model; they do not change `data.digest`.
   """
-  if features and registry.entry(config.model.name).features:
-    kept = cache.folder()
-    # It is checked first, since reading data and computing features may take an hour.
-    if kept is not None:
-      cache.check_folder(kept)
-  train, test = named_data.load_section(
-    config.data, max_length=config.data.max_length, resident=config.resident
-  )
-  common.read_if(config, train.vocab_size is not None, "text", "data.max_length")
-  loaded = preprocessed(config, train, test)
-  return with_features(config, loaded) if features else loaded
+  kept = cache.folder()
+  # The cache's folder is checked first, since reading data and computing features may take an hour.
+  if features and kept is not None and registry.entry(config.model.name).features:
+    cache.check_folder(kept)
+  run = Central(config)
+  return run.with_features(run.data()) if features else run.data()
 
 
 def preprocessed(
@@ -225,13 +192,7 @@ def preprocessed(
 
 def with_features(config: TrainConfig, loaded: tuple[Any, Any]) -> tuple[Any, Any]:
   """Returns (train, test) with features as inputs if the model takes features, else unchanged."""
-  if not registry.entry(config.model.name).features:
-    return loaded
-  per_example = normalization.per_example(config)
-  kept = cache.folder()
-  options: Any = per_example, kept, config.resident
-  train, test = (featured(config.model, part, *options) for part in loaded)
-  return train, test
+  return Central(config).with_features(loaded)
 
 
 def limited(train: data.Dataset, config: DataConfig) -> data.Dataset:
@@ -446,8 +407,9 @@ def assembled(config: TrainConfig, loaded: tuple[Any, Any], random: RunKeys) -> 
   if audited is not None:
     tx = audited.watched(config, tx)
 
-  def save(folder: pathlib.Path, params: Params) -> None:
-    starting_point.write(config, model, trained.whole(params), folder)
+  def save(folder: pathlib.Path, state: Any) -> None:
+    whole = trained.whole(training.eval_params(state))
+    starting_point.write(config, model, whole, folder)
     write_inputs(folder)
 
   def with_keys(
@@ -543,13 +505,52 @@ class Central(Experiment[TrainConfig]):
   plans = True
 
   def check(self) -> None:
-    check(self.config)
+    config = self.config
+    common.typed(config)
+    bounds.sections(config)
+    bounds.steps("num_steps", config.num_steps, config.privacy)
+    if config.mesh is not None:
+      mesh_of(config.mesh)
+    if config.augmentation == "none":
+      bounds.only(config, "augmult", [1], " unless augmentation is set")
+    if config.audit is not None:
+      from dpjax.experiments.kinds.central import audit  # few runs are audited
+
+      audit.check(config.audit, release=config.release)
+    if config.loss == CONTRASTIVE:
+      # Imported here, since few runs need this module.
+      from dpjax.experiments.kinds.central import embeddings
+
+      embeddings.check(config)
+    privacy.check(config)
+    normalization.check(config)
+    if isinstance(config.privacy, LeastSquares):
+      from dpjax.experiments.kinds.central import one_release  # no other method needs it
+
+      one_release.check(config)
+    starting_point.check(config)
+    _check_schedule_free(config)
+    if config.writer is not None:
+      from dpjax.experiments.run import row_hooks  # few runs have a hook
+
+      row_hooks.check(config.writer, release=config.release)
+    check_weights(config)
+    _check_read(config)
 
   def data(self) -> Any:
-    return load_data(self.config, features=False)
+    config = self.config
+    train, test = named_data.load_section(
+      config.data, max_length=config.data.max_length, resident=config.resident
+    )
+    common.read_if(config, train.vocab_size is not None, "text", "data.max_length")
+    return preprocessed(config, train, test)
 
   def with_features(self, data: Any) -> Any:
-    return with_features(self.config, data)
+    config = self.config
+    if not registry.entry(config.model.name).features:
+      return data
+    options: Any = normalization.per_example(config), cache.folder(), config.resident
+    return tuple(featured(config.model, part, *options) for part in data)
 
   @property
   def num_steps(self) -> int:
@@ -668,7 +669,7 @@ def phase(config: TrainConfig, run: Run) -> Phase:
     draws=draws,
     released=released,
     evaluate=scores,
-    write=lambda folder, state: run.save(folder, training.eval_params(state)),
+    write=run.save,
     guarantee=run.guarantee,
     row_at=functools.partial(every, config.eval_every, config.num_steps),
     observe=functools.partial(facts.observed, config, run),
@@ -677,7 +678,5 @@ def phase(config: TrainConfig, run: Run) -> Phase:
     before_steps=None if run.statistics is None else run.statistics._asdict(),
     program=functools.partial(_program, run, later),
     planned=functools.partial(facts.planned, config, run),
-    describe=lambda state, stated, rows: facts.of(
-      config, run, own_copy(state), stated["epsilon"]
-    ),
+    describe=functools.partial(facts.of, config, run),
   )

@@ -13,6 +13,7 @@ from dpjax.experiments.kinds.central import starting_point
 from dpjax.experiments.kinds.central.config import TrainConfig
 from dpjax.experiments.run import left_out, provenance, saved, writers
 from dpjax.gradients.device_mesh import on_one
+from dpjax.parallel.spanning import own_copy
 from dpjax.plan import Plan
 from dpjax.training.dp_sgd import TrainState, clip_scale
 from dpjax.transforms.dp_sgld import sgld_temperature
@@ -171,9 +172,16 @@ def table_scores(task: Task, apply: Any, params: Any, test: Dataset) -> dict[str
 
 
 def of(
-  config: TrainConfig, run: Run, state: TrainState, epsilon: float | None
+  config: TrainConfig,
+  run: Run,
+  last: TrainState,
+  stated: dict[str, Any],
+  rows: list[dict[str, Any]],
 ) -> dict[str, Any]:
-  """Returns the parts of a central run's result that are known only at the end."""
+  """Returns the parts of a central run's result that are known only at the end; for
+  `Phase.describe`."""
+  del rows
+  state = own_copy(last)
   used = 1 if run.mesh is None else run.mesh.size
   facts: dict[str, Any] = {"device": provenance.device(used, config.mesh)}
   params = training.eval_params(state)
@@ -194,5 +202,5 @@ def of(
     after=training.eval_params(state),
     state=state,
     canaries=run.canaries,
-    epsilon=epsilon,
+    epsilon=stated["epsilon"],
   )

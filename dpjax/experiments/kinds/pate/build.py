@@ -133,10 +133,13 @@ class _Run:
 
   @functools.cached_property
   def parts(self) -> np.ndarray:
-    """Returns the part of each private record, [n]."""
+    """Returns the part of each private record, [n]; -1 for an empty one, which teaches nobody."""
     relation = self.config.aggregate.neighboring_relation
     x, y = self.private.x, self.private.y
-    return pate.parts(x, y, self.config.num_teachers, neighboring_relation=relation)
+    parts = pate.parts(x, y, self.config.num_teachers, neighboring_relation=relation)
+    # Empty records are left out after places have decided, so that nobody else moves.
+    present = self.private.present
+    return parts if present is None else np.where(present, parts, -1)
 
   def votes_phase(self) -> Phase:
     """Returns the phase that counts the votes of all teachers, some teachers in each step."""
@@ -223,7 +226,7 @@ class _Run:
     """Returns what the private records tell of the teachers, and of the cells of a table."""
     config = self.config
     right = counts[np.arange(len(counts)), self.public.y[: len(counts)]]
-    in_part = np.bincount(self.parts, minlength=config.num_teachers)
+    in_part = np.bincount(self.parts[self.parts >= 0], minlength=config.num_teachers)
     return {
       "not_private/teacher_accuracy": float(np.mean(right) / config.num_teachers),
       "not_private/left_out": int(np.maximum(in_part - config.teacher_capacity, 0).sum()),
