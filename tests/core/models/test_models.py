@@ -208,7 +208,7 @@ def test_a_missing_channel_axis_is_named(name):
     (lambda: models.Cnn(num_classes=0), "num_classes"),
     (lambda: models.Cnn(num_classes=2, features=(4,)), "features"),
     (lambda: models.Cnn(num_classes=2, activation="rely"), "activation"),
-    (lambda: models.Mlp(num_classes=2, features=(0,)), "features"),
+    (lambda: models.Mlp(num_classes=2, features=(0,)), "features[0]"),
     (lambda: models.ConvNet(num_classes=2, filters=(4,), pool_after=(2,)), "pool_after"),
     (lambda: models.ConvNet(num_classes=2, filters=(4,), strides=(1, 1)), "strides"),
     (lambda: networks.WideResNet(num_classes=2, depth=15), "depth"),
