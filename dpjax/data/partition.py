@@ -101,7 +101,7 @@ def dirichlet(
   validate.integer_at_least(0, min_size=min_size)
   if math.isinf(alpha):
     return iid(labels, num_clients=num_clients, seed=seed)
-  _check_enough(len(labels), num_clients, min_size)
+  _check_enough(len(labels), num_clients, min_size=min_size)
   classes = _rows_by_class(labels)
   for _ in range(_MAX_REDRAWS):
     owners = _deal_classes(random, classes, len(labels), num_clients, alpha)
@@ -168,13 +168,8 @@ def shards(
   """
   labels, random = _start(labels, num_clients, seed)
   validate.integer_at_least(1, shards_per_client=shards_per_client)
+  _check_enough(len(labels), num_clients, shards_per_client=shards_per_client)
   num_shards = num_clients * shards_per_client
-  if num_shards > len(labels):
-    raise UserError(
-      f"{num_shards} shards of {len(labels)} examples; each needs at least one",
-      field="shards_per_client",
-      value=shards_per_client,
-    )
   pieces = np.array_split(np.argsort(labels, kind="stable"), num_shards)
   hands = random.permutation(num_shards).reshape(num_clients, shards_per_client)
   return [np.concatenate([pieces[shard] for shard in hand]) for hand in hands]
@@ -341,6 +336,21 @@ def _start(
   return labels, _random(seed)
 
 
+def _check_enough(num_examples: int, num_clients: int, **least: int) -> None:
+  """Raises UserError unless each client can have `least` examples. It is about `num_clients` if
+  there are more of them than examples, and else about the argument `least`."""
+  ((name, each),) = least.items()
+  if num_clients * each <= num_examples:
+    return
+  needed = (
+    f"{num_clients} clients need {num_clients * each} examples, there are {num_examples}"
+  )
+  field, value = (
+    ("num_clients", num_clients) if num_clients > num_examples else (name, each)
+  )
+  raise UserError(needed, field=field, value=value)
+
+
 def _dirichlet(random: np.random.RandomState, alpha: np.ndarray) -> np.ndarray:
   """Draws shares from Dir(alpha) for any alpha > 0, with logarithms of gamma variables.
 
@@ -404,24 +414,12 @@ def _counts(total: int, shares: np.ndarray) -> np.ndarray:
   return np.diff(np.minimum(ends, total), prepend=0)
 
 
-def _check_enough(num_examples: int, num_clients: int, min_size: int) -> None:
-  """Raises UserError if not each client can have `min_size` examples."""
-  needed = num_clients * min_size
-  if needed > num_examples:
-    many = num_clients > num_examples  # so many that the least size does not matter
-    raise UserError(
-      f"{num_clients} clients with at least {min_size} each need {needed} examples, there are "
-      f"{num_examples}",
-      field="num_clients" if many else "min_size",
-      value=num_clients if many else min_size,
-    )
-
-
 def _cut(
   random: np.random.RandomState, num_examples: int, shares: np.ndarray, min_size: int
 ) -> Indices:
   """Cuts a random permutation: each client gets `min_size` rows and its share of the other rows."""
   validate.integer_at_least(0, min_size=min_size)
-  _check_enough(num_examples, len(shares), min_size)
-  sizes = min_size + _counts(num_examples - min_size * len(shares), shares)
+  remaining = num_examples - min_size * len(shares)
+  _check_enough(num_examples, len(shares), min_size=min_size)
+  sizes = min_size + _counts(remaining, shares)
   return np.split(random.permutation(num_examples), np.cumsum(sizes)[:-1])

@@ -119,7 +119,7 @@ def _loaded(flipped):
     ({"privacy.epsilon_budget": 0.1}, "privacy.epsilon_budget=0.1"),
     ({"privacy.sampler.capacity": 20}, "capacity=20"),
     ({"data.name": "nothing.npz"}, "nothing.npz"),
-    ({"model.options": {"features": [0]}}, "features=0"),
+    ({"model.options": {"features": [0]}}, "features[0]=0"),
   ],
 )
 def test_what_a_run_refuses_the_plan_refuses_in_the_same_line(tmp_path, change, words):

@@ -81,7 +81,7 @@ def test_a_title_or_a_name_is_no_formula(tmp_path):
 @pytest.mark.parametrize(
   ("name", "options", "field"),
   [
-    ("mlp", {"features": 2}, "model.options"),
+    ("mlp", {"features": 2}, "model.options.features"),
     ("mlp", {"activation": 3.5}, "model.options"),
     ("mlp", {"activation": ("leaky_relu", "a")}, "model.options"),
     ("mlp", {"activation": ("relu", 1, 2, 3)}, "model.options"),
@@ -106,7 +106,7 @@ _NOISE = {"privacy.epsilon": None, "privacy.noise_multiplier": 1.0}
 @pytest.mark.parametrize(
   ("changes", "field"),
   [
-    ({"model.options": {"features": [0]}}, "model.options.features"),
+    ({"model.options": {"features": [0]}}, "model.options.features[0]"),
     ({"model.options": {"activation": "rellu"}}, "model.options.activation"),
     ({"memory_budget_gb": 1e-9}, "memory_budget_gb"),
     (

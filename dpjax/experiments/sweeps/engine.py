@@ -20,6 +20,7 @@ import jax
 
 from dpjax import validate
 from dpjax.experiments.config import fields
+from dpjax.experiments.config.naming import naming
 from dpjax.experiments.run import checkpoint, kind, loop, provenance, writers
 from dpjax.experiments.run import workdir as owner
 from dpjax.experiments.sweeps import cost
@@ -290,7 +291,8 @@ class _Work:
     data = self._load(point.config)
     if new and not self._checked:
       try:
-        self._table.check_data(point.config, data)
+        with naming(point.config):
+          self._table.check_data(point.config, data)
       except UserError as error:
         raise WholeSweep(
           error.must, field=error.field, value=error.value, hint=error.hint

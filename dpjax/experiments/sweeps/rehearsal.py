@@ -66,7 +66,7 @@ def _of_points(
   seconds = 0.0
   over = 0
   seen = {}
-  failures = set()
+  failures: dict[str, UserError] = {}
   for point in _shown(engine.grouped(all_points)):
     try:
       with naming(point.config):
@@ -80,7 +80,7 @@ def _of_points(
     except UserError as error:
       if len(all_points) == 1:
         raise
-      failures.add(str(error))
+      failures[str(error)] = error
       lines[point.name] = f"would fail: {error}"
       continue
     done = there == dry_run.FINISHED
@@ -93,7 +93,8 @@ def _of_points(
   failed = len(all_points) - len(rows)
   # An error that stops every run is reported once, and the command ends with exit code 2.
   if not rows and len(failures) == 1:
-    raise UserError(f"all {failed} runs would fail: {failures.pop()}")
+    (error,) = failures.values()
+    raise error.at(f"all {failed} runs would fail")
   head = {
     "runs": f"{len(all_points)}, of which {over} are finished and {failed} would fail",
     **({"together": cost.statement(rows)} if len(all_points) > 1 else {}),
