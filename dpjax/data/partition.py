@@ -101,13 +101,7 @@ def dirichlet(
   validate.integer_at_least(0, min_size=min_size)
   if math.isinf(alpha):
     return iid(labels, num_clients=num_clients, seed=seed)
-  if len(labels) < num_clients * min_size:
-    raise UserError(
-      f"{num_clients} clients need {num_clients * min_size} examples, there "
-      f"are {len(labels)}",
-      field="min_size",
-      value=min_size,
-    )
+  _check_enough(len(labels), num_clients, min_size)
   classes = _rows_by_class(labels)
   for _ in range(_MAX_REDRAWS):
     owners = _deal_classes(random, classes, len(labels), num_clients, alpha)
@@ -344,10 +338,6 @@ def _start(
       f"must be [n], one label for each example, got {validate.shape_of_rows(labels.shape)}",
       field="labels",
     )
-  if num_clients > max(len(labels), 1):
-    raise UserError(
-      f"must be at most {len(labels)}, the examples", field="num_clients", value=num_clients
-    )
   return labels, _random(seed)
 
 
@@ -414,18 +404,24 @@ def _counts(total: int, shares: np.ndarray) -> np.ndarray:
   return np.diff(np.minimum(ends, total), prepend=0)
 
 
+def _check_enough(num_examples: int, num_clients: int, min_size: int) -> None:
+  """Raises UserError if not each client can have `min_size` examples."""
+  needed = num_clients * min_size
+  if needed > num_examples:
+    many = num_clients > num_examples  # so many that the least size does not matter
+    raise UserError(
+      f"{num_clients} clients with at least {min_size} each need {needed} examples, there are "
+      f"{num_examples}",
+      field="num_clients" if many else "min_size",
+      value=num_clients if many else min_size,
+    )
+
+
 def _cut(
   random: np.random.RandomState, num_examples: int, shares: np.ndarray, min_size: int
 ) -> Indices:
   """Cuts a random permutation: each client gets `min_size` rows and its share of the other rows."""
   validate.integer_at_least(0, min_size=min_size)
-  remaining = num_examples - min_size * len(shares)
-  if remaining < 0:
-    raise UserError(
-      f"{len(shares)} clients need {min_size * len(shares)} examples, there "
-      f"are {num_examples}",
-      field="min_size",
-      value=min_size,
-    )
-  sizes = min_size + _counts(remaining, shares)
+  _check_enough(num_examples, len(shares), min_size)
+  sizes = min_size + _counts(num_examples - min_size * len(shares), shares)
   return np.split(random.permutation(num_examples), np.cumsum(sizes)[:-1])

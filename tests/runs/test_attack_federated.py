@@ -110,7 +110,7 @@ def test_a_wrong_config_is_one_line():
   check(_asked("record"))
   for change, field in (
     ({"unit": "group"}, "unit"), ({"methods": ()}, "methods"), ({"num_shadows": 3}, "num_shadows"),
-    ({"methods": ("attack_network",)}, "methods"),
+    ({"methods": ("attack_network",)}, "methods[0]"),
   ):  # fmt: skip
     with refuses(field):
       FedMembership(**change)

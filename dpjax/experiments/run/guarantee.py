@@ -78,6 +78,12 @@ class Guarantee:
     if self.kind == "claimed" and not self.failed_assumptions:
       raise ValueError("a claimed epsilon must name the assumptions that fail")
 
+  @property
+  def unit_owns_records(self) -> bool:
+    """Returns whether a unit has several records, as a user has. Where records are dealt otherwise,
+    it is another unit."""
+    return self.unit == "user"
+
   def charge(self, ledger: Ledger, steps: range, *, noise_key_id: str) -> Ledger:
     """Returns the ledger with the events of these steps, in order."""
     # Consecutive equal steps form one entry.
@@ -174,8 +180,7 @@ class Guarantee:
       "epsilon_kind": self.kind,
       "accountant": self.accountant or None,
     }
-    # A user has several records. Where records are dealt otherwise, it is another unit.
-    if self.unit == "user":
+    if self.unit_owns_records:
       facts |= {"unit_owns_records": True}
     if self.failed_assumptions:
       facts |= {"failed_assumptions": list(self.failed_assumptions)}

@@ -144,7 +144,7 @@ def test_what_a_step_takes_is_counted():
       "learning_rate=0.1: over the batch size, 16",
     ),
     ({"x": np.ones((60, 7))}, r"network: is \[6, 5, 3\], for x \(60, 7\)"),
-    ({"y": np.ones((59, 3))}, "x, y: shapes"),
+    ({"y": np.ones((59, 3))}, r"x.shape=\(60, 6\): "),
     ({"batches": np.array([[60]])}, r"batches: hold 60, must be in \[0, 60\)"),
     ({"batches": np.ones(3)}, "batches: must be"),
   ],
