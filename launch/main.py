@@ -145,7 +145,7 @@ def _check_flags(whole: Any, *, in_processes: bool) -> None:
   dry_run = app.value_of("dry_run")
   if dry_run and in_processes:
     raise UserError(
-      "must be without --coordinator; it plans for one process", field="dry_run", value=True
+      "must be without --coordinator; it plans for one process", field="dry_run"
     )
   if not dry_run:
     app.refuse_given(("target",), "--dry_run")

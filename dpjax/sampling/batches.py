@@ -159,16 +159,13 @@ def batches(
     present: bool array [n], or None; a row whose entry is False contributes zero.
     mark: mark of the plan.
   """
+  rows = rows_of_slice(sampler.padded_batch_size, count)
+  # The same in all batches, which share it.
+  origin = np.tile(np.array([mark, draws.run], np.uint32).view(np.int32), (rows, 1))
+  origin.flags.writeable = False
   for step, drawn in _draws(sampler, num_examples, draws.seed, steps):
     parts = slices(drawn, sampler.padded_batch_size, count)
     for number, (indices, mask) in enumerate(parts, start=step * count):
       examples = read(indices)
       mask = mask if present is None else mask & present[indices]
-      rows = len(mask)
-      origin = np.array([mark, draws.run], np.uint32).view(np.int32)
-      yield Batch(
-        examples,
-        mask,
-        step=np.full(rows, number, np.int32),
-        origin=np.tile(origin, (rows, 1)),
-      )
+      yield Batch(examples, mask, np.full(rows, number, np.int32), origin)

@@ -880,6 +880,15 @@ UNSEEN = {
 }
 
 
+_NAMES = {
+  check: name
+  for module in (
+    influence, whole_step, noise_distributions, batches, charges, of_config,
+  )
+  for name, check in module.CHECKS.items()
+}  # fmt: skip
+
+
 def run(name: str, sound: Any) -> Any:
   """The row that must refuse the plant, of the broken run."""
   plant = PLANTS[name]
@@ -899,7 +908,7 @@ def main(path: str, *names: str) -> None:
       [
         name,
         plant.row.__name__,
-        found.name,
+        _NAMES[plant.row],
         f"{found.measured:.4g}",
         f"{found.bound:.4g}",
         "refused" if found.passed is False else "MISSED",

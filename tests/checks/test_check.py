@@ -433,8 +433,11 @@ def test_what_promises_nothing_is_not_applicable_and_never_passes():
 
 @pytest.mark.slow
 def test_a_failure_is_in_the_table_and_in_the_data(sound):
-  rows = [noise_distributions.noise_std(noise_halved(sound)), influence.padding(sound)]
-  table = CheckTable(rows)
+  halved = {
+    "noise as charged": lambda run: noise_distributions.noise_std(noise_halved(run))
+  }
+  padded = {"padding": influence.padding}
+  table = CheckTable(list(run_table.rows(halved | padded, sound)))
   assert [row.name for row in table.failed] == ["noise as charged"]
   assert repr(table).startswith("FAIL  noise as charged")
   data = table.to_json()

@@ -363,7 +363,7 @@ def test_an_algorithm_is_compared_whatever_the_plan_is(name, kind, monkeypatch):
 
   if kind == "broken":
     algorithm = _broken(algorithm, late=3 if "adaptive" in name else 7)
-  monkeypatch.setattr(own_loss, "asked", lambda subject: [whole_step.whole_step])
+  monkeypatch.setattr(own_loss, "checks", lambda subject: whole_step.CHECKS)
   key = jax.random.key(0) if is_keyed else None
   given = {"optimizer": optax.sgd(0.1), "example_key": key, "algorithm": algorithm}
   (row,) = dpjax.check(loss, jnp.ones(4), plan, _train(), **given)
