@@ -282,7 +282,7 @@ def attack_bound(
   >>> attack_bound(tpr=0.1, mu=1.0)
   Traceback (most recent call last):
   ...
-  dpjax.validate.UserError: tpr, mu: are numbers of several guarantees; give those of one
+  dpjax.validate.UserError: tpr: tpr, mu are numbers of several guarantees; give those of one
   """
   # Kind of bound -> the numbers that define it.
   ways = {

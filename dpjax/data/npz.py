@@ -93,7 +93,7 @@ def _declared(arrays: dict[str, np.ndarray], key: str) -> int | None:
   if declared is None:
     return None
   if declared.ndim or declared.dtype.kind not in "iu":
-    raise UserError(f"must be one integer, got {declared!r}", field=key)
+    raise UserError(f"its {key!r} must be one integer, got {declared!r}")
   return int(declared)
 
 

@@ -117,7 +117,7 @@ def test_bad_extractions_are_one_line():
     door(x[:0])
   with refused("have no log odds"):
     solve_softmax(x, extraction.ask(_linear, weights, labels_only=True)(x))
-  with refused(r"num_queries=21: must be an integer in \[1, 20\]"):
+  with refused(r"num_queries\[0\]=21: must be an integer in \[1, 20\]"):
     extraction.extraction_curve(_extraction(), door, x, x, num_queries=[21], seed=0)
   with refused("20 of 20 inputs are queries as well"):
     extraction.extraction_curve(_extraction(), door, x, x, num_queries=[20], seed=0)

@@ -253,7 +253,7 @@ def test_the_profile_is_never_below_the_curve_and_hardly_above():
     ({"mu": math.inf}, "mu=inf: must be a finite number > 0"),
     ({"bayes_risk": 0.3, "prior": 0.2}, "bayes_risk=0.3: must be below 0.2, the error"),
     ({"bayes_risk": 0.3, "prior": 0.9}, "bayes_risk=0.3: must be below 0.0999"),
-    ({"mu": 1.0, "advantage": 0.1}, "advantage, mu: are numbers of several guarantees"),
+    ({"mu": 1.0, "advantage": 0.1}, "advantage, mu are numbers of several guarantees"),
   ],
 )
 def test_what_no_attacker_is_bounded_by_is_one_line(numbers, message):

@@ -122,7 +122,7 @@ def test_floats_are_left_alone(x, y):
     (dict(y_test=np.array([0.5, 1.0])), "test split: y: must hold integer class labels"),
     (dict(y_test=np.zeros(0, int), x_test=np.zeros((0, 2, 2), np.uint8)), "y: is empty"),
     (dict(y_test=np.array([0, "b"], object)), "not a readable .npz archive (Object arrays"),
-    (dict(num_classes=np.array([3])), "num_classes: must be one integer"),
+    (dict(num_classes=np.array([3])), "its 'num_classes' must be one integer"),
     (dict(num_classes=np.int64(2)), "outside [0, num_classes=2)"),
   ],
 )

@@ -235,7 +235,7 @@ def test_no_more_than_a_crowd_are_greeted_at_once(monkeypatch):
 def test_nobody_there_and_wrong_arguments_are_one_line():
   agreed = three_programs.Agreed(_TOKEN, timeout=0.2)
   for arguments, line in (
-    ({"listen": "127.0.0.1:1"}, "party 1 needs peer="),
+    ({"listen": "127.0.0.1:1"}, "number=1: must be 0 with listen="),
     ({"peer": "a:1"}, "dealer: nobody is at"),
     ({"peer": "a:1", "dealer": "nonsense"}, "coordinator='nonsense': must be HOST:PORT"),
   ):
