@@ -243,7 +243,7 @@ def test_what_needs_classes_is_refused_before_it_trains(tmp_path):
     with refuses("audit"):
       build.assemble(_config("diabetes", **change))
   spied = AttackConfig(target=_config("diabetes"))
-  with refuses("launch.attack"):
+  with refuses("target.data.name"):
     attack.Attack(spied).check_data(attack.Attack(spied).data())
   fed = fields.replace_all(FedConfig(), {"data.name": "diabetes", "model.name": "linear"})
   for rule in federated.loading.BY_CLASS:
