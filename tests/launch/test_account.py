@@ -93,7 +93,7 @@ def test_the_command_writes_a_curve_of_several_noise_levels(tmp_path):
 @pytest.mark.parametrize(
   "args, words",
   [
-    (["--noise_multiplier=1", "--num_steps=3"], "epsilon, sampling_prob"),
+    (["--noise_multiplier=1", "--num_steps=3"], "--epsilon: must be given"),
     (["--epsilon=abc"], "--epsilon"),
     (
       [

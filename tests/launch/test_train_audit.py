@@ -17,10 +17,12 @@ from configs import quickstart
 from dpjax.experiments.config import fields
 from dpjax.plan import Plan
 
-grad, transform = Plan.clipped_grad, Plan.transform
+grad, transform, batches = Plan.clipped_grad, Plan.transform, Plan.batches
 loose = lambda plan: dataclasses.replace(plan, l2_clip_norm=1e6, noise_multiplier=1e-9)
 Plan.clipped_grad = lambda plan, loss_fn, **options: grad(loose(plan), loss_fn, **options)
 Plan.transform = lambda plan, key: transform(loose(plan), key)
+# A transform takes the batches of its own plan alone.
+Plan.batches = lambda plan, *args, **options: batches(loose(plan), *args, **options)
 
 
 def get_config():
