@@ -611,9 +611,9 @@ class Plan(overflow.MayAbort):
     Args:
       key: key of the noise, for ONE run on ONE data set: `dpjax.new_key()`, or a seed that no other
         run has. The noise follows from it, and from the fresh draws of `batches`. So two runs with
-        one key share no noise, unless `batches` got an `rng`, or the rows are your own: then it
-        cancels in the difference of their releases. No transform sees the whole data, so that
-        cannot be checked here.
+        one key share no noise, unless both take the same batches, `batches` got an `rng`, or the
+        rows are your own: then it cancels in the difference of their releases. No transform sees
+        the whole data, so that cannot be checked here.
     """
     # A plan alone imports no mechanism, and a transform its own.
     from dpjax.transforms import guard

@@ -209,7 +209,7 @@ def cohorts(
       None, the plan of an aggregator without one, is refused.
     rng: integer seed of the sampler; 128 bits or more for a release. None takes 128 fresh bits of
       the operating system. A round then draws noise of its own for them: two runs with one key
-      share none.
+      share none, unless both take the same cohorts.
     start: number of rounds that a resumed run did before; above 0 only with an `rng`.
 
   Raises:

@@ -134,10 +134,18 @@ def _draws(
   ahead = max(1, min(_STEPS_AHEAD, _ROWS_AHEAD // sampler.padded_batch_size))
   # A user's own sampler may be slow, or count its calls.
   ahead = 1 if assumption(sampler) else ahead
-  for start in range(0, len(steps), ahead):
-    block = steps[start : start + ahead]
-    drawn = [draw_rows(sampler, num_examples, seed=seed, step=step) for step in block]
-    yield from zip(block, drawn)
+  while steps:
+    drawn = []
+    for step in steps[:ahead]:
+      try:
+        drawn.append(draw_rows(sampler, num_examples, seed=seed, step=step))
+      except UserError:
+        # An abort is charged to its own step, which a run that stops earlier never reaches.
+        if not drawn:
+          raise
+        break
+    yield from zip(steps, drawn)
+    steps = steps[len(drawn) :]
 
 
 def batches(

@@ -162,7 +162,10 @@ class Sampler(abc.ABC):
   def period(self) -> int | None:
     """Returns after how many steps the costs repeat, of which the first costs all: 1 if all steps
     cost the same. None for a class that defines `event_at` anew: it is asked for each step."""
-    return self.steps_per_event if type(self).event_at is Sampler.event_at else None
+    if type(self).event_at is not Sampler.event_at:
+      return None
+    validate.integer_at_least(1, steps_per_event=self.steps_per_event)
+    return self.steps_per_event
 
   @property
   def participation(self) -> Participation | None:

@@ -223,7 +223,8 @@ def noise_of_run(inner: Any, first: Any, run: Any) -> Any:
   """Returns a state of noise as that of a run, if this is the first batch of it.
 
   The number of the run is folded into each key of noise. So two runs share no noise, even if both
-  were given one key: a loop over learning rates, seeds or folds that makes one transform.
+  were given one key: a loop over learning rates, seeds or folds that makes one transform. A run is
+  one call of `plan.batches`: a list of batches that serves two trainings gives both one noise.
 
   Args:
     inner: state of a mechanism or of a private transform.

@@ -176,6 +176,9 @@ def test_runs_with_one_transform_share_no_noise(changes):
   # Draws that are repeated, as of a run that goes on, repeat their noise.
   again = [_loop(plan, tx, plan.batches(_ROWS, rng=7)) for _ in range(2)]
   np.testing.assert_array_equal(*again)
+  # So does one list of batches for two runs, as `Plan.transform` says.
+  kept = list(plan.batches(_ROWS))
+  np.testing.assert_array_equal(*(_loop(plan, tx, kept) for _ in range(2)))
 
 
 def test_clip_norms_that_change_later_change_no_plan():

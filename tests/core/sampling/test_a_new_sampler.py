@@ -156,3 +156,12 @@ def test_a_sampler_with_costs_of_its_own_steps_is_asked_for_each(base):
   assert not plan.steps_alike
   assert parts(plan.event()) == {accounting.gaussian_event(2.0): 2}
   assert plan.epsilon() > 1
+
+
+@pytest.mark.parametrize("steps", [0, -1, 2.5])
+def test_a_pass_of_no_whole_number_of_steps_is_refused(steps):
+  class Passes(dpjax.PoissonSampler):
+    steps_per_event = steps
+
+  with refuses("steps_per_event", value=steps):
+    _plan(Passes(sampling_prob=0.5, capacity=40))

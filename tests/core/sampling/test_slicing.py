@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 import dpjax
 from dpjax.sampling import batches as batches_lib
 from dpjax.sampling.batches import rows_of_slice
+from dpjax.validate import UserError
 from tests.refuses import refuses
 
 
@@ -90,3 +91,27 @@ def test_steps_drawn_ahead_are_those_of_single_draws_and_a_users_sampler_is_aske
     )
   )
   assert asked == [0]
+
+
+def test_a_draw_above_the_capacity_aborts_at_its_own_step():
+  # What an abort costs is charged to the steps that ran: none may come from a step after them.
+  sampler = dpjax.PoissonSampler(sampling_prob=0.2, capacity=28)
+
+  def overflows(step):
+    try:
+      sampler.draw(100, seed=3, step=step)
+    except UserError:
+      return True
+    return False
+
+  first = next(step for step in range(400) if overflows(step))
+  # It lies within a block of draws, not at its beginning.
+  assert first % 16
+  draws = batches_lib.Draws(3, 0)
+  drawn = batches_lib.batches(
+    sampler, lambda rows: rows, 100, draws=draws, steps=range(400)
+  )
+  taken = [int(next(drawn).step[0]) for _ in range(first)]
+  assert taken == list(range(first))
+  with refuses("capacity"):
+    next(drawn)
