@@ -14,6 +14,7 @@ import pytest
 import dpjax
 from configs import quickstart
 from dpjax import data, gradients, metrics, training
+from dpjax.data import resident as resident_lib
 from dpjax.data.target_kinds import needs_arrays, needs_classes
 from dpjax.experiments.config import fields
 from dpjax.experiments.run import loop
@@ -232,7 +233,7 @@ def test_a_data_set_holds_dicts_and_an_evaluation_reads_them():
   assert scores["accuracy"] == np.mean(logits.argmax(axis=1) == _LABELS)
   nats = np.log(np.exp(logits).sum(axis=1)) - logits[np.arange(_ROWS), _LABELS]
   assert scores["loss"] == pytest.approx(nats.mean(), rel=1e-5)
-  resident = data.resident(rows)
+  resident = resident_lib.resident(rows)
   np.testing.assert_array_equal(resident[np.array([3])].x["tokens"], _INPUTS["tokens"][3:4])
   loss = dpjax.losses.softmax_cross_entropy(_apply)
   assert float(loss(_PARAMS32, rows[2])) == pytest.approx(nats[2], rel=1e-5)
