@@ -99,7 +99,7 @@ def _curve(rates: tuple[np.ndarray, np.ndarray]) -> tuple[np.ndarray, np.ndarray
   }
   for rule, values in excess.items():
     if (values > _ROUNDING).any():
-      raise UserError(f"{rule}")
+      raise UserError(rule)
   return alphas, betas
 
 

@@ -283,17 +283,19 @@ class ClippedGrad:
     params = jax.tree.map(jnp.asarray, params)
     loss = check_loss(self.loss_fn, params, batch)
     check_closure(loss, given)
-    # Microbatch and memory are those of one device, with its share of the padded rows.
-    of_device = size if mesh is None else whole_rows(size, mesh) // mesh.shape[DATA]
-    microbatch_size = self._fitting(loss, params, batch, of_device) if size else None
     one_pass = functools.partial(self._one_pass, loss)
-    if microbatch_size is not None:
-      one_pass = in_microbatches(one_pass, microbatch_size)
-    # Most losses hold no convolution that mixes clients. Their program is left as it is.
-    if loss.mixes and size:
-      one_pass = clients_apart(one_pass)
-    if mesh is not None and size:
-      one_pass = over_devices(one_pass, mesh)
+    # No rows are neither cut nor shared.
+    if size:
+      # Microbatch and memory are those of one device, with its share of the padded rows.
+      of_device = size if mesh is None else whole_rows(size, mesh) // mesh.shape[DATA]
+      microbatch_size = self._fitting(loss, params, batch, of_device)
+      if microbatch_size is not None:
+        one_pass = in_microbatches(one_pass, microbatch_size)
+      # Most losses hold no convolution that mixes clients. Their program is left as it is.
+      if loss.mixes:
+        one_pass = clients_apart(one_pass)
+      if mesh is not None:
+        one_pass = over_devices(one_pass, mesh)
     try:
       out = one_pass(params, batch, mask)
     # A UserError is a ValueError, too, but needs no further explanation.
