@@ -143,7 +143,9 @@ def test_a_batch_that_is_joined_with_itself_is_refused(route):
       update(joined)
     assert np.isnan(jax.jit(update)(joined)).all()
   # Rows that only fill a mesh are no rows of the batch.
-  filled = jax.tree.map(lambda leaf: np.pad(leaf, [(0, 8)] + [(0, 0)] * (leaf.ndim - 1)), batch)
+  filled = jax.tree.map(
+    lambda leaf: np.pad(leaf, [(0, 8)] + [(0, 0)] * (leaf.ndim - 1)), batch
+  )
   np.testing.assert_array_equal(update(filled), update(batch))
 
 
