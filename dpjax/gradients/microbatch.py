@@ -68,7 +68,8 @@ def in_microbatches(
       return total.plus(more), aux
 
     shapes = jax.eval_shape(fn, params, *jax.tree.map(lambda leaf: leaf[0], parts))
-    zero = jax.tree.map(jnp.zeros_like, shapes.total)
+    # Of a shape alone: `zeros_like` refuses one that is marked as different on each device.
+    zero = jax.tree.map(lambda total: jnp.zeros(total.shape, total.dtype), shapes.total)
     # A scan's carry must keep its type. Under shard_map the sums differ between devices, so the
     # zeros must be marked as different, too.
     begun = as_varying_as(parts, ExactSum.of(zero))
