@@ -24,6 +24,7 @@ from scipy import ndimage, optimize
 from scipy.spatial import distance
 
 from dpjax import validate
+from dpjax.accounting.text import percent, rounded_out
 from dpjax.attacks.roc import Counted, counted
 from dpjax.types import HostArray
 from dpjax.validate import UserError
@@ -253,9 +254,9 @@ class Success(NamedTuple):
     >>> Success("exact", counted(0, 8), 0.95).verdict
     'not shown to fail: 0 of 8 records recovered (exact; 95% interval 0 to 0.37)'
     """
-    count, total, (low, high) = self.recovered
+    count, total, ends = self.recovered
     word = "FAILS" if count else "not shown to fail"
-    level = f"{100 * self.confidence:.4g}% interval {low:.2g} to {high:.2g}"
+    level = f"{percent(self.confidence)} interval {rounded_out(ends, 2, ' to ')}"
     return f"{word}: {count} of {total} records recovered ({self.criterion}; {level})"
 
 
