@@ -134,9 +134,9 @@ def draw_trials(rng: np.random.Generator, *, mean_trials: float, shape: float = 
     return int(rng.logseries(1 - gamma))
   if shape == 1:
     return int(rng.geometric(gamma))
-  # A negative binomial number is a sum of logarithmic ones, as many as a Poisson process of `rate`
-  # has arrivals in a unit of time. The truncation leaves out that there is none. So the first
-  # arrival is drawn given that it comes. Drawing until there is one would take about 1 / rate draws.
+  # A negative binomial number is a sum of logarithmic ones, as many as a Poisson process has
+  # arrivals up to the time `rate`. The truncation leaves out that there is none. So the first
+  # arrival is drawn given that it comes. Drawing until there is one would take 1 / rate draws.
   rate = -shape * math.log(gamma)
   first = -math.log1p(rng.random() * math.expm1(-rate))
   several = 1 + rng.poisson(max(0.0, rate - first))

@@ -252,7 +252,7 @@ class Success(NamedTuple):
     """A line to print. It may say that a defence fails, but never that a defence holds.
 
     >>> Success("exact", counted(0, 8), 0.95).verdict
-    'not shown to fail: 0 of 8 records recovered (exact; 95% interval 0 to 0.37)'
+    'not shown to fail: 0 of 8 records recovered (exact; 95% interval 0.00 to 0.37)'
     """
     count, total, ends = self.recovered
     word = "FAILS" if count else "not shown to fail"
