@@ -24,7 +24,7 @@ from scipy import ndimage, optimize
 from scipy.spatial import distance
 
 from dpjax import validate
-from dpjax.accounting.text import percent, rounded_out
+from dpjax.accounting.text import lower, percent, upper
 from dpjax.attacks.roc import Counted, counted
 from dpjax.types import HostArray
 from dpjax.validate import UserError
@@ -252,11 +252,11 @@ class Success(NamedTuple):
     """A line to print. It may say that a defence fails, but never that a defence holds.
 
     >>> Success("exact", counted(0, 8), 0.95).verdict
-    'not shown to fail: 0 of 8 records recovered (exact; 95% interval 0.00 to 0.37)'
+    'not shown to fail: 0 of 8 records recovered (exact; 95% interval 0 to 0.37)'
     """
-    count, total, ends = self.recovered
+    count, total, (low, high) = self.recovered
     word = "FAILS" if count else "not shown to fail"
-    level = f"{percent(self.confidence)} interval {rounded_out(ends, 2, ' to ')}"
+    level = f"{percent(self.confidence)} interval {lower(low, digits=2)} to {upper(high, digits=2)}"
     return f"{word}: {count} of {total} records recovered ({self.criterion}; {level})"
 
 
