@@ -12,7 +12,7 @@ composes the parts of a run. Random allocation under replace_one is accounted as
 record and adding another (`replaced`).
 
 Both accountants give upper bounds, which allow for rounding errors: `loss_grid` rounds up every
-operation, and no Renyi divergence is below `_RDP_ROUNDING` of `event_kinds.elements`.
+operation, and `_RDP_ROUNDING` of `event_kinds.elements` is added to every Renyi divergence.
 """
 
 from __future__ import annotations
