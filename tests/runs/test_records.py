@@ -1,6 +1,7 @@
 """Record-level privacy across silos, from config to result.json."""
 
 import dataclasses
+import functools
 import json
 import math
 
@@ -47,6 +48,16 @@ def _ready(config):
   build.check(config)
   with naming(config):
     return build.assembled(config, build.load_data(config), run_keys.drawn(0, noise_seed=0))
+
+
+def test_the_statement_names_the_deal_which_one_row_more_changes():
+  """The epsilon is of a record of a silo, not of a row of the data set that was dealt."""
+  fed = _ready(_config())
+  assert "partition=silos" in fed.guarantee.statement(4)
+  labels = np.asarray(fed.federation.dataset.y)
+  deal = functools.partial(partition.silos, num_clients=3, seed=0, sizes=_SIZES, skew=0.5)
+  before, after = deal(labels), deal(np.append(labels, 1))
+  assert sum(len(np.setdiff1d(*silos)) for silos in zip(before, after)) > 10
 
 
 def test_silos_of_unequal_size_have_noise_of_their_own_for_one_epsilon():
