@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from dpjax import pictures
 from dpjax.experiments.config import fields, rules
-from dpjax.experiments.config.attacker import AttackerConfig
+from dpjax.experiments.config.common import AttackerConfig
 from dpjax.experiments.config.fields import to_dict
 from dpjax.experiments.kinds.central import build
 from dpjax.experiments.kinds.central.config import DpSgd, TrainConfig

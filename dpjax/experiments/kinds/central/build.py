@@ -24,7 +24,6 @@ from dpjax import (
 from dpjax.data import ahead, cache, resident
 from dpjax.data.resident import resident_bytes
 from dpjax.experiments.config import common, user_code
-from dpjax.experiments.config.attacker import attack_of
 from dpjax.experiments.config.fields import name_of
 from dpjax.experiments.config.optimizers import SCHEDULE_FREE, Noise
 from dpjax.experiments.kinds import bounds, named_data
@@ -440,7 +439,7 @@ def assembled(config: TrainConfig, loaded: tuple[Any, Any], random: RunKeys) -> 
     plan,
     num_examples,
     budget=getattr(config.privacy, "epsilon_budget", None),
-    note=guarantee.asked(attack_of(config.privacy), plan.delta),
+    note=guarantee.asked(common.attack_of(config.privacy), plan.delta),
     release=config.release,
   )
   if config.pretrained is not None:
