@@ -229,9 +229,11 @@ def _title(module: ModuleType) -> str:
 
 def _got(*, several: bool = False) -> _Got:
   """Returns what --config, and its overrides, ask for; `several` as for `_loaded`."""
-  before, module = _loaded(
-    str(flags.FLAGS[_NAME].value), _wanted(), f"--{_NAME}", several=several
-  )
+  path = flags.FLAGS[_NAME].value
+  # A launcher that takes the file as a word cannot require the flag.
+  if not path:
+    raise UserError("must be given", field=f"--{_NAME}")
+  before, module = _loaded(path, _wanted(), f"--{_NAME}", several=several)
   if before is None:
     return _Got(None, module)
   config = before

@@ -99,6 +99,11 @@ def test_options_of_another_model_are_dropped():
   config, lost = _command(file, model__name="linear")
   assert config.model.options == {} and lost == ["model.options"]
   _refused("model.options.width", file, model__name="linear", model__options__width="3")
+  users, lost = _command(file, model__name="mine:Net")
+  assert users.model.options == {} and lost == ["model.options"]
+  users, _ = _command(file, model__name="mine:Net", model__options__depth="2")
+  assert users.model.options == {"depth": 2}
+  assert _command(users, model__name="mine:Net") == (users, [])
 
 
 def test_an_audit_that_is_switched_off_takes_its_settings_along():

@@ -216,14 +216,16 @@ class ModelConfig:
     "of scattering features; opponent: light and two differences",
   ] = "rgb"
 
-  def settled(self, changes: Iterable[str]) -> ModelConfig:
+  def settled(self, before: ModelConfig, changes: Iterable[str]) -> ModelConfig:
     """Returns the config of a model that was chosen by its name: without the options and settings
-    of the old one that it does not take, unless they are among the `changes`."""
-    if "name" not in changes or is_path(self.name) or self.name not in registry.MODELS:
+    of the model `before` that it does not take, unless they are among the `changes`. Of a user's
+    model it takes none."""
+    is_users = is_path(self.name)
+    if self.name == before.name or not (is_users or self.name in registry.MODELS):
       return self
-    features = registry.entry(self.name).features
+    features = None if is_users else registry.entry(self.name).features
     usual = ModelConfig()
-    taken = {*registry.options(self.name)}
+    taken = set() if is_users else {*registry.options(self.name)}
     taken |= {path.removeprefix("options.") for path in changes}
     if "options" in changes:
       taken |= {*self.options}
