@@ -37,7 +37,7 @@ def test_the_twin_without_privacy_is_one_flag():
     epsilon=3.0, l2_clip_norm=0.1, delta=1e-6, accountant="rdp", clipping="automatic"
   )
   config, lost = _command(TrainConfig(privacy=private, noise_seed=3), privacy="sgd")
-  build.check(config)
+  build.Central(config).check()
   assert config == TrainConfig(privacy=Sgd(delta=1e-6))
   assert lost == [
     *("privacy.epsilon", "privacy.accountant", "privacy.l2_clip_norm"),
@@ -52,7 +52,7 @@ def test_the_twin_without_privacy_is_one_flag():
 @pytest.mark.parametrize("privacy", ["dp_sgd", "dp_ftrl", "least_squares", "sgd"])
 def test_every_method_of_a_published_config_is_one_flag(privacy):
   config, _ = _command(quickstart.get_config(), privacy=privacy, model__name="linear")
-  build.check(config)
+  build.Central(config).check()
   assert fields.name_of(config, "privacy") == privacy
 
 

@@ -429,7 +429,7 @@ def test_a_base_is_a_config(text):
 def test_p17_points_share_no_noise():
   """Equal noise draws under two noise multipliers solve for the exact gradient sum."""
   found = grids.points(_config(seeds=list(range(5))))
-  run_keys = [build.run_keys(point.config) for point in found]
+  run_keys = [build.Central(point.config).new_keys() for point in found]
   assert len({key_id(stream.noise) for stream in run_keys}) == len(found)
   assert len({stream.sampler for stream in run_keys}) == len(found)
 
