@@ -294,7 +294,17 @@ def single(phase: Phase) -> Story:
   trained = yield phase
 
   def write(folder: pathlib.Path) -> None:
-    _write_curve(trained, folder)
+    guarantee = phase.guarantee or NONE
+    # The curve beside the result holds only rates: it could not state that a bound is claimed, or
+    # that it holds for a larger deployment.
+    if guarantee.kind == "proved" and guarantee.delta:
+      # Imported here: only the end of a run with a proof writes a curve.
+      from dpjax.accounting import pairs_of, trade_off_files
+
+      profile = guarantee.profile(trained.ledger, trained.epsilon)
+      if profile is not None:
+        pairs = pairs_of(profile, guarantee.delta)
+        trade_off_files.write_curve(pairs, folder / trade_off_files.CURVE)
     phase.write(folder, trained.state)
 
   def finish(folder: pathlib.Path) -> None:
@@ -310,24 +320,6 @@ def single(phase: Phase) -> Story:
     write=write,
     finish=finish,
   )
-
-
-def _write_curve(trained: Trained, folder: pathlib.Path) -> None:
-  """Writes the trade-off curve of a run beside its result, if epsilon is proved.
-
-  The file holds only rates. It could not state that a bound is claimed, or that it holds for a
-  larger deployment.
-  """
-  guarantee = trained.phase.guarantee or NONE
-  if guarantee.kind != "proved":
-    return
-  # Imported here: only the end of a run with a proof writes a curve.
-  from dpjax.accounting import pairs_of, trade_off_files
-
-  profile = guarantee.profile(trained.ledger, trained.epsilon)
-  if profile is not None and guarantee.delta:
-    pairs = pairs_of(profile, guarantee.delta)
-    trade_off_files.write_curve(pairs, folder / trade_off_files.CURVE)
 
 
 def _result(trained: Trained, planned: Result, folder: pathlib.Path) -> Result:
