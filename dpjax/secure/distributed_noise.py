@@ -100,10 +100,6 @@ class SkellamSum:
     validate.integer_at_least(1, dim=self.dim)
     validate.integer_in(*BITS, bits=self.bits)
     validate.integer_at_least(self.noise.min_survivors, max_clients=self.max_clients)
-    if self.noise.noise != "skellam":
-      raise UserError(
-        "must be 'skellam', whose shares add up", field="noise", value=self.noise.noise
-      )
 
   @classmethod
   def sized(
