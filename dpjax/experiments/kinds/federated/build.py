@@ -480,12 +480,12 @@ def assemble(
 
   Args:
     data: result of `load_data`; None: it is loaded.
-    random: keys; None: those of a new run (`central.build.run_keys`).
+    random: keys; None: those of a new run.
   """
   check(config)
   config = audit.resolved(config)
   data = load_data(config) if data is None else data
-  keys = build_central.run_keys(config) if random is None else random
+  keys = Experiment(config).new_keys() if random is None else random
   return assembled(config, data, keys)
 
 
