@@ -59,8 +59,6 @@ _PATIENCE = 10.0
 _CROWD = 64
 # Seconds for a process of this machine to import everything.
 _START = 120.0
-# Function that wraps a link in order to observe its traffic.
-Record = Callable[[Link], Link]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -280,14 +278,12 @@ def connect(
   dealer: str,
   listen: str = "",
   peer: str = "",
-  record: Record | None = None,
 ) -> Iterator[Party]:
   """Context that connects one party to the other one and to the dealer.
 
   Args:
     number: 0, which listens at `listen`, or 1, which connects to party 0 at `peer`.
     dealer: "HOST:PORT" of the dealer.
-    record: function that wraps the link to the other party.
 
   Raises:
     PeerFailed: another program is missing, wrong, or silent for `timeout` seconds.
@@ -301,7 +297,7 @@ def connect(
     )
   with contextlib.ExitStack() as stack:
     where = stack.enter_context(_listen(listen)) if listen else _address(peer)
-    yield _meet(stack, number, agreed, _address(dealer), where, record)
+    yield _meet(stack, number, agreed, _address(dealer), where)
 
 
 def _meet(
@@ -310,7 +306,6 @@ def _meet(
   agreed: Agreed,
   dealer: tuple[str, int],
   peer: socket.socket | tuple[str, int],
-  record: Record | None,
 ) -> Party:
   """Returns a connected party. `peer` is its listening socket (party 0), or party 0's address."""
   until = time.monotonic() + agreed.timeout
@@ -338,7 +333,7 @@ def _meet(
   stack.callback(link.close)
   settings = {"frac_bits": agreed.frac_bits, "truncation": agreed.truncation}
   key = fresh_key(agreed.seed, me)
-  return Party(number, record(link) if record else link, supply, key, **settings)
+  return Party(number, link, supply, key, **settings)
 
 
 # --- all three on this machine
@@ -353,7 +348,6 @@ def run_processes(
   frac_bits: int = ring64.FRAC_BITS,
   truncation: str = "masked",
   timeout: float = TIMEOUT,
-  record: Record | None = None,
 ) -> Ran:
   """Runs a program as `session.run` does, but with a process for each party and for the dealer.
 
@@ -363,15 +357,14 @@ def run_processes(
   Args:
     program: function of a module that the processes import, or a `functools.partial` of one. A
       script must call `run_processes` under `if __name__ == "__main__"`.
-    record: function that wraps links, as in `connect`; it must be a function of a module.
 
   Raises:
     UserError: the first error of a party; PeerFailed only if there is no other error. All processes
       are ended.
   """
   try:
-    # Processes get `program` and `record` by pickle, so what pickle cannot write is refused.
-    pickle.dumps((program, record))
+    # Processes get `program` by pickle, so what pickle cannot write is refused.
+    pickle.dumps(program)
   except (pickle.PicklingError, AttributeError, TypeError) as error:
     raise UserError(
       "must be a function of a module, that other processes can import",
@@ -382,7 +375,7 @@ def run_processes(
   with contextlib.ExitStack() as stack:
     dealer = _started(stack, _dealer_main, agreed)
     first, second = (
-      _started(stack, _party_main, number, agreed, program, inputs, record)
+      _started(stack, _party_main, number, agreed, program, inputs)
       for number, inputs in enumerate((inputs0, inputs1))
     )
     at, peer, _ = (_heard(pipe, _START) for pipe in (dealer, first, second))
@@ -468,14 +461,13 @@ def _party_main(
   agreed: Agreed,
   program: Callable[..., Any],
   inputs: Sequence[Any],
-  record: Record | None,
 ) -> None:
   with socket.create_server(("127.0.0.1", 0)) as server:
     pipe.send((None, server.getsockname()))
     dealer, peer = pipe.recv()
     try:
       with contextlib.ExitStack() as stack:
-        party = _meet(stack, number, agreed, dealer, peer or server, record)
+        party = _meet(stack, number, agreed, dealer, peer or server)
         pipe.send((None, (play(program, party, inputs), party.spent)))
     except UserError as error:
       pipe.send((type(error), str(error)))

@@ -71,6 +71,7 @@ class AdditiveSharing(SumSettings):
   """
 
   _name: ClassVar[str] = "additive_sharing"
+  hides: ClassVar[str] = "each vector from the server and all but two of the clients"
 
   def _add(self, there: Present, read: Reader) -> Summed:
     parties = there.uploading
@@ -119,6 +120,7 @@ class AdditiveServers(SumSettings):
     validate.integer_in(2, _MOST_SERVERS, num_servers=self.num_servers)
 
   _name: ClassVar[str] = "additive_servers"
+  hides: ClassVar[str] = "each vector from all servers but one"
 
   def _add(self, there: Present, read: Reader) -> Summed:
     survivors = there.uploading

@@ -91,6 +91,9 @@ class Committee(SumSettings):
     Sharing(num_members=self.num_members, colluding=self.colluding, packed=self.packed)
 
   _name: ClassVar[str] = "committee"
+  hides: ClassVar[str] = (
+    "each vector from the server and colluding members of the committee"
+  )
 
   def terms(self, clients: Sequence[int], length: int) -> CommitteeTerms:
     """Returns the terms of a new sum with a random session, which determines the members."""

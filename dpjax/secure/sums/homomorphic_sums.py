@@ -219,6 +219,7 @@ class BfvSum(SumSettings):
   """
 
   _name: ClassVar[str] = "bfv"
+  hides: ClassVar[str] = "each vector from the server, unless a client tells it the key"
 
   def check_library(self) -> None:
     encrypted_vectors.library("he")
@@ -284,6 +285,7 @@ class CkksSum:
     SumSettings(min_survivors=self.min_survivors)
 
   name: ClassVar[str] = "ckks"
+  hides: ClassVar[str] = BfvSum.hides
 
   def check_library(self) -> None:
     """Raises UserError if TenSEAL is not installed."""

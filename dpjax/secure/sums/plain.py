@@ -22,6 +22,7 @@ class PlainSum(SumSettings):
   """
 
   _name: ClassVar[str] = "plain"
+  hides: ClassVar[str] = "nothing: the server sees every vector"
 
   def _add(self, there: Present, read: Reader) -> Summed:
     total = np.zeros(read.length, self.dtype)

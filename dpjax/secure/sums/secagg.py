@@ -69,6 +69,7 @@ class SecAgg(SumSettings):
   signed: bool = False
 
   _name: ClassVar[str] = "secagg"
+  hides: ClassVar[str] = "each vector from the server and fewer than min_survivors clients"
 
   def terms(self, clients: Sequence[int], length: int) -> Terms:
     """Returns the terms of a new sum, without a directory of signing keys."""
@@ -121,6 +122,7 @@ class SecAggPlus(SumSettings):
     validate.share(corrupt=self.corrupt, dropout=self.dropout)
 
   _name: ClassVar[str] = "secagg_plus"
+  hides: ClassVar[str] = "each vector from the server and a fraction of the clients"
 
   def terms(self, clients: Sequence[int], length: int) -> Terms:
     """Returns the terms of a new sum with a random session, which determines the neighbours."""

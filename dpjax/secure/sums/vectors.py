@@ -53,6 +53,8 @@ class SumSettings:
   min_survivors: int = 2
   largest: int | None = None
   _name: ClassVar[str]
+  # What the protocol hides, and from whom; a report says it.
+  hides: ClassVar[str] = "see its class"
 
   def __post_init__(self) -> None:
     if type(self.bits) is not int or self.bits not in (32, 64):

@@ -30,11 +30,8 @@ def ran():
   y = np.eye(3)[x[:, :3].argmax(1)]
   network = secureml.initial((12, 8, 3), seed=1)
   inputs = private_values.split((network, x, y), seed=2)
-  apart = three_programs.run_processes(
-    programs.train, *inputs, seed=0, record=programs.Recording
-  )
-  ends = [programs.Recording(link) for link in links.queue_links()]
-  return apart, mpc.run(programs.train, *inputs, seed=0, links=ends), (network, x, y)
+  apart = three_programs.run_processes(programs.train, *inputs, seed=0)
+  return apart, mpc.run(programs.train, *inputs, seed=0), (network, x, y)
 
 
 @pytest.mark.long

@@ -41,14 +41,14 @@ def _vector(who):
 
 def _client(terms, who, at, act, key):
   """The program of a client; `act(kind)` runs before it answers with that kind."""
-  answer = secagg_client.Member.answer
+  answer = secagg_client.Client.answer
 
   def acting(member, data, vector=None):
     after, said = answer(member, data, vector)
     act(messages.KINDS[said[8]])
     return after, said
 
-  secagg_client.Member.answer = acting
+  secagg_client.Client.answer = acting
   with contextlib.suppress(UserError):
     socket_sums.take_part(terms, who, _vector(who), at, signing_key=key, connect_timeout=20)
 
