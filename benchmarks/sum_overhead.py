@@ -78,7 +78,7 @@ def protocol(method: str, clients: int) -> SumProtocol:
     return Simulated(secagg)
   if method == "secagg":
     return secagg
-  options = {"corrupt": 0.1, "dropout": 0.2} if method == "secagg_plus" else {}
+  options = {"corrupt": 0.1, "dropout_share": 0.2} if method == "secagg_plus" else {}
   return sums.by_name(method, **options)
 
 

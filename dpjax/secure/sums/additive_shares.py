@@ -71,6 +71,7 @@ class AdditiveSharing(SumSettings):
   """
 
   _name: ClassVar[str] = "additive_sharing"
+  survives_dropouts: ClassVar[bool] = False
   hides: ClassVar[str] = "each vector from the server and all but two of the clients"
 
   def _add(self, there: Present, read: Reader) -> Summed:

@@ -108,6 +108,14 @@ class Committee(SumSettings):
       bits=self.bits,
     )
 
+  @property
+  def min_clients(self) -> int:
+    # The members are clients.
+    return max(self.min_survivors, self.num_members)
+
+  def check_clients(self, num_clients: int) -> None:
+    self.terms(range(num_clients), length=1)
+
   def check_library(self) -> None:
     primitives.library()
 

@@ -107,19 +107,19 @@ class SecAggPlus(SumSettings):
 
   Args:
     corrupt: largest fraction of the clients that tell the server all they know.
-    dropout: largest fraction of the clients that falls silent.
+    dropout_share: largest fraction of the clients that falls silent.
 
   Raises:
     UserError: as `SumSettings`, or fractions outside [0, 1).
   """
 
   corrupt: float = 0.1
-  dropout: float = 0.2
+  dropout_share: float = 0.2
   signed: ClassVar[bool] = False
 
   def __post_init__(self) -> None:
     super().__post_init__()
-    validate.share(corrupt=self.corrupt, dropout=self.dropout)
+    validate.share(corrupt=self.corrupt, dropout_share=self.dropout_share)
 
   _name: ClassVar[str] = "secagg_plus"
   hides: ClassVar[str] = "each vector from the server and a fraction of the clients"
@@ -127,8 +127,10 @@ class SecAggPlus(SumSettings):
   def terms(self, clients: Sequence[int], length: int) -> Terms:
     """Returns the terms of a new sum with a random session, which determines the neighbours."""
     count = len(clients)
-    degree, threshold = graph_parameters(count, corrupt=self.corrupt, dropout=self.dropout)
-    staying = count - largest_part(self.dropout, count)
+    degree, threshold = graph_parameters(
+      count, corrupt=self.corrupt, dropout=self.dropout_share
+    )
+    staying = count - largest_part(self.dropout_share, count)
     return Terms(
       session=secrets.token_bytes(16),
       clients=tuple(clients),
@@ -139,6 +141,9 @@ class SecAggPlus(SumSettings):
       bits=self.bits,
       degree=degree,
     )
+
+  def check_clients(self, num_clients: int) -> None:
+    self.terms(range(num_clients), length=1)
 
   def check_library(self) -> None:
     primitives.library()

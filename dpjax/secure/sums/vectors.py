@@ -55,6 +55,8 @@ class SumSettings:
   _name: ClassVar[str]
   # What the protocol hides, and from whom; a report says it.
   hides: ClassVar[str] = "see its class"
+  # Whether a client may fall silent between its keys or shares and its vector.
+  survives_dropouts: ClassVar[bool] = True
 
   def __post_init__(self) -> None:
     if type(self.bits) is not int or self.bits not in (32, 64):
@@ -72,6 +74,14 @@ class SumSettings:
   def dtype(self) -> np.dtype:
     """Type of every vector and of the total."""
     return dtype_of(self.bits)
+
+  @property
+  def min_clients(self) -> int:
+    """Fewest clients of a sum of which none drops out."""
+    return self.min_survivors
+
+  def check_clients(self, num_clients: int) -> None:
+    """Raises UserError if a sum of so many clients cannot be."""
 
   def check_library(self) -> None:
     """Raises UserError if a library that the protocol needs is not installed."""

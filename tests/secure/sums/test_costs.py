@@ -154,7 +154,7 @@ def test_a_graph_too_small_is_complete_and_one_without_trust_refused():
 def test_more_silent_clients_than_stated_are_refused_on_a_graph():
   """The graph of who is left could fall apart, and each part's sum be seen."""
   vectors = parties.vectors(20)
-  protocol = sums.SecAggPlus(dropout=0.2)
+  protocol = sums.SecAggPlus(dropout_share=0.2)
   gone = lambda count: sums.Drops(before_upload=frozenset(range(count)))
   assert len(protocol.sum(vectors, gone(4)).survivors) == 16
   with refuses("min_survivors"):

@@ -28,7 +28,7 @@ _SECRET = ("secagg", "secagg_plus")
 
 def _protocol(name, n=7, t=4, bits=32, **others):
   """t survivors of n are enough for all of them."""
-  own = {"secagg_plus": {"corrupt": 0.1, "dropout": (n - t) / n}}.get(name, {})
+  own = {"secagg_plus": {"corrupt": 0.1, "dropout_share": (n - t) / n}}.get(name, {})
   return sums.by_name(name, bits=bits, min_survivors=t, **own, **others)
 
 
