@@ -1,13 +1,18 @@
-"""Meeting of the programs of a sum: the server listens, and the clients identify themselves.
+"""Meeting of several programs: one listens, the server, and the clients identify themselves.
 
-A connection has a few seconds and 4 KiB to identify itself, and is closed otherwise, so none keeps
-the others waiting. If too many wait, the oldest from the most frequent address is closed first. A
-client that was closed tries again until its time is over. Every wait ends at a known time.
+| who    | sends                                                            |
+| ------ | ---------------------------------------------------------------- |
+| server | a random word                                                    |
+| client | its id, and a digest of word and id under a secret of all        |
+| server | why the client is refused, at once; or nothing wrong, at the end |
 
-The server sends each connection a random word. A client answers with its id, and with a digest of
-word and id under a secret of the sum. So what was overheard at one meeting is of no use at another.
-Who does not know the secret, or claims an id that is taken, is told so, and is disconnected. The
-others wait on, so neither a stranger nor a client that was started wrongly ends a meeting.
+What was overheard at one meeting is of no use at another. Who does not know the secret, or claims
+an id that is taken, is told so, and is disconnected. The others wait on, so neither a stranger nor
+a client that was started wrongly ends a meeting.
+
+A connection has a few seconds to identify itself, and is closed otherwise, so none keeps the others
+waiting. If too many wait, the oldest from the most frequent address is closed first. A client that
+was closed tries again until its time is over. Every wait ends at a known time.
 """
 
 from __future__ import annotations
@@ -18,15 +23,22 @@ import json
 import secrets
 import selectors
 import socket
+import struct
 import time
 from collections import Counter
 from collections.abc import Collection
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from dpjax.validate import UserError, Verbatim
 
-# Largest number of bytes of one message.
+# Length of a message that follows.
+FRAME = struct.Struct("<Q")
+_WORD_BYTES = 16
+# Id and digest.
+_HELLO = struct.Struct("<I32s")
+# Largest number of bytes of what the server tells.
 _MOST = 4096
+_PIECE = 1 << 20
 # Largest number of connections that have not identified themselves. With more than 32 clients it is
 # twice the number of clients.
 _CROWD = 64
@@ -65,36 +77,8 @@ def is_loopback(host: str) -> bool:
   return host in ("localhost", "::1") or host.startswith("127.")
 
 
-def message(data: bytes) -> dict[str, Any]:
-  """Returns the parsed JSON object, or {} for anything else."""
-  try:
-    message = json.loads(data)
-  except (ValueError, RecursionError):
-    return {}
-  return message if isinstance(message, dict) else {}
-
-
-def _say(connection: socket.socket, message: dict[str, Any]) -> None:
-  connection.sendall(json.dumps(message).encode() + b"\n")
-
-
-def _hear(connection: socket.socket, deadline: float) -> dict[str, Any]:
-  """Returns the message that arrives by the deadline; {} if it is late, missing or malformed."""
-  data = b""
-  try:
-    # The length is limited, since an unknown peer may send without end.
-    while not data.endswith(b"\n") and len(data) < _MOST:
-      connection.settimeout(max(deadline - time.monotonic(), 0.001))
-      more = connection.recv(_MOST)
-      if not more:
-        break
-      data += more
-  except OSError:
-    return {}
-  return message(data)
-
-
-def _listen(at: Address) -> socket.socket:
+def listen(at: Address) -> socket.socket:
+  """Returns a listening socket. Raises UserError if the port is in use."""
   host = at.host if is_loopback(at.host) else ""
   both = not host and socket.has_dualstack_ipv6()
   family = socket.AF_INET6 if both or ":" in host else socket.AF_INET
@@ -108,41 +92,44 @@ def _listen(at: Address) -> socket.socket:
     ) from error
 
 
-def _proof(secret: bytes, word: str, who: int) -> str:
-  """Returns what a client that knows the sum's secret answers to a word."""
-  return hmac.new(secret, f"{word} {who}".encode(), "sha256").hexdigest()
+def _hello(secret: bytes, word: bytes, who: int) -> bytes:
+  """Returns what a client that knows the secret answers to a word."""
+  proof = hmac.digest(secret, word + who.to_bytes(4, "little"), "sha256")
+  return _HELLO.pack(who, proof)
 
 
-class _Guest:
+def _told(wrong: UserError | None) -> bytes:
+  """Returns the server's message on what is wrong; of no bytes if nothing is."""
+  text = b"" if wrong is None else json.dumps(wrong.facts()).encode()
+  return FRAME.pack(len(text)) + text
+
+
+class _Caller:
   """A connected peer that has not identified itself yet."""
 
-  def __init__(self, connection: socket.socket, address: Any = ("",)):
+  def __init__(self, connection: socket.socket, address: tuple):
     self.connection = connection
-    self.data = b""
-    self.host = address[0] if address else ""
+    self.hello = b""
+    self.host = address[0]
     self.until = time.monotonic() + _PATIENCE
-    self.word = secrets.token_hex(16)
+    self.word = secrets.token_bytes(_WORD_BYTES)
     connection.setblocking(False)
     with contextlib.suppress(OSError):
-      _say(connection, {"word": self.word})
+      connection.sendall(self.word)
 
-  def read(self) -> dict[str, Any] | None:
-    """Returns the peer's hello: {} if it is invalid or the peer left, None while incomplete."""
+  def read(self) -> bool:
+    """Reads what has come of the hello. Returns whether the peer has left."""
     try:
-      more = self.connection.recv(_MOST)
+      more = self.connection.recv(_HELLO.size - len(self.hello))
     except BlockingIOError:
-      return None
+      return False
     except OSError:
-      return {}
-    self.data += more
-    if more and not self.data.endswith(b"\n") and len(self.data) < _MOST:
-      return None
-    theirs = message(self.data)
-    # JSON's true is read as True, which Python takes for an int, but it is no id.
-    return theirs if type(theirs.get("client")) is int else {}
+      return True
+    self.hello += more
+    return not more
 
 
-class _Lobby:
+class _Meeting:
   """Connections of the server while it waits for the clients. No peer can block it."""
 
   def __init__(self, server: socket.socket, clients: Collection[int], secret: bytes):
@@ -152,7 +139,7 @@ class _Lobby:
     # On a blocking socket `accept` would wait if the peer has left again.
     server.setblocking(False)
     self._most = max(_CROWD, 2 * len(clients))
-    self._waiting: list[_Guest] = []
+    self._waiting: list[_Caller] = []
     self.present: dict[int, socket.socket] = {}
     self._refused: dict[
       int, UserError
@@ -173,16 +160,18 @@ class _Lobby:
     # An absent client may have come with other terms. The message then says so.
     claims = [f" ({self._refused[who]})" for who in absent if who in self._refused]
     names = ", ".join(map(str, absent[:10])) + ", ..." * (len(absent) > 10)
-    late = "did not come in time; see connect_timeout" + (*claims, "")[0]
-    return UserError(late, field="client", value=Verbatim(names))
+    late = "did not come in time" + (*claims, "")[0]
+    return UserError(
+      late, field="client", value=Verbatim(names), hint="see connect_timeout"
+    )
 
   def _turn(self, until: float) -> None:
     """Reads from every peer that has sent something."""
     self._let_go()
     with selectors.DefaultSelector() as ready:
       ready.register(self._server, selectors.EVENT_READ)
-      for guest in self._waiting:
-        ready.register(guest.connection, selectors.EVENT_READ, guest)
+      for caller in self._waiting:
+        ready.register(caller.connection, selectors.EVENT_READ, caller)
       for who, connection in self.present.items():
         ready.register(connection, selectors.EVENT_READ, who)
       events = ready.select(max(until - time.monotonic(), 0.001))
@@ -190,102 +179,96 @@ class _Lobby:
       self._serve(key.data)
 
   def _let_go(self) -> None:
-    """Disconnects guests whose time is over. If too many are left, disconnects the oldest guests
-    of the address with the most guests."""
+    """Disconnects callers whose time is over. If too many are left, disconnects the oldest callers
+    of the address with the most callers."""
     now = time.monotonic()
-    for guest in [guest for guest in self._waiting if guest.until <= now]:
-      self._dismiss(guest)
+    for caller in [caller for caller in self._waiting if caller.until <= now]:
+      self._dismiss(caller)
     while len(self._waiting) > self._most:
-      (crowded, _), *_ = Counter(guest.host for guest in self._waiting).most_common(1)
-      self._dismiss(next(guest for guest in self._waiting if guest.host == crowded))
+      (crowded, _), *_ = Counter(caller.host for caller in self._waiting).most_common(1)
+      self._dismiss(next(caller for caller in self._waiting if caller.host == crowded))
 
-  def _dismiss(self, guest: _Guest) -> None:
-    self._waiting.remove(guest)
-    guest.connection.close()
+  def _dismiss(self, caller: _Caller) -> None:
+    self._waiting.remove(caller)
+    caller.connection.close()
 
-  def _serve(self, guest: _Guest | int | None) -> None:
-    if guest is None:
+  def _serve(self, caller: _Caller | int | None) -> None:
+    if caller is None:
       with contextlib.suppress(OSError):
-        self._waiting.append(_Guest(*self._server.accept()))
+        self._waiting.append(_Caller(*self._server.accept()))
     # An admitted peer sends nothing more, so its socket is readable only once it has left.
-    elif isinstance(guest, int):
-      self.present.pop(guest).close()
-    else:
-      self._admit(guest)
+    elif isinstance(caller, int):
+      self.present.pop(caller).close()
+    elif caller.read():
+      self._dismiss(caller)
+    elif len(caller.hello) == _HELLO.size:
+      self._admit(caller)
 
-  def _admit(self, guest: _Guest) -> None:
-    theirs = guest.read()
-    if theirs is None:
+  def _admit(self, caller: _Caller) -> None:
+    who, _ = _HELLO.unpack(caller.hello)
+    knows_secret = hmac.compare_digest(caller.hello, _hello(self._secret, caller.word, who))
+    wrong = self._wrong(who, knows_secret)
+    if wrong is None:
+      self._waiting.remove(caller)
+      self.present[who] = caller.connection
       return
-    wrong = self._wrong(guest, theirs) if theirs else None
-    if theirs and wrong is None:
-      self._waiting.remove(guest)
-      self.present[theirs["client"]] = guest.connection
-      return
-    if wrong:
-      # If the peer reads nothing, this raises rather than waits, since the socket does not block.
-      with contextlib.suppress(OSError):
-        _say(guest.connection, {"wrong": wrong.facts()})
-      self._refused.setdefault(theirs["client"], wrong)
-    self._dismiss(guest)
+    # If the peer reads nothing, this raises rather than waits, since the socket does not block.
+    with contextlib.suppress(OSError):
+      caller.connection.sendall(_told(wrong))
+    self._refused.setdefault(who, wrong)
+    self._dismiss(caller)
 
-  def _wrong(self, guest: _Guest, theirs: dict[str, Any]) -> UserError | None:
+  def _wrong(self, who: int, knows_secret: bool) -> UserError | None:
     """Returns why this peer cannot take part, or None."""
-    who = theirs["client"]
-    # The id that a peer claims may have any length, so it is cut to fit a line.
-    shown = str(who)[:20]
-    # The proof comes first: a stranger is told nothing of ids.
-    proof = theirs.get("proof")
-    due = _proof(self._secret, guest.word, who)
-    known = proof if isinstance(proof, str) and proof.isascii() else ""
-    if not hmac.compare_digest(known, due):
+    # A stranger is told nothing of ids.
+    if not knows_secret:
       return UserError(
-        f"differ between the server and client {shown}; nothing was run", field="terms"
+        f"differ between the server and client {who}; nothing was run", field="terms"
       )
-    client = Verbatim(shown)
     if who not in self._clients:
-      return UserError("is none of this sum; nothing was run", field="client", value=client)
+      return UserError("is none of this sum; nothing was run", field="client", value=who)
     if who in self.present:
-      return UserError(
-        "two programs have it; nothing was run", field="client", value=client
-      )
+      return UserError("two programs have it; nothing was run", field="client", value=who)
     return None
 
   def close(self) -> None:
     """Disconnects the peers that have not identified themselves."""
-    for guest in self._waiting:
-      guest.connection.close()
+    for caller in self._waiting:
+      caller.connection.close()
 
 
 def host(
-  at: Address, clients: Collection[int], secret: bytes, timeout: float, *, fewest: int
+  server: socket.socket,
+  clients: Collection[int],
+  secret: bytes,
+  timeout: float,
+  *,
+  fewest: int,
 ) -> dict[int, socket.socket]:
   """Returns the connections to the clients, by id. An error is also sent to all of them.
 
   Args:
-    clients: ids of all clients of the sum.
-    secret: bytes that only the parties of the sum know.
+    server: the listening socket.
+    clients: ids of all clients.
+    secret: bytes that only these programs know.
     fewest: number of clients that are enough when the time is over.
 
   Raises:
-    UserError: too few clients came in time, or the port is in use.
+    UserError: too few clients came in time.
   """
   deadline = time.monotonic() + timeout
-  with (
-    _listen(at) as server,
-    contextlib.closing(_Lobby(server, clients, secret)) as lobby,
-  ):
-    wrong = lobby.gather(deadline, fewest)
+  with contextlib.closing(_Meeting(server, clients, secret)) as meeting:
+    wrong = meeting.gather(deadline, fewest)
   # Every client is told the outcome; otherwise it would wait until its own time is over.
-  for connection in lobby.present.values():
+  for connection in meeting.present.values():
     with contextlib.suppress(OSError):
       connection.settimeout(_PATIENCE)
-      _say(connection, {"wrong": wrong and wrong.facts()})
+      connection.sendall(_told(wrong))
     if wrong:
       connection.close()
   if wrong:
     raise wrong
-  return lobby.present
+  return meeting.present
 
 
 def _reach(at: Address, deadline: float) -> socket.socket:
@@ -302,20 +285,42 @@ def _reach(at: Address, deadline: float) -> socket.socket:
     except OSError as error:
       if time.monotonic() > deadline:
         raise UserError(
-          f"the server was not there in time ({error.strerror or 'timed out'}); see "
-          "connect_timeout",
+          f"the server was not there in time ({error.strerror or 'timed out'})",
           field="coordinator",
           value=Verbatim(f"{at.host}:{at.port}"),
+          hint="see connect_timeout",
         ) from error
     # The server may start to listen later, so the attempt is repeated.
     time.sleep(_RETRY)
 
 
-def _told(wrong: Any) -> UserError:
+def read(connection: socket.socket, length: int, until: float) -> bytes:
+  """Returns the next `length` bytes of a connection.
+
+  Raises:
+    TimeoutError: `time.monotonic` has reached `until` before.
+    OSError: the connection has ended.
+  """
+  data = bytearray()
+  while len(data) < length:
+    # A timeout of 0 would make the socket non-blocking.
+    connection.settimeout(max(until - time.monotonic(), 0.001))
+    piece = connection.recv(min(_PIECE, length - len(data)))
+    if not piece:
+      raise ConnectionError("has ended")
+    data += piece
+  return bytes(data)
+
+
+def _refusal(text: bytes) -> UserError:
   """Returns the error that the server tells. Another program there may tell anything."""
-  if not isinstance(wrong, list) or len(wrong) != len(UserError().facts()):
-    return UserError(str(wrong))
-  return UserError.of_facts([None if part is None else str(part) for part in wrong])
+  try:
+    facts = json.loads(text)
+  except (ValueError, RecursionError):
+    facts = None
+  if not isinstance(facts, list) or len(facts) != len(UserError().facts()):
+    return UserError(text.decode(errors="replace"))
+  return UserError.of_facts([None if fact is None else str(fact) for fact in facts])
 
 
 def join(at: Address, me: int, secret: bytes, timeout: float) -> socket.socket:
@@ -327,23 +332,26 @@ def join(at: Address, me: int, secret: bytes, timeout: float) -> socket.socket:
   deadline = time.monotonic() + timeout
   while True:
     connection = _reach(at, deadline)
-    word = _hear(connection, deadline).get("word")
+    answer = None
     with contextlib.suppress(OSError):
-      _say(connection, {"client": me, "proof": _proof(secret, str(word), me)})
-    # The server may have started later and waits `timeout` seconds from then, so its answer may
-    # come after the deadline.
-    answer = _hear(connection, deadline + timeout + _PATIENCE) if word else {}
-    if "wrong" in answer and not answer["wrong"]:
+      connection.sendall(_hello(secret, read(connection, _WORD_BYTES, deadline), me))
+      # The server may have started later and waits `timeout` seconds from then, so its answer may
+      # come after the deadline.
+      until = deadline + timeout + _PATIENCE
+      (length,) = FRAME.unpack(read(connection, FRAME.size, until))
+      answer = read(connection, length, until) if length <= _MOST else None
+    if answer == b"":
       return connection
     connection.close()
-    if "wrong" in answer:
-      raise _told(answer["wrong"])
+    if answer is not None:
+      raise _refusal(answer)
     # The server may drop a peer in a crowd, so the peer tries again.
     if time.monotonic() >= deadline:
       raise UserError(
-        f"no answer from a server there within {timeout:g} seconds (connect_timeout); is it "
-        "another program's port, or did the server end or hang?",
+        f"no answer from a server there within {timeout:g} seconds; is it another program's "
+        "port, or did the server end or hang?",
         field="coordinator",
         value=Verbatim(f"{at.host}:{at.port}"),
+        hint="see connect_timeout",
       )
     time.sleep(_RETRY)

@@ -40,7 +40,6 @@ import json
 import operator
 import selectors
 import socket
-import struct
 import sys
 import time
 from collections import Counter
@@ -53,10 +52,10 @@ from dpjax.secure.sums import committee_parties, lobby, secagg_client, secagg_se
 from dpjax.secure.sums.committee_parties import CommitteeTerms
 from dpjax.secure.sums.dialogue import Begun, SumServer, summed
 from dpjax.secure.sums.interface import Summed
+from dpjax.secure.sums.lobby import FRAME
 from dpjax.secure.sums.terms import Terms
 from dpjax.validate import UserError
 
-_FRAME = struct.Struct("<Q")
 _PIECE = 1 << 20
 # Number of messages that may be half read at once. More are allowed if they fit in _MOST_HALF_READ
 # bytes. So memory does not grow with the number of clients.
@@ -165,7 +164,7 @@ class _Line:
   def __init__(self, connection: socket.socket):
     self._connection = connection
     self._data = bytearray()
-    self._wanted = _FRAME.size
+    self._wanted = FRAME.size
     self._head = True  # whether the next bytes are a message's length
     self._unsent: collections.deque[memoryview] = collections.deque()
     self.bytes_sent = 0
@@ -202,9 +201,9 @@ class _Line:
     self._data = bytearray()
     if not self._head:
       self._head = True
-      self._wanted = _FRAME.size
+      self._wanted = FRAME.size
       return data
-    (announced,) = _FRAME.unpack(data)
+    (announced,) = FRAME.unpack(data)
     # The length is checked before memory is allocated: an unknown peer may announce any length.
     if not 0 < announced <= most:
       raise _Gone(f"announced {announced} bytes, at most {most} are taken")
@@ -214,7 +213,7 @@ class _Line:
 
   def put(self, data: bytes) -> None:
     """Queues a message for the client; `flush` sends it."""
-    self._unsent.append(memoryview(_FRAME.pack(len(data))))
+    self._unsent.append(memoryview(FRAME.pack(len(data))))
     self._unsent.append(memoryview(data))
 
   def flush(self) -> bool:
@@ -367,9 +366,10 @@ def serve(
   start = time.perf_counter()
   at = lobby.address(coordinator)
   begun = server(terms)
-  met = lobby.host(
-    at, terms.clients, secret_of(terms), connect_timeout, fewest=terms.fewest
-  )
+  with lobby.listen(at) as listening:
+    met = lobby.host(
+      listening, terms.clients, secret_of(terms), connect_timeout, fewest=terms.fewest
+    )
   lines = {who: _Line(link) for who, link in met.items()}
   for who in terms.clients:
     if who not in lines:
@@ -407,7 +407,7 @@ def _served(
         moved[who] += lines[who].bytes_sent
         lines.pop(who).close()
         continue
-      moved[who] += len(said) + _FRAME.size
+      moved[who] += len(said) + FRAME.size
       for data in waiting:
         lines[who].put(data)
       _put_on(lines, outgoing, held)
@@ -475,7 +475,7 @@ def take_part(
       most = party.largest()
       # A long message is refused before it is read: a server must not fill a client's memory.
       until = time.monotonic() + enough_time
-      (length,) = _FRAME.unpack(_read(connection, _FRAME.size, until))
+      (length,) = FRAME.unpack(_read(connection, FRAME.size, until))
       if length > most:
         raise UserError(
           f"announced {length} bytes, at most {most} are taken", field="server"
@@ -489,7 +489,7 @@ def take_part(
 def _put(connection: socket.socket, data: bytes, seconds: float) -> None:
   connection.settimeout(seconds)
   try:
-    connection.sendall(_FRAME.pack(len(data)) + data)
+    connection.sendall(FRAME.pack(len(data)) + data)
   except OSError as error:
     raise UserError(
       "has ended the sum, or does not read any more", field="server"
@@ -497,22 +497,14 @@ def _put(connection: socket.socket, data: bytes, seconds: float) -> None:
 
 
 def _read(connection: socket.socket, length: int, until: float) -> bytes:
-  data = bytearray()
-  while len(data) < length:
-    # A timeout of 0 would make the socket non-blocking.
-    connection.settimeout(max(until - time.monotonic(), 0.001))
-    try:
-      piece = connection.recv(min(_PIECE, length - len(data)))
-    except TimeoutError as error:
-      raise UserError(
-        "said nothing for too long; the sum goes on without", field="server"
-      ) from error
-    except OSError:
-      piece = b""
-    if not piece:
-      raise UserError("has ended the sum before it was complete", field="server")
-    data += piece
-  return bytes(data)
+  try:
+    return lobby.read(connection, length, until)
+  except TimeoutError as error:
+    raise UserError(
+      "said nothing for too long; the sum goes on without", field="server"
+    ) from error
+  except OSError as error:
+    raise UserError("has ended the sum before it was complete", field="server") from error
 
 
 def main(arguments: list[str]) -> None:

@@ -1,7 +1,6 @@
 """A server and clients as processes: the killed drop out, the hung time out, others go on."""
 
 import contextlib
-import json
 import multiprocessing
 import os
 import signal
@@ -186,14 +185,9 @@ def _strangers(port, terms, answers):
   garbage.sendall(b"GET / HTTP/1.1\r\n\r\n" + bytes(range(256)))
   others = parties.terms(_N, _T, length=_LENGTH, session=bytes(16))
   for one, who in ((others, 1), (terms, _N + 3)):  # other terms, no such client
-    connection = _knocking(port)
-    reader = connection.makefile()
-    word = json.loads(reader.readline())["word"]
-    proof = lobby._proof(socket_sums.secret_of(one), word, who)
-    hello = {"client": who, "proof": proof}
-    connection.sendall(json.dumps(hello).encode() + b"\n")
-    answers.append(str(UserError.of_facts(json.loads(reader.readline())["wrong"])))
-    connection.close()
+    with pytest.raises(UserError) as told:
+      lobby.join(lobby.Address("127.0.0.1", port), who, socket_sums.secret_of(one), 10.0)
+    answers.append(str(told.value))
   garbage.close()
 
 
@@ -263,9 +257,8 @@ def test_a_client_ends_in_one_line_when_the_server_does():
 
   thread = threading.Thread(target=client)
   thread.start()
-  links = lobby.host(
-    lobby.address(at), terms.clients, socket_sums.secret_of(terms), 0.5, fewest=1
-  )
+  with lobby.listen(lobby.address(at)) as server:
+    links = lobby.host(server, terms.clients, socket_sums.secret_of(terms), 0.5, fewest=1)
   for link in links.values():
     link.close()
   thread.join(10)
