@@ -305,8 +305,6 @@ def skellam_mean(
     return sums, state + 1
 
   def sum_of(run: Run, context: Context, cohort: Cohort, drops: Drops) -> Mapped:
-    mechanism.noise.check_survivors(cohort.size)
-    validate.integer_in(1, mechanism.max_clients, num_clients=cohort.size)
     mapped = run(context, cohort)
     ids = [int(client) for client in cohort.ids]
     sent = mapped.sent
@@ -315,7 +313,10 @@ def skellam_mean(
     return with_cost(mapped, summed)._replace(sums=sums, sent=None)
 
   def through(inner: MapClients) -> MapClients:
-    summed_by = through_sum(sum_of, dropout, protocol, inner)
+    # The protocol's `min_survivors` is no smaller than that of the noise (`_check_protocol`).
+    summed_by = through_sum(
+      sum_of, dropout, protocol, inner, max_clients=mechanism.max_clients
+    )
 
     def bind(client: ClientAlgorithm, partial: Any) -> Run:
       # Under replace_special the twin of a client must send zeros. One that sends noise, clipped
