@@ -11,7 +11,7 @@ On three machines, make one call on each:
     with connect(0, agreed, listen="0.0.0.0:9000", dealer="dealer:9001") as party: ...
     with connect(1, agreed, peer="first:9000", dealer="dealer:9001") as party: ...
 
-They meet as the programs of a secure sum do (`sums.lobby`): who does not know the token is
+They meet as the programs of a secure sum do (`meeting`): who does not know the token is
 disconnected, and silent strangers do not keep the three apart.
 
 `run_processes` starts all three on this machine.
@@ -35,6 +35,8 @@ from typing import Any
 import numpy as np
 
 from dpjax import validate
+from dpjax.secure import meeting
+from dpjax.secure.meeting import Address
 
 # A dealer's process deals only registered correlations: importing `comparison` registers "sign".
 from dpjax.secure.mpc import comparison as _comparison  # noqa: F401
@@ -45,8 +47,7 @@ from dpjax.secure.mpc.dealer import Dealer, Supply
 from dpjax.secure.mpc.links import TIMEOUT, Link, PeerFailed, SocketLink
 from dpjax.secure.mpc.party import Party
 from dpjax.secure.mpc.session import GRACE, Ran, play, setting_of
-from dpjax.secure.sums import lobby, primitives
-from dpjax.secure.sums.lobby import Address
+from dpjax.secure.sums import primitives
 from dpjax.validate import UserError
 
 # Seconds for a process of this machine to import everything.
@@ -101,7 +102,7 @@ def serve_dealer(listen: str, agreed: Agreed) -> None:
   Raises:
     PeerFailed: the parties did not come in time.
   """
-  with lobby.listen(lobby.address(listen)) as server:
+  with meeting.listen(meeting.address(listen)) as server:
     _serve(server, agreed)
 
 
@@ -109,7 +110,7 @@ def _serve(server: socket.socket, agreed: Agreed) -> None:
   dealer = Dealer(agreed.seed)
   with contextlib.ExitStack() as stack:
     with _meeting("a party"):
-      met = lobby.host(server, (0, 1), agreed.secret(), agreed.timeout, fewest=2)
+      met = meeting.host(server, (0, 1), agreed.secret(), agreed.timeout, fewest=2)
     for connection in met.values():
       stack.callback(connection.close)
     links = []
@@ -173,9 +174,9 @@ def connect(
       value=number,
     )
   with contextlib.ExitStack() as stack:
-    where = lobby.address(listen or peer)
-    door = stack.enter_context(lobby.listen(where)) if listen else where
-    yield _meet(stack, number, agreed, lobby.address(dealer), door)
+    where = meeting.address(listen or peer)
+    door = stack.enter_context(meeting.listen(where)) if listen else where
+    yield _meet(stack, number, agreed, meeting.address(dealer), door)
 
 
 def _meet(
@@ -194,14 +195,14 @@ def _meet(
   # The parties meet first, so that strangers who wait where party 0 listens are heard at once.
   with _meeting(other):
     if isinstance(peer, socket.socket):
-      (connection,) = lobby.host(peer, (1,), secret, agreed.timeout, fewest=1).values()
+      (connection,) = meeting.host(peer, (1,), secret, agreed.timeout, fewest=1).values()
     else:
-      connection = lobby.join(peer, number, secret, agreed.timeout)
+      connection = meeting.join(peer, number, secret, agreed.timeout)
   link = SocketLink(connection, peer=other, topic=agreed.terms, **common)
   stack.callback(link.close)
   with _meeting("dealer"):
     left = max(until - time.monotonic(), 0.0)
-    to_dealer = lobby.join(dealer, number, agreed.secret(), left)
+    to_dealer = meeting.join(dealer, number, agreed.secret(), left)
   dealer_link = SocketLink(to_dealer, peer="dealer", **common)
   stack.callback(dealer_link.close)
   supply = _supply(number, dealer_link)

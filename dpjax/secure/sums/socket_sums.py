@@ -1,13 +1,13 @@
 """Secure sums between processes: server and clients are separate programs.
 
 `serve` runs the server, and `take_part` a client. They use the same states and messages as a sum
-in memory, over the sockets of `lobby`. A client that is killed, leaves or hangs at any
+in memory, over the sockets of `meeting`. A client that is killed, leaves or hangs at any
 time is a drop-out. The server waits at most `connect_timeout` seconds for clients and at most
 `phase_timeout` for the messages of each phase. Meanwhile it sends its own messages, to all clients
 at once. A client that takes no byte of a message for 5 seconds is left out. So a sum ends after at
 most connect_timeout + 5 phase_timeout seconds, plus the time that the server computes.
 
-Strangers are disconnected at the meeting (`lobby`), without a report. A client that sends
+Strangers are disconnected at the meeting (`meeting`), without a report. A client that sends
 garbage or a wrong message is left out, with one line to `report`. Others go on, with one exception:
 a client that cannot open an envelope falls silent (`secagg`). Clients that send so slowly that they
 keep others waiting are left out after a quarter of the phase, or 5 seconds if that is longer. With
@@ -48,11 +48,12 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 import numpy as np
 
 from dpjax import names, validate
-from dpjax.secure.sums import committee_parties, lobby, secagg_client, secagg_server
+from dpjax.secure import meeting
+from dpjax.secure.meeting import FRAME
+from dpjax.secure.sums import committee_parties, secagg_client, secagg_server
 from dpjax.secure.sums.committee_parties import CommitteeTerms
 from dpjax.secure.sums.dialogue import Begun, SumServer, summed
 from dpjax.secure.sums.interface import Summed
-from dpjax.secure.sums.lobby import FRAME
 from dpjax.secure.sums.terms import Terms
 from dpjax.validate import UserError
 
@@ -364,10 +365,10 @@ def serve(
   """
   validate.positive(connect_timeout=connect_timeout, phase_timeout=phase_timeout)
   start = time.perf_counter()
-  at = lobby.address(coordinator)
+  at = meeting.address(coordinator)
   begun = server(terms)
-  with lobby.listen(at) as listening:
-    met = lobby.host(
+  with meeting.listen(at) as listening:
+    met = meeting.host(
       listening, terms.clients, secret_of(terms), connect_timeout, fewest=terms.fewest
     )
   lines = {who: _Line(link) for who, link in met.items()}
@@ -466,8 +467,8 @@ def take_part(
   terms.check_vector(vector)
   party, first = client(terms, me, signing_key=signing_key)
   enough_time = 2 * phase_timeout + connect_timeout
-  at = lobby.address(coordinator)
-  connection = lobby.join(at, int(me), secret_of(terms), connect_timeout)
+  at = meeting.address(coordinator)
+  connection = meeting.join(at, int(me), secret_of(terms), connect_timeout)
   with contextlib.closing(connection):
     if first is not None:
       _put(connection, first, enough_time)
@@ -498,7 +499,7 @@ def _put(connection: socket.socket, data: bytes, seconds: float) -> None:
 
 def _read(connection: socket.socket, length: int, until: float) -> bytes:
   try:
-    return lobby.read(connection, length, until)
+    return meeting.read(connection, length, until)
   except TimeoutError as error:
     raise UserError(
       "said nothing for too long; the sum goes on without", field="server"

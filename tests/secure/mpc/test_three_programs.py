@@ -9,9 +9,8 @@ import jax
 import numpy as np
 import pytest
 
-from dpjax.secure import mpc
+from dpjax.secure import meeting, mpc
 from dpjax.secure.mpc import links, private_values, ring64, secureml, three_programs
-from dpjax.secure.sums import lobby
 from dpjax.validate import UserError
 from tests.refuses import refuses
 from tests.secure.mpc import programs
@@ -138,14 +137,14 @@ def test_parties_that_were_told_other_things_do_not_start(change):
 
 def test_a_stranger_is_let_go_and_the_run_goes_on(monkeypatch):
   """Somebody else's program comes to the dealer before the parties."""
-  real = lobby._reach
+  real = meeting._reach
 
   def first_a_stranger(at, deadline):
     with real(at, deadline) as stranger:
       stranger.sendall(b"GET / HTTP/1.1\r\n\r\n")
     return real(at, deadline)
 
-  monkeypatch.setattr(lobby, "_reach", first_a_stranger)
+  monkeypatch.setattr(meeting, "_reach", first_a_stranger)
   agreed = three_programs.Agreed(_TOKEN, timeout=5.0)
   outcomes = _parties(agreed, agreed, agreed)
   assert np.add(outcomes[0], outcomes[1]).tolist() == [0, 0]

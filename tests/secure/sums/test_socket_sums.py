@@ -14,8 +14,8 @@ import time
 import numpy as np
 import pytest
 
-from dpjax.secure import sums
-from dpjax.secure.sums import lobby, messages, primitives, secagg_client, socket_sums
+from dpjax.secure import meeting, sums
+from dpjax.secure.sums import messages, primitives, secagg_client, socket_sums
 from dpjax.validate import UserError
 from tests import commands
 from tests.federated import programs
@@ -171,7 +171,7 @@ def test_clients_that_never_come_are_left_out_and_too_few_are_refused():
 
 
 def _knocking(port):
-  """A connection to the server's lobby, once it listens."""
+  """A connection to the server, once it listens."""
   until = time.monotonic() + 10
   while time.monotonic() < until:
     with contextlib.suppress(OSError):
@@ -186,7 +186,9 @@ def _strangers(port, terms, answers):
   others = parties.terms(_N, _T, length=_LENGTH, session=bytes(16))
   for one, who in ((others, 1), (terms, _N + 3)):  # other terms, no such client
     with pytest.raises(UserError) as told:
-      lobby.join(lobby.Address("127.0.0.1", port), who, socket_sums.secret_of(one), 10.0)
+      meeting.join(
+        meeting.Address("127.0.0.1", port), who, socket_sums.secret_of(one), 10.0
+      )
     answers.append(str(told.value))
   garbage.close()
 
@@ -208,7 +210,7 @@ def test_strangers_do_not_stop_a_sum():
 
 def _liar(terms, at, who, says):
   """Joins as a client does, then says something else."""
-  connection = lobby.join(lobby.address(at), who, socket_sums.secret_of(terms), 20)
+  connection = meeting.join(meeting.address(at), who, socket_sums.secret_of(terms), 20)
   connection.sendall(says(terms, who))
   time.sleep(60)
 
@@ -257,8 +259,8 @@ def test_a_client_ends_in_one_line_when_the_server_does():
 
   thread = threading.Thread(target=client)
   thread.start()
-  with lobby.listen(lobby.address(at)) as server:
-    links = lobby.host(server, terms.clients, socket_sums.secret_of(terms), 0.5, fewest=1)
+  with meeting.listen(meeting.address(at)) as server:
+    links = meeting.host(server, terms.clients, socket_sums.secret_of(terms), 0.5, fewest=1)
   for link in links.values():
     link.close()
   thread.join(10)

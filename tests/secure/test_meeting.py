@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dpjax.secure.sums import lobby
+from dpjax.secure import meeting
 from dpjax.validate import UserError, Verbatim
 from tests.federated import programs
 
@@ -19,11 +19,11 @@ _SOON = 60  # seconds; nothing here takes one, unless the machine is loaded
 
 def _meet(coordinator, count, who, secret, timeout):
   """The connections of one party, by id. The clients are 1, 2, ...; the server is 0."""
-  at = lobby.address(coordinator)
+  at = meeting.address(coordinator)
   if who:
-    return {0: lobby.join(at, who, secret, timeout)}
-  with lobby.listen(at) as server:
-    return lobby.host(server, range(1, count + 1), secret, timeout, fewest=count)
+    return {0: meeting.join(at, who, secret, timeout)}
+  with meeting.listen(at) as server:
+    return meeting.host(server, range(1, count + 1), secret, timeout, fewest=count)
 
 
 class _Calls:
@@ -62,14 +62,14 @@ def _options(port, index, **changes):
 
 
 def _word(connection):
-  return lobby.read(connection, 16, time.monotonic() + _SOON)
+  return meeting.read(connection, 16, time.monotonic() + _SOON)
 
 
 def _told(connection):
   """What a client that is refused reads."""
   until = time.monotonic() + _SOON
-  (length,) = lobby.FRAME.unpack(lobby.read(connection, lobby.FRAME.size, until))
-  return UserError.of_facts(json.loads(lobby.read(connection, length, until)))
+  (length,) = meeting.FRAME.unpack(meeting.read(connection, meeting.FRAME.size, until))
+  return UserError.of_facts(json.loads(meeting.read(connection, length, until)))
 
 
 def _close(found):
@@ -128,14 +128,14 @@ def test_no_hello_but_the_right_one_is_one(data):
   ours, theirs = socket.socketpair()
   server = socket.create_server(("127.0.0.1", 0))
   with ours, theirs, server:
-    meeting = lobby._Meeting(server, (1, 2), b"a")
-    caller = lobby._Caller(ours, ("",))
-    meeting._waiting.append(caller)
+    met = meeting._Meeting(server, (1, 2), b"a")
+    caller = meeting._Caller(ours, ("",))
+    met._waiting.append(caller)
     theirs.sendall(data)
     theirs.shutdown(socket.SHUT_WR)
-    while caller in meeting._waiting:
-      meeting._serve(caller)
-    assert not meeting.present
+    while caller in met._waiting:
+      met._serve(caller)
+    assert not met.present
 
 
 @pytest.mark.slow
@@ -150,7 +150,7 @@ def test_a_flood_from_elsewhere_does_not_push_out_a_slow_peer():
   word = _word(slow)
   flood = [_knock(port) for _ in range(200)]
   time.sleep(0.5)
-  slow.sendall(lobby._hello(b"a", word, 1))
+  slow.sendall(meeting._hello(b"a", word, 1))
   _close(calls.wait())
   for one in (*flood, slow):
     one.close()
@@ -159,7 +159,7 @@ def test_a_flood_from_elsewhere_does_not_push_out_a_slow_peer():
 def test_a_peer_that_was_let_go_comes_again(monkeypatch):
   """As by a flood from its own machine: its first connections end without an answer."""
   port, dismissed = programs.free_port(), []
-  admit = lobby._Meeting._admit
+  admit = meeting._Meeting._admit
 
   def crowded(self, caller):
     if len(dismissed) < 3:
@@ -167,13 +167,13 @@ def test_a_peer_that_was_let_go_comes_again(monkeypatch):
       return self._dismiss(caller)
     return admit(self, caller)
 
-  monkeypatch.setattr(lobby._Meeting, "_admit", crowded)
+  monkeypatch.setattr(meeting._Meeting, "_admit", crowded)
   _close(_meet_all([_options(port, 0), _options(port, 1)]))
   assert len(dismissed) == 3
 
 
 def test_more_honest_peers_than_a_crowd_are_not_turned_away(monkeypatch):
-  monkeypatch.setattr(lobby, "_CROWD", 2)
+  monkeypatch.setattr(meeting, "_CROWD", 2)
   port = programs.free_port()
   _close(_meet_all([_options(port, index, count=8) for index in range(9)]))
 
@@ -219,7 +219,7 @@ def test_a_stranger_who_trickles_does_not_hold_the_meeting_past_its_limit():
 @pytest.mark.cases(long=["greets"], slow=...)
 @pytest.mark.parametrize("says", ["nothing", "trickle", "garbage", "greets"])
 def test_a_server_that_says_nothing_of_use_is_not_waited_for_for_ever(says, monkeypatch):
-  monkeypatch.setattr(lobby, "_PATIENCE", 0.5)
+  monkeypatch.setattr(meeting, "_PATIENCE", 0.5)
   with socket.create_server(("127.0.0.1", 0)) as server:
     port = server.getsockname()[1]
     calls = _Calls([_options(port, 1, timeout=1.0)])
@@ -269,7 +269,7 @@ _CLAIMS = {
   "zeros": bytes(32),
   "the word": b"",
   "another digest": b"b" * 32,
-  "the digest of another word": lobby._hello(b"a", bytes(16), 1)[4:],
+  "the digest of another word": meeting._hello(b"a", bytes(16), 1)[4:],
 }
 
 
@@ -335,7 +335,7 @@ def test_a_number_that_nobody_may_have_is_told_so(number):
   port = programs.free_port()
   calls = _Calls([_options(port, 0)])
   with _knock(port) as peer:
-    peer.sendall(lobby._hello(b"a", _word(peer), number))
+    peer.sendall(meeting._hello(b"a", _word(peer), number))
     assert _told(peer).is_about("client", Verbatim(number))
   second = _Calls([_options(port, 1)])
   _close([*calls.wait(), *second.wait()])
@@ -345,7 +345,7 @@ def test_one_that_dies_before_the_others_come_may_come_again():
   port = programs.free_port()
   first = _Calls([_options(port, 0, count=2)])
   dying = _knock(port)
-  dying.sendall(lobby._hello(b"a", _word(dying), 1))
+  dying.sendall(meeting._hello(b"a", _word(dying), 1))
   dying.close()
   time.sleep(0.5)  # until the server has seen both
   others = _Calls([_options(port, index, count=2) for index in (1, 2)])
