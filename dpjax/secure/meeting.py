@@ -73,20 +73,19 @@ def address(coordinator: str) -> Address:
   return Address(host, int(port))
 
 
-def is_loopback(host: str) -> bool:
-  return host in ("localhost", "::1") or host.startswith("127.")
-
-
 def listen(at: Address) -> socket.socket:
-  """Returns a listening socket. Raises UserError if the port is in use."""
-  host = at.host if is_loopback(at.host) else ""
-  both = not host and socket.has_dualstack_ipv6()
-  family = socket.AF_INET6 if both or ":" in host else socket.AF_INET
+  """Returns a socket that listens there; at 0.0.0.0 on every IPv4 address of this machine.
+
+  Raises:
+    UserError: the port is in use, or the address is none of this machine.
+  """
+  family = socket.AF_INET6 if ":" in at.host else socket.AF_INET
   try:
-    return socket.create_server((host, at.port), family=family, dualstack_ipv6=both)
-  except OSError as error:
+    return socket.create_server((at.host, at.port), family=family)
+  # A part of the host's name that is empty or above 63 letters raises UnicodeError.
+  except (OSError, UnicodeError) as error:
     raise UserError(
-      f"the server cannot listen there ({error.strerror}); is the port in use?",
+      f"cannot listen there ({getattr(error, 'strerror', error)}); is the port in use?",
       field="coordinator",
       value=Verbatim(f"{at.host}:{at.port}"),
     ) from error

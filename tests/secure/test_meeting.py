@@ -364,4 +364,4 @@ def test_a_port_in_use():
   with socket.create_server(("127.0.0.1", 0)) as taken:
     port = taken.getsockname()[1]
     (line,) = _meet_all([_options(port, 0)])
-  assert f"coordinator=127.0.0.1:{port}: the server cannot listen there" in line
+  assert f"coordinator=127.0.0.1:{port}: cannot listen there" in line

@@ -350,7 +350,8 @@ def serve(
   """Runs the server's side of one sum.
 
   Args:
-    coordinator: "HOST:PORT" where the server listens until the clients have come.
+    coordinator: "HOST:PORT" where the server listens until the clients have come; at 0.0.0.0 on all
+      addresses of its machine.
     connect_timeout: seconds to wait for the clients. A client that comes later is a drop-out.
     phase_timeout: seconds for the messages of a phase; a later client is a drop-out, too. It must
       be enough for the slowest honest client's upload and for what all compute.
