@@ -51,13 +51,12 @@ from dpjax.secure.summation import (
   NO_DROPOUT,
   Dropout,
   carried_out,
-  is_simulated,
   through_sum,
   with_cost,
 )
 from dpjax.secure.sums import BfvSum, Drops
-from dpjax.secure.sums.interface import NO_DROPS, Summed, SumProtocol
-from dpjax.secure.sums.vectors import dtype_of
+from dpjax.secure.sums.interface import NO_DROPS, Summed
+from dpjax.secure.sums.vectors import SumProtocol, dtype_of
 from dpjax.types import HostArray
 from dpjax.validate import UserError
 
@@ -353,7 +352,7 @@ def _check_protocol(protocol: SumProtocol, mechanism: SkellamSum) -> None:
       field="protocol",
       value=protocol.name,
     )
-  if getattr(protocol, "bits", None) is None:
+  if protocol.dtype.kind != "u":
     raise UserError("must add up integers modulo 2^bits", field="protocol", value=protocol)
   if protocol.bits < mechanism.bits:
     raise UserError(
@@ -385,7 +384,7 @@ def _total(
   places = {client: place for place, client in enumerate(ids)}
   kind = dtype_of(protocol.bits)
   zeros = np.zeros(mechanism.padded_dim, kind)
-  if is_simulated(protocol):
+  if protocol.is_simulated:
     summed = carried_out(protocol, ids, drops, lambda client: zeros)
     # Shares of Skellam noise add up exactly to Skellam noise, so one draw serves all.
     noisy = mechanism.share(_stream(seed, round), len(ids))

@@ -6,7 +6,7 @@ it by one argument. There are two ways to run it, with the same result, bit for 
 | protocol                  | what happens in a round                             | for          |
 | ------------------------- | --------------------------------------------------- | ------------ |
 | `PlainSum()`, or          | integers are added inside JAX, modulo 2^32, by any  | experiments  |
-| `Simulated(SecAgg())`     | execution; NOTHING is hidden from who runs it       |              |
+| `SecAgg(simulated=True)`  | execution; NOTHING is hidden from who runs it       |              |
 | any other of `sums`       | vectors and drop-outs go through the protocol, with | tests of the |
 |                           | all its cryptography                                | protocol     |
 
@@ -35,23 +35,11 @@ from dpjax.federated.execution.context import Context, MapClients, Mapped, Run
 from dpjax.federated.round import FederatedState, RoundInfo
 from dpjax.plan import Plan
 from dpjax.secure.encoding import Encoded, Encoding, from_vector, to_vector
-from dpjax.secure.sums import Drops, PlainSum
-from dpjax.secure.sums.interface import Summed, SumProtocol
-from dpjax.secure.sums.simulated import Simulated
-from dpjax.secure.sums.vectors import LazyVectors, dtype_of
+from dpjax.secure.sums import Drops
+from dpjax.secure.sums.interface import Summed
+from dpjax.secure.sums.vectors import LazyVectors, SumProtocol, dtype_of
 from dpjax.types import Array
 from dpjax.validate import UserError
-
-
-def is_simulated(protocol: SumProtocol) -> bool:
-  """Returns whether a protocol adds vectors in the clear, so that JAX may form the total instead.
-
-  >>> from dpjax.secure.sums import SecAgg
-  >>> is_simulated(PlainSum()), is_simulated(Simulated(SecAgg())), is_simulated(SecAgg())
-  (True, True, False)
-  """
-  return isinstance(protocol, (PlainSum, Simulated))
-
 
 # --- drop-outs
 
@@ -138,6 +126,7 @@ def secure_mean(
   Raises:
     UserError: an encoding with more bits than the protocol's modulus.
 
+  >>> from dpjax.secure.sums import PlainSum
   >>> aggregator = secure_mean(PlainSum(), Encoding(max_clients=4, largest_value=4.0))
   >>> messages = jnp.array([[1.0], [3.0], [jnp.nan]])
   >>> state = aggregator.init(messages[0])
@@ -166,7 +155,7 @@ def secure_mean(
 
     return client._replace(finish=finish)
 
-  simulated = is_simulated(protocol)
+  simulated = protocol.is_simulated
   sum_of = _counted(protocol) if simulated else _protocol(encoding, protocol)
 
   def through(inner: MapClients) -> MapClients:
@@ -293,7 +282,7 @@ def carried_out(
     UserError: it fails in a round without them; there are several processes, each of which would
       draw its own masks; or the sum is over other clients than those who uploaded.
   """
-  if jax.process_count() > 1 and not is_simulated(protocol):
+  if jax.process_count() > 1 and not protocol.is_simulated:
     raise UserError(
       "must be run by one process, or simulated", field="protocol", value=protocol.name
     )

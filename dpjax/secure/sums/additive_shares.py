@@ -28,7 +28,7 @@ import numpy as np
 from dpjax import validate
 from dpjax.secure.sums import messages
 from dpjax.secure.sums.interface import Cost, Summed
-from dpjax.secure.sums.vectors import Present, Reader, SumSettings
+from dpjax.secure.sums.vectors import Present, Reader, SumProtocol
 from dpjax.validate import UserError
 
 _MOST_SERVERS = 64
@@ -60,7 +60,7 @@ def split(
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class AdditiveSharing(SumSettings):
+class AdditiveSharing(SumProtocol):
   """Each client sends each other client a share, adds what it receives, and sends the sum.
 
   The server and any n - 2 clients together learn the sum of the other two vectors, and nothing
@@ -103,7 +103,7 @@ class AdditiveSharing(SumSettings):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class AdditiveServers(SumSettings):
+class AdditiveServers(SumProtocol):
   """Each client sends every server a share. Each server adds its shares, and then the servers'
   sums are added.
 

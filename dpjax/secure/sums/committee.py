@@ -49,12 +49,12 @@ from dpjax.secure.sums.committee_parties import CommitteeTerms
 from dpjax.secure.sums.galois_shares import MOST_POINTS, Sharing
 from dpjax.secure.sums.interface import Summed
 from dpjax.secure.sums.terms import corrupt_and_staying, largest_part
-from dpjax.secure.sums.vectors import MOST_CLIENTS, Present, Reader, SumSettings
+from dpjax.secure.sums.vectors import MOST_CLIENTS, Present, Reader, SumProtocol
 from dpjax.validate import UserError
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Committee(SumSettings):
+class Committee(SumProtocol):
   """Each client sends each member of a committee a share, in one message. Members add the shares.
 
   If the server, `colluding` members and any clients who are no members pool what they know, they
@@ -72,7 +72,7 @@ class Committee(SumSettings):
       the vector, and `colluding` + `packed` members must stay.
 
   Raises:
-    UserError: as `SumSettings`, or a committee that could never rebuild a sum.
+    UserError: as `SumProtocol`, or a committee that could never rebuild a sum.
 
   >>> vectors = {who: np.array([who, 2**32 - 1], np.uint32) for who in range(4)}
   >>> from dpjax.secure.sums import Drops

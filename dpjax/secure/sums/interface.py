@@ -1,12 +1,8 @@
-"""Interface of all secure sums.
-
-Integer vectors go in; their sum modulo 2^bits and its cost come out.
-"""
+"""What goes into a secure sum beside the vectors, and what comes out."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import numpy as np
 
@@ -38,35 +34,3 @@ class Summed(NamedTuple):
 
 
 NO_DROPS = Drops()
-
-
-class SumProtocol(Protocol):
-  """A protocol that adds the vectors of named clients. Each class says what it hides."""
-
-  @property
-  def name(self) -> str: ...
-
-  @property
-  def bits(self) -> int: ...  # bits of the modulus: 32 or 64
-
-  @property
-  def min_survivors(self) -> int: ...  # with fewer clients the sum is refused
-
-  def check_library(self) -> None:
-    """Raises UserError if a library that the protocol needs is not installed."""
-    ...
-
-  def sum(self, vectors: Mapping[int, np.ndarray], drops: Drops = NO_DROPS) -> Summed:
-    """Returns the sum over the clients of `vectors` that do not drop out before upload.
-
-    Args:
-      vectors: [d] unsigned integers below 2^bits, by client id. A vector is looked up at most
-        once, in ascending order of ids, and is not kept. So a mapping may compute each vector when
-        it is read.
-      drops: clients that fall silent, by phase.
-
-    Raises:
-      UserError: fewer than `min_survivors` clients are left, there are fewer than two clients at
-        all, or vectors have different lengths or types. Nothing beyond the sum is then revealed.
-    """
-    ...

@@ -23,6 +23,10 @@ No variant checks a client's vector. One dishonest client can make the sum any n
 of its shares fit together, the sum is refused. If others cannot open its envelopes, they fall
 silent. The client learns nothing by that, but fewer vectors may be in the sum.
 
+A sum with simulated=True has the same total, refusals and costs, but NO secrecy: the server sees
+every vector. It is for many rounds, in the time of a plain sum. Formulas count the messages, mask
+streams and key agreements; `Cost.seconds` are those of the simulation.
+
 With many clients, most of SecAgg's time goes into Shamir's shares: n^2 t steps in Python, whatever
 the length of the vectors. SecAgg+ takes a tenth of that time; results/secure/sums.md has numbers.
 """
@@ -39,12 +43,32 @@ import numpy as np
 from dpjax import validate
 from dpjax.secure.sums import dialogue, primitives, secagg_client, secagg_server
 from dpjax.secure.sums.interface import Summed
+from dpjax.secure.sums.secagg_costs import going_on, predicted
 from dpjax.secure.sums.terms import Terms, graph_parameters, largest_part
-from dpjax.secure.sums.vectors import Present, Reader, SumSettings
+from dpjax.secure.sums.vectors import Present, Reader, SumProtocol
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class SecAgg(SumSettings):
+class _Masked(SumProtocol):
+  """What SecAgg and SecAgg+ have in common."""
+
+  simulated: bool = False
+
+  @property
+  def name(self) -> str:
+    return f"simulated {self._name}" if self.simulated else self._name
+
+  @property
+  def is_simulated(self) -> bool:
+    return self.simulated
+
+  def check_library(self) -> None:
+    if not self.simulated:
+      primitives.library()
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class SecAgg(_Masked):
   """SecAgg of Bonawitz et al. 2017; the threshold t of shares is `min_survivors`.
 
   Clients may drop out at any time. The sum of those who uploaded is exact if t clients stay
@@ -53,11 +77,12 @@ class SecAgg(SumSettings):
   the clients, and if it hands out the right keys.
 
   Args:
+    simulated: True: vectors are added in the clear (see the module).
     signed: True: keys and survivors are signed and compared (figure 4, underlined parts). This is
       for a server that lies together with fewer than 2t - n clients. `sum` requires t > 2n / 3.
 
   Raises:
-    UserError: as `SumSettings`.
+    UserError: as `SumProtocol`.
 
   >>> from dpjax.secure.sums import Drops
   >>> vectors = {who: np.array([who, 2**32 - 1], np.uint32) for who in range(4)}
@@ -82,11 +107,10 @@ class SecAgg(SumSettings):
       bits=self.bits,
     )
 
-  def check_library(self) -> None:
-    primitives.library()
-
   def _add(self, there: Present, read: Reader) -> Summed:
     terms = self.terms(there.named, read.length)
+    if self.simulated:
+      return simulated(terms, there, read, signed=self.signed)
     keys: dict[int, bytes] = {}
     if self.signed:
       keys = {who: secrets.token_bytes(32) for who in there.named}
@@ -96,7 +120,7 @@ class SecAgg(SumSettings):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class SecAggPlus(SumSettings):
+class SecAggPlus(_Masked):
   """SecAgg+ of Bell et al. 2020: masks and shares among O(log n) neighbours
   (`terms.graph_parameters`).
 
@@ -106,16 +130,16 @@ class SecAggPlus(SumSettings):
   graph is then complete, and this is SecAgg.
 
   Args:
+    simulated: True: vectors are added in the clear (see the module).
     corrupt: largest fraction of the clients that tell the server all they know.
     dropout_share: largest fraction of the clients that falls silent.
 
   Raises:
-    UserError: as `SumSettings`, or fractions outside [0, 1).
+    UserError: as `SumProtocol`, or fractions outside [0, 1).
   """
 
   corrupt: float = 0.1
   dropout_share: float = 0.2
-  signed: ClassVar[bool] = False
 
   def __post_init__(self) -> None:
     super().__post_init__()
@@ -145,11 +169,23 @@ class SecAggPlus(SumSettings):
   def check_clients(self, num_clients: int) -> None:
     self.terms(range(num_clients), length=1)
 
-  def check_library(self) -> None:
-    primitives.library()
-
   def _add(self, there: Present, read: Reader) -> Summed:
-    return run(self.terms(there.named, read.length), there, read)
+    terms = self.terms(there.named, read.length)
+    return (simulated if self.simulated else run)(terms, there, read)
+
+
+def simulated(
+  terms: Terms, there: Present, read: Reader, *, signed: bool = False
+) -> Summed:
+  """Returns a sum on given terms, and its cost by formula. Vectors are added in the clear."""
+  there = going_on(terms, there)
+  total = np.zeros(read.length, f"uint{terms.bits}")
+  for who in there.uploading:
+    total += read(who)
+  # With a directory the threshold is checked and messages are longer. No signature is made.
+  if signed:
+    terms = dataclasses.replace(terms, directory=(bytes(32),) * len(terms.clients))
+  return Summed(total, there.uploading, predicted(terms, there))
 
 
 def run(

@@ -60,7 +60,7 @@ class SumTerms:
   bits: int = 32
 
   def __post_init__(self) -> None:
-    vectors.SumSettings(bits=self.bits, min_survivors=self.min_survivors)
+    vectors.SumProtocol(bits=self.bits, min_survivors=self.min_survivors)
     count = len(self.clients)
     validate.integer_in(2, vectors.MOST_CLIENTS, num_clients=count)
     validate.integer_in(1, vectors.MOST_ENTRIES, length=self.length)

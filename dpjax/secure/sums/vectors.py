@@ -36,8 +36,8 @@ def dtype_of(bits: int) -> np.dtype:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class SumSettings:
-  """Settings of a protocol, and `sum` of its own `_add`.
+class SumProtocol:
+  """A protocol that adds the vectors of named clients. Each class says what it hides.
 
   Args:
     bits: bits of the modulus, 32 or 64.
@@ -76,6 +76,11 @@ class SumSettings:
     return dtype_of(self.bits)
 
   @property
+  def is_simulated(self) -> bool:
+    """Whether vectors are added in the clear, so that anything else may form the total instead."""
+    return False
+
+  @property
   def min_clients(self) -> int:
     """Fewest clients of a sum of which none drops out."""
     return self.min_survivors
@@ -87,10 +92,18 @@ class SumSettings:
     """Raises UserError if a library that the protocol needs is not installed."""
 
   def sum(self, vectors: Mapping[int, np.ndarray], drops: Drops = NO_DROPS) -> Summed:
-    """Returns the sum over the clients who upload (`interface.SumProtocol.sum`).
+    """Returns the sum over the clients of `vectors` that do not drop out before upload.
+
+    Args:
+      vectors: [d] unsigned integers below 2^bits, by client id. A vector is looked up at most
+        once, in ascending order of ids, and is not kept. So a mapping may compute each vector when
+        it is read.
+      drops: clients that fall silent, by phase.
 
     Raises:
-      UserError: as `SumProtocol.sum`, a library is missing, or what the protocol itself refuses.
+      UserError: fewer than `min_survivors` clients are left, there are fewer than two clients at
+        all, vectors have different lengths or types, a library is missing, or what the protocol
+        itself refuses. Nothing beyond the sum is then revealed.
     """
     start = time.perf_counter()
     # A missing library is reported before any vector is read.
@@ -115,7 +128,7 @@ class Present(NamedTuple):
 
 
 def present(
-  settings: SumSettings, vectors: Mapping[int, np.ndarray], drops: Drops
+  protocol: SumProtocol, vectors: Mapping[int, np.ndarray], drops: Drops
 ) -> Present:
   """Returns the clients that are left in each phase.
 
@@ -132,13 +145,13 @@ def present(
     raise UserError(
       "must name clients of the sum, each once", field="drops", value=sorted(gone, key=repr)
     )
-  needed = 0 if settings.largest is None else bits_needed(len(ids), settings.largest)
-  if needed > settings.bits:
+  needed = 0 if protocol.largest is None else bits_needed(len(ids), protocol.largest)
+  if needed > protocol.bits:
     raise UserError(
-      f"{len(ids)} entries of up to largest={settings.largest} need a modulus "
+      f"{len(ids)} entries of up to largest={protocol.largest} need a modulus "
       f"of {needed} bits, or the sum wraps around",
       field="bits",
-      value=settings.bits,
+      value=protocol.bits,
     )
   named = tuple(sorted(map(int, ids)))
   sharing = tuple(who for who in named if who not in drops.before_sharing)
@@ -148,7 +161,7 @@ def present(
 
 
 def admitted(
-  settings: SumSettings, vectors: Mapping[int, np.ndarray], drops: Drops
+  protocol: SumProtocol, vectors: Mapping[int, np.ndarray], drops: Drops
 ) -> tuple[Present, Reader]:
   """Returns (clients of each phase, reader of the vectors of those who upload).
 
@@ -156,19 +169,19 @@ def admitted(
     UserError: as `present` and `Reader`, or fewer than `min_survivors` clients upload.
 
   >>> vectors = {who: np.zeros(2, np.uint32) for who in range(3)}
-  >>> admitted(SumSettings(min_survivors=3), vectors, Drops(before_upload=frozenset({1})))
+  >>> admitted(SumProtocol(min_survivors=3), vectors, Drops(before_upload=frozenset({1})))
   Traceback (most recent call last):
   ...
   dpjax.validate.UserError: min_survivors=3: only 2 clients are left before upload; ...
   """
-  there = present(settings, vectors, drops)
-  if len(there.uploading) < settings.min_survivors:
+  there = present(protocol, vectors, drops)
+  if len(there.uploading) < protocol.min_survivors:
     raise UserError(
       f"only {len(there.uploading)} clients are left before upload; nothing was revealed",
       field="min_survivors",
-      value=settings.min_survivors,
+      value=protocol.min_survivors,
     )
-  return there, Reader(settings, vectors, there.uploading)
+  return there, Reader(protocol, vectors, there.uploading)
 
 
 class LazyVectors(Mapping[int, np.ndarray]):
@@ -198,9 +211,9 @@ class Reader:
   """
 
   def __init__(
-    self, settings: SumSettings, vectors: Mapping[int, np.ndarray], ids: tuple[int, ...]
+    self, protocol: SumProtocol, vectors: Mapping[int, np.ndarray], ids: tuple[int, ...]
   ):
-    self._settings = settings
+    self._protocol = protocol
     self._vectors = vectors
     self._first = ids[0]
     self._held = np.asarray(vectors[ids[0]])
@@ -223,14 +236,14 @@ class Reader:
     # The first vector is returned only once, so it need not be kept.
     if first:
       self._held = np.zeros(0)
-    wanted = self._settings.dtype
+    wanted = self._protocol.dtype
     if vector.shape != (self.length,) or vector.dtype != wanted:
       raise UserError(
         f"must be {self.length} entries of {wanted}, is {vector.dtype} of "
         f"shape {vector.shape}",
         field=f"vectors[{who}]",
       )
-    largest = self._settings.largest
+    largest = self._protocol.largest
     if largest is not None and int(vector.max()) > largest:
       raise UserError(f"has an entry above largest={largest}", field=f"vectors[{who}]")
     return vector

@@ -13,7 +13,6 @@ from scipy import stats
 from dpjax.secure import sums
 from dpjax.secure.sums import primitives, protocols, secagg_client
 from dpjax.secure.sums.messages import OVERHEAD
-from dpjax.secure.sums.simulated import Simulated
 from dpjax.secure.sums.terms import neighbours
 from dpjax.secure.sums.vectors import bits_needed
 from dpjax.validate import UserError
@@ -119,7 +118,7 @@ def test_without_the_extra_one_line_names_it(monkeypatch):
     UserError, match=r"needs cryptography, .* pip install -e '\.\[secure\]'"
   ):
     sums.SecAgg().sum(parties.vectors(3))
-  assert Simulated(sums.SecAgg()).sum(parties.vectors(3)).survivors == (0, 1, 2)
+  assert sums.SecAgg(simulated=True).sum(parties.vectors(3)).survivors == (0, 1, 2)
 
 
 # --- 2: an end without a leak

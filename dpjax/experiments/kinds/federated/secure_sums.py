@@ -13,10 +13,8 @@ from dpjax import secure, validate
 from dpjax.experiments.config.naming import within
 from dpjax.secure import sums
 from dpjax.secure.encoding import BITS
-from dpjax.secure.sums.interface import SumProtocol
 from dpjax.secure.sums.protocols import PROTOCOLS
-from dpjax.secure.sums.simulated import Simulated
-from dpjax.secure.sums.vectors import SumSettings
+from dpjax.secure.sums.vectors import SumProtocol
 from dpjax.validate import UserError
 
 
@@ -45,7 +43,7 @@ class SecureSum:
   threshold: float = 0.5
   dropout_prob: float = 0.0
   simulated: bool = True
-  of: ClassVar[type[SumSettings]]  # the protocol
+  of: ClassVar[type[SumProtocol]]  # the protocol
 
   def __post_init__(self):
     validate.integer_in(*BITS, bits=self.bits)
@@ -60,7 +58,7 @@ class SecureSum:
       )
     self._protocol()
 
-  def _protocol(self, **settings: int) -> SumSettings:
+  def _protocol(self, **settings: int) -> SumProtocol:
     """Returns the protocol with its own numbers."""
     own = {field.name: getattr(self, field.name) for field in _own_fields(self.of)}
     return self.of(**own, **settings)
@@ -81,12 +79,12 @@ class SecureSum:
     A simulated committee loses none of its members.
     """
     least = self.min_survivors(clients_per_round)
-    protocol = self._protocol(min_survivors=least)
     if not self.simulated:
-      return protocol
+      return self._protocol(min_survivors=least)
     # Masks cancel in the sum, so adding in the clear gives the same integers.
-    masked = isinstance(protocol, (sums.SecAgg, sums.SecAggPlus))
-    return Simulated(protocol) if masked else sums.PlainSum(min_survivors=least)
+    if issubclass(self.of, sums.SecAgg | sums.SecAggPlus):
+      return self._protocol(min_survivors=least, simulated=True)
+    return sums.PlainSum(min_survivors=least)
 
   def check_cohort(self, clients_per_round: float) -> None:
     """Raises UserError if the protocol has no sum of so many clients."""
@@ -103,14 +101,15 @@ class SecureSum:
     return _again, (name, dataclasses.asdict(self))
 
 
-def _own_fields(protocol: type[SumSettings]) -> list[dataclasses.Field[Any]]:
+def _own_fields(protocol: type[SumProtocol]) -> list[dataclasses.Field[Any]]:
   """Returns the fields of a protocol that a federated run does not decide by itself."""
   # In a run that simulates all clients nobody could verify a signature for anybody else.
-  decided = {field.name for field in dataclasses.fields(SumSettings)} | {"signed"}
+  decided = {field.name for field in dataclasses.fields(SumProtocol)}
+  decided |= {"signed", "simulated"}
   return [field for field in dataclasses.fields(protocol) if field.name not in decided]
 
 
-def _section(protocol: type[SumSettings]) -> type:
+def _section(protocol: type[SumProtocol]) -> type:
   """Returns the `SecureSum` by a protocol, with the protocol's own fields."""
   hints = typing.get_type_hints(protocol)
   own = [

@@ -25,7 +25,6 @@ from dpjax.secure.homomorphic.inference import LAYOUTS
 from dpjax.secure.mpc import output_noise, ring64, secureml
 from dpjax.secure.sums import primitives, protocols, vectors
 from dpjax.secure.sums.homomorphic_sums import CkksSum
-from dpjax.secure.sums.interface import SumProtocol
 from dpjax.secure.vertical import alignment, encrypted_vectors
 from dpjax.validate import UserError
 
@@ -60,7 +59,7 @@ class _Task(rules.Checked):
 class SumTask(_Task):
   """Clients' random integers (fractions with CKKS), added by `protocol`."""
 
-  protocol: Annotated[SumProtocol | CkksSum, Choice(PROTOCOLS), "who adds the vectors"] = (
+  protocol: Annotated[vectors.SumProtocol, Choice(PROTOCOLS), "who adds the vectors"] = (
     dataclasses.field(default_factory=sums.SecAgg, kw_only=True)
   )
 
@@ -286,7 +285,7 @@ def check(config: SecureConfig) -> None:
 
 
 def _check_sum(task: SumTask) -> None:
-  bits = getattr(task.protocol, "bits", 64)
+  bits = task.protocol.bits
   if task.entry_bits > bits:
     raise UserError(
       f"must be at most {bits}, as task.protocol.bits={bits}",
