@@ -337,7 +337,7 @@ def skellam_mean(
     private=True,
     plan=plan,
     through=through,
-    min_clients=protocol.min_survivors,
+    min_clients=protocol.min_clients,
   )
 
 

@@ -169,7 +169,7 @@ def secure_mean(
     finish,
     through=through,
     plan=plan,
-    min_clients=protocol.min_survivors,
+    min_clients=protocol.min_clients,
   )
 
 

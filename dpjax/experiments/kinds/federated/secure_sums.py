@@ -35,7 +35,8 @@ class SecureSum:
     dropout_prob: chance that a client drops out in a round. Who drops out is public: it follows
       from the seed.
     simulated: whether integers are added without a protocol. This is fast, and hides nothing from
-      whoever runs it. False: the protocol runs in every round, with its cryptography.
+      whoever runs it. A simulated committee loses no member. False: the protocol runs in every
+      round, with its cryptography.
   """
 
   bits: int = 32
@@ -74,10 +75,7 @@ class SecureSum:
     return max(self._protocol().min_clients, math.ceil(self.threshold * clients_per_round))
 
   def protocol(self, clients_per_round: float) -> SumProtocol:
-    """Returns the protocol that adds the vectors, or a simulation of it if `simulated`.
-
-    A simulated committee loses none of its members.
-    """
+    """Returns the protocol that adds the vectors, or a simulation of it if `simulated`."""
     least = self.min_survivors(clients_per_round)
     if not self.simulated:
       return self._protocol(min_survivors=least)
