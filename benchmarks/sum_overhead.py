@@ -21,7 +21,7 @@ from dpjax.experiments.run import report
 from dpjax.experiments.run.provenance import process_memory
 from dpjax.gradients.ghost.explain import aligned
 from dpjax.secure import sums
-from dpjax.secure.sums.vectors import SumProtocol
+from dpjax.secure.sums.interface import SumProtocol
 from dpjax.validate import UserError
 
 METHODS = ("plain", "additive_sharing", "additive_servers", "secagg", "secagg_plus", "bfv",

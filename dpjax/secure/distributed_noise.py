@@ -55,8 +55,7 @@ from dpjax.secure.summation import (
   with_cost,
 )
 from dpjax.secure.sums import BfvSum, Drops
-from dpjax.secure.sums.interface import NO_DROPS, Summed
-from dpjax.secure.sums.vectors import SumProtocol, dtype_of
+from dpjax.secure.sums.interface import NO_DROPS, Summed, SumProtocol, dtype_of
 from dpjax.types import HostArray
 from dpjax.validate import UserError
 

@@ -36,8 +36,7 @@ from dpjax.federated.round import FederatedState, RoundInfo
 from dpjax.plan import Plan
 from dpjax.secure.encoding import Encoded, Encoding, from_vector, to_vector
 from dpjax.secure.sums import Drops
-from dpjax.secure.sums.interface import Summed
-from dpjax.secure.sums.vectors import LazyVectors, SumProtocol, dtype_of
+from dpjax.secure.sums.interface import LazyVectors, Summed, SumProtocol, dtype_of
 from dpjax.types import Array
 from dpjax.validate import UserError
 

@@ -12,7 +12,7 @@
 | `bfv`              | encryption under a key of all  | yes                | `he`     |
 |                    | clients                        |                    |          |
 
-All have a method `sum(vectors, drops)` (`vectors.SumProtocol`), modulo 2^32 or 2^64. `CkksSum` adds
+All are an `interface.SumProtocol` with `sum(vectors, drops)`, modulo 2^32 or 2^64. `CkksSum` adds
 floats. `SecAgg(simulated=True)` has SecAgg's total and cost without its secrecy.
 """
 

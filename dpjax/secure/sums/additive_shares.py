@@ -27,8 +27,7 @@ import numpy as np
 
 from dpjax import validate
 from dpjax.secure.sums import messages
-from dpjax.secure.sums.interface import Cost, Summed
-from dpjax.secure.sums.vectors import Present, Reader, SumProtocol
+from dpjax.secure.sums.interface import Cost, Present, Reader, Summed, SumProtocol
 from dpjax.validate import UserError
 
 _MOST_SERVERS = 64

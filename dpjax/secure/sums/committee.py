@@ -47,9 +47,8 @@ from dpjax import validate
 from dpjax.secure.sums import committee_parties, dialogue, primitives
 from dpjax.secure.sums.committee_parties import CommitteeTerms
 from dpjax.secure.sums.galois_shares import MOST_POINTS, Sharing
-from dpjax.secure.sums.interface import Summed
+from dpjax.secure.sums.interface import MOST_CLIENTS, Present, Reader, Summed, SumProtocol
 from dpjax.secure.sums.terms import corrupt_and_staying, largest_part
-from dpjax.secure.sums.vectors import MOST_CLIENTS, Present, Reader, SumProtocol
 from dpjax.validate import UserError
 
 

@@ -18,8 +18,7 @@ from typing import NamedTuple, Protocol
 
 import numpy as np
 
-from dpjax.secure.sums.interface import Cost, Summed
-from dpjax.secure.sums.vectors import Present
+from dpjax.secure.sums.interface import Cost, Present, Summed
 from dpjax.validate import UserError
 
 

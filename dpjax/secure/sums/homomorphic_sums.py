@@ -26,8 +26,7 @@ from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
-from dpjax.secure.sums.interface import Cost, Summed
-from dpjax.secure.sums.vectors import Present, Reader, SumProtocol
+from dpjax.secure.sums.interface import Cost, Present, Reader, Summed, SumProtocol
 from dpjax.secure.vertical import encrypted_vectors
 from dpjax.validate import UserError
 

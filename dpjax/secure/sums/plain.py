@@ -8,8 +8,7 @@ from typing import ClassVar
 import numpy as np
 
 from dpjax.secure.sums import messages
-from dpjax.secure.sums.interface import Cost, Summed
-from dpjax.secure.sums.vectors import Present, Reader, SumProtocol
+from dpjax.secure.sums.interface import Cost, Present, Reader, Summed, SumProtocol
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

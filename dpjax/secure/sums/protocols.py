@@ -7,9 +7,9 @@ from dpjax import validate
 from dpjax.secure.sums.additive_shares import AdditiveServers, AdditiveSharing
 from dpjax.secure.sums.committee import Committee
 from dpjax.secure.sums.homomorphic_sums import BfvSum
+from dpjax.secure.sums.interface import SumProtocol
 from dpjax.secure.sums.plain import PlainSum
 from dpjax.secure.sums.secagg import SecAgg, SecAggPlus
-from dpjax.secure.sums.vectors import SumProtocol
 from dpjax.validate import UserError
 
 PROTOCOLS = {

@@ -42,10 +42,9 @@ import numpy as np
 
 from dpjax import validate
 from dpjax.secure.sums import dialogue, primitives, secagg_client, secagg_server
-from dpjax.secure.sums.interface import Summed
+from dpjax.secure.sums.interface import Present, Reader, Summed, SumProtocol
 from dpjax.secure.sums.secagg_costs import going_on, predicted
 from dpjax.secure.sums.terms import Terms, graph_parameters, largest_part
-from dpjax.secure.sums.vectors import Present, Reader, SumProtocol
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -24,6 +24,7 @@ import numpy as np
 
 from dpjax.secure.sums import messages, primitives
 from dpjax.secure.sums.dialogue import SumResult
+from dpjax.secure.sums.interface import Present
 from dpjax.secure.sums.messages import SERVER, Records
 from dpjax.secure.sums.primitives import SECRET_BYTES
 from dpjax.secure.sums.secagg_client import (
@@ -39,7 +40,6 @@ from dpjax.secure.sums.secagg_client import (
 )
 from dpjax.secure.sums.secagg_costs import predicted
 from dpjax.secure.sums.terms import KEY_BYTES, Terms, holders, neighbours
-from dpjax.secure.sums.vectors import Present
 from dpjax.validate import UserError
 
 # Agreement with a low-order point gives zero, which is an error, for any private key. So this

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from dpjax.secure import sums
 from dpjax.secure.sums import primitives, secagg, secagg_costs
+from dpjax.secure.sums.interface import Present
 from dpjax.secure.sums.terms import Terms, graph_parameters
-from dpjax.secure.sums.vectors import Present
 from dpjax.validate import UserError
 from tests.refuses import refuses
 from tests.secure.sums import parties

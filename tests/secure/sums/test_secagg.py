@@ -12,9 +12,9 @@ from scipy import stats
 
 from dpjax.secure import sums
 from dpjax.secure.sums import primitives, protocols, secagg_client
+from dpjax.secure.sums.interface import bits_needed
 from dpjax.secure.sums.messages import OVERHEAD
 from dpjax.secure.sums.terms import neighbours
-from dpjax.secure.sums.vectors import bits_needed
 from dpjax.validate import UserError
 from tests.refuses import refuses
 from tests.secure.sums import parties

@@ -13,8 +13,8 @@ from dpjax import secure, validate
 from dpjax.experiments.config.naming import within
 from dpjax.secure import sums
 from dpjax.secure.encoding import BITS
+from dpjax.secure.sums.interface import SumProtocol
 from dpjax.secure.sums.protocols import PROTOCOLS
-from dpjax.secure.sums.vectors import SumProtocol
 from dpjax.validate import UserError
 
 

@@ -23,7 +23,7 @@ from dpjax.experiments.kinds.central.config import DataConfig, TrainConfig
 from dpjax.secure import sums
 from dpjax.secure.homomorphic.inference import LAYOUTS
 from dpjax.secure.mpc import output_noise, ring64, secureml
-from dpjax.secure.sums import primitives, protocols, vectors
+from dpjax.secure.sums import interface, primitives, protocols
 from dpjax.secure.sums.homomorphic_sums import CkksSum
 from dpjax.secure.vertical import alignment, encrypted_vectors
 from dpjax.validate import UserError
@@ -59,14 +59,16 @@ class _Task(rules.Checked):
 class SumTask(_Task):
   """Clients' random integers (fractions with CKKS), added by `protocol`."""
 
-  protocol: Annotated[vectors.SumProtocol, Choice(PROTOCOLS), "who adds the vectors"] = (
+  protocol: Annotated[interface.SumProtocol, Choice(PROTOCOLS), "who adds the vectors"] = (
     dataclasses.field(default_factory=sums.SecAgg, kw_only=True)
   )
 
-  num_clients: Annotated[int, rules.between(2, vectors.MOST_CLIENTS), "a vector each"] = 10
-  length: Annotated[int, rules.between(1, vectors.MOST_ENTRIES), "entries of a vector"] = (
-    1000
+  num_clients: Annotated[int, rules.between(2, interface.MOST_CLIENTS), "a vector each"] = (
+    10
   )
+  length: Annotated[
+    int, rules.between(1, interface.MOST_ENTRIES), "entries of a vector"
+  ] = 1000
   entry_bits: Annotated[int, rules.between(1, 63), "entries are below 2^entry_bits"] = 20
   silent: Annotated[int, "clients who fall silent once they have shared their keys"] = 0
   module: ClassVar[str] = "vector_sums"

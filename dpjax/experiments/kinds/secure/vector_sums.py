@@ -13,7 +13,7 @@ from dpjax.experiments.kinds.secure.config import SecureConfig
 from dpjax.experiments.run.pieces import Arrays
 from dpjax.experiments.run.run_keys import RunKeys
 from dpjax.secure.sums import Drops, PlainSum
-from dpjax.secure.sums.vectors import LazyVectors
+from dpjax.secure.sums.interface import LazyVectors
 from dpjax.validate import UserError
 
 
