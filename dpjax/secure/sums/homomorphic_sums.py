@@ -26,8 +26,8 @@ from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
+from dpjax.secure.homomorphic import ckks
 from dpjax.secure.sums.interface import Cost, Present, Reader, Summed, SumProtocol
-from dpjax.secure.vertical import encrypted_vectors
 from dpjax.validate import UserError
 
 # Number of bits of each entry that go into one ciphertext.
@@ -89,7 +89,7 @@ def bfv_keys(num_clients: int) -> _Scheme:
     UserError: more than 10,000 clients, or TenSEAL is not installed.
   """
   degree, modulus = bfv_parameters(num_clients)
-  ts = encrypted_vectors.library("he")
+  ts = ckks.library()
   context = ts.context(
     ts.SCHEME_TYPE.BFV, poly_modulus_degree=degree, plain_modulus=modulus
   )
@@ -102,7 +102,7 @@ def ckks_keys() -> _Scheme:
   Raises:
     UserError: TenSEAL is not installed.
   """
-  ts = encrypted_vectors.library("he")
+  ts = ckks.library()
   context = ts.context(
     ts.SCHEME_TYPE.CKKS,
     poly_modulus_degree=_CKKS_DEGREE,
@@ -221,7 +221,7 @@ class BfvSum(SumProtocol):
   hides: ClassVar[str] = "each vector from the server, unless a client tells it the key"
 
   def check_library(self) -> None:
-    encrypted_vectors.library("he")
+    ckks.library()
 
   def _add(self, there: Present, read: Reader) -> Summed:
     fits_one_limb = self.bits == _LIMB or (
@@ -271,7 +271,7 @@ class CkksSum(SumProtocol):
     return np.dtype(np.float64)
 
   def check_library(self) -> None:
-    encrypted_vectors.library("he")
+    ckks.library()
 
   def _add(self, there: Present, read: Reader) -> Summed:
     bound = _CKKS_LARGEST / len(there.named)

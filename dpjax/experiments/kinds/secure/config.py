@@ -8,7 +8,6 @@ encrypted images.
 from __future__ import annotations
 
 import dataclasses
-import functools
 from collections.abc import Callable
 from typing import Annotated, Any, ClassVar
 
@@ -21,11 +20,12 @@ from dpjax.experiments.kinds.central import build as central
 from dpjax.experiments.kinds.central import embeddings
 from dpjax.experiments.kinds.central.config import DataConfig, TrainConfig
 from dpjax.secure import sums
+from dpjax.secure.homomorphic import ckks
 from dpjax.secure.homomorphic.inference import LAYOUTS
 from dpjax.secure.mpc import output_noise, ring64, secureml
 from dpjax.secure.sums import interface, primitives, protocols
 from dpjax.secure.sums.homomorphic_sums import CkksSum
-from dpjax.secure.vertical import alignment, encrypted_vectors
+from dpjax.secure.vertical import alignment
 from dpjax.validate import UserError
 
 TABLES = ("diabetes", "breast_cancer")  # scikit-learn's
@@ -40,7 +40,7 @@ PROTOCOLS = {**protocols.PROTOCOLS, "ckks": CkksSum}  # the last adds fractions
 # homomorphic encryption are not installed.
 _CIPHERS = primitives.library
 _INTERSECTION = alignment.library
-_CIPHERTEXTS = functools.partial(encrypted_vectors.library, "he")
+_CIPHERTEXTS = ckks.library
 
 
 class _Task(rules.Checked):
