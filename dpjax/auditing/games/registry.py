@@ -43,6 +43,7 @@ from dpjax.auditing.games import (
 from dpjax.auditing.games.defined import defined_in, modules, public
 from dpjax.auditing.games.game import Game
 from dpjax.federated import silos as federated_silos
+from dpjax.secure import linear_regression
 from dpjax.validate import UserError
 
 
@@ -185,7 +186,9 @@ PACKAGES: dict[str, Package] = {
     takes_subject=False,
   ),
   "vertical": Package(
-    lambda: _only(states_epsilon, public(dpjax.secure.vertical)),
+    lambda: _only(
+      states_epsilon, public(dpjax.secure.vertical) | defined_in(linear_regression)
+    ),
     vertical.GAMES,
     vertical.NO_CLAIM,
     takes_subject=False,
