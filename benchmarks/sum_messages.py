@@ -106,7 +106,7 @@ def measure(sizes: Sequence[tuple[int, int]] = SIZES) -> list[Entry]:
       Entry("plain", "client", clients, length, 1, vector, 0),
       Entry("additive_servers", "client", clients, length, 2, 2 * vector, 0),
       secagg(sums.SecAgg(min_survivors=2 * clients // 3 + 1), clients, length),
-      secagg(sums.SecAggPlus(corrupt=CORRUPT, dropout=SILENT), clients, length),
+      secagg(sums.SecAggPlus(corrupt=CORRUPT, dropout_share=SILENT), clients, length),
       *of_committee(sums.Committee(), clients, length),
       *of_committee(cheapest(clients, length), clients, length),
     ]

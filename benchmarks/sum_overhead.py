@@ -22,7 +22,6 @@ from dpjax.experiments.run.provenance import process_memory
 from dpjax.gradients.ghost.explain import aligned
 from dpjax.secure import sums
 from dpjax.secure.sums.interface import SumProtocol
-from dpjax.secure.sums.simulated import Simulated
 from dpjax.validate import UserError
 
 METHODS = ("plain", "additive_sharing", "additive_servers", "secagg", "secagg_plus", "bfv",
@@ -73,12 +72,9 @@ class _OneVector(Mapping[int, np.ndarray]):
 def protocol(method: str, clients: int) -> SumProtocol:
   """With t above two thirds for SecAgg, and for SecAgg+ 10 % corrupt and 20 % silent."""
   validate.one_of(METHODS, methods=method)
-  secagg = sums.SecAgg(min_survivors=2 * clients // 3 + 1)
-  if method == "simulated":
-    return Simulated(secagg)
-  if method == "secagg":
-    return secagg
-  options = {"corrupt": 0.1, "dropout": 0.2} if method == "secagg_plus" else {}
+  if method in ("simulated", "secagg"):
+    return sums.SecAgg(min_survivors=2 * clients // 3 + 1, simulated=method == "simulated")
+  options = {"corrupt": 0.1, "dropout_share": 0.2} if method == "secagg_plus" else {}
   return sums.by_name(method, **options)
 
 

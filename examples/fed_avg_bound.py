@@ -18,7 +18,7 @@ import numpy as np
 import dpjax
 from dpjax.experiments.plots import redraw
 from dpjax.experiments.plots.recipes import Recipe
-from dpjax.secure.vertical import linear_regression as lr
+from dpjax.secure import linear_regression as lr
 
 CLINICS, RIDGE, STEPS, RUNS = 5, 0.1, 20_000, 10
 

@@ -25,7 +25,9 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from dpjax import gradients, noise, trees, validate
+from dpjax import accounting, gradients, noise, trees, validate
+from dpjax.accounting.event_kinds.kind import DpEvent
+from dpjax.accounting.proved import NeighboringRelation
 from dpjax.federated.client import ClientAlgorithm, Sent
 from dpjax.federated.described import aggregator
 from dpjax.gradients.arguments import checked_mask
@@ -291,7 +293,8 @@ def client_noise(
   Guarantee: one message is the Gaussian mechanism with `noise_multiplier` under "zero-out".
   REPLACING a client's data moves the message by up to 2 * l2_clip_norm, so the guarantee against
   the server is `local_event` under "replace_one". A client that takes part k times sends k
-  messages. Sampling does not amplify the guarantee against the server.
+  messages. Sampling does not amplify the guarantee against the server. At one guarantee, the mean
+  of n clients' messages has sqrt(n) times the noise that a trusted server would add.
 
   The result may be used with `dp_mean`, which clips the noisy message once more and adds noise. A
   client without examples sends noise, too, and so does not contribute zero. Under replace_special
@@ -317,3 +320,29 @@ def client_noise(
     return Sent(noisy, jnp.ones_like(sent.weight)), memory, info
 
   return client.wrapped(finish=finish, apart_from_empty=float(l2_clip_norm))
+
+
+def local_event(noise_multiplier: float, num_messages: int = 1) -> DpEvent:
+  """Returns the event of one client's messages to the server. Account for it under "replace_one".
+
+  Args:
+    noise_multiplier: argument of `client_noise`, relative to the clip norm.
+    num_messages: largest number of rounds that one client takes part in.
+  """
+  return accounting.compose(accounting.gaussian_event(noise_multiplier), num_messages)
+
+
+def local_epsilon(noise_multiplier: float, delta: float, num_messages: int = 1) -> float:
+  """Returns a proved epsilon of a client's messages against the server, under "replace_one".
+
+  No amplification by sampling or shuffling is claimed: the server sees who sends.
+
+  >>> central = accounting.epsilon(accounting.gaussian_event(1.0), delta=1e-5)
+  >>> abs(local_epsilon(2.0, 1e-5) - central) < 1e-3  # twice the sensitivity
+  True
+  """
+  return accounting.epsilon(
+    local_event(noise_multiplier, num_messages),
+    delta=delta,
+    neighboring_relation=NeighboringRelation.REPLACE_ONE,
+  )

@@ -12,7 +12,7 @@
 | `vertical_models` | models over two parties' columns         | shares, as in `mpc`               |
 
 Hiding is not differential privacy: the RESULT still tells about the data, unless noise is
-added inside (`distributed_noise`).
+added inside (`distributed_noise`), or to the one sum that is released (`linear_regression`).
 """
 
 from typing import TYPE_CHECKING

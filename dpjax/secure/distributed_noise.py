@@ -51,13 +51,11 @@ from dpjax.secure.summation import (
   NO_DROPOUT,
   Dropout,
   carried_out,
-  is_simulated,
   through_sum,
   with_cost,
 )
 from dpjax.secure.sums import BfvSum, Drops
-from dpjax.secure.sums.interface import NO_DROPS, Summed, SumProtocol
-from dpjax.secure.sums.vectors import dtype_of
+from dpjax.secure.sums.interface import NO_DROPS, Summed, SumProtocol, dtype_of
 from dpjax.types import HostArray
 from dpjax.validate import UserError
 
@@ -304,8 +302,6 @@ def skellam_mean(
     return sums, state + 1
 
   def sum_of(run: Run, context: Context, cohort: Cohort, drops: Drops) -> Mapped:
-    mechanism.noise.check_survivors(cohort.size)
-    validate.integer_in(1, mechanism.max_clients, num_clients=cohort.size)
     mapped = run(context, cohort)
     ids = [int(client) for client in cohort.ids]
     sent = mapped.sent
@@ -315,7 +311,10 @@ def skellam_mean(
     return with_cost(mapped, summed)._replace(sums=sums, sent=None)
 
   def through(inner: MapClients) -> MapClients:
-    summed_by = through_sum(sum_of, dropout, protocol, inner)
+    # The protocol's `min_survivors` is no smaller than that of the noise (`_check_protocol`).
+    summed_by = through_sum(
+      sum_of, dropout, protocol, inner, max_clients=mechanism.max_clients
+    )
 
     def bind(client: ClientAlgorithm, partial: Any) -> Run:
       # Under replace_special the twin of a client must send zeros. One that sends noise, clipped
@@ -337,7 +336,7 @@ def skellam_mean(
     private=True,
     plan=plan,
     through=through,
-    min_clients=protocol.min_survivors,
+    min_clients=protocol.min_clients,
   )
 
 
@@ -352,7 +351,7 @@ def _check_protocol(protocol: SumProtocol, mechanism: SkellamSum) -> None:
       field="protocol",
       value=protocol.name,
     )
-  if getattr(protocol, "bits", None) is None:
+  if protocol.dtype.kind != "u":
     raise UserError("must add up integers modulo 2^bits", field="protocol", value=protocol)
   if protocol.bits < mechanism.bits:
     raise UserError(
@@ -384,7 +383,7 @@ def _total(
   places = {client: place for place, client in enumerate(ids)}
   kind = dtype_of(protocol.bits)
   zeros = np.zeros(mechanism.padded_dim, kind)
-  if is_simulated(protocol):
+  if protocol.is_simulated:
     summed = carried_out(protocol, ids, drops, lambda client: zeros)
     # Shares of Skellam noise add up exactly to Skellam noise, so one draw serves all.
     noisy = mechanism.share(_stream(seed, round), len(ids))

@@ -31,7 +31,7 @@ import numpy as np
 
 from dpjax import trees, validate
 from dpjax.federated.aggregation import finite
-from dpjax.secure.sums.vectors import dtype_of
+from dpjax.secure.sums.interface import dtype_of
 from dpjax.types import Array, ArrayLike, ArrayTree
 from dpjax.validate import UserError
 

@@ -6,7 +6,7 @@ it by one argument. There are two ways to run it, with the same result, bit for 
 | protocol                  | what happens in a round                             | for          |
 | ------------------------- | --------------------------------------------------- | ------------ |
 | `PlainSum()`, or          | integers are added inside JAX, modulo 2^32, by any  | experiments  |
-| `Simulated(SecAgg())`     | execution; NOTHING is hidden from who runs it       |              |
+| `SecAgg(simulated=True)`  | execution; NOTHING is hidden from who runs it       |              |
 | any other of `sums`       | vectors and drop-outs go through the protocol, with | tests of the |
 |                           | all its cryptography                                | protocol     |
 
@@ -35,23 +35,10 @@ from dpjax.federated.execution.context import Context, MapClients, Mapped, Run
 from dpjax.federated.round import FederatedState, RoundInfo
 from dpjax.plan import Plan
 from dpjax.secure.encoding import Encoded, Encoding, from_vector, to_vector
-from dpjax.secure.sums import Drops, PlainSum
-from dpjax.secure.sums.interface import Summed, SumProtocol
-from dpjax.secure.sums.simulated import Simulated
-from dpjax.secure.sums.vectors import LazyVectors, dtype_of
+from dpjax.secure.sums import Drops
+from dpjax.secure.sums.interface import LazyVectors, Summed, SumProtocol, dtype_of
 from dpjax.types import Array
 from dpjax.validate import UserError
-
-
-def is_simulated(protocol: SumProtocol) -> bool:
-  """Returns whether a protocol adds vectors in the clear, so that JAX may form the total instead.
-
-  >>> from dpjax.secure.sums import SecAgg
-  >>> is_simulated(PlainSum()), is_simulated(Simulated(SecAgg())), is_simulated(SecAgg())
-  (True, True, False)
-  """
-  return isinstance(protocol, (PlainSum, Simulated))
-
 
 # --- drop-outs
 
@@ -138,6 +125,7 @@ def secure_mean(
   Raises:
     UserError: an encoding with more bits than the protocol's modulus.
 
+  >>> from dpjax.secure.sums import PlainSum
   >>> aggregator = secure_mean(PlainSum(), Encoding(max_clients=4, largest_value=4.0))
   >>> messages = jnp.array([[1.0], [3.0], [jnp.nan]])
   >>> state = aggregator.init(messages[0])
@@ -166,13 +154,13 @@ def secure_mean(
 
     return client._replace(finish=finish)
 
-  simulated = is_simulated(protocol)
-  sum_of = _counted(encoding, protocol) if simulated else _protocol(encoding, protocol)
+  simulated = protocol.is_simulated
+  sum_of = _counted(protocol) if simulated else _protocol(encoding, protocol)
 
   def through(inner: MapClients) -> MapClients:
     # A protocol gets the messages themselves. A simulation adds the integers inside JAX.
     bind = lambda client, partial: inner(telling(client), partial if simulated else None)
-    return through_sum(sum_of, dropout, protocol, bind)
+    return through_sum(sum_of, dropout, protocol, bind, max_clients=encoding.max_clients)
 
   return summed(
     lambda message: jnp.int32(0),
@@ -180,7 +168,7 @@ def secure_mean(
     finish,
     through=through,
     plan=plan,
-    min_clients=protocol.min_survivors,
+    min_clients=protocol.min_clients,
   )
 
 
@@ -189,9 +177,18 @@ Summing = Callable[[Run, Context, Cohort, Drops], Mapped]
 
 
 def through_sum(
-  sum_of: Summing, dropout: Dropout, protocol: SumProtocol, inner: MapClients
+  sum_of: Summing,
+  dropout: Dropout,
+  protocol: SumProtocol,
+  inner: MapClients,
+  *,
+  max_clients: int,
 ) -> MapClients:
-  """Returns the execution in which clients drop out, and the others' messages are summed."""
+  """Returns the execution in which clients drop out, and the others' messages are summed.
+
+  A round of fewer clients than the protocol's `min_survivors`, or of more than `max_clients`, is
+  refused before any client computes.
+  """
 
   def bind(client: Any, partial: Any) -> Run:
     run = inner(client, partial)
@@ -199,8 +196,13 @@ def through_sum(
     def summed_run(context: Context, cohort: Cohort) -> Mapped:
       drops = dropout.drops(int(context.state), np.asarray(cohort.ids))
       kept = uploading(cohort.ids, drops)
-      # A round with too few clients is refused before any client computes.
       check_survivors(protocol, kept, drops)
+      if len(kept) > max_clients:
+        raise UserError(
+          f"must be >= the {len(kept)} clients of a round, whose sum could wrap around",
+          field="max_clients",
+          value=max_clients,
+        )
       places = np.flatnonzero(np.isin(np.asarray(cohort.ids), kept))
       mapped = sum_of(run, *_those(context, cohort, places), drops)
       # The inner run numbers the clients that it was given. `back` returns their places in the
@@ -226,14 +228,13 @@ def _those(context: Context, cohort: Cohort, places: np.ndarray) -> tuple[Contex
   return context._replace(memories=rows), kept
 
 
-def _counted(encoding: Encoding, protocol: SumProtocol) -> Summing:
+def _counted(protocol: SumProtocol) -> Summing:
   """Returns the sum in which the inner execution adds the integers itself.
 
   The protocol is only asked for its cost and its refusals.
   """
 
   def sum_of(run: Run, context: Context, cohort: Cohort, drops: Drops) -> Mapped:
-    _check_size(encoding, cohort)
     mapped = run(context, cohort)
     # The protocol adds zeros: only its cost and its refusals are needed.
     zeros = np.zeros(trees.size(mapped.sums), dtype_of(protocol.bits))
@@ -248,7 +249,6 @@ def _protocol(encoding: Encoding, protocol: SumProtocol) -> Summing:
   encode = jax.jit(encoding.encode)
 
   def sum_of(run: Run, context: Context, cohort: Cohort, drops: Drops) -> Mapped:
-    _check_size(encoding, cohort)
     mapped = run(context, cohort)
     sent = jax.device_get(mapped.sent)
     row = lambda place: jax.tree.map(lambda leaf: leaf[place : place + 1], sent)
@@ -281,7 +281,7 @@ def carried_out(
     UserError: it fails in a round without them; there are several processes, each of which would
       draw its own masks; or the sum is over other clients than those who uploaded.
   """
-  if jax.process_count() > 1 and not is_simulated(protocol):
+  if jax.process_count() > 1 and not protocol.is_simulated:
     raise UserError(
       "must be run by one process, or simulated", field="protocol", value=protocol.name
     )
@@ -308,15 +308,6 @@ def with_cost(mapped: Mapped, result: Summed) -> Mapped:
   """Returns `mapped` with `upload_bits`: bits that the busiest client sent and received."""
   bits = np.full_like(mapped.info.upload_bits, 8 * result.cost.client_bytes)
   return mapped._replace(info=mapped.info._replace(upload_bits=bits))
-
-
-def _check_size(encoding: Encoding, cohort: Cohort) -> None:
-  if cohort.size > encoding.max_clients:
-    raise UserError(
-      f"must be >= the {cohort.size} clients of a round, whose sum could wrap around",
-      field="max_clients",
-      value=encoding.max_clients,
-    )
 
 
 # --- refused rounds

@@ -55,8 +55,8 @@ from dpjax.noise import source
 from dpjax.plan import Plan
 from dpjax.relevance import labels, record_noise, rigorous
 from dpjax.secure.distributed_noise import SkellamSum
+from dpjax.secure.linear_regression import PrivateStatistics
 from dpjax.secure.mpc.output_noise import OutputNoise
-from dpjax.secure.vertical.linear_regression import PrivateStatistics
 from dpjax.transforms import guard
 from dpjax.types import ClippedSum, LossFn
 

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
-from dpjax import federated, sampling, transforms
+from dpjax import accounting, federated, sampling, transforms
 from dpjax.federated import (
   aggregation,
   central,
@@ -300,3 +300,10 @@ def test_wrong_client_noise_is_named(field, value):
   client = local_training(lambda w, x: jnp.sum(w * x), optax.sgd(1.0))
   with refuses(field, value=value):
     aggregation.client_noise(client, **options)
+
+
+def test_what_clients_say_costs_twice_the_clip_norm_and_rounds_compose():
+  """Replace-one: the noise of one event is relative to the sensitivity, 2 C."""
+  one = accounting.epsilon(accounting.gaussian_event(2.5), delta=1e-5)
+  assert aggregation.local_epsilon(5.0, 1e-5) == pytest.approx(one, rel=1e-3)
+  assert aggregation.local_epsilon(10.0, 1e-5, 4) == pytest.approx(one, rel=1e-3)

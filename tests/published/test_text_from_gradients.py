@@ -24,7 +24,7 @@ import pytest
 from dpjax import accounting, attacks, federated, losses, training
 from dpjax.attacks import roc
 from dpjax.attacks.text_from_gradients import tokens_recovered
-from dpjax.federated import placement
+from dpjax.federated import aggregation
 from dpjax.types import Example
 from dpjax.validate import UserError
 from dpjax.zoo import networks
@@ -65,7 +65,7 @@ def _noise(number):
   if not isinstance(number, int):
     return number
   return accounting.calibrate_noise_multiplier(
-    lambda noise: placement.local_event(noise, 1),
+    lambda noise: aggregation.local_event(noise, 1),
     epsilon=float(number),
     delta=1e-5,
     neighboring_relation="replace_one",

@@ -30,8 +30,7 @@ from dpjax.experiments.sweeps import sweep
 from dpjax.experiments.sweeps.sweep import Runs
 from dpjax.secure.mpc import output_noise
 from dpjax.secure.mpc.output_noise import OutputNoise
-from dpjax.secure.sums import SecAgg, primitives
-from dpjax.secure.vertical import alignment
+from dpjax.secure.sums import SecAgg
 from dpjax.validate import UserError
 from tests.refuses import refuses
 from tests.runs.stops import stop_after
@@ -307,24 +306,13 @@ def test_more_people_than_the_data_hold_are_refused(changes, field, intersection
     shared_people.divided(config.task, shared_people.load_data(config), 0)
 
 
-@pytest.mark.parametrize(
-  ("task", "lacks", "extra"),
-  [
-    ("noisy_model", primitives, "secure"),
-    ("columns", primitives, "secure"),
-    ("columns", alignment, "vertical"),
-    ("transfer", alignment, "vertical"),
-  ],
-)
-def test_a_missing_extra_is_named_before_the_first_row(
-  task, lacks, extra, tmp_path, monkeypatch, secure
-):
+@pytest.mark.parametrize("task", ["noisy_model", "columns", "transfer"])
+def test_a_missing_extra_is_named_before_the_first_row(task, tmp_path, monkeypatch, secure):
   def library():
-    raise UserError(f"not installed; pip install -e '.[{extra}]'")
+    raise UserError("not installed; pip install -e '.[secure]'")
 
-  for module in (primitives, alignment):
-    monkeypatch.setattr(module, "library", library if module is lacks else lambda: None)
-  with pytest.raises(UserError, match=rf"\.\[{extra}\]"):
+  monkeypatch.setattr(TASKS[task], "needs", (library,))
+  with pytest.raises(UserError, match=r"\.\[secure\]"):
     sweep.run(None, tmp_path / "run", SecureConfig(task=task))
   assert not (tmp_path / "run").exists()
 

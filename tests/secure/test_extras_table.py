@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from dpjax.experiments.kinds.secure import config as configs
-from dpjax.experiments.kinds.secure import extras
+from dpjax.experiments.kinds.secure.table import SecureTable
 from dpjax.secure import sums
 from dpjax.secure.mpc import garbled, private_values, secureml, session
 from dpjax.secure.sums import primitives
@@ -40,7 +40,7 @@ def _shares():
 
 
 def _task(task):
-  line = extras.missing(configs.SecureConfig(task=task))
+  line = SecureTable().missing(configs.SecureConfig(task=task))
   if line:
     raise UserError(line)
 

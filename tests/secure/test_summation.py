@@ -1,5 +1,6 @@
 """A secure mean in rounds: one argument, one result for every execution and protocol."""
 
+import dataclasses
 import functools
 from typing import NamedTuple
 
@@ -15,7 +16,6 @@ from dpjax.secure.encoding import Encoding
 from dpjax.secure.summation import RoundRefused, check_survivors, uploading
 from dpjax.secure.sums import AdditiveServers, Drops, PlainSum
 from dpjax.secure.sums.interface import NO_DROPS
-from dpjax.secure.sums.simulated import Simulated
 from tests.refuses import refuses
 
 _LOSS = lambda w, x: 0.5 * jnp.sum((w - x) ** 2)
@@ -198,7 +198,8 @@ def test_secagg_itself_gives_the_bits_of_its_simulation_and_its_costs():
   pytest.importorskip("Crypto")
   dropout = secure.Dropout(prob=0.5, seed=1)
   protocol = sums.SecAgg(min_survivors=2)
-  runs = [_rounds(_secure(one, dropout=dropout)) for one in (protocol, Simulated(protocol))]
+  both = (protocol, dataclasses.replace(protocol, simulated=True))
+  runs = [_rounds(_secure(one, dropout=dropout)) for one in both]
   np.testing.assert_array_equal(runs[0][0].params, runs[1][0].params)
   bits = [np.asarray(info.clients.upload_bits) for _, info in runs]
   np.testing.assert_array_equal(*bits)

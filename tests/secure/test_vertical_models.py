@@ -19,10 +19,10 @@ def _shape(x):
   return jax.ShapeDtypeStruct(x.shape, x.dtype)
 
 
-def _run(program, x_a, x_b, y, **settings):
+def _run(program, x_a, x_b, y):
   """`program` of both parties, each with its own arrays and the others' shapes."""
   inputs = (x_a, _shape(x_b), _shape(y)), (_shape(x_a), x_b, y)
-  return mpc.run(program, *inputs, seed=0, **settings)
+  return mpc.run(program, *inputs, seed=0)
 
 
 def _cancer():
@@ -138,10 +138,13 @@ def _bias(heard):
 
 def _heard(program):
   x_a, x_b, y = (part[:32] for part in _digits())
-  ends = mpc.links.queue_links()
-  ears = tuple(map(_Listening, ends))
-  _run(program, x_a, x_b, y, links=ears)
-  return [_bias(ear.heard) for ear in ears]
+
+  def listening(party, *inputs):
+    party.link = _Listening(party.link)
+    program(party, *inputs)
+    return _bias(party.link.heard)
+
+  return _run(listening, x_a, x_b, y).outputs
 
 
 def test_what_a_party_hears_is_uniform_and_the_test_would_see_if_not():

@@ -25,6 +25,7 @@ from dpjax import federated, sampling
 from dpjax.auditing.games.game import Game, claims, drawn_by, linear
 from dpjax.auditing.games.plans import small_plan
 from dpjax.federated import described
+from dpjax.federated.aggregation import local_epsilon
 from dpjax.federated.client import ClientAlgorithm, Received
 from dpjax.federated.cohort import Cohort
 from dpjax.federated.execution import client_blocks
@@ -37,7 +38,6 @@ from dpjax.federated.execution.context import (
   nobody,
   row,
 )
-from dpjax.federated.placement import local_epsilon
 from dpjax.federated.round import FederatedState, optimizing_server
 from dpjax.noise import source
 from dpjax.plan import Plan

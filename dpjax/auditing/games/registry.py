@@ -43,6 +43,7 @@ from dpjax.auditing.games import (
 from dpjax.auditing.games.defined import defined_in, modules, public
 from dpjax.auditing.games.game import Game
 from dpjax.federated import silos as federated_silos
+from dpjax.secure import linear_regression
 from dpjax.validate import UserError
 
 
@@ -185,7 +186,9 @@ PACKAGES: dict[str, Package] = {
     takes_subject=False,
   ),
   "vertical": Package(
-    lambda: _only(states_epsilon, public(dpjax.secure.vertical)),
+    lambda: _only(
+      states_epsilon, public(dpjax.secure.vertical) | defined_in(linear_regression)
+    ),
     vertical.GAMES,
     vertical.NO_CLAIM,
     takes_subject=False,
@@ -246,8 +249,8 @@ ELSEWHERE: dict[str, str] = {
   "dpjax.solve.run_event": _BEFORE,
   "dpjax.solve.epsilon_of": _BEFORE,
   "dpjax.solve.epsilon_in_training": _BEFORE,
-  "dpjax.federated.placement.local_event": "federated.client_noise",
-  "dpjax.federated.placement.local_epsilon": "federated.client_noise",
+  "dpjax.federated.aggregation.local_event": "federated.client_noise",
+  "dpjax.federated.aggregation.local_epsilon": "federated.client_noise",
   "dpjax.secure.distributed_noise.SkellamSum": "secure.skellam_mean",
   "dpjax.mechanisms.stated.gaussian_event": "mechanisms.Gaussian",
   "dpjax.mechanisms.stated.laplace_event": "mechanisms.Laplace",

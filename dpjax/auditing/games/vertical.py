@@ -10,7 +10,7 @@ import jax
 import numpy as np
 
 from dpjax.auditing.games.game import Game, claims, drawn_by, linear
-from dpjax.secure.vertical.linear_regression import PrivateStatistics
+from dpjax.secure.linear_regression import PrivateStatistics
 
 _ADD = "add_or_remove_one"
 _REPLACE = "replace_one"

@@ -46,7 +46,7 @@ from dpjax.secure.homomorphic.ckks import (
   SlotEvaluator,
 )
 from dpjax.secure.homomorphic.regression_plan import RegressionPlan
-from dpjax.secure.vertical.linear_regression import closed_form, statistics
+from dpjax.secure.linear_regression import closed_form, statistics
 from dpjax.validate import UserError, Verbatim
 
 # Smallest spread of a column, relative to its largest number; a smaller spread is rounding.

@@ -9,13 +9,11 @@ messages are public.
 from __future__ import annotations
 
 import contextlib
-import math
 import queue
 import selectors
 import socket
 import ssl
 import struct
-import time
 from collections.abc import Callable
 from typing import Any, Protocol
 
@@ -150,8 +148,6 @@ class SocketLink:
       part.
     topic: text that says what both are about to do; a peer with another topic is refused.
     timeout: longest time in seconds that the peer may be silent, computing included.
-    patience: longest time in seconds of the peer's whole greeting, if below `timeout`; None:
-      `timeout`.
 
   Raises:
     PeerFailed: the peer is not there, or has another token, name or topic.
@@ -166,12 +162,10 @@ class SocketLink:
     token: bytes,
     topic: str = "",
     timeout: float = TIMEOUT,
-    patience: float | None = None,
   ):
     self.peer = peer
     self._plain = connection
-    # Once both ends have said hello, this is a TLS socket over `_plain`.
-    self._connection: socket.socket = connection
+    self._connection: socket.socket = connection  # soon a TLS socket over `_plain`
     self.bytes_sent = self.bytes_received = self.rounds = 0
     self._messages = 0  # number received, the greeting's included
     self._under_this_key = 0
@@ -179,9 +173,7 @@ class SocketLink:
     self._is_inside = False  # whether a frame was sent or received in part
     try:
       check(token, timeout)
-      # The whole greeting has a deadline, however slowly its bytes arrive.
-      self._timeout = min(timeout, patience or timeout)
-      self._until = time.monotonic() + self._timeout
+      self._timeout = timeout
       connection.setblocking(False)
       with contextlib.suppress(OSError):
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -192,17 +184,10 @@ class SocketLink:
     except BaseException:
       self.close()
       raise
-    # From now on only silence counts.
-    self._timeout = timeout
-    self._until = math.inf
     self.bytes_sent = self.bytes_received = self.rounds = 0
 
   def _greet(self, me: str, token: bytes, topic: str) -> None:
     """Meets the peer. Raises PeerFailed for another token, name or topic, before any data."""
-    mine = tls.hello(me)
-    theirs = self._transfer(mine, lambda start: tls.HELLO_BYTES)
-    if theirs == mine or theirs != tls.hello(self.peer):
-      raise self._not_sealed()
     names = {"peer": self.peer, "token": token, "topic": topic}
     sealed = tls.wrapped(self._plain, me=me, **names)
     self._connection = sealed
@@ -304,7 +289,7 @@ class SocketLink:
         opened, events = self._tried(self._connection.recv, most)
         # The peer has ended the connection, without an error of the socket.
         if opened == b"":
-          raise self._gone() if self._connection is self._plain else self._not_sealed()
+          raise self._not_sealed()
       if opened:
         self._is_inside = True
         read += opened
@@ -352,16 +337,14 @@ class SocketLink:
 
   def _wait(self, events: int) -> None:
     """Waits for one of these events. Raises PeerFailed for silence."""
-    until = min(time.monotonic() + self._timeout, self._until)
-    left = min(max(until - time.monotonic(), 0.0), _LONGEST_WAIT)
     try:
       with selectors.DefaultSelector() as ready:
         ready.register(self._connection, events)
-        has_come = ready.select(left)
+        has_come = ready.select(min(self._timeout, _LONGEST_WAIT))
     # The socket is closed, or the process may open no more files.
     except (OSError, ValueError) as error:
       raise PeerFailed(
         f"its connection cannot be used ({error})", field=self.peer
       ) from error
-    if not has_come or time.monotonic() > self._until:
+    if not has_come:
       raise PeerFailed(f"silent for {self._timeout:g} seconds", field=self.peer)

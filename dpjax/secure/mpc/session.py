@@ -15,7 +15,7 @@ import numpy as np
 from dpjax.secure.mpc import ring64
 from dpjax.secure.mpc.correlations import fresh_key
 from dpjax.secure.mpc.dealer import Dealer, supplies
-from dpjax.secure.mpc.links import TIMEOUT, Link, PeerFailed, queue_links
+from dpjax.secure.mpc.links import TIMEOUT, PeerFailed, queue_links
 from dpjax.secure.mpc.party import Party, Spent
 
 # Seconds between two checks whether a party has failed.
@@ -47,7 +47,6 @@ def run(
   seed: int | None = None,
   frac_bits: int = ring64.FRAC_BITS,
   truncation: str = "masked",
-  links: tuple[Link, Link] | None = None,
   timeout: float = TIMEOUT,
 ) -> Ran:
   """Runs program(party, *inputs) for both parties, and returns outputs and costs.
@@ -60,8 +59,7 @@ def run(
       repeats bit for bit, and hides nothing from anyone who knows the number.
     frac_bits: f, the fraction bits of the fixed point.
     truncation: "masked" or "local", see `products.truncate`.
-    links: the ends of party 0 and of party 1; None: queues.
-    timeout: longest time in seconds that a party may be silent; unused if `links` are given.
+    timeout: longest time in seconds that a party may be silent.
 
   Raises:
     Exception: the first error of either party. A lost peer is reported only if nothing else failed.
@@ -74,7 +72,7 @@ def run(
   >>> ran.setting
   'both parties and the dealer in one process, which holds everything'
   """
-  ends = links or queue_links(timeout)
+  ends = queue_links(timeout)
   dealt = supplies(Dealer(seed))
   settings = {"frac_bits": frac_bits, "truncation": truncation}
   parties = [

@@ -11,9 +11,8 @@ On three machines, make one call on each:
     with connect(0, agreed, listen="0.0.0.0:9000", dealer="dealer:9001") as party: ...
     with connect(1, agreed, peer="first:9000", dealer="dealer:9001") as party: ...
 
-Each new connection is greeted at once, in a thread. It is closed unless the peer proves
-within `_PATIENCE` seconds that it knows the token. If `_CROWD` greetings are open, the address with
-the most open ones loses its oldest one. So silent strangers do not keep the three apart.
+They meet as the programs of a secure sum do (`meeting`): who does not know the token is
+disconnected, and silent strangers do not keep the three apart.
 
 `run_processes` starts all three on this machine.
 """
@@ -26,12 +25,9 @@ import json
 import math
 import multiprocessing
 import pickle
-import queue
 import secrets
 import socket
-import threading
 import time
-from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from multiprocessing.connection import Connection, wait
 from typing import Any
@@ -39,6 +35,8 @@ from typing import Any
 import numpy as np
 
 from dpjax import validate
+from dpjax.secure import meeting
+from dpjax.secure.meeting import Address
 
 # A dealer's process deals only registered correlations: importing `comparison` registers "sign".
 from dpjax.secure.mpc import comparison as _comparison  # noqa: F401
@@ -49,18 +47,11 @@ from dpjax.secure.mpc.dealer import Dealer, Supply
 from dpjax.secure.mpc.links import TIMEOUT, Link, PeerFailed, SocketLink
 from dpjax.secure.mpc.party import Party
 from dpjax.secure.mpc.session import GRACE, Ran, play, setting_of
+from dpjax.secure.sums import primitives
 from dpjax.validate import UserError
 
-_RETRY = 0.05
-_TURN = 0.02
-# Seconds for the greeting of a new connection.
-_PATIENCE = 10.0
-# Largest number of greetings at once.
-_CROWD = 64
 # Seconds for a process of this machine to import everything.
 _START = 120.0
-# Function that wraps a link in order to observe its traffic.
-Record = Callable[[Link], Link]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -82,114 +73,21 @@ class Agreed:
     """Text that both parties must have in common, since the keys of their link depend on it."""
     return f"{self.topic} f={self.frac_bits} {self.truncation}"
 
-
-def _address(at: str) -> tuple[str, int]:
-  # `lobby` is imported here, since a party on this machine does not need it.
-  from dpjax.secure.sums import lobby
-
-  return lobby.address(at)
+  def secret(self, topic: str = "") -> bytes:
+    """Returns what programs of one topic prove to know at their meeting, [32]."""
+    return primitives.derive(self.token, f"dpjax mpc meeting {topic}".encode())
 
 
-def _listen(at: str) -> socket.socket:
+@contextlib.contextmanager
+def _meeting(who: str) -> Iterator[None]:
+  """Context whose errors are about the program that is met. Parties are clients of a meeting."""
   try:
-    return socket.create_server(_address(at))
-  except OSError as error:
-    raise UserError(
-      f"cannot listen there ({error.strerror})", field="listen", value=at
-    ) from error
-
-
-class _Greetings:
-  """Greets all new connections at once, each in its own thread, until `close` is called.
-
-  Args:
-    server: a listening socket.
-    greet: function that returns a link over a connection, or raises PeerFailed for a stranger.
-    until: value of `time.monotonic` at which `next` gives up.
-  """
-
-  def __init__(
-    self, server: socket.socket, greet: Callable[[socket.socket], Any], until: float
-  ):
-    self._server = server
-    self._greet = greet
-    self._until = until
-    self._waiting: dict[socket.socket, str] = {}  # connection -> host, oldest first
-    self._done: queue.SimpleQueue[tuple[socket.socket, Any]] = queue.SimpleQueue()
-    self._last = ""  # why the last stranger was let go
-
-  def next(self, who: str) -> Any:
-    """Returns the link of the next connection that was greeted.
-
-    Raises:
-      PeerFailed: `who` did not come in time.
-      Exception: any other error of `greet`.
-    """
-    while True:
-      while not self._done.empty():
-        connection, greeted = self._done.get()
-        self._waiting.pop(connection, None)
-        if isinstance(greeted, PeerFailed):
-          self._last = f"; somebody else did ({greeted})"
-        elif isinstance(greeted, Exception):
-          raise greeted
-        else:
-          return greeted
-      left = self._until - time.monotonic()
-      if left <= 0:
-        raise PeerFailed(f"did not come in time{self._last}", field=who)
-      # The wait is short, so that a greeting that is done is noticed soon.
-      self._server.settimeout(min(left, _TURN))
-      # `accept` also fails if the peer has left again.
-      with contextlib.suppress(OSError):
-        connection, (host, *_) = self._server.accept()
-        self._begin(connection, host)
-
-  def _begin(self, connection: socket.socket, host: str) -> None:
-    if len(self._waiting) >= _CROWD:
-      # The address with the most connections loses its oldest one, so that a crowd evicts only
-      # itself.
-      (crowded, _), *_ = Counter(self._waiting.values()).most_common(1)
-      oldest = next(
-        connection for connection, where in self._waiting.items() if where == crowded
-      )
-      self._let_go(oldest)
-    self._waiting[connection] = host
-    threading.Thread(target=self._run, args=(connection,), daemon=True).start()
-
-  def _run(self, connection: socket.socket) -> None:
-    try:
-      greeted = self._greet(connection)
-    except Exception as error:
-      connection.close()
-      greeted = error
-    self._done.put((connection, greeted))
-
-  def _let_go(self, connection: socket.socket) -> None:
-    # This only wakes up the connection's own thread, which closes it. If it were closed here, its
-    # file number could belong to another file when the thread closes it again.
-    del self._waiting[connection]
-    with contextlib.suppress(OSError):
-      connection.shutdown(socket.SHUT_RDWR)
-
-  def close(self) -> None:
-    """Disconnects all peers that `next` has not returned."""
-    for connection in [*self._waiting]:
-      self._let_go(connection)
-    while not self._done.empty():
-      _, greeted = self._done.get()
-      if not isinstance(greeted, Exception):
-        greeted.close()
-
-
-def _reach(at: tuple[str, int], who: str, until: float) -> socket.socket:
-  while True:
-    try:
-      return socket.create_connection(at, timeout=max(until - time.monotonic(), 0.001))
-    except OSError as error:
-      if time.monotonic() + _RETRY > until:
-        raise PeerFailed(f"nobody is at {at[0]}:{at[1]} ({error})", field=who) from error
-    time.sleep(_RETRY)
+    yield
+  except UserError as error:
+    if error.field == "client":
+      raise PeerFailed(error.must, field="party", value=error.value) from error
+    what = "terms " if error.field == "terms" else ""
+    raise PeerFailed(f"{what}{error.must}", field=who) from error
 
 
 # --- the dealer
@@ -204,47 +102,25 @@ def serve_dealer(listen: str, agreed: Agreed) -> None:
   Raises:
     PeerFailed: the parties did not come in time.
   """
-  with _listen(listen) as server:
+  with meeting.listen(meeting.address(listen)) as server:
     _serve(server, agreed)
 
 
 def _serve(server: socket.socket, agreed: Agreed) -> None:
   dealer = Dealer(agreed.seed)
-  until = time.monotonic() + agreed.timeout
-  links: dict[int, SocketLink] = {}
-
-  def greet(connection: socket.socket) -> SocketLink:
-    number = _who(connection, min(_PATIENCE, agreed.timeout))
-    return SocketLink(
-      connection, me="dealer", peer=f"party {number}", token=agreed.token,
-      timeout=agreed.timeout, patience=_PATIENCE,
-    )  # fmt: skip
-
   with contextlib.ExitStack() as stack:
-    with contextlib.closing(_Greetings(server, greet, until)) as greetings:
-      while len(links) < 2:
-        link = greetings.next(f"party {1 if 0 in links else 0}")
-        stack.callback(link.close)
-        number = int(link.peer.removeprefix("party "))
-        if number in links:
-          # The party connected twice; the first connection stays.
-          link.close()
-          continue
-        links[number] = link
-        link.send(dealer.keys[number])
+    with _meeting("a party"):
+      met = meeting.host(server, (0, 1), agreed.secret(), agreed.timeout, fewest=2)
+    for connection in met.values():
+      stack.callback(connection.close)
+    links = []
+    for number in (0, 1):
+      names = {"me": "dealer", "peer": f"party {number}"}
+      link = SocketLink(met[number], token=agreed.token, timeout=agreed.timeout, **names)
+      stack.callback(link.close)
+      link.send(dealer.keys[number])
+      links.append(link)
     _deal(dealer, links[1])
-
-
-def _who(connection: socket.socket, patience: float) -> int:
-  """Returns the number, 0 or 1, that a party sends first. The keys of the link depend on it."""
-  connection.settimeout(patience)
-  try:
-    said = connection.recv(1)
-  except OSError:
-    said = b""
-  if said not in (b"0", b"1"):
-    raise PeerFailed("says neither 0 nor 1; is it another program?", field="a party")
-  return int(said)
 
 
 def _deal(dealer: Dealer, link: Link) -> None:
@@ -280,14 +156,12 @@ def connect(
   dealer: str,
   listen: str = "",
   peer: str = "",
-  record: Record | None = None,
 ) -> Iterator[Party]:
   """Context that connects one party to the other one and to the dealer.
 
   Args:
     number: 0, which listens at `listen`, or 1, which connects to party 0 at `peer`.
     dealer: "HOST:PORT" of the dealer.
-    record: function that wraps the link to the other party.
 
   Raises:
     PeerFailed: another program is missing, wrong, or silent for `timeout` seconds.
@@ -300,45 +174,41 @@ def connect(
       value=number,
     )
   with contextlib.ExitStack() as stack:
-    where = stack.enter_context(_listen(listen)) if listen else _address(peer)
-    yield _meet(stack, number, agreed, _address(dealer), where, record)
+    where = meeting.address(listen or peer)
+    door = stack.enter_context(meeting.listen(where)) if listen else where
+    yield _meet(stack, number, agreed, meeting.address(dealer), door)
 
 
 def _meet(
   stack: contextlib.ExitStack,
   number: int,
   agreed: Agreed,
-  dealer: tuple[str, int],
-  peer: socket.socket | tuple[str, int],
-  record: Record | None,
+  dealer: Address,
+  peer: socket.socket | Address,
 ) -> Party:
   """Returns a connected party. `peer` is its listening socket (party 0), or party 0's address."""
   until = time.monotonic() + agreed.timeout
   me = f"party {number}"
   other = f"party {1 - number}"
   common = {"me": me, "token": agreed.token, "timeout": agreed.timeout}
-  to_dealer = stack.enter_context(_reach(dealer, "dealer", until))
-  # The number tells the dealer whose key to send.
-  to_dealer.sendall(str(number).encode())
+  secret = agreed.secret(agreed.terms)
+  # The parties meet first, so that strangers who wait where party 0 listens are heard at once.
+  with _meeting(other):
+    if isinstance(peer, socket.socket):
+      (connection,) = meeting.host(peer, (1,), secret, agreed.timeout, fewest=1).values()
+    else:
+      connection = meeting.join(peer, number, secret, agreed.timeout)
+  link = SocketLink(connection, peer=other, topic=agreed.terms, **common)
+  stack.callback(link.close)
+  with _meeting("dealer"):
+    left = max(until - time.monotonic(), 0.0)
+    to_dealer = meeting.join(dealer, number, agreed.secret(), left)
   dealer_link = SocketLink(to_dealer, peer="dealer", **common)
   stack.callback(dealer_link.close)
   supply = _supply(number, dealer_link)
-
-  def greet(connection: socket.socket, patience: float | None = _PATIENCE) -> SocketLink:
-    return SocketLink(
-      connection, peer=other, topic=agreed.terms, patience=patience, **common
-    )
-
-  if isinstance(peer, socket.socket):
-    # Anybody may connect here, so each caller gets little time.
-    with contextlib.closing(_Greetings(peer, greet, until)) as greetings:
-      link = greetings.next(other)
-  else:
-    link = greet(_reach(peer, other, until), None)
-  stack.callback(link.close)
   settings = {"frac_bits": agreed.frac_bits, "truncation": agreed.truncation}
   key = fresh_key(agreed.seed, me)
-  return Party(number, record(link) if record else link, supply, key, **settings)
+  return Party(number, link, supply, key, **settings)
 
 
 # --- all three on this machine
@@ -353,7 +223,6 @@ def run_processes(
   frac_bits: int = ring64.FRAC_BITS,
   truncation: str = "masked",
   timeout: float = TIMEOUT,
-  record: Record | None = None,
 ) -> Ran:
   """Runs a program as `session.run` does, but with a process for each party and for the dealer.
 
@@ -363,15 +232,14 @@ def run_processes(
   Args:
     program: function of a module that the processes import, or a `functools.partial` of one. A
       script must call `run_processes` under `if __name__ == "__main__"`.
-    record: function that wraps links, as in `connect`; it must be a function of a module.
 
   Raises:
     UserError: the first error of a party; PeerFailed only if there is no other error. All processes
       are ended.
   """
   try:
-    # Processes get `program` and `record` by pickle, so what pickle cannot write is refused.
-    pickle.dumps((program, record))
+    # Processes get `program` by pickle, so what pickle cannot write is refused.
+    pickle.dumps(program)
   except (pickle.PicklingError, AttributeError, TypeError) as error:
     raise UserError(
       "must be a function of a module, that other processes can import",
@@ -382,7 +250,7 @@ def run_processes(
   with contextlib.ExitStack() as stack:
     dealer = _started(stack, _dealer_main, agreed)
     first, second = (
-      _started(stack, _party_main, number, agreed, program, inputs, record)
+      _started(stack, _party_main, number, agreed, program, inputs)
       for number, inputs in enumerate((inputs0, inputs1))
     )
     at, peer, _ = (_heard(pipe, _START) for pipe in (dealer, first, second))
@@ -468,14 +336,14 @@ def _party_main(
   agreed: Agreed,
   program: Callable[..., Any],
   inputs: Sequence[Any],
-  record: Record | None,
 ) -> None:
   with socket.create_server(("127.0.0.1", 0)) as server:
     pipe.send((None, server.getsockname()))
     dealer, peer = pipe.recv()
     try:
       with contextlib.ExitStack() as stack:
-        party = _meet(stack, number, agreed, dealer, peer or server, record)
+        door = Address(*peer) if peer else server
+        party = _meet(stack, number, agreed, Address(*dealer), door)
         pipe.send((None, (play(program, party, inputs), party.spent)))
     except UserError as error:
       pipe.send((type(error), str(error)))

@@ -11,7 +11,6 @@ could test guesses of a weaker token against it.
 
 from __future__ import annotations
 
-import hashlib
 import secrets
 import socket
 import ssl
@@ -20,19 +19,11 @@ import tempfile
 from dpjax.secure.sums import primitives
 from dpjax.validate import UserError
 
-# Number of bytes that each end sends first. The end with the smaller bytes is TLS's server.
-HELLO_BYTES = 8
-
-
-def hello(name: str) -> bytes:
-  """Returns the bytes that an end sends first, [HELLO_BYTES]; they reveal its name alone."""
-  return hashlib.sha256(name.encode()).digest()[:HELLO_BYTES]
-
 
 def wrapped(
   connection: socket.socket, *, me: str, peer: str, token: bytes, topic: str
 ) -> ssl.SSLSocket:
-  """Returns a TLS socket over a connection of which both ends have said hello.
+  """Returns a TLS socket over a connection. The end with the smaller name is TLS's server.
 
   It shares the connection with the argument; both must be closed. Its handshake is still to be
   made, and then `expected` compared.
@@ -47,7 +38,7 @@ def wrapped(
     UserError: the extra `secure` is not installed, or TLS has no Ed25519 keys.
     OSError: no temporary file can be written.
   """
-  is_server = hello(me) < hello(peer)
+  is_server = me < peer
   protocol = ssl.PROTOCOL_TLS_SERVER if is_server else ssl.PROTOCOL_TLS_CLIENT
   context = ssl.SSLContext(protocol)
   context.minimum_version = ssl.TLSVersion.TLSv1_3

@@ -12,8 +12,8 @@
 | `bfv`              | encryption under a key of all  | yes                | `he`     |
 |                    | clients                        |                    |          |
 
-All have a method `sum(vectors, drops)` (`interface.SumProtocol`), modulo 2^32 or 2^64. `CkksSum`
-adds floats. `Simulated` has SecAgg's total and cost without its secrecy.
+All are an `interface.SumProtocol` with `sum(vectors, drops)`, modulo 2^32 or 2^64. `CkksSum` adds
+floats. `SecAgg(simulated=True)` has SecAgg's total and cost without its secrecy.
 """
 
 from typing import TYPE_CHECKING

@@ -27,8 +27,7 @@ import numpy as np
 
 from dpjax import validate
 from dpjax.secure.sums import messages
-from dpjax.secure.sums.interface import Cost, Summed
-from dpjax.secure.sums.vectors import Present, Reader, SumSettings
+from dpjax.secure.sums.interface import Cost, Present, Reader, Summed, SumProtocol
 from dpjax.validate import UserError
 
 _MOST_SERVERS = 64
@@ -60,7 +59,7 @@ def split(
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class AdditiveSharing(SumSettings):
+class AdditiveSharing(SumProtocol):
   """Each client sends each other client a share, adds what it receives, and sends the sum.
 
   The server and any n - 2 clients together learn the sum of the other two vectors, and nothing
@@ -71,6 +70,8 @@ class AdditiveSharing(SumSettings):
   """
 
   _name: ClassVar[str] = "additive_sharing"
+  survives_dropouts: ClassVar[bool] = False
+  hides: ClassVar[str] = "each vector from the server and all but two of the clients"
 
   def _add(self, there: Present, read: Reader) -> Summed:
     parties = there.uploading
@@ -101,7 +102,7 @@ class AdditiveSharing(SumSettings):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class AdditiveServers(SumSettings):
+class AdditiveServers(SumProtocol):
   """Each client sends every server a share. Each server adds its shares, and then the servers'
   sums are added.
 
@@ -119,6 +120,7 @@ class AdditiveServers(SumSettings):
     validate.integer_in(2, _MOST_SERVERS, num_servers=self.num_servers)
 
   _name: ClassVar[str] = "additive_servers"
+  hides: ClassVar[str] = "each vector from all servers but one"
 
   def _add(self, there: Present, read: Reader) -> Summed:
     survivors = there.uploading

@@ -47,14 +47,13 @@ from dpjax import validate
 from dpjax.secure.sums import committee_parties, dialogue, primitives
 from dpjax.secure.sums.committee_parties import CommitteeTerms
 from dpjax.secure.sums.galois_shares import MOST_POINTS, Sharing
-from dpjax.secure.sums.interface import Summed
+from dpjax.secure.sums.interface import MOST_CLIENTS, Present, Reader, Summed, SumProtocol
 from dpjax.secure.sums.terms import corrupt_and_staying, largest_part
-from dpjax.secure.sums.vectors import MOST_CLIENTS, Present, Reader, SumSettings
 from dpjax.validate import UserError
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Committee(SumSettings):
+class Committee(SumProtocol):
   """Each client sends each member of a committee a share, in one message. Members add the shares.
 
   If the server, `colluding` members and any clients who are no members pool what they know, they
@@ -72,7 +71,7 @@ class Committee(SumSettings):
       the vector, and `colluding` + `packed` members must stay.
 
   Raises:
-    UserError: as `SumSettings`, or a committee that could never rebuild a sum.
+    UserError: as `SumProtocol`, or a committee that could never rebuild a sum.
 
   >>> vectors = {who: np.array([who, 2**32 - 1], np.uint32) for who in range(4)}
   >>> from dpjax.secure.sums import Drops
@@ -91,6 +90,9 @@ class Committee(SumSettings):
     Sharing(num_members=self.num_members, colluding=self.colluding, packed=self.packed)
 
   _name: ClassVar[str] = "committee"
+  hides: ClassVar[str] = (
+    "each vector from the server and colluding members of the committee"
+  )
 
   def terms(self, clients: Sequence[int], length: int) -> CommitteeTerms:
     """Returns the terms of a new sum with a random session, which determines the members."""
@@ -104,6 +106,14 @@ class Committee(SumSettings):
       length=length,
       bits=self.bits,
     )
+
+  @property
+  def min_clients(self) -> int:
+    # The members are clients.
+    return max(self.min_survivors, self.num_members)
+
+  def check_clients(self, num_clients: int) -> None:
+    self.terms(range(num_clients), length=1)
 
   def check_library(self) -> None:
     primitives.library()

@@ -5,7 +5,7 @@ carries these messages between programs, and `run` within one. Neither knows a p
 
 | protocol              | server                     | client                        |
 | --------------------- | -------------------------- | ----------------------------- |
-| SecAgg and SecAgg+    | `secagg_server.Collected`  | `secagg_client.Member`        |
+| SecAgg and SecAgg+    | `secagg_server.Server`     | `secagg_client.Client`        |
 | one message of each   | `committee_parties.Server` | `committee_parties.Client`    |
 | client to a committee |                            |                               |
 """
@@ -18,8 +18,7 @@ from typing import NamedTuple, Protocol
 
 import numpy as np
 
-from dpjax.secure.sums.interface import Cost, Summed
-from dpjax.secure.sums.vectors import Present
+from dpjax.secure.sums.interface import Cost, Present, Summed
 from dpjax.validate import UserError
 
 

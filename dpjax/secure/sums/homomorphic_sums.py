@@ -21,14 +21,13 @@ Sources: Fan and Vercauteren 2012 (BFV); Cheon, Kim, Kim and Song 2017 (CKKS).
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
 from dpjax.secure.homomorphic import ckks
-from dpjax.secure.sums.interface import NO_DROPS, Cost, Drops, Summed
-from dpjax.secure.sums.vectors import Present, Reader, SumSettings
+from dpjax.secure.sums.interface import Cost, Present, Reader, Summed, SumProtocol
 from dpjax.validate import UserError
 
 # Number of bits of each entry that go into one ciphertext.
@@ -204,7 +203,7 @@ def _add_encrypted(
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class BfvSum(SumSettings):
+class BfvSum(SumProtocol):
   """The exact sum of integers through BFV ciphertexts. The module says what each party sees.
 
   The plaintext modulus is larger than any sum, so nothing wraps around inside. Entries of 64 bits
@@ -219,6 +218,7 @@ class BfvSum(SumSettings):
   """
 
   _name: ClassVar[str] = "bfv"
+  hides: ClassVar[str] = "each vector from the server, unless a client tells it the key"
 
   def check_library(self) -> None:
     ckks.library()
@@ -246,12 +246,32 @@ class BfvSum(SumSettings):
     return _add_encrypted(bfv_keys(len(there.uploading)), cut, total_of, there, read)
 
 
-class _Floats(SumSettings):
-  """The sum of `CkksSum`, by the steps that all protocols share."""
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class CkksSum(SumProtocol):
+  """The sum of float64 vectors with an error below 1e-7, through CKKS ciphertexts.
+
+  It takes and returns [d] float64, with absolute values of at most 2^14 / number of clients, and
+  rounds the sum to 7 decimals.
+
+  Args:
+    min_survivors: fewest vectors in a sum.
+
+  Raises:
+    UserError: raised by `sum` as by `BfvSum`, or for an entry that is too large or not finite.
+  """
+
+  # Floats have no modulus and no largest entry.
+  bits: ClassVar[int] = 64  # type: ignore[misc]
+  largest: ClassVar[None] = None  # type: ignore[misc]
+  _name: ClassVar[str] = "ckks"
+  hides: ClassVar[str] = BfvSum.hides
 
   @property
   def dtype(self) -> np.dtype:
     return np.dtype(np.float64)
+
+  def check_library(self) -> None:
+    ckks.library()
 
   def _add(self, there: Present, read: Reader) -> Summed:
     bound = _CKKS_LARGEST / len(there.named)
@@ -266,37 +286,3 @@ class _Floats(SumSettings):
 
     rounded = lambda rows: np.round(rows[0], _CKKS_DECIMALS)
     return _add_encrypted(ckks_keys(), cut, rounded, there, read)
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class CkksSum:
-  """The sum of float64 vectors with an error below 1e-7, through CKKS ciphertexts.
-
-  It is no `SumProtocol`: `Summed.total` is [d] float64, not integers modulo 2^bits.
-
-  Args:
-    min_survivors: fewest vectors in a sum.
-  """
-
-  min_survivors: int = 2
-
-  def __post_init__(self) -> None:
-    SumSettings(min_survivors=self.min_survivors)
-
-  name: ClassVar[str] = "ckks"
-
-  def check_library(self) -> None:
-    """Raises UserError if TenSEAL is not installed."""
-    ckks.library()
-
-  def sum(self, vectors: Mapping[int, np.ndarray], drops: Drops = NO_DROPS) -> Summed:
-    """Returns the sum over the clients that upload, rounded to 7 decimals.
-
-    Args:
-      vectors: [d] float64 by client id, with absolute values of at most 2^14 / number of clients.
-
-    Raises:
-      UserError: as `BfvSum.sum`, or an entry that is too large or not finite.
-    """
-    self.check_library()
-    return _Floats(min_survivors=self.min_survivors).sum(vectors, drops)

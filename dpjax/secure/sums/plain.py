@@ -8,12 +8,11 @@ from typing import ClassVar
 import numpy as np
 
 from dpjax.secure.sums import messages
-from dpjax.secure.sums.interface import Cost, Summed
-from dpjax.secure.sums.vectors import Present, Reader, SumSettings
+from dpjax.secure.sums.interface import Cost, Present, Reader, Summed, SumProtocol
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class PlainSum(SumSettings):
+class PlainSum(SumProtocol):
   """Each client sends its vector unchanged: NOTHING is hidden from the server.
 
   >>> vectors = {3: np.array([1, 2], np.uint32), 7: np.array([4, 2**32 - 1], np.uint32)}
@@ -22,6 +21,11 @@ class PlainSum(SumSettings):
   """
 
   _name: ClassVar[str] = "plain"
+  hides: ClassVar[str] = "nothing: the server sees every vector"
+
+  @property
+  def is_simulated(self) -> bool:
+    return True
 
   def _add(self, there: Present, read: Reader) -> Summed:
     total = np.zeros(read.length, self.dtype)

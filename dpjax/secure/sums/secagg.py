@@ -23,6 +23,10 @@ No variant checks a client's vector. One dishonest client can make the sum any n
 of its shares fit together, the sum is refused. If others cannot open its envelopes, they fall
 silent. The client learns nothing by that, but fewer vectors may be in the sum.
 
+A sum with simulated=True has the same total, refusals and costs, but NO secrecy: the server sees
+every vector. It is for many rounds, in the time of a plain sum. Formulas count the messages, mask
+streams and key agreements; `Cost.seconds` are those of the simulation.
+
 With many clients, most of SecAgg's time goes into Shamir's shares: n^2 t steps in Python, whatever
 the length of the vectors. SecAgg+ takes a tenth of that time; results/secure/sums.md has numbers.
 """
@@ -38,13 +42,32 @@ import numpy as np
 
 from dpjax import validate
 from dpjax.secure.sums import dialogue, primitives, secagg_client, secagg_server
-from dpjax.secure.sums.interface import Summed
+from dpjax.secure.sums.interface import Present, Reader, Summed, SumProtocol
+from dpjax.secure.sums.secagg_costs import going_on, predicted
 from dpjax.secure.sums.terms import Terms, graph_parameters, largest_part
-from dpjax.secure.sums.vectors import Present, Reader, SumSettings
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class SecAgg(SumSettings):
+class _Masked(SumProtocol):
+  """What SecAgg and SecAgg+ have in common."""
+
+  simulated: bool = False
+
+  @property
+  def name(self) -> str:
+    return f"simulated {self._name}" if self.simulated else self._name
+
+  @property
+  def is_simulated(self) -> bool:
+    return self.simulated
+
+  def check_library(self) -> None:
+    if not self.simulated:
+      primitives.library()
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class SecAgg(_Masked):
   """SecAgg of Bonawitz et al. 2017; the threshold t of shares is `min_survivors`.
 
   Clients may drop out at any time. The sum of those who uploaded is exact if t clients stay
@@ -53,11 +76,12 @@ class SecAgg(SumSettings):
   the clients, and if it hands out the right keys.
 
   Args:
+    simulated: True: vectors are added in the clear (see the module).
     signed: True: keys and survivors are signed and compared (figure 4, underlined parts). This is
       for a server that lies together with fewer than 2t - n clients. `sum` requires t > 2n / 3.
 
   Raises:
-    UserError: as `SumSettings`.
+    UserError: as `SumProtocol`.
 
   >>> from dpjax.secure.sums import Drops
   >>> vectors = {who: np.array([who, 2**32 - 1], np.uint32) for who in range(4)}
@@ -69,6 +93,7 @@ class SecAgg(SumSettings):
   signed: bool = False
 
   _name: ClassVar[str] = "secagg"
+  hides: ClassVar[str] = "each vector from the server and fewer than min_survivors clients"
 
   def terms(self, clients: Sequence[int], length: int) -> Terms:
     """Returns the terms of a new sum, without a directory of signing keys."""
@@ -81,11 +106,10 @@ class SecAgg(SumSettings):
       bits=self.bits,
     )
 
-  def check_library(self) -> None:
-    primitives.library()
-
   def _add(self, there: Present, read: Reader) -> Summed:
     terms = self.terms(there.named, read.length)
+    if self.simulated:
+      return simulated(terms, there, read, signed=self.signed)
     keys: dict[int, bytes] = {}
     if self.signed:
       keys = {who: secrets.token_bytes(32) for who in there.named}
@@ -95,7 +119,7 @@ class SecAgg(SumSettings):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class SecAggPlus(SumSettings):
+class SecAggPlus(_Masked):
   """SecAgg+ of Bell et al. 2020: masks and shares among O(log n) neighbours
   (`terms.graph_parameters`).
 
@@ -105,28 +129,31 @@ class SecAggPlus(SumSettings):
   graph is then complete, and this is SecAgg.
 
   Args:
+    simulated: True: vectors are added in the clear (see the module).
     corrupt: largest fraction of the clients that tell the server all they know.
-    dropout: largest fraction of the clients that falls silent.
+    dropout_share: largest fraction of the clients that falls silent.
 
   Raises:
-    UserError: as `SumSettings`, or fractions outside [0, 1).
+    UserError: as `SumProtocol`, or fractions outside [0, 1).
   """
 
   corrupt: float = 0.1
-  dropout: float = 0.2
-  signed: ClassVar[bool] = False
+  dropout_share: float = 0.2
 
   def __post_init__(self) -> None:
     super().__post_init__()
-    validate.share(corrupt=self.corrupt, dropout=self.dropout)
+    validate.share(corrupt=self.corrupt, dropout_share=self.dropout_share)
 
   _name: ClassVar[str] = "secagg_plus"
+  hides: ClassVar[str] = "each vector from the server and a fraction of the clients"
 
   def terms(self, clients: Sequence[int], length: int) -> Terms:
     """Returns the terms of a new sum with a random session, which determines the neighbours."""
     count = len(clients)
-    degree, threshold = graph_parameters(count, corrupt=self.corrupt, dropout=self.dropout)
-    staying = count - largest_part(self.dropout, count)
+    degree, threshold = graph_parameters(
+      count, corrupt=self.corrupt, dropout=self.dropout_share
+    )
+    staying = count - largest_part(self.dropout_share, count)
     return Terms(
       session=secrets.token_bytes(16),
       clients=tuple(clients),
@@ -138,11 +165,26 @@ class SecAggPlus(SumSettings):
       degree=degree,
     )
 
-  def check_library(self) -> None:
-    primitives.library()
+  def check_clients(self, num_clients: int) -> None:
+    self.terms(range(num_clients), length=1)
 
   def _add(self, there: Present, read: Reader) -> Summed:
-    return run(self.terms(there.named, read.length), there, read)
+    terms = self.terms(there.named, read.length)
+    return (simulated if self.simulated else run)(terms, there, read)
+
+
+def simulated(
+  terms: Terms, there: Present, read: Reader, *, signed: bool = False
+) -> Summed:
+  """Returns a sum on given terms, and its cost by formula. Vectors are added in the clear."""
+  there = going_on(terms, there)
+  total = np.zeros(read.length, f"uint{terms.bits}")
+  for who in there.uploading:
+    total += read(who)
+  # With a directory the threshold is checked and messages are longer. No signature is made.
+  if signed:
+    terms = dataclasses.replace(terms, directory=(bytes(32),) * len(terms.clients))
+  return Summed(total, there.uploading, predicted(terms, there))
 
 
 def run(

@@ -1,6 +1,6 @@
 """A client of SecAgg, as a state machine: (state, message) -> (state, message).
 
-`start` draws the client's keys. From then on `Member.answer` takes each message of the server:
+`start` draws the client's keys. From then on `Client.answer` takes each message of the server:
 
 | message      | what the client does                                                        |
 | ------------ | --------------------------------------------------------------------------- |
@@ -45,7 +45,7 @@ DEAD = b"\0"
 ALIVE = b"\1"
 
 
-class Member(NamedTuple):
+class Client(NamedTuple):
   """State of a client between two messages. Its keys, seeds, channels and shares are secret."""
 
   terms: Terms
@@ -70,7 +70,7 @@ class Member(NamedTuple):
     """Returns the largest size of the next message from the server, in bytes."""
     return self.terms.size(self.expects, len(self.terms.clients))
 
-  def answer(self, data: bytes, vector: np.ndarray | None = None) -> tuple[Member, bytes]:
+  def answer(self, data: bytes, vector: np.ndarray | None = None) -> tuple[Client, bytes]:
     """Returns the client's next state, and its answer to a message of the server.
 
     Args:
@@ -95,7 +95,7 @@ def start(
   *,
   signing_key: bytes | None = None,
   entropy: Callable[[int], bytes] = secrets.token_bytes,
-) -> tuple[Member, bytes]:
+) -> tuple[Client, bytes]:
   """Returns a client with fresh keys, and its message with the public keys.
 
   Args:
@@ -128,10 +128,10 @@ def start(
   )
   if signing_key:
     public += primitives.sign(signing_key, _signed_keys(terms, me, public))
-  member = Member(
+  client = Client(
     terms, me, "roster", channel, mask, seed, public, signing_key, {}, {}, {}, {}
   )
-  return member, terms.write("keys", me, {me: public})
+  return client, terms.write("keys", me, {me: public})
 
 
 def mask_key(terms: Terms, who: int, seed: bytes) -> bytes:
@@ -178,27 +178,27 @@ def signed_survivors(terms: Terms, survivors: Mapping[int, bytes]) -> bytes:
   return terms.context(b"signed survivors", *alive)
 
 
-def _share(member: Member, records: Records) -> tuple[Member, bytes]:
-  terms = member.terms
-  me = member.me
+def _share(client: Client, records: Records) -> tuple[Client, bytes]:
+  terms = client.terms
+  me = client.me
   roster = {who: bytes(record) for who, record in records.items()}
-  _check_roster(member, roster)
+  _check_roster(client, roster)
   there = holders(terms, me, roster)
   if len(there) < terms.threshold:
     raise UserError(
       f"{len(there)} to share with; the threshold is {terms.threshold}", field="roster"
     )
-  seen = {**roster, me: member.public}
+  seen = {**roster, me: client.public}
   # Without a graph all clients see one roster. On a graph each sees another one, so a channel is
   # bound to the keys of its two ends.
   all_seen = _digest(seen) if terms.degree is None else None
   channels = {
-    who: _channel(member, who, keys[:32], all_seen or _digest({me: seen[me], who: keys}))
+    who: _channel(client, who, keys[:32], all_seen or _digest({me: seen[me], who: keys}))
     for who, keys in roster.items()
   }
   halves = [
     primitives.split(seed, terms.threshold, len(there))
-    for seed in (member.mask_seed, member.own_seed)
+    for seed in (client.mask_seed, client.own_seed)
   ]
   shares = {who: mask + share for who, mask, share in zip(there, *halves)}
   sealed = {
@@ -206,19 +206,19 @@ def _share(member: Member, records: Records) -> tuple[Member, bytes]:
     for who in roster
   }
   # The client holds a share of its own secrets, as its neighbours do.
-  member = member._replace(
+  client = client._replace(
     expects="forwarded", roster=roster, channels=channels, shares={me: shares[me]}
   )
-  return member, terms.write("envelopes", me, sealed)
+  return client, terms.write("envelopes", me, sealed)
 
 
-def _check_roster(member: Member, roster: Mapping[int, bytes]) -> None:
-  terms = member.terms
-  me = member.me
+def _check_roster(client: Client, roster: Mapping[int, bytes]) -> None:
+  terms = client.terms
+  me = client.me
   strangers = sorted({*roster} - {*neighbours(terms, me)})
   if strangers:
     raise UserError(f"client {strangers[0]} is no neighbour of client {me}", field="roster")
-  secret_keys = (member.channel_key, mask_key(terms, me, member.mask_seed))
+  secret_keys = (client.channel_key, mask_key(terms, me, client.mask_seed))
   keys = [primitives.public_key(key) for key in secret_keys]
   keys += [part for record in roster.values() for part in (record[:32], record[32:64])]
   # The protocol requires distinct keys (Bonawitz et al. 2017, figure 4).
@@ -235,7 +235,7 @@ def _digest(records: Mapping[int, bytes]) -> bytes:
   return hashlib.sha256(held).digest()
 
 
-def _channel(member: Member, who: int, public: bytes, seen: bytes) -> tuple[bytes, bytes]:
+def _channel(client: Client, who: int, public: bytes, seen: bytes) -> tuple[bytes, bytes]:
   """Returns (key for messages to a neighbour, key for messages from it).
 
   Args:
@@ -243,20 +243,20 @@ def _channel(member: Member, who: int, public: bytes, seen: bytes) -> tuple[byte
       neither end can open the other's shares. Otherwise masks would not cancel, and the sum would
       be wrong.
   """
-  low, high = sorted((member.me, who))
-  info = member.terms.context(b"channel", low, high) + seen
-  both = primitives.agree(member.channel_key, public, info, 64)
+  low, high = sorted((client.me, who))
+  info = client.terms.context(b"channel", low, high) + seen
+  both = primitives.agree(client.channel_key, public, info, 64)
   upwards = both[:32]
   downwards = both[32:]
-  return (upwards, downwards) if member.me == low else (downwards, upwards)
+  return (upwards, downwards) if client.me == low else (downwards, upwards)
 
 
 def _mask(
-  member: Member, records: Records, vector: np.ndarray | None
-) -> tuple[Member, bytes]:
-  terms = member.terms
-  me = member.me
-  strangers = sorted({*records} - {*member.roster})
+  client: Client, records: Records, vector: np.ndarray | None
+) -> tuple[Client, bytes]:
+  terms = client.terms
+  me = client.me
+  strangers = sorted({*records} - {*client.roster})
   if strangers:
     raise UserError(f"client {strangers[0]} was not on the roster", field="forwarded")
   if len(records) + 1 < terms.threshold:
@@ -267,30 +267,30 @@ def _mask(
   vector = terms.check_vector(vector)
   shares = {
     who: primitives.unseal(
-      member.channels[who][1], bytes(sealed), terms.context(b"shares", who, me)
+      client.channels[who][1], bytes(sealed), terms.context(b"shares", who, me)
     )
     for who, sealed in records.items()
   }
-  private = mask_key(terms, me, member.mask_seed)
-  keystreams = [(own_stream(terms, me, member.own_seed), True)]
+  private = mask_key(terms, me, client.mask_seed)
+  keystreams = [(own_stream(terms, me, client.own_seed), True)]
   for who in shares:
-    key = pair_stream(terms, me, private, who, member.roster[who][32:64])
+    key = pair_stream(terms, me, private, who, client.roster[who][32:64])
     # Two clients share a stream. The client with the smaller id adds it, the other subtracts it.
     keystreams.append((key, who > me))
   masked = np.array(vector, terms.dtype)
   primitives.add_streams(masked, keystreams)
   # The channels' keys are no longer needed, and are deleted. `channel_key` could derive them.
-  member = member._replace(
-    expects="survivors", shares={**member.shares, **shares}, channels={}
+  client = client._replace(
+    expects="survivors", shares={**client.shares, **shares}, channels={}
   )
-  return member, terms.write("masked", me, {me: masked.tobytes()})
+  return client, terms.write("masked", me, {me: masked.tobytes()})
 
 
-def _settle(member: Member, records: Records) -> tuple[Member, bytes]:
-  terms = member.terms
-  me = member.me
+def _settle(client: Client, records: Records) -> tuple[Client, bytes]:
+  terms = client.terms
+  me = client.me
   survivors = {who: bytes(mark) for who, mark in records.items()}
-  if {*survivors} != {*member.shares} or not {*survivors.values()} <= {DEAD, ALIVE}:
+  if {*survivors} != {*client.shares} or not {*survivors.values()} <= {DEAD, ALIVE}:
     raise UserError(
       "must say of each client whose shares this one holds", field="survivors"
     )
@@ -307,21 +307,21 @@ def _settle(member: Member, records: Records) -> tuple[Member, bytes]:
     raise UserError(
       f"only {alive}; fewer than {fewest} are not unmasked", field="survivors"
     )
-  if member.signing_key is None:
-    return _reveal(member, survivors)
-  signature = primitives.sign(member.signing_key, signed_survivors(terms, survivors))
-  member = member._replace(expects="signatures", survivors=survivors)
-  return member, terms.write("agreed", me, {me: signature})
+  if client.signing_key is None:
+    return _reveal(client, survivors)
+  signature = primitives.sign(client.signing_key, signed_survivors(terms, survivors))
+  client = client._replace(expects="signatures", survivors=survivors)
+  return client, terms.write("agreed", me, {me: signature})
 
 
-def _confirm(member: Member, records: Records) -> tuple[Member, bytes]:
-  terms = member.terms
-  text = signed_survivors(terms, member.survivors)
+def _confirm(client: Client, records: Records) -> tuple[Client, bytes]:
+  terms = client.terms
+  text = signed_survivors(terms, client.survivors)
   directory = dict(zip(terms.clients, terms.directory or ()))
   signed = [
     who
     for who, signature in records.items()
-    if member.survivors.get(who) == ALIVE
+    if client.survivors.get(who) == ALIVE
     and primitives.signed_by(directory[who], bytes(signature), text)
   ]
   # A second list cannot get as many signatures, unless more than a third of the clients lie.
@@ -331,17 +331,17 @@ def _confirm(member: Member, records: Records) -> tuple[Member, bytes]:
       f"is {terms.threshold}",
       field="signatures",
     )
-  return _reveal(member, member.survivors)
+  return _reveal(client, client.survivors)
 
 
-def _reveal(member: Member, survivors: Mapping[int, bytes]) -> tuple[Member, bytes]:
+def _reveal(client: Client, survivors: Mapping[int, bytes]) -> tuple[Client, bytes]:
   """Reveals one of the two shares for each client, as the survivors' marks ask, and never both."""
   revealed = {
-    who: OWN_MASK + member.shares[who][SECRET_BYTES:]
+    who: OWN_MASK + client.shares[who][SECRET_BYTES:]
     if mark == ALIVE
-    else MASK_KEY + member.shares[who][:SECRET_BYTES]
+    else MASK_KEY + client.shares[who][:SECRET_BYTES]
     for who, mark in survivors.items()
   }
   # All shares are deleted, so that no later message can get a client's second share.
-  member = member._replace(expects="", shares={})
-  return member, member.terms.write("revealed", member.me, revealed)
+  client = client._replace(expects="", shares={})
+  return client, client.terms.write("revealed", client.me, revealed)

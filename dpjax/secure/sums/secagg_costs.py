@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-from dpjax.secure.sums.interface import Cost
+from dpjax.secure.sums.interface import Cost, Present
 from dpjax.secure.sums.terms import Terms, neighbours
-from dpjax.secure.sums.vectors import Present
 from dpjax.validate import UserError
 
 

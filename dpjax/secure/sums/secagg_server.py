@@ -24,6 +24,7 @@ import numpy as np
 
 from dpjax.secure.sums import messages, primitives
 from dpjax.secure.sums.dialogue import SumResult
+from dpjax.secure.sums.interface import Present
 from dpjax.secure.sums.messages import SERVER, Records
 from dpjax.secure.sums.primitives import SECRET_BYTES
 from dpjax.secure.sums.secagg_client import (
@@ -39,7 +40,6 @@ from dpjax.secure.sums.secagg_client import (
 )
 from dpjax.secure.sums.secagg_costs import predicted
 from dpjax.secure.sums.terms import KEY_BYTES, Terms, holders, neighbours
-from dpjax.secure.sums.vectors import Present
 from dpjax.validate import UserError
 
 # Agreement with a low-order point gives zero, which is an error, for any private key. So this
@@ -47,7 +47,7 @@ from dpjax.validate import UserError
 _ANY_PRIVATE = bytes(31) + b"@"
 
 
-class Collected(NamedTuple):
+class Server(NamedTuple):
   """State of the server between two messages. Nothing is secret from its operator."""
 
   terms: Terms
@@ -78,7 +78,7 @@ class Collected(NamedTuple):
     is_single = self.phase in ("keys", "masked", "agreed")
     return self.terms.size(self.phase, 1 if is_single else len(self.terms.clients))
 
-  def receive(self, data: bytes, sender: int) -> tuple[Collected, dict[int, bytes]]:
+  def receive(self, data: bytes, sender: int) -> tuple[Server, dict[int, bytes]]:
     """Returns the state with one more message, and no message to send.
 
     Args:
@@ -105,7 +105,7 @@ class Collected(NamedTuple):
     }
     return take[kind](self, sender, records), {}
 
-  def close(self) -> tuple[Collected, dict[int, bytes]]:
+  def close(self) -> tuple[Server, dict[int, bytes]]:
     """Ends the phase. Returns the server in the next phase, and its message to each client.
 
     Raises:
@@ -146,7 +146,7 @@ class Collected(NamedTuple):
     return SumResult(total, there.uploading, cost.expansions, cost.operations)
 
 
-def start(terms: Terms) -> Collected:
+def start(terms: Terms) -> Server:
   """Returns the state of a server that waits for keys.
 
   Raises:
@@ -154,7 +154,7 @@ def start(terms: Terms) -> Collected:
   """
   primitives.library()
   zero = np.zeros(terms.length, terms.dtype)
-  return Collected(terms, "keys", {}, {}, zero, frozenset(), {}, {})
+  return Server(terms, "keys", {}, {}, zero, frozenset(), {}, {})
 
 
 def _own_record(kind: str, sender: int, records: Records) -> memoryview:
@@ -163,7 +163,7 @@ def _own_record(kind: str, sender: int, records: Records) -> memoryview:
   return records[sender]
 
 
-def _take_keys(state: Collected, sender: int, records: Records) -> Collected:
+def _take_keys(state: Server, sender: int, records: Records) -> Server:
   record = bytes(_own_record("keys", sender, records))
   terms = state.terms
   if terms.directory and not is_signed(terms, sender, record):
@@ -172,7 +172,7 @@ def _take_keys(state: Collected, sender: int, records: Records) -> Collected:
   return state._replace(keys={**state.keys, sender: record})
 
 
-def _check_keys(state: Collected, sender: int, record: bytes) -> None:
+def _check_keys(state: Server, sender: int, record: bytes) -> None:
   """Raises UserError for keys that every client would refuse.
 
   Otherwise one client's keys would silence all the others.
@@ -186,7 +186,7 @@ def _check_keys(state: Collected, sender: int, record: bytes) -> None:
     primitives.agree(_ANY_PRIVATE, public, b"")
 
 
-def _take_envelopes(state: Collected, sender: int, records: Records) -> Collected:
+def _take_envelopes(state: Server, sender: int, records: Records) -> Server:
   wanted = {*holders(state.terms, sender, state.keys)} - {sender}
   if {*records} != wanted:
     raise UserError(f"of client {sender} are not one for each neighbour", field="envelopes")
@@ -194,18 +194,18 @@ def _take_envelopes(state: Collected, sender: int, records: Records) -> Collecte
   return state._replace(envelopes={**state.envelopes, sender: sealed})
 
 
-def _take_masked(state: Collected, sender: int, records: Records) -> Collected:
+def _take_masked(state: Server, sender: int, records: Records) -> Server:
   vector = np.frombuffer(_own_record("masked", sender, records), state.terms.dtype)  # [d]
   uploaded = state.uploaded | {sender}
   return state._replace(total=state.total + vector, uploaded=uploaded)
 
 
-def _take_signature(state: Collected, sender: int, records: Records) -> Collected:
+def _take_signature(state: Server, sender: int, records: Records) -> Server:
   signature = bytes(_own_record("agreed", sender, records))
   return state._replace(signatures={**state.signatures, sender: signature})
 
 
-def _take_revealed(state: Collected, sender: int, records: Records) -> Collected:
+def _take_revealed(state: Server, sender: int, records: Records) -> Server:
   survivors = _survivors(state, sender)
   kinds = {who: bytes(record[:1]) for who, record in records.items()}
   wanted = {who: OWN_MASK if mark == ALIVE else MASK_KEY for who, mark in survivors.items()}
@@ -215,13 +215,13 @@ def _take_revealed(state: Collected, sender: int, records: Records) -> Collected
   return state._replace(revealed={**state.revealed, sender: shares})
 
 
-def _survivors(state: Collected, who: int) -> dict[int, bytes]:
+def _survivors(state: Server, who: int) -> dict[int, bytes]:
   """Returns marks of survival by client: of `who`, and of neighbours whose shares `who` holds."""
   there = holders(state.terms, who, state.envelopes)
   return {other: ALIVE if other in state.uploaded else DEAD for other in there}
 
 
-def _opening(state: Collected) -> tuple[str, str, Mapping[int, Mapping[int, bytes]]]:
+def _opening(state: Server) -> tuple[str, str, Mapping[int, Mapping[int, bytes]]]:
   """Returns (next phase, kind of the messages that open it, their records by client)."""
   near = lambda who: neighbours(state.terms, who)
   if state.phase == "keys":
@@ -243,7 +243,7 @@ def _opening(state: Collected) -> tuple[str, str, Mapping[int, Mapping[int, byte
   return "", "", {}
 
 
-def _masks_left(state: Collected) -> list[tuple[bytes, bool]]:
+def _masks_left(state: Server) -> list[tuple[bytes, bool]]:
   """Returns the streams that are still in the sum of masked vectors, for `add_streams`."""
   terms = state.terms
   keystreams = []
@@ -264,7 +264,7 @@ def _masks_left(state: Collected) -> list[tuple[bytes, bool]]:
   return keystreams
 
 
-def _rebuilt(state: Collected, whose: int) -> bytes:
+def _rebuilt(state: Server, whose: int) -> bytes:
   """Returns the rebuilt own seed of a survivor, or the mask seed of a client that is gone.
 
   A rebuilt seed is compared with the client's commitment or public key. With the holders on a

@@ -1,13 +1,13 @@
 """Secure sums between processes: server and clients are separate programs.
 
 `serve` runs the server, and `take_part` a client. They use the same states and messages as a sum
-in memory, over the sockets of `lobby`. A client that is killed, leaves or hangs at any
+in memory, over the sockets of `meeting`. A client that is killed, leaves or hangs at any
 time is a drop-out. The server waits at most `connect_timeout` seconds for clients and at most
 `phase_timeout` for the messages of each phase. Meanwhile it sends its own messages, to all clients
 at once. A client that takes no byte of a message for 5 seconds is left out. So a sum ends after at
 most connect_timeout + 5 phase_timeout seconds, plus the time that the server computes.
 
-Strangers are disconnected at the meeting (`lobby`), without a report. A client that sends
+Strangers are disconnected at the meeting (`meeting`), without a report. A client that sends
 garbage or a wrong message is left out, with one line to `report`. Others go on, with one exception:
 a client that cannot open an envelope falls silent (`secagg`). Clients that send so slowly that they
 keep others waiting are left out after a quarter of the phase, or 5 seconds if that is longer. With
@@ -40,7 +40,6 @@ import json
 import operator
 import selectors
 import socket
-import struct
 import sys
 import time
 from collections import Counter
@@ -49,14 +48,15 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 import numpy as np
 
 from dpjax import names, validate
-from dpjax.secure.sums import committee_parties, lobby, secagg_client, secagg_server
+from dpjax.secure import meeting
+from dpjax.secure.meeting import FRAME
+from dpjax.secure.sums import committee_parties, secagg_client, secagg_server
 from dpjax.secure.sums.committee_parties import CommitteeTerms
 from dpjax.secure.sums.dialogue import Begun, SumServer, summed
 from dpjax.secure.sums.interface import Summed
 from dpjax.secure.sums.terms import Terms
 from dpjax.validate import UserError
 
-_FRAME = struct.Struct("<Q")
 _PIECE = 1 << 20
 # Number of messages that may be half read at once. More are allowed if they fit in _MOST_HALF_READ
 # bytes. So memory does not grow with the number of clients.
@@ -165,7 +165,7 @@ class _Line:
   def __init__(self, connection: socket.socket):
     self._connection = connection
     self._data = bytearray()
-    self._wanted = _FRAME.size
+    self._wanted = FRAME.size
     self._head = True  # whether the next bytes are a message's length
     self._unsent: collections.deque[memoryview] = collections.deque()
     self.bytes_sent = 0
@@ -202,9 +202,9 @@ class _Line:
     self._data = bytearray()
     if not self._head:
       self._head = True
-      self._wanted = _FRAME.size
+      self._wanted = FRAME.size
       return data
-    (announced,) = _FRAME.unpack(data)
+    (announced,) = FRAME.unpack(data)
     # The length is checked before memory is allocated: an unknown peer may announce any length.
     if not 0 < announced <= most:
       raise _Gone(f"announced {announced} bytes, at most {most} are taken")
@@ -214,7 +214,7 @@ class _Line:
 
   def put(self, data: bytes) -> None:
     """Queues a message for the client; `flush` sends it."""
-    self._unsent.append(memoryview(_FRAME.pack(len(data))))
+    self._unsent.append(memoryview(FRAME.pack(len(data))))
     self._unsent.append(memoryview(data))
 
   def flush(self) -> bool:
@@ -350,7 +350,8 @@ def serve(
   """Runs the server's side of one sum.
 
   Args:
-    coordinator: "HOST:PORT" where the server listens until the clients have come.
+    coordinator: "HOST:PORT" where the server listens until the clients have come; at 0.0.0.0 on all
+      addresses of its machine.
     connect_timeout: seconds to wait for the clients. A client that comes later is a drop-out.
     phase_timeout: seconds for the messages of a phase; a later client is a drop-out, too. It must
       be enough for the slowest honest client's upload and for what all compute.
@@ -365,11 +366,12 @@ def serve(
   """
   validate.positive(connect_timeout=connect_timeout, phase_timeout=phase_timeout)
   start = time.perf_counter()
-  at = lobby.address(coordinator)
+  at = meeting.address(coordinator)
   begun = server(terms)
-  met = lobby.host(
-    at, terms.clients, secret_of(terms), connect_timeout, fewest=terms.fewest
-  )
+  with meeting.listen(at) as listening:
+    met = meeting.host(
+      listening, terms.clients, secret_of(terms), connect_timeout, fewest=terms.fewest
+    )
   lines = {who: _Line(link) for who, link in met.items()}
   for who in terms.clients:
     if who not in lines:
@@ -407,7 +409,7 @@ def _served(
         moved[who] += lines[who].bytes_sent
         lines.pop(who).close()
         continue
-      moved[who] += len(said) + _FRAME.size
+      moved[who] += len(said) + FRAME.size
       for data in waiting:
         lines[who].put(data)
       _put_on(lines, outgoing, held)
@@ -466,8 +468,8 @@ def take_part(
   terms.check_vector(vector)
   party, first = client(terms, me, signing_key=signing_key)
   enough_time = 2 * phase_timeout + connect_timeout
-  at = lobby.address(coordinator)
-  connection = lobby.join(at, int(me), secret_of(terms), connect_timeout)
+  at = meeting.address(coordinator)
+  connection = meeting.join(at, int(me), secret_of(terms), connect_timeout)
   with contextlib.closing(connection):
     if first is not None:
       _put(connection, first, enough_time)
@@ -475,7 +477,7 @@ def take_part(
       most = party.largest()
       # A long message is refused before it is read: a server must not fill a client's memory.
       until = time.monotonic() + enough_time
-      (length,) = _FRAME.unpack(_read(connection, _FRAME.size, until))
+      (length,) = FRAME.unpack(_read(connection, FRAME.size, until))
       if length > most:
         raise UserError(
           f"announced {length} bytes, at most {most} are taken", field="server"
@@ -489,7 +491,7 @@ def take_part(
 def _put(connection: socket.socket, data: bytes, seconds: float) -> None:
   connection.settimeout(seconds)
   try:
-    connection.sendall(_FRAME.pack(len(data)) + data)
+    connection.sendall(FRAME.pack(len(data)) + data)
   except OSError as error:
     raise UserError(
       "has ended the sum, or does not read any more", field="server"
@@ -497,22 +499,14 @@ def _put(connection: socket.socket, data: bytes, seconds: float) -> None:
 
 
 def _read(connection: socket.socket, length: int, until: float) -> bytes:
-  data = bytearray()
-  while len(data) < length:
-    # A timeout of 0 would make the socket non-blocking.
-    connection.settimeout(max(until - time.monotonic(), 0.001))
-    try:
-      piece = connection.recv(min(_PIECE, length - len(data)))
-    except TimeoutError as error:
-      raise UserError(
-        "said nothing for too long; the sum goes on without", field="server"
-      ) from error
-    except OSError:
-      piece = b""
-    if not piece:
-      raise UserError("has ended the sum before it was complete", field="server")
-    data += piece
-  return bytes(data)
+  try:
+    return meeting.read(connection, length, until)
+  except TimeoutError as error:
+    raise UserError(
+      "said nothing for too long; the sum goes on without", field="server"
+    ) from error
+  except OSError as error:
+    raise UserError("has ended the sum before it was complete", field="server") from error
 
 
 def main(arguments: list[str]) -> None:

@@ -29,7 +29,7 @@ from collections.abc import Collection, Iterator, Mapping
 import numpy as np
 
 from dpjax import validate
-from dpjax.secure.sums import messages, vectors
+from dpjax.secure.sums import interface, messages
 from dpjax.secure.sums.primitives import SECRET_BYTES
 from dpjax.validate import UserError, Verbatim
 
@@ -60,14 +60,14 @@ class SumTerms:
   bits: int = 32
 
   def __post_init__(self) -> None:
-    vectors.SumSettings(bits=self.bits, min_survivors=self.min_survivors)
+    interface.SumProtocol(bits=self.bits, min_survivors=self.min_survivors)
     count = len(self.clients)
-    validate.integer_in(2, vectors.MOST_CLIENTS, num_clients=count)
-    validate.integer_in(1, vectors.MOST_ENTRIES, length=self.length)
+    validate.integer_in(2, interface.MOST_CLIENTS, num_clients=count)
+    validate.integer_in(1, interface.MOST_ENTRIES, length=self.length)
     if not isinstance(self.session, bytes) or len(self.session) != 16:
       raise UserError("must be 16 bytes", field="session", value=self.session)
     for who in self.clients:
-      validate.integer_in(0, vectors.LAST_ID, client=who)
+      validate.integer_in(0, interface.LAST_ID, client=who)
     # Ids become plain ints: keys are bound to the text of an id, and NumPy writes another text.
     object.__setattr__(self, "clients", tuple(map(int, self.clients)))
     if list(self.clients) != sorted({*self.clients}):
@@ -241,7 +241,7 @@ def graph_parameters(
   >>> graph_parameters(100, corrupt=0.05, dropout=0.33)
   (28, 6)
   """
-  validate.integer_in(2, vectors.MOST_CLIENTS, num_clients=num_clients)
+  validate.integer_in(2, interface.MOST_CLIENTS, num_clients=num_clients)
   validate.share(corrupt=corrupt, dropout=dropout)
   validate.positive(security_bits=security_bits, failure_bits=failure_bits)
   bad, gone = (largest_part(f, num_clients) for f in (corrupt, dropout))

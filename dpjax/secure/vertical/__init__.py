@@ -1,7 +1,7 @@
 """Vertical learning: parties hold different columns of the same entities.
 
-Here are alignment, split networks, two-party regression, encrypted vectors, transfer learning, and
-regression from sums of statistics. `disclosure` counts what two-party regression reveals.
+Here are alignment, split networks, two-party regression, encrypted vectors and transfer learning.
+`disclosure` counts what two-party regression reveals.
 """
 
 from typing import TYPE_CHECKING

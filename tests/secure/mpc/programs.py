@@ -39,10 +39,23 @@ class Recording:
     return other
 
 
+def overheard(program):
+  """The program, which also returns what crossed the link meanwhile."""
+
+  def run(party, *inputs):
+    party.link = Recording(party.link)
+    return program(party, *inputs), b"".join(party.link.seen)
+
+  return run
+
+
+def _train(party, network, x, y):
+  return secureml.train(party, network, x, y, BATCHES, RECIPE)
+
+
 def train(party, network, x, y):
   """Shares of a network after a few steps, and what crossed the link meanwhile."""
-  network = secureml.train(party, network, x, y, BATCHES, RECIPE)
-  return network, b"".join(getattr(party.link, "seen", []))
+  return overheard(_train)(party, network, x, y)
 
 
 def dies(party):

@@ -1,6 +1,5 @@
 """Two parties and the dealer in processes of their own: the same bits, and nothing but shares."""
 
-import contextlib
 import dataclasses
 import socket
 import threading
@@ -10,7 +9,7 @@ import jax
 import numpy as np
 import pytest
 
-from dpjax.secure import mpc
+from dpjax.secure import meeting, mpc
 from dpjax.secure.mpc import links, private_values, ring64, secureml, three_programs
 from dpjax.validate import UserError
 from tests.refuses import refuses
@@ -30,11 +29,8 @@ def ran():
   y = np.eye(3)[x[:, :3].argmax(1)]
   network = secureml.initial((12, 8, 3), seed=1)
   inputs = private_values.split((network, x, y), seed=2)
-  apart = three_programs.run_processes(
-    programs.train, *inputs, seed=0, record=programs.Recording
-  )
-  ends = [programs.Recording(link) for link in links.queue_links()]
-  return apart, mpc.run(programs.train, *inputs, seed=0, links=ends), (network, x, y)
+  apart = three_programs.run_processes(programs.train, *inputs, seed=0)
+  return apart, mpc.run(programs.train, *inputs, seed=0), (network, x, y)
 
 
 @pytest.mark.long
@@ -141,14 +137,14 @@ def test_parties_that_were_told_other_things_do_not_start(change):
 
 def test_a_stranger_is_let_go_and_the_run_goes_on(monkeypatch):
   """Somebody else's program comes to the dealer before the parties."""
-  real = three_programs._reach
+  real = meeting._reach
 
-  def first_a_stranger(at, who, until):
-    with real(at, who, until) as stranger:
+  def first_a_stranger(at, deadline):
+    with real(at, deadline) as stranger:
       stranger.sendall(b"GET / HTTP/1.1\r\n\r\n")
-    return real(at, who, until)
+    return real(at, deadline)
 
-  monkeypatch.setattr(three_programs, "_reach", first_a_stranger)
+  monkeypatch.setattr(meeting, "_reach", first_a_stranger)
   agreed = three_programs.Agreed(_TOKEN, timeout=5.0)
   outcomes = _parties(agreed, agreed, agreed)
   assert np.add(outcomes[0], outcomes[1]).tolist() == [0, 0]
@@ -205,38 +201,11 @@ def test_strangers_that_stay_keep_nobody_apart(says, count):
   assert np.add(outcomes[0], outcomes[1]).tolist() == [0, 0]
 
 
-def test_no_more_than_a_crowd_are_greeted_at_once(monkeypatch):
-  """The oldest of them go, so that whoever comes last is heard."""
-  monkeypatch.setattr(three_programs, "_CROWD", 5)
-  asked, most = [], []
-
-  def greet(connection):
-    asked.append(connection)
-    most.append(sum(one.fileno() >= 0 for one in asked))
-    said = connection.recv(1)
-    if said != b"x":
-      raise links.PeerFailed("a stranger")
-    return connection
-
-  with socket.create_server(("127.0.0.1", 0)) as server:
-    at = "{}:{}".format(*server.getsockname())
-    strangers = _knocks(at, 40, b"")
-    with contextlib.closing(
-      three_programs._Greetings(server, greet, time.monotonic() + 20)
-    ) as greetings:
-      honest = _knocks(at, 1, b"x")
-      greetings.next("somebody").close()
-  for one in strangers + honest:
-    one.close()
-    # Without the bound all 41 are open; a busy machine closes the oldest late.
-    assert len(asked) == 41 and max(most) < 30
-
-
 def test_nobody_there_and_wrong_arguments_are_one_line():
   agreed = three_programs.Agreed(_TOKEN, timeout=0.2)
   for arguments, line in (
     ({"listen": "127.0.0.1:1"}, "number=1: must be 0 with listen="),
-    ({"peer": "a:1"}, "dealer: nobody is at"),
+    ({"peer": "127.0.0.1:1"}, "party 0: the server was not there in time"),
     ({"peer": "a:1", "dealer": "nonsense"}, "coordinator='nonsense': must be HOST:PORT"),
   ):
     where = {"dealer": _free_port()} | arguments

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from dpjax.secure import mpc
-from dpjax.secure.mpc import comparison, correlations, links, private_values, secureml
+from dpjax.secure.mpc import comparison, correlations, private_values, secureml
 from dpjax.secure.sums import primitives
 from dpjax.validate import UserError
 from tests.secure.mpc import programs
@@ -57,9 +57,8 @@ def test_a_triple_is_one():
 
 def _seen(program, value):
   """All that crosses between the parties, of shares of one value many times."""
-  ends = [programs.Recording(link) for link in links.queue_links()]
-  mpc.run(program, *private_values.split((np.full(3000, value),)), links=ends)
-  data = b"".join(ends[0].seen)
+  inputs = private_values.split((np.full(3000, value),))
+  _, data = mpc.run(programs.overheard(program), *inputs).outputs[0]
   return data[: len(data) // 8 * 8]
 
 
@@ -84,10 +83,7 @@ def test_messages_are_uniform_whatever_they_hide(program, value):
 def test_a_multiplicative_mask_is_rejected():
   """Its low bits are those of x: zeros."""
   assert not looks_uniform(_seen(_masked_by_a_factor, 0.0))
-  ends = [programs.Recording(link) for link in links.queue_links()]
-  ran = mpc.run(
-    _masked_by_a_factor, *private_values.split((np.full(3000, 4.0),)), links=ends
-  )
+  ran = mpc.run(_masked_by_a_factor, *private_values.split((np.full(3000, 4.0),)))
   assert not looks_uniform(ran.outputs[0][0].tobytes())
 
 
@@ -104,11 +100,9 @@ def test_who_does_not_ask_receives_nothing_that_depends_on_the_answer():
 
   x = np.random.default_rng(0).normal(size=(50, 4))
   network = secureml.initial((4, 3, 5), seed=0)
-  ends = [programs.Recording(link) for link in links.queue_links()]
-  ran = mpc.run(program, *private_values.split((network, x)), links=ends)
-  (nothing, labels, _), (answer, words, computed) = ran.outputs
+  ran = mpc.run(programs.overheard(program), *private_values.split((network, x)))
+  ((nothing, labels, _), data), ((answer, words, computed), _) = ran.outputs
   assert nothing is None and labels == 0 and words == 8 * 50
-  data = b"".join(ends[0].seen)
   assert len(data) > computed > 0 and looks_uniform(data[: len(data) // 8 * 8])
   assert answer.shape == (50,)
 

@@ -37,7 +37,7 @@ class Played(NamedTuple):
   messages: dict  # (kind, client) -> the message that it sent
   told: dict  # (kind of the answer, client) -> the message that it was sent
   members: dict  # client -> its last state
-  server: secagg_server.Collected
+  server: secagg_server.Server
   refusals: list  # one line each, in their order
 
 

@@ -11,8 +11,8 @@ from dpjax.secure import sums
 from dpjax.secure.sums import committee, committee_parties, messages, primitives
 from dpjax.secure.sums.committee_parties import CommitteeTerms
 from dpjax.secure.sums.galois_shares import Sharing
+from dpjax.secure.sums.interface import Present
 from dpjax.secure.sums.messages import SERVER
-from dpjax.secure.sums.vectors import Present
 from dpjax.validate import UserError
 from tests.refuses import refuses
 from tests.secure.sums import parties

@@ -12,8 +12,8 @@ import time
 import numpy as np
 import pytest
 
-from dpjax.secure import sums
-from dpjax.secure.sums import committee_parties, lobby, messages, socket_sums
+from dpjax.secure import meeting, sums
+from dpjax.secure.sums import committee_parties, messages, socket_sums
 from dpjax.validate import UserError
 from tests import commands
 from tests.federated import programs
@@ -194,7 +194,7 @@ def test_a_member_that_reads_slowly_stays():
 
 
 def _liar(terms, at, who, says):
-  connection = lobby.join(lobby.address(at), who, socket_sums.secret_of(terms), 20)
+  connection = meeting.join(meeting.address(at), who, socket_sums.secret_of(terms), 20)
   connection.sendall(says(terms, who))
   time.sleep(60)
 

@@ -12,10 +12,9 @@ from scipy import stats
 
 from dpjax.secure import sums
 from dpjax.secure.sums import primitives, protocols, secagg_client
+from dpjax.secure.sums.interface import bits_needed
 from dpjax.secure.sums.messages import OVERHEAD
-from dpjax.secure.sums.simulated import Simulated
 from dpjax.secure.sums.terms import neighbours
-from dpjax.secure.sums.vectors import bits_needed
 from dpjax.validate import UserError
 from tests.refuses import refuses
 from tests.secure.sums import parties
@@ -28,7 +27,7 @@ _SECRET = ("secagg", "secagg_plus")
 
 def _protocol(name, n=7, t=4, bits=32, **others):
   """t survivors of n are enough for all of them."""
-  own = {"secagg_plus": {"corrupt": 0.1, "dropout": (n - t) / n}}.get(name, {})
+  own = {"secagg_plus": {"corrupt": 0.1, "dropout_share": (n - t) / n}}.get(name, {})
   return sums.by_name(name, bits=bits, min_survivors=t, **own, **others)
 
 
@@ -119,7 +118,7 @@ def test_without_the_extra_one_line_names_it(monkeypatch):
     UserError, match=r"needs cryptography, .* pip install -e '\.\[secure\]'"
   ):
     sums.SecAgg().sum(parties.vectors(3))
-  assert Simulated(sums.SecAgg()).sum(parties.vectors(3)).survivors == (0, 1, 2)
+  assert sums.SecAgg(simulated=True).sum(parties.vectors(3)).survivors == (0, 1, 2)
 
 
 # --- 2: an end without a leak

@@ -1,7 +1,6 @@
 """A server and clients as processes: the killed drop out, the hung time out, others go on."""
 
 import contextlib
-import json
 import multiprocessing
 import os
 import signal
@@ -15,8 +14,8 @@ import time
 import numpy as np
 import pytest
 
-from dpjax.secure import sums
-from dpjax.secure.sums import lobby, messages, primitives, secagg_client, socket_sums
+from dpjax.secure import meeting, sums
+from dpjax.secure.sums import messages, primitives, secagg_client, socket_sums
 from dpjax.validate import UserError
 from tests import commands
 from tests.federated import programs
@@ -41,14 +40,14 @@ def _vector(who):
 
 def _client(terms, who, at, act, key):
   """The program of a client; `act(kind)` runs before it answers with that kind."""
-  answer = secagg_client.Member.answer
+  answer = secagg_client.Client.answer
 
   def acting(member, data, vector=None):
     after, said = answer(member, data, vector)
     act(messages.KINDS[said[8]])
     return after, said
 
-  secagg_client.Member.answer = acting
+  secagg_client.Client.answer = acting
   with contextlib.suppress(UserError):
     socket_sums.take_part(terms, who, _vector(who), at, signing_key=key, connect_timeout=20)
 
@@ -172,7 +171,7 @@ def test_clients_that_never_come_are_left_out_and_too_few_are_refused():
 
 
 def _knocking(port):
-  """A connection to the server's lobby, once it listens."""
+  """A connection to the server, once it listens."""
   until = time.monotonic() + 10
   while time.monotonic() < until:
     with contextlib.suppress(OSError):
@@ -186,14 +185,11 @@ def _strangers(port, terms, answers):
   garbage.sendall(b"GET / HTTP/1.1\r\n\r\n" + bytes(range(256)))
   others = parties.terms(_N, _T, length=_LENGTH, session=bytes(16))
   for one, who in ((others, 1), (terms, _N + 3)):  # other terms, no such client
-    connection = _knocking(port)
-    reader = connection.makefile()
-    word = json.loads(reader.readline())["word"]
-    proof = lobby._proof(socket_sums.secret_of(one), word, who)
-    hello = {"client": who, "proof": proof}
-    connection.sendall(json.dumps(hello).encode() + b"\n")
-    answers.append(str(UserError.of_facts(json.loads(reader.readline())["wrong"])))
-    connection.close()
+    with pytest.raises(UserError) as told:
+      meeting.join(
+        meeting.Address("127.0.0.1", port), who, socket_sums.secret_of(one), 10.0
+      )
+    answers.append(str(told.value))
   garbage.close()
 
 
@@ -214,7 +210,7 @@ def test_strangers_do_not_stop_a_sum():
 
 def _liar(terms, at, who, says):
   """Joins as a client does, then says something else."""
-  connection = lobby.join(lobby.address(at), who, socket_sums.secret_of(terms), 20)
+  connection = meeting.join(meeting.address(at), who, socket_sums.secret_of(terms), 20)
   connection.sendall(says(terms, who))
   time.sleep(60)
 
@@ -263,9 +259,8 @@ def test_a_client_ends_in_one_line_when_the_server_does():
 
   thread = threading.Thread(target=client)
   thread.start()
-  links = lobby.host(
-    lobby.address(at), terms.clients, socket_sums.secret_of(terms), 0.5, fewest=1
-  )
+  with meeting.listen(meeting.address(at)) as server:
+    links = meeting.host(server, terms.clients, socket_sums.secret_of(terms), 0.5, fewest=1)
   for link in links.values():
     link.close()
   thread.join(10)

@@ -29,7 +29,7 @@ from dpjax.experiments.kinds.federated.config import (
 )
 from dpjax.experiments.run import guarantee, sizes
 from dpjax.experiments.run.guarantee import Guarantee
-from dpjax.federated import placement
+from dpjax.federated import aggregation
 from dpjax.noise import NoiseShape
 from dpjax.plan import Plan
 from dpjax.sampling.registry import steps_per_pass, whole_passes
@@ -270,7 +270,7 @@ def local_noise(config: FedConfig) -> float | None:
   # Every round is counted: the server sees who sends, so sampling amplifies nothing.
   return privacy_section.noise_multiplier(
     privacy,
-    lambda noise: placement.local_event(noise, config.num_rounds),
+    lambda noise: aggregation.local_event(noise, config.num_rounds),
     neighboring_relation=NeighboringRelation.REPLACE_ONE,
   )
 
@@ -289,7 +289,7 @@ def local_promise(config: FedConfig, num_clients: int) -> Guarantee:
   asked = config.privacy
   assert isinstance(asked, UserGuarantee)
   promised = guarantee.of_event(
-    placement.local_event(noise),
+    aggregation.local_event(noise),
     delta=asked.delta,
     l2_bound=asked.l2_clip_norm,
     num_records=num_clients,
@@ -302,7 +302,7 @@ def local_promise(config: FedConfig, num_clients: int) -> Guarantee:
 
   def statement(rounds: int) -> str:
     text = accounting.privacy_statement(
-      placement.local_event(noise, rounds),
+      aggregation.local_event(noise, rounds),
       num_examples=num_clients,
       unit="user",
       delta=asked.delta,

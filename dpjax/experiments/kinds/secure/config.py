@@ -8,6 +8,7 @@ encrypted images.
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 from typing import Annotated, Any, ClassVar
 
 from dpjax import validate
@@ -19,11 +20,12 @@ from dpjax.experiments.kinds.central import build as central
 from dpjax.experiments.kinds.central import embeddings
 from dpjax.experiments.kinds.central.config import DataConfig, TrainConfig
 from dpjax.secure import sums
+from dpjax.secure.homomorphic import ckks
 from dpjax.secure.homomorphic.inference import LAYOUTS
 from dpjax.secure.mpc import output_noise, ring64, secureml
-from dpjax.secure.sums import protocols, vectors
+from dpjax.secure.sums import interface, primitives, protocols
 from dpjax.secure.sums.homomorphic_sums import CkksSum
-from dpjax.secure.sums.interface import SumProtocol
+from dpjax.secure.vertical import alignment
 from dpjax.validate import UserError
 
 TABLES = ("diabetes", "breast_cancer")  # scikit-learn's
@@ -34,31 +36,53 @@ _MOST_ROWS = 10_000
 PROTOCOLS = {**protocols.PROTOCOLS, "ckks": CkksSum}  # the last adds fractions
 
 
+# Functions that raise UserError if the libraries of ciphers, of private set intersection, or of
+# homomorphic encryption are not installed.
+_CIPHERS = primitives.library
+_INTERSECTION = alignment.library
+_CIPHERTEXTS = ckks.library
+
+
+class _Task(rules.Checked):
+  """A computation: its settings, the module that carries it out, and the libraries it needs."""
+
+  module: ClassVar[str]
+  needs: ClassVar[tuple[Callable[[], object], ...]] = ()
+
+  def check_library(self) -> None:
+    """Raises UserError if a library that the computation needs is not installed."""
+    for library in self.needs:
+      library()
+
+
 @dataclasses.dataclass(frozen=True)
-class SumTask(rules.Checked):
+class SumTask(_Task):
   """Clients' random integers (fractions with CKKS), added by `protocol`."""
 
-  protocol: Annotated[SumProtocol | CkksSum, Choice(PROTOCOLS), "who adds the vectors"] = (
+  protocol: Annotated[interface.SumProtocol, Choice(PROTOCOLS), "who adds the vectors"] = (
     dataclasses.field(default_factory=sums.SecAgg, kw_only=True)
   )
 
-  num_clients: Annotated[int, rules.between(2, vectors.MOST_CLIENTS), "a vector each"] = 10
-  length: Annotated[int, rules.between(1, vectors.MOST_ENTRIES), "entries of a vector"] = (
-    1000
+  num_clients: Annotated[int, rules.between(2, interface.MOST_CLIENTS), "a vector each"] = (
+    10
   )
+  length: Annotated[
+    int, rules.between(1, interface.MOST_ENTRIES), "entries of a vector"
+  ] = 1000
   entry_bits: Annotated[int, rules.between(1, 63), "entries are below 2^entry_bits"] = 20
   silent: Annotated[int, "clients who fall silent once they have shared their keys"] = 0
-  # `module` carries out the task. `needs` lists libraries, by their names in `extras`.
   module: ClassVar[str] = "vector_sums"
-  needs: ClassVar[tuple[str, ...]] = ()  # the protocol says what it needs
 
   def __post_init__(self):
     super().__post_init__()
     validate.integer_in(0, self.num_clients - 1, silent=self.silent)
 
+  def check_library(self) -> None:
+    self.protocol.check_library()
+
 
 @dataclasses.dataclass(frozen=True)
-class RegressTask(rules.Checked):
+class RegressTask(_Task):
   """`secure.homomorphic.regression` on a table of scikit-learn."""
 
   table: Annotated[str, rules.among(TABLES), "of scikit-learn"] = "diabetes"
@@ -74,11 +98,11 @@ class RegressTask(rules.Checked):
     int, rules.between(0, rules.MOST_RUNS), "of ciphertexts, by who holds the key"
   ] = 2
   module: ClassVar[str] = "encrypted_table"
-  needs: ClassVar[tuple[str, ...]] = ("ciphertexts",)
+  needs = (_CIPHERTEXTS,)
 
 
 @dataclasses.dataclass(frozen=True)
-class InferTask(rules.Checked):
+class InferTask(_Task):
   """`secure.homomorphic.inference` by the model of `train`, on the first test images."""
 
   train: TrainConfig = dataclasses.field(default_factory=TrainConfig, kw_only=True)
@@ -93,11 +117,11 @@ class InferTask(rules.Checked):
     "each pixel",
   ] = "packed"
   module: ClassVar[str] = "encrypted_images"
-  needs: ClassVar[tuple[str, ...]] = ("ciphertexts",)
+  needs = (_CIPHERTEXTS,)
 
 
 @dataclasses.dataclass(frozen=True)
-class TrainTask(rules.Checked):
+class TrainTask(_Task):
   """`secure.mpc.secureml`: two parties train a model on shares, a dealer helps."""
 
   dataset: Annotated[
@@ -122,8 +146,7 @@ class TrainTask(rules.Checked):
     int, rules.between(1, _MOST_ROWS), "test rows that are predicted on shares"
   ] = 100
   module: ClassVar[str] = "two_parties"
-  # The dealer expands seeds with ciphers.
-  needs: ClassVar[tuple[str, ...]] = ("ciphers",)
+  needs = (_CIPHERS,)
 
   def __post_init__(self):
     super().__post_init__()
@@ -132,7 +155,7 @@ class TrainTask(rules.Checked):
 
 
 @dataclasses.dataclass(frozen=True)
-class NoisyModelTask(rules.Checked):
+class NoisyModelTask(_Task):
   """`secure.mpc.OutputNoise`: logistic regression on shares. The weights are opened with noise of
   both parties."""
 
@@ -160,7 +183,7 @@ class NoisyModelTask(rules.Checked):
   frac_bits: Annotated[int, rules.between(4, ring64.MOST_FRAC_BITS), "of fixed point"] = 18
   diagnostics: Annotated[bool, "compare with the model without noise: NOT private"] = False
   module: ClassVar[str] = "noisy_model"
-  needs: ClassVar[tuple[str, ...]] = ("ciphers",)
+  needs = (_CIPHERS,)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -175,11 +198,11 @@ class ColumnsTask(NoisyModelTask):
     float, rules.OPEN_UNIT, "share of the training rows whose people both parties hold"
   ] = 0.8
   module: ClassVar[str] = "aligned_columns"
-  needs: ClassVar[tuple[str, ...]] = ("ciphers", "intersection")
+  needs = (_CIPHERS, _INTERSECTION)
 
 
 @dataclasses.dataclass(frozen=True)
-class TransferTask(rules.Checked):
+class TransferTask(_Task):
   """`secure.vertical.transfer`: one party's labels teach another party, which has few labels."""
 
   dataset: Annotated[
@@ -207,7 +230,7 @@ class TransferTask(rules.Checked):
     "weight of the distance of two embeddings of one person",
   ] = 1.0
   module: ClassVar[str] = "shared_people"
-  needs: ClassVar[tuple[str, ...]] = ("intersection",)
+  needs = (_INTERSECTION,)
 
   def __post_init__(self):
     super().__post_init__()
@@ -264,7 +287,7 @@ def check(config: SecureConfig) -> None:
 
 
 def _check_sum(task: SumTask) -> None:
-  bits = getattr(task.protocol, "bits", 64)
+  bits = task.protocol.bits
   if task.entry_bits > bits:
     raise UserError(
       f"must be at most {bits}, as task.protocol.bits={bits}",

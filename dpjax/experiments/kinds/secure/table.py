@@ -7,13 +7,13 @@ from collections.abc import Sequence
 from typing import Any
 
 from dpjax.experiments.config.fields import name_of
-from dpjax.experiments.kinds.secure import extras
 from dpjax.experiments.kinds.secure.config import SecureConfig
 from dpjax.experiments.plots import points, redraw
 from dpjax.experiments.plots.recipes import Recipe
 from dpjax.experiments.run import guarantee, report, writers
 from dpjax.experiments.run.table import Table
 from dpjax.markdown import table
+from dpjax.validate import UserError
 
 Row = dict[str, Any]
 _NOTE = (
@@ -73,7 +73,11 @@ class SecureTable(Table):
     return f"{name_of(config, 'task')}, as configured"
 
   def missing(self, config: SecureConfig) -> str:
-    return extras.missing(config)
+    try:
+      config.task.check_library()
+    except UserError as error:
+      return str(error)
+    return ""
 
   def tell(self, row: Row) -> str:
     return (

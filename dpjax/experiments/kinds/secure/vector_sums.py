@@ -7,40 +7,28 @@ from typing import Any
 
 import numpy as np
 
-from dpjax.experiments.config.fields import name_of, to_dict
+from dpjax.experiments.config.fields import to_dict
 from dpjax.experiments.kinds.secure.build import Computed, Measuring, once
 from dpjax.experiments.kinds.secure.config import SecureConfig
 from dpjax.experiments.run.pieces import Arrays
 from dpjax.experiments.run.run_keys import RunKeys
-from dpjax.secure.sums import Drops
-from dpjax.secure.sums.vectors import LazyVectors, dtype_of
+from dpjax.secure.sums import Drops, PlainSum
+from dpjax.secure.sums.interface import LazyVectors
 from dpjax.validate import UserError
-
-# Maps a protocol to what it hides, and from whom.
-_HIDES = {
-  "plain": "nothing: the server sees every vector",
-  "additive_sharing": "each vector from the server and all but two of the clients",
-  "additive_servers": "each vector from all servers but one",
-  "committee": "each vector from the server and colluding members of the committee",
-  "secagg": "each vector from the server and fewer than min_survivors clients",
-  "secagg_plus": "each vector from the server and a fraction of the clients",
-  "bfv": "each vector from the server, unless a client tells it the key",
-  "ckks": "each vector from the server, unless a client tells it the key",
-}
 
 
 def clients_vectors(config: SecureConfig, seed: int) -> LazyVectors:
   """Returns the clients' vectors. They are drawn on request, so that memory does not grow with the
   number of clients."""
   task = config.task
-  bits = getattr(task.protocol, "bits", None)  # CKKS has none: fractions in [0, 1)
 
   def draw(who: int) -> np.ndarray:
     # Each client has its own generator, so that any vector can be drawn again alone.
     drawn = np.random.default_rng([seed, who])
     numbers = drawn.integers(0, 2**task.entry_bits, task.length, dtype=np.uint64)
-    scaled = numbers / 2.0**task.entry_bits
-    return scaled if bits is None else numbers.astype(dtype_of(bits))
+    dtype = task.protocol.dtype
+    # CKKS adds fractions in [0, 1).
+    return numbers / 2.0**task.entry_bits if dtype.kind == "f" else numbers.astype(dtype)
 
   return LazyVectors(range(task.num_clients), draw)
 
@@ -91,10 +79,9 @@ def computed(config: SecureConfig, loaded: str, random: RunKeys) -> Measuring:
   state = {name: np.asarray(value) for name, value in summed.state.items()}
   error = _error(state["total"], sum(vectors[who] for who in staying))
   client, server, expansions, operations = (int(n) for n in state["cost"])
-  name = name_of(task, "protocol")
   silent = f", {task.silent} silent" if task.silent else ""
   return Computed(
-    protocol=name,
+    protocol=task.protocol.name,
     sizes=f"{task.num_clients} clients x {task.length} entries{silent}",
     seconds=float(state["seconds"][0]),
     # The bytes are halved, since a message counts at both ends. The result is an upper bound, since
@@ -103,7 +90,7 @@ def computed(config: SecureConfig, loaded: str, random: RunKeys) -> Measuring:
     error=error,
     error_is="largest, of an entry of the sum",
     found=f"sum of {state['survivors'][0]} vectors",
-    hides=_HIDES.get(name, "see dpjax.secure.sums"),
+    hides=(PlainSum if task.protocol.is_simulated else task.protocol).hides,
     num_steps=1,
     params={"total": state["total"]},
     more={

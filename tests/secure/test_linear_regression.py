@@ -9,7 +9,7 @@ from scipy import stats
 from sklearn import datasets, linear_model
 
 from dpjax import accounting
-from dpjax.secure.vertical import linear_regression as lr
+from dpjax.secure import linear_regression as lr
 from dpjax.validate import UserError
 
 
