@@ -19,6 +19,7 @@ from dpjax.accounting.matrix import participation_costs
 from dpjax.gradients import Clip
 from dpjax.noise import NoiseShape, correlated
 from dpjax.validate import UserError
+from tests import plans
 from tests.refuses import refuses
 
 _BANDED = correlated.BandedToeplitz.optimized(num_steps=24, bands=4)
@@ -45,16 +46,8 @@ def _shape(correlation=_BANDED, schedule=(), **more):
 
 
 def _plan(**changes):
-  options = dict(
-    sampler=_CYCLIC,
-    noise_multiplier=4.0,
-    l2_clip_norm=1.0,
-    normalize_by=25,
-    num_steps=24,
-    delta=1e-5,
-    noise_shape=_shape(),
-  )
-  return dpjax.Plan(**{**options, **changes})
+  numbers = dict(noise_multiplier=4.0, normalize_by=25, num_steps=24, noise_shape=_shape())
+  return plans.of(**{"sampler": _CYCLIC, **numbers, **changes})
 
 
 _PLANS = {

@@ -7,11 +7,6 @@ from tests import commands
 from tests.runs import small_run
 
 
-def test_a_mistake_is_one_line(tmp_path):
-  done = commands.run("launch.report", str(tmp_path))
-  assert commands.refusal(done).startswith("error: run=")
-
-
 @pytest.mark.slow
 def test_a_run_is_explained(tmp_path):
   loop.train(small_run.config(), tmp_path / "run")

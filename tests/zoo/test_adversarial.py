@@ -9,7 +9,7 @@ import pytest
 from dpjax import Batch, Plan, PoissonSampler
 from dpjax.key_uses import KeyUse
 from dpjax.zoo import recipes
-from tests.core.training import plans
+from tests import plans
 from tests.refuses import refuses
 
 # What is folded into the noise key for the keys of pairs.
