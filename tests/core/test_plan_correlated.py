@@ -320,15 +320,7 @@ def test_a_shuffled_epoch_refuses_a_noise_schedule():
   """Its epoch is paid at the first step: quieter later steps would go unpaid."""
   sampler = sampling.ShuffledSampler(batch_size=10, num_examples=40)
   with refuses("sampler"):
-    plan.Plan(
-      sampler=sampler,
-      noise_multiplier=1.0,
-      l2_clip_norm=1.0,
-      normalize_by=10,
-      num_steps=4,
-      delta=1e-5,
-      noise_shape=NoiseShape((4.0, 1.0, 1.0, 1.0)),
-    )
+    plans.of(sampler=sampler, normalize_by=10, noise_shape=NoiseShape((4.0, 1.0, 1.0, 1.0)))
 
 
 def _measured_stds(one, draws=4000):

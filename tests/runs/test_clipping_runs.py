@@ -21,7 +21,7 @@ from tests.runs import small_run
 def _config(**overrides):
   few = {"num_steps": 4, "eval_every": 4, "checkpoint_every": 2, "data.limit": 300}
   few |= {"privacy.epsilon": None, "privacy.noise_multiplier": 2.0}
-  return small_run.config(**{**few, **overrides})
+  return fields.replace_all(small_run.config(**few), overrides)
 
 
 _RUNS = {

@@ -28,7 +28,7 @@ _FIXED = {
 def _config(**overrides):
   few = {"num_steps": 6, "eval_every": 6, "checkpoint_every": 2, "data.limit": 100}
   few |= {"privacy.sampling_prob": 0.2, **_FIXED}
-  return small_run.config(**{**few, **overrides})
+  return fields.replace_all(small_run.config(**few), overrides)
 
 
 def _accounted(noise, share, steps, delta):

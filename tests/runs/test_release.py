@@ -3,6 +3,7 @@
 import pytest
 
 from dpjax import gradients
+from dpjax.experiments.config import fields
 from dpjax.experiments.kinds.central import build
 from dpjax.experiments.run import loop, run_keys, writers
 from dpjax.noise import source
@@ -13,7 +14,7 @@ from tests.runs import small_run
 
 def _config(**overrides):
   few = {"num_steps": 6, "eval_every": 2, "checkpoint_every": 2, "data.limit": 300}
-  return small_run.config(**{**few, "release": True, **overrides})
+  return fields.replace_all(small_run.config(**few, release=True), overrides)
 
 
 @pytest.fixture(scope="module")
