@@ -48,6 +48,22 @@ def halves(sizes, num_classes=2):
   return tuple(parts)
 
 
+SHORT = {
+  "grad_method": "vmap",
+  "num_steps": 12,
+  "eval_every": 4,
+  "checkpoint_every": 3,
+  "model.name": "linear",
+  "model.options": {},
+  "data.limit": 400,
+}
+
+
+def short(**changes):
+  """A private run of twelve steps on 400 digits for an epsilon, short enough to be repeated."""
+  return fields.replace_all(fields.replace_all(quickstart.get_config(), SHORT), changes)
+
+
 _CENTRAL = {
   "data.limit": 200,
   "model.name": "linear",

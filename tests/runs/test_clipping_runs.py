@@ -15,13 +15,13 @@ from dpjax.gradients import Automatic
 from dpjax.transforms import AdaptiveClipping, PerLayer
 from tests.checks import second_accountant
 from tests.refuses import refuses
-from tests.runs import small_run
+from tests.runs import small_configs
 
 
 def _config(**overrides):
   few = {"num_steps": 4, "eval_every": 4, "checkpoint_every": 2, "data.limit": 300}
   few |= {"privacy.epsilon": None, "privacy.noise_multiplier": 2.0}
-  return fields.replace_all(small_run.config(**few), overrides)
+  return fields.replace_all(small_configs.short(**few), overrides)
 
 
 _RUNS = {

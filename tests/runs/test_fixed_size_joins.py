@@ -16,7 +16,7 @@ from dpjax.experiments.kinds.federated import privacy as fed_privacy
 from dpjax.experiments.run import loop
 from dpjax.validate import UserError
 from tests.refuses import refuses
-from tests.runs import small_run, stops
+from tests.runs import small_configs, stops
 
 _ADD = "add_or_remove_one"
 _FIXED = {
@@ -28,7 +28,7 @@ _FIXED = {
 def _config(**overrides):
   few = {"num_steps": 6, "eval_every": 6, "checkpoint_every": 2, "data.limit": 100}
   few |= {"privacy.sampling_prob": 0.2, **_FIXED}
-  return fields.replace_all(small_run.config(**few), overrides)
+  return fields.replace_all(small_configs.short(**few), overrides)
 
 
 def _accounted(noise, share, steps, delta):

@@ -19,10 +19,10 @@ from dpjax.experiments.kinds.central.privacy import make_plan
 from dpjax.experiments.run import loop
 from tests.checks import second_accountant
 from tests.refuses import refuses
-from tests.runs import small_run
+from tests.runs import small_configs
 
 _SMALL = {
-  **small_run.SMALL,
+  **small_configs.SHORT,
   "privacy": "dp_ftrl",
   "privacy.neighboring_relation": "replace_special",
 }

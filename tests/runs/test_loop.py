@@ -17,8 +17,6 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 
-from configs import quickstart
-from configs.fed import quickstart as fed_quickstart
 from dpjax.accounting import Ledger
 from dpjax.experiments.config import fields
 from dpjax.experiments.kinds.central.config import DataConfig, ModelConfig
@@ -37,22 +35,14 @@ _MODEL_2 = "model_2"
 
 
 def _central(**more: Any) -> Any:
-  small = {
-    "grad_method": "vmap", "num_steps": 6, "eval_every": 2, "checkpoint_every": 2,
-    "model.name": "linear", "model.options": {}, "data.limit": 300,
-    "privacy.epsilon": None, "privacy.noise_multiplier": 2.0, "noise_seed": 0,
-  }  # fmt: skip
-  return fields.replace_all(fields.replace_all(quickstart.get_config(), small), more)
+  few = {"num_steps": 6, "eval_every": 2, "checkpoint_every": 2, "data.limit": 300}
+  few |= {"privacy.epsilon": None, "privacy.noise_multiplier": 2.0, "noise_seed": 0}
+  return fields.replace_all(small_configs.short(**few), more)
 
 
 def _federated(**more: Any) -> Any:
-  small = {
-    "num_rounds": 6, "eval_every": 2, "checkpoint_every": 2, "data.limit": 150,
-    "partition.num_clients": 30, "clients_per_round": 6.0, "local.batch_size": 4,
-    "local.epochs": 1, "privacy.epsilon": None, "privacy.noise_multiplier": 1.0,
-    "noise_seed": 0,
-  }  # fmt: skip
-  return fields.replace_all(fields.replace_all(fed_quickstart.get_config(), small), more)
+  few, _ = small_configs.federated(num_rounds=6, noise_seed=0)
+  return fields.replace_all(few, more)
 
 
 def _relevance(**more: Any) -> Any:
@@ -146,6 +136,7 @@ for _name, (_config, _data), _stop_at, _subfolder in (
   _config = dataclasses.replace(_config, noise_seed=0)
   _KINDS[_name] = _Kind(_config, _stop_at, _subfolder, data=_data)
 _PLAIN = ["central", "federated", "relevance"]  # one of each
+_FOLDERS = ["federated", "relevance"]  # whose folder it is: of one training, and of two
 _REPEATING = [*_PLAIN, "relevance, in model 1", "relevance, rigorous"]
 _HELD_TOO = [f"central, {name}" for name in _HELD]
 # Runs with secret keys: ordinary ones, and releases.
@@ -285,7 +276,7 @@ def test_p16_killed_and_resumed_equals_uninterrupted(name, whole, tmp_path):
 
 
 @pytest.mark.cases(slow=["federated"], long=...)
-@pytest.mark.parametrize("name", _PLAIN)
+@pytest.mark.parametrize("name", _FOLDERS)
 def test_a_finished_run_is_returned_not_repeated(name, whole):
   folder, result = whole(name)
   before = (folder / writers.RESULT).stat().st_mtime_ns
@@ -294,16 +285,16 @@ def test_a_finished_run_is_returned_not_repeated(name, whole):
   assert set(writers.RESULT_KEYS) <= set(result)
 
 
-@pytest.mark.cases(slow=["central"], long=...)
-@pytest.mark.parametrize("name", _PLAIN)
+@pytest.mark.cases(slow=["federated"], long=...)
+@pytest.mark.parametrize("name", _FOLDERS)
 def test_p16_another_seed_is_another_run(name, whole, tmp_path):
   config = dataclasses.replace(_KINDS[name].config, seed=1)
   other = _KINDS[name].go(tmp_path / "run", config)
   assert other["params_sha256"] != whole(name)[1]["params_sha256"]
 
 
-@pytest.mark.cases(slow=["central"], long=...)
-@pytest.mark.parametrize("name", _PLAIN)
+@pytest.mark.cases(slow=["federated"], long=...)
+@pytest.mark.parametrize("name", _FOLDERS)
 def test_a_corrupt_checkpoint_is_one_line_and_nothing_is_lost(name, tmp_path, monkeypatch):
   kind, workdir = _KINDS[name], tmp_path / "run"
   stop_after(monkeypatch, kind.stop_at, sigterm, kind.subfolder)
@@ -326,7 +317,7 @@ def test_a_corrupt_checkpoint_is_one_line_and_nothing_is_lost(name, tmp_path, mo
 
 
 @pytest.mark.cases(slow=["federated"], long=["relevance"])
-@pytest.mark.parametrize("name", _PLAIN)
+@pytest.mark.parametrize("name", _FOLDERS)
 def test_a_workdir_of_another_config_is_left_alone(name, whole, tmp_path):
   kind, (folder, _) = _KINDS[name], whole(name)
   before = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
@@ -339,8 +330,8 @@ def test_a_workdir_of_another_config_is_left_alone(name, whole, tmp_path):
   assert [path.name for path in tmp_path.iterdir()] == ["thesis.tex"]
 
 
-@pytest.mark.cases(slow=["central"], long=...)
-@pytest.mark.parametrize("name", _PLAIN)
+@pytest.mark.cases(slow=["federated"], long=...)
+@pytest.mark.parametrize("name", _FOLDERS)
 def test_two_processes_never_work_in_one_folder(name, tmp_path):
   kind, folder = _KINDS[name], tmp_path / "run"
   busy = writers.alone_in(folder, checkpoint.FOLDER)
@@ -418,7 +409,7 @@ def test_of_two_that_start_at_the_same_moment_one_runs(tmp_path):
 
 
 @pytest.mark.cases(slow=["federated"], long=...)
-@pytest.mark.parametrize("name", _PLAIN)
+@pytest.mark.parametrize("name", _FOLDERS)
 def test_a_foreign_result_is_not_believed(name, whole, tmp_path):
   kind, folder = _KINDS[name], tmp_path / "run"
   shutil.copytree(whole(name)[0], folder)
@@ -440,8 +431,8 @@ def test_a_foreign_result_is_not_believed(name, whole, tmp_path):
   assert kind.go(folder)["params_sha256"] == whole(name)[1]["params_sha256"]
 
 
-@pytest.mark.cases(slow=[0], long=...)
-@pytest.mark.parametrize("name", _REPEATING)
+@pytest.mark.cases(slow=["all-federated", "one training-federated"], long=...)
+@pytest.mark.parametrize("name", [*_FOLDERS, "relevance, in model 1"])
 @pytest.mark.parametrize("what", ["all", "one training"])
 def test_checkpoints_of_another_run_are_not_gone_on_from(name, what, tmp_path, monkeypatch):
   kind, ours, theirs = _KINDS[name], tmp_path / "ours", tmp_path / "theirs"
@@ -625,7 +616,7 @@ except UserError as error:
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("name", _PLAIN)
+@pytest.mark.parametrize("name", _FOLDERS)
 def test_a_full_disk_is_one_line_and_nothing_that_was_saved_is_lost(name, whole, tmp_path):
   """On a file system of a few megabytes that fills up in the middle of the run."""
   mount = [

@@ -9,12 +9,12 @@ from dpjax.experiments.run import loop, run_keys, writers
 from dpjax.noise import source
 from dpjax.validate import UserError
 from tests.refuses import refuses
-from tests.runs import small_run
+from tests.runs import small_configs
 
 
 def _config(**overrides):
   few = {"num_steps": 6, "eval_every": 2, "checkpoint_every": 2, "data.limit": 300}
-  return fields.replace_all(small_run.config(**few, release=True), overrides)
+  return fields.replace_all(small_configs.short(**few, release=True), overrides)
 
 
 @pytest.fixture(scope="module")
