@@ -80,6 +80,19 @@ def test_stacked_gradients_and_clipped_sum_are_one_route(name):
     assert int(state_a.inner.draws) == int(state_b.inner.draws) == 1
 
 
+@pytest.mark.parametrize("name", _EVERY)
+def test_a_forgotten_mask_is_an_error(name):
+  tx = _EVERY[name]()
+  with refuses("mask"):
+    tx.update(_grads(), tx.init(_PARAMS), _PARAMS)
+
+
+def test_a_forgotten_mask_is_an_error_also_inside_a_chain():
+  chain = optax.chain(_tx(), optax.sgd(0.1))
+  with refuses("mask"):
+    chain.update(_grads(), chain.init(_PARAMS), _PARAMS)
+
+
 def test_gradients_without_a_batch_axis_are_refused():
   mean = dpjax.wrap_grads(jax.tree.map(lambda leaf: leaf.mean(0), _grads().arrays))
   with refuses("updates"):

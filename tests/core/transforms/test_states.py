@@ -86,6 +86,19 @@ def test_a_changed_state_is_refused_by_spent_and_gives_nan_for_good(name, change
   assert np.isnan(released[plan.slices - 1]) and np.isnan(released[-1])
 
 
+@pytest.mark.cases(long=["0"])
+@pytest.mark.parametrize("slices", [0, -1, 1])
+def test_slices_of_two_steps_never_add_up(slices):
+  """A count that is set back in the middle of a step would hold an example twice."""
+  _, tx, update, opt_state = _after("slices", 3 if slices != 1 else 2)
+  changed = optax.tree.set(opt_state, slices=jnp.int32(slices))
+  with refuses("state.slices"):
+    tx.update(dpjax.wrap_grads(_PARAMS), changed, _PARAMS)
+  for _ in range(4):
+    updates, changed = update(changed)
+    assert all(np.isnan(leaf).all() for leaf in jax.tree.leaves(updates))
+
+
 _ON_ARRAYS = {
   "negated": lambda x: -x,
   "halved": lambda x: x / 2,
