@@ -1,6 +1,7 @@
-"""Features on disk, so that the next run on the same data need not compute them again.
+"""Features on disk, in a file without a name (`unnamed`) or in a folder that the user names.
 
-A file holds the features themselves, so the folder is AS PRIVATE AS THE DATA: only its owner may
+From that folder the next run on the same data reads them, and need not compute them again. A file
+there holds the features themselves, so the folder is AS PRIVATE AS THE DATA: only its owner may
 read it (0700, files 0600). A file also holds its key, a digest of data and settings. The key is as
 secret as the data, so file names are random. Nothing is ever evicted: the user must empty the
 folder.
@@ -10,11 +11,14 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import functools
 import hashlib
 import json
+import math
 import os
 import pathlib
 import secrets
+import tempfile
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
@@ -88,6 +92,32 @@ def rows(
     return _opened(_written(where, wanted, shape, make), shape)
 
 
+def unnamed(shape: tuple[int, ...], make: Callable[[], Iterable[np.ndarray]]) -> Rows:
+  """Returns float32 rows [n, *features], computed and stored in a file without a name.
+
+  No other program can open the file. It lies in the folder of temporary files, and the system
+  removes it when this process ends, however it ends.
+
+  Args:
+    shape: shape of all rows, (n, *features).
+    make: function that yields the rows as arrays, which together have `shape`.
+
+  Raises:
+    UserError: a folder of temporary files that cannot be written, or a full disk.
+  """
+  # Not /tmp, which lies in memory on many systems.
+  where = pathlib.Path(os.environ.get("TMPDIR") or "/var/tmp")
+  refused = functools.partial(
+    _refused, where, "TMPDIR", "; features go there, unless resident=True"
+  )
+  with contextlib.ExitStack() as stack:
+    with refused():
+      file = stack.enter_context(tempfile.TemporaryFile(buffering=0, dir=where))
+    for _ in _written_parts(file, make(), refused):
+      pass
+    return Rows(File(where, 0, shape, np.float32, os.dup(file.fileno())), shape[1:])
+
+
 def check_folder(where: pathlib.Path) -> None:
   """Makes the folder `where`, which only its owner may enter (mode 0700), if it is missing.
 
@@ -108,12 +138,14 @@ def check_folder(where: pathlib.Path) -> None:
 
 
 @contextlib.contextmanager
-def _refused(where: pathlib.Path) -> Iterator[None]:
+def _refused(where: pathlib.Path, field: str = VARIABLE, hint: str = "") -> Iterator[None]:
   try:
     yield
   except OSError as error:
     reason = os.strerror(error.errno) if error.errno else str(error)
-    raise UserError(f"cannot be written ({reason})", field=VARIABLE, value=where) from error
+    raise UserError(
+      f"cannot be written ({reason}){hint}", field=field, value=where
+    ) from error
 
 
 @contextlib.contextmanager
@@ -187,11 +219,24 @@ def _written(
   with _refused(where):
     # The mode lets only the owner read the file, from its first byte on.
     raw = os.open(partial, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600)
+  refused = functools.partial(_refused, where)
   try:
-    with os.fdopen(raw, "wb", buffering=0) as file, _refused(where):
-      _fill(file, wanted, shape, make())
-      # The file is flushed to disk before it is renamed, so a file with the final name is complete.
-      os.fsync(file.fileno())
+    with os.fdopen(raw, "wb", buffering=0) as file:
+      file.seek(_HEAD)
+      sha256 = _digest(_written_parts(file, make(), refused))
+      expected = _HEAD + 4 * math.prod(shape)
+      if file.tell() != expected:
+        raise AssertionError(
+          f"features of {shape} took {file.tell()} bytes, not {expected}"
+        )
+      head = {"magic": _MAGIC, "key": wanted.hex(), "shape": list(shape), "sha256": sha256}
+      # The head holds the digest, so it is written last. A file that was not finished has no head.
+      file.seek(0)
+      with refused():
+        _write(file, np.frombuffer(json.dumps(head).ljust(_HEAD).encode(), np.uint8))
+        # The file is flushed to disk before it is renamed, so a file with the final name is
+        # complete.
+        os.fsync(file.fileno())
     done = partial.rename(where / f"{name}{_SUFFIX}")
   except BaseException:
     partial.unlink(missing_ok=True)
@@ -199,25 +244,18 @@ def _written(
   return done
 
 
-def _fill(
-  file: Any, wanted: bytes, shape: tuple[int, ...], chunks: Iterable[np.ndarray]
-) -> None:
-  def written() -> Iterator[np.ndarray]:
-    for chunk in chunks:
-      whole = np.ascontiguousarray(chunk, np.float32)
-      for part in np.array_split(whole, max(1, whole.nbytes // CHUNK_BYTES)):
+def _written_parts(
+  file: Any,
+  chunks: Iterable[np.ndarray],
+  refused: Callable[[], contextlib.AbstractContextManager[None]],
+) -> Iterator[np.ndarray]:
+  """Writes all chunks, part by part, and yields each part after it is written."""
+  for chunk in chunks:
+    whole = np.ascontiguousarray(chunk, np.float32)
+    for part in np.array_split(whole, max(1, whole.nbytes // CHUNK_BYTES)):
+      with refused():
         _write(file, part)
-        yield part
-
-  file.seek(_HEAD)
-  sha256 = _digest(written())
-  expected = _HEAD + 4 * int(np.prod(shape))
-  if file.tell() != expected:
-    raise AssertionError(f"features of {shape} took {file.tell()} bytes, not {expected}")
-  head = {"magic": _MAGIC, "key": wanted.hex(), "shape": list(shape), "sha256": sha256}
-  # The head holds the digest, so it is written last. A file that was not finished has no head.
-  file.seek(0)
-  _write(file, np.frombuffer(json.dumps(head).ljust(_HEAD).encode(), np.uint8))
+      yield part
 
 
 def _write(file: Any, array: np.ndarray) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import math
 from collections.abc import Callable
 from typing import Any
 
@@ -19,25 +18,11 @@ from dpjax.types import Example, Labelled
 
 # Largest size of the inputs of a data set that `resident` moves to the device by default.
 LIMIT_BYTES = 8 * 2**30
-# Bytes of which the address of an array must be a multiple, so that JAX takes it without a copy.
-_ALIGNED = 64
 
 
 @jax.jit
 def _take(arrays: Any, indices: jax.Array) -> Any:
   return jax.tree.map(lambda array: jnp.take(array, indices, axis=0), arrays)
-
-
-def aligned_empty(shape: tuple[int, ...]) -> np.ndarray:
-  """Returns an empty float32 array, which a CPU device takes as it is, where it would copy another.
-
-  >>> aligned_empty((2, 3)).shape
-  (2, 3)
-  """
-  size = math.prod(shape)
-  whole = np.empty(size + _ALIGNED // 4, np.float32)
-  start = -whole.ctypes.data % _ALIGNED // 4
-  return whole[start : start + size].reshape(shape)
 
 
 class Resident:

@@ -77,7 +77,8 @@ def in_microbatches(
       return out.total, (out.norms, out.losses)  # [*param], ([size],) * 2
 
     shapes = jax.eval_shape(fn, params, *jax.tree.map(lambda leaf: leaf[0], parts))
-    nothing = jax.tree.map(jnp.zeros_like, shapes)
+    # Of a shape alone: `zeros_like` refuses one that is marked as different on each device.
+    nothing = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)
     # A scan's carry and both results of a branch must have one type. Under shard_map the sums
     # differ between devices, so the zeros must be marked as different, too.
     nothing = as_varying_as(parts, nothing)

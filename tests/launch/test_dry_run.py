@@ -156,10 +156,13 @@ def test_features_are_neither_computed_nor_read(monkeypatch):
   spy = lambda model, dataset: rows.append(len(dataset)) or real(model, dataset)
   loaded = build.load_data(config, features=False)
   monkeypatch.setattr(features, "featured", spy)
-  (train, test), seconds = dry_run._blank(config.model, loaded)
+  (train, test), seconds = dry_run._blank(config, loaded)
   assert rows == [256, 256] and seconds > 0
   assert train.x.shape == (1437, 2, 2, 81) and len(test) == 360
   assert not train.x.any() and not train.y.any()
+  monkeypatch.setattr(features, "_MOST_IN_MEMORY", 10**6)  # bytes: train only
+  (train, test), _ = dry_run._blank(config, loaded)
+  assert not train.in_memory and test.in_memory  # where the run would have them
 
 
 @pytest.mark.slow

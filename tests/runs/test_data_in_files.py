@@ -112,17 +112,66 @@ def test_whatever_is_made_of_the_data_is_the_same(folder, overrides):
 def test_features_are_read_from_disk(folder, tmp_path, monkeypatch, capsys):
   overrides = {"model.name": "scatter_linear", "data.limit": 20}
   load = lambda resident: build.load_data(_config(folder, resident=resident, **overrides))
-  with refuses("resident", value=False):
-    load(False)
   wanted = load(True)
-  monkeypatch.setenv(cache.VARIABLE, str(tmp_path / "kept"))
-  for resident in (False, True, None):
-    for part, whole in zip(load(resident), wanted):
-      assert part.in_memory == (resident is not False)
-      np.testing.assert_array_equal(part.x[:], whole.x)
-      assert data.digest(part) == data.digest(whole)
+  for kept in (None, str(tmp_path / "kept")):
+    if kept is not None:
+      monkeypatch.setenv(cache.VARIABLE, kept)
+    for resident in (False, True, None):
+      for part, whole in zip(load(resident), wanted):
+        assert part.in_memory == (resident is not False)
+        np.testing.assert_array_equal(part.x[:], whole.x)
+        assert data.digest(part) == data.digest(whole)
   assert len(list((tmp_path / "kept").glob("*.features"))) == 2  # train and test
   assert capsys.readouterr().err.count("features are read from") == 4
+
+
+def test_large_features_are_in_a_file_on_a_cpu_alone(monkeypatch):
+  shape = 60000, 7, 7, 81
+  assert [features.stay_in_file(shape, where) for where in (None, True, False)] == [1, 0, 1]
+  assert not features.stay_in_file((1000, 7, 7, 81), None)
+  monkeypatch.setattr(features.made_for, "platform", lambda: "gpu")
+  assert not features.stay_in_file(shape, None)  # in the accelerator's own memory
+
+
+@pytest.mark.cases(slow=["plain"], long=...)
+@pytest.mark.parametrize(
+  "overrides",
+  [{}, {"privacy.normalization": {"name": "private_whitening"}}],
+  ids=["plain", "statistics"],
+)
+def test_features_in_a_file_give_the_same_parameters(
+  folder, tmp_path, monkeypatch, overrides
+):
+  monkeypatch.setenv("TMPDIR", str(tmp_path / "features"))
+  (tmp_path / "features").mkdir()
+  config = {"model.name": "scatter_linear", "num_steps": 2, **overrides}
+  results = []
+  for resident, most in ((True, 2**26), (None, 0)):
+    monkeypatch.setattr(features, "_MOST_IN_MEMORY", most)
+    run = _config(folder, resident=resident, **config)
+    results.append(loop.train(run, tmp_path / f"{resident}"))
+  for name in ("params_sha256", "test_accuracy", "epsilon"):
+    assert results[0][name] == results[1][name]
+  assert not list((tmp_path / "features").iterdir())
+
+
+@pytest.mark.slow
+def test_a_disk_without_space_for_features_claims_no_folder(folder, tmp_path, monkeypatch):
+  config = _config(folder, **{"model.name": "scatter_linear"})
+  monkeypatch.setenv("TMPDIR", str(tmp_path / "missing"))
+  with refuses("TMPDIR"):
+    loop.train(config, tmp_path / "run")
+  assert not (tmp_path / "run").exists()
+  stops.stop_after(monkeypatch, 3)
+  (tmp_path / "missing").mkdir()
+  with pytest.raises(loop.Interrupted):
+    loop.train(config, tmp_path / "run")
+  # A run that has begun is refused in the same way, and goes on where there is space.
+  (tmp_path / "missing").rmdir()
+  with refuses("TMPDIR"):
+    loop.train(config, tmp_path / "run")
+  monkeypatch.delenv("TMPDIR")
+  assert loop.train(config, tmp_path / "run")["num_steps"] == 6
 
 
 def test_a_folder_of_features_that_others_may_read_is_refused_before_the_data(

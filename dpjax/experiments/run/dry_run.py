@@ -196,7 +196,7 @@ def first_phase(config: Any, loaded: tuple[Any, Any]) -> tuple[Phase, float]:
   # The real data are checked: zeros would pass even if the parameters were trained on these data.
   if pretrained is not None:
     saved.pretrained_on(pretrained, config.data.name, loaded[0])
-  zeros, features = _blank(config.model, loaded)
+  zeros, features = _blank(config, loaded)
   run = experiment_of(config)
   run.check()
   _, phase = experiment.begun_story(run, zeros, run.new_keys())
@@ -217,7 +217,7 @@ def state_of(run: Experiment[Any], data: Any, path: pathlib.Path) -> str:
   return "new" if step is None else f"would go on from step {step}"
 
 
-def _blank(model: Any, loaded: tuple[Any, Any]) -> tuple[tuple[Any, Any], float]:
+def _blank(config: Any, loaded: tuple[Any, Any]) -> tuple[tuple[Any, Any], float]:
   """Returns ((train, test), seconds): zeros in the shape of the model's inputs, and the estimated
   time to compute the features of all data."""
   train, test = loaded
@@ -225,20 +225,25 @@ def _blank(model: Any, loaded: tuple[Any, Any]) -> tuple[tuple[Any, Any], float]
   seconds = 0.0
   shape = held.x.shape[1:]
   dtype = held.x.dtype
-  if registry.entry(model.name).features:
+  in_file = [not part.in_memory for part in (held, test)]
+  if registry.entry(config.model.name).features:
     # Imported here, since few models take features.
-    from dpjax.experiments.kinds.central.features import featured
+    from dpjax.experiments.kinds.central.features import featured, stay_in_file
 
     rows = blank(held.subset(slice(0, _TIMED_FEATURES)), shape).read()
     # The first iteration compiles, so the second iteration is timed.
     for _ in range(2):
       began = time.monotonic()
-      features = featured(model, rows).x
+      features = featured(config.model, rows).x
       seconds = (time.monotonic() - began) / len(rows) * (len(held) + len(test))
     shape = features.shape[1:]
     # Texts are integers, but their features are floats.
     dtype = features.dtype
-  zeros: Any = blank(held, shape, dtype)
+    # Where the run would have them, so that time and memory are those of the run. A federated run
+    # has its data in memory.
+    resident = getattr(config, "resident", True)
+    in_file = [stay_in_file((len(part), *shape), resident) for part in (held, test)]
+  zeros: Any = blank(held, shape, dtype, in_file[0])
   if isinstance(train, Federation):
     # Clients get equal sizes, or their declared ones, because their true sizes are private.
     ends: Any = train.num_clients
@@ -246,17 +251,27 @@ def _blank(model: Any, loaded: tuple[Any, Any]) -> tuple[tuple[Any, Any], float]
       ends = np.cumsum(train.nominal_sizes)[:-1]
     rows = np.array_split(np.arange(len(train)), ends)
     zeros = dataclasses.replace(train, dataset=zeros, indices=rows)
-  return (zeros, blank(test, shape, dtype)), seconds
+  return (zeros, blank(test, shape, dtype, in_file[1])), seconds
 
 
-def blank(dataset: Dataset, shape: tuple[int, ...], dtype: Any = None) -> Dataset:
+def blank(
+  dataset: Dataset,
+  shape: tuple[int, ...],
+  dtype: Any = None,
+  in_file: bool | None = None,
+) -> Dataset:
   """Returns a data set of the same size, whose inputs are zeros of a shape and type, and whose
-  targets are 0. Inputs in columns keep the shapes of `dataset`."""
+  targets are 0. Inputs in columns keep the shapes of `dataset`.
+
+  Args:
+    in_file: whether the inputs are `Rows`; None: if those of `dataset` are.
+  """
   dtype = dataset.x.dtype if dtype is None else dtype
+  in_file = not dataset.in_memory if in_file is None else in_file
   y = np.zeros_like(dataset.y)
   if dataset.in_columns:
     x = Columns(jax.tree.map(np.zeros_like, dataset.x.tree), "x")
-  elif dataset.in_memory:
+  elif not in_file:
     x = np.zeros((len(dataset), *shape), dtype)
   else:
     x = Rows(_Zeros(len(dataset), shape, dtype), shape, dtype)

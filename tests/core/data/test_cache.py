@@ -128,6 +128,50 @@ def test_a_full_disk_is_one_line_and_leaves_nothing(tmp_path, monkeypatch):
   assert [path.name for path in (tmp_path / "kept").iterdir()] == ["lock"]
 
 
+def test_a_file_without_a_name_holds_the_same_and_leaves_nothing(tmp_path, monkeypatch):
+  monkeypatch.setenv("TMPDIR", str(tmp_path))
+  rows = cache.unnamed(_ROWS.shape, Made())
+  assert not list(tmp_path.iterdir())  # so nothing is left, however the process ends
+  np.testing.assert_array_equal(rows[:], _ROWS)
+  padded = rows[np.array([2, 3, 7, 0, 0])]
+  np.testing.assert_array_equal(padded, _ROWS[[2, 3, 7, 0, 0]])
+  assert padded.ctypes.data % 64 == 0  # a CPU device takes it without a copy
+  np.testing.assert_array_equal(rows[np.array([9, 1, 1, 5])], _ROWS[[9, 1, 1, 5]])
+
+
+@pytest.mark.parametrize("why", ["full", "missing"])
+def test_a_file_without_a_name_that_cannot_be_written_is_one_line(
+  tmp_path, monkeypatch, why
+):
+  def full(*_):
+    raise OSError(28, "No space left on device")
+
+  where = tmp_path / "there"
+  if why == "full":
+    where.mkdir()
+    monkeypatch.setattr(cache, "_write", full)
+  monkeypatch.setenv("TMPDIR", str(where))
+  with refuses("TMPDIR", value=where) as refused:
+    cache.unnamed(_ROWS.shape, Made())
+  assert "\n" not in str(refused.value)
+  assert why == "missing" or not list(where.iterdir())
+
+
+def test_what_computes_features_fails_as_itself(tmp_path, monkeypatch):
+  """An error of the images' disk is not one of the features' disk."""
+
+  def broken():
+    yield _ROWS[:4]
+    raise OSError(5, "Input/output error")
+
+  monkeypatch.setenv("TMPDIR", str(tmp_path))
+  with pytest.raises(OSError, match="Input/output"):
+    cache.unnamed(_ROWS.shape, broken)
+  with pytest.raises(OSError, match="Input/output"):
+    cache.rows(tmp_path / "kept", _KEY, _ROWS.shape, broken)
+  assert [path.name for path in (tmp_path / "kept").iterdir()] == ["lock"]
+
+
 def test_the_folder_is_named_by_the_environment(monkeypatch):
   monkeypatch.delenv(cache.VARIABLE, raising=False)
   assert cache.folder() is None

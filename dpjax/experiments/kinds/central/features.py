@@ -23,9 +23,9 @@ import numpy as np
 
 from dpjax import data
 from dpjax.data import cache, identity, rows
-from dpjax.data import resident as resident_lib
 from dpjax.experiments.kinds.central.config import ModelConfig
 from dpjax.experiments.run import writers
+from dpjax.parallel import made_for
 from dpjax.validate import UserError
 from dpjax.zoo.datasets.registry import takes_declaration
 from dpjax.zoo.networks import registry
@@ -52,6 +52,8 @@ class ComputedFeatures:
   make: Callable[[], Iterator[np.ndarray]]  # -> rows, in chunks
 
 
+# Bytes of features that stay in memory by default.
+_MOST_IN_MEMORY = 2**26
 # Maps a kind of features to the module of this package that computes them. These two kinds depend
 # on no one's data. All other kinds are features of public networks.
 _OF_NO_DATA = {"scattering": "scattering_features", "patches": "patch_features"}
@@ -104,11 +106,12 @@ def featured(
     standardized: for scattering features, whether each example is standardised by itself; if
       not, each channel is divided by its typical size. Other features are always standardised.
     kept: folder of the feature cache (`data.cache`); None: no cache.
-    resident: whether features lie in memory; False: read from `kept` when needed; None: by size.
+    resident: whether features lie in memory; False: read from a file when needed; None: by size
+      (`stay_in_file`).
 
   Raises:
-    UserError: examples without such features, such as images of an unsupported size; features
-      outside memory without a folder `kept`; weights of a public network that are not installed.
+    UserError: examples without such features, such as images of an unsupported size; a disk without
+      space for features outside memory; weights of a public network that are not installed.
   """
   kind = registry.entry(config.name).features
   if kind is None:
@@ -119,25 +122,36 @@ def featured(
   computed = module.computed(config, dataset, standardized)
   shape = computed.shape
   make = functools.partial(_shown, computed, kind, len(dataset))
-  in_files = rows.stay_in_files(4 * math.prod(shape), resident)
-  if kept is None:
-    if in_files and not (resident is None and dataset.in_memory):
-      raise UserError(
-        f"the features of model.name={config.name!r} are computed once and kept on "
-        f"disk: set {cache.VARIABLE} to a folder for them, as private as the data",
-        field="resident",
-        value=False,
-      )
-    return identity.computed(dataset, _joined(make(), shape))
-  key = cache.key(data.digest(dataset), *computed.settings, *_makers(computed.code))
-  tell = lambda line: print(line, file=sys.stderr, flush=True)
-  cached = cache.rows(kept, key, shape, make, tell)
-  return identity.computed(dataset, cached if in_files else _joined(cached.chunks(), shape))
+  in_file = stay_in_file(shape, resident)
+  if kept is not None:
+    key = cache.key(data.digest(dataset), *computed.settings, *_makers(computed.code))
+    tell = lambda line: print(line, file=sys.stderr, flush=True)
+    cached = cache.rows(kept, key, shape, make, tell)
+    x = cached if in_file else _joined(cached.chunks(), shape)
+  else:
+    x = cache.unnamed(shape, make) if in_file else _joined(make(), shape)
+  return identity.computed(dataset, x)
+
+
+def stay_in_file(shape: tuple[int, ...], resident: bool | None) -> bool:
+  """Returns whether features [n, *features] stay in a file until they are drawn.
+
+  With resident=True they do not, with False they do. With None they do on a CPU if they take more
+  than 64 MiB, since rows are read from a file there almost as fast as from memory. An accelerator
+  has them in its own memory, so None there is as for other data (`rows.stay_in_files`).
+
+  >>> stay_in_file((1797, 2, 2, 81), None), stay_in_file((60000, 7, 7, 81), True)
+  (False, False)
+  """
+  nbytes = 4 * math.prod(shape)
+  if resident is None and made_for.platform() == "cpu":
+    return nbytes > _MOST_IN_MEMORY
+  return rows.stay_in_files(nbytes, resident)
 
 
 def _joined(blocks: Iterable[np.ndarray], shape: tuple[int, ...]) -> np.ndarray:
   """Returns the rows of all blocks as one array; nor does a CPU device hold them twice."""
-  out = resident_lib.aligned_empty(shape)
+  out = rows.aligned_empty(shape)
   done = 0
   for block in blocks:
     out[done : done + len(block)] = block

@@ -16,6 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from dpjax import data, mechanisms, sampling
+from dpjax.data import cache
 from dpjax.experiments.config import common
 from dpjax.experiments.config.naming import within
 from dpjax.experiments.kinds.central.config import (
@@ -130,8 +131,8 @@ def released(plan: Plan, random: RunKeys, train: data.Dataset) -> Released | Non
 
 
 def normalized(dataset: data.Dataset, statistics: Released) -> data.Dataset:
-  """Returns the data set with normalised inputs, as a copy made in chunks. Rows in files are
-  normalised when they are read."""
+  """Returns the data set with normalised inputs, as a copy made in chunks. Features in a file get
+  another file (`cache.unnamed`). Other rows in files are normalised when they are read."""
   step = statistics.standardizer()
 
   def change(x: np.ndarray) -> np.ndarray:
@@ -145,7 +146,13 @@ def normalized(dataset: data.Dataset, statistics: Released) -> data.Dataset:
       out[start : start + _CHUNK] = step(jnp.asarray(chunk))[: len(rows)]
     return out
 
-  x = change(dataset.x) if dataset.in_memory else dataset.x.then(change)
+  x = dataset.x
+  if dataset.in_memory:
+    x = change(x)
+  elif x.as_stored:
+    x = cache.unnamed(x.shape, lambda: map(change, x.chunks()))
+  else:
+    x = x.then(change)
   return dataclasses.replace(dataset, x=x)
 
 
