@@ -180,7 +180,9 @@ def _same(one: pathlib.Path, other: pathlib.Path) -> None:
 # --- going on
 
 
-@pytest.mark.cases(slow=["pate, teachers", "synthesis"], long=...)
+@pytest.mark.cases(
+  slow=["central, schedule", "pate, teachers", "distillation", "synthesis"], long=...
+)
 @pytest.mark.parametrize("name", _KINDS)
 def test_p16_stopped_and_resumed_equals_uninterrupted(name, whole, tmp_path, monkeypatch):
   """SIGTERM between two checkpoints: the step is finished and saved, none is repeated."""
@@ -206,7 +208,7 @@ def test_p16_stopped_and_resumed_equals_uninterrupted(name, whole, tmp_path, mon
   )  # within the training, and no earlier one
 
 
-@pytest.mark.cases(slow=["federated", "central, correlated"], long=...)
+@pytest.mark.cases(slow=["federated", "central, correlated", "central, scaled"], long=...)
 @pytest.mark.parametrize("name", [*_REPEATING, *_HELD_TOO])
 def test_p16_cut_off_between_checkpoints_repeats_steps_exactly(
   name, whole, tmp_path, monkeypatch

@@ -171,7 +171,7 @@ def test_p8_an_empty_batch_still_gets_noise_and_is_counted():
   assert float(jnp.abs(update["w"]).max()) > 0 and int(state.inner.draws) == 1
 
 
-@pytest.mark.cases(slow=["white-adam", "correlated-sgd"], long=...)
+@pytest.mark.cases(quick=["adaptive-sgd", "correlated-sgd"], slow=["white-adam"], long=...)
 @pytest.mark.parametrize(
   ("name", "optimizer"),
   [
