@@ -1,5 +1,6 @@
 """Examples that are dicts of arrays: batches, gradients, evaluation and a whole run."""
 
+import functools
 import sys
 import textwrap
 
@@ -21,6 +22,7 @@ from dpjax.experiments.run import loop
 from dpjax.sampling import indexed
 from dpjax.types import Batch, Example
 from dpjax.zoo import networks
+from tests import plans
 from tests.refuses import refuses
 
 _RANDOM = np.random.default_rng(0)
@@ -168,16 +170,7 @@ def test_a_batch_of_unequal_leaves_ends_in_one_line(changed, field):
     grad_fn(_PARAMS32, {**_TREE, **changed}, True)
 
 
-def _plan(**more):
-  return dpjax.Plan(
-    sampler=dpjax.PoissonSampler(sampling_prob=0.5, capacity=20),
-    noise_multiplier=1.0,
-    l2_clip_norm=_CLIP,
-    normalize_by=6,
-    num_steps=2,
-    delta=1e-5,
-    **more,
-  )
+_plan = functools.partial(plans.of, 20, l2_clip_norm=_CLIP, normalize_by=6, num_steps=2)
 
 
 @pytest.mark.slow

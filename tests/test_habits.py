@@ -31,12 +31,6 @@ def test_the_hooks_run_what_the_whole_check_runs():
   assert all(re.search(rf"(?m)^{hook}\b", whole) for hook in hooks)
 
 
-def test_forms_of_issues_ask_for_something():
-  for path in (_ROOT / ".github/ISSUE_TEMPLATE").glob("*.yml"):
-    body = _yaml(path)["body"]
-    assert any(part.get("validations", {}).get("required") for part in body), path
-
-
 def test_the_changelog_begins_with_the_version_of_the_package():
   project = tomllib.loads((_ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
   text = (_ROOT / "CHANGELOG.md").read_text(encoding="utf-8")

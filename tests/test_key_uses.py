@@ -4,6 +4,8 @@
 keys have split(key, n)[i] == fold_in(key, i), so a number that two places choose may make one key.
 """
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -19,7 +21,7 @@ from dpjax.noise import source
 from dpjax.noise.gaussian import is_key_of_noise
 from dpjax.training.augment import augment, flip_shift
 from dpjax.zoo import recipes
-from tests import key_recorder
+from tests import key_recorder, plans
 from tests.runs import small_configs
 
 
@@ -56,11 +58,7 @@ def test_a_key_of_noise_is_known_by_its_words_whatever_its_generator_is():
 _X = np.random.default_rng(0).normal(size=(40, 4, 4, 1)).astype(np.float32)
 
 
-def _plan(**changes):
-  sampler = dpjax.PoissonSampler(sampling_prob=0.5, capacity=40)
-  base = {"sampler": sampler, "noise_multiplier": 1.0, "l2_clip_norm": 1.0}
-  base |= {"normalize_by": 20, "num_steps": 3, "delta": 1e-5}
-  return dpjax.Plan(**{**base, **changes})
+_plan = functools.partial(plans.of, 40, normalize_by=20, num_steps=3)
 
 
 def _loss(w, x):

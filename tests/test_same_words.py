@@ -27,6 +27,7 @@ from dpjax.experiments.run import guarantee, loop, writers
 from dpjax.mechanisms import aggregate
 from dpjax.sampling import group_by_user
 from dpjax.serving.predictor import Predictor
+from tests import plans
 from tests.runs import small_configs
 
 _SIZES = (99, 100, 101)  # of 100 that are declared
@@ -41,10 +42,7 @@ def _declared(n, nominal=100):
 
 
 def _plan(**changes):
-  sampler = changes.pop("sampler", sampling.PoissonSampler(sampling_prob=0.5, capacity=101))
-  base = {"noise_multiplier": 1.0, "l2_clip_norm": 1.0, "normalize_by": 50}
-  base |= {"num_steps": 2, "delta": 1e-5}
-  plan = dpjax.Plan(sampler=sampler, **{**base, **changes})
+  plan = plans.of(101, **{"normalize_by": 50, "num_steps": 2, **changes})
   assert plan.neighboring_relation == "add_or_remove_one"
   return plan
 

@@ -1,5 +1,6 @@
 """The line of a guarantee: closed forms, outside oracles, and verdicts that are nowhere wrong."""
 
+import functools
 import itertools
 
 import dp_accounting
@@ -7,7 +8,6 @@ import numpy as np
 import pytest
 from scipy import stats
 
-import dpjax
 from dpjax import accounting, attacks, auditing
 from dpjax.attacks import allowed
 from dpjax.attacks.roc import curve_of
@@ -15,6 +15,7 @@ from dpjax.auditing.scores import Scores
 from dpjax.experiments.config import fields
 from dpjax.experiments.kinds.federated.config import FedConfig
 from dpjax.experiments.kinds.federated.privacy import make_plan
+from tests import plans
 from tests.refuses import refuses
 
 _FPRS = np.concatenate([[0.0], np.geomspace(1e-6, 0.5, 25), [0.9, 1.0]])
@@ -58,16 +59,7 @@ def test_no_test_of_a_laplace_release_crosses_the_line_of_its_event():
   assert (line(fpr) - tpr).max() < 0.02  # and some come close
 
 
-def _plan(**changes):
-  options = dict(
-    sampler=dpjax.PoissonSampler(sampling_prob=0.1, capacity=200),
-    noise_multiplier=1.0,
-    l2_clip_norm=1.0,
-    normalize_by=100,
-    num_steps=30,
-    delta=1e-5,
-  )
-  return dpjax.Plan(**{**options, **changes})
+_plan = functools.partial(plans.of, 200, prob=0.1, normalize_by=100, num_steps=30)
 
 
 @pytest.mark.slow

@@ -11,6 +11,7 @@ from dpjax.attacks.attribute_inference import attribute_advantage, guessed_attri
 from dpjax.data import from_arrays
 from dpjax.types import Example
 from dpjax.validate import UserError
+from tests import plans
 
 _N, _D, _M = 120, 8, 600
 
@@ -38,13 +39,8 @@ def _records(signal=0.0):
 
 def _found(apply, width, signal, noise_multiplier=0.0):
   records, attribute = _records(signal)
-  plan = dpjax.Plan(
-    sampler=dpjax.PoissonSampler(sampling_prob=0.5, capacity=_N),
-    noise_multiplier=noise_multiplier,
-    l2_clip_norm=20.0,
-    normalize_by=30,
-    num_steps=40,
-    delta=1e-5,
+  plan = plans.of(
+    _N, noise_multiplier=noise_multiplier, l2_clip_norm=20.0, normalize_by=30, num_steps=40
   )
   loss_fn = dpjax.losses.softmax_cross_entropy(apply)
   halves = attacks.random_halves(4, _N, seed=0)

@@ -16,6 +16,7 @@ from dpjax.attacks.roc import counted
 from dpjax.data import from_arrays
 from dpjax.federated.client import Received
 from dpjax.validate import UserError
+from tests import plans
 from tests.published import poisoning_grid
 
 _CLIENTS, _WIDTH = 8, 3
@@ -33,16 +34,10 @@ def _points(rows):
   return dpjax.data.Federation(dataset, np.arange(len(x))[:, None])
 
 
-def _plan(**changes):
-  options = dict(
-    sampler=dpjax.PoissonSampler(sampling_prob=1.0, capacity=16),
-    noise_multiplier=0.0,
-    l2_clip_norm=0.5,
-    normalize_by=_CLIENTS,
-    num_steps=1,
-    delta=1e-5,
-  )
-  return dpjax.Plan(**{**options, **changes})
+_plan = functools.partial(
+  plans.of, 16, prob=1.0, noise_multiplier=0.0, l2_clip_norm=0.5, normalize_by=_CLIENTS,
+  num_steps=1,
+)  # fmt: skip
 
 
 def _after(rows, aggregator, attackers=(), factor=1.0, make=federated.fed_avg):

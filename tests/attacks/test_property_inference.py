@@ -14,6 +14,7 @@ from dpjax.attacks import property_inference
 from dpjax.attacks.roc import curve_of
 from dpjax.data import from_arrays
 from dpjax.validate import UserError
+from tests import plans
 
 _N, _SIZE = 600, 80
 
@@ -41,14 +42,7 @@ def _features(kind, planted):
     marked, num_models=count, size=_SIZE, shares=(0.3, 0.7), seed=seed, among=among
   )
   known, targets = draw(24, ~theirs, 1), draw(16, theirs, 2)
-  plan = dpjax.Plan(
-    sampler=dpjax.PoissonSampler(sampling_prob=0.4, capacity=72),
-    noise_multiplier=0.0,
-    l2_clip_norm=1.0,
-    normalize_by=32,
-    num_steps=25,
-    delta=1e-5,
-  )
+  plan = plans.of(72, prob=0.4, noise_multiplier=0.0, normalize_by=32, num_steps=25)
   loss_fn = dpjax.losses.softmax_cross_entropy(_MODEL.apply)
   signal, size = {
     "answers": (property_inference.answers_on(_MODEL.apply, _PROBES), 4),

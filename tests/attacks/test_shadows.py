@@ -14,6 +14,7 @@ from dpjax import attacks, training
 from dpjax.attacks import allowed, signals
 from dpjax.attacks.roc import curve_of
 from dpjax.types import Algorithm
+from tests import plans
 from tests.refuses import refuses
 
 _N = 48
@@ -31,16 +32,9 @@ _MODEL = dpjax.models.Linear(num_classes=2)
 _SIGNAL = signals.log_odds_of_model(_MODEL.apply)
 
 
-def _plan(**changes):
-  options = dict(
-    sampler=dpjax.PoissonSampler(sampling_prob=0.5, capacity=_N),
-    noise_multiplier=0.0,
-    l2_clip_norm=10.0,
-    normalize_by=12,
-    num_steps=60,
-    delta=1e-5,
-  )
-  return dpjax.Plan(**{**options, **changes})
+_plan = functools.partial(
+  plans.of, _N, noise_multiplier=0.0, l2_clip_norm=10.0, normalize_by=12, num_steps=60
+)
 
 
 def _options(plan, **changes):

@@ -14,8 +14,7 @@ from dpjax.auditing import canary_clients as cc
 from dpjax.auditing import lower_bounds
 from dpjax.data import Federation, from_arrays
 from dpjax.federated.cohort import LocalWork, cohort_of
-from dpjax.plan import Plan
-from dpjax.sampling import PoissonSampler
+from tests import plans
 from tests.refuses import refuses
 
 _RELATIONS = ("add_or_remove_one", "replace_one", "replace_special")
@@ -302,13 +301,8 @@ def _simulated(prob, rounds, noise, seed):
 @pytest.mark.cases(long=["0.2-20-0.8"], slow=...)
 @pytest.mark.parametrize(("prob", "rounds", "noise"), _CASES)
 def test_in_1000_runs_the_bound_exceeds_the_proof_as_rarely_as_it_says(prob, rounds, noise):
-  plan = Plan(
-    sampler=PoissonSampler(sampling_prob=prob, capacity=2000),
-    noise_multiplier=noise,
-    l2_clip_norm=1.0,
-    normalize_by=1.0,
-    num_steps=rounds,
-    delta=1e-5,
+  plan = plans.of(
+    2000, prob=prob, noise_multiplier=noise, normalize_by=1.0, num_steps=rounds
   )
   epsilon = plan.epsilon()
   runs = list(zip(*_simulated(prob, rounds, noise, seed=0)))

@@ -10,15 +10,16 @@ from dpjax import auditing
 from dpjax.auditing.lower_bounds import gdp_lower_bound
 from dpjax.plan import Plan
 from dpjax.sampling import PoissonSampler
+from tests import plans
 from tests.refuses import refuses
 
 
 def _plan(planted, epsilon, m):
   """One Gaussian release on everybody."""
-  return Plan(
-    sampler=PoissonSampler(sampling_prob=1.0, capacity=m),
+  return plans.of(
+    m,
+    prob=1.0,
     noise_multiplier=planted.noise_multiplier(epsilon),
-    l2_clip_norm=1.0,
     normalize_by=1,
     num_steps=1,
     delta=planted.delta,

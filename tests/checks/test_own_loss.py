@@ -16,6 +16,7 @@ from dpjax import data, training
 from dpjax.checks import check as own_loss
 from dpjax.checks import whole_step
 from dpjax.validate import UserError
+from tests import plans
 from tests.refuses import refuses
 
 _N = 200
@@ -26,10 +27,7 @@ def _train():
   return data.load("digits")[0].subset(slice(0, _N))
 
 
-def _plan(**changes):
-  numbers = {"noise_multiplier": 1.0, "l2_clip_norm": 1.0, "num_steps": 20, "delta": 1e-5}
-  sampler = dpjax.PoissonSampler(sampling_prob=0.1, capacity=72)
-  return dpjax.Plan(**{**numbers, "sampler": sampler, "normalize_by": 20, **changes})
+_plan = functools.partial(plans.of, 72, prob=0.1, num_steps=20, normalize_by=20)
 
 
 def _entropy(logits, label):

@@ -4,21 +4,14 @@ import dataclasses
 
 import pytest
 
-from dpjax import FixedSizeSampler, Plan, PoissonSampler
+from dpjax import FixedSizeSampler, Plan
+from tests import plans
 from tests.checks import second_accountant
 
 
 @pytest.mark.parametrize("accountant", ["pld", "rdp"])
 def test_poisson_batches_are_derived_a_second_time(accountant):
-  plan = Plan(
-    sampler=PoissonSampler(sampling_prob=0.05, capacity=200),
-    noise_multiplier=1.0,
-    l2_clip_norm=1.0,
-    normalize_by=50.0,
-    num_steps=40,
-    delta=1e-5,
-    accountant=accountant,
-  )
+  plan = plans.of(200, prob=0.05, normalize_by=50.0, num_steps=40, accountant=accountant)
   assert second_accountant.agrees(plan)
   louder = dataclasses.replace(plan, noise_multiplier=1.1)
   assert not second_accountant.agrees(_Named(louder, plan.epsilon()))
@@ -60,17 +53,15 @@ _FIXED = [
 @pytest.mark.parametrize("setting", _FIXED)
 def test_fixed_size_batches_are_derived_a_second_time(relation, accountant, setting):
   num_examples, batch_size, noise_multiplier, num_steps = setting
-  plan = Plan(
+  plan = plans.of(
     sampler=FixedSizeSampler(
       num_examples=num_examples,
       batch_size=batch_size,
       size_is_public=relation == "replace_one",
     ),
     noise_multiplier=noise_multiplier,
-    l2_clip_norm=1.0,
     normalize_by=float(batch_size),
     num_steps=num_steps,
-    delta=1e-5,
     neighboring_relation=relation,
     accountant=accountant,
   )

@@ -3,13 +3,12 @@
 import itertools
 import math
 
-import dp_accounting
 import pytest
 
-import dpjax
 from dpjax import accounting, sampling
 from dpjax.accounting.proved import ACCOUNTANTS, RELATIONS
 from dpjax.validate import UserError
+from tests import plans
 
 _SAMPLERS = {
   "poisson": sampling.PoissonSampler(sampling_prob=0.05, capacity=2000),
@@ -38,13 +37,11 @@ _CASES = list(itertools.product(_SAMPLERS, (*ACCOUNTANTS, "gdp"), RELATIONS))
 
 
 def _plan(sampler, relation, accountant):
-  return dpjax.Plan(
+  return plans.of(
     sampler=sampler,
     noise_multiplier=2.0,
-    l2_clip_norm=1.0,
     normalize_by=50,
     num_steps=20,
-    delta=1e-5,
     neighboring_relation=relation,
     accountant=accountant,
   )
@@ -115,21 +112,3 @@ def test_p42_only_public_sizes_are_fields():
     if sampler.only_size is not None:
       assert _ADD not in sampler.proved_under
   assert not hasattr(_SAMPLERS["poisson"], "num_examples")
-
-
-def test_p24_gaussian_noise_at_epsilon_5_is_analytic():
-  """The classic formula is for epsilon < 1; at 5 the plan's noise is the exact one."""
-  plan = dpjax.Plan.calibrated(
-    epsilon=5.0,
-    delta=1e-5,
-    sampler=sampling.PoissonSampler(sampling_prob=1.0, capacity=1000),
-    num_steps=1,
-    l2_clip_norm=1.0,
-    normalize_by=50,
-  )
-
-  exact = dp_accounting.get_sigma_gaussian(5.0, plan.accounted_delta(1e-5))
-  assert plan.noise_multiplier == pytest.approx(exact, rel=2e-3)
-  assert plan.noise_multiplier >= exact * (1 - 1e-6)
-  classic = math.sqrt(2 * math.log(1.25e5)) / 5
-  assert plan.noise_multiplier != pytest.approx(classic, rel=0.02)

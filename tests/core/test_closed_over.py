@@ -19,6 +19,7 @@ from dpjax.noise.correlated import BandedToeplitz
 from dpjax.sampling import MinSepSampler, PoissonSampler
 from dpjax.transforms.adaptive_clipping import AdaptiveClipping
 from dpjax.types import Batch, Example
+from tests import plans
 
 _PARAMS = {"w": jnp.ones(3) / 3}
 _BATCH = Batch(Example(jnp.ones((4, 3)), jnp.ones(4)), jnp.ones(4, bool))
@@ -33,14 +34,8 @@ def _drawing_loss(params, example):
 
 
 def _plan(noise_multiplier=1.0, **changes):
-  options = dict(
-    sampler=PoissonSampler(sampling_prob=0.3, capacity=4),
-    l2_clip_norm=0.5,
-    normalize_by=3,
-    num_steps=8,
-    delta=1e-5,
-  )
-  return dpjax.Plan(noise_multiplier=noise_multiplier, **{**options, **changes})
+  numbers = dict(l2_clip_norm=0.5, normalize_by=3, num_steps=8, **changes)
+  return plans.of(4, prob=0.3, noise_multiplier=noise_multiplier, **numbers)
 
 
 def _algorithm(plan, rate=0.1, *, key=0, loss=_loss, **options):

@@ -7,11 +7,12 @@ import pytest
 from jax import numpy as jnp
 from jax import random
 
-from dpjax import Plan, training
+from dpjax import training
 from dpjax.sampling import PoissonSampler, UserSampler
 from dpjax.sampling.users import group_by_user
 from dpjax.validate import UserError
 from dpjax.zoo import networks
+from tests import plans
 from tests.refuses import refuses
 
 ROWS = 40
@@ -47,14 +48,7 @@ class SortingArray(np.ndarray):
 
 
 def make_plan(sampler):
-  return Plan(
-    sampler=sampler,
-    noise_multiplier=1.0,
-    l2_clip_norm=1.0,
-    normalize_by=8,
-    num_steps=2,
-    delta=1e-5,
-  )
+  return plans.of(sampler=sampler, normalize_by=8, num_steps=2)
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,6 @@ import subprocess
 import jax
 import pytest
 
-import dpjax
 from dpjax import trees
 from dpjax.validate import UserError
 
@@ -21,8 +20,6 @@ _GUESSED = re.compile(
   r"(noise_key=|example_key=|\.transform\(|central\([^()]*, |add_gaussian\()"
   r"\s*jax\.random\.(key|PRNGKey)\("
 )
-# An error that recommends one.
-_ADVISED = re.compile(r"jax\.random\.key\(\.\.\.\)")
 # Nobody can install dpjax by its name: it is on no index.
 _BY_NAME = re.compile(r"pip install[^\n`]* '?\"?dpjax(\[|\b(?!-|'s))")
 
@@ -61,11 +58,6 @@ def test_p18_no_page_takes_a_noise_key_that_can_be_guessed():
   assert not _hits(_GUESSED, *_READ)
 
 
-def test_no_error_advises_a_key_of_a_seed():
-  assert _ADVISED.search("must be a typed key, jax.random.key(...)")
-  assert not _hits(_ADVISED, *_READ, *_CODE)
-
-
 def test_nothing_says_that_dpjax_is_on_an_index():
   for wrong in ("pip install dpjax", "pip install 'dpjax[runs]'", "pip install -U dpjax"):
     assert _BY_NAME.search(wrong)
@@ -78,16 +70,3 @@ def test_what_is_no_key_is_told_of_new_key(key):
   with pytest.raises(UserError, match=r"dpjax\.new_key\(\)") as caught:
     trees.check_key(key=key)
   assert caught.value.field == "key"
-
-
-def test_new_key_is_a_key_for_every_door():
-  plan = dpjax.Plan(
-    sampler=dpjax.PoissonSampler(sampling_prob=0.5, capacity=8),
-    noise_multiplier=1.0,
-    l2_clip_norm=1.0,
-    normalize_by=4,
-    num_steps=4,
-    delta=1e-5,
-  )
-  for release in (False, True):
-    plan.transform(dpjax.new_key(release=release)).init({"w": jax.numpy.zeros(2)})

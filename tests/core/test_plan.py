@@ -1,6 +1,7 @@
 """A plan's epsilon is the accountant's for exactly what its batches and transform do."""
 
 import dataclasses
+import functools
 import math
 
 import dp_accounting
@@ -15,6 +16,7 @@ from dpjax import plan as plan_lib
 from dpjax.accounting import overflow
 from dpjax.accounting.event_kinds.elements import parts
 from dpjax.accounting.matrix import join
+from tests import plans
 from tests.refuses import refuses
 
 
@@ -31,16 +33,9 @@ class _Data:
     return dpjax.Example(self.x[indices], self.x[indices, 0])
 
 
-def _plan(**changes):
-  options = dict(
-    sampler=dpjax.PoissonSampler(sampling_prob=0.01, capacity=200),
-    noise_multiplier=1.1,
-    l2_clip_norm=1.0,
-    normalize_by=100,
-    num_steps=500,
-    delta=1e-5,
-  )
-  return dpjax.Plan(**{**options, **changes})
+_plan = functools.partial(
+  plans.of, 200, prob=0.01, noise_multiplier=1.1, normalize_by=100, num_steps=500
+)
 
 
 def _direct(accountant, q, z, steps, delta):
@@ -185,11 +180,6 @@ def test_p12_the_overflow_share_pays_for_both_neighbours():
   assert plan.accounted_delta(1e-5) + spent == pytest.approx(1e-5)
   with refuses("delta"):
     plan.epsilon(delta=1e-7)
-
-
-def test_p42_nothing_in_a_plan_reveals_the_data():
-  names = {field.name for field in dataclasses.fields(dpjax.Plan)}
-  assert "num_examples" not in names and "data" not in names
 
 
 @pytest.mark.slow

@@ -18,6 +18,7 @@ from dpjax.accounting.matrix import participation_costs
 from dpjax.gradients import Clip
 from dpjax.noise import NoiseShape, correlated
 from dpjax.validate import UserError
+from tests import plans
 from tests.refuses import refuses
 
 _BANDED = correlated.BandedToeplitz.optimized(num_steps=24, bands=4)
@@ -44,16 +45,8 @@ def _shape(correlation=_BANDED, schedule=(), **more):
 
 
 def _plan(**changes):
-  options = dict(
-    sampler=_CYCLIC,
-    noise_multiplier=4.0,
-    l2_clip_norm=1.0,
-    normalize_by=25,
-    num_steps=24,
-    delta=1e-5,
-    noise_shape=_shape(),
-  )
-  return dpjax.Plan(**{**options, **changes})
+  numbers = dict(noise_multiplier=4.0, normalize_by=25, num_steps=24, noise_shape=_shape())
+  return plans.of(**{"sampler": _CYCLIC, **numbers, **changes})
 
 
 _PLANS = {
@@ -326,15 +319,7 @@ def test_a_shuffled_epoch_refuses_a_noise_schedule():
   """Its epoch is paid at the first step: quieter later steps would go unpaid."""
   sampler = sampling.ShuffledSampler(batch_size=10, num_examples=40)
   with refuses("sampler"):
-    plan.Plan(
-      sampler=sampler,
-      noise_multiplier=1.0,
-      l2_clip_norm=1.0,
-      normalize_by=10,
-      num_steps=4,
-      delta=1e-5,
-      noise_shape=NoiseShape((4.0, 1.0, 1.0, 1.0)),
-    )
+    plans.of(sampler=sampler, normalize_by=10, noise_shape=NoiseShape((4.0, 1.0, 1.0, 1.0)))
 
 
 def _measured_stds(one, draws=4000):

@@ -1,6 +1,7 @@
 """Steps are counted where they run: what they cost, and none beyond those that were planned."""
 
 import dataclasses
+import functools
 
 import jax
 import jax.numpy as jnp
@@ -15,7 +16,7 @@ from dpjax.accounting import upper
 from dpjax.mechanisms import ChannelStatistics
 from dpjax.noise import NoiseShape
 from dpjax.noise.correlated import BandedToeplitz
-from dpjax.plan import Plan
+from tests import plans
 from tests.refuses import refuses
 
 _PARAMS = {"w": jnp.ones((3, 2)), "b": jnp.ones(2)}
@@ -31,13 +32,7 @@ def _loss(params, x):
 _BATCH = dpjax.Batch(jax.random.normal(jax.random.key(0), (8, 3)), jnp.arange(8) < 7)
 
 
-def _plan(**changes):
-  numbers = {
-    "sampler": sampling.PoissonSampler(sampling_prob=0.1, capacity=8),
-    "noise_multiplier": 2.0,
-  }
-  numbers |= {"l2_clip_norm": 1.0, "normalize_by": 4, "num_steps": _STEPS, "delta": 1e-5}
-  return Plan(**(numbers | changes))
+_plan = functools.partial(plans.of, prob=0.1, noise_multiplier=2.0, num_steps=_STEPS)
 
 
 _PLANS = {

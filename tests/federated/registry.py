@@ -1,5 +1,6 @@
 """Every federated algorithm and every private aggregator, ready to run on tiny clients."""
 
+import functools
 import inspect
 
 import jax
@@ -19,7 +20,7 @@ from dpjax.federated import (
 )
 from dpjax.federated.compression import error_memory
 from dpjax.gradients import Clip
-from dpjax.plan import Plan
+from tests import plans
 from tests.federated import problems
 
 KEY, NOISE = jax.random.key(0), jax.random.key(1)
@@ -112,13 +113,11 @@ def start(name, algorithm):
   return algorithm.init(params, NUM_CLIENTS)
 
 
-def plan(**changes):
-  """A private plan over clients."""
-  numbers = dict(
-    sampler=sampling.PoissonSampler(sampling_prob=0.5, capacity=40), noise_multiplier=2.0,
-    l2_clip_norm=CLIP, normalize_by=DIVISOR, num_steps=3, delta=1e-3,
-  )  # fmt: skip
-  return Plan(**{**numbers, **changes})
+# A private plan over clients.
+plan = functools.partial(
+  plans.of, 40, noise_multiplier=2.0, l2_clip_norm=CLIP, normalize_by=DIVISOR, num_steps=3,
+  delta=1e-3,
+)  # fmt: skip
 
 
 def _by_hand():

@@ -1,5 +1,7 @@
 """Means of clients: what one client can do to them, and the noise they carry."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -9,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
-from dpjax import accounting, federated, sampling, transforms
+from dpjax import accounting, federated, transforms
 from dpjax.federated import (
   aggregation,
   central,
@@ -25,8 +27,8 @@ from dpjax.federated.client import Received
 from dpjax.federated.execution.client_loop import loop_clients
 from dpjax.federated.execution.context import Context
 from dpjax.gradients import Automatic, Clip
-from dpjax.plan import Plan
 from dpjax.transforms.clip_scale import clip_scale
+from tests import plans
 from tests.refuses import refuses
 
 _NUMBERS = st.floats(width=32, allow_nan=True, allow_infinity=True)
@@ -41,12 +43,10 @@ def _tx(noise_multiplier=0.0, l2_clip_norm=1.5, normalize_by=4.0, seed=0):
   )
 
 
-def _plan(**changes):
-  sampler = sampling.PoissonSampler(sampling_prob=0.5, capacity=40)
-  numbers = dict(
-    noise_multiplier=2.0, l2_clip_norm=0.5, normalize_by=10.0, num_steps=3, delta=1e-3
-  )
-  return Plan(**{"sampler": sampler, **numbers, **changes})
+_plan = functools.partial(
+  plans.of, 40, noise_multiplier=2.0, l2_clip_norm=0.5, normalize_by=10.0, num_steps=3,
+  delta=1e-3,
+)  # fmt: skip
 
 
 _AGGREGATOR = dp_mean(_tx(), l2_clip_norm=1.5)

@@ -1,6 +1,7 @@
 """Who takes part, and which batches a client trains on."""
 
 import dataclasses
+import functools
 import itertools
 
 import numpy as np
@@ -12,6 +13,7 @@ from dpjax import data, sampling
 from dpjax.federated import LocalWork, cohorts
 from dpjax.federated.cohort import bucket, cohort_of
 from dpjax.plan import Plan
+from tests import plans
 from tests.refuses import refuses
 
 
@@ -25,10 +27,7 @@ def _federation(sizes=(4, 0, 3, 5)):
   )
 
 
-def _plan(prob=0.5, num_steps=6, **changes):
-  sampler = sampling.PoissonSampler(sampling_prob=prob, capacity=8)
-  numbers = dict(noise_multiplier=1.0, l2_clip_norm=1.0, normalize_by=2.0, delta=1e-3)
-  return Plan(sampler=sampler, num_steps=num_steps, **{**numbers, **changes})
+_plan = functools.partial(plans.of, num_steps=6, normalize_by=2.0, delta=1e-3)
 
 
 @given(st.integers(0, 10**6))

@@ -28,10 +28,9 @@ from dpjax.federated.execution.client_loop import has_convolution
 from dpjax.federated.execution.context import Context
 from dpjax.federated.execution.named import auto_clients, by_name
 from dpjax.federated.silos import Silos
-from dpjax.plan import Plan
 from dpjax.sampling import FixedSizeSampler
 from dpjax.validate import UserError
-from tests import commands
+from tests import commands, plans
 from tests.federated import problems
 from tests.refuses import refuses
 
@@ -109,10 +108,8 @@ def _noisy_messages(map_clients, draws):
     client = clients.local_training(loss_fn, optax.sgd(1.0))
     client = client_noise(client, l2_clip_norm=1.0, noise_multiplier=1.0)
   else:
-    plan = Plan(
+    plan = plans.of(
       sampler=FixedSizeSampler(batch_size=2, num_examples=2),
-      noise_multiplier=1.0,
-      l2_clip_norm=1.0,
       normalize_by=2.0,
       num_steps=1,
       delta=1e-3,

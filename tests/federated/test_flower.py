@@ -16,6 +16,7 @@ from dpjax.federated import central, fed_avg, from_batches, scaffold
 from dpjax.federated.transport import flower
 from dpjax.plan import Plan
 from dpjax.validate import UserError
+from tests import plans
 from tests.federated import problems, programs
 from tests.refuses import refuses
 
@@ -75,8 +76,8 @@ print(json.dumps(out))
 def plan(name):
   """Half of four clients in a round; three rounds."""
   private = name == "private"
-  return Plan(
-    sampler=sampling.PoissonSampler(sampling_prob=0.5, capacity=9),
+  return plans.of(
+    9,
     noise_multiplier=1.0 if private else 0.0,
     l2_clip_norm=0.5 if private else np.inf,
     normalize_by=2.0,

@@ -17,6 +17,7 @@ from dpjax.secure.distributed_noise import SkellamSum, skellam_mean
 from dpjax.secure.encoding import Encoding
 from dpjax.secure.summation import Dropout, forgiving, secure_mean
 from dpjax.secure.sums import PlainSum
+from tests import plans
 from tests.refuses import refuses
 
 _KEY = jax.random.key(0)
@@ -56,14 +57,7 @@ def test_a_clip_norm_beyond_what_float32_can_bound_is_refused():
 @pytest.mark.parametrize("tx", [optax.sgd(1.0), _tx(1.0, 0.0), _tx(1.0)])
 def test_a_private_cohort_wants_an_aggregator_that_is_vouched_for(tx):
   """`dp_mean` of a transformation without noise, or of any other plan's, went unnoticed."""
-  plan = dpjax.Plan(
-    sampler=dpjax.PoissonSampler(sampling_prob=0.5, capacity=4),
-    noise_multiplier=1.0,
-    l2_clip_norm=1.0,
-    normalize_by=1.0,
-    num_steps=2,
-    delta=1e-3,
-  )
+  plan = plans.of(4, normalize_by=1.0, num_steps=2, delta=1e-3)
   cohort = from_batches([np.ones((1, 2), np.float32)])
   made = federated.fed_avg(
     _loss, optax.sgd(0.1), aggregator=federated.dp_mean(tx), key=_KEY

@@ -1,6 +1,7 @@
 """Silos that keep their own records private: what they draw, what they add, what it costs."""
 
 import dataclasses
+import functools
 import itertools
 import math
 
@@ -13,7 +14,6 @@ import pytest
 from dp_accounting.pld import privacy_loss_distribution as pld
 from scipy import stats
 
-import dpjax
 from dpjax import federated, noise
 from dpjax.auditing.games import silos as games
 from dpjax.auditing.games.game import play
@@ -23,6 +23,7 @@ from dpjax.key_uses import KeyUse, key_for
 from dpjax.training import dp_sgd
 from dpjax.types import Batch, Example
 from dpjax.validate import UserError
+from tests import plans
 from tests.refuses import refuses
 
 _LOSS = lambda w, example: 0.5 * jnp.sum((w - example.x) ** 2)
@@ -30,16 +31,7 @@ _KEY = jax.random.key(7)
 _RATE = 0.5
 
 
-def _plan(*, prob=0.5, noise_multiplier=1.0, num_steps=8, **changes):
-  fields = {
-    "sampler": dpjax.PoissonSampler(sampling_prob=prob, capacity=16),
-    "noise_multiplier": noise_multiplier,
-    "l2_clip_norm": 1.0,
-    "normalize_by": 4.0,
-    "num_steps": num_steps,
-    "delta": 1e-5,
-  }
-  return dpjax.Plan(**{**fields, **changes})
+_plan = functools.partial(plans.of, 16, num_steps=8, normalize_by=4.0)
 
 
 def _federation(*sizes, width=2):

@@ -2,7 +2,6 @@
 
 import csv
 import math
-import pathlib
 import re
 
 import pytest
@@ -16,8 +15,6 @@ from launch import account, bounded
 from tests import commands
 from tests.checks import finished_runs
 from tests.refuses import refuses
-
-_ROOT = pathlib.Path(account.__file__).parents[1]
 
 
 def _run(*args):

@@ -2,22 +2,11 @@
 
 import csv
 import functools
-import importlib
-import pathlib
 
 import pytest
 
-from dpjax.experiments.kinds.attack.config import AttackConfig
-from dpjax.experiments.sweeps.sweep import Runs
-from launch import config_flag
 from tests import commands
 
-_ROOT = pathlib.Path(__file__).resolve().parents[2]
-_CONFIGS = [
-  p
-  for p in sorted((_ROOT / "configs/attack").glob("*.py"))
-  if p.stem not in ("__init__", "common")
-]
 _TINY = """
 from configs.attack import quickstart
 from dpjax.experiments.config import fields
@@ -58,40 +47,3 @@ def test_a_table_is_written_resumed_and_says_what_fails(tmp_path):
   again = _launch(*order)
   assert again.returncode == 0 and again.stdout == done.stdout and len(before) == 3
   assert before == {path: path.stat().st_mtime_ns for path in before}
-
-
-@pytest.mark.parametrize(
-  ("arguments", "words"),
-  [
-    (
-      ["--alone", "--config.attack=membership", "--config.attack.num_shadows=1"],
-      "num_shadows=1: must be",
-    ),
-    (["--config.target.compression=zip"], "compression='zip': must be one of"),
-    (["--alone", "--only=x"], "--only='x': would be ignored; it needs several runs"),
-    (["--only=x"], "only='x': must be a pattern of one of membership, none"),
-    (["--run=runs/x", "--only=x"], "--only='x': would be ignored"),
-    (["--run=runs/x", "--workdir="], "--workdir='': must be the name of a directory"),
-  ],
-)
-def test_a_mistake_is_one_line(tmp_path, arguments, words):
-  done = _launch(f"--workdir={tmp_path / 'run'}", *arguments)
-  assert words in commands.refusal(done)
-  assert not (tmp_path / "run").exists()
-
-
-@pytest.mark.cases(
-  quick=[
-    "extraction_digits",
-    "fishing_cifar10",
-    "gradient_inversion_cifar10",
-    "rogue_server_cifar10",
-  ],
-  long=...,
-)
-@pytest.mark.parametrize("path", _CONFIGS, ids=lambda path: path.stem)
-def test_every_published_config_is_ready_to_run(path):
-  module = importlib.import_module(f"configs.attack.{path.stem}")
-  base = config_flag.load(str(path), AttackConfig)
-  found = Runs(module.get_configs(base), base).points
-  assert found and f"--config=configs/attack/{path.name}" in path.read_text()

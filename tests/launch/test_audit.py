@@ -1,7 +1,6 @@
 """launch.audit: rows as they end, resumable, exit codes, one-line mistakes."""
 
 import json
-import pathlib
 
 import jax
 import numpy as np
@@ -12,8 +11,6 @@ from dpjax.auditing.games.game import Claim, Game, linear
 from dpjax.experiments.checks import long_games
 from tests import commands
 from tests.refuses import refuses
-
-_ROOT = pathlib.Path(__file__).resolve().parents[2]
 
 
 def _laplace(claim):

@@ -2,7 +2,6 @@
 
 import functools
 import json
-import pathlib
 
 import pytest
 
@@ -10,7 +9,6 @@ from dpjax.checks import table
 from dpjax.checks.subject import row
 from tests import commands
 
-_ROOT = pathlib.Path(__file__).resolve().parents[2]
 _BROKEN = """
 from configs import quickstart
 from dpjax import transforms

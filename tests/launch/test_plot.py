@@ -32,18 +32,3 @@ def test_what_is_not_drawn_is_said(tmp_path):
   done = commands.run("launch.plot", str(table), "--x=x", "--y=y", f"--out={out}")
   assert done.returncode == 0
   assert done.stderr == f"note: {table}: 1 of 3 rows hold no finite y: not drawn\n"
-
-
-def test_a_mistake_is_one_line(tmp_path):
-  """Others are those of the library (tests/plots); each command takes a second."""
-  done = commands.run("launch.plot", "none.csv", f"--out={tmp_path}/a.png")
-  assert commands.refusal(done) == (
-    "error: csv='none.csv': must be a CSV file; there is no such file"
-  )
-  done = commands.run("launch.plot", "results/lm_lora/curve.csv", "--out=a.jpg")
-  assert commands.refusal(done) == "error: --out='a.jpg': must end in .png, .pdf, .svg"
-
-
-def test_a_missing_flag_is_one_line():
-  done = commands.run("launch.plot", "none.csv")
-  assert commands.refusal(done) == "error: --out: must be given"

@@ -1,21 +1,12 @@
 """launch.relevance from the command line: what a user types, right and wrong."""
 
 import functools
-import importlib
 import json
-import pathlib
 
 import pytest
 
-from dpjax.experiments.sweeps import sweep
 from tests import commands
 
-_ROOT = pathlib.Path(__file__).resolve().parents[2]
-_CONFIGS = sorted(
-  path
-  for path in (_ROOT / "configs" / "radp").glob("*.py")
-  if path.stem not in ("__init__", "common")
-)
 _SMALL = ("--config.num_epochs=2", "--config.data.limit=200", "--config.batch_size=50")
 _launch = functools.partial(commands.run, "launch.relevance")
 
@@ -49,51 +40,6 @@ def test_rigorous_mode_prints_its_proof(tmp_path):
   result = json.loads((tmp_path / "run" / "result.json").read_text())
   assert result["epsilon"] == result["proved_epsilon"]
   assert result["failed_assumptions"] == [] and result["stage_seconds"] is None
-
-
-@pytest.mark.parametrize(
-  ("arguments", "words"),
-  [
-    (["--config.method=radpp"], ["method='radpp'", "did you mean 'radp'"]),
-    (["--config.method=radp_rigorous", "--config.method.labels=raw"], ["raw labels"]),
-    (
-      [
-        "--config.method=radp_rigorous",
-        "--config.method.model1=untrained",
-        "--config.method.model1.rel_noise=entropy",
-      ],
-      ["method.model1.rel_noise='entropy'", "data-dependent budgets"],
-    ),
-    (["--config.method.preset=P9"], ["method.preset='P9'"]),
-    (
-      ["--config.method.weight_decay=0.5"],
-      ["--config.method.weight_decay", "'radp' has no such field", "radp_rigorous"],
-    ),
-    (
-      ["--config.noise_seed=1", "--config.method=no_dp", "--config.epsilon=2"],
-      ["noise_seed=1", "ignored"],
-    ),
-    (["--config.epsilon=1", "--config.method=no_dp"], ["epsilon=1", "ignored"]),
-  ],
-)
-def test_a_mistake_is_one_line_and_exit_code_2(tmp_path, arguments, words):
-  done = _launch(f"--workdir={tmp_path / 'run'}", *arguments)
-  line = commands.refusal(done)
-  assert all(word in line for word in words), line
-  assert not (tmp_path / "run").exists()
-
-
-@pytest.mark.cases(
-  long=["quickstart", "test3_cifar10", "test4_gaussian", "test5_activations"]
-)
-@pytest.mark.parametrize("path", _CONFIGS, ids=lambda path: path.stem)
-def test_every_published_config_is_ready_to_run(path):
-  module = importlib.import_module(f"configs.radp.{path.stem}")
-  config = module.get_config()
-  named = module.get_configs(config) if hasattr(module, "get_configs") else None
-  assert sweep.Runs(named, config).points  # checked
-  text = path.read_text()
-  assert f"--config=configs/radp/{path.name}" in text
 
 
 @pytest.mark.long

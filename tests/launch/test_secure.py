@@ -2,7 +2,6 @@
 
 import csv
 import functools
-import importlib
 import pathlib
 import signal
 import subprocess
@@ -14,15 +13,10 @@ import pytest
 from dpjax.experiments.config import fields
 from dpjax.experiments.kinds.secure.config import SecureConfig, SumTask
 from dpjax.experiments.sweeps import sweep
-from dpjax.experiments.sweeps.sweep import Runs
 from dpjax.validate import UserError
-from launch import config_flag
 from tests import commands
 
 _ROOT = pathlib.Path(__file__).resolve().parents[2]
-_CONFIGS = [
-  p for p in sorted((_ROOT / "configs/secure").glob("*.py")) if p.stem != "__init__"
-]
 _TINY = """
 from dpjax.experiments.config import fields
 from dpjax.experiments.kinds.secure.config import SecureConfig, SumTask
@@ -52,24 +46,6 @@ def test_a_table_is_written_and_resumed(tmp_path):
 
 
 @pytest.mark.parametrize(
-  ("arguments", "words"),
-  [
-    (["--config.task.num_clients=1"], "task.num_clients=1: must be an integer in"),
-    (["--config.task=sume"], "did you mean 'sum'?"),
-    # A field of the file that a flag made wrong is no flag.
-    (
-      ["--config=configs/secure/transfer.py", "--config.task.num_source=90"],
-      "error: task.num_shared=200",
-    ),
-  ],
-)
-def test_a_mistake_is_one_line(tmp_path, arguments, words):
-  done = _launch(f"--workdir={tmp_path / 'run'}", *arguments)
-  assert words in commands.refusal(done)
-  assert not (tmp_path / "run").exists()
-
-
-@pytest.mark.parametrize(
   ("task", "words"),
   [
     ("NoisyModelTask(learning_rate=16.0)", "task.learning_rate=16.0: over num_rows"),
@@ -86,15 +62,6 @@ def test_numbers_that_only_the_data_refuse_are_one_line_too(task, words, tmp_pat
   done = _launch(f"--config={tmp_path / 'bad.py'}", f"--workdir={tmp_path / 'run'}")
   assert words in commands.refusal(done) and not done.stdout
   assert not (tmp_path / "run").exists()
-
-
-@pytest.mark.cases(long=["regression", "secureml_mnist", "sums"])
-@pytest.mark.parametrize("path", _CONFIGS, ids=lambda path: path.stem)
-def test_every_published_config_is_ready_to_run(path):
-  module = importlib.import_module(f"configs.secure.{path.stem}")
-  base = config_flag.load(str(path), SecureConfig)
-  found = Runs(module.get_configs(base), base).points
-  assert found and f"--config=configs/secure/{path.name}" in path.read_text()
 
 
 def test_rows_without_their_extra_are_named_first_and_left_out(

@@ -1,14 +1,12 @@
 """launch.train --audit and release mode from the command line."""
 
 import json
-import pathlib
 
 import pytest
 
 from dpjax.sampling.registry import used_for
 from tests import commands
 
-_ROOT = pathlib.Path(__file__).resolve().parents[2]
 # A config file can hold any code, so it can plant what a patched installation would.
 _BROKEN = """
 import dataclasses

@@ -91,30 +91,3 @@ def test_a_model_and_a_loss_with_loops_train(tmp_path):
   )
   assert done.returncode == 0, done.stderr
   assert "digits loops:Net: test_accuracy=" in done.stdout
-
-
-@pytest.mark.long
-@pytest.mark.parametrize(
-  ("argument", "words"),
-  [
-    ("--config.loss=faulty:fails", ["loss='faulty:fails'", "ZeroDivisionError", "line 4"]),
-    ("--config.optimizer.rule=faulty:no_rate", ["optimizer.rule=", "is called with"]),
-    ("--config.optimizer.rule=faulty:seven", ["optimizer.rule=", "transformation, not 7"]),
-    ("--config.model.name=faulty:Net", ["model.name='faulty:Net'", "has no 'Net'"]),
-    ("--config.data.name=faulti:load", ["data.name=", "did you mean 'faulty'?"]),
-  ],
-)
-def test_a_fault_in_own_code_is_one_line(tmp_path, argument, words):
-  (tmp_path / "faulty.py").write_text(
-    "def fails(apply):\n"
-    "  def loss(params, example):\n"
-    "    del params\n"
-    "    return example.x / (0 // 0)\n"
-    "  return loss\n"
-    "def no_rate():\n  return None\n"
-    "def seven(rate):\n  return 7\n"
-  )
-  done = _launch(tmp_path, f"--workdir={tmp_path / 'run'}", argument)
-  lines = done.stderr.strip().splitlines()
-  assert done.returncode == 2 and len(lines) == 1, done.stderr
-  assert all(word in lines[0] for word in words), lines

@@ -16,6 +16,7 @@ import dpjax
 from dpjax import attacks, training
 from dpjax.attacks import signals
 from dpjax.attacks.roc import curve_of, rate_at
+from tests import plans
 
 _N = 500
 
@@ -28,13 +29,8 @@ def found():
   records = dpjax.data.from_arrays(x, labels, num_classes=10)
   model: Any = dpjax.zoo.networks.build("mlp", num_classes=10, features=(256,))
   loss_fn = dpjax.losses.softmax_cross_entropy(model.apply)
-  plan = dpjax.Plan(
-    sampler=dpjax.PoissonSampler(sampling_prob=0.2, capacity=100),
-    noise_multiplier=0.0,
-    l2_clip_norm=1e3,
-    normalize_by=50,
-    num_steps=600,
-    delta=1e-5,
+  plan = plans.of(
+    100, prob=0.2, noise_multiplier=0.0, l2_clip_norm=1e3, normalize_by=50, num_steps=600
   )
   halves = attacks.random_halves(17, _N, seed=0)
   scores = attacks.train_shadows(

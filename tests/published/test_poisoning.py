@@ -27,6 +27,7 @@ import dpjax
 from dpjax import attacks, data, federated, pictures
 from dpjax.attacks.poisoning import poisoned_training
 from dpjax.validate import UserError
+from tests import plans
 from tests.published import poisoning_grid as robustness
 
 _CLIENTS, _EACH, _FRACTIONS = 100, 60, (0.1, 0.3)
@@ -45,8 +46,9 @@ _PARTITIONS = {
 
 
 def _plan(noise_multiplier):
-  return dpjax.Plan(
-    sampler=dpjax.PoissonSampler(sampling_prob=1.0, capacity=_CLIENTS + 12),
+  return plans.of(
+    _CLIENTS + 12,
+    prob=1.0,
     noise_multiplier=noise_multiplier,
     l2_clip_norm=0.3,
     normalize_by=_CLIENTS,

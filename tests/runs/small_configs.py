@@ -34,6 +34,36 @@ def sides(classes, size=300):
   return tuple(parts)
 
 
+def halves(sizes, num_classes=2):
+  """Private and public images of two classes, bright in one half each."""
+  rng = np.random.default_rng(0)
+  parts = []
+  for size in sizes:
+    y = rng.integers(0, 2, size)
+    x = 0.2 * rng.random((size, 4, 4, 1))
+    x[y == 0, :2] += 0.7
+    x[y == 1, 2:] += 0.7
+    x = x.astype(np.float32)
+    parts.append(from_arrays(x, y, num_classes=num_classes, nominal_size=sizes[0]))
+  return tuple(parts)
+
+
+SHORT = {
+  "grad_method": "vmap",
+  "num_steps": 12,
+  "eval_every": 4,
+  "checkpoint_every": 3,
+  "model.name": "linear",
+  "model.options": {},
+  "data.limit": 400,
+}
+
+
+def short(**changes):
+  """A private run of twelve steps on 400 digits for an epsilon, short enough to be repeated."""
+  return fields.replace_all(fields.replace_all(quickstart.get_config(), SHORT), changes)
+
+
 _CENTRAL = {
   "data.limit": 200,
   "model.name": "linear",

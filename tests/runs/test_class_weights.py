@@ -11,7 +11,7 @@ from dpjax.experiments.config import fields
 from dpjax.experiments.kinds.central import build
 from dpjax.types import Example
 from tests.refuses import refuses
-from tests.runs import small_run
+from tests.runs import small_configs
 
 _FACTORS = (0.5, 3.0, 1.0)
 _GIVEN = {"class_weights": "given"}
@@ -39,7 +39,7 @@ def test_a_weight_multiplies_the_loss_and_is_clipped_afterwards():
 
 
 def _config(**changes):
-  return small_run.config(**{"data.name": "wine", "data.limit": None, **changes})
+  return small_configs.short(**{"data.name": "wine", "data.limit": None, **changes})
 
 
 @pytest.mark.slow

@@ -1,11 +1,9 @@
 """Every way of clipping and every private optimizer as a run: facts, refusals, resume."""
 
 import json
-import shutil
 
 import pytest
 
-from configs import quickstart
 from dpjax.checks import noise_distributions
 from dpjax.experiments.checks import of_config
 from dpjax.experiments.config import fields
@@ -17,23 +15,13 @@ from dpjax.gradients import Automatic
 from dpjax.transforms import AdaptiveClipping, PerLayer
 from tests.checks import second_accountant
 from tests.refuses import refuses
-from tests.runs.stops import die, stop_after
+from tests.runs import small_configs
 
 
 def _config(**overrides):
-  config = quickstart.get_config()
-  small = {
-    "grad_method": "vmap",
-    "num_steps": 4,
-    "eval_every": 4,
-    "checkpoint_every": 2,
-    "model.name": "linear",
-    "model.options": {},
-    "data.limit": 300,
-    "privacy.epsilon": None,
-    "privacy.noise_multiplier": 2.0,
-  }
-  return fields.replace_all(fields.replace_all(config, small), overrides)
+  few = {"num_steps": 4, "eval_every": 4, "checkpoint_every": 2, "data.limit": 300}
+  few |= {"privacy.epsilon": None, "privacy.noise_multiplier": 2.0}
+  return fields.replace_all(small_configs.short(**few), overrides)
 
 
 _RUNS = {
@@ -76,64 +64,6 @@ def test_a_run_ends_with_true_facts(name, tmp_path):
     std = 2.0 * 0.5 / (0.2 * 300)
     assert result["sgld_temperature"] == pytest.approx(1.0 / 300 * (300 * std) ** 2 / 2)
   json.dumps(result, allow_nan=False)
-
-
-@pytest.mark.cases(long=[2], slow=...)
-@pytest.mark.parametrize(
-  "overrides",
-  [
-    {"slices": 2, "privacy.clip_schedule": "linear"},
-    {"privacy.scaling": {"name": "by_outputs", "floor": 0.3}},
-    pytest.param({"privacy.clipping": "adaptive"}, marks=pytest.mark.long),
-  ],
-)
-def test_p16_p27_stopped_and_resumed_equals_uninterrupted(overrides, tmp_path, monkeypatch):
-  config = _config(**overrides, num_steps=5, noise_seed=0)
-  whole = loop.train(config, tmp_path / "whole")
-  stop_after(monkeypatch, 3)
-  with pytest.raises(loop.Interrupted, match="step 3"):
-    loop.train(config, tmp_path / "run")
-  resumed = loop.train(config, tmp_path / "run")
-  for name in ("params_sha256", "ledger", "epsilon", "clipping"):
-    assert resumed[name] == whole[name], name
-  assert sum(charge["num_steps"] for charge in resumed["ledger"]["charges"]) == 5
-
-
-_MLP = {"model.name": "mlp", "model.options": {"features": (6,)}}
-_SCALED = {
-  "all": {},
-  "release": {"release": True},
-  "ghost": {"grad_method": "ghost"},
-  "lora": {**_MLP, "trainable": {"name": "lora", "rank": 2}},
-  "head_first": {**_MLP, "trainable": {"name": "head_first", "steps": 2}},
-  "head": {**_MLP, "trainable": "head"},
-  "statistics": {"privacy.normalization": "private_statistics"},
-  "levels": {"privacy.noise_levels": [2.0, 1.0, 1.0, 1.0, 1.0]},
-}
-
-
-@pytest.mark.cases(slow=["release"], long=...)
-@pytest.mark.parametrize("name", sorted(_SCALED))
-def test_p27_a_scaled_run_that_was_killed_is_the_same_bit_for_bit(
-  name, tmp_path, monkeypatch
-):
-  """Killed at step 3 of 5: the last checkpoint is of step 2, and the scales are in it."""
-  overrides = {"privacy.scaling": {"name": "by_outputs", "floor": 0.3}, **_SCALED[name]}
-  seed = None if name == "release" else 0
-  config = _config(**overrides, num_steps=5, noise_seed=seed)
-  stop_after(monkeypatch, 3, error=die)
-  with pytest.raises(KeyboardInterrupt):
-    loop.train(config, tmp_path / "run")
-  # A release draws its keys anew in every folder: the killed one is compared with its own copy.
-  other = tmp_path / "whole"
-  if config.release:
-    shutil.copytree(tmp_path / "run", other)
-  whole = loop.train(config, other)
-  resumed = loop.train(config, tmp_path / "run")
-  for field in ("params_sha256", "ledger", "epsilon", "scaling"):
-    assert resumed[field] == whole[field], field
-  assert sum(charge["num_steps"] for charge in resumed["ledger"]["charges"]) == 5
-  assert resumed["epsilon_kind"] == ("proved" if config.release else "claimed")
 
 
 @pytest.mark.cases(long=[7])
@@ -190,6 +120,11 @@ def test_p27_a_scaled_run_that_was_killed_is_the_same_bit_for_bit(
       "config.privacy.scaling",
     ),
     ({"privacy.scaling": "by_outputs", "audit": "canaries"}, "audit.kind"),
+    ({"privacy.clipping": "adaptive", "privacy.scaling": "by_outputs"}, "privacy.clipping"),
+    (
+      {"privacy.clipping": "automatic", "privacy.clip_schedule": "linear"},
+      "privacy.clipping",
+    ),
     ({"privacy.clipping": "adaptive", "slices": 2}, "slices"),
     ({"privacy.clipping": Automatic(gamma=0.0)}, "privacy.clipping.gamma"),
     (

@@ -2,7 +2,10 @@
 
 import dataclasses
 
+import jax
+import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 
 from dpjax import federated
@@ -14,7 +17,6 @@ from dpjax.experiments.kinds.federated.config import ClientAudit, FedConfig
 from dpjax.experiments.run import loop, writers
 from dpjax.secure.distributed_noise import SkellamSum
 from tests.refuses import refuses
-from tests.runs import descriptions
 from tests.runs.stops import stop_after
 from tests.runs.test_federate import _NONE
 from tests.runs.test_federate import _config as small_config
@@ -262,16 +264,28 @@ def test_what_can_be_run_can_be_audited(overrides, tmp_path):
 @pytest.mark.slow
 def test_every_setting_of_an_audit_changes_it():
   """What is built, or what the same scores are said to show."""
-  base, built = _config(**_ROWS), descriptions.federated_run
-  with descriptions.fast():
-    whole = built(base)
-    assert whole != built(small_config())
-    for path, value in (
-      ("audit.num_canaries", 22), ("audit.kind", "random"), ("audit.kind", "direction")
-    ):  # fmt: skip
-      assert built(fields.replace(base, path, value)) != whole, path
-    sends = fields.replace(base, "audit.kind", "direction")
-    assert built(sends) != built(fields.replace(sends, "audit.score", "rounds"))
+  base = _config(**_ROWS)
+
+  def built(config):
+    """Coins, directions and rows, and whether every round is scored."""
+    run = build.assemble(config)
+    audited, rows = run.audited, run.federation.dataset
+    if audited.canaries is None:
+      return None
+    scored = audited.watched(optax.identity()).init(jnp.zeros(3))
+    drawn = jax.tree.leaves(
+      (audited.canaries.included, audited.directions, rows.x[:40], rows.y)
+    )
+    return [np.asarray(leaf).tobytes() for leaf in drawn], len(jax.tree.leaves(scored))
+
+  whole = built(base)
+  assert built(small_config()) is None
+  for path, value in (
+    ("audit.num_canaries", 22), ("audit.kind", "random"), ("audit.kind", "direction")
+  ):  # fmt: skip
+    assert built(fields.replace(base, path, value)) != whole, path
+  sends = fields.replace(base, "audit.kind", "direction")
+  assert built(sends) != built(fields.replace(sends, "audit.score", "rounds"))
   rng, coins = np.random.default_rng(0), np.arange(400) < 200
   scores = Scores(rng.normal(1, 1, 200), rng.normal(0, 1, 200))
   plan = build.assemble(small_config()).plan

@@ -23,7 +23,6 @@ _NONE = {
   "privacy": "none",
   "privacy.delta": 1e-5,
 }
-_ADAM = {"server_optimizer.rule": "adam"}
 _EIGHT = {"privacy.epsilon": 8.0, "privacy.noise_multiplier": None}
 
 

@@ -1,19 +1,15 @@
 """Release mode across clients: secrets from the operating system, nothing private logged."""
 
-import shutil
-
 import jax
 import numpy as np
 import pytest
 
 from dpjax import federated
-from dpjax.accounting import Ledger
 from dpjax.experiments.kinds.federated import build as federate_build
-from dpjax.experiments.run import checkpoint, loop, run_keys, writers
+from dpjax.experiments.run import loop, run_keys, writers
 from dpjax.federated.round import params_of
 from dpjax.noise import source
 from tests.refuses import refuses
-from tests.runs.stops import die, sigterm, stop_after
 from tests.runs.test_federate import _config
 
 
@@ -25,29 +21,6 @@ def _release(**overrides):
 def finished(tmp_path_factory):
   workdir = tmp_path_factory.mktemp("fed_release") / "run"
   return workdir, loop.train(_release(), workdir)
-
-
-@pytest.mark.slow
-def test_p16_a_resumed_release_of_correlated_noise_equals_the_uninterrupted_one(
-  tmp_path, monkeypatch
-):
-  """Noise and cohorts come back: keys are saved before the first round, so that the copy of
-  that checkpoint, run to its end, is the uninterrupted run."""
-  config = _release(**{"privacy": "dp_ftrl"})
-  workdir, whole_dir = tmp_path / "run", tmp_path / "whole"
-  stop_after(monkeypatch, 1, die)
-  with pytest.raises(KeyboardInterrupt):
-    loop.train(config, workdir)
-  assert checkpoint.newest(workdir) == 0
-  shutil.copytree(workdir, whole_dir)
-  whole = loop.train(config, whole_dir)
-  stop_after(monkeypatch, 3, sigterm)
-  with pytest.raises(loop.Interrupted):
-    loop.train(config, workdir)
-  resumed = loop.train(config, workdir)
-  for name in ("params_sha256", "ledger", "epsilon", "test_accuracy"):
-    assert resumed[name] == whole[name], name
-  assert Ledger.from_json(resumed["ledger"]).num_steps == 6
 
 
 @pytest.mark.slow

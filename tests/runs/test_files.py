@@ -266,18 +266,6 @@ def _charge(**changes):
   return change
 
 
-def _event(path: tuple[str, ...], factor: float):
-  def change(meta: dict[str, Any]) -> None:
-    where = meta["ledger"]["charges"][0]["event"]
-    numbers = _numbers(where)
-    assert numbers
-    for holder, name in numbers:
-      if name in path:
-        holder[name] *= factor
-
-  return change
-
-
 def _numbers(data: Any) -> list[tuple[Any, Any]]:
   """(holder, key) of every float in JSON data."""
   pairs = data.items() if isinstance(data, dict) else enumerate(data)

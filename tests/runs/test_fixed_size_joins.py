@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 from dp_accounting.pld import PLDAccountant
 
-from configs import quickstart
 from configs.fed import quickstart as fed_quickstart
 from dpjax.experiments.config import fields
 from dpjax.experiments.kinds.central import build
@@ -17,7 +16,7 @@ from dpjax.experiments.kinds.federated import privacy as fed_privacy
 from dpjax.experiments.run import loop
 from dpjax.validate import UserError
 from tests.refuses import refuses
-from tests.runs import stops
+from tests.runs import small_configs, stops
 
 _ADD = "add_or_remove_one"
 _FIXED = {
@@ -27,12 +26,9 @@ _FIXED = {
 
 
 def _config(**overrides):
-  small = {
-    "grad_method": "vmap", "num_steps": 6, "eval_every": 6, "checkpoint_every": 2,
-    "model.name": "linear", "model.options": {}, "data.limit": 100,
-    "privacy.sampling_prob": 0.2, **_FIXED,
-  }  # fmt: skip
-  return fields.replace_all(fields.replace_all(quickstart.get_config(), small), overrides)
+  few = {"num_steps": 6, "eval_every": 6, "checkpoint_every": 2, "data.limit": 100}
+  few |= {"privacy.sampling_prob": 0.2, **_FIXED}
+  return fields.replace_all(small_configs.short(**few), overrides)
 
 
 def _accounted(noise, share, steps, delta):

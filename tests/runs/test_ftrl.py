@@ -2,7 +2,6 @@
 
 import dataclasses
 import json
-import shutil
 
 import numpy as np
 import pytest
@@ -20,11 +19,10 @@ from dpjax.experiments.kinds.central.privacy import make_plan
 from dpjax.experiments.run import loop
 from tests.checks import second_accountant
 from tests.refuses import refuses
-from tests.runs import small_run
-from tests.runs.stops import die, stop_after
+from tests.runs import small_configs
 
 _SMALL = {
-  **small_run.SMALL,
+  **small_configs.SHORT,
   "privacy": "dp_ftrl",
   "privacy.neighboring_relation": "replace_special",
 }
@@ -63,28 +61,6 @@ def test_the_result_is_what_the_charges_add_up_to(finished):
 
 
 _REDRAWN = {"privacy.strategy": "band_inv_mf", "privacy.strategy.redraw": True}
-
-
-@pytest.mark.cases(slow=[0], long=...)
-@pytest.mark.parametrize(
-  "extra",
-  [
-    {},
-    {**_POISSON, "privacy.noise_levels": [1.5, 1.0]},
-    pytest.param(_REDRAWN, marks=pytest.mark.long),
-  ],
-)
-def test_p16_an_interrupted_run_ends_as_the_uninterrupted_one(tmp_path, extra):
-  config = _config(**extra)
-  whole = loop.train(config, tmp_path / "whole")
-  shutil.copytree(tmp_path / "whole", tmp_path / "cut")
-  for name in ("result.json", "params.npz"):
-    (tmp_path / "cut" / name).unlink()
-  for step in (9, 12):
-    shutil.rmtree(tmp_path / "cut" / "checkpoints" / str(step), ignore_errors=True)
-  resumed = loop.train(config, tmp_path / "cut")
-  for key in ("params_sha256", "epsilon", "ledger", "test_accuracy"):
-    assert resumed[key] == whole[key]
 
 
 @pytest.mark.cases(slow=[3], long=...)
@@ -204,25 +180,6 @@ def test_wrong_configs_are_one_line(extra, field):
     with naming(config):
       make_plan(config, 400)
   assert "\n" not in str(caught.value)
-
-
-@pytest.mark.long
-@pytest.mark.parametrize(
-  "changes",
-  [
-    {"privacy.sampling_prob": 1.0},
-    {**_POISSON, "privacy.sampler.steps_apart": 1},
-  ],
-)
-def test_one_band_keeps_no_noise_and_goes_on_from_a_checkpoint(changes, tmp_path):
-  """Its memory is empty, which the library of checkpoints cannot save as it is."""
-  config = _config(num_steps=4, eval_every=4, checkpoint_every=2, noise_seed=0, **changes)
-  whole = loop.train(config, tmp_path / "whole")
-  stopped = tmp_path / "stopped"
-  with pytest.raises(KeyboardInterrupt), pytest.MonkeyPatch.context() as patch:
-    stop_after(patch, 3, die)
-    loop.train(config, stopped)
-  assert loop.train(config, stopped)["params_sha256"] == whole["params_sha256"]
 
 
 @pytest.mark.slow

@@ -166,27 +166,6 @@ def test_more_slices_than_slots_are_refused():
     privacy.make_plan(config, 60)
 
 
-_PASS = {"privacy": "dp_ftrl", "privacy.neighboring_relation": "replace_special"}
-
-
-@pytest.mark.parametrize(
-  ("changes", "field"),
-  [
-    ({"privacy.clipping": "adaptive", "privacy.scaling": "by_outputs"}, "privacy.clipping"),
-    (
-      {"privacy.clipping": "automatic", "privacy.clip_schedule": "linear"},
-      "privacy.clipping",
-    ),
-    ({**_PASS, "privacy.scaling": "by_outputs"}, "privacy.strategy"),
-    ({"privacy.clipping": "adaptive", "slices": 2}, "slices"),
-  ],
-)
-def test_parts_that_do_not_go_together_are_named_as_typed(changes, field):
-  config = fields.replace_all(_config(), {**_NOISE, **changes})
-  with refuses(field, value=fields.get(config, field)), naming(config):
-    privacy.make_plan(config, 60, {"w": np.zeros(2)})
-
-
 def test_an_attacker_out_of_reach_is_named_as_typed():
   asked = {"privacy.epsilon": None, "privacy.attacker.advantage": 0.1}
   config = fields.replace_all(_config(), asked)

@@ -17,8 +17,6 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 
-from configs import quickstart
-from configs.fed import quickstart as fed_quickstart
 from dpjax.accounting import Ledger
 from dpjax.experiments.config import fields
 from dpjax.experiments.kinds.central.config import DataConfig, ModelConfig
@@ -29,6 +27,7 @@ from dpjax.experiments.run import workdir as owner
 from dpjax.experiments.run.kind import experiment_of
 from dpjax.noise.gaussian import key_id
 from tests.refuses import refuses
+from tests.runs import small_configs
 from tests.runs.stops import die, sigterm, stop_after
 
 _ROOT = pathlib.Path(__file__).resolve().parents[2]
@@ -36,22 +35,14 @@ _MODEL_2 = "model_2"
 
 
 def _central(**more: Any) -> Any:
-  small = {
-    "grad_method": "vmap", "num_steps": 6, "eval_every": 2, "checkpoint_every": 2,
-    "model.name": "linear", "model.options": {}, "data.limit": 300,
-    "privacy.epsilon": None, "privacy.noise_multiplier": 2.0, "noise_seed": 0,
-  }  # fmt: skip
-  return fields.replace_all(fields.replace_all(quickstart.get_config(), small), more)
+  few = {"num_steps": 6, "eval_every": 2, "checkpoint_every": 2, "data.limit": 300}
+  few |= {"privacy.epsilon": None, "privacy.noise_multiplier": 2.0, "noise_seed": 0}
+  return fields.replace_all(small_configs.short(**few), more)
 
 
 def _federated(**more: Any) -> Any:
-  small = {
-    "num_rounds": 6, "eval_every": 2, "checkpoint_every": 2, "data.limit": 150,
-    "partition.num_clients": 30, "clients_per_round": 6.0, "local.batch_size": 4,
-    "local.epochs": 1, "privacy.epsilon": None, "privacy.noise_multiplier": 1.0,
-    "noise_seed": 0,
-  }  # fmt: skip
-  return fields.replace_all(fields.replace_all(fed_quickstart.get_config(), small), more)
+  few, _ = small_configs.federated(num_rounds=6, noise_seed=0)
+  return fields.replace_all(few, more)
 
 
 def _relevance(**more: Any) -> Any:
@@ -67,6 +58,31 @@ _RIGOROUS = RadpRigorous(
   model1={"name": "dp_sgd", "split_share": None}, shuffle=False, pool=2
 )
 _SCAFFOLD = {"algorithm": "scaffold", "server_optimizer.rule": "adam"}
+_TURNS = {"privacy": "dp_ftrl", "privacy.neighboring_relation": "replace_special"}
+_REDRAWN = {"privacy.strategy": "band_inv_mf", "privacy.strategy.redraw": True}
+_MIN_SEP = {
+  "privacy": "dp_ftrl", "privacy.sampler": "cyclic_poisson", "privacy.sampler.steps_apart": 3,
+}  # fmt: skip
+_SCALED = {"privacy.scaling": {"name": "by_outputs", "floor": 0.3}}
+_MLP = {"model.name": "mlp", "model.options": {"features": (6,)}}
+# What a central run keeps beside its parameters, in turn.
+_HELD = {
+  "schedule": {"slices": 2, "ema_decay": 0.9, "privacy.clip_schedule": "linear"},
+  "adaptive": {"privacy.clipping": "adaptive"},
+  "correlated": _TURNS,
+  "correlated, redrawn": {**_TURNS, **_REDRAWN},
+  "correlated, levels": {**_MIN_SEP, "privacy.noise_levels": [1.5, 1.0]},
+  # The memory of one band is empty, which the library of checkpoints cannot save as it is.
+  "one band": {**_TURNS, "privacy.sampling_prob": 1.0},
+  "one band of coins": {**_MIN_SEP, "privacy.sampler.steps_apart": 1},
+  "scaled": _SCALED,
+  "scaled, ghost": {**_SCALED, "grad_method": "ghost"},
+  "scaled, lora": {**_SCALED, **_MLP, "trainable": {"name": "lora", "rank": 2}},
+  "scaled, head first": {**_SCALED, **_MLP, "trainable": {"name": "head_first", "steps": 2}},
+  "scaled, head": {**_SCALED, **_MLP, "trainable": "head"},
+  "scaled, statistics": {**_SCALED, "privacy.normalization": "private_statistics"},
+  "scaled, levels": {**_SCALED, "privacy.noise_levels": [2.0, 1.0, 1.0, 1.0, 1.0, 1.0]},
+}  # fmt: skip
 
 
 class _Kind(NamedTuple):
@@ -76,6 +92,7 @@ class _Kind(NamedTuple):
   stop_at: int
   subfolder: str = ""
   release: Any = None  # its config with the keys of a release
+  data: Any = None  # else what the config names
 
   @property
   def drawn(self) -> Any:
@@ -83,15 +100,21 @@ class _Kind(NamedTuple):
     return dataclasses.replace(self.config, noise_seed=None)
 
   def go(self, workdir: pathlib.Path, config: Any = None) -> dict[str, Any]:
-    return loop.train(self.config if config is None else config, workdir)
+    config = self.config if config is None else config
+    return loop.train(config, workdir, data=self.data)
 
 
 _KINDS = {
   "central": _Kind(
     _central(), 3, release=_central(release=True, augmentation="shift", noise_seed=None)
   ),
-  "central, slices": _Kind(_central(slices=2, ema_decay=0.9), 3),
+  **{f"central, {name}": _Kind(_central(**held), 3) for name, held in _HELD.items()},
   "federated": _Kind(_federated(), 3, release=_federated(release=True, noise_seed=None)),
+  "federated, adaptive": _Kind(_federated(**{"privacy.clipping": "adaptive"}), 3),
+  "federated, correlated": _Kind(
+    _federated(privacy="dp_ftrl"), 3,
+    release=_federated(privacy="dp_ftrl", release=True, noise_seed=None),
+  ),
   "federated, scaffold": _Kind(_federated(**_SCAFFOLD), 3),
   "relevance": _Kind(_relevance(), 5, _MODEL_2),
   "relevance, in model 1": _Kind(_relevance(), 5, "model_1"),
@@ -102,8 +125,20 @@ _KINDS = {
     release=_relevance(method=_RIGOROUS, noise_seed=None),
   ),
 }  # fmt: skip
+for _name, (_config, _data), _stop_at, _subfolder in (
+  ("pate, teachers", small_configs.pate(data_dependent=True), 1, "teachers"),
+  ("pate, queries", small_configs.pate(data_dependent=True), 4, "queries"),
+  ("distillation", small_configs.distillation(), 2, ""),
+  ("distillation, joint", small_configs.distillation(method="joint"), 2, ""),
+  ("synthesis", small_configs.synthesis(method=small_configs.KERNEL, attack=True), 1, ""),
+  ("synthesis, networks", small_configs.synthesis(method=small_configs.GAN), 2, ""),
+):
+  _config = dataclasses.replace(_config, noise_seed=0)
+  _KINDS[_name] = _Kind(_config, _stop_at, _subfolder, data=_data)
 _PLAIN = ["central", "federated", "relevance"]  # one of each
+_FOLDERS = ["federated", "relevance"]  # whose folder it is: of one training, and of two
 _REPEATING = [*_PLAIN, "relevance, in model 1", "relevance, rigorous"]
+_HELD_TOO = [f"central, {name}" for name in _HELD]
 # Runs with secret keys: ordinary ones, and releases.
 _SECRET = [*_PLAIN, *(f"{n}, release" for n, kind in _KINDS.items() if kind.release)]
 
@@ -145,7 +180,9 @@ def _same(one: pathlib.Path, other: pathlib.Path) -> None:
 # --- going on
 
 
-@pytest.mark.long
+@pytest.mark.cases(
+  slow=["central, schedule", "pate, teachers", "distillation", "synthesis"], long=...
+)
 @pytest.mark.parametrize("name", _KINDS)
 def test_p16_stopped_and_resumed_equals_uninterrupted(name, whole, tmp_path, monkeypatch):
   """SIGTERM between two checkpoints: the step is finished and saved, none is repeated."""
@@ -171,8 +208,8 @@ def test_p16_stopped_and_resumed_equals_uninterrupted(name, whole, tmp_path, mon
   )  # within the training, and no earlier one
 
 
-@pytest.mark.cases(slow=[1], long=...)
-@pytest.mark.parametrize("name", _REPEATING)
+@pytest.mark.cases(slow=["federated", "central, correlated", "central, scaled"], long=...)
+@pytest.mark.parametrize("name", [*_REPEATING, *_HELD_TOO])
 def test_p16_cut_off_between_checkpoints_repeats_steps_exactly(
   name, whole, tmp_path, monkeypatch
 ):
@@ -241,7 +278,7 @@ def test_p16_killed_and_resumed_equals_uninterrupted(name, whole, tmp_path):
 
 
 @pytest.mark.cases(slow=["federated"], long=...)
-@pytest.mark.parametrize("name", _PLAIN)
+@pytest.mark.parametrize("name", _FOLDERS)
 def test_a_finished_run_is_returned_not_repeated(name, whole):
   folder, result = whole(name)
   before = (folder / writers.RESULT).stat().st_mtime_ns
@@ -250,16 +287,16 @@ def test_a_finished_run_is_returned_not_repeated(name, whole):
   assert set(writers.RESULT_KEYS) <= set(result)
 
 
-@pytest.mark.cases(slow=["central"], long=...)
-@pytest.mark.parametrize("name", _PLAIN)
+@pytest.mark.cases(slow=["federated"], long=...)
+@pytest.mark.parametrize("name", _FOLDERS)
 def test_p16_another_seed_is_another_run(name, whole, tmp_path):
   config = dataclasses.replace(_KINDS[name].config, seed=1)
   other = _KINDS[name].go(tmp_path / "run", config)
   assert other["params_sha256"] != whole(name)[1]["params_sha256"]
 
 
-@pytest.mark.cases(slow=["central"], long=...)
-@pytest.mark.parametrize("name", _PLAIN)
+@pytest.mark.cases(slow=["federated"], long=...)
+@pytest.mark.parametrize("name", _FOLDERS)
 def test_a_corrupt_checkpoint_is_one_line_and_nothing_is_lost(name, tmp_path, monkeypatch):
   kind, workdir = _KINDS[name], tmp_path / "run"
   stop_after(monkeypatch, kind.stop_at, sigterm, kind.subfolder)
@@ -282,7 +319,7 @@ def test_a_corrupt_checkpoint_is_one_line_and_nothing_is_lost(name, tmp_path, mo
 
 
 @pytest.mark.cases(slow=["federated"], long=["relevance"])
-@pytest.mark.parametrize("name", _PLAIN)
+@pytest.mark.parametrize("name", _FOLDERS)
 def test_a_workdir_of_another_config_is_left_alone(name, whole, tmp_path):
   kind, (folder, _) = _KINDS[name], whole(name)
   before = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
@@ -295,8 +332,8 @@ def test_a_workdir_of_another_config_is_left_alone(name, whole, tmp_path):
   assert [path.name for path in tmp_path.iterdir()] == ["thesis.tex"]
 
 
-@pytest.mark.cases(slow=["central"], long=...)
-@pytest.mark.parametrize("name", _PLAIN)
+@pytest.mark.cases(slow=["federated"], long=...)
+@pytest.mark.parametrize("name", _FOLDERS)
 def test_two_processes_never_work_in_one_folder(name, tmp_path):
   kind, folder = _KINDS[name], tmp_path / "run"
   busy = writers.alone_in(folder, checkpoint.FOLDER)
@@ -374,7 +411,7 @@ def test_of_two_that_start_at_the_same_moment_one_runs(tmp_path):
 
 
 @pytest.mark.cases(slow=["federated"], long=...)
-@pytest.mark.parametrize("name", _PLAIN)
+@pytest.mark.parametrize("name", _FOLDERS)
 def test_a_foreign_result_is_not_believed(name, whole, tmp_path):
   kind, folder = _KINDS[name], tmp_path / "run"
   shutil.copytree(whole(name)[0], folder)
@@ -396,8 +433,8 @@ def test_a_foreign_result_is_not_believed(name, whole, tmp_path):
   assert kind.go(folder)["params_sha256"] == whole(name)[1]["params_sha256"]
 
 
-@pytest.mark.cases(slow=[0], long=...)
-@pytest.mark.parametrize("name", _REPEATING)
+@pytest.mark.cases(slow=["all-federated", "one training-federated"], long=...)
+@pytest.mark.parametrize("name", [*_FOLDERS, "relevance, in model 1"])
 @pytest.mark.parametrize("what", ["all", "one training"])
 def test_checkpoints_of_another_run_are_not_gone_on_from(name, what, tmp_path, monkeypatch):
   kind, ours, theirs = _KINDS[name], tmp_path / "ours", tmp_path / "theirs"
@@ -457,6 +494,8 @@ def _made(monkeypatch) -> list[run_keys.RunKeys]:
     "die-central, release",
     "die-federated, release",
     "sigterm-relevance, rigorous, release",
+    "sigterm-federated, correlated, release",
+    "die-federated, correlated, release",
   ]
 )
 @pytest.mark.parametrize("name", _SECRET)
@@ -476,7 +515,9 @@ def test_p16_a_resumed_run_goes_on_with_the_keys_it_drew(name, how, tmp_path, mo
   resumed = kind.go(workdir, config)
   _same(workdir, copy)
   if not kind.subfolder:  # one key, all the steps
-    assert Ledger.from_json(resumed["ledger"]).charges[0].num_steps == 6
+    ledger = Ledger.from_json(resumed["ledger"])
+    assert ledger.num_steps == 6
+    assert len({charge.noise_key_id for charge in ledger.charges}) == 1
 
 
 @pytest.mark.cases(quick=["central"], slow=...)
@@ -519,6 +560,7 @@ def test_killed_before_its_keys_are_saved_it_starts_with_new_ones(
     "federated",
     "relevance",
     "federated, release",
+    "federated, correlated, release",
     "relevance, rigorous, release",
   ]
 )
@@ -576,7 +618,7 @@ except UserError as error:
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("name", _PLAIN)
+@pytest.mark.parametrize("name", _FOLDERS)
 def test_a_full_disk_is_one_line_and_nothing_that_was_saved_is_lost(name, whole, tmp_path):
   """On a file system of a few megabytes that fills up in the middle of the run."""
   mount = [

@@ -7,9 +7,12 @@ would count them, if a divisor or a probability followed it (arXiv 2605.15648).
 
 import contextlib
 import dataclasses
+import hashlib
 import json
+from typing import Any, NamedTuple
 from unittest import mock
 
+import jax
 import numpy as np
 import pytest
 
@@ -17,7 +20,7 @@ from configs import quickstart
 from configs.fed import quickstart as fed_quickstart
 from configs.pate import quickstart as pate
 from configs.synthesis import quickstart as synthesis
-from dpjax import data
+from dpjax import accounting, data
 from dpjax.experiments.checks import of_config
 from dpjax.experiments.config import fields
 from dpjax.experiments.kinds.attack.config import AttackConfig
@@ -43,7 +46,7 @@ from dpjax.sampling.registry import used_for
 from dpjax.validate import UserError
 from dpjax.zoo.datasets import published
 from tests.refuses import refuses
-from tests.runs import descriptions, published_runs
+from tests.runs import published_runs
 
 _ADD = "add_or_remove_one"
 
@@ -59,11 +62,12 @@ _PUBLISHED = {
 def _runs_of(name):
   """The runs of a published file: the first of each line of a sweep."""
   config = _PUBLISHED[name]
-  if isinstance(config, Sweep):
-    return published_runs.first_of_lines(name)
+  if not isinstance(config, (Sweep, AttackConfig)):
+    return [config]
+  runs = published_runs.first_of_lines(name)
   if isinstance(config, AttackConfig):
-    return [published_runs.first_of_lines(name)[0].target]
-  return [config]
+    runs = runs[:1]
+  return [run.target if isinstance(run, AttackConfig) else run for run in runs]
 
 
 # --- data of zeros, of any size, that take no memory
@@ -120,10 +124,50 @@ def _declared(config):
 # --- what is built
 
 
+_PARAMS = {}
+
+
+class _Remembered(NamedTuple):
+  """A model whose parameters are drawn once for each shape and key."""
+
+  module: Any
+
+  def __getattr__(self, name):
+    return getattr(self.module, name)
+
+  def init(self, key, x):
+    if isinstance(key, jax.core.Tracer):  # who asks for the shapes alone
+      return self.module.init(key, x)
+    what = repr((self.module, x.shape, jax.random.key_data(key).tolist()))
+    if what not in _PARAMS:
+      _PARAMS[what] = self.module.init(key, x)
+    return _PARAMS[what]
+
+
+def _spent(event, **options):
+  """A number that depends on all that an epsilon would depend on."""
+  text = repr((event, sorted(options.items())))
+  word = int.from_bytes(hashlib.sha256(text.encode()).digest()[:4], "big")
+  return 1.0 + word / 2**32
+
+
 @contextlib.contextmanager
 def _fast():
-  """Calibration and models that take no time; see `descriptions`."""
-  with descriptions.fast(), mock.patch.object(normalization, "released", lambda *_: None):
+  """Calibration and models that take no time, and depend on all that they depend on."""
+  make = build.make_model
+  with (
+    mock.patch.object(
+      accounting, "calibrate_noise_multiplier", lambda make, **how: _spent(make(1.5), **how)
+    ),
+    mock.patch.object(accounting, "epsilon", _spent),
+    mock.patch.object(
+      accounting,
+      "privacy_statement",
+      lambda *given, **how: repr((given, sorted(how.items()))),
+    ),
+    mock.patch.object(build, "make_model", lambda *a, **k: _Remembered(make(*a, **k))),
+    mock.patch.object(normalization, "released", lambda *_: None),
+  ):
     yield
 
 
@@ -501,7 +545,7 @@ def _plain(**changes):
 
 
 def _assembled(config, train):
-  with descriptions.fast():
+  with _fast():
     return build.assemble(config, (train, train))
 
 

@@ -15,7 +15,6 @@ from dpjax.experiments.kinds.pate import build, vote_costs
 from dpjax.experiments.kinds.pate.config import ConfidentQueries, PateConfig, PublishedCost
 from dpjax.experiments.run import loop, run_keys
 from tests.refuses import refuses
-from tests.runs.stops import stop_after
 
 
 @pytest.fixture(scope="module")
@@ -79,18 +78,6 @@ def test_the_epsilon_is_that_of_the_noise_and_the_student_learns(whole):
     # Labels, their spreading and the student leave; votes do not.
     assert {released[name].shape for name in released} == {(20,), (60,), (6, 3)}
   assert config.aggregate.std == result["answer_std"]
-
-
-@pytest.mark.cases(long=["queries-14"], slow=...)
-@pytest.mark.parametrize("subfolder, stop", [("teachers", 1), ("queries", 14)])
-def test_it_goes_on_where_it_stopped(whole, sides, tmp_path, monkeypatch, subfolder, stop):
-  _, result = whole
-  stop_after(monkeypatch, stop, subfolder=subfolder)
-  with pytest.raises(loop.Interrupted):
-    _run(_config(data_dependent=True, noise_seed=0), sides, tmp_path)
-  again = _run(_config(data_dependent=True, noise_seed=0), sides, tmp_path)
-  assert again["params_sha256"] == result["params_sha256"]
-  assert again["ledger"] == result["ledger"]
 
 
 @pytest.mark.slow

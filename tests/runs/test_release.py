@@ -2,7 +2,6 @@
 
 import pytest
 
-from configs import quickstart
 from dpjax import gradients
 from dpjax.experiments.config import fields
 from dpjax.experiments.kinds.central import build
@@ -10,29 +9,18 @@ from dpjax.experiments.run import loop, run_keys, writers
 from dpjax.noise import source
 from dpjax.validate import UserError
 from tests.refuses import refuses
+from tests.runs import small_configs
 
 
 def _config(**overrides):
-  config = quickstart.get_config()
-  small = {
-    "grad_method": "vmap", "num_steps": 6, "eval_every": 2, "checkpoint_every": 2,
-    "model.name": "linear", "model.options": {}, "data.limit": 300, "release": True,
-  }  # fmt: skip
-  return fields.replace_all(fields.replace_all(config, small), overrides)
+  few = {"num_steps": 6, "eval_every": 2, "checkpoint_every": 2, "data.limit": 300}
+  return fields.replace_all(small_configs.short(**few, release=True), overrides)
 
 
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory):
   workdir = tmp_path_factory.mktemp("release") / "run"
   return workdir, loop.train(_config(), workdir)
-
-
-@pytest.mark.long
-def test_p18_two_runs_of_one_config_share_no_key(finished, tmp_path):
-  again = loop.train(_config(), tmp_path / "run")
-  assert again["params_sha256"] != finished[1]["params_sha256"]
-  ids = [r["ledger"]["charges"][0]["noise_key_id"] for r in (again, finished[1])]
-  assert ids[0] != ids[1]
 
 
 @pytest.mark.long
@@ -83,10 +71,3 @@ def test_what_cannot_be_released_is_refused(tmp_path):
   with pytest.raises(UserError, match="holds no keys"):
     run_keys.from_meta(0, {"data_sha256": ""})
   assert not (tmp_path / "run").exists()
-
-
-@pytest.mark.parametrize("noise_seed", [0, 7])
-def test_the_noise_of_a_release_is_secret(noise_seed, tmp_path):
-  with pytest.raises(UserError) as caught:
-    loop.train(_config(noise_seed=noise_seed), tmp_path / "run")
-  assert (caught.value.field, caught.value.value) == ("noise_seed", noise_seed)

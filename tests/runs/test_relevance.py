@@ -26,7 +26,6 @@ from dpjax.relevance.privacy import Privacy
 from dpjax.validate import UserError
 from tests.refuses import refuses
 
-_DATA = bytes(32)  # a digest
 _PNG = b"\x89PNG"
 
 

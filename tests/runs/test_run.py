@@ -1,7 +1,6 @@
 """A run from config to result.json: resume, budget, foreign workdirs, what is written."""
 
 import json
-import pathlib
 
 import numpy as np
 import pytest
@@ -12,15 +11,13 @@ from dpjax.data.text import encode_text
 from dpjax.experiments.kinds.central import build
 from dpjax.experiments.run import checkpoint, loop, writers
 from tests.refuses import refuses
-from tests.runs import small_run
-
-_ROOT = pathlib.Path(__file__).resolve().parents[2]
+from tests.runs import small_configs
 
 
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory):
   workdir = tmp_path_factory.mktemp("run") / "whole"
-  return workdir, loop.train(small_run.config(), workdir)
+  return workdir, loop.train(small_configs.short(), workdir)
 
 
 @pytest.mark.long
@@ -44,14 +41,14 @@ def test_the_ledger_holds_what_ran(finished):
   _, result = finished
   ledger = Ledger.from_json(result["ledger"])
   assert ledger.num_steps == result["num_steps"] == 12
-  plan = build.assemble(small_run.config()).plan
+  plan = build.assemble(small_configs.short()).plan
   accounted = ledger.epsilon(plan.accounted_delta(plan.delta))
   assert accounted == pytest.approx(result["epsilon"], rel=1e-9)
 
 
 @pytest.mark.slow
 def test_sgd_has_no_epsilon_and_says_so(tmp_path):
-  config = small_run.config(**{"privacy": "sgd", "optimizer.learning_rate": 0.1})
+  config = small_configs.short(**{"privacy": "sgd", "optimizer.learning_rate": 0.1})
   result = loop.train(config, tmp_path / "run")
   assert result["epsilon"] is None and result["epsilon_kind"] == "none"
 
@@ -60,23 +57,11 @@ def test_sgd_has_no_epsilon_and_says_so(tmp_path):
 def test_shuffled_batches_prove_nothing(tmp_path):
   overrides = {"privacy.sampler": "shuffled"}
   with refuses("privacy.sampler"):
-    loop.train(small_run.config(**overrides), tmp_path / "run")
+    loop.train(small_configs.short(**overrides), tmp_path / "run")
   overrides |= {"privacy.epsilon": None, "privacy.noise_multiplier": 1.0}
   assert (
-    loop.train(small_run.config(**overrides), tmp_path / "run")["epsilon_kind"] == "none"
+    loop.train(small_configs.short(**overrides), tmp_path / "run")["epsilon_kind"] == "none"
   )
-
-
-@pytest.mark.long
-def test_fixed_size_sampling_is_proved_under_replace_one(tmp_path):
-  overrides = {
-    "privacy.sampler": "fixed_size",
-    "privacy.neighboring_relation": "replace_one",
-    "privacy.accountant": "rdp",
-  }
-  result = loop.train(small_run.config(**overrides), tmp_path / "run")
-  assert result["epsilon_kind"] == "proved" and result["epsilon"] <= 3.0
-  assert result["neighboring_relation"] == "replace_one"
 
 
 @pytest.mark.cases(long=[4])
@@ -109,14 +94,14 @@ def test_fixed_size_sampling_is_proved_under_replace_one(tmp_path):
 )
 def test_bad_input_is_one_line_and_writes_nothing(tmp_path, overrides, field):
   with refuses(field) as caught:
-    loop.train(small_run.config(**overrides), tmp_path / "run")
+    loop.train(small_configs.short(**overrides), tmp_path / "run")
   assert "\n" not in str(caught.value)
   assert not (tmp_path / "run").exists()
 
 
 @pytest.mark.long
 def test_delta_not_below_one_over_n_is_warned_of(tmp_path, capsys):
-  loop.train(small_run.config(**{"privacy.delta": 0.01}), tmp_path / "run")
+  loop.train(small_configs.short(**{"privacy.delta": 0.01}), tmp_path / "run")
   assert "delta" in capsys.readouterr().err
 
 
@@ -124,7 +109,7 @@ def test_delta_not_below_one_over_n_is_warned_of(tmp_path, capsys):
 def test_p32_diagnostics_are_named_not_private_and_can_be_switched_off(finished, tmp_path):
   named = {name for row in writers.read_metrics(finished[0]) for name in row}
   assert {"not_private/train_loss", "not_private/batch_size"} <= named
-  loop.train(small_run.config(diagnostics=False), tmp_path / "run")
+  loop.train(small_configs.short(diagnostics=False), tmp_path / "run")
   silent = {name for row in writers.read_metrics(tmp_path / "run") for name in row}
   assert not [name for name in silent if name.startswith("not_private")]
 
@@ -147,15 +132,9 @@ def test_checkpoints_keep_keys_typed_and_ignore_unfinished_saves(tmp_path):
 
 
 @pytest.mark.long
-def test_augmentation_and_average_run_and_resume(tmp_path):
-  config = small_run.config(augmentation="shift", augmult=2, ema_decay=0.9, num_steps=4)
-  assert loop.train(config, tmp_path / "run")["num_steps"] == 4
-
-
-@pytest.mark.long
 def test_a_transformer_learns_text_and_refuses_images(tmp_path):
   options = {"features": 8, "num_heads": 2, "num_layers": 1, "max_length": 16}
-  config = small_run.config(
+  config = small_configs.short(
     **{"model.name": "transformer", "model.options": options, "num_steps": 4}
   )
   with refuses("model.name"):

@@ -22,21 +22,13 @@ from dpjax.experiments.run import loop, run_keys
 from dpjax.mechanisms import ClassSums
 from dpjax.zoo.recipes.synthesis import Embedding
 from tests.refuses import refuses
-from tests.runs.stops import stop_after
+from tests.runs import small_configs
 
 
 @pytest.fixture(scope="module")
 def sides():
-  """Two classes of bright halves, and a third one that no record has."""
-  rng = np.random.default_rng(0)
-  parts = []
-  for size in (600, 100):
-    y = rng.integers(0, 2, size)
-    x = 0.2 * rng.random((size, 4, 4, 1))
-    x[y == 0, :2] += 0.7
-    x[y == 1, 2:] += 0.7
-    parts.append(from_arrays(x.astype(np.float32), y, num_classes=3, nominal_size=600))
-  return tuple(parts)
+  """A third class has no record."""
+  return small_configs.halves((600, 100), num_classes=3)
 
 
 def _config(**changes):
@@ -100,19 +92,6 @@ def test_samples_look_like_their_class_and_teach(whole, sides, tmp_path):
     with np.load(folder / "samples.npz") as samples:
       bright.append(samples["x"][samples["y"] == 0][:, :2].mean())
   assert np.mean(bright) > 0.5
-
-
-@pytest.mark.cases(long=["3"], slow=...)
-@pytest.mark.parametrize("stop", [1, pytest.param(3, marks=pytest.mark.long)])
-def test_it_goes_on_where_it_stopped(sides, tmp_path, monkeypatch, stop):
-  config = _config(attack=True, noise_seed=0)
-  result = loop.train(config, tmp_path / "whole", data=sides)
-  stop_after(monkeypatch, stop)
-  with pytest.raises(loop.Interrupted):
-    loop.train(config, tmp_path / "run", data=sides)
-  again = loop.train(config, tmp_path / "run", data=sides)
-  assert again["params_sha256"] == result["params_sha256"]
-  assert again["ledger"] == result["ledger"]
 
 
 @pytest.mark.long
@@ -357,9 +336,7 @@ def _two_networks(**changes):
 
 
 @pytest.mark.slow
-def test_two_networks_cost_the_steps_of_the_critic_and_go_on_where_they_stopped(
-  sides, tmp_path, monkeypatch
-):
+def test_two_networks_cost_the_steps_of_the_critic(sides, tmp_path):
   config = _two_networks(num_samples=9, noise_seed=0)
   result = loop.train(config, tmp_path / "whole", data=sides)
   assert result["method"] == "wgan_gp" and result["epsilon_kind"] == "claimed"
@@ -374,12 +351,6 @@ def test_two_networks_cost_the_steps_of_the_critic_and_go_on_where_they_stopped(
   with np.load(tmp_path / "whole" / "samples.npz") as samples:
     assert samples["x"].shape == (9, 4, 4, 1)
     assert samples["y"].tolist() == [0, 1, 2] * 3
-  stop_after(monkeypatch, 2)
-  with pytest.raises(loop.Interrupted):
-    loop.train(config, tmp_path / "parts", data=sides)
-  again = loop.train(config, tmp_path / "parts", data=sides)
-  assert again["params_sha256"] == result["params_sha256"]
-  assert again["ledger"] == result["ledger"]
 
 
 @pytest.mark.parametrize(

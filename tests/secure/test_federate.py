@@ -3,7 +3,6 @@
 import itertools
 
 import jax
-import numpy as np
 import pytest
 
 from configs.fed import quickstart
@@ -28,11 +27,6 @@ _SMALL = {
 
 def _config(**changes):
   return fields.replace_all(fields.replace_all(quickstart.get_config(), _SMALL), changes)
-
-
-def _params(folder):
-  with np.load(folder / "params.npz") as held:
-    return {name: held[name] for name in held}
 
 
 @pytest.mark.slow

@@ -37,12 +37,6 @@ _PUBLISHED = pathlib.Path(__file__).parents[2] / "configs" / "sweeps"
 _SWEEPS = sorted(set(_PUBLISHED.glob("*.py")) - {_PUBLISHED / "__init__.py"})
 
 EPSILONS = [0.5, 2.0]
-_MANY = (
-  "privacy.epsilon",
-  "privacy.delta",
-  "optimizer.learning_rate",
-  "privacy.l2_clip_norm",
-)
 
 
 @pytest.fixture(autouse=True)

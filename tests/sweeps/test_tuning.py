@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from dpjax import accounting, noise, plan, sampling
+from dpjax import accounting, noise, sampling
 from dpjax.accounting.event_kinds.kind import event_from_json
 from dpjax.accounting.event_kinds.repeat_and_select import repeat_and_select_event
 from dpjax.experiments.kinds.central.config import TrainConfig
@@ -18,6 +18,7 @@ from dpjax.experiments.kinds.federated.config import FedConfig
 from dpjax.experiments.sweeps import tuning
 from dpjax.experiments.sweeps.sweep import Selection
 from dpjax.validate import UserError
+from tests import plans
 from tests.refuses import refuses
 from tests.sweeps.grids import Grid
 
@@ -33,13 +34,12 @@ def _sweep(**changes):
 
 def _plan(config, data):
   del data
-  return plan.Plan(
-    sampler=sampling.PoissonSampler(sampling_prob=0.05, capacity=200),
+  return plans.of(
+    200,
+    prob=0.05,
     noise_multiplier=config.privacy.noise_multiplier or 2.0,
-    l2_clip_norm=1.0,
     normalize_by=50,
     num_steps=30,
-    delta=1e-5,
   )
 
 
@@ -301,13 +301,11 @@ def test_p40_one_setting_may_overflow_where_another_of_the_same_event_cannot(tmp
     bins = sampling.BallsInBinsSampler(num_bins=4, capacity=600)
     cyclic = sampling.CyclicSampler(steps_per_pass=4, num_examples=1000)
     first = config.optimizer.learning_rate == order[0]
-    return plan.Plan(
+    return plans.of(
       sampler=bins if first else cyclic,
       noise_multiplier=2.0,
-      l2_clip_norm=1.0,
       normalize_by=250,
       num_steps=8,
-      delta=1e-5,
       neighboring_relation="replace_special",
       noise_shape=noise.NoiseShape(correlation=noise.correlated.Independent()),
     )

@@ -6,10 +6,10 @@ import numpy as np
 import optax
 import pytest
 
-from dpjax import Batch, Plan, PoissonSampler
+from dpjax import Batch
 from dpjax.key_uses import KeyUse
 from dpjax.zoo import recipes
-from tests.core.training import plans
+from tests import plans
 from tests.refuses import refuses
 
 # What is folded into the noise key for the keys of pairs.
@@ -128,14 +128,7 @@ def _sign(key):
 
 def _linear(pair, *, public=1, num_examples=16):
   """One step without noise: the critic ends at the sum of all pairs, each of -1 or 1."""
-  plan = Plan(
-    sampler=PoissonSampler(sampling_prob=1.0, capacity=num_examples),
-    noise_multiplier=0.0,
-    l2_clip_norm=1.0,
-    normalize_by=1,
-    num_steps=1,
-    delta=1e-5,
-  )
+  plan = plans.of(num_examples, prob=1.0, noise_multiplier=0.0, normalize_by=1, num_steps=1)
   return recipes.adversarial(
     lambda critic, number: -critic * number,
     lambda generator, critic, key: -critic * generator,

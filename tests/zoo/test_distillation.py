@@ -8,7 +8,7 @@ import pytest
 
 from dpjax import Batch
 from dpjax.zoo import recipes
-from tests.core.training import plans
+from tests import plans
 from tests.refuses import refuses
 
 _X = jnp.array([[0.5, 1.0], [-1.0, 0.25], [2.0, -0.5]])

@@ -89,19 +89,6 @@ def test_p25_calibration_lands_on_the_private_side_by_pld(what):
 
 
 @pytest.mark.slow
-def test_t14_the_analytic_gaussian():
-  for eps, delta, z in [(1, 1e-3, 2.5747), (2, 1e-5, 1.9938), (8, 1e-3, 0.48)]:
-    found = accounting.calibrate_noise_multiplier(
-      dpa.GaussianDpEvent, epsilon=eps, delta=delta
-    )
-    assert found == pytest.approx(z, rel=1e-3)
-    replaced = accounting.calibrate_noise_multiplier(
-      dpa.GaussianDpEvent, epsilon=eps, delta=delta, neighboring_relation="replace_one"
-    )
-    assert replaced == pytest.approx(2 * found, rel=1e-3)
-
-
-@pytest.mark.slow
 def test_pld_needs_no_more_noise_than_rdp():
   make = functools.partial(_run, sampling_prob=0.01, num_steps=1000)
   options = {"epsilon": 2.0, "delta": 1e-5}

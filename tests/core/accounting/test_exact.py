@@ -11,7 +11,7 @@ from scipy import optimize, stats
 from dpjax import sampling
 from dpjax.accounting import compose, epsilon, gaussian_event, tuning
 from dpjax.accounting.event_kinds.repeat_and_select import repeat_and_select_event
-from dpjax.plan import Plan
+from tests import plans
 
 _DELTA = 1e-5
 
@@ -99,10 +99,9 @@ def _exact_fixed(q, std, steps, grid=2e-3, delta=_DELTA):
 def test_a_batch_of_fixed_size_costs_at_least_its_worst_pair(batch, z, steps):
   """Replace-one: the record is a clip norm on either side of nothing."""
   n = 1000
-  plan = Plan(
+  plan = plans.of(
     sampler=sampling.FixedSizeSampler(batch_size=batch, num_examples=n),
     noise_multiplier=z,
-    l2_clip_norm=1.0,
     normalize_by=batch,
     num_steps=steps,
     delta=_DELTA,

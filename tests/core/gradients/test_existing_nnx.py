@@ -10,6 +10,7 @@ import dpjax
 from dpjax.gradients import loss_checks
 from dpjax.types import Example
 from dpjax.validate import UserError
+from tests import plans
 from tests.refuses import refuses
 
 
@@ -81,14 +82,7 @@ def test_an_existing_nnx_model_is_trained_with_no_line_changed(rngs, name):
 def test_nnx_optimizer_is_told_what_to_call():
   module = nnx.Linear(4, 1, rngs=nnx.Rngs(0))
   graph, params = nnx.split(module, nnx.Param)
-  plan = dpjax.Plan(
-    sampler=dpjax.PoissonSampler(sampling_prob=0.5, capacity=8),
-    noise_multiplier=1.0,
-    l2_clip_norm=1.0,
-    normalize_by=4,
-    num_steps=4,
-    delta=1e-5,
-  )
+  plan = plans.of()
   optimizer = nnx.Optimizer(module, plan.transform(dpjax.new_key()), wrt=nnx.Param)
   loss = lambda params, x: jnp.sum(nnx.merge(graph, params)(x))
   with pytest.raises(UserError, match="tx.update") as caught:

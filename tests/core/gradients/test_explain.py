@@ -5,7 +5,6 @@ import jax.numpy as jnp
 from jax import lax
 
 from dpjax import gradients
-from tests.refuses import refuses
 
 
 def _params():
@@ -80,8 +79,3 @@ def test_it_says_where_auto_takes_the_vmap_route():
   small = gradients.explain(lambda w, x: jnp.sum(w * x), jnp.ones(3), jnp.ones(3))
   assert small.uses_vmap and "vmap route" in str(small)
   assert not _rows()[1].uses_vmap
-
-
-def test_wrong_parameters_name_themselves():
-  with refuses("params"):
-    gradients.explain(lambda w, x: jnp.sum(w * x), jnp.ones(3, jnp.int32), jnp.ones(3))

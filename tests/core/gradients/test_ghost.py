@@ -19,7 +19,6 @@ from dpjax.zoo import networks
 from dpjax.zoo.networks.wide_resnet import WsConv
 from tests import quick_compile
 from tests.core.gradients import ghost_oracle as oracle
-from tests.refuses import refuses
 
 SIZE = 4
 pytestmark = pytest.mark.usefixtures("quick_x64")
@@ -785,9 +784,3 @@ def test_examples_are_clipped_before_devices_are_added_up():
     text=True,
   )
   assert done.stdout.strip() == "equal True", done.stderr[-2000:]
-
-
-def test_wrong_parameters_are_one_clear_line():
-  grad_fn = gradients.clipped_grad(lambda p, x: jnp.sum(p["n"] * x), l2_clip_norm=1.0)
-  with refuses("params['n']"):
-    grad_fn({"n": jnp.arange(3, dtype=jnp.int32)}, _normal(SIZE, 3), True)

@@ -8,7 +8,6 @@ import functools
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 import pytest
 from jax import lax
 
@@ -542,13 +541,3 @@ def test_bounds_that_are_no_prefix_of_the_parameters_are_one_line():
   )
   with refuses("l2_clip_norm"):
     grad_fn({"w": jnp.ones(2)}, jnp.ones((2, 2)), True)
-
-
-def test_one_optax_chain_still_trains_behind_a_padded_batch():
-  tx = optax.chain(next(_private_transforms()), optax.sgd(1.0))
-  params = {"w": jnp.zeros(2)}
-  summed = gradients.clipped_grad(lambda p, x: jnp.sum(p["w"] * x), l2_clip_norm=1.0)(
-    params, Batch(jnp.ones((3, 2)), jnp.array([True, False, False]))
-  )
-  updates, _ = tx.update(summed, tx.init(params), params)
-  assert abs(_norm(updates) - 1) < 1e-5

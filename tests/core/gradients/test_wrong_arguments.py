@@ -10,6 +10,7 @@ import pytest
 import dpjax
 from dpjax import gradients
 from dpjax.validate import UserError
+from tests import plans
 
 _W = jnp.ones((3, 2))
 _BATCH = np.ones((4, 3), np.float32)
@@ -55,14 +56,7 @@ def _clipped(**options):
 
 @functools.cache
 def _plan():
-  return dpjax.Plan(
-    sampler=dpjax.PoissonSampler(sampling_prob=0.1, capacity=72),
-    noise_multiplier=1.0,
-    l2_clip_norm=1.0,
-    normalize_by=20,
-    num_steps=20,
-    delta=1e-5,
-  )
+  return plans.of(72, prob=0.1, normalize_by=20, num_steps=20)
 
 
 def _planned(loss_fn, params, batch):
@@ -105,6 +99,12 @@ def test_a_leaf_that_is_no_number_is_one_line_that_names_its_path(entry, kind):
   call = _ENTRIES[entry]
   _one_line(lambda: call(_good, _W, {"x": _BATCH, "y": leaf}), "batch['y']")
   _one_line(lambda: call(_good, {"w": _W, "q": leaf}, _BATCH), "params['q']")
+
+
+@pytest.mark.parametrize("entry", sorted(set(_ENTRIES) - {"explain"}))
+def test_a_batch_without_one_leading_axis_is_one_line(entry):
+  for batch in ((np.ones((4, 3)), np.ones(3)), np.float32(1)):
+    _one_line(lambda batch=batch: _ENTRIES[entry](_good, _W, batch), "batch")
 
 
 @pytest.mark.parametrize("mask", [np.ones((4, 1), bool), np.array([[None]] * 4), "a\nb"])

@@ -1,16 +1,18 @@
 """Every example once a pass, uniformly, independently, anew; charged by the pass."""
 
+import functools
+
 import dp_accounting as dpa
 import numpy as np
 import pytest
 
-import dpjax
 from dpjax import accounting, sampling
 from dpjax.accounting import overflow
 from dpjax.accounting.event_kinds import elements
 from dpjax.accounting.event_kinds.random_allocation import random_allocation_event
 from dpjax.noise import NoiseShape
 from dpjax.noise.correlated import BandedToeplitz
+from tests import plans
 from tests.refuses import refuses
 
 _N = 20_000
@@ -36,12 +38,10 @@ def test_once_a_pass_uniform_independent_and_anew():
   np.testing.assert_array_equal(first, _places(0, 0))
 
 
-def _plan(**changes):
-  options = dict(
-    sampler=sampling.RandomAllocationSampler(steps_per_pass=4, capacity=64),
-    noise_multiplier=2.0, l2_clip_norm=1.0, normalize_by=10.0, num_steps=8, delta=1e-3,
-  )  # fmt: skip
-  return dpjax.Plan(**{**options, **changes})
+_plan = functools.partial(
+  plans.of, sampler=sampling.RandomAllocationSampler(steps_per_pass=4, capacity=64),
+  noise_multiplier=2.0, normalize_by=10.0, num_steps=8, delta=1e-3,
+)  # fmt: skip
 
 
 def test_a_plan_is_charged_a_pass_at_its_first_step():

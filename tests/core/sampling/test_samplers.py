@@ -1,7 +1,5 @@
 """The law of each sampler, its event, and exact resume."""
 
-import dataclasses
-
 import dp_accounting
 import numpy as np
 import pytest
@@ -114,14 +112,6 @@ def test_p8_an_empty_draw_is_a_batch_like_any_other():
   drawn = sampling.PoissonSampler(1e-9, 4).draw(10, seed=0, step=0)
   indices, mask = batches.pad(drawn, 4)
   assert drawn.size == 0 and indices.shape == mask.shape == (4,) and not mask.any()
-
-
-def test_p42_the_data_size_is_an_argument_not_a_field():
-  fields = {field.name for field in dataclasses.fields(sampling.PoissonSampler)}
-  assert fields == {"sampling_prob", "capacity"}  # nothing about the data can be printed
-  with refuses("batch_size", value=999) as caught:
-    sampling.ShuffledSampler(999).draw(123, seed=0, step=0)
-  assert "123" not in str(caught.value)
 
 
 @pytest.mark.parametrize(

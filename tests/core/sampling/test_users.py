@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 import dpjax
 from dpjax import data, gradients, sampling, transforms
 from dpjax.types import Batch, Example
+from tests import plans
 from tests.refuses import refuses
 
 
@@ -104,14 +105,12 @@ def test_an_emptied_user_adds_nothing_to_the_count_of_an_adaptive_clip_norm():
   whole = dpjax.data.from_arrays(x, np.zeros(6, int), num_classes=2, nominal_size=6)
   emptied = dataclasses.replace(whole, present=np.arange(6) > 1)
   rule = transforms.AdaptiveClipping(count_noise_std=1.0, learning_rate=1.0)
-  plan = dpjax.Plan(
+  plan = plans.of(
     sampler=sampling.UserSampler(sampling_prob=1.0, capacity=8),
     neighboring_relation="replace_special",
     l2_clip_norm=dpjax.Clip(1.0, rule),
-    noise_multiplier=1.0,
     normalize_by=1,
     num_steps=1,
-    delta=1e-5,
   )
   grad_fn = plan.clipped_grad(sampling.user_loss(lambda w, e: jnp.sum(w * e.x)))
 
@@ -232,10 +231,8 @@ def test_a_plan_takes_users_for_examples():
   budget of a Poisson sample of users."""
   data, ids = _data(sizes=(2, 5, 1) * 20)
   blocks = _blocks(data, ids)
-  plan = dpjax.Plan(
+  plan = plans.of(
     sampler=sampling.UserSampler(sampling_prob=0.2, capacity=40),
-    noise_multiplier=1.0,
-    l2_clip_norm=1.0,
     normalize_by=12,
     num_steps=5,
     delta=1e-3,

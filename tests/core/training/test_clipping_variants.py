@@ -18,22 +18,16 @@ from dpjax.training.dp_sgd import clip_scale, noise_state
 from dpjax.transforms import AdaptiveClipping
 from dpjax.transforms.clip_scale import scheduled_scales
 from dpjax.types import Batch, Example
+from tests import plans
 from tests.refuses import refuses
 
 _PARAMS = {"w": jnp.ones(3) / 3, "b": jnp.zeros(())}
 _KEY = jax.random.key(0)
 
 
-def _plan(**changes):
-  options = dict(
-    sampler=dpjax.PoissonSampler(sampling_prob=0.3, capacity=32),
-    noise_multiplier=1.0,
-    l2_clip_norm=0.5,
-    normalize_by=6,
-    num_steps=6,
-    delta=1e-5,
-  )
-  return dpjax.Plan(**{**options, **changes})
+_plan = functools.partial(
+  plans.of, 32, prob=0.3, l2_clip_norm=0.5, normalize_by=6, num_steps=6
+)
 
 
 def _loss(params, example):

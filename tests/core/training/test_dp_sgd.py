@@ -13,19 +13,12 @@ from dpjax import training
 from dpjax.training.augment import AUGMENTATIONS
 from dpjax.training.dp_sgd import StepInfo, noise_state
 from dpjax.types import Batch, Example
+from tests import plans
 from tests.refuses import refuses
 
-
-def _plan(**changes):
-  options = dict(
-    sampler=dpjax.PoissonSampler(sampling_prob=0.3, capacity=32),
-    noise_multiplier=1.0,
-    l2_clip_norm=0.5,
-    normalize_by=6,
-    num_steps=8,
-    delta=1e-5,
-  )
-  return dpjax.Plan(**{**options, **changes})
+_plan = functools.partial(
+  plans.of, 32, prob=0.3, l2_clip_norm=0.5, normalize_by=6, num_steps=8
+)
 
 
 def _loss(params, example):

@@ -9,7 +9,7 @@ from flax import linen as nn
 from dpjax import Batch, training
 from dpjax.key_uses import KeyUse, key_for
 from dpjax.zoo import recipes
-from tests.core.training import plans
+from tests import plans
 from tests.refuses import refuses
 
 _X = jnp.array([[0.5, 1.0], [-1.0, 0.25], [2.0, -0.5]])

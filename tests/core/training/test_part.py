@@ -9,7 +9,7 @@ import pytest
 import dpjax
 from dpjax import training
 from dpjax.types import Batch
-from tests.core.training import plans
+from tests import plans
 
 _RNG = np.random.default_rng(0)
 _PARAMS = {

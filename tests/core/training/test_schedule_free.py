@@ -7,7 +7,6 @@ import optax
 import optax.contrib
 import pytest
 
-import dpjax
 from configs import quickstart
 from dpjax import training
 from dpjax.experiments.config import fields
@@ -15,6 +14,7 @@ from dpjax.experiments.kinds.central import build
 from dpjax.experiments.kinds.central.config import TrainConfig
 from dpjax.experiments.run import loop
 from dpjax.types import Batch
+from tests import plans
 from tests.refuses import refuses
 from tests.runs.stops import die, stop_after
 
@@ -30,13 +30,12 @@ def _loss(params, example):
 
 
 def _algorithm(tx, slices=1, **options):
-  plan = dpjax.Plan(
-    sampler=dpjax.PoissonSampler(sampling_prob=0.5, capacity=4 * slices),
+  plan = plans.of(
+    4 * slices,
     noise_multiplier=0.0,
     l2_clip_norm=_CLIP,
     normalize_by=3,
     num_steps=6 // slices,
-    delta=1e-5,
     slices=slices,
   )
   return training.dp_sgd(_loss, plan, tx, noise_key=jax.random.key(0), **options)

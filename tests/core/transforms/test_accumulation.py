@@ -68,27 +68,12 @@ def test_p15_slices_give_the_update_of_the_whole_batch_with_one_draw_of_noise(op
   assert not any(leaf.any() for leaf in jax.tree.leaves(state.inner.total))
 
 
-@pytest.mark.long
-def test_clipped_sums_and_stacked_gradients_are_one_route():
-  batch, mask = jnp.asarray(np.random.default_rng(0).normal(size=(4, 2))), jnp.ones(2, bool)
-  tx = transforms.accumulate(_private(), every=2, l2_clip_norm=0.7, padded_batch_size=2)
-  fast, stacked = tx.init(_PARAMS), tx.init(_PARAMS)
-  for part in (batch[:2], batch[2:]):
-    summed = dpjax.clipped_grad(_loss, l2_clip_norm=0.7)(_PARAMS, part, mask)
-    a, fast = tx.update(summed, fast, _PARAMS)
-    grads = dpjax.per_example_grads(_loss)(_PARAMS, part)[1]
-    b, stacked = tx.update(grads, stacked, _PARAMS, mask=mask)
-  jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, atol=1e-6), a, b)
-
-
 @pytest.mark.slow
 def test_wrong_uses_are_refused():
   tx = transforms.accumulate(_private(), every=2, l2_clip_norm=0.7, padded_batch_size=2)
   state = tx.init(_PARAMS)
   with refuses("updates"):
     tx.update(_grads(0), state, _PARAMS, mask=jnp.ones(6, bool))  # a batch of its own
-  with refuses("mask"):
-    tx.update(_grads(0, 2), state, _PARAMS)
   loss = lambda p, x: jnp.sum(p["w"]) * x
   wide = dpjax.clipped_grad(loss, l2_clip_norm=2.0)(_PARAMS, jnp.ones(2), True)
   with refuses("l2_clip_norm"):

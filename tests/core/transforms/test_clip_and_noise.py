@@ -10,17 +10,22 @@ import pytest
 from scipy import stats
 
 import dpjax
+from dpjax import transforms
+from dpjax.noise import NoiseShape
+from dpjax.noise.correlated import BandedToeplitz
 from tests.refuses import refuses
 
 _PARAMS = {"w": jnp.ones((3, 2)), "b": jnp.zeros(2)}
 _MASK = jnp.array([True, True, False, True])
 
 
+_NUMBERS = dict(
+  l2_clip_norm=1.0, noise_multiplier=0.0, normalize_by=3.0, key=jax.random.key(0)
+)
+
+
 def _tx(**changes):
-  options = dict(
-    l2_clip_norm=1.0, noise_multiplier=0.0, normalize_by=3.0, key=jax.random.key(0)
-  )
-  return dpjax.clip_and_noise(**{**options, **changes})
+  return dpjax.clip_and_noise(**{**_NUMBERS, **changes})
 
 
 def _grads(seed=0, size=4):
@@ -48,23 +53,44 @@ def test_no_noise_and_no_clipping_is_sgd():
   jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=1e-5), updates, expected)
 
 
+_SHAPE = NoiseShape(correlation=BandedToeplitz((1.0, 0.5)))
+_EVERY = {
+  "white": lambda: _tx(noise_multiplier=1.3),
+  "slices": lambda: transforms.accumulate(_tx(), every=1, l2_clip_norm=1.0),
+  "clip schedule": lambda: transforms.with_clip_schedule(_tx(), [1.0]),
+  "adaptive": lambda: transforms.adaptive_clip_and_noise(**_NUMBERS),
+  "correlated": lambda: transforms.clip_and_correlated_noise(
+    noise_shape=_SHAPE, num_steps=9, **_NUMBERS
+  ),
+}
+
+
 @pytest.mark.slow
-def test_stacked_gradients_and_clipped_sum_are_one_route():
-  tx = _tx(noise_multiplier=1.3)
+@pytest.mark.parametrize("name", _EVERY)
+def test_stacked_gradients_and_clipped_sum_are_one_route(name):
+  tx = _EVERY[name]()
   state = tx.init(_PARAMS)
   _, grads = dpjax.per_example_grads(_loss)(_PARAMS, _BATCH)
   summed = dpjax.clipped_grad(_loss, l2_clip_norm=1.0)(_PARAMS, _BATCH, _MASK)
   stacked, state_a = tx.update(grads, state, _PARAMS, mask=_MASK)
   fast, state_b = tx.update(summed, state, _PARAMS)
-  jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=1e-6), stacked, fast)
-  assert int(state_a.inner.draws) == int(state_b.inner.draws) == 1
+  close = functools.partial(np.testing.assert_allclose, rtol=1e-6)
+  jax.tree.map(close, stacked, fast)
+  if name == "white":
+    assert int(state_a.inner.draws) == int(state_b.inner.draws) == 1
+
+
+@pytest.mark.parametrize("name", _EVERY)
+def test_a_forgotten_mask_is_an_error(name):
+  tx = _EVERY[name]()
+  with refuses("mask"):
+    tx.update(_grads(), tx.init(_PARAMS), _PARAMS)
 
 
 def test_a_forgotten_mask_is_an_error_also_inside_a_chain():
   chain = optax.chain(_tx(), optax.sgd(0.1))
-  for tx in (_tx(), chain):
-    with refuses("mask"):
-      tx.update(_grads(), tx.init(_PARAMS), _PARAMS)
+  with refuses("mask"):
+    chain.update(_grads(), chain.init(_PARAMS), _PARAMS)
 
 
 def test_gradients_without_a_batch_axis_are_refused():
@@ -145,13 +171,17 @@ def test_p8_an_empty_batch_still_gets_noise_and_is_counted():
   assert float(jnp.abs(update["w"]).max()) > 0 and int(state.inner.draws) == 1
 
 
-@pytest.mark.cases(slow=[1], long=...)
+@pytest.mark.cases(quick=["adaptive-sgd", "correlated-sgd"], slow=["white-adam"], long=...)
 @pytest.mark.parametrize(
-  "optimizer",
-  [optax.sgd(0.1, momentum=0.9), optax.adam(1e-3), optax.adamw(1e-3), optax.lamb(1e-3)],
+  ("name", "optimizer"),
+  [
+    *((name, "sgd") for name in ("white", "adaptive", "correlated")),
+    *(("white", optimizer) for optimizer in ("adam", "adamw", "lamb")),
+  ],
 )
-def test_it_chains_with_any_optimizer_under_jit_with_donated_state(optimizer):
-  tx = optax.chain(_tx(noise_multiplier=1.0), optimizer)
+def test_it_chains_with_any_optimizer_under_jit_with_donated_state(name, optimizer):
+  momentum = {"momentum": 0.9} if optimizer == "sgd" else {}
+  tx = optax.chain(_EVERY[name](), getattr(optax, optimizer)(1e-2, **momentum))
   traces = []
 
   @functools.partial(jax.jit, donate_argnums=(0, 1))

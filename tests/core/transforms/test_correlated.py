@@ -1,11 +1,8 @@
 """clip_and_correlated_noise: an Optax transformation like any other; DP-SGD as its limit."""
 
-import functools
-
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 import pytest
 
 import dpjax
@@ -67,46 +64,6 @@ def test_the_noise_is_the_dense_inverse_of_the_plain_noise_and_the_sum_is_untouc
   expected = np.linalg.solve(correlated.matrix(_BANDED, 6), np.array(whites))
   np.testing.assert_allclose(np.array(noises), expected, atol=1e-6)
   assert np.abs(np.array(noises) - np.array(whites)).max() > 0.05
-
-
-@pytest.mark.slow
-def test_stacked_gradients_and_clipped_sums_are_one_route():
-  loss = lambda params, x: jnp.sum((x @ params["w"] + params["b"]) ** 2)
-  batch = jnp.asarray(np.random.default_rng(1).normal(size=(4, 3)), jnp.float32)
-  tx = _tx()
-  _, grads = dpjax.per_example_grads(loss)(_PARAMS, batch)
-  summed = dpjax.clipped_grad(loss, l2_clip_norm=1.0)(_PARAMS, batch, _MASK)
-  update = jax.jit(tx.update)
-  stacked, _ = update(grads, tx.init(_PARAMS), _PARAMS, mask=_MASK)
-  fast, _ = update(summed, tx.init(_PARAMS), _PARAMS)
-  jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=1e-6), stacked, fast)
-
-
-@pytest.mark.cases(long=["adam"])
-@pytest.mark.parametrize(
-  "optimizer", [optax.sgd(0.1, momentum=0.9), optax.adam(1e-3)], ids=["sgd", "adam"]
-)
-def test_it_chains_under_jit_with_donated_state_and_one_compilation(optimizer):
-  tx, traces = optax.chain(_tx(), optimizer), []
-
-  @functools.partial(jax.jit, donate_argnums=(0, 1))
-  def step(params, state, grads, mask):
-    traces.append(None)
-    updates, state = tx.update(grads, state, params, mask=mask)
-    return optax.apply_updates(params, updates), state
-
-  params = jax.tree.map(jnp.copy, _PARAMS)
-  state = tx.init(params)
-  for i in range(6):
-    params, state = step(params, state, _grads(i), _MASK)
-  assert len(traces) == 1 and all(np.isfinite(x).all() for x in jax.tree.leaves(params))
-  params, state = step(params, state, _grads(7), _MASK)  # step 7 of 6: nobody paid for it
-  assert all(np.isnan(leaf).all() for leaf in jax.tree.leaves(params))
-
-
-def test_a_forgotten_mask_is_an_error():
-  with refuses("mask"):
-    _tx().update(_grads(), _tx().init(_PARAMS), _PARAMS)
 
 
 @pytest.mark.cases(long=[6, 7, 8])

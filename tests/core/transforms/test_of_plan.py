@@ -4,6 +4,7 @@ Before, `plan.spent` of a state with a tenth of the noise said 3.5 where 89.7 ha
 """
 
 import dataclasses
+import functools
 import itertools
 
 import jax
@@ -17,6 +18,7 @@ from dpjax import sampling, transforms
 from dpjax.noise import NoiseShape
 from dpjax.noise.correlated import BandedToeplitz
 from dpjax.validate import UserError
+from tests import plans
 from tests.refuses import refuses
 
 _PARAMS = {"w": jnp.ones((3, 2)), "b": jnp.ones(2)}
@@ -27,13 +29,7 @@ def _loss(params, x):
   return jnp.sum(jnp.tanh(x @ params["w"]) * params["b"])
 
 
-def _plan(**changes):
-  numbers = {
-    "sampler": sampling.PoissonSampler(sampling_prob=0.1, capacity=8),
-    "noise_multiplier": 2.0,
-  }
-  numbers |= {"l2_clip_norm": 1.0, "normalize_by": 4, "num_steps": 3, "delta": 1e-5}
-  return dpjax.Plan(**(numbers | changes))
+_plan = functools.partial(plans.of, prob=0.1, noise_multiplier=2.0, num_steps=3)
 
 
 def _batch(rows, count):

@@ -18,6 +18,7 @@ from dpjax import federated, mechanisms, noise, trees
 from dpjax.noise import source
 from dpjax.types import Batch
 from dpjax.validate import UserError
+from tests import plans
 from tests.core import test_plan_spent
 
 _PARAMS = test_plan_spent._PARAMS
@@ -36,14 +37,7 @@ def _of_plan(name, key):
 
 
 def _of_training(key):
-  plan = dpjax.Plan(
-    sampler=dpjax.PoissonSampler(sampling_prob=0.5, capacity=8),
-    noise_multiplier=1.0,
-    l2_clip_norm=1.0,
-    normalize_by=4,
-    num_steps=4,
-    delta=1e-5,
-  )
+  plan = plans.of()
   loss_fn = lambda params, example: jnp.sum((params["w"] - example) ** 2)
   init, step = dpjax.training.dp_sgd(
     loss_fn, plan, optax.sgd(0.1, momentum=0.9), noise_key=key, ema_decay=0.9

@@ -9,13 +9,14 @@ import optax
 import pytest
 
 import dpjax
-from dpjax import Plan, federated, gradients, noise, sampling, training, transforms
+from dpjax import federated, gradients, noise, sampling, training, transforms
 from dpjax.gradients import per_example
 from dpjax.noise.correlated import BandedToeplitz
 from dpjax.training.dp_sgd import noise_state
 from dpjax.transforms import guard
 from dpjax.transforms.scale_then_privatize import ScaledLoss, _scales, coordinate_scales
 from dpjax.types import Batch, ClippedSum
+from tests import plans
 from tests.refuses import refuses
 
 _NUMBERS = {"l2_clip_norm": 1.0, "normalize_by": 2.0}
@@ -154,14 +155,8 @@ def test_the_first_step_is_that_of_the_inner_transform():
 
 # --- a plan with scaling, and training with it
 
-_PLAN = dpjax.Plan(
-  sampler=sampling.PoissonSampler(sampling_prob=0.5, capacity=16),
-  noise_multiplier=1.0,
-  l2_clip_norm=0.5,
-  normalize_by=4,
-  num_steps=6,
-  delta=1e-5,
-  scaling=transforms.CoordinateScaling(b2=0.5, floor=0.2),
+_PLAN = plans.of(
+  16, l2_clip_norm=0.5, num_steps=6, scaling=transforms.CoordinateScaling(b2=0.5, floor=0.2)
 )
 
 
@@ -305,14 +300,7 @@ def test_the_loss_at_the_start_is_the_loss_also_in_half_precision():
 
 
 def test_a_state_of_a_plan_without_scaling_is_one_line():
-  plain = Plan(
-    sampler=sampling.PoissonSampler(sampling_prob=0.5, capacity=40),
-    noise_multiplier=1.0,
-    l2_clip_norm=1.0,
-    normalize_by=4,
-    num_steps=3,
-    delta=1e-3,
-  )
+  plain = plans.of(40, num_steps=3, delta=1e-3)
   scaled = dataclasses.replace(plain, scaling=transforms.CoordinateScaling())
   make = lambda plan: training.dp_sgd(
     lambda w, x: jnp.sum(w * x), plan, optax.sgd(0.1), noise_key=jax.random.key(0)

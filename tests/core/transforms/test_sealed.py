@@ -23,6 +23,7 @@ from dpjax import sampling, sealed, training, transforms
 from dpjax.noise import NoiseShape
 from dpjax.noise.correlated import BandedToeplitz
 from dpjax.validate import UserError
+from tests import plans
 from tests.refuses import refuses
 
 _PARAMS = {"w": jnp.ones((3, 2)), "b": jnp.ones(2)}
@@ -39,14 +40,7 @@ _BATCH = dpjax.Batch(jax.random.normal(jax.random.key(0), (8, 3)), jnp.arange(8)
 
 @functools.cache
 def _plan(noise_multiplier=0.0):
-  return dpjax.Plan(
-    sampler=dpjax.PoissonSampler(sampling_prob=0.5, capacity=8),
-    noise_multiplier=noise_multiplier,
-    l2_clip_norm=1.0,
-    normalize_by=4,
-    num_steps=5,
-    delta=1e-5,
-  )
+  return plans.of(noise_multiplier=noise_multiplier, num_steps=5)
 
 
 @functools.cache

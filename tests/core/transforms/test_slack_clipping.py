@@ -11,11 +11,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
-from dpjax import gradients, sampling, transforms
-from dpjax.plan import Plan
+from dpjax import gradients, transforms
 from dpjax.transforms import SlackClipping, adaptive_clip_and_noise
 from dpjax.types import ClippedSum
 from dpjax.validate import UserError
+from tests import plans
 from tests.refuses import refuses
 
 _FLAT = {"noise_multiplier": 0.0, "normalize_by": 4.0}
@@ -186,11 +186,8 @@ def test_slack_gets_the_noise_of_the_sum():
 
 
 def _plan(rule, **changes):
-  return Plan(**{
-    "sampler": sampling.PoissonSampler(sampling_prob=0.1, capacity=400), "noise_multiplier": 1.5,
-    "l2_clip_norm": gradients.Clip(1.0, rule), "normalize_by": 100.0, "num_steps": 20,
-    "delta": 1e-5, **changes,
-  })  # fmt: skip
+  numbers = dict(noise_multiplier=1.5, normalize_by=100.0, num_steps=20, **changes)
+  return plans.of(400, prob=0.1, l2_clip_norm=gradients.Clip(1.0, rule), **numbers)
 
 
 def test_it_costs_what_a_constant_norm_costs_and_says_so():

@@ -11,6 +11,7 @@ import pytest
 
 import dpjax
 from dpjax import accounting
+from tests import plans
 
 _STEPS = 6
 _STD = 1.3
@@ -45,13 +46,10 @@ class Forgetful(LastStep):
 
 
 def _plan(strategy):
-  return dpjax.Plan(
+  return plans.of(
     sampler=dpjax.CyclicSampler(steps_per_pass=3, num_examples=12),
     noise_multiplier=_STD,
-    l2_clip_norm=1.0,
-    normalize_by=4,
     num_steps=_STEPS,
-    delta=1e-5,
     neighboring_relation="replace_special",
     noise_shape=dpjax.NoiseShape(correlation=strategy),
   )

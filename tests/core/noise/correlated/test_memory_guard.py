@@ -11,6 +11,7 @@ import pytest
 import dpjax
 from dpjax.noise.correlated import BandedToeplitz, BufferedToeplitz, Tree
 from dpjax.validate import UserError
+from tests import plans
 
 _STEPS = 8
 _PARAMS = {"w": jnp.zeros((40, 30)), "b": jnp.zeros(7), "n": jnp.zeros(())}
@@ -22,13 +23,12 @@ _STRATEGIES = {
 
 
 def _made(name):
-  plan = dpjax.Plan(
+  plan = plans.of(
     sampler=dpjax.CyclicSampler(steps_per_pass=4, num_examples=12),
     noise_multiplier=1.3,
     l2_clip_norm=0.7,
     normalize_by=3,
     num_steps=_STEPS,
-    delta=1e-5,
     neighboring_relation="replace_special",
     noise_shape=dpjax.NoiseShape(correlation=_STRATEGIES[name]),
   )
