@@ -68,11 +68,22 @@ def _transformer(num_rows: int, batch_size: int) -> Work:
   return Work(data, params, losses.next_token(workloads._apply(model)), batch_size)
 
 
+def _images(num_rows: int, batch_size: int) -> Work:
+  draw = np.random.default_rng(0)
+  x = draw.standard_normal((num_rows, 28, 28, 1), np.float32)
+  data = dpjax.data.from_arrays(x, draw.integers(0, 10, num_rows), num_classes=10)
+  model = models.Cnn(num_classes=10)
+  params = model.init(jax.random.key(0), x[:1])
+  loss_fn = losses.softmax_cross_entropy(workloads._apply(model))
+  return Work(data, params, loss_fn, batch_size)
+
+
 WORKLOADS: dict[str, Callable[[], Work]] = {
   "logistic regression, 100 columns": lambda: _dense(100_000, 100, (), 1_000),
   "logistic regression, 20 columns": lambda: _dense(1_000_000, 20, (), 1_000),
   "logistic regression, 4 columns": lambda: _dense(10_000_000, 4, (), 1_000),
   "MLP": lambda: _dense(100_000, 100, (256, 256), 256),
+  "CNN": lambda: _images(20_000, 64),
   "transformer of 2 layers": lambda: _transformer(20_000, 32),
   "MLP of 1e7": lambda: _dense(10_000, 784, (2560, 2560), 64),
 }

@@ -768,6 +768,10 @@ class Plan(overflow.MayAbort):
     `loss_fn` must be a `transforms.ScaledLoss`, and the result takes `loss_fn.start` in place of
     the parameters.
 
+    On a CPU and under jit, a padded batch is cut into microbatches where that is faster, since
+    those of padding alone are skipped (`gradients.microbatch.faster_size`). With a
+    `microbatch_size` of all rows it is one piece.
+
     Raises:
       UserError: a loss that is no `ScaledLoss` in a plan with scaling.
     """
@@ -778,7 +782,12 @@ class Plan(overflow.MayAbort):
         field="loss_fn",
         value=Verbatim(f"{loss_fn!r:.60}"),
       )
-    return gradients.clipped_grad(loss_fn, l2_clip_norm=self.l2_clip_norm, **options)
+    grad = gradients.clipped_grad(loss_fn, l2_clip_norm=self.l2_clip_norm, **options)
+    # The divisor is the expected number of examples, unless it is 1 and asks for the sum.
+    if self.normalize_by == 1:
+      return grad
+    filled = self.normalize_by / self.sampler.padded_batch_size
+    return dataclasses.replace(grad, filled=min(filled, 1.0))
 
   def accumulated(self, tx: optax.GradientTransformation, *, rows: int = 0) -> Any:
     """Wraps `tx`, such as `optax.chain(plan.transform(key), optimizer)`, for this plan's slices.

@@ -316,7 +316,7 @@ class PerExampleGrads(metaclass=Sealed):
   # Dtypes of the arrays, in the order of the leaves.
   dtypes: tuple[Any, ...] = dataclasses.field(metadata={"static": True})
   rows: Any = None  # sealed [B], the number of each row; None where there is no row axis
-  origin: Any = None  # [B, 3] int32, see `gradients.arguments.origin_of`
+  origin: Any = None  # [B, 4] int32, see `gradients.arguments.origin_of`
 
   @classmethod
   def of(

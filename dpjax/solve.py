@@ -23,6 +23,7 @@ from dpjax.accounting.matrix import Strategy
 from dpjax.accounting.monte_carlo import MOST_APART, min_sep_epsilon
 from dpjax.accounting.overflow import without_share
 from dpjax.accounting.proved import ACCOUNTANTS, RELATIONS
+from dpjax.accounting.text import percent
 from dpjax.sampling import registry
 from dpjax.sampling.registry import Scheme, Sizing
 from dpjax.validate import UserError
@@ -300,7 +301,7 @@ def bounded_rows(run: Bounded) -> list[tuple[str, float]]:
     estimate = min_sep_epsilon(
       strategy, turn_prob=drawn.turn_prob, steps_apart=run.steps_apart, **simulated
     )
-  share = f"{100 * estimate.confidence:g} %"
+  share = percent(estimate.confidence).replace("%", " %")
   rows = [
     ("Monte Carlo estimate, NOT a bound", estimate.estimate),
     (f"Monte Carlo, {share} confidence, NOT a proof", estimate.upper),

@@ -74,9 +74,10 @@ class Batch(NamedTuple):
   # drew it; with slices, step * slices + slice. A private transform trains on a batch in its turn
   # alone. None for rows of your own, whose turn is not checked.
   step: Any = None
-  # [capacity, 2] int32, for each row the mark of the plan that drew it, and the number of the run.
-  # A private transform of another plan refuses the row. Its noise follows from the number of the
-  # run, too, which is secret; it is 0 where the caller gave the `rng` of the draws.
+  # [capacity, 3] int32, for each row the mark of the plan that drew it, the number of the run, and
+  # the row's place in its batch. A private transform of another plan refuses the row. Its noise
+  # follows from the number of the run, too, which is secret; it is 0 where the caller gave the
+  # `rng` of the draws.
   origin: Any = None
 
 
@@ -111,7 +112,7 @@ class ClippedSum(metaclass=sealed.Sealed):
   # Bound of each group of parameters. It is (l2_bound,) if they are not clipped group by group.
   group_bounds: tuple[float, ...] = dataclasses.field(default=(), metadata={"static": True})
   mask: Any = None  # [B] bool, the one that was applied; None where it is not known
-  origin: Any = None  # [B, 3] int32, see `gradients.arguments.origin_of`
+  origin: Any = None  # [B, 4] int32, see `gradients.arguments.origin_of`
   # Number of slices that the sum adds up: 1, or all slices of a step if they were accumulated.
   slices: int = dataclasses.field(default=1, metadata={"static": True})
   # Whether no term is longer than its norm says, as of flat clipping. A rule that lengthens short

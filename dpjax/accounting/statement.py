@@ -40,6 +40,7 @@ _NOT_COVERED = (
   "{fitted} fitted to the private data before training",
   "several {unit}s that belong together",
   "scores on test data, also where one {unit} is in both",
+  "a split by row numbers, in which one {unit} less moves others between training and test data",
   "the noise key (a seed, or a checkpoint that holds it, is a secret)",
   "the finite precision of floating-point noise",
 )

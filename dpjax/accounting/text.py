@@ -9,6 +9,7 @@ from __future__ import annotations
 import decimal
 import math
 import textwrap
+from collections.abc import Sequence
 
 # Words in a name which mark its number as a lower bound.
 _LOWER = ("audited", "lower")
@@ -35,6 +36,26 @@ def lower(value: float, *, digits: int = 4, decimals: int | None = None) -> str:
   ('2.499', '0', '-inf', '1.99')
   """
   return _rounded(value, digits, decimals, decimal.ROUND_FLOOR)
+
+
+def percent(confidence: float) -> str:
+  """Returns a confidence as text in percent, rounded down.
+
+  >>> percent(0.95), percent(0.999999)
+  ('95%', '99.99%')
+  """
+  # The decimal point is moved in the text: 100 * 0.29 is below 29.
+  return f"{lower(float(decimal.Decimal(repr(float(confidence))).scaleb(2)))}%"
+
+
+def rounded_out(ends: Sequence[float], decimals: int = 3, between: str = "-") -> str:
+  """Returns the two ends of a confidence interval as text, rounded outwards.
+
+  >>> rounded_out((0.21451, 0.5)), rounded_out((0.0, 0.36941), 2, " to ")
+  ('0.214-0.500', '0.00 to 0.37')
+  """
+  low, high = ends
+  return f"{lower(low, decimals=decimals)}{between}{upper(high, decimals=decimals)}"
 
 
 def by_name(name: str, value: float, *, digits: int = 4) -> str:

@@ -134,11 +134,13 @@ def draw_trials(rng: np.random.Generator, *, mean_trials: float, shape: float = 
     return int(rng.logseries(1 - gamma))
   if shape == 1:
     return int(rng.geometric(gamma))
-  drawn = 0
-  # The distribution is truncated: zero runs never happen.
-  while drawn == 0:
-    drawn = int(rng.negative_binomial(shape, gamma))
-  return drawn
+  # A negative binomial number is a sum of logarithmic ones, as many as a Poisson process has
+  # arrivals up to the time `rate`. The truncation leaves out that there is none. So the first
+  # arrival is drawn given that it comes. Drawing until there is one would take 1 / rate draws.
+  rate = -shape * math.log(gamma)
+  first = -math.log1p(rng.random() * math.expm1(-rate))
+  several = 1 + rng.poisson(max(0.0, rate - first))
+  return int(rng.logseries(1 - gamma, several).sum())
 
 
 def check_trials(mean_trials: float, shape: float) -> None:

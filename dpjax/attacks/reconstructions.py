@@ -24,6 +24,7 @@ from scipy import ndimage, optimize
 from scipy.spatial import distance
 
 from dpjax import validate
+from dpjax.accounting.text import lower, percent, upper
 from dpjax.attacks.roc import Counted, counted
 from dpjax.types import HostArray
 from dpjax.validate import UserError
@@ -255,7 +256,7 @@ class Success(NamedTuple):
     """
     count, total, (low, high) = self.recovered
     word = "FAILS" if count else "not shown to fail"
-    level = f"{100 * self.confidence:.4g}% interval {low:.2g} to {high:.2g}"
+    level = f"{percent(self.confidence)} interval {lower(low, digits=2)} to {upper(high, digits=2)}"
     return f"{word}: {count} of {total} records recovered ({self.criterion}; {level})"
 
 

@@ -28,6 +28,7 @@ import numpy as np
 from scipy import special, stats
 
 from dpjax import markdown, validate
+from dpjax.accounting.text import rounded_out
 from dpjax.attacks import signals
 from dpjax.types import HostArray
 from dpjax.validate import UserError
@@ -261,10 +262,8 @@ class Strongest(NamedTuple):
     """What it finds, as text."""
     if self.rate is None:
       return "too few others"
-    low, high = self.rate.tpr_interval
-    return (
-      f"TPR {self.rate.tpr:.3f} ({low:.3f}-{high:.3f}) at {100 * self.rate.fpr:g} % FPR"
-    )
+    ends = rounded_out(self.rate.tpr_interval)
+    return f"TPR {self.rate.tpr:.3f} ({ends}) at {100 * self.rate.fpr:g} % FPR"
 
   def to_json(self) -> dict[str, Any]:
     """Returns plain data for result.json."""
@@ -383,7 +382,7 @@ def table(
     *(f"TPR at {100 * fpr:g} % FPR" for fpr in rates),
     *("AUC", "balanced accuracy"),
   ]
-  cell = lambda value, ends: f"{value:.4f} ({ends[0]:.4f}-{ends[1]:.4f})"
+  cell = lambda value, ends: f"{value:.4f} ({rounded_out(ends, 4)})"
   known = [fpr for fpr in rates if fpr in (allowed or {})]
   head += [f"allowed TPR at {100 * fpr:g} % FPR" for fpr in known]
   # A bound is never shown smaller than it is.

@@ -10,7 +10,7 @@ import numpy as np
 from dpjax import validate
 from dpjax.accounting import upper
 from dpjax.accounting.event_kinds.elements import merged_parts
-from dpjax.accounting.text import lower
+from dpjax.accounting.text import lower, percent
 from dpjax.accounting.trade_off import TradeOff
 from dpjax.auditing.lower_bounds import METHODS, alarm_p_value, claim_p_value
 from dpjax.auditing.scores import Scores
@@ -138,7 +138,7 @@ class Audit:
     'ALARM: epsilon >= 2.5 (gdp, indicative, no confidence, delta=1e-05), above the claimed 1'
     """
     indicative = METHODS[self.method].indicative
-    sure = "indicative, no" if indicative else f"{lower(100 * self.confidence)}%"
+    sure = "indicative, no" if indicative else percent(self.confidence)
     bound = (
       f"epsilon >= {lower(self.epsilon_lower)} ({self.method}, {sure} confidence, "
       f"delta={upper(self.delta)})"

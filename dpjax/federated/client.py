@@ -26,7 +26,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from dpjax import trees, validate
+from dpjax import gradients, trees, validate
 from dpjax.gradients import loss_checks
 from dpjax.key_uses import KeyUse, key_for
 from dpjax.plan import Plan
@@ -228,7 +228,8 @@ def mean_grad(loss_fn: LossFn) -> Callable[..., Any]:
 
 def _clipped_grad(loss_fn: LossFn, plan: Plan) -> Callable[..., Any]:
   """Returns a variant of `mean_grad` whose gradient is a `ClippedSum` of examples."""
-  summed_fn = plan.clipped_grad(loss_fn, method="vmap")
+  # Not that of the plan: clients that share a program by vmap can skip no microbatch.
+  summed_fn = gradients.clipped_grad(loss_fn, l2_clip_norm=plan.l2_clip_norm, method="vmap")
 
   def grad(params, examples, mask):
     summed = summed_fn(params, examples, mask)

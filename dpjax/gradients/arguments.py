@@ -78,8 +78,8 @@ def examples_and_mask(batch: ArrayTree, mask: ArrayLike | None) -> tuple[Any, An
 
 
 def origin_of(batch: Any) -> Any:
-  """Returns number, plan and run of the batch that each row is from, [B, 3] int32; None for rows of
-  one's own.
+  """Returns number, plan and run of the batch that each row is from, and the row's place in it,
+  [B, 4] int32; None for rows of one's own.
 
   A row of padding has -1 for number and plan: it was perhaps added later, such as for a mesh, with
   any number. Its run is that of the batch, or 0, so that a batch of padding alone has a run, too.
@@ -88,12 +88,13 @@ def origin_of(batch: Any) -> Any:
     return None
   step = jnp.asarray(batch.step)
   plan = run = jnp.zeros_like(step)
+  place = jnp.arange(step.size, dtype=jnp.int32).reshape(step.shape)
   if batch.origin is not None:
-    plan, run = jnp.moveaxis(jnp.asarray(batch.origin), -1, 0)
+    plan, run, place = jnp.moveaxis(jnp.asarray(batch.origin), -1, 0)
   if jnp.shape(step) == jnp.shape(batch.mask):
     step = jnp.where(batch.mask, step, -1)
     plan = jnp.where(batch.mask, plan, -1)
-  return jnp.stack([step, plan, run], axis=-1)
+  return jnp.stack([step, plan, run, place], axis=-1)
 
 
 def padded(batch: Any) -> Batch:

@@ -14,6 +14,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax import core
 from jax.sharding import Mesh
 
 from dpjax import trees, validate
@@ -38,7 +39,7 @@ from dpjax.gradients.loss_checks import (
   explain_failure,
   vmap_would_do,
 )
-from dpjax.gradients.microbatch import fill, in_microbatches
+from dpjax.gradients.microbatch import faster_size, fill, in_microbatches
 from dpjax.gradients.traced_values import as_varying_as
 from dpjax.types import (
   Array,
@@ -202,6 +203,7 @@ class ClippedGrad:
   rescale_to_unit_norm: bool = False
   memory_budget: float | None = None  # bytes
   mesh: Mesh | None = None
+  filled: float = 1.0  # share of the rows of a batch that usually hold an example
 
   def __post_init__(self):
     check_callable(self.loss_fn)
@@ -260,9 +262,17 @@ class ClippedGrad:
     return None if loss.mixes and not ghost.keeps_apart(planned) else planned
 
   def _fitting(self, loss: Loss, params, batch, batch_size: int) -> int | None:
-    """Returns the microbatch size, given or by memory budget; None for the whole batch."""
-    if self.memory_budget is None:
+    """Returns the microbatch size, given, by memory budget or for speed; None for the whole
+    batch."""
+    if self.microbatch_size is not None:
       return self.microbatch_size
+    if self.memory_budget is None:
+      # Outside of a trace a loop is compiled at each call, and devices do not share padding.
+      leaves = jax.tree.leaves((params, batch))
+      is_traced = any([isinstance(leaf, core.Tracer) for leaf in leaves])
+      if self.filled >= 1 or self.mesh is not None or not is_traced:
+        return None
+      return faster_size(loss.closed, params, batch_size, self.filled)
     example = jax.tree.map(lambda leaf: leaf[0], batch)
     estimate = memory.estimate(self.loss_fn, params, example, self._plan(loss, params))
     return memory.microbatch(self.memory_budget, estimate, batch_size)
@@ -336,7 +346,8 @@ def clipped_grad(
       choices). "auto" is "ghost" wherever that can be faster, else "vmap". If a convolution of
       "ghost" could mix examples, all are "vmap". All give the same sum to rounding.
     microbatch_size: number of examples held in memory at a time; None for the whole batch. It
-      changes memory, speed and rounding only, never the sensitivity.
+      changes memory, speed and rounding only, never the sensitivity. Microbatches of padding alone
+      are skipped, and their rows have norms and losses of 0.
     rescale_to_unit_norm: whether to divide each group by its bound, so that one example's
       contribution has norm <= 1 (<= sqrt(number of groups) for per-layer bounds).
     memory_budget: number of bytes that the estimated temporaries of a microbatch may take, given

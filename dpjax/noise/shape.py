@@ -15,6 +15,10 @@ from dpjax.validate import UserError
 # Largest number of noise levels of a sampled run with accountant='pld'. Each level needs one more
 # privacy loss distribution (PLD).
 MAX_NOISE_LEVELS = 32
+# Largest quotient of two factors of a schedule of correlated noise. Noise of earlier steps comes
+# back in later ones, and in floats of its size a gradient is rounded: above 2^20 times the noise
+# that protects it, it could become visibly longer.
+_MAX_QUOTIENT = 1000.0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -45,6 +49,15 @@ class NoiseShape:
         "must be a strategy, or None", field="correlation", value=self.correlation
       )
     validate.factors(schedule=self.schedule)
+    correlated = getattr(self.correlation, "bands", 1) != 1
+    if correlated and self.schedule:
+      quotient = max(self.schedule) / min(self.schedule)
+      if quotient > _MAX_QUOTIENT:
+        raise UserError(
+          f"holds factors whose quotient is {quotient:g}, must be <= {_MAX_QUOTIENT:g} for "
+          "correlated noise, in which the largest comes back at the smallest",
+          field="schedule",
+        )
 
   @property
   def by_step(self) -> bool:

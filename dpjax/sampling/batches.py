@@ -169,7 +169,8 @@ def batches(
   """
   rows = rows_of_slice(sampler.padded_batch_size, count)
   # The same in all batches, which share it.
-  origin = np.tile(np.array([mark, draws.run], np.uint32).view(np.int32), (rows, 1))
+  origin = np.tile(np.array([mark, draws.run, 0], np.uint32).view(np.int32), (rows, 1))
+  origin[:, 2] = np.arange(rows)
   origin.flags.writeable = False
   for step, drawn in _draws(sampler, num_examples, draws.seed, steps):
     parts = slices(drawn, sampler.padded_batch_size, count)

@@ -194,7 +194,7 @@ class Web:
         ("alarm", "1 for a warning, 2 for an alarm.", ("of",)),
         ("waiting_rows", "Rows in the queue.", ()),
         ("release_share", "Share of requests of the new model.", ()),
-        ("stream_epsilon", "Epsilon spent on windows.", ()),
+        ("stream_epsilon", "Epsilon of all windows, +Inf without noise.", ()),
         ("accuracy", "Accuracy of the last window of feedback.", ()),
       )
     }
@@ -406,7 +406,7 @@ class Web:
       self._gauges["alarm"].labels(name).set(1 if alarm["level"] == "warning" else 2)
     self._gauges["waiting_rows"].set(service.batcher.rows)
     self._gauges["release_share"].set(service.rollout.share if service.rollout else 0)
-    self._gauges["stream_epsilon"].set(service.stream_ledger.spent[0])
+    self._gauges["stream_epsilon"].set(service.windows.stream_epsilon)
     self._gauges["accuracy"].set(service.accuracy)
     content = prometheus_client.generate_latest(self._registry)
     return Response(content, media_type=prometheus_client.CONTENT_TYPE_LATEST)

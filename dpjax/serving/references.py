@@ -12,6 +12,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -120,7 +121,9 @@ def _of_training(
       "--exact_reference: /health, alarms and the journal follow from exact counts of training "
       "rows, so the epsilon of the training does not hold for this service"
     )
-    return Reference(_counted(run, bins, _training_rows(run)), "exact")
+    # Later starts learn from this line that no epsilon holds any more, whatever their reference.
+    journal.write("reference_charge", run=digest_of(run), epsilon=None, spent=None)
+    return Reference(_counted(run, bins, _training_rows(run)), "exact", epsilon=math.inf)
   assert epsilon is not None
   validate.positive(reference_epsilon=epsilon)
   unit = run.result.get("unit")
@@ -133,7 +136,7 @@ def _of_training(
   relation = str(run.result.get("neighboring_relation") or "add_or_remove_one")
   ledger = BudgetLedger(epsilon=1e12, neighboring_relation=relation)
   for line in journal.of_kind("reference_charge"):
-    if line["run"] == digest_of(run):
+    if line["run"] == digest_of(run) and line["epsilon"] is not None:
       ledger = ledger.spend("reference", epsilon=line["epsilon"])
   for line in reversed(journal.of_kind("reference")):
     # Earlier noisy counts are used again: noise drawn a second time would cost epsilon again.

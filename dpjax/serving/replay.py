@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import collections
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -18,6 +20,25 @@ def spent_on_windows(journal: ServiceJournal) -> float:
   charges = journal.of_kind("charge")
   # The last line holds the sum of all charges.
   return charges[-1]["spent"] if charges else 0.0
+
+
+def released_exactly(journal: ServiceJournal) -> bool:
+  """Returns whether a window was released without noise, so that no epsilon holds for its rows."""
+  return any(line["scale"] == 0 for line in journal.of_kind("window"))
+
+
+def spent_on_references(journal: ServiceJournal) -> dict[str, float]:
+  """Returns {digest of a run: epsilon that reference counts of its training rows have cost}.
+
+  It is infinite for a run whose rows were counted without noise. What was spent stays spent,
+  whatever the reference is now.
+  """
+  spent = collections.defaultdict[str, float](float)
+  for line in journal.of_kind("reference_charge"):
+    # Each line holds the sum of the run's charges so far.
+    total = math.inf if line["spent"] is None else line["spent"]
+    spent[line["run"]] = max(spent[line["run"]], total)
+  return spent
 
 
 def next_window(journal: ServiceJournal, of: str) -> int:

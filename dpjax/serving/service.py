@@ -193,6 +193,13 @@ class Service:
       )
     if spent:
       self.windows.spend("earlier windows", spent)
+    self.windows.any_exact = replay.released_exactly(self.journal)
+    self._spent_on_references = replay.spent_on_references(self.journal)
+    if self.reference is not None:
+      # It may have been charged in this start, whose lines are not replayed.
+      run = digest_of(runs[0])
+      held = self._spent_on_references.get(run, 0.0)
+      self._spent_on_references[run] = max(held, self.reference.epsilon)
     self.windows.drift.number = replay.next_window(self.journal, "drift")
     self.windows.feedback.number = replay.next_window(self.journal, "feedback")
     lines = replay.own_lines(self.journal, list(known))
@@ -461,24 +468,25 @@ class Service:
   def _privacy(self) -> dict[str, Any]:
     """Returns the epsilon accounted for training records and for rows of the stream."""
     reference = self.reference
-    spent = 0.0 if reference is None else reference.epsilon
     trained = self.old.result.get("epsilon")
-    # If exact counts of training rows are in use, no epsilon holds.
-    is_exact = reference is not None and reference.source == "exact"
+    # Counts of training rows cost their epsilon, also after another reference took their place. If
+    # they were exact, no epsilon holds.
+    spent = self._spent_on_references.get(digest_of(self.old), 0.0)
     whole = None
     # The epsilon of a simulated run is that of a larger deployment, not of the records it read.
     own = self.old.result.get("epsilon_of_this_run", trained)
-    if isinstance(own, (int, float)) and not is_exact:
+    if isinstance(own, (int, float)) and math.isfinite(spent):
       whole = own + spent
-    is_noised = self.settings.drift_epsilon is not None
+    stream = self.windows.stream_epsilon
+    is_noised = self.settings.drift_epsilon is not None and math.isfinite(stream)
     return {
       "training_epsilon": trained,
       "training_epsilon_kind": self.old.result.get("epsilon_kind"),
       "training_delta": self.old.result.get("delta"),
       "reference": None if reference is None else reference.source,
-      "reference_epsilon": None if is_exact else spent,
+      "reference_epsilon": spent if math.isfinite(spent) else None,
       "training_records_epsilon": whole,
       "stream_epsilon_per_window": self.settings.drift_epsilon,
-      "stream_epsilon": self.stream_ledger.spent[0] if is_noised else None,
+      "stream_epsilon": stream if is_noised else None,
       "stream_relation": STREAM_RELATION,
     }

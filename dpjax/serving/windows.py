@@ -52,7 +52,7 @@ class Reference:
     source: origin of the counts, for readers: "public", "noised", "exact", "stream", "file".
     scale: scale of the Laplace noise on each count; 0: none.
     epsilon: epsilon that the counts cost a training record; 0 if they count no training record.
-      For "exact" no epsilon holds.
+      For "exact" no epsilon holds, so it is infinite.
   """
 
   counts: Mapping[str, Sequence[float]]
@@ -157,6 +157,13 @@ class Windows:
     # Number of times that a new model has replaced the model that answers.
     self._num_models = 0
     self._is_spent_written = False
+    # Whether a window was released without noise, by this start or an earlier one.
+    self.any_exact = False
+
+  @property
+  def stream_epsilon(self) -> float:
+    """Epsilon of all released windows together; infinite if one was released without noise."""
+    return math.inf if self.any_exact else self.stream_ledger.spent[0]
 
   @property
   def reported(self) -> set[str]:
@@ -354,6 +361,7 @@ class Windows:
     """
     epsilon = self._settings.drift_epsilon
     if epsilon is None:
+      self.any_exact = True
       return {name: counts.tolist() for name, counts in window.counts.items()}, 0.0
     what = f"{of} window {window.number}"
     try:

@@ -20,6 +20,7 @@ plan that accounts for the noise.
 | step                                                           |                               |
 | it is given a batch of another plan's `batches`                | the same                      |
 | it is given a part of a batch of `plan.batches`                | `UserError`                   |
+| it is given rows of one twice, such as two views of it joined  | `UserError`; NaN under jit    |
 | a whole earlier state is used again, with the batches that     | cannot be detected            |
 | belong to it                                                   |                               |
 | a first state is used again, with fresh draws of               | the noise is another one      |
@@ -164,19 +165,20 @@ def _in_turn(origin: Any, turn: Any, rows: int | None, mark: int, plan: Any) -> 
 
   Epsilon holds for one draw a step, each fresh and whole. A loop over epochs that begins
   `plan.batches` anew with the same `rng` would train on one draw in every epoch. A slice that comes
-  twice in one step would count its examples twice. In a batch that is cut, one record pushes out
-  another, and moves the sum by twice the clip norm. The batches of another plan, such as of a cell
-  that was changed and run again, may hold an example more often.
+  twice in one step would count its examples twice; so would a batch that is joined with itself,
+  such as two augmented views of it. In a batch that is cut, one record pushes out another, and
+  moves the sum by twice the clip norm. The batches of another plan, such as of a cell that was
+  changed and run again, may hold an example more often.
 
   Args:
-    origin: that of `gradients.arguments.origin_of`, [B, 3]; None where the rows are of one's own.
+    origin: that of `gradients.arguments.origin_of`, [B, 4]; None where the rows are of one's own.
     turn: number of the batch that the state takes next; None if it counts none.
     rows: number of rows of a batch, padding included; None if it is not known.
     mark: mark of the plan whose batches are taken; 0 for those of any.
     plan: the same mark, as an array.
 
   Raises:
-    UserError: a part of a batch, or a batch that is known to be another.
+    UserError: a part of a batch, or a batch that is known to be another or to hold a row twice.
   """
   if origin is None or turn is None:
     return True
@@ -205,7 +207,16 @@ def _in_turn(origin: Any, turn: Any, rows: int | None, mark: int, plan: Any) -> 
       field="batch.origin",
     )
 
+  def moved() -> UserError:
+    return UserError(
+      "rows that do not stand where plan.batches put them: a row that comes twice counts twice; "
+      "of several views of an example take the mean loss, as training.augment does",
+      field="updates",
+    )
+
   in_turn = trees.require(jnp.all((step == turn) | (step == -1)), out_of_turn)
+  places = jnp.arange(step.size, dtype=step.dtype).reshape(step.shape)
+  in_turn &= trees.require(jnp.all((origin[..., 3] == places) | (step == -1)), moved)
   if not mark:
     return in_turn
   ours = lax.bitcast_convert_type(plan, jnp.int32)

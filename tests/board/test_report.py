@@ -3,9 +3,13 @@
 import html.parser
 import re
 
+import numpy as np
 import pytest
 
+from dpjax import auditing
+from dpjax.attacks.roc import exact_interval
 from dpjax.auditing import lower_bounds
+from dpjax.auditing.scores import Scores
 from dpjax.experiments.board import attacker, document, report
 from dpjax.experiments.kinds.attack.build import ATTACKED
 from dpjax.experiments.kinds.attack.config import AttackConfig
@@ -353,6 +357,10 @@ def test_what_is_no_finished_run_is_one_line(tmp_path):
   for folder in (str(run / "params.npz"), ""):
     with refuses("workdir", value=folder):
       report.write(run, workdir=folder)
+  # Its own epsilon leaves out what the choice cost.
+  trial = _run(tmp_path / "trials" / "0003", PROVED)
+  with refuses("run", value=str(trial)):
+    report.of(trial)
   edited = _run(tmp_path / "edited", PROVED)
   file = edited / "result.json"
   file.write_text(file.read_text().replace("2.9998", "0.5"))
@@ -404,3 +412,23 @@ def test_users_that_a_column_names_are_not_called_people(tmp_path):
 
 def test_each_private_method_of_federated_runs_says_whom_to_trust():
   assert report._TRUSTED_BY.keys() == FED_PRIVACY.keys() - {"none"}
+
+
+@pytest.mark.parametrize(("confidence", "shown"), [(0.995, "99.5%"), (0.99999, "99.99%")])
+def test_no_confidence_is_rounded_up(tmp_path, confidence, shown):
+  audit = auditing.audit(
+    Scores(np.arange(20.0), np.arange(20.0)), delta=1e-5, epsilon_claimed=3.0,
+    confidence=confidence,
+  ).to_json()  # fmt: skip
+  told = audit | {"num_canaries": 40}
+  text = report.of(_run(tmp_path / "run", PROVED | {"audit": told})).markdown()
+  assert f"With {shown} confidence" in text
+
+
+def test_the_interval_of_the_accuracy_is_rounded_outwards(tmp_path):
+  low, high = exact_interval(9, 10, 0.95)
+  text = report.of(_run(tmp_path / "run", PROVED | SCORES)).markdown()
+  ends = re.search(r"lies between (\S+) and (\S+), with 95 %", text)
+  assert ends is not None
+  shown = [float(end) for end in ends.groups()]
+  assert low - 1e-3 < shown[0] <= low and high <= shown[1] < high + 1e-3

@@ -115,6 +115,40 @@ def test_a_batch_that_is_cut_is_refused():
   assert np.sum(excess) * (outputs[1] - outputs[0]) > 0.03
 
 
+@pytest.mark.parametrize("route", ["sum", "stacked", "dp_sgd"])
+@pytest.mark.cases(slow=["stacked", "dp_sgd"])
+def test_a_batch_that_is_joined_with_itself_is_refused(route):
+  """Such as two augmented views of it. Each record moved the sum by twice the clip norm: the plan
+  said 4.4, and 9.9 was spent. As many rows as were drawn, each twice, are no better."""
+  loss = lambda w, x: jnp.sum(w * x)
+  sampler = PoissonSampler(sampling_prob=0.5, capacity=40)
+  plan = Plan(sampler, 1.0, 1.0, 1, 1, delta=1e-5)
+  key, start = jax.random.key(0), jnp.zeros(1)
+  tx = plan.transform(key)
+  if route == "dp_sgd":
+    init, step = training.dp_sgd(loss, plan, optax.sgd(1.0), noise_key=key)
+    update = lambda batch: step(init(start), batch)[0].params
+  else:
+    stacked = lambda w, batch: per_example_grads(loss)(w, batch)[1]
+    grad_fn = stacked if route == "stacked" else plan.clipped_grad(loss)
+    update = lambda batch: tx.update(grad_fn(start, batch), tx.init(start))[0]
+  batch = next(plan.batches(np.ones((30, 1), np.float32), rng=0))
+  assert np.isfinite(update(batch)).all()
+  two_views = lambda leaf: np.concatenate([leaf, leaf])
+  each_twice = lambda leaf: np.repeat(leaf, 2, axis=0)
+  within = lambda leaf: np.concatenate([leaf[:20], leaf[:20]])
+  for join in (two_views, each_twice, within):
+    joined = jax.tree.map(join, batch)
+    with refuses("updates"):
+      update(joined)
+    assert np.isnan(jax.jit(update)(joined)).all()
+  # Rows that only fill a mesh are no rows of the batch.
+  filled = jax.tree.map(
+    lambda leaf: np.pad(leaf, [(0, 8)] + [(0, 0)] * (leaf.ndim - 1)), batch
+  )
+  np.testing.assert_array_equal(update(filled), update(batch))
+
+
 def _loop(plan, tx, batches):
   """Trains with gradients of 0. Returns the updates [num_steps, 1], which are noise alone."""
   grad_fn = plan.clipped_grad(lambda w, x: 0.0 * jnp.sum(w * x))

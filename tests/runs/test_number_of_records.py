@@ -15,6 +15,8 @@ import pytest
 
 from configs import quickstart
 from configs.fed import quickstart as fed_quickstart
+from configs.pate import quickstart as pate
+from configs.synthesis import quickstart as synthesis
 from dpjax import data
 from dpjax.experiments.checks import of_config
 from dpjax.experiments.config import fields
@@ -35,6 +37,7 @@ from dpjax.experiments.kinds.relevance.config import RelevanceConfig
 from dpjax.experiments.kinds.relevance.methods import NoisyGradients, RadpRigorous
 from dpjax.experiments.run import loop, run_keys
 from dpjax.experiments.sweeps.sweep import Sweep
+from dpjax.mechanisms import class_sums
 from dpjax.relevance import gradient_methods
 from dpjax.sampling.registry import used_for
 from dpjax.validate import UserError
@@ -420,6 +423,67 @@ def test_a_user_more_or_less_is_in_no_file(tmp_path, release):
   for users in (19, 21):
     federation = data.Federation(train, rows[:users])
     left.append(_left(config, (federation, test), tmp_path / str(users)))
+  assert left[0] == left[1]
+
+
+# --- recipes: what is left where the private parts are equal
+
+
+def _samples():
+  config = fields.replace_all(
+    synthesis.get_config(),
+    {"num_samples": 50, "method.num_steps": 50, "num_latents": 4, "hidden": 8},
+  )
+  exact = class_sums.ClassSums.exact
+  nothing = lambda *given: 0 * exact(*given)
+  return config, mock.patch.object(class_sums.ClassSums, "exact", nothing)
+
+
+def _votes():
+  """Votes of teachers without any record, since each part takes its first two alone."""
+  changes = {"num_teachers": 5, "teacher_capacity": 2, "std": 1.0, "num_queries": 5}
+  changes |= {"num_pool": 20, "pool_is_public": True, "num_neighbors": 3}
+  changes |= {"num_components": 5, "num_student_components": 5}
+  return fields.replace_all(pate.get_config(), changes), contextlib.nullcontext()
+
+
+def _files(config, loaded, folder):
+  """What a run leaves outside checkpoints, but for what time decides, or what is not private."""
+  result = loop.train(config, folder, data=loaded)
+  timed = ("wall_seconds", "versions", "starts", "run_sha256", "files_sha256")
+  kept = {
+    name: value
+    for name, value in result.items()
+    if name not in timed and not name.startswith("not_private/")
+  }
+  left = {
+    str(path.relative_to(folder)): path.read_bytes()
+    for path in folder.iterdir()
+    if path.is_file() and path.name != "result.json" and path.stem.split(".")[0] != "report"
+  }
+  return left | {"result": kept}
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("relation", [_ADD, "replace_one"])
+@pytest.mark.parametrize("kind", [_samples, _votes])
+def test_a_record_that_no_release_shows_is_in_no_byte(tmp_path, kind, relation):
+  """Neighbours whose released numbers are equal leave equal files: nothing beside the releases
+  follows from the records."""
+  config, equal = kind()
+  config = fields.replace_all(config, {"noise_seed": 1, "neighboring_relation": relation})
+  train, test = _digits(299)
+  if relation == _ADD:
+    other = _digits(300)[0]
+  else:
+    x, y = train.x.copy(), train.y.copy()
+    x[-1], y[-1] = 1.0, (y[-1] + 1) % 10
+    other = dataclasses.replace(train, x=x, y=y)
+  with equal:
+    left = [
+      _files(config, (rows, test), tmp_path / str(place))
+      for place, rows in enumerate((train, other))
+    ]
   assert left[0] == left[1]
 
 

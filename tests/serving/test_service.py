@@ -142,6 +142,49 @@ def test_noisy_counts_of_training_rows_are_added_to_the_cost_of_training(runs, t
   assert found["training_records_epsilon"] == found["training_epsilon"] + 0.5
 
 
+def test_what_training_rows_paid_for_a_reference_stays_paid(runs, tmp_path):
+  """A start with another reference, and a promotion there and back, forget no charge."""
+
+  def records_epsilon(run, **asked):
+    bins = _bins(run)
+    with ServiceJournal(tmp_path) as journal:
+      given = references.make(asked.pop("reference", "stream"), run, bins, journal, **asked)
+      service = Service([run], journal, bins=bins, reference=given, settings=_SETTINGS)
+      first = service.health()["privacy"]["training_records_epsilon"]
+      for other in (runs[run is runs[0]], run):
+        service.offer(other)
+        service.promote("asked for")
+      assert service.health()["privacy"]["training_records_epsilon"] == first
+    return first
+
+  own = runs[0].result["epsilon"]
+  assert records_epsilon(runs[0]) == own
+  assert records_epsilon(runs[0], reference="training", epsilon=0.5) == own + 0.5
+  assert records_epsilon(runs[0]) == own + 0.5
+  # After exact counts no epsilon holds any more, whatever comes later.
+  assert records_epsilon(runs[0], reference="training", exact=True) is None
+  assert records_epsilon(runs[0]) is None
+  assert records_epsilon(runs[0], reference="training", epsilon=0.5) is None
+  assert records_epsilon(runs[1]) == runs[1].result["epsilon"]
+
+
+def test_windows_without_noise_leave_no_epsilon_of_the_stream(runs, tmp_path, digits):
+  x, _ = digits
+
+  async def play(**settings):
+    service = _service(tmp_path, runs[:1], **settings)
+    await _send(service, x[:100], size=100)
+    await service.tick()
+    return service
+
+  for settings in ({}, {"drift_epsilon": 2.0}):
+    service = asyncio.run(play(**settings))
+    assert service.windows_closed == 1
+    assert service.windows.stream_epsilon == math.inf
+    assert service.health()["privacy"]["stream_epsilon"] is None
+    service.journal.close()
+
+
 def test_health_counts_what_records_of_a_simulated_run_paid(runs, tmp_path):
   run = _Broken(runs[0], "NaN")
   simulated = {"epsilon": 1.0, "epsilon_kind": "simulated", "epsilon_of_this_run": 50.0}

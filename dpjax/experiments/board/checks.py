@@ -8,7 +8,7 @@ import pathlib
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from dpjax.accounting.text import lower, upper
+from dpjax.accounting.text import lower, percent, upper
 from dpjax.auditing.lower_bounds import METHODS
 from dpjax.experiments.board.document import Block, Paragraph, Table
 from dpjax.experiments.kinds.attack.build import ATTACKED
@@ -81,7 +81,7 @@ def _of_audit(result: Mapping[str, Any], audit: Mapping[str, Any]) -> list[Block
   put = "clients" if "adversary_sees" in audit else "records"
   least = f"epsilon is at least {lower(audit['epsilon_audited_lower'])}"
   sure = (
-    f"With {audit['confidence']:.0%} confidence, {least}."
+    f"With {percent(audit['confidence'])} confidence, {least}."
     if not indicative
     else f"If {put} were independent, as in one training they are not, {least}: this is an "
     "indication, without confidence."
@@ -115,7 +115,7 @@ def _of_several(
   ]
   return [
     Paragraph(
-      f"{told} With {audit['confidence']:.0%} confidence, all bounds below hold, so the total "
+      f"{told} With {percent(audit['confidence'])} confidence, all bounds below hold, so the total "
       f"epsilon is at least {least}."
     ),
     Table(("attack", "on which epsilon", "epsilon is"), rows),

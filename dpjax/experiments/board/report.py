@@ -114,6 +114,7 @@ _PLAIN = (
   "averages and the like that were computed from the data before, without being counted",
   "several participants that belong together, such as a family",
   "scores on test records, also where a participant has records in training and in the test",
+  "records that change from training to test, or back, because somebody above them left the list",
   "who has the secret key of the noise, and can take the noise away",
   "rounding: the noise of a computer is not exactly that of the proof",
 )

@@ -7,6 +7,7 @@ import pathlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from dpjax.accounting.text import lower, rounded_out, upper
 from dpjax.attacks.roc import exact_interval
 from dpjax.data import table_declaration
 from dpjax.data.table_declaration import Category, Number
@@ -131,7 +132,7 @@ def _in_interval(scores: Mapping[str, Any], name: str) -> str:
   value, interval = _shown(scores[name]), scores.get(f"{name}_interval")
   if not interval:
     return value
-  return f"{value} ({_shown(interval[0])} to {_shown(interval[1])} with 95 % confidence)"
+  return f"{value} ({lower(interval[0])} to {upper(interval[1])} with 95 % confidence)"
 
 
 def _by_class(run: Finished) -> list[Block]:
@@ -151,13 +152,12 @@ def _by_class(run: Finished) -> list[Block]:
   right = sum(row[place] for place, row in enumerate(counts))
   told: list[Block] = [Table(("class", "test records", "recognised"), rows)]
   if total:
-    low, high = exact_interval(right, total, 0.95)
+    ends = rounded_out(exact_interval(right, total, 0.95), between=" and ")
     told.insert(
       0,
       Paragraph(
         f"{right} of {total} test records were answered right. For other records like these, the "
-        f"share of right answers of this model lies between {low:.3f} and {high:.3f}, with 95 % "
-        "confidence."
+        f"share of right answers of this model lies between {ends}, with 95 % confidence."
       ),
     )
   return told

@@ -23,7 +23,7 @@ import optax
 
 from dpjax import auditing, data, losses, validate
 from dpjax.accounting import upper
-from dpjax.accounting.text import lower
+from dpjax.accounting.text import lower, percent
 from dpjax.auditing import bootstrap
 from dpjax.auditing.final_model import blank_target, fitted_params
 from dpjax.auditing.lower_bounds import METHODS
@@ -190,7 +190,7 @@ def line(result: dict[str, Any]) -> str:
   return (
     f"{said}: {result['data']}, final model only, {result['initial']} initial parameters, "
     f"{result['num_models']} models with the target and as many without: epsilon >= {bounds}, "
-    f"each with {100 * result['confidence']:.4g}% confidence, at delta={upper(result['delta'])}; "
+    f"each with {percent(result['confidence'])} confidence, at delta={upper(result['delta'])}; "
     f"claimed {upper(result['epsilon_claimed'])}; {result['minutes']:.1f} minutes"
   )
 

@@ -38,7 +38,7 @@ from dpjax.experiments.config import common, fields
 from dpjax.experiments.config.naming import naming
 from dpjax.experiments.kinds.central import build
 from dpjax.experiments.kinds.central.config import TrainConfig
-from dpjax.experiments.run import guarantee, loop, writers
+from dpjax.experiments.run import finished, guarantee, loop, writers
 from dpjax.experiments.sweeps import curve
 from dpjax.experiments.sweeps.engine import LastData, LoadFn, Point, Row
 from dpjax.experiments.sweeps.sweep import Runs, Selection, Sweep
@@ -143,7 +143,7 @@ def planned(
 
 
 def _folder(workdir: pathlib.Path, trial: int) -> pathlib.Path:
-  return workdir / "trials" / f"{trial:04d}"
+  return workdir / finished.TRIALS / f"{trial:04d}"
 
 
 def selection_of(runs: Runs) -> Selection:

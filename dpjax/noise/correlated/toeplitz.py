@@ -1,4 +1,12 @@
-"""Toeplitz strategies: C with a few bands, or as a sum of a few decaying exponentials."""
+"""Toeplitz strategies: C with a few bands, or as a sum of a few decaying exponentials.
+
+The first column of C never rises. Then the noise C^{-1} z stays near the size of z: with falling
+c_t, 1 / (c(x) (1 - x)) = 1 / (1 - sum_j (c_(j-1) - c_j) x^j) is a renewal sequence, so its
+coefficients are in [0, 1], and those of 1 / c(x), their differences, in [-1, 1]. Where a column
+rises, as in 1, 2, noise may double in every step. After 18 steps floats of that size have no digits
+left for a gradient: each of its numbers is rounded up or down to a multiple of 2^-5, and may become
+twice as long, although z, which protects it, has the size that was accounted for.
+"""
 
 from __future__ import annotations
 
@@ -76,8 +84,8 @@ class BandedToeplitz:
       float32, in which the noise is computed. `optimized` chooses them.
 
   Raises:
-    UserError: a negative coefficient (the sensitivity would not be exact), or a first
-      coefficient other than 1.
+    UserError: a negative coefficient (the sensitivity would not be exact), one that is larger than
+      the one before it (the noise could grow without bound), or a first one other than 1.
 
   >>> from dpjax.noise.correlated import matrix
   >>> matrix(BandedToeplitz((1.0, 0.5)), 3)
@@ -92,6 +100,14 @@ class BandedToeplitz:
     values = _rounded("coefficients", self.coefficients)
     if not values or values[0] != 1:
       raise UserError("the first must be 1", field="coefficients", value=values[:1])
+    for place in range(1, len(values)):
+      if values[place] > values[place - 1]:
+        raise UserError(
+          f"must be at most the one before it, {values[place - 1]:g}, or noise grows from step "
+          "to step until gradients are rounded to its digits",
+          field=f"coefficients[{place}]",
+          value=values[place],
+        )
     object.__setattr__(self, "coefficients", values)
 
   @classmethod
@@ -148,7 +164,8 @@ class BufferedToeplitz:
   2024). The state holds the buffers, each as large as the parameters.
 
   Args:
-    scales: number >= 0 for each buffer, rounded to float32; see `BufferedToeplitz.optimized`.
+    scales: number >= 0 for each buffer, rounded to float32, with a sum of at most 1; see
+      `BufferedToeplitz.optimized`.
     decays: number in [0, 1] for each buffer, rounded to float32.
 
   >>> from dpjax.noise.correlated import matrix
@@ -170,6 +187,14 @@ class BufferedToeplitz:
       )
     if max(self.decays) > 1:
       raise UserError("must be at most 1", field="decays", value=self.decays)
+    # Rounding to float32 may lift a sum of 1.
+    if sum(self.scales) > 1 + 1e-6:
+      raise UserError(
+        "must have a sum of at most 1, or noise grows from step to step until gradients are "
+        "rounded to its digits",
+        field="scales",
+        value=self.scales,
+      )
 
   @classmethod
   @functools.lru_cache(maxsize=32)

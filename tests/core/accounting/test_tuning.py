@@ -110,6 +110,17 @@ def test_trials_are_drawn_from_the_law(law):
   assert pvalue(_law(mean * 1.3, shape)) < 1e-4
 
 
+def test_a_shape_near_zero_is_drawn_at_once_and_is_nearly_logarithmic():
+  """Drawing until the negative binomial number is above zero would never end."""
+  rng = np.random.default_rng(0)
+  draws = [tuning.draw_trials(rng, mean_trials=10, shape=1e-300) for _ in range(4000)]
+  gamma = tuning.stopping_prob(10, 0.0)
+  assert min(draws) == 1
+  assert np.mean(np.equal(draws, 1)) == pytest.approx(
+    stats.logser.pmf(1, 1 - gamma), abs=0.03
+  )
+
+
 @pytest.mark.parametrize("shape", [0.0, 0.3, 1.0, 5.0])
 @pytest.mark.parametrize("mean", [1.001, 3.0, 500.0])
 def test_the_stopping_probability_gives_the_mean_on_the_safe_side(mean, shape):

@@ -10,7 +10,10 @@ import pytest
 from jax import lax
 from jax.experimental import io_callback
 
-from dpjax import gradients, losses, models
+import dpjax
+from dpjax import gradients, losses, models, sampling
+from dpjax.gradients import microbatch
+from dpjax.parallel import made_for, targets
 from dpjax.types import Example
 from dpjax.validate import UserError
 from dpjax.zoo import networks
@@ -139,6 +142,69 @@ def test_p11_microbatches_never_change_the_result(size):
   found = ((one.total, one.norms, one.losses) for one in (got, whole))
   jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=2e-5), *found)
   assert parts.sensitivity("replace_one") == 2.0  # per example, not per microbatch
+
+
+def test_a_microbatch_of_padding_alone_is_skipped_and_no_bit_changes():
+  loss_fn, params, batch = _toy()
+  grad_fn = jax.jit(gradients.clipped_grad(loss_fn, l2_clip_norm=1.0, microbatch_size=2))
+  got = grad_fn(params, batch, jnp.arange(8) < 3)
+  # A computed row has a norm, of padding as well.
+  assert got.norms[:4].all() and not got.norms[4:].any() and not got.losses[4:].any()
+  alone = grad_fn(params, jax.tree.map(lambda leaf: leaf[:4], batch), jnp.arange(4) < 3)
+  jax.tree.map(np.testing.assert_array_equal, got.total, alone.total)
+  # Rows may stand anywhere.
+  apart = grad_fn(params, batch, jnp.arange(8) % 5 == 2)
+  assert (
+    apart.norms.astype(bool).tolist() == [False] * 2 + [True] * 2 + [False] * 2 + [True] * 2
+  )
+
+
+def _at_each_position(positions):
+  params = {"w": jnp.eye(64) / 2}
+  loss_fn = lambda params, x: jnp.sum(jnp.tanh(x @ params["w"]))
+  return loss_fn, params, jnp.ones((88, positions, 64)) / 3
+
+
+@pytest.mark.parametrize(("positions", "is_cut"), [(64, True), (1, False)])
+def test_padded_batches_of_a_plan_are_cut_where_that_is_faster(positions, is_cut):
+  sampler = sampling.PoissonSampler(sampling_prob=0.01, capacity=88)
+  plan = dpjax.Plan(sampler, 1.0, 1.0, normalize_by=32, num_steps=9, delta=1e-5)
+  loss_fn, params, batch = _at_each_position(positions)
+  mask = jnp.arange(88) < 30
+  cut = jax.jit(plan.clipped_grad(loss_fn))(params, batch, mask)
+  assert bool(cut.norms[-1] == 0) == is_cut
+  whole = jax.jit(plan.clipped_grad(loss_fn, microbatch_size=88))(params, batch, mask)
+  assert whole.norms.all()
+  jax.tree.map(
+    functools.partial(np.testing.assert_allclose, rtol=1e-5), cut.total, whole.total
+  )
+
+
+def test_multiplications_of_products_convolutions_loops_and_branches():
+  count = lambda fn, *args: microbatch.multiplications(jax.make_jaxpr(fn)(*args))
+  kernel, image = jnp.ones((3, 3, 2, 5)), jnp.ones((1, 8, 8, 2))
+  axes = ("NHWC", "HWIO", "NHWC")
+  convolved = lambda k, x: lax.conv_general_dilated(
+    x, k, (1, 1), "SAME", dimension_numbers=axes
+  )
+  assert count(convolved, kernel, image) == 8 * 8 * 5 * 9 * 2
+  w = jnp.ones((4, 4))
+  assert count(lambda w, x: w @ x, w, jnp.ones(4)) == 16
+  turned = lambda w, x: lax.scan(lambda x, _: (w @ x, None), x, length=7)[0]
+  assert count(turned, w, jnp.ones(4)) == 7 * 16
+  either = lambda w, x: lax.cond(x[0] > 0, lambda: w @ x, lambda: x)
+  assert count(either, w, jnp.ones(4)) == 16
+
+
+def test_microbatches_for_speed_are_those_of_a_cpu():
+  loss_fn, params, batch = _at_each_position(64)
+  closed = jax.make_jaxpr(loss_fn)(params, batch[0])
+  size = microbatch.faster_size(closed, params, 88, 0.4)
+  assert size is not None and size < 44
+  # Rows that are all examples gain nothing.
+  assert microbatch.faster_size(closed, params, 88, 1.0) is None
+  with made_for.compiling_for(targets.parse("gpu:h100:1")):
+    assert microbatch.faster_size(closed, params, 88, 0.4) is None
 
 
 @pytest.mark.long

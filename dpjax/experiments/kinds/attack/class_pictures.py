@@ -11,6 +11,7 @@ import numpy as np
 import optax
 
 from dpjax import attacks, training, trees
+from dpjax.accounting.text import rounded_out
 from dpjax.attacks.class_inversion import InversionScore, judge_inversion
 from dpjax.attacks.fitting import Fit
 from dpjax.experiments.config import rules
@@ -153,7 +154,7 @@ def _table_row(result: Row) -> Row:
   counts = result["recognised"]
   low, high = counts["interval"]
   text = (
-    f"{counts['count']} of {counts['total']} ({low:.2f}-{high:.2f}) called by their class"
+    f"{counts['count']} of {counts['total']} ({rounded_out((low, high), 2)}) called by their class"
     f"; the judge is right on {result['judge_accuracy']:.3f}"
   )
   share = "recognised by the judge, of inputs"

@@ -8,6 +8,7 @@ from typing import Annotated, Any, ClassVar
 import numpy as np
 
 from dpjax import attacks, training
+from dpjax.accounting.text import rounded_out
 from dpjax.attacks import extraction, roc
 from dpjax.attacks.fitting import Fit
 from dpjax.attacks.roc import Counted
@@ -149,7 +150,8 @@ def verdict(row: extraction.Agreement, guess: Counted) -> str:
 def _table_row(copy: Row, guess: Row) -> Row:
   """Returns the row of one copy; success is fidelity."""
   low, high = copy["interval"]
-  text = f"fidelity {rate(copy)} ({low:.3f}-{high:.3f}); {rate(guess)} the commonest answer"
+  ends = rounded_out((low, high))
+  text = f"fidelity {rate(copy)} ({ends}); {rate(guess)} the commonest answer"
   return counted_row(
     copy, f"{copy['num_queries']} queries", "named alike by copy and model, of inputs", text,
     verdict=copy["verdict"],

@@ -27,6 +27,7 @@ import numpy as np
 from dpjax import attacks, data, markdown
 from dpjax.accounting import upper
 from dpjax.accounting.proved import NeighboringRelation
+from dpjax.accounting.text import rounded_out
 from dpjax.attacks import roc
 from dpjax.data import Federation
 from dpjax.data.target_kinds import needs_arrays
@@ -369,8 +370,8 @@ def _table(rows: Sequence[Mapping[str, Any]]) -> str:
     best = row["strongest"]
     found = ("-", "-", "-")
     if best is not None:
-      low, high = best["auc_interval"]
-      found = (best["method"], best["words"], f"{best['auc']:.3f} ({low:.3f}-{high:.3f})")
+      ends = rounded_out(best["auc_interval"])
+      found = (best["method"], best["words"], f"{best['auc']:.3f} ({ends})")
     counts = (str(row["num_members"]), str(row["num_non_members"]))
     name = str(row["silo"]).replace("|", "/")
     lines.append((name, upper(row["epsilon"]), *counts, *found))

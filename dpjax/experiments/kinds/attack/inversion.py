@@ -19,6 +19,7 @@ import numpy as np
 from jax import flatten_util
 
 from dpjax import attacks, trees, validate
+from dpjax.accounting.text import rounded_out
 from dpjax.attacks import recovery
 from dpjax.attacks.leakage import dense_leakage, distance_correlation, recovered_leakage
 from dpjax.attacks.reconstructions import matched, mse
@@ -548,7 +549,7 @@ def _table_row(result: Row) -> Row:
   exact = result["success"]["exact"]
   scores = result["leakage"]
   low, high = exact["interval"]
-  text = f"{exact['count']} of {exact['total']} ({low:.2f}-{high:.2f}) exactly"
+  text = f"{exact['count']} of {exact['total']} ({rounded_out((low, high), 2)}) exactly"
   text += f", median {result['median_psnr']:.0f} dB"
   text += f", labels {result['labels_right']} of {result['num_records']}"
   text += "".join(

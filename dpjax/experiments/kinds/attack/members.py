@@ -14,6 +14,7 @@ from scipy import special
 from dpjax import attacks, auditing, data, trees, validate
 from dpjax.accounting import upper
 from dpjax.accounting.proved import NeighboringRelation
+from dpjax.accounting.text import rounded_out
 from dpjax.attacks import allowed, shadows, signals
 from dpjax.attacks.membership import shadows_of
 from dpjax.attacks.queries import MOST_QUERIES, queries_of_model
@@ -167,7 +168,6 @@ class Inference(AttackSettings):
     allowed_tpr = _allowed_tpr(line, attacked.facts)
     curves = {name: leakage.curve for name, leakage in leakages.items()}
     best = strongest(curves, fpr=FPRS[-1])
-    low, high = best.auc_interval
     # Maps a false negative rate to the share of non-members that the loss attack then recognises:
     # their losses exceed the losses of almost all members.
     tails = {rate: loss_tail(odds, members, fnr=rate) for rate in FPRS}
@@ -184,7 +184,7 @@ class Inference(AttackSettings):
       "strongest": best.to_json()
       | {
         "words": f"strongest of {len(leakages)}: {best.name}, {best.words}, "
-        f"AUC {best.auc:.3f} ({low:.3f}-{high:.3f})"
+        f"AUC {best.auc:.3f} ({rounded_out(best.auc_interval)})"
       },
       "loss_tail": {
         f"{rate:g}": {"share": tail.tpr, "interval": list(tail.tpr_interval)}
@@ -621,7 +621,8 @@ def _table_rows(result: Row) -> list[Row]:
     at_1_percent = rates["tpr_at_fpr"]["0.01"]
     tpr, bound = at_1_percent["tpr"], at_1_percent["allowed_tpr"]
     low, high = at_1_percent["interval"]
-    finds = f"TPR {tpr:.3f} ({low:.3f}-{high:.3f}) at 1 % FPR, AUC {rates['auc']:.3f}"
+    ends = rounded_out((low, high))
+    finds = f"TPR {tpr:.3f} ({ends}) at 1 % FPR, AUC {rates['auc']:.3f}"
     finds += "" if bound is None else f"; at most {upper(bound)} allowed"
     rows.append(
       {

@@ -512,7 +512,9 @@ class TrainConfig(WithChoices):
     str, rules.among(METHODS), Gives("method"), "how clipped gradients are computed"
   ] = "auto"
   microbatch_size: Annotated[
-    int | None, COUNT, "examples in memory at a time; none: the whole batch"
+    int | None,
+    COUNT,
+    "examples in memory at a time; none: the whole batch, or what is fastest",
   ] = None
   memory_budget_gb: Annotated[
     float | None,

@@ -19,7 +19,7 @@ from dpjax.accounting import Ledger, upper
 from dpjax.accounting.calibration import Unreachable
 from dpjax.accounting.ledger import BudgetExceeded, Charge
 from dpjax.accounting.loss_grid import Profile
-from dpjax.accounting.text import by_name, paragraph
+from dpjax.accounting.text import by_name, lower, paragraph
 from dpjax.data import Federation
 from dpjax.experiments.config import samplers
 from dpjax.experiments.config.attacker import attack_of
@@ -349,9 +349,10 @@ def _statement(asked: Records, silos: Silos, names: tuple[str, ...], rounds: int
   wanted = guarantee.asked(attack_of(asked), asked.delta)
   width = max(len("silo"), *map(len, names))
   head = f"{'silo':<{width}}  records  noise multiplier  steps  epsilon"
+  noises = [lower(own.noise_multiplier, decimals=4) for own in silos.plans]
   rows = [
-    f"{name:<{width}}  {size:>7}  {own.noise_multiplier:>16.4f}  {count:>5}  {upper(spent)}"
-    for name, size, own, count, spent in zip(names, silos.sizes, silos.plans, steps, each)
+    f"{name:<{width}}  {size:>7}  {noise:>16}  {count:>5}  {upper(spent)}"
+    for name, size, noise, count, spent in zip(names, silos.sizes, noises, steps, each)
   ]
   table = "\n".join([head, *rows])
   parts = [

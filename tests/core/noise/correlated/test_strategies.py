@@ -214,7 +214,7 @@ def test_coefficients_are_float32_numbers_so_that_c_is_what_runs():
   assert buffered.decays == (float(np.float32(0.9)),)
 
 
-@pytest.mark.cases(long=[9, 10, 11])
+@pytest.mark.cases(long=[11, 12, 13])
 @pytest.mark.parametrize(
   ("make", "field"),
   [
@@ -223,6 +223,8 @@ def test_coefficients_are_float32_numbers_so_that_c_is_what_runs():
     (lambda: correlated.BandedToeplitz((2.0, 1.0)), "coefficients"),
     (lambda: correlated.BandedToeplitz((1.0, -0.5)), "coefficients[1]"),
     (lambda: correlated.BandedToeplitz((1.0, float("nan"))), "coefficients[1]"),
+    (lambda: correlated.BandedToeplitz((1.0, 0.2, 0.3)), "coefficients[2]"),
+    (lambda: correlated.BufferedToeplitz((0.8, 0.3), (0.5, 0.1)), "scales"),
     (lambda: correlated.BufferedToeplitz((0.1,), (0.1, 0.2)), "decays"),
     (lambda: correlated.BufferedToeplitz((0.1,), (1.5,)), "decays"),
     (lambda: correlated.BandedToeplitz.optimized(num_steps=0, bands=1), "num_steps"),
