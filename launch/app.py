@@ -241,11 +241,8 @@ def stoppable(workdir: str) -> Iterator[None]:
   it: then the signal is sent again. Other code may catch it and raise another error, as tqdm does:
   then `_stop_behind` finds it among the causes of that error.
   """
-  from dpjax import optional
   from dpjax.experiments.run import loop
 
-  # Packages for pictures are checked now: a training of hours needs them only at its end.
-  optional.check("runs")
   hook = sys.unraisablehook
   again: list[threading.Timer] = []
 

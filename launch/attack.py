@@ -21,7 +21,7 @@ users, the membership of clients is inferred, else that of records. Writes to --
 attack_X beside the run) result.json, attacks.md, roc.csv and roc.png: AUC, the true positive rate
 at 1 % and .1 % false positives, and what they say of epsilon beside what the run claims.
 
---threats prints the table of all attacks, what they need and what defends (THREATS.md).
+THREATS.md lists all attacks, what they need and what defends.
 """
 
 from __future__ import annotations
@@ -32,14 +32,12 @@ import pathlib
 from absl import flags
 
 from dpjax import validate
-from dpjax.attacks import registry
 from dpjax.experiments.kinds.attack import finished, table
 from dpjax.experiments.run import loop, writers
 from launch import app
 from launch import main as shared
 
 shared.define("attack", default="configs/attack/quickstart.py")
-flags.DEFINE_bool("threats", False, "Print the page of threats, and do nothing else.")
 flags.DEFINE_string(
   "run", None, "Folder of a finished run to attack, central or federated."
 )
@@ -76,13 +74,8 @@ def attack_run() -> None:
 def main() -> None:
   """Runs the rows of the table that have no result yet, and prints the table.
 
-  With --run it attacks one finished run instead, and with --threats it prints the page of threats.
+  With --run it attacks one finished run instead.
   """
-  if flags.FLAGS.threats:
-    fields = [name for name in flags.FLAGS if name.startswith("config.")]
-    names = ("config", "workdir", "dry_run", "print_config", "run", "shadows")
-    app.refuse_given((*names, *shared.OF_SWEEPS, *fields), "a run, without --threats")
-    return print(registry.page(), end="")
   if flags.FLAGS.run is not None:
     return attack_run()
   app.refuse_given(("shadows",), "--run")

@@ -229,9 +229,11 @@ def _title(module: ModuleType) -> str:
 
 def _got(*, several: bool = False) -> _Got:
   """Returns what --config, and its overrides, ask for; `several` as for `_loaded`."""
-  before, module = _loaded(
-    str(flags.FLAGS[_NAME].value), _wanted(), f"--{_NAME}", several=several
-  )
+  path = flags.FLAGS[_NAME].value
+  # A launcher that takes the file as a word cannot require the flag.
+  if not path:
+    raise UserError("must be given", field=f"--{_NAME}")
+  before, module = _loaded(path, _wanted(), f"--{_NAME}", several=several)
   if before is None:
     return _Got(None, module)
   config = before
@@ -357,36 +359,29 @@ def _loaded(
       then has no config: None.
   """
   with validate.about(name, Verbatim(path)):
-    config, module = _returned(path, kind, several=several)
-  checked = None if config is None else fields.check(config, type(config), name)
-  return checked, module
-
-
-def _returned(path: str, kind: type | None, *, several: bool) -> tuple[Any, ModuleType]:
-  """Returns (result of a file's `get_config()`, not checked; its module)."""
-  module = _module(path)
-  get_config = getattr(module, "get_config", None)
-  several = several and callable(getattr(module, "get_configs", None))
-  if get_config is None and several:
-    if _overridden():
-      raise UserError("the file has no get_config(), whose fields are flags")
-    return None, module
-  if not callable(get_config):
-    raise UserError("the file must define get_config() or get_configs()")
-  config = _guarded(get_config, str(module.__file__))
-  if kind is None:
-    kind = kinds.of(config).config_class
-  # What the flags of a sweep change may be of any kind, as long as its runs are of the wanted one.
-  if several:
-    sweep = KINDS["sweep"].config_class
-    if kind is sweep or isinstance(config, sweep):
-      kind = type(config)
-  if not isinstance(config, kind):
-    type_name = type(config).__name__
-    raise UserError(
-      f"get_config() returned {type_name}, but this launcher wants {kind.__name__}"
-    )
-  return config, module
+    module = _module(path)
+    get_config = getattr(module, "get_config", None)
+    several = several and callable(getattr(module, "get_configs", None))
+    if get_config is None and several:
+      if _overridden():
+        raise UserError("the file has no get_config(), whose fields are flags")
+      return None, module
+    if not callable(get_config):
+      raise UserError("the file must define get_config() or get_configs()")
+    config = _guarded(get_config, str(module.__file__))
+    if kind is None:
+      kind = kinds.of(config).config_class
+    # What the flags of a sweep change may be of any kind, if its runs are of the wanted one.
+    if several:
+      sweep = KINDS["sweep"].config_class
+      if kind is sweep or isinstance(config, sweep):
+        kind = type(config)
+    if not isinstance(config, kind):
+      type_name = type(config).__name__
+      raise UserError(
+        f"get_config() returned {type_name}, but this launcher wants {kind.__name__}"
+      )
+  return fields.check(config, type(config), name), module
 
 
 def _module(path: str) -> ModuleType:

@@ -42,7 +42,6 @@ _LINKED = [
   "results/README.md",
   "examples/README.md",
 ]
-_COMMANDED = [page for page in _LINKED if page != "THREATS.md"]
 # launch.check reads the configs of launch.train.
 _KINDS = kinds.KINDS | {"check": kinds.KINDS["train"]}
 _COMMAND = r"(?m)^ *((?:python -m launch|\.\.\. --).*)"  # of a docstring
@@ -127,7 +126,7 @@ def test_files_that_the_map_names_exist(page):
 def _commands() -> list[tuple[str, str]]:
   """(page, command) of every launcher that a page calls, in a block or in a line."""
   found = []
-  for page in _COMMANDED:
+  for page in _LINKED:
     blocks = "\n".join(_fenced(page, "bash")).replace("\\\n", " ")
     prose = _without_blocks(page)
     spans = re.findall(r"`([^`]*python\s+-m\s+launch[^`]*)`", prose)
@@ -220,7 +219,7 @@ def test_every_command_names_a_launcher_its_flags_and_a_config(monkeypatch):
       raise AssertionError(f"{page}: {command}: {error}") from error
 
 
-@pytest.mark.parametrize("page", _COMMANDED)
+@pytest.mark.parametrize("page", _LINKED)
 def test_every_command_of_a_page_is_read(page):
   """Whichever fence or indent it stands in: else nothing would check it."""
   called = re.findall(r"python[\d.]*\s+-m\s+launch\b", _text(page))

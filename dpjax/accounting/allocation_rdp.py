@@ -36,6 +36,7 @@ import numpy as np
 from scipy import special
 
 from dpjax import validate
+from dpjax.accounting.noise_profiles import UNIT
 
 # Step of u = log t. With it the trapezoid rule errs by less than 1e-12 of its value, for orders up
 # to 1100.
@@ -46,7 +47,6 @@ _FIRST = -42.0
 _LAST = 60.0
 # Smallest log phi that is used, since the quadrature for phi errs by e^-300.
 _LOWEST = -280.0
-_UNIT = 2.0**-53
 
 
 def allocation_rdp(
@@ -98,7 +98,7 @@ def _removed(num_steps: int, shift: float, orders: np.ndarray) -> np.ndarray:
   sizes = 1 + np.abs(log_term) + counts * math.log(num_steps)  # of the logarithms
   # Each product sums positive terms, so its errors are relative. A bound on all errors is added
   # to the log moments.
-  rounding = 64 * _UNIT * counts * (2 + math.log2(num_steps)) * np.maximum.accumulate(sizes)
+  rounding = 64 * UNIT * counts * (2 + math.log2(num_steps)) * np.maximum.accumulate(sizes)
   moments = total + special.gammaln(counts + 1) - counts * math.log(num_steps)
   # (a - 1) D_a is zero at the orders 0 and 1.
   moments[:2] = 0.0

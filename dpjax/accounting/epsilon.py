@@ -12,7 +12,7 @@ composes the parts of a run. Random allocation under replace_one is accounted as
 record and adding another (`replaced`).
 
 Both accountants give upper bounds, which allow for rounding errors: `loss_grid` rounds up every
-operation, and no Renyi divergence is below `_RDP_ROUNDING` of `event_kinds.elements`.
+operation, and `_RDP_ROUNDING` of `event_kinds.elements` is added to every Renyi divergence.
 """
 
 from __future__ import annotations
@@ -104,7 +104,8 @@ def epsilon(
     return math.inf
   epsilon_by = _pld_epsilon if accountant == "pld" else _rdp_epsilon
   if in_two:
-    least = 2 * _unused(steps)
+    # Renyi divergences have an epsilon at every delta.
+    least = 2 * _unused(steps) if accountant == "pld" else 1e-300
     both = epsilon_of_both(functools.partial(epsilon_by, steps), delta, least=least)
     relation: Counting = {"neighboring_relation": "replace_one", "accountant": accountant}
     # Both bounds are proved, so the smaller one holds. The second claims no amplification by

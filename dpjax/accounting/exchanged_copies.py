@@ -50,7 +50,6 @@ import numpy as np
 from scipy import stats
 
 from dpjax.accounting.exchanged_sample import profile
-from dpjax.accounting.loss_grid import LossMasses, connect
 from dpjax.accounting.mixture_pld import removed_deltas
 
 # A number m of copies is counted if the chance of m or more copies is above this. The chance of
@@ -177,33 +176,3 @@ def copies_largest_loss(
     middle = (low + high) / 2
     low, high = (middle, high) if delta_at(middle) > _LEAST_DELTA else (low, middle)
   return high
-
-
-def copies_pld(
-  *, num_examples: int, batch_size: int, noise_multiplier: float, interval: float
-) -> list[LossMasses]:
-  """Returns the privacy loss distribution of one step, on a grid of `interval`.
-
-  Guarantee: an upper bound at any interval. Both directions have the same distribution.
-
-  Args:
-    num_examples: number n of records of each neighbour.
-    batch_size: number b of draws of a step.
-    noise_multiplier: std of the noise / clip norm of one copy.
-    interval: distance between neighbouring losses of the grid.
-
-  >>> from dpjax.accounting.loss_grid import pld_of
-  >>> pld = copies_pld(num_examples=4, batch_size=2, noise_multiplier=2.0, interval=1e-3)
-  >>> round(float(pld_of(pld).get_delta_for_epsilon(1.0)), 4)
-  0.0424
-  """
-  return connect(
-    functools.partial(
-      copies_profile,
-      num_examples=num_examples,
-      batch_size=batch_size,
-      noise_multiplier=noise_multiplier,
-    ),
-    interval=interval,
-    largest=copies_largest_loss(num_examples, batch_size, noise_multiplier),
-  )

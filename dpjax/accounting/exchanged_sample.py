@@ -29,14 +29,12 @@ al. 2024, arXiv:2405.20769).
 
 from __future__ import annotations
 
-import functools
 import math
 
 import numpy as np
 from scipy import special
 
 from dpjax.accounting import noise_profiles
-from dpjax.accounting.loss_grid import LossMasses, connect
 
 # Number of standard deviations beyond which a normal variable has a mass below 1e-23.
 _TAIL = 10.0
@@ -90,35 +88,6 @@ def profile(
   noise = noise_profiles.gaussian(2 / noise_multiplier)
   return noise_profiles.removal_deltas(
     np.asarray(epsilons, float), sampling_prob=sampling_prob, noise=noise
-  )
-
-
-def exchanged_pld(
-  *, sampling_prob: float, noise_multiplier: float, interval: float
-) -> list[LossMasses]:
-  """Returns the privacy loss distribution of one step, on a grid of `interval`.
-
-  Guarantee: an upper bound at any interval. Both directions have the same distribution.
-
-  Args:
-    sampling_prob: batch size / number of records.
-    noise_multiplier: std of the noise / clip norm.
-    interval: distance between neighbouring losses of the grid.
-
-  >>> from dpjax.accounting.loss_grid import pld_of
-  >>> pld = exchanged_pld(sampling_prob=0.5, noise_multiplier=2.0, interval=1e-3)
-  >>> round(float(pld_of(pld).get_delta_for_epsilon(1.0)), 4)
-  0.0289
-  """
-  shift = 2 / noise_multiplier
-  top = np.array([shift + _TAIL])
-  deltas = functools.partial(
-    profile, sampling_prob=sampling_prob, noise_multiplier=noise_multiplier
-  )
-  return connect(
-    deltas,
-    interval=interval,
-    largest=log_ratio(top, sampling_prob=sampling_prob, shift=shift).item(),
   )
 
 

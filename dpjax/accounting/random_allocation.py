@@ -58,11 +58,12 @@ import math
 from typing import NamedTuple
 
 import numpy as np
-from dp_accounting.pld import privacy_loss_distribution as pld_lib
 from scipy import fft, special
 
 from dpjax import validate
-from dpjax.accounting.loss_grid import LossMasses, masses_of
+from dpjax.accounting import noise_profiles
+from dpjax.accounting.loss_grid import LossMasses, connect
+from dpjax.accounting.noise_profiles import UNIT
 
 # Smallest and largest number of cells that is chosen automatically for the window of L.
 _CELLS = (2**16, 2**20)
@@ -77,7 +78,6 @@ _LEAST_SHIFT = 1e-3
 _NODES, _WEIGHTS = np.polynomial.legendre.leggauss(8)
 # Bound on the relative error of one cell's mass at s = 1, from quadrature and rounding.
 _CELL_ERROR = 1e-13
-_UNIT = 2.0**-53
 _LONG_UNIT = float(np.finfo(np.longdouble).eps) / 2
 
 
@@ -117,10 +117,11 @@ def allocation_pld(
   validate.positive(noise_multiplier=noise_multiplier, interval=interval)
   shift = 1 / noise_multiplier
   if num_steps == 1 or not _LEAST_SHIFT <= shift <= _MOST_SHIFT:
-    one_sum = pld_lib.from_gaussian_mechanism(
-      noise_multiplier, value_discretization_interval=interval
+    one_sum = noise_profiles.gaussian(shift)
+    largest = shift**2 / 2 + 10 * shift
+    return connect(
+      lambda epsilons: one_sum(epsilons)[0], interval=interval, largest=largest
     )
-    return masses_of(one_sum)
   # The loss of a removed record is log L under P.
   term = _masses_of_sum(num_steps, shift, cells, removed=True)
   lowest, low, high = _spread(*_positive(term, num_steps), interval, tilted=True)
@@ -160,7 +161,7 @@ def _spread(
     The first i, and for each cell i from there on the masses moved to its lower and its upper end.
   """
   # More mass is a larger divergence, so rounding up is sound.
-  masses = masses * (1 + 16 * _UNIT / interval)
+  masses = masses * (1 + 16 * UNIT / interval)
   cells = np.floor(np.log(ratios) / interval)
   below = np.exp(cells * interval)
   above = np.exp((cells + 1) * interval)
@@ -254,7 +255,7 @@ def _one_term(
   near = np.arange(first)
   far = np.arange(first, cells - 1)
   # The differences below lose digits, so a bound on their rounding is added.
-  cancelled = 128 * _UNIT * (near + 1) * below[1:]
+  cancelled = 128 * UNIT * (near + 1) * below[1:]
   up[:first] = np.maximum(0.0, mean - near * inside) + cancelled
   down[:first] = np.maximum(0.0, (near + 1) * inside - mean) + cancelled
   # The quadrature adds positive terms alone, so nothing cancels.
@@ -307,7 +308,7 @@ def _sum(
   error = each * math.sqrt(2 * float((spread**2).sum()) / cells)
   error += off * float(np.linalg.norm(sums))
   # The masses are raised by the relative error of their rounding to double precision.
-  rounded = 2 * _UNIT
+  rounded = 2 * UNIT
   return np.maximum(0.0, sums) * (1 + rounded), math.sqrt(cells) * error
 
 

@@ -24,6 +24,7 @@ import numpy as np
 from scipy import stats
 
 from dpjax import validate
+from dpjax.accounting.noise_profiles import UNIT
 from dpjax.validate import UserError
 
 # Largest number of reports for `amplified_delta`. For more reports its sum takes too long;
@@ -31,6 +32,10 @@ from dpjax.validate import UserError
 MAX_REPORTS = 1_000_000
 # Mass that is left out at each tail of a distribution. It is added to delta.
 _TAIL = 1e-14
+# Allowance for the relative error of SciPy's chances of two binomials.
+_CHANCE_ERROR = 2e-11
+# Largest number of reports, which must fit into a signed integer of 64 bits.
+_MOST_REPORTS = 2**63 - 1
 
 
 def amplified_epsilon(*, local_epsilon: float, num_reports: int, delta: float) -> float:
@@ -83,7 +88,8 @@ def amplified_delta(*, local_epsilon: float, num_reports: int, epsilon: float) -
   # Two tails of the number of clones are left out, and two tails of their counts: four in all.
   counts = np.arange(low, high + 1)
   each = [_divergence(int(count), local_epsilon, epsilon) for count in counts]
-  return min(1.0, float(clones.pmf(counts) @ np.array(each)) + 4 * _TAIL)
+  total = float(clones.pmf(counts) @ np.array(each)) * (1 + _CHANCE_ERROR)
+  return min(1.0, total + 4 * _TAIL)
 
 
 def _divergence(clones: int, local_epsilon: float, epsilon: float) -> float:
@@ -91,15 +97,21 @@ def _divergence(clones: int, local_epsilon: float, epsilon: float) -> float:
   half: Any = stats.binom(clones, 0.5)
   low = int(half.ppf(_TAIL))
   high = int(half.isf(_TAIL)) + 1
-  first = np.arange(low, high + 1)  # reports of the first input's value
+  # Reports of the first input's value. Without any of them, the first input is the less likely.
+  first = np.arange(max(low, 1), high + 1)
   kept = 1 / (1 + math.exp(-local_epsilon))
-  with_it = half.pmf(first - 1)
-  without_it = half.pmf(first)
-  here = kept * with_it + (1 - kept) * without_it
-  there = (1 - kept) * with_it + kept * without_it
-  return float(np.maximum(here - math.exp(epsilon) * there, 0).sum())
+  # The difference 1 - kept would lose digits, which e^epsilon makes large.
+  other = math.exp(-local_epsilon) * kept
+  # Chance of `first` clones like the first input, in multiples of that of one clone less. The
+  # difference of the chances themselves would lose digits.
+  ratio = (clones + 1 - first) / first
+  here = kept + other * ratio
+  there = other + kept * ratio
+  # Delta falls with epsilon, so a smaller epsilon, whose exponential is finite, is sound.
+  gain = here * (1 + 16 * UNIT) - math.exp(min(epsilon, 700.0)) * there
+  return float(half.pmf(first - 1) @ np.maximum(gain, 0.0))
 
 
 def _check(local_epsilon: float, num_reports: int) -> None:
   validate.positive(local_epsilon=local_epsilon)
-  validate.integer_at_least(1, num_reports=num_reports)
+  validate.integer_in(1, _MOST_REPORTS, num_reports=num_reports)

@@ -9,20 +9,17 @@ keeps the scores that the shadow gives to all records.
 from __future__ import annotations
 
 import functools
-import hashlib
-import os
-import pathlib
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import jax
 import numpy as np
 
-from dpjax import files, training, validate
+from dpjax import training, validate
 from dpjax.attacks import signals
 from dpjax.attacks.membership import Evidence, shadows_of
 from dpjax.attacks.signals import Signal
-from dpjax.data import Dataset, digest
+from dpjax.data import Dataset
 from dpjax.types import Algorithm, Array, Batch, HostArray, Params
 from dpjax.validate import UserError
 
@@ -110,8 +107,6 @@ def train_shadows(
   released: Callable[[Any], Params] = training.eval_params,
   side_by_side: int = 1,
   num_scores: int | None = None,
-  directory: str | os.PathLike | None = None,
-  name: str = "",
   progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> np.ndarray:
   """Trains a model on each row of `included` and asks it about all records: [S, n] scores.
@@ -132,15 +127,10 @@ def train_shadows(
       rounding. Shadows that are trained together must have equally many batches.
     num_scores: length of the signal; None: one score for each record. A signal may read the
       parameters alone, or ask about other inputs (`property_inference`).
-    directory: folder for the scores of each finished shadow, which a later call with the same
-      arguments reads. File names are digests of records, row, seed and `name`. The folder is as
-      secret as the records. None: nothing is kept.
-    name: name of the pipeline, needed with a directory. Functions have no digest, so change the
-      name whenever you change one of them.
     progress: function that is called with numbers of shadows (done, total) after each group.
 
-  Raises UserError for masks that do not fit, an empty row, or a file that cannot be read. It is
-  also raised for a signal of another shape, or not finite (a shadow that diverged).
+  Raises UserError for masks that do not fit, an empty row, and a signal of another shape, or not
+  finite (a shadow that diverged). `launch.attack` also resumes after it was stopped.
   """
   train = shadow_models(
     records,
@@ -152,29 +142,16 @@ def train_shadows(
     released=released,
     side_by_side=side_by_side,
   )
-  if (directory is not None) != bool(name):
-    raise UserError(
-      "must be given with a directory, and not without one", field="name", value=name
-    )
   if num_scores is not None:
     validate.integer_at_least(1, num_scores=num_scores)
   size = len(records) if num_scores is None else num_scores
-  rows = np.asarray(included)
-  paths = _files(records, rows, seed, directory, name)
-  stored = [_read(path, size) for path in paths]
-  for number in range(num_groups(len(rows), side_by_side)):
-    group = range(number * side_by_side, min((number + 1) * side_by_side, len(rows)))
-    # A whole group is trained again if the scores of one of its shadows are missing.
-    missing = any(stored[index] is None for index in group)
-    for index, params in zip(group, train(number) if missing else []):
-      scores = _asked(signal(params, records), size, index)
-      stored[index] = scores
-      # The file is written completely or not at all, and only its owner may read it.
-      if (file := paths[index]) is not None:
-        save = functools.partial(np.save, arr=scores)
-        files.replace_file(file, save, secret=True)
-    progress(group.stop, len(rows))
-  return np.stack([shadow for shadow in stored if shadow is not None])
+  num_models = len(np.asarray(included))
+  scores: list[np.ndarray] = []
+  for group in range(num_groups(num_models, side_by_side)):
+    for params in train(group):
+      scores.append(_asked(signal(params, records), size, len(scores)))
+    progress(len(scores), num_models)
+  return np.stack(scores)
 
 
 def num_groups(num_models: int, side_by_side: int) -> int:
@@ -271,35 +248,4 @@ def _asked(answer: HostArray, size: int, index: int) -> np.ndarray:
       f"finite score for shadow {index}: its training diverged",
       field="signal",
     )
-  return scores
-
-
-def _files(
-  records: Dataset, rows: np.ndarray, seed: int, directory: Any, name: str
-) -> list[pathlib.Path | None]:
-  if directory is None:
-    return [None] * len(rows)
-  # A file's name is a digest of everything that determines its scores, except functions.
-  whole = f"dpjax shadow {name!r} {seed} ".encode() + digest(records)
-  names = [
-    hashlib.sha256(whole + f" {index} ".encode() + row.tobytes()).hexdigest()[:32]
-    for index, row in enumerate(rows)
-  ]
-  folder = pathlib.Path(directory)
-  # Only the owner may read: scores of records are as secret as the records.
-  folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-  return [folder / f"{word}.npy" for word in names]
-
-
-def _read(file: pathlib.Path | None, n: int) -> np.ndarray | None:
-  if file is None or not file.exists():
-    return None
-  try:
-    scores = np.load(file, allow_pickle=False)
-  except (ValueError, OSError, EOFError) as error:
-    raise UserError(
-      "cannot be read; remove it to train its shadow again", field=str(file)
-    ) from error
-  if scores.shape != (n,) or not np.isfinite(scores).all():
-    raise UserError(f"holds no {n} scores; remove it", field=str(file))
   return scores

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import math
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -89,20 +88,15 @@ def _scaled(tree: Any, factor: float) -> Any:
   return _put(tree, ..., lambda leaf: leaf * factor)
 
 
-# The jitted function is cached, so that all checks of a subject share one compilation.
-@functools.lru_cache(maxsize=4)
-def _compiled_total(clipped_grad: Callable[..., Any]) -> Callable[..., Any]:
-  return jax.jit(lambda params, batch, mask: clipped_grad(params, batch, mask).total)
-
-
-@functools.lru_cache(maxsize=4)
-def _own_grad(loss_fn: LossFn) -> Callable[..., Any]:
-  return jax.jit(jax.grad(loss_fn))
+def _own_grad(subject: Subject) -> Callable[..., Any]:
+  return subject.once("own_grad", lambda: jax.jit(jax.grad(subject.loss_fn)))
 
 
 def _total(subject: Subject) -> Callable[..., Any]:
   """Returns (params, batch, mask) -> the sum that noise is added to."""
-  fn = _compiled_total(subject.clipped_grad)
+  clipped_grad = subject.clipped_grad
+  sum_of = lambda params, batch, mask: clipped_grad(params, batch, mask).total
+  fn = subject.once("total", lambda: jax.jit(sum_of))
   return lambda params, batch, mask: _numpy(fn(params, batch, jnp.asarray(mask)))
 
 
@@ -195,7 +189,7 @@ def _term(subject: Subject, batch: Any, i: int) -> tuple[Any, Any]:
   single_row = jax.tree.map(lambda leaf: leaf[i : i + 1], batch)
   term = _total(subject)(subject.params, single_row, np.ones(1, bool))
   example = jax.tree.map(lambda leaf: leaf[0], single_row)
-  grads = _numpy(_own_grad(subject.loss_fn)(subject.params, example))
+  grads = _numpy(_own_grad(subject)(subject.params, example))
   clip = subject.plan.l2_clip_norm
 
   def wanted(bound, group, seen):
@@ -249,7 +243,6 @@ def sum_of_terms(subject: Subject) -> Row:
   )
 
 
-@functools.lru_cache(maxsize=4)
 def _own_grads(loss_fn: LossFn) -> Callable[..., Any]:
   """Returns (params, batch) -> gradients [B, ...], computed one example at a time."""
   return jax.jit(
@@ -260,7 +253,6 @@ def _own_grads(loss_fn: LossFn) -> Callable[..., Any]:
   )
 
 
-@functools.lru_cache(maxsize=4)
 def _scaled_total(gradient_of: Callable[..., Any], loss_fn: LossFn) -> Callable[..., Any]:
   """Returns (factor, params, batch, mask) -> the sum for the loss times the factor."""
 
@@ -283,10 +275,8 @@ def _masks() -> Iterator[np.ndarray]:
 def _fitted(subject: Subject) -> list[tuple[str, Any]]:
   """Returns (name, parameters) after training by Adam on the batch of a check, so that gradients
   get short."""
-  if "fitted" not in subject.kept:
-    # Two parts of a check need them, and large models have one of them alone.
-    subject.kept["fitted"] = list(_fit(subject, subject.batch()))
-  return subject.kept["fitted"]
+  # Two parts of a check need them, and large models have one of them alone.
+  return subject.once("fitted", lambda: list(_fit(subject, subject.batch())))
 
 
 def _fit(subject: Subject, batch: Any) -> Iterator[tuple[str, Any]]:
@@ -492,7 +482,7 @@ def _dropped_from_sum(subject: Subject) -> Iterator[float]:
   total = _total(subject)
   unit = min(subject.plan.l2_bound, 1.0)
   batch = subject.batch()
-  own_grad = _own_grad(subject.loss_fn)
+  own_grad = _own_grad(subject)
   everyone = np.ones(BATCH, bool)
   for value in _SPOILT:
     for j in (0, BATCH - 1):

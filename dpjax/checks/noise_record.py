@@ -127,10 +127,8 @@ def records(subject: Subject, keys: Sequence[Callable[[int], jax.Array]]) -> lis
   whole = int(np.clip(_VALUES // size + 1, 4, runs * len(steps)))
   whole_of_run = min(whole, len(steps))
   program = ("runner", steps.tobytes(), whole_of_run)
-  if program not in subject.kept:
-    # Several checks need records, whose program takes seconds to compile.
-    subject.kept[program] = _runner(subject, steps, whole_of_run)
-  run = subject.kept[program]
+  # Several checks need records, whose program takes seconds to compile.
+  run = subject.once(program, lambda: _runner(subject, steps, whole_of_run))
   return [
     _joined(
       [_undone(subject.plan, subject.params, steps, *run(key(i))) for i in range(runs)],

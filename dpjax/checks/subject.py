@@ -103,6 +103,12 @@ class Subject:
     default_factory=dict, init=False, repr=False, compare=False
   )
 
+  def once(self, name: Any, make: Callable[[], Any]) -> Any:
+    """Returns what `make` returns, which is kept for the other checks of this subject."""
+    if name not in self.kept:
+      self.kept[name] = make()
+    return self.kept[name]
+
   def batch(self, size: int = BATCH, start: int = 0) -> ArrayTree:
     """Returns random training examples, leaves [size, ...], with keys if the loss needs them.
     `start` selects other examples."""

@@ -17,7 +17,6 @@ from typing import Any, NamedTuple
 from dpjax import names, sampling
 from dpjax.accounting.event_kinds.kind import every_kind
 from dpjax.accounting.proved import ACCOUNTANTS
-from dpjax.attacks import registry as threats
 from dpjax.auditing.lower_bounds import METHODS
 from dpjax.data import image_folders, npz, tables, text_files
 from dpjax.experiments.config.choices import choice_at
@@ -207,13 +206,6 @@ def _models() -> Rows:
   }
 
 
-def _threats() -> Rows:
-  return {
-    attack.name: f"{attack.target} [{attack.access}; {attack.code}; {attack.source}]"
-    for attack in threats.ATTACKS
-  }
-
-
 def user_defined(paths: Sequence[str]) -> Section:
   """Returns a section with a line for each import path, with flags that may take the path.
 
@@ -290,7 +282,6 @@ TOPICS: dict[str, tuple[Section, ...]] = {
   "attacks": (
     _choice(AttackConfig, "attack"),
     _choice(AttackConfig, "target"),
-    Section("every attack that is carried out (launch.attack --threats)", _threats),
   ),
   "audits": (
     _choice(TrainConfig, "audit"),

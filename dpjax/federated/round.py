@@ -61,9 +61,7 @@ class FederatedState(NamedTuple):
   server: Any  # state of the server's optimizer, and what else the server keeps
   aggregator: Any
   memories: ClientStates | None  # state of each client; None if clients keep no state
-  # Words (`source.to_words`) of the key of all randomness on clients; they change at the first
-  # round alone, if its cohort was drawn afresh.
-  key: Array
+  key: Array  # words (`source.to_words`) of the key of all randomness on clients
   round: Array  # int32, number of rounds done
 
 
@@ -231,18 +229,15 @@ def _with_own_noise(client: ClientAlgorithm) -> ClientAlgorithm:
   return client._replace(init=init)
 
 
-def _of_its_run(state: FederatedState, cohort: Cohort) -> FederatedState:
-  """Returns the state before a round, with keys of the run whose first cohort this is.
+def _noise_of_its_run(state: FederatedState, run: int) -> Any:
+  """Returns the aggregator's state before a round, with the noise of the run that begins with it.
 
-  Cohorts that were drawn afresh have a number of their run (`sampling.batches.Draws`).
+  Args:
+    run: number of the run (`Drawn.run`).
   """
-  run = 0 if cohort.drawn is None else cohort.drawn.run
   if not run or int(state.round):
-    return state
-  return state._replace(
-    key=guard.key_of_run(state.key, run),
-    aggregator=guard.noise_of_run(state.aggregator, jnp.bool_(True), jnp.int32(run)),
-  )
+    return state.aggregator
+  return guard.noise_of_run(state.aggregator, jnp.bool_(True), jnp.int32(run))
 
 
 def check_apart(plan: Plan, why: str) -> None:
@@ -379,10 +374,14 @@ def federated(
       check_drawn(cohort, aggregator.plan, aggregator.private, int(state.round))
     else:
       silos.check_cohort(cohort, int(state.round))
-    state = _of_its_run(state, cohort)
+    run_number = 0 if cohort.drawn is None else cohort.drawn.run
+    noise = _noise_of_its_run(state, run_number)
     # Places are padded to one of few numbers of rows, so that few programs are compiled.
     places, _ = batches.pad(np.asarray(cohort.ids), max(1, bucket(cohort.size)))
-    key, following = _of_round(source.from_words(state.key), state.round)
+    # The cohort knows its run, so the number is folded in anew in each round: a state that saw a
+    # refused round has no other key than before.
+    words = guard.key_of_run(state.key, run_number) if run_number else state.key
+    key, following = _of_round(source.from_words(words), state.round)
     memories = None if state.memories is None else state.memories.rows(places)
     if silos is not None:
       memories = (memories, jax.tree.map(lambda leaf: leaf[places], silos.noise()))
@@ -391,10 +390,10 @@ def federated(
       data=cohort.data,
       memories=memories,
       key=key,
-      state=state.aggregator,
+      state=noise,
     )
     mapped = run(context, cohort)
-    mean, aggregated = combine(mapped, state.aggregator)
+    mean, aggregated = combine(mapped, noise)
     info = _info(mapped.info, cohort.size)
     # With a private aggregator the number of participants is secret, so the server does not get it.
     size = None if aggregator.private else jax.device_put(np.float32(info.num_clients))

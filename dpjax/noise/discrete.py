@@ -13,7 +13,7 @@ where it is handled (pitfalls P21, P38):
 | a float sampler is not exact   | `discrete_gaussian` is, in integer arithmetic              |
 
 All draws run in NumPy on the client, by a `numpy.random.Generator`. In a release seed it with 128
-bits or more of the operating system's entropy. `dpjax.accounting.discrete` has the cost.
+bits or more of the operating system's entropy. Its events have the cost.
 
 | sampler                  | distribution                                                         |
 | ------------------------ | -------------------------------------------------------------------- |

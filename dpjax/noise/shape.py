@@ -56,7 +56,7 @@ class NoiseShape:
         raise UserError(
           f"holds factors whose quotient is {quotient:g}, must be <= {_MAX_QUOTIENT:g} for "
           "correlated noise, in which the largest comes back at the smallest",
-          field="schedule",
+          field="noise_schedule",
         )
 
   @property

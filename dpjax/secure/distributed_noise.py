@@ -100,10 +100,6 @@ class SkellamSum:
     validate.integer_at_least(1, dim=self.dim)
     validate.integer_in(*BITS, bits=self.bits)
     validate.integer_at_least(self.noise.min_survivors, max_clients=self.max_clients)
-    if self.noise.noise != "skellam":
-      raise UserError(
-        "must be 'skellam', whose shares add up", field="noise", value=self.noise.noise
-      )
 
   @classmethod
   def sized(
@@ -254,7 +250,8 @@ def skellam_mean(
       The protocol's `min_survivors` must be at least that of `mechanism.noise`.
     mechanism: mechanism of one round.
     seed: seed of all noise and rounding, 128 bits or more; as secret as the data. Each client of
-      each round has a stream of its own (NumPy's Philox).
+      each round has a stream of its own (NumPy's Philox), and so has each run whose cohorts are
+      drawn afresh.
     rotation: public seed of the random signs of the rotations.
     dropout: rule by which clients fall silent, in a simulation.
     plan: plan that draws the cohorts.
@@ -273,7 +270,7 @@ def skellam_mean(
   """
   validate.integer_at_least(0, seed=seed, rotation=rotation)
   _check_protocol(protocol, mechanism)
-  total = functools.partial(_total, protocol, mechanism, seed)
+  total = functools.partial(_total, protocol, mechanism)
   signs_key = jax.random.key(rotation)
 
   def init(message: Any) -> Any:
@@ -283,12 +280,14 @@ def skellam_mean(
       )
     return jnp.int32(0)
 
-  def mean(sent: Any, weights: Any, ids: Sequence[int], round: int, drops: Drops) -> Any:
+  def mean(
+    sent: Any, weights: Any, ids: Sequence[int], round: int, drops: Drops, run: int = 0
+  ) -> Any:
     signs = _fold_in(signs_key, np.uint32(round))
     sent = jax.device_get(sent)
     row = functools.partial(_row, sent, np.asarray(weights))
     encode = lambda place, rng: mechanism.encode(rng, row(place), signs)
-    result = total(encode, list(ids), round, drops)
+    result = total(_seed_of_run(seed, run), encode, list(ids), round, drops)
     flat = mechanism.decode(result.total, signs) / np.float32(len(ids))
     sums = trees.unflatten(flat, jax.tree.map(lambda leaf: leaf[0], sent))
     return jax.tree.map(jnp.asarray, sums), result
@@ -311,7 +310,8 @@ def skellam_mean(
     ids = [int(client) for client in cohort.ids]
     sent = mapped.sent
     round = int(context.state)
-    sums, summed = mean(sent.message, sent.weight, ids, round, drops)
+    number = 0 if cohort.drawn is None else cohort.drawn.run
+    sums, summed = mean(sent.message, sent.weight, ids, round, drops, number)
     return with_cost(mapped, summed)._replace(sums=sums, sent=None)
 
   def through(inner: MapClients) -> MapClients:
@@ -402,6 +402,17 @@ def _total(
     return noisy.astype(kind)
 
   return carried_out(protocol, ids, drops, vector)
+
+
+def _seed_of_run(seed: int, run: int) -> int:
+  """Returns the seed of a run; of run 0, whose draws may be repeated, `seed` itself.
+
+  Two runs with one seed would share their noise, which cancels in the difference of two sums."""
+  if not run:
+    return seed
+  # Streams of rounds and clients have one or two numbers, so three are those of a run.
+  words = np.random.SeedSequence(seed, spawn_key=(run, 0, 0)).generate_state(8, np.uint32)
+  return int.from_bytes(words.tobytes(), "little")
 
 
 def _stream(seed: int, *which: int) -> np.random.Generator:

@@ -15,7 +15,7 @@ def test_a_set_is_the_same_wherever_it_lies(kind, tmp_path, monkeypatch):
   monkeypatch.setattr(data_speed, "_SHARD", 40)  # several files
   monkeypatch.setattr(data_speed, "_CHUNK", 30)
   config = data_speed.make(tmp_path, kind, 100)
-  build.check(config)  # what it times is a run that is not refused
+  build.Central(config).check()  # what it times is a run that is not refused
   found = [
     build.load_data(data_speed._placed(config, place)) for place in ("memory", "files")
   ]

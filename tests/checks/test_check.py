@@ -263,7 +263,7 @@ def keys_of_the_seed_alone(subject):
 
 def one_key_for_noise_and_augmentation(subject):
   def keys(config):
-    honest = build.run_keys(config)
+    honest = build.Central(config).new_keys()
     return honest._replace(local=honest.noise)
 
   return dataclasses.replace(subject, run_keys=keys)

@@ -14,7 +14,6 @@ from dp_accounting.rdp import RdpAccountant
 
 import dpjax
 from dpjax import accounting, plan, sampling, transforms
-from dpjax.accounting import matrix as matrix_lib
 from dpjax.accounting.matrix import participation_costs
 from dpjax.gradients import Clip
 from dpjax.noise import NoiseShape, correlated
@@ -117,7 +116,7 @@ def test_the_curve_is_epsilon_and_never_falls(one):
 def test_the_whole_run_is_one_gaussian_on_c():
   found = _PLANS["banded"]
   matrix = correlated.matrix(_BANDED, 24)
-  sensitivity = matrix_lib.sensitivity(matrix, steps_apart=4, cyclic=True)
+  sensitivity = max(np.linalg.norm(matrix[:, r::4].sum(axis=1)) for r in range(4))
   event = dp_accounting.GaussianDpEvent(4.0 / sensitivity)
   relation = dp_accounting.NeighboringRelation.REPLACE_SPECIAL
   expected = PLDAccountant(relation).compose(event).get_epsilon(1e-5)

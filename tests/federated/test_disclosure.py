@@ -283,7 +283,7 @@ def test_zero_has_one_sign():
     (np.array([["a", "b"]] * 20), np.zeros(20), "batch"),
     (np.ones((20, 2)), np.zeros((20, 1)), "batch"),
     (np.ones((20, 3)), np.zeros(20), "batch.x"),
-    (np.full((20, 2), 1e12), np.zeros(20), "batch.x"),
+    (np.full((20, 2), np.inf), np.zeros(20), "batch.x"),
   ],
 )
 def test_what_is_no_batch_ends_in_one_line(x_a, y, field):

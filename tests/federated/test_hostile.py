@@ -1,5 +1,7 @@
 """Attacks by a stranger on the federated room that once succeeded."""
 
+import math
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -11,6 +13,10 @@ from dpjax import federated
 from dpjax.federated.cohort import Drawn, from_batches
 from dpjax.federated.round import params_of
 from dpjax.federated.silos import Silos
+from dpjax.secure.distributed_noise import SkellamSum, skellam_mean
+from dpjax.secure.encoding import Encoding
+from dpjax.secure.summation import Dropout, forgiving, secure_mean
+from dpjax.secure.sums import PlainSum
 from tests.refuses import refuses
 
 _KEY = jax.random.key(0)
@@ -93,6 +99,68 @@ def test_runs_with_one_key_share_no_noise():
     np.testing.assert_array_equal(params(rng=5), params(rng=5))
     with refuses("start"):
       params(start=1)
+
+
+@pytest.mark.slow
+def test_runs_with_one_seed_of_distributed_noise_share_none():
+  """With noise of 6 on the mean, the difference of two runs was that of the messages to 2e-4."""
+  of = {"l2_clip_norm": 1.0, "dim": 16, "bits": 32, "max_clients": 4, "min_survivors": 4}
+  mechanism = SkellamSum.sized(noise_multiplier=25.0, **of)
+  plan = dpjax.Plan(dpjax.FixedSizeSampler(4, 4), 0.0, math.inf, 4.0, 1, delta=1e-3)
+  x = np.random.default_rng(0).normal(size=(4, 16)).astype(np.float32)
+  dataset = dpjax.data.from_arrays(x, np.zeros(4, int), num_classes=1)
+  federation = dpjax.data.Federation(dataset, [[0], [1], [2], [3]], nominal_users=4)
+
+  def params(rate, **options):
+    algorithm = federated.fed_avg(
+      lambda w, example: 0.5 * jnp.sum((w - example.x) ** 2),
+      optax.sgd(rate),
+      aggregator=skellam_mean(PlainSum(min_survivors=4), mechanism, seed=5, plan=plan),
+      key=_KEY,
+    )
+    state = algorithm.init(jnp.zeros(16))
+    for cohort in algorithm.cohorts(federation, federated.LocalWork(), **options):
+      state, _ = algorithm.round(state, cohort)
+    return np.asarray(state.params)
+
+  # Who gives one seed of the cohorts asks for the same draws and the same noise.
+  difference = params(0.1, rng=5) - params(0.0, rng=5)
+  np.testing.assert_allclose(difference, 0.1 * x.mean(axis=0), atol=0.01)
+  assert np.abs(params(0.1) - params(0.0) - 0.1 * x.mean(axis=0)).mean() > 1.0
+
+
+@pytest.mark.slow
+def test_runs_whose_first_round_was_refused_share_no_noise():
+  """A refused round gave back a state without the number of its run."""
+  x = np.zeros((4, 2), np.float32)
+  dataset = dpjax.data.from_arrays(x, np.zeros(4, int), num_classes=1)
+  federation = dpjax.data.Federation(dataset, [[0], [1], [2], [3]], nominal_users=4)
+  plan = dpjax.Plan(
+    dpjax.PoissonSampler(sampling_prob=0.5, capacity=8), 1.0, 1.0, 1.0, 2, delta=1e-3
+  )
+  gone = lambda dropout, round: any(dropout.drops(round, range(4)))
+  dropouts = (Dropout(prob=0.5, seed=seed) for seed in range(999))
+  dropout = next(each for each in dropouts if gone(each, 0) and not gone(each, 1))
+  aggregator = secure_mean(PlainSum(min_survivors=4), Encoding(4, 64.0), dropout=dropout)
+  algorithm = forgiving(
+    federated.fed_avg(
+      lambda w, example: 0.0 * jnp.sum(w * example.x),
+      optax.sgd(1.0),
+      aggregator=aggregator,
+      key=_KEY,
+      silos=Silos([plan] * 4, num_rounds=2),
+    )
+  )
+
+  def params(**options):
+    state = algorithm.init(jnp.zeros(2))
+    for cohort in algorithm.cohorts(federation, federated.LocalWork(), **options):
+      state, info = algorithm.round(state, cohort)
+    assert not info.rounds_refused
+    return np.asarray(state.params)
+
+  assert (params() != params()).all()
+  np.testing.assert_array_equal(params(rng=5), params(rng=5))
 
 
 def test_scaffold_keeps_its_control_at_the_mean_of_the_clients():

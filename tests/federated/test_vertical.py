@@ -255,13 +255,118 @@ def test_encrypted_equals_plaintext(tenseal, breast_cancer, degree):
   assert 300_000 < traffic.a_to_b < 3_000_000
 
 
-def test_public_keys_cannot_read(tenseal):
+def test_equal_vectors_have_different_ciphertexts(tenseal):
   keys = encrypted_vectors.ckks()
   cipher = keys.public.encrypt(np.array([1.0, 2.0]))
-  np.testing.assert_allclose(keys.decrypt(cipher), [1, 2], atol=1e-6)
-  with pytest.raises(ValueError, match="secret_key"):
-    keys.public._load(cipher).decrypt()
+  np.testing.assert_allclose(keys.decrypt(cipher)[:3], [1, 2, 0], atol=1e-9)
   assert cipher != keys.public.encrypt(np.array([1.0, 2.0]))  # fresh randomness
+
+
+class _Messages:
+  """The public operations, which keep what each of them returns."""
+
+  def __init__(self, public):
+    self.public, self.slots, self.sent, self.answered = public, public.slots, [], []
+
+  def encrypt(self, values):
+    self.sent.append(self.public.encrypt(values))
+    return self.sent[-1]
+
+  def add(self, cipher, values):
+    self.answered.append(self.public.add(cipher, values))
+    return self.answered[-1]
+
+  def combine(self, ciphers, factors, terms):
+    return self.public.combine(ciphers, factors, terms)
+
+
+def _difference(public, before, after):
+  """The plain numbers that were added to a ciphertext, if its second part is as it was. A zero
+  under keys of the reader's own lets SEAL decrypt the difference."""
+  coder, on = public._coder, public._on
+  first, second = on.load(before), on.load(after)
+  keys = coder.seal.KeyGenerator(coder.context)
+  own = coder.seal.PublicKey()
+  keys.create_public_key(own)
+  out, plain = coder.seal.Ciphertext(), coder.seal.Plaintext()
+  zero = coder.encode(0.0, on.level(first))
+  coder.seal.Encryptor(coder.context, own).encrypt(zero, out)
+  evaluator = coder.seal.Evaluator(coder.context)
+  evaluator.add_inplace(out, second)
+  evaluator.sub_inplace(out, first)
+  coder.seal.Decryptor(coder.context, keys.secret_key()).decrypt(out, plain)
+  return coder.decode(plain)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+  "encrypted", [True, False], ids=["as_it_is", "plain_numbers_added"]
+)
+def test_party_a_cannot_subtract_what_it_sent(tenseal, monkeypatch, encrypted):
+  """b's answer minus a's own ciphertext was b's residuals, so a read every label."""
+  if not encrypted:
+    plus = lambda public, held, values: public._on.dump(public._on.plus(held, values))
+    monkeypatch.setattr(encrypted_vectors._Ckks, "_sum", plus)
+  keys = encrypted_vectors.ckks()
+  messages = _Messages(keys.public)
+  rng = np.random.default_rng(0)
+  x, y = rng.normal(size=(200, 4)), rng.integers(0, 2, 200)
+  seen = disclosure.Disclosure(secret_labels=False)
+  init, step = vertical.two_party_logistic(
+    keys._replace(public=messages), learning_rate=1.0, disclosure=seen
+  )
+  step(init((2, 2)), Example((x[:, :2], x[:, 2:]), y))
+  read = _difference(keys.public, messages.sent[0], messages.answered[0])[:200]
+  right = np.mean((read < 0) == y)
+  assert (right < 0.7) if encrypted else (np.abs(read - (0.5 - y)).max() < 1e-6)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("imaginary", [True, False])
+def test_masks_hide_the_noise_from_the_coordinator(tenseal, monkeypatch, imaginary):
+  """Slots are complex. Masks of the real parts alone left the noise of the residuals times each
+  feature in the imaginary parts: the coordinator read features of 200 to +-3.5."""
+  if not imaginary:
+    masks = network._masks
+    drawn = iter([True, False] * 99)
+    monkeypatch.setattr(network, "_masks", lambda n: masks(n) * next(drawn))
+  keys, seen = encrypted_vectors.ckks(), []
+  spy = keys._replace(decrypt=lambda cipher: seen.append(cipher) or keys.decrypt(cipher))
+  rng = np.random.default_rng(0)
+  x, y = rng.normal(size=(300, 4)), rng.integers(0, 2, 300)
+  known = disclosure.Disclosure(secret_labels=False)
+  init, step = vertical.two_party_logistic(spy, learning_rate=1.0, disclosure=known)
+  step(init((2, 2)), Example((x[:, :2], x[:, 2:]), y))
+  parts = [part for cipher in seen for part in (keys.decrypt(cipher).view(float))[1::2]]
+  spread = np.std(parts) / (2.0**network.MASK_BITS / np.sqrt(3))
+  assert (abs(spread - 1) < 0.05) == imaginary
+  assert len(parts) == len(seen) * keys.public.slots  # no slot without a mask
+
+
+def test_residuals_that_no_mask_hides_are_refused():
+  """Of +-1e12, in steps too large, the coordinator saw every product."""
+  rng = np.random.default_rng(0)
+  x, y = rng.uniform(-1000, 1000, size=(512, 4)), rng.integers(0, 2, 512)
+  seen = disclosure.Disclosure(secret_labels=False)
+  init, step = vertical.two_party_logistic(
+    encrypted_vectors.plaintext(), learning_rate=1.0, disclosure=seen
+  )
+  batch = Example((x[:, :2], x[:, 2:]), y)
+  state, _ = step(init((2, 2)), batch)
+  with refuses("batch"):
+    step(state, batch)
+
+
+def test_sums_are_rounded_far_above_the_noise_of_ciphertexts(tenseal):
+  """b knows all residuals of a first step, and so would learn about the key from noise."""
+  keys, rng = encrypted_vectors.ckks(), np.random.default_rng(0)
+  residuals, columns = rng.integers(0, 2, 2048) - 0.5, rng.uniform(-1000, 1000, (2048, 3))
+  cipher = keys.public.encrypt(np.resize(residuals, keys.public.slots))
+  noise = np.std(np.real(keys.decrypt(cipher))[:2048] - residuals) * np.sqrt(2048)
+  assert noise < 1e-3 * 2.0**-disclosure.SUM_BITS
+  sums, _ = network.masked_sums(keys, cipher, columns)
+  # Of a column of up to 1000, steps are 1024 times as large.
+  np.testing.assert_allclose(sums, columns.T @ residuals, atol=1024 * 2.0**-19)
 
 
 def test_bytes_sent_are_those_of_the_messages(breast_cancer):
@@ -270,7 +375,7 @@ def test_bytes_sent_are_those_of_the_messages(breast_cancer):
     encrypted_vectors.plaintext(), x / x.max(0), y, num_steps=1, learning_rate=0.1
   )
   copies = 4096 // len(y)
-  vector = 8 * copies * len(y)
+  vector = 8 * 4096
   ciphers = -(-15 // copies) + -(-16 // copies)  # b's columns and its bias
   assert traffic == Traffic(vector, vector, ciphers * vector, 8 * 31)
 

@@ -7,7 +7,6 @@ import pathlib
 
 import pytest
 
-from dpjax.attacks import registry
 from dpjax.experiments.kinds.attack.config import AttackConfig
 from dpjax.experiments.sweeps.sweep import Runs
 from launch import config_flag
@@ -59,16 +58,6 @@ def test_a_table_is_written_resumed_and_says_what_fails(tmp_path):
   again = _launch(*order)
   assert again.returncode == 0 and again.stdout == done.stdout and len(before) == 3
   assert before == {path: path.stat().st_mtime_ns for path in before}
-
-
-def test_the_threats_are_printed():
-  done = _launch("--threats")
-  assert done.returncode == 0 and done.stdout == registry.page()
-
-
-@pytest.mark.parametrize("more", ["--only=x", "--config.seed=3", "--workdir=x"])
-def test_a_flag_beside_the_threats_is_refused(more):
-  assert f"{more.split('=')[0]}" in commands.refusal(_launch("--threats", more))
 
 
 @pytest.mark.parametrize(

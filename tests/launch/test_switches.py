@@ -37,7 +37,7 @@ def test_the_twin_without_privacy_is_one_flag():
     epsilon=3.0, l2_clip_norm=0.1, delta=1e-6, accountant="rdp", clipping="automatic"
   )
   config, lost = _command(TrainConfig(privacy=private, noise_seed=3), privacy="sgd")
-  build.check(config)
+  build.Central(config).check()
   assert config == TrainConfig(privacy=Sgd(delta=1e-6))
   assert lost == [
     *("privacy.epsilon", "privacy.accountant", "privacy.l2_clip_norm"),
@@ -52,7 +52,7 @@ def test_the_twin_without_privacy_is_one_flag():
 @pytest.mark.parametrize("privacy", ["dp_sgd", "dp_ftrl", "least_squares", "sgd"])
 def test_every_method_of_a_published_config_is_one_flag(privacy):
   config, _ = _command(quickstart.get_config(), privacy=privacy, model__name="linear")
-  build.check(config)
+  build.Central(config).check()
   assert fields.name_of(config, "privacy") == privacy
 
 
@@ -99,6 +99,11 @@ def test_options_of_another_model_are_dropped():
   config, lost = _command(file, model__name="linear")
   assert config.model.options == {} and lost == ["model.options"]
   _refused("model.options.width", file, model__name="linear", model__options__width="3")
+  users, lost = _command(file, model__name="mine:Net")
+  assert users.model.options == {} and lost == ["model.options"]
+  users, _ = _command(file, model__name="mine:Net", model__options__depth="2")
+  assert users.model.options == {"depth": 2}
+  assert _command(users, model__name="mine:Net") == (users, [])
 
 
 def test_an_audit_that_is_switched_off_takes_its_settings_along():

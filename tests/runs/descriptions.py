@@ -292,8 +292,8 @@ def fast():
 
 def training_run(config: Any) -> Any:
   """What a TrainConfig builds. UserError where it is refused."""
-  build.check(config)
-  whole = build.run_keys(config)
+  build.Central(config).check()
+  whole = build.Central(config).new_keys()
   random = whole._replace(noise=_KEY, local=_KEY, sampler=3)
   if isinstance(config.privacy, LeastSquares):
     loaded = build.load_data(config)
@@ -356,7 +356,7 @@ class _Recorder:
 def federated_run(config: Any) -> Any:
   """What a FedConfig builds. UserError where it is refused."""
   federate_build.check(config)
-  whole = build.run_keys(config)
+  whole = build.Central(config).new_keys()
   random = whole._replace(noise=_KEY, local=_KEY, sampler=3)
   by_name = lambda name, **options: Call(name, (), tuple(options.items()))
   made = fields.Setting.make

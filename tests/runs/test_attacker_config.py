@@ -3,7 +3,7 @@
 import pytest
 
 from dpjax import accounting
-from dpjax.experiments.config.attacker import AttackerConfig
+from dpjax.experiments.config.common import AttackerConfig
 from dpjax.experiments.kinds.central import privacy as central
 from dpjax.experiments.kinds.central.config import DpSgd, TrainConfig
 from dpjax.experiments.kinds.federated import privacy as federated

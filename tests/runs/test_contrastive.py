@@ -130,7 +130,7 @@ _REFUSED = [
 @pytest.mark.parametrize(("field", "changes"), _REFUSED)
 def test_what_needs_a_loss_of_one_example_is_refused_in_one_line(field, changes):
   with refuses(field):
-    build.check(_config(**changes))
+    build.Central(_config(**changes)).check()
 
 
 def test_other_kinds_of_runs_refuse_it():
@@ -254,16 +254,16 @@ def test_the_first_steps_move_the_last_layer_alone(whole, tmp_path):
 def test_first_steps_that_cannot_be_are_refused(field, changes, whole):
   config = _private(whole[0] / "params.npz", **_FIRST)
   with refuses(field):
-    build.check(fields.replace_all(config, changes))
+    build.Central(fields.replace_all(config, changes)).check()
 
 
 def test_a_head_on_a_mesh_or_of_a_model_without_one_is_refused(whole):
   path = whole[0] / "params.npz"
   with refuses("mesh", value="data:1"):
-    build.check(_private(path, trainable="head", mesh="data:1"))
+    build.Central(_private(path, trainable="head", mesh="data:1")).check()
   audit = {"audit": "canaries", "audit.kind": "gradient", "audit.score": "sums"}
   with refuses("audit.kind", value="gradient"):
-    build.check(fields.replace_all(_private(path, trainable="head"), audit))
+    build.Central(fields.replace_all(_private(path, trainable="head"), audit)).check()
   own = {"model.name": f"{__name__}:headless", "model.options": {}, "pretrained": None}
   with refuses("trainable", value="head"):
     build.assemble(_private(path, trainable="head", **own))

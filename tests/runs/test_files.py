@@ -8,7 +8,6 @@ import random
 import shutil
 import stat
 import threading
-import types
 from typing import Any
 
 import jax
@@ -26,6 +25,7 @@ from dpjax.experiments.run import (
   experiment,
   finished,
   guarantee,
+  left_out,
   loop,
   run_keys,
   writers,
@@ -120,11 +120,18 @@ def test_a_claimed_run_writes_no_curve_which_could_not_say_so(tmp_path, assumed)
   event = accounting.gaussian_event(2.0)
   asked = {"delta": 1e-5, "l2_bound": 1.0, "num_records": 100, "assumed": assumed}
   stated = guarantee.of_event(event, **asked)
-  phase: Any = types.SimpleNamespace(guarantee=stated)
-  fitted: Any = types.SimpleNamespace(
-    phase=phase, ledger=accounting.Ledger(), epsilon=stated.curve(1)
-  )
-  experiment._write_curve(fitted, tmp_path)
+  phase = experiment.Phase(
+    num_steps=1, init=dict, step=lambda state, draw: (state, None),
+    draws=lambda at: iter([0]), released=lambda state: state, evaluate=None, guarantee=stated,
+    planned=lambda: {"task": "t", "dataset": "d", "method": "m"},
+  )  # fmt: skip
+  story = experiment.single(phase)
+  next(story)
+  counts = left_out.Tally(None, "examples")
+  trained = (phase, {}, 1, accounting.Ledger(), stated.curve(1), counts, None)
+  with pytest.raises(StopIteration) as end:
+    story.send(experiment.Trained(*trained))
+  end.value.value.write(tmp_path)
   assert stated.kind == ("claimed" if assumed else "proved")
   assert (tmp_path / trade_off_files.CURVE).exists() == (not assumed)
 

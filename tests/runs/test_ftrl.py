@@ -200,7 +200,7 @@ def test_a_budget_is_refused_before_the_first_step(tmp_path):
 def test_wrong_configs_are_one_line(extra, field):
   with refuses(field) as caught:
     config = _config(**extra)
-    build.check(config)
+    build.Central(config).check()
     with naming(config):
       make_plan(config, 400)
   assert "\n" not in str(caught.value)

@@ -238,7 +238,7 @@ def test_a_refused_federated_run_leaves_its_folder_to_the_mended_config(tmp_path
 def test_a_clip_norm_beyond_float32_is_named(tmp_path, norm):
   """By the one bound that `gradients.Clip` has."""
   with refuses("privacy.l2_clip_norm"):
-    build.check(_config(privacy__l2_clip_norm=norm))
+    build.Central(_config(privacy__l2_clip_norm=norm)).check()
   config = fields.replace(fed_quickstart.get_config(), "privacy.l2_clip_norm", norm)
   with refuses("privacy.l2_clip_norm"):
     loop.train(config, tmp_path)

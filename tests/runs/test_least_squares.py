@@ -124,7 +124,7 @@ def test_empty_records_are_left_out(loaded):
   present = np.ones(len(train), bool)
   present[5] = False
   config = _config(privacy__neighboring_relation="replace_special")
-  random = build.run_keys(config)
+  random = build.Central(config).new_keys()
   weights = []
   for part in (dataclasses.replace(train, present=present), train.subset(present)):
     work = one_release.phase(config, (part, loaded[1]), random)
@@ -169,7 +169,7 @@ def test_what_is_not_proved_or_read_is_refused_in_one_line(changes, field):
   if changes.get("augmentation"):
     changes = {"augmentation": next(iter(build.AUGMENTATIONS))}
   with refuses(field) as caught:
-    build.check(_config(**changes))
+    build.Central(_config(**changes)).check()
   assert "\n" not in str(caught.value)
 
 

@@ -64,7 +64,7 @@ def run(loaded):
 def _means(config, loaded, random=None):
   """What a run of this config releases of these data."""
   plan = privacy.make_plan(config, 300)
-  random = build.run_keys(config) if random is None else random
+  random = build.Central(config).new_keys() if random is None else random
   return np.asarray(normalization.released(plan, random, loaded[0]).mean)
 
 

@@ -138,7 +138,7 @@ def _stated(stated, steps):
 def _central(config, count):
   """Plan, guarantee and planned result of a run on so many records, of those that it declares."""
   train = _zeros(config, count, _declared(config))
-  random = build.run_keys(config)
+  random = build.Central(config).new_keys()
   if isinstance(config.privacy, LeastSquares):
     work = one_release.phase(config, (train, train), random)
     assert work.guarantee.relation == _ADD
@@ -168,7 +168,7 @@ def _federated(config, count):
   federation = data.Federation(
     train, list(rows), nominal_users=nominal, nominal_sizes=sizes or None
   )
-  random = build.run_keys(config)
+  random = build.Central(config).new_keys()
   run = federate_build.assemble(config, (federation, train), random)
   if run.guarantee.relation != _ADD:
     return None

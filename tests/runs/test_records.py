@@ -1,6 +1,7 @@
 """Record-level privacy across silos, from config to result.json."""
 
 import dataclasses
+import functools
 import json
 import math
 
@@ -49,6 +50,16 @@ def _ready(config):
     return build.assembled(config, build.load_data(config), run_keys.drawn(0, noise_seed=0))
 
 
+def test_the_statement_names_the_deal_which_one_row_more_changes():
+  """The epsilon is of a record of a silo, not of a row of the data set that was dealt."""
+  fed = _ready(_config())
+  assert "partition=silos" in fed.guarantee.statement(4)
+  labels = np.asarray(fed.federation.dataset.y)
+  deal = functools.partial(partition.silos, num_clients=3, seed=0, sizes=_SIZES, skew=0.5)
+  before, after = deal(labels), deal(np.append(labels, 1))
+  assert sum(len(np.setdiff1d(*silos)) for silos in zip(before, after)) > 10
+
+
 def test_silos_of_unequal_size_have_noise_of_their_own_for_one_epsilon():
   fed = _ready(_config())
   plans = fed.silos.plans
@@ -61,7 +72,9 @@ def test_silos_of_unequal_size_have_noise_of_their_own_for_one_epsilon():
   statement = fed.guarantee.statement(4)
   assert "Lowy and Razaviyayn" in statement and "one program simulated" in statement
   for size, plan in zip(_SIZES, plans):
-    assert f"{size}" in statement and f"{plan.noise_multiplier:.4f}" in statement
+    # A noise is rounded down, which claims no more.
+    noise = f"{math.floor(1e4 * plan.noise_multiplier) / 1e4:.4f}"
+    assert f"{size}" in statement and noise in statement
 
 
 def test_epsilons_of_a_config_are_those_of_its_silos():

@@ -162,7 +162,7 @@ def test_a_service_that_cannot_begin_costs_no_run(tmp_path, monkeypatch, capsys)
 def test_a_writer_that_cannot_be_used_is_one_line(changes, field, monkeypatch):
   monkeypatch.setitem(sys.modules, "wandb", None)
   with refuses(field) as refused:
-    build.check(_config(**changes))
+    build.Central(_config(**changes)).check()
   assert str(refused.value).startswith("writer=") and "\n" not in str(refused.value)
 
 

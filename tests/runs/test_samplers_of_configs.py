@@ -26,7 +26,7 @@ _N = 1000
 def _plan(num_steps=40, **privacy):
   given = {"sampling_prob": 0.05, "noise_multiplier": 4.0, "epsilon": None} | privacy
   config = TrainConfig(num_steps=num_steps, privacy=DpSgd(**given))
-  build.check(config)
+  build.Central(config).check()
   with naming(config):
     return make_plan(config, _N)
 
@@ -155,7 +155,7 @@ def test_what_k_out_of_t_cannot_be_is_one_line_before_data_are_read(changes, fie
   given = {f"privacy.{name}": value for name, value in changes.items()}
   with refuses(field) as caught:
     config = fields.replace_all(TrainConfig(), {"privacy.sampler": "k_out_of_t", **given})
-    build.check(config)
+    build.Central(config).check()
     make_plan(config, _N)
   assert "\n" not in str(caught.value)
 
@@ -202,4 +202,4 @@ def test_half_a_step_of_a_pass_is_refused_before_any_data_are_read():
   """So also by a sweep, before its first run."""
   privacy = DpSgd(sampling_prob=0.3, sampler="random_allocation")
   with refuses("privacy.sampling_prob", value=0.3):
-    build.check(TrainConfig(privacy=privacy))
+    build.Central(TrainConfig(privacy=privacy)).check()

@@ -105,7 +105,7 @@ def test_the_folder_of_a_run_is_its_parameters(first):
   jax.tree.map(np.testing.assert_array_equal, runs[0].params, runs[1].params)
   assert runs[1].pretrained_on == [_FIRST] and runs[1].guarantee.kind == "claimed"
   with refuses("pretrained"):
-    build.check(_config(pretrained=str(first.parent.parent)))
+    build.Central(_config(pretrained=str(first.parent.parent))).check()
 
 
 def test_a_head_of_the_same_shape_is_taken(first):
@@ -229,7 +229,7 @@ def test_another_model_is_refused(first):
 
 def test_no_file_and_no_params(tmp_path):
   with pytest.raises(UserError, match="pretrained=.*[Nn]o such file"):
-    build.check(_config(**{"pretrained": str(tmp_path / "none.npz")}))
+    build.Central(_config(**{"pretrained": str(tmp_path / "none.npz")})).check()
   (tmp_path / "text.npz").write_text("text")
   with refuses("pretrained"):
     _begun(tmp_path / "text.npz")

@@ -173,7 +173,7 @@ def test_published_weights_are_tuned_by_flag(layout, tmp_path):
   assert np.abs(moved).max() > 0
   other = fields.replace_all(config, {"model.name": "mlp", "model.options": {}})
   with refuses("pretrained"):
-    build.check(other)
+    build.Central(other).check()
 
 
 @pytest.mark.cases(long=[0, 2, 3])
@@ -193,7 +193,7 @@ def test_published_weights_are_tuned_by_flag(layout, tmp_path):
 )
 def test_what_would_be_ignored_or_cannot_be_is_refused(field, changes, weights):
   with refuses(field):
-    build.check(_config(weights, **changes))
+    build.Central(_config(weights, **changes)).check()
 
 
 @pytest.mark.long

@@ -203,7 +203,7 @@ class _Own(Automatic):
 def test_a_class_or_a_rule_of_ones_own_is_one_line(odd):
   config = TrainConfig(privacy=DpSgd(clipping=odd))
   with refuses("config.privacy.clipping"):
-    build.check(config)
+    build.Central(config).check()
   assert fields.replace(config, "privacy.clipping", "flat") == TrainConfig()
 
 
@@ -243,7 +243,7 @@ def test_an_option_that_config_json_would_not_hold_is_refused(odd, place):
   config = TrainConfig()
   config.model.options = {"features": odd}
   with refuses(f"model.options.features{place}"):
-    build.check(config)
+    build.Central(config).check()
 
 
 @pytest.mark.cases(long=[2])

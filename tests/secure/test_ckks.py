@@ -5,7 +5,6 @@ import pytest
 
 from dpjax.secure.homomorphic import ckks
 from dpjax.secure.homomorphic.ckks import Chain, SecretKeys, SlotEvaluator
-from dpjax.secure.vertical import encrypted_vectors
 from dpjax.validate import UserError
 from tests.refuses import refuses
 
@@ -152,11 +151,11 @@ def test_every_chain_is_within_the_standard():
 
 
 def test_without_the_library_one_line_names_the_extra(monkeypatch):
-  def missing(extra):
+  def missing(extra="he"):
     raise UserError(f"needs tenseal, not there: pip install -e '.[{extra}]'")
 
-  monkeypatch.setattr(encrypted_vectors, "library", missing)
-  ckks._library.cache_clear()
+  monkeypatch.setattr(ckks, "library", missing)
+  ckks._sealapi.cache_clear()
   ckks._context.cache_clear()
   with pytest.raises(UserError, match=r"needs tenseal, .* pip install -e '\.\[he\]'"):
     SecretKeys(_CHAIN)

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from dpjax import pictures
 from dpjax.experiments.config import fields, rules
-from dpjax.experiments.config.attacker import AttackerConfig
+from dpjax.experiments.config.common import AttackerConfig
 from dpjax.experiments.config.fields import to_dict
 from dpjax.experiments.kinds.central import build
 from dpjax.experiments.kinds.central.config import DpSgd, TrainConfig
@@ -429,7 +429,7 @@ def test_a_base_is_a_config(text):
 def test_p17_points_share_no_noise():
   """Equal noise draws under two noise multipliers solve for the exact gradient sum."""
   found = grids.points(_config(seeds=list(range(5))))
-  run_keys = [build.run_keys(point.config) for point in found]
+  run_keys = [build.Central(point.config).new_keys() for point in found]
   assert len({key_id(stream.noise) for stream in run_keys}) == len(found)
   assert len({stream.sampler for stream in run_keys}) == len(found)
 

@@ -294,7 +294,7 @@ def test_a_run_begins_from_a_checkpoint_and_says_that_its_data_are_unknown(saved
   assert names.weights_sha256(config.pretrained, "pretrained") != named
   shutil.rmtree(folder)
   with refuses("pretrained"):
-    build.check(config)
+    build.Central(config).check()
 
 
 @pytest.mark.slow

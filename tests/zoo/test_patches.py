@@ -261,12 +261,12 @@ def test_a_runs_features_are_of_no_data_and_its_epsilon_is_proved(small):
     privacy=DpSgd(epsilon=None, noise_multiplier=1.0, sampling_prob=0.5),
     num_steps=2,
   )
-  loaded = build.with_features(config, (_dataset("train"), _dataset("test")))
+  loaded = build.Central(config).with_features((_dataset("train"), _dataset("test")))
   assert loaded[0].x.shape == (12, 30)
   np.testing.assert_allclose(np.square(loaded[0].x).mean(axis=1), 1, atol=1e-3)
   # Nothing of what is learnt follows from the run's images.
   network = patches_of_runs.learned((8, 8, 3))
-  others = build.with_features(config, (_dataset("train", 5), _dataset("test")))
+  others = build.Central(config).with_features((_dataset("train", 5), _dataset("test")))
   assert patches_of_runs.learned((8, 8, 3)) is network
   np.testing.assert_array_equal(others[0].x[0], loaded[0].x[0])
   run = build.assemble(config, loaded)
@@ -301,13 +301,13 @@ def test_centred_images_are_refused_before_any_data_are_read():
     data=DataConfig(name="digits", center=True), model=ModelConfig("patches_linear")
   )
   with refuses("data.center", value=True) as error:
-    build.check(config)
+    build.Central(config).check()
   assert "\n" not in str(error.value)
   over_clients = FedConfig(data=config.data, model=config.model)
   with refuses("data.center", value=True):
     federated.check(over_clients)
   # Features of scattering are of any numbers.
-  build.check(dataclasses.replace(config, model=ModelConfig("scatter_linear")))
+  build.Central(dataclasses.replace(config, model=ModelConfig("scatter_linear"))).check()
 
 
 def test_images_outside_the_range_are_refused_before_anything_is_learnt(monkeypatch):

@@ -207,7 +207,7 @@ def _config(**data):
 @pytest.mark.cases(slow=["4"])
 def test_a_run_says_what_its_features_know(tiny):
   config = _config()
-  loaded = build.with_features(config, (_dataset("train"), _dataset("test")))
+  loaded = build.Central(config).with_features((_dataset("train"), _dataset("test")))
   assert loaded[0].x.shape == (12, 32)
   run = build.assemble(config, loaded)
   assert run.guarantee.kind == "claimed" and list(run.pretrained_on) == ["ImageNet"]

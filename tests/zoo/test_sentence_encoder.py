@@ -154,7 +154,7 @@ def _config(privacy=DpSgd, **given):
 
 def test_a_run_says_what_its_features_know(tiny, tmp_path):
   config = _config(sampling_prob=0.5)
-  loaded = build.with_features(config, _pair())
+  loaded = build.Central(config).with_features(_pair())
   assert loaded[0].x.shape == (24, 8) and loaded[0].x.dtype == np.float32
   run = build.assemble(config, loaded)
   assert run.guarantee.kind == "claimed" and list(run.pretrained_on) == ["public text"]
@@ -170,8 +170,8 @@ def test_a_run_says_what_its_features_know(tiny, tmp_path):
 
 def test_a_release_at_once_says_it_too(tiny):
   config = _config(LeastSquares)
-  loaded = build.with_features(config, _pair())
-  work = one_release.phase(config, loaded, build.run_keys(config))
+  loaded = build.Central(config).with_features(_pair())
+  work = one_release.phase(config, loaded, build.Central(config).new_keys())
   assert work.guarantee.kind == "claimed"
   assert "public network minilm" in " ".join(work.guarantee.statement(1).split())
   assert work.planned()["pretrained_on"] == ["public text"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterable, Sequence
 from typing import ClassVar, TypeVar
 
@@ -19,7 +20,7 @@ from dpjax.accounting.event_kinds.kind import (
   kind_of,
   register,
 )
-from dpjax.accounting.loss_grid import LossMasses
+from dpjax.accounting.loss_grid import LossMasses, connect
 from dpjax.accounting.proved import ADD, REPLACE
 from dpjax.validate import UserError
 
@@ -100,13 +101,14 @@ class FixedSizeKind(SampleKind[dpa.SampledWithoutReplacementDpEvent]):
   def pld(
     self, part: dpa.SampledWithoutReplacementDpEvent, interval: float
   ) -> Sequence[LossMasses]:
-    from dpjax.accounting.exchanged_sample import exchanged_pld
+    from dpjax.accounting.exchanged_sample import profile
 
-    return exchanged_pld(
+    deltas = functools.partial(
+      profile,
       sampling_prob=self.sampling_prob(part),
       noise_multiplier=2 * noise_of(part),
-      interval=interval,
     )
+    return connect(deltas, interval=interval, largest=self.grid(part).largest_loss)
 
   def grid(self, part: dpa.SampledWithoutReplacementDpEvent) -> Grid:
     whole = kind_of(part.event).grid(part.event)

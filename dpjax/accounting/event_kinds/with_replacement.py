@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 
 import dp_accounting as dpa
@@ -9,7 +10,7 @@ import dp_accounting as dpa
 from dpjax.accounting.event_kinds.bounded_contribution import BoundedContributionDpEvent
 from dpjax.accounting.event_kinds.fixed_size import SampleKind, check_sizes, noise_of
 from dpjax.accounting.event_kinds.kind import DpEvent, Grid, kind_of, register
-from dpjax.accounting.loss_grid import LossMasses
+from dpjax.accounting.loss_grid import LossMasses, connect
 from dpjax.accounting.proved import ADD, REPLACE
 
 
@@ -35,14 +36,15 @@ class WithReplacementKind(SampleKind[dpa.SampledWithReplacementDpEvent]):
   def pld(
     self, part: dpa.SampledWithReplacementDpEvent, interval: float
   ) -> Sequence[LossMasses]:
-    from dpjax.accounting.exchanged_copies import copies_pld  # few runs need it
+    from dpjax.accounting.exchanged_copies import copies_profile  # few runs need it
 
-    return copies_pld(
+    deltas = functools.partial(
+      copies_profile,
       num_examples=part.source_dataset_size,
       batch_size=part.sample_size,
       noise_multiplier=2 * noise_of(part),
-      interval=interval,
     )
+    return connect(deltas, interval=interval, largest=self.grid(part).largest_loss)
 
   def grid(self, part: dpa.SampledWithReplacementDpEvent) -> Grid:
     from dpjax.accounting.exchanged_copies import copies_largest_loss

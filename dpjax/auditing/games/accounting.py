@@ -202,5 +202,4 @@ NO_CLAIM = {
   "Composition": "losses of many steps on one grid, from which every epsilon comes: samplers",
   "epsilon_of_zcdp": _ANY,
   "epsilon_of_both": "both directions of a sampled step, played with FixedSizeSampler",
-  "epsilon_from_rdp": "what Skellam noise costs, played with it: secure.skellam_mean",
 }

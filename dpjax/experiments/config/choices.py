@@ -197,12 +197,15 @@ def settings(
   (round(ndigits=2), 3.1)
   """
   kinds = []
+  hints: dict[str, Any] = {}
   for name, default in defaults.items():
     carried: tuple[Any, ...] = ()
     if isinstance(default, Option):
       default, carried = default.default, default.carried
     # Every default but None shows its type. For None the annotation of the function is needed.
-    hint = typing.get_type_hints(function)[name] if default is None else type(default)
+    if default is None:
+      hints = hints or typing.get_type_hints(function)
+    hint = hints[name] if default is None else type(default)
     kinds.append((name, Annotated[hint, *carried] if carried else hint, default))
   # `module` is the caller's module. Another process must import it to make the class again.
   module = sys._getframe(1).f_globals["__name__"]

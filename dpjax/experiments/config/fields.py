@@ -50,11 +50,11 @@ class WithChoices:
   value of this name. An unknown name is kept, so that `check` can refuse it and name the field."""
 
   def __setattr__(self, name: str, value: Any) -> None:
-    its_type = types_of(type(self)).get(name)
-    choice = None if its_type is None else its_type.choice
-    if choice is not None:
-      with contextlib.suppress(UserError):
-        value = _chosen(value, choice, name)
+    if isinstance(value, str | dict):
+      its_type = types_of(type(self)).get(name)
+      if its_type is not None and its_type.choice is not None:
+        with contextlib.suppress(UserError):
+          value = _chosen(value, its_type.choice, name)
     super().__setattr__(name, value)
 
 
@@ -489,7 +489,7 @@ def _update(
     for other in leaves_out(getattr(new, head)):
       if not any(f"{path}.".startswith(f"{other}.") for path in changes):
         new = at_default(new, other, type(config)())
-  return new.settled(changes) if hasattr(new, "settled") else new
+  return new.settled(config, changes) if hasattr(new, "settled") else new
 
 
 def leaves_out(value: Any) -> tuple[str, ...]:

@@ -7,7 +7,7 @@ from typing import Any
 
 from dpjax import accounting, gradients
 from dpjax.accounting.event_kinds.kind import DpEvent
-from dpjax.experiments.config.attacker import attack_of
+from dpjax.experiments.config.common import attack_of
 from dpjax.experiments.run import sizes
 from dpjax.plan import Plan
 from dpjax.validate import UserError

@@ -48,8 +48,13 @@ _FUNCTIONS = (
 _MAY_BE_NONE = ("evaluate", "arrivals", "memory")
 
 
-class Phase(NamedTuple):
-  """A training, described by the number of its steps and by functions that the loop calls."""
+@dataclasses.dataclass(frozen=True)
+class Phase:
+  """A training, described by the number of its steps and by functions that the loop calls.
+
+  Raises:
+    UserError: a field is malformed; the error names it.
+  """
 
   num_steps: int
   init: Callable[[], Any]  # -> state, a tree of arrays and keys
@@ -92,6 +97,18 @@ class Phase(NamedTuple):
   planned: Callable[[], Result] = dict
   # Function from (state, facts of the guarantee, rows of metrics) to other parts of result.json.
   describe: Callable[[Any, Result, list[Result]], Result] = lambda state, facts, rows: {}
+
+  def __post_init__(self) -> None:
+    validate.integer_at_least(0, **{"Phase.num_steps": self.num_steps})
+    if self.save_every is not None:
+      validate.integer_at_least(1, **{"Phase.save_every": self.save_every})
+    for name in _FUNCTIONS:
+      value = getattr(self, name)
+      if not (callable(value) or (value is None and name in _MAY_BE_NONE)):
+        _refuse(f"Phase.{name}", "be a function", value)
+    if not isinstance(self.guarantee, Guarantee | None):
+      wanted = "be a dpjax.experiments.run.guarantee.Guarantee, or None"
+      _refuse("Phase.guarantee", wanted, self.guarantee)
 
 
 class Outcome(NamedTuple):
@@ -266,7 +283,6 @@ def single(phase: Phase) -> Story:
     UserError: the phase would exceed its budget, or lacks a required part of its result. The error
       comes before the phase. So a run that may not begin claims no folder.
   """
-  checked_phase(phase)
   planned = phase.planned()
   missing = [name for name in _PLANNED if name not in planned]
   if missing:
@@ -278,7 +294,17 @@ def single(phase: Phase) -> Story:
   trained = yield phase
 
   def write(folder: pathlib.Path) -> None:
-    _write_curve(trained, folder)
+    guarantee = phase.guarantee or NONE
+    # The curve beside the result holds only rates: it could not state that a bound is claimed, or
+    # that it holds for a larger deployment.
+    if guarantee.kind == "proved" and guarantee.delta:
+      # Imported here: only the end of a run with a proof writes a curve.
+      from dpjax.accounting import pairs_of, trade_off_files
+
+      profile = guarantee.profile(trained.ledger, trained.epsilon)
+      if profile is not None:
+        pairs = pairs_of(profile, guarantee.delta)
+        trade_off_files.write_curve(pairs, folder / trade_off_files.CURVE)
     phase.write(folder, trained.state)
 
   def finish(folder: pathlib.Path) -> None:
@@ -294,24 +320,6 @@ def single(phase: Phase) -> Story:
     write=write,
     finish=finish,
   )
-
-
-def _write_curve(trained: Trained, folder: pathlib.Path) -> None:
-  """Writes the trade-off curve of a run beside its result, if epsilon is proved.
-
-  The file holds only rates. It could not state that a bound is claimed, or that it holds for a
-  larger deployment.
-  """
-  guarantee = trained.phase.guarantee or NONE
-  if guarantee.kind != "proved":
-    return
-  # Imported here: only the end of a run with a proof writes a curve.
-  from dpjax.accounting import pairs_of, trade_off_files
-
-  profile = guarantee.profile(trained.ledger, trained.epsilon)
-  if profile is not None and guarantee.delta:
-    pairs = pairs_of(profile, guarantee.delta)
-    trade_off_files.write_curve(pairs, folder / trade_off_files.CURVE)
 
 
 def _result(trained: Trained, planned: Result, folder: pathlib.Path) -> Result:
@@ -395,29 +403,16 @@ def begun_story(
   if not isinstance(story, Generator):
     _refuse("Experiment.train", "return what single(Phase(...)) makes", story)
   try:
-    return story, checked_phase(next(story))
+    return story, phase_of(next(story))
   except StopIteration:
     raise UserError("must yield a phase", field="Experiment.train") from None
 
 
-def checked_phase(phase: Phase) -> Phase:
-  """Returns the phase. Raises UserError, which names the field, if the phase is malformed."""
-  if not isinstance(phase, Phase):
-    _refuse("Experiment.train", "yield a dpjax.experiments.run.experiment.Phase", phase)
-  validate.integer_at_least(0, **{"Phase.num_steps": phase.num_steps})
-  if phase.save_every is not None:
-    validate.integer_at_least(1, **{"Phase.save_every": phase.save_every})
-  for name in _FUNCTIONS:
-    value = getattr(phase, name)
-    if not (callable(value) or (value is None and name in _MAY_BE_NONE)):
-      _refuse(f"Phase.{name}", "be a function", value)
-  if not isinstance(phase.guarantee, Guarantee | None):
-    _refuse(
-      "Phase.guarantee",
-      "be a dpjax.experiments.run.guarantee.Guarantee, or None",
-      phase.guarantee,
-    )
-  return phase
+def phase_of(yielded: Any) -> Phase:
+  """Returns what a story yielded. Raises UserError if it is no phase."""
+  if not isinstance(yielded, Phase):
+    _refuse("Experiment.train", "yield a dpjax.experiments.run.experiment.Phase", yielded)
+  return yielded
 
 
 def begun(phase: Phase) -> ArrayTree:

@@ -38,8 +38,8 @@ from dpjax.experiments.run.experiment import (
   begun,
   begun_story,
   check,
-  checked_phase,
   digest_of,
+  phase_of,
   scored,
   stepped,
 )
@@ -249,7 +249,7 @@ class Running:
   """A running phase: its state, ledger, step, metrics and checkpoints."""
 
   def __init__(self, phase: Phase, folder: Folder):
-    self.phase = checked_phase(phase)
+    self.phase = phase_of(phase)
     self.folder = folder
     self.metrics = None
     self.state = begun(phase)

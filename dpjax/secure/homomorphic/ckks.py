@@ -29,8 +29,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from dpjax import validate
-from dpjax.secure.vertical import encrypted_vectors
+from dpjax import optional, validate
 from dpjax.validate import UserError, Verbatim
 
 # Degree -> largest sum of the primes' bits for 128 bits of security, with ternary secrets.
@@ -127,9 +126,23 @@ class PublicKeys(NamedTuple):
     return len(self.relin) + len(self.rotations)
 
 
+def library(extra: str = "he") -> Any:
+  """Imports TenSEAL, and returns the module.
+
+  Args:
+    extra: the extra of dpjax that the error message names.
+
+  Raises:
+    UserError: TenSEAL is not installed.
+  """
+  with optional.needed(extra):
+    import tenseal  # pyright: ignore[reportMissingImports]
+  return tenseal
+
+
 @functools.cache
-def _library() -> Any:
-  encrypted_vectors.library("he")
+def _sealapi() -> Any:
+  library()
   from tenseal import sealapi  # pyright: ignore[reportMissingImports]
 
   return sealapi
@@ -137,7 +150,7 @@ def _library() -> Any:
 
 @functools.cache
 def _context(chain: Chain) -> Any:
-  seal = _library()
+  seal = _sealapi()
   params = seal.EncryptionParameters(seal.SCHEME_TYPE.CKKS)
   params.set_poly_modulus_degree(chain.degree)
   params.set_coeff_modulus(seal.CoeffModulus.Create(chain.degree, list(chain.bits)))
@@ -155,7 +168,7 @@ def _one_line() -> Iterator[None]:
     raise UserError(validate.first_line(error), field="ckks") from error
 
 
-def _dumps(held: Any) -> bytes:
+def dumps(held: Any) -> bytes:
   """Serialises an object of SEAL through a file: SEAL's bindings write only to files."""
   with tempfile.TemporaryDirectory() as folder:
     path = pathlib.Path(folder) / "seal"
@@ -163,10 +176,10 @@ def _dumps(held: Any) -> bytes:
     return path.read_bytes()
 
 
-def _loads(kind: str, chain: Chain, content: bytes) -> Any:
+def loads(kind: str, chain: Chain, content: bytes) -> Any:
   if not isinstance(content, bytes):
     raise UserError(f"must be bytes, not {type(content).__name__}", field="message")
-  held = getattr(_library(), kind)()
+  held = getattr(_sealapi(), kind)()
   # SEAL's bindings load only from files.
   with tempfile.TemporaryDirectory() as folder:
     path = pathlib.Path(folder) / "seal"
@@ -200,21 +213,22 @@ class _Levels:
     self.primes = primes
 
 
-class _Coder:
-  """Encodes numbers as plaintexts of a level, and decodes plaintexts."""
+class Coder:
+  """Encodes real or complex numbers as plaintexts of a level, and decodes plaintexts."""
 
   def __init__(self, chain: Chain):
     self.chain = chain
-    self.seal = _library()
+    self.seal = _sealapi()
     self.context = _context(chain)
     self.levels = _Levels(chain)
     self._encoder = self.seal.CKKSEncoder(self.context)
 
   def encode(self, values: np.ndarray | float, level: int, scale: float | None = None):
     validate.integer_in(0, self.chain.levels, level=level)
+    kind = np.complex128 if np.iscomplexobj(values) else np.float64
     try:
       plain = self.seal.Plaintext()
-      numbers = np.asarray(values, np.float64)
+      numbers = np.asarray(values, kind)
     except (ValueError, TypeError) as error:
       raise UserError("must be real numbers", field="values") from error
     if numbers.ndim > 1:
@@ -236,6 +250,9 @@ class _Coder:
   def decode(self, plain: Any) -> np.ndarray:
     return np.array(self._encoder.decode_double(plain))
 
+  def decode_complex(self, plain: Any) -> np.ndarray:
+    return np.array(self._encoder.decode_complex(plain))
+
 
 class SecretKeys:
   """A fresh secret key, from SEAL's generator on the operating system's entropy.
@@ -246,7 +263,7 @@ class SecretKeys:
 
   def __init__(self, chain: Chain, rotations: Iterable[int] = ()):
     self.chain = chain
-    self._coder = _Coder(chain)
+    self._coder = Coder(chain)
     seal = self._coder.seal
     context = self._coder.context
     keys = seal.KeyGenerator(context)
@@ -254,7 +271,7 @@ class SecretKeys:
     self._encryptor = seal.Encryptor(context, keys.secret_key())
     elements = [pow(_ROOT, step, 2 * chain.degree) for step in sorted({*rotations})]
     self.public = PublicKeys(
-      _dumps(keys.create_relin_keys()), _dumps(keys.create_galois_keys(elements))
+      dumps(keys.create_relin_keys()), dumps(keys.create_galois_keys(elements))
     )
 
   def encrypt(self, values: np.ndarray, *, level: int | None = None) -> bytes:
@@ -266,12 +283,12 @@ class SecretKeys:
     """
     at = self.chain.levels if level is None else level
     plain = self._coder.encode(values, at)
-    return _dumps(self._encryptor.encrypt_symmetric(plain))
+    return dumps(self._encryptor.encrypt_symmetric(plain))
 
   def decrypt(self, cipher: bytes) -> np.ndarray:
     """Returns the decrypted numbers, [slots] float64. Never pass them on unrounded (see module)."""
     plain = self._coder.seal.Plaintext()
-    self._decryptor.decrypt(_loads("Ciphertext", self.chain, cipher), plain)
+    self._decryptor.decrypt(loads("Ciphertext", self.chain, cipher), plain)
     return self._coder.decode(plain)
 
 
@@ -279,6 +296,9 @@ class SlotEvaluator:
   """The server's part: everything except encryption and decryption.
 
   Ciphertexts are SEAL's objects here; `load` and `dump` convert them from and to bytes.
+
+  Args:
+    public: keys for products of two ciphertexts and for rotations; None for neither.
 
   >>> keys = SecretKeys(Chain(levels=1, scale_bits=30, end_bits=40), rotations=[1])
   >>> server = SlotEvaluator(keys.chain, keys.public)
@@ -289,22 +309,23 @@ class SlotEvaluator:
   [5.0, 13.0, 9.0]
   """
 
-  def __init__(self, chain: Chain, public: PublicKeys):
+  def __init__(self, chain: Chain, public: PublicKeys | None):
     self.chain = chain
-    self._coder = _Coder(chain)
+    self._coder = Coder(chain)
     self._seal = self._coder.seal
     context = self._coder.context
     self._evaluator = self._seal.Evaluator(context)
-    self._relin = _loads("RelinKeys", chain, public.relin)
-    self._rotations = _loads("GaloisKeys", chain, public.rotations)
+    if public is not None:
+      self._relin = loads("RelinKeys", chain, public.relin)
+      self._rotations = loads("GaloisKeys", chain, public.rotations)
     self.scales = tuple(self._coder.levels.scales)
 
   def load(self, cipher: bytes) -> Ciphertext:
     """Loads a ciphertext. Raises UserError if it does not belong to this chain."""
-    return _loads("Ciphertext", self.chain, cipher)
+    return loads("Ciphertext", self.chain, cipher)
 
   def dump(self, cipher: Ciphertext) -> bytes:
-    return _dumps(cipher)
+    return dumps(cipher)
 
   def level(self, cipher: Ciphertext) -> int:
     """Returns the level of a ciphertext: how many successive products it still allows."""

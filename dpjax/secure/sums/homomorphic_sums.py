@@ -26,9 +26,9 @@ from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
+from dpjax.secure.homomorphic import ckks
 from dpjax.secure.sums.interface import NO_DROPS, Cost, Drops, Summed
 from dpjax.secure.sums.vectors import Present, Reader, SumSettings
-from dpjax.secure.vertical import encrypted_vectors
 from dpjax.validate import UserError
 
 # Number of bits of each entry that go into one ciphertext.
@@ -90,7 +90,7 @@ def bfv_keys(num_clients: int) -> _Scheme:
     UserError: more than 10,000 clients, or TenSEAL is not installed.
   """
   degree, modulus = bfv_parameters(num_clients)
-  ts = encrypted_vectors.library("he")
+  ts = ckks.library()
   context = ts.context(
     ts.SCHEME_TYPE.BFV, poly_modulus_degree=degree, plain_modulus=modulus
   )
@@ -103,7 +103,7 @@ def ckks_keys() -> _Scheme:
   Raises:
     UserError: TenSEAL is not installed.
   """
-  ts = encrypted_vectors.library("he")
+  ts = ckks.library()
   context = ts.context(
     ts.SCHEME_TYPE.CKKS,
     poly_modulus_degree=_CKKS_DEGREE,
@@ -221,7 +221,7 @@ class BfvSum(SumSettings):
   _name: ClassVar[str] = "bfv"
 
   def check_library(self) -> None:
-    encrypted_vectors.library("he")
+    ckks.library()
 
   def _add(self, there: Present, read: Reader) -> Summed:
     fits_one_limb = self.bits == _LIMB or (
@@ -287,7 +287,7 @@ class CkksSum:
 
   def check_library(self) -> None:
     """Raises UserError if TenSEAL is not installed."""
-    encrypted_vectors.library("he")
+    ckks.library()
 
   def sum(self, vectors: Mapping[int, np.ndarray], drops: Drops = NO_DROPS) -> Summed:
     """Returns the sum over the clients that upload, rounded to 7 decimals.

@@ -59,7 +59,8 @@ _RANK = 1e-9
 _STEP = 2.0**-28
 # Rounding error of the singular values, relative to the largest one.
 _ROUNDING = 1e-14
-# Fraction bits of a sum that the coordinator reveals; CKKS errs by about 1e-6.
+# Fraction bits of a sum that the coordinator reveals, of a column within +-1. The noise of CKKS is
+# far below such a step: it would tell about the key.
 SUM_BITS = 20
 # Largest share of the bits of labels, or of all columns of few values, that the other party may
 # learn.

@@ -3,31 +3,44 @@
 Parties exchange bytes. Anyone who holds a `Vectors` can encrypt, add, and multiply by numbers of
 its own; only the holder of `KeyPair.decrypt` can read.
 
-| keys        | library                | for                                   |
-| ----------- | ---------------------- | ------------------------------------- |
-| `plaintext` | none                   | NO secrecy: a reference for tests     |
-| `ckks`      | TenSEAL (`vertical`)   | 128-bit security, errors about 1e-6   |
+| keys        | library                | for                                      |
+| ----------- | ---------------------- | ---------------------------------------- |
+| `plaintext` | none                   | NO secrecy: a reference for tests        |
+| `ckks`      | TenSEAL (`vertical`)   | 128-bit security, errors of about 1e-11  |
 
-A CKKS decryption carries noise of the ciphertext. Anyone who reads this noise can learn the secret
-key (Li and Micciancio 2021), so the key holder must not pass on raw decryptions.
+| who could read what                              | what is done                                 |
+| ------------------------------------------------ | -------------------------------------------- |
+| who made a ciphertext subtracts it from a result | what is added is encrypted first, so results |
+|                                                  | differ by a fresh ciphertext                 |
+| the key's holder reads factors from the noise    | masks are complex, of all slots: the noise   |
+|                                                  | is in the imaginary parts, too               |
+| who knows what was encrypted learns the key from | the key's holder passes on sums that are     |
+| the noise (Li and Micciancio 2021)               | rounded to steps far above the noise         |
+
+Masks and rounding are the work of the caller (`network.masked_sums`).
 """
 
 from __future__ import annotations
 
-import functools
-import operator
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
-from dpjax import optional, validate
+from dpjax import validate
+from dpjax.secure.homomorphic.ckks import (
+  Chain,
+  Coder,
+  SlotEvaluator,
+  dumps,
+  library,
+  loads,
+)
 
-_PARAMETERS = {  # successive products -> (polynomial degree, bits of the moduli)
-  1: (8192, (60, 40, 40, 60)),  # 200 bits; up to 218 are 128-bit secure at this degree
-  2: (16384, (60, 40, 40, 40, 60)),  # 240 bits; up to 438
-}
-_SCALE = 2.0**40
+# A product takes one level. One more level leaves room for masks of 2^24.
+_SPARE = 1
+_SCALE_BITS = 48
+_END_BITS = 60
 
 
 class Vectors(Protocol):
@@ -39,14 +52,16 @@ class Vectors(Protocol):
   def add(self, cipher: bytes, values: np.ndarray) -> bytes: ...
   def combine(
     self, ciphers: Sequence[bytes], factors: Sequence[np.ndarray], terms: np.ndarray
-  ) -> bytes: ...  # sum of cipher * factor, plus terms, entry by entry
+  ) -> bytes: ...  # sum of cipher * factor, plus terms (real or complex), entry by entry
 
 
 class KeyPair(NamedTuple):
   """A key pair: `public` may go to every party, `decrypt` stays with one."""
 
   public: Vectors
-  decrypt: Callable[[bytes], np.ndarray]  # [n] float64
+  decrypt: Callable[
+    [bytes], np.ndarray
+  ]  # [n] float64, or complex128 with all that slots hold
 
 
 class _Plain:
@@ -62,7 +77,8 @@ class _Plain:
     self, ciphers: Sequence[bytes], factors: Sequence[np.ndarray], terms: np.ndarray
   ) -> bytes:
     products = [np.frombuffer(c) * factor for c, factor in zip(ciphers, factors)]
-    return self.encrypt(sum(products) + terms)
+    # Without noise there are no imaginary parts to hide.
+    return self.encrypt(sum(products) + np.real(terms))
 
 
 def plaintext() -> KeyPair:
@@ -77,66 +93,61 @@ def plaintext() -> KeyPair:
 
 
 class _Ckks:
-  """Operations on CKKS vectors with the public key. The context holds no secret key."""
+  """Operations on CKKS vectors with the public key, of which no secret key is a part."""
 
-  def __init__(self, library: Any, context: bytes, slots: int):
-    self._library = library
-    self._context = library.context_from(context)
-    self.slots = slots
+  def __init__(self, chain: Chain, public_key: bytes):
+    self._coder = Coder(chain)
+    key = loads("PublicKey", chain, public_key)
+    self._encryptor = self._coder.seal.Encryptor(self._coder.context, key)
+    self._on = SlotEvaluator(chain, None)
+    self.slots = chain.slots
 
-  def _load(self, cipher: bytes) -> Any:
-    return self._library.ckks_vector_from(self._context, cipher)
+  def _encrypted(self, values: np.ndarray, level: int) -> Any:
+    out = self._coder.seal.Ciphertext()
+    self._encryptor.encrypt(self._coder.encode(values, level), out)
+    return out
 
   def encrypt(self, values: np.ndarray) -> bytes:
-    return self._library.ckks_vector(self._context, values).serialize()
+    return dumps(self._encrypted(values, self._on.chain.levels))
 
   def add(self, cipher: bytes, values: np.ndarray) -> bytes:
-    return (self._load(cipher) + values.tolist()).serialize()
+    return self._sum(self._on.load(cipher), values)
 
   def combine(
     self, ciphers: Sequence[bytes], factors: Sequence[np.ndarray], terms: np.ndarray
   ) -> bytes:
-    products = [self._load(c) * factor.tolist() for c, factor in zip(ciphers, factors)]
-    total = functools.reduce(operator.add, products)
-    return (total + terms.tolist()).serialize()
+    return self._sum(self._on.weighted(zip(map(self._on.load, ciphers), factors)), terms)
+
+  def _sum(self, cipher: Any, values: np.ndarray) -> bytes:
+    # A plain number that was added could be read by who has made the ciphertext before: it is the
+    # difference of both. So numbers are encrypted before they are added.
+    return dumps(self._on.add(cipher, self._encrypted(values, self._on.level(cipher))))
 
 
 def ckks(*, depth: int = 1) -> KeyPair:
-  """Makes a fresh CKKS key pair by TenSEAL at scale 2^40, for `depth` successive products (1 or
+  """Makes a fresh CKKS key pair by TenSEAL at scale 2^48, for `depth` successive products (1 or
   2).
 
-  Numbers below about 2^50 fit. A product has an error of about 1e-6.
+  Numbers below about 2^50 fit. A product by numbers up to 1 has an error of about 1e-11.
   Source: Cheon, Kim, Kim and Song 2017; Microsoft SEAL through TenSEAL.
 
   Raises:
     UserError: another depth, or TenSEAL is not installed.
   """
-  validate.one_of(_PARAMETERS, depth=depth)
-  tenseal = library()
-  degree, moduli = _PARAMETERS[depth]
-  secret = tenseal.context(
-    tenseal.SCHEME_TYPE.CKKS,
-    poly_modulus_degree=degree,
-    coeff_mod_bit_sizes=list(moduli),
-  )
-  secret.global_scale = _SCALE
-  # The secret key stays in `decrypt`; the others get the public part.
-  public = secret.serialize(
-    save_secret_key=False, save_galois_keys=False, save_relin_keys=False
-  )
-  decrypt = lambda cipher: np.array(tenseal.ckks_vector_from(secret, cipher).decrypt())
-  return KeyPair(_Ckks(tenseal, public, degree // 2), decrypt)
+  validate.one_of((1, 2), depth=depth)
+  library("vertical")
+  chain = Chain(levels=depth + _SPARE, scale_bits=_SCALE_BITS, end_bits=_END_BITS)
+  coder = Coder(chain)
+  seal = coder.seal
+  keys = seal.KeyGenerator(coder.context)
+  # The secret key stays in `decrypt`; the others get the public key.
+  decryptor = seal.Decryptor(coder.context, keys.secret_key())
 
+  def decrypt(cipher: bytes) -> np.ndarray:
+    plain = seal.Plaintext()
+    decryptor.decrypt(loads("Ciphertext", chain, cipher), plain)
+    return coder.decode_complex(plain)
 
-def library(extra: str = "vertical") -> Any:
-  """Imports TenSEAL, and returns the module.
-
-  Args:
-    extra: the extra of dpjax that the error message names.
-
-  Raises:
-    UserError: TenSEAL is not installed.
-  """
-  with optional.needed(extra):
-    import tenseal  # pyright: ignore[reportMissingImports]
-  return tenseal
+  public_key = seal.PublicKey()
+  keys.create_public_key(public_key)
+  return KeyPair(_Ckks(chain, dumps(public_key)), decrypt)

@@ -36,9 +36,9 @@ TopLoss = Callable[[Params, tuple, Array], Array]  # (params, activations, y) ->
 
 # Masks that hide gradients from the coordinator are uniform in +-2^MASK_BITS.
 MASK_BITS = 24
-# Largest absolute value of a feature. Its product with a residual of 1, added to a uniform mask,
-# moves 3e-5 of the mass of the mask's distribution.
-MAX_FEATURE = 1024.0
+# Largest absolute residual. Its product with a feature, which is scaled to +-1, moves 3e-5 of the
+# mass of a mask's distribution.
+MAX_RESIDUAL = 1024.0
 POLYNOMIALS = {  # degree -> (linear, cubic) coefficients of 1/2 + ... for the sigmoid
   1: (1 / 4, 0.0),
   3: (1.20096 / 8, -0.81562 / 8**3),
@@ -217,15 +217,18 @@ def two_party_logistic(
   mean loss with derivatives `residuals`, plus ridge / 2 * |weights|^2 (without the bias).
 
   1. a sends its encrypted scores x_a w_a (degree 3: and their squares and cubes) to b;
-  2. b turns them into encrypted residuals by its own scores and labels, and sends them to a;
-  3. a and b multiply them by their columns, add masks, and send the results to c, the coordinator;
+  2. b turns them into encrypted residuals by its own scores and labels, which it encrypts before
+     it adds them, and sends them to a;
+  3. a and b multiply them by their columns, scaled to +-1, add masks, and send the results to c,
+     the coordinator;
   4. the coordinator decrypts, sums over the rows, rounds to 2^-20, and sends the sums back;
   5. a and b subtract the sums of their masks, and each takes a step on its own weights.
 
   | who         | learns                                                          |
   | ----------- | --------------------------------------------------------------- |
   | a, b        | the gradient of its own weights at every step, in the clear     |
-  | coordinator | products under masks of 2^24: statistically hidden, not perfect |
+  | coordinator | products up to 2^10, and noise of ciphertexts, under masks of   |
+  |             | 2^24: statistically hidden, not perfect                         |
   | a and c, or | everything of the other party: the two must not collude         |
   | b and c     |                                                                 |
 
@@ -247,7 +250,7 @@ def two_party_logistic(
 
   Raises:
     UserError: labels other than 0 and 1, parties with different numbers of rows, more rows than
-      `keys.public.slots`, features beyond +-1024, or what `disclosure` refuses.
+      `keys.public.slots`, residuals beyond +-1024, or what `disclosure` refuses.
   """
   seen = Disclosure() if disclosure is None else disclosure
   validate.positive(learning_rate=learning_rate)
@@ -270,16 +273,24 @@ def two_party_logistic(
     scores = x_a @ state.weights_a + x_b @ state.weights_b
     with np.errstate(over="ignore", invalid="ignore"):
       largest_residual = float(np.abs(residuals(scores, y, degree=degree)).max())
+    # The condition is written so that NaN is refused, too.
+    if not largest_residual <= MAX_RESIDUAL:
+      raise UserError(
+        f"has a residual of {largest_residual:g}; must be within +-{MAX_RESIDUAL:g}, beyond which "
+        "the masks no longer hide products from the coordinator: take smaller steps or features",
+        field="batch",
+      )
     # The step is counted, or refused, before anything is sent.
     seen.admit(x_a, x_b, y, largest_residual)
-    copies = keys.public.slots // len(y)
-    scores_a = np.tile(x_a @ state.weights_a, copies)
+    # Rows are repeated until all slots are filled.
+    slots = keys.public.slots
+    scores_a = np.resize(x_a @ state.weights_a, slots)
     # Message of a: its part of the linear term, or the powers of its scores that b needs.
     linear = [POLYNOMIALS[1][0] * scores_a]
     sent = linear if degree == 1 else [scores_a**power for power in (1, 2, 3)]
     powers = [keys.public.encrypt(scores) for scores in sent]
-    scores_b = np.tile(x_b @ state.weights_b, copies)
-    labels = np.tile(y, copies)
+    scores_b = np.resize(x_b @ state.weights_b, slots)
+    labels = np.resize(y, slots)
     encrypted = _encrypted_residuals(keys.public, powers, scores_b, labels, degree)
     sum_a, bytes_a = masked_sums(keys, encrypted, x_a)
     sum_b, bytes_b = masked_sums(keys, encrypted, x_b)
@@ -330,53 +341,55 @@ def masked_sums(
   """Returns (columns^T @ residuals [f], bytes sent to the coordinator) for one party.
 
   These are steps 3 to 5 of `two_party_logistic`, without the step on weights. `encrypted` holds
-  as many copies of the residuals [B] as fit, so that one ciphertext serves as many columns. The
-  masks come from the operating system and never leave the party.
+  the residuals [B] again and again, so that one ciphertext serves several columns. The masks come
+  from the operating system and never leave the party.
 
   >>> from dpjax.secure.vertical.encrypted_vectors import plaintext
   >>> keys, columns = plaintext(), np.array([[1.0, 0.0], [2.0, 5.0]])
   >>> encrypted = keys.public.encrypt(np.tile([1.0, 10.0], keys.public.slots // 2))
-  >>> masked_sums(keys, encrypted, columns)[0].round(6)
+  >>> masked_sums(keys, encrypted, columns)[0].round(4)
   array([21., 50.])
   """
   num_rows, num_columns = columns.shape
   copies = keys.public.slots // num_rows
+  # Columns beyond +-1 are scaled down, so that a product is no larger than a residual.
+  largest = np.abs(columns).max(axis=0, initial=1.0)
+  units = 2.0 ** np.ceil(np.log2(largest))  # exact, as powers of two are
   sums = []
   sent = 0
   for start in range(0, num_columns, copies):
-    chunk = columns.T[start : start + copies]
-    factors = np.zeros((copies, num_rows))
-    factors[: len(chunk)] = chunk
-    # Each ciphertext has fresh masks: two uses of one mask would reveal a difference. Masks
-    # are uniform in +-2^MASK_BITS on a lattice of 2^-28, finer than the noise of CKKS.
-    bits = np.frombuffer(secrets.token_bytes(8 * factors.size), np.int64)
-    masks = ((bits >> (63 - MASK_BITS - 28)) / 2.0**28).reshape(factors.shape)
-    cipher = keys.public.combine([encrypted], [factors.ravel()], masks.ravel())
+    chunk = (columns / units).T[start : start + copies]
+    factors = np.zeros(keys.public.slots)
+    factors[: chunk.size] = chunk.ravel()
+    # Each ciphertext has fresh masks: two uses of one mask would reveal a difference.
+    real, imaginary = _masks(keys.public.slots), _masks(keys.public.slots)
+    cipher = keys.public.combine([encrypted], [factors], real + 1j * imaginary)
     masked = _coordinator(keys, cipher, num_rows, len(chunk))
-    sums.append(masked - masks[: len(chunk)].sum(axis=1))
+    sums.append(masked - real[: chunk.size].reshape(chunk.shape).sum(axis=1))
     sent += len(cipher)
-  return np.concatenate(sums), sent
+  return np.concatenate(sums) * units, sent
+
+
+def _masks(count: int) -> np.ndarray:
+  """Draws masks, uniform in +-2^MASK_BITS on a lattice of 2^-28, from the operating system."""
+  bits = np.frombuffer(secrets.token_bytes(8 * count), np.int64)
+  return (bits >> (63 - MASK_BITS - 28)) / 2.0**28
 
 
 def _coordinator(keys: KeyPair, cipher: bytes, num_rows: int, num_sums: int) -> np.ndarray:
   """Returns the sums over rows, [num_sums], which are all that the coordinator computes.
 
-  Sums are rounded, so that each has a known number of bits (`disclosure`), whatever the keys.
+  Sums are rounded to steps of 2^-SUM_BITS. So each has a known number of bits (`disclosure`), and
+  the noise of a decryption, which tells about the key, is far below a step.
   """
-  sums = keys.decrypt(cipher).reshape(-1, num_rows)[:num_sums].sum(axis=1)
+  slots = np.real(keys.decrypt(cipher))[: num_rows * num_sums]
+  sums = slots.reshape(num_sums, num_rows).sum(axis=1)
   return np.round(sums * 2.0**SUM_BITS) / 2.0**SUM_BITS
 
 
 def _check_sizes(x_a: np.ndarray, x_b: np.ndarray) -> None:
   if not (np.isfinite(x_a).all() and np.isfinite(x_b).all()):
     raise UserError("must hold finite numbers only", field="batch.x")
-  largest = max(np.abs(x).max(initial=0.0) for x in (x_a, x_b))
-  if largest > MAX_FEATURE:
-    raise UserError(
-      f"holds {largest:g}; must be within +-{MAX_FEATURE:g}, beyond which the "
-      "masks no longer hide its products from the coordinator: scale the features",
-      field="batch.x",
-    )
 
 
 def _two_parties(batch: Example, slots: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

@@ -10,6 +10,7 @@ from dpjax import accounting
 from dpjax.accounting import discrete
 from dpjax.accounting.event_kinds import kind
 from dpjax.accounting.event_kinds.discrete_gaussian import DiscreteGaussianDpEvent
+from dpjax.accounting.event_kinds.skellam import SkellamDpEvent
 from tests.refuses import refuses
 
 _REACH = 400
@@ -33,110 +34,88 @@ def _renyi(law, shift, order):
   return special.logsumexp(logs) / (order - 1)
 
 
-def _curve(bound, order):
-  return float(bound[discrete.ORDERS.index(order)])
+def _curve(event, order):
+  return float(kind.kind_of(event).rdp(event)[kind.ORDERS.index(order)])
+
+
+def _skellam(variance, l2, l1=None):
+  return SkellamDpEvent(variance, l2, l2 if l1 is None else l1)
 
 
 @pytest.mark.parametrize("variance", [0.3, 1.0, 9.0, 50.0])
 @pytest.mark.parametrize("shift", [1, 2, 5])
 def test_discrete_gaussian_is_bounded_and_large_noise_is_gaussian(variance, shift):
-  bound = discrete.discrete_gaussian_rdp(variance, l2_sensitivity=shift)
+  event = DiscreteGaussianDpEvent(math.sqrt(variance) / shift)
   for order in (2, 3, 8, 20):
     exact = _renyi(_gaussian_law(variance), shift, order)
-    assert exact <= _curve(bound, order) * (1 + 1e-9)
+    assert exact <= _curve(event, order) * (1 + 1e-9)
   assert _renyi(_gaussian_law(50.0), shift, 2) == pytest.approx(
     2 * shift**2 / 100, rel=1e-6
   )
 
 
-@pytest.mark.parametrize("share", [0.25, 0.4, 1.0, 4.0])
-@pytest.mark.parametrize("num_shares", [1, 2, 5])
-def test_p37_a_sum_of_discrete_gaussians_is_charged_for_not_being_one(share, num_shares):
-  masses = np.array([1.0])
-  for _ in range(num_shares):
-    masses = np.convolve(masses, _gaussian_law(share)[_REACH - 80 : _REACH + 81])
-  middle = masses.size // 2
-  full = np.zeros(_X.size)
-  reach = min(middle, _REACH)
-  full[_REACH - reach : _REACH + reach + 1] = masses[middle - reach : middle + reach + 1]
-  for shift in (1, 3):
-    bound = discrete.summed_discrete_gaussian_rdp(
-      share, num_shares, l2_sensitivity=shift, dim=1
-    )
-    plain = discrete.discrete_gaussian_rdp(share * num_shares, l2_sensitivity=shift)
-    assert (bound >= plain * (1 - 1e-12)).all()
-    for order in (2, 4, 9):
-      assert _renyi(full, shift, order) <= _curve(bound, order) * (1 + 1e-9)
-
-
 @pytest.mark.parametrize("variance", [0.5, 2.0, 10.0, 60.0])
 @pytest.mark.parametrize("shift", [1, 2, 5])
 def test_skellam_is_bounded_and_the_bound_is_tight_for_large_noise(variance, shift):
-  bound = discrete.skellam_rdp(variance, l2_sensitivity=shift, l1_sensitivity=shift)
+  bound = _skellam(variance, shift)
   for order in (2, 3, 8):
     exact = _renyi(_skellam_law(variance), shift, order)
     assert exact <= _curve(bound, order) * (1 + 1e-9)
   if variance == 60.0:  # and of a law with a tenth more variance it would be none
-    wider = discrete.skellam_rdp(66.0, l2_sensitivity=shift, l1_sensitivity=shift)
+    wider = _skellam(66.0, shift)
     assert _renyi(_skellam_law(60.0), shift, 2) > _curve(wider, 2)
 
 
 def test_skellam_in_several_dimensions_adds_up():
   """(2, -1, 1): the divergence of a product is a sum; L2^2 = 6, L1 = 4."""
   law, shifts = _skellam_law(12.0), (2, -1, 1)
-  bound = discrete.skellam_rdp(12.0, l2_sensitivity=math.sqrt(6), l1_sensitivity=4.0)
+  bound = _skellam(12.0, math.sqrt(6), 4.0)
   for order in (2, 5, 16):
     exact = sum(_renyi(law, shift, order) for shift in shifts)
     assert exact <= _curve(bound, order) <= 1.6 * exact
 
 
+def _epsilon(event, num_steps=1):
+  return accounting.epsilon(
+    accounting.compose(event, num_steps),
+    delta=1e-5,
+    neighboring_relation="replace_special",
+    accountant="rdp",
+  )
+
+
 def test_fine_grids_cost_what_gaussian_noise_costs():
-  gaussian = accounting.epsilon(
-    accounting.compose(accounting.gaussian_event(5.0), 10), delta=1e-5, accountant="rdp"
-  )
-  dim = 1000
-  for noise in discrete.NOISES:
-    spread = discrete.DistributedNoise.sized(
-      total_variance=(5 * 2.0**14) ** 2, min_survivors=50, noise=noise
-    )
-    curve = spread.rdp(l2_sensitivity=2.0**14, dim=dim)
-    found = discrete.epsilon_from_rdp(curve, delta=1e-5, num_steps=10)
-    assert found == pytest.approx(gaussian, rel=0.01)
-    assert found >= gaussian * (1 - 5e-3)
+  gaussian = _epsilon(accounting.gaussian_event(5.0), 10)
+  l2 = 2.0**14
+  noise = _skellam((5 * l2) ** 2, l2, discrete.l1_sensitivity(l2, 1000))
+  found = _epsilon(noise, 10)
+  assert found == pytest.approx(gaussian, rel=0.01)
+  assert found >= gaussian * (1 - 5e-3)
 
 
-@pytest.mark.parametrize("noise", discrete.NOISES)
-def test_p37_fewer_survivors_raise_or_cost_more(noise):
-  shares = discrete.DistributedNoise.sized(
-    total_variance=4000.0, min_survivors=40, noise=noise
-  )
-  cost = lambda survivors: discrete.epsilon_from_rdp(
-    shares.rdp(l2_sensitivity=20.0, dim=10, survivors=survivors), delta=1e-5
-  )
+def test_p37_fewer_survivors_raise_or_cost_more():
+  shares = discrete.DistributedNoise.sized(total_variance=4000.0, min_survivors=40)
+  l1 = discrete.l1_sensitivity(20.0, 10)
+
+  def cost(noise, survivors):
+    return _epsilon(_skellam(noise.share_variance * survivors, 20.0, l1))
+
   shares.check_survivors(40)
   shares.check_survivors(100)
   with refuses("survivors", value=39) as got:
     shares.check_survivors(39)
   assert "\n" not in str(got.value)
-  assert cost(None) == cost(40)
-  assert cost(20) > cost(39) > cost(40) >= cost(60)
+  assert cost(shares, 20) > cost(shares, 39) > cost(shares, 40) >= cost(shares, 60)
   # sized for 100 clients of whom 40 survive: the epsilon of 100 would be a false guarantee
-  hopeful = discrete.DistributedNoise.sized(
-    total_variance=4000.0, min_survivors=100, noise=noise
-  )
-  real = hopeful.rdp(l2_sensitivity=20.0, dim=10, survivors=40)
-  assert discrete.epsilon_from_rdp(real, delta=1e-5) > 1.4 * cost(None)
+  hopeful = discrete.DistributedNoise.sized(total_variance=4000.0, min_survivors=100)
+  assert cost(hopeful, 40) > 1.4 * cost(shares, 40)
 
 
 def test_p21_the_price_of_rounding_is_in_the_sensitivity():
   """Coarse grid, many dimensions: the rounded vector is longer, and costs more."""
-  curve = lambda l2: discrete.skellam_rdp(
-    1e4, l2_sensitivity=l2, l1_sensitivity=discrete.l1_sensitivity(l2, 4096)
-  )
+  cost = lambda l2: _epsilon(_skellam(1e4, l2, discrete.l1_sensitivity(l2, 4096)))
   before, after = 10.0, math.sqrt(10.0**2 + 4096 / 4 + 10.0 + 32.0)
-  assert discrete.epsilon_from_rdp(curve(after), delta=1e-5) > 2 * (
-    discrete.epsilon_from_rdp(curve(before), delta=1e-5)
-  )
+  assert cost(after) > 2 * cost(before)
 
 
 @pytest.mark.parametrize("dim", [1, 3, 50])
@@ -149,28 +128,14 @@ def test_l1_of_integer_vectors(dim):
       assert np.abs(vector).sum() <= discrete.l1_sensitivity(norm, dim) * (1 + 1e-12)
 
 
-@pytest.mark.cases(long=[3, 4, 5])
 @pytest.mark.parametrize(
   ("make", "field", "value"),
   [
-    (lambda: discrete.discrete_gaussian_rdp(0.0, l2_sensitivity=1.0), "variance", 0.0),
-    (
-      lambda: discrete.summed_discrete_gaussian_rdp(0.1, 3, l2_sensitivity=1.0, dim=2),
-      "share_variance",
-      0.1,
-    ),
-    (
-      lambda: discrete.skellam_rdp(1.0, l2_sensitivity=math.nan, l1_sensitivity=1.0),
-      "l2_sensitivity",
-      math.nan,
-    ),
+    (lambda: DiscreteGaussianDpEvent(-1.0), "noise_multiplier", -1.0),
+    (lambda: _skellam(1.0, math.nan, 1.0), "l2_sensitivity", math.nan),
+    (lambda: discrete.l1_sensitivity(1.0, 0), "dim", 0),
     (lambda: discrete.DistributedNoise(1.0, 0), "min_survivors", 0),
-    (lambda: discrete.DistributedNoise(1.0, 3, "laplace"), "noise", "laplace"),
-    (
-      lambda: discrete.epsilon_from_rdp(np.ones(len(discrete.ORDERS)), delta=0.0),
-      "delta",
-      0.0,
-    ),
+    (lambda: discrete.DistributedNoise(0.0, 3), "share_variance", 0.0),
   ],
 )
 def test_bad_input_is_one_line(make, field, value):

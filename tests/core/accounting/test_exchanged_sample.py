@@ -15,9 +15,9 @@ from scipy import integrate, special, stats
 from dpjax import accounting, sampling
 from dpjax.accounting import proved
 from dpjax.accounting.epsilon import delta_curve, privacy_profile
-from dpjax.accounting.event_kinds.kind import ORDERS
+from dpjax.accounting.event_kinds.kind import ORDERS, kind_of
 from dpjax.accounting.event_kinds.repeat_and_select import repeat_and_select_event
-from dpjax.accounting.exchanged_sample import exchanged_pld, exchanged_rdp, profile
+from dpjax.accounting.exchanged_sample import exchanged_rdp, profile
 from dpjax.accounting.loss_grid import pld_of
 from dpjax.plan import Plan
 from dpjax.validate import UserError
@@ -146,7 +146,10 @@ def test_a_grid_only_adds_and_both_accountants_agree():
   for q, z in ((0.01, 1.0), (0.3, 4.0)):
     exact = profile(EPSILONS, sampling_prob=q, noise_multiplier=z)
     for interval in (1e-4, 1e-2, 0.2):
-      pld = pld_of(exchanged_pld(sampling_prob=q, noise_multiplier=z, interval=interval))
+      # The part's noise is relative to the sensitivity to a replaced record.
+      noise = dpa.GaussianDpEvent(z / 2)
+      part = dpa.SampledWithoutReplacementDpEvent(100, round(100 * q), noise)
+      pld = pld_of(kind_of(part).pld(part, interval))
       deltas = np.array([pld.get_delta_for_epsilon(e) for e in EPSILONS])
       assert (deltas >= exact - 1e-13).all()
       if interval == 1e-4:

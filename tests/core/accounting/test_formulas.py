@@ -15,16 +15,18 @@ import pytest
 from dp_accounting.rdp import rdp_privacy_accountant as rdp_lib
 
 from dpjax import accounting, sampling
-from dpjax.accounting import discrete, gdp, shuffle, tuning, votes
+from dpjax.accounting import gdp, shuffle, tuning, votes
 from dpjax.accounting.epsilon import delta_curve, epsilon_of_zcdp, privacy_profile, zcdp
+from dpjax.accounting.event_kinds.discrete_gaussian import DiscreteGaussianDpEvent
 from dpjax.accounting.event_kinds.elements import rdp_of
 from dpjax.accounting.event_kinds.kind import ORDERS
 from dpjax.accounting.event_kinds.randomized_response import pure_dp_event
+from dpjax.accounting.event_kinds.skellam import SkellamDpEvent
 from dpjax.experiments.kinds.pate import vote_costs
 from dpjax.mechanisms import additive
 
 _DELTAS = (1e-2, 1e-4, 1e-6, 1e-9, 1e-12)
-# Divergences in float64 err by about 1e-16, and are never accounted below 1e-14.
+# Allowance for the rounding of formulas that no accountant uses as they are.
 _LEAST = 1e-14
 
 
@@ -108,7 +110,7 @@ def _integer_law(noise, variance, reach):
   return [weight / total for weight in weights]
 
 
-@pytest.mark.parametrize("noise", discrete.NOISES)
+@pytest.mark.parametrize("noise", ["skellam", "discrete_gaussian"])
 @pytest.mark.parametrize("variance", [0.02, 0.3, 3.0])
 def test_integer_noise_costs_no_more_than_its_formula_at_little_noise_and_large_orders(
   noise, variance
@@ -118,39 +120,16 @@ def test_integer_noise_costs_no_more_than_its_formula_at_little_noise_and_large_
   reach = 110
   law = _integer_law(noise, variance, reach)
   places = range(-reach + shift, reach + 1 - shift)
+  event = (
+    SkellamDpEvent(variance, shift, shift)
+    if noise == "skellam"
+    else DiscreteGaussianDpEvent(variance**0.5 / shift)
+  )
+  curve = rdp_of({event: 1})
   for order in (2, 5, 16, 40):
-    if noise == "skellam":
-      (bound,) = discrete.skellam_rdp(
-        variance, l2_sensitivity=shift, l1_sensitivity=shift, orders=[order]
-      )
-    else:
-      bounds = discrete.discrete_gaussian_rdp(variance, l2_sensitivity=shift)
-      bound = bounds[discrete.ORDERS.index(order)]
     moved = [law[abs(x - shift)] for x in places]
     exact = _renyi(order, moved, [law[abs(x)] for x in places])
-    assert 0.0 < float(exact) <= bound * (1 + 1e-12), order
-
-
-@pytest.mark.parametrize("share, num_shares", [(0.25, 2), (0.25, 12), (0.5, 30), (3.0, 4)])
-def test_a_sum_of_shares_costs_no_more_than_its_formula_at_all_orders(share, num_shares):
-  """Of the smallest shares that are proved; in logarithms, since masses end below floats."""
-  share_law = np.array(
-    [float(mass) for mass in _integer_law("discrete_gaussian", share, 60)]
-  )
-  one = np.concatenate([share_law[:0:-1], share_law])
-  law = np.array([1.0])
-  for _ in range(num_shares):
-    law = np.convolve(law, one)
-  for shift in (1, 4):
-    bounds = discrete.summed_discrete_gaussian_rdp(
-      share, num_shares, l2_sensitivity=shift, dim=1
-    )
-    for order in (2, 6, 24):
-      here, there = law[:-shift], law[shift:]
-      kept = (here > 1e-290) & (there > 1e-290)
-      logs = order * np.log(here[kept]) + (1 - order) * np.log(there[kept])
-      exact = np.logaddexp.reduce(logs) / (order - 1)
-      assert exact <= bounds[discrete.ORDERS.index(order)] * (1 + 1e-9), (shift, order)
+    assert 0.0 < float(exact) <= curve[ORDERS.index(order)] * (1 + 1e-12), order
 
 
 # --- the best of several runs
@@ -198,9 +177,6 @@ def test_no_conversion_gives_less_than_the_epsilon_of_a_gaussian(delta):
     found = {
       "renyi": float(rdp_lib.compute_epsilon(ORDERS, list(rdp), delta)[0]),
       "votes": vote_costs._epsilon(ORDERS, rdp, delta),
-      "integers": discrete.epsilon_from_rdp(
-        np.array(discrete.ORDERS) * mu**2 / 2, delta=delta
-      ),
       "zcdp": epsilon_of_zcdp(mu**2 / 2, delta=delta),
       "mu": gdp.epsilon(mu, delta=delta),
     }
@@ -232,7 +208,7 @@ def test_a_pure_mechanism_costs_no_less_than_randomised_response(epsilon):
   rho = zcdp(event)
   for order, bound in list(zip(ORDERS, curve, strict=True))[::12]:
     exact = _both(order, _coin(kept), _coin(1 - kept))
-    assert exact <= min(bound, rho * order) * (1 + 1e-9) + _LEAST
+    assert exact <= bound and exact <= rho * order * (1 + 1e-9) + _LEAST
   for delta, accountant in itertools.product(_DELTAS, ("rdp", "pld")):
     found = accounting.epsilon(event, delta=delta, accountant=accountant)
     assert kept - mpmath.exp(mpmath.mpf(found)) * (1 - kept) <= delta * (1 + 1e-9)
@@ -247,8 +223,7 @@ def test_a_response_among_many_answers_costs_no_less_than_its_law(answers, unifo
   own = 1 - (answers - 1) * rare
   here, there = (own, rare, 1 - own - rare), (rare, own, 1 - own - rare)
   for order, bound in list(zip(ORDERS, rdp_of({event: 1}), strict=True))[::12]:
-    exact = _both(order, here, there)
-    assert exact <= bound * (1 + 1e-9) + _LEAST, order
+    assert _both(order, here, there) <= bound, order
   for delta, accountant in itertools.product(_DELTAS, ("rdp", "pld")):
     found = accounting.epsilon(event, delta=delta, accountant=accountant)
     assert own - mpmath.exp(mpmath.mpf(found)) * rare <= delta * (1 + 1e-9)
@@ -265,8 +240,25 @@ def test_laplace_divergences_are_the_closed_form(z):
   for order, bound in list(zip(ORDERS, curve, strict=True))[::12]:
     a = mpmath.mpf(float(order))
     both = a * mpmath.exp((a - 1) * rate) + (a - 1) * mpmath.exp(-a * rate)
-    exact = float(mpmath.log(both / (2 * a - 1)) / (a - 1))
-    assert exact <= bound * (1 + 1e-9) + _LEAST, order
+    assert mpmath.log(both / (2 * a - 1)) / (a - 1) <= bound, order
+
+
+@pytest.mark.parametrize("q, z", [(8.814e-3, 7.215e3), (0.0143, 8.7), (5e-5, 0.873)])
+def test_rounding_never_lowers_the_divergences_of_a_poisson_sample(q, z):
+  """dp_accounting's own are up to 3e-6 of themselves too low. Ten million steps add this up."""
+  event = dpa.PoissonSampledDpEvent(q, dpa.GaussianDpEvent(z))
+  curve = dict(zip(ORDERS, rdp_of({event: 1}), strict=True))
+  share = mpmath.mpf(q)
+  for order in (2.0, 12, 42, 128, 512):
+    moment = mpmath.fsum(
+      mpmath.binomial(order, k)
+      * (1 - share) ** (order - k)
+      * share**k
+      * mpmath.exp(mpmath.mpf(k * (k - 1)) / (2 * mpmath.mpf(z) ** 2))
+      for k in range(int(order) + 1)
+    )
+    exact = mpmath.log(moment) / (order - 1)
+    assert exact <= curve[order] <= exact * (1 + 1e-12) + 2e-14, order
 
 
 def _laplace_delta(shift, epsilon):

@@ -57,6 +57,14 @@ def test_two_steps_are_never_below_the_integral(z, accountant):
       assert found < 2.5 * exact
 
 
+def test_a_tiny_delta_keeps_the_amplification_where_renyi_divergences_prove_it():
+  """The smallest delta of PLD bounded this epsilon, too, which was then that of one sum: 16.2."""
+  common = {"neighboring_relation": _REPLACE, "accountant": "rdp"}
+  found = accounting.epsilon(_pass(1.0, 200), delta=1e-12, **common)
+  removed = accounting.epsilon(_pass(1.0, 200), delta=1e-13, accountant="rdp")
+  assert removed < found < 2.2 * removed
+
+
 def test_one_step_is_the_gaussian_mechanism_of_two_clip_norms():
   found = accounting.delta(_pass(1.0, 1), epsilon=1.0, neighboring_relation=_REPLACE)
   assert _gaussian(2.0, 1.0) <= found < 1.001 * _gaussian(2.0, 1.0)

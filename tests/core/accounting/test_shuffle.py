@@ -2,6 +2,7 @@
 
 import math
 
+import mpmath
 import numpy as np
 import pytest
 from scipy import stats
@@ -35,6 +36,15 @@ def test_the_clones_bound_every_data_set_of_randomised_response(local_epsilon, n
     for ones in {0, (num_reports - 1) // 2, num_reports - 1}:
       exact = _exact_delta(local_epsilon, num_reports, epsilon, ones)
       assert exact <= bound + 1e-13
+
+
+def test_rounding_never_lowers_the_bound():
+  """Found by search: 1 - kept lost digits, which e^epsilon made 1.5e-13 of delta."""
+  local, n, epsilon = 6.685331381885923, 80, 6.618478068067064
+  bound = shuffle.amplified_delta(local_epsilon=local, num_reports=n, epsilon=epsilon)
+  exact = mpmath.mpf("0.06147663709199157317715180513486")
+  assert exact <= bound <= exact * (1 + 1e-10)
+  assert shuffle.amplified_delta(local_epsilon=5.0, num_reports=9, epsilon=800.0) < 1e-13
 
 
 def test_alone_there_is_no_one_to_hide_among():

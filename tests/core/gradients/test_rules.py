@@ -178,7 +178,7 @@ def test_a_new_rule_is_launched_by_its_name_and_its_numbers(tmp_path):
 def test_a_new_rule_is_in_configs_sweeps_and_the_walk_over_every_leaf(psac):
   config = TrainConfig(privacy=DpSgd(clipping={"name": "psac", "r": 0.3}))
   assert config.privacy.clipping == psac(0.3) == Central(clipping=psac(0.3)).clipping
-  build.check(config)
+  build.Central(config).check()
   named = [
     (name, fields.replace(config, "privacy.clipping", name)) for name in ("flat", "psac")
   ]

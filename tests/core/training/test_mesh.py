@@ -174,7 +174,7 @@ def test_every_kind_of_noise_and_clipping_over_a_mesh(more):
 )
 def test_a_mesh_that_does_not_fit_is_one_line(mesh, told):
   with refuses("mesh", value=mesh) as caught:
-    build.check(TrainConfig(mesh=mesh))
+    build.Central(TrainConfig(mesh=mesh)).check()
   assert str(caught.value).startswith(told)
 
 

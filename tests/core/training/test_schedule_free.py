@@ -128,7 +128,7 @@ def test_an_average_that_means_nothing_is_refused():
 def test_a_config_is_refused_in_one_line(rule, field, value):
   config = fields.replace_all(TrainConfig(), {"optimizer.rule": rule, field: value})
   with refuses(field, value=value):
-    build.check(config)
+    build.Central(config).check()
 
 
 @pytest.mark.long

@@ -105,7 +105,7 @@ def check(config: AttackConfig) -> None:
       federated.check(target, draws_cohorts=False)
       _check_federate(target, config.attack)
     else:
-      central.check(target)
+      central.Central(target).check()
       _check_train(target, config.attack)
     launched = f"a run of launch.{config.attack.section} itself"
     common.read_if(target, False, launched, *unread(config))

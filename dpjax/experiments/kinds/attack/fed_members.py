@@ -36,12 +36,10 @@ from dpjax.experiments.kinds.attack.config import AttackConfig
 from dpjax.experiments.kinds.attack.members import (
   LEAST_SHADOWS,
   Inference,
-  Scored,
   Targets,
   check_methods,
   given_target,
   joined,
-  scores,
 )
 from dpjax.experiments.kinds.attack.methods import METHODS
 from dpjax.experiments.kinds.attack.settings import MeasuredAttack
@@ -154,23 +152,21 @@ class FedMembership(Inference):
       rows.owners,
     )  # fmt: skip
 
-  def measured(
+  def completed(
     self,
-    config: AttackConfig,
+    found: MeasuredAttack,
     attacked: Targets,
-    state: Mapping[str, Any],
-    scored: Scored | None = None,
+    by_method: Mapping[str, np.ndarray],
+    members: np.ndarray,
   ) -> MeasuredAttack:
-    """Returns rates and verdicts of every method, beside the guarantee of the run."""
-    by_method, is_member, _ = scored = scored or scores(config, attacked, state)
-    found = super().measured(config, attacked, state, scored)
+    """Adds whose membership it is, and rates of each silo."""
     count = {"membership_of": self.unit, "num_units": attacked.included.shape[1]}
     result = found.result | count
     if silos.SILOS not in result or attacked.owners is None:
       return found._replace(result=result)
     # One target was given, so each array has one row.
     of_target = {name: score[0] for name, score in by_method.items()}
-    rows = by_silo(result[silos.SILOS], attacked.owners, of_target, is_member[0])
+    rows = by_silo(result[silos.SILOS], attacked.owners, of_target, members[0])
 
     def write(folder: pathlib.Path) -> None:
       found.write(folder)

@@ -140,17 +140,10 @@ class Inference(AttackSettings):
     return pieces.filled(groups, empty, ask, name="models", evaluate=accuracy)
 
   def measured(
-    self,
-    config: AttackConfig,
-    attacked: Targets,
-    state: Mapping[str, Any],
-    scored: Scored | None = None,
+    self, config: AttackConfig, attacked: Targets, state: Mapping[str, Any]
   ) -> MeasuredAttack:
-    """Returns rates, verdicts and curves of every method, and what the guarantee allows.
-
-    `scored` is what `scores` returns of the same arguments, where the caller has it.
-    """
-    by_method, members, odds = scored or scores(config, attacked, state)
+    """Returns rates, verdicts and curves of every method, and what the guarantee allows."""
+    by_method, members, odds = scores(config, attacked, state)
     leakages = {
       name: attacks.measure(scores_of, members) for name, scores_of in by_method.items()
     }
@@ -203,7 +196,23 @@ class Inference(AttackSettings):
       )
 
     held = {name: np.asarray(leaf) for name, leaf in state.items()}
-    return MeasuredAttack(held | {"included": attacked.included}, result, write)
+    found = MeasuredAttack(held | {"included": attacked.included}, result, write)
+    return self.completed(found, attacked, by_method, members)
+
+  def completed(
+    self,
+    found: MeasuredAttack,
+    attacked: Targets,
+    by_method: Mapping[str, np.ndarray],
+    members: np.ndarray,
+  ) -> MeasuredAttack:
+    """Returns what was found, with what an attack adds to it; here nothing.
+
+    Args:
+      by_method, members: scores of each method and the true members, [targets, units].
+    """
+    del attacked, by_method, members
+    return found
 
 
 def check_methods(methods: tuple[str, ...], known: Iterable[str]) -> None:
@@ -477,10 +486,9 @@ def _asked(
 
 
 # Scores by method, membership, and log odds, each [targets, n].
-Scored = tuple[dict[str, np.ndarray], np.ndarray, np.ndarray]
-
-
-def scores(config: AttackConfig, attacked: Targets, state: Mapping[str, Any]) -> Scored:
+def scores(
+  config: AttackConfig, attacked: Targets, state: Mapping[str, Any]
+) -> tuple[dict[str, np.ndarray], np.ndarray, np.ndarray]:
   """Returns (scores by method, membership, log odds), each [targets, n].
 
   The targets are all trained models, or only the given target. Log odds are of the records as they

@@ -86,7 +86,8 @@ class AttackSettings:
 
     It has no guarantee: result.json states that of the attacked run (`build.promised`).
     """
-    return central.phase(config.train, attacked.run)._replace(guarantee=None)
+    trained = central.phase(config.train, attacked.run)
+    return dataclasses.replace(trained, guarantee=None)
 
   def measured(self, config: AttackConfig, attacked: Any, state: Any) -> MeasuredAttack:
     """Returns the outcome, from the last state of the phase."""

@@ -24,7 +24,6 @@ from dpjax import (
 from dpjax.data import ahead, cache, resident
 from dpjax.data.resident import resident_bytes
 from dpjax.experiments.config import common, user_code
-from dpjax.experiments.config.attacker import attack_of
 from dpjax.experiments.config.fields import name_of
 from dpjax.experiments.config.optimizers import SCHEDULE_FREE, Noise
 from dpjax.experiments.kinds import bounds, named_data
@@ -80,13 +79,7 @@ from dpjax.zoo.networks import registry
 
 if TYPE_CHECKING:
   from dpjax.auditing.canaries import Canaries
-  from dpjax.experiments.kinds.federated.config import FedConfig
   from dpjax.parallel.step_program import StepProgram
-
-
-def run_keys(config: TrainConfig | FedConfig) -> RunKeys:
-  """Returns the keys of a new run of this config."""
-  return Experiment(config).new_keys()
 
 
 class Run(NamedTuple):
@@ -124,11 +117,6 @@ class Run(NamedTuple):
   # Function (folder, last state) that writes files beside params.npz.
   save: Callable[[pathlib.Path, Any], None] = lambda folder, state: None
   tokenizer: dict[str, Any] | None = None  # facts of the tokenizer of the texts
-
-
-def check(config: TrainConfig) -> None:
-  """Raises UserError if the config is wrong; loads no data."""
-  Central(config).check()
 
 
 # Fields that only a loss of one example reads.
@@ -169,10 +157,6 @@ def load_data(config: TrainConfig, *, features: bool = True) -> tuple[Any, Any]:
   Args:
     features: whether to compute the features of the model; they do not change `data.digest`.
   """
-  kept = cache.folder()
-  # The cache's folder is checked first, since reading data and computing features may take an hour.
-  if features and kept is not None and registry.entry(config.model.name).features:
-    cache.check_folder(kept)
   run = Central(config)
   return run.with_features(run.data()) if features else run.data()
 
@@ -188,11 +172,6 @@ def preprocessed(
     train = data.preprocess.center(train)
     test = data.preprocess.center(test)
   return limited(train, config.data), test
-
-
-def with_features(config: TrainConfig, loaded: tuple[Any, Any]) -> tuple[Any, Any]:
-  """Returns (train, test) with features as inputs if the model takes features, else unchanged."""
-  return Central(config).with_features(loaded)
 
 
 def limited(train: data.Dataset, config: DataConfig) -> data.Dataset:
@@ -345,11 +324,12 @@ def assemble(
 
   Args:
     loaded: result of `load_data`; None: the data that the config names are loaded.
-    random: keys; None: those of a new run (`run_keys`).
+    random: keys; None: those of a new run.
   """
-  check(config)
+  run = Central(config)
+  run.check()
   loaded = load_data(config) if loaded is None else loaded
-  return assembled(config, loaded, run_keys(config) if random is None else random)
+  return assembled(config, loaded, run.new_keys() if random is None else random)
 
 
 def assembled(config: TrainConfig, loaded: tuple[Any, Any], random: RunKeys) -> Run:
@@ -440,7 +420,7 @@ def assembled(config: TrainConfig, loaded: tuple[Any, Any], random: RunKeys) -> 
     plan,
     num_examples,
     budget=getattr(config.privacy, "epsilon_budget", None),
-    note=guarantee.asked(attack_of(config.privacy), plan.delta),
+    note=guarantee.asked(common.attack_of(config.privacy), plan.delta),
     release=config.release,
   )
   if config.pretrained is not None:

@@ -20,8 +20,7 @@ from dpjax import (
   validate,
 )
 from dpjax.experiments.config import common, optimizers, rules, samplers
-from dpjax.experiments.config.attacker import AttackerConfig
-from dpjax.experiments.config.common import COUNT
+from dpjax.experiments.config.common import COUNT, AttackerConfig
 from dpjax.experiments.config.fields import Choice, WithChoices
 from dpjax.experiments.config.naming import Gives
 from dpjax.gradients.per_example import METHODS
@@ -217,14 +216,16 @@ class ModelConfig:
     "of scattering features; opponent: light and two differences",
   ] = "rgb"
 
-  def settled(self, changes: Iterable[str]) -> ModelConfig:
+  def settled(self, before: ModelConfig, changes: Iterable[str]) -> ModelConfig:
     """Returns the config of a model that was chosen by its name: without the options and settings
-    of the old one that it does not take, unless they are among the `changes`."""
-    if "name" not in changes or is_path(self.name) or self.name not in registry.MODELS:
+    of the model `before` that it does not take, unless they are among the `changes`. Of a user's
+    model it takes none."""
+    is_users = is_path(self.name)
+    if self.name == before.name or not (is_users or self.name in registry.MODELS):
       return self
-    features = registry.entry(self.name).features
+    features = None if is_users else registry.entry(self.name).features
     usual = ModelConfig()
-    taken = {*registry.options(self.name)}
+    taken = set() if is_users else {*registry.options(self.name)}
     taken |= {path.removeprefix("options.") for path in changes}
     if "options" in changes:
       taken |= {*self.options}

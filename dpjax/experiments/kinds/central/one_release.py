@@ -21,7 +21,7 @@ from dpjax import data, gradients, mechanisms, metrics, validate
 from dpjax.accounting.proved import RELATIONS
 from dpjax.accounting.text import paragraph
 from dpjax.data.target_kinds import needs_classes
-from dpjax.experiments.config.attacker import attack_of
+from dpjax.experiments.config.common import attack_of
 from dpjax.experiments.config.naming import within
 from dpjax.experiments.kinds import bounds, privacy_section
 from dpjax.experiments.kinds.central import build, features, normalization, privacy

@@ -80,7 +80,11 @@ _OWN_MODELS = (
   "released, and this guarantee does not cover them: show them to that client alone."
 )
 
-
+_DEALT = (
+  "Dealt clients. partition={name} has dealt the rows of one data set to clients, as a simulation, "
+  "and neighbours are compared after the deal. Of a row of the data set itself nothing is "
+  "promised: one row more, or another label, may deal others elsewhere."
+)
 _CHOSEN_WORDS = (
   "Words and labels. The vocabulary of {name}, or its list of labels, holds what occurs in the "
   "data of its users. Nothing is promised to those who shaped it; that this run's users did not is "
@@ -476,12 +480,12 @@ def assemble(
 
   Args:
     data: result of `load_data`; None: it is loaded.
-    random: keys; None: those of a new run (`central.build.run_keys`).
+    random: keys; None: those of a new run.
   """
   check(config)
   config = audit.resolved(config)
   data = load_data(config) if data is None else data
-  keys = build_central.run_keys(config) if random is None else random
+  keys = Experiment(config).new_keys() if random is None else random
   return assembled(config, data, keys)
 
 
@@ -519,6 +523,9 @@ def assembled(config: FedConfig, data: tuple[Any, Any], random: RunKeys) -> FedR
   )
   if silos is None and config.is_private and algorithm_of(config).personal is not None:
     promised = guarantee.noted(promised, paragraph(_OWN_MODELS))
+  if config.is_private and hasattr(config.partition, "num_clients"):
+    dealt = _DEALT.format(name=name_of(config, "partition"))
+    promised = guarantee.noted(promised, paragraph(dealt))
   if name_of(config, "partition") == "pfl":
     name = config.data.name
     assumed = f"words or labels of {name} were chosen without this run's users"

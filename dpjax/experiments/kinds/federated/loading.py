@@ -44,7 +44,7 @@ def with_features(
   """Returns (federation, test) with features as inputs if the model takes features, else
   unchanged."""
   federation, test = loaded
-  sets = build_central.with_features(central(config), (federation.dataset, test))
+  sets = build_central.Central(central(config)).with_features((federation.dataset, test))
   return dataclasses.replace(federation, dataset=sets[0]), sets[1]
 
 

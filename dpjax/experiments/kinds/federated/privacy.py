@@ -11,7 +11,7 @@ from dpjax.accounting.proved import NeighboringRelation
 from dpjax.auditing.canary_clients import DIRECTION, PARAMETER
 from dpjax.data import Federation
 from dpjax.experiments.config import fields, samplers
-from dpjax.experiments.config.attacker import attack_of
+from dpjax.experiments.config.common import attack_of
 from dpjax.experiments.kinds import bounds, privacy_section
 from dpjax.experiments.kinds.central import ftrl
 from dpjax.experiments.kinds.federated import distributed

@@ -92,8 +92,9 @@ class RelevanceConfig(WithChoices):
     """Model 2, which is released."""
     return getattr(self.method, "reduced_model", None) or self.model
 
-  def settled(self, changes: Iterable[str]) -> RelevanceConfig:
+  def settled(self, before: RelevanceConfig, changes: Iterable[str]) -> RelevanceConfig:
     """Returns the config without what its run does not read, unless it is among the `changes`."""
+    del before
     try:
       unread = _unread(self)
     except (UserError, TypeError, AttributeError):

@@ -274,7 +274,7 @@ def _check_sum(task: SumTask) -> None:
 
 
 def _check_train(train: TrainConfig) -> None:
-  central.check(train)
+  central.Central(train).check()
   common.read_if(
     train, False, "launch.train itself", "seed", "noise_seed", *TrainConfig.where
   )

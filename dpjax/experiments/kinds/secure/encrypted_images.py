@@ -59,7 +59,8 @@ def computed(config: SecureConfig, loaded: tuple[Any, Any], random: RunKeys) -> 
   bounds.at_most(config, "task.num_images", len(run.test), why)
   x = np.asarray(run.test.x[:count], np.float64).reshape(count, -1)
   y = np.asarray(run.test.y[:count])
-  trained = yield central.phase(task.train, run)._replace(subfolder="model")
+  phase = central.phase(task.train, run)
+  trained = yield dataclasses.replace(phase, subfolder="model")
   params = training.eval_params(trained.state)
   net = inference.network_of(params)
   asked = (yield _questions(task.layout, x, net)).state

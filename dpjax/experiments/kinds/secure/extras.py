@@ -5,15 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from dpjax.experiments.kinds.secure.config import SecureConfig, SumTask
+from dpjax.secure.homomorphic import ckks
 from dpjax.secure.sums import primitives
-from dpjax.secure.vertical import alignment, encrypted_vectors
+from dpjax.secure.vertical import alignment
 from dpjax.validate import UserError
 
 # Maps a name in a task's `needs` to a function that raises UserError if the library is missing.
 _LIBRARIES: dict[str, Callable[[], object]] = {
   "ciphers": lambda: primitives.library(),
   "intersection": lambda: alignment.library(),
-  "ciphertexts": lambda: encrypted_vectors.library("he"),
+  "ciphertexts": lambda: ckks.library(),
 }
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import math
 import secrets
@@ -119,7 +120,8 @@ def computed(
   told = promised(config, mechanism, note)
   trained = (yield _training(mechanism, rows)).state
   seconds, sent, dealt, rounds = np.asarray(trained["numbers"]).tolist()
-  released = yield _release(mechanism, trained)._replace(guarantee=told)
+  opening = _release(mechanism, trained)
+  released = yield dataclasses.replace(opening, guarantee=told)
   weights = np.asarray(released.state["weights"])
   clipped = mechanism.rows(rows.test_x)
 

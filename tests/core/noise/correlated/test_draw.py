@@ -182,5 +182,5 @@ def test_noise_that_grows_would_round_gradients_up_and_cannot_be_made():
 def test_noise_of_a_million_times_the_size_does_not_come_back_in_a_later_step():
   factors = (1e6, 1.0)
   assert NoiseShape(schedule=factors).by_step
-  with refuses("schedule"):
+  with refuses("noise_schedule"):
     NoiseShape(schedule=factors, correlation=_BANDED)
