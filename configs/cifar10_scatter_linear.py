@@ -4,7 +4,7 @@
     --workdir=runs/cifar10_scatter
 
 Needs CIFAR-10 prepared by tensorflow-datasets (TFDS_DATA_DIR or --config.data.data_dir) and
-13 GB of memory. Features are those of light and of two differences of colours, averaged with
+4 GB of memory. Features are those of light and of two differences of colours, averaged with
 those of the mirror image. Their channels are normalised by mean and variance over the training
 data, which are released with noise first and accounted in the same epsilon; each clip norm is a
 private median, paid too. Parameters are an exponential average over the steps.

@@ -621,6 +621,9 @@ def phase(config: TrainConfig, run: Run) -> Phase:
     info = None
     # A batch comes in slices, and the step is complete after the last slice.
     for batch in slices:
+      # JAX runs ahead of the device, and batches of steps to come would fill the memory.
+      if not run.train.in_memory:
+        jax.block_until_ready(state)
       # Reading `state.step` waits for the device, so only runs with special first steps read it.
       early = num_first and int(state.step) < num_first
       state, of_slice = (first if early else later)(state, batch)

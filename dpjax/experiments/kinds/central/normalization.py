@@ -150,7 +150,7 @@ def normalized(dataset: data.Dataset, statistics: Released) -> data.Dataset:
   if dataset.in_memory:
     x = change(x)
   elif x.as_stored:
-    x = cache.unnamed(x.shape, lambda: map(change, x.chunks()))
+    x = cache.unnamed(x.shape, lambda: map(change, dataset.x.chunks()))
   else:
     x = x.then(change)
   return dataclasses.replace(dataset, x=x)
