@@ -51,12 +51,7 @@ class SecureSum:
     validate.positive(largest_value=self.largest_value)
     validate.probability(threshold=self.threshold)
     validate.share(dropout_prob=self.dropout_prob)
-    if self.dropout_prob and not self.of.survives_dropouts:
-      raise UserError(
-        "must be 0: a sum of which a share is missing is refused",
-        field="dropout_prob",
-        value=self.dropout_prob,
-      )
+    self.of.check_dropouts(dropout_prob=self.dropout_prob)
     self._protocol()
 
   def _protocol(self, **settings: int) -> SumProtocol:

@@ -294,6 +294,17 @@ def _check_sum(task: SumTask) -> None:
       field="task.entry_bits",
       value=task.entry_bits,
     )
+  left = task.num_clients - task.silent
+  if task.protocol.min_survivors > left:
+    raise UserError(
+      f"must be at most {left}, the clients that are left",
+      field="task.protocol.min_survivors",
+      value=task.protocol.min_survivors,
+    )
+  with within("task"):
+    task.protocol.check_dropouts(silent=task.silent)
+  with within("task.protocol"):
+    task.protocol.check_clients(task.num_clients)
 
 
 def _check_train(train: TrainConfig) -> None:
