@@ -91,10 +91,11 @@ def make(
     return None
   if text == "training":
     return _of_training(run, bins, journal, epsilon, exact)
-  if text.startswith(_PUBLIC):
-    public, _ = data.load(text.removeprefix(_PUBLIC))
-    return Reference(_counted(run, bins, public.x), "public")
-  return Reference(_of_file(text, bins), "file")
+  with validate.about("reference", text, but=("reference",)):
+    if text.startswith(_PUBLIC):
+      public, _ = data.load(text.removeprefix(_PUBLIC))
+      return Reference(_counted(run, bins, public.x), "public")
+    return Reference(_of_file(text, bins), "file")
 
 
 def _counted(run: Predictor, bins: Sequence[Bins], x: Any) -> dict[str, Any]:
