@@ -207,16 +207,18 @@ def _in_turn(origin: Any, turn: Any, rows: int | None, mark: int, plan: Any) -> 
       field="batch.origin",
     )
 
-  def moved() -> UserError:
+  def repeated() -> UserError:
     return UserError(
-      "rows that do not stand where plan.batches put them: a row that comes twice counts twice; "
-      "of several views of an example take the mean loss, as training.augment does",
+      "hold a row of plan.batches twice, which counts twice; of several views of an example take "
+      "the mean loss, as training.augment does",
       field="updates",
     )
 
   in_turn = trees.require(jnp.all((step == turn) | (step == -1)), out_of_turn)
-  places = jnp.arange(step.size, dtype=step.dtype).reshape(step.shape)
-  in_turn &= trees.require(jnp.all((origin[..., 3] == places) | (step == -1)), moved)
+  # Rows may stand in any order, such as by length. Those of padding get places of their own.
+  unused = -1 - jnp.arange(step.size, dtype=step.dtype)
+  places = jnp.where(jnp.ravel(step) == -1, unused, jnp.ravel(origin[..., 3]))
+  in_turn &= trees.require(jnp.all(jnp.diff(jnp.sort(places)) > 0), repeated)
   if not mark:
     return in_turn
   ours = lax.bitcast_convert_type(plan, jnp.int32)
