@@ -95,8 +95,9 @@ def rows(
 def unnamed(shape: tuple[int, ...], make: Callable[[], Iterable[np.ndarray]]) -> Rows:
   """Returns float32 rows [n, *features], computed and stored in a file without a name.
 
-  No other program can open the file. It lies in the folder of temporary files, and the system
-  removes it when this process ends, however it ends.
+  The file stands in no folder, and the system removes it when this process ends, however it ends.
+  Its bytes lie on the disk of the folder of temporary files. They are neither encrypted nor
+  overwritten.
 
   Args:
     shape: shape of all rows, (n, *features).
