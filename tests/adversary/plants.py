@@ -19,6 +19,7 @@ _NOISE = {
   "samplers": 1 / 2,
   "transforms": 1 / 2,
   "federated": 1 / 2,
+  "silos": 1 / 2,
   "plans": 1 / 2,
   "training": 1 / 2,
   "vertical": 1 / 2,

@@ -28,6 +28,7 @@ _DRAWS = {
   "samplers": 1500,
   "transforms": 3000,
   "federated": 3000,
+  "silos": 3000,
   "relevance": 3000,
   "secure": 3000,
   "plans": 2000,
@@ -41,6 +42,7 @@ _PLANTED = {
   **_DRAWS,
   "samplers": 2400,
   "federated": 6000,
+  "silos": 6000,
   "plans": 6000,
   "accounting": 6000,
 }

@@ -52,6 +52,7 @@ from dpjax.auditing.games import vertical as vertical_games
 from dpjax.auditing.games.game import Game
 from dpjax.federated import aggregation
 from dpjax.federated.silos import Silos
+from dpjax.gradients.arguments import examples_and_mask
 from dpjax.noise import source
 from dpjax.plan import Plan
 from dpjax.relevance import labels, record_noise, rigorous
@@ -348,9 +349,12 @@ class BrokenPlan(Plan):
     each record counted `plant.copies` times."""
     clipped = _quieter(self, self.plant).clipped_grad(loss_fn, **options)
     twice = lambda leaf: jnp.concatenate([leaf] * self.plant.copies)
-    return lambda params, examples, mask: clipped(
-      params, jax.tree.map(twice, examples), twice(mask)
-    )
+
+    def summed(params: Any, batch: Any, mask: Any = None) -> Any:
+      examples, mask = examples_and_mask(batch, mask)
+      return clipped(params, jax.tree.map(twice, examples), twice(mask))
+
+    return summed
 
 
 def _fields(plan: Plan) -> dict[str, Any]:
@@ -388,7 +392,7 @@ def _broken_transform(make: Callable, plant: Plant) -> Callable:
 
 
 def _transform(name: str, plant: Plant) -> list[Game]:
-  honest = getattr(transforms, name)
+  honest = registry.PACKAGES["transforms"].find()[name]
   if name in _PRIVATE:
     return transform_games.GAMES[name](_broken_transform(honest, plant))
   if name != "accumulate":
@@ -486,7 +490,8 @@ def _federated(name: str, plant: Plant) -> list[Game]:
     "central": _central,
     "client_noise": _client_noise,
   }
-  kind = kinds[name](plant) if name in kinds else getattr(federated, name)
+  found = registry.PACKAGES["federated"].find()
+  kind = kinds[name](plant) if name in kinds else found[name]
   return federated_games.GAMES[name](kind, _central(plant))
 
 
