@@ -174,13 +174,10 @@ def test_a_disk_without_space_for_features_claims_no_folder(folder, tmp_path, mo
   assert loop.train(config, tmp_path / "run")["num_steps"] == 6
 
 
-def test_a_folder_of_features_that_others_may_read_is_refused_before_the_data(
-  tmp_path, monkeypatch
-):
+def test_a_folder_of_features_that_others_may_read_is_refused(tmp_path, monkeypatch):
   kept = tmp_path / "kept"
   kept.mkdir(mode=0o755)
   monkeypatch.setenv(cache.VARIABLE, str(kept))
-  monkeypatch.setattr(data, "load", lambda *_, **__: pytest.fail("data were read"))
   options = {"data.name": "digits", "model.name": "scatter_linear"}
   with refuses("DPJAX_CACHE_DIR"):
     build.load_data(fields.replace_all(TrainConfig(), options))
