@@ -190,11 +190,12 @@ def _in_turn(origin: Any, turn: Any, rows: int | None, mark: int, plan: Any) -> 
   plan = lax.bitcast_convert_type(plan, jnp.int32)
   expected = jnp.stack(jnp.broadcast_arrays(turn, places, plan), axis=-1)
   is_padding = origin[:, :1] == -1
-  right = jnp.all((origin[:, :3] == expected) | is_padding, axis=0)  # number, place, plan
-  right = right if mark else right[:2]
+  right = (origin[:, :3] == expected) | is_padding
+  right = right if mark else right[:, :2]
 
   def wrong() -> UserError:
-    if not right[0]:
+    number, place, *_ = jnp.all(right, axis=0)
+    if not number:
       return UserError(
         f"is not the batch that this state takes next, {int(turn)}: each batch of plan.batches "
         "serves one update, in order; a loop that goes on takes plan.batches(data, rng, start), "
@@ -202,7 +203,7 @@ def _in_turn(origin: Any, turn: Any, rows: int | None, mark: int, plan: Any) -> 
         field="batch.step",
         value=int(jnp.max(origin[:, 0])),
       )
-    if not right[1]:
+    if not place:
       return UserError(
         "rows that do not stand where plan.batches put them: a row that comes twice counts twice; "
         "of several views of an example take the mean loss, as training.augment does",
