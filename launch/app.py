@@ -24,7 +24,7 @@ from absl import app, flags, logging
 
 from dpjax import names, validate
 from dpjax.parallel import allocator
-from dpjax.validate import UserError
+from dpjax.validate import NO_VALUE, UserError
 from dpjax.zoo.networks import registry
 
 if TYPE_CHECKING:
@@ -70,10 +70,11 @@ def as_typed(error: UserError, typed: Iterable[str]) -> UserError:
 
 
 def by_flag(error: UserError, values: flags.FlagValues = flags.FLAGS) -> UserError:
-  """Returns an error that names the flag of this command line, as of `as_typed`; also one that is
-  missing."""
-  if error.value is None and error.field in values and values[error.field].value is None:
-    return UserError(error.must, field=f"--{error.field}", hint=error.hint)
+  """Returns an error that names the flag of this command line, as of `as_typed`; also one that has
+  its default, or is missing."""
+  if error.field in values and error.is_about(error.field, values[error.field].value):
+    value = NO_VALUE if error.value is None else error.value
+    return UserError(error.must, field=f"--{error.field}", value=value, hint=error.hint)
   typed = [name for name in values if values[name].present]
   # The longest is the most exact: a field of a choice before the choice.
   return as_typed(error, sorted(typed, key=len, reverse=True))

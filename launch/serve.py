@@ -189,6 +189,8 @@ def main() -> None:
   )
   settings = ServiceSettings(rule=rule, **{name: getattr(values, name) for name in shared})
   token = _token()
+  asked = {"epsilon": values.reference_epsilon, "exact": values.exact_reference}
+  references.check(values.reference, **asked)
   if values.window_seconds is not None:
     app.refuse_given(("feedback_window",), "no --window_seconds")
   if not values.drift:
@@ -200,14 +202,7 @@ def main() -> None:
     bins += [drift.bins_of(text, runs[0].inputs) for text in values.drift_inputs]
   workdir = pathlib.Path(values.workdir or f"runs/serve_{runs[0].name}")
   with ServiceJournal(workdir) as journal:
-    reference = references.make(
-      values.reference,
-      runs[0],
-      bins,
-      journal,
-      epsilon=values.reference_epsilon,
-      exact=values.exact_reference,
-    )
+    reference = references.make(values.reference, runs[0], bins, journal, **asked)
     service = Service(runs, journal, bins=bins, reference=reference, settings=settings)
     web = http.Web(service, most_bytes=round(values.max_mb * 2**20), token=token)
     if values.host not in ("127.0.0.1", "localhost", "::1"):

@@ -54,8 +54,11 @@ class Address(NamedTuple):
   port: int
 
 
-def address(coordinator: str) -> Address:
+def address(text: str, field: str = "coordinator") -> Address:
   """Parses "HOST:PORT"; an IPv6 host may stand in brackets.
+
+  Args:
+    field: name of the argument that holds the text, for the error.
 
   Raises:
     UserError: another form, or a port that is not in [1, 65535].
@@ -63,18 +66,19 @@ def address(coordinator: str) -> Address:
   >>> address("10.0.0.1:9000")
   Address(host='10.0.0.1', port=9000)
   """
-  host, _, port = str(coordinator).rpartition(":")
+  host, _, port = str(text).rpartition(":")
   host = host.strip("[]")
   # At most six digits are converted, as a port may be given with thousands of digits.
   if not host or not port.isdecimal() or not 0 < int(port[:6]) < 65536 or len(port) > 6:
-    raise UserError(
-      "must be HOST:PORT, as 10.0.0.1:9000", field="coordinator", value=coordinator
-    )
+    raise UserError("must be HOST:PORT, as 10.0.0.1:9000", field=field, value=text)
   return Address(host, int(port))
 
 
-def listen(at: Address) -> socket.socket:
+def listen(at: Address, field: str = "coordinator") -> socket.socket:
   """Returns a socket that listens there; at 0.0.0.0 on every IPv4 address of this machine.
+
+  Args:
+    field: name of the argument that holds the address, for the error.
 
   Raises:
     UserError: the port is in use, or the address is none of this machine.
@@ -86,7 +90,7 @@ def listen(at: Address) -> socket.socket:
   except (OSError, UnicodeError) as error:
     raise UserError(
       f"cannot listen there ({getattr(error, 'strerror', error)}); is the port in use?",
-      field="coordinator",
+      field=field,
       value=Verbatim(f"{at.host}:{at.port}"),
     ) from error
 
@@ -140,9 +144,8 @@ class _Meeting:
     self._most = max(_CROWD, 2 * len(clients))
     self._waiting: list[_Caller] = []
     self.present: dict[int, socket.socket] = {}
-    self._refused: dict[
-      int, UserError
-    ] = {}  # id -> why the first who claimed it was refused
+    # Maps an id to why the first who claimed it was refused.
+    self._refused: dict[int, UserError] = {}
 
   def gather(self, deadline: float, fewest: int) -> UserError | None:
     """Waits until all clients are there; after the deadline, `fewest` of them are enough.

@@ -32,6 +32,35 @@ from dpjax.validate import UserError
 _PUBLIC = "public:"
 
 
+def check(text: str, *, epsilon: float | None = None, exact: bool = False) -> None:
+  """Checks the arguments of `make`, before a run is loaded or a journal begins.
+
+  Raises:
+    UserError: `text` is no reference; "training" has neither `epsilon` nor `exact`, or both;
+      another `text` has one of them.
+  """
+  if text == "training":
+    if exact == (epsilon is not None):
+      raise UserError(
+        "training rows are private: their counts need reference_epsilon=E, or exact_reference, "
+        "after which no epsilon holds; or take reference=stream or public:NAME",
+        field="reference",
+        value=text,
+      )
+    if epsilon is not None:
+      validate.positive(reference_epsilon=epsilon)
+  elif epsilon is not None or exact:
+    field_name = "reference_epsilon" if epsilon is not None else "exact_reference"
+    value = exact if epsilon is None else epsilon
+    raise UserError(
+      "would be ignored, it needs reference=training", field=field_name, value=value
+    )
+  elif text != "stream" and not text.startswith(_PUBLIC) and not text.endswith(".json"):
+    raise UserError(
+      "must be stream, training, public:NAME or FILE.json", field="reference", value=text
+    )
+
+
 def make(
   text: str,
   run: Predictor,
@@ -54,28 +83,19 @@ def make(
     exact: whether training rows are counted without noise.
 
   Raises:
-    UserError: `text` is none of these; "training" has neither `epsilon` nor `exact`, or both;
-      another `text` has one of them; a file has counts of other bins; noise is to hide training
-      rows, but the unit of privacy is not one row.
+    UserError: as `check`; a file has counts of other bins; noise is to hide training rows, but the
+      unit of privacy is not one row.
   """
-  if text != "training" and (epsilon is not None or exact):
-    field_name = "reference_epsilon" if epsilon is not None else "exact_reference"
-    value = exact if epsilon is None else epsilon
-    raise UserError(
-      "would be ignored, it needs reference=training", field=field_name, value=value
-    )
+  check(text, epsilon=epsilon, exact=exact)
   if text == "stream" or not bins:
     return None
   if text == "training":
     return _of_training(run, bins, journal, epsilon, exact)
-  if text.startswith(_PUBLIC):
-    public, _ = data.load(text.removeprefix(_PUBLIC))
-    return Reference(_counted(run, bins, public.x), "public")
-  if text.endswith(".json"):
+  with validate.about("reference", text, but=("reference",)):
+    if text.startswith(_PUBLIC):
+      public, _ = data.load(text.removeprefix(_PUBLIC))
+      return Reference(_counted(run, bins, public.x), "public")
     return Reference(_of_file(text, bins), "file")
-  raise UserError(
-    "must be stream, training, public:NAME or FILE.json", field="reference", value=text
-  )
 
 
 def _counted(run: Predictor, bins: Sequence[Bins], x: Any) -> dict[str, Any]:
@@ -109,13 +129,6 @@ def _of_training(
   epsilon: float | None,
   exact: bool,
 ) -> Reference:
-  if exact == (epsilon is not None):
-    raise UserError(
-      "training rows are private: their counts need reference_epsilon=E, or exact_reference, "
-      "after which no epsilon holds; or take reference=stream or public:NAME",
-      field="reference",
-      value="training",
-    )
   if exact:
     writers.warn(
       "--exact_reference: /health, alarms and the journal follow from exact counts of training "
@@ -125,7 +138,6 @@ def _of_training(
     journal.write("reference_charge", run=digest_of(run), epsilon=None, spent=None)
     return Reference(_counted(run, bins, _training_rows(run)), "exact", epsilon=math.inf)
   assert epsilon is not None
-  validate.positive(reference_epsilon=epsilon)
   unit = run.result.get("unit")
   if unit not in (None, "example"):
     raise UserError(

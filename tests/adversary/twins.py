@@ -20,6 +20,7 @@ import dataclasses
 import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple
+from unittest import mock
 
 import jax
 import jax.numpy as jnp
@@ -337,9 +338,10 @@ class BrokenPlan(Plan):
 
   def transform(self, key: jax.Array) -> optax.GradientTransformationExtraArgs:
     """Returns a transform with the plant's noise, clip norm, copies and keys."""
-    # `Plan.transform` gives NaN for more rows than a batch can hold.
-    mechanism = _quieter(self, self.plant)._mechanism(key)
-    return _in_steps(guard.with_guard(mechanism), self.plant)
+    # A guard of the plan would give NaN for more rows than a batch can hold, and know its mark.
+    of_any = guard.with_guard
+    with mock.patch.object(guard, "with_guard", lambda mechanism, **_: of_any(mechanism)):
+      return _in_steps(_quieter(self, self.plant).transform(key), self.plant)
 
   def clipped_grad(self, loss_fn: LossFn, **options: Any) -> Any:
     """Returns the clipped gradient as in the broken transform: with its clip norm, and with

@@ -359,6 +359,7 @@ def test_what_is_no_finished_run_is_one_line(tmp_path):
       report.write(run, workdir=folder)
   # Its own epsilon leaves out what the choice cost.
   trial = _run(tmp_path / "trials" / "0003", PROVED)
+  (tmp_path / "trials.json").touch()
   with refuses("run", value=str(trial)):
     report.of(trial)
   edited = _run(tmp_path / "edited", PROVED)

@@ -53,3 +53,12 @@ def test_a_flag_that_is_missing_is_named_without_a_value():
   values.mark_as_parsed()
   error = UserError("must be given", field="column", value=None)
   assert str(app.by_flag(error, values)) == "--column: must be given"
+
+
+def test_a_flag_with_its_default_is_named_and_a_field_of_its_name_is_not():
+  values = flags.FlagValues()
+  flags.DEFINE_multi_string("run", [], "", flag_values=values)
+  values.mark_as_parsed()
+  for value, shown in (([], "--run"), (["b"], "run")):
+    error = UserError("must be given once", field="run", value=value)
+    assert app.by_flag(error, values).field == shown

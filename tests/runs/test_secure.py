@@ -399,6 +399,10 @@ def test_a_table_resumes_and_keeps_failures_as_rows(tmp_path):
     ({"task": "infer"}, "task.train.model.options.activation"),
     ({"task.entry_bits": 40}, "task.entry_bits"),
     ({"task.silent": 10}, "config.task.silent"),
+    ({"task.silent": 9}, "task.silent"),
+    ({"task.protocol.min_survivors": 11}, "task.protocol.min_survivors"),
+    ({"task.protocol": "additive_sharing", "task.silent": 1}, "task.silent"),
+    ({"task.protocol": "committee", "task.num_clients": 3}, "task.protocol.num_members"),
     # Bounds of the protocols and of the mechanism, not of configs in general.
     ({"task.num_clients": 10_001}, "config.task.num_clients"),
     ({"task": {"name": "noisy_model", "num_steps": 10**7}}, "config.task.num_steps"),

@@ -257,7 +257,8 @@ def test_public_data_and_released_counts_are_free(runs, tmp_path):
     held = references.make(str(path), runs[0], bins, journal)
     assert references.make("stream", runs[0], bins, journal) is None
     path.write_text('{"predicted": [1, 2]}')
-    with refuses("reference"):
-      references.make(str(path), runs[0], bins, journal)
+    for wrong in (str(path), str(tmp_path / "missing.json"), "public:missing"):
+      with refuses("reference", value=wrong):
+        references.make(wrong, runs[0], bins, journal)
   assert (public.epsilon, held.epsilon) == (0.0, 0.0)
   assert sum(public.counts["predicted"]) == 1437 and held.counts["predicted"][9] == 10

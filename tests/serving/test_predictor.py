@@ -236,6 +236,9 @@ def test_a_trial_of_a_private_selection_is_not_served(folders, tmp_path):
   """Its own result leaves out what the choice cost, which /health would state."""
   trial = tmp_path / "trials" / "0003"
   shutil.copytree(folders[0], trial)
+  # An ordinary run may lie in a folder of this name.
+  Predictor.load(trial)
+  (tmp_path / "trials.json").touch()
   with refuses("run", value=str(trial)):
     Predictor.load(trial)
 

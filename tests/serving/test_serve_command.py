@@ -25,7 +25,7 @@ _ROW = [[[[0.5]] * 8] * 8]
 @pytest.mark.parametrize(
   ("flags", "words"),
   [
-    ((), "run=[]: must be given once"),
+    ((), "--run=[]: must be given once"),
     (("--run=a", "--run=b", "--run=c"), "must be given once"),
     (("--run=/no/such/run",), "must be the folder of a finished run"),
     (("--run=a", "--weights=.5,.5"), "it needs two --run"),
@@ -40,17 +40,19 @@ _ROW = [[[[0.5]] * 8] * 8]
     (("--run=a", "--nodrift", "--drift_inputs=mean"), "would be ignored"),
     (("--run=a", "--window_seconds=9", "--feedback_window=9"), "would be ignored"),
     (("--run=a", "--window_seconds=0"), "window_seconds=0"),
+    (("--run=a", "--reference=training"), "training rows are private"),
+    (("--run=a", "--reference_epsilon=1"), "--reference_epsilon=1.0: would be ignored"),
+    (("--run=a", "--reference=train"), "--reference='train'"),
   ],
 )
 def test_a_wrong_flag_is_one_line(flags, words):
   assert words in commands.refusal(_launch(*flags))
 
 
-def test_flags_that_need_the_run_are_one_line(folders, tmp_path):
-  run = f"--run={folders[0]}"
-  workdir = f"--workdir={tmp_path / 'service'}"
-  done = _launch(run, workdir, "--reference=training")
-  assert "training rows are private" in commands.refusal(done)
+def test_a_flag_that_does_not_fit_the_run_is_one_line(folders, tmp_path):
+  workdir = tmp_path / "service"
+  done = _launch(f"--run={folders[0]}", f"--workdir={workdir}", "--drift_inputs=nope")
+  assert "drift_inputs" in commands.refusal(done) and not workdir.exists()
 
 
 class _Process:

@@ -15,6 +15,7 @@ from dpjax.accounting.event_kinds.kind import event_from_json
 from dpjax.accounting.event_kinds.repeat_and_select import repeat_and_select_event
 from dpjax.experiments.kinds.central.config import TrainConfig
 from dpjax.experiments.kinds.federated.config import FedConfig
+from dpjax.experiments.run import finished
 from dpjax.experiments.sweeps import tuning
 from dpjax.experiments.sweeps.sweep import Selection
 from dpjax.validate import UserError
@@ -181,7 +182,7 @@ def test_the_best_alone_is_released_without_seed_or_number_of_runs(tmp_path):
 def test_other_users_of_the_machine_cannot_count_the_trials(tmp_path):
   _run(tmp_path)
   assert (tmp_path / "trials").stat().st_mode & 0o777 == 0o700
-  assert (tmp_path / tuning.TRIALS).stat().st_mode & 0o777 == 0o600
+  assert (tmp_path / finished.TRIALS_FILE).stat().st_mode & 0o777 == 0o600
 
 
 def test_p17_every_run_has_a_seed_of_its_own(tmp_path):
@@ -270,7 +271,7 @@ def test_what_has_no_proof_is_refused_before_anything_runs(tmp_path, changes, fi
   with refuses(field) as caught:
     _run(tmp_path, _sweep(**changes), train)
   assert not train.configs and "\n" not in str(caught.value)
-  assert not (tmp_path / tuning.TRIALS).exists()
+  assert not (tmp_path / finished.TRIALS_FILE).exists()
 
 
 def test_samplers_without_rdp_or_without_proof_are_refused(tmp_path):

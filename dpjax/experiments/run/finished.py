@@ -22,8 +22,9 @@ STRANGE = (
 )
 
 
-# Folder of the trials of a private selection, in the folder of the selection.
+# In the folder of a private selection: the folder of its trials, and the secret list of them.
 TRIALS = "trials"
+TRIALS_FILE = "trials.json"
 
 
 class Finished(NamedTuple):
@@ -62,7 +63,9 @@ def check_no_trial(path: pathlib.Path, field: str = "runs") -> None:
 
   Its own result leaves out what the choice cost, and its name says how many trials there were.
   """
-  if path.resolve().parent.name == TRIALS:
+  folder = path.resolve().parent
+  # A user's own folder may have the same name.
+  if folder.name == TRIALS and (folder.parent / TRIALS_FILE).exists():
     reason = "is a trial of a private selection; its cost is in best/selection.json"
     raise odd(path, reason, field)
 

@@ -45,8 +45,6 @@ from dpjax.experiments.sweeps.sweep import Runs, Selection, Sweep
 from dpjax.plan import Plan
 from dpjax.validate import UserError
 
-# Name of the secret file with the number of runs and their settings.
-TRIALS = "trials.json"
 # Folder of the files that may be released.
 BEST = "best"
 # Only this file of the best run is released. result.json and config.json stay secret, since they
@@ -322,7 +320,7 @@ def _trials(workdir: pathlib.Path, runs: Runs) -> list[tuple[int, int]]:
   The seeds are random, not consecutive, so that the winner's seed does not reveal how many runs
   there were.
   """
-  path = workdir / TRIALS
+  path = workdir / finished.TRIALS_FILE
   held = {
     "sweep": fields.to_dict(runs.config),
     "settings": [[point.label, fields.to_dict(point.config)] for point in runs.points],

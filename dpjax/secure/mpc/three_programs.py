@@ -102,7 +102,7 @@ def serve_dealer(listen: str, agreed: Agreed) -> None:
   Raises:
     PeerFailed: the parties did not come in time.
   """
-  with meeting.listen(meeting.address(listen)) as server:
+  with meeting.listen(meeting.address(listen, "listen"), "listen") as server:
     _serve(server, agreed)
 
 
@@ -174,9 +174,10 @@ def connect(
       value=number,
     )
   with contextlib.ExitStack() as stack:
-    where = meeting.address(listen or peer)
-    door = stack.enter_context(meeting.listen(where)) if listen else where
-    yield _meet(stack, number, agreed, meeting.address(dealer), door)
+    where = meeting.address(listen or peer, "listen" if listen else "peer")
+    to_dealer = meeting.address(dealer, "dealer")
+    door = stack.enter_context(meeting.listen(where, "listen")) if listen else where
+    yield _meet(stack, number, agreed, to_dealer, door)
 
 
 def _meet(

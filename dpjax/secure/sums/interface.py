@@ -119,6 +119,15 @@ class SumProtocol:
   def check_clients(self, num_clients: int) -> None:
     """Raises UserError if a sum of so many clients cannot be."""
 
+  @classmethod
+  def check_dropouts(cls, **dropouts: float) -> None:
+    """Raises UserError, which names the argument, if one is not 0 and no client may fall silent."""
+    for name, value in dropouts.items():
+      if value and not cls.survives_dropouts:
+        raise UserError(
+          "must be 0: a sum of which a share is missing is refused", field=name, value=value
+        )
+
   def check_library(self) -> None:
     """Raises UserError if a library that the protocol needs is not installed."""
 

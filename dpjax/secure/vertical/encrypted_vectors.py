@@ -59,9 +59,8 @@ class KeyPair(NamedTuple):
   """A key pair: `public` may go to every party, `decrypt` stays with one."""
 
   public: Vectors
-  decrypt: Callable[
-    [bytes], np.ndarray
-  ]  # [n] float64, or complex128 with all that slots hold
+  # -> [n] float64, or complex128 with all that slots hold
+  decrypt: Callable[[bytes], np.ndarray]
 
 
 class _Plain:

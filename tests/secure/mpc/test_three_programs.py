@@ -203,14 +203,21 @@ def test_strangers_that_stay_keep_nobody_apart(says, count):
 
 def test_nobody_there_and_wrong_arguments_are_one_line():
   agreed = three_programs.Agreed(_TOKEN, timeout=0.2)
-  for arguments, line in (
-    ({"listen": "127.0.0.1:1"}, "number=1: must be 0 with listen="),
-    ({"peer": "127.0.0.1:1"}, "party 0: the server was not there in time"),
-    ({"peer": "a:1", "dealer": "nonsense"}, "coordinator='nonsense': must be HOST:PORT"),
+  taken = socket.create_server(("127.0.0.1", 0))
+  in_use = f"127.0.0.1:{taken.getsockname()[1]}"
+  for number, arguments, field in (
+    (1, {"listen": "127.0.0.1:1"}, "number"),
+    (1, {"peer": "127.0.0.1:1"}, "party 0"),
+    (1, {"peer": "a:1", "dealer": "nonsense"}, "dealer"),
+    (1, {"peer": "nonsense"}, "peer"),
+    (0, {"listen": "nonsense"}, "listen"),
+    (0, {"listen": in_use}, "listen"),
   ):
     where = {"dealer": _free_port()} | arguments
-    with pytest.raises(UserError, match=line), three_programs.connect(1, agreed, **where):
+    with refuses(field), three_programs.connect(number, agreed, **where):
       pass
+  with taken, refuses("listen"):
+    three_programs.serve_dealer(in_use, agreed)
   with pytest.raises(links.PeerFailed, match="did not come in time"):
     three_programs.serve_dealer(_free_port(), agreed)
 

@@ -5,11 +5,12 @@ from __future__ import annotations
 import dataclasses
 import math
 import typing
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
 import jax
 
-from dpjax import secure, validate
+from dpjax import secure
+from dpjax.experiments.config import rules
 from dpjax.experiments.config.naming import within
 from dpjax.secure import sums
 from dpjax.secure.encoding import BITS
@@ -24,39 +25,34 @@ class NoSecureSum:
 
 
 @dataclasses.dataclass(frozen=True)
-class SecureSum:
-  """A sum of which the server sees the result alone. Subclasses add a protocol's own numbers.
+class SecureSum(rules.Checked):
+  """A sum of which the server sees the result alone. Subclasses add a protocol's own numbers."""
 
-  Args:
-    bits: bits of each integer of the sum; the protocol may use more.
-    largest_value: coordinates of messages are clipped to this absolute value.
-    threshold: smallest number of clients in a sum, as a share of `clients_per_round`; at least two
-      clients. A round with fewer clients is refused, and changes nothing.
-    dropout_prob: chance that a client drops out in a round. Who drops out is public: it follows
-      from the seed.
-    simulated: whether integers are added without a protocol. This is fast, and hides nothing from
-      whoever runs it. A simulated committee loses no member. False: the protocol runs in every
-      round, with its cryptography.
-  """
-
-  bits: int = 32
-  largest_value: float = 8.0
-  threshold: float = 0.5
-  dropout_prob: float = 0.0
-  simulated: bool = True
+  bits: Annotated[
+    int, rules.between(*BITS), "of each integer of the sum; the protocol may use more"
+  ] = 32
+  largest_value: Annotated[
+    float, rules.POSITIVE, "coordinates of messages are clipped to this absolute value"
+  ] = 8.0
+  threshold: Annotated[
+    float,
+    rules.PROBABILITY,
+    "smallest number of clients in a sum, as a share of clients_per_round; two at least; a round "
+    "with fewer is refused, and changes nothing",
+  ] = 0.5
+  dropout_prob: Annotated[
+    float, rules.SHARE, "chance that a client drops out in a round; who does is public"
+  ] = 0.0
+  simulated: Annotated[
+    bool,
+    "integers are added without a protocol: fast, and hides nothing from whoever runs it; no "
+    "member of a committee is lost; false: the protocol runs in every round",
+  ] = True
   of: ClassVar[type[SumProtocol]]  # the protocol
 
   def __post_init__(self):
-    validate.integer_in(*BITS, bits=self.bits)
-    validate.positive(largest_value=self.largest_value)
-    validate.probability(threshold=self.threshold)
-    validate.share(dropout_prob=self.dropout_prob)
-    if self.dropout_prob and not self.of.survives_dropouts:
-      raise UserError(
-        "must be 0: a sum of which a share is missing is refused",
-        field="dropout_prob",
-        value=self.dropout_prob,
-      )
+    super().__post_init__()
+    self.of.check_dropouts(dropout_prob=self.dropout_prob)
     self._protocol()
 
   def _protocol(self, **settings: int) -> SumProtocol:

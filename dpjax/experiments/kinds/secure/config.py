@@ -294,6 +294,18 @@ def _check_sum(task: SumTask) -> None:
       field="task.entry_bits",
       value=task.entry_bits,
     )
+  least = task.protocol.min_survivors
+  if least > task.num_clients:
+    raise UserError(
+      f"must be at most {task.num_clients}, as task.num_clients={task.num_clients}",
+      field="task.protocol.min_survivors",
+      value=least,
+    )
+  with within("task"):
+    task.protocol.check_dropouts(silent=task.silent)
+    validate.integer_in(0, task.num_clients - least, silent=task.silent)
+  with within("task.protocol"):
+    task.protocol.check_clients(task.num_clients)
 
 
 def _check_train(train: TrainConfig) -> None:
