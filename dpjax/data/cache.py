@@ -95,8 +95,9 @@ def rows(
 def unnamed(shape: tuple[int, ...], make: Callable[[], Iterable[np.ndarray]]) -> Rows:
   """Returns float32 rows [n, *features], computed and stored in a file without a name.
 
-  No other program can open the file. It lies in the folder of temporary files, and the system
-  removes it when this process ends, however it ends.
+  The file stands in no folder, and the system removes it when this process ends, however it ends.
+  Its bytes lie on the disk of the folder of temporary files. They are neither encrypted nor
+  overwritten.
 
   Args:
     shape: shape of all rows, (n, *features).
@@ -113,7 +114,7 @@ def unnamed(shape: tuple[int, ...], make: Callable[[], Iterable[np.ndarray]]) ->
   with contextlib.ExitStack() as stack:
     with refused():
       file = stack.enter_context(tempfile.TemporaryFile(buffering=0, dir=where))
-    for _ in _written_parts(file, make(), refused):
+    for _ in _written_parts(file, shape, make(), refused):
       pass
     return Rows(File(where, 0, shape, np.float32, os.dup(file.fileno())), shape[1:])
 
@@ -223,12 +224,7 @@ def _written(
   try:
     with os.fdopen(raw, "wb", buffering=0) as file:
       file.seek(_HEAD)
-      sha256 = _digest(_written_parts(file, make(), refused))
-      expected = _HEAD + 4 * math.prod(shape)
-      if file.tell() != expected:
-        raise AssertionError(
-          f"features of {shape} took {file.tell()} bytes, not {expected}"
-        )
+      sha256 = _digest(_written_parts(file, shape, make(), refused))
       head = {"magic": _MAGIC, "key": wanted.hex(), "shape": list(shape), "sha256": sha256}
       # The head holds the digest, so it is written last. A file that was not finished has no head.
       file.seek(0)
@@ -246,16 +242,21 @@ def _written(
 
 def _written_parts(
   file: Any,
+  shape: tuple[int, ...],
   chunks: Iterable[np.ndarray],
   refused: Callable[[], contextlib.AbstractContextManager[None]],
 ) -> Iterator[np.ndarray]:
   """Writes all chunks, part by part, and yields each part after it is written."""
+  count = 0
   for chunk in chunks:
     whole = np.ascontiguousarray(chunk, np.float32)
+    count += whole.size
     for part in np.array_split(whole, max(1, whole.nbytes // CHUNK_BYTES)):
       with refused():
         _write(file, part)
       yield part
+  if count != math.prod(shape):
+    raise AssertionError(f"features of {shape} were {count} numbers")
 
 
 def _write(file: Any, array: np.ndarray) -> None:

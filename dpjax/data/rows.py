@@ -157,7 +157,8 @@ class Rows:
       return np.flatnonzero(places)
     if places.size and not -len(self) <= places.min() <= places.max() < len(self):
       raise IndexError(f"rows {places.min()} to {places.max()} go beyond the data")
-    return np.where(places < 0, places + len(self), places).astype(np.int64)
+    places = places.astype(np.int64)  # a narrow type may not hold the number of rows
+    return np.where(places < 0, places + len(self), places)
 
   def _read(self, places: np.ndarray) -> np.ndarray:
     if not places.size:

@@ -186,27 +186,29 @@ def _in_turn(origin: Any, turn: Any, rows: int | None, mark: int, plan: Any) -> 
       "whole batches, and save memory by microbatch_size= of clipped_grad or slices= of the plan",
       field="updates",
     )
-  places = jnp.arange(len(origin), dtype=jnp.int32)
+  number, place, drawn_by, _ = jnp.moveaxis(origin, -1, 0)
+  is_padding = number == -1
+  # Rows may stand in any order, such as by length. Those of padding get places of their own.
+  unused = -1 - jnp.arange(len(origin), dtype=place.dtype)
+  places = jnp.sort(jnp.where(is_padding, unused, place))
+  in_turn = jnp.all(is_padding | (number == turn))
+  once = jnp.all(jnp.diff(places) > 0)
   plan = lax.bitcast_convert_type(plan, jnp.int32)
-  expected = jnp.stack(jnp.broadcast_arrays(turn, places, plan), axis=-1)
-  is_padding = origin[:, :1] == -1
-  right = (origin[:, :3] == expected) | is_padding
-  right = right if mark else right[:, :2]
+  ours = jnp.all(is_padding | (drawn_by == plan)) if mark else True
 
   def wrong() -> UserError:
-    number, place, *_ = jnp.all(right, axis=0)
-    if not number:
+    if not in_turn:
       return UserError(
         f"is not the batch that this state takes next, {int(turn)}: each batch of plan.batches "
         "serves one update, in order; a loop that goes on takes plan.batches(data, rng, start), "
         "with the rng of before",
         field="batch.step",
-        value=int(jnp.max(origin[:, 0])),
+        value=int(jnp.max(number)),
       )
-    if not place:
+    if not once:
       return UserError(
-        "rows that do not stand where plan.batches put them: a row that comes twice counts twice; "
-        "of several views of an example take the mean loss, as training.augment does",
+        "hold a row of plan.batches twice, which counts twice; of several views of an example take "
+        "the mean loss, as training.augment does",
         field="updates",
       )
     return UserError(
@@ -215,7 +217,7 @@ def _in_turn(origin: Any, turn: Any, rows: int | None, mark: int, plan: Any) -> 
       field="batch.origin",
     )
 
-  return trees.require(jnp.all(right), wrong)
+  return trees.require(in_turn & once & ours, wrong)
 
 
 def key_of_run(words: jax.Array, run: Any) -> jax.Array:

@@ -172,6 +172,16 @@ def test_what_computes_features_fails_as_itself(tmp_path, monkeypatch):
   assert [path.name for path in (tmp_path / "kept").iterdir()] == ["lock"]
 
 
+@pytest.mark.parametrize("made", [_ROWS[:4], np.concatenate([_ROWS, _ROWS])], ids=len)
+def test_too_few_or_too_many_features_are_not_kept(tmp_path, monkeypatch, made):
+  monkeypatch.setenv("TMPDIR", str(tmp_path))
+  with pytest.raises(AssertionError):
+    cache.unnamed(_ROWS.shape, lambda: [made])
+  with pytest.raises(AssertionError):
+    cache.rows(tmp_path / "kept", _KEY, _ROWS.shape, lambda: [made])
+  assert [path.name for path in (tmp_path / "kept").iterdir()] == ["lock"]
+
+
 def test_the_folder_is_named_by_the_environment(monkeypatch):
   monkeypatch.delenv(cache.VARIABLE, raising=False)
   assert cache.folder() is None

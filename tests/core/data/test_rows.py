@@ -62,6 +62,13 @@ def test_rows_that_are_not_there(which):
     rows.Rows(Numbers(20), (3,))[which]
 
 
+@pytest.mark.parametrize("dtype", ["int8", "uint8", "int16", "uint64"])
+def test_indices_may_have_a_type_that_holds_fewer_numbers_than_there_are_rows(dtype):
+  which = np.array([3, 100, 3]).astype(dtype)
+  lazy, held = rows.Rows(Numbers(70_000), (3,)), Numbers(70_000).read(np.arange(70_000))
+  np.testing.assert_array_equal(lazy[which], held[which])
+
+
 def test_rows_in_memory_lie_over_those_of_a_file():
   lazy, held = rows.Rows(Numbers(20), (3,)), Numbers(20).read(np.arange(20))
   which, by = np.array([11, 2, 19]), -np.ones((3, 3), np.float32) * [[1], [2], [3]]
