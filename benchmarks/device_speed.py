@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import jax
+import numpy as np
 
 from dpjax.experiments.kinds.central import build
 from dpjax.experiments.kinds.central.config import TrainConfig
@@ -70,7 +71,8 @@ class _Stepper:
     jax.block_until_ready((self.state.params, info))
     seconds = time.perf_counter() - began
     # The same rows stand for the next batch. With the number of the last one updates were NaN.
-    self.batch = jax.block_until_ready(self.batch._replace(step=self.batch.step + 1))
+    origin = self.batch.origin + np.array([1, 0, 0, 0], np.int32)
+    self.batch = jax.block_until_ready(self.batch._replace(origin=origin))
     return seconds
 
   def device_bytes(self) -> int:

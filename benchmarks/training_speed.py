@@ -16,11 +16,13 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 
 from dpjax.experiments.kinds.central import build
 from dpjax.experiments.kinds.central.config import TrainConfig
 from dpjax.experiments.run import report
 from dpjax.gradients.ghost.explain import aligned
+from dpjax.types import Batch
 
 METHODS = ("auto", "vmap")
 
@@ -36,6 +38,11 @@ class Entry(NamedTuple):
   ratio: float  # to the first method
 
 
+def _numbered(batch: Batch, number: int) -> Batch:
+  """Returns the batch as that of another number."""
+  return batch._replace(origin=jnp.asarray(batch.origin).at[:, 0].set(number))
+
+
 def _stepper(config: TrainConfig, method: str, loaded: Any) -> Callable[[], float]:
   """Runs one more step of the run; seconds."""
   config = dataclasses.replace(config, grad_method=method)
@@ -48,7 +55,7 @@ def _stepper(config: TrainConfig, method: str, loaded: Any) -> Callable[[], floa
   def step() -> float:
     nonlocal state
     # Four draws serve all steps. Their numbers are those of a run, else the updates were NaN.
-    slices = [slice_._replace(step=slice_.step * 0 + next(turns)) for slice_ in next(draws)]
+    slices = [_numbered(slice_, next(turns)) for slice_ in next(draws)]
     start = time.perf_counter()
     state, info = phase.step(state, slices)
     jax.block_until_ready((state.params, info))

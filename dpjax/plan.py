@@ -23,6 +23,7 @@ from jax import core
 
 from dpjax import (
   accounting,
+  columns,
   gradients,
   noise,
   sampling,
@@ -900,6 +901,7 @@ class Plan(overflow.MayAbort):
     """
     draws = batches_lib.draws_of(rng, start)
     validate.integer_in(0, self.num_steps * self.slices, start=start)
+    data = columns.by_place(data)
     num_examples = indexed.size_of(data)
     present = indexed.present_in(data, num_examples)
     declared = getattr(data, "nominal_size", None)

@@ -70,15 +70,19 @@ class Batch(NamedTuple):
 
   examples: Any  # pytree, every leaf [capacity, ...]
   mask: Any  # [capacity] bool
-  # [capacity] int32, for each row the number of its batch, from 0 on: the step of the plan that
-  # drew it; with slices, step * slices + slice. A private transform trains on a batch in its turn
-  # alone. None for rows of your own, whose turn is not checked.
-  step: Any = None
-  # [capacity, 3] int32, for each row the mark of the plan that drew it, the number of the run, and
-  # the row's place in its batch. A private transform of another plan refuses the row. Its noise
-  # follows from the number of the run, too, which is secret; it is 0 where the caller gave the
-  # `rng` of the draws.
+  # [capacity, 4] int32, for each row the number of its batch, its place in it, the mark of the plan
+  # that drew it, and the number of the run. A private transform takes no row out of turn, out of
+  # place, or of another plan. Its noise follows from the number of the run, too, which is secret;
+  # it is 0 where the caller gave the `rng` of the draws. None for rows of your own: nothing of this
+  # is checked.
   origin: Any = None
+
+  @property
+  def step(self) -> Any:
+    """Returns for each row the number of its batch, [capacity]; None for rows of your own.
+
+    It is the step of the plan that drew the batch; with slices, step * slices + slice."""
+    return None if self.origin is None else self.origin[..., 0]
 
 
 # Default of `ClippedSum.seal`: the seal is made from the bounds of the sum itself.

@@ -14,7 +14,7 @@ import pytest
 
 import dpjax
 from configs import quickstart
-from dpjax import data, gradients, metrics, training
+from dpjax import columns, data, gradients, metrics, training
 from dpjax.data import resident as resident_lib
 from dpjax.data.target_kinds import needs_arrays, needs_classes
 from dpjax.experiments.config import fields
@@ -110,7 +110,7 @@ def test_any_tree_is_read_by_place(kinds, size):
   tree = _filled(kinds, size)
   assert indexed.size_of(tree) == size
   places = np.array([size - 1, 0, 0])
-  rows = indexed.reader(tree, size)(places)
+  rows = indexed.reader(columns.by_place(tree), size)(places)
   jax.tree.map(np.testing.assert_array_equal, rows, jax.tree.map(lambda a: a[places], tree))
 
 

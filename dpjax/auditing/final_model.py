@@ -122,7 +122,7 @@ def final_model_scores(
   for world, data in enumerate((records, with_target)):
     # Nothing is sampled, so every step has this batch, whose own step is the first.
     first = next(iter(plan.batches(data, rng=0)))
-    batch = jax.tree.map(jnp.asarray, first._replace(step=None))
+    batch = jax.tree.map(jnp.asarray, first._replace(origin=None))
     losses: list[float] = []
     root = functools.reduce(jax.random.fold_in, (0xF17A1, world), jax.random.key(seed))
     # All groups have one size, so that one compiled program serves them. The last group may train

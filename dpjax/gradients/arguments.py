@@ -78,23 +78,18 @@ def examples_and_mask(batch: ArrayTree, mask: ArrayLike | None) -> tuple[Any, An
 
 
 def origin_of(batch: Any) -> Any:
-  """Returns number, plan and run of the batch that each row is from, and the row's place in it,
-  [B, 4] int32; None for rows of one's own.
+  """Returns `Batch.origin` with the number -1 for rows of padding; None for rows of one's own.
 
-  A row of padding has -1 for number and plan: it was perhaps added later, such as for a mesh, with
-  any number. Its run is that of the batch, or 0, so that a batch of padding alone has a run, too.
+  Padding was perhaps added later, such as for a mesh, with any numbers. Its run is that of the
+  batch, or 0, so that a batch of padding alone has a run, too.
   """
-  if not isinstance(batch, Batch) or batch.step is None:
+  if not isinstance(batch, Batch) or batch.origin is None:
     return None
-  step = jnp.asarray(batch.step)
-  plan = run = jnp.zeros_like(step)
-  place = jnp.arange(step.size, dtype=jnp.int32).reshape(step.shape)
-  if batch.origin is not None:
-    plan, run, place = jnp.moveaxis(jnp.asarray(batch.origin), -1, 0)
-  if jnp.shape(step) == jnp.shape(batch.mask):
-    step = jnp.where(batch.mask, step, -1)
-    plan = jnp.where(batch.mask, plan, -1)
-  return jnp.stack([step, plan, run, place], axis=-1)
+  origin = jnp.asarray(batch.origin)
+  if jnp.shape(batch.mask) != origin.shape[:-1]:
+    return origin
+  number = jnp.where(batch.mask, origin[..., 0], -1)
+  return jnp.concatenate([number[..., None], origin[..., 1:]], axis=-1)
 
 
 def padded(batch: Any) -> Batch:

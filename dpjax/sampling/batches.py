@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import secrets
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
@@ -108,18 +109,17 @@ def rows_of_slice(padded_batch_size: int, count: int) -> int:
 
 
 def slices(
-  indices: np.ndarray, padded_batch_size: int, count: int
+  indices: np.ndarray, rows: int, count: int
 ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
   """Splits the draw of ONE step into `count` padded slices, and yields (indices, mask) of each.
 
   Guarantee: every drawn example is in exactly one slice, so it takes part at most once in a step
-  (pitfall P15). Each slice has `rows_of_slice(padded_batch_size, count)` rows. There are always
-  `count` slices; some of them may hold padding only.
+  (pitfall P15). Each slice has as many rows as `rows_of_slice` says. There are always `count`
+  slices; some of them may hold padding only.
 
-  >>> [(i.tolist(), m.tolist()) for i, m in slices(np.array([3, 5, 8]), 4, 2)]
+  >>> [(i.tolist(), m.tolist()) for i, m in slices(np.array([3, 5, 8]), rows=2, count=2)]
   [([3, 5], [True, True]), ([8, 0], [True, False])]
   """
-  rows = rows_of_slice(padded_batch_size, count)
   # Empty slices are yielded, too: the number of slices must not reveal the size of the draw.
   for part in range(count):
     yield pad(indices[part * rows : (part + 1) * rows], rows)
@@ -132,13 +132,16 @@ def _draws(
   # Between two steps of training the code of a draw leaves the caches of a CPU. Several draws in a
   # row take a third of the time of single ones.
   ahead = max(1, min(_STEPS_AHEAD, _ROWS_AHEAD // sampler.padded_batch_size))
-  # A user's own sampler may be slow, or count its calls.
-  ahead = 1 if assumption(sampler) else ahead
+  draw = sampler.draw
+  if assumption(sampler):
+    # A user's own sampler may be slow, or count its calls.
+    ahead = 1
+    draw = functools.partial(draw_rows, sampler)
   while steps:
     drawn = []
     for step in steps[:ahead]:
       try:
-        drawn.append(draw_rows(sampler, num_examples, seed=seed, step=step))
+        drawn.append(draw(num_examples, seed=seed, step=step))
       except UserError:
         # An abort is charged to its own step, which a run that stops earlier never reaches.
         if not drawn:
@@ -168,13 +171,14 @@ def batches(
     mark: mark of the plan.
   """
   rows = rows_of_slice(sampler.padded_batch_size, count)
-  # The same in all batches, which share it.
-  origin = np.tile(np.array([mark, draws.run, 0], np.uint32).view(np.int32), (rows, 1))
-  origin[:, 2] = np.arange(rows)
-  origin.flags.writeable = False
+  origin = np.zeros((rows, 4), np.int32)
+  origin[:, 1] = np.arange(rows)
+  origin[:, 2:] = np.array([mark, draws.run], np.uint32).view(np.int32)
   for step, drawn in _draws(sampler, num_examples, draws.seed, steps):
-    parts = slices(drawn, sampler.padded_batch_size, count)
+    parts = slices(drawn, rows, count)
     for number, (indices, mask) in enumerate(parts, start=step * count):
       examples = read(indices)
       mask = mask if present is None else mask & present[indices]
-      yield Batch(examples, mask, np.full(rows, number, np.int32), origin)
+      own = origin.copy()
+      own[:, 0] = number
+      yield Batch(examples, mask, own)

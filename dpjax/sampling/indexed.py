@@ -65,6 +65,10 @@ def present_in(data: Indexed, size: int) -> np.ndarray | None:
 def reader(data: Indexed, size: int) -> Callable[[np.ndarray], Any]:
   """Returns a function from indices to a batch, after a test that reads at least the first row.
 
+  Args:
+    data: rows by place, as of `columns.by_place`.
+    size: number of rows.
+
   Raises:
     UserError: rows cannot be read by index, come in another order than their indices, depend on
       other rows of the batch, or are drawn at random. The returned function raises UserError if a
@@ -73,7 +77,6 @@ def reader(data: Indexed, size: int) -> Callable[[np.ndarray], Any]:
   >>> reader(np.arange(3.0), 3)(np.array([2, 0]))
   array([2., 0.])
   """
-  data = columns.by_place(data)
   first = np.zeros(1, np.int64)
   # One row is read before the run, so that unreadable data fail here, not in the middle of the run.
   if _reads_by_place(data):

@@ -171,8 +171,8 @@ def _in_turn(origin: Any, turn: Any, rows: int | None, mark: int, plan: Any) -> 
   changed and run again, may hold an example more often.
 
   Args:
-    origin: that of `gradients.arguments.origin_of`, [B, 4]; None where the rows are of one's own.
-    turn: number of the batch that the state takes next; None if it counts none.
+    origin: that of `gradients.arguments.origin_of`, [B, 4].
+    turn: number of the batch that the state takes next.
     rows: number of rows of a batch, padding included; None if it is not known.
     mark: mark of the plan whose batches are taken; 0 for those of any.
     plan: the same mark, as an array.
@@ -180,50 +180,44 @@ def _in_turn(origin: Any, turn: Any, rows: int | None, mark: int, plan: Any) -> 
   Raises:
     UserError: a part of a batch, or a batch that is known to be another or to hold a row twice.
   """
-  if origin is None or turn is None:
-    return True
-  step = origin[..., 0]
-  drawn_by = origin[..., 1]
-  if rows is not None and jnp.size(step) < rows:
+  if rows is not None and len(origin) < rows:
     raise UserError(
       f"a part of a batch, which has {rows} rows: one record would push another out of it; give "
       "whole batches, and save memory by microbatch_size= of clipped_grad or slices= of the plan",
       field="updates",
     )
+  number, place, drawn_by, _ = jnp.moveaxis(origin, -1, 0)
+  is_padding = number == -1
+  # Rows may stand in any order, such as by length. Those of padding get places of their own.
+  unused = -1 - jnp.arange(len(origin), dtype=place.dtype)
+  places = jnp.sort(jnp.where(is_padding, unused, place))
+  in_turn = jnp.all(is_padding | (number == turn))
+  once = jnp.all(jnp.diff(places) > 0)
+  plan = lax.bitcast_convert_type(plan, jnp.int32)
+  ours = jnp.all(is_padding | (drawn_by == plan)) if mark else True
 
-  def out_of_turn() -> UserError:
-    return UserError(
-      f"is not the batch that this state takes next, {int(turn)}: each batch of plan.batches "
-      "serves one update, in order; a loop that goes on takes plan.batches(data, rng, start), with "
-      "the rng of before",
-      field="batch.step",
-      value=int(np.max(np.asarray(step))),
-    )
-
-  def foreign() -> UserError:
+  def wrong() -> UserError:
+    if not in_turn:
+      return UserError(
+        f"is not the batch that this state takes next, {int(turn)}: each batch of plan.batches "
+        "serves one update, in order; a loop that goes on takes plan.batches(data, rng, start), "
+        "with the rng of before",
+        field="batch.step",
+        value=int(jnp.max(number)),
+      )
+    if not once:
+      return UserError(
+        "hold a row of plan.batches twice, which counts twice; of several views of an example take "
+        "the mean loss, as training.augment does",
+        field="updates",
+      )
     return UserError(
       "drawn by another plan than that of this transform, whose epsilon is not theirs; where the "
       "plan has changed, make plan.transform and its state anew, too",
       field="batch.origin",
     )
 
-  def repeated() -> UserError:
-    return UserError(
-      "hold a row of plan.batches twice, which counts twice; of several views of an example take "
-      "the mean loss, as training.augment does",
-      field="updates",
-    )
-
-  in_turn = trees.require(jnp.all((step == turn) | (step == -1)), out_of_turn)
-  # Rows may stand in any order, such as by length. Those of padding get places of their own.
-  unused = -1 - jnp.arange(step.size, dtype=step.dtype)
-  places = jnp.where(jnp.ravel(step) == -1, unused, jnp.ravel(origin[..., 3]))
-  in_turn &= trees.require(jnp.all(jnp.diff(jnp.sort(places)) > 0), repeated)
-  if not mark:
-    return in_turn
-  ours = lax.bitcast_convert_type(plan, jnp.int32)
-  known = (step != -1) & (drawn_by != 0)
-  return trees.require(jnp.all(~known | (drawn_by == ours)), foreign) & in_turn
+  return trees.require(in_turn & once & ours, wrong)
 
 
 def key_of_run(words: jax.Array, run: Any) -> jax.Array:
@@ -357,17 +351,17 @@ def with_guard(
     if not isinstance(state.inner, mechanism.state):
       raise _no_state(state.inner)
     given = {} if count is None else {"count": count}
+    inner = state.inner
+    sound = off == 0
     origin = getattr(updates, "origin", None)
-    if origin is not None:
+    number = turn(inner)
+    if origin is not None and number is not None:
       # With a wrong checksum nothing else counts. XLA's CPU backend wakes another thread where more
       # than nine small operations are ready at once, so these wait for the checksum.
-      origin = jnp.where(off == 0, origin, 0)
-    number = turn(state.inner)
-    in_turn = _in_turn(origin, number, rows, mark, plan_mark)
-    conditions = Conditions((off == 0) & in_turn, rows, slices)
-    inner = state.inner
-    if origin is not None and number is not None:
-      inner = noise_of_run(inner, number == 0, jnp.max(origin[..., 2], initial=0))
+      origin = jnp.where(sound, origin, 0).reshape(-1, 4)
+      sound &= _in_turn(origin, number, rows, mark, plan_mark)
+      inner = noise_of_run(inner, number == 0, jnp.max(origin[:, 3], initial=0))
+    conditions = Conditions(sound, rows, slices)
     noisy, inner = mechanism.update(
       updates, inner, params, mask=mask, conditions=conditions, **given
     )

@@ -68,7 +68,7 @@ def test_two_steps_are_those_of_a_loop_over_single_examples():
     np.testing.assert_allclose(state.critic.params, critic, rtol=1e-5)
     np.testing.assert_allclose(state.generator, generator, rtol=1e-5)
   with refuses("batch.step", value=0):  # the critic's batches have their turns
-    both.step(state, Batch(_X, _MASK, np.zeros(len(_X), np.int32)))
+    both.step(state, Batch(_X, _MASK, np.zeros((len(_X), 4), np.int32)))
 
 
 @pytest.mark.slow

@@ -53,5 +53,5 @@ def test_what_does_not_come_from_the_batch_may_be_closed_over():
     loss = lambda w, x: jnp.sum(w * x * scale) / size * (1 + batch.step[0])
     return clipped_grad(loss, l2_clip_norm=1.0)(_W, batch).total
 
-  batch = _batch(_X)._replace(step=np.zeros(4, np.int32))
+  batch = _batch(_X)._replace(origin=np.zeros((4, 4), np.int32))
   assert np.isfinite(step(jnp.ones(2), jax.random.key(0), batch)).all()

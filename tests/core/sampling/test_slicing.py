@@ -15,7 +15,7 @@ from tests.refuses import refuses
 @given(slots=st.integers(1, 60), count=st.integers(1, 9), share=st.floats(0, 1))
 def test_p15_every_drawn_example_is_in_exactly_one_slice(slots, count, share):
   drawn = np.sort(np.random.default_rng(0).permutation(1000)[: int(share * slots)])
-  parts = list(batches_lib.slices(drawn, slots, count))
+  parts = list(batches_lib.slices(drawn, rows_of_slice(slots, count), count))
   assert len(parts) == count
   assert {len(i) for i, _ in parts} == {rows_of_slice(slots, count)}
   taken = np.concatenate([indices[mask] for indices, mask in parts])

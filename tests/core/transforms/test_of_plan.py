@@ -71,7 +71,7 @@ def test_a_batch_serves_the_step_that_drew_it(slices, stacked):
     assert not is_finite(update(batches[slices], within)[0])
     assert is_finite(update(batches[slices + 1], within)[0])
   # Rows of one's own have no turn.
-  assert is_finite(update(batches[0]._replace(step=None), state)[0])
+  assert is_finite(update(batches[0]._replace(origin=None), state)[0])
 
 
 @pytest.mark.parametrize("how", ["sum", "stacked", "wrapped"])
