@@ -20,7 +20,8 @@ plan that accounts for the noise.
 | step                                                           |                               |
 | it is given a batch of another plan's `batches`                | the same                      |
 | it is given a part of a batch of `plan.batches`                | `UserError`                   |
-| it is given rows of one twice, such as two views of it joined  | `UserError`; NaN under jit    |
+| it is given its rows out of their places, such as two views    | `UserError`; NaN under jit    |
+| joined                                                         |                               |
 | a whole earlier state is used again, with the batches that     | cannot be detected            |
 | belong to it                                                   |                               |
 | a first state is used again, with fresh draws of               | the noise is another one      |
@@ -178,7 +179,7 @@ def _in_turn(origin: Any, turn: Any, rows: int | None, mark: int, plan: Any) -> 
     plan: the same mark, as an array.
 
   Raises:
-    UserError: a part of a batch, or a batch that is known to be another or to hold a row twice.
+    UserError: a part of a batch, one that is known to be another, or rows out of their places.
   """
   if rows is not None and len(origin) < rows:
     raise UserError(
@@ -188,11 +189,9 @@ def _in_turn(origin: Any, turn: Any, rows: int | None, mark: int, plan: Any) -> 
     )
   number, place, drawn_by, _ = jnp.moveaxis(origin, -1, 0)
   is_padding = number == -1
-  # Rows may stand in any order, such as by length. Those of padding get places of their own.
-  unused = -1 - jnp.arange(len(origin), dtype=place.dtype)
-  places = jnp.sort(jnp.where(is_padding, unused, place))
   in_turn = jnp.all(is_padding | (number == turn))
-  once = jnp.all(jnp.diff(places) > 0)
+  # To allow rows in any order one must sort them, for which devices would exchange them.
+  in_place = jnp.all(is_padding | (place == jnp.arange(len(origin), dtype=place.dtype)))
   plan = lax.bitcast_convert_type(plan, jnp.int32)
   ours = jnp.all(is_padding | (drawn_by == plan)) if mark else True
 
@@ -205,10 +204,10 @@ def _in_turn(origin: Any, turn: Any, rows: int | None, mark: int, plan: Any) -> 
         field="batch.step",
         value=int(jnp.max(number)),
       )
-    if not once:
+    if not in_place:
       return UserError(
-        "hold a row of plan.batches twice, which counts twice; of several views of an example take "
-        "the mean loss, as training.augment does",
+        "rows that do not stand where plan.batches put them: a row that comes twice counts twice; "
+        "of several views of an example take the mean loss, as training.augment does",
         field="updates",
       )
     return UserError(
@@ -217,7 +216,7 @@ def _in_turn(origin: Any, turn: Any, rows: int | None, mark: int, plan: Any) -> 
       field="batch.origin",
     )
 
-  return trees.require(in_turn & once & ours, wrong)
+  return trees.require(in_turn & in_place & ours, wrong)
 
 
 def key_of_run(words: jax.Array, run: Any) -> jax.Array:
