@@ -19,7 +19,7 @@ from dpjax import jaxprs, trees
 from dpjax.gradients.clipping import Clipped
 from dpjax.gradients.convolutions import canonical_convolutions
 from dpjax.gradients.exact_sum import ExactSum
-from dpjax.gradients.traced_values import as_varying_as
+from dpjax.gradients.traced_values import zeros_of
 from dpjax.parallel import made_for
 from dpjax.types import ArrayTree, Params
 
@@ -77,11 +77,9 @@ def in_microbatches(
       return out.total, (out.norms, out.losses)  # [*param], ([size],) * 2
 
     shapes = jax.eval_shape(fn, params, *jax.tree.map(lambda leaf: leaf[0], parts))
-    # Of a shape alone: `zeros_like` refuses one that is marked as different on each device.
-    nothing = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)
     # A scan's carry and both results of a branch must have one type. Under shard_map the sums
     # differ between devices, so the zeros must be marked as different, too.
-    nothing = as_varying_as(parts, nothing)
+    nothing = zeros_of(shapes, parts)
 
     def body(total, part):
       def added(total):

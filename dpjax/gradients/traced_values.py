@@ -44,6 +44,16 @@ def as_varying_as(reference: ArrayTree, tree: ArrayTree) -> Any:
   return jax.tree.map(mark, tree)
 
 
+def zeros_of(shapes: ArrayTree, reference: ArrayTree) -> Any:
+  """Returns zeros of these shapes and types, marked as `as_varying_as(reference, ...)` marks them.
+
+  So they have the type of what is computed from `reference`, as the other branch of a conditional.
+  """
+  # Of a shape alone: `zeros_like` refuses one that is marked as different on each device.
+  zeros = jax.tree.map(lambda shape: jnp.zeros(shape.shape, shape.dtype), shapes)
+  return as_varying_as(reference, zeros)
+
+
 def on_settled(fn: Callable[[Any], Any], tree: ArrayTree) -> Any:
   """Calls fn(tree), where fn sees every array of the tree as it is stored in memory.
 
@@ -73,9 +83,7 @@ def on_settled(fn: Callable[[Any], Any], tree: ArrayTree) -> Any:
   shapes = jax.eval_shape(fn, tree)
 
   def never(_):
-    # Of a shape alone: `zeros_like` refuses one that is marked as different on each device.
-    zeros = jax.tree.map(lambda shape: jnp.zeros(shape.shape, shape.dtype), shapes)
-    return as_varying_as(arrays, zeros)
+    return zeros_of(shapes, arrays)
 
   def on_whole(flat):
     return on_stored([jnp.reshape(x, whole.shape) for x, whole in zip(flat, arrays)])
