@@ -884,6 +884,7 @@ class Plan(overflow.MayAbort):
         whose arrays are copied. Or a dict of arrays [n, ...]: an example is then a dict, too. If
         the data have a bool array `present` [n], rows whose entry is False may be drawn, and
         contribute zero. If the data have a `nominal_size`, it is `declared` of `check_capacity`.
+        For a `UserSampler`, each row must be all of one user (`dpjax.sampling.group_by_user`).
       rng: integer seed of the sampler; 128 bits or more for a release. None takes 128 fresh bits
         of the operating system, which nobody can draw again, and `transform` draws noise of its own
         for them; with several processes it must be given, the same to each. Like the key of
@@ -902,6 +903,15 @@ class Plan(overflow.MayAbort):
     draws = batches_lib.draws_of(rng, start)
     validate.integer_in(0, self.num_steps * self.slices, start=start)
     data = columns.by_place(data)
+    # Of plain rows the statement would say "user", and hide single examples.
+    are_users = getattr(data, "rows_are_users", False)
+    if isinstance(self.sampler, sampling.UserSampler) and not are_users:
+      raise UserError(
+        "must be the users that UserSampler draws: blocks of dpjax.sampling.group_by_user, or data "
+        "whose rows_are_users is True, since each row holds all that one user contributes",
+        field="data",
+        value=Verbatim(type(data).__name__),
+      )
     num_examples = indexed.size_of(data)
     present = indexed.present_in(data, num_examples)
     declared = getattr(data, "nominal_size", None)

@@ -257,6 +257,11 @@ class Dataset:
     return not isinstance(self.x, Rows)
 
   @property
+  def rows_are_users(self) -> bool:
+    """Whether a row holds several sequences of tokens, all of one user, [m, T]."""
+    return self.x.dtype == np.int32 and self.x.ndim == 3
+
+  @property
   def in_columns(self) -> bool:
     """Whether x is `Columns`, so that an example's x is a dict of arrays."""
     return isinstance(self.x, Columns)

@@ -61,6 +61,8 @@ class Resident:
     self.present = getattr(dataset, "present", None)
     # The check of capacities reads `nominal_size`.
     self.nominal_size = getattr(dataset, "nominal_size", None)
+    # A plan that samples users reads this.
+    self.rows_are_users = getattr(dataset, "rows_are_users", False)
     # Several devices get equally many rows each, so a batch may have more rows than requested.
     self.adds_rows = split is not None
 

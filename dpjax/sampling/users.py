@@ -20,7 +20,7 @@ import dataclasses
 import functools
 import hashlib
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -46,6 +46,8 @@ class UserBlocks:
   data: Indexed
   members: np.ndarray  # [num_users, m] int: row of each example; padding repeats row 0
   mask: np.ndarray  # [num_users, m] bool
+
+  rows_are_users: ClassVar[bool] = True
 
   def __len__(self) -> int:
     return len(self.members)
