@@ -11,7 +11,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from dpjax.experiments.config import fields
+from dpjax.experiments.config import choices
 from dpjax.types import Config
 
 # Fields that locate data on one machine. They are no part of a run's identity, since the digest of
@@ -64,7 +64,7 @@ def digest(
   (False, 32)
   """
   apart = {*getattr(config, "where", ()), *without, *PLACES}
-  held = fields.to_dict(config) if held is None else held
+  held = choices.to_dict(config) if held is None else held
   text = json.dumps([type(config).__name__, canonical(_without(held, apart))])
   return hashlib.sha256(f"dpjax config {text}".encode()).digest()
 

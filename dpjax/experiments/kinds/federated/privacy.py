@@ -10,7 +10,7 @@ from dpjax import accounting, gradients, sampling
 from dpjax.accounting.proved import NeighboringRelation
 from dpjax.auditing.canary_clients import DIRECTION, PARAMETER
 from dpjax.data import Federation
-from dpjax.experiments.config import fields, samplers
+from dpjax.experiments.config import choices, samplers
 from dpjax.experiments.config.common import attack_of
 from dpjax.experiments.kinds import bounds, privacy_section
 from dpjax.experiments.kinds.central import ftrl
@@ -122,7 +122,7 @@ def _check_release(config: FedConfig) -> None:
   if not covered or simulated is not None:
     raise UserError(
       "needs privacy='central', 'dp_ftrl' or 'distributed' and no privacy.simulated_cohort, not "
-      f"{fields.name_of(config, 'privacy')!r} and {simulated!r}; only what the noise of the sum "
+      f"{choices.name_of(config, 'privacy')!r} and {simulated!r}; only what the noise of the sum "
       "covers may be released",
       field="release",
       value=True,
