@@ -903,9 +903,9 @@ class Plan(overflow.MayAbort):
     draws = batches_lib.draws_of(rng, start)
     validate.integer_in(0, self.num_steps * self.slices, start=start)
     data = columns.by_place(data)
+    draws_users = isinstance(self.sampler, sampling.UserSampler)
     # Of plain rows the statement would say "user", and hide single examples.
-    are_users = getattr(data, "rows_are_users", False)
-    if isinstance(self.sampler, sampling.UserSampler) and not are_users:
+    if draws_users and not getattr(data, "rows_are_users", False):
       raise UserError(
         "must be the users that UserSampler draws: blocks of dpjax.sampling.group_by_user, or data "
         "whose rows_are_users is True, since each row holds all that one user contributes",
