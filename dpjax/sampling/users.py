@@ -20,7 +20,7 @@ import dataclasses
 import functools
 import hashlib
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -40,8 +40,10 @@ class UserBlocks:
   """Examples grouped by user. `len` counts users, and indexing gathers blocks.
 
   `blocks[users]` is a `Batch` of examples [len(users), m, ...] and mask [len(users), m], where m is
-  the `max_examples_per_user` of `group_by_user`.
+  the `max_examples_per_user` of `group_by_user`. A plan whose sampler hides examples refuses them.
   """
+
+  unit: ClassVar[str] = "user"
 
   data: Indexed
   members: np.ndarray  # [num_users, m] int: row of each example; padding repeats the user's first
