@@ -55,9 +55,12 @@ round is answered once, are the work of such a client itself.
 The sampler's seed stays on the server: anyone who knows it knows who takes part, and epsilon
 relies on that being secret. With a guarantee it is drawn afresh, and so is the noise, also under a
 key of before: a server that starts again asks for rounds that clients have answered, gets nothing,
-and would release its first run's noise alone. Everything random on a client is drawn from a key that the client's own
-operating system makes for each answer. The key is neither sent nor kept. So a server cannot
-subtract the noise of `client_noise`. A run cannot be repeated bit for bit if clients draw.
+and would release its first run's noise alone.
+
+Everything random on a client is drawn from a key that the client's own operating system makes for
+each answer. The key is neither sent nor kept. So a server cannot subtract the noise of
+`client_noise`. A run cannot be repeated bit for bit if clients draw.
+
 A client answers a round at most once, and at most `num_rounds` times in all, whatever the server
 asks. It notes the round in its own folder before it looks at its data. So with
 `client_noise(client, l2_clip_norm=C, noise_multiplier=z)` its answers to the server together
