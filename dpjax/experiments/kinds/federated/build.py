@@ -313,14 +313,16 @@ def secure_aggregator(
   """
   chosen = config.secure_sum
   cohort = config.clients_per_round
-  common: dict[str, Any] = {"dropout": chosen.dropout(config.seed), "plan": plan}
+  dropout = chosen.dropout(config.seed)
   if mechanism is not None:
     seeds = {"seed": distributed.seed_of(key), "rotation": config.seed}
-    return secure.skellam_mean(chosen.protocol(cohort), mechanism, **seeds, **common)
+    mean = secure.skellam_mean(chosen.protocol(cohort), mechanism, dropout=dropout, **seeds)
+    return mean.drawn_by(plan)
   # A Poisson cohort may hold every client, and the modulus must exceed the sum of its messages.
   most = num_clients if config.privacy.sampler.name != "fixed_size" else int(cohort)
   encoding = Encoding(most, chosen.largest_value, chosen.bits)
-  return secure.secure_mean(chosen.protocol(cohort), encoding, **common)
+  mean = secure.secure_mean(chosen.protocol(cohort), encoding, dropout=dropout)
+  return mean.drawn_by(plan)
 
 
 def _aggregator(fed: FedRun) -> federated.Aggregator:
