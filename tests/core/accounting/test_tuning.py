@@ -130,14 +130,14 @@ def test_the_stopping_probability_gives_the_mean_on_the_safe_side(mean, shape):
   assert tuning.mean_of(mean, shape) >= max(mean, tuning._mean(gamma, shape))
 
 
-@pytest.mark.parametrize("shape", [1e4, 1e6])
-def test_the_mean_that_is_accounted_is_that_of_the_draws(shape):
+@pytest.mark.parametrize("mean", [2.0, 50.0])
+def test_the_mean_that_is_accounted_is_that_of_the_draws(mean):
   """Near Poisson's law, a stopping probability that is barely rounded moves the mean."""
-  mean = 50.0
+  shape = 1e6
   gamma = tuning.stopping_prob(mean, shape)
   exact = stats.nbinom.mean(shape, gamma) / -math.expm1(shape * math.log(gamma))
   assert tuning.mean_of(mean, shape) == pytest.approx(exact, rel=1e-9)
-  assert exact > mean * (1 + 1e-10 * shape)
+  assert exact > mean * (1 + 1e-5)
 
 
 def test_selection_composes_and_takes_every_sampler_that_rdp_knows():
