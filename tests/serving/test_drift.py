@@ -252,13 +252,24 @@ def test_public_data_and_released_counts_are_free(runs, tmp_path):
   path.write_text(
     '{"predicted": [1, 2, 3, 4, 5, 6, 7, 8, 9, 10], "mean": [1,1,1,1,1,1,1,1,1,1]}'
   )
-  with ServiceJournal(tmp_path) as journal:
-    public = references.make("public:digits", runs[0], bins, journal)
-    held = references.make(str(path), runs[0], bins, journal)
-    assert references.make("stream", runs[0], bins, journal) is None
-    path.write_text('{"predicted": [1, 2]}')
-    for wrong in (str(path), str(tmp_path / "missing.json"), "public:missing"):
-      with refuses("reference", value=wrong):
-        references.make(wrong, runs[0], bins, journal)
+  images = tmp_path / "images.npz"
+  rows = {"x": np.full((70, 8, 8, 1), 0.5, np.float32), "y": np.arange(70) % 10}
+  halves = {f"{n}_{part}": v for n, v in rows.items() for part in ("train", "test")}
+  np.savez(images, num_classes=10, **halves)
+  public = references.make(f"public:{images}", runs[0], bins, None)
+  held = references.make(str(path), runs[0], bins, None)
+  assert references.make("stream", runs[0], bins, None) is None
+  path.write_text('{"predicted": [1, 2]}')
+  for wrong in (str(path), str(tmp_path / "missing.json"), "public:missing"):
+    with refuses("reference", value=wrong):
+      references.make(wrong, runs[0], bins, None)
   assert (public.epsilon, held.epsilon) == (0.0, 0.0)
-  assert sum(public.counts["predicted"]) == 1437 and held.counts["predicted"][9] == 10
+  assert sum(public.counts["predicted"]) == 70 and held.counts["predicted"][9] == 10
+
+
+def test_a_runs_own_data_are_no_public_reference(runs):
+  """Its exact training rows were counted, and /health said that they had cost nothing."""
+  bins = _bins(runs[0])
+  for name in ("public:digits", "public:digits:1.0"):
+    with refuses("reference", value=name):
+      references.make(name, runs[0], bins, None)
