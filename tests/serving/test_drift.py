@@ -111,8 +111,8 @@ def test_rows_fall_into_their_bins():
   counts = drift.exact_counts(bins, x, answers)
   assert {name: found.tolist() for name, found in counts.items()} == {
     "predicted": [1, 0, 1],
-    "x[2]": [1, 1, 0],
-    "mean": [1, 1],
+    "x[2]:0.95,1.5": [1, 1, 0],
+    "mean:0.5": [1, 1],
   }
 
 
@@ -219,6 +219,20 @@ def test_a_noisy_reference_is_charged_once_and_before_its_noise(runs, tmp_path):
   assert other.epsilon == 0.75
   with ServiceJournal(tmp_path) as journal:
     assert references.make("training", runs[1], bins, journal, epsilon=0.5).epsilon == 0.5
+
+
+def test_counts_over_other_edges_are_of_other_bins(runs, tmp_path):
+  """As many bins of one name, once for dark and once for bright images: each PSI was wrong."""
+  dark, bright = (drift.bins_of(f"mean:{edge}", runs[0].inputs) for edge in (0.2, 0.6))
+  with ServiceJournal(tmp_path) as journal:
+    references.make("training", runs[0], [dark], journal, epsilon=0.5)
+  with ServiceJournal(tmp_path) as journal:
+    assert (
+      references.make("training", runs[0], [bright], journal, epsilon=0.5).epsilon == 1.0
+    )
+  x = np.full((3, 8, 8, 1), 0.4, np.float32)
+  counts = drift.exact_counts([dark, bright], x, np.zeros(3))
+  assert [count.tolist() for count in counts.values()] == [[0, 3], [3, 0]]
 
 
 def test_a_charge_without_its_noise_is_spent(runs, tmp_path):
