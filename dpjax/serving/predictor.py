@@ -44,7 +44,6 @@ from dpjax.experiments.kinds.central.config import (
 )
 from dpjax.experiments.kinds.central.features import featured
 from dpjax.experiments.run import (
-  finished,
   model_inputs,
   provenance,
   saved,
@@ -158,8 +157,7 @@ class Predictor:
         bit from those of evaluation. If `row_exact` is False, differences by rounding are allowed.
 
     Raises:
-      UserError: the folder holds no finished run of these launchers, or a trial of a private
-        selection, whose result leaves out the cost of the choice; a file is not what the run
+      UserError: the folder holds no finished run of these launchers; a file is not what the run
         wrote; the model predicts embeddings or the next token; a run without inputs.json is
         federated, or its data are missing. The message is one line.
     """
@@ -167,7 +165,6 @@ class Predictor:
     with validate.about("run", str(run_folder)[-100:]):
       if not path.is_dir():
         raise UserError("must be the folder of a finished run; there is none")
-      finished.check_no_trial(path, "run")
       config, train = _configs(path)
       _check_kind(train)
       result = workdir.finished(path, config)

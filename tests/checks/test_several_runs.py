@@ -296,12 +296,10 @@ def test_what_is_no_finished_run_is_one_line(runs, tmp_path):
   first = str(runs[0])
   again = str(_copy(runs[0], tmp_path / "again"))
   (tmp_path / "empty").mkdir()
-  trial = _copy(runs[0], tmp_path / "trials" / "3")
-  (tmp_path / "trials.json").touch()
   # The last is not the result of its config.json.
   better = str(_copy(runs[0], tmp_path / "better", epsilon=0.1))
   nowhere, empty = str(tmp_path / "nowhere"), str(tmp_path / "empty")
-  for folders in ([nowhere], [empty], [first, first + "/"], [""], [str(trial)], [better]):
+  for folders in ([nowhere], [empty], [first, first + "/"], [""], [better]):
     with refuses("runs") as caught:
       several_runs.read(folders)
     assert len(str(caught.value).splitlines()) == 1

@@ -17,7 +17,6 @@ from dpjax.experiments.run import loop, model_inputs
 from dpjax.experiments.run import workdir as owner
 from dpjax.serving import Predictor, predictor
 from dpjax.validate import UserError
-from tests.refuses import refuses
 from tests.serving.conftest import CONFIG
 
 
@@ -230,17 +229,6 @@ def test_a_folder_that_is_no_finished_run_is_one_line(folders, tmp_path, change,
   with pytest.raises(UserError) as raised:
     Predictor.load(folder)
   assert words in str(raised.value) and "\n" not in str(raised.value)
-
-
-def test_a_trial_of_a_private_selection_is_not_served(folders, tmp_path):
-  """Its own result leaves out what the choice cost, which /health would state."""
-  trial = tmp_path / "trials" / "0003"
-  shutil.copytree(folders[0], trial)
-  # An ordinary run may lie in a folder of this name.
-  Predictor.load(trial)
-  (tmp_path / "trials.json").touch()
-  with refuses("run", value=str(trial)):
-    Predictor.load(trial)
 
 
 def test_a_folder_without_its_secrets_is_enough(folders, tmp_path, runs, raw):

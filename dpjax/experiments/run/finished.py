@@ -22,11 +22,6 @@ STRANGE = (
 )
 
 
-# In the folder of a private selection: the folder of its trials, and the secret list of them.
-TRIALS = "trials"
-TRIALS_FILE = "trials.json"
-
-
 class Finished(NamedTuple):
   """A folder with the content of its config.json and of its result.json, which fit together."""
 
@@ -58,18 +53,6 @@ def as_runs_write(path: pathlib.Path, field: str = "runs") -> Iterator[None]:
     raise odd(path, reason, field) from error
 
 
-def check_no_trial(path: pathlib.Path, field: str = "runs") -> None:
-  """Raises UserError for a trial of a private selection.
-
-  Its own result leaves out what the choice cost, and its name says how many trials there were.
-  """
-  folder = path.resolve().parent
-  # A user's own folder may have the same name.
-  if folder.name == TRIALS and (folder.parent / TRIALS_FILE).exists():
-    reason = "is a trial of a private selection; its cost is in best/selection.json"
-    raise odd(path, reason, field)
-
-
 def read(path: pathlib.Path, field: str = "runs") -> Finished:
   """Returns the finished run in a folder.
 
@@ -78,10 +61,8 @@ def read(path: pathlib.Path, field: str = "runs") -> Finished:
 
   Raises:
     UserError: the folder holds no finished run, or its result is not that of its config, as after
-      an edit. The digest is no signature; see `workdir.finished`. Or it is a trial of a private
-      selection.
+      an edit. The digest is no signature; see `workdir.finished`.
   """
-  check_no_trial(path, field)
   for name in (writers.RESULT, workdir.CONFIG):
     if not (path / name).exists():
       raise odd(path, f"has no {name}: it holds no finished run", field)
