@@ -102,16 +102,8 @@ ATTACKED = "attacked_sha256"
 
 def promised(guarantee: Guarantee, num_steps: int) -> dict[str, Any]:
   """Returns the privacy fields of result.json, for the attacked run after all its steps."""
-  if guarantee.kind == "none":
-    return guarantee.facts(Ledger(), 0.0)
   guarantee.warn()
   ledger = Ledger()
-  for step in range(num_steps if guarantee.kind == "simulated" else 0):
-    ledger = ledger.charge(  # a simulation also states the epsilon of its own small cohorts
-      guarantee.step_event(step),
-      l2_clip_norm=guarantee.l2_bound,
-      neighboring_relation=guarantee.relation,
-      noise_key_id="attacked",
-      first_step=step,
-    )
+  if guarantee.kind == "simulated":  # it also states the epsilon of its own small cohorts
+    ledger = guarantee.charge(ledger, range(num_steps), noise_key_id="attacked")
   return guarantee.facts(ledger, guarantee.curve(num_steps))

@@ -8,7 +8,6 @@ import pathlib
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-import jax
 import optax
 
 from dpjax import auditing, federated, secure, trees, validate
@@ -130,7 +129,7 @@ def check(config: FedConfig, *, draws_cohorts: bool = True) -> None:
   _check_partition(config)
   if name_of(config, "partition") in NATURAL:
     _check_natural(config)
-  elif not records.is_of_records(config):
+  elif not config.protects_records:
     privacy.check_cohort(config, config.partition.num_clients)
   _check_stop(config)
   _check_combination(config)
@@ -169,7 +168,7 @@ def _check_read(config: FedConfig) -> None:
     "client_state",
   )
   read(False, "a client that does not start afresh", "client_optimizer.schedule")
-  if records.is_of_records(config):
+  if config.protects_records:
     read(False, "users whose number is a secret", "data.num_users")
     read(False, "a sampler of a silo's records that keeps all", "local.max_examples")
 
@@ -181,7 +180,7 @@ def _knows_cohorts(config: FedConfig) -> bool:
   """
   dealt = hasattr(config.partition, "num_clients")
   # All silos take part, as many as the data have.
-  of_silos = records.is_of_records(config)
+  of_silos = config.protects_records
   return dealt and not of_silos and not isinstance(config.aggregator, str)
 
 
@@ -259,7 +258,7 @@ def _check_combination(config: FedConfig) -> None:
 
 def _check_secure_sum(config: FedConfig) -> None:
   chosen = config.secure_sum
-  if isinstance(chosen, secure_sums.NoSecureSum):
+  if not config.is_summed:
     return
   secure_sums.check(chosen, config.clients_per_round)
   allowed_by_field = {
@@ -288,35 +287,19 @@ def _check_client_optimizer(config: FedConfig) -> None:
     bounds.only(config, "client_optimizer.rule.momentum", [0], why)
 
 
-def _is_summed(config: FedConfig) -> bool:
-  """Returns whether the server sees only the sum of the messages."""
-  return not isinstance(config.secure_sum, secure_sums.NoSecureSum)
-
-
-def summed_clients(config: FedConfig) -> int:
-  """Returns the expected number of clients whose messages the server sees as one sum; 1 without a
-  secure sum."""
-  return int(config.clients_per_round) if _is_summed(config) else 1
-
-
-def secure_aggregator(
-  config: FedConfig,
-  plan: Plan,
-  key: jax.Array,
-  num_clients: int,
-  mechanism: SkellamSum | None,
-) -> federated.Aggregator:
+def secure_aggregator(fed: FedRun, num_clients: int) -> federated.Aggregator:
   """Returns the aggregator whose server sees only the sum of the messages.
 
   Args:
     num_clients: largest number of clients in a sum if the sampler does not fix this number.
   """
+  config = fed.config
   chosen = config.secure_sum
   cohort = config.clients_per_round
-  common: dict[str, Any] = {"dropout": chosen.dropout(config.seed), "plan": plan}
-  if mechanism is not None:
-    seeds = {"seed": distributed.seed_of(key), "rotation": config.seed}
-    return secure.skellam_mean(chosen.protocol(cohort), mechanism, **seeds, **common)
+  common: dict[str, Any] = {"dropout": chosen.dropout(config.seed), "plan": fed.plan}
+  if fed.mechanism is not None:
+    seeds = {"seed": distributed.seed_of(fed.random.noise), "rotation": config.seed}
+    return secure.skellam_mean(chosen.protocol(cohort), fed.mechanism, **seeds, **common)
   # A Poisson cohort may hold every client, and the modulus must exceed the sum of its messages.
   most = num_clients if config.privacy.sampler.name != "fixed_size" else int(cohort)
   encoding = Encoding(most, chosen.largest_value, chosen.bits)
@@ -325,15 +308,13 @@ def secure_aggregator(
 
 def _aggregator(fed: FedRun) -> federated.Aggregator:
   config = fed.config
-  plan = fed.plan
-  key = fed.random.noise
-  if _is_summed(config):
-    return secure_aggregator(config, plan, key, fed.num_clients, fed.mechanism)
+  if config.is_summed:
+    return secure_aggregator(fed, fed.num_clients)
   if isinstance(config.privacy, ServerNoise):
-    return federated.central(plan, key)
+    return federated.central(fed.plan, fed.random.noise)
   if isinstance(config.aggregator, str):
-    return own_parts.aggregator(config.aggregator).drawn_by(plan)
-  return config.aggregator.make().drawn_by(plan)
+    return own_parts.aggregator(config.aggregator).drawn_by(fed.plan)
+  return config.aggregator.make().drawn_by(fed.plan)
 
 
 def client_of(
@@ -498,7 +479,7 @@ def assembled(config: FedConfig, data: tuple[Any, Any], random: RunKeys) -> FedR
   # Cohorts check their capacity against the number that `federation` declares.
   federation = dataclasses.replace(federation, nominal_users=num_clients)
   plan, reported = privacy.make_plan(config, num_clients)
-  silos = records.make(config, federation) if records.is_of_records(config) else None
+  silos = records.make(config, federation) if config.protects_records else None
   if not _knows_cohorts(config):
     cohort_sizes.check(config, num_clients)
   task, model, params = start(config, federation, random)
@@ -508,19 +489,20 @@ def assembled(config: FedConfig, data: tuple[Any, Any], random: RunKeys) -> FedR
     with within("algorithm"):
       check_parts(params, kept)
   mechanism = distributed.mechanism(config, trees.size(params))
-  target = audit.target_of(config, plan, num_clients, mechanism)
-  federation, canaries = audits.insert(
-    config,
-    federation,
-    target.claim,
-    functools.partial(auditing.insert_canary_clients, join=audit.joins(config)),
-  )
-  audited = audit.prepared(config, canaries, target, params, num_clients)
   promised = (
     privacy.make_promise(config, plan, reported, num_clients, mechanism)
     if silos is None
     else records.promise(config, federation, silos)
   )
+  target = audit.target_of(config, plan, promised, mechanism)
+  join = privacy.canaries_join(config)
+  federation, canaries = audits.insert(
+    config,
+    federation,
+    target.claim,
+    functools.partial(auditing.insert_canary_clients, join=join),
+  )
+  audited = audit.prepared(config, canaries, target, params, num_clients)
   if silos is None and config.is_private and algorithm_of(config).personal is not None:
     promised = guarantee.noted(promised, paragraph(_OWN_MODELS))
   if config.is_private and hasattr(config.partition, "num_clients"):
