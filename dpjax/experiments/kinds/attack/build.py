@@ -82,8 +82,8 @@ class Attack(Experiment[AttackConfig]):
       **promised(stated, num_steps),
       "task": attack.task,
       "attack": name_of(config, "attack"),
-      "dataset": config.data.name,
-      "model": config.model.name,
+      "dataset": config.target.data.name,
+      "model": config.target.model.name,
       "method": name_of(self.attacked.config, "privacy"),
       "num_steps": num_steps,
       **measured.result,
@@ -102,6 +102,8 @@ ATTACKED = "attacked_sha256"
 
 def promised(guarantee: Guarantee, num_steps: int) -> dict[str, Any]:
   """Returns the privacy fields of result.json, for the attacked run after all its steps."""
+  if guarantee.kind == "none":
+    return guarantee.facts(Ledger(), 0.0)
   guarantee.warn()
   ledger = Ledger()
   if guarantee.kind == "simulated":  # it also states the epsilon of its own small cohorts

@@ -34,11 +34,13 @@ from dpjax.experiments.kinds.attack.settings import (
   AttackSettings,
   MeasuredAttack,
   Row,
+  check_algorithm,
   counted_row,
 )
 from dpjax.experiments.kinds.central import build as central
 from dpjax.experiments.kinds.federated import build as federated
 from dpjax.experiments.kinds.federated import privacy
+from dpjax.experiments.kinds.federated.config import FedConfig
 from dpjax.experiments.run import pieces
 from dpjax.experiments.run.experiment import Phase
 from dpjax.experiments.run.guarantee import Guarantee
@@ -88,8 +90,6 @@ class _Inversion(AttackSettings):
   ] = "infer"
   section: ClassVar[str] = "federate"
   task: ClassVar[str] = "inversion"
-  wants: ClassVar[str] = "plain_client"
-  wants_because: ClassVar[str] = "whose clients are inverted"
   # Fields that change no inversion: they decide how a round is computed, or what the server does
   # with messages that it has seen.
   unread: ClassVar[tuple[str, ...]] = (
@@ -106,6 +106,9 @@ class _Inversion(AttackSettings):
 
   def __post_init__(self):
     rules.check_settings(self)
+
+  def check_target(self, target: FedConfig) -> None:
+    check_algorithm(target, "plain_client", "whose clients are inverted")
 
   def prepare(
     self, config: AttackConfig, loaded: tuple[Any, Any], random: RunKeys
