@@ -31,10 +31,6 @@ if TYPE_CHECKING:
   from dpjax.experiments.run.table import Table
 
 Row = dict[str, Any]
-LoadFn = Callable[[Any], Any]  # (config) -> what all runs on the same data and model share
-# Function (point, folder of the point, result of `load`) -> content of result.json. It resumes an
-# interrupted run.
-TrainFn = Callable[["Point", pathlib.Path, Any], Row]
 FILE = "sweep.json"
 # Kinds of run whose data follow from their sections data, model, partition and normalization.
 _SHARING = ("train", "federate", "relevance")
@@ -100,10 +96,6 @@ def part(points: list[Point], only: str | None, workdir: pathlib.Path) -> list[P
   return [point for point in points if point.name in wanted or there(point)]
 
 
-def _trained(point: Point, at: pathlib.Path, data: Any) -> Row:
-  return loop.train(point.config, at, data=data)
-
-
 def run(
   points: list[Point],
   table: Table,
@@ -113,8 +105,6 @@ def run(
   title: str = "",
   only: str | None = None,
   alone: bool = False,
-  train: TrainFn = _trained,
-  load: LoadFn = loop.load,
 ) -> list[Row]:
   """Carries out the runs of a sweep that have no result yet, but for those at which another process
   works. Writes sweep.json, and the files of `table` after each run.
@@ -127,8 +117,6 @@ def run(
     only: pattern of the points that are run now (`part`).
     alone: whether there is one run, and no table: its error is then raised, as that of any single
       run.
-    train: function that carries out a run.
-    load: function that loads what runs on the same data share. It is called once for all of them.
 
   Returns:
     One row for each point that this call ran or found finished: name, status ("done" or "failed"),
@@ -164,7 +152,7 @@ def run(
   rows: dict[str, Row] = {}
   saved = lambda: f"{len(rows)} of {len(now)} runs have ended"
   with writers.space_on_disk(workdir, saved), _removed_if_refused(workdir, fresh=fresh):
-    work = _Work(table, workdir, train, load, alone)
+    work = _Work(table, workdir, alone)
     ran_any = False
     for point, row, ran in _outcomes(now, work):
       rows[point.name] = row
@@ -236,13 +224,10 @@ class _Work:
   """Runs a point, and returns (its row, whether this call ran it); None if another process is at
   it. Keeps the data of the last point."""
 
-  def __init__(
-    self, table: Table, workdir: pathlib.Path, train: TrainFn, load: LoadFn, alone: bool
-  ):
+  def __init__(self, table: Table, workdir: pathlib.Path, alone: bool):
     self._table = table
     self._workdir = workdir
-    self._train = train
-    self._load = LastData(load)
+    self._load = LastData(loop.load)
     self._alone = alone
     self._checked = False
     # Error of the last run that has finished, but whose result cannot be drawn.
@@ -298,11 +283,7 @@ class _Work:
           error.must, field=error.field, value=error.value, hint=error.hint
         ) from error
       self._checked = True
-    result = self._train(point, at, data)
-    # Some `train` functions leave writing the result to the engine.
-    if not (at / writers.RESULT).exists():
-      owner.claim(at, point.config)
-      owner.write_result(at, point.config, result)
+    loop.train(point.config, at, data=data)
     # The result is read back, so that it is as a later start reads it: with lists for tuples, and
     # text for infinity.
     return writers.read_json(at / writers.RESULT)
@@ -464,9 +445,10 @@ def _data_key(config: Any) -> str:
 
 
 class LastData:
-  """Wraps `load_fn`, and keeps the data of the last config for a config on the same data."""
+  """Wraps a function that loads what all runs on the same data and model share. It keeps what it
+  loaded for the last config."""
 
-  def __init__(self, load_fn: LoadFn):
+  def __init__(self, load_fn: Callable[[Any], Any]):
     self._load_fn = load_fn
     self._key = ""
     self._data = None

@@ -23,7 +23,6 @@ import os
 import pathlib
 import secrets
 import shutil
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -40,7 +39,7 @@ from dpjax.experiments.kinds.central import build
 from dpjax.experiments.kinds.central.config import TrainConfig
 from dpjax.experiments.run import finished, guarantee, loop, writers
 from dpjax.experiments.sweeps import curve
-from dpjax.experiments.sweeps.engine import LastData, LoadFn, Point, Row
+from dpjax.experiments.sweeps.engine import LastData, Point
 from dpjax.experiments.sweeps.sweep import Runs, Selection, Sweep
 from dpjax.plan import Plan
 from dpjax.validate import UserError
@@ -50,27 +49,14 @@ BEST = "best"
 # Only this file of the best run is released. result.json and config.json stay secret, since they
 # hold the seed.
 _MODEL = "params.npz"
-# Function (config, data) -> (plan of the run, assumptions of its guarantee that cannot be checked).
-PlanFn = Callable[[TrainConfig, Any], tuple[Plan, tuple[str, ...]]]
 
 
-def run_selection(
-  runs: Runs,
-  workdir: str | os.PathLike,
-  train_fn: Callable[..., Row] = loop.train,
-  load_fn: LoadFn = loop.load,
-  plan_fn: PlanFn | None = None,
-) -> dict[str, Any]:
+def run_selection(runs: Runs, workdir: str | os.PathLike) -> dict[str, Any]:
   """Draws runs (trials), carries out the remaining ones, and writes the best to `workdir`/best.
 
   Args:
     runs: runs of a `Sweep` with a `selection`: the settings, one run each.
     workdir: folder. `trials.json` and `trials/` in it are secret; `best/` may be released.
-    train_fn: function `train(config, workdir, *, data)`, which resumes an interrupted run and
-      returns the content of result.json.
-    load_fn: function that loads the data of a config.
-    plan_fn: function (config, data) -> (plan of the run, failed assumptions of its guarantee);
-      None: the plan and the assumptions of `build.assemble`.
 
   Returns:
     Content of best/selection.json: the name of the winning setting, its score, and two epsilons.
@@ -83,9 +69,9 @@ def run_selection(
   """
   validate.folder(workdir=workdir)
   workdir = pathlib.Path(workdir)
-  load = LastData(load_fn)
+  load = LastData(loop.load)
   y = runs.config.y
-  settings, cost = planned(runs, load, plan_fn)  # before anything runs
+  settings, cost = planned(runs, load)  # before anything runs
   workdir.mkdir(parents=True, exist_ok=True)
   writers.secret_folder(_folder(workdir, 0).parent)
   # The folder is locked, because two processes at once would draw two numbers of trials.
@@ -95,7 +81,7 @@ def run_selection(
     for index, (choice, seed) in enumerate(drawn):
       # Each trial has its own seed, so that a setting that is drawn twice gets different noise.
       trial = fields.replace(settings[choice].config, "seed", seed, name="seeds")
-      results.append(train_fn(trial, _folder(workdir, index), data=load(trial)))
+      results.append(loop.train(trial, _folder(workdir, index), data=load(trial)))
       # If the result has no number `y`, the error is raised now, not after all runs.
       curve.numeric(results[-1], y)
     sign = 1.0 if selection_of(runs).better == "max" else -1.0
@@ -115,9 +101,7 @@ def run_selection(
   return selected
 
 
-def planned(
-  runs: Runs, load: LoadFn, plan_fn: PlanFn | None = None
-) -> tuple[list[Point], dict[str, Any]]:
+def planned(runs: Runs, load: LastData) -> tuple[list[Point], dict[str, Any]]:
   """Returns (the settings to choose among, the cost of the choice from `selection_cost`).
 
   Raises:
@@ -126,7 +110,7 @@ def planned(
   """
   _check(runs)
   settings = runs.points
-  plan, assumptions = _common_plan(settings, load, plan_fn or _plan)
+  plan, assumptions = _common_plan(settings, load)
   cost = selection_cost(plan, runs, assumptions)
   budgets = [getattr(point.config.privacy, "epsilon_budget", None) for point in settings]
   least = min((budget for budget in budgets if budget is not None), default=math.inf)
@@ -256,15 +240,14 @@ def _check(runs: Runs) -> None:
     )
 
 
-def _plan(config: TrainConfig, data: Any) -> tuple[Plan, tuple[str, ...]]:
+def plan_of(config: TrainConfig, data: Any) -> tuple[Plan, tuple[str, ...]]:
+  """Returns (plan of a run, assumptions of its guarantee that cannot be checked)."""
   with naming(config):
     run = build.assemble(config, data)
   return run.plan, run.guarantee.failed_assumptions
 
 
-def _common_plan(
-  settings: list[Point], load: LoadFn, plan_fn: PlanFn
-) -> tuple[Plan, tuple[str, ...]]:
+def _common_plan(settings: list[Point], load: LastData) -> tuple[Plan, tuple[str, ...]]:
   """Returns (the plan of the first setting, the assumptions of all settings). Raises UserError if
   the settings might have different costs, or if one has an audit, a writer or no guarantee."""
   for point in settings:
@@ -283,7 +266,7 @@ def _common_plan(
         field="writer",
         value=point.config.writer,
       )
-  plans_and_assumptions = [plan_fn(point.config, load(point.config)) for point in settings]
+  plans_and_assumptions = [plan_of(point.config, load(point.config)) for point in settings]
   plans, assumed = zip(*plans_and_assumptions)
   for point, plan in zip(settings, plans):
     if not plan.is_private:
