@@ -51,7 +51,7 @@ def report(runs: Runs, workdir: pathlib.Path | str, *, only: str | None = None) 
       raise UserError("goes with a sweep without selection", field="only", value=only)
     return _of_selection(runs, workdir, rehearse)
   folder = pathlib.Path(workdir)
-  return _of_points(runs.part(only, folder), folder, rehearse, state)
+  return _of_points(engine.part(runs.points, only, folder), folder, rehearse, state)
 
 
 def _of_points(
