@@ -161,7 +161,10 @@ def _grid(rows: Sequence[Row], recipe: Recipe, look: Look) -> Figure:
   wide = min(len(cells), look.across(_CELL[0]))
   blocks = -(-len(cells) // wide)
   high = len(recipe.y)
-  height = (_CELL[1] * high + (not shared)) * blocks + 1.2
+  one_row = high > 1 and len(cells) == 1 and look.across(2.6) > 1
+  if one_row:
+    wide, high, blocks = len(recipe.y), 1, 1
+  height = 2.5 if one_row else (_CELL[1] * high + (not shared)) * blocks + 1.2
   drawn = pictures.new_figure(look, height=height)
   grid = drawn.subplots(high * blocks, wide, squeeze=False)
   for axes in grid.flat:
@@ -170,7 +173,7 @@ def _grid(rows: Sequence[Row], recipe: Recipe, look: Look) -> Figure:
   for index, (heading, mine) in enumerate(cells):
     for place, y in enumerate(recipe.y):
       block, column = divmod(index, wide)
-      axes = grid[block * high + place, column]
+      axes = grid[0, place] if one_row else grid[block * high + place, column]
       axes.set_axis_on()
       its_names = names if shared else list(dict.fromkeys(_name(r, recipe) for r in mine))
       its_lines = _draw_cell(axes, mine, its_names, y, recipe, look)
@@ -180,9 +183,11 @@ def _grid(rows: Sequence[Row], recipe: Recipe, look: Look) -> Figure:
           handles=its_lines, loc="upper left", bbox_to_anchor=(0, -0.35), frameon=False,
           fontsize=look.font_size - 1, handlelength=1.6, borderaxespad=0.0, labelspacing=0.25,
         )  # fmt: skip
+      top = one_row or place == 0
+      below = one_row or place == high - 1
       pictures.dress(
-        axes, look=look, title="" if place else heading,
-        xlabel=words(recipe, recipe.x[0]) if place == high - 1 else "",
+        axes, look=look, title=heading if top else "",
+        xlabel=words(recipe, recipe.x[0]) if below else "",
         ylabel="" if column else words(recipe, y),
       )  # fmt: skip
       axes.title.set_fontsize(look.font_size - 0.5)
