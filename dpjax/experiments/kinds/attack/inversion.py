@@ -46,7 +46,6 @@ from dpjax.experiments.run.experiment import Phase
 from dpjax.experiments.run.guarantee import Guarantee
 from dpjax.experiments.run.pieces import Arrays
 from dpjax.experiments.run.run_keys import RunKeys
-from dpjax.federated import LocalWork
 from dpjax.federated.cohort import LocalBatches
 from dpjax.types import ArrayTree, Example, Params
 from dpjax.validate import UserError
@@ -131,7 +130,7 @@ class _Inversion(AttackSettings):
       params = jax.tree.unflatten(treedef, list(map(draw, keys, leaves)))
     params = self.sent(params, fed, seed=config.seed)
     loss = attacks.soft_labels(fed.task.loss(fed.apply))
-    batches = LocalWork(**vars(federate.local)).rows(count, np.random.default_rng(0))
+    batches = fed.work.rows(count, np.random.default_rng(0))
     client, memory = federated.client_of(federate, loss)
     guessed, _ = federated.client_of(federate, loss, guessed=True)
     rows = fed.federation.dataset

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
 import optax
 
-from dpjax import federated, trees
+from dpjax import auditing, federated, trees
 from dpjax.accounting.proved import NeighboringRelation
 from dpjax.auditing import canary_clients
 from dpjax.auditing.canary_clients import CLIENT_KINDS, CLIENT_SCORES, CanaryClients
 from dpjax.auditing.scores import Scores
+from dpjax.data import Federation
 from dpjax.experiments.kinds import audits
 from dpjax.experiments.kinds.federated import privacy
 from dpjax.experiments.kinds.federated.config import (
@@ -139,7 +141,7 @@ def _check_kind(config: FedConfig, asked: ClientAudit) -> None:
     )
 
 
-def target_of(
+def _target_of(
   config: FedConfig,
   plan: Plan,
   promised: Guarantee,
@@ -342,22 +344,28 @@ class Audited:
     return scores._replace(inside=inside, outside=np.where(scores.outside != 0, -1.0, 0.0))
 
 
-def prepared(
+def insert(
   config: FedConfig,
-  canaries: CanaryClients | None,
-  target: AuditTarget,
+  federation: Federation,
+  plan: Plan,
+  promised: Guarantee,
+  mechanism: SkellamSum | None,
   params: Params,
   num_clients: int,
-) -> Audited:
-  """Returns the canaries with the directions that they send.
+) -> tuple[Federation, Audited]:
+  """Returns the federation with the canaries of an audit, and what they change in the run.
 
   Args:
-    canaries: canaries in the federation; None: there is no audit.
-    target: result of `target_of`.
+    config: config with the audit's settings `resolved`.
+    plan, promised, mechanism: as of `_target_of`.
     params: parameters; a direction has their shapes.
     num_clients: number of clients before canaries are inserted.
   """
   asked = config.audit
+  target = _target_of(config, plan, promised, mechanism)
+  join = privacy.canaries_join(config)
+  make = functools.partial(auditing.insert_canary_clients, join=join)
+  federation, canaries = audits.insert(config, federation, target.claim, make)
   directions = None
   if asked is not None and asked.kind == canary_clients.PARAMETER:
     directions = canary_clients.OwnParameters(asked.num_canaries)
@@ -366,4 +374,4 @@ def prepared(
       params, num_canaries=asked.num_canaries, seed=config.seed
     )
   sampling_prob = config.clients_per_round / num_clients
-  return Audited(config, target, canaries, directions, sampling_prob)
+  return federation, Audited(config, target, canaries, directions, sampling_prob)

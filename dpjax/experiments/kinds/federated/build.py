@@ -10,8 +10,7 @@ from typing import Any, NamedTuple
 
 import optax
 
-from dpjax import auditing, federated, secure, trees, validate
-from dpjax.accounting.text import paragraph
+from dpjax import federated, secure, trees, validate
 from dpjax.data import Federation
 from dpjax.data.target_kinds import needs_classes
 from dpjax.experiments.config import common, user_code
@@ -19,7 +18,6 @@ from dpjax.experiments.config.fields import Setting, name_of
 from dpjax.experiments.config.naming import within
 from dpjax.experiments.kinds import audits, bounds
 from dpjax.experiments.kinds.central import build as build_central
-from dpjax.experiments.kinds.central import features as features_lib
 from dpjax.experiments.kinds.central import tasks
 from dpjax.experiments.kinds.central.config import OptimizerConfig
 from dpjax.experiments.kinds.central.facts import shows_data
@@ -74,21 +72,6 @@ _EXECUTED = ("num_devices", "num_threads", "memory_budget_gb")
 # Fields that may differ between the processes of one run.
 ELSEWHERE = ("execution", *_EXECUTED)
 Wrapping = dict[str, Any]
-_OWN_MODELS = (
-  "Each client also keeps a model, or parameters, of its own. They are no part of what is "
-  "released, and this guarantee does not cover them: show them to that client alone."
-)
-
-_DEALT = (
-  "Dealt clients. partition={name} has dealt the rows of one data set to clients, as a simulation, "
-  "and neighbours are compared after the deal. Of a row of the data set itself nothing is "
-  "promised: one row more, or another label, may deal others elsewhere."
-)
-_CHOSEN_WORDS = (
-  "Words and labels. The vocabulary of {name}, or its list of labels, holds what occurs in the "
-  "data of its users. Nothing is promised to those who shaped it; that this run's users did not is "
-  "assumed, and is wrong for the published files."
-)
 
 
 class FedRun(NamedTuple):
@@ -494,33 +477,13 @@ def assembled(config: FedConfig, data: tuple[Any, Any], random: RunKeys) -> FedR
     if silos is None
     else records.promise(config, federation, silos)
   )
-  target = audit.target_of(config, plan, promised, mechanism)
-  join = privacy.canaries_join(config)
-  federation, canaries = audits.insert(
-    config,
-    federation,
-    target.claim,
-    functools.partial(auditing.insert_canary_clients, join=join),
+  federation, audited = audit.insert(
+    config, federation, plan, promised, mechanism, params, num_clients
   )
-  audited = audit.prepared(config, canaries, target, params, num_clients)
-  if silos is None and config.is_private and algorithm_of(config).personal is not None:
-    promised = guarantee.noted(promised, paragraph(_OWN_MODELS))
-  if config.is_private and hasattr(config.partition, "num_clients"):
-    dealt = _DEALT.format(name=name_of(config, "partition"))
-    promised = guarantee.noted(promised, paragraph(dealt))
-  if name_of(config, "partition") == "pfl":
-    name = config.data.name
-    assumed = f"words or labels of {name} were chosen without this run's users"
-    promised = guarantee.noted(
-      promised, paragraph(_CHOSEN_WORDS.format(name=name)), assumed
-    )
   fed = FedRun(
     config=config,
     plan=plan,
-    guarantee=features_lib.noted(
-      config,
-      guarantee.repeated(promised, config.noise_seed),
-    ),
+    guarantee=privacy.noted(config, promised),
     params=params,
     apply=apply,
     random=random,

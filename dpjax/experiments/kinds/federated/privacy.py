@@ -8,12 +8,13 @@ from typing import Any
 
 from dpjax import accounting, gradients, sampling
 from dpjax.accounting.proved import NeighboringRelation
+from dpjax.accounting.text import paragraph
 from dpjax.auditing.canary_clients import PARAMETER
 from dpjax.data import Federation
 from dpjax.experiments.config import fields, samplers
 from dpjax.experiments.config.common import attack_of
 from dpjax.experiments.kinds import bounds, privacy_section
-from dpjax.experiments.kinds.central import ftrl
+from dpjax.experiments.kinds.central import features, ftrl
 from dpjax.experiments.kinds.federated import distributed
 from dpjax.experiments.kinds.federated.config import (
   Both,
@@ -25,6 +26,7 @@ from dpjax.experiments.kinds.federated.config import (
   Records,
   ServerNoise,
   UserGuarantee,
+  algorithm_of,
 )
 from dpjax.experiments.run import guarantee, sizes
 from dpjax.experiments.run.guarantee import Guarantee
@@ -332,3 +334,37 @@ def make_promise(
     note=asked,
     release=config.release,
   )
+
+
+_OWN_MODELS = (
+  "Each client also keeps a model, or parameters, of its own. They are no part of what is "
+  "released, and this guarantee does not cover them: show them to that client alone."
+)
+
+_DEALT = (
+  "Dealt clients. partition={name} has dealt the rows of one data set to clients, as a simulation, "
+  "and neighbours are compared after the deal. Of a row of the data set itself nothing is "
+  "promised: one row more, or another label, may deal others elsewhere."
+)
+_CHOSEN_WORDS = (
+  "Words and labels. The vocabulary of {name}, or its list of labels, holds what occurs in the "
+  "data of its users. Nothing is promised to those who shaped it; that this run's users did not is "
+  "assumed, and is wrong for the published files."
+)
+
+
+def noted(config: FedConfig, promised: Guarantee) -> Guarantee:
+  """Returns the guarantee of a run with all that its statement says before it, and with what nobody
+  can check, which makes it a claim."""
+  own = algorithm_of(config).personal is not None
+  if own and config.is_private and not config.protects_records:
+    promised = guarantee.noted(promised, paragraph(_OWN_MODELS))
+  partition = fields.name_of(config, "partition")
+  if config.is_private and hasattr(config.partition, "num_clients"):
+    promised = guarantee.noted(promised, paragraph(_DEALT.format(name=partition)))
+  if partition == "pfl":
+    words = paragraph(_CHOSEN_WORDS.format(name=config.data.name))
+    assumed = f"words or labels of {config.data.name} were chosen without this run's users"
+    promised = guarantee.noted(promised, words, assumed)
+  promised = guarantee.repeated(promised, config.noise_seed)
+  return features.noted(config, promised)
