@@ -208,9 +208,6 @@ def _cells(rows: Sequence[Row], recipe: Recipe) -> list[tuple[str, list[Row]]]:
   Lines without privacy have no neighbouring relation: they stand in every panel that is otherwise
   theirs. A panel with too many lines becomes several.
   """
-  for column, known in recipe.facts.items():
-    series = recipe.series or ""
-    rows = [row | {column: known.get(str(row[series]))} for row in rows]
   place_of = lambda row: tuple(row.get(name) or None for name in recipe.panels)
   fits = lambda free, place: all(a in (None, b) for a, b in zip(place_of(free), place))
   private = [row for row in rows if row.get("epsilon_kind") != "none"]
