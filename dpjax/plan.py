@@ -946,8 +946,8 @@ class Plan(overflow.MayAbort):
     unit = _unit_of_rows(data)
     if unit and unit != self.unit:
       raise UserError(
-        f"hides one {self.unit}, and a row of data is one {unit}, whose records move a sum twice as "
-        f"far; must be a dpjax.UserSampler, or a subclass of your own with unit={unit!r}",
+        f"hides one {self.unit}, and a row of data is one {unit}, whose records move a sum twice "
+        f"as far; must be a dpjax.UserSampler, or a subclass of your own with unit={unit!r}",
         field="sampler",
         value=Verbatim(type(self.sampler).__name__),
       )

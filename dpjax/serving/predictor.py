@@ -28,7 +28,6 @@ import numpy as np
 from dpjax import data, trees, validate
 from dpjax.data import tables
 from dpjax.data.target_kinds import needs_arrays
-from dpjax.experiments.config import fields
 from dpjax.experiments.kinds import audits
 from dpjax.experiments.kinds.central import build as central
 from dpjax.experiments.kinds.central import (
@@ -44,6 +43,7 @@ from dpjax.experiments.kinds.central.config import (
 )
 from dpjax.experiments.kinds.central.features import featured
 from dpjax.experiments.run import (
+  finished,
   model_inputs,
   provenance,
   saved,
@@ -51,6 +51,7 @@ from dpjax.experiments.run import (
   writers,
 )
 from dpjax.experiments.run.folder import STARTS
+from dpjax.experiments.run.kind import command_of
 from dpjax.experiments.run.model_inputs import ModelInputs
 from dpjax.experiments.run.run_keys import RunKeys
 from dpjax.mechanisms.channel_statistics import ChannelMoments
@@ -343,32 +344,22 @@ def digest_of(run: Predictor) -> str:
 
 def _configs(path: pathlib.Path) -> tuple[Any, TrainConfig]:
   """Returns (the run's config, the central config that reads the same inputs)."""
-  file = path / workdir.CONFIG
-  held: Any = writers.read_json(file) if file.exists() else None
-  if isinstance(held, dict) and "num_teachers" in held:
+  config: Any = finished.config_of(path, "run")
+  if isinstance(config, TrainConfig):
+    return config, config
+  kind = command_of(config)
+  if kind == "pate":
     # The student's inputs are principal components of public examples, which the folder lacks.
     raise UserError(
       f"is a run of launch.pate, whose student needs its public examples; train a run on "
       f"them with the pool_labels of its {workdir.PARAMS}, at no cost, and serve that one"
     )
-  is_federated = isinstance(held, dict) and "num_rounds" in held
-  is_central = isinstance(held, dict) and "num_steps" in held
-  if not (is_federated or is_central) or "curves" in held or "rows" in held:
-    raise UserError(f"has no {workdir.CONFIG} of a run of launch.train or launch.federate")
-  try:
-    if not is_federated:
-      config = fields.from_dict(TrainConfig, held)
-      return config, config
-    # These modules are imported here, since a server of a central run needs no federated code.
-    from dpjax.experiments.kinds.federated import loading
-    from dpjax.experiments.kinds.federated.config import FedConfig
+  if kind != "federate":
+    raise UserError("is no run of launch.train or launch.federate, but of another kind")
+  # Imported here, since a server of a central run needs no federated code.
+  from dpjax.experiments.kinds.federated import loading
 
-    config = fields.from_dict(FedConfig, held)
-    train = dataclasses.replace(loading.central(config), seed=config.seed)
-    return config, train
-  except UserError as error:
-    reason = f"{error!s:.100}"
-    raise UserError(f"was written by another version of dpjax: {reason}") from error
+  return config, dataclasses.replace(loading.central(config), seed=config.seed)
 
 
 def _holds_all_weights(config: TrainConfig) -> bool:
