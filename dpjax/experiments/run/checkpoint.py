@@ -16,14 +16,13 @@ is checked before its content is used.
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import json
 import logging
 import os
 import pathlib
 import shutil
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import jax
@@ -137,13 +136,6 @@ def write_digests(step: pathlib.Path) -> None:
   """Writes the digests of a step's files to sha256.json in the step's folder."""
   text = json.dumps(_file_digests(step), indent=1)
   (step / _DIGESTS).write_text(text, encoding="utf-8")
-
-
-def meta_digest(meta: Mapping[str, Any]) -> str:
-  """Returns a SHA-256 of JSON data that does not depend on the order of keys."""
-  # The data are converted through JSON, so that a tuple equals the list that is read back.
-  plain = json.loads(json.dumps(meta))
-  return hashlib.sha256(json.dumps(plain, sort_keys=True).encode()).hexdigest()
 
 
 class Checkpoints:

@@ -182,7 +182,7 @@ class Experiment(Generic[C]):
 
   def same(self) -> dict[str, str]:
     """Returns values that must be equal in all processes of a run; see `parallel.runtime.start`."""
-    return {"config": config_names.digest(self.config).hex()}
+    return {"config": config_names.digest(self.config)}
 
   def plan(self, workdir: str, target: Machine | None = None) -> str:
     """Returns the plan of the run as text, for a launcher's --dry_run.

@@ -14,7 +14,7 @@ from typing import Any
 import jax
 
 from dpjax import trees
-from dpjax.experiments.run import checkpoint, config_names, provenance, run_keys, writers
+from dpjax.experiments.run import checkpoint, provenance, run_keys, writers
 from dpjax.experiments.run import workdir as owner
 from dpjax.experiments.run.experiment import STEPS_ARE, Experiment, Outcome, Result
 from dpjax.experiments.run.run_keys import RunKeys
@@ -79,7 +79,7 @@ class Folder:
         return None
       seed = config.seed
       random = experiment.new_keys() if held is None else run_keys.from_meta(seed, held)
-      named = config_names.digest(config, held=owner.written(self.path, config))
+      named = writers.digest(owner.written(self.path, config))
       run_id = run_keys.run_id(named, data, random)
       run_keys.check_run(held, run_id, workdir=self.path)
       return run_keys.to_meta(data, random, weights=weights, run=run_id)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import json
 import pathlib
 import shutil
@@ -34,22 +33,6 @@ _SELF = "sha256"
 _UNBOUND = (CONFIG, writers.RESULT, writers.LOCK, *writers.REPORT)
 
 
-def _differences(old: object, new: object, path: tuple[str, ...] = ()) -> Iterator[str]:
-  if isinstance(old, dict) and isinstance(new, dict):
-    for name in sorted({*old, *new}):
-      yield from _differences(old.get(name), new.get(name), (*path, name))
-    return
-  there, now = (config_names.canonical(value, "options" in path) for value in (old, new))
-  if there != now:
-    yield f"{'.'.join(('config', *path))[:80]}: {_short(old)} there, {_short(new)} now"
-
-
-def _short(value: object) -> str:
-  """Returns a value as text of at most 60 characters."""
-  text = repr(value)
-  return text if len(text) <= 60 else f"{text[:57]}..."
-
-
 def _where(config: Config) -> tuple[str, ...]:
   """Returns the names of fields that do not change a run's identity, such as its devices: a run may
   continue on another machine."""
@@ -68,7 +51,7 @@ def _from_here(there: Any, config: Config) -> list[str]:
   with contextlib.suppress(UserError):
     there = writers.plain(fields.to_dict(fields.from_dict(type(config), there)))
   elsewhere = tuple(f"config.{name}:" for name in _where(config))
-  found = _differences(there, here)
+  found = config_names.differences(there, here)
   return [text for text in found if not text.startswith(elsewhere)]
 
 
@@ -154,7 +137,7 @@ def remembered(workdir: pathlib.Path) -> dict[str, Any] | None:
     held = writers.read_json(path)
     if isinstance(held, dict):
       digest = held.pop(_SELF, None)
-      if digest == checkpoint.meta_digest(held):
+      if digest == writers.digest(held):
         return held
     raise UserError(
       "is not what the run wrote there; bring that back, or choose another "
@@ -186,7 +169,7 @@ def remember(
   if meta != before:
     path = workdir / _MEMORY
     writers.secret_folder(path.parent)
-    held = {**meta, _SELF: checkpoint.meta_digest(meta)}
+    held = {**meta, _SELF: writers.digest(meta)}
     writers.write_json(path, held, secret=True)
 
 
@@ -201,8 +184,7 @@ def sealed(
   unsealed = dict(result)
   unsealed.pop(SEAL, None)
   held = {name: value for name, value in config.items() if name not in where}
-  content = config_names.canonical(writers.plain([held, unsealed]))
-  return hashlib.sha256(f"dpjax result {json.dumps(content)}".encode()).hexdigest()
+  return writers.digest([held, unsealed])
 
 
 def write_result(

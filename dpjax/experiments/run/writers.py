@@ -281,6 +281,15 @@ def number(value: float | str | None) -> float:
   return math.nan if value is None else float(value)
 
 
+def digest(data: object) -> str:
+  """Returns the SHA-256 of JSON data, which does not depend on the order of keys.
+
+  It is that of the data that `read_json` reads where `write_json` has written these.
+  """
+  text = json.dumps(plain(data), sort_keys=True)
+  return hashlib.sha256(text.encode()).hexdigest()
+
+
 def write_json(path: str | os.PathLike, data: object, *, secret: bool = False) -> None:
   """Writes strict JSON atomically, with keys in the given order. With `secret`, only the owner may
   read the file."""

@@ -595,7 +595,7 @@ class Federated(Experiment[FedConfig]):
   def same(self) -> dict[str, str]:
     # The digest covers only the computation. Checkpoints also depend on where client state is kept.
     digest = config_names.digest(self.config, ELSEWHERE)
-    return {"config": digest.hex(), "client_state": self.config.client_state}
+    return {"config": digest, "client_state": self.config.client_state}
 
   def train(self, data: Any, keys: RunKeys) -> Story:
     return single(phase(assembled(self.config, data, keys)))
