@@ -115,8 +115,11 @@ def released_if_refused(workdir: pathlib.Path, *, fresh: bool) -> Iterator[None]
   """
   try:
     yield
-  except UserError:
-    if fresh and not checkpoint.newest(workdir) and not writers.read_metrics(workdir):
+  except Exception as error:
+    is_refused = isinstance(error, UserError) or writers.refusal(error) is not None
+    if not (fresh and is_refused):
+      raise
+    if not checkpoint.newest(workdir) and not writers.read_metrics(workdir):
       shutil.rmtree(workdir / writers.EVENTS, ignore_errors=True)
       checkpoint.clear(workdir)
       for name in (writers.METRICS, writers.LOCK, CONFIG):

@@ -126,35 +126,6 @@ def refusal(error: BaseException | None) -> int | None:
 
 
 @contextmanager
-def reported_in_one_line(field: str, path: pathlib.Path) -> Iterator[None]:
-  """Turns an error of the block into one line if the file system refused a write.
-
-  For a refused write, libraries raise errors of many types, often with many lines.
-
-  Args:
-    field, path: what is written, and where.
-
-  Raises:
-    Unwritable: the file system refuses the write; its errno is the reason.
-  """
-  try:
-    yield
-  except Unwritable:
-    raise
-  except Exception as error:
-    code = refusal(error)
-    if code is None:
-      raise
-    refused = Unwritable(
-      f"cannot be written ({os.strerror(code)})",
-      field=field,
-      value=Verbatim(str(path)[-190:]),
-    )
-    refused.errno = code
-    raise refused from None
-
-
-@contextmanager
 def space_on_disk(workdir: pathlib.Path, saved: Callable[[], str]) -> Iterator[None]:
   """Turns an error of the block into one line if the disk is full, or refused a write.
 
