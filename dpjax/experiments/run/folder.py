@@ -95,15 +95,20 @@ class Folder:
     return random
 
   def finished(self) -> Result:
-    """Returns the result of a finished run, whose report is drawn again if it is gone."""
+    """Returns the result of a finished run, after what is made from it: a report if there is none,
+    and what the experiment makes. A run may have been killed between its result and these."""
     assert self.result is not None
     steps = self.result.get(STEPS_ARE)
-    if isinstance(steps, str) and is_first():
-      # Imported here: only the end of a run needs the plotting library.
-      from dpjax.experiments.run import report
 
-      report.draw_again(self.path, steps)
-    on_first(self.experiment.ended, self.path)
+    def make_rest() -> None:
+      if isinstance(steps, str):
+        # Imported here: only the end of a run needs the plotting library.
+        from dpjax.experiments.run import report
+
+        report.draw_missing(self.path, steps)
+      self.experiment.ended(self.path)
+
+    on_first(make_rest)
     return self.result
 
   @contextlib.contextmanager
@@ -150,7 +155,8 @@ class Folder:
     on_first(owner.remember, self.path, {**old, STARTS: starts}, old)
 
   def finish(self, outcome: Outcome) -> Result:
-    """Writes parameters, other files and result.json. Returns the content of result.json."""
+    """Writes parameters, other files, result.json and what is made from it. Returns the content of
+    result.json."""
 
     def written() -> Result:
       experiment = self.experiment
@@ -170,9 +176,7 @@ class Folder:
       owner.save_params(self.path / outcome.saved_as, outcome.params)
       outcome.write(self.path)
       result[owner.FILES] = owner.digests(self.path)
-      result = owner.write_result(self.path, experiment.config, result)
-      outcome.finish(self.path)
-      experiment.ended(self.path)
-      return result
+      return owner.write_result(self.path, experiment.config, result)
 
-    return on_first(written)
+    self.result = on_first(written)
+    return self.finished()
