@@ -6,7 +6,7 @@ import contextlib
 import json
 import pathlib
 import shutil
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -33,12 +33,6 @@ _SELF = "sha256"
 _UNBOUND = (CONFIG, writers.RESULT, writers.LOCK, *writers.REPORT)
 
 
-def _where(config: Config) -> tuple[str, ...]:
-  """Returns the names of fields that do not change a run's identity, such as its devices: a run may
-  continue on another machine."""
-  return getattr(config, "where", ())
-
-
 def _from_here(there: Any, config: Config) -> list[str]:
   """Returns how the content of a config.json differs from `config`, in what makes another run.
 
@@ -50,7 +44,8 @@ def _from_here(there: Any, config: Config) -> list[str]:
   # What no version reads is compared as it is.
   with contextlib.suppress(UserError):
     there = writers.plain(fields.to_dict(fields.from_dict(type(config), there)))
-  elsewhere = tuple(f"config.{name}:" for name in _where(config))
+  # Fields such as devices do not change a run's identity: it may continue on another machine.
+  elsewhere = tuple(f"config.{name}:" for name in getattr(config, "where", ()))
   found = config_names.differences(there, here)
   return [text for text in found if not text.startswith(elsewhere)]
 
@@ -179,22 +174,18 @@ def remember(
 # --- result
 
 
-def sealed(
-  config: Mapping[str, Any], where: Iterable[str], result: Mapping[str, Any]
-) -> str:
-  """Returns a public digest of a config without its fields `where`, and of a result without its
-  own digest."""
-  unsealed = dict(result)
-  unsealed.pop(SEAL, None)
-  held = {name: value for name, value in config.items() if name not in where}
-  return writers.digest([held, unsealed])
+def sealed(config: Mapping[str, Any], result: Mapping[str, Any]) -> str:
+  """Returns a public digest of the content of config.json, which a run writes once, and of a result
+  without its own digest."""
+  unsealed = {name: value for name, value in result.items() if name != SEAL}
+  return writers.digest([config, unsealed])
 
 
 def write_result(
   workdir: pathlib.Path, config: Config, result: Mapping[str, Any]
 ) -> dict[str, Any]:
   """Writes result.json, bound to its run (see `finished`); returns its content."""
-  seal = sealed(written(workdir, config), _where(config), result)
+  seal = sealed(written(workdir, config), result)
   # The digest is stored first, since `finished` would refuse a result without a stored digest.
   if (workdir / _MEMORY).exists():
     held = remembered(workdir) or {}
@@ -223,7 +214,7 @@ def finished(workdir: pathlib.Path, config: Config) -> dict[str, Any] | None:
   seals |= (
     {(remembered(workdir) or {}).get(SEAL)} if (workdir / _MEMORY).exists() else set()
   )
-  if None in seals or seals != {sealed(written(workdir, config), _where(config), result)}:
+  if None in seals or seals != {sealed(written(workdir, config), result)}:
     raise UserError(
       f"its {path.name} is not the result of this run; take it away, or choose "
       "another directory, nothing was changed",
