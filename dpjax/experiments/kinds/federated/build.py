@@ -538,6 +538,7 @@ def assembled(config: FedConfig, data: tuple[Any, Any], random: RunKeys) -> FedR
     guarantee=features_lib.noted(
       config,
       guarantee.repeated(promised, config.noise_seed),
+      federation.dataset,
     ),
     params=params,
     apply=apply,
