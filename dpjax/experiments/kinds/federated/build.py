@@ -486,7 +486,7 @@ def assembled(config: FedConfig, data: tuple[Any, Any], random: RunKeys) -> FedR
   fed = FedRun(
     config=config,
     plan=plan,
-    guarantee=privacy.noted(config, promised),
+    guarantee=privacy.noted(config, promised, federation.dataset),
     params=params,
     apply=apply,
     random=random,
@@ -543,7 +543,7 @@ class Federated(Experiment[FedConfig]):
   def same(self) -> dict[str, str]:
     # The digest covers only the computation. Checkpoints also depend on where client state is kept.
     digest = config_names.digest(self.config, ELSEWHERE)
-    return {"config": digest.hex(), "client_state": self.config.client_state}
+    return {"config": digest, "client_state": self.config.client_state}
 
   def train(self, data: Any, keys: RunKeys) -> Story:
     return single(phase(assembled(self.config, data, keys)))
