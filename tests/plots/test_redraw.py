@@ -112,7 +112,7 @@ def test_each_committed_picture_has_its_recipe():
 def test_a_recipe_is_read_as_it_was_written(tmp_path):
   recipe = recipes.Recipe(
     "bars", ("a",), ("b", "c"), "d", references=(("R", None, 1.5),), log=("a",),
-    outcomes=(("FAILS", "fails"),), words={"a": "A"}, facts={"e": {"x": "y"}},
+    outcomes=(("FAILS", "fails"),), words={"a": "A"}, units={"a": "s"},
   )  # fmt: skip
   recipes.write(tmp_path / "a.csv", recipe)
   assert recipes.read(tmp_path / "a.csv") == recipe

@@ -93,7 +93,7 @@ def make_task(config: TrainConfig, dataset: data.Dataset) -> Task:
       field="model.name",
       value=config.model.name,
     )
-  if task is _LANGUAGE and dataset.rows_are_users:
+  if task is _LANGUAGE and dataset.unit == "user":
     task = task._replace(loss=_OF_USERS)
   if config.loss != "auto":
     return task._replace(loss=user_code.loss(config.loss))
@@ -153,7 +153,7 @@ def _weighted(task: Task, chosen: Any) -> Task:
 
 def check_unit(config: TrainConfig, dataset: data.Dataset, plan: Plan) -> None:
   """Raises UserError unless one row of the data is one unit of the guarantee."""
-  are_users = dataset.rows_are_users
+  are_users = dataset.unit == "user"
   if are_users != (plan.sampler.unit == "user"):
     must, what = ("be", "all") if are_users else ("not be", "not all")
     raise UserError(
