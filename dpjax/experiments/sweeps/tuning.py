@@ -85,6 +85,7 @@ class Chosen(NamedTuple):
     return dataclasses.replace(
       self.guarantee,
       num_records=alone.num_records,
+      l2_bound=alone.l2_bound,
       statement=lambda steps: f"{statement(steps)}\n\n{note}\n\n{alone.statement(steps)}",
     )
 
@@ -129,15 +130,16 @@ def run_selection(
   Raises:
     UserError: settings with different privacy events; a score that is not on test data; a run
       without a finite epsilon, or a sampler without an RDP analysis; another process at work in
-      the folder.
+      the folder; a full disk, or a file there that cannot be written or removed.
   """
   validate.folder(workdir=workdir)
   workdir = pathlib.Path(workdir)
   load = LastData(load_fn)
   settings, chosen = planned(runs, load, plan_fn)  # before anything runs
   workdir.mkdir(parents=True, exist_ok=True)
+  saved = lambda: "runs that have ended are kept"
   # The folder is locked, because two processes at once would draw two numbers of trials.
-  with writers.alone_in(workdir):
+  with writers.space_on_disk(workdir, saved), writers.alone_in(workdir):
     drawn = _trials(workdir, runs)
     if drawn is not None:
       writers.secret_folder(workdir / _TRIALS)
@@ -164,7 +166,8 @@ def run_selection(
         },
       )
       _forget_trials(workdir)
-    shutil.rmtree(workdir / _TRIALS, ignore_errors=True)
+    if (workdir / _TRIALS).exists():
+      shutil.rmtree(workdir / _TRIALS)
     result = finished.read(workdir / BEST, "workdir").result
   print(chosen.line, flush=True)
   return result
