@@ -17,7 +17,6 @@ from dpjax.accounting.epsilon import privacy_profile
 from dpjax.accounting.event_kinds.random_allocation import RandomAllocationDpEvent
 from dpjax.experiments.checks import several_runs
 from dpjax.experiments.checks.several_runs import FinishedRun
-from dpjax.experiments.kinds.central.config import TrainConfig
 from dpjax.experiments.run import loop, workdir
 from dpjax.validate import UserError
 from tests.checks import finished_runs
@@ -259,7 +258,7 @@ def _sealed(folder, to, config=None, **changes):
   _copy(folder, to)
   held = json.loads((folder / "config.json").read_text()) | (config or {})
   result = {**_result(folder), **changes}
-  result["run_sha256"] = workdir.sealed(held, TrainConfig.where, result)
+  result["run_sha256"] = workdir.sealed(held, result)
   (to / "config.json").write_text(json.dumps(held))
   (to / "result.json").write_text(json.dumps(result))
   return to

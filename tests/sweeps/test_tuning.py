@@ -6,6 +6,7 @@ import functools
 import itertools
 import math
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -52,13 +53,20 @@ def _plan(config, data):
 
 
 def _promised(plan_fn):
-  """What a plan rests on beside it, as `run_selection` takes them."""
+  """What a plan rests on beside it, as `tuning.plan_of` returns them."""
 
   def of(config, data):
     plan = plan_fn(config, data)
     return plan, plan.assumptions
 
   return of
+
+
+def _select(runs, folder, train, load, plan_of):
+  """A selection whose runs, data and plans are of these functions."""
+  of_runs = mock.patch.multiple(loop, run=train, load=load)
+  with of_runs, mock.patch.object(tuning, "plan_of", plan_of):
+    return tuning.run_selection(runs, folder)
 
 
 class _Train:
@@ -96,7 +104,7 @@ class _Train:
 
 def _run(folder, sweep=None, train=None):
   train = train or _Train()
-  found = tuning.run_selection(
+  found = _select(
     (sweep or _sweep()).runs(), folder, train, lambda _: "data", _promised(_plan)
   )
   return found, train
@@ -130,9 +138,7 @@ def test_p40_a_choice_among_claims_is_a_claim(tmp_path, capsys):
     own = _OwnPoisson(sampling_prob=0.05, capacity=200)
     return dataclasses.replace(_plan(config, data), sampler=own)
 
-  found = tuning.run_selection(
-    _sweep().runs(), tmp_path, _Train(), lambda _: "data", _promised(plan_of)
-  )
+  found = _select(_sweep().runs(), tmp_path, _Train(), lambda _: "data", _promised(plan_of))
   assert found["epsilon_kind"] == "claimed" and found["failed_assumptions"]
   assert "kind: claimed" in found["privacy_statement"]
   shown = capsys.readouterr().out
@@ -146,9 +152,7 @@ def test_p40_a_choice_among_runs_from_unknown_weights_is_a_claim(tmp_path):
   known = "no record of this run is known to a.npz"
   rests = iter([(), (known,), (known,), ()])  # of the four settings
   plan_of = lambda config, data: (_plan(config, data), next(rests))
-  found = tuning.run_selection(
-    _sweep().runs(), tmp_path, _Train(), lambda _: "data", plan_of
-  )
+  found = _select(_sweep().runs(), tmp_path, _Train(), lambda _: "data", plan_of)
   assert found["epsilon_kind"] == "claimed" and found["failed_assumptions"] == [known]
   assert "kind: claimed" in found["privacy_statement"]
 
@@ -192,9 +196,7 @@ def test_each_setting_gets_the_features_of_its_own_model(tmp_path):
 
   grid = {"model.name": ["linear", "scatter_linear"]}
   sweep = _sweep(grid=grid, law={"mean_trials": 40.0})
-  tuning.run_selection(
-    sweep.runs(), tmp_path, Train(), lambda c: c.model.name, _promised(_plan)
-  )
+  _select(sweep.runs(), tmp_path, Train(), lambda c: c.model.name, _promised(_plan))
   assert seen and all(model == data for model, data in seen)
 
 
@@ -393,9 +395,7 @@ def test_samplers_without_rdp_or_without_proof_are_refused(tmp_path):
 
   for plan_fn, match in ((cut, "event"), (shuffled, "get_configs")):
     with refuses(match):
-      tuning.run_selection(
-        _sweep().runs(), tmp_path, _Train(), lambda _: None, _promised(plan_fn)
-      )
+      _select(_sweep().runs(), tmp_path, _Train(), lambda _: None, _promised(plan_fn))
 
 
 def test_p40_one_setting_may_overflow_where_another_of_the_same_event_cannot(tmp_path):
@@ -419,7 +419,7 @@ def test_p40_one_setting_may_overflow_where_another_of_the_same_event_cannot(tmp
     of = _promised(functools.partial(plan_of, order=order))
     sweep = _sweep(grid={"optimizer.learning_rate": [0.1, 0.2]})
     with refuses("get_configs"):
-      tuning.run_selection(sweep.runs(), tmp_path, _Train(), lambda _: None, of)
+      _select(sweep.runs(), tmp_path, _Train(), lambda _: None, of)
 
 
 @pytest.mark.parametrize("order", [["pld", "rdp"], ["rdp", "pld"]])
@@ -430,9 +430,7 @@ def test_p40_settings_have_one_accountant(tmp_path, order):
   )
   with refuses("get_configs"):
     sweep = _sweep(grid={"privacy.accountant": order})
-    tuning.run_selection(
-      sweep.runs(), tmp_path, _Train(), lambda _: None, _promised(plan_of)
-    )
+    _select(sweep.runs(), tmp_path, _Train(), lambda _: None, _promised(plan_of))
 
 
 @pytest.mark.cases(quick=[2], long=...)
@@ -452,9 +450,7 @@ def test_p40_a_choice_that_costs_all_of_delta_is_refused(
     return dataclasses.replace(_plan(config, data), noise_multiplier=noise_multiplier)
 
   with refuses(field) as caught:
-    tuning.run_selection(
-      _sweep(law=law).runs(), tmp_path, _Train(), lambda _: None, _promised(plan_of)
-    )
+    _select(_sweep(law=law).runs(), tmp_path, _Train(), lambda _: None, _promised(plan_of))
   assert "\n" not in str(caught.value) and not list(tmp_path.iterdir())
 
 

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import pathlib
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
+from dpjax.experiments.config import fields
 from dpjax.experiments.run import workdir, writers
 from dpjax.experiments.run.kind import KINDS
+from dpjax.types import Config
 from dpjax.validate import UserError
 
 # Errors raised by values that no run writes, in a file whose digest fits.
@@ -20,6 +23,31 @@ STRANGE = (
   TypeError,
   ValueError,
 )
+
+
+def config_of(path: pathlib.Path, field: str = "runs") -> Config:
+  """Returns the config of the run in a folder, of whatever kind it is, from its config.json.
+
+  Args:
+    field: argument that names the folder, for errors.
+
+  Raises:
+    UserError: the folder has no config of a run, or that of another version of dpjax.
+  """
+  file = path / workdir.CONFIG
+  held: Any = writers.read_json(file) if file.exists() else None
+  if not isinstance(held, dict):
+    raise odd(path, f"has no {workdir.CONFIG} of a run", field)
+  # A run of an earlier version may lack a field. Kinds are imported until one has all names.
+  names_of = lambda kind: {each.name for each in dataclasses.fields(kind.config_class)}
+  kind = next((kind for kind in KINDS.values() if held.keys() <= names_of(kind)), None)
+  if kind is None:
+    raise odd(path, f"its {workdir.CONFIG} is of no kind of run of this dpjax", field)
+  try:
+    return fields.from_dict(kind.config_class, held)
+  except UserError as error:
+    reason = f"was written by another version of dpjax: {error!s:.100}"
+    raise odd(path, reason, field) from error
 
 
 class Finished(NamedTuple):
@@ -70,11 +98,9 @@ def read(path: pathlib.Path, field: str = "runs") -> Finished:
   config = writers.read_json(path / workdir.CONFIG)
   if not isinstance(result, dict) or not isinstance(config, dict):
     raise odd(path, "is no folder of a run", field)
-  # For each kind of run, the config fields that its seal leaves out.
-  kinds = {getattr(kind.config_class, "where", ()) for kind in KINDS.values()}
   with as_runs_write(path, field):
-    seals = {workdir.sealed(config, where, result) for where in kinds}
-  if result.get(workdir.SEAL) not in seals:
+    seal = workdir.sealed(config, result)
+  if result.get(workdir.SEAL) != seal:
     reason = f"its {writers.RESULT} is not the result of its {workdir.CONFIG}"
     raise odd(path, reason, field)
   return Finished(path, config, result)

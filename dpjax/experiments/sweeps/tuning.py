@@ -24,7 +24,6 @@ import os
 import pathlib
 import secrets
 import shutil
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -46,7 +45,7 @@ from dpjax.experiments.run.experiment import Story, single
 from dpjax.experiments.run.guarantee import Guarantee
 from dpjax.experiments.run.run_keys import RunKeys
 from dpjax.experiments.sweeps import curve
-from dpjax.experiments.sweeps.engine import LastData, LoadFn, Point, Row
+from dpjax.experiments.sweeps.engine import LastData, Point
 from dpjax.experiments.sweeps.sweep import Runs, Selection, Sweep
 from dpjax.plan import Plan
 from dpjax.validate import UserError
@@ -56,8 +55,6 @@ BEST = "best"
 # Folder of the trials, and file that lists them until the choice is made. Both are secret.
 _TRIALS = "trials"
 _TRIALS_FILE = "trials.json"
-# Function (config, data) -> (plan of the run, assumptions of its guarantee that cannot be checked).
-PlanFn = Callable[[TrainConfig, Any], tuple[Plan, tuple[str, ...]]]
 
 
 class Chosen(NamedTuple):
@@ -103,24 +100,13 @@ class Trial(build.Central):
     return single(build.phase(self.config, run))
 
 
-def run_selection(
-  runs: Runs,
-  workdir: str | os.PathLike,
-  run_fn: Callable[..., Row] = loop.run,
-  load_fn: LoadFn = loop.load,
-  plan_fn: PlanFn | None = None,
-) -> dict[str, Any]:
+def run_selection(runs: Runs, workdir: str | os.PathLike) -> dict[str, Any]:
   """Draws runs (trials), carries out the remaining ones, and writes the best to `workdir`/best.
 
   Args:
     runs: runs of a `Sweep` with a `selection`: the settings, one run each.
     workdir: folder. While runs are left, `trials.json` and `trials/` in it are secret. At the end
       the runs are removed, and `best/` may be released.
-    run_fn: function `run(trial, workdir, *, data)` of a `Trial`, which resumes an interrupted run
-      and returns the content of result.json.
-    load_fn: function that loads the data of a config.
-    plan_fn: function (config, data) -> (plan of the run, failed assumptions of its guarantee);
-      None: the plan and the assumptions of `build.assemble`.
 
   Returns:
     Content of best/result.json: that of the winning run, whose guarantee accounts for the choice.
@@ -134,8 +120,8 @@ def run_selection(
   """
   validate.folder(workdir=workdir)
   workdir = pathlib.Path(workdir)
-  load = LastData(load_fn)
-  settings, chosen = planned(runs, load, plan_fn)  # before anything runs
+  load = LastData(loop.load)
+  settings, chosen = planned(runs, load)  # before anything runs
   workdir.mkdir(parents=True, exist_ok=True)
   saved = lambda: "runs that have ended are kept"
   # The folder is locked, because two processes at once would draw two numbers of trials.
@@ -148,7 +134,7 @@ def run_selection(
         # Each trial has its own seed, so that a setting that is drawn twice gets different noise.
         trial = fields.replace(settings[choice].config, "seed", seed, name="seeds")
         at = _folder(workdir, index)
-        results.append(run_fn(Trial(trial, chosen), at, data=load(trial)))
+        results.append(loop.run(Trial(trial, chosen), at, data=load(trial)))
         # If the result has no number `y`, the error is raised now, not after all runs.
         curve.numeric(results[-1], runs.config.y)
       winner = _best(results, runs)
@@ -173,7 +159,7 @@ def run_selection(
   return result
 
 
-def _best(results: list[Row], runs: Runs) -> int:
+def _best(results: list[dict[str, Any]], runs: Runs) -> int:
   """Returns the number of the best trial; of several, the first."""
   sign = 1.0 if selection_of(runs).better == "max" else -1.0
   scores = [sign * curve.numeric(result, runs.config.y) for result in results]
@@ -182,7 +168,11 @@ def _best(results: list[Row], runs: Runs) -> int:
 
 
 def _publish(
-  trial: pathlib.Path, best: pathlib.Path, config: TrainConfig, result: Row, chosen: Row
+  trial: pathlib.Path,
+  best: pathlib.Path,
+  config: TrainConfig,
+  result: dict[str, Any],
+  chosen: dict[str, Any],
 ) -> None:
   """Makes `best` the folder of a finished run: that of the trial, without what holds secrets or
   numbers of raw records. Its result is written last, so a kill leaves no half of it."""
@@ -197,9 +187,7 @@ def _publish(
   owner.write_result(best, config, released)
 
 
-def planned(
-  runs: Runs, load: LoadFn, plan_fn: PlanFn | None = None
-) -> tuple[list[Point], Chosen]:
+def planned(runs: Runs, load: LastData) -> tuple[list[Point], Chosen]:
   """Returns (the settings to choose among, the cost of the choice).
 
   Raises:
@@ -208,7 +196,7 @@ def planned(
   """
   _check(runs)
   settings = runs.points
-  plan, assumptions = _common_plan(settings, load, plan_fn or _plan)
+  plan, assumptions = _common_plan(settings, load)
   chosen = selection_cost(plan, runs, assumptions)
   budgets = [getattr(point.config.privacy, "epsilon_budget", None) for point in settings]
   least = min((budget for budget in budgets if budget is not None), default=math.inf)
@@ -344,15 +332,14 @@ def _check(runs: Runs) -> None:
     )
 
 
-def _plan(config: TrainConfig, data: Any) -> tuple[Plan, tuple[str, ...]]:
+def plan_of(config: TrainConfig, data: Any) -> tuple[Plan, tuple[str, ...]]:
+  """Returns (plan of a run, assumptions of its guarantee that cannot be checked)."""
   with naming(config):
     run = build.assemble(config, data)
   return run.plan, run.guarantee.failed_assumptions
 
 
-def _common_plan(
-  settings: list[Point], load: LoadFn, plan_fn: PlanFn
-) -> tuple[Plan, tuple[str, ...]]:
+def _common_plan(settings: list[Point], load: LastData) -> tuple[Plan, tuple[str, ...]]:
   """Returns (the plan of the first setting, the assumptions of all settings). Raises UserError if
   the settings might have different costs, or if one has an audit, a writer or no guarantee."""
   for point in settings:
@@ -371,7 +358,7 @@ def _common_plan(
         field="writer",
         value=point.config.writer,
       )
-  plans_and_assumptions = [plan_fn(point.config, load(point.config)) for point in settings]
+  plans_and_assumptions = [plan_of(point.config, load(point.config)) for point in settings]
   plans, assumed = zip(*plans_and_assumptions)
   for point, plan in zip(settings, plans):
     if not plan.is_private:
