@@ -292,7 +292,7 @@ def meant(word: str) -> str:
 def command_line(config: Any) -> list[str]:
   """Returns a line for each field: its flag, or a comment if only a file can hold its value."""
   lines = []
-  for leaf in fields.leaves(config):
+  for leaf in choices.leaves(config):
     text = _as_text(leaf.value)
     line = f"--{_NAME}.{leaf.path}={shlex.quote(text)}"
     try:

@@ -267,10 +267,10 @@ class ClippedGrad:
     if self.microbatch_size is not None:
       return self.microbatch_size
     if self.memory_budget is None:
-      # Outside of a trace a loop is compiled at each call, and devices do not share padding.
-      leaves = jax.tree.leaves((params, batch))
-      is_traced = any([isinstance(leaf, core.Tracer) for leaf in leaves])
-      if self.filled >= 1 or self.mesh is not None or not is_traced:
+      # Outside of jit a loop is compiled at each call, also under vmap, where all arguments are
+      # tracers; a new array is one under jit alone. Devices do not share padding.
+      is_jitted = isinstance(jnp.zeros(()), core.Tracer)
+      if self.filled >= 1 or self.mesh is not None or not is_jitted:
         return None
       return faster_size(loss.closed, params, batch_size, self.filled)
     example = jax.tree.map(lambda leaf: leaf[0], batch)

@@ -35,7 +35,7 @@ from dpjax.accounting import upper
 from dpjax.accounting.event_kinds.repeat_and_select import repeat_and_select_event
 from dpjax.accounting.ledger import BudgetExceeded
 from dpjax.accounting.text import paragraph
-from dpjax.experiments.config import common, fields
+from dpjax.experiments.config import choices, common, fields
 from dpjax.experiments.config.naming import naming
 from dpjax.experiments.kinds.central import build
 from dpjax.experiments.kinds.central.config import TrainConfig
@@ -397,8 +397,8 @@ def _trials(workdir: pathlib.Path, runs: Runs) -> list[tuple[int, int]] | None:
   """
   path = workdir / _TRIALS_FILE
   held = {
-    "sweep": fields.to_dict(runs.config),
-    "settings": [[point.label, fields.to_dict(point.config)] for point in runs.points],
+    "sweep": choices.to_dict(runs.config),
+    "settings": [[point.label, choices.to_dict(point.config)] for point in runs.points],
   }
   identity = json.loads(json.dumps(writers.plain(held), default=str))
   if path.exists():

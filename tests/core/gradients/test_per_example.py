@@ -173,6 +173,10 @@ def test_padded_batches_of_a_plan_are_cut_where_that_is_faster(positions, is_cut
   mask = jnp.arange(88) < 30
   cut = jax.jit(plan.clipped_grad(loss_fn))(params, batch, mask)
   assert bool(cut.norms[-1] == 0) == is_cut
+  # Outside of jit, where a loop would be compiled at each call, it is one piece.
+  models = jax.tree.map(lambda leaf: jnp.stack([leaf, leaf]), params)
+  mapped = jax.vmap(lambda params: plan.clipped_grad(loss_fn)(params, batch, mask).norms)
+  assert mapped(models)[:, -1].all()
   whole = jax.jit(plan.clipped_grad(loss_fn, microbatch_size=88))(params, batch, mask)
   assert whole.norms.all()
   jax.tree.map(

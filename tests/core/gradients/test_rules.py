@@ -16,7 +16,7 @@ import dpjax
 from dpjax import gradients, sampling
 from dpjax.auditing.games import transforms
 from dpjax.auditing.games.game import play
-from dpjax.experiments.config import fields
+from dpjax.experiments.config import choices, fields
 from dpjax.experiments.kinds.central import build
 from dpjax.experiments.kinds.central.config import DpSgd, TrainConfig
 from dpjax.experiments.kinds.federated.config import Central
@@ -184,7 +184,7 @@ def test_a_new_rule_is_in_configs_sweeps_and_the_walk_over_every_leaf(psac):
   ]
   points = Runs(named, Sweep(series="privacy.clipping")).points
   assert [one.facts["privacy.clipping"] for one in points] == ["flat", "psac(r=0.3)"]
-  walked = {leaf.path: leaf.type.hint for leaf in fields.leaves(config)}
+  walked = {leaf.path: leaf.type.hint for leaf in choices.leaves(config)}
   assert walked["privacy.clipping.r"] is float
   assert "psac" in fields.choice_of(walked["privacy.clipping"]).table
   with refuses("config.privacy.clipping.r", error=dpjax.validate.UserError):

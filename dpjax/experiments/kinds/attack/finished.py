@@ -12,7 +12,7 @@ import os
 import pathlib
 from typing import Any
 
-from dpjax.experiments.config import fields
+from dpjax.experiments.config import choices, fields
 from dpjax.experiments.kinds.attack.config import AttackConfig, unread
 from dpjax.experiments.kinds.attack.fed_members import FedMembership
 from dpjax.experiments.kinds.attack.members import Membership
@@ -69,7 +69,7 @@ def attack_on(folder: str | os.PathLike, *, num_shadows: int = 16) -> AttackConf
     # A run that stopped at an accuracy did fewer rounds.
     shadowed["num_rounds"] = writers.read_json(path / writers.RESULT)["num_steps"]
   config = AttackConfig(target=run, attack=attack)
-  there = {leaf.path for leaf in fields.leaves(run)}
+  there = {leaf.path for leaf in choices.leaves(run)}
   # What decides nothing that shadow models learn gets its default.
   for name in there.intersection([*unread(config), "release"]):
     budget = name == "privacy.epsilon_budget"

@@ -24,7 +24,7 @@ from dpjax import (
 from dpjax.data import ahead, cache, resident
 from dpjax.data.resident import resident_bytes
 from dpjax.experiments.config import common, user_code
-from dpjax.experiments.config.fields import name_of
+from dpjax.experiments.config.choices import name_of
 from dpjax.experiments.config.optimizers import SCHEDULE_FREE, Noise
 from dpjax.experiments.kinds import bounds, named_data
 from dpjax.experiments.kinds.central import (

@@ -20,8 +20,9 @@ from dpjax import (
   validate,
 )
 from dpjax.experiments.config import common, optimizers, rules, samplers
+from dpjax.experiments.config.choices import Choice
 from dpjax.experiments.config.common import COUNT, AttackerConfig
-from dpjax.experiments.config.fields import Choice, WithChoices
+from dpjax.experiments.config.fields import WithChoices
 from dpjax.experiments.config.naming import Gives
 from dpjax.gradients.per_example import METHODS
 from dpjax.names import is_path

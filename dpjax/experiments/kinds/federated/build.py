@@ -14,7 +14,7 @@ from dpjax import federated, secure, trees, validate
 from dpjax.data import Federation
 from dpjax.data.target_kinds import needs_classes
 from dpjax.experiments.config import common, user_code
-from dpjax.experiments.config.fields import Setting, name_of
+from dpjax.experiments.config.choices import Setting, name_of
 from dpjax.experiments.config.naming import within
 from dpjax.experiments.kinds import audits, bounds
 from dpjax.experiments.kinds.central import build as build_central

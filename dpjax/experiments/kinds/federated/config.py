@@ -14,9 +14,9 @@ from typing import Annotated, Any, ClassVar
 from dpjax import federated, gradients, validate
 from dpjax.data import partition
 from dpjax.experiments.config import common, optimizers, rules, samplers
-from dpjax.experiments.config.choices import Option
+from dpjax.experiments.config.choices import Choice, Option, name_of, settings
 from dpjax.experiments.config.common import COUNT, AttackerConfig
-from dpjax.experiments.config.fields import Choice, WithChoices, name_of, settings
+from dpjax.experiments.config.fields import WithChoices
 from dpjax.experiments.config.naming import Gives
 from dpjax.experiments.kinds.central.config import (
   CanaryAudit,

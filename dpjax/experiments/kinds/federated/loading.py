@@ -11,7 +11,7 @@ import numpy as np
 from dpjax.data import Federation
 from dpjax.data.target_kinds import needs_arrays, needs_classes
 from dpjax.experiments.config import common
-from dpjax.experiments.config.fields import name_of
+from dpjax.experiments.config.choices import name_of
 from dpjax.experiments.config.naming import within
 from dpjax.experiments.kinds import bounds
 from dpjax.experiments.kinds.central import build as build_central

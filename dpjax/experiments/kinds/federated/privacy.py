@@ -11,7 +11,7 @@ from dpjax.accounting.proved import NeighboringRelation
 from dpjax.accounting.text import paragraph
 from dpjax.auditing.canary_clients import PARAMETER
 from dpjax.data import Dataset, Federation
-from dpjax.experiments.config import fields, samplers
+from dpjax.experiments.config import choices, samplers
 from dpjax.experiments.config.common import attack_of
 from dpjax.experiments.kinds import bounds, privacy_section
 from dpjax.experiments.kinds.central import features, ftrl
@@ -105,7 +105,7 @@ def _check_release(config: FedConfig) -> None:
   if not covered or simulated is not None:
     raise UserError(
       "needs privacy='central', 'dp_ftrl' or 'distributed' and no privacy.simulated_cohort, not "
-      f"{fields.name_of(config, 'privacy')!r} and {simulated!r}; only what the noise of the sum "
+      f"{choices.name_of(config, 'privacy')!r} and {simulated!r}; only what the noise of the sum "
       "covers may be released",
       field="release",
       value=True,
@@ -359,7 +359,7 @@ def noted(config: FedConfig, promised: Guarantee, dataset: Dataset) -> Guarantee
   own = algorithm_of(config).personal is not None
   if own and config.is_private and not config.protects_records:
     promised = guarantee.noted(promised, paragraph(_OWN_MODELS))
-  partition = fields.name_of(config, "partition")
+  partition = choices.name_of(config, "partition")
   if config.is_private and hasattr(config.partition, "num_clients"):
     promised = guarantee.noted(promised, paragraph(_DEALT.format(name=partition)))
   if partition == "pfl":

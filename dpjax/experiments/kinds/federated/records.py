@@ -22,8 +22,8 @@ from dpjax.accounting.loss_grid import Profile
 from dpjax.accounting.text import by_name, lower, paragraph
 from dpjax.data import Federation
 from dpjax.experiments.config import samplers
+from dpjax.experiments.config.choices import name_of
 from dpjax.experiments.config.common import attack_of
-from dpjax.experiments.config.fields import name_of
 from dpjax.experiments.kinds import bounds, privacy_section
 from dpjax.experiments.kinds.federated.config import (
   FedConfig,
