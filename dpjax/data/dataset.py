@@ -162,6 +162,10 @@ class Dataset:
   groups: Groups | None = None
   # Of a table: its `Declaration`, which is public. None: not a table.
   declaration: Any = None
+  # Declared names of the classes, in order; (): they have none.
+  classes: tuple[str, ...] = ()
+  # Of texts that a tokenizer's file has read: `Tokenizer.facts`. None: there is no such file.
+  tokenizer: Mapping[str, Any] | None = None
 
   def __post_init__(self):
     validate.integer_at_least(1, num_classes=self.num_classes)

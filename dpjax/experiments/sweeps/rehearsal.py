@@ -113,13 +113,13 @@ def _shown(all_points: list[Point]) -> Iterator[Point]:
 
 
 def _of_selection(runs: Runs, workdir: pathlib.Path | str, rehearse: Rehearse) -> str:
-  settings, charge = tuning.planned(runs, engine.LastData(loop.load))
+  settings, chosen = tuning.planned(runs, engine.LastData(loop.load))
   seconds = math.fsum(rehearse(point).seconds for point in settings) / len(settings)
   mean = tuning.selection_of(runs).mean_trials
   minutes = mean * seconds / 60
   lines = {
     "settings": f"{len(settings)}, of which a random number of runs is drawn, {mean:g} on average",
-    "privacy": charge["statement"],
+    "privacy": chosen.line,
     "time": f"about {minutes:.2g} minutes on average (estimate, from a few steps on zeros)",
     "memory": dry_run.memory(),
     "workdir": str(workdir),

@@ -406,7 +406,7 @@ def facts_of_run(
       said if isinstance(said, dict) else {},
     )
   )
-  if config_names.canonical(wanted) != config_names.canonical(known):
+  if wanted != known:
     raise UserError(
       f"was trained elsewhere: its run had data={known}, train.data is {wanted}",
       field="attack.target",

@@ -276,14 +276,17 @@ def secure_aggregator(fed: FedRun, num_clients: int) -> federated.Aggregator:
   config = fed.config
   chosen = config.secure_sum
   cohort = config.clients_per_round
-  common: dict[str, Any] = {"dropout": chosen.dropout(config.seed), "plan": fed.plan}
+  dropout = chosen.dropout(config.seed)
   if fed.mechanism is not None:
     seeds = {"seed": distributed.seed_of(fed.random.noise), "rotation": config.seed}
-    return secure.skellam_mean(chosen.protocol(cohort), fed.mechanism, **seeds, **common)
+    protocol = chosen.protocol(cohort)
+    mean = secure.skellam_mean(protocol, fed.mechanism, dropout=dropout, **seeds)
+    return mean.drawn_by(fed.plan)
   # A Poisson cohort may hold every client, and the modulus must exceed the sum of its messages.
   most = num_clients if config.privacy.sampler.name != "fixed_size" else int(cohort)
   encoding = Encoding(most, chosen.largest_value, chosen.bits)
-  return secure.secure_mean(chosen.protocol(cohort), encoding, **common)
+  mean = secure.secure_mean(chosen.protocol(cohort), encoding, dropout=dropout)
+  return mean.drawn_by(fed.plan)
 
 
 def _aggregator(fed: FedRun) -> federated.Aggregator:
@@ -480,7 +483,7 @@ def assembled(config: FedConfig, data: tuple[Any, Any], random: RunKeys) -> FedR
   fed = FedRun(
     config=config,
     plan=plan,
-    guarantee=privacy.noted(config, promised),
+    guarantee=privacy.noted(config, promised, federation.dataset),
     params=params,
     apply=apply,
     random=random,
@@ -537,7 +540,7 @@ class Federated(Experiment[FedConfig]):
   def same(self) -> dict[str, str]:
     # The digest covers only the computation. Checkpoints also depend on where client state is kept.
     digest = config_names.digest(self.config, ELSEWHERE)
-    return {"config": digest.hex(), "client_state": self.config.client_state}
+    return {"config": digest, "client_state": self.config.client_state}
 
   def train(self, data: Any, keys: RunKeys) -> Story:
     return single(phase(assembled(self.config, data, keys)))

@@ -10,7 +10,7 @@ from dpjax import accounting, gradients, sampling
 from dpjax.accounting.proved import NeighboringRelation
 from dpjax.accounting.text import paragraph
 from dpjax.auditing.canary_clients import PARAMETER
-from dpjax.data import Federation
+from dpjax.data import Dataset, Federation
 from dpjax.experiments.config import fields, samplers
 from dpjax.experiments.config.common import attack_of
 from dpjax.experiments.kinds import bounds, privacy_section
@@ -353,7 +353,7 @@ _CHOSEN_WORDS = (
 )
 
 
-def noted(config: FedConfig, promised: Guarantee) -> Guarantee:
+def noted(config: FedConfig, promised: Guarantee, dataset: Dataset) -> Guarantee:
   """Returns the guarantee of a run with all that its statement says before it, and with what nobody
   can check, which makes it a claim."""
   own = algorithm_of(config).personal is not None
@@ -367,4 +367,4 @@ def noted(config: FedConfig, promised: Guarantee) -> Guarantee:
     assumed = f"words or labels of {config.data.name} were chosen without this run's users"
     promised = guarantee.noted(promised, words, assumed)
   promised = guarantee.repeated(promised, config.noise_seed)
-  return features.noted(config, promised)
+  return features.noted(config, promised, dataset)
