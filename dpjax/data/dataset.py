@@ -261,6 +261,12 @@ class Dataset:
     return not isinstance(self.x, Rows)
 
   @property
+  def unit(self) -> str:
+    """What a row is: "user" if it holds several sequences of tokens, all of one user, [m, T]; else
+    "", for the sampler says it."""
+    return "user" if self.x.dtype == np.int32 and self.x.ndim == 3 else ""
+
+  @property
   def in_columns(self) -> bool:
     """Whether x is `Columns`, so that an example's x is a dict of arrays."""
     return isinstance(self.x, Columns)

@@ -48,7 +48,7 @@ class UserBlocks:
   data: Indexed
   members: (
     np.ndarray
-  )  # [num_users, m] int: row of each example; padding repeats the user's first
+  )  # [num_users, m] int: row of each example; padding repeats the user's own
   mask: np.ndarray  # [num_users, m] bool
 
   def __len__(self) -> int:

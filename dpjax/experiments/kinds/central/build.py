@@ -50,7 +50,6 @@ from dpjax.experiments.kinds.central.tasks import (
   check_weights,
   keyed_loss,
   make_task,
-  of_users,
 )
 from dpjax.experiments.run import guarantee, left_out, saved, writers
 from dpjax.experiments.run.experiment import Experiment, Phase, Story, every, single
@@ -287,7 +286,7 @@ def start(
   # Parameters are initialised on zeros, since they must not depend on any record.
   first = jax.tree.map(jnp.zeros_like, dataset.x[:1])
   wanted = (1, task.width(dataset))
-  first = first[:, 0] if of_users(dataset) else first
+  first = first[:, 0] if dataset.unit == "user" else first
 
   def make() -> tuple[Task, Any, Params]:
     model = linen_modules.modes(make_model(config.model, task.width(dataset), **fixed))
