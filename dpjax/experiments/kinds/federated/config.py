@@ -511,6 +511,11 @@ class FedConfig(WithChoices):
     return isinstance(self.privacy, Records)
 
   @property
+  def is_dealt(self) -> bool:
+    """Whether the partition deals one data set to clients; else the data name their clients."""
+    return name_of(self, "partition") in PARTITIONS
+
+  @property
   def is_summed(self) -> bool:
     """Whether the server sees the sum of the messages alone."""
     return not isinstance(self.secure_sum, NoSecureSum)
