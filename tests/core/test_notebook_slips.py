@@ -238,7 +238,7 @@ def test_a_sampler_that_is_exchanged_in_the_middle_is_seen(samplers):
 
 
 def test_batches_of_a_plan_without_slices_are_no_slices():
-  """An example was in both batches that made one step: 4.4 was said of one sum, with 2 C in it."""
+  """An example may be in both batches of one step: 3.5 was said of it, and 8.0 was spent."""
   plan = dataclasses.replace(_PLAN, sampler=PoissonSampler(0.5, capacity=41))
   sliced = PoissonSampler(0.5, capacity=82)
   sliced = dataclasses.replace(plan, sampler=sliced, slices=2)
