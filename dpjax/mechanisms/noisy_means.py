@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import abc
 import dataclasses
+import hashlib
 import math
 from collections.abc import Callable, Iterator
 from typing import Any, ClassVar
@@ -15,6 +16,7 @@ from typing import Any, ClassVar
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import core
 from scipy import special
 
 from dpjax import accounting, trees, validate
@@ -144,15 +146,23 @@ class NoisyMeans(abc.ABC):
     trees.check_key(key=key)
     return key_for(KeyUse.STATISTICS, key)
 
-  @abc.abstractmethod
   def __call__(self, key: jax.Array, x: ArrayLike | Rows) -> Any:
-    """Returns the statistics of n examples `x`, [n, ..., C]."""
+    """Returns the statistics of n examples `x`, [n, ..., C]. `Rows` are read in chunks.
+
+    The noise follows from the key and from `x`. So statistics of several data sets, such as the
+    folds of a cross-validation, share none under one key: it would cancel in their difference. The
+    same data have the same noise again. Under jit, where `x` has no values, the key alone decides.
+    """
+    trees.check_key(key=key)
+    return self.after(_key_for(key, x), x, None)
 
   @abc.abstractmethod
   def after(self, key: jax.Array, x: ArrayLike | Rows, before: Any) -> Any:
     """Returns statistics of `x`, in which each field is computed from earlier fields of `before`.
+    If it is None, earlier fields are those of this call.
 
-    So a test of one sum can keep earlier releases constant.
+    So a test of one sum can keep earlier releases constant. The noise follows from the key alone,
+    which must be for one run on one data set.
     """
 
   def noisy_totals(self, released: Any) -> list[np.ndarray]:
@@ -179,6 +189,22 @@ class NoisyMeans(abc.ABC):
       f"the norm. Charged together as Gaussian noise of {total} times the clip norm, which is "
       "part of what is charged above."
     )
+
+
+def _key_for(key: jax.Array, x: Any) -> jax.Array:
+  """Returns a key that follows from `key` and from the examples `x`; `key` itself for traced ones.
+
+  Whoever does not know the key cannot tell it from a fresh one, for each `x`.
+  """
+  if isinstance(x, core.Tracer):
+    return key
+  inputs: Any = x if isinstance(x, Rows) else np.atleast_1d(finite.array("x", x))
+  digest = hashlib.sha256(f"{inputs.shape}{inputs.dtype}".encode())
+  for start in range(0, len(inputs), _CHUNK):
+    digest.update(np.asarray(inputs[start : start + _CHUNK]).tobytes())
+  for word in np.frombuffer(digest.digest(), np.uint32)[:4]:
+    key = jax.random.fold_in(key, word)
+  return key
 
 
 def gaussian_of_pure(epsilon: float) -> float:
