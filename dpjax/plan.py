@@ -897,6 +897,7 @@ class Plan(overflow.MayAbort):
         blocks of `sampling.group_by_user`, whose rows are users, for a sampler of users. If
         the data have a bool array `present` [n], rows whose entry is False may be drawn, and
         contribute zero. If the data have a `nominal_size`, it is `declared` of `check_capacity`.
+        For a `UserSampler`, each row must be all of one user (`dpjax.sampling.group_by_user`).
       rng: integer seed of the sampler; 128 bits or more for a release. None takes 128 fresh bits
         of the operating system, which nobody can draw again, and `transform` draws noise of its own
         for them; with several processes it must be given, the same to each. Like the key of
@@ -948,10 +949,18 @@ class Plan(overflow.MayAbort):
     unit = _unit_of_rows(data)
     if unit and unit != self.unit:
       raise UserError(
-        f"hides one {self.unit}, and a row of data is one {unit}, whose records move a sum twice as "
-        f"far; must be a dpjax.UserSampler, or a subclass of your own with unit={unit!r}",
+        f"hides one {self.unit}, and a row of data is one {unit}, whose records move a sum twice "
+        f"as far; must be a dpjax.UserSampler, or a subclass of your own with unit={unit!r}",
         field="sampler",
         value=Verbatim(type(self.sampler).__name__),
+      )
+    # Of plain rows the statement would say "user", and hide single examples.
+    if not unit and isinstance(self.sampler, sampling.UserSampler):
+      raise UserError(
+        "must be the users that UserSampler draws: blocks of dpjax.sampling.group_by_user, or data "
+        "whose `unit` is 'user', since each row holds all that one user contributes",
+        field="data",
+        value=Verbatim(type(data).__name__),
       )
 
   def _warn_of_divisor(self, num_examples: int, declared: int | None) -> None:

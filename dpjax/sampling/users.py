@@ -46,7 +46,9 @@ class UserBlocks:
   unit: ClassVar[str] = "user"
 
   data: Indexed
-  members: np.ndarray  # [num_users, m] int: row of each example; padding repeats the user's first
+  members: (
+    np.ndarray
+  )  # [num_users, m] int: row of each example; padding repeats the user's own
   mask: np.ndarray  # [num_users, m] bool
 
   def __len__(self) -> int:

@@ -274,6 +274,20 @@ def test_the_sampler_is_poisson_over_users_and_says_user():
   )
 
 
+def test_a_plan_of_users_draws_no_plain_rows():
+  """It did, and its statement said "one user" of single examples."""
+  plan = plans.of(sampler=sampling.UserSampler(sampling_prob=0.5, capacity=16))
+  data, ids = _data()
+  lines = np.zeros((4, 3), np.int32)
+  tokens = lambda x: dpjax.data.Dataset(x, np.zeros(4, np.int32), "lines", 9, "train", 9)
+  for plain in (data, np.ones((12, 3, 2), np.int32), {"x": data.x}, tokens(lines)):
+    with refuses("data"):
+      plan.batches(plain, rng=0)
+  rows = tokens(np.stack([lines, lines], axis=1))  # [n, m, T]
+  for users in (_blocks(data, ids), rows, dpjax.data.resident.resident(rows)):
+    assert next(plan.batches(users, rng=0)).mask.shape == (16,)
+
+
 @pytest.mark.cases(long=[4])
 @pytest.mark.parametrize(
   ("make", "field"),
