@@ -104,8 +104,8 @@ def check_entries(strategy: Strategy, num_steps: int) -> None:
   or is too large to be looked at.
 
   Equal gradients are the worst case only if C has no negative entry. Sums of columns would not show
-  such an entry, since a larger entry of the same row may hide it. Entries outside of the bands would
-  join steps that are accounted apart. dpjax's own strategies are built without such entries.
+  such an entry, since a larger entry of the same row may hide it. Entries outside of the bands
+  would join steps that are accounted apart. dpjax's own strategies are built without such entries.
   """
   if type(strategy).__module__.startswith("dpjax.noise.correlated"):
     return
