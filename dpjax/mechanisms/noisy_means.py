@@ -149,12 +149,32 @@ class NoisyMeans(abc.ABC):
   def __call__(self, key: jax.Array, x: ArrayLike | Rows) -> Any:
     """Returns the statistics of n examples `x`, [n, ..., C]. `Rows` are read in chunks.
 
-    The noise follows from the key and from `x`. So statistics of several data sets, such as the
-    folds of a cross-validation, share none under one key: it would cancel in their difference. The
-    same data have the same noise again. Under jit, where `x` has no values, the key alone decides.
+    The noise follows from the key, the settings and `x`. So under one key several data sets, such
+    as the folds of a cross-validation, share none, nor do several noise levels: the difference of
+    two releases would hold none. The same data have the same noise again, in any order. Under jit,
+    where `x` has no values, the key alone decides.
     """
     trees.check_key(key=key)
-    return self.after(_key_for(key, x), x, None)
+    return self.after(self._key_for(key, x), x, None)
+
+  def _key_for(self, key: jax.Array, x: Any) -> jax.Array:
+    """Returns a key that follows from `key`, the settings and the examples `x`, in any order.
+
+    Whoever does not know `key` cannot tell it from a fresh one. It is `key` itself for traced `x`.
+    """
+    if isinstance(x, core.Tracer):
+      return key
+    inputs: Any = x if isinstance(x, Rows) else np.atleast_1d(finite.array("x", x))
+    digest = _number(repr(self).encode())
+    for start in range(0, len(inputs), _CHUNK):
+      with np.errstate(over="ignore"):
+        rows = np.asarray(inputs[start : start + _CHUNK]).astype(np.float32)
+      # A sum, so that the same rows in another order have the same noise: were it fresh, a second
+      # look at one data set would cost again.
+      digest += sum(_number(row.tobytes()) for row in rows)
+    for shift in range(0, 128, 32):
+      key = jax.random.fold_in(key, np.uint32(digest >> shift & 0xFFFFFFFF))
+    return key
 
   @abc.abstractmethod
   def after(self, key: jax.Array, x: ArrayLike | Rows, before: Any) -> Any:
@@ -191,20 +211,8 @@ class NoisyMeans(abc.ABC):
     )
 
 
-def _key_for(key: jax.Array, x: Any) -> jax.Array:
-  """Returns a key that follows from `key` and from the examples `x`; `key` itself for traced ones.
-
-  Whoever does not know the key cannot tell it from a fresh one, for each `x`.
-  """
-  if isinstance(x, core.Tracer):
-    return key
-  inputs: Any = x if isinstance(x, Rows) else np.atleast_1d(finite.array("x", x))
-  digest = hashlib.sha256(f"{inputs.shape}{inputs.dtype}".encode())
-  for start in range(0, len(inputs), _CHUNK):
-    digest.update(np.asarray(inputs[start : start + _CHUNK]).tobytes())
-  for word in np.frombuffer(digest.digest(), np.uint32)[:4]:
-    key = jax.random.fold_in(key, word)
-  return key
+def _number(content: bytes) -> int:
+  return int.from_bytes(hashlib.sha256(content).digest(), "big")
 
 
 def gaussian_of_pure(epsilon: float) -> float:
