@@ -276,6 +276,8 @@ class Plan(overflow.MayAbort):
     noise_std(self.l2_clip_norm, self.noise_multiplier)
     if shape.shares is not None:
       group_weights(self.l2_clip_norm, shape.shares)
+    if shape.correlation is not None:
+      matrix.check_entries(shape.correlation, self.num_steps)
     if participation is not None:
       # The events are computed now, to raise UserError for combinations without an analysis.
       _ = self._correlated_events
