@@ -26,15 +26,13 @@ Row = dict[str, Any]
 
 def chosen(folder: pathlib.Path) -> Row:
   """Returns what one private choice releases."""
-  released = folder / tuning.BEST / "selection.json"
-  if not released.exists():
-    config = architecture.get_config()
-    runs = sweep.Runs(architecture.get_configs(config), config)
-    with writers.silent():
-      tuning.run_selection(runs, folder)
-  found = writers.read_json(released)
-  named = {"architecture": found["setting"], "test_accuracy": found["score"]}
-  return named | {name: found[name] for name in _SHOWN}
+  config = architecture.get_config()
+  runs = sweep.Runs(architecture.get_configs(config), config)
+  with writers.silent():
+    found = tuning.run_selection(runs, folder)
+  selection = found["selection"]
+  named = {"architecture": selection["setting"], "test_accuracy": selection["score"]}
+  return named | {name: (found | selection)[name] for name in _SHOWN}
 
 
 def summary(rows: list[Row]) -> Row:

@@ -85,6 +85,13 @@ def _no_option(name: str) -> str:
   return "is no option here; must be a field of dpjax.Plan"
 
 
+def _unit_of_rows(data: Any) -> str:
+  """Returns the unit that data state for a row, as blocks of users do; "" if they state none."""
+  unit = getattr(data, "unit", "")
+  # A frame may have a column of this name.
+  return unit if isinstance(unit, str) else ""
+
+
 def _steps_of(epochs: float, size: int, batch_size: int) -> int:
   """Returns the number of steps of `Plan.for_data`, rounded, but at least 1.
 
@@ -354,7 +361,8 @@ class Plan(overflow.MayAbort):
     steps: finding the noise then takes a quarter of a minute or more.
 
     Args:
-      data: the data that `batches` will draw from.
+      data: the data that `batches` will draw from. For blocks of users (`sampling.group_by_user`)
+        the plan hides users, and an example below is a user.
       batch_size: expected number of examples in a step.
       epochs: expected number of steps in which each example takes part.
       epsilon, delta: the guarantee. The plan gets the least noise that keeps it.
@@ -408,12 +416,14 @@ class Plan(overflow.MayAbort):
         field="for_data",
       )
     steps = _steps_of(epochs, size, batch_size)
+    of_users = _unit_of_rows(data) == sampling.UserSampler.unit
+    kind = sampling.UserSampler if of_users else sampling.PoissonSampler
     plan = cls.calibrated(
       epsilon=epsilon,
       attack=attack,
       delta=delta,
       # The noise does not depend on the capacity, which is chosen below.
-      sampler=sampling.PoissonSampler(sampling_prob=batch_size / size, capacity=size),
+      sampler=kind(sampling_prob=batch_size / size, capacity=size),
       num_steps=steps,
       l2_clip_norm=l2_clip_norm,
       normalize_by=batch_size,
@@ -884,9 +894,11 @@ class Plan(overflow.MayAbort):
       data: anything with `len()` whose `data[indices]` is a tree of arrays, each with a
         leading axis of len(indices), in their order: an array, a `dpjax.data.Dataset`, a torch
         TensorDataset, a Hugging Face data set `.with_format("numpy")`, a class of your own,
-        whose arrays are copied. Or a dict of arrays [n, ...]: an example is then a dict, too. If
+        whose arrays are copied. Or a dict of arrays [n, ...]: an example is then a dict, too. Or
+        blocks of `sampling.group_by_user`, whose rows are users, for a sampler of users. If
         the data have a bool array `present` [n], rows whose entry is False may be drawn, and
         contribute zero. If the data have a `nominal_size`, it is `declared` of `check_capacity`.
+        For a `UserSampler`, each row must be all of one user (`dpjax.sampling.group_by_user`).
       rng: integer seed of the sampler; 128 bits or more for a release. None takes 128 fresh bits
         of the operating system, which nobody can draw again, and `transform` draws noise of its own
         for them; with several processes it must be given, the same to each. Like the key of
@@ -905,6 +917,7 @@ class Plan(overflow.MayAbort):
     draws = batches_lib.draws_of(rng, start)
     validate.integer_in(0, self.num_steps * self.slices, start=start)
     data = columns.by_place(data)
+    self._check_unit(data)
     num_examples = indexed.size_of(data)
     present = indexed.present_in(data, num_examples)
     declared = getattr(data, "nominal_size", None)
@@ -927,6 +940,29 @@ class Plan(overflow.MayAbort):
       mark=self._mark,
     )
     return itertools.islice(left, taken, None)
+
+  def _check_unit(self, data: Indexed) -> None:
+    """Raises UserError if a row of the data is another unit than the guarantee's.
+
+    A block of a user is clipped as a whole. One record that leaves it may turn its gradient round,
+    and so move the sum by two clip norms.
+    """
+    unit = _unit_of_rows(data)
+    if unit and unit != self.unit:
+      raise UserError(
+        f"hides one {self.unit}, and a row of data is one {unit}, whose records move a sum twice "
+        f"as far; must be a dpjax.UserSampler, or a subclass of your own with unit={unit!r}",
+        field="sampler",
+        value=Verbatim(type(self.sampler).__name__),
+      )
+    # Of plain rows the statement would say "user", and hide single examples.
+    if not unit and isinstance(self.sampler, sampling.UserSampler):
+      raise UserError(
+        "must be the users that UserSampler draws: blocks of dpjax.sampling.group_by_user, or data "
+        "whose `unit` is 'user', since each row holds all that one user contributes",
+        field="data",
+        value=Verbatim(type(data).__name__),
+      )
 
   def _warn_of_divisor(self, num_examples: int, declared: int | None) -> None:
     """Warns if the divisor is far from the expected batch size, which the data, their declared

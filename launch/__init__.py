@@ -1,7 +1,6 @@
 """Commands: `python -m launch.NAME`."""
 
 import contextlib
-import hashlib
 import os
 import pathlib
 import sys
@@ -31,13 +30,14 @@ def _keep_programs() -> None:
   """Makes JAX keep what it compiles in a folder of the user's cache, for later runs.
 
   JAX's own variables go before this: `JAX_COMPILATION_CACHE_DIR` names another folder, and
-  `JAX_ENABLE_COMPILATION_CACHE=false` keeps nothing. Programs hold no keys and no examples.
+  `JAX_ENABLE_COMPILATION_CACHE=false` keeps nothing. Programs hold no keys and no examples. JAX
+  tells those of other processors apart, which may share a home.
   """
   if "JAX_COMPILATION_CACHE_DIR" in os.environ:
     return
   with contextlib.suppress(OSError, RuntimeError):  # no home, or one that cannot be written
     caches = os.environ.get("XDG_CACHE_HOME") or pathlib.Path.home() / ".cache"
-    folder = pathlib.Path(caches) / "dpjax" / "programs" / _processor()
+    folder = pathlib.Path(caches) / "dpjax" / "programs"
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     if os.access(folder, os.W_OK) and _is_own(folder):
       os.environ["JAX_COMPILATION_CACHE_DIR"] = str(folder)
@@ -53,17 +53,6 @@ def _is_own(folder: pathlib.Path) -> bool:
   if not hasattr(os, "getuid"):  # Windows
     return True
   return status.st_uid == os.getuid() and not status.st_mode & 0o022
-
-
-def _processor() -> str:
-  """Returns a name for the instructions of this processor; a home may be shared by several."""
-  with contextlib.suppress(OSError):
-    for line in pathlib.Path("/proc/cpuinfo").read_bytes().splitlines():
-      if line.startswith((b"flags", b"Features")):
-        return hashlib.sha256(line).hexdigest()[:12]
-  import platform
-
-  return platform.machine() or "any"
 
 
 # Both come before any launcher imports JAX.

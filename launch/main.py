@@ -243,8 +243,8 @@ def _sweep(runs: Runs, workdir: str) -> None:
 def _end(whole: Runs, workdir: str, rows: list[dict[str, Any]]) -> None:
   """Prints the end of several runs: their report, an alarm, and what failed."""
   if all(row["status"] != "failed" for row in rows):
-    print(whole.report(workdir, rows))
-  alarm = whole.alarm(rows)
+    print(whole.report(workdir))
+  alarm = whole.table.alarm(rows)
   if alarm:
     app.fail(alarm, code=1)
   app.refuse_failed(rows)

@@ -201,8 +201,14 @@ def main() -> None:
     bins = [drift.predicted_bins(runs[0].inputs)]
     bins += [drift.bins_of(text, runs[0].inputs) for text in values.drift_inputs]
   workdir = pathlib.Path(values.workdir or f"runs/serve_{runs[0].name}")
+  of_training = values.reference == "training"
+  # Others need no journal, so that a mistake in them leaves no folder behind.
+  reference = None
+  if not of_training:
+    reference = references.make(values.reference, runs[0], bins, None, **asked)
   with ServiceJournal(workdir) as journal:
-    reference = references.make(values.reference, runs[0], bins, journal, **asked)
+    if of_training:
+      reference = references.make(values.reference, runs[0], bins, journal, **asked)
     service = Service(runs, journal, bins=bins, reference=reference, settings=settings)
     web = http.Web(service, most_bytes=round(values.max_mb * 2**20), token=token)
     if values.host not in ("127.0.0.1", "localhost", "::1"):

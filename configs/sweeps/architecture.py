@@ -7,7 +7,7 @@ number is random, and the choice has one epsilon (Papernot and Steinke 2022), wh
 with the number of architectures to choose from.
 
 Hardware: 2 CPU cores. Time: 5 s a run, of which there is a random number, 4 on average.
-Expected: best/selection.json with the winner and two epsilons, add/remove-one, per example: one run
+Expected: best/result.json with the winner and two epsilons, add/remove-one, per example: one run
 costs 1.00 at delta 1e-5 (PLD), the choice 1.995 at delta 1.4e-5 (RDP). Seen in ten choices with
 fresh keys (python -m benchmarks.architecture): test accuracy .913 +- .015; the linear model was
 chosen 5 times, tanh of width 64 and of 64-64 twice each, of 16 once.

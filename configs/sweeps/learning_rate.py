@@ -3,7 +3,7 @@
   python -m launch.sweep --config=configs/sweeps/learning_rate.py --workdir=runs/best
 
 Hardware: 2 CPU cores. Time: 5 s a run, of which there is a random number, 10 on average.
-Expected: best/selection.json with the winning learning rate and two epsilons, add/remove-one,
+Expected: best/result.json with the winning learning rate and two epsilons, add/remove-one,
 per example: one run costs 1.00 at delta 1e-5 (PLD); the choice among any number of learning
 rates 2.31 at delta 2.4e-5 (RDP), where ten accounted runs would cost 10 at delta 1e-4. Test
 accuracy .91 in one draw; another draw tries other learning rates.

@@ -58,7 +58,7 @@ def select_rdp(
     return of_one + several
   gamma = stopping_prob(mean_trials, shape)
   constant = (1 + shape) * np.min((1 - 1 / order) * rdp - math.log(gamma) / order)
-  at_each = rdp + math.log(_mean(gamma, shape)) / (order - 1) + constant
+  at_each = rdp + math.log(mean_of(mean_trials, shape)) / (order - 1) + constant
   # Divergences grow with the order, so a bound at a larger order holds at smaller orders, too.
   later = [np.min(at_each[order >= alpha]) for alpha in order]
   return np.array(later)
@@ -96,6 +96,19 @@ def stopping_prob(mean_trials: float, shape: float) -> float:
   # A smaller gamma means more trials, and costs more. So gamma is lowered by more than the error of
   # the root.
   return math.exp(root) * (1 - 1e-9)
+
+
+def mean_of(mean_trials: float, shape: float) -> float:
+  """Returns the mean of the drawn number of trials: `mean_trials`, or slightly more.
+
+  `stopping_prob` is rounded down. At a large shape, that adds up to a thousandth to the mean.
+
+  >>> mean_of(10.0, 1.0)
+  10.0
+  """
+  if shape == math.inf:
+    return mean_trials
+  return max(mean_trials, _mean(stopping_prob(mean_trials, shape), shape))
 
 
 def _mean(gamma: float, shape: float) -> float:

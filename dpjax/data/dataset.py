@@ -162,6 +162,10 @@ class Dataset:
   groups: Groups | None = None
   # Of a table: its `Declaration`, which is public. None: not a table.
   declaration: Any = None
+  # Declared names of the classes, in order; (): they have none.
+  classes: tuple[str, ...] = ()
+  # Of texts that a tokenizer's file has read: `Tokenizer.facts`. None: there is no such file.
+  tokenizer: Mapping[str, Any] | None = None
 
   def __post_init__(self):
     validate.integer_at_least(1, num_classes=self.num_classes)
@@ -255,6 +259,12 @@ class Dataset:
   def in_memory(self) -> bool:
     """Whether x is in memory (an array or `Columns`); otherwise it is `Rows`, read on request."""
     return not isinstance(self.x, Rows)
+
+  @property
+  def unit(self) -> str:
+    """What a row is: "user" if it holds several sequences of tokens, all of one user, [m, T]; else
+    "", for the sampler says it."""
+    return "user" if self.x.dtype == np.int32 and self.x.ndim == 3 else ""
 
   @property
   def in_columns(self) -> bool:

@@ -17,6 +17,7 @@ A declaration is a dict, or a TOML or JSON file. Its keys:
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import pathlib
 from collections.abc import Mapping
@@ -211,8 +212,10 @@ def _part(
   }
   size = 4 * len(files) * declared.height * declared.width * declared.channels
   if stay_in_files(size, resident):
-    return in_files(source, y, **common)
-  return from_arrays(source.read(np.arange(len(files))), y, **common)
+    dataset = in_files(source, y, **common)
+  else:
+    dataset = from_arrays(source.read(np.arange(len(files))), y, **common)
+  return dataclasses.replace(dataset, classes=declared.classes)
 
 
 def _decoded(path: pathlib.Path, name: str, declared: Images) -> np.ndarray:

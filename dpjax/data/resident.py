@@ -61,6 +61,8 @@ class Resident:
     self.present = getattr(dataset, "present", None)
     # The check of capacities reads `nominal_size`.
     self.nominal_size = getattr(dataset, "nominal_size", None)
+    # A plan reads whether a row is all of one user.
+    self.unit = getattr(dataset, "unit", "")
     # Several devices get equally many rows each, so a batch may have more rows than requested.
     self.adds_rows = split is not None
 

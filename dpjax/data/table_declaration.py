@@ -141,6 +141,7 @@ class Declaration:
   delimiter: str | None = None
   encoding: str = "utf-8-sig"
   tokenizer: str | None = None
+  content: Mapping[str, Any] = dataclasses.field(default_factory=dict)  # what `parse` read
 
   @property
   def text(self) -> Text | None:
@@ -154,6 +155,12 @@ class Declaration:
     if isinstance(self.target_kind, Number):
       return self.target_kind.bounds
     return Labels(self.target_columns) if len(self.target_columns) > 1 else None
+
+  @property
+  def classes(self) -> tuple[str, ...]:
+    """Names of the classes, in order; () of a number, or of several labels."""
+    is_one = isinstance(self.target_kind, Category) and len(self.target_columns) == 1
+    return tuple(self.target_kind.values) if is_one else ()
 
   @property
   def num_classes(self) -> int:
@@ -234,6 +241,7 @@ def parse(source: object) -> Declaration:
     delimiter=_delimiter(keys.get("delimiter")),
     encoding=_encoding(keys.get("encoding")),
     tokenizer=tokenizer,
+    content=keys,
   )
 
 

@@ -132,6 +132,7 @@ def table_fields(
     raise _about(held, str(error)) from error
   if name is None:
     name = "table" if isinstance(held, Mapping) else held.stem
+  tokenizer = _tokenizer(held, declared) if declared.text else None
   pair = []
   fields = []
   for split in ("train", "test"):
@@ -145,12 +146,14 @@ def table_fields(
       name=name,
       num_classes=declared.num_classes,
       split=split,
-      vocab_size=_tokenizer(held, declared).vocab_size if declared.text else None,
+      vocab_size=tokenizer and tokenizer.vocab_size,
       nominal_size=declared.num_examples if split == "train" else None,
       target=declared.target,
       clipped_cells=counts.changed,
       groups=_groups(declared, parts.groups, rows) if of_test else None,
       declaration=declared,
+      classes=declared.classes,
+      tokenizer=tokenizer and tokenizer.facts,
     )
     pair.append(dataset)
     fields.append([parts.fields[row] for row in rows] if field is not None else [])
@@ -247,13 +250,6 @@ def _declaration(source: _Held, declaration: Declared) -> Declaration:
       raise UserError("must say what is public about the columns", field="declaration")
     declaration = table_declaration.beside(source)
   return table_declaration.parsed(declaration, table_declaration.parse)
-
-
-def declared_content(source: pathlib.Path, declaration: Declared) -> dict[str, Any]:
-  """Returns the content of a table's declaration, which may be a dict, the path of a file, or None:
-  the file beside the table."""
-  held = table_declaration.beside(source) if declaration is None else declaration
-  return dict(held) if isinstance(held, Mapping) else table_declaration.read(held)
 
 
 def inputs(columns: Mapping[str, Any], declaration: Mapping[str, Any]) -> np.ndarray:

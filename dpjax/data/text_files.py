@@ -16,6 +16,7 @@ several lines or windows.
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import pathlib
 from collections.abc import Callable, Mapping
@@ -120,7 +121,7 @@ def text_file(
       split=split,
       nominal_size=declared.num_examples if split == "train" else None,
     )
-    pair.append(dataset)
+    pair.append(dataclasses.replace(dataset, tokenizer=tokens.facts))
   return pair[0], pair[1]
 
 

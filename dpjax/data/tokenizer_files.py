@@ -49,6 +49,12 @@ class Tokenizer(NamedTuple):
   path: str = ""
   sha256: str = ""
 
+  @property
+  def facts(self) -> dict[str, Any] | None:
+    """Returns what is public of the tokenizer's file; None for bytes, which have no file."""
+    named = {name: getattr(self, name) for name in ("path", "sha256", "vocab_size")}
+    return {**named, "first_id": self.first_id} if self.path else None
+
   def rows(self, texts: list[str], length: int) -> np.ndarray:
     """Returns tokens int32 [n, length] of texts, cut at the end or padded with 0."""
     out = np.full((len(texts), length), text.PADDING_ID, np.int32)

@@ -75,7 +75,9 @@ class Aggregator(NamedTuple):
     """
     if plan.is_private:
       raise UserError(
-        "promises an epsilon; use central(plan, key), which adds its noise", field="plan"
+        "promises an epsilon, for noise that is not added here; must have noise_multiplier=0, or "
+        "use central(plan, key), which adds it",
+        field="plan",
       )
     return self._replace(plan=plan)
 

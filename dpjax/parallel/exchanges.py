@@ -129,8 +129,7 @@ def _from_first(data: bytes) -> bytes:
 def on_first(call: Callable[..., Any], *args: Any) -> Any:
   """Calls `call(*args)` in process 0 alone, and returns its JSON result in all processes.
 
-  A UserError or OSError of the call is raised in process 0 and, as the same UserError, in the
-  others.
+  An error of the call is raised in process 0 and, as a UserError, in the others.
 
   >>> on_first(dict, [("epsilon", 2.0)])
   {'epsilon': 2.0}
@@ -145,8 +144,8 @@ def on_first(call: Callable[..., Any], *args: Any) -> Any:
   try:
     result = call(*args)
   # The others wait for an answer, so an error must reach them, too.
-  except (UserError, OSError) as error:
-    sent = error if isinstance(error, UserError) else UserError(str(error))
+  except Exception as error:
+    sent = error if isinstance(error, UserError) else UserError(first_line(error))
     _from_first(json.dumps({"error": sent.facts()}).encode())
     raise
   _from_first(json.dumps({"result": result}, default=lambda x: x.item()).encode())

@@ -181,4 +181,6 @@ def batches(
       mask = mask if present is None else mask & present[indices]
       own = origin.copy()
       own[:, 0] = number
+      # No row stands in the place -1: a mask that lets padding count is refused.
+      own[~mask, 1] = -1
       yield Batch(examples, mask, own)

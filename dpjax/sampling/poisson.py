@@ -50,6 +50,7 @@ class PoissonSampler(PaddedSampler):
 class UserSampler(PoissonSampler):
   """Each USER takes part independently with `sampling_prob`, with the user's whole block.
 
+  A plan draws only from blocks of `group_by_user`, or other data whose `unit` is "user".
   Arguments and event are those of `PoissonSampler`; `capacity` counts users.
 
   >>> UserSampler(sampling_prob=0.5, capacity=8).unit

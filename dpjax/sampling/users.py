@@ -20,7 +20,7 @@ import dataclasses
 import functools
 import hashlib
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -40,11 +40,15 @@ class UserBlocks:
   """Examples grouped by user. `len` counts users, and indexing gathers blocks.
 
   `blocks[users]` is a `Batch` of examples [len(users), m, ...] and mask [len(users), m], where m is
-  the `max_examples_per_user` of `group_by_user`.
+  the `max_examples_per_user` of `group_by_user`. A plan whose sampler hides examples refuses them.
   """
 
+  unit: ClassVar[str] = "user"
+
   data: Indexed
-  members: np.ndarray  # [num_users, m] int: row of each example; padding repeats row 0
+  members: (
+    np.ndarray
+  )  # [num_users, m] int: row of each example; padding repeats the user's own
   mask: np.ndarray  # [num_users, m] bool
 
   def __len__(self) -> int:
@@ -108,15 +112,18 @@ def group_by_user(
   names, starts = np.unique(ids[order], return_index=True)
   rows = np.split(order, starts[1:])
   keep = functools.partial(_kept, most=max_examples_per_user, choose=choose, seed=seed)
-  kept = [keep(name, user_rows) for name, user_rows in zip(names, rows)]
-  # An empty record of a user, whose row is not present, adds nothing, as `replace_special` assumes.
   present = indexed.present_in(data, len(ids))
-  # Padding repeats row 0, which always exists. The mask is False for padding.
-  members = np.zeros((len(kept), max_examples_per_user), np.int64)
+  members = np.zeros((len(names), max_examples_per_user), np.int64)
   mask = np.zeros(members.shape, bool)
-  for user, user_rows in enumerate(kept):
-    members[user, : user_rows.size] = user_rows
-    mask[user, : user_rows.size] = True if present is None else present[user_rows]
+  for user, (name, user_rows) in enumerate(zip(names, rows)):
+    # An empty record, whose row is not present, adds nothing, as `replace_special` assumes.
+    kept = keep(name, user_rows if present is None else user_rows[present[user_rows]])
+    # Padding repeats the user's own rows. Where it held another user's record, a loss that
+    # multiplies padding by 0 would give NaN for every user with padding, as soon as that record
+    # does.
+    members[user] = kept[0] if kept.size else user_rows[0]
+    members[user, : kept.size] = kept
+    mask[user, : kept.size] = True
   return UserBlocks(data, members, mask)
 
 

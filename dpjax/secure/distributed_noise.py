@@ -45,7 +45,6 @@ from dpjax.federated.cohort import Cohort
 from dpjax.federated.compression import rotate, unrotate
 from dpjax.federated.execution.context import Context, MapClients, Mapped, Run
 from dpjax.noise import discrete
-from dpjax.plan import Plan
 from dpjax.secure.encoding import BITS
 from dpjax.secure.summation import (
   NO_DROPOUT,
@@ -238,9 +237,11 @@ def skellam_mean(
   seed: int,
   rotation: int = 0,
   dropout: Dropout = NO_DROPOUT,
-  plan: Plan | None = None,
 ) -> Aggregator:
   """Returns an aggregator for the private mean of the survivors' messages, by a secure sum.
+
+  A plan without an epsilon draws its cohorts (`Aggregator.drawn_by`): a plan's own epsilon would
+  count on noise that is not added here.
 
   Args:
     protocol: the secure sum. With a simulated one the noise of all survivors is one draw, since
@@ -252,7 +253,6 @@ def skellam_mean(
       drawn afresh.
     rotation: public seed of the random signs of the rotations.
     dropout: rule by which clients fall silent, in a simulation.
-    plan: plan that draws the cohorts.
 
   Guarantee: one round costs a client at most `mechanism.event`, under replace_special and
   replace_one, against a server that sees the sum alone. It holds for any message and any weight,
@@ -334,7 +334,6 @@ def skellam_mean(
     update,
     finish=lambda sums, state: (sums, state + 1),
     private=True,
-    plan=plan,
     through=through,
     min_clients=protocol.min_clients,
   )

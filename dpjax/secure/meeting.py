@@ -144,7 +144,7 @@ class _Meeting:
     self._most = max(_CROWD, 2 * len(clients))
     self._waiting: list[_Caller] = []
     self.present: dict[int, socket.socket] = {}
-    # Maps an id to why the first who claimed it was refused.
+    # Maps a client's id to why the first who claimed it was refused.
     self._refused: dict[int, UserError] = {}
 
   def gather(self, deadline: float, fewest: int) -> UserError | None:
@@ -217,7 +217,9 @@ class _Meeting:
     # If the peer reads nothing, this raises rather than waits, since the socket does not block.
     with contextlib.suppress(OSError):
       caller.connection.sendall(_told(wrong))
-    self._refused.setdefault(who, wrong)
+    # Strangers claim as many ids as they like.
+    if who in self._clients:
+      self._refused.setdefault(who, wrong)
     self._dismiss(caller)
 
   def _wrong(self, who: int, knows_secret: bool) -> UserError | None:

@@ -33,7 +33,6 @@ from dpjax.federated.client import ClientAlgorithm, ClientInfo
 from dpjax.federated.cohort import Cohort
 from dpjax.federated.execution.context import Context, MapClients, Mapped, Run
 from dpjax.federated.round import FederatedState, RoundInfo
-from dpjax.plan import Plan
 from dpjax.secure.encoding import Encoded, Encoding, from_vector, to_vector
 from dpjax.secure.sums import Drops
 from dpjax.secure.sums.interface import LazyVectors, Summed, SumProtocol, dtype_of
@@ -108,16 +107,16 @@ def secure_mean(
   encoding: Encoding,
   *,
   dropout: Dropout = NO_DROPOUT,
-  plan: Plan | None = None,
 ) -> Aggregator:
   """Returns an aggregator that forms the weighted mean of messages from their secure sum.
+
+  A plan draws its cohorts by `Aggregator.drawn_by`.
 
   Args:
     protocol: one of `sums`, with its cryptography or simulated. A round with too few survivors for
       the protocol raises RoundRefused (`forgiving` goes on with the next round).
     encoding: encoding of messages as integers. Its `bits` may be fewer than the protocol's.
     dropout: rule by which clients fall silent, in a simulation.
-    plan: plan that draws the cohorts. It has no epsilon.
 
   Guarantee: the docstring of `protocol` says what it hides, and from whom; a simulated one
   hides nothing. The mean is NOT differentially private.
@@ -167,7 +166,6 @@ def secure_mean(
     partial,
     finish,
     through=through,
-    plan=plan,
     min_clients=protocol.min_clients,
   )
 

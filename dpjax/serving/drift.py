@@ -146,7 +146,7 @@ class Bins:
 
   Args:
     name: name of what is counted: "predicted", "mean", a column of a table, or an input such as
-      "x[3,0]".
+      "x[3,0]"; with the edges, if a flag gave them, as counts over other edges are of other bins.
     edges: increasing inner edges of the bins of a number. There are len(edges) + 1 bins.
     places: columns of the inputs that hold a category, one column for each value of the category;
       () for a number.
@@ -243,7 +243,7 @@ def bins_of(text: str, inputs: ModelInputs) -> Bins:
       )
     edges = _equal_parts(*bounds)
   lower, upper = bounds if inputs.declaration is not None and bounds else (0.0, 1.0)
-  return Bins(name, edges=edges, place=place, lower=lower, upper=upper)
+  return Bins(text, edges=edges, place=place, lower=lower, upper=upper)
 
 
 def _column(name: str, text: str, declaration: Any) -> tuple[Any, int]:

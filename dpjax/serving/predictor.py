@@ -27,8 +27,6 @@ import numpy as np
 
 from dpjax import data, trees, validate
 from dpjax.data import tables
-from dpjax.data.target_kinds import needs_arrays
-from dpjax.experiments.config import fields
 from dpjax.experiments.kinds import audits
 from dpjax.experiments.kinds.central import build as central
 from dpjax.experiments.kinds.central import (
@@ -52,6 +50,7 @@ from dpjax.experiments.run import (
   writers,
 )
 from dpjax.experiments.run.folder import STARTS
+from dpjax.experiments.run.kind import command_of
 from dpjax.experiments.run.model_inputs import ModelInputs
 from dpjax.experiments.run.run_keys import RunKeys
 from dpjax.mechanisms.channel_statistics import ChannelMoments
@@ -87,11 +86,9 @@ class _Model:
     rows = dataclasses.replace(raw, x=x, y=np.repeat(raw.y, len(x), axis=0))
     if self.config.data.center:
       rows = data.preprocess.center(rows)
-    # Progress bars are turned off, since each request would write one to the log of a server.
-    with writers.silent():
-      rows = featured(
-        self.config.model, rows, normalization.per_example(self.config), None, True
-      )
+    standardized = normalization.per_example(self.config)
+    # Each request would write its progress to the log of a server.
+    rows = featured(self.config.model, rows, standardized, shown=False)
     if self.standardize_by is not None:
       rows = normalization.normalized(rows, self.standardize_by)
     return np.asarray(_jitted(self.apply)(self.params, rows.x))
@@ -149,8 +146,8 @@ class Predictor:
     """Loads a finished run of `launch.train` or `launch.federate`.
 
     The folder needs config.json, result.json, params.npz and the other files that result.json has
-    a digest of. With inputs.json the training data need not be there. The folder `checkpoints/`,
-    which is as secret as the data, is not needed.
+    a digest of. Neither the training data nor the folder `checkpoints/`, which is as secret, need
+    be there.
 
     Args:
       run_folder: folder of the run.
@@ -158,16 +155,14 @@ class Predictor:
         bit from those of evaluation. If `row_exact` is False, differences by rounding are allowed.
 
     Raises:
-      UserError: the folder holds no finished run of these launchers, or a trial of a private
-        selection, whose result leaves out the cost of the choice; a file is not what the run
-        wrote; the model predicts embeddings or the next token; a run without inputs.json is
-        federated, or its data are missing. The message is one line.
+      UserError: the folder holds no finished run of these launchers; a file is not what the run
+        wrote; the model predicts embeddings or the next token; its examples are dicts. The message
+        is one line.
     """
     path = pathlib.Path(run_folder)
     with validate.about("run", str(run_folder)[-100:]):
       if not path.is_dir():
         raise UserError("must be the folder of a finished run; there is none")
-      finished.check_no_trial(path, "run")
       config, train = _configs(path)
       _check_kind(train)
       result = workdir.finished(path, config)
@@ -177,7 +172,10 @@ class Predictor:
         )
       inputs = model_inputs.read(path)
       if inputs is None:
-        inputs = _inputs_of_data(config, train, path)
+        raise UserError(
+          f"has no {model_inputs.NAME}: its examples are dicts, or it was written by another "
+          "version of dpjax"
+        )
       model = _rebuilt(train, inputs, path, result)
     return cls(model, result, path, sizes)
 
@@ -346,32 +344,22 @@ def digest_of(run: Predictor) -> str:
 
 def _configs(path: pathlib.Path) -> tuple[Any, TrainConfig]:
   """Returns (the run's config, the central config that reads the same inputs)."""
-  file = path / workdir.CONFIG
-  held: Any = writers.read_json(file) if file.exists() else None
-  if isinstance(held, dict) and "num_teachers" in held:
+  config: Any = finished.config_of(path, "run")
+  if isinstance(config, TrainConfig):
+    return config, config
+  kind = command_of(config)
+  if kind == "pate":
     # The student's inputs are principal components of public examples, which the folder lacks.
     raise UserError(
       f"is a run of launch.pate, whose student needs its public examples; train a run on "
       f"them with the pool_labels of its {workdir.PARAMS}, at no cost, and serve that one"
     )
-  is_federated = isinstance(held, dict) and "num_rounds" in held
-  is_central = isinstance(held, dict) and "num_steps" in held
-  if not (is_federated or is_central) or "curves" in held or "rows" in held:
-    raise UserError(f"has no {workdir.CONFIG} of a run of launch.train or launch.federate")
-  try:
-    if not is_federated:
-      config = fields.from_dict(TrainConfig, held)
-      return config, config
-    # These modules are imported here, since a server of a central run needs no federated code.
-    from dpjax.experiments.kinds.federated import loading
-    from dpjax.experiments.kinds.federated.config import FedConfig
+  if kind != "federate":
+    raise UserError("is no run of launch.train or launch.federate, but of another kind")
+  # Imported here, since a server of a central run needs no federated code.
+  from dpjax.experiments.kinds.federated import loading
 
-    config = fields.from_dict(FedConfig, held)
-    train = dataclasses.replace(loading.central(config), seed=config.seed)
-    return config, train
-  except UserError as error:
-    reason = f"{error!s:.100}"
-    raise UserError(f"was written by another version of dpjax: {reason}") from error
+  return config, dataclasses.replace(loading.central(config), seed=config.seed)
 
 
 def _holds_all_weights(config: TrainConfig) -> bool:
@@ -388,27 +376,6 @@ def _check_kind(config: TrainConfig) -> None:
       what = "the next token"
       instead = "a run of a model with classes, labels or a number"
     raise UserError(f"its model predicts {what}; must answer by a label: serve {instead}")
-
-
-def _inputs_of_data(config: Any, train: TrainConfig, path: pathlib.Path) -> ModelInputs:
-  """Returns the facts about the inputs of a run without inputs.json, read from the data that its
-  config names."""
-  writers.note(f"{path} has no {model_inputs.NAME}, so its data are read for their shape")
-  try:
-    if config is not train:
-      raise UserError("is of a federated run")
-    test = central.load_data(train, features=False)[1]
-  except UserError as error:
-    raise UserError(
-      f"has no {model_inputs.NAME}, which runs write since this version, and its data cannot "
-      f"say the shape of an example ({error!s:.120}); train it again"
-    ) from error
-  needs_arrays(test, "data.name", train.data.name)
-  unit_range = entry(train.model.name).in_unit_range
-  shape = tuple(test.x.shape[1:])
-  known = model_inputs.of(train.data, test, shape, unit_range=unit_range)
-  assert known is not None
-  return known
 
 
 def _rebuilt(

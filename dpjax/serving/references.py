@@ -20,7 +20,7 @@ import numpy as np
 
 from dpjax import data, validate
 from dpjax.experiments.kinds.central import build as central
-from dpjax.experiments.run import writers
+from dpjax.experiments.run import saved, writers
 from dpjax.mechanisms import BudgetLedger
 from dpjax.serving import drift
 from dpjax.serving.drift import Bins
@@ -65,7 +65,7 @@ def make(
   text: str,
   run: Predictor,
   bins: Sequence[Bins],
-  journal: ServiceJournal,
+  journal: ServiceJournal | None,
   *,
   epsilon: float | None = None,
   exact: bool = False,
@@ -79,21 +79,33 @@ def make(
     run: model whose answers are counted.
     bins: public bins.
     journal: journal that keeps a noisy reference, so that a restart does not account for it again.
+      Only "training" needs it.
     epsilon: epsilon of the noise on the counts of training rows, for all bins together.
     exact: whether training rows are counted without noise.
 
   Raises:
-    UserError: as `check`; a file has counts of other bins; noise is to hide training rows, but the
-      unit of privacy is not one row.
+    UserError: as `check`; a file has counts of other bins; "public" data are those of the run,
+      whose counts cost its records; noise is to hide training rows, but the unit of privacy is not
+      one row.
   """
   check(text, epsilon=epsilon, exact=exact)
   if text == "stream" or not bins:
     return None
   if text == "training":
+    assert journal is not None
     return _of_training(run, bins, journal, epsilon, exact)
   with validate.about("reference", text, but=("reference",)):
     if text.startswith(_PUBLIC):
-      public, _ = data.load(text.removeprefix(_PUBLIC))
+      name = text.removeprefix(_PUBLIC)
+      private = run.result.get("epsilon_kind") != "none"
+      if private and saved.bare(name) == saved.bare(str(run.result.get("dataset"))):
+        raise UserError(
+          "holds the training rows of this run, whose exact counts no epsilon covers; take "
+          "reference=training with reference_epsilon=E",
+          field="reference",
+          value=text,
+        )
+      public, _ = data.load(name)
       return Reference(_counted(run, bins, public.x), "public")
     return Reference(_of_file(text, bins), "file")
 

@@ -21,7 +21,7 @@ plan that accounts for the noise.
 | it is given a batch of another plan's `batches`                | the same                      |
 | it is given a part of a batch of `plan.batches`                | `UserError`                   |
 | it is given its rows out of their places, such as two views    | `UserError`; NaN under jit    |
-| joined                                                         |                               |
+| joined; or padding of it counts, as with mask=True             |                               |
 | a whole earlier state is used again, with the batches that     | cannot be detected            |
 | belong to it                                                   |                               |
 | a first state is used again, with fresh draws of               | the noise is another one      |
@@ -206,7 +206,8 @@ def _in_turn(origin: Any, turn: Any, rows: int | None, mark: int, plan: Any) -> 
       )
     if not in_place:
       return UserError(
-        "rows that do not stand where plan.batches put them: a row that comes twice counts twice; "
+        "rows that do not stand where plan.batches put them, or padding that its mask lets count: "
+        "a row that comes twice counts twice; "
         "of several views of an example take the mean loss, as training.augment does",
         field="updates",
       )

@@ -357,11 +357,6 @@ def test_what_is_no_finished_run_is_one_line(tmp_path):
   for folder in (str(run / "params.npz"), ""):
     with refuses("workdir", value=folder):
       report.write(run, workdir=folder)
-  # Its own epsilon leaves out what the choice cost.
-  trial = _run(tmp_path / "trials" / "0003", PROVED)
-  (tmp_path / "trials.json").touch()
-  with refuses("run", value=str(trial)):
-    report.of(trial)
   edited = _run(tmp_path / "edited", PROVED)
   file = edited / "result.json"
   file.write_text(file.read_text().replace("2.9998", "0.5"))

@@ -17,7 +17,6 @@ from dpjax.accounting.epsilon import privacy_profile
 from dpjax.accounting.event_kinds.random_allocation import RandomAllocationDpEvent
 from dpjax.experiments.checks import several_runs
 from dpjax.experiments.checks.several_runs import FinishedRun
-from dpjax.experiments.kinds.central.config import TrainConfig
 from dpjax.experiments.run import loop, workdir
 from dpjax.validate import UserError
 from tests.checks import finished_runs
@@ -259,7 +258,7 @@ def _sealed(folder, to, config=None, **changes):
   _copy(folder, to)
   held = json.loads((folder / "config.json").read_text()) | (config or {})
   result = {**_result(folder), **changes}
-  result["run_sha256"] = workdir.sealed(held, TrainConfig.where, result)
+  result["run_sha256"] = workdir.sealed(held, result)
   (to / "config.json").write_text(json.dumps(held))
   (to / "result.json").write_text(json.dumps(result))
   return to
@@ -296,12 +295,10 @@ def test_what_is_no_finished_run_is_one_line(runs, tmp_path):
   first = str(runs[0])
   again = str(_copy(runs[0], tmp_path / "again"))
   (tmp_path / "empty").mkdir()
-  trial = _copy(runs[0], tmp_path / "trials" / "3")
-  (tmp_path / "trials.json").touch()
   # The last is not the result of its config.json.
   better = str(_copy(runs[0], tmp_path / "better", epsilon=0.1))
   nowhere, empty = str(tmp_path / "nowhere"), str(tmp_path / "empty")
-  for folders in ([nowhere], [empty], [first, first + "/"], [""], [str(trial)], [better]):
+  for folders in ([nowhere], [empty], [first, first + "/"], [""], [better]):
     with refuses("runs") as caught:
       several_runs.read(folders)
     assert len(str(caught.value).splitlines()) == 1

@@ -150,6 +150,27 @@ def test_a_batch_that_is_joined_with_itself_is_refused(route):
   np.testing.assert_array_equal(update(filled), update(batch))
 
 
+@pytest.mark.parametrize("route", ["sum", pytest.param("slices", marks=pytest.mark.slow)])
+def test_padding_that_is_made_to_count_is_refused(route):
+  """It repeats row 0: with mask=True this record moved the sum by 32 of 40 clip norms."""
+  loss = lambda w, x: jnp.sum(w * x)
+  sampler = PoissonSampler(sampling_prob=0.2, capacity=40)
+  plan = Plan(sampler, 1.0, 1.0, 1, 1, delta=1e-5, slices=2 if route == "slices" else 1)
+  tx = plan.accumulated(plan.transform(jax.random.key(0)))
+  grad_fn, start = plan.clipped_grad(loss), jnp.zeros(1)
+  update = lambda batch: tx.update(grad_fn(start, batch), tx.init(start))[0]
+  batch = next(plan.batches(np.ones((30, 1), np.float32), rng=0))
+  assert np.isfinite(update(batch)).all() and not batch.mask.all()
+  one_more = batch.mask.copy()
+  one_more[batch.mask.sum()] = True
+  for mask in (True, np.ones_like(batch.mask), one_more):
+    with refuses("updates"):
+      update(batch._replace(mask=mask))
+    assert np.isnan(jax.jit(update)(batch._replace(mask=mask))).all()
+  # Fewer rows than were drawn are no more than were accounted.
+  assert np.isfinite(update(batch._replace(mask=np.zeros_like(batch.mask)))).all()
+
+
 def _loop(plan, tx, batches):
   """Trains with gradients of 0. Returns the updates [num_steps, 1], which are noise alone."""
   grad_fn = plan.clipped_grad(lambda w, x: 0.0 * jnp.sum(w * x))

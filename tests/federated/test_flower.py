@@ -1,5 +1,6 @@
 """Clients as programs of Flower: the numbers of the same algorithm in process."""
 
+import contextlib
 import dataclasses
 import importlib.util
 import json
@@ -12,9 +13,10 @@ import pytest
 from scipy.stats import norm
 
 from dpjax import sampling
-from dpjax.federated import central, fed_avg, from_batches, scaffold
-from dpjax.federated.transport import flower
+from dpjax.federated import central, fed_avg, from_batches, local_training, scaffold
+from dpjax.federated.transport import flower, remote
 from dpjax.plan import Plan
+from dpjax.sampling.batches import Draws
 from dpjax.validate import UserError
 from tests import plans
 from tests.federated import problems, programs
@@ -102,10 +104,12 @@ def server(name):
     problems.network, optax.sgd(0.1), None, aggregator, map_clients, key=_KEY
   )
   noise_key = _NOISE if name == "private" else None
-  return flower.rounds(
-    make, problems.network_params(), plan=plan(name), num_clients=4, rng=7,
-    noise_key=noise_key,
-  )  # fmt: skip
+  strategy = flower.rounds(
+    make, problems.network_params(), plan=plan(name), num_clients=4, noise_key=noise_key
+  )
+  # Draws that repeat, so that the run in process has the same.
+  strategy.server._draws = Draws(7, 0)
+  return strategy
 
 
 def _in_process(name):
@@ -154,7 +158,7 @@ def _server(name="private", **changes):
   make = lambda aggregator, map_clients: fed_avg(
     problems.network, optax.sgd(0.1), None, aggregator, map_clients, key=_KEY
   )
-  options = dict(plan=plan(name), num_clients=4, rng=7, noise_key=_NOISE)
+  options = dict(plan=plan(name), num_clients=4, noise_key=_NOISE)
   return flower._Server(make, problems.network_params(), **options | changes)
 
 
@@ -192,6 +196,47 @@ def test_what_an_emptied_client_sends_is_not_known_to_the_server():
   emptied = dataclasses.replace(plan("private"), neighboring_relation="replace_special")
   with refuses("neighboring_relation", value="replace_special"):
     _server(plan=emptied)
+
+
+@pytest.mark.slow
+def test_a_server_that_starts_again_does_not_release_the_noise_of_before(tmp_path):
+  """Clients answer a round once. So the second start's first round is noise alone, and with the
+  noise of the first start its clients' sum would be the difference."""
+  every = sampling.PoissonSampler(sampling_prob=1.0, capacity=9)
+  every = dataclasses.replace(plan("private"), sampler=every)
+  client = local_training(problems.network, optax.sgd(0.1))
+  flat = lambda tree: np.concatenate([np.ravel(leaf) for leaf in jax.tree.leaves(tree)])
+
+  def started():
+    server = _server(plan=every)
+    held_by = remote.Client(
+      client, local_data, server.state.params, num_rounds=3, folder=tmp_path
+    )
+    answers = {}
+    for who in server.draw():
+      with contextlib.suppress(UserError):
+        answers[who] = held_by.answer(who, 0, server.state.params)
+    server.close(answers)
+    return flat(server.state.params), answers
+
+  (first, answers), (second, nothing) = started(), started()
+  assert len(answers) == 4 and not nothing
+  sent = [flat(answer.message) for answer in answers.values()]
+  total = sum(change * min(1, 0.5 / max(np.linalg.norm(change), 1e-9)) for change in sent)
+  left = (first - second) * every.normalize_by - total
+  # Two draws of noise of standard deviation .5 are left.
+  assert 0.5 < left.std() / (0.5 * np.sqrt(2)) < 1.5
+
+
+def test_an_algorithm_without_the_noise_of_the_plan_is_refused():
+  make = lambda aggregator, map_clients: fed_avg(
+    problems.network, optax.sgd(0.1), None, None, map_clients, key=_KEY
+  )
+  server = flower._Server(
+    make, problems.network_params(), plan=plan("private"), num_clients=4, noise_key=_NOISE
+  )
+  with refuses("aggregator"):
+    server.close({})
 
 
 def test_no_round_after_the_plans_last():
@@ -250,9 +295,7 @@ def test_clients_that_keep_something_are_refused():
     )  # fmt: skip
 
   with refuses("make"):
-    flower._Server(
-      make, problems.network_params(), plan=plan("plain"), num_clients=4, rng=7
-    )
+    flower._Server(make, problems.network_params(), plan=plan("plain"), num_clients=4)
 
 
 @pytest.mark.parametrize(
@@ -261,7 +304,8 @@ def test_clients_that_keep_something_are_refused():
     ({"noise_key": None}, "noise_key"),
     ({"plan": plan("plain")}, "noise_key"),
     ({"num_clients": 0}, "num_clients"),
-    ({"rng": -1}, "rng"),
+    ({"rng": -1, "plan": plan("plain"), "noise_key": None}, "rng"),
+    ({"rng": 7}, "rng"),
   ],
 )
 def test_mistakes_are_one_line(changes, field):

@@ -109,7 +109,7 @@ def test_runs_with_one_seed_of_distributed_noise_share_none():
     algorithm = federated.fed_avg(
       lambda w, example: 0.5 * jnp.sum((w - example.x) ** 2),
       optax.sgd(rate),
-      aggregator=skellam_mean(PlainSum(min_survivors=4), mechanism, seed=5, plan=plan),
+      aggregator=skellam_mean(PlainSum(min_survivors=4), mechanism, seed=5).drawn_by(plan),
       key=_KEY,
     )
     state = algorithm.init(jnp.zeros(16))

@@ -88,7 +88,7 @@ class World:
   def held(self):
     """Every array and number in the server's hands now."""
     server, config = self.server, self.server.settings()
-    facts = [*config.values(), server._rng, server.num_clients]
+    facts = [*config.values(), server._draws.seed, server.num_clients]
     for leaf in jax.tree.leaves((server.state, _key_of_round(server.state))):
       is_key = jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key)
       facts.append(np.asarray(jax.random.key_data(leaf) if is_key else leaf))

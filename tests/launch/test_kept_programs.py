@@ -27,7 +27,7 @@ def _folder(tmp_path, **variables):
 
 def test_they_lie_in_a_folder_that_others_cannot_read(tmp_path):
   folder = pathlib.Path(_folder(tmp_path))
-  assert folder.parent == tmp_path / ".cache" / "dpjax" / "programs"
+  assert folder == tmp_path / ".cache" / "dpjax" / "programs"
   assert stat.S_IMODE(folder.stat().st_mode) == 0o700
   assert _folder(tmp_path) == str(folder)
 

@@ -146,11 +146,11 @@ def test_p40_a_private_selection_prints_both_epsilons_and_releases_one_model(tmp
   (tmp_path / "sweep.py").write_text(SELECTION)
   done = commands.run(*command)
   assert done.returncode == 0, done.stderr
-  found = json.loads((tmp_path / "out" / "best" / "selection.json").read_text())
-  assert found["epsilon_of_one_run"] <= 1.0 < found["epsilon"]
+  found = json.loads((tmp_path / "out" / "best" / "result.json").read_text())
+  assert found["selection"]["epsilon_of_one_run"] <= 1.0 < found["epsilon"]
   assert "One run is (epsilon = " in done.stdout and "is charged" in done.stdout
   assert (tmp_path / "out" / "best" / "params.npz").exists()
-  assert not (tmp_path / "out" / "best" / "result.json").exists()
+  assert not (tmp_path / "out" / "trials").exists()
 
 
 FEDERATED = """

@@ -112,7 +112,7 @@ def test_each_committed_picture_has_its_recipe():
 def test_a_recipe_is_read_as_it_was_written(tmp_path):
   recipe = recipes.Recipe(
     "bars", ("a",), ("b", "c"), "d", references=(("R", None, 1.5),), log=("a",),
-    outcomes=(("FAILS", "fails"),), words={"a": "A"}, facts={"e": {"x": "y"}},
+    outcomes=(("FAILS", "fails"),), words={"a": "A"}, units={"a": "s"},
   )  # fmt: skip
   recipes.write(tmp_path / "a.csv", recipe)
   assert recipes.read(tmp_path / "a.csv") == recipe
@@ -319,7 +319,6 @@ def test_epsilon_between_two_evaluations_is_the_accountants(tmp_path):
 @pytest.mark.long
 def test_what_is_set_aside_for_large_batches_is_left_out_of_the_curve(tmp_path):
   result = json.loads((_RESULTS / "cifar10_cnn" / "result.json").read_text())
-  result["accounted_delta"] = 9.5e-6  # that file is older than this entry
   rows = [[100, 0.475, 3.99609145], [900, 0.5787, result["epsilon"]]]
   line, _ = _drawn_run(tmp_path, result, rows).lines
   curve = dict(zip(line.get_xdata(), line.get_ydata()))

@@ -347,6 +347,18 @@ def test_what_the_servers_noise_promises_is_no_promise_against_it_with_own_noise
   assert "server sees every message" in point.attack.prepare(point, loaded, random).note
 
 
+def test_an_inversion_states_the_guarantee_of_the_run_itself():
+  changes = {"target.privacy": "central", "target.privacy.epsilon": None}
+  changes |= {"target.privacy.noise_multiplier": 3.0}
+  point = _point(_config(**_DENSE, **changes))
+  loaded = build.Attack(point).data()
+  random = run_keys.drawn(0, noise_seed=0)
+  stated = point.attack.prepare(point, loaded, random).guarantee
+  of_run = federated_build.assembled(point.federate, loaded, random).guarantee
+  assert stated.statement(1) == of_run.statement(1)
+  assert "Dealt clients" in stated.statement(1)  # what is noted of the data, too
+
+
 @pytest.mark.long
 def test_a_simulated_cohort_says_what_this_very_run_costs():
   changes = {"privacy.epsilon": None, "privacy.noise_multiplier": 3.0}

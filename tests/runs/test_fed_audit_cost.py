@@ -18,7 +18,7 @@ import pytest
 from configs.fed import quickstart
 from dpjax import federated
 from dpjax.experiments.config import fields
-from dpjax.experiments.kinds.federated import build, privacy
+from dpjax.experiments.kinds.federated import audit, build, privacy
 from dpjax.experiments.run import loop
 from dpjax.federated.round import params_of
 from tests import commands, pages
@@ -156,9 +156,9 @@ def test_canaries_join_where_no_promise_depends_on_the_number_of_clients(
   config = _config(0, audited=True)
   for path, value in changes.items():
     config = fields.replace(config, path, value)
-  settings = privacy.audit_settings(config)
-  assert (settings.kind, settings.num_canaries) == (kind, count)
-  assert (privacy.canaries_join(config) and kind == "parameter") == join
+  config = audit.resolved(config)
+  assert (config.audit.kind, config.audit.num_canaries) == (kind, count)
+  assert privacy.canaries_join(config) == join
 
 
 @pytest.mark.slow

@@ -22,7 +22,7 @@ from dpjax.experiments.kinds.central.config import ModelConfig, TrainConfig
 from dpjax.experiments.kinds.federated import build as federated
 from dpjax.experiments.kinds.federated.config import FedConfig
 from dpjax.experiments.kinds.relevance.config import RelevanceConfig
-from dpjax.experiments.run import dry_run, finished, loop, writers
+from dpjax.experiments.run import dry_run, loop, writers
 from dpjax.experiments.sweeps import curves, tuning
 from dpjax.experiments.sweeps import sweep as sweeps
 from dpjax.experiments.sweeps.sweep import Selection, Sweep
@@ -245,7 +245,7 @@ def test_two_selections_in_one_folder_are_refused(tmp_path):
   runs = sweeps.Runs(named, Sweep(selection=Selection(mean_trials=2.0)))
   with writers.alone_in(tmp_path), refuses("workdir"):
     tuning.run_selection(runs, tmp_path)
-  assert not (tmp_path / finished.TRIALS_FILE).exists()
+  assert not (tmp_path / tuning._TRIALS_FILE).exists()
 
 
 def test_an_audit_of_a_seed_or_a_time_beyond_bounds_is_refused():

@@ -28,7 +28,7 @@ from dpjax.experiments.kinds.relevance import build as relevance_build
 from dpjax.experiments.kinds.relevance.config import RelevanceConfig
 from dpjax.experiments.kinds.secure.config import SecureConfig
 from dpjax.experiments.kinds.synthesis.config import SynthesisConfig
-from dpjax.experiments.run import checkpoint, config_names, loop, run_keys
+from dpjax.experiments.run import checkpoint, config_names, loop, run_keys, writers
 from dpjax.experiments.run import workdir as owner
 from dpjax.experiments.run.kind import experiment_of
 from dpjax.experiments.sweeps import sweep
@@ -230,15 +230,23 @@ _VALUES = st.recursive(
 
 @hypothesis.given(_VALUES, _VALUES)
 @hypothesis.settings(max_examples=300)
-def test_configs_have_one_form_exactly_where_they_are_equal(one, other):
+def test_configs_differ_exactly_where_they_are_not_equal(one, other):
   """As a folder's config is compared: dicts have no order; a number is one number in a field,
   which has a type, and True, 1 and 1.0 are three among a model's options."""
-  form = lambda value: config_names.canonical({"field": value})
-  assert (form(one) == form(other)) == (one == other)
-  assert form(one) == form(json.loads(json.dumps(one)))
-  options = lambda value: config_names.canonical({"model": {"options": {"a": value}}})
-  typed = lambda value: json.dumps(value, sort_keys=True).replace("-0.0", "0.0")
-  assert (options(one) == options(other)) == (typed(one) == typed(other))
+  differ = lambda *values: any(config_names.differences(*values))
+  assert differ({"field": one}, {"field": other}) == (one != other)
+  assert not differ({"field": one}, {"field": json.loads(json.dumps(one))})
+  options = lambda value: {"model": {"options": {"a": value}}}
+  typed = lambda value: json.dumps(value, sort_keys=True)
+  assert differ(options(one), options(other)) == (typed(one) != typed(other))
+
+
+@hypothesis.given(_VALUES, _VALUES)
+@hypothesis.settings(max_examples=300)
+def test_data_have_one_digest_before_and_after_a_file_holds_them(one, other):
+  typed = lambda value: json.dumps(value, sort_keys=True)
+  assert writers.digest(one) == writers.digest(json.loads(json.dumps(one)))
+  assert (writers.digest(one) == writers.digest(other)) == (typed(one) == typed(other))
 
 
 def test_features_are_known_by_what_they_were_computed_from(tmp_path):
@@ -399,7 +407,7 @@ def test_a_sweep_on_changed_data_does_not_keep_what_it_had(kind, tmp_path):
 
 def test_a_number_beyond_every_float_has_its_own_name():
   """One of a result.json that somebody edited."""
-  assert config_names.canonical(10**400) != config_names.canonical(10**400 + 1)
+  assert writers.digest(10**400) != writers.digest(10**400 + 1)
 
 
 @pytest.mark.parametrize(

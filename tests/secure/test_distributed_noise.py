@@ -1,5 +1,6 @@
 """Noise inside the sum: its law, its price, and who is refused."""
 
+import dataclasses
 import math
 
 import hypothesis
@@ -10,10 +11,13 @@ import numpy as np
 import optax
 import pytest
 
+import dpjax
 from dpjax import accounting, federated, secure
 from dpjax.accounting.event_kinds.kind import ORDERS, kind_of
 from dpjax.accounting.event_kinds.skellam import SkellamDpEvent
 from dpjax.secure.distributed_noise import SkellamSum, skellam_mean
+from dpjax.secure.encoding import Encoding
+from dpjax.secure.summation import secure_mean
 from dpjax.secure.sums import AdditiveServers, BfvSum, PlainSum
 from tests.refuses import refuses
 
@@ -295,6 +299,17 @@ def test_a_client_that_also_sends_noise_of_its_own_is_refused():
       wrap=wrap,
       key=_KEY,
     )
+
+
+def test_the_epsilon_of_a_plan_does_not_stand_beside_other_noise():
+  """At noise 5 the plan's epsilon is below .5. The shares add a hundredth of the clip norm."""
+  plan = dpjax.Plan(dpjax.PoissonSampler(0.5, capacity=9), 5.0, 1.0, 4.0, 2, delta=1e-3)
+  quiet = skellam_mean(PlainSum(min_survivors=4), _sized(noise_multiplier=0.01), seed=0)
+  assert plan.epsilon() < 0.5 and quiet.private
+  for aggregator in (quiet, secure_mean(PlainSum(), Encoding(4))):
+    with refuses("plan"):
+      aggregator.drawn_by(plan)
+    assert aggregator.drawn_by(dataclasses.replace(plan, noise_multiplier=0.0)).plan
 
 
 def test_p21_a_sum_that_wraps_is_rarer_than_its_bound():

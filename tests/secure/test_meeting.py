@@ -136,6 +136,8 @@ def test_no_hello_but_the_right_one_is_one(data):
     while caller in met._waiting:
       met._serve(caller)
     assert not met.present
+    # Nothing is kept of ids that are no client's, or memory would grow with strangers.
+    assert met._refused.keys() <= {1, 2}
 
 
 @pytest.mark.slow

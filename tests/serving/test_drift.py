@@ -111,8 +111,8 @@ def test_rows_fall_into_their_bins():
   counts = drift.exact_counts(bins, x, answers)
   assert {name: found.tolist() for name, found in counts.items()} == {
     "predicted": [1, 0, 1],
-    "x[2]": [1, 1, 0],
-    "mean": [1, 1],
+    "x[2]:0.95,1.5": [1, 1, 0],
+    "mean:0.5": [1, 1],
   }
 
 
@@ -221,6 +221,20 @@ def test_a_noisy_reference_is_charged_once_and_before_its_noise(runs, tmp_path):
     assert references.make("training", runs[1], bins, journal, epsilon=0.5).epsilon == 0.5
 
 
+def test_counts_over_other_edges_are_of_other_bins(runs, tmp_path):
+  """As many bins of one name, once for dark and once for bright images: each PSI was wrong."""
+  dark, bright = (drift.bins_of(f"mean:{edge}", runs[0].inputs) for edge in (0.2, 0.6))
+  with ServiceJournal(tmp_path) as journal:
+    references.make("training", runs[0], [dark], journal, epsilon=0.5)
+  with ServiceJournal(tmp_path) as journal:
+    assert (
+      references.make("training", runs[0], [bright], journal, epsilon=0.5).epsilon == 1.0
+    )
+  x = np.full((3, 8, 8, 1), 0.4, np.float32)
+  counts = drift.exact_counts([dark, bright], x, np.zeros(3))
+  assert [count.tolist() for count in counts.values()] == [[0, 3], [3, 0]]
+
+
 def test_a_charge_without_its_noise_is_spent(runs, tmp_path):
   """Killed between the charge and the noise: nobody knows what was drawn."""
   bins = _bins(runs[0])
@@ -252,13 +266,24 @@ def test_public_data_and_released_counts_are_free(runs, tmp_path):
   path.write_text(
     '{"predicted": [1, 2, 3, 4, 5, 6, 7, 8, 9, 10], "mean": [1,1,1,1,1,1,1,1,1,1]}'
   )
-  with ServiceJournal(tmp_path) as journal:
-    public = references.make("public:digits", runs[0], bins, journal)
-    held = references.make(str(path), runs[0], bins, journal)
-    assert references.make("stream", runs[0], bins, journal) is None
-    path.write_text('{"predicted": [1, 2]}')
-    for wrong in (str(path), str(tmp_path / "missing.json"), "public:missing"):
-      with refuses("reference", value=wrong):
-        references.make(wrong, runs[0], bins, journal)
+  images = tmp_path / "images.npz"
+  rows = {"x": np.full((70, 8, 8, 1), 0.5, np.float32), "y": np.arange(70) % 10}
+  halves = {f"{n}_{part}": v for n, v in rows.items() for part in ("train", "test")}
+  np.savez(images, num_classes=10, **halves)
+  public = references.make(f"public:{images}", runs[0], bins, None)
+  held = references.make(str(path), runs[0], bins, None)
+  assert references.make("stream", runs[0], bins, None) is None
+  path.write_text('{"predicted": [1, 2]}')
+  for wrong in (str(path), str(tmp_path / "missing.json"), "public:missing"):
+    with refuses("reference", value=wrong):
+      references.make(wrong, runs[0], bins, None)
   assert (public.epsilon, held.epsilon) == (0.0, 0.0)
-  assert sum(public.counts["predicted"]) == 1437 and held.counts["predicted"][9] == 10
+  assert sum(public.counts["predicted"]) == 70 and held.counts["predicted"][9] == 10
+
+
+def test_a_runs_own_data_are_no_public_reference(runs):
+  """Its exact training rows were counted, and /health said that they had cost nothing."""
+  bins = _bins(runs[0])
+  for name in ("public:digits", "public:digits:1.0"):
+    with refuses("reference", value=name):
+      references.make(name, runs[0], bins, None)

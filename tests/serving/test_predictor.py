@@ -13,11 +13,9 @@ import dpjax
 from dpjax import data, metrics
 from dpjax.experiments.kinds.central import build
 from dpjax.experiments.kinds.central import config as configs
-from dpjax.experiments.run import loop, model_inputs
-from dpjax.experiments.run import workdir as owner
+from dpjax.experiments.run import loop
 from dpjax.serving import Predictor, predictor
 from dpjax.validate import UserError
-from tests.refuses import refuses
 from tests.serving.conftest import CONFIG
 
 
@@ -232,17 +230,6 @@ def test_a_folder_that_is_no_finished_run_is_one_line(folders, tmp_path, change,
   assert words in str(raised.value) and "\n" not in str(raised.value)
 
 
-def test_a_trial_of_a_private_selection_is_not_served(folders, tmp_path):
-  """Its own result leaves out what the choice cost, which /health would state."""
-  trial = tmp_path / "trials" / "0003"
-  shutil.copytree(folders[0], trial)
-  # An ordinary run may lie in a folder of this name.
-  Predictor.load(trial)
-  (tmp_path / "trials.json").touch()
-  with refuses("run", value=str(trial)):
-    Predictor.load(trial)
-
-
 def test_a_folder_without_its_secrets_is_enough(folders, tmp_path, runs, raw):
   for name in json.loads((folders[0] / "result.json").read_text())["files_sha256"]:
     shutil.copy(folders[0] / name, tmp_path / name)
@@ -274,18 +261,3 @@ def test_only_bounded_sizes_are_compiled(runs, raw):
   for size in (1, 2, 3, 5, 9, 17, 33, 65, 129, 300, 360):
     run(raw[:size])
   assert jitted._cache_size() == 3
-
-
-def test_an_old_run_is_read_from_its_data(folders, tmp_path, raw, runs, capsys):
-  """Runs of before have no inputs.json, and no digest of one."""
-  shutil.copytree(folders[0], tmp_path / "run")
-  config = owner  # the module that seals results
-  shutil.rmtree(tmp_path / "run" / "checkpoints")
-  result = json.loads((tmp_path / "run" / "result.json").read_text())
-  del result[config.FILES][model_inputs.NAME]
-  del result["run_sha256"]
-  (tmp_path / "run" / model_inputs.NAME).unlink()
-  config.write_result(tmp_path / "run", CONFIG, result)
-  run = Predictor.load(tmp_path / "run")
-  assert "has no inputs.json" in capsys.readouterr().err
-  np.testing.assert_array_equal(run(raw[:2]), runs[0](raw[:2]))

@@ -51,8 +51,10 @@ def test_a_wrong_flag_is_one_line(flags, words):
 
 def test_a_flag_that_does_not_fit_the_run_is_one_line(folders, tmp_path):
   workdir = tmp_path / "service"
-  done = _launch(f"--run={folders[0]}", f"--workdir={workdir}", "--drift_inputs=nope")
-  assert "drift_inputs" in commands.refusal(done) and not workdir.exists()
+  for flag in ("--drift_inputs=nope", "--reference=/no/such/counts.json"):
+    done = _launch(f"--run={folders[0]}", f"--workdir={workdir}", flag)
+    name = flag[2:].partition("=")[0]
+    assert name in commands.refusal(done) and not workdir.exists()
 
 
 class _Process:

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import itertools
+import pathlib
 from collections.abc import Iterator
 from typing import Any
+from unittest import mock
 
 from dpjax.experiments.config import fields
 from dpjax.experiments.kinds.central.config import TrainConfig
+from dpjax.experiments.run import loop, workdir, writers
 from dpjax.experiments.sweeps import engine
 from dpjax.experiments.sweeps.sweep import Runs, Selection, Sweep
 
@@ -48,11 +52,23 @@ def points(grid: Grid) -> list[engine.Point]:
 
 
 def run(
-  grid: Grid, workdir: Any, train: Any, load: Any = lambda config: None, *, only: Any = None
+  grid: Grid, folder: Any, train: Any, load: Any = lambda config: None, *, only: Any = None
 ) -> list[dict[str, Any]]:
   """Runs a grid by a train function (config, folder, data=...)."""
-  runs = grid.runs()
-  return engine.run(
-    runs.points, runs.table, workdir, settings=runs.config, title=runs.title, only=only,
-    train=lambda point, at, data: train(point.config, at, data=data), load=load,
-  )  # fmt: skip
+  with by(train, load):
+    return grid.runs().run(folder, only)
+
+
+@contextlib.contextmanager
+def by(train: Any, load: Any = lambda config: None) -> Iterator[None]:
+  """Makes every run of a sweep one of these functions, whose result is written if it is not."""
+
+  def trained(config: Any, at: pathlib.Path, *, data: Any) -> dict[str, Any]:
+    result = train(config, at, data=data)
+    if not (at / writers.RESULT).exists():
+      workdir.claim(at, config)
+      workdir.write_result(at, config, result)
+    return result
+
+  with mock.patch.multiple(loop, train=trained, load=load):
+    yield

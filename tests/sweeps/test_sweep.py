@@ -206,11 +206,8 @@ def test_a_config_that_a_file_changes_from_run_to_run_is_as_it_was_yielded(tmp_p
 
 def test_no_name_of_a_run_is_that_of_a_lock(tmp_path):
   runs = Runs([("a", TrainConfig()), ("a.lock", TrainConfig())])
-  fake = Fake()
-  train = lambda point, at, data: fake(point.config, at, data=data)
-  rows = engine.run(
-    runs.points, runs.table, tmp_path, train=train, load=lambda config: None
-  )
+  with grids.by(Fake()):
+    rows = runs.run(tmp_path)
   assert [row["status"] for row in rows] == ["done", "done"] and len(_files(tmp_path)) == 2
 
 

@@ -203,6 +203,10 @@ def _lead(run: Finished) -> list[Block]:
   for name in ("task", "model", "method"):
     if result.get(name):
       rows.insert(-1, [name, str(result[name])])
+  selection = result.get("selection")
+  if selection:
+    best = f"{selection['setting']}, the best of several by {selection['y']}"
+    rows.append(["chosen", f"{best}; how many there were is secret"])
   if kind != "none":
     rows.append(["epsilon", f"{_number(result['epsilon'])} ({kind}); smaller is safer"])
     rows.append(["delta", f"{_chance(result['delta'])}: how likely epsilon may fail"])
@@ -251,7 +255,9 @@ def _protected(run: Finished) -> list[Block]:
     ),
   ]
   if any(name.startswith("test_") for name in result):
-    blocks.append(Paragraph("Test records are not protected: they are taken as public."))
+    chosen = " The model depends on them, too: it was chosen by its score on them."
+    words = "Test records are not protected: they are taken as public."
+    blocks.append(Paragraph(words + (chosen if "selection" in result else "")))
   together = _TOGETHER.get(unit)
   if _client(run.config) == "silo":
     together = _TOGETHER_IN_SILOS

@@ -57,6 +57,10 @@ _CHOSEN = (
   "If settings were chosen by looking at these test records, the scores are too good. No file says "
   "whether that happened."
 )
+_TOO_GOOD = (
+  "The model was chosen among several by {y} on these test records, so this score is too good. "
+  "Other test records would show how good the model is."
+)
 _NO_BETTER = (
   "WARNING: the share of right answers is no better than that of always giving the most frequent "
   "class."
@@ -107,7 +111,8 @@ def blocks(run: Finished) -> list[Block]:
   told += _by_class(run)
   told += _by_group(result)
   told += [Paragraph(_AGAIN)] if result["epsilon_kind"] != "none" else []
-  told.append(Paragraph(_CHOSEN))
+  selection = result.get("selection")
+  told.append(Paragraph(_TOO_GOOD.format(**selection) if selection else _CHOSEN))
   note = (result.get("audit") or {}).get("note")
   return [*told, Paragraph(str(note))] if note else told
 

@@ -150,8 +150,8 @@ def read(folders: Iterable[str]) -> list[FinishedRun]:
     folders: folders of runs, or of sweeps, whose finished runs all count.
 
   Raises:
-    UserError: no such folder, no finished run in it, or a folder named twice; a trial of a private
-      selection; a result of an attack, without epsilon or of another config.json; an edited ledger.
+    UserError: no such folder, no finished run in it, or a folder named twice; a result of an
+      attack, without epsilon or of another config.json; an edited ledger.
   """
   paths: dict[pathlib.Path, str] = {}
   for folder in folders:

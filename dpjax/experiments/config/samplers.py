@@ -9,8 +9,7 @@ from typing import Annotated, Any, ClassVar
 from dpjax import sampling
 from dpjax.experiments.config import rules, user_code
 from dpjax.experiments.config.choices import Choice
-from dpjax.sampling.registry import SCHEMES, Scheme, Sizing, make_sampler, used_for
-from dpjax.validate import UserError
+from dpjax.sampling.registry import SCHEMES, Scheme, Sizing, used_for
 
 # Numbers that a config may give to samplers whose rows name them.
 _NUMBERS: dict[str, Any] = {
@@ -96,11 +95,9 @@ def choice(purpose: str, *numbers: str) -> Choice:
 
 def make(value: SamplerChoice, size: Sizing) -> sampling.Sampler:
   """Returns the sampler of a config's value of `privacy.sampler`, for the numbers of a run."""
-  if value.scheme is None:
+  scheme = value.scheme
+  if scheme is None:
     return user_code.sampler(value.name, "privacy.sampler", size)
-  try:
-    return make_sampler(value.scheme.kind, size)
-  except UserError as error:
-    if error.field != "sampler":
-      raise
-    raise error.within("privacy") from None
+  # A config names no sampler that only its author sizes.
+  assert scheme.make is not None
+  return scheme.make(scheme.kind, size)

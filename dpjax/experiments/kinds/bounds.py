@@ -104,18 +104,14 @@ def model(config: ModelConfig, section: str = "model") -> None:
 
   A user's model is built, and so checked, only when data are loaded.
   """
-  names.one_of(registry.MODELS, **{f"{section}.name": config.name})
   for option, value in config.options.items():
     _written(value, f"{section}.options.{option}")
-  check_options(config.name, config.options, prefix=f"{section}.options.")
-  if config.options.get("dtype") is not None and not names.is_path(config.name):
-    # The bound on clipped sums is tested for these types of activations (tests/core/gradients).
-    validate.one_of(
-      ("float32", "bfloat16", "float16"),
-      **{f"{section}.options.dtype": config.options["dtype"]},
-    )
-  if not names.is_path(config.name):
-    with of_model(config, section):
+  with of_model(config, section):
+    check_options(config.name, config.options)
+    if not names.is_path(config.name):
+      if config.options.get("dtype") is not None:
+        # The bound on clipped sums is tested for these types of activations (tests/core/gradients).
+        validate.one_of(("float32", "bfloat16", "float16"), dtype=config.options["dtype"])
       networks.build(config.name, num_classes=2, **config.options)
   features = registry.entry(config.name).features
   with within(section):
@@ -138,7 +134,9 @@ def of_model(config: ModelConfig, section: str = "model") -> Iterator[None]:
     yield
   except UserError as error:
     name = error.field.partition("[")[0]
-    if name.split(".")[0] == section or name == "model":
+    if name == "model":
+      raise error.of(field=f"{section}.name") from error
+    if name.split(".")[0] == section:
       raise
     if name == "options":
       raise error.within(section) from error

@@ -74,10 +74,11 @@ class Axis(NamedTuple):
 def lines(rows: Sequence[Row], recipe: Recipe, look: Look = PAGE) -> Figure:
   """Returns a picture of lines over x.
 
+  - With `titles`, or several columns of y and neither series nor `panels`: the picture of a run
+    (`panels.of_run`).
   - With one column of y and no `panels`: up to four lines share a panel for each neighbouring
     relation, with names at the ends of lines. With more lines, each has a panel, with the others of
     its relation in grey. Rows without x are horizontal lines.
-  - With `titles` and no series: the picture of a run (`panels.of_run`).
   - Otherwise a grid: a column of panels for each value of `panels`, a row for each column of y.
 
   Args:
@@ -91,7 +92,7 @@ def lines(rows: Sequence[Row], recipe: Recipe, look: Look = PAGE) -> Figure:
     stairs = ("value",) if recipe.stairs else ()
     its = {"y": ("value",), "series": "line", "stairs": stairs, "together": False}
     return _grid(rows, dataclasses.replace(recipe, **its), look)
-  if recipe.titles and not recipe.series:
+  if recipe.titles or not (len(recipe.y) == 1 or recipe.series or recipe.panels):
     return of_run(rows, recipe, look)
   if len(recipe.y) > 1 or recipe.panels or recipe.stairs:
     return _grid(rows, recipe, look)
@@ -161,7 +162,7 @@ def _grid(rows: Sequence[Row], recipe: Recipe, look: Look) -> Figure:
   blocks = -(-len(cells) // wide)
   high = len(recipe.y)
   one_row = high > 1 and len(cells) == 1 and look.across(2.6) > 1
-  if one_row:  # such as score and epsilon of a run
+  if one_row:
     wide, high, blocks = len(recipe.y), 1, 1
   height = 2.5 if one_row else (_CELL[1] * high + (not shared)) * blocks + 1.2
   drawn = pictures.new_figure(look, height=height)
@@ -187,14 +188,14 @@ def _grid(rows: Sequence[Row], recipe: Recipe, look: Look) -> Figure:
       pictures.dress(
         axes, look=look, title=heading if top else "",
         xlabel=words(recipe, recipe.x[0]) if below else "",
-        ylabel=words(recipe, y) if one_row or column == 0 else "",
+        ylabel="" if column else words(recipe, y),
       )  # fmt: skip
       axes.title.set_fontsize(look.font_size - 0.5)
       if recipe.x[0] not in recipe.log:
         axes.xaxis.set_major_locator(MaxNLocator(nbins=5, integer=True))
   kinds = {row.get("epsilon_kind") for row in rows}
   note = "solid: proved, dashed: claimed (no guarantee), dotted: not private"
-  told = note if recipe.series and kinds & {"claimed", "none"} and None not in kinds else ""
+  told = note if kinds & {"claimed", "none"} and None not in kinds else ""
   pictures.headline(drawn, look, recipe.title, recipe.note or told)
   if shared and (recipe.series or recipe.references):
     pictures.key(drawn, look, list(handles.values()))
@@ -207,11 +208,6 @@ def _cells(rows: Sequence[Row], recipe: Recipe) -> list[tuple[str, list[Row]]]:
   Lines without privacy have no neighbouring relation: they stand in every panel that is otherwise
   theirs. A panel with too many lines becomes several.
   """
-  if not (recipe.series or recipe.panels):
-    return [("", list(rows))]
-  for column, known in recipe.facts.items():
-    series = recipe.series or ""
-    rows = [row | {column: known.get(str(row[series]))} for row in rows]
   place_of = lambda row: tuple(row.get(name) or None for name in recipe.panels)
   fits = lambda free, place: all(a in (None, b) for a, b in zip(place_of(free), place))
   private = [row for row in rows if row.get("epsilon_kind") != "none"]
@@ -253,17 +249,15 @@ def _draw_cell(
       continue
     groups = _groups(mine, recipe, y)
     kind = str(mine[0].get("epsilon_kind"))
-    is_free = bool(recipe.series) and kind == "none"
-    index = names.index(name) if recipe.series else recipe.y.index(y)
+    index = names.index(name)
     # Black stands for no privacy in every panel.
-    color = look.color(len(pictures.PALETTE) - 1 if is_free else index)
+    color = look.color(len(pictures.PALETTE) - 1 if kind == "none" else index)
     steps: Any = {"drawstyle": "steps-pre"} if y in recipe.stairs else {}
-    few = max(1, len(groups) // 4) if recipe.series else 1 + len(groups) // 30
     at = [group[x] for group in groups]
     (line,) = axes.plot(
       at, [group["mean"] for group in groups], label=name, color=color, linewidth=1.2,
-      linestyle=_STYLES.get(kind, "-") if recipe.series else "-",
-      marker=pictures.marker(index), markersize=2.5, markevery=few, **steps,
+      linestyle=_STYLES.get(kind, "-"), marker=pictures.marker(index), markersize=2.5,
+      markevery=max(1, len(groups) // 4), **steps,
     )  # fmt: skip
     if any(group["seeds"] > 1 for group in groups):
       low, high = ([group[end] for group in groups] for end in ("low", "high"))

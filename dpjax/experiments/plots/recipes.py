@@ -47,7 +47,6 @@ class Recipe:
     units: column of numbers -> unit with which they stand beside their points; "B": bytes.
     without: column -> values whose rows are not drawn.
     together: whether "lines" draws the columns of y as lines of one panel.
-    facts: column that the file lacks -> value of `series` -> what the column would hold.
     title: title of the picture.
     note: what stands below the title.
 
@@ -72,7 +71,6 @@ class Recipe:
   units: Mapping[str, str] = dataclasses.field(default_factory=dict)
   without: Mapping[str, Any] = dataclasses.field(default_factory=dict)
   together: bool = False
-  facts: Mapping[str, Mapping[str, Any]] = dataclasses.field(default_factory=dict)
   title: str = ""
   note: str = ""
 
@@ -86,7 +84,7 @@ class Recipe:
 
   def columns(self) -> dict[str, str]:
     """Returns column -> the field that names it, of the columns that must be in the file."""
-    named = {column: "panels" for column in self.panels if column not in self.facts}
+    named = {column: "panels" for column in self.panels}
     named |= {column: "without" for column in self.without}
     named |= {column: "ends" for column in self.ends}
     # Bars are drawn where a row stands for several runs.

@@ -16,14 +16,13 @@ is checked before its content is used.
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import json
 import logging
 import os
 import pathlib
 import shutil
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import jax
@@ -139,13 +138,6 @@ def write_digests(step: pathlib.Path) -> None:
   (step / _DIGESTS).write_text(text, encoding="utf-8")
 
 
-def meta_digest(meta: Mapping[str, Any]) -> str:
-  """Returns a SHA-256 of JSON data that does not depend on the order of keys."""
-  # The data are converted through JSON, so that a tuple equals the list that is read back.
-  plain = json.loads(json.dumps(meta))
-  return hashlib.sha256(json.dumps(plain, sort_keys=True).encode()).hexdigest()
-
-
 class Checkpoints:
   """Saves and restores (state, meta) under `<workdir>/checkpoints`.
 
@@ -196,7 +188,8 @@ class Checkpoints:
 
     Raises:
       UserError: the processes do not hold the same state.
-      Unwritable: the disk is full, or refuses the write; earlier checkpoints are unchanged.
+      Exception: the disk is full, or refuses the write (`writers.refusal`); earlier checkpoints are
+        unchanged.
     """
     if self._memory is None:
       self.begun(state)
@@ -221,21 +214,20 @@ class Checkpoints:
       state=ocp.args.StandardSave({_STATE: arrays}), meta=ocp.args.JsonSave(held)
     )
     new = self.directory / _NEW
-    with writers.reported_in_one_line("checkpoint", self.directory / str(step)):
-      # An interrupted save may have left this folder. It has no number, so no step is lost.
-      shutil.rmtree(new, ignore_errors=True)
-      writers.secret_folder(new)
-      self._orbax.save(new / str(step), args=args)
-      write_digests(new / str(step))
-      # The step is durable, for its owner alone, before it gets its name, and has its name before
-      # older steps are removed.
-      for path in (*(new / str(step)).rglob("*"), new / str(step)):
-        files.sync(path, 0o700 if path.is_dir() else 0o600)
-      os.rename(new / str(step), self.directory / str(step))
-      files.sync(self.directory)
-      new.rmdir()
-      for old in _numbers(self.directory)[: -files.KEPT]:
-        shutil.rmtree(self.directory / str(old))
+    # An interrupted save may have left this folder. It has no number, so no step is lost.
+    shutil.rmtree(new, ignore_errors=True)
+    writers.secret_folder(new)
+    self._orbax.save(new / str(step), args=args)
+    write_digests(new / str(step))
+    # The step is durable, for its owner alone, before it gets its name, and has its name before
+    # older steps are removed.
+    for path in (*(new / str(step)).rglob("*"), new / str(step)):
+      files.sync(path, 0o700 if path.is_dir() else 0o600)
+    os.rename(new / str(step), self.directory / str(step))
+    files.sync(self.directory)
+    new.rmdir()
+    for old in _numbers(self.directory)[: -files.KEPT]:
+      shutil.rmtree(self.directory / str(old))
 
   def restore(self, like: ArrayTree) -> tuple[Any, dict[str, Any]]:
     """Returns (state, meta) of the newest checkpoint, where state has the structure of `like`.

@@ -1,18 +1,15 @@
-"""Digests of configs, and the canonical form in which two configs are compared."""
+"""Digests of configs, and what makes two configs different."""
 
 from __future__ import annotations
 
-import hashlib
 import json
-import math
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import Any
 
-import jax
-import numpy as np
-
 from dpjax.experiments.config import fields
+from dpjax.experiments.run import writers
 from dpjax.types import Config
+from dpjax.validate import NO_VALUE
 
 # Fields that locate data on one machine. They are no part of a run's identity, since the digest of
 # the data covers the content of the data and of their declaration.
@@ -21,52 +18,47 @@ PLACES = ("data_dir", "declaration")
 _OF_DATA = ("data", "train", "target", "task")
 
 
-def canonical(value: object, exact: bool = False) -> Any:
-  """Converts a value to JSON data. Equal values give equal data, and different values different
-  data.
+def differences(
+  there: object, now: object, path: tuple[str, ...] = ("config",)
+) -> Iterator[str]:
+  """Yields a line for each entry that differs in the JSON data of two configs.
 
-  A field has one type, so 1 and 1.0 count as the same number. With `exact`, as under any key
-  "options", True, 1 and 1.0 are three values: a user's model may distinguish their types.
+  A field has one type, so 1 and 1.0 count as the same number. Under any key "options", True, 1 and
+  1.0 are three values: a user's model may distinguish their types.
 
-  >>> canonical(1.0) == canonical(1), canonical({"options": 1.0}) == canonical({"options": 1})
-  (True, False)
+  >>> list(differences({"seed": 1, "data": {"limit": 3}}, {"seed": 1.0, "data": {"limit": 4}}))
+  ['config.data.limit: 3 there, 4 now']
   """
-  if isinstance(value, Mapping):
-    pairs = []
-    for name in sorted(value, key=str):
-      free = exact or "options" in str(name).split(".")
-      pairs.append([str(name), canonical(value[name], free)])
-    return {"mapping": pairs}
-  if isinstance(value, (list, tuple)):
-    return [canonical(entry, exact) for entry in value]
-  if isinstance(value, (np.generic, np.ndarray, jax.Array)) and value.ndim == 0:
-    value = value.item()
-  if exact and isinstance(value, bool):
-    return {"boolean": str(value)}
-  if isinstance(value, (int, float)):
-    whole = isinstance(value, int) or (math.isfinite(value) and value == int(value))
-    kind = "float" if exact and whole and isinstance(value, float) else "number"
-    return {kind: str(int(value)) if whole else repr(value)}
-  return value if value is None or isinstance(value, str) else {"other": repr(value)}
+  if isinstance(there, dict) and isinstance(now, dict):
+    for name in sorted({*there, *now}):
+      values = (data.get(name, NO_VALUE) for data in (there, now))
+      yield from differences(*values, (*path, name))
+  elif there != now or ("options" in path and _typed(there) != _typed(now)):
+    yield f"{'.'.join(path)[:87]}: {_short(there)} there, {_short(now)} now"
 
 
-def digest(
-  config: Config, without: Iterable[str] = (), *, held: Mapping[str, Any] | None = None
-) -> bytes:
-  """Returns 32 public bytes that identify a config: the name of its type and all its fields.
+def _typed(value: object) -> str:
+  return json.dumps(value, sort_keys=True)
+
+
+def _short(value: object) -> str:
+  """Returns a value as text of at most 60 characters."""
+  text = "nothing" if value is NO_VALUE else repr(value)
+  return text if len(text) <= 60 else f"{text[:57]}..."
+
+
+def digest(config: Config, without: Iterable[str] = ()) -> str:
+  """Returns a public SHA-256 that identifies a config: the name of its type and all its fields.
 
   Fields that do not change a run's identity are left out: those that `where` of its type names,
-  such as devices, those in `without`, and `PLACES`. `held` are the config's fields as a run wrote
-  them, if they are not those of now.
+  such as devices, those in `without`, and `PLACES`.
 
   >>> from dpjax.experiments.kinds.central.config import TrainConfig
   >>> digest(TrainConfig(seed=1)) == digest(TrainConfig()), len(digest(TrainConfig()))
-  (False, 32)
+  (False, 64)
   """
   apart = {*getattr(config, "where", ()), *without, *PLACES}
-  held = fields.to_dict(config) if held is None else held
-  text = json.dumps([type(config).__name__, canonical(_without(held, apart))])
-  return hashlib.sha256(f"dpjax config {text}".encode()).digest()
+  return writers.digest([type(config).__name__, _without(fields.to_dict(config), apart)])
 
 
 def _without(held: Mapping[str, Any], names: Collection[str]) -> dict[str, Any]:

@@ -35,7 +35,8 @@ if TYPE_CHECKING:
 
 Scores = dict[str, float]
 Result = dict[str, Any]
-# Key in result.json of the name of the run's steps, which is an axis label in the report.
+# Key in result.json of the name of the run's steps, an axis label in the report. A run without this
+# key has no report.
 STEPS_ARE = "steps_are"
 _DIGEST_BYTES = 32
 # Keys of result.json whose values a job of one phase must state before its first step.
@@ -119,8 +120,6 @@ class Outcome(NamedTuple):
   result: Callable[[pathlib.Path], Result]
   # Function that writes other files, before result.json.
   write: Callable[[pathlib.Path], None] = lambda folder: None
-  # Function that writes files that are made from result.json.
-  finish: Callable[[pathlib.Path], None] = lambda folder: None
   saved_as: str = owner.PARAMS  # name of the file of `params` in the folder
 
 
@@ -182,7 +181,7 @@ class Experiment(Generic[C]):
 
   def same(self) -> dict[str, str]:
     """Returns values that must be equal in all processes of a run; see `parallel.runtime.start`."""
-    return {"config": config_names.digest(self.config).hex()}
+    return {"config": config_names.digest(self.config)}
 
   def plan(self, workdir: str, target: Machine | None = None) -> str:
     """Returns the plan of the run as text, for a launcher's --dry_run.
@@ -307,19 +306,8 @@ def single(phase: Phase) -> Story:
         trade_off_files.write_curve(pairs, folder / trade_off_files.CURVE)
     phase.write(folder, trained.state)
 
-  def finish(folder: pathlib.Path) -> None:
-    if phase.evaluate is not None:
-      # Imported here: only the end of a run needs the plotting library.
-      from dpjax.experiments.run import report
-
-      report.train_report(folder, steps=phase.steps_are)
-
-  return Outcome(
-    phase.released(trained.state),
-    functools.partial(_result, trained, planned),
-    write=write,
-    finish=finish,
-  )
+  result = functools.partial(_result, trained, planned)
+  return Outcome(phase.released(trained.state), result, write)
 
 
 def _result(trained: Trained, planned: Result, folder: pathlib.Path) -> Result:

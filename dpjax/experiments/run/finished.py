@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import pathlib
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
+from dpjax.experiments.config import fields
 from dpjax.experiments.run import workdir, writers
 from dpjax.experiments.run.kind import KINDS
+from dpjax.types import Config
 from dpjax.validate import UserError
 
 # Errors raised by values that no run writes, in a file whose digest fits.
@@ -22,9 +25,29 @@ STRANGE = (
 )
 
 
-# In the folder of a private selection: the folder of its trials, and the secret list of them.
-TRIALS = "trials"
-TRIALS_FILE = "trials.json"
+def config_of(path: pathlib.Path, field: str = "runs") -> Config:
+  """Returns the config of the run in a folder, of whatever kind it is, from its config.json.
+
+  Args:
+    field: argument that names the folder, for errors.
+
+  Raises:
+    UserError: the folder has no config of a run, or that of another version of dpjax.
+  """
+  file = path / workdir.CONFIG
+  held: Any = writers.read_json(file) if file.exists() else None
+  if not isinstance(held, dict):
+    raise odd(path, f"has no {workdir.CONFIG} of a run", field)
+  # A run of an earlier version may lack a field. Kinds are imported until one has all names.
+  names_of = lambda kind: {each.name for each in dataclasses.fields(kind.config_class)}
+  kind = next((kind for kind in KINDS.values() if held.keys() <= names_of(kind)), None)
+  if kind is None:
+    raise odd(path, f"its {workdir.CONFIG} is of no kind of run of this dpjax", field)
+  try:
+    return fields.from_dict(kind.config_class, held)
+  except UserError as error:
+    reason = f"was written by another version of dpjax: {error!s:.100}"
+    raise odd(path, reason, field) from error
 
 
 class Finished(NamedTuple):
@@ -58,18 +81,6 @@ def as_runs_write(path: pathlib.Path, field: str = "runs") -> Iterator[None]:
     raise odd(path, reason, field) from error
 
 
-def check_no_trial(path: pathlib.Path, field: str = "runs") -> None:
-  """Raises UserError for a trial of a private selection.
-
-  Its own result leaves out what the choice cost, and its name says how many trials there were.
-  """
-  folder = path.resolve().parent
-  # A user's own folder may have the same name.
-  if folder.name == TRIALS and (folder.parent / TRIALS_FILE).exists():
-    reason = "is a trial of a private selection; its cost is in best/selection.json"
-    raise odd(path, reason, field)
-
-
 def read(path: pathlib.Path, field: str = "runs") -> Finished:
   """Returns the finished run in a folder.
 
@@ -78,10 +89,8 @@ def read(path: pathlib.Path, field: str = "runs") -> Finished:
 
   Raises:
     UserError: the folder holds no finished run, or its result is not that of its config, as after
-      an edit. The digest is no signature; see `workdir.finished`. Or it is a trial of a private
-      selection.
+      an edit. The digest is no signature; see `workdir.finished`.
   """
-  check_no_trial(path, field)
   for name in (writers.RESULT, workdir.CONFIG):
     if not (path / name).exists():
       raise odd(path, f"has no {name}: it holds no finished run", field)
@@ -89,11 +98,9 @@ def read(path: pathlib.Path, field: str = "runs") -> Finished:
   config = writers.read_json(path / workdir.CONFIG)
   if not isinstance(result, dict) or not isinstance(config, dict):
     raise odd(path, "is no folder of a run", field)
-  # For each kind of run, the config fields that its seal leaves out.
-  kinds = {getattr(kind.config_class, "where", ()) for kind in KINDS.values()}
   with as_runs_write(path, field):
-    seals = {workdir.sealed(config, where, result) for where in kinds}
-  if result.get(workdir.SEAL) not in seals:
+    seal = workdir.sealed(config, result)
+  if result.get(workdir.SEAL) != seal:
     reason = f"its {writers.RESULT} is not the result of its {workdir.CONFIG}"
     raise odd(path, reason, field)
   return Finished(path, config, result)

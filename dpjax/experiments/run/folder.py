@@ -14,7 +14,7 @@ from typing import Any
 import jax
 
 from dpjax import trees
-from dpjax.experiments.run import checkpoint, config_names, provenance, run_keys, writers
+from dpjax.experiments.run import checkpoint, provenance, run_keys, writers
 from dpjax.experiments.run import workdir as owner
 from dpjax.experiments.run.experiment import STEPS_ARE, Experiment, Outcome, Result
 from dpjax.experiments.run.run_keys import RunKeys
@@ -79,7 +79,7 @@ class Folder:
         return None
       seed = config.seed
       random = experiment.new_keys() if held is None else run_keys.from_meta(seed, held)
-      named = config_names.digest(config, held=owner.written(self.path, config))
+      named = writers.digest(owner.written(self.path, config))
       run_id = run_keys.run_id(named, data, random)
       run_keys.check_run(held, run_id, workdir=self.path)
       return run_keys.to_meta(data, random, weights=weights, run=run_id)
@@ -95,15 +95,20 @@ class Folder:
     return random
 
   def finished(self) -> Result:
-    """Returns the result of a finished run, whose report is drawn again if it is gone."""
+    """Returns the result of a finished run, after what is made from it: a report if there is none,
+    and what the experiment makes. A run may have been killed between its result and these."""
     assert self.result is not None
     steps = self.result.get(STEPS_ARE)
-    if isinstance(steps, str) and is_first():
-      # Imported here: only the end of a run needs the plotting library.
-      from dpjax.experiments.run import report
 
-      report.draw_again(self.path, steps)
-    on_first(self.experiment.ended, self.path)
+    def make_rest() -> None:
+      if isinstance(steps, str):
+        # Imported here: only the end of a run needs the plotting library.
+        from dpjax.experiments.run import report
+
+        report.draw_missing(self.path, steps)
+      self.experiment.ended(self.path)
+
+    on_first(make_rest)
     return self.result
 
   @contextlib.contextmanager
@@ -150,7 +155,8 @@ class Folder:
     on_first(owner.remember, self.path, {**old, STARTS: starts}, old)
 
   def finish(self, outcome: Outcome) -> Result:
-    """Writes parameters, other files and result.json. Returns the content of result.json."""
+    """Writes parameters, other files, result.json and what is made from it. Returns the content of
+    result.json."""
 
     def written() -> Result:
       experiment = self.experiment
@@ -170,9 +176,7 @@ class Folder:
       owner.save_params(self.path / outcome.saved_as, outcome.params)
       outcome.write(self.path)
       result[owner.FILES] = owner.digests(self.path)
-      result = owner.write_result(self.path, experiment.config, result)
-      outcome.finish(self.path)
-      experiment.ended(self.path)
-      return result
+      return owner.write_result(self.path, experiment.config, result)
 
-    return on_first(written)
+    self.result = on_first(written)
+    return self.finished()

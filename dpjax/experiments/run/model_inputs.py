@@ -18,7 +18,6 @@ from dpjax import data, names, validate
 from dpjax.data import target_kinds
 from dpjax.experiments.run import writers
 from dpjax.validate import UserError
-from dpjax.zoo.datasets import registry
 
 NAME = "inputs.json"
 _DTYPES = ("float32", "int32")
@@ -95,10 +94,15 @@ def of(
   """
   if shape is None:
     return None
-  declared = _declaration(config)
-  path = names.is_path(config.name) or config.name.endswith((".npz", "/"))
-  scaled = len(shape) == 3 and (not path or config.center or declared is not None)
-  is_table = registry.is_table(config.name)
+  # Arrays of a user's own may hold any numbers; images of a folder have declared classes.
+  own = names.is_path(config.name) or config.name.endswith((".npz", "/"))
+  scaled = len(shape) == 3 and (not own or config.center or bool(dataset.classes))
+  table = dataset.declaration
+  labels: tuple[str, ...] = dataset.classes
+  if isinstance(dataset.target, data.Labels):
+    labels = dataset.target.names
+  elif dataset.target is None and table is None:
+    labels = labels or tuple(map(str, range(dataset.num_classes)))
   return ModelInputs(
     shape=tuple(map(int, shape)),
     # Features of texts are floats, but a server gets tokens.
@@ -106,47 +110,10 @@ def of(
     num_classes=dataset.num_classes,
     vocab_size=dataset.vocab_size,
     target=dataset.target,
-    labels=_labels(dataset, declared, is_table),
-    unit_range=unit_range or scaled or (is_table and dataset.vocab_size is None),
-    declaration=declared if is_table else None,
+    labels=labels,
+    unit_range=unit_range or scaled or (table is not None and dataset.vocab_size is None),
+    declaration=None if table is None else table.content,
   )
-
-
-def _declaration(config: Any) -> Mapping[str, Any] | None:
-  """Returns the declaration of a table or a folder of images; None for other data."""
-  name = config.name
-  path = registry.user_path(name, config.data_dir)
-  held = registry.declared_at(config.declaration, config.data_dir)
-  if registry.is_table(name):
-    from dpjax.data import tables
-
-    return tables.declared_content(path, held)
-  if name.endswith("/"):
-    from dpjax.data import image_folders, tables
-
-    if image_folders.is_image_folder(path, held):
-      source = path / image_folders.DECLARATION if held is None else held
-      return tables.declared_content(path, source)
-  return None
-
-
-def _labels(
-  dataset: data.Dataset, declared: Mapping[str, Any] | None, is_table: bool
-) -> tuple[str, ...]:
-  if isinstance(dataset.target, data.Labels):
-    return dataset.target.names
-  if dataset.target is not None:
-    return ()
-  if declared is not None and is_table:
-    from dpjax.data import table_declaration
-
-    kind = table_declaration.parse(declared).target_kind
-    return tuple(kind.values) if isinstance(kind, table_declaration.Category) else ()
-  if declared is not None:
-    from dpjax.data import image_folders
-
-    return image_folders.parse(declared).classes
-  return tuple(map(str, range(dataset.num_classes)))
 
 
 def write(folder: pathlib.Path, facts: ModelInputs | None) -> None:

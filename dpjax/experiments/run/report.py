@@ -125,9 +125,8 @@ def figure(
   return panels.of_run(rows, its_recipe, look)
 
 
-def draw_again(workdir: pathlib.Path, steps: str) -> None:
-  """Writes the report again if the picture or the table is missing or empty. A run may have been
-  killed between its result and its report."""
+def draw_missing(workdir: pathlib.Path, steps: str) -> None:
+  """Writes the report if the picture or the table is missing or empty."""
   whole = all(
     (workdir / name).is_file() and (workdir / name).stat().st_size
     for name in writers.REPORT

@@ -124,11 +124,11 @@ def joined(*digests: bytes) -> bytes:
   return digests[0] if len(digests) == 1 else hashlib.sha256(b"".join(digests)).digest()
 
 
-def run_id(config: bytes, data: bytes, random: RunKeys) -> str:
+def run_id(config: str, data: bytes, random: RunKeys) -> str:
   """Returns a name for one run, from everything that determines the run. It is as secret as the
   data."""
   # The key distinguishes two runs of one config on one data set.
-  text = b"dpjax run" + config + data + _data(random.noise)
+  text = b"dpjax run" + config.encode() + data + _data(random.noise)
   return hashlib.sha256(text).hexdigest()
 
 

@@ -186,7 +186,7 @@ def pretrained_on(path: str | None, data_name: str, train: data.Dataset) -> list
   known += map(str, result.get(PRETRAINED_ON) or [])
   if unbound or not dataset:
     known.insert(0, _UNNAMED)
-  seen = _bare(data_name) in map(_bare, known)
+  seen = bare(data_name) in map(bare, known)
   # The data are compared by digest as well as by name: the same records may have another name.
   remembered = workdir.remembered(pathlib.Path(file).parent) or {}
   if seen or run_keys.data_of(remembered) == data.digest(train):
@@ -199,10 +199,10 @@ def pretrained_on(path: str | None, data_name: str, train: data.Dataset) -> list
   return known
 
 
-def _bare(name: str) -> str:
+def bare(name: str) -> str:
   """Returns the name of a data set without its version, or the real path of its file.
 
-  >>> _bare("mnist:3.0.1"), _bare("./a/../own.npz") == _bare("own.npz")
+  >>> bare("mnist:3.0.1"), bare("./a/../own.npz") == bare("own.npz")
   ('mnist', True)
   """
   if name.endswith(".npz") or takes_declaration(name):

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import json
 import pathlib
 import shutil
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -34,28 +33,6 @@ _SELF = "sha256"
 _UNBOUND = (CONFIG, writers.RESULT, writers.LOCK, *writers.REPORT)
 
 
-def _differences(old: object, new: object, path: tuple[str, ...] = ()) -> Iterator[str]:
-  if isinstance(old, dict) and isinstance(new, dict):
-    for name in sorted({*old, *new}):
-      yield from _differences(old.get(name), new.get(name), (*path, name))
-    return
-  there, now = (config_names.canonical(value, "options" in path) for value in (old, new))
-  if there != now:
-    yield f"{'.'.join(('config', *path))[:80]}: {_short(old)} there, {_short(new)} now"
-
-
-def _short(value: object) -> str:
-  """Returns a value as text of at most 60 characters."""
-  text = repr(value)
-  return text if len(text) <= 60 else f"{text[:57]}..."
-
-
-def _where(config: Config) -> tuple[str, ...]:
-  """Returns the names of fields that do not change a run's identity, such as its devices: a run may
-  continue on another machine."""
-  return getattr(config, "where", ())
-
-
 def _from_here(there: Any, config: Config) -> list[str]:
   """Returns how the content of a config.json differs from `config`, in what makes another run.
 
@@ -67,8 +44,9 @@ def _from_here(there: Any, config: Config) -> list[str]:
   # What no version reads is compared as it is.
   with contextlib.suppress(UserError):
     there = writers.plain(fields.to_dict(fields.from_dict(type(config), there)))
-  elsewhere = tuple(f"config.{name}:" for name in _where(config))
-  found = _differences(there, here)
+  # Fields such as devices do not change a run's identity: it may continue on another machine.
+  elsewhere = tuple(f"config.{name}:" for name in getattr(config, "where", ()))
+  found = config_names.differences(there, here)
   return [text for text in found if not text.startswith(elsewhere)]
 
 
@@ -132,8 +110,11 @@ def released_if_refused(workdir: pathlib.Path, *, fresh: bool) -> Iterator[None]
   """
   try:
     yield
-  except UserError:
-    if fresh and not checkpoint.newest(workdir) and not writers.read_metrics(workdir):
+  except Exception as error:
+    is_refused = isinstance(error, UserError) or writers.refusal(error) is not None
+    if not (fresh and is_refused):
+      raise
+    if not checkpoint.newest(workdir) and not writers.read_metrics(workdir):
       shutil.rmtree(workdir / writers.EVENTS, ignore_errors=True)
       checkpoint.clear(workdir)
       for name in (writers.METRICS, writers.LOCK, CONFIG):
@@ -154,7 +135,7 @@ def remembered(workdir: pathlib.Path) -> dict[str, Any] | None:
     held = writers.read_json(path)
     if isinstance(held, dict):
       digest = held.pop(_SELF, None)
-      if digest == checkpoint.meta_digest(held):
+      if digest == writers.digest(held):
         return held
     raise UserError(
       "is not what the run wrote there; bring that back, or choose another "
@@ -186,30 +167,25 @@ def remember(
   if meta != before:
     path = workdir / _MEMORY
     writers.secret_folder(path.parent)
-    held = {**meta, _SELF: checkpoint.meta_digest(meta)}
+    held = {**meta, _SELF: writers.digest(meta)}
     writers.write_json(path, held, secret=True)
 
 
 # --- result
 
 
-def sealed(
-  config: Mapping[str, Any], where: Iterable[str], result: Mapping[str, Any]
-) -> str:
-  """Returns a public digest of a config without its fields `where`, and of a result without its
-  own digest."""
-  unsealed = dict(result)
-  unsealed.pop(SEAL, None)
-  held = {name: value for name, value in config.items() if name not in where}
-  content = config_names.canonical(writers.plain([held, unsealed]))
-  return hashlib.sha256(f"dpjax result {json.dumps(content)}".encode()).hexdigest()
+def sealed(config: Mapping[str, Any], result: Mapping[str, Any]) -> str:
+  """Returns a public digest of the content of config.json, which a run writes once, and of a result
+  without its own digest."""
+  unsealed = {name: value for name, value in result.items() if name != SEAL}
+  return writers.digest([config, unsealed])
 
 
 def write_result(
   workdir: pathlib.Path, config: Config, result: Mapping[str, Any]
 ) -> dict[str, Any]:
   """Writes result.json, bound to its run (see `finished`); returns its content."""
-  seal = sealed(written(workdir, config), _where(config), result)
+  seal = sealed(written(workdir, config), result)
   # The digest is stored first, since `finished` would refuse a result without a stored digest.
   if (workdir / _MEMORY).exists():
     held = remembered(workdir) or {}
@@ -238,7 +214,7 @@ def finished(workdir: pathlib.Path, config: Config) -> dict[str, Any] | None:
   seals |= (
     {(remembered(workdir) or {}).get(SEAL)} if (workdir / _MEMORY).exists() else set()
   )
-  if None in seals or seals != {sealed(written(workdir, config), _where(config), result)}:
+  if None in seals or seals != {sealed(written(workdir, config), result)}:
     raise UserError(
       f"its {path.name} is not the result of this run; take it away, or choose "
       "another directory, nothing was changed",

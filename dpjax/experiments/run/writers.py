@@ -21,7 +21,6 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
-from contextvars import ContextVar
 from typing import Any
 
 from tqdm import tqdm
@@ -61,7 +60,6 @@ _FULL = (errno.ENOSPC, errno.EDQUOT)
 _NOTHING = "nothing was saved"
 # Seconds between two progress lines where stderr is no terminal.
 _LINE_SECONDS = 5.0
-_SILENT = ContextVar("silent", default=False)
 
 
 class Unwritable(UserError, OSError):
@@ -123,35 +121,6 @@ def refusal(error: BaseException | None) -> int | None:
       if words in str(error):
         return known
   return refusal(error.__cause__ or error.__context__)
-
-
-@contextmanager
-def reported_in_one_line(field: str, path: pathlib.Path) -> Iterator[None]:
-  """Turns an error of the block into one line if the file system refused a write.
-
-  For a refused write, libraries raise errors of many types, often with many lines.
-
-  Args:
-    field, path: what is written, and where.
-
-  Raises:
-    Unwritable: the file system refuses the write; its errno is the reason.
-  """
-  try:
-    yield
-  except Unwritable:
-    raise
-  except Exception as error:
-    code = refusal(error)
-    if code is None:
-      raise
-    refused = Unwritable(
-      f"cannot be written ({os.strerror(code)})",
-      field=field,
-      value=Verbatim(str(path)[-190:]),
-    )
-    refused.errno = code
-    raise refused from None
 
 
 @contextmanager
@@ -279,6 +248,15 @@ def number(value: float | str | None) -> float:
   (nan, inf, 0.5)
   """
   return math.nan if value is None else float(value)
+
+
+def digest(data: object) -> str:
+  """Returns the SHA-256 of JSON data, which does not depend on the order of keys.
+
+  It is that of the data that `read_json` reads where `write_json` has written these.
+  """
+  text = json.dumps(plain(data), sort_keys=True)
+  return hashlib.sha256(text.encode()).hexdigest()
 
 
 def write_json(path: str | os.PathLike, data: object, *, secret: bool = False) -> None:
@@ -537,17 +515,6 @@ def say(line: str) -> None:
   sys.stdout.flush()
 
 
-@contextmanager
-def silent() -> Iterator[None]:
-  """Suppresses progress reports in the block. Reports of several runs at once would overwrite each
-  other."""
-  before = _SILENT.set(True)
-  try:
-    yield
-  finally:
-    _SILENT.reset(before)
-
-
 def begins(what: str) -> None:
   """Prints the name of a part of a long command as it begins, on a terminal alone."""
   if _on_terminal():
@@ -557,12 +524,12 @@ def begins(what: str) -> None:
 
 def _on_terminal() -> bool:
   # If the process has no stderr (`2>&-`), `sys.stderr` is None.
-  return not _SILENT.get() and sys.stderr is not None and sys.stderr.isatty()
+  return sys.stderr is not None and sys.stderr.isatty()
 
 
 class Progress(AbstractContextManager):
   """Counts to a total and shows it on stderr, as a context manager: a bar on a terminal, a line
-  every five seconds elsewhere. In a block of `silent`, it shows nothing.
+  every five seconds elsewhere.
 
   Args:
     total, initial: the last count, and the first one.
@@ -585,7 +552,7 @@ class Progress(AbstractContextManager):
     self._bar: Any = None
     if is_bar:
       self._bar = tqdm(total=total, initial=initial, desc=desc, dynamic_ncols=True)
-    self._speaks = shown and lines and not _SILENT.get() and sys.stderr is not None
+    self._speaks = shown and lines and sys.stderr is not None
     self._total = total
     self._count = initial
     self._desc = desc

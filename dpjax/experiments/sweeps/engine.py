@@ -29,12 +29,9 @@ from dpjax.validate import UserError
 
 if TYPE_CHECKING:
   from dpjax.experiments.run.table import Table
+  from dpjax.experiments.sweeps.sweep import Runs
 
 Row = dict[str, Any]
-LoadFn = Callable[[Any], Any]  # (config) -> what all runs on the same data and model share
-# Function (point, folder of the point, result of `load`) -> content of result.json. It resumes an
-# interrupted run.
-TrainFn = Callable[["Point", pathlib.Path, Any], Row]
 FILE = "sweep.json"
 # Kinds of run whose data follow from their sections data, model, partition and normalization.
 _SHARING = ("train", "federate", "relevance")
@@ -100,35 +97,14 @@ def part(points: list[Point], only: str | None, workdir: pathlib.Path) -> list[P
   return [point for point in points if point.name in wanted or there(point)]
 
 
-def _trained(point: Point, at: pathlib.Path, data: Any) -> Row:
-  return loop.train(point.config, at, data=data)
-
-
-def run(
-  points: list[Point],
-  table: Table,
-  workdir: pathlib.Path,
-  *,
-  settings: Any = None,
-  title: str = "",
-  only: str | None = None,
-  alone: bool = False,
-  train: TrainFn = _trained,
-  load: LoadFn = loop.load,
-) -> list[Row]:
+def run(runs: Runs, workdir: pathlib.Path, only: str | None = None) -> list[Row]:
   """Carries out the runs of a sweep that have no result yet, but for those at which another process
   works. Writes sweep.json, and the files of `table` after each run.
 
   Args:
-    points: runs, in the order of the table.
-    table: what the runs write together.
-    settings: config of the whole sweep, for sweep.json; None: there is none.
-    title: title of what is written.
+    runs: the runs, and what they write together. The error of one that is `alone` is raised, as
+      that of any single run.
     only: pattern of the points that are run now (`part`).
-    alone: whether there is one run, and no table: its error is then raised, as that of any single
-      run.
-    train: function that carries out a run.
-    load: function that loads what runs on the same data share. It is called once for all of them.
 
   Returns:
     One row for each point that this call ran or found finished: name, status ("done" or "failed"),
@@ -154,17 +130,18 @@ def run(
       field="workdir",
       value=workdir,
     )
-  now = grouped(_ready(part(points, only, workdir), table))
+  table = runs.table
+  now = grouped(_ready(part(runs.points, only, workdir), table))
   for point in now:
     # A run of another config is refused before the first run, and before sweep.json is written.
     owner.known(folder(workdir, point.name), point.config)
   fresh = not workdir.exists()
   workdir.mkdir(parents=True, exist_ok=True)
-  files = _Files(points, table, workdir, settings, title)
+  files = _Files(runs, workdir)
   rows: dict[str, Row] = {}
   saved = lambda: f"{len(rows)} of {len(now)} runs have ended"
   with writers.space_on_disk(workdir, saved), _removed_if_refused(workdir, fresh=fresh):
-    work = _Work(table, workdir, train, load, alone)
+    work = _Work(runs, workdir)
     ran_any = False
     for point, row, ran in _outcomes(now, work):
       rows[point.name] = row
@@ -187,7 +164,7 @@ def run(
       f"{', '.join(busy[:3])}{', ...' if len(busy) > 3 else ''}"
     )
   print(writers.read_json(workdir / FILE)["statement"], flush=True)
-  return [rows[point.name] for point in points if point.name in rows]
+  return [rows[point.name] for point in runs.points if point.name in rows]
 
 
 def _ready(points: list[Point], table: Table) -> list[Point]:
@@ -236,14 +213,11 @@ class _Work:
   """Runs a point, and returns (its row, whether this call ran it); None if another process is at
   it. Keeps the data of the last point."""
 
-  def __init__(
-    self, table: Table, workdir: pathlib.Path, train: TrainFn, load: LoadFn, alone: bool
-  ):
-    self._table = table
+  def __init__(self, runs: Runs, workdir: pathlib.Path):
+    self._table = runs.table
     self._workdir = workdir
-    self._train = train
-    self._load = LastData(load)
-    self._alone = alone
+    self._load = LastData(loop.load)
+    self._alone = runs.alone
     self._checked = False
     # Error of the last run that has finished, but whose result cannot be drawn.
     self.undrawn: UserError | None = None
@@ -298,11 +272,7 @@ class _Work:
           error.must, field=error.field, value=error.value, hint=error.hint
         ) from error
       self._checked = True
-    result = self._train(point, at, data)
-    # Some `train` functions leave writing the result to the engine.
-    if not (at / writers.RESULT).exists():
-      owner.claim(at, point.config)
-      owner.write_result(at, point.config, result)
+    loop.train(point.config, at, data=data)
     # The result is read back, so that it is as a later start reads it: with lists for tuples, and
     # text for infinity.
     return writers.read_json(at / writers.RESULT)
@@ -357,19 +327,11 @@ def _is_open(row: Row | None) -> bool:
 class _Files:
   """Writes the files about all runs, which several processes may write."""
 
-  def __init__(
-    self,
-    points: list[Point],
-    table: Table,
-    workdir: pathlib.Path,
-    settings: Any,
-    title: str,
-  ):
-    self._points = points
-    self._table = table
+  def __init__(self, runs: Runs, workdir: pathlib.Path):
+    self._runs = runs
+    self._points = runs.points
+    self._table = runs.table
     self._workdir = workdir
-    self._settings = settings
-    self._title = title
 
   def write(self, rows: dict[str, Row]) -> None:
     """Writes sweep.json and the files of the table, with what other calls have finished or found to
@@ -424,10 +386,10 @@ class _Files:
     names = {point.name for point in self._points}
     results = folder(self._workdir, "").glob(f"*/{writers.RESULT}")
     others = sum(path.parent.name not in names for path in results)
-    settings = {} if self._settings is None else fields.to_dict(self._settings)
+    settings = self._runs.config
     data = {
-      "title": self._title,
-      "config": settings,
+      "title": self._runs.title,
+      "config": {} if settings is None else fields.to_dict(settings),
       "points": len(self._points),
       "statement": unreleased or cost.statement(rows, others),
       "all_runs_together": None if unreleased else cost.charge(rows),
@@ -438,7 +400,7 @@ class _Files:
     writers.write_json(self._workdir / FILE, data)
     finished_rows = [row for row in rows if row["status"] == "done"]
     last = len(rows) == len(self._points)
-    self._table.write(self._workdir, finished_rows, title=self._title, last=last)
+    self._table.write(self._workdir, finished_rows, title=self._runs.title, last=last)
 
 
 def grouped(points: Iterable[Point]) -> list[Point]:
@@ -464,9 +426,10 @@ def _data_key(config: Any) -> str:
 
 
 class LastData:
-  """Wraps `load_fn`, and keeps the data of the last config for a config on the same data."""
+  """Wraps a function that loads what all runs on the same data and model share. It keeps what it
+  loaded for the last config."""
 
-  def __init__(self, load_fn: LoadFn):
+  def __init__(self, load_fn: Callable[[Any], Any]):
     self._load_fn = load_fn
     self._key = ""
     self._data = None

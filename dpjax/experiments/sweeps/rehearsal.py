@@ -13,8 +13,7 @@ from collections.abc import Callable, Iterator
 
 from dpjax.experiments.config import fields
 from dpjax.experiments.config.naming import naming
-from dpjax.experiments.kinds.central import build as central
-from dpjax.experiments.run import dry_run, guarantee, writers
+from dpjax.experiments.run import dry_run, guarantee, loop, writers
 from dpjax.experiments.run.dry_run import Planned
 from dpjax.experiments.run.kind import experiment_of
 from dpjax.experiments.sweeps import cost, engine, tuning
@@ -52,7 +51,7 @@ def report(runs: Runs, workdir: pathlib.Path | str, *, only: str | None = None) 
       raise UserError("goes with a sweep without selection", field="only", value=only)
     return _of_selection(runs, workdir, rehearse)
   folder = pathlib.Path(workdir)
-  return _of_points(runs.part(only, folder), folder, rehearse, state)
+  return _of_points(engine.part(runs.points, only, folder), folder, rehearse, state)
 
 
 def _of_points(
@@ -114,13 +113,13 @@ def _shown(all_points: list[Point]) -> Iterator[Point]:
 
 
 def _of_selection(runs: Runs, workdir: pathlib.Path | str, rehearse: Rehearse) -> str:
-  settings, charge = tuning.planned(runs, engine.LastData(central.load_data))
+  settings, chosen = tuning.planned(runs, engine.LastData(loop.load))
   seconds = math.fsum(rehearse(point).seconds for point in settings) / len(settings)
   mean = tuning.selection_of(runs).mean_trials
   minutes = mean * seconds / 60
   lines = {
     "settings": f"{len(settings)}, of which a random number of runs is drawn, {mean:g} on average",
-    "privacy": charge["statement"],
+    "privacy": chosen.line,
     "time": f"about {minutes:.2g} minutes on average (estimate, from a few steps on zeros)",
     "memory": dry_run.memory(),
     "workdir": str(workdir),

@@ -282,20 +282,13 @@ class Runs:
     if isinstance(self.table, curves.Curves) and sweep.selection is None:
       curves.check(sweep, self.points)
 
-  def part(self, only: str | None, workdir: str | pathlib.Path) -> list[Point]:
-    """Returns the points that a pattern names, and those that have finished."""
-    return engine.part(self.points, only, pathlib.Path(workdir))
-
   def run(self, workdir: str | pathlib.Path, only: str | None = None) -> list[Row]:
     """Carries out the runs that have no result yet. Returns a row for each run."""
     if isinstance(self.config, Sweep) and self.config.selection is not None:
       raise UserError(
         "its runs are chosen by tuning.run_selection", field="selection", value="best"
       )
-    return engine.run(
-      self.points, self.table, pathlib.Path(workdir), settings=self.config,
-      title=self.title, only=only, alone=self.alone,
-    )  # fmt: skip
+    return engine.run(self, pathlib.Path(workdir), only)
 
   def plan(
     self, workdir: str, target: Machine | None = None, only: str | None = None
@@ -310,14 +303,10 @@ class Runs:
 
     return rehearsal.report(self, workdir, only=only)
 
-  def report(self, workdir: str, rows: list[Row]) -> str:
+  def report(self, workdir: str) -> str:
     """Returns what a launcher prints at the end."""
     written = self.table.read(pathlib.Path(workdir))
     return f"{written}wrote {workdir}/{self.table.writes}, {engine.FILE}"
-
-  def alarm(self, rows: list[Row]) -> str:
-    """Returns one line about a promise that an attack has refuted; "" if there is none."""
-    return self.table.alarm(rows)
 
 
 def run(

@@ -17,64 +17,100 @@ wins. Learning rates may differ, but the noise may not.
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import math
 import os
 import pathlib
 import secrets
 import shutil
-from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
+from dp_accounting import NoOpDpEvent
 
 from dpjax import accounting, validate
 from dpjax.accounting import tuning as trials
 from dpjax.accounting import upper
-from dpjax.accounting.event_kinds.kind import event_to_json
 from dpjax.accounting.event_kinds.repeat_and_select import repeat_and_select_event
 from dpjax.accounting.ledger import BudgetExceeded
+from dpjax.accounting.text import paragraph
 from dpjax.experiments.config import common, fields
 from dpjax.experiments.config.naming import naming
 from dpjax.experiments.kinds.central import build
 from dpjax.experiments.kinds.central.config import TrainConfig
 from dpjax.experiments.run import finished, guarantee, loop, writers
+from dpjax.experiments.run import workdir as owner
+from dpjax.experiments.run.experiment import Story, single
+from dpjax.experiments.run.guarantee import Guarantee
+from dpjax.experiments.run.run_keys import RunKeys
 from dpjax.experiments.sweeps import curve
-from dpjax.experiments.sweeps.engine import LastData, LoadFn, Point, Row
+from dpjax.experiments.sweeps.engine import LastData, Point
 from dpjax.experiments.sweeps.sweep import Runs, Selection, Sweep
 from dpjax.plan import Plan
 from dpjax.validate import UserError
 
-# Folder of the files that may be released.
+# Folder of the best run, which may be released.
 BEST = "best"
-# Only this file of the best run is released. result.json and config.json stay secret, since they
-# hold the seed.
-_MODEL = "params.npz"
-# Function (config, data) -> (plan of the run, assumptions of its guarantee that cannot be checked).
-PlanFn = Callable[[TrainConfig, Any], tuple[Plan, tuple[str, ...]]]
+# Folder of the trials, and file that lists them until the choice is made. Both are secret.
+_TRIALS = "trials"
+_TRIALS_FILE = "trials.json"
 
 
-def run_selection(
-  runs: Runs,
-  workdir: str | os.PathLike,
-  train_fn: Callable[..., Row] = loop.train,
-  load_fn: LoadFn = loop.load,
-  plan_fn: PlanFn | None = None,
-) -> dict[str, Any]:
+class Chosen(NamedTuple):
+  """What a choice among runs costs.
+
+  Attributes:
+    guarantee: guarantee of the released run, with the choice.
+    epsilon_of_one_run: epsilon of one run without the choice, at the delta of its plan.
+    line: both epsilons in one line.
+  """
+
+  guarantee: Guarantee
+  epsilon_of_one_run: float
+  line: str
+
+  def of_run(self, alone: Guarantee) -> Guarantee:
+    """Returns the guarantee of the choice, as one of its runs states it.
+
+    Args:
+      alone: guarantee of the run without the choice. Its statement says what the run rests on, such
+        as its first parameters, and stands after that of the choice.
+    """
+    note = paragraph("Each run of the choice, by itself, without the cost of the choice:")
+    statement = self.guarantee.statement
+    return dataclasses.replace(
+      self.guarantee,
+      num_records=alone.num_records,
+      statement=lambda steps: f"{statement(steps)}\n\n{note}\n\n{alone.statement(steps)}",
+    )
+
+
+class Trial(build.Central):
+  """One run of a choice: whatever it says of privacy is the cost of the choice."""
+
+  def __init__(self, config: TrainConfig, chosen: Chosen):
+    super().__init__(config)
+    self.chosen = chosen
+
+  def train(self, data: Any, keys: RunKeys) -> Story:
+    run = build.assembled(self.config, data, keys)
+    run = run._replace(guarantee=self.chosen.of_run(run.guarantee))
+    return single(build.phase(self.config, run))
+
+
+def run_selection(runs: Runs, workdir: str | os.PathLike) -> dict[str, Any]:
   """Draws runs (trials), carries out the remaining ones, and writes the best to `workdir`/best.
 
   Args:
     runs: runs of a `Sweep` with a `selection`: the settings, one run each.
-    workdir: folder. `trials.json` and `trials/` in it are secret; `best/` may be released.
-    train_fn: function `train(config, workdir, *, data)`, which resumes an interrupted run and
-      returns the content of result.json.
-    load_fn: function that loads the data of a config.
-    plan_fn: function (config, data) -> (plan of the run, failed assumptions of its guarantee);
-      None: the plan and the assumptions of `build.assemble`.
+    workdir: folder. While runs are left, `trials.json` and `trials/` in it are secret. At the end
+      the runs are removed, and `best/` may be released.
 
   Returns:
-    Content of best/selection.json: the name of the winning setting, its score, and two epsilons.
-    `epsilon_of_one_run` is that of one run, and `epsilon` accounts for the choice, too.
+    Content of best/result.json: that of the winning run, whose guarantee accounts for the choice.
+    Its entry `selection` has the name of the winning setting, its score, and the epsilon of one
+    run.
 
   Raises:
     UserError: settings with different privacy events; a score that is not on test data; a run
@@ -83,42 +119,73 @@ def run_selection(
   """
   validate.folder(workdir=workdir)
   workdir = pathlib.Path(workdir)
-  load = LastData(load_fn)
-  y = runs.config.y
-  settings, cost = planned(runs, load, plan_fn)  # before anything runs
+  load = LastData(loop.load)
+  settings, chosen = planned(runs, load)  # before anything runs
   workdir.mkdir(parents=True, exist_ok=True)
-  writers.secret_folder(_folder(workdir, 0).parent)
   # The folder is locked, because two processes at once would draw two numbers of trials.
   with writers.alone_in(workdir):
     drawn = _trials(workdir, runs)
-    results = []
-    for index, (choice, seed) in enumerate(drawn):
-      # Each trial has its own seed, so that a setting that is drawn twice gets different noise.
-      trial = fields.replace(settings[choice].config, "seed", seed, name="seeds")
-      results.append(train_fn(trial, _folder(workdir, index), data=load(trial)))
-      # If the result has no number `y`, the error is raised now, not after all runs.
-      curve.numeric(results[-1], y)
-    sign = 1.0 if selection_of(runs).better == "max" else -1.0
-    scores = [sign * curve.numeric(result, y) for result in results]
-    # A diverged run does not end a selection, and wins only if all runs have diverged.
-    winner = int(np.argmax([s if math.isfinite(s) else -math.inf for s in scores]))
-    selected = {
-      "setting": settings[drawn[winner][0]].label,
-      "y": y,
-      "score": results[winner][y],
-      **cost,
-    }
-    (workdir / BEST).mkdir(exist_ok=True)
-    shutil.copyfile(_folder(workdir, winner) / _MODEL, workdir / BEST / _MODEL)
-    writers.write_json(workdir / BEST / "selection.json", selected)
-  print(selected["statement"], flush=True)
-  return selected
+    if drawn is not None:
+      writers.secret_folder(workdir / _TRIALS)
+      results = []
+      for index, (choice, seed) in enumerate(drawn):
+        # Each trial has its own seed, so that a setting that is drawn twice gets different noise.
+        trial = fields.replace(settings[choice].config, "seed", seed, name="seeds")
+        at = _folder(workdir, index)
+        results.append(loop.run(Trial(trial, chosen), at, data=load(trial)))
+        # If the result has no number `y`, the error is raised now, not after all runs.
+        curve.numeric(results[-1], runs.config.y)
+      winner = _best(results, runs)
+      choice, seed = drawn[winner]
+      _publish(
+        _folder(workdir, winner),
+        workdir / BEST,
+        fields.replace(settings[choice].config, "seed", seed, name="seeds"),
+        results[winner],
+        {
+          "setting": settings[choice].label,
+          "y": runs.config.y,
+          "score": results[winner][runs.config.y],
+          "epsilon_of_one_run": chosen.epsilon_of_one_run,
+        },
+      )
+      _forget_trials(workdir)
+    shutil.rmtree(workdir / _TRIALS, ignore_errors=True)
+    result = finished.read(workdir / BEST, "workdir").result
+  print(chosen.line, flush=True)
+  return result
 
 
-def planned(
-  runs: Runs, load: LoadFn, plan_fn: PlanFn | None = None
-) -> tuple[list[Point], dict[str, Any]]:
-  """Returns (the settings to choose among, the cost of the choice from `selection_cost`).
+def _best(results: list[dict[str, Any]], runs: Runs) -> int:
+  """Returns the number of the best trial; of several, the first."""
+  sign = 1.0 if selection_of(runs).better == "max" else -1.0
+  scores = [sign * curve.numeric(result, runs.config.y) for result in results]
+  # A diverged run does not end a selection, and wins only if all runs have diverged.
+  return int(np.argmax([s if math.isfinite(s) else -math.inf for s in scores]))
+
+
+def _publish(
+  trial: pathlib.Path,
+  best: pathlib.Path,
+  config: TrainConfig,
+  result: dict[str, Any],
+  chosen: dict[str, Any],
+) -> None:
+  """Makes `best` the folder of a finished run: that of the trial, without what holds secrets or
+  numbers of raw records. Its result is written last, so a kill leaves no half of it."""
+  owner.claim(best, config)
+  for name in result[owner.FILES]:
+    if name != writers.METRICS:
+      shutil.copyfile(trial / name, best / name)
+  shown = {
+    name: value for name, value in result.items() if not name.startswith("not_private/")
+  }
+  released = {**shown, "selection": chosen, owner.FILES: owner.digests(best)}
+  owner.write_result(best, config, released)
+
+
+def planned(runs: Runs, load: LastData) -> tuple[list[Point], Chosen]:
+  """Returns (the settings to choose among, the cost of the choice).
 
   Raises:
     UserError: the errors of `run_selection` that are known before any run.
@@ -126,22 +193,23 @@ def planned(
   """
   _check(runs)
   settings = runs.points
-  plan, assumptions = _common_plan(settings, load, plan_fn or _plan)
-  cost = selection_cost(plan, runs, assumptions)
+  plan, assumptions = _common_plan(settings, load)
+  chosen = selection_cost(plan, runs, assumptions)
   budgets = [getattr(point.config.privacy, "epsilon_budget", None) for point in settings]
   least = min((budget for budget in budgets if budget is not None), default=math.inf)
-  if cost["epsilon"] > least:
+  epsilon = chosen.guarantee.curve(1)
+  if epsilon > least:
     raise BudgetExceeded(
-      f"the choice among runs costs epsilon={upper(cost['epsilon'])}, one of them "
-      f"{upper(cost['epsilon_of_one_run'])}",
+      f"the choice among runs costs epsilon={upper(epsilon)}, one of them "
+      f"{upper(chosen.epsilon_of_one_run)}",
       field="privacy.epsilon_budget",
       value=least,
     )
-  return settings, cost
+  return settings, chosen
 
 
 def _folder(workdir: pathlib.Path, trial: int) -> pathlib.Path:
-  return workdir / finished.TRIALS / f"{trial:04d}"
+  return workdir / _TRIALS / f"{trial:04d}"
 
 
 def selection_of(runs: Runs) -> Selection:
@@ -151,8 +219,8 @@ def selection_of(runs: Runs) -> Selection:
   return runs.config.selection
 
 
-def selection_cost(plan: Plan, runs: Runs, assumptions: tuple[str, ...]) -> dict[str, Any]:
-  """Returns the epsilons of one run and of the selection, delta, and the privacy statement.
+def selection_cost(plan: Plan, runs: Runs, assumptions: tuple[str, ...]) -> Chosen:
+  """Returns what the choice costs.
 
   Args:
     plan: plan that all runs share.
@@ -181,7 +249,8 @@ def selection_cost(plan: Plan, runs: Runs, assumptions: tuple[str, ...]) -> dict
   # `exp` would overflow for larger numbers. With exp(700), any delta that is set aside already
   # exceeds 1, and is refused below.
   growth = math.exp(min(growth, 700.0))
-  delta = left + (plan.delta - left) * selection.mean_trials * growth
+  mean = trials.mean_of(selection.mean_trials, selection.shape)
+  delta = left + (plan.delta - left) * mean * growth
   if not (math.isfinite(epsilon) and delta < 1):
     raise UserError(
       f"must be less, or the noise more: the choice costs epsilon={upper(epsilon)}, "
@@ -198,22 +267,26 @@ def selection_cost(plan: Plan, runs: Runs, assumptions: tuple[str, ...]) -> dict
     delta_set_aside=delta - left,
     epsilon_kind="claimed" if assumptions else "proved",
   )
-  failed = {"failed_assumptions": list(assumptions)} if assumptions else {}
-  return {
-    "epsilon_of_one_run": one_run,
-    "epsilon": epsilon,
-    "delta": delta,
-    "epsilon_kind": "claimed" if failed else "proved",
-    **failed,
-    "neighboring_relation": plan.neighboring_relation,
-    "unit": plan.unit,
-    "event": event_to_json(event),
-    "statement": _statement(plan, one_run, epsilon, delta, assumptions),
-    "privacy_statement": words,
-  }
+  # A run releases nothing before the choice, so the first step of its ledger holds the whole cost.
+  chosen = Guarantee(
+    kind="claimed" if assumptions else "proved",
+    delta=delta,
+    relation=plan.neighboring_relation,
+    unit=plan.unit,
+    accountant="rdp",
+    step_event=lambda step: NoOpDpEvent() if step else event,
+    remaining_event=lambda start: NoOpDpEvent() if start else event,
+    curve=lambda steps: epsilon,
+    statement=lambda steps: words,
+    accounted_delta=left,
+    l2_bound=plan.l2_bound,
+    failed_assumptions=assumptions,
+  )
+  line = _line(plan, one_run, epsilon, delta, assumptions)
+  return Chosen(chosen, one_run, line)
 
 
-def _statement(
+def _line(
   plan: Plan, one_run: float, epsilon: float, delta: float, assumptions: tuple[str, ...]
 ) -> str:
   fails = guarantee.named(assumptions)
@@ -256,15 +329,14 @@ def _check(runs: Runs) -> None:
     )
 
 
-def _plan(config: TrainConfig, data: Any) -> tuple[Plan, tuple[str, ...]]:
+def plan_of(config: TrainConfig, data: Any) -> tuple[Plan, tuple[str, ...]]:
+  """Returns (plan of a run, assumptions of its guarantee that cannot be checked)."""
   with naming(config):
     run = build.assemble(config, data)
   return run.plan, run.guarantee.failed_assumptions
 
 
-def _common_plan(
-  settings: list[Point], load: LoadFn, plan_fn: PlanFn
-) -> tuple[Plan, tuple[str, ...]]:
+def _common_plan(settings: list[Point], load: LastData) -> tuple[Plan, tuple[str, ...]]:
   """Returns (the plan of the first setting, the assumptions of all settings). Raises UserError if
   the settings might have different costs, or if one has an audit, a writer or no guarantee."""
   for point in settings:
@@ -283,7 +355,7 @@ def _common_plan(
         field="writer",
         value=point.config.writer,
       )
-  plans_and_assumptions = [plan_fn(point.config, load(point.config)) for point in settings]
+  plans_and_assumptions = [plan_of(point.config, load(point.config)) for point in settings]
   plans, assumed = zip(*plans_and_assumptions)
   for point, plan in zip(settings, plans):
     if not plan.is_private:
@@ -313,14 +385,14 @@ def _facts(plan: Plan) -> tuple[Any, ...]:
   )
 
 
-def _trials(workdir: pathlib.Path, runs: Runs) -> list[tuple[int, int]]:
-  """Returns (number of the setting, seed) of each run. They are drawn once, from the operating
-  system's entropy, and stored.
+def _trials(workdir: pathlib.Path, runs: Runs) -> list[tuple[int, int]] | None:
+  """Returns (number of the setting, seed) of each run; None if the choice is made. They are drawn
+  once, from the operating system's entropy, and stored until then.
 
   The seeds are random, not consecutive, so that the winner's seed does not reveal how many runs
   there were.
   """
-  path = workdir / finished.TRIALS_FILE
+  path = workdir / _TRIALS_FILE
   held = {
     "sweep": fields.to_dict(runs.config),
     "settings": [[point.label, fields.to_dict(point.config)] for point in runs.points],
@@ -332,7 +404,8 @@ def _trials(workdir: pathlib.Path, runs: Runs) -> list[tuple[int, int]]:
       raise UserError(
         "holds the trials of another config; use a new workdir", field=str(path)
       )
-    return [(choice, seed) for choice, seed in saved["trials"]]
+    drawn = saved["trials"]
+    return None if drawn is None else [(choice, seed) for choice, seed in drawn]
   # The number of trials must be unknown, so no seed of a config may determine it.
   rng = np.random.default_rng(secrets.randbits(256))
   selection = selection_of(runs)
@@ -343,3 +416,10 @@ def _trials(workdir: pathlib.Path, runs: Runs) -> list[tuple[int, int]]:
     path, {"secret": True, "config": identity, "trials": drawn}, secret=True
   )
   return drawn
+
+
+def _forget_trials(workdir: pathlib.Path) -> None:
+  """Notes that the choice is made. Its list of trials, which says how many there were, is gone."""
+  path = workdir / _TRIALS_FILE
+  held = writers.read_json(path)
+  writers.write_json(path, {**held, "secret": False, "trials": None})

@@ -10,8 +10,7 @@ nothing at random, the result is that of the algorithm in one process, to roundi
 (local noise, rounding), it is another draw from the same distribution. In one program:
 
     client = federated.local_training(loss_fn, optax.sgd(0.1))
-    strategy = flower.rounds(algorithm, params, plan=plan, num_clients=20, rng=seed,
-                             noise_key=key)
+    strategy = flower.rounds(algorithm, params, plan=plan, num_clients=20, noise_key=key)
     run_simulation(flower.server_app(strategy, num_rounds=100),
                    flower.client_app(client, local_data, params, num_rounds=100,
                                      folder="/data/clients"), num_supernodes=20)
@@ -54,9 +53,14 @@ a client of your own sends, so the guarantee of a user holds. Noise against the 
 round is answered once, are the work of such a client itself.
 
 The sampler's seed stays on the server: anyone who knows it knows who takes part, and epsilon
-relies on that being secret. Everything random on a client is drawn from a key that the client's own
-operating system makes for each answer. The key is neither sent nor kept. So a server cannot
-subtract the noise of `client_noise`. A run cannot be repeated bit for bit if clients draw.
+relies on that being secret. With a guarantee it is drawn afresh, and so is the noise, also under a
+key of before: a server that starts again asks for rounds that clients have answered, gets nothing,
+and would release its first run's noise alone.
+
+Everything random on a client is drawn from a key that the client's own operating system makes for
+each answer. The key is neither sent nor kept. So a server cannot subtract the noise of
+`client_noise`. A run cannot be repeated bit for bit if clients draw.
+
 A client answers a round at most once, and at most `num_rounds` times in all, whatever the server
 asks. It notes the round in its own folder before it looks at its data. So with
 `client_noise(client, l2_clip_norm=C, noise_multiplier=z)` its answers to the server together
@@ -88,7 +92,7 @@ from dpjax.accounting import Ledger
 from dpjax.accounting.proved import ZERO
 from dpjax.federated.aggregation import Aggregator, central, weighted_mean
 from dpjax.federated.client import ClientAlgorithm, ClientInfo, Received
-from dpjax.federated.cohort import Cohort, LocalBatches, bucket, pad
+from dpjax.federated.cohort import Cohort, Drawn, LocalBatches, bucket, pad
 from dpjax.federated.execution.client_loop import loop_clients
 from dpjax.federated.execution.context import Context, MapClients, Mapped, Run
 from dpjax.federated.round import FederatedAlgorithm, RoundInfo, check_apart
@@ -255,11 +259,18 @@ class _Server:
     *,
     plan: Plan,
     num_clients: int,
-    rng: int,
+    rng: int | None = None,
     noise_key: Any = None,
   ):
     validate.integer_at_least(1, num_clients=num_clients)
-    validate.integer_at_least(0, rng=rng)
+    if plan.is_private and rng is not None:
+      raise UserError(
+        "must be None with a private plan: a server that starts again would draw the same noise, "
+        "for other sums, since clients answer a round once",
+        field="rng",
+        value=rng,
+      )
+    self._draws = batches.draws_of(rng, 0)
     if plan.is_private != (noise_key is not None):
       # The key is secret, so the message does not show it.
       shown = "None" if noise_key is None else "(given)"
@@ -281,7 +292,6 @@ class _Server:
     plan.check_capacity(num_clients)
     self.plan = plan
     self.num_clients = num_clients
-    self._rng = rng
     self._key_id = None if noise_key is None else key_id(noise_key)
     self._answers = _Answers()
     aggregator = weighted_mean() if noise_key is None else central(plan, noise_key)
@@ -308,7 +318,7 @@ class _Server:
         value=step + 1,
       )
     drawn = batches.draw_rows(
-      self.plan.sampler, self.num_clients, seed=self._rng, step=step
+      self.plan.sampler, self.num_clients, seed=self._draws.seed, step=step
     )
     return [int(client) for client in drawn]
 
@@ -335,7 +345,8 @@ class _Server:
       )
     ids = np.array(sorted(answers), np.int64)
     self._answers.answers = answers
-    cohort = Cohort(ids, np.zeros(len(ids), np.int64), ())
+    drawn = Drawn(self.plan, int(self.state.round), self._draws.run)
+    cohort = Cohort(ids, np.zeros(len(ids), np.int64), (), drawn=drawn)
     self.state, info = self._algorithm.round(self.state, cohort)
     # A client without a usable reply is not in the cohort.
     info = info._replace(left_out=info.left_out + np.int32(num_silent))
@@ -462,7 +473,8 @@ def rounds(make: Callable[..., Any], params: Params, **options: Any) -> Any:
       private plan draws each client apart from all others (`Sampler.proved_with_memory`).
     num_clients: number of clients, with `partition-id` 0 to num_clients - 1; they need
       not all be connected.
-    rng: integer seed of the sampler; 128 bits or more for a release.
+    rng: integer seed of the sampler, for a plan without privacy only. None takes 128 fresh bits of
+      the operating system, and the noise of this run alone (`cohort.cohorts`).
     noise_key: key of the noise, for a private plan only.
 
   Guarantee: the same as that of `fed_avg` with `central(plan, noise_key)`. It holds against the

@@ -110,9 +110,8 @@ def options(name: str) -> tuple[str, ...]:
   )
 
 
-def check_options(name: str, model_options: dict[str, Any], prefix: str = "") -> None:
-  """Raises UserError for an option that the model does not have. The message puts `prefix`, such as
-  "model.options.", before the option.
+def check_options(name: str, model_options: dict[str, Any]) -> None:
+  """Raises UserError for an option that the model does not have.
 
   >>> check_options("linear", {"depth": 3})
   Traceback (most recent call last):
@@ -126,14 +125,9 @@ def check_options(name: str, model_options: dict[str, Any], prefix: str = "") ->
   for option, value in model_options.items():
     if option not in known:
       hint = ", ".join(known) + validate.did_you_mean(option, known)
-      if not known:
-        # The config may still hold the options of an earlier model.
-        hint = (
-          f"it has none; give --config.{prefix[:-1]}='{{}}'" if prefix else "it has none"
-        )
-      raise UserError(
-        f"not an option of model {name!r}: {hint}", field=f"{prefix}{option}", value=value
-      )
+      # A config may still hold the options of an earlier model.
+      hint = hint or "it has none, so options must be {}"
+      raise UserError(f"not an option of model {name!r}: {hint}", field=option, value=value)
 
 
 def build(name: str, *, num_classes: int, **model_options: Any) -> Any:

@@ -127,6 +127,17 @@ def test_the_stopping_probability_gives_the_mean_on_the_safe_side(mean, shape):
   gamma = tuning.stopping_prob(mean, shape)
   assert tuning._mean(gamma, shape) == pytest.approx(mean, rel=1e-6)
   assert tuning._mean(gamma, shape) >= mean * (1 - 1e-12)
+  assert tuning.mean_of(mean, shape) >= max(mean, tuning._mean(gamma, shape))
+
+
+@pytest.mark.parametrize("mean", [2.0, 50.0])
+def test_the_mean_that_is_accounted_is_that_of_the_draws(mean):
+  """Near Poisson's law, a stopping probability that is barely rounded moves the mean."""
+  shape = 1e6
+  gamma = tuning.stopping_prob(mean, shape)
+  exact = stats.nbinom.mean(shape, gamma) / -math.expm1(shape * math.log(gamma))
+  assert tuning.mean_of(mean, shape) == pytest.approx(exact, rel=1e-9)
+  assert exact > mean * (1 + 1e-5)
 
 
 def test_selection_composes_and_takes_every_sampler_that_rdp_knows():

@@ -18,6 +18,7 @@ from dpjax.experiments.kinds.central.config import (
   ModelConfig,
   TrainConfig,
 )
+from dpjax.experiments.run import model_inputs
 from dpjax.validate import UserError
 from dpjax.zoo import networks
 from dpjax.zoo.networks.gpt2 import save_gpt2
@@ -151,9 +152,18 @@ def test_a_run_names_the_tokenizer_and_is_claimed(tmp_path, reviews):
     privacy=DpSgd(epsilon=None, noise_multiplier=1.0, sampling_prob=0.5),
     num_steps=1,
   )
-  run = build.assemble(config)
+  loaded = build.load_data(config)
+  digest = tokenizer_files.read(path).sha256
+  # The data know what has read them: no file is needed again.
+  for gone in (path, tmp_path / "reviews.json", reviews):
+    gone.unlink()
+  run = build.assemble(config, loaded)
+  run.save(tmp_path, run.algorithm.init(run.params))
+  inputs = model_inputs.read(tmp_path)
+  assert inputs.labels == ("bad", "good")
+  assert inputs.declaration == declared(tokenizer="tokenizer.json")
   named = facts.planned(config, run)["tokenizer"]
-  assert named["vocab_size"] == 8 and named["sha256"] == tokenizer_files.read(path).sha256
+  assert named["vocab_size"] == 8 and named["sha256"] == digest
   assert run.guarantee.kind == "claimed"
   assert run.guarantee.failed_assumptions == (
     f"the tokenizer {path} was learnt from no record of this run",
@@ -161,7 +171,7 @@ def test_a_run_names_the_tokenizer_and_is_claimed(tmp_path, reviews):
   assert named["sha256"][:16] in run.guarantee.statement(1)
   config.model.options["vocab_size"] = 7
   with refuses("model.options.vocab_size", value=7):
-    build.assemble(config)
+    build.assemble(config, loaded)
 
 
 @pytest.mark.slow

@@ -96,7 +96,7 @@ def test_a_compiler_that_is_missing_or_of_another_jax_is_named(monkeypatch, text
 def test_the_command_says_what_it_needs():
   done = commands.run("launch.train", "--target=gpu:h100:1")
   assert done.returncode == 2 and done.stderr.count("\n") == 1
-  assert "--target=gpu:h100:1: would be ignored, it needs --dry_run" in done.stderr
+  assert "--target='gpu:h100:1'" in done.stderr and "--dry_run" in done.stderr
 
 
 def test_a_mesh_larger_than_the_machine_is_refused(on_cpu):

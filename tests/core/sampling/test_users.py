@@ -122,6 +122,66 @@ def test_an_emptied_user_adds_nothing_to_the_count_of_an_adaptive_clip_norm():
   np.testing.assert_allclose(queries(whole) - queries(emptied), [1.0, -0.5], rtol=1e-5)
 
 
+def _masked_by_hand(w, block):
+  """A user's own loss of a block, which multiplies padding by 0: a NaN stays NaN."""
+  losses = jax.vmap(lambda x: jnp.sum(w * x) / jnp.sum(x**2))(block.examples)
+  return (losses * block.mask).sum() / block.mask.sum()
+
+
+@pytest.mark.parametrize("pads_by_another", [False, True])
+def test_no_record_of_another_user_is_in_the_padding_of_a_block(pads_by_another):
+  """One record that is all zero has a loss of 0 / 0. While padding held the first record of the
+  data, it took every user with padding out of the sum: 12 C where C was claimed."""
+  ids = np.r_[0, 0, np.arange(1, 13)]
+  grad_fn = gradients.clipped_grad(_masked_by_hand, l2_clip_norm=0.01, method="vmap")
+
+  def total(first):
+    x = np.ones((14, 1), np.float32)
+    x[0] = first
+    blocks = sampling.group_by_user(x, ids, max_examples_per_user=2)
+    if pads_by_another:
+      members = np.where(blocks.mask, blocks.members, 0)
+      blocks = dataclasses.replace(blocks, members=members)
+    return grad_fn(jnp.ones(1), blocks[np.arange(13)], True).total
+
+  moved = float(jnp.abs(total(1.0) - total(0.0)).sum()) / 0.01
+  assert moved == pytest.approx(13 if pads_by_another else 1, rel=1e-5)
+
+
+def test_blocks_are_refused_by_a_plan_that_hides_examples():
+  """A user with records 1 and -3: where the second one leaves, the block's gradient turns round. So
+  one record moves the sum by 2 C, where the plan said C for one example."""
+  x = np.array([[1.0], [-3.0], [1.0]], np.float32)
+  loss = sampling.user_loss(lambda w, x: jnp.sum(w * x))
+  user, example = (
+    plans.of(sampler=kind(sampling_prob=1.0, capacity=4), normalize_by=1)
+    for kind in (sampling.UserSampler, sampling.PoissonSampler)
+  )
+
+  def total(rows, plan):
+    ids = np.array([0, 0, 1])[rows]
+    blocks = sampling.group_by_user(x[rows], ids, max_examples_per_user=2)
+    return plan.clipped_grad(loss)(jnp.zeros(1), next(plan.batches(blocks))).total
+
+  moved = float(jnp.abs(total([0, 1, 2], user) - total([0, 2], user)).sum())
+  assert moved == pytest.approx(2 * user.l2_bound, rel=1e-5)
+  with refuses("sampler"):
+    total([0, 1, 2], example)
+  blocks = sampling.group_by_user(x, [0, 0, 1], max_examples_per_user=2)
+  options = dict(epochs=1, epsilon=2.0, delta=1e-3, l2_clip_norm=1.0, num_examples=2)
+  assert dpjax.Plan.for_data(blocks, batch_size=1, **options).unit == "user"
+  assert dpjax.Plan.for_data(x, batch_size=1, **options).unit == "example"
+
+
+def test_an_absent_record_takes_no_place_in_a_block():
+  x = np.arange(1, 7, dtype=np.float32)[:, None]
+  whole = dpjax.data.from_arrays(x, np.zeros(6, int), num_classes=2, nominal_size=6)
+  without = dataclasses.replace(whole, present=np.array([0, 1, 1, 0, 0, 1], bool))
+  blocks = sampling.group_by_user(without, np.arange(6) // 3, max_examples_per_user=2)
+  np.testing.assert_array_equal(blocks.members, [[1, 2], [5, 5]])
+  np.testing.assert_array_equal(blocks.mask, [[True, True], [True, False]])
+
+
 def test_other_users_decide_nothing_about_a_block():
   data, ids = _data()
   for choose in sampling.users.CHOICES:
@@ -206,6 +266,20 @@ def test_the_sampler_is_poisson_over_users_and_says_user():
   np.testing.assert_array_equal(
     sampler.draw(40, seed=1, step=2), plain.draw(40, seed=1, step=2)
   )
+
+
+def test_a_plan_of_users_draws_no_plain_rows():
+  """It did, and its statement said "one user" of single examples."""
+  plan = plans.of(sampler=sampling.UserSampler(sampling_prob=0.5, capacity=16))
+  data, ids = _data()
+  lines = np.zeros((4, 3), np.int32)
+  tokens = lambda x: dpjax.data.Dataset(x, np.zeros(4, np.int32), "lines", 9, "train", 9)
+  for plain in (data, np.ones((12, 3, 2), np.int32), {"x": data.x}, tokens(lines)):
+    with refuses("data"):
+      plan.batches(plain, rng=0)
+  rows = tokens(np.stack([lines, lines], axis=1))  # [n, m, T]
+  for users in (_blocks(data, ids), rows, dpjax.data.resident.resident(rows)):
+    assert next(plan.batches(users, rng=0)).mask.shape == (16,)
 
 
 @pytest.mark.cases(long=[4])

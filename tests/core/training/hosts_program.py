@@ -19,9 +19,9 @@ import numpy as np
 from dpjax import gradients
 from dpjax.data import resident
 from dpjax.experiments.config import fields
-from dpjax.experiments.run import dry_run, loop, table
+from dpjax.experiments.run import dry_run, loop
 from dpjax.experiments.run.kind import experiment_of
-from dpjax.experiments.sweeps import engine
+from dpjax.experiments.sweeps import sweep
 from dpjax.gradients.device_mesh import mesh_of, on_all, split_rows
 from dpjax.parallel import runtime
 from dpjax.validate import UserError
@@ -96,7 +96,7 @@ def _refused(folder, index):
     "data": lambda: run(of("data:8"), (_other_data(index), both[1])),
     "kind": alone,
     "plan": lambda: dry_run.report(experiment_of(of("data:8")), folder / "no"),
-    "sweep": lambda: engine.run([], table.Table(), folder / "no"),
+    "sweep": lambda: sweep.run([("a run", of("data:8"))], folder / "no"),
   }
   return {name: _line(call) for name, call in calls.items()}
 

@@ -82,8 +82,8 @@ class Attack(Experiment[AttackConfig]):
       **promised(stated, num_steps),
       "task": attack.task,
       "attack": name_of(config, "attack"),
-      "dataset": config.data.name,
-      "model": config.model.name,
+      "dataset": config.target.data.name,
+      "model": config.target.model.name,
       "method": name_of(self.attacked.config, "privacy"),
       "num_steps": num_steps,
       **measured.result,
@@ -106,12 +106,6 @@ def promised(guarantee: Guarantee, num_steps: int) -> dict[str, Any]:
     return guarantee.facts(Ledger(), 0.0)
   guarantee.warn()
   ledger = Ledger()
-  for step in range(num_steps if guarantee.kind == "simulated" else 0):
-    ledger = ledger.charge(  # a simulation also states the epsilon of its own small cohorts
-      guarantee.step_event(step),
-      l2_clip_norm=guarantee.l2_bound,
-      neighboring_relation=guarantee.relation,
-      noise_key_id="attacked",
-      first_step=step,
-    )
+  if guarantee.kind == "simulated":  # it also states the epsilon of its own small cohorts
+    ledger = guarantee.charge(ledger, range(num_steps), noise_key_id="attacked")
   return guarantee.facts(ledger, guarantee.curve(num_steps))

@@ -20,12 +20,7 @@ from dpjax.experiments.kinds.central import build as central
 from dpjax.experiments.kinds.central import embeddings
 from dpjax.experiments.kinds.central.config import TrainConfig
 from dpjax.experiments.kinds.federated import build as federated
-from dpjax.experiments.kinds.federated.config import (
-  FedConfig,
-  Records,
-  algorithm_of,
-  algorithms_that,
-)
+from dpjax.experiments.kinds.federated.config import FedConfig
 from dpjax.validate import UserError
 from dpjax.zoo.networks.registry import entry
 
@@ -70,16 +65,6 @@ class AttackConfig(WithChoices):
   where: ClassVar[tuple[str, ...]] = ("beside",)  # changes nothing of the run
 
   @property
-  def data(self) -> Any:
-    """Returns the settings `data` of the attacked run."""
-    return self.target.data
-
-  @property
-  def model(self) -> Any:
-    """Returns the settings `model` of the attacked run."""
-    return self.target.model
-
-  @property
   def train(self) -> TrainConfig:
     """Returns the target of an attack on a run of `launch.train`."""
     assert isinstance(self.target, TrainConfig)
@@ -103,10 +88,11 @@ def check(config: AttackConfig) -> None:
     if isinstance(target, FedConfig):
       # An attack that trains rounds checks their cohorts when it assembles them.
       federated.check(target, draws_cohorts=False)
-      _check_federate(target, config.attack)
+      _check_federate(target)
     else:
       central.Central(target).check()
-      _check_train(target, config.attack)
+      _check_train(target, of_text=config.attack.of_text)
+    config.attack.check_target(target)
     launched = f"a run of launch.{config.attack.section} itself"
     common.read_if(target, False, launched, *unread(config))
   common.read_if(
@@ -129,33 +115,18 @@ def _check_attack(config: AttackConfig) -> None:
     )
 
 
-def _check_train(train: TrainConfig, attack: Any) -> None:
-  if attack.deals_records and hasattr(train.privacy, "normalization"):
-    why = ": shadow models of this attack would share statistics of one half"
-    bounds.only(train, "privacy.normalization", ["per_example"], why)
+def _check_train(train: TrainConfig, *, of_text: bool) -> None:
   bounds.only(train, "audit", ["none"], ", the attack deals the records")
   bounds.only(train, "release", [False], ", an attack trains many models")
-  if entry(train.model.name).is_language != attack.of_text:
-    wanted = "must be a language model" if attack.of_text else "must classify records"
+  if entry(train.model.name).is_language != of_text:
+    wanted = "must be a language model" if of_text else "must classify records"
     raise UserError(wanted, field="model.name", value=train.model.name)
   embeddings.refuse(train)
   bounds.only(train, "trainable", ["all"], ", an attack trains whole models")
 
 
-def _check_federate(federate: FedConfig, attack: Any) -> None:
+def _check_federate(federate: FedConfig) -> None:
   bounds.only(federate, "audit", ["none"], ", this run is attacked")
-  if attack.wants and not getattr(algorithm_of(federate), attack.wants):
-    known = algorithms_that(lambda row: getattr(row, attack.wants))
-    bounds.only(federate, "algorithm", known, f", {attack.wants_because}")
-  if attack.wants and isinstance(federate.privacy, Records):
-    raise UserError(
-      "must be another: what is sent by silos is attacked by launch.audit --only=silos",
-      field="privacy",
-      value="records",
-    )
-  if attack.colludes:
-    why = " for attackers who see the messages of honest clients"
-    bounds.only(federate, "secure_sum", ["none"], why)
   if entry(federate.model.name).is_language:
     raise UserError(
       "must take images or numbers",

@@ -272,7 +272,7 @@ def _shadow(
     held = [part for part in held if len(part)]
   names = federation.client_ids if len(held) == federation.num_clients else ()
   shadow = Federation(rows.records, held, names, federation.nominal_users)
-  if silos.is_of_records(config):
+  if config.protects_records:
     config, shadow = _smaller_silos(config, shadow)
   run = federated.assembled(config, (shadow, test), _keys_of(random, index))
   state = run.algorithm.init(run.params, shadow.num_clients)

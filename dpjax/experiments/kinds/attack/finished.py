@@ -10,7 +10,6 @@ import dataclasses
 import functools
 import os
 import pathlib
-from collections.abc import Callable
 from typing import Any
 
 from dpjax.experiments.config import fields
@@ -19,7 +18,7 @@ from dpjax.experiments.kinds.attack.fed_members import FedMembership
 from dpjax.experiments.kinds.attack.members import Membership
 from dpjax.experiments.kinds.central.config import TrainConfig
 from dpjax.experiments.kinds.federated.config import FedConfig
-from dpjax.experiments.run import workdir, writers
+from dpjax.experiments.run import finished, workdir, writers
 from dpjax.validate import UserError
 
 
@@ -40,11 +39,12 @@ def attack_on(folder: str | os.PathLike, *, num_shadows: int = 16) -> AttackConf
   """
   path = pathlib.Path(folder)
   odd = functools.partial(UserError, field="run", value=str(folder)[-100:])
+  launched = "launch.train or launch.federate"
   if not path.is_dir():
-    raise odd(
-      "must be the folder of a run of launch.train or launch.federate; there is none"
-    )
-  run = _config(path, odd)
+    raise odd(f"must be the folder of a run of {launched}; there is none")
+  run = finished.config_of(path, "run")
+  if not isinstance(run, TrainConfig | FedConfig):
+    raise odd(f"is no run of {launched}, but of another kind")
   if not (path / writers.RESULT).exists():
     raise odd(f"is not finished: it has no {writers.RESULT}; run its command again")
   if not (path / workdir.PARAMS).exists():
@@ -75,20 +75,3 @@ def attack_on(folder: str | os.PathLike, *, num_shadows: int = 16) -> AttackConf
     budget = name == "privacy.epsilon_budget"
     shadowed[name] = None if budget else fields.get(type(run)(), name)
   return dataclasses.replace(config, target=fields.replace_all(run, shadowed))
-
-
-def _config(path: pathlib.Path, odd: Callable[[str], UserError]) -> TrainConfig | FedConfig:
-  file = path / workdir.CONFIG
-  held: Any = writers.read_json(file) if file.exists() else None
-  if not isinstance(held, dict):
-    raise odd(f"has no {workdir.CONFIG} of a run")
-  of_rounds = "num_rounds" in held and "partition" in held
-  if not of_rounds and ("num_steps" not in held or "curves" in held or "rows" in held):
-    raise odd(
-      f"is no run of launch.train or launch.federate; its {workdir.CONFIG} is another kind's"
-    )
-  try:
-    return fields.from_dict(FedConfig if of_rounds else TrainConfig, held)
-  except UserError as error:
-    reason = f"{error!s:.100}"
-    raise odd(f"was written by another version of dpjax: {reason}") from error

@@ -34,18 +34,20 @@ from dpjax.experiments.kinds.attack.settings import (
   AttackSettings,
   MeasuredAttack,
   Row,
+  check_algorithm,
   counted_row,
 )
+from dpjax.experiments.kinds.central import build as central
 from dpjax.experiments.kinds.federated import build as federated
-from dpjax.experiments.kinds.federated import distributed, privacy
+from dpjax.experiments.kinds.federated import privacy
+from dpjax.experiments.kinds.federated.config import FedConfig
 from dpjax.experiments.run import pieces
 from dpjax.experiments.run.experiment import Phase
 from dpjax.experiments.run.guarantee import Guarantee
 from dpjax.experiments.run.pieces import Arrays
 from dpjax.experiments.run.run_keys import RunKeys
-from dpjax.federated import LocalWork
 from dpjax.federated.cohort import LocalBatches
-from dpjax.types import ArrayTree, Example, HostArray, Params
+from dpjax.types import ArrayTree, Example, Params
 from dpjax.validate import UserError
 
 _NOT_AGAINST_SERVER = "holds for what the server releases; the server sees every message"
@@ -87,8 +89,6 @@ class _Inversion(AttackSettings):
   ] = "infer"
   section: ClassVar[str] = "federate"
   task: ClassVar[str] = "inversion"
-  wants: ClassVar[str] = "plain_client"
-  wants_because: ClassVar[str] = "whose clients are inverted"
   # Fields that change no inversion: they decide how a round is computed, or what the server does
   # with messages that it has seen.
   unread: ClassVar[tuple[str, ...]] = (
@@ -106,6 +106,9 @@ class _Inversion(AttackSettings):
   def __post_init__(self):
     rules.check_settings(self)
 
+  def check_target(self, target: FedConfig) -> None:
+    check_algorithm(target, "plain_client", "whose clients are inverted")
+
   def prepare(
     self, config: AttackConfig, loaded: tuple[Any, Any], random: RunKeys
   ) -> Victims:
@@ -115,9 +118,9 @@ class _Inversion(AttackSettings):
     divided into whole cohorts.
     """
     federate = config.federate
-    federation, test = loaded
-    count = _size(federation)
-    task, model, params = federated.start(federate, federation, random)
+    count = _size(loaded[0])
+    fed = federated.assembled(federate, loaded, random)
+    params = fed.params
     if self.uniform_init is not None:
       # The first papers on inversion attacked networks with uniform weights of a wide range.
       width: float = self.uniform_init
@@ -125,14 +128,16 @@ class _Inversion(AttackSettings):
       keys = jax.random.split(random.init, len(leaves))
       draw = lambda k, leaf: jax.random.uniform(k, leaf.shape, minval=-width, maxval=width)
       params = jax.tree.unflatten(treedef, list(map(draw, keys, leaves)))
-    params = self.sent(params, model, np.asarray(test.x), config.seed)
-    loss = attacks.soft_labels(task.loss(model.apply))
-    batches = LocalWork(**vars(federate.local)).rows(count, np.random.default_rng(0))
+    params = self.sent(params, fed, seed=config.seed)
+    loss = attacks.soft_labels(fed.task.loss(fed.apply))
+    batches = fed.work.rows(count, np.random.default_rng(0))
     client, memory = federated.client_of(federate, loss)
     guessed, _ = federated.client_of(federate, loss, guessed=True)
-    x = federation.dataset.x
-    y = federation.dataset.y
-    truths = [Example(jnp.asarray(x[at]), jnp.asarray(y[at])) for at in federation.indices]
+    rows = fed.federation.dataset
+    truths = [
+      Example(jnp.asarray(rows.x[at]), jnp.asarray(rows.y[at]))
+      for at in fed.federation.indices
+    ]
 
     @jax.jit  # compiled once for all clients
     def message(truth: Example, key: jax.Array) -> Any:
@@ -143,18 +148,12 @@ class _Inversion(AttackSettings):
       return message(truths[place], jax.random.fold_in(random.local, place))
 
     guess = attacks.client_view(guessed, params, batches)
-    together = federated.summed_clients(federate)
-    number = privacy.public_size(federate, federation)
-    plan, reported = privacy.make_plan(federate, number)
-    mechanism = distributed.mechanism(federate, trees.size(params))
-    guarantee = privacy.make_promise(federate, plan, reported, number, mechanism)
+    together = int(federate.clients_per_round) if federate.is_summed else 1
     seen = truths
     show = send
     if together > 1:
-      aggregator = federated.secure_aggregator(
-        federate, plan, random.noise, together, mechanism
-      )
-      bound = None if mechanism is None else mechanism.l2_clip_norm
+      aggregator = federated.secure_aggregator(fed, together)
+      bound = None if fed.mechanism is None else fed.mechanism.l2_clip_norm
       seen, show = _cohorts(truths, send, aggregator, together)
       guess = _mean_view(guess, together, bound)
     # With privacy="both" the stated epsilon comes from the server's noise alone. The server
@@ -166,9 +165,9 @@ class _Inversion(AttackSettings):
       send=show,
       guess=guess,
       batches=batches,
-      num_classes=federation.dataset.num_classes,
+      num_classes=rows.num_classes,
       random=random,
-      guarantee=guarantee,
+      guarantee=fed.guarantee,
       note="" if hidden else _NOT_AGAINST_SERVER,
       together=together,
     )
@@ -265,15 +264,9 @@ class _Inversion(AttackSettings):
     """Returns a function (message, its labels [b], its index) -> examples [b, ...]."""
     raise NotImplementedError
 
-  def sent(self, params: Params, model: Any, public: HostArray, seed: int) -> Params:
-    """Returns the parameters that the server sends. This server is honest and changes nothing.
-
-    Args:
-      model: model that has these parameters.
-      public: [N, ...], inputs that the server has.
-      seed: seed of the run.
-    """
-    del model, public, seed
+  def sent(self, params: Params, fed: federated.FedRun, *, seed: int) -> Params:
+    """Returns the parameters that the server sends. This server is honest and changes nothing."""
+    del fed, seed
     return params
 
 
@@ -330,12 +323,13 @@ class Imprint(DenseFirst):
     super().__post_init__()
     validate.positive(gain=self.gain)
 
-  def sent(self, params: Params, model: Any, public: HostArray, seed: int) -> Params:
-    """Returns the malicious parameters that the server sends.
+  def sent(self, params: Params, fed: federated.FedRun, *, seed: int) -> Params:
+    """Returns the malicious parameters that the server sends. The server has the test inputs.
 
     Raises:
       UserError: the model's activation is not "relu", which is 0 below the threshold.
     """
+    model = central.make_model(fed.config.model, fed.federation.dataset.num_classes)
     activation = getattr(model, "activation", "relu")
     if activation != "relu":
       raise UserError(
@@ -343,6 +337,7 @@ class Imprint(DenseFirst):
         field="target.model.options.activation",
         value=activation,
       )
+    public = np.asarray(fed.test.x)
     return attacks.imprint(params, public, layer=self.layer, gain=self.gain, seed=seed)
 
   def read(self, seen: ArrayTree, batch_size: int) -> np.ndarray:
@@ -363,10 +358,10 @@ class Fishing(Imprint):
   label: Annotated[int, rules.at_least(0), "class that is fished for"] = 0
   head: Annotated[str, "name of the last layer"] = "head"
 
-  def sent(self, params: Params, model: Any, public: HostArray, seed: int) -> Params:
+  def sent(self, params: Params, fed: federated.FedRun, *, seed: int) -> Params:
     """Returns the malicious parameters that the server sends: the parameters of `Imprint` with a
     changed last layer."""
-    trap = super().sent(params, model, public, seed)
+    trap = super().sent(params, fed, seed=seed)
     try:
       return attacks.fish(trap, self.label, layer=self.head)
     except UserError as error:

@@ -33,7 +33,12 @@ from dpjax.experiments.config import fields, rules
 from dpjax.experiments.kinds.attack import curves as attack_report
 from dpjax.experiments.kinds.attack.config import AttackConfig
 from dpjax.experiments.kinds.attack.methods import METHODS, Asked, reads
-from dpjax.experiments.kinds.attack.settings import AttackSettings, MeasuredAttack, Row
+from dpjax.experiments.kinds.attack.settings import (
+  AttackSettings,
+  MeasuredAttack,
+  Row,
+  check_dealt,
+)
 from dpjax.experiments.kinds.central import build as central
 from dpjax.experiments.kinds.central import privacy
 from dpjax.experiments.kinds.central.config import TrainConfig
@@ -192,7 +197,7 @@ class Inference(AttackSettings):
 
     def write(folder: pathlib.Path) -> None:
       attack_report.roc_report(
-        folder, leakages, line=line, allowed=allowed_tpr, title=config.data.name
+        folder, leakages, line=line, allowed=allowed_tpr, title=config.target.data.name
       )
 
     held = {name: np.asarray(leaf) for name, leaf in state.items()}
@@ -259,7 +264,6 @@ class Membership(Inference):
     str | None, "params.npz of launch.train, attacked in place of models trained here"
   ] = None
   section: ClassVar[str] = "train"
-  deals_records: ClassVar[bool] = True
 
   def __post_init__(self):
     check_methods(self.methods, METHODS)
@@ -271,6 +275,9 @@ class Membership(Inference):
         value=self.methods,
       )
     rules.check_settings(self)
+
+  def check_target(self, target: TrainConfig) -> None:
+    check_dealt(target)
 
   def prepare(
     self, config: AttackConfig, loaded: tuple[Any, Any], random: RunKeys
@@ -399,7 +406,7 @@ def facts_of_run(
       said if isinstance(said, dict) else {},
     )
   )
-  if config_names.canonical(wanted) != config_names.canonical(known):
+  if wanted != known:
     raise UserError(
       f"was trained elsewhere: its run had data={known}, train.data is {wanted}",
       field="attack.target",

@@ -21,16 +21,22 @@ from dpjax.attacks.poisoning import (
 from dpjax.attacks.roc import counted
 from dpjax.experiments.config import user_code
 from dpjax.experiments.config.fields import name_of
+from dpjax.experiments.kinds import bounds
 from dpjax.experiments.kinds.attack.config import AttackConfig
 from dpjax.experiments.kinds.attack.settings import (
   AttackSettings,
   MeasuredAttack,
   Row,
+  check_algorithm,
   counted_row,
   rate,
 )
 from dpjax.experiments.kinds.federated import build as federated
-from dpjax.experiments.kinds.federated.config import ServerNoise, aggregation_of
+from dpjax.experiments.kinds.federated.config import (
+  FedConfig,
+  ServerNoise,
+  aggregation_of,
+)
 from dpjax.experiments.run import pieces
 from dpjax.experiments.run.experiment import Phase
 from dpjax.experiments.run.guarantee import Guarantee
@@ -83,16 +89,16 @@ class PoisoningSettings(AttackSettings):
   fraction: float = 0.2
   section: ClassVar[str] = "federate"
   task: ClassVar[str] = "poisoning"
-  wants: ClassVar[str] = "wraps_clients"
-  wants_because: ClassVar[str] = "whose clients can lie"
 
   def __post_init__(self):
     validate.share(fraction=self.fraction)
     self.method()
 
-  @property
-  def colludes(self) -> bool:
-    return getattr(self.method(), "collude", None) is not None
+  def check_target(self, target: FedConfig) -> None:
+    check_algorithm(target, "wraps_clients", "whose clients can lie")
+    if getattr(self.method(), "collude", None) is not None:
+      why = " for attackers who see the messages of honest clients"
+      bounds.only(target, "secure_sum", ["none"], why)
 
   def method(self) -> Poisoning:
     """Returns the attack for `attacks.poisoning.poisoned_training`, made from these settings."""

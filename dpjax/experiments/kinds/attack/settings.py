@@ -12,7 +12,14 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 from dpjax import validate
+from dpjax.experiments.kinds import bounds
 from dpjax.experiments.kinds.central import build as central
+from dpjax.experiments.kinds.central.config import TrainConfig
+from dpjax.experiments.kinds.federated.config import (
+  FedConfig,
+  algorithm_of,
+  algorithms_that,
+)
 from dpjax.experiments.run.experiment import Phase
 from dpjax.experiments.run.guarantee import Guarantee
 from dpjax.experiments.run.run_keys import RunKeys
@@ -54,27 +61,18 @@ class AttackSettings:
   Attributes:
     section: the kind of run that is attacked: "train" or "federate".
     task: task named in result.json.
-    wants: field of `federated.described.AlgorithmFacts` that must be true of the attacked
-      algorithm; "": none.
-    wants_because: reason for `wants`, put after a comma in the error message.
-    deals_records: whether the attack chooses the records that are trained on. Statistics of all
-      records would then reveal the records that are left out.
     of_text: whether a language model is attacked, in place of a classifier.
     unread: fields of the attacked config that have no effect on what the attack sees.
   """
 
   section: ClassVar[str]
   task: ClassVar[str]
-  wants: ClassVar[str] = ""
-  wants_because: ClassVar[str] = ""
-  deals_records: ClassVar[bool] = False
   of_text: ClassVar[bool] = False
   unread: ClassVar[tuple[str, ...]] = ()
 
-  @property
-  def colludes(self) -> bool:
-    """Whether the attackers see the messages of honest clients."""
-    return False
+  def check_target(self, target: Any) -> None:
+    """Raises UserError if a run of this config cannot be attacked so; loads no data. The error
+    names the field as the target does."""
 
   def prepare(self, config: AttackConfig, loaded: tuple[Any, Any], random: RunKeys) -> Any:
     """Returns what is attacked, an object with the `guarantee` of the attacked run."""
@@ -92,6 +90,28 @@ class AttackSettings:
   def measured(self, config: AttackConfig, attacked: Any, state: Any) -> MeasuredAttack:
     """Returns the outcome, from the last state of the phase."""
     raise NotImplementedError
+
+
+def check_dealt(train: TrainConfig) -> None:
+  """Raises UserError for a target of an attack that chooses the records which are trained on.
+  Statistics of all records would reveal those that are left out."""
+  if hasattr(train.privacy, "normalization"):
+    why = ": shadow models of this attack would share statistics of one half"
+    bounds.only(train, "privacy.normalization", ["per_example"], why)
+
+
+def check_algorithm(federate: FedConfig, fact: str, why: str) -> None:
+  """Raises UserError unless this field of `described.AlgorithmFacts` is true of the attacked
+  algorithm, and clients send messages of users."""
+  if not getattr(algorithm_of(federate), fact):
+    known = algorithms_that(lambda row: getattr(row, fact))
+    bounds.only(federate, "algorithm", known, f", {why}")
+  if federate.protects_records:
+    raise UserError(
+      "must be another: what is sent by silos is attacked by launch.audit --only=silos",
+      field="privacy",
+      value="records",
+    )
 
 
 def check_rising(least: int, **named: tuple[int, ...]) -> None:

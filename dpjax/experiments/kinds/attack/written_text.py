@@ -25,10 +25,12 @@ from dpjax.experiments.kinds.attack.settings import (
   MeasuredAttack,
   Row,
   Trained,
+  check_dealt,
   check_rising,
   counted_row,
 )
 from dpjax.experiments.kinds.central import build as central
+from dpjax.experiments.kinds.central.config import TrainConfig
 from dpjax.experiments.run.run_keys import RunKeys
 from dpjax.key_uses import KeyUse, key_for
 from dpjax.validate import UserError
@@ -81,8 +83,6 @@ class WrittenText(AttackSettings):
   top_k: Annotated[int | None, COUNT, "likeliest bytes that are drawn; none: all"] = 40
   section: ClassVar[str] = "train"
   task: ClassVar[str] = "text_extraction"
-  # A secret line takes the place of another, so the attack chooses the records.
-  deals_records: ClassVar[bool] = True
   of_text: ClassVar[bool] = True
 
   def __post_init__(self):
@@ -99,6 +99,9 @@ class WrittenText(AttackSettings):
     if self.copies == (0,):
       raise UserError("must plant a record", field="copies", value=self.copies)
 
+  def check_target(self, target: TrainConfig) -> None:
+    check_dealt(target)  # a secret line takes the place of another
+
   def prepare(
     self, config: AttackConfig, loaded: tuple[Any, Any], random: RunKeys
   ) -> Planted:
@@ -107,7 +110,7 @@ class WrittenText(AttackSettings):
     Which lines go, names and numbers follow from the seed alone, so they are the same under every
     defence. Raises UserError for data that are no lines of bytes, or for fewer lines than records.
     """
-    train, test = (_framed(part, config.data.name) for part in loaded)
+    train, test = (_framed(part, config.target.data.name) for part in loaded)
     rng = np.random.default_rng(random.order)
     records = invented(self, rng)
     length = train.x.shape[1]

@@ -50,7 +50,6 @@ from dpjax.experiments.kinds.central.tasks import (
   check_weights,
   keyed_loss,
   make_task,
-  of_users,
 )
 from dpjax.experiments.run import guarantee, left_out, saved, writers
 from dpjax.experiments.run.experiment import Experiment, Phase, Story, every, single
@@ -116,7 +115,6 @@ class Run(NamedTuple):
   optimizer: Any = None  # the Optax transformation behind the private gradient
   # Function (folder, last state) that writes files beside params.npz.
   save: Callable[[pathlib.Path, Any], None] = lambda folder, state: None
-  tokenizer: dict[str, Any] | None = None  # facts of the tokenizer of the texts
 
 
 # Fields that only a loss of one example reads.
@@ -288,7 +286,7 @@ def start(
   # Parameters are initialised on zeros, since they must not depend on any record.
   first = jax.tree.map(jnp.zeros_like, dataset.x[:1])
   wanted = (1, task.width(dataset))
-  first = first[:, 0] if of_users(dataset) else first
+  first = first[:, 0] if dataset.unit == "user" else first
 
   def make() -> tuple[Task, Any, Params]:
     model = linen_modules.modes(make_model(config.model, task.width(dataset), **fixed))
@@ -298,7 +296,7 @@ def start(
       public_tokenizers.check_vocabulary(model, dataset, name)
     params = init_params(config.model, model, random.init, first)
     if config.pretrained is not None:
-      params = starting_point.loaded(config, model, params)
+      params = starting_point.loaded(config, model, params, dataset.tokenizer)
     if names.is_path(name):
       from dpjax.models.libraries import user_models
 
@@ -389,7 +387,7 @@ def assembled(config: TrainConfig, loaded: tuple[Any, Any], random: RunKeys) -> 
 
   def save(folder: pathlib.Path, state: Any) -> None:
     whole = trained.whole(training.eval_params(state))
-    starting_point.write(config, model, whole, folder)
+    starting_point.write(config, model, whole, folder, train.tokenizer)
     write_inputs(folder)
 
   def with_keys(
@@ -415,7 +413,6 @@ def assembled(config: TrainConfig, loaded: tuple[Any, Any], random: RunKeys) -> 
       mesh=mesh,
     )
 
-  tokens = features_lib.tokens(config)
   promised = guarantee.of_plan(
     plan,
     num_examples,
@@ -426,7 +423,7 @@ def assembled(config: TrainConfig, loaded: tuple[Any, Any], random: RunKeys) -> 
   if config.pretrained is not None:
     note = saved.statement(config.pretrained, known)
     promised = guarantee.noted(promised, note, saved.assumed(config.pretrained, known))
-  promised = features_lib.noted(config, promised)
+  promised = features_lib.noted(config, promised, train)
   promised = guarantee.repeated(promised, config.noise_seed)
   return Run(
     plan=plan,
@@ -452,7 +449,6 @@ def assembled(config: TrainConfig, loaded: tuple[Any, Any], random: RunKeys) -> 
     keyed=keyed,
     optimizer=tx,
     save=save,
-    tokenizer=None if tokens is None else tokens.facts(config.data),
   )
 
 
@@ -461,7 +457,7 @@ def inputs_writer(
 ) -> Callable[[pathlib.Path], None]:
   """Returns a function that writes the public facts of a model's inputs into the run's folder.
 
-  The facts are read now, since the file that declares them may be gone at the end of the run.
+  The facts are taken now, before private statistics make another data set of this one.
   """
   # Imported here, to keep the launcher's start fast.
   from dpjax.data.identity import source_shape

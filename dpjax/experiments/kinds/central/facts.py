@@ -94,8 +94,10 @@ def planned(config: TrainConfig, run: Run) -> dict[str, Any]:
   if scaling not in ("none", None):
     facts["scaling"] = scaling
   facts |= pretrained(run) | starting_point.facts(config)
-  if run.tokenizer is not None:
-    facts["tokenizer"] = run.tokenizer
+  tokenizer = run.train.tokenizer
+  if tokenizer is not None:
+    names = ("path", "sha256", "vocab_size")
+    facts["tokenizer"] = {name: tokenizer[name] for name in names}
   if config.mesh is not None:
     facts["mesh"] = config.mesh
   if fields.name_of(config.optimizer, "rule") == "dp_sgld" and run.noise is not None:

@@ -27,7 +27,6 @@ from dpjax.experiments.kinds.central.config import ModelConfig
 from dpjax.experiments.run import writers
 from dpjax.parallel import made_for
 from dpjax.validate import UserError
-from dpjax.zoo.datasets.registry import takes_declaration
 from dpjax.zoo.networks import registry
 
 
@@ -74,23 +73,18 @@ def trained_on(model: str, data_name: str) -> tuple[str, ...]:
   return public_features.trained_on(model, data_name)
 
 
-def noted(config: Any, promised: Any) -> Any:
+def noted(config: Any, promised: Any, dataset: data.Dataset) -> Any:
   """Returns the guarantee, with assumptions on the data that features and tokenizer were learnt
   from."""
   if known := trained_on(config.model.name, config.data.name):
     from dpjax.experiments.kinds.central import public_features
 
     promised = public_features.noted(promised, config.model.name, known)
-  tokenizers = tokens(config)
-  return promised if tokenizers is None else tokenizers.noted(promised, config.data)
+  if dataset.tokenizer is not None:
+    from dpjax.experiments.kinds.central import public_tokenizers
 
-
-def tokens(config: Any) -> Any:
-  """Returns the module `public_tokenizers` for data that may have a tokenizer; else None."""
-  # Only the declaration of the data can name a tokenizer.
-  if not takes_declaration(config.data.name):
-    return None
-  return importlib.import_module("dpjax.experiments.kinds.central.public_tokenizers")
+    promised = public_tokenizers.noted(promised, dataset.tokenizer)
+  return promised
 
 
 def featured(
@@ -99,6 +93,8 @@ def featured(
   standardized: bool = True,
   kept: pathlib.Path | None = None,
   resident: bool | None = True,
+  *,
+  shown: bool = True,
 ) -> Any:
   """Returns the data set as inputs of the model: with features if the model takes features.
 
@@ -108,6 +104,7 @@ def featured(
     kept: folder of the feature cache (`data.cache`); None: no cache.
     resident: whether features lie in memory; False: read from a file when needed; None: by size
       (`stay_in_file`).
+    shown: whether progress is shown.
 
   Raises:
     UserError: examples without such features, such as images of an unsupported size; a disk without
@@ -121,7 +118,7 @@ def featured(
   module = importlib.import_module(f"dpjax.experiments.kinds.central.{home}")
   computed = module.computed(config, dataset, standardized)
   shape = computed.shape
-  make = functools.partial(_shown, computed, kind, len(dataset))
+  make = functools.partial(_with_progress, computed, kind, len(dataset), shown=shown)
   in_file = stay_in_file(shape, resident)
   if kept is not None:
     key = cache.key(data.digest(dataset), *computed.settings, *_makers(computed.code))
@@ -171,12 +168,14 @@ def _makers(names: Sequence[str]) -> tuple[str, ...]:
   )
 
 
-def _shown(computed: ComputedFeatures, kind: str, count: int) -> Iterator[np.ndarray]:
+def _with_progress(
+  computed: ComputedFeatures, kind: str, count: int, *, shown: bool
+) -> Iterator[np.ndarray]:
   """Yields the features of `count` examples, beside a progress bar in percent, since the number of
   examples may be secret."""
   chunks = computed.make()
   done = 0
-  with writers.Progress(100, 0, f"{kind} features, percent") as bar:
+  with writers.Progress(100, 0, f"{kind} features, percent", shown=shown) as bar:
     for chunk in chunks:
       before = 100 * done // count
       done += len(chunk)

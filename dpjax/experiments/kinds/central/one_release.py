@@ -199,7 +199,7 @@ def phase(
     evaluate=scores,
     # `launch.serve` reads the written facts of the inputs, so it needs no training data.
     write=lambda folder, state: write_inputs(folder),
-    guarantee=promised(config, plan, releasing),
+    guarantee=promised(config, plan, releasing, train),
     save_every=1,
     steps_are="releases",
     arrivals=(lambda counts: counts) if shows_data(config) else None,
@@ -214,7 +214,10 @@ def phase(
 
 
 def promised(
-  config: TrainConfig, plan: Plan, releasing: mechanisms.LeastSquares
+  config: TrainConfig,
+  plan: Plan,
+  releasing: mechanisms.LeastSquares,
+  train: data.Dataset,
 ) -> Guarantee:
   """Returns the guarantee of the run. Its statement describes what is released."""
   asked = guarantee.asked(attack_of(config.privacy), plan.delta)
@@ -234,7 +237,7 @@ def promised(
     "\n\n".join(text for text in words if text),
   )
   # Features or a tokenizer add the same assumptions as in a run with steps.
-  return guarantee.repeated(features.noted(config, noted), config.noise_seed)
+  return guarantee.repeated(features.noted(config, noted, train), config.noise_seed)
 
 
 def _check_model(config: TrainConfig, train: data.Dataset, params: Params) -> None:

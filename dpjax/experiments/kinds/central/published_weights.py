@@ -4,11 +4,12 @@ checkpoint of Flax or Orbax by the model's own names."""
 from __future__ import annotations
 
 import pathlib
+from collections.abc import Mapping
+from typing import Any
 
 import flax.linen as nn
 
 from dpjax import validate, weight_folders
-from dpjax.experiments.kinds.central import public_tokenizers
 from dpjax.experiments.kinds.central.config import TrainConfig
 from dpjax.experiments.run import saved
 from dpjax.types import Params
@@ -48,12 +49,19 @@ def check(config: TrainConfig) -> None:
     )
 
 
-def loaded(config: TrainConfig, path: str, model: nn.Module, params: Params) -> Params:
+def loaded(
+  config: TrainConfig,
+  path: str,
+  model: nn.Module,
+  params: Params,
+  tokenizer: Mapping[str, Any] | None,
+) -> Params:
   """Returns the weights of a file or folder for the config's model.
 
   Args:
     path: a file, or a folder with a checkpoint.
     params: the first parameters of the model.
+    tokenizer: `Dataset.tokenizer` of the run's data.
   """
   if not path.endswith(".safetensors") and not weight_folders.is_checkpoint(path):
     return saved.begun(config.pretrained, params)
@@ -65,20 +73,22 @@ def loaded(config: TrainConfig, path: str, model: nn.Module, params: Params) -> 
     if config.model.name in _LOADERS:
       return getattr(networks, _LOADERS[config.model.name])(path, model, params)
     assert isinstance(model, networks.Transformer)
-    return networks.load_gpt2(path, model, first_id=_first_id(config))
+    return networks.load_gpt2(path, model, first_id=_first_id(tokenizer))
   except UserError as error:
     raise error.of(field="pretrained", value=path) from error
 
 
-def _first_id(config: TrainConfig) -> int:
+def _first_id(tokenizer: Mapping[str, Any] | None) -> int:
   """Returns the data's token for id 0 of the tokenizer's file; 0 without a tokenizer. Row 0 of
   the embeddings in a file of weights belongs to this token."""
-  tokenizer = public_tokenizers.of(config.data)
-  return 0 if tokenizer is None else tokenizer.first_id
+  return 0 if tokenizer is None else tokenizer["first_id"]
 
 
 def write(
-  config: TrainConfig, model: networks.Transformer, whole: Params, path: pathlib.Path
+  model: networks.Transformer,
+  whole: Params,
+  path: pathlib.Path,
+  tokenizer: Mapping[str, Any] | None,
 ) -> None:
   """Writes all weights of a language model, with token ids as in the tokenizer's own file."""
-  gpt2.save_gpt2(path, model, whole, first_id=_first_id(config))
+  gpt2.save_gpt2(path, model, whole, first_id=_first_id(tokenizer))

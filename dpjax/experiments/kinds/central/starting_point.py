@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import pathlib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import flax.linen as nn
@@ -91,15 +91,21 @@ def _check_file(config: TrainConfig) -> None:
     published_weights.check(config)
 
 
-def loaded(config: TrainConfig, model: nn.Module, params: Params) -> Params:
-  """Returns the weights of the config's file `pretrained`, for a model like `params`."""
+def loaded(
+  config: TrainConfig,
+  model: nn.Module,
+  params: Params,
+  tokenizer: Mapping[str, Any] | None,
+) -> Params:
+  """Returns the weights of the config's file `pretrained`, for a model like `params`, on data of
+  this `Dataset.tokenizer`."""
   assert config.pretrained is not None
   path = names.weights_file(config.pretrained)
   if not path or path.endswith(".npz"):
     return saved.begun(config.pretrained, params)
   from dpjax.experiments.kinds.central import published_weights
 
-  return published_weights.loaded(config, path, model, params)
+  return published_weights.loaded(config, path, model, params, tokenizer)
 
 
 def trained(
@@ -161,13 +167,19 @@ def first_steps(config: TrainConfig) -> int:
   return config.trainable.steps if isinstance(config.trainable, HeadFirst) else 0
 
 
-def write(config: TrainConfig, model: Any, whole: Params, folder: pathlib.Path) -> None:
+def write(
+  config: TrainConfig,
+  model: Any,
+  whole: Params,
+  folder: pathlib.Path,
+  tokenizer: Mapping[str, Any] | None,
+) -> None:
   """Writes model.safetensors if the config asks for it. Adapters are merged into their
   matrices."""
   if config.safetensors:
     from dpjax.experiments.kinds.central import published_weights
 
-    published_weights.write(config, model, whole, folder / SAVED_AS)
+    published_weights.write(model, whole, folder / SAVED_AS, tokenizer)
 
 
 def facts(config: TrainConfig) -> dict[str, Any]:

@@ -7,8 +7,6 @@ import operator
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-import numpy as np
-
 from dpjax import data, losses, metrics, validate
 from dpjax.data.target_kinds import needs_classes
 from dpjax.data.text import PADDING_ID
@@ -95,7 +93,7 @@ def make_task(config: TrainConfig, dataset: data.Dataset) -> Task:
       field="model.name",
       value=config.model.name,
     )
-  if task is _LANGUAGE and of_users(dataset):
+  if task is _LANGUAGE and dataset.unit == "user":
     task = task._replace(loss=_OF_USERS)
   if config.loss != "auto":
     return task._replace(loss=user_code.loss(config.loss))
@@ -153,14 +151,9 @@ def _weighted(task: Task, chosen: Any) -> Task:
   return task._replace(loss=loss, width=width)
 
 
-def of_users(dataset: data.Dataset) -> bool:
-  """Returns whether an example holds several sequences of tokens of one user, [m, T]."""
-  return dataset.x.dtype == np.int32 and dataset.x.ndim == 3
-
-
 def check_unit(config: TrainConfig, dataset: data.Dataset, plan: Plan) -> None:
   """Raises UserError unless one row of the data is one unit of the guarantee."""
-  are_users = of_users(dataset)
+  are_users = dataset.unit == "user"
   if are_users != (plan.sampler.unit == "user"):
     must, what = ("be", "all") if are_users else ("not be", "not all")
     raise UserError(

@@ -8,11 +8,9 @@ import pathlib
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-import jax
 import optax
 
-from dpjax import auditing, federated, secure, trees, validate
-from dpjax.accounting.text import paragraph
+from dpjax import federated, secure, trees, validate
 from dpjax.data import Federation
 from dpjax.data.target_kinds import needs_classes
 from dpjax.experiments.config import common, user_code
@@ -20,7 +18,6 @@ from dpjax.experiments.config.fields import Setting, name_of
 from dpjax.experiments.config.naming import within
 from dpjax.experiments.kinds import audits, bounds
 from dpjax.experiments.kinds.central import build as build_central
-from dpjax.experiments.kinds.central import features as features_lib
 from dpjax.experiments.kinds.central import tasks
 from dpjax.experiments.kinds.central.config import OptimizerConfig
 from dpjax.experiments.kinds.central.facts import shows_data
@@ -75,21 +72,6 @@ _EXECUTED = ("num_devices", "num_threads", "memory_budget_gb")
 # Fields that may differ between the processes of one run.
 ELSEWHERE = ("execution", *_EXECUTED)
 Wrapping = dict[str, Any]
-_OWN_MODELS = (
-  "Each client also keeps a model, or parameters, of its own. They are no part of what is "
-  "released, and this guarantee does not cover them: show them to that client alone."
-)
-
-_DEALT = (
-  "Dealt clients. partition={name} has dealt the rows of one data set to clients, as a simulation, "
-  "and neighbours are compared after the deal. Of a row of the data set itself nothing is "
-  "promised: one row more, or another label, may deal others elsewhere."
-)
-_CHOSEN_WORDS = (
-  "Words and labels. The vocabulary of {name}, or its list of labels, holds what occurs in the "
-  "data of its users. Nothing is promised to those who shaped it; that this run's users did not is "
-  "assumed, and is wrong for the published files."
-)
 
 
 class FedRun(NamedTuple):
@@ -130,7 +112,7 @@ def check(config: FedConfig, *, draws_cohorts: bool = True) -> None:
   _check_partition(config)
   if name_of(config, "partition") in NATURAL:
     _check_natural(config)
-  elif not records.is_of_records(config):
+  elif not config.protects_records:
     privacy.check_cohort(config, config.partition.num_clients)
   _check_stop(config)
   _check_combination(config)
@@ -169,7 +151,7 @@ def _check_read(config: FedConfig) -> None:
     "client_state",
   )
   read(False, "a client that does not start afresh", "client_optimizer.schedule")
-  if records.is_of_records(config):
+  if config.protects_records:
     read(False, "users whose number is a secret", "data.num_users")
     read(False, "a sampler of a silo's records that keeps all", "local.max_examples")
 
@@ -181,7 +163,7 @@ def _knows_cohorts(config: FedConfig) -> bool:
   """
   dealt = hasattr(config.partition, "num_clients")
   # All silos take part, as many as the data have.
-  of_silos = records.is_of_records(config)
+  of_silos = config.protects_records
   return dealt and not of_silos and not isinstance(config.aggregator, str)
 
 
@@ -259,7 +241,7 @@ def _check_combination(config: FedConfig) -> None:
 
 def _check_secure_sum(config: FedConfig) -> None:
   chosen = config.secure_sum
-  if isinstance(chosen, secure_sums.NoSecureSum):
+  if not config.is_summed:
     return
   secure_sums.check(chosen, config.clients_per_round)
   allowed_by_field = {
@@ -288,52 +270,37 @@ def _check_client_optimizer(config: FedConfig) -> None:
     bounds.only(config, "client_optimizer.rule.momentum", [0], why)
 
 
-def _is_summed(config: FedConfig) -> bool:
-  """Returns whether the server sees only the sum of the messages."""
-  return not isinstance(config.secure_sum, secure_sums.NoSecureSum)
-
-
-def summed_clients(config: FedConfig) -> int:
-  """Returns the expected number of clients whose messages the server sees as one sum; 1 without a
-  secure sum."""
-  return int(config.clients_per_round) if _is_summed(config) else 1
-
-
-def secure_aggregator(
-  config: FedConfig,
-  plan: Plan,
-  key: jax.Array,
-  num_clients: int,
-  mechanism: SkellamSum | None,
-) -> federated.Aggregator:
+def secure_aggregator(fed: FedRun, num_clients: int) -> federated.Aggregator:
   """Returns the aggregator whose server sees only the sum of the messages.
 
   Args:
     num_clients: largest number of clients in a sum if the sampler does not fix this number.
   """
+  config = fed.config
   chosen = config.secure_sum
   cohort = config.clients_per_round
-  common: dict[str, Any] = {"dropout": chosen.dropout(config.seed), "plan": plan}
-  if mechanism is not None:
-    seeds = {"seed": distributed.seed_of(key), "rotation": config.seed}
-    return secure.skellam_mean(chosen.protocol(cohort), mechanism, **seeds, **common)
+  dropout = chosen.dropout(config.seed)
+  if fed.mechanism is not None:
+    seeds = {"seed": distributed.seed_of(fed.random.noise), "rotation": config.seed}
+    protocol = chosen.protocol(cohort)
+    mean = secure.skellam_mean(protocol, fed.mechanism, dropout=dropout, **seeds)
+    return mean.drawn_by(fed.plan)
   # A Poisson cohort may hold every client, and the modulus must exceed the sum of its messages.
   most = num_clients if config.privacy.sampler.name != "fixed_size" else int(cohort)
   encoding = Encoding(most, chosen.largest_value, chosen.bits)
-  return secure.secure_mean(chosen.protocol(cohort), encoding, **common)
+  mean = secure.secure_mean(chosen.protocol(cohort), encoding, dropout=dropout)
+  return mean.drawn_by(fed.plan)
 
 
 def _aggregator(fed: FedRun) -> federated.Aggregator:
   config = fed.config
-  plan = fed.plan
-  key = fed.random.noise
-  if _is_summed(config):
-    return secure_aggregator(config, plan, key, fed.num_clients, fed.mechanism)
+  if config.is_summed:
+    return secure_aggregator(fed, fed.num_clients)
   if isinstance(config.privacy, ServerNoise):
-    return federated.central(plan, key)
+    return federated.central(fed.plan, fed.random.noise)
   if isinstance(config.aggregator, str):
-    return own_parts.aggregator(config.aggregator).drawn_by(plan)
-  return config.aggregator.make().drawn_by(plan)
+    return own_parts.aggregator(config.aggregator).drawn_by(fed.plan)
+  return config.aggregator.make().drawn_by(fed.plan)
 
 
 def client_of(
@@ -498,7 +465,7 @@ def assembled(config: FedConfig, data: tuple[Any, Any], random: RunKeys) -> FedR
   # Cohorts check their capacity against the number that `federation` declares.
   federation = dataclasses.replace(federation, nominal_users=num_clients)
   plan, reported = privacy.make_plan(config, num_clients)
-  silos = records.make(config, federation) if records.is_of_records(config) else None
+  silos = records.make(config, federation) if config.protects_records else None
   if not _knows_cohorts(config):
     cohort_sizes.check(config, num_clients)
   task, model, params = start(config, federation, random)
@@ -508,37 +475,18 @@ def assembled(config: FedConfig, data: tuple[Any, Any], random: RunKeys) -> FedR
     with within("algorithm"):
       check_parts(params, kept)
   mechanism = distributed.mechanism(config, trees.size(params))
-  target = audit.target_of(config, plan, num_clients, mechanism)
-  federation, canaries = audits.insert(
-    config,
-    federation,
-    target.claim,
-    functools.partial(auditing.insert_canary_clients, join=audit.joins(config)),
-  )
-  audited = audit.prepared(config, canaries, target, params, num_clients)
   promised = (
     privacy.make_promise(config, plan, reported, num_clients, mechanism)
     if silos is None
     else records.promise(config, federation, silos)
   )
-  if silos is None and config.is_private and algorithm_of(config).personal is not None:
-    promised = guarantee.noted(promised, paragraph(_OWN_MODELS))
-  if config.is_private and hasattr(config.partition, "num_clients"):
-    dealt = _DEALT.format(name=name_of(config, "partition"))
-    promised = guarantee.noted(promised, paragraph(dealt))
-  if name_of(config, "partition") == "pfl":
-    name = config.data.name
-    assumed = f"words or labels of {name} were chosen without this run's users"
-    promised = guarantee.noted(
-      promised, paragraph(_CHOSEN_WORDS.format(name=name)), assumed
-    )
+  federation, audited = audit.insert(
+    config, federation, plan, promised, mechanism, params, num_clients
+  )
   fed = FedRun(
     config=config,
     plan=plan,
-    guarantee=features_lib.noted(
-      config,
-      guarantee.repeated(promised, config.noise_seed),
-    ),
+    guarantee=privacy.noted(config, promised, federation.dataset),
     params=params,
     apply=apply,
     random=random,
@@ -595,7 +543,7 @@ class Federated(Experiment[FedConfig]):
   def same(self) -> dict[str, str]:
     # The digest covers only the computation. Checkpoints also depend on where client state is kept.
     digest = config_names.digest(self.config, ELSEWHERE)
-    return {"config": digest.hex(), "client_state": self.config.client_state}
+    return {"config": digest, "client_state": self.config.client_state}
 
   def train(self, data: Any, keys: RunKeys) -> Story:
     return single(phase(assembled(self.config, data, keys)))

@@ -97,7 +97,7 @@ def check(config: FedConfig) -> None:
     what = "silos, which have tests of their own" if is_of_silos(config) else "an audit"
     bounds.only(config, "held_out", [0], f" with {what}")
   why = ""
-  if records.is_of_records(config):
+  if config.protects_records:
     why = "with privacy='records', whose noise does not cover more steps"
   elif algorithm_of(config).personal is not None:
     why = (
@@ -268,7 +268,7 @@ class ClientScores:
 
 def is_of_silos(config: FedConfig) -> bool:
   """Returns whether clients are silos, which are few and have public names."""
-  return records.is_of_records(config) or name_of(config, "partition") == records.SILOS
+  return config.protects_records or name_of(config, "partition") == records.SILOS
 
 
 def _fewest(facts: Mapping[str, Any]) -> str:

@@ -13,7 +13,6 @@ from typing import Any
 from dpjax.experiments.config.fields import name_of
 from dpjax.experiments.kinds.federated import user_code as own_parts
 from dpjax.experiments.kinds.federated.config import FedConfig, Records, aggregation_of
-from dpjax.experiments.kinds.federated.secure_sums import NoSecureSum
 from dpjax.validate import UserError
 
 # Largest chance that a round of the run is refused, and largest share of rounds in which a robust
@@ -63,8 +62,7 @@ def check(config: FedConfig, num_clients: int) -> None:
   """
   tolerant = _least_tolerant(config, num_clients)
   summed = config.secure_sum
-  is_summed = not isinstance(summed, NoSecureSum)
-  if is_summed:
+  if config.is_summed:
     least_of: Callable[[float], int] = summed.min_survivors
     field = "secure_sum"
   else:
@@ -87,7 +85,7 @@ def check(config: FedConfig, num_clients: int) -> None:
       value=name,
       hint=_remedy(config, num_clients, chance_of),
     )
-  if is_summed and summed.dropout_prob:
+  if config.is_summed and summed.dropout_prob:
     _check_dropouts(config, num_clients, least)
   share_of = lambda cohort: below(
     tolerant, config.privacy.sampler.name, num_clients, cohort

@@ -25,7 +25,7 @@ from dpjax.experiments.kinds.central.config import (
   NoiseStrategy,
   OptimizerConfig,
 )
-from dpjax.experiments.kinds.federated.secure_sums import SECURE_SUMS
+from dpjax.experiments.kinds.federated.secure_sums import SECURE_SUMS, NoSecureSum
 from dpjax.federated import described
 from dpjax.federated.client import capped, uniform
 from dpjax.noise import correlated
@@ -507,6 +507,16 @@ class FedConfig(WithChoices):
   def protects_users(self) -> bool:
     """Whether the guarantee is for a user, not for a record of a silo."""
     return not isinstance(self.privacy, NoPrivacy | Records)
+
+  @property
+  def protects_records(self) -> bool:
+    """Whether each client is a silo, and the guarantee is for one record of a silo."""
+    return isinstance(self.privacy, Records)
+
+  @property
+  def is_summed(self) -> bool:
+    """Whether the server sees the sum of the messages alone."""
+    return not isinstance(self.secure_sum, NoSecureSum)
 
 
 def algorithm_of(config: FedConfig) -> described.AlgorithmFacts:

@@ -20,7 +20,6 @@ from dpjax.experiments.kinds.federated.config import (
   algorithm_of,
   algorithms_that,
 )
-from dpjax.experiments.kinds.federated.secure_sums import NoSecureSum
 from dpjax.experiments.run.guarantee import Guarantee, noted, of_event
 from dpjax.secure.distributed_noise import SkellamSum
 from dpjax.validate import UserError
@@ -59,7 +58,7 @@ def check(config: FedConfig) -> None:
   """Raises UserError for fields that do not fit method "distributed"; loads no data."""
   if not isinstance(config.privacy, Distributed):
     return
-  if isinstance(config.secure_sum, NoSecureSum):
+  if not config.is_summed:
     raise UserError(
       "needs a secure_sum, such as --config.secure_sum=secagg: a share of the "
       "noise alone does not hide a message",

@@ -8,17 +8,17 @@ from typing import Any
 
 from dpjax import accounting, gradients, sampling
 from dpjax.accounting.proved import NeighboringRelation
-from dpjax.auditing.canary_clients import DIRECTION, PARAMETER
-from dpjax.data import Federation
+from dpjax.accounting.text import paragraph
+from dpjax.auditing.canary_clients import PARAMETER
+from dpjax.data import Dataset, Federation
 from dpjax.experiments.config import fields, samplers
 from dpjax.experiments.config.common import attack_of
 from dpjax.experiments.kinds import bounds, privacy_section
-from dpjax.experiments.kinds.central import ftrl
+from dpjax.experiments.kinds.central import features, ftrl
 from dpjax.experiments.kinds.federated import distributed
 from dpjax.experiments.kinds.federated.config import (
   Both,
   Central,
-  ClientAudit,
   Distributed,
   FedConfig,
   FedFtrl,
@@ -26,6 +26,7 @@ from dpjax.experiments.kinds.federated.config import (
   Records,
   ServerNoise,
   UserGuarantee,
+  algorithm_of,
 )
 from dpjax.experiments.run import guarantee, sizes
 from dpjax.experiments.run.guarantee import Guarantee
@@ -36,12 +37,6 @@ from dpjax.sampling.registry import steps_per_pass, whole_passes
 from dpjax.secure.distributed_noise import SkellamSum
 from dpjax.validate import UserError
 
-# Default numbers of canary clients that join the federation, and of those that replace clients. A
-# claim is refuted at p-values up to .005. For epsilon 4 at delta 1e-3 with all guesses right,
-# `claim_p_value` gives .0056 for 600 canaries and .0038 for 1,000. This p-value is valid even if
-# guesses depend on each other.
-_JOINED = 1000
-_IN_PLACES = 50
 # Methods that fit a secure sum, since the server adds no noise.
 SUMMED = ("none", "local", "distributed", "records")
 
@@ -85,18 +80,6 @@ def canaries_join(config: FedConfig) -> bool:
     and privacy.sampler.name == "poisson"
     and privacy_section.relation(privacy) == NeighboringRelation.ADD_OR_REMOVE_ONE
   )
-
-
-def audit_settings(config: FedConfig) -> ClientAudit:
-  """Returns the settings of the audit, with `auto` and 0 replaced by actual values."""
-  audit = config.audit
-  assert audit is not None
-  join = canaries_join(config)
-  kind = audit.kind
-  if kind == "auto":
-    kind = PARAMETER if join else DIRECTION
-  count = audit.num_canaries or (_JOINED if join else _IN_PLACES)
-  return dataclasses.replace(audit, kind=kind, num_canaries=count)
 
 
 def check_cohort(config: FedConfig, num_clients: int) -> None:
@@ -173,7 +156,7 @@ def _sampler(config: FedConfig, num_clients: int) -> sampling.Sampler:
   chosen = config.privacy.sampler
   scheme = chosen.scheme
   prob = config.clients_per_round / num_clients
-  num_canaries = 0 if config.audit is None else audit_settings(config).num_canaries
+  num_canaries = 0 if config.audit is None else config.audit.num_canaries
   joining = num_canaries if num_canaries and canaries_join(config) else 0
   size = chosen.sizing(
     sampling_prob=prob,
@@ -283,7 +266,7 @@ _LOCAL_NOTE = (
 )
 
 
-def local_promise(config: FedConfig, num_clients: int) -> Guarantee:
+def local_promise(config: FedConfig, num_clients: int | None) -> Guarantee:
   """Returns the guarantee against the server, for a client that takes part in every round."""
   noise = local_noise(config) or 0.0
   asked = config.privacy
@@ -351,3 +334,37 @@ def make_promise(
     note=asked,
     release=config.release,
   )
+
+
+_OWN_MODELS = (
+  "Each client also keeps a model, or parameters, of its own. They are no part of what is "
+  "released, and this guarantee does not cover them: show them to that client alone."
+)
+
+_DEALT = (
+  "Dealt clients. partition={name} has dealt the rows of one data set to clients, as a simulation, "
+  "and neighbours are compared after the deal. Of a row of the data set itself nothing is "
+  "promised: one row more, or another label, may deal others elsewhere."
+)
+_CHOSEN_WORDS = (
+  "Words and labels. The vocabulary of {name}, or its list of labels, holds what occurs in the "
+  "data of its users. Nothing is promised to those who shaped it; that this run's users did not is "
+  "assumed, and is wrong for the published files."
+)
+
+
+def noted(config: FedConfig, promised: Guarantee, dataset: Dataset) -> Guarantee:
+  """Returns the guarantee of a run with all that its statement says before it, and with what nobody
+  can check, which makes it a claim."""
+  own = algorithm_of(config).personal is not None
+  if own and config.is_private and not config.protects_records:
+    promised = guarantee.noted(promised, paragraph(_OWN_MODELS))
+  partition = fields.name_of(config, "partition")
+  if config.is_private and hasattr(config.partition, "num_clients"):
+    promised = guarantee.noted(promised, paragraph(_DEALT.format(name=partition)))
+  if partition == "pfl":
+    words = paragraph(_CHOSEN_WORDS.format(name=config.data.name))
+    assumed = f"words or labels of {config.data.name} were chosen without this run's users"
+    promised = guarantee.noted(promised, words, assumed)
+  promised = guarantee.repeated(promised, config.noise_seed)
+  return features.noted(config, promised, dataset)

@@ -54,11 +54,6 @@ _SIMULATED = (
 )
 
 
-def is_of_records(config: FedConfig) -> bool:
-  """Returns whether the guarantee is for one record of a silo, not for one user."""
-  return isinstance(config.privacy, Records)
-
-
 # --- checks
 
 
@@ -111,7 +106,7 @@ def _check_counts(asked: Records, num_silos: int, order: str = "") -> None:
 
 def resolved(config: FedConfig, num_silos: int) -> FedConfig:
   """Returns a config whose `clients_per_round` is the number of silos, all of which take part."""
-  if not is_of_records(config):
+  if not config.protects_records:
     return config
   return dataclasses.replace(config, clients_per_round=num_silos)
 

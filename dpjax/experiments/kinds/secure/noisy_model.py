@@ -7,6 +7,8 @@ import hashlib
 import math
 import secrets
 import time
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -176,6 +178,24 @@ def computed(
   )
 
 
+def train_shares(
+  state: Arrays, program: Callable[..., Any], rows: Sequence[Any], **options: Any
+) -> None:
+  """Trains each party's share of a model on its shares of the rows, and adds what this cost.
+
+  Args:
+    state: `shares` of the model, which are replaced, and total `numbers`: seconds, bytes sent,
+      bytes dealt, rounds.
+    program: of (party, share of the model, *shares of rows).
+    options: of `mpc.run`.
+  """
+  begun = time.monotonic()
+  first, second = ((model, *mine) for model, mine in zip(state["shares"], rows))
+  ran = mpc.run(program, first, second, **options)
+  state["shares"] = ran.outputs
+  state["numbers"] += [time.monotonic() - begun, *ran.cost]
+
+
 def _training(mechanism: OutputNoise, rows: LabelledRows) -> Phase:
   """Returns a phase in which each step takes several gradient steps. Its checkpoints hold the
   shares of both parties."""
@@ -193,8 +213,7 @@ def _training(mechanism: OutputNoise, rows: LabelledRows) -> Phase:
     # difference of the weights. This process holds both parties. Separate programs would each keep
     # a secret for masks.
     masks = np.frombuffer(secrets.token_bytes(32), np.uint64)
-    # Training begins with shares of zero. `numbers` are totals: seconds, bytes sent, bytes dealt,
-    # rounds.
+    # Training begins with shares of zero.
     return {
       "shares": (start, start.copy()),
       "secret": secret,
@@ -210,20 +229,11 @@ def _training(mechanism: OutputNoise, rows: LabelledRows) -> Phase:
       kept = weights if first else None
       return mechanism.train(party, x, y, weights=kept, first=first, last=last)
 
-    begun = time.monotonic()
-    of_first, of_second = ((kept, *mine) for kept, mine in zip(state["shares"], shares))
     # Each step of the run has its own masks, since two messages under one mask reveal their
     # difference.
     masks = hashlib.sha256(state["masks"].tobytes() + place.to_bytes(8, "little")).digest()
-    ran = mpc.run(
-      program,
-      of_first,
-      of_second,
-      seed=int.from_bytes(masks, "little"),
-      frac_bits=mechanism.frac_bits,
-    )
-    state["shares"] = ran.outputs
-    state["numbers"] += [time.monotonic() - begun, *ran.cost]
+    seed = int.from_bytes(masks, "little")
+    train_shares(state, program, shares, seed=seed, frac_bits=mechanism.frac_bits)
 
   return pieces.filled(number, init, train, name="shares")
 

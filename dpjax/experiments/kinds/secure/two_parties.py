@@ -14,6 +14,7 @@ from dpjax.experiments.config.naming import within
 from dpjax.experiments.kinds.secure.build import Computed, LabelledRows, Measuring
 from dpjax.experiments.kinds.secure.config import SecureConfig
 from dpjax.experiments.kinds.secure.noisy_model import data_digest as data_digest
+from dpjax.experiments.kinds.secure.noisy_model import train_shares
 from dpjax.experiments.run import pieces
 from dpjax.experiments.run.experiment import Phase
 from dpjax.experiments.run.pieces import Arrays
@@ -144,18 +145,11 @@ def _training(
   number = -(-steps // _CHUNK)
 
   def init() -> Arrays:
-    numbers = np.zeros(4)  # seconds, bytes sent, bytes dealt, rounds
-    return {"shares": private_values.split(start), "numbers": numbers}
+    return {"shares": private_values.split(start), "numbers": np.zeros(4)}
 
   def train(state: Arrays, place: int) -> None:
     part = batches[place * _CHUNK : (place + 1) * _CHUNK]
     run = lambda party, network, x, y: secureml.train(party, network, x, y, part, recipe)
-    begun = time.monotonic()
-    first, second = (
-      (network, *party_rows) for network, party_rows in zip(state["shares"], shares)
-    )
-    ran = mpc.run(run, first, second, truncation=truncation)
-    state["shares"] = ran.outputs
-    state["numbers"] += [time.monotonic() - begun, *ran.cost]
+    train_shares(state, run, shares, truncation=truncation)
 
   return pieces.filled(number, init, train, name="shares")
