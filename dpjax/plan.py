@@ -733,7 +733,8 @@ class Plan(overflow.MayAbort):
 
     Args:
       opt_state: state of the chain that begins with `transform`, or a tree that holds this state,
-        such as the state of `training.dp_sgd`. It may come from a checkpoint.
+        such as the state of `training.dp_sgd`, or of a federated algorithm, whose statement is
+        about users. It may come from a checkpoint.
       delta: delta of the guarantee; None for the plan's.
       num_examples: a public size for the statement, as in `statement`.
 
@@ -792,7 +793,9 @@ class Plan(overflow.MayAbort):
       epsilon=self.epsilon(delta, steps),
       delta=delta,
       # A plan made for this delta would have another capacity, and so other aborts.
-      statement=self.statement(num_examples, steps, delta=delta),
+      statement=self.statement(
+        num_examples, steps, unit=getattr(opt_state, "unit", ""), delta=delta
+      ),
     )
 
   def clipped_grad(self, loss_fn: LossFn, **options: Any) -> ClippedGrad:

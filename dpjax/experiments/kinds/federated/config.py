@@ -252,7 +252,10 @@ class Central(ServerNoise):
   """The server clips messages and adds noise to their sum."""
 
   clipping: Annotated[
-    gradients.ClipRule, Choice(CLIP_RULES), Gives("l2_clip_norm"), "of clients' messages"
+    gradients.ClipRule,
+    Choice(CLIP_RULES, base=gradients.ClipRule),
+    Gives("l2_clip_norm"),
+    "of clients' messages; or package.module:Rule",
   ] = dataclasses.field(default_factory=gradients.Flat)
   sampler: ClientSampler = "poisson"
   simulated_cohort: Annotated[
