@@ -251,7 +251,9 @@ def _got(*, several: bool = False) -> _Got:
   lost = fields.lost(before, config, texts)
   note = ""
   if lost:
-    given = ", ".join(f"{path}={text!r:.60}" for path, text in texts.items())
+    # The flags whose sections held what is lost. A choice may also leave out fields beside it.
+    causes = [path for path in texts if any(one.startswith(f"{path}.") for one in lost)]
+    given = ", ".join(f"{path}={texts[path]!r:.60}" for path in causes or texts)
     note = f"{given}: takes no {', '.join(lost)}; the file's values are dropped"
   if flags.FLAGS.print_config:
     for line in command_line(config):

@@ -90,7 +90,7 @@ def turn_images(
     )
   steps = np.arange(num_steps)[:, None]
   patterns = (steps % turns == np.arange(min(turns, num_steps))).astype(np.float64)
-  _check_entries(strategy, num_steps)
+  check_entries(strategy, num_steps)
   image = strategy.multiply(patterns)
   image = image / np.array(factors)[:, None] if factors else image
   # The cache returns this array itself, so a write would change later answers.
@@ -99,12 +99,13 @@ def turn_images(
 
 
 @functools.lru_cache(maxsize=8)
-def _check_entries(strategy: Strategy, num_steps: int) -> None:
-  """Raises UserError if C has a negative entry, or is too large to be looked at.
+def check_entries(strategy: Strategy, num_steps: int) -> None:
+  """Raises UserError if C has a negative entry, no unit diagonal or entries outside of its `bands`,
+  or is too large to be looked at.
 
   Equal gradients are the worst case only if C has no negative entry. Sums of columns would not show
-  such an entry, since a larger entry of the same row may hide it. The constructors of dpjax's own
-  strategies refuse negative entries.
+  such an entry, since a larger entry of the same row may hide it. Entries outside of the bands
+  would join steps that are accounted apart. dpjax's own strategies are built without such entries.
   """
   if type(strategy).__module__.startswith("dpjax.noise.correlated"):
     return
@@ -117,8 +118,17 @@ def _check_entries(strategy: Strategy, num_steps: int) -> None:
     )
   for start in range(0, num_steps, _COLUMNS):
     columns = np.eye(num_steps, min(_COLUMNS, num_steps - start), -start)
-    if strategy.multiply(columns).min() < -_ZERO:
+    entries = strategy.multiply(columns)
+    below = np.arange(num_steps)[:, None] - np.arange(start, start + columns.shape[1])
+    free = (below > 0) & (below < (strategy.bands or num_steps))
+    if entries.min() < -_ZERO:
       raise UserError("C must have no negative entry", field="correlation", value=strategy)
+    if np.abs(np.where(free, 0.0, entries - (below == 0))).max() > _ZERO:
+      raise UserError(
+        "C must be 1 on its diagonal, and 0 above it and from `bands` below it on",
+        field="correlation",
+        value=strategy,
+      )
 
 
 @functools.lru_cache(maxsize=8)

@@ -46,7 +46,7 @@ def influence(subject: Subject) -> Row:
   exchanged = relation is NeighboringRelation.REPLACE_ONE
   key = jax.random.key(SEED)
   without = x if exchanged else x[1:]
-  released = quiet(key, without)
+  released = quiet.after(key, without, None)
   moves = []
   for factor in _FACTORS:
     changed = x.copy()

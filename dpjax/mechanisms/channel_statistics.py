@@ -94,12 +94,9 @@ class ChannelStatistics(NoisyMeans):
     """Clips each of `rows` [n, C], and returns their noisy mean, [C]."""
     return self.noisy_mean_of(key, *clipped_total(rows, clip_norm), clip_norm)
 
-  def __call__(self, key: jax.Array, x: ArrayLike | Rows) -> ChannelMoments:
-    """Returns the statistics of n examples `x`, [n, ..., C]. `Rows` are read once, in chunks."""
-    return self.after(key, x, None)
-
   def after(self, key: jax.Array, x: ArrayLike | Rows, before: Any) -> ChannelMoments:
-    """Returns what `__call__` returns. No sum depends on earlier releases: `before` is unused."""
+    """Returns the statistics of `x`, as `NoisyMeans.after`. No sum depends on earlier releases, so
+    `before` is unused. `Rows` are read once."""
     return _released(self, self.own_key(key), channel_moments(x))
 
   def statement(self, unit: str = "example") -> str:

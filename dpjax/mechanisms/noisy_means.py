@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import abc
 import dataclasses
+import hashlib
 import math
 from collections.abc import Callable, Iterator
 from typing import Any, ClassVar
@@ -15,6 +16,7 @@ from typing import Any, ClassVar
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import core
 from scipy import special
 
 from dpjax import accounting, trees, validate
@@ -144,15 +146,43 @@ class NoisyMeans(abc.ABC):
     trees.check_key(key=key)
     return key_for(KeyUse.STATISTICS, key)
 
-  @abc.abstractmethod
   def __call__(self, key: jax.Array, x: ArrayLike | Rows) -> Any:
-    """Returns the statistics of n examples `x`, [n, ..., C]."""
+    """Returns the statistics of n examples `x`, [n, ..., C]. `Rows` are read in chunks.
+
+    The noise follows from the key, the settings and `x`. So under one key several data sets, such
+    as the folds of a cross-validation, share none, nor do several noise levels: the difference of
+    two releases would hold none. The same data have the same noise again, in any order. Under jit,
+    where `x` has no values, the key alone decides.
+    """
+    trees.check_key(key=key)
+    return self.after(self._key_for(key, x), x, None)
+
+  def _key_for(self, key: jax.Array, x: Any) -> jax.Array:
+    """Returns a key that follows from `key`, the settings and the examples `x`, in any order.
+
+    Whoever does not know `key` cannot tell it from a fresh one. It is `key` itself for traced `x`.
+    """
+    if isinstance(x, core.Tracer):
+      return key
+    inputs: Any = x if isinstance(x, Rows) else np.atleast_1d(finite.array("x", x))
+    digest = _number(repr(self).encode())
+    for start in range(0, len(inputs), _CHUNK):
+      with np.errstate(over="ignore"):
+        rows = np.asarray(inputs[start : start + _CHUNK]).astype(np.float32)
+      # A sum, so that the same rows in another order have the same noise: were it fresh, a second
+      # look at one data set would cost again.
+      digest += sum(_number(row.tobytes()) for row in rows)
+    for shift in range(0, 128, 32):
+      key = jax.random.fold_in(key, np.uint32(digest >> shift & 0xFFFFFFFF))
+    return key
 
   @abc.abstractmethod
   def after(self, key: jax.Array, x: ArrayLike | Rows, before: Any) -> Any:
     """Returns statistics of `x`, in which each field is computed from earlier fields of `before`.
+    If it is None, earlier fields are those of this call.
 
-    So a test of one sum can keep earlier releases constant.
+    So a test of one sum can keep earlier releases constant. The noise follows from the key alone,
+    which must be for one run on one data set.
     """
 
   def noisy_totals(self, released: Any) -> list[np.ndarray]:
@@ -179,6 +209,10 @@ class NoisyMeans(abc.ABC):
       f"the norm. Charged together as Gaussian noise of {total} times the clip norm, which is "
       "part of what is charged above."
     )
+
+
+def _number(content: bytes) -> int:
+  return int.from_bytes(hashlib.sha256(content).digest(), "big")
 
 
 def gaussian_of_pure(epsilon: float) -> float:

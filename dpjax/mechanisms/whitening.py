@@ -133,17 +133,9 @@ class Whitening(NoisyMeans):
         value=self.num_directions,
       )
 
-  def __call__(self, key: jax.Array, x: ArrayLike | Rows) -> Spread:
-    """Returns the spread of n examples `x`, [n, ..., C]. `Rows` are read in chunks: ten times, or
-    five times with public norms."""
-    return self.after(key, x, None)
-
   def after(self, key: jax.Array, x: ArrayLike | Rows, before: Spread | None) -> Spread:
-    """Returns the spread of `x`, in which each field is computed from earlier fields of `before`.
-
-    So a test of one sum can keep earlier releases constant. If `before` is None, earlier fields are
-    those of this call.
-    """
+    """Returns the spread of `x`, as `NoisyMeans.after`. `Rows` are read ten times, or five times
+    with public norms."""
     key = self.own_key(key)
     examples = _examples(x)
     sides = (math.prod(examples.shape[1:-1]), examples.shape[-1])

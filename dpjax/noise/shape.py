@@ -15,6 +15,8 @@ from dpjax.validate import UserError
 # Largest number of noise levels of a sampled run with accountant='pld'. Each level needs one more
 # privacy loss distribution (PLD).
 MAX_NOISE_LEVELS = 32
+# Members of a strategy that its cost follows from; `init` starts its noise.
+_MEMBERS = ("bands", "toeplitz", "multiply", "init")
 # Largest quotient of two factors of a schedule of correlated noise. Noise of earlier steps comes
 # back in later ones, and in floats of its size a gradient is rounded: above 2^20 times the noise
 # that protects it, it could become visibly longer.
@@ -44,13 +46,16 @@ class NoiseShape:
     object.__setattr__(self, "schedule", validate.several(schedule=self.schedule))
     # A dict of the caller's may change later, and transforms would differ from their plan.
     object.__setattr__(self, "shares", jax.tree.map(lambda share: share, self.shares))
-    if self.correlation is not None and not hasattr(self.correlation, "multiply"):
-      raise UserError(
-        "must be a strategy, or None", field="correlation", value=self.correlation
-      )
+    # Without `bands`, noise of several bands would count as white.
+    for name in _MEMBERS:
+      if self.correlation is not None and not hasattr(self.correlation, name):
+        raise UserError(
+          f"must be a strategy, which has {name}, or None",
+          field="correlation",
+          value=self.correlation,
+        )
     validate.factors(schedule=self.schedule)
-    correlated = getattr(self.correlation, "bands", 1) != 1
-    if correlated and self.schedule:
+    if self.strategy.bands != 1 and self.schedule:
       quotient = max(self.schedule) / min(self.schedule)
       if quotient > _MAX_QUOTIENT:
         raise UserError(

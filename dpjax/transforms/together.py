@@ -66,7 +66,7 @@ def features(
     "noise shares": (shape.shares is not None, ("noise_shares", shape.shares)),
     "a noise schedule": (shape.schedule, ("noise_schedule", shape.schedule)),
     "correlated noise": (shape.correlation is not None, strategy),
-    _BANDS: (getattr(shape.correlation, "bands", 1) != 1, strategy),
+    _BANDS: (shape.strategy.bands != 1, strategy),
     "slices": (slices != 1, ("slices", slices)),
     "scaled coordinates": (scaling is not None, ("scaling", scaling)),
     "private statistics": (statistics is not None, ("statistics", NO_VALUE)),

@@ -284,7 +284,8 @@ def spreads(mechanism: Whitening, keys: jax.Array, x: np.ndarray) -> whitening.S
     x: [examples, ..., channels].
 
   Returns:
-    Fields [n, ...], equal to those of `mechanism(key, x)` for each key, up to the last bits.
+    Fields [n, ...], equal to those of `mechanism.after(key, x, None)` for each key, up to the last
+    bits.
   """
   n = len(keys)
   shape = (max(2, len(x)), math.prod(x.shape[1:-1]), x.shape[-1])

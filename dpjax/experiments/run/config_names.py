@@ -31,8 +31,8 @@ def differences(
   """
   if isinstance(there, dict) and isinstance(now, dict):
     for name in sorted({*there, *now}):
-      values = (data.get(name, NO_VALUE) for data in (there, now))
-      yield from differences(*values, (*path, name))
+      one, other = (data.get(name, NO_VALUE) for data in (there, now))
+      yield from differences(one, other, (*path, name))
   elif there != now or ("options" in path and _typed(there) != _typed(now)):
     yield f"{'.'.join(path)[:87]}: {_short(there)} there, {_short(now)} now"
 

@@ -335,6 +335,17 @@ def _callback(w, example):
   return jnp.sum(jax.pure_callback(np.asarray, shape, example[0] @ w))
 
 
+def test_an_error_of_the_loss_itself_says_what_it_was_called_with():
+  def unpacks(w, example):
+    _, _, third = example
+    return third @ w
+
+  grad_fn = gradients.clipped_grad(unpacks, l2_clip_norm=1.0)
+  with pytest.raises(ValueError) as caught:
+    grad_fn(jnp.ones(3), (jnp.ones((2, 3)), jnp.ones(2, jnp.int32)), True)
+  assert any("[0]: float32[3], [1]: int32[]" in note for note in caught.value.__notes__)
+
+
 @pytest.mark.cases(long=[14])
 @pytest.mark.parametrize("method", ["auto", "vmap"])
 @pytest.mark.parametrize(

@@ -214,3 +214,32 @@ def test_wrong_data_are_one_line():
   for x in (np.zeros(3), np.zeros((3, 0)), np.zeros((3, 0, 2))):
     with refuses("x"):
       made(jax.random.key(0), x)
+
+
+class _KeyAlone(lib.ChannelStatistics):
+  """A plant: its noise follows from the key alone."""
+
+  def __call__(self, key, x):
+    return self.after(key, x, None)
+
+
+@pytest.mark.parametrize("kind", [lib.ChannelStatistics, _KeyAlone])
+def test_folds_and_noise_levels_under_one_key_share_no_noise(kind):
+  """The difference of two folds' means was the exact mean of the records that only one holds, and
+  two noise levels gave the exact mean of all."""
+  made = kind(normalize_by=1.0, noise_multiplier=8.0, clip_norms=(1.0, 1.0))
+  x = np.zeros((6, 1, 1, 40), np.float32)
+  x[0] = 0.1
+  key = jax.random.key(0)
+  whole, fold = made(key, x), made(key, x[1:])
+  exact = made.after(key, x, None).mean - made.after(key, x[1:], None).mean
+  np.testing.assert_allclose(exact, 0.1, atol=1 / 16)  # the grid's step
+  noise = np.asarray(whole.mean - fold.mean) - 0.1
+  assert (noise.std() < 1 / 16) == (kind is _KeyAlone)
+  assert kind is _KeyAlone or 8 < noise.std() < 16  # sqrt(2) of 8, from 40 numbers
+  louder = kind(normalize_by=1.0, noise_multiplier=16.0, clip_norms=(1.0, 1.0))(key, x)
+  # Without the noise: twice one release less the other is the sum.
+  noise = np.asarray(2 * whole.mean - louder.mean)
+  assert (noise.std() < 1 / 8) == (kind is _KeyAlone)
+  again = made(key, x[::-1].astype(np.float64))  # no second draw for the same data
+  np.testing.assert_array_equal(again.mean, whole.mean)

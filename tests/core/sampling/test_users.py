@@ -148,6 +148,10 @@ def test_no_record_of_another_user_is_in_the_padding_of_a_block(pads_by_another)
   assert moved == pytest.approx(13 if pads_by_another else 1, rel=1e-5)
 
 
+class _UsersOfOwn(sampling.PoissonSampler):
+  unit = "user"
+
+
 def test_blocks_are_refused_by_a_plan_that_hides_examples():
   """A user with records 1 and -3: where the second one leaves, the block's gradient turns round. So
   one record moves the sum by 2 C, where the plan said C for one example."""
@@ -168,6 +172,8 @@ def test_blocks_are_refused_by_a_plan_that_hides_examples():
   with refuses("sampler"):
     total([0, 1, 2], example)
   blocks = sampling.group_by_user(x, [0, 0, 1], max_examples_per_user=2)
+  own = dataclasses.replace(user, sampler=_UsersOfOwn(sampling_prob=1.0, capacity=4))
+  assert int(next(own.batches(blocks)).mask.sum()) == 2 and own.assumptions
   options = dict(epochs=1, epsilon=2.0, delta=1e-3, l2_clip_norm=1.0, num_examples=2)
   assert dpjax.Plan.for_data(blocks, batch_size=1, **options).unit == "user"
   assert dpjax.Plan.for_data(x, batch_size=1, **options).unit == "example"

@@ -63,8 +63,7 @@ def attack_on(folder: str | os.PathLike, *, num_shadows: int = 16) -> AttackConf
   if isinstance(run, TrainConfig):
     attack = Membership(num_shadows=num_shadows, target=target)
   else:
-    deals = hasattr(run.partition, "num_clients")
-    unit = "client" if run.protects_users and deals else "record"
+    unit = "client" if run.protects_users and run.is_dealt else "record"
     attack = FedMembership(num_shadows=num_shadows, target=target, unit=unit)
     # A run that stopped at an accuracy did fewer rounds.
     shadowed["num_rounds"] = writers.read_json(path / writers.RESULT)["num_steps"]

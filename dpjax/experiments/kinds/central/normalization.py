@@ -124,7 +124,8 @@ def released(plan: Plan, random: RunKeys, train: data.Dataset) -> Released | Non
     )
   there = train.without_empty_records()
   try:
-    statistics = plan.statistics(random.noise, there.x)
+    # The key is of one run, whose data do not change; published runs drew their noise so.
+    statistics = plan.statistics.after(random.noise, there.x, None)
   except UserError as error:
     raise UserError(str(error), field="privacy.normalization", value=chosen) from error
   return jax.tree.map(np.asarray, statistics)

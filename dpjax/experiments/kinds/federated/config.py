@@ -252,7 +252,10 @@ class Central(ServerNoise):
   """The server clips messages and adds noise to their sum."""
 
   clipping: Annotated[
-    gradients.ClipRule, Choice(CLIP_RULES), Gives("l2_clip_norm"), "of clients' messages"
+    gradients.ClipRule,
+    Choice(CLIP_RULES, base=gradients.ClipRule),
+    Gives("l2_clip_norm"),
+    "of clients' messages; or package.module:Rule",
   ] = dataclasses.field(default_factory=gradients.Flat)
   sampler: ClientSampler = "poisson"
   simulated_cohort: Annotated[
@@ -509,6 +512,11 @@ class FedConfig(WithChoices):
   def protects_records(self) -> bool:
     """Whether each client is a silo, and the guarantee is for one record of a silo."""
     return isinstance(self.privacy, Records)
+
+  @property
+  def is_dealt(self) -> bool:
+    """Whether the partition deals one data set to clients; else the data name their clients."""
+    return name_of(self, "partition") in PARTITIONS
 
   @property
   def is_summed(self) -> bool:

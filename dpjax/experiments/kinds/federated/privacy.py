@@ -53,14 +53,14 @@ def public_size(config: FedConfig, federation: Federation) -> int:
     # What is hidden is a record, so the number of silos is public.
     return federation.num_clients
   known = federation.nominal_users
-  dealt = getattr(config.partition, "num_clients", None)
-  declared = config.data.num_users if dealt is None else dealt
+  dealt = config.is_dealt
+  declared = config.partition.num_clients if dealt else config.data.num_users
   return sizes.public(
     federation.num_clients,
     declared if known is None else known,
     relation=privacy_section.relation(privacy),
     promised=isinstance(privacy, ServerNoise) and privacy.noise_multiplier != 0,
-    field="data.num_users" if dealt is None else "partition.num_clients",
+    field="partition.num_clients" if dealt else "data.num_users",
     other="privacy.neighboring_relation=replace_special",
   )
 
@@ -86,7 +86,7 @@ def check_cohort(config: FedConfig, num_clients: int) -> None:
   """Raises UserError for a `clients_per_round` that exceeds the number of clients."""
   if config.clients_per_round > num_clients:
     most = f"partition.num_clients={num_clients}"
-    if not hasattr(config.partition, "num_clients"):
+    if not config.is_dealt:
       verb = "declare" if config.data.num_users == num_clients else "have"
       most = f"{num_clients}: the data {verb} {num_clients} clients"
     raise UserError(
@@ -360,7 +360,7 @@ def noted(config: FedConfig, promised: Guarantee, dataset: Dataset) -> Guarantee
   if own and config.is_private and not config.protects_records:
     promised = guarantee.noted(promised, paragraph(_OWN_MODELS))
   partition = choices.name_of(config, "partition")
-  if config.is_private and hasattr(config.partition, "num_clients"):
+  if config.is_private and config.is_dealt:
     promised = guarantee.noted(promised, paragraph(_DEALT.format(name=partition)))
   if partition == "pfl":
     words = paragraph(_CHOSEN_WORDS.format(name=config.data.name))

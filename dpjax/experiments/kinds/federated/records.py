@@ -82,9 +82,8 @@ def check(config: FedConfig) -> None:
       f"are declared by partition.sizes={declared}", field="privacy.num_examples",
       value=asked.num_examples,
     )  # fmt: skip
-  count = getattr(config.partition, "num_clients", None)
-  if count is not None:
-    _check_counts(asked, count)
+  if config.is_dealt:
+    _check_counts(asked, config.partition.num_clients)
 
 
 def _check_counts(asked: Records, num_silos: int, order: str = "") -> None:

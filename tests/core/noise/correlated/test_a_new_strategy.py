@@ -12,6 +12,7 @@ import pytest
 import dpjax
 from dpjax import accounting
 from tests import plans
+from tests.refuses import refuses
 
 _STEPS = 6
 _STD = 1.3
@@ -45,9 +46,35 @@ class Forgetful(LastStep):
     return jax.tree.map(lambda z, b: 0.9 * z - 0.5 * b, white, before), white
 
 
-def _plan(strategy):
+@dataclasses.dataclass(frozen=True)
+class Narrow(LastStep):
+  """A wrong strategy: it says that its noise is white, so every sampler would take it."""
+
+  bands = 1
+
+
+@dataclasses.dataclass(frozen=True)
+class Short(LastStep):
+  """A wrong strategy: its diagonal is no unit, so its columns look ten times as short."""
+
+  def multiply(self, x):
+    return 0.1 * super().multiply(x)
+
+
+class Unstated:
+  """A strategy that does not say how many bands its noise has."""
+
+  toeplitz, buffers = True, 1
+  multiply, init, next = LastStep.multiply, LastStep.init, LastStep.next
+
+
+_CYCLIC = dpjax.CyclicSampler(steps_per_pass=3, num_examples=12)
+_ALL = dpjax.PoissonSampler(sampling_prob=1.0, capacity=12)
+
+
+def _plan(strategy, sampler=_CYCLIC):
   return plans.of(
-    sampler=dpjax.CyclicSampler(steps_per_pass=3, num_examples=12),
+    sampler=sampler,
     noise_multiplier=_STD,
     num_steps=_STEPS,
     neighboring_relation="replace_special",
@@ -88,6 +115,18 @@ def test_its_cost_is_that_of_its_matrix():
   plan = _plan(LastStep())
   assert plan.epsilon() == pytest.approx(expected, rel=1e-6)
   assert plan.assumptions  # nobody proved that `next` is the inverse of `multiply`
+
+
+def test_a_matrix_that_is_not_as_its_strategy_says_is_refused():
+  """Of all records in every step, noise of two bands counted as white: six squared sensitivities
+  where the matrix has more than twelve."""
+  cost = np.sum(LastStep().multiply(np.ones((_STEPS, 1))) ** 2)
+  assert cost == 1 + 5 * 1.5**2 > 2 * _STEPS
+  for wrong, sampler in ((Narrow(), _ALL), (Unstated(), _ALL), (Short(), _CYCLIC)):
+    with refuses("correlation"):
+      _plan(wrong, sampler)
+  with refuses("sampler"):
+    _plan(LastStep(), _ALL)
 
 
 @pytest.mark.slow
