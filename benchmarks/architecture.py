@@ -17,7 +17,7 @@ from typing import Any
 from scipy import stats
 
 from configs.sweeps import architecture
-from dpjax.experiments.run import report, writers
+from dpjax.experiments.run import report
 from dpjax.experiments.sweeps import sweep, tuning
 
 _SHOWN = ("epsilon", "delta", "epsilon_of_one_run", "neighboring_relation", "unit")
@@ -28,8 +28,7 @@ def chosen(folder: pathlib.Path) -> Row:
   """Returns what one private choice releases."""
   config = architecture.get_config()
   runs = sweep.Runs(architecture.get_configs(config), config)
-  with writers.silent():
-    found = tuning.run_selection(runs, folder)
+  found = tuning.run_selection(runs, folder)
   selection = found["selection"]
   named = {"architecture": selection["setting"], "test_accuracy": selection["score"]}
   return named | {name: (found | selection)[name] for name in _SHOWN}

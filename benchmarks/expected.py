@@ -128,7 +128,7 @@ def _content(name: str) -> Any:
 
 
 def _digest(name: str) -> str:
-  return config_names.digest(_content(name)).hex()[:16]
+  return config_names.digest(_content(name))[:16]
 
 
 def measure(name: str, folder: pathlib.Path) -> Run:

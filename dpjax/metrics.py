@@ -74,6 +74,12 @@ def _batches(x: Any, y: Any, size: int) -> Iterator[tuple[Any, Any, Any]]:
 
 
 def _arrays(dataset: Any) -> tuple[Any, np.ndarray]:
+  if not (hasattr(dataset, "x") and hasattr(dataset, "y")):
+    raise UserError(
+      f"must have arrays x and y, as a dpjax.data.Dataset or dpjax.Example(x, y), got "
+      f"{type(dataset).__name__}",
+      field="dataset",
+    )
   x = columns.by_place(dataset.x, "dataset.x")
   y = np.asarray(dataset.y)
   # Only JAX arrays and lists are copied to NumPy at once. Others are read a batch at a time.

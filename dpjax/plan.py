@@ -128,6 +128,23 @@ def change(plan: _Plan, **fields: Any) -> _Plan:
   return changed
 
 
+def _facts(part: Any) -> list[Any]:
+  """Returns the type of a sampler or a correlation, and the numbers that define it.
+
+  Capacities are left out, as they decide nothing. What else a user's own class holds may have no
+  equal in another process.
+  """
+  numbers = {}
+  for field in dataclasses.fields(part) if dataclasses.is_dataclass(part) else ():
+    value = getattr(part, field.name)
+    several = value if isinstance(value, tuple) else (value,)
+    if field.name != "capacity" and all(
+      isinstance(number, int | float) for number in several
+    ):
+      numbers[field.name] = value
+  return [type(part).__name__, numbers]
+
+
 class SpentBudget(NamedTuple):
   """The cost of the updates that ran, as `Plan.spent` returns it."""
 
@@ -683,13 +700,18 @@ class Plan(overflow.MayAbort):
     released = self.statistics
     return guard.mark_of(
       {
+        # Two samplers may bound participation alike. But an example whose turn comes under one,
+        # and then under the other, takes part more often than either allows.
+        "sampler": _facts(self.sampler),
+        # Batches without slices would count an example in each slice of a step.
+        "slices": self.slices,
         "noise_multiplier": self.noise_multiplier,
         "norms": jax.tree.leaves(clip.norms),
         "rule": type(clip.rule).__name__,
         "clip_schedule": clip.schedule,
         "noise_schedule": shape.schedule,
         "shares": jax.tree.leaves(shape.shares),
-        "correlation": type(shape.strategy).__name__,
+        "correlation": _facts(shape.strategy),
         "steps": self.num_steps if correlated else 0,
         "participation": correlated,
         "event": cost,
@@ -711,7 +733,8 @@ class Plan(overflow.MayAbort):
 
     Args:
       opt_state: state of the chain that begins with `transform`, or a tree that holds this state,
-        such as the state of `training.dp_sgd`. It may come from a checkpoint.
+        such as the state of `training.dp_sgd`, or of a federated algorithm, whose statement is
+        about users. It may come from a checkpoint.
       delta: delta of the guarantee; None for the plan's.
       num_examples: a public size for the statement, as in `statement`.
 
@@ -770,7 +793,9 @@ class Plan(overflow.MayAbort):
       epsilon=self.epsilon(delta, steps),
       delta=delta,
       # A plan made for this delta would have another capacity, and so other aborts.
-      statement=self.statement(num_examples, steps, delta=delta),
+      statement=self.statement(
+        num_examples, steps, unit=getattr(opt_state, "unit", ""), delta=delta
+      ),
     )
 
   def clipped_grad(self, loss_fn: LossFn, **options: Any) -> ClippedGrad:

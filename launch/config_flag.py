@@ -251,7 +251,9 @@ def _got(*, several: bool = False) -> _Got:
   lost = fields.lost(before, config, texts)
   note = ""
   if lost:
-    given = ", ".join(f"{path}={text!r:.60}" for path, text in texts.items())
+    # The flags whose sections held what is lost. A choice may also leave out fields beside it.
+    causes = [path for path in texts if any(one.startswith(f"{path}.") for one in lost)]
+    given = ", ".join(f"{path}={texts[path]!r:.60}" for path in causes or texts)
     note = f"{given}: takes no {', '.join(lost)}; the file's values are dropped"
   if flags.FLAGS.print_config:
     for line in command_line(config):
@@ -292,7 +294,7 @@ def meant(word: str) -> str:
 def command_line(config: Any) -> list[str]:
   """Returns a line for each field: its flag, or a comment if only a file can hold its value."""
   lines = []
-  for leaf in fields.leaves(config):
+  for leaf in choices.leaves(config):
     text = _as_text(leaf.value)
     line = f"--{_NAME}.{leaf.path}={shlex.quote(text)}"
     try:

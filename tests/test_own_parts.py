@@ -12,7 +12,7 @@ import pytest
 
 from configs.attack import poisoning_digits
 from dpjax import attacks
-from dpjax.experiments.config import fields
+from dpjax.experiments.config import choices, fields
 from dpjax.experiments.kinds.attack import config as attack_config
 from dpjax.experiments.kinds.attack import table
 from dpjax.experiments.kinds.attack.poisoned_rounds import PoisoningSettings
@@ -268,7 +268,7 @@ def test_another_class_is_refused_in_one_line(name, field):
 def test_settings_are_read_as_those_of_dpjax(tmp_path):
   config = _with("Mild", **{"attack.factor": 2})
   assert config.attack == Mild(factor=2.0)
-  held = json.loads(json.dumps(fields.to_dict(config)))
+  held = json.loads(json.dumps(choices.to_dict(config)))
   assert fields.from_dict(type(config), held) == config
   again = fields.override(config, "attack", f"{__name__}:Mild")
   assert again.attack.factor == 2.0  # a name keeps the numbers that were set

@@ -29,7 +29,7 @@ import sys
 import tempfile
 import time
 
-from dpjax.experiments.config import fields
+from dpjax.experiments.config import choices, fields
 from dpjax.experiments.run import kind as kind_lib
 from dpjax.experiments.run import report
 from dpjax.experiments.run.kind import KINDS
@@ -137,7 +137,7 @@ def walk(launcher, count, seed):
   for number in range(count):
     name = names[number % len(names)]
     config = configs[name]
-    leaves = [(leaf.path, leaf.value) for leaf in fields.leaves(config)]
+    leaves = [(leaf.path, leaf.value) for leaf in choices.leaves(config)]
     path, value = rng.choice(leaves)
     text = text_for(value, rng)
     verdict = tried(config, name, path, text)

@@ -186,9 +186,8 @@ def check_capacity(
   if of_divisor is not None and num_examples > of_divisor + 1:
     # The message may end up in a log, so it leaves out the true number, which is secret.
     raise UserError(
-      "declared, or normalize_by / sampling_prob: is less than the examples that batches are "
-      f"drawn from, so batches would exceed capacity={capacity}; declare a public number that is "
-      "not below theirs",
+      "declared, or normalize_by / sampling_prob: must not be below the number of training "
+      f"examples, else batches exceed capacity={capacity} too often; declare a larger one",
       field="num_examples",
       value=of_divisor,
     )

@@ -38,11 +38,13 @@ _LENGTH = 1e3
 
 
 class _Ids(NamedTuple):
-  """Canaries as data: number of each, sign of its gradient, and whether it is present."""
+  """Canaries as data: number of each, sign of its gradient, whether it is present, and what a row
+  is."""
 
   ids: np.ndarray
   signs: np.ndarray
   present: np.ndarray
+  unit: str
 
   def __getitem__(self, indices: Any) -> Any:  # type: ignore[override]
     return self.ids[indices], self.signs[indices]
@@ -70,6 +72,7 @@ def _records(plan: Plan, coins: np.ndarray) -> _Ids:
       np.concatenate([kept, np.zeros(others, int)]),
       np.concatenate([signs[kept], np.zeros(others, np.float32)]),
       np.arange(len(kept) + others) < len(kept),
+      plan.unit,
     )
   if plan.neighboring_relation == NeighboringRelation.REPLACE_ONE:
     signs = np.where(coins, 1, -1).astype(np.float32)
@@ -79,7 +82,7 @@ def _records(plan: Plan, coins: np.ndarray) -> _Ids:
   # The number of these empty records does not depend on the coins.
   others = (size or len(coins)) - len(coins)
   fill = lambda values, dtype: np.concatenate([values, np.zeros(others, dtype)])
-  return _Ids(fill(ids, int), fill(signs, np.float32), fill(present, bool))
+  return _Ids(fill(ids, int), fill(signs, np.float32), fill(present, bool), plan.unit)
 
 
 def gradient_canaries(

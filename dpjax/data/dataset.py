@@ -166,6 +166,8 @@ class Dataset:
   classes: tuple[str, ...] = ()
   # Of texts that a tokenizer's file has read: `Tokenizer.facts`. None: there is no such file.
   tokenizer: Mapping[str, Any] | None = None
+  # Shape of one input before features took its place (`identity.computed`); None: x has it.
+  source_shape: tuple[int, ...] | None = None
 
   def __post_init__(self):
     validate.integer_at_least(1, num_classes=self.num_classes)

@@ -23,8 +23,6 @@ if TYPE_CHECKING:
 
 # Name of the attribute that holds the digest of the data set given to `computed`.
 _ORIGIN = "_origin"
-# Name of the attribute that holds the shape of one input before `computed` replaced the inputs.
-_SOURCE_SHAPE = "_source_shape"
 
 
 def digest(data: Labelled | Federation) -> bytes:
@@ -96,19 +94,7 @@ def computed(source: Dataset, x: np.ndarray | Rows) -> Dataset:
   >>> digest(doubled) == digest(source), digest(doubled.subset([0])) == digest(source)
   (True, False)
   """
-  result = dataclasses.replace(source, x=x)
-  # These attributes are no fields: `replace` makes other data, and must drop them.
+  result = dataclasses.replace(source, x=x, source_shape=tuple(source.x.shape[1:]))
+  # This attribute is no field: `replace` makes other data, and must drop it.
   object.__setattr__(result, _ORIGIN, digest(source))
-  object.__setattr__(result, _SOURCE_SHAPE, tuple(source.x.shape[1:]))
   return result
-
-
-def source_shape(dataset: Dataset) -> tuple[int, ...] | None:
-  """Returns the shape of one input before `computed` replaced the inputs; None if it did not.
-
-  >>> from dpjax.data.dataset import from_arrays
-  >>> source = from_arrays(np.ones((2, 1)), [0, 1], num_classes=2)
-  >>> source_shape(computed(source, np.ones((2, 3), np.float32))), source_shape(source)
-  ((1,), None)
-  """
-  return getattr(dataset, _SOURCE_SHAPE, None)

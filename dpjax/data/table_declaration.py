@@ -159,8 +159,9 @@ class Declaration:
   @property
   def classes(self) -> tuple[str, ...]:
     """Names of the classes, in order; () of a number, or of several labels."""
-    is_one = isinstance(self.target_kind, Category) and len(self.target_columns) == 1
-    return tuple(self.target_kind.values) if is_one else ()
+    kind = self.target_kind
+    is_one = len(self.target_columns) == 1
+    return tuple(kind.values) if is_one and isinstance(kind, Category) else ()
 
   @property
   def num_classes(self) -> int:

@@ -71,8 +71,14 @@ class Aggregator(NamedTuple):
     """Returns this aggregator with `plan`, a plan without an epsilon, to draw its cohorts.
 
     Raises:
-      UserError: `plan` guarantees an epsilon, which needs the noise that `central` adds.
+      UserError: `plan` guarantees an epsilon, which needs the noise that `central` adds; or this
+        aggregator is `central`, whose own plan counts on its own cohorts.
     """
+    if self.plan is not None and self.plan.is_private:
+      raise UserError(
+        "draws cohorts other than those of the aggregator's own plan, whose epsilon counts on them",
+        field="plan",
+      )
     if plan.is_private:
       raise UserError(
         "promises an epsilon, for noise that is not added here; must have noise_multiplier=0, or "

@@ -64,6 +64,11 @@ class FederatedState(NamedTuple):
   key: Array  # words (`source.to_words`) of the key of all randomness on clients
   round: Array  # int32, number of rounds done
 
+  @property
+  def unit(self) -> str:
+    """Returns whom a plan of clients protects, for `plan.spent(state)`."""
+    return "user"
+
 
 class RoundInfo(NamedTuple):
   """Diagnostics for users. They are computed from raw client data: NOT private."""

@@ -214,6 +214,7 @@ def split_rows(mesh: Mesh, tree: ArrayTree) -> Any:
   >>> split_rows(jax.make_mesh((1,), ("data",)), {"x": np.ones((3, 2))})["x"].shape
   (3, 2)
   """
+  mesh = checked_mesh(mesh)
 
   def split(leaf):
     return _at(fill(leaf, whole_rows(leaf.shape[0], mesh)), row_sharding(mesh))
@@ -253,6 +254,10 @@ def over_devices(
     in_specs=(PartitionSpec(), _ROWS, _ROWS),
     out_specs=Clipped(PartitionSpec(), _ROWS, _ROWS),
     axis_names={DATA},
+    # With `check_vma`, JAX would sum gradients of parameters over the devices before they are
+    # clipped. It would also refuse a loss whose loop begins from constants, such as the zeros of a
+    # recurrent cell: later states differ between devices.
+    check_vma=False,
   )
 
   def wrapped(params, batch, mask):

@@ -259,6 +259,15 @@ def _example(batch: Any) -> Any:
   return jax.tree.map(shaped, batch)
 
 
+def _words(example: Any) -> str:
+  """Returns path, type and shape of each array of an example."""
+  leaves = jax.tree_util.tree_leaves_with_path(example)
+  return ", ".join(
+    f"{jax.tree_util.keystr(path) or 'one array'}: {leaf.dtype}{list(leaf.shape)}"
+    for path, leaf in leaves
+  )
+
+
 def _traced(loss_fn: LossFn, params: Params, example: Any, batch: Any) -> Any:
   """Returns the jaxpr of a loss whose result is a real scalar."""
 
@@ -295,6 +304,11 @@ def _traced(loss_fn: LossFn, params: Params, example: Any, batch: Any) -> Any:
         "batches is called on example.x[None], and [0] taken"
       )
     if hint is None:
+      # An error of the loss's own code keeps its frames, and says what the loss was called with.
+      error.add_note(
+        f"loss_fn was called with ONE example, which holds {_words(example)}. A model that reads "
+        "batches is called on example.x[None], and [0] taken"
+      )
       raise
     raise validate.UserError(f"{hint} ({reason:.80})", field="loss_fn") from error
 

@@ -175,14 +175,14 @@ def _rows(loss_fn: LossFn, loss: Loss, params: Params, batch: Any) -> tuple[Arra
 
 
 def _of_one_device(
-  loss_fn: LossFn, loss: Loss, params: Any, batch: Any
+  loss_fn: LossFn, loss: Loss, params: Any, batch: Any, *, on_mesh: bool = False
 ) -> tuple[Loss, Any]:
   """Returns the program and the parameters with which one device of a shard_map computes.
 
-  JAX would sum gradients of unmarked parameters over the devices, before they are clipped. Marks
-  are a part of a program, which is traced again with them.
+  JAX would sum gradients of unmarked parameters over the devices, before they are clipped. Marks,
+  and the mesh of arrays, are a part of a program, which is traced again with them.
   """
-  if not trees.varying_axes(batch) or not _batch_size(batch):
+  if not (on_mesh or trees.varying_axes(batch)) or not _batch_size(batch):
     return loss, params
   params = as_varying_as(batch, jax.tree.map(jnp.asarray, params))
   example = jax.tree.map(lambda leaf: leaf[0], batch)
@@ -240,7 +240,8 @@ class ClippedGrad:
     return sensitivity(self.l2_bound, relation)
 
   def _one_pass(self, loss: Loss, params, batch, mask):
-    loss, params = _of_one_device(self.loss_fn, loss, params, batch)
+    on_mesh = self.mesh is not None
+    loss, params = _of_one_device(self.loss_fn, loss, params, batch, on_mesh=on_mesh)
     clip = self.l2_clip_norm
     planned = self._plan(loss, params) if len(mask) else None
     if planned is None:
@@ -267,10 +268,10 @@ class ClippedGrad:
     if self.microbatch_size is not None:
       return self.microbatch_size
     if self.memory_budget is None:
-      # Outside of a trace a loop is compiled at each call, and devices do not share padding.
-      leaves = jax.tree.leaves((params, batch))
-      is_traced = any([isinstance(leaf, core.Tracer) for leaf in leaves])
-      if self.filled >= 1 or self.mesh is not None or not is_traced:
+      # Outside of jit a loop is compiled at each call, also under vmap, where all arguments are
+      # tracers; a new array is one under jit alone. Devices do not share padding.
+      is_jitted = isinstance(jnp.zeros(()), core.Tracer)
+      if self.filled >= 1 or self.mesh is not None or not is_jitted:
         return None
       return faster_size(loss.closed, params, batch_size, self.filled)
     example = jax.tree.map(lambda leaf: leaf[0], batch)

@@ -86,9 +86,11 @@ class _Model:
     rows = dataclasses.replace(raw, x=x, y=np.repeat(raw.y, len(x), axis=0))
     if self.config.data.center:
       rows = data.preprocess.center(rows)
-    standardized = normalization.per_example(self.config)
-    # Each request would write its progress to the log of a server.
-    rows = featured(self.config.model, rows, standardized, shown=False)
+    # Progress bars are turned off, since each request would write one to the log of a server.
+    with writers.silent():
+      rows = featured(
+        self.config.model, rows, normalization.per_example(self.config), None, True
+      )
     if self.standardize_by is not None:
       rows = normalization.normalized(rows, self.standardize_by)
     return np.asarray(_jitted(self.apply)(self.params, rows.x))

@@ -123,6 +123,8 @@ def accumulate(
 
 def _covered(state: AccumulateState) -> Any:
   """Returns what the guard covers: all but the optimizer's state, whose moments may be reset."""
+  if not isinstance(state, AccumulateState):
+    return state  # of another transform, whose guard covers all of it
   # The private states have guards of their own, which are asked at the last slice only, and inside
   # of a conditional, where nothing can raise.
   private = filter(is_guarded, jax.tree.leaves(state.inner, is_leaf=is_guarded))

@@ -11,7 +11,7 @@ plan that accounts for the noise.
 | -------------------------------------------------------------- | ----------------------------- |
 | a leaf is set, mapped, cast or comes from another state        | `UserError`; NaN under jit    |
 | it is the state of a plan with another noise, correlation,     | the same                      |
-| bound, sampling probability, epoch, unit or statistics         |                               |
+| bound, sampler, slices, unit or statistics                     |                               |
 | an update is given what became NaN, and goes on                | all later updates are NaN     |
 | it is of the same plan with another number of steps            | it is accepted, unless the    |
 |                                                                | sampler bounds participation  |

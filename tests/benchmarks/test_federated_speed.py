@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 
 from benchmarks import federated_speed, fedjax_peer
-from dpjax import models
 from dpjax.zoo import networks
 from tests.federated import programs
 from tests.refuses import refuses
@@ -17,7 +16,7 @@ from tests.refuses import refuses
 def tiny(monkeypatch):
   build = networks.build
   monkeypatch.setattr(
-    models, "build", lambda name, **options: build("linear", num_classes=10)
+    networks, "build", lambda name, **options: build("linear", num_classes=10)
   )
 
 
@@ -64,7 +63,6 @@ def test_entries_have_ratios_and_files_are_written(tiny, tmp_path):
 _EIGHT = """
 import sys
 sys.path.insert(0, ".")
-from dpjax import models
 from dpjax.zoo import networks
 build = networks.build
 networks.build = lambda name, **options: build("linear", num_classes=10)

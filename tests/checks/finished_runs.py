@@ -3,7 +3,7 @@
 import dataclasses
 
 from dpjax import accounting
-from dpjax.experiments.config import fields
+from dpjax.experiments.config import choices
 from dpjax.experiments.kinds.central.config import (
   DataConfig,
   DpSgd,
@@ -39,7 +39,7 @@ def write(folder, seed, sampler=SAMPLER):
   )
   folder.mkdir()
   config = dataclasses.replace(CONFIG, seed=seed)
-  writers.write_json(folder / "config.json", fields.to_dict(config))
+  writers.write_json(folder / "config.json", choices.to_dict(config))
   facts = stated.facts(ledger, plan.epsilon())
   others = dict.fromkeys(writers.RESULT_KEYS)
   workdir.write_result(folder, config, {**others, **facts, "ledger": ledger.to_json()})

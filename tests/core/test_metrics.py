@@ -30,6 +30,11 @@ def make(n, seed=0):
 PARAMS = jax.random.normal(jax.random.key(0), (4, 3))
 
 
+def test_what_holds_no_labels_is_named():
+  with refuses("dataset"):
+    metrics.accuracy(linear, PARAMS, (np.ones((2, 4)), np.ones(2, int)))
+
+
 @hypothesis.given(st.integers(1, 20), st.sampled_from([1, 3, 8]))
 @hypothesis.settings(max_examples=25)
 def test_p07_padded_batches_equal_the_plain_formula(n, batch_size):

@@ -13,6 +13,7 @@ from dpjax.federated import (
   client_noise,
   fed_avg,
   from_batches,
+  local_training,
   loop_clients,
   median,
   pmap_clients,
@@ -218,6 +219,23 @@ def test_a_key_among_what_a_client_keeps_is_one_line():
 
 
 @pytest.mark.long
+@pytest.mark.slow
+@pytest.mark.parametrize("run", [loop_clients(), vmap_clients()], ids=["loop", "vmap"])
+def test_no_other_client_changes_a_bit_of_a_clients_message(run):
+  """Rounded otherwise, chaotic local training would move all messages of a sum by their length."""
+  client = local_training(problems.network, optax.sgd(0.3, momentum=0.9))
+
+  def messages(sizes):
+    own = [np.tile(rows, (20, 1)) for rows in problems.ragged(sizes)]
+    cohort = from_batches(own, batch_size=5)
+    context = Context(clients.Received(problems.network_params()), None, None, _KEY, None)
+    sent = run(client, None)(context, cohort).sent.message
+    return jax.tree.map(lambda leaf: np.asarray(leaf)[:3], sent)
+
+  few, more = messages((6, 9, 3)), messages((6, 9, 3, 60))
+  jax.tree.map(np.testing.assert_array_equal, few, more)
+
+
 def test_infos_come_back_in_the_order_of_the_cohort():
   """Blocks are sorted by length; nobody may notice."""
   _, info = _after_two_rounds(_fed_avg, _EXECUTIONS["blocks"])

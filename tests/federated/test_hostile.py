@@ -1,5 +1,6 @@
 """Attacks by a stranger on the federated room that once succeeded."""
 
+import dataclasses
 import math
 
 import jax
@@ -64,6 +65,16 @@ def test_a_private_cohort_wants_an_aggregator_that_is_vouched_for(tx):
   )
   with refuses("aggregator"):
     made.round(made.init(jnp.zeros(2)), cohort._replace(drawn=Drawn(plan, 0)))
+
+
+def test_the_noise_of_a_plan_takes_no_other_plans_cohorts():
+  """Half of the clients in a round are charged: another plan would let all of them in."""
+  plan = plans.of(4, normalize_by=1.0, num_steps=2, delta=1e-3)
+  every = dpjax.PoissonSampler(sampling_prob=1.0, capacity=4)
+  other = dataclasses.replace(plan, sampler=every, noise_multiplier=0.0)
+  assert dataclasses.replace(plan, sampler=every).epsilon() > 1.3 * plan.epsilon()
+  with refuses("plan"):
+    federated.central(plan, _KEY).drawn_by(other)
 
 
 @pytest.mark.slow

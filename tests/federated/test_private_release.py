@@ -25,6 +25,7 @@ from dpjax.federated.client import uniform
 from dpjax.federated.execution import client_loop
 from dpjax.federated.execution.context import Context
 from dpjax.parallel.client_states import ClientStates
+from tests import plans
 from tests.federated import problems, registry
 from tests.refuses import refuses
 
@@ -97,6 +98,17 @@ def _check_release(name, kind, value):
   again, _ = replayed.round(before, whole)  # with the client, but deaf to it
   jax.tree.map(np.testing.assert_array_equal, _released(again), _released(without))
   assert np.isfinite(jax.tree.leaves(with_it.params)[0]).all()
+
+
+def test_what_a_plan_of_clients_has_spent_is_said_of_users():
+  plan = plans.of(num_steps=3, noise_multiplier=1.0)
+  tx = optax.sgd(1.0)
+  private = federated.central(plan, jax.random.key(0))
+  loss_fn = lambda w, x: jnp.sum((w - x) ** 2)
+  fed = federated.fed_avg(loss_fn, tx, tx, private, key=jax.random.key(1))
+  state = fed.init(jnp.zeros(3))
+  assert "Unit: one user" in plan.spent(state).statement
+  assert "Unit: one example" in plan.spent(state.aggregator).statement  # of no algorithm
 
 
 @pytest.mark.cases(slow=[3], long=...)

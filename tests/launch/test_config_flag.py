@@ -22,7 +22,7 @@ from tests import commands
 
 DRIVER = """
 import io, json, os, sys, traceback
-from dpjax.experiments.config.fields import to_dict
+from dpjax.experiments.config.choices import to_dict
 from dpjax.experiments.run.kind import KINDS
 from launch import app, config_flag
 

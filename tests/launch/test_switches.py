@@ -8,7 +8,7 @@ from configs import mnist_cnn, quickstart
 from configs.attack import quickstart as attacks
 from configs.fed import quickstart as federation
 from configs.radp import departures_mnist
-from dpjax.experiments.config import fields
+from dpjax.experiments.config import choices, fields
 from dpjax.experiments.kinds.central import build
 from dpjax.experiments.kinds.central.config import DpSgd, Sgd, TrainConfig
 from dpjax.experiments.kinds.relevance.methods import AdLm
@@ -44,7 +44,7 @@ def test_the_twin_without_privacy_is_one_flag():
     *("privacy.clipping", "noise_seed"),
   ]
   again = fields.from_dict(
-    TrainConfig, json.loads(json.dumps(writers.plain(fields.to_dict(config))))
+    TrainConfig, json.loads(json.dumps(writers.plain(choices.to_dict(config))))
   )
   assert again == config
 
@@ -53,7 +53,7 @@ def test_the_twin_without_privacy_is_one_flag():
 def test_every_method_of_a_published_config_is_one_flag(privacy):
   config, _ = _command(quickstart.get_config(), privacy=privacy, model__name="linear")
   build.Central(config).check()
-  assert fields.name_of(config, "privacy") == privacy
+  assert choices.name_of(config, "privacy") == privacy
 
 
 def test_what_the_same_command_asks_for_is_refused_by_name():

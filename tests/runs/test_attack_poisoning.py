@@ -126,8 +126,8 @@ def test_an_epsilon_stands_where_it_binds_an_attacker(tmp_path):
   local = _config(**{**_PRIVATE, "target.privacy": "local"})
   assert "an attacker sends what it likes" in _result(local)["epsilon_note"]
   inside = {
-    "target.privacy": "distributed", "target.privacy.sampler": "fixed_size",
-    "target.secure_sum": "secagg", "target.privacy.epsilon": None,
+    "target.privacy": "distributed", "target.secure_sum": "secagg",
+    "target.privacy.epsilon": None,
     "target.privacy.noise_multiplier": 2.0, "target.privacy.l2_clip_norm": 0.5,
     "target.clients_per_round": 4,
   }  # fmt: skip
@@ -161,7 +161,7 @@ def test_defences_meet_the_same_attackers_on_the_same_victims():
     ),
     ({**_PRIVATE, "target.audit": "canaries"}, "target.audit"),
     ({"target.eval_every": 3}, "target.eval_every"),
-    ({"target.num_steps": 3}, "target.num_steps"),
+    ({"target.num_steps": 3}, "config.target.num_steps"),
     ({"attack": {"name": "alie", "z": 0.0}}, "config.attack.z"),
     ({"attack": {"name": "min_sum", "direction": "up"}}, "config.attack.direction"),
     (

@@ -215,9 +215,8 @@ _ROWS = {"audit.kind": "mislabelled", "audit.score": "final"}
 _LOCAL = {"privacy": "local", "privacy.noise_multiplier": 4.0}
 _BOTH = {**_LOCAL, "privacy": "both", "privacy.local_noise_multiplier": 8.0}
 _SHARES = {
-  "privacy": "distributed",
-  "privacy.sampler": "fixed_size",
-  "secure_sum": {"name": "secagg", "bits": 16, "threshold": 0.7, "dropout_prob": 0.1},
+  "privacy": "distributed",  # its cohorts are of one size
+  "secure_sum": {"name": "secagg", "bits": 16, "threshold": 0.7, "dropout_prob": 0.05},
 }
 _QUICK = [{"audit.score": "final"}, {**_ROWS, **_NONE}, {**_FIXED, **_ROWS}, _FIXED]
 _LONG = [
@@ -229,7 +228,12 @@ _LONG = [
   {"server_optimizer.rule": "adam", "execution": "pmap"},
   {"release": True},
   {**_LOCAL, "client_state": "disk", "compression": "top_k"},
-  {**_LOCAL, "algorithm": "fed_prox", "secure_sum": {"name": "secagg", "simulated": False}},
+  {
+    **_LOCAL,
+    **_FIXED,
+    "algorithm": "fed_prox",
+    "secure_sum": {"name": "secagg", "simulated": False},
+  },
   {**_LOCAL, **_ROWS},
   {**_BOTH, "audit.score": "final"},
   {**_SHARES, "secure_sum.simulated": False, "release": True},
@@ -253,7 +257,7 @@ def test_what_can_be_run_can_be_audited(overrides, tmp_path):
   epsilon = np.inf if result["epsilon"] is None else result["epsilon"]
   assert 0 <= result["epsilon_audited_lower"] <= epsilon
   assert ("no epsilon is claimed" in result["audit"]["verdict"]) == (epsilon == np.inf)
-  if overrides.get("privacy.sampler") == "fixed_size":
+  if "privacy.sampler" in overrides or overrides.get("privacy") == "distributed":
     shares = overrides.get("privacy") == "distributed"
     assert result["num_clients"] == 30
     assert result["neighboring_relation"] == (

@@ -13,7 +13,7 @@ from configs import quickstart
 from configs.fed import quickstart as fed_quickstart
 from dpjax import accounting, data
 from dpjax.experiments.checks import long_games
-from dpjax.experiments.config import fields
+from dpjax.experiments.config import choices, fields
 from dpjax.experiments.config.naming import naming
 from dpjax.experiments.kinds import privacy_section
 from dpjax.experiments.kinds.central import build, privacy
@@ -42,7 +42,7 @@ def _config(**changes) -> TrainConfig:
 
 @pytest.mark.parametrize("kind", [TrainConfig, FedConfig, RelevanceConfig])
 def test_an_integer_beyond_every_array_is_refused_or_a_number(kind):
-  for path in (leaf.path for leaf in fields.leaves(kind())):
+  for path in (leaf.path for leaf in choices.leaves(kind())):
     for text in _HUGE:
       try:
         value = fields.get(fields.override(kind(), path, text), path)

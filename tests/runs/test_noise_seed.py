@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from dpjax import noise
-from dpjax.experiments.config import fields
+from dpjax.experiments.config import choices, fields
 from dpjax.experiments.kinds.attack.config import AttackConfig
 from dpjax.experiments.kinds.central.config import TrainConfig
 from dpjax.experiments.kinds.federated.config import FedConfig
@@ -154,7 +154,7 @@ def test_nothing_would_read_the_noise_seed_of_a_run_without_noise(changed):
 
 def test_every_kind_of_run_has_the_field():
   """Sweeps have it in their base."""
-  without = {kind for kind in _CONFIGS if "noise_seed" not in fields.to_dict(kind())}
+  without = {kind for kind in _CONFIGS if "noise_seed" not in choices.to_dict(kind())}
   assert {kind.__name__ for kind in without} == {"Sweep"}
 
 

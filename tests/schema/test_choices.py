@@ -5,7 +5,7 @@ import pickle
 
 import pytest
 
-from dpjax.experiments.config import fields
+from dpjax.experiments.config import choices, fields
 from dpjax.experiments.kinds.attack.config import AttackConfig
 from dpjax.experiments.kinds.central.config import DpFtrl, DpSgd, Sgd, TrainConfig
 from dpjax.experiments.kinds.federated.config import FedConfig
@@ -23,7 +23,7 @@ def own_sampler(num_examples, sampling_prob):
 
 def _again(config):
   """The config that its config.json says."""
-  held = json.loads(json.dumps(writers.plain(fields.to_dict(config))))
+  held = json.loads(json.dumps(writers.plain(choices.to_dict(config))))
   return fields.from_dict(type(config), held)
 
 
@@ -45,7 +45,7 @@ def test_a_config_comes_back_from_its_json_and_from_another_process(kind, change
   assert config != kind() and _again(config) == config
   assert pickle.loads(pickle.dumps(config)) == config
   for path, value in changes.items():
-    leaves = {leaf.path: leaf.value for leaf in fields.leaves(config)}
+    leaves = {leaf.path: leaf.value for leaf in choices.leaves(config)}
     assert leaves[path] == value
 
 
@@ -55,8 +55,8 @@ def test_a_sampler_of_ones_own_has_its_path_as_its_name():
   )
   chosen = config.privacy.sampler
   assert (chosen.name, chosen.number("capacity"), chosen.scheme) == (_OWN, 9, None)
-  assert fields.to_dict(config)["privacy"]["sampler"] == {"name": _OWN, "capacity": 9}
-  assert [leaf.path for leaf in fields.leaves(config) if ".sampler" in leaf.path] == [
+  assert choices.to_dict(config)["privacy"]["sampler"] == {"name": _OWN, "capacity": 9}
+  assert [leaf.path for leaf in choices.leaves(config) if ".sampler" in leaf.path] == [
     "privacy.sampler",
     "privacy.sampler.capacity",
   ]

@@ -9,7 +9,7 @@ import math
 import numpy as np
 import pytest
 
-from dpjax.experiments.config import elsewhere, fields, optimizers
+from dpjax.experiments.config import choices, elsewhere, fields, optimizers
 from dpjax.experiments.kinds.attack.config import AttackConfig
 from dpjax.experiments.kinds.central import build
 from dpjax.experiments.kinds.central.config import DpSgd, TrainConfig
@@ -119,9 +119,9 @@ def test_a_choice_takes_a_name_json_a_value_and_then_its_numbers():
   assert all(one == config for one in written)
   assert fields.get(config, "privacy.clipping") == "automatic(gamma=0.1)"
   assert fields.get(TrainConfig(), "privacy.clipping.gamma") is None  # of another choice
-  plain = fields.to_dict(config)["privacy"]["clipping"]
+  plain = choices.to_dict(config)["privacy"]["clipping"]
   assert fields.replace(TrainConfig(), "privacy.clipping", plain) == config
-  assert fields.set_fields(config) == {
+  assert choices.set_fields(config) == {
     "privacy.clipping": ("automatic", "flat"),
     "privacy.clipping.gamma": (0.1, 0.01),
   }
@@ -223,7 +223,7 @@ def test_values_that_are_made_by_lambdas_are_told_by_their_names():
   adam, adagrad = optimizers.CENTRAL["adam"](), optimizers.CENTRAL["adagrad"]()
   config = TrainConfig()
   config.model.options = {"rules": [adam, adagrad]}
-  held = writers.plain(fields.to_dict(config))
+  held = writers.plain(choices.to_dict(config))
   assert held["model"]["options"]["rules"] == ["adam()", "adagrad()"]
 
 

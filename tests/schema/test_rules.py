@@ -7,7 +7,7 @@ from typing import Annotated
 
 import pytest
 
-from dpjax.experiments.config import fields, rules
+from dpjax.experiments.config import choices, fields, rules
 from dpjax.experiments.kinds.central.config import TrainConfig
 from dpjax.experiments.kinds.federated.config import FedConfig
 from tests.refuses import refuses
@@ -18,13 +18,13 @@ _CONFIGS = (TrainConfig, FedConfig)
 def _ruled(kind):
   return [
     pytest.param(kind, leaf.path, id=f"{kind.__name__}.{leaf.path}")
-    for leaf in fields.leaves(kind())
+    for leaf in choices.leaves(kind())
     if any(rule.words in _OUTSIDE for rule in _rules(kind, leaf.path))
   ]
 
 
 def _rules(kind, path):
-  (leaf,) = (leaf for leaf in fields.leaves(kind()) if leaf.path == path)
+  (leaf,) = (leaf for leaf in choices.leaves(kind()) if leaf.path == path)
   return [entry for entry in leaf.type.attached if isinstance(entry, rules.FieldRule)]
 
 
@@ -93,7 +93,7 @@ def _launched(*arguments):
 @pytest.mark.slow
 def test_help_lists_every_field():
   printed = _launched("--help").stdout
-  for leaf in fields.leaves(TrainConfig()):
+  for leaf in choices.leaves(TrainConfig()):
     assert f"  {leaf.path}=" in printed, leaf.path
 
 
@@ -108,7 +108,7 @@ def test_a_printed_config_is_a_command_line_of_it():
   for line in lines:
     path, _, text = line.removeprefix("--config.").partition("=")
     config = fields.override(config, path, text.strip("'"))
-  again = [f"--config.{leaf.path}={leaf.value!r}" for leaf in fields.leaves(config)]
+  again = [f"--config.{leaf.path}={leaf.value!r}" for leaf in choices.leaves(config)]
   assert len(again) == len(lines)
   assert config.privacy.clipping.gamma == 0.01 and config.privacy.epsilon == 3.0
 

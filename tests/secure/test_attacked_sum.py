@@ -77,7 +77,7 @@ def _prepared(**changes):
 @pytest.mark.long
 def test_noise_inside_the_sum_is_promised_against_the_server():
   changes = {"target.secure_sum": "secagg", "target.privacy": "distributed"}
-  changes |= {"target.privacy.sampler": "fixed_size", "target.privacy.epsilon": None}
+  changes |= {"target.privacy.epsilon": None}
   changes |= {"target.privacy.noise_multiplier": 2.0, "target.privacy.delta": 1e-3}
   attacked = _prepared(**changes)
   assert attacked.guarantee.kind == "proved" and attacked.note == ""

@@ -10,7 +10,7 @@ from configs import lm_lora, quickstart, random_process_contrastive
 from configs.fed import quickstart as fed_quickstart
 from configs.pate import quickstart as pate_quickstart
 from dpjax import data
-from dpjax.experiments.config import fields
+from dpjax.experiments.config import choices, fields
 from dpjax.experiments.kinds.central import build
 from dpjax.experiments.kinds.central.config import TrainConfig
 from dpjax.experiments.run import loop, writers
@@ -141,7 +141,7 @@ def test_a_run_from_given_weights_is_served(trainable, tmp_path):
 )
 def test_a_run_that_answers_by_no_label_says_what_is_served_instead(make, field, tmp_path):
   config = make()
-  writers.write_json(tmp_path / "config.json", fields.to_dict(config))
+  writers.write_json(tmp_path / "config.json", choices.to_dict(config))
   with refuses(field):
     Predictor.load(tmp_path)
   assert dataclasses.is_dataclass(config) and json.loads(

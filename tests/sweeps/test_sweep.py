@@ -16,9 +16,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dpjax import pictures
-from dpjax.experiments.config import fields, rules
+from dpjax.experiments.config import choices, fields, rules
+from dpjax.experiments.config.choices import to_dict
 from dpjax.experiments.config.common import AttackerConfig
-from dpjax.experiments.config.fields import to_dict
 from dpjax.experiments.kinds.central import build
 from dpjax.experiments.kinds.central.config import DpSgd, TrainConfig
 from dpjax.experiments.kinds.federated.config import Central, FedConfig
@@ -713,7 +713,7 @@ def test_variants_set_fields_together_and_are_a_series(tmp_path):
   found = [(row["variant"], row["privacy.epsilon"]) for row in rows]
   assert found == [(name, epsilon) for name in _VARIANTS for epsilon in EPSILONS]
   rates = {
-    (fields.name_of(p.config.optimizer, "rule"), p.config.optimizer.learning_rate)
+    (choices.name_of(p.config.optimizer, "rule"), p.config.optimizer.learning_rate)
     for p in grids.points(config)
   }
   assert rates == {("sgd", 0.1), ("adam", 0.01)}
@@ -740,7 +740,7 @@ class FakeFederated:
   def __call__(self, config, workdir, *, data=None):
     assert isinstance(config, FedConfig)
     self.data.append(data)
-    better = {"fed_avg": 0.0, "scaffold": 0.05}[fields.name_of(config, "algorithm")]
+    better = {"fed_avg": 0.0, "scaffold": 0.05}[choices.name_of(config, "algorithm")]
     result = dict.fromkeys(writers.RESULT_KEYS, 0) | {
       "epsilon": None,
       "epsilon_kind": "none",

@@ -1,6 +1,7 @@
 """Private selection: random and secret number of runs, both epsilons, nothing else out."""
 
 import dataclasses
+import errno
 import functools
 import itertools
 import math
@@ -19,7 +20,7 @@ from dpjax.experiments.config import fields
 from dpjax.experiments.kinds.attack.finished import attack_on
 from dpjax.experiments.kinds.central.config import DpSgd, ModelConfig, TrainConfig
 from dpjax.experiments.kinds.federated.config import FedConfig
-from dpjax.experiments.run import loop, saved, writers
+from dpjax.experiments.run import guarantee, loop, saved, writers
 from dpjax.experiments.run import workdir as owner
 from dpjax.experiments.sweeps import sweep as sweeps
 from dpjax.experiments.sweeps import tuning
@@ -156,6 +157,19 @@ def test_p40_a_choice_among_runs_from_unknown_weights_is_a_claim(tmp_path):
   assert "kind: claimed" in found["privacy_statement"]
 
 
+def test_a_run_of_the_choice_charges_its_own_clip_norm_and_says_what_it_rests_on():
+  plan = _plan(TrainConfig(), None)
+  chosen = tuning.selection_cost(plan, _sweep().runs(), ())
+  longer = dataclasses.replace(plan, l2_clip_norm=7.0)
+  alone = guarantee.of_plan(longer, 1000, note="First parameters. From a file.")
+  stated = chosen.of_run(alone)
+  ledger = stated.charge(Ledger(), range(30), noise_key_id="key")
+  assert {charge.l2_clip_norm for charge in ledger.charges} == {7.0}
+  assert stated.curve(1) == stated.curve(30) == stated.accounted(ledger)
+  assert stated.statement(30).startswith(chosen.guarantee.statement(30))
+  assert "First parameters. From a file." in stated.statement(30)
+
+
 def test_p40_the_budget_is_that_of_the_choice(tmp_path):
   sweep, cost = _sweep(), _run(tmp_path / "free")[0]
   one_run = cost["selection"]["epsilon_of_one_run"]
@@ -263,6 +277,18 @@ def test_p16_a_choice_that_was_killed_is_made_again_among_the_same_trials(
   assert [config.seed for config in later.configs] == (
     [] if made else [config.seed for config in uncut.configs]
   )
+
+
+@pytest.mark.parametrize("at", ["copyfile", "rmtree"])
+def test_a_disk_that_refuses_is_one_line_and_the_choice_goes_on(tmp_path, monkeypatch, at):
+  def refused(*args):
+    raise PermissionError(errno.EACCES, "no", str(args[-1]))
+
+  with monkeypatch.context() as during, refuses("workdir"):
+    during.setattr(tuning.shutil, at, refused)
+    _run(tmp_path)
+  _run(tmp_path)
+  assert {path.name for path in tmp_path.iterdir()} == {"best", "trials.json", "lock"}
 
 
 def test_p17_every_run_has_a_seed_of_its_own(tmp_path):

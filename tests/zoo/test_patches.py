@@ -323,10 +323,9 @@ def test_images_outside_the_range_are_refused_before_anything_is_learnt(monkeypa
 def test_a_service_refuses_such_a_row_by_itself(small):
   """One that failed in a batch would fail for all that wait in it."""
   dataset = _dataset("test")
-  shape = dataset.x.shape[1:]
   config = DataConfig(name="pictures.npz")
-  facts = model_inputs.of(config, dataset, shape, unit_range=True)
-  assert facts.unit_range and not model_inputs.of(config, dataset, shape).unit_range
+  facts = model_inputs.of(config, dataset, unit_range=True)
+  assert facts.unit_range and not model_inputs.of(config, dataset).unit_range
   read = features.featured(ModelConfig("patches_linear"), dataset)
   written = {}
   with mock.patch.object(

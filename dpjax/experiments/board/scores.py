@@ -211,6 +211,9 @@ def declared(run: Finished) -> list[Block]:
     rows.append([f"{parsed.group[0]} (scores by group)", _kind(parsed.group[1])])
   if parsed.num_examples is not None:
     rows.append(["number of records", f"about {parsed.num_examples}"])
+  num_users = dict(run.config.get("data") or {}).get("num_users")
+  if num_users is not None:
+    rows.append(["number of users", f"about {num_users}"])
   return [*told, Table(("column", "declared"), rows)]
 
 

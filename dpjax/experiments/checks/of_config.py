@@ -21,7 +21,7 @@ from dpjax.accounting.proved import NeighboringRelation
 from dpjax.checks import table
 from dpjax.checks.subject import Row, Subject, not_applicable, parts_of, row
 from dpjax.data import Dataset
-from dpjax.experiments.config.fields import name_of
+from dpjax.experiments.config.choices import name_of
 from dpjax.experiments.kinds.central import build, facts
 from dpjax.experiments.kinds.central.config import LeastSquares, TrainConfig
 from dpjax.experiments.run import run_keys

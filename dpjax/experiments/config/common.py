@@ -11,7 +11,7 @@ from typing import Annotated, Any
 
 from dpjax.accounting import proved
 from dpjax.accounting.attack_bounds import AttackBound, attack_bound
-from dpjax.experiments.config import fields, rules
+from dpjax.experiments.config import choices, fields, rules
 from dpjax.experiments.config.naming import Gives, within
 from dpjax.gradients import clip
 from dpjax.validate import UserError
@@ -101,7 +101,7 @@ def read_if(config: Any, is_read: bool, needed: str, *paths: str) -> None:
   """
   if is_read:
     return
-  set_here = fields.set_fields(config)
+  set_here = choices.set_fields(config)
   for path in paths:
     section, _, option = path.rpartition(".options.")
     if section and option in fields.get(config, f"{section}.options"):

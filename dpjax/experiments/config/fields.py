@@ -22,18 +22,14 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 from dpjax import names, validate
-from dpjax.experiments.config.choices import Choice as Choice
-from dpjax.experiments.config.choices import Setting as Setting
 from dpjax.experiments.config.choices import (
+  Choice,
   choice_of,
   fields_of,
+  leaves,
+  set_fields,
   types_of,
 )
-from dpjax.experiments.config.choices import leaves as leaves
-from dpjax.experiments.config.choices import name_of as name_of
-from dpjax.experiments.config.choices import set_fields as set_fields
-from dpjax.experiments.config.choices import settings as settings
-from dpjax.experiments.config.choices import to_dict as to_dict
 from dpjax.validate import UserError, Verbatim, did_you_mean
 
 _UNIONS = (typing.Union, types.UnionType)
@@ -190,9 +186,10 @@ def from_dict(kind: Any, held: Any, *, name: str = "config") -> Any:
   Raises:
     UserError: `kind` has no such field, or a value has another type.
 
+  >>> from dpjax.experiments.config import choices
   >>> from dpjax.experiments.kinds.central.config import DpSgd
   >>> config = DpSgd(clipping="automatic", noise_levels=[2.0, 0.5])
-  >>> from_dict(DpSgd, to_dict(config)) == config
+  >>> from_dict(DpSgd, choices.to_dict(config)) == config
   True
   """
   if not isinstance(held, dict):

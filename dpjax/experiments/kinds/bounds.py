@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 from dpjax import names, validate
-from dpjax.experiments.config import fields, rules
+from dpjax.experiments.config import choices, fields, rules
 from dpjax.experiments.config.common import read_if
 from dpjax.experiments.config.naming import within
 from dpjax.experiments.kinds.central.config import (
@@ -36,7 +36,7 @@ def only(config: Any, path: str, allowed: Iterable[Any], why: str) -> None:
   dpjax.validate.UserError: center=True: must be false for tokens
   """
   *sections, name = path.split(".")
-  value = fields.name_of(functools.reduce(getattr, sections, config), name)
+  value = choices.name_of(functools.reduce(getattr, sections, config), name)
   values = list(allowed)
   if value not in values:
     words = (repr(each) if isinstance(each, str) else str(each).lower() for each in values)

@@ -6,7 +6,7 @@ import json
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import Any
 
-from dpjax.experiments.config import fields
+from dpjax.experiments.config import choices
 from dpjax.experiments.run import writers
 from dpjax.types import Config
 from dpjax.validate import NO_VALUE
@@ -31,8 +31,8 @@ def differences(
   """
   if isinstance(there, dict) and isinstance(now, dict):
     for name in sorted({*there, *now}):
-      values = (data.get(name, NO_VALUE) for data in (there, now))
-      yield from differences(*values, (*path, name))
+      one, other = (data.get(name, NO_VALUE) for data in (there, now))
+      yield from differences(one, other, (*path, name))
   elif there != now or ("options" in path and _typed(there) != _typed(now)):
     yield f"{'.'.join(path)[:87]}: {_short(there)} there, {_short(now)} now"
 
@@ -58,7 +58,7 @@ def digest(config: Config, without: Iterable[str] = ()) -> str:
   (False, 64)
   """
   apart = {*getattr(config, "where", ()), *without, *PLACES}
-  return writers.digest([type(config).__name__, _without(fields.to_dict(config), apart)])
+  return writers.digest([type(config).__name__, _without(choices.to_dict(config), apart)])
 
 
 def _without(held: Mapping[str, Any], names: Collection[str]) -> dict[str, Any]:

@@ -78,22 +78,18 @@ class ModelInputs:
 
 
 def of(
-  config: Any,
-  dataset: data.Dataset,
-  shape: tuple[int, ...] | None,
-  *,
-  unit_range: bool = False,
+  config: Any, dataset: data.Dataset, *, unit_range: bool = False
 ) -> ModelInputs | None:
-  """Returns the facts of a run's data; None if `shape` is None.
+  """Returns the facts of a run's data; None of dicts of arrays, which `launch.serve` does not take.
 
   Args:
     config: section `data` of a run's config.
     dataset: one split of the run's data.
-    shape: shape of one example, before features; None: unknown.
     unit_range: whether the model refuses numbers outside [0, 1], as some features do.
   """
-  if shape is None:
+  if dataset.in_columns:
     return None
+  shape = dataset.source_shape or dataset.x.shape[1:]
   # Arrays of a user's own may hold any numbers; images of a folder have declared classes.
   own = names.is_path(config.name) or config.name.endswith((".npz", "/"))
   scaled = len(shape) == 3 and (not own or config.center or bool(dataset.classes))

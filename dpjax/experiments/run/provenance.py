@@ -161,12 +161,9 @@ def git_commit(package: pathlib.Path) -> str | None:
   top = _git(package, "rev-parse", "--show-toplevel")
   if top is None or pathlib.Path(top).resolve() != package.resolve().parent:
     return None
-  commit = _git(package, "rev-parse", "HEAD")
-  if commit is None or not _git(package, "ls-files", "--", "."):
+  if not _git(package, "ls-files", "--", "."):
     return None
-  changes = _git(package, "status", "--porcelain", "--untracked-files=no")
-  # If git failed, `changes` is None, and the commit counts as dirty.
-  return commit if changes == "" else f"{commit}-dirty"
+  return _git(package, "describe", "--always", "--abbrev=40", "--exclude=*", "--dirty")
 
 
 def _git(folder: pathlib.Path, *arguments: str) -> str | None:

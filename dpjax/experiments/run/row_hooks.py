@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from dpjax import names
-from dpjax.experiments.config import fields
+from dpjax.experiments.config import choices
 from dpjax.experiments.run import writers
 from dpjax.types import Config
 from dpjax.validate import UserError
@@ -143,6 +143,6 @@ def of_run(config: Config, folder: pathlib.Path) -> RowHook | None:
     return RowHook(name, lambda: (log, lambda: None))
   library = _library(name)
   # The seed is left out: with it, anyone who has the data could compute the noise.
-  settings = writers.plain(fields.to_dict(config))
+  settings = writers.plain(choices.to_dict(config))
   shown = {key: value for key, value in settings.items() if key != "seed"}
   return RowHook(name, lambda: SERVICES[name](library, folder.name, shown))

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from dpjax import files, trees, validate
-from dpjax.experiments.config import fields
+from dpjax.experiments.config import choices, fields
 from dpjax.experiments.run import checkpoint, config_names, writers
 from dpjax.types import Config, Params
 from dpjax.validate import UserError, Verbatim
@@ -38,12 +38,12 @@ def _from_here(there: Any, config: Config) -> list[str]:
 
   A field that it lacks, since a later version added it, counts with its default there.
   """
-  here = writers.plain(fields.to_dict(config))
+  here = writers.plain(choices.to_dict(config))
   if json.dumps(there) == json.dumps(here):
     return []
   # What no version reads is compared as it is.
   with contextlib.suppress(UserError):
-    there = writers.plain(fields.to_dict(fields.from_dict(type(config), there)))
+    there = writers.plain(choices.to_dict(fields.from_dict(type(config), there)))
   # Fields such as devices do not change a run's identity: it may continue on another machine.
   elsewhere = tuple(f"config.{name}:" for name in getattr(config, "where", ()))
   found = config_names.differences(there, here)
@@ -59,7 +59,7 @@ def written(workdir: pathlib.Path, config: Config) -> dict[str, Any]:
     held = writers.read_json(path)
     if not _from_here(held, config):
       return held
-  return writers.plain(fields.to_dict(config))
+  return writers.plain(choices.to_dict(config))
 
 
 def known(workdir: pathlib.Path, config: Config) -> dict[str, Any] | None:
@@ -95,7 +95,7 @@ def claim(workdir: pathlib.Path, config: Config) -> None:
   `known`."""
   known(workdir, config)
   if not (workdir / CONFIG).exists():
-    writers.write_json(workdir / CONFIG, fields.to_dict(config))
+    writers.write_json(workdir / CONFIG, choices.to_dict(config))
 
 
 @contextmanager

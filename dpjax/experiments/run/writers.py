@@ -21,6 +21,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
+from contextvars import ContextVar
 from typing import Any
 
 from tqdm import tqdm
@@ -60,6 +61,7 @@ _FULL = (errno.ENOSPC, errno.EDQUOT)
 _NOTHING = "nothing was saved"
 # Seconds between two progress lines where stderr is no terminal.
 _LINE_SECONDS = 5.0
+_SILENT = ContextVar("silent", default=False)
 
 
 class Unwritable(UserError, OSError):
@@ -515,6 +517,17 @@ def say(line: str) -> None:
   sys.stdout.flush()
 
 
+@contextmanager
+def silent() -> Iterator[None]:
+  """Suppresses progress reports in the block. Reports of several runs at once would overwrite each
+  other."""
+  before = _SILENT.set(True)
+  try:
+    yield
+  finally:
+    _SILENT.reset(before)
+
+
 def begins(what: str) -> None:
   """Prints the name of a part of a long command as it begins, on a terminal alone."""
   if _on_terminal():
@@ -524,12 +537,12 @@ def begins(what: str) -> None:
 
 def _on_terminal() -> bool:
   # If the process has no stderr (`2>&-`), `sys.stderr` is None.
-  return sys.stderr is not None and sys.stderr.isatty()
+  return not _SILENT.get() and sys.stderr is not None and sys.stderr.isatty()
 
 
 class Progress(AbstractContextManager):
   """Counts to a total and shows it on stderr, as a context manager: a bar on a terminal, a line
-  every five seconds elsewhere.
+  every five seconds elsewhere. In a block of `silent`, it shows nothing.
 
   Args:
     total, initial: the last count, and the first one.
@@ -552,7 +565,7 @@ class Progress(AbstractContextManager):
     self._bar: Any = None
     if is_bar:
       self._bar = tqdm(total=total, initial=initial, desc=desc, dynamic_ncols=True)
-    self._speaks = shown and lines and sys.stderr is not None
+    self._speaks = shown and lines and not _SILENT.get() and sys.stderr is not None
     self._total = total
     self._count = initial
     self._desc = desc

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from dpjax.accounting import upper
-from dpjax.experiments.config import fields
+from dpjax.experiments.config import choices
 from dpjax.experiments.kinds.federated.config import NATURAL
 from dpjax.experiments.run import guarantee, writers
 
@@ -78,7 +78,7 @@ def population(config: Any) -> str:
 
   Two runs with equal descriptions protect the same units: the same records, or the same users.
   """
-  return population_of(fields.to_dict(config))
+  return population_of(choices.to_dict(config))
 
 
 def population_of(held_fields: Mapping[str, Any]) -> str:

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import jax
 
 from dpjax import validate
-from dpjax.experiments.config import fields
+from dpjax.experiments.config import choices
 from dpjax.experiments.config.naming import naming
 from dpjax.experiments.run import checkpoint, kind, loop, provenance, writers
 from dpjax.experiments.run import workdir as owner
@@ -389,7 +389,7 @@ class _Files:
     settings = self._runs.config
     data = {
       "title": self._runs.title,
-      "config": {} if settings is None else fields.to_dict(settings),
+      "config": {} if settings is None else choices.to_dict(settings),
       "points": len(self._points),
       "statement": unreleased or cost.statement(rows, others),
       "all_runs_together": None if unreleased else cost.charge(rows),
@@ -415,7 +415,7 @@ def _data_key(config: Any) -> str:
   """Returns a text that is equal for runs that may share what is loaded."""
   if kind.command_of(config) == "attack":
     config = config.target
-  held = fields.to_dict(config)
+  held = choices.to_dict(config)
   if kind.command_of(config) not in _SHARING:
     return json.dumps(writers.plain(held), sort_keys=True, default=str)
   parts = [held[name] for name in ("data", "model", "partition") if name in held]

@@ -22,7 +22,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 from dpjax import validate
 from dpjax.accounting.tuning import MOST_SHAPE
 from dpjax.experiments.config import common, fields, rules
-from dpjax.experiments.config.fields import Choice, WithChoices
+from dpjax.experiments.config.choices import Choice
+from dpjax.experiments.config.fields import WithChoices
 from dpjax.experiments.kinds.central.config import TrainConfig
 from dpjax.experiments.run import kind as kinds
 from dpjax.experiments.run.experiment import no_plan

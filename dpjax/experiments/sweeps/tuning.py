@@ -35,7 +35,7 @@ from dpjax.accounting import upper
 from dpjax.accounting.event_kinds.repeat_and_select import repeat_and_select_event
 from dpjax.accounting.ledger import BudgetExceeded
 from dpjax.accounting.text import paragraph
-from dpjax.experiments.config import common, fields
+from dpjax.experiments.config import choices, common, fields
 from dpjax.experiments.config.naming import naming
 from dpjax.experiments.kinds.central import build
 from dpjax.experiments.kinds.central.config import TrainConfig
@@ -82,6 +82,7 @@ class Chosen(NamedTuple):
     return dataclasses.replace(
       self.guarantee,
       num_records=alone.num_records,
+      l2_bound=alone.l2_bound,
       statement=lambda steps: f"{statement(steps)}\n\n{note}\n\n{alone.statement(steps)}",
     )
 
@@ -115,15 +116,16 @@ def run_selection(runs: Runs, workdir: str | os.PathLike) -> dict[str, Any]:
   Raises:
     UserError: settings with different privacy events; a score that is not on test data; a run
       without a finite epsilon, or a sampler without an RDP analysis; another process at work in
-      the folder.
+      the folder; a full disk, or a file there that cannot be written or removed.
   """
   validate.folder(workdir=workdir)
   workdir = pathlib.Path(workdir)
   load = LastData(loop.load)
   settings, chosen = planned(runs, load)  # before anything runs
   workdir.mkdir(parents=True, exist_ok=True)
+  saved = lambda: "runs that have ended are kept"
   # The folder is locked, because two processes at once would draw two numbers of trials.
-  with writers.alone_in(workdir):
+  with writers.space_on_disk(workdir, saved), writers.alone_in(workdir):
     drawn = _trials(workdir, runs)
     if drawn is not None:
       writers.secret_folder(workdir / _TRIALS)
@@ -150,7 +152,8 @@ def run_selection(runs: Runs, workdir: str | os.PathLike) -> dict[str, Any]:
         },
       )
       _forget_trials(workdir)
-    shutil.rmtree(workdir / _TRIALS, ignore_errors=True)
+    if (workdir / _TRIALS).exists():
+      shutil.rmtree(workdir / _TRIALS)
     result = finished.read(workdir / BEST, "workdir").result
   print(chosen.line, flush=True)
   return result
@@ -394,8 +397,8 @@ def _trials(workdir: pathlib.Path, runs: Runs) -> list[tuple[int, int]] | None:
   """
   path = workdir / _TRIALS_FILE
   held = {
-    "sweep": fields.to_dict(runs.config),
-    "settings": [[point.label, fields.to_dict(point.config)] for point in runs.points],
+    "sweep": choices.to_dict(runs.config),
+    "settings": [[point.label, choices.to_dict(point.config)] for point in runs.points],
   }
   identity = json.loads(json.dumps(writers.plain(held), default=str))
   if path.exists():

@@ -13,6 +13,7 @@ from dpjax.noise.correlated.strategies import Correlation, Redrawn
 from dpjax.noise.gaussian import check_accounted, check_one_sum
 from dpjax.noise.gaussian import init as init_white
 from dpjax.types import ArrayTree
+from dpjax.validate import UserError
 
 
 class CorrelatedNoiseState(NamedTuple):
@@ -64,6 +65,17 @@ def add_correlated(
   sound = sound & check_accounted(state, num_steps)
   key = source.from_words(state.key, "state.key")
   tree = source.as_floats(tree)
+  # The checksum of a traced state says nothing yet, and the parameters may have changed since.
+  wanted = jax.eval_shape(correlation.init, tree)
+  of_both = [
+    (jax.tree.structure(part), trees.shapes(part)) for part in (wanted, state.memory)
+  ]
+  if of_both[0] != of_both[1]:
+    raise UserError(
+      "holds earlier noise of other shapes: it is the state of another plan, or of other "
+      "parameters; begin with tx.init(params)",
+      field="state.memory",
+    )
   if std == 0:
     return trees.nan_unless(sound, tree), state._replace(draws=state.draws + 1)
   sound = sound & check_one_sum(tree, state)

@@ -25,6 +25,7 @@ ChaCha20-Poly1305.
 - A member may send a wrong sum. If more than `colluding` + `packed` members answer, their sums then
   do not fit together, and the total is refused. If just that many answer, the total is wrong, and
   nobody notices. The same holds for a client whose shares do not fit together.
+- Who draws the session draws it once. Of several it could choose one with corrupt members.
 - A client may send any vector. If a member cannot open a client's share, the member drops out.
 
 Members are drawn from all clients by a hash of the session. `parameters` says how many members

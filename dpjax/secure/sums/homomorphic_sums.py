@@ -30,7 +30,7 @@ from dpjax.secure.homomorphic import ckks
 from dpjax.secure.sums.interface import Cost, Present, Reader, Summed, SumProtocol
 from dpjax.validate import UserError
 
-# Number of bits of each entry that go into one ciphertext.
+# Number of bits of each entry that go into one ciphertext, the sign's included.
 _LIMB = 32
 # Largest number of clients -> (degree, plaintext modulus). A modulus must be above clients * 2^32.
 # It is the first prime above 2^42, or above 2^46, that is 1 modulo 2 * degree. SEAL's default
@@ -206,8 +206,11 @@ def _add_encrypted(
 class BfvSum(SumProtocol):
   """The exact sum of integers through BFV ciphertexts. The module says what each party sees.
 
+  Entries are added with their sign, as the two's complement of encoded messages. So of entries
+  below 2^31 the client that decrypts sees the sum, and not how many of them are negative.
+
   The plaintext modulus is larger than any sum, so nothing wraps around inside. Entries of 64 bits
-  are encrypted in two halves, unless `largest` is below 2^32. `Cost` counts the bytes of serialised
+  are encrypted in two halves, unless `largest` is below 2^31. `Cost` counts the bytes of serialised
   ciphertexts and keys, and of the sum. Its operations encrypt or decrypt one ciphertext each. A
   client that drops out before unmasking is not asked to decrypt; if nobody is left, the sum is
   refused.
@@ -224,22 +227,21 @@ class BfvSum(SumProtocol):
     ckks.library()
 
   def _add(self, there: Present, read: Reader) -> Summed:
-    fits_one_limb = self.bits == _LIMB or (
-      self.largest is not None and self.largest < 2**_LIMB
-    )
-    shifts = (0,) if fits_one_limb else (0, _LIMB)
-    _, modulus = bfv_parameters(len(there.uploading))
+    is_small = self.largest is not None and self.largest < 2 ** (_LIMB - 1)
+    shifts = (0,) if self.bits == _LIMB or is_small else (0, _LIMB)
 
     def cut(vector: np.ndarray) -> list[np.ndarray]:
       # Entries are cut into parts of 32 bits, so that a sum stays below the plaintext modulus.
-      wide = vector.astype(np.uint64)
-      return [(wide >> np.uint64(s)) & np.uint64(2**_LIMB - 1) for s in shifts]
+      # Parts have signs: unsigned, each negative number would add 2^32 to what is decrypted.
+      wide = vector.view(f"int{self.bits}").astype(np.int64)
+      low = wide.astype(np.int32)
+      high = (wide >> _LIMB) + (low < 0)
+      return [low, high][: len(shifts)]
 
     def total_of(rows: np.ndarray) -> np.ndarray:
       total = np.zeros(read.length, np.uint64)
-      # SEAL returns residues around 0. A sum is not negative, so they are moved to [0, modulus).
       for shift, row in zip(shifts, rows):
-        total += np.mod(row, modulus).astype(np.uint64) << np.uint64(shift)
+        total += row.astype(np.int64).view(np.uint64) << np.uint64(shift)
       # The conversion reduces the total modulo 2^bits.
       return total.astype(self.dtype)
 

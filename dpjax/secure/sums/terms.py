@@ -1,8 +1,9 @@
 """Terms that all parties of a secure sum know in advance, and the graph of neighbours.
 
 SecAgg masks each vector pairwise with all other clients. SecAgg+ masks it with `degree` of them, in
-a random regular graph. Clients stand on a ring, in the order of a hash of session and id, which
-nobody can choose. Each client is joined to the next degree / 2 clients on either side.
+a random regular graph. Clients stand on a ring, in the order of a hash of session and id. The
+session is drawn once: who draws several could choose a client's neighbours, and so lies. Each
+client is joined to the next degree / 2 clients on either side.
 
 `graph_parameters` finds degree and threshold for a fraction `corrupt` of clients in league with the
 server and a fraction `dropout` that falls silent. Both guarantees hold for any such clients.

@@ -173,6 +173,10 @@ def test_padded_batches_of_a_plan_are_cut_where_that_is_faster(positions, is_cut
   mask = jnp.arange(88) < 30
   cut = jax.jit(plan.clipped_grad(loss_fn))(params, batch, mask)
   assert bool(cut.norms[-1] == 0) == is_cut
+  # Outside of jit, where a loop would be compiled at each call, it is one piece.
+  models = jax.tree.map(lambda leaf: jnp.stack([leaf, leaf]), params)
+  mapped = jax.vmap(lambda params: plan.clipped_grad(loss_fn)(params, batch, mask).norms)
+  assert mapped(models)[:, -1].all()
   whole = jax.jit(plan.clipped_grad(loss_fn, microbatch_size=88))(params, batch, mask)
   assert whole.norms.all()
   jax.tree.map(
@@ -329,6 +333,17 @@ def _while(w, example):
 def _callback(w, example):
   shape = jax.ShapeDtypeStruct((3,), jnp.float32)
   return jnp.sum(jax.pure_callback(np.asarray, shape, example[0] @ w))
+
+
+def test_an_error_of_the_loss_itself_says_what_it_was_called_with():
+  def unpacks(w, example):
+    _, _, third = example
+    return third @ w
+
+  grad_fn = gradients.clipped_grad(unpacks, l2_clip_norm=1.0)
+  with pytest.raises(ValueError) as caught:
+    grad_fn(jnp.ones(3), (jnp.ones((2, 3)), jnp.ones(2, jnp.int32)), True)
+  assert any("[0]: float32[3], [1]: int32[]" in note for note in caught.value.__notes__)
 
 
 @pytest.mark.cases(long=[14])

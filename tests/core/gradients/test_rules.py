@@ -1,5 +1,6 @@
 """Every clipping rule keeps its bound; a new one is a class and a row of `RULES`."""
 
+import dataclasses
 import importlib
 import json
 import pathlib
@@ -16,13 +17,13 @@ import dpjax
 from dpjax import gradients, sampling
 from dpjax.auditing.games import transforms
 from dpjax.auditing.games.game import play
-from dpjax.experiments.config import fields
+from dpjax.experiments.config import choices, fields
 from dpjax.experiments.kinds.central import build
 from dpjax.experiments.kinds.central.config import DpSgd, TrainConfig
 from dpjax.experiments.kinds.federated.config import Central
 from dpjax.experiments.sweeps.sweep import Runs, Sweep
 from dpjax.federated import central
-from dpjax.gradients import Clip
+from dpjax.gradients import Clip, ClipRule
 from dpjax.gradients.clip import RULES
 from tests import commands
 from tests.refuses import refuses
@@ -175,6 +176,32 @@ def test_a_new_rule_is_launched_by_its_name_and_its_numbers(tmp_path):
   )
 
 
+@dataclasses.dataclass(frozen=True)
+class Halved(ClipRule):
+  """A rule that no table names."""
+
+  share: float = 0.5
+
+  def factors(self, lengths, top, most):
+    return self.share * jnp.minimum(most, top / lengths)
+
+
+@pytest.mark.parametrize("kind", [DpSgd, Central])
+def test_a_rule_of_a_users_module_is_named_by_its_path_and_proved(kind):
+  path = f"{__name__}:Halved"
+  privacy = fields.replace(kind(), "clipping", path)
+  assert privacy.clipping == Halved()
+  assert fields.to_dict(privacy)["clipping"] == {"name": path, "share": 0.5}
+  assert fields.replace(privacy, "clipping.share", 0.25).clipping == Halved(0.25)
+  sampler = sampling.PoissonSampler(0.5, 9)
+  numbers = dict(noise_multiplier=2.0, normalize_by=4, num_steps=3, delta=1e-5)
+  assert not dpjax.Plan(
+    sampler=sampler, l2_clip_norm=Clip(1.0, Halved()), **numbers
+  ).assumptions
+  with refuses("config.clipping"):
+    fields.replace(kind(), "clipping", f"{__name__}:Nothing")
+
+
 def test_a_new_rule_is_in_configs_sweeps_and_the_walk_over_every_leaf(psac):
   config = TrainConfig(privacy=DpSgd(clipping={"name": "psac", "r": 0.3}))
   assert config.privacy.clipping == psac(0.3) == Central(clipping=psac(0.3)).clipping
@@ -184,7 +211,7 @@ def test_a_new_rule_is_in_configs_sweeps_and_the_walk_over_every_leaf(psac):
   ]
   points = Runs(named, Sweep(series="privacy.clipping")).points
   assert [one.facts["privacy.clipping"] for one in points] == ["flat", "psac(r=0.3)"]
-  walked = {leaf.path: leaf.type.hint for leaf in fields.leaves(config)}
+  walked = {leaf.path: leaf.type.hint for leaf in choices.leaves(config)}
   assert walked["privacy.clipping.r"] is float
   assert "psac" in fields.choice_of(walked["privacy.clipping"]).table
   with refuses("config.privacy.clipping.r", error=dpjax.validate.UserError):

@@ -189,6 +189,35 @@ def _plants():
   return found | {"one": {"total": grad_fn(jnp.zeros(3), *batch).total.tolist()}}
 
 
+# --- a loss with a loop
+
+
+def _recurrent(params, x):
+  """A loop that begins from zeros, as a recurrent cell does."""
+
+  def cell(carry, row):
+    return jnp.tanh(params["w"] @ carry + row), None
+
+  last, _ = lax.scan(cell, jnp.zeros(3), x)
+  return jnp.sum(last * params["w"])
+
+
+def _loops():
+  """The sum of clipped gradients of a loop, on one device and on a mesh as users make it."""
+  x = np.random.default_rng(4).normal(size=(16, 5, 3)).astype(np.float32)
+  params, mesh = {"w": jnp.eye(3)}, jax.make_mesh((8,), ("data",))
+  found = {}
+  for method in ("vmap", "ghost"):
+    one = gradients.clipped_grad(_recurrent, l2_clip_norm=1.0, method=method)
+    many = gradients.clipped_grad(_recurrent, l2_clip_norm=1.0, method=method, mesh=mesh)
+    rows = split_rows(mesh, (x, np.ones(16, bool)))
+    found[method] = [
+      jax.jit(one)(params, x, True).total["w"].tolist(),
+      jax.jit(many)(params, *rows).total["w"].tolist(),
+    ]
+  return found
+
+
 # --- more: whole runs
 
 
@@ -310,4 +339,5 @@ if __name__ == "__main__":
   assert jax.device_count() == 8
   more = sys.argv[1:] == ["more"]
   parts = {"runs": _runs, "kinds": kinds} if more else {"steps": _steps, "plants": _plants}
+  parts |= {} if more else {"loops": _loops}
   print(json.dumps({name: part() for name, part in parts.items()}))

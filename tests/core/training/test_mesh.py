@@ -63,6 +63,12 @@ def test_draws_ledger_and_streams_do_not_know_the_mesh(on_devices, mesh):
 
 
 @pytest.mark.slow
+def test_a_loop_that_begins_from_constants_has_the_sum_of_one_device(on_devices):
+  for one, many in on_devices["loops"].values():
+    np.testing.assert_allclose(many, one, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.slow
 def test_a_run_goes_on_with_other_devices_as_if_nothing_were(on_devices):
   """8 -> 1 -> 4 x 2 devices by checkpoints, in the middle of a run."""
   moved, one = on_devices["steps"]["moved"], on_devices["steps"]["None"]

@@ -289,3 +289,22 @@ def test_the_state_of_another_transform_is_one_line_also_where_it_is_traced(wrap
   for kind in ("correlated", "adaptive", "scaled"):
     with refuses(field):
       wrapped(functools.partial(_step, kind))(white)
+
+
+@pytest.mark.parametrize("wrapped", [jax.jit, lambda fn: fn], ids=["jit", "eager"])
+def test_a_state_of_other_shapes_is_one_line(wrapped):
+  """A plan, or a model, was changed and run again, and not the cell of the state. Slices ended in
+  an AttributeError, other bands under jit in a TypeError of `dot_general`."""
+  private = _tx("white", jax.random.key(1))
+  sliced = transforms.accumulate(private, every=2, l2_clip_norm=1.0)
+  with pytest.raises(UserError):
+    wrapped(lambda state: sliced.update(_ROWS, state, _PARAMS))(private.init(_PARAMS))
+  make = lambda *bands: transforms.clip_and_correlated_noise(
+    l2_clip_norm=1.0, noise_multiplier=1.0, normalize_by=4.0, key=jax.random.key(1), num_steps=9,
+    noise_shape=NoiseShape(correlation=BandedToeplitz(bands)),
+  )  # fmt: skip
+  tx = make(1.0, 0.5)
+  narrower = jax.tree.map(lambda leaf: leaf[:1], _PARAMS)
+  for state in (make(1.0, 0.5, 0.2).init(_PARAMS), tx.init(narrower)):
+    with pytest.raises(UserError):
+      wrapped(lambda state: tx.update(_ROWS, state, _PARAMS))(state)

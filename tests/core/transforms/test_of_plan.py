@@ -17,6 +17,7 @@ import dpjax
 from dpjax import sampling, transforms
 from dpjax.noise import NoiseShape
 from dpjax.noise.correlated import BandedToeplitz
+from dpjax.sampling.registry import SCHEMES
 from dpjax.validate import UserError
 from tests import plans
 from tests.refuses import refuses
@@ -109,6 +110,31 @@ _OTHERS = {
   "a noise schedule": _plan(noise_shape=NoiseShape(schedule=(1.0, 1.0, 2.0))),
   "correlated": _plan(sampler=_CYCLIC, noise_shape=_TOEPLITZ),
 }
+
+
+@pytest.mark.parametrize(
+  "relation", ["add_or_remove_one", "replace_special", "replace_one"]
+)
+def test_plans_that_draw_otherwise_never_share_a_mark(relation):
+  """Whatever they cost: cyclic batches and balls in bins did, and two probabilities of MinSep."""
+  samplers = [scheme.kind(**kw) for scheme in SCHEMES.values() for kw in scheme.kind.small]
+  samplers += [
+    sampling.MinSepSampler(1.0, 2, 3, capacity=5),
+    sampling.MinSepSampler(0.25, 2, 3, capacity=5),
+    sampling.CyclicPoissonSampler(1.0, 2, capacity=5),
+  ]
+  bands = [(1.0, 0.5, 0.5), (1.0, 0.6, 0.14**0.5)]  # columns of one length
+  shapes = [NoiseShape(), *(NoiseShape(correlation=BandedToeplitz(c)) for c in bands)]
+  marks = {}
+  for sampler, shape, slices in itertools.product(samplers, shapes, (1, 2)):
+    try:
+      of_all = dict(sampler=sampler, noise_shape=shape, slices=slices)
+      plan = _plan(**of_all, neighboring_relation=relation)
+    except UserError:
+      continue
+    marks.setdefault(plan._mark, []).append((sampler, shape, slices))
+  assert len(marks) > 10
+  assert [alike for alike in marks.values() if len(alike) > 1] == []
 
 
 def _after_one_step(plan):

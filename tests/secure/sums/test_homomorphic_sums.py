@@ -29,6 +29,24 @@ def test_bfv_sums_are_exact_modulo_the_ring(bits, length):
   assert summed.cost.operations in (4 * ciphertexts, 4 * limbs * math.ceil(length / 4096))
 
 
+@pytest.mark.parametrize("bits", [32, 64])
+def test_who_decrypts_does_not_see_how_many_numbers_are_negative(monkeypatch, bits):
+  """It knows its own message. So of three clients it would know the signs of both others."""
+  decrypt, seen = homomorphic_sums.KeyHolder.decrypt, []
+
+  def watched(holder, ciphers, num_rows):
+    seen.append(decrypt(holder, ciphers, num_rows))
+    return seen[-1]
+
+  monkeypatch.setattr(homomorphic_sums.KeyHolder, "decrypt", watched)
+  for rows in ([[5, 2, -5], [-2, 0, -5], [-2, 0, 0]], [[1, 2, -10], [0] * 3, [0] * 3]):
+    vectors = {who: np.array(row).astype(f"uint{bits}") for who, row in enumerate(rows)}
+    total = sums.BfvSum(bits=bits).sum(vectors).total
+    assert total.view(f"int{bits}").tolist() == [1, 2, -10]
+  np.testing.assert_array_equal(*seen)
+  assert seen[0][0].tolist() == [1, 2, -10] and not seen[0][1:].any()
+
+
 def test_the_plaintext_modulus_is_above_every_sum_and_fits_the_ring_of_the_scheme():
   for most, (degree, modulus) in homomorphic_sums.BFV_PARAMETERS.items():
     assert modulus > most * (2**32 - 1) and modulus % (2 * degree) == 1

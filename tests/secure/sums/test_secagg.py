@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from dpjax.secure import sums
-from dpjax.secure.sums import primitives, protocols, secagg_client
+from dpjax.secure.sums import primitives, protocols, secagg_client, secagg_server
 from dpjax.secure.sums.interface import bits_needed
 from dpjax.secure.sums.messages import OVERHEAD
 from dpjax.secure.sums.terms import neighbours
@@ -214,6 +214,19 @@ def test_the_view_with_other_vectors_of_one_sum_looks_the_same():
     assert stats.ks_2samp(a, b).pvalue > 1e-8
   plain = np.full(_LENGTH, 3, np.uint32)
   assert stats.ks_2samp(plain, simulated[3]).pvalue < 1e-9
+
+
+def test_who_listens_on_the_wire_learns_the_sum_as_the_server_does():
+  """Messages are not encrypted to the server: only noise, or a private channel, hides the sum."""
+  terms = parties.terms(4, 3)
+  heard = parties.play(terms, parties.vectors(4), silent={"masked": {2}})
+  listener = secagg_server.start(terms)
+  for kind in ("keys", "envelopes", "masked", "revealed"):
+    for who in range(4):
+      if (kind, who) in heard.messages:
+        listener, _ = listener.receive(heard.messages[kind, who], who)
+    listener, _ = listener.close()
+  np.testing.assert_array_equal(listener.result().total, heard.total)
 
 
 def test_the_tests_of_uniformity_reject_a_planted_bias():

@@ -13,7 +13,7 @@ from typing import Any
 from dpjax import names
 from dpjax.accounting import Ledger
 from dpjax.data.target_kinds import needs_classes
-from dpjax.experiments.config.fields import name_of
+from dpjax.experiments.config.choices import name_of
 from dpjax.experiments.config.naming import within
 from dpjax.experiments.kinds.attack.config import AttackConfig, check
 from dpjax.experiments.kinds.central.build import Central

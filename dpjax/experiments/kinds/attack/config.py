@@ -11,8 +11,9 @@ from __future__ import annotations
 import dataclasses
 from typing import Annotated, Any, ClassVar
 
-from dpjax.experiments.config import common, fields
-from dpjax.experiments.config.fields import Choice, WithChoices
+from dpjax.experiments.config import choices, common
+from dpjax.experiments.config.choices import Choice
+from dpjax.experiments.config.fields import WithChoices
 from dpjax.experiments.config.naming import within
 from dpjax.experiments.kinds import bounds
 from dpjax.experiments.kinds.attack.settings import AttackSettings
@@ -82,7 +83,7 @@ def check(config: AttackConfig) -> None:
   common.typed(config)
   _check_attack(config)
   target = config.target
-  name = fields.name_of(config, "attack")
+  name = choices.name_of(config, "attack")
   bounds.only(config, "target", [config.attack.section], f" for attack={name!r}")
   with within("target", holds_config=True):
     if isinstance(target, FedConfig):
@@ -111,7 +112,7 @@ def _check_attack(config: AttackConfig) -> None:
       "must be a class with a section ('train' or 'federate'), a task, prepare, measured and, for "
       "'federate', phase",
       field="attack",
-      value=fields.name_of(config, "attack"),
+      value=choices.name_of(config, "attack"),
     )
 
 

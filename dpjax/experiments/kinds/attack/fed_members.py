@@ -217,7 +217,7 @@ def _owners_of_tests(federation: Federation, test: Any, seed: int) -> np.ndarray
 def _further_clients(config: FedConfig, federation: Federation, test: Any) -> np.ndarray:
   """Returns the number of the further client that holds each test row; -1: nobody."""
   count = federation.num_clients
-  if getattr(config.partition, "num_clients", None) is None:
+  if not config.is_dealt:
     raise UserError(
       "must be 'record' for clients whom the data name: nobody knows a client like them that did "
       "not take part",

@@ -12,7 +12,7 @@ import os
 import pathlib
 from typing import Any
 
-from dpjax.experiments.config import fields
+from dpjax.experiments.config import choices, fields
 from dpjax.experiments.kinds.attack.config import AttackConfig, unread
 from dpjax.experiments.kinds.attack.fed_members import FedMembership
 from dpjax.experiments.kinds.attack.members import Membership
@@ -63,13 +63,12 @@ def attack_on(folder: str | os.PathLike, *, num_shadows: int = 16) -> AttackConf
   if isinstance(run, TrainConfig):
     attack = Membership(num_shadows=num_shadows, target=target)
   else:
-    deals = hasattr(run.partition, "num_clients")
-    unit = "client" if run.protects_users and deals else "record"
+    unit = "client" if run.protects_users and run.is_dealt else "record"
     attack = FedMembership(num_shadows=num_shadows, target=target, unit=unit)
     # A run that stopped at an accuracy did fewer rounds.
     shadowed["num_rounds"] = writers.read_json(path / writers.RESULT)["num_steps"]
   config = AttackConfig(target=run, attack=attack)
-  there = {leaf.path for leaf in fields.leaves(run)}
+  there = {leaf.path for leaf in choices.leaves(run)}
   # What decides nothing that shadow models learn gets its default.
   for name in there.intersection([*unread(config), "release"]):
     budget = name == "privacy.epsilon_budget"

@@ -27,7 +27,7 @@ from dpjax.attacks.recovery import NothingSent
 from dpjax.attacks.rogue_server import read_imprint
 from dpjax.attacks.views import View
 from dpjax.experiments.config import rules
-from dpjax.experiments.config.fields import name_of
+from dpjax.experiments.config.choices import name_of
 from dpjax.experiments.config.naming import within
 from dpjax.experiments.kinds.attack.config import AttackConfig
 from dpjax.experiments.kinds.attack.settings import (

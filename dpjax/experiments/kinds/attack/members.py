@@ -29,7 +29,7 @@ from dpjax.attacks.roc import (
 )
 from dpjax.auditing.scores import Scores
 from dpjax.data import resident
-from dpjax.experiments.config import fields, rules
+from dpjax.experiments.config import choices, rules
 from dpjax.experiments.kinds.attack import curves as attack_report
 from dpjax.experiments.kinds.attack.config import AttackConfig
 from dpjax.experiments.kinds.attack.methods import METHODS, Asked, reads
@@ -402,7 +402,7 @@ def facts_of_run(
   wanted, known = (
     {name: value for name, value in dict(data).items() if name not in apart}
     for data in (
-      writers.plain(fields.to_dict(train))["data"],
+      writers.plain(choices.to_dict(train))["data"],
       said if isinstance(said, dict) else {},
     )
   )

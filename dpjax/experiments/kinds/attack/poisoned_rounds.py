@@ -20,7 +20,7 @@ from dpjax.attacks.poisoning import (
 )
 from dpjax.attacks.roc import counted
 from dpjax.experiments.config import user_code
-from dpjax.experiments.config.fields import name_of
+from dpjax.experiments.config.choices import name_of
 from dpjax.experiments.kinds import bounds
 from dpjax.experiments.kinds.attack.config import AttackConfig
 from dpjax.experiments.kinds.attack.settings import (

@@ -10,7 +10,7 @@ from typing import Any
 
 from dpjax.accounting import upper
 from dpjax.accounting.text import lower
-from dpjax.experiments.config.fields import name_of
+from dpjax.experiments.config.choices import name_of
 from dpjax.experiments.kinds.attack.config import AttackConfig
 from dpjax.experiments.kinds.attack.settings import Row
 from dpjax.experiments.plots import redraw

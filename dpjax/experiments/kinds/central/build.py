@@ -24,7 +24,7 @@ from dpjax import (
 from dpjax.data import ahead, cache, resident
 from dpjax.data.resident import resident_bytes
 from dpjax.experiments.config import common, user_code
-from dpjax.experiments.config.fields import name_of
+from dpjax.experiments.config.choices import name_of
 from dpjax.experiments.config.optimizers import SCHEDULE_FREE, Noise
 from dpjax.experiments.kinds import bounds, named_data
 from dpjax.experiments.kinds.central import (
@@ -455,22 +455,12 @@ def assembled(config: TrainConfig, loaded: tuple[Any, Any], random: RunKeys) -> 
 def inputs_writer(
   config: DataConfig, model: ModelConfig, dataset: data.Dataset
 ) -> Callable[[pathlib.Path], None]:
-  """Returns a function that writes the public facts of a model's inputs into the run's folder.
-
-  The facts are taken now, before private statistics make another data set of this one.
-  """
+  """Returns a function that writes the public facts of a model's inputs into the run's folder."""
   # Imported here, to keep the launcher's start fast.
-  from dpjax.data.identity import source_shape
   from dpjax.experiments.run import model_inputs
 
-  shape = source_shape(dataset)
-  # `launch.serve` takes one array for each example, so it refuses a run on columns.
-  if dataset.in_columns:
-    return functools.partial(model_inputs.write, facts=None)
-  if not registry.entry(model.name).features:
-    shape = tuple(dataset.x.shape[1:])
   unit_range = registry.entry(model.name).in_unit_range
-  facts = model_inputs.of(config, dataset, shape, unit_range=unit_range)
+  facts = model_inputs.of(config, dataset, unit_range=unit_range)
   return functools.partial(model_inputs.write, facts=facts)
 
 

@@ -20,8 +20,9 @@ from dpjax import (
   validate,
 )
 from dpjax.experiments.config import common, optimizers, rules, samplers
+from dpjax.experiments.config.choices import Choice
 from dpjax.experiments.config.common import COUNT, AttackerConfig
-from dpjax.experiments.config.fields import Choice, WithChoices
+from dpjax.experiments.config.fields import WithChoices
 from dpjax.experiments.config.naming import Gives
 from dpjax.gradients.per_example import METHODS
 from dpjax.names import is_path
@@ -318,10 +319,10 @@ class NoisySteps(Guarantee):
   l2_clip_norm: Annotated[common.ClipNorm, "bound on the gradient of one example"] = 1.0
   clipping: Annotated[
     gradients.ClipRule | transforms.PerLayer,
-    Choice(CLIPPINGS),
+    Choice(CLIPPINGS, base=gradients.ClipRule),
     Gives("l2_clip_norm"),  # of a rule that makes several norms of it
     Gives("noise_shares"),
-    "rule by which one example's gradient is shortened",
+    "rule by which one example's gradient is shortened; package.module:Rule: your own",
   ] = dataclasses.field(default_factory=gradients.Flat)
   scaling: Annotated[
     Unscaled | transforms.CoordinateScaling,

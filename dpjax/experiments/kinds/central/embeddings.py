@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from dpjax import data, losses, metrics
-from dpjax.experiments.config import fields
+from dpjax.experiments.config import choices
 from dpjax.experiments.kinds.central.config import CONTRASTIVE as NAME
 from dpjax.experiments.kinds.central.config import TrainConfig
 from dpjax.training.augment import AugmentFn
@@ -31,13 +31,13 @@ _WHY = "is a loss of a whole batch, in which every example moves the gradient of
 def check(config: TrainConfig) -> None:
   """Raises UserError for settings that a run with the contrastive loss cannot have."""
   if config.is_private:
-    name = fields.name_of(config, "privacy")
+    name = choices.name_of(config, "privacy")
     raise _refusal(
       f"needs privacy='sgd', not {name!r}: it {_WHY}, so no epsilon would hold"
     )
   if config.audit is not None:
     raise _refusal(f"needs audit='none': it {_WHY}")
-  trainable = fields.name_of(config, "trainable")
+  trainable = choices.name_of(config, "trainable")
   if trainable != "all":
     raise _refusal(f"needs trainable='all', not {trainable!r}")
   if config.augmentation == "none":

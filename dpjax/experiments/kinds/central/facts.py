@@ -8,7 +8,7 @@ import numpy as np
 
 from dpjax import training
 from dpjax.data import Dataset
-from dpjax.experiments.config import fields
+from dpjax.experiments.config import choices, fields
 from dpjax.experiments.kinds.central import starting_point
 from dpjax.experiments.kinds.central.config import TrainConfig
 from dpjax.experiments.run import left_out, provenance, saved, writers
@@ -67,13 +67,13 @@ def of_plan(config: TrainConfig, plan: Plan) -> dict[str, Any]:
   facts: dict[str, Any] = {
     "dataset": config.data.name,
     "model": config.model.name,
-    "method": fields.name_of(config, "privacy"),
+    "method": choices.name_of(config, "privacy"),
     "noise_multiplier": plan.noise_multiplier,
     "l2_clip_norm": plan.l2_clip_norm.norms,
     "normalize_by": plan.normalize_by,
   }
   if plan.statistics is not None:
-    facts["normalization"] = fields.name_of(config.privacy, "normalization")
+    facts["normalization"] = choices.name_of(config.privacy, "normalization")
     noise = plan.statistics.total_noise_multiplier
     # Without an epsilon, the noise of the statistics belongs to no guarantee, so it is left out.
     facts |= {"statistics_noise_multiplier": noise} if plan.is_private else {}
@@ -100,7 +100,7 @@ def planned(config: TrainConfig, run: Run) -> dict[str, Any]:
     facts["tokenizer"] = {name: tokenizer[name] for name in names}
   if config.mesh is not None:
     facts["mesh"] = config.mesh
-  if fields.name_of(config.optimizer, "rule") == "dp_sgld" and run.noise is not None:
+  if choices.name_of(config.optimizer, "rule") == "dp_sgld" and run.noise is not None:
     facts["sgld_temperature"] = sgld_temperature(
       step_size=config.optimizer.learning_rate / run.noise.num_examples,
       mean_noise_std=run.noise.std,

@@ -93,8 +93,6 @@ def featured(
   standardized: bool = True,
   kept: pathlib.Path | None = None,
   resident: bool | None = True,
-  *,
-  shown: bool = True,
 ) -> Any:
   """Returns the data set as inputs of the model: with features if the model takes features.
 
@@ -104,7 +102,6 @@ def featured(
     kept: folder of the feature cache (`data.cache`); None: no cache.
     resident: whether features lie in memory; False: read from a file when needed; None: by size
       (`stay_in_file`).
-    shown: whether progress is shown.
 
   Raises:
     UserError: examples without such features, such as images of an unsupported size; a disk without
@@ -118,7 +115,7 @@ def featured(
   module = importlib.import_module(f"dpjax.experiments.kinds.central.{home}")
   computed = module.computed(config, dataset, standardized)
   shape = computed.shape
-  make = functools.partial(_with_progress, computed, kind, len(dataset), shown=shown)
+  make = functools.partial(_shown, computed, kind, len(dataset))
   in_file = stay_in_file(shape, resident)
   if kept is not None:
     key = cache.key(data.digest(dataset), *computed.settings, *_makers(computed.code))
@@ -168,14 +165,12 @@ def _makers(names: Sequence[str]) -> tuple[str, ...]:
   )
 
 
-def _with_progress(
-  computed: ComputedFeatures, kind: str, count: int, *, shown: bool
-) -> Iterator[np.ndarray]:
+def _shown(computed: ComputedFeatures, kind: str, count: int) -> Iterator[np.ndarray]:
   """Yields the features of `count` examples, beside a progress bar in percent, since the number of
   examples may be secret."""
   chunks = computed.make()
   done = 0
-  with writers.Progress(100, 0, f"{kind} features, percent", shown=shown) as bar:
+  with writers.Progress(100, 0, f"{kind} features, percent") as bar:
     for chunk in chunks:
       before = 100 * done // count
       done += len(chunk)

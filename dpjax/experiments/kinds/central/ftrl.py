@@ -6,7 +6,7 @@ from __future__ import annotations
 from typing import Any
 
 from dpjax import sampling
-from dpjax.experiments.config import fields
+from dpjax.experiments.config import choices
 from dpjax.noise import correlated
 from dpjax.sampling.registry import Sizing, steps_per_pass
 from dpjax.validate import UserError
@@ -70,6 +70,6 @@ def correlation(
       f"for privacy.sampler={privacy.sampler.name!r}, which amplifies no other "
       f"noise; it has {noise.bands or 'no end of them'}",
       field="privacy.strategy",
-      value=fields.name_of(privacy, "strategy"),
+      value=choices.name_of(privacy, "strategy"),
     )
   return noise

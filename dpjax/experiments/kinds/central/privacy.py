@@ -8,7 +8,7 @@ import math
 from typing import Any
 
 from dpjax import data, gradients, noise, sampling, transforms, validate
-from dpjax.experiments.config import fields, samplers
+from dpjax.experiments.config import choices, samplers
 from dpjax.experiments.config.naming import within
 from dpjax.experiments.kinds import bounds, privacy_section
 from dpjax.experiments.kinds.central import ftrl, normalization
@@ -78,11 +78,11 @@ def _check_levels(privacy: NoisySteps) -> None:
     shapes.check_levels(levels, privacy.accountant, name="privacy.noise_levels")
   if not privacy.clipping.adapts:
     return
-  schedule = fields.name_of(privacy, "clip_schedule")
+  schedule = choices.name_of(privacy, "clip_schedule")
   for field, value in (("noise_levels", levels), ("clip_schedule", schedule)):
     if value not in ([], "constant"):
       raise UserError(
-        f"not with privacy.clipping={fields.name_of(privacy, 'clipping')!r}, whose clip norm, and "
+        f"not with privacy.clipping={choices.name_of(privacy, 'clipping')!r}, whose clip norm, and "
         "so its noise, follows the data",
         field=f"privacy.{field}",
         value=value,
@@ -93,15 +93,15 @@ def _check_noise_aware(config: TrainConfig) -> None:
   """Raises UserError for an optimizer that must know the noise, where it has not one standard
   deviation or there is none."""
   privacy = config.privacy
-  name = fields.name_of(config.optimizer, "rule")
+  name = choices.name_of(config.optimizer, "rule")
   if name not in NOISE_AWARE:
     return
   needs = functools.partial(UserError, field="optimizer.rule", value=name)
   if isinstance(privacy, NoisySteps):
-    schedule = fields.name_of(privacy, "clip_schedule")
+    schedule = choices.name_of(privacy, "clip_schedule")
     strategy = "identity"
     if isinstance(privacy, DpFtrl):
-      strategy = fields.name_of(privacy, "strategy")
+      strategy = choices.name_of(privacy, "strategy")
     changing = privacy.clipping.adapts or schedule != "constant" or privacy.noise_levels
     if changing or strategy != "identity":
       raise needs(
@@ -112,7 +112,7 @@ def _check_noise_aware(config: TrainConfig) -> None:
     if _scaling(privacy) is not None:
       raise needs(
         "needs noise of one standard deviation at every step and coordinate, which "
-        f"privacy.scaling={fields.name_of(privacy, 'scaling')!r} does not leave"
+        f"privacy.scaling={choices.name_of(privacy, 'scaling')!r} does not leave"
       )
   noiseless = not isinstance(privacy, Guarantee) or privacy.noise_multiplier == 0
   if noiseless and name == "dp_adam":
@@ -190,7 +190,7 @@ def _clip(config: TrainConfig, params: Any) -> gradients.Clip:
     return gradients.Clip(math.inf)
   if not isinstance(privacy.clip_schedule, ConstantClip):
     schedule = scheduled_scales(
-      fields.name_of(privacy, "clip_schedule"),
+      choices.name_of(privacy, "clip_schedule"),
       config.num_steps,
       privacy.clip_schedule.final,
     )

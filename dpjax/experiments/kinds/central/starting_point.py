@@ -14,7 +14,7 @@ import flax.linen as nn
 import jax
 
 from dpjax import names, training, validate
-from dpjax.experiments.config import fields
+from dpjax.experiments.config import choices
 from dpjax.experiments.kinds import bounds
 from dpjax.experiments.kinds.central.config import (
   AllWeights,
@@ -56,7 +56,7 @@ def check(config: TrainConfig) -> None:
     )
   audited = config.audit is not None and config.audit.kind == "gradient"
   if audited and not isinstance(trainable, AllWeights):
-    name = fields.name_of(config, "trainable")
+    name = choices.name_of(config, "trainable")
     raise UserError(
       f"must be another where trainable={name!r}, which trains some weights "
       "alone: the canaries' own would be left out",
@@ -64,7 +64,7 @@ def check(config: TrainConfig) -> None:
       value="gradient",
     )
   if not isinstance(trainable, AllWeights):
-    name = fields.name_of(config, "trainable")
+    name = choices.name_of(config, "trainable")
     why = (
       f" where trainable={name!r}, whose frozen weights nobody has laid out over devices"
     )
@@ -152,7 +152,7 @@ def _with_adapters(
 
 def _check_head(config: TrainConfig, params: Params) -> None:
   layers = params.get("params", {})
-  name = fields.name_of(config, "trainable")
+  name = choices.name_of(config, "trainable")
   if saved.HEAD not in layers:
     raise UserError(
       f"needs a model whose last layer is {saved.HEAD!r}; those of "

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from dpjax import data, losses, metrics, validate
 from dpjax.data.target_kinds import needs_classes
 from dpjax.data.text import PADDING_ID
-from dpjax.experiments.config import common, fields, user_code
+from dpjax.experiments.config import choices, common, user_code
 from dpjax.experiments.kinds.central.config import (
   CONTRASTIVE,
   BalancedClasses,
@@ -160,7 +160,7 @@ def check_unit(config: TrainConfig, dataset: data.Dataset, plan: Plan) -> None:
       f"must {must} 'users' for data.name={config.data.name!r}, an example of "
       f"which is {what} that one person wrote",
       field="privacy.sampler",
-      value=fields.name_of(config.privacy, "sampler"),
+      value=choices.name_of(config.privacy, "sampler"),
     )
 
 

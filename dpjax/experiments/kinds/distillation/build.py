@@ -18,7 +18,7 @@ from flax import linen as nn
 from dpjax import closed_over
 from dpjax import data as data_lib
 from dpjax.accounting.text import paragraph
-from dpjax.experiments.config.fields import name_of
+from dpjax.experiments.config.choices import name_of
 from dpjax.experiments.kinds import named_data, public_pool
 from dpjax.experiments.kinds.distillation.config import (
   DistillationConfig,

@@ -6,7 +6,8 @@ import dataclasses
 from typing import Annotated, Any
 
 from dpjax.experiments.config import common, rules
-from dpjax.experiments.config.fields import Choice, WithChoices
+from dpjax.experiments.config.choices import Choice
+from dpjax.experiments.config.fields import WithChoices
 from dpjax.experiments.kinds import named_data
 
 _WIDTH = rules.between(1, 10**4)

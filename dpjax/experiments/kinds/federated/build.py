@@ -14,7 +14,7 @@ from dpjax import federated, secure, trees, validate
 from dpjax.data import Federation
 from dpjax.data.target_kinds import needs_classes
 from dpjax.experiments.config import common, user_code
-from dpjax.experiments.config.fields import Setting, name_of
+from dpjax.experiments.config.choices import Setting, name_of
 from dpjax.experiments.config.naming import within
 from dpjax.experiments.kinds import audits, bounds
 from dpjax.experiments.kinds.central import build as build_central
@@ -36,7 +36,6 @@ from dpjax.experiments.kinds.federated import user_code as own_parts
 from dpjax.experiments.kinds.federated.client_scores import ClientScores
 from dpjax.experiments.kinds.federated.config import (
   ALGORITHMS,
-  NATURAL,
   Both,
   FedConfig,
   Local,
@@ -110,7 +109,7 @@ def check(config: FedConfig, *, draws_cohorts: bool = True) -> None:
       # Making a function checks its arguments.
       chosen.make()
   _check_partition(config)
-  if name_of(config, "partition") in NATURAL:
+  if not config.is_dealt:
     _check_natural(config)
   elif not config.protects_records:
     privacy.check_cohort(config, config.partition.num_clients)
@@ -135,8 +134,7 @@ def _check_read(config: FedConfig) -> None:
   read = functools.partial(common.read_if, config)
   algorithm = algorithm_of(config)
   read(False, "a guarantee of one example, not of one user", "data.num_examples")
-  dealt = hasattr(config.partition, "num_clients")
-  read(not dealt, "users that the data name", "data.num_users")
+  read(not config.is_dealt, "users that the data name", "data.num_users")
   fields_of_clients = ("partition.client_id", "partition.max_examples")
   read(not is_path(config.data.name), "clients that dpjax reads", *fields_of_clients)
   read(
@@ -161,10 +159,9 @@ def _knows_cohorts(config: FedConfig) -> bool:
 
   The data name the clients of a natural partition, and a user's own aggregator must be loaded.
   """
-  dealt = hasattr(config.partition, "num_clients")
   # All silos take part, as many as the data have.
   of_silos = config.protects_records
-  return dealt and not of_silos and not isinstance(config.aggregator, str)
+  return config.is_dealt and not of_silos and not isinstance(config.aggregator, str)
 
 
 def _check_partition(config: FedConfig) -> None:

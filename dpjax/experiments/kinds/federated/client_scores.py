@@ -24,7 +24,7 @@ import jax
 import numpy as np
 
 from dpjax.data import Federation
-from dpjax.experiments.config.fields import name_of
+from dpjax.experiments.config.choices import name_of
 from dpjax.experiments.kinds import bounds
 from dpjax.experiments.kinds.central.facts import shows_data
 from dpjax.experiments.kinds.federated import records

@@ -10,7 +10,7 @@ import math
 from collections.abc import Callable
 from typing import Any
 
-from dpjax.experiments.config.fields import name_of
+from dpjax.experiments.config.choices import name_of
 from dpjax.experiments.kinds.federated import user_code as own_parts
 from dpjax.experiments.kinds.federated.config import FedConfig, Records, aggregation_of
 from dpjax.validate import UserError

@@ -14,9 +14,9 @@ from typing import Annotated, Any, ClassVar
 from dpjax import federated, gradients, validate
 from dpjax.data import partition
 from dpjax.experiments.config import common, optimizers, rules, samplers
-from dpjax.experiments.config.choices import Option
+from dpjax.experiments.config.choices import Choice, Option, name_of, settings
 from dpjax.experiments.config.common import COUNT, AttackerConfig
-from dpjax.experiments.config.fields import Choice, WithChoices, name_of, settings
+from dpjax.experiments.config.fields import WithChoices
 from dpjax.experiments.config.naming import Gives
 from dpjax.experiments.kinds.central.config import (
   CanaryAudit,
@@ -252,7 +252,10 @@ class Central(ServerNoise):
   """The server clips messages and adds noise to their sum."""
 
   clipping: Annotated[
-    gradients.ClipRule, Choice(CLIP_RULES), Gives("l2_clip_norm"), "of clients' messages"
+    gradients.ClipRule,
+    Choice(CLIP_RULES, base=gradients.ClipRule),
+    Gives("l2_clip_norm"),
+    "of clients' messages; or package.module:Rule",
   ] = dataclasses.field(default_factory=gradients.Flat)
   sampler: ClientSampler = "poisson"
   simulated_cohort: Annotated[
@@ -509,6 +512,11 @@ class FedConfig(WithChoices):
   def protects_records(self) -> bool:
     """Whether each client is a silo, and the guarantee is for one record of a silo."""
     return isinstance(self.privacy, Records)
+
+  @property
+  def is_dealt(self) -> bool:
+    """Whether the partition deals one data set to clients; else the data name their clients."""
+    return name_of(self, "partition") in PARTITIONS
 
   @property
   def is_summed(self) -> bool:

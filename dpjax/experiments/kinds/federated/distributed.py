@@ -12,7 +12,7 @@ from dpjax.accounting.calibration import Unreachable
 from dpjax.accounting.proved import NeighboringRelation
 from dpjax.accounting.text import paragraph
 from dpjax.experiments.config import common
-from dpjax.experiments.config.fields import name_of
+from dpjax.experiments.config.choices import name_of
 from dpjax.experiments.kinds import bounds, privacy_section
 from dpjax.experiments.kinds.federated.config import (
   Distributed,

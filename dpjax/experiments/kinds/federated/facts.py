@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from dpjax.data import partition
-from dpjax.experiments.config.fields import name_of
+from dpjax.experiments.config.choices import name_of
 from dpjax.experiments.kinds.central import features
 from dpjax.experiments.kinds.central.facts import clip_norm, shows_data, table_scores
 from dpjax.experiments.kinds.federated import privacy, secure_sums

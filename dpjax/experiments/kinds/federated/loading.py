@@ -11,12 +11,12 @@ import numpy as np
 from dpjax.data import Federation
 from dpjax.data.target_kinds import needs_arrays, needs_classes
 from dpjax.experiments.config import common
-from dpjax.experiments.config.fields import name_of
+from dpjax.experiments.config.choices import name_of
 from dpjax.experiments.config.naming import within
 from dpjax.experiments.kinds import bounds
 from dpjax.experiments.kinds.central import build as build_central
 from dpjax.experiments.kinds.central.config import TrainConfig
-from dpjax.experiments.kinds.federated.config import BY_CLASS, NATURAL, FedConfig
+from dpjax.experiments.kinds.federated.config import BY_CLASS, FedConfig
 from dpjax.validate import UserError
 
 # A client's batch of up to this size is accepted for any number of examples.
@@ -32,8 +32,7 @@ def load_data(config: FedConfig, *, features: bool = True) -> tuple[Federation, 
   Raises:
     UserError: data that are missing; the message says how to get them.
   """
-  natural = name_of(config, "partition") in NATURAL
-  federation, test = _natural(config) if natural else _partitioned(config)
+  federation, test = _partitioned(config) if config.is_dealt else _natural(config)
   loaded = _holding_out(federation, config.held_out), test
   return with_features(config, loaded) if features else loaded
 

@@ -11,7 +11,7 @@ from dpjax.accounting.proved import NeighboringRelation
 from dpjax.accounting.text import paragraph
 from dpjax.auditing.canary_clients import PARAMETER
 from dpjax.data import Dataset, Federation
-from dpjax.experiments.config import fields, samplers
+from dpjax.experiments.config import choices, samplers
 from dpjax.experiments.config.common import attack_of
 from dpjax.experiments.kinds import bounds, privacy_section
 from dpjax.experiments.kinds.central import features, ftrl
@@ -53,14 +53,14 @@ def public_size(config: FedConfig, federation: Federation) -> int:
     # What is hidden is a record, so the number of silos is public.
     return federation.num_clients
   known = federation.nominal_users
-  dealt = getattr(config.partition, "num_clients", None)
-  declared = config.data.num_users if dealt is None else dealt
+  dealt = config.is_dealt
+  declared = config.partition.num_clients if dealt else config.data.num_users
   return sizes.public(
     federation.num_clients,
     declared if known is None else known,
     relation=privacy_section.relation(privacy),
     promised=isinstance(privacy, ServerNoise) and privacy.noise_multiplier != 0,
-    field="data.num_users" if dealt is None else "partition.num_clients",
+    field="partition.num_clients" if dealt else "data.num_users",
     other="privacy.neighboring_relation=replace_special",
   )
 
@@ -86,7 +86,7 @@ def check_cohort(config: FedConfig, num_clients: int) -> None:
   """Raises UserError for a `clients_per_round` that exceeds the number of clients."""
   if config.clients_per_round > num_clients:
     most = f"partition.num_clients={num_clients}"
-    if not hasattr(config.partition, "num_clients"):
+    if not config.is_dealt:
       verb = "declare" if config.data.num_users == num_clients else "have"
       most = f"{num_clients}: the data {verb} {num_clients} clients"
     raise UserError(
@@ -105,7 +105,7 @@ def _check_release(config: FedConfig) -> None:
   if not covered or simulated is not None:
     raise UserError(
       "needs privacy='central', 'dp_ftrl' or 'distributed' and no privacy.simulated_cohort, not "
-      f"{fields.name_of(config, 'privacy')!r} and {simulated!r}; only what the noise of the sum "
+      f"{choices.name_of(config, 'privacy')!r} and {simulated!r}; only what the noise of the sum "
       "covers may be released",
       field="release",
       value=True,
@@ -359,8 +359,8 @@ def noted(config: FedConfig, promised: Guarantee, dataset: Dataset) -> Guarantee
   own = algorithm_of(config).personal is not None
   if own and config.is_private and not config.protects_records:
     promised = guarantee.noted(promised, paragraph(_OWN_MODELS))
-  partition = fields.name_of(config, "partition")
-  if config.is_private and hasattr(config.partition, "num_clients"):
+  partition = choices.name_of(config, "partition")
+  if config.is_private and config.is_dealt:
     promised = guarantee.noted(promised, paragraph(_DEALT.format(name=partition)))
   if partition == "pfl":
     words = paragraph(_CHOSEN_WORDS.format(name=config.data.name))

@@ -22,8 +22,8 @@ from dpjax.accounting.loss_grid import Profile
 from dpjax.accounting.text import by_name, lower, paragraph
 from dpjax.data import Federation
 from dpjax.experiments.config import samplers
+from dpjax.experiments.config.choices import name_of
 from dpjax.experiments.config.common import attack_of
-from dpjax.experiments.config.fields import name_of
 from dpjax.experiments.kinds import bounds, privacy_section
 from dpjax.experiments.kinds.federated.config import (
   FedConfig,
@@ -82,9 +82,8 @@ def check(config: FedConfig) -> None:
       f"are declared by partition.sizes={declared}", field="privacy.num_examples",
       value=asked.num_examples,
     )  # fmt: skip
-  count = getattr(config.partition, "num_clients", None)
-  if count is not None:
-    _check_counts(asked, count)
+  if config.is_dealt:
+    _check_counts(asked, config.partition.num_clients)
 
 
 def _check_counts(asked: Records, num_silos: int, order: str = "") -> None:

@@ -19,7 +19,7 @@ import numpy as np
 from dpjax import data as data_lib
 from dpjax.accounting import Ledger
 from dpjax.data import cache
-from dpjax.experiments.config.fields import name_of
+from dpjax.experiments.config.choices import name_of
 from dpjax.experiments.kinds import bounds, named_data, public_pool
 from dpjax.experiments.kinds.central import features as features_lib
 from dpjax.experiments.kinds.central.config import ModelConfig

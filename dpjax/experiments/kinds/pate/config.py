@@ -7,7 +7,8 @@ import math
 from typing import Annotated, Any
 
 from dpjax.experiments.config import common, rules
-from dpjax.experiments.config.fields import Choice, WithChoices
+from dpjax.experiments.config.choices import Choice
+from dpjax.experiments.config.fields import WithChoices
 from dpjax.experiments.kinds import bounds, named_data
 from dpjax.mechanisms.teacher_votes import ConfidentGNMax, GNMax, std_for
 from dpjax.validate import UserError

@@ -7,9 +7,10 @@ from collections.abc import Iterable, Iterator
 from typing import Annotated, Any
 
 from dpjax import relevance
-from dpjax.experiments.config import common, fields, rules
+from dpjax.experiments.config import choices, common, fields, rules
+from dpjax.experiments.config.choices import Choice
 from dpjax.experiments.config.common import COUNT
-from dpjax.experiments.config.fields import Choice, WithChoices
+from dpjax.experiments.config.fields import WithChoices
 from dpjax.experiments.kinds import bounds
 from dpjax.experiments.kinds.central.config import DataConfig, ModelConfig
 from dpjax.experiments.kinds.relevance.methods import (
@@ -84,7 +85,7 @@ class RelevanceConfig(WithChoices):
   @property
   def played(self) -> tuple[str, str]:
     """The (method, mode) of `relevance.run`."""
-    name = fields.name_of(self, "method")
+    name = choices.name_of(self, "method")
     return ("radp", "rigorous") if self.is_rigorous else (name, "paper")
 
   @property
@@ -142,7 +143,7 @@ def _takes_activation(model: ModelConfig) -> bool:
 
 
 def _unread(config: RelevanceConfig) -> list[str]:
-  set_here = fields.set_fields(config)
+  set_here = choices.set_fields(config)
   return [
     name
     for is_read, _, names in _rows(config)

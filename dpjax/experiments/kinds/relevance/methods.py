@@ -12,9 +12,10 @@ from collections.abc import Iterator
 from typing import Annotated, Any, ClassVar
 
 from dpjax import relevance
-from dpjax.experiments.config import common, fields, rules
+from dpjax.experiments.config import choices, common, rules
+from dpjax.experiments.config.choices import Choice, settings
 from dpjax.experiments.config.common import COUNT
-from dpjax.experiments.config.fields import Choice, WithChoices, settings
+from dpjax.experiments.config.fields import WithChoices
 from dpjax.experiments.config.naming import Gives
 from dpjax.experiments.kinds.central.config import ModelConfig
 from dpjax.models.activations import ACTIVATIONS
@@ -50,7 +51,7 @@ def _setting(words: str, **defaults: Any) -> type:
 
 def leaves_of(section: Any) -> dict[str, Any]:
   """Returns last name -> value of each field of a method, also of its chosen values."""
-  return {leaf.path.rpartition(".")[2]: leaf.value for leaf in fields.leaves(section)}
+  return {leaf.path.rpartition(".")[2]: leaf.value for leaf in choices.leaves(section)}
 
 
 def _of(section: Any, kind: Any, **more: Any) -> Any:
@@ -244,7 +245,7 @@ class RadpRigorous(Method):
     return getattr(self.model1, "public_data", None)
 
   def rows(self) -> Iterator[tuple[bool, str, str]]:
-    features = fields.name_of(self, "features")
+    features = choices.name_of(self, "features")
     approximate = self.shuffle or features in ("laplace_pld", "gaussian")
     approximate |= getattr(self.model1, "rel_noise", "") == "gaussian"
     approximate |= isinstance(self.model1, TrainedByDpSgd)

@@ -13,7 +13,8 @@ from typing import Annotated, Any, ClassVar
 
 from dpjax import validate
 from dpjax.experiments.config import common, rules
-from dpjax.experiments.config.fields import Choice, WithChoices
+from dpjax.experiments.config.choices import Choice
+from dpjax.experiments.config.fields import WithChoices
 from dpjax.experiments.config.naming import within
 from dpjax.experiments.kinds import bounds
 from dpjax.experiments.kinds.central import build as central

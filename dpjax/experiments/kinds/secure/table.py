@@ -6,7 +6,7 @@ import pathlib
 from collections.abc import Sequence
 from typing import Any
 
-from dpjax.experiments.config.fields import name_of
+from dpjax.experiments.config.choices import name_of
 from dpjax.experiments.kinds.secure.config import SecureConfig
 from dpjax.experiments.plots import points, redraw
 from dpjax.experiments.plots.recipes import Recipe

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from dpjax.experiments.config.fields import to_dict
+from dpjax.experiments.config.choices import to_dict
 from dpjax.experiments.kinds.secure.build import Computed, Measuring, once
 from dpjax.experiments.kinds.secure.config import SecureConfig
 from dpjax.experiments.run.pieces import Arrays

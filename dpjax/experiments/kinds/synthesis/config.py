@@ -7,7 +7,8 @@ import functools
 from typing import Annotated, Any
 
 from dpjax.experiments.config import common, rules
-from dpjax.experiments.config.fields import Choice, WithChoices
+from dpjax.experiments.config.choices import Choice
+from dpjax.experiments.config.fields import WithChoices
 from dpjax.experiments.kinds import bounds, named_data
 from dpjax.mechanisms.additive import analytic_noise_multiplier
 from dpjax.mechanisms.class_sums import ClassSums
