@@ -231,11 +231,14 @@ class BrokenMechanism:
       others = (lambda shard: of_shard(data),)
     elif self._plant.copies > 1:
       seen = _counted(data, self._name, self._plant.copies)
-    first = self._broken(key, seen, *others)
+    # Statistics called as they are draw other noise for other data, whatever the key.
+    after = getattr(self._broken, "after", None)
+    draw = (lambda key, x: after(key, x, None)) if after else self._broken
+    first = draw(key, seen, *others)
     if not self._plant.keys:
       return first
     again = key if self._plant.keys == _REUSED else jax.random.fold_in(key, _FRESH_NUMBER)
-    second = self._broken(again, self._public(data), *others)
+    second = draw(again, self._public(data), *others)
     return jax.tree.map(lambda a, b: jnp.stack([a, b]), first, second)
 
   def at_once(self, draw: Callable[..., Any], keys: Any, data: Any) -> Any:

@@ -252,12 +252,13 @@ def _killed_at(step):
 def test_canaries_are_part_of_what_is_fitted(loaded, monkeypatch):
   """Statistics are of the changed data: an audit sees what they tell of a canary."""
   seen = []
-  call = channel_statistics.ChannelStatistics.__call__
-  monkeypatch.setattr(
-    channel_statistics.ChannelStatistics,
-    "__call__",
-    lambda self, key, x: seen.append((len(x), self.normalize_by)) or call(self, key, x),
-  )
+  after = channel_statistics.ChannelStatistics.after
+
+  def noted(self, key, x, before):
+    seen.append((len(x), self.normalize_by))
+    return after(self, key, x, before)
+
+  monkeypatch.setattr(channel_statistics.ChannelStatistics, "after", noted)
   audited = _config(
     audit="canaries",
     audit__num_canaries=100,
