@@ -18,7 +18,7 @@ import pytest
 
 from dpjax import Plan, PoissonSampler, accounting, training
 from dpjax.accounting import attack_bounds, trade_off_files
-from dpjax.experiments.config import choices, fields
+from dpjax.experiments.config import choices
 from dpjax.experiments.kinds.central.config import TrainConfig
 from dpjax.experiments.run import (
   checkpoint,
