@@ -129,18 +129,18 @@ def change(plan: _Plan, **fields: Any) -> _Plan:
 
 
 def _facts(part: Any) -> list[Any]:
-  """Returns the type of a sampler or a correlation, and the numbers that define it.
+  """Returns the type of a sampler or a correlation, and the numbers and words that define it.
 
   Capacities are left out, as they decide nothing. What else a user's own class holds may have no
   equal in another process.
   """
+  # NumPy's numbers count as Python's, of which most of them are no subclass.
+  is_plain = lambda value: not np.ndim(value) and np.asarray(value).dtype.kind in "biufU"
   numbers = {}
   for field in dataclasses.fields(part) if dataclasses.is_dataclass(part) else ():
     value = getattr(part, field.name)
     several = value if isinstance(value, tuple) else (value,)
-    if field.name != "capacity" and all(
-      isinstance(number, int | float) for number in several
-    ):
+    if field.name != "capacity" and all(map(is_plain, several)):
       numbers[field.name] = value
   return [type(part).__name__, numbers]
 

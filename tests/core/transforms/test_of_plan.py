@@ -137,6 +137,28 @@ def test_plans_that_draw_otherwise_never_share_a_mark(relation):
   assert [alike for alike in marks.values() if len(alike) > 1] == []
 
 
+@pytest.mark.parametrize("real, whole", [(float, int), (np.float32, np.int64)])
+def test_numbers_of_numpy_make_the_marks_of_pythons(real, whole):
+  """The costs of MinSep do not follow from `turn_prob`, so at np.float32 two samplers had one mark.
+  And a plan of np.int64 did not take states of the same plan from JSON."""
+  chance = [
+    sampling.MinSepSampler(real(q), whole(2), whole(3), capacity=5) for q in (0.5, 0.25)
+  ]
+  half, quarter = (_plan(sampler=sampler)._mark for sampler in chance)
+  assert half != quarter
+  assert half == _plan(sampler=sampling.MinSepSampler(0.5, 2, 3, capacity=9))._mark
+
+
+@dataclasses.dataclass(frozen=True)
+class _Ordered(sampling.PoissonSampler):
+  order: str = "rows"
+
+
+def test_words_of_a_users_own_sampler_are_in_the_mark():
+  marks = {_plan(sampler=_Ordered(0.5, 8, word))._mark for word in ("rows", "turns")}
+  assert len(marks) == 2
+
+
 def _after_one_step(plan):
   tx = optax.chain(plan.transform(_KEY), optax.sgd(0.1))
   summed = plan.clipped_grad(_loss)(_PARAMS, _batch(8, 7))
