@@ -149,10 +149,11 @@ class NoisyMeans(abc.ABC):
   def __call__(self, key: jax.Array, x: ArrayLike | Rows) -> Any:
     """Returns the statistics of n examples `x`, [n, ..., C]. `Rows` are read in chunks.
 
-    The noise follows from the key, the settings and `x`. So under one key several data sets, such
-    as the folds of a cross-validation, share none, nor do several noise levels: the difference of
-    two releases would hold none. The same data have the same noise again, in any order. Under jit,
-    where `x` has no values, the key alone decides.
+    The key is for ONE data set. Should it serve several, such as the folds of a cross-validation,
+    or several noise levels, they still share no noise, since it follows from the settings and `x`,
+    too: the difference of two releases would hold none. But equal data, in any order, have equal
+    releases, so whoever sees two learns whether their data are equal, which no cost covers. Under
+    jit, where `x` has no values, the noise follows from key, settings and shape alone.
     """
     trees.check_key(key=key)
     return self.after(self._key_for(key, x), x, None)
@@ -160,18 +161,25 @@ class NoisyMeans(abc.ABC):
   def _key_for(self, key: jax.Array, x: Any) -> jax.Array:
     """Returns a key that follows from `key`, the settings and the examples `x`, in any order.
 
-    Whoever does not know `key` cannot tell it from a fresh one. It is `key` itself for traced `x`.
+    Whoever does not know `key` cannot tell it from a fresh one. A traced `x` gives its shape alone.
     """
-    if isinstance(x, core.Tracer):
-      return key
-    inputs: Any = x if isinstance(x, Rows) else np.atleast_1d(finite.array("x", x))
-    digest = _number(repr(self).encode())
-    for start in range(0, len(inputs), _CHUNK):
+    inputs: Any = x if isinstance(x, Rows) else finite.array("x", x)
+    # Settings by value: a noise multiplier of 8 is that of 8.0.
+    settings = [_by_value(getattr(self, field.name)) for field in dataclasses.fields(self)]
+    # Examples of the same bytes in another shape have other sums, whose noise must be another one.
+    shape = inputs.shape[1:]
+    facts = [type(self).__name__, settings, math.prod(shape[:-1]), shape[-1:]]
+    digest = _number(repr(facts).encode())
+    size = max(1, min(_CHUNK, _CHUNK_ENTRIES // max(1, math.prod(shape))))
+    is_known = inputs.ndim and not isinstance(inputs, core.Tracer)
+    for start in range(0, len(inputs), size) if is_known else ():
       with np.errstate(over="ignore"):
-        rows = np.asarray(inputs[start : start + _CHUNK]).astype(np.float32)
+        # Adding 0 turns -0.0 into 0.0, which is as large.
+        rows = np.asarray(inputs[start : start + size]).astype(np.float32) + 0.0
       # A sum, so that the same rows in another order have the same noise: were it fresh, a second
       # look at one data set would cost again.
       digest += sum(_number(row.tobytes()) for row in rows)
+    key = self.own_key(key)
     for shift in range(0, 128, 32):
       key = jax.random.fold_in(key, np.uint32(digest >> shift & 0xFFFFFFFF))
     return key
@@ -209,6 +217,11 @@ class NoisyMeans(abc.ABC):
       f"the norm. Charged together as Gaussian noise of {total} times the clip norm, which is "
       "part of what is charged above."
     )
+
+
+def _by_value(setting: Any) -> Any:
+  is_number = np.asarray(setting).dtype.kind in "biuf"
+  return np.asarray(setting, np.float64).tolist() if is_number else f"{setting}"
 
 
 def _number(content: bytes) -> int:

@@ -14,6 +14,7 @@ from dpjax import accounting, mechanisms
 from dpjax.accounting.event_kinds.randomized_response import pure_dp_event
 from dpjax.mechanisms import channel_statistics as lib
 from dpjax.mechanisms import noisy_means as means
+from dpjax.noise import source
 from tests.refuses import refuses
 
 _RNG = np.random.default_rng(0)
@@ -243,3 +244,48 @@ def test_folds_and_noise_levels_under_one_key_share_no_noise(kind):
   assert (noise.std() < 1 / 8) == (kind is _KeyAlone)
   again = made(key, x[::-1].astype(np.float64))  # no second draw for the same data
   np.testing.assert_array_equal(again.mean, whole.mean)
+
+
+@pytest.mark.parametrize("kind", [lib.ChannelStatistics, _KeyAlone])
+def test_other_shapes_of_the_same_bytes_share_no_noise(kind):
+  """Flat images and images of two channels had the same noise where both have a channel, so their
+  difference was that of two exact sums."""
+  made = kind(normalize_by=1.0, noise_multiplier=8.0, clip_norms=(1.0, 1.0))
+  key = source.new_key()  # whose noise begins with the same numbers, whatever its length is
+  x = np.zeros((3, 40), np.float32)
+  difference = np.asarray(made(key, x).mean[:20] - made(key, x.reshape(3, 2, 20)).mean)
+  assert (difference.std() < 1 / 16) == (kind is _KeyAlone)
+  # Positions in another shape have the same sums: no second draw.
+  rows = np.asarray(made(key, x.reshape(3, 4, 10)).mean)
+  np.testing.assert_array_equal(rows, made(key, x.reshape(3, 2, 2, 10)).mean)
+
+
+@pytest.mark.parametrize("kind", [lib.ChannelStatistics, _KeyAlone])
+def test_noise_levels_share_no_noise_under_jit(kind):
+  """Twice one release less the other was the exact sum."""
+  key, x = jax.random.key(0), np.zeros((3, 40), np.float32)
+  quiet, loud = (
+    np.asarray(jax.jit(kind(1.0, level, clip_norms=(1.0, 1.0)))(key, x).mean)
+    for level in (8.0, 16.0)
+  )
+  assert ((2 * quiet - loud).std() < 1 / 8) == (kind is _KeyAlone)
+
+
+@pytest.mark.parametrize("eight", [8, np.float64(8), np.float32(8)])
+def test_equal_settings_and_data_have_one_noise(eight):
+  """A second draw would cost again, and who wrote 8 in place of 8.0 would not expect it."""
+  key, x = jax.random.key(0), np.zeros((3, 4), np.float32)
+  first = lib.ChannelStatistics(1.0, 8.0, clip_norms=(1.0, 1.0))(key, x)
+  again = lib.ChannelStatistics(1, eight, clip_norms=[1, 1])(key, -x)  # -0.0 is 0.0
+  np.testing.assert_array_equal(first.mean, again.mean)
+
+
+def test_one_key_shows_whether_two_data_sets_are_equal():
+  """As `__call__` says: so each data set needs a key of its own, even if all cells are 0 or 1."""
+  made = lib.ChannelStatistics(1.0, 8.0, clip_norms=(1.0, 1.0))
+  key = jax.random.key(0)
+  folds = [np.float32([[1], [0], cell]) for cell in ([0], [0], [1])]
+  one, equal, other = (float(made(key, fold).mean[0]) for fold in folds)
+  assert one == equal != other
+  alone = [float(made(jax.random.fold_in(key, i), folds[0]).mean[0]) for i in range(2)]
+  assert alone[0] != alone[1]
