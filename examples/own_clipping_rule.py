@@ -3,8 +3,9 @@
   python examples/own_clipping_rule.py
 
 A rule says by how much a gradient of some length is shortened. dpjax shows it one length at a
-time, and cuts off whatever exceeds the bound all the same. So a wrong rule cannot break the
-sensitivity. A rule in a module of your own is named by --config.privacy.clipping=my_rules:Psac.
+time, refuses callbacks that would see all of them, and cuts off whatever exceeds the bound all the
+same. So a wrong rule cannot break the sensitivity. A rule in a module of your own is named by
+--config.privacy.clipping=my_rules:Psac.
 Guarantee: proved, as with the rules of dpjax.
 Source: Xia et al. 2023, arXiv:2212.00328 (PSAC). Time: 5 s on two CPU cores.
 """

@@ -53,6 +53,7 @@ from dpjax import trees, validate
 from dpjax.gradients.arguments import check_real, checked_mask
 from dpjax.gradients.clip import Clip, ClipRule, Flat, top_of
 from dpjax.gradients.ghost.lengths import Length
+from dpjax.gradients.loss_checks import check_apart
 from dpjax.gradients.traced_values import on_settled
 from dpjax.types import ArrayLike, ClipLike, ClippedSum, Updates
 
@@ -94,6 +95,8 @@ def _factor(longest, keep, bound, rule):
   # A rule sees one length at a time, so that no example changes the factor of another. Its result
   # is cut to at most the flat factor, so that the bound holds.
   factor_of = lambda length: rule.factors(length[None], top * lift, lift)[0]
+  # Under vmap a callback or a batching rule of its own would see all lengths.
+  check_apart(factor_of, longest, name=f"{type(rule).__name__}.factors")
   asked = jax.vmap(factor_of)(longest)  # [B]
   return jnp.where(keep & ~jnp.isnan(asked), jnp.clip(asked, 0.0, most), 0.0)
 

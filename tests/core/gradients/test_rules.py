@@ -225,3 +225,39 @@ def test_a_doctest_that_comes_first_knows_the_rules():
   command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", example]
   result = subprocess.run(command, cwd=_ROOT, capture_output=True, text=True)
   assert "1 passed" in result.stdout, result.stdout + result.stderr
+
+
+@dataclasses.dataclass(frozen=True)
+class _OfTheLongest(ClipRule):
+  """A plant: each factor follows from the longest gradient of the batch."""
+
+  by: str
+
+  def top(self, bound):
+    return bound
+
+  def factors(self, lengths, top, most):
+    longest = lambda seen: np.float32(top / np.max(seen)) * np.ones_like(seen)
+    if self.by in ("sequential", "expand_dims"):
+      shape = jax.ShapeDtypeStruct(lengths.shape, lengths.dtype)
+      return jax.pure_callback(longest, shape, lengths, vmap_method=self.by)
+    own = jax.custom_batching.custom_vmap(lambda length: top / length)
+    own.def_vmap(
+      lambda _, batched, seen: (jnp.full_like(seen, top / seen.max()), batched[0])
+    )
+    return own(lengths)
+
+
+@pytest.mark.parametrize("by", ["expand_dims", "custom_vmap"])
+def test_a_rule_that_sees_all_lengths_is_refused(by):
+  """One record more moved the sum of eight by 6.9 clip norms, at an epsilon called proved."""
+  x = jnp.float32([[1.0, 0.0]] * 8 + [[0.0, 100.0]])
+  mask = jnp.ones(9, bool)
+  grad = lambda how: gradients.clipped_grad(
+    jnp.dot, l2_clip_norm=Clip(1.0, _OfTheLongest(how))
+  )
+  with refuses("_OfTheLongest.factors"):
+    grad(by)(jnp.zeros(2), x, mask)
+  # One length at a time, the longest is its own.
+  total = grad("sequential")(jnp.zeros(2), x, mask).total
+  np.testing.assert_allclose(total, [8.0, 1.0], rtol=1e-5)
