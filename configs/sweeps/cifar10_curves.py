@@ -10,7 +10,7 @@ features takes half the batch, and 100 or 150 steps. The equivariant network on 
 configs/cifar10_equivariant.py without its normalisation, for longer; the tempered-sigmoid one
 has two layers and trains by the same rules.
 Needs CIFAR-10 prepared by tensorflow-datasets (TFDS_DATA_DIR or --config.base.data.data_dir) and
-17 GB of memory. Hardware: 2 CPU cores, two minutes a run, more of the equivariant network; it
+6 GB of memory. Hardware: 2 CPU cores, two minutes a run, more of the equivariant network; it
 goes on where it was stopped. Numbers: results/cifar10_curves.
 """
 

@@ -3,8 +3,7 @@
   python -m launch.sweep --config=configs/sweeps/cifar10_scatter_linear.py \\
     --workdir=runs/cifar10_scatter_sweep
 
-The features are computed once for all runs. Hardware: 2 CPU cores, 17 GB, 10
-minutes; with GLIBC_TUNABLES= before the command 15 GB, 20 minutes (docs/machines.md).
+The features are computed once for all runs. Hardware: 2 CPU cores, 5 GB, 10 minutes.
 Numbers: results/cifar10_scatter_linear.
 """
 

@@ -6,7 +6,7 @@
 The lines are those of configs/sweeps/correlated_noise.py. Features are opponent-colour scattering,
 each example's channels normalised by themselves, which costs nothing.
 Needs CIFAR-10 prepared by tensorflow-datasets (TFDS_DATA_DIR or --config.base.data.data_dir) and
-13 GB of memory. Hardware: 2 CPU cores, one to two minutes a run.
+3 GB of memory. Hardware: 2 CPU cores, one to two minutes a run.
 """
 
 from collections.abc import Iterator

@@ -30,14 +30,14 @@ def test_a_flag_of_one_run_is_refused_for_several(tmp_path):
   assert line.startswith("error: --coordinator='h:1': ")
 
 
-class _Table:
+class _Runs:
   def __init__(self, *rows, alarm=""):
-    self.rows, self.told = rows, alarm
+    self.rows, self.told, self.table = rows, alarm, self
 
   def run(self, workdir):
     return list(self.rows)
 
-  def report(self, workdir, rows):
+  def report(self, workdir):
     return f"wrote {workdir}"
 
   def alarm(self, rows):
@@ -51,10 +51,10 @@ _FAILED = {"name": "b", "status": "failed", "refusal": ["no data", "", None, ""]
 @pytest.mark.parametrize(
   ("table", "out", "err"),
   [
-    (_Table(_DONE), "wrote w\n", None),
-    (_Table(_DONE, alarm="refuted"), "wrote w\n", "error: refuted\n"),
-    (_Table(_DONE, _FAILED), "", "error: b: no data; 1 of 2 runs failed\n"),
-    (_Table(_DONE, _FAILED, alarm="refuted"), "", "error: refuted\n"),
+    (_Runs(_DONE), "wrote w\n", None),
+    (_Runs(_DONE, alarm="refuted"), "wrote w\n", "error: refuted\n"),
+    (_Runs(_DONE, _FAILED), "", "error: b: no data; 1 of 2 runs failed\n"),
+    (_Runs(_DONE, _FAILED, alarm="refuted"), "", "error: refuted\n"),
   ],
 )
 def test_several_runs_end_with_their_report_an_alarm_or_what_failed(

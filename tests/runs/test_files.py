@@ -18,7 +18,7 @@ import pytest
 
 from dpjax import Plan, PoissonSampler, accounting, training
 from dpjax.accounting import attack_bounds, trade_off_files
-from dpjax.experiments.config import choices, fields
+from dpjax.experiments.config import choices
 from dpjax.experiments.kinds.central.config import TrainConfig
 from dpjax.experiments.run import (
   checkpoint,
@@ -183,7 +183,7 @@ def _without_a_field(to_dict):
 def test_a_field_that_a_later_version_added_makes_no_other_run(tmp_path, whole):
   folder = tmp_path / "run"
   with pytest.MonkeyPatch.context() as context:
-    context.setattr(fields, "to_dict", _without_a_field(choices.to_dict))
+    context.setattr(choices, "to_dict", _without_a_field(choices.to_dict))
     stop_after(context, 5, sigterm)
     with pytest.raises(loop.Interrupted):
       loop.run(_mean(), folder)
@@ -206,7 +206,7 @@ def test_a_field_that_a_later_version_added_makes_no_other_run(tmp_path, whole):
   assert owner.finished(folder, _mean().config) == loop.run(_mean(), folder)
   assert finished.read(folder).result["num_steps"] == _STEPS
   with pytest.MonkeyPatch.context() as context:
-    context.setattr(fields, "to_dict", _without_a_field(choices.to_dict))
+    context.setattr(choices, "to_dict", _without_a_field(choices.to_dict))
     assert owner.finished(folder, _mean().config)
 
 

@@ -65,7 +65,7 @@ class Choice:
       is_users = isinstance(path, str) and names.is_path(path) and self.users(path) is kind
       return path if is_users else None
     derives = self.base is not None and issubclass(kind, self.base)
-    return names.path_of(kind) if derives else None
+    return names.path_of(kind) if derives and _is_frozen(kind) else None
 
   def kind(self, word: str, field: str) -> type | None:
     """Returns the class for a name or an import path; None for anything else.
@@ -317,6 +317,8 @@ def leaves(config: Any, default: Any = None, prefix: str = "") -> Iterator[Leaf]
     # An instance of a dataclass is a section, whose fields are leaves. A class is a value.
     has_fields = dataclasses.is_dataclass(value) and not isinstance(value, type)
     if choice is not None:
+      # A value that is none of this choice is refused by its leaf, and has no fields here.
+      has_fields = has_fields and choice.word(value) is not None
       yield Leaf(path, its_type, choice.name(value), choice.name(usual))
     elif not has_fields:
       yield Leaf(path, its_type, value, usual)

@@ -191,7 +191,7 @@ def test_a_rule_of_a_users_module_is_named_by_its_path_and_proved(kind):
   path = f"{__name__}:Halved"
   privacy = fields.replace(kind(), "clipping", path)
   assert privacy.clipping == Halved()
-  assert fields.to_dict(privacy)["clipping"] == {"name": path, "share": 0.5}
+  assert choices.to_dict(privacy)["clipping"] == {"name": path, "share": 0.5}
   assert fields.replace(privacy, "clipping.share", 0.25).clipping == Halved(0.25)
   sampler = sampling.PoissonSampler(0.5, 9)
   numbers = dict(noise_multiplier=2.0, normalize_by=4, num_steps=3, delta=1e-5)
