@@ -42,6 +42,7 @@ from dpjax.experiments.kinds.central.config import TrainConfig
 from dpjax.experiments.run import finished, guarantee, loop, writers
 from dpjax.experiments.run import workdir as owner
 from dpjax.experiments.run.experiment import Story, single
+from dpjax.experiments.run.folder import STARTS
 from dpjax.experiments.run.guarantee import Guarantee
 from dpjax.experiments.run.run_keys import RunKeys
 from dpjax.experiments.sweeps import curve
@@ -183,7 +184,10 @@ def _publish(
   shown = {
     name: value for name, value in result.items() if not name.startswith("not_private/")
   }
-  released = {**shown, "selection": chosen, owner.FILES: owner.digests(best)}
+  # The first trial compiles for all, and a stop falls into one of them: a duration, and the number
+  # of starts, would say something of how many trials there were.
+  untimed = {"wall_seconds": None, STARTS: result[STARTS][-1:]}
+  released = {**shown, **untimed, "selection": chosen, owner.FILES: owner.digests(best)}
   owner.write_result(best, config, released)
 
 
