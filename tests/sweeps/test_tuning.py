@@ -114,6 +114,16 @@ def _run(folder, sweep=None, train=None):
   return found, train
 
 
+def test_a_folder_of_something_else_is_refused_before_any_trial(tmp_path):
+  _run(tmp_path)
+  (tmp_path / "trials.json").unlink()
+  train = _Train()
+  for folder in (tmp_path, tmp_path / "best"):
+    with refuses("workdir"):
+      _run(folder, train=train)
+  assert not train.trials
+
+
 def test_p40_the_best_does_not_tell_whether_it_was_the_first(tmp_path):
   """Its time would: of one trial, the winner is always the first, which compiles for all."""
   winners = {}

@@ -413,6 +413,14 @@ def _trials(workdir: pathlib.Path, runs: Runs) -> list[tuple[int, int]] | None:
       )
     drawn = saved["trials"]
     return None if drawn is None else [(choice, seed) for choice, seed in drawn]
+  begun = writers.half_written(path) | {workdir / writers.LOCK}
+  if any(there not in begun for there in workdir.iterdir()):
+    # What lies there may be a run, or the choice of a selection whose trials nobody knows any more.
+    raise UserError(
+      "must be a new, an empty or a selection's own directory",
+      field="workdir",
+      value=workdir,
+    )
   # The number of trials must be unknown, so no seed of a config may determine it.
   rng = np.random.default_rng(secrets.randbits(256))
   selection = selection_of(runs)
