@@ -8,6 +8,7 @@ import pytest
 from configs.radp import quickstart as radp
 from dpjax import data
 from dpjax.experiments.config import fields
+from dpjax.experiments.config.naming import naming
 from dpjax.experiments.kinds.central import build
 from dpjax.experiments.kinds.central.config import TrainConfig
 from dpjax.experiments.kinds.relevance import build as relevance_build
@@ -123,7 +124,7 @@ def test_public_data_of_a_run_are_not_taken_for_the_private_ones(tmp_path):
     if match is None:
       assert "CLAIMED" in experiment_of(config).plan(tmp_path / "new")
       continue
-    with refuses("method.model1.public_data"):
+    with refuses("method.model1.public_data"), naming(config):
       experiment_of(config).plan(tmp_path / "new")
 
 

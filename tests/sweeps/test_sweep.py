@@ -830,6 +830,7 @@ _PRIVATE = {
   "epsilon_kind": "proved",
   "neighboring_relation": "add_or_remove_one",
   "unit": "user",
+  "unit_owns_records": True,
 }
 
 

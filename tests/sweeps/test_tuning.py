@@ -239,7 +239,7 @@ def test_p40_a_batch_above_capacity_is_paid_for_once_per_run(tmp_path):
 
 
 def test_the_best_alone_is_released_and_nothing_says_how_many_there_were(tmp_path):
-  found, train = _run(tmp_path, _sweep(law={"mean_trials": 40.0}))
+  found, train = _run(tmp_path, _sweep(law={"mean_trials": 40.0, "shape": 5.0}))
   best = max(config.optimizer.learning_rate for config in train.configs)
   assert found["selection"]["score"] == best
   assert found["selection"]["setting"] == f"learning_rate={best}"

@@ -64,8 +64,11 @@ class Choice:
       path = getattr(kind, "name", None)
       is_users = isinstance(path, str) and names.is_path(path) and self.users(path) is kind
       return path if is_users else None
-    derives = self.base is not None and issubclass(kind, self.base)
-    return names.path_of(kind) if derives and _is_frozen(kind) else None
+    return names.path_of(kind) if self._takes(kind) else None
+
+  def _takes(self, kind: Any) -> bool:
+    """Returns whether a user's class may be a value of this choice."""
+    return self.base is not None and issubclass(kind, self.base) and _is_frozen(kind)
 
   def kind(self, word: str, field: str) -> type | None:
     """Returns the class for a name or an import path; None for anything else.
@@ -81,7 +84,7 @@ class Choice:
     if self.base is None or not names.is_path(word):
       return _imported(self.table[word]) if word in self.table else None
     kind = names.find(word, field)
-    if not (isinstance(kind, type) and issubclass(kind, self.base) and _is_frozen(kind)):
+    if not (isinstance(kind, type) and self._takes(kind)):
       raise UserError(
         f"must be a frozen dataclass that derives from {self.base.__name__}, all of whose "
         "fields have defaults",

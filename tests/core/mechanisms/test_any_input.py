@@ -31,7 +31,8 @@ _PUBLIC = {
 _MECHANISMS = {
   name: kind
   for name, kind in _PUBLIC.items()
-  if dataclasses.is_dataclass(kind) and "__call__" in vars(kind)
+  if dataclasses.is_dataclass(kind)
+  and any("__call__" in vars(base) for base in kind.__mro__[:-1])
 }
 _CHECKED = {name: _PUBLIC[name] for name in ("BudgetLedger", "ShardCharge")} | _MECHANISMS
 _FUNCTIONS = {name: f for name, f in _PUBLIC.items() if inspect.isfunction(f)}

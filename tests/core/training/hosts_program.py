@@ -65,6 +65,9 @@ def _other_data(index):
   return dataclasses.replace(changed, x=x)
 
 
+_BY_SEED = sweep.Sweep(x="seed", y="test_accuracy")
+
+
 def _line(call):
   """In which a call is refused."""
   try:
@@ -96,7 +99,7 @@ def _refused(folder, index):
     "data": lambda: run(of("data:8"), (_other_data(index), both[1])),
     "kind": alone,
     "plan": lambda: dry_run.report(experiment_of(of("data:8")), folder / "no"),
-    "sweep": lambda: sweep.run([("a run", of("data:8"))], folder / "no"),
+    "sweep": lambda: sweep.run([("a run", of("data:8"))], folder / "no", _BY_SEED),
   }
   return {name: _line(call) for name, call in calls.items()}
 

@@ -109,7 +109,7 @@ class _Steps:
       "rows on a device": self.batches[0].examples.x.sharding.shard_shape((32, 6)),
       "lies": [lies(leaf) for leaf in jax.tree.leaves((state.params, state.opt_state))],
       "exchanged": exchanged(self.step),
-      "digest": config_names.digest(config(None)).hex(),
+      "digest": config_names.digest(config(None)),
       "epsilon": self.run.guarantee.curve(4),
     }
 
