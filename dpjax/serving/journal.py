@@ -57,13 +57,15 @@ class ServiceJournal:
     clock: function that returns seconds since the epoch.
 
   Raises:
-    UserError: another process has the journal open; a line is not what a service wrote there, or
-      is missing; another version of dpjax wrote the journal.
+    UserError: the folder can be neither used nor made; another process has the journal open; a
+      line is not what a service wrote there, or is missing; another version of dpjax wrote the
+      journal.
   """
 
   def __init__(
     self, folder: str | os.PathLike[str], *, clock: Callable[[], float] = time.time
   ):
+    validate.folder(workdir=folder)
     self.path = pathlib.Path(folder) / NAME
     self._clock = clock
     self._saving = threading.Lock()

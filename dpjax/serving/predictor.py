@@ -162,7 +162,7 @@ class Predictor:
         is one line.
     """
     path = pathlib.Path(run_folder)
-    with validate.about("run", str(run_folder)[-100:]):
+    with validate.about("run", str(run_folder)[-100:], but=("run",)):
       if not path.is_dir():
         raise UserError("must be the folder of a finished run; there is none")
       config, train = _configs(path)

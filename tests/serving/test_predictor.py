@@ -228,6 +228,7 @@ def test_a_folder_that_is_no_finished_run_is_one_line(folders, tmp_path, change,
   with pytest.raises(UserError) as raised:
     Predictor.load(folder)
   assert words in str(raised.value) and "\n" not in str(raised.value)
+  assert raised.value.field == "run" and str(raised.value).count("run=") == 1
 
 
 def test_a_folder_without_its_secrets_is_enough(folders, tmp_path, runs, raw):

@@ -618,6 +618,13 @@ def test_a_journal_that_somebody_changed_is_refused(tmp_path):
     journal.saved_counts()
 
 
+def test_a_journal_in_a_file_is_refused(tmp_path):
+  (tmp_path / "file").touch()
+  for at in ("file", "file/below"):
+    with refuses("workdir"):
+      ServiceJournal(tmp_path / at)
+
+
 def test_another_set_of_runs_begins_anew(runs, tmp_path):
   service = _service(tmp_path, runs)
   service.roll_back("asked for")

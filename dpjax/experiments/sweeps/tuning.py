@@ -42,6 +42,7 @@ from dpjax.experiments.kinds.central.config import TrainConfig
 from dpjax.experiments.run import finished, guarantee, loop, writers
 from dpjax.experiments.run import workdir as owner
 from dpjax.experiments.run.experiment import Story, single
+from dpjax.experiments.run.folder import STARTS
 from dpjax.experiments.run.guarantee import Guarantee
 from dpjax.experiments.run.run_keys import RunKeys
 from dpjax.experiments.sweeps import curve
@@ -183,7 +184,10 @@ def _publish(
   shown = {
     name: value for name, value in result.items() if not name.startswith("not_private/")
   }
-  released = {**shown, "selection": chosen, owner.FILES: owner.digests(best)}
+  # The first trial compiles for all, and a stop falls into one of them: a duration, and the number
+  # of starts, would say something of how many trials there were.
+  untimed = {"wall_seconds": None, STARTS: result[STARTS][-1:]}
+  released = {**shown, **untimed, "selection": chosen, owner.FILES: owner.digests(best)}
   owner.write_result(best, config, released)
 
 
@@ -409,6 +413,14 @@ def _trials(workdir: pathlib.Path, runs: Runs) -> list[tuple[int, int]] | None:
       )
     drawn = saved["trials"]
     return None if drawn is None else [(choice, seed) for choice, seed in drawn]
+  begun = writers.half_written(path) | {workdir / writers.LOCK}
+  if any(there not in begun for there in workdir.iterdir()):
+    # What lies there may be a run, or the choice of a selection whose trials nobody knows any more.
+    raise UserError(
+      "must be a new, an empty or a selection's own directory",
+      field="workdir",
+      value=workdir,
+    )
   # The number of trials must be unknown, so no seed of a config may determine it.
   rng = np.random.default_rng(secrets.randbits(256))
   selection = selection_of(runs)
