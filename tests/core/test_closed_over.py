@@ -34,7 +34,7 @@ def _drawing_loss(params, example):
 
 
 def _plan(noise_multiplier=1.0, **changes):
-  numbers = dict(l2_clip_norm=0.5, normalize_by=3, num_steps=8, **changes)
+  numbers = dict(l2_clip_norm=0.5, normalize_by=3, num_steps=8) | changes
   return plans.of(4, prob=0.3, noise_multiplier=noise_multiplier, **numbers)
 
 

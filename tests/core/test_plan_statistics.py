@@ -157,7 +157,7 @@ def test_p17_one_key_for_statistics_and_steps_shares_no_noise(kind, bands):
   sampler = sampling.BallsInBinsSampler(num_bins=10, capacity=_N) if bands else _POISSON
   plan = _plan(sampler, statistics=statistics, noise_shape=shape)
   key, zeros = jax.random.key(0), jnp.zeros((3, 400))
-  means = plan.statistics(key, zeros)[:2]
+  means = plan.statistics.after(key, zeros, None)[:2]
   tx, rows = plan.transform(key), []
   grads = gradients.wrap_grads(zeros)
   update = jax.jit(lambda s: tx.update(grads, s, zeros[0], mask=jnp.zeros(3, bool)))
