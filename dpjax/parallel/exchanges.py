@@ -129,7 +129,8 @@ def _from_first(data: bytes) -> bytes:
 def on_first(call: Callable[..., Any], *args: Any) -> Any:
   """Calls `call(*args)` in process 0 alone, and returns its JSON result in all processes.
 
-  An error of the call is raised in process 0 and, as a UserError, in the others.
+  An error of the call is raised in process 0 and, as a UserError, in the others; one of the
+  operating system as an OSError of the same number.
 
   >>> on_first(dict, [("epsilon", 2.0)])
   {'epsilon': 2.0}
@@ -138,6 +139,8 @@ def on_first(call: Callable[..., Any], *args: Any) -> Any:
     return call(*args)
   if not is_first():
     answer = json.loads(_from_first(b""))
+    if "errno" in answer:
+      raise OSError(*answer["errno"])
     if "error" in answer:
       raise UserError.of_facts(answer["error"])
     return answer["result"]
@@ -145,8 +148,13 @@ def on_first(call: Callable[..., Any], *args: Any) -> Any:
     result = call(*args)
   # The others wait for an answer, so an error must reach them, too.
   except Exception as error:
-    sent = error if isinstance(error, UserError) else UserError(first_line(error))
-    _from_first(json.dumps({"error": sent.facts()}).encode())
+    if isinstance(error, OSError) and error.errno and not isinstance(error, UserError):
+      at = [str(error.filename)] if error.filename else []
+      answer: Any = {"errno": [error.errno, str(error.strerror), *at]}
+    else:
+      sent = error if isinstance(error, UserError) else UserError(first_line(error))
+      answer = {"error": sent.facts()}
+    _from_first(json.dumps(answer).encode())
     raise
   _from_first(json.dumps({"result": result}, default=lambda x: x.item()).encode())
   return result

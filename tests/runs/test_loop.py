@@ -662,6 +662,22 @@ def _no_space(step: int, honest: Any, error: Exception) -> Any:
   return act
 
 
+def test_the_reason_of_a_refused_checkpoint_is_not_cut_off(tmp_path, monkeypatch):
+  """The other processes of a run show the first words of process 0's error alone."""
+  saved = checkpoint.Checkpoints(tmp_path)
+  words = (
+    f"RESOURCE_EXHAUSTED: {'Error writing ' * 50} OS error 28: No space left on device"
+  )
+
+  def refuse(*args: Any, **options: Any) -> None:
+    raise ValueError(words)
+
+  monkeypatch.setattr(saved._orbax, "save", refuse)
+  with pytest.raises(OSError, match=r"^\[Errno 28\]") as caught:
+    saved.save(0, {"w": np.zeros(2)}, {})
+  assert caught.value.errno == errno.ENOSPC
+
+
 @pytest.mark.cases(long=["Checkpoints-_write-error1"], slow=...)
 @pytest.mark.parametrize(
   ("owns", "name", "error"),

@@ -217,7 +217,14 @@ class Checkpoints:
     # An interrupted save may have left this folder. It has no number, so no step is lost.
     shutil.rmtree(new, ignore_errors=True)
     writers.secret_folder(new)
-    self._orbax.save(new / str(step), args=args)
+    try:
+      self._orbax.save(new / str(step), args=args)
+    except Exception as error:
+      code = writers.refusal(error)
+      if code is None:
+        raise
+      # Orbax says the reason last, in many words: other processes would get the first alone.
+      raise OSError(code, os.strerror(code), str(self.directory / str(step))) from error
     write_digests(new / str(step))
     # The step is durable, for its owner alone, before it gets its name, and has its name before
     # older steps are removed.
