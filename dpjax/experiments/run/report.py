@@ -28,8 +28,6 @@ if TYPE_CHECKING:
   from matplotlib.figure import Figure
 
 PICTURE, TABLE = writers.REPORT
-# Runs longer than this many seconds get extra points of epsilon, which take about two seconds.
-_LONG = 60.0
 _POINTS = 12
 Row = dict[str, Any]
 
@@ -59,27 +57,25 @@ def train_report(workdir: str | os.PathLike, *, steps: str = "optimizer steps") 
   path = workdir / writers.RESULT
   result = writers.read_json(path) if path.exists() else {}
   write_csv(workdir / TABLE, rows)
-  dense = (result.get("wall_seconds") or 0) > _LONG
-  its_recipe = recipe(rows, result, steps=steps, dense=dense)
+  its_recipe = recipe(rows, result, steps=steps)
   if its_recipe is not None:
     recipes.write(workdir / TABLE, its_recipe)
     pictures.save(panels.of_run(rows, its_recipe), workdir / PICTURE)
 
 
 def recipe(
-  rows: list[Row], result: Row, *, steps: str = "optimizer steps", dense: bool = True
+  rows: list[Row], result: Row, *, steps: str = "optimizer steps"
 ) -> Recipe | None:
   """Returns how report.csv is drawn; None if its rows hold neither scores nor epsilon.
 
-  With `dense`, and one kind of step in the result's ledger, the accountant computes epsilon
-  between evaluations. Otherwise the curve is a staircase that is never too low: between two
+  With one kind of step in the result's ledger, the accountant computes epsilon between evaluations,
+  in less than a second. Otherwise the curve is a staircase that is never too low: between two
   evaluations, epsilon is at most its value at the second.
 
   Args:
     rows: one row for each evaluation.
     result: content of result.json; {} for a run that has not finished.
     steps: name of the steps, for the axis.
-    dense: whether to compute epsilon between evaluations. A point takes a tenth of a second.
   """
   # A task without accuracy is drawn by its first score.
   columns = [name for row in rows for name in row if name.startswith("test_")]
@@ -99,7 +95,7 @@ def recipe(
   if at:
     y.append("epsilon")
     titles["epsilon"] = _meaning_of(values[-1], result)
-    between = _between(at, values, result) if dense else {}
+    between = _between(at, values, result)
     curves = {"epsilon": list(between.items())} if between else {}
   if not y:
     return None
@@ -114,12 +110,11 @@ def figure(
   result: Row,
   *,
   steps: str = "optimizer steps",
-  dense: bool = True,
   look: Look = PAGE,
 ) -> Figure | None:
   """Returns the picture of a run: its score, and the epsilon spent so far; None if it has neither.
   The arguments are those of `recipe`."""
-  its_recipe = recipe(rows, result, steps=steps, dense=dense)
+  its_recipe = recipe(rows, result, steps=steps)
   if its_recipe is None:
     return None
   return panels.of_run(rows, its_recipe, look)
