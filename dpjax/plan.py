@@ -85,9 +85,10 @@ def _no_option(name: str) -> str:
   return "is no option here; must be a field of dpjax.Plan"
 
 
-def _unit_of_rows(data: Any) -> str:
-  """Returns the unit that data state for a row, as blocks of users do; "" if they state none."""
-  unit = getattr(data, "unit", "")
+def _unit_of(part: Any) -> str:
+  """Returns the unit that data state for a row, as blocks of users do, or a state of clients for
+  its guarantee; "" if none is stated."""
+  unit = getattr(part, "unit", "")
   # A frame may have a column of this name.
   return unit if isinstance(unit, str) else ""
 
@@ -435,7 +436,7 @@ class Plan(overflow.MayAbort):
         field="for_data",
       )
     steps = _steps_of(epochs, size, batch_size)
-    of_users = _unit_of_rows(data) == sampling.UserSampler.unit
+    of_users = _unit_of(data) == sampling.UserSampler.unit
     kind = sampling.UserSampler if of_users else sampling.PoissonSampler
     plan = cls.calibrated(
       epsilon=epsilon,
@@ -788,13 +789,14 @@ class Plan(overflow.MayAbort):
         field="opt_state",
       )
     delta = self.delta if delta is None else delta
+    stated = jax.tree.leaves(opt_state, is_leaf=lambda node: bool(_unit_of(node)))
     return SpentBudget(
       steps=steps,
       epsilon=self.epsilon(delta, steps),
       delta=delta,
       # A plan made for this delta would have another capacity, and so other aborts.
       statement=self.statement(
-        num_examples, steps, unit=getattr(opt_state, "unit", ""), delta=delta
+        num_examples, steps, unit=next(filter(None, map(_unit_of, stated)), ""), delta=delta
       ),
     )
 
@@ -919,10 +921,9 @@ class Plan(overflow.MayAbort):
         leading axis of len(indices), in their order: an array, a `dpjax.data.Dataset`, a torch
         TensorDataset, a Hugging Face data set `.with_format("numpy")`, a class of your own,
         whose arrays are copied. Or a dict of arrays [n, ...]: an example is then a dict, too. Or
-        blocks of `sampling.group_by_user`, whose rows are users, for a sampler of users. If
-        the data have a bool array `present` [n], rows whose entry is False may be drawn, and
+        blocks of `sampling.group_by_user`, whose rows are users: a `UserSampler` takes no others.
+        If the data have a bool array `present` [n], rows whose entry is False may be drawn, and
         contribute zero. If the data have a `nominal_size`, it is `declared` of `check_capacity`.
-        For a `UserSampler`, each row must be all of one user (`dpjax.sampling.group_by_user`).
       rng: integer seed of the sampler; 128 bits or more for a release. None takes 128 fresh bits
         of the operating system, which nobody can draw again, and `transform` draws noise of its own
         for them; with several processes it must be given, the same to each. Like the key of
@@ -971,7 +972,7 @@ class Plan(overflow.MayAbort):
     A block of a user is clipped as a whole. One record that leaves it may turn its gradient round,
     and so move the sum by two clip norms.
     """
-    unit = _unit_of_rows(data)
+    unit = _unit_of(data)
     if unit and unit != self.unit:
       raise UserError(
         f"hides one {self.unit}, and a row of data is one {unit}, whose records move a sum twice "

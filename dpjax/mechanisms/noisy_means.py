@@ -155,7 +155,6 @@ class NoisyMeans(abc.ABC):
     releases, so whoever sees two learns whether their data are equal, which no cost covers. Under
     jit, where `x` has no values, the noise follows from key, settings and shape alone.
     """
-    trees.check_key(key=key)
     return self.after(self._key_for(key, x), x, None)
 
   def _key_for(self, key: jax.Array, x: Any) -> jax.Array:
@@ -163,6 +162,7 @@ class NoisyMeans(abc.ABC):
 
     Whoever does not know `key` cannot tell it from a fresh one. A traced `x` gives its shape alone.
     """
+    key = self.own_key(key)
     inputs: Any = x if isinstance(x, Rows) else finite.array("x", x)
     # Settings by value: a noise multiplier of 8 is that of 8.0.
     settings = [_by_value(getattr(self, field.name)) for field in dataclasses.fields(self)]
@@ -179,7 +179,6 @@ class NoisyMeans(abc.ABC):
       # A sum, so that the same rows in another order have the same noise: were it fresh, a second
       # look at one data set would cost again.
       digest += sum(_number(row.tobytes()) for row in rows)
-    key = self.own_key(key)
     for shift in range(0, 128, 32):
       key = jax.random.fold_in(key, np.uint32(digest >> shift & 0xFFFFFFFF))
     return key

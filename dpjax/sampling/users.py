@@ -46,9 +46,7 @@ class UserBlocks:
   unit: ClassVar[str] = "user"
 
   data: Indexed
-  members: (
-    np.ndarray
-  )  # [num_users, m] int: row of each example; padding repeats the user's own
+  members: np.ndarray  # [num_users, m] int: rows of the data; padding is the user's own
   mask: np.ndarray  # [num_users, m] bool
 
   def __len__(self) -> int:

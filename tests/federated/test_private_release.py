@@ -107,7 +107,8 @@ def test_what_a_plan_of_clients_has_spent_is_said_of_users():
   loss_fn = lambda w, x: jnp.sum((w - x) ** 2)
   fed = federated.fed_avg(loss_fn, tx, tx, private, key=jax.random.key(1))
   state = fed.init(jnp.zeros(3))
-  assert "Unit: one user" in plan.spent(state).statement
+  for held in (state, {"round": 0, "state": state}):
+    assert "Unit: one user" in plan.spent(held).statement
   assert "Unit: one example" in plan.spent(state.aggregator).statement  # of no algorithm
 
 

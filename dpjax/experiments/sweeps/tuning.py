@@ -130,23 +130,25 @@ def run_selection(runs: Runs, workdir: str | os.PathLike) -> dict[str, Any]:
     drawn = _trials(workdir, runs)
     if drawn is not None:
       writers.secret_folder(workdir / _TRIALS)
+      # Each trial has its own seed, so that a setting that is drawn twice gets different noise.
+      configs = [
+        fields.replace(settings[choice].config, "seed", seed, name="seeds")
+        for choice, seed in drawn
+      ]
       results = []
-      for index, (choice, seed) in enumerate(drawn):
-        # Each trial has its own seed, so that a setting that is drawn twice gets different noise.
-        trial = fields.replace(settings[choice].config, "seed", seed, name="seeds")
+      for index, trial in enumerate(configs):
         at = _folder(workdir, index)
         results.append(loop.run(Trial(trial, chosen), at, data=load(trial)))
         # If the result has no number `y`, the error is raised now, not after all runs.
         curve.numeric(results[-1], runs.config.y)
       winner = _best(results, runs)
-      choice, seed = drawn[winner]
       _publish(
         _folder(workdir, winner),
         workdir / BEST,
-        fields.replace(settings[choice].config, "seed", seed, name="seeds"),
+        configs[winner],
         results[winner],
         {
-          "setting": settings[choice].label,
+          "setting": settings[drawn[winner][0]].label,
           "y": runs.config.y,
           "score": results[winner][runs.config.y],
           "epsilon_of_one_run": chosen.epsilon_of_one_run,
@@ -265,6 +267,7 @@ def selection_cost(plan: Plan, runs: Runs, assumptions: tuple[str, ...]) -> Chos
       field="selection.mean_trials",
       value=selection.mean_trials,
     )
+  kind = "claimed" if assumptions else "proved"
   words = accounting.privacy_statement(
     event,
     delta=delta,
@@ -272,11 +275,11 @@ def selection_cost(plan: Plan, runs: Runs, assumptions: tuple[str, ...]) -> Chos
     unit=plan.unit,
     accountants=("rdp",),
     delta_set_aside=delta - left,
-    epsilon_kind="claimed" if assumptions else "proved",
+    epsilon_kind=kind,
   )
   # A run releases nothing before the choice, so the first step of its ledger holds the whole cost.
   chosen = Guarantee(
-    kind="claimed" if assumptions else "proved",
+    kind=kind,
     delta=delta,
     relation=plan.neighboring_relation,
     unit=plan.unit,
