@@ -12,7 +12,7 @@ from typing import Any
 
 from dpjax.experiments.config.choices import name_of
 from dpjax.experiments.kinds.federated import user_code as own_parts
-from dpjax.experiments.kinds.federated.config import FedConfig, Records, aggregation_of
+from dpjax.experiments.kinds.federated.config import FedConfig, aggregation_of
 from dpjax.validate import UserError
 
 # Largest chance that a round of the run is refused, and largest share of rounds in which a robust
@@ -112,7 +112,7 @@ def _remedy(
   config: FedConfig, num_clients: int, chance_of: Callable[[float], float]
 ) -> str:
   """Returns what makes `chance_of` a cohort at most `MOST`, for the end of an error."""
-  if isinstance(config.privacy, Records):
+  if config.protects_records:
     return "more clients"  # all silos take part
   start = math.floor(config.clients_per_round) + 1
   enough = next((n for n in range(start, num_clients + 1) if chance_of(n) <= MOST), None)

@@ -23,7 +23,6 @@ from dpjax.experiments.kinds.federated.config import (
   FedConfig,
   FedFtrl,
   Local,
-  Records,
   ServerNoise,
   UserGuarantee,
   algorithm_of,
@@ -49,7 +48,7 @@ def public_size(config: FedConfig, federation: Federation) -> int:
       above twice the true number.
   """
   privacy = config.privacy
-  if isinstance(privacy, Records):
+  if config.protects_records:
     # What is hidden is a record, so the number of silos is public.
     return federation.num_clients
   known = federation.nominal_users
@@ -195,7 +194,7 @@ def make_plan(config: FedConfig, num_clients: int) -> tuple[Plan, Plan]:
   privacy = config.privacy
   check_cohort(config, num_clients)
   # All numbers below use the public `num_clients`, never the true number.
-  if isinstance(privacy, Records):
+  if config.protects_records:
     sampler = sampling.FixedSizeSampler(batch_size=num_clients, num_examples=num_clients)
   else:
     sampler = _sampler(config, num_clients)
