@@ -483,6 +483,8 @@ class Service:
       "training_epsilon": trained,
       "training_epsilon_kind": self.old.result.get("epsilon_kind"),
       "training_delta": self.old.result.get("delta"),
+      "training_relation": self.old.result.get("neighboring_relation"),
+      "training_unit": self.old.result.get("unit"),
       "reference": None if reference is None else reference.source,
       "reference_epsilon": spent if math.isfinite(spent) else None,
       "training_records_epsilon": whole,

@@ -14,6 +14,7 @@ from dpjax.experiments.config.naming import within
 from dpjax.experiments.kinds.central.config import (
   AnyDataConfig,
   ModelConfig,
+  NetworkConfig,
 )
 from dpjax.validate import UserError, Verbatim
 from dpjax.zoo import networks
@@ -99,7 +100,7 @@ def sections(config: Any) -> None:
     only(config, "data.center", [False], why)
 
 
-def model(config: ModelConfig, section: str = "model") -> None:
+def model(config: NetworkConfig, section: str = "model") -> None:
   """Raises UserError for an unknown model or option, or a value with which no model can be built.
 
   A user's model is built, and so checked, only when data are loaded.
@@ -113,6 +114,8 @@ def model(config: ModelConfig, section: str = "model") -> None:
         # The bound on clipped sums is tested for these types of activations (tests/core/gradients).
         validate.one_of(("float32", "bfloat16", "float16"), dtype=config.options["dtype"])
       networks.build(config.name, num_classes=2, **config.options)
+  if not isinstance(config, ModelConfig):
+    return
   features = registry.entry(config.name).features
   with within(section):
     read_if(config, features is not None, "a model on features", "mirrored")
@@ -121,7 +124,7 @@ def model(config: ModelConfig, section: str = "model") -> None:
 
 
 @contextlib.contextmanager
-def of_model(config: ModelConfig, section: str = "model") -> Iterator[None]:
+def of_model(config: NetworkConfig, section: str = "model") -> Iterator[None]:
   """Makes errors about a model point to the field of its option, or else to its name.
 
   >>> with of_model(ModelConfig("mlp", {"features": [0]})):
