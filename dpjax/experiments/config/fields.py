@@ -28,6 +28,7 @@ from dpjax.experiments.config.choices import (
   fields_of,
   leaves,
   set_fields,
+  to_dict,
   types_of,
 )
 from dpjax.validate import UserError, Verbatim, did_you_mean
@@ -52,6 +53,11 @@ class WithChoices:
         with contextlib.suppress(UserError):
           value = _chosen(value, its_type.choice, name)
     super().__setattr__(name, value)
+
+  def __reduce__(self) -> Any:
+    """Returns a recipe for pickle and `copy`: no name in a module leads to the classes of some
+    chosen values."""
+    return from_dict, (type(self), to_dict(self))
 
 
 def get(config: Any, path: str, *, name: str = "config") -> Any:
@@ -237,11 +243,7 @@ def check(value: Any, hint: Any, name: str) -> Any:
   """
   choice = choice_of(hint)
   if choice is not None:
-    chosen = _chosen(value, choice, name)
-    word = choice.name(chosen)
-    if isinstance(chosen, str) or (choice.users is not None and names.is_path(word)):
-      names.find(word, name)
-    return chosen
+    return _chosen(value, choice, name)
   if hint in (Any, object) or (value is None and hint in (None, type(None))):
     return _bounded(value, name)
   if dataclasses.is_dataclass(hint):
@@ -302,15 +304,11 @@ def _continued(value: Any, hint: Any, name: str, old: Any) -> Any:
 def _fits(value: Any, hint: Any) -> bool:
   """Returns whether a field may hold the value; only a choice may refuse it here."""
   choice = choice_of(hint)
-  is_path = choice is not None and choice.user_defined and isinstance(value, str)
-  return choice is None or choice.word(value) is not None or is_path
+  return choice is None or choice.word(value) is not None
 
 
 def _chosen(value: Any, choice: Choice, name: str) -> Any:
-  """Returns the frozen value that a name, a dict with a name, or the value itself stands for. If
-  the choice is `user_defined`, an import path is kept as text."""
-  if choice.user_defined and isinstance(value, str) and names.is_path(value):
-    return value
+  """Returns the frozen value that a name, a dict with a name, or the value itself stands for."""
   value_or_name = {"name": value} if isinstance(value, str) else value
   if not isinstance(value_or_name, dict):
     if choice.word(value) is None:
@@ -337,8 +335,7 @@ def _chosen(value: Any, choice: Choice, name: str) -> Any:
 
 def _not_chosen(value: Any, word: Any, choice: Choice, name: str) -> UserError:
   hint = did_you_mean(word, choice.table) if isinstance(word, str) else ""
-  takes_path = choice.user_defined or choice.base is not None or choice.users is not None
-  known = ", ".join((*choice.table, names.FORM) if takes_path else choice.table)
+  known = ", ".join(choice.table if choice.users is None else (*choice.table, names.FORM))
   return UserError(f"must be one of {known}{hint}", field=name, value=value)
 
 

@@ -18,7 +18,7 @@ import numpy as np
 from dpjax import trees, validate
 from dpjax.accounting import Ledger
 from dpjax.data import digest
-from dpjax.experiments.config import common
+from dpjax.experiments.config import choices, common
 from dpjax.experiments.run import config_names, run_keys, writers
 from dpjax.experiments.run import workdir as owner
 from dpjax.experiments.run.guarantee import NONE, Guarantee
@@ -168,6 +168,11 @@ class Experiment(Generic[C]):
     """Returns data with all that `train` needs of them. It is called after the check that a run may
     begin or go on, and not for data that runs share, which have all."""
     return data
+
+  def data_key(self) -> Any:
+    """Returns plain data that decide what `data` and `with_features` return: runs of this kind may
+    share it if they are equal. Here the whole config, which no other run has."""
+    return choices.to_dict(self.config)
 
   def check_data(self, data: Any) -> None:
     """Raises UserError if nothing can be trained on these data, loaded or given."""
