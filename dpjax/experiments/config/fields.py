@@ -203,38 +203,15 @@ def from_dict(kind: Any, held: Any, *, name: str = "config") -> Any:
   config = kind()
   for field, value in held.items():
     _check_field(config, field, name)
-    hint = types_of(kind)[field].hint
-    at = f"{name}.{field}"
-    config = _replaced(config, {field: check(_unwritten(value, hint, at), hint, at)}, name)
+    checked = check(value, types_of(kind)[field].hint, f"{name}.{field}")
+    config = _replaced(config, {field: checked}, name)
   return config
-
-
-def _unwritten(value: Any, hint: Any, name: str) -> Any:
-  """Returns the value with what JSON lacks restored: sections, tuples and infinity."""
-  choice = choice_of(hint)
-  members = _members(hint)
-  named = choice is not None and isinstance(value, dict) and value.get("name")
-  kind = choice.kind(named, name) if choice is not None and isinstance(named, str) else None
-  if kind is not None:
-    types = types_of(kind)
-    return {
-      key: _unwritten(entry, types[key].hint if key in types else Any, f"{name}.{key}")
-      for key, entry in value.items()
-    }
-  sections = [option for option in members if dataclasses.is_dataclass(option)]
-  if choice is None and sections and isinstance(value, dict):
-    return from_dict(sections[0], value, name=name)
-  if isinstance(value, list) and any(
-    typing.get_origin(member) is tuple for member in members
-  ):
-    return tuple(value)
-  if float in members and value in ("inf", "-inf"):
-    return float(value)
-  return value
 
 
 def check(value: Any, hint: Any, name: str) -> Any:
   """Returns the value if it conforms to the annotation. For a float field an int becomes a float.
+
+  What JSON lacks may be as JSON holds it: a dict for a section, a list for a tuple, and "inf".
 
   Raises:
     UserError: the value has another type; the message names the field, its value and what it must
@@ -252,7 +229,9 @@ def check(value: Any, hint: Any, name: str) -> Any:
     return _check_union(value, hint, name)
   if typing.get_origin(hint) is not None:
     return _check_container(value, hint, name)
-  if hint is float and _is_number(value):
+  if hint is float and (
+    _is_number(value) or (isinstance(value, str) and value in ("inf", "-inf"))
+  ):
     return float(value)
   # In Python a bool is an int, but a count of True is a mistake.
   if isinstance(value, hint) and (hint is not int or not isinstance(value, bool)):
@@ -325,11 +304,7 @@ def _chosen(value: Any, choice: Choice, name: str) -> Any:
     return chosen
   values: dict[str, Any] = {}
   for field, entry in value_or_name.items():
-    hint = types_of(type(chosen))[field].hint
-    at = f"{name}.{field}"
-    # A section of the value is a dict, too.
-    plain = _unwritten(entry, hint, at) if isinstance(entry, dict) else entry
-    values[field] = check(plain, hint, at)
+    values[field] = check(entry, types_of(type(chosen))[field].hint, f"{name}.{field}")
   return _replaced(chosen, values, name)
 
 
@@ -525,6 +500,8 @@ def _update_dict(
 
 
 def _check_dataclass(value: Any, kind: Any, name: str) -> Any:
+  if isinstance(value, dict):
+    return from_dict(kind, value, name=name)
   if not isinstance(value, kind):
     raise _wrong(value, kind, name)
   types = types_of(kind)

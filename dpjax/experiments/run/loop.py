@@ -174,7 +174,9 @@ def steps(phase: Phase, folder: Folder) -> Trained:
     folder.late = received[:1]
   now.tally.check(now.step)
   row = now.scored[1] if now.scored and now.scored[0] == now.step else None
-  return Trained(phase, now.state, now.step, now.ledger, now.final_epsilon, now.tally, row)
+  return Trained(
+    now.phase, now.state, now.step, now.ledger, now.final_epsilon, now.tally, row
+  )
 
 
 @contextlib.contextmanager
@@ -249,7 +251,7 @@ class Running:
   """A running phase: its state, ledger, step, metrics and checkpoints."""
 
   def __init__(self, phase: Phase, folder: Folder):
-    self.phase = phase_of(phase)
+    self.phase = phase = phase_of(phase, folder.experiment)
     self.folder = folder
     self.metrics = None
     self.state = begun(phase)
