@@ -142,7 +142,6 @@ def steps(phase: Phase, folder: Folder) -> Trained:
   stops the next phase after a step.
   """
   now = Running(phase, folder)
-  folder.note_start()
   with contextlib.closing(now), signals() as received:
     received.extend(folder.late)
     # A run killed after its last step, but before its result, has nothing left to train.
@@ -313,7 +312,7 @@ class Running:
     try:
       self.ledger = Ledger.from_json(meta["ledger"])
       self.reached = bool(meta["reached"])
-      self.folder.before = max(self.folder.before, float(meta["seconds"]))
+      self.folder.resume(meta)
       self.rows = meta.get("rows")
       self.tally.resume(meta["arrivals"])
     except (KeyError, TypeError, ValueError) as error:
@@ -384,7 +383,7 @@ class Running:
     meta = {
       **self._same,
       "ledger": self.ledger.to_json(),
-      "seconds": self.folder.seconds(),
+      **self.folder.past,
       "reached": self.reached,
       "arrivals": self.tally.to_meta(),
     }
