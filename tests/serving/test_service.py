@@ -134,7 +134,7 @@ def test_windows_are_cut_at_their_exact_sizes(runs, tmp_path, digits):
 def test_noisy_counts_of_training_rows_are_added_to_the_cost_of_training(runs, tmp_path):
   bins = _bins(runs[0])
   journal = ServiceJournal(tmp_path)
-  noisy = references.make("training", runs[0], bins, journal, epsilon=0.5)
+  noisy = references.make("training", runs[0], bins, lambda: journal, epsilon=0.5)
   service = Service(runs[:1], journal, bins=bins, reference=noisy, settings=_SETTINGS)
   _OPENED.append(service)
   found = service.health()["privacy"]
@@ -148,7 +148,9 @@ def test_what_training_rows_paid_for_a_reference_stays_paid(runs, tmp_path):
   def records_epsilon(run, **asked):
     bins = _bins(run)
     with ServiceJournal(tmp_path) as journal:
-      given = references.make(asked.pop("reference", "stream"), run, bins, journal, **asked)
+      given = references.make(
+        asked.pop("reference", "stream"), run, bins, lambda: journal, **asked
+      )
       service = Service([run], journal, bins=bins, reference=given, settings=_SETTINGS)
       first = service.health()["privacy"]["training_records_epsilon"]
       for other in (runs[run is runs[0]], run):
