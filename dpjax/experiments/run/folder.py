@@ -79,10 +79,12 @@ class Folder:
         return None
       seed = config.seed
       random = experiment.new_keys() if held is None else run_keys.from_meta(seed, held)
+      draws = run_keys.draws_here(random)
+      run_keys.check_draws(held, draws, workdir=self.path)
       named = writers.digest(owner.written(self.path, config))
       run_id = run_keys.run_id(named, data, random)
       run_keys.check_run(held, run_id, workdir=self.path)
-      return run_keys.to_meta(data, random, weights=weights, run=run_id)
+      return run_keys.to_meta(data, random, weights=weights, run=run_id, draws=draws)
 
     # The first process draws, and the others get its keys.
     found = on_first(meta)
