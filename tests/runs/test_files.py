@@ -240,6 +240,38 @@ def test_a_run_goes_on_only_where_its_keys_draw_the_same(flag, stopped, whole, m
   assert _goes_on(stopped, whole)
 
 
+# --- a folder that is gone
+
+
+@pytest.mark.parametrize("step", [1, 5])
+@pytest.mark.parametrize("how", ["removed", "moved", "replaced"])
+@pytest.mark.cases(quick=["moved-1"], slow=...)
+def test_a_folder_that_is_gone_in_the_middle_is_said(
+  how, step, whole, tmp_path, monkeypatch
+):
+  """The run made the folder anew, without config.json, and ended well: no command read it."""
+  folder, moved = tmp_path / "run", tmp_path / "moved"
+
+  def change():
+    if how == "removed":
+      shutil.rmtree(folder)
+    else:
+      folder.rename(moved)
+    if how == "replaced":
+      shutil.copytree(whole, folder)
+
+  stop_after(monkeypatch, step, change)
+  with refuses("workdir", value=folder):
+    loop.run(_mean(), folder)
+  if how == "replaced":
+    assert _told(folder) == _told(whole)
+    shutil.rmtree(folder)
+  assert not folder.exists()
+  if moved.exists():
+    moved.rename(folder)
+  assert _goes_on(folder, whole)
+
+
 # --- accidents
 
 

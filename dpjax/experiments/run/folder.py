@@ -20,6 +20,7 @@ from dpjax.experiments.run.experiment import STEPS_ARE, Experiment, Outcome, Res
 from dpjax.experiments.run.run_keys import RunKeys
 from dpjax.noise.gaussian import key_id
 from dpjax.parallel.exchanges import is_first, on_first, same
+from dpjax.validate import UserError
 
 # Key of result.json and of the secrets: versions of libraries, and the SHA-256 of the user's own
 # modules, at each start.
@@ -50,6 +51,7 @@ class Folder:
     self.began = time.monotonic()
     self.late: list[int] = []  # the signal of a last step, which stops the next phase
     self._wanted: Result = {}
+    self._lock = -1  # descriptor of the open lock
     self._starts: list[dict[str, Any]] = []
 
   def seconds(self) -> float:
@@ -137,16 +139,32 @@ class Folder:
       yield
 
   def _take(self, held: contextlib.ExitStack) -> None:
-    held.enter_context(writers.alone_in(self.path, checkpoint.FOLDER))
+    self._lock = held.enter_context(writers.alone_in(self.path, checkpoint.FOLDER))
     begun = (self.path / owner.CONFIG).exists()
     # A release keeps its first keys: its folder is never emptied, even before the first step.
     fresh = not (begun or self.experiment.release or jax.process_count() > 1)
     owner.claim(self.path, self.experiment.config)
-    held.enter_context(owner.released_if_refused(self.path, fresh=fresh))
+    # What stands where a folder was moved away is not this run's.
+    may_release = lambda: fresh and self._is_there()
+    held.enter_context(owner.released_if_refused(self.path, may_release))
     # Keys are on disk before any computation uses them, so a run that is killed later repeats the
     # same noise.
     new = {**self._wanted, STARTS: self._starts}
     owner.remember(self.path, new if self.secrets is None else self.secrets, self.secrets)
+
+  def _is_there(self) -> bool:
+    return writers.is_held(self.path / checkpoint.FOLDER / writers.LOCK, self._lock)
+
+  def check_there(self) -> None:
+    """Raises UserError if the folder was removed, moved or replaced while the run is at work. What
+    is written into another one no later start would go on from."""
+    if not self._is_there():
+      raise UserError(
+        "was removed, moved or replaced while the run was at work; bring it back, then run the "
+        "same command, which goes on from what was saved there",
+        field="workdir",
+        value=self.path,
+      )
 
   def note_start(self) -> None:
     """Stores that the run goes on. A run that was refused until here has changed nothing."""
@@ -161,6 +179,7 @@ class Folder:
     result.json."""
 
     def written() -> Result:
+      self.check_there()
       experiment = self.experiment
       result = {
         "device": provenance.device(),
