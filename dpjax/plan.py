@@ -939,11 +939,11 @@ class Plan(overflow.MayAbort):
         data; or they have no rows, or cannot be read by index, now or at a later step. The message
         does not show the draw.
     """
-    draws = batches_lib.draws_of(rng, start)
     validate.integer_in(0, self.num_steps * self.slices, start=start)
     data = columns.by_place(data)
     self._check_unit(data)
     num_examples = indexed.size_of(data)
+    draws = batches_lib.draws_of(rng, start, self.sampler, num_examples)
     present = indexed.present_in(data, num_examples)
     declared = getattr(data, "nominal_size", None)
     if declared is not None:

@@ -6,7 +6,7 @@ import contextlib
 import json
 import pathlib
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -99,20 +99,22 @@ def claim(workdir: pathlib.Path, config: Config) -> None:
 
 
 @contextmanager
-def released_if_refused(workdir: pathlib.Path, *, fresh: bool) -> Iterator[None]:
+def released_if_refused(
+  workdir: pathlib.Path, may_release: Callable[[], bool]
+) -> Iterator[None]:
   """Removes a run's files from a claimed folder if the run is refused before its first step.
 
   Otherwise the folder would refuse the corrected config, which is another config.
 
   Args:
-    fresh: whether this very process claimed the folder, and the run is no release, whose folder
-      keeps its first keys.
+    may_release: function that returns whether this very process claimed the folder, and the run is
+      no release, whose folder keeps its first keys.
   """
   try:
     yield
   except Exception as error:
     is_refused = isinstance(error, UserError) or writers.refusal(error) is not None
-    if not (fresh and is_refused):
+    if not (is_refused and may_release()):
       raise
     if not checkpoint.newest(workdir) and not writers.read_metrics(workdir):
       shutil.rmtree(workdir / writers.EVENTS, ignore_errors=True)
