@@ -15,6 +15,7 @@ from dpjax.columns import Columns
 from dpjax.data.rows import Rows
 from dpjax.parallel import spanning
 from dpjax.types import Example, Labelled
+from dpjax.validate import UserError
 
 # Largest size of the inputs of a data set that `resident` moves to the device by default.
 LIMIT_BYTES = 8 * 2**30
@@ -48,6 +49,12 @@ class Resident:
     everywhere: Sharding | None = None,
     split: Callable[[Any], Any] | None = None,
   ):
+    if not hasattr(dataset, "x"):
+      raise UserError(
+        f"is {type(dataset).__name__}, must be a data set with x and y; group users after it: "
+        "group_by_user(Resident(data), ...)",
+        field="dataset",
+      )
     x = dataset.x.tree if isinstance(dataset.x, Columns) else dataset.x
     arrays = Example(x, dataset.y)
     # `jnp.asarray` would hold a second copy while it compiles one.
