@@ -251,8 +251,8 @@ def check(
       field="workdir",
       value=workdir,
     )
-  # A step that is done again would have the same noise and another batch, or other first parameters,
-  # and its two releases would give away their difference.
+  # A step that is done again would have the same noise and another batch or other first parameters:
+  # its two releases would give away their difference.
   if _DRAWS in meta and meta[_DRAWS] != _draws_here(from_meta(0, meta)):
     raise UserError(
       "holds a run whose keys draw other numbers here: with another version of JAX or NumPy, or "
