@@ -159,6 +159,11 @@ class SpentBudget(NamedTuple):
   delta: float
   statement: str  # the guarantee in words
 
+  def __repr__(self) -> str:
+    # A cell of a notebook shows this. The statement is pages long: print it by itself.
+    numbers = f"steps={self.steps}, epsilon={self.epsilon}, delta={self.delta}"
+    return f"SpentBudget({numbers}, statement={self.statement[:17]!r}...)"
+
 
 @dataclasses.dataclass(frozen=True)
 class Plan(overflow.MayAbort):
@@ -408,7 +413,7 @@ class Plan(overflow.MayAbort):
     """
     validate.integer_at_least(1, batch_size=batch_size)
     validate.positive(epochs=epochs)
-    if isinstance(data, int | Example | Batch):
+    if isinstance(data, int | str | list | Example | Batch) or type(data) is tuple:
       raise UserError(
         f"is {type(data).__name__}, must be a data set: dpjax.data.from_arrays(x, y, "
         "num_classes=..), or a part of one, train.subset(slice(700)); without data a plan is "
@@ -948,11 +953,11 @@ class Plan(overflow.MayAbort):
         data; or they have no rows, or cannot be read by index, now or at a later step. The message
         does not show the draw.
     """
-    draws = batches_lib.draws_of(rng, start)
     validate.integer_in(0, self.num_steps * self.slices, start=start)
     data = columns.by_place(data)
     self._check_unit(data)
     num_examples = indexed.size_of(data)
+    draws = batches_lib.draws_of(rng, start, self.sampler, num_examples)
     present = indexed.present_in(data, num_examples)
     declared = getattr(data, "nominal_size", None)
     if declared is not None:

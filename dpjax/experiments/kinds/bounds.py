@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import math
 from collections.abc import Iterable, Iterator
 from typing import Any
 
@@ -160,10 +161,13 @@ def _written(value: Any, name: str) -> None:
   elif isinstance(value, (list, tuple)):
     for index, entry in enumerate(value):
       _written(entry, f"{name}[{index}]")
-  elif type(value) not in (bool, int, float, str, type(None)):
+  # JSON has no NaN and no infinity: two runs with NaN and with none would count as one run.
+  elif type(value) not in (bool, int, float, str, type(None)) or (
+    isinstance(value, float) and not math.isfinite(value)
+  ):
     shown = " ".join(repr(value).split())
     raise UserError(
-      "must be a number, text, true, false or none, or a list or dict (with "
+      "must be a finite number, text, true, false or none, or a list or dict (with "
       "names) of these",
       field=name,
       value=Verbatim(f"{shown:.60}"),

@@ -398,15 +398,17 @@ def noted(promised: Guarantee, note: str, assumed: str = "") -> Guarantee:
 def repeated(promised: Guarantee, noise_seed: int | None) -> Guarantee:
   """Returns the guarantee of a run whose noise follows from `noise_seed`: a claim.
 
-  With None, whose keys come from the operating system, and for a run without a guarantee, it is
-  unchanged.
+  With None, whose keys come from the operating system, for a run without a guarantee, and for one
+  that is such a claim already, it is unchanged.
 
   >>> from dpjax.accounting import gaussian_event
   >>> proved = of_event(gaussian_event(2.0), delta=1e-5, l2_bound=1.0, num_records=100)
   >>> repeated(proved, 3).failed_assumptions
   ('the noise is secret: it follows from noise_seed',)
   """
-  if noise_seed is None or promised.kind == "none":
+  if (
+    noise_seed is None or promised.kind == "none" or REPEATED in promised.failed_assumptions
+  ):
     return promised
   note = (
     f"CLAIMED. Noise and sampling follow from noise_seed={noise_seed}, so that the run can be "

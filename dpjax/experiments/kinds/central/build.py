@@ -24,7 +24,7 @@ from dpjax import (
 from dpjax.data import ahead, cache, resident
 from dpjax.data.resident import resident_bytes
 from dpjax.experiments.config import common, user_code
-from dpjax.experiments.config.choices import name_of
+from dpjax.experiments.config.choices import UsersFunction, name_of, to_dict
 from dpjax.experiments.config.optimizers import SCHEDULE_FREE, Noise
 from dpjax.experiments.kinds import bounds, named_data
 from dpjax.experiments.kinds.central import (
@@ -265,8 +265,8 @@ def optimizer(
   config: OptimizerConfig, schedule: optax.Schedule, noise: Noise | None = None
 ) -> optax.GradientTransformation:
   """Returns the Optax optimizer of a config. `noise` is for rules that must know the noise."""
-  if isinstance(config.rule, str):
-    return user_code.optimizer(config.rule, schedule)
+  if isinstance(config.rule, UsersFunction):
+    return user_code.optimizer(config.rule.path, schedule)
   return config.rule.make(schedule, noise)
 
 
@@ -517,6 +517,13 @@ class Central(Experiment[TrainConfig]):
       return data
     options: Any = normalization.per_example(config), cache.folder(), config.resident
     return tuple(featured(config.model, part, *options) for part in data)
+
+  def data_key(self) -> Any:
+    config = self.config
+    # It decides whether the features of each example are standardised, or stay unscaled for
+    # statistics over all examples.
+    normalized = getattr(config.privacy, "normalization", None)
+    return [*map(to_dict, (config.data, config.model)), type(normalized).__name__]
 
   @property
   def num_steps(self) -> int:

@@ -20,7 +20,7 @@ from dpjax import (
   validate,
 )
 from dpjax.experiments.config import common, optimizers, rules, samplers
-from dpjax.experiments.config.choices import Choice
+from dpjax.experiments.config.choices import Choice, derived, functions
 from dpjax.experiments.config.common import COUNT, AttackerConfig
 from dpjax.experiments.config.fields import WithChoices
 from dpjax.experiments.config.naming import Gives
@@ -340,7 +340,7 @@ class NoisySteps(Guarantee):
   l2_clip_norm: Annotated[common.ClipNorm, "bound on the gradient of one example"] = 1.0
   clipping: Annotated[
     gradients.ClipRule | transforms.PerLayer,
-    Choice(CLIPPINGS, base=gradients.ClipRule),
+    Choice(CLIPPINGS, derived(gradients.ClipRule)),
     Gives("l2_clip_norm"),  # of a rule that makes several norms of it
     Gives("noise_shares"),
     "rule by which one example's gradient is shortened; package.module:Rule: your own",
@@ -456,9 +456,9 @@ Schedule = Annotated[
 class OptimizerConfig(WithChoices):
   """The Optax optimizer that is given the private gradient."""
 
-  rule: Annotated[
-    Any, Choice(optimizers.CENTRAL, user_defined=True), "or package.module:name"
-  ] = "sgd"
+  rule: Annotated[Any, Choice(optimizers.CENTRAL, functions), "or package.module:name"] = (
+    "sgd"
+  )
   learning_rate: LearningRate = 0.5
   schedule: Schedule = "constant"
 

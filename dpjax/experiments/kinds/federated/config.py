@@ -14,7 +14,14 @@ from typing import Annotated, Any, ClassVar
 from dpjax import federated, gradients, validate
 from dpjax.data import partition
 from dpjax.experiments.config import common, optimizers, rules, samplers
-from dpjax.experiments.config.choices import Choice, Option, name_of, settings
+from dpjax.experiments.config.choices import (
+  Choice,
+  Option,
+  derived,
+  functions,
+  name_of,
+  settings,
+)
 from dpjax.experiments.config.common import COUNT, AttackerConfig
 from dpjax.experiments.config.fields import WithChoices
 from dpjax.experiments.config.naming import Gives
@@ -227,7 +234,7 @@ class ClientOptimizerConfig(WithChoices):
   """The optimizer of a client: its state is new in every round, and its learning rate constant."""
 
   rule: Annotated[
-    Any, Choice(optimizers.FEDERATED, user_defined=True), "or package.module:name"
+    Any, Choice(optimizers.FEDERATED, functions), "or package.module:name"
   ] = "sgd"
   learning_rate: LearningRate = 0.1
 
@@ -281,7 +288,7 @@ class Central(ServerNoise):
 
   clipping: Annotated[
     gradients.ClipRule,
-    Choice(CLIP_RULES, base=gradients.ClipRule),
+    Choice(CLIP_RULES, derived(gradients.ClipRule)),
     Gives("l2_clip_norm"),
     "of clients' messages; or package.module:Rule",
   ] = dataclasses.field(default_factory=gradients.Flat)
@@ -439,7 +446,7 @@ class FedConfig(WithChoices):
   ] = "auto"
   algorithm: Annotated[
     Any,
-    Choice(ALGORITHMS, user_defined=True),
+    Choice(ALGORITHMS, functions),
     "what a client does, and what the server; or package.module:name",
   ] = "fed_avg"
   weighting: Annotated[
@@ -447,7 +454,7 @@ class FedConfig(WithChoices):
   ] = "uniform"
   aggregator: Annotated[
     Any,
-    Choice(AGGREGATORS, user_defined=True),
+    Choice(AGGREGATORS, functions),
     "of clients' messages, without privacy; or package.module:name",
   ] = "mean"
   compression: Annotated[Any, Choice(COMPRESSIONS), "of messages to the server"] = "none"

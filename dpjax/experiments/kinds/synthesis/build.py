@@ -93,7 +93,7 @@ def promised(
   )
   nothing: DpEvent = NoOpDpEvent()
   note = paragraph(_words(config, mechanism))
-  noted = guarantee.noted(
+  return guarantee.noted(
     dataclasses.replace(
       whole,
       step_event=lambda step: nothing if step else event,
@@ -103,7 +103,6 @@ def promised(
     ),
     note,
   )
-  return guarantee.repeated(noted, config.noise_seed)
 
 
 def _words(config: SynthesisConfig, mechanism: ClassSums) -> str:
