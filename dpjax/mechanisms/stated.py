@@ -47,7 +47,7 @@ def laplace_event(noise_multiplier: float, stated: str, asked: str) -> DpEvent:
 
   Raises UserError if the relation `asked` of the accountant is refused by the module's table.
 
-  >>> laplace_event(3.0, "add_or_remove_one", "add_or_remove_one").event
+  >>> laplace_event(3.0, "add_or_remove_one", "add_or_remove_one")
   LaplaceDpEvent(noise_multiplier=3.0)
   """
   return _of_noise(accounting.laplace_event, noise_multiplier, stated, asked)
@@ -75,7 +75,8 @@ def _of_noise(
 ) -> DpEvent:
   _check(stated, asked)
   event = event_of(noise_multiplier * (2 if stated == proved.REPLACE else 1))
-  return only_under(asked, event)
+  # What holds for a record that comes or goes, the accountant converts to any other relation.
+  return event if stated == proved.ADD else only_under(asked, event)
 
 
 def _check(stated: str, asked: str) -> None:

@@ -32,6 +32,7 @@ def only(config: Any, path: str, allowed: Iterable[Any], why: str) -> None:
     path: dotted name of the field; the values of a choice are given by their names.
     why: end of the message.
 
+  >>> from dpjax.experiments.kinds.central.config import DataConfig
   >>> only(DataConfig(center=True), "center", [False], " for tokens")
   Traceback (most recent call last):
   ...
@@ -48,6 +49,7 @@ def only(config: Any, path: str, allowed: Iterable[Any], why: str) -> None:
 def at_most(config: Any, path: str, most: float, why: str = "") -> None:
   """Raises UserError for a field above the most that other fields or the data allow.
 
+  >>> from dpjax.experiments.kinds.central.config import DataConfig
   >>> at_most(DataConfig(limit=3), "limit", 2, ", the examples")
   Traceback (most recent call last):
   ...
@@ -88,7 +90,7 @@ def data_read(config: AnyDataConfig, *, of_leaf: bool = False) -> None:
 def sections(config: Any) -> None:
   """Raises UserError for sections `data` and `model` that are wrong, or do not fit each other.
 
-  >>> from dpjax.experiments.kinds.central.config import TrainConfig
+  >>> from dpjax.experiments.kinds.central.config import DataConfig, TrainConfig
   >>> sections(TrainConfig(data=DataConfig(center=True), model=ModelConfig("patches_linear")))
   Traceback (most recent call last):
   ...

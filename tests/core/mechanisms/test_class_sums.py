@@ -73,7 +73,7 @@ def test_the_noise_is_gaussian_of_the_stated_std_and_not_of_another():
 def test_the_event_is_that_of_the_relation():
   alone = ClassSums(3.0, 2)
   swap = ClassSums(3.0, 2, neighboring_relation="replace_one")
-  assert alone.event().event == accounting.gaussian_event(3.0)
+  assert alone.event() == accounting.gaussian_event(3.0)
   epsilon = lambda event, relation: accounting.epsilon(
     event, delta=1e-5, neighboring_relation=relation
   )
