@@ -60,6 +60,9 @@ def true_positive_rate(profile: Profile, fpr: float) -> float:
   def flat(epsilons: np.ndarray) -> np.ndarray:
     return 1 - np.exp(-epsilons) * (1 - fpr - profile(epsilons)) + _ROUNDING
 
+  # Two data sets that nothing tells apart leave a guess, which needs no room for rounding.
+  if not profile(np.zeros(1))[0]:
+    return fpr
   best = 1.0
   # `steep` is above 1 for an epsilon above log(1 / FPR). `steep` is convex in e^epsilon and `flat`
   # in e^-epsilon, so the best epsilon lies next to the best coarse epsilon.
