@@ -244,6 +244,11 @@ class Experiment(Generic[C]):
     return getattr(self.config, "is_private", True)
 
   @property
+  def keeps_memory(self) -> bool:
+    """Returns whether the process should keep the memory that it frees (`parallel.allocator`)."""
+    return False
+
+  @property
   def release(self) -> bool:
     """Returns whether the model is to be published; see docs/release.md."""
     return getattr(self.config, "release", False)
