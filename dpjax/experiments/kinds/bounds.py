@@ -13,7 +13,7 @@ from dpjax.experiments.config import choices, fields, rules
 from dpjax.experiments.config.common import read_if
 from dpjax.experiments.config.naming import within
 from dpjax.experiments.kinds.central.config import (
-  DataConfig,
+  AnyDataConfig,
   ModelConfig,
 )
 from dpjax.validate import UserError, Verbatim
@@ -57,13 +57,13 @@ def at_most(config: Any, path: str, most: float, why: str = "") -> None:
     raise UserError(f"must be at most {most}{why}", field=path, value=value)
 
 
-def data(config: DataConfig) -> None:
+def data(config: AnyDataConfig) -> None:
   """Raises UserError for a user's data function that cannot be found."""
   if names.is_path(config.name):
     names.find(config.name, "data.name")
 
 
-def data_read(config: DataConfig, *, of_leaf: bool = False) -> None:
+def data_read(config: AnyDataConfig, *, of_leaf: bool = False) -> None:
   """Raises UserError for fields that data of this name do not have.
 
   Whether data are text may be known only after loading.

@@ -20,6 +20,7 @@ from dpjax.experiments.run.experiment import STEPS_ARE, Experiment, Outcome, Res
 from dpjax.experiments.run.run_keys import RunKeys
 from dpjax.noise.gaussian import key_id
 from dpjax.parallel.exchanges import is_first, on_first, same
+from dpjax.validate import UserError
 
 # Key of result.json and of a checkpoint: versions of libraries, and the SHA-256 of the user's own
 # modules, at each start that made a step of the result.
@@ -53,6 +54,7 @@ class Folder:
     self.late: list[int] = []  # the signal of a last step, which stops the next phase
     self._wanted: Result = {}
     self._now: Result = {}
+    self._lock = -1  # descriptor of the open lock
 
   @property
   def past(self) -> Result:
@@ -141,22 +143,40 @@ class Folder:
       yield
 
   def _take(self, held: contextlib.ExitStack) -> None:
-    held.enter_context(writers.alone_in(self.path, checkpoint.FOLDER))
+    self._lock = held.enter_context(writers.alone_in(self.path, checkpoint.FOLDER))
     begun = (self.path / owner.CONFIG).exists()
     # A release keeps its first keys: its folder is never emptied, even before the first step.
     fresh = not (begun or self.experiment.release or jax.process_count() > 1)
     owner.claim(self.path, self.experiment.config)
-    held.enter_context(owner.released_if_refused(self.path, fresh=fresh))
+    # What stands where a folder was moved away is not this run's.
+    may_release = lambda: fresh and self._is_there()
+    held.enter_context(owner.released_if_refused(self.path, may_release))
     # Keys are on disk before any computation uses them, so a run that is killed later repeats the
     # same noise.
     owner.remember(self.path, self._wanted, self.secrets)
+
+  def _is_there(self) -> bool:
+    return writers.is_held(self.path / checkpoint.FOLDER / writers.LOCK, self._lock)
+
+  def check_there(self) -> None:
+    """Raises UserError if the folder was removed, moved or replaced while the run is at work. What
+    is written into another one no later start would go on from."""
+    if not self._is_there():
+      raise UserError(
+        "was removed, moved or replaced while the run was at work; bring it back, then run the "
+        "same command, which goes on from what was saved there",
+        field="workdir",
+        value=self.path,
+      )
 
   def finish(self, outcome: Outcome) -> Result:
     """Writes parameters, other files, result.json and what is made from it. Returns the content of
     result.json."""
 
     def written() -> Result:
+      self.check_there()
       experiment, past = self.experiment, self.past
+      weights = self._wanted[run_keys.WEIGHTS]
       result = {
         "device": provenance.device(),
         **outcome.result(self.path),
@@ -164,6 +184,8 @@ class Folder:
         "seed": experiment.config.seed,
         "num_parameters": trees.size(outcome.params),
         "params_sha256": trees.sha256(outcome.params),
+        # Whoever rebuilds the model later needs these very files (`workdir.check_weights`).
+        **({run_keys.WEIGHTS: weights} if weights else {}),
         # A release has no duration: the time of a step depends on the private size of its batch.
         "wall_seconds": None if experiment.release else round(past[SECONDS], 3),
         "versions": self._now["versions"],

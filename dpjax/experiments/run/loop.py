@@ -380,6 +380,7 @@ class Running:
     return {name: row[key] for name, key in names.items() if key in row}
 
   def save(self) -> None:
+    on_first(self.folder.check_there)
     meta = {
       **self._same,
       "ledger": self.ledger.to_json(),

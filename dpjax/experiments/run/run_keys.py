@@ -30,14 +30,16 @@ import jax
 import numpy as np
 
 from dpjax.noise import source
+from dpjax.sampling.draws import generator
 from dpjax.validate import UserError
 
 SAMPLER_BITS = 256
 _ORDER_BITS = 64
 # Names of entries in the JSON data that a run stores in its checkpoints (`to_meta`).
 _DATA = "data_sha256"
-_WEIGHTS = "weights_sha256"
+WEIGHTS = "weights_sha256"
 _KEYS = "keys"
+_DRAWS = "draws"
 RUN = "run_id"
 
 
@@ -119,6 +121,25 @@ def from_json(seed: int, held: Mapping[str, str]) -> RunKeys:
   )
 
 
+def _draws_here(random: RunKeys) -> str:
+  """Returns a digest of what this process draws under fixed keys of the kinds of a run's.
+
+  Libraries and flags decide it, such as another version of NumPy, jax_default_prng_impl or
+  jax_enable_x64. No device does, since it covers integers alone.
+  """
+  found: list[Any] = [str(jax.dtypes.canonicalize_dtype(np.float64))]
+  for key in (random.init, random.noise):
+    words = np.zeros_like(jax.random.key_data(key))
+    fixed = jax.random.wrap_key_data(words, impl=jax.random.key_impl(key))
+    found.append(np.asarray(jax.random.bits(fixed, (3,))).tolist())
+  rng = generator(0, 0)
+  # The methods by which samplers draw.
+  found += [rng.geometric(0.3, 4), rng.integers(9, size=4), rng.permutation(4)]
+  found += [rng.random(4), rng.choice(9, 4, replace=False, shuffle=False)]
+  text = repr([np.asarray(drawn).tolist() for drawn in found])
+  return hashlib.sha256(text.encode()).hexdigest()
+
+
 def joined(*digests: bytes) -> bytes:
   """Joins the digests of several data sets; a single digest is returned unchanged."""
   return digests[0] if len(digests) == 1 else hashlib.sha256(b"".join(digests)).digest()
@@ -144,7 +165,8 @@ def to_meta(
   """
   keys = to_json(random)
   run = _run_id(config, data, keys)
-  return {_DATA: data.hex(), _WEIGHTS: {**weights}, RUN: run, _KEYS: keys}
+  identity = {_DATA: data.hex(), WEIGHTS: {**weights}, RUN: run}
+  return identity | {_KEYS: keys, _DRAWS: _draws_here(random)}
 
 
 def _run_id(config: str, data: bytes, keys: Mapping[str, str]) -> str:
@@ -158,7 +180,7 @@ def _run_id(config: str, data: bytes, keys: Mapping[str, str]) -> str:
 def without_keys(meta: Mapping[str, Any]) -> dict[str, Any]:
   """Returns the part of `meta` that a finished run keeps: the identity of its data."""
   # A finished run makes no random draws, so its keys need not be kept.
-  return {name: value for name, value in meta.items() if name not in (_KEYS, RUN)}
+  return {name: value for name, value in meta.items() if name not in (_KEYS, RUN, _DRAWS)}
 
 
 def from_meta(seed: int, meta: Mapping[str, Any]) -> RunKeys:
@@ -213,7 +235,7 @@ def check(
       value=str(name),
     )
 
-  held = meta.get(_WEIGHTS, {})
+  held = meta.get(WEIGHTS, {})
   for field in sorted({*held, *weights}):
     if held.get(field) != weights.get(field):
       raise UserError(
@@ -226,6 +248,16 @@ def check(
     raise UserError(
       "its checkpoints are those of another run; bring its own back, or choose "
       "another directory, nothing was changed",
+      field="workdir",
+      value=workdir,
+    )
+  # A step that is done again would have the same noise and another batch or other first parameters:
+  # its two releases would give away their difference.
+  if _DRAWS in meta and meta[_DRAWS] != _draws_here(from_meta(0, meta)):
+    raise UserError(
+      "holds a run whose keys draw other numbers here: with another version of JAX or NumPy, or "
+      "another flag such as jax_default_prng_impl; go on as it was begun, or choose another "
+      "directory, nothing was changed",
       field="workdir",
       value=workdir,
     )

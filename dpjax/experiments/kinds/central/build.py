@@ -36,6 +36,7 @@ from dpjax.experiments.kinds.central import (
 from dpjax.experiments.kinds.central import features as features_lib
 from dpjax.experiments.kinds.central.config import (
   CONTRASTIVE,
+  AnyDataConfig,
   DataConfig,
   HeadFirst,
   LeastSquares,
@@ -126,7 +127,6 @@ def _check_read(config: TrainConfig) -> None:
   """Raises UserError for a field that is set although this run would not read it."""
   bounds.data_read(config.data)
   read = functools.partial(common.read_if, config)
-  read(False, "users that the data name (launch.federate)", "data.num_users")
   # Private statistics may replace the model's own groups, which then have no use.
   grouped = normalization.per_example(config)
   read(grouped, "privacy.normalization='per_example'", "model.options.num_groups")
@@ -172,7 +172,7 @@ def preprocessed(
   return limited(train, config.data), test
 
 
-def limited(train: data.Dataset, config: DataConfig) -> data.Dataset:
+def limited(train: data.Dataset, config: AnyDataConfig) -> data.Dataset:
   """Returns the first `config.limit` examples, and declares that number. Without a limit, `train`
   is unchanged.
 

@@ -133,7 +133,6 @@ def _check_read(config: FedConfig) -> None:
   bounds.data_read(config.data, of_leaf=name_of(config, "partition") == "leaf")
   read = functools.partial(common.read_if, config)
   algorithm = algorithm_of(config)
-  read(False, "a guarantee of one example, not of one user", "data.num_examples")
   read(not config.is_dealt, "users that the data name", "data.num_users")
   fields_of_clients = ("partition.client_id", "partition.max_examples")
   read(not is_path(config.data.name), "clients that dpjax reads", *fields_of_clients)
@@ -148,7 +147,6 @@ def _check_read(config: FedConfig) -> None:
     f"clients that keep something (algorithm={keeping}, compression='top_k')",
     "client_state",
   )
-  read(False, "a client that does not start afresh", "client_optimizer.schedule")
   if config.protects_records:
     read(False, "users whose number is a secret", "data.num_users")
     read(False, "a sampler of a silo's records that keeps all", "local.max_examples")

@@ -99,7 +99,7 @@ def promised(
       step_event=lambda step: nothing if step else event,
       remaining_event=lambda start: nothing if start else event,
       curve=lambda steps: whole.curve(min(steps, 1)),
-      statement=lambda steps: whole.statement(min(steps, 1)),
+      words=lambda steps, kind: whole.words(min(steps, 1), kind),
     ),
     note,
   )
