@@ -61,6 +61,15 @@ def digest(config: Config, without: Iterable[str] = ()) -> str:
   return writers.digest([type(config).__name__, _without(choices.to_dict(config), apart)])
 
 
+def without_places(held: Any) -> Any:
+  """Returns the JSON data of a config without `PLACES`; what is no mapping is returned unchanged.
+
+  >>> without_places({"seed": 1, "data": {"name": "mnist", "data_dir": "/there"}})
+  {'seed': 1, 'data': {'name': 'mnist'}}
+  """
+  return _without(held, PLACES) if isinstance(held, Mapping) else held
+
+
 def _without(held: Mapping[str, Any], names: Collection[str]) -> dict[str, Any]:
   """Returns the fields without those of `names`, and sections of data without `PLACES`."""
   kept = {}
