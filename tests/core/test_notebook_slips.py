@@ -18,10 +18,12 @@ from dpjax import (
   PoissonSampler,
   ShuffledSampler,
   data,
+  new_key,
   per_example_grads,
   training,
   transforms,
 )
+from dpjax.data.resident import Resident
 from dpjax.gradients import arguments
 from dpjax.noise import NoiseShape
 from dpjax.noise.correlated import BandedToeplitz
@@ -31,6 +33,7 @@ from dpjax.sampling import (
   KOutOfTSampler,
   MinSepSampler,
   RandomAllocationSampler,
+  group_by_user,
 )
 from dpjax.validate import Verbatim
 from tests.refuses import refuses
@@ -384,3 +387,23 @@ def test_a_shuffled_sampler_without_a_size_is_told_to_declare_one():
 
 class _Unproved(ShuffledSampler):
   relations = ()
+
+
+def test_data_that_no_plan_can_read_are_named_where_they_are_given():
+  arrays = np.zeros((100, 2)), np.zeros(100, int)
+  for rows in (arrays, list(arrays), "mnist"):
+    with refuses("data"):
+      _plan(rows, num_examples=100)
+  with refuses("dataset"):
+    Resident(group_by_user(_rows(4), [0, 0, 1, 1], max_examples_per_user=2))
+
+
+def test_parameters_that_hold_a_function_are_named_before_the_optimizer_fails():
+  with refuses("params['activation']"):
+    _plan(_rows(100)).transform(new_key()).init({"activation": jnp.tanh})
+
+
+def test_a_cell_that_ends_in_the_spent_budget_shows_numbers_not_pages():
+  plan = _plan(_rows(100))
+  state = plan.transform(new_key()).init({"w": jnp.zeros(2)})
+  assert len(repr(plan.spent(state))) < 200

@@ -169,13 +169,13 @@ def _goes_on(folder: pathlib.Path, whole: pathlib.Path) -> bool:
 
 
 def _without_a_field(to_dict):
-  """As a version writes a config that knows no `ema_decay`, and no section's `data.num_users`."""
+  """As a version writes a config that knows no `ema_decay`, and no `data.num_examples`."""
 
   def older(config):
     held = to_dict(config)
     held.pop("ema_decay", None)
     if "data" in held:
-      held["data"] = {k: v for k, v in held["data"].items() if k != "num_users"}
+      held["data"] = {k: v for k, v in held["data"].items() if k != "num_examples"}
     return held
 
   return older
@@ -189,7 +189,7 @@ def test_a_field_that_a_later_version_added_makes_no_other_run(tmp_path, whole):
     with pytest.raises(loop.Interrupted):
       loop.run(_mean(), folder)
   written = json.loads((folder / owner.CONFIG).read_text())
-  assert "ema_decay" not in written and "num_users" not in written["data"]
+  assert "ema_decay" not in written and "num_examples" not in written["data"]
   # What no version wrote is another run's: a field that was taken out, renamed or added by hand.
   for damaged in (
     {name: entry for name, entry in written.items() if name != "seed"},

@@ -79,12 +79,14 @@ class Chosen(NamedTuple):
         as its first parameters, and stands after that of the choice.
     """
     note = paragraph("Each run of the choice, by itself, without the cost of the choice:")
-    statement = self.guarantee.statement
+    words = self.guarantee.words
     return dataclasses.replace(
       self.guarantee,
       num_records=alone.num_records,
       l2_bound=alone.l2_bound,
-      statement=lambda steps: f"{statement(steps)}\n\n{note}\n\n{alone.statement(steps)}",
+      words=lambda steps, kind: (
+        f"{words(steps, kind)}\n\n{note}\n\n{alone.statement(steps)}"
+      ),
     )
 
 
@@ -276,19 +278,21 @@ def selection_cost(plan: Plan, runs: Runs, assumptions: tuple[str, ...]) -> Chos
       field="selection.mean_trials",
       value=selection.mean_trials,
     )
-  kind = "claimed" if assumptions else "proved"
-  words = accounting.privacy_statement(
-    event,
-    delta=delta,
-    neighboring_relation=plan.neighboring_relation,
-    unit=plan.unit,
-    accountants=("rdp",),
-    delta_set_aside=delta - left,
-    epsilon_kind=kind,
-  )
+
+  def words(kind: str) -> str:
+    return accounting.privacy_statement(
+      event,
+      delta=delta,
+      neighboring_relation=plan.neighboring_relation,
+      unit=plan.unit,
+      accountants=("rdp",),
+      delta_set_aside=delta - left,
+      epsilon_kind=kind,
+    )
+
   # A run releases nothing before the choice, so the first step of its ledger holds the whole cost.
   chosen = Guarantee(
-    kind=kind,
+    kind="claimed" if assumptions else "proved",
     delta=delta,
     relation=plan.neighboring_relation,
     unit=plan.unit,
@@ -296,7 +300,7 @@ def selection_cost(plan: Plan, runs: Runs, assumptions: tuple[str, ...]) -> Chos
     step_event=lambda step: NoOpDpEvent() if step else event,
     remaining_event=lambda start: NoOpDpEvent() if start else event,
     curve=lambda steps: epsilon,
-    statement=lambda steps: words,
+    words=lambda steps, kind: words(kind),
     accounted_delta=left,
     l2_bound=plan.l2_bound,
     failed_assumptions=assumptions,
