@@ -44,8 +44,8 @@ def _from_here(there: Any, config: Config) -> list[str]:
   # What no version reads is compared as it is.
   with contextlib.suppress(UserError):
     there = writers.plain(choices.to_dict(fields.from_dict(type(config), there)))
-  # Fields such as devices do not change a run's identity: it may continue on another machine. Nor do
-  # places of data, whose content has a digest.
+  # Fields such as devices do not change a run's identity: it may continue on another machine. Nor
+  # do places of data, whose content has a digest.
   elsewhere = tuple(f"config.{name}:" for name in getattr(config, "where", ()))
   there, here = map(config_names.without_places, (there, here))
   found = config_names.differences(there, here)
