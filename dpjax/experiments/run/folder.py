@@ -167,6 +167,8 @@ class Folder:
         "seed": experiment.config.seed,
         "num_parameters": trees.size(outcome.params),
         "params_sha256": trees.sha256(outcome.params),
+        # Whoever rebuilds the model later needs these very files (`workdir.check_weights`).
+        **{key: self._wanted[key] for key in (run_keys.WEIGHTS,) if key in self._wanted},
         # A release has no duration: the time of a step depends on the private size of its batch.
         "wall_seconds": None if experiment.release else round(self.seconds(), 3),
         "versions": self._starts[-1]["versions"],

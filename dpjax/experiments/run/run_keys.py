@@ -36,7 +36,7 @@ SAMPLER_BITS = 256
 _ORDER_BITS = 64
 # Names of entries in the JSON data that a run stores in its checkpoints (`to_meta`).
 _DATA = "data_sha256"
-_WEIGHTS = "weights_sha256"
+WEIGHTS = "weights_sha256"
 _KEYS = "keys"
 RUN = "run_id"
 
@@ -151,7 +151,7 @@ def to_meta(
     run: name of the run, from `run_id`.
   """
   meta: dict[str, Any] = {_DATA: data.hex()}
-  meta |= {_WEIGHTS: {**weights}} if weights else {}
+  meta |= {WEIGHTS: {**weights}} if weights else {}
   meta |= {RUN: run} if run else {}
   return meta | ({_KEYS: to_json(random)} if random is not None else {})
 
@@ -229,7 +229,7 @@ def check_begun_with(
       value=str(name),
     )
 
-  held = meta.get(_WEIGHTS, {})
+  held = meta.get(WEIGHTS, {})
   for field in sorted({*held, *weights}):
     if held.get(field) != weights.get(field):
       raise UserError(

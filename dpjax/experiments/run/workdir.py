@@ -12,9 +12,9 @@ from typing import Any
 
 import numpy as np
 
-from dpjax import files, trees, validate
+from dpjax import files, names, trees, validate
 from dpjax.experiments.config import choices, fields
-from dpjax.experiments.run import checkpoint, config_names, writers
+from dpjax.experiments.run import checkpoint, config_names, run_keys, writers
 from dpjax.types import Config, Params
 from dpjax.validate import UserError, Verbatim
 
@@ -247,6 +247,17 @@ def check_files(workdir: pathlib.Path, written: Mapping[str, str]) -> None:
       field="workdir",
       value=Verbatim(str(workdir)[-120:]),
     )
+
+
+def check_weights(config: Config, result: Mapping[str, Any]) -> None:
+  """Raises UserError, which names the field, unless each file of weights that the config names is
+  the one that the finished run began with: params.npz may hold only what was trained beside it."""
+  for field, digest in result.get(run_keys.WEIGHTS, {}).items():
+    path = getattr(config, field)
+    if names.weights_sha256(path, field) != digest:
+      raise UserError(
+        "is not the file that the run began with; bring that back", field=field, value=path
+      )
 
 
 def save_params(path: pathlib.Path, params: Params) -> None:
