@@ -171,9 +171,10 @@ def summary_of_run(result: Row) -> str:
   rates = next(iter(result["attacks"].values()))["tpr_at_fpr"]["0.01"]
   if rates["allowed_tpr"] is not None:
     verdicts += f"; the claim allows TPR {upper(rates['allowed_tpr'])} at 1 % FPR"
+  alarm = "ALARM: " if is_above(result) else ""
   return (
-    f"{'ALARM: ' if is_above(result) else ''}epsilon >= {lower(bound)} by the best attack (indicative: members were not dealt by coins); "
-    f"claimed: {_epsilon(_common({'attack': '', 'defence': '', **result}))}; perfect scores of "
+    f"{alarm}epsilon >= {lower(bound)} by the best attack (indicative: members were not dealt by "
+    f"coins); claimed: {_epsilon(_common({'attack': '', 'defence': '', **result}))}; perfect scores of "
     f"{result['num_members']} members would show {lower(most)}. {verdicts}"
   )
 
