@@ -174,8 +174,8 @@ def summary_of_run(result: Row) -> str:
   alarm = "ALARM: " if is_above(result) else ""
   return (
     f"{alarm}epsilon >= {lower(bound)} by the best attack (indicative: members were not dealt by "
-    f"coins); claimed: {_epsilon(_common({'attack': '', 'defence': '', **result}))}; perfect scores of "
-    f"{result['num_members']} members would show {lower(most)}. {verdicts}"
+    f"coins); claimed: {_epsilon(_common({'attack': '', 'defence': '', **result}))}; perfect scores "
+    f"of {result['num_members']} members would show {lower(most)}. {verdicts}"
   )
 
 
