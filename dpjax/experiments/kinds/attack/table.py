@@ -172,10 +172,11 @@ def summary_of_run(result: Row) -> str:
   if rates["allowed_tpr"] is not None:
     verdicts += f"; the claim allows TPR {upper(rates['allowed_tpr'])} at 1 % FPR"
   alarm = "ALARM: " if is_above(result) else ""
+  claimed = _epsilon(_common({"attack": "", "defence": "", **result}))
   return (
     f"{alarm}epsilon >= {lower(bound)} by the best attack (indicative: members were not dealt by "
-    f"coins); claimed: {_epsilon(_common({'attack': '', 'defence': '', **result}))}; perfect scores "
-    f"of {result['num_members']} members would show {lower(most)}. {verdicts}"
+    f"coins); claimed: {claimed}; perfect scores of "
+    f"{result['num_members']} members would show {lower(most)}. {verdicts}"
   )
 
 
