@@ -91,5 +91,4 @@ def resident(dataset: Labelled, limit_bytes: int = LIMIT_BYTES, **placed: Any) -
   """Returns a data set on the device, as `Resident`, if its inputs fit into `limit_bytes`. Returns
   larger data, and data in files, as they are. `placed` holds the arguments `everywhere` and `split`
   of `Resident`."""
-  fits = dataset.x.nbytes <= limit_bytes and not isinstance(dataset.x, Rows)
-  return Resident(dataset, **placed) if fits else dataset
+  return Resident(dataset, **placed) if resident_bytes(dataset, limit_bytes) else dataset
