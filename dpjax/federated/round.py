@@ -378,6 +378,13 @@ def federated(
     # The parameters are copied, since the caller may change or donate its arrays.
     params = jax.tree.map(jnp.array, params)
     first_state = None if memory is None else memory(params)
+    if first_state is not None and num_clients == 0:
+      raise UserError(
+        "must be that of the federation, whose clients keep a state between rounds: "
+        "init(params, federation.num_clients)",
+        field="num_clients",
+        value=num_clients,
+      )
     memories = None if first_state is None else ClientStates(first_state, num_clients)
     zeros = lambda leaf: jnp.zeros(leaf.shape, leaf.dtype)
     like = jax.tree.map(zeros, jax.eval_shape(message, params, first_state))
