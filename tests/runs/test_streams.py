@@ -423,11 +423,13 @@ def test_a_number_beyond_every_float_has_its_own_name():
     (AttackConfig(), "target.data."),
   ],
 )
-def test_where_data_lie_is_no_part_of_a_runs_name(config, section):
+def test_where_data_lie_is_no_part_of_a_runs_name(config, section, tmp_path):
   digest = config_names.digest
   places = config_names.PLACES if section else config_names.PLACES[:1]
   moved = fields.replace_all(config, {f"{section}{name}": "/elsewhere" for name in places})
   assert moved != config and digest(moved) == digest(config)
+  owner.claim(tmp_path, config)
+  owner.known(tmp_path, moved)  # their digest says whether they are the same data
   data_name = f"{section}name" if section else "dataset"
   assert digest(fields.replace(config, data_name, "mnist")) != digest(config)
 
