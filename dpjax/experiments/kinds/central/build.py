@@ -37,10 +37,10 @@ from dpjax.experiments.kinds.central import features as features_lib
 from dpjax.experiments.kinds.central.config import (
   CONTRASTIVE,
   AnyDataConfig,
-  DataConfig,
   HeadFirst,
   LeastSquares,
   ModelConfig,
+  NetworkConfig,
   OptimizerConfig,
   TrainConfig,
 )
@@ -202,7 +202,7 @@ def make_model(config: ModelConfig, width: int, **fixed: Any) -> Any:
 
 
 def init_params(
-  config: ModelConfig, model: Any, key: jax.Array, first: ArrayLike
+  config: NetworkConfig, model: Any, key: jax.Array, first: ArrayLike
 ) -> Params:
   """Returns the parameters `model.init(key, first)`.
 
@@ -245,12 +245,11 @@ def init_params(
     ) from error
 
 
-def learning_rate_schedule(
-  config: OptimizerConfig, num_steps: int, rate: Any = None
-) -> optax.Schedule:
+def learning_rate_schedule(config: Any, num_steps: int, rate: Any = None) -> optax.Schedule:
   """Returns the function step -> learning rate. It is fixed in advance, so it costs no privacy.
 
   Args:
+    config: an `OptimizerConfig`, or that of a server.
     rate: the config's learning rate as an array, which a compiled step takes as an argument.
   """
   rate = config.learning_rate if rate is None else rate
@@ -454,7 +453,7 @@ def assembled(config: TrainConfig, loaded: tuple[Any, Any], random: RunKeys) -> 
 
 
 def inputs_writer(
-  config: DataConfig, model: ModelConfig, dataset: data.Dataset
+  config: AnyDataConfig, model: ModelConfig, dataset: data.Dataset
 ) -> Callable[[pathlib.Path], None]:
   """Returns a function that writes the public facts of a model's inputs into the run's folder."""
   # Imported here, to keep the launcher's start fast.

@@ -19,7 +19,6 @@ from dpjax.experiments.config.naming import within
 from dpjax.experiments.kinds import audits, bounds
 from dpjax.experiments.kinds.central import build as build_central
 from dpjax.experiments.kinds.central import tasks
-from dpjax.experiments.kinds.central.config import OptimizerConfig
 from dpjax.experiments.kinds.central.facts import shows_data
 from dpjax.experiments.kinds.federated import (
   audit,
@@ -36,9 +35,11 @@ from dpjax.experiments.kinds.federated import user_code as own_parts
 from dpjax.experiments.kinds.federated.client_scores import ClientScores
 from dpjax.experiments.kinds.federated.config import (
   Both,
+  ClientOptimizerConfig,
   FedConfig,
   Local,
   ServerNoise,
+  ServerOptimizerConfig,
   aggregators_that,
   algorithm_of,
   algorithms_that,
@@ -344,14 +345,14 @@ def _wrapping(
   return wrapping if audited is None else audited.heard(wrapping)
 
 
-def optimizer(config: OptimizerConfig) -> Any:
+def optimizer(config: ClientOptimizerConfig) -> Any:
   """Returns a client's Optax optimizer, with a constant rate and a new state in every round."""
   if isinstance(config.rule, UsersFunction):
     return user_code.optimizer(config.rule.path, config.learning_rate, "client_optimizer")
   return config.rule.make(config.learning_rate, None)
 
 
-def server_optimizer(config: OptimizerConfig, num_rounds: int) -> Any:
+def server_optimizer(config: ServerOptimizerConfig, num_rounds: int) -> Any:
   """Returns the server's optimizer: SGD, an adaptive rule (algorithm 2 of Reddi et al. 2021), or a
   user's own. The learning rate may follow a schedule over the rounds."""
   rate: Any = config.learning_rate
