@@ -16,8 +16,9 @@ from dpjax.experiments.config import fields
 from dpjax.experiments.kinds.attack.config import AttackConfig
 from dpjax.experiments.kinds.central import build
 from dpjax.experiments.kinds.central.config import (
-  DataConfig,
+  ExamplesConfig,
   ModelConfig,
+  NetworkConfig,
   Sgd,
   TrainConfig,
 )
@@ -65,7 +66,7 @@ def _federated(**overrides):
 
 def _relevance(**overrides):
   base = RelevanceConfig(
-    data=DataConfig(name="mine.npz", num_examples=_ROWS), model=ModelConfig(name="linear"),
+    data=ExamplesConfig(name="mine.npz", num_examples=_ROWS), model=NetworkConfig(name="linear"),
     method="dpsgd", num_epochs=1, batch_size=40, epsilon=4.0,
   )  # fmt: skip
   return fields.replace_all(base, overrides)

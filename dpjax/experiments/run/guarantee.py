@@ -472,7 +472,7 @@ def summary(result: Mapping[str, Any]) -> str:
   by_theorem = f"; {upper(theorem)} by its own theorem 7" if theorem else ""
   failed = named(result["failed_assumptions"])
   return (
-    f"{epsilon} (CLAIMED, {under}{by_theorem}; nothing is proved; "
+    f"{epsilon} (CLAIMED, {under}, per {result['unit']}{by_theorem}; nothing is proved; "
     f"fails or is assumed: {failed})"
   )
 

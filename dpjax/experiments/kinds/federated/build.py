@@ -35,7 +35,6 @@ from dpjax.experiments.kinds.federated import (
 from dpjax.experiments.kinds.federated import user_code as own_parts
 from dpjax.experiments.kinds.federated.client_scores import ClientScores
 from dpjax.experiments.kinds.federated.config import (
-  ALGORITHMS,
   Both,
   FedConfig,
   Local,
@@ -247,8 +246,6 @@ def _check_secure_sum(config: FedConfig) -> None:
     "weighting": ("uniform", "capped"),
     "privacy": privacy.SUMMED,
   }
-  if isinstance(config.algorithm, UsersFunction):
-    allowed_by_field["algorithm"] = tuple(ALGORITHMS)
   if not chosen.simulated:
     allowed_by_field["execution"] = ("auto", "loop", "vmap")
   for path, allowed in allowed_by_field.items():
@@ -409,7 +406,7 @@ def make_algorithm(
       loss_fn,
       client_tx,
       server_tx,
-      private=config.is_private,
+      guarded=config.is_private or config.is_summed,
       **common,
     )
   options = described.from_run(
