@@ -3,6 +3,7 @@
 import copy
 import json
 import pickle
+from typing import Any
 
 import pytest
 
@@ -58,7 +59,7 @@ def test_a_config_comes_back_from_its_json_and_from_another_process(kind, change
 
 
 def test_a_copy_of_a_wrong_config_is_as_wrong():
-  config = TrainConfig()
+  config: Any = TrainConfig()
   config.privacy = "nope"
   for copied in (copy.deepcopy(config), pickle.loads(pickle.dumps(config))):
     assert copied.privacy == "nope" and copied.data is not config.data
