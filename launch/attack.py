@@ -19,8 +19,8 @@ attack is above what a guarantee allows.
 inference on its params.npz, with shadow models by its own config. Of a federated run that protects
 users, the membership of clients is inferred, else that of records. Writes to --workdir (default:
 attack_X beside the run) result.json, attacks.md, roc.csv and roc.png: AUC, the true positive rate
-at 1 % and .1 % false positives, and what they say of epsilon beside what the run claims; exit code
-1 if that is more than it claims.
+at 1 % and .1 % false positives, and what they say of epsilon beside what the run claims.
+Exit code 1 if that is more than it claims.
 
 THREATS.md lists all attacks, what they need and what defends.
 """

@@ -22,6 +22,7 @@ EPSILON_KINDS = {
   "proved": "an upper bound, proved for the mechanism described below",
   "claimed": "resting on what is assumed, and NOT proved here",
   "approximation": "an approximation in the limit of many steps, which may be too small",
+  "none": "no bound at all",
   "audited_lower_bound": "a lower bound measured by an attack, the truth is no less",
 }
 # Statement for a run without a finite proved epsilon, such as one without noise.
@@ -131,6 +132,7 @@ def privacy_statement(
     epsilon_kind = "claimed"
   rows = {}
   attackers = ""
+  is_known = epsilons is not None
   for name, value in (epsilons or {}).items():
     rows[name] = upper(value, decimals=4)
   for name in accountants if epsilons is None else ():
@@ -143,10 +145,12 @@ def privacy_statement(
       rows[name] = f"not available ({error})"
       continue
     rows[name] = upper(epsilon, decimals=4)
+    is_known |= math.isfinite(epsilon)
     if not attackers and math.isfinite(epsilon):
       profile = privacy_profile(event, **relation)
       profile = with_aborts(profile, aside=delta_set_aside, epsilon=epsilon)
       attackers = _attackers(profile, delta, name)
+  epsilon_kind = epsilon_kind if is_known else "none"
   selected = any(
     isinstance(mechanism_of(part), RepeatAndSelectDpEvent) for part in parts(event)
   )

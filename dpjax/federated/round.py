@@ -300,6 +300,20 @@ def check_empty(client: ClientAlgorithm, plan: Plan) -> None:
   )
 
 
+def _as_accounted(
+  client: ClientAlgorithm, plan: Plan, *, keeps_state: bool
+) -> ClientAlgorithm:
+  """Returns the client whose messages a private plan may account; see `federated` for errors."""
+  check_empty(client, plan)
+  if keeps_state and client.sends_memory:
+    check_apart(
+      plan,
+      "messages depend on what clients keep, and so tell in whose place another one took part",
+    )
+  emptied = plan.is_private and plan.neighboring_relation == ZERO
+  return client.silent_when_empty() if emptied and not client.apart_from_empty else client
+
+
 def federated(
   client: ClientAlgorithm,
   server: Server,
@@ -349,15 +363,7 @@ def federated(
       field="aggregator",
     )
   if aggregator.plan is not None:
-    check_empty(client, aggregator.plan)
-    emptied = aggregator.plan.is_private and aggregator.plan.neighboring_relation == ZERO
-    if emptied and not client.apart_from_empty:
-      client = client.silent_when_empty()
-  if memory is not None and client.sends_memory and aggregator.plan is not None:
-    check_apart(
-      aggregator.plan,
-      "messages depend on what clients keep, and so tell in whose place another one took part",
-    )
+    client = _as_accounted(client, aggregator.plan, keeps_state=memory is not None)
   if silos is not None:
     client = _with_own_noise(client)
   map_clients = auto_clients() if map_clients is None else map_clients

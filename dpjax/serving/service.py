@@ -436,6 +436,8 @@ class Service:
       "training_epsilon": trained,
       "training_epsilon_kind": self.releases.old.result.get("epsilon_kind"),
       "training_delta": self.releases.old.result.get("delta"),
+      "training_relation": self.releases.old.result.get("neighboring_relation"),
+      "training_unit": self.releases.old.result.get("unit"),
       "reference": None if reference is None else reference.source,
       "reference_epsilon": spent if math.isfinite(spent) else None,
       "training_records_epsilon": whole,

@@ -20,7 +20,7 @@ import pytest
 from dpjax import Plan, PoissonSampler, accounting, training
 from dpjax.accounting import attack_bounds, trade_off_files
 from dpjax.experiments.config import choices
-from dpjax.experiments.kinds.central.config import TrainConfig
+from dpjax.experiments.kinds.central.config import DataConfig, TrainConfig
 from dpjax.experiments.run import (
   checkpoint,
   experiment,
@@ -101,9 +101,9 @@ def whole(tmp_path_factory) -> pathlib.Path:
 
 
 @pytest.mark.slow
-def test_a_run_says_what_an_attacker_can_do_and_writes_the_curve(whole):
-  result = json.loads((whole / writers.RESULT).read_text())
-  alphas, betas = trade_off_files.read_curve(whole / trade_off_files.CURVE)
+def test_a_run_says_what_an_attacker_can_do_and_writes_the_curve(whole, tmp_path):
+  result = loop.run(_Mean(TrainConfig()), tmp_path)
+  alphas, betas = trade_off_files.read_curve(tmp_path / trade_off_files.CURVE)
   for name, fpr in guarantee.RATES.items():
     # Between two corners the curve is straight.
     assert result[name] == pytest.approx(1 - np.interp(fpr, alphas, betas), rel=2e-3)
@@ -114,6 +114,9 @@ def test_a_run_says_what_an_attacker_can_do_and_writes_the_curve(whole):
   assert f", mu={accounting.upper(result['mu'])}, TPR at most" in guarantee.summary(result)
   assert trade_off_files.CURVE in result[owner.FILES]
   assert "In an attacker's terms" in result["privacy_statement"]
+  # The noise of the other run can be repeated.
+  assert json.loads((whole / writers.RESULT).read_text())["epsilon_kind"] == "claimed"
+  assert not (whole / trade_off_files.CURVE).exists()
 
 
 @pytest.mark.parametrize("assumed", ["", "C9: the norm is a guess"])
@@ -238,6 +241,26 @@ def test_a_run_goes_on_only_where_its_keys_draw_the_same(flag, stopped, whole, m
   assert before == after
   monkeypatch.undo()
   assert _goes_on(stopped, whole)
+
+
+def test_data_that_declare_another_number_of_records_are_others(
+  stopped, whole, monkeypatch
+):
+  """The digest of the data is that of the rows. A divisor, or a probability, may follow from the
+  declared number: steps that were done again had the same noise for other sums."""
+  of_plan = guarantee.of_plan
+  more = lambda plan, count, **options: of_plan(plan, count + 1, **options)
+  with monkeypatch.context() as context:
+    context.setattr(guarantee, "of_plan", more)
+    with refuses("checkpoint"):
+      loop.run(_mean(), stopped)
+  assert _goes_on(stopped, whole)
+
+
+def test_the_same_data_in_another_place_go_on(stopped, whole):
+  config = TrainConfig(noise_seed=0, data=DataConfig(data_dir="/elsewhere"))
+  assert loop.run(_Mean(config), stopped)["num_steps"] == _STEPS
+  assert _told(stopped) == _told(whole)
 
 
 # --- a folder that is gone
@@ -393,7 +416,9 @@ def test_a_checkpoint_without_digests_is_refused(stopped, whole):
   assert not _goes_on(stopped, whole)
 
 
-@pytest.mark.parametrize("name", ["step", "before_steps", "arrivals", "ledger", "run"])
+@pytest.mark.parametrize(
+  "name", ["step", "before_steps", "num_records", "arrivals", "ledger", "run"]
+)
 def test_a_checkpoint_that_lacks_an_entry_is_refused(name, stopped, whole):
   _edited(stopped, lambda meta: meta.pop(name), signed=True)
   assert not _goes_on(stopped, whole)

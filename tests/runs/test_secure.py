@@ -20,6 +20,7 @@ from dpjax.experiments.kinds.central.config import (
 )
 from dpjax.experiments.kinds.secure import (
   aligned_columns,
+  build,
   noisy_model,
   shared_people,
   vector_sums,
@@ -78,6 +79,15 @@ def test_a_sum_is_exact_and_holds_what_every_result_does(tmp_path):
   assert result["hides"].startswith("nothing")
   with np.load(tmp_path / "secure.npz") as held:
     assert held["total"].shape == (20,) and held["total"].max() > 2**20
+
+
+def test_rows_of_another_shape_are_other_data():
+  """One person less with one column more had the same bytes."""
+  rows = np.arange(6, dtype=np.float32)
+  digests = {
+    build.digest_of(rows.reshape(shape), rows[:2]) for shape in ((2, 3), (3, 2), (6,))
+  } | {build.digest_of(rows.reshape(2, 3).view(np.int32), rows[:2])}
+  assert len(digests) == 4
 
 
 def test_a_biased_sum_is_told(tmp_path, monkeypatch):

@@ -1,5 +1,6 @@
 """Choices: a config holds what its run reads, also of a user's own code, and comes back whole."""
 
+import copy
 import json
 import pickle
 
@@ -50,10 +51,17 @@ def _again(config):
 def test_a_config_comes_back_from_its_json_and_from_another_process(kind, changes):
   config = fields.replace_all(kind(), changes)
   assert config != kind() and _again(config) == config
-  assert pickle.loads(pickle.dumps(config)) == config
+  assert pickle.loads(pickle.dumps(config)) == config == copy.deepcopy(config)
   for path, value in changes.items():
     leaves = {leaf.path: leaf.value for leaf in choices.leaves(config)}
     assert leaves[path] == value
+
+
+def test_a_copy_of_a_wrong_config_is_as_wrong():
+  config = TrainConfig()
+  config.privacy = "nope"
+  for copied in (copy.deepcopy(config), pickle.loads(pickle.dumps(config))):
+    assert copied.privacy == "nope" and copied.data is not config.data
 
 
 def test_a_sampler_of_ones_own_has_its_path_as_its_name():

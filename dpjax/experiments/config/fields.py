@@ -54,10 +54,19 @@ class WithChoices:
           value = _chosen(value, its_type.choice, name)
     super().__setattr__(name, value)
 
-  def __reduce__(self) -> Any:
-    """Returns a recipe for pickle and `copy`: no name in a module leads to the classes of some
-    chosen values."""
-    return from_dict, (type(self), to_dict(self))
+  def __getstate__(self) -> dict[str, Any]:
+    """Returns the fields for pickle and `copy`, chosen values as in `to_dict`: no name in a module
+    leads to the classes of some."""
+    types = types_of(type(self))
+    return {
+      name: plain if types[name].choice is not None else getattr(self, name)
+      for name, plain in to_dict(self).items()
+    }
+
+  def __setstate__(self, held: dict[str, Any]) -> None:
+    # A wrong value stays as it is: a copy checks nothing.
+    for name, value in held.items():
+      setattr(self, name, value)
 
 
 def get(config: Any, path: str, *, name: str = "config") -> Any:

@@ -15,6 +15,7 @@ from dpjax.experiments.config.naming import within
 from dpjax.experiments.kinds.central.config import (
   AnyDataConfig,
   ModelConfig,
+  NetworkConfig,
 )
 from dpjax.validate import UserError, Verbatim
 from dpjax.zoo import networks
@@ -31,6 +32,7 @@ def only(config: Any, path: str, allowed: Iterable[Any], why: str) -> None:
     path: dotted name of the field; the values of a choice are given by their names.
     why: end of the message.
 
+  >>> from dpjax.experiments.kinds.central.config import DataConfig
   >>> only(DataConfig(center=True), "center", [False], " for tokens")
   Traceback (most recent call last):
   ...
@@ -47,6 +49,7 @@ def only(config: Any, path: str, allowed: Iterable[Any], why: str) -> None:
 def at_most(config: Any, path: str, most: float, why: str = "") -> None:
   """Raises UserError for a field above the most that other fields or the data allow.
 
+  >>> from dpjax.experiments.kinds.central.config import DataConfig
   >>> at_most(DataConfig(limit=3), "limit", 2, ", the examples")
   Traceback (most recent call last):
   ...
@@ -87,7 +90,7 @@ def data_read(config: AnyDataConfig, *, of_leaf: bool = False) -> None:
 def sections(config: Any) -> None:
   """Raises UserError for sections `data` and `model` that are wrong, or do not fit each other.
 
-  >>> from dpjax.experiments.kinds.central.config import TrainConfig
+  >>> from dpjax.experiments.kinds.central.config import DataConfig, TrainConfig
   >>> sections(TrainConfig(data=DataConfig(center=True), model=ModelConfig("patches_linear")))
   Traceback (most recent call last):
   ...
@@ -100,7 +103,7 @@ def sections(config: Any) -> None:
     only(config, "data.center", [False], why)
 
 
-def model(config: ModelConfig, section: str = "model") -> None:
+def model(config: NetworkConfig, section: str = "model") -> None:
   """Raises UserError for an unknown model or option, or a value with which no model can be built.
 
   A user's model is built, and so checked, only when data are loaded.
@@ -114,6 +117,8 @@ def model(config: ModelConfig, section: str = "model") -> None:
         # The bound on clipped sums is tested for these types of activations (tests/core/gradients).
         validate.one_of(("float32", "bfloat16", "float16"), dtype=config.options["dtype"])
       networks.build(config.name, num_classes=2, **config.options)
+  if not isinstance(config, ModelConfig):
+    return
   features = registry.entry(config.name).features
   with within(section):
     read_if(config, features is not None, "a model on features", "mirrored")
@@ -122,7 +127,7 @@ def model(config: ModelConfig, section: str = "model") -> None:
 
 
 @contextlib.contextmanager
-def of_model(config: ModelConfig, section: str = "model") -> Iterator[None]:
+def of_model(config: NetworkConfig, section: str = "model") -> Iterator[None]:
   """Makes errors about a model point to the field of its option, or else to its name.
 
   >>> with of_model(ModelConfig("mlp", {"features": [0]})):

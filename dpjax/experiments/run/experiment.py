@@ -42,12 +42,6 @@ STEPS_ARE = "steps_are"
 _DIGEST_BYTES = 32
 # Keys of result.json whose values a job of one phase must state before its first step.
 _PLANNED = ("task", "dataset", "method")
-# Fields of a phase that are functions, and those of them that may be None.
-_FUNCTIONS = (
-  *("init", "step", "draws", "released", "row_at", "observe", "enough", "planned"),
-  *("describe", "write", "evaluate", "arrivals", "memory"),
-)
-_MAY_BE_NONE = ("evaluate", "arrivals", "memory")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -104,10 +98,11 @@ class Phase:
     validate.integer_at_least(0, **{"Phase.num_steps": self.num_steps})
     if self.save_every is not None:
       validate.integer_at_least(1, **{"Phase.save_every": self.save_every})
-    for name in _FUNCTIONS:
-      value = getattr(self, name)
-      if not (callable(value) or (value is None and name in _MAY_BE_NONE)):
-        _refuse(f"Phase.{name}", "be a function", value)
+    for field in dataclasses.fields(self):
+      value, hint = getattr(self, field.name), str(field.type)
+      absent = value is None and hint.endswith("| None")
+      if hint.startswith("Callable") and not (callable(value) or absent):
+        _refuse(f"Phase.{field.name}", "be a function", value)
     if not isinstance(self.guarantee, Guarantee | None):
       wanted = "be a dpjax.experiments.run.guarantee.Guarantee, or None"
       _refuse("Phase.guarantee", wanted, self.guarantee)
@@ -242,6 +237,11 @@ class Experiment(Generic[C]):
     """Returns whether the run has a guarantee. Then its keys are secret: they come from the
     operating system."""
     return getattr(self.config, "is_private", True)
+
+  @property
+  def keeps_memory(self) -> bool:
+    """Returns whether the process should keep the memory that it frees (`parallel.allocator`)."""
+    return False
 
   @property
   def release(self) -> bool:

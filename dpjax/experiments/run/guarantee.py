@@ -217,7 +217,6 @@ def of_plan(
   deployed: int | None = None,
   unit: str = "",
   budget: float | None = None,
-  note: str = "",
   release: bool = False,
 ) -> Guarantee:
   """Returns the guarantee of a plan that runs on `num_records` records.
@@ -228,7 +227,6 @@ def of_plan(
       None: `plan` itself runs.
     unit: unit of privacy, whose data form one record, such as "user"; "" for the unit of the plan.
     budget: largest epsilon; None: there is no budget.
-    note: text before the plan's statement.
     release: whether noise is on a grid, with keys of 256 bits; see `released`.
 
   Raises:
@@ -247,8 +245,7 @@ def of_plan(
     text = plan.statement(
       deployed or num_records, steps, unit=unit or plan.unit, epsilon_kind=kind
     )
-    parts = [note, text, released(plan) if release else ""]
-    return "\n\n".join(part for part in parts if part)
+    return f"{text}\n\n{released(plan)}" if release else text
 
   return Guarantee(
     kind=kind if plan.is_private else "none",
@@ -475,7 +472,7 @@ def summary(result: Mapping[str, Any]) -> str:
   by_theorem = f"; {upper(theorem)} by its own theorem 7" if theorem else ""
   failed = named(result["failed_assumptions"])
   return (
-    f"{epsilon} (CLAIMED, {under}{by_theorem}; nothing is proved; "
+    f"{epsilon} (CLAIMED, {under}, per {result['unit']}{by_theorem}; nothing is proved; "
     f"fails or is assumed: {failed})"
   )
 

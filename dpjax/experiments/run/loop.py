@@ -260,6 +260,8 @@ class Running:
     self._same = {
       "run": f"{folder.run_id} {phase.subfolder}".rstrip(),
       "before_steps": trees.sha256(phase.before_steps),
+      # The digest of the data does not cover it, and a plan may follow from it.
+      "num_records": None if phase.guarantee is None else phase.guarantee.num_records,
     }
     self.ledger = Ledger()
     self.step = 0
@@ -305,6 +307,14 @@ class Running:
         "what was released before the first step is not what this machine and "
         "these versions compute from the same data and noise; go on where it was "
         "begun, or choose another directory, nothing was changed",
+        field="checkpoint",
+        value=self.checkpoints.directory,
+      )
+    if meta.get("num_records", -1) != self._same["num_records"]:
+      raise UserError(
+        f"is of a run on data that declare another number of records than "
+        f"{self._same['num_records']}; declare that of before, or choose another directory, "
+        "nothing was changed",
         field="checkpoint",
         value=self.checkpoints.directory,
       )

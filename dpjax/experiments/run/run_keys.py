@@ -27,6 +27,7 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from dpjax.noise import source
@@ -129,7 +130,7 @@ def _draws_here(random: RunKeys) -> str:
   """
   found: list[Any] = [str(jax.dtypes.canonicalize_dtype(np.float64))]
   for key in (random.init, random.noise):
-    words = np.zeros_like(jax.random.key_data(key))
+    words = jnp.zeros_like(jax.random.key_data(key))
     fixed = jax.random.wrap_key_data(words, impl=jax.random.key_impl(key))
     found.append(np.asarray(jax.random.bits(fixed, (3,))).tolist())
   rng = generator(0, 0)

@@ -138,6 +138,19 @@ def test_what_costs_nothing_or_has_no_noise_rests_on_no_claim():
   assert error.value.field == "claim"
 
 
+@pytest.mark.parametrize(
+  "event",
+  [
+    dpa.NonPrivateDpEvent(),
+    accounting.gaussian_event(0.0),
+    elements.StatedDpEvent("replace_one", dpa.GaussianDpEvent(1.0)),
+    elements.ClaimedDpEvent("my word", dpa.GaussianDpEvent(0.0)),
+  ],
+)
+def test_an_epsilon_that_is_infinite_or_unknown_is_of_kind_none(event):
+  assert _kind(accounting.privacy_statement(event, delta=_DELTA)) == "none"
+
+
 def test_a_delta_that_underflows_is_not_zero():
   """Noise with tails is (epsilon, 0)-private for no epsilon."""
   for accountant in ("rdp", "pld"):

@@ -175,8 +175,8 @@ def summary_of_run(result: Row) -> str:
   claimed = _epsilon(_common({"attack": "", "defence": "", **result}))
   return (
     f"{alarm}epsilon >= {lower(bound)} by the best attack (indicative: members were not dealt by "
-    f"coins); claimed: {claimed}; perfect scores of {result['num_members']} "
-    f"members would show {lower(most)}. {verdicts}"
+    f"coins); claimed: {claimed}; perfect scores of "
+    f"{result['num_members']} members would show {lower(most)}. {verdicts}"
   )
 
 

@@ -417,9 +417,10 @@ def assembled(config: TrainConfig, loaded: tuple[Any, Any], random: RunKeys) -> 
     plan,
     num_examples,
     budget=getattr(config.privacy, "epsilon_budget", None),
-    note=guarantee.asked(common.attack_of(config.privacy), plan.delta),
     release=config.release,
   )
+  asked = guarantee.asked(common.attack_of(config.privacy), plan.delta)
+  promised = guarantee.noted(promised, asked)
   if config.pretrained is not None:
     note = saved.statement(config.pretrained, known)
     promised = guarantee.noted(promised, note, saved.assumed(config.pretrained, known))
@@ -517,6 +518,11 @@ class Central(Experiment[TrainConfig]):
       return data
     options: Any = normalization.per_example(config), cache.folder(), config.resident
     return tuple(featured(config.model, part, *options) for part in data)
+
+  @property
+  def keeps_memory(self) -> bool:
+    # Training on features, such as those of scattering, gets faster so.
+    return bool(registry.entry(self.config.model.name).features)
 
   def data_key(self) -> Any:
     config = self.config

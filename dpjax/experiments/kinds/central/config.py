@@ -214,13 +214,33 @@ class DataConfig(ExamplesConfig):
 
 
 @dataclasses.dataclass
-class ModelConfig:
-  """The model of a run; see `dpjax.zoo.networks.build`."""
+class NetworkConfig:
+  """The model of a run on its inputs as they are; see `dpjax.zoo.networks.build`."""
 
   name: Annotated[str, "launch.list models; or package.module:name"] = "mlp"
   options: Annotated[dict[str, Any], "of the model, each one more name"] = (
     dataclasses.field(default_factory=dict)
   )
+
+  def settled(self, before: NetworkConfig, changes: Iterable[str]) -> Any:
+    """Returns the config of a model that was chosen by its name: without the options and settings
+    of the model `before` that it does not take, unless they are among the `changes`. Of a user's
+    model it takes none."""
+    is_users = is_path(self.name)
+    if self.name == before.name or not (is_users or self.name in registry.MODELS):
+      return self
+    taken = set() if is_users else {*registry.options(self.name)}
+    taken |= {path.removeprefix("options.") for path in changes}
+    if "options" in changes:
+      taken |= {*self.options}
+    options = {name: value for name, value in self.options.items() if name in taken}
+    return dataclasses.replace(self, options=options)
+
+
+@dataclasses.dataclass
+class ModelConfig(NetworkConfig):
+  """The model of a run, on its inputs or on features of them; see `dpjax.zoo.networks.build`."""
+
   mirrored: Annotated[bool, "of features: averaged with those of the mirror image"] = False
   colours: Annotated[
     str,
@@ -228,27 +248,17 @@ class ModelConfig:
     "of scattering features; opponent: light and two differences",
   ] = "rgb"
 
-  def settled(self, before: ModelConfig, changes: Iterable[str]) -> ModelConfig:
-    """Returns the config of a model that was chosen by its name: without the options and settings
-    of the model `before` that it does not take, unless they are among the `changes`. Of a user's
-    model it takes none."""
-    is_users = is_path(self.name)
-    if self.name == before.name or not (is_users or self.name in registry.MODELS):
+  def settled(self, before: NetworkConfig, changes: Iterable[str]) -> ModelConfig:
+    settled = super().settled(before, changes)
+    if settled is self:
       return self
-    features = None if is_users else registry.entry(self.name).features
+    features = None if is_path(self.name) else registry.entry(self.name).features
     usual = ModelConfig()
-    taken = set() if is_users else {*registry.options(self.name)}
-    taken |= {path.removeprefix("options.") for path in changes}
-    if "options" in changes:
-      taken |= {*self.options}
-    return dataclasses.replace(
-      self,
-      options={name: value for name, value in self.options.items() if name in taken},
-      mirrored=self.mirrored if features or "mirrored" in changes else usual.mirrored,
-      colours=self.colours
-      if features == "scattering" or "colours" in changes
-      else usual.colours,
-    )
+    if not (features or "mirrored" in changes):
+      settled.mirrored = usual.mirrored
+    if not (features == "scattering" or "colours" in changes):
+      settled.colours = usual.colours
+    return settled
 
 
 @dataclasses.dataclass(frozen=True)

@@ -324,16 +324,16 @@ def make_promise(
       "is NOT a guarantee for the clients whose data were used here."
     )
     asked = f"{note}\n\n{asked}" if asked else note
-  return guarantee.of_plan(
+  promised = guarantee.of_plan(
     reported,
     num_clients,
     ran=None if reported is ran else ran,
     deployed=deployed,
     unit="user",
     budget=getattr(config.privacy, "epsilon_budget", None),
-    note=asked,
     release=config.release,
   )
+  return guarantee.noted(promised, asked)
 
 
 _OWN_MODELS = (

@@ -12,7 +12,7 @@ from dpjax.experiments.config.choices import Choice
 from dpjax.experiments.config.common import COUNT
 from dpjax.experiments.config.fields import WithChoices
 from dpjax.experiments.kinds import bounds
-from dpjax.experiments.kinds.central.config import ExamplesConfig, ModelConfig
+from dpjax.experiments.kinds.central.config import ExamplesConfig, NetworkConfig
 from dpjax.experiments.kinds.relevance.methods import (
   AUDITED,
   METHODS,
@@ -51,7 +51,7 @@ class RelevanceConfig(WithChoices):
   """Configuration of a run of one method of `dpjax.relevance`."""
 
   data: ExamplesConfig = dataclasses.field(default_factory=ExamplesConfig)
-  model: ModelConfig = dataclasses.field(default_factory=ModelConfig)
+  model: NetworkConfig = dataclasses.field(default_factory=NetworkConfig)
   activation: Annotated[str, rules.among(ACTIVATIONS), "of model 2, which is released"] = (
     "tanh"
   )
@@ -89,7 +89,7 @@ class RelevanceConfig(WithChoices):
     return ("radp", "rigorous") if self.is_rigorous else (name, "paper")
 
   @property
-  def second(self) -> ModelConfig:
+  def second(self) -> NetworkConfig:
     """Model 2, which is released."""
     return getattr(self.method, "reduced_model", None) or self.model
 
@@ -136,7 +136,7 @@ def _rows(config: RelevanceConfig) -> Iterator[tuple[bool, str, str]]:
     yield is_read, words, f"method.{name}"
 
 
-def _takes_activation(model: ModelConfig) -> bool:
+def _takes_activation(model: NetworkConfig) -> bool:
   return "activation" in options(model.name) and "activation" not in model.options
 
 
