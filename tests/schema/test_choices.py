@@ -6,8 +6,15 @@ import pickle
 import pytest
 
 from dpjax.experiments.config import choices, fields
+from dpjax.experiments.kinds import bounds
 from dpjax.experiments.kinds.attack.config import AttackConfig
-from dpjax.experiments.kinds.central.config import DpFtrl, DpSgd, Sgd, TrainConfig
+from dpjax.experiments.kinds.central.config import (
+  DpFtrl,
+  DpSgd,
+  ModelConfig,
+  Sgd,
+  TrainConfig,
+)
 from dpjax.experiments.kinds.federated.config import FedConfig
 from dpjax.experiments.kinds.pate.config import PateConfig
 from dpjax.experiments.kinds.secure.config import SecureConfig
@@ -96,3 +103,10 @@ def test_a_field_of_another_choice_says_which(path, owner):
   with refuses(f"config.{path}") as caught:
     fields.override(TrainConfig(), path, "1")
   assert str(caught.value).endswith(f"has no such field; it belongs to {owner}")
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_an_option_that_a_config_json_cannot_hold_is_refused(value):
+  config = TrainConfig(model=ModelConfig("mlp", {"features": (8,), "scale": [value]}))
+  with refuses("model.options.scale[0]"):
+    bounds.sections(config)

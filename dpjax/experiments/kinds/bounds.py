@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import math
 from collections.abc import Iterable, Iterator
 from typing import Any
 
@@ -12,7 +13,7 @@ from dpjax.experiments.config import choices, fields, rules
 from dpjax.experiments.config.common import read_if
 from dpjax.experiments.config.naming import within
 from dpjax.experiments.kinds.central.config import (
-  DataConfig,
+  AnyDataConfig,
   ModelConfig,
 )
 from dpjax.validate import UserError, Verbatim
@@ -56,13 +57,13 @@ def at_most(config: Any, path: str, most: float, why: str = "") -> None:
     raise UserError(f"must be at most {most}{why}", field=path, value=value)
 
 
-def data(config: DataConfig) -> None:
+def data(config: AnyDataConfig) -> None:
   """Raises UserError for a user's data function that cannot be found."""
   if names.is_path(config.name):
     names.find(config.name, "data.name")
 
 
-def data_read(config: DataConfig, *, of_leaf: bool = False) -> None:
+def data_read(config: AnyDataConfig, *, of_leaf: bool = False) -> None:
   """Raises UserError for fields that data of this name do not have.
 
   Whether data are text may be known only after loading.
@@ -157,10 +158,13 @@ def _written(value: Any, name: str) -> None:
   elif isinstance(value, (list, tuple)):
     for index, entry in enumerate(value):
       _written(entry, f"{name}[{index}]")
-  elif type(value) not in (bool, int, float, str, type(None)):
+  # JSON has no NaN and no infinity: two runs with NaN and with none would count as one run.
+  elif type(value) not in (bool, int, float, str, type(None)) or (
+    isinstance(value, float) and not math.isfinite(value)
+  ):
     shown = " ".join(repr(value).split())
     raise UserError(
-      "must be a number, text, true, false or none, or a list or dict (with "
+      "must be a finite number, text, true, false or none, or a list or dict (with "
       "names) of these",
       field=name,
       value=Verbatim(f"{shown:.60}"),

@@ -142,7 +142,6 @@ def steps(phase: Phase, folder: Folder) -> Trained:
   stops the next phase after a step.
   """
   now = Running(phase, folder)
-  folder.note_start()
   with contextlib.closing(now), signals() as received:
     received.extend(folder.late)
     # A run killed after its last step, but before its result, has nothing left to train.
@@ -174,7 +173,9 @@ def steps(phase: Phase, folder: Folder) -> Trained:
     folder.late = received[:1]
   now.tally.check(now.step)
   row = now.scored[1] if now.scored and now.scored[0] == now.step else None
-  return Trained(phase, now.state, now.step, now.ledger, now.final_epsilon, now.tally, row)
+  return Trained(
+    now.phase, now.state, now.step, now.ledger, now.final_epsilon, now.tally, row
+  )
 
 
 @contextlib.contextmanager
@@ -249,7 +250,7 @@ class Running:
   """A running phase: its state, ledger, step, metrics and checkpoints."""
 
   def __init__(self, phase: Phase, folder: Folder):
-    self.phase = phase_of(phase)
+    self.phase = phase = phase_of(phase, folder.experiment)
     self.folder = folder
     self.metrics = None
     self.state = begun(phase)
@@ -311,7 +312,7 @@ class Running:
     try:
       self.ledger = Ledger.from_json(meta["ledger"])
       self.reached = bool(meta["reached"])
-      self.folder.before = max(self.folder.before, float(meta["seconds"]))
+      self.folder.resume(meta)
       self.rows = meta.get("rows")
       self.tally.resume(meta["arrivals"])
     except (KeyError, TypeError, ValueError) as error:
@@ -379,10 +380,11 @@ class Running:
     return {name: row[key] for name, key in names.items() if key in row}
 
   def save(self) -> None:
+    on_first(self.folder.check_there)
     meta = {
       **self._same,
       "ledger": self.ledger.to_json(),
-      "seconds": self.folder.seconds(),
+      **self.folder.past,
       "reached": self.reached,
       "arrivals": self.tally.to_meta(),
     }

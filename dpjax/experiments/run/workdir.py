@@ -6,15 +6,15 @@ import contextlib
 import json
 import pathlib
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
 
-from dpjax import files, trees, validate
+from dpjax import files, names, trees, validate
 from dpjax.experiments.config import choices, fields
-from dpjax.experiments.run import checkpoint, config_names, writers
+from dpjax.experiments.run import checkpoint, config_names, run_keys, writers
 from dpjax.types import Config, Params
 from dpjax.validate import UserError, Verbatim
 
@@ -99,20 +99,22 @@ def claim(workdir: pathlib.Path, config: Config) -> None:
 
 
 @contextmanager
-def released_if_refused(workdir: pathlib.Path, *, fresh: bool) -> Iterator[None]:
+def released_if_refused(
+  workdir: pathlib.Path, may_release: Callable[[], bool]
+) -> Iterator[None]:
   """Removes a run's files from a claimed folder if the run is refused before its first step.
 
   Otherwise the folder would refuse the corrected config, which is another config.
 
   Args:
-    fresh: whether this very process claimed the folder, and the run is no release, whose folder
-      keeps its first keys.
+    may_release: function that returns whether this very process claimed the folder, and the run is
+      no release, whose folder keeps its first keys.
   """
   try:
     yield
   except Exception as error:
     is_refused = isinstance(error, UserError) or writers.refusal(error) is not None
-    if not (fresh and is_refused):
+    if not (is_refused and may_release()):
       raise
     if not checkpoint.newest(workdir) and not writers.read_metrics(workdir):
       shutil.rmtree(workdir / writers.EVENTS, ignore_errors=True)
@@ -247,6 +249,17 @@ def check_files(workdir: pathlib.Path, written: Mapping[str, str]) -> None:
       field="workdir",
       value=Verbatim(str(workdir)[-120:]),
     )
+
+
+def check_weights(config: Config, result: Mapping[str, Any]) -> None:
+  """Raises UserError, which names the field, unless each file of weights that the config names is
+  the one that the finished run began with: params.npz may hold only what was trained beside it."""
+  for field, digest in result.get(run_keys.WEIGHTS, {}).items():
+    path = getattr(config, field)
+    if names.weights_sha256(path, field) != digest:
+      raise UserError(
+        "is not the file that the run began with; bring that back", field=field, value=path
+      )
 
 
 def save_params(path: pathlib.Path, params: Params) -> None:

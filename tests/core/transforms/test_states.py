@@ -398,7 +398,7 @@ _RAW = {
     r"state\.key: float32.*: must be the uint32 words",
   ),
   "of an earlier version": (
-    lambda s: (guard.Guarded(s[0].inner, None), *s[1:]),
+    lambda s: (guard.Guarded(s[0].inner, None, s[0].run), *s[1:]),
     r"checksum of state\.draws: None: must be an integer",
   ),
   "a dict": (lambda s: (s[0]._asdict(), *s[1:]), r"state: dict: must be what init and"),

@@ -20,7 +20,7 @@ from dpjax import (
   validate,
 )
 from dpjax.experiments.config import common, optimizers, rules, samplers
-from dpjax.experiments.config.choices import Choice
+from dpjax.experiments.config.choices import Choice, derived, functions
 from dpjax.experiments.config.common import COUNT, AttackerConfig
 from dpjax.experiments.config.fields import WithChoices
 from dpjax.experiments.config.naming import Gives
@@ -166,9 +166,15 @@ TRAINABLE: dict[str, type] = {
 }
 
 
+Center = Annotated[bool, "(x - 0.5) / 0.5: public constants, nothing estimated from data"]
+MaxLength = Annotated[
+  int, rules.between(1, rules.MOST_TOKENS), "text: bytes kept of each example"
+]
+
+
 @dataclasses.dataclass
-class DataConfig:
-  """The data of a run; see `dpjax.data.load`."""
+class AnyDataConfig:
+  """The data of a run of any kind; see `dpjax.data.load`."""
 
   name: Annotated[
     str,
@@ -181,25 +187,30 @@ class DataConfig:
     "of a table, a text file or a folder of images: TOML or JSON file of what is public about "
     "it; none: beside it, FILE.toml, or FOLDER/declaration.toml",
   ] = None
-  center: Annotated[
-    bool, "(x - 0.5) / 0.5: public constants, nothing estimated from data"
-  ] = False
   limit: Annotated[int | None, COUNT, "use only the first n training examples"] = None
-  max_length: Annotated[
-    int, rules.between(1, rules.MOST_TOKENS), "text: bytes kept of each example"
-  ] = 256
   num_classes: Annotated[
     int | None, COUNT, "public; for data that do not declare it themselves"
   ] = None
+
+
+@dataclasses.dataclass
+class ExamplesConfig(AnyDataConfig):
+  """The data of a run whose guarantee is for one example."""
+
   num_examples: Annotated[
     int | None,
     COUNT,
     "public: a constant near the number of training examples, used in its place where one "
     "example more or less is hidden; for data that do not declare it themselves",
   ] = None
-  num_users: Annotated[
-    int | None, COUNT, "likewise, of users whom the data name (launch.federate)"
-  ] = None
+
+
+@dataclasses.dataclass
+class DataConfig(ExamplesConfig):
+  """The data of a run of `launch.train`; see `dpjax.data.load`."""
+
+  center: Center = False
+  max_length: MaxLength = 256
 
 
 @dataclasses.dataclass
@@ -319,7 +330,7 @@ class NoisySteps(Guarantee):
   l2_clip_norm: Annotated[common.ClipNorm, "bound on the gradient of one example"] = 1.0
   clipping: Annotated[
     gradients.ClipRule | transforms.PerLayer,
-    Choice(CLIPPINGS, base=gradients.ClipRule),
+    Choice(CLIPPINGS, derived(gradients.ClipRule)),
     Gives("l2_clip_norm"),  # of a rule that makes several norms of it
     Gives("noise_shares"),
     "rule by which one example's gradient is shortened; package.module:Rule: your own",
@@ -425,19 +436,21 @@ PRIVACY: dict[str, type] = {
 }
 
 
+LearningRate = Annotated[float, rules.POSITIVE, rules.IN_FLOAT32, "at the first step"]
+Schedule = Annotated[
+  str, rules.among(("constant", "cosine", "linear")), "of the rate, to 0 over the run"
+]
+
+
 @dataclasses.dataclass
 class OptimizerConfig(WithChoices):
   """The Optax optimizer that is given the private gradient."""
 
-  rule: Annotated[
-    Any, Choice(optimizers.CENTRAL, user_defined=True), "or package.module:name"
-  ] = "sgd"
-  learning_rate: Annotated[float, rules.POSITIVE, rules.IN_FLOAT32, "at the first step"] = (
-    0.5
+  rule: Annotated[Any, Choice(optimizers.CENTRAL, functions), "or package.module:name"] = (
+    "sgd"
   )
-  schedule: Annotated[
-    str, rules.among(("constant", "cosine", "linear")), "of the rate, to 0 over the run"
-  ] = "constant"
+  learning_rate: LearningRate = 0.5
+  schedule: Schedule = "constant"
 
 
 @dataclasses.dataclass

@@ -231,7 +231,6 @@ class _Run:
     promised = guarantee.of_plan(
       plan, self.num_records, budget=config.epsilon_budget, note=note
     )
-    promised = guarantee.repeated(promised, config.noise_seed)
     if isinstance(config.method, PublicImages):
       promised = public_pool.noted(promised, config, self.public)
     return Phase(

@@ -282,17 +282,18 @@ def local_promise(config: FedConfig, num_clients: int | None) -> Guarantee:
     release=config.release,
   )
 
-  def statement(rounds: int) -> str:
+  def words(rounds: int, kind: str) -> str:
     text = accounting.privacy_statement(
       aggregation.local_event(noise, rounds),
       num_examples=num_clients,
       unit="user",
       delta=asked.delta,
       neighboring_relation=promised.relation,
+      epsilon_kind=kind,
     )
     return f"{_LOCAL_NOTE}\n\n{text}"
 
-  return dataclasses.replace(promised, statement=statement)
+  return dataclasses.replace(promised, words=words)
 
 
 def make_promise(

@@ -29,7 +29,7 @@ from dpjax import metrics, relevance
 from dpjax.accounting import Ledger
 from dpjax.data.target_kinds import needs_classes
 from dpjax.experiments.config import common
-from dpjax.experiments.config.choices import name_of
+from dpjax.experiments.config.choices import name_of, to_dict
 from dpjax.experiments.kinds import named_data
 from dpjax.experiments.kinds.central import build as central
 from dpjax.experiments.kinds.central.config import ModelConfig
@@ -95,6 +95,9 @@ class Relevance(Experiment[RelevanceConfig]):
 
   def data(self) -> dict[Any, Any]:
     return {}
+
+  def data_key(self) -> Any:
+    return [*map(to_dict, (self.config.data, self.config.model))]
 
   def check_data(self, data: dict[Any, Any]) -> None:
     shape = load_data(self.config, data)[0].x.shape[1:]

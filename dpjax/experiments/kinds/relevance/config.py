@@ -12,7 +12,7 @@ from dpjax.experiments.config.choices import Choice
 from dpjax.experiments.config.common import COUNT
 from dpjax.experiments.config.fields import WithChoices
 from dpjax.experiments.kinds import bounds
-from dpjax.experiments.kinds.central.config import DataConfig, ModelConfig
+from dpjax.experiments.kinds.central.config import ExamplesConfig, ModelConfig
 from dpjax.experiments.kinds.relevance.methods import (
   AUDITED,
   METHODS,
@@ -50,7 +50,7 @@ AUDITS: dict[str, type] = {"none": type(None), "attacks": RelevanceAudit}
 class RelevanceConfig(WithChoices):
   """Configuration of a run of one method of `dpjax.relevance`."""
 
-  data: DataConfig = dataclasses.field(default_factory=DataConfig)
+  data: ExamplesConfig = dataclasses.field(default_factory=ExamplesConfig)
   model: ModelConfig = dataclasses.field(default_factory=ModelConfig)
   activation: Annotated[str, rules.among(ACTIVATIONS), "of model 2, which is released"] = (
     "tanh"
@@ -132,8 +132,6 @@ def _rows(config: RelevanceConfig) -> Iterator[tuple[bool, str, str]]:
   declared = takes_declaration(config.data.name)
   yield declared, "a table or a folder of images", "data.declaration"
   yield lies_in_folder(config.data.name), "data that lie in a folder", "data.data_dir"
-  yield False, "text, and relevance is of images", "data.max_length"
-  yield False, "users that the data name (launch.federate)", "data.num_users"
   for is_read, words, name in method.rows():
     yield is_read, words, f"method.{name}"
 
@@ -157,7 +155,6 @@ def check(config: RelevanceConfig) -> None:
   common.typed(config)
   bounds.data(config.data)
   config.method.check(config.data.name)
-  bounds.only(config, "data.center", [False], ", the noise is made for pixels in [0, 1]")
   _check_models(config)
   for is_read, words, names in _rows(config):
     common.read_if(config, is_read, words, *names.split())

@@ -155,7 +155,7 @@ class CriticRun(SampledRun):
       },
       evaluate=self.scores,
       write=self.write,
-      guarantee=guarantee.repeated(promised, config.noise_seed),
+      guarantee=promised,
       row_at=functools.partial(every, config.eval_every, plan.num_steps),
       steps_are="steps of the critic",
       arrivals=None if config.release else left_out.of_step,
