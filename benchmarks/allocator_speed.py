@@ -25,9 +25,10 @@ import numpy as np
 import optax
 
 from benchmarks import alone
+from benchmarks import entries as entries_file
 from dpjax import data, losses, models, sampling, training, trees, validate
 from dpjax.data import resident
-from dpjax.experiments.run import provenance, report
+from dpjax.experiments.run import provenance
 from dpjax.gradients.ghost.explain import aligned
 from dpjax.parallel import allocator
 from dpjax.plan import Plan
@@ -198,7 +199,7 @@ def table(entries: Sequence[Entry]) -> str:
 
 def write(entries: Sequence[Entry], out: pathlib.Path) -> None:
   """`out`/allocator.csv."""
-  report.write_entries(out / "allocator.csv", entries)
+  entries_file.write(out / "allocator.csv", entries)
 
 
 if __name__ == "__main__":

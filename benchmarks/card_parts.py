@@ -18,8 +18,8 @@ import jax.numpy as jnp
 from jax import lax
 
 from benchmarks import calls
+from benchmarks import entries as entries_file
 from dpjax import validate
-from dpjax.experiments.run import report
 from dpjax.gradients.ghost import precision, row_forms
 from dpjax.gradients.ghost.explain import aligned
 
@@ -228,7 +228,7 @@ def measure(
     entries += [_entry(kind, part) for part in _PARTS[kind]()]
     print(f"measured {kind}", file=sys.stderr, flush=True)
     if out is not None:
-      report.write_entries(out / FILE, entries)
+      entries_file.write(out / FILE, entries)
   return entries
 
 

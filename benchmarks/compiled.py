@@ -14,6 +14,7 @@ from typing import NamedTuple
 
 import jax
 
+from benchmarks import entries as entries_file
 from benchmarks import gradient_speed, workloads
 from benchmarks.gradient_speed import ORDINARY
 from benchmarks.workloads import Workload
@@ -183,7 +184,7 @@ def ratios(entries: Sequence[Entry]) -> list[dict[str, float | None]]:
 
 def read(out: pathlib.Path) -> list[Entry]:
   """Returns the entries of `out`/compiled.csv; none where there is no such file."""
-  return report.read_entries(out / FILE, Entry)
+  return entries_file.read(out / FILE, Entry)
 
 
 def write(entries: Sequence[Entry], out: pathlib.Path) -> None:

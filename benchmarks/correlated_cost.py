@@ -18,8 +18,8 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
+from benchmarks import entries as entries_file
 from dpjax import losses, models, sampling, training, trees, validate
-from dpjax.experiments.run import report
 from dpjax.gradients.ghost.explain import aligned
 from dpjax.noise import NoiseShape, correlated
 from dpjax.plan import Plan
@@ -230,4 +230,4 @@ def table(entries: Sequence[Entry]) -> str:
 
 def write(entries: Sequence[Entry], out: pathlib.Path) -> None:
   """`out`/correlated.csv."""
-  report.write_entries(out / "correlated.csv", entries)
+  entries_file.write(out / "correlated.csv", entries)

@@ -24,6 +24,7 @@ import jax
 import numpy as np
 
 from benchmarks import alone
+from benchmarks import entries as entries_file
 from dpjax import validate
 from dpjax.experiments.kinds.central import build
 from dpjax.experiments.kinds.central.config import (
@@ -32,7 +33,7 @@ from dpjax.experiments.kinds.central.config import (
   ModelConfig,
   TrainConfig,
 )
-from dpjax.experiments.run import loop, provenance, report
+from dpjax.experiments.run import loop, provenance
 from dpjax.gradients.ghost.explain import aligned
 
 KINDS = ("arrays", "images", "text")
@@ -292,7 +293,7 @@ def table(entries: Sequence[Entry]) -> str:
 
 def write(entries: Sequence[Entry], out: pathlib.Path) -> None:
   """`out`/data.csv."""
-  report.write_entries(out / "data.csv", entries)
+  entries_file.write(out / "data.csv", entries)
 
 
 if __name__ == "__main__":

@@ -17,9 +17,9 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
+from benchmarks import entries as entries_file
 from dpjax.experiments.kinds.central import build
 from dpjax.experiments.kinds.central.config import TrainConfig
-from dpjax.experiments.run import report
 from dpjax.gradients.device_mesh import mesh_of
 from dpjax.gradients.ghost.explain import aligned
 from dpjax.parallel.collectives import collectives
@@ -138,4 +138,4 @@ def table(entries: Sequence[Entry]) -> str:
 
 def write(entries: Sequence[Entry], out: pathlib.Path) -> None:
   """`out`/devices.csv."""
-  report.write_entries(out / "devices.csv", entries)
+  entries_file.write(out / "devices.csv", entries)

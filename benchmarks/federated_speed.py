@@ -18,11 +18,11 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
+from benchmarks import entries as entries_file
 from benchmarks import fedjax_peer
 from dpjax import data, federated, losses, pictures, validate
 from dpjax.experiments.plots import redraw
 from dpjax.experiments.plots.recipes import Recipe
-from dpjax.experiments.run import report
 from dpjax.federated.cohort import Cohort, LocalBatches
 from dpjax.federated.execution.named import by_name
 from dpjax.gradients.ghost.explain import aligned
@@ -311,7 +311,7 @@ def _cells(entry: Entry) -> tuple[str, ...]:
 
 def write(entries: Sequence[Entry], out: pathlib.Path) -> None:
   """`out`/federated.csv and `out`/federated.png."""
-  report.write_entries(out / "federated.csv", entries)
+  entries_file.write(out / "federated.csv", entries)
   redraw.write(out / "federated.csv", recipe(jax.default_backend(), entries))
 
 

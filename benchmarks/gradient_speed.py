@@ -28,11 +28,12 @@ import jax
 import jax.numpy as jnp
 
 from benchmarks import alone, calls, opacus_twins, workloads
+from benchmarks import entries as entries_file
 from benchmarks.workloads import Workload
 from dpjax import gradients, pictures, trees, validate
 from dpjax.experiments.plots import redraw
 from dpjax.experiments.plots.recipes import Recipe
-from dpjax.experiments.run import provenance, report
+from dpjax.experiments.run import provenance
 from dpjax.gradients.ghost.explain import aligned
 
 ORDINARY = "ordinary"
@@ -349,7 +350,7 @@ def _cells(entry: Entry) -> tuple[str, ...]:
 def write(entries: Sequence[Entry], out: pathlib.Path) -> None:
   """`out`/gradients.csv, beside what stands there, and `out`/gradients.png of these entries."""
   rows = {row.key: row for row in (*read(out), *entries)}
-  report.write_entries(out / FILE, list(rows.values()))
+  entries_file.write(out / FILE, list(rows.values()))
   redraw.write(out / FILE, recipe(jax.default_backend(), entries))
 
 
@@ -369,7 +370,7 @@ def recipe(platform: str, entries: Sequence[Entry] = ()) -> Recipe:
 
 def read(out: pathlib.Path) -> list[Entry]:
   """Returns the entries of `out`/gradients.csv; none where there is no such file."""
-  return report.read_entries(out / FILE, Entry)
+  return entries_file.read(out / FILE, Entry)
 
 
 def among(

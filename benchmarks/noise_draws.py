@@ -17,8 +17,8 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
+from benchmarks import entries as entries_file
 from dpjax import trees, validate
-from dpjax.experiments.run import report
 from dpjax.gradients.ghost.explain import aligned
 from dpjax.noise import source
 from dpjax.noise.correlated import InverseBanded
@@ -201,4 +201,4 @@ def table(entries: Sequence[Entry]) -> str:
 
 def write(entries: Sequence[Entry], out: pathlib.Path) -> None:
   """`out`/draws.csv."""
-  report.write_entries(out / "draws.csv", entries)
+  entries_file.write(out / "draws.csv", entries)

@@ -16,10 +16,10 @@ from typing import Any, NamedTuple
 import jax.numpy as jnp
 import numpy as np
 
+from benchmarks import entries as entries_file
 from dpjax import accounting, markdown, secure, validate
 from dpjax.experiments.plots import redraw
 from dpjax.experiments.plots.recipes import Recipe
-from dpjax.experiments.run import report
 from dpjax.secure.distributed_noise import SkellamSum
 from dpjax.secure.sums import PlainSum
 from dpjax.validate import UserError
@@ -128,6 +128,6 @@ def table(entries: Sequence[Entry]) -> str:
 def write(entries: Sequence[Entry], out: pathlib.Path) -> None:
   """`out`/distributed_noise.csv, .md and .png."""
   out.mkdir(parents=True, exist_ok=True)
-  report.write_entries(out / "distributed_noise.csv", entries)
+  entries_file.write(out / "distributed_noise.csv", entries)
   (out / "distributed_noise.md").write_text(table(entries) + "\n")
   redraw.write(out / "distributed_noise.csv", RECIPE)

@@ -23,8 +23,9 @@ import numpy as np
 import optax
 
 from benchmarks import alone
+from benchmarks import entries as entries_file
 from dpjax import federated, validate
-from dpjax.experiments.run import checkpoint, report
+from dpjax.experiments.run import checkpoint
 from dpjax.experiments.run.provenance import process_memory
 from dpjax.federated.cohort import Cohort
 from dpjax.gradients.ghost.explain import aligned
@@ -165,7 +166,7 @@ def table(entries: Sequence[Entry]) -> str:
 
 def write(entries: Sequence[Entry], out: pathlib.Path) -> None:
   """`out`/population.csv."""
-  report.write_entries(out / "population.csv", entries)
+  entries_file.write(out / "population.csv", entries)
 
 
 if __name__ == "__main__":

@@ -11,7 +11,7 @@ import pathlib
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from dpjax.experiments.run import report
+from benchmarks import entries as entries_file
 from dpjax.gradients.ghost.explain import aligned
 from dpjax.secure import sums
 from dpjax.secure.sums import committee, messages
@@ -132,4 +132,4 @@ def table(entries: Sequence[Entry]) -> str:
 
 def write(entries: Sequence[Entry], out: pathlib.Path) -> None:
   """Writes `out`/sum_messages.csv."""
-  report.write_entries(out / "sum_messages.csv", entries)
+  entries_file.write(out / "sum_messages.csv", entries)

@@ -16,8 +16,8 @@ from typing import NamedTuple
 import numpy as np
 
 from benchmarks import alone
+from benchmarks import entries as entries_file
 from dpjax import validate
-from dpjax.experiments.run import report
 from dpjax.experiments.run.provenance import process_memory
 from dpjax.gradients.ghost.explain import aligned
 from dpjax.secure import sums
@@ -205,7 +205,7 @@ def _cells(entry: Entry) -> tuple[str, ...]:
 
 def write(entries: Sequence[Entry], out: pathlib.Path) -> None:
   """`out`/sums.csv and, as text, `out`/sums.md."""
-  report.write_entries(out / "sums.csv", entries)
+  entries_file.write(out / "sums.csv", entries)
   (out / "sums.md").write_text(f"```\n{table(entries)}\n```\n")
 
 

@@ -16,10 +16,11 @@ import time
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from benchmarks import entries as entries_file
 from dpjax import validate
 from dpjax.experiments.config import fields
 from dpjax.experiments.kinds.central.config import TrainConfig
-from dpjax.experiments.run import report, writers
+from dpjax.experiments.run import writers
 from dpjax.experiments.sweeps import sweep
 from dpjax.gradients.ghost.explain import aligned
 from dpjax.validate import UserError
@@ -102,4 +103,4 @@ def table(entries: Sequence[Entry]) -> str:
 
 def write(entries: Sequence[Entry], out: pathlib.Path) -> None:
   """`out`/sweeps.csv."""
-  report.write_entries(out / "sweeps.csv", entries)
+  entries_file.write(out / "sweeps.csv", entries)

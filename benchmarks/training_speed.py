@@ -18,9 +18,9 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
+from benchmarks import entries as entries_file
 from dpjax.experiments.kinds.central import build
 from dpjax.experiments.kinds.central.config import TrainConfig
-from dpjax.experiments.run import report
 from dpjax.gradients.ghost.explain import aligned
 from dpjax.types import Batch
 
@@ -101,4 +101,4 @@ def table(entries: Sequence[Entry]) -> str:
 
 def write(entries: Sequence[Entry], out: pathlib.Path) -> None:
   """`out`/training.csv."""
-  report.write_entries(out / "training.csv", entries)
+  entries_file.write(out / "training.csv", entries)

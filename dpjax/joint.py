@@ -25,11 +25,11 @@ from dp_accounting import DpEvent
 from dpjax import accounting, validate
 from dpjax.accounting import matrix, overflow, proved
 from dpjax.accounting.calibration import Unreachable
-from dpjax.accounting.event_kinds.elements import accountable, check_accountant
+from dpjax.accounting.event_kinds.elements import accountable, check_accountant, claimed
 from dpjax.accounting.ledger import BudgetExceeded, Charge
 from dpjax.accounting.proved import ADD, NeighboringRelation
 from dpjax.plan import Plan, SpentBudget, change
-from dpjax.sampling.samplers import unproved
+from dpjax.sampling.samplers import assumption, unproved
 from dpjax.validate import UserError, Verbatim
 
 # Field with the noise multiplier of a part. `JointPlan.calibrated` multiplies it by one factor, in
@@ -61,6 +61,9 @@ class JointPlan(overflow.MayAbort):
 
   Give each plan's `batches` its own seed, or none. Two plans with the same draws do not sample
   independently, which no ledger can detect.
+
+  A plan whose rows are the clients of a federation takes a `UserSampler`. With another sampler
+  nothing here says that a row is a user, whose one record may move the sum by two clip norms.
 
   Quote the epsilon of the joint plan. The epsilon of one plan leaves the other parts out.
 
@@ -347,7 +350,8 @@ class JointPlan(overflow.MayAbort):
     part = self.parts[name]
     if isinstance(part, Plan):
       return part.event(count)
-    return accounting.compose(part.event(self.neighboring_relation), count)
+    event = claimed(part.event(self.neighboring_relation), filter(None, [assumption(part)]))
+    return accounting.compose(event, count)
 
   def _counts(self, steps: Mapping[str, int] | None) -> dict[str, int]:
     counts = {name: self.allowed(name) for name in self.parts}
@@ -568,8 +572,8 @@ class JointPlan(overflow.MayAbort):
       if isinstance(part, Plan):
         found += [f"{name}: {line}" for line in part.assumptions]
       # A user's mechanism states an event that dpjax has not proved.
-      elif not type(part).__module__.startswith("dpjax."):
-        found.append(f"{name}: the event of {type(part).__name__} is its author's word")
+      elif assumption(part):
+        found.append(f"{name}: {assumption(part)}")
     return tuple(found)
 
   def statement(

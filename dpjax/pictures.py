@@ -318,11 +318,20 @@ def label_ends(
       centers[index] = min(centers[index], above - shown[index][3] / 2)
   # Names begin ten points to the right of the axes. `gap` is this distance in widths of the axes.
   gap = 10 * figure.dpi / 72 / max(axes.get_window_extent().width, 1.0)
+  # Each thin line ends at the left edge of its name. At the middle of the name, which is
+  # matplotlib's default, a sloped line would run through the names beside it.
+  thin = {
+    "arrowstyle": "-",
+    "linewidth": 0.5,
+    "shrinkA": 0,
+    "shrinkB": 0,
+    "relpos": (0, 0.5),
+  }
   for center, (share, text, color, _) in zip(centers, shown):
     axes.annotate(
       text, xy=(1.0, share), xytext=(1.0 + gap, center), xycoords="axes fraction",
       textcoords="axes fraction", va="center", fontsize=look.font_size - 0.5, color=color,
-      arrowprops={"arrowstyle": "-", "color": color, "linewidth": 0.5, "shrinkA": 0, "shrinkB": 0},
+      arrowprops=thin | {"color": color},
       annotation_clip=False,
     )  # fmt: skip
 

@@ -33,7 +33,12 @@ from dpjax import (
 )
 from dpjax.accounting import calibration, matrix, overflow
 from dpjax.accounting.attack_bounds import AttackBound
-from dpjax.accounting.event_kinds.elements import check_accountant, parts
+from dpjax.accounting.event_kinds.elements import (
+  check_accountant,
+  claimed,
+  mechanism_of,
+  parts,
+)
 from dpjax.accounting.event_kinds.kind import event_to_json
 from dpjax.accounting.matrix import correlated_events
 from dpjax.accounting.overflow import OVERFLOW_SHARE
@@ -153,6 +158,11 @@ class SpentBudget(NamedTuple):
   epsilon: float
   delta: float
   statement: str  # the guarantee in words
+
+  def __repr__(self) -> str:
+    # A cell of a notebook shows this. The statement is pages long: print it by itself.
+    numbers = f"steps={self.steps}, epsilon={self.epsilon}, delta={self.delta}"
+    return f"SpentBudget({numbers}, statement={self.statement[:17]!r}...)"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -403,7 +413,7 @@ class Plan(overflow.MayAbort):
     """
     validate.integer_at_least(1, batch_size=batch_size)
     validate.positive(epochs=epochs)
-    if isinstance(data, int | Example | Batch):
+    if isinstance(data, int | str | list | Example | Batch) or type(data) is tuple:
       raise UserError(
         f"is {type(data).__name__}, must be a data set: dpjax.data.from_arrays(x, y, "
         "num_classes=..), or a part of one, train.subset(slice(700)); without data a plan is "
@@ -505,14 +515,18 @@ class Plan(overflow.MayAbort):
     """
     if self.statistics is None or isinstance(sums, NonPrivateDpEvent):
       return sums
-    return matrix.join([self.statistics.event(self.neighboring_relation), sums])
+    return matrix.join([self._statistics_event(), sums])
+
+  def _statistics_event(self) -> DpEvent:
+    assert self.statistics is not None
+    return claimed(self.statistics.event(self.neighboring_relation), self.assumptions)
 
   def sum_event(self, step: int) -> DpEvent:
     """Returns the event of the noisy sum of step `step`, without the cost of the statistics."""
     if self.noise_multiplier == 0:
       return NonPrivateDpEvent()
     if self.sampler.participation is not None:
-      return self._correlated_events[step]
+      return claimed(self._correlated_events[step], self.assumptions)
     multiplier = self.noise_multiplier
     rule = self.l2_clip_norm.rule
     if self.noise_shape.schedule:
@@ -522,13 +536,13 @@ class Plan(overflow.MayAbort):
     if rule.adapts:
       multiplier = rule.combined_noise_multiplier(multiplier, self.normalize_by)
     event = self.sampler.event_at(step, GaussianDpEvent(float(multiplier)))
-    return NonPrivateDpEvent() if event is None else event
+    return NonPrivateDpEvent() if event is None else claimed(event, self.assumptions)
 
   def event(self, steps: int | None = None) -> DpEvent:
     """Returns the event of `steps` steps (default: all), and of the statistics before them."""
     steps = self._steps(steps)
     if not steps and self.statistics is not None:
-      return self.statistics.event(self.neighboring_relation)
+      return self._statistics_event()
     return self._event_of(range(steps))
 
   def _event_of(self, steps: range) -> DpEvent:
@@ -559,7 +573,7 @@ class Plan(overflow.MayAbort):
       factors=self.noise_shape.schedule,
     )
     sums = accounting.gaussian_event(self.noise_multiplier / math.sqrt(costs[steps - 1]))
-    return self._with_statistics(sums)
+    return self._with_statistics(claimed(sums, self.assumptions))
 
   def remaining_event(self, start: int) -> DpEvent:
     """Returns the event of the steps from `start` to the last."""
@@ -695,7 +709,7 @@ class Plan(overflow.MayAbort):
       cost: Any = [[event_to_json(part), times] for part, times in parts(event).items()]
     # A user's own event has no JSON form.
     except UserError:
-      cost = type(event).__name__
+      cost = type(mechanism_of(event)).__name__
     correlated = {} if participation is None else participation._asdict()
     scaling = None if self.scaling is None else dataclasses.asdict(self.scaling)
     released = self.statistics
@@ -939,11 +953,11 @@ class Plan(overflow.MayAbort):
         data; or they have no rows, or cannot be read by index, now or at a later step. The message
         does not show the draw.
     """
-    draws = batches_lib.draws_of(rng, start)
     validate.integer_in(0, self.num_steps * self.slices, start=start)
     data = columns.by_place(data)
     self._check_unit(data)
     num_examples = indexed.size_of(data)
+    draws = batches_lib.draws_of(rng, start, self.sampler, num_examples)
     present = indexed.present_in(data, num_examples)
     declared = getattr(data, "nominal_size", None)
     if declared is not None:
@@ -1032,11 +1046,13 @@ class Plan(overflow.MayAbort):
     *,
     unit: str = "",
     delta: float | None = None,
+    epsilon_kind: str = "proved",
   ) -> str:
     """Returns the guarantee in words, with its assumptions; see `accounting.privacy_statement`.
 
     `unit` names what counts as one record; "" for the sampler's own unit. `delta` is that of the
-    guarantee; None for the plan's.
+    guarantee; None for the plan's. `epsilon_kind` is "claimed" if the run assumes more than the
+    plan does.
     """
     unit = unit or self.unit
     delta = self.delta if delta is None else delta
@@ -1061,10 +1077,10 @@ class Plan(overflow.MayAbort):
         scaling=self.scaling,
       ),
       statistics=self.statistics.statement(unit) if self.statistics else "",
-      epsilon_kind="claimed" if self.assumptions else "proved",
+      epsilon_kind="claimed" if self.assumptions else epsilon_kind,
     )
 
-  @property
+  @functools.cached_property
   def assumptions(self) -> tuple[str, ...]:
     """Returns the unproved assumptions of the plan's epsilon; empty if epsilon is proved."""
     clip = self.l2_clip_norm

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import functools
 import hashlib
 import math
@@ -292,15 +293,34 @@ def path_parts(path: tuple[Any, ...]) -> list[str]:
   return [str(getattr(key, "key", getattr(key, "name", key))) for key in path]
 
 
+def leaf_names(tree: ArrayTree) -> list[str]:
+  """Returns the path of each leaf, with "/" between the names; that of a lone array is "".
+
+  The box around a variable of Flax (nnx's, or linen's with metadata) adds nothing to its path: it
+  is `head/kernel`, not `head/kernel/value`.
+
+  >>> leaf_names({"params": {"head": {"bias": 1}}})
+  ['params/head/bias']
+  """
+  paths = [tuple(path) for path, _ in jax.tree_util.tree_leaves_with_path(tree)]
+  siblings = collections.Counter(path[:-1] for path in paths)
+  box = jax.tree_util.GetAttrKey("value")
+  names = []
+  for path in paths:
+    # A module may have arrays `query`, `key` and `value`; in a box the value is alone.
+    is_boxed = path[-1:] == (box,) and siblings[path[:-1]] == 1
+    bare = path[:-1] if is_boxed else path
+    names.append(jax.tree_util.keystr(bare, simple=True, separator="/"))
+  return names
+
+
 def named_leaves(tree: ArrayTree) -> dict[str, Any]:
-  """Returns path -> leaf, with "/" between the names; a tree that is one array has path "".
+  """Returns path -> leaf, by the paths of `leaf_names`.
 
   >>> named_leaves({"params": {"head": {"bias": 1}}})
   {'params/head/bias': 1}
   """
-  leaves = jax.tree_util.tree_leaves_with_path(tree)
-  name = functools.partial(jax.tree_util.keystr, simple=True, separator="/")
-  return {name(path): leaf for path, leaf in leaves}
+  return dict(zip(leaf_names(tree), jax.tree.leaves(tree)))
 
 
 def sha256(tree: ArrayTree) -> str:

@@ -25,7 +25,6 @@ from absl import app, flags, logging
 from dpjax import names, validate
 from dpjax.parallel import allocator
 from dpjax.validate import NO_VALUE, UserError
-from dpjax.zoo.networks import registry
 
 if TYPE_CHECKING:
   from dpjax.parallel.targets import Machine
@@ -162,18 +161,17 @@ def refuse_failed(rows: Iterable[Mapping[str, Any]]) -> None:
 
 
 def prepare_memory(configs: Iterable[Any]) -> None:
-  """Makes the process keep freed memory if one of these runs trains centrally on features, such as
-  those of scattering.
+  """Makes the process keep freed memory if the kind of one of these runs says so.
 
   Such runs get faster, and other runs may get slower (`dpjax.parallel.allocator`). Call it before
   JAX is used.
   """
-  from dpjax.experiments.kinds.central.config import TrainConfig
+  from dpjax.experiments.run import kind
 
   for config in configs:
     # An unknown model raises UserError here. The run itself refuses it later, and names the field.
     with contextlib.suppress(UserError):
-      if isinstance(config, TrainConfig) and registry.entry(config.model.name).features:
+      if kind.experiment_of(config).keeps_memory:
         allocator.keep_freed_memory()
 
 

@@ -13,13 +13,14 @@ theirs: --config.target.privacy.epsilon=8, --config.target.compression=top_k.
 Writes to --workdir: attacks.md and attacks.csv (attack, defence, what is found, what is
 promised), attacks.png, sweep.json, points/ (one folder for each row). Stop it at any time; the
 same command goes on where it stopped. Exit code 1 if one of several rows failed, or if an
-attack is above the line that a guarantee allows.
+attack is above what a guarantee allows.
 
 --run=runs/X attacks one finished run of launch.train or launch.federate instead: membership
 inference on its params.npz, with shadow models by its own config. Of a federated run that protects
 users, the membership of clients is inferred, else that of records. Writes to --workdir (default:
 attack_X beside the run) result.json, attacks.md, roc.csv and roc.png: AUC, the true positive rate
 at 1 % and .1 % false positives, and what they say of epsilon beside what the run claims.
+Exit code 1 if that is more than it claims.
 
 THREATS.md lists all attacks, what they need and what defends.
 """
@@ -69,6 +70,8 @@ def attack_run() -> None:
   print((pathlib.Path(workdir) / "attacks.md").read_text(), end="")
   written = f"{workdir}/result.json, attacks.md, roc.csv, roc.png"
   shared.show_end(table.summary_of_run(result), written, finished=is_done)
+  if table.is_above(result):
+    app.fail(f"above what a guarantee allows: {folder}", code=1)
 
 
 def main() -> None:

@@ -22,6 +22,8 @@ Needs pip install -e '.[serve]'. docs/serve.md has every field of requests and a
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import os
 import pathlib
 import sys
@@ -201,15 +203,11 @@ def main() -> None:
     bins = [drift.predicted_bins(runs[0].inputs)]
     bins += [drift.bins_of(text, runs[0].inputs) for text in values.drift_inputs]
   workdir = pathlib.Path(values.workdir or f"runs/serve_{runs[0].name}")
-  of_training = values.reference == "training"
-  # Others need no journal, so that a mistake in them leaves no folder behind.
-  reference = None
-  if not of_training:
-    reference = references.make(values.reference, runs[0], bins, None, **asked)
-  with ServiceJournal(workdir) as journal:
-    if of_training:
-      reference = references.make(values.reference, runs[0], bins, journal, **asked)
-    service = Service(runs, journal, bins=bins, reference=reference, settings=settings)
+  with contextlib.ExitStack() as opened:
+    # Some references need no journal: a mistake in one of them leaves no folder behind.
+    journal = functools.cache(lambda: opened.enter_context(ServiceJournal(workdir)))
+    reference = references.make(values.reference, runs[0], bins, journal, **asked)
+    service = Service(runs, journal(), bins=bins, reference=reference, settings=settings)
     web = http.Web(service, most_bytes=round(values.max_mb * 2**20), token=token)
     if values.host not in ("127.0.0.1", "localhost", "::1"):
       writers.warn(

@@ -1,6 +1,7 @@
 """The look of pictures: files of three kinds, names at the ends of lines, words."""
 
 import io
+import itertools
 
 import numpy as np
 import pytest
@@ -122,3 +123,6 @@ def test_names_at_the_ends_of_lines_never_overlap(heights):
   assert not any(a.overlaps(b) for i, a in enumerate(boxes) for b in boxes[:i])
   assert all(box.y0 >= 0 and box.y1 <= figure.bbox.y1 for box in boxes)
   assert all(box.x1 <= figure.bbox.x1 for box in boxes)
+  # No thin line runs through a name.
+  thin = [text.arrow_patch.get_window_extent() for text in axes.texts]
+  assert all(line.x1 <= box.x0 + 1 for line, box in itertools.product(thin, boxes))

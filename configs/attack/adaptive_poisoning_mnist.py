@@ -18,10 +18,11 @@ from typing import Any
 
 from dpjax.experiments.config import fields
 from dpjax.experiments.kinds.attack.config import AttackConfig
-from dpjax.experiments.kinds.central.config import DataConfig, ModelConfig
+from dpjax.experiments.kinds.central.config import ModelConfig
 from dpjax.experiments.kinds.federated.config import (
+  ClientOptimizerConfig,
   FedConfig,
-  FedOptimizerConfig,
+  FedDataConfig,
   LocalConfig,
   NoPrivacy,
 )
@@ -53,11 +54,11 @@ def get_config() -> AttackConfig:
   return AttackConfig(
     attack="alie",
     target=FedConfig(
-      data=DataConfig(name="mnist", limit=8000),
+      data=FedDataConfig(name="mnist", limit=8000),
       partition={"name": "dirichlet", "num_clients": 40, "alpha": 1.0},
       model=ModelConfig(name="mlp", options={"features": (32,)}),
       local=LocalConfig(batch_size=None, epochs=5),
-      client_optimizer=FedOptimizerConfig(learning_rate=0.2),
+      client_optimizer=ClientOptimizerConfig(learning_rate=0.2),
       privacy=NoPrivacy(),
       num_rounds=20,
       clients_per_round=40,

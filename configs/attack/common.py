@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from dpjax.experiments.kinds.central.config import DataConfig, ModelConfig
+from dpjax.experiments.kinds.central.config import ModelConfig
 from dpjax.experiments.kinds.federated.config import (
+  ClientOptimizerConfig,
   FedConfig,
-  FedOptimizerConfig,
+  FedDataConfig,
   LocalConfig,
   NoPrivacy,
 )
@@ -28,11 +29,11 @@ DLG: dict[str, Any] = {
 def clients(dataset: str, model: ModelConfig, *, count: int, batch: int = 1) -> FedConfig:
   """Clients with that many examples each. Each sends its gradient as one step of SGD."""
   return FedConfig(
-    data=DataConfig(name=dataset, limit=count * batch),
+    data=FedDataConfig(name=dataset, limit=count * batch),
     partition={"name": "iid", "num_clients": count},
     model=model,
     local=LocalConfig(batch_size=None, epochs=1),
-    client_optimizer=FedOptimizerConfig(learning_rate=1.0),
+    client_optimizer=ClientOptimizerConfig(learning_rate=1.0),
     privacy=NoPrivacy(),
     num_rounds=1,
     clients_per_round=2,

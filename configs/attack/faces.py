@@ -20,10 +20,11 @@ from typing import Any
 
 from dpjax.experiments.config import fields
 from dpjax.experiments.kinds.attack.config import AttackConfig
-from dpjax.experiments.kinds.central.config import DataConfig, ModelConfig
+from dpjax.experiments.kinds.central.config import ModelConfig
 from dpjax.experiments.kinds.federated.config import (
+  ClientOptimizerConfig,
   FedConfig,
-  FedOptimizerConfig,
+  FedDataConfig,
   LocalConfig,
   NoPrivacy,
 )
@@ -47,11 +48,11 @@ def get_config() -> AttackConfig:
   return AttackConfig(
     attack="dense_first",
     target=FedConfig(
-      data=DataConfig(name="faces", limit=8),
+      data=FedDataConfig(name="faces", limit=8),
       partition={"name": "iid", "num_clients": 8},
       model=ModelConfig(name="mlp", options={"features": (64,), "activation": "sigmoid"}),
       local=LocalConfig(batch_size=None, epochs=1),
-      client_optimizer=FedOptimizerConfig(learning_rate=0.1),
+      client_optimizer=ClientOptimizerConfig(learning_rate=0.1),
       privacy=NoPrivacy(),
       num_rounds=1,
       clients_per_round=2,

@@ -17,10 +17,11 @@ from typing import Any
 
 from dpjax.experiments.config import fields
 from dpjax.experiments.kinds.attack.config import AttackConfig
-from dpjax.experiments.kinds.central.config import DataConfig, ModelConfig
+from dpjax.experiments.kinds.central.config import ModelConfig
 from dpjax.experiments.kinds.federated.config import (
+  ClientOptimizerConfig,
   FedConfig,
-  FedOptimizerConfig,
+  FedDataConfig,
   LocalConfig,
   NoPrivacy,
 )
@@ -51,11 +52,11 @@ def get_config() -> AttackConfig:
   return AttackConfig(
     attack="scaled_update",
     target=FedConfig(
-      data=DataConfig(name="digits"),
+      data=FedDataConfig(name="digits"),
       partition={"name": "iid", "num_clients": 12},
       model=ModelConfig(name="linear"),
       local=LocalConfig(batch_size=None, epochs=5),
-      client_optimizer=FedOptimizerConfig(learning_rate=0.5),
+      client_optimizer=ClientOptimizerConfig(learning_rate=0.5),
       privacy=NoPrivacy(),
       num_rounds=20,
       clients_per_round=12,

@@ -18,23 +18,27 @@ Images take 2.1 GB as float32; --config.partition.max_examples=100 keeps the fir
 each writer. The rate of learning and the clip norm are those of the MNIST configs, not tuned.
 """
 
-from dpjax.experiments.kinds.central.config import DataConfig, ModelConfig
+from dpjax.experiments.kinds.central.config import ModelConfig
 from dpjax.experiments.kinds.federated.config import (
   Central,
+  ClientOptimizerConfig,
   FedConfig,
-  FedOptimizerConfig,
+  FedDataConfig,
   LocalConfig,
+  ServerOptimizerConfig,
 )
 
 
 def get_config() -> FedConfig:
   return FedConfig(
-    data=DataConfig(name="emnist_all.sqlite", num_classes=62, num_users=3_400, center=True),
+    data=FedDataConfig(
+      name="emnist_all.sqlite", num_classes=62, num_users=3_400, center=True
+    ),
     partition="tff",
     model=ModelConfig(name="cnn"),
     local=LocalConfig(batch_size=20, epochs=1, max_examples=200),
-    client_optimizer=FedOptimizerConfig(learning_rate=0.1),
-    server_optimizer=FedOptimizerConfig(
+    client_optimizer=ClientOptimizerConfig(learning_rate=0.1),
+    server_optimizer=ServerOptimizerConfig(
       rule={"name": "sgd", "momentum": 0.9}, learning_rate=1.0
     ),
     privacy=Central(epsilon=8.0, delta=1e-4, l2_clip_norm=0.3),

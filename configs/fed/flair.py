@@ -19,23 +19,25 @@ network is a ResNet-18 that ImageNet has trained. Here it is a WRN-16-4 that sta
 from random weights, so its scores are not those of the benchmark.
 """
 
-from dpjax.experiments.kinds.central.config import DataConfig, ModelConfig
+from dpjax.experiments.kinds.central.config import ModelConfig
 from dpjax.experiments.kinds.federated.config import (
   Central,
+  ClientOptimizerConfig,
   FedConfig,
-  FedOptimizerConfig,
+  FedDataConfig,
   LocalConfig,
+  ServerOptimizerConfig,
 )
 
 
 def get_config() -> FedConfig:
   return FedConfig(
-    data=DataConfig(name="flair_federated.hdf5", num_classes=17, num_users=41_131),
+    data=FedDataConfig(name="flair_federated.hdf5", num_classes=17, num_users=41_131),
     partition={"name": "pfl", "image_size": 64, "max_examples": 512},
     model=ModelConfig(name="wrn_16_4"),
     local=LocalConfig(batch_size=16, epochs=2),
-    client_optimizer=FedOptimizerConfig(learning_rate=0.01),
-    server_optimizer=FedOptimizerConfig(rule="adam", learning_rate=0.1),
+    client_optimizer=ClientOptimizerConfig(learning_rate=0.01),
+    server_optimizer=ServerOptimizerConfig(rule="adam", learning_rate=0.1),
     privacy=Central(
       epsilon=2.0,
       delta=1e-6,

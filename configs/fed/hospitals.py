@@ -15,22 +15,23 @@ What is hidden is whether a whole hospital took part. To hide a patient costs mu
 configs/breast_cancer.py, where the rows lie in one place.
 """
 
-from dpjax.experiments.kinds.central.config import DataConfig, ModelConfig
+from dpjax.experiments.kinds.central.config import ModelConfig
 from dpjax.experiments.kinds.federated.config import (
   Central,
+  ClientOptimizerConfig,
   FedConfig,
-  FedOptimizerConfig,
+  FedDataConfig,
   LocalConfig,
 )
 
 
 def get_config() -> FedConfig:
   return FedConfig(
-    data=DataConfig(name="breast_cancer", center=True),
+    data=FedDataConfig(name="breast_cancer", center=True),
     partition={"name": "iid", "num_clients": 5},
     model=ModelConfig(name="linear"),
     local=LocalConfig(batch_size=None, epochs=20),
-    client_optimizer=FedOptimizerConfig(learning_rate=0.3),
+    client_optimizer=ClientOptimizerConfig(learning_rate=0.3),
     privacy=Central(epsilon=8.0, delta=1e-2, l2_clip_norm=0.3),
     num_rounds=10,
     clients_per_round=5,

@@ -3,10 +3,11 @@
 python -m launch.federate --config=configs/fed/patients.py --workdir=runs/patients
 """
 
-from dpjax.experiments.kinds.central.config import DataConfig, ModelConfig
+from dpjax.experiments.kinds.central.config import ModelConfig
 from dpjax.experiments.kinds.federated.config import (
+  ClientOptimizerConfig,
   FedConfig,
-  FedOptimizerConfig,
+  FedDataConfig,
   LocalConfig,
   Records,
 )
@@ -14,7 +15,7 @@ from dpjax.experiments.kinds.federated.config import (
 
 def get_config() -> FedConfig:
   return FedConfig(
-    data=DataConfig(name="breast_cancer", center=True),
+    data=FedDataConfig(name="breast_cancer", center=True),
     partition={
       "name": "silos",
       "num_clients": 3,
@@ -24,7 +25,7 @@ def get_config() -> FedConfig:
     model=ModelConfig(name="linear"),
     algorithm={"name": "mr_mtl", "lam": 0.03},
     local=LocalConfig(batch_size=30, epochs=1),
-    client_optimizer=FedOptimizerConfig(learning_rate=1.0),
+    client_optimizer=ClientOptimizerConfig(learning_rate=1.0),
     privacy=Records(epsilon=1.0, delta=1e-3, l2_clip_norm=1.0),
     num_rounds=10,
     eval_every=5,

@@ -12,21 +12,22 @@ Expected: a log loss of .22 to .23 on breast cancer, where the shares of the cla
 proved epsilon of 3 (two runs; Poisson, add/remove-one, per USER).
 """
 
-from dpjax.experiments.kinds.central.config import DataConfig, ModelConfig
+from dpjax.experiments.kinds.central.config import ModelConfig
 from dpjax.experiments.kinds.federated.config import (
   Central,
   FedConfig,
-  FedOptimizerConfig,
+  FedDataConfig,
+  ServerOptimizerConfig,
 )
 
 
 def get_config() -> FedConfig:
   return FedConfig(
-    data=DataConfig(name="breast_cancer"),
+    data=FedDataConfig(name="breast_cancer"),
     partition={"name": "iid", "num_clients": 457},
     model=ModelConfig(name="linear"),
     algorithm="fed_sgd",
-    server_optimizer=FedOptimizerConfig(learning_rate=0.5),
+    server_optimizer=ServerOptimizerConfig(learning_rate=0.5),
     privacy=Central(epsilon=3.0, delta=1e-5, l2_clip_norm=2.5),
     num_rounds=120,
     clients_per_round=91,

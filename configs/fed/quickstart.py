@@ -9,23 +9,25 @@ each). Delta is below 1 / 100 users; with so
 few users a much smaller one would leave little to learn.
 """
 
-from dpjax.experiments.kinds.central.config import DataConfig, ModelConfig
+from dpjax.experiments.kinds.central.config import ModelConfig
 from dpjax.experiments.kinds.federated.config import (
   Central,
+  ClientOptimizerConfig,
   FedConfig,
-  FedOptimizerConfig,
+  FedDataConfig,
   LocalConfig,
+  ServerOptimizerConfig,
 )
 
 
 def get_config() -> FedConfig:
   return FedConfig(
-    data=DataConfig(name="digits", center=True),
+    data=FedDataConfig(name="digits", center=True),
     partition="iid",
     model=ModelConfig(name="linear"),
     local=LocalConfig(batch_size=None, epochs=5),
-    client_optimizer=FedOptimizerConfig(learning_rate=0.1),
-    server_optimizer=FedOptimizerConfig(
+    client_optimizer=ClientOptimizerConfig(learning_rate=0.1),
+    server_optimizer=ServerOptimizerConfig(
       rule={"name": "sgd", "momentum": 0.9}, learning_rate=1.0
     ),
     privacy=Central(epsilon=4.0, delta=1e-3, l2_clip_norm=0.15),

@@ -21,26 +21,28 @@ epsilon of 8 leaves room for a small model and few rounds: compare with the row 
 privacy before believing that a private model of this size has learnt to write.
 """
 
-from dpjax.experiments.kinds.central.config import DataConfig, ModelConfig
+from dpjax.experiments.kinds.central.config import ModelConfig
 from dpjax.experiments.kinds.federated.config import (
   Central,
+  ClientOptimizerConfig,
   FedConfig,
-  FedOptimizerConfig,
+  FedDataConfig,
   LocalConfig,
+  ServerOptimizerConfig,
 )
 
 
 def get_config() -> FedConfig:
   return FedConfig(
-    data=DataConfig(name="shakespeare"),
+    data=FedDataConfig(name="shakespeare"),
     partition="shakespeare",
     model=ModelConfig(
       name="transformer",
       options={"num_layers": 1, "num_heads": 2, "features": 32, "max_length": 80},
     ),
     local=LocalConfig(batch_size=8, epochs=1, max_examples=16),
-    client_optimizer=FedOptimizerConfig(learning_rate=1.0),
-    server_optimizer=FedOptimizerConfig(
+    client_optimizer=ClientOptimizerConfig(learning_rate=1.0),
+    server_optimizer=ServerOptimizerConfig(
       rule={"name": "sgd", "momentum": 0.9}, learning_rate=1.0
     ),
     privacy=Central(epsilon=8.0, delta=1e-4, l2_clip_norm=0.3),

@@ -15,10 +15,11 @@ in the test one is .036. Which two people are unseen matters, too: results/carri
 Settings were chosen on the same people, and no epsilon counts those trials.
 """
 
-from dpjax.experiments.kinds.central.config import DataConfig, ModelConfig
+from dpjax.experiments.kinds.central.config import ModelConfig
 from dpjax.experiments.kinds.federated.config import (
+  ClientOptimizerConfig,
   FedConfig,
-  FedOptimizerConfig,
+  FedDataConfig,
   LocalConfig,
   Records,
 )
@@ -26,11 +27,11 @@ from dpjax.experiments.kinds.federated.config import (
 
 def get_config() -> FedConfig:
   return FedConfig(
-    data=DataConfig(name="smartwatch"),
+    data=FedDataConfig(name="smartwatch"),
     partition="natural",
     model=ModelConfig(name="linear"),
     local=LocalConfig(batch_size=None, epochs=1),
-    client_optimizer=FedOptimizerConfig(learning_rate=2.0),
+    client_optimizer=ClientOptimizerConfig(learning_rate=2.0),
     # The study's plan says how many recordings a person makes: two of each of seven exercises.
     privacy=Records(epsilon=8.0, delta=1e-3, l2_clip_norm=1.0, num_examples=(14,) * 8),
     num_rounds=30,

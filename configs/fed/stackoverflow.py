@@ -18,26 +18,28 @@ has 384, and its Adam has an epsilon of .01, this one .001. The words of the fil
 how many users have them, which no epsilon covers: so it is a claim.
 """
 
-from dpjax.experiments.kinds.central.config import DataConfig, ModelConfig
+from dpjax.experiments.kinds.central.config import ModelConfig
 from dpjax.experiments.kinds.federated.config import (
   Central,
+  ClientOptimizerConfig,
   FedConfig,
-  FedOptimizerConfig,
+  FedDataConfig,
   LocalConfig,
+  ServerOptimizerConfig,
 )
 
 
 def get_config() -> FedConfig:
   return FedConfig(
-    data=DataConfig(name="stackoverflow.hdf5", num_users=342_477),
+    data=FedDataConfig(name="stackoverflow.hdf5", num_users=342_477),
     partition={"name": "pfl", "max_examples": 64},
     model=ModelConfig(
       name="transformer",
       options={"num_layers": 3, "num_heads": 8, "features": 96, "max_length": 21},
     ),
     local=LocalConfig(batch_size=16, epochs=1),
-    client_optimizer=FedOptimizerConfig(learning_rate=0.3),
-    server_optimizer=FedOptimizerConfig(rule="adam", learning_rate=0.1),
+    client_optimizer=ClientOptimizerConfig(learning_rate=0.3),
+    server_optimizer=ServerOptimizerConfig(rule="adam", learning_rate=0.1),
     privacy=Central(
       epsilon=2.0,
       delta=1e-6,

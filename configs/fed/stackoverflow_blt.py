@@ -22,14 +22,14 @@ from configs.fed import stackoverflow
 from dpjax.experiments.kinds.federated.config import (
   FedConfig,
   FedFtrl,
-  FedOptimizerConfig,
+  ServerOptimizerConfig,
 )
 from dpjax.noise import correlated
 
 
 def get_config() -> FedConfig:
   config = stackoverflow.get_config()
-  config.server_optimizer = FedOptimizerConfig(
+  config.server_optimizer = ServerOptimizerConfig(
     rule={"name": "sgd", "momentum": 0.9}, learning_rate=1.0
   )
   config.privacy = FedFtrl(

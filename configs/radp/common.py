@@ -23,7 +23,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from dpjax.experiments.config import fields
-from dpjax.experiments.kinds.central.config import DataConfig, ModelConfig
+from dpjax.experiments.kinds.central.config import ExamplesConfig, NetworkConfig
 from dpjax.experiments.kinds.relevance.config import RelevanceAudit, RelevanceConfig
 from dpjax.experiments.kinds.relevance.methods import Radp
 from dpjax.experiments.sweeps.sweep import Sweep
@@ -89,8 +89,8 @@ def on(dataset: str, **fields: Any) -> RelevanceConfig:
   """The paper's setting on one data set: nets, epochs and attacks."""
   cifar = dataset == "cifar10"
   standard: dict[str, Any] = dict(
-    data=DataConfig(name=dataset),
-    model=ModelConfig(name=f"radp_{dataset}"),
+    data=ExamplesConfig(name=dataset),
+    model=NetworkConfig(name=f"radp_{dataset}"),
     num_epochs=8 if dataset == "mnist" else 4,
     batch_size=1000 if cifar else 600,
     # Attacks on the noise of one record take seconds. Canaries would train everything three

@@ -9,15 +9,15 @@ with 1,000 draws. quickstart_proved.py beside it is the mode with a proof. With
 --config.method=radp_dpsgd the relevance guides DP-SGD instead, at a proved epsilon.
 """
 
-from dpjax.experiments.kinds.central.config import DataConfig, ModelConfig
+from dpjax.experiments.kinds.central.config import ExamplesConfig, NetworkConfig
 from dpjax.experiments.kinds.relevance.config import RelevanceConfig
 from dpjax.experiments.kinds.relevance.methods import Radp
 
 
 def get_config() -> RelevanceConfig:
   return RelevanceConfig(
-    data=DataConfig(name="digits"),
-    model=ModelConfig(name="mlp", options={"features": (64,)}),
+    data=ExamplesConfig(name="digits"),
+    model=NetworkConfig(name="mlp", options={"features": (64,)}),
     epsilon=8.0,
     num_epochs=20,
     batch_size=100,

@@ -10,7 +10,7 @@ setting of 1.0 that stood here before was never read, and is gone.
 """
 
 from configs.radp import quickstart
-from dpjax.experiments.kinds.central.config import ModelConfig
+from dpjax.experiments.kinds.central.config import NetworkConfig
 from dpjax.experiments.kinds.relevance.config import RelevanceConfig
 from dpjax.experiments.kinds.relevance.methods import RadpRigorous, Untrained
 
@@ -24,7 +24,7 @@ def get_config() -> RelevanceConfig:
     features={"name": "laplace_clipped", "clip": 0.15},
     shuffle=False,
     pool=2,
-    reduced_model=ModelConfig(name="linear"),
+    reduced_model=NetworkConfig(name="linear"),
     learning_rate=5e-3,
   )
   return config

@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from configs.radp import common
-from dpjax.experiments.kinds.central.config import DataConfig, ModelConfig
+from dpjax.experiments.kinds.central.config import ExamplesConfig, NetworkConfig
 from dpjax.experiments.kinds.relevance.config import RelevanceAudit, RelevanceConfig
 from dpjax.experiments.kinds.relevance.methods import Radp
 from dpjax.experiments.sweeps.sweep import Sweep
@@ -24,8 +24,8 @@ from dpjax.experiments.sweeps.sweep import Sweep
 
 def get_config() -> Sweep:
   base = RelevanceConfig(
-    data=DataConfig(name="digits"),
-    model=ModelConfig(name="mlp", options={"features": (64,)}),
+    data=ExamplesConfig(name="digits"),
+    model=NetworkConfig(name="mlp", options={"features": (64,)}),
     num_epochs=20,
     batch_size=100,
     method=Radp(learning_rate=5e-3),

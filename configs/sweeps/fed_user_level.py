@@ -18,12 +18,13 @@ from collections.abc import Iterator
 from typing import Any
 
 from configs.sweeps.mnist_curves import EPSILONS, over_epsilon
-from dpjax.experiments.kinds.central.config import DataConfig, ModelConfig
+from dpjax.experiments.kinds.central.config import ModelConfig
 from dpjax.experiments.kinds.federated.config import (
   Central,
   FedConfig,
-  FedOptimizerConfig,
+  FedDataConfig,
   LocalConfig,
+  ServerOptimizerConfig,
 )
 from dpjax.experiments.sweeps.sweep import Sweep
 
@@ -54,11 +55,11 @@ LINES = {
 
 def _base() -> FedConfig:
   return FedConfig(
-    data=DataConfig(name="mnist"),
+    data=FedDataConfig(name="mnist"),
     partition={"name": "iid", "num_clients": 2_000},
     model=ModelConfig(name="linear"),
     local=LocalConfig(batch_size=None, epochs=5),
-    server_optimizer=FedOptimizerConfig(
+    server_optimizer=ServerOptimizerConfig(
       rule={"name": "sgd", "momentum": 0.9}, learning_rate=1.0
     ),
     privacy=Central(epsilon=None, delta=1e-4),

@@ -15,10 +15,11 @@ from collections.abc import Iterator
 from typing import Any
 
 from dpjax.experiments.config import fields
-from dpjax.experiments.kinds.central.config import DataConfig, ModelConfig
+from dpjax.experiments.kinds.central.config import ModelConfig
 from dpjax.experiments.kinds.federated.config import (
+  ClientOptimizerConfig,
   FedConfig,
-  FedOptimizerConfig,
+  FedDataConfig,
   LocalConfig,
   NoPrivacy,
 )
@@ -29,11 +30,11 @@ _PROTOCOLS = ("additive_sharing", "additive_servers", "secagg", "secagg_plus", "
 
 def _base() -> FedConfig:
   return FedConfig(
-    data=DataConfig(name="mnist", center=True),
+    data=FedDataConfig(name="mnist", center=True),
     partition={"name": "iid", "num_clients": 20},
     model=ModelConfig(name="linear"),
     local=LocalConfig(batch_size=None, epochs=5),
-    client_optimizer=FedOptimizerConfig(learning_rate=0.02),
+    client_optimizer=ClientOptimizerConfig(learning_rate=0.02),
     privacy=NoPrivacy(sampler="fixed_size"),
     num_rounds=12,
     clients_per_round=20,

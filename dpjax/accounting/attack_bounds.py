@@ -34,6 +34,8 @@ _COARSE = 257
 _FINE = 65
 # Largest epsilon tried: e^-40 is below the rounding of a rate.
 _LARGEST = 40.0
+# More than what the few operations of a bound may round off.
+_ROUNDING = 1e-15
 
 
 def true_positive_rate(profile: Profile, fpr: float) -> float:
@@ -53,10 +55,10 @@ def true_positive_rate(profile: Profile, fpr: float) -> float:
   validate.open_unit(fpr=fpr)
 
   def steep(epsilons: np.ndarray) -> np.ndarray:
-    return np.exp(epsilons) * fpr + profile(epsilons)
+    return (np.exp(epsilons) * fpr + profile(epsilons)) * (1 + _ROUNDING)
 
   def flat(epsilons: np.ndarray) -> np.ndarray:
-    return 1 - np.exp(-epsilons) * (1 - fpr - profile(epsilons))
+    return 1 - np.exp(-epsilons) * (1 - fpr - profile(epsilons)) + _ROUNDING
 
   best = 1.0
   # `steep` is above 1 for an epsilon above log(1 / FPR). `steep` is convex in e^epsilon and `flat`

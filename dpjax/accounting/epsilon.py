@@ -20,6 +20,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import math
+import sys
 from collections.abc import Iterator, Sequence
 from typing import TypedDict, Unpack
 
@@ -310,7 +311,9 @@ def _rdp_profile(steps: Parts) -> Profile:
 
   def deltas(epsilons: Sequence[float] | np.ndarray) -> np.ndarray:
     at = np.asarray(epsilons, float)[:, None]  # [k, 1] against the orders
-    return np.minimum(largest, np.exp(np.minimum(heights - slopes * at, 0.0).min(axis=1)))
+    least = np.exp(np.minimum(heights - slopes * at, 0.0).min(axis=1))
+    # A delta that underflows to 0 would say that noise with tails is (epsilon, 0)-private.
+    return np.minimum(largest, np.maximum(least, sys.float_info.min))
 
   return deltas
 

@@ -19,6 +19,7 @@ exp(-N kl(m, delta)), by Hoeffding's inequality.
 
 from __future__ import annotations
 
+import bisect
 import math
 from typing import NamedTuple
 
@@ -276,16 +277,10 @@ def _least_epsilon(losses: np.ndarray, limit: float) -> float:
   """Returns the smallest epsilon of the grid whose mean delta is at most `limit`, or inf.
 
   The mean delta falls with epsilon, so bisection finds this epsilon."""
-  low = -1
-  high = len(_GRID) - 1
-  # The comparison is written so that a mean of NaN gives inf, too.
-  if not _mean_delta(losses, _GRID[high]) <= limit:
-    return math.inf
-  while high - low > 1:
-    middle = (low + high) // 2
-    passes = _mean_delta(losses, _GRID[middle]) <= limit
-    low, high = (low, middle) if passes else (middle, high)
-  return float(_GRID[high])
+  # A mean of NaN passes nowhere, so it gives inf, too.
+  passes = lambda epsilon: bool(_mean_delta(losses, epsilon) <= limit)
+  place = bisect.bisect_left(_GRID, True, key=passes)
+  return float(_GRID[place]) if place < len(_GRID) else math.inf
 
 
 def _largest_mean(number: int, delta: float, log_miss: float) -> float:

@@ -53,6 +53,7 @@ of log L, so one FFT does.
 
 from __future__ import annotations
 
+import bisect
 import functools
 import math
 from typing import NamedTuple
@@ -335,9 +336,7 @@ def _tail(
     return (num_steps - 1) * common + math.log(float((having * weights).sum()))
 
   # The logarithm of the bound is convex in the rate, so bisection finds the best of the rates.
-  low, high = 0, len(rates) - 1
-  while low < high:
-    middle = (low + high) // 2
-    low, high = (low, middle) if bound(middle) <= bound(middle + 1) else (middle + 1, high)
+  rises = lambda place: bound(place) <= bound(place + 1)
+  best = bisect.bisect_left(range(len(rates) - 1), True, key=rises)
   # The addend covers the rounding of T logarithms.
-  return math.exp(min(0.0, bound(low) + 1e-9 * num_steps))
+  return math.exp(min(0.0, bound(best) + 1e-9 * num_steps))

@@ -10,8 +10,8 @@ from dp_accounting.dp_event import RepeatAndSelectDpEvent
 from dpjax import validate
 from dpjax.accounting.epsilon import Counting, privacy_profile
 from dpjax.accounting.epsilon import epsilon as epsilon_of
-from dpjax.accounting.event_kinds.elements import describe, parts, without_relation
-from dpjax.accounting.event_kinds.kind import DpEvent, user_defined
+from dpjax.accounting.event_kinds.elements import claims, describe, mechanism_of, parts
+from dpjax.accounting.event_kinds.kind import DpEvent
 from dpjax.accounting.loss_grid import Profile
 from dpjax.accounting.overflow import with_aborts
 from dpjax.accounting.proved import ACCOUNTANTS, RELATIONS
@@ -20,8 +20,9 @@ from dpjax.validate import UserError
 
 EPSILON_KINDS = {
   "proved": "an upper bound, proved for the mechanism described below",
-  "claimed": "claimed by its author and NOT proved here",
+  "claimed": "resting on what is assumed, and NOT proved here",
   "approximation": "an approximation in the limit of many steps, which may be too small",
+  "none": "no bound at all",
   "audited_lower_bound": "a lower bound measured by an attack, the truth is no less",
 }
 # Statement for a run without a finite proved epsilon, such as one without noise.
@@ -107,7 +108,7 @@ def privacy_statement(
     num_examples: number of units; None if it is not stated. Under add_or_remove_one, the DECLARED
       constant that the mechanism used; under other relations, the true number, equal in neighbours.
     unit: name of what counts as one record, such as "example" or "user".
-    epsilon_kind: a key of `EPSILON_KINDS`.
+    epsilon_kind: a key of `EPSILON_KINDS`. What an event itself claims is never "proved".
     epsilons: name -> epsilon, for a table of values that no accountant computes.
     delta_set_aside: part of delta reserved for a failure outside `event`, such as a batch above
       its capacity. Epsilon is taken at the remaining delta.
@@ -126,11 +127,12 @@ def privacy_statement(
   validate.open_unit(delta=delta)
   validate.one_of(RELATIONS, neighboring_relation=neighboring_relation)
   validate.one_of(EPSILON_KINDS, epsilon_kind=epsilon_kind)
-  # The accounting of a user-defined event is the user's claim, so dpjax proves nothing for it.
-  if epsilon_kind == "proved" and user_defined(event):
+  assumed = claims(event)
+  if epsilon_kind == "proved" and assumed:
     epsilon_kind = "claimed"
   rows = {}
   attackers = ""
+  is_known = epsilons is not None
   for name, value in (epsilons or {}).items():
     rows[name] = upper(value, decimals=4)
   for name in accountants if epsilons is None else ():
@@ -143,17 +145,20 @@ def privacy_statement(
       rows[name] = f"not available ({error})"
       continue
     rows[name] = upper(epsilon, decimals=4)
+    is_known |= math.isfinite(epsilon)
     if not attackers and math.isfinite(epsilon):
       profile = privacy_profile(event, **relation)
       profile = with_aborts(profile, aside=delta_set_aside, epsilon=epsilon)
       attackers = _attackers(profile, delta, name)
+  epsilon_kind = epsilon_kind if is_known else "none"
   selected = any(
-    isinstance(without_relation(part), RepeatAndSelectDpEvent) for part in parts(event)
+    isinstance(mechanism_of(part), RepeatAndSelectDpEvent) for part in parts(event)
   )
   *rest, last = not_covered(unit, "other statistics" if statistics else "statistics")
   as_if = " as no worse than (this is not the noise of a step)" if noise else ""
   words = [
     _headline(rows, delta, delta_set_aside, epsilon_kind),
+    *([f"Assumed: {'; '.join(assumed)}."] if assumed else []),
     _adjacency(neighboring_relation, unit, num_examples),
     *([attackers] if attackers else []),
     f"Charged{as_if}: {describe(event, unit) or 'nothing'}.",

@@ -13,7 +13,7 @@ import warnings
 
 import numpy as np
 
-from dpjax import optional, validate
+from dpjax import optional
 from dpjax.attacks import signals
 from dpjax.types import HostArray
 from dpjax.validate import UserError
@@ -29,7 +29,6 @@ def attack_network(
   *,
   shadow_answers: HostArray,
   included: HostArray,
-  seed: int = 0,
 ) -> np.ndarray:
   """Returns for each record the probability [n] that it is a member, by the network of its class.
 
@@ -40,7 +39,6 @@ def attack_network(
     labels: [n], integer labels of the records in 0 .. K - 1.
     shadow_answers: [S, n, K], probabilities of S shadow models for the same records.
     included: bool [S, n], which shadow was trained on which record.
-    seed: seed of the networks' first weights and batches.
 
   Raises UserError for shapes that do not match, NaN or numbers that are no probabilities.
 
@@ -52,7 +50,6 @@ def attack_network(
   >>> (scores > 0.5).tolist() == held[0].tolist()
   True
   """
-  validate.integer_at_least(0, seed=seed)
   own = _checked("answers", answers, 2)
   theirs = _checked("shadow_answers", shadow_answers, 3)
   held = np.asarray(included)
@@ -74,20 +71,18 @@ def attack_network(
     if members.all() or not members.any():
       continue
     known = theirs[:, of_class].reshape(-1, own.shape[1])
-    scores[of_class] = _member_prob(known, members, own[of_class], seed)
+    scores[of_class] = _member_prob(known, members, own[of_class])
   return scores
 
 
-def _member_prob(
-  known: np.ndarray, members: np.ndarray, asked: np.ndarray, seed: int
-) -> np.ndarray:
+def _member_prob(known: np.ndarray, members: np.ndarray, asked: np.ndarray) -> np.ndarray:
   """Trains a network on known answers [m, K], and returns its probabilities for others [n, K]."""
   # Imported here, since scikit-learn is slow to import.
   with optional.needed():
     from sklearn.exceptions import ConvergenceWarning
     from sklearn.neural_network import MLPClassifier
 
-  network = MLPClassifier((_HIDDEN,), max_iter=_EPOCHS, random_state=seed)
+  network = MLPClassifier((_HIDDEN,), max_iter=_EPOCHS, random_state=0)
   with warnings.catch_warnings():
     # A fixed number of epochs, after which it need not have converged.
     warnings.simplefilter("ignore", ConvergenceWarning)

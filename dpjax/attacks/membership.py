@@ -447,13 +447,7 @@ def tune_rmia(
   return RmiaSettings(*chosen)
 
 
-def rmia_tuned(
-  evidence: Evidence,
-  *,
-  population: HostArray | None = None,
-  offline: bool = False,
-  offline_a: float = 0.3,
-) -> np.ndarray:
+def rmia_tuned(evidence: Evidence, *, offline: bool = False) -> np.ndarray:
   """Returns the scores [n] of `rmia` with the gamma and temperature that `tune_rmia` chooses.
 
   Raises UserError as these two functions do.
@@ -463,15 +457,8 @@ def rmia_tuned(
   >>> rmia_tuned(Evidence([9.0, 2.0, 1.0, 0.0], held + 0.0, held)).round(2)
   array([1.  , 0.67, 0.33, 0.  ])
   """
-  chosen = tune_rmia(evidence, offline=offline, offline_a=offline_a)
-  return rmia(
-    evidence,
-    population=population,
-    gamma=chosen.gamma,
-    temperature=chosen.temperature,
-    offline=offline,
-    offline_a=offline_a,
-  )
+  chosen = tune_rmia(evidence, offline=offline)
+  return rmia(evidence, offline=offline, **chosen._asdict())
 
 
 def _games(evidence: Evidence, offline: bool) -> Iterator[tuple[Evidence, np.ndarray]]:

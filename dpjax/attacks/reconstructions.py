@@ -214,32 +214,6 @@ def matched(truth: HostArray, recovered: HostArray) -> np.ndarray:
   return optimize.linear_sum_assignment(np.log(np.maximum(squares, floor)))[1]
 
 
-def identified(recovered: HostArray, candidates: HostArray, truth: HostArray) -> np.ndarray:
-  """Returns bool [B]: whether the candidate nearest to each reconstruction is the true one.
-
-  This re-identification may succeed where a reconstruction is too poor to look at.
-
-  Args:
-    candidates: [n, ...], records that include the true ones.
-    truth: integers [B], the places of the true candidates.
-
-  >>> identified([[0.4, 0.0]], [[0.0, 0.0], [1.0, 1.0]], [0]).tolist()
-  [True]
-  """
-  guesses = np.asarray(recovered, np.float64)
-  vectors = np.asarray(candidates, np.float64)
-  guesses = guesses.reshape(len(guesses), -1)
-  vectors = vectors.reshape(len(vectors), -1)
-  places = np.asarray(truth)
-  if guesses.shape[1] != vectors.shape[1] or places.shape != (len(guesses),):
-    raise UserError(
-      f"must be {len(guesses)} places of candidates shaped as what was found, "
-      f"got {places.shape} of {vectors.shape}",
-      field="truth",
-    )
-  return distance.cdist(guesses, vectors).argmin(axis=1) == places
-
-
 class Success(NamedTuple):
   """Number of records that an attack recovered, by one criterion."""
 

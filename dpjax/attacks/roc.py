@@ -201,9 +201,7 @@ def rate_at(curve: Roc, fpr: float, *, confidence: float = 0.95) -> RateAtFpr:
   return RateAtFpr(fpr, allowed, false, (low[0], high[1]), float(curve.tpr[at]), interval)
 
 
-def loss_tail(
-  scores: HostArray, membership: HostArray, *, fnr: float = 0.01, confidence: float = 0.95
-) -> RateAtFpr:
+def loss_tail(scores: HostArray, membership: HostArray, *, fnr: float = 0.01) -> RateAtFpr:
   """Returns a rate whose `tpr` is the share of non-members that score below nearly all members.
 
   That is the true negative rate of the loss attack at a false negative rate of `fnr`: the share of
@@ -222,7 +220,7 @@ def loss_tail(
   0.5
   """
   values = signals.numbers("scores", scores)
-  return rate_at(curve_of(-values, ~np.asarray(membership)), fnr, confidence=confidence)
+  return rate_at(curve_of(-values, ~np.asarray(membership)), fnr)
 
 
 class Leakage(NamedTuple):

@@ -15,6 +15,7 @@ import numpy as np
 from scipy import special, stats
 
 from dpjax import sampling, trees
+from dpjax.accounting.event_kinds.elements import mechanism_of
 from dpjax.accounting.event_kinds.k_out_of_t import KOutOfTDpEvent
 from dpjax.accounting.event_kinds.kind import kind_of
 from dpjax.accounting.event_kinds.random_allocation import RandomAllocationDpEvent
@@ -272,7 +273,7 @@ def sampler_law(subject: Subject) -> Row:
     return _participation(subject, n)
   if isinstance(subject.plan.sampler, sampling.ShuffledSampler):
     return _once_an_epoch(subject, n)
-  event: Any = subject.plan.sum_event(0)
+  event: Any = mechanism_of(subject.plan.sum_event(0))
   if isinstance(event, RandomAllocationDpEvent):
     return _in_each_pass(subject, n, length=event.num_steps, times=1)
   if isinstance(event, KOutOfTDpEvent):

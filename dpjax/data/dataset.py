@@ -19,54 +19,41 @@ from dpjax.types import Example, HostArray
 from dpjax.validate import UserError
 
 
-def _check_columns(x: Columns) -> None:
-  for place, leaf in x.named():
-    if not isinstance(leaf, np.ndarray) or leaf.dtype not in (np.float32, np.int32):
-      raise UserError(
-        f"must be a float32 or int32 NumPy array, got {leaf.dtype}", field=place
-      )
-    if 0 in leaf.shape[1:]:
-      raise UserError(
-        "one example must hold at least one number",
-        field=f"{place}.shape",
-        value=validate.shape_of_rows(leaf.shape),
-      )
-    if leaf.dtype == np.float32 and not np.isfinite(leaf).all():
-      bad = int(np.count_nonzero(~np.isfinite(leaf)))
-      raise UserError(f"every value must be finite in float32, {bad} are not", field=place)
-
-
 def _check_x(x: Any) -> None:
   if isinstance(x, Columns):
-    return _check_columns(x)
-  known = isinstance(x, np.ndarray | Rows)
-  if not known or x.dtype not in (np.float32, np.int32):
-    kind = getattr(x, "dtype", type(x).__name__)
-    raise UserError(f"must be a float32 or int32 NumPy array, got {kind}", field="x")
-  if x.ndim < 2:
+    for place, leaf in x.named():
+      _check_array(leaf, place)
+    return
+  if isinstance(x, np.ndarray | Rows) and x.ndim < 2:
     raise UserError(
       "must be [n, *features] (one column: [n, 1])",
       field="x.shape",
       value=validate.shape_of_rows(x.shape),
     )
+  _check_array(x, "x")
+
+
+def _check_array(x: Any, field: str) -> None:
+  if not isinstance(x, np.ndarray | Rows) or x.dtype not in (np.float32, np.int32):
+    kind = getattr(x, "dtype", type(x).__name__)
+    raise UserError(f"must be a float32 or int32 NumPy array, got {kind}", field=field)
   if 0 in x.shape[1:]:
     raise UserError(
       "one example must hold at least one number",
-      field="x.shape",
+      field=f"{field}.shape",
       value=validate.shape_of_rows(x.shape),
     )
-  if isinstance(x, Rows):
-    # The values are checked whenever rows are read; see `in_files`.
+  # The values of `Rows` are checked whenever rows are read; see `in_files`.
+  if isinstance(x, Rows) or x.dtype != np.float32:
     return
   bad = 0
-  if x.dtype == np.float32:
-    # A mask of all numbers at once would take a quarter of the data's memory.
-    rows = max(1, CHUNK_BYTES // max(1, x[:1].nbytes))
-    for start in range(0, len(x), rows):
-      part = x[start : start + rows]
-      bad += part.size - int(np.count_nonzero(np.isfinite(part)))
+  # A mask of all numbers at once would take a quarter of the data's memory.
+  rows = max(1, CHUNK_BYTES // max(1, x[:1].nbytes))
+  for start in range(0, len(x), rows):
+    part = x[start : start + rows]
+    bad += part.size - int(np.count_nonzero(np.isfinite(part)))
   if bad:
-    raise UserError(f"every value must be finite in float32, {bad} are not", field="x")
+    raise UserError(f"every value must be finite in float32, {bad} are not", field=field)
 
 
 def _check_range(array: np.ndarray, bound: int | None, name: str, bound_name: str) -> None:

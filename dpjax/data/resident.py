@@ -15,6 +15,7 @@ from dpjax.columns import Columns
 from dpjax.data.rows import Rows
 from dpjax.parallel import spanning
 from dpjax.types import Example, Labelled
+from dpjax.validate import UserError
 
 # Largest size of the inputs of a data set that `resident` moves to the device by default.
 LIMIT_BYTES = 8 * 2**30
@@ -48,6 +49,12 @@ class Resident:
     everywhere: Sharding | None = None,
     split: Callable[[Any], Any] | None = None,
   ):
+    if not hasattr(dataset, "x"):
+      raise UserError(
+        f"is {type(dataset).__name__}, must be a data set with x and y; group users after it: "
+        "group_by_user(Resident(data), ...)",
+        field="dataset",
+      )
     x = dataset.x.tree if isinstance(dataset.x, Columns) else dataset.x
     arrays = Example(x, dataset.y)
     # `jnp.asarray` would hold a second copy while it compiles one.
@@ -84,5 +91,4 @@ def resident(dataset: Labelled, limit_bytes: int = LIMIT_BYTES, **placed: Any) -
   """Returns a data set on the device, as `Resident`, if its inputs fit into `limit_bytes`. Returns
   larger data, and data in files, as they are. `placed` holds the arguments `everywhere` and `split`
   of `Resident`."""
-  fits = dataset.x.nbytes <= limit_bytes and not isinstance(dataset.x, Rows)
-  return Resident(dataset, **placed) if fits else dataset
+  return Resident(dataset, **placed) if resident_bytes(dataset, limit_bytes) else dataset

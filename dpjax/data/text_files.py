@@ -148,12 +148,9 @@ def _examples(
   if declared.example == "line":
     lines = [pair for pair in enumerate(content.split("\n")) if pair[1].strip()]
     places = [place for place, _ in lines]
-    rows = [ids(line)[:length] for _, line in lines]
+    rows = [ids(line) for _, line in lines]
   else:
     stream = ids(content)
     rows = [stream[start : start + length] for start in range(0, len(stream), length)]
     places = range(len(rows))
-  out = np.full((len(rows), length), text.PADDING_ID, np.int32)
-  for row, tokens in zip(out, rows):
-    row[: len(tokens)] = tokens
-  return out, np.array(places, np.int64)
+  return text.padded(rows, length), np.array(places, np.int64)

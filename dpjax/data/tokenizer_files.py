@@ -57,11 +57,7 @@ class Tokenizer(NamedTuple):
 
   def rows(self, texts: list[str], length: int) -> np.ndarray:
     """Returns tokens int32 [n, length] of texts, cut at the end or padded with 0."""
-    out = np.full((len(texts), length), text.PADDING_ID, np.int32)
-    for row, line in zip(out, texts):
-      tokens = self.ids(line)[:length]
-      row[: len(tokens)] = tokens
-    return out
+    return text.padded([self.ids(line)[:length] for line in texts], length)
 
 
 BYTES = Tokenizer(lambda line: list(line.encode()), text.VOCAB_SIZE)

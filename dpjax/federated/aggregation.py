@@ -39,7 +39,7 @@ from dpjax.plan import Plan
 from dpjax.transforms.clip_scale import clip_scale
 from dpjax.transforms.scale_then_privatize import coordinate_scales
 from dpjax.types import Array, ArrayTree, ClipLike, ClippedSum
-from dpjax.validate import UserError
+from dpjax.validate import UserError, Verbatim
 
 
 class RoundRefused(UserError):
@@ -267,7 +267,7 @@ def central(plan: Plan, key: Array) -> Aggregator:
   aggregator keeps the plan, so a round refuses a cohort that another plan has drawn.
 
   Raises:
-    UserError: the plan has clip norms or noise shares per group, slices or scaling.
+    UserError: the plan has clip norms or noise shares per group, slices, scaling or statistics.
   """
   clip = plan.l2_clip_norm
   if not clip.is_one_number or plan.noise_shape.shares is not None:
@@ -281,6 +281,12 @@ def central(plan: Plan, key: Array) -> Aggregator:
       "must be None for clients, whose messages are clipped as they arrive",
       field="scaling",
       value=plan.scaling,
+    )
+  if plan.statistics is not None:
+    raise UserError(
+      "must be None for clients: they hide one row of the data, and a client has many",
+      field="statistics",
+      value=Verbatim(type(plan.statistics).__name__),
     )
   if plan.slices != 1:
     raise UserError(

@@ -221,7 +221,7 @@ def cohorts(
       "without privacy, weighted_mean().drawn_by(plan)",
       field="aggregator",
     )
-  draws = batches_lib.draws_of(rng, start)
+  draws = batches_lib.draws_of(rng, start, plan.sampler, federation.num_clients)
   # The capacity is checked before the first draw, and is refused if it would overflow too often.
   plan.check_capacity(federation.num_clients, federation.nominal_users)
 

@@ -63,6 +63,7 @@ class FederatedState(NamedTuple):
   memories: ClientStates | None  # state of each client; None if clients keep no state
   key: Array  # words (`source.to_words`) of the key of all randomness on clients
   round: Array  # int32, number of rounds done
+  run: Array  # int32, number of the run whose cohorts it takes (`Drawn.run`); 0 until then
 
   @property
   def unit(self) -> str:
@@ -240,9 +241,25 @@ def _noise_of_its_run(state: FederatedState, run: int) -> Any:
   Args:
     run: number of the run (`Drawn.run`).
   """
-  if not run or int(state.round):
+  if run <= 0 or int(state.round):
     return state.aggregator
   return guard.noise_of_run(state.aggregator, jnp.bool_(True), jnp.int32(run))
+
+
+def _checked_run(state: FederatedState, cohort: Cohort) -> int:
+  """Returns the number of the run of a cohort; 0 if it has none.
+
+  Raises UserError if earlier cohorts were of another run: a client may take part more often in
+  rounds of two runs than in those of one.
+  """
+  run = 0 if cohort.drawn is None else cohort.drawn.run
+  if run and int(state.run) not in (0, run):
+    raise UserError(
+      "was drawn by another call, rng or number of clients than those of earlier rounds: of both a "
+      "client may take part more often than is accounted for",
+      field="cohort",
+    )
+  return run
 
 
 def check_apart(plan: Plan, why: str) -> None:
@@ -281,6 +298,20 @@ def check_empty(client: ClientAlgorithm, plan: Plan) -> None:
     field="neighboring_relation",
     value=plan.neighboring_relation,
   )
+
+
+def _as_accounted(
+  client: ClientAlgorithm, plan: Plan, *, keeps_state: bool
+) -> ClientAlgorithm:
+  """Returns the client whose messages a private plan may account; see `federated` for errors."""
+  check_empty(client, plan)
+  if keeps_state and client.sends_memory:
+    check_apart(
+      plan,
+      "messages depend on what clients keep, and so tell in whose place another one took part",
+    )
+  emptied = plan.is_private and plan.neighboring_relation == ZERO
+  return client.silent_when_empty() if emptied and not client.apart_from_empty else client
 
 
 def federated(
@@ -332,15 +363,7 @@ def federated(
       field="aggregator",
     )
   if aggregator.plan is not None:
-    check_empty(client, aggregator.plan)
-    emptied = aggregator.plan.is_private and aggregator.plan.neighboring_relation == ZERO
-    if emptied and not client.apart_from_empty:
-      client = client.silent_when_empty()
-  if memory is not None and client.sends_memory and aggregator.plan is not None:
-    check_apart(
-      aggregator.plan,
-      "messages depend on what clients keep, and so tell in whose place another one took part",
-    )
+    client = _as_accounted(client, aggregator.plan, keeps_state=memory is not None)
   if silos is not None:
     client = _with_own_noise(client)
   map_clients = auto_clients() if map_clients is None else map_clients
@@ -361,6 +384,13 @@ def federated(
     # The parameters are copied, since the caller may change or donate its arrays.
     params = jax.tree.map(jnp.array, params)
     first_state = None if memory is None else memory(params)
+    if first_state is not None and num_clients == 0:
+      raise UserError(
+        "must be that of the federation, whose clients keep a state between rounds: "
+        "init(params, federation.num_clients)",
+        field="num_clients",
+        value=num_clients,
+      )
     memories = None if first_state is None else ClientStates(first_state, num_clients)
     zeros = lambda leaf: jnp.zeros(leaf.shape, leaf.dtype)
     like = jax.tree.map(zeros, jax.eval_shape(message, params, first_state))
@@ -371,6 +401,7 @@ def federated(
       memories=memories,
       key=source.to_words(key),
       round=jnp.zeros((), jnp.int32),
+      run=jnp.zeros((), jnp.int32),
     )
 
   def one_round(state: FederatedState, cohort: Cohort) -> tuple[FederatedState, RoundInfo]:
@@ -379,13 +410,13 @@ def federated(
       check_drawn(cohort, aggregator.plan, aggregator.private, int(state.round))
     else:
       silos.check_cohort(cohort, int(state.round))
-    run_number = 0 if cohort.drawn is None else cohort.drawn.run
+    run_number = _checked_run(state, cohort)
     noise = _noise_of_its_run(state, run_number)
     # Places are padded to one of few numbers of rows, so that few programs are compiled.
     places, _ = batches.pad(np.asarray(cohort.ids), max(1, bucket(cohort.size)))
     # The cohort knows its run, so the number is folded in anew in each round: a state that saw a
     # refused round has no other key than before.
-    words = guard.key_of_run(state.key, run_number) if run_number else state.key
+    words = guard.key_of_run(state.key, run_number) if run_number > 0 else state.key
     key, following = _of_round(source.from_words(words), state.round)
     memories = None if state.memories is None else state.memories.rows(places)
     if silos is not None:
@@ -410,6 +441,7 @@ def federated(
       memories=_remembered(state.memories, cohort.ids, mapped.memories),
       key=state.key,
       round=following,
+      run=jnp.int32(run_number) if run_number else state.run,
     )
     return after, info
 

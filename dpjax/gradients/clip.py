@@ -76,7 +76,9 @@ class ClipRule:
     A rule that is a quotient returns `top / denominator(lengths)`. Any other rule computes its
     factors with `self.top(C) = top / most`, and multiplies them by `most`.
     """
-    raise NotImplementedError
+    raise UserError(
+      "must be defined by a clipping rule", field=f"{type(self).__name__}.factors"
+    )
 
 
 @dataclasses.dataclass(frozen=True)

@@ -95,9 +95,18 @@ def _factor(longest, keep, bound, rule):
     return jnp.where(keep, most, 0.0)
   # A rule sees one length at a time, so that no example changes the factor of another. Its result
   # is cut to at most the flat factor, so that the bound holds.
-  factor_of = lambda length: rule.factors(length[None], top * lift, lift)[0]
+  name = f"{type(rule).__name__}.factors"
+
+  def factor_of(length: jax.Array) -> jax.Array:
+    factors = rule.factors(length[None], top * lift, lift)
+    shape = getattr(factors, "shape", type(factors).__name__)
+    if shape != (1,):
+      what = "must be an array with a factor for each length"
+      raise validate.UserError(f"returned {shape}: {what}", field=name)
+    return factors[0]
+
   # Under vmap a callback or a batching rule of its own would see all lengths.
-  check_apart(factor_of, longest, name=f"{type(rule).__name__}.factors")
+  check_apart(factor_of, longest, name=name)
   asked = jax.vmap(factor_of)(longest)  # [B]
   return jnp.where(keep & ~jnp.isnan(asked), jnp.clip(asked, 0.0, most), 0.0)
 

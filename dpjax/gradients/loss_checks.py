@@ -17,6 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from dpjax import jaxprs, validate
+from dpjax.gradients.traced_values import as_varying_as
 from dpjax.types import ArrayTree, LossFn, Params
 
 # JAX raises these errors if Python needs the value of a traced number.
@@ -60,10 +61,13 @@ def check_loss(loss_fn: LossFn, params: Params, batch: ArrayTree) -> Loss:
     if eqn.primitive.name.startswith("custom_"):
       # `explain_failure` reports a loss that cannot be differentiated.
       with contextlib.suppress(Exception):
-        grad = jax.make_jaxpr(jax.grad(lambda p, e: loss_fn(p, e)))(params, example)
+        # JAX would add gradients of unmarked parameters up over devices, which is no collective of
+        # the loss's own.
+        marked = as_varying_as(batch, jax.tree.map(jnp.asarray, params))
+        grad = jax.make_jaxpr(jax.grad(lambda p, e: loss_fn(p, e)))(marked, example)
         more = list(jaxprs.every_equation(grad))
       break
-  _refuse_effects(eqns, "loss_fn")
+  _refuse_effects([*eqns, *more], "loss_fn")
   _refuse_own_batching([*eqns, *more], "loss_fn", "examples")
   return Loss(closed, any(map(mixes, eqns)))
 
@@ -204,8 +208,10 @@ def check_apart(fn: Callable[..., Any], *many: ArrayTree, name: str) -> None:
 
 def _refuse_effects(eqns: Iterable[Any], name: str) -> None:
   for eqn in eqns:
+    # Some collectives, such as `ppermute`, state no effect.
+    reaches = eqn.effects or "axis_name" in eqn.params
     # A call has the effects of its content, so the error must name the equation inside.
-    if eqn.effects and eqn.primitive.name not in _HARMLESS and not jaxprs.inside(eqn):
+    if reaches and eqn.primitive.name not in _HARMLESS and not jaxprs.inside(eqn):
       raise validate.UserError(
         f"'{eqn.primitive.name}' has a side effect, through which one example "
         "could reach another; return what it computes, or use jax.pure_callback",

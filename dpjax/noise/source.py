@@ -207,19 +207,13 @@ def is_release(key: Array) -> bool:
   return trees.is_key(key) and jax.random.key_impl(key) == IMPL
 
 
-def to_words(key: Array, name: str = "key") -> jax.Array:
-  """Returns the words of a key, uint32 [..., words], a copy. States hold them in place of the key.
-
-  Savers of arrays write words, where a typed key fails or cannot be restored. The number of words
-  says which generator the key belongs to.
+def checked(key: Array, name: str = "key") -> Array:
+  """Returns the key, if it is of a generator that noise may be drawn from.
 
   Raises:
     UserError: a key of a generator other than threefry2x32, threefry4x32 and release keys. Some of
-      these, such as `rbg`, are no ciphers: noise of two steps could be alike.
-
-  >>> key = jax.random.key(0)
-  >>> bool(from_words(to_words(key)) == key)
-  True
+      these, such as `rbg`, are no ciphers: noise of two draws could be alike. Of `unsafe_rbg` it
+      is, since there `fold_in` of 1 and 2 gives the key of `fold_in` of 2 and 1.
   """
   impl = jax.random.key_impl(key)
   if impl not in _GENERATORS.values() and not distributions.is_ordinary(key):
@@ -228,7 +222,23 @@ def to_words(key: Array, name: str = "key") -> jax.Array:
       field=name,
       value=impl,
     )
-  return jnp.copy(jax.random.key_data(key))
+  return key
+
+
+def to_words(key: Array, name: str = "key") -> jax.Array:
+  """Returns the words of a key, uint32 [..., words], a copy. States hold them in place of the key.
+
+  Savers of arrays write words, where a typed key fails or cannot be restored. The number of words
+  says which generator the key belongs to.
+
+  Raises:
+    UserError: a key of another generator than those of `checked`.
+
+  >>> key = jax.random.key(0)
+  >>> bool(from_words(to_words(key)) == key)
+  True
+  """
+  return jnp.copy(jax.random.key_data(checked(key, name)))
 
 
 def from_words(words: Any, name: str = "key") -> jax.Array:
@@ -352,7 +362,7 @@ def _per_leaf(
     for leaf in leaves
   ]
   three = short and set(dtypes) <= {jnp.dtype(jnp.float32)}
-  keys = distributions.keys_of_leaves(key, max(len(leaves), 1), short=three)
+  keys = distributions.keys_of_leaves(checked(key), max(len(leaves), 1), short=three)
   drawn = []
   for own_key, leaf, dtype in zip(keys, leaves, dtypes):
     factor = closed_over.within(check_scale(scale, dtype, name), dtype)
@@ -411,7 +421,7 @@ def bernoulli(key: jax.Array, prob: float, shape: tuple[int, ...]) -> jax.Array:
   validate.number_in(0, 1, prob=prob)
   # A rational number is kept as it is, since `distributions.bernoulli` reads it exactly.
   prob = prob if isinstance(prob, numbers.Rational) else float(prob)
-  first = jax.random.bits(key, shape, jnp.uint32)
+  first = jax.random.bits(checked(key), shape, jnp.uint32)
   more = (distributions.BERNOULLI_WORDS - 1, *shape)
   more_words = jax.random.bits(jax.random.fold_in(key, 1), more, jnp.uint32)
   return distributions.bernoulli((first, *more_words), prob)
@@ -440,7 +450,7 @@ def integers(key: jax.Array, shape: tuple[int, ...], span: ArrayLike) -> jax.Arr
     ):
       raise UserError("must be integers in [1, 2^31 - 1]", field="span", value=span)
   words = (distributions.INTEGER_WORDS, *shape)
-  bits = jax.random.bits(key, words, jnp.uint32)
+  bits = jax.random.bits(checked(key), words, jnp.uint32)
   return distributions.integers(tuple(bits), span)
 
 

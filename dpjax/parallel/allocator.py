@@ -20,8 +20,6 @@ _SETTINGS = {
   _TRIM_THRESHOLD: -1,  # never trim
   _TOP_PAD: 2**26,  # bytes that are requested in advance
 }
-# Whether the C library took the settings. No call of the library tells this later.
-_taken = False
 
 
 def chosen_by_user() -> list[str]:
@@ -53,27 +51,14 @@ def keep_freed_memory() -> bool:
   >>> dpjax.parallel.allocator.keep_freed_memory()  # doctest: +SKIP
   True
   """
-  global _taken
   if chosen_by_user():
     return False
   try:
     libc = ctypes.CDLL(None)
     libc.gnu_get_libc_version  # noqa: B018  (other libraries have a mallopt of other numbers)
-    _taken = all(libc.mallopt(option, value) for option, value in _SETTINGS.items())
+    return all(libc.mallopt(option, value) for option, value in _SETTINGS.items())
   except (AttributeError, OSError, TypeError):
     return False
-  return _taken
-
-
-def keeps_freed_memory() -> bool:
-  """Returns whether `keep_freed_memory` took effect in this process.
-
-  A parent reads it to give its child processes the same settings.
-
-  >>> keeps_freed_memory()
-  False
-  """
-  return _taken
 
 
 def machine_memory() -> int:

@@ -7,12 +7,40 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
+from typing import NamedTuple
 
 import jax
 
 from dpjax import validate
 from dpjax.parallel import exchanges
 from dpjax.validate import UserError, Verbatim, first_line
+
+
+class Address(NamedTuple):
+  """Host and port at which a program listens."""
+
+  host: str
+  port: int
+
+
+def address(text: str, field: str = "coordinator") -> Address:
+  """Parses "HOST:PORT"; an IPv6 host may stand in brackets.
+
+  Args:
+    field: name of the argument that holds the text, for the error.
+
+  Raises:
+    UserError: another form, or a port that is not in [1, 65535].
+
+  >>> address("10.0.0.1:9000")
+  Address(host='10.0.0.1', port=9000)
+  """
+  host, _, port = str(text).rpartition(":")
+  host = host.strip("[]")
+  # At most six digits are converted, as a port may be given with thousands of digits.
+  if not host or not port.isdecimal() or not 0 < int(port[:6]) < 65536 or len(port) > 6:
+    raise UserError("must be HOST:PORT, as 10.0.0.1:9000", field=field, value=text)
+  return Address(host, int(port))
 
 
 def start(
@@ -43,7 +71,7 @@ def start(
     UserError: a bad argument; JAX cannot start; the processes differ in a text, or in JAX.
     PeerLost: a process has died meanwhile.
   """
-  check_address(coordinator)
+  host, _ = address(coordinator)
   validate.integer_in(1, exchanges.MOST_PROCESSES, num_processes=num_processes)
   validate.integer_in(0, num_processes - 1, process_id=process_id)
   for name, seconds in (("connect_timeout", timeout), ("peer_timeout", peer_timeout)):
@@ -54,8 +82,7 @@ def start(
     jax.config.update("jax_num_cpu_devices", len(local_devices))
   # JAX's preemption service would catch SIGTERM, which the run's own loop handles.
   jax.config.update("jax_enable_preemption_service", False)
-  host = coordinator.rpartition(":")[0]
-  loopback = host in ("localhost", "[::1]") or host.startswith("127.")
+  loopback = host in ("localhost", "::1") or host.startswith("127.")
   try:
     jax.distributed.initialize(
       coordinator,
@@ -75,16 +102,3 @@ def start(
       value=Verbatim(coordinator),
     ) from error
   exchanges.same(**same, jax=jax.__version__)
-
-
-def check_address(coordinator: str) -> None:
-  """Raises UserError unless the text is HOST:PORT.
-
-  >>> check_address("10.0.0.1:9000")
-  """
-  host, _, port = str(coordinator).rpartition(":")
-  # At most six digits are converted, as a port may be given with thousands of digits.
-  if not host or not port.isdecimal() or not 0 < int(port[:6]) < 65536 or len(port) > 6:
-    raise UserError(
-      "must be HOST:PORT, as 10.0.0.1:9000", field="coordinator", value=coordinator
-    )

@@ -79,18 +79,6 @@ def entropy_noise_scales(shares: HostArray, num_records: int, floor: float) -> n
     return (1 / num_records) / np.maximum(entropy_bits(shares), floor)
 
 
-def probability_negative(shares: HostArray, num_records: int) -> np.ndarray:
-  """Returns the probability exp(-n * R_j * eps_j) / 2 that R_j + Lap((1 / n) / eps_j) < 0.
-
-  eps_j is the entropy of R_j, and n is `num_records`. The noise is that of the paper.
-
-  >>> round(float(probability_negative([1 / 784] * 784, 60_000)[0]), 3)
-  0.196
-  """
-  shares = np.asarray(shares, np.float64)
-  return 0.5 * np.exp(-num_records * shares * entropy_bits(shares))
-
-
 def default_floor(num_features: int) -> float:
   """Returns the default floor 0.1 / d, to which smaller noisy relevances are raised. It reads no
   data.
@@ -175,14 +163,3 @@ def local_epsilon(scales: HostArray, *, channels: int = 1, width: float = 1.0) -
   if not (scales > 0).all():
     raise UserError("must be > 0", field="scales")
   return float(np.sum(channels * width / scales))
-
-
-def best_power_shares(weights: HostArray) -> np.ndarray:
-  """Returns shares beta proportional to w^(1/3). They minimise sum_j w_j / beta_j^2, to which the
-  weighted variance of the noise is proportional. The minimum is (sum_j w_j^(1/3))^3.
-
-  >>> best_power_shares([8.0, 1.0]).round(4).tolist()
-  [0.6667, 0.3333]
-  """
-  raised = np.cbrt(np.asarray(weights, np.float64))
-  return raised / raised.sum()

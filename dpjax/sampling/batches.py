@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import hashlib
 import secrets
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
@@ -18,20 +19,34 @@ from dpjax.validate import UserError, Verbatim
 # Largest number of steps, and of rows, that are drawn ahead of their turn.
 _STEPS_AHEAD = 16
 _ROWS_AHEAD = 2**16
+# How many numbers of runs there are above 0, and below.
+_RUNS = 2**31 - 1
 
 
 class Draws(NamedTuple):
   """Seed of a run's draws, and the number from which its noise follows, too."""
 
   seed: int
-  run: int  # secret; 0 where the caller gave the seed, and may repeat draws and noise
+  # Secret. Above 0 for fresh draws. Where the caller gave the seed, and may repeat draws and noise:
+  # 0, or below 0 where steps must not be of several draws (`draws_of`).
+  run: int
 
 
-def draws_of(rng: int | None, start: int) -> Draws:
+def draws_of(
+  rng: int | None, start: int, sampler: Sampler | None = None, num_rows: int = 0
+) -> Draws:
   """Returns the draws of a run: those of a given seed, or fresh ones for None.
 
   Nobody can repeat fresh draws, so nobody needs to repeat their noise. So the number of such a run
   is folded into the key of its noise, and two runs with one key share none.
+
+  Some samplers bound how often an example takes part in several steps. A run that goes on with
+  another seed, or another number of rows, draws other passes: an example may take part in the first
+  half of one and in the second half of the other. So the number of such a run tells them apart.
+
+  Args:
+    rng, start: as of `dpjax.Plan.batches`.
+    sampler, num_rows: what draws, from how many rows; None: samplers that draw each step apart.
 
   Raises:
     UserError: no seed for a run that goes on (`start` above 0), or on several processes.
@@ -39,7 +54,10 @@ def draws_of(rng: int | None, start: int) -> Draws:
   validate.integer_at_least(0, start=start)
   if rng is not None:
     validate.integer_at_least(0, rng=rng)
-    return Draws(rng, 0)
+    if sampler is None or (sampler.participation is None and sampler.period == 1):
+      return Draws(rng, 0)
+    digits = hashlib.sha256(f"dpjax draws {int(rng)} {num_rows}".encode()).digest()
+    return Draws(rng, -1 - int.from_bytes(digits[:4], "big") % _RUNS)
   # Without a seed, an interrupted run cannot repeat its draws.
   if start != 0:
     raise UserError(
@@ -56,7 +74,7 @@ def draws_of(rng: int | None, start: int) -> Draws:
       field="rng",
       value=None,
     )
-  return Draws(secrets.randbits(128), 1 + secrets.randbelow(2**31 - 1))
+  return Draws(secrets.randbits(128), 1 + secrets.randbelow(_RUNS))
 
 
 def draw_rows(sampler: Sampler, num_examples: int, *, seed: int, step: int) -> np.ndarray:
@@ -173,7 +191,7 @@ def batches(
   rows = rows_of_slice(sampler.padded_batch_size, count)
   origin = np.zeros((rows, 4), np.int32)
   origin[:, 1] = np.arange(rows)
-  origin[:, 2:] = np.array([mark, draws.run], np.uint32).view(np.int32)
+  origin[:, 2:] = np.array([mark, draws.run % 2**32], np.uint32).view(np.int32)
   for step, drawn in _draws(sampler, num_examples, draws.seed, steps):
     parts = slices(drawn, rows, count)
     for number, (indices, mask) in enumerate(parts, start=step * count):

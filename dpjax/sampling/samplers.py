@@ -12,6 +12,7 @@ distance: `dpjax.Plan` computes the cost from it, and refuses a sampler that dec
 from __future__ import annotations
 
 import abc
+import bisect
 import copy
 import dataclasses
 import math
@@ -333,23 +334,19 @@ class PaddedSampler(Sampler):
     """
 
     # Capacities are multiples of 8, so that data of similar size share one compiled shape.
-    def overflows(eighths: int) -> bool:
+    def suffices(eighths: int) -> bool:
       # A copy is not checked again: only the sampler that is returned is.
       trial = copy.copy(self)
       object.__setattr__(trial, "capacity", 8 * eighths)
-      return trial.log_overflow_prob(num_examples) > log_overflow_prob
+      return trial.log_overflow_prob(num_examples) <= log_overflow_prob
 
-    low = 0
     high = 1
     # The chance of overflow falls as the capacity grows. So doubling brackets the smallest
     # sufficient capacity, and bisection narrows the bracket.
-    while overflows(high):
-      low = high
+    while not suffices(high):
       high = 2 * high
-    while high - low > 1:
-      middle = (low + high) // 2
-      low, high = (middle, high) if overflows(middle) else (low, middle)
-    return dataclasses.replace(self, capacity=8 * high)  # type: ignore[type-var]
+    least = bisect.bisect_left(range(high), True, lo=high // 2 + 1, key=suffices)
+    return dataclasses.replace(self, capacity=8 * least)  # type: ignore[type-var]
 
   def checked(self, taken: np.ndarray, step: int) -> np.ndarray:
     """Returns the draw of a step; raises UserError if it exceeds the capacity."""

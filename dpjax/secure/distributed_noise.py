@@ -306,7 +306,7 @@ def skellam_mean(
     ids = [int(client) for client in cohort.ids]
     sent = mapped.sent
     round = int(context.state)
-    number = 0 if cohort.drawn is None else cohort.drawn.run
+    number = 0 if cohort.drawn is None else max(0, cohort.drawn.run)
     sums, summed = mean(sent.message, sent.weight, ids, round, drops, number)
     return with_cost(mapped, summed)._replace(sums=sums, sent=None)
 

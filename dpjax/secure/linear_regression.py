@@ -359,12 +359,13 @@ class PrivateStatistics:
     x = row_norms.shortened(x[kept], self.x_bound, inside=1 - 1e-12)
     return x, np.clip(y[kept], -self.y_bound, self.y_bound)
 
-  def release(
-    self, key: jax.Array, clients: Sequence[tuple[np.ndarray, np.ndarray]]
-  ) -> Statistics:
-    """Returns the noisy statistics of all clients' rows [(x [n, f], y [n]), ...]."""
-    noisy = self.noisy(key, self.exact(clients))
-    return self.read(noisy)
+  def release(self, clients: Sequence[tuple[np.ndarray, np.ndarray]]) -> Statistics:
+    """Returns the noisy statistics of all clients' rows [(x [n, f], y [n]), ...].
+
+    The key of the noise comes from the operating system, and is not kept: two releases under one
+    key would share their noise, which cancels in their difference. Each release costs epsilon.
+    """
+    return self.read(self.noisy(noise.new_key(), self.exact(clients)))
 
   def exact(self, clients: Sequence[tuple[np.ndarray, np.ndarray]]) -> np.ndarray:
     """Returns the sums of all bounded rows as one vector [d (d + 1) / 2 + d], float64: NOT
@@ -373,7 +374,11 @@ class PrivateStatistics:
     return np.concatenate([_to_vector(summed.xx), summed.xy])
 
   def noisy(self, key: jax.Array, vector: np.ndarray) -> jax.Array:
-    """Returns the vector of `exact` with noise, float64: everything that is released."""
+    """Returns the vector of `exact` with noise, float64: everything that is released.
+
+    Args:
+      key: secret key of this release alone, as `release` draws one.
+    """
     # Noise is added in float64: rounding the sums first would add to the change that a row makes.
     with jax.enable_x64(True):
       noisy, _ = noise.add_gaussian(gaussian.init(key), jnp.asarray(vector), self.std)

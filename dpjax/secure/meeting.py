@@ -27,8 +27,9 @@ import struct
 import time
 from collections import Counter
 from collections.abc import Collection
-from typing import NamedTuple
 
+from dpjax.parallel.runtime import Address as Address
+from dpjax.parallel.runtime import address as address
 from dpjax.validate import UserError, Verbatim
 
 # Length of a message that follows.
@@ -45,33 +46,6 @@ _CROWD = 64
 # Seconds for one message of a connected peer.
 _PATIENCE = 5.0
 _RETRY = 0.1
-
-
-class Address(NamedTuple):
-  """Host and port at which the server listens."""
-
-  host: str
-  port: int
-
-
-def address(text: str, field: str = "coordinator") -> Address:
-  """Parses "HOST:PORT"; an IPv6 host may stand in brackets.
-
-  Args:
-    field: name of the argument that holds the text, for the error.
-
-  Raises:
-    UserError: another form, or a port that is not in [1, 65535].
-
-  >>> address("10.0.0.1:9000")
-  Address(host='10.0.0.1', port=9000)
-  """
-  host, _, port = str(text).rpartition(":")
-  host = host.strip("[]")
-  # At most six digits are converted, as a port may be given with thousands of digits.
-  if not host or not port.isdecimal() or not 0 < int(port[:6]) < 65536 or len(port) > 6:
-    raise UserError("must be HOST:PORT, as 10.0.0.1:9000", field=field, value=text)
-  return Address(host, int(port))
 
 
 def listen(at: Address, field: str = "coordinator") -> socket.socket:

@@ -24,6 +24,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import core as jax_core
 
 from dpjax import trees, validate
 from dpjax.federated import FederatedAlgorithm
@@ -35,7 +36,7 @@ from dpjax.federated.execution.context import Context, MapClients, Mapped, Run
 from dpjax.federated.round import FederatedState, RoundInfo
 from dpjax.secure.encoding import Encoded, Encoding, from_vector, to_vector
 from dpjax.secure.sums import Drops
-from dpjax.secure.sums.interface import LazyVectors, Summed, SumProtocol, dtype_of
+from dpjax.secure.sums.interface import NO_DROPS, LazyVectors, Summed, SumProtocol, dtype_of
 from dpjax.types import Array
 from dpjax.validate import UserError
 
@@ -96,6 +97,15 @@ def check_survivors(protocol: SumProtocol, uploaded: list[int], drops: Drops) ->
       "nothing",
       field="survivors",
       value=left,
+    )
+
+
+def _check_most(count: int, max_clients: int) -> None:
+  if count > max_clients:
+    raise UserError(
+      f"must be >= the {count} clients of a round, whose sum could wrap around",
+      field="max_clients",
+      value=max_clients,
     )
 
 
@@ -161,13 +171,27 @@ def secure_mean(
     bind = lambda client, partial: inner(telling(client), partial if simulated else None)
     return through_sum(sum_of, dropout, protocol, bind, max_clients=encoding.max_clients)
 
-  return summed(
+  aggregator = summed(
     lambda message: jnp.int32(0),
     partial,
     finish,
     through=through,
     min_clients=protocol.min_clients,
   )
+
+  def update(messages: Any, mask: Array, state: Any, weights: Array | None = None) -> Any:
+    mask = jnp.asarray(mask, bool)
+    # Under jit, which cannot raise, the update is NaN: a sum that has wrapped around looks valid.
+    if not isinstance(mask, jax_core.Tracer):
+      kept = np.flatnonzero(np.asarray(mask)).tolist()
+      check_survivors(protocol, kept, NO_DROPS)
+      _check_most(len(kept), encoding.max_clients)
+    mean, state = aggregator.update(messages, mask, state, weights)
+    count = jnp.sum(mask)
+    fits = (count >= protocol.min_survivors) & (count <= encoding.max_clients)
+    return jax.tree.map(lambda leaf: jnp.where(fits, leaf, jnp.nan), mean), state
+
+  return aggregator._replace(update=update)
 
 
 # Runs the clients of a cohort, and sums their messages.
@@ -195,12 +219,7 @@ def through_sum(
       drops = dropout.drops(int(context.state), np.asarray(cohort.ids))
       kept = uploading(cohort.ids, drops)
       check_survivors(protocol, kept, drops)
-      if len(kept) > max_clients:
-        raise UserError(
-          f"must be >= the {len(kept)} clients of a round, whose sum could wrap around",
-          field="max_clients",
-          value=max_clients,
-        )
+      _check_most(len(kept), max_clients)
       places = np.flatnonzero(np.isin(np.asarray(cohort.ids), kept))
       mapped = sum_of(run, *_those(context, cohort, places), drops)
       # The inner run numbers the clients that it was given. `back` returns their places in the

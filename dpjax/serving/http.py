@@ -52,8 +52,6 @@ if TYPE_CHECKING or not MISSING:
   from starlette.requests import ClientDisconnect, Request
   from starlette.responses import Response
   from starlette.routing import Route
-else:
-  ClientDisconnect = ConnectionError
 
 _TICK_SECONDS = 1.0
 # Beyond these, uvicorn answers 503.
@@ -73,24 +71,6 @@ class _Refused(Exception):
   def __init__(self, status: int, message: str):
     super().__init__(message)
     self.status = status
-
-
-# Maps each expected error to the status and the line of its answer. Where the entry is (0, ""),
-# `_status_of` decides both.
-_EXPECTED: dict[type[Exception], tuple[int, str]] = {
-  _Refused: (0, ""),
-  UserError: (0, ""),
-  Late: (0, ""),
-  ModelFailed: (0, ""),
-  Full: (429, "the queue is full; send it again later"),
-  Closed: (503, "the service is stopping"),
-  # The client has gone, so nobody reads this answer.
-  ClientDisconnect: (400, "the body ended early"),
-  # JSON that the parser accepts may still be nested too deeply for the stack in later checks.
-  RecursionError: (400, "must be JSON of fewer levels"),
-  # A promotion or another step of a release that the disk does not take has no effect.
-  OSError: (0, ""),
-}
 
 
 def _json(content: Any, status: int = 200, **headers: str) -> Response:
@@ -233,11 +213,15 @@ class Web:
       is_last = stopping.is_set()
       try:
         await self.service.tick()
-        self.service.alarms.pop("journal", None)
+        self.service.alarms.raised.pop("journal", None)
       # A full disk stops the journal, but not the answers. /health and the log report it.
       except Exception as error:
         writers.warn(f"the journal stands still: {type(error).__name__}: {error!s:.200}")
-        self.service.alarms["journal"] = {"level": "alarm", "value": 1.0, "bound": 0.0}
+        self.service.alarms.raised["journal"] = {
+          "level": "alarm",
+          "value": 1.0,
+          "bound": 0.0,
+        }
       if is_last:
         return
       with contextlib.suppress(TimeoutError):
@@ -260,7 +244,7 @@ class Web:
       began = time.perf_counter()
       try:
         response = await handler(request)
-      except tuple(_EXPECTED) as error:
+      except Exception as error:
         status, message = self._status_of(error)
         response = _refusal(status, " ".join(message.split())[:400])
       self._requests.labels(path, str(response.status_code)).inc()
@@ -271,19 +255,31 @@ class Web:
     return answer
 
   def _status_of(self, error: Exception) -> tuple[int, str]:
-    """Returns (HTTP status, line of the answer) for an expected error."""
-    if isinstance(error, _Refused):
-      return error.status, str(error)
-    if isinstance(error, UserError):
-      return 422, str(error)
-    if isinstance(error, Late):
-      seconds = self.service.settings.deadline
-      return 503, f"no answer within {seconds:g} s; send it again later"
-    if isinstance(error, ModelFailed):
-      return 503, f"the model failed: {error!s:.200}"
-    if isinstance(error, OSError):
-      return 503, f"the journal cannot be written ({error.strerror}); see /health"
-    return _EXPECTED[type(error)]
+    """Returns (HTTP status, line of the answer) for an expected error; raises any other one."""
+    match error:
+      case _Refused():
+        return error.status, str(error)
+      case UserError():
+        return 422, str(error)
+      case Full():
+        return 429, "the queue is full; send it again later"
+      case Closed():
+        return 503, "the service is stopping"
+      case Late():
+        seconds = self.service.settings.deadline
+        return 503, f"no answer within {seconds:g} s; send it again later"
+      case ModelFailed():
+        return 503, f"the model failed: {error!s:.200}"
+      # The client has gone, so nobody reads this answer.
+      case ClientDisconnect():
+        return 400, "the body ended early"
+      # JSON that the parser accepts may still be nested too deeply for the stack in later checks.
+      case RecursionError():
+        return 400, "must be JSON of fewer levels"
+      # A promotion or another step of a release that the disk does not take has no effect.
+      case OSError():
+        return 503, f"the journal cannot be written ({error.strerror}); see /health"
+    raise error
 
   async def _body(self, request: Request) -> dict[str, Any]:
     """Reads and parses the body of a request. Raises _Refused where `parsed` does, and if the body
@@ -314,7 +310,7 @@ class Web:
     key = body.get("key")
     if key is not None and not (isinstance(key, str) and 0 < len(key) <= _MOST_KEY):
       raise _Refused(422, f"key: must be a text of 1 to {_MOST_KEY} characters")
-    model = self.service.old
+    model = self.service.releases.old
     x = model.raw(self._rows_of(body["rows"], body.get("encoding"), model))
     # A request without rows has no answer, even if `raw` accepts it.
     if not len(x):
@@ -391,7 +387,7 @@ class Web:
       self.service.roll_back("asked for")
     else:
       raise _Refused(422, "action: must be of offer, promote, roll_back")
-    return _json(self.service.releases.state() or {"run": self.service.old.name})
+    return _json(self.service.releases.state() or {"run": self.service.releases.old.name})
 
   async def _health(self, request: Request) -> Response:
     return _json(self.service.health())
@@ -400,14 +396,16 @@ class Web:
     service = self.service
     for name in ("psi", "alarm"):
       self._gauges[name].clear()
-    for name, value in service.psi.items():
+    for name, value in service.windows.psi.items():
       self._gauges["psi"].labels(name).set(value)
-    for name, alarm in service.alarms.items():
+    for name, alarm in service.alarms.raised.items():
       self._gauges["alarm"].labels(name).set(1 if alarm["level"] == "warning" else 2)
     self._gauges["waiting_rows"].set(service.batcher.rows)
-    self._gauges["release_share"].set(service.rollout.share if service.rollout else 0)
+    self._gauges["release_share"].set(
+      service.releases.rollout.share if service.releases.rollout else 0
+    )
     self._gauges["stream_epsilon"].set(service.windows.stream_epsilon)
-    self._gauges["accuracy"].set(service.accuracy)
+    self._gauges["accuracy"].set(service.windows.accuracy)
     content = prometheus_client.generate_latest(self._registry)
     return Response(content, media_type=prometheus_client.CONTENT_TYPE_LATEST)
 

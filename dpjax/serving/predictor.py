@@ -172,6 +172,8 @@ class Predictor:
         raise UserError(
           f"is not finished: it has no {writers.RESULT}; run its command again"
         )
+      if not _holds_all_weights(train):
+        workdir.check_weights(config, result)
       inputs = model_inputs.read(path)
       if inputs is None:
         raise UserError(

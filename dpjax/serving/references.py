@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -65,7 +65,7 @@ def make(
   text: str,
   run: Predictor,
   bins: Sequence[Bins],
-  journal: ServiceJournal | None,
+  journal: Callable[[], ServiceJournal],
   *,
   epsilon: float | None = None,
   exact: bool = False,
@@ -78,8 +78,8 @@ def make(
     text: stream, training, public:NAME or FILE.json.
     run: model whose answers are counted.
     bins: public bins.
-    journal: journal that keeps a noisy reference, so that a restart does not account for it again.
-      Only "training" needs it.
+    journal: function that returns the journal, which "training" alone calls: it keeps the noisy
+      reference, so that a restart does not account for it again.
     epsilon: epsilon of the noise on the counts of training rows, for all bins together.
     exact: whether training rows are counted without noise.
 
@@ -92,8 +92,7 @@ def make(
   if text == "stream" or not bins:
     return None
   if text == "training":
-    assert journal is not None
-    return _of_training(run, bins, journal, epsilon, exact)
+    return _of_training(run, bins, journal(), epsilon, exact)
   with validate.about("reference", text, but=("reference",)):
     if text.startswith(_PUBLIC):
       name = text.removeprefix(_PUBLIC)

@@ -130,14 +130,7 @@ class Releases:
     Raises:
       UserError: no release is under way.
     """
-    if self.new is None:
-      raise UserError("needs a release that is under way", field="action", value="promote")
-    # The line is written first. After a kill before the next line of code, the service starts
-    # with the new model.
-    self._write("promote", self.new, why=why)
-    self.old = self.new
-    self.new = None
-    self.rollout = None
+    self.old = self._ended("promote", why)
 
   def roll_back(self, why: str) -> None:
     """Withdraws the new model; the old one answers every request.
@@ -145,13 +138,17 @@ class Releases:
     Raises:
       UserError: no release is under way.
     """
-    if self.new is None:
-      raise UserError(
-        "needs a release that is under way", field="action", value="roll_back"
-      )
-    self._write("roll_back", self.new, why=why)
-    self.new = None
-    self.rollout = None
+    self._ended("roll_back", why)
+
+  def _ended(self, action: str, why: str) -> Predictor:
+    """Ends the release, and returns its model."""
+    if (new := self.new) is None:
+      raise UserError("needs a release that is under way", field="action", value=action)
+    # The line is written first. After a kill before the next line of code, the service starts
+    # as the line says.
+    self._write(action, new, why=why)
+    self.new = self.rollout = None
+    return new
 
   def decision(self) -> tuple[str, str] | None:
     """Returns (what to do now, why), as `Rollout.decision` does; None without a release."""

@@ -28,7 +28,6 @@ from typing import Any
 import numpy as np
 
 from dpjax.accounting import upper
-from dpjax.mechanisms import BudgetLedger
 from dpjax.serving import replay, rollout
 from dpjax.serving.alarms import Alarms
 from dpjax.serving.batching import Batcher, Closed, Full, Late
@@ -38,7 +37,6 @@ from dpjax.serving.journal import FORMAT, ServiceJournal
 from dpjax.serving.predictor import Predictor
 from dpjax.serving.predictor import digest_of as digest_of
 from dpjax.serving.releases import Releases
-from dpjax.serving.rollout import Rollout
 from dpjax.serving.service_settings import ServiceSettings as ServiceSettings
 from dpjax.serving.windows import FEEDBACK, STREAM_RELATION, Windows
 from dpjax.serving.windows import Reference as Reference
@@ -102,8 +100,8 @@ class Service:
   ):
     self.settings = ServiceSettings() if settings is None else settings
     self.journal = journal
-    self._alarms = Alarms(journal)
-    self.windows = Windows(self.settings, bins, reference, journal, self._alarms, clock)
+    self.alarms = Alarms(journal)
+    self.windows = Windows(self.settings, bins, reference, journal, self.alarms, clock)
     self.releases = Releases(runs[0], self.settings.rule, journal, clock)
     self._labels = AwaitedLabels(self.settings.remembered)
     self._clock = clock
@@ -128,57 +126,6 @@ class Service:
         field=str(journal.path)[-120:],
       ) from error
 
-  @property
-  def old(self) -> Predictor:
-    """The model that answers; during a release, the model that the new one may replace."""
-    return self.releases.old
-
-  @property
-  def new(self) -> Predictor | None:
-    """The new model of a release; None without a release."""
-    return self.releases.new
-
-  @property
-  def rollout(self) -> Rollout | None:
-    """The stage of a release; None without a release."""
-    return self.releases.rollout
-
-  @property
-  def alarms(self) -> dict[str, dict[str, Any]]:
-    """Alarms that are raised now, by name."""
-    return self._alarms.raised
-
-  @property
-  def bins(self) -> tuple[Bins, ...]:
-    """Public bins of drift."""
-    return self.windows.bins
-
-  @property
-  def reference(self) -> Reference | None:
-    """The histograms that windows are compared with; None while the window that will be the
-    reference is not released."""
-    return self.windows.reference
-
-  @property
-  def psi(self) -> dict[str, float]:
-    """PSI of the last window, by name of the bins."""
-    return self.windows.psi
-
-  @property
-  def accuracy(self) -> float:
-    """Accuracy of the last window of feedback; NaN before the first window."""
-    return self.windows.accuracy
-
-  @property
-  def windows_closed(self) -> int:
-    """Number of windows of rows that this start has released."""
-    return self.windows.num_released
-
-  @property
-  def stream_ledger(self) -> BudgetLedger:
-    """Ledger of the epsilon that was spent on all windows."""
-    return self.windows.stream_ledger
-
   def _resume(self, runs: Sequence[Predictor]) -> None:
     """Continues where the journal ends. If the journal has no release of these runs, begins the
     release of the second run, if two are given."""
@@ -195,22 +142,24 @@ class Service:
       self.windows.spend("earlier windows", spent)
     self.windows.any_exact = replay.released_exactly(self.journal)
     self._spent_on_references = replay.spent_on_references(self.journal)
-    if self.reference is not None:
+    if self.windows.reference is not None:
       # It may have been charged in this start, whose lines are not replayed.
       run = digest_of(runs[0])
       held = self._spent_on_references.get(run, 0.0)
-      self._spent_on_references[run] = max(held, self.reference.epsilon)
+      self._spent_on_references[run] = max(held, self.windows.reference.epsilon)
     self.windows.drift.number = replay.next_window(self.journal, "drift")
     self.windows.feedback.number = replay.next_window(self.journal, "feedback")
     lines = replay.own_lines(self.journal, list(known))
     line = replay.last_of(lines, "candidate", "stage", "promote", "roll_back")
     answering = digest_of(runs[0]) if line is None else line["old"]
     counts = replay.current(self.journal.saved_counts(), line, answering)
-    self.windows.drift.restore(counts["drift"], self.bins, most=self.settings.window)
+    self.windows.drift.restore(
+      counts["drift"], self.windows.bins, most=self.settings.window
+    )
     self.windows.feedback.restore(counts["feedback"], [FEEDBACK])
     resumed = replay.last_of(lines, "start") is not None
     latency = {_LATENCY} if self.settings.latency_ms else set()
-    self._alarms.restore(lines, self.windows.reported | latency)
+    self.alarms.restore(lines, self.windows.reported | latency)
     self.journal.write(
       "start",
       format=FORMAT,
@@ -230,8 +179,10 @@ class Service:
       # begins with the model.
       self.windows.reference = None
       since = since[promoted["line"] :]
-    if self.reference is None:
-      self.windows.reference = replay.reference_from_stream(since, self.old, self.bins)
+    if self.windows.reference is None:
+      self.windows.reference = replay.reference_from_stream(
+        since, self.releases.old, self.windows.bins
+      )
 
   def _resume_release(
     self, line: dict[str, Any], known: dict[str, Predictor], saved: dict[str, Any]
@@ -268,11 +219,11 @@ class Service:
     """
     request = secrets.token_hex(12)
     # The release is read now, since it may end while the logits are computed.
-    release = self.rollout
+    release = self.releases.rollout
     stage = self.releases.stage_counts
     is_new = release is not None and release.is_new(request if key is None else key)
-    old = self.old
-    model = self.new if is_new and self.new is not None else old
+    old = self.releases.old
+    model = self.releases.new if is_new and self.releases.new is not None else old
     name = "old" if model is old else "new"
     began = self._clock()
     counted: tuple[str, np.ndarray] | None = None
@@ -317,7 +268,7 @@ class Service:
       raise ModelFailed(f"{type(error).__name__}: {error!s:.200}") from error
     answers = model.classes(np.nan_to_num(logits))
     # A model that was replaced or withdrawn while it computed is in no window any more.
-    if counts and self.bins and model in (self.old, self.new):
+    if counts and self.windows.bins and model in (self.releases.old, self.releases.new):
       # Rows count without an answer, too. If one row could keep the others of its request out, this
       # and all later windows would differ in more rows than the noise hides.
       self.windows.count_rows(x, answers)
@@ -341,10 +292,12 @@ class Service:
       UserError: the id is unknown or was used before; the labels are not those of the model; the
         model predicts numbers.
     """
-    run, num_right, num_labels = self._labels.take(request, labels, self.old.inputs)
-    is_new = self.new is not None and run == digest_of(self.new)
+    run, num_right, num_labels = self._labels.take(
+      request, labels, self.releases.old.inputs
+    )
+    is_new = self.releases.new is not None and run == digest_of(self.releases.new)
     # A model that was replaced or withdrawn after its answer has no counts any more.
-    if is_new or run == digest_of(self.old):
+    if is_new or run == digest_of(self.releases.old):
       self.windows.count_labels(is_new=is_new, num_right=num_right, num_labels=num_labels)
       self._dirty = True
     return num_right
@@ -352,16 +305,16 @@ class Service:
   async def tick(self) -> None:
     """Closes windows, raises alarms, moves a release on, and saves counts."""
     while self.windows.full:
-      await self.windows.release_rows(self.windows.full.pop(0), self.old)
+      await self.windows.release_rows(self.windows.full.pop(0), self.releases.old)
     stage = self.releases.stage_counts
-    labels = await self.windows.release_labels(self.old)
+    labels = await self.windows.release_labels(self.releases.old)
     # The stage may have ended while the noise was drawn.
     if labels is not None and stage is self.releases.stage_counts:
       self.releases.count_labels(labels)
     self._check_latency()
     self._move_release()
     # The time of a stage goes on without requests, too.
-    if self._dirty or self.rollout is not None:
+    if self._dirty or self.releases.rollout is not None:
       self._dirty = False
       try:
         # Counts are saved in a thread, since the disk may be slow.
@@ -375,7 +328,7 @@ class Service:
     counts = {
       # The length of the journal is saved, so that missing lines are noticed.
       "lines": self.journal.num_lines,
-      "run": digest_of(self.old),
+      "run": digest_of(self.releases.old),
       "drift": self.windows.drift.plain(),
       "feedback": self.windows.feedback.plain(),
     }
@@ -395,7 +348,7 @@ class Service:
     value = self.p99_ms()
     if bound and not math.isnan(value):
       level = "alarm" if value > bound else ""
-      self._alarms.report(_LATENCY, level, value, bound)
+      self.alarms.report(_LATENCY, level, value, bound)
 
   def offer(self, new: Predictor) -> None:
     """Begins the release of a new model. A release that is under way ends first.
@@ -406,7 +359,7 @@ class Service:
     """
     # The check comes first: a refused offer must not end the release that is under way.
     self.releases.check(new)
-    if self.new is not None:
+    if self.releases.new is not None:
       self.releases.roll_back("another release begins")
     self.releases.begin(new)
     self.windows.clear_labels()
@@ -451,15 +404,15 @@ class Service:
   def health(self) -> dict[str, Any]:
     """Returns the state of the service, as /health shows it."""
     return {
-      "status": "alarm" if self.alarms else "ok",
-      "run": self.old.name,
-      "row_exact": self.old.row_exact,
-      "differences_from_training": self.old.differences,
+      "status": "alarm" if self.alarms.raised else "ok",
+      "run": self.releases.old.name,
+      "row_exact": self.releases.old.row_exact,
+      "differences_from_training": self.releases.old.differences,
       "release": self.releases.state(),
-      "alarms": self.alarms,
-      "psi": self.psi,
-      "windows": self.windows_closed,
-      "accuracy": None if math.isnan(self.accuracy) else self.accuracy,
+      "alarms": self.alarms.raised,
+      "psi": self.windows.psi,
+      "windows": self.windows.num_released,
+      "accuracy": None if math.isnan(self.windows.accuracy) else self.windows.accuracy,
       "p99_ms": None if math.isnan(self.p99_ms()) else round(self.p99_ms(), 3),
       "waiting_rows": self.batcher.rows,
       "privacy": self._privacy(),
@@ -467,22 +420,24 @@ class Service:
 
   def _privacy(self) -> dict[str, Any]:
     """Returns the epsilon accounted for training records and for rows of the stream."""
-    reference = self.reference
-    trained = self.old.result.get("epsilon")
+    reference = self.windows.reference
+    trained = self.releases.old.result.get("epsilon")
     # Counts of training rows cost their epsilon, also after another reference took their place. If
     # they were exact, no epsilon holds.
-    spent = self._spent_on_references.get(digest_of(self.old), 0.0)
+    spent = self._spent_on_references.get(digest_of(self.releases.old), 0.0)
     whole = None
     # The epsilon of a simulated run is that of a larger deployment, not of the records it read.
-    own = self.old.result.get("epsilon_of_this_run", trained)
+    own = self.releases.old.result.get("epsilon_of_this_run", trained)
     if isinstance(own, (int, float)) and math.isfinite(spent):
       whole = own + spent
     stream = self.windows.stream_epsilon
     is_noised = self.settings.drift_epsilon is not None and math.isfinite(stream)
     return {
       "training_epsilon": trained,
-      "training_epsilon_kind": self.old.result.get("epsilon_kind"),
-      "training_delta": self.old.result.get("delta"),
+      "training_epsilon_kind": self.releases.old.result.get("epsilon_kind"),
+      "training_delta": self.releases.old.result.get("delta"),
+      "training_relation": self.releases.old.result.get("neighboring_relation"),
+      "training_unit": self.releases.old.result.get("unit"),
       "reference": None if reference is None else reference.source,
       "reference_epsilon": spent if math.isfinite(spent) else None,
       "training_records_epsilon": whole,

@@ -91,15 +91,16 @@ def lora(params: Params, pattern: str, *, rank: int, alpha: float, key: jax.Arra
     for i, (path, w) in enumerate(chosen.items())
   }
   scale = alpha / rank
+  names = trees.leaf_names(params)
 
   def merge(adapters: Adapters) -> Any:
     _check_adapters(adapters, trainable)
 
-    def merged(path, leaf):
-      pair = adapters.get(_name(path))
-      return leaf if pair is None else _merged(leaf, pair, scale)
-
-    return jax.tree_util.tree_map_with_path(merged, params)
+    leaves = [
+      _merged(leaf, adapters[name], scale) if name in adapters else leaf
+      for name, leaf in zip(names, jax.tree.leaves(params))
+    ]
+    return jax.tree.unflatten(jax.tree.structure(params), leaves)
 
   def apply(loss_fn: LossFn) -> LossFn:
     def loss(adapters: Adapters, example: Example) -> jax.Array:
@@ -108,8 +109,8 @@ def lora(params: Params, pattern: str, *, rank: int, alpha: float, key: jax.Arra
       call = lambda p, e: loss_fn(p, e)
       traced, shapes = jax.make_jaxpr(call, return_shape=True)(params, example)
       frozen = [
-        _Adapted(leaf, adapters[_name(path)], scale) if _name(path) in adapters else leaf
-        for path, leaf in jax.tree_util.tree_leaves_with_path(params)
+        _Adapted(leaf, adapters[name], scale) if name in adapters else leaf
+        for name, leaf in zip(names, jax.tree.leaves(params))
       ]
       results = _evaluate(traced, [*frozen, *jax.tree.leaves(example)])
       return jax.tree.unflatten(jax.tree.structure(shapes), results)
@@ -119,23 +120,19 @@ def lora(params: Params, pattern: str, *, rank: int, alpha: float, key: jax.Arra
   return Lora(trainable, merge, apply)
 
 
-def _name(path: Sequence[Any]) -> str:
-  return jax.tree_util.keystr(tuple(path), simple=True, separator="/")
-
-
 def _wide(w: Any) -> Any:
   return jnp.promote_types(w.dtype, jnp.float32)
 
 
 def _chosen(params: Any, pattern: str) -> dict[str, Any]:
   """Returns {path: leaf} of the leaves whose path matches; raises UserError if there are none."""
-  leaves = jax.tree_util.tree_leaves_with_path(params)
-  if not leaves:
+  names = trees.leaf_names(params)
+  if not names:
     raise UserError("must hold at least one array", field="params")
   check_real(params=params)
-  named = {_name(path): jnp.asarray(leaf) for path, leaf in leaves}
-  if len(named) < len(leaves):
-    twice, _ = collections.Counter(_name(path) for path, _ in leaves).most_common(1)[0]
+  named = dict(zip(names, map(jnp.asarray, jax.tree.leaves(params))))
+  if len(named) < len(names):
+    twice, _ = collections.Counter(names).most_common(1)[0]
     raise UserError(
       f"{twice!r} must be the path of one leaf, not of several", field="params"
     )
@@ -143,7 +140,7 @@ def _chosen(params: Any, pattern: str) -> dict[str, Any]:
     raise UserError("must be a string, such as '*/kernel'", field="pattern", value=pattern)
   chosen = {name: w for name, w in named.items() if fnmatch.fnmatchcase(name, pattern)}
   if not chosen:
-    # The error names a matrix, since only matrices can be adapted. In nnx its path ends in /value.
+    # The error names a matrix, since only matrices can be adapted.
     matrices = (name for name, leaf in named.items() if jnp.ndim(leaf) == 2)
     example = next(matrices, next(iter(named)))
     raise UserError(

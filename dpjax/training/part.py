@@ -29,8 +29,7 @@ def of_part(
 
   Args:
     trained: (parameter's name, such as params/head/kernel) -> whether it is trained; the names
-      are those of `trees.named_leaves`. Names of an nnx state have no "params/" in front, and end
-      in "/value".
+      are those of `trees.named_leaves`. Names of an nnx state have no "params/" in front.
 
   Raises:
     UserError: no parameter is trained; then nothing would learn, and the budget would be spent.

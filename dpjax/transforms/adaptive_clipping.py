@@ -295,7 +295,8 @@ def adaptive_noise(
     )
     # Only the noisy query moves the clip norm, so the new one is post-processing.
     scale = rule.next_scale(state.scale, noisy["count"] / unit / batch_size, clip)
-    after = ScaledState(inner, scale, state.steps + 1)
+    # `lax.scan` refuses a state that changes its type, as to float64 where JAX has it.
+    after = ScaledState(inner, scale.astype(jnp.float32), state.steps + 1)
     return trees.scale(noisy["sum"], state.scale / normalize_by), after
 
   return Mechanism(init_fn, update_fn, ScaledState)

@@ -92,20 +92,3 @@ def dp_adam(
   """
   scale = scale_by_dp_adam(mean_noise_std=mean_noise_std, **options)
   return optax.chain(scale, optax.scale_by_learning_rate(learning_rate))
-
-
-def second_moment(
-  state: DpAdamState, *, mean_noise_std: NumberTree, b2: float = 0.999
-) -> Any:
-  """Returns v_hat - mean_noise_std^2, the estimate of E[signal^2] in the update, before the floor.
-
-  It is unbiased if the signal of the gradient and the noise are independent.
-
-  >>> state = DpAdamState(jnp.int32(1), jnp.zeros(1), jnp.array([0.025]))
-  >>> second_moment(state, mean_noise_std=3.0).round(2)
-  Array([16.], dtype=float32)
-  """
-  v_hat = optax.tree.bias_correction(state.nu, b2, state.count)
-  return jax.tree.map(
-    lambda std, group: jax.tree.map(lambda v: v - std**2, group), mean_noise_std, v_hat
-  )

@@ -19,6 +19,9 @@ plan that accounts for the noise.
 | the second time, one of a loop that began again, or of another |                               |
 | step                                                           |                               |
 | it is given a batch of another plan's `batches`                | the same                      |
+| it is given a batch of another call without `rng`, or of       | the same                      |
+| another `rng` or number of rows, where the sampler bounds how  |                               |
+| often an example takes part in several steps                   |                               |
 | it is given a part of a batch of `plan.batches`                | `UserError`                   |
 | it is given its rows out of their places, such as two views    | `UserError`; NaN under jit    |
 | joined; or padding of it counts, as with mask=True             |                               |
@@ -66,7 +69,8 @@ class Guarded(NamedTuple):
   """
 
   inner: Any  # state of the mechanism
-  checksum: jax.Array  # uint32, of all leaves of `inner` and the plan's mark
+  checksum: jax.Array  # uint32, of all leaves of `inner`, the plan's mark and the run
+  run: jax.Array  # int32, number of the run whose batches it takes; 0 until then
 
 
 def is_guarded(part: object) -> bool:
@@ -161,7 +165,16 @@ def next_batch(inner: Any) -> Any:
   return getattr(noise_of(inner), "draws", None)
 
 
-def _in_turn(origin: Any, turn: Any, rows: int | None, mark: int, plan: Any) -> Any:
+def _run_of(origin: Any) -> Any:
+  """Returns the number of the run that drew a batch, [] int32; 0 if it has none.
+
+  Padding that came later has the number 0."""
+  return jnp.max(origin[:, 3], initial=0) + jnp.min(origin[:, 3], initial=0)
+
+
+def _in_turn(
+  origin: Any, turn: Any, rows: int | None, mark: int, plan: Any, runs: tuple[Any, Any]
+) -> Any:
   """Returns whether all rows are of the batch that the state takes next, [] bool.
 
   Epsilon holds for one draw a step, each fresh and whole. A loop over epochs that begins
@@ -177,6 +190,7 @@ def _in_turn(origin: Any, turn: Any, rows: int | None, mark: int, plan: Any) -> 
     rows: number of rows of a batch, padding included; None if it is not known.
     mark: mark of the plan whose batches are taken; 0 for those of any.
     plan: the same mark, as an array.
+    runs: number of the batch's run, and of the run that the state has taken batches of; 0: none.
 
   Raises:
     UserError: a part of a batch, one that is known to be another, or rows out of their places.
@@ -194,6 +208,8 @@ def _in_turn(origin: Any, turn: Any, rows: int | None, mark: int, plan: Any) -> 
   in_place = jnp.all(is_padding | (place == jnp.arange(len(origin), dtype=place.dtype)))
   plan = lax.bitcast_convert_type(plan, jnp.int32)
   ours = jnp.all(is_padding | (drawn_by == plan)) if mark else True
+  run, earlier = runs
+  same_run = (run == 0) | (earlier == 0) | (run == earlier)
 
   def wrong() -> UserError:
     if not in_turn:
@@ -211,13 +227,20 @@ def _in_turn(origin: Any, turn: Any, rows: int | None, mark: int, plan: Any) -> 
         "of several views of an example take the mean loss, as training.augment does",
         field="updates",
       )
+    if not same_run:
+      return UserError(
+        "drawn by another call without rng, or by another rng or from another number of rows, than "
+        "the batches before: of both an example may take part more often than is accounted for; go "
+        "on by plan.batches(data, rng, start) with the data and the rng of before",
+        field="batch.origin",
+      )
     return UserError(
       "drawn by another plan than that of this transform, whose epsilon is not theirs; where the "
       "plan has changed, make plan.transform and its state anew, too",
       field="batch.origin",
     )
 
-  return trees.require(in_turn & in_place & ours, wrong)
+  return trees.require(in_turn & in_place & same_run & ours, wrong)
 
 
 def key_of_run(words: jax.Array, run: Any) -> jax.Array:
@@ -236,7 +259,7 @@ def noise_of_run(inner: Any, first: Any, run: Any) -> Any:
   Args:
     inner: state of a mechanism or of a private transform.
     first: [] bool, whether the run begins with this update.
-    run: [] int32, number of the run; 0 if its draws may be repeated, and so its noise.
+    run: [] int32, number of the run; 0 or less if its draws may be repeated, and so its noise.
   """
 
   def is_held(node: Any) -> bool:
@@ -251,6 +274,11 @@ def noise_of_run(inner: Any, first: Any, run: Any) -> Any:
     return node._replace(key=words)
 
   return jax.tree.map(of_run, inner, is_leaf=is_held)
+
+
+def _bits(run: Any) -> jax.Array:
+  """Returns the part of a run's number in the checksum, [] uint32; 0 for the number 0."""
+  return lax.bitcast_convert_type(jnp.asarray(run), jnp.uint32) * jnp.uint32(_ODD)
 
 
 def _no_state(state: Any) -> UserError:
@@ -300,9 +328,10 @@ def changed_bits(
     )
 
   dtype = getattr(state.checksum, "dtype", None)
-  if dtype is None or not jnp.issubdtype(dtype, jnp.integer):
+  run_dtype = getattr(state.run, "dtype", None)
+  if dtype is None or not jnp.issubdtype(dtype, jnp.integer) or run_dtype != jnp.int32:
     raise changed()
-  seen = digest(covered(state.inner))
+  seen = digest(covered(state.inner)) ^ _bits(state.run)
   off = jnp.asarray(state.checksum).astype(jnp.uint32) ^ seen ^ jnp.uint32(mark)
   trees.require(off == 0, changed)
   return off
@@ -333,7 +362,7 @@ def with_guard(
   def init_fn(params: Any) -> Guarded:
     check_start(params)
     inner = mechanism.init(params)
-    return Guarded(inner, digest(covered(inner)) ^ plan_mark)
+    return Guarded(inner, digest(covered(inner)) ^ plan_mark, jnp.int32(0))
 
   def update_fn(
     updates: Any,
@@ -353,21 +382,25 @@ def with_guard(
     given = {} if count is None else {"count": count}
     inner = state.inner
     sound = off == 0
+    run = state.run
     origin = getattr(updates, "origin", None)
     number = turn(inner)
     if origin is not None and number is not None:
       # With a wrong checksum nothing else counts. XLA's CPU backend wakes another thread where more
       # than nine small operations are ready at once, so these wait for the checksum.
       origin = jnp.where(sound, origin, 0).reshape(-1, 4)
-      sound &= _in_turn(origin, number, rows, mark, plan_mark)
-      inner = noise_of_run(inner, number == 0, jnp.max(origin[:, 3], initial=0))
+      of_batch = _run_of(origin)
+      sound &= _in_turn(origin, number, rows, mark, plan_mark, (of_batch, run))
+      inner = noise_of_run(inner, number == 0, of_batch)
+      run = jnp.where(of_batch == 0, run, of_batch)
     conditions = Conditions(sound, rows, slices)
     noisy, inner = mechanism.update(
       updates, inner, params, mask=mask, conditions=conditions, **given
     )
     # A wrong checksum stays wrong. If it became right, a caller who skips NaN updates would go on
     # with repeated noise.
-    return noisy, Guarded(inner, digest(covered(inner)) ^ plan_mark ^ off)
+    sums = digest(covered(inner)) ^ _bits(run)
+    return noisy, Guarded(inner, sums ^ plan_mark ^ off, run)
 
   return optax.GradientTransformationExtraArgs(init_fn, update_fn)
 
@@ -392,9 +425,11 @@ def exchange(state: Guarded, change: Callable[[Any], Any]) -> Guarded:
 
   >>> from dpjax import noise
   >>> inner = noise.gaussian.init(jax.random.key(0))
-  >>> state = exchange(Guarded(inner, digest(inner)), lambda s: s._replace(draws=s.draws + 1))
+  >>> state = Guarded(inner, digest(inner), jnp.int32(0))
+  >>> state = exchange(state, lambda s: s._replace(draws=s.draws + 1))
   >>> int(changed_bits(state))
   0
   """
   inner = change(state.inner)
-  return Guarded(inner, state.checksum ^ digest(state.inner) ^ digest(inner))
+  checksum = state.checksum ^ digest(state.inner) ^ digest(inner)
+  return state._replace(inner=inner, checksum=checksum)

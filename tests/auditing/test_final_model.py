@@ -153,7 +153,8 @@ def test_the_command_writes_what_it_says(tmp_path):
   assert done.returncode == 0, done.stderr
   found = json.loads((tmp_path / many_models.RESULT).read_text())
   assert found["num_models"] == 4 and found["bounds"]["gdp"] <= found["epsilon_claimed"]
-  assert done.stdout.startswith("not refuted: digits, final model only")
+  assert done.stdout.startswith("not refuted (so few models CANNOT refute it): digits, ")
+  assert found["can_refute"] is False
   both = commands.run("launch.audit", "--final_model=digits", "--all")
   assert both.returncode == 2 and len(both.stderr.strip().splitlines()) == 1
   alone = commands.run("launch.audit", "--all", "--models=4")

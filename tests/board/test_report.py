@@ -1,5 +1,6 @@
 """The report on a run for an ethics board: what it holds, and that no name can change it."""
 
+import dataclasses
 import html.parser
 import re
 
@@ -22,9 +23,19 @@ from dpjax.experiments.kinds.federated.config import (
   FedConfig,
   Records,
 )
-from dpjax.experiments.run import guarantee, model_inputs, workdir, writers
+from dpjax.experiments.run import guarantee, kind, model_inputs, workdir, writers
 from dpjax.relevance import rigorous
 from tests.refuses import refuses
+
+
+@dataclasses.dataclass(frozen=True)
+class Rounds:
+  """The config of a kind of run of a user's own."""
+
+  num_rounds: int
+  of_mine: int = 0
+  seed: int = 0
+
 
 BOUNDS = {guarantee.ADVANTAGE: 0.2737, "tpr_at_fpr_0.001": 0.00868} | {
   "tpr_at_fpr_0.01": 0.05282,
@@ -404,6 +415,13 @@ def test_users_that_a_column_names_are_not_called_people(tmp_path):
   assert "people" not in text and "person" not in text and "clinic" not in text
   assert "each value of the column 'hospital' is one" in str(asked[0])
   assert report._TOGETHER_BY_COLUMN in protected[-2]
+
+
+def test_a_kind_of_a_users_own_with_rounds_is_not_called_federated(tmp_path, monkeypatch):
+  config = Rounds(num_rounds=3)
+  monkeypatch.setitem(kind.KINDS, "Rounds", kind.Kind(Rounds, None))
+  text = report.of(_run(tmp_path / "run", PROVED, config=config)).markdown()
+  assert "false messages" not in text and report._ASK not in text
 
 
 def test_each_private_method_of_federated_runs_says_whom_to_trust():

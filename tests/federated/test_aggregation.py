@@ -27,6 +27,7 @@ from dpjax.federated.client import Received
 from dpjax.federated.execution.client_loop import loop_clients
 from dpjax.federated.execution.context import Context
 from dpjax.gradients import Automatic, Clip
+from dpjax.mechanisms import ChannelStatistics
 from dpjax.transforms.clip_scale import clip_scale
 from tests import plans
 from tests.refuses import refuses
@@ -254,7 +255,12 @@ def test_adaptive_clipping_plugs_in_unchanged():
 
 @pytest.mark.parametrize(
   ("changes", "field"),
-  [({"l2_clip_norm": {"delta": 1.0}}, "l2_clip_norm"), ({"slices": 2}, "slices")],
+  [
+    ({"l2_clip_norm": {"delta": 1.0}}, "l2_clip_norm"),
+    ({"slices": 2}, "slices"),
+    # They clip the two vectors of one row, and a client has many: "one user" would be untrue.
+    ({"statistics": ChannelStatistics(normalize_by=10.0)}, "statistics"),
+  ],
 )
 def test_plans_that_make_no_sense_for_clients_are_refused(changes, field):
   with refuses(field):

@@ -107,6 +107,25 @@ def test_runs_with_one_key_share_no_noise():
 
 
 @pytest.mark.slow
+def test_a_pass_of_clients_that_goes_on_with_another_draw_is_refused():
+  """A client took part twice in a pass whose event counts it once."""
+  dataset = dpjax.data.from_arrays(np.zeros((4, 2), np.float32), [0] * 4, num_classes=1)
+  federation = dpjax.data.Federation(dataset, [[0], [1], [2], [3]], nominal_users=4)
+  sampler = dpjax.sampling.BallsInBinsSampler(2, capacity=8)
+  plan = dpjax.Plan(sampler, 1.0, 1.0, 1.0, 2, delta=1e-3)
+  aggregator = federated.central(plan, _KEY)
+  loss = lambda w, example: 0.0 * jnp.sum(w * example.x)
+  algorithm = federated.fed_avg(loss, optax.sgd(1.0), key=_KEY, aggregator=aggregator)
+  cohorts = lambda **draw: algorithm.cohorts(federation, federated.LocalWork(), **draw)
+  state, _ = algorithm.round(algorithm.init(jnp.zeros(2)), next(cohorts(rng=5)))
+  for other in (next(cohorts(rng=6, start=1)), [*cohorts()][1]):
+    with refuses("cohort"):
+      algorithm.round(state, other)
+  state, _ = algorithm.round(state, next(cohorts(rng=5, start=1)))
+  assert int(state.round) == 2
+
+
+@pytest.mark.slow
 def test_runs_with_one_seed_of_distributed_noise_share_none():
   """With noise of 6 on the mean, the difference of two runs was that of the messages to 2e-4."""
   of = {"l2_clip_norm": 1.0, "dim": 16, "bits": 32, "max_clients": 4, "min_survivors": 4}

@@ -119,7 +119,11 @@ def test_the_command_prints_a_table_and_writes_the_files(tmp_path):
   assert header.split()[:4] == ["workload", "method", "median", "ratio"]
   assert ordinary.split()[:2] == ["small_cnn", "ordinary"]
   assert auto.split()[:2] == ["small_cnn", "auto"] and auto.endswith("MB")
-  assert sorted(p.name for p in tmp_path.iterdir()) == ["gradients.csv", "gradients.png"]
+  assert sorted(p.name for p in tmp_path.iterdir()) == [
+    "gradients.csv",
+    "gradients.picture.json",
+    "gradients.png",
+  ]
 
 
 @pytest.mark.parametrize(

@@ -10,17 +10,19 @@ from dpjax.checks.subject import row
 from tests import commands
 
 _BROKEN = """
+import importlib
+
 from configs import quickstart
-from dpjax import transforms
 
-honest = transforms.clip_and_noise
-
-
-def half_the_noise(*, noise_multiplier, **options):
-  return honest(noise_multiplier=noise_multiplier / 2, **options)
+module = importlib.import_module("dpjax.transforms.clip_and_noise")
+honest = module.white_noise
 
 
-transforms.clip_and_noise = half_the_noise  # what a patched installation would do
+def half_the_noise(*args, noise_multiplier, **options):
+  return honest(*args, noise_multiplier=noise_multiplier / 2, **options)
+
+
+module.white_noise = half_the_noise  # what a patched installation would do
 
 
 def get_config():

@@ -8,6 +8,7 @@ import pytest
 
 from dpjax import data, trees
 from dpjax.experiments.config import fields
+from dpjax.experiments.config.naming import naming
 from dpjax.experiments.kinds.central import build, features
 from dpjax.experiments.kinds.central.config import TrainConfig
 from dpjax.experiments.kinds.federated.config import FedConfig
@@ -23,7 +24,8 @@ _NOISE = {"privacy.epsilon": None, "privacy.noise_multiplier": 2.0, "model.name"
 
 
 def _plan(config, workdir):
-  return dry_run.report(experiment_of(config), workdir)
+  with naming(config):  # as the launcher does
+    return dry_run.report(experiment_of(config), workdir)
 
 
 def _lines(text):

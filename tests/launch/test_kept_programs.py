@@ -73,7 +73,7 @@ loop.train(config, sys.argv[3] + "/other")
 print(len(first), sorted(programs() - first))
 """
 _SMALL = {"num_steps": 2, "eval_every": 2, "checkpoint_every": 2}
-_RELEVANCE = {"title": "", "num_epochs": 1, "data.limit": 200}
+_RELEVANCE = {"num_epochs": 1, "data.limit": 200}
 _TWO_RUNS = {
   "train": ("configs.quickstart", _SMALL | {"augmentation": "shift"}),
   "federate": (

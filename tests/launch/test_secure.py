@@ -46,14 +46,18 @@ def test_a_table_is_written_and_resumed(tmp_path):
 
 
 @pytest.mark.parametrize(
-  ("task", "words"),
+  ("task", "words", "more"),
   [
-    ("NoisyModelTask(learning_rate=16.0)", "task.learning_rate=16.0: over num_rows"),
-    ("ColumnsTask(feature_norm=1e-9)", "task.feature_norm=1e-09: leaves"),
+    ("NoisyModelTask(learning_rate=16.0)", "task.learning_rate=16.0: over num_rows", ()),
+    (
+      "ColumnsTask(feature_norm=1e-9)",
+      "task.feature_norm=1e-09: leaves",
+      ["private_set_intersection"],
+    ),
   ],
 )
-def test_numbers_that_only_the_data_refuse_are_one_line_too(task, words, tmp_path):
-  for library in ("cryptography", "Crypto"):  # a missing one is told first
+def test_numbers_that_only_the_data_refuse_are_one_line_too(task, words, more, tmp_path):
+  for library in ("cryptography", "Crypto", *more):  # a missing one is told first
     pytest.importorskip(library)
   (tmp_path / "bad.py").write_text(
     "from dpjax.experiments.kinds.secure.config import *\n\n"

@@ -3,6 +3,7 @@
 import itertools
 
 import pytest
+from matplotlib.text import Text
 
 from dpjax import pictures
 from dpjax.experiments.plots import redraw
@@ -61,6 +62,15 @@ def test_few_lines_share_axes_with_their_names_at_their_ends():
   assert [text.get_text() for text in figure.legends[0].get_texts()] == ["without privacy"]
   assert axes.get_xlabel() == "privacy budget epsilon"
   assert len({line.get_marker() for line in _colored(axes)}) == 4
+
+
+def test_names_of_single_points_that_coincide_never_overlap():
+  figure = _figure([_group(name, 1.0, 0.5) for name in ("FedAvg", "FedProx", "SCAFFOLD")])
+  (axes,) = _shown(figure)
+  figure.draw_without_rendering()
+  boxes = [Text.get_window_extent(text) for text in axes.texts]
+  assert len(boxes) == 3
+  assert not any(a.overlaps(b) for a, b in itertools.combinations(boxes, 2))
 
 
 def test_of_many_lines_each_has_a_panel_with_the_others_in_grey():

@@ -8,7 +8,11 @@ from configs import quickstart
 from configs.fed import quickstart as fed_quickstart
 from dpjax.data import from_arrays
 from dpjax.experiments.config import fields
-from dpjax.experiments.kinds.central.config import DataConfig, ModelConfig, TrainConfig
+from dpjax.experiments.kinds.central.config import (
+  ExamplesConfig,
+  NetworkConfig,
+  TrainConfig,
+)
 from dpjax.experiments.kinds.distillation.config import DistillationConfig, PublicImages
 from dpjax.experiments.kinds.pate.config import PateConfig
 from dpjax.experiments.kinds.relevance.config import RelevanceConfig
@@ -134,8 +138,8 @@ def synthesis(**changes):
 
 def relevance(**changes):
   base = RelevanceConfig(
-    data=DataConfig(name="digits", limit=100),
-    model=ModelConfig(name="mlp", options={"features": (8,)}),
+    data=ExamplesConfig(name="digits", limit=100),
+    model=NetworkConfig(name="mlp", options={"features": (8,)}),
     num_epochs=1,
     batch_size=50,
     epsilon=2.0,

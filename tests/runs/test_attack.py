@@ -428,7 +428,7 @@ def test_a_wrong_config_is_one_line_that_names_its_field(changes, words):
 @pytest.mark.parametrize(
   ("changes", "field"),
   [
-    ({"target.data.limit": 11}, "target.data.limit"),
+    ({"target.data.limit": 11}, "attack.num_shadows"),
     (
       {"target.data.limit": 61, "target.privacy.sampler": "fixed_size"},
       "target.data.limit",

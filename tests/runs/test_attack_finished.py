@@ -62,6 +62,27 @@ def test_a_finished_run_is_attacked_by_its_folder(run, tmp_path):
   assert "(strongest of 6: " in line and set(result["loss_tail"]) == {"0.001", "0.01"}
 
 
+@pytest.mark.parametrize(
+  ("kind", "epsilon", "above"),
+  [
+    ("proved", 1.0, True),
+    ("claimed", 1.0, True),
+    ("proved", 3.0, False),
+    ("none", None, False),
+  ],
+)
+def test_a_bound_above_the_epsilon_of_a_finished_run_is_an_alarm(kind, epsilon, above):
+  rates = {"tpr_at_fpr": {"0.01": {"allowed_tpr": None}}, "verdict": "leaks"}
+  result = {
+    "attack": "membership", "attacks": {"loss": rates | {"against_line": None}},
+    "epsilon": epsilon, "epsilon_kind": kind, "unit": "example", "delta": 1e-5,
+    "neighboring_relation": "add_or_remove_one", "test_accuracy": 0.9, "num_members": 9,
+    "epsilon_lower_indicative": 2.0, "epsilon_lower_ceiling": 2.5,
+  }  # fmt: skip
+  assert table.is_above(result) == above
+  assert table.summary_of_run(result).startswith("ALARM: ") == above
+
+
 def test_perfect_scores_reach_the_ceiling():
   truth = np.arange(400) < 200
   scores = {"loss": truth + 0.0, "rmia": np.zeros(400)}

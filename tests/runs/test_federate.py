@@ -9,7 +9,7 @@ from dpjax.accounting import Ledger
 from dpjax.experiments.kinds.central import build
 from dpjax.experiments.kinds.federated import build as federate_build
 from dpjax.experiments.kinds.federated import privacy as federate_privacy
-from dpjax.experiments.kinds.federated.config import FedOptimizerConfig
+from dpjax.experiments.kinds.federated.config import ServerOptimizerConfig
 from dpjax.experiments.run import guarantee, loop, writers
 from tests.refuses import refuses
 from tests.runs import small_configs
@@ -189,7 +189,7 @@ def test_bad_input_is_one_line_and_writes_nothing(tmp_path, overrides, field):
 @pytest.mark.parametrize("schedule", ["constant", "cosine"])
 def test_the_server_s_optimizer_is_that_of_the_paper(name, schedule):
   """FedAdam and kin by algorithm 2 of Reddi et al. 2021: no bias correction, tau outside."""
-  config = FedOptimizerConfig(rule=name, learning_rate=0.1, schedule=schedule)
+  config = ServerOptimizerConfig(rule=name, learning_rate=0.1, schedule=schedule)
   tx, params = federate_build.server_optimizer(config, 5), jnp.ones(2)
   state, m, v = tx.init(params), 0.0, 1e-6  # v_-1 = tau^2
   beta_1 = 0.0 if name == "adagrad" else 0.9

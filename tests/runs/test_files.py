@@ -1,6 +1,7 @@
 """Files that a run finds otherwise than it left them: turned bits, edits, a loss of power, a disk
 that refuses. The same result, or one line; never a smaller epsilon, never a hang."""
 
+import contextlib
 import hashlib
 import json
 import pathlib
@@ -19,7 +20,7 @@ import pytest
 from dpjax import Plan, PoissonSampler, accounting, training
 from dpjax.accounting import attack_bounds, trade_off_files
 from dpjax.experiments.config import choices
-from dpjax.experiments.kinds.central.config import TrainConfig
+from dpjax.experiments.kinds.central.config import DataConfig, TrainConfig
 from dpjax.experiments.run import (
   checkpoint,
   experiment,
@@ -100,9 +101,9 @@ def whole(tmp_path_factory) -> pathlib.Path:
 
 
 @pytest.mark.slow
-def test_a_run_says_what_an_attacker_can_do_and_writes_the_curve(whole):
-  result = json.loads((whole / writers.RESULT).read_text())
-  alphas, betas = trade_off_files.read_curve(whole / trade_off_files.CURVE)
+def test_a_run_says_what_an_attacker_can_do_and_writes_the_curve(whole, tmp_path):
+  result = loop.run(_Mean(TrainConfig()), tmp_path)
+  alphas, betas = trade_off_files.read_curve(tmp_path / trade_off_files.CURVE)
   for name, fpr in guarantee.RATES.items():
     # Between two corners the curve is straight.
     assert result[name] == pytest.approx(1 - np.interp(fpr, alphas, betas), rel=2e-3)
@@ -113,6 +114,9 @@ def test_a_run_says_what_an_attacker_can_do_and_writes_the_curve(whole):
   assert f", mu={accounting.upper(result['mu'])}, TPR at most" in guarantee.summary(result)
   assert trade_off_files.CURVE in result[owner.FILES]
   assert "In an attacker's terms" in result["privacy_statement"]
+  # The noise of the other run can be repeated.
+  assert json.loads((whole / writers.RESULT).read_text())["epsilon_kind"] == "claimed"
+  assert not (whole / trade_off_files.CURVE).exists()
 
 
 @pytest.mark.parametrize("assumed", ["", "C9: the norm is a guess"])
@@ -168,13 +172,13 @@ def _goes_on(folder: pathlib.Path, whole: pathlib.Path) -> bool:
 
 
 def _without_a_field(to_dict):
-  """As a version writes a config that knows no `ema_decay`, and no section's `data.num_users`."""
+  """As a version writes a config that knows no `ema_decay`, and no `data.num_examples`."""
 
   def older(config):
     held = to_dict(config)
     held.pop("ema_decay", None)
     if "data" in held:
-      held["data"] = {k: v for k, v in held["data"].items() if k != "num_users"}
+      held["data"] = {k: v for k, v in held["data"].items() if k != "num_examples"}
     return held
 
   return older
@@ -188,7 +192,7 @@ def test_a_field_that_a_later_version_added_makes_no_other_run(tmp_path, whole):
     with pytest.raises(loop.Interrupted):
       loop.run(_mean(), folder)
   written = json.loads((folder / owner.CONFIG).read_text())
-  assert "ema_decay" not in written and "num_users" not in written["data"]
+  assert "ema_decay" not in written and "num_examples" not in written["data"]
   # What no version wrote is another run's: a field that was taken out, renamed or added by hand.
   for damaged in (
     {name: entry for name, entry in written.items() if name != "seed"},
@@ -208,6 +212,87 @@ def test_a_field_that_a_later_version_added_makes_no_other_run(tmp_path, whole):
   with pytest.MonkeyPatch.context() as context:
     context.setattr(choices, "to_dict", _without_a_field(choices.to_dict))
     assert owner.finished(folder, _mean().config)
+
+
+# --- other draws
+
+
+_FLAGS = {
+  "default_prng_impl": "rbg",
+  "threefry_partitionable": False,
+  "enable_x64": True,
+}
+
+
+@pytest.mark.parametrize("flag", [*_FLAGS, "NumPy"])
+def test_a_run_goes_on_only_where_its_keys_draw_the_same(flag, stopped, whole, monkeypatch):
+  """Frozen first weights were drawn anew under another generator: of an accuracy of .24 the
+  resumed run left .06, and steps that were done again had the same noise for other gradients."""
+  if flag == "NumPy":
+    draws = run_keys.generator
+    context = contextlib.nullcontext()
+    monkeypatch.setattr(run_keys, "generator", lambda seed, *at: draws(seed + 1, *at))
+  else:
+    context = getattr(jax, flag)(_FLAGS[flag])
+  before = {path: path.read_bytes() for path in stopped.rglob("*") if path.is_file()}
+  with context, refuses("workdir"):
+    loop.run(_mean(), stopped)
+  after = {path: path.read_bytes() for path in stopped.rglob("*") if path.is_file()}
+  assert before == after
+  monkeypatch.undo()
+  assert _goes_on(stopped, whole)
+
+
+def test_data_that_declare_another_number_of_records_are_others(
+  stopped, whole, monkeypatch
+):
+  """The digest of the data is that of the rows. A divisor, or a probability, may follow from the
+  declared number: steps that were done again had the same noise for other sums."""
+  of_plan = guarantee.of_plan
+  more = lambda plan, count, **options: of_plan(plan, count + 1, **options)
+  with monkeypatch.context() as context:
+    context.setattr(guarantee, "of_plan", more)
+    with refuses("checkpoint"):
+      loop.run(_mean(), stopped)
+  assert _goes_on(stopped, whole)
+
+
+def test_the_same_data_in_another_place_go_on(stopped, whole):
+  config = TrainConfig(noise_seed=0, data=DataConfig(data_dir="/elsewhere"))
+  assert loop.run(_Mean(config), stopped)["num_steps"] == _STEPS
+  assert _told(stopped) == _told(whole)
+
+
+# --- a folder that is gone
+
+
+@pytest.mark.parametrize("step", [1, 5])
+@pytest.mark.parametrize("how", ["removed", "moved", "replaced"])
+@pytest.mark.cases(quick=["moved-1"], slow=...)
+def test_a_folder_that_is_gone_in_the_middle_is_said(
+  how, step, whole, tmp_path, monkeypatch
+):
+  """The run made the folder anew, without config.json, and ended well: no command read it."""
+  folder, moved = tmp_path / "run", tmp_path / "moved"
+
+  def change():
+    if how == "removed":
+      shutil.rmtree(folder)
+    else:
+      folder.rename(moved)
+    if how == "replaced":
+      shutil.copytree(whole, folder)
+
+  stop_after(monkeypatch, step, change)
+  with refuses("workdir", value=folder):
+    loop.run(_mean(), folder)
+  if how == "replaced":
+    assert _told(folder) == _told(whole)
+    shutil.rmtree(folder)
+  assert not folder.exists()
+  if moved.exists():
+    moved.rename(folder)
+  assert _goes_on(folder, whole)
 
 
 # --- accidents
@@ -331,7 +416,9 @@ def test_a_checkpoint_without_digests_is_refused(stopped, whole):
   assert not _goes_on(stopped, whole)
 
 
-@pytest.mark.parametrize("name", ["step", "before_steps", "arrivals", "ledger", "run"])
+@pytest.mark.parametrize(
+  "name", ["step", "before_steps", "num_records", "arrivals", "ledger", "run"]
+)
 def test_a_checkpoint_that_lacks_an_entry_is_refused(name, stopped, whole):
   _edited(stopped, lambda meta: meta.pop(name), signed=True)
   assert not _goes_on(stopped, whole)

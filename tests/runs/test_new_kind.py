@@ -41,6 +41,7 @@ class MeanConfig:
   epsilon: float = 1.0
   num_steps: int = 8
   seed: int = 0
+  noise_seed: int | None = None
 
 
 @kind.register(MeanConfig)
@@ -173,6 +174,25 @@ class _Counting(experiment.Experiment[_Count]):
 
   def train(self, data, keys):
     return experiment.single(_phase())
+
+
+@dataclasses.dataclass
+class _Repeated(_Count):
+  noise_seed: int | None = None
+
+
+@pytest.mark.parametrize(("noise_seed", "kind"), [(None, "proved"), (3, "claimed")])
+def test_noise_that_a_seed_repeats_is_a_claim_of_every_kind(noise_seed, kind):
+  event = {"delta": 1e-5, "l2_bound": 1.0, "num_records": 9, "num_steps": 3}
+  promised = guarantee.of_event(gaussian_event(2.0), **event)
+
+  class Noisy(_Counting):
+    def train(self, data, keys):
+      return experiment.single(_phase(guarantee=promised))
+
+  run = Noisy(_Repeated(noise_seed=noise_seed))
+  _, phase = experiment.begun_story(run, (), run.new_keys())
+  assert phase.guarantee.kind == kind
 
 
 def _run(phase=(), **changes):

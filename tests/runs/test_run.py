@@ -1,5 +1,6 @@
 """A run from config to result.json: resume, budget, foreign workdirs, what is written."""
 
+import gc
 import json
 
 import numpy as np
@@ -112,6 +113,22 @@ def test_p32_diagnostics_are_named_not_private_and_can_be_switched_off(finished,
   loop.train(small_configs.short(diagnostics=False), tmp_path / "run")
   silent = {name for row in writers.read_metrics(tmp_path / "run") for name in row}
   assert not [name for name in silent if name.startswith("not_private")]
+
+
+@pytest.mark.parametrize(
+  "like",
+  [np.zeros(3, np.int32), np.zeros(2, np.float32), np.zeros((3, 1), np.float32), None],
+  ids=["type", "shape", "rank", "gone"],
+)
+def test_a_state_of_another_form_is_one_line_and_is_not_cast(like, tmp_path, capfd):
+  """A float state was restored as zeros of integers; of another shape Orbax said sixty lines."""
+  checkpoints = checkpoint.Checkpoints(tmp_path)
+  checkpoints.save(1, {"w": np.full(3, 0.9, np.float32)}, {})
+  with refuses("checkpoint") as caught:
+    checkpoint.Checkpoints(tmp_path).restore({} if like is None else {"w": like})
+  assert "float32[3]" in str(caught.value)
+  gc.collect()
+  assert not capfd.readouterr().err
 
 
 def test_checkpoints_keep_keys_typed_and_ignore_unfinished_saves(tmp_path):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 
 import jax
 import numpy as np
@@ -10,6 +11,7 @@ import pytest
 
 from dpjax import data, names, trees
 from dpjax.experiments.config import fields
+from dpjax.experiments.kinds.attack import finished
 from dpjax.experiments.kinds.central import build
 from dpjax.experiments.kinds.central.config import (
   DataConfig,
@@ -20,6 +22,7 @@ from dpjax.experiments.kinds.central.config import (
 )
 from dpjax.experiments.kinds.relevance.config import RelevanceConfig
 from dpjax.experiments.run import loop, run_keys, saved, workdir
+from dpjax.serving.predictor import Predictor
 from dpjax.validate import UserError
 from tests.refuses import refuses
 
@@ -69,7 +72,7 @@ def test_a_run_begins_from_a_run(tmp_path):
   plain = {
     "data.name": _FIRST,
     "data.num_examples": None,  # read by private runs alone
-    "privacy": Sgd(epsilon=2.0, sampling_prob=0.25),
+    "privacy": Sgd(sampling_prob=0.25),
   }
   loop.train(_config(**plain), tmp_path / "first")
   path = str(tmp_path / "first" / "params.npz")
@@ -78,6 +81,24 @@ def test_a_run_begins_from_a_run(tmp_path):
   assert result["pretrained_on"] == [_FIRST]
   held = workdir.remembered(tmp_path / "own")
   assert held["weights_sha256"] == {"pretrained": names.weights_sha256(path, "pretrained")}
+
+
+@pytest.mark.slow
+def test_who_rebuilds_a_model_needs_the_weights_that_its_run_began_with(first, tmp_path):
+  weights = tmp_path / "first" / "params.npz"
+  shutil.copytree(first.parent, weights.parent)
+  config = _config(**{"pretrained": str(weights), "trainable": "head"})
+  parts = _data(2, "own")
+  result = loop.train(config, tmp_path / "own", data=parts)
+  workdir.check_weights(config, result)
+  with np.load(weights) as held:
+    np.savez(weights, **{name: value + 1 for name, value in held.items()})
+  with refuses("pretrained"):
+    workdir.check_weights(config, result)
+  for read in (Predictor.load, finished.attack_on):
+    with refuses("run") as caught:
+      read(tmp_path / "own")
+    assert "pretrained" in str(caught.value)
 
 
 def _begun(first, num_classes=2, **changes):
@@ -120,7 +141,9 @@ def test_the_statement_says_from_what(first):
   text = run.guarantee.statement(2)
   assert "that there are none is assumed" in text and "Privacy statement" in text
   assert "on no record of anybody's" in saved.statement("a", ["random_process"])
-  assert build.assemble(_config(), _data(2, "own")).guarantee.statement(2) in text
+  alone = build.assemble(_config(), _data(2, "own")).guarantee
+  # All of the text says that it is a claim, also the part about the plan.
+  assert alone.words(2, "claimed") in text and alone.statement(2) not in text
 
 
 def test_the_runs_own_data_are_refused(first):
@@ -136,7 +159,8 @@ def test_versions_and_other_names_of_the_runs_own_data_are_seen(first, tmp_path)
     (tmp_path / "result.json").write_text(json.dumps(result | {"dataset": known}))
     with refuses("pretrained"):
       saved.pretrained_on(path, asked, _data(2, "own")[0])
-  memory = run_keys.to_meta(data.digest(_data(2, "own")[0]))
+  digest = data.digest(_data(2, "own")[0])
+  memory = run_keys.to_meta(digest, run_keys.drawn(0), weights={}, config="")
   workdir.remember(tmp_path, memory, before={})
   with refuses("pretrained"):
     saved.pretrained_on(path, "copy.npz", _data(2, "own")[0])

@@ -20,6 +20,7 @@ from dpjax.experiments.kinds.central.config import (
 )
 from dpjax.experiments.kinds.secure import (
   aligned_columns,
+  build,
   noisy_model,
   shared_people,
   vector_sums,
@@ -30,7 +31,7 @@ from dpjax.experiments.sweeps import sweep
 from dpjax.experiments.sweeps.sweep import Runs
 from dpjax.secure.mpc import output_noise
 from dpjax.secure.mpc.output_noise import OutputNoise
-from dpjax.secure.sums import SecAgg
+from dpjax.secure.sums import AdditiveServers, SecAgg
 from dpjax.validate import UserError
 from tests.refuses import refuses
 from tests.runs.stops import stop_after
@@ -78,6 +79,15 @@ def test_a_sum_is_exact_and_holds_what_every_result_does(tmp_path):
   assert result["hides"].startswith("nothing")
   with np.load(tmp_path / "secure.npz") as held:
     assert held["total"].shape == (20,) and held["total"].max() > 2**20
+
+
+def test_rows_of_another_shape_are_other_data():
+  """One person less with one column more had the same bytes."""
+  rows = np.arange(6, dtype=np.float32)
+  digests = {
+    build.digest_of(rows.reshape(shape), rows[:2]) for shape in ((2, 3), (3, 2), (6,))
+  } | {build.digest_of(rows.reshape(2, 3).view(np.int32), rows[:2])}
+  assert len(digests) == 4
 
 
 def test_a_biased_sum_is_told(tmp_path, monkeypatch):
@@ -365,16 +375,20 @@ def test_ckks_adds_fractions_and_bfv_integers(tmp_path, tenseal):
 
 
 @pytest.mark.slow
-def test_a_table_resumes_and_keeps_failures_as_rows(tmp_path):
+def test_a_table_resumes_and_keeps_failures_as_rows(tmp_path, monkeypatch):
   small = {"task.protocol": "plain"}
   rows = {"one": small, "two": {"task.protocol": {"name": "plain", "bits": 64}}}
-  # How many neighbours a key needs is known once they are drawn.
-  rows["few are left"] = {"task.protocol": "secagg_plus", "task.silent": 1}
+  rows["cannot"] = {"task.protocol": "additive_servers"}
+
+  def refused(*_):
+    raise UserError("two are left", field="min_survivors", value=4)
+
+  monkeypatch.setattr(AdditiveServers, "sum", refused)
   base = fields.replace_all(SecureConfig(), _SUM)
   named = [(label, fields.replace_all(base, changes)) for label, changes in rows.items()]
   found = sweep.run(named, tmp_path)
   assert [row["status"] for row in found] == ["done", "done", "failed"]
-  assert "min_survivors=4" in found[2]["error"] and "\n" not in found[2]["error"]
+  assert "min_survivors=4" in found[2]["error"]
   results = sorted(tmp_path.glob("points/*/result.json"))
   before = [path.stat().st_mtime_ns for path in results]
   sweep.run(named, tmp_path)
@@ -401,6 +415,10 @@ def test_a_table_resumes_and_keeps_failures_as_rows(tmp_path):
     ({"task.protocol.min_survivors": 11}, "task.protocol.min_survivors"),
     ({"task.protocol": "additive_sharing", "task.silent": 1}, "task.silent"),
     ({"task.protocol": "committee", "task.num_clients": 3}, "task.protocol.num_members"),
+    # Two of the five members may be silent, and a fifth of the clients of SecAgg+.
+    ({"task.protocol": "committee", "task.silent": 3}, "task.silent"),
+    ({"task.protocol": "secagg_plus", "task.silent": 3}, "task.silent"),
+    ({"task.protocol": {"name": "secagg", "signed": True}}, "task.protocol.min_survivors"),
     # Bounds of the protocols and of the mechanism, not of configs in general.
     ({"task.num_clients": 10_001}, "config.task.num_clients"),
     ({"task": {"name": "noisy_model", "num_steps": 10**7}}, "config.task.num_steps"),

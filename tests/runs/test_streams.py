@@ -16,8 +16,9 @@ from dpjax.experiments.config import fields
 from dpjax.experiments.kinds.attack.config import AttackConfig
 from dpjax.experiments.kinds.central import build
 from dpjax.experiments.kinds.central.config import (
-  DataConfig,
+  ExamplesConfig,
   ModelConfig,
+  NetworkConfig,
   Sgd,
   TrainConfig,
 )
@@ -65,7 +66,7 @@ def _federated(**overrides):
 
 def _relevance(**overrides):
   base = RelevanceConfig(
-    data=DataConfig(name="mine.npz", num_examples=_ROWS), model=ModelConfig(name="linear"),
+    data=ExamplesConfig(name="mine.npz", num_examples=_ROWS), model=NetworkConfig(name="linear"),
     method="dpsgd", num_epochs=1, batch_size=40, epsilon=4.0,
   )  # fmt: skip
   return fields.replace_all(base, overrides)
@@ -422,11 +423,13 @@ def test_a_number_beyond_every_float_has_its_own_name():
     (AttackConfig(), "target.data."),
   ],
 )
-def test_where_data_lie_is_no_part_of_a_runs_name(config, section):
+def test_where_data_lie_is_no_part_of_a_runs_name(config, section, tmp_path):
   digest = config_names.digest
   places = config_names.PLACES if section else config_names.PLACES[:1]
   moved = fields.replace_all(config, {f"{section}{name}": "/elsewhere" for name in places})
   assert moved != config and digest(moved) == digest(config)
+  owner.claim(tmp_path, config)
+  owner.known(tmp_path, moved)  # their digest says whether they are the same data
   data_name = f"{section}name" if section else "dataset"
   assert digest(fields.replace(config, data_name, "mnist")) != digest(config)
 

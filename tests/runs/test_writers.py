@@ -294,7 +294,7 @@ def test_what_threads_write_after_a_refused_first_save_neither_blocks_nor_shows(
   late.mkdir(parents=True)
   with (
     pytest.raises(UserError, match="full"),
-    owner.released_if_refused(folder, fresh=True),
+    owner.released_if_refused(folder, lambda: True),
   ):
     raise UserError("the disk is full")
   assert [path.name for path in folder.rglob("*")] == [checkpoint.FOLDER]

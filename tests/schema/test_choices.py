@@ -1,13 +1,21 @@
 """Choices: a config holds what its run reads, also of a user's own code, and comes back whole."""
 
+import copy
 import json
 import pickle
 
 import pytest
 
 from dpjax.experiments.config import choices, fields
+from dpjax.experiments.kinds import bounds
 from dpjax.experiments.kinds.attack.config import AttackConfig
-from dpjax.experiments.kinds.central.config import DpFtrl, DpSgd, Sgd, TrainConfig
+from dpjax.experiments.kinds.central.config import (
+  DpFtrl,
+  DpSgd,
+  ModelConfig,
+  Sgd,
+  TrainConfig,
+)
 from dpjax.experiments.kinds.federated.config import FedConfig
 from dpjax.experiments.kinds.pate.config import PateConfig
 from dpjax.experiments.kinds.secure.config import SecureConfig
@@ -43,10 +51,17 @@ def _again(config):
 def test_a_config_comes_back_from_its_json_and_from_another_process(kind, changes):
   config = fields.replace_all(kind(), changes)
   assert config != kind() and _again(config) == config
-  assert pickle.loads(pickle.dumps(config)) == config
+  assert pickle.loads(pickle.dumps(config)) == config == copy.deepcopy(config)
   for path, value in changes.items():
     leaves = {leaf.path: leaf.value for leaf in choices.leaves(config)}
     assert leaves[path] == value
+
+
+def test_a_copy_of_a_wrong_config_is_as_wrong():
+  config = TrainConfig()
+  config.privacy = "nope"
+  for copied in (copy.deepcopy(config), pickle.loads(pickle.dumps(config))):
+    assert copied.privacy == "nope" and copied.data is not config.data
 
 
 def test_a_sampler_of_ones_own_has_its_path_as_its_name():
@@ -96,3 +111,10 @@ def test_a_field_of_another_choice_says_which(path, owner):
   with refuses(f"config.{path}") as caught:
     fields.override(TrainConfig(), path, "1")
   assert str(caught.value).endswith(f"has no such field; it belongs to {owner}")
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_an_option_that_a_config_json_cannot_hold_is_refused(value):
+  config = TrainConfig(model=ModelConfig("mlp", {"features": (8,), "scale": [value]}))
+  with refuses("model.options.scale[0]"):
+    bounds.sections(config)

@@ -231,10 +231,14 @@ def test_an_own_client_without_examples_weighs_nothing():
     assert float(sent.weight) == float(info.weight) == weight
 
 
-def test_a_whole_algorithm_is_refused_with_privacy_alone():
+def test_a_whole_algorithm_is_refused_with_privacy_and_with_a_secure_sum():
   config = _federated(algorithm="mine:averaging")
-  with refuses("algorithm", value="mine:averaging"):
-    federated_build.assemble(config)
+  summed = _with(_without_privacy(config), secure_sum="secagg", clients_per_round=15.0)
+  for guarded in (config, summed):
+    with refuses("algorithm", value="mine:averaging"):
+      federated_build.assemble(guarded)
+  client = _with(summed, algorithm="mine:careful_client")
+  assert federated_build.assemble(client).algorithm
   built = federated_build.assemble(_without_privacy(config))
   assert isinstance(built.algorithm, federated.FederatedAlgorithm)
 

@@ -60,7 +60,6 @@ def test_a_protocol_runs_in_every_round_where_it_is_asked_to(tmp_path, monkeypat
     ({"secure_sum.dropout_prob": 1.0}, "config.secure_sum.dropout_prob"),
     ({"secure_sum.largest_value": 0.0}, "config.secure_sum.largest_value"),
     ({"clients_per_round": 1.0}, "clients_per_round"),
-    ({"algorithm": "optax:sgd"}, "algorithm"),
   ],
 )
 def test_what_does_not_go_together_is_one_line(changes, field):

@@ -219,6 +219,10 @@ def test_a_constant_rate_stops_short_of_the_optimum():
 PRIVATE = lr.PrivateStatistics(noise_multiplier=2.0, x_bound=1.5, y_bound=2.0)
 
 
+def released(private, key, data):
+  return private.read(private.noisy(key, private.exact(data)))
+
+
 def vector_of(rows):
   s = lr.statistics(*PRIVATE.bounded(*rows))
   return np.concatenate([lr._to_vector(s.xx), s.xy])
@@ -258,7 +262,7 @@ def test_noise_has_the_stated_std_on_every_coordinate():
   exact = vector_of((x, y))
   noise = []
   for i in range(60):
-    s = PRIVATE.release(jax.random.key(i), [(x, y)])
+    s = released(PRIVATE, jax.random.key(i), [(x, y)])
     noise.append(np.concatenate([lr._to_vector(s.xx), s.xy]) - exact)
   noise = np.concatenate(noise)
   fits = lambda std: stats.kstest(noise, stats.norm(0, std).cdf).pvalue
@@ -278,11 +282,20 @@ def test_epsilon_is_that_of_one_gaussian_release():
   assert private.noise_multiplier == 2 * add.noise_multiplier  # replace_one moves by 2 C
 
 
+def test_no_two_releases_share_their_noise():
+  """With one key for both, their difference was the exact statistics of the added row."""
+  x, y = clients()[0]
+  few, many = (PRIVATE.release([(x[:n], y[:n])]) for n in (39, 40))
+  exact = [lr.statistics(*PRIVATE.bounded(x[:n], y[:n])) for n in (39, 40)]
+  moved = np.abs((many.xx - few.xx) - (exact[1].xx - exact[0].xx))
+  assert moved.min() > 1e-6 * PRIVATE.std and moved.max() > PRIVATE.std / 10
+
+
 @pytest.mark.slow
 def test_dealing_the_rows_to_clients_changes_nothing():
   data = clients()
   key = jax.random.key(0)
-  many, one = PRIVATE.release(key, data), PRIVATE.release(key, [pooled(data)])
+  many, one = released(PRIVATE, key, data), released(PRIVATE, key, [pooled(data)])
   np.testing.assert_allclose(many.xx, one.xx, atol=1e-9)
 
 
@@ -297,8 +310,8 @@ def test_more_epsilon_comes_nearer_to_the_optimum():
     private = lr.PrivateStatistics.calibrated(epsilon=epsilon, delta=1e-6, **bounds)
     out = []
     for seed in range(5):
-      released = private.release(jax.random.key(seed), data)
-      w = lr.private_ridge(released, ridge=1e-3, floor=private.std)
+      noisy = released(private, jax.random.key(seed), data)
+      w = lr.private_ridge(noisy, ridge=1e-3, floor=private.std)
       out.append(np.linalg.norm(w - best))
     return np.mean(out)
 

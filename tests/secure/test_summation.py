@@ -55,6 +55,19 @@ def test_it_drops_in_by_one_argument_and_costs_half_a_step_of_the_grid():
   assert np.any(np.asarray(state.params) != 0)
 
 
+@pytest.mark.parametrize(("count", "field"), [(1, "survivors"), (5, "max_clients")])
+def test_messages_that_no_sum_may_hold_are_refused_without_a_round_too(count, field):
+  """Five clients of a sum for four: their ones wrapped around to a mean of 0, and nobody saw."""
+  aggregator = secure.secure_mean(PlainSum(), Encoding(4, largest_value=1.0, bits=8))
+  ones = jnp.ones((count, 1))
+  state = aggregator.init(ones[0])
+  with refuses(field):
+    aggregator.update(ones, np.ones(count, bool), state)
+  mean = jax.jit(aggregator.update)(ones, np.ones(count, bool), state)[0]
+  assert np.isnan(mean).all()  # cannot raise
+  assert aggregator.update(jnp.ones((6, 1)), np.arange(6) < 4, state)[0] == 1.0
+
+
 @pytest.mark.cases(quick=[2], long=...)
 @pytest.mark.parametrize(
   "run",

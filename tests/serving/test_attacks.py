@@ -194,7 +194,7 @@ def test_a_kill_before_the_candidate_line_does_not_lose_the_release(runs, tmp_pa
   assert [json.loads(line)["kind"] for line in first] == ["start", "candidate"]
   path.write_bytes(first[0])
   with ServiceJournal(tmp_path) as journal:
-    assert _service(journal, runs).new is runs[1]
+    assert _service(journal, runs).releases.new is runs[1]
 
 
 def test_a_kill_right_after_a_promotion_forgets_the_rows_of_the_old_model(
@@ -210,7 +210,7 @@ def test_a_kill_right_after_a_promotion_forgets_the_rows_of_the_old_model(
   (tmp_path / "counts.json").write_bytes(saved)
   with ServiceJournal(tmp_path) as journal:
     again = _service(journal, runs)
-    assert again.old is runs[1] and again.windows.drift.rows == 0
+    assert again.releases.old is runs[1] and again.windows.drift.rows == 0
 
 
 def test_a_smaller_window_after_a_restart_neither_hangs_nor_counts_twice(
@@ -223,7 +223,7 @@ def test_a_smaller_window_after_a_restart_neither_hangs_nor_counts_twice(
     service = _service(journal, runs[:1], settings={"window": 50})
     assert "80 rows of an open window are dropped" in capsys.readouterr().err
     _play(service, service.predict(x[:60], None), service.tick())
-    assert service.windows_closed == 1 and service.windows.drift.rows == 10
+    assert service.windows.num_released == 1 and service.windows.drift.rows == 10
 
 
 @pytest.mark.slow
@@ -247,14 +247,14 @@ def test_a_clock_that_goes_backwards_ends_no_stage_and_saves_no_debt(runs, tmp_p
     service = _service(journal, runs, clock=lambda: now[0], settings={"rule": rule})
     now[0] = 10.0
     _play(service, service.predict(x[:1], "user"), service.tick())
-    assert service.new is runs[1]
+    assert service.releases.new is runs[1]
     assert service.releases.snapshot()["elapsed"] == 0.0
     assert min(service._latencies) >= 0.0
   with ServiceJournal(tmp_path, clock=lambda: now[0]) as journal:
     service = _service(journal, runs, clock=lambda: now[0], settings={"rule": rule})
     now[0] += 6.0
     _play(service, service.tick())
-    assert service.old is runs[1]
+    assert service.releases.old is runs[1]
 
 
 def test_a_folder_that_is_exchanged_while_it_is_served_changes_nothing(
@@ -293,7 +293,7 @@ def test_the_run_that_answers_is_no_candidate(folders, runs, tmp_path):
     with refuses("run"):
       service.offer(twin)
     # The refused offer ended nothing.
-    assert service.new is runs[1]
+    assert service.releases.new is runs[1]
 
 
 @pytest.mark.parametrize(
@@ -335,7 +335,10 @@ def test_a_tick_without_a_request_closes_no_window(runs, tmp_path):
   with ServiceJournal(tmp_path) as journal:
     service = _service(journal, runs[:1], settings={"window": 1, "drift_epsilon": 1.0})
     _play(service, service.tick(), service.tick())
-    assert service.windows_closed == 0 and service.stream_ledger.spent == (0.0, 0.0)
+    assert service.windows.num_released == 0 and service.windows.stream_ledger.spent == (
+      0.0,
+      0.0,
+    )
     assert journal.num_lines == 1
 
 
@@ -352,7 +355,11 @@ def test_a_promotion_while_a_window_is_released_gives_it_no_reference(
 
     monkeypatch.setattr(drift, "noisy_counts", promoted_meanwhile)
     _play(service, service.predict(x[:100], None), service.tick())
-    assert service.old is runs[1] and service.reference is None and service.psi == {}
+    assert (
+      service.releases.old is runs[1]
+      and service.windows.reference is None
+      and service.windows.psi == {}
+    )
 
 
 # --- the end

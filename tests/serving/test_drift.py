@@ -186,14 +186,14 @@ def test_exact_training_counts_are_refused_unless_they_are_asked_for(
   bins = _bins(runs[0])
   with ServiceJournal(tmp_path) as journal:
     with refuses("reference"):
-      references.make("training", runs[0], bins, journal)
+      references.make("training", runs[0], bins, lambda: journal)
     with refuses("reference"):
-      references.make("training", runs[0], bins, journal, epsilon=1.0, exact=True)
+      references.make("training", runs[0], bins, lambda: journal, epsilon=1.0, exact=True)
     with refuses("reference_epsilon"):
-      references.make("stream", runs[0], bins, journal, epsilon=1.0)
+      references.make("stream", runs[0], bins, lambda: journal, epsilon=1.0)
     with refuses("reference"):
-      references.make("train", runs[0], bins, journal)
-    exact = references.make("training", runs[0], bins, journal, exact=True)
+      references.make("train", runs[0], bins, lambda: journal)
+    exact = references.make("training", runs[0], bins, lambda: journal, exact=True)
   assert "does not hold" in capsys.readouterr().err
   train = data.load("digits")[0].x[:200]
   answers = runs[0].classes(runs[0](train))
@@ -204,31 +204,35 @@ def test_exact_training_counts_are_refused_unless_they_are_asked_for(
 def test_a_noisy_reference_is_charged_once_and_before_its_noise(runs, tmp_path):
   bins = _bins(runs[0])
   with ServiceJournal(tmp_path) as journal:
-    first = references.make("training", runs[0], bins, journal, epsilon=0.5)
+    first = references.make("training", runs[0], bins, lambda: journal, epsilon=0.5)
   assert first.source == "noised" and first.epsilon == 0.5 and first.scale == 2 / 0.5
   with ServiceJournal(tmp_path) as journal:
     kinds = [line["kind"] for line in journal.lines]
     assert kinds == ["reference_charge", "reference"]
     assert journal.lines[0]["neighboring_relation"] == "add_or_remove_one"
-    again = references.make("training", runs[0], bins, journal, epsilon=0.5)
+    again = references.make("training", runs[0], bins, lambda: journal, epsilon=0.5)
   # A restart takes the same noise: a second draw would be a second release.
   assert again.counts == first.counts and again.epsilon == 0.5
   with ServiceJournal(tmp_path) as journal:
     # Other bins, or another model, are another release.
-    other = references.make("training", runs[0], bins[:1], journal, epsilon=0.25)
+    other = references.make("training", runs[0], bins[:1], lambda: journal, epsilon=0.25)
   assert other.epsilon == 0.75
   with ServiceJournal(tmp_path) as journal:
-    assert references.make("training", runs[1], bins, journal, epsilon=0.5).epsilon == 0.5
+    assert (
+      references.make("training", runs[1], bins, lambda: journal, epsilon=0.5).epsilon
+      == 0.5
+    )
 
 
 def test_counts_over_other_edges_are_of_other_bins(runs, tmp_path):
   """As many bins of one name, once for dark and once for bright images: each PSI was wrong."""
   dark, bright = (drift.bins_of(f"mean:{edge}", runs[0].inputs) for edge in (0.2, 0.6))
   with ServiceJournal(tmp_path) as journal:
-    references.make("training", runs[0], [dark], journal, epsilon=0.5)
+    references.make("training", runs[0], [dark], lambda: journal, epsilon=0.5)
   with ServiceJournal(tmp_path) as journal:
     assert (
-      references.make("training", runs[0], [bright], journal, epsilon=0.5).epsilon == 1.0
+      references.make("training", runs[0], [bright], lambda: journal, epsilon=0.5).epsilon
+      == 1.0
     )
   x = np.full((3, 8, 8, 1), 0.4, np.float32)
   counts = drift.exact_counts([dark, bright], x, np.zeros(3))
@@ -239,11 +243,14 @@ def test_a_charge_without_its_noise_is_spent(runs, tmp_path):
   """Killed between the charge and the noise: nobody knows what was drawn."""
   bins = _bins(runs[0])
   with ServiceJournal(tmp_path) as journal:
-    references.make("training", runs[0], bins, journal, epsilon=0.5)
+    references.make("training", runs[0], bins, lambda: journal, epsilon=0.5)
     path = journal.path
   path.write_bytes(path.read_bytes().splitlines(keepends=True)[0])
   with ServiceJournal(tmp_path) as journal:
-    assert references.make("training", runs[0], bins, journal, epsilon=0.5).epsilon == 1.0
+    assert (
+      references.make("training", runs[0], bins, lambda: journal, epsilon=0.5).epsilon
+      == 1.0
+    )
 
 
 def test_references_of_users_are_refused(runs, tmp_path):
@@ -255,7 +262,7 @@ def test_references_of_users_are_refused(runs, tmp_path):
       ServiceJournal(tmp_path) as journal,
       refuses("reference"),
     ):
-      references.make("training", run, _bins(run), journal, epsilon=1.0)
+      references.make("training", run, _bins(run), lambda: journal, epsilon=1.0)
   finally:
     run.result = before
 

@@ -147,7 +147,9 @@ def test_state_is_shown_to_people_and_to_prometheus(served):
   health = json.loads(body)
   assert status == 200 and health["run"] == "run0" and health["row_exact"] is True
   assert health["privacy"]["stream_relation"] == "replace_one"
-  assert health["privacy"]["training_epsilon"] == served.service.old.result["epsilon"]
+  assert (
+    health["privacy"]["training_epsilon"] == served.service.releases.old.result["epsilon"]
+  )
   status, body = served.send("/metrics", None, "GET")
   text = body.decode()
   assert 'dpjax_requests_total{path="/predict",status="200"}' in text
@@ -234,7 +236,7 @@ def test_a_step_of_a_release_that_the_disk_does_not_take_is_one_line(
     body = {"action": "offer", "run": runs[1].folder}
     status, content = served.send("/release", body, headers=_OPERATOR)
   assert status == 503 and "No space left" in json.loads(content)["error"]
-  assert served.service.new is None
+  assert served.service.releases.new is None
 
 
 @pytest.mark.slow
@@ -272,10 +274,10 @@ def test_a_model_is_exchanged_while_requests_run(served, runs):
     body = {"action": "offer", "run": runs[1].folder}
     assert served.send("/release", body, headers=token)[0] == 200
     end = time.monotonic() + 30
-    while served.service.old is not runs[1] and time.monotonic() < end:
+    while served.service.releases.old is not runs[1] and time.monotonic() < end:
       time.sleep(0.05)
     # Promoted by its rule, in two stages.
-    assert served.service.old is runs[1]
+    assert served.service.releases.old is runs[1]
     time.sleep(0.3)
   finally:
     stop.set()
@@ -285,4 +287,4 @@ def test_a_model_is_exchanged_while_requests_run(served, runs):
   body = {"action": "offer", "run": runs[0].folder}
   assert served.send("/release", body, headers=token)[0] == 200
   assert served.send("/release", {"action": "roll_back"}, headers=token)[0] == 200
-  assert served.service.old is runs[1] and served.service.new is None
+  assert served.service.releases.old is runs[1] and served.service.releases.new is None

@@ -94,7 +94,7 @@ def test_a_kind_of_run_is_served_without_its_data(kind, make, tmp_path):
   _check(tmp_path / "run", result, test.x, test.y, exact=kind != "a public trunk")
 
 
-@pytest.mark.long
+@pytest.mark.cases(slow=["head"], long=...)
 @pytest.mark.parametrize(
   "trainable",
   ["all", "head", {"name": "head_first", "steps": 1}, {"name": "lora", "rank": 2}],
@@ -122,7 +122,7 @@ def test_a_run_from_given_weights_is_served(trainable, tmp_path):
   if trainable in ("head",) or (
     isinstance(trainable, dict) and trainable["name"] == "lora"
   ):
-    with refuses("pretrained") as raised:
+    with refuses("run") as raised:
       Predictor.load(tmp_path / "run")
     assert "\n" not in str(raised.value)
   else:

@@ -110,12 +110,17 @@ def _history(seed, length=120):
 def _state(service):
   snapshot = service.releases.snapshot() or {}
   return {
-    "models": (service.old.name, None if service.new is None else service.new.name),
+    "models": (
+      service.releases.old.name,
+      None if service.releases.new is None else service.releases.new.name,
+    ),
     "stage": service.releases.state(),
     "elapsed": snapshot.get("elapsed"),
     "times": snapshot.get("times_ms", []),
-    "alarms": {name: alarm["level"] for name, alarm in service.alarms.items()},
-    "reference": None if service.reference is None else service.reference.counts,
+    "alarms": {name: alarm["level"] for name, alarm in service.alarms.raised.items()},
+    "reference": None
+    if service.windows.reference is None
+    else service.windows.reference.counts,
     "drift": service.windows.drift.plain(),
     "feedback": service.windows.feedback.plain(),
   }
@@ -190,14 +195,14 @@ def test_a_kill_at_any_moment_loses_counts_and_decides_nothing(tmp_path, seed):
     rows = 0
     for event in events:
       lines = service.journal.num_lines
-      answering = service.old
+      answering = service.releases.old
       await _play(event, service, models, clock)
       if event[0] == "tick":
         saved = _state(service)
         rows = saved["drift"]["rows"]
       elif service.journal.num_lines > lines:
         saved = None  # the journal is ahead of the counts
-      if service.old is not answering:
+      if service.releases.old is not answering:
         rows = 0
       if event[3] == 1:
         num_kills += 1
@@ -246,7 +251,7 @@ def test_a_request_under_way_counts_for_its_model_and_stage_alone(tmp_path, acti
       )
       key = next(
         f"user-{i}" for i in range(99)
-        if service.rollout.is_new(f"user-{i}") == (asked == "new")
+        if service.releases.rollout.is_new(f"user-{i}") == (asked == "new")
       )  # fmt: skip
       waiting = asyncio.create_task(service.predict(np.zeros((10, 2), np.float32), key))
       while not service.batcher._is_computing:
@@ -267,9 +272,9 @@ def test_a_request_under_way_counts_for_its_model_and_stage_alone(tmp_path, acti
   is_there = asked == "old" or action in ("advance", "nothing", "promote")
   is_there &= not (asked == "old" and action == "promote")
   assert service.windows.drift.rows == 10 * is_there
-  if service.rollout is not None:
+  if service.releases.rollout is not None:
     is_counted = action == "nothing"
-    assert service.rollout.counts[asked].requests == is_counted
+    assert service.releases.rollout.counts[asked].requests == is_counted
     assert len(service.releases._times) == (is_counted and asked == "new")
 
 
@@ -307,11 +312,11 @@ def test_windows_under_noise_count_for_no_other_model(tmp_path, action, place):
     service = Service(models[:2], journal, bins=bins, settings=settings)
     asyncio.run(play(service))
   assert ran[place] == ("noisy_counts", "by_chance", "noisy_counts")[place]
-  if service.rollout is not None:
-    assert all(each.labels == 0 for each in service.rollout.counts.values())
+  if service.releases.rollout is not None:
+    assert all(each.labels == 0 for each in service.releases.rollout.counts.values())
   if action == "promote":
-    assert not service.psi and service.reference is None
-    assert "accuracy" not in service.alarms
+    assert not service.windows.psi and service.windows.reference is None
+    assert "accuracy" not in service.alarms.raised
 
 
 @pytest.mark.parametrize(
@@ -342,7 +347,10 @@ def test_a_start_with_other_runs_ends_the_release(tmp_path, before, action, then
     return later
 
   service = asyncio.run(play())
-  found = (service.old.name, None if service.new is None else service.new.name)
+  found = (
+    service.releases.old.name,
+    None if service.releases.new is None else service.releases.new.name,
+  )
   assert found == wanted
   goes_on = then == before and action is None
   assert service.windows.feedback.rows == 3 * goes_on

@@ -92,16 +92,16 @@ def test_an_alarm_fires_on_planted_drift_alone(runs, tmp_path, digits):
     for _ in range(6):
       await _send(service, x[rng.integers(0, 360, 100)], size=20)
       await service.tick()
-    quiet = dict(service.alarms)
+    quiet = dict(service.alarms.raised)
     await _send(service, 1 - x[rng.integers(0, 360, 100)], size=20)
     await service.tick()
-    drifted = dict(service.alarms)
+    drifted = dict(service.alarms.raised)
     await _send(service, x[rng.integers(0, 360, 100)], size=20)
     await service.tick()
-    return quiet, drifted, dict(service.alarms), service
+    return quiet, drifted, dict(service.alarms.raised), service
 
   quiet, drifted, after, service = asyncio.run(play())
-  assert quiet == {} and after == {} and service.windows_closed == 8
+  assert quiet == {} and after == {} and service.windows.num_released == 8
   assert drifted["psi mean"]["level"] == "alarm" and drifted["psi mean"]["value"] > 0.25
   assert _kinds(tmp_path).count("alarm") >= 2
 
@@ -134,7 +134,7 @@ def test_windows_are_cut_at_their_exact_sizes(runs, tmp_path, digits):
 def test_noisy_counts_of_training_rows_are_added_to_the_cost_of_training(runs, tmp_path):
   bins = _bins(runs[0])
   journal = ServiceJournal(tmp_path)
-  noisy = references.make("training", runs[0], bins, journal, epsilon=0.5)
+  noisy = references.make("training", runs[0], bins, lambda: journal, epsilon=0.5)
   service = Service(runs[:1], journal, bins=bins, reference=noisy, settings=_SETTINGS)
   _OPENED.append(service)
   found = service.health()["privacy"]
@@ -148,7 +148,9 @@ def test_what_training_rows_paid_for_a_reference_stays_paid(runs, tmp_path):
   def records_epsilon(run, **asked):
     bins = _bins(run)
     with ServiceJournal(tmp_path) as journal:
-      given = references.make(asked.pop("reference", "stream"), run, bins, journal, **asked)
+      given = references.make(
+        asked.pop("reference", "stream"), run, bins, lambda: journal, **asked
+      )
       service = Service([run], journal, bins=bins, reference=given, settings=_SETTINGS)
       first = service.health()["privacy"]["training_records_epsilon"]
       for other in (runs[run is runs[0]], run):
@@ -179,7 +181,7 @@ def test_windows_without_noise_leave_no_epsilon_of_the_stream(runs, tmp_path, di
 
   for settings in ({}, {"drift_epsilon": 2.0}):
     service = asyncio.run(play(**settings))
-    assert service.windows_closed == 1
+    assert service.windows.num_released == 1
     assert service.windows.stream_epsilon == math.inf
     assert service.health()["privacy"]["stream_epsilon"] is None
     service.journal.close()
@@ -209,9 +211,13 @@ def test_noisy_windows_are_charged_before_the_noise_and_up_to_the_budget(
     return service
 
   service = asyncio.run(play())
-  assert service.stream_ledger.spent == (4.0, 0.0)
+  assert service.windows.stream_ledger.spent == (4.0, 0.0)
   assert service.health()["privacy"]["stream_epsilon"] == 4.0
-  assert service.alarms["drift_budget"] == {"level": "warning", "value": 4.0, "bound": 5.0}
+  assert service.alarms.raised["drift_budget"] == {
+    "level": "warning",
+    "value": 4.0,
+    "bound": 5.0,
+  }
   kinds = _kinds(tmp_path)
   assert kinds == [
     "start",
@@ -233,7 +239,7 @@ def test_noisy_windows_are_charged_before_the_noise_and_up_to_the_budget(
   assert not np.array_equal(windows[0]["counts"]["predicted"], exact)
   # A second start knows what was spent.
   again = _service(tmp_path, runs[:1], drift_epsilon=2.0, drift_budget=5.0)
-  assert again.stream_ledger.spent == (4.0, 0.0) and again.windows.drift.number == 2
+  assert again.windows.stream_ledger.spent == (4.0, 0.0) and again.windows.drift.number == 2
 
 
 # --- accuracy and latency
@@ -245,13 +251,13 @@ def test_accuracy_falls_with_wrong_labels_alone(runs, tmp_path, digits):
   async def play():
     service = _service(tmp_path, runs[:1])
     # The accuracy that result.json says, played exactly.
-    service.old.result = service.old.result | {"test_accuracy": 0.9}
+    service.releases.old.result = service.releases.old.result | {"test_accuracy": 0.9}
     right = await service.predict(x[:60], None)
     labels = right.answers.tolist()
     labels[:6] = [(label + 1) % 10 for label in labels[:6]]
     assert service.feedback(right.id, labels) == 54
     await service.tick()
-    quiet = dict(service.alarms)
+    quiet = dict(service.alarms.raised)
     wrong = await service.predict(x[:60], None)
     labels = [str((label + 1) % 10) for label in wrong.answers[:40].tolist()]
     service.feedback(wrong.id, labels + wrong.answers[40:].tolist())
@@ -263,7 +269,9 @@ def test_accuracy_falls_with_wrong_labels_alone(runs, tmp_path, digits):
     service, quiet, wrong = asyncio.run(play())
   finally:
     runs[0].result = before
-  assert quiet == {} and service.alarms["accuracy"]["value"] == pytest.approx(20 / 60)
+  assert quiet == {} and service.alarms.raised["accuracy"]["value"] == pytest.approx(
+    20 / 60
+  )
   with refuses("id"):
     service.feedback(wrong.id, [0] * 60)
 
@@ -284,7 +292,7 @@ def test_windows_by_time_keep_a_bad_hour_apart_from_a_good_one(runs, tmp_path, d
         labels[:wrong] = [(label + 1) % 10 for label in labels[:wrong]]
         service.feedback(answer.id, labels)
       await service.tick()
-      seen.append(service.accuracy)
+      seen.append(service.windows.accuracy)
 
     # Many labels do not close the window, and few do.
     await send(10, 120, 0)
@@ -328,19 +336,21 @@ def test_latency_is_told_above_its_bound_alone(runs, tmp_path):
   service = _service(tmp_path, runs[:1], latency_ms=50.0)
   service._latencies.extend([10.0] * 200)
   service._check_latency()
-  assert service.alarms == {}
+  assert service.alarms.raised == {}
   service._latencies.extend([80.0] * 20)
   service._check_latency()
-  assert service.alarms["latency p99 ms"]["level"] == "alarm"
+  assert service.alarms.raised["latency p99 ms"]["level"] == "alarm"
   service._latencies.extend([10.0] * 1000)
   service._check_latency()
-  assert service.alarms == {}
+  assert service.alarms.raised == {}
 
   # A start that reports no latency could not clear its alarm either.
   service._latencies.extend([80.0] * 1000)
   service._check_latency()
-  assert _service(tmp_path, runs[:1], latency_ms=50.0).alarms.keys() == {"latency p99 ms"}
-  assert _service(tmp_path, runs[:1], latency_ms=0.0).alarms == {}
+  assert _service(tmp_path, runs[:1], latency_ms=50.0).alarms.raised.keys() == {
+    "latency p99 ms"
+  }
+  assert _service(tmp_path, runs[:1], latency_ms=0.0).alarms.raised == {}
 
 
 # --- releases
@@ -414,23 +424,27 @@ def test_a_release_goes_through_its_stages_and_a_start_afterwards_knows(
       )
       if place % 10 == 0:
         await service.tick()
-      if service.rollout is None:
+      if service.releases.rollout is None:
         break
     return service, names
 
   service, names = asyncio.run(play())
-  assert names == {"run0", "run1"} and service.old is runs[1] and service.rollout is None
+  assert (
+    names == {"run0", "run1"}
+    and service.releases.old is runs[1]
+    and service.releases.rollout is None
+  )
   kinds = [
     kind for kind in _kinds(tmp_path) if kind not in ("window", "reference", "alarm")
   ]
   assert kinds == ["start", "candidate", "stage", "promote"]
-  assert _service(tmp_path, runs).old is runs[1]
+  assert _service(tmp_path, runs).releases.old is runs[1]
   # Only the first run is named now: the journal knows where the second one is.
   again = _service(tmp_path / "other", runs[:1])
   again.offer(runs[1])
   again.promote("asked for")
   later = _service(tmp_path / "other", runs[:1], load=lambda _: runs[1])
-  assert later.old is runs[1]
+  assert later.releases.old is runs[1]
   later.journal.close()
   with (
     ServiceJournal(tmp_path / "other") as journal,
@@ -474,7 +488,7 @@ def test_a_new_model_that_fails_is_taken_back_and_costs_no_answer(
 
   service, answers = asyncio.run(play())
   assert len(answers) == 100 and {answer.run for answer in answers} == {"run0"}
-  assert service.new is None and "roll_back" in _kinds(tmp_path)
+  assert service.releases.new is None and "roll_back" in _kinds(tmp_path)
   logits = np.concatenate([answer.logits for answer in answers])
   np.testing.assert_array_equal(logits, runs[0](x[:100]))
 
@@ -564,9 +578,13 @@ def test_a_start_goes_on_where_a_kill_left_it(runs, tmp_path, digits):
   with (tmp_path / "journal.jsonl").open("ab") as file:
     file.write(b'{"line": 99, "kind": "prom')
   again = _service(tmp_path, runs, drift_epsilon=1.0)
-  assert again.new is runs[1] and again.rollout is not None and service.rollout is not None
-  assert again.rollout.stage == service.rollout.stage
-  assert again.rollout.counts == service.rollout.counts
+  assert (
+    again.releases.new is runs[1]
+    and again.releases.rollout is not None
+    and service.releases.rollout is not None
+  )
+  assert again.releases.rollout.stage == service.releases.rollout.stage
+  assert again.releases.rollout.counts == service.releases.rollout.counts
   assert again.windows.drift.number == service.windows.drift.number == 1
   assert again.windows.drift.rows == service.windows.drift.rows == 30
   assert all(
@@ -574,11 +592,13 @@ def test_a_start_goes_on_where_a_kill_left_it(runs, tmp_path, digits):
     for k, v in service.windows.drift.counts.items()
   )
   assert again.windows.feedback.rows == service.windows.feedback.rows
-  assert again.stream_ledger.spent == service.stream_ledger.spent == (1.0, 0.0)
-  assert again.reference.counts == service.reference.counts
+  assert (
+    again.windows.stream_ledger.spent == service.windows.stream_ledger.spent == (1.0, 0.0)
+  )
+  assert again.windows.reference.counts == service.windows.reference.counts
   keys = [f"user-{number}" for number in range(500)]
-  assert [again.rollout.is_new(key) for key in keys] == [
-    service.rollout.is_new(k) for k in keys
+  assert [again.releases.rollout.is_new(key) for key in keys] == [
+    service.releases.rollout.is_new(k) for k in keys
   ]
 
 
@@ -596,7 +616,7 @@ def test_a_window_that_was_charged_is_not_released_again(runs, tmp_path, digits)
     journal.write("charge", what="x", of="drift", number=0, epsilon=1.0, spent=1.0)
   again = _service(tmp_path, runs[:1], drift_epsilon=1.0)
   assert again.windows.drift.number == 1 and again.windows.drift.rows == 0
-  assert again.stream_ledger.spent == (1.0, 0.0)
+  assert again.windows.stream_ledger.spent == (1.0, 0.0)
 
 
 def test_a_journal_that_somebody_changed_is_refused(tmp_path):
@@ -628,9 +648,9 @@ def test_a_journal_in_a_file_is_refused(tmp_path):
 def test_another_set_of_runs_begins_anew(runs, tmp_path):
   service = _service(tmp_path, runs)
   service.roll_back("asked for")
-  assert _service(tmp_path, runs).new is None
+  assert _service(tmp_path, runs).releases.new is None
   swapped = _service(tmp_path, [runs[1]])
-  assert swapped.old is runs[1] and swapped.new is None
+  assert swapped.releases.old is runs[1] and swapped.releases.new is None
   assert digest_of(runs[0]) != digest_of(runs[1])
 
 

@@ -19,9 +19,17 @@ from dpjax import pictures
 from dpjax.experiments.config import choices, fields, rules
 from dpjax.experiments.config.choices import to_dict
 from dpjax.experiments.config.common import AttackerConfig
+from dpjax.experiments.kinds.attack.config import AttackConfig
 from dpjax.experiments.kinds.central import build
-from dpjax.experiments.kinds.central.config import DpSgd, TrainConfig
+from dpjax.experiments.kinds.central.config import (
+  DataConfig,
+  DpSgd,
+  ModelConfig,
+  Sgd,
+  TrainConfig,
+)
 from dpjax.experiments.kinds.federated.config import Central, FedConfig
+from dpjax.experiments.kinds.relevance.config import RelevanceConfig
 from dpjax.experiments.run import guarantee, writers
 from dpjax.experiments.run import workdir as owner
 from dpjax.experiments.run.kind import experiment_of
@@ -415,6 +423,15 @@ def test_an_epsilon_that_comes_twice_is_named():
 def test_a_base_is_a_config(text):
   with refuses("config.base"):
     fields.override(Sweep(), "base", text)
+
+
+def test_runs_of_two_kinds_share_no_data():
+  sections = {"data": DataConfig("digits"), "model": ModelConfig("mlp")}
+  central = TrainConfig(privacy=Sgd(), **sections)
+  last = engine.LastData(lambda config: type(config))
+  assert last(central) is last(dataclasses.replace(central, seed=1)) is TrainConfig
+  assert last(RelevanceConfig(**sections)) is RelevanceConfig
+  assert last(AttackConfig(target=central)) is AttackConfig
 
 
 def test_p17_points_share_no_noise():

@@ -66,7 +66,8 @@ def _promised(plan_fn):
 def _select(runs, folder, train, load, plan_of):
   """A selection whose runs, data and plans are of these functions."""
   of_runs = mock.patch.multiple(loop, run=train, load=load)
-  with of_runs, mock.patch.object(tuning, "plan_of", plan_of):
+  unknown = {"plan_of": plan_of, "check_score": lambda *of: None}
+  with of_runs, mock.patch.multiple(tuning, **unknown):
     return tuning.run_selection(runs, folder)
 
 
@@ -118,10 +119,12 @@ def test_a_folder_of_something_else_is_refused_before_any_trial(tmp_path):
   _run(tmp_path)
   (tmp_path / "trials.json").unlink()
   train = _Train()
+  (tmp_path / "lock").unlink()
+  before = sorted(tmp_path.rglob("*"))
   for folder in (tmp_path, tmp_path / "best"):
     with refuses("workdir"):
       _run(folder, train=train)
-  assert not train.trials
+  assert not train.trials and sorted(tmp_path.rglob("*")) == before
 
 
 def test_p40_the_best_does_not_tell_whether_it_was_the_first(tmp_path):
@@ -189,7 +192,8 @@ def test_a_run_of_the_choice_charges_its_own_clip_norm_and_says_what_it_rests_on
   plan = _plan(TrainConfig(), None)
   chosen = tuning.selection_cost(plan, _sweep().runs(), ())
   longer = dataclasses.replace(plan, l2_clip_norm=7.0)
-  alone = guarantee.of_plan(longer, 1000, note="First parameters. From a file.")
+  alone = guarantee.of_plan(longer, 1000)
+  alone = guarantee.noted(alone, "First parameters. From a file.")
   stated = chosen.of_run(alone)
   ledger = stated.charge(Ledger(), range(30), noise_key_id="key")
   assert {charge.l2_clip_norm for charge in ledger.charges} == {7.0}
@@ -357,11 +361,14 @@ def test_smaller_may_be_better(tmp_path):
   )
 
 
-def test_a_score_that_is_missing_is_said_after_the_first_run(tmp_path):
-  train = _Train()
-  with refuses("test_recall", value=None):
-    _run(tmp_path, _sweep(y="test_recall", law={"mean_trials": 99.0}), train)
-  assert len(train.configs) == 1
+@pytest.mark.slow
+def test_a_score_that_no_run_has_is_refused_before_a_trial_is_drawn(tmp_path):
+  """The trials of another `y` are others: those that had run were lost."""
+  base = TrainConfig(num_steps=2, model=ModelConfig(name="linear"))
+  sweep = sweeps.Sweep(y="test_recall", selection=Selection())
+  with refuses("y", value="test_recall"):
+    tuning.run_selection(sweeps.Runs([("one", base)], sweep), tmp_path)
+  assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.cases(long=["None"])

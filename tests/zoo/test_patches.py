@@ -20,7 +20,7 @@ from dpjax.experiments.kinds.central.config import (
   TrainConfig,
 )
 from dpjax.experiments.kinds.federated import build as federated
-from dpjax.experiments.kinds.federated.config import FedConfig
+from dpjax.experiments.kinds.federated.config import FedConfig, FedDataConfig
 from dpjax.experiments.run import model_inputs
 from dpjax.validate import UserError
 from dpjax.zoo import networks
@@ -303,7 +303,9 @@ def test_centred_images_are_refused_before_any_data_are_read():
   with refuses("data.center", value=True) as error:
     build.Central(config).check()
   assert "\n" not in str(error.value)
-  over_clients = FedConfig(data=config.data, model=config.model)
+  over_clients = FedConfig(
+    data=FedDataConfig(name="digits", center=True), model=config.model
+  )
   with refuses("data.center", value=True):
     federated.check(over_clients)
   # Features of scattering are of any numbers.

@@ -24,6 +24,7 @@ from dpjax.accounting.event_kinds.kind import (
   ORDERS,
   TOO_DEEP,
   DpEvent,
+  Event,
   EventKind,
   check_is_list,
   kind_of,
@@ -104,7 +105,25 @@ class StatedDpEvent(dpa.DpEvent):
   event: DpEvent
 
 
-class StatedKind(EventKind[StatedDpEvent]):
+class WithinKind(EventKind[Event]):
+  """The accounting of the event within, of which a wrapper says more."""
+
+  def proofs(self, part: Event) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    return kind_of(part.event).proofs(part.event)  # type: ignore[attr-defined]
+
+  # Accountants compose what this returns, so the kind needs no analysis of its own.
+  def under(self, part: Event, neighboring_relation: str) -> DpEvent:
+    inner = part.event  # type: ignore[attr-defined]
+    return kind_of(inner).under(inner, neighboring_relation)
+
+  def zcdp(self, part: Event) -> float:
+    return kind_of(part.event).zcdp(part.event)  # type: ignore[attr-defined]
+
+  def describe(self, part: Event, unit: str) -> str:
+    return kind_of(part.event).describe(part.event, unit)  # type: ignore[attr-defined]
+
+
+class StatedKind(WithinKind[StatedDpEvent]):
   """The accounting of the inner event, refused under all relations but one."""
 
   name = "stated"
@@ -121,19 +140,74 @@ class StatedKind(EventKind[StatedDpEvent]):
       yield part if known else StatedDpEvent(relation, part), times
 
   def proofs(self, part: StatedDpEvent) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    relations, accountants = kind_of(part.event).proofs(part.event)
+    relations, accountants = super().proofs(part)
     stated = part.neighboring_relation
     return (stated,) if stated in relations else (), accountants
 
-  # Accountants compose what this returns, so the kind needs no analysis of its own.
-  def under(self, part: StatedDpEvent, neighboring_relation: str) -> DpEvent:
-    return kind_of(part.event).under(part.event, neighboring_relation)
 
-  def zcdp(self, part: StatedDpEvent) -> float:
-    return kind_of(part.event).zcdp(part.event)
+@dataclasses.dataclass(frozen=True)
+class ClaimedDpEvent(dpa.DpEvent):
+  """An event of which dpjax does not prove that it is what ran, such as one that a user's sampler
+  states. It costs what the event within costs; see `claims`.
 
-  def describe(self, part: StatedDpEvent, unit: str) -> str:
-    return kind_of(part.event).describe(part.event, unit)
+  The event itself says so, since it goes where no plan goes: into ledgers, files and compositions.
+  """
+
+  claim: str  # what is assumed
+  event: DpEvent
+
+
+class ClaimedKind(WithinKind[ClaimedDpEvent]):
+  """The accounting of the inner event, whose epsilon is then claimed."""
+
+  name = "claimed"
+  event = ClaimedDpEvent
+
+  def elements(self, event: ClaimedDpEvent) -> Iterable[tuple[DpEvent, int]]:
+    if not isinstance(event.claim, str) or not event.claim:
+      raise UserError("must say what is assumed", field="claim", value=event.claim)
+    for part, times in parts(event.event).items():
+      known = isinstance(part, dpa.NonPrivateDpEvent)
+      yield part if known else ClaimedDpEvent(event.claim, part), times
+
+  def gaussian_noise(self, part: ClaimedDpEvent) -> float | None:
+    return kind_of(part.event).gaussian_noise(part.event)
+
+  def sampling_prob(self, part: ClaimedDpEvent) -> float | None:
+    return kind_of(part.event).sampling_prob(part.event)
+
+
+def claimed(event: DpEvent, claims: Iterable[str]) -> DpEvent:
+  """Returns the event as one that rests on these assumptions. One that costs nothing, or is not
+  private, rests on none."""
+  if isinstance(event, dpa.NoOpDpEvent | dpa.NonPrivateDpEvent):
+    return event
+  for claim in claims:
+    event = ClaimedDpEvent(claim, event)
+  return event
+
+
+def claims(event: DpEvent) -> tuple[str, ...]:
+  """Returns what is assumed of an event, at any depth; empty if its epsilon is proved.
+
+  >>> claims(compose(claimed(dpa.GaussianDpEvent(1.0), ["Mine: my word"]), 3))
+  ('Mine: my word',)
+  >>> claims(dpa.GaussianDpEvent(1.0))
+  ()
+  """
+  assumed: dict[str, None] = {}
+  left = [event]
+  while left:
+    each = left.pop()
+    if isinstance(each, ClaimedDpEvent):
+      assumed[each.claim] = None
+    # The accounting of a user-defined event is the user's claim, so dpjax proves nothing for it.
+    elif not type(kind_of(each)).__module__.startswith("dpjax."):
+      assumed[f"{type(each).__name__}: its accounting is its author's word"] = None
+    inner = getattr(each, "event", None)
+    left += [inner] if isinstance(inner, DpEvent) else []
+    left += getattr(each, "events", ())
+  return tuple(assumed)
 
 
 def compose(step_event: DpEvent, num_steps: int) -> DpEvent:
@@ -252,9 +326,12 @@ def check_accountant(accountant: str) -> None:
   validate.one_of(ACCOUNTANTS, accountant=accountant)
 
 
-def without_relation(part: DpEvent) -> DpEvent:
-  """Returns the elementary mechanism of a part, also of one that is stated for one relation."""
-  return part.event if isinstance(part, StatedDpEvent) else part
+def mechanism_of(part: DpEvent) -> DpEvent:
+  """Returns the elementary mechanism of a part, also of one that is stated for one relation, or is
+  claimed."""
+  while isinstance(part, StatedDpEvent | ClaimedDpEvent):
+    part = part.event
+  return part
 
 
 class Accounted(NamedTuple):
@@ -282,7 +359,7 @@ def accountable(
   others = []
   for part in steps:
     _check_supported(part, neighboring_relation, accountant)
-    bare = without_relation(part)
+    bare = mechanism_of(part)
     kind = kind_of(bare)
     if kind.replaced_in_two:
       twofold = twofold or kind.name
@@ -319,10 +396,10 @@ def _check_supported(part: DpEvent, neighboring_relation: str, accountant: str) 
       value=Verbatim(f"{kind.name} with accountant={accountant!r}"),
     )
   # Each of the runs that the best one is chosen from needs a proof, too.
-  bare = without_relation(part)
+  bare = mechanism_of(part)
   if isinstance(bare, RepeatAndSelectDpEvent):
     for inner in merged_parts(bare.event):
-      run = kind_of(without_relation(inner))
+      run = kind_of(mechanism_of(inner))
       # The analysis of the best of several runs has no proof for a replacement that is
       # accounted as removing and adding.
       if neighboring_relation == REPLACE and run.replaced_in_two:
@@ -381,4 +458,11 @@ def describe(event: DpEvent, unit: str) -> str:
   return "; ".join(each)
 
 
-register(NoOpKind(), NonPrivateKind(), SelfComposedKind(), ComposedKind(), StatedKind())
+register(
+  NoOpKind(),
+  NonPrivateKind(),
+  SelfComposedKind(),
+  ComposedKind(),
+  StatedKind(),
+  ClaimedKind(),
+)

@@ -208,7 +208,7 @@ def register(*kinds: EventKind[Any]) -> None:
       raise UserError(
         "must be an object of an EventKind with a name", field="kind", value=kind
       )
-    if is_user_defined(kind):
+    if not type(kind).__module__.startswith("dpjax."):
       every_kind()
     for known in (KINDS.get(kind.name), _KIND_OF.get(kind.event)):
       if known is not None and type(known).__module__.startswith("dpjax."):
@@ -220,29 +220,6 @@ def register(*kinds: EventKind[Any]) -> None:
         )
     KINDS[kind.name] = kind
     _KIND_OF[kind.event] = kind
-
-
-def is_user_defined(kind: EventKind[Any]) -> bool:
-  """Returns whether a user defined the kind, so that dpjax does not prove its accounting."""
-  return not type(kind).__module__.startswith("dpjax.")
-
-
-def user_defined(event: DpEvent) -> set[str]:
-  """Returns the names of the classes in an event, at any depth, whose accounting a user defined.
-
-  >>> user_defined(dpa.SelfComposedDpEvent(dpa.GaussianDpEvent(1.0), 3))
-  set()
-  """
-  names = set()
-  left = [event]
-  while left:
-    each = left.pop()
-    if is_user_defined(kind_of(each)):
-      names.add(type(each).__name__)
-    inner = getattr(each, "event", None)
-    left += [inner] if isinstance(inner, DpEvent) else []
-    left += getattr(each, "events", ())
-  return names
 
 
 def kind_of(event: DpEvent) -> EventKind[Any]:

@@ -108,6 +108,8 @@ def _of_several(
   """Returns what a report says of the attacks of a relevance run, which each have a bound."""
   word = "REFUTE" if audit["refuted"] else "do not refute"
   told = f"Attacks {word}{stated}." if stated else "A run was attacked."
+  if not audit.get("can_refute", True):
+    told += " Perfect attacks of this kind could not have refuted it either."
   least = lower(result["epsilon_audited_lower"])
   rows = [
     [bound["what"], bound["target"], f"{lower(bound['epsilon_lower'])} or more"]

@@ -332,8 +332,9 @@ def _against(run: Finished) -> list[Block]:
       *blocks,
       Paragraph("Nobody who sees the result is kept from learning about a record."),
     ]
-  federated = "num_rounds" in run.config
-  trusted = _TRUSTED_BY.get(_method(run.config), _ASK) if federated else _TRUSTED
+  trusted = _TRUSTED
+  if run.is_federated:
+    trusted = _TRUSTED_BY.get(_method(run.config), _ASK)
   return [*blocks, Paragraph(_SEES), Paragraph(trusted)]
 
 
@@ -404,7 +405,7 @@ def _not_covered(run: Finished) -> list[Block]:
   # The statement of a silo, too, calls its unit a record.
   unit = "record" if client == "silo" else str(result["unit"] or "example")
   unit = unit.removesuffix("'s features")
-  lies = [_LIES.format(client=client)] if "num_rounds" in run.config else []
+  lies = [_LIES.format(client=client)] if run.is_federated else []
   items = [*_ABOUT_ALL, *lies]
   blocks: list[Block] = [Paragraph("No epsilon ever covers:"), Bullets(items)]
   if private:

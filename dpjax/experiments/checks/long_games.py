@@ -17,7 +17,7 @@ import json
 import os
 import pathlib
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from dpjax import markdown, validate
@@ -42,8 +42,6 @@ MOST = 200_000
 _YEAR = 366 * 24 * 60  # minutes
 # Share of the time that is planned for draws which count.
 _GAMES_MINUTES = 0.9
-
-Say = Callable[[str], None]
 
 
 @dataclasses.dataclass(frozen=True)

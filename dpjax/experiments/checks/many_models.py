@@ -102,6 +102,7 @@ def run(settings: FinalModels, out: str | os.PathLike) -> dict[str, Any]:
   scores = _scores(settings, plan, loss_fn, params, records, target)
   level = {"delta": settings.delta, "confidence": settings.confidence}
   bounds = {name: METHODS[name](scores, **level) for name in _SHOWN}
+  perfect = Scores(np.ones(settings.num_models), np.zeros(settings.num_models))
   guesses = np.argmax(np.asarray(model.apply(params, jnp.asarray(test.x))), axis=-1)
   result = {
     **dataclasses.asdict(settings),
@@ -112,6 +113,7 @@ def run(settings: FinalModels, out: str | os.PathLike) -> dict[str, Any]:
     "bounds": bounds,
     "estimates": _estimates(scores, settings),
     "refuted": bounds["gdp"] > plan.epsilon(),
+    "can_refute": METHODS["gdp"](perfect, **level) > plan.epsilon(),
     "minutes": (time.perf_counter() - started) / 60,
     "versions": provenance.versions(),
   }
@@ -186,6 +188,7 @@ def _scores(
 def line(result: dict[str, Any]) -> str:
   """Returns one line about a result: the verdict, the settings, the lower bounds and the claim."""
   said = "REFUTED" if result["refuted"] else "not refuted"
+  said += "" if result["can_refute"] else " (so few models CANNOT refute it)"
   bounds = ", ".join(f"{lower(value)} ({name})" for name, value in result["bounds"].items())
   return (
     f"{said}: {result['data']}, final model only, {result['initial']} initial parameters, "

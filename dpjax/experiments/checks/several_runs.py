@@ -19,7 +19,7 @@ import dp_accounting as dpa
 
 from dpjax import accounting, validate
 from dpjax.accounting import overflow
-from dpjax.accounting.event_kinds.elements import accountable, merged_parts
+from dpjax.accounting.event_kinds.elements import accountable, mechanism_of, merged_parts
 from dpjax.accounting.proved import ACCOUNTANTS, RELATIONS
 from dpjax.experiments.run import finished, guarantee, writers
 from dpjax.experiments.run.finished import odd
@@ -284,16 +284,16 @@ def _full_prob(event: dpa.DpEvent, abort_prob: float, *, num_steps: int) -> floa
   """
   if not abort_prob:
     return 0.0
-  sampled = {
-    part: times
+  sampled = [
+    (bare, times)
     for part, times in merged_parts(event).items()
-    if isinstance(part, dpa.PoissonSampledDpEvent)
-  }
+    if isinstance(bare := mechanism_of(part), dpa.PoissonSampledDpEvent)
+  ]
   # Every step must be Poisson-sampled. All other parts of the event are then releases without
   # batches.
-  if sum(sampled.values()) < num_steps:
+  if sum(times for _, times in sampled) < num_steps:
     return 1.0
-  return min(1.0, abort_prob / min(part.sampling_probability for part in sampled))
+  return min(1.0, abort_prob / min(part.sampling_probability for part, _ in sampled))
 
 
 def _check(runs: Sequence[FinishedRun]) -> None:

@@ -8,16 +8,15 @@ that only one value reads is a field of that value, so a config cannot hold it f
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
-import importlib
 import pkgutil
-import sys
 import typing
 from collections.abc import Callable, Iterator, Mapping
 from typing import Annotated, Any, ClassVar, NamedTuple
 
-from dpjax import names
+from dpjax import names, validate
 from dpjax.validate import UserError
 
 
@@ -30,17 +29,13 @@ class Choice:
       such a class, which is imported when it is chosen. It is read at each use, so entries may be
       added later. A class may name in `leaves_out` fields beside this one that
       nothing reads if it is chosen; choosing it by name resets them.
-    user_defined: whether an import path is accepted, too; it is kept as text.
-    users: function from the import path of a user's own to the class of its values, always the same
-      one; `name` of this class is the path.
-    base: class; the import path of a frozen dataclass derived from it is accepted, too. The path
-      is replaced by an instance, whose fields are set like those of the table's classes.
+    users: function (what an import path names, the path) -> class of a user's own values, always
+      the same one, whose `names.path_of` is the path: `derived`, `functions` or another. It raises
+      UserError for what can be no value. None: no import path is accepted.
   """
 
   table: Mapping[str, type | str]
-  user_defined: bool = False
-  base: type | None = None
-  users: Callable[[str], type] | None = None
+  users: Callable[[Any, str], type] | None = None
 
   def __post_init__(self):
     for name, kind in self.table.items():
@@ -54,21 +49,18 @@ class Choice:
     return {name: _imported(entry) for name, entry in self.table.items()}
 
   def word(self, value: Any) -> str | None:
-    """Returns the name of the value's class in the table, or its import path for a user's class
-    (`base`, `users`). None: it is no value of this choice; classes are none."""
+    """Returns the name of the value's class in the table, or the import path of a user's class.
+    None: it is no value of this choice; classes are none."""
     kind = type(value)
+    path = names.path_of(kind)
     for name, entry in self.table.items():
-      if entry is kind or (isinstance(entry, str) and entry == names.path_of(kind)):
+      if entry in (kind, path):
         return name
-    if self.users is not None:
-      path = getattr(kind, "name", None)
-      is_users = isinstance(path, str) and names.is_path(path) and self.users(path) is kind
-      return path if is_users else None
-    return names.path_of(kind) if self._takes(kind) else None
-
-  def _takes(self, kind: Any) -> bool:
-    """Returns whether a user's class may be a value of this choice."""
-    return self.base is not None and issubclass(kind, self.base) and _is_frozen(kind)
+    if self.users is not None and names.is_path(path):
+      # A class may be gone from its module, or be no value of this choice.
+      with contextlib.suppress(AttributeError, ImportError, UserError):
+        return path if self.users(_imported(path), path) is kind else None
+    return None
 
   def kind(self, word: str, field: str) -> type | None:
     """Returns the class for a name or an import path; None for anything else.
@@ -77,32 +69,22 @@ class Choice:
       field: dotted name of the config's field, for the message.
 
     Raises:
-      UserError: a path at which there is no frozen dataclass that derives from `base`.
+      UserError: a path at which there is nothing that can be a value.
     """
-    if self.users is not None and names.is_path(word):
-      return self.users(word)
-    if self.base is None or not names.is_path(word):
+    if self.users is None or not names.is_path(word):
       return _imported(self.table[word]) if word in self.table else None
-    kind = names.find(word, field)
-    if not (isinstance(kind, type) and self._takes(kind)):
-      raise UserError(
-        f"must be a frozen dataclass that derives from {self.base.__name__}, all of whose "
-        "fields have defaults",
-        field=field,
-        value=word,
-      )
-    return kind
+    there = names.find(word, field)
+    with validate.about(field, word):
+      return self.users(there, word)
 
   def make(self, word: str, field: str) -> Any:
     """Returns the value for a name or an import path that has a `kind`, with its defaults."""
     kind = self.kind(word, field)
     assert kind is not None
-    is_called = self.users is None and names.is_path(word)
-    return names.call(word, field) if is_called else kind()
+    return (names.guard(word, field, kind) if names.is_path(word) else kind)()
 
   def name(self, value: Any) -> Any:
-    """Returns the `word` of a value. Import paths, and values that are no choice, are returned
-    unchanged."""
+    """Returns the `word` of a value; a value that is no choice is returned unchanged."""
     word = self.word(value)
     return value if word is None else word
 
@@ -136,6 +118,24 @@ def fields_of(kind: Any) -> tuple[dataclasses.Field[Any], ...]:
   return dataclasses.fields(kind) if dataclasses.is_dataclass(kind) else ()
 
 
+# --- users' own values
+
+
+def derived(base: type) -> Callable[[Any, str], type]:
+  """Returns the `users` of a choice whose import paths name frozen dataclasses that derive from
+  `base`; their fields are set like those of the table's classes."""
+
+  def found(kind: Any, path: str) -> type:
+    if not (isinstance(kind, type) and issubclass(kind, base) and _is_frozen(kind)):
+      raise UserError(
+        f"must be a frozen dataclass that derives from {base.__name__}, all of whose "
+        "fields have defaults"
+      )
+    return kind
+
+  return found
+
+
 def _is_frozen(kind: type) -> bool:
   """Returns whether this is a frozen dataclass that needs no arguments."""
   # A class that only derives from a dataclass has inherited fields, not its own.
@@ -151,31 +151,43 @@ def _is_frozen(kind: type) -> bool:
   )
 
 
+class UsersFunction:
+  """Base of the values that stand for a user's function; they have no fields."""
+
+  @property
+  def path(self) -> str:
+    """Returns the function's import path."""
+    return names.path_of(type(self))
+
+
+def functions(function: Any, path: str) -> type:
+  """Returns the class of the value for a user's function, as `users` of a choice."""
+  del function  # what calls it with its arguments checks what it returns
+  return _of_path(path)
+
+
+@functools.cache
+def _of_path(path: str) -> type:
+  return at_path(
+    dataclasses.make_dataclass(path, (), bases=(UsersFunction,), frozen=True), path
+  )
+
+
+def at_path(kind: type, path: str) -> type:
+  """Returns a class that stands for what is at an import path, which becomes its `path_of`."""
+  kind.__module__, _, kind.__qualname__ = path.partition(":")
+  return kind
+
+
 class Setting:
   """Base of the classes that `settings` makes."""
 
   function: ClassVar[Callable[..., Any]]
   leaves_out: ClassVar[tuple[str, ...]] = ()
-  _place: ClassVar[tuple[str, int]]  # (module, index of the class in `_KINDS[module]`)
 
   def make(self, *args: Any, **named: Any) -> Any:
     """Calls the function with these arguments and the configured ones."""
     return type(self).function(*args, **named, **vars(self))
-
-  def __reduce__(self) -> Any:
-    """Returns a recipe for pickle, since no name in a module leads to a class of `settings`."""
-    return _again, (self._place, dict(vars(self)))
-
-
-# Module -> classes that `settings` made for it, in order.
-_KINDS: dict[str, list[type[Setting]]] = {}
-
-
-def _again(place: tuple[str, int], values: dict[str, Any]) -> Setting:
-  module, number = place
-  # Importing the module fills `_KINDS` again, in the same order, in every process.
-  importlib.import_module(module)
-  return _KINDS[module][number](**values)
 
 
 class Option:
@@ -210,23 +222,16 @@ def settings(
       hints = hints or typing.get_type_hints(function)
     hint = hints[name] if default is None else type(default)
     kinds.append((name, Annotated[hint, *carried] if carried else hint, default))
-  # `module` is the caller's module. Another process must import it to make the class again.
-  module = sys._getframe(1).f_globals["__name__"]
-  module_kinds = _KINDS.setdefault(module, [])
-  kind = dataclasses.make_dataclass(
+  return dataclasses.make_dataclass(
     function.__name__,
     kinds,
     bases=(Setting,),
     namespace={
       "function": staticmethod(function),
       "__doc__": (documented or function).__doc__ or "",
-      "__module__": module,
-      "_place": (module, len(module_kinds)),
     },
     frozen=True,
   )
-  module_kinds.append(kind)
-  return kind
 
 
 class FieldType(NamedTuple):
@@ -242,7 +247,7 @@ def types_of(kind: type) -> dict[str, FieldType]:
   """Returns field -> its type. Annotations of a class do not change.
 
   >>> from dpjax.experiments.kinds.central.config import OptimizerConfig
-  >>> types_of(OptimizerConfig)["rule"].choice.user_defined
+  >>> types_of(OptimizerConfig)["rule"].choice.users is functions
   True
   """
   plain = typing.get_type_hints(kind)

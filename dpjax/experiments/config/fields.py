@@ -28,6 +28,7 @@ from dpjax.experiments.config.choices import (
   fields_of,
   leaves,
   set_fields,
+  to_dict,
   types_of,
 )
 from dpjax.validate import UserError, Verbatim, did_you_mean
@@ -52,6 +53,20 @@ class WithChoices:
         with contextlib.suppress(UserError):
           value = _chosen(value, its_type.choice, name)
     super().__setattr__(name, value)
+
+  def __getstate__(self) -> dict[str, Any]:
+    """Returns the fields for pickle and `copy`, chosen values as in `to_dict`: no name in a module
+    leads to the classes of some."""
+    types = types_of(type(self))
+    return {
+      name: plain if types[name].choice is not None else getattr(self, name)
+      for name, plain in to_dict(self).items()
+    }
+
+  def __setstate__(self, held: dict[str, Any]) -> None:
+    # A wrong value stays as it is: a copy checks nothing.
+    for name, value in held.items():
+      setattr(self, name, value)
 
 
 def get(config: Any, path: str, *, name: str = "config") -> Any:
@@ -197,38 +212,15 @@ def from_dict(kind: Any, held: Any, *, name: str = "config") -> Any:
   config = kind()
   for field, value in held.items():
     _check_field(config, field, name)
-    hint = types_of(kind)[field].hint
-    at = f"{name}.{field}"
-    config = _replaced(config, {field: check(_unwritten(value, hint, at), hint, at)}, name)
+    checked = check(value, types_of(kind)[field].hint, f"{name}.{field}")
+    config = _replaced(config, {field: checked}, name)
   return config
-
-
-def _unwritten(value: Any, hint: Any, name: str) -> Any:
-  """Returns the value with what JSON lacks restored: sections, tuples and infinity."""
-  choice = choice_of(hint)
-  members = _members(hint)
-  named = choice is not None and isinstance(value, dict) and value.get("name")
-  kind = choice.kind(named, name) if choice is not None and isinstance(named, str) else None
-  if kind is not None:
-    types = types_of(kind)
-    return {
-      key: _unwritten(entry, types[key].hint if key in types else Any, f"{name}.{key}")
-      for key, entry in value.items()
-    }
-  sections = [option for option in members if dataclasses.is_dataclass(option)]
-  if choice is None and sections and isinstance(value, dict):
-    return from_dict(sections[0], value, name=name)
-  if isinstance(value, list) and any(
-    typing.get_origin(member) is tuple for member in members
-  ):
-    return tuple(value)
-  if float in members and value in ("inf", "-inf"):
-    return float(value)
-  return value
 
 
 def check(value: Any, hint: Any, name: str) -> Any:
   """Returns the value if it conforms to the annotation. For a float field an int becomes a float.
+
+  What JSON lacks may be as JSON holds it: a dict for a section, a list for a tuple, and "inf".
 
   Raises:
     UserError: the value has another type; the message names the field, its value and what it must
@@ -237,11 +229,7 @@ def check(value: Any, hint: Any, name: str) -> Any:
   """
   choice = choice_of(hint)
   if choice is not None:
-    chosen = _chosen(value, choice, name)
-    word = choice.name(chosen)
-    if isinstance(chosen, str) or (choice.users is not None and names.is_path(word)):
-      names.find(word, name)
-    return chosen
+    return _chosen(value, choice, name)
   if hint in (Any, object) or (value is None and hint in (None, type(None))):
     return _bounded(value, name)
   if dataclasses.is_dataclass(hint):
@@ -250,7 +238,9 @@ def check(value: Any, hint: Any, name: str) -> Any:
     return _check_union(value, hint, name)
   if typing.get_origin(hint) is not None:
     return _check_container(value, hint, name)
-  if hint is float and _is_number(value):
+  if hint is float and (
+    _is_number(value) or (isinstance(value, str) and value in ("inf", "-inf"))
+  ):
     return float(value)
   # In Python a bool is an int, but a count of True is a mistake.
   if isinstance(value, hint) and (hint is not int or not isinstance(value, bool)):
@@ -302,15 +292,11 @@ def _continued(value: Any, hint: Any, name: str, old: Any) -> Any:
 def _fits(value: Any, hint: Any) -> bool:
   """Returns whether a field may hold the value; only a choice may refuse it here."""
   choice = choice_of(hint)
-  is_path = choice is not None and choice.user_defined and isinstance(value, str)
-  return choice is None or choice.word(value) is not None or is_path
+  return choice is None or choice.word(value) is not None
 
 
 def _chosen(value: Any, choice: Choice, name: str) -> Any:
-  """Returns the frozen value that a name, a dict with a name, or the value itself stands for. If
-  the choice is `user_defined`, an import path is kept as text."""
-  if choice.user_defined and isinstance(value, str) and names.is_path(value):
-    return value
+  """Returns the frozen value that a name, a dict with a name, or the value itself stands for."""
   value_or_name = {"name": value} if isinstance(value, str) else value
   if not isinstance(value_or_name, dict):
     if choice.word(value) is None:
@@ -327,18 +313,13 @@ def _chosen(value: Any, choice: Choice, name: str) -> Any:
     return chosen
   values: dict[str, Any] = {}
   for field, entry in value_or_name.items():
-    hint = types_of(type(chosen))[field].hint
-    at = f"{name}.{field}"
-    # A section of the value is a dict, too.
-    plain = _unwritten(entry, hint, at) if isinstance(entry, dict) else entry
-    values[field] = check(plain, hint, at)
+    values[field] = check(entry, types_of(type(chosen))[field].hint, f"{name}.{field}")
   return _replaced(chosen, values, name)
 
 
 def _not_chosen(value: Any, word: Any, choice: Choice, name: str) -> UserError:
   hint = did_you_mean(word, choice.table) if isinstance(word, str) else ""
-  takes_path = choice.user_defined or choice.base is not None or choice.users is not None
-  known = ", ".join((*choice.table, names.FORM) if takes_path else choice.table)
+  known = ", ".join(choice.table if choice.users is None else (*choice.table, names.FORM))
   return UserError(f"must be one of {known}{hint}", field=name, value=value)
 
 
@@ -528,6 +509,8 @@ def _update_dict(
 
 
 def _check_dataclass(value: Any, kind: Any, name: str) -> Any:
+  if isinstance(value, dict):
+    return from_dict(kind, value, name=name)
   if not isinstance(value, kind):
     raise _wrong(value, kind, name)
   types = types_of(kind)

@@ -8,7 +8,7 @@ from typing import Annotated, Any, ClassVar
 
 from dpjax import sampling
 from dpjax.experiments.config import rules, user_code
-from dpjax.experiments.config.choices import Choice
+from dpjax.experiments.config.choices import Choice, at_path
 from dpjax.sampling.registry import SCHEMES, Scheme, Sizing, used_for
 
 # Numbers that a config may give to samplers whose rows name them.
@@ -37,7 +37,6 @@ class SamplerChoice:
   name: ClassVar[str]  # in a config; an import path for a user's own
   # Of dpjax's own samplers; `launch.list` describes its class.
   scheme: ClassVar[Scheme | None] = None
-  _numbers: ClassVar[tuple[str, ...]]
 
   def number(self, name: str) -> int | None:
     """Returns one of its numbers; None if it is open, or the sampler has no such number."""
@@ -46,13 +45,6 @@ class SamplerChoice:
   def sizing(self, **numbers: Any) -> Sizing:
     """Returns the numbers of a run, together with those of this sampler."""
     return Sizing(**numbers, **vars(self))
-
-  def __reduce__(self) -> tuple[Any, ...]:
-    return _again, (self.name, self._numbers, dict(vars(self)))
-
-
-def _again(name: str, numbers: tuple[str, ...], values: dict[str, Any]) -> SamplerChoice:
-  return _value(name, numbers)(**values)
 
 
 @functools.cache
@@ -64,19 +56,14 @@ def _value(name: str, numbers: tuple[str, ...]) -> type[SamplerChoice]:
   """
   scheme = SCHEMES.get(name)
   read = ("capacity", "steps_apart") if scheme is None else scheme.numbers
-  return dataclasses.make_dataclass(
+  kind = dataclasses.make_dataclass(
     name,
     [(number, _NUMBERS[number], None) for number in numbers if number in read],
     bases=(SamplerChoice,),
-    namespace={
-      "name": name,
-      "scheme": scheme,
-      "__doc__": SamplerChoice.__doc__,
-      "__module__": __name__,
-      "_numbers": numbers,
-    },
+    namespace={"name": name, "scheme": scheme, "__doc__": SamplerChoice.__doc__},
     frozen=True,
   )
+  return at_path(kind, name) if scheme is None else kind
 
 
 def choice(purpose: str, *numbers: str) -> Choice:
@@ -90,7 +77,7 @@ def choice(purpose: str, *numbers: str) -> Choice:
   ['k_out_of_t', 'poisson']
   """
   table = {name: _value(name, numbers) for name in used_for(purpose)}
-  return Choice(table, users=lambda path: _value(path, numbers))
+  return Choice(table, users=lambda sampler, path: _value(path, numbers))
 
 
 def make(value: SamplerChoice, size: Sizing) -> sampling.Sampler:

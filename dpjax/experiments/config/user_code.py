@@ -27,8 +27,9 @@ whatever it holds. The event of a user's sampler is its author's claim, so `epsi
 it is refused in every private run. A user's aggregator is refused wherever the server's noise gives
 the guarantee. `launch.check` finds a layer that mixes examples.
 
-result.json lists the user's own modules with their SHA-256, as each start of the run found them
-(`starts`). A run resumes whatever became of them: that is for a reader.
+result.json lists the user's own modules with their SHA-256 (`starts`), as each start of the run
+found them whose steps are in the result. That is for a reader: a run resumes whatever became of
+them.
 """
 
 from __future__ import annotations

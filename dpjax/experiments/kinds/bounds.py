@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import math
 from collections.abc import Iterable, Iterator
 from typing import Any
 
@@ -12,8 +13,9 @@ from dpjax.experiments.config import choices, fields, rules
 from dpjax.experiments.config.common import read_if
 from dpjax.experiments.config.naming import within
 from dpjax.experiments.kinds.central.config import (
-  DataConfig,
+  AnyDataConfig,
   ModelConfig,
+  NetworkConfig,
 )
 from dpjax.validate import UserError, Verbatim
 from dpjax.zoo import networks
@@ -30,6 +32,7 @@ def only(config: Any, path: str, allowed: Iterable[Any], why: str) -> None:
     path: dotted name of the field; the values of a choice are given by their names.
     why: end of the message.
 
+  >>> from dpjax.experiments.kinds.central.config import DataConfig
   >>> only(DataConfig(center=True), "center", [False], " for tokens")
   Traceback (most recent call last):
   ...
@@ -46,6 +49,7 @@ def only(config: Any, path: str, allowed: Iterable[Any], why: str) -> None:
 def at_most(config: Any, path: str, most: float, why: str = "") -> None:
   """Raises UserError for a field above the most that other fields or the data allow.
 
+  >>> from dpjax.experiments.kinds.central.config import DataConfig
   >>> at_most(DataConfig(limit=3), "limit", 2, ", the examples")
   Traceback (most recent call last):
   ...
@@ -56,13 +60,13 @@ def at_most(config: Any, path: str, most: float, why: str = "") -> None:
     raise UserError(f"must be at most {most}{why}", field=path, value=value)
 
 
-def data(config: DataConfig) -> None:
+def data(config: AnyDataConfig) -> None:
   """Raises UserError for a user's data function that cannot be found."""
   if names.is_path(config.name):
     names.find(config.name, "data.name")
 
 
-def data_read(config: DataConfig, *, of_leaf: bool = False) -> None:
+def data_read(config: AnyDataConfig, *, of_leaf: bool = False) -> None:
   """Raises UserError for fields that data of this name do not have.
 
   Whether data are text may be known only after loading.
@@ -86,7 +90,7 @@ def data_read(config: DataConfig, *, of_leaf: bool = False) -> None:
 def sections(config: Any) -> None:
   """Raises UserError for sections `data` and `model` that are wrong, or do not fit each other.
 
-  >>> from dpjax.experiments.kinds.central.config import TrainConfig
+  >>> from dpjax.experiments.kinds.central.config import DataConfig, TrainConfig
   >>> sections(TrainConfig(data=DataConfig(center=True), model=ModelConfig("patches_linear")))
   Traceback (most recent call last):
   ...
@@ -99,7 +103,7 @@ def sections(config: Any) -> None:
     only(config, "data.center", [False], why)
 
 
-def model(config: ModelConfig, section: str = "model") -> None:
+def model(config: NetworkConfig, section: str = "model") -> None:
   """Raises UserError for an unknown model or option, or a value with which no model can be built.
 
   A user's model is built, and so checked, only when data are loaded.
@@ -113,6 +117,8 @@ def model(config: ModelConfig, section: str = "model") -> None:
         # The bound on clipped sums is tested for these types of activations (tests/core/gradients).
         validate.one_of(("float32", "bfloat16", "float16"), dtype=config.options["dtype"])
       networks.build(config.name, num_classes=2, **config.options)
+  if not isinstance(config, ModelConfig):
+    return
   features = registry.entry(config.name).features
   with within(section):
     read_if(config, features is not None, "a model on features", "mirrored")
@@ -121,7 +127,7 @@ def model(config: ModelConfig, section: str = "model") -> None:
 
 
 @contextlib.contextmanager
-def of_model(config: ModelConfig, section: str = "model") -> Iterator[None]:
+def of_model(config: NetworkConfig, section: str = "model") -> Iterator[None]:
   """Makes errors about a model point to the field of its option, or else to its name.
 
   >>> with of_model(ModelConfig("mlp", {"features": [0]})):
@@ -157,10 +163,13 @@ def _written(value: Any, name: str) -> None:
   elif isinstance(value, (list, tuple)):
     for index, entry in enumerate(value):
       _written(entry, f"{name}[{index}]")
-  elif type(value) not in (bool, int, float, str, type(None)):
+  # JSON has no NaN and no infinity: two runs with NaN and with none would count as one run.
+  elif type(value) not in (bool, int, float, str, type(None)) or (
+    isinstance(value, float) and not math.isfinite(value)
+  ):
     shown = " ".join(repr(value).split())
     raise UserError(
-      "must be a number, text, true, false or none, or a list or dict (with "
+      "must be a finite number, text, true, false or none, or a list or dict (with "
       "names) of these",
       field=name,
       value=Verbatim(f"{shown:.60}"),

@@ -11,7 +11,7 @@ from dpjax import data
 from dpjax.data.target_kinds import needs_classes
 from dpjax.experiments.config import common
 from dpjax.experiments.config.naming import within
-from dpjax.experiments.kinds.central.config import DataConfig
+from dpjax.experiments.kinds.central.config import ExamplesConfig
 from dpjax.plan import Plan
 from dpjax.validate import NO_VALUE, UserError
 from dpjax.zoo.datasets import published
@@ -33,7 +33,7 @@ def load(config: Any) -> tuple[Any, Any]:
     return data.load(config.dataset, data_dir=config.data_dir)
 
 
-def load_section(config: DataConfig, **more: Any) -> tuple[Any, Any]:
+def load_section(config: ExamplesConfig, **more: Any) -> tuple[Any, Any]:
   """Loads (train, test) of a section `data`, whose fields errors name.
 
   Args:

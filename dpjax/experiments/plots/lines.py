@@ -577,16 +577,6 @@ def _name_ends(axes: Axes, lines: list[Line], axis: Axis, look: Look) -> None:
   """Writes the name of each line of a panel at the end of the line. Lines without a label get no
   name."""
   ends = []
-  if all(len(_points(line, axis)) == 1 for line in lines) and len(lines) > 1:
-    # A line of one point has no end, so its name is written beside the point.
-    for line in lines:
-      (group,) = _points(line, axis)
-      axes.annotate(
-        line.label, (axis.column(group[axis.x]), axis.height(group["mean"])),
-        xytext=(5, 0), textcoords="offset points", va="center", color=line.color,
-        fontsize=look.font_size - 0.5,
-      )  # fmt: skip
-    return
   for line in lines:
     points = _points(line, axis)
     last = max(points, key=lambda group: axis.column(group[axis.x]), default=None)

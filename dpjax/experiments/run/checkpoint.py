@@ -45,6 +45,8 @@ if TYPE_CHECKING:
 FOLDER = "checkpoints"
 # Entry of the dict that Orbax saves: it takes no single array.
 _STATE = "state"
+# Entry of the meta data: type and shape of each array of the state.
+_FORMS = "arrays"
 # Name of the folder in which a step is written. A complete step is moved out of it.
 _NEW = ".new"
 # File in a step's folder that holds the digests of the other files.
@@ -73,6 +75,17 @@ def to_keys(arrays: ArrayTree, like: ArrayTree) -> Any:
     return jax.random.wrap_key_data(array, impl=jax.random.key_impl(leaf))
 
   return jax.tree.map(wrap, arrays, like)
+
+
+def _forms(arrays: Any) -> dict[str, str]:
+  """Returns type and shape of each array, by its place in the tree."""
+
+  def form(leaf: Any) -> str:
+    dtype = getattr(leaf, "dtype", None) or np.asarray(leaf).dtype
+    # A state may begin with arrays of NumPy, which JAX makes its own types of.
+    return f"{jax.dtypes.canonicalize_dtype(dtype)}{list(np.shape(leaf))}"
+
+  return {name: form(leaf) for name, leaf in trees.named_leaves(arrays).items()}
 
 
 def newest(workdir: pathlib.Path) -> int | None:
@@ -209,7 +222,7 @@ class Checkpoints:
   def _write(self, step: int, arrays: Any, meta: dict[str, Any]) -> None:
     import orbax.checkpoint as ocp
 
-    held = {**meta, "step": step}
+    held = {**meta, "step": step, _FORMS: _forms(arrays)}
     args = ocp.args.Composite(
       state=ocp.args.StandardSave({_STATE: arrays}), meta=ocp.args.JsonSave(held)
     )
@@ -265,15 +278,18 @@ class Checkpoints:
     # later.
     self._check_files(step)
     target = jax.tree.map(ocp.utils.to_shape_dtype_struct, {_STATE: like})
-    args = ocp.args.Composite(
-      state=ocp.args.StandardRestore(target), meta=ocp.args.JsonRestore()
-    )
     try:
-      restored = self._orbax.restore(step, args=args)
+      read = self._orbax.restore(step, args=ocp.args.Composite(meta=ocp.args.JsonRestore()))
+      # Orbax would cast a state of other types, and leave tasks behind at one of other shapes.
+      meta = self._believed(read.meta, _forms(like))
+      restored = self._orbax.restore(
+        step, args=ocp.args.Composite(state=ocp.args.StandardRestore(target))
+      )
+    except UserError:
+      raise
     # Orbax and tensorstore raise many types of errors for a broken file.
     except Exception as error:
       raise self._unreadable(first_line(error)) from error
-    meta = self._believed(restored.meta)
     into.append(restored.state[_STATE])
     return meta
 
@@ -300,14 +316,25 @@ class Checkpoints:
       if saved.get(name) != now.get(name):
         raise self._unreadable(f"its {name.split('/')[0]} is not what was saved")
 
-  def _believed(self, meta: Any) -> dict[str, Any]:
+  def _believed(self, meta: Any, forms: dict[str, str]) -> dict[str, Any]:
     """Returns the meta data that `save` got. Raises UserError if they are no mapping, or belong to
-    another step."""
+    another step, or to a state of other arrays than these `forms`."""
     if not isinstance(meta, dict):
       raise self._unreadable("its meta data are no mapping")
     held = dict(meta)
     if held.pop("step", None) != self.latest:
       raise self._unreadable("it is that of another step")
+    there = held.pop(_FORMS, forms)
+    for name in sorted({*there, *forms}):
+      if there.get(name) != forms.get(name):
+        now = forms.get(name, "nothing")
+        raise UserError(
+          f"its state has {there.get(name, 'nothing')} as {name[-60:]}, where this run has {now}; "
+          "go on with the model, the optimizer and the flags of JAX with which it was begun, or "
+          "choose another directory, nothing was changed",
+          field="checkpoint",
+          value=str(self.directory / str(self.latest))[-100:],
+        )
     return held
 
   def close(self) -> None:

@@ -47,22 +47,32 @@ def _short(value: object) -> str:
   return text if len(text) <= 60 else f"{text[:57]}..."
 
 
-def digest(config: Config, without: Iterable[str] = ()) -> str:
-  """Returns a public SHA-256 that identifies a config: the name of its type and all its fields.
+def identity(
+  kind: type, held: Mapping[str, Any], without: Iterable[str] = ()
+) -> dict[str, Any]:
+  """Returns the fields of a config, as plain data, that make it another run.
 
-  Fields that do not change a run's identity are left out: those that `where` of its type names,
-  such as devices, those in `without`, and `PLACES`.
+  Left out are those that `where` of its type names, such as devices, those in `without`, and
+  `PLACES`, in sections of data, too.
+
+  Args:
+    kind: type of the config.
+  """
+  return _without(held, {*getattr(kind, "where", ()), *without, *PLACES})
+
+
+def digest(config: Config, without: Iterable[str] = ()) -> str:
+  """Returns a public SHA-256 of the name of a config's type and its `identity`.
 
   >>> from dpjax.experiments.kinds.central.config import TrainConfig
   >>> digest(TrainConfig(seed=1)) == digest(TrainConfig()), len(digest(TrainConfig()))
   (False, 64)
   """
-  apart = {*getattr(config, "where", ()), *without, *PLACES}
-  return writers.digest([type(config).__name__, _without(choices.to_dict(config), apart)])
+  kind = type(config)
+  return writers.digest([kind.__name__, identity(kind, choices.to_dict(config), without)])
 
 
 def _without(held: Mapping[str, Any], names: Collection[str]) -> dict[str, Any]:
-  """Returns the fields without those of `names`, and sections of data without `PLACES`."""
   kept = {}
   for name, entry in held.items():
     if name not in names:

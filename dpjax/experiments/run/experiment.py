@@ -18,8 +18,9 @@ import numpy as np
 from dpjax import trees, validate
 from dpjax.accounting import Ledger
 from dpjax.data import digest
-from dpjax.experiments.config import common
+from dpjax.experiments.config import choices, common
 from dpjax.experiments.run import config_names, run_keys, writers
+from dpjax.experiments.run import guarantee as guarantees
 from dpjax.experiments.run import workdir as owner
 from dpjax.experiments.run.guarantee import NONE, Guarantee
 from dpjax.experiments.run.left_out import Arrivals, Tally
@@ -41,12 +42,6 @@ STEPS_ARE = "steps_are"
 _DIGEST_BYTES = 32
 # Keys of result.json whose values a job of one phase must state before its first step.
 _PLANNED = ("task", "dataset", "method")
-# Fields of a phase that are functions, and those of them that may be None.
-_FUNCTIONS = (
-  *("init", "step", "draws", "released", "row_at", "observe", "enough", "planned"),
-  *("describe", "write", "evaluate", "arrivals", "memory"),
-)
-_MAY_BE_NONE = ("evaluate", "arrivals", "memory")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -103,10 +98,11 @@ class Phase:
     validate.integer_at_least(0, **{"Phase.num_steps": self.num_steps})
     if self.save_every is not None:
       validate.integer_at_least(1, **{"Phase.save_every": self.save_every})
-    for name in _FUNCTIONS:
-      value = getattr(self, name)
-      if not (callable(value) or (value is None and name in _MAY_BE_NONE)):
-        _refuse(f"Phase.{name}", "be a function", value)
+    for field in dataclasses.fields(self):
+      value, hint = getattr(self, field.name), str(field.type)
+      absent = value is None and hint.endswith("| None")
+      if hint.startswith("Callable") and not (callable(value) or absent):
+        _refuse(f"Phase.{field.name}", "be a function", value)
     if not isinstance(self.guarantee, Guarantee | None):
       wanted = "be a dpjax.experiments.run.guarantee.Guarantee, or None"
       _refuse("Phase.guarantee", wanted, self.guarantee)
@@ -169,6 +165,11 @@ class Experiment(Generic[C]):
     begin or go on, and not for data that runs share, which have all."""
     return data
 
+  def data_key(self) -> Any:
+    """Returns plain data that decide what `data` and `with_features` return: runs of this kind may
+    share it if they are equal. Here the whole config, which no other run has."""
+    return choices.to_dict(self.config)
+
   def check_data(self, data: Any) -> None:
     """Raises UserError if nothing can be trained on these data, loaded or given."""
 
@@ -218,12 +219,9 @@ class Experiment(Generic[C]):
 
   def line(self, result: Result) -> str:
     """Returns one line about a finished run: its scores, its guarantee and its time."""
-    # Imported here, since only the end of a run of a launcher needs it.
-    from dpjax.experiments.run import guarantee
-
     return (
       f"{result['dataset']} {result['method']}: {writers.headline(result)}, "
-      f"{guarantee.summary(result)}{writers.took(result)}"
+      f"{guarantees.summary(result)}{writers.took(result)}"
     )
 
   def digest(self, data: Any) -> bytes:
@@ -239,6 +237,11 @@ class Experiment(Generic[C]):
     """Returns whether the run has a guarantee. Then its keys are secret: they come from the
     operating system."""
     return getattr(self.config, "is_private", True)
+
+  @property
+  def keeps_memory(self) -> bool:
+    """Returns whether the process should keep the memory that it frees (`parallel.allocator`)."""
+    return False
 
   @property
   def release(self) -> bool:
@@ -293,7 +296,7 @@ def single(phase: Phase) -> Story:
   trained = yield phase
 
   def write(folder: pathlib.Path) -> None:
-    guarantee = phase.guarantee or NONE
+    guarantee = trained.phase.guarantee or NONE
     # The curve beside the result holds only rates: it could not state that a bound is claimed, or
     # that it holds for a larger deployment.
     if guarantee.kind == "proved" and guarantee.delta:
@@ -391,16 +394,22 @@ def begun_story(
   if not isinstance(story, Generator):
     _refuse("Experiment.train", "return what single(Phase(...)) makes", story)
   try:
-    return story, phase_of(next(story))
+    return story, phase_of(next(story), experiment)
   except StopIteration:
     raise UserError("must yield a phase", field="Experiment.train") from None
 
 
-def phase_of(yielded: Any) -> Phase:
-  """Returns what a story yielded. Raises UserError if it is no phase."""
+def phase_of(yielded: Any, experiment: Experiment[Any]) -> Phase:
+  """Returns what the story of an experiment yielded. Its guarantee is a claim if the config has a
+  `noise_seed`. Raises UserError if it is no phase."""
   if not isinstance(yielded, Phase):
     _refuse("Experiment.train", "yield a dpjax.experiments.run.experiment.Phase", yielded)
-  return yielded
+  noise_seed = getattr(experiment.config, "noise_seed", None)
+  if noise_seed is None or yielded.guarantee is None:
+    return yielded
+  # Stated here, so that no kind of run can forget it.
+  claim = guarantees.repeated(yielded.guarantee, noise_seed)
+  return dataclasses.replace(yielded, guarantee=claim)
 
 
 def begun(phase: Phase) -> ArrayTree:

@@ -38,16 +38,23 @@ def config_of(path: pathlib.Path, field: str = "runs") -> Config:
   held: Any = writers.read_json(file) if file.exists() else None
   if not isinstance(held, dict):
     raise odd(path, f"has no {workdir.CONFIG} of a run", field)
-  # A run of an earlier version may lack a field. Kinds are imported until one has all names.
-  names_of = lambda kind: {each.name for each in dataclasses.fields(kind.config_class)}
-  kind = next((kind for kind in KINDS.values() if held.keys() <= names_of(kind)), None)
-  if kind is None:
+  command = _command_of(held)
+  if command is None:
     raise odd(path, f"its {workdir.CONFIG} is of no kind of run of this dpjax", field)
   try:
-    return fields.from_dict(kind.config_class, held)
+    return fields.from_dict(KINDS[command].config_class, held)
   except UserError as error:
     reason = f"was written by another version of dpjax: {error!s:.100}"
     raise odd(path, reason, field) from error
+
+
+def _command_of(held: dict[str, Any]) -> str | None:
+  """Returns the name in `KINDS` of the kind of a config.json; None if no kind has its fields."""
+  # A run of an earlier version may lack a field. Kinds are imported until one has all names.
+  for command, kind in KINDS.items():
+    if held.keys() <= {each.name for each in dataclasses.fields(kind.config_class)}:
+      return command
+  return None
 
 
 class Finished(NamedTuple):
@@ -61,6 +68,11 @@ class Finished(NamedTuple):
   def is_attack(self) -> bool:
     """Returns whether this is an attack: its epsilon is then that of the attacked run."""
     return isinstance(self.config.get("attack"), dict)
+
+  @property
+  def is_federated(self) -> bool:
+    """Returns whether this is a run of `launch.federate`."""
+    return _command_of(self.config) == "federate"
 
 
 def odd(path: pathlib.Path, reason: str, field: str = "runs") -> UserError:

@@ -20,10 +20,12 @@ from dpjax.experiments.run.experiment import STEPS_ARE, Experiment, Outcome, Res
 from dpjax.experiments.run.run_keys import RunKeys
 from dpjax.noise.gaussian import key_id
 from dpjax.parallel.exchanges import is_first, on_first, same
+from dpjax.validate import UserError
 
-# Key of result.json and of the secrets: versions of libraries, and the SHA-256 of the user's own
-# modules, at each start.
+# Key of result.json and of a checkpoint: versions of libraries, and the SHA-256 of the user's own
+# modules, at each start that made a step of the result.
 STARTS = "starts"
+SECONDS = "seconds"  # key of a checkpoint
 
 
 class Folder:
@@ -46,15 +48,24 @@ class Folder:
     self.run_id = ""
     self.key_name = ""
     self.hook: Any = None
-    self.before = 0.0  # seconds of earlier starts
+    self._before = 0.0  # seconds of earlier starts
+    self._earlier: list[Result] = []  # entries of `STARTS`
     self.began = time.monotonic()
     self.late: list[int] = []  # the signal of a last step, which stops the next phase
     self._wanted: Result = {}
-    self._starts: list[dict[str, Any]] = []
+    self._now: Result = {}
+    self._lock = -1  # descriptor of the open lock
 
-  def seconds(self) -> float:
-    """Returns the seconds that the run took, including those before a resume."""
-    return self.before + time.monotonic() - self.began
+  @property
+  def past(self) -> Result:
+    """Returns the seconds that the run took, and its starts, with those before a resume."""
+    seconds = self._before + time.monotonic() - self.began
+    return {SECONDS: seconds, STARTS: [*self._earlier, self._now]}
+
+  def resume(self, past: Mapping[str, Any]) -> None:
+    """Goes on from the `past` that a checkpoint of any phase holds: the longest one counts."""
+    self._before = max(self._before, float(past[SECONDS]))
+    self._earlier = max(self._earlier, list(past[STARTS]), key=len)
 
   def admit(self, data: bytes, weights: Mapping[str, str]) -> RunKeys | None:
     """Returns the keys of the run, drawn if it begins now; None if it has finished.
@@ -73,24 +84,22 @@ class Folder:
     name = config.data.name if hasattr(config, "data") else getattr(config, "dataset", "")
 
     def meta() -> Result | None:
-      held = self.secrets
-      run_keys.check_begun_with(held, data, weights, name=name, workdir=self.path)
-      if self.result is not None:
-        return None
-      seed = config.seed
-      random = experiment.new_keys() if held is None else run_keys.from_meta(seed, held)
-      named = writers.digest(owner.written(self.path, config))
-      run_id = run_keys.run_id(named, data, random)
-      run_keys.check_run(held, run_id, workdir=self.path)
-      return run_keys.to_meta(data, random, weights=weights, run=run_id)
+      named = {
+        "weights": weights,
+        "config": writers.digest(owner.written(self.path, config)),
+      }
+      if self.secrets is None:
+        return run_keys.to_meta(data, experiment.new_keys(), **named)
+      run_keys.check(self.secrets, data, **named, name=name, workdir=self.path)
+      return self.secrets if self.result is None else None
 
     # The first process draws, and the others get its keys.
     found = on_first(meta)
     if found is None:
       return None
+    random = run_keys.from_meta(config.seed, found)
     self._wanted = found
     self.run_id = found[run_keys.RUN]
-    random = run_keys.from_meta(config.seed, found)
     self.key_name = key_id(random.noise)
     return random
 
@@ -115,8 +124,7 @@ class Folder:
   def taken(self) -> Iterator[None]:
     """Locks the folder and makes it this run's: config and keys are on disk inside the block."""
     # The modules that the config names are imported by now.
-    now = {"versions": provenance.versions(), "modules": provenance.own_modules()}
-    self._starts = [*(self.secrets or {}).get(STARTS, []), now]
+    self._now = {"versions": provenance.versions(), "modules": provenance.own_modules()}
     with contextlib.ExitStack() as held:
       held.enter_context(
         writers.space_on_disk(
@@ -135,31 +143,40 @@ class Folder:
       yield
 
   def _take(self, held: contextlib.ExitStack) -> None:
-    held.enter_context(writers.alone_in(self.path, checkpoint.FOLDER))
+    self._lock = held.enter_context(writers.alone_in(self.path, checkpoint.FOLDER))
     begun = (self.path / owner.CONFIG).exists()
     # A release keeps its first keys: its folder is never emptied, even before the first step.
     fresh = not (begun or self.experiment.release or jax.process_count() > 1)
     owner.claim(self.path, self.experiment.config)
-    held.enter_context(owner.released_if_refused(self.path, fresh=fresh))
+    # What stands where a folder was moved away is not this run's.
+    may_release = lambda: fresh and self._is_there()
+    held.enter_context(owner.released_if_refused(self.path, may_release))
     # Keys are on disk before any computation uses them, so a run that is killed later repeats the
     # same noise.
-    new = {**self._wanted, STARTS: self._starts}
-    owner.remember(self.path, new if self.secrets is None else self.secrets, self.secrets)
+    owner.remember(self.path, self._wanted, self.secrets)
 
-  def note_start(self) -> None:
-    """Stores that the run goes on. A run that was refused until here has changed nothing."""
-    old, starts = self.secrets, self._starts
-    if old is None or old.get(STARTS) == starts:
-      return
-    self.secrets = {**old, STARTS: starts}
-    on_first(owner.remember, self.path, {**old, STARTS: starts}, old)
+  def _is_there(self) -> bool:
+    return writers.is_held(self.path / checkpoint.FOLDER / writers.LOCK, self._lock)
+
+  def check_there(self) -> None:
+    """Raises UserError if the folder was removed, moved or replaced while the run is at work. What
+    is written into another one no later start would go on from."""
+    if not self._is_there():
+      raise UserError(
+        "was removed, moved or replaced while the run was at work; bring it back, then run the "
+        "same command, which goes on from what was saved there",
+        field="workdir",
+        value=self.path,
+      )
 
   def finish(self, outcome: Outcome) -> Result:
     """Writes parameters, other files, result.json and what is made from it. Returns the content of
     result.json."""
 
     def written() -> Result:
-      experiment = self.experiment
+      self.check_there()
+      experiment, past = self.experiment, self.past
+      weights = self._wanted[run_keys.WEIGHTS]
       result = {
         "device": provenance.device(),
         **outcome.result(self.path),
@@ -167,10 +184,12 @@ class Folder:
         "seed": experiment.config.seed,
         "num_parameters": trees.size(outcome.params),
         "params_sha256": trees.sha256(outcome.params),
+        # Whoever rebuilds the model later needs these very files (`workdir.check_weights`).
+        **({run_keys.WEIGHTS: weights} if weights else {}),
         # A release has no duration: the time of a step depends on the private size of its batch.
-        "wall_seconds": None if experiment.release else round(self.seconds(), 3),
-        "versions": self._starts[-1]["versions"],
-        STARTS: self._starts,
+        "wall_seconds": None if experiment.release else round(past[SECONDS], 3),
+        "versions": self._now["versions"],
+        STARTS: past[STARTS],
       }
       # Parameters are written first, so that every result has its model beside it.
       owner.save_params(self.path / outcome.saved_as, outcome.params)

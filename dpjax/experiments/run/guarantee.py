@@ -18,7 +18,7 @@ from dpjax import accounting, validate
 from dpjax.accounting import Budget, Ledger, attack_bounds, overflow, upper
 from dpjax.accounting.attack_bounds import AttackBound
 from dpjax.accounting.epsilon import privacy_profile
-from dpjax.accounting.event_kinds.kind import user_defined
+from dpjax.accounting.event_kinds.elements import claims
 from dpjax.accounting.ledger import BudgetExceeded
 from dpjax.accounting.loss_grid import Profile
 from dpjax.accounting.proved import ADD
@@ -60,8 +60,8 @@ class Guarantee:
   step_event: Callable[[int], DpEvent] = lambda step: NoOpDpEvent()
   remaining_event: Callable[[int], DpEvent] = lambda start: NoOpDpEvent()
   curve: Callable[[int], float] = lambda steps: math.inf  # epsilon after `steps` steps
-  # Function from a number of steps to the guarantee after these steps, in words.
-  statement: Callable[[int], str] = lambda steps: NOTHING
+  # Function (number of steps, kind of epsilon) -> the guarantee after these steps, in words.
+  words: Callable[[int, str], str] = lambda steps, kind: NOTHING
   accounted_delta: float | None = None  # delta for the ledger: the rest is set aside
   l2_bound: float = math.inf  # largest norm of one record's part in a step
   num_records: int | None = (
@@ -77,6 +77,11 @@ class Guarantee:
     validate.one_of(KINDS, kind=self.kind)
     if self.kind == "claimed" and not self.failed_assumptions:
       raise ValueError("a claimed epsilon must name the assumptions that fail")
+
+  def statement(self, steps: int) -> str:
+    """Returns the guarantee after so many steps, in words, which name the kind of its epsilon."""
+    # Of a simulated run it is the guarantee of the deployment, whose epsilon is proved.
+    return self.words(steps, "claimed" if self.kind == "claimed" else "proved")
 
   @property
   def unit_owns_records(self) -> bool:
@@ -212,7 +217,6 @@ def of_plan(
   deployed: int | None = None,
   unit: str = "",
   budget: float | None = None,
-  note: str = "",
   release: bool = False,
 ) -> Guarantee:
   """Returns the guarantee of a plan that runs on `num_records` records.
@@ -223,7 +227,6 @@ def of_plan(
       None: `plan` itself runs.
     unit: unit of privacy, whose data form one record, such as "user"; "" for the unit of the plan.
     budget: largest epsilon; None: there is no budget.
-    note: text before the plan's statement.
     release: whether noise is on a grid, with keys of 256 bits; see `released`.
 
   Raises:
@@ -238,10 +241,11 @@ def of_plan(
   if plan.assumptions and ran is not None:
     failed = (*failed, DEPLOYED)
 
-  def statement(steps: int) -> str:
-    text = plan.statement(deployed or num_records, steps, unit=unit or plan.unit)
-    parts = [note, text, released(plan) if release else ""]
-    return "\n\n".join(part for part in parts if part)
+  def words(steps: int, kind: str) -> str:
+    text = plan.statement(
+      deployed or num_records, steps, unit=unit or plan.unit, epsilon_kind=kind
+    )
+    return f"{text}\n\n{released(plan)}" if release else text
 
   return Guarantee(
     kind=kind if plan.is_private else "none",
@@ -252,7 +256,7 @@ def of_plan(
     step_event=runs.step_event,
     remaining_event=runs.remaining_event,
     curve=lambda steps: float(plan.epsilon_curve([steps])[0]),
-    statement=statement,
+    words=words,
     accounted_delta=runs.accounted_delta(plan.delta),
     l2_bound=runs.l2_bound,
     num_records=num_records,
@@ -297,8 +301,7 @@ def of_event(
   >>> stated.kind, round(stated.curve(1), 3)
   ('proved', 1.993)
   """
-  foreign = sorted(user_defined(event))
-  failed = [f"{name}: its accounting is its author's word" for name in foreign]
+  failed = [*claims(event)]
   if assumed:
     failed.append(assumed)
   kind = "claimed" if failed else "proved"
@@ -309,7 +312,7 @@ def of_event(
       accounting.compose(event, steps), accountant=accountant, **rules
     )
 
-  def statement(steps: int) -> str:
+  def words(steps: int, kind: str) -> str:
     return accounting.privacy_statement(
       accounting.compose(event, steps),
       num_examples=num_records,
@@ -332,7 +335,7 @@ def of_event(
     step_event=lambda step: event,
     remaining_event=lambda start: accounting.compose(event, num_steps - start),
     curve=curve,
-    statement=statement if is_private else lambda steps: NOTHING,
+    words=words if is_private else lambda steps, kind: NOTHING,
     accounted_delta=delta,
     l2_bound=l2_bound,
     num_records=num_records,
@@ -377,9 +380,9 @@ def noted(promised: Guarantee, note: str, assumed: str = "") -> Guarantee:
   """
   if not note:
     return promised
-  statement = promised.statement
+  words = promised.words
   noted_guarantee = dataclasses.replace(
-    promised, statement=lambda steps: f"{note}\n\n{statement(steps)}"
+    promised, words=lambda steps, kind: f"{note}\n\n{words(steps, kind)}"
   )
   if not assumed or promised.kind == "none":
     return noted_guarantee
@@ -392,15 +395,17 @@ def noted(promised: Guarantee, note: str, assumed: str = "") -> Guarantee:
 def repeated(promised: Guarantee, noise_seed: int | None) -> Guarantee:
   """Returns the guarantee of a run whose noise follows from `noise_seed`: a claim.
 
-  With None, whose keys come from the operating system, and for a run without a guarantee, it is
-  unchanged.
+  With None, whose keys come from the operating system, for a run without a guarantee, and for one
+  that is such a claim already, it is unchanged.
 
   >>> from dpjax.accounting import gaussian_event
   >>> proved = of_event(gaussian_event(2.0), delta=1e-5, l2_bound=1.0, num_records=100)
   >>> repeated(proved, 3).failed_assumptions
   ('the noise is secret: it follows from noise_seed',)
   """
-  if noise_seed is None or promised.kind == "none":
+  if (
+    noise_seed is None or promised.kind == "none" or REPEATED in promised.failed_assumptions
+  ):
     return promised
   note = (
     f"CLAIMED. Noise and sampling follow from noise_seed={noise_seed}, so that the run can be "
@@ -467,7 +472,7 @@ def summary(result: Mapping[str, Any]) -> str:
   by_theorem = f"; {upper(theorem)} by its own theorem 7" if theorem else ""
   failed = named(result["failed_assumptions"])
   return (
-    f"{epsilon} (CLAIMED, {under}{by_theorem}; nothing is proved; "
+    f"{epsilon} (CLAIMED, {under}, per {result['unit']}{by_theorem}; nothing is proved; "
     f"fails or is assumed: {failed})"
   )
 

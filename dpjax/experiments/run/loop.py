@@ -142,7 +142,6 @@ def steps(phase: Phase, folder: Folder) -> Trained:
   stops the next phase after a step.
   """
   now = Running(phase, folder)
-  folder.note_start()
   with contextlib.closing(now), signals() as received:
     received.extend(folder.late)
     # A run killed after its last step, but before its result, has nothing left to train.
@@ -174,7 +173,9 @@ def steps(phase: Phase, folder: Folder) -> Trained:
     folder.late = received[:1]
   now.tally.check(now.step)
   row = now.scored[1] if now.scored and now.scored[0] == now.step else None
-  return Trained(phase, now.state, now.step, now.ledger, now.final_epsilon, now.tally, row)
+  return Trained(
+    now.phase, now.state, now.step, now.ledger, now.final_epsilon, now.tally, row
+  )
 
 
 @contextlib.contextmanager
@@ -249,7 +250,7 @@ class Running:
   """A running phase: its state, ledger, step, metrics and checkpoints."""
 
   def __init__(self, phase: Phase, folder: Folder):
-    self.phase = phase_of(phase)
+    self.phase = phase = phase_of(phase, folder.experiment)
     self.folder = folder
     self.metrics = None
     self.state = begun(phase)
@@ -259,6 +260,8 @@ class Running:
     self._same = {
       "run": f"{folder.run_id} {phase.subfolder}".rstrip(),
       "before_steps": trees.sha256(phase.before_steps),
+      # The digest of the data does not cover it, and a plan may follow from it.
+      "num_records": None if phase.guarantee is None else phase.guarantee.num_records,
     }
     self.ledger = Ledger()
     self.step = 0
@@ -307,11 +310,19 @@ class Running:
         field="checkpoint",
         value=self.checkpoints.directory,
       )
+    if meta.get("num_records", -1) != self._same["num_records"]:
+      raise UserError(
+        f"is of a run on data that declare another number of records than "
+        f"{self._same['num_records']}; declare that of before, or choose another directory, "
+        "nothing was changed",
+        field="checkpoint",
+        value=self.checkpoints.directory,
+      )
     self.step = int(self.checkpoints.latest or 0)
     try:
       self.ledger = Ledger.from_json(meta["ledger"])
       self.reached = bool(meta["reached"])
-      self.folder.before = max(self.folder.before, float(meta["seconds"]))
+      self.folder.resume(meta)
       self.rows = meta.get("rows")
       self.tally.resume(meta["arrivals"])
     except (KeyError, TypeError, ValueError) as error:
@@ -379,10 +390,11 @@ class Running:
     return {name: row[key] for name, key in names.items() if key in row}
 
   def save(self) -> None:
+    on_first(self.folder.check_there)
     meta = {
       **self._same,
       "ledger": self.ledger.to_json(),
-      "seconds": self.folder.seconds(),
+      **self.folder.past,
       "reached": self.reached,
       "arrivals": self.tally.to_meta(),
     }

@@ -8,11 +8,8 @@ import math
 import os
 import pathlib
 import textwrap
-import typing
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
-
-import jax
 
 from dpjax import accounting, pictures
 from dpjax.accounting import proved, upper
@@ -210,33 +207,3 @@ def write_csv(path: pathlib.Path, rows: list[Row], header: Sequence[str] = ()) -
   table.writeheader()
   table.writerows(rows)
   writers.replace_file(path, text.getvalue().encode())
-
-
-def write_entries(path: pathlib.Path, entries: Sequence[Any]) -> None:
-  """Writes a benchmark's entries (NamedTuples) as CSV, with the platform and JAX's version."""
-  where = {"platform": jax.default_backend(), "jax": jax.__version__}
-  path.parent.mkdir(parents=True, exist_ok=True)
-  write_csv(path, [{**entry._asdict(), **where} for entry in entries])
-
-
-def read_entries(path: pathlib.Path, kind: Any) -> list[Any]:
-  """Returns a benchmark's entries from its CSV file; [] if the file does not exist.
-
-  Args:
-    path: file that `write_entries` wrote. A missing column counts as empty.
-    kind: NamedTuple of an entry. Its annotations are `str`, `int` or `float`; `int` and `float` may
-      allow None, which is an empty cell.
-  """
-  if not path.exists():
-    return []
-  with path.open(newline="", encoding="utf-8") as lines:
-    rows = list(csv.DictReader(lines))
-  hints = typing.get_type_hints(kind)
-
-  def value(name: str, text: str) -> Any:
-    kinds = typing.get_args(hints[name]) or (hints[name],)
-    if str in kinds:
-      return text
-    return None if text == "" else kinds[0](text)
-
-  return [kind(**{n: value(n, row.get(n) or "") for n in kind._fields}) for row in rows]

@@ -27,17 +27,20 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from dpjax.noise import source
+from dpjax.sampling.draws import generator
 from dpjax.validate import UserError
 
 SAMPLER_BITS = 256
 _ORDER_BITS = 64
 # Names of entries in the JSON data that a run stores in its checkpoints (`to_meta`).
 _DATA = "data_sha256"
-_WEIGHTS = "weights_sha256"
+WEIGHTS = "weights_sha256"
 _KEYS = "keys"
+_DRAWS = "draws"
 RUN = "run_id"
 
 
@@ -119,17 +122,28 @@ def from_json(seed: int, held: Mapping[str, str]) -> RunKeys:
   )
 
 
+def _draws_here(random: RunKeys) -> str:
+  """Returns a digest of what this process draws under fixed keys of the kinds of a run's.
+
+  Libraries and flags decide it, such as another version of NumPy, jax_default_prng_impl or
+  jax_enable_x64. No device does, since it covers integers alone.
+  """
+  found: list[Any] = [str(jax.dtypes.canonicalize_dtype(np.float64))]
+  for key in (random.init, random.noise):
+    words = jnp.zeros_like(jax.random.key_data(key))
+    fixed = jax.random.wrap_key_data(words, impl=jax.random.key_impl(key))
+    found.append(np.asarray(jax.random.bits(fixed, (3,))).tolist())
+  rng = generator(0, 0)
+  # The methods by which samplers draw.
+  found += [rng.geometric(0.3, 4), rng.integers(9, size=4), rng.permutation(4)]
+  found += [rng.random(4), rng.choice(9, 4, replace=False, shuffle=False)]
+  text = repr([np.asarray(drawn).tolist() for drawn in found])
+  return hashlib.sha256(text.encode()).hexdigest()
+
+
 def joined(*digests: bytes) -> bytes:
   """Joins the digests of several data sets; a single digest is returned unchanged."""
   return digests[0] if len(digests) == 1 else hashlib.sha256(b"".join(digests)).digest()
-
-
-def run_id(config: str, data: bytes, random: RunKeys) -> str:
-  """Returns a name for one run, from everything that determines the run. It is as secret as the
-  data."""
-  # The key distinguishes two runs of one config on one data set.
-  text = b"dpjax run" + config.encode() + data + _data(random.noise)
-  return hashlib.sha256(text).hexdigest()
 
 
 # --- data that a run stores, in its checkpoints alone
@@ -137,29 +151,37 @@ def run_id(config: str, data: bytes, random: RunKeys) -> str:
 
 def to_meta(
   data: bytes,
-  random: RunKeys | None = None,
+  random: RunKeys,
   *,
-  weights: Mapping[str, str] | None = None,
-  run: str = "",
+  weights: Mapping[str, str],
+  config: str,
 ) -> dict[str, Any]:
   """Returns the JSON data that a run must store before any computation, only in its checkpoints.
 
   Args:
     data: digest of the run's data.
-    random: keys of the run; None: it makes no draw any more.
+    random: keys of the run.
     weights: SHA-256 of each file of weights that the config names, by field.
-    run: name of the run, from `run_id`.
+    config: digest of the config.
   """
-  meta: dict[str, Any] = {_DATA: data.hex()}
-  meta |= {_WEIGHTS: {**weights}} if weights else {}
-  meta |= {RUN: run} if run else {}
-  return meta | ({_KEYS: to_json(random)} if random is not None else {})
+  keys = to_json(random)
+  run = _run_id(config, data, keys)
+  identity = {_DATA: data.hex(), WEIGHTS: {**weights}, RUN: run}
+  return identity | {_KEYS: keys, _DRAWS: _draws_here(random)}
+
+
+def _run_id(config: str, data: bytes, keys: Mapping[str, str]) -> str:
+  """Returns a name for one run, from everything that determines the run. It is as secret as the
+  data."""
+  # The key distinguishes two runs of one config on one data set.
+  text = b"dpjax run" + config.encode() + data + bytes.fromhex(keys["noise"])
+  return hashlib.sha256(text).hexdigest()
 
 
 def without_keys(meta: Mapping[str, Any]) -> dict[str, Any]:
   """Returns the part of `meta` that a finished run keeps: the identity of its data."""
   # A finished run makes no random draws, so its keys need not be kept.
-  return {name: value for name, value in meta.items() if name not in (_KEYS, RUN)}
+  return {name: value for name, value in meta.items() if name not in (_KEYS, RUN, _DRAWS)}
 
 
 def from_meta(seed: int, meta: Mapping[str, Any]) -> RunKeys:
@@ -176,43 +198,28 @@ def from_meta(seed: int, meta: Mapping[str, Any]) -> RunKeys:
     ) from error
 
 
-def check_run(meta: Mapping[str, Any] | None, run: str, *, workdir: object) -> None:
-  """Raises UserError if the stored `run_id` names another run, for example after a folder of
-  checkpoints was moved."""
-  if meta and meta.get(RUN, run) != run:
-    raise UserError(
-      "its checkpoints are those of another run; bring its own back, or choose "
-      "another directory, nothing was changed",
-      field="workdir",
-      value=workdir,
-    )
-
-
 def data_of(meta: Mapping[str, Any]) -> bytes | None:
   """Returns the stored digest of the data, or None. Never write the digest to another place."""
   held = meta.get(_DATA)
   return bytes.fromhex(held) if isinstance(held, str) else None
 
 
-def check_begun_with(
-  meta: Mapping[str, Any] | None,
+def check(
+  meta: Mapping[str, Any],
   data: bytes,
-  weights: Mapping[str, str],
   *,
+  weights: Mapping[str, str],
+  config: str,
   name: str,
   workdir: object,
 ) -> None:
-  """Raises UserError, which names the field, unless a run was begun with these data and these files
-  of weights.
+  """Raises UserError, which names the field, unless what a run stored is of a run with this config,
+  these data and these files of weights.
 
   Args:
-    meta: result of `to_meta`. None: the run has not begun, so any are accepted.
-    data: digest of the data.
-    weights: SHA-256 of each file of weights, by field.
+    meta: what the run stored; see `to_meta`, also for `data`, `weights` and `config`.
     name: name of the data, for the message, which never shows a digest.
   """
-  if meta is None:
-    return
   if _DATA not in meta:
     raise UserError(
       "holds a run whose keys and whose record of its data are gone "
@@ -229,7 +236,7 @@ def check_begun_with(
       value=str(name),
     )
 
-  held = meta.get(_WEIGHTS, {})
+  held = meta.get(WEIGHTS, {})
   for field in sorted({*held, *weights}):
     if held.get(field) != weights.get(field):
       raise UserError(
@@ -237,3 +244,21 @@ def check_begun_with(
         "choose another directory, nothing was changed",
         field=field,
       )
+  # A finished run may keep no keys (`without_keys`). A folder of checkpoints may have been moved.
+  if RUN in meta and meta[RUN] != _run_id(config, data, meta[_KEYS]):
+    raise UserError(
+      "its checkpoints are those of another run; bring its own back, or choose "
+      "another directory, nothing was changed",
+      field="workdir",
+      value=workdir,
+    )
+  # A step that is done again would have the same noise and another batch or other first parameters:
+  # its two releases would give away their difference.
+  if _DRAWS in meta and meta[_DRAWS] != _draws_here(from_meta(0, meta)):
+    raise UserError(
+      "holds a run whose keys draw other numbers here: with another version of JAX or NumPy, or "
+      "another flag such as jax_default_prng_impl; go on as it was begun, or choose another "
+      "directory, nothing was changed",
+      field="workdir",
+      value=workdir,
+    )

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import contextlib
-import json
+import functools
 import pathlib
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
 
-from dpjax import files, trees, validate
+from dpjax import files, names, trees, validate
 from dpjax.experiments.config import choices, fields
-from dpjax.experiments.run import checkpoint, config_names, writers
+from dpjax.experiments.run import checkpoint, config_names, run_keys, writers
 from dpjax.types import Config, Params
 from dpjax.validate import UserError, Verbatim
 
@@ -33,33 +33,29 @@ _SELF = "sha256"
 _UNBOUND = (CONFIG, writers.RESULT, writers.LOCK, *writers.REPORT)
 
 
-def _from_here(there: Any, config: Config) -> list[str]:
+def written(workdir: pathlib.Path, config: Config) -> dict[str, Any]:
+  """Returns the config as the run in this folder wrote it (`known`), from which its names are made:
+  a version with more fields gives it no other names. Without such a run: as it would be written.
+  """
+  path = workdir / CONFIG
+  return (
+    writers.read_json(path) if path.exists() else writers.plain(choices.to_dict(config))
+  )
+
+
+def _differences(there: Any, config: Config) -> list[str]:
   """Returns how the content of a config.json differs from `config`, in what makes another run.
 
   A field that it lacks, since a later version added it, counts with its default there.
   """
-  here = writers.plain(choices.to_dict(config))
-  if json.dumps(there) == json.dumps(here):
-    return []
   # What no version reads is compared as it is.
   with contextlib.suppress(UserError):
     there = writers.plain(choices.to_dict(fields.from_dict(type(config), there)))
-  # Fields such as devices do not change a run's identity: it may continue on another machine.
-  elsewhere = tuple(f"config.{name}:" for name in getattr(config, "where", ()))
-  found = config_names.differences(there, here)
-  return [text for text in found if not text.startswith(elsewhere)]
-
-
-def written(workdir: pathlib.Path, config: Config) -> dict[str, Any]:
-  """Returns the fields of a config as the run in this folder wrote them, from which its names are
-  made: a version with more fields gives it no other names. Without such a run: those of `config`.
-  """
-  path = workdir / CONFIG
-  if path.exists():
-    held = writers.read_json(path)
-    if not _from_here(held, config):
-      return held
-  return writers.plain(choices.to_dict(config))
+  here = writers.plain(choices.to_dict(config))
+  identity = functools.partial(config_names.identity, type(config))
+  # A file may hold anything.
+  there = identity(there) if isinstance(there, dict) else there
+  return [*config_names.differences(there, identity(here))]
 
 
 def known(workdir: pathlib.Path, config: Config) -> dict[str, Any] | None:
@@ -71,7 +67,7 @@ def known(workdir: pathlib.Path, config: Config) -> dict[str, Any] | None:
   validate.folder(workdir=workdir)
   path = workdir / CONFIG
   if path.exists():
-    differences = _from_here(writers.read_json(path), config)
+    differences = _differences(writers.read_json(path), config)
     if differences:
       raise UserError(
         f"holds a run of another config ({differences[0]}); choose another "
@@ -99,20 +95,22 @@ def claim(workdir: pathlib.Path, config: Config) -> None:
 
 
 @contextmanager
-def released_if_refused(workdir: pathlib.Path, *, fresh: bool) -> Iterator[None]:
+def released_if_refused(
+  workdir: pathlib.Path, may_release: Callable[[], bool]
+) -> Iterator[None]:
   """Removes a run's files from a claimed folder if the run is refused before its first step.
 
   Otherwise the folder would refuse the corrected config, which is another config.
 
   Args:
-    fresh: whether this very process claimed the folder, and the run is no release, whose folder
-      keeps its first keys.
+    may_release: function that returns whether this very process claimed the folder, and the run is
+      no release, whose folder keeps its first keys.
   """
   try:
     yield
   except Exception as error:
     is_refused = isinstance(error, UserError) or writers.refusal(error) is not None
-    if not (fresh and is_refused):
+    if not (is_refused and may_release()):
       raise
     if not checkpoint.newest(workdir) and not writers.read_metrics(workdir):
       shutil.rmtree(workdir / writers.EVENTS, ignore_errors=True)
@@ -247,6 +245,17 @@ def check_files(workdir: pathlib.Path, written: Mapping[str, str]) -> None:
       field="workdir",
       value=Verbatim(str(workdir)[-120:]),
     )
+
+
+def check_weights(config: Config, result: Mapping[str, Any]) -> None:
+  """Raises UserError, which names the field, unless each file of weights that the config names is
+  the one that the finished run began with: params.npz may hold only what was trained beside it."""
+  for field, digest in result.get(run_keys.WEIGHTS, {}).items():
+    path = getattr(config, field)
+    if names.weights_sha256(path, field) != digest:
+      raise UserError(
+        "is not the file that the run began with; bring that back", field=field, value=path
+      )
 
 
 def save_params(path: pathlib.Path, params: Params) -> None:

@@ -170,6 +170,15 @@ class Busy(UserError):
   """Another process holds the lock of a folder."""
 
 
+def is_held(path: pathlib.Path, descriptor: int) -> bool:
+  """Returns whether a path is the file that is open as `descriptor`; a file that was deleted or
+  moved since it was opened has another file, or none, in its place."""
+  try:
+    return os.path.samestat(os.fstat(descriptor), path.stat())
+  except (FileNotFoundError, NotADirectoryError):
+    return False
+
+
 @contextmanager
 def alone_in(
   workdir: pathlib.Path, subfolder: str = "", *, name: str = LOCK, kept: bool = True
@@ -201,9 +210,9 @@ def alone_in(
     try:
       fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
       # A lock on a file that was deleted since it was opened excludes nobody.
-      held = os.path.samestat(os.fstat(file.fileno()), path.stat())
+      held = is_held(path, file.fileno())
     except OSError as error:
-      if error.errno not in (errno.EWOULDBLOCK, errno.EACCES, errno.ENOENT):
+      if error.errno not in (errno.EWOULDBLOCK, errno.EACCES):
         raise UserError(
           f"is on a file system without locks ({error.strerror}); choose another",
           field="workdir",

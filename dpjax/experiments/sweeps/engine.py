@@ -33,8 +33,6 @@ if TYPE_CHECKING:
 
 Row = dict[str, Any]
 FILE = "sweep.json"
-# Kinds of run whose data follow from their sections data, model, partition and normalization.
-_SHARING = ("train", "federate", "relevance")
 # Entries of a result from which the cost of all runs follows. A row has them if its run finished,
 # also if something failed after that: what the run trained is on the disk.
 _GUARANTEE = ("epsilon", "delta", "epsilon_kind", "neighboring_relation", "unit")
@@ -413,16 +411,8 @@ def grouped(points: Iterable[Point]) -> list[Point]:
 
 def _data_key(config: Any) -> str:
   """Returns a text that is equal for runs that may share what is loaded."""
-  if kind.command_of(config) == "attack":
-    config = config.target
-  held = choices.to_dict(config)
-  if kind.command_of(config) not in _SHARING:
-    return json.dumps(writers.plain(held), sort_keys=True, default=str)
-  parts = [held[name] for name in ("data", "model", "partition") if name in held]
-  # The normalization decides whether the features of each example are standardised, or stay
-  # unscaled for statistics over all examples.
-  parts.append(held.get("privacy", {}).get("normalization", {}).get("name"))
-  return json.dumps(writers.plain(parts))
+  key = [kind.command_of(config), kind.experiment_of(config).data_key()]
+  return json.dumps(writers.plain(key), sort_keys=True, default=str)
 
 
 class LastData:

@@ -45,7 +45,7 @@ from dpjax.experiments.run.experiment import Story, single
 from dpjax.experiments.run.folder import STARTS
 from dpjax.experiments.run.guarantee import Guarantee
 from dpjax.experiments.run.run_keys import RunKeys
-from dpjax.experiments.sweeps import curve
+from dpjax.experiments.sweeps import curve, curves
 from dpjax.experiments.sweeps.engine import LastData, Point
 from dpjax.experiments.sweeps.sweep import Runs, Selection, Sweep
 from dpjax.plan import Plan
@@ -79,12 +79,14 @@ class Chosen(NamedTuple):
         as its first parameters, and stands after that of the choice.
     """
     note = paragraph("Each run of the choice, by itself, without the cost of the choice:")
-    statement = self.guarantee.statement
+    words = self.guarantee.words
     return dataclasses.replace(
       self.guarantee,
       num_records=alone.num_records,
       l2_bound=alone.l2_bound,
-      statement=lambda steps: f"{statement(steps)}\n\n{note}\n\n{alone.statement(steps)}",
+      words=lambda steps, kind: (
+        f"{words(steps, kind)}\n\n{note}\n\n{alone.statement(steps)}"
+      ),
     )
 
 
@@ -115,14 +117,17 @@ def run_selection(runs: Runs, workdir: str | os.PathLike) -> dict[str, Any]:
     run.
 
   Raises:
-    UserError: settings with different privacy events; a score that is not on test data; a run
-      without a finite epsilon, or a sampler without an RDP analysis; another process at work in
-      the folder; a full disk, or a file there that cannot be written or removed.
+    UserError: settings with different privacy events; a score that is not on test data, or that no
+      run has; a run without a finite epsilon, or a sampler without an RDP analysis; a folder of
+      something else; another process at work in it; a full disk, or a file there that cannot be
+      written or removed.
   """
   validate.folder(workdir=workdir)
   workdir = pathlib.Path(workdir)
   load = LastData(loop.load)
   settings, chosen = planned(runs, load)  # before anything runs
+  if workdir.exists():
+    _kept(workdir, runs)  # a folder of something else gets no lock
   workdir.mkdir(parents=True, exist_ok=True)
   saved = lambda: "runs that have ended are kept"
   # The folder is locked, because two processes at once would draw two numbers of trials.
@@ -139,8 +144,6 @@ def run_selection(runs: Runs, workdir: str | os.PathLike) -> dict[str, Any]:
       for index, trial in enumerate(configs):
         at = _folder(workdir, index)
         results.append(loop.run(Trial(trial, chosen), at, data=load(trial)))
-        # If the result has no number `y`, the error is raised now, not after all runs.
-        curve.numeric(results[-1], runs.config.y)
       winner = _best(results, runs)
       _publish(
         _folder(workdir, winner),
@@ -203,6 +206,9 @@ def planned(runs: Runs, load: LastData) -> tuple[list[Point], Chosen]:
   _check(runs)
   settings = runs.points
   plan, assumptions = _common_plan(settings, load)
+  first = settings[0].config
+  # Trials are drawn for one `y`: under a mistyped one they would be lost.
+  check_score(runs.config, first, load(first))
   chosen = selection_cost(plan, runs, assumptions)
   budgets = [getattr(point.config.privacy, "epsilon_budget", None) for point in settings]
   least = min((budget for budget in budgets if budget is not None), default=math.inf)
@@ -215,6 +221,11 @@ def planned(runs: Runs, load: LastData) -> tuple[list[Point], Chosen]:
       value=least,
     )
   return settings, chosen
+
+
+def check_score(sweep: Any, config: TrainConfig, data: Any) -> None:
+  """Raises UserError unless `y` of a selection is a score of its runs."""
+  curves.Curves(sweep).check_data(config, data)
 
 
 def _folder(workdir: pathlib.Path, trial: int) -> pathlib.Path:
@@ -267,19 +278,21 @@ def selection_cost(plan: Plan, runs: Runs, assumptions: tuple[str, ...]) -> Chos
       field="selection.mean_trials",
       value=selection.mean_trials,
     )
-  kind = "claimed" if assumptions else "proved"
-  words = accounting.privacy_statement(
-    event,
-    delta=delta,
-    neighboring_relation=plan.neighboring_relation,
-    unit=plan.unit,
-    accountants=("rdp",),
-    delta_set_aside=delta - left,
-    epsilon_kind=kind,
-  )
+
+  def words(kind: str) -> str:
+    return accounting.privacy_statement(
+      event,
+      delta=delta,
+      neighboring_relation=plan.neighboring_relation,
+      unit=plan.unit,
+      accountants=("rdp",),
+      delta_set_aside=delta - left,
+      epsilon_kind=kind,
+    )
+
   # A run releases nothing before the choice, so the first step of its ledger holds the whole cost.
   chosen = Guarantee(
-    kind=kind,
+    kind="claimed" if assumptions else "proved",
     delta=delta,
     relation=plan.neighboring_relation,
     unit=plan.unit,
@@ -287,7 +300,7 @@ def selection_cost(plan: Plan, runs: Runs, assumptions: tuple[str, ...]) -> Chos
     step_event=lambda step: NoOpDpEvent() if step else event,
     remaining_event=lambda start: NoOpDpEvent() if start else event,
     curve=lambda steps: epsilon,
-    statement=lambda steps: words,
+    words=lambda steps, kind: words(kind),
     accounted_delta=left,
     l2_bound=plan.l2_bound,
     failed_assumptions=assumptions,
@@ -395,27 +408,29 @@ def _facts(plan: Plan) -> tuple[Any, ...]:
   )
 
 
-def _trials(workdir: pathlib.Path, runs: Runs) -> list[tuple[int, int]] | None:
-  """Returns (number of the setting, seed) of each run; None if the choice is made. They are drawn
-  once, from the operating system's entropy, and stored until then.
-
-  The seeds are random, not consecutive, so that the winner's seed does not reveal how many runs
-  there were.
-  """
-  path = workdir / _TRIALS_FILE
+def _identity(runs: Runs) -> Any:
+  """Returns JSON data that are equal for equal selections."""
   held = {
     "sweep": choices.to_dict(runs.config),
     "settings": [[point.label, choices.to_dict(point.config)] for point in runs.points],
   }
-  identity = json.loads(json.dumps(writers.plain(held), default=str))
+  return json.loads(json.dumps(writers.plain(held), default=str))
+
+
+def _kept(workdir: pathlib.Path, runs: Runs) -> dict[str, Any] | None:
+  """Returns what the selection stored of its trials in the folder; None: it has not begun.
+
+  Raises:
+    UserError: the folder holds another selection, or something else.
+  """
+  path = workdir / _TRIALS_FILE
   if path.exists():
     saved = writers.read_json(path)
-    if saved["config"] != identity:
+    if saved["config"] != _identity(runs):
       raise UserError(
         "holds the trials of another config; use a new workdir", field=str(path)
       )
-    drawn = saved["trials"]
-    return None if drawn is None else [(choice, seed) for choice, seed in drawn]
+    return saved
   begun = writers.half_written(path) | {workdir / writers.LOCK}
   if any(there not in begun for there in workdir.iterdir()):
     # What lies there may be a run, or the choice of a selection whose trials nobody knows any more.
@@ -424,15 +439,28 @@ def _trials(workdir: pathlib.Path, runs: Runs) -> list[tuple[int, int]] | None:
       field="workdir",
       value=workdir,
     )
+  return None
+
+
+def _trials(workdir: pathlib.Path, runs: Runs) -> list[tuple[int, int]] | None:
+  """Returns (number of the setting, seed) of each run; None if the choice is made. They are drawn
+  once, from the operating system's entropy, and stored until then.
+
+  The seeds are random, not consecutive, so that the winner's seed does not reveal how many runs
+  there were.
+  """
+  saved = _kept(workdir, runs)
+  if saved is not None:
+    drawn = saved["trials"]
+    return None if drawn is None else [(choice, seed) for choice, seed in drawn]
   # The number of trials must be unknown, so no seed of a config may determine it.
   rng = np.random.default_rng(secrets.randbits(256))
   selection = selection_of(runs)
   number = trials.draw_trials(rng, mean_trials=selection.mean_trials, shape=selection.shape)
   settings = rng.integers(len(runs.points), size=number).tolist()
   drawn = list(zip(settings, rng.integers(2**31, size=number).tolist()))
-  writers.write_json(
-    path, {"secret": True, "config": identity, "trials": drawn}, secret=True
-  )
+  stored = {"secret": True, "config": _identity(runs), "trials": drawn}
+  writers.write_json(workdir / _TRIALS_FILE, stored, secret=True)
   return drawn
 
 

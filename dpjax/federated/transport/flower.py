@@ -270,7 +270,7 @@ class _Server:
         field="rng",
         value=rng,
       )
-    self._draws = batches.draws_of(rng, 0)
+    self._draws = batches.draws_of(rng, 0, plan.sampler, num_clients)
     if plan.is_private != (noise_key is not None):
       # The key is secret, so the message does not show it.
       shown = "None" if noise_key is None else "(given)"

@@ -112,14 +112,6 @@ def add(party: Party, x: Shares, public: ArrayLike) -> Shares:
   return x + words
 
 
-def scale(party: Party, x: Shares, public: ArrayLike) -> Shares:
-  """Returns shares of x times a public number or [...] array.
-
-  The public factor is rounded to multiples of 2^-f.
-  """
-  return truncate(party, x * ring64.encode(public, party.frac_bits))
-
-
 def truncate(party: Party, x: Shares, bits: int | None = None) -> Shares:
   """Returns shares of x / 2^bits, for -2^62 <= x < 2^62 as a signed word.
 

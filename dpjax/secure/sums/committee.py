@@ -116,6 +116,11 @@ class Committee(SumProtocol):
   def check_clients(self, num_clients: int) -> None:
     self.terms(range(num_clients), length=1)
 
+  def most_silent(self, num_clients: int) -> int:
+    # Members are drawn, so all who are silent may be members.
+    spare = self.num_members - self.colluding - self.packed
+    return min(super().most_silent(num_clients), spare)
+
   def check_library(self) -> None:
     primitives.library()
 

@@ -119,6 +119,10 @@ class SumProtocol:
   def check_clients(self, num_clients: int) -> None:
     """Raises UserError if a sum of so many clients cannot be."""
 
+  def most_silent(self, num_clients: int) -> int:
+    """Returns how many clients may send keys and no vector without a refusal, whoever they are."""
+    return num_clients - self.min_survivors if self.survives_dropouts else 0
+
   @classmethod
   def check_dropouts(cls, **dropouts: float) -> None:
     """Raises UserError, which names the argument, if one is not 0 and no client may fall silent."""

@@ -106,7 +106,14 @@ class SecAgg(_Masked):
       bits=self.bits,
     )
 
+  def check_clients(self, num_clients: int) -> None:
+    if self.signed:
+      # More than two thirds, as `Terms` with a directory require.
+      least = 2 * num_clients // 3 + 1
+      validate.integer_in(least, num_clients, min_survivors=self.min_survivors)
+
   def _add(self, there: Present, read: Reader) -> Summed:
+    self.check_clients(len(there.named))
     terms = self.terms(there.named, read.length)
     if self.simulated:
       return simulated(terms, there, read, signed=self.signed)
@@ -167,6 +174,9 @@ class SecAggPlus(_Masked):
 
   def check_clients(self, num_clients: int) -> None:
     self.terms(range(num_clients), length=1)
+
+  def most_silent(self, num_clients: int) -> int:
+    return num_clients - self.terms(range(num_clients), length=1).fewest
 
   def _add(self, there: Present, read: Reader) -> Summed:
     terms = self.terms(there.named, read.length)

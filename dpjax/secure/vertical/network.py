@@ -387,11 +387,6 @@ def _coordinator(keys: KeyPair, cipher: bytes, num_rows: int, num_sums: int) -> 
   return np.round(sums * 2.0**SUM_BITS) / 2.0**SUM_BITS
 
 
-def _check_sizes(x_a: np.ndarray, x_b: np.ndarray) -> None:
-  if not (np.isfinite(x_a).all() and np.isfinite(x_b).all()):
-    raise UserError("must hold finite numbers only", field="batch.x")
-
-
 def _two_parties(batch: Example, slots: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
   """Returns (x_a, x_b with a column of ones, labels), checked."""
   if len(batch.x) != 2:
@@ -417,5 +412,6 @@ def _two_parties(batch: Example, slots: int) -> tuple[np.ndarray, np.ndarray, np
     raise UserError("labels must be 0 or 1", field="batch.y")
   if not 0 < len(y) <= slots:
     raise UserError(f"{len(y)} rows; must be at least 1 and at most {slots}", field="batch")
-  _check_sizes(x_a, x_b)
+  if not (np.isfinite(x_a).all() and np.isfinite(x_b).all()):
+    raise UserError("must hold finite numbers only", field="batch.x")
   return x_a, np.column_stack([x_b, np.ones(len(y))]), y

@@ -16,6 +16,7 @@ import numpy as np
 from dpjax import optional
 from dpjax.data.dataset import Dataset, from_arrays
 from dpjax.validate import UserError, about, first_line, no_pipe
+from dpjax.zoo.networks import packaged_files
 
 Pair = tuple[Dataset, Dataset]
 Folder = str | os.PathLike[str] | None
@@ -167,33 +168,13 @@ def smartwatch_owners(data_dir: Folder = None, unseen: tuple[int, ...] = UNSEEN)
   return parts[0], parts[1]
 
 
-class _Arrays(pickle.Unpickler):
-  """Reads a pickle of arrays, texts, lists and dicts. Any other object is refused before it is
-  made, since a pickle may name any function to call."""
-
-  _KNOWN = (
-    ("multiarray", "_reconstruct"),
-    ("multiarray", "scalar"),
-    ("numpy", "ndarray"),
-    ("numpy", "dtype"),
-    ("_codecs", "encode"),
-  )
-
-  def find_class(self, module: str, name: str) -> Any:
-    # NumPy 1 wrote numpy.core, NumPy 2 writes numpy._core.
-    is_core = module in ("numpy.core.multiarray", "numpy._core.multiarray")
-    if (module.rpartition(".")[2] if is_core else module, name) not in self._KNOWN:
-      raise pickle.UnpicklingError(f"it holds {module}.{name}")
-    return super().find_class("numpy._core.multiarray" if is_core else module, name)
-
-
 def _unpickled(path: pathlib.Path) -> dict[str, Any]:
   """Returns the dict in an .npy file of one object."""
   try:
     with path.open("rb") as stream:
       np.lib.format.read_magic(stream)
       np.lib.format.read_array_header_1_0(stream)
-      held = _Arrays(stream).load()
+      held = packaged_files.Arrays(stream).load()
     held = held.item() if isinstance(held, np.ndarray) and held.size == 1 else held
     if not isinstance(held, dict) or {"X", "y", "subject"} - {*held}:
       raise UserError(f"{path} must hold a dict of X, y and subject")

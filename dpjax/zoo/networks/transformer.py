@@ -43,21 +43,37 @@ class Attention(nn.Module):
 
 
 class Block(nn.Module):
-  """Pre-LayerNorm block: x + attention(norm(x)), then x + mlp(norm(x))."""
+  """Pre-LayerNorm block: x + attention(norm(x)), then x + mlp(norm(x)).
+
+  With `causal`, it is GPT-2's block, whose GELU is approximated by tanh, else the exact one of a
+  vision transformer.
+  """
 
   num_heads: int
-  dtype: Any = None
-  norm_epsilon: float = 1e-6
+  dtype: Any
+  norm_epsilon: float
+  mlp_features: int
+  causal: bool = True
 
   @nn.compact
   def __call__(self, x: jax.Array) -> jax.Array:
-    width = x.shape[-1]
     norm = lambda name: nn.LayerNorm(self.norm_epsilon, dtype=self.dtype, name=name)
-    normed = norm("attention_norm")(x)
-    x = x + Attention(self.num_heads, self.dtype, name="attention")(normed)
-    hidden = norm("mlp_norm")(x)
-    hidden = nn.Dense(4 * width, dtype=self.dtype, name="mlp_in")(hidden)
-    return x + nn.Dense(width, dtype=self.dtype, name="mlp_out")(nn.gelu(hidden))
+    attention = Attention(self.num_heads, self.dtype, self.causal, name="attention")
+    x = x + attention(norm("attention_norm")(x))
+    mlp_in = nn.Dense(self.mlp_features, dtype=self.dtype, name="mlp_in")
+    hidden = nn.gelu(mlp_in(norm("mlp_norm")(x)), approximate=self.causal)
+    return x + nn.Dense(x.shape[-1], dtype=self.dtype, name="mlp_out")(hidden)
+
+
+def check_tokens(tokens: jax.Array, max_length: int) -> None:
+  """Raises UserError unless tokens are integers [batch, length], of at most `max_length`."""
+  if tokens.ndim != 2 or not jnp.issubdtype(tokens.dtype, jnp.integer):
+    kind = f"{tokens.dtype} of shape {tokens.shape}"
+    raise UserError(f"must be integers [batch, length], got {kind}", field="tokens")
+  if tokens.shape[1] > max_length:
+    raise UserError(
+      f"length must be <= max_length={max_length}", field="tokens.shape", value=tokens.shape
+    )
 
 
 def check_sizes(model: Any, **counts: int) -> None:
@@ -119,17 +135,9 @@ class Transformer(nn.Module):
       raise UserError("must be true or false", field="remat", value=self.remat)
     super().__post_init__()
 
-  def _check(self, tokens: jax.Array) -> None:
-    if tokens.ndim != 2 or not jnp.issubdtype(tokens.dtype, jnp.integer):
-      kind = f"{tokens.dtype} of shape {tokens.shape}"
-      raise UserError(f"must be integers [batch, length], got {kind}", field="tokens")
-    if tokens.shape[1] > self.max_length:
-      bound = f"length must be <= max_length={self.max_length}"
-      raise UserError(f"{bound}", field="tokens.shape", value=tokens.shape)
-
   @nn.compact
   def __call__(self, tokens: jax.Array) -> jax.Array:
-    self._check(tokens)
+    check_tokens(tokens, self.max_length)
     # Standard deviation of GPT-2's initial weights.
     init = nn.initializers.normal(0.02)
     embed = nn.Embed(
@@ -139,8 +147,9 @@ class Transformer(nn.Module):
     x = embed(tokens)
     x = x + positions[None, : tokens.shape[1]].astype(x.dtype)
     block = nn.remat(Block) if self.remat else Block
+    sizes = (self.num_heads, self.dtype, self.norm_epsilon, 4 * self.features)
     for i in range(self.num_layers):
-      x = block(self.num_heads, self.dtype, self.norm_epsilon, name=f"block_{i}")(x)
+      x = block(*sizes, name=f"block_{i}")(x)
     x = nn.LayerNorm(self.norm_epsilon, dtype=self.dtype, name="final_norm")(x)
     head = nn.Dense(self.vocab_size, use_bias=False, dtype=self.dtype, name="head")
     logits = embed.attend(x) if self.tie_embeddings else head(x)

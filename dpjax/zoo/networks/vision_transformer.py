@@ -20,32 +20,12 @@ from dpjax.models import convnet
 from dpjax.types import Params
 from dpjax.validate import UserError, about
 from dpjax.zoo.networks import weight_files
-from dpjax.zoo.networks.transformer import Attention, check_sizes
+from dpjax.zoo.networks.transformer import Block, check_sizes
 from dpjax.zoo.networks.weight_files import Origin, Path, of_dense, of_norm, same
 
 # Names of the pooler's tensors in Hugging Face's ViTModel. A classifier has no pooler.
 _PASSED_OVER = re.compile(r"pooler\.dense\.(weight|bias)")
 _HF_PREFIX = "vit."
-
-
-class EncoderBlock(nn.Module):
-  """Pre-LayerNorm block: x + attention(norm(x)), then x + mlp(norm(x)). Attention is not causal."""
-
-  num_heads: int
-  mlp_features: int
-  dtype: Any = None
-  norm_epsilon: float = 1e-6
-
-  @nn.compact
-  def __call__(self, x: jax.Array) -> jax.Array:
-    width = x.shape[-1]
-    norm = nn.LayerNorm(self.norm_epsilon, dtype=self.dtype, name="attention_norm")
-    attention = Attention(self.num_heads, self.dtype, causal=False, name="attention")
-    x = x + attention(norm(x))
-    norm = nn.LayerNorm(self.norm_epsilon, dtype=self.dtype, name="mlp_norm")
-    hidden = nn.Dense(self.mlp_features, dtype=self.dtype, name="mlp_in")(norm(x))
-    hidden = nn.gelu(hidden, approximate=False)
-    return x + nn.Dense(width, dtype=self.dtype, name="mlp_out")(hidden)
 
 
 class VisionTransformer(nn.Module):
@@ -107,9 +87,9 @@ class VisionTransformer(nn.Module):
     positions = self.param("positions", init, (1, x.shape[1], self.features))
     x = x + positions.astype(x.dtype)
     width = self.mlp_features or 4 * self.features
+    sizes = (self.num_heads, self.dtype, self.norm_epsilon, width)
     for i in range(self.num_layers):
-      name = f"block_{i}"
-      x = EncoderBlock(self.num_heads, width, self.dtype, self.norm_epsilon, name=name)(x)
+      x = Block(*sizes, causal=False, name=f"block_{i}")(x)
     x = nn.LayerNorm(self.norm_epsilon, dtype=self.dtype, name="final_norm")(x[:, 0])
     return trees.at_least_float32(
       nn.Dense(self.num_classes, dtype=self.dtype, name="head")(x)

@@ -37,7 +37,6 @@ from dpjax import validate
 from dpjax.types import Params
 from dpjax.validate import UserError
 
-PARTS = ("fourier", "moments")
 # Pixels are whole multiples of 2^-12 and frequencies of 2^-24, so that float64 holds their products
 # exactly.
 _PIXEL_BITS = 12

@@ -211,6 +211,7 @@ def test_only_these_kinds_have_none():
     "composed",
     "k_out_of_t",
     "stated",
+    "claimed",
   }
   without = {
     name

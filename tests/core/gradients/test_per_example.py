@@ -335,6 +335,60 @@ def _callback(w, example):
   return jnp.sum(jax.pure_callback(np.asarray, shape, example[0] @ w))
 
 
+def _shifted(x):
+  return lax.ppermute(x, "d", [(0, 1), (1, 0)])
+
+
+def _backward(of_cotangent):
+  """The identity, whose derivative rule computes something of the cotangent."""
+
+  @jax.custom_vjp
+  def same(x):
+    return x
+
+  same.defvjp(lambda x: (x, None), lambda _, g: (of_cotangent(g),))
+  return lambda w, x: jnp.sum(same(w * x) ** 2)
+
+
+@pytest.mark.parametrize("method", ["auto", "vmap"])
+@pytest.mark.parametrize(
+  "loss_fn",
+  [
+    lambda w, x: jnp.sum(w * (x - _shifted(x))),
+    _backward(_shifted),
+    _backward(lambda g: lax.psum(g, "d")),
+    _backward(lambda g: lax.all_gather(g, "d").sum(0)),
+    _backward(lambda g: g + io_callback(lambda: np.float32(0), _SCALAR)),
+  ],
+  ids=["shifted", "shifted_back", "summed_back", "gathered_back", "called_back"],
+)
+def test_p29_no_example_reaches_another_over_an_axis_that_the_user_mapped(loss_fn, method):
+  grad_fn = gradients.clipped_grad(loss_fn, l2_clip_norm=1.0, method=method)
+  total = lambda x: grad_fn(jnp.ones(1), x, True).total
+  rows = jnp.arange(4.0).reshape(2, 2, 1)
+  with refuses("loss_fn"):
+    jax.vmap(total, axis_name="d")(rows)
+  mesh = jax.make_mesh((1,), ("d",), axis_types=(jax.sharding.AxisType.Auto,))
+  over = jax.sharding.PartitionSpec("d")
+  # With check_vma, JAX itself refuses some of them.
+  mapped = jax.shard_map(total, mesh=mesh, in_specs=over, out_specs=over, check_vma=False)
+  with refuses("loss_fn"):
+    jax.jit(mapped)(rows[0])
+
+
+def test_a_number_of_each_device_in_a_loss_with_a_derivative_of_its_own_is_no_collective():
+  """JAX would add gradients of unmarked parameters up over devices; dpjax marks them."""
+  mesh = jax.make_mesh((1,), ("d",), axis_types=(jax.sharding.AxisType.Auto,))
+  over = jax.sharding.PartitionSpec("d")
+
+  def total(scale, x):
+    loss_fn = lambda w, x: jnp.sum(jax.nn.relu(w * x)) * scale[0]
+    return gradients.clipped_grad(loss_fn, l2_clip_norm=1.0)(jnp.ones(1), x, True).total
+
+  mapped = jax.shard_map(total, mesh=mesh, in_specs=(over, over), out_specs=over)
+  assert jax.jit(mapped)(jnp.ones(1), jnp.full((2, 1), 0.25)).tolist() == [0.5]
+
+
 def test_an_error_of_the_loss_itself_says_what_it_was_called_with():
   def unpacks(w, example):
     _, _, third = example

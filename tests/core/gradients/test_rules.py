@@ -248,6 +248,19 @@ class _OfTheLongest(ClipRule):
     return own(lengths)
 
 
+@pytest.mark.parametrize("factors", [None, "no array", jnp.ones(()), jnp.ones(3)])
+def test_a_rule_whose_factors_are_no_array_of_one_is_named(factors):
+  class Rule(ClipRule):
+    pass
+
+  grad = lambda: gradients.clipped_grad(jnp.dot, l2_clip_norm=Clip(1.0, Rule()))
+  with refuses("Rule.factors"):
+    grad()(jnp.zeros(2), jnp.ones((3, 2)), True)
+  Rule.factors = lambda self, lengths, top, most: factors
+  with refuses("Rule.factors"):
+    grad()(jnp.zeros(2), jnp.ones((3, 2)), True)
+
+
 @pytest.mark.parametrize("by", ["expand_dims", "custom_vmap"])
 def test_a_rule_that_sees_all_lengths_is_refused(by):
   """One record more moved the sum of eight by 6.9 clip norms, at an epsilon called proved."""

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from dpjax import noise
+from dpjax import mechanisms, noise
 from dpjax.noise import gaussian, source
 from dpjax.validate import UserError
 from tests.refuses import refuses
@@ -34,6 +34,32 @@ def test_p18_keys_come_from_the_operating_system(monkeypatch, release, bits):
   words = np.asarray(jax.random.key_data(key))
   assert words.dtype == np.uint32 and words.tobytes() == bytes(range(bits // 8))
   assert source.is_release(key) == release
+
+
+@pytest.mark.parametrize("impl", ["rbg", "unsafe_rbg"])
+def test_p18_no_mechanism_draws_noise_by_a_key_that_is_no_cipher(impl):
+  # What `jax.random.key(seed)` gives where jax_default_prng_impl is set, as on TPUs.
+  key = jax.random.key(0, impl=impl)
+  draws = {
+    "gaussian": lambda key: mechanisms.Gaussian(1.0, 1.0)(key, jnp.ones(2)),
+    "laplace": lambda key: source.laplace(key, jnp.ones(2), 1.0),
+    "selection": lambda key: mechanisms.PermuteAndFlip(1.0, 1.0)(key, jnp.ones(2)),
+    "coins": lambda key: source.bernoulli(key, 0.5, (2,)),
+    "integers": lambda key: source.integers(key, (2,), 5),
+    "statistics": lambda key: mechanisms.ChannelStatistics(2.0)(key, np.ones((2, 3))),
+    "state": lambda key: gaussian.init(key),
+  }
+  for draw in draws.values():
+    with refuses("key"):
+      draw(key)
+    with refuses("key"):
+      jax.jit(draw)(key)
+
+
+def test_keys_that_are_no_ciphers_would_be_alike():
+  key = jax.random.key(0, impl="unsafe_rbg")
+  back = jax.random.fold_in(jax.random.fold_in(key, 1), 1)
+  assert bool(back == key)
 
 
 def test_a_release_key_has_no_seed():

@@ -12,7 +12,7 @@ import pytest
 import dpjax
 from dpjax import accounting
 from dpjax.accounting import Ledger, proved
-from dpjax.accounting.event_kinds.elements import parts
+from dpjax.accounting.event_kinds.elements import mechanism_of, parts
 from dpjax.auditing.games import registry, samplers
 from dpjax.auditing.games.game import play
 from dpjax.sampling import registry as registry_of_samplers
@@ -154,7 +154,8 @@ def test_a_sampler_with_costs_of_its_own_steps_is_asked_for_each(base):
   )
   plan = _plan(Odd(capacity=40, **fields), num_steps=4)
   assert not plan.steps_alike
-  assert parts(plan.event()) == {accounting.gaussian_event(2.0): 2}
+  assert dict(parts(plan.event())) == {plan.step_event(1): 2}
+  assert mechanism_of(plan.step_event(1)) == accounting.gaussian_event(2.0)
   assert plan.epsilon() > 1
 
 

@@ -1,11 +1,14 @@
 """Adapters change what merged weights would, and cost no gradient of a frozen weight."""
 
+import collections
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from flax import nnx
 
-from dpjax import gradients, losses, models
+from dpjax import gradients, losses, models, trees
 from dpjax.gradients.ghost.explain import explain
 from dpjax.gradients.per_example import stacked_arrays
 from dpjax.training import lora
@@ -210,3 +213,14 @@ def test_a_loss_that_is_no_scalar_stays_none():
     gradients.clipped_grad(loss, l2_clip_norm=1.0)(
       adapted.trainable, jnp.ones((2, 4)), True
     )
+
+
+def test_a_pattern_of_linen_matches_an_nnx_state_and_a_module_that_names_an_array_value():
+  """The box of a variable adds no name, but `value` beside `query` is one."""
+  _, params, _ = nnx.split(nnx.Linear(4, 3, rngs=nnx.Rngs(0)), nnx.Param, ...)
+  adapted = lora({"head": params}, "*/kernel", rank=1, alpha=1.0, key=_KEY)
+  assert list(adapted.trainable) == ["head/kernel"]
+  merged = adapted.merge(adapted.trainable)
+  assert jax.tree.structure(merged) == jax.tree.structure({"head": params})
+  Attention = collections.namedtuple("Attention", "query value")
+  assert trees.leaf_names(Attention(1, 2)) == ["query", "value"]

@@ -222,6 +222,22 @@ def test_a_state_that_nobody_changed_goes_on_in_every_program(name):
       assert all(np.isfinite(x).all() for x in jax.tree.leaves(updates))
 
 
+@pytest.mark.cases(slow=["correlated", "release", "slices", "scaled coordinates"])
+@pytest.mark.parametrize("name", _NAMES)
+def test_a_state_keeps_its_types_where_jax_has_float64(name):
+  """As `lax.scan` over steps asks, and a checkpoint that is read where JAX has none."""
+  with jax.enable_x64(True):
+    plan = test_plan_spent._PLANS[name]
+    key = dpjax.new_key(release=name == "release")
+    tx = plan.accumulated(plan.transform(key), rows=8)
+    summed = test_plan_spent.summed_of(plan)
+    state = tx.init(_PARAMS)
+    after = jax.eval_shape(lambda state: tx.update(summed, state, _PARAMS)[1], state)
+    assert jax.tree.map(lambda leaf: (leaf.shape, leaf.dtype), state) == jax.tree.map(
+      lambda leaf: (leaf.shape, leaf.dtype), after
+    )
+
+
 def test_numbers_of_another_run_beside_the_noise_are_refused():
   """Both states are sound; their numbers do not belong to each other's noise."""
   plan, _, update, opt_state = _after("scaled coordinates")
@@ -382,7 +398,7 @@ _RAW = {
     r"state\.key: float32.*: must be the uint32 words",
   ),
   "of an earlier version": (
-    lambda s: (guard.Guarded(s[0].inner, None), *s[1:]),
+    lambda s: (guard.Guarded(s[0].inner, None, s[0].run), *s[1:]),
     r"checksum of state\.draws: None: must be an integer",
   ),
   "a dict": (lambda s: (s[0]._asdict(), *s[1:]), r"state: dict: must be what init and"),

@@ -51,6 +51,9 @@ class Attack(Experiment[AttackConfig]):
     with within("target", of=attacked):
       return loop.load(attacked)
 
+  def data_key(self) -> Any:
+    return self.attacked.data_key()
+
   def check_data(self, data: Any) -> None:
     if not self.config.attack.of_text:
       needs_classes(data[0], "target.data.name", self.config.target.data.name)

@@ -57,7 +57,7 @@ class AttackConfig(WithChoices):
   ] = dataclasses.field(default_factory=TrainConfig)
   attack: Annotated[
     Any,
-    Choice(ATTACKS, base=AttackSettings),
+    Choice(ATTACKS, choices.derived(AttackSettings)),
     "or package.module:Class of an AttackSettings of your own",
   ] = "membership"
   beside: Annotated[str, "what others published of it, for a column of the table"] = ""

@@ -12,6 +12,7 @@ import os
 import pathlib
 from typing import Any
 
+from dpjax import validate
 from dpjax.experiments.config import choices, fields
 from dpjax.experiments.kinds.attack.config import AttackConfig, unread
 from dpjax.experiments.kinds.attack.fed_members import FedMembership
@@ -49,10 +50,9 @@ def attack_on(folder: str | os.PathLike, *, num_shadows: int = 16) -> AttackConf
     raise odd(f"is not finished: it has no {writers.RESULT}; run its command again")
   if not (path / workdir.PARAMS).exists():
     raise odd(f"has no {workdir.PARAMS}, so there is no model to attack")
-  try:
-    workdir.finished(path, run)
-  except UserError as error:
-    raise error.of(field="run") from error
+  with validate.about("run", str(folder)[-100:]):
+    # Shadow models start from the very weights from which the target started.
+    workdir.check_weights(run, workdir.finished(path, run) or {})
   if run.audit is not None:
     raise odd(
       "was trained with canaries (audit='canaries'), so its members are not its data; its "

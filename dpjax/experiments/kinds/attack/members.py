@@ -362,10 +362,9 @@ def _halves(config: AttackConfig, count: int, n: int, random: RunKeys) -> np.nda
   least = 2 * config.attack.num_shadows
   if n < least:
     raise UserError(
-      f"leaves {n} records, of which too few would be members or non-members; "
-      f"must leave at least {least}",
-      field="data.limit",
-      value=config.train.data.limit,
+      f"needs {least} records or more, or too few would be members or non-members; there are {n}",
+      field="attack.num_shadows",
+      value=config.attack.num_shadows,
     )
   drawn_by = privacy.sampler(config.train, n)  # `assemble` makes another one for a half
   sized = drawn_by.least_size > 0

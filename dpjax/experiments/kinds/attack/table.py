@@ -171,9 +171,11 @@ def summary_of_run(result: Row) -> str:
   rates = next(iter(result["attacks"].values()))["tpr_at_fpr"]["0.01"]
   if rates["allowed_tpr"] is not None:
     verdicts += f"; the claim allows TPR {upper(rates['allowed_tpr'])} at 1 % FPR"
+  alarm = "ALARM: " if is_above(result) else ""
+  claimed = _epsilon(_common({"attack": "", "defence": "", **result}))
   return (
-    f"epsilon >= {lower(bound)} by the best attack (indicative: members were not dealt by coins); "
-    f"claimed: {_epsilon(_common({'attack': '', 'defence': '', **result}))}; perfect scores of "
+    f"{alarm}epsilon >= {lower(bound)} by the best attack (indicative: members were not dealt by "
+    f"coins); claimed: {claimed}; perfect scores of "
     f"{result['num_members']} members would show {lower(most)}. {verdicts}"
   )
 
@@ -213,13 +215,17 @@ class AttackTable(Table):
 
   def alarm(self, rows: Sequence[Row]) -> str:
     above = ", ".join(row["name"] for row in rows if is_above(row))
-    return f"above the line that a guarantee allows: {above}" if above else ""
+    return f"above what a guarantee allows: {above}" if above else ""
 
 
 def is_above(row: Row) -> bool:
-  """Returns whether an attack of a finished run exceeds the guarantee of the attacked run."""
+  """Returns whether an attack exceeds the guarantee of the attacked run: it is above the line, or a
+  finished run's bound is above its epsilon."""
   attacks = row.get("attacks", {}).values()
-  return any(judged["against_line"] == "above" for judged in attacks)
+  if any(judged["against_line"] == "above" for judged in attacks):
+    return True
+  guaranteed = row.get("epsilon_kind") in ("proved", "claimed")
+  return guaranteed and row.get("epsilon_lower_indicative", 0.0) > row["epsilon"]
 
 
 def write(

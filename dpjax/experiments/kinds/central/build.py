@@ -24,7 +24,7 @@ from dpjax import (
 from dpjax.data import ahead, cache, resident
 from dpjax.data.resident import resident_bytes
 from dpjax.experiments.config import common, user_code
-from dpjax.experiments.config.choices import name_of
+from dpjax.experiments.config.choices import UsersFunction, name_of, to_dict
 from dpjax.experiments.config.optimizers import SCHEDULE_FREE, Noise
 from dpjax.experiments.kinds import bounds, named_data
 from dpjax.experiments.kinds.central import (
@@ -36,6 +36,7 @@ from dpjax.experiments.kinds.central import (
 from dpjax.experiments.kinds.central import features as features_lib
 from dpjax.experiments.kinds.central.config import (
   CONTRASTIVE,
+  AnyDataConfig,
   DataConfig,
   HeadFirst,
   LeastSquares,
@@ -126,7 +127,6 @@ def _check_read(config: TrainConfig) -> None:
   """Raises UserError for a field that is set although this run would not read it."""
   bounds.data_read(config.data)
   read = functools.partial(common.read_if, config)
-  read(False, "users that the data name (launch.federate)", "data.num_users")
   # Private statistics may replace the model's own groups, which then have no use.
   grouped = normalization.per_example(config)
   read(grouped, "privacy.normalization='per_example'", "model.options.num_groups")
@@ -172,7 +172,7 @@ def preprocessed(
   return limited(train, config.data), test
 
 
-def limited(train: data.Dataset, config: DataConfig) -> data.Dataset:
+def limited(train: data.Dataset, config: AnyDataConfig) -> data.Dataset:
   """Returns the first `config.limit` examples, and declares that number. Without a limit, `train`
   is unchanged.
 
@@ -265,8 +265,8 @@ def optimizer(
   config: OptimizerConfig, schedule: optax.Schedule, noise: Noise | None = None
 ) -> optax.GradientTransformation:
   """Returns the Optax optimizer of a config. `noise` is for rules that must know the noise."""
-  if isinstance(config.rule, str):
-    return user_code.optimizer(config.rule, schedule)
+  if isinstance(config.rule, UsersFunction):
+    return user_code.optimizer(config.rule.path, schedule)
   return config.rule.make(schedule, noise)
 
 
@@ -417,9 +417,10 @@ def assembled(config: TrainConfig, loaded: tuple[Any, Any], random: RunKeys) -> 
     plan,
     num_examples,
     budget=getattr(config.privacy, "epsilon_budget", None),
-    note=guarantee.asked(common.attack_of(config.privacy), plan.delta),
     release=config.release,
   )
+  asked = guarantee.asked(common.attack_of(config.privacy), plan.delta)
+  promised = guarantee.noted(promised, asked)
   if config.pretrained is not None:
     note = saved.statement(config.pretrained, known)
     promised = guarantee.noted(promised, note, saved.assumed(config.pretrained, known))
@@ -517,6 +518,18 @@ class Central(Experiment[TrainConfig]):
       return data
     options: Any = normalization.per_example(config), cache.folder(), config.resident
     return tuple(featured(config.model, part, *options) for part in data)
+
+  @property
+  def keeps_memory(self) -> bool:
+    # Training on features, such as those of scattering, gets faster so.
+    return bool(registry.entry(self.config.model.name).features)
+
+  def data_key(self) -> Any:
+    config = self.config
+    # It decides whether the features of each example are standardised, or stay unscaled for
+    # statistics over all examples.
+    normalized = getattr(config.privacy, "normalization", None)
+    return [*map(to_dict, (config.data, config.model)), type(normalized).__name__]
 
   @property
   def num_steps(self) -> int:

@@ -20,7 +20,7 @@ from dpjax import (
   validate,
 )
 from dpjax.experiments.config import common, optimizers, rules, samplers
-from dpjax.experiments.config.choices import Choice
+from dpjax.experiments.config.choices import Choice, derived, functions
 from dpjax.experiments.config.common import COUNT, AttackerConfig
 from dpjax.experiments.config.fields import WithChoices
 from dpjax.experiments.config.naming import Gives
@@ -166,9 +166,15 @@ TRAINABLE: dict[str, type] = {
 }
 
 
+Center = Annotated[bool, "(x - 0.5) / 0.5: public constants, nothing estimated from data"]
+MaxLength = Annotated[
+  int, rules.between(1, rules.MOST_TOKENS), "text: bytes kept of each example"
+]
+
+
 @dataclasses.dataclass
-class DataConfig:
-  """The data of a run; see `dpjax.data.load`."""
+class AnyDataConfig:
+  """The data of a run of any kind; see `dpjax.data.load`."""
 
   name: Annotated[
     str,
@@ -181,35 +187,60 @@ class DataConfig:
     "of a table, a text file or a folder of images: TOML or JSON file of what is public about "
     "it; none: beside it, FILE.toml, or FOLDER/declaration.toml",
   ] = None
-  center: Annotated[
-    bool, "(x - 0.5) / 0.5: public constants, nothing estimated from data"
-  ] = False
   limit: Annotated[int | None, COUNT, "use only the first n training examples"] = None
-  max_length: Annotated[
-    int, rules.between(1, rules.MOST_TOKENS), "text: bytes kept of each example"
-  ] = 256
   num_classes: Annotated[
     int | None, COUNT, "public; for data that do not declare it themselves"
   ] = None
+
+
+@dataclasses.dataclass
+class ExamplesConfig(AnyDataConfig):
+  """The data of a run whose guarantee is for one example."""
+
   num_examples: Annotated[
     int | None,
     COUNT,
     "public: a constant near the number of training examples, used in its place where one "
     "example more or less is hidden; for data that do not declare it themselves",
   ] = None
-  num_users: Annotated[
-    int | None, COUNT, "likewise, of users whom the data name (launch.federate)"
-  ] = None
 
 
 @dataclasses.dataclass
-class ModelConfig:
-  """The model of a run; see `dpjax.zoo.networks.build`."""
+class DataConfig(ExamplesConfig):
+  """The data of a run of `launch.train`; see `dpjax.data.load`."""
+
+  center: Center = False
+  max_length: MaxLength = 256
+
+
+@dataclasses.dataclass
+class NetworkConfig:
+  """The model of a run on its inputs as they are; see `dpjax.zoo.networks.build`."""
 
   name: Annotated[str, "launch.list models; or package.module:name"] = "mlp"
   options: Annotated[dict[str, Any], "of the model, each one more name"] = (
     dataclasses.field(default_factory=dict)
   )
+
+  def settled(self, before: NetworkConfig, changes: Iterable[str]) -> Any:
+    """Returns the config of a model that was chosen by its name: without the options and settings
+    of the model `before` that it does not take, unless they are among the `changes`. Of a user's
+    model it takes none."""
+    is_users = is_path(self.name)
+    if self.name == before.name or not (is_users or self.name in registry.MODELS):
+      return self
+    taken = set() if is_users else {*registry.options(self.name)}
+    taken |= {path.removeprefix("options.") for path in changes}
+    if "options" in changes:
+      taken |= {*self.options}
+    options = {name: value for name, value in self.options.items() if name in taken}
+    return dataclasses.replace(self, options=options)
+
+
+@dataclasses.dataclass
+class ModelConfig(NetworkConfig):
+  """The model of a run, on its inputs or on features of them; see `dpjax.zoo.networks.build`."""
+
   mirrored: Annotated[bool, "of features: averaged with those of the mirror image"] = False
   colours: Annotated[
     str,
@@ -217,27 +248,17 @@ class ModelConfig:
     "of scattering features; opponent: light and two differences",
   ] = "rgb"
 
-  def settled(self, before: ModelConfig, changes: Iterable[str]) -> ModelConfig:
-    """Returns the config of a model that was chosen by its name: without the options and settings
-    of the model `before` that it does not take, unless they are among the `changes`. Of a user's
-    model it takes none."""
-    is_users = is_path(self.name)
-    if self.name == before.name or not (is_users or self.name in registry.MODELS):
+  def settled(self, before: NetworkConfig, changes: Iterable[str]) -> ModelConfig:
+    settled = super().settled(before, changes)
+    if settled is self:
       return self
-    features = None if is_users else registry.entry(self.name).features
+    features = None if is_path(self.name) else registry.entry(self.name).features
     usual = ModelConfig()
-    taken = set() if is_users else {*registry.options(self.name)}
-    taken |= {path.removeprefix("options.") for path in changes}
-    if "options" in changes:
-      taken |= {*self.options}
-    return dataclasses.replace(
-      self,
-      options={name: value for name, value in self.options.items() if name in taken},
-      mirrored=self.mirrored if features or "mirrored" in changes else usual.mirrored,
-      colours=self.colours
-      if features == "scattering" or "colours" in changes
-      else usual.colours,
-    )
+    if not (features or "mirrored" in changes):
+      settled.mirrored = usual.mirrored
+    if not (features == "scattering" or "colours" in changes):
+      settled.colours = usual.colours
+    return settled
 
 
 @dataclasses.dataclass(frozen=True)
@@ -319,7 +340,7 @@ class NoisySteps(Guarantee):
   l2_clip_norm: Annotated[common.ClipNorm, "bound on the gradient of one example"] = 1.0
   clipping: Annotated[
     gradients.ClipRule | transforms.PerLayer,
-    Choice(CLIPPINGS, base=gradients.ClipRule),
+    Choice(CLIPPINGS, derived(gradients.ClipRule)),
     Gives("l2_clip_norm"),  # of a rule that makes several norms of it
     Gives("noise_shares"),
     "rule by which one example's gradient is shortened; package.module:Rule: your own",
@@ -425,19 +446,21 @@ PRIVACY: dict[str, type] = {
 }
 
 
+LearningRate = Annotated[float, rules.POSITIVE, rules.IN_FLOAT32, "at the first step"]
+Schedule = Annotated[
+  str, rules.among(("constant", "cosine", "linear")), "of the rate, to 0 over the run"
+]
+
+
 @dataclasses.dataclass
 class OptimizerConfig(WithChoices):
   """The Optax optimizer that is given the private gradient."""
 
-  rule: Annotated[
-    Any, Choice(optimizers.CENTRAL, user_defined=True), "or package.module:name"
-  ] = "sgd"
-  learning_rate: Annotated[float, rules.POSITIVE, rules.IN_FLOAT32, "at the first step"] = (
-    0.5
+  rule: Annotated[Any, Choice(optimizers.CENTRAL, functions), "or package.module:name"] = (
+    "sgd"
   )
-  schedule: Annotated[
-    str, rules.among(("constant", "cosine", "linear")), "of the rate, to 0 over the run"
-  ] = "constant"
+  learning_rate: LearningRate = 0.5
+  schedule: Schedule = "constant"
 
 
 @dataclasses.dataclass

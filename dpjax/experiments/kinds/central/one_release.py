@@ -237,7 +237,7 @@ def promised(
     "\n\n".join(text for text in words if text),
   )
   # Features or a tokenizer add the same assumptions as in a run with steps.
-  return guarantee.repeated(features.noted(config, noted, train), config.noise_seed)
+  return features.noted(config, noted, train)
 
 
 def _check_model(config: TrainConfig, train: data.Dataset, params: Params) -> None:

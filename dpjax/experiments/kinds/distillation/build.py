@@ -228,10 +228,8 @@ class _Run:
     config = self.config
     plan = self.plan
     note = paragraph(_NOTES[name_of(config, "method")].format(pool=config.num_pool))
-    promised = guarantee.of_plan(
-      plan, self.num_records, budget=config.epsilon_budget, note=note
-    )
-    promised = guarantee.repeated(promised, config.noise_seed)
+    promised = guarantee.of_plan(plan, self.num_records, budget=config.epsilon_budget)
+    promised = guarantee.noted(promised, note)
     if isinstance(config.method, PublicImages):
       promised = public_pool.noted(promised, config, self.public)
     return Phase(

@@ -14,7 +14,7 @@ from dpjax import federated, secure, trees, validate
 from dpjax.data import Federation
 from dpjax.data.target_kinds import needs_classes
 from dpjax.experiments.config import common, user_code
-from dpjax.experiments.config.choices import Setting, name_of
+from dpjax.experiments.config.choices import Setting, UsersFunction, name_of, to_dict
 from dpjax.experiments.config.naming import within
 from dpjax.experiments.kinds import audits, bounds
 from dpjax.experiments.kinds.central import build as build_central
@@ -35,7 +35,6 @@ from dpjax.experiments.kinds.federated import (
 from dpjax.experiments.kinds.federated import user_code as own_parts
 from dpjax.experiments.kinds.federated.client_scores import ClientScores
 from dpjax.experiments.kinds.federated.config import (
-  ALGORITHMS,
   Both,
   FedConfig,
   Local,
@@ -133,7 +132,6 @@ def _check_read(config: FedConfig) -> None:
   bounds.data_read(config.data, of_leaf=name_of(config, "partition") == "leaf")
   read = functools.partial(common.read_if, config)
   algorithm = algorithm_of(config)
-  read(False, "a guarantee of one example, not of one user", "data.num_examples")
   read(not config.is_dealt, "users that the data name", "data.num_users")
   fields_of_clients = ("partition.client_id", "partition.max_examples")
   read(not is_path(config.data.name), "clients that dpjax reads", *fields_of_clients)
@@ -148,7 +146,6 @@ def _check_read(config: FedConfig) -> None:
     f"clients that keep something (algorithm={keeping}, compression='top_k')",
     "client_state",
   )
-  read(False, "a client that does not start afresh", "client_optimizer.schedule")
   if config.protects_records:
     read(False, "users whose number is a secret", "data.num_users")
     read(False, "a sampler of a silo's records that keeps all", "local.max_examples")
@@ -161,7 +158,9 @@ def _knows_cohorts(config: FedConfig) -> bool:
   """
   # All silos take part, as many as the data have.
   of_silos = config.protects_records
-  return config.is_dealt and not of_silos and not isinstance(config.aggregator, str)
+  return (
+    config.is_dealt and not of_silos and not isinstance(config.aggregator, UsersFunction)
+  )
 
 
 def _check_partition(config: FedConfig) -> None:
@@ -247,8 +246,6 @@ def _check_secure_sum(config: FedConfig) -> None:
     "weighting": ("uniform", "capped"),
     "privacy": privacy.SUMMED,
   }
-  if isinstance(config.algorithm, str):
-    allowed_by_field["algorithm"] = tuple(ALGORITHMS)
   if not chosen.simulated:
     allowed_by_field["execution"] = ("auto", "loop", "vmap")
   for path, allowed in allowed_by_field.items():
@@ -295,8 +292,8 @@ def _aggregator(fed: FedRun) -> federated.Aggregator:
     return secure_aggregator(fed, fed.num_clients)
   if isinstance(config.privacy, ServerNoise):
     return federated.central(fed.plan, fed.random.noise)
-  if isinstance(config.aggregator, str):
-    return own_parts.aggregator(config.aggregator).drawn_by(fed.plan)
+  if isinstance(config.aggregator, UsersFunction):
+    return own_parts.aggregator(config.aggregator.path).drawn_by(fed.plan)
   return config.aggregator.make().drawn_by(fed.plan)
 
 
@@ -349,8 +346,8 @@ def _wrapping(
 
 def optimizer(config: OptimizerConfig) -> Any:
   """Returns a client's Optax optimizer, with a constant rate and a new state in every round."""
-  if isinstance(config.rule, str):
-    return user_code.optimizer(config.rule, config.learning_rate, "client_optimizer")
+  if isinstance(config.rule, UsersFunction):
+    return user_code.optimizer(config.rule.path, config.learning_rate, "client_optimizer")
   return config.rule.make(config.learning_rate, None)
 
 
@@ -360,8 +357,8 @@ def server_optimizer(config: OptimizerConfig, num_rounds: int) -> Any:
   rate: Any = config.learning_rate
   if config.schedule != "constant":
     rate = build_central.learning_rate_schedule(config, num_rounds)
-  if isinstance(config.rule, str):
-    return user_code.optimizer(config.rule, rate, "server_optimizer")
+  if isinstance(config.rule, UsersFunction):
+    return user_code.optimizer(config.rule.path, rate, "server_optimizer")
   if name_of(config, "rule") == "sgd":
     return config.rule.make(rate, None)
   constant = config.schedule == "constant"
@@ -403,13 +400,13 @@ def make_algorithm(
   }
   if described.weighted:
     common["weighting"] = config.weighting.make()
-  if isinstance(config.algorithm, str):
+  if isinstance(config.algorithm, UsersFunction):
     return own_parts.algorithm(
-      config.algorithm,
+      config.algorithm.path,
       loss_fn,
       client_tx,
       server_tx,
-      private=config.is_private,
+      guarded=config.is_private or config.is_summed,
       **common,
     )
   options = described.from_run(
@@ -532,6 +529,10 @@ class Federated(Experiment[FedConfig]):
 
   def with_features(self, data: Any) -> Any:
     return with_features(self.config, data)
+
+  def data_key(self) -> Any:
+    held = to_dict(self.config)
+    return [held[name] for name in ("data", "model", "partition")]
 
   @property
   def num_steps(self) -> int:

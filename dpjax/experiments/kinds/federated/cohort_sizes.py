@@ -104,7 +104,7 @@ def check(config: FedConfig, num_clients: int) -> None:
 def _min_clients(config: FedConfig) -> int:
   facts = aggregation_of(config)
   if facts is None:
-    return own_parts.aggregator(config.aggregator).min_clients
+    return own_parts.aggregator(config.aggregator.path).min_clients
   return 1 if facts.is_mean else config.aggregator.make().min_clients
 
 

@@ -14,16 +14,26 @@ from typing import Annotated, Any, ClassVar
 from dpjax import federated, gradients, validate
 from dpjax.data import partition
 from dpjax.experiments.config import common, optimizers, rules, samplers
-from dpjax.experiments.config.choices import Choice, Option, name_of, settings
+from dpjax.experiments.config.choices import (
+  Choice,
+  Option,
+  derived,
+  functions,
+  name_of,
+  settings,
+)
 from dpjax.experiments.config.common import COUNT, AttackerConfig
 from dpjax.experiments.config.fields import WithChoices
 from dpjax.experiments.config.naming import Gives
 from dpjax.experiments.kinds.central.config import (
+  AnyDataConfig,
   CanaryAudit,
-  DataConfig,
+  Center,
+  LearningRate,
+  MaxLength,
   ModelConfig,
   NoiseStrategy,
-  OptimizerConfig,
+  Schedule,
 )
 from dpjax.experiments.kinds.federated.secure_sums import SECURE_SUMS, NoSecureSum
 from dpjax.federated import described
@@ -33,13 +43,27 @@ from dpjax.transforms.every_clip_rule import CLIP_RULES
 from dpjax.zoo.datasets import leaf, natural, pfl, shakespeare, tff
 
 
-def _roles(data: DataConfig, min_chars: int | None) -> Any:
+@dataclasses.dataclass
+class FedDataConfig(AnyDataConfig):
+  """The data of a federated run."""
+
+  center: Center = False
+  max_length: MaxLength = 256
+  num_users: Annotated[
+    int | None,
+    COUNT,
+    "public: a constant near the number of users whom the data name, used in its place where one "
+    "user more or less is hidden; for data that do not declare it themselves",
+  ] = None
+
+
+def _roles(data: FedDataConfig, min_chars: int | None) -> Any:
   """Shakespeare's roles as clients, with data.name="shakespeare"; roles with fewer than
   min_chars characters are left out."""
   return shakespeare.shakespeare_federation(data.data_dir, min_chars=min_chars)
 
 
-def _by_field(data: DataConfig, client_id: str, max_examples: int | None) -> Any:
+def _by_field(data: FedDataConfig, client_id: str, max_examples: int | None) -> Any:
   """Clients by the values of the field client_id, in prepared data, an .npz file or a table; or the
   clients that your function data.name=package.module:name returns."""
   options = {"client_id": client_id, "max_examples": max_examples}
@@ -48,21 +72,23 @@ def _by_field(data: DataConfig, client_id: str, max_examples: int | None) -> Any
   )
 
 
-def _leaf(data: DataConfig, shape: tuple[int, ...] | None, max_examples: int | None) -> Any:
+def _leaf(
+  data: FedDataConfig, shape: tuple[int, ...] | None, max_examples: int | None
+) -> Any:
   """The users of a folder that LEAF wrote (data.name): FEMNIST, Sent140, Shakespeare; shape is the
   shape of one example if LEAF stores examples as rows of numbers."""
   options: dict[str, Any] = {"shape": shape, "max_examples": max_examples}
   return leaf.leaf_federation(data.name, **_read(data), **options)
 
 
-def _tff(data: DataConfig, max_examples: int | None) -> Any:
+def _tff(data: FedDataConfig, max_examples: int | None) -> Any:
   """The clients of a file of TensorFlow Federated (data.name, .sqlite or _train.h5): EMNIST by
   writer, StackOverflow by user."""
   return tff.tff_federation(data.name, **_read(data), max_examples=max_examples)
 
 
 def _pfl(
-  data: DataConfig,
+  data: FedDataConfig,
   image_size: int | None,
   fine_grained: bool,
   test_split: str,
@@ -81,7 +107,7 @@ def _pfl(
   )
 
 
-def _read(data: DataConfig) -> dict[str, Any]:
+def _read(data: FedDataConfig) -> dict[str, Any]:
   return {name: getattr(data, name) for name in ("data_dir", "max_length", "num_classes")}
 
 
@@ -116,7 +142,7 @@ PARTITIONS = {
 # Partitions that need data with classes.
 BY_CLASS = ("dirichlet", "dirichlet_hsu", "shards")
 _FIRST = Option(None, COUNT, "each client keeps its first n examples; none: all")
-# Functions `DataConfig` -> (train, test), for data that name their clients.
+# Functions `FedDataConfig` -> (train, test), for data that name their clients.
 NATURAL = {
   "shakespeare": settings(_roles, min_chars=Option(None, COUNT)),
   "natural": settings(_by_field, client_id="", max_examples=_FIRST),
@@ -204,12 +230,21 @@ class LocalConfig:
 
 
 @dataclasses.dataclass
-class FedOptimizerConfig(OptimizerConfig):
-  """The optimizer of a client, or of the server."""
+class ClientOptimizerConfig(WithChoices):
+  """The optimizer of a client: its state is new in every round, and its learning rate constant."""
 
   rule: Annotated[
-    Any, Choice(optimizers.FEDERATED, user_defined=True), "or package.module:name"
+    Any, Choice(optimizers.FEDERATED, functions), "or package.module:name"
   ] = "sgd"
+  learning_rate: LearningRate = 0.1
+
+
+@dataclasses.dataclass
+class ServerOptimizerConfig(ClientOptimizerConfig):
+  """The optimizer of the server; the schedule of its learning rate runs over num_rounds."""
+
+  learning_rate: LearningRate = 1.0
+  schedule: Schedule = "constant"
 
 
 @dataclasses.dataclass
@@ -253,7 +288,7 @@ class Central(ServerNoise):
 
   clipping: Annotated[
     gradients.ClipRule,
-    Choice(CLIP_RULES, base=gradients.ClipRule),
+    Choice(CLIP_RULES, derived(gradients.ClipRule)),
     Gives("l2_clip_norm"),
     "of clients' messages; or package.module:Rule",
   ] = dataclasses.field(default_factory=gradients.Flat)
@@ -396,7 +431,7 @@ class FedConfig(WithChoices):
   # Fields that may change when a run resumes, since no bit of its result depends on them.
   where: ClassVar[tuple[str, ...]] = ("client_state", "writer")
 
-  data: DataConfig = dataclasses.field(default_factory=DataConfig)
+  data: FedDataConfig = dataclasses.field(default_factory=FedDataConfig)
   partition: Annotated[
     Any,
     Choice({**PARTITIONS, **NATURAL}),
@@ -411,7 +446,7 @@ class FedConfig(WithChoices):
   ] = "auto"
   algorithm: Annotated[
     Any,
-    Choice(ALGORITHMS, user_defined=True),
+    Choice(ALGORITHMS, functions),
     "what a client does, and what the server; or package.module:name",
   ] = "fed_avg"
   weighting: Annotated[
@@ -419,7 +454,7 @@ class FedConfig(WithChoices):
   ] = "uniform"
   aggregator: Annotated[
     Any,
-    Choice(AGGREGATORS, user_defined=True),
+    Choice(AGGREGATORS, functions),
     "of clients' messages, without privacy; or package.module:name",
   ] = "mean"
   compression: Annotated[Any, Choice(COMPRESSIONS), "of messages to the server"] = "none"
@@ -438,13 +473,11 @@ class FedConfig(WithChoices):
     "nothing is sent",
   ] = 0
   local: LocalConfig = dataclasses.field(default_factory=LocalConfig)
-  # The client's optimizer has a new state in every round, and a constant learning rate.
-  client_optimizer: FedOptimizerConfig = dataclasses.field(
-    default_factory=lambda: FedOptimizerConfig(learning_rate=0.1)
+  client_optimizer: ClientOptimizerConfig = dataclasses.field(
+    default_factory=ClientOptimizerConfig
   )
-  # The schedule of the server's learning rate runs over num_rounds.
-  server_optimizer: FedOptimizerConfig = dataclasses.field(
-    default_factory=lambda: FedOptimizerConfig(learning_rate=1.0)
+  server_optimizer: ServerOptimizerConfig = dataclasses.field(
+    default_factory=ServerOptimizerConfig
   )
   privacy: Annotated[
     Central | Local | Both | NoPrivacy | FedFtrl | Distributed | Records,

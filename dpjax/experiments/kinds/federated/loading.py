@@ -15,7 +15,7 @@ from dpjax.experiments.config.choices import name_of
 from dpjax.experiments.config.naming import within
 from dpjax.experiments.kinds import bounds
 from dpjax.experiments.kinds.central import build as build_central
-from dpjax.experiments.kinds.central.config import TrainConfig
+from dpjax.experiments.kinds.central.config import DataConfig, TrainConfig
 from dpjax.experiments.kinds.federated.config import BY_CLASS, FedConfig
 from dpjax.validate import UserError
 
@@ -103,7 +103,9 @@ def _own_test_rows(train: Federation, test: Federation) -> list[np.ndarray] | No
 
 def central(config: FedConfig) -> TrainConfig:
   """Returns the config of a central run that reads the same data."""
-  return TrainConfig(data=config.data, model=config.model, loss=config.loss, resident=True)
+  shared = {field.name for field in dataclasses.fields(DataConfig)} - {"num_examples"}
+  data = DataConfig(**{name: getattr(config.data, name) for name in shared})
+  return TrainConfig(data=data, model=config.model, loss=config.loss, resident=True)
 
 
 def _partitioned(config: FedConfig) -> tuple[Federation, Any]:

@@ -282,17 +282,18 @@ def local_promise(config: FedConfig, num_clients: int | None) -> Guarantee:
     release=config.release,
   )
 
-  def statement(rounds: int) -> str:
+  def words(rounds: int, kind: str) -> str:
     text = accounting.privacy_statement(
       aggregation.local_event(noise, rounds),
       num_examples=num_clients,
       unit="user",
       delta=asked.delta,
       neighboring_relation=promised.relation,
+      epsilon_kind=kind,
     )
     return f"{_LOCAL_NOTE}\n\n{text}"
 
-  return dataclasses.replace(promised, statement=statement)
+  return dataclasses.replace(promised, words=words)
 
 
 def make_promise(
@@ -323,16 +324,16 @@ def make_promise(
       "is NOT a guarantee for the clients whose data were used here."
     )
     asked = f"{note}\n\n{asked}" if asked else note
-  return guarantee.of_plan(
+  promised = guarantee.of_plan(
     reported,
     num_clients,
     ran=None if reported is ran else ran,
     deployed=deployed,
     unit="user",
     budget=getattr(config.privacy, "epsilon_budget", None),
-    note=asked,
     release=config.release,
   )
+  return guarantee.noted(promised, asked)
 
 
 _OWN_MODELS = (

@@ -321,7 +321,7 @@ def promise(config: FedConfig, federation: Federation, silos: Silos) -> SilosGua
     unit=UNIT if limit == 1 else f"{PERSON} {limit} silos",
     accountant=first.accountant,
     curve=lambda rounds: silos.epsilon(silos.num_steps(rounds)),
-    statement=lambda rounds: _statement(asked, silos, names, rounds),
+    words=lambda rounds, kind: _statement(asked, silos, names, rounds, kind),
     accounted_delta=asked.delta,
     l2_bound=first.l2_bound,
     # The largest silo is the first whose records a large delta gives away.
@@ -333,7 +333,9 @@ def promise(config: FedConfig, federation: Federation, silos: Silos) -> SilosGua
   )
 
 
-def _statement(asked: Records, silos: Silos, names: tuple[str, ...], rounds: int) -> str:
+def _statement(
+  asked: Records, silos: Silos, names: tuple[str, ...], rounds: int, kind: str
+) -> str:
   """Returns the guarantee in words: of all silos, in a table, and of the worst, in full."""
   steps = silos.num_steps(rounds)
   each = silos.epsilons(steps)
@@ -356,7 +358,7 @@ def _statement(asked: Records, silos: Silos, names: tuple[str, ...], rounds: int
     wanted,
     f"Silos, with their declared records, at delta {upper(asked.delta)}\n\n{table}",
     f"Of silo {names[worst]!r}, whose epsilon is the largest:",
-    plan.statement(silos.sizes[worst], steps[worst], unit="record"),
+    plan.statement(silos.sizes[worst], steps[worst], unit="record", epsilon_kind=kind),
   ]
   return "\n\n".join(part for part in parts if part)
 

@@ -112,17 +112,21 @@ def algorithm(
   server_tx: optax.GradientTransformation,
   *,
   weighting: client.Weighting,
-  private: bool,
+  guarded: bool,
   **common: Any,
 ) -> federated.FederatedAlgorithm:
   """Returns the algorithm that a user's function `make` at `path` returns.
 
   dpjax calls `make(loss_fn, client_tx, server_tx=, weighting=, aggregator=, map_clients=, key=)`.
-  A `ClientAlgorithm` says what ONE client does. dpjax adds clip, noise and server, so the
-  guarantee holds. A whole `FederatedAlgorithm` could release values without noise.
+  A `ClientAlgorithm` says what ONE client does. dpjax adds clip, noise, sum and server, so the
+  guarantee holds. A whole `FederatedAlgorithm` could release values without noise, or send them
+  beside the secure sum.
+
+  Args:
+    guarded: whether the run promises what a message tells: it is private, or has a secure sum.
 
   Raises:
-    UserError: `make` returns neither of the two, or a `FederatedAlgorithm` in a private run.
+    UserError: `make` returns neither of the two, or a `FederatedAlgorithm` in a guarded run.
   """
   offered = {"server_tx": server_tx, "weighting": weighting, **common}
   built = names.call(path, "algorithm", loss_fn, client_tx, **offered)
@@ -130,11 +134,11 @@ def algorithm(
     return round.federated(_client(built, path), optimizing_server(server_tx), **common)
   if not isinstance(built, federated.FederatedAlgorithm):
     raise wrong("algorithm", path, "a ClientAlgorithm or FederatedAlgorithm", built)
-  if private:
+  if guarded:
     raise UserError(
       "returns a FederatedAlgorithm, of which nobody knows that its rounds "
-      "release noisy messages alone; return a ClientAlgorithm, or set "
-      "privacy='none'",
+      "release noisy messages or sums alone; return a ClientAlgorithm, or set "
+      "privacy='none' and secure_sum='none'",
       field="algorithm",
       value=path,
     )

@@ -106,7 +106,6 @@ class _Run:
       len(private), private.nominal_size, relation=config.neighboring_relation
     )
     promised = vote_costs.promised(config, num_records)
-    promised = guarantee.repeated(promised, config.noise_seed)
     self.promised = public_pool.noted(promised, config, public)
 
   # Both phases read the public features. The phase that reads them first computes them.

@@ -85,14 +85,14 @@ def promised(config: PateConfig, num_records: int | None) -> Guarantee:
       accountant=accountant,
     )
 
-  def statement(steps: int) -> str:
+  def words(steps: int, kind: str) -> str:
     text = accounting.privacy_statement(
       join(events[:steps]),
       num_examples=num_records,
       delta=config.delta,
       neighboring_relation=relation,
       accountants=(accountant,),
-      epsilon_kind=whole.kind,
+      epsilon_kind=kind,
     )
     return "\n\n".join(part for part in (_words(config), text) if part)
 
@@ -101,7 +101,7 @@ def promised(config: PateConfig, num_records: int | None) -> Guarantee:
     step_event=lambda step: events[step],
     remaining_event=lambda start: join(events[start:]),
     curve=curve,
-    statement=statement,
+    words=words,
   )
 
 

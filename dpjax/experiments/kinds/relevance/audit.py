@@ -16,6 +16,8 @@ and not with the central epsilon.
 from __future__ import annotations
 
 import dataclasses
+import functools
+import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -49,6 +51,7 @@ class Bound(NamedTuple):
   epsilon_lower: float
   target: str  # epsilon that is bounded: "total" | "features, local"
   what: str
+  ceiling: float  # what perfect scores would have shown
 
 
 def facts(
@@ -70,6 +73,8 @@ def facts(
   details = outcome.privacy.details
   accounted = details["epsilon_local"] - details["epsilon_labels"] if local else 0.0
   over = [name for name, bound in local.items() if bound > accounted]
+  of = {"total": math.inf if stated is None else stated, _LOCAL: accounted}
+  can_refute = any(bound.ceiling > of[bound.target] for bound in bounds.values())
   again = config.audit is not None and config.audit.canary_runs
   return {
     "epsilon_audited_lower": lower,
@@ -78,6 +83,7 @@ def facts(
       "confidence": CONFIDENCE,
       "refuted": bool(over) or (stated is not None and lower > stated),
       "refuted_locally": over,
+      "can_refute": can_refute,
       "bounds": {name: bound._asdict() for name, bound in bounds.items()},
       "note": _AGAIN if again else "",
     },
@@ -154,10 +160,16 @@ def _features(config: Any, job: Any, outcome: Any, confidence: float) -> Bound:
   ratio = _log_ratio(pair, noise_lib.by_feature(noise.scales, noise.shape), noise.mechanism)
   scores = Scores(inside=ratio(outputs[1]), outside=ratio(outputs[0]))
   delta = outcome.privacy.delta or 0.0
-  lower = auditing.clopper_pearson(scores, delta=delta, confidence=confidence)
   local = config.is_rigorous and config.method.shuffle
   what = f"likelihood ratio of one record's noisy features, {n} draws on each side"
-  return Bound(lower, _LOCAL if local else "total", what)
+  by = functools.partial(auditing.clopper_pearson, delta=delta, confidence=confidence)
+  return _bound(by, scores, _LOCAL if local else "total", what)
+
+
+def _bound(by: Callable[[Scores], float], scores: Scores, target: str, what: str) -> Bound:
+  sides = len(scores.inside), len(scores.outside)
+  perfect = Scores(inside=np.ones(sides[0]), outside=np.zeros(sides[1]))
+  return Bound(by(scores), target, what, by(perfect))
 
 
 def _log_ratio(pair: Any, scales: np.ndarray, mechanism: str) -> Callable:
@@ -222,9 +234,9 @@ def _shared_noise(config: Any, job: Any, outcome: Any, confidence: float) -> Bou
     shared_channels=noise.shared_channels,
   )
   delta = outcome.privacy.delta or 0.0
-  lower = auditing.clopper_pearson(scores, delta=delta, confidence=confidence)
+  by = functools.partial(auditing.clopper_pearson, delta=delta, confidence=confidence)
   what = f"difference of two records of a batch, {config.audit.num_trials} batches each"
-  return Bound(lower, "total", what)
+  return _bound(by, scores, "total", what)
 
 
 # --- U3 and U4: the released model
@@ -266,6 +278,6 @@ def _canaries(config: Any, job: Any, outcome: Any, name: str, confidence: float)
     canaries._replace(examples=seen),
   )
   delta = privacy.delta or 0.0
-  lower = auditing.one_run(scores, delta=delta, confidence=confidence)
+  by = functools.partial(auditing.one_run, delta=delta, confidence=confidence)
   what = f"{len(canaries.included)} {_KINDS[name]} canaries in one run, {relation}"
-  return Bound(lower, "total", what)
+  return _bound(by, scores, "total", what)

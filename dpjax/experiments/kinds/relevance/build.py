@@ -29,10 +29,10 @@ from dpjax import metrics, relevance
 from dpjax.accounting import Ledger
 from dpjax.data.target_kinds import needs_classes
 from dpjax.experiments.config import common
-from dpjax.experiments.config.choices import name_of
+from dpjax.experiments.config.choices import name_of, to_dict
 from dpjax.experiments.kinds import named_data
 from dpjax.experiments.kinds.central import build as central
-from dpjax.experiments.kinds.central.config import ModelConfig
+from dpjax.experiments.kinds.central.config import NetworkConfig
 from dpjax.experiments.kinds.relevance import audit, relevance_pictures, table
 from dpjax.experiments.kinds.relevance.config import RelevanceConfig, check
 from dpjax.experiments.kinds.relevance.methods import NoisyGradients, leaves_of
@@ -95,6 +95,9 @@ class Relevance(Experiment[RelevanceConfig]):
 
   def data(self) -> dict[Any, Any]:
     return {}
+
+  def data_key(self) -> Any:
+    return [*map(to_dict, (self.config.data, self.config.model))]
 
   def check_data(self, data: dict[Any, Any]) -> None:
     shape = load_data(self.config, data)[0].x.shape[1:]
@@ -345,7 +348,7 @@ def _nets(config: RelevanceConfig, num_classes: int) -> relevance.Nets:
   )
 
 
-def _build(model: ModelConfig, num_classes: int, activation: str) -> Any:
+def _build(model: NetworkConfig, num_classes: int, activation: str) -> Any:
   options = dict(model.options)
   if "activation" in registry.options(model.name):
     options = {"activation": activation, **options}

@@ -12,7 +12,7 @@ from dpjax.experiments.config.choices import Choice
 from dpjax.experiments.config.common import COUNT
 from dpjax.experiments.config.fields import WithChoices
 from dpjax.experiments.kinds import bounds
-from dpjax.experiments.kinds.central.config import DataConfig, ModelConfig
+from dpjax.experiments.kinds.central.config import ExamplesConfig, NetworkConfig
 from dpjax.experiments.kinds.relevance.methods import (
   AUDITED,
   METHODS,
@@ -50,8 +50,8 @@ AUDITS: dict[str, type] = {"none": type(None), "attacks": RelevanceAudit}
 class RelevanceConfig(WithChoices):
   """Configuration of a run of one method of `dpjax.relevance`."""
 
-  data: DataConfig = dataclasses.field(default_factory=DataConfig)
-  model: ModelConfig = dataclasses.field(default_factory=ModelConfig)
+  data: ExamplesConfig = dataclasses.field(default_factory=ExamplesConfig)
+  model: NetworkConfig = dataclasses.field(default_factory=NetworkConfig)
   activation: Annotated[str, rules.among(ACTIVATIONS), "of model 2, which is released"] = (
     "tanh"
   )
@@ -89,7 +89,7 @@ class RelevanceConfig(WithChoices):
     return ("radp", "rigorous") if self.is_rigorous else (name, "paper")
 
   @property
-  def second(self) -> ModelConfig:
+  def second(self) -> NetworkConfig:
     """Model 2, which is released."""
     return getattr(self.method, "reduced_model", None) or self.model
 
@@ -132,13 +132,11 @@ def _rows(config: RelevanceConfig) -> Iterator[tuple[bool, str, str]]:
   declared = takes_declaration(config.data.name)
   yield declared, "a table or a folder of images", "data.declaration"
   yield lies_in_folder(config.data.name), "data that lie in a folder", "data.data_dir"
-  yield False, "text, and relevance is of images", "data.max_length"
-  yield False, "users that the data name (launch.federate)", "data.num_users"
   for is_read, words, name in method.rows():
     yield is_read, words, f"method.{name}"
 
 
-def _takes_activation(model: ModelConfig) -> bool:
+def _takes_activation(model: NetworkConfig) -> bool:
   return "activation" in options(model.name) and "activation" not in model.options
 
 
@@ -157,7 +155,6 @@ def check(config: RelevanceConfig) -> None:
   common.typed(config)
   bounds.data(config.data)
   config.method.check(config.data.name)
-  bounds.only(config, "data.center", [False], ", the noise is made for pixels in [0, 1]")
   _check_models(config)
   for is_read, words, names in _rows(config):
     common.read_if(config, is_read, words, *names.split())

@@ -17,7 +17,7 @@ from dpjax.experiments.config.choices import Choice, settings
 from dpjax.experiments.config.common import COUNT
 from dpjax.experiments.config.fields import WithChoices
 from dpjax.experiments.config.naming import Gives
-from dpjax.experiments.kinds.central.config import ModelConfig
+from dpjax.experiments.kinds.central.config import NetworkConfig
 from dpjax.models.activations import ACTIVATIONS
 from dpjax.relevance.feature_budget import PRESETS
 from dpjax.relevance.feature_shares import NORMS
@@ -228,7 +228,7 @@ class RadpRigorous(Method):
     _RIGOROUS.pool
   )
   reduced_model: Annotated[
-    ModelConfig | None, "model 2, on the reduced features; none: model"
+    NetworkConfig | None, "model 2, on the reduced features; none: model"
   ] = None
   learning_rate: _Adam = _TRAINING.learning_rate
   weight_decay: Annotated[float, rules.NON_NEGATIVE, "of model 2 on noisy records"] = (
@@ -274,15 +274,6 @@ class RadpRigorous(Method):
         field="method.model1.public_data",
         value=self.public_data,
       )
-    usual = ModelConfig()
-    for name in ("mirrored", "colours"):
-      value = getattr(self.reduced_model or usual, name)
-      if value != getattr(usual, name):
-        raise UserError(
-          "would be ignored, it is of scattering features",
-          field=f"method.reduced_model.{name}",
-          value=value,
-        )
 
 
 # --- methods that perturb gradients

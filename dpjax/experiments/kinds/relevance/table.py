@@ -178,6 +178,8 @@ def verdict(group: Sequence[Row]) -> str:
   >>> refuted = {"epsilon": 2.0, "epsilon_audited_lower": 5.0, "epsilon_kind": "claimed"}
   >>> verdict([refuted]), verdict([refuted, refuted | {"epsilon_audited_lower": 0.0}])
   ('claim refuted', 'not refuted (1 of 2 runs would, by itself)')
+  >>> verdict([refuted | {"epsilon": 8.0, "audit": {"can_refute": False}}])
+  'not refuted: perfect attacks COULD NOT either'
   """
   audited = _of_audits(group)
   if not audited:
@@ -192,8 +194,10 @@ def verdict(group: Sequence[Row]) -> str:
     for row in audited
   )
   if over < _needed(len(audited)):
-    alone = f" ({over} of {len(audited)} runs would, by itself)" if over else ""
-    return f"not refuted{alone}"
+    if over:
+      return f"not refuted ({over} of {len(audited)} runs would, by itself)"
+    can = any(row.get("audit", {}).get("can_refute", True) for row in audited)
+    return "not refuted" if can else "not refuted: perfect attacks COULD NOT either"
   return "claim refuted" if group[0]["epsilon_kind"] == "claimed" else "PROOF REFUTED"
 
 

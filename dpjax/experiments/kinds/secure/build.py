@@ -58,8 +58,11 @@ class LabelledRows(NamedTuple):
 
 
 def digest_of(*arrays: np.ndarray) -> bytes:
-  """Returns the SHA-256 digest of arrays."""
-  return hashlib.sha256(b"".join(array.tobytes() for array in arrays)).digest()
+  """Returns the SHA-256 digest of arrays, with their types and shapes."""
+  hashed = hashlib.sha256()
+  for array in arrays:
+    hashed.update(f"{array.dtype.str} {array.shape} ".encode() + array.tobytes())
+  return hashed.digest()
 
 
 # The story of a computation, whose phases the run carries out.

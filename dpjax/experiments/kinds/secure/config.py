@@ -302,11 +302,12 @@ def _check_sum(task: SumTask) -> None:
       field="task.protocol.min_survivors",
       value=least,
     )
-  with within("task"):
-    task.protocol.check_dropouts(silent=task.silent)
-    validate.integer_in(0, task.num_clients - least, silent=task.silent)
   with within("task.protocol"):
     task.protocol.check_clients(task.num_clients)
+  with within("task"):
+    task.protocol.check_dropouts(silent=task.silent)
+    most = task.protocol.most_silent(task.num_clients)
+    validate.integer_in(0, most, silent=task.silent)
 
 
 def _check_train(train: TrainConfig) -> None:

@@ -20,7 +20,7 @@ from dpjax.experiments.kinds.secure.build import Computed, Measuring
 from dpjax.experiments.kinds.secure.config import SecureConfig
 from dpjax.experiments.run import pieces
 from dpjax.experiments.run.experiment import Phase
-from dpjax.experiments.run.guarantee import repeated
+from dpjax.experiments.run.guarantee import NONE
 from dpjax.experiments.run.pieces import Arrays
 from dpjax.experiments.run.run_keys import RunKeys
 from dpjax.secure.homomorphic import inference
@@ -51,8 +51,6 @@ def computed(config: SecureConfig, loaded: tuple[Any, Any], random: RunKeys) -> 
   task = config.task
   with within("task.train", holds_config=True):
     run = central.assemble(task.train, loaded, random)
-  guarantee = repeated(run.guarantee, config.noise_seed)
-  run = run._replace(guarantee=guarantee)
   count = task.num_images
   name = task.train.data.name
   why = f", the test images of task.train.data.name={name!r}"
@@ -80,7 +78,7 @@ def computed(config: SecureConfig, loaded: tuple[Any, Any], random: RunKeys) -> 
     hides=_HIDES,
     num_steps=task.train.num_steps,
     params=params,
-    facts=guarantee.facts(trained.ledger, trained.epsilon),
+    facts=(trained.phase.guarantee or NONE).facts(trained.ledger, trained.epsilon),
     more={
       "test_accuracy": accuracy,
       "plain_accuracy": usual,

@@ -93,17 +93,16 @@ def promised(
   )
   nothing: DpEvent = NoOpDpEvent()
   note = paragraph(_words(config, mechanism))
-  noted = guarantee.noted(
+  return guarantee.noted(
     dataclasses.replace(
       whole,
       step_event=lambda step: nothing if step else event,
       remaining_event=lambda start: nothing if start else event,
       curve=lambda steps: whole.curve(min(steps, 1)),
-      statement=lambda steps: whole.statement(min(steps, 1)),
+      words=lambda steps, kind: whole.words(min(steps, 1), kind),
     ),
     note,
   )
-  return guarantee.repeated(noted, config.noise_seed)
 
 
 def _words(config: SynthesisConfig, mechanism: ClassSums) -> str:

@@ -141,9 +141,7 @@ class CriticRun(SampledRun):
       "Only the critic reads records, and each of its steps is accounted. The generator reads the "
       "critic. It, its samples and every classifier of samples cost nothing more."
     )
-    promised = guarantee.of_plan(
-      plan, num_records, budget=config.epsilon_budget, note=paragraph(note)
-    )
+    promised = guarantee.of_plan(plan, num_records, budget=config.epsilon_budget)
     return Phase(
       num_steps=plan.num_steps,
       init=self.init,
@@ -155,7 +153,7 @@ class CriticRun(SampledRun):
       },
       evaluate=self.scores,
       write=self.write,
-      guarantee=guarantee.repeated(promised, config.noise_seed),
+      guarantee=guarantee.noted(promised, paragraph(note)),
       row_at=functools.partial(every, config.eval_every, plan.num_steps),
       steps_are="steps of the critic",
       arrivals=None if config.release else left_out.of_step,
