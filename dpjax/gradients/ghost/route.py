@@ -344,10 +344,10 @@ def _with_rows_alone(
   group_of: Sequence[int],
   clip: Clip,
   sums: dict[int, Any],
-  factors: list[jax.Array],
+  factors: Sequence[jax.Array],
   norms: jax.Array,
   rare: jax.Array,
-) -> tuple[dict[int, Any], list[jax.Array], jax.Array]:
+) -> tuple[dict[int, Any], Sequence[jax.Array], jax.Array]:
   """Adds the clipped gradients of rare examples, formed one after the other.
 
   Where a unit holds the gradients of examples, the exact factor is all that a rare one needs. So
