@@ -177,62 +177,6 @@ def only_where(ok: Any, tree: ArrayTree, error: Callable[[], Exception]) -> Any:
   return nan_unless(require(ok, error), tree)
 
 
-def weighted_sum(tree: ArrayTree, weights: jax.Array, all_finite: Any = False) -> Any:
-  """Returns sum_i weights[i] * leaf[i] for each leaf, in float32 or wider. A weight of exactly 0
-  drops its example, even if the leaf holds NaN or infinity there.
-
-  Args:
-    tree: leaves [B, ...].
-    weights: [B].
-    all_finite: scalar bool (may be traced). Pass True only if every leaf is finite: then the
-      step that drops NaN and infinity at weight 0 is skipped.
-
-  >>> weighted_sum(jnp.array([[1.0, 2.0], [jnp.nan, 1.0]]), jnp.array([0.5, 0.0]))
-  Array([0.5, 1. ], dtype=float32)
-  """
-
-  return jax.lax.cond(all_finite, _dot_all, _dot_kept, tree, weights)
-
-
-def _dot_all(tree: Any, weights: jax.Array) -> Any:
-  return jax.tree.map(lambda leaf: dot_examples(weights, at_least_float32(leaf)), tree)
-
-
-@rarely_taken
-def _dot_kept(tree: Any, weights: jax.Array) -> Any:
-  def kept(leaf):
-    # The leaf is widened before zeros are filled in, since some 8-bit floats have no zero.
-    leaf = at_least_float32(leaf)
-    return jnp.where((weights != 0).reshape((-1,) + (1,) * (leaf.ndim - 1)), leaf, 0)
-
-  return _dot_all(jax.tree.map(kept, tree), weights)
-
-
-def dot_examples(weights: jax.Array, leaf: jax.Array) -> jax.Array:
-  """Returns sum_i weights[i] leaf[i] in full precision: with a lower one, such as TF32, a
-  clipped term could come out longer than the clip norm.
-
-  More than `ADDED_AT_ONCE` float32 terms are added in parts, for smaller rounding errors.
-  """
-  highest = jax.lax.Precision.HIGHEST
-  weights = weights.astype(leaf.dtype)
-  count = leaf.shape[0]
-  parts = -(-count // ADDED_AT_ONCE)
-  if parts <= 1 or jnp.finfo(leaf.dtype).bits > 32:
-    return jnp.tensordot(weights, leaf, axes=1, precision=highest)
-  # A number of parts that divides the batch needs no copy. Otherwise the last part is padded.
-  parts = next((d for d in range(parts, 4 * parts + 1) if count % d == 0), parts)
-  missing = -count % parts
-  if missing:
-    weights, leaf = (
-      jnp.pad(x, [(0, missing)] + [(0, 0)] * (x.ndim - 1)) for x in (weights, leaf)
-    )
-  cut = lambda x: x.reshape(parts, -1, *x.shape[1:])
-  return pairwise_sum(
-    jnp.einsum("mn,mn...->m...", cut(weights), cut(leaf), precision=highest)
-  )
-
-
 def pairwise_sum(x: jax.Array) -> jax.Array:
   """Returns the sum of x [m, ...] over its first axis, in pairs: ceil(log2(m)) roundings in a row.
 

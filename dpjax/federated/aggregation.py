@@ -32,6 +32,7 @@ from dpjax.federated.client import ClientAlgorithm, Sent
 from dpjax.federated.described import aggregator
 from dpjax.gradients.arguments import checked_mask
 from dpjax.gradients.clipping import clip_and_sum
+from dpjax.gradients.weighted_sums import weighted_sum
 from dpjax.key_uses import KeyUse, key_for
 from dpjax.noise import gaussian
 from dpjax.plan import Plan
@@ -152,7 +153,7 @@ def weighted_mean() -> Aggregator:
     # Without this mask, one NaN or one infinite weight would decide the mean.
     counted = finite(messages, mask) & jnp.isfinite(weights) & (weights > 0)
     weights = jnp.where(counted, weights, 0.0)
-    return trees.weighted_sum(messages, weights), jnp.sum(weights)
+    return weighted_sum(messages, weights), jnp.sum(weights)
 
   def finish(sums: Any, state: Any) -> Any:
     total, weight = sums

@@ -55,6 +55,7 @@ from dpjax.gradients.clip import Clip, ClipRule, Flat, top_of
 from dpjax.gradients.ghost.lengths import Length
 from dpjax.gradients.loss_checks import check_apart
 from dpjax.gradients.traced_values import on_settled
+from dpjax.gradients.weighted_sums import weighted_sum
 from dpjax.types import ArrayLike, ClipLike, ClippedSum, Updates
 
 # Entries of a term below 1e-38 are lost. A bound of at least 1e-6 leaves 32 decades for small
@@ -241,7 +242,7 @@ def weighted_and_norms(
   all_finite = jnp.all(jnp.isfinite(norms))  # []
   sums = []
   for group, factor in zip(groups, factors):
-    sums.append(trees.weighted_sum(group, factor, all_finite))
+    sums.append(weighted_sum(group, factor, all_finite))
   return treedef.unflatten(sums), norms  # leaves [*param]; [B]
 
 

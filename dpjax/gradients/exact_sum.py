@@ -25,9 +25,12 @@ class ExactSum(NamedTuple):
 
   def plus(self, more: Any) -> ExactSum:
     """Returns the sum with a tree added."""
-    pairs = jax.tree.map(exact_plus, self.total, self.left_out, more)
-    outer = jax.tree.structure(self.total)
-    return ExactSum(*jax.tree.transpose(outer, jax.tree.structure((0, 0)), pairs))
+    totals, treedef = jax.tree.flatten(self.total)
+    left_out = jax.tree.leaves(self.left_out)
+    pairs = list(map(exact_plus, totals, left_out, jax.tree.leaves(more)))
+    # There may be no arrays at all.
+    total, left_out = ([pair[i] for pair in pairs] for i in range(2))
+    return ExactSum(treedef.unflatten(total), treedef.unflatten(left_out))
 
   def value(self) -> Any:
     """Returns the sum, rounded once."""

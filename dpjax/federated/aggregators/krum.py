@@ -7,10 +7,11 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from dpjax import trees, validate
+from dpjax import validate
 from dpjax.federated.aggregation import Aggregator
 from dpjax.federated.aggregators.robust import Counts, robust, row_lengths
 from dpjax.federated.described import aggregator
+from dpjax.gradients.weighted_sums import weighted_sum
 from dpjax.types import Array
 
 
@@ -87,7 +88,7 @@ def krum(num_byzantine: int, *, num_selected: int = 1) -> Aggregator:
     scores = row_lengths(jnp.where(near[None], distances, 0.0))
     ranks = jnp.argsort(jnp.argsort(jnp.where(kept, scores, jnp.nan)))  # NaN comes last
     chosen = kept & (ranks < num_selected)
-    return trees.weighted_sum(messages, chosen / jnp.maximum(jnp.sum(chosen), 1)), ()
+    return weighted_sum(messages, chosen / jnp.maximum(jnp.sum(chosen), 1)), ()
 
   wants = {"num_byzantine": num_byzantine}
   if least > 2 * num_byzantine + 3:

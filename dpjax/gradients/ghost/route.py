@@ -154,28 +154,36 @@ def clipped_sum(
     rare = unclear | sums.loses_terms() | sums.stray_far(clip)
     without_rare = sums._replace(factors=[jnp.where(rare, 0, each) for each in factors])
     if platform == "cpu":
-      return *without_rare.one_by_one(), norms, rare
+      return *without_rare.one_by_one(), without_rare.factors, norms, rare
 
     @rarely_taken
     def unusual(known):
       del known
-      return with_rows_alone(without_rare.unusual(), norms, rare)
+      begun = without_rare.unusual()
+      total, factors, all_norms = with_rows_alone(begun, without_rare.factors, norms, rare)
+      return total | sums._replace(factors=factors).of_held(False), all_norms
 
     # A GPU's program waits for the host at a branch. So a usual batch meets only this conditional,
     # after most of the work.
     is_usual = unit_rules.all_finite(first) & ~jnp.any(rare)
     known = (sums.usual(), norms)
     begun, all_norms = lax.cond(is_usual, lambda known: known, unusual, known)
-    return without_rare.formed_again(begun), {}, all_norms, rare
+    return without_rare.formed_again(begun), {}, [], all_norms, rare
 
   seen = (early, recorded.at(unit_rules.sites_of(recomputed)))
-  sums, missing, norms, rare = on_settled(clipped, seen)
+  sums, missing, factors, norms, rare = on_settled(clipped, seen)
   # In a branch XLA's CPU backend takes three times as long for a convolution, so these sums are
   # formed here.
-  for i, factors in missing.items():
-    sums[i] = rules[i].transposed(recorded, factors, settled=False)
+  for i, of_leaves in missing.items():
+    sums[i] = rules[i].transposed(recorded, of_leaves, settled=False)
   if platform == "cpu":
-    sums, norms = with_rows_alone(sums, norms, rare)
+    sums, factors, norms = with_rows_alone(sums, factors, norms, rare)
+
+    def of_held(settled):
+      first, factors = settled
+      return _Sums(held, recorded, first, group_of, factors, ()).of_held(None)
+
+    sums |= on_settled(of_held, (early, factors))
   by_leaf = _by_leaf(rules, [sums[i] for i in range(len(rules))])
   return clipping.Clipped(treedef.unflatten(by_leaf), norms, recorded.losses)
 
@@ -242,9 +250,13 @@ class _Sums(NamedTuple):
     return list(groups.values())
 
   def one_by_one(self) -> tuple[dict[int, Any], dict[int, list[jax.Array]]]:
-    """Returns (the sums of units by their place, the factors of those that are convolutions)."""
+    """Returns (the sums of units by their place, the factors of those that are convolutions).
+
+    Units that hold arrays are left to `of_held`."""
     sums, convolved = {}, {}
     for i, rule in enumerate(self.rules):
+      if rule.unit.hold:
+        continue
       if rule.convolves:
         convolved[i] = self._of_leaves(i, self.factors)
       else:
@@ -281,9 +293,19 @@ class _Sums(NamedTuple):
     return sums | self._begun()
 
   def unusual(self) -> dict[int, Any]:
-    """Forms the sums of any batch, with copies of operands from which examples are dropped."""
-    at_once = [i for i in range(len(self.rules)) if not self._is_again(i)]
+    """Forms the sums of any batch, with copies of operands from which examples are dropped.
+
+    Units that hold arrays are left to `of_held`."""
+    at_once = []
+    for i, rule in enumerate(self.rules):
+      if not (rule.unit.hold or self._is_again(i)):
+        at_once.append(i)
     return {i: self.total(i, False) for i in at_once} | self._begun()
+
+  def of_held(self, finite: bool | None) -> dict[int, Any]:
+    """Returns the sums of the units that hold arrays, by their place."""
+    held = [i for i, rule in enumerate(self.rules) if rule.unit.hold]
+    return {i: self.total(i, finite) for i in held}
 
   def formed_again(self, begun: dict[int, Any]) -> dict[int, Any]:
     """Returns `begun` with the sums of loops filled in. A loop drops examples by itself."""
@@ -322,18 +344,23 @@ def _with_rows_alone(
   group_of: Sequence[int],
   clip: Clip,
   sums: dict[int, Any],
+  factors: Sequence[jax.Array],
   norms: jax.Array,
   rare: jax.Array,
-) -> tuple[dict[int, Any], jax.Array]:
+) -> tuple[dict[int, Any], Sequence[jax.Array], jax.Array]:
   """Adds the clipped gradients of rare examples, formed one after the other.
 
+  Where a unit holds the gradients of examples, the exact factor is all that a rare one needs. So
+  their sums are formed after this loop, in which each of them would be compiled again.
+
   Args:
-    sums: sums over the other examples, by the place of their unit.
-    norms: [B] norms, whose entries are replaced for rare examples.
+    sums: sums over the other examples, by the place of their unit, of units that hold nothing.
+    factors: [B] for each clip norm, whose entries are replaced for rare examples.
+    norms: [B] norms, whose entries are replaced, too.
     rare: [B] bool, True for rare examples.
 
   Returns:
-    (sums, norms) of all examples.
+    (sums, factors, norms) of all examples.
   """
 
   def term(grad, factor):
@@ -348,36 +375,39 @@ def _with_rows_alone(
     of_one = jax.tree.map(lambda length: length[None], groups)  # a batch of one
     factors, norms = clipping.clip_factors(of_one, clip, jnp.ones(1, bool))
     of_leaf = [factors[group][0] for group in group_of]
-    terms = []
-    for rule, each in zip(rules, gradients):
-      terms.append(tuple(map(term, each, [of_leaf[leaf] for leaf in rule.unit.leaves])))
-    return terms, norms[0]
+    terms = {}
+    for i in sums:
+      of_unit = [of_leaf[leaf] for leaf in rules[i].unit.leaves]
+      terms[i] = tuple(map(term, gradients[i], of_unit))
+    return terms, factors, norms
 
   def step(state):
-    left, sums, norms = state
+    left, sums, *known = state
     row = jnp.argmax(left)
     gradients = []
     for rule, first in zip(rules, rows.kept):
       gradients.append(rule.row_gradient(rows, first, row))
-    terms, norm = on_settled(clipped, gradients)
-    more = jax.tree.map(tapped.cast_as, dict(enumerate(terms)), sums.total)
-    norms = norms.at[row].set(norm.astype(norms.dtype))
-    return left.at[row].set(False), sums.plus(more), norms
+    terms, *exact = on_settled(clipped, gradients)
+    more = jax.tree.map(tapped.cast_as, terms, sums.total)
+    replaced = lambda x, of_one: x.at[row].set(of_one[0].astype(x.dtype))
+    known = jax.tree.map(replaced, known, exact)
+    return left.at[row].set(False), sums.plus(more), *known
 
   @rarely_taken
-  def loop(rare, sums, norms):
+  def loop(rare, sums, factors, norms):
     # The carry of the loop keeps its type, also under shard_map.
     begun = as_varying_as((rare, sums), ExactSum.of(sums))
     any_left = lambda state: jnp.any(state[0])
-    _, sums, norms = lax.while_loop(any_left, step, (rare, begun, norms))
-    return sums.value(), norms
+    state = (rare, begun, factors, norms)
+    _, sums, factors, norms = lax.while_loop(any_left, step, state)
+    return sums.value(), factors, norms
 
   # XLA copies the closure of a loop, even for a loop of no steps. In a conditional it
   # copies only if a row is rare. Without the conditional, training steps on scattering features
   # would take four times as long.
-  sums, norms = as_varying_as((rows.recorded, rare), (sums, norms))
-  without = lambda rare, sums, norms: (sums, norms)
-  return lax.cond(jnp.any(rare), loop, without, rare, sums, norms)
+  given = as_varying_as((rows.recorded, rare), (sums, factors, norms))
+  without = lambda rare, *given: given
+  return lax.cond(jnp.any(rare), loop, without, rare, *given)
 
 
 def keeps_apart(planned: Recipe) -> bool:

@@ -35,6 +35,7 @@ from dpjax.gradients.ghost.row_forms import RowFactors, RowForm
 from dpjax.gradients.ghost.tapped import ParamFlow, Recorded
 from dpjax.gradients.ghost.units import ELEMENTWISE, Rule, Sum, Unit, sum_of
 from dpjax.gradients.traced_values import as_varying_as, on_settled
+from dpjax.gradients.weighted_sums import dot_examples, weighted_sum
 from dpjax.parallel import made_for
 
 # Array size per example, in elements, above which a branch skips the pass that drops examples, if
@@ -675,11 +676,11 @@ def _examples_of_sum(rows: int) -> int:
 def _weighted(x: jax.Array, factor: jax.Array, finite: bool | None) -> jax.Array:
   """Sums [B, ...] with weights [B] -> [...]; see `UnitRule.sum`."""
   if finite:
-    return trees.dot_examples(factor, trees.at_least_float32(x))
+    return dot_examples(factor, trees.at_least_float32(x))
   if finite is None and math.prod(x.shape[1:]) > _BRANCH_ABOVE:
-    return trees.weighted_sum(x, factor, jnp.all(factor != 0))
+    return weighted_sum(x, factor, jnp.all(factor != 0))
   x = trees.at_least_float32(x)
-  return trees.dot_examples(factor, _cleaned(x, factor, 0))
+  return dot_examples(factor, _cleaned(x, factor, 0))
 
 
 def _clipped_transpose(site: Site, seen, recorded: Recorded, factor, call, finite):

@@ -8,7 +8,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from dpjax import gradients, trees
+from dpjax import gradients
+from dpjax.gradients.weighted_sums import dot_examples
 
 _MOST = 1.04
 
@@ -119,7 +120,7 @@ def test_parts_add_up(count):
   leaf = rng.normal(size=(count, 3, 2)).astype(np.float32)
   exact = np.tensordot(weights.astype(np.float64), leaf.astype(np.float64), axes=1)
   np.testing.assert_allclose(
-    trees.dot_examples(jnp.asarray(weights), jnp.asarray(leaf)), exact, atol=1e-3
+    dot_examples(jnp.asarray(weights), jnp.asarray(leaf)), exact, atol=1e-3
   )
 
 
