@@ -119,3 +119,11 @@ def test_an_option_that_a_config_json_cannot_hold_is_refused(value):
   config = TrainConfig(model=ModelConfig("mlp", {"features": (8,), "scale": [value]}))
   with refuses("model.options.scale[0]"):
     bounds.sections(config)
+
+
+@pytest.mark.parametrize(
+  ("path", "text"), [("model", "{3: 4}"), ("privacy", "{'name': 'dp_sgd', 3: 4}")]
+)
+def test_a_key_of_a_section_that_is_no_text_is_no_field(path, text):
+  with refuses(f"config.{path}.3"):
+    fields.override(TrainConfig(), path, text)

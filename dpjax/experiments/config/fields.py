@@ -210,7 +210,8 @@ def from_dict(kind: Any, held: Any, *, name: str = "config") -> Any:
   if not isinstance(held, dict):
     raise _wrong(held, kind, name)
   config = kind()
-  for field, value in held.items():
+  for key, value in held.items():
+    field = str(key)  # what is typed as a Python dict may have other keys
     _check_field(config, field, name)
     checked = check(value, types_of(kind)[field].hint, f"{name}.{field}")
     config = _replaced(config, {field: checked}, name)
