@@ -57,7 +57,7 @@ class Tokenizer(NamedTuple):
 
   def rows(self, texts: list[str], length: int) -> np.ndarray:
     """Returns tokens int32 [n, length] of texts, cut at the end or padded with 0."""
-    return text.padded([self.ids(line)[:length] for line in texts], length)
+    return text.padded([self.ids(line) for line in texts], length)
 
 
 BYTES = Tokenizer(lambda line: list(line.encode()), text.VOCAB_SIZE)
