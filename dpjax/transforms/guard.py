@@ -201,7 +201,7 @@ def _in_turn(
       "whole batches, and save memory by microbatch_size= of clipped_grad or slices= of the plan",
       field="updates",
     )
-  number, place, drawn_by, _ = jnp.moveaxis(origin, -1, 0)
+  number, place, drawn_by, drawn_in = jnp.moveaxis(origin, -1, 0)
   is_padding = number == -1
   in_turn = jnp.all(is_padding | (number == turn))
   # To allow rows in any order one must sort them, for which devices would exchange them.
@@ -210,6 +210,8 @@ def _in_turn(
   ours = jnp.all(is_padding | (drawn_by == plan)) if mark else True
   run, earlier = runs
   same_run = (run == 0) | (earlier == 0) | (run == earlier)
+  # Of two draws joined, an example may come twice. Then the sum in `_run_of` is neither's number.
+  same_run &= jnp.all(is_padding | (drawn_in == run))
 
   def wrong() -> UserError:
     if not in_turn:

@@ -407,3 +407,16 @@ def test_a_cell_that_ends_in_the_spent_budget_shows_numbers_not_pages():
   plan = _plan(_rows(100))
   state = plan.transform(new_key()).init({"w": jnp.zeros(2)})
   assert len(repr(plan.spent(state))) < 200
+
+
+def test_halves_of_two_draws_are_no_batch():
+  """Of two draws of one step, an example may stand in both halves."""
+  rows = {"x": np.ones((400, 2), np.float32)}
+  plan = _plan(rows, num_examples=400)
+  one, other = (next(iter(plan.batches(rows))) for _ in range(2))
+  halves = jax.tree.map(lambda a, b: jnp.concatenate([a[:30], b[30:]]), one, other)
+  grad_fn = plan.clipped_grad(lambda p, e: jnp.sum(p * e["x"]))
+  tx, params = plan.transform(new_key()), jnp.ones(2)
+  tx.update(grad_fn(params, one), tx.init(params))
+  with refuses("batch.origin"):
+    tx.update(grad_fn(params, halves), tx.init(params))
