@@ -27,6 +27,7 @@ from dpjax.accounting.event_kinds.kind import (
   Event,
   EventKind,
   check_is_list,
+  is_user_defined,
   kind_of,
   plain_number,
   register,
@@ -202,7 +203,7 @@ def claims(event: DpEvent) -> tuple[str, ...]:
     if isinstance(each, ClaimedDpEvent):
       assumed[each.claim] = None
     # The accounting of a user-defined event is the user's claim, so dpjax proves nothing for it.
-    elif not type(kind_of(each)).__module__.startswith("dpjax."):
+    elif is_user_defined(kind_of(each)):
       assumed[f"{type(each).__name__}: its accounting is its author's word"] = None
     inner = getattr(each, "event", None)
     left += [inner] if isinstance(inner, DpEvent) else []

@@ -208,10 +208,10 @@ def register(*kinds: EventKind[Any]) -> None:
       raise UserError(
         "must be an object of an EventKind with a name", field="kind", value=kind
       )
-    if not type(kind).__module__.startswith("dpjax."):
+    if is_user_defined(kind):
       every_kind()
     for known in (KINDS.get(kind.name), _KIND_OF.get(kind.event)):
-      if known is not None and type(known).__module__.startswith("dpjax."):
+      if known is not None and not is_user_defined(known):
         raise UserError(
           "dpjax accounts for these events itself; choose another name and a class of events "
           "of your own",
@@ -220,6 +220,11 @@ def register(*kinds: EventKind[Any]) -> None:
         )
     KINDS[kind.name] = kind
     _KIND_OF[kind.event] = kind
+
+
+def is_user_defined(kind: EventKind[Any]) -> bool:
+  """Returns whether a user defined the kind, so that dpjax does not prove its accounting."""
+  return not type(kind).__module__.startswith("dpjax.")
 
 
 def kind_of(event: DpEvent) -> EventKind[Any]:
