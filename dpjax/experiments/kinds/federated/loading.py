@@ -103,7 +103,8 @@ def _own_test_rows(train: Federation, test: Federation) -> list[np.ndarray] | No
 
 def central(config: FedConfig) -> TrainConfig:
   """Returns the config of a central run that reads the same data."""
-  shared = {field.name for field in dataclasses.fields(DataConfig)} - {"num_examples"}
+  names_of = lambda kind: {field.name for field in dataclasses.fields(kind)}
+  shared = names_of(DataConfig) & names_of(type(config.data))
   data = DataConfig(**{name: getattr(config.data, name) for name in shared})
   return TrainConfig(data=data, model=config.model, loss=config.loss, resident=True)
 
