@@ -252,6 +252,16 @@ def test_planted_bug_is_found(sound, one, bug):
   assert row.passed is False, row
 
 
+@pytest.mark.slow
+def test_where_all_canaries_may_be_guessed_right_there_is_no_audit(sound):
+  """It passed without any noise: of 20 canaries, and of any number under an epsilon of 90."""
+  without = transform_that_clips_to(1e6)
+  few = dataclasses.replace(sound, train=sound.train[np.arange(20)])
+  loose = dataclasses.replace(sound.plan, noise_multiplier=0.2)
+  for subject in (few, dataclasses.replace(sound, plan=loose)):
+    assert charges.white_box_audit(without(subject)).passed is None
+
+
 class _Own(gradients.Flat):
   """A user's rule, of which no formula is known here."""
 
