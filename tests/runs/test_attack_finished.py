@@ -80,7 +80,10 @@ def test_a_bound_above_the_epsilon_of_a_finished_run_is_an_alarm(kind, epsilon, 
     "epsilon_lower_indicative": 2.0, "epsilon_lower_ceiling": 2.5,
   }  # fmt: skip
   assert table.is_above(result) == above
-  assert table.summary_of_run(result).startswith("ALARM: ") == above
+  line = table.summary_of_run(result)
+  assert line.startswith("ALARM: ") == above
+  # An epsilon without its delta and relation means nothing.
+  assert (f"({kind}, delta = 1e-05, add or remove one example)" in line) == (kind != "none")
 
 
 def test_perfect_scores_reach_the_ceiling():

@@ -145,12 +145,12 @@ def _cell(value: Any) -> str:
 
 
 def _epsilon(row: Row) -> str:
-  """Returns epsilon with its kind; or "none", with a reason if it does not hold here."""
+  """Returns epsilon and what it means; or "none", with a reason if it does not hold here."""
   if row["note"]:
     return f"none here: {row['note']}"
   if row["epsilon"] is None:
     return "none"
-  return f"{upper(row['epsilon'])} ({row['epsilon_kind']}, per {row['unit']})"
+  return f"{upper(row['epsilon'])} ({report.meaning(row)})"
 
 
 def summary(result: Row) -> str:
