@@ -28,11 +28,12 @@ import optax
 from dpjax import closed_over, trees
 from dpjax.accounting.proved import ZERO
 from dpjax.federated.aggregation import Aggregator, weighted_mean
-from dpjax.federated.client import ClientAlgorithm, ClientInfo, Received
+from dpjax.federated.client import ClientAlgorithm, ClientInfo, Received, Sent
 from dpjax.federated.cohort import Cohort, bucket, check_drawn, cohorts, pad
 from dpjax.federated.execution.context import Context, MapClients
 from dpjax.federated.execution.named import auto_clients
 from dpjax.gradients import Flat
+from dpjax.gradients.arguments import check_real
 from dpjax.key_uses import KeyUse, key_for
 from dpjax.noise import source
 from dpjax.parallel.client_states import ClientStates
@@ -350,7 +351,8 @@ def federated(
       `FixedSizeSampler`), and a client whose messages depend on its state (`sends_memory`). A
       private plan under replace_special, and a client that sends noise without examples, too, if
       both may be more than a clip norm apart (`check_empty`).
-    UserError: raised by `round` for a cohort that `check_cohort` or `check_drawn` refuses, such as
+    UserError: raised by `init` for parameters that are no real floats, or a weight that is no one
+      number. Raised by `round` for a cohort that `check_cohort` or `check_drawn` refuses, such as
       one with a client twice. Raised by `cohorts` if the aggregator has no plan.
   """
   trees.check_key(key=key)
@@ -372,15 +374,16 @@ def federated(
   combine = _combined(aggregator)
   apply = closed_over.jitted(server.apply)
 
-  def message(params: Params, client_state: Any) -> Any:
+  def sent(params: Params, client_state: Any) -> Sent:
     received = Received(params, server.extra(server.init(params)))
     if silos is not None:
       client_state = (client_state, jax.tree.map(lambda leaf: leaf[0], silos.noise()))
-    # `message` is traced only for shapes, so any key will do, and no example is needed.
+    # `sent` is traced only for shapes, so any key will do, and no example is needed.
     local = client.init(received, client_state, jnp.int32(0), key)
-    return client.finish(received, local)[0].message
+    return client.finish(received, local)[0]
 
   def init(params: Params, num_clients: int = 0) -> FederatedState:
+    check_real(params=params)
     # The parameters are copied, since the caller may change or donate its arrays.
     params = jax.tree.map(jnp.array, params)
     first_state = None if memory is None else memory(params)
@@ -392,12 +395,14 @@ def federated(
         value=num_clients,
       )
     memories = None if first_state is None else ClientStates(first_state, num_clients)
+    like = jax.eval_shape(sent, params, first_state)
+    if like.weight.shape:
+      raise UserError(f"must be one number, has shape {like.weight.shape}", field="weight")
     zeros = lambda leaf: jnp.zeros(leaf.shape, leaf.dtype)
-    like = jax.tree.map(zeros, jax.eval_shape(message, params, first_state))
     return FederatedState(
       params=params,
       server=server.init(params),
-      aggregator=aggregator.init(like),
+      aggregator=aggregator.init(jax.tree.map(zeros, like.message)),
       memories=memories,
       key=source.to_words(key),
       round=jnp.zeros((), jnp.int32),

@@ -11,6 +11,7 @@ import pytest
 
 import dpjax
 from dpjax import federated
+from dpjax.federated import round
 from dpjax.federated.cohort import Drawn, from_batches
 from dpjax.federated.round import params_of
 from dpjax.federated.silos import Silos
@@ -65,6 +66,26 @@ def test_a_private_cohort_wants_an_aggregator_that_is_vouched_for(tx):
   )
   with refuses("aggregator"):
     made.round(made.init(jnp.zeros(2)), cohort._replace(drawn=Drawn(plan, 0)))
+
+
+def test_integer_parameters_and_a_weight_of_several_numbers_are_refused_before_a_round():
+  """Both ended in a traceback of JAX, in the first round."""
+  loss = lambda w, x: jnp.sum((w["w"] - x) ** 2)
+  with refuses("params['n']"):
+    federated.fed_avg(loss, optax.sgd(0.5), key=jax.random.key(0)).init(
+      {"w": jnp.zeros(2), "n": jnp.int32(3)}
+    )
+  client = federated.local_training(loss, optax.sgd(0.5))
+
+  def finish(received, local):
+    sent, memory, info = client.finish(received, local)
+    return sent._replace(weight=jnp.ones(3)), memory, info
+
+  algorithm = round.federated(
+    client._replace(finish=finish), round.optimizing_server(), key=jax.random.key(0)
+  )
+  with refuses("weight"):
+    algorithm.init({"w": jnp.zeros(2)})
 
 
 def test_the_noise_of_a_plan_takes_no_other_plans_cohorts():
