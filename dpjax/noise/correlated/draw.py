@@ -67,12 +67,12 @@ def add_correlated(
   tree = source.as_floats(tree)
   # The checksum of a traced state says nothing yet, and the parameters may have changed since.
   wanted = jax.eval_shape(correlation.init, tree)
-  of_both = [
-    (jax.tree.structure(part), trees.shapes(part)) for part in (wanted, state.memory)
-  ]
-  if of_both[0] != of_both[1]:
+  held = jax.eval_shape(lambda memory: memory, state.memory)
+  # A state that was made where JAX has float64 has other types where it has not.
+  kinds = lambda part: jax.tree.map(lambda leaf: (leaf.shape, leaf.dtype), part)
+  if kinds(wanted) != kinds(held):
     raise UserError(
-      "holds earlier noise of other shapes: it is the state of another plan, or of other "
+      "holds earlier noise of other shapes or types: it is the state of another plan, or of other "
       "parameters; begin with tx.init(params)",
       field="state.memory",
     )

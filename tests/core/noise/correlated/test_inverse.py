@@ -511,3 +511,11 @@ def test_a_release_adds_the_whole_row_to_the_data_at_once(monkeypatch):
     add_correlated(state, data, 1.5, correlation=_REDRAWN, num_steps=_STEPS)
     start = 0 if whole else 1e3
     assert all(np.all(leaf == start) for leaf in jax.tree.leaves(onto.pop()))
+
+
+def test_a_state_of_float64_is_refused_where_jax_has_none():
+  strategy = correlated.InverseBanded((1.0, -0.5, -0.25), redraw=False)
+  with jax.enable_x64(True):
+    state = init(jax.random.key(0), strategy, jnp.zeros(3, jnp.float64))
+  with refuses("state.memory"):
+    add_correlated(state, jnp.zeros(3), 1.0, correlation=strategy, num_steps=8)
