@@ -1,5 +1,6 @@
 """What a secure sum promises: the exact sum, and nothing else to anybody."""
 
+import dataclasses
 import itertools
 import sys
 import tracemalloc
@@ -90,6 +91,47 @@ def test_a_sum_is_the_plain_one_or_refused(case, name):
   oracle = sums.PlainSum(bits=bits).sum(vectors, drops)
   np.testing.assert_array_equal(summed.total, oracle.total)
   assert summed.survivors == oracle.survivors
+
+
+@pytest.mark.parametrize(
+  "protocol",
+  [
+    (sums.SecAgg(min_survivors=2), 2),
+    (sums.SecAgg(min_survivors=3, signed=True), 3),
+    (sums.SecAggPlus(), 3),
+  ],
+  ids=["plain", "signed", "plus"],
+)
+def test_every_pattern_of_silence_gives_the_sum_or_one_line_and_so_does_a_simulation(
+  protocol,
+):
+  """Three clients, each silent before one of three phases or never; two of them must stay, or all
+  three where keys are signed or the share of drop-outs is 0.2."""
+  real, least = protocol
+  simulated = dataclasses.replace(real, simulated=True)
+  vectors = {who: np.array([who, 2**32 - 1], np.uint32) for who in (0, 7, 2**32 - 2)}
+  given = 0
+  for silent in itertools.product(range(4), repeat=3):
+    phase = lambda k, silent=silent: frozenset(
+      who for who, place in zip(vectors, silent) if place == k
+    )
+    drops = sums.Drops(phase(1), phase(2), phase(3))
+    if silent.count(0) < least:
+      for refusing in (real, simulated):
+        with refuses("min_survivors"):
+          refusing.sum(vectors, drops)
+      continue
+    uploading = [
+      who for who in vectors if who not in drops.before_sharing | drops.before_upload
+    ]
+    summed, beside = real.sum(vectors, drops), simulated.sum(vectors, drops)
+    expected = np.sum([vectors[who] for who in uploading], axis=0, dtype=np.uint32)
+    np.testing.assert_array_equal(summed.total, expected)
+    np.testing.assert_array_equal(beside.total, expected)
+    assert summed.survivors == beside.survivors == tuple(uploading)
+    assert summed.cost._replace(seconds=0) == beside.cost._replace(seconds=0)
+    given += 1
+  assert given == {2: 10, 3: 1}[least]
 
 
 def test_each_vector_is_looked_up_once_in_order():
