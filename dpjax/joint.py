@@ -492,6 +492,12 @@ class JointPlan(overflow.MayAbort):
       UserError: a charge that no part of this plan makes; a step that ran twice or was left out;
         a key from which the same noise was drawn twice.
     """
+    if not isinstance(ledger, accounting.Ledger):
+      raise UserError(
+        "must be the Ledger that charge returned; the state of one plan's steps goes to its spent",
+        field="ledger",
+        value=Verbatim(type(ledger).__name__),
+      )
     ran = dict.fromkeys(self.parts, 0)
     last: dict[str, str] = {}
     for charge in ledger.charges:

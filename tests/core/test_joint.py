@@ -343,6 +343,9 @@ def test_a_first_step_that_ran_twice_is_no_first_and_second_step(in_passes):
   later = accounting.Ledger((dataclasses.replace(once.charges[0], **free),))
   with refuses("ledger"):
     in_passes.spent(later)
+  # The states of its plans, which `Plan.spent` takes one by one.
+  with refuses("ledger"):
+    in_passes.spent({"train": None})
   # What the joint plan charges is accepted, by ones and at once, and with a second key.
   whole = in_passes.charge(accounting.Ledger(), "train", noise_key_id="a", num_steps=6)
   ledger = accounting.Ledger()
