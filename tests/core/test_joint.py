@@ -404,6 +404,12 @@ def test_a_subclass_of_a_plan_is_its_authors_word():
   # A plan alone says so, too.
   plan = joint.parts["a"]
   assert plan.assumptions == ("the event of _Free is its author's word",)
+  # The event of several parts says so where the subclass's own does not.
+  cheap = type(
+    "_Cheap", (_Free,), {"event": lambda self, steps=None: dpa.GaussianDpEvent(9.0)}
+  )
+  joint = JointPlan({"a": cheap(**fields), "mean": _mean()}, _DELTA, accountant="rdp")
+  assert elements.claims(joint.event()) == ("the event of _Cheap is its author's word",)
   assert "kind: claimed" in plan.statement()
   with refuses("parts['a']"):
     JointPlan({"a": joint}, _DELTA)
