@@ -215,6 +215,18 @@ def test_progress_is_a_bar_on_a_terminal(monkeypatch, capsys):
   assert "4/4" in text and "train" in text and "accuracy=0.5" in text
 
 
+def test_a_terminal_without_a_size_shows_the_bar_at_once(monkeypatch):
+  """launch.check on a network was silent for three minutes."""
+  ours, theirs = os.openpty()  # of 0 columns, as `script` and `docker run -t` may have
+  with os.fdopen(theirs, "w") as terminal, os.fdopen(ours, "rb", buffering=0) as screen:
+    os.set_blocking(ours, False)
+    monkeypatch.setattr("sys.stderr", terminal)
+    with writers.Progress(2, desc="checks") as bar:
+      bar.update(0, now="padding")
+      shown = (screen.read(4096) or b"").decode()
+  assert "checks:   0%" in shown and "now=padding" in shown
+
+
 @pytest.mark.parametrize("terminal", [True, False])
 def test_a_part_is_named_as_it_begins_on_a_terminal_alone(monkeypatch, capsys, terminal):
   monkeypatch.setattr("sys.stderr.isatty", lambda: terminal, raising=False)

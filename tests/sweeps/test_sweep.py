@@ -362,6 +362,14 @@ def test_an_error_of_one_run_tells_its_name(field, values, name):
   assert f"({name})" in str(error.value)
 
 
+def test_a_run_that_could_never_be_private_is_refused_before_the_others_run():
+  with refuses("algorithm.tau_eff"):
+    Runs([("run", FedConfig()), ("nova", FedConfig(algorithm="fed_nova"))], Sweep())
+  for fitting in ({"algorithm.tau_eff": 4.0}, {"privacy": "none"}):
+    run = fields.replace_all(FedConfig(algorithm="fed_nova"), fitting)
+    Runs([("nova", run)], Sweep(x="num_rounds"))
+
+
 def test_more_runs_than_anybody_waits_for_are_counted_while_they_are_made(monkeypatch):
   monkeypatch.setattr(rules, "MOST_RUNS", 500)
   run = TrainConfig()

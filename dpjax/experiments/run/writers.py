@@ -574,6 +574,11 @@ class Progress(AbstractContextManager):
     self._bar: Any = None
     if is_bar:
       self._bar = tqdm(total=total, initial=initial, desc=desc, dynamic_ncols=True)
+      # A terminal may not know its size, as that of `docker run -t` in a job: it would show nothing.
+      if self._bar.ncols < 1:
+        self._bar.dynamic_ncols = None
+        self._bar.ncols, self._bar.nrows = 80, 24
+        self._bar.refresh()
     self._speaks = shown and lines and not _SILENT.get() and sys.stderr is not None
     self._total = total
     self._count = initial
