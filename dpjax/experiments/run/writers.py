@@ -574,8 +574,8 @@ class Progress(AbstractContextManager):
     self._bar: Any = None
     if is_bar:
       self._bar = tqdm(total=total, initial=initial, desc=desc, dynamic_ncols=True)
-      # A terminal may not know its size, as that of `docker run -t` in a job: it would show nothing.
-      if self._bar.ncols < 1:
+      # A terminal without a size, as of `docker run -t` in a job, would show nothing.
+      if self._bar.ncols in (-1, 0):
         self._bar.dynamic_ncols = None
         self._bar.ncols, self._bar.nrows = 80, 24
         self._bar.refresh()
