@@ -15,7 +15,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dpjax import pictures
+from dpjax import files, pictures
 from dpjax.experiments.config import choices, fields, rules
 from dpjax.experiments.config.choices import to_dict
 from dpjax.experiments.config.common import AttackerConfig
@@ -53,7 +53,7 @@ def _no_pixels(monkeypatch):
 
   def save(figure, path, *, also=()):
     for each in (path, *map(path.with_suffix, also)):
-      writers.replace_file(each, b"a picture")
+      files.replace_file(each, b"a picture")
 
   monkeypatch.setattr(pictures, "save", save)
 

@@ -147,13 +147,21 @@ class Folder:
     begun = (self.path / owner.CONFIG).exists()
     # A release keeps its first keys: its folder is never emptied, even before the first step.
     fresh = not (begun or self.experiment.release or jax.process_count() > 1)
-    owner.claim(self.path, self.experiment.config)
+    stored = owner.claim(self.path, self.experiment.config)
     # What stands where a folder was moved away is not this run's.
     may_release = lambda: fresh and self._is_there()
     held.enter_context(owner.released_if_refused(self.path, may_release))
+    # Two processes that both found nothing would draw two keys.
+    if stored != self.secrets:
+      raise UserError(
+        "another process has just been at work there; run the same command again",
+        field="workdir",
+        value=self.path,
+      )
     # Keys are on disk before any computation uses them, so a run that is killed later repeats the
     # same noise.
-    owner.remember(self.path, self._wanted, self.secrets)
+    if stored is None:
+      owner.remember(self.path, self._wanted)
 
   def _is_there(self) -> bool:
     return writers.is_held(self.path / checkpoint.FOLDER / writers.LOCK, self._lock)

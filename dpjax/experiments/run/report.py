@@ -11,7 +11,7 @@ import textwrap
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from dpjax import accounting, pictures
+from dpjax import accounting, files, pictures
 from dpjax.accounting import proved, upper
 from dpjax.accounting.event_kinds.kind import event_from_json
 from dpjax.experiments.plots import panels, recipes
@@ -206,4 +206,4 @@ def write_csv(path: pathlib.Path, rows: list[Row], header: Sequence[str] = ()) -
   )
   table.writeheader()
   table.writerows(rows)
-  writers.replace_file(path, text.getvalue().encode())
+  files.replace_file(path, text.getvalue().encode())

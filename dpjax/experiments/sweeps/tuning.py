@@ -29,7 +29,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from dp_accounting import NoOpDpEvent
 
-from dpjax import accounting, validate
+from dpjax import accounting, files, validate
 from dpjax.accounting import tuning as trials
 from dpjax.accounting import upper
 from dpjax.accounting.event_kinds.repeat_and_select import repeat_and_select_event
@@ -425,13 +425,13 @@ def _kept(workdir: pathlib.Path, runs: Runs) -> dict[str, Any] | None:
   """
   path = workdir / _TRIALS_FILE
   if path.exists():
-    saved = writers.read_json(path)
+    saved = writers.read_digested(path)
     if saved["config"] != _identity(runs):
       raise UserError(
         "holds the trials of another config; use a new workdir", field=str(path)
       )
     return saved
-  begun = writers.half_written(path) | {workdir / writers.LOCK}
+  begun = files.half_written(path) | {workdir / writers.LOCK}
   if any(there not in begun for there in workdir.iterdir()):
     # What lies there may be a run, or the choice of a selection whose trials nobody knows any more.
     raise UserError(
@@ -459,13 +459,13 @@ def _trials(workdir: pathlib.Path, runs: Runs) -> list[tuple[int, int]] | None:
   number = trials.draw_trials(rng, mean_trials=selection.mean_trials, shape=selection.shape)
   settings = rng.integers(len(runs.points), size=number).tolist()
   drawn = list(zip(settings, rng.integers(2**31, size=number).tolist()))
-  stored = {"secret": True, "config": _identity(runs), "trials": drawn}
-  writers.write_json(workdir / _TRIALS_FILE, stored, secret=True)
+  stored = {"config": _identity(runs), "trials": drawn}
+  writers.write_digested(workdir / _TRIALS_FILE, stored)
   return drawn
 
 
 def _forget_trials(workdir: pathlib.Path) -> None:
   """Notes that the choice is made. Its list of trials, which says how many there were, is gone."""
   path = workdir / _TRIALS_FILE
-  held = writers.read_json(path)
-  writers.write_json(path, {**held, "secret": False, "trials": None})
+  held = writers.read_digested(path)
+  writers.write_digested(path, {**held, "trials": None})
