@@ -300,6 +300,26 @@ def test_a_folder_that_holds_another_config_is_refused_before_anything_runs(tmp_
   assert again.calls == [] and (tmp_path / "sweep.json").read_bytes() == saved
 
 
+@pytest.mark.parametrize("name", ["table.md", "config.json", "notes/mine.txt"])
+def test_a_folder_of_something_else_is_refused_and_keeps_what_it_holds(tmp_path, name):
+  """A sweep with --workdir=. wrote its table.md and its curve.csv over those of its user."""
+  path = tmp_path / name
+  path.parent.mkdir(exist_ok=True)
+  path.write_text("mine")
+  there = sorted(tmp_path.rglob("*"))
+  fake = Fake()
+  with refuses("workdir", value=tmp_path):
+    grids.run(_config(), tmp_path, fake)
+  assert not fake.calls and sorted(tmp_path.rglob("*")) == there
+  assert path.read_text() == "mine"
+  # What a kill in the first run left is a sweep's own.
+  killed = tmp_path / "killed"
+  with pytest.raises(KeyboardInterrupt):
+    grids.run(_config(), killed, Fake(kill_at=1))
+  assert not (killed / engine.FILE).exists()
+  assert len(grids.run(_config(), killed, Fake())) == 4
+
+
 @pytest.mark.cases(quick=["-inf-test_loss"], long=...)
 @pytest.mark.parametrize("y", ["test_accuracy", "test_loss"])
 @pytest.mark.parametrize("lost", [math.nan, math.inf, -math.inf])

@@ -13,12 +13,12 @@ import json
 import pathlib
 import shutil
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
 
-from dpjax import validate
+from dpjax import files, validate
 from dpjax.experiments.config import choices
 from dpjax.experiments.config.naming import naming
 from dpjax.experiments.run import checkpoint, kind, loop, provenance, writers
@@ -110,7 +110,7 @@ def run(runs: Runs, workdir: pathlib.Path, only: str | None = None) -> list[Row]
     `table.kept`. sweep.json also holds the failed runs of earlier calls.
 
   Raises:
-    UserError: `only` fits no point; JAX runs in several processes; the folder holds a single run,
+    UserError: `only` fits no point; JAX runs in several processes; the folder holds something else,
       or a run of that name of another config; what all runs need is not installed; `table` cannot
       draw such runs; a full disk. Any other error of one of several runs is recorded in its row,
       and the others go on.
@@ -122,12 +122,8 @@ def run(runs: Runs, workdir: pathlib.Path, only: str | None = None) -> list[Row]
       "share one run (launch.train, launch.federate)",
       field="sweep",
     )
-  if owner.remembered(workdir) is not None:
-    raise UserError(
-      "holds a single run; choose another directory, nothing was changed",
-      field="workdir",
-      value=workdir,
-    )
+  if not (workdir / FILE).exists():
+    check_new(workdir, {workdir / "points", *files.half_written(workdir / FILE)})
   table = runs.table
   now = grouped(_ready(part(runs.points, only, workdir), table))
   for point in now:
@@ -135,7 +131,7 @@ def run(runs: Runs, workdir: pathlib.Path, only: str | None = None) -> list[Row]
     owner.known(folder(workdir, point.name), point.config)
   fresh = not workdir.exists()
   workdir.mkdir(parents=True, exist_ok=True)
-  files = _Files(runs, workdir)
+  whole = _Files(runs, workdir)
   rows: dict[str, Row] = {}
   saved = lambda: f"{len(rows)} of {len(now)} runs have ended"
   with writers.space_on_disk(workdir, saved), _removed_if_refused(workdir, fresh=fresh):
@@ -147,14 +143,14 @@ def run(runs: Runs, workdir: pathlib.Path, only: str | None = None) -> list[Row]
       writers.say(f"[{len(rows)}/{len(now)}] {summary(row, table)}")
       # The files already contain runs that an earlier call finished.
       if ran or work.undrawn is not None:
-        files.write(rows)
+        whole.write(rows)
       # If no run so far can be drawn, as by a mistyped name, the others are not started.
       if work.undrawn is not None and not any(
         each["status"] == "done" for each in rows.values()
       ):
         raise work.undrawn
     if not ran_any:
-      files.write(rows)
+      whole.write(rows)
   busy = [point.name for point in now if point.name not in rows]
   if busy:
     writers.note(
@@ -163,6 +159,16 @@ def run(runs: Runs, workdir: pathlib.Path, only: str | None = None) -> list[Row]
     )
   print(writers.read_json(workdir / FILE)["statement"], flush=True)
   return [rows[point.name] for point in runs.points if point.name in rows]
+
+
+def check_new(workdir: pathlib.Path, begun: Collection[pathlib.Path]) -> None:
+  """Raises UserError if a folder, in which nothing was finished yet, holds more than `begun` and a
+  lock. Several runs write files of fixed names there, and would overwrite somebody's."""
+  there = [*workdir.iterdir()] if workdir.exists() else []
+  if any(path not in begun and path.name != writers.LOCK for path in there):
+    raise UserError(
+      "must be a new, an empty or a sweep's own directory", field="workdir", value=workdir
+    )
 
 
 def _ready(points: list[Point], table: Table) -> list[Point]:

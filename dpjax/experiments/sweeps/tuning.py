@@ -46,7 +46,7 @@ from dpjax.experiments.run.folder import STARTS
 from dpjax.experiments.run.guarantee import Guarantee
 from dpjax.experiments.run.run_keys import RunKeys
 from dpjax.experiments.sweeps import curve, curves
-from dpjax.experiments.sweeps.engine import LastData, Point
+from dpjax.experiments.sweeps.engine import LastData, Point, check_new
 from dpjax.experiments.sweeps.sweep import Runs, Selection, Sweep
 from dpjax.plan import Plan
 from dpjax.validate import UserError
@@ -126,8 +126,7 @@ def run_selection(runs: Runs, workdir: str | os.PathLike) -> dict[str, Any]:
   workdir = pathlib.Path(workdir)
   load = LastData(loop.load)
   settings, chosen = planned(runs, load)  # before anything runs
-  if workdir.exists():
-    _kept(workdir, runs)  # a folder of something else gets no lock
+  _kept(workdir, runs)  # a folder of something else gets no lock
   workdir.mkdir(parents=True, exist_ok=True)
   saved = lambda: "runs that have ended are kept"
   # The folder is locked, because two processes at once would draw two numbers of trials.
@@ -431,14 +430,8 @@ def _kept(workdir: pathlib.Path, runs: Runs) -> dict[str, Any] | None:
         "holds the trials of another config; use a new workdir", field=str(path)
       )
     return saved
-  begun = files.half_written(path) | {workdir / writers.LOCK}
-  if any(there not in begun for there in workdir.iterdir()):
-    # What lies there may be a run, or the choice of a selection whose trials nobody knows any more.
-    raise UserError(
-      "must be a new, an empty or a selection's own directory",
-      field="workdir",
-      value=workdir,
-    )
+  # What lies there may be a run, or the choice of a selection whose trials nobody knows any more.
+  check_new(workdir, files.half_written(path))
   return None
 
 
