@@ -110,11 +110,13 @@ class Folder:
     steps = self.result.get(STEPS_ARE)
 
     def make_rest() -> None:
-      if isinstance(steps, str):
+      parts = [self.path / name for name in writers.REPORT]
+      whole = all(part.is_file() and part.stat().st_size for part in parts)
+      if isinstance(steps, str) and not whole and writers.read_metrics(self.path):
         # Imported here: only the end of a run needs the plotting library.
         from dpjax.experiments.run import report
 
-        report.draw_missing(self.path, steps)
+        report.train_report(self.path, steps=steps)
       self.experiment.ended(self.path)
 
     on_first(make_rest)

@@ -117,16 +117,6 @@ def figure(
   return panels.of_run(rows, its_recipe, look)
 
 
-def draw_missing(workdir: pathlib.Path, steps: str) -> None:
-  """Writes the report if the picture or the table is missing or empty."""
-  whole = all(
-    (workdir / name).is_file() and (workdir / name).stat().st_size
-    for name in writers.REPORT
-  )
-  if not whole and writers.read_metrics(workdir):
-    train_report(workdir, steps=steps)
-
-
 def meaning(result: Row) -> str:
   """Explains the epsilon of a result in one line; "" if the result has no `epsilon_kind`.
 

@@ -95,15 +95,11 @@ def _bytes(purpose: str, size: int, *seeds: int | None) -> bytes:
 
 def to_json(random: RunKeys) -> dict[str, str]:
   """Returns the secret part of keys as JSON data."""
-  return {
-    "noise": _data(random.noise).hex(),
-    "local": _data(random.local).hex(),
-    "sampler": random.sampler.to_bytes(SAMPLER_BITS // 8, "big").hex(),
-  }
-
-
-def _data(key: jax.Array) -> bytes:
-  return np.asarray(jax.random.key_data(key)).tobytes()
+  held = {"sampler": random.sampler.to_bytes(SAMPLER_BITS // 8, "big").hex()}
+  for name in ("noise", "local"):
+    words = jax.random.key_data(getattr(random, name))
+    held[name] = np.asarray(words).tobytes().hex()
+  return held
 
 
 def from_json(seed: int, held: Mapping[str, str]) -> RunKeys:
