@@ -80,8 +80,10 @@ def run(settings: Settings, out: str | os.PathLike) -> list[dict[str, Any]]:
   """Plays the games that have no row yet, writes all rows after each subject, and returns them.
 
   Raises:
-    UserError: `out` holds another file, or an audit with other settings or versions.
+    UserError: `out` can be no folder, or holds another file, or an audit with other settings or
+      versions.
   """
+  validate.folder(out=out)
   path = pathlib.Path(out)
   rows = _resumed(settings, path / RESULT)
   subjects = registry.subjects(settings.only)
