@@ -13,12 +13,12 @@ import json
 import pathlib
 import shutil
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
 
-from dpjax import files, validate
+from dpjax import validate
 from dpjax.experiments.config import choices
 from dpjax.experiments.config.naming import naming
 from dpjax.experiments.run import checkpoint, kind, loop, provenance, writers
@@ -122,8 +122,7 @@ def run(runs: Runs, workdir: pathlib.Path, only: str | None = None) -> list[Row]
       "share one run (launch.train, launch.federate)",
       field="sweep",
     )
-  if not (workdir / FILE).exists():
-    check_new(workdir, {workdir / "points", *files.half_written(workdir / FILE)})
+  check_own(workdir, FILE, "points")
   table = runs.table
   now = grouped(_ready(part(runs.points, only, workdir), table))
   for point in now:
@@ -161,11 +160,19 @@ def run(runs: Runs, workdir: pathlib.Path, only: str | None = None) -> list[Row]
   return [rows[point.name] for point in runs.points if point.name in rows]
 
 
-def check_new(workdir: pathlib.Path, begun: Collection[pathlib.Path]) -> None:
-  """Raises UserError if a folder, in which nothing was finished yet, holds more than `begun` and a
-  lock. Several runs write files of fixed names there, and would overwrite somebody's."""
-  there = [*workdir.iterdir()] if workdir.exists() else []
-  if any(path not in begun and path.name != writers.LOCK for path in there):
+def check_own(workdir: pathlib.Path, first: str, *before: str) -> None:
+  """Raises UserError if a folder is not that of several runs, whose files of fixed names would
+  overwrite somebody's.
+
+  Args:
+    first: name of the first file that they write.
+    before: names of what may be there before that file, beside their lock.
+  """
+  # One look, since other processes may be at work there.
+  there = [path.name for path in workdir.iterdir()] if workdir.exists() else []
+  patterns = (writers.LOCK, f".{first}.*.tmp", *before)
+  known = lambda name: any(fnmatch.fnmatchcase(name, each) for each in patterns)
+  if first not in there and not all(map(known, there)):
     raise UserError(
       "must be a new, an empty or a sweep's own directory", field="workdir", value=workdir
     )

@@ -29,7 +29,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from dp_accounting import NoOpDpEvent
 
-from dpjax import accounting, files, validate
+from dpjax import accounting, validate
 from dpjax.accounting import tuning as trials
 from dpjax.accounting import upper
 from dpjax.accounting.event_kinds.repeat_and_select import repeat_and_select_event
@@ -46,7 +46,7 @@ from dpjax.experiments.run.folder import STARTS
 from dpjax.experiments.run.guarantee import Guarantee
 from dpjax.experiments.run.run_keys import RunKeys
 from dpjax.experiments.sweeps import curve, curves
-from dpjax.experiments.sweeps.engine import LastData, Point, check_new
+from dpjax.experiments.sweeps.engine import LastData, Point, check_own
 from dpjax.experiments.sweeps.sweep import Runs, Selection, Sweep
 from dpjax.plan import Plan
 from dpjax.validate import UserError
@@ -431,7 +431,7 @@ def _kept(workdir: pathlib.Path, runs: Runs) -> dict[str, Any] | None:
       )
     return saved
   # What lies there may be a run, or the choice of a selection whose trials nobody knows any more.
-  check_new(workdir, files.half_written(path))
+  check_own(workdir, _TRIALS_FILE)
   return None
 
 
