@@ -110,8 +110,10 @@ class Folder:
     steps = self.result.get(STEPS_ARE)
 
     def make_rest() -> None:
-      parts = [self.path / name for name in writers.REPORT]
-      whole = all(part.is_file() and part.stat().st_size for part in parts)
+      whole = all(
+        (path := self.path / name).is_file() and path.stat().st_size
+        for name in writers.REPORT
+      )
       if isinstance(steps, str) and not whole and writers.read_metrics(self.path):
         # Imported here: only the end of a run needs the plotting library.
         from dpjax.experiments.run import report

@@ -131,10 +131,10 @@ def _draws_here(random: RunKeys) -> str:
     found.append(np.asarray(jax.random.bits(fixed, (3,))).tolist())
   rng = generator(0, 0)
   # The methods by which samplers draw.
-  found += [rng.geometric(0.3, 4), rng.integers(9, size=4), rng.permutation(4)]
-  found += [rng.random(4), rng.choice(9, 4, replace=False, shuffle=False)]
-  text = repr([np.asarray(drawn).tolist() for drawn in found])
-  return hashlib.sha256(text.encode()).hexdigest()
+  found += [rng.geometric(0.3, 4).tolist(), rng.integers(9, size=4).tolist()]
+  found += [rng.permutation(4).tolist(), rng.random(4).tolist()]
+  found += [rng.choice(9, 4, replace=False, shuffle=False).tolist()]
+  return hashlib.sha256(repr(found).encode()).hexdigest()
 
 
 def joined(*digests: bytes) -> bytes:
