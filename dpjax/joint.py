@@ -25,7 +25,12 @@ from dp_accounting import DpEvent
 from dpjax import accounting, validate
 from dpjax.accounting import matrix, overflow, proved
 from dpjax.accounting.calibration import Unreachable
-from dpjax.accounting.event_kinds.elements import accountable, check_accountant, claimed
+from dpjax.accounting.event_kinds.elements import (
+  accountable,
+  check_accountant,
+  claimed,
+  claims,
+)
 from dpjax.accounting.ledger import BudgetExceeded, Charge
 from dpjax.accounting.proved import ADD, NeighboringRelation
 from dpjax.plan import Plan, SpentBudget, change
@@ -35,6 +40,15 @@ from dpjax.validate import UserError, Verbatim
 # Field with the noise multiplier of a part. `JointPlan.calibrated` multiplies it by one factor, in
 # all parts that are not fixed.
 _NOISE = "noise_multiplier"
+
+
+def _assumed(part: Any) -> tuple[str, ...]:
+  """Returns the unproved assumptions about a part; empty if its epsilon is proved."""
+  if isinstance(part, Plan):
+    return part.assumptions
+  # A user's mechanism states an event that dpjax has not proved.
+  found = assumption(part)
+  return (found,) if found else ()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -349,9 +363,11 @@ class JointPlan(overflow.MayAbort):
   def _event_of(self, name: str, count: int) -> DpEvent:
     part = self.parts[name]
     if isinstance(part, Plan):
-      return part.event(count)
-    event = claimed(part.event(self.neighboring_relation), filter(None, [assumption(part)]))
-    return accounting.compose(event, count)
+      event = part.event(count)
+    else:
+      event = accounting.compose(part.event(self.neighboring_relation), count)
+    # The event of a user's subclass of Plan may not say what it rests on.
+    return claimed(event, [line for line in _assumed(part) if line not in claims(event)])
 
   def _counts(self, steps: Mapping[str, int] | None) -> dict[str, int]:
     counts = {name: self.allowed(name) for name in self.parts}
@@ -492,6 +508,12 @@ class JointPlan(overflow.MayAbort):
       UserError: a charge that no part of this plan makes; a step that ran twice or was left out;
         a key from which the same noise was drawn twice.
     """
+    if not isinstance(ledger, accounting.Ledger):
+      raise UserError(
+        "must be the Ledger that charge returned; the state of one plan's steps goes to its spent",
+        field="ledger",
+        value=Verbatim(type(ledger).__name__),
+      )
     ran = dict.fromkeys(self.parts, 0)
     last: dict[str, str] = {}
     for charge in ledger.charges:
@@ -567,14 +589,8 @@ class JointPlan(overflow.MayAbort):
   @property
   def assumptions(self) -> tuple[str, ...]:
     """Returns the unproved assumptions about the parts; empty if epsilon is proved."""
-    found = []
-    for name, part in self.parts.items():
-      if isinstance(part, Plan):
-        found += [f"{name}: {line}" for line in part.assumptions]
-      # A user's mechanism states an event that dpjax has not proved.
-      elif assumption(part):
-        found.append(f"{name}: {assumption(part)}")
-    return tuple(found)
+    parts = self.parts.items()
+    return tuple([f"{name}: {line}" for name, part in parts for line in _assumed(part)])
 
   def statement(
     self,

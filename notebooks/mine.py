@@ -78,10 +78,11 @@ def poisson(num_examples, sampling_prob):
   return sampling.PoissonSampler(sampling_prob=sampling_prob, capacity=num_examples + 1)
 
 
-def careful_client(loss_fn, client_tx, *, weighting, **_):
-  """Local training that halves every gradient. Its message is clipped like any other."""
-  halved = lambda gradient, received, local: jax.tree.map(lambda g: g / 2, gradient)
-  return federated.local_training(loss_fn, client_tx, weighting=weighting, adjust=halved)
+def signs(loss_fn, client_tx, *, weighting, **options):
+  """A client whose local steps follow the signs of the gradient. Its message is clipped like any
+  other."""
+  adjust = lambda gradient, received, local: jax.tree.map(jnp.sign, gradient)
+  return federated.local_training(loss_fn, client_tx, weighting=weighting, adjust=adjust)
 
 
 def averaging(loss_fn, client_tx, **options):

@@ -20,7 +20,7 @@ from typing import NamedTuple
 import dp_accounting as dpa
 
 from dpjax import validate
-from dpjax.accounting.event_kinds.elements import accountable
+from dpjax.accounting.event_kinds.elements import accountable, claims
 from dpjax.accounting.event_kinds.kind import DpEvent, quiet
 from dpjax.validate import UserError
 
@@ -33,7 +33,8 @@ class Approximation(NamedTuple):
 
   epsilon: float
   mu: float  # the run is (nearly) as private as N(0, 1) against N(mu, 1)
-  epsilon_kind: str  # "approximation" if the central limit is used, else "proved"
+  # Key of `statement.EPSILON_KINDS`: "approximation" if the central limit is used.
+  epsilon_kind: str
 
 
 def approximate(
@@ -54,12 +55,13 @@ def approximate(
   validate.open_unit(delta=delta)
   steps, _ = accountable(event, neighboring_relation, "pld")
   if dpa.NonPrivateDpEvent() in steps:
-    return Approximation(math.inf, math.inf, "proved")
+    return Approximation(math.inf, math.inf, "none")
   # fsum rounds only once. A plain sum over many parts would lose digits of a proved value.
   mu = math.sqrt(math.fsum(times * _mu_squared(part) for part, times in steps.items()))
   # A single sampled part makes the epsilon of the run an approximation.
   is_exact = all(isinstance(part, dpa.GaussianDpEvent) for part in steps)
-  epsilon_kind = "proved" if is_exact else "approximation"
+  exact_kind = "claimed" if claims(event) else "proved"
+  epsilon_kind = exact_kind if is_exact else "approximation"
   return Approximation(epsilon(mu, delta=delta), mu, epsilon_kind)
 
 

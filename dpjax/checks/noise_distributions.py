@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 from scipy import special, stats
 
+from dpjax.accounting.event_kinds.elements import mechanism_of
 from dpjax.accounting.event_kinds.kind import kind_of
 from dpjax.checks import noise_record
 from dpjax.checks.noise_record import Record
@@ -63,7 +64,7 @@ def _accounted_multiplier(plan: Plan) -> float | None:
     # Events differ by step, so no event states the multiplier. `charges.agreement` tests epsilon.
     return plan.noise_multiplier
   whole = plan.step_event() if plan.steps_alike else plan.step_event(0)
-  event = whole if plan.statistics is None else plan.sum_event(0)
+  event = mechanism_of(whole if plan.statistics is None else plan.sum_event(0))
   multiplier = kind_of(event).gaussian_noise(event)
   rule = plan.l2_clip_norm.rule
   if multiplier is None or not rule.adapts:

@@ -299,7 +299,8 @@ class Silos:
         not fit, such as one with more records than its capacity is for.
     """
     del work
-    draws = batches_lib.draws_of(rng, start)
+    # The samplers of all silos draw each step apart (`_check_plan`), as the first does.
+    draws = batches_lib.draws_of(rng, start, self.plans[0].sampler, federation.num_clients)
     if federation.num_clients != len(self.plans):
       raise UserError(
         f"are {len(self.plans)}, and the federation has {federation.num_clients} clients",

@@ -132,6 +132,29 @@ def checked_mesh(mesh: Mesh) -> Mesh:
   return Mesh(mesh.devices, names, axis_types=(AxisType.Auto,) * len(names))
 
 
+def check_automatic(mesh: Mesh | None, batch: ArrayTree) -> None:
+  """Raises UserError if JAX would ask every operation of a loss for the sharding of its result.
+
+  It does so for rows that are split over explicit axes, which are those of `jax.make_mesh` by
+  default, and within `jax.set_mesh` of such axes. A `mesh` splits rows over automatic axes.
+  """
+  explicit = lambda mesh: AxisType.Explicit in (mesh.axis_types or ())
+  if mesh is not None and explicit(jax.sharding.get_abstract_mesh()):
+    raise UserError(
+      "has automatic axes, and jax.set_mesh has set explicit ones; call it outside of set_mesh",
+      field="mesh",
+      value=mesh.axis_names,
+    )
+  for path, leaf in jax.tree_util.tree_leaves_with_path(batch):
+    sharding = jax.typeof(leaf).sharding
+    if mesh is None and any(sharding.spec) and explicit(sharding.mesh):
+      raise UserError(
+        "is split over explicit axes of a mesh; give clipped_grad that mesh, as mesh=",
+        field=f"batch{jax.tree_util.keystr(path)}",
+        value=sharding.spec,
+      )
+
+
 def _check_processes(mesh: Mesh, names: tuple[Any, ...]) -> None:
   whose = np.vectorize(lambda device: device.process_index, otypes=[int])(mesh.devices)
   counts = np.bincount(whose.ravel(), minlength=jax.process_count())

@@ -29,7 +29,13 @@ from dpjax.gradients.arguments import (
 )
 from dpjax.gradients.clients_apart import clients_apart
 from dpjax.gradients.clip import Clip, sensitivity
-from dpjax.gradients.device_mesh import DATA, checked_mesh, over_devices, whole_rows
+from dpjax.gradients.device_mesh import (
+  DATA,
+  check_automatic,
+  checked_mesh,
+  over_devices,
+  whole_rows,
+)
 from dpjax.gradients.ghost import route as ghost
 from dpjax.gradients.loss_checks import (
   Loss,
@@ -288,6 +294,7 @@ class ClippedGrad:
     batch = jax.tree.map(jnp.asarray, batch)
     size = _batch_size(batch)
     mesh = self.mesh
+    check_automatic(mesh, batch)
     mask = checked_mask(mask, size)
     self.l2_clip_norm.check_prefix(params)
     check_real(params=params)

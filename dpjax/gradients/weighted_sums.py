@@ -27,7 +27,6 @@ def weighted_sum(tree: ArrayTree, weights: jax.Array, all_finite: Any = False) -
   >>> weighted_sum(jnp.array([[1.0, 2.0], [jnp.nan, 1.0]]), jnp.array([0.5, 0.0]))
   Array([0.5, 1. ], dtype=float32)
   """
-
   return jax.lax.cond(all_finite, _dot_all, _dot_kept, tree, weights)
 
 

@@ -146,11 +146,11 @@ class OptimizedLocalHashing(response.FrequencyOracle):
 
   >>> mechanism = OptimizedLocalHashing(epsilon=math.log(3), num_categories=100)
   >>> mechanism.buckets, mechanism.num_digits
-  (3, 5)
-  >>> round(mechanism.variance(3_000), 6)  # (3 - 1 + 3)^2 / 2 / (3,000 * 2^2)
-  0.001042
-  >>> mechanism(jax.random.key(0), np.zeros(5, int)).shape  # doctest: +SLOW
-  (5, 6)
+  (5, 3)
+  >>> round(mechanism.variance(3_000), 6)  # (5 - 1 + 3)^2 / 4 / (3,000 * 2^2)
+  0.001021
+  >>> mechanism(jax.random.key(0), np.zeros(7, int)).shape  # doctest: +SLOW
+  (7, 4)
   """
 
   epsilon: float

@@ -32,9 +32,7 @@ class Draws(NamedTuple):
   run: int
 
 
-def draws_of(
-  rng: int | None, start: int, sampler: Sampler | None = None, num_rows: int = 0
-) -> Draws:
+def draws_of(rng: int | None, start: int, sampler: Sampler, num_rows: int) -> Draws:
   """Returns the draws of a run: those of a given seed, or fresh ones for None.
 
   Nobody can repeat fresh draws, so nobody needs to repeat their noise. So the number of such a run
@@ -46,7 +44,7 @@ def draws_of(
 
   Args:
     rng, start: as of `dpjax.Plan.batches`.
-    sampler, num_rows: what draws, from how many rows; None: samplers that draw each step apart.
+    sampler, num_rows: what draws, and from how many rows.
 
   Raises:
     UserError: no seed for a run that goes on (`start` above 0), or on several processes.
@@ -54,7 +52,7 @@ def draws_of(
   validate.integer_at_least(0, start=start)
   if rng is not None:
     validate.integer_at_least(0, rng=rng)
-    if sampler is None or (sampler.participation is None and sampler.period == 1):
+    if sampler.participation is None and sampler.period == 1:
       return Draws(rng, 0)
     digits = hashlib.sha256(f"dpjax draws {int(rng)} {num_rows}".encode()).digest()
     return Draws(rng, -1 - int.from_bytes(digits[:4], "big") % _RUNS)

@@ -343,6 +343,9 @@ def test_a_first_step_that_ran_twice_is_no_first_and_second_step(in_passes):
   later = accounting.Ledger((dataclasses.replace(once.charges[0], **free),))
   with refuses("ledger"):
     in_passes.spent(later)
+  # The states of its plans, which `Plan.spent` takes one by one.
+  with refuses("ledger"):
+    in_passes.spent({"train": None})
   # What the joint plan charges is accepted, by ones and at once, and with a second key.
   whole = in_passes.charge(accounting.Ledger(), "train", noise_key_id="a", num_steps=6)
   ledger = accounting.Ledger()
@@ -401,6 +404,12 @@ def test_a_subclass_of_a_plan_is_its_authors_word():
   # A plan alone says so, too.
   plan = joint.parts["a"]
   assert plan.assumptions == ("the event of _Free is its author's word",)
+  # The event of several parts says so where the subclass's own does not.
+  cheap = type(
+    "_Cheap", (_Free,), {"event": lambda self, steps=None: dpa.GaussianDpEvent(9.0)}
+  )
+  joint = JointPlan({"a": cheap(**fields), "mean": _mean()}, _DELTA, accountant="rdp")
+  assert elements.claims(joint.event()) == ("the event of _Cheap is its author's word",)
   assert "kind: claimed" in plan.statement()
   with refuses("parts['a']"):
     JointPlan({"a": joint}, _DELTA)

@@ -201,6 +201,6 @@ class TestAggregators:
 
 
 def test_an_aggregator_of_a_users_own_has_no_facts():
-  own = FedConfig(aggregator="mine:median", algorithm="mine:careful_client")
+  own = FedConfig(aggregator="mine:median", algorithm="mine:signs")
   assert config.aggregation_of(own) is None
-  assert config.algorithm_of(own).name == "mine:careful_client"
+  assert config.algorithm_of(own).name == "mine:signs"

@@ -155,7 +155,7 @@ def test_the_defaults_refute_a_run_with_a_part_of_its_noise(factor, monkeypatch)
       method="one_run_two_sided",
     )  # fmt: skip
     assert found.can_refute and found.refuted == (factor < 0.5), found.verdict
-    assert (found.epsilon_lower > epsilon) == (factor < 0.05 and epsilon == 3)
+    assert (found.epsilon_lower > epsilon) == (factor < 0.5 and epsilon == 3)
 
 
 def test_an_audit_that_can_refute_nothing_says_so_before_it_trains(capsys):

@@ -206,7 +206,7 @@ def test_an_optimizer_sees_no_mask():
 @pytest.mark.long
 def test_an_own_client_is_clipped_and_noised_as_any_other(tmp_path):
   config = _federated(
-    algorithm="mine:careful_client",
+    algorithm="mine:signs",
     server_optimizer__rule="mine:lion",
   )
   result = loop.train(config, tmp_path)
@@ -237,7 +237,7 @@ def test_a_whole_algorithm_is_refused_with_privacy_and_with_a_secure_sum():
   for guarded in (config, summed):
     with refuses("algorithm", value="mine:averaging"):
       federated_build.assemble(guarded)
-  client = _with(summed, algorithm="mine:careful_client")
+  client = _with(summed, algorithm="mine:signs")
   assert federated_build.assemble(client).algorithm
   built = federated_build.assemble(_without_privacy(config))
   assert isinstance(built.algorithm, federated.FederatedAlgorithm)

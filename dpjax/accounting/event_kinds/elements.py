@@ -171,12 +171,6 @@ class ClaimedKind(WithinKind[ClaimedDpEvent]):
       known = isinstance(part, dpa.NonPrivateDpEvent)
       yield part if known else ClaimedDpEvent(event.claim, part), times
 
-  def gaussian_noise(self, part: ClaimedDpEvent) -> float | None:
-    return kind_of(part.event).gaussian_noise(part.event)
-
-  def sampling_prob(self, part: ClaimedDpEvent) -> float | None:
-    return kind_of(part.event).sampling_prob(part.event)
-
 
 def claimed(event: DpEvent, claims: Iterable[str]) -> DpEvent:
   """Returns the event as one that rests on these assumptions. One that costs nothing, or is not

@@ -326,8 +326,10 @@ def run(
 
   >>> import tempfile
   >>> small = TrainConfig(num_steps=2, eval_every=2)
-  >>> with tempfile.TemporaryDirectory() as folder:  # doctest: +SLOW
+  >>> with tempfile.TemporaryDirectory() as folder:  # doctest: +SLOW, +ELLIPSIS
   ...   (row,) = run([("small", small)], folder)
+  [1/1] small: test_accuracy = ..., epsilon=2 (proved, ...
+  Each epsilon holds for its own run alone. ...
   >>> row["status"]  # doctest: +SLOW
   'done'
   """

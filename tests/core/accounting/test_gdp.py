@@ -8,6 +8,7 @@ from scipy import stats
 
 from dpjax import accounting
 from dpjax.accounting import compose, gdp
+from dpjax.accounting.event_kinds.elements import ClaimedDpEvent
 from dpjax.accounting.proved import RELATIONS
 from dpjax.validate import UserError
 from tests.refuses import refuses
@@ -66,7 +67,16 @@ def test_unsampled_gaussian_noise_is_exact_and_proved(relation):
 
 def test_nothing_and_no_noise():
   assert gdp.approximate(dpa.NoOpDpEvent(), delta=1e-5).epsilon == 0
-  assert gdp.approximate(dpa.GaussianDpEvent(0.0), delta=1e-5).epsilon == math.inf
+  without_noise = gdp.approximate(dpa.GaussianDpEvent(0.0), delta=1e-5)
+  assert (without_noise.epsilon, without_noise.epsilon_kind) == (math.inf, "none")
+
+
+def test_what_an_event_claims_is_exact_and_not_proved():
+  for event in (dpa.GaussianDpEvent(2.0), _run(1.0, 0.01, 10)):
+    known = gdp.approximate(event, delta=1e-5)
+    found = gdp.approximate(ClaimedDpEvent("Mine: my word", event), delta=1e-5)
+    kind = {"proved": "claimed"}.get(known.epsilon_kind, known.epsilon_kind)
+    assert found == known._replace(epsilon_kind=kind)
 
 
 def test_it_never_stands_in_for_a_proof():

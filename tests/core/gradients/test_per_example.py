@@ -8,11 +8,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax import lax
-from jax.experimental import io_callback
+from jax.experimental import checkify, io_callback
 
 import dpjax
 from dpjax import gradients, losses, models, sampling
-from dpjax.gradients import microbatch
+from dpjax.gradients import loss_checks, microbatch
 from dpjax.parallel import made_for, targets
 from dpjax.types import Example
 from dpjax.validate import UserError
@@ -387,6 +387,42 @@ def test_a_number_of_each_device_in_a_loss_with_a_derivative_of_its_own_is_no_co
 
   mapped = jax.shard_map(total, mesh=mesh, in_specs=(over, over), out_specs=over)
   assert jax.jit(mapped)(jnp.ones(1), jnp.full((2, 1), 0.25)).tolist() == [0.5]
+
+
+def _over_its_own_rows(w, x):
+  def row(a, b):
+    shifted = lax.ppermute(b, "rows", [(0, 1), (1, 0)])
+    return lax.psum(a * b, "rows") + lax.all_gather(b, "rows").sum() + shifted
+
+  rows = jax.vmap(row, axis_name="rows")(jnp.stack([w[0], w[0] + 1]), jnp.stack([x, 2 * x]))
+  return jnp.sum(rows**2)
+
+
+def _checked(w, x):
+  def inner(w):
+    checkify.check(w[0] > 0, "must be positive")
+    return jnp.sum(w * x)
+
+  return checkify.checkify(inner)(w)[1]
+
+
+def _printing(w, x):
+  @jax.custom_vjp
+  def same(w):
+    return w
+
+  def back(_, g):
+    jax.debug.callback(lambda g: None, g)
+    return (g,)
+
+  same.defvjp(lambda w: (w, None), back)
+  jax.debug.print("{}", x, ordered=True)
+  return jnp.sum(jax.checkpoint(same)(w) * x)
+
+
+@pytest.mark.parametrize("loss_fn", [_over_its_own_rows, _checked, _printing])
+def test_what_stays_within_one_example_is_no_side_effect(loss_fn):
+  loss_checks.check_loss(loss_fn, jnp.ones(1), jnp.ones((2, 1)))
 
 
 def test_an_error_of_the_loss_itself_says_what_it_was_called_with():

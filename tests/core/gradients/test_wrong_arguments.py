@@ -11,6 +11,7 @@ import dpjax
 from dpjax import gradients
 from dpjax.validate import UserError
 from tests import plans
+from tests.refuses import refuses
 
 _W = jnp.ones((3, 2))
 _BATCH = np.ones((4, 3), np.float32)
@@ -118,3 +119,18 @@ def test_a_wrong_mask_is_one_line(mask):
 @pytest.mark.parametrize("name", sorted(set(_LOSSES)))
 def test_check_says_what_is_wrong_with_a_loss(name):
   _one_line(lambda: dpjax.check(_LOSSES[name], _W, _plan(), _BATCH), "loss_fn")
+
+
+def test_rows_over_explicit_axes_are_named_before_jax_asks_for_shardings():
+  explicit = jax.make_mesh((1,), ("data",), axis_types=(jax.sharding.AxisType.Explicit,))
+  over = jax.sharding.NamedSharding(explicit, jax.sharding.PartitionSpec("data"))
+  batch = {"x": jax.device_put(jnp.ones((4, 2)), over)}
+  loss_fn = lambda w, example: jnp.sum(w * example["x"])
+  call = lambda mesh: gradients.clipped_grad(loss_fn, l2_clip_norm=1.0, mesh=mesh)(
+    jnp.ones(2), batch, True
+  )
+  with refuses("batch['x']"):
+    call(None)
+  assert np.isfinite(call(explicit).total).all()
+  with jax.set_mesh(explicit), refuses("mesh"):
+    call(explicit)

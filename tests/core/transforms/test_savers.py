@@ -14,7 +14,7 @@ import orbax.checkpoint as ocp
 import pytest
 
 import dpjax
-from dpjax import federated, mechanisms, noise, trees
+from dpjax import federated, mechanisms, noise, sampling, trees
 from dpjax.noise import source
 from dpjax.types import Batch
 from dpjax.validate import UserError
@@ -46,6 +46,24 @@ def _of_training(key):
   return init({"w": jnp.zeros(3)}), lambda state: step(state, batch)[0]
 
 
+def _of_pass(key):
+  """A state that remembers of which draw its batches are."""
+  sampler = sampling.CyclicSampler(steps_per_pass=2, num_examples=8)
+  plan = dpjax.Plan(
+    sampler, 1.0, 1.0, 4, 2, delta=1e-5, neighboring_relation="replace_special"
+  )
+  tx = plan.transform(key)
+  grad_fn = plan.clipped_grad(lambda w, x: jnp.sum(w * x))
+  batches = list(plan.batches(np.ones((8, 1), np.float32), rng=0))
+
+  def update(state):
+    after = tx.update(grad_fn(jnp.zeros(1), batches[int(state.inner.draws)]), state)[1]
+    assert after.run < 0 and plan.spent(after).steps == state.inner.draws + 1
+    return after
+
+  return tx.init(jnp.zeros(1)), update
+
+
 def _of_queries(key):
   found = mechanisms.SparseVector(epsilon=1.0, threshold=0.0, sensitivity=1.0, max_above=2)
   return found.init(key), lambda state: found.step(state, jnp.float32(0.5))[1]
@@ -53,7 +71,7 @@ def _of_queries(key):
 
 _STATES = {
   name: functools.partial(_of_plan, name) for name in sorted(test_plan_spent._PLANS)
-} | {"dp_sgd": _of_training, "sparse vector": _of_queries}
+} | {"dp_sgd": _of_training, "a pass": _of_pass, "sparse vector": _of_queries}
 
 
 def _orbax(save, restore):
@@ -138,7 +156,7 @@ def test_a_white_state_goes_through_every_saver(saver, key, tmp_path):
   _check(_STATES["white"], _KEYS[key], saver, tmp_path)
 
 
-@pytest.mark.long
+@pytest.mark.cases(slow=["a pass-pickle", "a pass-flax bytes"], long=...)
 @pytest.mark.parametrize("saver", _SAVERS)
 @pytest.mark.parametrize("name", sorted(_STATES))
 def test_every_state_goes_through_every_saver(name, saver, tmp_path):
