@@ -352,6 +352,13 @@ def folder(**named: str | os.PathLike) -> None:
     if str(value) == "":
       raise UserError("must be the name of a directory", field=name, value=value)
     path = pathlib.Path(value)
+    # A run in a folder of that name here is not where its user looks for it, or deletes it.
+    if path.parts[:1] == ("~",):
+      raise UserError(
+        "begins with ~, which shells leave as it is after a '='; write $HOME in its place",
+        field=name,
+        value=value,
+      )
     places = (path, *path.absolute().parents)
     try:
       # Without a UTF-8 locale Python keeps bytes of a name that other libraries cannot take.

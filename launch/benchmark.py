@@ -298,6 +298,8 @@ def main() -> None:
     if options.suite not in suites:
       app.refuse_given([name], f"--suite={' or '.join(suites)}, not {options.suite}")
   out = None if options.out is None else pathlib.Path(options.out)
+  if options.out is not None:
+    validate.folder(out=options.out)
   run = {
     "gradients": _gradients,
     "federated": _federated,

@@ -131,7 +131,7 @@ def _algorithms() -> Rows:
     row = rows.get(name)
     if row is None:
       return _line(value)
-    private = f"; private if {row.private_if}" if row.private_if else ""
+    private = f"; private if {row.private_if} is set" if row.private_if else ""
     return f"{_line(value)} [client: {row.client}; server: {row.server}{private}]"
 
   return {name: line(name, value) for name, value in table.items()}

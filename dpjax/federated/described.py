@@ -47,7 +47,7 @@ class AlgorithmFacts:
     client: what a client does, in words.
     server: what the server does with the mean, in words.
     source: paper of the algorithm.
-    private_if: condition for privacy, in addition to a private aggregator; "": no condition.
+    private_if: option that must be set for privacy, in addition to a private aggregator; "": none.
     options: numbers that a config sets, with their defaults; None: no config names the algorithm.
     optimizers: which of "client_tx" and "server_tx" `make` takes, in order.
     weighted: whether `make` takes `weighting`.

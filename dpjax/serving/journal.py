@@ -176,10 +176,9 @@ class ServiceJournal:
 
   def save_counts(self, counts: Mapping[str, Any]) -> None:
     """Writes counts to their file in place of the earlier counts, completely or not at all."""
-    content = writers.plain(counts)
     # Only one save runs at a time: the last save of a service may begin while another runs.
     with self._saving:
-      writers.write_json(self._counts, content | {"sha256": _digest(content)}, secret=True)
+      writers.write_digested(self._counts, counts)
 
   def saved_counts(self) -> dict[str, Any]:
     """Returns the counts that were saved last; {} if there are none.
@@ -188,16 +187,7 @@ class ServiceJournal:
       UserError: the counts are not what a service wrote, or the journal has fewer lines than when
         they were saved.
     """
-    held = writers.read_json(self._counts) if self._counts.exists() else {}
-    is_whole = isinstance(held, dict)
-    if is_whole and "sha256" in held:
-      is_whole = held.pop("sha256") == _digest(held)
-    if not is_whole:
-      raise UserError(
-        "is not what a service wrote there; without it the counts of "
-        "open windows and of the stage begin anew",
-        field=str(self._counts)[-120:],
-      )
+    held = writers.read_digested(self._counts) if self._counts.exists() else {}
     lines = held.get("lines", 0)
     if not isinstance(lines, int) or lines > self._next:
       raise UserError(
@@ -221,9 +211,3 @@ class ServiceJournal:
 def _no_number(name: str) -> Any:
   """Raises ValueError for NaN and infinities, which no service writes."""
   raise ValueError(f"{name} is no JSON number")
-
-
-def _digest(content: Mapping[str, Any]) -> str:
-  """Returns the digest of counts, whatever the order of their keys."""
-  text = json.dumps(content, sort_keys=True)
-  return hashlib.sha256(text.encode()).hexdigest()[:32]

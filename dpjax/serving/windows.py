@@ -246,49 +246,17 @@ class Windows:
     if released is None:
       return
     counts, scale = released
-    self.num_released += 1
     # If a promotion came while the noise was drawn, the rows say nothing about the new model. Their
     # counts are written to the journal, and not compared.
     compared = {}
     if model == self._num_models:
       compared = await self._compared(window.number, counts, scale, run)
-    self._write("drift", window, counts, scale, **compared)
-
-  async def _compared(
-    self, number: int, counts: Mapping[str, Any], scale: float, run: Predictor
-  ) -> dict[str, Any]:
-    """Compares released counts with the reference, and returns {"psi": PSI by name of the bins}; {}
-    if another model answers in the end."""
-    model = self._num_models
-    if self.reference is None:
-      self.reference = Reference(counts, "stream", scale)
-      self._journal.write(
-        "reference", run=digest_of(run), source="stream", counts=counts, scale=scale
-      )
-    # It is read once, since a promotion may replace it while a thread computes.
-    reference = self.reference
-    chances = {}
-    for each in self.bins:
-      # The simulation of windows runs in a thread, so that requests are answered meanwhile.
-      chances[each.name] = await asyncio.to_thread(
-        drift.by_chance,
-        counts[each.name],
-        reference.counts[each.name],
-        num_rows=self._settings.window,
-        reference_scale=reference.scale,
-        window_scale=scale,
-        seed=number,
-      )
-    if model != self._num_models:
-      return {}
-    for each in self.bins:
-      chance = chances[each.name]
-      value = drift.psi(
-        counts[each.name],
-        reference.counts[each.name],
-        pseudo_count=drift.pseudo_count_of(reference.scale, scale),
-      )
-      self.psi[each.name] = value
+    psi = {each.name: value for each, (value, _) in compared.items()}
+    self._write("drift", window, counts, scale, **({"psi": psi} if psi else {}))
+    # Shown only now: a start after a kill knows from the line that these rows were released.
+    self.num_released += 1
+    self.psi |= psi
+    for each, (value, chance) in compared.items():
       level = ""
       bound = max(self._settings.psi_warning, chance)
       alarm_bound = max(self._settings.psi_alarm, chance)
@@ -298,7 +266,39 @@ class Windows:
         level = "alarm"
         bound = alarm_bound
       self._alarms.report(_psi_of(each), level, value, bound)
-    return {"psi": self.psi}
+
+  async def _compared(
+    self, number: int, counts: Mapping[str, Any], scale: float, run: Predictor
+  ) -> dict[Bins, tuple[float, float]]:
+    """Compares released counts with the reference. Returns {bins: (PSI, what chance alone may
+    reach)}; {} if another model answers in the end."""
+    model = self._num_models
+    if self.reference is None:
+      self.reference = Reference(counts, "stream", scale)
+      self._journal.write(
+        "reference", run=digest_of(run), source="stream", counts=counts, scale=scale
+      )
+    # It is read once, since a promotion may replace it while a thread computes.
+    reference = self.reference
+    compared = {}
+    for each in self.bins:
+      value = drift.psi(
+        counts[each.name],
+        reference.counts[each.name],
+        pseudo_count=drift.pseudo_count_of(reference.scale, scale),
+      )
+      # The simulation of windows runs in a thread, so that requests are answered meanwhile.
+      chance = await asyncio.to_thread(
+        drift.by_chance,
+        counts[each.name],
+        reference.counts[each.name],
+        num_rows=self._settings.window,
+        reference_scale=reference.scale,
+        window_scale=scale,
+        seed=number,
+      )
+      compared[each] = value, chance
+    return compared if model == self._num_models else {}
 
   async def release_labels(self, run: Predictor) -> np.ndarray | None:
     """Releases the open window of feedback if it is full, or its time is over.
@@ -325,7 +325,10 @@ class Windows:
     labels = np.maximum(np.asarray(counts[FEEDBACK.name], np.float64), 0)
     # Noise may leave a total of 0, so the divisor is at least 1.
     total = max(float(labels.sum()), 1.0)
-    self.accuracy = float((labels[0] + labels[2]) / total)
+    accuracy = float((labels[0] + labels[2]) / total)
+    self._write("feedback", window, counts, scale, accuracy=accuracy)
+    # As of rows, the accuracy is shown once its line is on the disk.
+    self.accuracy = accuracy
     expected = run.result.get("test_accuracy")
     if isinstance(expected, (int, float)):
       # Variance of the accuracy by chance, plus an upper estimate of its variance by the noise on
@@ -335,7 +338,6 @@ class Windows:
       bound = expected - drop - _DEVIATIONS * math.sqrt(spread)
       low = self.accuracy < bound
       self._alarms.report(_ACCURACY, "alarm" if low else "", self.accuracy, bound)
-    self._write("feedback", window, counts, scale, accuracy=self.accuracy)
     return labels
 
   def _is_complete(self, window: OpenWindow) -> bool:

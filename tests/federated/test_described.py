@@ -114,7 +114,7 @@ class TestFacts:
       return mean.init(message)
 
     # Without what only privacy needs, whose absence some send more for.
-    needed = {row.private_if.split()[0]: None} if row.private_if else {}
+    needed = {row.private_if: None} if row.private_if else {}
     algorithm = _built(row, aggregator=mean._replace(init=init), **needed)
     state = _started(row, algorithm)
     shapes = jax.tree.map(jnp.shape, state.params)
@@ -126,9 +126,8 @@ class TestFacts:
     private = registry.PRIVATE["flat"]()
     _built(row, aggregator=private)
     if row.private_if:
-      option = row.private_if.split()[0]
-      with refuses(option):
-        _built(row, aggregator=private, **{option: None})
+      with refuses(row.private_if):
+        _built(row, aggregator=private, **{row.private_if: None})
 
 
 # Each compiles a round of its own; these three differ most.

@@ -39,10 +39,14 @@ _MISTAKES = [
   ("attack", ["--only=x"], "only='x': must be a pattern of one of membership, none"),
   ("attack", ["--run=runs/x", "--only=x"], "--only='x': would be ignored"),
   ("attack", ["--run=runs/x", "--workdir="], "--workdir='': must be the name of a directory"),
+  ("attack", ["--run=runs/x", "--workdir=~/x"], "--workdir='~/x': begins with ~"),
   ("report", ["RUN"], "error: run="),
   ("plot", ["none.csv", "--out=RUN/a.png"], "error: csv='none.csv': must be a CSV file"),
   ("plot", ["results/lm_lora/curve.csv", "--out=a.jpg"], "error: --out='a.jpg': must end in"),
   ("plot", ["none.csv"], "error: --out: must be given"),
+  ("plot", ["results/lm_lora/curve.csv", "--out=~/a.png"], "--out='~': begins with ~"),
+  ("audit", ["--only=Laplace", "--out=/dev/null/x"], "--out='/dev/null/x': must be a directory"),
+  ("benchmark", ["--suite=sum_messages", "--out=~/x"], "--out='~/x': begins with ~"),
 ]  # fmt: skip
 
 
@@ -54,7 +58,7 @@ def test_a_mistake_is_one_line_and_exit_code_2(tmp_path, launcher, arguments, wo
   here = {"NOWHERE": f"{tmp_path}/NOWHERE", "RUN": f"{tmp_path}/run"}
   for word, path in here.items():
     arguments = [argument.replace(word, path) for argument in arguments]
-  if launcher not in ("report", "plot"):
+  if launcher not in ("report", "plot", "audit", "benchmark"):
     arguments = [f"--workdir={tmp_path}/run", *arguments]
   assert words in commands.refusal(commands.run(f"launch.{launcher}", *arguments))
   assert not (tmp_path / "run").exists()

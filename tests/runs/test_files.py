@@ -3,9 +3,11 @@ that refuses. The same result, or one line; never a smaller epsilon, never a han
 
 import contextlib
 import hashlib
+import inspect
 import json
 import pathlib
 import random
+import re
 import shutil
 import stat
 import threading
@@ -17,6 +19,7 @@ import numpy as np
 import optax
 import pytest
 
+import dpjax
 from dpjax import Plan, PoissonSampler, accounting, training
 from dpjax.accounting import attack_bounds, trade_off_files
 from dpjax.experiments.config import choices
@@ -241,6 +244,19 @@ def test_a_run_goes_on_only_where_its_keys_draw_the_same(flag, stopped, whole, m
   assert before == after
   monkeypatch.undo()
   assert _goes_on(stopped, whole)
+
+
+def test_every_method_by_which_runs_draw_is_in_the_record_of_draws():
+  """Skellam noise is drawn by `poisson`, which was not: a round that was done again under a NumPy
+  with another one had the same sum and other noise."""
+  covered = set(re.findall(r"\brng\.(\w+)\(", inspect.getsource(run_keys._draws_here)))
+  drawn = set()
+  for package in ("sampling", "noise", "federated"):
+    for path in (pathlib.Path(dpjax.__file__).parent / package).rglob("*.py"):
+      code = [line for line in path.read_text().splitlines() if ">>>" not in line]
+      drawn |= set(re.findall(r"(?:\brng|_rng|\))\.(\w+)\(", "\n".join(code)))
+  methods = drawn & {*dir(np.random.Generator)}
+  assert {"geometric", "poisson", "permutation"} <= methods <= covered
 
 
 def test_data_that_declare_another_number_of_records_are_others(

@@ -194,7 +194,7 @@ def test_what_follows_the_result_is_done_when_the_run_is_found_again(tmp_path):
   result = loop.train(_config(method="radp"), tmp_path)
   held = owner.remembered(tmp_path)
   keys = run_keys.to_json(run_keys.drawn(0))
-  owner.remember(tmp_path, held | {"keys": keys}, before=held)
+  owner.remember(tmp_path, held | {"keys": keys})
   for name in ("report.png", "claims.md"):
     (tmp_path / name).unlink()
   assert loop.train(_config(method="radp"), tmp_path) == writers.plain(result)

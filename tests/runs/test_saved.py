@@ -161,7 +161,7 @@ def test_versions_and_other_names_of_the_runs_own_data_are_seen(first, tmp_path)
       saved.pretrained_on(path, asked, _data(2, "own")[0])
   digest = data.digest(_data(2, "own")[0])
   memory = run_keys.to_meta(digest, run_keys.drawn(0), weights={}, config="")
-  workdir.remember(tmp_path, memory, before={})
+  workdir.remember(tmp_path, memory)
   with refuses("pretrained"):
     saved.pretrained_on(path, "copy.npz", _data(2, "own")[0])
   assert saved.pretrained_on(path, "copy.npz", _data(3, "other")[0]) == ["mnist"]

@@ -7,6 +7,7 @@ import errno
 import json
 import math
 import os
+import select
 import subprocess
 import sys
 
@@ -213,6 +214,20 @@ def test_progress_is_a_bar_on_a_terminal(monkeypatch, capsys):
     bar.update(3, accuracy=0.5)
   text = capsys.readouterr().err
   assert "4/4" in text and "train" in text and "accuracy=0.5" in text
+
+
+def test_a_terminal_without_a_size_shows_the_bar_at_once(monkeypatch):
+  """launch.check on a network was silent for three minutes."""
+  ours, theirs = os.openpty()  # of 0 columns, as `script` and `docker run -t` may have
+  shown = ""
+  with os.fdopen(theirs, "w") as terminal, os.fdopen(ours, "rb", buffering=0) as screen:
+    monkeypatch.setattr("sys.stderr", terminal)
+    with writers.Progress(2, desc="checks") as bar:
+      bar.update(0, now="padding")
+      # The kernel passes on what was written a moment later.
+      while "now=padding" not in shown and select.select([screen], [], [], 5.0)[0]:
+        shown += os.read(ours, 4096).decode(errors="replace")
+  assert "checks:   0%" in shown and "now=padding" in shown
 
 
 @pytest.mark.parametrize("terminal", [True, False])

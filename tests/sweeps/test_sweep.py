@@ -15,7 +15,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dpjax import pictures
+from dpjax import files, pictures
 from dpjax.experiments.config import choices, fields, rules
 from dpjax.experiments.config.choices import to_dict
 from dpjax.experiments.config.common import AttackerConfig
@@ -53,7 +53,7 @@ def _no_pixels(monkeypatch):
 
   def save(figure, path, *, also=()):
     for each in (path, *map(path.with_suffix, also)):
-      writers.replace_file(each, b"a picture")
+      files.replace_file(each, b"a picture")
 
   monkeypatch.setattr(pictures, "save", save)
 
@@ -300,6 +300,26 @@ def test_a_folder_that_holds_another_config_is_refused_before_anything_runs(tmp_
   assert again.calls == [] and (tmp_path / "sweep.json").read_bytes() == saved
 
 
+@pytest.mark.parametrize("name", ["table.md", "config.json", "notes/mine.txt"])
+def test_a_folder_of_something_else_is_refused_and_keeps_what_it_holds(tmp_path, name):
+  """A sweep with --workdir=. wrote its table.md and its curve.csv over those of its user."""
+  path = tmp_path / name
+  path.parent.mkdir(exist_ok=True)
+  path.write_text("mine")
+  there = sorted(tmp_path.rglob("*"))
+  fake = Fake()
+  with refuses("workdir", value=tmp_path):
+    grids.run(_config(), tmp_path, fake)
+  assert not fake.calls and sorted(tmp_path.rglob("*")) == there
+  assert path.read_text() == "mine"
+  # What a kill in the first run left is a sweep's own.
+  killed = tmp_path / "killed"
+  with pytest.raises(KeyboardInterrupt):
+    grids.run(_config(), killed, Fake(kill_at=1))
+  assert not (killed / engine.FILE).exists()
+  assert len(grids.run(_config(), killed, Fake())) == 4
+
+
 @pytest.mark.cases(quick=["-inf-test_loss"], long=...)
 @pytest.mark.parametrize("y", ["test_accuracy", "test_loss"])
 @pytest.mark.parametrize("lost", [math.nan, math.inf, -math.inf])
@@ -360,6 +380,14 @@ def test_an_error_of_one_run_tells_its_name(field, values, name):
   with refuses(field, value=values[1]) as error:
     grids.points(_config(grid={field: values}))
   assert f"({name})" in str(error.value)
+
+
+def test_a_run_that_could_never_be_private_is_refused_before_the_others_run():
+  with refuses("algorithm.tau_eff"):
+    Runs([("run", FedConfig()), ("nova", FedConfig(algorithm="fed_nova"))], Sweep())
+  for fitting in ({"algorithm.tau_eff": 4.0}, {"privacy": "none"}):
+    run = fields.replace_all(FedConfig(algorithm="fed_nova"), fitting)
+    Runs([("nova", run)], Sweep(x="num_rounds"))
 
 
 def test_more_runs_than_anybody_waits_for_are_counted_while_they_are_made(monkeypatch):

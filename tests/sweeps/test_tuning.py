@@ -260,6 +260,28 @@ def test_the_best_alone_is_released_and_nothing_says_how_many_there_were(tmp_pat
   assert writers.read_json(tmp_path / tuning._TRIALS_FILE)["trials"] is None
 
 
+@pytest.mark.parametrize("whole", [False, True])
+@pytest.mark.parametrize("content", [b"[]", b"{}", b"3", b'{"trials": 5}', b"\xff", None])
+def test_a_damaged_list_of_trials_is_one_line(tmp_path, content, whole, monkeypatch):
+  """Of 15 damaged lists 11 ended in a traceback, and a changed number was another trial."""
+  if not whole:
+    killed = mock.Mock(side_effect=KeyboardInterrupt)
+    with monkeypatch.context() as during, pytest.raises(KeyboardInterrupt):
+      during.setattr(tuning, "_best", killed)
+      _run(tmp_path)
+  else:
+    _run(tmp_path)
+  path = tmp_path / tuning._TRIALS_FILE
+  text = path.read_bytes()
+  path.write_bytes(text.replace(b"0.4", b"0.5", 1) if content is None else content)
+  train = _Train()
+  with refuses(str(path)):
+    _run(tmp_path, train=train)
+  assert not train.trials
+  path.write_bytes(text)
+  _run(tmp_path)
+
+
 def test_other_users_of_the_machine_cannot_count_the_trials(tmp_path):
   modes = []
 

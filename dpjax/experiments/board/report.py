@@ -13,7 +13,7 @@ import pathlib
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from dpjax import validate
+from dpjax import files, validate
 from dpjax.accounting import statement
 from dpjax.accounting.text import upper
 from dpjax.experiments.board import attacker, checks, scores
@@ -154,10 +154,10 @@ def write(
   if workdir is not None:
     validate.folder(workdir=workdir)
   document = of(folder, attacks=attacks)
-  writers.make_folder(target)
+  files.make_folder(target)
   texts = {MARKDOWN: document.markdown(), HTML: document.html()}
   for name, text in texts.items():
-    writers.replace_file(target / name, text.encode())
+    files.replace_file(target / name, text.encode())
   return [target / name for name in texts]
 
 

@@ -20,7 +20,7 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from dpjax import markdown, validate
+from dpjax import files, markdown, validate
 from dpjax.accounting import upper
 from dpjax.accounting.text import lower
 from dpjax.auditing.games import registry
@@ -80,8 +80,10 @@ def run(settings: Settings, out: str | os.PathLike) -> list[dict[str, Any]]:
   """Plays the games that have no row yet, writes all rows after each subject, and returns them.
 
   Raises:
-    UserError: `out` holds another file, or an audit with other settings or versions.
+    UserError: `out` can be no folder, or holds another file, or an audit with other settings or
+      versions.
   """
+  validate.folder(out=out)
   path = pathlib.Path(out)
   rows = _resumed(settings, path / RESULT)
   subjects = registry.subjects(settings.only)
@@ -233,7 +235,7 @@ def _write(settings: Settings, path: pathlib.Path, rows: list[dict[str, Any]]) -
       "rows": rows,
     },
   )
-  writers.replace_file(path / TABLE, table(rows).encode())
+  files.replace_file(path / TABLE, table(rows).encode())
   # The CSV has a row for every game. The Markdown table has one for each subject: the game that
   # came nearest to its claim.
   columns = (*_COLUMNS, "case")

@@ -10,7 +10,7 @@ import pathlib
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
-from dpjax import pictures
+from dpjax import pictures, validate
 from dpjax.experiments.plots import csv_tables, lines, points, recipes
 from dpjax.experiments.plots.csv_tables import CsvTable, Row
 from dpjax.experiments.plots.recipes import Recipe
@@ -75,6 +75,7 @@ def plot(
     raise UserError("must name a file to write", field="out", value="")
   for path in out:
     pictures.check_suffix(path, field="out")
+    validate.folder(out=str(pathlib.Path(path).parent))
   read = [csv_tables.read(path) for path in itertools.chain(*map(_files, paths))]
   notes: list[str] = []
   try:

@@ -110,11 +110,15 @@ class Folder:
     steps = self.result.get(STEPS_ARE)
 
     def make_rest() -> None:
-      if isinstance(steps, str):
+      whole = all(
+        (path := self.path / name).is_file() and path.stat().st_size
+        for name in writers.REPORT
+      )
+      if isinstance(steps, str) and not whole and writers.read_metrics(self.path):
         # Imported here: only the end of a run needs the plotting library.
         from dpjax.experiments.run import report
 
-        report.draw_missing(self.path, steps)
+        report.train_report(self.path, steps=steps)
       self.experiment.ended(self.path)
 
     on_first(make_rest)
@@ -147,13 +151,21 @@ class Folder:
     begun = (self.path / owner.CONFIG).exists()
     # A release keeps its first keys: its folder is never emptied, even before the first step.
     fresh = not (begun or self.experiment.release or jax.process_count() > 1)
-    owner.claim(self.path, self.experiment.config)
+    stored = owner.claim(self.path, self.experiment.config)
     # What stands where a folder was moved away is not this run's.
     may_release = lambda: fresh and self._is_there()
     held.enter_context(owner.released_if_refused(self.path, may_release))
+    # Two processes that both found nothing would draw two keys.
+    if stored != self.secrets:
+      raise UserError(
+        "another process has just been at work there; run the same command again",
+        field="workdir",
+        value=self.path,
+      )
     # Keys are on disk before any computation uses them, so a run that is killed later repeats the
     # same noise.
-    owner.remember(self.path, self._wanted, self.secrets)
+    if stored is None:
+      owner.remember(self.path, self._wanted)
 
   def _is_there(self) -> bool:
     return writers.is_held(self.path / checkpoint.FOLDER / writers.LOCK, self._lock)

@@ -11,7 +11,7 @@ import textwrap
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from dpjax import accounting, pictures
+from dpjax import accounting, files, pictures
 from dpjax.accounting import proved, upper
 from dpjax.accounting.event_kinds.kind import event_from_json
 from dpjax.experiments.plots import panels, recipes
@@ -117,16 +117,6 @@ def figure(
   return panels.of_run(rows, its_recipe, look)
 
 
-def draw_missing(workdir: pathlib.Path, steps: str) -> None:
-  """Writes the report if the picture or the table is missing or empty."""
-  whole = all(
-    (workdir / name).is_file() and (workdir / name).stat().st_size
-    for name in writers.REPORT
-  )
-  if not whole and writers.read_metrics(workdir):
-    train_report(workdir, steps=steps)
-
-
 def meaning(result: Row) -> str:
   """Explains the epsilon of a result in one line; "" if the result has no `epsilon_kind`.
 
@@ -206,4 +196,4 @@ def write_csv(path: pathlib.Path, rows: list[Row], header: Sequence[str] = ()) -
   )
   table.writeheader()
   table.writerows(rows)
-  writers.replace_file(path, text.getvalue().encode())
+  files.replace_file(path, text.getvalue().encode())

@@ -95,15 +95,11 @@ def _bytes(purpose: str, size: int, *seeds: int | None) -> bytes:
 
 def to_json(random: RunKeys) -> dict[str, str]:
   """Returns the secret part of keys as JSON data."""
-  return {
-    "noise": _data(random.noise).hex(),
-    "local": _data(random.local).hex(),
-    "sampler": random.sampler.to_bytes(SAMPLER_BITS // 8, "big").hex(),
-  }
-
-
-def _data(key: jax.Array) -> bytes:
-  return np.asarray(jax.random.key_data(key)).tobytes()
+  held = {"sampler": random.sampler.to_bytes(SAMPLER_BITS // 8, "big").hex()}
+  for name in ("noise", "local"):
+    words = jax.random.key_data(getattr(random, name))
+    held[name] = np.asarray(words).tobytes().hex()
+  return held
 
 
 def from_json(seed: int, held: Mapping[str, str]) -> RunKeys:
@@ -134,11 +130,12 @@ def _draws_here(random: RunKeys) -> str:
     fixed = jax.random.wrap_key_data(words, impl=jax.random.key_impl(key))
     found.append(np.asarray(jax.random.bits(fixed, (3,))).tolist())
   rng = generator(0, 0)
-  # The methods by which samplers draw.
-  found += [rng.geometric(0.3, 4), rng.integers(9, size=4), rng.permutation(4)]
-  found += [rng.random(4), rng.choice(9, 4, replace=False, shuffle=False)]
-  text = repr([np.asarray(drawn).tolist() for drawn in found])
-  return hashlib.sha256(text.encode()).hexdigest()
+  # The methods by which samplers, and noise of integers, draw: some have two ways.
+  found += [rng.geometric(0.3, 4).tolist(), rng.integers(9, size=4).tolist()]
+  found += [rng.permutation(4).tolist(), rng.random(4).tolist()]
+  found += [rng.choice(9, 4, replace=False, shuffle=False).tolist()]
+  found += [rng.geometric(0.5, 4).tolist(), rng.poisson([0.5, 99.0]).tolist(), rng.bytes(4)]
+  return hashlib.sha256(repr(found).encode()).hexdigest()
 
 
 def joined(*digests: bytes) -> bytes:
@@ -252,8 +249,8 @@ def check(
       field="workdir",
       value=workdir,
     )
-  # A step that is done again would have the same noise and another batch or other first parameters:
-  # its two releases would give away their difference.
+  # A step that is done again would have the same noise and another batch or other first parameters,
+  # so that its two releases would give away their difference; or the same sum and other noise.
   if _DRAWS in meta and meta[_DRAWS] != _draws_here(from_meta(0, meta)):
     raise UserError(
       "holds a run whose keys draw other numbers here: with another version of JAX or NumPy, or "

@@ -26,8 +26,6 @@ FILES = "files_sha256"
 SEAL = "run_sha256"
 # File of what a run stores in order to resume (`remember`), as secret as its checkpoints.
 _MEMORY = f"{checkpoint.FOLDER}/run.json"
-# Key of run.json: the digest of its other entries.
-_SELF = "sha256"
 # Files without a digest in the result: config, lock, the result itself, and reports, which can be
 # redrawn.
 _UNBOUND = (CONFIG, writers.RESULT, writers.LOCK, *writers.REPORT)
@@ -76,7 +74,7 @@ def known(workdir: pathlib.Path, config: Config) -> dict[str, Any] | None:
         value=workdir,
       )
     return remembered(workdir)
-  begun = writers.half_written(path) | checkpoint.half_written(workdir)
+  begun = files.half_written(path) | checkpoint.half_written(workdir)
   for there in workdir.rglob("*"):
     # A run uses fixed file names, so it could overwrite files that it did not write.
     if not (there.is_dir() or there in begun or there.name == writers.LOCK):
@@ -86,12 +84,13 @@ def known(workdir: pathlib.Path, config: Config) -> dict[str, Any] | None:
   return None
 
 
-def claim(workdir: pathlib.Path, config: Config) -> None:
-  """Stores the config in the directory, which then belongs to this run. Raises the errors of
-  `known`."""
-  known(workdir, config)
+def claim(workdir: pathlib.Path, config: Config) -> dict[str, Any] | None:
+  """Stores the config in the directory, which then belongs to this run. Returns what the run stored
+  there before, as `known` does, and raises its errors."""
+  stored = known(workdir, config)
   if not (workdir / CONFIG).exists():
     writers.write_json(workdir / CONFIG, choices.to_dict(config))
+  return stored
 
 
 @contextmanager
@@ -130,43 +129,18 @@ def remembered(workdir: pathlib.Path) -> dict[str, Any] | None:
   """
   path = workdir / _MEMORY
   if path.exists():
-    held = writers.read_json(path)
-    if isinstance(held, dict):
-      digest = held.pop(_SELF, None)
-      if digest == writers.digest(held):
-        return held
-    raise UserError(
-      "is not what the run wrote there; bring that back, or choose another "
-      "directory, nothing was changed",
-      field=str(path)[-160:],
-    )
+    return writers.read_digested(path)
   begun = checkpoint.newest(workdir) is not None or (workdir / writers.RESULT).exists()
   # If there are rows, they were released with keys that are lost. A run must not draw other keys
   # for the same rows.
   return {} if begun or writers.read_metrics(workdir) else None
 
 
-def remember(
-  workdir: pathlib.Path, meta: dict[str, Any], before: dict[str, Any] | None
-) -> None:
-  """Stores what a run needs in order to resume (`run_keys.to_meta`), as secret as the data.
-
-  Raises:
-    UserError: the folder no longer stores `before` (None: nothing), since another process has
-      drawn keys there in the meantime.
-  """
-  # The caller holds the lock: two processes that both found nothing would draw two keys.
-  if remembered(workdir) != before:
-    raise UserError(
-      "another process has just been at work there; run the same command again",
-      field="workdir",
-      value=workdir,
-    )
-  if meta != before:
-    path = workdir / _MEMORY
-    writers.secret_folder(path.parent)
-    held = {**meta, _SELF: writers.digest(meta)}
-    writers.write_json(path, held, secret=True)
+def remember(workdir: pathlib.Path, meta: Mapping[str, Any]) -> None:
+  """Stores what a run needs in order to resume (`run_keys.to_meta`), as secret as the data."""
+  path = workdir / _MEMORY
+  writers.secret_folder(path.parent)
+  writers.write_digested(path, meta)
 
 
 # --- result
@@ -186,8 +160,7 @@ def write_result(
   seal = sealed(written(workdir, config), result)
   # The digest is stored first, since `finished` would refuse a result without a stored digest.
   if (workdir / _MEMORY).exists():
-    held = remembered(workdir) or {}
-    remember(workdir, {**held, SEAL: seal}, held)
+    remember(workdir, {**(remembered(workdir) or {}), SEAL: seal})
   sealed_result = {**result, SEAL: seal}
   writers.write_result(workdir, sealed_result)
   return sealed_result
@@ -265,4 +238,4 @@ def save_params(path: pathlib.Path, params: Params) -> None:
   arrays: dict[str, Any] = {
     name or "params": np.asarray(leaf) for name, leaf in leaves.items()
   }
-  writers.replace_file(path, lambda file: np.savez(file, **arrays))
+  files.replace_file(path, lambda file: np.savez(file, **arrays))

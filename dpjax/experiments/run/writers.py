@@ -26,12 +26,8 @@ from typing import Any
 
 from tqdm import tqdm
 
-from dpjax import validate
+from dpjax import files, validate
 from dpjax.accounting.text import by_name
-from dpjax.files import half_written as half_written
-from dpjax.files import make_folder as make_folder
-from dpjax.files import replace_file as replace_file
-from dpjax.files import sync
 from dpjax.validate import UserError, Verbatim
 
 METRICS = "metrics.jsonl"
@@ -59,6 +55,7 @@ RESULT_KEYS = (
 EPSILON_KINDS = ("proved", "claimed", "simulated", "none")
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 _NOTHING = "nothing was saved"
+_SELF = "sha256"  # key of the digest of a file's other entries (`write_digested`)
 # Seconds between two progress lines where stderr is no terminal.
 _LINE_SECONDS = 5.0
 _SILENT = ContextVar("silent", default=False)
@@ -74,10 +71,10 @@ class Unwritable(UserError, OSError):
 def secret_folder(path: pathlib.Path) -> None:
   """Makes a folder for data as secret as the training data: only its owner may enter it. An
   existing folder is closed to others; if that fails, a warning is printed."""
-  make_folder(path.parent)
+  files.make_folder(path.parent)
   if not path.is_dir():
     path.mkdir(mode=0o700)
-    sync(path.parent)
+    files.sync(path.parent)
   if stat.S_IMODE(path.stat().st_mode) & 0o077:
     try:
       path.chmod(0o700)
@@ -198,7 +195,7 @@ def alone_in(
     UserError: the file system has no locks, or the path is no regular file.
   """
   path = workdir / subfolder / name
-  make_folder(workdir)
+  files.make_folder(workdir)
   if subfolder:
     secret_folder(path.parent)  # it holds the state of a run
   private = lambda name, flags: os.open(name, flags, 0o600)
@@ -274,7 +271,7 @@ def write_json(path: str | os.PathLike, data: object, *, secret: bool = False) -
   """Writes strict JSON atomically, with keys in the given order. With `secret`, only the owner may
   read the file."""
   text = json.dumps(plain(data), indent=2, allow_nan=False, ensure_ascii=False)
-  replace_file(path, f"{text}\n".encode(), secret=secret)
+  files.replace_file(path, f"{text}\n".encode(), secret=secret)
 
 
 def read_json(path: str | os.PathLike) -> Any:
@@ -293,6 +290,24 @@ def read_json(path: str | os.PathLike) -> Any:
   except (ValueError, RecursionError, MemoryError) as error:
     reason = str(error)[:100] or type(error).__name__
     raise UserError(f"is not valid JSON ({reason})", field=str(path)) from None
+
+
+def write_digested(path: str | os.PathLike, held: Mapping[str, Any]) -> None:
+  """Writes a dict as JSON for its owner alone, with a digest of its entries."""
+  write_json(path, {**held, _SELF: digest(held)}, secret=True)
+
+
+def read_digested(path: str | os.PathLike) -> dict[str, Any]:
+  """Returns the JSON data that `write_digested` wrote. Raises UserError if they were changed since,
+  which a digest without a key shows of accidents alone."""
+  held = read_json(path)
+  if isinstance(held, dict) and held.pop(_SELF, None) == digest(held):
+    return held
+  raise UserError(
+    "is not what was written there; bring that back, or choose another directory, nothing was "
+    "changed",
+    field=str(path)[-160:],
+  )
 
 
 class MetricsWriter(AbstractContextManager):
@@ -334,7 +349,7 @@ class MetricsWriter(AbstractContextManager):
     self._hook = hook
     workdir = pathlib.Path(workdir)
     content = b"" if held is None else _beginning(workdir / METRICS, held)
-    replace_file(workdir / METRICS, content)
+    files.replace_file(workdir / METRICS, content)
     self._size = len(content)
     self._digest = hashlib.sha256(content)
     self._file = (workdir / METRICS).open("a", encoding="utf-8")
@@ -574,6 +589,11 @@ class Progress(AbstractContextManager):
     self._bar: Any = None
     if is_bar:
       self._bar = tqdm(total=total, initial=initial, desc=desc, dynamic_ncols=True)
+      # A terminal without a size, as of `docker run -t` in a job, would show nothing.
+      if self._bar.ncols in (-1, 0):
+        self._bar.dynamic_ncols = None
+        self._bar.ncols, self._bar.nrows = 80, 24
+        self._bar.refresh()
     self._speaks = shown and lines and not _SILENT.get() and sys.stderr is not None
     self._total = total
     self._count = initial

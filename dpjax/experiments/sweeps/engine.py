@@ -110,7 +110,7 @@ def run(runs: Runs, workdir: pathlib.Path, only: str | None = None) -> list[Row]
     `table.kept`. sweep.json also holds the failed runs of earlier calls.
 
   Raises:
-    UserError: `only` fits no point; JAX runs in several processes; the folder holds a single run,
+    UserError: `only` fits no point; JAX runs in several processes; the folder holds something else,
       or a run of that name of another config; what all runs need is not installed; `table` cannot
       draw such runs; a full disk. Any other error of one of several runs is recorded in its row,
       and the others go on.
@@ -122,12 +122,7 @@ def run(runs: Runs, workdir: pathlib.Path, only: str | None = None) -> list[Row]
       "share one run (launch.train, launch.federate)",
       field="sweep",
     )
-  if owner.remembered(workdir) is not None:
-    raise UserError(
-      "holds a single run; choose another directory, nothing was changed",
-      field="workdir",
-      value=workdir,
-    )
+  check_own(workdir, FILE, "points")
   table = runs.table
   now = grouped(_ready(part(runs.points, only, workdir), table))
   for point in now:
@@ -135,7 +130,7 @@ def run(runs: Runs, workdir: pathlib.Path, only: str | None = None) -> list[Row]
     owner.known(folder(workdir, point.name), point.config)
   fresh = not workdir.exists()
   workdir.mkdir(parents=True, exist_ok=True)
-  files = _Files(runs, workdir)
+  whole = _Files(runs, workdir)
   rows: dict[str, Row] = {}
   saved = lambda: f"{len(rows)} of {len(now)} runs have ended"
   with writers.space_on_disk(workdir, saved), _removed_if_refused(workdir, fresh=fresh):
@@ -147,14 +142,14 @@ def run(runs: Runs, workdir: pathlib.Path, only: str | None = None) -> list[Row]
       writers.say(f"[{len(rows)}/{len(now)}] {summary(row, table)}")
       # The files already contain runs that an earlier call finished.
       if ran or work.undrawn is not None:
-        files.write(rows)
+        whole.write(rows)
       # If no run so far can be drawn, as by a mistyped name, the others are not started.
       if work.undrawn is not None and not any(
         each["status"] == "done" for each in rows.values()
       ):
         raise work.undrawn
     if not ran_any:
-      files.write(rows)
+      whole.write(rows)
   busy = [point.name for point in now if point.name not in rows]
   if busy:
     writers.note(
@@ -163,6 +158,24 @@ def run(runs: Runs, workdir: pathlib.Path, only: str | None = None) -> list[Row]
     )
   print(writers.read_json(workdir / FILE)["statement"], flush=True)
   return [rows[point.name] for point in runs.points if point.name in rows]
+
+
+def check_own(workdir: pathlib.Path, first: str, *before: str) -> None:
+  """Raises UserError if a folder is not that of several runs, whose files of fixed names would
+  overwrite somebody's.
+
+  Args:
+    first: name of the first file that they write.
+    before: names of what may be there before that file, beside their lock.
+  """
+  # One look, since other processes may be at work there.
+  there = [path.name for path in workdir.iterdir()] if workdir.exists() else []
+  patterns = (writers.LOCK, f".{first}.*.tmp", *before)
+  known = lambda name: any(fnmatch.fnmatchcase(name, each) for each in patterns)
+  if first not in there and not all(map(known, there)):
+    raise UserError(
+      "must be a new, an empty or a sweep's own directory", field="workdir", value=workdir
+    )
 
 
 def _ready(points: list[Point], table: Table) -> list[Point]:

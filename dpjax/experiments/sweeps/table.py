@@ -7,9 +7,8 @@ import pathlib
 from collections.abc import Sequence
 from typing import Any
 
-from dpjax import markdown
+from dpjax import files, markdown
 from dpjax.accounting.text import by_name, is_promised
-from dpjax.experiments.run import writers
 from dpjax.experiments.sweeps import curve
 
 TABLE = "table.md"
@@ -35,7 +34,7 @@ def write(
   text = table(rows, x=x, y=y, series=series)
   rounds = rounds_table(rows, x=x, series=series)
   content = f"{text}\n{rounds}" if rounds else text
-  writers.replace_file(pathlib.Path(out_dir) / TABLE, content.encode())
+  files.replace_file(pathlib.Path(out_dir) / TABLE, content.encode())
 
 
 def table(rows: Sequence[Row], *, x: str, y: str, series: str | None = None) -> str:

@@ -46,7 +46,7 @@ from dpjax.experiments.run.folder import STARTS
 from dpjax.experiments.run.guarantee import Guarantee
 from dpjax.experiments.run.run_keys import RunKeys
 from dpjax.experiments.sweeps import curve, curves
-from dpjax.experiments.sweeps.engine import LastData, Point
+from dpjax.experiments.sweeps.engine import LastData, Point, check_own
 from dpjax.experiments.sweeps.sweep import Runs, Selection, Sweep
 from dpjax.plan import Plan
 from dpjax.validate import UserError
@@ -126,8 +126,7 @@ def run_selection(runs: Runs, workdir: str | os.PathLike) -> dict[str, Any]:
   workdir = pathlib.Path(workdir)
   load = LastData(loop.load)
   settings, chosen = planned(runs, load)  # before anything runs
-  if workdir.exists():
-    _kept(workdir, runs)  # a folder of something else gets no lock
+  _kept(workdir, runs)  # a folder of something else gets no lock
   workdir.mkdir(parents=True, exist_ok=True)
   saved = lambda: "runs that have ended are kept"
   # The folder is locked, because two processes at once would draw two numbers of trials.
@@ -425,20 +424,14 @@ def _kept(workdir: pathlib.Path, runs: Runs) -> dict[str, Any] | None:
   """
   path = workdir / _TRIALS_FILE
   if path.exists():
-    saved = writers.read_json(path)
+    saved = writers.read_digested(path)
     if saved["config"] != _identity(runs):
       raise UserError(
         "holds the trials of another config; use a new workdir", field=str(path)
       )
     return saved
-  begun = writers.half_written(path) | {workdir / writers.LOCK}
-  if any(there not in begun for there in workdir.iterdir()):
-    # What lies there may be a run, or the choice of a selection whose trials nobody knows any more.
-    raise UserError(
-      "must be a new, an empty or a selection's own directory",
-      field="workdir",
-      value=workdir,
-    )
+  # What lies there may be a run, or the choice of a selection whose trials nobody knows any more.
+  check_own(workdir, _TRIALS_FILE)
   return None
 
 
@@ -459,13 +452,13 @@ def _trials(workdir: pathlib.Path, runs: Runs) -> list[tuple[int, int]] | None:
   number = trials.draw_trials(rng, mean_trials=selection.mean_trials, shape=selection.shape)
   settings = rng.integers(len(runs.points), size=number).tolist()
   drawn = list(zip(settings, rng.integers(2**31, size=number).tolist()))
-  stored = {"secret": True, "config": _identity(runs), "trials": drawn}
-  writers.write_json(workdir / _TRIALS_FILE, stored, secret=True)
+  stored = {"config": _identity(runs), "trials": drawn}
+  writers.write_digested(workdir / _TRIALS_FILE, stored)
   return drawn
 
 
 def _forget_trials(workdir: pathlib.Path) -> None:
   """Notes that the choice is made. Its list of trials, which says how many there were, is gone."""
   path = workdir / _TRIALS_FILE
-  held = writers.read_json(path)
-  writers.write_json(path, {**held, "secret": False, "trials": None})
+  held = writers.read_digested(path)
+  writers.write_digested(path, {**held, "trials": None})

@@ -51,7 +51,7 @@ def _steps_of(run: RunNumbers) -> dict[str, Any]:
   client="sends its difference, divided by its local steps",
   server="as `fed_avg`, times the mean number of steps",
   source="Wang et al. 2020",
-  private_if="tau_eff is set",
+  private_if="tau_eff",
   # `tau_eff` is a public constant. None stands for the weighted mean of the clients' ||a||_1.
   options={"tau_eff": None},
   client_rule="sgd",

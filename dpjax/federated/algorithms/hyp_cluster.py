@@ -95,7 +95,7 @@ def _in_cluster(client: ClientAlgorithm, counted: bool) -> ClientAlgorithm:
   client="trains the one of K models that fits it best",
   server="moves each model by the mean of those who trained it",
   source="Mansour et al. 2020; Ghosh et al. 2020",
-  private_if="cluster_share is set",
+  private_if="cluster_share",
   # No config names HypCluster, since a run of dpjax starts from one model.
   options=None,
   optimizers=("client_tx",),

@@ -47,7 +47,7 @@ def _sizes_of(run: RunNumbers) -> dict[str, Any]:
   client="adds c - c_i to its gradients, and moves c_i",
   server="as `fed_avg`, and moves c",
   source="Karimireddy et al. 2020",
-  private_if="expected_cohort is set",
+  private_if="expected_cohort",
   weighted=False,
   keeps_state=True,
   client_rule="sgd",

@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from dpjax import pictures
+from dpjax import files, pictures
 from dpjax.attacks import table
 from dpjax.attacks.allowed import AllowedRoc
 from dpjax.attacks.roc import Leakage, Roc
 from dpjax.experiments.plots import recipes
 from dpjax.experiments.plots.recipes import Recipe
-from dpjax.experiments.run import report, writers
+from dpjax.experiments.run import report
 from dpjax.pictures import PAGE, Look
 from dpjax.validate import UserError
 
@@ -64,7 +64,7 @@ def roc_report(
     "lines", ("fpr",), ("tpr",), "attack", log=("fpr", "tpr"), words=words, title=title
   )
   recipes.write(out_dir / "roc.csv", recipe)
-  writers.replace_file(out_dir / "attacks.md", table(leakages, allowed=allowed).encode())
+  files.replace_file(out_dir / "attacks.md", table(leakages, allowed=allowed).encode())
   pictures.save(figure, out_dir / "roc.png")
 
 

@@ -24,7 +24,7 @@ from typing import Annotated, Any, ClassVar, NamedTuple
 import jax
 import numpy as np
 
-from dpjax import attacks, data, markdown
+from dpjax import attacks, data, files, markdown
 from dpjax.accounting import upper
 from dpjax.accounting.proved import NeighboringRelation
 from dpjax.accounting.text import rounded_out
@@ -46,7 +46,6 @@ from dpjax.experiments.kinds.attack.settings import MeasuredAttack
 from dpjax.experiments.kinds.federated import build as federated
 from dpjax.experiments.kinds.federated import records as silos
 from dpjax.experiments.kinds.federated.config import FedConfig
-from dpjax.experiments.run import writers
 from dpjax.experiments.run.guarantee import NONE, RATES
 from dpjax.experiments.run.run_keys import RunKeys
 from dpjax.federated.round import params_of
@@ -171,7 +170,7 @@ class FedMembership(Inference):
     def write(folder: pathlib.Path) -> None:
       found.write(folder)
       path = folder / "attacks.md"
-      writers.replace_file(path, f"{path.read_text()}\n{_table(rows)}".encode())
+      files.replace_file(path, f"{path.read_text()}\n{_table(rows)}".encode())
 
     return found._replace(result=result | {silos.SILOS: rows}, write=write)
 

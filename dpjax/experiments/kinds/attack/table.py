@@ -8,6 +8,7 @@ import statistics
 from collections.abc import Sequence
 from typing import Any
 
+from dpjax import files
 from dpjax.accounting import upper
 from dpjax.accounting.text import lower
 from dpjax.experiments.config.choices import name_of
@@ -15,7 +16,7 @@ from dpjax.experiments.kinds.attack.config import AttackConfig
 from dpjax.experiments.kinds.attack.settings import Row
 from dpjax.experiments.plots import redraw
 from dpjax.experiments.plots.recipes import Recipe
-from dpjax.experiments.run import report, writers
+from dpjax.experiments.run import report
 from dpjax.experiments.run.table import Table
 from dpjax.markdown import table
 
@@ -245,7 +246,7 @@ def write(
   if several:
     report.write_csv(folder / "runs.csv", each)
   text = f"{_NOTE}\n{markdown(rows)}{remarks(results)}"
-  writers.replace_file(folder / "attacks.md", text.encode())
+  files.replace_file(folder / "attacks.md", text.encode())
   points = points_of(results)
   if points:
     report.write_csv(folder / "curves.csv", points)

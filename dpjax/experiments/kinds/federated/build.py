@@ -222,6 +222,16 @@ def _check_combination(config: FedConfig) -> None:
       field="weighting",
       value="examples",
     )
+  # The algorithm refuses it, too, but is made only where the data are there: a sweep would try all
+  # of its runs.
+  option = algorithm.private_if
+  is_noisy = config.protects_users and not isinstance(config.privacy, Local)
+  if is_noisy and option and getattr(config.algorithm, option, 0) is None:
+    raise UserError(
+      "must be a public number with noise on the sum of the messages",
+      field=f"algorithm.{option}",
+      value=None,
+    )
   _check_client_optimizer(config)
   _check_secure_sum(config)
   compression = name_of(config, "compression")

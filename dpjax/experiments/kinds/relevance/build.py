@@ -213,7 +213,10 @@ def forget(folder: pathlib.Path) -> None:
   """
   known = owner.remembered(folder)
   if known:
-    owner.remember(folder, run_keys_lib.without_keys(known), before=known)
+    kept = run_keys_lib.without_keys(known)
+    # A folder that is found finished may be one that nobody can write to.
+    if kept != known:
+      owner.remember(folder, kept)
     checkpoint.remove(folder)
 
 

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 from scipy import stats
 
+from dpjax import files
 from dpjax.accounting import upper
 from dpjax.accounting.text import lower
 from dpjax.experiments.plots import redraw
@@ -88,7 +89,7 @@ def _write(
 ) -> None:
   rows = rows_of(results)
   report.write_csv(folder / "claims.csv", rows)
-  writers.replace_file(folder / "claims.md", f"{_NOTE}\n{markdown(rows)}".encode())
+  files.replace_file(folder / "claims.md", f"{_NOTE}\n{markdown(rows)}".encode())
   rows = [row for curve in map(_by_epoch, results, metrics) for row in curve]
   report.write_csv(folder / "report.csv", rows)
   lines = ", ".join(dict.fromkeys(row["curve"] for row in rows))

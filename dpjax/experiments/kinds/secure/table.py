@@ -6,11 +6,12 @@ import pathlib
 from collections.abc import Sequence
 from typing import Any
 
+from dpjax import files
 from dpjax.experiments.config.choices import name_of
 from dpjax.experiments.kinds.secure.config import SecureConfig
 from dpjax.experiments.plots import points, redraw
 from dpjax.experiments.plots.recipes import Recipe
-from dpjax.experiments.run import guarantee, report, writers
+from dpjax.experiments.run import guarantee, report
 from dpjax.experiments.run.table import Table
 from dpjax.markdown import table
 from dpjax.validate import UserError
@@ -93,7 +94,7 @@ class SecureTable(Table):
     of_table = rows_of(rows)
     report.write_csv(folder / "secure.csv", of_table)
     text = f"{_NOTE}\n{markdown(of_table)}"
-    writers.replace_file(folder / "secure.md", text.encode())
+    files.replace_file(folder / "secure.md", text.encode())
     # A picture of many panels takes seconds, so it is drawn once, after the last run.
     if last:
       redraw.write(folder / "secure.csv", recipe(title))
