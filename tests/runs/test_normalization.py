@@ -282,7 +282,7 @@ def test_a_run_of_dp_ftrl_pays_for_them_and_goes_on_with_the_same(
   result = loop.train(config, tmp_path / "whole", data=loaded)
   assert cut["params_sha256"] == result["params_sha256"]
   assert 3.9 < result["epsilon"] <= 4.0
-  before = Ledger.from_json(result["ledger"]).charges[0].event.events[0].event
+  before = Ledger.from_json(result["ledger"]).charges[0].event.events[0].event.event
   assert before.noise_multiplier == pytest.approx(8 / 2**0.5)  # in clip norms
   assert "Before the first step" in result["privacy_statement"]
 

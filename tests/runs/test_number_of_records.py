@@ -9,6 +9,7 @@ import contextlib
 import dataclasses
 import hashlib
 import json
+import math
 from typing import Any, NamedTuple
 from unittest import mock
 
@@ -65,6 +66,10 @@ def _runs_of(name):
   if not isinstance(config, (Sweep, AttackConfig)):
     return [config]
   runs = published_runs.first_of_lines(name)
+  # A sweep trains without noise where epsilon is infinite.
+  runs = [
+    run for run in runs if getattr(getattr(run, "privacy", None), "epsilon", 1) != math.inf
+  ]
   if isinstance(config, AttackConfig):
     runs = runs[:1]
   return [run.target if isinstance(run, AttackConfig) else run for run in runs]
