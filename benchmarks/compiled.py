@@ -95,7 +95,7 @@ def entry(target: Machine, name: str, work: Workload, method: str) -> Entry:
     began = time.perf_counter()
     lowered = jax.jit(gradient_speed.function(work, method)).lower(*shapes)
     try:
-      program = targets.compiled(lowered, target)
+      program = targets.compile_for(lowered, target)
     except targets.NotFitting as error:
       known = "" if error.wanted is None else f": {error.wanted / 1e9:.1f} GB"
       seconds = time.perf_counter() - began

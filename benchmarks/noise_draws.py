@@ -156,7 +156,7 @@ def compiled_for(target: str, workload: str, methods: Sequence[str]) -> list[Ent
       began = time.process_time()
       # A function of its own: JAX keeps the trace that was made for another machine.
       draw = functools.partial(METHODS[name])
-      program = targets.compiled(jax.jit(draw).lower(*shapes), machine)
+      program = targets.compile_for(jax.jit(draw).lower(*shapes), machine)
     return Entry(
       tree=workload,
       parameters=trees.size(tree),

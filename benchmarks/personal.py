@@ -99,10 +99,10 @@ def runs(method: str, seeds: range) -> Iterator[dict[str, Any]]:
   config = config_of(method)
   build.check(config)
   loaded = build.load_data(config)
-  fed = build.assembled(config, loaded, run_keys.drawn(0, private=False))
+  fed = build.assemble_loaded(config, loaded, run_keys.draw(0, private=False))
   phase = build.phase(fed)
   for seed in seeds:
-    keys = run_keys.drawn(seed, private=False)
+    keys = run_keys.draw(seed, private=False)
     params = build.start(config, fed.federation, keys)[2]
     state = fed.algorithm.init(params, NUM_CLIENTS)
     state = state._replace(key=source.to_words(keys.local))

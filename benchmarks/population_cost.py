@@ -83,7 +83,7 @@ def _measured(num_clients: int, method: str, rounds: int, folder: pathlib.Path) 
     folder, memory=functools.partial(Memory, on_disk=method == "disk")
   )
   start = {"w": jnp.zeros((_IN, _OUT))}
-  state = checkpoints.begun(algorithm.init(start, num_clients))
+  state = checkpoints.begin(algorithm.init(start, num_clients))
   round_s = []
   save_s = []
   saved = []

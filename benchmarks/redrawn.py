@@ -135,7 +135,7 @@ def _tables() -> Iterator[Interval]:
       config = importlib.import_module("configs.table").get_config()
       config = fields.replace(config, "diagnostics", False)
       config = fields.replace(config, "privacy.epsilon", epsilon)
-      loaded = build.preprocessed(config, *table_settings.TABLES[table]())
+      loaded = build.preprocess(config, *table_settings.TABLES[table]())
       (scores,) = table_settings.scores(config, loaded, 1)
       return float(scores["loss"])
 

@@ -119,14 +119,14 @@ def _with_key(state: Any, key: jax.Array) -> Any:
 def runs(config: Any, data: Any, seeds: range) -> Iterator[dict[str, Any]]:
   """Yields the privacy and the scores of one run for each seed."""
   build.check(config)
-  fed = build.assembled(config, data, run_keys.drawn(0))
+  fed = build.assemble_loaded(config, data, run_keys.draw(0))
   phase = build.phase(fed)
   facts = promised(fed.guarantee, config.num_rounds)
   for seed in seeds:
     state = _with_key(phase.init(), jax.random.key(seed))
     for cohort in fed.algorithm.cohorts(fed.federation, fed.work, rng=1_000 + seed):
       state, _ = phase.step(state, cohort)
-    scores = experiment.scored(phase, state)
+    scores = experiment.score(phase, state)
     # Whole records in one place are one silo, which has all test rows.
     yield facts | scores | {Y: scores.get(Y, scores["test_accuracy"])}
 

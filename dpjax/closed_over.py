@@ -44,7 +44,7 @@ class Jitted:
     self._first: tuple[Any, Any] | None = None
 
     def run(held: list[Any], *args: Any) -> Any:
-      closed, shapes = self._traced(args)
+      closed, shapes = self._trace(args)
       values = jax.tree.leaves(args)
       inlined = _Inlined(self._held or [], held)
       consts = inlined.arguments(closed.consts)
@@ -85,7 +85,7 @@ class Jitted:
         self._held = list({id(array): array for array in arrays}.values())
       return self._held
 
-  def _traced(self, args: tuple[Any, ...]) -> Any:
+  def _trace(self, args: tuple[Any, ...]) -> Any:
     first = self._first
     if first is not None and first[0] == _signature(args):
       return first[1]
@@ -166,7 +166,7 @@ class _Inlined(jaxprs.Rewriting):
     called = jaxprs.CALLS.get(eqn.primitive.name)
     return called is not None and any(map(_is_argument, eqn.params[called].consts))
 
-  def replaced(self, eqn: Any, values: list[Any]) -> list[Any]:
+  def rewrite(self, eqn: Any, values: list[Any]) -> list[Any]:
     called = eqn.params[jaxprs.CALLS[eqn.primitive.name]]
     return self.run(called.jaxpr, self.arguments(called.consts), values)
 

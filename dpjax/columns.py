@@ -53,7 +53,7 @@ class Columns:
     trees.check_no_none(tree, name)
     first = ""
     size = 0
-    for place, leaf in _named(tree, name):
+    for place, leaf in _named_arrays(tree, name):
       shape = getattr(leaf, "shape", None)
       # Types that select by label, such as a pandas Series, have `iloc` to select by place. They
       # are refused, since indices are places.
@@ -104,13 +104,14 @@ class Columns:
     """Returns the dict with the shape of one example in place of each array."""
     return jax.tree.map(lambda leaf: leaf.shape[1:], self.tree)
 
-  def named(self, name: str = "x") -> Iterator[tuple[str, np.ndarray | Array]]:
+  def named_arrays(self, name: str = "x") -> Iterator[tuple[str, np.ndarray | Array]]:
     """Yields (path, array) pairs such as ("x['age']", array), sorted by name as in JAX."""
-    return _named(self.tree, name)
+    return _named_arrays(self.tree, name)
 
   def __repr__(self) -> str:
     kinds = (
-      f"{place[1:]}: {leaf.dtype}{list(leaf.shape[1:])}" for place, leaf in self.named()
+      f"{place[1:]}: {leaf.dtype}{list(leaf.shape[1:])}"
+      for place, leaf in self.named_arrays()
     )
     return f"{{{', '.join(kinds)}}}"
 
@@ -126,7 +127,7 @@ def by_place(data: Any, name: str = "data") -> Any:
   return Columns(data, name) if isinstance(data, dict) else data
 
 
-def _named(tree: Any, name: str) -> Iterator[tuple[str, Any]]:
+def _named_arrays(tree: Any, name: str) -> Iterator[tuple[str, Any]]:
   try:
     leaves = jax.tree_util.tree_leaves_with_path(tree)
   # JAX sorts the names of a dict, so they must be comparable.

@@ -538,7 +538,7 @@ def rewritten(
   arrays = [leaves[place] for place in places]
   closed = jax.make_jaxpr(on_arrays)(*arrays)
   due = rewriting.is_due(closed.jaxpr)
-  evaluate = rewriting.closed(closed) if due else jex.jaxpr_as_fun(closed)
+  evaluate = rewriting.as_function(closed) if due else jex.jaxpr_as_fun(closed)
   values = zip(closed.out_avals, evaluate(*arrays))
   # A jaxpr may return a constant unchanged. Then the result may be no array of JAX.
   is_array = lambda value: isinstance(value, jax.Array)
@@ -550,7 +550,7 @@ def rewritten(
 class Rewriting:
   """Evaluates jaxprs with some equations replaced; rewrites shared jaxprs once.
 
-  A subclass chooses these equations (`meets`), and what is computed for them (`replaced`).
+  A subclass chooses these equations (`meets`), and what is computed for them (`rewrite`).
   """
 
   def __init__(self) -> None:
@@ -562,7 +562,7 @@ class Rewriting:
     """Returns whether an equation is rewritten itself."""
     raise NotImplementedError
 
-  def replaced(self, eqn: Eqn, values: list[Any]) -> Sequence[Any]:
+  def rewrite(self, eqn: Eqn, values: list[Any]) -> Sequence[Any]:
     """Returns the results of an equation that is rewritten."""
     raise NotImplementedError
 
@@ -582,7 +582,7 @@ class Rewriting:
 
   def _result(self, eqn: Eqn, values: list[Any]) -> Sequence[Any]:
     if self.meets(eqn):
-      return self.replaced(eqn, values)
+      return self.rewrite(eqn, values)
     if not self._is_due_inside(eqn):
       return results_of(eqn, values)
     name = eqn.primitive.name
@@ -592,20 +592,22 @@ class Rewriting:
     if name in REMATS:
       return remat_again(eqn, functools.partial(self.run, params["jaxpr"], ()))(values)
     if name == "cond":
-      return lax.switch(values[0], list(map(self.closed, params["branches"])), *values[1:])
+      return lax.switch(
+        values[0], list(map(self.as_function, params["branches"])), *values[1:]
+      )
     if name == "while":
       return self._while(params, values)
-    step = self.closed(params["jaxpr"])
+    step = self.as_function(params["jaxpr"])
     return scan_again(eqn, values, lambda operands, _: (step(*operands), None))[0]
 
-  def closed(self, closed: Any) -> Callable[..., list[Any]]:
+  def as_function(self, closed: Any) -> Callable[..., list[Any]]:
     """Returns a closed jaxpr as a function that evaluates it with the rewriting."""
     return lambda *values: self.run(closed.jaxpr, closed.consts, values)
 
   def _call(self, closed: Any) -> Callable[..., list[Any]]:
     """Returns the jitted function of a called jaxpr. All its calls share this one program."""
     if id(closed) not in self._called:
-      self._called[id(closed)] = closed, jax.jit(self.closed(closed))
+      self._called[id(closed)] = closed, jax.jit(self.as_function(closed))
     return self._called[id(closed)][1]
 
   def _while(self, params: dict[str, Any], values: list[Any]) -> list[Any]:
@@ -613,8 +615,8 @@ class Rewriting:
     for_body = params["body_nconsts"]
     tested = values[:for_test]
     known = values[for_test : for_test + for_body]
-    test = self.closed(params["cond_jaxpr"])
-    step = self.closed(params["body_jaxpr"])
+    test = self.as_function(params["cond_jaxpr"])
+    step = self.as_function(params["body_jaxpr"])
     return lax.while_loop(
       lambda carry: test(*tested, *carry)[0],
       lambda carry: step(*known, *carry),

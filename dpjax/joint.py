@@ -28,13 +28,13 @@ from dpjax.accounting.calibration import Unreachable
 from dpjax.accounting.event_kinds.elements import (
   accountable,
   check_accountant,
-  claimed,
   claims,
+  with_claims,
 )
 from dpjax.accounting.ledger import BudgetExceeded, Charge
 from dpjax.accounting.proved import ADD, NeighboringRelation
 from dpjax.plan import Plan, SpentBudget, change
-from dpjax.sampling.samplers import assumption, unproved
+from dpjax.sampling.samplers import assumption, unproved_error
 from dpjax.validate import UserError, Verbatim
 
 # Field with the noise multiplier of a part. `JointPlan.calibrated` multiplies it by one factor, in
@@ -136,7 +136,7 @@ class JointPlan(overflow.MayAbort):
     if isinstance(part, Plan):
       # Without an event there is nothing to compose.
       if part.noise_multiplier and not part.is_private:
-        raise unproved(part.sampler, field)
+        raise unproved_error(part.sampler, field)
     elif isinstance(part, type | JointPlan) or not callable(getattr(part, "event", None)):
       raise UserError(
         "must be a dpjax.Plan, or a mechanism with event(neighboring_relation)",
@@ -367,7 +367,9 @@ class JointPlan(overflow.MayAbort):
     else:
       event = accounting.compose(part.event(self.neighboring_relation), count)
     # The event of a user's subclass of Plan may not say what it rests on.
-    return claimed(event, [line for line in _assumed(part) if line not in claims(event)])
+    return with_claims(
+      event, [line for line in _assumed(part) if line not in claims(event)]
+    )
 
   def _counts(self, steps: Mapping[str, int] | None) -> dict[str, int]:
     counts = {name: self.allowed(name) for name in self.parts}

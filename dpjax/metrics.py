@@ -24,7 +24,7 @@ Apply = Callable[[Params, Any], Array]  # (params, x [B, ...]) -> logits [B, K]
 
 # The cache is bounded, so that a long session frees old models.
 @functools.lru_cache(maxsize=64)
-def _compiled(apply: Apply, padding_id: int | None) -> Callable[..., Array]:
+def _compile(apply: Apply, padding_id: int | None) -> Callable[..., Array]:
   """Returns a jitted function of one batch -> [hits, sum of cross-entropies, number of answers].
 
   It is cached for each `apply`, so repeated evaluation traces once for each batch shape. With
@@ -117,11 +117,11 @@ def evaluate(
   >>> result["accuracy"], round(result["loss"], 4)  # (-log(3/4) - log(1/4)) / 2
   (0.5, 0.837)
   """
-  right, nats, count = _summed(apply, params, dataset, batch_size)
+  right, nats, count = _sums(apply, params, dataset, batch_size)
   return {"accuracy": right / count, "loss": nats / count}
 
 
-def _summed(
+def _sums(
   apply: Apply,
   params: Params,
   dataset: Labelled,
@@ -134,7 +134,7 @@ def _summed(
     raise UserError(
       "must be hashable: a function, or a bound method as model.apply", field="apply"
     )
-  totals = _compiled(apply, padding_id)
+  totals = _compile(apply, padding_id)
   parts = [totals(params, *batch) for batch in _batches(*_arrays(dataset), size)]
   # Sums are in float64, since counts in float32 stop growing at 2^24.
   return np.sum(np.asarray(parts, np.float64), axis=0).tolist()
@@ -155,7 +155,7 @@ def accuracy(
 
 # The cache is bounded, so that a long session frees old models.
 @functools.lru_cache(maxsize=64)
-def _jitted(apply: Apply) -> Callable[..., Array]:
+def _jit(apply: Apply) -> Callable[..., Array]:
   return jax.jit(lambda params, x: trees.at_least_float32(apply(params, x)))
 
 
@@ -168,7 +168,7 @@ def _all_outputs(apply: Apply, params: Params, dataset: Any, size: int) -> np.nd
   outputs = []
   # The last batch is padded, so that one compilation serves all batches.
   for x, _, mask in _batches(dataset.x, y, size):
-    outputs.append(np.asarray(_jitted(apply)(params, x), np.float64)[mask])
+    outputs.append(np.asarray(_jit(apply)(params, x), np.float64)[mask])
   stacked = np.concatenate(outputs)
   width = y.shape[1] if y.ndim == 2 else 1
   if stacked.shape != (len(y), width):
@@ -275,7 +275,7 @@ def confusion(
   >>> counted.one_against_rest()[1].tolist()  # class 1: TP, TN, FP, FN
   [1, 2, 0, 1]
   """
-  return _counted(*_logits(apply, params, dataset, batch_size))
+  return _count(*_logits(apply, params, dataset, batch_size))
 
 
 def _logits(
@@ -299,7 +299,7 @@ def _logits(
   return logits, y
 
 
-def _counted(logits: np.ndarray, y: np.ndarray) -> Confusion:
+def _count(logits: np.ndarray, y: np.ndarray) -> Confusion:
   answered = ~np.isnan(logits).any(axis=1)
   num_classes = logits.shape[1]
   counts = np.zeros((num_classes, num_classes), np.int64)
@@ -334,7 +334,7 @@ def evaluate_classes(
   (0.75, [[1, 2], [0, 1]], 0.667)
   """
   logits, y = _logits(apply, params, dataset, batch_size)
-  counted = _counted(logits, y)
+  counted = _count(logits, y)
   num_classes = logits.shape[1]
   sizes = np.bincount(y, minlength=num_classes)
   shares = special.softmax(logits.astype(np.float64), axis=1)
@@ -369,7 +369,7 @@ def auroc(scores: Any, positive: Any) -> float:
   >>> auroc([0.1, 0.4, 0.35, 0.8], [False, False, True, True])
   0.75
   """
-  scores, positive = _scored(scores, positive)
+  scores, positive = _score(scores, positive)
   count = int(positive.sum())
   if count in (0, len(positive)) or np.isnan(scores).any():
     return float("nan")
@@ -393,7 +393,7 @@ def auroc_interval(scores: Any, positive: Any) -> list[float]:
   >>> [round(end, 3) for end in auroc_interval(scores, positive)]
   [0.0, 1.0]
   """
-  return _auroc_interval([_scored(scores, positive)])
+  return _auroc_interval([_score(scores, positive)])
 
 
 def _auroc_interval(columns: Sequence[tuple[np.ndarray, np.ndarray]]) -> list[float]:
@@ -435,7 +435,7 @@ def average_precision(scores: Any, positive: Any) -> float:
   >>> round(average_precision([0.1, 0.4, 0.35, 0.8], [False, False, True, True]), 4)
   0.8333
   """
-  scores, positive = _scored(scores, positive)
+  scores, positive = _score(scores, positive)
   if not positive.any() or np.isnan(scores).any():
     return float("nan")
   order = np.argsort(-scores, kind="stable")
@@ -446,7 +446,7 @@ def average_precision(scores: Any, positive: Any) -> float:
   return float(np.sum(found * hits[ends] / (ends + 1)))
 
 
-def _scored(scores: Any, positive: Any) -> tuple[np.ndarray, np.ndarray]:
+def _score(scores: Any, positive: Any) -> tuple[np.ndarray, np.ndarray]:
   scores = np.asarray(scores, np.float64)
   positive = np.asarray(positive, bool)
   if scores.ndim != 1 or scores.shape != positive.shape or not len(scores):
@@ -540,7 +540,7 @@ def evaluate_next_token(
   >>> round(evaluate_next_token(uniform, jnp.float32(0), data)["perplexity"], 3)
   4.0
   """
-  right, nats, count = _summed(apply, params, dataset, batch_size, padding_id)
+  right, nats, count = _sums(apply, params, dataset, batch_size, padding_id)
   mean = nats / max(count, 1)
   return {
     "accuracy": right / max(count, 1),

@@ -77,7 +77,7 @@ def folder(name: str) -> pathlib.Path:
 
 
 @contextlib.contextmanager
-def needed(extra: str = "") -> Iterator[None]:
+def require_extra(extra: str = "") -> Iterator[None]:
   """Turns a failed import in the `with` block into a one-line error, if an extra has the package.
 
   Args:
@@ -86,7 +86,7 @@ def needed(extra: str = "") -> Iterator[None]:
   Raises:
     UserError: names the package and the extra. Other errors pass unchanged.
 
-  >>> with needed():
+  >>> with require_extra():
   ...   import math
   """
   try:

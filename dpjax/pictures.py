@@ -209,7 +209,7 @@ def relation_in_words(relation: str, unit: str = "example") -> str:
 def new_figure(look: Look, *, height: float) -> Figure:
   """Returns an empty figure of the look's size. `height` (inches) is used if the look has no
   height."""
-  with optional.needed():
+  with optional.require_extra():
     from matplotlib.figure import Figure
 
   return Figure(figsize=(look.width, look.height or height), layout="constrained")
@@ -260,7 +260,7 @@ def key(figure: Figure, look: Look, handles: Sequence[Artist]) -> None:
 
 def sample(label: str, look: Look = PAGE, **how: Any) -> Line2D:
   """Returns a line or a marker for the legend of `key`. `how`: options of matplotlib's Line2D."""
-  with optional.needed():
+  with optional.require_extra():
     from matplotlib.lines import Line2D
 
   how = {"linewidth": 1.2, "markersize": look.font_size * 0.6} | how
@@ -281,7 +281,7 @@ def label_ends(
     ends: (name, height in data coordinates, colour) of each line.
     characters: largest number of characters in one line of a name; longer names are wrapped.
   """
-  with optional.needed():
+  with optional.require_extra():
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
@@ -367,7 +367,7 @@ def save(figure: Figure, path: str | os.PathLike, *, also: Iterable[str] = ()) -
   Raises:
     UserError: another suffix.
   """
-  with optional.needed():
+  with optional.require_extra():
     import matplotlib
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.image import AxesImage
@@ -401,7 +401,7 @@ def save(figure: Figure, path: str | os.PathLike, *, also: Iterable[str] = ()) -
 def _parts(artist: Any) -> Iterator[Any]:
   """Yields all parts of a picture but ticks: to list ticks makes them all, which takes longer than
   to draw the picture."""
-  with optional.needed():
+  with optional.require_extra():
     from matplotlib.axis import Axis
 
   yield artist
@@ -412,7 +412,7 @@ def _parts(artist: Any) -> Iterator[Any]:
 
 def _with_a_palette(content: io.BytesIO) -> io.BytesIO:
   """Returns a PNG reduced to 256 colours, which is enough for lines and letters."""
-  with optional.needed():
+  with optional.require_extra():
     from PIL import Image
 
   smaller = io.BytesIO()

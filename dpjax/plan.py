@@ -35,9 +35,9 @@ from dpjax.accounting import calibration, matrix, overflow
 from dpjax.accounting.attack_bounds import AttackBound
 from dpjax.accounting.event_kinds.elements import (
   check_accountant,
-  claimed,
   mechanism_of,
   parts,
+  with_claims,
 )
 from dpjax.accounting.event_kinds.kind import event_to_json
 from dpjax.accounting.matrix import correlated_events
@@ -50,7 +50,7 @@ from dpjax.noise.shape import WHITE, check_levels
 from dpjax.sampling import batches as batches_lib
 from dpjax.sampling import indexed
 from dpjax.sampling.batches import rows_of_slice
-from dpjax.sampling.samplers import PaddedSampler, unproved
+from dpjax.sampling.samplers import PaddedSampler, unproved_error
 from dpjax.transforms import ScaledLoss, together
 from dpjax.transforms.group_noise import group_stds, group_weights, noise_std
 from dpjax.transforms.words import noise_in_words
@@ -348,7 +348,7 @@ class Plan(overflow.MayAbort):
     # A plan with an arbitrary noise runs all checks before the slow search for the noise.
     unit = cls(sampler, 1.0, l2_clip_norm, normalize_by, num_steps, delta=delta, **options)
     if not unit.is_private:
-      raise unproved(sampler, "sampler")
+      raise unproved_error(sampler, "sampler")
     if attack is not None:
       profile = lambda z: change(unit, noise_multiplier=z).privacy_profile()
       noise_multiplier = calibration.noise_of_profile(profile, attack, delta=unit.delta)
@@ -519,14 +519,14 @@ class Plan(overflow.MayAbort):
 
   def _statistics_event(self) -> DpEvent:
     assert self.statistics is not None
-    return claimed(self.statistics.event(self.neighboring_relation), self.assumptions)
+    return with_claims(self.statistics.event(self.neighboring_relation), self.assumptions)
 
   def sum_event(self, step: int) -> DpEvent:
     """Returns the event of the noisy sum of step `step`, without the cost of the statistics."""
     if self.noise_multiplier == 0:
       return NonPrivateDpEvent()
     if self.sampler.participation is not None:
-      return claimed(self._correlated_events[step], self.assumptions)
+      return with_claims(self._correlated_events[step], self.assumptions)
     multiplier = self.noise_multiplier
     rule = self.l2_clip_norm.rule
     if self.noise_shape.schedule:
@@ -536,7 +536,7 @@ class Plan(overflow.MayAbort):
     if rule.adapts:
       multiplier = rule.combined_noise_multiplier(multiplier, self.normalize_by)
     event = self.sampler.event_at(step, GaussianDpEvent(float(multiplier)))
-    return NonPrivateDpEvent() if event is None else claimed(event, self.assumptions)
+    return NonPrivateDpEvent() if event is None else with_claims(event, self.assumptions)
 
   def event(self, steps: int | None = None) -> DpEvent:
     """Returns the event of `steps` steps (default: all), and of the statistics before them."""
@@ -573,7 +573,7 @@ class Plan(overflow.MayAbort):
       factors=self.noise_shape.schedule,
     )
     sums = accounting.gaussian_event(self.noise_multiplier / math.sqrt(costs[steps - 1]))
-    return self._with_statistics(claimed(sums, self.assumptions))
+    return self._with_statistics(with_claims(sums, self.assumptions))
 
   def remaining_event(self, start: int) -> DpEvent:
     """Returns the event of the steps from `start` to the last."""
@@ -891,7 +891,7 @@ class Plan(overflow.MayAbort):
     The capacity is enough for `num_examples` + 1 records, too. Raises UserError for a sampler
     without a capacity."""
     allowed = self.log_allowed
-    sampler = self.sampler.fitted_to(num_examples + 1, log_overflow_prob=allowed)
+    sampler = self.sampler.fit_to(num_examples + 1, log_overflow_prob=allowed)
     plan = change(self, sampler=sampler)
     # The capacity does not enter the event, so both plans have this epsilon.
     vars(plan)["_own_epsilon"] = self._own_epsilon

@@ -154,12 +154,12 @@ def solve(question: Question) -> Question:
       neighboring_relation=question.neighboring_relation,
       accountant=question.accountants[0],
     )
-    answer = question._replace(noise_multiplier=_rounded(noise_multiplier, math.ceil))
+    answer = question._replace(noise_multiplier=_round(noise_multiplier, math.ceil))
     # The accountant may use a coarser grid of privacy losses for the rounded noise multiplier. Its
     # bound is then slightly looser, and more noise is needed.
     while question.attack.cost(profile_of(answer), question.delta) > question.attack.limit:
       more = (answer.noise_multiplier or 0.0) * (1 + 1e-5)
-      answer = question._replace(noise_multiplier=_rounded(more, math.ceil))
+      answer = question._replace(noise_multiplier=_round(more, math.ceil))
     return answer
   if question.epsilon is None:
     return question
@@ -173,7 +173,7 @@ def solve(question: Question) -> Question:
     noise_multiplier = accounting.calibrate_noise_multiplier(
       lambda z: run_event(question._replace(noise_multiplier=z)), **target
     )
-    return question._replace(noise_multiplier=_rounded(noise_multiplier, math.ceil))
+    return question._replace(noise_multiplier=_round(noise_multiplier, math.ceil))
   if question.num_steps is None:
     times = accounting.calibrate_num_steps(event(question), **target)
     return question._replace(num_steps=times * question.steps_per_pass)
@@ -189,12 +189,12 @@ def solve(question: Question) -> Question:
       lambda q: run_event(question._replace(sampling_prob=near(q))), **target
     )
   )
-  rounded = _rounded(prob, math.floor)
+  rounded = _round(prob, math.floor)
   # The answer is rounded to six digits only if batches can have the rounded probability.
   return question._replace(sampling_prob=rounded if near(rounded) == rounded else prob)
 
 
-def _rounded(value: float, to_integer: Callable[[float], int]) -> float:
+def _round(value: float, to_integer: Callable[[float], int]) -> float:
   """Rounds `value` > 0 to six significant digits by `to_integer`, math.ceil or math.floor."""
   scale = 10.0 ** (5 - math.floor(math.log10(value)))
   return to_integer(value * scale) / scale

@@ -17,7 +17,7 @@ from jax.extend import core as jex
 from dpjax import layer_rules
 
 # Name of the jitted function below in a trace.
-_NAME = "_standardized"
+_NAME = "_standardize"
 layer_rules.register(_NAME, "dpjax.gradients.ghost.standardized")
 
 
@@ -39,11 +39,11 @@ def standardize_kernel(
   >>> jnp.round(jnp.square(standardize_kernel(kernel, jnp.array([2.0]))).sum(), 4).item()
   4.0
   """
-  return _standardized(kernel, gain, epsilon)
+  return _standardize(kernel, gain, epsilon)
 
 
 @jax.jit
-def _standardized(kernel, gain, epsilon):
+def _standardize(kernel, gain, epsilon):
   mean = kernel.mean(axis=(0, 1, 2), keepdims=True)
   square = jnp.square(kernel - mean).sum(axis=(0, 1, 2), keepdims=True)  # fan_in * var
   # The bound `epsilon` keeps a constant channel from a division by zero.
@@ -76,7 +76,7 @@ def floor_of(eqn: Any) -> float | None:
 
 @functools.cache
 def _text(shape: tuple, dtype: Any, x64: bool) -> str:
-  """Returns the program of `_standardized` as text, for a kernel of this shape and a gain."""
+  """Returns the program of `_standardize` as text, for a kernel of this shape and a gain."""
   del x64  # decides the type of `epsilon` in the text
   shapes = jax.ShapeDtypeStruct(shape, dtype), jax.ShapeDtypeStruct(shape[-1:], dtype)
   (eqn,) = jax.make_jaxpr(standardize_kernel)(*shapes).jaxpr.eqns

@@ -81,7 +81,7 @@ def per_example_norms(tree: ArrayTree, *, exact_above: float = 0.0) -> jax.Array
   sound = jnp.isfinite(plain) & (squares * jnp.finfo(plain.dtype).eps >= lost)
   harmless = jnp.sqrt(squares + lost) <= exact_above
   keep = sound | harmless
-  return jax.lax.cond(jnp.all(keep), _as_they_are, _rescued, plain, keep, leaves)
+  return jax.lax.cond(jnp.all(keep), _as_they_are, _rescue, plain, keep, leaves)
 
 
 # Both branches are defined at module level, so that JAX finds their traces in its cache again.
@@ -91,7 +91,7 @@ def _as_they_are(plain: jax.Array, keep: jax.Array, leaves: list[jax.Array]) -> 
 
 
 @rarely_taken
-def _rescued(plain: jax.Array, keep: jax.Array, leaves: list[jax.Array]) -> jax.Array:
+def _rescue(plain: jax.Array, keep: jax.Array, leaves: list[jax.Array]) -> jax.Array:
   """Returns the norms `plain`, but computes those anew whose `keep` is False.
 
   Each row is scaled by itself, so no example affects the rounding of another one's norm.

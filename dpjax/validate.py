@@ -64,7 +64,7 @@ class UserError(ValueError):
     self.field = field
     self.value = value
     self.hint = hint
-    shown = _shown(value)
+    shown = _show(value)
     line = self._line(shown=shown)
     if len(line) > _LONGEST:
       line = self._line(shown=_cut(shown, _LONGEST - (len(line) - len(shown))))
@@ -95,7 +95,7 @@ class UserError(ValueError):
     >>> UserError("must be > 0", field="n", value=0).is_about("n", 0)
     True
     """
-    return (self.field, _shown(self.value)) == (field, _shown(value))
+    return (self.field, _show(self.value)) == (field, _show(value))
 
   def within(self, section: str, *, holds_config: bool = False) -> Self:
     """Returns the same error for a field inside a section of the config.
@@ -133,7 +133,7 @@ class UserError(ValueError):
   def facts(self) -> tuple[str, str, str | None, str]:
     """Returns what `of_facts` makes the same error of, in another process: as text, since some
     values cannot be sent."""
-    shown = None if self.value is NO_VALUE else _shown(self.value)
+    shown = None if self.value is NO_VALUE else _show(self.value)
     return self.must, self.field, shown, self.hint
 
   @classmethod
@@ -152,7 +152,7 @@ class UserError(ValueError):
     return type(self).of_facts, (self.facts(),)
 
 
-def _shown(value: Any) -> str:
+def _show(value: Any) -> str:
   """Returns a value as an error shows it: text is quoted, unless it is `Verbatim`."""
   if isinstance(value, Verbatim):
     return str(value)

@@ -457,14 +457,14 @@ def _rows(answer: Question, gdp: bool, zcdp: bool) -> list[tuple[str, ...]]:
     rho = zcdp_of(solve.run_event(answer), neighboring_relation=relation)
     name = f"zcdp (rho {accounting.upper(rho, digits=6)})"
     rows.append((name, *known, _up(epsilon_of_zcdp(rho, delta=answer.delta))))
-  return rows + ([_approximated(answer, known)] if gdp else [])
+  return rows + ([_approximate(answer, known)] if gdp else [])
 
 
 def _up(epsilon: float) -> str:
   return accounting.upper(epsilon, decimals=4)
 
 
-def _approximated(answer: Question, known: tuple[str, ...]) -> tuple[str, ...]:
+def _approximate(answer: Question, known: tuple[str, ...]) -> tuple[str, ...]:
   """Returns the row of --gdp, labelled as an approximation unless it is exact."""
   bound = gdp.approximate(
     solve.run_event(answer),

@@ -105,7 +105,7 @@ def define_dry_run() -> None:
   )
 
 
-def given(names: Iterable[str]) -> list[str]:
+def flags_given(names: Iterable[str]) -> list[str]:
   """Returns those of some flags that the command line sets; a launcher may lack some."""
   return [name for name in names if name in flags.FLAGS and flags.FLAGS[name].present]
 
@@ -132,7 +132,7 @@ def refuse_given(names: Iterable[str], what: str) -> None:
     names: flags that would be ignored; a launcher may lack some.
     what: the option that they need, in words.
   """
-  present = given(names)
+  present = flags_given(names)
   if present:
     first, *others = present
     also = f", as {', '.join(f'--{name}' for name in others)}" if others else ""
@@ -298,7 +298,7 @@ def _parse(argv: Sequence[str], *, words: bool = False) -> list[str]:
     from launch import config_flag
 
     name = error.flagname
-    near = config_flag.meant(name) or validate.did_you_mean(name, flags.FLAGS)
+    near = config_flag.did_you_mean(name) or validate.did_you_mean(name, flags.FLAGS)
     fail(f"--{name}: there is no such flag{near}")
   except flags.Error as error:
     # What absl says of a required flag that is missing.

@@ -104,7 +104,7 @@ def play_claims() -> None:
   few = long_games.idle(rows)
   if few:
     print(f"warning: {len(few)} claims had too few draws to be refuted, such as {few[0]}")
-  broken = long_games.refuted(rows)
+  broken = long_games.refuted_claims(rows)
   if broken:
     app.fail(f"{len(broken)} claims are refuted: {'; '.join(broken)}", code=1)
 

@@ -36,7 +36,7 @@ config_flag.define(kind=KINDS["train"], default="configs/quickstart.py")
 flags.DEFINE_string("workdir", None, "Directory to write check.json to (default: nowhere).")
 
 
-def measured(config: TrainConfig) -> CheckTable:
+def run_checks(config: TrainConfig) -> CheckTable:
   """Runs every check of a config's run. A bar on a terminal names the part that is at work."""
   with writers.Progress(1, desc="model and data", lines=False) as bar:
     subject = of_config.subject(config)
@@ -58,7 +58,7 @@ def main() -> None:
   config = config_flag.get()
   app.prepare_memory([config])
   with naming(config):
-    result = measured(config)
+    result = run_checks(config)
   print(result)
   if workdir is not None:
     writers.write_json(pathlib.Path(workdir) / "check.json", result.to_json())

@@ -72,7 +72,7 @@ def define(*, kind: Kind | None, default: str | None) -> None:
     # absl prints the docstring of the program for --help, with the program's name in place
     # of %s.
     main = sys.modules["__main__"]
-    text = _fields_in_words(_chosen_here(kind)).replace("%", "%%")
+    text = _fields_in_words(_choices_here(kind)).replace("%", "%%")
     main.__doc__ = f"{main.__doc__ or ''}\n{text}"
 
 
@@ -93,7 +93,7 @@ def get() -> Any:
   return got.config
 
 
-def asked() -> tuple[Any, str]:
+def run_and_folder() -> tuple[Any, str]:
   """Returns (what is run, its folder): the run of --config, an `Experiment`, or all its runs.
 
   All runs are checked. --audit and --noaudit override the audit in the file. The folder is
@@ -138,7 +138,7 @@ def _whole(got: _Got) -> Any:
   """Returns the run of a config, or all runs that its module yields."""
   config, module = got.config, got.module
   get_configs = getattr(module, "get_configs", None)
-  wanted = _wanted()
+  wanted = _wanted_class()
   alone = app.value_of("alone")
   if alone and get_configs is None:
     raise UserError(
@@ -158,7 +158,7 @@ def _whole(got: _Got) -> Any:
 
   if is_one:
     return sweep.Runs(None, config, title=_title(module))
-  named = _listed(got)
+  named = _runs_of(got)
   for path in got.texts:
     if path.startswith("base.") and _is_ignored(got, path, named):
       raise UserError(
@@ -178,14 +178,14 @@ def _whole(got: _Got) -> Any:
   return several
 
 
-def _listed(got: _Got) -> list[Any]:
+def _runs_of(got: _Got) -> list[Any]:
   """Returns (name, config) of each run that the file yields. Raises UserError about the override
   without which it would yield them, or else about the file."""
   from dpjax.experiments.sweeps import sweep
 
   def listed(config: Any) -> list[Any]:
-    call = lambda: sweep.listed(_called(got.module.get_configs, config))
-    return _guarded(call, str(got.module.__file__))
+    call = lambda: sweep.list_configs(_call(got.module.get_configs, config))
+    return _guard(call, str(got.module.__file__))
 
   def works_without(path: str) -> bool:
     with contextlib.suppress(UserError):
@@ -202,7 +202,7 @@ def _listed(got: _Got) -> list[Any]:
     raise error.of(field=path, value=got.texts[path]) from error
 
 
-def _wanted() -> type | None:
+def _wanted_class() -> type | None:
   """Returns the class of the configs of this launcher; None: of any kind."""
   return None if _kind is None else _kind.config_class
 
@@ -214,11 +214,11 @@ def _is_ignored(got: _Got, path: str, named: list[Any]) -> bool:
   with contextlib.suppress(UserError):
     other = got.without(path)
     if other != got.config:
-      return named == sweep.listed(_called(got.module.get_configs, other))
+      return named == sweep.list_configs(_call(got.module.get_configs, other))
   return False
 
 
-def _called(get_configs: Any, config: Any) -> Any:
+def _call(get_configs: Any, config: Any) -> Any:
   return get_configs() if config is None else get_configs(config)
 
 
@@ -228,17 +228,17 @@ def _title(module: ModuleType) -> str:
 
 
 def _got(*, several: bool = False) -> _Got:
-  """Returns what --config, and its overrides, ask for; `several` as for `_loaded`."""
+  """Returns what --config, and its overrides, ask for; `several` as for `_load`."""
   path = flags.FLAGS[_NAME].value
   # A launcher that takes the file as a word cannot require the flag.
   if not path:
     raise UserError("must be given", field=f"--{_NAME}")
-  before, module = _loaded(path, _wanted(), f"--{_NAME}", several=several)
+  before, module = _load(path, _wanted_class(), f"--{_NAME}", several=several)
   if before is None:
     return _Got(None, module)
   config = before
   texts = {path: str(flags.FLAGS[f"{_NAME}.{path}"].value) for path in _overridden()}
-  if app.given(["audit"]):
+  if app.flags_given(["audit"]):
     # Before the fields of the audit that other flags set.
     path = "base.audit" if hasattr(before, "base") else "audit"  # of a sweep
     texts[path] = _audit(before) if flags.FLAGS["audit"].value else "none"
@@ -274,12 +274,12 @@ def _audit(config: Any) -> str:
   return kind
 
 
-def meant(word: str) -> str:
+def did_you_mean(word: str) -> str:
   """Returns the end of a message about a flag that is none: the field or the flag that has its
   name, here or in other libraries, or ""."""
   from dpjax.experiments.config import elsewhere  # a mistake alone needs it
 
-  wanted = _wanted()
+  wanted = _wanted_class()
   place = None if wanted is None else fields.place_of(wanted(), word)
   if place is not None:
     return validate.question(f"--{_NAME}.{place[0]}", place[1])
@@ -315,7 +315,7 @@ def _as_text(value: Any) -> str:
   return value if isinstance(value, str) else re.sub(r"\binf\b", "1e999", repr(value))
 
 
-def _chosen_here(kind: Kind) -> Any:
+def _choices_here(kind: Kind) -> Any:
   """Returns the defaults of a kind of run, with the choices on the command line of --help."""
   given = [arg.partition("=") for arg in sys.argv[1:] if arg.startswith(_MARKS)]
   texts = {path.lstrip("-").removeprefix(f"{_NAME}."): text for path, _, text in given}
@@ -331,7 +331,7 @@ def _fields_in_words(config: Any) -> str:
     "beside a choice, such as --config.privacy=dp_ftrl, --help shows all of its fields",
     "",
   ]
-  for row in rules.described(config):
+  for row in rules.describe(config):
     values = f"  [{row.values}]" if row.values else ""
     head = f"  {row.path}={row.default!r}{values}"
     lines += textwrap.wrap(head, _WIDTH, subsequent_indent=" " * 6)
@@ -348,10 +348,10 @@ def load(path: str, kind: type | None, *, name: str = "--config") -> Any:
 
   A file of configs/ that the current directory lacks is read from the installation of dpjax.
   """
-  return _loaded(path, kind, name)[0]
+  return _load(path, kind, name)[0]
 
 
-def _loaded(
+def _load(
   path: str, kind: type | None, name: str, *, several: bool = False
 ) -> tuple[Any, ModuleType]:
   """Returns (result of a file's `get_config()`, its module).
@@ -370,7 +370,7 @@ def _loaded(
       return None, module
     if not callable(get_config):
       raise UserError("the file must define get_config() or get_configs()")
-    config = _guarded(get_config, str(module.__file__))
+    config = _guard(get_config, str(module.__file__))
     if kind is None:
       kind = kinds.of(config).config_class
     # What the flags of a sweep change may be of any kind, if its runs are of the wanted one.
@@ -404,11 +404,11 @@ def _module(path: str) -> ModuleType:
   module = importlib.util.module_from_spec(spec)
   # The module is registered before it runs, since a dataclass in the file looks up its module.
   sys.modules[spec.name] = module
-  _guarded(spec.loader.exec_module, str(module.__file__), module)
+  _guard(spec.loader.exec_module, str(module.__file__), module)
   return module
 
 
-def _guarded(call: Any, path: str, *args: Any) -> Any:
+def _guard(call: Any, path: str, *args: Any) -> Any:
   try:
     return call(*args)
   # A user's file may raise any error. It is reported in one line.

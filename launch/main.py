@@ -110,9 +110,9 @@ def main(*words: str) -> None:
     _name_config(*words)
   # A mesh must fit the machine of --target, not this one.
   with made_for.compiling_for(app.target()):
-    whole, workdir = config_flag.asked()
+    whole, workdir = config_flag.run_and_folder()
   many = None
-  if app.given(_OF_PROCESSES):
+  if app.flags_given(_OF_PROCESSES):
     from launch import peers  # most runs are of one process
 
     many = peers.options()
@@ -129,9 +129,9 @@ def main(*words: str) -> None:
       from launch import peers
 
       saved = functools.partial(
-        peers.saved, workdir, whole.step_is, owner=many.process_id == 0
+        peers.saved_words, workdir, whole.step_is, owner=many.process_id == 0
       )
-      joined.enter_context(peers.joined(many, same=whole.same(), saved=saved))
+      joined.enter_context(peers.join(many, same=whole.same(), saved=saved))
     with app.stoppable(workdir):
       finished = (pathlib.Path(workdir) / writers.RESULT).exists()
       result = loop.run(whole, workdir)

@@ -81,7 +81,7 @@ def _own_stdout() -> None:
 class _LastWords:
   """A line for the end of a process that JAX's runtime aborts, which lets Python say nothing.
 
-  A child process waits for the end of this one, and prints the line unless `said` was called.
+  A child process waits for the end of this one, and prints the line unless `silence` was called.
 
   Args:
     line: function that returns the line; the child calls it at the end.
@@ -106,7 +106,7 @@ class _LastWords:
     finally:
       os._exit(0)
 
-  def said(self) -> None:
+  def silence(self) -> None:
     """Makes the child end silently."""
     os.write(self._writes, b".")
 
@@ -122,7 +122,7 @@ def _leave(code: int, process_id: int) -> NoReturn:
   os._exit(code)
 
 
-def saved(workdir: str, unit: str, *, owner: bool) -> str:
+def saved_words(workdir: str, unit: str, *, owner: bool) -> str:
   """Returns words about the newest checkpoint, for the line when a peer is lost.
 
   Args:
@@ -135,7 +135,7 @@ def saved(workdir: str, unit: str, *, owner: bool) -> str:
 
 
 @contextlib.contextmanager
-def joined(
+def join(
   options: Options, *, same: Mapping[str, str], saved: Callable[[], str]
 ) -> Iterator[None]:
   """Runs the block as one of the processes of JAX's multi-process runtime.
@@ -158,7 +158,7 @@ def joined(
 
   def end(text: str, code: int) -> NoReturn:
     print(f"error: {me}: {' '.join(text.split())}", file=sys.stderr, flush=True)
-    last_words.said()
+    last_words.silence()
     _leave(code, options.process_id)
 
   try:
@@ -183,7 +183,7 @@ def joined(
     end(str(app.by_flag(error)), 2)
   # A stop by a signal, which has printed its line.
   except SystemExit as error:
-    last_words.said()
+    last_words.silence()
     _leave(error.code if isinstance(error.code, int) else 1, options.process_id)
   except Exception:
     broken = app.without_device()
@@ -191,4 +191,4 @@ def joined(
       end(broken, 2)
     traceback.print_exc()
     end("a bug of dpjax, see above", 1)
-  last_words.said()
+  last_words.silence()

@@ -78,7 +78,7 @@ def _require_network(builder: Any) -> None:
 
 
 def _write(name: str, root: pathlib.Path) -> None:
-  with optional.needed():
+  with optional.require_extra():
     import tensorflow_datasets as tfds
 
   try:

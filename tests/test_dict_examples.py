@@ -267,7 +267,7 @@ def test_what_needs_one_array_says_so():
   with refuses("x"):
     data.preprocess.center(_dataset())
   with refuses("x"):
-    _dataset().replaced(np.array([0]), _dataset().subset([0]))
+    _dataset().replace_rows(np.array([0]), _dataset().subset([0]))
 
 
 _MINE = """

@@ -191,7 +191,7 @@ def _check_config(launcher: str, path: str, given: tuple[tuple[str, str], ...]) 
   kind = _KINDS.get(launcher)  # None: launch.run takes configs of every kind
   wanted = None if kind is None else kind.config_class
   # The runs of get_configs() may be asked for, too.
-  load = functools.partial(config_flag._loaded, name="--config", several=True)
+  load = functools.partial(config_flag._load, name="--config", several=True)
   config = load(str(_ROOT / path), wanted)[0] if path else kind.config_class()
   kind = kinds.of(config)
   # a file to start from is made by another command

@@ -132,9 +132,9 @@ def _count_games(kind):
 
 @pytest.mark.slow
 def test_a_mechanism_is_a_file_and_a_game(noisy_count, monkeypatch):
-  assert registry.uncovered("mechanisms") == ["NoisyCount"]
+  assert registry.without_game("mechanisms") == ["NoisyCount"]
   monkeypatch.setitem(mechanism_games.GAMES, "NoisyCount", _count_games)
-  assert registry.uncovered("mechanisms") == [] == registry.stale("mechanisms")
+  assert registry.without_game("mechanisms") == [] == registry.stale("mechanisms")
   (honest,) = registry.games("mechanisms", "NoisyCount")
   assert not any(one.refuted for one in play(honest, num_draws=3_000))
   (broken,) = _count_games(plants.weak(noisy_count))
@@ -176,11 +176,11 @@ def test_a_federated_algorithm_of_dpjax_has_a_game_or_a_reason(gentle_avg, monke
   fed_prox = importlib.import_module("dpjax.federated.algorithms.fed_prox")
   monkeypatch.setattr(gentle_avg, "__module__", fed_prox.__name__)  # as if defined there
   monkeypatch.setattr(fed_prox, "gentle_avg", gentle_avg, raising=False)
-  assert registry.uncovered("federated") == ["gentle_avg"]
+  assert registry.without_game("federated") == ["gentle_avg"]
   worlds, client = federated_games._WORLDS, optax.sgd(0.5)
   row = federated_games._algorithm("gentle_avg", worlds, client)
   monkeypatch.setitem(federated_games.GAMES, "gentle_avg", row)
-  assert registry.uncovered("federated") == [] == registry.stale("federated")
+  assert registry.without_game("federated") == [] == registry.stale("federated")
   found = registry.games("federated", "gentle_avg")
   assert [game.case for game in found] == list(worlds)
 

@@ -98,9 +98,12 @@ def test_a_run_imports_what_it_names_alone():
 
 
 def test_an_error_that_is_about_no_extra_passes():
-  with pytest.raises(ModuleNotFoundError, match="no_such_package"), optional.needed():
+  with (
+    pytest.raises(ModuleNotFoundError, match="no_such_package"),
+    optional.require_extra(),
+  ):
     import no_such_package  # noqa: F401  # pyright: ignore[reportMissingImports]
-  with pytest.raises(UserError, match="needs matplotlib"), optional.needed():
+  with pytest.raises(UserError, match="needs matplotlib"), optional.require_extra():
     raise ModuleNotFoundError(name="matplotlib.figure")
   assert optional.missing(ModuleNotFoundError()) is None
 

@@ -76,9 +76,9 @@ class FirstClass(AttackSettings):
       state["right"][index] = np.sum(np.asarray(attacked.test.y) == self.guess)
 
     empty = lambda: {"right": np.zeros(1, np.int64)}
-    return pieces.filled(1, empty, count, name="guesses")
+    return pieces.fill_pieces(1, empty, count, name="guesses")
 
-  def measured(self, config, attacked, state):
+  def measure(self, config, attacked, state):
     right, total = int(state["right"][0]), len(attacked.test)
     row = {
       "method": "first class", "finds": f"{right} of {total}", "success": right / total,
@@ -235,7 +235,7 @@ class NoSection(AttackSettings):
   def prepare(self, config, loaded, random):
     return None
 
-  def measured(self, config, attacked, state):
+  def measure(self, config, attacked, state):
     return None
 
 

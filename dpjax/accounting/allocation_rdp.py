@@ -80,12 +80,13 @@ def allocation_rdp(
   if num_steps == 1 or shift > 30:
     return gaussian
   bounds = np.maximum(
-    _removed(num_steps, shift, wanted), _added(num_steps, shift, wanted - 1)
+    _removal_bounds(num_steps, shift, wanted),
+    _addition_bounds(num_steps, shift, wanted - 1),
   )
   return np.minimum(bounds, gaussian)
 
 
-def _removed(num_steps: int, shift: float, orders: np.ndarray) -> np.ndarray:
+def _removal_bounds(num_steps: int, shift: float, orders: np.ndarray) -> np.ndarray:
   """Returns upper bounds on D_a(P | Q) at orders a > 1, [orders]."""
   top = math.ceil(orders.max())
   counts = np.arange(top + 1)
@@ -93,8 +94,8 @@ def _removed(num_steps: int, shift: float, orders: np.ndarray) -> np.ndarray:
   total = log_term
   # Repeated squaring gives the T-th power in at most 2 log2(T) products of series, in place of T.
   for bit in bin(num_steps)[3:]:
-    total = _multiplied(total, total)
-    total = _multiplied(total, log_term) if bit == "1" else total
+    total = _multiply(total, total)
+    total = _multiply(total, log_term) if bit == "1" else total
   sizes = 1 + np.abs(log_term) + counts * math.log(num_steps)  # of the logarithms
   # Each product sums positive terms, so its errors are relative. A bound on all errors is added
   # to the log moments.
@@ -107,7 +108,7 @@ def _removed(num_steps: int, shift: float, orders: np.ndarray) -> np.ndarray:
   return np.interp(orders, counts, moments) / (orders - 1)
 
 
-def _multiplied(left: np.ndarray, right: np.ndarray) -> np.ndarray:
+def _multiply(left: np.ndarray, right: np.ndarray) -> np.ndarray:
   """Returns the log coefficients of a product of two power series, cut to the factors' length."""
   size = len(left)
   padded = np.append(np.full(size - 1, -np.inf), right)[::-1]  # right[n - j] at [n, j]
@@ -118,7 +119,7 @@ def _multiplied(left: np.ndarray, right: np.ndarray) -> np.ndarray:
   return most + np.log(np.exp(terms - most[:, None]).sum(axis=1))
 
 
-def _added(num_steps: int, shift: float, powers: np.ndarray) -> np.ndarray:
+def _addition_bounds(num_steps: int, shift: float, powers: np.ndarray) -> np.ndarray:
   """Returns upper bounds on D_a(Q | P) = log(E L^-b) / b for powers b = a - 1 > 0, [powers]."""
   rates, logs = _laplace(shift)
   times = rates + math.log(num_steps)  # [u]

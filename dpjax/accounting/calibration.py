@@ -62,7 +62,7 @@ def calibrate_noise_multiplier(
   low = MIN_NOISE_MULTIPLIER
   high = MAX_NOISE_MULTIPLIER
   last = f"even noise_multiplier={high:g} costs"
-  return _solved(make_event, low, high, last, tol, target)
+  return _solve(make_event, low, high, last, tol, target)
 
 
 def calibrate_noise_to_attack(
@@ -155,7 +155,7 @@ def calibrate_sampling_prob(
   # The cost falls as 1 / q rises, as it does for more noise, so the same search finds 1 / q.
   by_inverse = lambda inverse: make_event(1 / inverse)
   last = f"even sampling_prob={MIN_SAMPLING_PROB:g} costs"
-  return 1 / _solved(by_inverse, 1.0, 1 / MIN_SAMPLING_PROB, last, tol, target)
+  return 1 / _solve(by_inverse, 1.0, 1 / MIN_SAMPLING_PROB, last, tol, target)
 
 
 def calibrate_num_steps(step_event: DpEvent, **target: Unpack[Target]) -> int:
@@ -221,7 +221,7 @@ def _unreachable(last: str, cost: float, target: Target) -> Unreachable:
   )
 
 
-def _solved(
+def _solve(
   make_event: Callable, low: float, high: float, last: str, tol: float, target: Target
 ) -> float:
   """Returns, within `tol`, the smallest parameter in [low, high] that costs at most the target.

@@ -373,13 +373,13 @@ def _unused(steps: Parts) -> float:
 def _compositions(steps: Parts) -> tuple[Composition, ...]:
   """Returns the sum of the losses of removing a record, and that of adding one if it differs."""
   # A dict has no hash, and the cache needs one. It tells types apart by its key, see `_steps_of`.
-  return _composed((*zip(map(type, steps), steps, steps.values()),), _interval(steps))
+  return _composition((*zip(map(type, steps), steps, steps.values()),), _interval(steps))
 
 
 # The cache has few entries, since an entry can hold millions of points. It serves
 # `epsilon_of_both`, which asks for the same run at several deltas.
 @functools.lru_cache(maxsize=2)
-def _composed(
+def _composition(
   steps: tuple[tuple[type, DpEvent, int], ...], interval: float
 ) -> tuple[Composition, ...]:
   removed: list[tuple[Step, int]] = []

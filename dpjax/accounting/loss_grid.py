@@ -125,9 +125,9 @@ def connect(
   """
   up = _at_grid(removed, interval, largest)
   if added is None:
-    return [_connected(up, up, interval)]
+    return [_connect(up, up, interval)]
   down = _at_grid(added, interval, largest if largest_added is None else largest_added)
-  return [_connected(up, down, interval), _connected(down, up, interval)]
+  return [_connect(up, down, interval), _connect(down, up, interval)]
 
 
 def _at_grid(divergence: Divergence, interval: float, largest: float) -> np.ndarray:
@@ -139,7 +139,7 @@ def _at_grid(divergence: Divergence, interval: float, largest: float) -> np.ndar
   return np.maximum.accumulate(deltas[:length][::-1])[::-1]
 
 
-def _connected(above: np.ndarray, below: np.ndarray, interval: float) -> LossMasses:
+def _connect(above: np.ndarray, below: np.ndarray, interval: float) -> LossMasses:
   """Returns masses whose D at h, 2 h, .. is `above`, and at -h, -2 h, .. follows from `below`.
 
   `below` holds divergences of the reversed pair: e^epsilon (D(-epsilon) - 1 + e^-epsilon).

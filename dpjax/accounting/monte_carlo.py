@@ -88,7 +88,7 @@ def balls_in_bins_epsilon(
   _check_simulation(noise_multiplier, delta, num_samples, confidence)
   images = turn_images(strategy, num_steps, num_bins)
   losses = _losses(images.T @ images, noise_multiplier, num_samples, seed)
-  return _certified(losses, delta, confidence)
+  return _certify(losses, delta, confidence)
 
 
 def _check_simulation(
@@ -108,7 +108,7 @@ def _check_simulation(
     )
 
 
-def _certified(
+def _certify(
   losses: list[np.ndarray], delta: float, confidence: float
 ) -> MonteCarloEpsilon:
   """Returns the estimated and the certified epsilon from sorted losses in both directions."""
@@ -169,7 +169,7 @@ def min_sep_epsilon(
   sizes = [min(chunk, num_samples - start) for start in range(0, num_samples, chunk)]
   many = lambda present: np.concatenate([run.losses(rng, n, present) for n in sizes])
   losses = [np.sort(many(True)), np.sort(-many(False))]
-  return _certified(losses, delta, confidence)
+  return _certify(losses, delta, confidence)
 
 
 def _columns(strategy: Strategy, num_steps: int) -> np.ndarray:

@@ -148,7 +148,7 @@ class Capacity(Protocol):
   @property
   def padded_batch_size(self) -> int: ...
   def log_overflow_prob(self, num_examples: int) -> float: ...
-  def fitted_to(self, num_examples: int, *, log_overflow_prob: float) -> Any: ...
+  def fit_to(self, num_examples: int, *, log_overflow_prob: float) -> Any: ...
 
 
 def check_capacity(
@@ -198,7 +198,7 @@ def check_capacity(
       field="capacity",
       value=capacity,
     )
-  needed = sampler.fitted_to(shown + 1, log_overflow_prob=log_allowed()).padded_batch_size
+  needed = sampler.fit_to(shown + 1, log_overflow_prob=log_allowed()).padded_batch_size
   raise UserError(
     f"a Poisson draw from {shown} examples exceeds it with probability "
     f"{math.exp(sampler.log_overflow_prob(shown + 1)):.1e} per step; must be >= {needed} "

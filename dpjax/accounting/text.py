@@ -26,7 +26,7 @@ def upper(value: float, *, digits: int = 4, decimals: int | None = None) -> str:
   >>> upper(1.48001, decimals=3)
   '1.481'
   """
-  return _rounded(value, digits, decimals, decimal.ROUND_CEILING)
+  return _round(value, digits, decimals, decimal.ROUND_CEILING)
 
 
 def lower(value: float, *, digits: int = 4, decimals: int | None = None) -> str:
@@ -35,7 +35,7 @@ def lower(value: float, *, digits: int = 4, decimals: int | None = None) -> str:
   >>> lower(2.4999), lower(0.0), lower(-math.inf), lower(1.9999, decimals=2)
   ('2.499', '0', '-inf', '1.99')
   """
-  return _rounded(value, digits, decimals, decimal.ROUND_FLOOR)
+  return _round(value, digits, decimals, decimal.ROUND_FLOOR)
 
 
 def percent(confidence: float) -> str:
@@ -48,10 +48,10 @@ def percent(confidence: float) -> str:
   return f"{lower(float(decimal.Decimal(repr(float(confidence))).scaleb(2)))}%"
 
 
-def rounded_out(ends: Sequence[float], decimals: int = 3, between: str = "-") -> str:
+def round_out(ends: Sequence[float], decimals: int = 3, between: str = "-") -> str:
   """Returns the two ends of a confidence interval as text, rounded outwards.
 
-  >>> rounded_out((0.21451, 0.5)), rounded_out((0.0, 0.36941), 2, " to ")
+  >>> round_out((0.21451, 0.5)), round_out((0.0, 0.36941), 2, " to ")
   ('0.214-0.500', '0.00 to 0.37')
   """
   low, high = ends
@@ -93,7 +93,7 @@ def paragraph(words: str) -> str:
   return textwrap.fill(words, width=92, break_on_hyphens=False)
 
 
-def _rounded(value: float, digits: int, decimals: int | None, rounding: str) -> str:
+def _round(value: float, digits: int, decimals: int | None, rounding: str) -> str:
   value = float(value)
   if not math.isfinite(value):
     return f"{value}"

@@ -44,7 +44,7 @@ _MOST_BYTES = 2**30
 _MOST_TEXT = 2**26
 # Rounding that is allowed in the rules of a curve, and in the total of 1e6 masses from an FFT.
 _ROUNDING = 1e-9
-# Largest surplus of a total mass above 1, and largest mass that `_lifted` moves. Connecting the
+# Largest surplus of a total mass above 1, and largest mass that `_lift` moves. Connecting the
 # dots leaves a surplus of 3e-9 per step.
 _SURPLUS = 1e-2
 
@@ -183,9 +183,9 @@ def _distribution(arrays: Mapping[str, np.ndarray]) -> pld_lib.PrivacyLossDistri
       "must hold remove_discretization, remove_lower_loss, remove_probs and "
       "remove_infinity_mass, and all or none of the same of add_"
     )
-  parts = [_checked(arrays, "remove")]
+  parts = [_masses_of(arrays, "remove")]
   if set(arrays) == both:
-    parts.append(_checked(arrays, "add"))
+    parts.append(_masses_of(arrays, "add"))
     if parts[0].interval != parts[1].interval:
       raise UserError("both directions must have one discretization")
   return pld_of(parts)
@@ -224,7 +224,7 @@ def _arrays(path: str | os.PathLike) -> dict[str, np.ndarray]:
     raise UserError("must be an npz of numbers") from None
 
 
-def _checked(arrays: Mapping[str, np.ndarray], name: str) -> LossMasses:
+def _masses_of(arrays: Mapping[str, np.ndarray], name: str) -> LossMasses:
   """Returns the masses of one direction. Raises UserError if no mechanism can have these masses."""
   values = {field: arrays[f"{name}_{field}"] for field in _FIELDS}
   probs = values.pop("probs")
@@ -252,10 +252,10 @@ def _checked(arrays: Mapping[str, np.ndarray], name: str) -> LossMasses:
   # mass would add up.
   infinity_mass = min(1.0, infinity_mass + max(0.0, 1 - total))
   masses = LossMasses(interval, int(lowest), np.array(probs, float), infinity_mass)
-  return _lifted(masses, f"{name}_probs")
+  return _lift(masses, f"{name}_probs")
 
 
-def _lifted(masses: LossMasses, field: str) -> LossMasses:
+def _lift(masses: LossMasses, field: str) -> LossMasses:
   """Returns masses that never lower the cost of a mechanism with which they are composed.
 
   For a mechanism's pair P and Q, sum p e^-loss is the mass that Q has where P has mass, so this sum

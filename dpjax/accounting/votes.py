@@ -207,7 +207,7 @@ def _log_q0(std: float, order: float) -> float:
   return high
 
 
-def _moved(log_q: float, std: float, num_classes: int, by: int) -> float:
+def _neighbor_bound(log_q: float, std: float, num_classes: int, by: int) -> float:
   """Returns the bound on log q, the log chance of another answer, after one teacher's vote changed.
 
   With `by` 1 the likely answer becomes less likely, with `by` -1 more likely."""
@@ -221,7 +221,7 @@ def _steepest(std: float, num_classes: int, order: float) -> tuple[float, float]
   """Returns (log q1, log q0), a range of q from which one teacher can raise the cost to its top."""
   log_q0 = _log_q0(std, order)
   # The cost may jump at q0. So q1 is lowered by more than the rounding of the way there and back.
-  return _moved(log_q0, std, num_classes, -1) * (1 + 1e-12), log_q0
+  return _neighbor_bound(log_q0, std, num_classes, -1) * (1 + 1e-12), log_q0
 
 
 def _local(log_q: float, std: float, num_classes: int, order: float) -> float:
@@ -230,9 +230,9 @@ def _local(log_q: float, std: float, num_classes: int, order: float) -> float:
   in_range = log_q1 <= log_q <= log_q0
   log_q = log_q1 if in_range else log_q
   here = _cost(log_q, std, order)
-  moved = 0.0 if in_range else _moved(log_q, std, num_classes, 1)
+  moved = 0.0 if in_range else _neighbor_bound(log_q, std, num_classes, 1)
   worse = _cost(moved, std, order)
-  better = _cost(_moved(log_q, std, num_classes, -1), std, order)
+  better = _cost(_neighbor_bound(log_q, std, num_classes, -1), std, order)
   return max(worse - here, here - better)
 
 
@@ -306,7 +306,8 @@ def conditions_hold(*, std: float, num_classes: int, order: float) -> bool:
   low = np.linspace(4 * log_q1, log_q1, _CHECKED)
   costs = [_cost(q, std, order) for q in (*low, *np.linspace(log_q1, 0.0, _CHECKED))]
   changes = [
-    _cost(_moved(q, std, num_classes, 1), std, order) - _cost(q, std, order) for q in low
+    _cost(_neighbor_bound(q, std, num_classes, 1), std, order) - _cost(q, std, order)
+    for q in low
   ]
   return rises(costs) and rises(changes)
 

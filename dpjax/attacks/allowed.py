@@ -11,7 +11,7 @@ all pairs (Dong, Roth and Su 2022, Proposition 2.12). It is often far below the 
 The neighbouring relation defines "with a record". Under add_or_remove_one an independent coin must
 decide for each record whether it is a member (`shadows.random_halves`). If the size of the training
 set is fixed, another record takes the place of one that is left out: then use the line of
-replace_one (`replaced`).
+replace_one (`replacement_line`).
 """
 
 from __future__ import annotations
@@ -124,14 +124,14 @@ def by_plan(plan: Plan, *, steps: int | None = None) -> AllowedRoc:
   )
 
 
-def replaced(line: AllowedRoc) -> AllowedRoc:
+def replacement_line(line: AllowedRoc) -> AllowedRoc:
   """Returns the line for a fixed number of members, from a line for adding or removing a record.
 
   Another record then takes the place of one that is left out. That is two steps of the relation: a
   removal and an addition. The line bounds each step (group privacy, Dong et al. 2022, Theorem
   2.14).
 
-  >>> line = replaced(by_mu(1.0))  # which is 2-Gaussian DP
+  >>> line = replacement_line(by_mu(1.0))  # which is 2-Gaussian DP
   >>> line([0.5]).round(4)  # Phi(2)
   array([0.9772])
   """
@@ -222,7 +222,7 @@ def judge(
     raise UserError("must hold at least one rate", field="fprs")
   # Bonferroni: the intervals of TPR and FPR at all rates hold together.
   each = 1 - (1 - confidence) / (2 * len(fprs))
-  points = tuple(_judged(roc.rate_at(curve, f, confidence=each), line) for f in fprs)
+  points = tuple(_verdict_of(roc.rate_at(curve, f, confidence=each), line) for f in fprs)
   verdicts = [point.verdict for point in points]
   if "above" in verdicts:
     verdict = "above"
@@ -248,7 +248,7 @@ _WORDS = {
 }
 
 
-def _judged(rate: roc.RateAtFpr, line: AllowedRoc) -> Judged:
+def _verdict_of(rate: roc.RateAtFpr, line: AllowedRoc) -> Judged:
   ends: Any = line(rate.fpr_interval)
   low = float(ends[0])
   high = float(ends[1])

@@ -18,7 +18,7 @@ import numpy as np
 from dpjax import models, validate
 from dpjax.attacks import reconstructions, signals
 from dpjax.attacks.fitting import Fit
-from dpjax.attacks.roc import Counted, counted
+from dpjax.attacks.roc import Counted, with_interval
 from dpjax.types import Array, HostArray, Params
 from dpjax.validate import UserError
 
@@ -153,4 +153,6 @@ def judge_decoder(
     rows["class"] = reconstructions.mse(truth, means[p.argmax(axis=1)])
   # For each record, the decoder must beat the best of the guesses.
   nearer = int(np.sum(error < np.min(list(rows.values()), axis=0)))
-  return DecoderScore(error, rows["mean"], rows.get("class"), counted(nearer, len(truth)))
+  return DecoderScore(
+    error, rows["mean"], rows.get("class"), with_interval(nearer, len(truth))
+  )

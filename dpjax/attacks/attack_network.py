@@ -50,8 +50,8 @@ def attack_network(
   >>> (scores > 0.5).tolist() == held[0].tolist()
   True
   """
-  own = _checked("answers", answers, 2)
-  theirs = _checked("shadow_answers", shadow_answers, 3)
+  own = _check_array("answers", answers, 2)
+  theirs = _check_array("shadow_answers", shadow_answers, 3)
   held = np.asarray(included)
   classes = np.asarray(labels)
   if theirs.shape[1:] != own.shape:
@@ -78,7 +78,7 @@ def attack_network(
 def _member_prob(known: np.ndarray, members: np.ndarray, asked: np.ndarray) -> np.ndarray:
   """Trains a network on known answers [m, K], and returns its probabilities for others [n, K]."""
   # Imported here, since scikit-learn is slow to import.
-  with optional.needed():
+  with optional.require_extra():
     from sklearn.exceptions import ConvergenceWarning
     from sklearn.neural_network import MLPClassifier
 
@@ -90,7 +90,7 @@ def _member_prob(known: np.ndarray, members: np.ndarray, asked: np.ndarray) -> n
   return np.asarray(network.predict_proba(asked))[:, 1]
 
 
-def _checked(name: str, values: HostArray, rank: int) -> np.ndarray:
+def _check_array(name: str, values: HostArray, rank: int) -> np.ndarray:
   array = signals.numbers(name, values)
   if array.ndim != rank or not array.size:
     wanted = "[n, K]" if rank == 2 else "[shadows, n, K]"

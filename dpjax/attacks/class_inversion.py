@@ -22,7 +22,7 @@ import optax
 from dpjax import metrics, trees, validate
 from dpjax.attacks import reconstructions, signals
 from dpjax.attacks.gradient_inversion import total_variation
-from dpjax.attacks.roc import Counted, counted
+from dpjax.attacks.roc import Counted, with_interval
 from dpjax.data import Dataset
 from dpjax.metrics import Apply
 from dpjax.types import Array, Example, HostArray, Params
@@ -112,13 +112,13 @@ class ClassInversion:
       )
     y = np.repeat(chosen.astype(np.int32), count)
     noise = self.spread * jax.random.truncated_normal(key, -2, 2, (len(y), *shape))
-    start = self._boxed(jnp.broadcast_to(self.mean, noise.shape) + noise)
+    start = self._into_box(jnp.broadcast_to(self.mean, noise.shape) + noise)
     x = self._search(apply, params, start, y)
     logits = trees.at_least_float32(apply(params, x))
     sure = jax.nn.softmax(logits)[jnp.arange(len(y)), y]
     return Inverted(np.asarray(x), y, np.asarray(sure))
 
-  def _boxed(self, x: Array) -> Array:
+  def _into_box(self, x: Array) -> Array:
     return jnp.clip(x, self.low, self.high)
 
   def _search(self, apply: Apply, params: Params, x: Array, y: np.ndarray) -> Array:
@@ -138,7 +138,7 @@ class ClassInversion:
     @jax.jit
     def step(x: Array, state: optax.OptState) -> tuple[Array, optax.OptState]:
       updates, state = tx.update(jax.grad(cost)(x), state)
-      return self._boxed(optax.apply_updates(x, updates)), state  # pyright: ignore
+      return self._into_box(optax.apply_updates(x, updates)), state  # pyright: ignore
 
     state = tx.init(x)
     for _ in range(self.steps):
@@ -203,7 +203,7 @@ def judge_inversion(
   images = means.ndim == 4 and min(means.shape[1:3]) >= 11
   alike = reconstructions.ssim(means, inverted.x) if images else None
   error = reconstructions.mse(means, inverted.x)
-  return InversionScore(counted(round(rate * total), total), alike, error)
+  return InversionScore(with_interval(round(rate * total), total), alike, error)
 
 
 def class_means(records: Dataset, classes: HostArray) -> np.ndarray:

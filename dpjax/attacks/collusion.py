@@ -113,7 +113,7 @@ def min_max(direction: str = "std") -> Poisoning:
     )
     return jnp.min(jnp.where(there, roots, jnp.inf))
 
-  return _moved(direction, farthest)
+  return _shift_mean(direction, farthest)
 
 
 def min_sum(direction: str = "std") -> Poisoning:
@@ -137,10 +137,10 @@ def min_sum(direction: str = "std") -> Poisoning:
     squares = jnp.sum(off**2, axis=1)
     return jnp.sqrt(jnp.max(squares) / jnp.where(square > 0, square, 1.0))
 
-  return _moved(direction, farthest)
+  return _shift_mean(direction, farthest)
 
 
-def _moved(direction: str, farthest: Callable[..., Array]) -> Poisoning:
+def _shift_mean(direction: str, farthest: Callable[..., Array]) -> Poisoning:
   """Returns the attack that sends the honest mean + gamma p.
 
   Args:

@@ -75,7 +75,7 @@ def quantile_regression(
       value=fpr,
     )
   # Imported here, since scikit-learn is slow to import.
-  with optional.needed():
+  with optional.require_extra():
     from sklearn.ensemble import GradientBoostingRegressor
 
   leaf = min(40, max(1, learned.size // 10))

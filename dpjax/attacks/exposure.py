@@ -194,7 +194,7 @@ def extrapolate(
     raise UserError("must be finite", field="references")
   if np.ptp(values) == 0:
     raise UserError("must not all be equal: nothing can be fitted", field="references")
-  shape, place, scale = _fitted(values)
+  shape, place, scale = _fit(values)
   statistic = _distance(values)
   rng = np.random.default_rng(seed)
   delta = shape / math.hypot(1.0, shape)
@@ -212,7 +212,7 @@ def extrapolate(
   )
 
 
-def _fitted(values: np.ndarray) -> tuple[float, float, float]:
+def _fit(values: np.ndarray) -> tuple[float, float, float]:
   """Returns (shape, location, scale) of the skew-normal that has the first moments of `values`.
 
   These moments are mean, variance and skewness; the skewness is cut to [-.99, .99].
@@ -228,7 +228,7 @@ def _fitted(values: np.ndarray) -> tuple[float, float, float]:
 
 def _distance(values: np.ndarray) -> float:
   """Returns the largest distance of the values' distribution function from that of their fit."""
-  shape, place, scale = _fitted(values)
+  shape, place, scale = _fit(values)
   fitted = stats.skewnorm.cdf(np.sort(values), shape, place, scale)
   steps = np.arange(len(values) + 1) / len(values)
   return float(max(np.max(steps[1:] - fitted), np.max(fitted - steps[:-1])))
@@ -292,7 +292,7 @@ class ExposureBound:
     # The rank is a whole number; the factor 1 + 1e-9 undoes the rounding of a power of 2.
     rank = math.floor(2.0 ** (math.log2(self.num_secrets) - bits) * (1 + 1e-9))
     # No rank is below 1, so no exposure is above log2(num_secrets).
-    return float(self._reached(np.array([rank]))[0]) if rank else 0.0
+    return float(self._chance_of_rank(np.array([rank]))[0]) if rank else 0.0
 
   def mean(self) -> float:
     """Returns an upper bound on the mean exposure over secret and training, in bits.
@@ -305,7 +305,7 @@ class ExposureBound:
     ranks = np.unique(np.concatenate([each, further]))
     # E[log2 N - log2 rank] is the sum over m of Pr[rank <= m] (log2(m + 1) - log2 m). Within a step
     # of several ranks the probability is at most that of the last rank.
-    return float(np.sum(self._reached(ranks[1:] - 1) * np.diff(np.log2(ranks))))
+    return float(np.sum(self._chance_of_rank(ranks[1:] - 1) * np.diff(np.log2(ranks))))
 
   def most(self, confidence: float = 0.95) -> float:
     """Returns an upper bound on the exposure, in bits, that holds with probability `confidence`."""
@@ -314,12 +314,12 @@ class ExposureBound:
     high = self.num_secrets
     while high - low > 1:
       middle = (low + high) // 2
-      if self._reached(np.array([middle]))[0] <= 1 - confidence:
+      if self._chance_of_rank(np.array([middle]))[0] <= 1 - confidence:
         low = middle
       else:
         high = middle
     return math.log2(self.num_secrets) - math.log2(low + 1)
 
-  def _reached(self, ranks: np.ndarray) -> np.ndarray:
+  def _chance_of_rank(self, ranks: np.ndarray) -> np.ndarray:
     """Returns upper bounds on the probability that the rank is at most each of `ranks`."""
     return np.asarray(allowed.of_group(self.line, self.copies)(ranks / self.num_secrets))

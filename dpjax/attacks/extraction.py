@@ -24,7 +24,7 @@ import numpy as np
 from dpjax import trees, validate
 from dpjax.attacks import signals
 from dpjax.attacks.fitting import Fit
-from dpjax.attacks.roc import Counted, counted
+from dpjax.attacks.roc import Counted, with_interval
 from dpjax.metrics import Apply
 from dpjax.types import Array, HostArray, Params
 from dpjax.validate import UserError
@@ -183,7 +183,7 @@ def agreement(
       f"has the shape {a.shape}: must be that of the answers, {b.shape}", field="guesses"
     )
   count = int(np.sum(a.argmax(axis=1) == b.argmax(axis=1)))
-  return Agreement(num_queries, counted(count, len(a), confidence))
+  return Agreement(num_queries, with_interval(count, len(a), confidence))
 
 
 def extraction_curve(

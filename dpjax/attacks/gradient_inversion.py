@@ -80,7 +80,7 @@ def _dot(a: ArrayTree, b: ArrayTree) -> Array:
   return sum(jnp.vdot(x, y) for x, y in zip(jax.tree.leaves(a), jax.tree.leaves(b)))  # pyright: ignore[reportReturnType]
 
 
-def _directed(tree: ArrayTree) -> ArrayTree:
+def _to_unit_length(tree: ArrayTree) -> ArrayTree:
   """Scales a tree to length 1; 0 stays 0."""
   square = _dot(tree, tree)
   return trees.scale(tree, jax.lax.rsqrt(jnp.maximum(square, jnp.finfo(square.dtype).tiny)))
@@ -243,7 +243,7 @@ class CosineAdam:
 
   def objective(self, guessed: ArrayTree, seen: ArrayTree, x: Array) -> Array:
     """Returns 1 - cos(guessed, seen) + total_variation * TV(x)."""
-    off = jax.tree.map(jnp.subtract, _directed(guessed), _directed(seen))
+    off = jax.tree.map(jnp.subtract, _to_unit_length(guessed), _to_unit_length(seen))
     # |u - v|^2 / 2 is 1 - cosine, but keeps its digits where u and v are nearly equal.
     angle = _dot(off, off) / 2
     return angle + (
@@ -329,7 +329,7 @@ class Inversion:
       raise UserError("must be (batch, *features)", field="shape", value=())
     validate.integer_at_least(1, **validate.entries(shape=dims))
     object.__setattr__(self, "shape", tuple(map(int, dims)))
-    guessed = self._guessed(soft=False)
+    guessed = self._guess_shapes(soft=False)
     _message_shapes(self.view, guessed)
     self.method.check(self.view, guessed)
 
@@ -355,7 +355,7 @@ class Inversion:
     if labels is not None:
       known = check_labels(labels, self.shape[0], self.num_classes)
     trees.check_key(key=key)
-    guessed = self._guessed(soft=labels is None)
+    guessed = self._guess_shapes(soft=labels is None)
     _check_fits(_message_shapes(self.view, guessed), seen)
     # Some methods need float64: near the end, float32 cannot tell the guess's message from `seen`.
     with jax.enable_x64(self.method.float64):
@@ -438,7 +438,7 @@ class Inversion:
       guess["logits"] = point[size:].reshape(self.shape[0], self.num_classes)
     return guess
 
-  def _guessed(self, *, soft: bool) -> Example:
+  def _guess_shapes(self, *, soft: bool) -> Example:
     """Returns the shapes of guessed examples, with probabilities as labels if `soft`."""
     size = self.shape[0]
     hard = jax.ShapeDtypeStruct((size,), jnp.int32)

@@ -65,7 +65,7 @@ def _shuffles(count: int, num_null: int, seed: int) -> list[np.ndarray]:
   return shuffles
 
 
-def _scored(
+def _score(
   score: Callable[[np.ndarray], np.ndarray],
   count: int,
   num_null: int,
@@ -150,7 +150,7 @@ def dense_leakage(
     # Rounding may lift a correlation above 1.
     return np.minimum(np.max(np.abs(products), axis=-1), 1.0)
 
-  return _scored(score, len(units), num_null, seed, least=0.0)
+  return _score(score, len(units), num_null, seed, least=0.0)
 
 
 def recovered_leakage(
@@ -174,10 +174,10 @@ def recovered_leakage(
   a = _unit(a.reshape(len(a), -1))
   b = _unit(b.reshape(len(b), -1))
   score = lambda order: np.sum(a[order] * b, axis=1)
-  return _scored(score, len(a), num_null, seed, least=-1.0)
+  return _score(score, len(a), num_null, seed, least=-1.0)
 
 
-def _centred(rows: np.ndarray) -> np.ndarray:
+def _centre(rows: np.ndarray) -> np.ndarray:
   """Returns U-centred distances [n, n] of rows (Székely, Rizzo 2014).
 
   For two independent sets of rows, the products of these distances sum to 0 on average.
@@ -214,8 +214,8 @@ def distance_correlation(
       f"must be one for each of at least 4 inputs, got {len(a)} and {len(b)}",
       field="gradients",
     )
-  a = _centred(a.reshape(len(a), -1))
-  b = _centred(b.reshape(len(b), -1))
+  a = _centre(a.reshape(len(a), -1))
+  b = _centre(b.reshape(len(b), -1))
   scale = np.sqrt(np.sum(a * a) * np.sum(b * b))
   if scale == 0:
     raise UserError("all alike; their distances say nothing", field="gradients")
@@ -224,4 +224,4 @@ def distance_correlation(
     ratio = np.sum(a[np.ix_(order, order)] * b) / scale
     return np.array([np.sign(ratio) * np.sqrt(abs(ratio))])
 
-  return _scored(score, len(a), num_null, seed, least=-1.0)
+  return _score(score, len(a), num_null, seed, least=-1.0)

@@ -11,7 +11,7 @@ A label flip succeeds on a test record of class `source` if the model calls it `
 succeeds on a stamped test record of any other class if the model calls it the backdoor's label. A
 scaled update has no such records and is measured by the accuracy alone.
 
-An attack has two parts: `poisoned` changes the attackers' records in a `Federation`, and
+An attack has two parts: `poison_rows` changes the attackers' records in a `Federation`, and
 `scaled_messages` multiplies what their `ClientAlgorithm` sends. Client, cohorts, execution and
 aggregator are those of the run, which gets no other change than `wrap` and `memory`.
 
@@ -33,7 +33,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from dpjax import metrics, validate
-from dpjax.attacks.roc import Counted, counted
+from dpjax.attacks.roc import Counted, with_interval
 from dpjax.data import Dataset, Federation
 from dpjax.federated.client import ClientAlgorithm
 from dpjax.federated.cohort import LocalWork
@@ -95,7 +95,7 @@ def label_flip(source: int, target: int, *, factor: float = 1.0) -> Poisoning:
     y[rows] = np.where(y[rows] == source, target, y[rows])
     return dataclasses.replace(dataset, y=y)
 
-  return Poisoning(poison, _relabelled(lambda y: y == source, target), factor)
+  return Poisoning(poison, _relabel(lambda y: y == source, target), factor)
 
 
 def scaled_update(factor: float) -> Poisoning:
@@ -170,7 +170,7 @@ def backdoor(
     y[chosen] = target
     return dataclasses.replace(dataset, x=x, y=y)
 
-  wanted = _relabelled(lambda y: y != target, target)
+  wanted = _relabel(lambda y: y != target, target)
   stamped = lambda test: dataclasses.replace(test, x=trigger.stamp(test.x))
   return Poisoning(poison, lambda test: wanted(stamped(test)), factor)
 
@@ -184,7 +184,7 @@ def _check_factor(factor: float) -> None:
     raise UserError("must be a finite number other than 0", field="factor", value=factor)
 
 
-def _relabelled(
+def _relabel(
   chosen: Callable[[np.ndarray], np.ndarray], target: int
 ) -> Callable[[Dataset], Dataset]:
   def wanted(test: Dataset) -> Dataset:
@@ -217,7 +217,7 @@ def choose_attackers(num_clients: int, fraction: float, *, seed: int) -> np.ndar
   return np.sort(order[:count])
 
 
-def _checked(attackers: Sequence[int] | np.ndarray, num_clients: int) -> np.ndarray:
+def _check_attackers(attackers: Sequence[int] | np.ndarray, num_clients: int) -> np.ndarray:
   places = np.asarray(attackers)
   places = places.astype(np.int64) if not places.size else places
   right = places.ndim == 1 and places.dtype.kind in "iu"
@@ -230,7 +230,7 @@ def _checked(attackers: Sequence[int] | np.ndarray, num_clients: int) -> np.ndar
   return places
 
 
-def poisoned(
+def poison_rows(
   federation: Federation, attack: Poisoning, attackers: Sequence[int] | np.ndarray
 ) -> Federation:
   """Returns the federation with the attackers' rows poisoned; all other rows are unchanged.
@@ -238,14 +238,14 @@ def poisoned(
   Raises UserError for attackers that are no clients, labels out of range, or records on which the
   trigger cannot be stamped.
   """
-  places = _checked(attackers, federation.num_clients)
+  places = _check_attackers(attackers, federation.num_clients)
   held = [federation.indices[place] for place in places]
   dataset = attack.poison(federation.dataset, held)
   return dataclasses.replace(federation, dataset=dataset)
 
 
 def attacker_memory(inner: Any = None) -> Any:
-  """Returns the initial memory (state between rounds) of a client that lies once `recruited`.
+  """Returns the initial memory (state between rounds) of a client that lies after `recruit`.
 
   Args:
     inner: initial memory of the client without the attack; None: it keeps no memory.
@@ -256,7 +256,7 @@ def attacker_memory(inner: Any = None) -> Any:
 def scaled_messages(client: ClientAlgorithm, factor: float) -> ClientAlgorithm:
   """Returns a client that sends `factor` times its message once it is recruited.
 
-  Its memory says whether it is an attacker; see `attacker_memory` and `recruited`.
+  Its memory says whether it is an attacker; see `attacker_memory` and `recruit`.
 
   Raises UserError, while tracing, if the memory was not made by `attacker_memory`.
   """
@@ -298,12 +298,10 @@ def _lying(
     return sent._replace(message=jax.tree.map(lie, sent.message)), memory, info
 
   # Whether a client lies is set from outside, and follows from no round.
-  return client.wrapped(init=init, step=step, finish=finish)
+  return client.wrap(init=init, step=step, finish=finish)
 
 
-def recruited(
-  state: FederatedState, attackers: Sequence[int] | np.ndarray
-) -> FederatedState:
+def recruit(state: FederatedState, attackers: Sequence[int] | np.ndarray) -> FederatedState:
   """Returns the state in which the clients `attackers`, and no others, are attackers.
 
   Raises UserError for clients whose memory was not made by `attacker_memory`, or for unknown
@@ -313,11 +311,11 @@ def recruited(
   initial = getattr(memories, "initial", None)
   if memories is None or not (isinstance(initial, dict) and set(initial) == _MEMORY):
     raise UserError("its clients were not made with memory=attacker_memory", field="state")
-  places = _checked(attackers, memories.num_clients)
+  places = _check_attackers(attackers, memories.num_clients)
   # A client that still has its first memory is no attacker, so it needs no write.
   who = np.union1d(memories.touched, places)
   rows = {**memories.rows(who), "attacker": np.isin(who, places)}
-  return state._replace(memories=memories.replaced(who, rows))
+  return state._replace(memories=memories.replace_rows(who, rows))
 
 
 def poisoned_training(
@@ -351,14 +349,14 @@ def poisoned_training(
   else:
     wrap = marked_messages
   lying = algorithm(wrap=wrap, memory=lambda params: attacker_memory())
-  state = recruited(lying.init(params, federation.num_clients), attackers)
+  state = recruit(lying.init(params, federation.num_clients), attackers)
   if attack.collude is not None and not isinstance(state.aggregator, Colluders):
     raise UserError(
       "its attackers collude, so its aggregator must be "
       "attacks.collusion.colluding(aggregator, attack)",
       field="algorithm",
     )
-  held = poisoned(federation, attack, attackers)
+  held = poison_rows(federation, attack, attackers)
   for cohort in lying.cohorts(held, work, rng=rng):
     state, _ = lying.round(state, cohort)
   return state.params
@@ -406,7 +404,7 @@ class PoisoningOutcome(NamedTuple):
       private: whether the server adds noise for a user's epsilon, which bounds the effect of one
         client.
 
-    >>> ten, none = counted(10, 10), counted(0, 10)
+    >>> ten, none = with_interval(10, 10), with_interval(0, 10)
     >>> PoisoningOutcome(2, 0, ten, ten, ten, none).verdict()
     'FAILS: victims are misled (2 attackers, its breakdown point is 0)'
     >>> PoisoningOutcome(2, None, ten, none, ten, none).verdict(private=True)
@@ -428,7 +426,7 @@ def measure_poisoning(
 
   Raises UserError if there is no test record, or none that could be a victim.
   """
-  right = lambda part: counted(
+  right = lambda part: with_interval(
     round(metrics.accuracy(apply, params, part) * len(part)), len(part)
   )
   return right(test), None if attack.victims is None else right(attack.victims(test))

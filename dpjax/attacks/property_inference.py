@@ -168,7 +168,7 @@ def infer_property(
   True
   """
   # Imported here, since scikit-learn is slow to import.
-  with optional.needed():
+  with optional.require_extra():
     from sklearn import linear_model
 
   validate.positive(l2=l2)

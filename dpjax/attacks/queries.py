@@ -22,7 +22,7 @@ MOST_QUERIES = 18
 _PLACES = ((0, 0), (0, 1), (0, -1), (1, 0), (-1, 0), (1, 1), (1, -1), (-1, 1), (-1, -1))
 
 
-def augmented(x: HostArray, num_queries: int, *, shift: int = 1) -> list[np.ndarray]:
+def augment(x: HostArray, num_queries: int, *, shift: int = 1) -> list[np.ndarray]:
   """Returns `num_queries` copies of images [n, H, W, C]: the originals, mirrored ones, then
   shifted ones.
 
@@ -32,7 +32,7 @@ def augmented(x: HostArray, num_queries: int, *, shift: int = 1) -> list[np.ndar
   Raises UserError for more than 18 queries, several queries of records that are no images, or a
   shift that is not smaller than an image.
 
-  >>> [copy[0, 0, :, 0].tolist() for copy in augmented(np.arange(3.0).reshape(1, 1, 3, 1), 2)]
+  >>> [copy[0, 0, :, 0].tolist() for copy in augment(np.arange(3.0).reshape(1, 1, 3, 1), 2)]
   [[0.0, 1.0, 2.0], [2.0, 1.0, 0.0]]
   """
   validate.integer_in(1, MOST_QUERIES, num_queries=num_queries)
@@ -80,7 +80,7 @@ def queries_of_model(signal: Signal, num_queries: int, *, shift: int = 1) -> Sig
   """
 
   def asked(params: Params, records: Labelled) -> np.ndarray:
-    copies = augmented(np.asarray(records.x), num_queries, shift=shift)
+    copies = augment(np.asarray(records.x), num_queries, shift=shift)
     inputs = [Example(np.ascontiguousarray(copy), records.y) for copy in copies]
     return np.concatenate([signal(params, each) for each in inputs])
 

@@ -1,6 +1,6 @@
 """Metrics of reconstructions: their distance to the truth, and how often they are close enough.
 
-An attack returns a batch in no particular order, so first `matched` pairs it with the truth. Counts
+An attack returns a batch in no particular order, so first `match` pairs it with the truth. Counts
 come with exact (Clopper-Pearson) intervals: 8 recovered of 8 do not exclude a true rate of 64 %.
 
 | criterion       | a record is recovered at | meaning                                          |
@@ -25,7 +25,7 @@ from scipy.spatial import distance
 
 from dpjax import validate
 from dpjax.accounting.text import lower, percent, upper
-from dpjax.attacks.roc import Counted, counted
+from dpjax.attacks.roc import Counted, with_interval
 from dpjax.types import HostArray
 from dpjax.validate import UserError
 
@@ -190,13 +190,13 @@ def fidelity(
   )
 
 
-def matched(truth: HostArray, recovered: HostArray) -> np.ndarray:
+def match(truth: HostArray, recovered: HostArray) -> np.ndarray:
   """Returns places [B] so that `recovered[places]` fits the truth best.
 
   It is the one-to-one assignment with the largest total PSNR. With the smallest total squared error
   instead, an exact guess could go to another record, to reduce the large errors of bad guesses.
 
-  >>> matched([[0.0, 0.0], [1.0, 1.0]], [[0.9, 1.0], [0.2, 0.0]]).tolist()
+  >>> match([[0.0, 0.0], [1.0, 1.0]], [[0.9, 1.0], [0.2, 0.0]]).tolist()
   [1, 0]
   """
   a, b = _pair(truth, recovered)
@@ -225,7 +225,7 @@ class Success(NamedTuple):
   def verdict(self) -> str:
     """A line to print. It may say that a defence fails, but never that a defence holds.
 
-    >>> Success("exact", counted(0, 8), 0.95).verdict
+    >>> Success("exact", with_interval(0, 8), 0.95).verdict
     'not shown to fail: 0 of 8 records recovered (exact; 95% interval 0 to 0.37)'
     """
     count, total, (low, high) = self.recovered
@@ -248,7 +248,7 @@ def success(measured: Fidelity, *, confidence: float = 0.95) -> tuple[Success, .
     if values is None:
       continue
     count = int(np.sum(values >= threshold if larger else values <= threshold))
-    rows.append(Success(name, counted(count, len(values), confidence), confidence))
+    rows.append(Success(name, with_interval(count, len(values), confidence), confidence))
   return tuple(rows)
 
 

@@ -28,7 +28,7 @@ import numpy as np
 from scipy import special, stats
 
 from dpjax import markdown, validate
-from dpjax.accounting.text import rounded_out
+from dpjax.accounting.text import round_out
 from dpjax.attacks import signals
 from dpjax.types import HostArray
 from dpjax.validate import UserError
@@ -161,10 +161,10 @@ class Counted(NamedTuple):
     return self.count / self.total
 
 
-def counted(count: int, total: int, confidence: float = 0.95) -> Counted:
+def with_interval(count: int, total: int, confidence: float = 0.95) -> Counted:
   """Returns the count with its Clopper-Pearson interval.
 
-  >>> counted(0, 10).interval[0], round(counted(5, 10).rate, 1)
+  >>> with_interval(0, 10).interval[0], round(with_interval(5, 10).rate, 1)
   (0.0, 0.5)
   """
   validate.integer_at_least(1, total=total)
@@ -260,7 +260,7 @@ class Strongest(NamedTuple):
     """What it finds, as text."""
     if self.rate is None:
       return "too few others"
-    ends = rounded_out(self.rate.tpr_interval)
+    ends = round_out(self.rate.tpr_interval)
     return f"TPR {self.rate.tpr:.3f} ({ends}) at {100 * self.rate.fpr:g} % FPR"
 
   def to_json(self) -> dict[str, Any]:
@@ -380,7 +380,7 @@ def table(
     *(f"TPR at {100 * fpr:g} % FPR" for fpr in rates),
     *("AUC", "balanced accuracy"),
   ]
-  cell = lambda value, ends: f"{value:.4f} ({rounded_out(ends, 4)})"
+  cell = lambda value, ends: f"{value:.4f} ({round_out(ends, 4)})"
   known = [fpr for fpr in rates if fpr in (allowed or {})]
   head += [f"allowed TPR at {100 * fpr:g} % FPR" for fpr in known]
   # A bound is never shown smaller than it is.

@@ -38,7 +38,8 @@ def random_halves(
 
   Args:
     exact: whether each row holds exactly half of the records, for samplers that need a fixed number
-      of records. Another record then replaces one that is left out (see `allowed.replaced`).
+      of records. Another record then replaces one that is left out
+      (`allowed.replacement_line`).
 
   >>> halves = random_halves(5, 1000, seed=0)
   >>> halves[:4].sum(axis=0).tolist() == [2] * 1000, 450 < int(halves[4].sum()) < 550
@@ -149,7 +150,7 @@ def train_shadows(
   scores: list[np.ndarray] = []
   for group in range(num_groups(num_models, side_by_side)):
     for params in train(group):
-      scores.append(_asked(signal(params, records), size, len(scores)))
+      scores.append(_answers_of(signal(params, records), size, len(scores)))
     progress(len(scores), num_models)
   return np.stack(scores)
 
@@ -238,7 +239,7 @@ def _keys_of(seed: int, index: int) -> tuple[Array, Array, int]:
   return noise, init, int.from_bytes(words[2:].tobytes(), "little")
 
 
-def _asked(answer: HostArray, size: int, index: int) -> np.ndarray:
+def _answers_of(answer: HostArray, size: int, index: int) -> np.ndarray:
   scores = np.asarray(answer, np.float64)
   if scores.shape != (size,):
     raise UserError(f"must return [{size}] numbers, got {scores.shape}", field="signal")

@@ -102,14 +102,14 @@ def log_odds_of_logits(logits: HostArray, labels: HostArray) -> np.ndarray:
   >>> log_odds_of_logits([[np.log(3.0), 0.0, 0.0]], [0]).round(4)  # log(3 / 2)
   array([0.4055])
   """
-  scores, is_label = _picked(numbers("logits", logits), labels)
+  scores, is_label = _pick_labels(numbers("logits", logits), labels)
   # With -inf in its place, the record's own label adds nothing to the sum over other labels.
   others = np.where(is_label, -np.inf, scores)
   gap = scores[is_label].reshape(scores.shape[:-1]) - special.logsumexp(others, axis=-1)
   return np.clip(gap, -LARGEST, LARGEST)
 
 
-def _picked(logits: np.ndarray, labels: HostArray) -> tuple[np.ndarray, np.ndarray]:
+def _pick_labels(logits: np.ndarray, labels: HostArray) -> tuple[np.ndarray, np.ndarray]:
   """Returns the logits, and a mask of the records' own labels: [..., n, K] bool."""
   y = np.asarray(labels)
   if logits.ndim < 2 or logits.shape[-1] < 2 or y.shape != logits.shape[-2:-1]:
@@ -156,7 +156,7 @@ def soft_margin_taylor(
   validate.positive(temperature=temperature)
   validate.non_negative(margin=margin)
   validate.integer_at_least(1, order=order)
-  scores, is_label = _picked(numbers("logits", logits) / temperature, labels)
+  scores, is_label = _pick_labels(numbers("logits", logits) / temperature, labels)
   series = lambda x: sum(x**i / math.factorial(i) for i in range(order))
   mine = series(scores[is_label].reshape(scores.shape[:-1]) - margin)
   others = np.sum(np.where(is_label, 0.0, series(scores)), axis=-1)

@@ -10,8 +10,8 @@ stand among the first.
 | `zlib`       | log perplexity / `zlib_entropy`                           | likely, not repeated |
 | `lowercase`  | log perplexity / log perplexity of the line in lower case | capitals that matter |
 
-`write_lines` lets a model write, `rank` sorts its lines, `extracted` counts the secrets among the
-first. The attacker needs no format and no loss of a secret, in contrast to `attacks.exposure`.
+`write_lines` lets a model write, `rank` sorts its lines, `find_extracted` finds the secrets among
+the first. The attacker needs no format and no loss of a secret, in contrast to `attacks.exposure`.
 """
 
 from __future__ import annotations
@@ -180,7 +180,7 @@ class Extracted(NamedTuple):
     return self.lines / self.first
 
 
-def extracted(
+def find_extracted(
   ranked: Sequence[bytes], secrets: Sequence[bytes], *, first: int
 ) -> Extracted:
   """Returns which secrets stand at the beginning of one of the first lines.
@@ -194,7 +194,7 @@ def extracted(
     first: number k of lines that the attacker looks at.
 
   >>> secrets = [b"Mire 1234", b"Tavu 4711"]
-  >>> extracted([b"Tavu 4711 and", b"see also", b"Mire 1234"], secrets, first=2)
+  >>> find_extracted([b"Tavu 4711 and", b"see also", b"Mire 1234"], secrets, first=2)
   Extracted(first=2, lines=1, secrets=(1,))
   """
   validate.integer_at_least(1, first=first)

@@ -167,7 +167,7 @@ class SpanAttack:
     """
     tokens = np.tile(np.arange(self.vocab_size)[:, None], (1, self.length))
     first = np.asarray(self.inputs(params, jnp.asarray(tokens, jnp.int32))[0], np.float64)
-    flat = _projected(first.reshape(-1, first.shape[-1]), project)
+    flat = _through_lora(first.reshape(-1, first.shape[-1]), project)
     basis = _fitting(gradient, flat.shape[1], rank)
     distances = np.full(len(flat), np.inf)
     # A span of all dimensions contains every token, and an empty span contains none.
@@ -230,7 +230,7 @@ class SpanAttack:
     parts = np.split(tokens, count // _PART)
     second = [self.inputs(params, jnp.asarray(part))[1][:, last] for part in parts]
     inputs = np.concatenate(second).astype(np.float64)[: len(lines)]
-    inputs = _projected(inputs, project)
+    inputs = _through_lora(inputs, project)
     basis = _fitting(gradient, inputs.shape[1], None)
     if not 0 < basis.shape[1] < basis.shape[0]:
       return lines
@@ -240,7 +240,7 @@ class SpanAttack:
     ]
 
 
-def _projected(inputs: np.ndarray, project: Any) -> np.ndarray:
+def _through_lora(inputs: np.ndarray, project: Any) -> np.ndarray:
   """Returns inputs [n, d] unchanged if `project` is None, or mapped by LoRA's A to [n, r]."""
   if project is None:
     return inputs

@@ -53,7 +53,7 @@ class Canaries(NamedTuple):
   kind: str
 
 
-def _mislabelled(rows: Dataset, rng: np.random.Generator) -> Dataset:
+def _mislabel(rows: Dataset, rng: np.random.Generator) -> Dataset:
   _check_labels(rows, "mislabelled")
   shift = rng.integers(1, rows.num_classes, len(rows))
   y = ((rows.y + shift) % rows.num_classes).astype(np.int32)
@@ -94,14 +94,14 @@ def _in_gradients(rows: Dataset, rng: np.random.Generator) -> Dataset:
 
 
 _MAKE: dict[str, Callable[[Dataset, np.random.Generator], Dataset]] = {
-  "mislabelled": _mislabelled,
+  "mislabelled": _mislabel,
   "random": _random,
   "gradient": _in_gradients,
 }
 KINDS = tuple(_MAKE)
 
 
-def changed(rows: Dataset, kind: str, rng: np.random.Generator) -> Dataset:
+def change(rows: Dataset, kind: str, rng: np.random.Generator) -> Dataset:
   """Returns the rows, changed into canaries of a kind, which is one of `KINDS`."""
   return _MAKE[kind](rows, rng)
 
@@ -154,13 +154,13 @@ def insert_canaries(
     np.random.default_rng, np.random.SeedSequence([seed, _STREAM]).spawn(3)
   )
   rows = np.sort(rows_rng.choice(len(train), num_canaries, replace=False))
-  changed_records = changed(train.subset(rows).read(), kind, change_rng)
+  changed_records = change(train.subset(rows).read(), kind, change_rng)
   if keep_labels:
     if kind != "random":
       raise UserError("not with keep_labels=True; use 'random'", field="kind", value=kind)
     changed_records = dataclasses.replace(changed_records, y=train.y[rows])
   included = coin_rng.random(num_canaries) < 0.5
-  mixed = train.replaced(rows[included], changed_records.subset(included))
+  mixed = train.replace_rows(rows[included], changed_records.subset(included))
   left = _without(mixed, rows[~included], neighboring_relation)
   return left, Canaries(changed_records, included, kind)
 
@@ -208,7 +208,7 @@ def loss_scores(
     before, after: parameters before and after training.
   """
   gains = loss_gains(loss_fn, before, after, canaries.examples)
-  return CanaryScores.parted(gains, canaries.included)
+  return CanaryScores.separate(gains, canaries.included)
 
 
 def gradient_scores(
@@ -229,4 +229,4 @@ def gradient_scores(
     # A canary without a gradient has no direction to move along, so its score is 0.
     return flat @ total / jnp.maximum(jnp.linalg.norm(flat, axis=1), 1e-30)
 
-  return CanaryScores.parted(_values(along, canaries.examples), canaries.included)
+  return CanaryScores.separate(_values(along, canaries.examples), canaries.included)

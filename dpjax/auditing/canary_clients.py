@@ -250,7 +250,7 @@ def _trainers(
   whole = federation.dataset
   # Each client has draws of its own: with one stream, a row more of one would change all others.
   each = [
-    records.changed(whole.subset(part), kind, own)
+    records.change(whole.subset(part), kind, own)
     for part, own in zip(held, rng.spawn(len(held)))
   ]
   joined = {
@@ -371,7 +371,7 @@ class _Work(NamedTuple):
     return self.own.key
 
 
-def marked(cohorts: Iterable[Cohort], canaries: CanaryClients) -> Iterator[Cohort]:
+def mark(cohorts: Iterable[Cohort], canaries: CanaryClients) -> Iterator[Cohort]:
   """Yields the cohorts, with each row marked by its entry of `canaries.numbers`, for `sender`.
 
   If the canaries train, the cohorts stay unchanged.
@@ -416,7 +416,7 @@ def sender(
     weight = jnp.where(is_one, jnp.ones_like(sent.weight), sent.weight)
     return sent._replace(message=message, weight=weight), memory, info
 
-  return client.wrapped(init=init, step=step, finish=finish)
+  return client.wrap(init=init, step=step, finish=finish)
 
 
 def sending(
@@ -472,7 +472,7 @@ def heard(
     score = work.score + jnp.where(number == 0, 0.0, along)
     return sent, {"own": memory, "heard": score}, info
 
-  return client.wrapped(init=init, step=step, finish=finish)
+  return client.wrap(init=init, step=step, finish=finish)
 
 
 def heard_memory(inner: ArrayTree) -> Any:
@@ -482,7 +482,7 @@ def heard_memory(inner: ArrayTree) -> Any:
 
 def heard_scores(states: ClientStates, canaries: CanaryClients) -> Scores:
   """Returns the scores of `heard`, from the client states."""
-  return CanaryScores.parted(states.rows(canaries.places)["heard"], canaries.included)
+  return CanaryScores.separate(states.rows(canaries.places)["heard"], canaries.included)
 
 
 # --- scores
@@ -596,7 +596,7 @@ def along(directions: Directions | OwnParameters, moved: Any) -> Array:
 
 def _spread(moved: Any) -> Array:
   """Returns `moved` as a vector [d], after cutting what most clients share; see `along`."""
-  flat = flatten_util.ravel_pytree(jax.tree.map(_flattened, moved))[0]
+  flat = flatten_util.ravel_pytree(jax.tree.map(_flatten, moved))[0]
   limit = _WIDE * jnp.median(jnp.abs(flat))
   # If most coordinates are zero, the limit is 0, and no coordinate is cut.
   return jnp.where(limit > 0, jnp.clip(flat, -limit, limit), flat)
@@ -623,7 +623,7 @@ def _new_along(
   return directions.along(new), total + spread
 
 
-def _flattened(leaf: Array) -> Array:
+def _flatten(leaf: Array) -> Array:
   """Returns an array [..., n] in float32, with its largest singular values cut.
 
   The array is read as one matrix. Vectors, and matrices with two long sides, are not cut.
@@ -671,7 +671,7 @@ def direction_scores(
 ) -> Scores:
   """Returns the lengths of the parameters' total movement along each canary's direction."""
   scores = jax.jit(lambda moved: along(directions, moved))(moved)
-  return CanaryScores.parted(scores, canaries.included)
+  return CanaryScores.separate(scores, canaries.included)
 
 
 def watched_scores(
@@ -681,7 +681,7 @@ def watched_scores(
   watched = [x for x in jax.tree.leaves(state, is_leaf=_is_watched) if _is_watched(x)]
   if watched[0].scores is None:
     return direction_scores(directions, watched[0].total, canaries)
-  return CanaryScores.parted(watched[0].scores, canaries.included)
+  return CanaryScores.separate(watched[0].scores, canaries.included)
 
 
 def client_loss_scores(
@@ -691,4 +691,4 @@ def client_loss_scores(
   assert canaries.examples is not None
   gains = records.loss_gains(loss_fn, before, after, canaries.examples)
   count = lambda weights: np.bincount(canaries.owners, weights, len(canaries.included))
-  return CanaryScores.parted(count(gains) / np.maximum(count(None), 1), canaries.included)
+  return CanaryScores.separate(count(gains) / np.maximum(count(None), 1), canaries.included)

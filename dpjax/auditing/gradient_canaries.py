@@ -147,7 +147,7 @@ def gradient_canaries(
     ids, signs = map(jnp.asarray, batch.examples)
     update, state = step(state, ids, signs, jnp.asarray(batch.mask))
     total += np.asarray(update, np.float64)
-  return CanaryScores.parted(total, coins)
+  return CanaryScores.separate(total, coins)
 
 
 def with_canaries(params: Params, num_canaries: int) -> dict[str, Any]:
@@ -217,4 +217,4 @@ def sum_scores(state: Any, canaries: Canaries) -> Scores:
   The score of a canary is the total length of the noisy sums along the canary's gradient.
   """
   sums = np.asarray(optax.tree.get(state, "canary_sums"))
-  return CanaryScores.parted(-sums, canaries.included)
+  return CanaryScores.separate(-sums, canaries.included)

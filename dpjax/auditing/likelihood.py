@@ -78,7 +78,7 @@ def likelihood_ratio(
   return lower_bounds.clopper_pearson(scores, delta=delta, confidence=confidence)
 
 
-def _summed(terms: np.ndarray) -> np.ndarray:
+def _sum(terms: np.ndarray) -> np.ndarray:
   """Returns the sums over coordinates, without their last digits.
 
   The last digits would show the rounding of floating-point noise (Mironov 2012), not the mechanism.
@@ -97,7 +97,7 @@ def gaussian_log_ratio(mean_0: HostArray, mean_1: HostArray, std: HostArray) -> 
 
   def score(outputs: Any) -> np.ndarray:
     z = np.asarray(outputs, np.float64)
-    return _summed((mean_1 - mean_0) * (z - (mean_0 + mean_1) / 2) / std**2)
+    return _sum((mean_1 - mean_0) * (z - (mean_0 + mean_1) / 2) / std**2)
 
   return score
 
@@ -112,7 +112,7 @@ def laplace_log_ratio(mean_0: HostArray, mean_1: HostArray, scale: HostArray) ->
 
   def score(outputs: Any) -> np.ndarray:
     z = np.asarray(outputs, np.float64)
-    return _summed((np.abs(z - mean_0) - np.abs(z - mean_1)) / scale)
+    return _sum((np.abs(z - mean_0) - np.abs(z - mean_1)) / scale)
 
   return score
 

@@ -74,7 +74,7 @@ def _one(values: Any, name: str) -> np.ndarray:
   return array
 
 
-def _checked(scores: Scores, delta: float, confidence: float) -> Scores:
+def _joint_ranks(scores: Scores, delta: float, confidence: float) -> Scores:
   """Checks the arguments, and returns joint ranks of all scores, with ties broken at random.
 
   Breaking ties turns a threshold inside a tie into a randomised test. This test is equally valid,
@@ -143,7 +143,7 @@ def clopper_pearson(scores: Scores, *, delta: float, confidence: float = 0.95) -
   >>> round(clopper_pearson(scores, delta=0.0), 2)
   5.13
   """
-  scores = _checked(scores, delta, confidence)
+  scores = _joint_ranks(scores, delta, confidence)
   # Thresholds lie densely in the tails, where the bounds are decided.
   n = len(scores.outside)
   end = special.ndtri(1 / (n + 1))
@@ -177,7 +177,7 @@ def gdp_lower_bound(scores: Scores, *, delta: float, confidence: float = 0.95) -
   >>> gdp_lower_bound(scores, delta=1e-5)
   0.0
   """
-  scores = _checked(scores, delta, confidence)
+  scores = _joint_ranks(scores, delta, confidence)
   rates = _rates(scores, confidence, _at(_MIDDLE, len(scores.outside)))
   useful = (rates.false_positive < 1) & (rates.false_negative < 1)
   if not useful.any():
@@ -364,7 +364,7 @@ def _one_run(
   scores: Scores, delta: float, confidence: float, *, two_sided: bool, gaussian: bool
 ) -> float:
   """Returns one of the four bounds that allow dependent canaries."""
-  _ = _checked(scores, delta, confidence)
+  _ = _joint_ranks(scores, delta, confidence)
   tried = list(_guesses(scores, two_sided=two_sided))
   m = len(scores.inside) + len(scores.outside)
   error = (1 - confidence) * _two_sided_coins(m)
@@ -476,7 +476,7 @@ def one_run_gaussian(scores: Scores, *, delta: float, confidence: float = 0.95) 
   >>> 3.9 < one_run_gaussian(scores, delta=1e-5) <= 4.38
   True
   """
-  _ = _checked(scores, delta, confidence)
+  _ = _joint_ranks(scores, delta, confidence)
   inside, outside = (np.asarray(part, np.float64) for part in scores)
   n = inside.size
   m = outside.size
@@ -523,7 +523,7 @@ def claim_p_value(scores: Scores, claim: TradeOff) -> float:
   >>> claim_p_value(Scores(inside=np.zeros(25), outside=np.ones(25)), claim)
   1.0
   """
-  _ = _checked(scores, 0.0, 0.5)
+  _ = _joint_ranks(scores, 0.0, 0.5)
   m = sum(map(len, scores))
   tried = list(_guesses(scores, two_sided=True))
   refuted = np.zeros(len(_P_VALUES), bool)
@@ -551,7 +551,7 @@ def alarm_p_value(scores: Scores, claim: TradeOff) -> float:
   >>> bool(np.isclose(p, 0.75**50 + 50 * 0.75**49 * 0.25))
   True
   """
-  _ = _checked(scores, 0.0, 0.5)
+  _ = _joint_ranks(scores, 0.0, 0.5)
   values = np.concatenate(scores)
   inside = len(scores.inside)
   truth = np.arange(values.size) < inside

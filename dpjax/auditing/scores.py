@@ -28,13 +28,13 @@ class CanaryScores(Scores):
   numbers: np.ndarray  # [n + m] canary of each score, scores inside first
 
   @classmethod
-  def parted(cls, scores: HostArray, included: np.ndarray) -> CanaryScores:
+  def separate(cls, scores: HostArray, included: np.ndarray) -> CanaryScores:
     """Separates the scores of all canaries [n + m] by their coins [n + m] bool.
 
     NaN, from a run that diverged, counts as 0. Raises UserError for another number of scores, or
     coins that all fell on one side.
 
-    >>> scores = CanaryScores.parted([3.0, 1.0, 2.0], np.array([True, False, True]))
+    >>> scores = CanaryScores.separate([3.0, 1.0, 2.0], np.array([True, False, True]))
     >>> scores, scores.numbers
     (CanaryScores(inside=array([3., 2.]), outside=array([1.])), array([0, 2, 1]))
     """

@@ -72,7 +72,7 @@ class _Expected:
   capacity: int | None = None  # larger draws are cut to this size; None: none are cut
 
 
-def _expected(event: Any, n: int) -> _Expected | None:
+def _expected_sizes(event: Any, n: int) -> _Expected | None:
   if isinstance(event, dpa.PoissonSampledDpEvent):
     q = event.sampling_probability
     overlaps = n * q**2 * (1 - q**2) + 2 * n * q**3 * (1 - q)
@@ -159,7 +159,7 @@ def _fewest(counts: np.ndarray, times: int, chance: float) -> float:
   return z_of(p, max(1, counts.size))
 
 
-def _taken(draws: list[np.ndarray], n: int) -> np.ndarray:
+def _inclusion_matrix(draws: list[np.ndarray], n: int) -> np.ndarray:
   """Returns [T, n] float32: 1 where a draw contains a row, else 0."""
   taken = np.zeros((len(draws), n), np.float32)
   for member, drawn in zip(taken, draws):
@@ -184,7 +184,7 @@ def _together(
 ) -> Iterator[tuple[float, str]]:
   """Tests that two rows are in one batch with probability `chance`."""
   times = len(draws)
-  taken = _taken(draws, n)
+  taken = _inclusion_matrix(draws, n)
   if n <= _PAIRED:
     together = np.triu(taken.T @ taken, 1)[np.triu_indices(n, 1)]
   else:
@@ -281,13 +281,13 @@ def sampler_law(subject: Subject) -> Row:
     return _in_each_pass(subject, n, length=length, times=event.num_selected)
   if isinstance(event, dpa.SampledWithReplacementDpEvent):
     return _independent_draws(subject, n, event.sample_size)
-  distribution = _expected(event, n)
+  distribution = _expected_sizes(event, n)
   if distribution is None:
     return _no_oftener(subject, n, event)
   deviations = []
   draws = []
   for steps in _stretches(subject.plan, n):
-    drawn = _drawn(subject, n, steps)
+    drawn = _draws(subject, n, steps)
     deviations += _batch_deviations(drawn, distribution)
     draws += drawn
   deviations += [
@@ -302,7 +302,7 @@ def sampler_law(subject: Subject) -> Row:
   return worst(deviations, f"{len(draws)} draws")
 
 
-def _drawn(subject: Subject, n: int, steps: Iterable[int]) -> list[np.ndarray]:
+def _draws(subject: Subject, n: int, steps: Iterable[int]) -> list[np.ndarray]:
   return [np.asarray(subject.draw(n, seed=SEED, step=step)) for step in steps]
 
 
@@ -317,9 +317,9 @@ def _in_each_pass(subject: Subject, n: int, *, length: int, times: int) -> Row:
     passes = int(np.clip(_REPEATS // max(n * length, 1), _DRAWS[0], passes))
   # One step of each pass is drawn, since the steps of one pass are not independent. Its place in
   # the pass changes from pass to pass.
-  draws = _drawn(subject, n, (turn * length + turn % length for turn in range(passes)))
+  draws = _draws(subject, n, (turn * length + turn % length for turn in range(passes)))
   rate = times / length
-  distribution = _expected(dpa.PoissonSampledDpEvent(rate, dpa.NoOpDpEvent()), n)
+  distribution = _expected_sizes(dpa.PoissonSampledDpEvent(rate, dpa.NoOpDpEvent()), n)
   assert distribution is not None
   deviations = [
     *_batch_deviations(draws, distribution),
@@ -334,7 +334,7 @@ def _in_each_pass(subject: Subject, n: int, *, length: int, times: int) -> Row:
   spread = following * (length - times + 1) * (length - times)
   spread /= max(1, length * (length - 1))
   for turn in (0, 1, passes):
-    whole = _drawn(subject, n, range(turn * length, (turn + 1) * length))
+    whole = _draws(subject, n, range(turn * length, (turn + 1) * length))
     counts = np.bincount(np.concatenate(whole), minlength=n)
     twice = sum(drawn.size - np.unique(drawn).size for drawn in whole)
     alike = not twice and np.array_equal(counts, np.full(n, times))
@@ -347,7 +347,7 @@ def _in_each_pass(subject: Subject, n: int, *, length: int, times: int) -> Row:
 
 def _independent_draws(subject: Subject, n: int, size: int) -> Row:
   """Tests that a batch is `size` draws, independent and uniform among all examples."""
-  draws = _drawn(subject, n, itertools.chain(*_stretches(subject.plan, n)))
+  draws = _draws(subject, n, itertools.chain(*_stretches(subject.plan, n)))
   steps = len(draws)
   wrong = sum(drawn.size != size for drawn in draws)
   deviations = [(math.inf if wrong else 0.0, "size of a batch")]
@@ -385,7 +385,7 @@ def _no_oftener(subject: Subject, n: int, event: Any) -> Row:
   copies could exceed the clip norm. No example may occur more often than the event says."""
   if not subject.plan.is_private:
     return not_applicable("no epsilon is claimed")
-  draws = _drawn(subject, n, itertools.chain(*_stretches(subject.plan, n)))
+  draws = _draws(subject, n, itertools.chain(*_stretches(subject.plan, n)))
   twice = sum(drawn.size - np.unique(drawn).size for drawn in draws)
   times = len(draws)
   chance = kind_of(event).sampling_prob(event)
@@ -413,11 +413,11 @@ def _seldom_in_a_pass(subject: Subject, n: int, chance: float, length: int) -> R
   # Each place of a pass is tested by itself. With fixed blocks an example always has the same
   # place, so draws at other places would lower its share.
   for place in {0, length // 2, length - 1}:
-    draws = _drawn(subject, n, (turn * length + place for turn in range(times)))
+    draws = _draws(subject, n, (turn * length + place for turn in range(times)))
     counts = np.bincount(np.concatenate(draws), minlength=n)
     deviations.append((_most(counts, times, chance), f"oftenest at place {place}"))
   for turn in (0, 1, times):
-    whole = np.concatenate(_drawn(subject, n, range(turn * length, (turn + 1) * length)))
+    whole = np.concatenate(_draws(subject, n, range(turn * length, (turn + 1) * length)))
     once = whole.size == np.unique(whole).size
     deviations.append((0.0 if once else math.inf, f"no example twice in pass {turn}"))
   charged = f"(charged: {chance:.4g} of the passes)"
@@ -434,7 +434,7 @@ def _overlap_moments(a: Any, b: Any, n: int) -> tuple[Any, Any]:
 def _most_alike(draws: list[np.ndarray], n: int) -> float:
   """Returns the z-score of the two batches that share the most examples for their sizes, by a union
   bound over all pairs of steps."""
-  taken = _taken(draws, n)
+  taken = _inclusion_matrix(draws, n)
   size = taken.sum(axis=1, dtype=np.float64)
   shared = (taken @ taken.T).astype(np.float64)
   mean, variance = _overlap_moments(size[:, None], size[None], n)

@@ -66,7 +66,7 @@ def _own_steps(subject: Subject, key: jax.Array) -> np.ndarray:
   return np.unique([*first, *spread, *(spread + 1)])  # each with the next
 
 
-def _offered(subject: Subject, number: int, step: Any) -> tuple[ClippedSum, Any]:
+def _offer(subject: Subject, number: int, step: Any) -> tuple[ClippedSum, Any]:
   """Returns (a random sum within the clip bound, mask) for a step of run `number`, 0 or 1. Each
   run has its own sequences of lengths of the sum, numbers of examples, norms and losses."""
   plan = subject.plan
@@ -87,7 +87,7 @@ def _offered(subject: Subject, number: int, step: Any) -> tuple[ClippedSum, Any]
   return summed, mask
 
 
-def _unasked(subject: Subject, key: jax.Array, steps: np.ndarray) -> np.ndarray:
+def _excess_norms(subject: Subject, key: jax.Array, steps: np.ndarray) -> np.ndarray:
   """Returns norms [T] of (difference of two runs' updates) - (difference of their sums). The runs
   have one noise key, but different sums, batch sizes and parameters."""
   plan = subject.plan
@@ -97,10 +97,10 @@ def _unasked(subject: Subject, key: jax.Array, steps: np.ndarray) -> np.ndarray:
 
   def update(number, state, offered, mask):
     tx = subject.transform(key)
-    return noise_record.updated(tx.update, offered, state, params[number], mask)
+    return noise_record.update_to_bound(tx.update, offered, state, params[number], mask)
 
   def idle(number, state):
-    offered, mask = _offered(subject, number, 0)
+    offered, mask = _offer(subject, number, 0)
     nothing = dataclasses.replace(offered, total=trees.scale(offered.total, 0))
     return update(number, state, nothing, jnp.zeros_like(mask))[1]
 
@@ -112,7 +112,7 @@ def _unasked(subject: Subject, key: jax.Array, steps: np.ndarray) -> np.ndarray:
       # Only the state of a skipped step is used, so XLA draws only noise that the state needs.
       if gaps.any():
         state = jax.lax.fori_loop(0, gap, lambda _, s, k=number: idle(k, s), state)
-      offered, mask = _offered(subject, number, step)
+      offered, mask = _offer(subject, number, step)
       out, state = update(number, state, offered, mask)
       wanted = jax.tree.map(frozen, plan.l2_clip_norm.norms, offered.total)
       seen.append((out, wanted))
@@ -137,7 +137,7 @@ def _of_another_size(subject: Subject, key: jax.Array) -> Iterator[float]:
   """Yields how far the update of step 0 moves if the same sum comes from a batch without used rows,
   or from a batch of another size. Noise must not depend on the batch."""
   plan = subject.plan
-  offered, _ = _offered(subject, 0, 0)
+  offered, _ = _offer(subject, 0, 0)
   sizes = (BATCH, BATCH, 1, max(2, plan.sampler.padded_batch_size))
   used = jnp.array([True, False, True, True])
 
@@ -147,7 +147,7 @@ def _of_another_size(subject: Subject, key: jax.Array) -> Iterator[float]:
     summed = dataclasses.replace(offered, norms=seen, losses=seen)
     state = tx.init(subject.params)
     mask = jnp.broadcast_to(taken, size)
-    return noise_record.updated(tx.update, summed, state, subject.params, mask)[0]
+    return noise_record.update_to_bound(tx.update, summed, state, subject.params, mask)[0]
 
   # All updates are one program: XLA compiles noise once that no batch enters.
   run = jax.jit(lambda used: [update(*of) for of in zip(sizes, used)])
@@ -168,7 +168,7 @@ def own_sum(subject: Subject) -> Row:
   # This is no key of a release, so the noisy sums are not rounded to a grid.
   key = jax.random.key(SEED)
   steps = _own_steps(subject, key)
-  off = np.array([*_unasked(subject, key, steps), *_of_another_size(subject, key)])
+  off = np.array([*_excess_norms(subject, key, steps), *_of_another_size(subject, key)])
   rounding = 1e-6 * plan.noise_multiplier * math.sqrt(trees.size(subject.params))
   worst = float(off.max()) if np.isfinite(off).all() else math.nan
   return row(

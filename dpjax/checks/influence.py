@@ -84,7 +84,7 @@ def _put(batch: Any, rows: Any, change: Callable[[jax.Array], Any]) -> Any:
   return jax.tree.map(put, batch)
 
 
-def _scaled(tree: Any, factor: float) -> Any:
+def _scale(tree: Any, factor: float) -> Any:
   return _put(tree, ..., lambda leaf: leaf * factor)
 
 
@@ -104,25 +104,25 @@ def _without(j: int) -> np.ndarray:
   return np.arange(BATCH) != j
 
 
-def _moved(total: Any, exchange: bool) -> Callable[[Any, Any, int], Any]:
+def _influence(total: Any, exchange: bool) -> Callable[[Any, Any, int], Any]:
   """Returns (params, batch, j) -> change of the sum if example j is removed. With `exchange` it is
   replaced by another example instead."""
 
   def move(params, batch, j):
     whole = np.ones(BATCH, bool)
     if exchange:
-      return _minus(total(params, batch, whole), total(params, _copied(batch, j), whole))
+      return _minus(total(params, batch, whole), total(params, _copy_row(batch, j), whole))
     return _minus(total(params, batch, whole), total(params, batch, _without(j)))
 
   return move
 
 
-def _scaled_one(batch: Any, j: int, factor: float) -> Any:
+def _scale_row(batch: Any, j: int, factor: float) -> Any:
   """Returns the batch with the floats of example j multiplied by `factor`."""
   return _put(batch, j, lambda leaf: leaf * factor)
 
 
-def _copied(batch: Any, j: int) -> Any:
+def _copy_row(batch: Any, j: int) -> Any:
   """Returns the batch with example j replaced by a copy of the next example."""
 
   def copy(leaf):
@@ -136,14 +136,14 @@ def influence(subject: Subject) -> Row:
   """Tests that no example moves the sum by more than the sensitivity that the noise covers."""
   relation = subject.plan.neighboring_relation
   exchange = relation is NeighboringRelation.REPLACE_ONE
-  move = _moved(_total(subject), exchange)
+  move = _influence(_total(subject), exchange)
   batch = subject.batch()
   norms = [
-    _norm(move(_scaled(subject.params, p), changed, j))
+    _norm(move(_scale(subject.params, p), changed, j))
     for p in _FACTORS[:2]
     for x in _FACTORS
     for j in range(3)
-    for changed in (_scaled(batch, x), _scaled_one(batch, j, x))
+    for changed in (_scale(batch, x), _scale_row(batch, j, x))
   ]
   bound = sensitivity(subject.plan.l2_bound, relation)
   norms += _alike_moves(subject, exchange)
@@ -159,7 +159,7 @@ def _alike_moves(subject: Subject, exchange: bool) -> Iterator[float]:
   Equal terms give a long sum, in which rounding is largest."""
   size = subject.plan.sampler.padded_batch_size
   total = _total(subject)
-  scaled = _scaled(subject.batch(), _FACTORS[1])
+  scaled = _scale(subject.batch(), _FACTORS[1])
   alike = jax.tree.map(lambda leaf: leaf[np.zeros(size, int)], scaled)
   everyone = np.ones(size, bool)
   whole = total(subject.params, alike, everyone)
@@ -172,7 +172,7 @@ def _alike_moves(subject: Subject, exchange: bool) -> Iterator[float]:
       yield _norm(_minus(whole, total(subject.params, alike, np.arange(size) != j)))
 
 
-def _published(rule: gradients.ClipRule, norm: float, bound: float) -> float | None:
+def _published_factor(rule: gradients.ClipRule, norm: float, bound: float) -> float | None:
   """Returns the factor by which the rule's paper multiplies a gradient of this norm, without use of
   the rule's code; None for an unknown rule."""
   if type(rule) is gradients.Flat or rule.adapts:  # Abadi et al. 2016
@@ -196,7 +196,7 @@ def _term(subject: Subject, batch: Any, i: int) -> tuple[Any, Any]:
     norm = _norm(group)
     if not (bound and 0 < norm < math.inf):
       return jax.tree.map(np.zeros_like, group)
-    factor = _published(clip.rule, norm, bound)
+    factor = _published_factor(clip.rule, norm, bound)
     if factor is None:
       along = jax.tree.map(lambda g, t: np.sum(g * t / norm**2), group, seen)
       factor = np.clip(sum(jax.tree.leaves(along)), 0, 1)
@@ -212,14 +212,14 @@ def one_term(subject: Subject) -> Row:
   off = []
   over = []
   for factor in _FACTORS[:2]:
-    batch = _scaled(subject.batch(), factor)
+    batch = _scale(subject.batch(), factor)
     for i in range(BATCH):
       term, wanted = _term(subject, batch, i)
       off.append(_norm(_minus(term, wanted)) / subject.plan.l2_bound)
       norms = jax.tree.map(lambda _, group: _norm(group), bounds.norms, term)
       pairs = zip(jax.tree.leaves(norms), bounds.group_bounds())
       over += [norm / bound - 1 if bound else norm for norm, bound in pairs]
-  known = _published(bounds.rule, 1.0, 1.0) is not None
+  known = _published_factor(bounds.rule, 1.0, 1.0) is not None
   return row(
     _worst([_worst(off) / _SUM_SLACK, _worst(over) / _SLACK]),
     1.0,
@@ -272,7 +272,7 @@ def _masks() -> Iterator[np.ndarray]:
     yield rng.permutation(np.arange(BATCH) < count)
 
 
-def _fitted(subject: Subject) -> list[tuple[str, Any]]:
+def _fit_params(subject: Subject) -> list[tuple[str, Any]]:
   """Returns (name, parameters) after training by Adam on the batch of a check, so that gradients
   get short."""
   # Two parts of a check need them, and large models have one of them alone.
@@ -311,11 +311,11 @@ def _regimes(subject: Subject) -> Iterator[tuple[str, Callable[..., Any], Any, A
   params = subject.params
   few = trees.size(params) > _LARGE
   yield "as they are", total, params, batch
-  yield "two of them alike", total, params, _copied(batch, 0)
+  yield "two of them alike", total, params, _copy_row(batch, 0)
   for factor in _FACTORS[1:2] if few else (*_FACTORS[1:], *_SMALL_FACTORS, -1.0):
-    yield f"inputs x{factor:g}", total, params, _scaled(batch, factor)
-    yield f"one input x{factor:g}", total, params, _scaled_one(batch, 1, factor)
-  for name, fitted_params in _fitted(subject):
+    yield f"inputs x{factor:g}", total, params, _scale(batch, factor)
+    yield f"one input x{factor:g}", total, params, _scale_row(batch, 1, factor)
+  for name, fitted_params in _fit_params(subject):
     yield name, total, fitted_params, batch
   if subject.gradient_of is None:
     return
@@ -336,7 +336,9 @@ def _terms(subject: Subject, grads: Any) -> Any:
     leaves = [leaf.reshape(leaf.shape[0], -1) for leaf in jax.tree.leaves(group)]
     norms = np.sqrt(sum(np.sum(leaf**2, axis=1) for leaf in leaves))
     factors = [
-      (_published(clip.rule, norm, bound) or 0.0) if bound and 0 < norm < math.inf else 0.0
+      (_published_factor(clip.rule, norm, bound) or 0.0)
+      if bound and 0 < norm < math.inf
+      else 0.0
       for norm in norms
     ]
     times = np.array(factors)
@@ -394,7 +396,7 @@ def _by_another_route(subject: Subject) -> tuple[float, str]:
 
   The deviation is in units of `_NEAR`; it is 0 if the clipping rule is unknown."""
   clip = subject.plan.l2_clip_norm
-  if _published(clip.rule, 1.0, 1.0) is None:
+  if _published_factor(clip.rule, 1.0, 1.0) is None:
     return 0.0, ""
   own_grads = _own_grads(subject.loss_fn)
   total = _total(subject)
@@ -404,7 +406,7 @@ def _by_another_route(subject: Subject) -> tuple[float, str]:
     (f"examples {k}", subject.params, subject.batch(start=k)) for k in range(1, more)
   ]
   batch = subject.batch()
-  cases += [(name, params, batch) for name, params in _fitted(subject)]
+  cases += [(name, params, batch) for name, params in _fit_params(subject)]
   everyone = np.ones(BATCH, bool)
   for name, params, examples in cases:
     terms = _terms(subject, _numpy(own_grads(params, examples)))
@@ -422,7 +424,7 @@ def padding(subject: Subject) -> Row:
   half = np.arange(BATCH) < BATCH // 2
 
   filled = lambda value: _put(batch, slice(BATCH // 2, None), lambda leaf: value)
-  clean = total(subject.params, _copied(batch, BATCH - 1), half)
+  clean = total(subject.params, _copy_row(batch, BATCH - 1), half)
   moves = [
     _norm(_minus(total(subject.params, filled(value), half), clean))
     for value in (0.0, 1e4, float("nan"))
@@ -442,7 +444,7 @@ def whole_batch(subject: Subject) -> Row:
   """
   size = max(subject.plan.sampler.padded_batch_size, 2 * BATCH)
   rng = np.random.default_rng(SEED)
-  batch = _scaled_one(subject.batch(size), BATCH + 1, _FACTORS[-1])
+  batch = _scale_row(subject.batch(size), BATCH + 1, _FACTORS[-1])
   many = rng.random(size) < 0.75
   many[[BATCH + 1, -1]] = True
   last = np.arange(size) == size - 1
@@ -552,7 +554,7 @@ def no_memory(subject: Subject) -> Row:
   would."""
   batch = subject.batch()
   everyone = jnp.ones(BATCH, bool)
-  other = _scaled(_copied(batch, 0), -3.0)
+  other = _scale(_copy_row(batch, 0), -3.0)
   total = lambda params, examples: subject.clipped_grad(params, examples, everyone).total
   is_large = trees.size(subject.params) > _LARGE
   traced = _TRACED_CALLS[is_large]
@@ -591,7 +593,7 @@ def no_memory(subject: Subject) -> Row:
 
 def _perturbations(batch: Any, j: int) -> Iterator[Any]:
   """Yields batches with example j changed: replaced by its neighbour, scaled, shifted."""
-  exchanged = _copied(batch, j)
+  exchanged = _copy_row(batch, j)
   yield exchanged
   for change in (lambda leaf: leaf * -30 + 7, lambda leaf: leaf + 1e3):
     moved = _put(batch, j, change)

@@ -47,7 +47,7 @@ _SPACING = 2.0**-21
 _LEAST_MARKED = 3
 
 
-def _untested(plan: Plan) -> str:
+def _why_untested(plan: Plan) -> str:
   """Returns the reason why the noise of a plan is not tested."""
   if not plan.is_private:
     return "no noise is charged"
@@ -192,7 +192,7 @@ def noise_tails(subject: Subject) -> Row:
   """Tests that noise is not truncated: its tails match those of a Gaussian."""
   multiplier = _accounted_multiplier(subject.plan)
   if multiplier is None:
-    return not_applicable(_untested(subject.plan))
+    return not_applicable(_why_untested(subject.plan))
   std = multiplier * subject.plan.l2_bound
   seen = noise_record.tails(subject, noise_record.test_keys(subject, 3))
   if seen is None:
@@ -209,7 +209,7 @@ def noise_std(subject: Subject) -> Row:
   and at every step."""
   multiplier = _accounted_multiplier(subject.plan)
   if multiplier is None:
-    return not_applicable(_untested(subject.plan))
+    return not_applicable(_why_untested(subject.plan))
   std = multiplier * subject.plan.l2_bound
   (recorded,) = noise_record.records(subject, [noise_record.test_keys(subject, 0)])
   grid = source.grid_step(std) if subject.release else 0.0
@@ -430,7 +430,7 @@ def noise_independence(subject: Subject) -> Row:
   """Tests that no two steps, leaves, coordinates or keys share noise."""
   multiplier = _accounted_multiplier(subject.plan)
   if multiplier is None:
-    return not_applicable(_untested(subject.plan))
+    return not_applicable(_why_untested(subject.plan))
   keys = [noise_record.test_keys(subject, number) for number in (0, 1)]
   mine, other = noise_record.records(subject, keys)
   # The measured std is used here, since noise of a wrong size fails another check.

@@ -130,7 +130,7 @@ def records(subject: Subject, keys: Sequence[Callable[[int], jax.Array]]) -> lis
   # Several checks need records, whose program takes seconds to compile.
   run = subject.once(program, lambda: _runner(subject, steps, whole_of_run))
   return [
-    _joined(
+    _join(
       [_undone(subject.plan, subject.params, steps, *run(key(i))) for i in range(runs)],
       whole,
     )
@@ -138,7 +138,7 @@ def records(subject: Subject, keys: Sequence[Callable[[int], jax.Array]]) -> lis
   ]
 
 
-def _joined(runs: list[Record], whole: int) -> Record:
+def _join(runs: list[Record], whole: int) -> Record:
   """Joins several runs with different keys as if they were one long run."""
   first = runs[0]
   if len(runs) == 1:
@@ -230,7 +230,7 @@ def _undone(
 
   def undo(leaves, at):
     return [
-      _whitened(plan, np.asarray(rows) * (plan.normalize_by / std), at)
+      _whiten(plan, np.asarray(rows) * (plan.normalize_by / std), at)
       for rows, std in zip(leaves, live)
     ]
 
@@ -267,7 +267,7 @@ def _std(plan: Plan) -> float:
   return plan.noise_multiplier * plan.l2_bound or 1.0
 
 
-def _whitened(plan: Plan, rows: np.ndarray, steps: np.ndarray) -> np.ndarray:
+def _whiten(plan: Plan, rows: np.ndarray, steps: np.ndarray) -> np.ndarray:
   """Returns white noise [T, k]: the strategy matrix C times `rows`, each row then divided by its
   factor of the noise schedule."""
   rows = rows.astype(np.float64)
@@ -283,7 +283,7 @@ def _factors(plan: Plan, steps: np.ndarray) -> np.ndarray:
   return np.array(plan.noise_shape.schedule or np.ones(int(steps[-1]) + 1))[steps]
 
 
-def updated(
+def update_to_bound(
   update_fn: Callable, summed: ClippedSum, state: ArrayTree, params: Params, mask: Array
 ):
   """Returns (update, next state) of a transform. The update is scaled back to a constant clip norm,
@@ -307,7 +307,9 @@ def _updater(subject: Subject, key: jax.Array):
   nothing = ClippedSum(zeros, empty, empty, plan.l2_bound, bounds)
 
   def step(state):
-    update, state = updated(tx.update, nothing, state, subject.params, jnp.zeros(1, bool))
+    update, state = update_to_bound(
+      tx.update, nothing, state, subject.params, jnp.zeros(1, bool)
+    )
     return jax.tree.leaves(update), state
 
   return tx.init(subject.params), step

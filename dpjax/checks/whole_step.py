@@ -78,7 +78,7 @@ def _with_one_not_finite(examples: Any) -> Any:
   return jax.tree.map(spoiled, examples)
 
 
-def _joined(parts: list[ClippedSum]) -> ClippedSum:
+def _join(parts: list[ClippedSum]) -> ClippedSum:
   """Returns the sum of a whole step, from the sums of its slices."""
   if len(parts) == 1:
     return parts[0]
@@ -122,7 +122,7 @@ class _Parts:
         grad_fn = subject.gradient_of(
           lambda p, example: subject.loss_fn(p, example) / scale
         )
-      summed = _joined([grad_fn(at, part.examples, part.mask) for part in parts])
+      summed = _join([grad_fn(at, part.examples, part.mask) for part in parts])
       mask = jnp.concatenate([part.mask for part in parts])
       noisy, state = tx.update(summed, state, params, mask=mask)
       updates, opt_state = optimizer.update(noisy, opt_state, params)

@@ -1,4 +1,4 @@
-"""Features on disk, in a file without a name (`unnamed`) or in a folder that the user names.
+"""Features on disk, in a file without a name (`unnamed_rows`) or in a folder that the user names.
 
 From that folder the next run on the same data reads them, and need not compute them again. A file
 there holds the features themselves, so the folder is AS PRIVATE AS THE DATA: only its owner may
@@ -89,10 +89,10 @@ def rows(
     for path in where.glob(f"*{_PARTIAL}"):
       path.unlink()
       tell(f"removed {path}, which a process left that was stopped")
-    return _opened(_written(where, wanted, shape, make), shape)
+    return _open(_write_rows(where, wanted, shape, make), shape)
 
 
-def unnamed(shape: tuple[int, ...], make: Callable[[], Iterable[np.ndarray]]) -> Rows:
+def unnamed_rows(shape: tuple[int, ...], make: Callable[[], Iterable[np.ndarray]]) -> Rows:
   """Returns float32 rows [n, *features], computed and stored in a file without a name.
 
   The file stands in no folder, and the system removes it when this process ends, however it ends.
@@ -109,12 +109,12 @@ def unnamed(shape: tuple[int, ...], make: Callable[[], Iterable[np.ndarray]]) ->
   # Not /tmp, which lies in memory on many systems.
   where = pathlib.Path(os.environ.get("TMPDIR") or "/var/tmp")
   refused = functools.partial(
-    _refused, where, "TMPDIR", "; features go there, unless resident=True"
+    _refusal, where, "TMPDIR", "; features go there, unless resident=True"
   )
   with contextlib.ExitStack() as stack:
     with refused():
       file = stack.enter_context(tempfile.TemporaryFile(buffering=0, dir=where))
-    for _ in _written_parts(file, shape, make(), refused):
+    for _ in _write_parts(file, shape, make(), refused):
       pass
     return Rows(File(where, 0, shape, np.float32, os.dup(file.fileno())), shape[1:])
 
@@ -126,7 +126,7 @@ def check_folder(where: pathlib.Path) -> None:
     UserError: `where` cannot be a folder, or other users may access it.
   """
   validate.folder(**{VARIABLE: where})
-  with _refused(where):
+  with _refusal(where):
     where.mkdir(mode=0o700, parents=True, exist_ok=True)
     mode = where.stat().st_mode & 0o777
   if mode & 0o077:
@@ -139,7 +139,7 @@ def check_folder(where: pathlib.Path) -> None:
 
 
 @contextlib.contextmanager
-def _refused(where: pathlib.Path, field: str = VARIABLE, hint: str = "") -> Iterator[None]:
+def _refusal(where: pathlib.Path, field: str = VARIABLE, hint: str = "") -> Iterator[None]:
   try:
     yield
   except OSError as error:
@@ -151,11 +151,11 @@ def _refused(where: pathlib.Path, field: str = VARIABLE, hint: str = "") -> Iter
 
 @contextlib.contextmanager
 def _alone(where: pathlib.Path, tell: Callable[[str], None]) -> Iterator[None]:
-  with _refused(where):
+  with _refusal(where):
     lock = os.open(where / _LOCK, os.O_CREAT | os.O_RDWR, 0o600)
   try:
     # On a file system without locks, `flock` raises OSError.
-    with _refused(where):
+    with _refusal(where):
       try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
       except BlockingIOError:
@@ -188,7 +188,7 @@ def _look(
       continue
     # A truncated file raises UserError here, and is removed below.
     with contextlib.suppress(UserError):
-      opened = _opened(path, shape)
+      opened = _open(path, shape)
       if _digest(opened.chunks()) == head.get("sha256"):
         tell(f"features are read from {path}")
         return opened
@@ -197,7 +197,7 @@ def _look(
   return None
 
 
-def _opened(path: pathlib.Path, shape: tuple[int, ...]) -> Rows:
+def _open(path: pathlib.Path, shape: tuple[int, ...]) -> Rows:
   return Rows(File(path, _HEAD, shape, np.float32), shape[1:])
 
 
@@ -208,7 +208,7 @@ def _digest(chunks: Iterable[np.ndarray]) -> str:
   return sha256.hexdigest()
 
 
-def _written(
+def _write_rows(
   where: pathlib.Path,
   wanted: bytes,
   shape: tuple[int, ...],
@@ -217,14 +217,14 @@ def _written(
   # The name is random: a name made of the key would show a digest of private data.
   name = secrets.token_hex(8)
   partial = where / f"{name}{_PARTIAL}"
-  with _refused(where):
+  with _refusal(where):
     # The mode lets only the owner read the file, from its first byte on.
     raw = os.open(partial, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600)
-  refused = functools.partial(_refused, where)
+  refused = functools.partial(_refusal, where)
   try:
     with os.fdopen(raw, "wb", buffering=0) as file:
       file.seek(_HEAD)
-      sha256 = _digest(_written_parts(file, shape, make(), refused))
+      sha256 = _digest(_write_parts(file, shape, make(), refused))
       head = {"magic": _MAGIC, "key": wanted.hex(), "shape": list(shape), "sha256": sha256}
       # The head holds the digest, so it is written last. A file that was not finished has no head.
       file.seek(0)
@@ -240,7 +240,7 @@ def _written(
   return done
 
 
-def _written_parts(
+def _write_parts(
   file: Any,
   shape: tuple[int, ...],
   chunks: Iterable[np.ndarray],

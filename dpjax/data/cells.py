@@ -178,7 +178,7 @@ class Values:
   """
 
   def __init__(self, declared: Sequence[Any], field: str = "values"):
-    cells = [_declared(value, field) for value in declared]
+    cells = [_declared_cell(value, field) for value in declared]
     self.texts = tuple(map(text, cells))
     self.of_numbers = _TRUTH.keys() >= set(self.texts) or not any(
       isinstance(cell, str) for cell in cells
@@ -202,7 +202,7 @@ class Values:
     return iter(self.texts)
 
 
-def _declared(value: Any, field: str) -> Cell:
+def _declared_cell(value: Any, field: str) -> Cell:
   """Returns an entry of a declared list as a cell. Raises UserError for other types."""
   try:
     cell = _plain(value)

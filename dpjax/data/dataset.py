@@ -21,7 +21,7 @@ from dpjax.validate import UserError
 
 def _check_x(x: Any) -> None:
   if isinstance(x, Columns):
-    for place, leaf in x.named():
+    for place, leaf in x.named_arrays():
       _check_array(leaf, place)
     return
   if isinstance(x, np.ndarray | Rows) and x.ndim < 2:
@@ -153,7 +153,7 @@ class Dataset:
   classes: tuple[str, ...] = ()
   # Of texts that a tokenizer's file has read: `Tokenizer.facts`. None: there is no such file.
   tokenizer: Mapping[str, Any] | None = None
-  # Shape of one input before features took its place (`identity.computed`); None: x has it.
+  # Shape of one input before features took its place (`identity.with_inputs`); None: x has it.
   source_shape: tuple[int, ...] | None = None
 
   def __post_init__(self):
@@ -239,7 +239,7 @@ class Dataset:
     """
     if nominal_size is not None:
       validate.integer_at_least(1, nominal_size=nominal_size)
-    # Unlike `replace`, `copy` does not check the rows again, and keeps the digest of `computed`.
+    # Unlike `replace`, `copy` does not check the rows again, and keeps the digest of `with_inputs`.
     same = copy.copy(self)
     object.__setattr__(same, "nominal_size", nominal_size)
     return same
@@ -266,7 +266,7 @@ class Dataset:
       return self
     return dataclasses.replace(self, x=self.x[:])
 
-  def replaced(self, indices: np.ndarray, by: Dataset) -> Dataset:
+  def replace_rows(self, indices: np.ndarray, by: Dataset) -> Dataset:
     """Returns a copy with row i of `by` at `indices[i]`, and with the `num_classes` of `by`.
 
     The indices must be distinct. Raises UserError if x is a dict of arrays.
@@ -279,7 +279,7 @@ class Dataset:
       x = self.x.copy()
       x[indices] = by.x
     else:
-      x = self.x.replaced(indices, by.x)
+      x = self.x.replace_rows(indices, by.x)
     return dataclasses.replace(self, x=x, y=y, num_classes=by.num_classes)
 
 
@@ -338,7 +338,7 @@ def _as_columns(tree: dict[Any, Any]) -> Columns:
     )
 
   held = Columns(tree, "x")
-  leaves = [converted(place, leaf) for place, leaf in held.named()]
+  leaves = [converted(place, leaf) for place, leaf in held.named_arrays()]
   return Columns(jax.tree.unflatten(jax.tree.structure(tree), leaves), "x")
 
 

@@ -215,17 +215,17 @@ def by_client(
   stretches = np.fromiter(map(places.__getitem__, ids), np.int64, len(ids))
   owners = np.repeat(stretches, counts)  # [n]
   if max_examples is not None:
-    by_owner, first = _sorted(owners, 0)
+    by_owner, first = _sort(owners, 0)
     # Number of earlier rows of the same owner, for each row.
     before = np.arange(len(by_owner)) - first[owners[by_owner]]
     kept = np.sort(by_owner[before < max_examples])
     dataset = dataset.subset(kept)
     owners = owners[kept]
-  order, starts = _sorted(owners, len(distinct))
+  order, starts = _sort(owners, len(distinct))
   return Federation(dataset, np.split(order, starts[1:]), distinct)
 
 
-def _sorted(owners: np.ndarray, num_clients: int) -> tuple[np.ndarray, np.ndarray]:
+def _sort(owners: np.ndarray, num_clients: int) -> tuple[np.ndarray, np.ndarray]:
   """Returns (row numbers sorted by owner [n], start of each owner's rows in them [num_clients]).
   Rows of one owner keep their order."""
   ends = np.cumsum(np.bincount(owners, minlength=num_clients))

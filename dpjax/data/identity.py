@@ -21,15 +21,16 @@ from dpjax.types import Labelled
 if TYPE_CHECKING:
   from dpjax.data.federation import Federation
 
-# Name of the attribute that holds the digest of the data set given to `computed`.
+# Name of the attribute that holds the digest of the data set given to `with_inputs`.
 _ORIGIN = "_origin"
 
 
 def digest(data: Labelled | Federation) -> bytes:
   """Returns the digest of a training set: 32 bytes, as SECRET as the data.
 
-  Digests of different training sets differ, except as `computed` says. The digest covers inputs and
-  labels (dtype, shape, every byte, in order), which rows are present, and the kind of an example
+  Digests of different training sets differ, except as `with_inputs` says. The digest covers
+  inputs and labels (dtype, shape, every byte, in order), which rows are present, and the kind of
+  an example
   (classes, vocabulary, target). For a `Federation` it also covers which client, by name and place,
   holds which rows. It covers neither names of data sets nor test data: neither training nor
   sampling depends on these.
@@ -63,8 +64,8 @@ def digest(data: Labelled | Federation) -> bytes:
   arrays = [held.x, held.y]
   if isinstance(held.x, Columns):
     # The digest covers the names of the arrays, too: data with swapped inputs are other data.
-    hashed.update(f"dict {[place for place, _ in held.x.named()]}".encode())
-    arrays = [*(leaf for _, leaf in held.x.named()), held.y]
+    hashed.update(f"dict {[place for place, _ in held.x.named_arrays()]}".encode())
+    arrays = [*(leaf for _, leaf in held.x.named_arrays()), held.y]
   present = getattr(data, "present", None)
   # Empty records change what is trained on, so they change the digest.
   arrays += [] if present is None or np.all(present) else [np.asarray(present)]
@@ -81,7 +82,7 @@ def _add(sha256: Any, array: np.ndarray | Rows) -> None:
       sha256.update(np.ascontiguousarray(chunk).reshape(-1).view(np.uint8).data)
 
 
-def computed(source: Dataset, x: np.ndarray | Rows) -> Dataset:
+def with_inputs(source: Dataset, x: np.ndarray | Rows) -> Dataset:
   """Returns `source` with inputs `x`, which a public rule computed from the inputs of `source`.
 
   The digest stays that of `source`. So it does not depend on the last bits of `x`, which may differ
@@ -90,7 +91,7 @@ def computed(source: Dataset, x: np.ndarray | Rows) -> Dataset:
 
   >>> from dpjax.data.dataset import from_arrays
   >>> source = from_arrays(np.ones((2, 1)), [0, 1], num_classes=2)
-  >>> doubled = computed(source, 2 * source.x)
+  >>> doubled = with_inputs(source, 2 * source.x)
   >>> digest(doubled) == digest(source), digest(doubled.subset([0])) == digest(source)
   (True, False)
   """

@@ -116,7 +116,7 @@ def image_folder(
   """
   path = pathlib.Path(path)
   source = path / DECLARATION if declaration is None else declaration
-  declared = table_declaration.parsed(source, parse)
+  declared = table_declaration.parse_declaration(source, parse)
   with validate.about("name", Verbatim(f"'{path}/'")):
     files = _files(path, declared)
     parts = [_part(path, files[split], declared, split, resident) for split in files]
@@ -189,7 +189,7 @@ class _Source:
     shape = (len(places), declared.height, declared.width, declared.channels)
     out = np.empty(shape, np.uint8)
     for row, place in zip(out, places):
-      row[...] = _decoded(self._path, self._names[place], declared)
+      row[...] = _decode(self._path, self._names[place], declared)
     return out
 
 
@@ -218,10 +218,10 @@ def _part(
   return dataclasses.replace(dataset, classes=declared.classes)
 
 
-def _decoded(path: pathlib.Path, name: str, declared: Images) -> np.ndarray:
+def _decode(path: pathlib.Path, name: str, declared: Images) -> np.ndarray:
   """Decodes one file to uint8 pixels [height, width, channels]."""
   # Pillow is imported here, because it is optional and slow to import.
-  with optional.needed():
+  with optional.require_extra():
     from PIL import Image
 
   size = (declared.width, declared.height)

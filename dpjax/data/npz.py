@@ -88,7 +88,7 @@ def arrays_of(path: pathlib.Path) -> dict[str, np.ndarray]:
   return arrays
 
 
-def _declared(arrays: dict[str, np.ndarray], key: str) -> int | None:
+def _declaration(arrays: dict[str, np.ndarray], key: str) -> int | None:
   declared = arrays.get(key)
   if declared is None:
     return None
@@ -100,7 +100,7 @@ def _declared(arrays: dict[str, np.ndarray], key: str) -> int | None:
 def _num_classes(
   arrays: dict[str, np.ndarray], asked_classes: int | None, name: str
 ) -> int:
-  declared = _declared(arrays, "num_classes")
+  declared = _declaration(arrays, "num_classes")
   if declared is None and asked_classes is None:
     raise undeclared_classes(
       f"give it, or write an integer `num_classes` into {name!r:.80}"
@@ -132,9 +132,9 @@ def _both(
     raise UserError(f"has no {', '.join(missing)} (it holds {have})")
   public = {
     "num_classes": _num_classes(arrays, asked_classes, name),
-    "vocab_size": _declared(arrays, "vocab_size"),
+    "vocab_size": _declaration(arrays, "vocab_size"),
   }
-  size = _declared(arrays, "num_examples")
+  size = _declaration(arrays, "num_examples")
   train = _split(arrays, "train", name=name, nominal_size=size, **public)
   test = _split(arrays, "test", name=name, **public)
   if train.x.shape[1:] != test.x.shape[1:] or train.x.dtype != test.x.dtype:
@@ -220,7 +220,7 @@ def load_folder(
     if not os.path.isdir(path):
       raise UserError("there is no such folder")
     arrays = {
-      file.stem: _held(*_file(file), file.stem, resident)
+      file.stem: _array_or_file(*_file(file), file.stem, resident)
       for file in sorted(path.glob("*.npy"))
     }
     return _both(arrays, path.name, num_classes)
@@ -255,7 +255,9 @@ def _file(path: pathlib.Path) -> tuple[File, tuple[int, ...]]:
   return File(path, offset, shape or (1,), dtype), shape
 
 
-def _held(file: File, shape: tuple[int, ...], name: str, resident: bool | None) -> Any:
+def _array_or_file(
+  file: File, shape: tuple[int, ...], name: str, resident: bool | None
+) -> Any:
   """Returns the array of a file, or the file itself if it holds inputs that stay on disk."""
   # A number counts as 4 bytes, since `Dataset` holds float32 or int32.
   if name.startswith("x_") and stay_in_files(4 * math.prod(shape), resident):

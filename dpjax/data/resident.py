@@ -60,7 +60,7 @@ class Resident:
     # `jnp.asarray` would hold a second copy while it compiles one.
     put = jax.device_put
     if everywhere is not None:
-      put = functools.partial(spanning.placed, sharding=everywhere)
+      put = functools.partial(spanning.place, sharding=everywhere)
     self._arrays = jax.tree.map(put, arrays)
     shared = lambda arrays, indices: split(_take(arrays, indices))  # type: ignore[misc]
     self._take = _take if split is None else jax.jit(shared)

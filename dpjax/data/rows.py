@@ -196,7 +196,7 @@ class Rows:
     shape = self.features if features is None else features
     return dataclasses.replace(self, decode=lambda raw: change(before(raw)), features=shape)
 
-  def replaced(self, which: np.ndarray, rows: np.ndarray) -> Rows:
+  def replace_rows(self, which: np.ndarray, rows: np.ndarray) -> Rows:
     """Returns the rows with `rows` [k, *features] at distinct places `which` [k]. The new rows stay
     in memory."""
     order = np.argsort(which)

@@ -293,7 +293,7 @@ def _read(path: pathlib.Path) -> dict[str, Any]:
     raise UserError(f"is no {kind} ({reason})") from error
 
 
-def parsed(
+def parse_declaration(
   declaration: str | os.PathLike[str] | Mapping[str, Any], parse: Callable[[Any], _Parsed]
 ) -> _Parsed:
   """Parses a declaration, which is a dict or the path of a file, by the function `parse`.

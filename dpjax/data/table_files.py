@@ -82,7 +82,7 @@ def in_memory(columns: Mapping[str, Any], wanted: Wanted) -> Iterator[RowBlock]:
   """
   held = {str(name): column for name, column in columns.items()}
   # Names are checked as given, since two of them may have one text.
-  chosen = _chosen([str(name) for name in columns], wanted)
+  chosen = _choose([str(name) for name in columns], wanted)
   listed = {name: of_column(held[name], name) for name in chosen}
   sizes = {len(column) for column in listed.values()}
   if len(sizes) != 1:
@@ -171,7 +171,7 @@ def _csv(stream: TextIO, wanted: Wanted, delimiter: str) -> Iterator[RowBlock]:
   if header is None:
     raise UserError("is empty; its first line must name the columns")
   names = header[1]
-  chosen = _chosen(names, wanted)
+  chosen = _choose(names, wanted)
   places: list[int] = []
   held: list[list[str]] = []
   for line, row in rows:
@@ -194,7 +194,7 @@ def _block(places: list[int], rows: list[list[str]], chosen: dict[str, int]) -> 
   return RowBlock({name: columns[place] for name, place in chosen.items()}, places)
 
 
-def _chosen(names: Sequence[str], wanted: Wanted) -> dict[str, int]:
+def _choose(names: Sequence[str], wanted: Wanted) -> dict[str, int]:
   """Returns the place of each column to read, by name. Raises UserError if two columns have one
   name."""
   # Missing columns are reported first. In a file without a header, `names` are the private cells of
@@ -214,7 +214,7 @@ def _parquet(path: pathlib.Path, wanted: Wanted) -> Iterator[RowBlock]:
   arrow = importlib.import_module("pyarrow")
   try:
     with path.open("rb") as stream, parquet.ParquetFile(stream) as file:
-      chosen = list(_chosen(file.schema_arrow.names, wanted))
+      chosen = list(_choose(file.schema_arrow.names, wanted))
       count = 0
       for batch in file.iter_batches(_ROWS, columns=chosen):
         listed = {

@@ -122,7 +122,7 @@ def table_fields(
 ) -> tuple[Pair, tuple[list[str], list[str]]]:
   """Returns ((train, test), (texts, texts)): the splits of `table`, and the texts of the column
   `field` in each split. With field=None, both lists of texts are empty."""
-  held = _held(source)
+  held = _path_or_columns(source)
   declared = _declaration(held, declaration)
   counts = _Counts(declared)
   parts = _parts(held, declared, field, counts)
@@ -184,14 +184,14 @@ def clipped_cells(source: Source, declaration: Declared = None) -> dict[str, int
   ... })
   {'age': 1}
   """
-  held = _held(source)
+  held = _path_or_columns(source)
   declared = _declaration(held, declaration)
   counts = _Counts(declared)
   _parts(held, declared, None, counts)
   return counts.changed
 
 
-def _held(source: Source) -> _Held:
+def _path_or_columns(source: Source) -> _Held:
   """Returns the path, or the columns by name, of any object that holds a table."""
   if isinstance(source, str | os.PathLike):
     return pathlib.Path(source)
@@ -249,7 +249,7 @@ def _declaration(source: _Held, declaration: Declared) -> Declaration:
     if isinstance(source, Mapping):
       raise UserError("must say what is public about the columns", field="declaration")
     declaration = table_declaration.beside(source)
-  return table_declaration.parsed(declaration, table_declaration.parse)
+  return table_declaration.parse_declaration(declaration, table_declaration.parse)
 
 
 def inputs(columns: Mapping[str, Any], declaration: Mapping[str, Any]) -> np.ndarray:
@@ -270,7 +270,7 @@ def inputs(columns: Mapping[str, Any], declaration: Mapping[str, Any]) -> np.nda
   ... }).tolist()
   [[0.25], [0.5]]
   """
-  declared = table_declaration.parsed(declaration, table_declaration.parse)
+  declared = table_declaration.parse_declaration(declaration, table_declaration.parse)
   if declared.tokenizer is not None:
     # No tokenizer is read here: a file at this path may be another tokenizer than in training.
     raise UserError(
@@ -278,7 +278,7 @@ def inputs(columns: Mapping[str, Any], declaration: Mapping[str, Any]) -> np.nda
       field="columns",
       value=next(iter(declared.columns)),
     )
-  wanted = functools.partial(_needed, of_inputs=True, declared=declared, field=None)
+  wanted = functools.partial(_needed_names, of_inputs=True, declared=declared, field=None)
   blocks = table_files.in_memory(columns, wanted)
   # The counts are dropped, since they are private to the sender of the rows.
   counts = _Counts(declared)
@@ -382,7 +382,7 @@ def _parts(
   )
 
 
-def _needed(
+def _needed_names(
   names: Sequence[str],
   declared: Declaration,
   field: str | None,
@@ -416,7 +416,7 @@ def _needed(
 def _read(
   source: _Held, declared: Declaration, field: str | None, counts: _Counts
 ) -> _Part:
-  wanted = functools.partial(_needed, declared=declared, field=field)
+  wanted = functools.partial(_needed_names, declared=declared, field=field)
   if isinstance(source, Mapping):
     word = "row"
     blocks = table_files.in_memory(source, wanted)
@@ -590,7 +590,7 @@ class _Cells:
       counts.changed[name] += int(np.sum(beyond))
       # Numbers are first scaled to [-1, 1]: `Interval` subtracts half bounds, whose difference
       # cannot overflow.
-      columns.append((bounds.scaled(numbers)[:, None] + 1) / 2)
+      columns.append((bounds.scale(numbers)[:, None] + 1) / 2)
     return np.concatenate(columns, axis=1, dtype=np.float32)
 
   def _readable(self, column: str) -> list[str]:
@@ -612,7 +612,7 @@ class _Cells:
     columns = self._declared.target_columns
     kind = self._declared.target_kind
     if isinstance(kind, Number):
-      return kind.bounds.scaled(self.numbers(columns[0], kind))
+      return kind.bounds.scale(self.numbers(columns[0], kind))
     targets = [self.places(name, kind) for name in columns]
     return targets[0] if len(targets) == 1 else np.stack(targets, axis=1)
 
@@ -628,7 +628,7 @@ class _Cells:
       ids = self.ids(split.column, cells.identity)
       return np.array([hashed_text(text, split.salt) for text in ids]) < split.test_share
     if split.test_share is not None:
-      return hashed(np.arange(before, before + size), split.salt) < split.test_share
+      return hash_rows(np.arange(before, before + size), split.salt) < split.test_share
     if split.column is None:
       return np.zeros(size, bool)
     return self.places(split.column, Category(split.sides)) >= split.num_train
@@ -647,13 +647,13 @@ def hashed_text(text: str, salt: int) -> float:
   return (int.from_bytes(hashlib.sha256(salted).digest()[:8]) >> 11) / 2**53
 
 
-def hashed(rows: np.ndarray, salt: int) -> np.ndarray:
+def hash_rows(rows: np.ndarray, salt: int) -> np.ndarray:
   """Returns hashes of row numbers [n] and a salt, as numbers [n] in [0, 1).
 
   Row numbers and salt are public, so the split says nothing about the content of a row. The
   function is SplitMix64 (Steele, Lea and Flood 2014), and never changes.
 
-  >>> hashed(np.arange(3), salt=0).round(3).tolist()
+  >>> hash_rows(np.arange(3), salt=0).round(3).tolist()
   [0.883, 0.432, 0.026]
   """
   # uint64 arithmetic of NumPy arrays wraps around, which the generator requires.

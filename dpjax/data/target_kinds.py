@@ -22,7 +22,7 @@ class Interval:
   Args:
     lower, upper: finite bounds in the units of the data; upper is 2e-30 to 2e30 above lower.
 
-  >>> Interval(0, 400).scaled([0.0, 300.0, 900.0])
+  >>> Interval(0, 400).scale([0.0, 300.0, 900.0])
   array([-1. ,  0.5,  1. ], dtype=float32)
   >>> Interval(0, 400).original(np.float32(0.5))
   300.0
@@ -49,7 +49,7 @@ class Interval:
     """The length, in units of the data, that scaling turns into 1: half of upper - lower."""
     return self.upper / 2 - self.lower / 2
 
-  def scaled(self, values: HostArray) -> np.ndarray:
+  def scale(self, values: HostArray) -> np.ndarray:
     """Scales numbers [n] from units of the data to float32 [n], clipped to [-1, 1].
 
     The number of clipped values is never printed: counting them is a query on private data.
@@ -142,7 +142,7 @@ def as_targets(values: HostArray, target: Target) -> np.ndarray:
   if array.dtype.kind not in "biuf":
     raise UserError(f"must hold numbers, got {array.dtype}", field="y")
   if isinstance(target, Interval):
-    return target.scaled(array)
+    return target.scale(array)
   if not np.isin(array, (0, 1)).all():
     raise UserError("must hold 0 and 1 alone", field="y")
   return array.astype(np.int32)

@@ -40,13 +40,13 @@ def encode_text(texts: Sequence[str | bytes], *, max_length: int) -> np.ndarray:
   """
   validate.integer_at_least(1, max_length=max_length)
   rows = [np.frombuffer(_as_bytes(text)[:max_length], np.uint8) for text in texts]
-  return padded(rows, max_length)
+  return pad(rows, max_length)
 
 
-def padded(rows: Sequence[Sequence[int] | np.ndarray], length: int) -> np.ndarray:
+def pad(rows: Sequence[Sequence[int] | np.ndarray], length: int) -> np.ndarray:
   """Returns tokens int32 [n, length] of rows of tokens: cut at the end, padded with 0.
 
-  >>> padded([[7], [1, 2, 3]], 2).tolist()
+  >>> pad([[7], [1, 2, 3]], 2).tolist()
   [[7, 0], [1, 2]]
   """
   out = np.full((len(rows), length), PADDING_ID, np.int32)

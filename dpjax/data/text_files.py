@@ -98,13 +98,13 @@ def text_file(
     return declared, tokenizer_files.read(path.parent / declared.tokenizer)
 
   source = table_declaration.beside(path) if declaration is None else declaration
-  declared, tokens = table_declaration.parsed(source, whole)
+  declared, tokens = table_declaration.parse_declaration(source, whole)
   x, places = _examples(path, declared, tokens.ids)
   if declared.test_file is not None:
     other, _ = _examples(path.parent / declared.test_file, declared, tokens.ids)
     parts = {"train": x, "test": other}
   else:
-    is_test = tables.hashed(places, declared.salt) < declared.test_share
+    is_test = tables.hash_rows(places, declared.salt) < declared.test_share
     parts = {"train": x[~is_test], "test": x[is_test]}
   pair = []
   for split, rows in parts.items():
@@ -153,4 +153,4 @@ def _examples(
     stream = ids(content)
     rows = [stream[start : start + length] for start in range(0, len(stream), length)]
     places = range(len(rows))
-  return text.padded(rows, length), np.array(places, np.int64)
+  return text.pad(rows, length), np.array(places, np.int64)

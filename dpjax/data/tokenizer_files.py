@@ -57,7 +57,7 @@ class Tokenizer(NamedTuple):
 
   def rows(self, texts: list[str], length: int) -> np.ndarray:
     """Returns tokens int32 [n, length] of texts, cut at the end or padded with 0."""
-    return text.padded([self.ids(line) for line in texts], length)
+    return text.pad([self.ids(line) for line in texts], length)
 
 
 BYTES = Tokenizer(lambda line: list(line.encode()), text.VOCAB_SIZE)
@@ -76,7 +76,7 @@ def read(path: str | os.PathLike[str]) -> Tokenizer:
   about = functools.partial(validate.about, "tokenizer", Verbatim(f"'{os.fspath(path)}'"))
   with about():
     content = _content(path)
-    tokenizer = _parsed(content)
+    tokenizer = _parse(content)
   words = tokenizer.get_vocab(with_added_tokens=True)
   special = {
     token.content
@@ -124,7 +124,7 @@ def _content(path: str | os.PathLike[str]) -> bytes:
     raise UserError(f"cannot be read ({error.strerror})") from error
 
 
-def _parsed(content: bytes) -> Any:
+def _parse(content: bytes) -> Any:
   """Returns the library's tokenizer of a file, with padding and truncation switched off.
 
   Raises:

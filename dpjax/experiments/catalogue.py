@@ -65,7 +65,7 @@ def sentence(text: str | None) -> str:
   return re.split(r"(?<=[.])\s+(?=[A-Z`])", first, maxsplit=1)[0]
 
 
-def _meant(value: Any) -> str:
+def _meaning(value: Any) -> str:
   """Returns the first sentence of an object's docstring.
 
   The docstring of an alias is only the path of another object, in backquotes. Then the first
@@ -104,7 +104,7 @@ def _line(value: Any) -> str:
     signature = f"{getattr(value, '__name__', '')}("
     if (value.__doc__ or "").startswith(signature):
       return _with("", numbers)
-  return _with(_meant(value), numbers)
+  return _with(_meaning(value), numbers)
 
 
 def _with(words: str, numbers: Mapping[str, Any]) -> str:
@@ -115,10 +115,10 @@ def _with(words: str, numbers: Mapping[str, Any]) -> str:
 def _choice(config: type, path: str) -> Section:
   choice = choice_at(config, path)
   assert choice is not None, path
-  return _documented(f"--config.{path} of {_LAUNCHERS[config]}", choice.kinds())
+  return _document(f"--config.{path} of {_LAUNCHERS[config]}", choice.kinds())
 
 
-def _documented(where: str, table: Mapping[str, Any]) -> Section:
+def _document(where: str, table: Mapping[str, Any]) -> Section:
   return Section(where, lambda: {name: _line(value) for name, value in table.items()})
 
 
@@ -264,7 +264,7 @@ TOPICS: dict[str, tuple[Section, ...]] = {
   "class_weights": (_choice(TrainConfig, "class_weights"),),
   "accountants": (Section("--config.privacy.accountant", _accountants),),
   "correlations": (_choice(TrainConfig, "privacy.strategy"),),
-  "augmentations": (_documented("--config.augmentation", AUGMENTATIONS),),
+  "augmentations": (_document("--config.augmentation", AUGMENTATIONS),),
   "optimizers": (
     _choice(TrainConfig, "optimizer.rule"),
     _choice(FedConfig, "client_optimizer.rule"),
@@ -286,6 +286,6 @@ TOPICS: dict[str, tuple[Section, ...]] = {
   "audits": (
     _choice(TrainConfig, "audit"),
     _choice(FedConfig, "audit"),
-    _documented("--config.audit.method", _BOUNDS),
+    _document("--config.audit.method", _BOUNDS),
   ),
 }

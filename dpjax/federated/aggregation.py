@@ -89,18 +89,20 @@ class Aggregator(NamedTuple):
     return self._replace(plan=plan)
 
 
-def summed(init: Callable, partial: Callable, finish: Callable, **facts: Any) -> Aggregator:
+def by_sums(
+  init: Callable, partial: Callable, finish: Callable, **facts: Any
+) -> Aggregator:
   """Returns the aggregator whose `update` passes the sums of `partial` to `finish`."""
 
   def update(messages: Any, mask: Array, state: Any, weights: Array | None = None) -> Any:
-    mask, weights = _checked(messages, mask, weights)
+    mask, weights = _check(messages, mask, weights)
     messages, weights, mask = at_least_one((messages, weights, mask))
     return finish(partial(state, messages, weights, mask), state)
 
   return Aggregator(init, update, partial, finish, **facts)
 
 
-def _checked(messages: Any, mask: Any, weights: Any) -> tuple[Array, Array]:
+def _check(messages: Any, mask: Any, weights: Any) -> tuple[Array, Array]:
   """Returns (mask [C], weights [C]) of C messages; weights default to 1. Raises UserError for other
   lengths."""
   size = jax.tree.leaves(messages)[0].shape[0]
@@ -159,7 +161,7 @@ def weighted_mean() -> Aggregator:
     total, weight = sums
     return trees.scale(total, jnp.where(weight > 0, 1.0 / weight, 0.0)), state
 
-  return summed(lambda message: (), partial, finish)
+  return by_sums(lambda message: (), partial, finish)
 
 
 def dp_mean(
@@ -199,9 +201,9 @@ def dp_mean(
   transform = optax.with_extra_args_support(tx)
 
   def update(messages: Any, mask: Array, state: Any, weights: Array | None = None) -> Any:
-    mask, weights = _checked(messages, mask, weights)
+    mask, weights = _check(messages, mask, weights)
     mask = _sending(mask, weights)
-    weighted, mask = at_least_one((_weighted(messages, weights), mask))
+    weighted, mask = at_least_one((_weigh(messages, weights), mask))
     offered: Any = gradients.wrap_grads(weighted)
     return transform.update(offered, state, None, mask=mask)
 
@@ -223,7 +225,7 @@ def dp_mean(
 
   def partial(state: Any, messages: Any, weights: Array, mask: Array) -> Any:
     zeros = jnp.zeros(mask.shape, jnp.float32)
-    weighted = _weighted(messages, weights)
+    weighted = _weigh(messages, weights)
     scale = clip_scale(state)
     # The scale is public: it is computed from releases of earlier rounds.
     if scale is not None:
@@ -237,7 +239,7 @@ def dp_mean(
     summed: Any = ClippedSum(total, nothing, nothing, bound, (bound,))
     return transform.update(summed, state, None, mask=jnp.zeros(0, bool), count=count)
 
-  return summed(init, partial, finish, private=True)
+  return by_sums(init, partial, finish, private=True)
 
 
 def _sending(mask: Array, weights: Array) -> Array:
@@ -248,7 +250,7 @@ def _sending(mask: Array, weights: Array) -> Array:
   return mask & (weights != 0)
 
 
-def _weighted(messages: Any, weights: Array) -> Any:
+def _weigh(messages: Any, weights: Array) -> Any:
   """Returns w_i m_i for each message; exactly 0 where w_i is 0, even if m_i is NaN."""
 
   def scaled(leaf: Array) -> Array:
@@ -323,7 +325,7 @@ def client_noise(
   def finish(received: Any, local: Any) -> Any:
     sent, memory, info = client.finish(received, local)
     stacked = jax.tree.map(lambda leaf: jnp.asarray(leaf)[None], sent.message)
-    weighted = _weighted(stacked, jnp.asarray(sent.weight)[None])
+    weighted = _weigh(stacked, jnp.asarray(sent.weight)[None])
     nothing = jnp.zeros(1, jnp.float32)
     clipped = clip_and_sum(weighted, nothing, jnp.ones(1, bool), l2_clip_norm)
     # The noise has a key of its own, so it shares no random stream with the optimizer or rounding.
@@ -334,7 +336,7 @@ def client_noise(
     # client's number of examples.
     return Sent(noisy, jnp.ones_like(sent.weight)), memory, info
 
-  return client.wrapped(finish=finish, apart_from_empty=float(l2_clip_norm))
+  return client.wrap(finish=finish, apart_from_empty=float(l2_clip_norm))
 
 
 def local_event(noise_multiplier: float, num_messages: int = 1) -> DpEvent:

@@ -69,7 +69,7 @@ class Local(NamedTuple):
   key: Array  # key of this client in this round; fold it before use
   silo: Any = None  # `received.silo` of `init`
 
-  def counted(self, mask: Array, loss: ArrayLike = 0.0) -> Local:
+  def add_counts(self, mask: Array, loss: ArrayLike = 0.0) -> Local:
     """Adds one step to the client's counts, with the number of examples in `mask` [B] and the sum
     of their losses."""
     return self._replace(
@@ -80,7 +80,7 @@ class Local(NamedTuple):
     )
 
 
-def begun(
+def begin(
   params: Params,
   opt_state: ArrayTree,
   memory: ArrayTree,
@@ -140,7 +140,7 @@ class ClientAlgorithm(NamedTuple):
     """Returns the client, of which this says that no message follows from what it kept."""
     return self._replace(apart=(self.init, self.step, self.finish))
 
-  def wrapped(self, **changes: Any) -> ClientAlgorithm:
+  def wrap(self, **changes: Any) -> ClientAlgorithm:
     """Returns the client with other functions, which send no more of what it kept."""
     changed = self._replace(**changes)
     return changed if self.sends_memory else changed.keeping_apart()
@@ -165,7 +165,7 @@ class ClientAlgorithm(NamedTuple):
       sent = sent._replace(weight=weighed(sent.weight))
       return sent, memory, info._replace(weight=weighed(info.weight))
 
-    return self.wrapped(init=init, step=step, finish=finish)
+    return self.wrap(init=init, step=step, finish=finish)
 
 
 Weighting = Callable[[Array], Array]  # number of examples (>= 1) -> weight
@@ -184,11 +184,11 @@ def by_examples(num_examples: Array) -> Array:
   return jnp.asarray(num_examples, jnp.float32)
 
 
-def capped(cap: int) -> Weighting:
+def capped_weight(cap: int) -> Weighting:
   """Weights a client of n examples by min(n, cap) / cap, in (0, 1]: the public rule of McMahan et
   al. 2018 (DP-FedAvg).
 
-  >>> [float(capped(10)(n)) for n in (5, 10, 10**6)]
+  >>> [float(capped_weight(10)(n)) for n in (5, 10, 10**6)]
   [0.5, 1.0, 1.0]
   """
   validate.integer_at_least(1, cap=cap)
@@ -347,7 +347,7 @@ def local_training(
     if start is not None:
       opt_state = start(opt_state, received)
     params = jax.tree.map(jnp.asarray, received.params)
-    local = begun(params, opt_state, memory, num_examples, key)
+    local = begin(params, opt_state, memory, num_examples, key)
     return local._replace(silo=received.silo)
 
   def shown(local: Local) -> Local:
@@ -368,7 +368,7 @@ def local_training(
     extra = {"mask": mask} if silos is None else {}
     updates, opt_state = tx.update(grads, local.opt_state, local.params, **extra)
     params = optax.apply_updates(local.params, updates)
-    return local._replace(params=params, opt_state=opt_state).counted(mask, loss)
+    return local._replace(params=params, opt_state=opt_state).add_counts(mask, loss)
 
   def finish(received: Received, local: Local) -> tuple[Sent, Any, ClientInfo]:
     sent, memory = message(received, shown(local))
@@ -403,12 +403,12 @@ def full_gradient(
   )
 
   def init(received: Received, memory: Any, num_examples: Array, key: Array) -> Local:
-    return begun(trees.zeros(received.params), None, memory, num_examples, key)
+    return begin(trees.zeros(received.params), None, memory, num_examples, key)
 
   def step(received: Received, local: Local, examples: Any, mask: Array) -> Local:
     grads, mean = grad_fn(received.params, examples, mask)
     summed = local._replace(params=trees.add(local.params, grads))
-    return summed.counted(mask, mean * jnp.sum(mask))
+    return summed.add_counts(mask, mean * jnp.sum(mask))
 
   def finish(received: Received, local: Local) -> tuple[Sent, Any, ClientInfo]:
     del received

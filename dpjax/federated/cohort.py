@@ -49,7 +49,7 @@ class LocalBatches(NamedTuple):
   examples: Any  # leaves [S, B, ...], or row numbers [S, B] of the cohort's data
   mask: np.ndarray  # [S, B] bool; False is padding
 
-  def padded(self, num_steps: int, size: int = 0) -> LocalBatches:
+  def pad(self, num_steps: int, size: int = 0) -> LocalBatches:
     """Returns the steps with leaves [num_steps, max(B, size), ...]. The added part is masked.
 
     Padding within a step repeats the client's own rows: row 0 of the data would belong to another

@@ -272,7 +272,7 @@ def compressed(
 
   # The codes of two messages may be further apart than the messages.
   apart = math.inf if client.apart_from_empty else 0.0
-  change = client._replace if error_feedback else client.wrapped
+  change = client._replace if error_feedback else client.wrap
   return change(init=init, step=step, finish=finish, apart_from_empty=apart)
 
 

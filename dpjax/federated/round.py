@@ -110,7 +110,7 @@ class Common(TypedDict, total=False):
   map_clients: MapClients | None
 
 
-def counted(info: ClientInfo) -> np.ndarray:
+def counting_mask(info: ClientInfo) -> np.ndarray:
   """Returns a mask [C] of the clients whose message is finite, with a finite weight above 0."""
   weight = np.asarray(info.weight)
   return np.isfinite(info.update_norm) & np.isfinite(weight) & (weight > 0)
@@ -119,7 +119,7 @@ def counted(info: ClientInfo) -> np.ndarray:
 def _info(info: ClientInfo, size: int) -> RoundInfo:
   """Returns the diagnostics of a cohort of `size` clients, of which some may have fallen silent."""
   info = jax.tree.map(np.asarray, info)
-  kept = counted(info)
+  kept = counting_mask(info)
   # 0 would look like a perfect fit. An empty cohort has nothing to divide by.
   mean = lambda values, weights: (
     np.sum(values[kept] * weights[kept]) / np.maximum(np.sum(weights[kept]), 1)
@@ -138,7 +138,7 @@ def _info(info: ClientInfo, size: int) -> RoundInfo:
   )
 
 
-def _remembered(memories: ClientStates | None, ids: np.ndarray, parts: Any) -> Any:
+def _remember(memories: ClientStates | None, ids: np.ndarray, parts: Any) -> Any:
   """Returns all client states, with the states of the cohort replaced. Padding changes no state.
 
   A client whose new state is not finite keeps its old state. Otherwise none of its later messages
@@ -153,11 +153,11 @@ def _remembered(memories: ClientStates | None, ids: np.ndarray, parts: Any) -> A
       if jnp.issubdtype(leaf.dtype, jnp.inexact):
         sound = sound & np.isfinite(leaf.reshape(len(sound), -1)).all(axis=1)
     rows = jax.tree.map(lambda leaf: leaf[sound], part.memories)  # noqa: B023
-    memories = memories.replaced(np.asarray(ids)[part.places[sound]], rows)
+    memories = memories.replace_rows(np.asarray(ids)[part.places[sound]], rows)
   return memories
 
 
-def _combined(aggregator: Aggregator) -> Callable[..., Any]:
+def _combine(aggregator: Aggregator) -> Callable[..., Any]:
   """Returns a function (mapped, aggregator state) -> (mean message, aggregator state)."""
   if aggregator.finish is not None:
     finish = closed_over.jitted(aggregator.finish)
@@ -371,7 +371,7 @@ def federated(
   map_clients = auto_clients() if map_clients is None else map_clients
   through = aggregator.through or (lambda inner: inner)
   run = through(map_clients)(client, aggregator.partial)
-  combine = _combined(aggregator)
+  combine = _combine(aggregator)
   apply = closed_over.jitted(server.apply)
 
   def sent(params: Params, client_state: Any) -> Sent:
@@ -443,7 +443,7 @@ def federated(
       params=params,
       server=moved,
       aggregator=aggregated,
-      memories=_remembered(state.memories, cohort.ids, mapped.memories),
+      memories=_remember(state.memories, cohort.ids, mapped.memories),
       key=state.key,
       round=following,
       run=jnp.int32(run_number) if run_number else state.run,

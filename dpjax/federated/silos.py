@@ -242,7 +242,7 @@ class Silos:
       sampler = plan.sampler
       if sampler.can_overflow:
         # A neighbour may have one record more.
-        sampler = sampler.fitted_to(size + 1, log_overflow_prob=allowed)
+        sampler = sampler.fit_to(size + 1, log_overflow_prob=allowed)
       plans.append(dataclasses.replace(plan, sampler=sampler))
     return dataclasses.replace(self, plans=plans)
 
@@ -318,7 +318,7 @@ class Silos:
       for round in range(start, self.num_rounds):
         here, arrives = self.attendance.of(round, len(self.plans))
         ids = np.flatnonzero(here)
-        drawn = (self._drawn(federation, k, seeds[k], round) for k in ids.tolist())
+        drawn = (self._draw(federation, k, seeds[k], round) for k in ids.tolist())
         # A lost message has the weight of a client without examples.
         sizes = np.array(self.sizes or [1] * len(self.plans), np.int64) * arrives
         yield Cohort(
@@ -331,9 +331,7 @@ class Silos:
 
     return generate()
 
-  def _drawn(
-    self, federation: Federation, silo: int, seed: int, round: int
-  ) -> LocalBatches:
+  def _draw(self, federation: Federation, silo: int, seed: int, round: int) -> LocalBatches:
     """Returns the batches of a silo in a round, [S, B] row numbers of the whole data set."""
     held = federation.indices[silo]
     count = self.steps_per_round(silo)

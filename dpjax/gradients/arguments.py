@@ -92,10 +92,10 @@ def origin_of(batch: Any) -> Any:
   return jnp.concatenate([number[..., None], origin[..., 1:]], axis=-1)
 
 
-def padded(batch: Any) -> Batch:
+def masked_batch(batch: Any) -> Batch:
   """Returns a batch of a step, which must hold its mask.
 
-  >>> padded([1.0, 2.0])
+  >>> masked_batch([1.0, 2.0])
   Traceback (most recent call last):
   ...
   dpjax.validate.UserError: batch=list: must be a dpjax.types.Batch of examples and their mask, ...

@@ -75,7 +75,7 @@ class _Apart(jaxprs.Rewriting):
     bodies = map(jaxprs.every_equation, jaxprs.inside(eqn))
     return any(map(mixes_clients, (eqn, *itertools.chain.from_iterable(bodies))))
 
-  def replaced(self, eqn: Any, values: list[Any]) -> Sequence[Any]:
+  def rewrite(self, eqn: Any, values: list[Any]) -> Sequence[Any]:
     known = jaxprs.bind(eqn, values)
     operands = [known[var] for var in jaxprs.operands(eqn)]
     # `jax.vmap` makes groups only of two mapped operands, unless the batch has groups already.

@@ -206,9 +206,9 @@ def clip_and_sum(
   Array([0.6, 1.3], dtype=float32)
   """
   clip = Clip.of(l2_clip_norm)
-  mask = _checked(grads, mask, clip)
+  mask = _check(grads, mask, clip)
   unit = rescale_to_unit_norm
-  out = clipped(grads, losses, mask, clip)
+  out = sum_clipped(grads, losses, mask, clip)
   total = rescale(out.total, clip, rescale_to_unit_norm=unit)
   bounds = clip.group_bounds(rescale_to_unit_norm=unit)
   shortened = clip.shortens(rescale_to_unit_norm=unit)
@@ -216,7 +216,7 @@ def clip_and_sum(
   return ClippedSum(total, out.norms, losses, bound, bounds, mask, shortened=shortened)
 
 
-def clipped(grads: Updates, losses: jax.Array, mask: jax.Array, clip: Clip) -> Clipped:
+def sum_clipped(grads: Updates, losses: jax.Array, mask: jax.Array, clip: Clip) -> Clipped:
   """Returns the sum of clipped gradients, not yet `rescale`; see `clip_and_sum`."""
   # Norms and sum must use the same rounded numbers, or a term could exceed its bound.
   total, norms = on_settled(lambda grads: weighted_and_norms(grads, mask, clip), grads)
@@ -246,7 +246,7 @@ def weighted_and_norms(
   return treedef.unflatten(sums), norms  # leaves [*param]; [B]
 
 
-def _checked(grads: Any, mask: Any, clip: Clip) -> jax.Array:
+def _check(grads: Any, mask: Any, clip: Clip) -> jax.Array:
   clip.check_prefix(grads)
   check_real(grads=grads)
   sizes = {leaf.shape[:1] for leaf in jax.tree.leaves(grads)}

@@ -89,7 +89,7 @@ class _Canonical(jaxprs.Rewriting):
     other = _form(eqn) != eqn.params["dimension_numbers"]
     return other or eqn.params["batch_group_count"] > 1 or _is_swapped(eqn)
 
-  def replaced(self, eqn: Any, values: list[Any]) -> Sequence[Any]:
+  def rewrite(self, eqn: Any, values: list[Any]) -> Sequence[Any]:
     return [_convolution(eqn, *values)]
 
 
@@ -108,7 +108,7 @@ def _convolution(eqn: Any, lhs: Any, rhs: Any) -> Any:
     lhs = lhs.reshape(rows // groups, *shape, groups * depth)
     params |= {"batch_group_count": 1, "feature_group_count": groups}
   if _is_swapped(eqn):
-    lhs = _widened(lhs, params)
+    lhs = _widen(lhs, params)
     params |= {"padding": [(0, 0)] * len(window), "lhs_dilation": (1,) * len(window)}
   convolved = lax.conv_general_dilated(lhs, rhs, **params)
   batch, features, *space = results
@@ -116,7 +116,7 @@ def _convolution(eqn: Any, lhs: Any, rhs: Any) -> Any:
   return lax.transpose(convolved, [places[axis] for axis in range(len(places))])
 
 
-def _widened(lhs: Any, params: dict[str, Any]) -> Any:
+def _widen(lhs: Any, params: dict[str, Any]) -> Any:
   """Returns the image with its padding, [N, *space, C], at least as large as the window.
 
   It pads with zeros that XLA does not recognise. XLA would fold known zeros into the padding again.

@@ -220,7 +220,7 @@ def _at(leaf: Any, sharding: NamedSharding) -> Any:
   """Places a leaf by its sharding, also during tracing."""
   if isinstance(leaf, Tracer):
     return lax.with_sharding_constraint(leaf, sharding)
-  return spanning.placed(leaf, sharding)
+  return spanning.place(leaf, sharding)
 
 
 def lay_out(mesh: Mesh, tree: ArrayTree) -> Any:

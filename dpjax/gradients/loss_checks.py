@@ -54,7 +54,7 @@ def check_loss(loss_fn: LossFn, params: Params, batch: ArrayTree) -> Loss:
   since it shows their rules.
   """
   example = _example(batch)
-  closed = _traced(loss_fn, params, example, batch)
+  closed = _trace(loss_fn, params, example, batch)
   eqns = list(jaxprs.every_equation(closed))
   more = []
   for eqn in eqns:
@@ -274,7 +274,7 @@ def _words(example: Any) -> str:
   )
 
 
-def _traced(loss_fn: LossFn, params: Params, example: Any, batch: Any) -> Any:
+def _trace(loss_fn: LossFn, params: Params, example: Any, batch: Any) -> Any:
   """Returns the jaxpr of a loss whose result is a real scalar."""
 
   # A new function, since JAX caches traces by function.

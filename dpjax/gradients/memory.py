@@ -77,7 +77,7 @@ def tapped_route(planned: Recipe, params: Params, example: ArrayTree) -> Bytes:
   def sizes(count: int) -> tuple[float, ...]:
     struct = jax.ShapeDtypeStruct
     taps = {t.index: struct((count, *t.shape), t.aval.dtype) for t in program.taps}
-    examples = [_stacked(leaf, count) for leaf in jax.tree.leaves(example)]
+    examples = [_stack(leaf, count) for leaf in jax.tree.leaves(example)]
     _, back, seen = jax.eval_shape(forward, leaves, taps, examples)
     # The results that a site keeps are no part of what JAX keeps.
     stacked_again = {i: arrays for i, arrays in seen.items() if i in looped | keeping}
@@ -100,7 +100,7 @@ def vmap_route(loss_fn: LossFn, params: Params, example: ArrayTree) -> Bytes:
     return jax.vjp(losses, params)
 
   def sizes(count: int) -> tuple[float, ...]:
-    examples = jax.tree.map(lambda leaf: _stacked(leaf, count), example)
+    examples = jax.tree.map(lambda leaf: _stack(leaf, count), example)
     return (_nbytes(jax.eval_shape(forward, params, examples)[1]),)
 
   (kept,) = _slope(sizes)
@@ -143,7 +143,7 @@ def _slope(sizes: Callable[[int], tuple[float, ...]]) -> list[float]:
   return [two - of_one for of_one, two in zip(sizes(1), sizes(2))]
 
 
-def _stacked(leaf: Any, count: int) -> jax.ShapeDtypeStruct:
+def _stack(leaf: Any, count: int) -> jax.ShapeDtypeStruct:
   return jax.ShapeDtypeStruct((count, *leaf.shape), leaf.dtype)
 
 

@@ -252,7 +252,7 @@ class ClippedGrad:
     planned = self._plan(loss, params) if len(mask) else None
     if planned is None:
       losses, grads = _rows(self.loss_fn, loss, params, batch)  # [B], [B, *param]
-      out = clipping.clipped(grads, losses, mask, clip)
+      out = clipping.sum_clipped(grads, losses, mask, clip)
     else:
       out = ghost.clipped_sum(planned, params, batch, mask, clip)
     unit = self.rescale_to_unit_norm

@@ -97,7 +97,7 @@ class ChannelStatistics(NoisyMeans):
   def after(self, key: jax.Array, x: ArrayLike | Rows, before: Any) -> ChannelMoments:
     """Returns the statistics of `x`, as `NoisyMeans.after`. No sum depends on earlier releases, so
     `before` is unused. `Rows` are read once."""
-    return _released(self, self.own_key(key), channel_moments(x))
+    return _release(self, self.own_key(key), channel_moments(x))
 
   def statement(self, unit: str = "example") -> str:
     """Describes the release in words, for readers; `unit` is the word for one record.
@@ -105,11 +105,11 @@ class ChannelStatistics(NoisyMeans):
     >>> print(ChannelStatistics(normalize_by=9, clip_norms=(1, 1)).statement())
     Before the first step: mean and mean square of each channel over all examples, ...
     """
-    return self.described_as("mean and mean square of each channel", unit)
+    return self.describe_as("mean and mean square of each channel", unit)
 
 
 @functools.partial(jax.jit, static_argnums=0)
-def _released(
+def _release(
   mechanism: ChannelStatistics, key: jax.Array, vectors: jax.Array
 ) -> ChannelMoments:
   keys = jax.random.split(key, 4)

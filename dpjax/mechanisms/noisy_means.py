@@ -201,7 +201,7 @@ class NoisyMeans(abc.ABC):
   def statement(self, unit: str = "example") -> str:
     """Describes the release in words, for readers; `unit` is the word for one record."""
 
-  def described_as(self, what: str, unit: str) -> str:
+  def describe_as(self, what: str, unit: str) -> str:
     """Returns the text of `statement`; `what` names the statistics, and `unit` one record."""
     norms = "public norms"
     if not self.clip_norms:

@@ -66,7 +66,7 @@ class _Selection:
     shifts = 1 if self.monotonic else 2
     return shifts * float(self.utility_sensitivity) / float(self.epsilon)
 
-  def _chosen(self, noise: str, key: jax.Array, utilities: jax.Array) -> jax.Array:
+  def _choose(self, noise: str, key: jax.Array, utilities: jax.Array) -> jax.Array:
     trees.check_key(key=key)
     gaps, sound = finite.gaps("utilities", utilities)
     scale = source.check_scale(self.scale, gaps.dtype, "scale")
@@ -107,7 +107,7 @@ class Exponential(_Selection):
 
   def __call__(self, key: jax.Array, utilities: jax.Array) -> jax.Array:
     """Returns the index of the chosen candidate, int32 [...]."""
-    return self._chosen("gumbel", key, utilities)
+    return self._choose("gumbel", key, utilities)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -146,7 +146,7 @@ class PermuteAndFlip(_Selection):
 
   def __call__(self, key: jax.Array, utilities: jax.Array) -> jax.Array:
     """Returns the index of the chosen candidate, int32 [...]."""
-    return self._chosen("exponential", key, utilities)
+    return self._choose("exponential", key, utilities)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -174,4 +174,4 @@ class ReportNoisyMax(_Selection):
 
   def __call__(self, key: jax.Array, utilities: jax.Array) -> jax.Array:
     """Returns the index of the chosen candidate, int32 [...]."""
-    return self._chosen(self.noise, key, utilities)
+    return self._choose(self.noise, key, utilities)

@@ -140,7 +140,7 @@ class SparseVector:
     query = finite.array("query", query)
     if query.ndim:
       raise UserError(f"must be a scalar, not of shape {query.shape}", field="query")
-    return self._step(state, *self._compared("query", query))
+    return self._step(state, *self._excess("query", query))
 
   @property
   def _values(self) -> Laplace | None:
@@ -152,7 +152,7 @@ class SparseVector:
     each = float(self.epsilon_values) / int(self.max_above)
     return Laplace(each, self.sensitivity, self.neighboring_relation)
 
-  def _compared(self, name: str, queries: jax.Array) -> tuple[jax.Array, tuple | None]:
+  def _excess(self, name: str, queries: jax.Array) -> tuple[jax.Array, tuple | None]:
     """Returns queries minus the public threshold, and the queries as pairs of floats for the noise
     on their values (None if no values are released)."""
     above = finite.above(name, queries, float(self.threshold))
@@ -188,7 +188,7 @@ class SparseVector:
       answer, state = self._step(state, *query)
       return state, answer
 
-    return jax.lax.scan(step, self.init(key), self._compared("queries", queries))[1]
+    return jax.lax.scan(step, self.init(key), self._excess("queries", queries))[1]
 
   def event(
     self,

@@ -71,7 +71,7 @@ class Spread(NamedTuple):
     shape = (_side(len(self.positions)), _side(len(self.channels)))
     known = _map(self._asdict(), shape, _side(len(self.covariance)))
     scale = np.float32(1 / math.sqrt(float(self.floor)))
-    standardize = functools.partial(_evened, known=known, scale=scale)
+    standardize = functools.partial(_apply_map, known=known, scale=scale)
     return jax.jit(lambda x: each(standardize, jnp.asarray(x, jnp.float32)))
 
 
@@ -202,7 +202,7 @@ class Whitening(NoisyMeans):
       "mean, second moments of channels and of positions, variances and the covariance of "
       f"at most {self.num_directions} directions"
     )
-    return self.described_as(what, unit)
+    return self.describe_as(what, unit)
 
 
 _noisy_mean = jax.jit(NoisyMeans.noisy_mean_of, static_argnums=0)
@@ -336,7 +336,7 @@ def _eigenvectors(triangle: ArrayLike) -> tuple[np.ndarray, np.ndarray]:
   return values, vectors.astype(np.float32)
 
 
-def _evened(example: jax.Array, known: _Map, scale: Any) -> jax.Array:
+def _apply_map(example: jax.Array, known: _Map, scale: Any) -> jax.Array:
   """Applies the map to one example, [..., C] -> same shape; zeros if the result is not finite."""
   centred = example.reshape(known.mean.shape) - known.mean
   turned = _product(known.positions.T, _product(centred, known.channels))  # [P, C]

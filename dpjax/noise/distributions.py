@@ -50,11 +50,11 @@ _SCALE = 2.0**-32
 _OF_JAX = "threefry4x32"
 
 
-def _typed(words: jax.Array) -> jax.Array:
+def _to_key(words: jax.Array) -> jax.Array:
   return jax.random.wrap_key_data(words, impl=_OF_JAX)
 
 
-def _made(keys: jax.Array) -> jax.Array:
+def _make(keys: jax.Array) -> jax.Array:
   # On a CPU XLA would compute a key again wherever it is used. In a chain of keys that costs
   # minutes, since each key is computed from eight words of the one before.
   return jax.lax.optimization_barrier(jax.random.key_data(keys))
@@ -62,7 +62,7 @@ def _made(keys: jax.Array) -> jax.Array:
 
 def _split(words: jax.Array, shape: tuple[int, ...]) -> jax.Array:
   if made_for.platform() != "cpu":
-    return _made(jax.random.split(_typed(words), shape))
+    return _make(jax.random.split(_to_key(words), shape))
   return _one_by_one(words, math.prod(shape)).reshape(*shape, 4)
 
 
@@ -78,7 +78,7 @@ def _one_by_one(words: jax.Array, count: int) -> jax.Array:
   @jax.custom_batching.sequential_vmap
   def keys(words: jax.Array) -> jax.Array:
     # Key i of a split is that of `fold_in`.
-    own = lambda i: jax.random.key_data(jax.random.fold_in(_typed(words), i))
+    own = lambda i: jax.random.key_data(jax.random.fold_in(_to_key(words), i))
     return jax.lax.map(own, jnp.arange(count, dtype=jnp.uint32))
 
   return keys(words)
@@ -90,9 +90,9 @@ ORDINARY: Any = jax.extend.random.define_prng_impl(
   seed=lambda seed: jax.random.key_data(jax.random.key(seed, impl=_OF_JAX)),
   split=_split,
   random_bits=lambda words, width, shape: jax.random.bits(
-    _typed(words), shape, jnp.dtype(f"uint{width}")
+    _to_key(words), shape, jnp.dtype(f"uint{width}")
   ),
-  fold_in=lambda words, data: _made(jax.random.fold_in(_typed(words), data)),
+  fold_in=lambda words, data: _make(jax.random.fold_in(_to_key(words), data)),
   name="dpjax_threefry4x32",
   tag="dpjax4",
 )

@@ -267,19 +267,19 @@ def add_gaussian(
       )
     sound = sound & check_one_sum(noisy, state)
     unit = source.gaussian(jax.random.fold_in(key, state.draws), noisy, 1.0)
-    noisy = _computed_once(trees.add(noisy, trees.scale(unit, std)))
+    noisy = _compute_once(trees.add(noisy, trees.scale(unit, std)))
   elif std != 0:
     sound = sound & check_one_sum(noisy, state)
     # Every draw gets its own key, derived from the count of draws.
     own_key = jax.random.fold_in(key, state.draws)
-    noisy = _computed_once(trees.add(noisy, source.gaussian(own_key, noisy, std)))
+    noisy = _compute_once(trees.add(noisy, source.gaussian(own_key, noisy, std)))
     # A public grid limits the information in the lowest bits (Mironov 2012).
     if source.is_release(key):
       noisy = source.snap(noisy, source.grid_step(std))
   return trees.nan_unless(sound, noisy), state._replace(draws=state.draws + 1)
 
 
-def _computed_once(noisy: Any) -> Any:
+def _compute_once(noisy: Any) -> Any:
   """Returns the same numbers, which XLA's CPU backend then computes once however many read them.
 
   An optimizer with two moments reads its gradient twice, and XLA would draw a third of the noise

@@ -84,16 +84,16 @@ _QUARTERS = (
 )  # fmt: skip
 
 
-def _rotated(x: jax.Array, by: int) -> jax.Array:
+def _rotate(x: jax.Array, by: int) -> jax.Array:
   return (x << by) | (x >> (32 - by))
 
 
 def _quarter_round(a, b, c, d):
   for by_d, by_b in ((16, 12), (8, 7)):
     a = a + b
-    d = _rotated(d ^ a, by_d)
+    d = _rotate(d ^ a, by_d)
     c = c + d
-    b = _rotated(b ^ c, by_b)
+    b = _rotate(b ^ c, by_b)
   return a, b, c, d
 
 
@@ -207,7 +207,7 @@ def is_release(key: Array) -> bool:
   return trees.is_key(key) and jax.random.key_impl(key) == IMPL
 
 
-def checked(key: Array, name: str = "key") -> Array:
+def check_generator(key: Array, name: str = "key") -> Array:
   """Returns the key, if it is of a generator that noise may be drawn from.
 
   Raises:
@@ -232,13 +232,13 @@ def to_words(key: Array, name: str = "key") -> jax.Array:
   says which generator the key belongs to.
 
   Raises:
-    UserError: a key of another generator than those of `checked`.
+    UserError: a key of a generator that `check_generator` refuses.
 
   >>> key = jax.random.key(0)
   >>> bool(from_words(to_words(key)) == key)
   True
   """
-  return jnp.copy(jax.random.key_data(checked(key, name)))
+  return jnp.copy(jax.random.key_data(check_generator(key, name)))
 
 
 def from_words(words: Any, name: str = "key") -> jax.Array:
@@ -362,7 +362,9 @@ def _per_leaf(
     for leaf in leaves
   ]
   three = short and set(dtypes) <= {jnp.dtype(jnp.float32)}
-  keys = distributions.keys_of_leaves(checked(key), max(len(leaves), 1), short=three)
+  keys = distributions.keys_of_leaves(
+    check_generator(key), max(len(leaves), 1), short=three
+  )
   drawn = []
   for own_key, leaf, dtype in zip(keys, leaves, dtypes):
     factor = closed_over.within(check_scale(scale, dtype, name), dtype)
@@ -421,7 +423,7 @@ def bernoulli(key: jax.Array, prob: float, shape: tuple[int, ...]) -> jax.Array:
   validate.number_in(0, 1, prob=prob)
   # A rational number is kept as it is, since `distributions.bernoulli` reads it exactly.
   prob = prob if isinstance(prob, numbers.Rational) else float(prob)
-  first = jax.random.bits(checked(key), shape, jnp.uint32)
+  first = jax.random.bits(check_generator(key), shape, jnp.uint32)
   more = (distributions.BERNOULLI_WORDS - 1, *shape)
   more_words = jax.random.bits(jax.random.fold_in(key, 1), more, jnp.uint32)
   return distributions.bernoulli((first, *more_words), prob)
@@ -450,7 +452,7 @@ def integers(key: jax.Array, shape: tuple[int, ...], span: ArrayLike) -> jax.Arr
     ):
       raise UserError("must be integers in [1, 2^31 - 1]", field="span", value=span)
   words = (distributions.INTEGER_WORDS, *shape)
-  bits = jax.random.bits(checked(key), words, jnp.uint32)
+  bits = jax.random.bits(check_generator(key), words, jnp.uint32)
   return distributions.integers(tuple(bits), span)
 
 

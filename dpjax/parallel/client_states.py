@@ -27,12 +27,12 @@ from dpjax.validate import UserError
 _NONE = b""
 # Name of the folder of the rows, beside the checkpoints.
 _FOLDER = "clients"
-# Number of rows that `restored` reads at once.
+# Number of rows that `restore` reads at once.
 _AT_ONCE = 64
 
 
 class ClientStates:
-  """States of `num_clients` clients, in memory. Immutable: `replaced` returns new states,
+  """States of `num_clients` clients, in memory. Immutable: `replace_rows` returns new states,
   which share the rows that did not change.
 
   JAX treats it as one leaf of a pytree.
@@ -42,7 +42,7 @@ class ClientStates:
     num_clients: N, the number of clients.
 
   >>> states = ClientStates({"c": np.zeros(2, np.float32)}, num_clients=10_000)
-  >>> after = states.replaced([7], {"c": np.ones((1, 2))})
+  >>> after = states.replace_rows([7], {"c": np.ones((1, 2))})
   >>> after.rows([0, 7])["c"].tolist(), after.touched.tolist()
   ([[0.0, 0.0], [1.0, 1.0]], [7])
   >>> states.touched.tolist()
@@ -80,21 +80,21 @@ class ClientStates:
     ...
     dpjax.validate.UserError: client=5: must be in [0, 3), below num_clients of init(...)
     """
-    return self._unpacked(self.records(self._checked(ids)))
+    return self._unpack(self.records(self._check_ids(ids)))
 
   def all(self) -> Any:
     """Returns the states of all clients, leaves [N, ...]. Memory must hold them all."""
     return self.rows(np.arange(self.num_clients))
 
-  def replaced(self, ids: ArrayLike, rows: ArrayTree) -> ClientStates:
+  def replace_rows(self, ids: ArrayLike, rows: ArrayTree) -> ClientStates:
     """Returns new states in which these clients have the given rows, leaves [K, ...].
 
     Raises:
       UserError: an id is negative, or not below num_clients.
     """
-    return self.with_records(self._checked(ids), self._packed(rows))
+    return self.with_records(self._check_ids(ids), self._pack(rows))
 
-  def _checked(self, ids: ArrayLike) -> np.ndarray:
+  def _check_ids(self, ids: ArrayLike) -> np.ndarray:
     """Returns the ids, [K] int64.
 
     Raises UserError for an id that is too large, or negative, which would index another client.
@@ -109,7 +109,7 @@ class ClientStates:
       )
     return ids
 
-  def changed(self, before: ClientStates) -> tuple[np.ndarray, list[bytes]]:
+  def changes_since(self, before: ClientStates) -> tuple[np.ndarray, list[bytes]]:
     """Returns (ids, rows) of the clients whose rows were replaced since `before`.
 
     These states must have been made from `before`.
@@ -132,7 +132,7 @@ class ClientStates:
       after._held[who] = record
     return after
 
-  def _packed(self, rows: ArrayTree) -> list[bytes]:
+  def _pack(self, rows: ArrayTree) -> list[bytes]:
     def flat(leaf: np.ndarray, like: np.ndarray) -> np.ndarray:  # [K, bytes of the leaf]
       array = np.ascontiguousarray(leaf, like.dtype)
       return np.frombuffer(array.tobytes(), np.uint8).reshape(len(array), like.nbytes)
@@ -140,7 +140,7 @@ class ClientStates:
     packed = jax.tree.leaves(jax.tree.map(flat, rows, self.initial))
     return [row.tobytes() for row in np.concatenate(packed, axis=1)]
 
-  def _unpacked(self, records: list[bytes]) -> Any:
+  def _unpack(self, records: list[bytes]) -> Any:
     leaves, treedef = jax.tree.flatten(self.initial)
     # Clients without a record keep the initial row.
     leaves_of_clients = [np.repeat(leaf[None], len(records), axis=0) for leaf in leaves]
@@ -167,7 +167,7 @@ class OnDisk(ClientStates):
   >>> import pathlib, tempfile
   >>> states = ClientStates({"c": np.zeros(2, np.float32)}, num_clients=10_000)
   >>> journal = Journal(pathlib.Path(tempfile.mkdtemp()), states.row_bytes)
-  >>> on_disk = OnDisk(states, journal).replaced([7], {"c": np.ones((1, 2))})
+  >>> on_disk = OnDisk(states, journal).replace_rows([7], {"c": np.ones((1, 2))})
   >>> on_disk.rows([0, 7])["c"].tolist()
   [[0.0, 0.0], [1.0, 1.0]]
   """
@@ -204,8 +204,8 @@ class OnDisk(ClientStates):
 class Keeper:
   """Stores the client states of a run at its checkpoints, and writes only rows that changed.
 
-  A checkpoint is the index that `saved` returns, once the caller has stored it. Rows that belong
-  to no checkpoint do no harm. `committed` removes files that the newest two checkpoints do not use.
+  A checkpoint is the index that `save` returns, once the caller has stored it. Rows that belong
+  to no checkpoint do no harm. `commit` removes files that the newest two checkpoints do not use.
 
   Args:
     folder: folder of the rows.
@@ -227,7 +227,7 @@ class Keeper:
     self._before = ClientStates(states.initial, states.num_clients)
     self._index: np.ndarray = row_journal.no_rows(states.num_clients)
 
-  def saved(self, states: ClientStates) -> np.ndarray:
+  def save(self, states: ClientStates) -> np.ndarray:
     """Writes rows that changed, and returns the index [N, 4] of these states.
 
     Every row is then on disk.
@@ -236,7 +236,7 @@ class Keeper:
       # `compact` may change this index in place: a row that moves keeps its value.
       self._index = states.index
     else:
-      ids, records = states.changed(self._before)
+      ids, records = states.changes_since(self._before)
       places = self.journal.append(records)
       self._index = self._index.copy()
       self._index[ids] = places
@@ -246,14 +246,14 @@ class Keeper:
     self.journal.sync()
     return self._index.copy()
 
-  def committed(self) -> None:
+  def commit(self) -> None:
     """Removes files that the newest two checkpoints do not use.
 
-    Call it once the index of `saved` is stored.
+    Call it once the index of `save` is stored.
     """
     self.journal.keep(self._index)
 
-  def restored(self, index: np.ndarray) -> ClientStates:
+  def restore(self, index: np.ndarray) -> ClientStates:
     """Returns the states of an index, after reading and verifying every row.
 
     Raises:
@@ -294,27 +294,27 @@ class Memory:
       self._keepers.append(Keeper(at, states, on_disk=on_disk))
     self.begun = _with_states(state, [keeper.begun for keeper in self._keepers], state)
 
-  def saved(self, state: ArrayTree) -> Any:
+  def save(self, state: ArrayTree) -> Any:
     """Writes rows that changed, and returns the state with an index in place of `ClientStates`."""
     pairs = zip(self._keepers, _states(state))
-    return _with_states(state, [keeper.saved(states) for keeper, states in pairs], state)
+    return _with_states(state, [keeper.save(states) for keeper, states in pairs], state)
 
-  def committed(self) -> None:
-    """Removes files of rows that are needed no more, once what `saved` returned is stored."""
+  def commit(self) -> None:
+    """Removes files of rows that are needed no more, once what `save` returned is stored."""
     for keeper in self._keepers:
-      keeper.committed()
+      keeper.commit()
 
   def unread(self, like: ArrayTree) -> Any:
-    """Returns a state with indexes of no rows, of the shapes of what `saved` returns."""
+    """Returns a state with indexes of no rows, of the shapes of what `save` returns."""
     empty = [row_journal.no_rows(states.num_clients) for states in _states(like)]
     return _with_states(like, empty, like)
 
-  def restored(self, state: ArrayTree, like: ArrayTree) -> Any:
-    """Inverts `saved`, after reading and verifying every row."""
+  def restore(self, state: ArrayTree, like: ArrayTree) -> Any:
+    """Inverts `save`, after reading and verifying every row."""
     pairs = zip(jax.tree.leaves(state), jax.tree.leaves(like))
     indexes = [index for index, leaf in pairs if isinstance(leaf, ClientStates)]
     kept = zip(self._keepers, indexes)
-    rows = [keeper.restored(np.asarray(index)) for keeper, index in kept]
+    rows = [keeper.restore(np.asarray(index)) for keeper, index in kept]
     return _with_states(state, rows, like)
 
 

@@ -91,7 +91,7 @@ class _Instruction(NamedTuple):
   attributes: str
   text: str
 
-  def called(self, attribute: str) -> list[str]:
+  def callees(self, attribute: str) -> list[str]:
     """Returns the names of the computations that an attribute lists."""
     listed = re.search(rf"\b{attribute}=(\{{[^}}]*\}}|%?[\w.\-]+)", self.attributes)
     return re.findall(r"%?([\w.\-]+)", listed[1]) if listed else []
@@ -147,7 +147,7 @@ def _instruction(name: str, text: str) -> _Instruction:
   return _Instruction(name, opcode, tuple(arrays), operands, inside, call[end:], text)
 
 
-def _parsed(hlo: str) -> tuple[dict[str, _Computation], str]:
+def _parse(hlo: str) -> tuple[dict[str, _Computation], str]:
   """Returns (computations by name, the name of the entry computation)."""
   computations: dict[str, _Computation] = {}
   entry = ""
@@ -252,10 +252,10 @@ class _Reader:
   """The computations of one program. Counts of a computation are made once, and then kept."""
 
   def __init__(self, hlo: str):
-    self.computations, self.entry = _parsed(hlo)
-    self.counted = functools.cache(self._counted)
+    self.computations, self.entry = _parse(hlo)
+    self.counted = functools.cache(self._count)
 
-  def _counted(self, name: str) -> ProgramCounts:
+  def _count(self, name: str) -> ProgramCounts:
     """Returns the counts of a computation, with those of the computations that it calls."""
     computation = self.computations[name]
     total = ProgramCounts()
@@ -267,13 +267,13 @@ class _Reader:
     if each.opcode == "while":
       return self._loop(computation, each)
     if each.opcode == "conditional":
-      branches = each.called("branch_computations")
-      branches = branches or each.called("true_computation") + each.called(
+      branches = each.callees("branch_computations")
+      branches = branches or each.callees("true_computation") + each.callees(
         "false_computation"
       )
       return self._usual(branches)
     if each.opcode in _CALLS:
-      names = each.called("to_apply") + each.called("calls")
+      names = each.callees("to_apply") + each.callees("calls")
       return functools.reduce(ProgramCounts.plus, map(self.counted, names), ProgramCounts())
     if each.opcode in _FREE or each.opcode.endswith(("-done", "-update")):
       return ProgramCounts()
@@ -309,7 +309,7 @@ class _Reader:
     computation = self.computations[name]
     for each in computation.instructions.values():
       # Of called computations only fusions are searched: a conditional has branches of its own.
-      fused = each.called("calls") if each.opcode == "fusion" else []
+      fused = each.callees("calls") if each.opcode == "fusion" else []
       if f"/{RARE}/" in each.attributes or any(map(self._is_rare, fused)):
         return True
     return False
@@ -330,7 +330,7 @@ class _Reader:
     return False
 
   def _loop(self, computation: _Computation, each: _Instruction) -> ProgramCounts:
-    (body,) = each.called("body")
+    (body,) = each.callees("body")
     trips = self._trips(each)
     inner = self.counted(body).times(1 if trips is None else trips)
     return inner.plus(ProgramCounts(loops=1, unknown_loops=int(trips is None)))
@@ -341,8 +341,8 @@ class _Reader:
       return int(stated[1])
     # The compiler for TPUs states no trips. JAX's loops of known length count from 0 by 1. They go
     # on while the count, a part of the carry, is below a constant.
-    (condition,) = each.called("condition")
-    (body,) = each.called("body")
+    (condition,) = each.callees("condition")
+    (body,) = each.callees("body")
     ends = self.computations[condition]
     root = ends.instructions.get(ends.root)
     if root is None or root.opcode != "compare" or "direction=LT" not in root.attributes:
@@ -375,7 +375,7 @@ class _Reader:
     count = _product_flops(each, operands)
     narrow = count if operands and width(operands[0].kind) <= 2 else 0.0
     if each.opcode == "fusion":
-      for name in each.called("calls"):
+      for name in each.callees("calls"):
         inner = self.computations[name]
         for part in inner.instructions.values():
           flops, narrow_flops = self._flops(inner, part)
@@ -387,7 +387,7 @@ class _Reader:
     """Returns the number of bytes of device memory that an instruction reads and writes."""
     inner = None
     if each.opcode == "fusion":
-      (name,) = each.called("calls")
+      (name,) = each.callees("calls")
       inner = self.computations[name]
     # An operand that occurs twice, as in x @ x, is read once.
     shares: dict[str, float] = {}
@@ -398,12 +398,12 @@ class _Reader:
       else:
         share = self._share_of(computation, each, operand, place)
       shares[operand] = max(share, shares.get(operand, 0.0))
-    total = float(self._written(computation, each, inner))
+    total = float(self._bytes_written(computation, each, inner))
     for operand, share in shares.items():
       total += share * sum(array.num_bytes for array in computation.arrays_of(operand))
     return total
 
-  def _written(
+  def _bytes_written(
     self, computation: _Computation, each: _Instruction, inner: _Computation | None
   ) -> float:
     results = each.arrays
@@ -432,7 +432,7 @@ class _Reader:
     shares = []
     for user in users:
       if user.opcode == "fusion":
-        (name,) = user.called("calls")
+        (name,) = user.callees("calls")
         nested = self.computations[name]
         known = nested.parameter(user.operands.index(parameter))
         shares.append(self._share(nested, known) if known else 1.0)
@@ -458,7 +458,7 @@ class _Reader:
     return 1.0
 
 
-def counted(hlo: str) -> ProgramCounts:
+def count_work(hlo: str) -> ProgramCounts:
   """Returns the work of `jax.jit(f).lower(...).compile().as_text()`, on one device.
 
   Args:
@@ -466,7 +466,7 @@ def counted(hlo: str) -> ProgramCounts:
 
   >>> import jax, jax.numpy as jnp
   >>> product = jax.jit(jnp.dot).lower(jnp.ones((8, 32)), jnp.ones((32, 16))).compile()
-  >>> counted(product.as_text()).flops == 2 * 8 * 32 * 16
+  >>> count_work(product.as_text()).flops == 2 * 8 * 32 * 16
   True
   """
   reader = _Reader(hlo)

@@ -98,11 +98,11 @@ class Journal:
     """
     places = no_rows(len(records))
     if records:
-      places[:, :2] = on_first(self._appended, records)
+      places[:, :2] = on_first(self._append, records)
       places[:, 2:] = [_digest(record) for record in records]
     return places
 
-  def _appended(self, records: Sequence[bytes]) -> list[tuple[int, int]]:
+  def _append(self, records: Sequence[bytes]) -> list[tuple[int, int]]:
     places = []
     for record in records:
       if self._open is None or self._rows[self._open] >= self._segment_rows:
@@ -159,9 +159,9 @@ class Journal:
 
   def sync(self) -> None:
     """Makes appended rows survive a loss of power."""
-    on_first(self._synced)
+    on_first(self._sync)
 
-  def _synced(self) -> None:
+  def _sync(self) -> None:
     written = [self.path(segment) for segment in sorted(self._unsynced)]
     # The folder is synced, too: until then a power loss may remove the name of a new file.
     for path in (*written, self.folder):
@@ -178,10 +178,10 @@ class Journal:
     Changes `index` in place. Afterwards `index` names no row, or at least half of the rows, of each
     file that was closed before.
     """
-    for segment, slot, who in on_first(self._moved, index):
+    for segment, slot, who in on_first(self._move, index):
       index[who, :2] = segment, slot
 
-  def _moved(self, index: np.ndarray) -> list[tuple[int, int, int]]:
+  def _move(self, index: np.ndarray) -> list[tuple[int, int, int]]:
     moved = []
     closed = set(self._rows) - {self._open}
     for segment in sorted(_segments(index) & closed):
@@ -190,7 +190,7 @@ class Journal:
       if 2 * len(clients) >= self._rows[segment]:
         continue
       for who in clients.tolist():
-        ((to, slot),) = self._appended(self._read_at(index[[who]]))
+        ((to, slot),) = self._append(self._read_at(index[[who]]))
         moved.append((to, slot, who))
     return moved
 
@@ -201,9 +201,9 @@ class Journal:
   def keep(self, index: np.ndarray) -> None:
     """Removes the closed files that neither this index nor the previous one uses."""
     self._named = [*self._named, _segments(index)][-KEPT:]
-    on_first(self._pruned)
+    on_first(self._prune)
 
-  def _pruned(self) -> None:
+  def _prune(self) -> None:
     needed = set().union(*self._named, {self._open} - {None})
     for segment in set(self._rows) - needed:
       self.path(segment).unlink(missing_ok=True)

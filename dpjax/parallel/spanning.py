@@ -13,7 +13,7 @@ from dpjax import trees
 from dpjax.types import ArrayTree, HostArray
 
 
-def placed(leaf: Any, sharding: Sharding) -> jax.Array:
+def place(leaf: Any, sharding: Sharding) -> jax.Array:
   """Places the leaf on the devices of a sharding, of one process or of several.
 
   Args:
@@ -22,7 +22,7 @@ def placed(leaf: Any, sharding: Sharding) -> jax.Array:
       processes is laid out anew.
 
   >>> device = jax.sharding.SingleDeviceSharding(jax.devices()[0])
-  >>> placed(np.ones(2, np.float32), device)
+  >>> place(np.ones(2, np.float32), device)
   Array([1., 1.], dtype=float32)
   """
   spans = isinstance(leaf, jax.Array) and not leaf.is_fully_addressable
@@ -30,17 +30,17 @@ def placed(leaf: Any, sharding: Sharding) -> jax.Array:
     return jax.device_put(leaf, sharding)
   # NumPy holds no keys, so their data are placed.
   if trees.is_key(leaf):
-    data = placed(jax.random.key_data(leaf), sharding)
+    data = place(jax.random.key_data(leaf), sharding)
     return jax.random.wrap_key_data(data, impl=jax.random.key_impl(leaf))
   held = np.asarray(leaf)
   return jax.make_array_from_callback(held.shape, sharding, lambda part: held[part])
 
 
-def placed_like(leaf: HostArray, like: object) -> jax.Array:
+def place_like(leaf: HostArray, like: object) -> jax.Array:
   """Places the leaf as `like` is placed if `like` spans processes, else on this process's
   default device."""
   if isinstance(like, jax.Array) and not like.is_fully_addressable:
-    return placed(leaf, like.sharding)
+    return place(leaf, like.sharding)
   return jnp.asarray(leaf)
 
 

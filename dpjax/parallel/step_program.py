@@ -42,10 +42,10 @@ def on_device(tree: Any) -> Any:
   Inside `compiling_for` that is the first device of the target.
   """
   device = jax.sharding.SingleDeviceSharding(local_devices()[0])
-  return placed(tree, lambda leaf: device)
+  return place_shapes(tree, lambda leaf: device)
 
 
-def placed(tree: Any, sharding: Callable[[Any], Any]) -> Any:
+def place_shapes(tree: Any, sharding: Callable[[Any], Any]) -> Any:
   """Returns the shape and dtype of each leaf, with the sharding that `sharding(leaf)` returns.
 
   Args:

@@ -32,7 +32,7 @@ from dpjax.parallel.made_for import platform as platform
 from dpjax.parallel.step_program import Reached as Reached
 from dpjax.parallel.step_program import StepProgram as StepProgram
 from dpjax.parallel.step_program import on_device as on_device
-from dpjax.parallel.step_program import placed as placed
+from dpjax.parallel.step_program import place_shapes as place_shapes
 from dpjax.validate import UserError
 
 if TYPE_CHECKING:
@@ -303,7 +303,7 @@ def card(chip: Chip) -> str:
 
 
 @contextlib.contextmanager
-def _silenced() -> Iterator[None]:
+def _silence() -> Iterator[None]:
   """Discards what native code writes to stderr.
 
   Both compilers warn, in many lines, that the machine is absent.
@@ -348,7 +348,7 @@ def _devices(target: Machine) -> tuple[Any, ...]:
     elif target.num_devices == 1:
       options["chips_per_host_bounds"] = [1, 1, 1]
   try:
-    with _silenced():
+    with _silence():
       described = topologies.get_topology_desc(name, platform=platform, **options)
   except Exception as error:
     first = (str(error).splitlines() or [type(error).__name__])[0]
@@ -363,7 +363,7 @@ def _devices(target: Machine) -> tuple[Any, ...]:
 # --- compiled programs
 
 
-def compiled(lowered: Any, target: Machine) -> Compiled:
+def compile_for(lowered: Any, target: Machine) -> Compiled:
   """Compiles a program that was lowered for devices of a target, and returns its figures.
 
   Raises:
@@ -372,19 +372,19 @@ def compiled(lowered: Any, target: Machine) -> Compiled:
   """
   gpu = target.chip.platform == "gpu"
   try:
-    with _silenced():
+    with _silence():
       program = lowered.compile(compiler_options=_GPU_OPTIONS if gpu else None)
   except jax.errors.JaxRuntimeError as error:
     if "RESOURCE_EXHAUSTED" not in str(error):
       raise
-    raise NotFitting(_wanted(str(error))) from error
+    raise NotFitting(_bytes_wanted(str(error))) from error
   # Imported here, since a launcher that only checks a target's name counts no work.
-  from dpjax.parallel.programs import counted
+  from dpjax.parallel.programs import count_work
 
   memory = program.memory_analysis()
   cost = program.cost_analysis() or {}
   return Compiled(
-    counts=counted(program.as_text()),
+    counts=count_work(program.as_text()),
     arguments=memory.argument_size_in_bytes,
     outputs=memory.output_size_in_bytes,
     aliased=memory.alias_size_in_bytes,
@@ -395,10 +395,10 @@ def compiled(lowered: Any, target: Machine) -> Compiled:
   )
 
 
-def _wanted(message: str) -> float | None:
+def _bytes_wanted(message: str) -> float | None:
   """Reads the bytes that a refused program would need; None if the message has no number.
 
-  >>> _wanted("Ran out of memory in memory space hbm. Used 20.50G of 15.75G hbm.") / 2**30
+  >>> _bytes_wanted("Ran out of memory in memory space hbm. Used 20.50G of 15.75G hbm.") / 2**30
   20.5
   """
   used = re.search(r"Used ([\d.]+)([KMGT])i?B? of", message)

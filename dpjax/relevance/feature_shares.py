@@ -83,7 +83,7 @@ def _raw(places: np.ndarray) -> np.ndarray:
 
 
 @functools.lru_cache(maxsize=16)
-def _compiled(apply: Callable, how: Lrp) -> Callable[..., Any]:
+def _compile(apply: Callable, how: Lrp) -> Callable[..., Any]:
   return jax.jit(lambda params, x, y: lrp.relevance(apply, params, x, y, how).scores)
 
 
@@ -110,7 +110,7 @@ def mean_shares(
     raise UserError(
       "must be hashable: a function, or a bound method as model.apply", field="apply"
     )
-  run = _compiled(apply, how)
+  run = _compile(apply, how)
   total = 0.0
   for start in range(0, len(data.y), batch_size):
     x = data.x[start : start + batch_size]

@@ -135,7 +135,7 @@ def _with(before: float, event: Any) -> Any:
   return dp_accounting.ComposedDpEvent([pure_dp_event(before), event])
 
 
-def _spent(plan: Plan, before: float = 0.0) -> float:
+def _cost(plan: Plan, before: float = 0.0) -> float:
   return accounting.epsilon(
     _with(before, plan.event()),
     delta=plan.accounted_delta(plan.delta),
@@ -144,12 +144,12 @@ def _spent(plan: Plan, before: float = 0.0) -> float:
   )
 
 
-def _proved(plan: Plan) -> Privacy:
-  return privacy.proved(
-    _spent(plan),
+def _proof(plan: Plan) -> Privacy:
+  return privacy.proof_record(
+    _cost(plan),
     plan.delta,
     plan.neighboring_relation,
-    ledger=[StageCharge("gradients", "all", _spent(plan), plan.delta, _what(plan))],
+    ledger=[StageCharge("gradients", "all", _cost(plan), plan.delta, _what(plan))],
     **_numbers(plan),
   )
 
@@ -193,14 +193,14 @@ def _outcome(
     noise_key=job.keys.key(GRADIENTS),
     batch_seed=job.keys.secret,
     steps_per_epoch=max(1, plan.num_steps // job.training.num_epochs),
-    scored=job.scored(apply),
+    scored=job.scorer(apply),
   )
   return Outcome(apply, initial, params, guarantee, plan.num_steps, job.test, **more)
 
 
 def _standard(job: Inputs, tx: Any, model: Any) -> train.Story:
   plan = make_plan(job, job.size, job.epsilon)
-  return _outcome(job, model, plan, tx, _proved(plan))
+  return _outcome(job, model, plan, tx, _proof(plan))
 
 
 def _sgd(job: Inputs) -> optax.GradientTransformation:
@@ -212,7 +212,7 @@ def dpsgd(job: Inputs) -> train.Story:
   return _standard(job, _sgd(job), job.nets.second)
 
 
-def tempered(job: Inputs) -> train.Story:
+def tempered_sigmoids(job: Inputs) -> train.Story:
   """Runs DP-SGD on model 2 with tempered sigmoids (Papernot et al. 2021)."""
   return _standard(job, _sgd(job), job.nets.tempered)
 
@@ -280,13 +280,13 @@ def _in_pairs(job: Inputs) -> train.Story:
   # q is the sampling probability, C the clip norm. Replacing a record changes the distribution of
   # a step from (1 - q) N(0) + q N(u) to (1 - q) N(0) + q N(v), with |u - v| <= 2 C. By joint
   # convexity, this is no easier to detect than the removal of an element of norm 2 C.
-  corrected = _spent(dataclasses.replace(plan, noise_multiplier=plan.noise_multiplier / 2))
+  corrected = _cost(dataclasses.replace(plan, noise_multiplier=plan.noise_multiplier / 2))
   guarantee = Privacy(
     kind="claimed",
-    epsilon=_spent(plan),
+    epsilon=_cost(plan),
     delta=plan.delta,
     neighboring_relation=plan.neighboring_relation,
-    claimed_epsilon=_spent(plan),
+    claimed_epsilon=_cost(plan),
     failed_assumptions=(
       _PAIRS.format(
         corrected=accounting.upper(corrected), delta=accounting.upper(plan.delta)
@@ -308,7 +308,7 @@ def dp_sgld(job: Inputs) -> train.Story:
   std = plan.noise_multiplier * plan.l2_bound / plan.normalize_by
   step_size = job.private.learning_rate / job.size
   tx = transforms.dp_sgld(step_size, mean_noise_std=std, num_examples=job.size)
-  return _outcome(job, job.nets.second, plan, tx, _proved(plan))
+  return _outcome(job, job.nets.second, plan, tx, _proof(plan))
 
 
 # --- model 1 of the rigorous mode, and radp_dpsgd
@@ -353,13 +353,13 @@ def radp_dpsgd(job: Inputs) -> train.Story:
   prepare = lambda x: np.asarray(x * weights[None])
   weigh = lambda data: dataclasses.replace(data, x=prepare(data.x))
   weighed = dataclasses.replace(job, train=weigh(job.train), test=weigh(job.test))
-  spent = _spent(plan, before)
+  spent = _cost(plan, before)
   parts = [
     StageCharge("B", "all", job.private.epsilon_b, 0.0, "mean relevance, Laplace"),
-    StageCharge("gradients", "all", _spent(plan), plan.delta, _what(plan)),
+    StageCharge("gradients", "all", _cost(plan), plan.delta, _what(plan)),
   ]
   note = "the total is composed by the accountant: less than the sum of the stages"
-  guarantee = privacy.proved(
+  guarantee = privacy.proof_record(
     spent, plan.delta, relation, ledger=parts, notes=[note], **_numbers(plan)
   )
   maps = {"beta": beta}

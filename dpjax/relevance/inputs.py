@@ -175,7 +175,7 @@ class Inputs:
     seen = self.test if test is None else test
     # Each net has another initial key. Model 1 has index 1.
     initial = self.initial(net, seen.x, 2)
-    scored = self.scored(net.apply, seen)
+    scored = self.scorer(net.apply, seen)
     params = yield self.fit(loss, initial, records, num_records, scored=scored, **how)
     per_epoch = num_records // min(self.training.batch_size, num_records)
     steps = per_epoch * self.training.num_epochs
@@ -195,7 +195,7 @@ class Inputs:
     wanted = self.relevance_records
     return self.train if wanted is None else self.train.subset(slice(0, wanted))
 
-  def scored(self, apply: Callable, test: Any = None) -> train.Scored:
+  def scorer(self, apply: Callable, test: Any = None) -> train.Scored:
     """Returns a function that evaluates parameters on `test`; None: the job's test set."""
     test = self.test if test is None else test
     return lambda params: metrics.evaluate(apply, params, test)

@@ -259,10 +259,10 @@ def _hand_down(layer: _Layer, arrived: tuple[Array, ...], how: Lrp) -> tuple[Arr
     return (arrived[0],)
   if layer.kind is NodeKind.LINEAR:
     return (_weighted(layer, values[0], arrived[0], how),)
-  return _contributed(node, values, arrived[0], how)
+  return _distribute(node, values, arrived[0], how)
 
 
-def _contributed(
+def _distribute(
   node: Node, values: tuple[Array, ...], arrived: Array, how: Lrp
 ) -> tuple[Array, ...]:
   """Distributes relevance over the operands of a sum of branches, or to the operand of a lone bias.
@@ -272,10 +272,10 @@ def _contributed(
   else:
     parts = (values[0], -values[1] if node.name == "sub" else values[1])
   if how.rule == "epsilon":
-    share = _ratio(arrived, _stabilized(node.outs[0].value, how.stabilizer))
-    return tuple(_summed_like(part * share, value) for part, value in zip(parts, values))
+    share = _ratio(arrived, _stabilize(node.outs[0].value, how.stabilizer))
+    return tuple(_sum_like(part * share, value) for part, value in zip(parts, values))
   return tuple(
-    _summed_like(_signed_share(part, parts, arrived, how), value)
+    _sum_like(_signed_share(part, parts, arrived, how), value)
     for part, value in zip(parts, values)
   )
 
@@ -288,7 +288,7 @@ def _signed_share(part: Array, parts: Any, arrived: Array, how: Lrp) -> Array:
   return handed - jnp.minimum(part, 0) * _ratio(beta * arrived, below)
 
 
-def _summed_like(handed: Array, value: Array) -> Array:
+def _sum_like(handed: Array, value: Array) -> Array:
   """Sums over the axes along which an operand was broadcast."""
   if handed.shape == value.shape:
     return handed
@@ -302,7 +302,7 @@ def _ratio(numerator: Array, denominator: Array) -> Array:
   return jnp.where(zero, 0, numerator / jnp.where(zero, 1, denominator))
 
 
-def _stabilized(z: Array, stabilizer: float) -> Array:
+def _stabilize(z: Array, stabilizer: float) -> Array:
   # sign(0) is 1 here, or a z of 0 would remain a divisor of 0.
   return z + stabilizer * jnp.where(z >= 0, 1.0, -1.0).astype(z.dtype)
 
@@ -312,22 +312,22 @@ def _weighted(layer: _Layer, a: Array, arrived: Array, how: Lrp) -> Array:
     return _z_box(layer, a, arrived, how)
   if how.rule == "epsilon":
     z = layer.nodes[-1].outs[0].value
-    share = _ratio(arrived, _stabilized(z, how.stabilizer))
-    return a * _transposed(lambda v: _linear(layer, v), a, share)
+    share = _ratio(arrived, _stabilize(z, how.stabilizer))
+    return a * _transpose(lambda v: _linear(layer, v), a, share)
   return _alpha_beta(layer, a, arrived, how)
 
 
-def _transposed(f: Callable[[Array], Array], a: Array, cotangent: Array) -> Array:
+def _transpose(f: Callable[[Array], Array], a: Array, cotangent: Array) -> Array:
   return jax.vjp(f, a)[1](cotangent)[0]
 
 
 def _linear(layer: _Layer, a: Array) -> Array:
   """Returns the output of the layer for operand a, without the layer's biases."""
-  positive, negative = _parted(layer, a, split=False)
+  positive, negative = _parts(layer, a, split=False)
   return positive + negative
 
 
-def _parted(layer: _Layer, a: Array, split: bool = True) -> tuple[Array, Array]:
+def _parts(layer: _Layer, a: Array, split: bool = True) -> tuple[Array, Array]:
   """Returns (f+(a), f-(a)): outputs of the layer with only its positive weights, and with only its
   negative weights. Without `split` they are (f(a), 0)."""
   node = layer.nodes[0]
@@ -338,13 +338,13 @@ def _parted(layer: _Layer, a: Array, split: bool = True) -> tuple[Array, Array]:
   else:
     (above,) = node.of_data(a)
     below = jnp.zeros_like(above)
-  parts = _scaled((above, below), layer.scales[0])
+  parts = _scale((above, below), layer.scales[0])
   for step, scale in zip(layer.nodes[1:], layer.scales[1:]):
-    parts = _scaled(_follow(step, parts), scale)
+    parts = _scale(_follow(step, parts), scale)
   return parts
 
 
-def _scaled(parts: tuple[Array, Array], factor: Any) -> tuple[Array, Array]:
+def _scale(parts: tuple[Array, Array], factor: Any) -> tuple[Array, Array]:
   above, below = parts
   # A negative factor exchanges the positive and the negative part.
   up = jnp.maximum(factor, 0)
@@ -359,29 +359,29 @@ def _follow(step: Node, parts: tuple[Array, Array]) -> tuple[Array, Array]:
     return step.of_data(parts[0])[0], step.of_data(parts[1])[0]
   # The remaining kind is SCALE. Such a node gives its factor if it is applied to ones.
   (factor,) = step.of_data(jnp.ones_like(parts[0]))
-  return _scaled(parts, factor)
+  return _scale(parts, factor)
 
 
 def _alpha_beta(layer: _Layer, a: Array, arrived: Array, how: Lrp) -> Array:
   """Applies alpha_beta or z_plus, which split the weights and the inputs by sign."""
-  above = lambda v: _parted(layer, v)[0]
-  below = lambda v: _parted(layer, v)[1]
+  above = lambda v: _parts(layer, v)[0]
+  below = lambda v: _parts(layer, v)[1]
   plus = jnp.maximum(a, 0)
   minus = jnp.minimum(a, 0)
   sums = above(plus) + below(minus), above(minus) + below(plus)
   alpha, beta = how.weights(*sums)
   for_plus = _ratio(alpha * arrived, sums[0])
   for_minus = _ratio(beta * arrived, sums[1])
-  rises = plus * _transposed(above, a, for_plus) + minus * _transposed(below, a, for_plus)
+  rises = plus * _transpose(above, a, for_plus) + minus * _transpose(below, a, for_plus)
   if how.rule == "z_plus":
     return rises
-  falls = minus * _transposed(above, a, for_minus) + plus * _transposed(below, a, for_minus)
+  falls = minus * _transpose(above, a, for_minus) + plus * _transpose(below, a, for_minus)
   return rises - falls
 
 
 def _z_box(layer: _Layer, x: Array, arrived: Array, how: Lrp) -> Array:
-  above = lambda v: _parted(layer, v)[0]
-  below = lambda v: _parted(layer, v)[1]
+  above = lambda v: _parts(layer, v)[0]
+  below = lambda v: _parts(layer, v)[1]
   whole = lambda v: _linear(layer, v)
   # The bounds are those of the input. A negative factor swaps them.
   ends = jnp.asarray(layer.input_factor, x.dtype) * jnp.asarray(
@@ -390,6 +390,6 @@ def _z_box(layer: _Layer, x: Array, arrived: Array, how: Lrp) -> Array:
   low = jnp.full_like(x, jnp.min(ends))
   high = jnp.full_like(x, jnp.max(ends))
   share = _ratio(arrived, whole(x) - above(low) - below(high))
-  handed = x * _transposed(whole, x, share)
-  handed = handed - low * _transposed(above, x, share)
-  return handed - high * _transposed(below, x, share)
+  handed = x * _transpose(whole, x, share)
+  handed = handed - low * _transpose(above, x, share)
+  return handed - high * _transpose(below, x, share)

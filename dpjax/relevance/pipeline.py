@@ -32,7 +32,7 @@ METHODS: dict[str, Callable[[Inputs], train.Story]] = {
   "adlm": claimed_methods.adlm_method,
   "ilm": functools.partial(claimed_methods.adlm_method, with_relevance=False),
   "dpsgd": gradient_methods.dpsgd,
-  "tempered": gradient_methods.tempered,
+  "tempered": gradient_methods.tempered_sigmoids,
   "dp_adam": gradient_methods.dp_adam,
   "dpdligdo": gradient_methods.dpdligdo,
   "dp_sgld": gradient_methods.dp_sgld,
@@ -87,7 +87,7 @@ def _refuse_unread(method: str, mode: str, job: Inputs) -> None:
 def run(method: str, mode: str, job: Inputs) -> Outcome:
   """Runs one method, all its trainings without a stop; see `story`."""
   trainer = functools.partial(train.in_one_go, on_epoch=job.on_epoch)
-  return train.carried_out(story(method, mode, job), trainer)
+  return train.carry_out(story(method, mode, job), trainer)
 
 
 def story(method: str, mode: str, job: Inputs) -> Generator[train.Steps, Params, Outcome]:

@@ -64,7 +64,7 @@ class Privacy:
 NOT_PRIVATE = Privacy("none", None, None, None)
 
 
-def proved(
+def proof_record(
   epsilon: float,
   delta: float,
   neighboring_relation: str,
@@ -80,7 +80,7 @@ def proved(
   Args:
     rests_on: assumptions that cannot be checked. If there are any, the kind is "claimed".
 
-  >>> proved(1.0, 1e-5, "replace_one").claimed_epsilon
+  >>> proof_record(1.0, 1e-5, "replace_one").claimed_epsilon
   1.0
   """
   return Privacy(

@@ -86,7 +86,7 @@ def sample(
 
 
 @functools.cache
-def _compiled(shape: tuple, mechanism: str, shared: bool) -> Callable:
+def _compile(shape: tuple, mechanism: str, shared: bool) -> Callable:
   def noisy_record(key, record_id, x, scales, steps):
     mine = jax.random.fold_in(key, record_id)
     drawn = sample(mine, scales, shape, mechanism=mechanism, shared_channels=shared)
@@ -170,7 +170,7 @@ def noisy_records(
     steps_of_features = np.ldexp(0.5, exponents - finite.GRID_BITS)
     widest = np.maximum(steps_of_features, np.float32(grid)).astype(np.float32)
     steps = jnp.asarray(by_feature(widest, x.shape[1:]))
-  run = _compiled(x.shape[1:], mechanism, shared_channels)
+  run = _compile(x.shape[1:], mechanism, shared_channels)
   size = min(_CHUNK, len(x))
   parts = []
   for start in range(0, len(x), max(size, 1)):

@@ -144,11 +144,11 @@ def noisy_relevance(
 # --- public transformations
 
 
-def pooled(x: np.ndarray, factor: int) -> np.ndarray:
+def pool(x: np.ndarray, factor: int) -> np.ndarray:
   """Averages over factor x factor blocks of images [n, H, W, C]. Uneven edges are cut off equally.
   Other inputs are unchanged. The transformation is public: nothing is estimated.
 
-  >>> pooled(np.arange(4.0).reshape(1, 2, 2, 1), 2).ravel().tolist()
+  >>> pool(np.arange(4.0).reshape(1, 2, 2, 1), 2).ravel().tolist()
   [1.5]
   """
   if x.ndim != 4 or factor == 1:
@@ -159,7 +159,7 @@ def pooled(x: np.ndarray, factor: int) -> np.ndarray:
 def pooled_shares(
   shares: np.ndarray, shape: tuple[int, ...], factor: int, name: str = "rigorous.pool"
 ) -> np.ndarray:
-  """Sums shares of relevance, one for each place of an image, over the blocks of `pooled`.
+  """Sums shares of relevance, one for each place of an image, over the blocks of `pool`.
 
   Shares of other inputs are unchanged. An error names the setting `name`."""
   if len(shape) != 3 or factor == 1:
@@ -202,7 +202,7 @@ def check_domain(**named: Any) -> None:
     )
 
 
-def clipped(x: np.ndarray, beta: np.ndarray, how: Rigorous) -> np.ndarray:
+def clip_records(x: np.ndarray, beta: np.ndarray, how: Rigorous) -> np.ndarray:
   """Transforms records for the noise of stage C: centres them for "gaussian", and scales them down
   to the clip norm for "gaussian" and "laplace_clipped". For other noise they are unchanged.
 
@@ -212,10 +212,10 @@ def clipped(x: np.ndarray, beta: np.ndarray, how: Rigorous) -> np.ndarray:
   """
   check_domain(x=x)
   if how.features == "laplace_clipped":
-    return _scaled_to(x, _weighted_norm(np.abs(x), beta), how.clip)
+    return _scale_to(x, _weighted_norm(np.abs(x), beta), how.clip)
   if how.features == "gaussian":
     centred = x - np.float32(0.5)
-    return _scaled_to(centred, np.sqrt(_weighted_norm(centred**2, beta)), how.clip)
+    return _scale_to(centred, np.sqrt(_weighted_norm(centred**2, beta)), how.clip)
   return x
 
 
@@ -230,7 +230,7 @@ def _weighted_norm(magnitudes: np.ndarray, beta: np.ndarray) -> np.ndarray:
   return np.array([norm(magnitude) for magnitude in magnitudes], np.float64)
 
 
-def _scaled_to(x: np.ndarray, norms: np.ndarray, clip: float) -> np.ndarray:
+def _scale_to(x: np.ndarray, norms: np.ndarray, clip: float) -> np.ndarray:
   # A record of zeros has norm 0, which must not be a divisor.
   factor = np.minimum(1, clip / np.maximum(norms, 1e-30)).astype(np.float32)
   return x * factor.reshape(-1, *[1] * (x.ndim - 1))
@@ -252,7 +252,7 @@ class FeatureNoise:
 def feature_noise(
   beta: np.ndarray, how: Rigorous, *, epsilon: float, channels: int
 ) -> FeatureNoise:
-  """Returns the noise that makes the release of a record from `clipped` locally (epsilon,
+  """Returns the noise that makes the release of a record from `clip_records` locally (epsilon,
   delta)-DP. delta is `how.delta` for "gaussian" and "laplace_pld", else 0.
 
   >>> noise = feature_noise(np.array([0.5, 0.5]), Rigorous(features="laplace"),

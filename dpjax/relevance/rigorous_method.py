@@ -77,7 +77,7 @@ def radp_rigorous(job: Inputs) -> train.Story:
   if job.rigorous.model1 == "public":
     # This assumption cannot be checked, since a copy of a private record may differ in one bit.
     rests_on = (f"no private record is known to the public data {job.public.name}",)
-  guarantee = privacy.proved(
+  guarantee = privacy.proof_record(
     epsilon,
     delta,
     rigorous.FEATURES_ONLY if public else rigorous.RELATION,
@@ -93,7 +93,7 @@ def radp_rigorous(job: Inputs) -> train.Story:
   net = job.nets.second
   outcome = yield from job.outcome(
     net,
-    train.corrected(net.apply, transitions, prepared.class_priors),
+    train.corrected_loss(net.apply, transitions, prepared.class_priors),
     prepared.records,
     guarantee,
     len(ids_2),
@@ -129,7 +129,7 @@ def _pool(job: Inputs) -> int:
 
 
 def _pooled_shape(job: Inputs) -> tuple[int, ...]:
-  return rigorous.pooled(job.train.x[:1], _pool(job)).shape[1:]
+  return rigorous.pool(job.train.x[:1], _pool(job)).shape[1:]
 
 
 def _stages_a_b(job: Inputs, ids: np.ndarray) -> train.Story:
@@ -240,8 +240,8 @@ def _stages_c_l_s(
     epsilon=(local - epsilon_l) / copies,
     channels=job.channels,
   )
-  clipped = lambda x: rigorous.clipped(x, beta, how)
-  reduce = lambda x: clipped(rigorous.pooled(x, _pool(job)))
+  clipped = lambda x: rigorous.clip_records(x, beta, how)
+  reduce = lambda x: clipped(rigorous.pool(x, _pool(job)))
   key = job.keys.key(FEATURES)
   x = reduce(job.train.x[ids])
   noisy = lambda copy: record_noise.noisy_records(
@@ -262,7 +262,7 @@ def _stages_c_l_s(
     grid=record_noise.GRID, l1_clip=clip, clipped=clipped,
   )  # fmt: skip
   return _Prepared(
-    _shuffled(job, lambda copy: scale(noisy(copy)), responses, copies),
+    _shuffle(job, lambda copy: scale(noisy(copy)), responses, copies),
     class_priors,
     dataclasses.replace(job.test, x=prepare(job.test.x)),
     prepare,
@@ -294,7 +294,7 @@ def _responses(
   return y, labels.priors(y, epsilon_l, k)
 
 
-def _shuffled(
+def _shuffle(
   job: Inputs, features: Callable[[int], np.ndarray], y: np.ndarray, copies: int
 ) -> Callable[[int], tuple[np.ndarray, np.ndarray]]:
   """Returns a function epoch -> (x, y), without the records' ids. With a shuffler the order is

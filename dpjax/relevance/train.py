@@ -64,7 +64,7 @@ def in_one_go(steps: Steps, on_epoch: OnEpoch | None = None) -> Any:
   return state[0]
 
 
-def carried_out(story: Story, trainer: Callable[[Steps], Any] = in_one_go) -> Any:
+def carry_out(story: Story, trainer: Callable[[Steps], Any] = in_one_go) -> Any:
   """Runs the trainings of a story by a function of their steps. Returns what the story returns."""
   params = None
   while True:
@@ -85,7 +85,7 @@ def cross_entropy(apply: Callable) -> BatchLoss:
   return loss
 
 
-def corrected(
+def corrected_loss(
   apply: Callable, transitions: HostArray, class_priors: HostArray | None
 ) -> BatchLoss:
   """Returns a loss: the mean of `labels.forward_corrected` over a batch."""

@@ -54,5 +54,5 @@ class BallsInBinsSampler(UnamplifiedSampler, PaddedSampler):
   def draw(self, num_examples: int, *, seed: int, step: int) -> np.ndarray:
     # All bins come from one draw per run, so step t does not need the steps before it.
     bins = assign(seed, *RUN, count=self.num_bins, num_examples=num_examples)
-    # A bin may exceed the capacity. Then `checked` raises: a cut batch would be another scheme.
-    return self.checked(bins.of(step % self.num_bins), step)
+    # A bin may exceed the capacity. Then `check_draw` raises: a cut batch would be another scheme.
+    return self.check_draw(bins.of(step % self.num_bins), step)

@@ -73,4 +73,4 @@ class CyclicPoissonSampler(PaddedSampler):
     rows = group[successes(generator(seed, step), len(group), self.turn_prob)]
     # A draw above the capacity raises, since the proof covers no cut batch. Delta covers the chance
     # of such a draw.
-    return self.checked(rows, step)
+    return self.check_draw(rows, step)

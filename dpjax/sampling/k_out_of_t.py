@@ -89,9 +89,9 @@ class KOutOfTSampler(PaddedSampler):
     if self.num_selected == 1:
       # These draws are the same as in `RandomAllocationSampler`.
       rows = assign(seed, turn, count=self.steps_per_pass, num_examples=num_examples)
-      return self.checked(rows.of(place), step)
+      return self.check_draw(rows.of(place), step)
     sets = _pass_of(self.steps_per_pass, self.num_selected, num_examples, seed, turn)
-    return self.checked(sets.at(place), step)
+    return self.check_draw(sets.at(place), step)
 
 
 class _Pass:

@@ -105,4 +105,4 @@ class MinSepSampler(UnamplifiedSampler, PaddedSampler):
     if step >= self.num_steps:
       raise UserError(f"must be < num_steps={self.num_steps}", field="step", value=step)
     steps = _renewals(self.turn_prob, self.steps_apart, self.num_steps, seed, num_examples)
-    return self.checked(steps.of(step), step)
+    return self.check_draw(steps.of(step), step)

@@ -43,7 +43,7 @@ class PoissonSampler(PaddedSampler):
 
   def draw(self, num_examples: int, *, seed: int, step: int) -> np.ndarray:
     rows = successes(generator(seed, step), num_examples, self.sampling_prob)
-    return self.checked(rows, step)
+    return self.check_draw(rows, step)
 
 
 @dataclasses.dataclass(frozen=True)

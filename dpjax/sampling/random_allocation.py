@@ -64,4 +64,4 @@ class RandomAllocationSampler(PaddedSampler):
     turn, place = divmod(step, self.steps_per_pass)
     # The generator belongs to the pass, so all steps of the pass read the same allocation.
     rows = assign(seed, turn, count=self.steps_per_pass, num_examples=num_examples)
-    return self.checked(rows.of(place), step)
+    return self.check_draw(rows.of(place), step)

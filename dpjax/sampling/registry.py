@@ -234,7 +234,7 @@ def _truncated(kind: Any, size: Sizing) -> Sampler:
   one step in a thousand is cut."""
   prob, num_examples = size.sampling_prob, size.num_examples
   deviation = math.sqrt(prob * (1 - prob) * num_examples)
-  # The default is a multiple of 8, as in `PaddedSampler.fitted_to`.
+  # The default is a multiple of 8, as in `PaddedSampler.fit_to`.
   capacity = size.capacity or 8 * math.ceil((prob * num_examples + 3 * deviation) / 8)
   return kind(sampling_prob=prob, capacity=capacity, num_examples=num_examples)
 
@@ -273,7 +273,7 @@ def _balls_in_bins(kind: Any, size: Sizing) -> Sampler:
   return kind(num_bins=steps_per_pass(size.sampling_prob), capacity=size.padded_batch_size)
 
 
-def _checked_apart(size: Sizing) -> int:
+def _check_apart(size: Sizing) -> int:
   """Returns `size.apart`; raises UserError if examples would take part more often."""
   apart = size.apart
   if size.sampling_prob * apart > 1 + 1e-9:
@@ -286,12 +286,12 @@ def _checked_apart(size: Sizing) -> int:
 
 
 def _cyclic_poisson(kind: Any, size: Sizing) -> Sampler:
-  apart = _checked_apart(size)
+  apart = _check_apart(size)
   return kind(turn_prob=size.turn_prob, num_groups=apart, capacity=size.padded_batch_size)
 
 
 def _min_sep(kind: Any, size: Sizing) -> Sampler:
-  apart, q = _checked_apart(size), size.sampling_prob
+  apart, q = _check_apart(size), size.sampling_prob
   return kind(
     # It solves q = turn_prob / (1 + (apart - 1) turn_prob). Rounding may put 1 - (apart - 1) q
     # below q. Then the quotient would be above 1.

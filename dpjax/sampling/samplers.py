@@ -203,7 +203,7 @@ class Sampler(abc.ABC):
     del num_examples
     return -math.inf
 
-  def fitted_to(self, num_examples: int, *, log_overflow_prob: float) -> Sampler:
+  def fit_to(self, num_examples: int, *, log_overflow_prob: float) -> Sampler:
     """Returns this sampler with the smallest padded batch size that draws rarely exceed.
 
     This size is a multiple of 8. A draw exceeds it with log-probability at most
@@ -214,7 +214,7 @@ class Sampler(abc.ABC):
     )
 
 
-def unproved(sampler: Sampler, field: str) -> UserError:
+def unproved_error(sampler: Sampler, field: str) -> UserError:
   """Returns the error about a sampler without an event, with what would give it one."""
   by_size = ""
   if sampler.relations and getattr(sampler, "num_examples", 0) is None:
@@ -323,13 +323,13 @@ class PaddedSampler(Sampler):
     exact = float(stats.binom.logsf(self.capacity, n, rate))
     return exact if math.isfinite(exact) else _log_chernoff(self.capacity + 1, n, rate)
 
-  def fitted_to(self, num_examples: int, *, log_overflow_prob: float) -> Sampler:
+  def fit_to(self, num_examples: int, *, log_overflow_prob: float) -> Sampler:
     """Returns this sampler with the smallest sufficient padded batch size; see
-    `Sampler.fitted_to`.
+    `Sampler.fit_to`.
 
     >>> from dpjax.sampling import PoissonSampler
     >>> sampler = PoissonSampler(sampling_prob=0.01, capacity=1)
-    >>> sampler.fitted_to(60_000, log_overflow_prob=-30).capacity
+    >>> sampler.fit_to(60_000, log_overflow_prob=-30).capacity
     792
     """
 
@@ -348,7 +348,7 @@ class PaddedSampler(Sampler):
     least = bisect.bisect_left(range(high), True, lo=high // 2 + 1, key=suffices)
     return dataclasses.replace(self, capacity=8 * least)  # type: ignore[type-var]
 
-  def checked(self, taken: np.ndarray, step: int) -> np.ndarray:
+  def check_draw(self, taken: np.ndarray, step: int) -> np.ndarray:
     """Returns the draw of a step; raises UserError if it exceeds the capacity."""
     if taken.size > self.capacity:
       raise UserError(

@@ -109,7 +109,7 @@ def group_by_user(
   order = np.argsort(ids, kind="stable")
   names, starts = np.unique(ids[order], return_index=True)
   rows = np.split(order, starts[1:])
-  keep = functools.partial(_kept, most=max_examples_per_user, choose=choose, seed=seed)
+  keep = functools.partial(_keep, most=max_examples_per_user, choose=choose, seed=seed)
   present = indexed.present_in(data, len(ids))
   members = np.zeros((len(names), max_examples_per_user), np.int64)
   mask = np.zeros(members.shape, bool)
@@ -125,7 +125,7 @@ def group_by_user(
   return UserBlocks(data, members, mask)
 
 
-def _kept(
+def _keep(
   name: Any, user_rows: np.ndarray, *, most: int, choose: str, seed: int
 ) -> np.ndarray:
   if user_rows.size <= most or choose == "first":

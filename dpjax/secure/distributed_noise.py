@@ -49,7 +49,7 @@ from dpjax.secure.encoding import BITS
 from dpjax.secure.summation import (
   NO_DROPOUT,
   Dropout,
-  carried_out,
+  carry_out,
   through_sum,
   with_cost,
 )
@@ -131,8 +131,8 @@ class SkellamSum:
       bits=bits,
       # By a union bound, Gaussian noise stays within this many standard deviations in every
       # coordinate, except with chance _CHANCE. `wrap_probability` has the bound for Skellam noise.
-      num_stds=math.sqrt(2 * math.log(2 * _padded(dim) / _CHANCE)),
-      spread=discrete.rotated_spread(_padded(dim), chance=_CHANCE),
+      num_stds=math.sqrt(2 * math.log(2 * _padded_dim(dim) / _CHANCE)),
+      spread=discrete.rotated_spread(_padded_dim(dim), chance=_CHANCE),
     )
     # Above a variance of MAX_SKELLAM the sampler is not exact. The limit is lowered slightly, since
     # variances of shares are rounded when they are added.
@@ -145,7 +145,7 @@ class SkellamSum:
   @property
   def padded_dim(self) -> int:
     """Number of integers that a client sends: `dim`, rounded up to a power of two."""
-    return _padded(self.dim)
+    return _padded_dim(self.dim)
 
   @property
   def l2_sensitivity(self) -> float:
@@ -223,7 +223,7 @@ class SkellamSum:
     return np.asarray(_unrotate(signs, decoded.astype(np.float32), self.dim))
 
 
-def _padded(dim: int) -> int:
+def _padded_dim(dim: int) -> int:
   return 1 << max(0, (dim - 1).bit_length())
 
 
@@ -383,7 +383,7 @@ def _total(
   kind = dtype_of(protocol.bits)
   zeros = np.zeros(mechanism.padded_dim, kind)
   if protocol.is_simulated:
-    summed = carried_out(protocol, ids, drops, lambda client: zeros)
+    summed = carry_out(protocol, ids, drops, lambda client: zeros)
     # Shares of Skellam noise add up exactly to Skellam noise, so one draw serves all.
     noisy = mechanism.share(_stream(seed, round), len(ids))
     for client, place in places.items():
@@ -399,7 +399,7 @@ def _total(
     # The conversion wraps around modulo the protocol's modulus (see the docstring of `_total`).
     return noisy.astype(kind)
 
-  return carried_out(protocol, ids, drops, vector)
+  return carry_out(protocol, ids, drops, vector)
 
 
 def _seed_of_run(seed: int, run: int) -> int:

@@ -47,7 +47,7 @@ class Encoded(NamedTuple):
   weight: Array  # uint32, of shape [C] for several clients and [] otherwise
 
 
-def _unsigned(whole: Array) -> Array:
+def _to_unsigned(whole: Array) -> Array:
   # In two's complement a negative number wraps around, as it must modulo 2^32.
   return whole.astype(jnp.int32).astype(jnp.uint32)
 
@@ -159,9 +159,9 @@ class Encoding:
       limit = whole.astype(leaf.dtype).reshape(row)
       scaled = jnp.round(kept * (limit / self.largest_value))
       # The product may be rounded above the weight. The mean would then exceed `largest_value`.
-      return _unsigned(jnp.clip(scaled, -limit, limit))
+      return _to_unsigned(jnp.clip(scaled, -limit, limit))
 
-    return Encoded(jax.tree.map(integers, messages), _unsigned(whole))
+    return Encoded(jax.tree.map(integers, messages), _to_unsigned(whole))
 
   def coordinates_cut(self, message: ArrayTree) -> Array:
     """Returns the number of coordinates of ONE message beyond `largest_value`; 0 if it is left out,
@@ -188,11 +188,11 @@ class Encoding:
     >>> encoding.mean(encoding.add(sent)).round(2).tolist()
     [0.5099999904632568, -1.0]
     """
-    weight = self._centred(total.weight)
+    weight = self._centre(total.weight)
     factor = jnp.where(weight > 0, self.largest_value / jnp.maximum(weight, 1.0), 0.0)
-    return jax.tree.map(lambda leaf: self._centred(leaf) * factor, total.values)
+    return jax.tree.map(lambda leaf: self._centre(leaf) * factor, total.values)
 
-  def _centred(self, total: Array) -> Array:
+  def _centre(self, total: Array) -> Array:
     """Returns the residue modulo 2^bits that is in [-2^(bits - 1), 2^(bits - 1)), as a float32."""
     # Bits are shifted up, and down again as signed numbers: unused bits then copy the sign bit.
     unused = 32 - self.bits

@@ -349,14 +349,14 @@ class PrivateStatistics:
       self.event, delta=delta, neighboring_relation=self.neighboring_relation
     )
 
-  def bounded(self, x: np.ndarray, y: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+  def bound_rows(self, x: np.ndarray, y: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Returns the bounded rows, without rows that hold NaN or infinity.
 
     Each bounded row depends on one given row alone.
     """
     x, y = _rows(x, y)
     kept = np.isfinite(x).all(axis=1) & np.isfinite(y)
-    x = row_norms.shortened(x[kept], self.x_bound, inside=1 - 1e-12)
+    x = row_norms.shorten(x[kept], self.x_bound, inside=1 - 1e-12)
     return x, np.clip(y[kept], -self.y_bound, self.y_bound)
 
   def release(self, clients: Sequence[tuple[np.ndarray, np.ndarray]]) -> Statistics:
@@ -370,7 +370,7 @@ class PrivateStatistics:
   def exact(self, clients: Sequence[tuple[np.ndarray, np.ndarray]]) -> np.ndarray:
     """Returns the sums of all bounded rows as one vector [d (d + 1) / 2 + d], float64: NOT
     private."""
-    summed = total([statistics(*self.bounded(x, y)) for x, y in clients])
+    summed = total([statistics(*self.bound_rows(x, y)) for x, y in clients])
     return np.concatenate([_to_vector(summed.xx), summed.xy])
 
   def noisy(self, key: jax.Array, vector: np.ndarray) -> jax.Array:

@@ -75,7 +75,7 @@ def _hello(secret: bytes, word: bytes, who: int) -> bytes:
   return _HELLO.pack(who, proof)
 
 
-def _told(wrong: UserError | None) -> bytes:
+def _message(wrong: UserError | None) -> bytes:
   """Returns the server's message on what is wrong; of no bytes if nothing is."""
   text = b"" if wrong is None else json.dumps(wrong.facts()).encode()
   return FRAME.pack(len(text)) + text
@@ -190,7 +190,7 @@ class _Meeting:
       return
     # If the peer reads nothing, this raises rather than waits, since the socket does not block.
     with contextlib.suppress(OSError):
-      caller.connection.sendall(_told(wrong))
+      caller.connection.sendall(_message(wrong))
     # Strangers claim as many ids as they like.
     if who in self._clients:
       self._refused.setdefault(who, wrong)
@@ -241,7 +241,7 @@ def host(
   for connection in meeting.present.values():
     with contextlib.suppress(OSError):
       connection.settimeout(_PATIENCE)
-      connection.sendall(_told(wrong))
+      connection.sendall(_message(wrong))
     if wrong:
       connection.close()
   if wrong:

@@ -5,13 +5,13 @@ from __future__ import annotations
 import numpy as np
 
 
-def shortened(rows: np.ndarray, norm: float, *, inside: float) -> np.ndarray:
+def shorten(rows: np.ndarray, norm: float, *, inside: float) -> np.ndarray:
   """Returns finite rows [n, d], those longer than `inside` * `norm` scaled to that length.
 
   Args:
     inside: a little below 1, so that rounding cannot put a row outside of `norm`.
 
-  >>> shortened(np.array([[3.0, 4.0], [0.5, 0.0]]), 2.5, inside=1.0).tolist()
+  >>> shorten(np.array([[3.0, 4.0], [0.5, 0.0]]), 2.5, inside=1.0).tolist()
   [[1.5, 2.0], [0.5, 0.0]]
   """
   # Rows are divided by their largest entry first: the square of 1e200 is infinite.

@@ -28,7 +28,7 @@ from jax import core as jax_core
 
 from dpjax import trees, validate
 from dpjax.federated import FederatedAlgorithm
-from dpjax.federated.aggregation import Aggregator, summed
+from dpjax.federated.aggregation import Aggregator, by_sums
 from dpjax.federated.aggregation import RoundRefused as RoundRefused
 from dpjax.federated.client import ClientAlgorithm, ClientInfo
 from dpjax.federated.cohort import Cohort
@@ -171,7 +171,7 @@ def secure_mean(
     bind = lambda client, partial: inner(telling(client), partial if simulated else None)
     return through_sum(sum_of, dropout, protocol, bind, max_clients=encoding.max_clients)
 
-  aggregator = summed(
+  aggregator = by_sums(
     lambda message: jnp.int32(0),
     partial,
     finish,
@@ -255,7 +255,7 @@ def _counted(protocol: SumProtocol) -> Summing:
     mapped = run(context, cohort)
     # The protocol adds zeros: only its cost and its refusals are needed.
     zeros = np.zeros(trees.size(mapped.sums), dtype_of(protocol.bits))
-    result = carried_out(protocol, cohort.ids, drops, lambda client: zeros)
+    result = carry_out(protocol, cohort.ids, drops, lambda client: zeros)
     return with_cost(mapped, result)
 
   return sum_of
@@ -279,14 +279,14 @@ def _protocol(encoding: Encoding, protocol: SumProtocol) -> Summing:
       encoded_row = encoded(places[client]) if client in places else like
       return to_vector(encoded_row, protocol.bits)
 
-    result = carried_out(protocol, cohort.ids, drops, vector)
+    result = carry_out(protocol, cohort.ids, drops, vector)
     total = from_vector(result.total, like)
     return with_cost(mapped, result)._replace(sums=total, sent=None)
 
   return sum_of
 
 
-def carried_out(
+def carry_out(
   protocol: SumProtocol, uploading: Any, drops: Drops, vector: Callable[[int], np.ndarray]
 ) -> Summed:
   """Runs the protocol over the clients that upload, and returns its result.

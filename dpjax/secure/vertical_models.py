@@ -184,7 +184,9 @@ def train_split(
   return network
 
 
-def _hidden(party: Party, network: SplitNetwork, rows: SharedRows) -> comparison.Signs:
+def _hidden_layers(
+  party: Party, network: SplitNetwork, rows: SharedRows
+) -> comparison.Signs:
   """Returns signs and ReLU [n, h_a + h_b] of both bottom layers, in one comparison."""
   sums = [
     matmul(party, x, bottom.kernel, bias=bottom.bias)
@@ -197,7 +199,7 @@ def _hidden(party: Party, network: SplitNetwork, rows: SharedRows) -> comparison
 def _step(
   party: Party, network: SplitNetwork, rows: SharedRows, shift: int, recipe: Recipe
 ) -> SplitNetwork:
-  hidden = _hidden(party, network, rows)
+  hidden = _hidden_layers(party, network, rows)
   top = network.top
   scores = matmul(party, hidden.part, top.kernel, bias=top.bias)  # [B, k]
   error = secureml.error_of(party, scores, rows.y, recipe)
@@ -211,7 +213,7 @@ def _step(
     (network.bottom_b, rows.x_b, back[:, width:]),
     (top, hidden.part, error),
   )
-  return SplitNetwork(*(secureml.moved(party, *part, shift) for part in parts))
+  return SplitNetwork(*(secureml.update_layer(party, *part, shift) for part in parts))
 
 
 # --- prediction
@@ -230,5 +232,5 @@ def classes(
   """
   if not isinstance(model, SplitNetwork):
     return secureml.predict(party, model, rows.x, Recipe(), to=to)
-  hidden = _hidden(party, model, rows).part
+  hidden = _hidden_layers(party, model, rows).part
   return secureml.predict(party, [model.top], hidden, Recipe(), to=to)

@@ -84,7 +84,7 @@ def _refusal(status: int, message: str) -> Response:
   return _json({"error": message}, status, **retry)
 
 
-def parsed(body: bytes) -> dict[str, Any]:
+def parse(body: bytes) -> dict[str, Any]:
   """Returns the JSON object of a request, parsed strictly.
 
   Raises:
@@ -187,7 +187,7 @@ class Web:
     }
     self.app = Starlette(
       routes=[
-        Route(path, self._answered(path, handler), methods=[method])
+        Route(path, self._answer(path, handler), methods=[method])
         for path, (handler, method) in paths.items()
       ],
       exception_handlers={HTTPException: self._of_routing, Exception: self._of_bug},
@@ -237,7 +237,7 @@ class Web:
     # The log has the traceback; the client gets only the type of the error.
     return _refusal(500, f"an error of the service ({type(error).__name__})")
 
-  def _answered(
+  def _answer(
     self, path: str, handler: Callable[[Request], Awaitable[Response]]
   ) -> Callable[[Request], Awaitable[Response]]:
     async def answer(request: Request) -> Response:
@@ -282,7 +282,7 @@ class Web:
     raise error
 
   async def _body(self, request: Request) -> dict[str, Any]:
-    """Reads and parses the body of a request. Raises _Refused where `parsed` does, and if the body
+    """Reads and parses the body of a request. Raises _Refused where `parse` does, and if the body
     is not declared as JSON, is compressed, is too large, or comes after the deadline."""
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     # A browser lets a page send JSON to another host only if that host allows it.
@@ -302,7 +302,7 @@ class Web:
             raise _Refused(413, f"must have a body of at most {self._most_bytes} bytes")
     except TimeoutError:
       raise _Refused(503, "the body did not arrive by the deadline") from None
-    return parsed(bytes(body))
+    return parse(bytes(body))
 
   async def _predict(self, request: Request) -> Response:
     body = await self._body(request)

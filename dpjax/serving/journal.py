@@ -125,7 +125,7 @@ class ServiceJournal:
       entry = json.loads(line, parse_constant=_no_number)
     text = line.rpartition(_CHAIN.encode())[0].decode(errors="replace")
     is_whole = isinstance(entry, dict) and entry.get("line") == place and "kind" in entry
-    if not is_whole or line != self._ended(text).encode():
+    if not is_whole or line != self._whole_line(text).encode():
       raise UserError(
         f"{at} is not what a service wrote there; bring it back, or choose another --workdir",
         field=str(self.path)[-120:],
@@ -139,7 +139,7 @@ class ServiceJournal:
     self._hash.update(line + b"\n")
     self.lines.append(entry)
 
-  def _ended(self, text: str) -> str:
+  def _whole_line(self, text: str) -> str:
     """Returns a whole line. It consists of `text` (a JSON object without its last brace), of the
     digest of all bytes so far, and of the brace."""
     digest = self._hash.copy()
@@ -155,7 +155,7 @@ class ServiceJournal:
     entry = {"line": self._next, "time": round(self._clock(), 3), "kind": kind}
     entry |= writers.plain(values)
     text = json.dumps(entry, allow_nan=False)
-    line = f"{self._ended(text[:-1])}\n".encode()
+    line = f"{self._whole_line(text[:-1])}\n".encode()
     try:
       written = 0
       # A full disk may take only a part of a line, and raises an error only at the next write.

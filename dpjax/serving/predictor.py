@@ -40,7 +40,7 @@ from dpjax.experiments.kinds.central.config import (
   TrainConfig,
   Whitened,
 )
-from dpjax.experiments.kinds.central.features import featured
+from dpjax.experiments.kinds.central.features import add_features
 from dpjax.experiments.run import (
   finished,
   model_inputs,
@@ -88,17 +88,17 @@ class _Model:
       rows = data.preprocess.center(rows)
     # Progress bars are turned off, since each request would write one to the log of a server.
     with writers.silent():
-      rows = featured(
+      rows = add_features(
         self.config.model, rows, normalization.per_example(self.config), None, True
       )
     if self.standardize_by is not None:
-      rows = normalization.normalized(rows, self.standardize_by)
-    return np.asarray(_jitted(self.apply)(self.params, rows.x))
+      rows = normalization.normalize(rows, self.standardize_by)
+    return np.asarray(_jit(self.apply)(self.params, rows.x))
 
 
 # The cache is bounded, so that a server that replaces its model many times frees the old models.
 @functools.lru_cache(maxsize=8)
-def _jitted(apply: Callable[..., Any]) -> Callable[..., Any]:
+def _jit(apply: Callable[..., Any]) -> Callable[..., Any]:
   return jax.jit(lambda params, x: trees.at_least_float32(apply(params, x)))
 
 
@@ -167,7 +167,7 @@ class Predictor:
         raise UserError("must be the folder of a finished run; there is none")
       config, train = _configs(path)
       _check_kind(train)
-      result = workdir.finished(path, config)
+      result = workdir.finished_result(path, config)
       if result is None:
         raise UserError(
           f"is not finished: it has no {writers.RESULT}; run its command again"
@@ -226,9 +226,9 @@ class Predictor:
     if array.dtype == np.uint8 and wanted.unit_range:
       # `data.from_arrays` divides the bytes of images by 255 in the same way.
       return np.divide(array, 255, dtype=np.float32)
-    return self._checked(array)
+    return self._check(array)
 
-  def _checked(self, array: np.ndarray) -> np.ndarray:
+  def _check(self, array: np.ndarray) -> np.ndarray:
     wanted = self.inputs
     if wanted.dtype == "int32":
       high = wanted.vocab_size if wanted.vocab_size is not None else 2**31
@@ -391,14 +391,14 @@ def _rebuilt(
   """Builds the model as the launcher does, and puts the run's parameters into it."""
   if _holds_all_weights(config):
     config = dataclasses.replace(config, pretrained=None)
-  like = featured(
+  like = add_features(
     config.model, inputs.zeros(), normalization.per_example(config), None, True
   )
   # The initial parameters depend on the seed alone; nothing is drawn from the other keys.
   key = jax.random.key(config.seed)
   public = RunKeys(init=key, noise=key, local=key, sampler=0, order=0)
   task, model, params = central.start(config, like, public)
-  trained = starting_point.trained(config, task, model, params, public.init)
+  trained = starting_point.trainable_part(config, task, model, params, public.init)
   params, apply = audits.beside(config, trained.params, trained.apply)
   file = str(path / workdir.PARAMS)
   if not os.path.exists(file):

@@ -105,11 +105,11 @@ def make(
           value=text,
         )
       public, _ = data.load(name)
-      return Reference(_counted(run, bins, public.x), "public")
+      return Reference(_count(run, bins, public.x), "public")
     return Reference(_of_file(text, bins), "file")
 
 
-def _counted(run: Predictor, bins: Sequence[Bins], x: Any) -> dict[str, Any]:
+def _count(run: Predictor, bins: Sequence[Bins], x: Any) -> dict[str, Any]:
   """Counts rows exactly, NOT privately. Rows are read in parts, since they may lie in files."""
   totals = {each.name: np.zeros(each.size, np.int64) for each in bins}
   for start in range(0, len(x), drift.PART):
@@ -147,7 +147,7 @@ def _of_training(
     )
     # Later starts learn from this line that no epsilon holds any more, whatever their reference.
     journal.write("reference_charge", run=digest_of(run), epsilon=None, spent=None)
-    return Reference(_counted(run, bins, _training_rows(run)), "exact", epsilon=math.inf)
+    return Reference(_count(run, bins, _training_rows(run)), "exact", epsilon=math.inf)
   assert epsilon is not None
   unit = run.result.get("unit")
   if unit not in (None, "example"):
@@ -166,7 +166,7 @@ def _of_training(
     same = line["run"] == digest_of(run) and line["source"] == "noised"
     if same and drift.fits(line["counts"], bins):
       return Reference(line["counts"], "noised", line["scale"], ledger.spent[0])
-  exact_counts = _counted(run, bins, _training_rows(run))
+  exact_counts = _count(run, bins, _training_rows(run))
   ledger = ledger.spend("reference", epsilon=epsilon)
   # This line is on the disk before the noise is drawn, as with every charge.
   journal.write(

@@ -130,7 +130,7 @@ class Releases:
     Raises:
       UserError: no release is under way.
     """
-    self.old = self._ended("promote", why)
+    self.old = self._end("promote", why)
 
   def roll_back(self, why: str) -> None:
     """Withdraws the new model; the old one answers every request.
@@ -138,9 +138,9 @@ class Releases:
     Raises:
       UserError: no release is under way.
     """
-    self._ended("roll_back", why)
+    self._end("roll_back", why)
 
-  def _ended(self, action: str, why: str) -> Predictor:
+  def _end(self, action: str, why: str) -> Predictor:
     """Ends the release, and returns its model."""
     if (new := self.new) is None:
       raise UserError("needs a release that is under way", field="action", value=action)

@@ -242,7 +242,7 @@ class Windows:
       run: model that answers now.
     """
     model = self._num_models
-    released = await self._released(window, "drift", self.bins)
+    released = await self._release(window, "drift", self.bins)
     if released is None:
       return
     counts, scale = released
@@ -250,7 +250,7 @@ class Windows:
     # counts are written to the journal, and not compared.
     compared = {}
     if model == self._num_models:
-      compared = await self._compared(window.number, counts, scale, run)
+      compared = await self._compare(window.number, counts, scale, run)
     psi = {each.name: value for each, (value, _) in compared.items()}
     self._write("drift", window, counts, scale, **({"psi": psi} if psi else {}))
     # Shown only now: a start after a kill knows from the line that these rows were released.
@@ -267,7 +267,7 @@ class Windows:
         bound = alarm_bound
       self._alarms.report(_psi_of(each), level, value, bound)
 
-  async def _compared(
+  async def _compare(
     self, number: int, counts: Mapping[str, Any], scale: float, run: Predictor
   ) -> dict[Bins, tuple[float, float]]:
     """Compares released counts with the reference. Returns {bins: (PSI, what chance alone may
@@ -315,7 +315,7 @@ class Windows:
     if not self._is_complete(window):
       return None
     self.feedback = OpenWindow.empty(window.number + 1, [FEEDBACK])
-    released = await self._released(window, "feedback", (FEEDBACK,))
+    released = await self._release(window, "feedback", (FEEDBACK,))
     if released is None:
       return None
     counts, scale = released
@@ -353,7 +353,7 @@ class Windows:
     self._labels_since = self._clock()
     return window.rows > 0
 
-  async def _released(
+  async def _release(
     self, window: OpenWindow, of: str, bins: Sequence[Bins]
   ) -> tuple[dict[str, Any], float] | None:
     """Returns (counts, scale of their noise) of a closed window; None beyond the budget.

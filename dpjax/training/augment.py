@@ -55,7 +55,7 @@ def crop_color(
   (8, 8, 3)
   """
   key_crop, key_flip, key_color = jax.random.split(key, 3)
-  x = _cropped(key_crop, x, least_area)
+  x = _crop(key_crop, x, least_area)
   x = jnp.where(jax.random.bernoulli(key_flip), x[:, ::-1], x)
   # Contrast and brightness of each channel change; pixels stay within the range of the image.
   drawn = jax.random.uniform(key_color, (2, 1, 1, x.shape[-1]), minval=-1, maxval=1)
@@ -65,7 +65,7 @@ def crop_color(
   return jnp.clip(changed, jnp.min(x), jnp.max(x))
 
 
-def _cropped(key: Array, x: Array, least_area: float) -> Array:
+def _crop(key: Array, x: Array, least_area: float) -> Array:
   key_size, key_corner = jax.random.split(key)
   area, skew = jax.random.uniform(key_size, (2,))
   ratio = (4 / 3) ** (2 * skew - 1)

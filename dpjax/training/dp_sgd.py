@@ -280,7 +280,7 @@ def dp_sgd(
     return placed(TrainState(params, opt_state, ema, jnp.zeros((), jnp.int32)))
 
   def step(state: TrainState, batch: Batch) -> tuple[TrainState, StepInfo]:
-    examples = arguments.padded(batch).examples
+    examples = arguments.masked_batch(batch).examples
     # With slices = 1 the state has no count of slices.
     chained: Any = state.opt_state
     slice_index = chained.inner.slices if plan.slices > 1 else 0

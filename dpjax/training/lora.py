@@ -72,7 +72,7 @@ def lora(params: Params, pattern: str, *, rank: int, alpha: float, key: jax.Arra
   """
   validate.integer_at_least(1, rank=rank)
   validate.positive(alpha=alpha)
-  chosen = _chosen(params, pattern)
+  chosen = _choose(params, pattern)
   for path, matrix in chosen.items():
     if matrix.ndim != 2:
       raise UserError(
@@ -97,7 +97,7 @@ def lora(params: Params, pattern: str, *, rank: int, alpha: float, key: jax.Arra
     _check_adapters(adapters, trainable)
 
     leaves = [
-      _merged(leaf, adapters[name], scale) if name in adapters else leaf
+      _merge(leaf, adapters[name], scale) if name in adapters else leaf
       for name, leaf in zip(names, jax.tree.leaves(params))
     ]
     return jax.tree.unflatten(jax.tree.structure(params), leaves)
@@ -124,7 +124,7 @@ def _wide(w: Any) -> Any:
   return jnp.promote_types(w.dtype, jnp.float32)
 
 
-def _chosen(params: Any, pattern: str) -> dict[str, Any]:
+def _choose(params: Any, pattern: str) -> dict[str, Any]:
   """Returns {path: leaf} of the leaves whose path matches; raises UserError if there are none."""
   names = trees.leaf_names(params)
   if not names:
@@ -157,7 +157,7 @@ def _check_adapters(adapters: Adapters, trainable: Adapters) -> None:
     )
 
 
-def _merged(w: Any, pair: dict[str, jax.Array], scale: float) -> jax.Array:
+def _merge(w: Any, pair: dict[str, jax.Array], scale: float) -> jax.Array:
   """Returns W + scale A B: [K, P], in the dtype of W."""
   # The product needs full precision: accelerators use fewer bits by default.
   low_rank = jnp.matmul(pair["a"], pair["b"], precision=lax.Precision.HIGHEST)
@@ -174,7 +174,7 @@ class _Adapted(NamedTuple):
 
 
 def _plain(value: Any) -> Any:
-  return _merged(*value) if isinstance(value, _Adapted) else value
+  return _merge(*value) if isinstance(value, _Adapted) else value
 
 
 def _evaluate(closed: Any, args: Sequence[Any]) -> list[Any]:

@@ -118,10 +118,10 @@ def accumulate(
     return None
 
   mechanism = Mechanism(init_fn, update_fn, AccumulateState)
-  return with_guard(mechanism, mark=mark, covered=_covered, turn=turn)
+  return with_guard(mechanism, mark=mark, covered=_guarded_part, turn=turn)
 
 
-def _covered(state: AccumulateState) -> Any:
+def _guarded_part(state: AccumulateState) -> Any:
   """Returns what the guard covers: all but the optimizer's state, whose moments may be reset."""
   if not isinstance(state, AccumulateState):
     return state  # of another transform, whose guard covers all of it

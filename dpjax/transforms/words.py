@@ -45,7 +45,7 @@ def noise_in_words(
     return scaling.statement
   if sampler.participation is not None:
     shown = _stds_in_words(noise_shape, noise_multiplier, num_steps)
-    return _correlated(noise_shape, sampler, shown, unit)
+    return _correlation(noise_shape, sampler, shown, unit)
   if clip.rule.adapts:
     return clip.rule.statement(noise_multiplier, normalize_by)
   if noise_shape.shares is None:
@@ -58,7 +58,7 @@ def noise_in_words(
   )
 
 
-def _correlated(noise_shape: NoiseShape, sampler: Sampler, shown: str, unit: str) -> str:
+def _correlation(noise_shape: NoiseShape, sampler: Sampler, shown: str, unit: str) -> str:
   name = type(noise_shape.strategy).__name__
   steps_apart, cyclic, prob = sampler.participation or (1, False, 1.0)
   apart = (

@@ -6,9 +6,9 @@ import pytest
 from dpjax.auditing.games.game import (
   Claim,
   Game,
-  binned,
   frequency,
   held_out_bound,
+  learn_bins,
   linear,
   play,
 )
@@ -24,7 +24,7 @@ def _laplace(epsilon, claim, adversary):
 
 
 @pytest.mark.parametrize("epsilon", [0.5, 1.0, 4.0])
-@pytest.mark.parametrize("adversary", [linear, binned])
+@pytest.mark.parametrize("adversary", [linear, learn_bins])
 def test_half_the_noise_is_seen_and_all_of_it_is_not(epsilon, adversary):
   assert not play(_laplace(epsilon, epsilon, adversary), num_draws=6000)[0].refuted
   assert play(_laplace(epsilon, epsilon / 2, adversary), num_draws=6000)[0].refuted
@@ -57,7 +57,7 @@ def test_the_bound_exceeds_a_true_epsilon_as_rarely_as_it_says():
 def test_what_one_input_alone_gives_is_seen_from_either_side():
   for inside, outside in ((0.0, np.nan), (np.nan, 0.0)):
     outputs = lambda world, seed, n: np.full((n, 1), inside if world else outside)
-    for adversary in (linear, binned):
+    for adversary in (linear, learn_bins):
       game = Game("", "any", (Claim(1.0, 0.0),), outputs, adversary)
       assert play(game, num_draws=600)[0].refuted
 

@@ -14,7 +14,7 @@ from tests.refuses import refuses
 @pytest.mark.parametrize("package", registry.PACKAGES)
 def test_everything_has_a_game_or_a_reason(package):
   assert registry.PACKAGES[package].find()
-  missing = ", ".join(registry.uncovered(package))
+  missing = ", ".join(registry.without_game(package))
   assert not missing, f"{missing}: no game, and no reason in NO_CLAIM, of auditing/games"
   assert registry.stale(package) == []
   assert all(registry.PACKAGES[package].no_claim.values())
@@ -62,7 +62,7 @@ def fake_aggregator() -> Aggregator:
 def test_a_new_one_is_found_and_has_no_game(package, kind, fake):
   assert kind(fake)
   view = registry.PACKAGES[package].find() | {fake.__name__: fake}
-  assert registry.uncovered(package, view) == [fake.__name__]
+  assert registry.without_game(package, view) == [fake.__name__]
 
 
 def test_a_new_class_in_a_module_is_found_without_being_exported(monkeypatch):
@@ -70,13 +70,13 @@ def test_a_new_class_in_a_module_is_found_without_being_exported(monkeypatch):
 
   FakeMechanism.__module__ = response.__name__
   monkeypatch.setattr(response, "FakeMechanism", FakeMechanism, raising=False)
-  assert registry.uncovered("mechanisms") == ["FakeMechanism"]
+  assert registry.without_game("mechanisms") == ["FakeMechanism"]
 
 
 def test_a_new_relevance_method_is_found(monkeypatch):
   names = (*registry.relevance.pipeline.NAMES, "new")
   monkeypatch.setattr(registry.relevance.pipeline, "NAMES", names)
-  assert registry.uncovered("relevance") == ["method:new"]
+  assert registry.without_game("relevance") == ["method:new"]
 
 
 def test_names_are_chosen_or_refused_in_one_line():

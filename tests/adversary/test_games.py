@@ -207,10 +207,10 @@ def test_all_calls_of_a_game_make_equally_many_draws_and_none_twice():
 
   claim = (Claim(1.0, 0.0),)
   made = Game("0, 1", "replace_one", claim, outputs, linear, at_once=64)
-  drawn = game_module._drawn(made, 0, 0, 150)
+  drawn = game_module._draw(made, 0, 0, 150)
   assert drawn.shape == (150, 1) and len(np.unique(drawn)) == 150
   assert asked == [64, 64, 64]
-  game_module._drawn(made, 0, 0, 5)
+  game_module._draw(made, 0, 0, 5)
   assert asked[-1] == 8
 
 

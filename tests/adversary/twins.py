@@ -438,7 +438,7 @@ def _in_rounds(
     released, after = release(summed, state)
     return released, (state if plant.keys == _REUSED else after)
 
-  return aggregation.summed(init, partial, finish, private=True, plan=plan)
+  return aggregation.by_sums(init, partial, finish, private=True, plan=plan)
 
 
 def _dp_mean(plant: Plant) -> Callable[..., federated.Aggregator]:

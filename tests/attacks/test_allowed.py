@@ -151,7 +151,7 @@ def test_the_plan_of_a_federated_run_has_a_line_for_users(privacy, relation):
 def test_a_record_that_takes_anothers_place_is_two_steps():
   """Gaussian noise: out and in are orthogonal, sqrt(2) C apart, or opposite, 2 C."""
   line = allowed.by_event(accounting.gaussian_event(2.0))
-  two = allowed.replaced(line)(_FPRS)
+  two = allowed.replacement_line(line)(_FPRS)
   assert (two >= allowed.by_mu(2 / 2.0)(_FPRS) - 1e-9).all()
   assert (line([0.1]) < allowed.by_mu(2**0.5 / 2)([0.1])).all()  # one step is not enough
 

@@ -26,7 +26,7 @@ def _attack(net, view, batch=1, **settings):
 
 
 def _exact(truth, found):
-  order = reconstructions.matched(truth.x, found.x)
+  order = reconstructions.match(truth.x, found.x)
   return attacks.success(attacks.fidelity(truth.x, found.x[order]))[0]
 
 

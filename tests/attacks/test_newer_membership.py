@@ -11,7 +11,7 @@ from dpjax.attacks import Evidence
 from dpjax.attacks.attack_network import attack_network
 from dpjax.attacks.difficulty import quantile_regression
 from dpjax.attacks.membership import bavaria, informia
-from dpjax.attacks.queries import augmented, mean_score
+from dpjax.attacks.queries import augment, mean_score
 from dpjax.attacks.roc import curve_of
 from tests.refuses import refuses
 
@@ -236,7 +236,7 @@ def test_bad_settings_are_one_line():
 def test_queries_are_flips_and_shifts_with_reflected_edges():
   """Pixel by pixel."""
   x = np.random.default_rng(0).random((2, 5, 6, 1))
-  copies = augmented(x, 18, shift=2)
+  copies = augment(x, 18, shift=2)
   assert len({copy.tobytes() for copy in copies}) == 18
   np.testing.assert_array_equal(copies[0], x)
   inside = lambda place, size: abs(place) if place < size else 2 * (size - 1) - place
@@ -265,9 +265,9 @@ def test_more_looks_at_a_record_are_a_better_attack():
 def test_bad_queries_are_one_line():
   images = np.zeros((1, 3, 3, 1))
   for call, words in (
-    (lambda: augmented(images, 19), "num_queries"),
-    (lambda: augmented(images, 3, shift=3), "shift"),
-    (lambda: augmented(np.zeros((1, 3)), 2), "num_queries"),
+    (lambda: augment(images, 19), "num_queries"),
+    (lambda: augment(images, 3, shift=3), "shift"),
+    (lambda: augment(np.zeros((1, 3)), 2), "num_queries"),
     (lambda: mean_score(bavaria, []), "queries"),
   ):
     with refuses(words):

@@ -12,7 +12,7 @@ import pytest
 import dpjax
 from dpjax import attacks, federated
 from dpjax.attacks import poisoning
-from dpjax.attacks.roc import counted
+from dpjax.attacks.roc import with_interval
 from dpjax.data import from_arrays
 from dpjax.federated.client import Received
 from dpjax.validate import UserError
@@ -134,8 +134,8 @@ def _digits(num_clients=12):
 
 def test_poison_reaches_the_records_of_attackers_alone():
   federation, _ = _digits()
-  lies = poisoning.poisoned(federation, attacks.backdoor(3), [4])
-  flips = poisoning.poisoned(federation, attacks.label_flip(1, 7), [4])
+  lies = poisoning.poison_rows(federation, attacks.backdoor(3), [4])
+  flips = poisoning.poison_rows(federation, attacks.label_flip(1, 7), [4])
   for place in range(federation.num_clients):
     truth = federation.client(place)
     changed = [not np.array_equal(held.client(place).y, truth.y) for held in (lies, flips)]
@@ -210,10 +210,11 @@ def test_the_table_has_what_was_measured():
 
 
 def test_verdicts_compare_exact_intervals():
-  one = poisoning.PoisoningOutcome(1, None, counted(90, 100), None, counted(92, 100), None)
+  counts = (None, with_interval(90, 100), None, with_interval(92, 100), None)
+  one = poisoning.PoisoningOutcome(1, *counts)
   assert not one.fails and not one.beyond
-  assert one._replace(accuracy=counted(40, 100)).fails == "accuracy falls"
-  misled = one._replace(success=counted(30, 100), clean_success=counted(5, 100))
+  assert one._replace(accuracy=with_interval(40, 100)).fails == "accuracy falls"
+  misled = one._replace(success=with_interval(30, 100), clean_success=with_interval(5, 100))
   assert misled.fails == "victims are misled"
   assert one._replace(num_attackers=5, tolerates=4).beyond
 
@@ -224,21 +225,21 @@ def test_bad_attacks_are_one_line():
   with refused("target=4: must be another class than source=4"):
     attacks.label_flip(4, 4)
   with refused("target=10: must be an integer in \\[0, 9\\]"):
-    poisoning.poisoned(federation, attacks.label_flip(4, 10), [0])
+    poisoning.poison_rows(federation, attacks.label_flip(4, 10), [0])
   with refused("target=12"):
-    poisoning.poisoned(federation, attacks.backdoor(12), [0])
+    poisoning.poison_rows(federation, attacks.backdoor(12), [0])
   with refused("factor=0"):
     attacks.scaled_update(0.0)
   with refused("factor=nan"):
     attacks.scaled_update(float("nan"))
   with refused("trigger.size=8"):
-    poisoning.poisoned(
+    poisoning.poison_rows(
       federation, attacks.backdoor(1, trigger=poisoning.Trigger(size=8)), [0]
     )
   with refused("attackers: must lie in \\[0, 12\\)"):
-    poisoning.poisoned(federation, attacks.label_flip(1, 7), [12])
+    poisoning.poison_rows(federation, attacks.label_flip(1, 7), [12])
   with refused("must be distinct places"):
-    poisoning.poisoned(federation, attacks.label_flip(1, 7), [1, 1])
+    poisoning.poison_rows(federation, attacks.label_flip(1, 7), [1, 1])
   with refused("fraction=1.0"):
     poisoning.choose_attackers(10, 1.0, seed=0)
   only_sevens = test.subset(test.y == 7)
@@ -253,7 +254,7 @@ def test_bad_runs_are_one_line():
   plain = federated.fed_avg(_quadratic, optax.sgd(1.0), key=jax.random.key(0))
   state = plain.init(jnp.zeros(_WIDTH))
   with refused("memory=attacker_memory"):
-    poisoning.recruited(state, [0])
+    poisoning.recruit(state, [0])
   with refused("needs memory=lambda"):
     poisoning.scaled_messages(client, 2.0).init(Received(jnp.zeros(2)), None, 1, None)
   with refused("promises an epsilon"):

@@ -40,10 +40,10 @@ def test_the_range_is_a_unit():
 def test_matching_is_the_best_assignment_not_the_nearest():
   truth = np.array([[0.0], [1.0], [2.0]])
   found = np.array([[2.1], [0.1], [0.9]])
-  order = reconstructions.matched(truth, found)
+  order = reconstructions.match(truth, found)
   np.testing.assert_allclose(found[order], [[0.1], [0.9], [2.1]])
   # Both truths are nearest to one guess; each still gets its own.
-  assert sorted(reconstructions.matched([[0.0], [0.2]], [[0.1], [5.0]]).tolist()) == [0, 1]
+  assert sorted(reconstructions.match([[0.0], [0.2]], [[0.1], [5.0]]).tolist()) == [0, 1]
 
 
 @pytest.mark.parametrize("size", [1.0, 30.0, 1e6])
@@ -54,7 +54,7 @@ def test_hopeless_guesses_take_no_exact_one_away(size):
   found = size * rng.normal(size=(64, 100))
   order = rng.permutation(64)
   found[order[:6]] = truth[:6]
-  places = reconstructions.matched(truth, found)
+  places = reconstructions.match(truth, found)
   assert sorted(places.tolist()) == list(range(64))
   assert (places[:6] == order[:6]).all()
 
@@ -74,16 +74,16 @@ def test_exact_copies_are_matched_whatever_their_scale(kind):
   if kind == "one large":
     truth[3] *= 1e7
   order = rng.permutation(8)
-  assert reconstructions.matched(truth, truth[order])[order].tolist() == list(range(8))
+  assert reconstructions.match(truth, truth[order])[order].tolist() == list(range(8))
 
 
 def test_records_that_are_all_zero_have_some_match():
-  assert sorted(reconstructions.matched(np.zeros((3, 2)), np.ones((3, 2))).tolist()) == [
+  assert sorted(reconstructions.match(np.zeros((3, 2)), np.ones((3, 2))).tolist()) == [
     0,
     1,
     2,
   ]
-  assert sorted(reconstructions.matched(np.zeros((3, 2)), np.zeros((3, 2))).tolist()) == [
+  assert sorted(reconstructions.match(np.zeros((3, 2)), np.zeros((3, 2))).tolist()) == [
     0,
     1,
     2,

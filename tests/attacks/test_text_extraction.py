@@ -49,7 +49,7 @@ def _found(apply, params, by):
   nats = attacks.sequence_losses(losses.next_token(apply, padding_id=0), params, lines)
   texts = _texts(lines)
   ranked = [texts[i] for i in text_extraction.rank(texts, nats, by=by, lowered=nats)]
-  return text_extraction.extracted(ranked, _SECRETS, first=10)
+  return text_extraction.find_extracted(ranked, _SECRETS, first=10)
 
 
 @pytest.mark.cases(quick=["zlib"], slow=...)
@@ -128,13 +128,18 @@ def test_a_certain_line_is_ranked_by_what_it_is_divided_by():
 
 def test_what_is_first_is_counted_by_lines_and_by_secrets():
   ranked = [b"ab1", b"ab1 more", b"xx", b"say ab1", b"cd2"]
-  found = text_extraction.extracted(ranked, [b"ab1", b"cd2"], first=4)
+  found = text_extraction.find_extracted(ranked, [b"ab1", b"cd2"], first=4)
   assert found == text_extraction.Extracted(4, 2, (0,)) and found.precision == 0.5
-  assert text_extraction.extracted(ranked, [b"ab1", b"cd2"], first=99).secrets == (0, 1)
+  assert text_extraction.find_extracted(ranked, [b"ab1", b"cd2"], first=99).secrets == (
+    0,
+    1,
+  )
 
 
 def test_a_line_is_one_guess_where_a_secret_begins_with_another():
-  found = text_extraction.extracted([b"12 Ann Lee"], [b"12 Ann", b"12 Ann Lee"], first=1)
+  found = text_extraction.find_extracted(
+    [b"12 Ann Lee"], [b"12 Ann", b"12 Ann Lee"], first=1
+  )
   assert found == text_extraction.Extracted(1, 1, (1,))
 
 
@@ -150,8 +155,8 @@ def test_a_line_is_one_guess_where_a_secret_begins_with_another():
     (lambda: text_extraction.rank([b"a"], [1.0, 2.0]), "log_perplexities.shape"),
     (lambda: text_extraction.rank([b"a"], [1.0], by="lowercase"), "lowered.shape"),
     (lambda: text_extraction.rank([b"a"], [1.0], by="zip"), "by"),
-    (lambda: text_extraction.extracted([], [b"a"], first=1), "ranked"),
-    (lambda: text_extraction.extracted([b"a"], [b"a"], first=0), "first"),
+    (lambda: text_extraction.find_extracted([], [b"a"], first=1), "ranked"),
+    (lambda: text_extraction.find_extracted([b"a"], [b"a"], first=0), "first"),
   ],
 )
 def test_wrong_arguments_are_one_line(call, field):

@@ -133,7 +133,7 @@ def test_bad_input_is_one_line(options, field):
 def test_one_sided_coins_are_refused():
   canaries = Canaries(None, np.ones(3, bool), "random")  # type: ignore[arg-type]
   with refuses("canaries"):
-    CanaryScores.parted(np.zeros(3), canaries.included)
+    CanaryScores.separate(np.zeros(3), canaries.included)
 
 
 def test_coins_on_one_side_are_refused_before_anything_trains():

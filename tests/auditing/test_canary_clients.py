@@ -148,7 +148,7 @@ def test_canaries_send_their_directions_and_honest_clients_what_they_would(
     )
     cohort = cohort_of(made, ids, LocalWork(batch_size=2), seed=1, round=0)
     if mark:
-      (cohort,) = cc.marked([cohort], canaries)
+      (cohort,) = cc.mark([cohort], canaries)
     state, info = algorithm.round(algorithm.init(params), cohort)
     return np.asarray(state.params["w"]), info
 
@@ -182,7 +182,7 @@ def test_what_else_a_message_holds_is_zero():
   )
   cohort = cohort_of(made, [0, 1], LocalWork(), seed=1, round=0)
   state, _ = algorithm.round(
-    algorithm.init(params, 40), next(iter(cc.marked([cohort], canaries)))
+    algorithm.init(params, 40), next(iter(cc.mark([cohort], canaries)))
   )
   assert float(jnp.abs(state.server.control["w"]).max()) == 0
   assert float(jnp.linalg.norm(state.params["w"])) > 500
@@ -281,7 +281,7 @@ def _p_value(guesses, correct, epsilon, delta):
 def _refuted(scores, coins, epsilon, delta):
   """Whether `one_run` exceeds an epsilon: some number of guesses refutes it."""
   both = lower_bounds.Scores(scores[coins], scores[~coins])
-  both = lower_bounds._checked(both, delta, 0.95)
+  both = lower_bounds._joint_ranks(both, delta, 0.95)
   tried = list(lower_bounds._guesses(both, two_sided=False))
   return any(_p_value(k, v, epsilon, delta) <= 0.05 / len(tried) for k, v in tried)
 

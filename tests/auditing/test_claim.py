@@ -17,7 +17,7 @@ def _gaussian_claim(mu):
 def _scores(mu, num_canaries, rng):
   """White noise along canaries that are in by fair coins: mu-Gaussian DP, exactly."""
   coins = rng.random(num_canaries) < 0.5
-  return CanaryScores.parted(rng.normal(size=num_canaries) + mu * coins, coins)
+  return CanaryScores.separate(rng.normal(size=num_canaries) + mu * coins, coins)
 
 
 @pytest.mark.cases(quick=["0.5"], long=...)
@@ -72,7 +72,7 @@ def test_a_canary_that_leaks_with_a_small_chance_is_within_a_delta_and_not_refut
     coins = rng.random(40) < 0.5
     leaked = rng.random() < 0.05
     scores = coins.astype(float) if leaked else rng.random(40)
-    parted = CanaryScores.parted(scores, coins)
+    parted = CanaryScores.separate(scores, coins)
     refuted += lower_bounds.claim_p_value(parted, claim) <= 0.05
   assert refuted <= 20 + 3 * np.sqrt(19)
 

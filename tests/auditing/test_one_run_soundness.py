@@ -245,7 +245,7 @@ def test_equal_scores_of_a_run_that_says_nothing_are_parted_by_no_coin(method):
   for _ in range(1000):
     coins = rng.random(16) < 0.5
     canaries = Canaries(None, coins, "random")  # type: ignore[arg-type]
-    scores = CanaryScores.parted(np.zeros(16), canaries.included)
+    scores = CanaryScores.separate(np.zeros(16), canaries.included)
     found += lower_bounds.METHODS[method](scores, delta=0.0) > 0
     plain = scores_lib.Scores(scores.inside, scores.outside)  # nobody knows whose each is
     assert lower_bounds.METHODS[method](plain, delta=0.0) == 0
@@ -262,7 +262,7 @@ def test_coins_that_are_refused_do_not_raise_the_error():
 
 def test_a_run_that_diverged_has_scores():
   canaries = Canaries(None, np.arange(4) < 2, "random")  # type: ignore[arg-type]
-  scores = CanaryScores.parted([np.nan, np.inf, 1.0, -np.inf], canaries.included)
+  scores = CanaryScores.separate([np.nan, np.inf, 1.0, -np.inf], canaries.included)
   assert scores.inside.tolist() == [0.0, np.inf]
   assert scores.outside.tolist() == [1.0, -np.inf]
   assert auditing.audit(scores, delta=DELTA, epsilon_claimed=1.0).epsilon_lower == 0

@@ -369,7 +369,7 @@ def _key_bits(bits: int) -> Callable[[Any], Any]:
   return _keys(narrowed)
 
 
-_SEEDED = run_keys.drawn(0, noise_seed=0)
+_SEEDED = run_keys.draw(0, noise_seed=0)
 _KEYS = {
   "keys_of_the_seed": _keys(lambda keys, number: _SEEDED),
   "noise_of_the_seed": _keys(lambda keys, number: keys._replace(noise=_SEEDED.noise)),

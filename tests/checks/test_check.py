@@ -198,7 +198,7 @@ def capacity_too_small(subject):
 def release_keys_of_an_ordinary_run(subject):
   config = dataclasses.replace(subject.config, release=True)
   return dataclasses.replace(
-    subject, config=config, run_keys=lambda config: run_keys.drawn(config.seed)
+    subject, config=config, run_keys=lambda config: run_keys.draw(config.seed)
   )
 
 

@@ -218,7 +218,7 @@ def test_an_event_of_its_own_says_what_draws_and_noise_are_held_to(
     monkeypatch.delattr(HalfKind, name)
   silent = batches.sampler_law(_subject(round_robin, keep))
   assert silent.passed and "how often an example comes is not tested" in silent.detail
-  assert "gaussian_noise" in noise_distributions._untested(plan)
+  assert "gaussian_noise" in noise_distributions._why_untested(plan)
 
 
 @pytest.mark.parametrize("name", registry.SCHEMES)

@@ -258,7 +258,7 @@ def _sealed(folder, to, config=None, **changes):
   _copy(folder, to)
   held = json.loads((folder / "config.json").read_text()) | (config or {})
   result = {**_result(folder), **changes}
-  result["run_sha256"] = workdir.sealed(held, result)
+  result["run_sha256"] = workdir.seal_of(held, result)
   (to / "config.json").write_text(json.dumps(held))
   (to / "result.json").write_text(json.dumps(result))
   return to
@@ -362,7 +362,7 @@ def test_any_value_is_a_run_or_one_line(runs, name, value):
   read = several_runs.writers.read_json
   swapped = lambda path: {**read(path), **({name: value} if "result" in str(path) else {})}
   with pytest.MonkeyPatch.context() as patched:
-    patched.setattr(workdir, "sealed", sealed)
+    patched.setattr(workdir, "seal_of", sealed)
     patched.setattr(several_runs.writers, "read_json", swapped)
     try:
       (run,) = several_runs.read([str(runs[0])])

@@ -191,7 +191,7 @@ def test_they_are_paid_with_the_first_step_and_once():
       noise_key_id="a", first_step=step,
     )  # fmt: skip
   assert ledger == accounting.Ledger.from_json(ledger.to_json())
-  assert said.accounted(ledger) == pytest.approx(plan.epsilon(), rel=1e-6)
+  assert said.epsilon_of(ledger) == pytest.approx(plan.epsilon(), rel=1e-6)
   assert len(ledger.charges) == 2
   rest = dpa.ComposedDpEvent([plan.event(1), plan.remaining_event(1)])
   assert accounting.epsilon(rest, delta=_DELTA) == pytest.approx(

@@ -23,9 +23,9 @@ from dpjax.federated import (
   mime_lite,
   scaffold,
 )
-from dpjax.federated.algorithms.apfl import mixed
+from dpjax.federated.algorithms.apfl import mix
 from dpjax.federated.algorithms.fed_nova import momentum_steps
-from dpjax.federated.client import capped
+from dpjax.federated.client import capped_weight
 from dpjax.federated.round import params_of
 from dpjax.parallel import client_states
 from dpjax.plan import Plan
@@ -152,7 +152,7 @@ def test_an_empty_cohort_leaves_a_plain_server_where_it_is():
 @pytest.mark.long
 def test_weights_follow_the_public_rule():
   clients = [np.full((n, 1), v, np.float32) for n, v in ((1, 0.0), (4, 1.0), (100, 4.0))]
-  cases = {by_examples: (4 + 400) / 105, capped(4): (1 + 4) / 2.25}
+  cases = {by_examples: (4 + 400) / 105, capped_weight(4): (1 + 4) / 2.25}
   for weighting, expected in cases.items():
     algorithm = fed_avg(problems.quadratic, optax.sgd(1.0), **_options(weighting=weighting))
     state, _ = _run(algorithm, {"w": jnp.zeros(1)}, from_batches(clients), 1)
@@ -282,7 +282,7 @@ def test_apfl_mixes_between_the_shared_and_the_own_model():
   problems.assert_trees_close(state.params, shared.params)  # what is sent is FedAvg's
   for place, optimum in enumerate((1.0, -3.0)):
     own = jax.tree.map(lambda leaf: leaf[place], state.memories.all())
-    model = mixed(own.params, state.params, own.alpha)["w"]
+    model = mix(own.params, state.params, own.alpha)["w"]
     away = abs(float(state.params["w"][0]) - optimum)
     assert abs(float(model[0]) - optimum) < 0.3 * away
 
@@ -328,7 +328,7 @@ def test_a_plan_of_examples_is_for_silos_which_draw_and_count():
     (lambda: fed_nova(_sharp, optax.sgd(1.0), tau_eff=0.0, key=_KEY), "tau_eff"),
     (lambda: momentum_steps(1.0), "momentum"),
     (lambda: apfl(_sharp, optax.sgd(1.0), alpha=1.5, key=_KEY), "alpha"),
-    (lambda: capped(0), "cap"),
+    (lambda: capped_weight(0), "cap"),
     (lambda: LocalWork(epochs=0), "epochs"),
     (
       lambda: scaffold(
@@ -397,7 +397,7 @@ def test_rows_of_nobody_are_one_line(ids):
   states = client_states.ClientStates(np.zeros(2, np.float32), num_clients=5)
   for call in (
     lambda: states.rows(ids),
-    lambda: states.replaced(ids, np.ones((len(ids), 2))),
+    lambda: states.replace_rows(ids, np.ones((len(ids), 2))),
   ):
     with refuses("client"):
       call()

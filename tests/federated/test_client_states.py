@@ -75,7 +75,7 @@ def test_states_are_values_on_disk_as_in_memory(on_disk, tmp_path):
     made.append((states, oracle))
     ids = rng.choice(_N, 2, replace=False)
     rows = _rows(ids, number)
-    states, oracle = states.replaced(ids, rows), oracle.replaced(ids, rows)
+    states, oracle = states.replace_rows(ids, rows), oracle.replaced(ids, rows)
   for state, wanted in made:
     _same(state.all(), wanted.all)
     _same(state.rows([3, 1]), {k: v[[3, 1]] for k, v in wanted.all.items()})
@@ -87,21 +87,23 @@ def test_states_are_values_on_disk_as_in_memory(on_disk, tmp_path):
 def test_rows_that_were_saved_and_not_committed_are_not_restored(on_disk, tmp_path):
   """In memory as on disk: the index is all that counts."""
   keeper = Keeper(tmp_path / "rows", _states(), on_disk=on_disk)
-  first = keeper.begun.replaced([1], _rows([1], 1))
-  index = keeper.saved(first)
-  keeper.committed()
-  keeper.saved(first.replaced([2], _rows([2], 2)))  # and the checkpoint was never written
-  restored = keeper.restored(index)
+  first = keeper.begun.replace_rows([1], _rows([1], 1))
+  index = keeper.save(first)
+  keeper.commit()
+  keeper.save(
+    first.replace_rows([2], _rows([2], 2))
+  )  # and the checkpoint was never written
+  restored = keeper.restore(index)
   assert restored.touched.tolist() == [1]
   _same(restored.all(), first.all())
 
 
 def test_rows_that_were_there_before_go_to_disk_too(tmp_path):
-  states = _states().replaced([2], _rows([2], 7))
+  states = _states().replace_rows([2], _rows([2], 7))
   _same(OnDisk(states, Journal(tmp_path, _ROW)).all(), states.all())
   keeper = Keeper(tmp_path / "k", states, on_disk=False)
-  index = keeper.saved(keeper.begun)
-  found = Keeper(tmp_path / "k", _states(), on_disk=True).restored(index)
+  index = keeper.save(keeper.begun)
+  found = Keeper(tmp_path / "k", _states(), on_disk=True).restore(index)
   _same(found.all(), states.all())
 
 
@@ -126,19 +128,19 @@ class _Run:
     self.states, self.oracle = self.keeper.begun, _Oracle()
     if self.steps:
       index, self.oracle = self.steps[-1]
-      self.states = self.keeper.restored(index)
+      self.states = self.keeper.restore(index)
     _same(self.states.all(), self.oracle.all)
 
   def touch(self, ids, number):
     rows = _rows(ids, number)
-    self.states = self.states.replaced(ids, rows)
+    self.states = self.states.replace_rows(ids, rows)
     self.oracle = self.oracle.replaced(ids, rows)
     _same(self.states.all(), self.oracle.all)
 
   def save(self):
-    index = self.keeper.saved(self.states)
+    index = self.keeper.save(self.states)
     self.steps = [*self.steps, (index, self.oracle)][-row_journal.KEPT :]  # one rename
-    self.keeper.committed()
+    self.keeper.commit()
 
   def check_steps(self):
     """Both checkpoints can be gone on from."""
@@ -241,14 +243,14 @@ def test_files_of_which_little_is_left_are_written_together(on_disk, tmp_path):
   keeper = Keeper(tmp_path, states, on_disk=on_disk, segment_bytes=4 * 4)
   states = keeper.begun
   for number in range(3, 40):
-    states = states.replaced([0, 1, 2, number], np.full((4, 2), number))
-    index = keeper.saved(states)
-    keeper.committed()
+    states = states.replace_rows([0, 1, 2, number], np.full((4, 2), number))
+    index = keeper.save(states)
+    keeper.commit()
     rows = sum(path.stat().st_size for path in tmp_path.glob("*.rows")) // 4
     assert rows <= 2 * len(states.touched) + 3 * 4  # files open, and of the step before
   found = Keeper(tmp_path, ClientStates(np.zeros(2, np.int16), 100), on_disk=on_disk)
   wanted = [39, 39, 39, *range(3, 40), *[0] * 60]
-  assert found.restored(index).all()[:, 1].tolist() == states.all()[:, 0].tolist() == wanted
+  assert found.restore(index).all()[:, 1].tolist() == states.all()[:, 0].tolist() == wanted
 
 
 def test_a_run_that_is_stopped_again_and_again_leaves_no_files_behind(tmp_path):
@@ -314,6 +316,6 @@ def test_a_full_disk_takes_nothing_away(tmp_path):
 def test_what_a_memory_costs_is_what_was_touched():
   """A million clients that nobody has drawn are no memory to speak of."""
   own = {"w": np.zeros(10**6, np.float32)}
-  states = ClientStates(own, 10**6).replaced([3], {"w": np.ones((1, 10**6))})
+  states = ClientStates(own, 10**6).replace_rows([3], {"w": np.ones((1, 10**6))})
   assert states.rows([2, 3])["w"].sum(axis=1).tolist() == [0, 10**6]
   assert client_states.ClientStates(own, 10**6).row_bytes == 4 * 10**6

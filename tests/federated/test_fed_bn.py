@@ -11,7 +11,7 @@ import pytest
 
 from dpjax import federated, noise
 from dpjax.federated import central, described, fed_avg, fed_bn, from_batches
-from dpjax.federated.algorithms.fed_bn import joined, split
+from dpjax.federated.algorithms.fed_bn import join, split
 from dpjax.federated.silos import Silos
 from tests.federated import problems, registry
 from tests.federated.test_silos import _KEY, _federation, _key_of, _plan
@@ -159,7 +159,7 @@ def test_a_part_is_named_by_a_regular_expression():
   params = {"GroupNorm_0": {"scale": 1}, "Dense_0": {"bias": 2}, "head": {"bias": 3}}
   kept = lambda pattern: jax.tree.leaves(split(params, pattern)[1])
   assert kept("norm") == [1] and kept("(^|/)head/") == [3] and kept("bias") == [2, 3]
-  assert joined(*split(params, "norm")) == params
+  assert join(*split(params, "norm")) == params
 
 
 @pytest.mark.parametrize("kept", ["nothing_of_it", ".", "(", lambda name: True])

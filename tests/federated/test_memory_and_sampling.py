@@ -136,7 +136,7 @@ def test_who_keeps_a_state_to_itself_sends_the_same_whatever_it_keeps(name):
   state = registry.start(name, algorithm)
   other = jax.tree.map(lambda leaf: leaf + 1, state.memories.rows(np.arange(2)))
   after = []
-  for memories in (state.memories, state.memories.replaced(np.arange(2), other)):
+  for memories in (state.memories, state.memories.replace_rows(np.arange(2), other)):
     after.append(algorithm.round(state._replace(memories=memories), own)[0].params)
   jax.tree.map(np.testing.assert_array_equal, *after)
   assert jnp.isfinite(jax.tree.leaves(after[0])[0]).all()

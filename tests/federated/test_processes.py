@@ -57,7 +57,7 @@ algorithm = scaffold(problems.network, optax.sgd(0.1), client_learning_rate=0.1,
                      map_clients=process_clients(vmap_clients()), num_clients=5)
 folder = pathlib.Path(tempfile.mkdtemp())
 checkpoints = checkpoint.Checkpoints(folder, memory=functools.partial(Memory, on_disk=True))
-state = checkpoints.begun(algorithm.init(params, num_clients=5))
+state = checkpoints.begin(algorithm.init(params, num_clients=5))
 for step, cohort in enumerate(cohorts):
   state, _ = algorithm.round(state, cohort)
   checkpoints.save(step, state, {})

@@ -41,7 +41,7 @@ def test_rows_bounds_and_what_is_refuted(toys, tmp_path):
   rows = long_games.run(long_games.Settings(minutes=0.01), tmp_path)
   assert [row["what"] for row in rows] == ["toys.honest", "toys.broken"]
   assert [long_games.nearest(row)["refuted"] for row in rows] == [False, True]
-  assert "toys.broken (0, 1): epsilon >= " in long_games.refuted(rows)[0]
+  assert "toys.broken (0, 1): epsilon >= " in long_games.refuted_claims(rows)[0]
   found = json.loads((tmp_path / "result.json").read_text())
   assert found["rows"][1]["games"][0]["epsilon_claimed"] == 0.3
   assert found["versions"]["jax"] and found["no_claim"] == {"toys.x": "none"}
@@ -103,7 +103,7 @@ def test_every_seed_that_may_be_given_makes_a_key():
 
   made = Game("0, 1", "replace_one", (Claim(1.0, 0.0),), outputs, linear)
   for seed in (0, 10**13, 2**62 - 1 + 1_000_000):
-    assert game._drawn(made, 0, seed, 3).shape == (3, 1)
+    assert game._draw(made, 0, seed, 3).shape == (3, 1)
 
 
 def _launch(*arguments):

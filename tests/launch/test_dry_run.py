@@ -40,7 +40,7 @@ def _agrees(plan, result):
   assert {"noise_multiplier", "sampler", "model", "l2_clip_norm"} <= set(shared)
   for name in shared:
     value = result[name]
-    shown = f"{value:,}" if name == "num_parameters" else dry_run._shown(name, value)
+    shown = f"{value:,}" if name == "num_parameters" else dry_run._show(name, value)
     assert plan[name] == shown
 
 
@@ -78,7 +78,7 @@ def test_no_step_sees_the_data(monkeypatch, tmp_path):
     seen.append(trees.sha256(work.released(state)))
     return dry_run.Timing(1.0, (0.1,), 0.1, 650), state
 
-  monkeypatch.setattr(dry_run, "timed", spy)
+  monkeypatch.setattr(dry_run, "time_steps", spy)
   plans = []
   for flipped in (False, True):
     # The same keys twice: else steps of the same zeros would differ by their noise.
@@ -154,10 +154,10 @@ def test_features_are_neither_computed_nor_read(monkeypatch):
   config = TrainConfig(**_TINY)
   config.model.name = "scatter_linear"
   rows = []
-  real = features.featured
+  real = features.add_features
   spy = lambda model, dataset: rows.append(len(dataset)) or real(model, dataset)
   loaded = build.load_data(config, features=False)
-  monkeypatch.setattr(features, "featured", spy)
+  monkeypatch.setattr(features, "add_features", spy)
   (train, test), seconds = dry_run._blank(config, loaded)
   assert rows == [256, 256] and seconds > 0
   assert train.x.shape == (1437, 2, 2, 81) and len(test) == 360

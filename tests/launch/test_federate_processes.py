@@ -239,7 +239,7 @@ def test_flags_that_do_not_fit(flags, given, field, value):
 
 
 def test_the_last_line_tells_what_the_files_hold(tmp_path):
-  saved = functools.partial(peers.saved, str(tmp_path), "round")
+  saved = functools.partial(peers.saved_words, str(tmp_path), "round")
   assert saved(owner=True) == "nothing is saved"
   assert saved(owner=False) == "process 0 knows what is saved"
   for name in ("3", "6", ".new/9"):

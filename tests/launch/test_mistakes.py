@@ -80,7 +80,7 @@ _PUBLISHED = {
 def test_every_published_config_of_several_runs_is_ready(name):
   path = _PUBLISHED[name].relative_to(commands.ROOT)
   module = importlib.import_module(".".join(path.with_suffix("").parts))
-  base = config_flag._loaded(str(_PUBLISHED[name]), None, name="--config", several=True)[0]
+  base = config_flag._load(str(_PUBLISHED[name]), None, name="--config", several=True)[0]
   named = module.get_configs(base) if hasattr(module, "get_configs") else None
   assert sweep.Runs(named, base).points  # checked
   assert base is None or kinds.of(base)

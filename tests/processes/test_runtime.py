@@ -69,7 +69,7 @@ flags.DEFINE_string("progress", None, "")
 flags.DEFINE_string("same", "same", "")
 def main():
   same = {"config": flags.FLAGS.same}
-  with peers.joined(peers.options(), same=same, saved=lambda: "round 7 is saved"):
+  with peers.join(peers.options(), same=same, saved=lambda: "round 7 is saved"):
     for step in range(10**9):
       exchanges.exchange(np.ones(3), ())
       with open(flags.FLAGS.progress, "w") as file:

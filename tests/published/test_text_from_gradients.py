@@ -162,7 +162,7 @@ def attacked(name, count, rank, steps, number):
     right += sum(matches)
     total += tokens
     lines_right += sum(list(map(int, truth)) in found for truth in truths)
-  ends = roc.counted(right, total, 0.95)[2]
+  ends = roc.with_interval(right, total, 0.95)[2]
   noise = _noise(number)
   return {
     "message": name,

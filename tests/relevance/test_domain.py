@@ -97,7 +97,7 @@ def test_records_outside_the_unit_interval_are_refused(features, change):
       relevance.run("radp", "rigorous", _job(how=how, **{part: bad}))
     assert "\n" not in str(caught.value)
   with refuses("x"):
-    rigorous.clipped(bad.x, np.full(16, 1 / 16), how)
+    rigorous.clip_records(bad.x, np.full(16, 1 / 16), how)
 
 
 @pytest.mark.long

@@ -102,7 +102,7 @@ def test_c2_no_pair_of_records_costs_more_than_epsilon(seed, clip):
   channels = int(rng.choice([1, 3]))
   beta = rng.dirichlet(np.ones(16))
   x = (rng.random((2, 4, 4, channels)) < rng.random((2, 1, 1, 1))).astype(np.float32)
-  kept = rigorous.clipped(x, beta, how).astype(np.float64)
+  kept = rigorous.clip_records(x, beta, how).astype(np.float64)
   drawn = rigorous.feature_noise(beta, how, epsilon=1.3, channels=channels)
   difference = np.abs(kept[0] - kept[1]).sum(axis=-1).ravel()
   assert (difference / drawn.scales).sum() <= 1.3 * (1 + 1e-9)
@@ -112,7 +112,7 @@ def test_c2_the_bound_is_attained():
   beta, how = np.full(16, 1 / 16), Rigorous(features="laplace_clipped", clip=0.25)
   x = np.zeros((2, 4, 4, 1), np.float32)
   x[0, 0], x[1, 3] = 1, 1  # weighted norms 1/4 on disjoint places
-  kept = rigorous.clipped(x, beta, how)
+  kept = rigorous.clip_records(x, beta, how)
   drawn = rigorous.feature_noise(beta, how, epsilon=1.3, channels=1)
   spent = (np.abs(kept[0] - kept[1]).ravel() / drawn.scales).sum()
   assert spent == pytest.approx(1.3, rel=1e-4)
@@ -124,7 +124,7 @@ def test_c4_no_pair_of_records_is_further_apart_than_the_multiplier(seed, clip):
   rng = np.random.default_rng(seed)
   how = Rigorous(features="gaussian", clip=clip, shuffle=False, delta=1e-5)
   beta = rng.dirichlet(np.ones(16))
-  kept = rigorous.clipped(rng.random((2, 4, 4, 3)).astype(np.float32), beta, how)
+  kept = rigorous.clip_records(rng.random((2, 4, 4, 3)).astype(np.float32), beta, how)
   drawn = rigorous.feature_noise(beta, how, epsilon=1.5, channels=3)
   squares = (kept[0].astype(np.float64) - kept[1]).__pow__(2).sum(axis=-1).ravel()
   distance = math.sqrt((squares / drawn.scales**2).sum())
@@ -159,13 +159,13 @@ def test_c3_with_uneven_shares_stays_within_its_epsilon():
 
 def test_pooling_averages_records_and_adds_shares_up():
   x = np.arange(36.0, dtype=np.float32).reshape(1, 6, 6, 1)
-  pooled = rigorous.pooled(x, 4)  # one block from the middle
+  pooled = rigorous.pool(x, 4)  # one block from the middle
   assert pooled.shape == (1, 1, 1, 1) and pooled.item() == x[0, 1:5, 1:5].mean()
   shares = np.full(36, 1 / 36)
   np.testing.assert_allclose(
     rigorous.pooled_shares(shares, (6, 6, 1), 2), np.full(9, 1 / 9)
   )
-  assert rigorous.pooled(np.ones((2, 5)), 4).shape == (2, 5)
+  assert rigorous.pool(np.ones((2, 5)), 4).shape == (2, 5)
 
 
 # --- T16: shuffling
@@ -218,5 +218,5 @@ def test_norms_of_many_features_are_added_up_in_float64():
   """In float32 a sum over 224 x 224 features was 1.3e-5 too small, and so was epsilon."""
   d = 224 * 224
   beta, x = np.full(d, 1 / d), np.full((1, d), 0.7, np.float32)
-  kept = rigorous.clipped(x, beta, Rigorous(features="laplace_clipped", clip=0.25))
+  kept = rigorous.clip_records(x, beta, Rigorous(features="laplace_clipped", clip=0.25))
   assert np.abs(kept.astype(np.float64)) @ beta <= 0.25 * rigorous._SLACK

@@ -154,7 +154,7 @@ def test_copies_of_what_is_no_image_are_refused():
   flat = data.from_arrays(
     np.asarray(train.x).reshape(len(train), -1), train.y, num_classes=10
   )
-  random = run_keys.drawn(0, noise_seed=0)
+  random = run_keys.draw(0, noise_seed=0)
   with refuses("attack.queries", value=2) as caught:
     point.attack.prepare(point, (flat, test), random)
   assert "\n" not in str(caught.value)
@@ -181,7 +181,7 @@ def test_defences_are_measured_on_the_same_members():
   for config in (_config(), _config(**_PRIVATE)):
     point = _point(config)
     loaded = build.Attack(point).data()
-    random = run_keys.drawn(0, noise_seed=0)
+    random = run_keys.draw(0, noise_seed=0)
     found.append(point.attack.prepare(point, loaded, random))
   assert np.array_equal(found[0].included, found[1].included)
   assert 20 < found[0].included[-1].sum() < 40
@@ -270,7 +270,7 @@ def test_exact_halves_are_held_to_the_line_of_a_replaced_record(sampler):
     changes["target.privacy.neighboring_relation"] = "replace_special"
   point = _point(_config(**_PRIVATE, **changes))
   loaded = build.Attack(point).data()
-  random = run_keys.drawn(0, noise_seed=0)
+  random = run_keys.draw(0, noise_seed=0)
   attacked = point.attack.prepare(point, loaded, random)
   line, once = members._line(attacked), allowed.by_plan(attacked.run.plan)
   twice = once(once([0.01, 0.3]))
@@ -343,7 +343,7 @@ def test_what_the_servers_noise_promises_is_no_promise_against_it_with_own_noise
   changes |= {"target.privacy.local_noise_multiplier": 1e-6}
   point = _point(_config(**_DENSE, **changes))
   loaded = build.Attack(point).data()
-  random = run_keys.drawn(0, noise_seed=0)
+  random = run_keys.draw(0, noise_seed=0)
   assert "server sees every message" in point.attack.prepare(point, loaded, random).note
 
 
@@ -352,9 +352,9 @@ def test_an_inversion_states_the_guarantee_of_the_run_itself():
   changes |= {"target.privacy.noise_multiplier": 3.0}
   point = _point(_config(**_DENSE, **changes))
   loaded = build.Attack(point).data()
-  random = run_keys.drawn(0, noise_seed=0)
+  random = run_keys.draw(0, noise_seed=0)
   stated = point.attack.prepare(point, loaded, random).guarantee
-  of_run = federated_build.assembled(point.federate, loaded, random).guarantee
+  of_run = federated_build.assemble_loaded(point.federate, loaded, random).guarantee
   assert stated.statement(1) == of_run.statement(1)
   assert "Dealt clients" in stated.statement(1)  # what is noted of the data, too
 
@@ -368,7 +368,7 @@ def test_a_simulated_cohort_says_what_this_very_run_costs():
   guarantee = federated_privacy.make_promise(
     config, *federated_privacy.make_plan(config, 8), 8
   )
-  facts = build.promised(guarantee, 2)
+  facts = build.privacy_fields(guarantee, 2)
   gaussian = dpa.GaussianDpEvent(3.0 * 2 / 100)  # the cohort of 100 has it, of 2 are here
   own = dpa.SelfComposedDpEvent(dpa.PoissonSampledDpEvent(2 / 8, gaussian), 2)
   accountant = dpa.pld.PLDAccountant().compose(own)

@@ -39,38 +39,38 @@ def _values(rows):
 
 def test_a_test_row_is_dealt_to_the_client_whose_it_is():
   test = _data(6, start=100)
-  rows = fed_members.dealt(_asked("record"), _federation(), test)
+  rows = fed_members.deal(_asked("record"), _federation(), test)
   assert _values(rows) == [*range(9), *range(100, 106)] and rows.num_members == 9
   assert rows.owners[:9].tolist() == [0] * 4 + [2] * 5
   assert set(rows.owners[9:]) <= {0, 2}  # a client without rows gets none
   own = _federation(test_indices=[[0, 5], [1], [2, 3, 4]])
-  rows = fed_members.dealt(_asked("record"), own, test)
+  rows = fed_members.deal(_asked("record"), own, test)
   assert rows.owners[9:].tolist() == [0, 1, 2, 2, 2, 0]
 
 
 def test_rows_that_a_client_held_out_are_non_members_of_its_own():
   held = Federation(_data(9), [[0, 1], [2], [4, 5]], held_out=[[3], [], [6, 7]])
-  rows = fed_members.dealt(_asked("record"), held, _data(2, start=100))
+  rows = fed_members.deal(_asked("record"), held, _data(2, start=100))
   assert _values(rows) == [0, 1, 2, 4, 5, 100, 101, 3, 6, 7] and rows.num_members == 5
   assert rows.owners[-3:].tolist() == [0, 2, 2]
 
 
 def test_as_many_further_clients_hold_the_test_rows():
-  rows = fed_members.dealt(_asked("client"), _federation(), _data(6, start=100))
+  rows = fed_members.deal(_asked("client"), _federation(), _data(6, start=100))
   assert sorted(rows.owners[9:].tolist()) == [3, 3, 4, 4, 5, 5]
   named = _asked("client", partition="natural")
   with refuses("attack.unit", value="client"):
-    fed_members.dealt(named, _federation(), _data(6))
+    fed_members.deal(named, _federation(), _data(6))
   skewed = _asked("client", partition="dirichlet")
   with refuses("attack.unit", value="client"):
-    fed_members.dealt(skewed, _federation(), _data(6))  # 10 rows for each at least
+    fed_members.deal(skewed, _federation(), _data(6))  # 10 rows for each at least
 
 
 def test_a_score_of_a_client_is_the_mean_of_its_rows():
   target = members.Targets(*[None] * 9, unit_of=np.array([1, 0, 1, 2]))
-  scores = target.pooled(np.array([1.0, 5.0, 3.0, -1.0]))
+  scores = target.pool(np.array([1.0, 5.0, 3.0, -1.0]))
   assert scores.tolist() == [5.0, 2.0, -1.0]
-  assert target._replace(unit_of=None).pooled(scores) is scores
+  assert target._replace(unit_of=None).pool(scores) is scores
 
 
 def test_a_line_of_users_bounds_records_where_one_user_may_replace_another():
@@ -99,7 +99,7 @@ def test_a_line_of_records_bounds_no_client(relation):
 
 
 def test_no_two_shadows_share_a_key():
-  random = run_keys.drawn(0, noise_seed=1)
+  random = run_keys.draw(0, noise_seed=1)
   several = [random, *(fed_members._keys_of(random, index) for index in range(3))]
   assert len({keys.sampler for keys in several}) == 4
   for name in ("init", "noise", "local"):

@@ -55,14 +55,14 @@ def test_a_poisoned_run_goes_on_where_it_stopped_and_says_what_fails(tmp_path, m
 def _prepared(config):
   (point,) = Runs(None, config).points
   loaded = build.Attack(point.config).data()
-  random = run_keys.drawn(0, noise_seed=0)
+  random = run_keys.draw(0, noise_seed=0)
   return point.config.attack.prepare(point.config, loaded, random)
 
 
 def _result(config):
   """What result.json says where attackers change nothing: 9 of 10 right, none misled."""
   counts = np.array([[[9, 10], [0, 10]]] * 2)
-  return config.attack.measured(config, _prepared(config), {"counts": counts}).result
+  return config.attack.measure(config, _prepared(config), {"counts": counts}).result
 
 
 @pytest.mark.long
@@ -73,7 +73,7 @@ def test_without_attackers_it_is_the_public_run_bit_for_bit_memories_included():
   state = run.algorithm.init(run.params, 12)
   for cohort in run.algorithm.cohorts(run.federation, run.work, rng=run.random.sampler):
     state, _ = run.algorithm.round(state, cohort)
-  found = poisoned_rounds.trained(attacked, np.zeros(0, np.int64))
+  found = poisoned_rounds.train(attacked, np.zeros(0, np.int64))
   jax.tree.map(np.testing.assert_array_equal, found, state.params)
 
 
@@ -100,7 +100,7 @@ def test_attackers_who_agree_are_of_the_run_and_replace_what_they_send(name):
 
   changed = prepared._replace(attack=prepared.attack._replace(collude=spied))
   honest, moved, far = (
-    poisoned_rounds.trained(one, attackers)
+    poisoned_rounds.train(one, attackers)
     for one, attackers in (
       (prepared, np.zeros(0, np.int64)),
       (prepared, prepared.attackers),

@@ -55,7 +55,7 @@ def test_records_take_the_place_of_lines_alike_under_every_defence():
   for changes in ({}, private):
     config = _config(**changes, **{"attack.copies": (0, 1, 3)})
     loaded = build.Attack(config).data()
-    planted = config.attack.prepare(config, loaded, run_keys.drawn(0, noise_seed=0))
+    planted = config.attack.prepare(config, loaded, run_keys.draw(0, noise_seed=0))
     x = np.asarray(planted.run.train.x)
     texts = collections.Counter(written_text.texts_of(x))
     assert len(x) == len(loaded[0]) == 50
@@ -90,19 +90,19 @@ def test_what_is_memorised_is_read_out_after_a_stop_too(tmp_path, monkeypatch):
 def test_a_model_that_diverged_is_one_line():
   nothing = lambda params, tokens: jnp.full((*tokens.shape, 256), jnp.nan)
   run = types.SimpleNamespace(
-    apply=nothing, train=load_tiny()[0], random=run_keys.drawn(0, private=False)
+    apply=nothing, train=load_tiny()[0], random=run_keys.draw(0, private=False)
   )
   config = _config()
   attacked = written_text.Planted(run, [], np.full((2, 1), ord("\n")))
   with refuses("target"):
-    config.attack.measured(
+    config.attack.measure(
       config, attacked, types.SimpleNamespace(ema=None, opt_state=(), params={})
     )
 
 
 def test_other_braces_of_a_template_are_text():
   settings = written_text.WrittenText(template="{} {0} {name}{number}", digits=3)
-  records = written_text.invented(settings, np.random.default_rng(0))
+  records = written_text.invent(settings, np.random.default_rng(0))
   known = {
     re.fullmatch(rb"\{\} \{0\} [A-Z][a-z]+ [A-Z][a-z]+\d{3}", r.text) for r in records
   }

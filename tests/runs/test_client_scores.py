@@ -36,7 +36,9 @@ def _config(**overrides):
 
 def _ready(config):
   build.check(config)
-  return build.assembled(config, build.load_data(config), run_keys.drawn(0, noise_seed=0))
+  return build.assemble_loaded(
+    config, build.load_data(config), run_keys.draw(0, noise_seed=0)
+  )
 
 
 def _after(fed, rounds):

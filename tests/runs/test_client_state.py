@@ -54,7 +54,7 @@ def _went(state, one_round, cohorts, folder, *, on_disk):
   checkpoints = checkpoint.Checkpoints(
     folder, memory=functools.partial(Memory, on_disk=on_disk)
   )
-  state, sizes = checkpoints.begun(state), []
+  state, sizes = checkpoints.begin(state), []
   if checkpoints.latest is not None:
     state, _ = checkpoints.restore(state)
   for step in range(checkpoints.latest or 0, len(cohorts)):

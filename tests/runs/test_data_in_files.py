@@ -14,7 +14,7 @@ from dpjax.data import cache
 from dpjax.experiments.config import fields
 from dpjax.experiments.kinds.central import build, features
 from dpjax.experiments.kinds.central.config import ModelConfig, TrainConfig
-from dpjax.experiments.kinds.central.features import featured
+from dpjax.experiments.kinds.central.features import add_features
 from dpjax.experiments.run import dry_run, loop
 from dpjax.experiments.run.kind import experiment_of
 from tests.refuses import refuses
@@ -188,8 +188,8 @@ def test_features_in_units_of_their_typical_size_are_others(folder, tmp_path, mo
   tmp_path.chmod(0o700)
   source = data.load(f"{folder}/")[1]
   model = ModelConfig("scatter_linear")
-  ways = [featured(model, source, own, tmp_path) for own in (True, False)]
-  again = [featured(model, source, own) for own in (True, False)]
+  ways = [add_features(model, source, own, tmp_path) for own in (True, False)]
+  again = [add_features(model, source, own) for own in (True, False)]
   for kept, computed in zip(ways, again):
     np.testing.assert_array_equal(kept.x, computed.x)
   assert abs(ways[0].x - ways[1].x).max() > 0.1
@@ -201,11 +201,11 @@ def test_kept_features_are_those_of_this_code(name, folder, tmp_path, monkeypatc
   monkeypatch.setenv(cache.VARIABLE, str(tmp_path))
   tmp_path.chmod(0o700)
   source, model = data.load(f"{folder}/")[1], ModelConfig("scatter_linear")
-  featured(model, source, False, tmp_path)
+  add_features(model, source, False, tmp_path)
   read, edited = inspect.getsource, lambda module: module.__name__.endswith(f".{name}")
   code = lambda module: f"{read(module)}{'# edited' * edited(module)}"
   monkeypatch.setattr(features.inspect, "getsource", code)
-  featured(model, source, False, tmp_path)
+  add_features(model, source, False, tmp_path)
   assert len(list(tmp_path.glob("*.features"))) == 2
 
 

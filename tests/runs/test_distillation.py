@@ -42,7 +42,7 @@ def _config(**changes):
 
 
 def _run(config, sides):
-  return build._Run(config, *sides, run_keys.drawn(0, noise_seed=0))
+  return build._Run(config, *sides, run_keys.draw(0, noise_seed=0))
 
 
 @pytest.mark.cases(long=["joint"], slow=...)

@@ -131,7 +131,7 @@ def _audited(config):
   run = build.assemble(config)
   state = run.algorithm.init(run.params, run.federation.num_clients)
   cohorts = run.algorithm.cohorts(run.federation, run.work, rng=run.random.sampler)
-  for cohort in run.audited.marked(cohorts):
+  for cohort in run.audited.mark(cohorts):
     state, _ = run.algorithm.round(state, cohort)
   epsilon = run.guarantee.curve(config.num_rounds)
   parts = {"loss_fn": run.task.loss(run.apply), "before": run.params}
@@ -276,7 +276,7 @@ def test_every_setting_of_an_audit_changes_it():
     audited, rows = run.audited, run.federation.dataset
     if audited.canaries is None:
       return None
-    scored = audited.watched(optax.identity()).init(jnp.zeros(3))
+    scored = audited.watch(optax.identity()).init(jnp.zeros(3))
     drawn = jax.tree.leaves(
       (audited.canaries.included, audited.directions, rows.x[:40], rows.y)
     )

@@ -129,7 +129,7 @@ def test_rounds_with_canaries_teach_the_model_what_rounds_without_them_do():
     run = build.assemble(config)
     state = run.algorithm.init(run.params, run.federation.num_clients)
     cohorts = run.algorithm.cohorts(run.federation, run.work, rng=run.random.sampler)
-    for cohort in run.audited.marked(cohorts):
+    for cohort in run.audited.mark(cohorts):
       state, _ = run.algorithm.round(state, cohort)
     models.append(run.audited.of_model(params_of(state)))
   moved = jax.tree.map(lambda leaf: float(np.abs(leaf).max()), models[0])
@@ -156,7 +156,7 @@ def test_canaries_join_where_no_promise_depends_on_the_number_of_clients(
   config = _config(0, audited=True)
   for path, value in changes.items():
     config = fields.replace(config, path, value)
-  config = audit.resolved(config)
+  config = audit.resolve(config)
   assert (config.audit.kind, config.audit.num_canaries) == (kind, count)
   assert privacy.canaries_join(config) == join
 

@@ -92,7 +92,7 @@ def test_a_claim_about_a_simulated_cohort_says_that_the_cohort_was_smaller():
     normalize_by=2, num_steps=1, delta=1e-3,
   )  # fmt: skip
   simulated = guarantee.of_plan(plan(0.1, 2.0), 9, ran=plan(0.5, 0.1), deployed=9)
-  claimed = guarantee.repeated(simulated, noise_seed=3)
+  claimed = guarantee.as_repeatable(simulated, noise_seed=3)
   assert simulated.kind == "simulated" and claimed.kind == "claimed"
   assert claimed.failed_assumptions == (guarantee.DEPLOYED, guarantee.REPEATED)
 

@@ -39,7 +39,7 @@ def test_the_noisy_sum_lies_on_the_public_grid():
   config = _release(
     **{"server_optimizer.learning_rate": 1.0, "server_optimizer.rule.momentum": 0.0}
   )
-  random = run_keys.drawn(config.seed, release=True)
+  random = run_keys.draw(config.seed, release=True)
   fed = federate_build.assemble(config, None, random)
   state = fed.algorithm.init(fed.params, fed.federation.num_clients)
   cohorts = federated.cohorts(fed.plan, fed.federation, fed.work, rng=1)

@@ -210,11 +210,11 @@ def test_a_field_that_a_later_version_added_makes_no_other_run(tmp_path, whole):
     loop.run(_Mean(TrainConfig(noise_seed=0, ema_decay=0.5)), folder)
   assert _goes_on(folder, whole)
   # Its result is that of its config, for both versions and for who reads it.
-  assert owner.finished(folder, _mean().config) == loop.run(_mean(), folder)
+  assert owner.finished_result(folder, _mean().config) == loop.run(_mean(), folder)
   assert finished.read(folder).result["num_steps"] == _STEPS
   with pytest.MonkeyPatch.context() as context:
     context.setattr(choices, "to_dict", _without_a_field(choices.to_dict))
-    assert owner.finished(folder, _mean().config)
+    assert owner.finished_result(folder, _mean().config)
 
 
 # --- other draws

@@ -179,7 +179,7 @@ def test_pictures_are_moved_and_nothing_else():
   with refuses("augmentation"):
     build.assemble(_config(augmentation="shift"), (rows, rows))
   with refuses("model.name"):
-    build.featured(ModelConfig("scatter_linear"), rows)
+    build.add_features(ModelConfig("scatter_linear"), rows)
 
 
 def test_a_client_pads_no_batch_beyond_the_data():

@@ -65,7 +65,7 @@ def test_a_run_is_one_gaussian_release_and_says_so(loaded, tmp_path):
   # The weights are those of the mechanism on these rows with this key.
   train = loaded[0]
   config = _config()
-  held = owner.remembered(tmp_path / "run")
+  held = owner.recall(tmp_path / "run")
   random = run_keys.from_meta(config.seed, held)
   plan = privacy.make_plan(config, 300)
   released = one_release.mechanism(config, plan, 10)(
@@ -197,7 +197,7 @@ def test_every_field_of_a_config_is_read_or_said_to_be_left_out(tmp_path, monkey
   experiment = build.Central(fields.replace_all(_Watched(), {**_SMALL, **noise}))
   _READ.clear()
   experiment.train(experiment.data(), experiment.new_keys())
-  with folder.Folder(experiment, tmp_path / "run").taken():
+  with folder.Folder(experiment, tmp_path / "run").take():
     pass
   known = {field.name for field in dataclasses.fields(_Watched)}
   assert known - _READ - {*LeastSquares.leaves_out} == {"ignored"}

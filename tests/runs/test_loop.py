@@ -340,7 +340,7 @@ def test_two_processes_never_work_in_one_folder(name, tmp_path):
   with busy, refuses("workdir"):
     kind.go(folder)
   assert not (folder / writers.RESULT).exists()
-  assert owner.remembered(folder) is None  # it has not begun
+  assert owner.recall(folder) is None  # it has not begun
   assert kind.go(folder)["params_sha256"]  # what a killed one leaves is no hindrance
 
 
@@ -374,14 +374,14 @@ from dpjax.experiments.run import loop
 from dpjax.experiments.run import workdir as owner
 from dpjax.validate import UserError
 from tests.runs import test_loop
-go, known = pathlib.Path(sys.argv[2]), owner.known
+go, recall_for = pathlib.Path(sys.argv[2]), owner.recall_for
 def both(*given):  # both have looked into the folder before either writes to it
-  found = known(*given)
+  found = recall_for(*given)
   pathlib.Path(sys.argv[1] + sys.argv[3]).touch()
   while not go.exists():
     time.sleep(0.001)
   return found
-owner.known = both
+owner.recall_for = both
 try:
   loop.train(test_loop._KINDS["central"].release, pathlib.Path(sys.argv[1]))
   print("done")
@@ -475,9 +475,9 @@ def test_a_run_over_its_budget_refuses_before_it_starts(name, tmp_path):
 
 def _made(monkeypatch) -> list[run_keys.RunKeys]:
   """Returns a list that gets the keys of every run that begins."""
-  made, drawn = [], run_keys.drawn
+  made, drawn = [], run_keys.draw
   note = lambda seed, **how: made.append(drawn(seed, **how)) or made[-1]
-  monkeypatch.setattr(run_keys, "drawn", note)
+  monkeypatch.setattr(run_keys, "draw", note)
   return made
 
 
@@ -529,9 +529,9 @@ def test_keys_are_saved_before_anything_is_computed_with_them(name, tmp_path, mo
   with pytest.raises(KeyboardInterrupt):
     kind.go(workdir, config)
   monkeypatch.setattr(loop.Running, "__init__", init)
-  kept = run_keys.from_meta(config.seed, owner.remembered(workdir))
+  kept = run_keys.from_meta(config.seed, owner.recall(workdir))
   made = []
-  monkeypatch.setattr(run_keys, "drawn", lambda seed, **how: made.append(seed))
+  monkeypatch.setattr(run_keys, "draw", lambda seed, **how: made.append(seed))
   result = kind.go(workdir, config)
   assert not made
   if not kind.subfolder:
@@ -581,7 +581,7 @@ def test_p18_two_runs_share_no_key_and_no_file_but_the_checkpoints_holds_one(
       assert not any(word.encode() in content for word in words), path
       assert not any(bytes.fromhex(held[n]) in content for n in ("noise", "local")), path
   if kind.subfolder:  # what is done needs no key any more
-    assert "keys" not in owner.remembered(tmp_path / "a")
+    assert "keys" not in owner.recall(tmp_path / "a")
     left = sorted(p.name for p in (tmp_path / "a" / checkpoint.FOLDER).iterdir())
     assert left == [writers.LOCK, "run.json"]
 

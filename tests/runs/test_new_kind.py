@@ -191,7 +191,7 @@ def test_noise_that_a_seed_repeats_is_a_claim_of_every_kind(noise_seed, kind):
       return experiment.single(_phase(guarantee=promised))
 
   run = Noisy(_Repeated(noise_seed=noise_seed))
-  _, phase = experiment.begun_story(run, (), run.new_keys())
+  _, phase = experiment.begin_story(run, (), run.new_keys())
   assert phase.guarantee.kind == kind
 
 

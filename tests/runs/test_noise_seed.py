@@ -67,7 +67,7 @@ def test_p17_rows_of_a_sweep_have_independent_noise():
 
 def _in_a_process(queue):
   run_keys.secrets = secrets  # of this process, as for a user
-  queue.put(run_keys.to_json(run_keys.drawn(0)))
+  queue.put(run_keys.to_json(run_keys.draw(0)))
 
 
 def test_p17_processes_draw_keys_of_their_own():
@@ -92,9 +92,9 @@ def test_runs_that_open_weights_with_noise_have_keys_of_their_own():
 @pytest.mark.parametrize("noise_seed", [None, 3])
 def test_a_seed_of_numpy_gives_the_keys_of_the_equal_int(noise_seed):
   private = noise_seed is not None
-  one = run_keys.drawn(2, private=private, noise_seed=noise_seed)
+  one = run_keys.draw(2, private=private, noise_seed=noise_seed)
   seeds = np.int64(2), noise_seed and np.int64(noise_seed)
-  assert run_keys.drawn(seeds[0], private=private, noise_seed=seeds[1]) == one
+  assert run_keys.draw(seeds[0], private=private, noise_seed=seeds[1]) == one
 
 
 # --- what is stated
@@ -128,7 +128,7 @@ def test_a_plan_of_repeatable_noise_is_a_claim():
   for seed, wanted in ((None, "proved"), (3, "claimed")):
     config = _central(noise_seed=seed)
     phase, _ = dry_run.first_phase(config, experiment_of(config).data())
-    assert dry_run.promised(phase)["epsilon_kind"] == wanted
+    assert dry_run.privacy_fields(phase)["epsilon_kind"] == wanted
 
 
 # --- what is refused

@@ -65,7 +65,7 @@ def _means(config, loaded, random=None):
   """What a run of this config releases of these data."""
   plan = privacy.make_plan(config, 300)
   random = build.Central(config).new_keys() if random is None else random
-  return np.asarray(normalization.released(plan, random, loaded[0]).mean)
+  return np.asarray(normalization.release(plan, random, loaded[0]).mean)
 
 
 @pytest.mark.slow
@@ -79,7 +79,7 @@ def test_a_run_pays_for_them_says_so_and_releases_them(loaded, tmp_path):
   assert "Before the first step: mean and mean square" in result["privacy_statement"]
   assert result["normalization"] == "private_statistics"
   held = dict(np.load(tmp_path / "whole" / "params.npz"))
-  meta = owner.remembered(tmp_path / "whole")
+  meta = owner.recall(tmp_path / "whole")
   random = run_keys.from_meta(config.seed, meta)
   assert np.array_equal(held["statistics/mean"], _means(config, loaded, random))
   saved = json.dumps([path.name for path in (tmp_path / "whole").rglob("*")])
@@ -89,9 +89,9 @@ def test_a_run_pays_for_them_says_so_and_releases_them(loaded, tmp_path):
 @pytest.mark.long  # that they are a function of settings and data is shown below
 def test_without_noise_on_the_gradients_none_is_stated(loaded, run):
   without = _config(privacy__epsilon=None, privacy__noise_multiplier=0.0)
-  unpaid = facts.planned(without, build.assemble(without, loaded))
+  unpaid = facts.planned_facts(without, build.assemble(without, loaded))
   assert unpaid["normalization"] == "private_statistics"  # it is done nevertheless
-  planned = facts.planned(_config(), run)
+  planned = facts.planned_facts(_config(), run)
   assert planned.keys() - unpaid.keys() == {"statistics_noise_multiplier"}
 
 
@@ -186,7 +186,7 @@ def test_p17_their_noise_is_that_of_the_run(loaded):
 
 @pytest.mark.long  # compiles the stretching of a release key
 def test_p18_a_release_draws_from_a_key_of_its_own(loaded):
-  found = [_means(_config(), loaded, run_keys.drawn(0, release=True)) for _ in range(2)]
+  found = [_means(_config(), loaded, run_keys.draw(0, release=True)) for _ in range(2)]
   assert not np.array_equal(*found)
 
 
@@ -216,7 +216,7 @@ def test_rows_of_files_are_normalised_in_one_shape(loaded, run):
     return lambda x: shapes.append(x.shape) or step(x)
 
   with mock.patch.object(kind, "standardizer", seen):
-    found = normalization.normalized(lazy, run.statistics)
+    found = normalization.normalize(lazy, run.statistics)
   for count in (3, 17, 40):
     np.testing.assert_array_equal(found.x[:count], run.train.x[:count])
   assert len({*shapes}) == 1
@@ -231,9 +231,9 @@ def test_a_run_whose_statistics_come_out_otherwise_does_not_go_on(loaded, tmp_pa
   other = lambda *given: jax.tree.map(
     lambda leaf: np.nextafter(leaf, 9.0), released(*given)
   )
-  released = normalization.released
+  released = normalization.release
   with (
-    mock.patch.object(normalization, "released", other),
+    mock.patch.object(normalization, "release", other),
     refuses("checkpoint"),
   ):
     loop.train(config, tmp_path, data=loaded)
@@ -414,7 +414,7 @@ def test_the_progress_of_features_tells_no_number_of_examples(monkeypatch, capsy
     dataset = data.from_arrays(images, np.zeros(size, int), num_classes=2)
     make = lambda: scattering_features._blocks(dataset, None, True, {"colours": "rgb"})
     computed = features.ComputedFeatures((), (), (), make)
-    blocks = list(features._shown(computed, "scattering", size))
+    blocks = list(features._show(computed, "scattering", size))
     assert sum(map(len, blocks)) == size
     said.append(capsys.readouterr().err.rpartition(" ")[0])  # without the speed
   assert said[0] == said[1] == "scattering features, percent: 100/100"

@@ -171,7 +171,7 @@ def _fast():
       lambda *given, **how: repr((given, sorted(how.items()))),
     ),
     mock.patch.object(build, "make_model", lambda *a, **k: _Remembered(make(*a, **k))),
-    mock.patch.object(normalization, "released", lambda *_: None),
+    mock.patch.object(normalization, "release", lambda *_: None),
   ):
     yield
 
@@ -197,7 +197,11 @@ def _central(config, count):
     return None
   rates = [float(run.schedule(step)) for step in (0, 1, config.num_steps - 1)]
   run.plan.batches(run.train, rng=0)  # is not refused
-  found = [run.plan, _stated(run.guarantee, config.num_steps), facts.planned(config, run)]
+  found = [
+    run.plan,
+    _stated(run.guarantee, config.num_steps),
+    facts.planned_facts(config, run),
+  ]
   return repr([*found, rates, run.noise])
 
 
@@ -224,7 +228,7 @@ def _federated(config, count):
   drawn = run.algorithm.cohorts(run.federation, run.work, rng=0)
   next(drawn)  # is not refused
   found = [run.plan, _stated(run.guarantee, config.num_rounds)]
-  return repr([*found, federate_facts.planned(run)])
+  return repr([*found, federate_facts.planned_facts(run)])
 
 
 def _declared_users(config):
@@ -241,7 +245,7 @@ def _of_relevance(config, count):
   if config.method.neighboring_relation != _ADD:
     return None
   train = _zeros(config, count, _declared(config))
-  random = run_keys.drawn(config.seed, noise_seed=0)
+  random = run_keys.draw(config.seed, noise_seed=0)
   job = relevance_build.make_job(config, train, train.subset(slice(0, 2)), {}, random)
   plan = gradient_methods.make_plan(job, job.size, job.epsilon)
   plan.batches(job.train, rng=0)  # is not refused
@@ -621,9 +625,9 @@ def test_a_limit_declares_itself_and_a_part_keeps_what_was_declared():
   train, _ = build.load_data(_plain(**{"data.limit": 100}))
   assert train.nominal_size == 100 and train.subset(slice(0, 99)).nominal_size == 100
   less = _own(99)
-  assert build.limited(less, _plain(**{"data.limit": 100}).data).nominal_size == 100
+  assert build.limit(less, _plain(**{"data.limit": 100}).data).nominal_size == 100
   with pytest.raises(UserError, match="data.limit=101: must be at most"):
-    build.limited(less, _plain(**{"data.limit": 101}).data)
+    build.limit(less, _plain(**{"data.limit": 101}).data)
 
 
 def test_an_npz_may_declare_it(tmp_path):

@@ -99,7 +99,7 @@ def test_first_parameters_of_many_models_are_drawn_in_one_trace():
   # Attacks train models side by side: each starts from `start` inside a traced function.
   config = _config("NnxConstant", **{"model.options": {}})
   train, _ = data.load("digits")
-  random = run_keys.drawn(0, noise_seed=0)
+  random = run_keys.draw(0, noise_seed=0)
   draw = jax.jit(
     jax.vmap(lambda key: build.start(config, train, random._replace(init=key))[2])
   )

@@ -92,12 +92,14 @@ def test_all_answers_are_charged_and_no_more_are_given(sides, tmp_path):
   assert result["epsilon"] == pytest.approx(accounting.epsilon(event, delta=1e-5), rel=1e-9)
   # An answer that is never given costs as much: the sum does not follow from the votes.
   none = fields.replace(config, "aggregator.threshold", 1e9)
-  assert vote_costs.promised(none, 300).curve(20) == pytest.approx(
+  assert vote_costs.guarantee_of(none, 300).curve(20) == pytest.approx(
     result["epsilon"], rel=1e-12
   )
   # After the first query all four answers are charged already.
   first = mechanism.event(num_checks=1, most_answers=1)
-  assert vote_costs.promised(config, 300).curve(1) > accounting.epsilon(first, delta=1e-5)
+  assert vote_costs.guarantee_of(config, 300).curve(1) > accounting.epsilon(
+    first, delta=1e-5
+  )
 
 
 @pytest.mark.slow
@@ -110,7 +112,7 @@ def test_an_empty_record_teaches_nobody(sides):
     y = private.y.copy()
     y[7] = label
     data = dataclasses.replace(private, y=y, present=here)
-    run = build._Run(config, data, public, run_keys.drawn(0))
+    run = build._Run(config, data, public, run_keys.draw(0))
     phase = run.votes_phase()
     state = phase.init()
     for piece in phase.draws(0):
@@ -159,9 +161,9 @@ def test_a_published_cost_has_the_noise_that_is_charged(sides):
   )
   smooth = np.max(local * np.exp(-0.02 * np.arange(13)))
   drawn = [
-    vote_costs.published(config, config.cost, counts, jax.random.key(seed))[
-      "published_cost"
-    ]["rdp"]
+    vote_costs.publish(config, config.cost, counts, jax.random.key(seed))["published_cost"][
+      "rdp"
+    ]
     for seed in range(60)
   ]
   wanted = smooth * config.cost.noise_in_sensitivities

@@ -82,13 +82,13 @@ def test_a_pool_with_one_private_record_is_refused(kind, tmp_path):
   train, test = data.load("digits")
   config = _config(kind)
   # The same data set named twice; and one private record that is in the pool, among many.
-  shared = train.replaced(np.array([700]), test.subset(np.array([39])))
+  shared = train.replace_rows(np.array([700]), test.subset(np.array([39])))
   for private in (test.declared(360), shared):
     with refuses("pool_is_public") as caught:
       loop.train(config, tmp_path / "refused", data=(private, test))
     assert "\n" not in str(caught.value) and not (tmp_path / "refused").exists()
   # A private record among those that only score the student is in no pool.
-  beside = train.replaced(np.array([700]), test.subset(np.array([40])))
+  beside = train.replace_rows(np.array([700]), test.subset(np.array([40])))
   public_pool.check(config, beside, test)
   # An empty record keeps its place and holds nothing.
   present = np.arange(len(shared)) != 700
@@ -105,7 +105,7 @@ def test_minus_zero_and_zero_are_one_pixel():
   copy = from_arrays(held, test.y[:1], num_classes=10)
   assert copy.x.tobytes() != test.x[:1].tobytes()
   with refuses("pool_is_public"):
-    public_pool.check(_config(PateConfig), train.replaced(np.array([3]), copy), test)
+    public_pool.check(_config(PateConfig), train.replace_rows(np.array([3]), copy), test)
 
 
 @pytest.mark.slow
@@ -123,12 +123,12 @@ def test_two_pools_are_two_runs(kind):
   """A folder of one goes on with the other no more than with other records."""
   train, test = data.load("digits")
   config = _config(kind, pool_is_public=True)
-  other = test.replaced(np.array([5]), test.subset(np.array([200])))
+  other = test.replace_rows(np.array([5]), test.subset(np.array([200])))
   digest = _EXPERIMENT[kind](config).digest
   digests = [digest((train, public)) for public in (test, other, test)]
   assert digests[0] == digests[2] != digests[1]
   # Rows that only score the student change nothing that is trained.
-  scored = test.replaced(np.array([200]), test.subset(np.array([5])))
+  scored = test.replace_rows(np.array([200]), test.subset(np.array([5])))
   assert digest((train, scored)) == digests[0]
 
 
@@ -141,7 +141,7 @@ def test_a_run_goes_on_with_its_own_pool_alone(kind, tmp_path, monkeypatch):
   stop_after(monkeypatch, 3, **subfolder)
   with pytest.raises(loop.Interrupted):
     loop.train(config, tmp_path / "run", data=(train, test))
-  other = test.replaced(np.array([5]), test.subset(np.array([200])))
+  other = test.replace_rows(np.array([5]), test.subset(np.array([200])))
   with refuses("dataset", value="digits") as caught:
     loop.train(config, tmp_path / "run", data=(train, other))
   assert "\n" not in str(caught.value)

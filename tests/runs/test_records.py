@@ -47,7 +47,9 @@ def _config(**overrides):
 def _ready(config):
   build.check(config)
   with naming(config):
-    return build.assembled(config, build.load_data(config), run_keys.drawn(0, noise_seed=0))
+    return build.assemble_loaded(
+      config, build.load_data(config), run_keys.draw(0, noise_seed=0)
+    )
 
 
 def test_the_statement_names_the_deal_which_one_row_more_changes():

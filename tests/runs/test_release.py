@@ -51,7 +51,7 @@ def test_the_updates_of_a_release_lie_on_the_grid():
   import numpy as np
 
   config = _config(**{"privacy.epsilon": 1.0})
-  built = build.assemble(config, None, run_keys.drawn(config.seed, release=True))
+  built = build.assemble(config, None, run_keys.draw(config.seed, release=True))
   plan = built.plan
   tx = plan.transform(built.random.noise)
   grads = gradients.wrap_grads({"w": jax.random.normal(jax.random.key(0), (4, 500))})

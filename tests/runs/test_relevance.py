@@ -107,7 +107,7 @@ def test_a_claimed_run_writes_what_the_contract_wants(tmp_path):
   table = (tmp_path / "run" / "claims.md").read_text()
   assert "claim refuted" in table
   assert "neighbors, Delta R, data-dependent noise" in table
-  assert guarantee.named(result["failed_assumptions"]) in table
+  assert guarantee.names_of(result["failed_assumptions"]) in table
   before = (tmp_path / "run" / "params.npz").stat().st_mtime_ns
   assert loop.train(config, tmp_path / "run") == writers.plain(result)
   assert (tmp_path / "run" / "params.npz").stat().st_mtime_ns == before
@@ -192,13 +192,13 @@ def test_the_folder_of_a_single_run_takes_no_sweep(tmp_path):
 def test_what_follows_the_result_is_done_when_the_run_is_found_again(tmp_path):
   """A run may be killed right after its result: its keys go and its report comes then."""
   result = loop.train(_config(method="radp"), tmp_path)
-  held = owner.remembered(tmp_path)
-  keys = run_keys.to_json(run_keys.drawn(0))
+  held = owner.recall(tmp_path)
+  keys = run_keys.to_json(run_keys.draw(0))
   owner.remember(tmp_path, held | {"keys": keys})
   for name in ("report.png", "claims.md"):
     (tmp_path / name).unlink()
   assert loop.train(_config(method="radp"), tmp_path) == writers.plain(result)
-  assert owner.remembered(tmp_path) == held
+  assert owner.recall(tmp_path) == held
   assert (tmp_path / "report.png").exists() and (tmp_path / "claims.md").exists()
 
 
@@ -283,7 +283,7 @@ def test_several_seeds_err_no_more_often_than_one():
     for count in (needed - 1, needed):
       group = [wrong] * count + [right] * (runs - count)
       assert table.verdict(group).startswith("not refuted") == (count < needed)
-      assert table._audited(group) == (0.5 if count < needed else 1.1)
+      assert table._joint_audit(group) == (0.5 if count < needed else 1.1)
 
 
 # --- attacks
@@ -358,7 +358,7 @@ def test_u1_plays_the_pair_as_the_run_clips_it():
   played = _noise(drawn.scales, beta).noise._replace(mechanism="gaussian", grid=None)
   bound = lambda noise: _bound(_Job, _noise(drawn.scales, beta)._replace(noise=noise))
   assert bound(played) > 2.0
-  clipped = played._replace(clipped=lambda x: rigorous.clipped(x, beta, how))
+  clipped = played._replace(clipped=lambda x: rigorous.clip_records(x, beta, how))
   assert 0.5 < bound(clipped) <= 2.0
 
 

@@ -79,7 +79,7 @@ def test_a_run_begins_from_a_run(tmp_path):
   own = "tests.runs.test_saved:own"
   result = loop.train(_config(**{"data.name": own, "pretrained": path}), tmp_path / "own")
   assert result["pretrained_on"] == [_FIRST]
-  held = workdir.remembered(tmp_path / "own")
+  held = workdir.recall(tmp_path / "own")
   assert held["weights_sha256"] == {"pretrained": names.weights_sha256(path, "pretrained")}
 
 
@@ -160,7 +160,7 @@ def test_versions_and_other_names_of_the_runs_own_data_are_seen(first, tmp_path)
     with refuses("pretrained"):
       saved.pretrained_on(path, asked, _data(2, "own")[0])
   digest = data.digest(_data(2, "own")[0])
-  memory = run_keys.to_meta(digest, run_keys.drawn(0), weights={}, config="")
+  memory = run_keys.to_meta(digest, run_keys.draw(0), weights={}, config="")
   workdir.remember(tmp_path, memory)
   with refuses("pretrained"):
     saved.pretrained_on(path, "copy.npz", _data(2, "own")[0])
@@ -187,7 +187,7 @@ def test_p42_a_result_that_names_no_data_proves_nothing(first, tmp_path, nothing
   stated = {"params_sha256": result["params_sha256"]} | nothing
   (tmp_path / "result.json").write_text(json.dumps(stated))
   known = saved.pretrained_on(str(tmp_path / "params.npz"), "own", _data(3, "other")[0])
-  assert len(known) == 1 and saved.assumed("a", known)
+  assert len(known) == 1 and saved.assumption("a", known)
 
 
 def test_our_own_safetensors_know_what_their_run_knew(tmp_path):
@@ -311,7 +311,7 @@ def test_weights_that_can_be_none_are_one_line_before_the_first_step(
 ):
   held = dict(np.load(first))
   np.savez(tmp_path / "params.npz", **{n: _WRONG[wrong](leaf) for n, leaf in held.items()})
-  tree = saved._nested(dict(np.load(tmp_path / "params.npz")))
+  tree = saved._nest(dict(np.load(tmp_path / "params.npz")))
   result = {"dataset": _FIRST, "params_sha256": trees.sha256(tree)}
   (tmp_path / "result.json").write_text(json.dumps(result))
   with refuses("pretrained") as caught:

@@ -212,7 +212,7 @@ def test_columns_of_two_parties_belong_to_one_person(tmp_path, secure, intersect
   config = _point(task={**_COLUMNS, "shared": 0.6, "first_columns": 7})
   whole = noisy_model.load_data(config)
   aligned = aligned_columns.load_data(config)
-  clipped = aligned_columns.clipped_apart(
+  clipped = aligned_columns.clip_apart(
     np.split(whole.x, [7], axis=1), 3.0, frac_bits=config.task.frac_bits
   )
   known = {row.tobytes(): label for row, label in zip(clipped, whole.y[:, 0])}
@@ -255,7 +255,7 @@ _TRANSFER = {"name": "transfer", "num_shared": 200, "num_steps": 120}
 def test_a_norm_that_leaves_a_party_zeros_alone_is_refused():
   parts = [np.ones((2, 1)), np.ones((2, 3))]
   with refuses("feature_norm"):
-    aligned_columns.clipped_apart(parts, 1e-6, frac_bits=18)
+    aligned_columns.clip_apart(parts, 1e-6, frac_bits=18)
 
 
 @pytest.mark.cases(slow=["changes0"])
@@ -287,7 +287,7 @@ def test_shared_rows_of_both_parties_are_of_one_person(intersection):
   config = _point(task=_TRANSFER)
   halves = shared_people.load_data(config)
   keys = run_keys.RunKeys(jax.random.key(0), jax.random.key(1), jax.random.key(2), 3, 4)
-  batch = shared_people.divided(config.task, halves, keys.order)[0]
+  batch = shared_people.divide(config.task, halves, keys.order)[0]
   known = {
     left.tobytes() + right.tobytes(): y
     for left, right, y in zip(halves.source_x, halves.target_x, halves.y)
@@ -313,7 +313,7 @@ def test_shared_rows_of_both_parties_are_of_one_person(intersection):
 def test_more_people_than_the_data_hold_are_refused(changes, field, intersection):
   config = _point(task=_TRANSFER | changes)
   with refuses(field):
-    shared_people.divided(config.task, shared_people.load_data(config), 0)
+    shared_people.divide(config.task, shared_people.load_data(config), 0)
 
 
 @pytest.mark.parametrize("task", ["noisy_model", "columns", "transfer"])
@@ -499,7 +499,7 @@ def test_every_field_of_a_task_is_read(name):
 
 def test_the_same_vectors_whatever_the_protocol():
   """Rows of a table are compared on equal clients."""
-  random = run_keys.drawn(0, noise_seed=0)
+  random = run_keys.draw(0, noise_seed=0)
   plain, masked = (
     vector_sums.clients_vectors(
       fields.replace(SecureConfig(), "task.protocol", name), random.order

@@ -340,7 +340,7 @@ def test_a_release_does_not_go_on_with_other_data(kind, tmp_path, monkeypatch):
   config, workdir = make(release=True), tmp_path / "run"
   _write(tmp_path)
   _cut_off(kind, config, workdir, tmp_path, monkeypatch)
-  held = owner.remembered(workdir)
+  held = owner.recall(workdir)
   _write(tmp_path, **_changes()["one label"])
   with refuses("data.name"):
     _run(kind, config, workdir, tmp_path)
@@ -429,7 +429,7 @@ def test_where_data_lie_is_no_part_of_a_runs_name(config, section, tmp_path):
   moved = fields.replace_all(config, {f"{section}{name}": "/elsewhere" for name in places})
   assert moved != config and digest(moved) == digest(config)
   owner.claim(tmp_path, config)
-  owner.known(tmp_path, moved)  # their digest says whether they are the same data
+  owner.recall_for(tmp_path, moved)  # their digest says whether they are the same data
   data_name = f"{section}name" if section else "dataset"
   assert digest(fields.replace(config, data_name, "mnist")) != digest(config)
 

@@ -109,11 +109,11 @@ def test_a_release_draws_its_noise_from_the_system(whole, sides, tmp_path):
 
 def test_updates_of_the_generator_are_charged_as_nothing():
   config = _config()
-  promised = build.promised(config, config.method.mechanism(config, 3), 600)
+  promised = build.guarantee_of(config, config.method.mechanism(config, 3), 600)
   assert promised.curve(0) == 0.0
   assert promised.curve(1) == promised.curve(10_000) > 1.9
   swap = _config(neighboring_relation="replace_one")
-  other = build.promised(swap, swap.method.mechanism(swap, 3), 600)
+  other = build.guarantee_of(swap, swap.method.mechanism(swap, 3), 600)
   assert other.curve(1) == pytest.approx(promised.curve(1), rel=1e-6)
   # The same epsilon takes twice the noise there.
   assert swap.method.mechanism(swap, 3).std == 2 * config.method.mechanism(config, 3).std
@@ -233,7 +233,7 @@ def test_no_file_says_how_many_records_there_are():
 def test_votes_say_no_number_of_records_either(monkeypatch):
   guarantees = []
   monkeypatch.setattr(
-    pate_build.vote_costs, "promised", lambda config, count: guarantees.append(count)
+    pate_build.vote_costs, "guarantee_of", lambda config, count: guarantees.append(count)
   )
   x = np.zeros((123, 4, 4, 1), np.float32)
   private = from_arrays(x, np.zeros(123, int), num_classes=2)
@@ -251,10 +251,10 @@ def test_a_release_without_an_epsilon_is_refused():
   config = _config(
     method=KernelMean(num_frequencies=8, side=2, num_steps=150, noise_multiplier=1e-9)
   )
-  assert build.promised(config, config.method.mechanism(config, 3), 600).kind == "none"
+  assert build.guarantee_of(config, config.method.mechanism(config, 3), 600).kind == "none"
   config = dataclasses.replace(config, release=True)
   with refuses("release", value=True):
-    build.promised(config, config.method.mechanism(config, 3), 600)
+    build.guarantee_of(config, config.method.mechanism(config, 3), 600)
 
 
 def test_a_narrow_chunk_is_refused():
@@ -298,7 +298,7 @@ def test_empty_records_are_part_of_the_identity_of_data(sides):
 
 def test_a_run_whose_classes_all_look_empty_ends_without_samples(sides, tmp_path):
   config = _config(attack=True)
-  run = build._Run(config, *sides, run_keys.drawn(0, release=True))
+  run = build._Run(config, *sides, run_keys.draw(0, release=True))
   state = run.init()
   assert run.scores(state)["accuracy"] == np.mean(sides[1].y == 0)
   run.write(tmp_path, state)
@@ -312,7 +312,7 @@ def test_a_run_whose_classes_all_look_empty_ends_without_samples(sides, tmp_path
 def test_samples_of_classes_alike_are_counted_and_a_poor_accuracy_is_told(
   sides, monkeypatch, capsys
 ):
-  run = build._Run(_config(), *sides, run_keys.drawn(0, release=True))
+  run = build._Run(_config(), *sides, run_keys.draw(0, release=True))
   labels = np.resize([0, 1], 120)
   drawn = np.zeros((120, 4, 4, 1), np.float32), labels
   monkeypatch.setattr(run, "samples", lambda state: drawn)

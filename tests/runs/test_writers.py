@@ -309,7 +309,7 @@ def test_what_threads_write_after_a_refused_first_save_neither_blocks_nor_shows(
   late.mkdir(parents=True)
   with (
     pytest.raises(UserError, match="full"),
-    owner.released_if_refused(folder, lambda: True),
+    owner.release_if_refused(folder, lambda: True),
   ):
     raise UserError("the disk is full")
   assert [path.name for path in folder.rglob("*")] == [checkpoint.FOLDER]
@@ -317,12 +317,12 @@ def test_what_threads_write_after_a_refused_first_save_neither_blocks_nor_shows(
   (late / "data").write_bytes(b"secret")
   assert (folder / checkpoint.FOLDER).stat().st_mode & 0o077 == 0
   # The same command goes on, and so does a corrected one.
-  assert owner.known(folder, config) is None
-  assert owner.known(folder, dataclasses.replace(config, seed=7)) is None
+  assert owner.recall_for(folder, config) is None
+  assert owner.recall_for(folder, dataclasses.replace(config, seed=7)) is None
   (folder / checkpoint.FOLDER / "7").mkdir()
   (folder / checkpoint.FOLDER / "7" / "data").write_bytes(b"another run's")
   with pytest.raises(UserError, match="must be a new, an empty"):
-    owner.known(folder, config)
+    owner.recall_for(folder, config)
 
 
 def test_a_workdir_that_is_no_folder_is_one_line(tmp_path):

@@ -59,7 +59,7 @@ def test_every_field_of_a_run_has_help(kind):
   sections = {field.name for field in dataclasses.fields(kind)}
   without = {
     row.path
-    for row in rules.described(kind())
+    for row in rules.describe(kind())
     if not row.help and row.path.split(".")[0] in sections
   }
   # The numbers of a chosen value are described with that value, by launch.list.
@@ -74,7 +74,7 @@ def test_rules_of_a_union_and_of_its_members_are_found():
       Annotated[int, rules.at_least(1)] | None, rules.between(0, 9), "words"
     ] = 1
 
-  (row,) = rules.described(Settings())
+  (row,) = rules.describe(Settings())
   assert (row.values, row.help) == ("in [0, 9], >= 1", "words")
 
 

@@ -317,7 +317,7 @@ def test_a_run_goes_on_whatever_became_of_code_folder_and_user(
 
   with contextlib.suppress(KeyboardInterrupt), on_save(kill):
     loop.train(config, workdir)
-  held = owner.remembered(workdir)
+  held = owner.recall(workdir)
   if done == "alone":
     shutil.rmtree(workdir / checkpoint.FOLDER)
   enter(code.replace("sgd(rate)", "sgd(lambda step: 2 * rate(step))"))

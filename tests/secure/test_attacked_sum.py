@@ -71,7 +71,7 @@ def test_a_secure_sum_is_a_defence_of_the_table(tmp_path):
 def _prepared(**changes):
   (point,) = Runs(None, _config(**changes)).points
   loaded = build.Attack(point.config).data()
-  return point.config.attack.prepare(point.config, loaded, run_keys.drawn(0, noise_seed=0))
+  return point.config.attack.prepare(point.config, loaded, run_keys.draw(0, noise_seed=0))
 
 
 @pytest.mark.long

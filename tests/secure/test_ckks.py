@@ -36,7 +36,7 @@ def test_products_in_a_row_stay_exact_whatever_the_primes(keys, server):
   first = server.load(keys.encrypt(x))
   got, want = first, x
   for left in (2, 1, 0):
-    got = server.products([(got, server.lowered(first, server.level(got)))])
+    got = server.products([(got, server.lower(first, server.level(got)))])
     want = want * x
     assert server.level(got) == left
     assert np.abs(_read(keys, server, got) - want).max() < 60 * _CHAIN.error
@@ -45,7 +45,7 @@ def test_products_in_a_row_stay_exact_whatever_the_primes(keys, server):
 def test_one_product_is_off_by_what_the_chain_says(keys, server):
   x = _numbers()
   cipher = server.load(keys.encrypt(x))
-  error = _read(keys, server, server.weighted([(cipher, 1.0)])) - x
+  error = _read(keys, server, server.weighted_sum([(cipher, 1.0)])) - x
   assert 0.3 * _CHAIN.error < error.std() < 3 * _CHAIN.error
 
 
@@ -57,10 +57,10 @@ def test_sums_rotations_and_plain_factors(keys, server):
   )
   near(server.plus(server.add(a, b), 0.5), x + y + 0.5)
   near(server.rotate(a, 8), np.roll(x, -8))
-  near(server.weighted([(a, y), (b, 2.0), (a, 0.0)]), x * y + 2 * y)
+  near(server.weighted_sum([(a, y), (b, 2.0), (a, 0.0)]), x * y + 2 * y)
   near(server.products([(a, b), (a, a)]), x * y + x * x)
-  near(server.folded(a, 1, 4), sum(np.roll(x, -k) for k in range(4)))
-  assert server.rotate(a, 0) is a and server.lowered(a, 3) is a
+  near(server.fold(a, 1, 4), sum(np.roll(x, -k) for k in range(4)))
+  assert server.rotate(a, 0) is a and server.lower(a, 3) is a
 
 
 def test_another_key_reads_nothing(keys):
@@ -84,7 +84,7 @@ def test_the_server_holds_no_secret_key(keys, server):
 def test_weights_of_zero_make_zeros(keys, server):
   cipher = server.load(keys.encrypt(np.full(2, 100.0)))
   answer = keys.decrypt(
-    server.dump(server.weighted([(cipher, 0.0), (cipher, np.zeros(2))]))
+    server.dump(server.weighted_sum([(cipher, 0.0), (cipher, np.zeros(2))]))
   )
   np.testing.assert_allclose(answer[:2], 0.0, atol=1e-4)
 
@@ -95,7 +95,7 @@ def test_weights_of_zero_make_zeros(keys, server):
     (lambda k, s: k.encrypt(np.ones(5000)), "values"),
     (lambda k, s: k.encrypt(np.array([np.nan])), "values"),
     (lambda k, s: s.load(b"no ciphertext"), "message"),
-    (lambda k, s: s.weighted([]), "weights"),
+    (lambda k, s: s.weighted_sum([]), "weights"),
     (lambda k, s: k.encrypt(np.array([1e300])), "ckks"),
     (
       lambda k, s: k.encrypt(np.ones(1), level=4),

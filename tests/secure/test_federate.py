@@ -179,8 +179,8 @@ def test_a_release_says_where_its_seeds_are_from():
   run = build.assemble(_config(**{**_PRIVATE, "release": True}))
   words = " ".join(run.guarantee.statement(3).split())
   assert "256 bits of the operating system" in words and "Philox" in words
-  assert distributed.seed_of(run_keys.drawn(0, release=True).noise).bit_length() > 200
-  assert distributed.seed_of(run_keys.drawn(0, release=True).noise) != distributed.seed_of(
+  assert distributed.seed_of(run_keys.draw(0, release=True).noise).bit_length() > 200
+  assert distributed.seed_of(run_keys.draw(0, release=True).noise) != distributed.seed_of(
     run.random.noise
   )
 

@@ -224,7 +224,7 @@ def released(private, key, data):
 
 
 def vector_of(rows):
-  s = lr.statistics(*PRIVATE.bounded(*rows))
+  s = lr.statistics(*PRIVATE.bound_rows(*rows))
   return np.concatenate([lr._to_vector(s.xx), s.xy])
 
 
@@ -286,7 +286,7 @@ def test_no_two_releases_share_their_noise():
   """With one key for both, their difference was the exact statistics of the added row."""
   x, y = clients()[0]
   few, many = (PRIVATE.release([(x[:n], y[:n])]) for n in (39, 40))
-  exact = [lr.statistics(*PRIVATE.bounded(x[:n], y[:n])) for n in (39, 40)]
+  exact = [lr.statistics(*PRIVATE.bound_rows(x[:n], y[:n])) for n in (39, 40)]
   moved = np.abs((many.xx - few.xx) - (exact[1].xx - exact[0].xx))
   assert moved.min() > 1e-6 * PRIVATE.std and moved.max() > PRIVATE.std / 10
 
@@ -336,7 +336,7 @@ def test_bad_input_is_one_line():
   for call, says in (
     (lambda: lr.statistics(x, y[:3]), "y.shape=(3,): must be (40,)"),
     (lambda: lr.statistics(x[0], y), "x.shape=(3,)"),
-    (lambda: PRIVATE.bounded(x[0], y), "x.shape=(3,)"),
+    (lambda: PRIVATE.bound_rows(x[0], y), "x.shape=(3,)"),
     (lambda: lr.closed_form(good, ridge=-1), "ridge=-1"),
     (lambda: lr.closed_form(singular, ridge=0), "singular"),
     (lambda: lr.closed_form(empty, ridge=1), "no rows"),

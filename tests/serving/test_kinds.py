@@ -112,7 +112,7 @@ def test_a_run_from_given_weights_is_served(trainable, tmp_path):
     for part in (train.subset(slice(200, 400)), test)
   )
   # A run takes its data as `load_data` returns them, centred. A service takes raw inputs.
-  centred = build.preprocessed(config, *parts)
+  centred = build.preprocess(config, *parts)
   result = loop.train(config, tmp_path / "run", data=centred)
   _check(tmp_path / "run", result, parts[1].x, parts[1].y)
   # Where a part is trained the others come from the file, which must be the very one.

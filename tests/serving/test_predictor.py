@@ -257,7 +257,7 @@ def test_only_bounded_sizes_are_compiled(runs, raw):
   model = runs[0]._model
   fresh = dataclasses.replace(model, apply=lambda params, x: _without_products(params, x))
   run = Predictor(fresh, runs[0].result, runs[0]._folder, sizes=(8, 32))
-  jitted = predictor._jitted(fresh.apply)
+  jitted = predictor._jit(fresh.apply)
   assert run.sizes == [8, 32, 500] and jitted._cache_size() == 3
   for size in (1, 2, 3, 5, 9, 17, 33, 65, 129, 300, 360):
     run(raw[:size])

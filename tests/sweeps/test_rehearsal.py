@@ -73,8 +73,8 @@ def test_one_mistake_that_stops_every_run_is_one_error(tmp_path):
 
 def test_the_plan_of_a_selection_is_what_the_choice_costs(monkeypatch, tmp_path):
   timing = dry_run.Timing(27.0, (1.0,), 1.0, 650)  # and two more steps, one evaluation
-  real = dry_run.timed
-  monkeypatch.setattr(dry_run, "timed", lambda work: (timing, real))
+  real = dry_run.time_steps
+  monkeypatch.setattr(dry_run, "time_steps", lambda work: (timing, real))
   config = _sweep(x="privacy.epsilon", grid={"optimizer.learning_rate": [0.1, 0.2]})
   config.selection = Selection(mean_trials=4.0)
   plan = _lines(rehearsal.report(config.runs(), tmp_path))

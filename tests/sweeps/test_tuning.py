@@ -193,11 +193,11 @@ def test_a_run_of_the_choice_charges_its_own_clip_norm_and_says_what_it_rests_on
   chosen = tuning.selection_cost(plan, _sweep().runs(), ())
   longer = dataclasses.replace(plan, l2_clip_norm=7.0)
   alone = guarantee.of_plan(longer, 1000)
-  alone = guarantee.noted(alone, "First parameters. From a file.")
+  alone = guarantee.add_note(alone, "First parameters. From a file.")
   stated = chosen.of_run(alone)
   ledger = stated.charge(Ledger(), range(30), noise_key_id="key")
   assert {charge.l2_clip_norm for charge in ledger.charges} == {7.0}
-  assert stated.curve(1) == stated.curve(30) == stated.accounted(ledger)
+  assert stated.curve(1) == stated.curve(30) == stated.epsilon_of(ledger)
   assert stated.statement(30).startswith(chosen.guarantee.statement(30))
   assert "First parameters. From a file." in stated.statement(30)
 

@@ -313,4 +313,4 @@ def test_newer_weights_are_never_taken_for_those_that_name_the_run(tmp_path):
   digest = save(2)
   with on_save(lambda step: save(step + 3)):
     loop.train(_config(tmp_path), tmp_path / "run", data=pair)
-  assert owner.remembered(tmp_path / "run")["weights_sha256"] == {"pretrained": digest}
+  assert owner.recall(tmp_path / "run")["weights_sha256"] == {"pretrained": digest}

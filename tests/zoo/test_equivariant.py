@@ -28,7 +28,7 @@ def _logits(model):
     lambda s: np.random.default_rng(s.size).normal(size=s.shape),
     jax.eval_shape(model.init, jax.random.key(0), _X[:1]),
   )
-  turned = np.concatenate([equivariant.acted(_X, *g, axes=(1, 2)) for g in _D4])
+  turned = np.concatenate([equivariant.act(_X, *g, axes=(1, 2)) for g in _D4])
   return np.asarray(jax.jit(model.apply)(params, turned)).reshape(len(_D4), 2, -1)
 
 
@@ -73,7 +73,7 @@ def test_a_layer_of_the_group_turns_its_maps(x64):
 
   def acted(maps, index):  # (g f)(x, h) = f(g^-1 x, g^-1 h)
     maps = maps.reshape(*maps.shape[:3], -1, order)[..., quotients[index]]
-    return equivariant.acted(maps, *_D4[index], axes=(1, 2)).reshape(1, 4, 4, -1)
+    return equivariant.act(maps, *_D4[index], axes=(1, 2)).reshape(1, 4, 4, -1)
 
   moved = np.concatenate([acted(x, index) for index in range(order)])
   out = np.asarray(jax.jit(layer.apply)(params, moved))

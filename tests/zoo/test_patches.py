@@ -239,13 +239,13 @@ def test_no_images_have_no_features():
 @pytest.fixture
 def small(monkeypatch):
   """Features of few words, from few random images."""
-  patches_of_runs.learned.cache_clear()
+  patches_of_runs.learned_network.cache_clear()
   monkeypatch.setattr(patches, "WORDS", 8)
   monkeypatch.setattr(patches, "DIRECTIONS", 30)
   monkeypatch.setattr(patches_of_runs, "_PROCESSES", 4)
   monkeypatch.setattr(patches_of_runs, "_IMAGES", 20)
   yield
-  patches_of_runs.learned.cache_clear()
+  patches_of_runs.learned_network.cache_clear()
 
 
 def _dataset(split, count=12, shape=(8, 8, 3)):
@@ -265,9 +265,9 @@ def test_a_runs_features_are_of_no_data_and_its_epsilon_is_proved(small):
   assert loaded[0].x.shape == (12, 30)
   np.testing.assert_allclose(np.square(loaded[0].x).mean(axis=1), 1, atol=1e-3)
   # Nothing of what is learnt follows from the run's images.
-  network = patches_of_runs.learned((8, 8, 3))
+  network = patches_of_runs.learned_network((8, 8, 3))
   others = build.Central(config).with_features((_dataset("train", 5), _dataset("test")))
-  assert patches_of_runs.learned((8, 8, 3)) is network
+  assert patches_of_runs.learned_network((8, 8, 3)) is network
   np.testing.assert_array_equal(others[0].x[0], loaded[0].x[0])
   run = build.assemble(config, loaded)
   assert run.guarantee.kind == "proved" and not run.pretrained_on
@@ -277,11 +277,11 @@ def test_a_runs_features_are_of_no_data_and_its_epsilon_is_proved(small):
 def test_kept_features_are_those_of_these_settings(small, tmp_path):
   kept = tmp_path / "kept"
   images = _dataset("train")
-  plain = features.featured(ModelConfig("patches_linear"), images, kept=kept)
-  again = features.featured(ModelConfig("patches_linear"), images, kept=kept)
+  plain = features.add_features(ModelConfig("patches_linear"), images, kept=kept)
+  again = features.add_features(ModelConfig("patches_linear"), images, kept=kept)
   np.testing.assert_array_equal(plain.x, again.x)
   assert len(list(kept.glob("*.features"))) == 1
-  features.featured(ModelConfig("patches_linear", mirrored=True), images, kept=kept)
+  features.add_features(ModelConfig("patches_linear", mirrored=True), images, kept=kept)
   assert len(list(kept.glob("*.features"))) == 2
 
 
@@ -292,7 +292,7 @@ def test_what_is_no_image_is_one_line(small):
     (_dataset("train", 4, (5, 9, 3)), "x"),
   ):
     with refuses(words) as error:
-      features.featured(ModelConfig("patches_linear"), dataset)
+      features.add_features(ModelConfig("patches_linear"), dataset)
     assert "\n" not in str(error.value)
 
 
@@ -313,13 +313,15 @@ def test_centred_images_are_refused_before_any_data_are_read():
 
 
 def test_images_outside_the_range_are_refused_before_anything_is_learnt(monkeypatch):
-  monkeypatch.setattr(patches_of_runs, "learned", lambda shape: pytest.fail("learnt"))
+  monkeypatch.setattr(
+    patches_of_runs, "learned_network", lambda shape: pytest.fail("learnt")
+  )
   dataset = _dataset("train")
   x = np.array(dataset.x)
   x[3, 2, 1, 0] = 1.5
   dataset = dataclasses.replace(dataset, x=x)
   with refuses("x"):
-    features.featured(ModelConfig("patches_linear"), dataset)
+    features.add_features(ModelConfig("patches_linear"), dataset)
 
 
 def test_a_service_refuses_such_a_row_by_itself(small):
@@ -328,7 +330,7 @@ def test_a_service_refuses_such_a_row_by_itself(small):
   config = DataConfig(name="pictures.npz")
   facts = model_inputs.of(config, dataset, unit_range=True)
   assert facts.unit_range and not model_inputs.of(config, dataset).unit_range
-  read = features.featured(ModelConfig("patches_linear"), dataset)
+  read = features.add_features(ModelConfig("patches_linear"), dataset)
   written = {}
   with mock.patch.object(
     model_inputs, "write", lambda folder, facts: written.update(f=facts)

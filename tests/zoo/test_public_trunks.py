@@ -229,17 +229,17 @@ def test_data_that_the_features_know_are_refused(name):
 def test_kept_features_are_those_of_these_weights_and_settings(tiny, tmp_path, monkeypatch):
   kept = tmp_path / "kept"
   images = _dataset("train")
-  plain = features.featured(ModelConfig("vgg16_linear"), images, kept=kept)
-  again = features.featured(ModelConfig("vgg16_linear"), images, kept=kept)
+  plain = features.add_features(ModelConfig("vgg16_linear"), images, kept=kept)
+  again = features.add_features(ModelConfig("vgg16_linear"), images, kept=kept)
   np.testing.assert_array_equal(plain.x, again.x)
   assert len(list(kept.glob("*.features"))) == 1
-  features.featured(ModelConfig("vgg16_linear", mirrored=True), images, kept=kept)
+  features.add_features(ModelConfig("vgg16_linear", mirrored=True), images, kept=kept)
   other = public_trunks.TRUNKS["vgg16"]._replace(sha256="0" * 64)
   monkeypatch.setitem(public_trunks.TRUNKS, "vgg16", other)
   public_trunks._weights.cache_clear()
   # Features of other weights are never read in their place.
   with refuses("features"):
-    features.featured(ModelConfig("vgg16_linear"), images, kept=kept)
+    features.add_features(ModelConfig("vgg16_linear"), images, kept=kept)
   assert len(list(kept.glob("*.features"))) == 2
 
 

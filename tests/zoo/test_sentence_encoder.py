@@ -60,7 +60,7 @@ def tiny(tmp_path_factory):
   with pytest.MonkeyPatch.context() as monkeypatch:
     yield _installed(tmp_path_factory.mktemp("site"), monkeypatch)
   sentence_encoder._weights.cache_clear()
-  sentence_encoder.embedded.clear_cache()
+  sentence_encoder.embed.clear_cache()
 
 
 def _installed(site, monkeypatch):
@@ -77,7 +77,7 @@ def _installed(site, monkeypatch):
   monkeypatch.setattr(sentence_encoder, "_tokenizer", lambda encoder: _Tokenizer())
   monkeypatch.syspath_prepend(str(folder.parent))
   sentence_encoder._weights.cache_clear()
-  sentence_encoder.embedded.clear_cache()
+  sentence_encoder.embed.clear_cache()
   return path
 
 
@@ -185,8 +185,8 @@ def test_what_the_network_cannot_read_or_knows_already_is_refused(tiny):
   words = data.Dataset(rows, np.zeros(2, np.int32), "a", 2, "t", 400)
   for dataset in (images, words):
     with refuses("model.name"):
-      features.featured(ModelConfig("minilm_linear"), dataset)
+      features.add_features(ModelConfig("minilm_linear"), dataset)
   with refuses("model.mirrored", value=True):
-    features.featured(ModelConfig("minilm_linear", mirrored=True), _pair()[0])
+    features.add_features(ModelConfig("minilm_linear", mirrored=True), _pair()[0])
   with refuses("model.name"):
     features.trained_on("minilm_linear", "snli")

@@ -172,7 +172,7 @@ class ClaimedKind(WithinKind[ClaimedDpEvent]):
       yield part if known else ClaimedDpEvent(event.claim, part), times
 
 
-def claimed(event: DpEvent, claims: Iterable[str]) -> DpEvent:
+def with_claims(event: DpEvent, claims: Iterable[str]) -> DpEvent:
   """Returns the event as one that rests on these assumptions. One that costs nothing, or is not
   private, rests on none."""
   if isinstance(event, dpa.NoOpDpEvent | dpa.NonPrivateDpEvent):
@@ -185,7 +185,7 @@ def claimed(event: DpEvent, claims: Iterable[str]) -> DpEvent:
 def claims(event: DpEvent) -> tuple[str, ...]:
   """Returns what is assumed of an event, at any depth; empty if its epsilon is proved.
 
-  >>> claims(compose(claimed(dpa.GaussianDpEvent(1.0), ["Mine: my word"]), 3))
+  >>> claims(compose(with_claims(dpa.GaussianDpEvent(1.0), ["Mine: my word"]), 3))
   ('Mine: my word',)
   >>> claims(dpa.GaussianDpEvent(1.0))
   ()
@@ -258,10 +258,10 @@ def merged_parts(event: DpEvent) -> Counter[DpEvent]:
   >>> merged_parts(compose(gaussian_event(2), 4))
   Counter({GaussianDpEvent(noise_multiplier=1.0): 1})
   """
-  return _merged(parts(event))
+  return _merge(parts(event))
 
 
-def _merged(counts: Counter[DpEvent]) -> Counter[DpEvent]:
+def _merge(counts: Counter[DpEvent]) -> Counter[DpEvent]:
   terms = []
   for part in list(counts):
     if isinstance(part, dpa.GaussianDpEvent):
@@ -372,7 +372,7 @@ def accountable(
   # dp_accounting's two accountants read noise under REPLACE_ONE differently, so the noise is
   # converted here, once. A replacement in two is accounted as removing and adding a record.
   relation = ADD if in_two else neighboring_relation
-  return Accounted(_merged(under(steps, relation)), in_two)
+  return Accounted(_merge(under(steps, relation)), in_two)
 
 
 def _check_supported(part: DpEvent, neighboring_relation: str, accountant: str) -> None:

@@ -106,7 +106,7 @@ def _selection(kind: Kind = mechanisms.Gaussian) -> list[Game]:
 # --- shuffling
 
 
-def _shuffled(noisy_labels: Kind = labels.noisy_labels) -> list[Game]:
+def _shuffle(noisy_labels: Kind = labels.noisy_labels) -> list[Game]:
   """Returns games on the number of answers that are 1.
 
   A shuffled round of two classes reveals only this number.
@@ -172,7 +172,7 @@ def _budget(kind: Kind = mechanisms.Laplace) -> list[Game]:
 
 GAMES: dict[str, Callable[..., list[Game]]] = {
   "repeat_and_select_event": _selection,
-  "amplified_delta": _shuffled,
+  "amplified_delta": _shuffle,
   "Ledger": _ledger,
   "BudgetLedger": _budget,
 }

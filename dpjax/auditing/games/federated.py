@@ -54,7 +54,7 @@ _FAR = 1e6
 _ONE_BY_ONE = 16
 # Tolerance between a draw alone and the same draw among others, relative to the largest number.
 _ROUNDING = 1e-4
-# A leaf of at least this many numbers is shown by the spread of its noise (`shown`).
+# A leaf of at least this many numbers is shown by the spread of its noise (`visible_numbers`).
 _MANY = 64
 _LOSS = lambda w, x: 0.5 * jnp.sum((w - x) ** 2)
 
@@ -101,7 +101,7 @@ def _with_keys(state: FederatedState, key: Any) -> FederatedState:
   return jax.tree.map(fresh, state, is_leaf=guard.is_guarded)
 
 
-def shown(leaf: Any) -> np.ndarray:
+def visible_numbers(leaf: Any) -> np.ndarray:
   """Returns the numbers of a leaf that the adversary sees: [n, features].
 
   For `_MANY` numbers or more, these are the first two, and the log of the others' spread.
@@ -129,13 +129,13 @@ class _Choices:
     """Returns the states of the K clients `ids`, with leaves [K, ...]."""
     return jax.tree.map(lambda leaf: leaf[np.asarray(ids)], self._rows)
 
-  def replaced(self, ids: Any, rows: Any) -> _Choices:
+  def replace_rows(self, ids: Any, rows: Any) -> _Choices:
     """Returns client states in which the clients `ids` have the new `rows`."""
     put = lambda leaf, new: leaf.at[np.asarray(ids)].set(jnp.asarray(new, leaf.dtype))
     return _Choices(jax.tree.map(put, self._rows, rows), self.num_clients)
 
 
-def _seen(tree: Any) -> Any:
+def _to_numpy(tree: Any) -> Any:
   """Converts leaves to NumPy arrays. Traced leaves, which differ between draws, become zeros."""
   known = lambda leaf: not isinstance(leaf, Tracer)
   seen = lambda leaf: np.asarray(leaf) if known(leaf) else np.zeros(leaf.shape, leaf.dtype)
@@ -159,7 +159,7 @@ def _draws_at_once(choices: bool = False) -> MapClients:
       return functools.partial(_one_block, program, nobody(client, partial))
     assert partial is not None
     size = lambda count: max(1, count)
-    way = client_blocks.Dispatch(program, size, fetch=_seen)
+    way = client_blocks.Dispatch(program, size, fetch=_to_numpy)
     return client_blocks.Blocks(client, partial, way)
 
   return bind
@@ -181,7 +181,7 @@ def _one_block(
   collected, _, info = program(context._replace(memories=None), rows, block)
   # The block orders clients by number of steps. Messages must follow the order of the cohort.
   sent = row(collected, np.argsort(block.places))
-  return Mapped(collected, sent, (), _seen(info))
+  return Mapped(collected, sent, (), _to_numpy(info))
 
 
 def _game(
@@ -213,7 +213,7 @@ def _game(
     every = _at_once(one_draw(cached_at_once(), world), keys)
     if at_once is not None:
       every = _as_users(one_draw(cached_build(), world), keys, every)
-    return [shown(leaf) for leaf in every]
+    return [visible_numbers(leaf) for leaf in every]
 
   def one_draw(algorithm: Any, world: int) -> Callable[[Any], list[Any]]:
     first = algorithm.init(params, num_clients) if num_clients else algorithm.init(params)
@@ -396,7 +396,7 @@ _loop = lambda worlds, **options: _algorithm(
 )
 
 
-def _described(name: str, worlds: dict = _WORLDS, **changes: Any) -> Games:
+def _describe(name: str, worlds: dict = _WORLDS, **changes: Any) -> Games:
   """Returns the function of `_algorithm`, with the arguments that `described` lists as `played`.
 
   Args:
@@ -421,14 +421,14 @@ _CLUSTERS: dict[str, Any] = {
 # Algorithms for which one joining client is not the only worst case. Their games have more inputs,
 # other inputs or other settings.
 _CLOSER: dict[str, Games] = {
-  "fed_avg": _described("fed_avg", _WORLDS | _ALONE),
+  "fed_avg": _describe("fed_avg", _WORLDS | _ALONE),
   "fed_nova": _all(
-    _described("fed_nova"),
-    _described("fed_nova", {"clients send their steps": _WORLDS[_JOINS]}, tau_eff=None),
+    _describe("fed_nova"),
+    _describe("fed_nova", {"clients send their steps": _WORLDS[_JOINS]}, tau_eff=None),
   ),
   "scaffold": _all(
-    _described("scaffold"),
-    _described(
+    _describe("scaffold"),
+    _describe(
       "scaffold",
       {"the size of the cohort is not given": _WORLDS[_JOINS]},
       expected_cohort=None,
@@ -439,8 +439,8 @@ _CLOSER: dict[str, Games] = {
   # Momentum gives the server's optimizer statistics, which the server releases, too.
   "mime_lite": _algorithm("mime_lite", _WORLDS, _LOSS, optax.sgd(0.5, momentum=0.9)),
   "hyp_cluster": _all(
-    _described("hyp_cluster", _ALONE | _WORLDS | _NEAR, **_CLUSTERS),
-    _described(
+    _describe("hyp_cluster", _ALONE | _WORLDS | _NEAR, **_CLUSTERS),
+    _describe(
       "hyp_cluster",
       {"models are divided by their members": _NEAR[_JOINS]},
       cluster_share=None,
@@ -450,7 +450,7 @@ _CLOSER: dict[str, Games] = {
 }
 
 GAMES: dict[str, Games] = {
-  **{name: _CLOSER.get(name) or _described(name) for name in _ROWS},
+  **{name: _CLOSER.get(name) or _describe(name) for name in _ROWS},
   "federated": _all(  # the loop itself, with the parts of FedAvg
     _loop(_ALONE),
     _loop(
@@ -475,7 +475,7 @@ NO_CLAIM = {
     "the client inside an algorithm, played with it",
   ),
   **dict.fromkeys(
-    ("summed", "robust"), "what an aggregator is made of, played with each aggregator"
+    ("by_sums", "robust"), "what an aggregator is made of, played with each aggregator"
   ),
   "compressed": "changes what a client sends, before the clip that is played",
 }

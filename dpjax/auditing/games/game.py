@@ -168,7 +168,7 @@ def play(
   validate.integer_at_least(1, num_draws=num_draws)
   started = time.perf_counter()
   n = max(30, round(num_draws * game.draws))
-  drawn = [_drawn(game, world, seed, n) for world in range(2)]
+  drawn = [_draw(game, world, seed, n) for world in range(2)]
   # A refusal is an output, too: it is visible if only one of two neighbours is refused.
   width = max(1 if each is None else each.shape[1] for each in drawn)
   outputs = [np.full((n, width), np.nan) if each is None else each for each in drawn]
@@ -194,7 +194,7 @@ def play(
   ]
 
 
-def _drawn(game: Game, world: int, seed: int, n: int) -> np.ndarray | None:
+def _draw(game: Game, world: int, seed: int, n: int) -> np.ndarray | None:
   """Returns n draws of the outputs on one input, [n, features]; None if the input is refused."""
   # A compiled program serves one number of draws. So all calls draw equally many, a power
   # of two for small numbers, and the surplus is dropped.
@@ -375,7 +375,7 @@ def frequency(zero: np.ndarray, one: np.ndarray) -> Score:
   )
 
 
-def binned(zero: np.ndarray, one: np.ndarray, bins: int = 24) -> Score:
+def learn_bins(zero: np.ndarray, one: np.ndarray, bins: int = 24) -> Score:
   """Learns the `frequency` score of outputs whose entries are put into bins.
 
   Bins are equally full. A value that is the edge of a bin gets a bin of its own.

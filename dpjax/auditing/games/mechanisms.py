@@ -22,10 +22,10 @@ from dpjax.auditing.games.game import (
   Claim,
   Game,
   Outputs,
-  binned,
   claims_of_event,
   drawn_by,
   frequency,
+  learn_bins,
   linear,
   repeats,
   together,
@@ -156,7 +156,7 @@ def _bounded_mean(kind: Callable) -> list[Game]:
       (swap(epsilon=1.0, delta=0.01), "Gaussian: lower, upper", _f(-1, 0), _f(3, 0)),
     ),
     *_games(
-      binned,
+      learn_bins,
       _ADD,
       (grow(epsilon=1.0), "no record, one record", _NOBODY, _f(3)),
       (grow(epsilon=4.0), "NaN added", _f(-1), _f(-1, _NAN)),
@@ -198,13 +198,13 @@ def _quantile(kind: Callable) -> list[Game]:
   far = _f(5, 5, -_HUGE), _f(5, 5, math.inf)
   return [
     *_games(
-      together(binned, repeats),
+      together(learn_bins, repeats),
       _REPLACE,
       (swap(epsilon=4.0), "the upper side of a gap moves", near, _f(0, 4.9)),
       (swap(epsilon=4.0), "-1e30, infinity among 3", *far),
     ),
     *_games(
-      binned,
+      learn_bins,
       _ADD,
       (grow(epsilon=4.0), "a record added below a gap", near, _f(0, 4.9, 5.1)),
       (grow(epsilon=1.0), "no record, one record", _NOBODY, _f(10)),
@@ -505,7 +505,7 @@ def _sparse_vector(kind: Callable) -> list[Game]:
   many = (_f(*[0] * 5, 1), _f(*[1] * 5, 0))
   all_up = (_f(0, 0, 0), _f(1, 1, 1))
   return [
-    *_games(binned, _ADD, (with_values, "with values", _f(9, 0), _f(10, 0), seen)),
+    *_games(learn_bins, _ADD, (with_values, "with values", _f(9, 0), _f(10, 0), seen)),
     *_games(
       frequency,
       _ADD,

@@ -131,7 +131,7 @@ def _runner(plan: Plan) -> Callable[..., Any]:
   return jax.jit(jax.vmap(run_once))
 
 
-def _whitened(plan: Plan, sums: np.ndarray) -> np.ndarray:
+def _whiten(plan: Plan, sums: np.ndarray) -> np.ndarray:
   """Returns sums [n, steps] multiplied by the matrix C of the strategy, which whitens their
   noise."""
   if plan.noise_shape.correlation is None:
@@ -147,11 +147,11 @@ def _mixture(plan: Plan, grads: np.ndarray, world: int) -> tuple[np.ndarray, np.
   signs = np.sign(np.append(grads, 0.0))
   sums = np.where(mask, signs[rows], 0.0).sum(axis=2)
   centres, counts = np.unique(sums, axis=0, return_counts=True)
-  return _whitened(plan, centres), np.log(counts / counts.sum())
+  return _whiten(plan, centres), np.log(counts / counts.sum())
 
 
 def _log_ratio(plan: Plan, sums: np.ndarray, mixtures: Any) -> np.ndarray:
-  seen = _whitened(plan, np.nan_to_num(sums, posinf=1e9, neginf=-1e9))
+  seen = _whiten(plan, np.nan_to_num(sums, posinf=1e9, neginf=-1e9))
   # Standard deviation of each step's noise, relative to the clip norm.
   std = plan.noise_multiplier * np.array(plan.noise_shape.schedule or 1.0)
 

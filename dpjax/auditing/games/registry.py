@@ -1,8 +1,8 @@
 """Registry of games: every subject that makes a claim must have one.
 
 Subjects are found in tables and by searches of the code, not listed by hand. A subject that has
-neither a game nor a stated reason why it claims nothing is `uncovered`. It fails the tests on the
-day that it is added.
+neither a game nor a stated reason why it claims nothing (`without_game`) fails the tests on the day
+that it is added.
 """
 
 from __future__ import annotations
@@ -214,10 +214,10 @@ PACKAGES: dict[str, Package] = {
 }
 
 
-def uncovered(package: str, exported: Mapping[str, Any] | None = None) -> list[str]:
+def without_game(package: str, exported: Mapping[str, Any] | None = None) -> list[str]:
   """Returns the subjects without a game and without a reason for having none.
 
-  >>> uncovered("mechanisms")
+  >>> without_game("mechanisms")
   []
   """
   validate.one_of(PACKAGES, package=package)

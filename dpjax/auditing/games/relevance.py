@@ -78,10 +78,10 @@ def _features(name: str) -> Callable[..., list[Game]]:
         record = np.asarray(worlds[world], np.float32)
         # The method is run, so that records which it refuses are refused here, too.
         job = _job(np.tile(record[None], (4, 1)), rigorous=how)
-        with _recorded("fit"), np.errstate(over="ignore"):
+        with _record("fit"), np.errstate(over="ignore"):
           relevance.run("radp", "rigorous", job)
         with np.errstate(over="ignore"):
-          x = rigorous.clipped(np.tile(record[None], (n, 1)), _BETA, how)
+          x = rigorous.clip_records(np.tile(record[None], (n, 1)), _BETA, how)
         return noisy_records(
           key(world, seed),
           np.arange(n),
@@ -181,7 +181,7 @@ def _job(x: Any = None, epsilon: float = 2.0, **fields: Any) -> relevance.Inputs
   )
 
 
-def _recorded(trainer: str) -> Any:
+def _record(trainer: str) -> Any:
   """Returns a context in which a training is a mock that learns nothing and records arguments."""
 
   def nothing(loss: Any, params: Any, *_: Any, **__: Any) -> train.Steps:
@@ -198,7 +198,7 @@ def _method(name: str) -> Callable[..., list[Game]]:
 
   def game_of(relation: str, attacked: Callable[[Any], Any]) -> Game:
     private = settings.Private(neighboring_relation=relation, delta=_DELTA)
-    with _recorded("fit_private") as trainer:
+    with _record("fit_private") as trainer:
       printed = relevance.run(name, "rigorous", _job(epsilon=1.0, private=private)).privacy
     # The fourth argument of `fit_private` is the plan.
     plan = attacked(trainer.call_args_list[0].args[3])
@@ -226,7 +226,7 @@ def _radp(noisy_records: Callable = noise_lib.noisy_records) -> list[Game]:
 
   @functools.cache
   def run() -> Any:
-    with _recorded("fit"):
+    with _record("fit"):
       return relevance.run("radp", "rigorous", _job(rigorous=how, epsilon=2.0))
 
   def outputs(world: int, seed: int, n: int) -> np.ndarray:

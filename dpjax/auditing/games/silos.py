@@ -18,7 +18,7 @@ import numpy as np
 import optax
 
 from dpjax import federated, sampling, trees
-from dpjax.auditing.games.federated import shown
+from dpjax.auditing.games.federated import visible_numbers
 from dpjax.auditing.games.game import Game, claims, key, linear
 from dpjax.auditing.games.plans import small_plan
 from dpjax.data import Federation, from_arrays
@@ -123,7 +123,7 @@ def _game(
       if state.memories is not None:
         leaves += jax.tree.leaves(state.memories.all())
     # Messages are padded to one of few numbers of clients.
-    return np.concatenate([shown(leaf[:n]) for leaf in leaves], axis=1)
+    return np.concatenate([visible_numbers(leaf[:n]) for leaf in leaves], axis=1)
 
   return Game(case, _ADD, claims(plan.epsilon), outputs, linear)
 

@@ -78,7 +78,7 @@ def _of_part() -> _Trained:
   return _Trained(_VECTOR, loss, tx, loss)
 
 
-def _augmented() -> _Trained:
+def _augment() -> _Trained:
   longer = lambda key, x: x * (1 + jax.random.uniform(key))
   loss = training.augment(_linear, longer, augmult=2)
   return _Trained(_VECTOR, loss, optax.sgd(1.0), _linear, augments=True)
@@ -133,7 +133,7 @@ _BUILDERS: dict[str, Callable[[], _Trained]] = {
   "dp_sgd": _dp_sgd,
   "lora": _lora,
   "of_part": _of_part,
-  "augment": _augmented,
+  "augment": _augment,
 }
 # Subject -> function (make_plan) -> its games, the strongest first.
 GAMES: dict[str, Callable[..., list[Game]]] = {

@@ -185,7 +185,7 @@ def _adaptive(tx: Callable) -> list[Game]:
   ]
 
 
-def _correlated(tx: Callable) -> list[Game]:
+def _correlation(tx: Callable) -> list[Game]:
   """Returns games with a record in both steps. The cost is that of one shift by |C (1, 1)|."""
   strategy = BandedToeplitz((1.0, 0.5))
   shape = NoiseShape(correlation=strategy)
@@ -226,13 +226,13 @@ def _in_first_slice(make: Make, key: Any) -> Any:
   return optax.GradientTransformationExtraArgs(tx.init, update)
 
 
-def _scheduled(tx: Callable, base: Callable = _BASE) -> list[Game]:
+def _schedule(tx: Callable, base: Callable = _BASE) -> list[Game]:
   make = lambda key: tx(base(**_NUMBERS, key=key), [1.0, 0.1])
   added = {"a record added": _AWAY, "1e30 added": (1e30, 0.0)}
   return [*_each(make, added), _leaving(make)]
 
 
-def _scaled(tx: Callable, base: Callable = _BASE) -> list[Game]:
+def _scaling(tx: Callable, base: Callable = _BASE) -> list[Game]:
   """Returns games in which the released output of the first step scales the second step."""
   make = lambda key: tx(base(**_NUMBERS, key=key), b2=0.5)
   added = {"a record added": _AWAY, "1e30 added": (1e30, 0.0), "NaN added": (math.nan, 1.0)}
@@ -258,10 +258,10 @@ _STD = _Z * _CLIP / 2.0
 GAMES: dict[str, Callable[..., list[Game]]] = {
   "clip_and_noise": _clip_and_noise,
   "adaptive_clip_and_noise": _adaptive,
-  "clip_and_correlated_noise": _correlated,
+  "clip_and_correlated_noise": _correlation,
   "accumulate": _accumulate,
-  "with_clip_schedule": _scheduled,
-  "scale_then_privatize": _scaled,
+  "with_clip_schedule": _schedule,
+  "scale_then_privatize": _scaling,
   "dp_adam": _post(learning_rate=0.1, mean_noise_std=_STD),
   "scale_by_dp_adam": _post(mean_noise_std=_STD),
   "dp_sgld": _post(step_size=0.1, mean_noise_std=_STD, num_examples=10),

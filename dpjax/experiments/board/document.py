@@ -100,9 +100,9 @@ class Document:
 
   def markdown(self) -> str:
     """Returns the document as Markdown."""
-    parts = [f"# {_escaped(self.title)}", *map(_markdown, self.lead)]
+    parts = [f"# {_escape(self.title)}", *map(_markdown, self.lead)]
     for section in self.sections:
-      parts += [f"## {_escaped(section.title)}", *map(_markdown, section.blocks)]
+      parts += [f"## {_escape(section.title)}", *map(_markdown, section.blocks)]
     return "\n\n".join(part.rstrip("\n") for part in parts) + "\n"
 
   def html(self) -> str:
@@ -132,10 +132,10 @@ def plain(text: str, *, lines: bool = False) -> str:
   )
 
 
-def _escaped(text: str) -> str:
+def _escape(text: str) -> str:
   """Returns one line of Markdown that shows the text and nothing else.
 
-  >>> print(_escaped("a|b <script> [x](http://y)"))
+  >>> print(_escape("a|b <script> [x](http://y)"))
   a\\|b &lt;script> \\[x\\](http:&#8203;//y)
   """
   line = _MARKS.sub(r"\\\g<0>", plain(text))
@@ -149,11 +149,11 @@ def _escaped(text: str) -> str:
 def _markdown(block: Block) -> str:
   match block:
     case Paragraph(text) | Icons(_, text):
-      return _escaped(text)
+      return _escape(text)
     case Bullets(items):
-      return "\n".join(f"- {_escaped(item)}" for item in items)
+      return "\n".join(f"- {_escape(item)}" for item in items)
     case Table(head, rows):
-      return markdown.table(map(_escaped, head), (map(_escaped, row) for row in rows))
+      return markdown.table(map(_escape, head), (map(_escape, row) for row in rows))
     case Verbatim(text):
       # Four spaces, so that no line of the text can end the block.
       return "\n".join(f"    {line}" for line in plain(text, lines=True).split("\n"))

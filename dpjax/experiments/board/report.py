@@ -163,17 +163,17 @@ def write(
 
 def of(folder: str | os.PathLike, *, attacks: Iterable[str | os.PathLike] = ()) -> Document:
   """Returns the report on a finished run; see `write`."""
-  run = _finished(pathlib.Path(folder))
+  run = _finished_run(pathlib.Path(folder))
   on_it = checks.attacks_on(run, attacks)
   with finished.as_runs_write(run.path, "run"):
     questions = [
-      Section("protected", "Whose data is protected?", _protected(run)),
+      Section("protected", "Whose data is protected?", _protection(run)),
       Section("against", "Against whom?", _against(run)),
       Section("attacker", "What can an attacker find out at most?", _attacker(run)),
       Section("not_covered", "What is not covered?", _not_covered(run)),
       Section("accuracy", "Can I rely on the accuracy?", scores.blocks(run)),
       Section("checks", "Which attacks were tried?", checks.blocks(run, on_it)),
-      Section("data", "What was declared about the data?", scores.declared(run)),
+      Section("data", "What was declared about the data?", scores.declarations(run)),
       Section("statement", "The statement, word by word", _statement(run)),
       Section("versions", "How the run was made", _made(run)),
     ]
@@ -181,7 +181,7 @@ def of(folder: str | os.PathLike, *, attacks: Iterable[str | os.PathLike] = ()) 
     return Document(title, _lead(run), questions)
 
 
-def _finished(path: pathlib.Path) -> Finished:
+def _finished_run(path: pathlib.Path) -> Finished:
   """Returns the run in a folder. Raises UserError, one line, for any other folder."""
   if not path.is_dir():
     raise finished.odd(path, "must be the folder of a run", "run")
@@ -236,7 +236,7 @@ def _chance(delta: float) -> str:
   return f"{upper(delta)} (1 in {int(1 / decimal.Decimal(repr(delta))):,})"
 
 
-def _protected(run: Finished) -> list[Block]:
+def _protection(run: Finished) -> list[Block]:
   result = run.result
   if result["epsilon_kind"] == "none":
     return [Paragraph("Nobody's: no epsilon is proved for this run.")]

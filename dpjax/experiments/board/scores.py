@@ -7,7 +7,7 @@ import pathlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from dpjax.accounting.text import lower, rounded_out, upper
+from dpjax.accounting.text import lower, round_out, upper
 from dpjax.attacks.roc import exact_interval
 from dpjax.data import table_declaration
 from dpjax.data.table_declaration import Category, Number
@@ -99,7 +99,9 @@ def blocks(run: Finished) -> list[Block]:
     *(name for name in _WORDS if name in known),
     *sorted(known.keys() - _WORDS.keys()),
   ]
-  rows = [[_WORDS.get(name, _spaced(name)), _in_interval(result, name)] for name in names]
+  rows = [
+    [_WORDS.get(name, _with_spaces(name)), _in_interval(result, name)] for name in names
+  ]
   told: list[Block] = [Paragraph(_ABOUT), Table(("score", "value"), rows)]
   told += [Paragraph(_OF_SAMPLES)] if "samples_by_class" in result else []
   largest = result.get("test_largest_class")
@@ -122,19 +124,19 @@ def _is_score(name: str, value: Any) -> bool:
   return name.startswith("test_") and name not in _FIELDS and is_number
 
 
-def _spaced(name: str) -> str:
+def _with_spaces(name: str) -> str:
   if name.startswith(_OF_SILO):
     return f"the same, of silo {name.removeprefix(_OF_SILO)}"
   return name.removeprefix("test_").replace("_", " ")
 
 
-def _shown(value: Any) -> str:
+def _show(value: Any) -> str:
   number = writers.number(value)
   return "unknown" if math.isnan(number) else f"{number:.4g}"
 
 
 def _in_interval(scores: Mapping[str, Any], name: str) -> str:
-  value, interval = _shown(scores[name]), scores.get(f"{name}_interval")
+  value, interval = _show(scores[name]), scores.get(f"{name}_interval")
   if not interval:
     return value
   return f"{value} ({lower(interval[0])} to {upper(interval[1])} with 95 % confidence)"
@@ -157,7 +159,7 @@ def _by_class(run: Finished) -> list[Block]:
   right = sum(row[place] for place, row in enumerate(counts))
   told: list[Block] = [Table(("class", "test records", "recognised"), rows)]
   if total:
-    ends = rounded_out(exact_interval(right, total, 0.95), between=" and ")
+    ends = round_out(exact_interval(right, total, 0.95), between=" and ")
     told.insert(
       0,
       Paragraph(
@@ -182,11 +184,11 @@ def _by_group(result: Mapping[str, Any]) -> list[Block]:
     [group, *(_in_interval(scores, name) if name in scores else "" for name in names)]
     for group, scores in by_group["scores"].items()
   ]
-  head = [by_group["column"], *map(_spaced, names)]
+  head = [by_group["column"], *map(_with_spaces, names)]
   return [Paragraph("By group, on the test records:"), Table(head, rows)]
 
 
-def declared(run: Finished) -> list[Block]:
+def declarations(run: Finished) -> list[Block]:
   """Returns what a report says of the public facts about the data."""
   inputs = model_inputs.read(run.path)
   name = data_name(run.result)

@@ -85,7 +85,7 @@ def run(settings: Settings, out: str | os.PathLike) -> list[dict[str, Any]]:
   """
   validate.folder(out=out)
   path = pathlib.Path(out)
-  rows = _resumed(settings, path / RESULT)
+  rows = _rows_so_far(settings, path / RESULT)
   subjects = registry.subjects(settings.only)
   seconds = settings.minutes * 60 / len(subjects)
   with writers.Progress(len(subjects), len(rows), "audit") as bar:
@@ -101,7 +101,7 @@ def run(settings: Settings, out: str | os.PathLike) -> list[dict[str, Any]]:
   return list(rows.values())
 
 
-def _resumed(settings: Settings, file: pathlib.Path) -> dict[str, dict[str, Any]]:
+def _rows_so_far(settings: Settings, file: pathlib.Path) -> dict[str, dict[str, Any]]:
   """Returns the rows already in a file, by their `what`; an empty dict if there is no file."""
   if not file.exists():
     return {}
@@ -190,7 +190,7 @@ def nearest(row: dict[str, Any]) -> dict[str, Any]:
   return max(row["games"], key=lambda g: (g["refuted"], ratio(g)))
 
 
-def refuted(rows: Sequence[dict[str, Any]]) -> list[str]:
+def refuted_claims(rows: Sequence[dict[str, Any]]) -> list[str]:
   """Returns each claim that a game refuted, in words."""
   return [
     f"{row['what']} ({g['case']}): epsilon >= {lower(g['epsilon_lower'])} at delta "
@@ -225,7 +225,7 @@ def _write(settings: Settings, path: pathlib.Path, rows: list[dict[str, Any]]) -
       "versions": provenance.versions(),
       "device": provenance.device(),
       "confidence": CONFIDENCE,
-      "refuted": refuted(rows),
+      "refuted": refuted_claims(rows),
       "cannot_refute": idle(rows),
       "no_claim": {
         _name(package, name): why

@@ -71,7 +71,7 @@ def subject(config: TrainConfig, loaded: tuple[Any, Any] | None = None) -> RunSu
   loaded = build.load_data(config) if loaded is None else loaded
   # A verdict can be repeated. A release is checked with the keys of a release, which are drawn.
   seed = None if config.release else config.noise_seed or 0
-  random = run_keys.drawn(config.seed, noise_seed=seed, release=config.release)
+  random = run_keys.draw(config.seed, noise_seed=seed, release=config.release)
   run = build.assemble(config, loaded, random)
   options = {
     "method": config.grad_method,
@@ -198,7 +198,7 @@ def _of_zeros(train: Dataset, count: int) -> Dataset:
   return dataclasses.replace(train, x=x, y=y, present=None)
 
 
-def _built(subject: RunSubject, train: Dataset) -> dict[str, str]:
+def _parts_as_text(subject: RunSubject, train: Dataset) -> dict[str, str]:
   """Returns name -> text of the parts of a run on `train`: plan, guarantee, planned result."""
   # The audit is left out, since its canaries remove or replace random records.
   config = dataclasses.replace(subject.config, audit=None)
@@ -210,7 +210,7 @@ def _built(subject: RunSubject, train: Dataset) -> dict[str, str]:
     "statement": stated.statement(config.num_steps),
     "number of records in the guarantee": repr(stated.num_records),
     "noise that the optimizer knows": repr(run.noise),
-    "result.json": repr(facts.planned(config, run)),
+    "result.json": repr(facts.planned_facts(config, run)),
   }
 
 
@@ -224,8 +224,8 @@ def size_of_data(subject: RunSubject) -> Row:
   if relation != NeighboringRelation.ADD_OR_REMOVE_ONE:
     return not_applicable(f"is the same in neighbouring data sets under {relation}")
   count = len(subject.train)
-  less = _built(subject, _of_zeros(subject.train, count - 1))
-  more = _built(subject, _of_zeros(subject.train, count + 1))
+  less = _parts_as_text(subject, _of_zeros(subject.train, count - 1))
+  more = _parts_as_text(subject, _of_zeros(subject.train, count + 1))
   differ = [name for name in less if less[name] != more[name]]
   detail = ", ".join(differ) or "things that differ between a record less and a record more"
   return row(len(differ), 0, detail)

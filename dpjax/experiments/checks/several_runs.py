@@ -190,10 +190,10 @@ def _read(path: pathlib.Path) -> FinishedRun:
       "is an attack: its epsilon is that of the attacked run, and what it shows has none",
     )
   with finished.as_runs_write(path):
-    return _understood(*run)
+    return _understand(*run)
 
 
-def _understood(
+def _understand(
   path: pathlib.Path, config: dict[str, Any], result: dict[str, Any]
 ) -> FinishedRun:
   kind = result.get("epsilon_kind")
@@ -430,7 +430,7 @@ def _asides(
 def statement(runs: Sequence[FinishedRun], total: Together) -> str:
   """Returns in words what is guaranteed for all runs together, and under which conditions."""
   many = len(runs) > 1
-  failed = guarantee.named(total.failed_assumptions)
+  failed = guarantee.names_of(total.failed_assumptions)
   parts = [
     f"{f'All {len(runs)} runs together are' if many else 'The run is'} (epsilon = "
     f"{accounting.upper(total.epsilon)}, delta = {accounting.upper(total.delta)})-private "

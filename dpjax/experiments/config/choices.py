@@ -30,7 +30,7 @@ class Choice:
       added later. A class may name in `leaves_out` fields beside this one that
       nothing reads if it is chosen; choosing it by name resets them.
     users: function (what an import path names, the path) -> class of a user's own values, always
-      the same one, whose `names.path_of` is the path: `derived`, `functions` or another. It raises
+      the same one, whose `names.path_of` is the path: `users_of`, `functions` or another. It raises
       UserError for what can be no value. None: no import path is accepted.
   """
 
@@ -46,7 +46,7 @@ class Choice:
 
   def kinds(self) -> dict[str, type]:
     """Returns name -> class, of all entries of the table."""
-    return {name: _imported(entry) for name, entry in self.table.items()}
+    return {name: _import(entry) for name, entry in self.table.items()}
 
   def word(self, value: Any) -> str | None:
     """Returns the name of the value's class in the table, or the import path of a user's class.
@@ -59,7 +59,7 @@ class Choice:
     if self.users is not None and names.is_path(path):
       # A class may be gone from its module, or be no value of this choice.
       with contextlib.suppress(AttributeError, ImportError, UserError):
-        return path if self.users(_imported(path), path) is kind else None
+        return path if self.users(_import(path), path) is kind else None
     return None
 
   def kind(self, word: str, field: str) -> type | None:
@@ -72,7 +72,7 @@ class Choice:
       UserError: a path at which there is nothing that can be a value.
     """
     if self.users is None or not names.is_path(word):
-      return _imported(self.table[word]) if word in self.table else None
+      return _import(self.table[word]) if word in self.table else None
     there = names.find(word, field)
     with validate.about(field, word):
       return self.users(there, word)
@@ -88,7 +88,7 @@ class Choice:
     word = self.word(value)
     return value if word is None else word
 
-  def described(self, value: Any) -> Any:
+  def describe(self, value: Any) -> Any:
     """Returns the name with all values that differ from the defaults, such as
     "automatic(gamma=0.1)". A value that is no choice is returned unchanged."""
     word = self.word(value)
@@ -108,7 +108,7 @@ class Choice:
     return owners_of
 
 
-def _imported(entry: type | str) -> type:
+def _import(entry: type | str) -> type:
   """Returns the class that an entry of a table is, or whose import path it is."""
   return pkgutil.resolve_name(entry) if isinstance(entry, str) else entry
 
@@ -121,7 +121,7 @@ def fields_of(kind: Any) -> tuple[dataclasses.Field[Any], ...]:
 # --- users' own values
 
 
-def derived(base: type) -> Callable[[Any, str], type]:
+def users_of(base: type) -> Callable[[Any, str], type]:
   """Returns the `users` of a choice whose import paths name frozen dataclasses that derive from
   `base`; their fields are set like those of the table's classes."""
 
@@ -255,18 +255,18 @@ def types_of(kind: type) -> dict[str, FieldType]:
   for name, annotation in typing.get_type_hints(kind, include_extras=True).items():
     choice = choice_of(annotation)
     hint = plain[name] if choice is None else annotation
-    found[name] = FieldType(hint, choice, tuple(_attached(annotation)))
+    found[name] = FieldType(hint, choice, tuple(_attachments(annotation)))
   return found
 
 
-def _attached(hint: Any) -> Iterator[Any]:
+def _attachments(hint: Any) -> Iterator[Any]:
   """Yields everything attached to an annotation, and to the members of a union."""
   if typing.get_origin(hint) is typing.Annotated:
     yield from hint.__metadata__
     hint = hint.__origin__
   for member in typing.get_args(hint):
     if typing.get_origin(member) is typing.Annotated:
-      yield from _attached(member)
+      yield from _attachments(member)
 
 
 def choice_of(hint: Any) -> Choice | None:

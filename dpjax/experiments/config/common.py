@@ -61,14 +61,14 @@ Writer = Annotated[
 ]
 
 
-def typed(config: Any) -> None:
+def check_types(config: Any) -> None:
   """Raises UserError unless every field has its annotated type, follows its rules, and is read by
   what is chosen beside it; also for a release with a `noise_seed`.
 
   NaN is refused as a number. All types are checked before the first range.
 
   >>> from dpjax.experiments.kinds.central.config import OptimizerConfig
-  >>> typed(OptimizerConfig(learning_rate="a lot"))
+  >>> check_types(OptimizerConfig(learning_rate="a lot"))
   Traceback (most recent call last):
   ...
   dpjax.validate.UserError: config.learning_rate='a lot': must be a number

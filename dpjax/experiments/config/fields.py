@@ -51,7 +51,7 @@ class WithChoices:
       its_type = types_of(type(self)).get(name)
       if its_type is not None and its_type.choice is not None:
         with contextlib.suppress(UserError):
-          value = _chosen(value, its_type.choice, name)
+          value = _choose(value, its_type.choice, name)
     super().__setattr__(name, value)
 
   def __getstate__(self) -> dict[str, Any]:
@@ -89,7 +89,7 @@ def get(config: Any, path: str, *, name: str = "config") -> Any:
     value = getattr(config, head)
     choice = types_of(type(config))[head].choice
   if choice is not None and not tail:
-    return choice.described(value)
+    return choice.describe(value)
   first = tail.partition(".")[0]
   if choice is not None and not hasattr(value, first) and first in choice.owners():
     # Another value of the choice has the field; what is inside it must be there, too.
@@ -180,7 +180,7 @@ def lost(before: Any, after: Any, given: Iterable[str]) -> list[str]:
 
 def _from_value(value: Any, hint: Any, name: str, old: Any) -> Any:
   """Returns the new value of a field that holds `old`, checked."""
-  return check(_continued(value, hint, name, old), hint, name)
+  return check(_continue(value, hint, name, old), hint, name)
 
 
 def _from_text(text: str, hint: Any, name: str, old: Any) -> Any:
@@ -214,7 +214,7 @@ def from_dict(kind: Any, held: Any, *, name: str = "config") -> Any:
     field = str(key)  # what is typed as a Python dict may have other keys
     _check_field(config, field, name)
     checked = check(value, types_of(kind)[field].hint, f"{name}.{field}")
-    config = _replaced(config, {field: checked}, name)
+    config = _replace(config, {field: checked}, name)
   return config
 
 
@@ -230,9 +230,9 @@ def check(value: Any, hint: Any, name: str) -> Any:
   """
   choice = choice_of(hint)
   if choice is not None:
-    return _chosen(value, choice, name)
+    return _choose(value, choice, name)
   if hint in (Any, object) or (value is None and hint in (None, type(None))):
-    return _bounded(value, name)
+    return _check_length(value, name)
   if dataclasses.is_dataclass(hint):
     return _check_dataclass(value, hint, name)
   if typing.get_origin(hint) in _UNIONS:
@@ -245,7 +245,7 @@ def check(value: Any, hint: Any, name: str) -> Any:
     return float(value)
   # In Python a bool is an int, but a count of True is a mistake.
   if isinstance(value, hint) and (hint is not int or not isinstance(value, bool)):
-    return _bounded(value, name)
+    return _check_length(value, name)
   raise _wrong(value, hint, name)
 
 
@@ -262,11 +262,11 @@ def parse(text: str, hint: Any, name: str) -> Any:
     return None
   # Text fields stay text: a data set may be called "1e3" or "true".
   if str in options:
-    return _bounded(text, name)
+    return _check_length(text, name)
   return check(_literal(text), hint, name)
 
 
-def _continued(value: Any, hint: Any, name: str, old: Any) -> Any:
+def _continue(value: Any, hint: Any, name: str, old: Any) -> Any:
   """Returns the value of a chosen name, with the fields that were set in the old value, if the new
   one has them. Any other value is returned unchanged."""
   choice = choice_of(hint)
@@ -296,14 +296,16 @@ def _fits(value: Any, hint: Any) -> bool:
   return choice is None or choice.word(value) is not None
 
 
-def _chosen(value: Any, choice: Choice, name: str) -> Any:
+def _choose(value: Any, choice: Choice, name: str) -> Any:
   """Returns the frozen value that a name, a dict with a name, or the value itself stands for."""
   value_or_name = {"name": value} if isinstance(value, str) else value
   if not isinstance(value_or_name, dict):
     if choice.word(value) is None:
       raise _not_chosen(value, value, choice, name)
     return value if value is None else _check_dataclass(value, type(value), name)
-  value_or_name = {str(key): entry for key, entry in _bounded(value_or_name, name).items()}
+  value_or_name = {
+    str(key): entry for key, entry in _check_length(value_or_name, name).items()
+  }
   word = value_or_name.pop("name", None)
   if not isinstance(word, str) or choice.kind(word, name) is None:
     raise _not_chosen(value, word, choice, name)
@@ -315,7 +317,7 @@ def _chosen(value: Any, choice: Choice, name: str) -> Any:
   values: dict[str, Any] = {}
   for field, entry in value_or_name.items():
     values[field] = check(entry, types_of(type(chosen))[field].hint, f"{name}.{field}")
-  return _replaced(chosen, values, name)
+  return _replace(chosen, values, name)
 
 
 def _not_chosen(value: Any, word: Any, choice: Choice, name: str) -> UserError:
@@ -345,12 +347,13 @@ def _check_field(
   if choice is not None:
     owners = choice.owners()
     whose = f"; it belongs to {', '.join(owners[head])}" if head in owners else ""
-    hint = whose or _meant(head, owners, known)
+    hint = whose or _did_you_mean(head, owners, known)
     raise UserError(
       f"{choice.name(config)!r} has no such field{hint}", field=f"{name}.{path or head}"
     )
   raise UserError(
-    f"no such field{_meant(head, _paths(config), known)}", field=f"{name}.{path or head}"
+    f"no such field{_did_you_mean(head, _paths(config), known)}",
+    field=f"{name}.{path or head}",
   )
 
 
@@ -384,14 +387,14 @@ def _place_among(paths: list[str], word: str) -> tuple[str, str] | None:
   return None if near is None else (places[near], "")
 
 
-def _meant(word: str, paths: Iterable[str], known: list[str]) -> str:
+def _did_you_mean(word: str, paths: Iterable[str], known: list[str]) -> str:
   """Returns the end of a message: the place of a similar name, or the list of fields.
 
-  >>> _meant("epsilom", ["privacy.epsilon"], ["privacy"])
+  >>> _did_you_mean("epsilom", ["privacy.epsilon"], ["privacy"])
   " (did you mean 'privacy.epsilon'?)"
-  >>> _meant("nope", ["privacy.clipping.noise"], ["privacy", "seed"])
+  >>> _did_you_mean("nope", ["privacy.clipping.noise"], ["privacy", "seed"])
   '; must be one of privacy, seed'
-  >>> _meant("epochs", ["num_steps"], ["num_steps"])
+  >>> _did_you_mean("epochs", ["num_steps"], ["num_steps"])
   " (did you mean 'num_steps'? epochs * number of examples / batch size)"
   """
   from dpjax.experiments.config import elsewhere  # a mistake alone needs it
@@ -462,13 +465,13 @@ def _update(
   for head, within in inside.items():
     value = values.get(head, getattr(config, head))
     values[head] = _update(value, within, read, f"{name}.{head}", types[head].hint)
-  new = _replaced(config, values, name)
+  new = _replace(config, values, name)
   # What a chosen value leaves without a reader goes back to its default, unless it is named.
   for head in whole:
     for other in leaves_out(getattr(new, head)):
       if not any(f"{path}.".startswith(f"{other}.") for path in changes):
         new = at_default(new, other, type(config)())
-  return new.settled(config, changes) if hasattr(new, "settled") else new
+  return new.settle(config, changes) if hasattr(new, "settle") else new
 
 
 def leaves_out(value: Any) -> tuple[str, ...]:
@@ -487,7 +490,7 @@ def at_default(config: Any, path: str, usual: Any) -> Any:
   return dataclasses.replace(config, **{head: value})
 
 
-def _replaced(config: Any, values: dict[str, Any], name: str) -> Any:
+def _replace(config: Any, values: dict[str, Any], name: str) -> Any:
   """Returns a copy with these values. Errors of the dataclass about one of its fields get the
   dotted name of the field."""
   try:
@@ -525,7 +528,7 @@ def _check_dataclass(value: Any, kind: Any, name: str) -> Any:
     )
     for field in dataclasses.fields(kind)
   }
-  return _replaced(value, fields, name)
+  return _replace(value, fields, name)
 
 
 def _check_union(value: Any, hint: Any, name: str) -> Any:
@@ -579,12 +582,12 @@ def _is_number(value: Any) -> typing.TypeGuard[float]:
     return False
 
 
-def _bounded(value: Any, name: str) -> Any:
+def _check_length(value: Any, name: str) -> Any:
   """Returns the value. Raises UserError if it contains an integer or a text that cannot be
   stored."""
   entries = value.values() if isinstance(value, dict) else value
   for entry in entries if isinstance(value, (dict, list, tuple)) else ():
-    _bounded(entry, name)
+    _check_length(entry, name)
   if isinstance(value, str):
     try:
       value.encode()
@@ -594,12 +597,12 @@ def _bounded(value: Any, name: str) -> Any:
       raise UserError(must, field=name, value=Verbatim(f"{value!a}")) from None
   if isinstance(value, int) and value.bit_length() >= _INT_BITS:
     raise UserError(
-      f"must be below 2**{_INT_BITS - 1} in size", field=name, value=Verbatim(_shown(value))
+      f"must be below 2**{_INT_BITS - 1} in size", field=name, value=Verbatim(_show(value))
     )
   return value
 
 
-def _shown(value: Any) -> str:
+def _show(value: Any) -> str:
   """Returns a value as text. A long integer is shortened, since Python refuses to write thousands
   of digits."""
   long = isinstance(value, int) and value.bit_length() > 2 * _INT_BITS
@@ -622,7 +625,7 @@ def _literal(text: str) -> Any:
 
 def _wrong(value: Any, hint: Any, name: str) -> UserError:
   must = _by_name(value, hint, name) or f"must be {_describe(hint)}"
-  return UserError(must, field=name, value=Verbatim(_shown(value)))
+  return UserError(must, field=name, value=Verbatim(_show(value)))
 
 
 def _by_name(value: Any, hint: Any, name: str) -> str:

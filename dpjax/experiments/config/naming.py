@@ -39,14 +39,14 @@ def naming(config: Any) -> Iterator[None]:
   try:
     yield
   except UserError as error:
-    named = _named(error, config) if dataclasses.is_dataclass(config) else error
+    named = _rename(error, config) if dataclasses.is_dataclass(config) else error
     # An unchanged error, raised from itself, would be its own cause.
     if named.field == error.field:
       raise
     raise named from error
 
 
-def _named(error: UserError, config: Any) -> UserError:
+def _rename(error: UserError, config: Any) -> UserError:
   """Returns the error about the field that gives its argument; unchanged if that is not sure."""
   every = list(leaves(config))
   # What is inside a value, such as an item of a list, is of the value's field.

@@ -211,18 +211,18 @@ class Described(NamedTuple):
   help: str
 
 
-def described(config: Any) -> list[Described]:
+def describe(config: Any) -> list[Described]:
   """Returns every field of a config, in order, with its default, values and help. The fields that
   only other values of a choice have follow it.
 
   >>> from dpjax.experiments.kinds.central.config import TrainConfig
-  >>> rows = {row.path: row for row in described(TrainConfig())}
+  >>> rows = {row.path: row for row in describe(TrainConfig())}
   >>> rows["privacy.delta"].values, rows["privacy.clipping"].values.split(" | ")[:2]
   ('in (0, 1)', ['flat', 'automatic'])
   """
   rows = []
   for leaf in leaves(config):
-    rows.append(_described(leaf.path, leaf.default, leaf.type))
+    rows.append(_describe(leaf.path, leaf.default, leaf.type))
     if leaf.type.choice is not None:
       rows += _of_others(leaf.type.choice, leaf.path, leaf.value)
   return rows
@@ -234,11 +234,11 @@ def _of_others(choice: Choice, path: str, chosen: Any) -> Iterator[Described]:
     if chosen not in owners:
       kind = choice.kinds()[owners[0]]
       its_type = types_of(kind)[field]
-      row = _described(f"{path}.{field}", name_of(kind(), field), its_type)
+      row = _describe(f"{path}.{field}", name_of(kind(), field), its_type)
       yield row._replace(help=f"of {', '.join(owners)}: {row.help}".removesuffix(": "))
 
 
-def _described(path: str, default: Any, its_type: FieldType) -> Described:
+def _describe(path: str, default: Any, its_type: FieldType) -> Described:
   words = [] if its_type.choice is None else [" | ".join(its_type.choice.table)]
   words += [rule.words for rule in its_type.attached if isinstance(rule, FieldRule)]
   texts = [text for text in its_type.attached if isinstance(text, str)]

@@ -109,7 +109,7 @@ def model(config: NetworkConfig, section: str = "model") -> None:
   A user's model is built, and so checked, only when data are loaded.
   """
   for option, value in config.options.items():
-    _written(value, f"{section}.options.{option}")
+    _check_written(value, f"{section}.options.{option}")
   with of_model(config, section):
     check_options(config.name, config.options)
     if not names.is_path(config.name):
@@ -151,7 +151,7 @@ def of_model(config: NetworkConfig, section: str = "model") -> Iterator[None]:
     raise UserError(str(error), field=f"{section}.name", value=config.name) from error
 
 
-def _written(value: Any, name: str) -> None:
+def _check_written(value: Any, name: str) -> None:
   """Raises UserError for values that config.json cannot hold unchanged.
 
   config.json would hold the text of any other object. Runs with two objects of the same text would
@@ -159,10 +159,10 @@ def _written(value: Any, name: str) -> None:
   """
   if isinstance(value, dict) and all(isinstance(key, str) for key in value):
     for key, entry in value.items():
-      _written(entry, f"{name}.{key}")
+      _check_written(entry, f"{name}.{key}")
   elif isinstance(value, (list, tuple)):
     for index, entry in enumerate(value):
-      _written(entry, f"{name}[{index}]")
+      _check_written(entry, f"{name}[{index}]")
   # JSON has no NaN and no infinity: two runs with NaN and with none would count as one run.
   elif type(value) not in (bool, int, float, str, type(None)) or (
     isinstance(value, float) and not math.isfinite(value)

@@ -75,10 +75,10 @@ def digest(config: Any, private: data.Dataset, public: data.Dataset) -> bytes:
   difference of exact counts.
   """
   pool = public.subset(np.arange(config.num_pool))
-  return run_keys.joined(data.digest(private), data.digest(pool))
+  return run_keys.join(data.digest(private), data.digest(pool))
 
 
-def noted(
+def add_note(
   promised: guarantee.Guarantee, config: Any, public: data.Dataset
 ) -> guarantee.Guarantee:
   """Returns the guarantee. Its statement says why the pool counts as public. The guarantee is a
@@ -89,10 +89,10 @@ def noted(
       f"{pool} of {public.name}, a published data set. None of them equals a private record; "
       "that was checked."
     )
-    return guarantee.noted(promised, paragraph(note))
+    return guarantee.add_note(promised, paragraph(note))
   note = (
     f"{pool} of dataset={config.dataset!r}. That it is public is the word of whoever set "
     "pool_is_public=true: it is assumed, not checked. Nothing is promised to a record that is in "
     "the pool, or that decides what is in it."
   )
-  return guarantee.noted(promised, paragraph(note), _ASSUMED)
+  return guarantee.add_note(promised, paragraph(note), _ASSUMED)

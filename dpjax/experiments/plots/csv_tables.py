@@ -39,7 +39,7 @@ class CsvTable(NamedTuple):
     Raises:
       UserError: there is no such column, or it holds words.
     """
-    self.known(name, field=field)
+    self.check_column(name, field=field)
     words = next((row[name] for row in self.rows if isinstance(row[name], str)), None)
     if words is not None:
       raise UserError(
@@ -49,7 +49,7 @@ class CsvTable(NamedTuple):
       )
     return name
 
-  def known(self, name: str, *, field: str) -> str:
+  def check_column(self, name: str, *, field: str) -> str:
     """Returns the name unchanged if a column has it.
 
     Raises:

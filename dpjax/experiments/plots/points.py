@@ -71,7 +71,7 @@ def _figure(rows: Sequence[Row], recipe: Recipe, look: Look, *, filled: bool) ->
     characters = max(14, int(width / pictures.letter(look.font_size)))
     heading = ", ".join(recipe.words.get(str(each), str(each)) for each in place if each)
     label = recipe.words.get(x) or pictures.in_words(x)
-    title, xlabel = (_wrapped(text, characters) for text in (heading, label))
+    title, xlabel = (_wrap(text, characters) for text in (heading, label))
     pictures.dress(axes, look, title=title, xlabel=xlabel)
     axes.set_yticks(range(len(named)), named)
     axes.set_ylim(len(named) - 0.4, -0.6)
@@ -83,7 +83,7 @@ def _figure(rows: Sequence[Row], recipe: Recipe, look: Look, *, filled: bool) ->
   return drawn
 
 
-def _wrapped(text: str, characters: int) -> str:
+def _wrap(text: str, characters: int) -> str:
   return textwrap.fill(text, characters, break_on_hyphens=False)
 
 

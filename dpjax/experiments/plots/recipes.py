@@ -141,7 +141,7 @@ def read(path: str | os.PathLike) -> Recipe | None:
     return None
   try:
     held = json.loads(place.read_text(encoding="utf-8"))
-    recipe = Recipe(**{name: _tupled(value) for name, value in held.items()})
+    recipe = Recipe(**{name: _to_tuple(value) for name, value in held.items()})
     _check_types(recipe)
     return recipe
   except (TypeError, ValueError, AttributeError) as error:
@@ -163,5 +163,5 @@ def _check_types(recipe: Recipe) -> None:
     raise TypeError(f"references={recipe.references!r} must be (label, x, y) each")
 
 
-def _tupled(value: Any) -> Any:
-  return tuple(map(_tupled, value)) if isinstance(value, list) else value
+def _to_tuple(value: Any) -> Any:
+  return tuple(map(_to_tuple, value)) if isinstance(value, list) else value

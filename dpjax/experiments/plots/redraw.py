@@ -195,7 +195,7 @@ def _check(
   for column, place in recipe.columns().items():
     if place == "series" and column not in table.columns and not (fields or alone):
       continue  # a line of this file alone
-    table.known(column, field=fields.get(place, "csv"))
+    table.check_column(column, field=fields.get(place, "csv"))
   for column in recipe.numbers():
     place = recipe.columns()[column]
     table.numeric(column, field=fields.get(place, "csv"))
@@ -207,7 +207,7 @@ def _together(read: Sequence[CsvTable], recipe: Recipe) -> tuple[list[Row], Reci
     return read[0].rows, recipe
   paths = [table.path.resolve() for table in read]
   of_stems = len({path.stem for path in paths}) > 1 or recipe.ends == ()
-  files = _told_apart([
+  files = _tell_apart([
     (*path.parent.parts, path.stem) if of_stems else path.parent.parts for path in paths
   ])  # fmt: skip
   rows = []
@@ -281,12 +281,12 @@ def _missing(table: CsvTable, name: str, recipe: Recipe) -> list[str]:
   ]
 
 
-def _told_apart(places: Sequence[tuple[str, ...]]) -> list[str]:
+def _tell_apart(places: Sequence[tuple[str, ...]]) -> list[str]:
   """Returns a name for each path: its last part, or as many of them as tell all the paths apart.
 
   Paths are tuples of parts. Equal paths have the same name.
 
-  >>> _told_apart([("runs", "a", "report"), ("runs", "b", "report")])
+  >>> _tell_apart([("runs", "a", "report"), ("runs", "b", "report")])
   ['a/report', 'b/report']
   """
   names: list[str] = []

@@ -32,7 +32,7 @@ from dpjax import files, trees
 from dpjax.experiments.run import writers
 from dpjax.parallel import exchanges
 from dpjax.parallel.exchanges import is_first, on_first
-from dpjax.parallel.spanning import own_copy, placed_like
+from dpjax.parallel.spanning import own_copy, place_like
 from dpjax.types import ArrayTree
 from dpjax.validate import UserError, first_line
 
@@ -188,7 +188,7 @@ class Checkpoints:
     # Step of the newest complete checkpoint; None: there is none.
     self.latest: int | None = steps[-1] if steps else None
 
-  def begun(self, state: ArrayTree) -> Any:
+  def begin(self, state: ArrayTree) -> Any:
     """Returns the first state of a run, with its `ClientStates` where the run will keep them: in
     memory or on disk."""
     if self._new_memory is None:
@@ -205,8 +205,8 @@ class Checkpoints:
         unchanged.
     """
     if self._memory is None:
-      self.begun(state)
-    arrays = to_arrays(state if self._memory is None else self._memory.saved(state))
+      self.begin(state)
+    arrays = to_arrays(state if self._memory is None else self._memory.save(state))
     if jax.process_count() > 1:
       # States are compared before the write: if processes have diverged, only the state of process
       # 0 would be saved.
@@ -216,7 +216,7 @@ class Checkpoints:
       # Old rows are removed only after the rename. If the process is killed before the rename, the
       # two older steps still need them.
       if self._memory is not None:
-        self._memory.committed()
+        self._memory.commit()
     self.latest = step
 
   def _write(self, step: int, arrays: Any, meta: dict[str, Any]) -> None:
@@ -257,7 +257,7 @@ class Checkpoints:
         Nothing is deleted.
     """
     if self._memory is None:
-      self.begun(like)
+      self.begin(like)
     like_arrays = to_arrays(like if self._memory is None else self._memory.unread(like))
     read = []
     meta = on_first(self._read, like_arrays, read)
@@ -265,9 +265,9 @@ class Checkpoints:
     if jax.process_count() > 1:
       # The other processes have no files, so they receive the arrays that process 0 read.
       arrays = exchanges.arrays_from_first(to_arrays(arrays))
-      arrays = jax.tree.map(placed_like, arrays, like)
+      arrays = jax.tree.map(place_like, arrays, like)
     state = to_keys(arrays, like)
-    return state if self._memory is None else self._memory.restored(state, like), meta
+    return state if self._memory is None else self._memory.restore(state, like), meta
 
   def _read(self, like: Any, into: list[Any]) -> dict[str, Any]:
     """Returns the meta data, and puts the arrays into the list `into`."""
@@ -281,7 +281,7 @@ class Checkpoints:
     try:
       read = self._orbax.restore(step, args=ocp.args.Composite(meta=ocp.args.JsonRestore()))
       # Orbax would cast a state of other types, and leave tasks behind at one of other shapes.
-      meta = self._believed(read.meta, _forms(like))
+      meta = self._check_meta(read.meta, _forms(like))
       restored = self._orbax.restore(
         step, args=ocp.args.Composite(state=ocp.args.StandardRestore(target))
       )
@@ -316,7 +316,7 @@ class Checkpoints:
       if saved.get(name) != now.get(name):
         raise self._unreadable(f"its {name.split('/')[0]} is not what was saved")
 
-  def _believed(self, meta: Any, forms: dict[str, str]) -> dict[str, Any]:
+  def _check_meta(self, meta: Any, forms: dict[str, str]) -> dict[str, Any]:
     """Returns the meta data that `save` got. Raises UserError if they are no mapping, or belong to
     another step, or to a state of other arrays than these `forms`."""
     if not isinstance(meta, dict):

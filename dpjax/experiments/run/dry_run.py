@@ -91,10 +91,10 @@ class Rehearsal(NamedTuple):
 
   def facts(self) -> dict[str, Any]:
     """Returns the privacy part of the result.json that the run will write."""
-    return promised(self.phase)
+    return privacy_fields(self.phase)
 
 
-def promised(phase: Phase) -> dict[str, Any]:
+def privacy_fields(phase: Phase) -> dict[str, Any]:
   """Returns the privacy part of the result.json that a run of this phase will write."""
   stated = phase.guarantee or guarantee.NONE
   return stated.facts(Ledger(), stated.curve(phase.num_steps))
@@ -127,7 +127,7 @@ def report(
     run.check()
   config = run.config
   # The folder is checked before the data are read, as in a run.
-  owner.known(folder, run.config)
+  owner.recall_for(folder, run.config)
   loaded = run.data()
   with made_for.compiling_for(target):
     state = state_of(run, loaded, folder)
@@ -144,13 +144,13 @@ def report(
     # Imported here, because only plans for a target need this module.
     from dpjax.experiments.run import for_target
 
-    plan = for_target.compiled(lambda c: first_phase(c, loaded)[0], config, target)
+    plan = for_target.compile_step(lambda c: first_phase(c, loaded)[0], config, target)
     phase = plan.phase
     size = plan.program.num_parameters
     ends = for_target.lines(plan)
-    facts = promised(phase)
+    facts = privacy_fields(phase)
   else:
-    rehearsal = rehearsed(config, loaded)
+    rehearsal = rehearse(config, loaded)
     phase = rehearsal.phase
     size = rehearsal.timing.num_parameters
     ends = {"time": _minutes(rehearsal), "memory": memory()}
@@ -159,24 +159,24 @@ def report(
     phase.guarantee.warn()
   by = facts["accountant"]
   lines |= {
-    **{name: _shown(name, value) for name, value in phase.planned().items()},
+    **{name: _show(name, value) for name, value in phase.planned().items()},
     "num_parameters": f"{size:,}",
     "privacy": guarantee.summary(facts) + (f", by {by}" if by else ""),
     phase.name: f"{phase.num_steps} {phase.steps_are}",
     **ends,
     "workdir": f"{workdir}: {state}",
   }
-  return aligned(lines)
+  return align(lines)
 
 
-def aligned(lines: dict[str, str]) -> str:
+def align(lines: dict[str, str]) -> str:
   """Formats a plan as text: a head line, then each name with its description."""
   width = max(map(len, lines))
   head = "Plan only: nothing is trained, nothing is written."
   return "\n".join([head, *(f"{name:<{width}}  {line}" for name, line in lines.items())])
 
 
-def rehearsed(config: Any, loaded: tuple[Any, Any]) -> Rehearsal:
+def rehearse(config: Any, loaded: tuple[Any, Any]) -> Rehearsal:
   """Times the first phase of a run on zeros of the data's shape. Returns the phase and its seconds.
 
   Args:
@@ -186,11 +186,11 @@ def rehearsed(config: Any, loaded: tuple[Any, Any]) -> Rehearsal:
     UserError: the run would be refused before its first step.
   """
   phase, before = first_phase(config, loaded)
-  return Rehearsal(phase, timed(phase)[0], before)
+  return Rehearsal(phase, time_steps(phase)[0], before)
 
 
 def first_phase(config: Any, loaded: tuple[Any, Any]) -> tuple[Phase, float]:
-  """Returns (the first phase of a run on zeros, seconds until it begins); see `rehearsed`."""
+  """Returns (the first phase of a run on zeros, seconds until it begins); see `rehearse`."""
   began = time.monotonic()
   pretrained = getattr(config, "pretrained", None)
   # The real data are checked: zeros would pass even if the parameters were trained on these data.
@@ -199,7 +199,7 @@ def first_phase(config: Any, loaded: tuple[Any, Any]) -> tuple[Phase, float]:
   zeros, features = _blank(config, loaded)
   run = experiment_of(config)
   run.check()
-  _, phase = experiment.begun_story(run, zeros, run.new_keys())
+  _, phase = experiment.begin_story(run, zeros, run.new_keys())
   return phase, time.monotonic() - began + features
 
 
@@ -228,13 +228,13 @@ def _blank(config: Any, loaded: tuple[Any, Any]) -> tuple[tuple[Any, Any], float
   in_file = [not part.in_memory for part in (held, test)]
   if registry.entry(config.model.name).features:
     # Imported here, since few models take features.
-    from dpjax.experiments.kinds.central.features import featured, stay_in_file
+    from dpjax.experiments.kinds.central.features import add_features, stay_in_file
 
     rows = blank(held.subset(slice(0, _TIMED_FEATURES)), shape).read()
     # The first iteration compiles, so the second iteration is timed.
     for _ in range(2):
       began = time.monotonic()
-      features = featured(config.model, rows).x
+      features = add_features(config.model, rows).x
       seconds = (time.monotonic() - began) / len(rows) * (len(held) + len(test))
     shape = features.shape[1:]
     # Texts are integers, but their features are floats.
@@ -293,7 +293,7 @@ class _Zeros:
     return np.zeros((len(places), *self.shape), self.dtype)
 
 
-def timed(phase: Phase) -> tuple[Timing, Any]:
+def time_steps(phase: Phase) -> tuple[Timing, Any]:
   """Times the first steps and an evaluation. Returns (`Timing`, the state after the steps)."""
 
   def steps() -> Iterator[float]:
@@ -315,11 +315,11 @@ def timed(phase: Phase) -> tuple[Timing, Any]:
     # The first step is left out, since compiling it may take minutes.
     if sum(spent[1:]) > TIMED_SECONDS:
       break
-  seconds = _evaluated(phase, state)
+  seconds = _evaluate(phase, state)
   return Timing(started + spent[0], tuple(spent[1:]), seconds, size), state
 
 
-def _evaluated(phase: Phase, state: Any) -> float:
+def _evaluate(phase: Phase, state: Any) -> float:
   seconds = 0.0
   # The first iteration compiles, so the second iteration is timed.
   for _ in range(0 if phase.evaluate is None else 2):
@@ -348,5 +348,5 @@ def memory() -> str:
   return line if device is None else f"{line}, {device / 1e9:.2g} GB of the device's"
 
 
-def _shown(name: str, value: Any) -> str:
+def _show(name: str, value: Any) -> str:
   return by_name(name, value) if isinstance(value, float) else str(value)

@@ -143,7 +143,7 @@ class Experiment(Generic[C]):
   """
 
   over_processes = False  # whether several processes may share the steps
-  plans = False  # whether `rehearsed` says what a run would promise and take
+  plans = False  # whether `rehearse` says what a run would promise and take
   step_is = "step"  # what a step is, in words
 
   def __init__(self, config: C):
@@ -154,7 +154,7 @@ class Experiment(Generic[C]):
 
     Here by the types and ranges in its annotations. A kind that checks more calls this, too.
     """
-    common.typed(self.config)
+    common.check_types(self.config)
 
   def data(self) -> Any:
     """Loads the data. Several runs may share what this function returns."""
@@ -195,7 +195,7 @@ class Experiment(Generic[C]):
 
     return dry_run.report(self, workdir, target)
 
-  def rehearsed(self, data: Any) -> Planned:
+  def rehearse(self, data: Any) -> Planned:
     """Returns what the run would promise and take, from a few steps on zeros of the data's shape.
 
     Raises:
@@ -204,10 +204,10 @@ class Experiment(Generic[C]):
     # Imported here, because most runs are not dry runs.
     from dpjax.experiments.run import dry_run
 
-    run = dry_run.rehearsed(self.config, data)
+    run = dry_run.rehearse(self.config, data)
     return dry_run.Planned(run.facts(), run.seconds, run.phase.num_steps)
 
-  def ended(self, folder: pathlib.Path) -> None:
+  def end(self, folder: pathlib.Path) -> None:
     """Writes what is made from result.json, and removes what is needed no more. It is called after
     the result was written, and each time that a finished run is found: a run may be killed between
     the two."""
@@ -251,7 +251,7 @@ class Experiment(Generic[C]):
   def new_keys(self) -> RunKeys:
     """Returns the keys of a run that begins now. A config may have a `noise_seed`: the seed of
     noise and sampling, in place of secret keys."""
-    return run_keys.drawn(
+    return run_keys.draw(
       self.config.seed,
       private=self.is_private,
       noise_seed=getattr(self.config, "noise_seed", None),
@@ -321,7 +321,7 @@ def _result(trained: Trained, planned: Result, folder: pathlib.Path) -> Result:
   return {
     **facts,
     "test_accuracy": None,
-    **(scored(phase, trained.state) if trained.row is None else trained.row),
+    **(score(phase, trained.state) if trained.row is None else trained.row),
     "num_steps": trained.step,
     "ledger": trained.ledger.to_json(),
     **({} if phase.evaluate is None else {STEPS_ARE: phase.steps_are}),
@@ -382,7 +382,7 @@ def digest_of(experiment: Experiment[Any], data: Any) -> bytes:
   return digest
 
 
-def begun_story(
+def begin_story(
   experiment: Experiment[Any], data: Any, keys: RunKeys
 ) -> tuple[Story, Phase]:
   """Returns the story of a run, and its first phase.
@@ -408,11 +408,11 @@ def phase_of(yielded: Any, experiment: Experiment[Any]) -> Phase:
   if noise_seed is None or yielded.guarantee is None:
     return yielded
   # Stated here, so that no kind of run can forget it.
-  claim = guarantees.repeated(yielded.guarantee, noise_seed)
+  claim = guarantees.as_repeatable(yielded.guarantee, noise_seed)
   return dataclasses.replace(yielded, guarantee=claim)
 
 
-def begun(phase: Phase) -> ArrayTree:
+def begin(phase: Phase) -> ArrayTree:
   """Returns the first state of a phase. Raises UserError if it is no tree of arrays and keys."""
   state = phase.init()
   wanted = "return an array, or a tree of arrays and keys"
@@ -429,7 +429,7 @@ def begun(phase: Phase) -> ArrayTree:
   return state
 
 
-def stepped(returned: Any, before: Any) -> tuple[Any, Any]:
+def step_result(returned: Any, before: Any) -> tuple[Any, Any]:
   """Returns what a step returned, as (the next state, info). Raises UserError if it is no pair, or
   changes the structure `before` of the state."""
   # A state of another structure would make JAX compile the step again, and no checkpoint could
@@ -442,7 +442,7 @@ def stepped(returned: Any, before: Any) -> tuple[Any, Any]:
   return returned
 
 
-def scored(phase: Phase, state: ArrayTree) -> Scores:
+def score(phase: Phase, state: ArrayTree) -> Scores:
   """Returns the scores of a state, as {"test_NAME": score}; {} without `evaluate`."""
   if phase.evaluate is None:
     return {}

@@ -101,7 +101,7 @@ def read(path: pathlib.Path, field: str = "runs") -> Finished:
 
   Raises:
     UserError: the folder holds no finished run, or its result is not that of its config, as after
-      an edit. The digest is no signature; see `workdir.finished`.
+      an edit. The digest is no signature; see `workdir.finished_result`.
   """
   for name in (writers.RESULT, workdir.CONFIG):
     if not (path / name).exists():
@@ -111,7 +111,7 @@ def read(path: pathlib.Path, field: str = "runs") -> Finished:
   if not isinstance(result, dict) or not isinstance(config, dict):
     raise odd(path, "is no folder of a run", field)
   with as_runs_write(path, field):
-    seal = workdir.sealed(config, result)
+    seal = workdir.seal_of(config, result)
   if result.get(workdir.SEAL) != seal:
     reason = f"its {writers.RESULT} is not the result of its {workdir.CONFIG}"
     raise odd(path, reason, field)

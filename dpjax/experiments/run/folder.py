@@ -43,8 +43,8 @@ class Folder:
     self.experiment = experiment
     self.path = path
     config = experiment.config
-    self.secrets: Result | None = on_first(owner.known, path, config)
-    self.result: Result | None = on_first(owner.finished, path, config)
+    self.secrets: Result | None = on_first(owner.recall_for, path, config)
+    self.result: Result | None = on_first(owner.finished_result, path, config)
     self.run_id = ""
     self.key_name = ""
     self.hook: Any = None
@@ -86,7 +86,7 @@ class Folder:
     def meta() -> Result | None:
       named = {
         "weights": weights,
-        "config": writers.digest(owner.written(self.path, config)),
+        "config": writers.digest(owner.config_of(self.path, config)),
       }
       if self.secrets is None:
         return run_keys.to_meta(data, experiment.new_keys(), **named)
@@ -103,7 +103,7 @@ class Folder:
     self.key_name = key_id(random.noise)
     return random
 
-  def finished(self) -> Result:
+  def result_if_finished(self) -> Result:
     """Returns the result of a finished run, after what is made from it: a report if there is none,
     and what the experiment makes. A run may have been killed between its result and these."""
     assert self.result is not None
@@ -119,13 +119,13 @@ class Folder:
         from dpjax.experiments.run import report
 
         report.train_report(self.path, steps=steps)
-      self.experiment.ended(self.path)
+      self.experiment.end(self.path)
 
     on_first(make_rest)
     return self.result
 
   @contextlib.contextmanager
-  def taken(self) -> Iterator[None]:
+  def take(self) -> Iterator[None]:
     """Locks the folder and makes it this run's: config and keys are on disk inside the block."""
     # The modules that the config names are imported by now.
     self._now = {"versions": provenance.versions(), "modules": provenance.own_modules()}
@@ -154,7 +154,7 @@ class Folder:
     stored = owner.claim(self.path, self.experiment.config)
     # What stands where a folder was moved away is not this run's.
     may_release = lambda: fresh and self._is_there()
-    held.enter_context(owner.released_if_refused(self.path, may_release))
+    held.enter_context(owner.release_if_refused(self.path, may_release))
     # Two processes that both found nothing would draw two keys.
     if stored != self.secrets:
       raise UserError(
@@ -210,4 +210,4 @@ class Folder:
       return owner.write_result(self.path, experiment.config, result)
 
     self.result = on_first(written)
-    return self.finished()
+    return self.result_if_finished()

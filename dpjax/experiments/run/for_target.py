@@ -48,7 +48,7 @@ class CompiledPlan(NamedTuple):
     return calls * self.compiled.seconds(self.target.chip) / 3600
 
 
-def compiled(
+def compile_step(
   make_phase: Callable[[Any], Phase], config: Any, target: Machine
 ) -> CompiledPlan:
   """Compiles the step of a run for a target. Returns the compiled step and whether it fits.
@@ -64,13 +64,13 @@ def compiled(
   """
   # This call comes first: it raises an error if the compiler is missing, before anything is built.
   target.devices()
-  plan = _compiled(make_phase, config, target)
+  plan = _compile(make_phase, config, target)
   if plan.fits or not plan.program.rows or not hasattr(config, "microbatch_size"):
     return plan
   size = _guess(plan, getattr(config, "microbatch_size", None) or plan.program.rows)
   for _ in range(_MOST_TRIES):
     smaller = {"microbatch_size": size, "memory_budget_gb": None}
-    tried = _compiled(make_phase, dataclasses.replace(config, **smaller), target)
+    tried = _compile(make_phase, dataclasses.replace(config, **smaller), target)
     if tried.fits:
       return plan._replace(microbatch=(size, tried.wanted))
     if size == 1:
@@ -79,7 +79,7 @@ def compiled(
   return plan
 
 
-def _compiled(
+def _compile(
   make_phase: Callable[[Any], Phase], config: Any, target: Machine
 ) -> CompiledPlan:
   with targets.compiling_for(target):
@@ -91,7 +91,7 @@ def _compiled(
     program = phase.program()
   began = time.monotonic()
   try:
-    built = targets.compiled(program.lowered, target)
+    built = targets.compile_for(program.lowered, target)
     wanted = built.held + program.data_bytes
   except NotFitting as error:
     built = None

@@ -31,7 +31,7 @@ from dpjax.validate import UserError
 
 KINDS = writers.EPSILON_KINDS
 _FACTS = ("epsilon", "delta", "neighboring_relation", "unit")
-# The assumption that fails if a run's noise can be repeated (`repeated`).
+# The assumption that fails if a run's noise can be repeated (`as_repeatable`).
 REPEATED = "the noise is secret: it follows from noise_seed"
 # The one that fails if small cohorts stand for those of a larger deployment (`of_plan`).
 DEPLOYED = "cohorts are as large as simulated: those of this run were smaller"
@@ -125,7 +125,7 @@ class Guarantee:
     except BudgetExceeded as error:
       raise error.of(field="privacy.epsilon_budget") from error
 
-  def accounted(self, ledger: Ledger) -> float:
+  def epsilon_of(self, ledger: Ledger) -> float:
     """Returns epsilon of the steps in the ledger, not of the planned steps."""
     return ledger.epsilon(
       self.accounted_delta or 0.0,
@@ -191,13 +191,13 @@ class Guarantee:
       facts |= {"failed_assumptions": list(self.failed_assumptions)}
     facts |= self.attackers(ledger, epsilon)
     if self.kind == "simulated":
-      return facts | {"epsilon_of_this_run": self.accounted(ledger)}
+      return facts | {"epsilon_of_this_run": self.epsilon_of(ledger)}
     # Epsilon is computed from the steps that ran: a run that ended early costs less than its plan.
     proved = self.kind == "proved" and ledger.charges
     # If a part of delta is set aside for aborts, the ledger's epsilon holds at the rest of delta.
     left = self.accounted_delta
     aside = {} if left in (None, self.delta) else {"accounted_delta": left}
-    return facts | aside | ({"epsilon": self.accounted(ledger)} if proved else {})
+    return facts | aside | ({"epsilon": self.epsilon_of(ledger)} if proved else {})
 
   def warn(self) -> None:
     """Prints a warning if delta is not below 1 / number of records."""
@@ -227,7 +227,7 @@ def of_plan(
       None: `plan` itself runs.
     unit: unit of privacy, whose data form one record, such as "user"; "" for the unit of the plan.
     budget: largest epsilon; None: there is no budget.
-    release: whether noise is on a grid, with keys of 256 bits; see `released`.
+    release: whether noise is on a grid, with keys of 256 bits; see `release_paragraph`.
 
   Raises:
     UserError: a run without a guarantee has a budget, or is a release.
@@ -245,7 +245,7 @@ def of_plan(
     text = plan.statement(
       deployed or num_records, steps, unit=unit or plan.unit, epsilon_kind=kind
     )
-    return f"{text}\n\n{released(plan)}" if release else text
+    return f"{text}\n\n{release_paragraph(plan)}" if release else text
 
   return Guarantee(
     kind=kind if plan.is_private else "none",
@@ -353,10 +353,10 @@ def delta_of_ledger(result: Mapping[str, Any]) -> Any:
   return result.get("accounted_delta", result["delta"])
 
 
-def named(assumptions: Iterable[str]) -> str:
+def names_of(assumptions: Iterable[str]) -> str:
   """Returns the names of assumptions, separated by commas. An assumption is "NAME: DESCRIPTION".
 
-  >>> named(["C1: the clip norm is a guess", "C4: no noise"])
+  >>> names_of(["C1: the clip norm is a guess", "C4: no noise"])
   'C1, C4'
   """
   return ", ".join(text.split(":")[0] for text in assumptions)
@@ -372,7 +372,7 @@ def check_nothing_asked(*, budget: float | None, release: bool) -> None:
     )
 
 
-def noted(promised: Guarantee, note: str, assumed: str = "") -> Guarantee:
+def add_note(promised: Guarantee, note: str, assumed: str = "") -> Guarantee:
   """Returns the guarantee with a note before its statement; if the note is "", it is unchanged.
 
   Args:
@@ -392,7 +392,7 @@ def noted(promised: Guarantee, note: str, assumed: str = "") -> Guarantee:
   return dataclasses.replace(noted_guarantee, kind="claimed", failed_assumptions=rests)
 
 
-def repeated(promised: Guarantee, noise_seed: int | None) -> Guarantee:
+def as_repeatable(promised: Guarantee, noise_seed: int | None) -> Guarantee:
   """Returns the guarantee of a run whose noise follows from `noise_seed`: a claim.
 
   With None, whose keys come from the operating system, for a run without a guarantee, and for one
@@ -400,7 +400,7 @@ def repeated(promised: Guarantee, noise_seed: int | None) -> Guarantee:
 
   >>> from dpjax.accounting import gaussian_event
   >>> proved = of_event(gaussian_event(2.0), delta=1e-5, l2_bound=1.0, num_records=100)
-  >>> repeated(proved, 3).failed_assumptions
+  >>> as_repeatable(proved, 3).failed_assumptions
   ('the noise is secret: it follows from noise_seed',)
   """
   if (
@@ -412,14 +412,14 @@ def repeated(promised: Guarantee, noise_seed: int | None) -> Guarantee:
     "repeated. Whoever knows this number can subtract the noise. What follows would hold if the "
     "noise were secret."
   )
-  return noted(promised, paragraph(note), REPEATED)
+  return add_note(promised, paragraph(note), REPEATED)
 
 
-def asked(attack: AttackBound | None, delta: float) -> str:
+def describe_target(attack: AttackBound | None, delta: float) -> str:
   """Describes the attack bound to which a run's noise was calibrated; "" if there is none, for
   example if the noise was calibrated to an epsilon.
 
-  >>> asked(accounting.TruePositiveRate(tpr=0.1, fpr=0.01), 1e-5)[:45]
+  >>> describe_target(accounting.TruePositiveRate(tpr=0.1, fpr=0.01), 1e-5)[:45]
   'The noise was calibrated so that no test of m'
   """
   if attack is None:
@@ -430,7 +430,7 @@ def asked(attack: AttackBound | None, delta: float) -> str:
   )
 
 
-def released(plan: Plan) -> str:
+def release_paragraph(plan: Plan) -> str:
   """Returns the paragraph of the privacy statement about release mode. It also lists what the
   guarantee does not cover."""
   # The grid must be fine relative to the least noise of any step.
@@ -470,7 +470,7 @@ def summary(result: Mapping[str, Any]) -> str:
     return f"{meaning}{attackers_bound(result)}"
   theorem = result.get("claimed_epsilon_thm7")
   by_theorem = f"; {upper(theorem)} by its own theorem 7" if theorem else ""
-  failed = named(result["failed_assumptions"])
+  failed = names_of(result["failed_assumptions"])
   return (
     f"{epsilon} (CLAIMED, {under}, per {result['unit']}{by_theorem}; nothing is proved; "
     f"fails or is assumed: {failed})"

@@ -35,13 +35,13 @@ from dpjax.experiments.run.experiment import (
   Result,
   Scores,
   Trained,
-  begun,
-  begun_story,
+  begin,
+  begin_story,
   check,
   digest_of,
   phase_of,
-  scored,
-  stepped,
+  score,
+  step_result,
 )
 from dpjax.experiments.run.folder import Folder
 from dpjax.experiments.run.guarantee import Guarantee
@@ -116,18 +116,18 @@ def run(
       optional.check("runs")
     elif not folder.secrets:
       # The checkpoints were removed, and nothing tells which data were used.
-      return folder.finished()
+      return folder.result_if_finished()
     loaded = experiment.data() if data is None else data
     digest = digest_of(experiment, loaded)
     keys = folder.admit(digest, experiment.weights())
     if keys is None:
-      return folder.finished()
+      return folder.result_if_finished()
     # A run that is refused before its first phase claims no folder.
     loaded = experiment.with_features(loaded) if data is None else loaded
-    story, phase = begun_story(experiment, loaded, keys)
+    story, phase = begin_story(experiment, loaded, keys)
     # What the story reads no more, such as the inputs behind features, may leave the memory.
     del loaded
-    with folder.taken():
+    with folder.take():
       while True:
         try:
           phase = story.send(steps(phase, folder))
@@ -147,9 +147,9 @@ def steps(phase: Phase, folder: Folder) -> Trained:
     # A run killed after its last step, but before its result, has nothing left to train.
     if not now.is_over:
       bar = writers.Progress(phase.num_steps, now.step, phase.name, shown=is_first())
-      with bar, _ended(phase.draws(now.step)) as draws:
+      with bar, _closing(phase.draws(now.step)) as draws:
         for draw in draws:
-          now.state, info = stepped(phase.step(now.state, draw), now.structure)
+          now.state, info = step_result(phase.step(now.state, draw), now.structure)
           # The step is charged before the row and the checkpoint, so that no shown or saved epsilon
           # lacks it.
           now.charge()
@@ -226,7 +226,7 @@ def _stops_more(handler: Any) -> bool:
 
 
 @contextlib.contextmanager
-def _ended(draws: Iterable[object]) -> Iterator[Iterable[object]]:
+def _closing(draws: Iterable[object]) -> Iterator[Iterable[object]]:
   """Closes the iterator of draws at the end of the block, so that its reading thread ends, too."""
   try:
     yield draws
@@ -253,7 +253,7 @@ class Running:
     self.phase = phase = phase_of(phase, folder.experiment)
     self.folder = folder
     self.metrics = None
-    self.state = begun(phase)
+    self.state = begin(phase)
     self.structure = jax.tree.structure(self.state)
     # What every checkpoint of the phase holds. A second, different release before the first step
     # with the same noise would reveal the difference of the exact values.
@@ -273,7 +273,7 @@ class Running:
     self.checkpoints = checkpoint.Checkpoints(
       folder.path, phase.subfolder, memory=phase.memory
     )
-    self.state = self.checkpoints.begun(self.state)
+    self.state = self.checkpoints.begin(self.state)
     if self.checkpoints.latest is None:
       self.save()
     else:
@@ -362,11 +362,11 @@ class Running:
       self.ledger = guarantee.charge(self.ledger, now, noise_key_id=self.folder.key_name)
     self.step += 1
 
-  def _measured(self) -> Scores:
+  def _measure(self) -> Scores:
     """Returns the scores, and epsilon of the steps so far unless there is no guarantee. Epsilon
     takes as long to compute as for a whole run."""
     phase = self.phase
-    row = scored(phase, self.state)
+    row = score(phase, self.state)
     self.scored = self.step, dict(row)
     if phase.guarantee is None or phase.guarantee.kind == "none":
       return row
@@ -380,7 +380,7 @@ class Running:
     row_number = None if self.phase.evaluate is None else self.phase.row_at(self.step)
     if row_number is None:
       return {}
-    row = on_first(self._measured)
+    row = on_first(self._measure)
     row |= self.phase.observe(self.state, info, self.step)
     self.tally.settle()
     if self.metrics is not None:

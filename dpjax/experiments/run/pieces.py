@@ -13,7 +13,7 @@ from dpjax.experiments.run.experiment import Phase, Scores
 Arrays = dict[str, Any]  # each a NumPy array, or a tree of them
 
 
-def filled(
+def fill_pieces(
   num_pieces: int,
   init: Callable[[], Arrays],
   fill: Callable[[Arrays, int], None],

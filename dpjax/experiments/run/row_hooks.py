@@ -51,7 +51,7 @@ class RowHook:
     self._name = name
     self._log: Log | None = None
     self._end: Callable[[], Any] | None = None
-    begun = self._guarded(begin)
+    begun = self._guard(begin)
     if begun is not None:
       self._log, self._end = begun
 
@@ -60,16 +60,16 @@ class RowHook:
     log = self._log
     # The hook gets a copy, since it may change the row.
     if log is not None:
-      self._guarded(lambda: log(step, dict(row)))
+      self._guard(lambda: log(step, dict(row)))
 
   def close(self) -> None:
     """Ends the run in the hook's service; a second call does nothing."""
     end = self._end
     self._end = None
     if end is not None:
-      self._guarded(end)
+      self._guard(end)
 
-  def _guarded(self, call: Callable[[], Any]) -> Any:
+  def _guard(self, call: Callable[[], Any]) -> Any:
     try:
       return call()
     # A hook may raise any error, and SystemExit would end the run.

@@ -55,7 +55,7 @@ class RunKeys(NamedTuple):
   order: int  # 64 bits that depend on the seed alone: public orders and halves
 
 
-def drawn(
+def draw(
   seed: int,
   *,
   private: bool = True,
@@ -71,10 +71,10 @@ def drawn(
       system.
     release: whether the noise keys are those of a release.
 
-  >>> one, other = drawn(0), drawn(0)
+  >>> one, other = draw(0), draw(0)
   >>> bool(one.init == other.init), one.order == other.order, one.sampler == other.sampler
   (True, True, False)
-  >>> drawn(0, noise_seed=1).sampler == drawn(0, noise_seed=1).sampler
+  >>> draw(0, noise_seed=1).sampler == draw(0, noise_seed=1).sampler
   True
   """
   # A seed of NumPy's has another repr than the equal int.
@@ -105,7 +105,7 @@ def to_json(random: RunKeys) -> dict[str, str]:
 def from_json(seed: int, held: Mapping[str, str]) -> RunKeys:
   """Inverts `to_json`. The length of a noise key says its generator.
 
-  >>> random = drawn(0)
+  >>> random = draw(0)
   >>> from_json(0, to_json(random)) == random
   True
   """
@@ -138,7 +138,7 @@ def _draws_here(random: RunKeys) -> str:
   return hashlib.sha256(repr(found).encode()).hexdigest()
 
 
-def joined(*digests: bytes) -> bytes:
+def join(*digests: bytes) -> bytes:
   """Joins the digests of several data sets; a single digest is returned unchanged."""
   return digests[0] if len(digests) == 1 else hashlib.sha256(b"".join(digests)).digest()
 

@@ -122,7 +122,7 @@ def _beside(path: str) -> dict[str, Any]:
   return result if isinstance(result, dict) else {}
 
 
-def begun(path: str | None, params: Params) -> Params:
+def first_params(path: str | None, params: Params) -> Params:
   """Returns the first parameters of a run: those of the file `path`, or `params` if it is None.
 
   If the file lacks the last layer, `head`, or has other shapes there (for other classes), that
@@ -173,7 +173,7 @@ def pretrained_on(path: str | None, data_name: str, train: data.Dataset) -> list
   # A result.json beside weights of another format may belong to another file.
   unbound = file.endswith(".safetensors") or weight_folders.is_checkpoint(file)
   with validate.about("pretrained", path):
-    result = _beside(file) if unbound else result_of(file, _nested(read(file)))
+    result = _beside(file) if unbound else result_of(file, _nest(read(file)))
   if result is None:
     raise UserError(
       "no result.json of these parameters lies beside it, so nothing says which data they know, "
@@ -188,7 +188,7 @@ def pretrained_on(path: str | None, data_name: str, train: data.Dataset) -> list
     known.insert(0, _UNNAMED)
   seen = bare(data_name) in map(bare, known)
   # The data are compared by digest as well as by name: the same records may have another name.
-  remembered = workdir.remembered(pathlib.Path(file).parent) or {}
+  remembered = workdir.recall(pathlib.Path(file).parent) or {}
   if seen or run_keys.data_of(remembered) == data.digest(train):
     raise UserError(
       f"was trained on {data_name!r}, the data of this run, whose epsilon would leave out what "
@@ -210,7 +210,7 @@ def bare(name: str) -> str:
   return name if names.is_path(name) else name.partition(":")[0]
 
 
-def _nested(arrays: Mapping[str, np.ndarray]) -> dict[str, Any]:
+def _nest(arrays: Mapping[str, np.ndarray]) -> dict[str, Any]:
   """Returns the tree of nested dicts in which the array "a/b" has the keys "a" and "b"."""
   split = {tuple(name.split("/")): leaf for name, leaf in arrays.items()}
   try:
@@ -219,16 +219,16 @@ def _nested(arrays: Mapping[str, np.ndarray]) -> dict[str, Any]:
     raise UserError("one array has the name of a folder of others") from error
 
 
-def assumed(path: str | None, known: list[str]) -> str:
+def assumption(path: str | None, known: list[str]) -> str:
   """Returns the assumption of a run whose first parameters were trained on users' data; "" for
   other runs.
 
   Nothing can check whether a record of this run is among the users' data: names may differ, and so
   may the records' order, number and preprocessing. So the guarantee is a claim, not a proof.
 
-  >>> assumed("a/params.npz", ["random_process"]), assumed(None, [])
+  >>> assumption("a/params.npz", ["random_process"]), assumption(None, [])
   ('', '')
-  >>> assumed("a/params.npz", ["mnist"])
+  >>> assumption("a/params.npz", ["mnist"])
   'no record of this run is known to a/params.npz, which was trained on mnist'
   """
   if path is None or set(known) <= set(SYNTHETIC):

@@ -26,7 +26,7 @@ def usual_relation(scheme: Scheme | None) -> str:
   return scheme.kind.relations[0]
 
 
-def stated(real: int, declared: int | None, *, relation: str) -> int | None:
+def named_size(real: int, declared: int | None, *, relation: str) -> int | None:
   """Returns the number of records that a guarantee may name; None: the number is secret, and no
   constant is declared.
 
@@ -38,8 +38,9 @@ def stated(real: int, declared: int | None, *, relation: str) -> int | None:
     declared: declared constant; None: no number was declared.
     relation: neighboring relation of the guarantee.
 
-  >>> stated(99, None, relation="add_or_remove_one"), stated(99, None, relation="replace_one")
-  (None, 99)
+  >>> named_size(99, None, relation="add_or_remove_one")
+  >>> named_size(99, None, relation="replace_one")
+  99
   """
   return declared if relation == ADD_OR_REMOVE_ONE else real
 

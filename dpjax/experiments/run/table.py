@@ -38,7 +38,7 @@ class Table:
     """Raises UserError if what is to be written cannot come from such runs. It is called once,
     before the first run begins."""
 
-  def kept(self, config: Any, result: dict[str, Any]) -> dict[str, Any]:
+  def keep(self, config: Any, result: dict[str, Any]) -> dict[str, Any]:
     """Returns the entries of a run's row from its result; here all."""
     return result
 

@@ -22,7 +22,7 @@ CONFIG = "config.json"
 PARAMS = "params.npz"
 # Key of result.json: digests of the files beside it.
 FILES = "files_sha256"
-# Key of result.json and of run.json (`remember`): digest of config and result (`sealed`).
+# Key of result.json and of run.json (`remember`): digest of config and result (`seal_of`).
 SEAL = "run_sha256"
 # File of what a run stores in order to resume (`remember`), as secret as its checkpoints.
 _MEMORY = f"{checkpoint.FOLDER}/run.json"
@@ -31,9 +31,10 @@ _MEMORY = f"{checkpoint.FOLDER}/run.json"
 _UNBOUND = (CONFIG, writers.RESULT, writers.LOCK, *writers.REPORT)
 
 
-def written(workdir: pathlib.Path, config: Config) -> dict[str, Any]:
-  """Returns the config as the run in this folder wrote it (`known`), from which its names are made:
-  a version with more fields gives it no other names. Without such a run: as it would be written.
+def config_of(workdir: pathlib.Path, config: Config) -> dict[str, Any]:
+  """Returns the config as the run in this folder wrote it (`recall_for`), from which its names are
+  made: a version with more fields gives it no other names. Without such a run: as it would be
+  written.
   """
   path = workdir / CONFIG
   return (
@@ -56,7 +57,7 @@ def _differences(there: Any, config: Config) -> list[str]:
   return [*config_names.differences(there, identity(here))]
 
 
-def known(workdir: pathlib.Path, config: Config) -> dict[str, Any] | None:
+def recall_for(workdir: pathlib.Path, config: Config) -> dict[str, Any] | None:
   """Returns the data that the run with this config stored (`remember`). None: it has not begun.
 
   Raises:
@@ -73,7 +74,7 @@ def known(workdir: pathlib.Path, config: Config) -> dict[str, Any] | None:
         field="workdir",
         value=workdir,
       )
-    return remembered(workdir)
+    return recall(workdir)
   begun = files.half_written(path) | checkpoint.half_written(workdir)
   for there in workdir.rglob("*"):
     # A run uses fixed file names, so it could overwrite files that it did not write.
@@ -87,14 +88,14 @@ def known(workdir: pathlib.Path, config: Config) -> dict[str, Any] | None:
 def claim(workdir: pathlib.Path, config: Config) -> dict[str, Any] | None:
   """Stores the config in the directory, which then belongs to this run. Returns what the run stored
   there before, as `known` does, and raises its errors."""
-  stored = known(workdir, config)
+  stored = recall_for(workdir, config)
   if not (workdir / CONFIG).exists():
     writers.write_json(workdir / CONFIG, choices.to_dict(config))
   return stored
 
 
 @contextmanager
-def released_if_refused(
+def release_if_refused(
   workdir: pathlib.Path, may_release: Callable[[], bool]
 ) -> Iterator[None]:
   """Removes a run's files from a claimed folder if the run is refused before its first step.
@@ -121,7 +122,7 @@ def released_if_refused(
     raise
 
 
-def remembered(workdir: pathlib.Path) -> dict[str, Any] | None:
+def recall(workdir: pathlib.Path) -> dict[str, Any] | None:
   """Reads what `remember` wrote in this folder.
 
   Returns {} for a run that has begun and stored nothing, and None for a run that has not begun.
@@ -146,7 +147,7 @@ def remember(workdir: pathlib.Path, meta: Mapping[str, Any]) -> None:
 # --- result
 
 
-def sealed(config: Mapping[str, Any], result: Mapping[str, Any]) -> str:
+def seal_of(config: Mapping[str, Any], result: Mapping[str, Any]) -> str:
   """Returns a public digest of the content of config.json, which a run writes once, and of a result
   without its own digest."""
   unsealed = {name: value for name, value in result.items() if name != SEAL}
@@ -156,17 +157,17 @@ def sealed(config: Mapping[str, Any], result: Mapping[str, Any]) -> str:
 def write_result(
   workdir: pathlib.Path, config: Config, result: Mapping[str, Any]
 ) -> dict[str, Any]:
-  """Writes result.json, bound to its run (see `finished`); returns its content."""
-  seal = sealed(written(workdir, config), result)
-  # The digest is stored first, since `finished` would refuse a result without a stored digest.
+  """Writes result.json, bound to its run (see `finished_result`); returns its content."""
+  seal = seal_of(config_of(workdir, config), result)
+  # The digest is stored first, since `finished_result` refuses a result without a stored digest.
   if (workdir / _MEMORY).exists():
-    remember(workdir, {**(remembered(workdir) or {}), SEAL: seal})
+    remember(workdir, {**(recall(workdir) or {}), SEAL: seal})
   sealed_result = {**result, SEAL: seal}
   writers.write_result(workdir, sealed_result)
   return sealed_result
 
 
-def finished(workdir: pathlib.Path, config: Config) -> dict[str, Any] | None:
+def finished_result(workdir: pathlib.Path, config: Config) -> dict[str, Any] | None:
   """Returns the content of result.json of this config's run; None: there is no result yet.
 
   The entry `run_sha256` is a digest of config and result, also stored beside the checkpoints. So an
@@ -182,10 +183,8 @@ def finished(workdir: pathlib.Path, config: Config) -> dict[str, Any] | None:
     return None
   result = writers.read_json(path)
   seals = {result.get(SEAL) if isinstance(result, dict) else None}
-  seals |= (
-    {(remembered(workdir) or {}).get(SEAL)} if (workdir / _MEMORY).exists() else set()
-  )
-  if None in seals or seals != {sealed(written(workdir, config), result)}:
+  seals |= {(recall(workdir) or {}).get(SEAL)} if (workdir / _MEMORY).exists() else set()
+  if None in seals or seals != {seal_of(config_of(workdir, config), result)}:
     raise UserError(
       f"its {path.name} is not the result of this run; take it away, or choose "
       "another directory, nothing was changed",

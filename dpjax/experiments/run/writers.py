@@ -444,7 +444,7 @@ class _Events:
   def __init__(self, folder: pathlib.Path, purge_step: int):
     from dpjax import optional
 
-    with optional.needed():
+    with optional.require_extra():
       from tensorboardX import event_file_writer, summary
       from tensorboardX.proto import event_pb2
 

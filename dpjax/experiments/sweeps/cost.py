@@ -125,7 +125,7 @@ def _bound(total: dict[str, Any], num_data_sets: int) -> str:
     )
   epsilon = upper(total["epsilon"])
   delta = upper(total["delta"])
-  failed = guarantee.named(total["failed_assumptions"])
+  failed = guarantee.names_of(total["failed_assumptions"])
   claim = f"; nothing is proved; fails or is assumed: {failed}" if failed else ""
   overlap = (
     f" They are on {num_data_sets} data sets, which may overlap: that is the bound for "

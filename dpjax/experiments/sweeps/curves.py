@@ -75,13 +75,13 @@ class Curves(Table):
     if not y.startswith("test_"):
       return
     run = experiment_of(config)
-    _, phase = experiment.begun_story(run, data, run.new_keys())
+    _, phase = experiment.begin_story(run, data, run.new_keys())
     # A kind of several phases may score in a later one alone.
     if phase.evaluate is not None:
-      scores = experiment.scored(phase, experiment.begun(phase))
+      scores = experiment.score(phase, experiment.begin(phase))
       validate.one_of(sorted(scores), y=y)
 
-  def kept(self, config: Any, result: Row) -> Row:
+  def keep(self, config: Any, result: Row) -> Row:
     sweep = self.sweep
     known = {*_config_axes(sweep, config), "variant", "label", "seed", None}
     drawn = {"x": sweep.x, "y": sweep.y, "series": sweep.series}

@@ -107,7 +107,7 @@ def run(runs: Runs, workdir: pathlib.Path, only: str | None = None) -> list[Row]
   Returns:
     One row for each point that this call ran or found finished: name, status ("done" or "failed"),
     error, population (`cost.population`), the point's facts and, if it is done, the entries of
-    `table.kept`. sweep.json also holds the failed runs of earlier calls.
+    `table.keep`. sweep.json also holds the failed runs of earlier calls.
 
   Raises:
     UserError: `only` fits no point; JAX runs in several processes; the folder holds something else,
@@ -124,16 +124,16 @@ def run(runs: Runs, workdir: pathlib.Path, only: str | None = None) -> list[Row]
     )
   check_own(workdir, FILE, "points")
   table = runs.table
-  now = grouped(_ready(part(runs.points, only, workdir), table))
+  now = in_order(_ready(part(runs.points, only, workdir), table))
   for point in now:
     # A run of another config is refused before the first run, and before sweep.json is written.
-    owner.known(folder(workdir, point.name), point.config)
+    owner.recall_for(folder(workdir, point.name), point.config)
   fresh = not workdir.exists()
   workdir.mkdir(parents=True, exist_ok=True)
   whole = _Files(runs, workdir)
   rows: dict[str, Row] = {}
   saved = lambda: f"{len(rows)} of {len(now)} runs have ended"
-  with writers.space_on_disk(workdir, saved), _removed_if_refused(workdir, fresh=fresh):
+  with writers.space_on_disk(workdir, saved), _remove_if_refused(workdir, fresh=fresh):
     work = _Work(runs, workdir)
     ran_any = False
     for point, row, ran in _outcomes(now, work):
@@ -193,7 +193,7 @@ def _ready(points: list[Point], table: Table) -> list[Point]:
 
 
 @contextlib.contextmanager
-def _removed_if_refused(workdir: pathlib.Path, *, fresh: bool) -> Iterator[None]:
+def _remove_if_refused(workdir: pathlib.Path, *, fresh: bool) -> Iterator[None]:
   """Removes a new folder in which nothing was written if the block raises UserError."""
   try:
     yield
@@ -253,7 +253,7 @@ class _Work:
 
   def _row(self, point: Point, at: pathlib.Path) -> Row:
     try:
-      result = finished(point, at)
+      result = finished_result(point, at)
       # A run with checkpoints stores a digest of its data. It is started even if it has finished,
       # so that it compares its data with the digest.
       if result is None or (at / checkpoint.FOLDER).is_dir():
@@ -263,14 +263,14 @@ class _Work:
       of_all = WholeSweep | writers.Busy | writers.Unwritable
       if self._alone or isinstance(error, of_all):
         raise
-      return _failed(point, at, error)
+      return _failed_row(point, at, error)
     try:
-      return done(point, self._table, result)
+      return row_of(point, self._table, result)
     except UserError as error:
       if self._alone:
         raise
       self.undrawn = error
-      return _failed(point, at, error)
+      return _failed_row(point, at, error)
 
   def _result(self, point: Point, at: pathlib.Path, *, new: bool) -> Row:
     data = self._load(point.config)
@@ -289,7 +289,7 @@ class _Work:
     return writers.read_json(at / writers.RESULT)
 
 
-def finished(point: Point, at: pathlib.Path) -> Row | None:
+def finished_result(point: Point, at: pathlib.Path) -> Row | None:
   """Returns the result of a point whose run has finished; None if it has not.
 
   Raises:
@@ -297,22 +297,22 @@ def finished(point: Point, at: pathlib.Path) -> Row | None:
   """
   if not (at / owner.CONFIG).exists():
     return None
-  owner.known(at, point.config)
-  return owner.finished(at, point.config)
+  owner.recall_for(at, point.config)
+  return owner.finished_result(at, point.config)
 
 
-def _failed(point: Point, at: pathlib.Path, error: UserError) -> Row:
+def _failed_row(point: Point, at: pathlib.Path, error: UserError) -> Row:
   """Returns the row of a failed run. If it has finished, the row has what the run guarantees."""
   try:
-    result = finished(point, at) or {}
+    result = finished_result(point, at) or {}
   except UserError:
     result = {}
   row = {**head(point), **point.facts, "status": "failed", "error": str(error)}
   row["refusal"] = error.facts()
-  return row | _guaranteed(result)
+  return row | _guarantee(result)
 
 
-def _guaranteed(result: Row) -> Row:
+def _guarantee(result: Row) -> Row:
   return {name: result[name] for name in _GUARANTEE if name in result}
 
 
@@ -322,11 +322,11 @@ def head(point: Point) -> Row:
   return {"name": point.name, "status": "done", "error": None, "population": population}
 
 
-def done(point: Point, table: Table, result: Row) -> Row:
+def row_of(point: Point, table: Table, result: Row) -> Row:
   """Returns the row of a finished run. What it guarantees is what its result says, though a config
   of some kind may have a field of that name."""
-  kept = table.kept(point.config, result)
-  return {**head(point), **kept, **point.facts, **_guaranteed(result)}
+  kept = table.keep(point.config, result)
+  return {**head(point), **kept, **point.facts, **_guarantee(result)}
 
 
 def _is_open(row: Row | None) -> bool:
@@ -353,7 +353,7 @@ class _Files:
         for point in self._points
         if _is_open(rows.get(point.name)) and (row := self._read(point)) is not None
       }
-      rows = self._failed() | rows | others
+      rows = self._failed_rows() | rows | others
       self._save([rows[point.name] for point in self._points if point.name in rows])
 
   @contextlib.contextmanager
@@ -371,12 +371,12 @@ class _Files:
   def _read(self, point: Point) -> Row | None:
     """Returns the row of a point that has finished; None if it has not, or is of another config."""
     try:
-      result = finished(point, folder(self._workdir, point.name))
-      return None if result is None else done(point, self._table, result)
+      result = finished_result(point, folder(self._workdir, point.name))
+      return None if result is None else row_of(point, self._table, result)
     except UserError:
       return None
 
-  def _failed(self) -> dict[str, Row]:
+  def _failed_rows(self) -> dict[str, Row]:
     """Reads the failed runs of earlier calls from sweep.json."""
     path = self._workdir / FILE
     if not path.exists():
@@ -414,7 +414,7 @@ class _Files:
     self._table.write(self._workdir, finished_rows, title=self._runs.title, last=last)
 
 
-def grouped(points: Iterable[Point]) -> list[Point]:
+def in_order(points: Iterable[Point]) -> list[Point]:
   """Returns the points, ordered so that equal data are prepared once."""
   groups: dict[str, list[Point]] = {}
   for point in points:

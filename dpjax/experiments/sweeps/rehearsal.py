@@ -39,7 +39,7 @@ def report(runs: Runs, workdir: pathlib.Path | str, *, only: str | None = None) 
   load = engine.LastData(lambda run: experiment_of(run).data())
 
   def rehearse(point: Point) -> Planned:
-    return experiment_of(point.config).rehearsed(load(point.config))
+    return experiment_of(point.config).rehearse(load(point.config))
 
   def state(point: Point, folder: pathlib.Path) -> str:
     run = experiment_of(point.config)
@@ -66,7 +66,7 @@ def _of_points(
   over = 0
   seen = {}
   failures: dict[str, UserError] = {}
-  for point in _shown(engine.grouped(all_points)):
+  for point in _show(engine.in_order(all_points)):
     try:
       with naming(point.config):
         there = state(point, engine.folder(workdir, point.name))
@@ -101,10 +101,10 @@ def _of_points(
     "memory": dry_run.memory(),
     "workdir": str(workdir),
   }
-  return dry_run.aligned(head | lines)
+  return dry_run.align(head | lines)
 
 
-def _shown(all_points: list[Point]) -> Iterator[Point]:
+def _show(all_points: list[Point]) -> Iterator[Point]:
   """Yields the points under a progress bar, because the rehearsal of a point may take a while."""
   with writers.Progress(len(all_points), 0, "rehearsed") as bar:
     for point in all_points:
@@ -113,7 +113,7 @@ def _shown(all_points: list[Point]) -> Iterator[Point]:
 
 
 def _of_selection(runs: Runs, workdir: pathlib.Path | str, rehearse: Rehearse) -> str:
-  settings, chosen = tuning.planned(runs, engine.LastData(loop.load))
+  settings, chosen = tuning.plan_selection(runs, engine.LastData(loop.load))
   seconds = math.fsum(rehearse(point).seconds for point in settings) / len(settings)
   mean = tuning.selection_of(runs).mean_trials
   minutes = mean * seconds / 60
@@ -124,4 +124,4 @@ def _of_selection(runs: Runs, workdir: pathlib.Path | str, rehearse: Rehearse) -
     "memory": dry_run.memory(),
     "workdir": str(workdir),
   }
-  return dry_run.aligned(lines)
+  return dry_run.align(lines)

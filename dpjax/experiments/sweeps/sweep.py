@@ -112,14 +112,14 @@ class Sweep(WithChoices):
       )
 
 
-def listed(named: Named) -> list[tuple[str, Any]]:
+def list_configs(named: Named) -> list[tuple[str, Any]]:
   """Returns what a file yields, each config as it is when it is yielded: a file may change one
   config from run to run, and yield it again. Of too many runs one more than allowed is returned.
 
   >>> def runs(config):
   ...   for config.num_steps in (1, 2):
   ...     yield "run", config
-  >>> [run.num_steps for _, run in listed(runs(TrainConfig()))]
+  >>> [run.num_steps for _, run in list_configs(runs(TrainConfig()))]
   [1, 2]
   """
   return [copy.deepcopy(entry) for entry in itertools.islice(named, rules.MOST_RUNS + 1)]
@@ -142,12 +142,12 @@ def points(named: Named, config: Any = None) -> list[Point]:
   ['epsilon-2_seed=0', 'epsilon-2_seed=1']
   """
   if isinstance(config, Sweep):
-    common.typed(config)
+    common.check_types(config)
     _check_lists(config)
   asked = config.seeds if isinstance(config, Sweep) else None
   seeds: list[Any] = [None] if asked is None else asked
   # Runs are counted before they are checked: a mistyped loop may ask for billions of runs.
-  entries = listed(named)
+  entries = list_configs(named)
   count = len(entries) * len(seeds)
   if not 1 <= count <= rules.MOST_RUNS:
     empty = "" if entries or not isinstance(config, Sweep) else _empty_lists(config)
@@ -167,7 +167,7 @@ def points(named: Named, config: Any = None) -> list[Point]:
       run = _without_noise(run)
       kinds.check(run)
     except UserError as error:
-      raise _placed(error, name, run, config) from error
+      raise _place(error, name, run, config) from error
     facts = {"label": name, "variant": name.split(" @ ")[0]}
     for seed in seeds:
       its = run if seed is None else fields.replace(run, "seed", seed)
@@ -220,7 +220,7 @@ def _without_noise(config: Any) -> Any:
   )
 
 
-def _placed(error: UserError, name: str, run: Any, config: Any) -> UserError:
+def _place(error: UserError, name: str, run: Any, config: Any) -> UserError:
   """Returns the error of a run, with the field that the user set: one of the sweep's base, or of
   this run alone."""
   base = config.base if isinstance(config, Sweep) else config

@@ -98,7 +98,7 @@ class Trial(build.Central):
     self.chosen = chosen
 
   def train(self, data: Any, keys: RunKeys) -> Story:
-    run = build.assembled(self.config, data, keys)
+    run = build.assemble_loaded(self.config, data, keys)
     run = run._replace(guarantee=self.chosen.of_run(run.guarantee))
     return single(build.phase(self.config, run))
 
@@ -125,8 +125,8 @@ def run_selection(runs: Runs, workdir: str | os.PathLike) -> dict[str, Any]:
   validate.folder(workdir=workdir)
   workdir = pathlib.Path(workdir)
   load = LastData(loop.load)
-  settings, chosen = planned(runs, load)  # before anything runs
-  _kept(workdir, runs)  # a folder of something else gets no lock
+  settings, chosen = plan_selection(runs, load)  # before anything runs
+  _stored(workdir, runs)  # a folder of something else gets no lock
   workdir.mkdir(parents=True, exist_ok=True)
   saved = lambda: "runs that have ended are kept"
   # The folder is locked, because two processes at once would draw two numbers of trials.
@@ -195,7 +195,7 @@ def _publish(
   owner.write_result(best, config, released)
 
 
-def planned(runs: Runs, load: LastData) -> tuple[list[Point], Chosen]:
+def plan_selection(runs: Runs, load: LastData) -> tuple[list[Point], Chosen]:
   """Returns (the settings to choose among, the cost of the choice).
 
   Raises:
@@ -311,7 +311,7 @@ def selection_cost(plan: Plan, runs: Runs, assumptions: tuple[str, ...]) -> Chos
 def _line(
   plan: Plan, one_run: float, epsilon: float, delta: float, assumptions: tuple[str, ...]
 ) -> str:
-  fails = guarantee.named(assumptions)
+  fails = guarantee.names_of(assumptions)
   kind = f"CLAIMED; nothing is proved; fails or is assumed: {fails}" if fails else "proved"
   return (
     f"One run is (epsilon = {upper(one_run)}, delta = {upper(plan.delta)})"
@@ -416,7 +416,7 @@ def _identity(runs: Runs) -> Any:
   return json.loads(json.dumps(writers.plain(held), default=str))
 
 
-def _kept(workdir: pathlib.Path, runs: Runs) -> dict[str, Any] | None:
+def _stored(workdir: pathlib.Path, runs: Runs) -> dict[str, Any] | None:
   """Returns what the selection stored of its trials in the folder; None: it has not begun.
 
   Raises:
@@ -442,7 +442,7 @@ def _trials(workdir: pathlib.Path, runs: Runs) -> list[tuple[int, int]] | None:
   The seeds are random, not consecutive, so that the winner's seed does not reveal how many runs
   there were.
   """
-  saved = _kept(workdir, runs)
+  saved = _stored(workdir, runs)
   if saved is not None:
     drawn = saved["trials"]
     return None if drawn is None else [(choice, seed) for choice, seed in drawn]

@@ -21,7 +21,7 @@ from dpjax.federated.aggregators.robust import (
 from dpjax.federated.described import aggregator, minority
 from dpjax.types import Array
 
-# Two distances in units of the spread (`unit` in `_centred`). A point beyond _FAR is moved towards
+# Two distances in units of the spread (`unit` in `_centre`). A point beyond _FAR is moved towards
 # the centre, to distance _FAR. Points within _NEAR of each other count as equal.
 _FAR = 1e15
 _NEAR = 1e-5
@@ -36,7 +36,7 @@ class Certificate(NamedTuple):
   num_iterations: Array  # []
 
 
-def _centred(messages: Any, kept: Array) -> tuple[Any, Array, Any]:
+def _centre(messages: Any, kept: Array) -> tuple[Any, Array, Any]:
   """Returns (centre, unit, points) with messages = centre + unit * points.
 
   The centre is the median of each coordinate. A distance from it is the largest difference in a
@@ -144,7 +144,7 @@ def geometric_median(num_iterations: int = 1000) -> Aggregator:
 
   def combine(messages: Any, kept: Array, counts: Counts) -> Any:
     del counts
-    centre, unit, points = _centred(messages, kept)
+    centre, unit, points = _centre(messages, kept)
     point, certificate = _weiszfeld(points, kept, num_iterations)
     return jax.tree.map(lambda c, p: c + unit * p, centre, point), certificate
 

@@ -14,7 +14,7 @@ from dpjax.types import Array
 from dpjax.validate import UserError
 
 
-def _trimmed(n: int, *, trim: float) -> int:
+def _num_trimmed(n: int, *, trim: float) -> int:
   # As in `trimmed_mean`, 1e-6 makes up for products just below an integer, such as 0.29 * 100.
   return int(trim * n + 1e-6)
 
@@ -22,7 +22,7 @@ def _trimmed(n: int, *, trim: float) -> int:
 @aggregator(
   source="Yin et al. 2018",
   stands_up_to="floor(trim n) of them",
-  tolerates=_trimmed,
+  tolerates=_num_trimmed,
   options={"trim": 0.1},
 )
 def trimmed_mean(trim: float) -> Aggregator:

@@ -42,7 +42,7 @@ class Personal(NamedTuple):
     return self.local.key
 
 
-def mixed(personal: Params, shared: Params, alpha: ArrayLike) -> Params:
+def mix(personal: Params, shared: Params, alpha: ArrayLike) -> Params:
   """Returns alpha * personal + (1 - alpha) * shared, the model that a client of APFL uses."""
   return jax.tree.map(lambda v, w: alpha * v + (1 - alpha) * w, personal, shared)
 
@@ -63,7 +63,7 @@ def apfl_client(
 
   def step(received: Received, personal: Personal, examples: Any, mask: Array) -> Personal:
     # v, alpha and w all move from their values before this step, as in algorithm 1.
-    mixture = mixed(personal.params, personal.local.params, personal.alpha)
+    mixture = mix(personal.params, personal.local.params, personal.alpha)
     gradient, _ = grad_fn(mixture, examples, mask)
     updates, opt_state = own_tx(personal.key).update(
       trees.scale(gradient, personal.alpha), personal.opt_state, personal.params, mask=mask
@@ -102,7 +102,7 @@ def apfl_client(
     "alpha": functools.partial(validate.number_in, 0, 1),
     "alpha_learning_rate": validate.non_negative,
   },
-  personal=lambda server, kept: mixed(kept.params, server, kept.alpha),
+  personal=lambda server, kept: mix(kept.params, server, kept.alpha),
   played={"alpha": 0.5},
 )
 def apfl(
@@ -122,7 +122,7 @@ def apfl(
   -alpha_learning_rate <v - w, gradient at the mixture> (section 4). alpha is kept within [0, 1].
 
   `state.memories.rows(clients)` returns v and alpha of `clients` (`PersonalMemory`). A client
-  uses the model `mixed(v, state.params, alpha)`. If alpha stays 0, this is `fed_avg`; if alpha
+  uses the model `mix(v, state.params, alpha)`. If alpha stays 0, this is `fed_avg`; if alpha
   stays 1, each client uses v, which it trains alone.
   """
   validate.number_in(0, 1, alpha=alpha)

@@ -57,10 +57,10 @@ def split(params: Params, kept: Kept) -> tuple[Any, Any]:
   return part(False), part(True)
 
 
-def joined(part: Any, other: Any) -> Any:
+def join(part: Any, other: Any) -> Any:
   """Returns the tree with the leaves of `part`, and those of `other` where `part` has None.
 
-  >>> joined({"head": None, "norm_0": 2}, {"head": 1, "norm_0": 7})
+  >>> join({"head": None, "norm_0": 2}, {"head": 1, "norm_0": 7})
   {'head': 1, 'norm_0': 2}
   """
   missing = lambda leaf: leaf is None
@@ -89,7 +89,7 @@ def check_parts(params: Params, kept: Kept) -> None:
   keeps_state=True,
   records=True,
   checks={"kept": _pattern},
-  personal=lambda server, kept: joined(kept, server),
+  personal=lambda server, kept: join(kept, server),
 )
 def fed_bn(
   loss_fn: LossFn,
@@ -110,7 +110,7 @@ def fed_bn(
   itself.
 
   The server's parameters hold the first values of what clients keep. `state.memories.rows(clients)`
-  returns what `clients` keep; a client uses `joined(kept, state.params)`.
+  returns what `clients` keep; a client uses `join(kept, state.params)`.
 
   Guarantee: with a private aggregator, that of `fed_avg` for the shared parameters, since a message
   holds nothing else. If every client takes part by a coin of its own (Poisson sampling), it also
@@ -143,14 +143,14 @@ def fed_bn(
   )
 
   def init(received: Received, memory: Any, num_examples: Array, key: Array) -> Local:
-    whole = received._replace(params=joined(memory, received.params))
+    whole = received._replace(params=join(memory, received.params))
     return training.init(whole, memory, num_examples, key)
 
   inner = optimizing_server(server_tx)
 
   def apply(params: Params, state: Any, mean: Any, size: Array) -> tuple[Params, Any]:
     shared, state = inner.apply(split(params, kept)[0], state, mean, size)
-    return joined(shared, params), state
+    return join(shared, params), state
 
   def first(params: Params) -> Any:
     check_parts(params, kept)

@@ -40,14 +40,14 @@ def _scores(loss_fn: LossFn) -> ClientAlgorithm:
   def init(received: Received, memory: Any, num_examples: Array, key: Array) -> Local:
     count = jax.tree.leaves(received.params)[0].shape[0]
     sums = jnp.zeros(count, jnp.float32)
-    return clients.begun(sums, None, memory, num_examples, key)
+    return clients.begin(sums, None, memory, num_examples, key)
 
   def step(received: Received, local: Local, examples: Any, mask: Array) -> Local:
     total = lambda params: clients.batch_loss(loss_fn, params, examples, mask)[1]
     totals = jax.vmap(total)(received.params)  # [K]
     # The loop over steps needs sums of one type, also for losses in float64.
     sums = local.params + totals.astype(local.params.dtype)
-    return local._replace(params=sums).counted(mask)
+    return local._replace(params=sums).add_counts(mask)
 
   def finish(received: Received, local: Local) -> Any:
     del received
@@ -174,7 +174,7 @@ def hyp_cluster(
     # A model with a NaN loss is chosen only if all losses are NaN or infinite.
     losses = jnp.where(jnp.isnan(losses), jnp.inf, losses)
     chosen = jnp.argmin(losses, axis=1)
-    memories = state.memories.replaced(cohort.ids, chosen)  # pyright: ignore[reportOptionalMemberAccess]
+    memories = state.memories.replace_rows(cohort.ids, chosen)  # pyright: ignore[reportOptionalMemberAccess]
     return training.round(state._replace(memories=memories), cohort)
 
   return FederatedAlgorithm(init, one_round, training.cohorts)

@@ -118,12 +118,12 @@ def _block(cohort: Cohort, places: np.ndarray, size: int, data: Any) -> ClientBl
   members = [cohort.batches[place] for place in places]
   client_data = None
   if data is not None:
-    members, client_data = _gathered(members, data, size)
+    members, client_data = _gather(members, data, size)
   num_steps = max(1, bucket(max(len(member.mask) for member in members)))
   width = max(member.mask.shape[1] for member in members)
   steps = np.array([len(member.mask) for member in members], np.int32)
   members += [jax.tree.map(np.zeros_like, members[0])] * (size - len(places))
-  padded = [member.padded(num_steps, width) for member in members]
+  padded = [member.pad(num_steps, width) for member in members]
   missing = size - len(places)
   indices = np.concatenate([places, np.full(missing, places[0])])
   # Padding gets the numbers of no client. With a client's number it would repeat that client's
@@ -140,7 +140,7 @@ def _block(cohort: Cohort, places: np.ndarray, size: int, data: Any) -> ClientBl
   )
 
 
-def _gathered(
+def _gather(
   members: Sequence[LocalBatches], data: Any, size: int
 ) -> tuple[list[LocalBatches], Any]:
   """Returns (members whose examples are row numbers of the gathered data, gathered data).
@@ -212,7 +212,7 @@ def run_block(
   if any(map(clients_apart.is_wide, jaxprs.every_equation(jaxpr))):
     run_client = clients_apart.clients_apart(run_client)
   sent, memories, info = gradients.canonical_convolutions(jax.vmap(run_client))(*each)
-  return shared.collected(partial, context.state, sent, block.mask), memories, info
+  return shared.collect(partial, context.state, sent, block.mask), memories, info
 
 
 class Dispatch(NamedTuple):
@@ -253,7 +253,7 @@ class Blocks:
     pairs = ((shared.row(memories, block.places), block) for block in cut)
     return context._replace(memories=None), pairs
 
-  def _dispatched(
+  def _dispatch(
     self, context: Context, cohort: Cohort
   ) -> Iterator[tuple[ClientBlock, Any]]:
     """Yields each block with its pending results."""
@@ -264,7 +264,7 @@ class Blocks:
       pair = pair if self._way.send is None else self._way.send(pair)
       yield block, self._way.program(context, *pair)
 
-  def _lowered(self, context: Context, cohort: Cohort) -> step_program.StepProgram:
+  def _lower(self, context: Context, cohort: Cohort) -> step_program.StepProgram:
     """Lowers the program of the first block, whose clients have the most steps, for the target of
     `made_for`."""
     context, pairs = self._cut(context, cohort)
@@ -272,20 +272,20 @@ class Blocks:
     if self._way.everywhere is None:
       context, first = step_program.on_device((context, first))
     else:
-      context = step_program.placed(context, lambda leaf: self._way.everywhere)
-      first = step_program.placed(first, lambda leaf: self._way.apart)
+      context = step_program.place_shapes(context, lambda leaf: self._way.everywhere)
+      first = step_program.place_shapes(first, lambda leaf: self._way.apart)
     lowered = self._way.program.lower(context, *first)  # type: ignore[attr-defined]
     return step_program.StepProgram(lowered, calls=1 + len(others))
 
   def __call__(self, context: Context, cohort: Cohort) -> Mapped:
     if made_for.current() is not None and cohort.size:
-      raise step_program.Reached(self._lowered(context, cohort))
+      raise step_program.Reached(self._lower(context, cohort))
     sums = None
     kept = []
     rows = []
     places = []
     for block, (collected, remembered, info) in _one_behind(
-      self._dispatched(context, cohort)
+      self._dispatch(context, cohort)
     ):
       if self.partial is not None:
         sums = collected if sums is None else self._add(sums, collected)

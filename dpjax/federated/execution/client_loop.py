@@ -90,15 +90,15 @@ class _Loop:
     sent, memory, info = self.client.finish(context.received, local)
     if self.partial is None:
       return sent, memory, info
-    sent = shared.stacked([sent])
-    more = shared.collected(self.partial, context.state, sent, jnp.ones(1, bool))
+    sent = shared.stack([sent])
+    more = shared.collect(self.partial, context.state, sent, jnp.ones(1, bool))
     return trees.add(sums, more), memory, info
 
   def _whole(self, context, place, who, n, batches, num_steps, sums) -> Any:
     local = self._local(context, place, who, n, batches, num_steps)
     return self._last(context, local, sums)
 
-  def _begun(self, context: Context, cohort: Cohort, place: int, threads: bool) -> Any:
+  def _begin(self, context: Context, cohort: Cohort, place: int, threads: bool) -> Any:
     """Returns a function from sums to (collected, client state, info) of the client at a place of
     the cohort.
 
@@ -112,7 +112,7 @@ class _Loop:
     # `num_steps` steps are used.
     silos = self.client.silos
     longest = len(batches.mask) if silos is None else silos.longest
-    batches = batches.padded(max(1, bucket(longest)))
+    batches = batches.pad(max(1, bucket(longest)))
     work = np.int32(place), who, n, batches, num_steps
     if self._at_once or not self._holds_convolution(context, cohort):
       return functools.partial(self._whole_program, context, *work)
@@ -130,15 +130,15 @@ class _Loop:
       self._convolves = has_convolution(self.client, context, busy)
     return self._convolves
 
-  def _all_begun(self, context: Context, cohort: Cohort) -> Iterator[Any]:
-    """Yields the result of `_begun` for each place in order. Threads, if there are several, work on
+  def _begin_all(self, context: Context, cohort: Cohort) -> Iterator[Any]:
+    """Yields the result of `_begin` for each place in order. Threads, if there are several, work on
     the next clients meanwhile."""
     several = self._num_threads > 1 and self._jit
     threads = several and self._holds_convolution(context, cohort)
 
     def begin(place: int) -> Any:
       with _naming(cohort.ids[place]):
-        return self._begun(context, cohort, place, threads)
+        return self._begin(context, cohort, place, threads)
 
     if not threads:
       yield from map(begin, range(cohort.size))
@@ -159,7 +159,7 @@ class _Loop:
     sums = nothing.sums
     rows = []
     done = []
-    for place, finish in enumerate(self._all_begun(context, cohort)):
+    for place, finish in enumerate(self._begin_all(context, cohort)):
       with _naming(cohort.ids[place]):
         collected, memory, info = finish(sums)
       sums = sums if self.partial is None else collected
@@ -173,7 +173,7 @@ class _Loop:
       return nothing
     joined = jax.tree.map(lambda *leaves: np.concatenate(leaves), *done)
     sent, memories, infos = joined
-    return Mapped(sums, sent, shared.all_remembered(memories, cohort.size), infos)
+    return Mapped(sums, sent, shared.stack_memories(memories, cohort.size), infos)
 
 
 @contextlib.contextmanager

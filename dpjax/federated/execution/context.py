@@ -55,7 +55,7 @@ def row(tree: ArrayTree, i: ArrayLike) -> Any:
   return jax.tree.map(lambda leaf: leaf[i], tree)
 
 
-def stacked(rows: Sequence[ArrayTree]) -> Any:
+def stack(rows: Sequence[ArrayTree]) -> Any:
   """Stacks trees with leaves [...] into one tree with leaves [len(rows), ...]."""
   return jax.tree.map(lambda *leaves: jnp.stack(leaves), *rows)
 
@@ -81,12 +81,12 @@ def step(
   return client.step(context.received, local, examples, batch.mask)
 
 
-def collected(partial: Partial, state: ArrayTree, sent: Sent, mask: ArrayLike) -> Any:
+def collect(partial: Partial, state: ArrayTree, sent: Sent, mask: ArrayLike) -> Any:
   """Returns the sums of the messages by `partial`; without `partial`, the messages themselves."""
   return sent if partial is None else partial(state, sent.message, sent.weight, mask)
 
 
-def all_remembered(memories: ArrayTree, count: int) -> tuple[Remembered, ...]:
+def stack_memories(memories: ArrayTree, count: int) -> tuple[Remembered, ...]:
   """Returns the states of `count` clients, leaves [count, ...], in one of few shapes."""
   if memories is None or not count:
     return ()
@@ -101,7 +101,7 @@ def nobody(client: ClientAlgorithm, partial: Partial) -> Callable[[Context], Map
 
   def run_client(context: Context, memory: Any) -> Any:
     sent, _, info = client.finish(context.received, begin(client, context, memory, 0, 0))
-    return collected(partial, context.state, stacked([sent]), jnp.ones(1, bool)), info
+    return collect(partial, context.state, stack([sent]), jnp.ones(1, bool)), info
 
   def empty(context: Context) -> Mapped:
     shape = lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype)
@@ -143,14 +143,14 @@ class Placed:
       return jax.device_put(leaf, may_alias=not leaf.flags.writeable)
     return leaf if isinstance(leaf, jax.Array) else jnp.asarray(leaf)
 
-  def _placed_leaf(self, leaf: Any) -> Any:
+  def _place_leaf(self, leaf: Any) -> Any:
     # Arrays are recognised by identity, since comparing their values would take too long.
     twins = [placed for original, placed in self._kept if original is leaf]
     return twins[0] if twins else self._place(leaf)
 
   def __call__(self, context: Context) -> Context:
     leaves, treedef = jax.tree.flatten(context.data)
-    placed = [self._placed_leaf(leaf) for leaf in leaves]
+    placed = [self._place_leaf(leaf) for leaf in leaves]
     self._kept = [
       (leaf, twin)
       for leaf, twin in zip(leaves, placed)

@@ -136,9 +136,9 @@ def _pays(chain: EqnChain, steps: int) -> bool:
 
 def axes(chain: EqnChain) -> ChosenAxes | None:
   """Returns the roles of the product's axes; None for a product without rows."""
-  labels = _chosen(chain.eqns[0])
+  labels = _chosen_axes(chain.eqns[0])
   for eqn in chain.eqns[1:-1]:
-    labels = labels and _moved(eqn, labels)
+    labels = labels and _move(eqn, labels)
   if labels is None:
     return None
   product = chain.eqns[-1]
@@ -167,7 +167,7 @@ def axes(chain: EqnChain) -> ChosenAxes | None:
   )
 
 
-def _chosen(eqn: Eqn) -> list[ChosenAxis] | None:
+def _chosen_axes(eqn: Eqn) -> list[ChosenAxis] | None:
   """Returns the axes of the chosen entries; None for a gather with batch axes."""
   rank = len(eqn.outvars[0].aval.shape)
   if eqn.primitive.name == "dynamic_slice":
@@ -187,7 +187,7 @@ def _chosen(eqn: Eqn) -> list[ChosenAxis] | None:
   ]
 
 
-def _moved(eqn: Eqn, labels: list[ChosenAxis]) -> list[ChosenAxis] | None:
+def _move(eqn: Eqn, labels: list[ChosenAxis]) -> list[ChosenAxis] | None:
   """Returns the axes after a transpose, or after axes of size 1 are added or dropped; else None."""
   name = eqn.primitive.name
   before = eqn.invars[0].aval.shape

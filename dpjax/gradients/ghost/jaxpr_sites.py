@@ -350,7 +350,7 @@ def _plan(eqn, values, loops, ids) -> Step:
     known = result.source._replace(layer=layer)
     return step._replace(values=(result._replace(source=known),))
   if Kind.DATA not in kinds:
-    return Step(eqn, _transformed(eqn, values))
+    return Step(eqn, _transform(eqn, values))
   if name in REMATS:
     return _enter(eqn, eqn.params["jaxpr"], values, loops, ids)
   if name == "scan":
@@ -358,7 +358,7 @@ def _plan(eqn, values, loops, ids) -> Step:
   return _meet(eqn, values, loops, ids)
 
 
-def _transformed(eqn, values) -> tuple[Value, ...]:
+def _transform(eqn, values) -> tuple[Value, ...]:
   """Returns kinds and sources of the results of an equation on parameters alone."""
   if eqn.primitive.name == "stop_gradient":
     return (_CONST,) * len(eqn.outvars)

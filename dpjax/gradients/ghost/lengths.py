@@ -4,7 +4,7 @@ A square below the smallest normal number (1e-38 in float32) becomes 0. So a sum
 lack n times that number. A product of two such sums lacks more. `longest` is the norm with the
 largest possible loss added. It is never less than the true norm, up to rounding. It equals `norm`
 bit for bit unless squares are near the smallest normal number. A norm that overflows is infinite or
-NaN. If underflow or overflow changes the clip factor, `scaled` gives the norm in another pass.
+NaN. If underflow or overflow changes the clip factor, `scaled_norm` gives the norm in another pass.
 """
 
 from __future__ import annotations
@@ -64,11 +64,11 @@ def of(x: jax.Array, keep: int = 0) -> Length:
   return from_square(square.reshape(x.shape[:keep]), count * tiny(x))
 
 
-def scaled(tree: ArrayTree) -> Length:
+def scaled_norm(tree: ArrayTree) -> Length:
   """Returns the norm of all numbers of a tree, which are scaled before they are squared. It is
   correct for all finite numbers, but needs extra passes.
 
-  >>> scaled({"w": jnp.array([3e30]), "b": jnp.array(4e30)}).norm == 5e30
+  >>> scaled_norm({"w": jnp.array([3e30]), "b": jnp.array(4e30)}).norm == 5e30
   Array(True, dtype=bool)
   """
   flat = [trees.at_least_float32(x).ravel() for x in jax.tree.leaves(tree)]
@@ -77,7 +77,7 @@ def scaled(tree: ArrayTree) -> Length:
   return Length(norm, norm)
 
 
-def joined(lengths: Sequence[Length]) -> Length:
+def join(lengths: Sequence[Length]) -> Length:
   """Returns the length of a gradient whose parts have these lengths."""
   norms, longest = zip(*lengths)
   return Length(trees.root_sum_squares(list(norms)), trees.root_sum_squares(list(longest)))
@@ -97,7 +97,7 @@ class Norms(NamedTuple):
   # Whether all numbers behind a row of `held` are finite, [B]. None if rows are formed apart.
   finite: Any = None
 
-  def finished(self) -> Norms:
+  def finish(self) -> Norms:
     """Adds norms to held gradients that lack them, from the very arrays that are summed."""
     if self.lengths or self.held is None:
       return self

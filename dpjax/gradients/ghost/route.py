@@ -121,7 +121,7 @@ def clipped_sum(
 ) -> clipping.Clipped:
   """Returns the sum of clipped gradients, not yet `clipping.rescale`.
 
-  It equals that of the vmap route (`clipping.clipped`), up to the rounding that norms include.
+  It equals that of the vmap route (`clipping.sum_clipped`), up to the rounding that norms include.
   """
   leaves, treedef = jax.tree.flatten(params)
   program, planned_units, group_of, platform = planned
@@ -141,12 +141,12 @@ def clipped_sum(
   def clipped(settled):
     early, recorded = settled
     late = unit_rules.norms(recomputed, recorded, platform)
-    first = [*[norms.finished() for norms in early], *late]
+    first = [*[norms.finish() for norms in early], *late]
     groups = []  # of each clip norm: lengths [B]
-    for each in _grouped(rules, group_of, clip, [norms.lengths for norms in first]):
+    for each in _group(rules, group_of, clip, [norms.lengths for norms in first]):
       if not each:  # no parameters
         each = [jax.tree.map(jnp.zeros_like, first[0].lengths[0])]
-      groups.append(lengths.joined(each))
+      groups.append(lengths.join(each))
     unclear = mask & ~clipping.is_certain(groups, clip)
     factors, norms = clipping.clip_factors(groups, clip, mask & ~unclear)
     longest = [length.longest for length in groups]
@@ -168,14 +168,14 @@ def clipped_sum(
     is_usual = unit_rules.all_finite(first) & ~jnp.any(rare)
     known = (sums.usual(), norms)
     begun, all_norms = lax.cond(is_usual, lambda known: known, unusual, known)
-    return without_rare.formed_again(begun), {}, [], all_norms, rare
+    return without_rare.form_again(begun), {}, [], all_norms, rare
 
   seen = (early, recorded.at(unit_rules.sites_of(recomputed)))
   sums, missing, factors, norms, rare = on_settled(clipped, seen)
   # In a branch XLA's CPU backend takes three times as long for a convolution, so these sums are
   # formed here.
   for i, of_leaves in missing.items():
-    sums[i] = rules[i].transposed(recorded, of_leaves, settled=False)
+    sums[i] = rules[i].transpose(recorded, of_leaves, settled=False)
   if platform == "cpu":
     sums, factors, norms = with_rows_alone(sums, factors, norms, rare)
 
@@ -269,7 +269,7 @@ class _Sums(NamedTuple):
     The loop stays outside the branches, so that it is compiled once."""
     return sum_of(self.rules[i].unit) is Sum.AGAIN
 
-  def _begun(self) -> dict[int, Any]:
+  def _begin(self) -> dict[int, Any]:
     """Returns zeros in place of the sums that are formed in a loop."""
     again = filter(self._is_again, range(len(self.rules)))
     return {i: self.rules[i].zeros(self.recorded) for i in again}
@@ -290,7 +290,7 @@ class _Sums(NamedTuple):
         factors, sums = lax.optimization_barrier((now.factors, sums))
         now = self._replace(factors=factors)
       sums |= {i: now.total(i, True) for i in group}
-    return sums | self._begun()
+    return sums | self._begin()
 
   def unusual(self) -> dict[int, Any]:
     """Forms the sums of any batch, with copies of operands from which examples are dropped.
@@ -300,14 +300,14 @@ class _Sums(NamedTuple):
     for i, rule in enumerate(self.rules):
       if not (rule.unit.hold or self._is_again(i)):
         at_once.append(i)
-    return {i: self.total(i, False) for i in at_once} | self._begun()
+    return {i: self.total(i, False) for i in at_once} | self._begin()
 
   def of_held(self, finite: bool | None) -> dict[int, Any]:
     """Returns the sums of the units that hold arrays, by their place."""
     held = [i for i, rule in enumerate(self.rules) if rule.unit.hold]
     return {i: self.total(i, finite) for i in held}
 
-  def formed_again(self, begun: dict[int, Any]) -> dict[int, Any]:
+  def form_again(self, begun: dict[int, Any]) -> dict[int, Any]:
     """Returns `begun` with the sums of loops filled in. A loop drops examples by itself."""
     return {
       i: self.total(i, None, sums) if self._is_again(i) else sums
@@ -325,7 +325,7 @@ def _by_leaf(
   return [by_leaf[leaf] for leaf in range(len(by_leaf))]
 
 
-def _grouped(
+def _group(
   rules: Sequence[unit_rules.UnitRule],
   group_of: Sequence[int],
   clip: Clip,
@@ -371,7 +371,7 @@ def _with_rows_alone(
   def clipped(gradients):
     # The norm is that of the very arrays that are clipped and added. So norm
     # and sum have the same rounding.
-    groups = list(map(lengths.scaled, _grouped(rules, group_of, clip, gradients)))
+    groups = list(map(lengths.scaled_norm, _group(rules, group_of, clip, gradients)))
     of_one = jax.tree.map(lambda length: length[None], groups)  # a batch of one
     factors, norms = clipping.clip_factors(of_one, clip, jnp.ones(1, bool))
     of_leaf = [factors[group][0] for group in group_of]
@@ -444,20 +444,20 @@ def stacked_gradients(
   """
   recipe = plan(loss.closed, params)
   if not loss.mixes or keeps_apart(recipe):
-    return _stacked(recipe, params, batch)
+    return _stack(recipe, params, batch)
 
   def alone(example: ArrayTree) -> Any:
     row = jax.tree.map(lambda leaf: leaf[None], example)
-    return jax.tree.map(lambda leaf: leaf[0], _stacked(recipe, params, row))
+    return jax.tree.map(lambda leaf: leaf[0], _stack(recipe, params, row))
 
   return lax.map(alone, batch)
 
 
-def _stacked(recipe: Recipe, params: Params, batch: ArrayTree) -> tuple[jax.Array, Any]:
+def _stack(recipe: Recipe, params: Params, batch: ArrayTree) -> tuple[jax.Array, Any]:
   leaves, treedef = jax.tree.flatten(params)
   program, planned, *_ = recipe
   flow = ParamFlow.of(program, leaves)
   recorded = tapped.record(program, leaves, jax.tree.leaves(batch))  # [*loops, B, ...]
   rules = [unit_rules.rule_of(unit, flow) for unit in planned]
-  grads = [rule.stacked(recorded) for rule in rules]
+  grads = [rule.stack(recorded) for rule in rules]
   return recorded.losses, treedef.unflatten(_by_leaf(rules, grads))

@@ -159,7 +159,7 @@ def _cost(form: RowForm, platform: str) -> tuple[Cost, bool] | None:
 class _Standardized(UnitRule):
   """The norms of a standardised kernel and its gain, and their sum through `gradients`."""
 
-  def prepared(self) -> Any:
+  def prepare(self) -> Any:
     (seen,) = self.pull()[0][self.unit.sites[0].index]
     return of_leaves(self.flow.leaves, self.unit.layer, seen), seen
 
@@ -362,10 +362,10 @@ def row_lengths(known: Channels, rows: RowGram, out: jax.Array, fan_in: int) -> 
   missing = jnp.sqrt(count * lost)
   added = (eps + grown) * sizes + known.rounding * jnp.sqrt(with_means)
   length = lengths.from_square(square, lost, added, (eps + grown) * missing)
-  return _measured(known, length, left_side, plain_side, sizes + missing)
+  return _measure(known, length, left_side, plain_side, sizes + missing)
 
 
-def _measured(
+def _measure(
   known: Channels, length: Length, left: jax.Array, right: jax.Array, reach: jax.Array
 ) -> Norms:
   """Returns the `Norms` of a gradient, from the lengths `left` and `right` [T] of its rows.
@@ -450,4 +450,4 @@ def product_lengths(
   rounding = (len(left) + 2) * eps / 2 + 2 * precision.of_sums(right.dtype).growth
   charged = (rounding + 2 * known.rounding) * sizes
   longer = Length(length.norm + charged, length.longest + charged)
-  return _measured(known, longer, left, plain, sizes)
+  return _measure(known, longer, left, plain, sizes)

@@ -130,7 +130,7 @@ def run(
     if step.inner is None:
       results = jaxprs.results_of(step.eqn, values)
     else:
-      results, more = _entered(step, values, taps, keeping)
+      results, more = _enter(step, values, taps, keeping)
       seen.update(more)
     # A tap is zero, and its gradient is the cotangent of the value that it is added to.
     for tap in step.taps:
@@ -152,7 +152,7 @@ def _lift(lifts: Sequence[Lift], values: list[Any], taps: Taps, seen: Operands) 
     seen[site.index] = ()
 
 
-def _entered(
+def _enter(
   step: Step, values: list[Any], taps: Taps, keeping: Collection[int]
 ) -> tuple[list[Any], Operands]:
   """Evaluates an equation whose inner program is entered, as `run` does."""
@@ -269,10 +269,10 @@ def _collect_step(step: Step, values: Sequence[_Stacked | None], params_at: dict
   if not step.values or any([value.kind is Kind.DATA for value in step.values]):
     # The step depends on data, or has no result, such as a print.
     return [None] * len(step.values)
-  return _vectorised(step.eqn, [value for value in values if value is not None])
+  return _vectorise(step.eqn, [value for value in values if value is not None])
 
 
-def _vectorised(eqn: Any, values: Sequence[_Stacked]) -> list[_Stacked]:
+def _vectorise(eqn: Any, values: Sequence[_Stacked]) -> list[_Stacked]:
   """Evaluates an equation on stacked values, vmapped over all scans that stack one of them."""
   stacked = jaxprs.bind(eqn, values).values()
   loops = sorted({loop for s in stacked for loop in s.loops}, key=lambda loop: loop.index)
@@ -292,13 +292,13 @@ def _widening_fn(eqn: Any) -> Callable[..., list[Any]]:
   if not any(map(jaxprs.is_narrow, (v.aval for v in (*eqn.invars, *eqn.outvars)))):
     return lambda *args: evaluate(*_cast_to_operands(eqn, args))
   if eqn.primitive.name == "convert_element_type" and jaxprs.is_float(eqn.invars[0].aval):
-    return lambda x: [_rounded_to(x, eqn.outvars[0].aval.dtype)]
+    return lambda x: [_round_to(x, eqn.outvars[0].aval.dtype)]
   wide = jaxprs.wide_fn(eqn)
   if wide is None:
     # The results are no view of the leaves, so the transpose gets gradients of ONE example.
     return lambda *args: evaluate(*_cast_to_operands(eqn, args))
   return lambda *args: [
-    _rounded_to(x, var.aval.dtype) if jaxprs.is_narrow(var.aval) else x
+    _round_to(x, var.aval.dtype) if jaxprs.is_narrow(var.aval) else x
     for x, var in zip(wide(*args), eqn.outvars)
   ]
 
@@ -307,7 +307,7 @@ def _cast_to_operands(eqn: Any, args: Sequence[Any]) -> list[Any]:
   return [cast_as(x, v.aval) for x, v in zip(args, jaxprs.operands(eqn))]
 
 
-def _rounded_to(x: Array, dtype: DType) -> Any:
+def _round_to(x: Array, dtype: DType) -> Any:
   """Rounds values to `dtype` but keeps at least float32; gradients pass unchanged."""
   like = jax.ShapeDtypeStruct((), dtype)
   if not jaxprs.is_narrow(like):

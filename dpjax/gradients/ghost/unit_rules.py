@@ -87,7 +87,7 @@ class UnitRule:
     """Returns (what the sites see of the parameters, transpose from there to the leaves)."""
     return self.flow.pull(self.unit.leaves, self.unit.sites)
 
-  def prepared(self) -> Any:
+  def prepare(self) -> Any:
     """Returns what `norm` reads of the parameters, which is computed once for all examples."""
     return None
 
@@ -119,11 +119,11 @@ class UnitRule:
     del begun
     if self.unit.hold:
       each = zip(first.held, factors)
-      return self.of_held(tuple([_weighted(x, factor, finite) for x, factor in each]))
+      return self.of_held(tuple([_weighted_sum(x, factor, finite) for x, factor in each]))
     # A non-finite operand of a product makes its example's norm infinite or NaN. So finite norms
     # imply finite operands.
     known = all_finite([first]) if finite is None else finite
-    return self.transposed(recorded, factors, known)
+    return self.transpose(recorded, factors, known)
 
   def gradient(self, pulled: Any, data: Any, cotangents: Any) -> tuple[jax.Array, ...]:
     """Returns the gradient [*leaf] of ONE example, for each leaf of the unit."""
@@ -151,7 +151,7 @@ class UnitRule:
       held = jax.tree.map(lambda x: jnp.where(first.finite[row], x, jnp.nan), held)
     return self.of_held(held)
 
-  def stacked(self, recorded: Recorded) -> tuple[jax.Array, ...]:
+  def stack(self, recorded: Recorded) -> tuple[jax.Array, ...]:
     """Returns the gradients of all examples, [B, *leaf] for each leaf of the unit."""
     pulled = self.pull()
     of_example = lambda loss, data, cotangents: self.gradient(pulled, data, cotangents)
@@ -173,7 +173,7 @@ class UnitRule:
     """Returns `pull`, or another linear map whose rounding the norms include."""
     return self.pull()
 
-  def transposed(
+  def transpose(
     self,
     recorded: Recorded,
     factors: Sequence[jax.Array],
@@ -269,7 +269,7 @@ class Unused(UnitRule):
   def row_gradient(self, rows, first, row):
     return self.zeros(rows.recorded)
 
-  def stacked(self, recorded):
+  def stack(self, recorded):
     count = recorded.losses.shape[0]
     leaves = [self.flow.leaves[i] for i in self.unit.leaves]
     return tuple([jnp.zeros((count, *x.shape), x.dtype) for x in leaves])
@@ -338,7 +338,7 @@ class Product(Rows):
 class Gradient(UnitRule):
   """Each leaf's gradient of one example: held for the sum, or formed once more."""
 
-  def prepared(self):
+  def prepare(self):
     return self.pull()
 
   def norm(self, prepared, loss, data, cotangents) -> Norms:
@@ -393,7 +393,7 @@ class Gradient(UnitRule):
     def clipped_term(data, cotangents, factors, longest):
       # An example that is not finite has factors of 0.
       _, grads = self.apart(pulled, data, cotangents)
-      return tuple(map(_held_to, grads, factors, longest))
+      return tuple(map(_hold_to, grads, factors, longest))
 
     def body(total, part):
       terms = jax.vmap(clipped_term)(*part)  # of each leaf: [chunk, *leaf]
@@ -427,7 +427,7 @@ def norms(rules: Sequence[UnitRule], recorded: Recorded, platform: str) -> list[
     by_chunk.setdefault(cost_model.chunk(rule.unit.cost, platform), []).append(rule)
   results: dict[UnitRule, Norms] = {}
   for chunk, members in by_chunk.items():
-    norm_fns = [functools.partial(rule.norm, rule.prepared()) for rule in members]
+    norm_fns = [functools.partial(rule.norm, rule.prepare()) for rule in members]
     of_example = lambda *seen, norm_fns=norm_fns: [norm(*seen) for norm in norm_fns]
     each = _over_examples(of_example, sites_of(members), recorded, chunk)
     # lengths [B], held [B, ...]
@@ -634,7 +634,7 @@ class RowReader:
     return alone.reshape(x.shape[:axis] + x.shape[axis + 1 :])
 
 
-def _held_to(grad: jax.Array, factor: jax.Array, longest: jax.Array) -> jax.Array:
+def _hold_to(grad: jax.Array, factor: jax.Array, longest: jax.Array) -> jax.Array:
   """Returns factor * grad [*leaf] of ONE example, scaled down if grad is longer than when its norm
   was taken."""
   # The length is computed in units of `longest`, so that its squares do not underflow.
@@ -673,14 +673,14 @@ def _examples_of_sum(rows: int) -> int:
   return max(1, int(trees.ADDED_AT_ONCE / math.sqrt(rows * large)))
 
 
-def _weighted(x: jax.Array, factor: jax.Array, finite: bool | None) -> jax.Array:
+def _weighted_sum(x: jax.Array, factor: jax.Array, finite: bool | None) -> jax.Array:
   """Sums [B, ...] with weights [B] -> [...]; see `UnitRule.sum`."""
   if finite:
     return dot_examples(factor, trees.at_least_float32(x))
   if finite is None and math.prod(x.shape[1:]) > _BRANCH_ABOVE:
     return weighted_sum(x, factor, jnp.all(factor != 0))
   x = trees.at_least_float32(x)
-  return dot_examples(factor, _cleaned(x, factor, 0))
+  return dot_examples(factor, _clean(x, factor, 0))
 
 
 def _clipped_transpose(site: Site, seen, recorded: Recorded, factor, call, finite):
@@ -744,11 +744,11 @@ def _transpose_at(site: Site, seen, args, *, call, finite):
 
   def clipped(settled):
     factor, data, cotangents = settled
-    kept = data if finite is True else tuple(_cleaned(a, factor, depth) for a in data)
-    return kept, tuple(_clipped(g, factor, depth, finite) for g in cotangents)
+    kept = data if finite is True else tuple(_clean(a, factor, depth) for a in data)
+    return kept, tuple(_clip(g, factor, depth, finite) for g in cotangents)
 
   def as_it_lies(factor, data, cotangents):
-    (product,) = multiplied(data, tuple(_clipped(g, factor, depth) for g in cotangents))
+    (product,) = multiplied(data, tuple(_clip(g, factor, depth) for g in cotangents))
     # 0 times a dropped row may be -0.0.
     return (jnp.where(product == 0, 0, product),)
 
@@ -765,7 +765,7 @@ def _transpose_at(site: Site, seen, args, *, call, finite):
     if wide and not form.one_hot:
       exactness = precision.of_sums(cotangents[0].dtype).precision
     return transpose(batch, seen, data, cotangents, wide=wide, exactness=exactness)
-  multiplied = functools.partial(_multiplied, form)
+  multiplied = functools.partial(_multiply, form)
   # For small operands a branch costs more than the pass that it saves.
   is_known = finite is None or isinstance(finite, bool)
   if is_known or form.left * form.rows <= _WIDE:
@@ -825,7 +825,7 @@ def _table_sum(rows: RowFactors, size: int) -> jax.Array:
   return jax.vmap(of_block)(rows.left, trees.at_least_float32(rows.right))
 
 
-def _multiplied(form: RowForm, data, cotangents) -> tuple[jax.Array]:
+def _multiply(form: RowForm, data, cotangents) -> tuple[jax.Array]:
   rows = form.build(data, cotangents)  # [N, T, K], [N, T, P], T over the whole batch
   fast = form.left <= form.right or made_for.platform() != "cpu"
   if form.blocks > 1 or fast:
@@ -841,14 +841,14 @@ def _along(x: jax.Array, values: jax.Array, depth: int) -> jax.Array:
   return values.reshape((1,) * depth + (-1,) + (1,) * (x.ndim - depth - 1))
 
 
-def _squeezed(x: jax.Array, depth: int) -> jax.Array:
+def _squeeze(x: jax.Array, depth: int) -> jax.Array:
   """Returns x [*loops, B, ...] without dimensions of size 1 behind B."""
   # With them XLA's CPU backend would choose another layout in a branch, and copy the array.
   return jnp.squeeze(x, [i for i in range(depth + 1, x.ndim) if x.shape[i] == 1])
 
 
-def _clipped(g: jax.Array, factor: jax.Array, depth: int, finite: Any = None) -> jax.Array:
-  wide = trees.at_least_float32(_squeezed(g, depth))
+def _clip(g: jax.Array, factor: jax.Array, depth: int, finite: Any = None) -> jax.Array:
+  wide = trees.at_least_float32(_squeeze(g, depth))
   factor = _along(wide, factor, depth)
   product = wide * factor.astype(wide.dtype)
   # 0 times an infinite cotangent would be NaN, so a dropped example is selected away.
@@ -856,9 +856,9 @@ def _clipped(g: jax.Array, factor: jax.Array, depth: int, finite: Any = None) ->
   return kept.reshape(g.shape)
 
 
-def _cleaned(a: jax.Array, factor: jax.Array, depth: int) -> jax.Array:
+def _clean(a: jax.Array, factor: jax.Array, depth: int) -> jax.Array:
   if not jaxprs.is_float(a):
     return a
   # The operand is widened first, since a narrow type may have no zero (float8_e8m0fnu).
-  wide = trees.at_least_float32(_squeezed(a, depth))
+  wide = trees.at_least_float32(_squeeze(a, depth))
   return jnp.where(_along(wide, factor != 0, depth), wide, 0).reshape(a.shape)

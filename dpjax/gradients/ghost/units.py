@@ -244,13 +244,13 @@ def better_stacked(planned: Sequence[Unit], leaves: Sequence[Any]) -> set[int]:
   for unit in planned:
     if unit.forms and unit.forms[0].width:
       continue  # vectors are recorded, not matrices
-    matrices = sum([_gathered(site) for site in unit.sites])
+    matrices = sum([_num_gathered(site) for site in unit.sites])
     if matrices and cost_model.stacks(sum([leaves[i].size for i in unit.leaves]), matrices):
       stacked.update(unit.leaves)
   return stacked
 
 
-def _gathered(site: Site) -> int:
+def _num_gathered(site: Site) -> int:
   """Returns the number of elements of the matrices that an example's index chooses from a
   parameter."""
   eqn = site.eqn.eqns[0] if site.name == chosen_products.NAME else site.eqn

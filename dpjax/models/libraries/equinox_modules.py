@@ -36,19 +36,19 @@ class EquinoxModel(parts_lib.ConstructedModel):
   def init(self, key: Array, x: ArrayTree) -> Params:
     """Returns first parameters, {"params": nested dictionaries}; see `by_path.Model.init`."""
     self._note_shape(x)
-    return parts_lib.params_of(self._built(key), _name_of, self._path)
+    return parts_lib.params_of(self._build(key), _name_of, self._path)
 
-  def _built(self, key: Array) -> Any:
+  def _build(self, key: Array) -> Any:
     module = self._construct(key=key, **self._shapes)
     if not isinstance(module, eqx.Module):
-      raise self._refused(f"must return an Equinox module, not {type(module).__name__}")
+      raise self._refusal(f"must return an Equinox module, not {type(module).__name__}")
     self._check_state(module)
     return module
 
   def apply(self, params: Params, x: ArrayTree, *, key: Array | None = None) -> Any:
     """Returns outputs [B, ...], by mapping the module over the examples of x [B, ...]."""
     if self._parts is None:
-      self._parts = parts_lib.parts_of(self._built, _name_of)
+      self._parts = parts_lib.parts_of(self._build, _name_of)
     module = self._parts.whole(params)
     names = linen_modules.parameters_of(type(module).__call__)
     module = eqx.nn.inference_mode(module, value=key is None)
@@ -70,7 +70,7 @@ class EquinoxModel(parts_lib.ConstructedModel):
       jax.eval_shape(
         lambda params, key: self.apply(params, first, key=key), params, jax.random.key(0)
       )
-      raise self._refused(
+      raise self._refusal(
         "must run without a key in evaluation (eqx.nn.inference_mode, key=None): "
         f"{type(error).__name__}: {' '.join(str(error).split()):.80}"
       ) from error
@@ -84,8 +84,8 @@ class EquinoxModel(parts_lib.ConstructedModel):
         continue
       kind = type(node).__name__
       if "BatchNorm" in kind:
-        raise self._refused(linen_modules.MIXES)
-      raise self._refused(
+        raise self._refusal(linen_modules.MIXES)
+      raise self._refusal(
         f"must hold no state, not a {kind}; the loss of one example cannot carry it to the "
         "next step"
       )

@@ -41,14 +41,14 @@ class NnxModel(parts_lib.ConstructedModel):
   def init(self, key: Array, x: ArrayTree) -> Params:
     """Returns first parameters, {"params": nested dictionaries}; see `by_path.Model.init`."""
     self._note_shape(x)
-    _, *states = self._built(key)
+    _, *states = self._build(key)
     return parts_lib.params_of(states, _name_of, self._path)
 
-  def _built(self, key: Array) -> tuple[Any, Any, Any]:
+  def _build(self, key: Array) -> tuple[Any, Any, Any]:
     """Returns (graph, parameters, everything else) of a new module."""
     module = self._construct(rngs=nnx.Rngs(key), **self._shapes)
     if not isinstance(module, nnx.Module):
-      raise self._refused(f"must return an nnx module, not {type(module).__name__}")
+      raise self._refusal(f"must return an nnx module, not {type(module).__name__}")
     self._check_state(module)
     graph, params, others = nnx.split(module, nnx.Param, ...)
     return graph, params, others
@@ -60,7 +60,7 @@ class NnxModel(parts_lib.ConstructedModel):
       graphs = []
 
       def build(key: Array) -> Any:
-        graph, *states = self._built(key)
+        graph, *states = self._build(key)
         graphs.append(graph)
         return states
 
@@ -71,7 +71,7 @@ class NnxModel(parts_lib.ConstructedModel):
 
   def apply(self, params: Params, x: ArrayTree, *, key: Array | None = None) -> Any:
     """Returns the outputs [B, ...] for a batch x [B, ...]; see `by_path.Model.apply`."""
-    outputs, _ = self._called(params, x, key, training=key is not None)
+    outputs, _ = self._call(params, x, key, training=key is not None)
     return outputs
 
   def draws(self, params: Params, first: ArrayTree) -> bool:
@@ -80,20 +80,20 @@ class NnxModel(parts_lib.ConstructedModel):
     Raises:
       UserError: evaluation draws random numbers, too, or a call writes to a parameter.
     """
-    jax.eval_shape(lambda params: self._evaluated(params, first), params)
+    jax.eval_shape(lambda params: self._evaluate(params, first), params)
     # The first carry of a recurrent cell takes a key and is zeros. So the question is whether the
     # outputs depend on the key, not whether a stream moved on.
     depends = lambda training: parts_lib.depends_on_key(
-      lambda key: self._called(params, first, key, training=training)[0]
+      lambda key: self._call(params, first, key, training=training)[0]
     )
     if depends(False):
-      raise self._refused(
+      raise self._refusal(
         "draws random numbers in evaluation too; give its __call__ an argument "
         "deterministic, or use nnx.Dropout, which evaluation turns off"
       )
     return depends(True)
 
-  def _called(
+  def _call(
     self, params: Params, x: ArrayTree, key: Array | None, *, training: bool
   ) -> tuple[Any, Any]:
     """Returns (outputs, the module after the call). Without a key the streams are the first."""
@@ -116,14 +116,14 @@ class NnxModel(parts_lib.ConstructedModel):
       how[_STREAMS] = nnx.Rngs(key_for(KeyUse.MODEL_STREAMS, key))
     return module(x, **how), module
 
-  def _evaluated(self, params: Params, x: ArrayTree) -> Any:
+  def _evaluate(self, params: Params, x: ArrayTree) -> Any:
     """Returns outputs in evaluation. Raises UserError if the call writes to a parameter."""
     _, *before = self._whole(params)
-    outputs, module = self._called(params, x, None, training=False)
+    outputs, module = self._call(params, x, None, training=False)
     _, after, _ = nnx.split(module, nnx.Param, ...)
     # A variable that the call did not write to still holds the same object.
     if not _same(before[0], after):
-      raise self._refused("writes to a parameter in its call; only steps may change it")
+      raise self._refusal("writes to a parameter in its call; only steps may change it")
     return outputs
 
   def _check_state(self, module: Any) -> None:
@@ -136,12 +136,12 @@ class NnxModel(parts_lib.ConstructedModel):
         continue
       layer = _layer_of(module, path)
       if issubclass(kind, nnx.BatchStat) and isinstance(layer, nnx.BatchNorm):
-        raise self._refused(
+        raise self._refusal(
           "its BatchNorm mixes examples, and frozen it holds state that no step may change; "
           "use GroupNorm, which sees one example"
         )
       name = "/".join(map(str, path))
-      raise self._refused(
+      raise self._refusal(
         f"must hold no state but nnx.Param, not {name} of type {kind.__name__} in its "
         f"{type(layer).__name__}; the loss of one example cannot carry it to the next step"
       )

@@ -41,7 +41,7 @@ class ConstructedModel:
         by_path.INPUT_SHAPE: jax.tree.map(lambda leaf: jnp.shape(leaf)[1:], x)
       }
 
-  def _refused(self, must: str) -> UserError:
+  def _refusal(self, must: str) -> UserError:
     return UserError(must, field="model.name", value=self._path)
 
 
@@ -157,10 +157,10 @@ def depends_on_key(call: Callable[[Array], Any]) -> bool:
     key
   )  # JAX caches traces by function, and `call` may have changed
   jaxpr = jax.make_jaxpr(traced)(jax.random.key(0)).jaxpr
-  return any(_reached(jaxpr, [True] * len(jaxpr.invars)))
+  return any(_reachable(jaxpr, [True] * len(jaxpr.invars)))
 
 
-def _reached(jaxpr: Any, inputs: list[bool]) -> list[bool]:
+def _reachable(jaxpr: Any, inputs: list[bool]) -> list[bool]:
   """Returns which results of a jaxpr may depend on the inputs that are marked True."""
   marks = dict(zip(map(id, jaxpr.invars), inputs))
   # Equations stand in the order of execution, so one pass finds all that depends on the inputs.
@@ -179,10 +179,10 @@ def _of_equation(equation: Any, inputs: list[bool]) -> list[bool]:
     # An operation, or a branch: all results count as dependent.
     return [True] * len(equation.outvars)
   if equation.primitive.name != "scan":
-    return _reached(inner, inputs)
+    return _reachable(inner, inputs)
   carried, before = equation.params["num_carry"], equation.params["num_consts"]
   while True:
-    outputs = _reached(inner, inputs)
+    outputs = _reachable(inner, inputs)
     # What a turn carries is an input of the next.
     after = [a or b for a, b in zip(inputs[before:], outputs[:carried])]
     if after == inputs[before : before + carried]:

@@ -126,10 +126,12 @@ def optimized_bands(num_steps: int, bands: int, objective: str = "mean") -> np.n
   return np.concatenate([[1.0], falling])
 
 
-def buffered(scales: np.ndarray, decays: np.ndarray, num_steps: int) -> np.ndarray:
+def buffered_coefficients(
+  scales: np.ndarray, decays: np.ndarray, num_steps: int
+) -> np.ndarray:
   """Returns coefficients 1, sum_i w_i, sum_i w_i d_i, sum_i w_i d_i^2, .. for scales w, decays d.
 
-  >>> buffered(np.array([0.5]), np.array([0.5]), 4)
+  >>> buffered_coefficients(np.array([0.5]), np.array([0.5]), 4)
   array([1.   , 0.5  , 0.25 , 0.125])
   """
   powers = decays[:, None] ** np.arange(num_steps - 1)
@@ -150,7 +152,7 @@ def optimized_buffers(
 
   def log_loss(free: np.ndarray):
     scales, decays = unpack(free)
-    c = buffered(scales, decays, num_steps)
+    c = buffered_coefficients(scales, decays, num_steps)
     noise = _buffered_prefix_noise(scales, decays, num_steps)
     error = (objective_weights(num_steps, objective) * noise**2).sum()
     return np.log(error) + np.log(comb_norm_squared(c, num_steps, steps_apart, times))
@@ -167,7 +169,7 @@ def optimized_buffers(
 def _buffered_prefix_noise(
   scales: np.ndarray, decays: np.ndarray, num_steps: int
 ) -> np.ndarray:
-  """Returns `prefix_noise` of `buffered` coefficients, as the ratio of two short polynomials."""
+  """Returns `prefix_noise` of `buffered_coefficients`, as the ratio of two short polynomials."""
   below = np.ones(1, decays.dtype)
   for decay in decays:
     below = np.convolve(below, [1.0, -decay])

@@ -30,7 +30,7 @@ _MOST_BANDS = 10**6
 _MOST_BUFFERS = 64
 
 
-def _rounded(name: str, values: Any) -> tuple[float, ...]:
+def _round(name: str, values: Any) -> tuple[float, ...]:
   """Rounds numbers to float32, so that the C of the accounting is the C of the noise."""
   values = tuple(values)
   validate.non_negative(**validate.entries(**{name: values}))
@@ -97,7 +97,7 @@ class BandedToeplitz:
   coefficients: tuple[float, ...]
 
   def __post_init__(self):
-    values = _rounded("coefficients", self.coefficients)
+    values = _round("coefficients", self.coefficients)
     if not values or values[0] != 1:
       raise UserError("the first must be 1", field="coefficients", value=values[:1])
     for place in range(1, len(values)):
@@ -179,8 +179,8 @@ class BufferedToeplitz:
   decays: tuple[float, ...]
 
   def __post_init__(self):
-    object.__setattr__(self, "scales", _rounded("scales", self.scales))
-    object.__setattr__(self, "decays", _rounded("decays", self.decays))
+    object.__setattr__(self, "scales", _round("scales", self.scales))
+    object.__setattr__(self, "decays", _round("decays", self.decays))
     if len(self.scales) != len(self.decays) or not self.scales:
       raise UserError(
         "must be as many as scales, at least one", field="decays", value=self.decays
@@ -249,7 +249,7 @@ class BufferedToeplitz:
     """Computes C x for x [n, ...], in float64."""
     scales = np.array(self.scales)
     decays = np.array(self.decays)
-    return _times(series.buffered(scales, decays, len(x)), x)
+    return _times(series.buffered_coefficients(scales, decays, len(x)), x)
 
   def init(self, like: ArrayTree) -> Any:
     """Returns the first state, in which all buffers are zero: leaves [buffers, ...]."""

@@ -135,7 +135,7 @@ def library(extra: str = "he") -> Any:
   Raises:
     UserError: TenSEAL is not installed.
   """
-  with optional.needed(extra):
+  with optional.require_extra(extra):
     import tenseal  # pyright: ignore[reportMissingImports]
   return tenseal
 
@@ -355,7 +355,7 @@ class SlotEvaluator:
     self._evaluator.rotate_vector(cipher, steps, self._rotations, out)
     return out
 
-  def folded(self, cipher: Ciphertext, stride: int, count: int) -> Ciphertext:
+  def fold(self, cipher: Ciphertext, stride: int, count: int) -> Ciphertext:
     """Returns a ciphertext of sums. Each slot holds the sum of `count` slots: itself and those at
     distances stride, 2 * stride, ... to its right, cyclically. `count` is a power of two."""
     while count > 1:
@@ -366,7 +366,7 @@ class SlotEvaluator:
 
   @_one_line()
   def product(self, left: Ciphertext, right: Ciphertext) -> Ciphertext:
-    """Returns the unreduced product of two ciphertexts of one level, for `total` and `reduced`."""
+    """Returns the unreduced product of two ciphertexts of one level, for `total` and `reduce`."""
     self._has_level(left)
     out = self._seal.Ciphertext()
     self._evaluator.multiply(left, right, out)
@@ -381,7 +381,7 @@ class SlotEvaluator:
     return sum_so_far
 
   @_one_line()
-  def reduced(self, raw: Ciphertext) -> Ciphertext:
+  def reduce(self, raw: Ciphertext) -> Ciphertext:
     """Relinearises and rescales a sum of products in place, and returns it: one level down."""
     # Relinearising and rescaling are slower than a product, so they run once for a whole sum.
     self._evaluator.relinearize_inplace(raw, self._relin)
@@ -393,16 +393,16 @@ class SlotEvaluator:
     raw = None
     for left, right in pairs:
       raw = self.total(raw, self.product(left, right))
-    return self.reduced(raw)
+    return self.reduce(raw)
 
-  def encoded(self, values: np.ndarray | float, level: int) -> Ciphertext:
-    """Returns plain numbers encoded once, for `weighted` with ciphertexts of `level`."""
+  def encode(self, values: np.ndarray | float, level: int) -> Ciphertext:
+    """Returns plain numbers encoded once, for `weighted_sum` with ciphertexts of `level`."""
     return self._coder.encode(values, level)
 
   @_one_line()
-  def weighted(self, pairs: Iterable[tuple[Ciphertext, Any]]) -> Ciphertext:
+  def weighted_sum(self, pairs: Iterable[tuple[Ciphertext, Any]]) -> Ciphertext:
     """Returns the sum of left * right over pairs, one level down. `left` is a ciphertext, `right`
-    plain numbers or a result of `encoded`.
+    plain numbers or a result of `encode`.
 
     If all numbers are zero, the result is the first ciphertext times 2^-scale_bits: SEAL refuses a
     ciphertext that hides nothing. Raises UserError if there are no pairs.
@@ -428,7 +428,7 @@ class SlotEvaluator:
     return raw
 
   @_one_line()
-  def lowered(self, cipher: Ciphertext, level: int) -> Ciphertext:
+  def lower(self, cipher: Ciphertext, level: int) -> Ciphertext:
     """Returns the same numbers at a lower level, on the scale of that level."""
     before = self.level(cipher)
     if before == level:
@@ -449,7 +449,7 @@ class SlotEvaluator:
 
 
 def rotations_of(strides: Sequence[int], counts: Sequence[int]) -> list[int]:
-  """Returns the rotations that `SlotEvaluator.folded` needs, for each pair of a stride and a count.
+  """Returns the rotations that `SlotEvaluator.fold` needs, for each pair of a stride and a count.
 
   >>> rotations_of([1, 16], [8, 2])
   [1, 2, 4, 16]

@@ -108,7 +108,9 @@ class _Layout(Protocol):
 
   def pack(self, images: np.ndarray) -> list[np.ndarray]: ...  # [<= images_each, d]
   def unpack(self, slots: Sequence[np.ndarray]) -> np.ndarray: ...  # [images_each, k]
-  def coded(self, on: SlotEvaluator, net: SquareNetwork) -> Any: ...  # as `answer` takes it
+  def encode_weights(
+    self, on: SlotEvaluator, net: SquareNetwork
+  ) -> Any: ...  # for `answer`
   def answer(self, on: SlotEvaluator, weights: Any, x: Sequence[Any]) -> list[Any]: ...
 
 
@@ -164,18 +166,18 @@ class _Packed:
     whole = None
     # Giant steps begin with the farthest: each rotation moves all previous parts by b slots.
     for row in reversed(first):
-      part = on.weighted(list(zip(turned, row)))
+      part = on.weighted_sum(list(zip(turned, row)))
       whole = part if whole is None else on.add(on.rotate(whole, self.baby), part)
-    hidden = on.plus(on.folded(whole, self.h, self.parts[0]), bias)
+    hidden = on.plus(on.fold(whole, self.h, self.parts[0]), bias)
     moved = on.products([(hidden, hidden)])
     pairs = []
     for plain in head:
       pairs.append((moved, plain))
       moved = on.rotate(moved, CHAIN.slots - 1)
-    logits = on.folded(on.weighted(pairs), self.k, self.parts[1])
+    logits = on.fold(on.weighted_sum(pairs), self.k, self.parts[1])
     return [on.plus(logits, head_bias)]
 
-  def coded(self, on: SlotEvaluator, net: SquareNetwork) -> Any:
+  def encode_weights(self, on: SlotEvaluator, net: SquareNetwork) -> Any:
     """Encodes the weights as SEAL's plaintexts, once for all queries."""
     p = np.arange(self.block)
     kernel = np.zeros((self.block, self.h))  # [q, hidden]
@@ -184,21 +186,21 @@ class _Packed:
     head[: net.head.shape[0], : self.classes] = net.head
     giants = [
       [
-        on.encoded(np.roll(self._tiled(_diagonal(kernel, p, giant + baby)), giant), 3)
+        on.encode(np.roll(self._tile(_diagonal(kernel, p, giant + baby)), giant), 3)
         for baby in range(min(self.baby, self.h))
       ]
       for giant in range(0, self.h, self.baby)
     ]
-    heads = [on.encoded(self._tiled(_diagonal(head, p, -t)), 1) for t in range(self.k)]
+    heads = [on.encode(self._tile(_diagonal(head, p, -t)), 1) for t in range(self.k)]
     return giants, self._spread(net.bias), heads, self._spread(net.head_bias)
 
-  def _tiled(self, block: np.ndarray) -> np.ndarray:
+  def _tile(self, block: np.ndarray) -> np.ndarray:
     return np.tile(block, self.images_each)
 
   def _spread(self, bias: np.ndarray) -> np.ndarray:
     block = np.zeros(self.block)
     block[: len(bias)] = bias
-    return self._tiled(block)
+    return self._tile(block)
 
 
 def _diagonal(matrix: np.ndarray, p: np.ndarray, shift: int) -> np.ndarray:
@@ -229,14 +231,14 @@ class _Pixels:
   def unpack(self, slots: Sequence[np.ndarray]) -> np.ndarray:
     return np.stack(list(slots), axis=1)
 
-  def coded(self, on: SlotEvaluator, net: SquareNetwork) -> SquareNetwork:
+  def encode_weights(self, on: SlotEvaluator, net: SquareNetwork) -> SquareNetwork:
     """Returns the network unchanged: single numbers are encoded fast enough for each query."""
     return net
 
   def answer(self, on: SlotEvaluator, weights: Any, x: Sequence[Any]) -> list[Any]:
     net = weights
     layer = lambda held, kernel, bias: [
-      on.plus(on.weighted(zip(held, column)), shift)
+      on.plus(on.weighted_sum(zip(held, column)), shift)
       for column, shift in zip(kernel.T, bias)
     ]
     hidden = layer(x, net.kernel, net.bias)
@@ -331,7 +333,7 @@ class ModelOwner:
       )
     self._layout = _layout(layout, d, h, k)
     self._evaluator = SlotEvaluator(CHAIN, public)
-    self._weights = self._layout.coded(self._evaluator, network)
+    self._weights = self._layout.encode_weights(self._evaluator, network)
 
   def answer(self, question: Sequence[bytes]) -> list[bytes]:
     """Returns the answer to one query, in the layout's number of ciphertexts."""

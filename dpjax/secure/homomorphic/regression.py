@@ -7,8 +7,8 @@ are the owner's alone. The owner then encrypts, and a server computes
 
 Such a step is w <- M w + c with M = I - eta A and c = eta b, so 2 t steps from zero are
 w_2t = w_t + M^t w_t. Squaring M doubles the steps for ONE more successive product. Up to the errors
-of CKKS, the result after k doublings is that of 2^k steps of gradient descent (`descended` is the
-same in float64).
+of CKKS, the result after k doublings is that of 2^k steps of gradient descent (`expected_result` is
+the same in float64).
 
 | who                | learns                                                                |
 | ------------------ | --------------------------------------------------------------------- |
@@ -123,9 +123,9 @@ class DataOwner:
   def upload(self) -> Upload:
     """Returns the public keys and the encrypted data."""
     y = np.repeat(self._y[:, None], self.plan.width, axis=1)
-    return Upload(self._keys.public, self._encrypted(self._x), self._encrypted(y))
+    return Upload(self._keys.public, self._encrypt(self._x), self._encrypt(y))
 
-  def _encrypted(self, rows: np.ndarray, level: int | None = None) -> list[bytes]:
+  def _encrypt(self, rows: np.ndarray, level: int | None = None) -> list[bytes]:
     """Encrypts rows [n, <= width] into ciphertexts of `rows_each` rows each."""
     held = self.plan.rows_each
     encrypted = []
@@ -177,7 +177,7 @@ class DataOwner:
         f"{most:.3g}, or its prediction may wrap around",
         field="new",
       )
-    return self._encrypted(scaled, level=1)
+    return self._encrypt(scaled, level=1)
 
   def weights(self, cipher: bytes) -> np.ndarray:
     """Returns the decrypted weights [d] of standardised columns. They are secret: round them before
@@ -196,7 +196,7 @@ class DataOwner:
     # The data are centred, so the bias is 0.
     return closed_form([rows], ridge=self.plan.ridge)[:-1]
 
-  def descended(self) -> np.ndarray:
+  def expected_result(self) -> np.ndarray:
     """Returns the server's result [d], computed in float64: `plan.num_steps` steps from
     zero."""
     plan = self.plan
@@ -225,10 +225,10 @@ class RegressionServer:
       last = done + 1 == self.plan.doublings
       if not self._evaluator.level(w):
         left = self.plan.doublings - done + 1
-        diagonals, w = self._refreshed(diagonals, w, refresh, left)
-      diagonals, w = self._doubled(diagonals, w, last)
+        diagonals, w = self._refresh(diagonals, w, refresh, left)
+      diagonals, w = self._double(diagonals, w, last)
     if not self._evaluator.level(w):
-      _, w = self._refreshed([], w, refresh, 1)
+      _, w = self._refresh([], w, refresh, 1)
     return self._evaluator.dump(w)
 
   def predict(self, weights: bytes, rows: Sequence[bytes]) -> list[bytes]:
@@ -238,8 +238,8 @@ class RegressionServer:
     # A rotation by one moves each weight to the last slot of the previous column. Every window of
     # `rows_each` slots that begins in that column contains this slot, so each sum over a window is
     # the weight. A second rotation moves the sums back to the weight's own column.
-    spread = on.folded(on.rotate(on.load(weights), 1), 1, plan.rows_each)
-    spread = on.lowered(self._column(spread, plan.width - 1), 1)
+    spread = on.fold(on.rotate(on.load(weights), 1), 1, plan.rows_each)
+    spread = on.lower(self._column(spread, plan.width - 1), 1)
     return [on.dump(self._row_sums(on.load(x), spread)) for x in rows]
 
   def _row_sums(self, x: Any, w: Any) -> Any:
@@ -274,15 +274,15 @@ class RegressionServer:
     The other slots are 0.
     """
     on = self._evaluator
-    sums = on.folded(on.products(pairs), 1, self.plan.rows_each)
-    return on.weighted([(sums, self._lane(factor))])
+    sums = on.fold(on.products(pairs), 1, self.plan.rows_each)
+    return on.weighted_sum([(sums, self._lane(factor))])
 
   def _lane(self, value: float) -> np.ndarray:
     lane = np.zeros(self.plan.chain.slots)
     lane[:: self.plan.rows_each] = value
     return lane
 
-  def _doubled(self, half: list[Any], w: Any, last: bool) -> tuple[list[Any], Any]:
+  def _double(self, half: list[Any], w: Any, last: bool) -> tuple[list[Any], Any]:
     """Returns (diagonals 0..m/2 of M^2, w + M w), or ([], w + M w) for the last doubling.
 
     D_s of M^2 is the sum over t of D_t * (D_(s-t) rotated by t columns). One pass over the
@@ -297,12 +297,12 @@ class RegressionServer:
     for diagonal in whole:
       raw = on.total(raw, on.product(diagonal, moved))
       moved = on.rotate(moved, self.plan.rows_each)
-    w = on.add(on.lowered(w, on.level(w) - 1), on.reduced(raw))
+    w = on.add(on.lower(w, on.level(w) - 1), on.reduce(raw))
     if last:
       return [], w
-    return self._squared(half, whole), w
+    return self._square(half, whole), w
 
-  def _squared(self, half: list[Any], whole: list[Any]) -> list[Any]:
+  def _square(self, half: list[Any], whole: list[Any]) -> list[Any]:
     on = self._evaluator
     m = self.plan.width
     raws: list[Any] = [None] * (m // 2 + 1)
@@ -317,14 +317,14 @@ class RegressionServer:
           if s <= m // 2:
             raws[s] = on.total(raws[s], on.product(whole[factor], moved))
         moved = on.rotate(moved, self.plan.rows_each)
-    return [on.reduced(raw) for raw in raws]
+    return [on.reduce(raw) for raw in raws]
 
   def _column(self, cipher: Any, columns: int) -> Any:
     for _ in range(columns):
       cipher = self._evaluator.rotate(cipher, self.plan.rows_each)
     return cipher
 
-  def _refreshed(
+  def _refresh(
     self, diagonals: list[Any], w: Any, refresh: Refresh, left: int
   ) -> tuple[list[Any], Any]:
     sent = [self._evaluator.dump(cipher) for cipher in [*diagonals, w]]
@@ -385,7 +385,7 @@ def regress(
     weights,
     predictions,
     float(np.abs(weights - owner.closed_form()).max()),
-    float(np.abs(weights - owner.descended()).max()),
+    float(np.abs(weights - owner.expected_result()).max()),
     owner.refreshes,
     upload.size,
     server.refresh_bytes,

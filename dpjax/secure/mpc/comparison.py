@@ -41,13 +41,13 @@ _ONE = np.uint64(1)
 _LOW = np.uint64((1 << 63) - 1)
 
 
-def shuffled(words: np.ndarray) -> np.ndarray:
+def shuffle_bits(words: np.ndarray) -> np.ndarray:
   """Moves bit p to the place with the six binary digits of p reversed.
 
   Neighbouring bits, which a tree combines first, then lie in the two halves of a word. The function
   is its own inverse.
 
-  >>> shuffled(np.array([2, 2**63], np.uint64)) == np.array([2**32, 2**63], np.uint64)
+  >>> shuffle_bits(np.array([2, 2**63], np.uint64)) == np.array([2**32, 2**63], np.uint64)
   array([ True,  True])
   """
   # Three exchanges reverse the digits of a bit's place.
@@ -72,7 +72,7 @@ def sign(shape: Sequence[int]) -> Correlated:
   def solve(r: np.ndarray, s: np.ndarray, *ab: np.ndarray) -> tuple[np.ndarray, ...]:
     number = (s & 1).astype(np.uint64)
     ands = [a & b for a, b in zip(ab[::2], ab[1::2])]
-    return (shuffled(r), number, number * r, *ands)
+    return (shuffle_bits(r), number, number * r, *ands)
 
   free = (Part(shape), bits, *(part for part in layers for _ in range(2)))
   bound = (Part(shape, xor=True), Part(shape), Part(shape), *layers)
@@ -116,7 +116,7 @@ def signs(party: Party, x: Shares) -> Signs:
 
 def _borrow(party: Party, c: np.ndarray, bits: np.ndarray, triples: list) -> np.ndarray:
   """Returns a share [...] uint8 of whether c < r in the lower 63 bits, from r's shuffled bits."""
-  inverse = ~shuffled(c)
+  inverse = ~shuffle_bits(c)
   # Bit 63 lets every borrow pass: it neither generates nor stops one.
   generates = inverse & bits & _LOW
   passes = ((bits ^ inverse) | ~_LOW) if party.number == 0 else bits & _LOW

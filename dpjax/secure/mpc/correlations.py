@@ -88,7 +88,7 @@ CORRELATIONS: dict[str, Callable[..., Correlated]] = {
 }
 
 
-def correlated(name: str, arguments: Sequence[Any]) -> Correlated:
+def correlation_named(name: str, arguments: Sequence[Any]) -> Correlated:
   """Returns the correlation with this name; arguments are integers and lists of integers."""
   if name not in CORRELATIONS:
     raise UserError(

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from dpjax.secure.mpc.correlations import Unique, bind, correlated, expand, fresh_key
+from dpjax.secure.mpc.correlations import Unique, bind, correlation_named, expand, fresh_key
 from dpjax.validate import UserError
 
 # Function of (number, name, arguments) of a correlation that returns party 1's bound parts.
@@ -68,7 +68,7 @@ class Dealer(Unique):
         "was dealt already; each is dealt once", field="correlation", value=number
       )
     self._next = number + 1
-    return bind(correlated(name, arguments), self.keys, number)
+    return bind(correlation_named(name, arguments), self.keys, number)
 
 
 class Supply(Unique):
@@ -96,7 +96,7 @@ class Supply(Unique):
   def _deal(self, name: str, arguments: tuple) -> Dealt:
     # Both parties count all correlations, so that each has the same number in both.
     number = sum(self.dealt.values())
-    wanted = correlated(name, arguments)
+    wanted = correlation_named(name, arguments)
     self.dealt[name] = self.dealt.get(name, 0) + 1
     if self._ask is None:
       return Dealt(number, name, expand(self._key, number, (*wanted.free, *wanted.bound)))

@@ -58,7 +58,7 @@ class Offer(NamedTuple):
     return tables + digests + 16 * len(self.labels) + len(self.point)
 
 
-def _compared(
+def _compare(
   x: Sequence[int],
   y: Sequence[int],
   negated: Callable[[int], int],
@@ -74,7 +74,7 @@ def _compared(
     negated: function that returns the label of NOT.
     both: function that returns the label of AND.
 
-  >>> _compared([1, 0, 1], [0, 1, 1], lambda a: a ^ 1, lambda a, b: a & b)  # 5 < 6
+  >>> _compare([1, 0, 1], [0, 1, 1], lambda a: a ^ 1, lambda a, b: a & b)  # 5 < 6
   1
   """
   carry = both(negated(x[0]), y[0])
@@ -97,7 +97,7 @@ def garble(bits: int) -> tuple[list[int], int, GarbledCircuit]:
     return label
 
   # NOT exchanges the two labels of a wire; the evaluator keeps its label.
-  end = _compared(zeros[:bits], zeros[bits:], lambda a: a ^ offset, both)
+  end = _compare(zeros[:bits], zeros[bits:], lambda a: a ^ offset, both)
   return zeros, offset, GarbledCircuit(tuple(tables), (_digest(end), _digest(end ^ offset)))
 
 
@@ -134,7 +134,7 @@ def evaluate(bits: int, garbled: GarbledCircuit, labels: Sequence[int]) -> bool:
     return label ^ _hash(b, 2 * index + 1) ^ ((of_evaluator ^ a) if b & 1 else 0)
 
   # For NOT the garbler has exchanged the labels' meanings.
-  digest = _digest(_compared(labels[:bits], labels[bits:], lambda a: a, both))
+  digest = _digest(_compare(labels[:bits], labels[bits:], lambda a: a, both))
   if digest not in garbled.digests:
     raise UserError(
       "a table or a label was changed; the circuit has no result", field="garbled"

@@ -63,7 +63,7 @@ class Link(Protocol):
   def close(self) -> None: ...
 
 
-def _checked(peer: str, data: bytes, length: int | None) -> bytes:
+def _check(peer: str, data: bytes, length: int | None) -> bytes:
   if length is not None and len(data) != length:
     raise PeerFailed(
       f"sent {len(data)} bytes where {length} were due; do both run the same program "
@@ -98,7 +98,7 @@ class QueueLink:
       raise PeerFailed("has left", field=self.peer)
     self.bytes_received += len(data)
     self.rounds += 1
-    return _checked(self.peer, data, length)
+    return _check(self.peer, data, length)
 
   def exchange(self, data: bytes) -> bytes:
     self.send(data)
@@ -189,11 +189,11 @@ class SocketLink:
   def _greet(self, me: str, token: bytes, topic: str) -> None:
     """Meets the peer. Raises PeerFailed for another token, name or topic, before any data."""
     names = {"peer": self.peer, "token": token, "topic": topic}
-    sealed = tls.wrapped(self._plain, me=me, **names)
+    sealed = tls.wrap(self._plain, me=me, **names)
     self._connection = sealed
-    while (event := self._tried(sealed.do_handshake)[1]) is not None:
+    while (event := self._try(sealed.do_handshake)[1]) is not None:
       self._wait(event)
-    if sealed.getpeercert(binary_form=True) != tls.expected(**names):
+    if sealed.getpeercert(binary_form=True) != tls.expected_certificate(**names):
       raise self._not_sealed()
     # In TLS 1.3 the handshake does not tell a client whether its certificate was accepted. The
     # first data from the server tell it, so both ends send some now.
@@ -286,7 +286,7 @@ class SocketLink:
       count = opened = events = None
       if len(read) < wanted:
         most = min(wanted - len(read), _PIECE)
-        opened, events = self._tried(self._connection.recv, most)
+        opened, events = self._try(self._connection.recv, most)
         # The peer has ended the connection, without an error of the socket.
         if opened == b"":
           raise self._not_sealed()
@@ -296,10 +296,10 @@ class SocketLink:
         wanted = due(read)
       if left:
         try:
-          count, event = self._tried(self._connection.send, left[:_PIECE])
+          count, event = self._try(self._connection.send, left[:_PIECE])
         except PeerFailed:
           # The last that a peer said may tell why it has gone.
-          self._tried(self._connection.recv, 1)
+          self._try(self._connection.recv, 1)
           raise
         events = (events or 0) | (event or 0)
         left = left[count or 0 :]
@@ -310,7 +310,7 @@ class SocketLink:
   def _gone(self) -> PeerFailed:
     return PeerFailed("has closed its connection", field=self.peer)
 
-  def _tried(self, move: Callable[..., Any], *arguments: Any) -> tuple[Any, int | None]:
+  def _try(self, move: Callable[..., Any], *arguments: Any) -> tuple[Any, int | None]:
     """Calls a function of the socket, which does not block.
 
     Returns (its result, None), or (None, the event to wait for before it is called again).

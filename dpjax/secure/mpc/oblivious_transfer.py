@@ -43,7 +43,7 @@ class OtSender(Unique):
 
   def __init__(self):
     self._key = library().generate(curve="P-256")
-    self.point = _encoded(self._key.pointQ)  # message 1
+    self.point = _encode(self._key.pointQ)  # message 1
     self._answered = False
 
   def answer(
@@ -64,7 +64,7 @@ class OtSender(Unique):
         f"{len(points)}; must be one for each of {len(pairs)} pairs", field="points"
       )
     public_point = self._key.pointQ
-    theirs = [_decoded(point) for point in points]
+    theirs = [_decode(point) for point in points]
     # The answer counts only now: an error in a point reveals nothing, so another answer is allowed.
     self._answered = True
     sent = []
@@ -81,13 +81,13 @@ class OtReceiver:
   """The receiver, who chooses one text of each pair."""
 
   def __init__(self, sender_point: bytes, choices: Sequence[int]):
-    theirs = _decoded(sender_point)
+    theirs = _decode(sender_point)
     curve = library()
     keys = [curve.generate(curve="P-256") for _ in choices]
     # Both candidates are computed, so that timing does not depend on the choice.
     candidates = [(key.pointQ, key.pointQ + theirs) for key in keys]
     self._choices = [int(bool(choice)) for choice in choices]
-    self.points = [_encoded(pair[c]) for pair, c in zip(candidates, self._choices)]
+    self.points = [_encode(pair[c]) for pair, c in zip(candidates, self._choices)]
     self._keys = [
       _key(i, sender_point, point, theirs * key.d)
       for i, (point, key) in enumerate(zip(self.points, keys))
@@ -105,7 +105,7 @@ class OtReceiver:
 
 def library() -> Any:
   """Returns pycryptodome's module of elliptic curves. Raises UserError if it is not installed."""
-  with optional.needed("secure"):
+  with optional.require_extra("secure"):
     from Crypto.PublicKey import ECC
   return ECC
 
@@ -118,7 +118,7 @@ def digest(*parts: bytes) -> bytes:
 
 
 def _key(index: int, first: bytes, second: bytes, shared: Any) -> bytes:
-  parts = (index.to_bytes(4, "big"), first, second, _encoded(shared))
+  parts = (index.to_bytes(4, "big"), first, second, _encode(shared))
   return digest(b"dpjax oblivious transfer", *parts)[:TEXT_BYTES]
 
 
@@ -129,11 +129,11 @@ def _xor(text: bytes, key: bytes) -> bytes:
   return bytes(a ^ b for a, b in zip(text, key))
 
 
-def _encoded(point: Any) -> bytes:
+def _encode(point: Any) -> bytes:
   return int(point.x).to_bytes(32, "big") + int(point.y).to_bytes(32, "big")
 
 
-def _decoded(message: bytes) -> Any:
+def _decode(message: bytes) -> Any:
   """Decodes a point. Raises UserError for one off the curve, at infinity, or of another
   length."""
   if not isinstance(message, bytes) or len(message) != POINT_BYTES:

@@ -501,7 +501,7 @@ def bounded_rows(
   if rows.ndim != 2:
     raise UserError(f"must be [m, d], not {rows.shape}", field="x")
   rows = np.where(np.isfinite(rows).all(axis=1, keepdims=True), rows, 0.0)
-  rows = row_norms.shortened(rows, norm, inside=_INSIDE)
+  rows = row_norms.shorten(rows, norm, inside=_INSIDE)
   return np.trunc(rows * 2.0**frac_bits) * 2.0**-frac_bits
 
 

@@ -51,7 +51,7 @@ def share(party: Party, tree: Tree, *, owner: int) -> Tree:
     party.link.send(b"".join((word - mask).tobytes() for word, mask in zip(encoded, mine)))
   else:
     shapes = (getattr(leaf, "shape", None) for leaf in leaves)
-    mine = _received(
+    mine = _receive(
       party, [np.shape(leaf) if of is None else of for leaf, of in zip(leaves, shapes)]
     )
   return jax.tree.unflatten(structure, mine)
@@ -75,7 +75,7 @@ def reveal(
   if to is None:
     opened = party.open(*leaves)
   elif party.number == to:
-    theirs = _received(party, [leaf.shape for leaf in leaves])
+    theirs = _receive(party, [leaf.shape for leaf in leaves])
     opened = [np.add(mine, other) for mine, other in zip(leaves, theirs)]
   else:
     # This party only sends, and learns nothing.
@@ -86,7 +86,7 @@ def reveal(
   return jax.tree.unflatten(structure, [ring64.decode(word, bits) for word in opened])
 
 
-def _received(party: Party, shapes: list[tuple[int, ...]]) -> list[np.ndarray]:
+def _receive(party: Party, shapes: list[tuple[int, ...]]) -> list[np.ndarray]:
   data = party.link.receive(8 * sum(int(np.prod(shape)) for shape in shapes))
   return arrays(data, [(shape, np.uint64) for shape in shapes])
 

@@ -148,7 +148,9 @@ def error_of(party: Party, scores: Shares, y: Shares, recipe: Recipe) -> Shares:
   return _OUTPUTS[recipe.output](party, scores) - y
 
 
-def moved(party: Party, layer: Dense, inputs: Shares, error: Shares, shift: int) -> Dense:
+def update_layer(
+  party: Party, layer: Dense, inputs: Shares, error: Shares, shift: int
+) -> Dense:
   """Returns the layer after a step by (inputs^T error) / 2^shift.
 
   Args:
@@ -218,7 +220,7 @@ def _step(
   error = error_of(party, seen.scores, y, recipe)  # [B, d_out]
   updated = []
   for place in reversed(range(len(network))):
-    updated.append(moved(party, network[place], seen.inputs[place], error, shift))
+    updated.append(update_layer(party, network[place], seen.inputs[place], error, shift))
     # The error passes back through the weights as they were before this step.
     if place:
       error = seen.slopes[place - 1](matmul(party, error, network[place].kernel.T))

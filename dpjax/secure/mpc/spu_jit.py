@@ -100,16 +100,16 @@ class SecureFunction:
 
   def measured(self, *args: Any) -> Measured:
     """Returns the outputs of `fn` as a call does, with bytes and seconds."""
-    with _counted(self.parties) as count:
+    with _count_bytes(self.parties) as count:
       outputs, sent, seconds = self._run(args, profile=True)
     return Measured(outputs, sent, count[0], seconds)
 
   def _run(self, args: tuple, profile: bool) -> tuple[Any, int, float]:
     leaves, in_tree = jax.tree.flatten(args)
     public = public_leaves(args, self.public_argnums)
-    values = [self._admitted(f"args[{i}]", leaf) for i, leaf in enumerate(leaves)]
+    values = [self._admit(f"args[{i}]", leaf) for i, leaf in enumerate(leaves)]
     structs = tuple(jax.ShapeDtypeStruct(v.shape, v.dtype) for v in values)
-    program = spu_program.compiled(self.fn, structs, in_tree, public)
+    program = spu_program.compile_program(self.fn, structs, in_tree, public)
     config = runtime_config(self.protocol, profile)
     of_party = self._shares(config, values, public)
     start = time.perf_counter()
@@ -134,7 +134,7 @@ class SecureFunction:
     size = sum(num_bytes(share) for shares in of_party for share in shares)
     return reveal(tree) if self.revealed else tree, size, seconds
 
-  def _admitted(self, name: str, leaf: Any) -> Any:
+  def _admit(self, name: str, leaf: Any) -> Any:
     if not isinstance(leaf, Secret):
       return spu_program.as_input(name, leaf)
     shared = leaf.protocol, len(leaf.shares)
@@ -236,7 +236,7 @@ def reveal(tree: Any) -> Any:
   def together(leaf: Any) -> Any:
     if not isinstance(leaf, Secret):
       return leaf
-    return joined(runtime_config(leaf.protocol), leaf.shares, leaf.shape, leaf.dtype)
+    return join_shares(runtime_config(leaf.protocol), leaf.shares, leaf.shape, leaf.dtype)
 
   return jax.tree.map(together, tree)
 
@@ -274,7 +274,7 @@ def split(config: Any, parties: int, array: np.ndarray, public: bool) -> tuple[A
     return tuple(spu.Io(parties, config).make_shares(array, kind))
 
 
-def joined(config: Any, shares: Sequence[Any], shape: tuple, dtype: Any) -> np.ndarray:
+def join_shares(config: Any, shares: Sequence[Any], shape: tuple, dtype: Any) -> np.ndarray:
   """Returns the array that the shares of all parties represent."""
   with spu_program.one_line():
     array = spu_program.library().Io(len(shares), config).reconstruct(list(shares))
@@ -327,7 +327,7 @@ def _log() -> pathlib.Path:
 
 
 @contextlib.contextmanager
-def _counted(parties: int) -> Iterator[list[int]]:
+def _count_bytes(parties: int) -> Iterator[list[int]]:
   """Yields a list, which after the block holds the number of bytes that the parties sent in it."""
   count: list[int] = []
   # The process has one log, so the bytes of two calls at once could not be told apart.

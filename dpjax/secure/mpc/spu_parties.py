@@ -83,19 +83,19 @@ class SpuParty(NamedTuple):
       for i, (leaf, owner) in enumerate(zip(leaves, of_leaf))
     ]
     structs = tuple(jax.ShapeDtypeStruct(v.shape, v.dtype) for v in values)
-    program = spu_program.compiled(fn, structs, in_tree, (False,) * len(structs))
+    program = spu_program.compile_program(fn, structs, in_tree, (False,) * len(structs))
     config = spu_jit.runtime_config(self.protocol)
     with spu_program.one_line():
       # Programs are compared before any share is sent: another program could reveal other values.
       self._agree(program.text, self.protocol, tuple(of_leaf), tuple(reveal_to))
-      party_shares = self._exchanged(config, values, of_leaf)
+      party_shares = self._exchange(config, values, of_leaf)
       results = spu_jit.run_party(self.link, config, program, party_shares)
-      shares = [self._collected(result, reveal_to) for result in results]
+      shares = [self._collect(result, reveal_to) for result in results]
       self._leave()
     if self.rank not in reveal_to:
       return jax.tree.unflatten(program.out_tree, program.outputs)
     outputs = [
-      spu_jit.joined(config, all_of, leaf.shape, leaf.dtype)
+      spu_jit.join_shares(config, all_of, leaf.shape, leaf.dtype)
       for all_of, leaf in zip(shares, program.outputs)
     ]
     return jax.tree.unflatten(program.out_tree, outputs)
@@ -138,7 +138,7 @@ class SpuParty(NamedTuple):
         field="run",
       )
 
-  def _exchanged(self, config: Any, values: Sequence, of_leaf: Sequence[int]) -> list:
+  def _exchange(self, config: Any, values: Sequence, of_leaf: Sequence[int]) -> list:
     """Sends shares of this party's inputs. Returns its share of every input."""
     received = []
     for value, owner in zip(values, of_leaf):
@@ -147,7 +147,7 @@ class SpuParty(NamedTuple):
         continue
       shares = spu_jit.split(config, self.parties, value, public=False)
       for rank in self._others():
-        self.link.send_async(rank, _written(shares[rank]))
+        self.link.send_async(rank, _serialise(shares[rank]))
       received.append(shares[self.rank])
     return received
 
@@ -159,13 +159,13 @@ class SpuParty(NamedTuple):
     for rank in self._others():
       self.link.recv(rank)
 
-  def _collected(self, result: Any, reveal_to: Sequence[int]) -> list:
+  def _collect(self, result: Any, reveal_to: Sequence[int]) -> list:
     """Sends this party's share of an output to the parties that learn the output.
 
     Returns the shares of all parties if this party learns the output, else [].
     """
     for rank in set(reveal_to) - {self.rank}:
-      self.link.send_async(rank, _written(result))
+      self.link.send_async(rank, _serialise(result))
     if self.rank not in reveal_to:
       return []
     others = {rank: _read(self.link.recv(rank)) for rank in self._others()}
@@ -273,7 +273,7 @@ def _shape(index: int, leaf: Any) -> Any:
   return leaf
 
 
-def _written(share: Any) -> bytes:
+def _serialise(share: Any) -> bytes:
   """Serialises a share: the number of parts, their lengths, the parts."""
   parts = [share.meta, *share.share_chunks]
   return struct.pack(f"<{len(parts) + 1}Q", len(parts), *map(len, parts)) + b"".join(parts)

@@ -101,7 +101,7 @@ def check_dtype(name: str, dtype: Any) -> None:
 
 
 @functools.lru_cache(maxsize=128)
-def compiled(
+def compile_program(
   fn: Callable, structs: tuple[jax.ShapeDtypeStruct, ...], in_tree: Any, public: tuple
 ) -> SpuProgram:
   """Compiles `fn` for leaves of these shapes. Leaf i is secret unless `public[i]` is True.

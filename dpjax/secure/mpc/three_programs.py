@@ -42,7 +42,7 @@ from dpjax.secure.meeting import Address
 from dpjax.secure.mpc import comparison as _comparison  # noqa: F401
 from dpjax.secure.mpc import links as link_lib
 from dpjax.secure.mpc import ring64
-from dpjax.secure.mpc.correlations import KEY_BYTES, arrays, correlated, fresh_key
+from dpjax.secure.mpc.correlations import KEY_BYTES, arrays, correlation_named, fresh_key
 from dpjax.secure.mpc.dealer import Dealer, Supply
 from dpjax.secure.mpc.links import TIMEOUT, Link, PeerFailed, SocketLink
 from dpjax.secure.mpc.party import Party
@@ -137,7 +137,7 @@ def _supply(number: int, link: Link) -> Supply:
   key = link.receive(KEY_BYTES)
 
   def ask(index: int, name: str, arguments: list) -> list[np.ndarray]:
-    forms = [(part.shape, part.dtype) for part in correlated(name, arguments).bound]
+    forms = [(part.shape, part.dtype) for part in correlation_named(name, arguments).bound]
     link.send(json.dumps([index, name, arguments]).encode())
     length = sum(math.prod(shape) * np.dtype(dtype).itemsize for shape, dtype in forms)
     return arrays(link.receive(length), forms)
@@ -249,9 +249,9 @@ def run_processes(
     ) from error
   agreed = Agreed(secrets.token_bytes(32), "", frac_bits, truncation, timeout, seed)
   with contextlib.ExitStack() as stack:
-    dealer = _started(stack, _dealer_main, agreed)
+    dealer = _start(stack, _dealer_main, agreed)
     first, second = (
-      _started(stack, _party_main, number, agreed, program, inputs)
+      _start(stack, _party_main, number, agreed, program, inputs)
       for number, inputs in enumerate((inputs0, inputs1))
     )
     at, peer, _ = (_heard(pipe, _START) for pipe in (dealer, first, second))
@@ -262,7 +262,7 @@ def run_processes(
   return Ran((out0, out1), (spent0, spent1), where)
 
 
-def _started(
+def _start(
   stack: contextlib.ExitStack, main: Callable[..., None], *arguments: Any
 ) -> Any:  # a Connection; Windows has another class
   context = multiprocessing.get_context("spawn")
@@ -272,11 +272,11 @@ def _started(
   theirs.close()
   stack.callback(ours.close)
   # When the stack closes, all outcomes have been read, or there was an error: the process may end.
-  stack.callback(_ended, process)
+  stack.callback(_end, process)
   return ours
 
 
-def _ended(process: Any) -> None:
+def _end(process: Any) -> None:
   """Ends a process, even one that is stopped or ignores signals."""
   process.terminate()
   process.join(GRACE)

@@ -20,13 +20,13 @@ from dpjax.secure.sums import primitives
 from dpjax.validate import UserError
 
 
-def wrapped(
+def wrap(
   connection: socket.socket, *, me: str, peer: str, token: bytes, topic: str
 ) -> ssl.SSLSocket:
   """Returns a TLS socket over a connection. The end with the smaller name is TLS's server.
 
   It shares the connection with the argument; both must be closed. Its handshake is still to be
-  made, and then `expected` compared.
+  made, and then `expected_certificate` compared.
 
   Args:
     me: name of this end.
@@ -48,7 +48,7 @@ def wrapped(
   if is_server:
     # Tickets would let a later connection begin without the certificates.
     context.num_tickets = 0
-  context.load_verify_locations(cadata=expected(peer, token, topic))
+  context.load_verify_locations(cadata=expected_certificate(peer, token, topic))
   _load(context, _key(token, me, topic), me)
   return context.wrap_socket(
     connection.dup(),
@@ -59,7 +59,7 @@ def wrapped(
   )
 
 
-def expected(peer: str, token: bytes, topic: str) -> bytes:
+def expected_certificate(peer: str, token: bytes, topic: str) -> bytes:
   """Returns the certificate (DER) that the peer must have."""
   return primitives.certificate(_key(token, peer, topic), peer)
 

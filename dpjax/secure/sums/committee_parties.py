@@ -255,7 +255,7 @@ class Server(NamedTuple):
       return frozenset(self.keys), frozenset(self.sums)
     return frozenset(self.terms.members), frozenset(self.keys)
 
-  def expected(self) -> frozenset[int]:
+  def expected_clients(self) -> frozenset[int]:
     """Returns the clients that may still send a message in this phase."""
     speakers, heard = self._speakers()
     return speakers - heard

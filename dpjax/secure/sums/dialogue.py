@@ -31,7 +31,7 @@ class SumResult(NamedTuple):
   operations: int  # as in `Cost`
 
 
-def summed(
+def with_cost(
   result: SumResult, num_bytes: Mapping[int, int], *, seconds: float = 0.0
 ) -> Summed:
   """Returns a sum with its cost, from the bytes that each client sent and received."""
@@ -53,7 +53,7 @@ class SumServer(Protocol):
     """Kind of message that the server receives now. Empty: the sum is complete."""
     ...
 
-  def expected(self) -> frozenset[int]:
+  def expected_clients(self) -> frozenset[int]:
     """Returns the clients that may still send a message in this phase."""
     ...
 
@@ -157,7 +157,7 @@ def run(
 
   while server.phase:
     kind = server.phase
-    speakers = server.expected().intersection(answering.get(kind, there.unmasking))
+    speakers = server.expected_clients().intersection(answering.get(kind, there.unmasking))
     for who in sorted(speakers - {*refused}):
       # A vector is read when it is sent, so those of two clients are never in memory at once.
       vector = read(who) if kind in _WITH_VECTOR else None
@@ -177,4 +177,4 @@ def run(
       raise UserError(must, field=error.field, value=error.value) from error
     for receiver, data in inbox.items():
       num_bytes[receiver] += len(data)
-  return summed(server.result(), num_bytes)
+  return with_cost(server.result(), num_bytes)

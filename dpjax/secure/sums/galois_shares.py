@@ -159,11 +159,11 @@ class Sharing:
 # --- the ring
 
 
-def multiplied(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+def multiply(a: np.ndarray, b: np.ndarray) -> np.ndarray:
   """Returns products of ring elements, [..., d] uint64 coefficients, lowest first.
 
   >>> x = np.array([0, 1], np.uint64)
-  >>> multiplied(x, x).astype(np.int64)  # X^2 = -X - 1
+  >>> multiply(x, x).astype(np.int64)  # X^2 = -X - 1
   array([-1, -1])
   """
   degree = a.shape[-1]
@@ -178,7 +178,7 @@ def multiplied(a: np.ndarray, b: np.ndarray) -> np.ndarray:
   return full[..., :degree]
 
 
-def inverted(units: np.ndarray) -> np.ndarray:
+def invert(units: np.ndarray) -> np.ndarray:
   """Returns inverses modulo f, [..., d], of ring elements that are no multiples of 2."""
   degree = units.shape[-1]
   # u^(2^d - 2) inverts u modulo 2, where the ring is a field of 2^d elements.
@@ -186,13 +186,13 @@ def inverted(units: np.ndarray) -> np.ndarray:
   inverse = np.zeros_like(units)
   inverse[..., 0] = 1
   for _ in range(degree - 1):
-    power = multiplied(power, power)
-    inverse = multiplied(inverse, power)
+    power = multiply(power, power)
+    inverse = multiply(inverse, power)
   two = np.zeros(degree, np.uint64)
   two[0] = 2
   # By Hensel's lemma each step doubles the number of right bits, from 1 to 64.
   for _ in range(6):
-    inverse = multiplied(inverse, two - multiplied(units, inverse))
+    inverse = multiply(inverse, two - multiply(units, inverse))
   return inverse
 
 
@@ -212,16 +212,16 @@ def _interpolation(
   denominator[..., 0] = 1
   for place in range(len(held)):
     others = np.arange(len(held)) != place
-    numerator[:, others] = multiplied(numerator[:, others], (to - at[place])[:, None])
-    denominator[others] = multiplied(denominator[others], at[others] - at[place])
-  factors = multiplied(numerator, inverted(denominator))  # [w, h, d]
+    numerator[:, others] = multiply(numerator[:, others], (to - at[place])[:, None])
+    denominator[others] = multiply(denominator[others], at[others] - at[place])
+  factors = multiply(numerator, invert(denominator))  # [w, h, d]
   # Multiplication by an element a is linear in the words of the other factor. Column j of its
   # matrix is a * X^j.
   columns = [factors]
   power = np.zeros(degree, np.uint64)
   power[1] = 1
   for _ in range(degree - 1):
-    columns.append(multiplied(columns[-1], power))
+    columns.append(multiply(columns[-1], power))
   blocks = np.stack(columns, axis=-1)  # [w, h, d, d]
   return blocks.transpose(0, 2, 1, 3).reshape(len(wanted) * degree, len(held) * degree)
 

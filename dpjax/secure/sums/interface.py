@@ -152,7 +152,7 @@ class SumProtocol:
     start = time.perf_counter()
     # A missing library is reported before any vector is read.
     self.check_library()
-    there, read = admitted(self, vectors, drops)
+    there, read = admit(self, vectors, drops)
     summed = self._add(there, read)
     seconds = time.perf_counter() - start
     return summed._replace(cost=summed.cost._replace(seconds=seconds))
@@ -204,7 +204,7 @@ def present(
   return Present(named, sharing, uploading, unmasking)
 
 
-def admitted(
+def admit(
   protocol: SumProtocol, vectors: Mapping[int, np.ndarray], drops: Drops
 ) -> tuple[Present, Reader]:
   """Returns (clients of each phase, reader of the vectors of those who upload).
@@ -213,7 +213,7 @@ def admitted(
     UserError: as `present` and `Reader`, or fewer than `min_survivors` clients upload.
 
   >>> vectors = {who: np.zeros(2, np.uint32) for who in range(3)}
-  >>> admitted(SumProtocol(min_survivors=3), vectors, Drops(before_upload=frozenset({1})))
+  >>> admit(SumProtocol(min_survivors=3), vectors, Drops(before_upload=frozenset({1})))
   Traceback (most recent call last):
   ...
   dpjax.validate.UserError: min_survivors=3: only 2 clients are left before upload; ...

@@ -32,7 +32,7 @@ def library() -> Any:
   Raises:
     UserError: one of them is not installed.
   """
-  with optional.needed("secure"):
+  with optional.require_extra("secure"):
     from Crypto.Protocol.SecretSharing import (  # pyright: ignore[reportMissingImports]
       Shamir,
     )
@@ -104,7 +104,7 @@ def _x509() -> Any:
   return types.SimpleNamespace(x509=x509, serialization=serialization)
 
 
-def _certified(private: bytes, name: str) -> Any:
+def _certificate(private: bytes, name: str) -> Any:
   """Returns the certificate of an Ed25519 key, signed by the key itself; equal for equal input."""
   lib = _x509()
   key = library().ed25519.Ed25519PrivateKey.from_private_bytes(private)
@@ -122,7 +122,7 @@ def certificate(private: bytes, name: str) -> bytes:
   True
   """
   encoding = _x509().serialization.Encoding.DER
-  return _certified(private, name).public_bytes(encoding)
+  return _certificate(private, name).public_bytes(encoding)
 
 
 def key_file(private: bytes, name: str, password: bytes) -> bytes:
@@ -135,7 +135,7 @@ def key_file(private: bytes, name: str, password: bytes) -> bytes:
     serialization.PrivateFormat.PKCS8,
     serialization.BestAvailableEncryption(password),
   )
-  return _certified(private, name).public_bytes(pem) + encrypted
+  return _certificate(private, name).public_bytes(pem) + encrypted
 
 
 def seal(key: bytes, plain: bytes, context: bytes) -> bytes:

@@ -43,7 +43,7 @@ import numpy as np
 from dpjax import validate
 from dpjax.secure.sums import dialogue, primitives, secagg_client, secagg_server
 from dpjax.secure.sums.interface import Present, Reader, Summed, SumProtocol
-from dpjax.secure.sums.secagg_costs import going_on, predicted
+from dpjax.secure.sums.secagg_costs import going_on, predict_cost
 from dpjax.secure.sums.terms import Terms, graph_parameters, largest_part
 
 
@@ -116,7 +116,7 @@ class SecAgg(_Masked):
     self.check_clients(len(there.named))
     terms = self.terms(there.named, read.length)
     if self.simulated:
-      return simulated(terms, there, read, signed=self.signed)
+      return simulate(terms, there, read, signed=self.signed)
     keys: dict[int, bytes] = {}
     if self.signed:
       keys = {who: secrets.token_bytes(32) for who in there.named}
@@ -180,12 +180,10 @@ class SecAggPlus(_Masked):
 
   def _add(self, there: Present, read: Reader) -> Summed:
     terms = self.terms(there.named, read.length)
-    return (simulated if self.simulated else run)(terms, there, read)
+    return (simulate if self.simulated else run)(terms, there, read)
 
 
-def simulated(
-  terms: Terms, there: Present, read: Reader, *, signed: bool = False
-) -> Summed:
+def simulate(terms: Terms, there: Present, read: Reader, *, signed: bool = False) -> Summed:
   """Returns a sum on given terms, and its cost by formula. Vectors are added in the clear."""
   there = going_on(terms, there)
   total = np.zeros(read.length, f"uint{terms.bits}")
@@ -194,7 +192,7 @@ def simulated(
   # With a directory the threshold is checked and messages are longer. No signature is made.
   if signed:
     terms = dataclasses.replace(terms, directory=(bytes(32),) * len(terms.clients))
-  return Summed(total, there.uploading, predicted(terms, there))
+  return Summed(total, there.uploading, predict_cost(terms, there))
 
 
 def run(

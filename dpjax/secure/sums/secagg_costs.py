@@ -51,7 +51,7 @@ def going_on(terms: Terms, there: Present) -> Present:
   return Present(there.named, order(sharing), order(uploading), order(unmasking))
 
 
-def predicted(terms: Terms, there: Present) -> Cost:
+def predict_cost(terms: Terms, there: Present) -> Cost:
   """Predicts the cost of a sum in which these clients answer (`going_on`); seconds are 0.
 
   If all n clients answer, there are n (k + 2) expansions, 2 n k agreements and n (b + O(k)) bytes.
@@ -60,7 +60,7 @@ def predicted(terms: Terms, there: Present) -> Cost:
   >>> terms = Terms(
   ...   session=bytes(16), clients=tuple(range(10)), threshold=6, min_survivors=6, length=1000
   ... )
-  >>> cost = predicted(terms, Present(*[tuple(range(10))] * 4))
+  >>> cost = predict_cost(terms, Present(*[tuple(range(10))] * 4))
   >>> cost.expansions, cost.operations, cost.client_bytes
   (110, 180, 6459)
   """

@@ -38,7 +38,7 @@ from dpjax.secure.sums.secagg_client import (
   own_stream,
   pair_stream,
 )
-from dpjax.secure.sums.secagg_costs import predicted
+from dpjax.secure.sums.secagg_costs import predict_cost
 from dpjax.secure.sums.terms import KEY_BYTES, Terms, holders, neighbours
 from dpjax.validate import UserError
 
@@ -59,7 +59,7 @@ class Server(NamedTuple):
   signatures: Mapping[int, bytes]
   revealed: Mapping[int, Mapping[int, bytes]]  # sender -> client -> share of its secret
 
-  def expected(self) -> frozenset[int]:
+  def expected_clients(self) -> frozenset[int]:
     """Returns the clients that may still send a message in this phase."""
     phases = {
       "keys": (self.terms.clients, self.keys),
@@ -92,7 +92,7 @@ class Server(NamedTuple):
     if not kind:
       raise UserError("came after the sum was closed", field="message")
     records = self.terms.read(kind, data, sender)
-    if sender not in self.expected():
+    if sender not in self.expected_clients():
       raise UserError(
         f"of {messages.name(sender)} is a second one, or too late", field=kind
       )
@@ -142,7 +142,7 @@ class Server(NamedTuple):
     phases = (self.keys, self.envelopes, self.uploaded, self.revealed)
     there = Present(*(tuple(sorted(ids)) for ids in phases))
     # Clients do not tell what they computed, so a formula counts it.
-    cost = predicted(self.terms, there)
+    cost = predict_cost(self.terms, there)
     return SumResult(total, there.uploading, cost.expansions, cost.operations)
 
 

@@ -52,7 +52,7 @@ from dpjax.secure import meeting
 from dpjax.secure.meeting import FRAME
 from dpjax.secure.sums import committee_parties, secagg_client, secagg_server
 from dpjax.secure.sums.committee_parties import CommitteeTerms
-from dpjax.secure.sums.dialogue import Begun, SumServer, summed
+from dpjax.secure.sums.dialogue import Begun, SumServer, with_cost
 from dpjax.secure.sums.interface import Summed
 from dpjax.secure.sums.terms import Terms
 from dpjax.validate import UserError
@@ -80,11 +80,11 @@ Report = Callable[[str], None]
 # --- terms, as a file for all parties
 
 
-def written(terms: AnyTerms) -> str:
+def serialise(terms: AnyTerms) -> str:
   """Serialises the terms as JSON.
 
   >>> terms = Terms(session=bytes(16), clients=(1, 2, 3), threshold=2, min_survivors=2, length=10)
-  >>> read(written(terms)) == terms
+  >>> read(serialise(terms)) == terms
   True
   """
   (protocol,) = (name for name, kind in _PROTOCOLS.items() if type(terms) is kind)
@@ -94,7 +94,7 @@ def written(terms: AnyTerms) -> str:
 
 
 def read(text: str) -> AnyTerms:
-  """Parses terms from the text that `written` makes.
+  """Parses terms from the text that `serialise` makes.
 
   Raises:
     UserError: the text is not JSON of terms, or holds a value that `Terms` or `CommitteeTerms`
@@ -112,7 +112,7 @@ def read(text: str) -> AnyTerms:
     raise
   except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
     raise UserError(
-      f"are not those that `written` gives ({error!r})", field="terms"
+      f"are not those that `serialise` gives ({error!r})", field="terms"
     ) from error
 
 
@@ -149,7 +149,7 @@ def client(terms: AnyTerms, me: int, *, signing_key: bytes | None = None) -> Beg
 
 def secret_of(terms: AnyTerms) -> bytes:
   """Returns a digest of the terms. A client that has other terms is refused at the meeting."""
-  return hashlib.sha256(written(terms).encode()).digest()
+  return hashlib.sha256(serialise(terms).encode()).digest()
 
 
 # --- server
@@ -377,13 +377,13 @@ def serve(
     if who not in lines:
       report(f"client {who} did not come in time")
   try:
-    return _served(begun, lines, phase_timeout, report, start)
+    return _serve(begun, lines, phase_timeout, report, start)
   finally:
     for line in lines.values():
       line.close()
 
 
-def _served(
+def _serve(
   server: SumServer,
   lines: dict[int, _Line],
   seconds: float,
@@ -394,7 +394,7 @@ def _served(
   while server.phase:
     kind = server.phase
     until = time.monotonic() + seconds
-    wanted = [who for who in server.expected() if who in lines]
+    wanted = [who for who in server.expected_clients() if who in lines]
     # Messages wait here while a client sends its own message, since it does not read meanwhile.
     held = {who: list[bytes]() for who in wanted}
     for who, said in _heard(lines, wanted, server.largest(), until):
@@ -418,7 +418,7 @@ def _served(
     _put_on(lines, outgoing, {})
   moved.update({who: line.bytes_sent for who, line in lines.items()})
   result = server.result()  # before the clock is read
-  return summed(result, moved, seconds=time.perf_counter() - start)
+  return with_cost(result, moved, seconds=time.perf_counter() - start)
 
 
 def _put_on(

@@ -64,10 +64,10 @@ def align(ids_a: Sequence[str], ids_b: Sequence[str]) -> Alignment:
   client, server = (party.CreateWithNewKey(True) for party in (psi.client, psi.server))
   setup = server.CreateSetupMessage(0.0, len(ids_a), ids_b, psi.DataStructure.RAW)
   request = client.CreateRequest(ids_a).SerializeToString()
-  response = server.ProcessRequest(_parsed(psi.Request, request)).SerializeToString()
+  response = server.ProcessRequest(_parse(psi.Request, request)).SerializeToString()
   sent = setup.SerializeToString()
   places = client.GetIntersection(
-    _parsed(psi.ServerSetup, sent), _parsed(psi.Response, response)
+    _parse(psi.ServerSetup, sent), _parse(psi.Response, response)
   )
   # Ids are sorted, so that the order reveals nothing about the order of either party's rows.
   ids = tuple(sorted(str(ids_a[place]) for place in places))
@@ -105,12 +105,12 @@ def _places(ids: Sequence[str], name: str) -> dict[str, int]:
 
 def library() -> Any:
   """Returns the package of private set intersection. Raises UserError if it is not installed."""
-  with optional.needed("vertical"):
+  with optional.require_extra("vertical"):
     import private_set_intersection.python as psi  # pyright: ignore[reportMissingImports]
   return psi
 
 
-def _parsed(kind: Any, message: bytes) -> Any:
+def _parse(kind: Any, message: bytes) -> Any:
   """Returns the message as the other side parses it from the bytes."""
   out = kind()
   out.ParseFromString(message)

@@ -101,13 +101,13 @@ class _Ckks:
     self._on = SlotEvaluator(chain, None)
     self.slots = chain.slots
 
-  def _encrypted(self, values: np.ndarray, level: int) -> Any:
+  def _encrypt(self, values: np.ndarray, level: int) -> Any:
     out = self._coder.seal.Ciphertext()
     self._encryptor.encrypt(self._coder.encode(values, level), out)
     return out
 
   def encrypt(self, values: np.ndarray) -> bytes:
-    return dumps(self._encrypted(values, self._on.chain.levels))
+    return dumps(self._encrypt(values, self._on.chain.levels))
 
   def add(self, cipher: bytes, values: np.ndarray) -> bytes:
     return self._sum(self._on.load(cipher), values)
@@ -115,12 +115,14 @@ class _Ckks:
   def combine(
     self, ciphers: Sequence[bytes], factors: Sequence[np.ndarray], terms: np.ndarray
   ) -> bytes:
-    return self._sum(self._on.weighted(zip(map(self._on.load, ciphers), factors)), terms)
+    return self._sum(
+      self._on.weighted_sum(zip(map(self._on.load, ciphers), factors)), terms
+    )
 
   def _sum(self, cipher: Any, values: np.ndarray) -> bytes:
     # A plain number that was added could be read by who has made the ciphertext before: it is the
     # difference of both. So numbers are encrypted before they are added.
-    return dumps(self._on.add(cipher, self._encrypted(values, self._on.level(cipher))))
+    return dumps(self._on.add(cipher, self._encrypt(values, self._on.level(cipher))))
 
 
 def ckks(*, depth: int = 1) -> KeyPair:

@@ -144,7 +144,7 @@ def smartwatch_owners(data_dir: Folder = None, unseen: tuple[int, ...] = UNSEEN)
   of each. Only the people `unseen` are in the test."""
   path = file_of("seglearn", "data/watch_dataset.npy", data_dir, "smartwatch")
   with about("name", "smartwatch"):
-    held = _unpickled(path)
+    held = _unpickle(path)
   x = np.stack(
     [
       np.concatenate([each.mean(0) / _MEAN_SCALE, each.std(0) / _SD_SCALE])
@@ -168,7 +168,7 @@ def smartwatch_owners(data_dir: Folder = None, unseen: tuple[int, ...] = UNSEEN)
   return parts[0], parts[1]
 
 
-def _unpickled(path: pathlib.Path) -> dict[str, Any]:
+def _unpickle(path: pathlib.Path) -> dict[str, Any]:
   """Returns the dict in an .npy file of one object."""
   try:
     with path.open("rb") as stream:

@@ -105,7 +105,7 @@ def _split(
       f"a next character is one of {declared}", field="num_classes", value=num_classes
     )
   dataset = from_arrays(
-    _shaped(np.concatenate([part.x for part in full]), shape, is_text),
+    _reshape(np.concatenate([part.x for part in full]), shape, is_text),
     np.concatenate([part.y for part in full]),
     num_classes=declared,
     vocab_size=text.VOCAB_SIZE if is_text else None,
@@ -117,7 +117,7 @@ def _split(
   return by_client(dataset, users, sizes=sizes, max_examples=max_examples)
 
 
-def _shaped(x: np.ndarray, shape: tuple[int, ...] | None, is_text: bool) -> np.ndarray:
+def _reshape(x: np.ndarray, shape: tuple[int, ...] | None, is_text: bool) -> np.ndarray:
   if shape is None:
     return x
   fits = all(isinstance(side, int) and side > 0 for side in shape)

@@ -71,7 +71,7 @@ def natural_federation(
     )
   if registry.is_table(name):
     path = registry.user_path(name, data_dir)
-    held = registry.declared_at(declaration, data_dir)
+    held = registry.declaration_at(declaration, data_dir)
     parts = list(zip(*tables.table_fields(path, client_id, held)))
   elif name.endswith(".npz"):
     parts = npz.load_npz_fields(registry.user_path(name, data_dir), client_id, num_classes)

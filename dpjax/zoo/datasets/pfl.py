@@ -82,7 +82,7 @@ def pfl_federation(
   with (
     in_data(name),
     foreign_files.read_as("a file of pfl-research"),
-    _opened(path) as file,
+    _open(path) as file,
   ):
     if "label_mapping" in file["metadata"]:
       reader: _Photographs | _Sentences = _Photographs(
@@ -101,7 +101,7 @@ def pfl_federation(
 
 
 @contextlib.contextmanager
-def _opened(path: pathlib.Path) -> Iterator[Any]:
+def _open(path: pathlib.Path) -> Iterator[Any]:
   if not path.name.endswith(_SUFFIX):
     raise UserError(f"must end in {_SUFFIX}, the files of pfl-research")
   if not path.is_file():

@@ -57,7 +57,7 @@ def check_known(name: str) -> None:
   """Raises UserError, with the nearest name, unless dpjax or TFDS knows the data set `name`. The
   check needs no network."""
   # TFDS is imported here, because its import is slow.
-  with optional.needed():
+  with optional.require_extra():
     import tensorflow_datasets as tfds
 
   match = _NAME.fullmatch(name)
@@ -156,7 +156,7 @@ def _classes_named(data: Any) -> Iterator[Any]:
 
 
 def _open(name: str, root: pathlib.Path) -> Any:  # {split: source}
-  with optional.needed():
+  with optional.require_extra():
     import tensorflow_datasets as tfds
 
   check_features(name, root)
@@ -216,7 +216,7 @@ def _decoder(first: Any, max_length: int) -> Callable[[list[Any]], np.ndarray]:
 def stored_features(records: Iterable[bytes]) -> Iterator[Mapping[str, Any]]:
   """Parses stored tf.train.Examples, and yields for each one a mapping from name to feature."""
   # The module is imported here, because its import is slow.
-  with optional.needed():
+  with optional.require_extra():
     from tensorflow_datasets.proto import tf_example_pb2
 
   parse = tf_example_pb2.Example.FromString  # pyright: ignore[reportAttributeAccessIssue]

@@ -117,7 +117,7 @@ def _load(
   declaration: tables.Declared,
 ) -> tuple[Dataset, Dataset]:
   path = user_path(name, data_dir)
-  held = declared_at(declaration, data_dir)
+  held = declaration_at(declaration, data_dir)
   # Each reader is imported where its files are read: a run reads data of one kind.
   if name.endswith("/"):
     from dpjax.data import image_folders, npz
@@ -184,7 +184,7 @@ def takes_declaration(name: str) -> bool:
   return is_table(name) or name.endswith((_TEXT, "/"))
 
 
-def declared_at(
+def declaration_at(
   declaration: tables.Declared, data_dir: str | os.PathLike[str] | None = None
 ) -> tables.Declared:
   """Returns a dict or None as it is, and a path as `user_path(path, data_dir)`."""

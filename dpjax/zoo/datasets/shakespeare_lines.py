@@ -18,7 +18,7 @@ from collections.abc import Iterable
 import numpy as np
 
 from dpjax.data.dataset import Dataset
-from dpjax.data.text import padded
+from dpjax.data.text import pad
 from dpjax.zoo.datasets.shakespeare import PADDING, VOCAB_SIZE, encode, load_speeches
 
 PUBLIC_PLAYS = (
@@ -52,7 +52,7 @@ def tokens_of(lines: Iterable[str], length: int = LENGTH) -> np.ndarray:
   >>> tokens_of(["Oh!"], 6).tolist()
   [[2, 42, 61, 4, 2, 0]]
   """
-  return padded([encode(f"\n{line[: length - 2]}\n") for line in lines], length)
+  return pad([encode(f"\n{line[: length - 2]}\n") for line in lines], length)
 
 
 def blocks_of(tokens: np.ndarray, lines: int) -> np.ndarray:

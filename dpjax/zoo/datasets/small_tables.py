@@ -86,11 +86,11 @@ def _numbers(bounds: dict[str, Any]) -> dict[str, Any]:
   return {name: {"lower": low, "upper": high} for name, (low, high) in bounds.items()}
 
 
-def _bundled(name: str, **options: Any) -> dict[str, Any]:
+def _bundled_columns(name: str, **options: Any) -> dict[str, Any]:
   """Returns the columns, by name, of a data set inside the scikit-learn wheel. The column `target`
   holds its target."""
   # scikit-learn is imported here, because its import is slow.
-  with optional.needed():
+  with optional.require_extra():
     from sklearn import datasets
 
   bunch: Any = getattr(datasets, f"load_{name}")(**options)
@@ -109,7 +109,7 @@ def load_breast_cancer() -> Pair:
     "target": {"column": "target", "values": [0, 1]},
     "split": _SPLIT,
   }
-  return tables.table(_bundled("breast_cancer"), declared, name="breast_cancer")
+  return tables.table(_bundled_columns("breast_cancer"), declared, name="breast_cancer")
 
 
 def load_wine() -> Pair:
@@ -119,13 +119,13 @@ def load_wine() -> Pair:
     "target": {"column": "target", "values": [0, 1, 2]},
     "split": _SPLIT,
   }
-  return tables.table(_bundled("wine"), declared, name="wine")
+  return tables.table(_bundled_columns("wine"), declared, name="wine")
 
 
 def load_diabetes() -> Pair:
   """Loads 442 people with diabetes: ten values each, and the progress of the disease in a year
   (Efron 2004)."""
-  columns = _bundled("diabetes", scaled=False)
+  columns = _bundled_columns("diabetes", scaled=False)
   columns["sex"] = columns["sex"].astype(int)
   declared = {
     "columns": {"sex": {"values": [1, 2]}} | _numbers(_DIABETES),

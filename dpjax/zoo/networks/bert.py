@@ -48,7 +48,7 @@ class BertBlock(nn.Module):
     return nn.LayerNorm(self.norm_epsilon, dtype=self.dtype, name="mlp_norm")(x + hidden)
 
 
-def encoded(bert: Any, tokens: jax.Array) -> tuple[jax.Array, jax.Array]:
+def encode(bert: Any, tokens: jax.Array) -> tuple[jax.Array, jax.Array]:
   """Applies the layers of BERT inside the `__call__` of a module.
 
   Args:
@@ -120,7 +120,7 @@ class Bert(nn.Module):
   @nn.compact
   def __call__(self, tokens: jax.Array) -> jax.Array:
     check_tokens(tokens, self.max_length)
-    x, _ = encoded(self, tokens)
+    x, _ = encode(self, tokens)
     pooled = nn.Dense(self.features, dtype=self.dtype, name="pooler")(x[:, 0])
     head = nn.Dense(self.num_classes, dtype=self.dtype, name="head")
     return trees.at_least_float32(head(jnp.tanh(pooled)))

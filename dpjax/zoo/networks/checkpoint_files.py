@@ -250,14 +250,14 @@ def _flat(tree: Mapping[str, Any], path: tuple[str, ...]) -> Iterable[tuple[Any,
     where, table = unread.pop()
     for name, value in table.items():
       if isinstance(value, dict) and value.get(_CHUNKED) is True:
-        yield (*where, name), _joined(value)
+        yield (*where, name), _join(value)
       elif isinstance(value, dict):
         unread.append(((*where, name), value))
       else:
         yield (*where, name), value
 
 
-def _joined(table: Mapping[str, Any]) -> Any:
+def _join(table: Mapping[str, Any]) -> Any:
   """Returns an array that Flax wrote in chunks, as it does above 1 GiB. Returns None if the chunks
   are damaged."""
   shape = table.get("shape")

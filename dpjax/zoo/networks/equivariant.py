@@ -35,12 +35,12 @@ GROUPS: dict[str, tuple[tuple[int, bool], ...]] = {
 }
 
 
-def acted(x, turns: int, mirrored: bool, axes: tuple[int, int] = (0, 1)):
+def act(x, turns: int, mirrored: bool, axes: tuple[int, int] = (0, 1)):
   """Applies a group element g to an array: (g x)(p) = x(g^-1 p).
 
   If `mirrored`, x is first mirrored along axes[1]. Then x is turned by `turns` quarter turns.
 
-  >>> acted(np.array([[1, 2], [3, 4]]), 1, True).tolist()
+  >>> act(np.array([[1, 2], [3, 4]]), 1, True).tolist()
   [[1, 3], [2, 4]]
   """
   module = np if isinstance(x, np.ndarray) else jnp
@@ -60,10 +60,8 @@ def left_quotients(group: str) -> np.ndarray:
   elements = GROUPS[group]
   # Nine different numbers distinguish all elements of a group.
   probe = np.arange(9).reshape(3, 3)
-  seen = {acted(probe, *h).tobytes(): i for i, h in enumerate(elements)}
-  products = [
-    [seen[acted(acted(probe, *h), *g).tobytes()] for h in elements] for g in elements
-  ]
+  seen = {act(probe, *h).tobytes(): i for i, h in enumerate(elements)}
+  products = [[seen[act(act(probe, *h), *g).tobytes()] for h in elements] for g in elements]
   # Entry (g, h) is the index of the element k for which g k = h.
   return np.argsort(np.array(products), axis=1)
 
@@ -131,7 +129,7 @@ def shared_kernel(kernel: jax.Array, group: str, lifting: bool) -> jax.Array:
   elements = GROUPS[group]
   size, _, inputs, outputs = kernel.shape
   maps = kernel.reshape(size, size, -1, 1 if lifting else len(elements), outputs)
-  turned = [acted(maps, *element) for element in elements]
+  turned = [act(maps, *element) for element in elements]
   if not lifting:
     # Turning the image permutes its maps, so the kernel's inputs are permuted in the same way.
     turned = [each[:, :, :, order] for each, order in zip(turned, left_quotients(group))]

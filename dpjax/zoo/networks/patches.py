@@ -165,15 +165,15 @@ def _learned_layer(
   images: np.ndarray, side: int, axes: int, words: int, random: np.random.Generator
 ) -> PatchLayer:
   """Learns a dictionary of patches of `side` x `side`, each described by `axes` numbers."""
-  patches = _drawn(images, side, random)
+  patches = _draw(images, side, random)
   mean = patches.mean(axis=0)
   patches -= mean
   whitening = _short(_whitening(patches, axes, _AXIS_FLOOR))
-  dictionary = _short(_clustered(patches @ whitening, words, random))
+  dictionary = _short(_cluster(patches @ whitening, words, random))
   return PatchLayer(mean.astype(np.float32), whitening, dictionary)
 
 
-def _drawn(images: np.ndarray, side: int, random: np.random.Generator) -> np.ndarray:
+def _draw(images: np.ndarray, side: int, random: np.random.Generator) -> np.ndarray:
   """Draws patches [n, p] at random places of random images, and scales each to variance 1.
 
   The mean of a patch is subtracted. Nearly constant patches get a smaller variance.
@@ -220,7 +220,7 @@ def _whitening(
   return scaled[:, ::-1]
 
 
-def _clustered(points: np.ndarray, words: int, random: np.random.Generator) -> np.ndarray:
+def _cluster(points: np.ndarray, words: int, random: np.random.Generator) -> np.ndarray:
   """Returns words [q, k] of norm 1 by spherical k-means, after Coates and Ng (2012, section 2).
 
   A point joins the word with the largest inner product. In the paper the largest absolute value
@@ -405,7 +405,7 @@ def _codes(layer: PatchLayer, image: jax.Array, grid: int) -> jax.Array:
   kernel = jnp.asarray(layer.axes).reshape(side, side, image.shape[2], -1)
   shape = (image.shape[0] - side + 1, image.shape[1] - side + 1)
   cells = [pooling.bin_averages(places, grid) for places in shape]
-  described = _described(image, kernel) - (layer.mean @ layer.axes)[None]
+  described = _describe(image, kernel) - (layer.mean @ layer.axes)[None]
   alike = described @ layer.words
 
   def averages(values: jax.Array) -> jax.Array:
@@ -415,7 +415,7 @@ def _codes(layer: PatchLayer, image: jax.Array, grid: int) -> jax.Array:
   return jnp.concatenate([averages(alike), averages(-alike)], axis=2)
 
 
-def _described(image: jax.Array, kernel: jax.Array) -> jax.Array:
+def _describe(image: jax.Array, kernel: jax.Array) -> jax.Array:
   """Computes the coordinates [places, q] of the normalised patches of an image [H, W, C]."""
   convolved = functools.partial(
     jax.lax.conv_general_dilated,

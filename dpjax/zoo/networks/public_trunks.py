@@ -200,7 +200,7 @@ def outputs(network: Trunk, weights: Any, x: jax.Array) -> list[jax.Array]:
   x = jax.image.resize(x, (b, network.size, network.size, colours), "bilinear")
   # A grey image gets the same values in all three colours.
   x = jnp.broadcast_to(x, (*x.shape[:3], 3))
-  x = imagenet_scaled(x)
+  x = scale_as_imagenet(x)
   read = []
   for layer, (kernel, bias) in zip(network.layers, weights):
     if layer.pool:
@@ -220,7 +220,7 @@ def outputs(network: Trunk, weights: Any, x: jax.Array) -> list[jax.Array]:
   return read
 
 
-def imagenet_scaled(x: jax.Array) -> jax.Array:
+def scale_as_imagenet(x: jax.Array) -> jax.Array:
   """Normalises images [b, H, W, 3] in [0, 1] by ImageNet's mean and standard deviation."""
   return (x - jnp.array(_MEAN)[None, None, None]) / jnp.array(_STD)[None, None, None]
 

@@ -84,7 +84,7 @@ class ResNet(nn.Module):
   def __call__(self, x: jax.Array) -> jax.Array:
     convnet.check_images(x)
     x = convnet.resize(x, self.image_size or None)
-    x = public_trunks.imagenet_scaled(x)
+    x = public_trunks.scale_as_imagenet(x)
     x = nn.relu(self._conv(x, "first", self.features, 7, 2))
     # torch pads a pool by -inf on both sides. SAME padding could pad one side only.
     around: Any = ((1, 1), (1, 1))
@@ -127,7 +127,7 @@ def load_resnet(path: str | os.PathLike[str], model: ResNet, params: Params) -> 
     return weight_files.parameters(held, sources, wanted, params)
 
 
-def _folded(layer: str, convolution: str, norm: str) -> dict[Path, Origin]:
+def _fold(layer: str, convolution: str, norm: str) -> dict[Path, Origin]:
   kernel = weight_files.folded_kernel(f"{convolution}.weight", norm, _NORM_EPSILON)
   return {
     (layer, "kernel"): kernel,
@@ -137,7 +137,7 @@ def _folded(layer: str, convolution: str, norm: str) -> dict[Path, Origin]:
 
 def _sources(model: ResNet) -> dict[Path, Origin]:
   sources = {
-    **_folded("first", "conv1", "bn1"),
+    **_fold("first", "conv1", "bn1"),
     (weight_files.HEAD, "kernel"): weight_files.linear("fc.weight"),
     (weight_files.HEAD, "bias"): weight_files.same("fc.bias"),
   }
@@ -147,9 +147,9 @@ def _sources(model: ResNet) -> dict[Path, Origin]:
       block = f"stage_{stage}_block_{i}"
       theirs = f"layer{stage + 1}.{i}"
       for j in range(1, inner + 1):
-        sources |= _folded(f"{block}_conv{j}", f"{theirs}.conv{j}", f"{theirs}.bn{j}")
+        sources |= _fold(f"{block}_conv{j}", f"{theirs}.conv{j}", f"{theirs}.bn{j}")
       # Basic blocks of the first stage keep their width, so their skip has no convolution.
       if not i and (stage or model.bottleneck):
         skip = f"{theirs}.downsample"
-        sources |= _folded(f"{block}_skip", f"{skip}.0", f"{skip}.1")
+        sources |= _fold(f"{block}_skip", f"{skip}.0", f"{skip}.1")
   return sources

@@ -80,7 +80,7 @@ class SentenceEncoder(nn.Module):
 
   @nn.compact
   def __call__(self, tokens: jax.Array) -> jax.Array:
-    x, present = bert.encoded(self, tokens)
+    x, present = bert.encode(self, tokens)
     kept = present[..., None].astype(x.dtype)
     mean = (x * kept).sum(axis=1) / kept.sum(axis=1)
     return mean / jnp.linalg.norm(mean, axis=-1, keepdims=True)
@@ -116,8 +116,7 @@ def sentence_features(texts: Sequence[str], encoder: str = "minilm") -> np.ndarr
   """
   validate.one_of(ENCODERS, encoder=encoder)
   chunks = [
-    _embedded(texts[start : start + _CHUNK], encoder)
-    for start in range(0, len(texts), _CHUNK)
+    _embed(texts[start : start + _CHUNK], encoder) for start in range(0, len(texts), _CHUNK)
   ]
   shape = sentence_shape(encoder, (0,))
   return np.concatenate(chunks) if chunks else np.zeros(shape, np.float32)
@@ -138,10 +137,10 @@ def sentence_chunks(x: Indexed, encoder: str = "minilm") -> Iterator[np.ndarray]
       raise UserError(f"must hold bytes in [0, {_BYTES})", field="x")
     # A text that was cut within a character loses that character.
     texts = [bytes(row[row > 0].tolist()).decode(errors="ignore") for row in block]
-    yield _embedded(texts, encoder)
+    yield _embed(texts, encoder)
 
 
-def _embedded(texts: Sequence[str], encoder: str) -> np.ndarray:
+def _embed(texts: Sequence[str], encoder: str) -> np.ndarray:
   tokenizer = _tokenizer(encoder)
   params = _weights(encoder)
   tokens = [entry.ids for entry in tokenizer.encode_batch(list(texts))]
@@ -158,12 +157,12 @@ def _embedded(texts: Sequence[str], encoder: str) -> np.ndarray:
       batch = np.zeros((_ROWS, length), np.int32)
       for row, place in zip(batch, chosen):
         row[: len(tokens[place])] = tokens[place]
-      out[chosen] = np.asarray(embedded(encoder, params, batch))[: len(chosen)]
+      out[chosen] = np.asarray(embed(encoder, params, batch))[: len(chosen)]
   return out
 
 
 @functools.partial(jax.jit, static_argnums=0)
-def embedded(encoder: str, params: Params, tokens: jax.Array) -> jax.Array:
+def embed(encoder: str, params: Params, tokens: jax.Array) -> jax.Array:
   """Computes the embeddings [B, features] of tokens [B, T]."""
   embeddings: Any = SentenceEncoder(**ENCODERS[encoder].sizes).apply(params, tokens)
   return embeddings

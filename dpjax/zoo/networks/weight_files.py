@@ -199,7 +199,7 @@ def same(name: str) -> Origin:
   return Origin((name,), lambda shape: [shape], lambda arrays: arrays[0])
 
 
-def joined(*names: str) -> Origin:
+def concatenate(*names: str) -> Origin:
   """Returns the origin of a vector that concatenates the named vectors, all of one length."""
   count = len(names)
   return Origin(names, lambda shape: [(shape[0] // count,)] * count, np.concatenate)
@@ -228,7 +228,7 @@ def of_dense(layer: Path, *names: str) -> dict[Path, Origin]:
   """Returns the origins of a dense layer's kernel and bias, from one or several layers of torch."""
   return {
     (*layer, "kernel"): linear(*(f"{name}.weight" for name in names)),
-    (*layer, "bias"): joined(*(f"{name}.bias" for name in names)),
+    (*layer, "bias"): concatenate(*(f"{name}.bias" for name in names)),
   }
 
 

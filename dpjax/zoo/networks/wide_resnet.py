@@ -80,7 +80,7 @@ class WideResNet(nn.Module):
     activations.activation_fn(self.activation)
     super().__post_init__()
 
-  def _normed(self, x: jax.Array, name: str) -> jax.Array:
+  def _normalize(self, x: jax.Array, name: str) -> jax.Array:
     norm = nn.GroupNorm(self.num_groups, epsilon=1e-5, dtype=self.dtype, name=name)
     return norm(activations.activation_fn(self.activation)(x))
 
@@ -90,10 +90,10 @@ class WideResNet(nn.Module):
   def _block(self, x: jax.Array, name: str, features: int, stride: int, first: bool):
     skip = x
     if first:
-      normed = self._normed(x, f"{name}_skip_norm")
+      normed = self._normalize(x, f"{name}_skip_norm")
       skip = self._conv(normed, f"{name}_skip", features, stride, size=1)
-    x = self._conv(self._normed(x, f"{name}_norm_0"), f"{name}_0", features, stride)
-    x = self._conv(self._normed(x, f"{name}_norm_1"), f"{name}_1", features)
+    x = self._conv(self._normalize(x, f"{name}_norm_0"), f"{name}_0", features, stride)
+    x = self._conv(self._normalize(x, f"{name}_norm_1"), f"{name}_1", features)
     return x + skip
 
   @nn.compact
@@ -106,5 +106,5 @@ class WideResNet(nn.Module):
         name = f"stage_{stage}_block_{i}"
         x = self._block(x, name, 16 * 2**stage * self.width, stride, first=not i)
     # A mean over all positions needs at least float32.
-    x = trees.at_least_float32(self._normed(x, "final_norm")).mean(axis=(1, 2))
+    x = trees.at_least_float32(self._normalize(x, "final_norm")).mean(axis=(1, 2))
     return dense_layers(x, (), self.num_classes, self.activation, self.dtype)

@@ -141,7 +141,7 @@ def adversarial(
     return AdversarialState(init_critic(critic), generator, opt_state)
 
   def step(state: AdversarialState, batch: Batch) -> tuple[AdversarialState, StepInfo]:
-    arguments.padded(batch)
+    arguments.masked_batch(batch)
     step_key = jax.random.fold_in(public_key, state.critic.step)
     _, generator_key = jax.random.split(step_key)
     # The keys of pairs are secret, and independent of the noise. As nobody knows them, the proof

@@ -167,7 +167,7 @@ def contrastive(
     return TrainState(params, opt_state, ema, jnp.zeros((), jnp.int32))
 
   def step(state: TrainState, batch: Batch) -> tuple[TrainState, StepInfo]:
-    arguments.padded(batch)
+    arguments.masked_batch(batch)
     mask = jnp.asarray(batch.mask)
     keys = jax.random.split(jax.random.fold_in(view_key, state.step), len(mask))
     value_and_grad = jax.value_and_grad(contrastive_loss, argnums=2)

@@ -30,11 +30,11 @@ def _exact(num_steps, shift, width):
 @pytest.mark.parametrize("shift", [0.4, 1.0])
 def test_both_directions_are_the_integral_and_never_below_it(num_steps, width, shift):
   removed, added = _exact(num_steps, shift, width)
-  own = renyi._removed(num_steps, shift, _ORDERS)
+  own = renyi._removal_bounds(num_steps, shift, _ORDERS)
   whole = np.floor(_ORDERS) == _ORDERS
   np.testing.assert_allclose(own[whole], removed[whole], rtol=1e-9)
   assert (own >= removed * (1 - 1e-10)).all()  # between integers above it
-  other = renyi._added(num_steps, shift, _ORDERS - 1)
+  other = renyi._addition_bounds(num_steps, shift, _ORDERS - 1)
   np.testing.assert_allclose(other, added, rtol=1e-9)
   assert (other >= added * (1 - 1e-10)).all()
   both = renyi.allocation_rdp(num_steps, 1 / shift, orders=_ORDERS)
@@ -43,10 +43,10 @@ def test_both_directions_are_the_integral_and_never_below_it(num_steps, width, s
 
 def test_moments_that_are_too_small_are_found_out(monkeypatch):
   """A plant: a series whose coefficients lose a millionth."""
-  honest = renyi._multiplied
-  monkeypatch.setattr(renyi, "_multiplied", lambda a, b: honest(a, b) - 1e-6)
+  honest = renyi._multiply
+  monkeypatch.setattr(renyi, "_multiply", lambda a, b: honest(a, b) - 1e-6)
   removed, _ = _exact(2, 1.0, 0.05)
-  assert (renyi._removed(2, 1.0, _ORDERS) < removed).any()
+  assert (renyi._removal_bounds(2, 1.0, _ORDERS) < removed).any()
 
 
 def test_the_second_moment_is_in_closed_form_at_many_steps():

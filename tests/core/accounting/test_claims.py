@@ -130,7 +130,7 @@ def test_a_mechanism_of_a_user_is_claimed_in_the_ledger_of_a_joint_plan():
 
 def test_what_costs_nothing_or_has_no_noise_rests_on_no_claim():
   for event in (dpa.NoOpDpEvent(), dpa.NonPrivateDpEvent()):
-    assert elements.claimed(event, ["Mine: my word"]) is event
+    assert elements.with_claims(event, ["Mine: my word"]) is event
   plan = _plan(_Users(**_POISSON), noise_multiplier=0.0)
   assert not plan.is_private and math.isinf(plan.epsilon())
   with pytest.raises(dpjax.UserError) as error:

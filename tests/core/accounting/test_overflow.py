@@ -81,7 +81,7 @@ class _Everyone:
   def log_overflow_prob(self, num_examples):
     return -math.inf if num_examples <= self.padded_batch_size else 0.0
 
-  def fitted_to(self, num_examples, *, log_overflow_prob):
+  def fit_to(self, num_examples, *, log_overflow_prob):
     self.fitted_for.append(num_examples)
     return types.SimpleNamespace(padded_batch_size=num_examples)
 

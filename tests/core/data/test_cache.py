@@ -130,7 +130,7 @@ def test_a_full_disk_is_one_line_and_leaves_nothing(tmp_path, monkeypatch):
 
 def test_a_file_without_a_name_holds_the_same_and_leaves_nothing(tmp_path, monkeypatch):
   monkeypatch.setenv("TMPDIR", str(tmp_path))
-  rows = cache.unnamed(_ROWS.shape, Made())
+  rows = cache.unnamed_rows(_ROWS.shape, Made())
   assert not list(tmp_path.iterdir())  # so nothing is left, however the process ends
   np.testing.assert_array_equal(rows[:], _ROWS)
   padded = rows[np.array([2, 3, 7, 0, 0])]
@@ -152,7 +152,7 @@ def test_a_file_without_a_name_that_cannot_be_written_is_one_line(
     monkeypatch.setattr(cache, "_write", full)
   monkeypatch.setenv("TMPDIR", str(where))
   with refuses("TMPDIR", value=where) as refused:
-    cache.unnamed(_ROWS.shape, Made())
+    cache.unnamed_rows(_ROWS.shape, Made())
   assert "\n" not in str(refused.value)
   assert why == "missing" or not list(where.iterdir())
 
@@ -166,7 +166,7 @@ def test_what_computes_features_fails_as_itself(tmp_path, monkeypatch):
 
   monkeypatch.setenv("TMPDIR", str(tmp_path))
   with pytest.raises(OSError, match="Input/output"):
-    cache.unnamed(_ROWS.shape, broken)
+    cache.unnamed_rows(_ROWS.shape, broken)
   with pytest.raises(OSError, match="Input/output"):
     cache.rows(tmp_path / "kept", _KEY, _ROWS.shape, broken)
   assert [path.name for path in (tmp_path / "kept").iterdir()] == ["lock"]
@@ -176,7 +176,7 @@ def test_what_computes_features_fails_as_itself(tmp_path, monkeypatch):
 def test_too_few_or_too_many_features_are_not_kept(tmp_path, monkeypatch, made):
   monkeypatch.setenv("TMPDIR", str(tmp_path))
   with pytest.raises(AssertionError):
-    cache.unnamed(_ROWS.shape, lambda: [made])
+    cache.unnamed_rows(_ROWS.shape, lambda: [made])
   with pytest.raises(AssertionError):
     cache.rows(tmp_path / "kept", _KEY, _ROWS.shape, lambda: [made])
   assert [path.name for path in (tmp_path / "kept").iterdir()] == ["lock"]

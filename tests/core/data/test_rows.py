@@ -73,9 +73,9 @@ def test_rows_in_memory_lie_over_those_of_a_file():
   lazy, held = rows.Rows(Numbers(20), (3,)), Numbers(20).read(np.arange(20))
   which, by = np.array([11, 2, 19]), -np.ones((3, 3), np.float32) * [[1], [2], [3]]
   held[which] = by
-  np.testing.assert_array_equal(lazy.replaced(which, by)[:], held)
+  np.testing.assert_array_equal(lazy.replace_rows(which, by)[:], held)
   np.testing.assert_array_equal(
-    lazy.replaced(which, by).subset(slice(2, 12))[:], held[2:12]
+    lazy.replace_rows(which, by).subset(slice(2, 12))[:], held[2:12]
   )
 
 
@@ -154,7 +154,7 @@ def test_the_digest_is_that_of_the_same_data_in_memory(monkeypatch):
   assert data.digest(lazy) == data.digest(held) == data.digest(lazy.read())
   other = data.in_files(Numbers(50), 1 - y, num_classes=2)
   assert data.digest(other) != data.digest(held)
-  changed = lazy.replaced(np.array([9]), held.subset(np.array([8])))
+  changed = lazy.replace_rows(np.array([9]), held.subset(np.array([8])))
   assert data.digest(changed) != data.digest(held)
 
 

@@ -133,7 +133,7 @@ def test_the_hash_is_that_of_the_paper():
   """SplitMix64 of seed 0: the first outputs that its authors' C code prints."""
   outputs = [0xE220A8397B1DCDAF, 0x6E789E6AA1B965F4, 0x06C45D188009454F]
   wanted = [(value >> 11) / 2**53 for value in outputs]
-  assert tables.hashed(np.arange(3), salt=0).tolist() == wanted
+  assert tables.hash_rows(np.arange(3), salt=0).tolist() == wanted
 
 
 def test_splits_by_column_and_by_a_second_file(tmp_path):

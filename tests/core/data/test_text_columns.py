@@ -162,7 +162,7 @@ def test_a_run_names_the_tokenizer_and_is_claimed(tmp_path, reviews):
   inputs = model_inputs.read(tmp_path)
   assert inputs.labels == ("bad", "good")
   assert inputs.declaration == declared(tokenizer="tokenizer.json")
-  named = facts.planned(config, run)["tokenizer"]
+  named = facts.planned_facts(config, run)["tokenizer"]
   assert named["vocab_size"] == 8 and named["sha256"] == digest
   assert run.guarantee.kind == "claimed"
   assert run.guarantee.failed_assumptions == (

@@ -181,7 +181,7 @@ def test_a_held_gradient_is_that_of_the_recording(chip, value):
     of_row = lambda row, given: [
       rule.row_gradient(rows, each, jnp.array(row)) for rule, each in zip(rules, given)
     ]
-    norms = [each.finished().lengths for each in first]
+    norms = [each.finish().lengths for each in first]
     return of_row, first, norms
 
   of_row, first, norms = first_pass(batch | {"x": batch["x"].at[2, 1, 1, 0].set(value)})
@@ -257,7 +257,7 @@ def test_a_usual_batch_is_counted_without_the_branches_of_rare_examples():
   x = jnp.ones((1024, 512), jnp.float32)
   grad_fn = gradients.clipped_grad(loss, l2_clip_norm=1.0)
   compiled = jax.jit(lambda w, x: grad_fn(w, x, True).total).lower(w, x).compile()
-  counts = programs.counted(compiled.as_text())
+  counts = programs.count_work(compiled.as_text())
   # Read by the product, by the norms and by the sum; the other arrays are an eighth of it.
   assert counts.memory_bytes < 4.5 * x.nbytes
   assert counts.loops == 0

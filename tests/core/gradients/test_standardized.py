@@ -222,13 +222,13 @@ def _coarse(params, example):
 
 
 @jax.jit
-def _standardized(kernel, gain, epsilon):
+def _standardize(kernel, gain, epsilon):
   """A function of the same name as that of the library."""
   return kernel * gain[None, None, None] + epsilon
 
 
 def _impostor(params, example):
-  kernel = _standardized(params["kernel"], params["gain"], _EPSILON)
+  kernel = _standardize(params["kernel"], params["gain"], _EPSILON)
   return jnp.sum(_conv(example, kernel) * params["weight"])
 
 

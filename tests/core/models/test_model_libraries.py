@@ -10,7 +10,7 @@ from configs import quickstart
 from dpjax import data, trees
 from dpjax.experiments.config import fields
 from dpjax.experiments.kinds.central import build
-from dpjax.experiments.run.run_keys import drawn
+from dpjax.experiments.run.run_keys import draw
 from dpjax.models.libraries.by_path import Model
 from dpjax.zoo import networks
 from dpjax.zoo.networks import registry
@@ -35,7 +35,7 @@ def _started(name, **options):
     quickstart.get_config(),
     {"model.name": f"{_MODULE}:{name}", "model.options": options},
   )
-  return build.start(config, _TRAIN, drawn(0, noise_seed=0))
+  return build.start(config, _TRAIN, draw(0, noise_seed=0))
 
 
 def _as_nnx(name, key):

@@ -78,7 +78,7 @@ def test_the_default_noise_has_tails_beyond_those_of_float32(monkeypatch):
 
 def test_what_has_noise_keeps_its_bits_where_it_is_computed_once():
   odd = jnp.array([jnp.nan, jnp.inf, -jnp.inf, -0.0, 2e-38, 3.3e38, 0.1], jnp.float32)
-  for once in (gaussian._computed_once, jax.jit(gaussian._computed_once)):
+  for once in (gaussian._compute_once, jax.jit(gaussian._compute_once)):
     np.testing.assert_array_equal(once(odd).view(np.uint32), odd.view(np.uint32))
 
 

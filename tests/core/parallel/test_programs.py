@@ -45,7 +45,7 @@ def test_flops_of_a_convolution_are_twice_the_pairs_that_meet(name):
 
   # A convolution of ones counts, for each output, the products that meet no padding or hole.
   pairs = float(jnp.sum(convolve(jnp.ones(shape), jnp.ones(kernel))))
-  counts = programs.counted(_text(convolve, jnp.ones(shape), jnp.ones(kernel)))
+  counts = programs.count_work(_text(convolve, jnp.ones(shape), jnp.ones(kernel)))
   assert counts.flops == 2 * pairs
   assert counts.narrow_flops == 0
 
@@ -54,8 +54,8 @@ def test_flops_of_products_with_batches_and_of_narrow_operands():
   x = jnp.ones((3, 5, 7))
   y = jnp.ones((3, 7, 11))
   product = lambda x, y: jnp.einsum("bij,bjk->bik", x, y)
-  assert programs.counted(_text(product, x, y)).flops == 2 * 3 * 5 * 7 * 11
-  narrow = programs.counted(_text(product, x.astype("bfloat16"), y.astype("bfloat16")))
+  assert programs.count_work(_text(product, x, y)).flops == 2 * 3 * 5 * 7 * 11
+  narrow = programs.count_work(_text(product, x.astype("bfloat16"), y.astype("bfloat16")))
   assert narrow.narrow_flops == narrow.flops == 2 * 3 * 5 * 7 * 11
 
 
@@ -65,12 +65,12 @@ def test_a_loop_is_its_body_times_its_trips_also_where_only_its_end_is_written()
     return lax.scan(step, x, y)[0]
 
   arguments = jnp.ones((4, 4)), jnp.ones((6, 4, 4))
-  plain = programs.counted(_text(loop, *arguments))
+  plain = programs.count_work(_text(loop, *arguments))
   assert (plain.flops, plain.loops, plain.unknown_loops) == (6 * 2 * 4**3, 1, 0)
   # The compiler for CPUs states the trips, as that for GPUs does.
   compiled = jax.jit(loop).lower(*arguments).compile().as_text()
   assert "known_trip_count" in compiled
-  assert programs.counted(compiled).flops == 6 * 2 * 4**3
+  assert programs.count_work(compiled).flops == 6 * 2 * 4**3
 
 
 def test_a_loop_of_unknown_length_is_one_turn_and_said():
@@ -82,7 +82,7 @@ def test_a_loop_of_unknown_length_is_one_turn_and_said():
     return lax.while_loop(lambda state: state[0] < 9, step, (1, x))[1]
 
   for loop in (by_value, by_steps_of_its_own):
-    counts = programs.counted(_text(loop, jnp.ones((4, 4))))
+    counts = programs.count_work(_text(loop, jnp.ones((4, 4))))
     assert (counts.flops, counts.loops, counts.unknown_loops) == (2 * 4**3, 1, 1)
 
 
@@ -142,7 +142,7 @@ ENTRY %main (a: f32[10,100], i: s32[], c: pred[]) -> f32[10,100] {
 
 
 def test_bytes_are_those_that_cross_the_memory_of_the_device():
-  counts = programs.counted(_PROGRAM)
+  counts = programs.count_work(_PROGRAM)
   whole = 4 * 10 * 100
   row = 4 * 100
   # A slice reads its row and an update writes its row; both are told where. What lies in fast
@@ -171,7 +171,9 @@ _PARTS_TYPES = "((f32[10,100]{1,0}), f32[2,100]{1,0SPACE}, s32[]{:S(2)})"
 @pytest.mark.parametrize(("space", "moves"), [("", 4), (":S(1)", 2)])
 def test_a_part_that_is_sent_for_early_is_its_own_bytes(space, moves):
   """Its results begin with the whole array, which is neither read nor written."""
-  counts = programs.counted(_PARTS.replace("TYPES", _PARTS_TYPES).replace("SPACE", space))
+  counts = programs.count_work(
+    _PARTS.replace("TYPES", _PARTS_TYPES).replace("SPACE", space)
+  )
   # The part is read, written, and both again by the copy; a small fast memory is no traffic.
   assert counts.memory_bytes == moves * 4 * 200
 
@@ -192,7 +194,7 @@ ENTRY %main (q: (s32[], f32[8])) -> (s32[], f32[8]) {
   ROOT %w = (s32[], f32[8]{0}) while(%q), condition=%cond, body=%body, TRIPS
 }
 """.replace("TRIPS", 'backend_config={"known_trip_count":{"n":"5"}}')
-  assert programs.counted(text).sent_bytes == 5 * 8 * 4
+  assert programs.count_work(text).sent_bytes == 5 * 8 * 4
   (exchange,) = collectives(text)
   assert (exchange.kind, exchange.group) == ("all-reduce", 4)
 
@@ -220,7 +222,7 @@ ENTRY %main (a: f32[10,100], c: pred[]) -> f32[10,100] {
 }
 """.replace("BRANCHES", "branch_computations={%often, %seldom}")
   whole = 4 * 10 * 100
-  counts = programs.counted(text.replace("MARK", branches.RARE))
+  counts = programs.count_work(text.replace("MARK", branches.RARE))
   assert counts.memory_bytes == 2 * whole + 2 * whole
   # Without the mark the costlier one counts.
-  assert programs.counted(text).memory_bytes == 2 * whole + 4 * whole
+  assert programs.count_work(text).memory_bytes == 2 * whole + 4 * whole

@@ -155,7 +155,7 @@ def _lines(config, tmp_path, target):
 
 @pytest.mark.slow
 def test_a_central_run_is_planned_and_nothing_is_run(tmp_path, on_cpu, monkeypatch):
-  monkeypatch.setattr(dry_run, "timed", None)
+  monkeypatch.setattr(dry_run, "time_steps", None)
   config = fields.replace_all(TrainConfig(num_steps=3, seed=1), _NOISE)
   lines = _lines(config, tmp_path, on_cpu)
   assert lines["fits"].strip().startswith("yes: 0.00")
@@ -191,8 +191,8 @@ def test_a_run_that_does_not_fit_is_told_which_microbatch_would(on_cpu, monkeypa
     program = targets.StepProgram(lowered=config, rows=4096)
     return types.SimpleNamespace(program=lambda: program, num_steps=10)
 
-  monkeypatch.setattr(targets, "compiled", compiled)
-  plan = for_target.compiled(make_work, TrainConfig(), on_cpu)
+  monkeypatch.setattr(targets, "compile_for", compiled)
+  plan = for_target.compile_step(make_work, TrainConfig(), on_cpu)
   size, wanted = plan.microbatch
   assert wanted == (10 + size) * 1e9 <= usable < (10 + 2 * size) * 1e9
   # One that is guessed well costs one compilation more.
@@ -207,8 +207,8 @@ def test_what_the_compiler_refuses_is_told_by_its_own_figure(on_cpu, monkeypatch
     raise targets.NotFitting(wanted=1e11)
 
   work = types.SimpleNamespace(program=lambda: targets.StepProgram(None), num_steps=10)
-  monkeypatch.setattr(targets, "compiled", refused)
-  plan = for_target.compiled(lambda config: work, TrainConfig(), on_cpu)
+  monkeypatch.setattr(targets, "compile_for", refused)
+  plan = for_target.compile_step(lambda config: work, TrainConfig(), on_cpu)
   assert not plan.fits and plan.hours is None
   assert for_target.lines(plan)["fits"].startswith("no: 100 GB of a device, 36.3 GB too")
 
@@ -216,7 +216,7 @@ def test_what_the_compiler_refuses_is_told_by_its_own_figure(on_cpu, monkeypatch
 def test_other_kinds_of_runs_are_refused(on_cpu):
   work = types.SimpleNamespace(program=None)
   with refuses("target"):
-    for_target.compiled(lambda config: work, RelevanceConfig(), on_cpu)
+    for_target.compile_step(lambda config: work, RelevanceConfig(), on_cpu)
 
 
 # --- what the compilers make
@@ -257,7 +257,9 @@ def _made(target, method, batch_size=1024, network=_network):
     clipped = dpjax.clipped_grad(loss_fn, l2_clip_norm=1.0, method=method)
     fn = lambda p, b: clipped(p, b, True).total
   with targets.compiling_for(target):
-    return targets.compiled(jax.jit(fn).lower(*targets.on_device((params, batch))), target)
+    return targets.compile_for(
+      jax.jit(fn).lower(*targets.on_device((params, batch))), target
+    )
 
 
 @pytest.mark.long

@@ -204,13 +204,13 @@ def test_p12_a_draw_above_capacity_raises_and_its_chance_is_known():
     exact = stats.binom.logsf(3, _N, 0.5)
     assert sampler.log_overflow_prob(_N) == pytest.approx(exact)
     assert sampler.log_overflow_prob(3) == -np.inf
-    fitted = sampler.fitted_to(_N, log_overflow_prob=-20)
+    fitted = sampler.fit_to(_N, log_overflow_prob=-20)
     assert fitted.log_overflow_prob(_N) <= -20 and fitted.capacity % 8 == 0
 
 
 def test_fitting_finds_the_smallest_capacity():
   for prob, n in itertools.product((0.01, 0.3), (1000, 60_000)):
-    found = sampling.PoissonSampler(prob, 1).fitted_to(n, log_overflow_prob=-25.0)
+    found = sampling.PoissonSampler(prob, 1).fit_to(n, log_overflow_prob=-25.0)
     less = sampling.PoissonSampler(prob, found.capacity - 8)
     assert found.capacity % 8 == 0
     assert found.log_overflow_prob(n) <= -25 < less.log_overflow_prob(n)

@@ -100,9 +100,7 @@ def test_overflow_probability_against_simulation_and_fitted_capacity():
   assert np.exp(sampler.log_overflow_prob(40)) == pytest.approx(
     (sizes > 14).mean(), rel=0.03
   )
-  fitted = sampling.PoissonSampler(0.01, 1).fitted_to(
-    60_000, log_overflow_prob=np.log(1e-12)
-  )
+  fitted = sampling.PoissonSampler(0.01, 1).fit_to(60_000, log_overflow_prob=np.log(1e-12))
   assert fitted.log_overflow_prob(60_000) <= np.log(1e-12)
   smaller = sampling.PoissonSampler(0.01, fitted.capacity - 8)
   assert smaller.log_overflow_prob(60_000) > np.log(1e-12)

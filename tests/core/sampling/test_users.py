@@ -266,7 +266,7 @@ def test_an_emptied_user_adds_nothing():
 def test_the_sampler_is_poisson_over_users_and_says_user():
   sampler = sampling.UserSampler(sampling_prob=0.3, capacity=40)
   assert sampler.unit == "user" and isinstance(sampler, sampling.PoissonSampler)
-  fitted = sampling.UserSampler(0.1, 1).fitted_to(500, log_overflow_prob=-30)
+  fitted = sampling.UserSampler(0.1, 1).fit_to(500, log_overflow_prob=-30)
   assert type(fitted) is sampling.UserSampler
   plain = sampling.PoissonSampler(sampling_prob=0.3, capacity=40)
   np.testing.assert_array_equal(

@@ -202,10 +202,10 @@ def test_a_folder_takes_its_run_back_on_other_devices(tmp_path):
   here, there = TrainConfig(), TrainConfig(mesh="data:1")
   assert config_names.digest(here) == config_names.digest(there)
   workdir.claim(tmp_path, here)
-  workdir.known(tmp_path, there)
+  workdir.recall_for(tmp_path, there)
   nothing = dict.fromkeys(writers.RESULT_KEYS) | {"epsilon_kind": "none"}
   written = workdir.write_result(tmp_path, there, nothing)
-  assert workdir.finished(tmp_path, here) == written
+  assert workdir.finished_result(tmp_path, here) == written
   with refuses("workdir") as caught:
-    workdir.known(tmp_path, TrainConfig(num_steps=7))
+    workdir.recall_for(tmp_path, TrainConfig(num_steps=7))
   assert "num_steps" in str(caught.value)

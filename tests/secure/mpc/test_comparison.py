@@ -51,7 +51,7 @@ def test_signs_of_many_words_near_each_other():
 
 def test_a_wrong_bit_of_the_dealer_shows(monkeypatch):
   """So the tests above can fail."""
-  monkeypatch.setattr(comparison, "shuffled", lambda words: words)
+  monkeypatch.setattr(comparison, "shuffle_bits", lambda words: words)
   found, _ = _words(np.arange(-50, 50), comparison.signs)
   assert not (found.bit == (np.arange(-50, 50) >= 0)).all()
 
@@ -60,8 +60,8 @@ def test_a_wrong_bit_of_the_dealer_shows(monkeypatch):
 def test_the_shuffle_reads_a_places_digits_backwards(place):
   to = int(f"{place:06b}"[::-1], 2)
   word = np.array([1 << place], np.uint64)
-  assert comparison.shuffled(word)[0] == 1 << to
-  assert (comparison.shuffled(comparison.shuffled(word)) == word).all()
+  assert comparison.shuffle_bits(word)[0] == 1 << to
+  assert (comparison.shuffle_bits(comparison.shuffle_bits(word)) == word).all()
 
 
 @pytest.mark.parametrize("shape", [(), (0,), (2, 0), (3, 1, 2)])

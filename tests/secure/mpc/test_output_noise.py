@@ -338,7 +338,7 @@ def test_the_result_of_a_run_does_not_read_the_weights_without_noise(
     opened = {"weights": np.ones((3, 1))}
     trained = noisy_model._training(mechanism, rows).init()
     states = iter([trained, opened])
-    guarantee = noisy_model.promised(config, mechanism)
+    guarantee = noisy_model.guarantee_of(config, mechanism)
     ledger = accounting.Ledger().charge(
       guarantee.step_event(0),
       l2_clip_norm=guarantee.l2_bound,
@@ -347,7 +347,7 @@ def test_the_result_of_a_run_does_not_read_the_weights_without_noise(
       first_step=0,
     )
 
-    story = noisy_model.computed(config, rows, None)
+    story = noisy_model.execute(config, rows, None)
     next(story)
     try:
       for state in states:

@@ -249,9 +249,9 @@ def test_terms_are_checked_before_anything_is_sent():
 def test_a_share_survives_its_bytes_and_noise_does_not():
   config = spu_jit.runtime_config("ABY3")
   x = np.arange(6, dtype=np.float32).reshape(2, 3)
-  messages = [spu_parties._written(s) for s in spu_jit.split(config, 3, x, False)]
+  messages = [spu_parties._serialise(s) for s in spu_jit.split(config, 3, x, False)]
   shares = [spu_parties._read(message) for message in messages]
-  assert (spu_jit.joined(config, shares, (2, 3), np.float32) == x).all()
+  assert (spu_jit.join_shares(config, shares, (2, 3), np.float32) == x).all()
   for wrong in (b"", messages[0][:-1], messages[0] + b"0", b"\xff" * 64, b"\0" * 64):
     with refuses("run"):
       spu_parties._read(wrong)

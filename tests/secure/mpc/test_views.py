@@ -23,7 +23,7 @@ _DEALT = {
 
 def _parts(name):
   """(what each party holds, the values) of one correlation."""
-  dealt = correlations.correlated(name, _DEALT[name])
+  dealt = correlations.correlation_named(name, _DEALT[name])
   keys = [correlations.fresh_key(number, "test") for number in (0, 1)]
   zero = correlations.expand(keys[0], 5, (*dealt.free, *dealt.bound))
   one = [*correlations.expand(keys[1], 5, dealt.free), *correlations.bind(dealt, keys, 5)]
@@ -41,7 +41,7 @@ def test_each_partys_part_of_what_is_dealt_is_uniform_alone(name):
   held, values = _parts(name)
   for parts in held:
     assert looks_uniform(_bytes(parts))
-  bound = len(correlations.correlated(name, _DEALT[name]).bound)
+  bound = len(correlations.correlation_named(name, _DEALT[name]).bound)
   assert not looks_uniform(_bytes(values[-bound:])) or name in ("elementwise", "matrices")
 
 

@@ -280,7 +280,7 @@ def test_a_member_does_not_answer_a_list_of_others():
 
 def test_terms_of_a_committee_travel_as_a_file(tmp_path):
   terms = _terms()
-  assert socket_sums.read(socket_sums.written(terms)) == terms
+  assert socket_sums.read(socket_sums.serialise(terms)) == terms
   for old, new in (
     ('"num_members": 4', '"num_members": 1'),
     ('"protocol": "committee"', '"protocol": "plain"'),
@@ -289,12 +289,12 @@ def test_terms_of_a_committee_travel_as_a_file(tmp_path):
     ('"protocol": "committee", ', ""),
     ('"min_survivors": 3', '"min_survivors": 7'),
   ):
-    text = socket_sums.written(terms)
+    text = socket_sums.serialise(terms)
     assert old in text
     with pytest.raises(UserError):
       socket_sums.read(text.replace(old, new))
   numpy_terms = _PROTOCOL.terms(np.array(_CLIENTS), np.int64(_LENGTH))
-  assert socket_sums.read(socket_sums.written(numpy_terms)) == numpy_terms
+  assert socket_sums.read(socket_sums.serialise(numpy_terms)) == numpy_terms
   for at in ("h:" + "9" * 5000, ".:9000", "a" * 70 + ":9000"):
     with refuses("coordinator"):
       socket_sums.take_part(terms, 3, _vector(3), at, connect_timeout=0.5)
@@ -318,7 +318,7 @@ def test_a_client_of_a_committee_is_a_program_of_its_own(tmp_path):
   terms = _terms()
   at = f"127.0.0.1:{programs.free_port()}"
   file = tmp_path / "terms.json"
-  file.write_text(socket_sums.written(terms))
+  file.write_text(socket_sums.serialise(terms))
   environment = {
     **os.environ,
     "PYTHONPATH": f"{commands.ROOT}:{os.environ.get('PYTHONPATH', '')}",

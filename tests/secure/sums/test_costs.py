@@ -84,7 +84,7 @@ def test_the_simulation_counts_and_refuses_what_the_protocol_does(case):
   with _computed() as counts:
     summed = secagg.run(terms, there, vectors.__getitem__)
   assert counts == {"streams": summed.cost.expansions, "keys": summed.cost.operations}
-  assert _without_seconds(summed.cost) == secagg_costs.predicted(terms, left)
+  assert _without_seconds(summed.cost) == secagg_costs.predict_cost(terms, left)
   assert summed.survivors == left.uploading
 
 
@@ -118,7 +118,7 @@ def test_costs_by_number_and_length(n, degree):
   k = n - 1 if degree is None else degree
   for d in (10, 10**6):
     terms = _named(n, threshold=20, length=d, degree=degree)
-    cost = secagg_costs.predicted(terms, everybody)
+    cost = secagg_costs.predict_cost(terms, everybody)
     assert cost.expansions == n * (k + 2) and cost.operations == 2 * n * k
     assert cost.client_bytes == 4 * d + 389 + 230 * k
     assert cost.server_bytes == n * cost.client_bytes

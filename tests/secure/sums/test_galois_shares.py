@@ -34,7 +34,7 @@ def test_differences_of_points_have_inverses(degree):
   points = galois_shares._points(range(2**degree), degree)
   differences = (points[1:, None] - points[None, :]).reshape(-1, degree)
   units = differences[differences.any(axis=1)]
-  products = galois_shares.multiplied(units, galois_shares.inverted(units))
+  products = galois_shares.multiply(units, galois_shares.invert(units))
   assert (products[:, 0] == 1).all() and not products[:, 1:].any()
   # X^d is minus the lower terms, by Python's integers.
   exponents = galois_shares.POLYNOMIALS[degree]
@@ -42,7 +42,7 @@ def test_differences_of_points_have_inverses(degree):
   power[1] = 1
   x = power
   for _ in range(degree - 1):
-    power = galois_shares.multiplied(power, x)
+    power = galois_shares.multiply(power, x)
   assert power.astype(np.int64).tolist() == [-(i in exponents) for i in range(degree)]
 
 

@@ -131,7 +131,7 @@ def test_a_client_can_be_a_program_of_its_own(tmp_path):
   )
   terms, at = _terms(), f"127.0.0.1:{programs.free_port()}"
   file = tmp_path / "terms.json"
-  file.write_text(socket_sums.written(terms))
+  file.write_text(socket_sums.serialise(terms))
   command = [sys.executable, "-m", "dpjax.secure.sums.socket_sums", str(file), at]
   program = subprocess.Popen([*command, "3", "my_update:vector"], cwd=tmp_path, env={
     **os.environ, "PYTHONPATH": f"{commands.ROOT}:{os.environ.get('PYTHONPATH', '')}"
@@ -271,15 +271,17 @@ def test_terms_travel_as_a_file_and_wrong_ones_are_one_line(tmp_path):
   keys = {who: os.urandom(32) for who in range(_N)}
   directory = tuple(primitives.signing_public_key(keys[who]) for who in range(_N))
   terms = parties.terms(_N, 4, directory=directory)
-  assert socket_sums.read(socket_sums.written(terms)) == terms
-  cut = socket_sums.written(terms)[:-9]
+  assert socket_sums.read(socket_sums.serialise(terms)) == terms
+  cut = socket_sums.serialise(terms)[:-9]
   for text in ("", "[" * 10**5, "[]", "{}", "null", '{"session": 3}', cut):
     with refuses("terms"):
       socket_sums.read(text)
   with refuses("threshold", value=1):
-    socket_sums.read(socket_sums.written(terms).replace('"threshold": 4', '"threshold": 1'))
+    socket_sums.read(
+      socket_sums.serialise(terms).replace('"threshold": 4', '"threshold": 1')
+    )
   file = tmp_path / "terms.json"
-  file.write_text(socket_sums.written(terms))
+  file.write_text(socket_sums.serialise(terms))
   binary = tmp_path / "binary"
   binary.write_bytes(b"\xff\xfe")
   for arguments, says in {

@@ -42,9 +42,9 @@ def test_the_shared_ids_and_where_they_are(library, ids_a, ids_b):
 def test_what_crosses_holds_no_id_in_the_clear(library, monkeypatch):
   """Every message is captured: only the shared ids are ever told, by a to b at the end."""
   seen = []
-  parsed = alignment._parsed
+  parsed = alignment._parse
   monkeypatch.setattr(
-    alignment, "_parsed", lambda kind, sent: seen.append(sent) or parsed(kind, sent)
+    alignment, "_parse", lambda kind, sent: seen.append(sent) or parsed(kind, sent)
   )
   alignment.align(["alice-secret", "shared-one"], ["bob-secret", "shared-one"])
   assert len(seen) == 3
@@ -74,9 +74,9 @@ def test_aligned_parties_learn_as_the_pooled_rows_would(library):
 
 def test_keys_are_fresh(library, monkeypatch):
   seen = []
-  parsed = alignment._parsed
+  parsed = alignment._parse
   monkeypatch.setattr(
-    alignment, "_parsed", lambda kind, sent: seen.append(sent) or parsed(kind, sent)
+    alignment, "_parse", lambda kind, sent: seen.append(sent) or parsed(kind, sent)
   )
   alignment.align(["a"], ["a"])
   alignment.align(["a"], ["a"])

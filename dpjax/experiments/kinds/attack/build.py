@@ -78,11 +78,11 @@ class Attack(Experiment[AttackConfig]):
       attacked = attack.prepare(config, data, keys)
       attacked.guarantee.check_budget(Ledger())
     trained = yield attack.phase(config, attacked)
-    measured = attack.measured(config, attacked, trained.state)
+    measured = attack.measure(config, attacked, trained.state)
     num_steps = self.attacked.num_steps
-    stated = guarantee_lib.repeated(attacked.guarantee, config.noise_seed)
+    stated = guarantee_lib.as_repeatable(attacked.guarantee, config.noise_seed)
     result = {
-      **promised(stated, num_steps),
+      **privacy_fields(stated, num_steps),
       "task": attack.task,
       "attack": name_of(config, "attack"),
       "dataset": config.target.data.name,
@@ -103,7 +103,7 @@ class Attack(Experiment[AttackConfig]):
 ATTACKED = "attacked_sha256"
 
 
-def promised(guarantee: Guarantee, num_steps: int) -> dict[str, Any]:
+def privacy_fields(guarantee: Guarantee, num_steps: int) -> dict[str, Any]:
   """Returns the privacy fields of result.json, for the attacked run after all its steps."""
   if guarantee.kind == "none":
     return guarantee.facts(Ledger(), 0.0)

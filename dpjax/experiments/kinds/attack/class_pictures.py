@@ -11,7 +11,7 @@ import numpy as np
 import optax
 
 from dpjax import attacks, training, trees
-from dpjax.accounting.text import rounded_out
+from dpjax.accounting.text import round_out
 from dpjax.attacks.class_inversion import InversionScore, judge_inversion
 from dpjax.attacks.fitting import Fit
 from dpjax.experiments.config import rules
@@ -92,7 +92,7 @@ class ClassSearch(AttackSettings):
         )
     return Trained(central.assemble(config.train, loaded, random))
 
-  def measured(self, config: AttackConfig, attacked: Trained, state: Any) -> MeasuredAttack:
+  def measure(self, config: AttackConfig, attacked: Trained, state: Any) -> MeasuredAttack:
     """Returns the inverted inputs, and how many of them a second network, the judge, recognises.
 
     Chance is 1 / number of classes.
@@ -141,8 +141,8 @@ def verdict(score: InversionScore, num_classes: int) -> str:
 
   Chance is 1 / num_classes. The lower end of the rate's interval must exceed chance.
 
-  >>> from dpjax.attacks.roc import counted
-  >>> ten = lambda n: InversionScore(counted(n, 10), None, [])
+  >>> from dpjax.attacks.roc import with_interval
+  >>> ten = lambda n: InversionScore(with_interval(n, 10), None, [])
   >>> verdict(ten(8), 10), verdict(ten(2), 10)
   ('FAILS: classes are recognised', 'not shown to fail')
   """
@@ -154,7 +154,7 @@ def _table_row(result: Row) -> Row:
   counts = result["recognised"]
   low, high = counts["interval"]
   text = (
-    f"{counts['count']} of {counts['total']} ({rounded_out((low, high), 2)}) called by their class"
+    f"{counts['count']} of {counts['total']} ({round_out((low, high), 2)}) called by their class"
     f"; the judge is right on {result['judge_accuracy']:.3f}"
   )
   share = "recognised by the judge, of inputs"

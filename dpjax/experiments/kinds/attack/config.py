@@ -57,7 +57,7 @@ class AttackConfig(WithChoices):
   ] = dataclasses.field(default_factory=TrainConfig)
   attack: Annotated[
     Any,
-    Choice(ATTACKS, choices.derived(AttackSettings)),
+    Choice(ATTACKS, choices.users_of(AttackSettings)),
     "or package.module:Class of an AttackSettings of your own",
   ] = "membership"
   beside: Annotated[str, "what others published of it, for a column of the table"] = ""
@@ -80,7 +80,7 @@ class AttackConfig(WithChoices):
 
 def check(config: AttackConfig) -> None:
   """Raises UserError if the config of one attack is wrong; loads no data."""
-  common.typed(config)
+  common.check_types(config)
   _check_attack(config)
   target = config.target
   name = choices.name_of(config, "attack")
@@ -105,11 +105,11 @@ def _check_attack(config: AttackConfig) -> None:
   """Raises UserError if the class of the settings lacks a required part, such as a task."""
   attack: Any = type(config.attack)
   section = getattr(attack, "section", None)
-  own = ("prepare", "measured", *(["phase"] if section == "federate" else []))
+  own = ("prepare", "measure", *(["phase"] if section == "federate" else []))
   lacks = [part for part in own if getattr(attack, part) is getattr(AttackSettings, part)]
   if section not in TARGETS or not isinstance(getattr(attack, "task", None), str) or lacks:
     raise UserError(
-      "must be a class with a section ('train' or 'federate'), a task, prepare, measured and, for "
+      "must be a class with a section ('train' or 'federate'), a task, prepare, measure and, for "
       "'federate', phase",
       field="attack",
       value=choices.name_of(config, "attack"),

@@ -8,7 +8,7 @@ from typing import Annotated, Any, ClassVar
 import numpy as np
 
 from dpjax import attacks, training
-from dpjax.accounting.text import rounded_out
+from dpjax.accounting.text import round_out
 from dpjax.attacks import extraction, roc
 from dpjax.attacks.fitting import Fit
 from dpjax.attacks.roc import Counted
@@ -86,7 +86,7 @@ class CopyByAnswers(AttackSettings):
       )
     return Copied(run, queries, others)
 
-  def measured(self, config: AttackConfig, attacked: Copied, state: Any) -> MeasuredAttack:
+  def measure(self, config: AttackConfig, attacked: Copied, state: Any) -> MeasuredAttack:
     """Returns the fidelity of a copy for each number of queries, and of a constant guess.
 
     The constant guess is the model's most common answer to the queries.
@@ -114,7 +114,7 @@ class CopyByAnswers(AttackSettings):
     # The baseline is a copy that always gives the most common answer to the queries.
     truth = door(attacked.held_out)
     label = np.bincount(door(attacked.queries).argmax(axis=1)).argmax()
-    guess = roc.counted(int(np.sum(truth.argmax(axis=1) == label)), len(truth))
+    guess = roc.with_interval(int(np.sum(truth.argmax(axis=1) == label)), len(truth))
     result = {
       "test_accuracy": run.task.evaluate(run.apply, params, run.test)["accuracy"],
       "copies": [
@@ -140,7 +140,7 @@ def verdict(row: extraction.Agreement, guess: Counted) -> str:
 
   >>> answers = np.eye(2)[[0] * 50 + [1] * 50]
   >>> row = extraction.agreement(answers, answers, num_queries=5)
-  >>> verdict(row, roc.counted(50, 100)), verdict(row, roc.counted(99, 100))
+  >>> verdict(row, roc.with_interval(50, 100)), verdict(row, roc.with_interval(99, 100))
   ('FAILS: the model is copied', 'not shown to fail')
   """
   apart = row.alike.interval[0] > guess.interval[1]
@@ -150,7 +150,7 @@ def verdict(row: extraction.Agreement, guess: Counted) -> str:
 def _table_row(copy: Row, guess: Row) -> Row:
   """Returns the row of one copy; success is fidelity."""
   low, high = copy["interval"]
-  ends = rounded_out((low, high))
+  ends = round_out((low, high))
   text = f"fidelity {rate(copy)} ({ends}); {rate(guess)} the commonest answer"
   return counted_row(
     copy, f"{copy['num_queries']} queries", "named alike by copy and model, of inputs", text,

@@ -27,7 +27,7 @@ import numpy as np
 from dpjax import attacks, data, files, markdown
 from dpjax.accounting import upper
 from dpjax.accounting.proved import NeighboringRelation
-from dpjax.accounting.text import rounded_out
+from dpjax.accounting.text import round_out
 from dpjax.attacks import roc
 from dpjax.data import Federation
 from dpjax.data.target_kinds import needs_arrays
@@ -39,7 +39,7 @@ from dpjax.experiments.kinds.attack.members import (
   Targets,
   check_methods,
   given_target,
-  joined,
+  join,
 )
 from dpjax.experiments.kinds.attack.methods import METHODS
 from dpjax.experiments.kinds.attack.settings import MeasuredAttack
@@ -108,7 +108,7 @@ class FedMembership(Inference):
     """Returns the dealt rows, the target, and a function that trains a shadow federation.
 
     Raises:
-      UserError: no finished run is named, or what `dealt` refuses.
+      UserError: no finished run is named, or what `deal` refuses.
     """
     if self.target is None:
       raise UserError(
@@ -117,7 +117,7 @@ class FedMembership(Inference):
         value=None,
       )
     federation, test = loaded
-    rows = dealt(config, federation, test)
+    rows = deal(config, federation, test)
     run = federated.assemble(config.federate, loaded, random)
     target, facts = given_target(config, run.params)
     facts = _of_unit(facts, self.unit)
@@ -151,7 +151,7 @@ class FedMembership(Inference):
       rows.owners,
     )  # fmt: skip
 
-  def completed(
+  def complete(
     self,
     found: MeasuredAttack,
     attacked: Targets,
@@ -175,7 +175,7 @@ class FedMembership(Inference):
     return found._replace(result=result | {silos.SILOS: rows}, write=write)
 
 
-def dealt(config: AttackConfig, federation: Federation, test: Any) -> Dealt:
+def deal(config: AttackConfig, federation: Federation, test: Any) -> Dealt:
   """Returns all rows with their owners.
 
   Raises:
@@ -196,7 +196,7 @@ def dealt(config: AttackConfig, federation: Federation, test: Any) -> Dealt:
       held_out.append(whole.subset(np.concatenate(held)))
       owners.append(np.repeat(np.arange(len(held)), [len(rows) for rows in held]))
   known = np.concatenate(owners)
-  records = joined(whole.subset(trained), test, *held_out)
+  records = join(whole.subset(trained), test, *held_out)
   # Test rows of nobody are left out.
   kept = np.flatnonzero(known >= 0)
   return Dealt(records.subset(kept), known[kept], len(trained))
@@ -273,7 +273,7 @@ def _shadow(
   shadow = Federation(rows.records, held, names, federation.nominal_users)
   if config.protects_records:
     config, shadow = _smaller_silos(config, shadow)
-  run = federated.assembled(config, (shadow, test), _keys_of(random, index))
+  run = federated.assemble_loaded(config, (shadow, test), _keys_of(random, index))
   state = run.algorithm.init(run.params, shadow.num_clients)
   for cohort in run.algorithm.cohorts(run.federation, run.work, rng=run.random.sampler):
     state, _ = run.algorithm.round(state, cohort)
@@ -365,7 +365,7 @@ def _table(rows: Sequence[Mapping[str, Any]]) -> str:
     best = row["strongest"]
     found = ("-", "-", "-")
     if best is not None:
-      ends = rounded_out(best["auc_interval"])
+      ends = round_out(best["auc_interval"])
       found = (best["method"], best["words"], f"{best['auc']:.3f} ({ends})")
     counts = (str(row["num_members"]), str(row["num_non_members"]))
     name = str(row["silo"]).replace("|", "/")

@@ -52,7 +52,7 @@ def attack_on(folder: str | os.PathLike, *, num_shadows: int = 16) -> AttackConf
     raise odd(f"has no {workdir.PARAMS}, so there is no model to attack")
   with validate.about("run", str(folder)[-100:]):
     # Shadow models start from the very weights from which the target started.
-    workdir.check_weights(run, workdir.finished(path, run) or {})
+    workdir.check_weights(run, workdir.finished_result(path, run) or {})
   if run.audit is not None:
     raise odd(
       "was trained with canaries (audit='canaries'), so its members are not its data; its "

@@ -19,10 +19,10 @@ import numpy as np
 from jax import flatten_util
 
 from dpjax import attacks, trees, validate
-from dpjax.accounting.text import rounded_out
+from dpjax.accounting.text import round_out
 from dpjax.attacks import recovery
 from dpjax.attacks.leakage import dense_leakage, distance_correlation, recovered_leakage
-from dpjax.attacks.reconstructions import matched, mse
+from dpjax.attacks.reconstructions import match, mse
 from dpjax.attacks.recovery import NothingSent
 from dpjax.attacks.rogue_server import read_imprint
 from dpjax.attacks.views import View
@@ -119,7 +119,7 @@ class _Inversion(AttackSettings):
     """
     federate = config.federate
     count = _size(loaded[0])
-    fed = federated.assembled(federate, loaded, random)
+    fed = federated.assemble_loaded(federate, loaded, random)
     params = fed.params
     if self.uniform_init is not None:
       # The first papers on inversion attacked networks with uniform weights of a wide range.
@@ -128,7 +128,7 @@ class _Inversion(AttackSettings):
       keys = jax.random.split(random.init, len(leaves))
       draw = lambda k, leaf: jax.random.uniform(k, leaf.shape, minval=-width, maxval=width)
       params = jax.tree.unflatten(treedef, list(map(draw, keys, leaves)))
-    params = self.sent(params, fed, seed=config.seed)
+    params = self.sent_params(params, fed, seed=config.seed)
     loss = attacks.soft_labels(fed.task.loss(fed.apply))
     batches = fed.work.rows(count, np.random.default_rng(0))
     client, memory = federated.client_of(federate, loss)
@@ -199,7 +199,7 @@ class _Inversion(AttackSettings):
         )
         labels = attacks.infer_labels(gradient, batch_size=shape[0])
       x = invert(seen, labels, place)
-      order = matched(truth.x, x)  # inverted examples have no order
+      order = match(truth.x, x)  # inverted examples have no order
       state["found"][place] = x[order]
       state["labels"][place] = labels
       state["error"][place] = np.mean(mse(truth.x, x[order]))
@@ -208,9 +208,9 @@ class _Inversion(AttackSettings):
       known = np.asarray(state["error"])
       return {"mse": float(np.mean(known[np.isfinite(known)]))}
 
-    return pieces.filled(number, init, fill, name="messages", evaluate=error)
+    return pieces.fill_pieces(number, init, fill, name="messages", evaluate=error)
 
-  def measured(
+  def measure(
     self, config: AttackConfig, attacked: Victims, state: Mapping[str, Any]
   ) -> MeasuredAttack:
     """Returns the results of an attack, and a function that writes its picture.
@@ -264,7 +264,7 @@ class _Inversion(AttackSettings):
     """Returns a function (message, its labels [b], its index) -> examples [b, ...]."""
     raise NotImplementedError
 
-  def sent(self, params: Params, fed: federated.FedRun, *, seed: int) -> Params:
+  def sent_params(self, params: Params, fed: federated.FedRun, *, seed: int) -> Params:
     """Returns the parameters that the server sends. This server is honest and changes nothing."""
     del fed, seed
     return params
@@ -323,7 +323,7 @@ class Imprint(DenseFirst):
     super().__post_init__()
     validate.positive(gain=self.gain)
 
-  def sent(self, params: Params, fed: federated.FedRun, *, seed: int) -> Params:
+  def sent_params(self, params: Params, fed: federated.FedRun, *, seed: int) -> Params:
     """Returns the malicious parameters that the server sends. The server has the test inputs.
 
     Raises:
@@ -358,10 +358,10 @@ class Fishing(Imprint):
   label: Annotated[int, rules.at_least(0), "class that is fished for"] = 0
   head: Annotated[str, "name of the last layer"] = "head"
 
-  def sent(self, params: Params, fed: federated.FedRun, *, seed: int) -> Params:
+  def sent_params(self, params: Params, fed: federated.FedRun, *, seed: int) -> Params:
     """Returns the malicious parameters that the server sends: the parameters of `Imprint` with a
     changed last layer."""
-    trap = super().sent(params, fed, seed=seed)
+    trap = super().sent_params(params, fed, seed=seed)
     try:
       return attacks.fish(trap, self.label, layer=self.head)
     except UserError as error:
@@ -544,7 +544,7 @@ def _table_row(result: Row) -> Row:
   exact = result["success"]["exact"]
   scores = result["leakage"]
   low, high = exact["interval"]
-  text = f"{exact['count']} of {exact['total']} ({rounded_out((low, high), 2)}) exactly"
+  text = f"{exact['count']} of {exact['total']} ({round_out((low, high), 2)}) exactly"
   text += f", median {result['median_psnr']:.0f} dB"
   text += f", labels {result['labels_right']} of {result['num_records']}"
   text += "".join(

@@ -14,7 +14,7 @@ from scipy import special
 from dpjax import attacks, auditing, data, trees, validate
 from dpjax.accounting import upper
 from dpjax.accounting.proved import NeighboringRelation
-from dpjax.accounting.text import rounded_out
+from dpjax.accounting.text import round_out
 from dpjax.attacks import allowed, shadows, signals
 from dpjax.attacks.membership import shadows_of
 from dpjax.attacks.queries import MOST_QUERIES, queries_of_model
@@ -99,7 +99,7 @@ class Targets(NamedTuple):
     """Test records that no model has seen, and an attacker knows: the first 2,000 at most."""
     return self.test.subset(slice(0, min(len(self.test), _MOST_PUBLIC)))
 
-  def pooled(self, scores: np.ndarray) -> np.ndarray:
+  def pool(self, scores: np.ndarray) -> np.ndarray:
     """Returns the mean score of each unit's records, [n] -> [G]."""
     if self.unit_of is None:
       return scores
@@ -142,9 +142,9 @@ class Inference(AttackSettings):
       return {"accuracy": float(known[known > 0].mean()) if known.any() else 0.0}
 
     groups = shadows.num_groups(both[0], width)
-    return pieces.filled(groups, empty, ask, name="models", evaluate=accuracy)
+    return pieces.fill_pieces(groups, empty, ask, name="models", evaluate=accuracy)
 
-  def measured(
+  def measure(
     self, config: AttackConfig, attacked: Targets, state: Mapping[str, Any]
   ) -> MeasuredAttack:
     """Returns rates, verdicts and curves of every method, and what the guarantee allows."""
@@ -182,7 +182,7 @@ class Inference(AttackSettings):
       "strongest": best.to_json()
       | {
         "words": f"strongest of {len(leakages)}: {best.name}, {best.words}, "
-        f"AUC {best.auc:.3f} ({rounded_out(best.auc_interval)})"
+        f"AUC {best.auc:.3f} ({round_out(best.auc_interval)})"
       },
       "loss_tail": {
         f"{rate:g}": {"share": tail.tpr, "interval": list(tail.tpr_interval)}
@@ -202,9 +202,9 @@ class Inference(AttackSettings):
 
     held = {name: np.asarray(leaf) for name, leaf in state.items()}
     found = MeasuredAttack(held | {"included": attacked.included}, result, write)
-    return self.completed(found, attacked, by_method, members)
+    return self.complete(found, attacked, by_method, members)
 
-  def completed(
+  def complete(
     self,
     found: MeasuredAttack,
     attacked: Targets,
@@ -293,7 +293,7 @@ class Membership(Inference):
     target = None
     records, members = train, None
     if self.target is not None:
-      records = joined(train, test)
+      records = join(train, test)
       members = np.arange(len(records)) < len(train)
     if self.queries > 1 and np.ndim(records.x) != 4:
       raise UserError(
@@ -336,7 +336,7 @@ class Membership(Inference):
     return Targets(records, included, target, members, run, test, models, guarantee, facts)
 
 
-def joined(train: data.Dataset, test: data.Dataset, *more: data.Dataset) -> data.Dataset:
+def join(train: data.Dataset, test: data.Dataset, *more: data.Dataset) -> data.Dataset:
   """Returns all records in one data set. Raises UserError without test data."""
   if not len(test):
     raise UserError("has no test data, so there are no non-members", field="data.name")
@@ -448,9 +448,9 @@ def _questions(attacked: Targets, config: AttackConfig) -> Any:
     answers = {"answers": special.softmax(said, axis=-1)} if "answers" in needs else {}
     if "public_log_odds" in needs:
       answers["public_log_odds"] = odds_of(params, attacked.public)
-    top = attacked.pooled(signals.top_confidences(said))
+    top = attacked.pool(signals.top_confidences(said))
     each = np.split(np.asarray(log_odds), queries)
-    log_odds = np.concatenate([attacked.pooled(odds) for odds in each])
+    log_odds = np.concatenate([attacked.pool(odds) for odds in each])
     return {"log_odds": log_odds, "top": top, "accuracy": accuracy} | answers
 
   return asked
@@ -459,7 +459,7 @@ def _questions(attacked: Targets, config: AttackConfig) -> Any:
 # --- results
 
 
-def _asked(
+def _ask(
   config: AttackConfig, attacked: Targets, state: Mapping[str, Any]
 ) -> Iterator[Asked]:
   """Yields what each target and its shadows answered. Targets are all trained models, or only the
@@ -503,7 +503,7 @@ def scores(
   by_method: dict[str, list[np.ndarray]] = {name: [] for name in config.attack.methods}
   members = []
   odds = []
-  for asked in _asked(config, attacked, state):
+  for asked in _ask(config, attacked, state):
     members.append(asked.members)
     odds.append(asked.queries[0].target)
     for name, of_targets in by_method.items():
@@ -540,7 +540,7 @@ def _line(attacked: Targets) -> allowed.AllowedRoc:
   line = allowed.by_plan(plan)
   exact = np.ptp(sizes) == 0  # with exact halves, neighbours replace a record
   same = plan.neighboring_relation == NeighboringRelation.REPLACE_ONE
-  return allowed.replaced(line) if exact and not same else line
+  return allowed.replacement_line(line) if exact and not same else line
 
 
 def _allowed_tpr(
@@ -635,7 +635,7 @@ def _table_rows(result: Row) -> list[Row]:
     at_1_percent = rates["tpr_at_fpr"]["0.01"]
     tpr, bound = at_1_percent["tpr"], at_1_percent["allowed_tpr"]
     low, high = at_1_percent["interval"]
-    ends = rounded_out((low, high))
+    ends = round_out((low, high))
     finds = f"TPR {tpr:.3f} ({ends}) at 1 % FPR, AUC {rates['auc']:.3f}"
     finds += "" if bound is None else f"; at most {upper(bound)} allowed"
     rows.append(

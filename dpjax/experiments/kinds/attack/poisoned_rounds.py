@@ -18,7 +18,7 @@ from dpjax.attacks.poisoning import (
   measure_poisoning,
   poisoned_training,
 )
-from dpjax.attacks.roc import counted
+from dpjax.attacks.roc import with_interval
 from dpjax.experiments.config import user_code
 from dpjax.experiments.config.choices import name_of
 from dpjax.experiments.kinds import bounds
@@ -129,8 +129,8 @@ class PoisoningSettings(AttackSettings):
         "attack", name, "of method() an attacks.poisoning.Poisoning", attack
       )
     try:  # before anything is trained
-      poisoning.poisoned(run.federation, attack, attackers)
-      _measured(run, attack, run.params)
+      poisoning.poison_rows(run.federation, attack, attackers)
+      _measure(run, attack, run.params)
     except UserError as error:
       field = error.field.removeprefix("trigger.")
       raise error.of(field=field).within("attack") from error
@@ -143,8 +143,8 @@ class PoisoningSettings(AttackSettings):
     nobody = np.zeros(0, np.int64)
 
     def measure(state: Arrays, index: int) -> None:
-      params = trained(attacked, attacked.attackers if index else nobody)
-      counts = _measured(run, attacked.attack, params)
+      params = train(attacked, attacked.attackers if index else nobody)
+      counts = _measure(run, attacked.attack, params)
       pairs = [(0, 0) if count is None else (count.count, count.total) for count in counts]
       state["counts"][index] = pairs
 
@@ -157,15 +157,15 @@ class PoisoningSettings(AttackSettings):
 
     # The axes are (without, with attackers), (accuracy, success), and (count, total).
     empty = lambda: {"counts": np.zeros((2, 2, 2), np.int32)}
-    return pieces.filled(2, empty, measure, name="models", evaluate=accuracy)
+    return pieces.fill_pieces(2, empty, measure, name="models", evaluate=accuracy)
 
-  def measured(
+  def measure(
     self, config: AttackConfig, attacked: Poisoned, state: Mapping[str, Any]
   ) -> MeasuredAttack:
     """Returns accuracy and success with and without attackers, and the verdict on the defence."""
     counts = np.asarray(state["counts"])
     (clean, clean_success), (accuracy, success) = (
-      [counted(int(n), int(total)) if total else None for n, total in model]
+      [with_interval(int(n), int(total)) if total else None for n, total in model]
       for model in counts
     )
     assert accuracy is not None and clean is not None  # there always are test records
@@ -273,11 +273,11 @@ class MinSum(MinMax):
     return collusion.min_sum(self.direction)
 
 
-def _measured(run: federated.FedRun, attack: Poisoning, params: Params) -> Any:
+def _measure(run: federated.FedRun, attack: Poisoning, params: Params) -> Any:
   return measure_poisoning(run.apply, params, attack, run.test)
 
 
-def trained(attacked: Poisoned, attackers: np.ndarray) -> Params:
+def train(attacked: Poisoned, attackers: np.ndarray) -> Params:
   """Returns the parameters after all rounds, with these attackers among the clients.
 
   An attacker changes its message last, after the noise and compression that all clients apply.

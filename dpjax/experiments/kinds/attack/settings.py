@@ -80,14 +80,14 @@ class AttackSettings:
 
   def phase(self, config: AttackConfig, attacked: Any) -> Phase:
     """Returns the phase that attacks it; here the training of `launch.train`, whose model
-    `measured` attacks.
+    `measure` attacks.
 
-    It has no guarantee: result.json states that of the attacked run (`build.promised`).
+    It has no guarantee: result.json states that of the attacked run (`build.privacy_fields`).
     """
     trained = central.phase(config.train, attacked.run)
     return dataclasses.replace(trained, guarantee=None)
 
-  def measured(self, config: AttackConfig, attacked: Any, state: Any) -> MeasuredAttack:
+  def measure(self, config: AttackConfig, attacked: Any, state: Any) -> MeasuredAttack:
     """Returns the outcome, from the last state of the phase."""
     raise NotImplementedError
 

@@ -110,9 +110,9 @@ class WrittenText(AttackSettings):
     Which lines go, names and numbers follow from the seed alone, so they are the same under every
     defence. Raises UserError for data that are no lines of bytes, or for fewer lines than records.
     """
-    train, test = (_framed(part, config.target.data.name) for part in loaded)
+    train, test = (_frame(part, config.target.data.name) for part in loaded)
     rng = np.random.default_rng(random.order)
-    records = invented(self, rng)
+    records = invent(self, rng)
     length = train.x.shape[1]
     longest = max(len(record.text) for record in records) + 2
     if longest > length:
@@ -137,7 +137,7 @@ class WrittenText(AttackSettings):
     run = central.assemble(config.train, (planted, test), random)
     return Planted(run, records, prompts)
 
-  def measured(self, config: AttackConfig, attacked: Planted, state: Any) -> MeasuredAttack:
+  def measure(self, config: AttackConfig, attacked: Planted, state: Any) -> MeasuredAttack:
     """Returns the secrets among the first lines of each ranking, and what the guarantee allows."""
     run = attacked.run
     params = training.eval_params(state)
@@ -168,8 +168,10 @@ class WrittenText(AttackSettings):
       ranks[by] = text_extraction.rank(texts, nats, by=by, lowered=lowered)
       ranked = [texts[place] for place in ranks[by]]
       for first in self.first:
-        found = text_extraction.extracted(ranked, [r.text for r in planted], first=first)
-        by_chance = text_extraction.extracted(
+        found = text_extraction.find_extracted(
+          ranked, [r.text for r in planted], first=first
+        )
+        by_chance = text_extraction.find_extracted(
           ranked, [r.text for r in controls], first=first
         )
         most = (
@@ -182,7 +184,7 @@ class WrittenText(AttackSettings):
             "first": found.first,
             "lines": found.lines,
             "precision": found.precision,
-            **roc.counted(len(found.secrets), len(planted))._asdict(),
+            **roc.with_interval(len(found.secrets), len(planted))._asdict(),
             "by_copies": _by_copies(planted, found.secrets),
             "controls": len(by_chance.secrets),
             "allowed": total,
@@ -206,10 +208,10 @@ class WrittenText(AttackSettings):
     return MeasuredAttack(written | {f"ranked_{by}": ranks[by] for by in ranks}, result)
 
 
-def invented(attack: WrittenText, rng: np.random.Generator) -> list[Record]:
+def invent(attack: WrittenText, rng: np.random.Generator) -> list[Record]:
   """Returns the records of all groups: names of random syllables, no two alike, and numbers.
 
-  >>> first = invented(WrittenText(), np.random.default_rng(0))[0]
+  >>> first = invent(WrittenText(), np.random.default_rng(0))[0]
   >>> first.text.decode(), first.copies
   ('the number of Tone Baba is 476566.', 0)
   """
@@ -241,7 +243,7 @@ def texts_of(tokens: np.ndarray) -> list[bytes]:
   return [bytes(row).strip(b"\n\0") for row in np.asarray(tokens, np.uint8)]
 
 
-def _framed(data: Dataset, name: str) -> Dataset:
+def _frame(data: Dataset, name: str) -> Dataset:
   """Returns the lines between line ends, so that a model learns where a line ends."""
   if data.vocab_size != VOCAB_SIZE or data.x.ndim != 2 or data.x.shape[1] < 3:
     raise UserError(

@@ -72,7 +72,7 @@ def insert(
   return audits.insert(config, train, claim, auditing.insert_canaries)
 
 
-def watched(
+def watch(
   config: TrainConfig, tx: optax.GradientTransformation
 ) -> optax.GradientTransformation:
   """Returns the optimizer. If canaries are gradients, it also sums the noisy gradients."""

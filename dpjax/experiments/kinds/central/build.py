@@ -44,7 +44,7 @@ from dpjax.experiments.kinds.central.config import (
   OptimizerConfig,
   TrainConfig,
 )
-from dpjax.experiments.kinds.central.features import featured as featured
+from dpjax.experiments.kinds.central.features import add_features as add_features
 from dpjax.experiments.kinds.central.tasks import (
   Task,
   check_unit,
@@ -159,7 +159,7 @@ def load_data(config: TrainConfig, *, features: bool = True) -> tuple[Any, Any]:
   return run.with_features(run.data()) if features else run.data()
 
 
-def preprocessed(
+def preprocess(
   config: TrainConfig, train: data.Dataset, test: data.Dataset
 ) -> tuple[Any, Any]:
   """Returns loaded (train, test). The config may centre both and limit `train`. Features are not
@@ -169,10 +169,10 @@ def preprocessed(
       raise UserError("must be false for tokens", field="data.center", value=True)
     train = data.preprocess.center(train)
     test = data.preprocess.center(test)
-  return limited(train, config.data), test
+  return limit(train, config.data), test
 
 
-def limited(train: data.Dataset, config: AnyDataConfig) -> data.Dataset:
+def limit(train: data.Dataset, config: AnyDataConfig) -> data.Dataset:
   """Returns the first `config.limit` examples, and declares that number. Without a limit, `train`
   is unchanged.
 
@@ -295,7 +295,7 @@ def start(
       public_tokenizers.check_vocabulary(model, dataset, name)
     params = init_params(config.model, model, random.init, first)
     if config.pretrained is not None:
-      params = starting_point.loaded(config, model, params, dataset.tokenizer)
+      params = starting_point.load(config, model, params, dataset.tokenizer)
     if names.is_path(name):
       from dpjax.models.libraries import user_models
 
@@ -326,10 +326,10 @@ def assemble(
   run = Central(config)
   run.check()
   loaded = load_data(config) if loaded is None else loaded
-  return assembled(config, loaded, run.new_keys() if random is None else random)
+  return assemble_loaded(config, loaded, run.new_keys() if random is None else random)
 
 
-def assembled(config: TrainConfig, loaded: tuple[Any, Any], random: RunKeys) -> Run:
+def assemble_loaded(config: TrainConfig, loaded: tuple[Any, Any], random: RunKeys) -> Run:
   """Builds every object of a run whose config is checked; see `assemble`."""
   if isinstance(config.privacy, LeastSquares):
     reason = "has no steps, which are needed here; 'dp_sgd' has"
@@ -347,7 +347,7 @@ def assembled(config: TrainConfig, loaded: tuple[Any, Any], random: RunKeys) -> 
   behind = features_lib.trained_on(config.model.name, config.data.name)
   task, model, params = start(config, train, random)
   keyed = augmented or task.keyed
-  trained = starting_point.trained(config, task, model, params, random.init)
+  trained = starting_point.trainable_part(config, task, model, params, random.init)
   params, apply, audited = trained.params, trained.apply, None
   if config.audit is not None:
     from dpjax.experiments.kinds import audits  # few runs are audited
@@ -366,9 +366,9 @@ def assembled(config: TrainConfig, loaded: tuple[Any, Any], random: RunKeys) -> 
     loss_fn = audited.loss(config, loss_fn, num_classes=train.num_classes, plan=plan)
     train, canaries = audited.insert(config, train, plan)
   # The statistics also cover the canaries, since the model trains on them, too.
-  statistics = normalization.released(plan, random, train)
+  statistics = normalization.release(plan, random, train)
   if statistics is not None:
-    train, test = (normalization.normalized(part, statistics) for part in (train, test))
+    train, test = (normalization.normalize(part, statistics) for part in (train, test))
     canaries = normalization.of_canaries(canaries, statistics)
   if augmented:
     augment = AUGMENTATIONS[config.augmentation]
@@ -382,7 +382,7 @@ def assembled(config: TrainConfig, loaded: tuple[Any, Any], random: RunKeys) -> 
   rate = None if aware else closed_over.argument(config.optimizer.learning_rate)
   tx = optimizer(config.optimizer, schedule(rate), noise)
   if audited is not None:
-    tx = audited.watched(config, tx)
+    tx = audited.watch(config, tx)
 
   def save(folder: pathlib.Path, state: Any) -> None:
     whole = trained.whole(training.eval_params(state))
@@ -418,13 +418,15 @@ def assembled(config: TrainConfig, loaded: tuple[Any, Any], random: RunKeys) -> 
     budget=getattr(config.privacy, "epsilon_budget", None),
     release=config.release,
   )
-  asked = guarantee.asked(common.attack_of(config.privacy), plan.delta)
-  promised = guarantee.noted(promised, asked)
+  asked = guarantee.describe_target(common.attack_of(config.privacy), plan.delta)
+  promised = guarantee.add_note(promised, asked)
   if config.pretrained is not None:
     note = saved.statement(config.pretrained, known)
-    promised = guarantee.noted(promised, note, saved.assumed(config.pretrained, known))
-  promised = features_lib.noted(config, promised, train)
-  promised = guarantee.repeated(promised, config.noise_seed)
+    promised = guarantee.add_note(
+      promised, note, saved.assumption(config.pretrained, known)
+    )
+  promised = features_lib.add_note(config, promised, train)
+  promised = guarantee.as_repeatable(promised, config.noise_seed)
   return Run(
     plan=plan,
     guarantee=promised,
@@ -472,7 +474,7 @@ class Central(Experiment[TrainConfig]):
 
   def check(self) -> None:
     config = self.config
-    common.typed(config)
+    common.check_types(config)
     bounds.sections(config)
     bounds.steps("num_steps", config.num_steps, config.privacy)
     if config.mesh is not None:
@@ -509,14 +511,14 @@ class Central(Experiment[TrainConfig]):
       config.data, max_length=config.data.max_length, resident=config.resident
     )
     common.read_if(config, train.vocab_size is not None, "text", "data.max_length")
-    return preprocessed(config, train, test)
+    return preprocess(config, train, test)
 
   def with_features(self, data: Any) -> Any:
     config = self.config
     if not registry.entry(config.model.name).features:
       return data
     options: Any = normalization.per_example(config), cache.folder(), config.resident
-    return tuple(featured(config.model, part, *options) for part in data)
+    return tuple(add_features(config.model, part, *options) for part in data)
 
   @property
   def keeps_memory(self) -> bool:
@@ -546,7 +548,7 @@ class Central(Experiment[TrainConfig]):
       from dpjax.experiments.kinds.central import one_release  # no other method needs it
 
       return single(one_release.phase(self.config, data, keys))
-    return single(phase(self.config, assembled(self.config, data, keys)))
+    return single(phase(self.config, assemble_loaded(self.config, data, keys)))
 
   def line(self, result: dict[str, Any]) -> str:
     return (
@@ -593,8 +595,8 @@ def _program(run: Run, step: Any) -> StepProgram:
     apart = row_sharding(mesh)
     rows = whole_rows(rows, mesh) // mesh.shape[DATA]
     batch = jax.eval_shape(functools.partial(split_rows, mesh), batch)
-    batch = step_program.placed(batch, lambda leaf: apart)
-    state = step_program.placed(state, functools.partial(leaf_sharding, mesh))
+    batch = step_program.place_shapes(batch, lambda leaf: apart)
+    state = step_program.place_shapes(state, functools.partial(leaf_sharding, mesh))
   return step_program.StepProgram(
     step.lower(state, batch),
     calls=run.plan.slices,
@@ -653,11 +655,11 @@ def phase(config: TrainConfig, run: Run) -> Phase:
     write=run.save,
     guarantee=run.guarantee,
     row_at=functools.partial(every, config.eval_every, config.num_steps),
-    observe=functools.partial(facts.observed, config, run),
+    observe=functools.partial(facts.observe, config, run),
     arrivals=left_out.of_step if facts.shows_data(config) else None,
     save_every=config.checkpoint_every,
     before_steps=None if run.statistics is None else run.statistics._asdict(),
     program=functools.partial(_program, run, later),
-    planned=functools.partial(facts.planned, config, run),
+    planned=functools.partial(facts.planned_facts, config, run),
     describe=functools.partial(facts.of, config, run),
   )

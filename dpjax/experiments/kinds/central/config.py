@@ -20,7 +20,7 @@ from dpjax import (
   validate,
 )
 from dpjax.experiments.config import common, optimizers, rules, samplers
-from dpjax.experiments.config.choices import Choice, derived, functions
+from dpjax.experiments.config.choices import Choice, functions, users_of
 from dpjax.experiments.config.common import COUNT, AttackerConfig
 from dpjax.experiments.config.fields import WithChoices
 from dpjax.experiments.config.naming import Gives
@@ -222,7 +222,7 @@ class NetworkConfig:
     dataclasses.field(default_factory=dict)
   )
 
-  def settled(self, before: NetworkConfig, changes: Iterable[str]) -> Any:
+  def settle(self, before: NetworkConfig, changes: Iterable[str]) -> Any:
     """Returns the config of a model that was chosen by its name: without the options and settings
     of the model `before` that it does not take, unless they are among the `changes`. Of a user's
     model it takes none."""
@@ -248,8 +248,8 @@ class ModelConfig(NetworkConfig):
     "of scattering features; opponent: light and two differences",
   ] = "rgb"
 
-  def settled(self, before: NetworkConfig, changes: Iterable[str]) -> ModelConfig:
-    settled = super().settled(before, changes)
+  def settle(self, before: NetworkConfig, changes: Iterable[str]) -> ModelConfig:
+    settled = super().settle(before, changes)
     if settled is self:
       return self
     features = None if is_path(self.name) else registry.entry(self.name).features
@@ -340,7 +340,7 @@ class NoisySteps(Guarantee):
   l2_clip_norm: Annotated[common.ClipNorm, "bound on the gradient of one example"] = 1.0
   clipping: Annotated[
     gradients.ClipRule | transforms.PerLayer,
-    Choice(CLIPPINGS, derived(gradients.ClipRule)),
+    Choice(CLIPPINGS, users_of(gradients.ClipRule)),
     Gives("l2_clip_norm"),  # of a rule that makes several norms of it
     Gives("noise_shares"),
     "rule by which one example's gradient is shortened; package.module:Rule: your own",

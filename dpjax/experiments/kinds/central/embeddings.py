@@ -77,7 +77,7 @@ def evaluate(
   "accuracy" is how often the nearest other image has the same class. "loss" is the mean contrastive
   loss over batches.
   """
-  scored = _compiled(apply, augment_fn)
+  scored = _compile(apply, augment_fn)
   # Every evaluation uses the same views, so that scores after different steps can be compared.
   keys = jax.random.split(jax.random.key(0), len(dataset.y))
   parts = []
@@ -93,7 +93,7 @@ def evaluate(
 
 # The cache is bounded, so that a long session frees old models.
 @functools.lru_cache(maxsize=64)
-def _compiled(apply: Callable[..., Any], augment_fn: AugmentFn) -> Callable[..., Any]:
+def _compile(apply: Callable[..., Any], augment_fn: AugmentFn) -> Callable[..., Any]:
   @jax.jit
   def scored(params: Params, x: Array, keys: Array) -> tuple[Array, Array]:
     batch = Batch(Example(x, None), jnp.ones(len(x), bool))

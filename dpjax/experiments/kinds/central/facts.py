@@ -42,7 +42,7 @@ def shows_data(config: Any) -> bool:
   return config.diagnostics and not config.release
 
 
-def observed(
+def observe(
   config: TrainConfig, run: Run, state: TrainState, info: Any, step: int
 ) -> dict[str, float]:
   """Returns the values of a metrics row other than scores and epsilon."""
@@ -54,7 +54,7 @@ def observed(
   return row | {f"not_private/{name}": float(value) for name, value in shown}
 
 
-def pretrained(run: Run) -> dict[str, Any]:
+def pretraining(run: Run) -> dict[str, Any]:
   """Returns {key of result.json: names of the data that first parameters or features depend on}.
 
   Returns {} if there are no such data.
@@ -82,7 +82,7 @@ def of_plan(config: TrainConfig, plan: Plan) -> dict[str, Any]:
   return facts
 
 
-def planned(config: TrainConfig, run: Run) -> dict[str, Any]:
+def planned_facts(config: TrainConfig, run: Run) -> dict[str, Any]:
   """Returns the parts of a central run's result that are known before the first step."""
   facts: dict[str, Any] = {
     "task": run.task.name,
@@ -93,7 +93,7 @@ def planned(config: TrainConfig, run: Run) -> dict[str, Any]:
   scaling = fields.get(config, "privacy.scaling")
   if scaling not in ("none", None):
     facts["scaling"] = scaling
-  facts |= pretrained(run) | starting_point.facts(config)
+  facts |= pretraining(run) | starting_point.facts(config)
   tokenizer = run.train.tokenizer
   if tokenizer is not None:
     names = ("path", "sha256", "vocab_size")

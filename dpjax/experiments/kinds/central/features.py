@@ -73,21 +73,21 @@ def trained_on(model: str, data_name: str) -> tuple[str, ...]:
   return public_features.trained_on(model, data_name)
 
 
-def noted(config: Any, promised: Any, dataset: data.Dataset) -> Any:
+def add_note(config: Any, promised: Any, dataset: data.Dataset) -> Any:
   """Returns the guarantee, with assumptions on the data that features and tokenizer were learnt
   from."""
   if known := trained_on(config.model.name, config.data.name):
     from dpjax.experiments.kinds.central import public_features
 
-    promised = public_features.noted(promised, config.model.name, known)
+    promised = public_features.add_note(promised, config.model.name, known)
   if dataset.tokenizer is not None:
     from dpjax.experiments.kinds.central import public_tokenizers
 
-    promised = public_tokenizers.noted(promised, dataset.tokenizer)
+    promised = public_tokenizers.add_note(promised, dataset.tokenizer)
   return promised
 
 
-def featured(
+def add_features(
   config: ModelConfig,
   dataset: data.Dataset,
   standardized: bool = True,
@@ -113,18 +113,18 @@ def featured(
   # The module is imported by name, since few runs need features, and no run needs every kind.
   home = _OF_NO_DATA.get(kind, "public_features")
   module = importlib.import_module(f"dpjax.experiments.kinds.central.{home}")
-  computed = module.computed(config, dataset, standardized)
+  computed = module.describe_features(config, dataset, standardized)
   shape = computed.shape
-  make = functools.partial(_shown, computed, kind, len(dataset))
+  make = functools.partial(_show, computed, kind, len(dataset))
   in_file = stay_in_file(shape, resident)
   if kept is not None:
     key = cache.key(data.digest(dataset), *computed.settings, *_makers(computed.code))
     tell = lambda line: print(line, file=sys.stderr, flush=True)
     cached = cache.rows(kept, key, shape, make, tell)
-    x = cached if in_file else _joined(cached.chunks(), shape)
+    x = cached if in_file else _join(cached.chunks(), shape)
   else:
-    x = cache.unnamed(shape, make) if in_file else _joined(make(), shape)
-  return identity.computed(dataset, x)
+    x = cache.unnamed_rows(shape, make) if in_file else _join(make(), shape)
+  return identity.with_inputs(dataset, x)
 
 
 def stay_in_file(shape: tuple[int, ...], resident: bool | None) -> bool:
@@ -143,7 +143,7 @@ def stay_in_file(shape: tuple[int, ...], resident: bool | None) -> bool:
   return rows.stay_in_files(nbytes, resident)
 
 
-def _joined(blocks: Iterable[np.ndarray], shape: tuple[int, ...]) -> np.ndarray:
+def _join(blocks: Iterable[np.ndarray], shape: tuple[int, ...]) -> np.ndarray:
   """Returns the rows of all blocks as one array; nor does a CPU device hold them twice."""
   out = rows.aligned_empty(shape)
   done = 0
@@ -165,7 +165,7 @@ def _makers(names: Sequence[str]) -> tuple[str, ...]:
   )
 
 
-def _shown(computed: ComputedFeatures, kind: str, count: int) -> Iterator[np.ndarray]:
+def _show(computed: ComputedFeatures, kind: str, count: int) -> Iterator[np.ndarray]:
   """Yields the features of `count` examples, beside a progress bar in percent, since the number of
   examples may be secret."""
   chunks = computed.make()

@@ -106,7 +106,7 @@ def mechanism(
     return mechanism_class(**numbers, **dataclasses.asdict(chosen))
 
 
-def released(plan: Plan, random: RunKeys, train: data.Dataset) -> Released | None:
+def release(plan: Plan, random: RunKeys, train: data.Dataset) -> Released | None:
   """Returns the private statistics of the training data; None if the plan has none.
 
   Empty records are left out. Raises UserError for tokens, which have no channels.
@@ -131,9 +131,9 @@ def released(plan: Plan, random: RunKeys, train: data.Dataset) -> Released | Non
   return jax.tree.map(np.asarray, statistics)
 
 
-def normalized(dataset: data.Dataset, statistics: Released) -> data.Dataset:
+def normalize(dataset: data.Dataset, statistics: Released) -> data.Dataset:
   """Returns the data set with normalised inputs, as a copy made in chunks. Features in a file get
-  another file (`cache.unnamed`). Other rows in files are normalised when they are read."""
+  another file (`cache.unnamed_rows`). Other rows in files are normalised when they are read."""
   step = statistics.standardizer()
 
   def change(x: np.ndarray) -> np.ndarray:
@@ -151,7 +151,7 @@ def normalized(dataset: data.Dataset, statistics: Released) -> data.Dataset:
   if dataset.in_memory:
     x = change(x)
   elif x.as_stored:
-    x = cache.unnamed(x.shape, lambda: map(change, dataset.x.chunks()))
+    x = cache.unnamed_rows(x.shape, lambda: map(change, dataset.x.chunks()))
   else:
     x = x.then(change)
   return dataclasses.replace(dataset, x=x)
@@ -161,7 +161,7 @@ def of_canaries(canaries: Canaries | None, statistics: Released) -> Canaries | N
   """Returns the canaries, normalised like all inputs of the model; None without canaries."""
   if canaries is None:
     return None
-  return canaries._replace(examples=normalized(canaries.examples, statistics))
+  return canaries._replace(examples=normalize(canaries.examples, statistics))
 
 
 def beside(params: Params, statistics: Released | None) -> Params:

@@ -158,9 +158,9 @@ def phase(
   plan = privacy.make_plan(config, privacy.public_size(config, train))
   _check_model(config, train, params)
   write_inputs = build.inputs_writer(config.data, config.model, test)
-  statistics = normalization.released(plan, random, train)
+  statistics = normalization.release(plan, random, train)
   if statistics is not None:
-    train, test = (normalization.normalized(part, statistics) for part in (train, test))
+    train, test = (normalization.normalize(part, statistics) for part in (train, test))
   releasing = mechanism(config, plan, train.num_classes)
   released = train.without_empty_records()
 
@@ -199,12 +199,12 @@ def phase(
     evaluate=scores,
     # `launch.serve` reads the written facts of the inputs, so it needs no training data.
     write=lambda folder, state: write_inputs(folder),
-    guarantee=promised(config, plan, releasing, train),
+    guarantee=guarantee_of(config, plan, releasing, train),
     save_every=1,
     steps_are="releases",
     arrivals=(lambda counts: counts) if shows_data(config) else None,
     before_steps=None if statistics is None else statistics._asdict(),
-    planned=functools.partial(_planned, config, plan, releasing),
+    planned=functools.partial(_planned_facts, config, plan, releasing),
     describe=lambda state, facts, rows: {
       "device": provenance.device(1, None),
       **left_out.clipped_cells(train, shown=shows_data(config)),
@@ -213,31 +213,31 @@ def phase(
   )
 
 
-def promised(
+def guarantee_of(
   config: TrainConfig,
   plan: Plan,
   releasing: mechanisms.LeastSquares,
   train: data.Dataset,
 ) -> Guarantee:
   """Returns the guarantee of the run. Its statement describes what is released."""
-  asked = guarantee.asked(attack_of(config.privacy), plan.delta)
+  asked = guarantee.describe_target(attack_of(config.privacy), plan.delta)
   words = [asked, paragraph(releasing.statement())]
   if config.release:
     # The sums of this method are rounded to a finer grid than the gradients of a step.
     fine = min(finite.fine_step(std) for std in releasing.stds)
     grid = f"is rounded to multiples of {fine:g} or more, in units of the norms,"
-    text = " ".join(guarantee.released(plan).split())
+    text = " ".join(guarantee.release_paragraph(plan).split())
     text, count = re.subn(r"is rounded to the grid of multiples of \S+", grid, text)
     assert count == 1
     words.append(paragraph(text))
-  noted = guarantee.noted(
+  noted = guarantee.add_note(
     guarantee.of_plan(
       plan, plan.sampler.padded_batch_size - 1, budget=settings(config).epsilon_budget
     ),
     "\n\n".join(text for text in words if text),
   )
   # Features or a tokenizer add the same assumptions as in a run with steps.
-  return features.noted(config, noted, train)
+  return features.add_note(config, noted, train)
 
 
 def _check_model(config: TrainConfig, train: data.Dataset, params: Params) -> None:
@@ -268,7 +268,7 @@ def _check_model(config: TrainConfig, train: data.Dataset, params: Params) -> No
     )
 
 
-def _planned(
+def _planned_facts(
   config: TrainConfig, plan: Plan, releasing: mechanisms.LeastSquares
 ) -> dict[str, Any]:
   """Returns the parts of result.json that are known before the release."""

@@ -25,7 +25,7 @@ _PROCESSES = 64
 _IMAGES = 125  # of each process
 
 
-def computed(
+def describe_features(
   config: ModelConfig, dataset: data.Dataset, standardized: bool
 ) -> features.ComputedFeatures:
   """Returns a description of the features of a data set; its `make` computes them.
@@ -41,7 +41,7 @@ def computed(
   def make() -> Iterator[np.ndarray]:
     # Images are checked first, since learning takes minutes.
     patches.check_images(dataset.x)
-    network = learned(tuple(dataset.x.shape[1:]))
+    network = learned_network(tuple(dataset.x.shape[1:]))
     return patches.patch_chunks(dataset.x, network, mirrored=config.mirrored)
 
   # Matrix decompositions of NumPy and SciPy decide the last digits of the directions.
@@ -53,7 +53,7 @@ def computed(
 # The network is cached, since training and test data have the same shape, and learning takes some
 # minutes.
 @functools.lru_cache(maxsize=1)
-def learned(shape: tuple[int, int, int]) -> patches.PatchNetwork:
+def learned_network(shape: tuple[int, int, int]) -> patches.PatchNetwork:
   """Returns the network for images of a shape, learnt from random images of that shape."""
   random = np.random.Generator(np.random.PCG64(0))
   height, width, colours = shape

@@ -1,7 +1,7 @@
 """Computes features of frozen public networks; they add an assumption to the guarantee.
 
 The features depend on the data that the network was trained on (`networks.public_trunks`). So the
-guarantee is a claim, as for a run that starts from public weights (`saved.assumed`): it assumes
+guarantee is a claim, as for a run that starts from public weights (`saved.assumption`): it assumes
 that no record of the run is among those data.
 """
 
@@ -68,7 +68,7 @@ def trained_on(model: str, data_name: str) -> tuple[str, ...]:
   return (knows,)
 
 
-def noted(
+def add_note(
   promised: guarantee.Guarantee, model: str, known: Sequence[str]
 ) -> guarantee.Guarantee:
   """Returns the guarantee as a claim, which names the data that the features were trained on.
@@ -87,10 +87,10 @@ def noted(
   )
   assumed = f"no record of this run is known to {network}, which was trained on {data_sets}"
   wrapped = paragraph(note)
-  return guarantee.noted(promised, wrapped, assumed)
+  return guarantee.add_note(promised, wrapped, assumed)
 
 
-def computed(
+def describe_features(
   config: ModelConfig, dataset: data.Dataset, standardized: bool
 ) -> features.ComputedFeatures:
   """Returns a description of the features of a data set; its `make` computes them.

@@ -1,7 +1,7 @@
 """What the tokenizer of a run's texts means for its model and for its guarantee.
 
 A vocabulary reveals something of the texts that it was learnt from, and these texts are unknown. So
-the guarantee is a claim, as for a run that starts from public weights (`saved.assumed`).
+the guarantee is a claim, as for a run that starts from public weights (`saved.assumption`).
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def check_vocabulary(model: Any, dataset: data.Dataset, name: str) -> None:
     )
 
 
-def noted(
+def add_note(
   promised: guarantee.Guarantee, tokenizer: Mapping[str, Any]
 ) -> guarantee.Guarantee:
   """Returns the guarantee of a run on texts, as a claim that names their tokenizer."""
@@ -46,4 +46,4 @@ def noted(
     "learnt from; that none of this run's records are among them is assumed, not checked."
   )
   assumed = f"the tokenizer {path} was learnt from no record of this run"
-  return guarantee.noted(promised, paragraph(note), assumed)
+  return guarantee.add_note(promised, paragraph(note), assumed)

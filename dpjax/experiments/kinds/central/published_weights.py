@@ -49,7 +49,7 @@ def check(config: TrainConfig) -> None:
     )
 
 
-def loaded(
+def load(
   config: TrainConfig,
   path: str,
   model: nn.Module,
@@ -64,7 +64,7 @@ def loaded(
     tokenizer: `Dataset.tokenizer` of the run's data.
   """
   if not path.endswith(".safetensors") and not weight_folders.is_checkpoint(path):
-    return saved.begun(config.pretrained, params)
+    return saved.first_params(config.pretrained, params)
   if not path.endswith(".safetensors"):
     with validate.about("pretrained", config.pretrained):
       arrays, fresh = checkpoint_files.read(path, params)

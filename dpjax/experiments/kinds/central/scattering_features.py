@@ -24,7 +24,7 @@ _CODE = (
 _BLOCK = 1000
 
 
-def computed(
+def describe_features(
   config: ModelConfig, dataset: data.Dataset, standardized: bool
 ) -> features.ComputedFeatures:
   """Returns a description of the scattering features of a data set; its `make` computes them.
@@ -60,7 +60,7 @@ def _blocks(
   scales = None
   if not standardized:
     scales = typical_scales(images, colours=seen["colours"])
-  for block in _regrouped(scattering_chunks(dataset.x, **seen), _BLOCK):
+  for block in _regroup(scattering_chunks(dataset.x, **seen), _BLOCK):
     if scales is None:
       yield standardized_features(block, groups, in_place=True)
     else:
@@ -68,7 +68,7 @@ def _blocks(
       yield block
 
 
-def _regrouped(chunks: Iterable[np.ndarray], size: int) -> Iterator[np.ndarray]:
+def _regroup(chunks: Iterable[np.ndarray], size: int) -> Iterator[np.ndarray]:
   """Yields the rows of all chunks in arrays of `size` rows; the last array may have fewer."""
   held: list[np.ndarray] = []
   for chunk in chunks:

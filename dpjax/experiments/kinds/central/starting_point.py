@@ -91,7 +91,7 @@ def _check_file(config: TrainConfig) -> None:
     published_weights.check(config)
 
 
-def loaded(
+def load(
   config: TrainConfig,
   model: nn.Module,
   params: Params,
@@ -102,13 +102,13 @@ def loaded(
   assert config.pretrained is not None
   path = names.weights_file(config.pretrained)
   if not path or path.endswith(".npz"):
-    return saved.begun(config.pretrained, params)
+    return saved.first_params(config.pretrained, params)
   from dpjax.experiments.kinds.central import published_weights
 
-  return published_weights.loaded(config, path, model, params, tokenizer)
+  return published_weights.load(config, path, model, params, tokenizer)
 
 
-def trained(
+def trainable_part(
   config: TrainConfig, task: Task, model: Any, params: Params, key: jax.Array
 ) -> Trained:
   """Returns what is trained: all weights, the last layer, or adapters of some matrices.

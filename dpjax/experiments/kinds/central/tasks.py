@@ -97,7 +97,7 @@ def make_task(config: TrainConfig, dataset: data.Dataset) -> Task:
     task = task._replace(loss=_OF_USERS)
   if config.loss != "auto":
     return task._replace(loss=user_code.loss(config.loss))
-  return _weighted(task, config.class_weights)
+  return _weigh(task, config.class_weights)
 
 
 def check_weights(config: TrainConfig) -> None:
@@ -107,7 +107,7 @@ def check_weights(config: TrainConfig) -> None:
   if isinstance(chosen, EqualClasses):
     return
   common.read_if(config, config.loss == "auto", "loss='auto'", "class_weights")
-  field, numbers = _declared(chosen)
+  field, numbers = _declared_weights(chosen)
   if len(numbers) < 2:
     raise UserError(
       "must be declared, one public number for each class: counting private labels would cost "
@@ -121,13 +121,13 @@ def check_weights(config: TrainConfig) -> None:
     raise UserError("must sum to 1", field=field, value=numbers)
 
 
-def _declared(chosen: Any) -> tuple[str, tuple[float, ...]]:
+def _declared_weights(chosen: Any) -> tuple[str, tuple[float, ...]]:
   """Returns (name of the field, numbers) that class weights are declared by."""
   name = "shares" if isinstance(chosen, BalancedClasses) else "factors"
   return f"class_weights.{name}", getattr(chosen, name)
 
 
-def _weighted(task: Task, chosen: Any) -> Task:
+def _weigh(task: Task, chosen: Any) -> Task:
   """Returns a task of classes whose loss has the weights of a config."""
   if isinstance(chosen, EqualClasses):
     return task
@@ -139,7 +139,7 @@ def _weighted(task: Task, chosen: Any) -> Task:
   loss = functools.partial(losses.softmax_cross_entropy, class_weights=weights)
 
   def width(dataset: data.Dataset) -> int:
-    field, numbers = _declared(chosen)
+    field, numbers = _declared_weights(chosen)
     if dataset.num_classes != len(numbers):
       raise UserError(
         f"must have one number for each of {dataset.num_classes} classes",

@@ -229,9 +229,9 @@ class _Run:
     plan = self.plan
     note = paragraph(_NOTES[name_of(config, "method")].format(pool=config.num_pool))
     promised = guarantee.of_plan(plan, self.num_records, budget=config.epsilon_budget)
-    promised = guarantee.noted(promised, note)
+    promised = guarantee.add_note(promised, note)
     if isinstance(config.method, PublicImages):
-      promised = public_pool.noted(promised, config, self.public)
+      promised = public_pool.add_note(promised, config, self.public)
     return Phase(
       num_steps=plan.num_steps,
       init=self.first,

@@ -77,7 +77,7 @@ class DistillationConfig(WithChoices):
 
 def check(config: DistillationConfig) -> None:
   """Raises UserError if the config is wrong; loads no data."""
-  common.typed(config)
+  common.check_types(config)
   named_data.check_folder(config)
   is_public = isinstance(config.method, PublicImages)
   common.read_if(config, is_public, "method='public'", "pool_is_public")

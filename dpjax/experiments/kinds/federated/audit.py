@@ -65,7 +65,7 @@ class AuditTarget(NamedTuple):
   divisor: float  # number by which the server divides a sum
 
 
-def resolved(config: FedConfig) -> FedConfig:
+def resolve(config: FedConfig) -> FedConfig:
   """Returns the config with all audit fields decided; unchanged without an audit."""
   asked = config.audit
   if asked is None:
@@ -83,7 +83,7 @@ def check(config: FedConfig) -> None:
   """Raises UserError if the config alone shows that the run cannot be audited.
 
   Args:
-    config: config with the audit's settings `resolved`.
+    config: config with the audit's settings decided (`resolve`).
   """
   if config.audit is not None:
     audits.check(config.audit, CLIENT_KINDS, CLIENT_SCORES, release=config.release)
@@ -210,12 +210,12 @@ class Audited:
     own = isinstance(self.directions, canary_clients.OwnParameters)
     return params["model"] if own else params
 
-  def marked(self, cohorts: Iterator[Cohort]) -> Iterator[Cohort]:
+  def mark(self, cohorts: Iterator[Cohort]) -> Iterator[Cohort]:
     """Returns the cohorts of a run. If canaries send directions, each row of a canary carries the
     canary's number."""
     if self.canaries is None:
       return cohorts
-    return canary_clients.marked(cohorts, self.canaries)
+    return canary_clients.mark(cohorts, self.canaries)
 
   def sending(self, map_clients: Any) -> Any:
     """Returns the execution of clients, in which canaries send only their directions, unless
@@ -225,7 +225,7 @@ class Audited:
     bound = self.target.l2_clip_norm
     return canary_clients.sending(map_clients, self.directions, l2_clip_norm=bound)
 
-  def hidden(self, client: federated.ClientAlgorithm) -> federated.ClientAlgorithm:
+  def hide(self, client: federated.ClientAlgorithm) -> federated.ClientAlgorithm:
     """Returns the client before noise is added to its message. If the audit tests this noise, the
     client sends a canary's direction when its rows are a canary's."""
     if self.directions is None or not self.hears:
@@ -251,7 +251,7 @@ class Audited:
 
     return {"wrap": listened, "memory": kept}
 
-  def watched(self, server_tx: optax.GradientTransformation) -> Any:
+  def watch(self, server_tx: optax.GradientTransformation) -> Any:
     """Returns the server's optimizer. If the audit scores sums, each sum is recorded for the scores
     before the optimizer changes it."""
     if self.directions is None or not self.scores_rounds or self.hears:
@@ -356,7 +356,7 @@ def insert(
   """Returns the federation with the canaries of an audit, and what they change in the run.
 
   Args:
-    config: config with the audit's settings `resolved`.
+    config: config with the audit's settings decided (`resolve`).
     plan, promised, mechanism: as of `_target_of`.
     params: parameters; a direction has their shapes.
     num_clients: number of clients before canaries are inserted.

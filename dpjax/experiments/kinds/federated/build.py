@@ -99,8 +99,8 @@ def check(config: FedConfig, *, draws_cohorts: bool = True) -> None:
   Args:
     draws_cohorts: False for an attack on single messages, of which no cohort can be too small.
   """
-  common.typed(config)
-  config = audit.resolved(config)
+  common.check_types(config)
+  config = audit.resolve(config)
   bounds.sections(config)
   bounds.steps("num_rounds", config.num_rounds, config.privacy)
   validate.one_of(named.NAMES, execution=config.execution)
@@ -341,7 +341,7 @@ def _wrapping(
   clip_norm = getattr(config.privacy, "l2_clip_norm", 0.0)
 
   def wrap(client: federated.ClientAlgorithm) -> federated.ClientAlgorithm:
-    client = client if audited is None else audited.hidden(client)
+    client = client if audited is None else audited.hide(client)
     if noise is not None:
       client = federated.client_noise(
         client, l2_clip_norm=clip_norm, noise_multiplier=noise
@@ -399,7 +399,7 @@ def make_algorithm(
   described = algorithm_of(config)
   client_tx = optimizer(config.client_optimizer)
   server_tx = server_optimizer(config.server_optimizer, config.num_rounds)
-  server_tx = fed.audited.watched(server_tx)
+  server_tx = fed.audited.watch(server_tx)
   how = {name: getattr(config, name) for name in _EXECUTED}
   inner = named.by_name(config.execution, **how)
   aggregator = before(_aggregator(fed))
@@ -455,16 +455,16 @@ def assemble(
     random: keys; None: those of a new run.
   """
   check(config)
-  config = audit.resolved(config)
+  config = audit.resolve(config)
   data = load_data(config) if data is None else data
   keys = Experiment(config).new_keys() if random is None else random
-  return assembled(config, data, keys)
+  return assemble_loaded(config, data, keys)
 
 
-def assembled(config: FedConfig, data: tuple[Any, Any], random: RunKeys) -> FedRun:
+def assemble_loaded(config: FedConfig, data: tuple[Any, Any], random: RunKeys) -> FedRun:
   """Builds every object of a run whose config is checked and resolved; see `assemble`."""
   federation, test = data
-  config = records.resolved(config, federation.num_clients)
+  config = records.resolve(config, federation.num_clients)
   # The number is taken before canaries are inserted, since no divisor may reveal how many are in.
   num_clients = privacy.public_size(config, federation)
   # Cohorts check their capacity against the number that `federation` declares.
@@ -491,7 +491,7 @@ def assembled(config: FedConfig, data: tuple[Any, Any], random: RunKeys) -> FedR
   fed = FedRun(
     config=config,
     plan=plan,
-    guarantee=privacy.noted(config, promised, federation.dataset),
+    guarantee=privacy.add_notes(config, promised, federation.dataset),
     params=params,
     apply=apply,
     random=random,
@@ -533,7 +533,7 @@ class Federated(Experiment[FedConfig]):
   def check(self) -> None:
     check(self.config)
     # What an audit leaves open is decided now, and stands in config.json.
-    self.config = audit.resolved(self.config)
+    self.config = audit.resolve(self.config)
 
   def data(self) -> Any:
     return load_data(self.config, features=False)
@@ -555,7 +555,7 @@ class Federated(Experiment[FedConfig]):
     return {"config": digest, "client_state": self.config.client_state}
 
   def train(self, data: Any, keys: RunKeys) -> Story:
-    return single(phase(assembled(self.config, data, keys)))
+    return single(phase(assemble_loaded(self.config, data, keys)))
 
   def line(self, result: dict[str, Any]) -> str:
     reached = [
@@ -595,7 +595,7 @@ def phase(fed: FedRun) -> Phase:
     bounds.only(config, "execution", known, " for a machine that is not here")
     state = fed.algorithm.init(fed.params, fed.federation.num_clients)
     drawn = fed.algorithm.cohorts(fed.federation, fed.work, rng=fed.random.sampler)
-    for cohort in fed.audited.marked(drawn):
+    for cohort in fed.audited.mark(drawn):
       try:
         fed.algorithm.round(state, cohort)
       except step_program.Reached as reached:
@@ -607,7 +607,7 @@ def phase(fed: FedRun) -> Phase:
     num_steps=total,
     init=lambda: fed.algorithm.init(fed.params, fed.federation.num_clients),
     step=fed.algorithm.round,
-    draws=lambda start: fed.audited.marked(
+    draws=lambda start: fed.audited.mark(
       fed.algorithm.cohorts(fed.federation, fed.work, rng=fed.random.sampler, start=start),
     ),
     released=lambda state: fed.audited.of_model(params_of(state)),
@@ -616,7 +616,7 @@ def phase(fed: FedRun) -> Phase:
     guarantee=fed.guarantee,
     row_at=functools.partial(every, config.eval_every, total),
     observe=lambda state, info, step: (
-      facts.observed(fed, state, info) | by_client.hidden_row(state)
+      facts.observe(fed, state, info) | by_client.hidden_row(state)
     ),
     arrivals=facts.arrivals if shows_data(config) else None,
     unit="clients",
@@ -626,7 +626,7 @@ def phase(fed: FedRun) -> Phase:
     name="rounds",
     steps_are="communication rounds",
     program=program,
-    planned=lambda: facts.planned(fed),
+    planned=lambda: facts.planned_facts(fed),
     describe=lambda state, stated, rows: (
       facts.of(fed, state, rows, stated["epsilon"]) | by_client.facts(state)
     ),

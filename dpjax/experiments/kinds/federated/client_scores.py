@@ -144,10 +144,10 @@ class ClientScores:
   def of(self, state: ArrayTree) -> list[Score]:
     """Returns the score of each client; [] for a task without accuracy, or without rows."""
     if self._last is None or self._last[0] is not state:
-      self._last = state, self._scored(functools.partial(self.model_of, state))
+      self._last = state, self._score(functools.partial(self.model_of, state))
     return self._last[1]
 
-  def _scored(self, model: Callable[[int], Params]) -> list[Score]:
+  def _score(self, model: Callable[[int], Params]) -> list[Score]:
     fed = self._fed
     tests = self._tests
     most = max(map(len, tests.rows), default=0)
@@ -174,17 +174,17 @@ class ClientScores:
       return {}
     scores = self.of(state)
     if not is_of_silos(self._fed.config):
-      return _named("client_accuracy", scores)
+      return _row_of("client_accuracy", scores)
     if not all(score.num_test for score in scores):
       return {}
     each = {f"{records.SCORE}/{score.client}": score.accuracy for score in scores}
-    return _named(records.SCORE, scores) | each
+    return _row_of(records.SCORE, scores) | each
 
   def hidden_row(self, state: ArrayTree) -> dict[str, float]:
     """Returns the scores of a metrics row of a run that protects users."""
     if not (self._hidden and self._shown and self._few):
       return {}
-    return _named(f"{HIDDEN}client_accuracy", self.of(state))
+    return _row_of(f"{HIDDEN}client_accuracy", self.of(state))
 
   def facts(self, state: ArrayTree) -> dict[str, Any]:
     """Returns the parts of result.json on clients' scores."""
@@ -197,10 +197,10 @@ class ClientScores:
     facts = {f"{prefix}{RESULT}": words | summary(scores)}
     if self._fed.config.fine_tune_epochs:
       words["model"] = "the server's, fine-tuned by the client"
-      facts[f"{prefix}{FINE_TUNED}"] = words | summary(self._fine_tuned(state))
+      facts[f"{prefix}{FINE_TUNED}"] = words | summary(self._fine_tune(state))
     return facts
 
-  def _fine_tuned(self, state: ArrayTree) -> list[Score]:
+  def _fine_tune(self, state: ArrayTree) -> list[Score]:
     """Returns the scores after each client has trained the server's model alone."""
     fed = self._fed
     config = fed.config
@@ -230,7 +230,7 @@ class ClientScores:
           tuned[k] = jax.tree.map(lambda leaf: leaf[k - place], several)  # noqa: B023
       return tuned[place]
 
-    return self._scored(model)
+    return self._score(model)
 
   def write(self, folder: pathlib.Path, state: ArrayTree) -> None:
     """Writes the models that clients keep, and the table and picture of their scores."""
@@ -303,7 +303,7 @@ def summary(scores: list[Score]) -> dict[str, Any]:
   }
 
 
-def _named(name: str, scores: list[Score]) -> dict[str, float]:
+def _row_of(name: str, scores: list[Score]) -> dict[str, float]:
   """Returns the scores of a metrics row, whose names begin with `name`; {} without scores."""
   if not scores:
     return {}

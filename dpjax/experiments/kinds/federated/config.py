@@ -17,10 +17,10 @@ from dpjax.experiments.config import common, optimizers, rules, samplers
 from dpjax.experiments.config.choices import (
   Choice,
   Option,
-  derived,
   functions,
   name_of,
   settings,
+  users_of,
 )
 from dpjax.experiments.config.common import COUNT, AttackerConfig
 from dpjax.experiments.config.fields import WithChoices
@@ -37,7 +37,7 @@ from dpjax.experiments.kinds.central.config import (
 )
 from dpjax.experiments.kinds.federated.secure_sums import SECURE_SUMS, NoSecureSum
 from dpjax.federated import described
-from dpjax.federated.client import capped, uniform
+from dpjax.federated.client import capped_weight, uniform
 from dpjax.noise import correlated
 from dpjax.transforms.every_clip_rule import CLIP_RULES
 from dpjax.zoo.datasets import leaf, natural, pfl, shakespeare, tff
@@ -188,7 +188,7 @@ for _name, _kind in ALGORITHMS.items():
   _kind.leaves_out = _left_out(_DESCRIBED[_name])
 
 
-def _uncompressed() -> None:
+def _no_compression() -> None:
   """Sends messages unchanged."""
 
 
@@ -196,7 +196,7 @@ WEIGHTINGS = {
   "uniform": settings(lambda: uniform, uniform),
   # Privacy refuses "examples". For "capped", a client with n examples has weight min(n, cap) / cap.
   "examples": settings(lambda: federated.by_examples, federated.by_examples),
-  "capped": settings(capped, cap=100),
+  "capped": settings(capped_weight, cap=100),
 }
 _AGGREGATIONS = described.aggregators()
 AGGREGATORS = {
@@ -205,7 +205,7 @@ AGGREGATORS = {
 for _name, _kind in AGGREGATORS.items():
   _kind.leaves_out = () if _AGGREGATIONS[_name].weighted else ("weighting",)
 COMPRESSIONS = {
-  "none": settings(_uncompressed),
+  "none": settings(_no_compression),
   "quantize": settings(federated.quantize, bits=8),
   # "top_k" always has error feedback. Without feedback, small coordinates would never be sent.
   "top_k": settings(federated.top_k, share=0.1),
@@ -288,7 +288,7 @@ class Central(ServerNoise):
 
   clipping: Annotated[
     gradients.ClipRule,
-    Choice(CLIP_RULES, derived(gradients.ClipRule)),
+    Choice(CLIP_RULES, users_of(gradients.ClipRule)),
     Gives("l2_clip_norm"),
     "of clients' messages; or package.module:Rule",
   ] = dataclasses.field(default_factory=gradients.Flat)

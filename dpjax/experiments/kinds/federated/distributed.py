@@ -20,7 +20,7 @@ from dpjax.experiments.kinds.federated.config import (
   algorithm_of,
   algorithms_that,
 )
-from dpjax.experiments.run.guarantee import Guarantee, noted, of_event
+from dpjax.experiments.run.guarantee import Guarantee, add_note, of_event
 from dpjax.secure.distributed_noise import SkellamSum
 from dpjax.validate import UserError
 
@@ -158,4 +158,4 @@ def guarantee(
     _WHOM.format(least=least, cohort=noise_in_shares.max_clients),
     _RELEASE if config.release else "",
   ]
-  return noted(promised, "\n\n".join(paragraph(text) for text in words if text))
+  return add_note(promised, "\n\n".join(paragraph(text) for text in words if text))

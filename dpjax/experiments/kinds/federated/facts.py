@@ -20,7 +20,7 @@ if TYPE_CHECKING:
   from dpjax.experiments.kinds.federated.build import FedRun
 
 
-def observed(fed: FedRun, state: ArrayTree, info: RoundInfo) -> dict[str, float]:
+def observe(fed: FedRun, state: ArrayTree, info: RoundInfo) -> dict[str, float]:
   """Returns the values of a metrics row other than scores and epsilon."""
   row = clip_norm(fed.plan, _clip_scale(state), "l2_clip_norm")
   if not shows_data(fed.config):
@@ -76,7 +76,7 @@ def _noise_facts(fed: FedRun) -> dict[str, float]:
   return {"noise_multiplier": multiplier, "local_noise_multiplier": local}
 
 
-def planned(fed: FedRun) -> dict[str, Any]:
+def planned_facts(fed: FedRun) -> dict[str, Any]:
   """Returns the parts of a federated run's result that are known before the first round."""
   config = fed.config
   names = {

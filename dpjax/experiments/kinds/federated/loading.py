@@ -32,7 +32,7 @@ def load_data(config: FedConfig, *, features: bool = True) -> tuple[Federation, 
   Raises:
     UserError: data that are missing; the message says how to get them.
   """
-  federation, test = _partitioned(config) if config.is_dealt else _natural(config)
+  federation, test = _partition(config) if config.is_dealt else _natural(config)
   loaded = _holding_out(federation, config.held_out), test
   return with_features(config, loaded) if features else loaded
 
@@ -55,7 +55,7 @@ def _natural(config: FedConfig) -> tuple[Federation, Any]:
   _check_local_batch(config, len(train))
   text = train.dataset.vocab_size is not None
   common.read_if(config, text, "text", "data.max_length")
-  sets = build_central.preprocessed(central(config), train.dataset, test.dataset)
+  sets = build_central.preprocess(central(config), train.dataset, test.dataset)
   known = train.nominal_users
   asked = config.data.num_users
   # Two different declared numbers would give two sampling probabilities.
@@ -109,7 +109,7 @@ def central(config: FedConfig) -> TrainConfig:
   return TrainConfig(data=data, model=config.model, loss=config.loss, resident=True)
 
 
-def _partitioned(config: FedConfig) -> tuple[Federation, Any]:
+def _partition(config: FedConfig) -> tuple[Federation, Any]:
   """Loads a simulated federation, whose number of users the config gives. The partition may depend
   on the labels: it defines the users' data, before any mechanism runs."""
   train, test = build_central.load_data(central(config), features=False)

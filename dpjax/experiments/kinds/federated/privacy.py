@@ -310,11 +310,11 @@ def make_promise(
     num_clients: public number of clients.
     mechanism: result of `distributed.mechanism`.
   """
-  asked = guarantee.asked(attack_of(config.privacy), config.privacy.delta)
+  asked = guarantee.describe_target(attack_of(config.privacy), config.privacy.delta)
   if mechanism is not None:
-    return guarantee.noted(distributed.guarantee(config, mechanism, num_clients), asked)
+    return guarantee.add_note(distributed.guarantee(config, mechanism, num_clients), asked)
   if isinstance(config.privacy, Local):
-    return guarantee.noted(local_promise(config, num_clients), asked)
+    return guarantee.add_note(local_promise(config, num_clients), asked)
   deployed = getattr(config.privacy, "simulated_clients", None)
   if reported is not ran:
     cohort = getattr(config.privacy, "simulated_cohort", None)
@@ -333,7 +333,7 @@ def make_promise(
     budget=getattr(config.privacy, "epsilon_budget", None),
     release=config.release,
   )
-  return guarantee.noted(promised, asked)
+  return guarantee.add_note(promised, asked)
 
 
 _OWN_MODELS = (
@@ -353,18 +353,18 @@ _CHOSEN_WORDS = (
 )
 
 
-def noted(config: FedConfig, promised: Guarantee, dataset: Dataset) -> Guarantee:
+def add_notes(config: FedConfig, promised: Guarantee, dataset: Dataset) -> Guarantee:
   """Returns the guarantee of a run with all that its statement says before it, and with what nobody
   can check, which makes it a claim."""
   own = algorithm_of(config).personal is not None
   if own and config.is_private and not config.protects_records:
-    promised = guarantee.noted(promised, paragraph(_OWN_MODELS))
+    promised = guarantee.add_note(promised, paragraph(_OWN_MODELS))
   partition = choices.name_of(config, "partition")
   if config.is_private and config.is_dealt:
-    promised = guarantee.noted(promised, paragraph(_DEALT.format(name=partition)))
+    promised = guarantee.add_note(promised, paragraph(_DEALT.format(name=partition)))
   if partition == "pfl":
     words = paragraph(_CHOSEN_WORDS.format(name=config.data.name))
     assumed = f"words or labels of {config.data.name} were chosen without this run's users"
-    promised = guarantee.noted(promised, words, assumed)
-  promised = guarantee.repeated(promised, config.noise_seed)
-  return features.noted(config, promised, dataset)
+    promised = guarantee.add_note(promised, words, assumed)
+  promised = guarantee.as_repeatable(promised, config.noise_seed)
+  return features.add_note(config, promised, dataset)

@@ -103,7 +103,7 @@ def _check_counts(asked: Records, num_silos: int, order: str = "") -> None:
     )
 
 
-def resolved(config: FedConfig, num_silos: int) -> FedConfig:
+def resolve(config: FedConfig, num_silos: int) -> FedConfig:
   """Returns a config whose `clients_per_round` is the number of silos, all of which take part."""
   if not config.protects_records:
     return config
@@ -251,7 +251,7 @@ class SilosGuarantee(Guarantee):
         value=self.budget,
       )
 
-  def accounted(self, ledger: Ledger) -> float:
+  def epsilon_of(self, ledger: Ledger) -> float:
     return self.silos.epsilon(self.ran(ledger))
 
   def profile(self, ledger: Ledger, epsilon: float) -> Profile | None:
@@ -342,7 +342,7 @@ def _statement(
   worst = int(np.argmax(each))
   plan = silos.plans[worst]
   several = _of_several(asked, silos, steps)
-  wanted = guarantee.asked(attack_of(asked), asked.delta)
+  wanted = guarantee.describe_target(attack_of(asked), asked.delta)
   width = max(len("silo"), *map(len, names))
   head = f"{'silo':<{width}}  records  noise multiplier  steps  epsilon"
   noises = [lower(own.noise_multiplier, decimals=4) for own in silos.plans]

@@ -76,12 +76,12 @@ def _client(
       raise wrong("algorithm", path, "a ClientInfo", info)
     return sent, memory, info._replace(weight=sent.weight)
 
-  silent = users_client.wrapped(step=step, finish=finish).silent_when_empty()
+  silent = users_client.wrap(step=step, finish=finish).silent_when_empty()
   guarded = {
     name: names.guard(path, "algorithm", getattr(silent, name))
     for name in ("init", "step", "finish")
   }
-  return silent.wrapped(**guarded)
+  return silent.wrap(**guarded)
 
 
 def _whole(

@@ -53,7 +53,7 @@ class Pate(Experiment[PateConfig]):
     private, public = data
     named_data.check_pool(self.config, public)
     relation = self.config.neighboring_relation
-    declared = sizes.stated(len(private), private.nominal_size, relation=relation)
+    declared = sizes.named_size(len(private), private.nominal_size, relation=relation)
     if declared is not None:
       # Most parts would be empty, and a teacher without records votes for class 0.
       bounds.at_most(self.config, "num_teachers", declared, ", the records")
@@ -102,11 +102,11 @@ class _Run:
     self.private = private
     self.public = public
     self.random = random
-    num_records = sizes.stated(
+    num_records = sizes.named_size(
       len(private), private.nominal_size, relation=config.neighboring_relation
     )
-    promised = vote_costs.promised(config, num_records)
-    self.promised = public_pool.noted(promised, config, public)
+    promised = vote_costs.guarantee_of(config, num_records)
+    self.promised = public_pool.add_note(promised, config, public)
 
   # Both phases read the public features. The phase that reads them first computes them.
   @functools.cached_property
@@ -123,7 +123,7 @@ class _Run:
     if not isinstance(self.config.features, Pixels):
       options = {"num_groups": self.config.features.num_groups}
       model = ModelConfig(name="scatter_linear", options=options)
-      seen = features_lib.featured(model, dataset, kept=cache.folder()).x
+      seen = features_lib.add_features(model, dataset, kept=cache.folder()).x
     # The neighbour of a single record is an empty data set. Its width cannot be inferred by -1.
     shape = (len(dataset), math.prod(seen.shape[1:]))
     return np.reshape(np.asarray(seen, np.float32), shape)
@@ -158,7 +158,7 @@ class _Run:
       state["counts"] += pate.vote_counts(votes, num_classes)
 
     shape = (config.num_queries, num_classes)
-    return pieces.filled(
+    return pieces.fill_pieces(
       -(-config.num_teachers // _AT_ONCE),
       lambda: {"counts": np.zeros(shape, np.int32)},
       fill,
@@ -196,7 +196,7 @@ class _Run:
     )
     return spread, weights
 
-  def released(self, state: Any) -> dict[str, np.ndarray]:
+  def outputs(self, state: Any) -> dict[str, np.ndarray]:
     """Returns the outputs that may be published: answers, labels of the pool, student's weights."""
     labels = np.asarray(state["labels"])
     spread, weights = self._student(labels.tobytes())
@@ -280,7 +280,7 @@ class _Run:
       if config.data_dependent:
         values |= vote_costs.of_votes(config, counts, labels >= 0)
       if config.cost is not None:
-        values |= vote_costs.published(config, config.cost, counts, random.noise)
+        values |= vote_costs.publish(config, config.cost, counts, random.noise)
       return values
 
     return Phase(
@@ -288,7 +288,7 @@ class _Run:
       init=lambda: {"labels": jnp.full(config.num_queries, _NOT_ASKED, jnp.int32)},
       step=step,
       draws=draws,
-      released=self.released,
+      released=self.outputs,
       evaluate=self.scores,
       row_at=functools.partial(every, config.eval_every, config.num_queries),
       guarantee=self.promised,

@@ -158,7 +158,7 @@ class PateConfig(WithChoices):
 
 def check(config: PateConfig) -> None:
   """Raises UserError if the config is wrong; loads no data."""
-  common.typed(config)
+  common.check_types(config)
   named_data.check_folder(config)
   common.read_if(config, config.std is None, "std=None, which is solved for", "epsilon")
   bounds.at_most(config, "num_queries", config.num_pool, ", as num_pool")

@@ -56,7 +56,7 @@ def step_events(config: PateConfig) -> list[DpEvent]:
   return events
 
 
-def promised(config: PateConfig, num_records: int | None) -> Guarantee:
+def guarantee_of(config: PateConfig, num_records: int | None) -> Guarantee:
   """Returns the guarantee of a run. It does not depend on the votes.
 
   Args:
@@ -171,7 +171,7 @@ def check_published(config: PateConfig, num_classes: int) -> None:
     )
 
 
-def published(
+def publish(
   config: PateConfig, cost: PublishedCost, counts: np.ndarray, key: jax.Array
 ) -> dict[str, Any]:
   """Returns the cost of these votes at one Renyi order, published by smooth sensitivity.

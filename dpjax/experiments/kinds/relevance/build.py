@@ -116,8 +116,8 @@ class Relevance(Experiment[RelevanceConfig]):
     seconds: dict[str, float] = {}
     job = make_job(config, train, test, data, keys)
     began = time.monotonic()
-    found = yield from _trained(config, job, seconds)
-    outcome = stated(config, found)
+    found = yield from _train(config, job, seconds)
+    outcome = as_claim(config, found)
     seconds["relevance and noise"] = time.monotonic() - began - sum(seconds.values())
     counted = metrics.confusion(outcome.apply, outcome.params, outcome.test)
 
@@ -144,7 +144,7 @@ class Relevance(Experiment[RelevanceConfig]):
 
     return Outcome(outcome.params, result, write)
 
-  def ended(self, folder: pathlib.Path) -> None:
+  def end(self, folder: pathlib.Path) -> None:
     table.write_one(folder, name_of(self.config, "method"))
     forget(folder)
 
@@ -158,7 +158,7 @@ class Relevance(Experiment[RelevanceConfig]):
       )
     return rehearsal.report(self, workdir)
 
-  def rehearsed(self, data: dict[Any, Any]) -> Planned:
+  def rehearse(self, data: dict[Any, Any]) -> Planned:
     from dpjax.experiments.kinds.relevance import rehearsal
 
     return rehearsal.on_zeros(self, data)
@@ -169,7 +169,7 @@ class Relevance(Experiment[RelevanceConfig]):
     return f"audit: a proved epsilon is refuted: {summary}" if alarming else ""
 
 
-def _trained(
+def _train(
   config: RelevanceConfig, job: relevance.Inputs, seconds: dict[str, float]
 ) -> Generator[Phase, Trained, inputs.Outcome]:
   """Yields a phase for each training of the method, and returns the method's outcome.
@@ -211,7 +211,7 @@ def forget(folder: pathlib.Path) -> None:
   Keys and checkpoints have no more use, and could reveal the noise. An experiment calls this
   function again, since a run may have been killed right after it wrote its result.
   """
-  known = owner.remembered(folder)
+  known = owner.recall(folder)
   if known:
     kept = run_keys_lib.without_keys(known)
     # A folder that is found finished may be one that nobody can write to.
@@ -237,7 +237,7 @@ def phase(config: RelevanceConfig, steps: Steps) -> Phase:
   )
 
 
-def stated(config: RelevanceConfig, outcome: inputs.Outcome) -> inputs.Outcome:
+def as_claim(config: RelevanceConfig, outcome: inputs.Outcome) -> inputs.Outcome:
   """Returns a method's outcome, whose epsilon is a claim if the noise follows from `noise_seed`."""
   privacy = outcome.privacy
   if config.noise_seed is None or privacy.kind == "none":
@@ -269,7 +269,7 @@ def data_digest(config: RelevanceConfig, loaded: dict) -> bytes:
   key = ("digest", id(train), id(public))
   if key not in loaded:
     digests = map(data_lib.digest, [train] if public is None else [train, public])
-    loaded[key] = run_keys_lib.joined(*digests)
+    loaded[key] = run_keys_lib.join(*digests)
   return loaded[key]
 
 
@@ -280,7 +280,7 @@ def load_data(config: RelevanceConfig, loaded: dict) -> tuple[Any, Any]:
     needs_classes(train, "data.name", config.data.name)
     if train.x.dtype != np.float32 or train.x.min() < 0 or train.x.max() > 1:
       raise UserError("must be images in [0, 1]", field="data.name", value=config.data.name)
-    loaded[key] = central.limited(train, config.data), test
+    loaded[key] = central.limit(train, config.data), test
   return loaded[key]
 
 

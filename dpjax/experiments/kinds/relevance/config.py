@@ -93,7 +93,7 @@ class RelevanceConfig(WithChoices):
     """Model 2, which is released."""
     return getattr(self.method, "reduced_model", None) or self.model
 
-  def settled(self, before: RelevanceConfig, changes: Iterable[str]) -> RelevanceConfig:
+  def settle(self, before: RelevanceConfig, changes: Iterable[str]) -> RelevanceConfig:
     """Returns the config without what its run does not read, unless it is among the `changes`."""
     del before
     try:
@@ -152,7 +152,7 @@ def _unread(config: RelevanceConfig) -> list[str]:
 
 def check(config: RelevanceConfig) -> None:
   """Raises UserError if the config is wrong, or holds what its run does not read; loads no data."""
-  common.typed(config)
+  common.check_types(config)
   bounds.data(config.data)
   config.method.check(config.data.name)
   _check_models(config)

@@ -17,7 +17,7 @@ from dpjax.experiments.run import dry_run, guarantee
 from dpjax.experiments.run import workdir as owner
 from dpjax.relevance import pipeline
 from dpjax.relevance.rigorous_method import check_public
-from dpjax.relevance.train import Steps, carried_out
+from dpjax.relevance.train import Steps, carry_out
 
 
 def report(run: build.Relevance, workdir: pathlib.Path | str) -> str:
@@ -25,7 +25,7 @@ def report(run: build.Relevance, workdir: pathlib.Path | str) -> str:
   run.check()
   folder = pathlib.Path(workdir)
   # The folder is checked before the data are read, as in a run.
-  owner.known(folder, run.config)
+  owner.recall_for(folder, run.config)
   shared = run.data()
   state = dry_run.state_of(run, shared, folder)
   plan = on_zeros(run, shared)
@@ -36,7 +36,7 @@ def report(run: build.Relevance, workdir: pathlib.Path | str) -> str:
     "memory": dry_run.memory(),
     "workdir": f"{workdir}: {state}",
   }
-  return dry_run.aligned(lines)
+  return dry_run.align(lines)
 
 
 def on_zeros(run: build.Relevance, shared: dict[Any, Any]) -> dry_run.Planned:
@@ -64,7 +64,7 @@ def on_zeros(run: build.Relevance, shared: dict[Any, Any]) -> dry_run.Planned:
   def trainer(steps: Steps) -> Any:
     phase = build.phase(config, steps)
     started = time.monotonic()
-    timing, state = dry_run.timed(phase)
+    timing, state = dry_run.time_steps(phase)
     counted.append(timing.whole(phase) - (time.monotonic() - started))
     return state[0]
 
@@ -78,7 +78,7 @@ def on_zeros(run: build.Relevance, shared: dict[Any, Any]) -> dry_run.Planned:
     check_public(train, build.load_public(config, shared))
     ones = dataclasses.replace(job.public, x=np.ones_like(job.public.x))
     job = dataclasses.replace(job, public=ones)
-  outcome = build.stated(config, carried_out(pipeline.story(*config.played, job), trainer))
+  outcome = build.as_claim(config, carry_out(pipeline.story(*config.played, job), trainer))
   stated = build.guarantee(outcome.privacy, len(loaded[0]))
   facts = stated.facts(Ledger(), stated.curve(outcome.num_steps))
   seconds = time.monotonic() - began + math.fsum(counted)

@@ -135,14 +135,14 @@ def _row(key: tuple, group: list[Row]) -> Row:
     "proved_epsilon": _largest(group, "proved_epsilon"),
     "delta": _largest(group, "delta"),
     "neighboring_relation": first["neighboring_relation"],
-    "audited_lower_bound": _audited(group),
+    "audited_lower_bound": _joint_audit(group),
     "audited_by": first.get("audit", {}).get("strongest"),
     "verdict": verdict(group),
     # The mean hides how much seeds differ, so the range is shown, too.
     "test_accuracy": statistics.mean(accuracies),
     "accuracy_range": f"{min(accuracies):.3f}-{max(accuracies):.3f}",
     "seeds": len(group),
-    "failed_assumptions": guarantee.named(first["failed_assumptions"]),
+    "failed_assumptions": guarantee.names_of(first["failed_assumptions"]),
   }
 
 
@@ -151,11 +151,11 @@ def _largest(group: list[Row], name: str) -> float | None:
   return max(values, default=None)
 
 
-def _needed(num_runs: int) -> int:
+def _least_refuting(num_runs: int) -> int:
   """Returns how many of so many independent runs must refute an epsilon, so that all together err
   as seldom as one of them.
 
-  >>> [_needed(runs) for runs in (1, 2, 5, 7, 8)]
+  >>> [_least_refuting(runs) for runs in (1, 2, 5, 7, 8)]
   [1, 2, 2, 2, 3]
   """
   at_least = stats.binom.sf(np.arange(num_runs), num_runs, _ERRS)
@@ -163,10 +163,10 @@ def _needed(num_runs: int) -> int:
   return 1 + int(np.argmax(at_least <= _ERRS * (1 + 1e-9)))
 
 
-def _audited(group: Sequence[Row]) -> float | None:
+def _joint_audit(group: Sequence[Row]) -> float | None:
   """Returns the lower bound that all seeds together show. Their largest bound would err in any."""
   bounds = sorted(writers.number(row["epsilon_audited_lower"]) for row in _of_audits(group))
-  return bounds[-_needed(len(bounds))] if bounds else None
+  return bounds[-_least_refuting(len(bounds))] if bounds else None
 
 
 def _of_audits(group: Sequence[Row]) -> list[Row]:
@@ -194,7 +194,7 @@ def verdict(group: Sequence[Row]) -> str:
     or row.get("audit", {}).get("refuted", False)
     for row in audited
   )
-  if over < _needed(len(audited)):
+  if over < _least_refuting(len(audited)):
     if over:
       return f"not refuted ({over} of {len(audited)} runs would, by itself)"
     can = any(row.get("audit", {}).get("can_refute", True) for row in audited)

@@ -48,7 +48,7 @@ def load_data(config: SecureConfig) -> Aligned:
 
   Raises:
     UserError: no column is left for party b, no user is held by both, or `task.feature_norm` is too
-      small (see `clipped_apart`).
+      small (see `clip_apart`).
   """
   rows = noisy_model.load_data(config)
   task = config.task
@@ -64,7 +64,7 @@ def load_data(config: SecureConfig) -> Aligned:
   labels = rows.y[of_a][found.rows_a]
   tests = np.split(rows.test_x, [task.first_columns], axis=1)
   clip = functools.partial(
-    clipped_apart, feature_norm=task.feature_norm, frac_bits=task.frac_bits
+    clip_apart, feature_norm=task.feature_norm, frac_bits=task.frac_bits
   )
   with within("task"):
     whole = clip([first, second])
@@ -80,7 +80,7 @@ def data_digest(loaded: Aligned) -> bytes:
   return noisy_model.data_digest(loaded.rows)
 
 
-def clipped_apart(
+def clip_apart(
   parts: Sequence[np.ndarray], feature_norm: float, *, frac_bits: int
 ) -> np.ndarray:
   """Returns whole rows of norm at most `feature_norm`. Each party clips only its part of a row.
@@ -92,7 +92,7 @@ def clipped_apart(
     UserError: `feature_norm` is so small that rounding would leave only zeros in a party's part.
 
   >>> parts = [np.array([[30.0]]), np.array([[0.0, 0.125]])]
-  >>> clipped_apart(parts, 3.0, frac_bits=3).tolist()
+  >>> clip_apart(parts, 3.0, frac_bits=3).tolist()
   [[1.625, 0.0, 0.125]]
   """
   num_columns = sum(part.shape[1] for part in parts)
@@ -136,7 +136,7 @@ def _people(num_rows: int, shared: float) -> tuple[np.ndarray, np.ndarray]:
   return of_a, of_b
 
 
-def computed(config: SecureConfig, loaded: Aligned, random: RunKeys) -> Measuring:
+def execute(config: SecureConfig, loaded: Aligned, random: RunKeys) -> Measuring:
   """Returns the outcome: trains on shares of the aligned rows, and opens the weights once. The
   guarantee says what the alignment reveals.
 
@@ -144,7 +144,7 @@ def computed(config: SecureConfig, loaded: Aligned, random: RunKeys) -> Measurin
     UserError: nothing is proved for these rows and settings.
   """
   rows, held, num_bytes = loaded
-  found = yield from noisy_model.computed(config, rows, random, _WHO)
+  found = yield from noisy_model.execute(config, rows, random, _WHO)
   num_shared, num_columns = rows.x.shape
   first = config.task.first_columns
   return found._replace(

@@ -97,7 +97,7 @@ class SecureComputation(Experiment[SecureConfig]):
   def train(self, data: Any, keys: RunKeys) -> Story:
     config = self.config
     # A task checks everything before its first phase, so that a refused run claims no folder.
-    computed: Computed = yield from self.task.computed(config, data, keys)
+    computed: Computed = yield from self.task.execute(config, data, keys)
     nothing = NONE.facts(Ledger(), 0.0)
     result = {
       # Tasks that score a model replace this value by an entry of `computed.more`.
@@ -123,4 +123,6 @@ def once(compute: Callable[[], Arrays], like: Arrays, name: str) -> Phase:
     like: arrays of the same shapes and types, for the state before the step.
     name: name of the phase.
   """
-  return pieces.filled(1, lambda: like, lambda state, _: state.update(compute()), name=name)
+  return pieces.fill_pieces(
+    1, lambda: like, lambda state, _: state.update(compute()), name=name
+  )

@@ -273,7 +273,7 @@ class SecureConfig(WithChoices):
 
 def check(config: SecureConfig) -> None:
   """Raises UserError if the config of one computation is wrong; loads no data."""
-  common.typed(config)
+  common.check_types(config)
   task = config.task
   if isinstance(task, SumTask):
     _check_sum(task)

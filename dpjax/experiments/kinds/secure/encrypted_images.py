@@ -42,7 +42,7 @@ def data_digest(loaded: tuple[Any, Any]) -> bytes:
   return data_lib.digest(loaded[0])
 
 
-def computed(config: SecureConfig, loaded: tuple[Any, Any], random: RunKeys) -> Measuring:
+def execute(config: SecureConfig, loaded: tuple[Any, Any], random: RunKeys) -> Measuring:
   """Returns the outcome: trains the model, then queries it about batches of encrypted images, the
   first of the test set.
 
@@ -87,7 +87,7 @@ def computed(config: SecureConfig, loaded: tuple[Any, Any], random: RunKeys) -> 
       "bytes_per_image": sent / count,
       "key_bytes": int(keys),
       "ledger": trained.ledger.to_json(),
-      **facts.pretrained(run),
+      **facts.pretraining(run),
     },
   )
 
@@ -125,4 +125,4 @@ def _questions(layout: str, x: np.ndarray, net: inference.SquareNetwork) -> Phas
 
   # The last query may hold fewer images than a ciphertext can hold.
   number = -(-count // each)
-  return pieces.filled(number, init, ask, name="questions", subfolder="questions")
+  return pieces.fill_pieces(number, init, ask, name="questions", subfolder="questions")

@@ -23,7 +23,7 @@ _NUMBERS += ("result_bytes", "seconds")
 def load_data(config: SecureConfig) -> tuple[np.ndarray, np.ndarray]:
   """Loads (x [n, d], y [n]): all rows of the table, and its first d columns."""
   # Imported here: scikit-learn is slow to import, and an optional package.
-  with optional.needed():
+  with optional.require_extra():
     from sklearn import datasets
 
   loaders = {
@@ -42,7 +42,7 @@ def data_digest(loaded: tuple[np.ndarray, np.ndarray]) -> bytes:
   return digest_of(*loaded)
 
 
-def computed(
+def execute(
   config: SecureConfig, loaded: tuple[np.ndarray, np.ndarray], random: RunKeys
 ) -> Measuring:
   """Returns the outcome of a regression, from encryption to decrypted predictions.

@@ -89,7 +89,7 @@ def mechanism_of(config: SecureConfig, rows: LabelledRows) -> OutputNoise:
     ).calibrated(epsilon=task.epsilon, delta=task.delta)
 
 
-def promised(
+def guarantee_of(
   config: SecureConfig, mechanism: OutputNoise, note: str = ""
 ) -> guarantee.Guarantee:
   """Returns the guarantee of the opened weights, with a note before its statement."""
@@ -105,10 +105,10 @@ def promised(
   statement = f"{mechanism.statement()} {_SECRETS}"
   if task.diagnostics:
     statement = f"{statement} {_NOT_PRIVATE}"
-  return guarantee.noted(guarantee.noted(proved, statement), note)
+  return guarantee.add_note(guarantee.add_note(proved, statement), note)
 
 
-def computed(
+def execute(
   config: SecureConfig, rows: LabelledRows, random: RunKeys, note: str = ""
 ) -> Measuring:
   """Returns the outcome: trains on shares, opens the weights once, and predicts in the clear.
@@ -119,7 +119,7 @@ def computed(
   # `random` is not used, since masks and noise come from the operating system.
   del random
   mechanism = mechanism_of(config, rows)
-  told = promised(config, mechanism, note)
+  told = guarantee_of(config, mechanism, note)
   trained = (yield _training(mechanism, rows)).state
   seconds, sent, dealt, rounds = np.asarray(trained["numbers"]).tolist()
   opening = _release(mechanism, trained)
@@ -235,7 +235,7 @@ def _training(mechanism: OutputNoise, rows: LabelledRows) -> Phase:
     seed = int.from_bytes(masks, "little")
     train_shares(state, program, shares, seed=seed, frac_bits=mechanism.frac_bits)
 
-  return pieces.filled(number, init, train, name="shares")
+  return pieces.fill_pieces(number, init, train, name="shares")
 
 
 def _release(mechanism: OutputNoise, trained: Arrays) -> Phase:
@@ -259,4 +259,4 @@ def _release(mechanism: OutputNoise, trained: Arrays) -> Phase:
     ran = mpc.run(program, first, second, frac_bits=mechanism.frac_bits)
     state["weights"] = ran.outputs[0]
 
-  return pieces.filled(1, init, open_once, name="opening", subfolder="opening")
+  return pieces.fill_pieces(1, init, open_once, name="opening", subfolder="opening")

@@ -72,7 +72,7 @@ def data_digest(loaded: Halves) -> bytes:
   return digest_of(loaded.source_x, loaded.target_x, loaded.y)
 
 
-def divided(
+def divide(
   task: TransferTask, loaded: Halves, seed: int
 ) -> tuple[transfer.TransferBatch, int]:
   """Returns (the users, divided between the parties, with aligned rows; bytes of the alignment).
@@ -114,14 +114,14 @@ def divided(
   return batch, found.bytes_a + found.bytes_b
 
 
-def computed(config: SecureConfig, loaded: Halves, random: RunKeys) -> Measuring:
+def execute(config: SecureConfig, loaded: Halves, random: RunKeys) -> Measuring:
   """Returns the outcome: trains both parties, then the target alone, and reads labels from the last
   message.
 
   Raises UserError if the data have too few users, or if the training diverges.
   """
   task = config.task
-  batch, bytes_of_alignment = divided(task, loaded, random.order)
+  batch, bytes_of_alignment = divide(task, loaded, random.order)
   num_classes = loaded.num_classes
   trained = (yield _training(task, batch, num_classes, random.init)).state
   params = trained["state"].params
@@ -198,7 +198,7 @@ def _training(
     state["seconds"] += time.monotonic() - begun
 
   number = -(-task.num_steps // _CHUNK)
-  return pieces.filled(number, start, train, name="transfer")
+  return pieces.fill_pieces(number, start, train, name="transfer")
 
 
 def _target_alone(

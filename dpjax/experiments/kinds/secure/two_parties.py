@@ -36,7 +36,7 @@ def load_data(config: SecureConfig) -> LabelledRows:
   """Loads rows to train on and to predict."""
   if config.task.dataset == "breast_cancer":
     # Imported here: scikit-learn is slow to import, and an optional package.
-    with optional.needed():
+    with optional.require_extra():
       from sklearn import datasets
 
     # Columns are standardised by mean and deviation of all rows. Rows are shuffled, and the last
@@ -55,7 +55,7 @@ def load_data(config: SecureConfig) -> LabelledRows:
   return LabelledRows(flat(train), one_hot, flat(test), np.asarray(test.y))
 
 
-def computed(config: SecureConfig, rows: LabelledRows, random: RunKeys) -> Measuring:
+def execute(config: SecureConfig, rows: LabelledRows, random: RunKeys) -> Measuring:
   """Returns the outcome: trains and predicts on shares, from public first parameters and batches.
   One party gets the predictions. The same model is trained in float64.
 
@@ -152,4 +152,4 @@ def _training(
     run = lambda party, network, x, y: secureml.train(party, network, x, y, part, recipe)
     train_shares(state, run, shares, truncation=truncation)
 
-  return pieces.filled(number, init, train, name="shares")
+  return pieces.fill_pieces(number, init, train, name="shares")

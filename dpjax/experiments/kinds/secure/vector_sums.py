@@ -44,7 +44,7 @@ def data_digest(loaded: str) -> bytes:
   return hashlib.sha256(f"dpjax drawn {loaded}".encode()).digest()
 
 
-def computed(config: SecureConfig, loaded: str, random: RunKeys) -> Measuring:
+def execute(config: SecureConfig, loaded: str, random: RunKeys) -> Measuring:
   """Returns the outcome of a single secure sum: its total, its costs and its error. The last
   `task.silent` clients drop out."""
   del loaded

@@ -73,7 +73,7 @@ def _phase(config: SynthesisConfig, train: Any, test: Any, random: RunKeys) -> P
   return _Run(config, train, test, random).phase()
 
 
-def promised(
+def guarantee_of(
   config: SynthesisConfig, mechanism: ClassSums, num_records: int | None
 ) -> Guarantee:
   """Returns the guarantee of a run. Only the first step has a cost; later steps are free.
@@ -93,7 +93,7 @@ def promised(
   )
   nothing: DpEvent = NoOpDpEvent()
   note = paragraph(_words(config, mechanism))
-  return guarantee.noted(
+  return guarantee.add_note(
     dataclasses.replace(
       whole,
       step_event=lambda step: nothing if step else event,
@@ -190,7 +190,7 @@ class _Run(SampledRun):
       self._targets = self.embedding.targets(sums, self.mechanism.std)
     return self._targets
 
-  def drawn(self, state: dict[str, Any]) -> Samples:
+  def draw_samples(self, state: dict[str, Any]) -> Samples:
     """Draws samples of every class that is not empty by its noisy count. Draws none if all classes
     are empty."""
     present = np.flatnonzero(self.targets(state).present)
@@ -225,7 +225,7 @@ class _Run(SampledRun):
       released=lambda state: {"sums": state["sums"], "generator": state["params"]},
       evaluate=self.scores,
       write=self.write,
-      guarantee=promised(config, self.mechanism, self.stated_size),
+      guarantee=guarantee_of(config, self.mechanism, self.stated_size),
       row_at=functools.partial(every, blocks, self.num_steps),
       steps_are="steps: a release, then updates",
       arrivals=None if config.release else (lambda counts: counts),

@@ -129,7 +129,7 @@ class SynthesisConfig(WithChoices):
 
 def check(config: SynthesisConfig) -> None:
   """Raises UserError if the config is wrong; loads no data."""
-  common.typed(config)
+  common.check_types(config)
   named_data.check_folder(config)
   if config.release:
     why = " with release=True: the attack reads members, and its result is private"

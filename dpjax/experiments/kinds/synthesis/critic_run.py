@@ -125,7 +125,7 @@ class CriticRun(SampledRun):
       self.generator.init(generator_key, latents, y),
     )
 
-  def drawn(self, state: Any) -> Samples:
+  def draw_samples(self, state: Any) -> Samples:
     """Draws samples of all classes. The classes' numbers of samples differ by at most 1."""
     draw = functools.partial(self.draw, state.generator)
     return self.drawn_of_classes(np.arange(self.train.num_classes), draw)
@@ -153,7 +153,7 @@ class CriticRun(SampledRun):
       },
       evaluate=self.scores,
       write=self.write,
-      guarantee=guarantee.noted(promised, paragraph(note)),
+      guarantee=guarantee.add_note(promised, paragraph(note)),
       row_at=functools.partial(every, config.eval_every, plan.num_steps),
       steps_are="steps of the critic",
       arrivals=None if config.release else left_out.of_step,

@@ -34,7 +34,7 @@ def downstream(images: Any, labels: Any, test_x: Any, test_y: Any) -> dict[str, 
   # Imported here, since few runs need them.
   from dpjax import metrics
 
-  with optional.needed():
+  with optional.require_extra():
     from sklearn import linear_model, neural_network
 
   asked = np.clip(np.reshape(np.asarray(test_x, np.float64), (len(test_x), -1)), 0, 1)
@@ -64,7 +64,7 @@ def downstream(images: Any, labels: Any, test_x: Any, test_y: Any) -> dict[str, 
   return {"accuracy": float(accuracy), **scores}
 
 
-def attacked(images: Any, members: Any, others: Any) -> dict[str, float]:
+def attack(images: Any, members: Any, others: Any) -> dict[str, float]:
   """Attacks samples by distance: a record near a sample is called a member.
 
   Source: Hayes et al. 2019 (LOGAN), Chen et al. 2020 (GAN-Leaks).

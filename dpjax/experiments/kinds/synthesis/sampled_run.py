@@ -28,7 +28,7 @@ Samples = tuple[np.ndarray, np.ndarray]
 class SampledRun:
   """Base of runs that draw, score, attack and write samples of a generator.
 
-  Subclasses define `drawn`, which draws samples.
+  Subclasses define `draw_samples`, which draws samples.
   """
 
   def __init__(self, config: SynthesisConfig, train: Any, test: Any, random: RunKeys):
@@ -39,7 +39,7 @@ class SampledRun:
     self._samples: tuple[Any, Samples] | None = None  # of the last state
     self._scored: tuple[Any, Scores] = (None, {})
 
-  def drawn(self, state: Any) -> Samples:
+  def draw_samples(self, state: Any) -> Samples:
     """Returns samples drawn from a state: (images [n, H, W, C] or rows [n, d], labels [n])."""
     raise NotImplementedError
 
@@ -51,7 +51,7 @@ class SampledRun:
   @property
   def stated_size(self) -> int | None:
     """Returns the number of records that the guarantee may name; None: it is a secret."""
-    return sizes.stated(
+    return sizes.named_size(
       len(self.train), self.train.nominal_size, relation=self.config.neighboring_relation
     )
 
@@ -85,7 +85,7 @@ class SampledRun:
     have."""
     # The samples of a state are kept, since the last row, the result and the files all need them.
     if self._samples is None or self._samples[0] is not state:
-      samples = self.drawn(state)
+      samples = self.draw_samples(state)
       if self.train.declaration is not None:
         samples = tables.nearest_inputs(samples[0], self.train.declaration), samples[1]
       self._samples = (state, samples)
@@ -117,7 +117,7 @@ class SampledRun:
     described |= left_out.clipped_cells(self.train, shown=not self.config.release)
     if self.config.attack:
       images, _ = self.samples(state)
-      leak = sample_scores.attacked(images, self.present.x, self.test.x)
+      leak = sample_scores.attack(images, self.present.x, self.test.x)
       described |= {f"not_private/attack_{name}": value for name, value in leak.items()}
     return described
 

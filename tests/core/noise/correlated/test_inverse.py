@@ -490,7 +490,7 @@ def test_earlier_noise_under_the_present_key_is_refuted_and_the_honest_one_stand
 def test_every_strategy_of_the_registry_has_a_row(monkeypatch):
   assert "strategy:bifr" in plans.GAMES
   monkeypatch.setitem(STRATEGIES, "newer", correlated.Bifr)
-  assert registry.uncovered("plans") == ["strategy:newer"]
+  assert registry.without_game("plans") == ["strategy:newer"]
 
 
 @pytest.mark.slow

@@ -167,7 +167,7 @@ def _blt(buffers):
 
 
 def _blt_loss(scales, decays):
-  c = series.buffered(np.array(scales), np.array(decays), 100)
+  c = series.buffered_coefficients(np.array(scales), np.array(decays), 100)
   return series.prefix_error(c, 100, "max") * np.sum(c**2)
 
 
