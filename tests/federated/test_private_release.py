@@ -130,6 +130,11 @@ def test_every_private_aggregator_covers_all_that_is_sent(kind):
 @pytest.mark.parametrize("kind", sorted(registry.PRIVATE))
 @pytest.mark.parametrize("name", sorted(registry.ALGORITHMS))
 def test_every_algorithm_with_every_private_aggregator(name, kind, value):
+  if (name, kind) == ("fed_avg local noise", "correlated"):
+    # Its plan empties a client, whose noise is still sent (`check_empty`).
+    with refuses("neighboring_relation"):
+      _check_release(name, kind, value)
+    return
   _check_release(name, kind, value)
 
 
