@@ -146,7 +146,7 @@ def test_it_is_neither_flat_clipping_nor_independent_of_gamma():
     ((1.0, Automatic(0.0)), "gamma"),
     ((1.0, Automatic(1e-12)), "gamma"),
     ((1.0, Automatic(float("nan"))), "gamma"),
-    ((float("inf"), "automatic"), "l2_clip_norm"),
+    ((float("inf"), "automatic"), "norms"),
     ((1e30, "automatic"), "gamma"),
   ],
 )
