@@ -15,7 +15,7 @@ import pytest
 
 import dpjax
 from dpjax import gradients, sampling
-from dpjax.auditing.games import transforms
+from dpjax.auditing.games import registry
 from dpjax.auditing.games.game import play
 from dpjax.experiments.config import choices, fields
 from dpjax.experiments.kinds.central import build
@@ -137,7 +137,7 @@ def test_plan_cohorts_and_games_take_a_new_rule_as_it_is(psac):
   assert (
     central(plan, jax.random.key(0)).partial is not None
   )  # streamed, as flat clipping is
-  games = transforms.games("clip_and_noise", dpjax.clip_and_noise)
+  games = registry.games("transforms", "clip_and_noise")
   (game,) = [one for one in games if one.case == "psac clipping"]
   assert not any(one.refuted for one in play(game, num_draws=400))
 
@@ -149,7 +149,7 @@ from dpjax.gradients.clip import RULES
 RULES["psac"] = Psac
 
 from launch import app, train
-app.run(train.main)
+app.run(train.main.main)
 """
 )
 
