@@ -52,6 +52,13 @@ def test_the_allowed_rate_is_of_the_line_or_of_the_attacked_run():
   assert found["tpr_at_fpr"]["0.001"]["allowed_tpr"] is None
 
 
+def test_allowed_rates_without_a_line_are_marked():
+  axes = Figure().subplots()
+  constant = curve_of(np.zeros(10), np.arange(10) < 5)
+  attack_report.draw_roc(axes, {"none": constant}, None, {0.01: 0.03, 0.1: 0.5})
+  assert axes.lines[-1].get_xydata().tolist() == [[0.01, 0.03], [0.1, 0.5]]
+
+
 def test_axes_are_logarithmic_and_show_all_curves():
   axes = Figure().subplots()
   constant = curve_of(np.zeros(10), np.arange(10) < 5)

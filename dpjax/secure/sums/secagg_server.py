@@ -121,7 +121,8 @@ class Server(NamedTuple):
     }[self.phase]
     if len(there) < self.terms.fewest:
       raise UserError(
-        f"only {len(there)} clients sent their {self.phase}; the sum is refused",
+        f"only {len(there)} of {len(self.terms.clients)} clients sent a message of the phase "
+        f"{self.phase!r}; the sum is refused",
         field="min_survivors",
         value=self.terms.fewest,
       )

@@ -38,7 +38,8 @@ def roc_report(
   Args:
     leakages: results of `attacks.measure`, by name of the attack.
     line: curve that the target's guarantee allows, drawn beside the attacks' curves; None: no line.
-    allowed: the allowed true positive rates that the table shows, by false positive rate.
+    allowed: the allowed true positive rates that the table shows, by false positive rate; the
+      picture marks them where there is no line.
     title: title of the picture.
 
   Raises UserError if `leakages` is empty.
@@ -49,7 +50,8 @@ def roc_report(
   look = Look(width=4.6)
   figure = pictures.new_figure(look, height=4.4)
   axes = figure.subplots()
-  draw_roc(axes, {name: leakage.curve for name, leakage in leakages.items()}, line)
+  by_name = {name: leakage.curve for name, leakage in leakages.items()}
+  draw_roc(axes, by_name, line, allowed)
   labels = {"xlabel": "false positive rate", "ylabel": "true positive rate"}
   pictures.dress(axes, look, title=title, **labels)
   pictures.key(figure, look, axes.lines)
@@ -68,8 +70,14 @@ def roc_report(
   pictures.save(figure, out_dir / "roc.png")
 
 
-def draw_roc(axes: Axes, curves: Mapping[str, Roc], line: AllowedRoc | None = None) -> None:
-  """Draws each curve as a staircase, guessing as a dotted diagonal, and the guarantee's `line`.
+def draw_roc(
+  axes: Axes,
+  curves: Mapping[str, Roc],
+  line: AllowedRoc | None = None,
+  allowed: Mapping[float, float] | None = None,
+) -> None:
+  """Draws each curve as a staircase, guessing as a dotted diagonal, and what the guarantee allows:
+  its `line`, or without a line crosses at the `allowed` rates.
 
   The logarithmic axes begin at 1 / n, or at 0.1 if 0.1 is smaller; n is the number of members or of
   non-members, whichever is larger. n records cannot resolve rates below 1 / n, so curves would seem
@@ -96,6 +104,9 @@ def draw_roc(axes: Axes, curves: Mapping[str, Roc], line: AllowedRoc | None = No
   if line is not None:
     label = f"allowed: {line.words}"
     axes.plot(rates, line(rates), label=label, color="#000000", linestyle="--", linewidth=1)
+  elif allowed:
+    label = "allowed by the guarantee"
+    axes.plot(list(allowed), list(allowed.values()), "x", label=label, color="#000000")
   axes.set(xscale="log", yscale="log", xlim=(left, 1), ylim=(left, 1.1))
 
 
