@@ -1,6 +1,6 @@
 """Privacy losses on a grid: from divergences to masses, and compositions of masses.
 
-A mechanism gives upper bounds on its divergences at the points of the grid. `connected` turns them
+A mechanism gives upper bounds on its divergences at the points of the grid. `connect` turns them
 into masses of losses. `Composition` adds up the losses of many steps, and gives epsilons.
 
 Every operation errs on the side of a larger delta. In short (docs/design/loss_grid.md has the
