@@ -78,7 +78,7 @@ def wrap_grads(grads: ArrayTree, mask: ArrayLike | Batch | None = None) -> PerEx
 
   Use it for bare arrays, such as those of `jax.vmap(jax.grad(loss_fn))`. Calling it states that
   row i of every leaf depends on example i alone, and that no other row depends on that example.
-  Nothing can check this, but the guarantee depends on it. Use `stacked` also to join gradients of
+  Nothing can check this, but the guarantee depends on it. Use it also to join gradients of
   several computations, such as parts of a batch or several devices.
 
   Args:

@@ -87,7 +87,7 @@ def recall_for(workdir: pathlib.Path, config: Config) -> dict[str, Any] | None:
 
 def claim(workdir: pathlib.Path, config: Config) -> dict[str, Any] | None:
   """Stores the config in the directory, which then belongs to this run. Returns what the run stored
-  there before, as `known` does, and raises its errors."""
+  there before, as `recall_for` does, and raises its errors."""
   stored = recall_for(workdir, config)
   if not (workdir / CONFIG).exists():
     writers.write_json(workdir / CONFIG, choices.to_dict(config))
