@@ -369,7 +369,7 @@ def auroc(scores: Any, positive: Any) -> float:
   >>> auroc([0.1, 0.4, 0.35, 0.8], [False, False, True, True])
   0.75
   """
-  scores, positive = _score(scores, positive)
+  scores, positive = _check_scores(scores, positive)
   count = int(positive.sum())
   if count in (0, len(positive)) or np.isnan(scores).any():
     return float("nan")
@@ -393,7 +393,7 @@ def auroc_interval(scores: Any, positive: Any) -> list[float]:
   >>> [round(end, 3) for end in auroc_interval(scores, positive)]
   [0.0, 1.0]
   """
-  return _auroc_interval([_score(scores, positive)])
+  return _auroc_interval([_check_scores(scores, positive)])
 
 
 def _auroc_interval(columns: Sequence[tuple[np.ndarray, np.ndarray]]) -> list[float]:
@@ -435,7 +435,7 @@ def average_precision(scores: Any, positive: Any) -> float:
   >>> round(average_precision([0.1, 0.4, 0.35, 0.8], [False, False, True, True]), 4)
   0.8333
   """
-  scores, positive = _score(scores, positive)
+  scores, positive = _check_scores(scores, positive)
   if not positive.any() or np.isnan(scores).any():
     return float("nan")
   order = np.argsort(-scores, kind="stable")
@@ -446,7 +446,7 @@ def average_precision(scores: Any, positive: Any) -> float:
   return float(np.sum(found * hits[ends] / (ends + 1)))
 
 
-def _score(scores: Any, positive: Any) -> tuple[np.ndarray, np.ndarray]:
+def _check_scores(scores: Any, positive: Any) -> tuple[np.ndarray, np.ndarray]:
   scores = np.asarray(scores, np.float64)
   positive = np.asarray(positive, bool)
   if scores.ndim != 1 or scores.shape != positive.shape or not len(scores):

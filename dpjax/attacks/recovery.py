@@ -59,11 +59,14 @@ def as_gradient(
   return trees.scale(message, -1.0 / (learning_rate * num_steps))
 
 
-def layer(seen: ArrayTree, name: str, *, bias: str = "") -> dict[str, np.ndarray]:
+def layer(
+  seen: ArrayTree, name: str, *, bias: str = "", field: str = "layer"
+) -> dict[str, np.ndarray]:
   """Returns the leaves of the dense module `name`, in float64: {"kernel": [d, m], "bias": [m]}.
 
   Args:
     bias: what the bias is needed for; "": it may be missing.
+    field: the caller's argument that holds `name`.
 
   Raises:
     UserError: no module or several have that name, the kernel is no matrix, or the bias is missing.
@@ -79,7 +82,7 @@ def layer(seen: ArrayTree, name: str, *, bias: str = "") -> dict[str, np.ndarray
   if len(matches) != 1:
     known = ", ".join(modules) or "none"
     raise UserError(
-      f"must name one of the layers with a kernel: {known}", field="layer", value=name
+      f"must name one of the layers with a kernel: {known}", field=field, value=name
     )
   inside = {
     part[-1]: np.asarray(leaf, np.float64)
@@ -88,11 +91,9 @@ def layer(seen: ArrayTree, name: str, *, bias: str = "") -> dict[str, np.ndarray
   }
   if inside["kernel"].ndim != 2:
     shape = inside["kernel"].shape
-    raise UserError(
-      f"must be dense, its kernel has shape {shape}", field="layer", value=name
-    )
+    raise UserError(f"must be dense, its kernel has shape {shape}", field=field, value=name)
   if bias and "bias" not in inside:
-    raise UserError(f"must have a bias, {bias}", field="layer", value=name)
+    raise UserError(f"must have a bias, {bias}", field=field, value=name)
   return inside
 
 
@@ -111,14 +112,14 @@ def first_dense(seen: ArrayTree, name: str = "dense_0") -> np.ndarray:
   >>> first_dense({"dense_0": {"kernel": np.outer(x, delta), "bias": delta}}).tolist()
   [1.0, 2.0]
   """
-  dense = layer(seen, name, bias="by whose gradient is divided")
+  dense = layer(seen, name, bias="by whose gradient is divided", field="name")
   kernel = dense["kernel"]
   bias = dense["bias"]
   # The bias is scaled by its largest entry, so that its squares do not underflow.
   bias = bias / (np.max(np.abs(bias)) or 1.0)
   if not bias.any():
     raise NothingSent(
-      "the gradient of its bias is 0; nothing of x is in it", field="layer", value=name
+      "the gradient of its bias is 0; nothing of x is in it", field="name", value=name
     )
   return kernel @ bias / (bias @ bias) / (np.max(np.abs(dense["bias"])))
 
@@ -159,7 +160,7 @@ def infer_labels(
   array([1])
   """
   validate.integer_at_least(1, batch_size=batch_size)
-  dense = layer(gradient, name)
+  dense = layer(gradient, name, field="name")
   slope = dense["bias"] if "bias" in dense else dense["kernel"].sum(0)
   count = len(slope)
   mean = np.full(count, 1 / count) if probabilities is None else np.asarray(probabilities)

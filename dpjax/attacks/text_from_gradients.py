@@ -47,7 +47,7 @@ def attention_inputs(model: Any, num_blocks: int = 2) -> Inputs:
   """Returns the function that computes what enters the attention of the first blocks.
 
   Args:
-    model: a model "transformer" of `dpjax.models`.
+    model: a model "transformer" of `dpjax.zoo.networks`.
     num_blocks: number of blocks, from the first on; at most those of the model.
 
   >>> from dpjax import models  # doctest: +SLOW

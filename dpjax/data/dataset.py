@@ -379,7 +379,9 @@ def in_files(source: RowSource, y: np.ndarray, **more: Any) -> Dataset:
       _check_range(x, vocab_size, "x", "vocab_size")
     return x
 
-  if y.shape != (len(source),) or not y.size:
+  if not len(source):
+    raise UserError("must have at least one row", field="source")
+  if y.shape != (len(source),):
     raise UserError(
       "must have shape (n,), one label for each of the n rows of x", field="y"
     )

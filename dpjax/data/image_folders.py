@@ -64,7 +64,7 @@ def parse(source: object) -> Images:
   ...        "split": "folders"}).resize
   False
   """
-  keys = table_declaration.mapping(source, "declaration", _KEYS)
+  keys = table_declaration.mapping(source, "", _KEYS)
   for name in ("height", "width", "channels", "split", "classes"):
     if name not in keys:
       raise UserError("must be declared", field=name)

@@ -194,7 +194,7 @@ def parse(source: object) -> Declaration:
   ... }).width
   3
   """
-  keys = mapping(source, "declaration", _KEYS)
+  keys = mapping(source, "", _KEYS)
   columns = mapping(keys.get("columns"), "columns")
   if not columns:
     raise UserError("must declare at least one column of inputs", field="columns")
@@ -302,6 +302,10 @@ def parse_declaration(
     UserError: one line that names the file, or the argument `declaration`.
   """
   given: Any = NO_VALUE
+  if not isinstance(declaration, str | os.PathLike | Mapping):
+    raise UserError(
+      "must be a dict or the path of a file", field="declaration", value=declaration
+    )
   if not isinstance(declaration, Mapping):
     given = Verbatim(f"'{os.fspath(declaration)}'")
     declaration = read(declaration)

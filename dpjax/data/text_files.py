@@ -51,7 +51,7 @@ def parse(source: object) -> Texts:
   >>> parse({"example": "line", "length": 64, "split": {"test_share": 0.1}}).length
   64
   """
-  keys = table_declaration.mapping(source, "declaration", _KEYS)
+  keys = table_declaration.mapping(source, "", _KEYS)
   validate.one_of(("line", "window"), example=keys.get("example", "nothing"))
   validate.integer_in(1, _MOST_TOKENS, length=keys.get("length"))
   way = table_declaration.mapping(

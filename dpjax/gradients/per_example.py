@@ -78,8 +78,8 @@ def wrap_grads(grads: ArrayTree, mask: ArrayLike | Batch | None = None) -> PerEx
 
   Use it for bare arrays, such as those of `jax.vmap(jax.grad(loss_fn))`. Calling it states that
   row i of every leaf depends on example i alone, and that no other row depends on that example.
-  Nothing can check this, but the guarantee depends on it. Use it also for joined gradients of several
-  computations, such as parts of a batch or several devices.
+  Nothing can check this, but the guarantee depends on it. Use it also to join gradients of
+  several computations, such as parts of a batch or several devices.
 
   Args:
     grads: leaves [B, *param], real floating point.

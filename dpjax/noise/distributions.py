@@ -54,7 +54,7 @@ def _to_key(words: jax.Array) -> jax.Array:
   return jax.random.wrap_key_data(words, impl=_OF_JAX)
 
 
-def _make(keys: jax.Array) -> jax.Array:
+def _to_words(keys: jax.Array) -> jax.Array:
   # On a CPU XLA would compute a key again wherever it is used. In a chain of keys that costs
   # minutes, since each key is computed from eight words of the one before.
   return jax.lax.optimization_barrier(jax.random.key_data(keys))
@@ -62,7 +62,7 @@ def _make(keys: jax.Array) -> jax.Array:
 
 def _split(words: jax.Array, shape: tuple[int, ...]) -> jax.Array:
   if made_for.platform() != "cpu":
-    return _make(jax.random.split(_to_key(words), shape))
+    return _to_words(jax.random.split(_to_key(words), shape))
   return _one_by_one(words, math.prod(shape)).reshape(*shape, 4)
 
 
@@ -92,7 +92,7 @@ ORDINARY: Any = jax.extend.random.define_prng_impl(
   random_bits=lambda words, width, shape: jax.random.bits(
     _to_key(words), shape, jnp.dtype(f"uint{width}")
   ),
-  fold_in=lambda words, data: _make(jax.random.fold_in(_to_key(words), data)),
+  fold_in=lambda words, data: _to_words(jax.random.fold_in(_to_key(words), data)),
   name="dpjax_threefry4x32",
   tag="dpjax4",
 )

@@ -31,7 +31,7 @@ Scored = Callable[[Any], dict[str, float]]  # params -> scores
 
 
 class Steps(NamedTuple):
-  """Description of a training that a `Trainer` carries out."""
+  """Description of a training; see `carry_out`."""
 
   name: str  # FIRST or SECOND
   num_steps: int

@@ -27,7 +27,7 @@ def test_a_central_run_keeps_the_rates_that_its_config_asks_for():
   central.check(config)
   plan = central.make_plan(config, 1000)
   assert _keeps(_BOUND, plan)
-  statement = guarantee.describe_target(_BOUND, plan.delta)
+  statement = guarantee.describe_attack_bound(_BOUND, plan.delta)
   assert "a true positive rate above 0.1 at a false positive rate of 0.01" in " ".join(
     statement.split()
   )

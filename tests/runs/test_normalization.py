@@ -414,7 +414,7 @@ def test_the_progress_of_features_tells_no_number_of_examples(monkeypatch, capsy
     dataset = data.from_arrays(images, np.zeros(size, int), num_classes=2)
     make = lambda: scattering_features._blocks(dataset, None, True, {"colours": "rgb"})
     computed = features.ComputedFeatures((), (), (), make)
-    blocks = list(features._show(computed, "scattering", size))
+    blocks = list(features._with_bar(computed, "scattering", size))
     assert sum(map(len, blocks)) == size
     said.append(capsys.readouterr().err.rpartition(" ")[0])  # without the speed
   assert said[0] == said[1] == "scattering features, percent: 100/100"

@@ -396,7 +396,7 @@ _loop = lambda worlds, **options: _algorithm(
 )
 
 
-def _describe(name: str, worlds: dict = _WORLDS, **changes: Any) -> Games:
+def _games_of(name: str, worlds: dict = _WORLDS, **changes: Any) -> Games:
   """Returns the function of `_algorithm`, with the arguments that `described` lists as `played`.
 
   Args:
@@ -421,14 +421,14 @@ _CLUSTERS: dict[str, Any] = {
 # Algorithms for which one joining client is not the only worst case. Their games have more inputs,
 # other inputs or other settings.
 _CLOSER: dict[str, Games] = {
-  "fed_avg": _describe("fed_avg", _WORLDS | _ALONE),
+  "fed_avg": _games_of("fed_avg", _WORLDS | _ALONE),
   "fed_nova": _all(
-    _describe("fed_nova"),
-    _describe("fed_nova", {"clients send their steps": _WORLDS[_JOINS]}, tau_eff=None),
+    _games_of("fed_nova"),
+    _games_of("fed_nova", {"clients send their steps": _WORLDS[_JOINS]}, tau_eff=None),
   ),
   "scaffold": _all(
-    _describe("scaffold"),
-    _describe(
+    _games_of("scaffold"),
+    _games_of(
       "scaffold",
       {"the size of the cohort is not given": _WORLDS[_JOINS]},
       expected_cohort=None,
@@ -439,8 +439,8 @@ _CLOSER: dict[str, Games] = {
   # Momentum gives the server's optimizer statistics, which the server releases, too.
   "mime_lite": _algorithm("mime_lite", _WORLDS, _LOSS, optax.sgd(0.5, momentum=0.9)),
   "hyp_cluster": _all(
-    _describe("hyp_cluster", _ALONE | _WORLDS | _NEAR, **_CLUSTERS),
-    _describe(
+    _games_of("hyp_cluster", _ALONE | _WORLDS | _NEAR, **_CLUSTERS),
+    _games_of(
       "hyp_cluster",
       {"models are divided by their members": _NEAR[_JOINS]},
       cluster_share=None,
@@ -450,7 +450,7 @@ _CLOSER: dict[str, Games] = {
 }
 
 GAMES: dict[str, Games] = {
-  **{name: _CLOSER.get(name) or _describe(name) for name in _ROWS},
+  **{name: _CLOSER.get(name) or _games_of(name) for name in _ROWS},
   "federated": _all(  # the loop itself, with the parts of FedAvg
     _loop(_ALONE),
     _loop(

@@ -180,7 +180,7 @@ def lost(before: Any, after: Any, given: Iterable[str]) -> list[str]:
 
 def _from_value(value: Any, hint: Any, name: str, old: Any) -> Any:
   """Returns the new value of a field that holds `old`, checked."""
-  return check(_continue(value, hint, name, old), hint, name)
+  return check(_with_old_fields(value, hint, name, old), hint, name)
 
 
 def _from_text(text: str, hint: Any, name: str, old: Any) -> Any:
@@ -266,7 +266,7 @@ def parse(text: str, hint: Any, name: str) -> Any:
   return check(_literal(text), hint, name)
 
 
-def _continue(value: Any, hint: Any, name: str, old: Any) -> Any:
+def _with_old_fields(value: Any, hint: Any, name: str, old: Any) -> Any:
   """Returns the value of a chosen name, with the fields that were set in the old value, if the new
   one has them. Any other value is returned unchanged."""
   choice = choice_of(hint)

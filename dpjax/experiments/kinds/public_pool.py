@@ -75,7 +75,7 @@ def digest(config: Any, private: data.Dataset, public: data.Dataset) -> bytes:
   difference of exact counts.
   """
   pool = public.subset(np.arange(config.num_pool))
-  return run_keys.join(data.digest(private), data.digest(pool))
+  return run_keys.join_digests(data.digest(private), data.digest(pool))
 
 
 def add_note(

@@ -415,11 +415,11 @@ def as_repeatable(promised: Guarantee, noise_seed: int | None) -> Guarantee:
   return add_note(promised, paragraph(note), REPEATED)
 
 
-def describe_target(attack: AttackBound | None, delta: float) -> str:
+def describe_attack_bound(attack: AttackBound | None, delta: float) -> str:
   """Describes the attack bound to which a run's noise was calibrated; "" if there is none, for
   example if the noise was calibrated to an epsilon.
 
-  >>> describe_target(accounting.TruePositiveRate(tpr=0.1, fpr=0.01), 1e-5)[:45]
+  >>> describe_attack_bound(accounting.TruePositiveRate(tpr=0.1, fpr=0.01), 1e-5)[:45]
   'The noise was calibrated so that no test of m'
   """
   if attack is None:

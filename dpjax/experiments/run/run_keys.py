@@ -138,7 +138,7 @@ def _draws_here(random: RunKeys) -> str:
   return hashlib.sha256(repr(found).encode()).hexdigest()
 
 
-def join(*digests: bytes) -> bytes:
+def join_digests(*digests: bytes) -> bytes:
   """Joins the digests of several data sets; a single digest is returned unchanged."""
   return digests[0] if len(digests) == 1 else hashlib.sha256(b"".join(digests)).digest()
 

@@ -353,7 +353,7 @@ class _Files:
         for point in self._points
         if _is_open(rows.get(point.name)) and (row := self._read(point)) is not None
       }
-      rows = self._failed_rows() | rows | others
+      rows = self._earlier_failures() | rows | others
       self._save([rows[point.name] for point in self._points if point.name in rows])
 
   @contextlib.contextmanager
@@ -376,7 +376,7 @@ class _Files:
     except UserError:
       return None
 
-  def _failed_rows(self) -> dict[str, Row]:
+  def _earlier_failures(self) -> dict[str, Row]:
     """Reads the failed runs of earlier calls from sweep.json."""
     path = self._workdir / FILE
     if not path.exists():

@@ -66,7 +66,7 @@ def _of_points(
   over = 0
   seen = {}
   failures: dict[str, UserError] = {}
-  for point in _show(engine.in_order(all_points)):
+  for point in _with_bar(engine.in_order(all_points)):
     try:
       with naming(point.config):
         there = state(point, engine.folder(workdir, point.name))
@@ -104,7 +104,7 @@ def _of_points(
   return dry_run.align(head | lines)
 
 
-def _show(all_points: list[Point]) -> Iterator[Point]:
+def _with_bar(all_points: list[Point]) -> Iterator[Point]:
   """Yields the points under a progress bar, because the rehearsal of a point may take a while."""
   with writers.Progress(len(all_points), 0, "rehearsed") as bar:
     for point in all_points:

@@ -126,7 +126,7 @@ def run_selection(runs: Runs, workdir: str | os.PathLike) -> dict[str, Any]:
   workdir = pathlib.Path(workdir)
   load = LastData(loop.load)
   settings, chosen = plan_selection(runs, load)  # before anything runs
-  _stored(workdir, runs)  # a folder of something else gets no lock
+  _recall(workdir, runs)  # a folder of something else gets no lock
   workdir.mkdir(parents=True, exist_ok=True)
   saved = lambda: "runs that have ended are kept"
   # The folder is locked, because two processes at once would draw two numbers of trials.
@@ -416,7 +416,7 @@ def _identity(runs: Runs) -> Any:
   return json.loads(json.dumps(writers.plain(held), default=str))
 
 
-def _stored(workdir: pathlib.Path, runs: Runs) -> dict[str, Any] | None:
+def _recall(workdir: pathlib.Path, runs: Runs) -> dict[str, Any] | None:
   """Returns what the selection stored of its trials in the folder; None: it has not begun.
 
   Raises:
@@ -442,7 +442,7 @@ def _trials(workdir: pathlib.Path, runs: Runs) -> list[tuple[int, int]] | None:
   The seeds are random, not consecutive, so that the winner's seed does not reveal how many runs
   there were.
   """
-  saved = _stored(workdir, runs)
+  saved = _recall(workdir, runs)
   if saved is not None:
     drawn = saved["trials"]
     return None if drawn is None else [(choice, seed) for choice, seed in drawn]

@@ -50,7 +50,7 @@ def fed_avg(
     map_clients: how clients are run; None chooses by platform.
     key: typed key of the clients' randomness, not of the server's noise. If clients draw noise
       (`client_noise`, `silos`), it is as secret as their data.
-    weighting: `uniform`, `capped(n)`, or, without privacy, `by_examples` as in the paper.
+    weighting: `uniform`, `capped_weight(n)`, or, without privacy, `by_examples` as in the paper.
     wrap: function that changes the client, such as `lambda c: compressed(c, quantize(4))`.
     memory: `(params) -> state` that one client keeps between rounds; needed if the wrapped client
       keeps state.

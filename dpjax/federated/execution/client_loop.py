@@ -173,7 +173,7 @@ class _Loop:
       return nothing
     joined = jax.tree.map(lambda *leaves: np.concatenate(leaves), *done)
     sent, memories, infos = joined
-    return Mapped(sums, sent, shared.stack_memories(memories, cohort.size), infos)
+    return Mapped(sums, sent, shared.pad_memories(memories, cohort.size), infos)
 
 
 @contextlib.contextmanager

@@ -23,7 +23,7 @@ from dpjax.federated.execution.context import (
   Mapped,
   Remembered,
   Run,
-  stack_memories,
+  pad_memories,
 )
 from dpjax.parallel.exchanges import exchange
 
@@ -79,7 +79,7 @@ def _run_share(of_silos: bool, run: Run, context: Context, cohort: Cohort) -> Ma
     return np.concatenate(rows)[back]
 
   sent, memories, info = jax.tree.map(in_order, gathered)
-  return Mapped(sums, sent, stack_memories(memories, cohort.size), info)
+  return Mapped(sums, sent, pad_memories(memories, cohort.size), info)
 
 
 def process_clients(inner: MapClients) -> MapClients:

@@ -86,7 +86,7 @@ def collect(partial: Partial, state: ArrayTree, sent: Sent, mask: ArrayLike) -> 
   return sent if partial is None else partial(state, sent.message, sent.weight, mask)
 
 
-def stack_memories(memories: ArrayTree, count: int) -> tuple[Remembered, ...]:
+def pad_memories(memories: ArrayTree, count: int) -> tuple[Remembered, ...]:
   """Returns the states of `count` clients, leaves [count, ...], in one of few shapes."""
   if memories is None or not count:
     return ()

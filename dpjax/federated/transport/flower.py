@@ -34,7 +34,7 @@ client a program is; `local_data(client, round)` gives its batches: no data leav
 | the server    | a client's message and weight, its number, and when it answers    |
 | the server    | NOT: losses, norms before local noise, the text of an error, any  |
 |               | key, example counts (except in the weights of `by_examples` and   |
-|               | `capped`)                                                         |
+|               | `capped_weight`)                                                  |
 
 A client of your own, in any library, is a `ClientApp` that replies to two kinds of messages:
 

@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from dpjax import validate
 from dpjax.gradients import memory
 from dpjax.gradients.arguments import check_arrays, check_real
 from dpjax.gradients.ghost import cost_model
@@ -97,6 +98,8 @@ def explain(
   ('outer', 'dot_general', 10)
   """
   check_callable(loss_fn)
+  if platform is not None:
+    validate.one_of(("cpu", "gpu", "tpu"), platform=platform)
   check_arrays(example=example, params=params)
   shaped = lambda leaf: leaf if hasattr(leaf, "dtype") else jnp.asarray(leaf)
   params, example = jax.tree.map(shaped, (params, example))

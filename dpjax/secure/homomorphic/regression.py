@@ -7,8 +7,8 @@ are the owner's alone. The owner then encrypts, and a server computes
 
 Such a step is w <- M w + c with M = I - eta A and c = eta b, so 2 t steps from zero are
 w_2t = w_t + M^t w_t. Squaring M doubles the steps for ONE more successive product. Up to the errors
-of CKKS, the result after k doublings is that of 2^k steps of gradient descent (`expected_result` is
-the same in float64).
+of CKKS, the result after k doublings is that of 2^k steps of gradient descent (`expected_result`
+computes it in float64).
 
 | who                | learns                                                                |
 | ------------------ | --------------------------------------------------------------------- |

@@ -25,8 +25,8 @@ def wrap(
 ) -> ssl.SSLSocket:
   """Returns a TLS socket over a connection. The end with the smaller name is TLS's server.
 
-  It shares the connection with the argument; both must be closed. Its handshake is still to be
-  made, and then `expected_certificate` compared.
+  It shares the connection with the argument; both must be closed. The caller still makes the
+  handshake, and then compares the peer's certificate with `expected_certificate`.
 
   Args:
     me: name of this end.

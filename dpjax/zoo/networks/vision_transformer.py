@@ -33,8 +33,8 @@ class VisionTransformer(nn.Module):
 
   The default is ViT-Ti/16 at 224x224. The model resizes each image to `image_size`, and copies a
   grey image to three colours. Published weights need the pixel range that they were trained with,
-  mostly [-1, 1], which `data.center` gives. `norm_epsilon` is 1e-6 in timm, and 1e-12 in Hugging
-  Face's configs.
+  mostly [-1, 1]: `dpjax.data.preprocess.center`. `norm_epsilon` is 1e-6 in timm, and 1e-12 in
+  Hugging Face's configs.
 
   Raises:
     UserError: the input is not images [B, H, W, 1 or 3]; a size is out of range; `patch_size` does

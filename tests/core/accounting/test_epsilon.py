@@ -246,6 +246,11 @@ def test_the_curve_is_epsilon_after_each_number_of_steps(accountant):
   assert curve.tolist() == each and curve[0] == 0
 
 
+def test_a_wrong_number_of_steps_is_named_by_its_place_in_the_curve():
+  with refuses("steps[1]", value=-1):
+    epsilon_curve(dpa.GaussianDpEvent(4.0), [2, -1], delta=1e-5)
+
+
 def test_the_curve_analyses_one_step_only_once(monkeypatch):
   calls = []
   original = noisy_sum.sample_pld

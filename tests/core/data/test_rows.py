@@ -191,6 +191,11 @@ def test_labels_are_as_many_as_rows(count):
     data.in_files(Numbers(20), np.zeros(count, int), num_classes=2)
 
 
+def test_a_source_without_rows_is_refused():
+  with refuses("source"):
+    data.in_files(Numbers(0), np.zeros(0, int), num_classes=2)
+
+
 def test_a_label_beyond_the_classes_is_refused_at_once():
   with refuses("y"):
     data.in_files(Numbers(20), np.full(20, 2), num_classes=2)

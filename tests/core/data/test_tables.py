@@ -152,6 +152,12 @@ def test_splits_by_column_and_by_a_second_file(tmp_path):
   assert len(tables.table(first, keys)[1]) == 1
 
 
+def test_a_declaration_is_a_dict_or_a_path_and_is_named_once(tmp_path):
+  with refuses("declaration", value=["age"]):
+    tables.table({"age": [1]}, ["age"])
+  assert refused(written(tmp_path), {"size": 3}).count("declaration") == 1
+
+
 def test_a_declaration_lies_beside_the_file_or_where_it_is_named(tmp_path):
   missing = tmp_path / "nowhere.csv"
   with refuses("name", value=str(missing)):

@@ -5,6 +5,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from dpjax import gradients
+from tests.refuses import refuses
 
 
 def _params():
@@ -66,6 +67,8 @@ def test_platforms_have_their_own_constants():
   _, gpu = _rows(platform="gpu")
   assert all(row.chunk is None or row.chunk > 1000 for row in gpu.rows)
   assert str(gpu).splitlines()[-1].startswith("gpu")
+  with refuses("platform", value="cuda"):
+    _rows(platform="cuda")
 
 
 def test_shapes_suffice_and_nothing_is_computed():

@@ -142,7 +142,7 @@ class PoisoningSettings(AttackSettings):
     run = attacked.run
     nobody = np.zeros(0, np.int64)
 
-    def measure(state: Arrays, index: int) -> None:
+    def fill(state: Arrays, index: int) -> None:
       params = train(attacked, attacked.attackers if index else nobody)
       counts = _measure(run, attacked.attack, params)
       pairs = [(0, 0) if count is None else (count.count, count.total) for count in counts]
@@ -157,7 +157,7 @@ class PoisoningSettings(AttackSettings):
 
     # The axes are (without, with attackers), (accuracy, success), and (count, total).
     empty = lambda: {"counts": np.zeros((2, 2, 2), np.int32)}
-    return pieces.fill_pieces(2, empty, measure, name="models", evaluate=accuracy)
+    return pieces.fill_pieces(2, empty, fill, name="models", evaluate=accuracy)
 
   def measure(
     self, config: AttackConfig, attacked: Poisoned, state: Mapping[str, Any]

@@ -418,7 +418,7 @@ def assemble_loaded(config: TrainConfig, loaded: tuple[Any, Any], random: RunKey
     budget=getattr(config.privacy, "epsilon_budget", None),
     release=config.release,
   )
-  asked = guarantee.describe_target(common.attack_of(config.privacy), plan.delta)
+  asked = guarantee.describe_attack_bound(common.attack_of(config.privacy), plan.delta)
   promised = guarantee.add_note(promised, asked)
   if config.pretrained is not None:
     note = saved.statement(config.pretrained, known)

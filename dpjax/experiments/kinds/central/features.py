@@ -115,7 +115,7 @@ def add_features(
   module = importlib.import_module(f"dpjax.experiments.kinds.central.{home}")
   computed = module.describe_features(config, dataset, standardized)
   shape = computed.shape
-  make = functools.partial(_show, computed, kind, len(dataset))
+  make = functools.partial(_with_bar, computed, kind, len(dataset))
   in_file = stay_in_file(shape, resident)
   if kept is not None:
     key = cache.key(data.digest(dataset), *computed.settings, *_makers(computed.code))
@@ -165,7 +165,7 @@ def _makers(names: Sequence[str]) -> tuple[str, ...]:
   )
 
 
-def _show(computed: ComputedFeatures, kind: str, count: int) -> Iterator[np.ndarray]:
+def _with_bar(computed: ComputedFeatures, kind: str, count: int) -> Iterator[np.ndarray]:
   """Yields the features of `count` examples, beside a progress bar in percent, since the number of
   examples may be secret."""
   chunks = computed.make()

@@ -220,7 +220,7 @@ def guarantee_of(
   train: data.Dataset,
 ) -> Guarantee:
   """Returns the guarantee of the run. Its statement describes what is released."""
-  asked = guarantee.describe_target(attack_of(config.privacy), plan.delta)
+  asked = guarantee.describe_attack_bound(attack_of(config.privacy), plan.delta)
   words = [asked, paragraph(releasing.statement())]
   if config.release:
     # The sums of this method are rounded to a finer grid than the gradients of a step.

@@ -219,7 +219,7 @@ class Audited:
 
   def sending(self, map_clients: Any) -> Any:
     """Returns the execution of clients, in which canaries send only their directions, unless
-    `hidden` sends these."""
+    `hide` sends these."""
     if self.directions is None or self.hears:
       return map_clients
     bound = self.target.l2_clip_norm
@@ -258,7 +258,7 @@ class Audited:
       return server_tx
     target = self.target
     correlated = isinstance(self.config.privacy, FedFtrl)
-    watch = canary_clients.watching(
+    recorder = canary_clients.watching(
       self.directions,
       unit=target.l2_clip_norm / target.divisor,
       sampling_prob=1.0 if correlated else self.sampling_prob,
@@ -266,7 +266,7 @@ class Audited:
       opposite=target.claim.relation == NeighboringRelation.REPLACE_ONE,
       present=target.sees == MEMBERS_SUMS,
     )
-    return optax.chain(watch, server_tx)
+    return optax.chain(recorder, server_tx)
 
   def seeing(self, algorithm: federated.FederatedAlgorithm) -> federated.FederatedAlgorithm:
     """Returns the algorithm. If the audit scores sums, and the server knows who is in a sum, the

@@ -310,7 +310,7 @@ def make_promise(
     num_clients: public number of clients.
     mechanism: result of `distributed.mechanism`.
   """
-  asked = guarantee.describe_target(attack_of(config.privacy), config.privacy.delta)
+  asked = guarantee.describe_attack_bound(attack_of(config.privacy), config.privacy.delta)
   if mechanism is not None:
     return guarantee.add_note(distributed.guarantee(config, mechanism, num_clients), asked)
   if isinstance(config.privacy, Local):

@@ -342,7 +342,7 @@ def _statement(
   worst = int(np.argmax(each))
   plan = silos.plans[worst]
   several = _of_several(asked, silos, steps)
-  wanted = guarantee.describe_target(attack_of(asked), asked.delta)
+  wanted = guarantee.describe_attack_bound(attack_of(asked), asked.delta)
   width = max(len("silo"), *map(len, names))
   head = f"{'silo':<{width}}  records  noise multiplier  steps  epsilon"
   noises = [lower(own.noise_multiplier, decimals=4) for own in silos.plans]

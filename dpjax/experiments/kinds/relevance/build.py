@@ -269,7 +269,7 @@ def data_digest(config: RelevanceConfig, loaded: dict) -> bytes:
   key = ("digest", id(train), id(public))
   if key not in loaded:
     digests = map(data_lib.digest, [train] if public is None else [train, public])
-    loaded[key] = run_keys_lib.join(*digests)
+    loaded[key] = run_keys_lib.join_digests(*digests)
   return loaded[key]
 
 
