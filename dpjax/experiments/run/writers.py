@@ -167,6 +167,10 @@ class Busy(UserError):
   """Another process holds the lock of a folder."""
 
 
+class Gone(UserError):
+  """The folder of a run was removed, moved or replaced while the run was at work."""
+
+
 def is_held(path: pathlib.Path, descriptor: int) -> bool:
   """Returns whether a path is the file that is open as `descriptor`; a file that was deleted or
   moved since it was opened has another file, or none, in its place."""
