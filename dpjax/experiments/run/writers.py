@@ -594,7 +594,8 @@ class Progress(AbstractContextManager):
     if is_bar:
       self._bar = tqdm(total=total, initial=initial, desc=desc, dynamic_ncols=True)
       # A terminal without a size, as of `docker run -t` in a job, would show nothing.
-      if self._bar.ncols in (-1, 0):
+      # A bar that TQDM_DISABLE switched off has no size of its own.
+      if not self._bar.disable and {-1, 0} & {self._bar.ncols, self._bar.nrows}:
         self._bar.dynamic_ncols = None
         self._bar.ncols, self._bar.nrows = 80, 24
         self._bar.refresh()
