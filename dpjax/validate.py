@@ -353,9 +353,10 @@ def folder(**named: str | os.PathLike) -> None:
       raise UserError("must be the name of a directory", field=name, value=value)
     path = pathlib.Path(value)
     # A run in a folder of that name here is not where its user looks for it, or deletes it.
-    if path.parts[:1] == ("~",):
+    if path.parts and path.parts[0].startswith("~"):
       raise UserError(
-        "begins with ~, which shells leave as it is after a '='; write $HOME in its place",
+        "begins with ~, which shells leave as it is after a '='; write the folder, as $HOME, in "
+        "its place",
         field=name,
         value=value,
       )

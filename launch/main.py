@@ -241,8 +241,11 @@ def _sweep(runs: Runs, workdir: str) -> None:
 
 
 def _end(whole: Runs, workdir: str, rows: list[dict[str, Any]]) -> None:
-  """Prints the end of several runs: their report, an alarm, and what failed."""
-  if all(row["status"] != "failed" for row in rows):
+  """Prints the end of several runs: their report, an alarm, and what failed.
+
+  Without a row, other processes are at all runs, and write what they find.
+  """
+  if rows and all(row["status"] != "failed" for row in rows):
     print(whole.report(workdir))
   alarm = whole.table.alarm(rows)
   if alarm:

@@ -283,3 +283,9 @@ def test_rows_of_a_result_are_those_of_the_table():
   facts = ("epsilon", "epsilon_kind", "delta", "neighboring_relation", "unit")
   (found,) = table.rows_of([result | dict.fromkeys(facts) | {"test_accuracy": 0.5}])
   assert found["method"] == "m" and found["attack"] == "a"
+  # The epsilon of a table names what a claim rests on.
+  claim = {"epsilon": 1.0, "epsilon_kind": "claimed", "delta": 1e-5, "unit": "example"}
+  claim |= {"neighboring_relation": "replace_one", "failed_assumptions": ["Mine: a word"]}
+  (claimed,) = table.rows_of([result | claim | {"test_accuracy": 0.5}])
+  for word in ("1", "claimed", "1e-05", "replace one example", "Mine"):
+    assert word in table.markdown([claimed])

@@ -438,6 +438,7 @@ class Service:
       "training_delta": self.releases.old.result.get("delta"),
       "training_relation": self.releases.old.result.get("neighboring_relation"),
       "training_unit": self.releases.old.result.get("unit"),
+      "training_failed_assumptions": self.releases.old.result.get("failed_assumptions", []),
       "reference": None if reference is None else reference.source,
       "reference_epsilon": spent if math.isfinite(spent) else None,
       "training_records_epsilon": whole,

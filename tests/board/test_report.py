@@ -171,6 +171,9 @@ def test_what_is_not_proved_says_so_first(tmp_path, result):
     assert _kinds(attacked)[:2] == ["Paragraph", "Icons"]
   if result is CLAIMED:
     assert told.lead[1].items == ["noise: it is known"]
+    # Also a claim may be about a larger deployment.
+    more = _run(tmp_path / "more", CLAIMED | {"epsilon_of_this_run": 9.0})
+    assert "epsilon is 9." in report.of(more).lead[2].text
 
 
 def test_scores_stand_in_their_interval_beside_what_no_model_has(tmp_path):

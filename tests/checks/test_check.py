@@ -262,6 +262,19 @@ def test_where_all_canaries_may_be_guessed_right_there_is_no_audit(sound):
     assert charges.white_box_audit(without(subject)).passed is None
 
 
+@pytest.mark.slow
+def test_where_few_canaries_are_drawn_there_is_no_audit(sound):
+  """It passed without any noise: a canary that no step draws looks like one that is out."""
+  sampler = PoissonSampler(sampling_prob=0.01, capacity=64)
+  few = dataclasses.replace(sound.plan, sampler=sampler, num_steps=10, noise_multiplier=0.7)
+  subject = transform_that_clips_to(1e6)(dataclasses.replace(sound, plan=few))
+  assert charges.white_box_audit(subject).passed is None
+  # With more steps it fails.
+  more = dataclasses.replace(few, num_steps=200)
+  subject = transform_that_clips_to(1e6)(dataclasses.replace(sound, plan=more))
+  assert charges.white_box_audit(subject).passed is False
+
+
 class _Own(gradients.Flat):
   """A user's rule, of which no formula is known here."""
 

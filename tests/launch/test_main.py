@@ -52,6 +52,8 @@ _FAILED = {"name": "b", "status": "failed", "refusal": ["no data", "", None, ""]
   ("table", "out", "err"),
   [
     (_Runs(_DONE), "wrote w\n", None),
+    # Other processes are at all runs, so that attacks.md may not be there yet.
+    (_Runs(), "", None),
     (_Runs(_DONE, alarm="refuted"), "wrote w\n", "error: refuted\n"),
     (_Runs(_DONE, _FAILED), "", "error: b: no data; 1 of 2 runs failed\n"),
     (_Runs(_DONE, _FAILED, alarm="refuted"), "", "error: refuted\n"),

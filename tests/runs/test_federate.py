@@ -10,7 +10,7 @@ from dpjax.experiments.kinds.central import build
 from dpjax.experiments.kinds.federated import build as federate_build
 from dpjax.experiments.kinds.federated import privacy as federate_privacy
 from dpjax.experiments.kinds.federated.config import ServerOptimizerConfig
-from dpjax.experiments.run import guarantee, loop, writers
+from dpjax.experiments.run import guarantee, kind, loop, writers
 from dpjax.validate import UserError
 from tests.refuses import refuses
 from tests.runs import small_configs
@@ -180,6 +180,25 @@ def test_bad_input_is_one_line_and_writes_nothing(tmp_path, overrides, field):
     loop.train(_config(**overrides), tmp_path / "run")
   assert "\n" not in str(caught.value)
   assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+  ("overrides", "field"),
+  [
+    ({"num_devices": 2}, "num_devices"),
+    ({"execution": "vmap", "num_threads": 2}, "num_threads"),
+    ({"memory_budget_gb": 1.0}, "memory_budget_gb"),
+    ({"privacy.sampler": "fixed_size", "clients_per_round": 2.5}, "clients_per_round"),
+    (
+      {"privacy": "dp_ftrl", "clients_per_round": 29.0, **_EIGHT},
+      "clients_per_round",
+    ),
+  ],
+)
+def test_what_needs_no_data_is_refused_before_a_sweep_begins(overrides, field):
+  """A sweep tried its first runs, and was told of the others at their turn."""
+  with refuses(field):
+    kind.check(_config(**overrides))
 
 
 @pytest.mark.cases(long=["cosine-adam", "cosine-yogi", "cosine-adagrad"])

@@ -8,14 +8,16 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+import dpjax
 from dpjax import noise
+from dpjax.accounting import Ledger
 from dpjax.experiments.config import choices, fields
 from dpjax.experiments.kinds.attack.config import AttackConfig
 from dpjax.experiments.kinds.central.config import TrainConfig
 from dpjax.experiments.kinds.federated.config import FedConfig
 from dpjax.experiments.kinds.relevance.config import RelevanceConfig
 from dpjax.experiments.kinds.secure.config import SecureConfig
-from dpjax.experiments.run import dry_run, loop, run_keys
+from dpjax.experiments.run import dry_run, guarantee, loop, run_keys
 from dpjax.experiments.run import kind as kinds
 from dpjax.experiments.run.guarantee import REPEATED
 from dpjax.experiments.run.kind import experiment_of
@@ -30,6 +32,31 @@ _CONFIGS = [kind.config_class for kind in kinds.KINDS.values()]
 
 def _central(**changes):
   return small_configs.central(**changes)[0]
+
+
+def test_a_claim_about_a_larger_deployment_says_what_this_very_run_costs():
+  """Without it, the epsilon of the deployment stood for that of the records that were read."""
+  plans = [
+    dpjax.Plan(
+      sampler=dpjax.PoissonSampler(sampling_prob=share, capacity=100),
+      noise_multiplier=noise_multiplier,
+      l2_clip_norm=1.0,
+      normalize_by=10,
+      num_steps=3,
+      delta=1e-5,
+    )
+    for share, noise_multiplier in ((0.01, 2.0), (0.5, 1.0))
+  ]
+  simulated = guarantee.of_plan(plans[0], 20, ran=plans[1], deployed=1000)
+  claimed = guarantee.as_repeatable(simulated, 3)
+  facts = []
+  for promised in (simulated, claimed):
+    ledger = promised.charge(Ledger(), range(3), noise_key_id="a")
+    facts.append(promised.facts(ledger, promised.curve(3)))
+  assert [each["epsilon_kind"] for each in facts] == ["simulated", "claimed"]
+  assert facts[1]["failed_assumptions"] == [guarantee.DEPLOYED, REPEATED]
+  own = [each["epsilon_of_this_run"] for each in facts]
+  assert own[0] == own[1] > facts[1]["epsilon"]
 
 
 # --- two runs

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import errno
+import functools
 import json
 import math
 import os
 import select
 import subprocess
 import sys
+import termios
 
 import jax.numpy as jnp
 import numpy as np
@@ -216,9 +218,11 @@ def test_progress_is_a_bar_on_a_terminal(monkeypatch, capsys):
   assert "4/4" in text and "train" in text and "accuracy=0.5" in text
 
 
-def test_a_terminal_without_a_size_shows_the_bar_at_once(monkeypatch):
+@pytest.mark.parametrize("columns", [0, 80])
+def test_a_terminal_without_a_size_shows_the_bar_at_once(monkeypatch, columns):
   """launch.check on a network was silent for three minutes."""
-  ours, theirs = os.openpty()  # of 0 columns, as `script` and `docker run -t` may have
+  ours, theirs = os.openpty()  # of 0 rows, as `script` and `docker run -t` may have
+  termios.tcsetwinsize(theirs, (0, columns))
   shown = ""
   with os.fdopen(theirs, "w") as terminal, os.fdopen(ours, "rb", buffering=0) as screen:
     monkeypatch.setattr("sys.stderr", terminal)
@@ -228,6 +232,16 @@ def test_a_terminal_without_a_size_shows_the_bar_at_once(monkeypatch):
       while "now=padding" not in shown and select.select([screen], [], [], 5.0)[0]:
         shown += os.read(ours, 4096).decode(errors="replace")
   assert "checks:   0%" in shown and "now=padding" in shown
+
+
+def test_a_bar_that_is_switched_off_is_silent(monkeypatch, capsys):
+  """With TQDM_DISABLE every launcher ended in a traceback."""
+  monkeypatch.setattr("sys.stderr.isatty", lambda: True, raising=False)
+  monkeypatch.setattr(writers, "tqdm", functools.partial(writers.tqdm, disable=True))
+  with writers.Progress(2) as bar:
+    bar.update(1, loss=0.5)
+    bar.update(0, loss=0.4)
+  assert not capsys.readouterr().err
 
 
 @pytest.mark.parametrize("terminal", [True, False])

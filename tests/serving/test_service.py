@@ -195,6 +195,11 @@ def test_health_counts_what_records_of_a_simulated_run_paid(runs, tmp_path):
   found = service.health()["privacy"]
   assert found["training_epsilon_kind"] == "simulated"
   assert found["training_epsilon"] == 1.0 and found["training_records_epsilon"] == 50.0
+  assert found["training_failed_assumptions"] == []
+  run.result |= {"epsilon_kind": "claimed", "failed_assumptions": ["noise: it is known"]}
+  assert service.health()["privacy"]["training_failed_assumptions"] == [
+    "noise: it is known"
+  ]
 
 
 def test_noisy_windows_are_charged_before_the_noise_and_up_to_the_budget(

@@ -48,3 +48,8 @@ def test_wrong_arguments_are_one_line(tmp_path):
     noise_histograms.run(tmp_path, num_draws=1)
   with refuses("num_features", value=0):
     noise_histograms.figure_noises(0)
+  # Its result.json would take the place of a run's.
+  (tmp_path / "result.json").write_text("a run's")
+  for folder in (tmp_path, "~/figure"):
+    with refuses("figure_9", value=folder):
+      noise_histograms.run(folder, num_draws=2)

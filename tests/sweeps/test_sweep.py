@@ -320,6 +320,63 @@ def test_a_folder_of_something_else_is_refused_and_keeps_what_it_holds(tmp_path,
   assert len(grids.run(_config(), killed, Fake())) == 4
 
 
+def test_hidden_files_are_nobodys_and_a_link_to_nowhere_is_no_sweep(tmp_path):
+  """Finder writes .DS_Store into a sweep that was killed in its first run."""
+  killed = tmp_path / "killed"
+  with pytest.raises(KeyboardInterrupt):
+    grids.run(_config(), killed, Fake(kill_at=1))
+  (killed / ".DS_Store").write_text("")
+  assert len(grids.run(_config(), killed, Fake())) == 4
+  other = tmp_path / "other"
+  other.mkdir()
+  (other / "table.md").write_text("mine")
+  (other / engine.FILE).symlink_to(tmp_path / "gone")
+  with refuses("workdir", value=other):
+    grids.run(_config(), other, Fake())
+  assert (other / "table.md").read_text() == "mine"
+
+
+def test_a_run_whose_folder_is_moved_ends_the_sweep(tmp_path):
+  """The other runs went on in a new folder, where the next start trained all of them again."""
+  fake = Fake()
+
+  def moved(config, workdir, *, data=None):
+    fake(config, workdir, data=data)
+    (tmp_path / "sweep").rename(tmp_path / "moved")
+    raise writers.Gone("was moved", field="workdir", value=workdir)
+
+  with refuses("workdir"):
+    grids.run(_config(), tmp_path / "sweep", moved)
+  assert len(fake.calls) == 1
+  assert len(grids.run(_config(), tmp_path / "moved", fake)) == 4 == len(fake.calls)
+
+
+def test_whatever_shows_a_claimed_epsilon_says_what_it_rests_on(tmp_path):
+  """table.md had epsilons alone, and curve.csv "claimed" without a reason."""
+
+  def claimed(config, workdir, *, data=None):
+    writers.write_json(workdir / "config.json", to_dict(config))
+    result = dict.fromkeys(writers.RESULT_KEYS, 0) | {
+      "epsilon": config.privacy.epsilon,
+      "delta": 1e-5,
+      "epsilon_kind": "claimed",
+      "failed_assumptions": ["Mine: its event is its author's word"],
+      "neighboring_relation": "replace_one",
+      "unit": "example",
+      "seed": config.seed,
+    }
+    return owner.write_result(workdir, config, result)
+
+  grids.run(_config(), tmp_path, claimed)
+  (line,) = (tmp_path / "table.md").read_text().splitlines()[-1:]
+  for word in ("claimed", "1e-05", "replace one example", "Mine"):
+    assert word in line
+  with (tmp_path / "curve.csv").open() as file:
+    assert {row["failed_assumptions"] for row in csv.DictReader(file)} == {
+      "Mine: its event is its author's word"
+    }
+
+
 @pytest.mark.cases(quick=["-inf-test_loss"], long=...)
 @pytest.mark.parametrize("y", ["test_accuracy", "test_loss"])
 @pytest.mark.parametrize("lost", [math.nan, math.inf, -math.inf])
@@ -577,8 +634,10 @@ def test_a_part_keeps_what_had_failed_of_the_rest(tmp_path):
 def test_a_sweep_json_of_something_else_is_refused(tmp_path, text):
   config = _config(grid={}, variants=_LINES, seeds=[0], series="variant")
   (tmp_path / "sweep.json").write_text(text)
+  fake = Fake()
   with pytest.raises(UserError, match="sweep.json"):
-    grids.run(config, tmp_path, Fake(), only="wide @ *")
+    grids.run(config, tmp_path, fake, only="wide @ *")
+  assert not fake.calls  # the first run is not lost on it
 
 
 def test_a_name_with_brackets_is_no_pattern(tmp_path):

@@ -215,7 +215,7 @@ def _lead(run: Finished) -> list[Block]:
   blocks: list[Block] = [Paragraph(_HIDDEN if hidden else _VERDICTS[kind])]
   if result.get("failed_assumptions"):
     blocks.append(Bullets([str(text) for text in result["failed_assumptions"]]))
-  if kind == "simulated":
+  if "epsilon_of_this_run" in result:
     own = _number(result["epsilon_of_this_run"])
     blocks.append(Paragraph(f"Of the data that were used here, epsilon is {own}."))
   return [*blocks, Table(("", "this run"), rows)]

@@ -171,10 +171,10 @@ class Folder:
     return writers.is_held(self.path / checkpoint.FOLDER / writers.LOCK, self._lock)
 
   def check_there(self) -> None:
-    """Raises UserError if the folder was removed, moved or replaced while the run is at work. What
-    is written into another one no later start would go on from."""
+    """Raises Gone if the folder was removed, moved or replaced while the run is at work. What is
+    written into another one no later start would go on from."""
     if not self._is_there():
-      raise UserError(
+      raise writers.Gone(
         "was removed, moved or replaced while the run was at work; bring it back, then run the "
         "same command, which goes on from what was saved there",
         field="workdir",

@@ -190,7 +190,8 @@ class Guarantee:
     if self.failed_assumptions:
       facts |= {"failed_assumptions": list(self.failed_assumptions)}
     facts |= self.attackers(ledger, epsilon)
-    if self.kind == "simulated":
+    # Also a claim may be about a larger deployment: with a `noise_seed`, or a user's sampler.
+    if self.deployed_profile is not None:
       return facts | {"epsilon_of_this_run": self.epsilon_of(ledger)}
     # Epsilon is computed from the steps that ran: a run that ended early costs less than its plan.
     proved = self.kind == "proved" and ledger.charges

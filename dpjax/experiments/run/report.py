@@ -120,9 +120,12 @@ def figure(
 def meaning(result: Row) -> str:
   """Explains the epsilon of a result in one line; "" if the result has no `epsilon_kind`.
 
-  >>> meaning({"epsilon_kind": "proved", "delta": 1e-5, "unit": "example",
-  ...          "neighboring_relation": "add_or_remove_one"})
+  >>> proved = {"epsilon_kind": "proved", "delta": 1e-5, "unit": "example",
+  ...           "neighboring_relation": "add_or_remove_one"}
+  >>> meaning(proved)
   'proved, delta = 1e-05, add or remove one example'
+  >>> meaning(proved | {"epsilon_kind": "claimed", "failed_assumptions": ["C4: no noise"]})
+  'claimed, delta = 1e-05, add or remove one example; fails or is assumed: C4'
   >>> meaning({"epsilon_kind": "none"})
   'not private'
   """
@@ -133,7 +136,9 @@ def meaning(result: Row) -> str:
   relation = pictures.relation_in_words(result["neighboring_relation"], result["unit"])
   # `delta` is text if several runs have different deltas.
   shown = upper(delta) if isinstance(delta, float) else delta
-  return f"{kind}, delta = {shown}, {relation}"
+  failed = guarantee.names_of(result.get("failed_assumptions") or ())
+  rests_on = f"; fails or is assumed: {failed}" if failed else ""
+  return f"{kind}, delta = {shown}, {relation}{rests_on}"
 
 
 def _title(score: str, result: Row) -> str:
@@ -188,12 +193,16 @@ def _between(steps: list[int], values: list[float], result: Row) -> dict[int, fl
 
 def write_csv(path: pathlib.Path, rows: list[Row], header: Sequence[str] = ()) -> None:
   """Writes rows as a CSV file, atomically. The columns are those of the header, or, if it is empty,
-  all names in the rows."""
+  all names in the rows. A list in a cell is its entries between semicolons."""
   header = list(header) or list(dict.fromkeys(name for row in rows for name in row))
   text = io.StringIO()
   table = csv.DictWriter(
     text, header, restval="", extrasaction="ignore", lineterminator="\n"
   )
   table.writeheader()
-  table.writerows(rows)
+  for row in rows:
+    as_text = {
+      name: "; ".join(map(str, v)) for name, v in row.items() if isinstance(v, list)
+    }
+    table.writerow(row | as_text)
   files.replace_file(path, text.getvalue().encode())

@@ -167,6 +167,10 @@ class Busy(UserError):
   """Another process holds the lock of a folder."""
 
 
+class Gone(UserError):
+  """The folder of a run was removed, moved or replaced while the run was at work."""
+
+
 def is_held(path: pathlib.Path, descriptor: int) -> bool:
   """Returns whether a path is the file that is open as `descriptor`; a file that was deleted or
   moved since it was opened has another file, or none, in its place."""
@@ -590,7 +594,8 @@ class Progress(AbstractContextManager):
     if is_bar:
       self._bar = tqdm(total=total, initial=initial, desc=desc, dynamic_ncols=True)
       # A terminal without a size, as of `docker run -t` in a job, would show nothing.
-      if self._bar.ncols in (-1, 0):
+      # A bar that TQDM_DISABLE switched off has no size of its own.
+      if not self._bar.disable and {-1, 0} & {self._bar.ncols, self._bar.nrows}:
         self._bar.dynamic_ncols = None
         self._bar.ncols, self._bar.nrows = 80, 24
         self._bar.refresh()

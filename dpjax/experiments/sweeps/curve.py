@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import statistics
 from collections.abc import Iterable, Sequence
@@ -60,10 +61,12 @@ def place(row: Row, x: str) -> float | None:
 def _summary(key: tuple, rows: list[Row], x: str, y: str, series: str | None) -> Row:
   values = [value for row in rows if math.isfinite(value := numeric(row, y))]
   known = (row["epsilon"] for row in rows if row.get("epsilon") is not None)
+  failed = (row.get("failed_assumptions") or () for row in rows)
   return {
     **({series: key[0]} if series else {}),
     **{name: _common(row.get(name) for row in rows) for name in report.WHAT_EPSILON_MEANS},
     "epsilon": max(map(writers.number, known), default=None),
+    "failed_assumptions": list(dict.fromkeys(itertools.chain(*failed))),
     x: key[1],
     "seeds": len(rows),
     "not_finite": len(rows) - len(values),

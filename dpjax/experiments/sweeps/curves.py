@@ -107,7 +107,7 @@ class Curves(Table):
     groups = curve.summarize(rows, **axes)
     header = [*([series] if series else []), sweep.x, "seeds", "not_finite"]
     header += [f"{sweep.y}_{end}" for end in ("mean", "min", "max")]
-    header += ["epsilon", *report.WHAT_EPSILON_MEANS]
+    header += ["epsilon", *report.WHAT_EPSILON_MEANS, "failed_assumptions"]
     report.write_csv(folder / "curve.csv", groups, list(dict.fromkeys(header)))
     if rows or sweep.picture == "lines":
       recipe = recipe_of(groups, sweep, series, title)

@@ -128,9 +128,11 @@ def run(runs: Runs, workdir: pathlib.Path, only: str | None = None) -> list[Row]
   for point in now:
     # A run of another config is refused before the first run, and before sweep.json is written.
     owner.recall_for(folder(workdir, point.name), point.config)
+  whole = _Files(runs, workdir)
+  # A file of somebody else is refused now, not after the first run.
+  whole.earlier_failures()
   fresh = not workdir.exists()
   workdir.mkdir(parents=True, exist_ok=True)
-  whole = _Files(runs, workdir)
   rows: dict[str, Row] = {}
   saved = lambda: f"{len(rows)} of {len(now)} runs have ended"
   with writers.space_on_disk(workdir, saved), _remove_if_refused(workdir, fresh=fresh):
@@ -160,21 +162,24 @@ def run(runs: Runs, workdir: pathlib.Path, only: str | None = None) -> list[Row]
   return [rows[point.name] for point in runs.points if point.name in rows]
 
 
-def check_own(workdir: pathlib.Path, first: str, *before: str) -> None:
+def check_own(
+  workdir: pathlib.Path, first: str, *before: str, field: str = "workdir"
+) -> None:
   """Raises UserError if a folder is not that of several runs, whose files of fixed names would
-  overwrite somebody's.
+  overwrite somebody's. Hidden files may lie there: systems leave some, and none has a fixed name.
 
   Args:
     first: name of the first file that they write.
     before: names of what may be there before that file, beside their lock.
+    field: argument that names the folder.
   """
-  # One look, since other processes may be at work there.
+  # Looked at before the first file, since other processes may be at work there.
   there = [path.name for path in workdir.iterdir()] if workdir.exists() else []
-  patterns = (writers.LOCK, f".{first}.*.tmp", *before)
-  known = lambda name: any(fnmatch.fnmatchcase(name, each) for each in patterns)
-  if first not in there and not all(map(known, there)):
+  known = (writers.LOCK, *before)
+  others = [name for name in there if name[0] != "." and name not in known]
+  if others and not (workdir / first).exists():
     raise UserError(
-      "must be a new, an empty or a sweep's own directory", field="workdir", value=workdir
+      "must be a new, an empty or a sweep's own directory", field=field, value=workdir
     )
 
 
@@ -259,8 +264,8 @@ class _Work:
       if result is None or (at / checkpoint.FOLDER).is_dir():
         result = self._result(point, at, new=result is None)
     except UserError as error:
-      # The others would meet the same disk.
-      of_all = WholeSweep | writers.Busy | writers.Unwritable
+      # The others would meet the same disk, or begin in another folder.
+      of_all = WholeSweep | writers.Busy | writers.Gone | writers.Unwritable
       if self._alone or isinstance(error, of_all):
         raise
       return _failed_row(point, at, error)
@@ -353,7 +358,7 @@ class _Files:
         for point in self._points
         if _is_open(rows.get(point.name)) and (row := self._read(point)) is not None
       }
-      rows = self._earlier_failures() | rows | others
+      rows = self.earlier_failures() | rows | others
       self._save([rows[point.name] for point in self._points if point.name in rows])
 
   @contextlib.contextmanager
@@ -376,7 +381,7 @@ class _Files:
     except UserError:
       return None
 
-  def _earlier_failures(self) -> dict[str, Row]:
+  def earlier_failures(self) -> dict[str, Row]:
     """Reads the failed runs of earlier calls from sweep.json."""
     path = self._workdir / FILE
     if not path.exists():

@@ -21,6 +21,7 @@ from dpjax import validate
 from dpjax.experiments.plots import redraw
 from dpjax.experiments.plots.recipes import Recipe
 from dpjax.experiments.run import report, writers
+from dpjax.experiments.sweeps.engine import check_own
 from dpjax.mechanisms import additive
 from dpjax.noise import source
 
@@ -89,7 +90,9 @@ def run(
     the draws, the share of draws within 1 of 0, and the deviation in a record of d numbers.
   """
   validate.integer_at_least(2, num_draws=num_draws)
+  validate.folder(figure_9=out)
   folder = pathlib.Path(out)
+  check_own(folder, "figure_9.csv", field="figure_9")
   folder.mkdir(parents=True, exist_ok=True)
   edges = np.linspace(-_RANGE, _RANGE, _BINS + 1)
   histograms: list[dict[str, Any]] = [

@@ -9,6 +9,7 @@ from typing import Any
 
 from dpjax import files, markdown
 from dpjax.accounting.text import by_name, is_promised
+from dpjax.experiments.run import report
 from dpjax.experiments.sweeps import curve
 
 TABLE = "table.md"
@@ -38,7 +39,8 @@ def write(
 
 
 def table(rows: Sequence[Row], *, x: str, y: str, series: str | None = None) -> str:
-  """Returns the Markdown table of y by series and x.
+  """Returns the Markdown table of y by series and x. If x is an epsilon, lines below say what it
+  means.
 
   >>> runs = [{"alpha": 0.5, "acc": 0.9, "name": "avg"}, {"alpha": 0.5, "acc": 0.8, "name": "avg"}]
   >>> print(table(runs, x="alpha", y="acc", series="name"))
@@ -57,7 +59,9 @@ def table(rows: Sequence[Row], *, x: str, y: str, series: str | None = None) -> 
     *(_value_text(x, c) for c in columns),
   ]
   body = [[label, *(cells.get((label, at), "") for at in columns)] for label in labels]
-  return markdown.table(head, body)
+  means = {report.meaning(group) for group in groups if group[x] is not None} - {""}
+  lines = [f"\nEach epsilon is {text}.\n" for text in sorted(means) if is_promised(x)]
+  return "".join([markdown.table(head, body), *lines])
 
 
 def rounds_table(rows: Sequence[Row], *, x: str, series: str | None = None) -> str:

@@ -43,6 +43,29 @@ def by_name(
   ...
   dpjax.validate.UserError: execution='pmpa': must be one of ... (did you mean 'pmap'?)
   """
+  check(
+    name,
+    num_devices=num_devices,
+    num_threads=num_threads,
+    memory_budget_gb=memory_budget_gb,
+  )
+  budget = MOST_BYTES if memory_budget_gb is None else memory_budget_gb * 1e9
+  if name in _OVER_DEVICES:
+    return _OVER_DEVICES[name](num_devices=num_devices, memory_budget=budget)
+  if name == "vmap":
+    return vmap_clients(memory_budget=budget)
+  make = auto_clients if name == "auto" else loop_clients
+  return make(num_threads=num_threads)
+
+
+def check(
+  name: str,
+  *,
+  num_devices: int | None = None,
+  num_threads: int | None = None,
+  memory_budget_gb: float | None = None,
+) -> None:
+  """Raises UserError where `by_name` would for any machine; it starts no device."""
   validate.one_of(NAMES, execution=name)
   if num_devices is not None and name not in _OVER_DEVICES:
     raise UserError(
@@ -61,10 +84,3 @@ def by_name(
       field="memory_budget_gb",
       value=memory_budget_gb,
     )
-  budget = MOST_BYTES if memory_budget_gb is None else memory_budget_gb * 1e9
-  if name in _OVER_DEVICES:
-    return _OVER_DEVICES[name](num_devices=num_devices, memory_budget=budget)
-  if name == "vmap":
-    return vmap_clients(memory_budget=budget)
-  make = auto_clients if name == "auto" else loop_clients
-  return make(num_threads=num_threads)

@@ -93,6 +93,7 @@ def _common(result: Row) -> Row:
     "delta": result["delta"],
     "neighboring_relation": result["neighboring_relation"],
     "unit": result["unit"],
+    "failed_assumptions": result.get("failed_assumptions") or [],
     "note": note,
     "noise_multiplier": result.get("noise_multiplier"),
     "test_accuracy": result["test_accuracy"],

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import optax
 
-from dpjax import federated, secure, trees, validate
+from dpjax import federated, secure, trees
 from dpjax.data import Federation
 from dpjax.data.target_kinds import needs_classes
 from dpjax.experiments.config import common, user_code
@@ -103,7 +103,7 @@ def check(config: FedConfig, *, draws_cohorts: bool = True) -> None:
   config = audit.resolve(config)
   bounds.sections(config)
   bounds.steps("num_rounds", config.num_rounds, config.privacy)
-  validate.one_of(named.NAMES, execution=config.execution)
+  named.check(config.execution, **_executed(config))
   for chosen in (config.weighting, config.aggregator, config.compression):
     if isinstance(chosen, Setting):
       # Making a function checks its arguments.
@@ -113,6 +113,8 @@ def check(config: FedConfig, *, draws_cohorts: bool = True) -> None:
     _check_natural(config)
   elif not config.protects_records:
     privacy.check_cohort(config, config.partition.num_clients)
+    if draws_cohorts:
+      privacy.make_sampler(config, config.partition.num_clients)
   _check_stop(config)
   _check_combination(config)
   records.check(config)
@@ -126,6 +128,10 @@ def check(config: FedConfig, *, draws_cohorts: bool = True) -> None:
 
     row_hooks.check(config.writer, release=config.release)
   _check_read(config)
+
+
+def _executed(config: FedConfig) -> dict[str, Any]:
+  return {name: getattr(config, name) for name in _EXECUTED}
 
 
 def _check_read(config: FedConfig) -> None:
@@ -400,8 +406,7 @@ def make_algorithm(
   client_tx = optimizer(config.client_optimizer)
   server_tx = server_optimizer(config.server_optimizer, config.num_rounds)
   server_tx = fed.audited.watch(server_tx)
-  how = {name: getattr(config, name) for name in _EXECUTED}
-  inner = named.by_name(config.execution, **how)
+  inner = named.by_name(config.execution, **_executed(config))
   aggregator = before(_aggregator(fed))
   # Arguments of every algorithm. Only some algorithms also take `weighting`.
   common: dict[str, Any] = {

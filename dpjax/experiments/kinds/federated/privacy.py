@@ -151,7 +151,8 @@ def _check_simulated(config: FedConfig, privacy: Central) -> None:
     )
 
 
-def _sampler(config: FedConfig, num_clients: int) -> sampling.Sampler:
+def make_sampler(config: FedConfig, num_clients: int) -> sampling.Sampler:
+  """Makes the sampler of a run's cohorts. Raises UserError if none draws cohorts of this size."""
   chosen = config.privacy.sampler
   scheme = chosen.scheme
   prob = config.clients_per_round / num_clients
@@ -197,7 +198,7 @@ def make_plan(config: FedConfig, num_clients: int) -> tuple[Plan, Plan]:
   if config.protects_records:
     sampler = sampling.FixedSizeSampler(batch_size=num_clients, num_examples=num_clients)
   else:
-    sampler = _sampler(config, num_clients)
+    sampler = make_sampler(config, num_clients)
   if not isinstance(privacy, ServerNoise):
     plan = Plan(
       sampler=sampler,
