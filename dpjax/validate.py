@@ -153,9 +153,22 @@ class UserError(ValueError):
 
 
 def _show(value: Any) -> str:
-  """Returns a value as an error shows it: text is quoted, unless it is `Verbatim`."""
+  """Returns a value as an error shows it: text is quoted, unless it is `Verbatim`.
+
+  Of an array or a frame only the kind is shown: its numbers may be records, or the words of a key.
+
+  >>> import numpy as np
+  >>> _show("a"), _show(np.float32(3)), _show(np.array([3.0]))
+  ("'a'", '3.0', 'float64[n]')
+  """
   if isinstance(value, Verbatim):
     return str(value)
+  shape = getattr(value, "shape", None)
+  # A number of NumPy has a shape, too, and a type such as float32 has one, but no dtype.
+  if isinstance(shape, tuple) and not isinstance(value, numbers.Number | str | bytes):
+    kind = getattr(value, "dtype", type(value).__name__ if shape else "")
+    if kind != "":
+      return f"{kind}{shape_of_rows(shape)}"
   return repr(value) if isinstance(value, str | bytes) else str(value)
 
 

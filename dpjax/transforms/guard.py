@@ -216,9 +216,9 @@ def _in_turn(
   def wrong() -> UserError:
     if not in_turn:
       return UserError(
-        f"is not the batch that this state takes next, {int(turn)}: each batch of plan.batches "
-        "serves one update, in order; a loop that goes on takes plan.batches(data, rng, start), "
-        "with the rng of before",
+        f"is not the batch that this state takes next, {int(turn)}: plan.batches yields the steps "
+        "of all epochs, each for one update, in order; a loop that goes on takes "
+        "plan.batches(data, rng, start), with the rng of before",
         field="batch.step",
         value=int(jnp.max(number)),
       )
