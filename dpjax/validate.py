@@ -318,6 +318,24 @@ def entries(**named: Iterable[Any]) -> dict[str, Any]:
   }
 
 
+def apply_function(**named: object) -> None:
+  """Raises UserError unless each value is a function, such as `model.apply`, and not the model.
+
+  >>> import flax.linen
+  >>> apply_function(apply=flax.linen.Dense(2))
+  Traceback (most recent call last):
+  ...
+  dpjax.validate.UserError: apply=Dense: must be a function of (params, inputs), as model.apply
+  """
+  for name, value in named.items():
+    if not callable(value) or hasattr(value, "apply"):
+      raise UserError(
+        "must be a function of (params, inputs), as model.apply",
+        field=name,
+        value=Verbatim(type(value).__name__),
+      )
+
+
 def several(**named: object) -> tuple:
   """Returns the only argument as a tuple; raises UserError if it is text or not iterable.
 

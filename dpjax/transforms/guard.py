@@ -198,7 +198,8 @@ def _in_turn(
   if rows is not None and len(origin) < rows:
     raise UserError(
       f"a part of a batch, which has {rows} rows: one record would push another out of it; give "
-      "whole batches, and save memory by microbatch_size= of clipped_grad or slices= of the plan",
+      "whole batches; to save memory: microbatch_size= of clipped_grad, or slices= of the plan and "
+      "plan.accumulated(tx)",
       field="updates",
     )
   number, place, drawn_by, drawn_in = jnp.moveaxis(origin, -1, 0)
