@@ -25,6 +25,7 @@ Apply = Callable[[Params, Any], Array]  # (params, x [B, ...]) -> outputs [B, ..
 
 def _outputs(apply: Apply, params: Params, x: Any, rank: int, what: str) -> Array:
   """Returns apply's output for one example, without the batch axis: float32 or wider."""
+  validate.apply_function(apply=apply)
   # A list of numbers becomes one array; each entry of a dict is an array by itself.
   alone = x if isinstance(x, dict) else jnp.asarray(x)
   batch = jax.tree.map(lambda leaf: jnp.asarray(leaf)[None], alone)

@@ -17,7 +17,7 @@ from scipy import special, stats
 
 from dpjax import columns, trees, validate
 from dpjax.types import Array, Labelled, Params
-from dpjax.validate import UserError
+from dpjax.validate import UserError, shape_of_rows
 
 Apply = Callable[[Params, Any], Array]  # (params, x [B, ...]) -> logits [B, K]
 
@@ -87,7 +87,8 @@ def _arrays(dataset: Any) -> tuple[Any, np.ndarray]:
     x = np.asarray(x)
   if y.ndim != 1 or y.dtype.kind not in "iu" or len(y) == 0:
     raise UserError(
-      f"must be integer labels [n] with n >= 1, got {y.dtype} {y.shape}", field="dataset.y"
+      f"must be integer labels [n] with n >= 1, got {y.dtype} {shape_of_rows(y.shape)}",
+      field="dataset.y",
     )
   if x.ndim == 0 or len(x) != len(y):
     raise UserError(
@@ -130,6 +131,7 @@ def _sums(
 ) -> list[float]:
   """Returns [hits, sum of cross-entropies, number of answers] over a data set."""
   validate.integer_at_least(1, batch_size=size)
+  validate.apply_function(apply=apply)
   if not isinstance(apply, Hashable):
     raise UserError(
       "must be hashable: a function, or a bound method as model.apply", field="apply"
@@ -162,6 +164,7 @@ def _jit(apply: Apply) -> Callable[..., Array]:
 def _all_outputs(apply: Apply, params: Params, dataset: Any, size: int) -> np.ndarray:
   """Returns outputs [n, K] of all examples, in float64."""
   validate.integer_at_least(1, batch_size=size)
+  validate.apply_function(apply=apply)
   y = np.asarray(dataset.y)
   if not len(y):
     raise UserError("must hold at least one example", field="dataset.y")
@@ -172,7 +175,8 @@ def _all_outputs(apply: Apply, params: Params, dataset: Any, size: int) -> np.nd
   stacked = np.concatenate(outputs)
   width = y.shape[1] if y.ndim == 2 else 1
   if stacked.shape != (len(y), width):
-    raise UserError(f"must return [{len(y)}, {width}], got {stacked.shape}", field="apply")
+    got = shape_of_rows(stacked.shape)
+    raise UserError(f"must return [n, {width}] for n rows, got {got}", field="apply")
   return stacked
 
 
@@ -283,13 +287,15 @@ def _logits(
 ) -> tuple[np.ndarray, np.ndarray]:
   """Returns (logits [n, K], labels [n]) of all examples."""
   validate.integer_at_least(1, batch_size=batch_size)
+  validate.apply_function(apply=apply)
   x, y = _arrays(dataset)
   outputs = []
   for rows, _, mask in _batches(x, y, batch_size):
     outputs.append(np.asarray(apply(params, rows), np.float32)[mask])
   logits = np.concatenate(outputs)  # [n, K]
   if logits.ndim != 2 or len(logits) != len(y):
-    raise UserError(f"must return logits [{len(y)}, K], got {logits.shape}", field="apply")
+    got = shape_of_rows(logits.shape)
+    raise UserError(f"must return logits [n, K] for n rows, got {got}", field="apply")
   if y.min() < 0 or y.max() >= logits.shape[1]:
     raise UserError(
       f"must be in [0, {logits.shape[1]}), the number of logits, got {y.min()} "

@@ -153,9 +153,22 @@ class UserError(ValueError):
 
 
 def _show(value: Any) -> str:
-  """Returns a value as an error shows it: text is quoted, unless it is `Verbatim`."""
+  """Returns a value as an error shows it: text is quoted, unless it is `Verbatim`.
+
+  Of an array or a frame only the kind is shown: its numbers may be records, or the words of a key.
+
+  >>> import numpy as np
+  >>> _show("a"), _show(np.float32(3)), _show(np.array([3.0]))
+  ("'a'", '3.0', 'float64[n]')
+  """
   if isinstance(value, Verbatim):
     return str(value)
+  shape = getattr(value, "shape", None)
+  # A number of NumPy has a shape, too, and a type such as float32 has one, but no dtype.
+  if isinstance(shape, tuple) and not isinstance(value, numbers.Number | str | bytes):
+    kind = getattr(value, "dtype", type(value).__name__ if shape else "")
+    if kind != "":
+      return f"{kind}{shape_of_rows(shape)}"
   return repr(value) if isinstance(value, str | bytes) else str(value)
 
 
@@ -303,6 +316,24 @@ def entries(**named: Iterable[Any]) -> dict[str, Any]:
     for name, values in named.items()
     for index, value in enumerate(several(**{name: values}))
   }
+
+
+def apply_function(**named: object) -> None:
+  """Raises UserError unless each value is a function, such as `model.apply`, and not the model.
+
+  >>> import flax.linen
+  >>> apply_function(apply=flax.linen.Dense(2))
+  Traceback (most recent call last):
+  ...
+  dpjax.validate.UserError: apply=Dense: must be a function of (params, inputs), as model.apply
+  """
+  for name, value in named.items():
+    if not callable(value) or hasattr(value, "apply"):
+      raise UserError(
+        "must be a function of (params, inputs), as model.apply",
+        field=name,
+        value=Verbatim(type(value).__name__),
+      )
 
 
 def several(**named: object) -> tuple:

@@ -305,7 +305,11 @@ def _parse(argv: Sequence[str], *, words: bool = False) -> list[str]:
     missing = re.fullmatch(
       r"flag (--\w+)=None: Flag \1 must have a value other than None\.", str(error)
     )
-    fail(f"{missing[1]}: must be given" if missing else str(error).removeprefix("flag "))
+    text = str(error).removeprefix("flag ")
+    # What Python says of text that is no number.
+    text = re.sub(r"invalid literal for int\(\).*", "must be an integer", text)
+    text = re.sub(r"could not convert string to float.*", "must be a number", text)
+    fail(f"{missing[1]}: must be given" if missing else text)
   # Code that reads a flag's value may raise errors of Python, too.
   except (KeyError, TypeError, ValueError, AttributeError) as error:
     fail(error.args[0] if error.args else error)

@@ -2,6 +2,10 @@
 
 import pickle
 
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pandas as pd
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -38,6 +42,22 @@ def test_text_is_quoted_unless_verbatim_and_a_hint_ends_the_line():
   assert str(UserError("must be int", field="n", value="3")) == "n='3': must be int"
   assert str(UserError("no", field="n", value=Verbatim("3"))) == "n=3: no"
   assert str(UserError("no", field="n", hint="try 4")) == "n: no; try 4"
+
+
+def test_of_arrays_frames_and_keys_the_kind_is_shown_and_no_content():
+  """A key in a log gives away the noise, and a column of records the records."""
+  numbers = np.array([1234.5, 6789.5])
+  values = {
+    "key<fry>[]": jax.random.key(1234),
+    "uint32[n]": jax.random.key_data(jax.random.key(1234)),
+    "float64[n]": numbers,
+    "float32[]": jnp.float32(1234.5),
+    "DataFrame[n, 1]": pd.DataFrame({"a": numbers}),
+  }
+  for kind, value in values.items():
+    assert str(UserError("no", field="n", value=value)) == f"n={kind}: no"
+  assert str(UserError("no", field="n", value=np.float32(3))) == "n=3.0: no"
+  assert str(UserError("no", field="n", value=numbers.dtype)) == "n=float64: no"
 
 
 @pytest.mark.parametrize("word", ["a" * 400, "[" * 200, "a b " * 99])

@@ -168,7 +168,7 @@ def privacy_statement(
     f"{'beyond the selection above, ' if selected else ''}"
     f"{'; '.join(rest)}; and {last}.",
   ]
-  warning = delta_warning(delta, num_examples) if num_examples else None
+  warning = None if num_examples is None else delta_warning(delta, num_examples)
   words += [f"WARNING: {warning}."] if warning else []
   broken = "\n".join(paragraph(sentence) for sentence in words)
   width = max(12, *(len(name) + 2 for name in rows))

@@ -63,7 +63,10 @@ def _check_range(array: np.ndarray, bound: int | None, name: str, bound_name: st
   high = int(array.max())
   if low < 0 or (bound is not None and high >= bound):
     limit = "negative" if bound is None else f"outside [0, {bound_name}={bound})"
-    raise UserError(f"holds values from {low} to {high}: none may be {limit}", field=name)
+    # Integer inputs are tokens, which surprises who has a table of whole numbers.
+    hint = "integers are tokens; make numbers .astype(np.float32)" if name != "y" else ""
+    must = f"holds values from {low} to {high}: none may be {limit}"
+    raise UserError(must, field=name, hint=hint)
 
 
 def _check_y(y: Any, n: int) -> None:
@@ -73,7 +76,8 @@ def _check_y(y: Any, n: int) -> None:
   if y.shape != (n,):
     # The number of rows may be secret, so no message of this package shows it.
     raise UserError(
-      "must have shape (n,), one label for each of the n rows of x", field="y"
+      f"is {validate.shape_of_rows(y.shape)}, must be [n], one label for each of the n rows of x",
+      field="y",
     )
 
 
@@ -207,11 +211,23 @@ class Dataset:
     result is used as a separate data set, declare its size: `part.declared(100)`.
 
     Raises:
-      UserError: a row comes twice, as in a bootstrap or where a rare class is repeated. Its record
-        would be two, and move a sum by twice the clip norm.
+      UserError: no rows of this data set; or a row comes twice, as in a bootstrap or where a rare
+        class is repeated. Its record would be two, and move a sum by twice the clip norm.
     """
     if not isinstance(indices, slice):
-      rows = np.arange(len(self))[indices]
+      # NumPy reads an empty list as floats.
+      indices = np.asarray(indices, int if np.size(indices) == 0 else None)
+      try:
+        rows = np.arange(len(self))[indices]
+      # NumPy's text would show how many rows there are.
+      except IndexError:
+        rows = np.zeros(())
+      if rows.ndim != 1:
+        raise UserError(
+          "must be a slice, integers of rows that are there, or a bool for each row",
+          field="indices",
+          value=indices,
+        )
       if np.unique(rows).size < rows.size:
         raise UserError(
           "must name each row once: a record in two rows has twice the influence that an epsilon "
@@ -289,12 +305,20 @@ def _as_array(value: Any, name: str) -> np.ndarray:
       "holds masked entries, which have no value; fill them: .filled(0)", field=name
     )
   try:
-    return np.asarray(value)
+    array = np.asarray(value)
   # For example, NumPy raises ValueError for ragged lists, and JAX raises TypeError for PRNG keys.
   except (ValueError, TypeError) as error:
     raise UserError(
       f"is not a rectangular array ({validate.first_line(error)})", field=name
     ) from error
+  # What NumPy does not know, such as a sparse matrix, becomes one entry of an array without axes.
+  if array.dtype == object and array.ndim == 0:
+    kind = type(value).__name__
+    raise UserError(
+      f"is {kind}, must be an array [n, ...]; of a sparse matrix .toarray(), of a generator a list",
+      field=name,
+    )
+  return array
 
 
 def _to_int32(array: np.ndarray, name: str) -> np.ndarray:
@@ -351,7 +375,7 @@ def _as_labels(value: Any) -> np.ndarray:
   return _to_int32(y, "y")
 
 
-def in_files(source: RowSource, y: np.ndarray, **more: Any) -> Dataset:
+def in_files(source: RowSource, y: HostArray, **more: Any) -> Dataset:
   """Makes a `Dataset` whose inputs stay in a source, which is read a few rows at a time.
 
   Args:
@@ -381,17 +405,15 @@ def in_files(source: RowSource, y: np.ndarray, **more: Any) -> Dataset:
 
   if not len(source):
     raise UserError("must have at least one row", field="source")
-  if y.shape != (len(source),):
-    raise UserError(
-      "must have shape (n,), one label for each of the n rows of x", field="y"
-    )
+  labels = _as_labels(y)
+  _check_y(labels, len(source))
   first = decode(source.read(np.zeros(1, np.int64)))
   x = Rows(source, first.shape[1:], first.dtype, decode)
   # Only a user's source is checked: the sources of dpjax read each row independently.
   if type(source).__module__.partition(".")[0] != "dpjax":
     _check_apart(x)
   named: Any = {"name": "arrays", "split": "train"} | more
-  return Dataset(x=x, y=_as_labels(y), **named)
+  return Dataset(x=x, y=labels, **named)
 
 
 def _check_apart(x: Rows) -> None:
@@ -469,7 +491,9 @@ def from_arrays(
     num_classes = len(target.names)
   return Dataset(
     x=_as_columns(x) if isinstance(x, dict) else _as_features(x),
-    y=_as_labels(y) if target is None else target_kinds.as_targets(y, target),
+    y=_as_labels(y)
+    if target is None
+    else target_kinds.as_targets(_as_array(y, "y"), target),
     name=name,
     num_classes=1 if num_classes is None else num_classes,
     split=split,

@@ -399,6 +399,9 @@ def _needed_names(
     if name not in names:
       # Only some names are compared, because each takes time and a file may have a million columns.
       hint = validate.did_you_mean(name, names[:_COMPARED])
+      if len(names) == 1:
+        # The name is not shown: in a file without a header it is a record.
+        hint = ": it has one column; are its columns separated by another `delimiter`?"
       raise UserError(f"has no column {name!r:.60}{hint}")
   if declared.ignore != ("*",):
     declared_names = {*known, *declared.ignore}

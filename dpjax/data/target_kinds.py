@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from dpjax.types import HostArray
-from dpjax.validate import NO_VALUE, UserError, finite, shape_of_rows
+from dpjax.validate import NO_VALUE, UserError, finite, several, shape_of_rows
 
 
 @dataclasses.dataclass(frozen=True)
@@ -84,11 +84,11 @@ class Labels:
   names: tuple[str, ...]
 
   def __post_init__(self):
-    names = tuple(self.names)
+    names = several(names=self.names)
     if not names or not all(isinstance(name, str) and name for name in names):
-      raise UserError("must be one text or more", field="labels", value=self.names)
+      raise UserError("must be one text or more", field="names", value=self.names)
     if len(set(names)) < len(names):
-      raise UserError("must be distinct", field="labels", value=self.names)
+      raise UserError("must be distinct", field="names", value=self.names)
     object.__setattr__(self, "names", names)
 
 
@@ -96,8 +96,18 @@ class Labels:
 Target = Interval | Labels
 
 
+def _check_target(target: object) -> None:
+  if not isinstance(target, Target):
+    raise UserError(
+      "must be a dpjax.data.Interval, dpjax.data.Labels or None (classes)",
+      field="target",
+      value=target,
+    )
+
+
 def check(y: object, num_examples: int, target: Target, num_classes: int) -> None:
   """Raises UserError if the targets `y` of a data set do not match its `target`."""
+  _check_target(target)
   wanted: Any = (num_examples,)
   dtype: Any = np.float32
   width = 1
@@ -105,8 +115,6 @@ def check(y: object, num_examples: int, target: Target, num_classes: int) -> Non
     width = len(target.names)
     wanted = (num_examples, width)
     dtype = np.int32
-  elif not isinstance(target, Interval):
-    raise UserError("must be an Interval, Labels or None", field="target", value=target)
   if num_classes != width:
     raise UserError(
       f"must be {width}, the outputs of {target}", field="num_classes", value=num_classes
@@ -127,18 +135,14 @@ def check(y: object, num_examples: int, target: Target, num_classes: int) -> Non
     raise UserError("must be scaled to [-1, 1]", field="y")
 
 
-def as_targets(values: HostArray, target: Target) -> np.ndarray:
-  """Converts values that NumPy reads as an array to the targets of a `Dataset`.
+def as_targets(array: np.ndarray, target: Target) -> np.ndarray:
+  """Converts an array to the targets of a `Dataset`.
 
   Args:
-    values: numbers [n] in the units of the data for an `Interval`; 0 and 1 [n, labels] for
+    array: numbers [n] in the units of the data for an `Interval`; 0 and 1 [n, labels] for
       `Labels`.
   """
-  try:
-    array = np.asarray(values)
-  # NumPy raises ValueError for ragged lists, for example.
-  except ValueError as error:
-    raise UserError("is not a rectangular array", field="y") from error
+  _check_target(target)
   if array.dtype.kind not in "biuf":
     raise UserError(f"must hold numbers, got {array.dtype}", field="y")
   if isinstance(target, Interval):

@@ -5,11 +5,11 @@ Gradients must be real numbers. A mask must say which rows are examples and whic
 
 from __future__ import annotations
 
+import numbers
 from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from dpjax import trees
 from dpjax.types import Array, ArrayLike, ArrayTree, Batch
@@ -32,8 +32,9 @@ def checked_mask(mask: ArrayLike | None, size: int) -> Array:
   ...
   dpjax.validate.UserError: mask=None: must be given: mask=batch.mask, or True where ...
   """
-  if mask is None:
-    raise UserError(_NO_MASK, field="mask", value=None)
+  # False would make a step that learns from no example.
+  if mask is None or mask is False:
+    raise UserError(_NO_MASK, field="mask", value=mask)
   try:
     mask = jnp.asarray(mask)
   # JAX raises these for text, objects, or rows of several lengths.
@@ -116,13 +117,14 @@ def check_arrays(**named: Any) -> None:
   >>> check_arrays(batch={"x": ["a"]})
   Traceback (most recent call last):
   ...
-  dpjax.validate.UserError: batch['x'][0]: dtype <U1 must be numbers, which JAX can hold
+  dpjax.validate.UserError: batch['x'][0]: is str, must be numbers, which JAX can hold...
   """
   for name, tree in named.items():
     for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
       dtype = getattr(leaf, "dtype", None)
-      dtype = np.asarray(leaf).dtype if dtype is None else dtype
-      known = jnp.issubdtype(dtype, jnp.bool_) or jnp.issubdtype(dtype, jnp.number)
+      known = isinstance(leaf, numbers.Number)
+      if dtype is not None:
+        known = jnp.issubdtype(dtype, jnp.bool_) or jnp.issubdtype(dtype, jnp.number)
       if not known and not trees.is_key(leaf):
         place = f"{name}{jax.tree_util.keystr(path)}"
         if callable(leaf):
@@ -132,7 +134,12 @@ def check_arrays(**named: Any) -> None:
             "the loss",
             field=place,
           )
-        raise UserError(f"dtype {dtype} must be numbers, which JAX can hold", field=place)
+        kind = type(leaf).__name__ if dtype is None else dtype
+        raise UserError(
+          f"is {kind}, must be numbers, which JAX can hold; `for batch in plan.batches(data)` "
+          "makes batches of a data set",
+          field=place,
+        )
 
 
 def check_real(**named: Any) -> None:

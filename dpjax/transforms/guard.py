@@ -198,7 +198,8 @@ def _in_turn(
   if rows is not None and len(origin) < rows:
     raise UserError(
       f"a part of a batch, which has {rows} rows: one record would push another out of it; give "
-      "whole batches, and save memory by microbatch_size= of clipped_grad or slices= of the plan",
+      "whole batches; to save memory: microbatch_size= of clipped_grad, or slices= of the plan and "
+      "plan.accumulated(tx)",
       field="updates",
     )
   number, place, drawn_by, drawn_in = jnp.moveaxis(origin, -1, 0)
@@ -216,9 +217,9 @@ def _in_turn(
   def wrong() -> UserError:
     if not in_turn:
       return UserError(
-        f"is not the batch that this state takes next, {int(turn)}: each batch of plan.batches "
-        "serves one update, in order; a loop that goes on takes plan.batches(data, rng, start), "
-        "with the rng of before",
+        f"is not the batch that this state takes next, {int(turn)}: plan.batches yields the steps "
+        "of all epochs, each for one update, in order; a loop that goes on takes "
+        "plan.batches(data, rng, start), with the rng of before",
         field="batch.step",
         value=int(jnp.max(number)),
       )

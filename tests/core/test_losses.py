@@ -2,6 +2,7 @@
 
 import itertools
 
+import flax.linen as nn
 import hypothesis
 import jax
 import jax.numpy as jnp
@@ -80,6 +81,7 @@ def test_a_label_beyond_the_logits_is_nan_not_a_clamped_class():
 @pytest.mark.parametrize(
   ("apply", "y", "field"),
   [
+    (nn.Dense(3), 0, "apply"),
     (lambda p, x: x[0], 0, "apply"),
     (lambda p, x: jnp.zeros((2, 3)), 0, "apply"),
     (identity, jnp.array([0, 1]), "example.y"),

@@ -2,6 +2,7 @@
 
 import itertools
 
+import flax.linen as nn
 import hypothesis
 import jax
 import jax.numpy as jnp
@@ -14,6 +15,7 @@ from sklearn import metrics as oracle
 
 from dpjax import data, metrics
 from dpjax.types import Example
+from dpjax.validate import Verbatim
 from tests.refuses import refuses
 
 
@@ -294,6 +296,21 @@ def test_wrong_outputs_and_batch_size():
     metrics.accuracy(lambda params, x: x, None, make(3), batch_size=4)
   with refuses("batch_size", value=0):
     metrics.accuracy(linear, PARAMS, make(3), batch_size=0)
+
+
+@pytest.mark.parametrize(
+  "score", ["accuracy", "evaluate_classes", "evaluate_regression", "evaluate_labels"]
+)
+def test_a_model_in_place_of_its_apply_is_refused(score):
+  with refuses("apply", value=Verbatim("Dense")):
+    getattr(metrics, score)(nn.Dense(3), PARAMS, make(3))
+
+
+def test_no_refusal_shows_how_many_rows_there_are():
+  for wrong in (np.zeros(4321), np.zeros((4321, 2), int)):
+    with refuses("dataset.y") as caught:
+      metrics.accuracy(linear, PARAMS, Example(np.zeros((4321, 2)), wrong))
+    assert "4321" not in str(caught.value)
 
 
 def test_an_unhashable_apply_is_refused():

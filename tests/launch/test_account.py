@@ -86,12 +86,18 @@ def test_the_command_writes_a_curve_of_several_noise_levels(tmp_path):
   assert (folder / "epsilon_curve.png").read_bytes().startswith(b"\x89PNG")
 
 
-@pytest.mark.cases(slow=["args0-epsilon, sampling_prob"])
+@pytest.mark.cases(slow=[0, 2, 3, 4, 5])
 @pytest.mark.parametrize(
   "args, words",
   [
     (["--noise_multiplier=1", "--num_steps=3"], "--epsilon: must be given"),
-    (["--epsilon=abc"], "--epsilon"),
+    (["--epsilon=abc"], "--epsilon=abc: must be"),
+    (["--num_steps=1.5"], "--num_steps=1.5: must be"),
+    (
+      ["--noise_multiplier=1", "--batch_size=9", "--num_examples=3", "--num_steps=1"],
+      "--batch_size=9: must be",
+    ),
+    (["--q=.1"], "--sampling_prob"),
     (
       [
         "--noise_multiplier=1",

@@ -207,6 +207,12 @@ def test_unknown_name_gets_the_nearest(tmp_path, name, near):
   assert f"(did you mean '{near}'?)" in message and name in message
 
 
+@pytest.mark.parametrize("name", [None, 3, ("digits",)])
+def test_a_name_is_text_or_a_path(name):
+  with refuses("name", value=name):
+    data.load(name)
+
+
 @pytest.mark.parametrize(
   "name", ["", "../mnist", "/etc", "mnist;ls", "qqqqqqqq", "a/b/c/d"]
 )

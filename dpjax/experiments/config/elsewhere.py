@@ -33,7 +33,7 @@ _ROWS = (
   ),
   _Row("sigma noise noise_scale noise_multiplier", "std", "of the noise on each vote"),
   _Row("secure_mode secure_rng", "release"),
-  _Row("sample_rate sampling_rate subsampling_rate", "privacy.sampling_prob"),
+  _Row("sample_rate sampling_rate subsampling_rate q", "privacy.sampling_prob"),
   _Row(
     "batch_size train_batch_size local_batch_size per_device_train_batch_size "
     "minibatch_size",

@@ -645,7 +645,8 @@ def _describe(hint: Any) -> str:
   if typing.get_origin(hint) in _UNIONS:
     return " or ".join(_describe(option) for option in typing.get_args(hint))
   if dataclasses.is_dataclass(hint):
-    return f"a {hint.__name__} (set its fields one by one)"  # type: ignore[union-attr]
+    fields = validate.join_words(types_of(hint))  # type: ignore[arg-type]
+    return f"set field by field: {fields}"
   if hint in (Any, object):
     return "anything"
   kind = typing.get_origin(hint)

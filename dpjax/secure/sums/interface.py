@@ -13,7 +13,7 @@ from typing import ClassVar, NamedTuple
 import numpy as np
 
 from dpjax import validate
-from dpjax.validate import UserError
+from dpjax.validate import UserError, Verbatim, several
 
 MOST_CLIENTS = 10_000
 MOST_ENTRIES = 2**28
@@ -180,11 +180,18 @@ def present(
     UserError: fewer than two clients, invalid ids, drops of an unknown client or of one client
       twice, or a sum that could wrap around. The protocol itself refuses too few survivors.
   """
+  if not isinstance(vectors, Mapping):
+    must = "must be a mapping of clients' numbers to their vectors, such as a dict"
+    raise UserError(must, field="vectors", value=Verbatim(type(vectors).__name__))
+  if not isinstance(drops, Drops):
+    must = "must be a Drops, such as Drops(before_upload=frozenset({3}))"
+    raise UserError(must, field="drops", value=drops)
   ids = list(vectors)
   validate.integer_in(2, MOST_CLIENTS, num_clients=len(ids))
   for who in ids:
     validate.integer_in(0, LAST_ID, client=who)
-  gone = [who for phase in drops for who in phase]
+  phases = {f"drops.{phase}": clients for phase, clients in drops._asdict().items()}
+  gone = [who for name, clients in phases.items() for who in several(**{name: clients})]
   if len(gone) != len({*gone}) or not {*gone} <= {*ids}:
     raise UserError(
       "must name clients of the sum, each once", field="drops", value=sorted(gone, key=repr)

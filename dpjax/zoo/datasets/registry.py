@@ -75,6 +75,8 @@ def load(
   (Dataset(digits/train: 1437 x (8, 8, 1) float32, 10 classes),
    Dataset(digits/test: 360 x (8, 8, 1) float32, 10 classes))
   """
+  if not isinstance(name, str | os.PathLike):
+    raise UserError("must be the name of a data set or a path", field="name", value=name)
   name = os.fspath(name)
   validate.integer_at_least(1, max_length=max_length)
   if num_classes is not None:

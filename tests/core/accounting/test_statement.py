@@ -88,5 +88,7 @@ def test_a_delta_of_one_record_or_more_deserves_a_warning():
   for delta in (1e-3, 1e-2):
     warning = delta_warning(delta, 1000)
     assert warning is not None and "one record" in _words(warning)
+  with refuses("num_examples", value=0):
+    accounting.privacy_statement(_RUN, delta=1e-3, num_examples=0)
   text = accounting.privacy_statement(_RUN, delta=1e-3, num_examples=1000)
   assert "WARNING: delta=0.001 is not below 1/num_examples=0.001" in _words(text)

@@ -110,6 +110,40 @@ def test_everything_else_is_refused_in_one_line(x, y, field):
     data.from_arrays(x, y, num_classes=2)
 
 
+@pytest.mark.parametrize(
+  ("y", "target", "field"),
+  [
+    ([0.0, 1.0], (0, 1), "target"),
+    ([0.0, 1.0], "regression", "target"),
+    (np.ma.masked_equal([0.0, 1.0], 1.0), data.Interval(0, 1), "y"),
+    ([[0], [1, 0]], data.Labels(("a", "b")), "y"),
+  ],
+)
+def test_wrong_targets_are_refused_by_the_argument_that_is_wrong(y, target, field):
+  with refuses(field):
+    data.from_arrays(np.zeros((2, 2)), y, target=target)
+
+
+@pytest.mark.parametrize("names", [2, "ab", (), ("a", ""), ("a", "a")])
+def test_names_of_labels_are_a_sequence_of_distinct_texts(names):
+  with refuses("names", value=names):
+    data.Labels(names)
+
+
+def test_labels_of_files_are_checked_as_those_of_arrays():
+  class Source:
+    def __len__(self):
+      return 2
+
+    def read(self, places):
+      return np.zeros((len(places), 3))
+
+  assert data.in_files(Source(), [0, 1], num_classes=2).y.dtype == np.int32
+  for wrong in ([0], [], [0.0, 1.0], None):
+    with refuses("y"):
+      data.in_files(Source(), wrong, num_classes=2)
+
+
 _ROWS = 4321
 _DECLARED = {
   "columns": {"a": {"lower": 0, "upper": 1}},
@@ -200,6 +234,13 @@ def test_a_row_that_comes_twice_is_refused(indices):
   5.8 was stated; in ten rows, as of a rare class, 115."""
   with refuses("indices"):
     small().subset(indices)
+
+
+@pytest.mark.parametrize("indices", [[5], [True, False], [0.0], 2, ["a"], [[0], [1]], None])
+def test_rows_that_are_not_there_are_no_subset(indices):
+  with refuses("indices", value=np.asarray(indices)) as caught:
+    small().subset(indices)
+  assert "5" not in str(caught.value)
 
 
 def test_a_data_set_cannot_be_changed_and_leaves_the_callers_array_alone():

@@ -227,6 +227,7 @@ def test_numbers_and_several_labels_as_targets(tmp_path):
     (_PEOPLE.replace("smith", "smïth").encode("latin-1"), "is not text in utf-8"),
     (b"PK\x03\x04 and so on", "is an archive"),
     (b"\x00\x01\x02\x03", "has no column 'age'"),
+    ("age;sex;job;ill\n1;f;nurse;no\n", "`delimiter`"),
     # Without a header the first line is a row, of which no cell is shown.
     ("4711,4711,nurse,no\n1,f,nurse,no\n", "has no column 'age'"),
   ],

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import dpjax
-from dpjax import gradients
+from dpjax import data, gradients
 from dpjax.validate import UserError
 from tests import plans
 from tests.refuses import refuses
@@ -46,6 +46,8 @@ _LEAVES = {
   "text": np.array(["a"] * 4),
   "object": np.array([None] * 4, object),
   "datetime": np.array(["2020-01-01"] * 4, "datetime64[D]"),
+  "data set": data.from_arrays(_BATCH, [0] * 4, num_classes=1),
+  "batches": iter([_BATCH]),
 }
 
 
@@ -108,7 +110,9 @@ def test_a_batch_without_one_leading_axis_is_one_line(entry):
     _one_line(lambda batch=batch: _ENTRIES[entry](_good, _W, batch), "batch")
 
 
-@pytest.mark.parametrize("mask", [np.ones((4, 1), bool), np.array([[None]] * 4), "a\nb"])
+@pytest.mark.parametrize(
+  "mask", [np.ones((4, 1), bool), np.array([[None]] * 4), "a\nb", False]
+)
 def test_a_wrong_mask_is_one_line(mask):
   grad_fn = gradients.clipped_grad(_good, l2_clip_norm=1.0)
   _one_line(lambda: grad_fn(_W, _BATCH, mask), "mask")

@@ -16,7 +16,7 @@ from dpjax.secure.sums import primitives, protocols, secagg_client, secagg_serve
 from dpjax.secure.sums.interface import bits_needed
 from dpjax.secure.sums.messages import OVERHEAD
 from dpjax.secure.sums.terms import neighbours
-from dpjax.validate import UserError
+from dpjax.validate import UserError, Verbatim
 from tests.refuses import refuses
 from tests.secure.sums import parties
 
@@ -402,8 +402,15 @@ def test_vectors_that_do_not_fit_are_refused(name):
       protocol.sum(others | {9: vector})
   with refuses("client", value=-1):
     protocol.sum({-1: odd["shape"], 2: odd["shape"]})
+  two = {1: odd["shape"], 2: odd["shape"]}
   with refuses("drops"):
-    protocol.sum({1: odd["shape"], 2: odd["shape"]}, sums.Drops(frozenset({3})))
+    protocol.sum(two, sums.Drops(frozenset({3})))
+  with refuses("drops", value=frozenset({1})):
+    protocol.sum(two, frozenset({1}))
+  with refuses("drops.before_upload", value=1):
+    protocol.sum(two, sums.Drops(before_upload=1))
+  with refuses("vectors", value=Verbatim("list")):
+    protocol.sum([odd["shape"]] * 2)
 
 
 # --- 7: costs
