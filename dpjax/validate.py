@@ -386,8 +386,8 @@ def folder(**named: str | os.PathLike) -> None:
     # A run in a folder of that name here is not where its user looks for it, or deletes it.
     if path.parts and path.parts[0].startswith("~"):
       raise UserError(
-        "begins with ~, which shells leave as it is after a '='; write the folder, as $HOME, in "
-        "its place",
+        "begins with ~, which shells leave as it is after a '='; write $HOME, or the whole path, "
+        "in its place",
         field=name,
         value=value,
       )

@@ -598,6 +598,13 @@ def _check_companions(values: Any) -> None:
     )
   if values.curve is not None:
     validate.folder(curve=values.curve)
+    # A run's trade_off.csv says what that run guarantees, and its result has a digest of it.
+    if (pathlib.Path(values.curve) / "result.json").exists():
+      raise UserError(
+        "holds a run, whose trade_off.csv would be lost; choose another folder",
+        field="curve",
+        value=values.curve,
+      )
 
 
 def _write_trade_offs(

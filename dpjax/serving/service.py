@@ -28,6 +28,7 @@ from typing import Any
 import numpy as np
 
 from dpjax.accounting import upper
+from dpjax.experiments.run.guarantee import OWN_EPSILON
 from dpjax.serving import replay, rollout
 from dpjax.serving.alarms import Alarms
 from dpjax.serving.batching import Batcher, Closed, Full, Late
@@ -427,7 +428,7 @@ class Service:
     spent = self._spent_on_references.get(digest_of(self.releases.old), 0.0)
     whole = None
     # The epsilon of a simulated run is that of a larger deployment, not of the records it read.
-    own = self.releases.old.result.get("epsilon_of_this_run", trained)
+    own = self.releases.old.result.get(OWN_EPSILON, trained)
     if isinstance(own, (int, float)) and math.isfinite(spent):
       whole = own + spent
     stream = self.windows.stream_epsilon

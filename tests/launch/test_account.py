@@ -127,6 +127,12 @@ def test_a_curve_that_cannot_be_written_is_refused_before_anything_is_computed(t
   assert done.stderr.count("\n") == 1 and "curve=" in done.stderr
 
 
+def test_a_curve_does_not_replace_the_trade_off_of_a_run(tmp_path):
+  (tmp_path / "result.json").write_text("{}")
+  with refuses("curve", value=str(tmp_path)):
+    account._check_companions(_flags(f"--curve={tmp_path}"))
+
+
 def test_help_shows_examples_and_flags():
   done = _run("--help")
   assert "python -m launch.account --noise_multiplier=1.1" in done.stdout

@@ -88,6 +88,12 @@ def test_another_audit_is_not_overwritten(toys, tmp_path):
   (tmp_path / "result.json").write_text("[]")
   with refuses("out"):
     long_games.run(long_games.Settings(minutes=0.01), tmp_path)
+  other = tmp_path / "sweep"
+  other.mkdir()
+  (other / "table.md").write_text("of a sweep")
+  with refuses("out", value=other):
+    long_games.run(long_games.Settings(minutes=0.01), other)
+  assert (other / "table.md").read_text() == "of a sweep"
 
 
 @pytest.mark.parametrize("wrong", [{"minutes": 0}, {"seed": -1}, {"only": "nobody"}])

@@ -26,6 +26,7 @@ from dpjax.experiments.kinds.central.config import (
 from dpjax.experiments.kinds.federated import build as federated_build
 from dpjax.experiments.kinds.federated import privacy as federated_privacy
 from dpjax.experiments.kinds.federated.config import FedConfig
+from dpjax.experiments.run import guarantee as guarantees
 from dpjax.experiments.run import loop, run_keys, writers
 from dpjax.experiments.sweeps.sweep import Runs
 from dpjax.validate import UserError
@@ -377,6 +378,8 @@ def test_a_simulated_cohort_says_what_this_very_run_costs():
   assert expected > 100 and facts["epsilon_of_this_run"] == pytest.approx(
     expected, rel=0.01
   )
+  claimed = build.privacy_fields(guarantees.as_repeatable(guarantee, 3), 2)
+  assert claimed["epsilon_of_this_run"] == facts["epsilon_of_this_run"]
 
 
 def test_labels_are_counted_as_sets_that_may_hold_one_twice():

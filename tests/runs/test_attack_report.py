@@ -50,6 +50,10 @@ def test_the_allowed_rate_is_of_the_line_or_of_the_attacked_run():
   found = members._row(_found(2.0), None, True, promised)
   assert found["tpr_at_fpr"]["0.01"]["allowed_tpr"] == 0.03
   assert found["tpr_at_fpr"]["0.001"]["allowed_tpr"] is None
+  # A claim of a larger deployment allows nothing for those whose data were used, and is no alarm.
+  deployed = {"epsilon_kind": "claimed", "epsilon": 1.0, "epsilon_of_this_run": 9.0}
+  assert not members._allowed_tpr(None, deployed | {"tpr_at_fpr_0.01": 0.03})
+  assert not table.is_above(deployed | {"epsilon_lower_indicative": 2.0})
 
 
 def test_allowed_rates_without_a_line_are_marked():

@@ -343,6 +343,8 @@ def test_a_workdir_that_is_no_folder_is_one_line(tmp_path):
   link = tmp_path / "link"
   link.symlink_to(tmp_path / "nothing")
   for value, words in (
+    ("~/run", "begins with ~"),
+    ("~user/run", "begins with ~"),  # made a folder of this name here
     (link, "a link to what is not there"),
     (link / "run", "a link to what is not there"),
     (tmp_path / ("a" * 1000), "File name too long"),

@@ -30,6 +30,7 @@ from dpjax.experiments.board.document import (
 from dpjax.experiments.kinds.federated.config import NATURAL
 from dpjax.experiments.run import checkpoint, finished, workdir, writers
 from dpjax.experiments.run.finished import Finished
+from dpjax.experiments.run.guarantee import OWN_EPSILON
 from dpjax.relevance.rigorous import FEATURES_UNIT
 
 MARKDOWN = "report.md"
@@ -215,8 +216,8 @@ def _lead(run: Finished) -> list[Block]:
   blocks: list[Block] = [Paragraph(_HIDDEN if hidden else _VERDICTS[kind])]
   if result.get("failed_assumptions"):
     blocks.append(Bullets([str(text) for text in result["failed_assumptions"]]))
-  if "epsilon_of_this_run" in result:
-    own = _number(result["epsilon_of_this_run"])
+  if OWN_EPSILON in result:
+    own = _number(result[OWN_EPSILON])
     blocks.append(Paragraph(f"Of the data that were used here, epsilon is {own}."))
   return [*blocks, Table(("", "this run"), rows)]
 

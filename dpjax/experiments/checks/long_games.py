@@ -25,7 +25,9 @@ from dpjax.accounting import upper
 from dpjax.accounting.text import lower
 from dpjax.auditing.games import registry
 from dpjax.auditing.games.game import CONFIDENCE, Game, Result, draws_to_refute, play
+from dpjax.experiments.checks import many_models
 from dpjax.experiments.run import provenance, report, writers
+from dpjax.experiments.sweeps.engine import check_own
 from dpjax.validate import UserError, Verbatim
 
 RESULT = "result.json"
@@ -85,6 +87,8 @@ def run(settings: Settings, out: str | os.PathLike) -> list[dict[str, Any]]:
   """
   validate.folder(out=out)
   path = pathlib.Path(out)
+  # An audit of final models has the same folder by default.
+  check_own(path, RESULT, many_models.RESULT, field="out")
   rows = _rows_so_far(settings, path / RESULT)
   subjects = registry.subjects(settings.only)
   seconds = settings.minutes * 60 / len(subjects)

@@ -35,6 +35,8 @@ _FACTS = ("epsilon", "delta", "neighboring_relation", "unit")
 REPEATED = "the noise is secret: it follows from noise_seed"
 # The one that fails if small cohorts stand for those of a larger deployment (`of_plan`).
 DEPLOYED = "cohorts are as large as simulated: those of this run were smaller"
+# Key of result.json for the epsilon of what really ran, beside that of a larger deployment.
+OWN_EPSILON = "epsilon_of_this_run"
 # Keys of result.json for bounds on every membership attack, which follow from the proof of epsilon.
 MU = "mu"
 RATES = {"tpr_at_fpr_0.001": 1e-3, "tpr_at_fpr_0.01": 1e-2, "tpr_at_fpr_0.1": 0.1}
@@ -82,6 +84,12 @@ class Guarantee:
     """Returns the guarantee after so many steps, in words, which name the kind of its epsilon."""
     # Of a simulated run it is the guarantee of the deployment, whose epsilon is proved.
     return self.words(steps, "claimed" if self.kind == "claimed" else "proved")
+
+  @property
+  def is_of_deployment(self) -> bool:
+    """Returns whether this is the guarantee of a larger deployment: a simulated one, or a claim, as
+    with a `noise_seed` or a user's sampler."""
+    return self.deployed_profile is not None
 
   @property
   def unit_owns_records(self) -> bool:
@@ -190,9 +198,8 @@ class Guarantee:
     if self.failed_assumptions:
       facts |= {"failed_assumptions": list(self.failed_assumptions)}
     facts |= self.attackers(ledger, epsilon)
-    # Also a claim may be about a larger deployment: with a `noise_seed`, or a user's sampler.
-    if self.deployed_profile is not None:
-      return facts | {"epsilon_of_this_run": self.epsilon_of(ledger)}
+    if self.is_of_deployment:
+      return facts | {OWN_EPSILON: self.epsilon_of(ledger)}
     # Epsilon is computed from the steps that ran: a run that ended early costs less than its plan.
     proved = self.kind == "proved" and ledger.charges
     # If a part of delta is set aside for aborts, the ledger's epsilon holds at the rest of delta.

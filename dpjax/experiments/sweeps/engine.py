@@ -179,7 +179,7 @@ def check_own(
   others = [name for name in there if name[0] != "." and name not in known]
   if others and not (workdir / first).exists():
     raise UserError(
-      "must be a new, an empty or a sweep's own directory", field=field, value=workdir
+      "must be a new, an empty or an earlier start's directory", field=field, value=workdir
     )
 
 

@@ -109,6 +109,6 @@ def privacy_fields(guarantee: Guarantee, num_steps: int) -> dict[str, Any]:
     return guarantee.facts(Ledger(), 0.0)
   guarantee.warn()
   ledger = Ledger()
-  if guarantee.kind == "simulated":  # it also states the epsilon of its own small cohorts
+  if guarantee.is_of_deployment:  # it also states the epsilon of its own small cohorts
     ledger = guarantee.charge(ledger, range(num_steps), noise_key_id="attacked")
   return guarantee.facts(ledger, guarantee.curve(num_steps))

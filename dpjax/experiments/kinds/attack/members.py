@@ -47,7 +47,7 @@ from dpjax.experiments.kinds.federated.config import FedConfig
 from dpjax.experiments.kinds.federated.records import SILOS
 from dpjax.experiments.run import config_names, pieces, saved, workdir, writers
 from dpjax.experiments.run.experiment import Phase
-from dpjax.experiments.run.guarantee import NONE, RATES, Guarantee
+from dpjax.experiments.run.guarantee import NONE, OWN_EPSILON, RATES, Guarantee
 from dpjax.experiments.run.pieces import Arrays
 from dpjax.experiments.run.run_keys import RunKeys
 from dpjax.types import Params
@@ -411,7 +411,8 @@ def facts_of_run(
       field="attack.target",
       value=path,
     )
-  names = (*_PROMISED, *RATES, SILOS, "failed_assumptions", "method", "num_steps")
+  names = (*_PROMISED, *RATES, SILOS, OWN_EPSILON)
+  names += ("failed_assumptions", "method", "num_steps")
   return none | {name: result[name] for name in names if name in result}
 
 
@@ -548,10 +549,10 @@ def _allowed_tpr(
 ) -> dict[float, float]:
   """Returns the allowed TPR at each FPR: of the line, or what a given target's run promised.
 
-  What is simulated was promised to others than those whose data were used."""
+  What is of a larger deployment was promised to others than those whose data were used."""
   if line is not None:
     return dict(zip(FPRS, line(FPRS).tolist()))
-  if facts.get("epsilon_kind") == "simulated":
+  if facts.get("epsilon_kind") == "simulated" or OWN_EPSILON in facts:
     return {}
   return {fpr: facts[name] for name, fpr in RATES.items() if facts.get(name) is not None}
 

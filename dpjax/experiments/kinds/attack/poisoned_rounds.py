@@ -181,8 +181,8 @@ class PoisoningSettings(AttackSettings):
     )
     facts = lambda counts: None if counts is None else counts._asdict()
     # How the epsilon of this run is limited. A method without an entry in `_NOTES` gets a note only
-    # if the guarantee is simulated.
-    usual_note = _SIMULATED if run.guarantee.kind == "simulated" else ""
+    # if the guarantee is of a larger deployment.
+    usual_note = _SIMULATED if run.guarantee.is_of_deployment else ""
     result = {
       "test_accuracy": accuracy.rate,
       "poisoning": name_of(config, "attack"),

@@ -17,6 +17,7 @@ from dpjax.experiments.kinds.attack.settings import Row
 from dpjax.experiments.plots import redraw
 from dpjax.experiments.plots.recipes import Recipe
 from dpjax.experiments.run import report
+from dpjax.experiments.run.guarantee import OWN_EPSILON
 from dpjax.experiments.run.table import Table
 from dpjax.markdown import table
 
@@ -226,7 +227,8 @@ def is_above(row: Row) -> bool:
   attacks = row.get("attacks", {}).values()
   if any(judged["against_line"] == "above" for judged in attacks):
     return True
-  guaranteed = row.get("epsilon_kind") in ("proved", "claimed")
+  # That of a larger deployment is promised to others.
+  guaranteed = row.get("epsilon_kind") in ("proved", "claimed") and OWN_EPSILON not in row
   return guaranteed and row.get("epsilon_lower_indicative", 0.0) > row["epsilon"]
 
 
