@@ -16,7 +16,7 @@ import optax
 
 from dpjax import trees, validate
 from dpjax.types import Array, Example, LossFn, Params
-from dpjax.validate import UserError
+from dpjax.validate import UserError, Verbatim
 
 _INTEGERS = ("one integer", "integer tokens [T]", "integer tokens [m, T]")  # by rank
 REDUCTIONS = ("mean", "sum")
@@ -36,6 +36,18 @@ def _outputs(apply: Apply, params: Params, x: Any, rank: int, what: str) -> Arra
       field="apply",
     )
   return trees.at_least_float32(outputs[0])
+
+
+def _check_example(example: Any) -> None:
+  """Raises UserError unless this is one example with x and y, such as an array or swapped
+  arguments are not."""
+  if not (hasattr(example, "x") and hasattr(example, "y")):
+    raise UserError(
+      "must be ONE Example(x, y), as of dpjax.data; of blocks of users: "
+      "dpjax.sampling.user_loss(loss_fn); of other trees write a loss of your own",
+      field="example",
+      value=Verbatim(type(example).__name__),
+    )
 
 
 def _cross_entropy(logits: Array, labels: Array) -> Array:
@@ -79,6 +91,7 @@ def softmax_cross_entropy(
   """
 
   def loss(params: Params, example: Example) -> Array:
+    _check_example(example)
     label = _integers(example.y, "y", 0)
     logits = _outputs(apply, params, example.x, 2, "logits [1, K]")
     nats = _cross_entropy(logits, label)
@@ -111,6 +124,7 @@ def sigmoid_cross_entropy(apply: Apply) -> LossFn:
   """
 
   def loss(params: Params, example: Example) -> Array:
+    _check_example(example)
     logits = _outputs(apply, params, example.x, 2, "logits [1, K]")
     labels = jnp.asarray(example.y)
     # Shapes must be equal: broadcasting one label to many logits would make another loss.
@@ -137,6 +151,8 @@ def mean_squared_error(apply: Apply) -> LossFn:
   """
 
   def loss(params: Params, example: Example) -> Array:
+    _check_example(example)
+    validate.apply_function(apply=apply)
     outputs = apply(params, jnp.asarray(example.x)[None])
     target = jnp.asarray(example.y)
     same = jnp.shape(outputs) == (1, *target.shape)
@@ -194,6 +210,7 @@ def next_token(
   validate.one_of(REDUCTIONS, reduction=reduction)
 
   def loss(params: Params, example: Example) -> Array:
+    _check_example(example)
     tokens = _integers(example.x, "x", 2 if sequences else 1)
     if tokens.shape[-1] < 2:
       raise UserError(

@@ -336,6 +336,36 @@ def apply_function(**named: object) -> None:
       )
 
 
+def instance(kind: type | tuple[type, ...], words: str, **named: object) -> None:
+  """Raises UserError unless each value is of a class; `words` say which.
+
+  >>> instance(int, "a number of rows", size="7")
+  Traceback (most recent call last):
+  ...
+  dpjax.validate.UserError: size=str: must be a number of rows
+  """
+  for name, value in named.items():
+    if not isinstance(value, kind):
+      raise UserError(f"must be {words}", field=name, value=Verbatim(type(value).__name__))
+
+
+def optimizer(**named: Any) -> None:
+  """Raises UserError unless each value is an Optax transformation, and not its learning rate.
+
+  >>> optimizer(tx=0.1)
+  Traceback (most recent call last):
+  ...
+  dpjax.validate.UserError: tx=float: must be an Optax transformation, as optax.sgd(0.1)
+  """
+  for name, value in named.items():
+    if not callable(getattr(value, "update", None)):
+      raise UserError(
+        "must be an Optax transformation, as optax.sgd(0.1)",
+        field=name,
+        value=Verbatim(type(value).__name__),
+      )
+
+
 def several(**named: object) -> tuple:
   """Returns the only argument as a tuple; raises UserError if it is text or not iterable.
 

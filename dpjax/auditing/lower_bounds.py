@@ -82,6 +82,8 @@ def _joint_ranks(scores: Scores, delta: float, confidence: float) -> Scores:
   random number. For canaries of one run the place would reveal the coin, so `_guesses` uses the
   canary's number.
   """
+  words = "Scores, as auditing.canaries.loss_scores returns"
+  validate.instance(Scores, words, scores=scores)
   validate.open_unit(confidence=confidence)
   if delta != 0:
     validate.open_unit(delta=delta)

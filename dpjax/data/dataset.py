@@ -75,9 +75,9 @@ def _check_y(y: Any, n: int) -> None:
     raise UserError(f"must be an int32 NumPy array, got {kind}", field="y")
   if y.shape != (n,):
     # The number of rows may be secret, so no message of this package shows it.
-    has = "" if y.ndim == 1 else f"is {validate.shape_of_rows(y.shape)}: "
+    kind = "" if y.ndim == 1 else f", is {validate.shape_of_rows(y.shape)}"
     raise UserError(
-      f"{has}must have shape (n,), one label for each of the n rows of x", field="y"
+      f"must have shape (n,), one label for each of the n rows of x{kind}", field="y"
     )
 
 

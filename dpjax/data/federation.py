@@ -15,6 +15,8 @@ from dpjax.data.dataset import Dataset
 from dpjax.types import Example
 from dpjax.validate import UserError
 
+_DATA_SET = "a data set, as dpjax.data.from_arrays makes"
+
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
 class Federation:
@@ -52,6 +54,7 @@ class Federation:
   held_out: Sequence[Any] | None = None
 
   def __post_init__(self):
+    validate.instance(Dataset, _DATA_SET, dataset=self.dataset)
     if self.nominal_users is not None:
       validate.integer_at_least(1, nominal_users=self.nominal_users)
     validate.integer_at_least(1, **validate.entries(nominal_sizes=self.nominal_sizes or ()))
@@ -200,7 +203,9 @@ def by_client(
   """
   if max_examples is not None:
     validate.integer_at_least(1, max_examples=max_examples)
-  ids = texts(client_ids)
+  # Swapped arguments are found before any message could show a record as an id.
+  validate.instance(Dataset, _DATA_SET, dataset=dataset)
+  ids = texts(validate.several(client_ids=client_ids))
   counts = np.ones(len(ids), np.int64) if sizes is None else np.asarray(sizes, np.int64)
   if len(counts) != len(ids) or counts.sum() != len(dataset):
     raise UserError(

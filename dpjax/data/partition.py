@@ -327,7 +327,11 @@ def _start(
   labels: Any, num_clients: int, seed: int
 ) -> tuple[np.ndarray, np.random.RandomState]:
   validate.integer_at_least(1, num_clients=num_clients)
-  labels = np.asarray(labels)
+  try:
+    labels = np.asarray(labels)
+  # A data set, for example, whose rows NumPy would read one by one.
+  except ValueError:
+    labels = np.zeros(())
   if labels.ndim != 1:
     raise UserError(
       f"must be [n], one label for each example, got {validate.shape_of_rows(labels.shape)}",

@@ -271,6 +271,7 @@ def central(plan: Plan, key: Array) -> Aggregator:
   Raises:
     UserError: the plan has clip norms or noise shares per group, slices, scaling or statistics.
   """
+  validate.instance(Plan, "a dpjax.Plan, which samples clients", plan=plan)
   clip = plan.l2_clip_norm
   if not clip.is_one_number or plan.noise_shape.shares is not None:
     raise UserError(

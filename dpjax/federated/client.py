@@ -337,6 +337,8 @@ def local_training(
   >>> algorithm.finish(received, local)[0].message["delta"]
   Array([1.], dtype=float32)
   """
+  if not callable(client_tx):
+    validate.optimizer(client_tx=client_tx)
   grad_fn = mean_grad(loss_fn) if grad is None else grad
   if silos is not None:
     grad_fn = _clipped_grad(loss_fn, silos.plans[0])

@@ -221,6 +221,12 @@ def cohorts(
       "without privacy, weighted_mean().drawn_by(plan)",
       field="aggregator",
     )
+  validate.instance(
+    Federation, "a Federation, as data.by_client makes", federation=federation
+  )
+  validate.instance(
+    LocalWork, "a LocalWork, as LocalWork(batch_size=10, epochs=1)", work=work
+  )
   draws = batches_lib.draws_of(rng, start, plan.sampler, federation.num_clients)
   # The capacity is checked before the first draw, and is refused if it would overflow too often.
   plan.check_capacity(federation.num_clients, federation.nominal_users)

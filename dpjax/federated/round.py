@@ -25,7 +25,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from dpjax import closed_over, trees
+from dpjax import closed_over, trees, validate
 from dpjax.accounting.proved import ZERO
 from dpjax.federated.aggregation import Aggregator, weighted_mean
 from dpjax.federated.client import ClientAlgorithm, ClientInfo, Received, Sent
@@ -189,6 +189,12 @@ def check_public(
     raise UserError(
       f"must be a public number with a private aggregator{why}", field=name, value=None
     )
+
+
+def _check_params(params: Params) -> None:
+  check_real(params=params)
+  if not jax.tree.leaves(params):
+    raise UserError("must hold at least one array", field="params")
 
 
 def check_cohort(cohort: Cohort, memories: ClientStates | None) -> None:
@@ -358,6 +364,9 @@ def federated(
   trees.check_key(key=key)
   source.to_words(key)
   aggregator = weighted_mean() if aggregator is None else aggregator
+  validate.instance(
+    Aggregator, "an aggregator, as central(plan, key)", aggregator=aggregator
+  )
   silos = client.silos
   if silos is not None and aggregator.private:
     raise UserError(
@@ -383,7 +392,7 @@ def federated(
     return client.finish(received, local)[0]
 
   def init(params: Params, num_clients: int = 0) -> FederatedState:
-    check_real(params=params)
+    _check_params(params)
     # The parameters are copied, since the caller may change or donate its arrays.
     params = jax.tree.map(jnp.array, params)
     first_state = None if memory is None else memory(params)
@@ -410,6 +419,12 @@ def federated(
     )
 
   def one_round(state: FederatedState, cohort: Cohort) -> tuple[FederatedState, RoundInfo]:
+    validate.instance(
+      FederatedState, "the state that init or a round returned", state=state
+    )
+    validate.instance(
+      Cohort, "a cohort, as `cohorts` of the algorithm yields", cohort=cohort
+    )
     check_cohort(cohort, state.memories)
     if silos is None:
       check_drawn(cohort, aggregator.plan, aggregator.private, int(state.round))
@@ -467,6 +482,7 @@ def optimizing_server(server_tx: optax.GradientTransformation | None = None) -> 
     server_tx: optimizer of the server; None for `optax.sgd(1.0)`, plain averaging.
   """
   tx = optax.sgd(1.0) if server_tx is None else server_tx
+  validate.optimizer(server_tx=tx)
 
   def apply(params: Params, opt_state: Any, mean: Any, size: Array) -> tuple[Params, Any]:
     del size

@@ -195,6 +195,7 @@ def new_key(*, release: bool = False) -> jax.Array:
   >>> is_release(new_key()), is_release(new_key(release=True))
   (False, True)
   """
+  validate.flag(release=release)
   return key_from_bytes(secrets.token_bytes(KEY_BYTES if release else ORDINARY_BYTES))
 
 

@@ -241,6 +241,8 @@ def dp_sgd(
   Array([0.75], dtype=float32)
   """
   mesh = None if mesh is None else checked_mesh(mesh)
+  validate.instance(Plan, "a dpjax.Plan", plan=plan)
+  validate.optimizer(tx=tx)
   _check_arguments(
     noise_key=noise_key, example_key=example_key, ema_decay=ema_decay, mesh=mesh
   )

@@ -13,7 +13,7 @@ from scipy import special
 from dpjax import auditing
 from dpjax.auditing import lower_bounds
 from dpjax.auditing.scores import Scores
-from dpjax.validate import NO_VALUE
+from dpjax.validate import NO_VALUE, Verbatim
 from tests.refuses import refuses
 
 DELTA = 1e-5
@@ -283,6 +283,11 @@ def test_a_verdict_has_no_more_confidence_than_its_bound():
     assert ("95% confidence" in text) != indicative
   text = auditing.audit(scores, confidence=1 - 1e-9, **case).verdict
   assert "99.99% confidence" in text
+
+
+def test_scores_that_are_an_array_are_refused():
+  with refuses("scores", value=Verbatim("ndarray")):
+    auditing.audit(np.zeros(9), delta=1e-5, epsilon_claimed=1.0)
 
 
 def test_an_audit_at_delta_0_is_by_any_bound_that_has_one():

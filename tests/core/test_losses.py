@@ -93,6 +93,15 @@ def test_misuse_of_cross_entropy_is_refused(apply, y, field):
     losses.softmax_cross_entropy(apply)(None, Example(jnp.zeros(3), y))
 
 
+@pytest.mark.parametrize(
+  "loss", [losses.softmax_cross_entropy, losses.mean_squared_error, losses.next_token]
+)
+def test_what_is_no_example_is_named(loss):
+  for wrong in ((jnp.zeros(3), 0), jnp.zeros(3), {"x": jnp.zeros(3), "y": 0}):
+    with refuses("example"):
+      loss(identity)(None, wrong)
+
+
 @hypothesis.given(LOGITS, LOGITS)
 @hypothesis.settings(max_examples=30)
 def test_mean_squared_error_is_the_mean(x, y):

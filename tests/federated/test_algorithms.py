@@ -6,7 +6,7 @@ import numpy as np
 import optax
 import pytest
 
-from dpjax import federated, sampling
+from dpjax import data, federated, sampling
 from dpjax.federated import (
   LocalWork,
   apfl,
@@ -342,6 +342,32 @@ def test_mistakes_are_one_line(make, field):
   with refuses(field) as caught:
     make()
   assert "\n" not in str(caught.value)
+
+
+def test_what_stands_in_place_of_another_argument_is_named():
+  plan = Plan(
+    sampling.UserSampler(sampling_prob=0.5, capacity=4), 1.0, 1.0, 1, 2, delta=1e-5
+  )
+  key = jax.random.key(0)
+  central = federated.central(plan, key)
+  algorithm = fed_avg(_sharp, optax.sgd(0.1), aggregator=central, key=key)
+  state = algorithm.init({"w": jnp.zeros(1)})
+  rows = data.from_arrays(np.zeros((2, 1)), [0, 0], num_classes=1)
+  clients = data.Federation(rows, [[0], [1]])
+  cases = {
+    "plan": lambda: federated.central(key, plan),
+    "aggregator": lambda: fed_avg(_sharp, optax.sgd(0.1), aggregator=plan, key=key),
+    "client_tx": lambda: fed_avg(_sharp, 0.1, key=key),
+    "server_tx": lambda: fed_avg(_sharp, optax.sgd(0.1), optax.sgd, key=key),
+    "params": lambda: algorithm.init(None),
+    "federation": lambda: algorithm.cohorts(rows, LocalWork()),
+    "work": lambda: algorithm.cohorts(clients, 1),
+    "state": lambda: algorithm.round(None, None),
+    "cohort": lambda: algorithm.round(state, clients),
+  }
+  for field, call in cases.items():
+    with refuses(field):
+      call()
 
 
 def test_a_client_beyond_those_that_are_remembered_is_refused():

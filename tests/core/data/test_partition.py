@@ -257,6 +257,18 @@ def test_a_wrong_federation(indices, ids, field):
     Federation(dataset([0, 1, 2, 3]), indices, ids)
 
 
+def test_swapped_and_missing_arguments_show_no_record():
+  rows = dataset([0, 1, 2, 3])
+  for make in (lambda: data.by_client(["a"] * 4, rows), lambda: Federation(rows.x, [[0]])):
+    with refuses("dataset"):
+      make()
+  for ids in (None, 4):
+    with refuses("client_ids", value=ids):
+      data.by_client(rows, ids)
+  with refuses("labels"):
+    partition.iid(rows, num_clients=2, seed=0)
+
+
 @pytest.mark.parametrize(
   ("client", "field"),
   [

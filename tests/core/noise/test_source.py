@@ -56,6 +56,11 @@ def test_p18_no_mechanism_draws_noise_by_a_key_that_is_no_cipher(impl):
       jax.jit(draw)(key)
 
 
+def test_a_text_is_no_choice_of_a_release():
+  with refuses("release", value="no"):
+    source.new_key(release="no")
+
+
 def test_keys_that_are_no_ciphers_would_be_alike():
   key = jax.random.key(0, impl="unsafe_rbg")
   back = jax.random.fold_in(jax.random.fold_in(key, 1), 1)

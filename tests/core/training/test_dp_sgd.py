@@ -13,6 +13,7 @@ from dpjax import training
 from dpjax.training.augment import AUGMENTATIONS
 from dpjax.training.dp_sgd import StepInfo, noise_state
 from dpjax.types import Batch, Example
+from dpjax.validate import Verbatim
 from tests import plans
 from tests.refuses import refuses
 
@@ -183,6 +184,20 @@ def test_each_example_of_each_step_gets_its_own_key():
     state, info = algorithm.step(state, batch)
     infos.append(float(info.mean_norm))
   assert infos[0] != infos[1]
+
+
+@pytest.mark.parametrize(
+  ("arguments", "field", "value"),
+  [
+    ((_plan(), _loss, optax.sgd(0.1)), "plan", "function"),
+    ((_loss, None, optax.sgd(0.1)), "plan", "NoneType"),
+    ((_loss, _plan(), 0.1), "tx", "float"),
+    ((_loss, _plan(), optax.sgd), "tx", "function"),
+  ],
+)
+def test_swapped_arguments_and_a_rate_for_an_optimizer_are_named(arguments, field, value):
+  with refuses(field, value=Verbatim(value)):
+    training.dp_sgd(*arguments, noise_key=jax.random.key(0))
 
 
 def test_p41_the_loop_touches_each_batch_once():
