@@ -156,7 +156,9 @@ def _show(value: Any) -> str:
   """Returns a value as an error shows it: text is quoted, unless it is `Verbatim`."""
   if isinstance(value, Verbatim):
     return str(value)
-  return repr(value) if isinstance(value, str | bytes) else str(value)
+  # Of a lone number in an array, which is taken for no number, the array must be seen.
+  is_array = getattr(value, "shape", None) == () and not isinstance(value, numbers.Number)
+  return repr(value) if is_array or isinstance(value, str | bytes) else str(value)
 
 
 def shape_of_rows(shape: Sequence[int]) -> Verbatim:

@@ -2,6 +2,8 @@
 
 import pickle
 
+import jax.numpy as jnp
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -38,6 +40,14 @@ def test_text_is_quoted_unless_verbatim_and_a_hint_ends_the_line():
   assert str(UserError("must be int", field="n", value="3")) == "n='3': must be int"
   assert str(UserError("no", field="n", value=Verbatim("3"))) == "n=3: no"
   assert str(UserError("no", field="n", hint="try 4")) == "n: no; try 4"
+
+
+def test_a_number_in_an_array_is_told_from_a_number():
+  """It said that 0.5 must be in (0, 1)."""
+  for array in (np.array(0.5), jnp.float32(0.5)):
+    with pytest.raises(UserError) as caught:
+      validate.open_unit(delta=array)
+    assert repr(array) in str(caught.value) and caught.value.value is array
 
 
 @pytest.mark.parametrize("word", ["a" * 400, "[" * 200, "a b " * 99])
