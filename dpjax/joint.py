@@ -320,6 +320,11 @@ class JointPlan(overflow.MayAbort):
       changed[name] = dataclasses.replace(plan, delta=allowed / max(1.0, excess))
     return dataclasses.replace(self, parts={**self.parts, **changed})
 
+  def __reduce__(self) -> tuple[Any, ...]:
+    # Python pickles no mapping that nobody can change.
+    fields = vars(self) | {"parts": dict(self.parts), "times": dict(self.times)}
+    return type(self), tuple(fields[field.name] for field in dataclasses.fields(self))
+
   def __getitem__(self, name: str) -> Any:
     """Returns a part: the plan or the mechanism to run."""
     validate.one_of(self.parts, part=name)
@@ -366,10 +371,19 @@ class JointPlan(overflow.MayAbort):
       event = part.event(count)
     else:
       event = accounting.compose(part.event(self.neighboring_relation), count)
+    return self._as_assumed(name, event)
+
+  def _step_event(self, name: str, step: int) -> DpEvent:
+    """Returns the event that a charge holds of step, or call, `step` of a part."""
+    part = self.parts[name]
+    if not isinstance(part, Plan):
+      return self._event_of(name, 1)
+    return self._as_assumed(name, part.step_event(None if part.steps_alike else step))
+
+  def _as_assumed(self, name: str, event: DpEvent) -> DpEvent:
     # The event of a user's subclass of Plan may not say what it rests on.
-    return with_claims(
-      event, [line for line in _assumed(part) if line not in claims(event)]
-    )
+    assumed = [line for line in _assumed(self.parts[name]) if line not in claims(event)]
+    return with_claims(event, assumed)
 
   def _counts(self, steps: Mapping[str, int] | None) -> dict[str, int]:
     counts = {name: self.allowed(name) for name in self.parts}
@@ -446,21 +460,14 @@ class JointPlan(overflow.MayAbort):
     keys = (charge.noise_key_id for charge in reversed(ledger.charges))
     last = next((held for held in keys if held.partition("/")[0] == name), key)
     self._check_goes_on(name, last, key, first)
-    if isinstance(part, Plan):
-      steps = range(first, first + num_steps)
-      # Equal steps make one entry of the ledger, so it stays small.
-      runs = (
-        [(part.step_event(), num_steps)]
-        if part.steps_alike
-        else [(part.step_event(step), 1) for step in steps]
-      )
-    else:
+    if not isinstance(part, Plan):
       # A mechanism takes one key for each call.
       validate.integer_in(1, 1, num_steps=num_steps)
-      runs = [(self._event_of(name, 1), 1)]
-    for event, count in runs:
+    # Equal steps are charged at once.
+    at_once = num_steps if isinstance(part, Plan) and part.steps_alike else 1
+    for count in [at_once] * (num_steps // at_once):
       ledger = ledger.charge(
-        event,
+        self._step_event(name, first),
         num_steps=count,
         l2_clip_norm=part.l2_bound if isinstance(part, Plan) else 1.0,
         neighboring_relation=self.neighboring_relation,
@@ -550,16 +557,16 @@ class JointPlan(overflow.MayAbort):
       return False
     if charge.next_step > self.allowed(name):
       return False
+    if charge.event != self._step_event(name, charge.first_step):
+      return False
     if not isinstance(part, Plan):
-      return charge.num_steps == 1 and charge.event == self._event_of(name, 1)
+      return charge.num_steps == 1
     if part.steps_alike:
-      return charge.event == part.step_event()
+      return True
     # A charge covers equal steps only, so it must end before the next step with another event.
     starts = self._starts_of_runs[name]
     place = bisect.bisect_right(starts, charge.first_step)
-    is_last = place == len(starts)
-    ends_in_run = is_last or charge.next_step <= starts[place]
-    return ends_in_run and charge.event == part.step_event(charge.first_step)
+    return place == len(starts) or charge.next_step <= starts[place]
 
   @functools.cached_property
   def _starts_of_runs(self) -> dict[str, list[int]]:

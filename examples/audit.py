@@ -32,7 +32,11 @@ def audited(transform=None):
   # The method is chosen before the scores are seen. The largest of several bounds would
   # exceed the truth more often than 5 %.
   return auditing.audit(
-    scores, delta=plan.delta, epsilon_claimed=plan.epsilon(), method="one_run"
+    scores,
+    delta=plan.delta,
+    epsilon_claimed=plan.epsilon(),
+    method="one_run",
+    neighboring_relation=plan.neighboring_relation,
   )
 
 

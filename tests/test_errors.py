@@ -60,6 +60,14 @@ def test_of_arrays_frames_and_keys_the_kind_is_shown_and_no_content():
   assert str(UserError("no", field="n", value=numbers.dtype)) == "n=float64: no"
 
 
+def test_a_number_in_an_array_is_told_from_a_number():
+  """It said that 0.5 must be in (0, 1)."""
+  for array in (np.array(0.5), jnp.float32(0.5)):
+    with pytest.raises(UserError) as caught:
+      validate.open_unit(delta=array)
+    assert f"={array.dtype}[]: " in str(caught.value) and caught.value.value is array
+
+
 @pytest.mark.parametrize("word", ["a" * 400, "[" * 200, "a b " * 99])
 def test_a_choice_of_any_length_ends_a_command_in_less_than_300_letters(word):
   choices = [f"a_choice_{number}" for number in range(99)]

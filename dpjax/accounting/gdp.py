@@ -26,6 +26,8 @@ from dpjax.validate import UserError
 
 # Largest relative error in delta of dp_accounting's search for an epsilon, with a margin.
 _ROOT_ERROR = 1e-7
+# Largest 1 / z^2 whose exponential is a float.
+_LARGEST = 700.0
 
 
 class Approximation(NamedTuple):
@@ -54,10 +56,12 @@ def approximate(
   """
   validate.open_unit(delta=delta)
   steps, _ = accountable(event, neighboring_relation, "pld")
-  if dpa.NonPrivateDpEvent() in steps:
+  mu = math.inf
+  if dpa.NonPrivateDpEvent() not in steps:
+    # fsum rounds only once. A plain sum over many parts would lose digits of a proved value.
+    mu = math.sqrt(math.fsum(times * _mu_squared(part) for part, times in steps.items()))
+  if math.isinf(mu):
     return Approximation(math.inf, math.inf, "none")
-  # fsum rounds only once. A plain sum over many parts would lose digits of a proved value.
-  mu = math.sqrt(math.fsum(times * _mu_squared(part) for part, times in steps.items()))
   # A single sampled part makes the epsilon of the run an approximation.
   is_exact = all(isinstance(part, dpa.GaussianDpEvent) for part in steps)
   exact_kind = "claimed" if claims(event) else "proved"
@@ -71,7 +75,10 @@ def _mu_squared(part: DpEvent) -> float:
   is_sample = isinstance(part, dpa.PoissonSampledDpEvent)
   if is_sample and isinstance(part.event, dpa.GaussianDpEvent):
     # This is the central limit of Bu et al. 2020.
-    return part.sampling_probability**2 * math.expm1(part.event.noise_multiplier**-2)
+    exponent = part.event.noise_multiplier**-2
+    if exponent > _LARGEST:
+      return math.inf
+    return part.sampling_probability**2 * math.expm1(exponent)
   raise UserError(
     "the central limit is known here for Gaussian noise, unsampled or Poisson "
     "sampled; use accountant='pld' or 'rdp'",

@@ -108,6 +108,9 @@ def gradient_canaries(
     The sum of all updates along each canary's coordinate. Give the scores to `one_run` (valid for
     any plan), or to `one_run_fdp` if the plan is Gaussian-DP (no sampling).
 
+  Raises:
+    UserError: the transform returned NaN.
+
   >>> from dpjax.sampling import PoissonSampler  # doctest: +SLOW
   >>> plan = Plan(sampler=PoissonSampler(sampling_prob=1.0, capacity=64), noise_multiplier=0.01,
   ...   l2_clip_norm=1.0, normalize_by=1, num_steps=1, delta=1e-5)
@@ -147,7 +150,18 @@ def gradient_canaries(
     ids, signs = map(jnp.asarray, batch.examples)
     update, state = step(state, ids, signs, jnp.asarray(batch.mask))
     total += np.asarray(update, np.float64)
-  return CanaryScores.separate(total, coins)
+  return _parted("transform", total, coins)
+
+
+def _parted(field: str, sums: np.ndarray, included: np.ndarray) -> Scores:
+  """Returns the scores of sums that `field` released. Raises UserError if one is NaN.
+
+  A sum with noise is a number, whatever the records are. A private transform returns NaN for an
+  update that it refuses: nothing is measured of it, and an audit could not fail.
+  """
+  if np.isnan(sums).any():
+    raise UserError("released NaN, as for an update that it refused", field=field)
+  return CanaryScores.separate(sums, included)
 
 
 def with_canaries(params: Params, num_canaries: int) -> dict[str, Any]:
@@ -217,4 +231,4 @@ def sum_scores(state: Any, canaries: Canaries) -> Scores:
   The score of a canary is the total length of the noisy sums along the canary's gradient.
   """
   sums = np.asarray(optax.tree.get(state, "canary_sums"))
-  return CanaryScores.separate(-sums, canaries.included)
+  return _parted("state", -sums, canaries.included)

@@ -10,6 +10,7 @@ import numpy as np
 from dpjax import validate
 from dpjax.accounting import upper
 from dpjax.accounting.event_kinds.elements import merged_parts
+from dpjax.accounting.proved import RELATIONS
 from dpjax.accounting.text import lower, percent
 from dpjax.accounting.trade_off import TradeOff
 from dpjax.auditing.lower_bounds import METHODS, alarm_p_value, claim_p_value
@@ -107,6 +108,9 @@ class Audit:
   claim_p_value: float | None = None
   alarm_p_value: float | None = None
   ceiling: AtBest | None = None  # what perfect scores of as many canaries would show
+  neighboring_relation: str = (
+    ""  # of the pairs that the canaries were; "" where it is not stated
+  )
 
   @property
   def refuted(self) -> bool:
@@ -136,12 +140,15 @@ class Audit:
     'epsilon >= 2.5 (one_run, 95% confidence, delta=1e-05); no epsilon is claimed'
     >>> Audit(2.5, "gdp", 0.95, 1e-5, 1.0, {}).verdict
     'ALARM: epsilon >= 2.5 (gdp, indicative, no confidence, delta=1e-05), above the claimed 1'
+    >>> Audit(2.5, "one_run", 0.95, 1e-5, None, {}, neighboring_relation="replace_one").verdict
+    'epsilon >= 2.5 (one_run, 95% confidence, delta=1e-05, replace_one); no epsilon is claimed'
     """
     indicative = METHODS[self.method].indicative
     sure = "indicative, no" if indicative else percent(self.confidence)
+    relation = self.neighboring_relation and f", {self.neighboring_relation}"
     bound = (
       f"epsilon >= {lower(self.epsilon_lower)} ({self.method}, {sure} confidence, "
-      f"delta={upper(self.delta)})"
+      f"delta={upper(self.delta)}{relation})"
     )
     if self.epsilon_claimed is None:
       return f"{bound}; no epsilon is claimed"
@@ -177,6 +184,7 @@ class Audit:
       "meaning": METHODS[self.method].meaning,
       "confidence": self.confidence,
       "delta": self.delta,
+      "neighboring_relation": self.neighboring_relation,
       "refuted": self.refuted,
       "verdict": self.verdict,
       "claim_p_value": self.claim_p_value,
@@ -199,6 +207,7 @@ def audit(
   confidence: float = 0.95,
   claim: TradeOff | None = None,
   at_best: Scores | None = None,
+  neighboring_relation: str = "",
 ) -> Audit:
   """Returns the audit of a claim: the lower bound by `method` from the scores of one run's
   canaries, and the verdict.
@@ -214,6 +223,7 @@ def audit(
       refuted. None: no p-values are computed.
     at_best: scores that a perfect attack would give, for the audit's power: equal scores where
       nothing was seen of a canary. None: all scores inside are above all scores outside.
+    neighboring_relation: relation of the claim, for the verdict.
 
   >>> import numpy as np
   >>> scores = Scores(inside=np.ones(500), outside=np.zeros(500))
@@ -221,6 +231,8 @@ def audit(
   True
   """
   validate.one_of(METHODS, method=method)
+  if neighboring_relation:
+    validate.one_of(RELATIONS, neighboring_relation=neighboring_relation)
   bounds = {
     name: bound(scores, delta=delta, confidence=confidence)
     for name, bound in METHODS.items()
@@ -232,7 +244,9 @@ def audit(
   best = _best(at_best, delta=delta, method=method, confidence=confidence, claim=claim)
   p_values = _p_values(scores, claim)
   return Audit(
-    chosen, method, confidence, delta, epsilon_claimed, bounds, *p_values, ceiling=best
+    *(chosen, method, confidence, delta, epsilon_claimed, bounds, *p_values),
+    ceiling=best,
+    neighboring_relation=str(neighboring_relation),
   )
 
 

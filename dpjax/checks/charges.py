@@ -23,6 +23,7 @@ from dpjax.noise import source
 from dpjax.plan import OVERFLOW_SHARE
 from dpjax.sampling import PoissonSampler
 from dpjax.types import ClippedSum
+from dpjax.validate import UserError
 
 # Number of steps that `own_sum` compares at least, for a model of any size, if the run has them.
 _OWN_STEPS = 4
@@ -236,13 +237,18 @@ def white_box_audit(subject: Subject) -> Row:
   if not can_fail(drawn=1.0):
     return not_applicable(f"under this claim, {number} canaries may all be guessed right")
   small = dataclasses.replace(plan.fitted(number), slices=1)
-  scores = auditing.gradient_canaries(
-    small,
-    num_canaries=number,
-    seed=SEED,
-    key=noise_record.test_key(subject, 2),
-    transform=subject.transform,
-  )
+  try:
+    scores = auditing.gradient_canaries(
+      small,
+      num_canaries=number,
+      seed=SEED,
+      key=noise_record.test_key(subject, 2),
+      transform=subject.transform,
+    )
+  except UserError as error:
+    if error.field != "transform":
+      raise
+    return row(math.nan, Z, str(error))
   p_value = alarm_p_value(scores, claim)
   detail = (
     f"z-score of the right guesses of {number} gradient canaries in one run, under the claimed "

@@ -143,7 +143,7 @@ def check_arrays(**named: Any) -> None:
 
 
 def check_real(**named: Any) -> None:
-  """Raises UserError unless every leaf of each tree is a real floating-point array.
+  """Raises UserError unless each tree holds arrays, all of real floating point.
 
   Integers have no gradient. Real Gaussian noise would cover only one part of a complex number.
 
@@ -154,6 +154,8 @@ def check_real(**named: Any) -> None:
   """
   check_arrays(**named)
   for name, tree in named.items():
+    if not jax.tree.leaves(tree):
+      raise UserError("must hold at least one array", field=name)
     for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
       # A key has no result type. A Python number gets the type that JAX would give it.
       dtype = jnp.result_type(leaf) if not trees.is_key(leaf) else leaf.dtype

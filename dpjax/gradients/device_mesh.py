@@ -26,6 +26,7 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax import lax
 from jax.core import Tracer
@@ -132,25 +133,35 @@ def checked_mesh(mesh: Mesh) -> Mesh:
   return Mesh(mesh.devices, names, axis_types=(AxisType.Auto,) * len(names))
 
 
-def check_automatic(mesh: Mesh | None, batch: ArrayTree) -> None:
+def check_automatic(mesh: Mesh | None, *, params: ArrayTree = (), batch: ArrayTree) -> None:
   """Raises UserError if JAX would ask every operation of a loss for the sharding of its result.
 
-  It does so for rows that are split over explicit axes, which are those of `jax.make_mesh` by
+  It does so for arrays that are split over explicit axes, which are those of `jax.make_mesh` by
   default, and within `jax.set_mesh` of such axes. A `mesh` splits rows over automatic axes.
   """
   explicit = lambda mesh: AxisType.Explicit in (mesh.axis_types or ())
-  if mesh is not None and explicit(jax.sharding.get_abstract_mesh()):
+  around = jax.sharding.get_abstract_mesh()
+  if mesh is not None and explicit(around):
     raise UserError(
       "has automatic axes, and jax.set_mesh has set explicit ones; call it outside of set_mesh",
       field="mesh",
       value=mesh.axis_names,
     )
-  for path, leaf in jax.tree_util.tree_leaves_with_path(batch):
+  # Whole arrays are computed with under `jax.jit`, which alone traces new arrays, or in `set_mesh`.
+  takes_whole = explicit(around) or (around.empty and isinstance(jnp.zeros(()), Tracer))
+  automatic = "make it with axis_types=(jax.sharding.AxisType.Auto,)"
+  remedies = {"params": automatic, "batch": "give clipped_grad that mesh, as mesh="}
+  for path, leaf in jax.tree_util.tree_leaves_with_path({"params": params, "batch": batch}):
+    name = path[0].key
     sharding = jax.typeof(leaf).sharding
-    if mesh is None and any(sharding.spec) and explicit(sharding.mesh):
+    is_whole = not any(sharding.spec)
+    # A `mesh` places rows, and whole parameters, anew.
+    placed = mesh is not None and (is_whole or name == "batch")
+    fits = is_whole and (takes_whole or sharding.mesh.size == 1)
+    if explicit(sharding.mesh) and not placed and not fits:
       raise UserError(
-        "is split over explicit axes of a mesh; give clipped_grad that mesh, as mesh=",
-        field=f"batch{jax.tree_util.keystr(path)}",
+        f"is {'on' if is_whole else 'split over'} explicit axes of a mesh; {remedies[name]}",
+        field=f"{name}{jax.tree_util.keystr(path[1:])}",
         value=sharding.spec,
       )
 

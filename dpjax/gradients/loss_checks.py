@@ -208,15 +208,28 @@ def check_apart(fn: Callable[..., Any], *many: ArrayTree, name: str) -> None:
 
 def _refuse_effects(eqns: Iterable[Any], name: str) -> None:
   for eqn in eqns:
-    # Some collectives, such as `ppermute`, state no effect.
-    reaches = eqn.effects or "axis_name" in eqn.params
     # A call has the effects of its content, so the error must name the equation inside.
-    if reaches and eqn.primitive.name not in _HARMLESS and not jaxprs.inside(eqn):
-      raise validate.UserError(
-        f"'{eqn.primitive.name}' has a side effect, through which one example "
-        "could reach another; return what it computes, or use jax.pure_callback",
-        field=name,
+    if eqn.primitive.name in _HARMLESS or jaxprs.inside(eqn):
+      continue
+    # Some collectives, such as `ppermute`, state no effect.
+    if "axis_name" in eqn.params or (eqn.effects and "axes" in eqn.params):
+      does, remedy = "runs along an axis of many", "compute it of ONE example alone"
+    elif not eqn.effects:
+      continue
+    elif any(hasattr(var.aval, "inner_aval") for var in (*eqn.invars, *eqn.outvars)):
+      does, remedy = (
+        "reads or writes a Ref, as a Pallas kernel does",
+        "write it with jax.numpy",
       )
+    else:
+      does, remedy = (
+        "has a side effect",
+        "return what it computes, or use jax.pure_callback",
+      )
+    raise validate.UserError(
+      f"'{eqn.primitive.name}' {does}, through which one example could reach another; {remedy}",
+      field=name,
+    )
 
 
 def _refuse_own_batching(eqns: Iterable[Any], name: str, others: str) -> None:

@@ -153,8 +153,8 @@ def stacked_arrays(loss_fn: LossFn) -> Callable[[Params, Any], tuple[Array, Para
     batch = jax.tree.map(jnp.asarray, batch)
     _batch_size(batch)
     check_real(params=params)
-    if not jax.tree.leaves(params):
-      raise validate.UserError("must hold at least one array", field="params")
+    params = jax.tree.map(jnp.asarray, params)
+    check_automatic(None, params=params, batch=batch)
     loss = check_loss(loss_fn, params, batch)
     check_closure(loss, given)
 
@@ -294,11 +294,11 @@ class ClippedGrad:
     batch = jax.tree.map(jnp.asarray, batch)
     size = _batch_size(batch)
     mesh = self.mesh
-    check_automatic(mesh, batch)
     mask = checked_mask(mask, size)
     self.l2_clip_norm.check_prefix(params)
     check_real(params=params)
     params = jax.tree.map(jnp.asarray, params)
+    check_automatic(mesh, params=params, batch=batch)
     loss = check_loss(self.loss_fn, params, batch)
     check_closure(loss, given)
     one_pass = functools.partial(self._one_pass, loss)

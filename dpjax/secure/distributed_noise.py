@@ -194,7 +194,13 @@ class SkellamSum:
     Args:
       vector: [dim] floats of any size. A vector with NaN or infinity becomes zeros.
       signs: public key of the round's rotation.
+
+    Raises:
+      UserError: a vector of complex numbers.
     """
+    # NumPy would drop the imaginary part of a complex number.
+    if np.iscomplexobj(vector):
+      raise UserError("must be real numbers", field="vector", value=np.result_type(vector))
     vector = np.asarray(vector, np.float64)
     # The client sends zeros, with the usual share of noise: silence would reveal the failure.
     if not np.isfinite(vector).all():

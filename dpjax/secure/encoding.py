@@ -137,6 +137,9 @@ class Encoding:
       weights: [C], in [0, 1].
       mask: [C] bool, False for rows that do not count.
 
+    Raises:
+      UserError: messages of complex numbers.
+
     >>> encoding = Encoding(max_clients=2, largest_value=1.0, bits=8)
     >>> messages = jnp.array([[0.5, -1.0], [jnp.nan, 0.0]])
     >>> encoding.encode(messages, jnp.ones(2), jnp.ones(2, bool)).values.tolist()
@@ -152,6 +155,8 @@ class Encoding:
 
     def integers(leaf: Array) -> Array:
       leaf = trees.at_least_float32(jnp.asarray(leaf))
+      if jnp.iscomplexobj(leaf):
+        raise UserError("must be real numbers", field="messages", value=leaf.dtype)
       row = (-1,) + (1,) * (leaf.ndim - 1)
       clipped = jnp.clip(leaf, -self.largest_value, self.largest_value)
       # 0 x NaN is NaN, so a message that does not count is replaced by zeros.

@@ -91,7 +91,7 @@ def _step_info(summed: ClippedSum, scale: ArrayLike) -> StepInfo:
   batch_size = jnp.sum(mask)
   count = jnp.sum(counted)
   # 0 would look like a perfect fit. An empty batch has nothing to divide by.
-  divisor = jnp.where(batch_size > 0, count, 1)
+  divisor = jnp.where(batch_size > 0, count, 1).astype(jnp.float32)
   mean = lambda values: jnp.sum(jnp.where(counted, values, 0)) / divisor
   return StepInfo(
     train_loss=mean(summed.losses) * scale,
@@ -112,11 +112,11 @@ def join(first: StepInfo, second: StepInfo) -> StepInfo:
   """
   counts = [info.batch_size - info.left_out for info in (first, second)]
   batch_size = first.batch_size + second.batch_size
-  divisor = jnp.where(batch_size > 0, counts[0] + counts[1], 1)
+  divisor = jnp.where(batch_size > 0, counts[0] + counts[1], 1).astype(jnp.float32)
 
   def mean(*values: Array) -> Array:
     # The mean of a slice without an example that counts may be NaN.
-    sums = (jnp.where(n > 0, n * value, 0) for n, value in zip(counts, values))
+    sums = (jnp.where(n > 0, jnp.float32(n) * value, 0) for n, value in zip(counts, values))
     return sum(sums) / divisor
 
   return StepInfo(
@@ -133,7 +133,8 @@ def average(ema: Params, params: Params, step: Array, decay: float) -> Params:
 
   The warm-up is that of De et al. 2022: the average soon forgets the initial weights.
   """
-  rate = jnp.minimum(decay, (1.0 + step) / (10.0 + step))
+  done = jnp.float32(step)
+  rate = jnp.minimum(decay, (1.0 + done) / (10.0 + done))
   return jax.tree.map(lambda e, p: rate * e + (1 - rate) * p, ema, params)
 
 

@@ -3,10 +3,13 @@
 import dataclasses
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from dpjax import auditing
+from dpjax.auditing.canaries import Canaries
+from dpjax.auditing.gradient_canaries import CanarySums, sum_scores
 from dpjax.auditing.lower_bounds import gdp_lower_bound
 from dpjax.plan import Plan
 from dpjax.sampling import PoissonSampler
@@ -40,6 +43,22 @@ def test_coins_that_all_fall_alike_and_odd_seeds_are_one_line(planted):
   for seed, message in ((alike, "num_canaries"), (-1, "seed")):
     with refuses(message):
       _scores(planted, "none", 1.0, m=2, seed=seed)
+
+
+def test_a_transform_that_returns_nan_is_not_audited(planted):
+  """A guard returns it for what it refuses: all scores were 0, and nothing was refuted."""
+  plan = _plan(planted, 1.0, 20)
+
+  def nan(key):
+    tx = plan.transform(key)
+    return tx._replace(update=lambda g, s, p=None, **more: (p * jnp.nan, s))
+
+  options = {"num_canaries": 20, "seed": 0, "key": jax.random.key(0)}
+  with refuses("transform"):
+    auditing.gradient_canaries(plan, transform=nan, **options)
+  sums = CanarySums(jnp.full(2, jnp.nan))
+  with refuses("state"):
+    sum_scores(sums, Canaries(None, np.array([True, False]), "gradient"))
 
 
 def test_canaries_give_what_ideal_gaussian_scores_give(planted):

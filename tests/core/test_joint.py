@@ -1,7 +1,9 @@
 """Several mechanisms under one budget: the composed cost, what is charged, what is refused."""
 
+import copy
 import dataclasses
 import math
+import pickle
 
 import dp_accounting as dpa
 import jax
@@ -413,6 +415,24 @@ def test_a_subclass_of_a_plan_is_its_authors_word():
   assert "kind: claimed" in plan.statement()
   with refuses("parts['a']"):
     JointPlan({"a": joint}, _DELTA)
+
+
+def test_a_ledger_says_what_a_subclass_of_a_plan_claims():
+  """Its events go where no plan goes, and were proved there."""
+  noise = {"sum_event": lambda self, step: dpa.GaussianDpEvent(9.0)}
+  fields = {f.name: getattr(_train(), f.name) for f in dataclasses.fields(Plan)}
+  joint = JointPlan({"a": type("_Cheap", (Plan,), noise)(**fields)}, _DELTA)
+  ledger = joint.charge(accounting.Ledger(), "a", noise_key_id="k", num_steps=20)
+  assert elements.claims(ledger.event()) == ("the event of _Cheap is its author's word",)
+  assert accounting.gdp.approximate(ledger.event(), delta=_DELTA).epsilon_kind == "claimed"
+  again = accounting.Ledger.from_json(ledger.to_json())
+  assert joint.spent(again) == joint.spent(ledger)
+
+
+def test_a_joint_plan_is_pickled_and_copied():
+  joint = JointPlan({"a": _train(), "mean": _mean()}, _DELTA, times={"mean": 2})
+  for other in (pickle.loads(pickle.dumps(joint)), copy.deepcopy(joint)):
+    assert other == joint and other.event() == joint.event()
 
 
 def test_half_precision_is_as_private_as_double():

@@ -75,6 +75,8 @@ def test_integer_parameters_and_a_weight_of_several_numbers_are_refused_before_a
     federated.fed_avg(loss, optax.sgd(0.5), key=jax.random.key(0)).init(
       {"w": jnp.zeros(2), "n": jnp.int32(3)}
     )
+  with refuses("params"):
+    federated.fed_avg(loss, optax.sgd(0.5), key=jax.random.key(0)).init({})
   client = federated.local_training(loss, optax.sgd(0.5))
 
   def finish(received, local):

@@ -259,6 +259,39 @@ def test_every_method_by_which_runs_draw_is_in_the_record_of_draws():
   assert {"geometric", "poisson", "permutation"} <= methods <= covered
 
 
+@pytest.mark.parametrize("name", ["split", "fold_in", "uniform", "randint"])
+def test_functions_of_jax_by_which_runs_draw_are_in_the_record(name, monkeypatch):
+  """Views of an example, and the noise of a step, follow from more than bits of the run's key."""
+  here = run_keys._draws_here(run_keys.draw(0))
+  draws = getattr(jax.random, name)
+  other = {
+    "split": lambda key: draws(key)[::-1],
+    "fold_in": lambda key, n: draws(key, n + 1),
+  }
+  changed = lambda *args, **more: draws(*args, **more) + 1
+  monkeypatch.setattr(jax.random, name, other.get(name, changed))
+  assert run_keys._draws_here(run_keys.draw(0)) != here
+
+
+def test_both_ways_to_choose_rows_are_in_the_record(monkeypatch):
+  """NumPy shuffles the end of a list where it takes many of more than 10,000 rows."""
+  here = run_keys._draws_here(run_keys.draw(0))
+  drawn = run_keys.generator
+
+  class Other:
+    def __init__(self, *args):
+      self.rng = drawn(*args)
+
+    def __getattr__(self, name):
+      return getattr(self.rng, name)
+
+    def choice(self, rows, *args, **more):
+      return self.rng.choice(rows, *args, **more) + (rows > 10_000)
+
+  monkeypatch.setattr(run_keys, "generator", Other)
+  assert run_keys._draws_here(run_keys.draw(0)) != here
+
+
 def test_data_that_declare_another_number_of_records_are_others(
   stopped, whole, monkeypatch
 ):

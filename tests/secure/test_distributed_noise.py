@@ -341,6 +341,8 @@ def test_the_noise_of_all_clients_is_within_what_the_sampler_draws(clients, nois
 
 def test_messages_beyond_floats_send_zeros_and_say_nothing(recwarn):
   mechanism = _sized(l2_clip_norm=1e38, dim=4096)
+  with refuses("vector"):
+    mechanism.encode(np.random.default_rng(0), np.full(4096, 1j), _KEY)
   sent = mechanism.encode(np.random.default_rng(0), np.full(4096, 1e38), _KEY)
   assert not sent.any()  # the rotation of it is no float32
   mean = skellam_mean(PlainSum(min_survivors=4), _sized(dim=2), seed=1)

@@ -141,3 +141,9 @@ def test_a_vector_and_its_tree_are_the_same(bits):
 def test_what_is_wrong_is_one_line(arguments, field):
   with refuses(field):
     Encoding(**arguments)
+
+
+def test_complex_messages_are_one_line():
+  encoding = Encoding(max_clients=2, largest_value=1.0)
+  with refuses("messages"):
+    encoding.encode(jnp.ones((2, 3), jnp.complex64), jnp.ones(2), jnp.ones(2, bool))

@@ -218,6 +218,7 @@ def facts(
     confidence=config.confidence,
     claim=claim.pairs(epsilon),
     at_best=at_best,
+    neighboring_relation=claim.relation,
   ).to_json()
   numbers = {"num_canaries": len(included), "num_included": int(included.sum())}
   note_text = note.format(

@@ -21,6 +21,7 @@ are as secret as the data.
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import secrets
 from collections.abc import Mapping
@@ -122,18 +123,27 @@ def _draws_here(random: RunKeys) -> str:
   """Returns a digest of what this process draws under fixed keys of the kinds of a run's.
 
   Libraries and flags decide it, such as another version of NumPy, jax_default_prng_impl or
-  jax_enable_x64. No device does, since it covers integers alone.
+  jax_enable_x64. No device does, since it covers integers, and floats that are bits of them.
   """
   found: list[Any] = [str(jax.dtypes.canonicalize_dtype(np.float64))]
   for key in (random.init, random.noise):
     words = jnp.zeros_like(jax.random.key_data(key))
     fixed = jax.random.wrap_key_data(words, impl=jax.random.key_impl(key))
-    found.append(np.asarray(jax.random.bits(fixed, (3,))).tolist())
+    # Steps and examples have keys of their own.
+    own = jax.random.fold_in(jax.random.split(fixed)[1], 1)
+    found.append(np.asarray(jax.random.bits(own, (3,))).tolist())
+  # Augmentation and rounded messages draw so: under keys of any kind, of which one will do.
+  for draw in (
+    jax.random.uniform,
+    functools.partial(jax.random.randint, minval=0, maxval=9),
+  ):
+    found.append(np.asarray(draw(jax.random.key(0), shape=(3,))).tolist())
   rng = generator(0, 0)
   # The methods by which samplers, and noise of integers, draw: some have two ways.
   found += [rng.geometric(0.3, 4).tolist(), rng.integers(9, size=4).tolist()]
   found += [rng.permutation(4).tolist(), rng.random(4).tolist()]
-  found += [rng.choice(9, 4, replace=False, shuffle=False).tolist()]
+  for rows in (9, 10_001):
+    found += [rng.choice(rows, rows // 2, replace=False, shuffle=False)[:4].tolist()]
   found += [rng.geometric(0.5, 4).tolist(), rng.poisson([0.5, 99.0]).tolist(), rng.bytes(4)]
   return hashlib.sha256(repr(found).encode()).hexdigest()
 

@@ -69,6 +69,8 @@ def test_nothing_and_no_noise():
   assert gdp.approximate(dpa.NoOpDpEvent(), delta=1e-5).epsilon == 0
   without_noise = gdp.approximate(dpa.GaussianDpEvent(0.0), delta=1e-5)
   assert (without_noise.epsilon, without_noise.epsilon_kind) == (math.inf, "none")
+  # exp(1 / z^2) is no float.
+  assert gdp.approximate(_run(0.03, 0.1, 1), delta=1e-5) == without_noise
 
 
 def test_what_an_event_claims_is_exact_and_not_proved():

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax import lax
-from jax.experimental import checkify, io_callback
+from jax.experimental import checkify, io_callback, pallas
 
 import dpjax
 from dpjax import gradients, losses, models, sampling
@@ -326,6 +326,14 @@ def _remembering(w, example):
   return jnp.sum(example[0] @ w) * _SEEN[...]
 
 
+def _in_a_kernel(w, example):
+  def double(x, out):
+    out[...] = 2 * x[...]
+
+  like = jax.ShapeDtypeStruct(example[0].shape, example[0].dtype)
+  return jnp.sum(pallas.pallas_call(double, out_shape=like)(example[0]) @ w)
+
+
 def _while(w, example):
   grow = lambda x: x + jnp.abs(x @ w @ w.T) + 1
   return jnp.sum(lax.while_loop(lambda x: jnp.sum(x) < 10, grow, example[0]))
@@ -448,7 +456,8 @@ def test_an_error_of_the_loss_itself_says_what_it_was_called_with():
     (_counting(ordered=True), "'io_callback' has a side effect.*pure_callback"),
     (_counting(ordered=False), "'io_callback' has a side effect"),
     (jax.jit(_counting(ordered=False)), "'io_callback' has a side effect"),
-    (_remembering, "has a side effect, through which one example"),
+    (_remembering, "'get' reads or writes a Ref, .*, through which one example"),
+    (_in_a_kernel, "'get' reads or writes a Ref, as a Pallas kernel does"),
     (_while, "'while' has no reverse-mode derivative; write it with lax.scan"),
     (_callback, "'pure_callback' has no reverse-mode derivative"),
   ],
@@ -460,6 +469,16 @@ def test_bad_losses_are_one_line_that_names_the_primitive_and_the_way_out(
   with pytest.raises(UserError, match=match) as caught:
     grad_fn(jnp.ones((4, 3)), _BATCH, True)
   assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+  "seen", [lambda x: x * lax.axis_index("i"), lambda x: lax.psum(x, "i")]
+)
+def test_an_axis_around_the_loss_is_named_as_one(seen):
+  grad_fn = gradients.clipped_grad(lambda w, x: w * seen(x), l2_clip_norm=1.0)
+  total = lambda x: grad_fn(jnp.ones(()), x, True).total
+  with pytest.raises(UserError, match="runs along an axis"):
+    jax.vmap(total, axis_name="i")(jnp.ones((2, 3)))
 
 
 @pytest.mark.slow

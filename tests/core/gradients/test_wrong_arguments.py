@@ -1,6 +1,9 @@
 """Wrong losses, batches, parameters and masks end in one line that names them, at every entry."""
 
 import functools
+import os
+import subprocess
+import sys
 
 import jax
 import jax.numpy as jnp
@@ -10,11 +13,12 @@ import pytest
 import dpjax
 from dpjax import data, gradients
 from dpjax.validate import UserError
-from tests import plans
+from tests import plans, quick_compile
 from tests.refuses import refuses
 
 _W = jnp.ones((3, 2))
 _BATCH = np.ones((4, 3), np.float32)
+_KEY = jax.random.key(0)
 
 
 def _good(w, x):
@@ -95,6 +99,14 @@ def test_a_wrong_loss_is_one_line(entry):
     _one_line(lambda loss_fn=loss_fn: _ENTRIES[entry](loss_fn, _W, _BATCH), "loss_fn")
 
 
+@pytest.mark.parametrize("entry", sorted(_ENTRIES))
+def test_parameters_without_an_array_are_one_line(entry):
+  loss_fn = lambda w, x: jnp.sum(x)
+  for params in ({}, {"w": None}):
+    _one_line(lambda params=params: _ENTRIES[entry](loss_fn, params, _BATCH), "params")
+    _one_line(lambda params=params: _plan().transform(_KEY).init(params), "params")
+
+
 @pytest.mark.parametrize("entry", sorted(set(_ENTRIES) - {"explain"}))
 @pytest.mark.parametrize("kind", sorted(_LEAVES))
 def test_a_leaf_that_is_no_number_is_one_line_that_names_its_path(entry, kind):
@@ -138,3 +150,45 @@ def test_rows_over_explicit_axes_are_named_before_jax_asks_for_shardings():
   assert np.isfinite(call(explicit).total).all()
   with jax.set_mesh(explicit), refuses("mesh"):
     call(explicit)
+  with refuses("batch['x']"):
+    gradients.per_example_grads(loss_fn)(jnp.ones(2), batch)
+  split = {"w": jax.device_put(jnp.ones(2), over)}
+  with refuses("params['w']"):
+    gradients.clipped_grad(
+      lambda p, e: loss_fn(p["w"], e), l2_clip_norm=1.0, mesh=explicit
+    )(split, batch, True)
+
+
+_WHOLE = """
+import jax, jax.numpy as jnp, numpy as np
+from dpjax import gradients, validate
+mesh = jax.make_mesh((2,), ("data",), axis_types=(jax.sharding.AxisType.Explicit,))
+on_all = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec())
+rows = np.arange(8.0, dtype=np.float32).reshape(4, 2)
+params, x = jax.device_put((jnp.ones(2), rows), on_all)
+
+def total(params, x, mesh=None):
+  loss_fn = lambda w, example: jnp.sum(w * example)
+  grad_fn = gradients.clipped_grad(loss_fn, l2_clip_norm=1e3, mesh=mesh)
+  return grad_fn(params, x, True).total
+
+for args in ((np.ones(2), x), (params, rows)):
+  try:
+    total(*args)
+  except validate.UserError as error:
+    print(error.field)
+sums = [jax.jit(total)(params, x), total(params, x, mesh)]
+with jax.set_mesh(mesh):
+  sums += [total(params, x)]
+print(*[np.allclose(each, rows.sum(axis=0)) for each in sums])
+"""
+
+
+@pytest.mark.slow
+def test_whole_arrays_on_explicit_axes_are_taken_where_jax_takes_them():
+  """JAX itself finds no gradient of them under `jax.vmap` outside of `jax.jit` and `set_mesh`."""
+  flags = dict(XLA_FLAGS=quick_compile.xla_flags(2), JAX_PLATFORMS="cpu")
+  done = subprocess.run(
+    [sys.executable, "-c", _WHOLE], env=os.environ | flags, capture_output=True, text=True
+  )
+  assert done.stdout.split() == ["batch", "params", *["True"] * 3], done.stderr[-2000:]

@@ -11,7 +11,7 @@ import pytest
 import dpjax
 from dpjax import training
 from dpjax.training.augment import AUGMENTATIONS
-from dpjax.training.dp_sgd import StepInfo, noise_state
+from dpjax.training.dp_sgd import StepInfo, join, noise_state
 from dpjax.types import Batch, Example
 from dpjax.validate import Verbatim
 from tests import plans
@@ -83,6 +83,20 @@ def test_p16_interrupted_equals_uninterrupted_bit_for_bit():
   assert dpjax.trees.sha256(whole.params) == dpjax.trees.sha256(rest.params)
   assert dpjax.trees.sha256(whole.ema) == dpjax.trees.sha256(rest.ema)
   assert int(rest.step) == int(noise_state(rest).draws) == 8
+
+
+@pytest.mark.parametrize("slices", [1, 2])
+def test_types_are_never_promoted_by_themselves(slices):
+  algorithm = _algorithm(_plan(slices=slices), ema_decay=0.9)
+
+  def two_steps():
+    batches = _batches(2 * slices, 32 // slices)
+    state, info = _run(algorithm, algorithm.init(_PARAMS), batches)
+    return state.ema["w"], join(info, info)
+
+  free = two_steps()
+  with jax.numpy_dtype_promotion("strict"):
+    jax.tree.map(np.testing.assert_array_equal, two_steps(), free)
 
 
 def test_p17_each_step_draws_other_noise():
