@@ -44,7 +44,11 @@ class Jitted:
     self._first: tuple[Any, Any] | None = None
 
     def run(held: list[Any], *args: Any) -> Any:
-      closed, shapes = self._trace(args)
+      first = self._first
+      if first is not None and first[0] == _signature(args):
+        closed, shapes = first[1]
+      else:
+        closed, shapes = jax.make_jaxpr(fn, return_shape=True)(*args)
       values = jax.tree.leaves(args)
       inlined = _Inlined(self._held or [], held)
       consts = inlined.arguments(closed.consts)
@@ -84,12 +88,6 @@ class Jitted:
         arrays = filter(_is_argument, jaxprs.constants(self._first[1][0]))
         self._held = list({id(array): array for array in arrays}.values())
       return self._held
-
-  def _trace(self, args: tuple[Any, ...]) -> Any:
-    first = self._first
-    if first is not None and first[0] == _signature(args):
-      return first[1]
-    return jax.make_jaxpr(self._fn, return_shape=True)(*args)
 
 
 def jitted(fn: Callable[..., Any], *, donate_argnums: int | tuple[int, ...] = ()) -> Jitted:

@@ -84,7 +84,9 @@ class EqnChain(NamedTuple):
   def invars(self) -> list[Any]:
     """Returns the operands that come from outside of the chain."""
     inside = {var for eqn in self.eqns for var in eqn.outvars}
-    return [atom for eqn in self.eqns for atom in eqn.invars if _is_new(atom, inside)]
+    atoms = [atom for eqn in self.eqns for atom in eqn.invars]
+    # A literal has no hash.
+    return [atom for atom in atoms if is_literal(atom) or atom not in inside]
 
   @property
   def outvars(self) -> list[Var]:
@@ -93,11 +95,6 @@ class EqnChain(NamedTuple):
   @property
   def effects(self) -> Any:
     return self.eqns[-1].effects
-
-
-def _is_new(atom: Any, known: set[Var]) -> bool:
-  # A literal has no hash.
-  return is_literal(atom) or atom not in known
 
 
 def bind(eqn: Eqn, values: Sequence[Any]) -> dict[Var, Any]:

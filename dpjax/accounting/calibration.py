@@ -50,6 +50,12 @@ def calibrate_noise_multiplier(
 ) -> float:
   """Returns the smallest noise_multiplier z at which `make_event(z)` costs at most `epsilon`.
 
+  Args:
+    make_event: function from the number to the event of the whole run.
+    tol: largest relative amount by which the cost may be below `epsilon`.
+    target: `epsilon` and `delta`, and `neighboring_relation` and `accountant` as `epsilon` takes
+      them.
+
   Guarantee: the run costs at most `epsilon`. It costs at least `(1 - tol) * epsilon`, unless the
   cost jumps over this range or the answer is MIN_NOISE_MULTIPLIER.
   Raises Unreachable if the run costs more even at MAX_NOISE_MULTIPLIER.
@@ -142,6 +148,12 @@ def calibrate_sampling_prob(
   make_event: Callable[[float], DpEvent], *, tol: float = 1e-4, **target: Unpack[Target]
 ) -> float:
   """Returns the largest sampling_prob q <= 1 at which `make_event(q)` costs at most `epsilon`.
+
+  Args:
+    make_event: function from the number to the event of the whole run.
+    tol: largest relative amount by which the cost may be below `epsilon`.
+    target: `epsilon` and `delta`, and `neighboring_relation` and `accountant` as `epsilon` takes
+      them.
 
   Guarantee: the run costs at most `epsilon`. It costs at least `(1 - tol) * epsilon`, unless the
   cost jumps over this range or the answer is 1.

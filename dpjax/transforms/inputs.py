@@ -97,10 +97,6 @@ def is_placeholder(params: Any) -> bool:
   return type(params).__name__ == "_ParamsPlaceholder"
 
 
-def _is_masked(leaf: object) -> bool:
-  return isinstance(leaf, optax.MaskedNode)
-
-
 def _check_whole(name: str, tree: Any) -> list[Any]:
   """Returns the leaves. Raises UserError if a wrapper, such as `optax.masked`, has left some out.
 
@@ -112,7 +108,7 @@ def _check_whole(name: str, tree: Any) -> list[Any]:
   ...
   dpjax.validate.UserError: params: hold optax.MaskedNode: plan.transform must stand first ...
   """
-  leaves = jax.tree.leaves(tree, is_leaf=_is_masked)
+  leaves = jax.tree.leaves(tree, is_leaf=lambda leaf: isinstance(leaf, optax.MaskedNode))
   for leaf in leaves:
     if isinstance(leaf, optax.MaskedNode):
       raise UserError(
