@@ -191,12 +191,6 @@ def check_public(
     )
 
 
-def _check_params(params: Params) -> None:
-  check_real(params=params)
-  if not jax.tree.leaves(params):
-    raise UserError("must hold at least one array", field="params")
-
-
 def check_cohort(cohort: Cohort, memories: ClientStates | None) -> None:
   """Refuses a cohort with a number that names no client, or with a client twice.
 
@@ -392,7 +386,7 @@ def federated(
     return client.finish(received, local)[0]
 
   def init(params: Params, num_clients: int = 0) -> FederatedState:
-    _check_params(params)
+    check_real(params=params)
     # The parameters are copied, since the caller may change or donate its arrays.
     params = jax.tree.map(jnp.array, params)
     first_state = None if memory is None else memory(params)
