@@ -206,6 +206,7 @@ def make_plan(config: FedConfig, num_clients: int) -> tuple[Plan, Plan]:
       normalize_by=config.clients_per_round,
       num_steps=config.num_rounds,
       delta=privacy.delta,
+      unit="user",
     )
     return plan, plan
   correlation = None
@@ -225,6 +226,7 @@ def make_plan(config: FedConfig, num_clients: int) -> tuple[Plan, Plan]:
       ),
       normalize_by=divisor,
       noise_shape=NoiseShape(correlation=correlation),
+      unit="user",
     )
 
   cohort = getattr(privacy, "simulated_cohort", None)
@@ -329,7 +331,6 @@ def make_promise(
     num_clients,
     ran=None if reported is ran else ran,
     deployed=deployed,
-    unit="user",
     budget=getattr(config.privacy, "epsilon_budget", None),
     release=config.release,
   )
