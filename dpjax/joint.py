@@ -76,8 +76,7 @@ class JointPlan(overflow.MayAbort):
   Give each plan's `batches` its own seed, or none. Two plans with the same draws do not sample
   independently, which no ledger can detect.
 
-  A plan whose rows are the clients of a federation takes a `UserSampler`. With another sampler
-  nothing here says that a row is a user, whose one record may move the sum by two clip norms.
+  All plans hide one `unit`. A mechanism hides one example, so it joins no plan of users.
 
   Quote the epsilon of the joint plan. The epsilon of one plan leaves the other parts out.
 

@@ -91,8 +91,7 @@ def _no_option(name: str) -> str:
 
 
 def _unit_of(part: Any) -> str:
-  """Returns the unit that data state for a row, as blocks of users do, or a state of clients for
-  its guarantee; "" if none is stated."""
+  """Returns the unit that data state for a row, as blocks of users do; "" if none is stated."""
   unit = getattr(part, "unit", "")
   # A frame may have a column of this name.
   return unit if isinstance(unit, str) else ""
@@ -191,14 +190,16 @@ class Plan(overflow.MayAbort):
       or another one.
     scaling: a `transforms.CoordinateScaling`, which scales coordinates by earlier private outputs
       before the clip, at no cost (`transforms/scale_then_privatize.py`); None for no scaling.
+    unit: whom the guarantee hides, which is what one row of the data is: "example", or "user" for
+      all that one user contributes, as of a client of a federation. "" for the sampler's unit.
 
   `dpjax/transforms/together.py` lists the combinations of options that are refused.
 
   Guarantee: let a run use `transform` on the batches of `batches` for at most `steps` updates. It
-  is (epsilon(delta, steps), delta)-differentially private for one record of the sampler's `unit`
-  under `neighboring_relation`. All numbers of the plan must be constants. Under
-  add_or_remove_one the number of examples is secret, so no number of the plan may be computed
-  from it. A number of examples declared without looking at the data may be used.
+  is (epsilon(delta, steps), delta)-differentially private for one `unit` under
+  `neighboring_relation`. All numbers of the plan must be constants. Under add_or_remove_one the
+  number of examples is secret, so no number of the plan may be computed from it. A number of
+  examples declared without looking at the data may be used.
 
   >>> plan = Plan(sampler=sampling.PoissonSampler(sampling_prob=0.01, capacity=768),
   ...   noise_multiplier=1.2, l2_clip_norm=1.0, normalize_by=600, num_steps=2000, delta=1e-5)
@@ -218,6 +219,7 @@ class Plan(overflow.MayAbort):
   noise_shape: noise.NoiseShape = WHITE
   statistics: NoisyMeans | None = None
   scaling: transforms.CoordinateScaling | None = None
+  unit: str = ""
 
   def __post_init__(self):
     validate.non_negative(noise_multiplier=self.noise_multiplier)
@@ -234,6 +236,7 @@ class Plan(overflow.MayAbort):
         field="sampler",
         value=Verbatim(f"{self.sampler!r:.60}"),
       )
+    self._set_unit()
     # A plan without statistics imports none of their mechanisms.
     if self.statistics is not None:
       from dpjax.mechanisms.noisy_means import NoisyMeans
@@ -260,6 +263,7 @@ class Plan(overflow.MayAbort):
       slices=self.slices,
       statistics=self.statistics,
       scaling=self.scaling,
+      unit=self.unit,
     )
     together.check(present)
     relation = self.sampler.checked_relation(self.neighboring_relation)
@@ -275,6 +279,13 @@ class Plan(overflow.MayAbort):
         value=self.accountant,
       )
     self._check_shape()
+
+  def _set_unit(self) -> None:
+    own = self.sampler.unit
+    # Only a sampler of plain rows leaves open what a row is.
+    units = ("example", "user") if own == "example" else (own,)
+    object.__setattr__(self, "unit", self.unit or own)
+    validate.one_of(units, unit=self.unit)
 
   def _check_shape(self) -> None:
     shape = self.noise_shape
@@ -748,8 +759,8 @@ class Plan(overflow.MayAbort):
 
     Args:
       opt_state: state of the chain that begins with `transform`, or a tree that holds this state,
-        such as the state of `training.dp_sgd`, or of a federated algorithm, whose statement is
-        about users. It may come from a checkpoint.
+        such as the state of `training.dp_sgd`, or of a federated algorithm. It may come from a
+        checkpoint.
       delta: delta of the guarantee; None for the plan's.
       num_examples: a public size for the statement, as in `statement`.
 
@@ -803,15 +814,12 @@ class Plan(overflow.MayAbort):
         field="opt_state",
       )
     delta = self.delta if delta is None else delta
-    stated = jax.tree.leaves(opt_state, is_leaf=lambda node: bool(_unit_of(node)))
     return SpentBudget(
       steps=steps,
       epsilon=self.epsilon(delta, steps),
       delta=delta,
       # A plan made for this delta would have another capacity, and so other aborts.
-      statement=self.statement(
-        num_examples, steps, unit=next(filter(None, map(_unit_of, stated)), ""), delta=delta
-      ),
+      statement=self.statement(num_examples, steps, delta=delta),
     )
 
   def clipped_grad(self, loss_fn: LossFn, **options: Any) -> ClippedGrad:
@@ -1050,7 +1058,7 @@ class Plan(overflow.MayAbort):
   ) -> str:
     """Returns the guarantee in words, with its assumptions; see `accounting.privacy_statement`.
 
-    `unit` names what counts as one record; "" for the sampler's own unit. `delta` is that of the
+    `unit` names what counts as one record; "" for the plan's own unit. `delta` is that of the
     guarantee; None for the plan's. `epsilon_kind` is "claimed" if the run assumes more than the
     plan does.
     """
@@ -1090,9 +1098,3 @@ class Plan(overflow.MayAbort):
     if not type(self).__module__.startswith("dpjax."):
       found = (*found, f"the event of {type(self).__name__} is its author's word")
     return found
-
-  @property
-  def unit(self) -> str:
-    """Returns the unit that a guarantee protects: "example", or "user" where users are
-    sampled."""
-    return self.sampler.unit

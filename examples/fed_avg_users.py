@@ -31,6 +31,7 @@ plan = dpjax.Plan.calibrated(
   l2_clip_norm=0.15,
   normalize_by=50,
   sampler=dpjax.PoissonSampler(sampling_prob=0.5, capacity=101),
+  unit="user",
 )
 
 # --- By hand.

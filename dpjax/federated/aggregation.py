@@ -39,7 +39,7 @@ from dpjax.plan import Plan
 from dpjax.transforms.clip_scale import clip_scale
 from dpjax.transforms.scale_then_privatize import coordinate_scales
 from dpjax.types import Array, ArrayTree, ClipLike, ClippedSum
-from dpjax.validate import UserError, Verbatim
+from dpjax.validate import UserError
 
 
 class RoundRefused(UserError):
@@ -269,7 +269,8 @@ def central(plan: Plan, key: Array) -> Aggregator:
   aggregator keeps the plan, so a round refuses a cohort that another plan has drawn.
 
   Raises:
-    UserError: the plan has clip norms or noise shares per group, slices, scaling or statistics.
+    UserError: the plan has clip norms or noise shares per group, slices or scaling; or noise, but
+      another `unit` than "user", with which it has no statistics either.
   """
   validate.instance(Plan, "a dpjax.Plan, which samples clients", plan=plan)
   clip = plan.l2_clip_norm
@@ -285,15 +286,17 @@ def central(plan: Plan, key: Array) -> Aggregator:
       field="scaling",
       value=plan.scaling,
     )
-  if plan.statistics is not None:
-    raise UserError(
-      "must be None for clients: they hide one row of the data, and a client has many",
-      field="statistics",
-      value=Verbatim(type(plan.statistics).__name__),
-    )
   if plan.slices != 1:
     raise UserError(
       "must be 1 for clients, which are streamed anyway", field="slices", value=plan.slices
+    )
+  # One example less turns a client's message round, which moves the sum by two clip norms. So the
+  # epsilon of a plan that hides examples would be too small for them.
+  if plan.is_private and plan.unit != "user":
+    raise UserError(
+      "must be 'user', as in dpjax.Plan(..., unit='user'), since one row is all of a client",
+      field="unit",
+      value=plan.unit,
     )
   return dp_mean(plan.transform(key), l2_clip_norm=clip)._replace(plan=plan)
 

@@ -66,11 +66,6 @@ class FederatedState(NamedTuple):
   round: Array  # int32, number of rounds done
   run: Array  # int32, number of the run whose cohorts it takes (`Drawn.run`); 0 until then
 
-  @property
-  def unit(self) -> str:
-    """Returns whom a plan of clients protects, for `plan.spent(state)`."""
-    return "user"
-
 
 class RoundInfo(NamedTuple):
   """Diagnostics for users. They are computed from raw client data: NOT private."""

@@ -45,6 +45,7 @@ def features(
   slices: int = 1,
   statistics: object = None,
   scaling: object = None,
+  unit: str = "example",
 ) -> dict[str, dict[str, Any]]:
   """Returns feature -> {"field", "value"} of the argument that causes it, for the features that are
   present. It raises UserError if `shape` is no `NoiseShape`.
@@ -77,7 +78,8 @@ def features(
     present["free participation"] = (free, drawn)
     present["bounded participation"] = (not free, drawn)
     # Private statistics protect a row, which is only a part of a user's data.
-    present["users"] = (sampler.unit != "example", drawn)
+    owner = drawn if sampler.unit == unit else ("unit", unit)
+    present["users"] = (unit != "example", owner)
     present[_EPOCHS] = (sampler.period != 1, drawn)
   return {
     name: {"field": field, "value": value}

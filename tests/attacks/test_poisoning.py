@@ -36,7 +36,7 @@ def _points(rows):
 
 _plan = functools.partial(
   plans.of, 16, prob=1.0, noise_multiplier=0.0, l2_clip_norm=0.5, normalize_by=_CLIENTS,
-  num_steps=1,
+  num_steps=1, unit="user",
 )  # fmt: skip
 
 

@@ -116,7 +116,7 @@ def start(name, algorithm):
 # A private plan over clients.
 plan = functools.partial(
   plans.of, 40, noise_multiplier=2.0, l2_clip_norm=CLIP, normalize_by=DIVISOR, num_steps=3,
-  delta=1e-3,
+  delta=1e-3, unit="user",
 )  # fmt: skip
 
 

@@ -46,7 +46,7 @@ def _tx(noise_multiplier=0.0, l2_clip_norm=1.5, normalize_by=4.0, seed=0):
 
 _plan = functools.partial(
   plans.of, 40, noise_multiplier=2.0, l2_clip_norm=0.5, normalize_by=10.0, num_steps=3,
-  delta=1e-3,
+  delta=1e-3, unit="user",
 )  # fmt: skip
 
 
@@ -259,7 +259,7 @@ def test_adaptive_clipping_plugs_in_unchanged():
     ({"l2_clip_norm": {"delta": 1.0}}, "l2_clip_norm"),
     ({"slices": 2}, "slices"),
     # They clip the two vectors of one row, and a client has many: "one user" would be untrue.
-    ({"statistics": ChannelStatistics(normalize_by=10.0)}, "statistics"),
+    ({"statistics": ChannelStatistics(normalize_by=10.0), "unit": "example"}, "unit"),
   ],
 )
 def test_plans_that_make_no_sense_for_clients_are_refused(changes, field):

@@ -259,7 +259,7 @@ key, noise_key = jax.random.key(0), jax.random.key(1)
 clients = problems.ragged((5, 1, 0, 7, 3, 2, 2, 9, 4, 1, 6), seed=1)
 cohort, params = from_batches(clients, batch_size=2), problems.network_params()
 plan = Plan(sampler=sampling.PoissonSampler(sampling_prob=0.5, capacity=99), noise_multiplier=1.0,
-            l2_clip_norm=0.5, normalize_by=4.0, num_steps=9, delta=1e-3)
+            l2_clip_norm=0.5, normalize_by=4.0, num_steps=9, delta=1e-3, unit="user")
 out = {}
 ways = {"loop": loop_clients(), "one": pmap_clients(num_devices=1), "eight": pmap_clients(),
         "sharded": shard_map_clients(), "sharded one": shard_map_clients(num_devices=1)}

@@ -85,6 +85,7 @@ def plan(name):
     normalize_by=2.0,
     num_steps=3,
     delta=1e-3,
+    unit="user",
   )
 
 
@@ -177,7 +178,7 @@ def test_a_round_that_nobody_answers_is_charged_and_noised():
 def test_programs_that_see_when_they_are_asked_need_clients_drawn_apart():
   """Of two clients one is asked, and sends 1, or -1 for the exchanged data, at noise 2. The other
   one knows in half of the rounds that it was the victim's turn."""
-  numbers = dict(l2_clip_norm=1.0, normalize_by=1, num_steps=1, delta=0.01)
+  numbers = dict(l2_clip_norm=1.0, normalize_by=1, num_steps=1, delta=0.01, unit="user")
   fixed = Plan(sampler=sampling.FixedSizeSampler(1, 2), noise_multiplier=2.0, **numbers)
   spent = fixed.epsilon()
   told = norm.cdf(0.5 - spent) - np.exp(spent) * norm.cdf(-0.5 - spent)

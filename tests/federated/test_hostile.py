@@ -92,7 +92,7 @@ def test_integer_parameters_and_a_weight_of_several_numbers_are_refused_before_a
 
 def test_the_noise_of_a_plan_takes_no_other_plans_cohorts():
   """Half of the clients in a round are charged: another plan would let all of them in."""
-  plan = plans.of(4, normalize_by=1.0, num_steps=2, delta=1e-3)
+  plan = plans.of(4, normalize_by=1.0, num_steps=2, delta=1e-3, unit="user")
   every = dpjax.PoissonSampler(sampling_prob=1.0, capacity=4)
   other = dataclasses.replace(plan, sampler=every, noise_multiplier=0.0)
   assert dataclasses.replace(plan, sampler=every).epsilon() > 1.3 * plan.epsilon()
@@ -108,7 +108,7 @@ def test_runs_with_one_key_share_no_noise():
   dataset = dpjax.data.from_arrays(x, np.zeros(4, int), num_classes=1)
   federation = dpjax.data.Federation(dataset, [[0], [1], [2], [3]], nominal_users=4)
   sampler = dpjax.PoissonSampler(sampling_prob=0.5, capacity=8)
-  plan = dpjax.Plan(sampler, 1.0, 1.0, 1.0, 2, delta=1e-3)
+  plan = dpjax.Plan(sampler, 1.0, 1.0, 1.0, 2, delta=1e-3, unit="user")
   silos = Silos([plan] * 4, num_rounds=2)
   loss = lambda w, example: 0.0 * jnp.sum(w * example.x)
 
@@ -135,7 +135,7 @@ def test_a_pass_of_clients_that_goes_on_with_another_draw_is_refused():
   dataset = dpjax.data.from_arrays(np.zeros((4, 2), np.float32), [0] * 4, num_classes=1)
   federation = dpjax.data.Federation(dataset, [[0], [1], [2], [3]], nominal_users=4)
   sampler = dpjax.sampling.BallsInBinsSampler(2, capacity=8)
-  plan = dpjax.Plan(sampler, 1.0, 1.0, 1.0, 2, delta=1e-3)
+  plan = dpjax.Plan(sampler, 1.0, 1.0, 1.0, 2, delta=1e-3, unit="user")
   aggregator = federated.central(plan, _KEY)
   loss = lambda w, example: 0.0 * jnp.sum(w * example.x)
   algorithm = federated.fed_avg(loss, optax.sgd(1.0), key=_KEY, aggregator=aggregator)

@@ -1,5 +1,6 @@
 """Whatever a private round releases is a function of the noised sum, in every algorithm."""
 
+import dataclasses
 import functools
 import inspect
 
@@ -9,7 +10,7 @@ import numpy as np
 import optax
 import pytest
 
-from dpjax import data, federated, sampling
+from dpjax import JointPlan, data, federated, mechanisms, sampling
 from dpjax.federated import (
   client_noise,
   compressed,
@@ -101,15 +102,36 @@ def _check_release(name, kind, value):
 
 
 def test_what_a_plan_of_clients_has_spent_is_said_of_users():
-  plan = plans.of(num_steps=3, noise_multiplier=1.0)
+  plan = plans.of(num_steps=3, noise_multiplier=1.0, unit="user")
   tx = optax.sgd(1.0)
   private = federated.central(plan, jax.random.key(0))
   loss_fn = lambda w, x: jnp.sum((w - x) ** 2)
   fed = federated.fed_avg(loss_fn, tx, tx, private, key=jax.random.key(1))
   state = fed.init(jnp.zeros(3))
-  for held in (state, {"round": 0, "state": state}):
+  for held in (state, {"round": 0, "state": state}, state.aggregator):
     assert "Unit: one user" in plan.spent(held).statement
-  assert "Unit: one example" in plan.spent(state.aggregator).statement  # of no algorithm
+  assert "Unit: one user" in plan.statement()
+
+
+def test_a_plan_of_clients_says_that_it_hides_users():
+  """A client without one of its examples may send the opposite message. So the epsilon of a plan
+  that said "one example" was that of half as large a move of the sum."""
+  rows = plans.of(num_steps=3)
+  with refuses("unit", value="example"):
+    federated.central(rows, registry.NOISE)
+  clients = dataclasses.replace(rows, unit="user")
+  assert federated.central(clients, registry.NOISE).plan == clients
+  # A mechanism hides one example: with a plan of users it has no epsilon.
+  votes = mechanisms.GNMax(4.0)
+  assert JointPlan({"train": rows, "votes": votes}, delta=1e-3).unit == "example"
+  with refuses("parts['votes']"):
+    JointPlan({"train": clients, "votes": votes}, delta=1e-3)
+  with refuses("unit", value="user"):
+    plans.of(unit="user", statistics=mechanisms.ChannelStatistics(normalize_by=4.0))
+  users = sampling.UserSampler(sampling_prob=0.5, capacity=8)
+  assert plans.of(sampler=users).unit == "user"
+  with refuses("unit", value="example"):
+    plans.of(sampler=users, unit="example")
 
 
 @pytest.mark.cases(slow=[3], long=...)

@@ -32,7 +32,7 @@ params = problems.network_params()
 cohorts = [from_batches(problems.ragged(sizes, seed=len(sizes)), batch_size=2)
            for sizes in ((4, 1, 0, 3, 4), (4,), ())]  # an empty share; nobody at all
 plan = Plan(sampler=sampling.PoissonSampler(sampling_prob=0.5, capacity=99), noise_multiplier=1.0,
-            l2_clip_norm=0.5, normalize_by=4.0, num_steps=9, delta=1e-3)
+            l2_clip_norm=0.5, normalize_by=4.0, num_steps=9, delta=1e-3, unit="user")
 def fed(inner, aggregator=None):
   return fed_avg(problems.network, optax.sgd(0.1), None, aggregator,
                  process_clients(inner), key=key)

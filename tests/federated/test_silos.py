@@ -339,7 +339,11 @@ def test_what_is_refused():
     silos.cohorts(_federation(500, 3), rng=0)
   with refuses("aggregator"):
     federated.fed_avg(
-      _LOSS, optax.sgd(1.0), aggregator=federated.central(plan, _KEY), silos=silos, key=_KEY
+      _LOSS,
+      optax.sgd(1.0),
+      aggregator=federated.central(_plan(unit="user"), _KEY),
+      silos=silos,
+      key=_KEY,
     )
   by_hand = federated.from_batches([np.ones((3, 2)), np.ones((3, 2))])
   algorithm = federated.fed_avg(_LOSS, optax.sgd(1.0), silos=silos, key=_KEY)

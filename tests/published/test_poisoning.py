@@ -54,6 +54,7 @@ def _plan(noise_multiplier):
     normalize_by=_CLIENTS,
     num_steps=20,
     delta=1e-4,
+    unit="user",
   )
 
 

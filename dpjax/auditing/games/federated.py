@@ -69,7 +69,7 @@ Games = Callable[..., list[Game]]
 def the_plan() -> Plan:
   """Returns a plan with every client in every round, so sampling hides nothing."""
   sampler = sampling.PoissonSampler(sampling_prob=1.0, capacity=8)
-  return small_plan(sampler=sampler, noise_multiplier=_Z, num_steps=ROUNDS)
+  return small_plan(sampler=sampler, noise_multiplier=_Z, num_steps=ROUNDS, unit="user")
 
 
 def _client(x: float, width: int) -> np.ndarray:

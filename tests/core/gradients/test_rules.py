@@ -122,7 +122,7 @@ def test_a_new_rule_is_known_by_its_name_everywhere(psac):
 
 @pytest.mark.long
 def test_plan_cohorts_and_games_take_a_new_rule_as_it_is(psac):
-  numbers = dict(noise_multiplier=2.0, normalize_by=4, num_steps=3, delta=1e-5)
+  numbers = dict(noise_multiplier=2.0, normalize_by=4, num_steps=3, delta=1e-5, unit="user")
   sampler = sampling.PoissonSampler(0.5, 9)
   plan = dpjax.Plan(sampler=sampler, l2_clip_norm=Clip(0.5, "psac"), **numbers)
   flat = dpjax.Plan(sampler=sampler, l2_clip_norm=0.5, **numbers)

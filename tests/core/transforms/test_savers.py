@@ -1,5 +1,6 @@
 """Every private state goes through the savers of other libraries and back, bit for bit."""
 
+import dataclasses
 import functools
 import io
 import pickle
@@ -167,7 +168,7 @@ def test_every_state_goes_through_every_saver(name, saver, tmp_path):
 @pytest.mark.parametrize("key", _KEYS)
 @pytest.mark.parametrize("saver", _SAVERS)
 def test_a_federated_state_goes_through_every_saver(saver, key, tmp_path):
-  plan = test_plan_spent._PLANS["white"]
+  plan = dataclasses.replace(test_plan_spent._PLANS["white"], unit="user")
   algorithm = federated.fed_avg(
     lambda params, example: jnp.sum((params["w"] - example.x) ** 2),
     optax.sgd(0.1),

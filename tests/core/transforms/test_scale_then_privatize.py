@@ -399,7 +399,7 @@ def test_a_record_moves_the_scaled_sum_by_its_bound_beside_other_features(name, 
   ],
 )
 def test_scaling_costs_users_nothing_either(sampler):
-  scaled = dataclasses.replace(_PLAN, sampler=sampler, neighboring_relation="")
+  scaled = dataclasses.replace(_PLAN, sampler=sampler, neighboring_relation="", unit="")
   plain = dataclasses.replace(scaled, scaling=None)
   assert scaled.unit == "user" and scaled.epsilon() == plain.epsilon()
   assert "Scaled coordinates" in scaled.statement()

@@ -207,6 +207,7 @@ def make_plan(config: FedConfig, num_clients: int) -> tuple[Plan, Plan]:
       normalize_by=config.clients_per_round,
       num_steps=config.num_rounds,
       delta=privacy.delta,
+      unit="user",
     )
     return plan, plan
   correlation = None
@@ -226,6 +227,7 @@ def make_plan(config: FedConfig, num_clients: int) -> tuple[Plan, Plan]:
       ),
       normalize_by=divisor,
       noise_shape=NoiseShape(correlation=correlation),
+      unit="user",
     )
 
   cohort = getattr(privacy, "simulated_cohort", None)
@@ -330,7 +332,6 @@ def make_promise(
     num_clients,
     ran=None if reported is ran else ran,
     deployed=deployed,
-    unit="user",
     budget=getattr(config.privacy, "epsilon_budget", None),
     release=config.release,
   )
