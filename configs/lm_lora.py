@@ -6,7 +6,7 @@
 
 private per LINE of a history or a tragedy; per ROLE, with all lines that it keeps:
 
-  ... --config.data.name=shakespeare_roles --config.privacy.sampler=users \\
+  ... --config.data.name=shakespeare_roles \\
     --config.privacy.sampling_prob=0.05 --config.privacy.delta=1e-4
 
 Its epsilon is claimed, not proved, for the one reason that the statement names: that no private

@@ -49,7 +49,6 @@ if TYPE_CHECKING:
   from dpjax.sampling import RandomAllocationSampler as RandomAllocationSampler
   from dpjax.sampling import ShuffledSampler as ShuffledSampler
   from dpjax.sampling import TruncatedPoissonSampler as TruncatedPoissonSampler
-  from dpjax.sampling import UserSampler as UserSampler
   from dpjax.sampling import WithReplacementSampler as WithReplacementSampler
   from dpjax.transforms import clip_and_noise as clip_and_noise
   from dpjax.types import Batch as Batch

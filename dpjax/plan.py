@@ -457,14 +457,13 @@ class Plan(overflow.MayAbort):
         field="for_data",
       )
     steps = _steps_of(epochs, size, batch_size)
-    of_users = _unit_of(data) == sampling.UserSampler.unit
-    kind = sampling.UserSampler if of_users else sampling.PoissonSampler
+    options.setdefault("unit", _unit_of(data))
     plan = cls.calibrated(
       epsilon=epsilon,
       attack=attack,
       delta=delta,
       # The noise does not depend on the capacity, which is chosen below.
-      sampler=kind(sampling_prob=batch_size / size, capacity=size),
+      sampler=sampling.PoissonSampler(sampling_prob=batch_size / size, capacity=size),
       num_steps=steps,
       l2_clip_norm=l2_clip_norm,
       normalize_by=batch_size,
@@ -943,7 +942,7 @@ class Plan(overflow.MayAbort):
         leading axis of len(indices), in their order: an array, a `dpjax.data.Dataset`, a torch
         TensorDataset, a Hugging Face data set `.with_format("numpy")`, a class of your own,
         whose arrays are copied. Or a dict of arrays [n, ...]: an example is then a dict, too. Or
-        blocks of `sampling.group_by_user`, whose rows are users: a `UserSampler` takes no others.
+        blocks of `sampling.group_by_user`, whose rows are users: a plan of users takes no others.
         If the data have a bool array `present` [n], rows whose entry is False may be drawn, and
         contribute zero. If the data have a `nominal_size`, it is `declared` of `check_capacity`.
       rng: integer seed of the sampler; 128 bits or more for a release. None takes 128 fresh bits
@@ -997,16 +996,15 @@ class Plan(overflow.MayAbort):
     unit = _unit_of(data)
     if unit and unit != self.unit:
       raise UserError(
-        f"hides one {self.unit}, and a row of data is one {unit}, whose records move a sum twice "
-        f"as far; must be a dpjax.UserSampler, or a subclass of your own with unit={unit!r}",
-        field="sampler",
-        value=Verbatim(type(self.sampler).__name__),
+        f"must be {unit!r}, which a row of data is, and whose records move a sum twice as far",
+        field="unit",
+        value=self.unit,
       )
     # Of plain rows the statement would say "user", and hide single examples.
-    if not unit and isinstance(self.sampler, sampling.UserSampler):
+    if not unit and self.unit != self.sampler.unit:
       raise UserError(
-        "must be the users that UserSampler draws: blocks of dpjax.sampling.group_by_user, or data "
-        "whose `unit` is 'user', since each row holds all that one user contributes",
+        f"must be blocks of dpjax.sampling.group_by_user, or data whose `unit` is {self.unit!r}, "
+        f"for a plan with that unit: each row holds all that one {self.unit} contributes",
         field="data",
         value=Verbatim(type(data).__name__),
       )

@@ -6,7 +6,7 @@
 
 Private per role, its 16 first lines:
 
-  ... --config.base.data.name=shakespeare_roles --config.base.privacy.sampler=users \\
+  ... --config.base.data.name=shakespeare_roles \\
     --config.base.privacy.sampling_prob=0.05 --config.base.privacy.delta=1e-4
 
 Hardware: 2 CPU cores, 18 minutes. Numbers: results/lm_lora.

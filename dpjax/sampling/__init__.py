@@ -16,7 +16,6 @@ if TYPE_CHECKING:
   from dpjax.sampling.k_out_of_t import KOutOfTSampler as KOutOfTSampler
   from dpjax.sampling.min_sep import MinSepSampler as MinSepSampler
   from dpjax.sampling.poisson import PoissonSampler as PoissonSampler
-  from dpjax.sampling.poisson import UserSampler as UserSampler
   from dpjax.sampling.random_allocation import (
     RandomAllocationSampler as RandomAllocationSampler,
   )

@@ -44,19 +44,3 @@ class PoissonSampler(PaddedSampler):
   def draw(self, num_examples: int, *, seed: int, step: int) -> np.ndarray:
     rows = successes(generator(seed, step), num_examples, self.sampling_prob)
     return self.check_draw(rows, step)
-
-
-@dataclasses.dataclass(frozen=True)
-class UserSampler(PoissonSampler):
-  """Each USER takes part independently with `sampling_prob`, with the user's whole block.
-
-  A plan draws only from blocks of `group_by_user`, or other data whose `unit` is "user".
-  Arguments and event are those of `PoissonSampler`; `capacity` counts users.
-
-  >>> UserSampler(sampling_prob=0.5, capacity=8).unit
-  'user'
-  """
-
-  name: ClassVar[str] = "users"
-  unit: ClassVar[str] = "user"
-  small: ClassVar[Any] = ({"sampling_prob": 0.2, "capacity": 5},)

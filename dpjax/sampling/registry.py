@@ -6,7 +6,6 @@ a run's numbers, such as a sampling probability and the size of the data, stands
 | sampler                 | an example takes part in                               |
 | ----------------------- | ------------------------------------------------------ |
 | PoissonSampler          | any step, independently                                |
-| UserSampler             | any step, as part of its user's block, independently   |
 | RandomAllocationSampler | one step of every pass, drawn anew, uniformly          |
 | KOutOfTSampler          | k steps of every pass, a uniform set, drawn anew       |
 | TruncatedPoissonSampler | any step; a batch that is too large is cut at random   |
@@ -307,7 +306,6 @@ SCHEMES: dict[str, Scheme] = {
   "poisson": Scheme(
     "poisson:PoissonSampler", _poisson, ("examples", "clients"), ("capacity",), "exact"
   ),
-  "users": Scheme("poisson:UserSampler", _poisson, _EXAMPLES, ("capacity",)),
   "random_allocation": Scheme(
     "random_allocation:RandomAllocationSampler",
     _in_one_step_of_each_pass,

@@ -4,7 +4,7 @@ The examples of one user, up to a public number, form ONE block. The rest of dpj
 as one example: it is sampled, clipped and accounted as a whole.
 
   blocks = group_by_user(train, user_ids, max_examples_per_user=8)
-  plan = dpjax.Plan.calibrated(sampler=UserSampler(sampling_prob=0.01, capacity=64), ...)
+  plan = dpjax.Plan.for_data(blocks, ...)               # whose unit is "user"
   grad_fn = plan.clipped_grad(user_loss(loss_fn))     # the loss of ONE user
   for batch in plan.batches(blocks, rng=2): ...       # [64 users, 8 examples, ...]
 
@@ -40,7 +40,7 @@ class UserBlocks:
   """Examples grouped by user. `len` counts users, and indexing gathers blocks.
 
   `blocks[users]` is a `Batch` of examples [len(users), m, ...] and mask [len(users), m], where m is
-  the `max_examples_per_user` of `group_by_user`. A plan whose sampler hides examples refuses them.
+  the `max_examples_per_user` of `group_by_user`. A plan takes them if its `unit` is "user".
   """
 
   unit: ClassVar[str] = "user"

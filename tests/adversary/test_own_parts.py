@@ -230,7 +230,7 @@ def test_rows_that_are_examples_are_no_users():
 
 
 def _users(num_examples, sampling_prob):
-  return sampling.UserSampler(sampling_prob=sampling_prob, capacity=num_examples + 1)
+  return sampling.BoundedContributionSampler(sampling_prob, num_examples + 1, 1)
 
 
 @pytest.mark.parametrize(

@@ -137,11 +137,6 @@ def test_canaries_leave_what_the_relation_says_and_every_batch_can_be_drawn(
   assert len(mixed) == kept and (mixed.present is not None) == empty
   plan, full = _plan(sampler, relation), _plan(sampler, relation)
   resident = resident_lib.resident(mixed)
-  if isinstance(sampler, sampling.UserSampler):  # of users with one record each
-    one_each = lambda rows: sampling.group_by_user(
-      rows, np.arange(len(rows)), max_examples_per_user=1
-    )
-    resident, train = one_each(resident), one_each(train)
   taken = absent = 0
   for batch, whole in zip(plan.batches(resident, rng=3), full.batches(train, rng=3)):
     taken += int(batch.mask.sum())
@@ -186,7 +181,7 @@ _CONFIGS = [
   ]),
   *(
     (s, "add_or_remove_one", "sgd")
-    for s in used_for("examples") if s != "users"  # rows are no people
+    for s in used_for("examples")
   ),
   *((s, r, "dp_ftrl") for s, rs in [
     ("cyclic", ("replace_special", "replace_one")),

@@ -12,7 +12,6 @@ from tests import plans
 
 _SAMPLERS = {
   "poisson": sampling.PoissonSampler(sampling_prob=0.05, capacity=2000),
-  "user": sampling.UserSampler(sampling_prob=0.05, capacity=2000),
   "truncated": sampling.TruncatedPoissonSampler(
     sampling_prob=0.05, capacity=70, num_examples=1000
   ),
@@ -26,7 +25,6 @@ _BOTH = ("pld", "rdp")
 # What is proved, written down a second time: relation -> accountants.
 _PROVED = {
   "poisson": {_ADD: _BOTH, _ZERO: _BOTH},
-  "user": {_ADD: _BOTH, _ZERO: _BOTH},
   "truncated": {_ZERO: ("pld",)},
   "fixed_size": {_REPLACE: _BOTH},
   "fixed, joining": {_ADD: _BOTH},

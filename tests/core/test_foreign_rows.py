@@ -8,7 +8,7 @@ from jax import numpy as jnp
 from jax import random
 
 from dpjax import training
-from dpjax.sampling import PoissonSampler, UserSampler
+from dpjax.sampling import PoissonSampler
 from dpjax.sampling.users import group_by_user
 from dpjax.validate import UserError
 from dpjax.zoo import networks
@@ -47,8 +47,8 @@ class SortingArray(np.ndarray):
     return np.sort(np.asarray(self)[indices], axis=0)
 
 
-def make_plan(sampler):
-  return plans.of(sampler=sampler, normalize_by=8, num_steps=2)
+def make_plan(sampler, **fields):
+  return plans.of(sampler=sampler, normalize_by=8, num_steps=2, **fields)
 
 
 @pytest.mark.parametrize(
@@ -58,7 +58,7 @@ def test_order_is_checked_inside_a_dict_and_inside_blocks(array):
   examples = make_plan(PoissonSampler(sampling_prob=0.2, capacity=ROWS))
   with refuses("data"):
     examples.batches({"x": array}, 1)
-  users = make_plan(UserSampler(sampling_prob=0.2, capacity=16))
+  users = make_plan(PoissonSampler(sampling_prob=0.2, capacity=16), unit="user")
   blocks = group_by_user(array, np.arange(ROWS) // 4, max_examples_per_user=4)
   with refuses("data"):
     users.batches(blocks, 1)

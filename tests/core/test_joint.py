@@ -227,7 +227,6 @@ def test_parts_that_only_rdp_knows_are_accounted_by_rdp():
     JointPlan(parts, _DELTA, accountant="pld")
 
 
-_USERS = sampling.UserSampler(sampling_prob=0.1, capacity=200)
 _CUT = sampling.TruncatedPoissonSampler(sampling_prob=0.1, capacity=150, num_examples=1000)
 _ZEROED = _train(neighboring_relation="replace_special")
 
@@ -240,7 +239,7 @@ _ZEROED = _train(neighboring_relation="replace_special")
     ({"mean": mechanisms.Gaussian}, {}, "must be a dpjax.Plan, or a mechanism"),
     ({"a": _train(), "b": _ZEROED}, {}, "must be one for all parts"),
     ({"a": _train()}, {"neighboring_relation": "replace_one"}, "must be one for all parts"),
-    ({"a": _train(sampler=_USERS), "b": _mean()}, {}, "hides one example"),
+    ({"a": _train(unit="user"), "b": _mean()}, {}, "hides one example"),
     ({"a": _train(), "b": _mean(neighboring_relation="replace_one")}, {}, "parts\\['b'\\]"),
     ({"a": _train()}, {"times": {"a": 2}}, "times='a': is a plan"),
     ({"a": _mean()}, {"times": {"a": 0}}, "times\\['a'\\]=0"),

@@ -16,7 +16,6 @@ from tests.refuses import refuses
 _N = 2000
 _SAMPLERS = {
   "poisson": lambda q: sampling.PoissonSampler(sampling_prob=q, capacity=_N + 1),
-  "users": lambda q: sampling.UserSampler(sampling_prob=q, capacity=_N + 1),
   "cyclic_poisson": lambda q: sampling.CyclicPoissonSampler(
     turn_prob=q, num_groups=3, capacity=_N + 1
   ),

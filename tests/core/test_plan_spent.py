@@ -252,11 +252,10 @@ def test_a_state_is_not_counted_by_a_plan_whose_steps_cost_less(name):
 
 
 def test_a_state_of_examples_is_not_counted_as_one_of_users():
-  """Both samplers have one event: a run that hid single examples was said to hide users."""
-  users = sampling.UserSampler(sampling_prob=0.1, capacity=8)
+  """Both plans have one event: a run that hid single examples was said to hide users."""
   state = _plan().transform(_KEY).init(_PARAMS)
   with refuses("state.draws"):
-    _plan(sampler=users).spent(state)
+    _plan(unit="user").spent(state)
 
 
 @pytest.mark.slow

@@ -288,9 +288,11 @@ def test_p25_dp_ftrl_is_calibrated_with_them():
 
 
 def test_a_users_rows_have_no_statistics():
-  sampler = sampling.UserSampler(sampling_prob=0.1, capacity=_N + 1)  # a user has many rows
+  sampler = sampling.BoundedContributionSampler(0.1, _N + 1, max_contribution=2)
   with refuses("sampler"):
     _plan(sampler)
+  with refuses("unit"):
+    _plan(_POISSON, unit="user")
 
 
 def test_statistics_of_another_relation_are_refused():

@@ -346,7 +346,9 @@ def test_mistakes_are_one_line(make, field):
 
 def test_what_stands_in_place_of_another_argument_is_named():
   plan = Plan(
-    sampling.UserSampler(sampling_prob=0.5, capacity=4), 1.0, 1.0, 1, 2, delta=1e-5
+    *(sampling.PoissonSampler(sampling_prob=0.5, capacity=4), 1.0, 1.0, 1, 2),
+    delta=1e-5,
+    unit="user",
   )
   key = jax.random.key(0)
   central = federated.central(plan, key)

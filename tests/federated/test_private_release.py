@@ -128,7 +128,7 @@ def test_a_plan_of_clients_says_that_it_hides_users():
     JointPlan({"train": clients, "votes": votes}, delta=1e-3)
   with refuses("unit", value="user"):
     plans.of(unit="user", statistics=mechanisms.ChannelStatistics(normalize_by=4.0))
-  users = sampling.UserSampler(sampling_prob=0.5, capacity=8)
+  users = sampling.BoundedContributionSampler(0.5, 8, max_contribution=2)
   assert plans.of(sampler=users).unit == "user"
   with refuses("unit", value="example"):
     plans.of(sampler=users, unit="example")

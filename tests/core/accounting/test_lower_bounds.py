@@ -97,7 +97,6 @@ def _kept(sampler):
 # can really make on a run of 6 steps
 _ATTACKS = {
   sampling.PoissonSampler: lambda s, far: (_halves(s.sampling_prob, far), 1.0, 6),
-  sampling.UserSampler: lambda s, far: (_halves(s.sampling_prob, far), 1.0, 6),
   sampling.BoundedContributionSampler: lambda s, far: (_several(s), 1.0, 6),
   sampling.FixedSizeSampler: lambda s, far: (
     _pushed_out(s.batch_size / s.num_examples), 1.0, 6,
@@ -127,7 +126,6 @@ _ATTACKS = {
 def _samplers(prob):
   size = whole_batch_size(prob, _N)
   yield sampling.PoissonSampler(prob, _N + 1)
-  yield sampling.UserSampler(prob, _N + 1)
   yield sampling.BoundedContributionSampler(prob, _N + 3, max_contribution=3)
   yield sampling.FixedSizeSampler(size, _N)
   yield sampling.FixedSizeSampler(min(size, _N - 1), _N, size_is_public=False)

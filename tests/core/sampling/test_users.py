@@ -106,7 +106,8 @@ def test_an_emptied_user_adds_nothing_to_the_count_of_an_adaptive_clip_norm():
   emptied = dataclasses.replace(whole, present=np.arange(6) > 1)
   rule = transforms.AdaptiveClipping(count_noise_std=1.0, learning_rate=1.0)
   plan = plans.of(
-    sampler=sampling.UserSampler(sampling_prob=1.0, capacity=8),
+    prob=1.0,
+    unit="user",
     neighboring_relation="replace_special",
     l2_clip_norm=dpjax.Clip(1.0, rule),
     normalize_by=1,
@@ -158,8 +159,7 @@ def test_blocks_are_refused_by_a_plan_that_hides_examples():
   x = np.array([[1.0], [-3.0], [1.0]], np.float32)
   loss = sampling.user_loss(lambda w, x: jnp.sum(w * x))
   user, example = (
-    plans.of(sampler=kind(sampling_prob=1.0, capacity=4), normalize_by=1)
-    for kind in (sampling.UserSampler, sampling.PoissonSampler)
+    plans.of(4, prob=1.0, normalize_by=1, unit=unit) for unit in ("user", "example")
   )
 
   def total(rows, plan):
@@ -169,7 +169,7 @@ def test_blocks_are_refused_by_a_plan_that_hides_examples():
 
   moved = float(jnp.abs(total([0, 1, 2], user) - total([0, 2], user)).sum())
   assert moved == pytest.approx(2 * user.l2_bound, rel=1e-5)
-  with refuses("sampler"):
+  with refuses("unit", value="example"):
     total([0, 1, 2], example)
   blocks = sampling.group_by_user(x, [0, 0, 1], max_examples_per_user=2)
   own = dataclasses.replace(user, sampler=_UsersOfOwn(sampling_prob=1.0, capacity=4))
@@ -263,20 +263,29 @@ def test_an_emptied_user_adds_nothing():
   assert blocks.mask.tolist() == [[True, False, False], [False] * 3]
 
 
-def test_the_sampler_is_poisson_over_users_and_says_user():
-  sampler = sampling.UserSampler(sampling_prob=0.3, capacity=40)
-  assert sampler.unit == "user" and isinstance(sampler, sampling.PoissonSampler)
-  fitted = sampling.UserSampler(0.1, 1).fit_to(500, log_overflow_prob=-30)
-  assert type(fitted) is sampling.UserSampler
-  plain = sampling.PoissonSampler(sampling_prob=0.3, capacity=40)
-  np.testing.assert_array_equal(
-    sampler.draw(40, seed=1, step=2), plain.draw(40, seed=1, step=2)
-  )
+@pytest.mark.parametrize(
+  "sampler",
+  [
+    sampling.FixedSizeSampler(batch_size=2, num_examples=5),
+    sampling.ShuffledSampler(batch_size=2, num_examples=5),
+    sampling.CyclicSampler(steps_per_pass=2, capacity=5),
+    sampling.RandomAllocationSampler(steps_per_pass=2, capacity=6),
+    sampling.TruncatedPoissonSampler(sampling_prob=0.5, capacity=3, num_examples=5),
+  ],
+)
+def test_any_sampler_of_examples_draws_users(sampler):
+  """One block is to it what one example is: at the same cost, and proved."""
+  data, ids = _data(sizes=(2, 5, 1, 3, 2))
+  users, examples = (plans.of(sampler=sampler, unit=unit) for unit in ("user", "example"))
+  assert users.epsilon() == examples.epsilon() and not users.assumptions
+  assert "one user" in users.statement() and "one user" not in examples.statement()
+  batches = list(users.batches(_blocks(data, ids), rng=0))
+  assert len(batches) == 4 and batches[0].examples.mask.ndim == 2
 
 
 def test_a_plan_of_users_draws_no_plain_rows():
   """It did, and its statement said "one user" of single examples."""
-  plan = plans.of(sampler=sampling.UserSampler(sampling_prob=0.5, capacity=16))
+  plan = plans.of(16, unit="user")
   data, ids = _data()
   lines = np.zeros((4, 3), np.int32)
   tokens = lambda x: dpjax.data.Dataset(x, np.zeros(4, np.int32), "lines", 9, "train", 9)
@@ -312,7 +321,9 @@ def test_a_plan_takes_users_for_examples():
   data, ids = _data(sizes=(2, 5, 1) * 20)
   blocks = _blocks(data, ids)
   plan = plans.of(
-    sampler=sampling.UserSampler(sampling_prob=0.2, capacity=40),
+    40,
+    prob=0.2,
+    unit="user",
     normalize_by=12,
     num_steps=5,
     delta=1e-3,

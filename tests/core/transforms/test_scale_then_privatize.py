@@ -394,12 +394,12 @@ def test_a_record_moves_the_scaled_sum_by_its_bound_beside_other_features(name, 
 @pytest.mark.parametrize(
   "sampler",
   [
-    sampling.UserSampler(sampling_prob=0.5, capacity=16),
+    sampling.PoissonSampler(sampling_prob=0.5, capacity=16),
     sampling.BoundedContributionSampler(sampling_prob=0.5, capacity=16, max_contribution=2),
   ],
 )
 def test_scaling_costs_users_nothing_either(sampler):
-  scaled = dataclasses.replace(_PLAN, sampler=sampler, neighboring_relation="", unit="")
+  scaled = dataclasses.replace(_PLAN, sampler=sampler, neighboring_relation="", unit="user")
   plain = dataclasses.replace(scaled, scaling=None)
   assert scaled.unit == "user" and scaled.epsilon() == plain.epsilon()
   assert "Scaled coordinates" in scaled.statement()

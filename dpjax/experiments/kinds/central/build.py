@@ -47,7 +47,6 @@ from dpjax.experiments.kinds.central.config import (
 from dpjax.experiments.kinds.central.features import add_features as add_features
 from dpjax.experiments.kinds.central.tasks import (
   Task,
-  check_unit,
   check_weights,
   keyed_loss,
   make_task,
@@ -359,8 +358,7 @@ def assemble_loaded(config: TrainConfig, loaded: tuple[Any, Any], random: RunKey
   num_examples = privacy.public_size(config, train)
   # Batches check their capacity against the number that `train` declares.
   train = train.declared(num_examples)
-  plan = privacy.make_plan(config, num_examples, params)
-  check_unit(config, train, plan)
+  plan = privacy.make_plan(config, num_examples, params, unit=train.unit)
   loss_fn, canaries = trained.loss(trained.apply), None
   if audited is not None:
     loss_fn = audited.loss(config, loss_fn, num_classes=train.num_classes, plan=plan)

@@ -238,11 +238,14 @@ def staircase(levels: list[float], num_steps: int) -> tuple[float, ...]:
   return tuple(levels[step * len(levels) // num_steps] for step in range(num_steps))
 
 
-def make_plan(config: TrainConfig, num_examples: int, params: Any = None) -> Plan:
+def make_plan(
+  config: TrainConfig, num_examples: int, params: Any = None, unit: str = ""
+) -> Plan:
   """Makes the plan of a config. Noise and capacity are as given, or else calculated.
 
   `num_examples` is the result of `public_size`; no other size of the data enters the plan.
-  `params` are needed for clipping="per_layer"; only their shapes are read.
+  `params` are needed for clipping="per_layer"; only their shapes are read. `unit` is that of a row
+  of the data; "" for the sampler's.
   """
   privacy = config.privacy
   if isinstance(privacy, LeastSquares):
@@ -264,6 +267,7 @@ def make_plan(config: TrainConfig, num_examples: int, params: Any = None) -> Pla
     noise_shape=_noise_shape(config, clip),
     statistics=normalization.mechanism(config, num_examples, whole),
     scaling=_scaling(privacy),
+    unit=unit,
   )
   plan = _with_capacity(plan, privacy.sampler, num_examples)
   most = plan.sampler.padded_batch_size

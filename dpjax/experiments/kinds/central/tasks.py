@@ -10,14 +10,13 @@ from typing import Any, NamedTuple
 from dpjax import data, losses, metrics, validate
 from dpjax.data.target_kinds import needs_classes
 from dpjax.data.text import PADDING_ID
-from dpjax.experiments.config import choices, common, user_code
+from dpjax.experiments.config import common, user_code
 from dpjax.experiments.kinds.central.config import (
   CONTRASTIVE,
   BalancedClasses,
   EqualClasses,
   TrainConfig,
 )
-from dpjax.plan import Plan
 from dpjax.training.augment import AUGMENTATIONS
 from dpjax.types import Array, Example, LossFn, Params
 from dpjax.validate import UserError
@@ -149,19 +148,6 @@ def _weigh(task: Task, chosen: Any) -> Task:
     return dataset.num_classes
 
   return task._replace(loss=loss, width=width)
-
-
-def check_unit(config: TrainConfig, dataset: data.Dataset, plan: Plan) -> None:
-  """Raises UserError unless one row of the data is one unit of the guarantee."""
-  are_users = dataset.unit == "user"
-  if are_users != (plan.sampler.unit == "user"):
-    must, what = ("be", "all") if are_users else ("not be", "not all")
-    raise UserError(
-      f"must {must} 'users' for data.name={config.data.name!r}, an example of "
-      f"which is {what} that one person wrote",
-      field="privacy.sampler",
-      value=choices.name_of(config.privacy, "sampler"),
-    )
 
 
 def keyed_loss(make: Callable[..., LossFn]) -> Callable[..., LossFn]:
