@@ -80,17 +80,20 @@ def on_settled(fn: Callable[[Any], Any], tree: ArrayTree) -> Any:
   arrays = list(distinct.values())
   if made_for.platform() != "cpu":
     return on_stored(lax.optimization_barrier(arrays))
-  shapes = jax.eval_shape(fn, tree)
-
-  def never(_):
-    return zeros_of(shapes, arrays)
+  shapes = []
 
   def on_whole(flat):
-    return on_stored([jnp.reshape(x, whole.shape) for x, whole in zip(flat, arrays)])
+    results = on_stored([jnp.reshape(x, whole.shape) for x, whole in zip(flat, arrays)])
+    shapes.append(jax.eval_shape(lambda: results))
+    return results
+
+  def never(_):
+    # JAX traces the branch above first, so `fn` is traced once.
+    return zeros_of(shapes[0] if shapes else jax.eval_shape(fn, tree), arrays)
 
   # Dimensions of size 1 are removed. For them XLA's CPU backend would choose another layout in the
   # branch, and copy the array.
   flat = list(map(jnp.squeeze, arrays))
   # Nothing, not even NaN, is below -inf. XLA does not know that, so it keeps the conditional.
-  impossible = jnp.ravel(floats[0])[0] < -jnp.inf
-  return lax.cond(impossible, never, on_whole, flat)
+  possible = ~(jnp.ravel(floats[0])[0] < -jnp.inf)
+  return lax.cond(possible, on_whole, never, flat)

@@ -131,6 +131,20 @@ def test_a_cpu_beside_a_card_has_the_program_of_a_cpu(monkeypatch, cpu):
     assert precision.of_sums(jnp.float32).growth == 0
 
 
+@pytest.mark.parametrize("first", [jnp.nan, -jnp.inf, jnp.inf, 1.0])
+def test_a_function_of_settled_numbers_is_traced_once_and_sees_any_number(first):
+  """The condition that XLA cannot tell holds for NaN and infinity, too."""
+  calls = []
+
+  def summed(x):
+    calls.append(x.shape)
+    return jnp.sum(x)
+
+  total = jax.jit(lambda x: on_settled(summed, 2.0 * x))(jnp.array([first, 1.0]))
+  np.testing.assert_equal(float(total), 2.0 * float(first) + 2.0)
+  assert calls == [(2,)]
+
+
 @pytest.mark.parametrize("platform", ["gpu:h100:1", "tpu:v5e:1x1"])
 def test_full_precision_is_a_choice_and_double_precision_is_exact(platform):
   with targets.compiling_for(targets.parse(platform)):

@@ -268,7 +268,7 @@ def test_an_emptied_user_adds_nothing():
   [
     sampling.FixedSizeSampler(batch_size=2, num_examples=5),
     sampling.ShuffledSampler(batch_size=2, num_examples=5),
-    sampling.CyclicSampler(steps_per_pass=2, capacity=5),
+    sampling.CyclicSampler(steps_per_pass=2, num_examples=5),
     sampling.RandomAllocationSampler(steps_per_pass=2, capacity=6),
     sampling.TruncatedPoissonSampler(sampling_prob=0.5, capacity=3, num_examples=5),
   ],
