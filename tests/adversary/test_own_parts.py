@@ -326,6 +326,6 @@ def _silent_client(loss_fn, client_tx, **_):
 
 
 def test_ones_own_client_is_named_when_it_sends_the_wrong_thing():
-  clients = fed_parts._client(_silent_client(None, None), "mine:silent").finish
+  clients = fed_parts._client(_silent_client(None, optax.sgd(0.1)), "mine:silent").finish
   with refuses("algorithm", value="mine:silent"):
     clients(client_lib.Received(jnp.ones(2)), None)
