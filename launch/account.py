@@ -322,6 +322,7 @@ def _sampling_prob(values: Any) -> float | None:
     validate.integer_at_least(1, num_examples=n)
   if batch is None:
     return _without_batch(values, prob)
+  assert n is not None  # asked for above
   validate.integer_in(1, n, batch_size=batch)
   if scheme.in_passes:
     return _of_passes(values, scheme)
