@@ -105,21 +105,17 @@ def _block(after, kernel):
 
 @pytest.mark.long
 def test_an_example_may_be_a_role_and_the_promise_says_so(weights):
-  config = _config(
-    weights, **{"privacy.sampler": "users", "data.name": "shakespeare_roles"}
-  )
+  config = _config(weights, **{"data.name": "shakespeare_roles"})
   run = build.assemble(config, _datasets(blocks=True))
-  assert run.plan.sampler.unit == "user" and len(run.train) == 4
+  assert run.plan.unit == "user" and len(run.train) == 4
+  assert "one user" in run.guarantee.statement(1)
   lines, blocks = (build.assemble(config, _datasets(blocks=True)), _datasets(True)[0])
   of_lines = [
     float(lines.task.evaluate(run.apply, run.params, part)["loss"])
     for part in (blocks, _datasets()[0])
   ]
   assert of_lines[0] == pytest.approx(of_lines[1], rel=1e-5)
-  with refuses("privacy.sampler", value="poisson"):
-    build.assemble(_config(weights), _datasets(blocks=True))
-  with refuses("privacy.sampler", value="users"):
-    build.assemble(config, _datasets())
+  assert build.assemble(config, _datasets()).plan.unit == "example"
 
 
 # Layouts whose run takes longer to compile.
