@@ -149,7 +149,7 @@ def public_size(config: TrainConfig, train: data.Dataset) -> int:
   )
 
 
-def sampler(config: TrainConfig, num_examples: int) -> sampling.Sampler:
+def sampler(config: TrainConfig, num_examples: int, unit: str = "") -> sampling.Sampler:
   """Returns a run's sampler. Batches that can overflow are padded for all examples and one more."""
   privacy = config.privacy
   assert not isinstance(privacy, LeastSquares)
@@ -170,6 +170,7 @@ def sampler(config: TrainConfig, num_examples: int) -> sampling.Sampler:
     padded_batch_size=capacity,
     neighboring_relation=getattr(privacy, "neighboring_relation", ""),
     may_leave=0 if config.audit is None else config.audit.num_canaries,
+    unit=unit or "example",
   )
   made = samplers.make(chosen, size)
   if isinstance(privacy, DpSgd) and privacy.noise_levels and made.period != 1:
@@ -255,7 +256,7 @@ def make_plan(
   clip = _clip(config, params)
   # A batch that is padded for all examples cannot overflow. `_with_capacity` chooses a smaller
   # capacity later.
-  whole = sampler(config, num_examples)
+  whole = sampler(config, num_examples, unit)
   plan = privacy_section.plan(
     privacy,
     noise_multiplier=None if isinstance(privacy, Guarantee) else 0.0,
