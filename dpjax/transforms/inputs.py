@@ -64,14 +64,16 @@ def refuse_arguments(extra_args: Mapping[str, Any]) -> None:
 
 
 def check_start(params: Any) -> None:
-  """Raises UserError if there are no parameters, a part of them is left out or no array, or Optax
-  calls init in an update.
+  """Raises UserError if a part of the parameters is left out or no array, or Optax calls init in an
+  update.
 
   A state that is made anew in the middle of a run draws the noise of the first steps again, and
   counts from 0. `optax.lookahead` with reset_state=True makes such a state at every
   synchronisation.
   """
-  if not _check_whole("params", params) and not is_placeholder(params):
+  leaves = _check_whole("params", params)
+  # Without parameters (None) there is nothing that the state could be like.
+  if not (leaves or params is None or is_placeholder(params)):
     raise UserError("must hold at least one array", field="params")
   check_arrays(params=params)
   frame = sys._getframe(1)

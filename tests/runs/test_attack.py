@@ -410,7 +410,7 @@ def test_labels_are_counted_as_sets_that_may_hold_one_twice():
       "target.secure_sum.simulated=False: would be ignored",
     ),
     *[
-      ({"attack": "dense_first", f"target.{name}": value}, f"target.{name}={value!r}: would be")
+      ({"attack": "dense_first", f"target.{name}": value}, f"target.{name}={value!r}: ")
       for name, value in (("memory_budget_gb", 5.0), ("weighting", "capped"))
     ],
     (

@@ -502,7 +502,7 @@ def test_parameters_without_an_array_are_one_line(empty):
   of_updates = [
     *(functools.partial(_update, tx, empty, True) for tx in _private_transforms()),
   ]
-  for field, calls in (("params", of_params), ("updates", of_updates)):
+  for field, calls in (("params", of_params), ("grads", of_updates)):
     for call in calls:
       with refuses(field):
         call()

@@ -61,7 +61,7 @@ _EXCEPTIONS = {
   # public random frequencies, and the random numbers of generated images: no record in them
   "dpjax/zoo/recipes/synthesis.py": {"standard_normal", "normal"},
   # what the generators of keys and draws give under a fixed seed: whether a run may go on here
-  "dpjax/experiments/run/run_keys.py": {"bits", "poisson"},
+  "dpjax/experiments/run/run_keys.py": {"bits", "poisson", "uniform", "randint"},
   # the next token of a model that an adversary lets write
   "dpjax/attacks/text_extraction.py": {"categorical"},
   # an adversary's first guess
