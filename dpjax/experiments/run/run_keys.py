@@ -21,7 +21,6 @@ are as secret as the data.
 
 from __future__ import annotations
 
-import functools
 import hashlib
 import secrets
 from collections.abc import Mapping
@@ -125,19 +124,25 @@ def _draws_here(random: RunKeys) -> str:
   Libraries and flags decide it, such as another version of NumPy, jax_default_prng_impl or
   jax_enable_x64. No device does, since it covers integers, and floats that are bits of them.
   """
+
+  # One program, since every run begins with it: JAX keeps it as a whole for later ones.
+  @jax.jit
+  def of_jax(*keys: jax.Array) -> list[jax.Array]:
+    # Steps and examples have keys of their own.
+    own = [jax.random.fold_in(jax.random.split(key)[1], 1) for key in keys[:2]]
+    return [
+      *(jax.random.bits(key, (3,)) for key in own),
+      # Augmentation and rounded messages draw so: under keys of any kind, of which one will do.
+      jax.random.uniform(keys[2], (3,)),
+      jax.random.randint(keys[2], (3,), 0, 9),
+    ]
+
   found: list[Any] = [str(jax.dtypes.canonicalize_dtype(np.float64))]
+  fixed = []
   for key in (random.init, random.noise):
     words = jnp.zeros_like(jax.random.key_data(key))
-    fixed = jax.random.wrap_key_data(words, impl=jax.random.key_impl(key))
-    # Steps and examples have keys of their own.
-    own = jax.random.fold_in(jax.random.split(fixed)[1], 1)
-    found.append(np.asarray(jax.random.bits(own, (3,))).tolist())
-  # Augmentation and rounded messages draw so: under keys of any kind, of which one will do.
-  for draw in (
-    jax.random.uniform,
-    functools.partial(jax.random.randint, minval=0, maxval=9),
-  ):
-    found.append(np.asarray(draw(jax.random.key(0), shape=(3,))).tolist())
+    fixed.append(jax.random.wrap_key_data(words, impl=jax.random.key_impl(key)))
+  found += [np.asarray(drawn).tolist() for drawn in of_jax(*fixed, jax.random.key(0))]
   rng = generator(0, 0)
   # The methods by which samplers, and noise of integers, draw: some have two ways.
   found += [rng.geometric(0.3, 4).tolist(), rng.integers(9, size=4).tolist()]
