@@ -27,7 +27,7 @@ from dpjax.auditing.games import registry
 from dpjax.auditing.games.game import CONFIDENCE, Game, Result, draws_to_refute, play
 from dpjax.experiments.checks import many_models
 from dpjax.experiments.run import provenance, report, writers
-from dpjax.experiments.sweeps.engine import check_own
+from dpjax.experiments.run.workdir import check_own
 from dpjax.validate import UserError, Verbatim
 
 RESULT = "result.json"

@@ -85,6 +85,27 @@ def recall_for(workdir: pathlib.Path, config: Config) -> dict[str, Any] | None:
   return None
 
 
+def check_own(
+  workdir: pathlib.Path, first: str, *before: str, field: str = "workdir"
+) -> None:
+  """Raises UserError if a folder is not that of several runs, whose files of fixed names would
+  overwrite somebody's. Hidden files may lie there: systems leave some, and none has a fixed name.
+
+  Args:
+    first: name of the first file that they write.
+    before: names of what may be there before that file, beside their lock.
+    field: argument that names the folder.
+  """
+  # Looked at before the first file, since other processes may be at work there.
+  there = [path.name for path in workdir.iterdir()] if workdir.exists() else []
+  known = (writers.LOCK, *before)
+  others = [name for name in there if name[0] != "." and name not in known]
+  if others and not (workdir / first).exists():
+    raise UserError(
+      "must be a new, an empty or an earlier start's directory", field=field, value=workdir
+    )
+
+
 def claim(workdir: pathlib.Path, config: Config) -> dict[str, Any] | None:
   """Stores the config in the directory, which then belongs to this run. Returns what the run stored
   there before, as `recall_for` does, and raises its errors."""

@@ -122,7 +122,7 @@ def run(runs: Runs, workdir: pathlib.Path, only: str | None = None) -> list[Row]
       "share one run (launch.train, launch.federate)",
       field="sweep",
     )
-  check_own(workdir, FILE, "points")
+  owner.check_own(workdir, FILE, "points")
   table = runs.table
   now = in_order(_ready(part(runs.points, only, workdir), table))
   for point in now:
@@ -160,27 +160,6 @@ def run(runs: Runs, workdir: pathlib.Path, only: str | None = None) -> list[Row]
     )
   print(writers.read_json(workdir / FILE)["statement"], flush=True)
   return [rows[point.name] for point in runs.points if point.name in rows]
-
-
-def check_own(
-  workdir: pathlib.Path, first: str, *before: str, field: str = "workdir"
-) -> None:
-  """Raises UserError if a folder is not that of several runs, whose files of fixed names would
-  overwrite somebody's. Hidden files may lie there: systems leave some, and none has a fixed name.
-
-  Args:
-    first: name of the first file that they write.
-    before: names of what may be there before that file, beside their lock.
-    field: argument that names the folder.
-  """
-  # Looked at before the first file, since other processes may be at work there.
-  there = [path.name for path in workdir.iterdir()] if workdir.exists() else []
-  known = (writers.LOCK, *before)
-  others = [name for name in there if name[0] != "." and name not in known]
-  if others and not (workdir / first).exists():
-    raise UserError(
-      "must be a new, an empty or an earlier start's directory", field=field, value=workdir
-    )
 
 
 def _ready(points: list[Point], table: Table) -> list[Point]:

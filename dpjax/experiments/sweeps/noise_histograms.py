@@ -21,7 +21,7 @@ from dpjax import validate
 from dpjax.experiments.plots import redraw
 from dpjax.experiments.plots.recipes import Recipe
 from dpjax.experiments.run import report, writers
-from dpjax.experiments.sweeps.engine import check_own
+from dpjax.experiments.run.workdir import check_own
 from dpjax.mechanisms import additive
 from dpjax.noise import source
 

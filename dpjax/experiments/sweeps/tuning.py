@@ -46,7 +46,7 @@ from dpjax.experiments.run.folder import STARTS
 from dpjax.experiments.run.guarantee import Guarantee
 from dpjax.experiments.run.run_keys import RunKeys
 from dpjax.experiments.sweeps import curve, curves
-from dpjax.experiments.sweeps.engine import LastData, Point, check_own
+from dpjax.experiments.sweeps.engine import LastData, Point
 from dpjax.experiments.sweeps.sweep import Runs, Selection, Sweep
 from dpjax.plan import Plan
 from dpjax.validate import UserError
@@ -431,7 +431,7 @@ def _recall(workdir: pathlib.Path, runs: Runs) -> dict[str, Any] | None:
       )
     return saved
   # What lies there may be a run, or the choice of a selection whose trials nobody knows any more.
-  check_own(workdir, _TRIALS_FILE)
+  owner.check_own(workdir, _TRIALS_FILE)
   return None
 
 
