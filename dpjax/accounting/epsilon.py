@@ -246,8 +246,7 @@ def epsilon_curve(
   >>> epsilon_curve(dpa.GaussianDpEvent(4.0), [0, 4], delta=1e-5).round(3)
   array([0.   , 1.993])
   """
-  for place, n in enumerate(steps):
-    validate.integer_at_least(0, **{f"steps[{place}]": n})
+  validate.integer_at_least(0, **validate.entries(steps=steps))
   # One step's distribution is cached for each interval of the grid. So mostly the composition alone
   # is repeated.
   each = [epsilon(compose(step_event, n), delta=delta, **counting) for n in steps]

@@ -150,10 +150,10 @@ def gradient_canaries(
     ids, signs = map(jnp.asarray, batch.examples)
     update, state = step(state, ids, signs, jnp.asarray(batch.mask))
     total += np.asarray(update, np.float64)
-  return _parted("transform", total, coins)
+  return _separate("transform", total, coins)
 
 
-def _parted(field: str, sums: np.ndarray, included: np.ndarray) -> Scores:
+def _separate(field: str, sums: np.ndarray, included: np.ndarray) -> Scores:
   """Returns the scores of sums that `field` released. Raises UserError if one is NaN.
 
   A sum with noise is a number, whatever the records are. A private transform returns NaN for an
@@ -231,4 +231,4 @@ def sum_scores(state: Any, canaries: Canaries) -> Scores:
   The score of a canary is the total length of the noisy sums along the canary's gradient.
   """
   sums = np.asarray(optax.tree.get(state, "canary_sums"))
-  return _parted("state", -sums, canaries.included)
+  return _separate("state", -sums, canaries.included)

@@ -243,10 +243,9 @@ def audit(
     at_best = _perfect(len(scores.inside), len(scores.outside))
   best = _best(at_best, delta=delta, method=method, confidence=confidence, claim=claim)
   p_values = _p_values(scores, claim)
+  of_claim = {"ceiling": best, "neighboring_relation": str(neighboring_relation)}
   return Audit(
-    *(chosen, method, confidence, delta, epsilon_claimed, bounds, *p_values),
-    ceiling=best,
-    neighboring_relation=str(neighboring_relation),
+    chosen, method, confidence, delta, epsilon_claimed, bounds, *p_values, **of_claim
   )
 
 

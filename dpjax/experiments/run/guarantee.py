@@ -223,7 +223,6 @@ def of_plan(
   *,
   ran: Plan | None = None,
   deployed: int | None = None,
-  unit: str = "",
   budget: float | None = None,
   release: bool = False,
 ) -> Guarantee:
@@ -233,7 +232,6 @@ def of_plan(
     ran: plan of the steps that really run, if `plan` is the plan of a larger deployment with
       `deployed` records. The guarantee is then simulated, or claimed if `plan` makes assumptions.
       None: `plan` itself runs.
-    unit: unit of privacy, whose data form one record, such as "user"; "" for the unit of the plan.
     budget: largest epsilon; None: there is no budget.
     release: whether noise is on a grid, with keys of 256 bits; see `release_paragraph`.
 
@@ -250,16 +248,14 @@ def of_plan(
     failed = (*failed, DEPLOYED)
 
   def words(steps: int, kind: str) -> str:
-    text = plan.statement(
-      deployed or num_records, steps, unit=unit or plan.unit, epsilon_kind=kind
-    )
+    text = plan.statement(deployed or num_records, steps, epsilon_kind=kind)
     return f"{text}\n\n{release_paragraph(plan)}" if release else text
 
   return Guarantee(
     kind=kind if plan.is_private else "none",
     delta=plan.delta,
     relation=plan.neighboring_relation,
-    unit=unit or plan.unit,
+    unit=plan.unit,
     accountant=plan.accountant,
     step_event=runs.step_event,
     remaining_event=runs.remaining_event,

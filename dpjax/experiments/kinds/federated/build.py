@@ -103,7 +103,7 @@ def check(config: FedConfig, *, draws_cohorts: bool = True) -> None:
   config = audit.resolve(config)
   bounds.sections(config)
   bounds.steps("num_rounds", config.num_rounds, config.privacy)
-  named.check(config.execution, **_executed(config))
+  named.check(config.execution, **_execution_options(config))
   for chosen in (config.weighting, config.aggregator, config.compression):
     if isinstance(chosen, Setting):
       # Making a function checks its arguments.
@@ -130,7 +130,7 @@ def check(config: FedConfig, *, draws_cohorts: bool = True) -> None:
   _check_read(config)
 
 
-def _executed(config: FedConfig) -> dict[str, Any]:
+def _execution_options(config: FedConfig) -> dict[str, Any]:
   return {name: getattr(config, name) for name in _EXECUTED}
 
 
@@ -406,7 +406,7 @@ def make_algorithm(
   client_tx = optimizer(config.client_optimizer)
   server_tx = server_optimizer(config.server_optimizer, config.num_rounds)
   server_tx = fed.audited.watch(server_tx)
-  inner = named.by_name(config.execution, **_executed(config))
+  inner = named.by_name(config.execution, **_execution_options(config))
   aggregator = before(_aggregator(fed))
   # Arguments of every algorithm. Only some algorithms also take `weighting`.
   common: dict[str, Any] = {
