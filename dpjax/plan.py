@@ -97,6 +97,12 @@ def _unit_of(part: Any) -> str:
   return unit if isinstance(unit, str) else ""
 
 
+def _holds_blocks(rows: Any) -> bool:
+  """Returns whether rows are batches of records each, as blocks of users are."""
+  is_block = lambda part: isinstance(part, Batch)
+  return any(map(is_block, jax.tree.leaves(rows, is_leaf=is_block)))
+
+
 def _steps_of(epochs: float, size: int, batch_size: int) -> int:
   """Returns the number of steps of `Plan.for_data`, rounded, but at least 1.
 
@@ -962,7 +968,6 @@ class Plan(overflow.MayAbort):
     """
     validate.integer_in(0, self.num_steps * self.slices, start=start)
     data = columns.by_place(data)
-    self._check_unit(data)
     num_examples = indexed.size_of(data)
     draws = batches_lib.draws_of(rng, start, self.sampler, num_examples)
     present = indexed.present_in(data, num_examples)
@@ -972,6 +977,7 @@ class Plan(overflow.MayAbort):
     self.check_capacity(num_examples, declared)
     # This reads a row already, so that unreadable data are reported before any draw.
     read = indexed.reader(data, num_examples)
+    self.check_unit(data, read(np.zeros(1, np.int64)))
     self._warn_of_divisor(num_examples, declared)
 
     step, taken = divmod(start, self.slices)
@@ -987,13 +993,18 @@ class Plan(overflow.MayAbort):
     )
     return itertools.islice(left, taken, None)
 
-  def _check_unit(self, data: Indexed) -> None:
+  def check_unit(self, data: Indexed, rows: Any = None) -> None:
     """Raises UserError if a row of the data is another unit than the guarantee's.
 
     A block of a user is clipped as a whole. One record that leaves it may turn its gradient round,
     and so move the sum by two clip norms.
+
+    Args:
+      data: as of `batches`; blocks of users state their unit.
+      rows: some of their rows. A container of a user's own states no unit, but blocks in it are
+        each a `Batch`.
     """
-    unit = _unit_of(data)
+    unit = _unit_of(data) or ("user" if _holds_blocks(rows) else "")
     if unit and unit != self.unit:
       raise UserError(
         f"must be {unit!r}, which a row of data is, and whose records move a sum twice as far",

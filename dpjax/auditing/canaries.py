@@ -138,6 +138,7 @@ def insert_canaries(
   >>> len(data) - 60, int(data.y.sum()), int(canaries.included.sum())
   (17, 17, 17)
   """
+  validate.instance(Dataset, "a data set, as dpjax.data.from_arrays makes", train=train)
   validate.integer_at_least(2, num_canaries=num_canaries)
   validate.integer_at_least(0, seed=seed)
   validate.one_of(KINDS, kind=kind)

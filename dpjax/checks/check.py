@@ -166,6 +166,7 @@ def check(
     )
   data = columns.by_place(data)
   train = _checked_rows(data)
+  plan.check_unit(data, train[np.zeros(1, int)])
   plan.check_capacity(len(train), getattr(data, "nominal_size", None))
   options: dict[str, Any] = {"method": method, "microbatch_size": microbatch_size}
   keyed = example_key is not None

@@ -295,8 +295,9 @@ class Silos:
         records a step draws. None takes fresh bits, as for `cohort.cohorts`.
 
     Raises:
-      UserError: a number of clients that is not that of plans; a silo whose data its sampler does
-        not fit, such as one with more records than its capacity is for.
+      UserError: a number of clients that is not that of plans; a row that is another unit than a
+        plan's; a silo whose data its sampler does not fit, such as one with more records than its
+        capacity is for.
     """
     del work
     # The samplers of all silos draw each step apart (`_check_plan`), as the first does.
@@ -308,6 +309,7 @@ class Silos:
       )
     for place, plan in enumerate(self.plans):
       with naming(federation, place):
+        plan.check_unit(federation.dataset)
         size = len(federation.indices[place])
         if isinstance(plan.sampler, FixedSizeSampler):
           plan.sampler.check_data(size)

@@ -52,6 +52,11 @@ def test_mislabelled_canaries_all_have_a_wrong_label():
   )
 
 
+def test_only_data_sets_take_canaries():
+  with refuses("train"):
+    auditing.insert_canaries(np.zeros((200, 4)), num_canaries=10, seed=0)
+
+
 def test_random_canaries_have_a_public_range():
   train = _train()
   _, canaries = _insert(train, kind="random")

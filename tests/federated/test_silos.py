@@ -17,7 +17,7 @@ from scipy import stats
 from dpjax import federated, noise
 from dpjax.auditing.games import silos as games
 from dpjax.auditing.games.game import play
-from dpjax.data import Federation, from_arrays
+from dpjax.data import Dataset, Federation, from_arrays
 from dpjax.federated.silos import Attendance, Silos
 from dpjax.key_uses import KeyUse, key_for
 from dpjax.training import dp_sgd
@@ -337,6 +337,13 @@ def test_what_is_refused():
     silos.cohorts(_federation(3), rng=0)
   with pytest.raises(UserError, match="^silo '0': capacity=16"):
     silos.cohorts(_federation(500, 3), rng=0)
+  lines = np.zeros((6, 3, 4), np.int32)  # each row is all of one user
+  data = Dataset(lines, np.zeros(6, np.int32), "lines", 9, "train", 9)
+  of_users = Federation(data, np.split(np.arange(6), 2))
+  with pytest.raises(UserError, match="^silo '0': unit='example'"):
+    silos.cohorts(of_users, rng=0)
+  with pytest.raises(UserError, match="^silo '0': data=Dataset"):
+    Silos((_plan(unit="user"),) * 2, num_rounds=2).cohorts(_federation(3, 3), rng=0)
   with refuses("aggregator"):
     federated.fed_avg(
       _LOSS,

@@ -179,6 +179,39 @@ def test_blocks_are_refused_by_a_plan_that_hides_examples():
   assert dpjax.Plan.for_data(x, batch_size=1, **options).unit == "example"
 
 
+class _Wrapped:
+  """A container of one's own, which states no unit."""
+
+  def __init__(self, data, put=lambda rows: rows):
+    self._data, self._put = data, put
+
+  def __len__(self):
+    return len(self._data)
+
+  def __getitem__(self, indices):
+    return self._put(self._data[indices])
+
+
+@pytest.mark.parametrize("put", [lambda rows: rows, lambda rows: {"of": (rows, rows.mask)}])
+def test_blocks_in_another_container_are_refused_as_well(put):
+  blocks = _Wrapped(_blocks(*_data()), put)
+  user, example = (plans.of(16, unit=unit) for unit in ("user", "example"))
+  with refuses("unit", value="example"):
+    example.batches(blocks, rng=0)
+  assert next(user.batches(blocks, rng=0)).mask.shape == (16,)
+
+
+def test_a_check_refuses_rows_of_another_unit_than_the_plan():
+  """Its sensitivity changes whole rows, and so found no fault in blocks under "example"."""
+  data, ids = _data()
+  blocks = _blocks(data, ids)
+  for rows in (blocks, _Wrapped(blocks)):
+    with refuses("unit", value="example"):
+      dpjax.check(sampling.user_loss(_loss), _PARAMS, plans.of(16), rows)
+  with refuses("data"):
+    dpjax.check(_loss, _PARAMS, plans.of(16, unit="user"), data)
+
+
 def test_an_absent_record_takes_no_place_in_a_block():
   x = np.arange(1, 7, dtype=np.float32)[:, None]
   whole = dpjax.data.from_arrays(x, np.zeros(6, int), num_classes=2, nominal_size=6)
