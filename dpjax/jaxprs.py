@@ -31,6 +31,7 @@ Var = Any  # jax.extend.core.Var
 Eqn = Any  # jax.extend.core.JaxprEqn
 Jaxpr = Any  # jax.extend.core.Jaxpr
 _ARRAYS = (jax.Array, np.ndarray, np.generic)
+_PLACE = object()  # stands for an array among the results of a function (`rewritten`)
 _JAXPRS = (jex.Jaxpr, jex.ClosedJaxpr)
 
 # Primitives of calls, each with its parameter that holds the called jaxpr.
@@ -529,8 +530,10 @@ def rewritten(
     for place, array in zip(places, arrays):
       arguments[place] = array
     args, kwargs = jax.tree.unflatten(structure, arguments)
-    outputs["outs"], outputs["tree"] = jax.tree.flatten(fn(*args, **kwargs))
-    return [out for out in outputs["outs"] if isinstance(out, _ARRAYS)]
+    outs, outputs["tree"] = jax.tree.flatten(fn(*args, **kwargs))
+    # No array is kept: tracers must not outlive their trace.
+    outputs["outs"] = [_PLACE if isinstance(out, _ARRAYS) else out for out in outs]
+    return [out for out in outs if isinstance(out, _ARRAYS)]
 
   arrays = [leaves[place] for place in places]
   closed = jax.make_jaxpr(on_arrays)(*arrays)
@@ -540,7 +543,7 @@ def rewritten(
   # A jaxpr may return a constant unchanged. Then the result may be no array of JAX.
   is_array = lambda value: isinstance(value, jax.Array)
   results = iter([x if is_array(x) else jnp.asarray(x, aval.dtype) for aval, x in values])
-  outs = [next(results) if isinstance(out, _ARRAYS) else out for out in outputs["outs"]]
+  outs = [next(results) if out is _PLACE else out for out in outputs["outs"]]
   return jax.tree.unflatten(outputs["tree"], outs)
 
 
