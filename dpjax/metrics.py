@@ -53,7 +53,8 @@ def _compile(apply: Apply, padding_id: int | None) -> Callable[..., Array]:
     losses = jax.nn.logsumexp(logits, axis=-1) - picked
     # A NaN logit is a failure of the model, and counts as a wrong answer.
     hits = mask & (jnp.argmax(logits, axis=-1) == y) & ~jnp.isnan(logits).any(axis=-1)
-    return jnp.stack([jnp.sum(hits), jnp.sum(jnp.where(mask, losses, 0)), jnp.sum(mask)])
+    sums = (jnp.sum(hits), jnp.sum(jnp.where(mask, losses, 0)), jnp.sum(mask))
+    return jnp.stack([total.astype(losses.dtype) for total in sums])
 
   return totals
 

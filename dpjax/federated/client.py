@@ -75,7 +75,7 @@ class Local(NamedTuple):
     return self._replace(
       # The loop over steps needs a carry of one type, also for losses in float64.
       loss_sum=self.loss_sum + jnp.asarray(loss, self.loss_sum.dtype),
-      num_seen=self.num_seen + jnp.sum(mask),
+      num_seen=self.num_seen + jnp.sum(mask).astype(self.num_seen.dtype),
       num_steps=self.num_steps + 1,
     )
 
@@ -210,7 +210,8 @@ def batch_loss(loss_fn: LossFn, params: Params, examples: ArrayTree, mask: Array
   losses = jax.vmap(loss_fn, (None, 0))(params, examples)
   # Padding repeats rows of the client, so the losses of padding are left out.
   total = jnp.sum(jnp.where(mask, losses, 0))
-  return total / jnp.maximum(jnp.sum(mask), 1), total
+  count = jnp.maximum(jnp.sum(mask), 1).astype(total.dtype)
+  return total / count, total
 
 
 def mean_grad(loss_fn: LossFn) -> Callable[..., Any]:
