@@ -102,8 +102,12 @@ def test_noise_on_the_output_costs_what_the_table_says():
   with (_OUT / "output_noise.csv").open() as file:
     published = list(csv.DictReader(file))
   for row, known in zip([*on_shares("breast_cancer")], published):
-    assert row["method"] == known["method"]
-    assert row["accuracy"] == pytest.approx(float(known["accuracy"]), abs=0.08)
+    for name in ("method", "l2_sensitivity", "noise_std"):
+      assert row[name] == known[name]
+    # Of 20 draws the range is 3.7 standard deviations. Four standard errors of two such means:
+    spread = float(known["most"]) - float(known["least"])
+    error = 4 * spread / 3.7 * (2 / _OPENINGS) ** 0.5
+    assert row["accuracy"] == pytest.approx(float(known["accuracy"]), abs=0.01 + error)
 
 
 def main():
