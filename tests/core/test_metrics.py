@@ -37,6 +37,12 @@ def test_what_holds_no_labels_is_named():
     metrics.accuracy(linear, PARAMS, (np.ones((2, 4)), np.ones(2, int)))
 
 
+def test_types_are_never_promoted_by_themselves():
+  free = metrics.accuracy(linear, PARAMS, make(9))
+  with jax.numpy_dtype_promotion("strict"):
+    assert metrics.accuracy(linear, PARAMS, make(9)) == free
+
+
 @hypothesis.given(st.integers(1, 20), st.sampled_from([1, 3, 8]))
 @hypothesis.settings(max_examples=25)
 def test_p07_padded_batches_equal_the_plain_formula(n, batch_size):

@@ -57,6 +57,19 @@ def _pooled_gradient(params, clients):
   return _mean_gradient(params, np.concatenate(clients))
 
 
+def test_types_are_never_promoted_by_themselves():
+  clients, params = problems.ragged(), problems.network_params()
+  cohort = from_batches(clients, batch_size=2)
+
+  def one_round():
+    algorithm = fed_avg(problems.network, optax.sgd(0.1), **_options())
+    return _run(algorithm, params, cohort, 1)[0].params
+
+  free = one_round()
+  with jax.numpy_dtype_promotion("strict"):
+    jax.tree.map(np.testing.assert_array_equal, one_round(), free)
+
+
 # --- limits that must hold exactly
 
 
