@@ -78,7 +78,8 @@ def softmax_cross_entropy(
   Args:
     class_weights: public constant of each class, [K], by which the loss of its examples is
       multiplied, before gradients are clipped. They cost no privacy. Weights that are computed from
-      private labels would: every label changes all of them.
+      private labels would: every label changes all of them. Let the largest be 1: a gradient at the
+      clip norm would be cut to the length that it had.
 
   Raises:
     UserError: during tracing, if apply does not return [1, K], or y is not ONE integer (for

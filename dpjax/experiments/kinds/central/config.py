@@ -122,25 +122,32 @@ class EqualClasses:
 
 @dataclasses.dataclass(frozen=True)
 class BalancedClasses:
-  """Multiplies the loss of an example by 1 / (classes x share of its class), so that every class
-  counts alike. The shares are declared: counting private labels would cost privacy."""
+  """Multiplies the loss of an example by (share of the rarest class) / (share of its class), so
+  that every class counts alike. The shares are declared: counting private labels would cost
+  privacy.
+
+  The rarest class has the factor 1, since the clip norm would cut what a larger one adds.
+  """
 
   shares: Annotated[tuple[float, ...], "public share of each class, in order"] = ()
 
   def weights(self) -> tuple[float, ...]:
-    """Returns the factor of each class, as scikit-learn's "balanced" has it.
+    """Returns the factor of each class: scikit-learn's "balanced", divided by the largest.
 
     >>> BalancedClasses(shares=(0.75, 0.25)).weights()
-    (0.6666666666666666, 2.0)
+    (0.3333333333333333, 1.0)
     """
-    return tuple(1 / (len(self.shares) * share) for share in self.shares)
+    return tuple(min(self.shares) / share for share in self.shares)
 
 
 @dataclasses.dataclass(frozen=True)
 class GivenWeights:
   """Multiplies the loss of an example by the factor of its class."""
 
-  factors: Annotated[tuple[float, ...], "public constant of each class, in order"] = ()
+  factors: Annotated[
+    tuple[float, ...],
+    "public constant of each class, in order, at most 1: the clip norm cuts what is above",
+  ] = ()
 
   def weights(self) -> tuple[float, ...]:
     """Returns the factor of each class."""

@@ -114,7 +114,8 @@ def check_weights(config: TrainConfig) -> None:
       field=field,
       value=numbers,
     )
-  validate.factors(**{field: numbers})
+  # With a larger factor, a gradient at the clip norm would be cut to the length that it had.
+  validate.number_in(validate.MIN_FACTOR, 1, **validate.entries(**{field: numbers}))
   # Shares may be round numbers, but they are shares.
   if isinstance(chosen, BalancedClasses) and not abs(sum(numbers) - 1) <= 0.01:
     raise UserError("must sum to 1", field=field, value=numbers)
