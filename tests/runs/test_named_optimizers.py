@@ -55,6 +55,11 @@ def test_muon_moves_matrices_by_nearly_orthogonal_steps_and_vectors_by_nadam():
   np.testing.assert_allclose(updates["b"], -length * np.sign(_GRADS["b"]), rtol=1e-4)
 
 
+def test_adamw_is_another_optimizer_than_adam():
+  adam, adamw = (_steps(rule, 2)["w"] for rule in ("adam", "adamw"))
+  assert np.abs(adam - adamw).max() > 1e-6
+
+
 @pytest.mark.parametrize("rule", ["lion", "muon"])
 def test_weight_decay_pulls_to_zero_and_is_off_by_default(rule):
   plain = _steps(rule, 2)

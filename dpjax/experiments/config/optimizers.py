@@ -53,7 +53,8 @@ CENTRAL = {
   "adamw": settings(
     lambda rate, noise, weight_decay: optax.adamw(rate, weight_decay=weight_decay),
     optax.adamw,
-    weight_decay=_DECAY,
+    # Optax's own default: without decay it is Adam.
+    weight_decay=Option(1e-4, *_PENALTY),
   ),
   "rmsprop": settings(
     lambda rate, noise, momentum: optax.rmsprop(rate, momentum=momentum),
