@@ -36,6 +36,7 @@ from dpjax.validate import UserError, Verbatim, did_you_mean
 _UNIONS = (typing.Union, types.UnionType)
 _WORDS = {float: "a number", int: "an integer", bool: "true or false", str: "text",
           list: "a list", tuple: "a tuple", dict: "a dict or JSON"}  # fmt: skip
+_SEVERAL = {"a number": "numbers", "an integer": "integers"}
 # Largest number of characters of a list of fields that an error shows whole.
 _LISTED = 200
 # Number of bits, with the sign, of the largest integers that JAX and NumPy accept.
@@ -654,5 +655,5 @@ def _describe(hint: Any) -> str:
   if kind is not None:
     kept = inner[1:] if kind is dict else [part for part in inner if part is not ...]
     words = ", ".join(_describe(part) for part in kept if part not in (Any, object))
-    return f"{_WORDS[kind]} of {words}" if words else _WORDS[kind]
+    return f"{_WORDS[kind]} of {_SEVERAL.get(words, words)}" if words else _WORDS[kind]
   return _WORDS.get(hint, f"of type {hint}")
