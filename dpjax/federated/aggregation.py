@@ -170,9 +170,9 @@ def dp_mean(
   """Clips each client's weighted message, sums, adds noise once, divides by a public constant.
 
   Args:
-    tx: Optax transformation that clips, adds noise and divides, such as `plan.transform(key)`,
-      which also serves for examples. Each row is one client here, so `normalize_by` is the
-      EXPECTED number of clients in a cohort.
+    tx: Optax transformation that clips, adds noise and divides, such as `plan.transform(key)` of a
+      plan with `unit="user"`, whose statement is then about clients (`central` checks it). Each row
+      is one client, so `normalize_by` is the EXPECTED number of clients in a cohort.
     l2_clip_norm: clip norm, or `Clip`, that `tx` was made for. Each message is then clipped as it
       arrives, to the norm that `tx` uses in this round. `tx` gets the `ClippedSum`, so
       `loop_clients` never holds two messages at once. If the norm adapts, `tx` also gets the count
