@@ -43,7 +43,7 @@ def _check_example(example: Any) -> None:
   arguments are not."""
   if not (hasattr(example, "x") and hasattr(example, "y")):
     raise UserError(
-      "must be ONE Example(x, y), as of dpjax.data; of blocks of users: "
+      "must be ONE dpjax.Example(x, y), as data sets of dpjax.data hold; of blocks of users: "
       "dpjax.sampling.user_loss(loss_fn); of other trees write a loss of your own",
       field="example",
       value=Verbatim(type(example).__name__),

@@ -201,7 +201,7 @@ def check_capacity(
   needed = sampler.fit_to(shown + 1, log_overflow_prob=log_allowed()).padded_batch_size
   raise UserError(
     f"a Poisson draw from {shown} examples exceeds it with probability "
-    f"{math.exp(sampler.log_overflow_prob(shown + 1)):.1e} per step; must be >= {needed} "
+    f"{math.exp(sampler.log_overflow_prob(shown + 1)):.1e} per step; {needed} are enough "
     f"for delta={run.delta!r}",
     field="capacity",
     value=capacity,

@@ -154,7 +154,7 @@ def test_p12_a_capacity_that_could_overflow_is_refused_before_the_first_step():
   plan = _plan(sampler=dpjax.PoissonSampler(sampling_prob=0.01, capacity=120))
   with refuses("capacity", value=120) as caught:
     plan.batches(_Data(), rng=0)
-  needed = int(str(caught.value).split("must be >= ")[1].split()[0])
+  needed = int(str(caught.value).split("per step; ")[1].split()[0])
   enough = dataclasses.replace(
     plan, sampler=dpjax.PoissonSampler(sampling_prob=0.01, capacity=needed)
   )

@@ -243,6 +243,21 @@ def test_a_round_that_was_cut_off_stays_answered(tmp_path):
     world.clients().answer(2, 0, world.params)
 
 
+@pytest.mark.parametrize(
+  "given",
+  [None, [np.ones(3)], np.ones((2, 3)), local_data(0, 0)[0], (np.ones(3), 3)],
+  ids=["None", "list", "array", "batches alone", "arrays and a number"],
+)
+def test_data_that_are_no_batches_are_one_line(tmp_path, given):
+  world = World(tmp_path)
+  own = remote.Client(
+    world.client, lambda *_: given, world.params, num_rounds=4, folder=tmp_path
+  )
+  with refuses("local_data") as caught:
+    own.answer(2, 0, world.params)
+  assert "\n" not in str(caught.value)
+
+
 @pytest.mark.cases(long=[1])
 @pytest.mark.parametrize(
   ("changes", "field"),

@@ -155,7 +155,8 @@ def client_app(
     client: client that the server's algorithm was made from; see `local_training`, and
       `client_noise` for privacy against the server.
     local_data: `(client, round) -> (batches, number of examples)`, called in the program of the
-      client with the client's `partition-id`.
+      client with the client's `partition-id`. Of the client's arrays [n, ...], one pass makes
+      `federated.from_batches([examples], batch_size=10).batches[0], n`.
     like: parameters whose structure, shapes and dtypes are the server's.
     num_rounds: largest number of answers that this client ever gives; rounds are 0 to
       num_rounds - 1.

@@ -22,7 +22,7 @@ from dpjax.federated.cohort import Cohort, LocalBatches
 from dpjax.federated.execution.client_loop import loop_clients
 from dpjax.federated.execution.context import Context
 from dpjax.types import Params
-from dpjax.validate import UserError
+from dpjax.validate import UserError, Verbatim
 
 
 def _new_key() -> jax.Array:
@@ -54,12 +54,26 @@ def _spend(folder: pathlib.Path, round: int) -> None:
   os.close(inside)
 
 
+def _checked_data(given: Any) -> tuple[LocalBatches, int]:
+  # LocalBatches alone are a tuple of two, as well.
+  if not (
+    isinstance(given, tuple) and len(given) == 2 and isinstance(given[0], LocalBatches)
+  ):
+    raise UserError(
+      "must return (batches, number of examples), with batches as of "
+      "federated.from_batches([examples], batch_size=10).batches[0]",
+      field="local_data",
+      value=Verbatim(type(given).__name__),
+    )
+  return given
+
+
 class Client:
   """Computes a client's answers to a server that the client need not trust.
 
   Args:
     client: work of the client. Wrap it in `client_noise` for privacy against the server.
-    local_data: `(client, round) -> (batches, number of examples)`.
+    local_data: `(client, round) -> (batches, number of examples)`; see `flower.client_app`.
     like: parameters whose structure, shapes and dtypes are the server's.
     num_rounds: largest number of answers that the client ever gives. Rounds are
       0 .. num_rounds - 1.
@@ -100,7 +114,8 @@ class Client:
     """Returns the `Sent` of client `who` in a round, and nothing else of its work.
 
     Raises:
-      UserError: `round` is outside the run, or was answered before. Nothing is computed then.
+      UserError: `round` is outside the run, or was answered before. Nothing is computed then. Or
+        `local_data` returns something else than batches and their number of examples.
     """
     # isinstance accepts True as an int, which would record the round under another name.
     if type(round) is not int or not 0 <= round < self._num_rounds:
@@ -112,7 +127,7 @@ class Client:
     # The round is recorded before the data are read. A crash afterwards costs an answer, but no
     # privacy.
     _spend(self._folder / f"client_{who}", round)
-    batches, count = self._local_data(who, round)
+    batches, count = _checked_data(self._local_data(who, round))
     cohort = Cohort(np.array([who]), np.array([count], np.int64), (batches,))
     context = Context(Received(params), None, None, _new_key(), None)
     return jax.tree.map(lambda leaf: leaf[0], self._run(context, cohort).sent)
