@@ -1,7 +1,7 @@
 r"""Clients as separate programs: dpjax's client update and aggregator under Flower (flwr).
 
 Flower only carries the messages. dpjax does the clients' work, the sums, the noise and the
-ledger. Flower's own wrappers for privacy are not used: they draw noise from NumPy's global
+accounting. Flower's own wrappers for privacy are not used: they draw noise from NumPy's global
 generator and account without sampling. Install the `flower` extra. Set
 FLWR_TELEMETRY_ENABLED=0 unless usage is to be reported to Flower's makers.
 
@@ -88,7 +88,6 @@ import jax.numpy as jnp
 import numpy as np
 
 from dpjax import trees, validate
-from dpjax.accounting import Ledger
 from dpjax.accounting.proved import ZERO
 from dpjax.federated.aggregation import Aggregator, central, weighted_mean
 from dpjax.federated.client import ClientAlgorithm, ClientInfo, Received
@@ -98,7 +97,6 @@ from dpjax.federated.execution.context import Context, MapClients, Mapped, Run
 from dpjax.federated.round import FederatedAlgorithm, RoundInfo, check_apart
 from dpjax.federated.transport import remote
 from dpjax.noise import source
-from dpjax.noise.gaussian import key_id
 from dpjax.plan import Plan
 from dpjax.sampling import batches
 from dpjax.types import Params
@@ -293,7 +291,6 @@ class _Server:
     plan.check_capacity(num_clients)
     self.plan = plan
     self.num_clients = num_clients
-    self._key_id = None if noise_key is None else key_id(noise_key)
     self._answers = _Answers()
     aggregator = weighted_mean() if noise_key is None else central(plan, noise_key)
     self._algorithm = make(aggregator, self._answers)
@@ -306,7 +303,6 @@ class _Server:
       )
     key = source.from_words(self.state.key)
     self._like = self._answers.like(Received(self.state.params), key)
-    self.ledger = Ledger()
     self.infos: list[RoundInfo] = []
 
   def draw(self) -> list[int]:
@@ -333,17 +329,8 @@ class _Server:
     return _tree(record, self._like)
 
   def close(self, answers: dict[int, Any], num_silent: int = 0) -> RoundInfo:
-    """Accounts for the round if the plan is private, then aggregates, even if nobody answered.
-    Returns the diagnostics of the round, with `num_silent` more clients left out."""
-    # The round is accounted before the sum, so that drawn noise is always accounted.
-    if self._key_id is not None:
-      self.ledger = self.ledger.charge(
-        self.plan.step_event(int(self.state.round)),
-        l2_clip_norm=self.plan.l2_bound,
-        neighboring_relation=self.plan.neighboring_relation,
-        noise_key_id=self._key_id,
-        first_step=int(self.state.round),
-      )
+    """Aggregates the answers, even if there are none. Returns the diagnostics of the round, with
+    `num_silent` more clients left out."""
     ids = np.array(sorted(answers), np.int64)
     self._answers.answers = answers
     drawn = Drawn(self.plan, int(self.state.round), self._draws.run)
@@ -462,7 +449,7 @@ def _message(kind: str, node: int, content: dict[str, Any]) -> Any:
 
 
 def rounds(make: Callable[..., Any], params: Params, **options: Any) -> Any:
-  """Makes a `flwr.serverapp.strategy.Strategy` with cohorts, sums, noise and ledger of this
+  """Makes a `flwr.serverapp.strategy.Strategy` with cohorts, sums, noise and accounting of this
   library.
 
   Args:
@@ -480,7 +467,8 @@ def rounds(make: Callable[..., Any], params: Params, **options: Any) -> Any:
 
   Guarantee: the same as that of `fed_avg` with `central(plan, noise_key)`. It holds against the
   clients and anyone who sees the parameters; the server itself sees every message. `.server` holds
-  `.state`, `.ledger` (all rounds of a private plan) and `.infos` (not private: do not release).
+  `.state`, of which `plan.spent` says what a private plan's rounds cost, and `.infos` (not private:
+  do not release).
 
   Raises:
     UserError: flwr is not installed; an argument is wrong; a round comes after the plan's last; a
