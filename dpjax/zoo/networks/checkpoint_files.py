@@ -10,13 +10,12 @@ from __future__ import annotations
 import math
 import os
 import pathlib
-from collections.abc import Iterable, Mapping
-from typing import Any, NamedTuple
+from collections.abc import Mapping
+from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
-from flax import traverse_util
+from flax import serialization, traverse_util
 
 from dpjax import names, trees, weight_folders
 from dpjax.types import Params
@@ -25,33 +24,15 @@ from dpjax.zoo.networks import weight_files
 
 # Types that a parameter may have. A checkpoint may also hold arrays of other types, such as a
 # count of steps.
-_DTYPES = {
-  "float16": np.float16,
-  "float32": np.float32,
-  "float64": np.float64,
-  "bfloat16": jnp.bfloat16,
-}
+_DTYPES = ("float16", "float32", "float64", "bfloat16")
 # Collections of state that no model of dpjax has. A layer without its state would compute other
 # values.
 _COLLECTIONS = ("batch_stats", "cache")
-# Codes of Flax for types that msgpack does not know.
-_ARRAY = 1
-_COMPLEX = 2
-_SCALAR = 3
-_CHUNKED = "__msgpack_chunked_array__"
 # Name of a file that dpjax writes into each step folder of its checkpoints.
 _OF_A_RUN = "sha256.json"
 _MOST_METADATA = 2**24
 _PICKLE = 0x80
 _NEWEST_PICKLE = 5
-
-
-class _Stored(NamedTuple):
-  """Array as a file stores it. Its bytes are not yet numbers; for Orbax they are not read: b""."""
-
-  shape: tuple[int, ...]
-  dtype: str
-  content: bytes
 
 
 def load_checkpoint(path: str | os.PathLike[str], params: Params) -> Params:
@@ -122,13 +103,13 @@ def read(
     if entry.shape != wanted[name]:
       have = f"{name} is of shape {entry.shape}"
       raise UserError(f"{have}, the model wants {wanted[name]}")
-    if entry.dtype not in _DTYPES:
+    if entry.dtype.name not in _DTYPES:
       raise UserError(f"{name} is {entry.dtype}, must be one of {', '.join(_DTYPES)}")
   if is_orbax:
     paths = {name: place for name, (place, _) in stored.items()}
     arrays = _orbax_arrays(file, paths)
   else:
-    arrays = {name: _numbers(entry) for name, (_, entry) in stored.items()}
+    arrays = {name: np.asarray(entry) for name, (_, entry) in stored.items()}
   for name, array in arrays.items():
     weight_files.finite(np.asarray(array, np.float64), name)
   return arrays, fresh
@@ -165,7 +146,7 @@ def _parameters(
   selected: dict[str, tuple[tuple[str, ...], Any]] = {}
   for path, (place, entry) in inside.items():
     name = "/".join(("params", *path))
-    if not path or not isinstance(entry, _Stored):
+    if not path or not hasattr(entry, "dtype"):
       raise UserError(f"{name} is no array, must be of floating point numbers")
     # Two paths may give the same name if a part of a path holds a slash.
     if name in selected:
@@ -174,109 +155,31 @@ def _parameters(
   return selected
 
 
-def _numbers(entry: _Stored) -> np.ndarray:
-  dtype = np.dtype(_DTYPES[entry.dtype])
-  return np.frombuffer(entry.content, dtype).reshape(entry.shape)
-
-
 # --- Flax
 
 
 def _flax(path: str) -> dict[tuple[str, ...], Any]:
-  """Returns the entries of a msgpack file by path. The bytes of arrays stay bytes.
+  """Returns the entries of a msgpack file by path.
 
   Raises:
     UserError: the file is a pickle, or is no checkpoint of Flax.
   """
-  # msgpack is imported here, since few runs need it.
-  import msgpack
-
   content = weight_files.content_of(path)
   # Loading a pickle may run code. msgpack would read its first byte as an empty table.
   if len(content) > 2 and content[0] == _PICKLE and content[1] <= _NEWEST_PICKLE:
     raise UserError("is a pickle, which may run code; save it as msgpack or Orbax")
   try:
-    tree = msgpack.unpackb(
-      content, ext_hook=_extension, object_pairs_hook=_table, strict_map_key=False
-    )
-  # msgpack raises ValueError or a subclass for a damaged file, TypeError for a table as a key.
-  except (ValueError, TypeError, OverflowError, MemoryError, RecursionError) as error:
+    tree = serialization.msgpack_restore(content)
+    if not isinstance(tree, dict):
+      raise ValueError("it holds no table of arrays")
+    flat = traverse_util.flatten_dict(tree)
+  # A damaged file may raise any of these.
+  except (
+    ValueError, TypeError, LookupError, AttributeError, OverflowError, MemoryError,
+    RecursionError,
+  ) as error:  # fmt: skip
     raise UserError(f"is no checkpoint of Flax ({first_line(error)})") from error
-  if not isinstance(tree, dict):
-    raise UserError("is no checkpoint of Flax (it holds no table of arrays)")
-  return dict(_flat(tree, ()))
-
-
-def _table(pairs: Iterable[tuple[Any, Any]]) -> dict[str, Any]:
-  """Returns a table of msgpack as a dictionary with text keys. Raises ValueError if a key comes
-  twice, or is neither text nor an integer."""
-  table: dict[str, Any] = {}
-  for key, value in pairs:
-    if not isinstance(key, str | int) or str(key) in table:
-      raise ValueError(f"the name {key!r:.40} stands twice, or is no text")
-    table[str(key)] = value
-  return table
-
-
-def _extension(code: int, data: bytes) -> Any:
-  """Returns an array or a number as `_Stored`, and None for a complex number. Raises ValueError for
-  any other object and for a malformed array."""
-  import msgpack
-
-  if code == _COMPLEX:
-    return None
-  if code not in (_ARRAY, _SCALAR):
-    raise ValueError(f"it holds an object of type {code}, and arrays alone are read")
-  shape, dtype, content = msgpack.unpackb(data, raw=True)
-  sizes = tuple(shape)
-  # Without this check, a list instead of bytes would pass if it had the right length.
-  if not isinstance(dtype, bytes) or not isinstance(content, bytes):
-    raise ValueError("an array whose type or content is no text")
-  name = dtype.decode("ascii")
-  if not all(type(size) is int and size >= 0 for size in sizes):
-    raise ValueError(f"an array of shape {sizes!s:.40}")
-  if name in _DTYPES and math.prod(sizes) * np.dtype(_DTYPES[name]).itemsize != len(
-    content
-  ):
-    raise ValueError(f"an array of shape {sizes!s:.40} has {len(content)} bytes")
-  return _Stored(sizes, name, content)
-
-
-def _flat(tree: Mapping[str, Any], path: tuple[str, ...]) -> Iterable[tuple[Any, Any]]:
-  """Yields (path, entry) of every leaf. The entry of an array whose chunks are damaged is None."""
-  # This is a loop, since tables may be nested deeper than Python allows recursion.
-  unread = [(path, tree)]
-  while unread:
-    where, table = unread.pop()
-    for name, value in table.items():
-      if isinstance(value, dict) and value.get(_CHUNKED) is True:
-        yield (*where, name), _join(value)
-      elif isinstance(value, dict):
-        unread.append(((*where, name), value))
-      else:
-        yield (*where, name), value
-
-
-def _join(table: Mapping[str, Any]) -> Any:
-  """Returns an array that Flax wrote in chunks, as it does above 1 GiB. Returns None if the chunks
-  are damaged."""
-  shape = table.get("shape")
-  chunks = table.get("chunks")
-  if not isinstance(shape, dict) or not isinstance(chunks, dict) or not chunks:
-    return None
-  sizes: Any = tuple(shape.get(str(i)) for i in range(len(shape)))
-  parts: Any = [chunks.get(str(i)) for i in range(len(chunks))]
-  if not all(isinstance(part, _Stored) for part in parts):
-    return None
-  if not all(type(size) is int and size >= 0 for size in sizes):
-    return None
-  dtypes = {part.dtype for part in parts}
-  dtype = dtypes.pop()
-  content = b"".join(part.content for part in parts)
-  known = dtype in _DTYPES and not dtypes
-  if not known or math.prod(sizes) * np.dtype(_DTYPES[dtype]).itemsize != len(content):
-    return None
-  return _Stored(sizes, dtype, content)
+  return {tuple(map(str, place)): entry for place, entry in flat.items()}
 
 
 # --- Orbax
@@ -314,7 +217,7 @@ def _orbax(folder: str) -> dict[tuple[str, ...], Any]:
     # A chunk is read whole, so its size decides how much memory is taken.
     if math.prod(chunk) > max(math.prod(shape), 1):
       raise UserError(f"{'/'.join(path)} has chunks larger than itself")
-    described[path] = _Stored(tuple(shape), np.dtype(leaf.dtype).name, b"")
+    described[path] = jax.ShapeDtypeStruct(tuple(shape), leaf.dtype)
   return described
 
 
