@@ -64,7 +64,7 @@ def fed_opt(
   0.009926
   """
   validate.one_of(SECOND_MOMENTS, name=name)
-  validate.positive(server_learning_rate=learning_rate, tau=tau)
+  validate.positive(learning_rate=learning_rate, tau=tau)
   beta_1 = (0.0 if name == "adagrad" else 0.9) if beta_1 is None else beta_1
   validate.share(beta_1=beta_1, beta_2=beta_2)
   moved = SECOND_MOMENTS[name]

@@ -118,7 +118,7 @@ def test_krum_ignores_what_the_mean_follows():
 @pytest.mark.slow
 def test_every_algorithm_that_takes_a_client_is_attacked_by_the_same_wrapper():
   prox = functools.partial(federated.fed_prox, mu=0.5)
-  adam = functools.partial(federated.fed_adam, server_learning_rate=0.1)
+  adam = functools.partial(federated.fed_avg, server_tx=federated.fed_opt("adam", 0.1))
   rows = np.ones((_CLIENTS, _WIDTH))
   for make in (prox, adam):
     honest, lied = (_after(rows, _mean(), [0, 1], f, make) for f in (1.0, -9.0))

@@ -50,9 +50,9 @@ ALGORITHMS = {
   ),
   "fed_avg error feedback": (federated.fed_avg, _error_feedback(client_tx=_SGD)),
   "fed_avg local noise": (federated.fed_avg, {"client_tx": _SGD, "wrap": _local_noise}),
-  "fed_adam": (federated.fed_adam, {"client_tx": _SGD, "server_learning_rate": 0.1}),
-  "fed_yogi": (federated.fed_yogi, {"client_tx": _SGD, "server_learning_rate": 0.1}),
-  "fed_adagrad": (federated.fed_adagrad, {"client_tx": _SGD, "server_learning_rate": 0.1}),
+  "fed_avg adam": (
+    federated.fed_avg, {"client_tx": _SGD, "server_tx": federated.fed_opt("adam", 0.1)},
+  ),
   "fed_sgd": (federated.fed_sgd, {"server_tx": optax.sgd(0.1, momentum=0.9)}),
   "fed_prox": (federated.fed_prox, {"client_tx": _SGD, "mu": 0.1}),
   "fed_nova": (federated.fed_nova, {"client_tx": _SGD, "tau_eff": 2.0}),

@@ -11,9 +11,9 @@ from dpjax.federated import (
   LocalWork,
   apfl,
   by_examples,
-  fed_adam,
   fed_avg,
   fed_nova,
+  fed_opt,
   fed_prox,
   fed_sgd,
   fine_tune,
@@ -175,9 +175,8 @@ def test_weights_follow_the_public_rule():
 def test_the_server_may_have_any_optimizer():
   """FedAdam's first step is its learning rate, in every coordinate that is not tiny."""
   cohort = from_batches([np.full((1, 2), 50.0, np.float32)])
-  algorithm = fed_adam(
-    problems.quadratic, optax.sgd(1.0), server_learning_rate=0.25, **_options()
-  )
+  server_tx = fed_opt("adam", 0.25)
+  algorithm = fed_avg(problems.quadratic, optax.sgd(1.0), server_tx, **_options())
   state, _ = _run(algorithm, {"w": jnp.zeros(2)}, cohort, 1)
   np.testing.assert_allclose(state.params["w"], 0.25, rtol=1e-3)
 

@@ -75,10 +75,8 @@ def test_the_optimizers_of_optax_are_others():
 def test_a_run_of_fed_opt_is_algorithm_2(name):
   """Two rounds of clients with two local steps each, all in NumPy beside it."""
   own, eta_l, x = problems.ragged((2, 2), width=2), 0.1, np.array([1.0, -2.0])
-  make = getattr(federated, f"fed_{name}")
-  algorithm = make(
-    problems.quadratic, optax.sgd(eta_l), server_learning_rate=0.5, tau=0.1, **_OPTIONS
-  )
+  server_tx = fed_opt(name, 0.5, tau=0.1)
+  algorithm = federated.fed_avg(problems.quadratic, optax.sgd(eta_l), server_tx, **_OPTIONS)
   state, differences = algorithm.init({"w": jnp.asarray(x, jnp.float32)}), []
   path = [x]
   beta_1 = 0.0 if name == "adagrad" else 0.9
@@ -101,13 +99,12 @@ def test_a_run_of_fed_opt_is_algorithm_2(name):
     ({"tau": 0.0}, "tau"),
     ({"beta_1": 1.0}, "beta_1"),
     ({"beta_2": -0.1}, "beta_2"),
-    ({"server_learning_rate": 0.0}, "server_learning_rate"),
+    ({"learning_rate": 0.0}, "learning_rate"),
   ],
 )
 def test_wrong_numbers_are_named(change, field):
-  options = {"server_learning_rate": 0.1, **_OPTIONS, **change}
   with refuses(field):
-    federated.fed_adam(problems.quadratic, optax.sgd(0.1), **options)
+    fed_opt("adam", **{"learning_rate": 0.1, **change})
 
 
 # --- Deng et al. 2020, algorithm 1, and the update of alpha of its section 4

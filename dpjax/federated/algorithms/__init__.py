@@ -5,9 +5,6 @@ from typing import TYPE_CHECKING
 from dpjax import _lazy
 
 if TYPE_CHECKING:
-  from dpjax.federated.algorithms.adaptive_servers import fed_adagrad as fed_adagrad
-  from dpjax.federated.algorithms.adaptive_servers import fed_adam as fed_adam
-  from dpjax.federated.algorithms.adaptive_servers import fed_yogi as fed_yogi
   from dpjax.federated.algorithms.apfl import apfl as apfl
   from dpjax.federated.algorithms.fed_avg import fed_avg as fed_avg
   from dpjax.federated.algorithms.fed_bn import fed_bn as fed_bn
