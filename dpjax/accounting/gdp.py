@@ -24,7 +24,9 @@ from dpjax.accounting.event_kinds.elements import accountable, claims
 from dpjax.accounting.event_kinds.kind import DpEvent, quiet
 from dpjax.validate import UserError
 
-# Largest relative error in delta of dp_accounting's search for an epsilon, with a margin.
+# Smallest mu that is computed with: smaller ones lose their digits in differences of tails.
+_LEAST_MU = 1e-6
+# Largest relative error in delta of dp_accounting's epsilon for it, with a margin.
 _ROOT_ERROR = 1e-7
 # Largest 1 / z^2 whose exponential is a float.
 _LARGEST = 700.0
@@ -91,7 +93,7 @@ def epsilon(mu: float, *, delta: float) -> float:
   """Returns the epsilon of a mechanism that IS mu-GDP, by inverting
   delta = Phi(mu / 2 - eps / mu) - e^eps Phi(-mu / 2 - eps / mu).
 
-  It is exact up to rounding, and rounded up.
+  It is exact up to rounding, and rounded up; a mu below 1e-6 counts as 1e-6.
 
   >>> round(epsilon(0.5, delta=1e-5), 3)
   1.993
@@ -99,6 +101,6 @@ def epsilon(mu: float, *, delta: float) -> float:
   validate.non_negative(mu=mu)
   if mu == 0:
     return 0.0
-  # The root of dp_accounting may miss delta by a few parts in 10^9.
+  mu = max(mu, _LEAST_MU)
   with quiet():
-    return float(dpa.get_epsilon_gaussian(1 / mu, delta * (1 - _ROOT_ERROR)))
+    return float(dpa.get_epsilon_gaussian(1 / mu, delta * (1 - _ROOT_ERROR), tol=1e-16))

@@ -3,6 +3,7 @@
 import math
 
 import dp_accounting as dpa
+import mpmath
 import pytest
 from scipy import stats
 
@@ -63,6 +64,26 @@ def test_unsampled_gaussian_noise_is_exact_and_proved(relation):
     dpa.get_epsilon_gaussian(4 / sensitivity, 1e-5), rel=1e-6
   )
   assert found.epsilon_kind == "proved"
+
+
+@pytest.mark.parametrize(
+  ("mu", "delta"),
+  [
+    (1e-9, 6e-19),
+    (1.7e-6, 1e-19),
+    (5.9e-6, 1e-25),
+    (9.3e-6, 3e-17),
+    (0.5, 1e-5),
+    (30.0, 1e-9),
+  ],
+)
+def test_it_is_never_below_the_exact_epsilon(mu, delta):
+  found = gdp.epsilon(mu, delta=delta)
+  with mpmath.workdps(60):
+    exact_mu, reached = mpmath.mpf(mu), mpmath.mpf(found)
+    inside = mpmath.ncdf(exact_mu / 2 - reached / exact_mu)
+    outside = mpmath.e**reached * mpmath.ncdf(-exact_mu / 2 - reached / exact_mu)
+    assert inside - outside <= delta
 
 
 def test_nothing_and_no_noise():
