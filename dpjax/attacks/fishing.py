@@ -51,7 +51,7 @@ def fish(
   ([[0.0, 1.0, 0.0], [0.0, 1.0, 0.0]], [0.0, -30.0, 0.0])
   """
   validate.positive(strength=strength)
-  last = recovery.layer(params, layer, bias="which is pushed down")
+  last = recovery.dense_layer(params, layer, bias="which is pushed down")
   validate.integer_in(0, last["kernel"].shape[1] - 1, label=label)
   if not np.any(last["kernel"][:, label]):
     # Weights of 0 would let no gradient at all pass.

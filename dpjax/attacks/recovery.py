@@ -59,30 +59,28 @@ def as_gradient(
   return trees.scale(message, -1.0 / (learning_rate * num_steps))
 
 
-def layer(
-  seen: ArrayTree, name: str, *, bias: str = "", field: str = "layer"
-) -> dict[str, np.ndarray]:
-  """Returns the leaves of the dense module `name`, in float64: {"kernel": [d, m], "bias": [m]}.
+def dense_layer(seen: ArrayTree, layer: str, *, bias: str = "") -> dict[str, np.ndarray]:
+  """Returns the leaves of the dense module `layer`, in float64: {"kernel": [d, m], "bias": [m]}.
 
   Args:
     bias: what the bias is needed for; "": it may be missing.
-    field: the caller's argument that holds `name`.
 
   Raises:
     UserError: no module or several have that name, the kernel is no matrix, or the bias is missing.
 
-  >>> sorted(layer({"params": {"head": {"kernel": np.ones((2, 3)), "bias": np.ones(3)}}}, "head"))
+  >>> seen = {"params": {"head": {"kernel": np.ones((2, 3)), "bias": np.ones(3)}}}
+  >>> sorted(dense_layer(seen, "head"))
   ['bias', 'kernel']
   """
   check_seen(seen)
   leaves = jax.tree_util.tree_leaves_with_path(seen)
   parts = [trees.path_parts(path) for path, _ in leaves]
   modules = sorted({"/".join(part[:-1]) for part in parts if part[-1:] == ["kernel"]})
-  matches = [module for module in modules if f"/{module}".endswith(f"/{name}")]
+  matches = [module for module in modules if f"/{module}".endswith(f"/{layer}")]
   if len(matches) != 1:
     known = ", ".join(modules) or "none"
     raise UserError(
-      f"must name one of the layers with a kernel: {known}", field=field, value=name
+      f"must name one of the layers with a kernel: {known}", field="layer", value=layer
     )
   inside = {
     part[-1]: np.asarray(leaf, np.float64)
@@ -91,13 +89,15 @@ def layer(
   }
   if inside["kernel"].ndim != 2:
     shape = inside["kernel"].shape
-    raise UserError(f"must be dense, its kernel has shape {shape}", field=field, value=name)
+    raise UserError(
+      f"must be dense, its kernel has shape {shape}", field="layer", value=layer
+    )
   if bias and "bias" not in inside:
-    raise UserError(f"must have a bias, {bias}", field=field, value=name)
+    raise UserError(f"must have a bias, {bias}", field="layer", value=layer)
   return inside
 
 
-def first_dense(seen: ArrayTree, name: str = "dense_0") -> np.ndarray:
+def first_dense(seen: ArrayTree, layer: str = "dense_0") -> np.ndarray:
   """Returns the input of a dense layer with a bias, from its gradient alone: [d], flattened.
 
   dL/dW = sum_i x_i delta_i^T and dL/db = sum_i delta_i. At batch size 1 every column of dL/dW is x
@@ -112,14 +112,14 @@ def first_dense(seen: ArrayTree, name: str = "dense_0") -> np.ndarray:
   >>> first_dense({"dense_0": {"kernel": np.outer(x, delta), "bias": delta}}).tolist()
   [1.0, 2.0]
   """
-  dense = layer(seen, name, bias="by whose gradient is divided", field="name")
+  dense = dense_layer(seen, layer, bias="by whose gradient is divided")
   kernel = dense["kernel"]
   bias = dense["bias"]
   # The bias is scaled by its largest entry, so that its squares do not underflow.
   bias = bias / (np.max(np.abs(bias)) or 1.0)
   if not bias.any():
     raise NothingSent(
-      "the gradient of its bias is 0; nothing of x is in it", field="name", value=name
+      "the gradient of its bias is 0; nothing of x is in it", field="layer", value=layer
     )
   return kernel @ bias / (bias @ bias) / (np.max(np.abs(dense["bias"])))
 
@@ -128,7 +128,7 @@ def infer_labels(
   gradient: ArrayTree,
   *,
   batch_size: int,
-  name: str = "head",
+  layer: str = "head",
   probabilities: HostArray | None = None,
 ) -> np.ndarray:
   """Infers the labels of a batch from the last layer's gradient under cross-entropy: [B], sorted.
@@ -149,7 +149,7 @@ def infer_labels(
   Args:
     gradient: gradient of the mean loss (from a FedAvg message: `as_gradient`).
     batch_size: number B of examples.
-    name: name of the last layer.
+    layer: name of the last layer.
     probabilities: [K], mean outputs of the model on data like the client's; None: 1 / K each.
 
   Raises:
@@ -160,7 +160,7 @@ def infer_labels(
   array([1])
   """
   validate.integer_at_least(1, batch_size=batch_size)
-  dense = layer(gradient, name, field="name")
+  dense = dense_layer(gradient, layer)
   slope = dense["bias"] if "bias" in dense else dense["kernel"].sum(0)
   count = len(slope)
   mean = np.full(count, 1 / count) if probabilities is None else np.asarray(probabilities)

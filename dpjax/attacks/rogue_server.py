@@ -63,7 +63,7 @@ def imprint(
   """
   validate.positive(gain=gain)
   validate.integer_at_least(0, seed=seed)
-  first = recovery.layer(params, layer, bias="which is the threshold")
+  first = recovery.dense_layer(params, layer, bias="which is the threshold")
   size, units = first["kernel"].shape
   direction = np.random.default_rng(seed).normal(size=size) / np.sqrt(size)
   measured = _inputs(public, size) @ direction  # [N]
@@ -126,7 +126,7 @@ def read_imprint(seen: ArrayTree, *, batch_size: int, layer: str = "dense_0") ->
   [[1.0, 3.0], [3.0, 3.0]]
   """
   validate.integer_at_least(1, batch_size=batch_size)
-  first = recovery.layer(seen, layer, bias="by whose gradient is divided")
+  first = recovery.dense_layer(seen, layer, bias="by whose gradient is divided")
   # The last unit has no neighbour above: its bin covers everything above its threshold.
   kernels = -np.diff(first["kernel"], axis=1, append=0.0)  # [d, k]
   biases = -np.diff(first["bias"], append=0.0)

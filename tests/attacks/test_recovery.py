@@ -105,22 +105,22 @@ def test_noise_ends_it(net):
 def test_errors_are_one_line(net):
   (_, seen), *_ = _gradients(net, 1)
   cases = [
-    (lambda: attacks.first_dense(seen, "dense_7"), "name"),
-    (lambda: attacks.first_dense({"a": {"kernel": np.ones((2, 2))}}, "a"), "name"),
+    (lambda: attacks.first_dense(seen, "dense_7"), "layer"),
+    (lambda: attacks.first_dense({"a": {"kernel": np.ones((2, 2))}}, "a"), "layer"),
     (
       lambda: attacks.first_dense(
         {"a": {"kernel": np.ones((2, 1)), "bias": np.zeros(1)}}, "a"
       ),
-      "name",
+      "layer",
     ),
     (
       lambda: attacks.first_dense(
         {"a": {"kernel": np.ones((1, 2, 1)), "bias": np.ones(1)}}, "a"
       ),
-      "name",
+      "layer",
     ),
     (lambda: attacks.infer_labels(seen, batch_size=0), "batch_size"),
-    (lambda: attacks.infer_labels(seen, batch_size=1, name="tail"), "name"),
+    (lambda: attacks.infer_labels(seen, batch_size=1, layer="tail"), "layer"),
     (
       lambda: attacks.infer_labels(seen, batch_size=2, probabilities=[1.0]),
       "probabilities",

@@ -534,7 +534,9 @@ def _first_kernels(config: AttackConfig, messages: list[Any], size: int) -> Any:
   """
   name = getattr(config.attack, "layer", "dense_0")
   try:
-    kernels = np.stack([recovery.layer(message, name)["kernel"] for message in messages])
+    kernels = np.stack(
+      [recovery.dense_layer(message, name)["kernel"] for message in messages]
+    )
   except UserError:
     return None
   return kernels if kernels.shape[1] == size else None
