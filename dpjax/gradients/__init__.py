@@ -19,6 +19,3 @@ if TYPE_CHECKING:
   from dpjax.gradients.per_example import wrap_grads as wrap_grads
 else:
   __getattr__, __dir__, __all__ = _lazy.attach(__name__, __file__)
-
-# This import fills `RULES`, the table of rules that a `Clip` may name.
-from dpjax.gradients import clip_rules as _clip_rules  # noqa: F401

@@ -125,9 +125,9 @@ class Automatic(ClipRule):
     return top / (lengths + self.gamma)  # [B]
 
 
-# Name -> rule. `dpjax.gradients.clip_rules` fills this table, since modules of rules import this
-# module.
-RULES: dict[str, type[ClipRule]] = {}
+# Rules that a `Clip` or a config may name. `transforms.every_clip_rule` adds those whose clip norm
+# follows a noisy query.
+RULES: dict[str, type[ClipRule]] = {"flat": Flat, "automatic": Automatic}
 
 
 @dataclasses.dataclass(frozen=True)

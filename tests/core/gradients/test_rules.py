@@ -4,7 +4,6 @@ import dataclasses
 import importlib
 import json
 import pathlib
-import subprocess
 import sys
 import types
 
@@ -216,15 +215,6 @@ def test_a_new_rule_is_in_configs_sweeps_and_the_walk_over_every_leaf(psac):
   assert "psac" in fields.choice_of(walked["privacy.clipping"]).table
   with refuses("config.privacy.clipping.r", error=dpjax.validate.UserError):
     fields.replace(config, "privacy.clipping.r", "x")
-
-
-@pytest.mark.slow
-def test_a_doctest_that_comes_first_knows_the_rules():
-  # pytest used to load this module again, after its package had, with an empty table of rules.
-  example = "dpjax/gradients/clip.py::dpjax.gradients.clip.Clip"
-  command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", example]
-  result = subprocess.run(command, cwd=_ROOT, capture_output=True, text=True)
-  assert "1 passed" in result.stdout, result.stdout + result.stderr
 
 
 @dataclasses.dataclass(frozen=True)
