@@ -3,7 +3,6 @@
 import dataclasses
 import importlib
 import json
-import pathlib
 import sys
 import types
 
@@ -27,7 +26,6 @@ from dpjax.gradients.clip import RULES
 from tests import commands
 from tests.refuses import refuses
 
-_ROOT = pathlib.Path(__file__).parents[3]
 _LENGTHS = np.concatenate([[0.0], np.geomspace(1e-38, 1e38, 400)]).astype(np.float32)
 _PARAMS = {"w": jnp.ones(3), "b": jnp.zeros(())}
 
