@@ -1,7 +1,7 @@
 """Convolution kernels that are standardised for each output channel.
 
-Its gradients have a rule of their own (`layer_rules`): the fast route of `gradients` finds this
-transform in the trace of a loss, and computes norms of per-example gradients without keeping these.
+Its gradients have a rule of their own: the fast route of `gradients` finds this transform in the
+trace of a loss, and computes norms of per-example gradients without keeping these.
 """
 
 from __future__ import annotations
@@ -14,11 +14,8 @@ import jax.numpy as jnp
 from jax import lax
 from jax.extend import core as jex
 
-from dpjax import layer_rules
-
 # Name of the jitted function below in a trace.
-_NAME = "_standardize"
-layer_rules.register(_NAME, "dpjax.gradients.ghost.standardized")
+NAME = "_standardize"
 
 
 def standardize_kernel(
@@ -60,7 +57,7 @@ def floor_of(eqn: Any) -> float | None:
   Args:
     eqn: equation of a jaxpr. A call has the inputs (kernel, gain, epsilon).
   """
-  if eqn.params.get("name") != _NAME or len(eqn.invars) != 3:
+  if eqn.params.get("name") != NAME or len(eqn.invars) != 3:
     return None
   kernel, gain, epsilon = eqn.invars
   if not isinstance(epsilon, jex.Literal) or len(kernel.aval.shape) != 4:

@@ -10,8 +10,7 @@ _CORE = (
   {"validate"},
   {"sealed"},  # which types hold
   {"types", "_lazy"},
-  {"branches", "layer_rules", "key_uses"},
-  {"standard_kernels"},  # which has such a rule
+  {"branches", "key_uses", "standard_kernels"},
   {"weight_folders"},
   {"names", "trees", "markdown", "files", "optional"},
   {"jaxprs", "columns"},

@@ -9,7 +9,7 @@ in the order of the computation:
   takes parameters from the leaves to a layer;
 - `units` groups leaves with their layer uses; `unit_rules` has one class for each way to take the
   norm and the clipped sum of such a unit, `row_forms` one for each kind of layer use;
-- `standardized` is the rule of one layer alone, which names it itself (`dpjax.layer_rules`);
+- `standardized` is the rule of one layer alone, `dpjax.standard_kernels`;
 - `cost_model` estimates the time of each way to do so, and `precision` bounds rounding in sums;
 - `lengths` bounds what norms lose to underflow;
 - `route` has `clipped_sum`, which joins all of these, and `explain` prints the choices.

@@ -24,7 +24,7 @@ from typing import Any, NamedTuple
 import jax.numpy as jnp
 from jax.extend import core as jex
 
-from dpjax import layer_rules
+from dpjax import standard_kernels
 from dpjax.gradients.ghost import chosen_products, row_forms
 from dpjax.jaxprs import (
   CALLS,
@@ -65,7 +65,7 @@ class Source(NamedTuple):
   perm: tuple[int, ...] | None = None  # dimension j is the leaf's dimension perm[j]
   is_cast: bool = False  # a view whose dtype was changed on the way, if only for a while
   loops: tuple[Loop, ...] = ()  # scans that step through it, outermost first
-  layer: Any = None  # the value is that of a layer with a rule of its own (`layer_rules`)
+  layer: Any = None  # the value is that of a layer with a rule of its own (`standardized`)
 
 
 class Value(NamedTuple):
@@ -342,8 +342,12 @@ def _plan(eqn, values, loops, ids) -> Step:
   # and keeps its norm.
   if name in CALLS:
     step = _enter(eqn, eqn.params[CALLS[name]], values, loops, ids)
-    own = layer_rules.module_of(eqn.params.get("name"))
-    layer = own.find(eqn, values) if own else None
+    if eqn.params.get("name") != standard_kernels.NAME:
+      return step
+    # This module reads sites, and few losses need it.
+    from dpjax.gradients.ghost import standardized
+
+    layer = standardized.find(eqn, values)
     if layer is None:
       return step
     (result,) = step.values

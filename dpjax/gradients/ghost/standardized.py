@@ -59,7 +59,7 @@ _NEAR = 1e-3
 
 
 class StandardKernel(NamedTuple):
-  """A kernel that is standardised, with the leaves that it is made of: a layer (`layer_rules`)."""
+  """A kernel that is standardised, with the leaves that it is made of."""
 
   kernel: int
   gain: int

@@ -3,7 +3,7 @@
 Leaves that reach a common site form one *unit* with all their sites. A unit can take its norm
 from rows (`row_forms`) if each of its sites has a row form, in one layout, and its leaf reaches
 them unchanged, up to rearrangement. Several leaves must be joined into one array and share a clip
-norm. A layer may have a rule of its own (`layer_rules`). Any other unit
+norm. One layer has a rule of its own (`standardized`). Any other unit
 forms per-example gradients, and holds them for the sum or frees them after their norm.
 """
 
