@@ -179,23 +179,6 @@ def departures(how: Paper, *, num_records: int, averaged: int) -> list[str]:
   return [line for line, applies in differs.items() if applies]
 
 
-def theorem_6_series(z: float, num_terms: int) -> float:
-  """Returns the sum of the first `num_terms` terms of theorem 6's series for ln(1 + e^-z).
-
-  It is a counter-example, which no method uses. The proof takes the series of ln(1 + x) for
-  x = e^-z and for x = e^z in one line. The series converges only for x <= 1. So one of the two
-  series diverges, unless z is 0.
-
-  >>> round(theorem_6_series(0.5, 60), 3), round(math.log1p(math.exp(-0.5)), 3)
-  (0.474, 0.474)
-  >>> theorem_6_series(-0.5, 60) < -1e11
-  True
-  """
-  validate.integer_at_least(1, num_terms=num_terms)
-  n = np.arange(1, num_terms + 1)
-  return float(np.sum((-1.0) ** (n - 1) / n * np.exp(-n * z)))
-
-
 def local_epsilon(paper_features: Features, how: Paper, num_channels: int) -> float:
   """Returns the epsilon that independent Laplace noise of these scales WOULD prove, if drawn once.
 

@@ -26,6 +26,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from dpjax import auditing, losses, relevance
+from dpjax.auditing import likelihood
 from dpjax.auditing.canaries import loss_scores
 from dpjax.auditing.scores import Scores
 from dpjax.experiments.kinds.relevance.config import RelevanceConfig
@@ -157,8 +158,11 @@ def _features(config: Any, job: Any, outcome: Any, confidence: float) -> Bound:
     )
     for key, x in zip(keys, pair)
   ]
-  ratio = _log_ratio(pair, noise_lib.by_feature(noise.scales, noise.shape), noise.mechanism)
-  scores = Scores(inside=ratio(outputs[1]), outside=ratio(outputs[0]))
+  laplace = noise.mechanism == "laplace"
+  score = likelihood.laplace_log_ratio if laplace else likelihood.gaussian_log_ratio
+  ratio = score(pair[0], pair[1], noise_lib.by_feature(noise.scales, noise.shape))
+  outside, inside = (np.round(ratio(noisy), _DIGITS) for noisy in outputs)
+  scores = Scores(inside=inside, outside=outside)
   delta = outcome.privacy.delta or 0.0
   local = config.is_rigorous and config.method.shuffle
   what = f"likelihood ratio of one record's noisy features, {n} draws on each side"
@@ -170,21 +174,6 @@ def _bound(by: Callable[[Scores], float], scores: Scores, target: str, what: str
   sides = len(scores.inside), len(scores.outside)
   perfect = Scores(inside=np.ones(sides[0]), outside=np.zeros(sides[1]))
   return Bound(by(scores), target, what, by(perfect))
-
-
-def _log_ratio(pair: Any, scales: np.ndarray, mechanism: str) -> Callable:
-  first, second = (np.asarray(x, np.float64)[None] for x in pair)
-  scales = np.asarray(scales, np.float64)[None]
-
-  def ratio(z: np.ndarray) -> np.ndarray:
-    z = np.asarray(z, np.float64)
-    if mechanism == "laplace":
-      terms = (np.abs(z - first) - np.abs(z - second)) / scales
-    else:
-      terms = (second - first) * (z - (first + second) / 2) / scales**2
-    return np.round(terms.reshape(len(z), -1).sum(axis=1), _DIGITS)
-
-  return ratio
 
 
 def shared_noise_scores(
