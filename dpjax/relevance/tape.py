@@ -6,20 +6,19 @@ one exception: a function of single entries (an activation, however it is writte
 shares the *root* of its operand, and relevance passes to the root unchanged. Calls (jit, custom
 derivatives, remat) are entered.
 
-This relies on JAX's `jax.make_jaxpr` and `jax.extend.core.Literal`, and on the names and
-parameters of the primitives listed here; tests pin them.
+This relies on JAX's `jax.make_jaxpr`, and on the names of the primitives listed here; tests pin
+them.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import enum
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jax.extend import core as jex
 
 from dpjax import jaxprs
 from dpjax.types import Params
@@ -39,18 +38,8 @@ class NodeKind(enum.Enum):
   WINNER = enum.auto()  # takes the maximum of several entries
 
 
-_BODIES = {
-  "jit": "jaxpr",
-  "pjit": "jaxpr",
-  "closed_call": "call_jaxpr",
-  "core_call": "call_jaxpr",
-  "custom_jvp_call": "call_jaxpr",
-  "custom_vjp_call": "call_jaxpr",
-  "custom_vjp_call_jaxpr": "fun_jaxpr",
-  "remat": "jaxpr",
-  "remat2": "jaxpr",
-  "checkpoint": "jaxpr",
-}
+# Primitives that call one jaxpr.
+_CALLS = {*jaxprs.CALLS, *jaxprs.REMATS, "custom_jvp_call", "custom_vjp_call"}
 _LINEAR = {
   "dot_general", "conv_general_dilated", "reduce_sum", "reduce_window_sum", "cumsum"
 }  # fmt: skip
@@ -167,16 +156,16 @@ class _Recorder:
 
   def _equation(self, eqn: Any, operands: list[Cell]) -> list[Cell]:
     if not any(cell.data for cell in operands):
-      return [Cell(value) for value in _bind(eqn)(*_values(operands))]
-    if eqn.primitive.name in _BODIES:
+      return [Cell(value) for value in jaxprs.results_of(eqn, _values(operands))]
+    if eqn.primitive.name in _CALLS:
       return self._call(eqn, operands)
     for cell in operands:
       cell.uses += 1
     return self._first_order(eqn, operands)
 
   def _call(self, eqn: Any, operands: list[Cell]) -> list[Cell]:
-    body = eqn.params[_BODIES[eqn.primitive.name]]
-    if not _is_activation(eqn, operands):
+    (body,) = jaxprs.inside(eqn)
+    if not _is_activation(eqn, body, operands):
       return self.walk(body, operands)
     # An activation makes no node, whatever steps it has inside. Its result shares the root of its
     # operand.
@@ -187,7 +176,7 @@ class _Recorder:
 
   def _first_order(self, eqn: Any, operands: list[Cell]) -> list[Cell]:
     name = eqn.primitive.name
-    call = _bind(eqn)
+    call = lambda *values: jaxprs.results_of(eqn, values)
     values = call(*_values(operands))
     data = [cell for cell in operands if cell.data]
     if name in _SAME:
@@ -212,21 +201,6 @@ class _Recorder:
 
 def _values(cells: Sequence[Cell]) -> list[Any]:
   return [cell.value for cell in cells]
-
-
-def _bind(eqn: Any) -> Callable[..., list[Any]]:
-  """Returns the equation as a function of all its operands, literals included."""
-  invars = [var for var in eqn.invars if not isinstance(var, jex.Literal)]
-  places = [isinstance(var, jex.Literal) for var in eqn.invars]
-  # A variable that occurs twice, as in x * x, is one input of the new jaxpr.
-  distinct = list(dict.fromkeys(invars))
-  evaluate = jaxprs.alone_fn(eqn, distinct, list(eqn.outvars))
-  if distinct == invars and not any(places):
-    return evaluate
-  values_of = lambda values: dict(
-    zip(invars, (value for value, fixed in zip(values, places) if not fixed))
-  )
-  return lambda *values: evaluate(*(values_of(values)[var] for var in distinct))
 
 
 def _same_shape(data: Sequence[Cell], value: Any) -> bool:
@@ -292,21 +266,12 @@ def _kind(name: str, operands: list[Cell]) -> NodeKind:
   )
 
 
-def _is_activation(eqn: Any, operands: list[Cell]) -> bool:
+def _is_activation(eqn: Any, body: Any, operands: list[Cell]) -> bool:
   """Returns whether a call is one nonlinear function of the entries of one operand."""
   data = [cell for cell in operands if cell.data]
   shape = jnp.shape(data[0].value)
   if len(data) != 1 or len(eqn.outvars) != 1 or eqn.outvars[0].aval.shape != shape:
     return False
-  names = set(_primitives(eqn.params[_BODIES[eqn.primitive.name]], shape))
+  names = {*jaxprs.primitives(body)} - _CALLS
   entrywise = _ACTIVATION | _AFFINE_ENTRYWISE | _SAME | {"broadcast_in_dim"}
   return names <= entrywise and bool(names & _ACTIVATION)
-
-
-def _primitives(closed: Any, shape: tuple[int, ...]) -> Iterator[str]:
-  for eqn in getattr(closed, "jaxpr", closed).eqns:
-    name = eqn.primitive.name
-    if name in _BODIES:
-      yield from _primitives(eqn.params[_BODIES[name]], shape)
-    else:
-      yield name

@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 from flax import traverse_util
 
+from dpjax import jaxprs
 from dpjax.models.libraries import by_path
 from dpjax.types import Array, ArrayTree, Params
 from dpjax.validate import UserError
@@ -153,38 +154,6 @@ def depends_on_key(call: Callable[[Array], Any]) -> bool:
   >>> depends_on_key(lambda key: 1.0), depends_on_key(jax.random.normal)
   (False, True)
   """
-  traced = lambda key: call(
-    key
-  )  # JAX caches traces by function, and `call` may have changed
-  jaxpr = jax.make_jaxpr(traced)(jax.random.key(0)).jaxpr
-  return any(_reachable(jaxpr, [True] * len(jaxpr.invars)))
-
-
-def _reachable(jaxpr: Any, inputs: list[bool]) -> list[bool]:
-  """Returns which results of a jaxpr may depend on the inputs that are marked True."""
-  marks = dict(zip(map(id, jaxpr.invars), inputs))
-  # Equations stand in the order of execution, so one pass finds all that depends on the inputs.
-  for equation in jaxpr.eqns:
-    of_inputs = [marks.get(id(operand), False) for operand in equation.invars]
-    if any(of_inputs):
-      marks.update(zip(map(id, equation.outvars), _of_equation(equation, of_inputs)))
-  return [marks.get(id(result), False) for result in jaxpr.outvars]
-
-
-def _of_equation(equation: Any, inputs: list[bool]) -> list[bool]:
-  inner = equation.params.get("jaxpr", equation.params.get("call_jaxpr"))
-  inner = getattr(inner, "jaxpr", inner)
-  alike = len(getattr(inner, "invars", ())) == len(inputs)
-  if not alike or len(inner.outvars) != len(equation.outvars):
-    # An operation, or a branch: all results count as dependent.
-    return [True] * len(equation.outvars)
-  if equation.primitive.name != "scan":
-    return _reachable(inner, inputs)
-  carried, before = equation.params["num_carry"], equation.params["num_consts"]
-  while True:
-    outputs = _reachable(inner, inputs)
-    # What a turn carries is an input of the next.
-    after = [a or b for a, b in zip(inputs[before:], outputs[:carried])]
-    if after == inputs[before : before + carried]:
-      return outputs
-    inputs = [*inputs[:before], *after, *inputs[before + carried :]]
+  # JAX caches traces by function, and `call` may have changed.
+  jaxpr = jax.make_jaxpr(lambda key: call(key))(jax.random.key(0)).jaxpr
+  return any(jaxprs.reach(jaxpr, [True] * len(jaxpr.invars)))
