@@ -574,19 +574,18 @@ def show_runs(values: Any) -> None:
     raise UserError("does not go with --runs, whose folders say everything", field=given[0])
   # Imported here, since few calls ask about finished runs.
   from dpjax.experiments.checks import several_runs
+  from dpjax.experiments.sweeps import cost
 
   # --runs may be given several times, and may list folders between commas.
   runs = several_runs.read(",".join(values.runs).split(","))
-  total = several_runs.together(
-    runs, delta=values.delta if values["delta"].present else None
-  )
+  total = cost.together(runs, delta=values.delta if values["delta"].present else None)
   up = lambda value: accounting.upper(value, digits=4)
   rows = [(run.name, up(run.epsilon), up(run.delta)) for run in runs]
   rows += [("sum", up(total.sum_epsilon), up(total.sum_delta))]
   rows += [(f"together ({total.accountant or 'sum'})", up(total.epsilon), up(total.delta))]
   width = max(len(name) for name, _, _ in rows)
   print("\n".join(f"{name:<{width}}  {eps:>9}  {delta}" for name, eps, delta in rows))
-  print(f"\n{several_runs.statement(runs, total)}")
+  print(f"\n{cost.statement(runs, total)}")
 
 
 def _check_companions(values: Any) -> None:

@@ -39,7 +39,7 @@ from dpjax.experiments.kinds.synthesis.config import KernelMean, SynthesisConfig
 from dpjax.experiments.plots import redraw
 from dpjax.experiments.run import loop
 from dpjax.experiments.run.kind import experiment_of
-from dpjax.experiments.sweeps import sweep
+from dpjax.experiments.sweeps import cost, sweep
 from dpjax.serving import predictor
 
 _RESULTS = pathlib.Path(__file__).resolve().parents[1] / "results"
@@ -483,7 +483,7 @@ def _accounted(config, folder):
   """Accounts for a run as `launch.account --runs` does; makes it where there is none."""
   if not folder.exists():
     loop.train(config, folder)
-  several_runs.together(several_runs.read([str(folder)]))
+  cost.together(several_runs.read([str(folder)]))
   return []
 
 

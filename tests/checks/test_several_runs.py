@@ -16,8 +16,9 @@ from dpjax import accounting, sampling
 from dpjax.accounting.epsilon import privacy_profile
 from dpjax.accounting.event_kinds.random_allocation import RandomAllocationDpEvent
 from dpjax.experiments.checks import several_runs
-from dpjax.experiments.checks.several_runs import FinishedRun
 from dpjax.experiments.run import loop, workdir
+from dpjax.experiments.sweeps import cost
+from dpjax.experiments.sweeps.cost import FinishedRun
 from dpjax.validate import UserError
 from tests.checks import finished_runs
 from tests.refuses import refuses
@@ -43,7 +44,7 @@ def _poisson(name, steps, **fields):
 @pytest.mark.parametrize("multipliers", [(2.0, 2.0), (1.0, 3.0, 5.0)])
 def test_gaussian_runs_cost_what_one_with_their_joint_noise_costs(multipliers):
   runs = [_gaussian(str(i), multiplier) for i, multiplier in enumerate(multipliers)]
-  total = several_runs.together(runs)
+  total = cost.together(runs)
   joint = 1 / math.sqrt(sum(multiplier**-2 for multiplier in multipliers))
   exact = accounting.epsilon(dpa.GaussianDpEvent(joint), delta=_DELTA)
   assert exact - 1e-6 <= total.epsilon <= exact * 1.002
@@ -54,25 +55,25 @@ def test_gaussian_runs_cost_what_one_with_their_joint_noise_costs(multipliers):
 
 def test_order_does_not_matter_and_one_more_run_never_costs_less():
   runs = [_poisson("a", 50), _poisson("b", 200), _gaussian("c", 4.0)]
-  totals = [several_runs.together(order) for order in itertools.permutations(runs)]
+  totals = [cost.together(order) for order in itertools.permutations(runs)]
   assert len({round(total.epsilon, 6) for total in totals}) == 1
-  grown = [several_runs.together(runs[:count]).epsilon for count in (1, 2, 3)]
+  grown = [cost.together(runs[:count]).epsilon for count in (1, 2, 3)]
   assert grown == sorted(grown) and grown[0] < grown[2]
-  assert several_runs.together(runs, delta=1e-6).epsilon > totals[0].epsilon
+  assert cost.together(runs, delta=1e-6).epsilon > totals[0].epsilon
 
 
 def test_a_run_without_a_ledger_is_added_as_it_is_stated():
   known = _poisson("a", 50)
   stated = FinishedRun("b", 1.5, 1e-6)
   known = [known, dataclasses.replace(known, name="c")]
-  total = several_runs.together([*known, stated])
+  total = cost.together([*known, stated])
   assert total.added == ("b",) and total.accountant == "pld"
-  assert math.isclose(total.epsilon, several_runs.together(known).epsilon + 1.5)
+  assert math.isclose(total.epsilon, cost.together(known).epsilon + 1.5)
   assert math.isclose(total.delta, 1.1e-5)
-  alone = several_runs.together([stated, dataclasses.replace(stated, name="c")])
+  alone = cost.together([stated, dataclasses.replace(stated, name="c")])
   assert (alone.epsilon, alone.delta, alone.accountant) == (3.0, 2e-6, "")
   with refuses("delta", value=1e-06):
-    several_runs.together([*known, stated], delta=1e-6)
+    cost.together([*known, stated], delta=1e-6)
 
 
 def test_runs_that_no_accountant_knows_together_are_added():
@@ -83,28 +84,28 @@ def test_runs_that_no_accountant_knows_together_are_added():
   )
   allocated = RandomAllocationDpEvent(num_steps=5, noise_multiplier=4.0)
   other = FinishedRun("c", 1.5, _DELTA, relation="replace_one", event=allocated)
-  total = several_runs.together([fixed, dataclasses.replace(fixed, name="b"), other])
-  both = several_runs.together([fixed, dataclasses.replace(fixed, name="b")])
+  total = cost.together([fixed, dataclasses.replace(fixed, name="b"), other])
+  both = cost.together([fixed, dataclasses.replace(fixed, name="b")])
   assert total.added == ("c",) and total.accountant == "pld"
   assert math.isclose(total.epsilon, both.epsilon + 1.5, rel_tol=0.01)
-  assert "Added as stated, not composed: c" in several_runs.statement([fixed, other], total)
+  assert "Added as stated, not composed: c" in cost.statement([fixed, other], total)
 
 
 def test_one_run_costs_what_it_states_and_small_deltas_are_summed():
   run = _poisson("a", 50)
-  assert several_runs.together([run]).epsilon == run.epsilon
+  assert cost.together([run]).epsilon == run.epsilon
   tiny = [dataclasses.replace(run, name=name, epsilon=4.0, delta=1e-13) for name in "abc"]
-  total = several_runs.together(tiny)
+  total = cost.together(tiny)
   # PLD knows no such delta: RDP or the sum.
   assert total.accountant in ("rdp", "") and total.epsilon <= 12.0
-  assert several_runs.together([FinishedRun("a", 1.0, 1e-5)] * 3).delta == 3e-5
+  assert cost.together([FinishedRun("a", 1.0, 1e-5)] * 3).delta == 3e-5
   with refuses("delta"):
-    several_runs.together([FinishedRun("a", 1.0, 0.6)] * 2)
+    cost.together([FinishedRun("a", 1.0, 0.6)] * 2)
 
 
 def test_one_run_has_an_epsilon_at_another_delta_by_its_ledger():
   run = _gaussian("a", 2.0)
-  other = several_runs.together([run], delta=1e-7)
+  other = cost.together([run], delta=1e-7)
   exact = accounting.epsilon(run.event, delta=1e-7)
   assert other.epsilon == pytest.approx(exact, rel=1e-6) and other.epsilon > run.epsilon
   assert other.delta == 1e-7 and other.added == ()
@@ -112,9 +113,7 @@ def test_one_run_has_an_epsilon_at_another_delta_by_its_ledger():
 
 def test_a_delta_near_the_sum_costs_no_more_than_the_sum():
   stated, run = FinishedRun("b", 1.0, 1e-3), _poisson("a", 50)
-  total = several_runs.together(
-    [run, dataclasses.replace(run, name="c"), stated], delta=0.5
-  )
+  total = cost.together([run, dataclasses.replace(run, name="c"), stated], delta=0.5)
   assert total.epsilon <= total.sum_epsilon
 
 
@@ -129,9 +128,9 @@ def test_a_delta_near_the_sum_costs_no_more_than_the_sum():
 def test_runs_without_a_common_guarantee_are_one_line(changes, field):
   one = _gaussian("a", 2.0, noise_keys=frozenset({"k", "m"}))
   other = dataclasses.replace(one, name="b", noise_keys=frozenset({"n"}))
-  several_runs.together([one, other])
+  cost.together([one, other])
   with refuses(field) as caught:
-    several_runs.together([one, dataclasses.replace(other, **changes)])
+    cost.together([one, dataclasses.replace(other, **changes)])
   assert len(str(caught.value).splitlines()) == 1 and len(str(caught.value)) < 300
 
 
@@ -141,9 +140,9 @@ def test_users_that_are_dealt_otherwise_have_no_common_epsilon():
     for name in "ab"
   ]
   with refuses("runs"):
-    several_runs.together(users)
+    cost.together(users)
   with refuses("runs"):
-    several_runs.together([])
+    cost.together([])
 
 
 # --- aborts
@@ -211,10 +210,10 @@ def test_aborts_take_their_part_of_delta_and_cost_all_where_they_are_likely():
     dataclasses.replace(run, abort_prob=1e-8, full_prob=1e-7, epsilon=run.epsilon + 0.01)
     for run in free
   ]
-  none, little = several_runs.together(free), several_runs.together(some)
+  none, little = cost.together(free), cost.together(some)
   assert none.epsilon < little.epsilon < none.epsilon * 1.05
   likely = [dataclasses.replace(run, abort_prob=1e-3, full_prob=1e-2) for run in free]
-  summed = several_runs.together(likely)
+  summed = cost.together(likely)
   assert summed.accountant == "" and summed.delta == 2 * _DELTA
   assert math.isclose(summed.epsilon, sum(run.epsilon for run in free))
 
@@ -236,7 +235,7 @@ def test_trained_runs_are_read_by_their_ledgers(tmp_path):
     )
   read = several_runs.read([str(tmp_path / "0"), str(tmp_path / "1")])
   assert all(run.event is not None and 0 < run.abort_prob < 1e-5 for run in read)
-  total = several_runs.together(read)
+  total = cost.together(read)
   assert max(run.epsilon for run in read) < total.epsilon < 0.9 * total.sum_epsilon
 
 
@@ -268,9 +267,9 @@ def test_folders_are_read_by_their_ledgers(runs):
   read = several_runs.read(map(str, runs))
   assert [run.epsilon for run in read] == [_result(folder)["epsilon"] for folder in runs]
   assert all(run.event is not None and 0 < run.abort_prob < 1e-5 for run in read)
-  total = several_runs.together(read)
+  total = cost.together(read)
   assert max(run.epsilon for run in read) < total.epsilon < 0.9 * total.sum_epsilon
-  text = several_runs.statement(read, total)
+  text = cost.statement(read, total)
   assert accounting.upper(total.epsilon) in text and "quote the sum" in text
 
 
@@ -304,7 +303,7 @@ def test_what_is_no_finished_run_is_one_line(runs, tmp_path):
     assert len(str(caught.value).splitlines()) == 1
   # A copy is the same release: its noise is that of the first.
   with refuses("runs"):
-    several_runs.together(several_runs.read([first, again]))
+    cost.together(several_runs.read([first, again]))
 
 
 def test_what_an_attack_shows_has_no_epsilon(runs, tmp_path):
@@ -366,7 +365,7 @@ def test_any_value_is_a_run_or_one_line(runs, name, value):
     patched.setattr(several_runs.writers, "read_json", swapped)
     try:
       (run,) = several_runs.read([str(runs[0])])
-      total = several_runs.together([run])
+      total = cost.together([run])
       # What cannot be checked against the ledger is never better than what is stated.
       assert run.event is not None or total.epsilon == run.epsilon
     except UserError as error:

@@ -547,7 +547,7 @@ def test_p40_runs_that_cannot_be_added_have_no_bound(tmp_path, change):
   rows = grids.run(_config(), tmp_path, Fake())
   total = cost.charge([{**rows[0], **change}, *rows[1:]])
   assert total["epsilon"] is None
-  assert "no finite epsilon" in cost.statement([{**rows[0], **change}, *rows[1:]])
+  assert "no finite epsilon" in cost.statement_of_sweep([{**rows[0], **change}, *rows[1:]])
 
 
 def test_p40_runs_with_one_noise_have_no_bound(tmp_path):
@@ -568,12 +568,12 @@ def test_p40_a_claimed_epsilon_never_becomes_a_proof(tmp_path):
 def test_p40_a_sum_of_claims_says_what_fails(tmp_path):
   rows = grids.run(_config(), tmp_path, Fake())
   fails = {"epsilon_kind": "claimed", "failed_assumptions": ["C4: scales follow the data"]}
-  text = cost.statement([{**rows[0], **fails}, *rows[1:]])
+  text = cost.statement_of_sweep([{**rows[0], **fails}, *rows[1:]])
   assert (
     "claimed, add_or_remove_one" in text
-    and "nothing is proved; fails or is assumed: C4" in text
+    and "Nothing is proved; fails or is assumed: C4" in text
   )
-  assert "fails or is assumed:" not in cost.statement(rows)
+  assert "fails or is assumed:" not in cost.statement_of_sweep(rows)
 
 
 def test_p40_runs_of_an_earlier_grid_are_mentioned(tmp_path):
@@ -961,9 +961,9 @@ def test_p40_users_who_are_dealt_anew_have_no_sum(grid, sums, tmp_path):
   config = Grid(FedConfig(), grid, x="seed", seeds=[0, 1])
 
   rows = grids.run(config, tmp_path, FakeFederated(**_PRIVATE))
-  total, text = cost.charge(rows), cost.statement(rows)
+  total, text = cost.charge(rows), cost.statement_of_sweep(rows)
   assert total["epsilon"] == (2.0 * len(rows) if sums else None)
-  assert ("dealt to other users" in text) == (not sums)
+  assert ("deal records differently" in text) == (not sums)
   one_partition = [row for row in rows if row["population"] == rows[0]["population"]]
   assert cost.charge(one_partition)["epsilon"] == 2.0 * len(one_partition)
 
@@ -973,8 +973,8 @@ def test_p40_data_sets_are_never_taken_to_be_disjoint(tmp_path):
   rows = grids.run(config, tmp_path, Fake())
   total = cost.charge(rows)
   assert total["epsilon"] == sum(row["epsilon"] for row in rows) and total["runs"] == 2
-  assert "on 2 data sets, which may overlap" in cost.statement(rows)
-  assert "may overlap" not in cost.statement(rows[:1])
+  assert "different data, which may overlap" in cost.statement_of_sweep(rows)
+  assert "may overlap" not in cost.statement_of_sweep(rows[:1])
 
 
 def test_p44_a_simulated_epsilon_is_never_added_up_as_a_proof(tmp_path):

@@ -23,8 +23,8 @@ from dpjax.experiments.kinds.federated.config import FedConfig
 from dpjax.experiments.run import guarantee, loop, saved, writers
 from dpjax.experiments.run import workdir as owner
 from dpjax.experiments.run.folder import STARTS
+from dpjax.experiments.sweeps import cost, tuning
 from dpjax.experiments.sweeps import sweep as sweeps
-from dpjax.experiments.sweeps import tuning
 from dpjax.experiments.sweeps.sweep import Selection
 from dpjax.serving.predictor import Predictor
 from dpjax.validate import UserError
@@ -556,7 +556,7 @@ def test_p40_the_best_is_a_run_like_any_other_and_states_the_cost_of_the_choice(
   assert "the best of several by test" in text and "it was chosen by its score" in text
   (read,) = several_runs.read([str(best)])
   assert read.epsilon == found["epsilon"] and read.event is not None
-  assert several_runs.together([read]).epsilon == pytest.approx(found["epsilon"])
+  assert cost.together([read]).epsilon == pytest.approx(found["epsilon"])
   assert attack_on(best).attack.target == str(best / "params.npz")
   with pytest.raises(UserError):
     saved.pretrained_on(str(best / "params.npz"), "digits", data.load("digits")[0])

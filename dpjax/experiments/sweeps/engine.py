@@ -386,7 +386,7 @@ class _Files:
       "title": self._runs.title,
       "config": {} if settings is None else choices.to_dict(settings),
       "points": len(self._points),
-      "statement": unreleased or cost.statement(rows, others),
+      "statement": unreleased or cost.statement_of_sweep(rows, others),
       "all_runs_together": None if unreleased else cost.charge(rows),
       "versions": provenance.versions(),
       "device": provenance.device(),

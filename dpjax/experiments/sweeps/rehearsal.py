@@ -96,7 +96,7 @@ def _of_points(
     raise error.at(f"all {failed} runs would fail")
   head = {
     "runs": f"{len(all_points)}, of which {over} are finished and {failed} would fail",
-    **({"together": cost.statement(rows)} if len(all_points) > 1 else {}),
+    **({"together": cost.statement_of_sweep(rows)} if len(all_points) > 1 else {}),
     "time": f"about {seconds / 60:.2g} minutes (estimate, from a few steps on zeros each)",
     "memory": dry_run.memory(),
     "workdir": str(workdir),
