@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import dataclasses
 import io
-import math
 import os
 import pathlib
 import textwrap
@@ -265,75 +264,6 @@ def sample(label: str, look: Look = PAGE, **how: Any) -> Line2D:
 
   how = {"linewidth": 1.2, "markersize": look.font_size * 0.6} | how
   return Line2D([], [], label=label, **how)
-
-
-def label_ends(
-  axes: Axes, look: Look, ends: Sequence[tuple[str, float, str]], *, characters: int = 18
-) -> None:
-  """Writes names of lines to the right of the axes, at the height of their last point.
-
-  Names that would overlap are moved apart. A thin line leads from each name to the edge of the axes
-  at the height of the last point. Call this function last, since it fixes the limits of the axes.
-
-  Args:
-    axes: axes that already hold all lines.
-    look: look of the picture.
-    ends: (name, height in data coordinates, colour) of each line.
-    characters: largest number of characters in one line of a name; longer names are wrapped.
-  """
-  with optional.require_extra():
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-  figure = axes.get_figure(root=True)
-  assert isinstance(figure, Figure)
-  FigureCanvasAgg(figure)
-  # The height of the axes is known only after the layout. `line` is the height of one line of text,
-  # as a share of the axes' height.
-  figure.draw_without_rendering()
-  axes.set_ylim(axes.get_ylim())
-  high = axes.get_window_extent().height
-  line = (look.font_size - 0.5) * 1.25 * figure.dpi / 72 / max(high, 1.0)
-  shown = []
-  for name, height, color in ends:
-    place = axes.transData.transform((1.0, height))[1]
-    share = axes.transAxes.inverted().transform((0.0, place))[1]
-    text = textwrap.fill(name, characters, break_on_hyphens=False)
-    shown.append((float(share), text, color, (text.count("\n") + 1) * line))
-  shown.sort(key=lambda entry: entry[0])
-  # Place names from the lowest to the highest, each above the one before. If the top one ends
-  # above the axes, push the names down again from the top.
-  centers: list[float] = []
-  for share, _, _, size in shown:
-    lowest = (
-      centers[-1] + shown[len(centers) - 1][3] / 2 + size / 2 if centers else -math.inf
-    )
-    centers.append(max(share, lowest))
-  over = max(0.0, centers[-1] + shown[-1][3] / 2 - 1.0) if centers else 0.0
-  for index in reversed(range(len(centers))):
-    above = (
-      centers[index + 1] - shown[index + 1][3] / 2 if index + 1 < len(centers) else 1.0
-    )
-    if over:
-      centers[index] = min(centers[index], above - shown[index][3] / 2)
-  # Names begin ten points to the right of the axes. `gap` is this distance in widths of the axes.
-  gap = 10 * figure.dpi / 72 / max(axes.get_window_extent().width, 1.0)
-  # Each thin line ends at the left edge of its name. At the middle of the name, which is
-  # matplotlib's default, a sloped line would run through the names beside it.
-  thin = {
-    "arrowstyle": "-",
-    "linewidth": 0.5,
-    "shrinkA": 0,
-    "shrinkB": 0,
-    "relpos": (0, 0.5),
-  }
-  for center, (share, text, color, _) in zip(centers, shown):
-    axes.annotate(
-      text, xy=(1.0, share), xytext=(1.0 + gap, center), xycoords="axes fraction",
-      textcoords="axes fraction", va="center", fontsize=look.font_size - 0.5, color=color,
-      arrowprops=thin | {"color": color},
-      annotation_clip=False,
-    )  # fmt: skip
 
 
 def check_suffix(path: str | os.PathLike, *, field: str = "picture") -> str:

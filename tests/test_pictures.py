@@ -1,12 +1,10 @@
-"""The look of pictures: files of three kinds, names at the ends of lines, words."""
+"""The look of pictures: files of three kinds, colours, words."""
 
 import io
-import itertools
 
 import numpy as np
 import pytest
 from matplotlib.figure import Figure
-from matplotlib.text import Text
 from PIL import Image
 
 from dpjax import pictures
@@ -106,23 +104,3 @@ def test_seven_lines_differ_in_colour_or_dashes_in_every_style():
   rgb = [[int(color[i : i + 2], 16) for i in (1, 3, 5)] for color in pictures.PALETTE]
   light = np.array(rgb) @ [0.299, 0.587, 0.114]
   assert (light < 190).all()
-
-
-@pytest.mark.parametrize("heights", [[1.0, 1.0, 1.0, 1.0], [0.0, 0.0, 1.0], [0.5]])
-def test_names_at_the_ends_of_lines_never_overlap(heights):
-  figure = pictures.new_figure(pictures.PAGE, height=2.5)
-  axes = figure.subplots()
-  for height in heights:
-    axes.plot([0, 1], [0, height])
-  ends = [(f"a line of number {i}", h, "#000000") for i, h in enumerate(heights)]
-  pictures.label_ends(axes, pictures.PAGE, ends)
-  figure.draw_without_rendering()
-  # Of the words alone: an annotation's own box holds its leader line, too.
-  boxes = [Text.get_window_extent(text) for text in axes.texts]
-  assert len(boxes) == len(heights)
-  assert not any(a.overlaps(b) for i, a in enumerate(boxes) for b in boxes[:i])
-  assert all(box.y0 >= 0 and box.y1 <= figure.bbox.y1 for box in boxes)
-  assert all(box.x1 <= figure.bbox.x1 for box in boxes)
-  # No thin line runs through a name.
-  thin = [text.arrow_patch.get_window_extent() for text in axes.texts]
-  assert all(line.x1 <= box.x0 + 1 for line, box in itertools.product(thin, boxes))

@@ -4,13 +4,12 @@ import csv
 
 import numpy as np
 import pytest
-from matplotlib.figure import Figure
 
-from dpjax import attacks
+from dpjax import attacks, pictures
 from dpjax.attacks import allowed
-from dpjax.attacks.roc import curve_of
 from dpjax.experiments.kinds.attack import curves as attack_report
 from dpjax.experiments.kinds.attack import members, table
+from dpjax.experiments.plots import csv_tables, redraw
 from tests.refuses import refuses
 
 
@@ -56,23 +55,31 @@ def test_the_allowed_rate_is_of_the_line_or_of_the_attacked_run():
   assert not table.is_above(deployed | {"epsilon_lower_indicative": 2.0})
 
 
-def test_allowed_rates_without_a_line_are_marked():
-  axes = Figure().subplots()
-  constant = curve_of(np.zeros(10), np.arange(10) < 5)
-  attack_report.draw_roc(axes, {"none": constant}, None, {0.01: 0.03, 0.1: 0.5})
-  assert axes.lines[-1].get_xydata().tolist() == [[0.01, 0.03], [0.1, 0.5]]
+def _picture(folder, **allowed_by):
+  """The axes and the legend of the picture of an attack that tells nothing."""
+  constant = attacks.measure(np.zeros(10), np.arange(10) < 5)
+  attack_report.roc_report(folder, {"none": constant}, **allowed_by)
+  read = [csv_tables.read(folder / "roc.csv")]
+  figure = redraw.figure(read, redraw.NOTHING, pictures.PAGE, [])
+  (axes,) = figure.axes
+  return axes, [text.get_text() for text in figure.legends[0].get_texts()]
 
 
-def test_axes_are_logarithmic_and_show_all_curves():
-  axes = Figure().subplots()
-  constant = curve_of(np.zeros(10), np.arange(10) < 5)
-  attack_report.draw_roc(axes, {"none": constant}, allowed.by_epsilon(1.0, 1e-5))
+def test_allowed_rates_without_a_line_are_marked(tmp_path):
+  axes, names = _picture(tmp_path, allowed={0.01: 0.03, 0.1: 0.5})
+  marks = [line.get_xydata().tolist() for line in axes.lines if line.get_marker() == "*"]
+  assert marks == [[[0.01, 0.03]], [[0.1, 0.5]]]
+  assert names == ["none", "guessing", "allowed by the guarantee"]
+
+
+def test_axes_are_logarithmic_and_show_all_curves(tmp_path):
+  line = allowed.by_epsilon(1.0, 1e-5)
+  axes, names = _picture(tmp_path, line=line, allowed={0.01: 0.03})
   assert axes.get_xscale() == axes.get_yscale() == "log"
-  assert [line.get_label() for line in axes.lines] == [
-    "none",
-    "guessing",
-    "allowed: epsilon = 1 at delta = 1e-05",
-  ]
+  assert names == ["none", "guessing", "allowed: epsilon = 1 at delta = 1e-05"]
+  drawn = axes.lines[-1].get_xydata()
+  assert drawn[0, 0] == pytest.approx(0.1)
+  np.testing.assert_allclose(drawn[:, 1], line(np.minimum(drawn[:, 0], 1.0)))
 
 
 def test_runs_that_differ_in_their_seed_are_one_row(tmp_path):

@@ -242,7 +242,7 @@ def test_runs_that_diverged_are_counted_and_in_no_mean(tmp_path, figures, lost):
   assert found["1.0"]["test_accuracy_mean"] == "0.5"
   assert found["9.0"]["test_accuracy_mean"] == "nan"
   (axes,) = figures[0].axes
-  assert list(axes.containers[0].lines[0].get_xdata()) == [1.0, 4.0]
+  assert list(axes.lines[0].get_xdata()) == [1.0, 4.0]
   assert "not drawn: 6 " in _note(figures[0])
   cells = table.table(rows, x="privacy.epsilon", y="test_accuracy")
   assert ".5000 (.5000-.5000; 1 of 3 not finite)" in cells and "| not finite |" in cells

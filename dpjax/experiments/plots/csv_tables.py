@@ -29,32 +29,36 @@ class CsvTable(NamedTuple):
   columns: list[str]
   rows: list[Row]
 
-  def numeric(self, name: str, *, field: str) -> str:
-    """Returns the name unchanged if its column holds only numbers and empty cells.
+  def check_numbers(
+    self, name: str, *, field: str, full: bool = False, finite: bool = False
+  ) -> None:
+    """Raises UserError unless a column holds only numbers and empty cells.
 
     Args:
       name: name of a column.
       field: the flag or argument that names the column, for the error.
-
-    Raises:
-      UserError: there is no such column, or it holds words.
+      full: whether no cell may be empty.
+      finite: whether no cell may be empty, infinite or NaN.
     """
     self.check_column(name, field=field)
-    words = next((row[name] for row in self.rows if isinstance(row[name], str)), None)
-    if words is not None:
-      raise UserError(
-        f"must be a column of numbers; in {self.path} it holds {words!r:.40}",
-        field=field,
-        value=name,
-      )
-    return name
+    # The header is row 1.
+    for place, row in enumerate(self.rows, start=2):
+      cell = row[name]
+      try:
+        number = math.nan if cell is None else float(cell)
+        is_wrong = (full and cell is None) or (finite and not math.isfinite(number))
+      except ValueError:
+        is_wrong = True
+      if is_wrong:
+        shown = "empty" if cell is None else f"{cell!r:.40}"
+        raise UserError(
+          f"must be a column of numbers; row {place} of {name!r:.30} in {self.path} is {shown}",
+          field=field,
+          value=name,
+        )
 
-  def check_column(self, name: str, *, field: str) -> str:
-    """Returns the name unchanged if a column has it.
-
-    Raises:
-      UserError: there is no such column; the message lists the columns.
-    """
+  def check_column(self, name: str, *, field: str) -> None:
+    """Raises UserError if there is no such column; the message lists the columns."""
     if name not in self.columns:
       hint = validate.did_you_mean(name, self.columns)
       raise UserError(
@@ -62,41 +66,6 @@ class CsvTable(NamedTuple):
         field=field,
         value=name,
       )
-    return name
-
-  def odd_cells(self) -> list[str]:
-    """Returns descriptions of the cells that may be the reason why a table cannot be drawn.
-
-    These are empty cells, infinities and NaN, and words among numbers.
-
-    >>> rows = [{"step": "1"}, {"step": "x"}, {"step": None}]
-    >>> CsvTable(pathlib.Path("a.csv"), ["step"], rows).odd_cells()
-    ["row 3 of 'step' is 'x'", "row 4 of 'step' is empty"]
-    """
-    columns = [self._odd_cells(name) for name in self.columns]
-    # Columns with few odd cells come first: many odd cells in one column are probably intended.
-    return [cell for column in sorted(columns, key=len) for cell in column]
-
-  def _odd_cells(self, name: str) -> list[str]:
-    cells = [row[name] for row in self.rows]
-    numbers = [_is_finite(cell) for cell in cells]
-    holds_numbers = any(numbers)
-    found = []
-    # The header is row 1.
-    for place, (cell, is_finite) in enumerate(zip(cells, numbers), start=2):
-      if cell is None:
-        found.append(f"row {place} of {name!r:.30} is empty")
-      elif not is_finite and (holds_numbers or isinstance(cell, float)):
-        found.append(f"row {place} of {name!r:.30} is {cell!r:.20}")
-    return found
-
-
-def _is_finite(cell: Any) -> bool:
-  """Returns whether a cell is a finite number, or text that spells one."""
-  try:
-    return math.isfinite(float(cell))
-  except (TypeError, ValueError):
-    return False
 
 
 def read(path: str | os.PathLike) -> CsvTable:

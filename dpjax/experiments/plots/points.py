@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from dpjax import pictures
-from dpjax.accounting.text import by_name
 from dpjax.experiments.plots.recipes import Recipe, is_number
 from dpjax.pictures import PAGE, Look
 from dpjax.validate import UserError
@@ -70,7 +69,7 @@ def _figure(rows: Sequence[Row], recipe: Recipe, look: Look, *, filled: bool) ->
     width = look.width / wide - (margin if not alike else margin / wide)
     characters = max(14, int(width / pictures.letter(look.font_size)))
     heading = ", ".join(recipe.words.get(str(each), str(each)) for each in place if each)
-    label = recipe.words.get(x) or pictures.in_words(x)
+    label = recipe.name_of(x)
     title, xlabel = (_wrap(text, characters) for text in (heading, label))
     pictures.dress(axes, look, title=title, xlabel=xlabel)
     axes.set_yticks(range(len(named)), named)
@@ -91,13 +90,8 @@ def _place(recipe: Recipe) -> Any:
   return lambda row: tuple(row[name] for name in recipe.panels)
 
 
-def _text(value: Any, column: str, recipe: Recipe) -> str:
-  text = by_name(column, value, digits=9) if isinstance(value, float) else str(value or "")
-  return recipe.words.get(text) or pictures.proper_name(text)
-
-
 def _row_name(row: Row, recipe: Recipe) -> str:
-  parts = [_text(row[name], name, recipe) for name in recipe.y]
+  parts = [recipe.text(name, row[name]) for name in recipe.y]
   return ", ".join(filter(None, parts))
 
 
@@ -114,7 +108,7 @@ def _series(row: Row, recipe: Recipe) -> str:
   for beginning, words in recipe.outcomes:
     if str(value).startswith(beginning):
       return words
-  return _text(value, recipe.series, recipe)
+  return recipe.text(recipe.series, value)
 
 
 def _draw(

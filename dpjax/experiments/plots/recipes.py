@@ -14,7 +14,8 @@ import pathlib
 from collections.abc import Mapping
 from typing import Any
 
-from dpjax import files, validate
+from dpjax import files, pictures, validate
+from dpjax.accounting.text import by_name
 from dpjax.validate import UserError
 
 SUFFIX = ".picture.json"
@@ -40,9 +41,10 @@ class Recipe:
     log: columns whose axes are logarithmic.
     error: whether "lines" draws accuracies as error rates in per cent.
     stairs: columns of y that hold until the next x, so that they are staircases.
-    curves: column of y -> more points [x, y] of its line, in the picture of a run.
+    curves: column of y -> points [x, y] of its line, beside those of the file; of "lines". Another
+      name: a further line, in every panel.
     words: text in the file -> text in the picture: of columns, series and rows.
-    titles: text above the panel of a column of y, in the picture of a run.
+    titles: text above the panels of a column of y.
     outcomes: (beginning of a value of `series`, its words), for series that hold sentences.
     units: column of numbers -> unit with which they stand beside their points; "B": bytes.
     without: column -> values whose rows are not drawn.
@@ -91,6 +93,16 @@ class Recipe:
     named |= {"seeds": "ends"} if self.ends and self.draw == "lines" else {}
     named |= {self.series: "series"} if self.series else {}
     return {column: "x" for column in self.x} | {column: "y" for column in self.y} | named
+
+  def name_of(self, column: str) -> str:
+    """Returns what the picture calls a column."""
+    return self.words.get(column) or pictures.in_words(column)
+
+  def text(self, column: str, value: Any) -> str:
+    """Returns what the picture calls a value of a column."""
+    number = isinstance(value, float)
+    text = by_name(column, value, digits=9) if number else str(value or "")
+    return self.words.get(text) or pictures.proper_name(text)
 
   def numbers(self) -> tuple[str, ...]:
     """Returns the columns that must hold numbers."""

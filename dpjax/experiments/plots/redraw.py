@@ -84,9 +84,11 @@ def plot(
       pictures.save(drawn, path)
   except UserError:
     raise
-  # Drawing code reads dozens of columns, and raises these errors for cells of a wrong kind.
+  # A recipe that somebody wrote may name what no function draws.
   except (TypeError, ValueError, LookupError, ArithmeticError, AttributeError) as error:
-    raise _undrawable(read, error) from error
+    reason = first_line(error, with_type=True)
+    path = str(read[0].path)
+    raise UserError(f"cannot be drawn: {reason}", field="csv", value=path) from error
   return notes
 
 
@@ -102,17 +104,6 @@ def _files(path: str | os.PathLike) -> list[pathlib.Path]:
       f"must hold a picture's recipe (*{recipes.SUFFIX})", field="csv", value=str(path)
     )
   return sorted(found)
-
-
-def _undrawable(read: Sequence[CsvTable], error: Exception) -> UserError:
-  """Returns the error for tables that cannot be drawn; it names suspicious cells, if any."""
-  for table in read:
-    cells = table.odd_cells()
-    if cells:
-      shown = f"cannot be drawn; perhaps as {join_words(cells, 100)}"
-      return UserError(shown, field="csv", value=str(table.path))
-  reason = first_line(error, with_type=True)
-  return UserError(f"cannot be drawn: {reason}", field="csv", value=str(read[0].path))
 
 
 def figure(read: Sequence[CsvTable], asked: Asked, look: Look, notes: list[str]) -> Figure:
@@ -192,13 +183,18 @@ def _check(
   table: CsvTable, recipe: Recipe, fields: Mapping[str, str], *, alone: bool
 ) -> None:
   """Raises UserError if the file lacks a column of the recipe, or its numbers."""
+  is_curve = bool(recipe.ends) and recipe.draw == "lines"
   for column, place in recipe.columns().items():
     if place == "series" and column not in table.columns and not (fields or alone):
       continue  # a line of this file alone
     table.check_column(column, field=fields.get(place, "csv"))
   for column in recipe.numbers():
     place = recipe.columns()[column]
-    table.numeric(column, field=fields.get(place, "csv"))
+    # A line with `ends` is not averaged: each of its rows is a point.
+    full = is_curve and place != "x"
+    table.check_numbers(column, field=fields.get(place, "csv"), full=full)
+  for column in {"seeds", "not_finite"} & {*table.columns} if is_curve else ():
+    table.check_numbers(column, field="csv", finite=True)
 
 
 def _together(read: Sequence[CsvTable], recipe: Recipe) -> tuple[list[Row], Recipe]:

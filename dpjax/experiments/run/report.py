@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from dpjax import accounting, files, pictures
 from dpjax.accounting import proved, upper
 from dpjax.accounting.event_kinds.kind import event_from_json
-from dpjax.experiments.plots import panels, recipes
+from dpjax.experiments.plots import lines, recipes
 from dpjax.experiments.plots.recipes import WHAT_EPSILON_MEANS as WHAT_EPSILON_MEANS
 from dpjax.experiments.plots.recipes import Recipe, is_number
 from dpjax.experiments.run import guarantee, writers
@@ -57,7 +57,7 @@ def train_report(workdir: str | os.PathLike, *, steps: str = "optimizer steps") 
   its_recipe = recipe(rows, result, steps=steps)
   if its_recipe is not None:
     recipes.write(workdir / TABLE, its_recipe)
-    pictures.save(panels.of_run(rows, its_recipe), workdir / PICTURE)
+    pictures.save(lines.lines(rows, its_recipe), workdir / PICTURE)
 
 
 def recipe(
@@ -114,7 +114,7 @@ def figure(
   its_recipe = recipe(rows, result, steps=steps)
   if its_recipe is None:
     return None
-  return panels.of_run(rows, its_recipe, look)
+  return lines.lines(rows, its_recipe, look)
 
 
 def meaning(result: Row) -> str:
