@@ -16,7 +16,6 @@ import select
 import signal
 import sys
 import threading
-import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -321,8 +320,7 @@ def _parse(argv: Sequence[str], *, words: bool = False) -> list[str]:
 def _end_unread(signum: int, frame: object) -> None:
   """Ends the process silently on SIGPIPE if stdout or stderr has no reader, as with `... | head`.
 
-  A write to any other broken pipe fails as usual. For example, Orbax saves checkpoints in event
-  loops, and writes to about one in 500 of them after it has closed.
+  A write to any other broken pipe fails as usual, such as one to a peer that is gone.
   """
   poll = select.poll()
   for number in (1, 2):
@@ -343,20 +341,6 @@ def _is_memory(error: BaseException) -> bool:
   )
 
 
-def _without_late_words(unraisable: Any) -> None:
-  """Passes an error to Python's own hook, except the late errors of a checkpoint that failed.
-
-  Orbax's other tasks, and native threads, raise such errors when nobody waits for the save.
-  """
-  late = isinstance(unraisable.exc_value, RuntimeError)
-  files = [
-    frame.f_code.co_filename for frame, _ in traceback.walk_tb(unraisable.exc_traceback)
-  ]
-  of_orbax = any("orbax" in file for file in files)
-  if not (of_orbax or (late and str(unraisable.exc_value) == "Event loop is closed")):
-    sys.__unraisablehook__(unraisable)
-
-
 def run(main: Callable[..., None], *, words: bool = False) -> None:
   """Runs `main()` under absl with one-line errors.
 
@@ -371,7 +355,6 @@ def run(main: Callable[..., None], *, words: bool = False) -> None:
 
   if hasattr(signal, "SIGPIPE"):
     signal.signal(signal.SIGPIPE, _end_unread)
-  sys.unraisablehook = _without_late_words
 
   def guarded(argv: Sequence[str]) -> None:
     # Users do not see the informative messages of other libraries.

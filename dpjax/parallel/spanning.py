@@ -5,12 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Sharding
 
 from dpjax import trees
-from dpjax.types import ArrayTree, HostArray
+from dpjax.types import ArrayTree
 
 
 def place(leaf: Any, sharding: Sharding) -> jax.Array:
@@ -34,14 +33,6 @@ def place(leaf: Any, sharding: Sharding) -> jax.Array:
     return jax.random.wrap_key_data(data, impl=jax.random.key_impl(leaf))
   held = np.asarray(leaf)
   return jax.make_array_from_callback(held.shape, sharding, lambda part: held[part])
-
-
-def place_like(leaf: HostArray, like: object) -> jax.Array:
-  """Places the leaf as `like` is placed if `like` spans processes, else on this process's
-  default device."""
-  if isinstance(like, jax.Array) and not like.is_fully_addressable:
-    return place(leaf, like.sharding)
-  return jnp.asarray(leaf)
 
 
 def own_copy(tree: ArrayTree) -> Any:

@@ -61,7 +61,6 @@ state = checkpoints.begin(algorithm.init(params, num_clients=5))
 for step, cohort in enumerate(cohorts):
   state, _ = algorithm.round(state, cohort)
   checkpoints.save(step, state, {})
-checkpoints.close()
 restored, _ = checkpoint.Checkpoints(folder, memory=Memory).restore(
   algorithm.init(params, num_clients=5))
 for name, found in (("on disk", state), ("restored", restored)):

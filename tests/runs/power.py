@@ -35,7 +35,7 @@ class Disk:
     self._before = before
     self._folders: set[int] = set()  # of all that was ever seen, those that are gone, too
     self._held: dict[int, int] = {}  # file or folder -> a descriptor
-    self._lock = threading.RLock()  # orbax writes from threads
+    self._lock = threading.RLock()  # other threads may write
     self._asking = False
     self._bytes: dict[int, bytes] = {}  # file -> what is durable of it
     self._names: dict[int, dict[str, int]] = {}  # folder -> name -> file or folder

@@ -62,7 +62,6 @@ def _went(state, one_round, cohorts, folder, *, on_disk):
     checkpoints.save(step + 1, state, {})
     rows = (folder / "checkpoints" / "clients").glob("*.rows")
     sizes.append(sum(path.stat().st_size for path in rows))
-  checkpoints.close()
   return state, sizes
 
 

@@ -121,7 +121,7 @@ def test_p32_diagnostics_are_named_not_private_and_can_be_switched_off(finished,
   ids=["type", "shape", "rank", "gone"],
 )
 def test_a_state_of_another_form_is_one_line_and_is_not_cast(like, tmp_path, capfd):
-  """A float state was restored as zeros of integers; of another shape Orbax said sixty lines."""
+  """A float state was restored as zeros of integers."""
   checkpoints = checkpoint.Checkpoints(tmp_path)
   checkpoints.save(1, {"w": np.full(3, 0.9, np.float32)}, {})
   with refuses("checkpoint") as caught:
@@ -137,7 +137,8 @@ def test_checkpoints_keep_keys_typed_and_ignore_unfinished_saves(tmp_path):
   checkpoints = checkpoint.Checkpoints(tmp_path)
   state = {"key": jax.random.key(3), "w": np.arange(3.0), "none": None}
   checkpoints.save(1, state, {"ledger": [1]})
-  (checkpoints.directory / ".new" / "2").mkdir(parents=True)
+  left = checkpoints.directory / ".2.npz.7.tmp"  # by a process that was killed
+  left.write_bytes(b"")
   again = checkpoint.Checkpoints(tmp_path)
   restored, meta = again.restore(state)
   assert again.latest == 1 and meta == {"ledger": [1]}
@@ -146,6 +147,23 @@ def test_checkpoints_keep_keys_typed_and_ignore_unfinished_saves(tmp_path):
     == jax.random.key_data(state["key"]).tolist()
   )
   np.testing.assert_array_equal(restored["w"], state["w"])
+  again.save(2, state, {})
+  assert not left.exists()
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float8_e5m2", "int4", "bool", "complex64"])
+def test_checkpoints_keep_the_bits_of_every_type(dtype, tmp_path):
+  import jax.numpy as jnp
+
+  state = {
+    "w": jnp.arange(-3, 3).astype(dtype).reshape(2, 3),
+    "empty": jnp.zeros((0, 2), dtype),
+  }
+  checkpoint.Checkpoints(tmp_path).save(1, state, {})
+  restored, _ = checkpoint.Checkpoints(tmp_path).restore(state)
+  for name, array in state.items():
+    assert restored[name].dtype == array.dtype and restored[name].shape == array.shape
+    assert np.asarray(restored[name]).tobytes() == np.asarray(array).tobytes()
 
 
 @pytest.mark.long

@@ -3,7 +3,6 @@
 import dataclasses
 import importlib
 import inspect
-import shutil
 
 import jax
 import numpy as np
@@ -360,8 +359,8 @@ def test_steps_that_run_again_from_an_older_checkpoint_open_the_same_model(
     patch.setattr(OutputNoise, "release", stopped)
     loop.train(config, tmp_path)
   steps = sorted((tmp_path / "checkpoints").glob("[0-9]*"))
-  assert [path.name for path in steps] == ["0", "2"]
-  shutil.rmtree(steps[-1])
+  assert [path.name for path in steps] == ["0.npz", "2.npz"]
+  steps[-1].unlink()
   assert len(loop.train(config, tmp_path)["ledger"]["charges"]) == 1
   with np.load(tmp_path / "secure.npz") as held:
     for weights in opened:

@@ -321,8 +321,10 @@ def test_a_run_does_not_go_on_with_other_data(kind, ends, tmp_path, monkeypatch)
 
 
 def test_an_unfinished_save_is_no_checkpoint(tmp_path):
-  for folder in ("2", "phase/3", ".new/7"):
-    (tmp_path / checkpoint.FOLDER / folder).mkdir(parents=True)
+  for name in ("2.npz", "phase/3.npz", "phase/.7.npz.1.tmp"):
+    path = tmp_path / checkpoint.FOLDER / name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.touch()
   assert checkpoint.newest(tmp_path) == 3
 
 

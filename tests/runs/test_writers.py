@@ -309,32 +309,25 @@ def test_only_a_lock_that_is_held_is_another_process(code, words, tmp_path, monk
   assert raised.value.field == "workdir"
 
 
-@pytest.mark.parametrize("phase", ["", "training"])
-def test_what_threads_write_after_a_refused_first_save_neither_blocks_nor_shows(
-  phase, tmp_path
-):
-  """Orbax's threads make their folders anew after the clean-up, with modes of their own."""
+def test_a_run_that_is_refused_at_its_first_save_leaves_an_empty_folder(tmp_path):
   config = fed_config.FedConfig()
   folder = tmp_path / "run"
   owner.claim(folder, config)
-  late = folder / checkpoint.FOLDER / phase / ".new" / "0.orbax-checkpoint-tmp" / "d"
-  writers.secret_folder(folder / checkpoint.FOLDER)
+  left = folder / checkpoint.FOLDER / "training" / ".0.npz.7.tmp"
+  left.parent.mkdir(parents=True)
+  left.write_bytes(b"secret")
   (folder / checkpoint.FOLDER / "lock").touch()
-  late.mkdir(parents=True)
   with (
     pytest.raises(UserError, match="full"),
     owner.release_if_refused(folder, lambda: True),
   ):
     raise UserError("the disk is full")
-  assert [path.name for path in folder.rglob("*")] == [checkpoint.FOLDER]
-  late.mkdir(parents=True)
-  (late / "data").write_bytes(b"secret")
-  assert (folder / checkpoint.FOLDER).stat().st_mode & 0o077 == 0
+  assert [*folder.rglob("*")] == []
   # The same command goes on, and so does a corrected one.
   assert owner.recall_for(folder, config) is None
   assert owner.recall_for(folder, dataclasses.replace(config, seed=7)) is None
-  (folder / checkpoint.FOLDER / "7").mkdir()
-  (folder / checkpoint.FOLDER / "7" / "data").write_bytes(b"another run's")
+  (folder / checkpoint.FOLDER).mkdir()
+  (folder / checkpoint.FOLDER / "7.npz").write_bytes(b"another run's")
   with pytest.raises(UserError, match="must be a new, an empty"):
     owner.recall_for(folder, config)
 

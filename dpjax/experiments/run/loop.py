@@ -410,8 +410,5 @@ class Running:
     return time.monotonic() - self.saved_at >= SAVE_SECONDS
 
   def close(self) -> None:
-    try:
-      if self.metrics is not None:
-        self.metrics.close()
-    finally:
-      self.checkpoints.close()
+    if self.metrics is not None:
+      self.metrics.close()

@@ -75,7 +75,7 @@ def recall_for(workdir: pathlib.Path, config: Config) -> dict[str, Any] | None:
         value=workdir,
       )
     return recall(workdir)
-  begun = files.half_written(path) | checkpoint.half_written(workdir)
+  begun = files.half_written(path)
   for there in workdir.rglob("*"):
     # A run uses fixed file names, so it could overwrite files that it did not write.
     if not (there.is_dir() or there in begun or there.name == writers.LOCK):
@@ -135,7 +135,7 @@ def release_if_refused(
       raise
     if not checkpoint.newest(workdir) and not writers.read_metrics(workdir):
       shutil.rmtree(workdir / writers.EVENTS, ignore_errors=True)
-      checkpoint.clear(workdir)
+      shutil.rmtree(workdir / checkpoint.FOLDER, ignore_errors=True)
       for name in (writers.METRICS, writers.LOCK, CONFIG):
         # A file system that refuses writes may refuse deletions, too.
         with contextlib.suppress(OSError):

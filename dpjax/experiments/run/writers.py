@@ -83,8 +83,7 @@ def secret_folder(path: pathlib.Path) -> None:
       warn(f"{path}: is open to other users, who can read what is as secret as the data")
 
 
-# Values of errno for errors of a file system, not of a program. `_SAID` has their texts, as native
-# code writes them.
+# Values of errno for errors of a file system, not of a program.
 _REFUSALS = (
   errno.ENOSPC,
   errno.EDQUOT,
@@ -97,29 +96,19 @@ _REFUSALS = (
   errno.ENFILE,
   errno.ESTALE,
 )
-_SAID = {os.strerror(code): code for code in _REFUSALS}
 
 
 def refusal(error: BaseException | None) -> int | None:
   """Returns the errno with which a file system refused a write, from an error or its causes; None
   for other errors.
 
-  >>> refusal(ValueError("UNKNOWN: Error writing: [OS error 5: EIO Input/output error]"))
-  5
-  >>> refusal(FileNotFoundError(errno.ENOENT, "")) is None
-  True
+  >>> refusal(OSError(errno.EIO, "")), refusal(FileNotFoundError(errno.ENOENT, ""))
+  (5, None)
   """
   if error is None:
     return None
   code = getattr(error, "errno", None)
-  if code in _REFUSALS:
-    return code
-  # Errors of native code have no errno, but their message contains its text.
-  if not isinstance(error, OSError):
-    for words, known in _SAID.items():
-      if words in str(error):
-        return known
-  return refusal(error.__cause__ or error.__context__)
+  return code if code in _REFUSALS else refusal(error.__cause__ or error.__context__)
 
 
 @contextmanager

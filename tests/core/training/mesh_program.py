@@ -123,7 +123,6 @@ def _moved(steps):
     state, _ = checkpoints.restore(now.first)
     state, _ = now.step(state, now.batches[number])
     checkpoints.save(number + 1, state, {})
-  checkpoints.close()
   return {"params": _told(state.params), "noise": _told(noise_state(state))}
 
 
