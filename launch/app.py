@@ -17,16 +17,13 @@ import signal
 import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from absl import app, flags, logging
 
 from dpjax import names, validate
 from dpjax.parallel import allocator
 from dpjax.validate import NO_VALUE, UserError
-
-if TYPE_CHECKING:
-  from dpjax.parallel.targets import Machine
 
 # Root of a checkout, or of an installation.
 ROOT = pathlib.Path(__file__).resolve().parents[1]
@@ -97,38 +94,16 @@ def giving(**arguments: str) -> Iterator[None]:
     raise error.of(field=flag) from error
 
 
-def define_dry_run() -> None:
-  """Defines --dry_run of a launcher; call it at import time, like any absl flag."""
-  flags.DEFINE_bool(
-    "dry_run", False, "Print the plan of the run, and end: nothing is written."
-  )
-
-
 def flags_given(names: Iterable[str]) -> list[str]:
-  """Returns those of some flags that the command line sets; a launcher may lack some."""
-  return [name for name in names if name in flags.FLAGS and flags.FLAGS[name].present]
-
-
-def value_of(name: str) -> Any:
-  """Returns the value of a flag that not every launcher has; None where it is missing."""
-  return flags.FLAGS[name].value if name in flags.FLAGS else None
-
-
-def target() -> Machine | None:
-  """Returns the machine of --target; None if the flag is not given, or the launcher has none."""
-  text = value_of("target")
-  if text is None:
-    return None
-  from dpjax.parallel import targets  # few plans are of another machine
-
-  return targets.parse(text)
+  """Returns those of some flags that the command line sets."""
+  return [name for name in names if flags.FLAGS[name].present]
 
 
 def refuse_given(names: Iterable[str], what: str) -> None:
   """Raises UserError, one line for all, if the command line sets any of these flags.
 
   Args:
-    names: flags that would be ignored; a launcher may lack some.
+    names: flags that would be ignored.
     what: the option that they need, in words.
   """
   present = flags_given(names)

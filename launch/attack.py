@@ -45,14 +45,13 @@ flags.DEFINE_string(
 flags.DEFINE_integer(
   "shadows", 16, "With --run: models trained beside it.", lower_bound=4, upper_bound=10_000
 )
-app.define_dry_run()
-shared.define_sweep()
 
 
 def attack_run() -> None:
   """Attacks the run of --run, and prints the results."""
   overrides = [name for name in flags.FLAGS if name.startswith("config.")]
-  names = ("config", "dry_run", "print_config", *shared.OF_SWEEPS, *overrides)
+  how = [name for name in shared.HOW if name != "workdir"]
+  names = ("config", "print_config", *how, *overrides)
   app.refuse_given(names, "a table of attacks, without --run")
   workdir = flags.FLAGS.workdir
   if workdir is not None:

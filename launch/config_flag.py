@@ -46,7 +46,7 @@ _kind: Kind | None = None
 
 
 def define(*, kind: Kind | None, default: str | None) -> None:
-  """Defines `--config=FILE.py`, every `--config.field=value` of the command line, and
+  """Defines `--config=FILE.py`, every `--config.field=value` of the command line, --audit and
   --print_config.
 
   Call it at import time, like any absl flag. Without a default the flag `config` is required.
@@ -67,6 +67,9 @@ def define(*, kind: Kind | None, default: str | None) -> None:
       app.fail(f"--{_NAME}.{path}: {error}")
   if default is None:
     flags.mark_flag_as_required(_NAME)
+  flags.DEFINE_bool(
+    "audit", False, "Attack the run; short for --config.audit=, the audit that it has."
+  )
   flags.DEFINE_bool("print_config", False, "Print every field of the config, and end.")
   if kind is not None and _HELP & {*sys.argv[1:]}:
     # absl prints the docstring of the program for --help, with the program's name in place
@@ -139,7 +142,7 @@ def _whole(got: _Got) -> Any:
   config, module = got.config, got.module
   get_configs = getattr(module, "get_configs", None)
   wanted = _wanted_class()
-  alone = app.value_of("alone")
+  alone = flags.FLAGS.alone
   if alone and get_configs is None:
     raise UserError(
       "would be ignored, the file has no get_configs()", field="alone", value=True
@@ -238,7 +241,7 @@ def _got(*, several: bool = False) -> _Got:
     return _Got(None, module)
   config = before
   texts = {path: str(flags.FLAGS[f"{_NAME}.{path}"].value) for path in _overridden()}
-  if app.flags_given(["audit"]):
+  if flags.FLAGS["audit"].present:
     # Before the fields of the audit that other flags set.
     path = "base.audit" if hasattr(before, "base") else "audit"  # of a sweep
     texts[path] = _audit(before) if flags.FLAGS["audit"].value else "none"

@@ -34,15 +34,9 @@ from the last checkpoint of process 0's --workdir. The connections are neither e
 authenticated: for networks that are trusted.
 """
 
-from absl import flags
-
 from launch import app, main
 
 main.define("federate", default="configs/fed/quickstart.py")
-main.define_shared()
-flags.DEFINE_bool(
-  "audit", False, "Train with canary clients; short for --config.audit=canaries."
-)
 
 if __name__ == "__main__":
   app.run(main.main)

@@ -22,52 +22,53 @@ from launch import app, config_flag
 
 if TYPE_CHECKING:
   from dpjax.experiments.sweeps.sweep import Runs
+  from dpjax.parallel.targets import Machine
 
 # The flags are no key flags of this module, so that --help lists them with their launcher.
 flags.disclaim_key_flags()
 
-# Flags that only a run on many processes has (`define_processes`).
+# Flags of a run on many processes (`define_processes`).
 _OF_PROCESSES = (
   *("coordinator", "num_processes", "process_id"),
   *("local_devices", "connect_timeout", "peer_timeout"),
 )
-
-
-# Flags of files with several runs (`define_sweep`).
-OF_SWEEPS = ("only", "print_commands", "alone")
+# Flags that say how a config is carried out.
+HOW = (
+  *("workdir", "dry_run", "target", "only", "print_commands", "alone", "audit"),
+  *_OF_PROCESSES,
+)
 
 
 def define(command: str, *, default: str | None) -> None:
-  """Defines --config and --workdir of a launcher; call it at import time, like any absl flag."""
+  """Defines the flags of a launcher; call it at import time, like any absl flag.
+
+  All launchers have the same ones. What a kind of run cannot do, its `Experiment` refuses.
+  """
   kind = KINDS.get(command)
   config_flag.define(kind=kind, default=default)
   prefix = "" if kind is None else kind.prefix
   flags.DEFINE_string(
     "workdir", None, f"Directory of this run (default: runs/{prefix}<config>)."
   )
-
-
-def define_sweep() -> None:
-  """Defines the flags of files with several runs."""
+  flags.DEFINE_bool(
+    "dry_run", False, "Print the plan of the run, and end: nothing is written."
+  )
   flags.DEFINE_string(
-    "only", None, "Pattern of the runs that are run now; what has run is drawn with them."
+    "target",
+    None,
+    "With --dry_run: a machine that is not here, such as tpu:v5e:2x4 or gpu:h100:8. The run's "
+    "step is compiled for it (pip install -e '.[targets]').",
+  )
+  flags.DEFINE_string(
+    "only",
+    None,
+    "Of several runs: pattern of those that are run now; what has run is drawn with them.",
   )
   flags.DEFINE_bool(
     "print_commands", False, "Print one command for each run, and end: nothing is written."
   )
   flags.DEFINE_bool(
     "alone", False, "Run get_config() of the file by itself, not the runs of get_configs()."
-  )
-
-
-def define_shared() -> None:
-  """Defines the flags of runs that several machines may share, and that are planned for another."""
-  app.define_dry_run()
-  flags.DEFINE_string(
-    "target",
-    None,
-    "With --dry_run: a machine that is not here, such as tpu:v5e:2x4 or gpu:h100:8. The run's "
-    "step is compiled for it (pip install -e '.[targets]').",
   )
   define_processes()
 
@@ -108,8 +109,9 @@ def main(*words: str) -> None:
   """Carries out what is left of a config's runs, or prints their plan (--dry_run)."""
   if words:
     _name_config(*words)
+  target = _target()
   # A mesh must fit the machine of --target, not this one.
-  with made_for.compiling_for(app.target()):
+  with made_for.compiling_for(target):
     whole, workdir = config_flag.run_and_folder()
   many = None
   if app.flags_given(_OF_PROCESSES):
@@ -120,10 +122,10 @@ def main(*words: str) -> None:
   app.prepare_memory([whole.config] if one else [point.config for point in whole.points])
   _check_flags(whole, in_processes=many is not None)
   if not one:
-    return _sweep(whole, workdir)
-  if app.value_of("dry_run"):
+    return _sweep(whole, workdir, target)
+  if flags.FLAGS.dry_run:
     with naming(whole.config):
-      return print(whole.plan(workdir, app.target()))
+      return print(whole.plan(workdir, target))
   with contextlib.ExitStack() as joined:
     if many is not None:
       from launch import peers
@@ -140,9 +142,19 @@ def main(*words: str) -> None:
   return None
 
 
+def _target() -> Machine | None:
+  """Returns the machine of --target; None: this one."""
+  text = flags.FLAGS.target
+  if text is None:
+    return None
+  from dpjax.parallel import targets  # few plans are of another machine
+
+  return targets.parse(text)
+
+
 def _check_flags(whole: Any, *, in_processes: bool) -> None:
   """Raises UserError for a flag that what is run would ignore."""
-  dry_run = app.value_of("dry_run")
+  dry_run = flags.FLAGS.dry_run
   if dry_run and in_processes:
     raise UserError(
       "must be without --coordinator; it plans for one process", field="dry_run"
@@ -221,13 +233,13 @@ def _selects(runs: Runs) -> bool:
   return isinstance(runs.config, Sweep) and runs.config.selection is not None
 
 
-def _sweep(runs: Runs, workdir: str) -> None:
-  only = app.value_of("only")
-  if app.value_of("print_commands"):
+def _sweep(runs: Runs, workdir: str, target: Machine | None) -> None:
+  only = flags.FLAGS.only
+  if flags.FLAGS.print_commands:
     app.refuse_given(("only", "dry_run"), "--noprint_commands")
     return print("\n".join(_commands(runs)))
-  if app.value_of("dry_run"):
-    return print(runs.plan(workdir, app.target(), only))
+  if flags.FLAGS.dry_run:
+    return print(runs.plan(workdir, target, only))
   if _selects(runs):
     app.refuse_given(("only",), "a sweep without selection")
     from dpjax.experiments.sweeps import tuning

@@ -32,18 +32,14 @@ from launch import app
 from launch import main as shared
 
 shared.define("relevance", default="configs/radp/quickstart.py")
-flags.DEFINE_bool("audit", False, "Attack each run; short for --config.audit=attacks.")
 flags.DEFINE_string(
   "figure_9", "", "Draw the noises of figure 9 into this folder, and end."
 )
-app.define_dry_run()
-shared.define_sweep()
 
 
 def draw_figure_9(folder: str) -> None:
   """Draws figure 9 into a folder, and prints a line for each noise."""
-  names = ("config", "workdir", "audit", "dry_run")
-  app.refuse_given(names, "a run, and --figure_9 trains nothing")
+  app.refuse_given(("config", *shared.HOW), "a run, and --figure_9 trains nothing")
   result = noise_histograms.run(folder)
   for row in result["noises"]:
     print(noise_histograms.line(row, result["num_features"]))

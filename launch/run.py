@@ -11,14 +11,9 @@ time; the same command goes on where it stopped.
 
 from __future__ import annotations
 
-from absl import flags
-
 from launch import app, main
 
 main.define("", default="")
-main.define_shared()
-main.define_sweep()
-flags.DEFINE_bool("audit", False, "Attack the run; short for --config.audit=canaries.")
 
 if __name__ == "__main__":
   app.run(main.main, words=True)

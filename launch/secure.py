@@ -18,8 +18,6 @@ run on this machine: the command measures, and keeps no secret from you.
 from launch import app, main
 
 main.define("secure", default="configs/secure/quickstart.py")
-app.define_dry_run()
-main.define_sweep()
 
 if __name__ == "__main__":
   app.run(main.main)

@@ -26,8 +26,6 @@ networks do; each process holds the data.
 from launch import app, main
 
 main.define("sweep", default=None)
-main.define_sweep()
-app.define_dry_run()
 
 if __name__ == "__main__":
   app.run(main.main)

@@ -33,13 +33,9 @@ and processes as there are. The connections are neither encrypted nor authentica
 networks that are trusted.
 """
 
-from absl import flags
-
 from launch import app, main
 
 main.define("train", default="configs/quickstart.py")
-main.define_shared()
-flags.DEFINE_bool("audit", False, "Train with canaries; short for --config.audit=canaries.")
 
 if __name__ == "__main__":
   app.run(main.main)

@@ -242,6 +242,7 @@ def test_the_last_line_tells_what_the_files_hold(tmp_path):
   saved = functools.partial(peers.saved_words, str(tmp_path), "round")
   assert saved(owner=True) == "nothing is saved"
   assert saved(owner=False) == "process 0 knows what is saved"
-  for name in ("3", "6", ".new/9"):
-    (tmp_path / "checkpoints" / name).mkdir(parents=True)
+  (tmp_path / "checkpoints").mkdir()
+  for name in ("3.npz", "6.npz", ".9.npz.1.tmp"):
+    (tmp_path / "checkpoints" / name).touch()
   assert "round 6 is saved" in saved(owner=True)
