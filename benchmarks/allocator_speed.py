@@ -1,5 +1,9 @@
 """What it saves or costs that the C library keeps freed memory (`dpjax.parallel.allocator`).
 
+  python -m benchmarks allocator
+
+It writes allocator.csv.
+
 Steps of DP-SGD run in processes of their own that do and that do not, in turns.
 
 Of a linear model on features as wide as scattering features of MNIST, and of a small CNN on
@@ -16,15 +20,16 @@ import pathlib
 import resource
 import statistics
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+from absl import flags
 
-from benchmarks import alone
+from benchmarks import alone, options
 from benchmarks import entries as entries_file
 from dpjax import data, losses, models, sampling, training, trees, validate
 from dpjax.data import resident
@@ -200,6 +205,18 @@ def table(entries: Sequence[Entry]) -> str:
 def write(entries: Sequence[Entry], out: pathlib.Path) -> None:
   """`out`/allocator.csv."""
   entries_file.write(out / "allocator.csv", entries)
+
+
+def define() -> None:
+  """Defines the flags."""
+  options.define_names("workloads", WORKLOADS)
+  options.define_repeats()
+
+
+def parts(values: flags.FlagValues) -> Iterator[tuple[str, list[Entry]]]:
+  """Yields (name, its entries) of each part that the flags ask for."""
+  for name in options.names("workloads", WORKLOADS):
+    yield name, measure(name, repeats=values.repeats)
 
 
 if __name__ == "__main__":

@@ -1,5 +1,9 @@
 """Parts that clipped gradients are made of, timed by themselves on the machine at hand.
 
+  python -m benchmarks parts --workloads=products,convolutions
+
+It writes parts.csv.
+
 The constants of `dpjax.gradients.ghost.cost_model` are read off these. Each part is compiled,
 warmed up and called several times in a row; the best of three such rows counts.
 """
@@ -9,21 +13,20 @@ from __future__ import annotations
 import functools
 import math
 import pathlib
-import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+from absl import flags
 from jax import lax
 
-from benchmarks import calls
+from benchmarks import calls, options
 from benchmarks import entries as entries_file
 from dpjax import validate
 from dpjax.gradients.ghost import precision, row_forms
 from dpjax.gradients.ghost.explain import aligned
 
-FILE = "parts.csv"
 _PRECISIONS: dict[str, Any] = {
   "default": None,
   "highest": lax.Precision.HIGHEST,
@@ -211,25 +214,10 @@ def _entry(kind: str, part: Part) -> Entry:
   return Entry(*first, "ok", seconds, part.work / seconds, held, device)
 
 
-def measure(
-  kinds: Iterable[str] = KINDS, *, out: pathlib.Path | None = None
-) -> list[Entry]:
-  """Times all ways of the parts of some kinds.
-
-  Args:
-    kinds: of `KINDS`.
-    out: a folder for parts.csv, written after each kind.
-  """
-  kinds = list(kinds)
-  for kind in kinds:
-    validate.one_of(KINDS, workloads=kind)
-  entries = []
-  for kind in kinds:
-    entries += [_entry(kind, part) for part in _PARTS[kind]()]
-    print(f"measured {kind}", file=sys.stderr, flush=True)
-    if out is not None:
-      entries_file.write(out / FILE, entries)
-  return entries
+def measure(kind: str) -> list[Entry]:
+  """Times all ways of the parts of a kind of `KINDS`."""
+  validate.one_of(KINDS, workloads=kind)
+  return [_entry(kind, part) for part in _PARTS[kind]()]
 
 
 def table(entries: Iterable[Entry]) -> str:
@@ -249,3 +237,19 @@ def table(entries: Iterable[Entry]) -> str:
     held = f"{(row.temporary_bytes or 0) / 1e6:.0f} MB"
     cells.append((*start, f"{1e3 * row.seconds:.3f}", rate, held))
   return aligned(cells)
+
+
+def write(entries: Sequence[Entry], out: pathlib.Path) -> None:
+  """`out`/parts.csv."""
+  entries_file.write(out / "parts.csv", entries)
+
+
+def define() -> None:
+  """Defines the flags."""
+  options.define_names("workloads", KINDS)
+
+
+def parts(_: flags.FlagValues) -> Iterator[tuple[str, list[Entry]]]:
+  """Yields (name, its entries) of each part that the flags ask for."""
+  for kind in options.names("workloads", KINDS):
+    yield kind, measure(kind)

@@ -1,5 +1,10 @@
 """Clipped gradients as compiled for machines that are not here: work, memory, kernels, a roofline.
 
+  python -m benchmarks compiled --targets=tpu:v5e:1x1,gpu:h100:1 --workloads=mlp,gpt
+
+It needs pip install -e '.[targets]', reports flops, bytes, memory, kernels, loops and a roofline,
+and writes compiled.csv.
+
 Nothing is run and nothing is timed but the compiler. Each entry stands in the CSV as soon as it is
 made, and the same command goes on where it stopped. Ratios are to the ordinary gradient.
 """
@@ -9,13 +14,14 @@ from __future__ import annotations
 import pathlib
 import sys
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 import jax
+from absl import flags
 
 from benchmarks import entries as entries_file
-from benchmarks import gradient_speed, workloads
+from benchmarks import gradient_speed, options, workloads
 from benchmarks.gradient_speed import ORDINARY
 from benchmarks.workloads import Workload
 from dpjax import validate
@@ -228,3 +234,18 @@ def table(entries: Sequence[Entry]) -> str:
 
 def _times(value: float | None) -> str:
   return "" if value is None else f"{value:.2f}"
+
+
+def define() -> None:
+  """Defines the flags."""
+  options.define_names("workloads", workloads.NAMES)
+  options.define_names("methods", METHODS)
+  flags.DEFINE_list("targets", list(TARGETS), "Machines that need not be here.")
+
+
+def parts(values: flags.FlagValues) -> Iterator[tuple[str, list[Entry]]]:
+  """Yields (name, its entries) of each part that the flags ask for."""
+  names, methods = values.workloads, values.methods
+  check(names, methods, values.targets)
+  out = None if values.out is None else pathlib.Path(values.out)
+  yield "all", measure(names, methods, values.targets, out=out)

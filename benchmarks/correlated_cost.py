@@ -1,5 +1,10 @@
 """What correlated noise costs a step of DP-SGD, in memory and time, by strategy.
 
+  python -m benchmarks correlated --workloads=mlp_10m --methods=bisr_32,lambda_cgd
+  python -m benchmarks correlated --workloads=mlp_10m --notimed
+
+It writes correlated.csv.
+
 Memory is that of the compiled step: arguments, results and temporaries, each buffer once. Times are
 of single steps in turns. The noise is drawn for each parameter and does not depend on the batch, so
 what it costs beside a step depends on the model: that is why there are several.
@@ -10,15 +15,17 @@ from __future__ import annotations
 import pathlib
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+from absl import flags
 
 from benchmarks import entries as entries_file
+from benchmarks import options
 from dpjax import losses, models, sampling, training, trees, validate
 from dpjax.gradients.ghost.explain import aligned
 from dpjax.noise import NoiseShape, correlated
@@ -231,3 +238,17 @@ def table(entries: Sequence[Entry]) -> str:
 def write(entries: Sequence[Entry], out: pathlib.Path) -> None:
   """`out`/correlated.csv."""
   entries_file.write(out / "correlated.csv", entries)
+
+
+def define() -> None:
+  """Defines the flags."""
+  options.define_names("workloads", WORKLOADS)
+  options.define_names("methods", METHODS)
+  options.define_repeats()
+  flags.DEFINE_bool("timed", True, "Time the steps, beside their memory.")
+
+
+def parts(values: flags.FlagValues) -> Iterator[tuple[str, list[Entry]]]:
+  """Yields (name, its entries) of each part that the flags ask for."""
+  for name in options.names("workloads", WORKLOADS):
+    yield name, measure(name, values.methods, repeats=values.repeats if values.timed else 0)

@@ -1,5 +1,9 @@
 """Steps and memory by the number of records, in memory and read from files as they are drawn.
 
+  python -m benchmarks data --folder=made --records=10000,1000000
+
+It writes data.csv. A million images take .8 GB as arrays, and the larger set must fit into memory.
+
 Records are made by a program, in a folder that is named: `arrays` (28x28 bytes in .npy files),
 `images` (PNGs in array_record files, as tensorflow-datasets prepares them) or `text` (lines of up
 to 64 bytes in array_record files). Times are of blocks of steps in turns, each with a reader
@@ -22,8 +26,9 @@ from typing import Any, NamedTuple
 
 import jax
 import numpy as np
+from absl import flags
 
-from benchmarks import alone
+from benchmarks import alone, options
 from benchmarks import entries as entries_file
 from dpjax import validate
 from dpjax.experiments.kinds.central import build
@@ -35,6 +40,7 @@ from dpjax.experiments.kinds.central.config import (
 )
 from dpjax.experiments.run import loop, provenance
 from dpjax.gradients.ghost.explain import aligned
+from dpjax.validate import UserError
 
 KINDS = ("arrays", "images", "text")
 _TEST = 1000  # records of the test split
@@ -294,6 +300,34 @@ def table(entries: Sequence[Entry]) -> str:
 def write(entries: Sequence[Entry], out: pathlib.Path) -> None:
   """`out`/data.csv."""
   entries_file.write(out / "data.csv", entries)
+
+
+def define() -> None:
+  """Defines the flags."""
+  flags.DEFINE_string("folder", None, "Where the records are made; they stay there.")
+  options.define_names("workloads", KINDS, ["arrays"])
+  flags.DEFINE_list("records", ["10000", "1000000"], "Sizes of the sets.")
+  options.define_repeats()
+  options.define_peak_rss()
+
+
+def parts(values: flags.FlagValues) -> Iterator[tuple[str, list[Entry]]]:
+  """Yields (name, its entries) of each part that the flags ask for."""
+  if not values.folder:
+    raise UserError("must be given: where a million records are made", field="folder")
+  validate.folder(folder=values.folder)
+  sizes = options.counts("records")
+  for kind in options.names("workloads", KINDS):
+    yield (
+      kind,
+      measure(
+        pathlib.Path(values.folder),
+        kind,
+        sizes,
+        repeats=values.repeats,
+        fresh_process=values.peak_rss,
+      ),
+    )
 
 
 if __name__ == "__main__":

@@ -1,5 +1,10 @@
 """The step of a training run over meshes of devices: time, compilation, traffic, memory.
 
+  python -m benchmarks devices --cpu_devices=8 --configs=configs/mnist_cnn.py \\
+    --mesh=data:1 --mesh=data:8 --mesh=data:4,model:2
+
+It writes devices.csv. Devices made of one CPU (--cpu_devices) are called virtual.
+
 All steps are compiled first and then timed in turns. What is sent is read from the compiled
 program; the memory is what the compiler has planned for one device. Devices that are made of one
 CPU share its cores: there the numbers show that the program is right, not how fast a mesh is.
@@ -11,13 +16,15 @@ import dataclasses
 import pathlib
 import statistics
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import jax
 import numpy as np
+from absl import flags
 
 from benchmarks import entries as entries_file
+from benchmarks import federated_speed, options
 from dpjax.experiments.kinds.central import build
 from dpjax.experiments.kinds.central.config import TrainConfig
 from dpjax.gradients.device_mesh import mesh_of
@@ -139,3 +146,27 @@ def table(entries: Sequence[Entry]) -> str:
 def write(entries: Sequence[Entry], out: pathlib.Path) -> None:
   """`out`/devices.csv."""
   entries_file.write(out / "devices.csv", entries)
+
+
+def define() -> None:
+  """Defines the flags."""
+  options.define_configs()
+  options.define_cpu_devices()
+  flags.DEFINE_multi_string(
+    "mesh", [], "Such as data:8, or data:4,model:2 (default: 1, 2, 4, ... and all devices)."
+  )
+  options.define_repeats()
+
+
+def parts(values: flags.FlagValues) -> Iterator[tuple[str, list[Entry]]]:
+  """Yields (name, its entries) of each part that the flags ask for."""
+  configs = options.configs()
+  if values.cpu_devices is not None:
+    federated_speed.use_cpu_devices(values.cpu_devices)
+  meshes = values.mesh or default_meshes()
+  # Meshes are checked before any timing, since an error in the last one would waste the minutes
+  # spent on the others.
+  for mesh in meshes:
+    mesh_of(mesh)
+  for name, config in configs.items():
+    yield name, measure(name, config, meshes, repeats=values.repeats)

@@ -1,6 +1,15 @@
 """Rounds per second of federated averaging against the floor: a Python loop of jitted local
 steps that does nothing else (no padding, no clipping, no diagnostics); and against FedJAX.
 
+  python -m benchmarks federated --workloads=cnn,mlp --methods=loop,vmap
+  python -m benchmarks federated --workloads=mlp --methods=vmap,pmap,shard_map --cpu_devices=8 \\
+    --data_mb=2,188
+
+A round has 40 clients of 3 local steps. "loop" is one thread, "threads" is what launch.federate
+does on a CPU, "pmap" and "shard_map" run over all devices (8 devices of one CPU show that the
+program is right, not how fast it is). With --clients a round is timed over the number of clients,
+by the last of --methods (default: threads). It writes federated.csv and federated.png.
+
 All ways are compiled first and then timed in turns, so that whatever else the machine does
 falls on each of them alike; the ratio is that of the medians.
 """
@@ -10,16 +19,17 @@ from __future__ import annotations
 import pathlib
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+from absl import flags
 
 from benchmarks import entries as entries_file
-from benchmarks import fedjax_peer
+from benchmarks import fedjax_peer, options
 from dpjax import data, federated, losses, pictures, validate
 from dpjax.experiments.plots import redraw
 from dpjax.experiments.plots.recipes import Recipe
@@ -327,3 +337,40 @@ def recipe(platform: str, entries: Sequence[Entry] = ()) -> Recipe:
     without={"data_mb": sizes} if sizes else {},
     title=f"One round on {pictures.proper_name(platform)}",
   )  # fmt: skip
+
+
+def define() -> None:
+  """Defines the flags."""
+  options.define_names("workloads", WORKLOADS)
+  flags.DEFINE_list(
+    "methods", None, f"Some of {', '.join(METHODS)} (default: all that are installed)."
+  )
+  options.define_cpu_devices()
+  flags.DEFINE_list("clients", [], "Also time cohorts of these many clients.")
+  flags.DEFINE_list(
+    "data_mb", [], "Also time rounds beside data sets of these many megabytes."
+  )
+  options.define_repeats()
+
+
+def parts(values: flags.FlagValues) -> Iterator[tuple[str, list[Entry]]]:
+  """Yields (name, its entries) of each part that the flags ask for."""
+  methods = values.methods or default_methods()
+  if values.cpu_devices is not None and not set(methods) & set(OVER_DEVICES):
+    raise UserError(
+      f"is for pmap and shard_map, of which none is in methods={','.join(methods)}",
+      field="cpu_devices",
+      value=values.cpu_devices,
+    )
+  if values.cpu_devices is not None:
+    use_cpu_devices(values.cpu_devices)
+  scaled = values.methods[-1] if values.methods else "threads"
+  counts = options.counts("clients")
+  sizes = options.counts("data_mb")
+  mapped = [name for name in methods if name not in (FLOOR, "fedjax")]
+  for name in options.names("workloads", WORKLOADS):
+    entries = measure(name, methods, repeats=values.repeats)
+    entries += scaling(name, scaled, counts)
+    if sizes:
+      entries += beside(name, mapped, sizes, repeats=values.repeats)
+    yield name, entries

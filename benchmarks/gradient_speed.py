@@ -1,5 +1,17 @@
 """Time, memory and compile time of clipped gradients, as ratios to an ordinary gradient.
 
+  python -m benchmarks gradients --workloads=small_cnn,mlp --methods=vmap,auto --repeats=9
+
+Methods are the ordinary gradient, the vmap route, the fast route (ghost), auto, auto over 16
+microbatches (microbatches), and the same in a hand-written scan (plain_loop). Where they are
+installed (pip install -e '.[bench]') it adds jax_privacy.clipped_grad, PyTorch's ordinary gradient
+of a twin (torch), and Opacus's clipped one by hooks (opacus) and by ghost norms (opacus_ghost). A
+method is skipped, and says so, if it cannot do a workload, or if twice its per-example gradients
+exceed 8 GB (on an accelerator: .9 of its memory). It writes gradients.csv and gradients.png to
+--out; entries that are there already for this device are not measured again. All of it takes half
+an hour or more on two idle CPU cores. On an accelerator compiling takes most of the time:
+--compile_ahead=8 compiles all programs first, in eight processes.
+
 All methods of a workload are compiled first and then timed in turns, round after round in
 one process, so that whatever else the machine does falls on each of them alike; the ratio
 is that of the medians. Peak memory comes from one fresh process per entry.
@@ -21,13 +33,14 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+from absl import flags
 
-from benchmarks import alone, calls, opacus_twins, workloads
+from benchmarks import alone, calls, opacus_twins, options, workloads
 from benchmarks import entries as entries_file
 from benchmarks.workloads import Workload
 from dpjax import gradients, pictures, trees, validate
@@ -390,6 +403,53 @@ def main(name: str, method: str, batch_size: int | None, task: str = "run") -> N
   """What a process of its own does, and prints as JSON."""
   work = {"run": _run_alone, "compile": _compile_alone}[task]
   print(json.dumps(work(name, method, batch_size)))
+
+
+def define() -> None:
+  """Defines the flags."""
+  options.define_names("workloads", workloads.NAMES)
+  options.define_names("methods", METHODS)
+  flags.DEFINE_list(
+    "batches", [], "Examples of a batch, one measurement each (default: as it is)."
+  )
+  flags.DEFINE_integer(
+    "compile_ahead",
+    0,
+    "Processes that first compile all programs into JAX's persistent cache.",
+    lower_bound=0,
+    upper_bound=256,
+  )
+  options.define_repeats()
+  options.define_peak_rss()
+
+
+def parts(values: flags.FlagValues) -> Iterator[tuple[str, list[Entry]]]:
+  """Yields (name, its entries) of each part that the flags ask for."""
+  names, methods = values.workloads, values.methods
+  check(names, methods)
+  batches = options.counts("batches") or [None]
+  out = None if values.out is None else pathlib.Path(values.out)
+  known = [] if out is None else read(out)
+  for batch_size in batches if values.compile_ahead else ():
+    compile_ahead(
+      names,
+      methods,
+      processes=values.compile_ahead,
+      cache=None if out is None else out.absolute() / "programs",
+      batch_size=batch_size,
+    )
+  for name in names:
+    for batch_size in batches:
+      entries = among(known, name, methods, batch_size)
+      if not entries:
+        entries = measure(
+          name,
+          methods,
+          repeats=values.repeats,
+          fresh_process=values.peak_rss,
+          batch_size=batch_size,
+        )
+      yield name, entries
 
 
 if __name__ == "__main__":

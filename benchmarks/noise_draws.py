@@ -1,5 +1,9 @@
 """What a draw of Gaussian noise costs: memory, seconds, and seconds to compile.
 
+  python -m benchmarks draws --workloads=leaf_10m --methods=fused,release
+
+It writes draws.csv.
+
 Ours, under each kind of key, is compared with `jax.random.normal` under JAX's default key, whose
 tails end at 5.42 standard deviations. All add the noise to a tree, as a step
 does. For a machine that is not here the program is compiled and read; it has no seconds.
@@ -11,13 +15,15 @@ import functools
 import pathlib
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+from absl import flags
 
 from benchmarks import entries as entries_file
+from benchmarks import options
 from dpjax import trees, validate
 from dpjax.gradients.ghost.explain import aligned
 from dpjax.noise import source
@@ -202,3 +208,25 @@ def table(entries: Sequence[Entry]) -> str:
 def write(entries: Sequence[Entry], out: pathlib.Path) -> None:
   """`out`/draws.csv."""
   entries_file.write(out / "draws.csv", entries)
+
+
+def define() -> None:
+  """Defines the flags."""
+  options.define_names("workloads", WORKLOADS)
+  options.define_names("methods", METHODS)
+  flags.DEFINE_list(
+    "targets", [], "Machines that need not be here: compile for these, run nothing."
+  )
+  options.define_repeats()
+
+
+def parts(values: flags.FlagValues) -> Iterator[tuple[str, list[Entry]]]:
+  """Yields (name, its entries) of each part that the flags ask for."""
+  for name in options.names("workloads", WORKLOADS):
+    if values.targets:
+      entries = []
+      for machine in values.targets:
+        entries += compiled_for(machine, name, values.methods)
+    else:
+      entries = measure(name, values.methods, repeats=values.repeats)
+    yield name, entries

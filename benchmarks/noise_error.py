@@ -1,5 +1,9 @@
 """Error of a private sum of clients' vectors: Skellam shares by bits, against central noise.
 
+  python -m benchmarks noise
+
+It measures no time, and writes distributed_noise.csv, .md and .png.
+
 Each entry is one sum of random vectors of the largest norm, its noise calibrated to the same
 epsilon (one round, zero-out, delta 1e-5), by the accountant of Skellam noise, Renyi DP, for
 both kinds; central Gaussian noise by its own tightest accountant stands beside it.
@@ -10,7 +14,7 @@ from __future__ import annotations
 import math
 import pathlib
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import jax.numpy as jnp
@@ -131,3 +135,12 @@ def write(entries: Sequence[Entry], out: pathlib.Path) -> None:
   entries_file.write(out / "distributed_noise.csv", entries)
   (out / "distributed_noise.md").write_text(table(entries) + "\n")
   redraw.write(out / "distributed_noise.csv", RECIPE)
+
+
+def define() -> None:
+  """Defines the flags: none."""
+
+
+def parts(_: object) -> Iterator[tuple[str, list[Entry]]]:
+  """Yields (name, its entries) of the only part."""
+  yield "sums", measure()

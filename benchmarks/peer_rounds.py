@@ -1,5 +1,9 @@
 """Rounds of pfl-research's published CIFAR-10 setup: dpjax, pfl-research and Flower, in turns.
 
+  python -m benchmarks peers --methods=threads,loop,pfl,flower --peer_python=PATH
+
+It writes federated.csv and federated.png.
+
 The setup is that of pfl-research's own benchmark (Granqvist et al. 2024, arXiv:2404.06430;
 benchmarks/image_classification, baseline.yaml): 1,000 users of 50 images of 32x32x3, 50 of them
 a round, one local epoch of SGD (rate .1) in batches of 10, the mean of their models; two 3x3
@@ -22,15 +26,17 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import flax.linen as nn
 import jax
 import numpy as np
 import optax
+from absl import flags
 
-from benchmarks.federated_speed import Entry
+from benchmarks import options
+from benchmarks.federated_speed import Entry, table, write  # noqa: F401  # of the same entries
 from dpjax import federated, losses, trees, validate
 from dpjax.data import Federation, from_arrays
 from dpjax.federated.cohort import cohort_of
@@ -280,3 +286,18 @@ def measure(
     return row._replace(median_s=median, ratio=median / first, rounds_per_s=1 / median)
 
   return list(map(entry, methods))
+
+
+def define() -> None:
+  """Defines the flags."""
+  options.define_names("methods", (*OURS, *PEERS), METHODS)
+  flags.DEFINE_string(
+    "peer_python", sys.executable, "The Python that has pfl and flwr (default: this one)."
+  )
+  options.define_repeats()
+
+
+def parts(values: flags.FlagValues) -> Iterator[tuple[str, list[Entry]]]:
+  """Yields (name, its entries) of each part that the flags ask for."""
+  python = values.peer_python
+  yield WORKLOAD, measure(values.methods, repeats=values.repeats, peer_python=python)

@@ -1,5 +1,9 @@
 """What a population costs: SCAFFOLD over many clients, whose c_i lie in memory or on disk.
 
+  python -m benchmarks population --clients=100,10000 --rounds=100
+
+It writes population.csv.
+
 A model of 1e5 parameters, cohorts of 10 clients that take part in turn, a checkpoint every ten
 rounds. Each entry runs in a process of its own; its memory is the peak above what the process
 held after its first round, by Linux's account. Memory of a device is the largest sum of its live
@@ -21,8 +25,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+from absl import flags
 
-from benchmarks import alone
+from benchmarks import alone, options
 from benchmarks import entries as entries_file
 from dpjax import federated, validate
 from dpjax.experiments.run import checkpoint
@@ -167,6 +172,23 @@ def table(entries: Sequence[Entry]) -> str:
 def write(entries: Sequence[Entry], out: pathlib.Path) -> None:
   """`out`/population.csv."""
   entries_file.write(out / "population.csv", entries)
+
+
+def define() -> None:
+  """Defines the flags."""
+  flags.DEFINE_list("clients", [*map(str, SIZES)], "Sizes of the population.")
+  options.define_names("methods", METHODS)
+  flags.DEFINE_integer(
+    "rounds", 100, "Rounds of 10 clients.", lower_bound=20, upper_bound=10**6
+  )
+
+
+def parts(values: flags.FlagValues) -> Iterator[tuple[str, list[Entry]]]:
+  """Yields (name, its entries) of each part that the flags ask for."""
+  methods = options.names("methods", METHODS)
+  for count in options.counts("clients"):
+    for method in methods:
+      yield f"{count} {method}", [measure(count, method, rounds=values.rounds)]
 
 
 if __name__ == "__main__":

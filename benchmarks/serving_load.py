@@ -1,5 +1,9 @@
 """Load on `launch.serve` over loopback: latency, requests a second, and what is lost.
 
+  python -m benchmarks serve --minutes=30 --folder=made --out=runs/serve_load
+
+It writes serve.json.
+
 Clients in threads send rows of the digits over connections that stay open, compare every logit
 with those of the predictor bit by bit, and send a request again until it is answered. A request is
 lost if the service took it and gave no answer while it was alive; what a kill interrupts is counted
@@ -24,10 +28,11 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
+from absl import flags
 
 from dpjax import data
 from dpjax.experiments.kinds.central.config import (
@@ -459,19 +464,21 @@ def _kill(
   }
 
 
-def write(result: dict[str, Any], out: pathlib.Path) -> None:
-  """Writes serve.json."""
+def write(results: list[dict[str, Any]], out: pathlib.Path) -> None:
+  """Writes serve.json of the only result."""
+  (result,) = results
   writers.write_json(out / "serve.json", result)
 
 
-def table(result: dict[str, Any]) -> str:
-  """Returns aligned text, one line for each phase.
+def table(results: list[dict[str, Any]]) -> str:
+  """Returns aligned text of the only result, one line for each phase.
 
   >>> phase = Phase("steady", 10.0, 800, 80.0, 4.0, 9.5, 0, 0, 0, 0)
-  >>> print(table({"phases": [dataclasses.asdict(phase)]}))
+  >>> print(table([{"phases": [dataclasses.asdict(phase)]}]))
   phase   requests  per second  p50 ms  p99 ms  lost  other bits
   steady       800        80.0    4.00    9.50     0           0
   """
+  (result,) = results
   names = [phase["name"] for phase in result["phases"]]
   width = max(map(len, ("phase", *names)))
   lines = [f"{'phase':<{width}}  requests  per second  p50 ms  p99 ms  lost  other bits"]
@@ -481,3 +488,31 @@ def table(result: dict[str, Any]) -> str:
       f"{phase['p50_ms']:6.2f}  {phase['p99_ms']:6.2f}  {phase['lost']:4}  {phase['other_bits']:10}"
     )
   return "\n".join(lines)
+
+
+def define() -> None:
+  """Defines the flags."""
+  flags.DEFINE_string("folder", None, "Where runs are made; they stay there.")
+  flags.DEFINE_float(
+    "minutes", None, "With releases, drift and a kill, for so long.", lower_bound=1
+  )
+  flags.DEFINE_float(
+    "per_second", 80.0, "Requests a second.", lower_bound=1, upper_bound=10_000
+  )
+
+
+def parts(values: flags.FlagValues) -> Iterator[tuple[str, list[dict[str, Any]]]]:
+  """Yields (name, its only result) of the only part."""
+  if values.folder is None:
+    raise UserError("must be given, for runs and the journal", field="folder")
+  whole = values.minutes is not None
+  out = None if values.out is None else pathlib.Path(values.out)
+  result = measure(
+    values.folder,
+    seconds=60 * values.minutes if whole else 25.0,
+    per_second=values.per_second,
+    whole=whole,
+    say=lambda line: print(line, file=sys.stderr, flush=True),
+    save=lambda measured: None if out is None else write([measured], out),
+  )
+  yield "load", [result]

@@ -1,5 +1,9 @@
 """Messages and bytes of one client in a secure sum, counted from the layout of its messages.
 
+  python -m benchmarks sum_messages --workloads=1000x1000000
+
+It writes sum_messages.csv.
+
 Nothing is measured: the counts are those of the messages that the protocols write, with everybody
 there. Committees and SecAgg+ are made for the same clients: `CORRUPT` of them tell the server all
 they know, and `SILENT` fall silent.
@@ -8,10 +12,13 @@ they know, and `SILENT` fall silent.
 from __future__ import annotations
 
 import pathlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
+from absl import flags
+
 from benchmarks import entries as entries_file
+from benchmarks import sum_overhead
 from dpjax.gradients.ghost.explain import aligned
 from dpjax.secure import sums
 from dpjax.secure.sums import committee, messages
@@ -133,3 +140,14 @@ def table(entries: Sequence[Entry]) -> str:
 def write(entries: Sequence[Entry], out: pathlib.Path) -> None:
   """Writes `out`/sum_messages.csv."""
   entries_file.write(out / "sum_messages.csv", entries)
+
+
+def define() -> None:
+  """Defines the flags."""
+  sizes = [f"{clients}x{length}" for clients, length in SIZES]
+  flags.DEFINE_list("workloads", sizes, "CLIENTSxLENGTH of each sum.")
+
+
+def parts(values: flags.FlagValues) -> Iterator[tuple[str, list[Entry]]]:
+  """Yields (name, its entries) of each part that the flags ask for."""
+  yield "sums", measure(sum_overhead.sizes(values.workloads))

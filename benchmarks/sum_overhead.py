@@ -1,5 +1,9 @@
 """What secure sums cost by number of clients and length of their vectors: time, bytes, memory.
 
+  python -m benchmarks secure_sums --workloads=10x1000000 --repeats=1
+
+It writes sums.csv and sums.md. The best of --repeats sums is reported.
+
 All parties run in one process, one after the other, so the time is what ALL clients and the
 server compute together; on their own machines the clients' share of it is divided by their
 number. Every client holds the same vector, made beforehand, and every sum is compared with
@@ -10,12 +14,13 @@ from __future__ import annotations
 
 import json
 import pathlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
+from absl import flags
 
-from benchmarks import alone
+from benchmarks import alone, options
 from benchmarks import entries as entries_file
 from dpjax import validate
 from dpjax.experiments.run.provenance import process_memory
@@ -207,6 +212,30 @@ def write(entries: Sequence[Entry], out: pathlib.Path) -> None:
   """`out`/sums.csv and, as text, `out`/sums.md."""
   entries_file.write(out / "sums.csv", entries)
   (out / "sums.md").write_text(f"```\n{table(entries)}\n```\n")
+
+
+def define() -> None:
+  """Defines the flags."""
+  texts = [f"{clients}x{length}" for clients, length in SIZES]
+  flags.DEFINE_list("workloads", texts, "CLIENTSxLENGTH of each sum.")
+  options.define_names("methods", METHODS)
+  options.define_repeats()
+  options.define_peak_rss()
+
+
+def parts(values: flags.FlagValues) -> Iterator[tuple[str, list[Entry]]]:
+  """Yields (name, its entries) of each part that the flags ask for."""
+  methods = options.names("methods", METHODS)
+  for method, clients, length, dropped in cases(methods, sizes(values.workloads)):
+    entry = measure(
+      method,
+      clients,
+      length,
+      dropped=dropped,
+      repeats=values.repeats,
+      fresh_process=values.peak_rss,
+    )
+    yield f"{method} {clients}x{length}", [entry]
 
 
 if __name__ == "__main__":

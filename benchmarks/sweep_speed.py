@@ -1,5 +1,9 @@
 """A sweep of one run over seeds by the number of processes that share its runs: seconds.
 
+  python -m benchmarks sweeps --configs=configs/mnist_cnn.py --processes=1,2
+
+It writes sweeps.csv. A sweep has four seeds of a config, of 100 steps each.
+
 Whole sweeps, as users wait for them: start of the processes, data, compilation, calibration and
 evaluation included.
 """
@@ -13,10 +17,13 @@ import pathlib
 import statistics
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
+from absl import flags
+
 from benchmarks import entries as entries_file
+from benchmarks import options
 from dpjax import validate
 from dpjax.experiments.config import fields
 from dpjax.experiments.kinds.central.config import TrainConfig
@@ -104,3 +111,17 @@ def table(entries: Sequence[Entry]) -> str:
 def write(entries: Sequence[Entry], out: pathlib.Path) -> None:
   """`out`/sweeps.csv."""
   entries_file.write(out / "sweeps.csv", entries)
+
+
+def define() -> None:
+  """Defines the flags."""
+  options.define_configs()
+  flags.DEFINE_list("processes", ["1", "2"], "How many share the runs.")
+  options.define_repeats()
+
+
+def parts(values: flags.FlagValues) -> Iterator[tuple[str, list[Entry]]]:
+  """Yields (name, its entries) of each part that the flags ask for."""
+  counts = options.some_counts("processes")
+  for name, config in options.configs().items():
+    yield name, measure(name, config, counts, repeats=values.repeats)

@@ -1,5 +1,10 @@
 """Minutes of a whole training run by the fast route and by vmap, from timed steps in turns.
 
+  python -m benchmarks training --configs=configs/mnist_cnn.py,configs/cifar10_cnn.py \\
+    --methods=auto,vmap
+
+It writes training.csv.
+
 The step functions of a config are compiled first and then timed step by step in turns, so
 that whatever else the machine does falls on them alike. A run's minutes are the median step
 times its number of steps: evaluation, compilation and the loading of data come on top.
@@ -12,15 +17,18 @@ import itertools
 import pathlib
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+from absl import flags
 
 from benchmarks import entries as entries_file
+from benchmarks import federated_speed, options
 from dpjax.experiments.kinds.central import build
 from dpjax.experiments.kinds.central.config import TrainConfig
+from dpjax.gradients import per_example
 from dpjax.gradients.ghost.explain import aligned
 from dpjax.types import Batch
 
@@ -102,3 +110,25 @@ def table(entries: Sequence[Entry]) -> str:
 def write(entries: Sequence[Entry], out: pathlib.Path) -> None:
   """`out`/training.csv."""
   entries_file.write(out / "training.csv", entries)
+
+
+def define() -> None:
+  """Defines the flags."""
+  options.define_configs()
+  options.define_names("methods", per_example.METHODS, METHODS)
+  options.define_cpu_devices()
+  options.define_repeats()
+
+
+def parts(values: flags.FlagValues) -> Iterator[tuple[str, list[Entry]]]:
+  """Yields (name, its entries) of each part that the flags ask for."""
+  methods = options.names("methods", per_example.METHODS)
+  configs = options.configs()
+  from launch import app
+
+  # launch.train prepares memory in the same way, so its steps are as fast as the timed ones.
+  app.prepare_memory(configs.values())
+  if values.cpu_devices is not None:
+    federated_speed.use_cpu_devices(values.cpu_devices)
+  for name, config in configs.items():
+    yield name, measure(name, config, methods, repeats=values.repeats)

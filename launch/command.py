@@ -33,7 +33,6 @@ COMMANDS = {
   "report": "explain a finished run to an ethics board",
   "relevance": "layer-wise relevance, RADP and its relatives",
   "secure": "secure sums, encrypted tables and images, two parties",
-  "benchmark": "time steps, memory and rounds",
 }
 _HELP = ("-h", "--help", "help")
 

@@ -1,6 +1,6 @@
-"""Prints what a launcher's own flags refuse: `python -m tests.parsed_flags LAUNCHER WORDS`.
+"""Prints what a command's own flags refuse: `python -m tests.parsed_flags LAUNCHER WORDS`.
 
-WORDS is JSON: a list of the words of each command.
+LAUNCHER may be "benchmarks SUITE", too. WORDS is JSON: a list of the words of each command.
 """
 
 import importlib
@@ -11,8 +11,12 @@ from absl import flags
 
 
 def main():
-  module = importlib.import_module(f"launch.{sys.argv[1]}")
-  getattr(module, "define_flags", lambda: None)()
+  package, _, suite = sys.argv[1].partition(" ")
+  if suite:
+    importlib.import_module(f"{package}.__main__").define(suite)
+  else:
+    module = importlib.import_module(f"launch.{package}")
+    getattr(module, "define_flags", lambda: None)()
   for words in json.loads(sys.argv[2]):
     try:
       flags.FLAGS(["launcher", *words])

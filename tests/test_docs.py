@@ -20,6 +20,7 @@ import textwrap
 import numpy as np
 import pytest
 
+from benchmarks.__main__ import SUITES
 from dpjax.experiments.config import fields
 from dpjax.experiments.run import kind as kinds
 from dpjax.experiments.sweeps import sweep
@@ -308,14 +309,37 @@ def test_values_of_flags_are_taken_by_their_launcher(launcher):
   assert not _refused(launcher, _flags_of(launcher))
 
 
+def _measurements() -> dict[str, list[list[str]]]:
+  """Flags of every command that runs a benchmark, by what it measures."""
+  found = {}
+  for path in (
+    *_ROOT.glob("docs/*.md"),
+    *_ROOT.glob("results/**/*.md"),
+    *_ROOT.glob("benchmarks/*.py"),
+  ):
+    text = re.sub(r"\\{1,2}\n *", "", path.read_text(encoding="utf-8"))
+    for suite, given in re.findall(
+      r"python -m benchmarks (\w+)((?: --[^\s`;,|]+(?:,[^\s`;,|]+)*)*)", text
+    ):
+      flags = [flag for flag in given.split() if flag != "--help"]
+      found.setdefault(suite, []).append(flags)
+  return found
+
+
+@pytest.mark.cases(quick=["sum_messages"], long=...)
+@pytest.mark.parametrize("suite", sorted(_measurements()))
+def test_flags_of_a_benchmark_are_taken_by_it(suite):
+  assert not _refused(f"benchmarks {suite}", _measurements()[suite])
+
+
+def test_every_benchmark_is_called_on_a_page():
+  assert {*_measurements()} == {*SUITES}
+
+
 @pytest.mark.long
 def test_a_wrong_value_of_a_flag_is_seen():
-  messages = _refused(
-    "benchmark", [["--suite=nonsense"], ["--suite=noise"], ["--repeats=x"]]
-  )
-  assert (
-    len(messages.splitlines()) == 2 and "nonsense" in messages and "repeats" in messages
-  )
+  messages = _refused("audit", [["--initial=nonsense"], ["--all"], ["--models=x"]])
+  assert len(messages.splitlines()) == 2 and "nonsense" in messages and "models" in messages
 
 
 def _is_field(name: str) -> bool:

@@ -32,7 +32,6 @@ SOUND = {
     "--only=Laplace --minutes=.1 --out=OUT",
     "--final_model=mnist --models=20 --out=OUT",
   ),
-  "benchmark": ("--suite=sum_messages --out=OUT", "--suite=gradients --out=OUT"),
   "check": ("--config=configs/quickstart.py --workdir=OUT",),
   "list": ("models samplers", "attacks"),
   "peers": (

@@ -5,7 +5,7 @@ XLA has a fast route on the CPU for convolutions whose batch comes first and who
 last, with kernels [*window, in, out]. It brings other convolutions into that form, but only in the
 outermost computation of a program (its pass `ConvCanonicalization`; seen in the text of compiled
 programs). JAX writes the gradients of a convolution in another form. So these gradients take many
-times as long inside `scan`, `while_loop` or `cond` (`launch.benchmark --suite=gradients`), unless
+times as long inside `scan`, `while_loop` or `cond` (`benchmarks gradients`), unless
 they are rewritten as here.
 """
 

@@ -24,7 +24,7 @@ def test_ways_to_a_clipped_convolution_agree():
 def test_what_a_machine_cannot_multiply_says_so(monkeypatch):
   monkeypatch.setattr(card_parts, "_GRAMS", ((2, 3, 4),))
   monkeypatch.setattr(card_parts, "_LEAST_SECONDS", 0.0)
-  rows = {row.way: row for row in card_parts.measure(["grams"])}
+  rows = {row.way: row for row in card_parts.measure("grams")}
   assert rows["highest"].status == "ok" and rows["highest"].seconds > 0
   assert rows["tf32 x3"].status.startswith("did not compile: ")
   assert "did not compile: " in card_parts.table(rows.values())
@@ -32,7 +32,6 @@ def test_what_a_machine_cannot_multiply_says_so(monkeypatch):
 
 def test_a_part_that_nobody_knows():
   with refuses("workloads", value="gram"):
-    card_parts.measure(["gram"])
-  done = commands.run("launch.benchmark", "--suite=parts", "--batches=8")
-  assert done.returncode != 0
-  assert "needs --suite=gradients" in done.stderr
+    card_parts.measure("gram")
+  line = commands.refusal(commands.run("benchmarks", "parts", "--batches=8"))
+  assert line.startswith("error: --batches: ")

@@ -43,6 +43,6 @@ def test_steps_are_timed_and_memory_is_that_of_a_run(kind, tmp_path):
 
 
 def test_the_folder_is_asked_for():
-  done = commands.run("launch.benchmark", "--suite=data")
+  done = commands.run("benchmarks", "data")
   assert done.returncode == 2 and done.stderr.count("\n") == 1
   assert "folder: must be given" in done.stderr

@@ -11,9 +11,9 @@ from tests import commands
 
 @pytest.mark.slow
 def test_the_command_measures_a_mesh_and_says_that_it_is_virtual(tmp_path, small_run):
-  flags = ["--suite=devices", "--cpu_devices=2", "--mesh=data:2", "--repeats=1"]
+  flags = ["devices", "--cpu_devices=2", "--mesh=data:2", "--repeats=1"]
   flags += [f"--configs={small_run}", f"--out={tmp_path}"]
-  done = commands.run("launch.benchmark", *flags)
+  done = commands.run("benchmarks", *flags)
   assert done.returncode == 0, done.stderr
   assert device_speed.NOTE in done.stdout
   with open(tmp_path / "devices.csv") as file:
@@ -24,7 +24,7 @@ def test_the_command_measures_a_mesh_and_says_that_it_is_virtual(tmp_path, small
 
 
 def test_a_mesh_that_does_not_fit_is_one_line():
-  done = commands.run("launch.benchmark", "--suite=devices", "--mesh=data:4096")
+  done = commands.run("benchmarks", "devices", "--mesh=data:4096")
   assert done.returncode == 2 and done.stderr.count("\n") == 1
   assert "mesh='data:4096': needs 4096 devices" in done.stderr
 

@@ -70,14 +70,14 @@ from benchmarks import federated_speed as benchmark
 measure = benchmark.measure
 benchmark.measure = lambda name, methods, repeats: measure(
   name, methods, num_clients=11, steps=1, repeats=1)
-from launch import app, benchmark as launcher
-app.run(launcher.main)
+from benchmarks import __main__ as command
+command.main()
 """
 
 
 @pytest.mark.long
 def test_pmap_is_timed_over_eight_devices_of_a_cpu(tmp_path):
-  arguments = ["--suite=federated", "--workloads=mlp", "--cpu_devices=8"]
+  arguments = ["federated", "--workloads=mlp", "--cpu_devices=8"]
   program = programs.start(
     ["-c", _EIGHT, *arguments, f"--out={tmp_path / 'out'}"], tmp_path, "eight"
   )

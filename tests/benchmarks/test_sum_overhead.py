@@ -14,7 +14,7 @@ pytest.importorskip("cryptography", reason="needs the extra 'secure'")
 
 def test_the_command_prints_a_table_and_writes_the_files(tmp_path):
   done = commands.run(
-    "launch.benchmark", "--suite=secure_sums", "--workloads=10x40", "--repeats=1",
+    "benchmarks", "secure_sums", "--workloads=10x40", "--repeats=1",
     "--methods=plain,additive_sharing,secagg,simulated", "--nopeak_rss", f"--out={tmp_path}",
   )  # fmt: skip
   assert done.returncode == 0, done.stderr

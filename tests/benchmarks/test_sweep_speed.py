@@ -9,8 +9,8 @@ from tests import commands
 
 @pytest.mark.long
 def test_the_command_measures_one_process_against_two(tmp_path, small_run):
-  flags = ["--suite=sweeps", "--processes=1,2", "--repeats=1", f"--out={tmp_path}"]
-  done = commands.run("launch.benchmark", *flags, f"--configs={small_run}")
+  flags = ["sweeps", "--processes=1,2", "--repeats=1", f"--out={tmp_path}"]
+  done = commands.run("benchmarks", *flags, f"--configs={small_run}")
   assert done.returncode == 0, done.stderr
   with open(tmp_path / "sweeps.csv") as file:
     rows = list(csv.DictReader(file))
@@ -22,6 +22,6 @@ def test_the_command_measures_one_process_against_two(tmp_path, small_run):
 @pytest.mark.cases(quick=[0], long=...)
 @pytest.mark.parametrize("given", ["0", "", "x", "1,999999"])
 def test_a_wrong_number_is_one_line(given):
-  done = commands.run("launch.benchmark", "--suite=sweeps", f"--processes={given}")
+  done = commands.run("benchmarks", "sweeps", f"--processes={given}")
   assert done.returncode == 2 and done.stderr.count("\n") == 1
   assert "processes=" in done.stderr

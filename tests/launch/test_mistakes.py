@@ -46,7 +46,6 @@ _MISTAKES = [
   ("plot", ["none.csv"], "error: --out: must be given"),
   ("plot", ["results/lm_lora/curve.csv", "--out=~/a.png"], "--out='~': begins with ~"),
   ("audit", ["--only=Laplace", "--out=/dev/null/x"], "--out='/dev/null/x': must be a directory"),
-  ("benchmark", ["--suite=sum_messages", "--out=~/x"], "--out='~/x': begins with ~"),
 ]  # fmt: skip
 
 

@@ -141,6 +141,6 @@ def test_the_load_test_of_the_benchmark_loses_nothing(tmp_path):
   # A release may take longer than its share, and never less.
   assert result["seconds"] >= result["seconds_asked"] == 15
   assert [phase["name"] for phase in result["phases"]][-1] == "a release that is promoted"
-  serving_load.write(result, tmp_path)
+  serving_load.write([result], tmp_path)
   assert json.loads((tmp_path / "serve.json").read_text())["lost"] == 0
-  assert "steady" in serving_load.table(result)
+  assert "steady" in serving_load.table([result])

@@ -1,6 +1,6 @@
 """The program of an accelerator, run on a CPU: the same sums, and the traffic that it has.
 
-What is compiled for a chip that is absent is measured by `launch.benchmark --suite=compiled`.
+What is compiled for a chip that is absent is measured by `benchmarks compiled`.
 """
 
 import functools
