@@ -28,8 +28,6 @@ _DTYPES = ("float16", "float32", "float64", "bfloat16")
 # Collections of state that no model of dpjax has. A layer without its state would compute other
 # values.
 _COLLECTIONS = ("batch_stats", "cache")
-# Name of a file that dpjax writes into each step folder of its checkpoints.
-_OF_A_RUN = "sha256.json"
 _MOST_METADATA = 2**24
 _PICKLE = 0x80
 _NEWEST_PICKLE = 5
@@ -189,15 +187,11 @@ def _orbax(folder: str) -> dict[tuple[str, ...], Any]:
   """Returns the shapes and types of the arrays in an Orbax folder, by path. No values are read.
 
   Raises:
-    UserError: the folder is no checkpoint of Orbax, belongs to a run of dpjax, or holds a link or a
-      pipe; its metadata or the chunks of an array are too large; Orbax is not installed.
+    UserError: the folder is no checkpoint of Orbax, or holds a link or a pipe; its metadata or the
+      chunks of an array are too large; Orbax is not installed.
   """
   weight_folders.files_within(folder)
   place = pathlib.Path(folder)
-  if any((step / _OF_A_RUN).exists() for step in (place, place.parent)):
-    raise UserError(
-      "is a checkpoint of a run, as secret as its data; give the run's folder"
-    )
   if (place / "_METADATA").stat().st_size > _MOST_METADATA:
     raise UserError(f"its _METADATA is larger than {_MOST_METADATA} bytes")
   orbax = _orbax_library()
