@@ -49,7 +49,7 @@ def configs() -> Rows:
 
 def launchers() -> Rows:
   """Returns every command, with the first sentence of its docstring."""
-  docstrings = _docstrings("launch", "  app.run(")
+  docstrings = _docstrings("launch", "\n  app.run(main")
   return {
     f"python -m launch.{pathlib.Path(path).stem}": sentence(text)
     for path, text in docstrings.items()

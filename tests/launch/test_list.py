@@ -2,6 +2,7 @@
 
 import dataclasses
 import pathlib
+import re
 
 import pytest
 
@@ -62,6 +63,12 @@ def test_configs_are_all_that_the_repository_holds():
     own = "def get_config(" in path.read_text()
     assert own == (path.relative_to(_ROOT).as_posix() in found), path
   assert all("[launch." in words for words in found.values()), found
+
+
+def test_commands_are_those_of_the_page_of_launchers():
+  page = (_ROOT / "docs" / "launchers.md").read_text(encoding="utf-8")
+  commands_of_page = {f"python -m {name}" for name in re.findall(r"launch\.\w+", page)}
+  assert set(launcher.launchers()) == commands_of_page
 
 
 def test_an_unknown_topic_names_the_nearest():
