@@ -17,41 +17,14 @@ the data. Stop it at any time; the same command goes on where it stopped.
 Exit code 1 if one of several runs failed, or an attack refutes a PROVED epsilon.
 --dry_run prints the plan and ends: runs, epsilon of each and of all together, minutes and memory
 (estimates, from a few steps on zeros, without the attacks of --audit); it writes nothing.
-
---figure_9=DIR trains nothing. It draws 100,000 numbers of Laplace and Gaussian noise, as figure 9
-of the paper does, and prints the standard deviation of each noise: if one number is released, and
-if a whole record is. It writes figure_9.png, figure_9.csv and result.json to DIR.
 """
 
 from __future__ import annotations
 
-from absl import flags
-
-from dpjax.experiments.sweeps import noise_histograms
 from launch import app
 from launch import main as shared
 
 shared.define("relevance", default="configs/radp/quickstart.py")
-flags.DEFINE_string(
-  "figure_9", "", "Draw the noises of figure 9 into this folder, and end."
-)
-
-
-def draw_figure_9(folder: str) -> None:
-  """Draws figure 9 into a folder, and prints a line for each noise."""
-  app.refuse_given(("config", *shared.HOW), "a run, and --figure_9 trains nothing")
-  result = noise_histograms.run(folder)
-  for row in result["noises"]:
-    print(noise_histograms.line(row, result["num_features"]))
-  print(f"wrote {folder}/figure_9.png, figure_9.csv, result.json")
-
-
-def main() -> None:
-  """Runs what has no result yet, or draws figure 9."""
-  if flags.FLAGS.figure_9:
-    return draw_figure_9(flags.FLAGS.figure_9)
-  return shared.main()
-
 
 if __name__ == "__main__":
-  app.run(main)
+  app.run(shared.main)

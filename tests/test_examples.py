@@ -8,6 +8,7 @@ import runpy
 
 import numpy as np
 import pytest
+from scipy import stats
 
 from tests import commands
 
@@ -114,6 +115,21 @@ def test_fed_avg_stays_below_its_bound_and_falls_as_fast():
   values = _run("fed_avg_bound")
   assert all(-1.2 < slope < -0.8 for slope in values["slopes"].values())
   assert all((share < 1).all() for share in values["shares"].values())
+  assert values["path"].with_suffix(".png").is_file()
+
+
+@pytest.mark.slow
+def test_noise_of_a_record_has_the_distributions_it_says():
+  values = _run("noise_of_a_record")
+  edges, counts = values["EDGES"], values["counts"]
+  distributions = {"Laplace": stats.laplace(), "Gaussian, proved": stats.norm(scale=2.5747)}
+  paper = stats.norm(scale=np.sqrt(2 * np.log(1250)))
+  for name, found in (distributions | {"Gaussian, the paper's": paper}).items():
+    shares = np.diff(found.cdf(edges))
+    assert np.abs(counts[name] / values["DRAWS"] - shares).sum() < 0.05
+    assert values["deviations"][name] == pytest.approx(found.std(), rel=0.02)
+  records = [round(of_a_record) for _, _, of_a_record in values["noises"].values()]
+  assert records == [1109, 106, 72]
   assert values["path"].with_suffix(".png").is_file()
 
 
