@@ -891,7 +891,7 @@ def test_a_federated_sweep_has_alpha_infinity_and_a_table(tmp_path):
     *(
       f"| {name} @ {alpha} | 3 | - |"
       for name in ("FedAvg", "SCAFFOLD")
-      for alpha in ("0.5", "inf", "0.1")
+      for alpha in ("0.1", "0.5", "inf")
     ),
   ]
   with (tmp_path / "curve.csv").open() as file:

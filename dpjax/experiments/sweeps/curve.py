@@ -68,6 +68,9 @@ def _summary(key: tuple, rows: list[Row], x: str, y: str, series: str | None) ->
     "epsilon": max(map(writers.number, known), default=None),
     "failed_assumptions": list(dict.fromkeys(itertools.chain(*failed))),
     x: key[1],
+    "rounds_to_accuracy": _slowest(
+      [row["rounds_to_accuracy"] for row in rows if row.get("rounds_to_accuracy")]
+    ),
     "seeds": len(rows),
     "not_finite": len(rows) - len(values),
     # `statistics.mean` rounds only once, so that min <= mean <= max.
@@ -75,6 +78,19 @@ def _summary(key: tuple, rows: list[Row], x: str, y: str, series: str | None) ->
     f"{y}_min": min(values, default=math.nan),
     f"{y}_max": max(values, default=math.nan),
   }
+
+
+def _slowest(of_runs: Sequence[dict[str, int | None]]) -> dict[str, int | None]:
+  """Returns the largest number of rounds to each target; None if one of the runs never reached it.
+
+  >>> _slowest([{"0.97": 9, "0.99": None}, {"0.97": 12, "0.99": 30}])
+  {'0.97': 12, '0.99': None}
+  """
+  slowest: dict[str, int | None] = {}
+  for target in dict.fromkeys(itertools.chain(*of_runs)):
+    rounds = [count for run in of_runs if (count := run.get(target)) is not None]
+    slowest[target] = max(rounds) if len(rounds) == len(of_runs) else None
+  return slowest
 
 
 def numeric(row: Row, key: str) -> float:

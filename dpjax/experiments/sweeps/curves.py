@@ -113,7 +113,7 @@ class Curves(Table):
       recipe = recipe_of(groups, sweep, series, title)
       # Three files of a picture take three times as long as one file.
       redraw.write(folder / "curve.csv", recipe, also=(".pdf", ".svg") if last else ())
-    table.write(rows, folder, **axes)
+    table.write(groups, folder, **axes)
 
   def alarm(self, rows: Sequence[Row]) -> str:
     refuted = [row for row in rows if row.get("refuted")]

@@ -10,14 +10,13 @@ from typing import Any
 from dpjax import files, markdown
 from dpjax.accounting.text import by_name, is_promised
 from dpjax.experiments.run import report
-from dpjax.experiments.sweeps import curve
 
 TABLE = "table.md"
 Row = dict[str, Any]
 
 
 def write(
-  rows: Sequence[Row],
+  groups: Sequence[Row],
   out_dir: str | os.PathLike,
   *,
   x: str,
@@ -30,89 +29,71 @@ def write(
   target accuracy.
 
   Args:
-    rows: one row for each finished run, as for `curve.summarize`.
+    groups: points of the curve, of `curve.summarize`.
   """
-  text = table(rows, x=x, y=y, series=series)
-  rounds = rounds_table(rows, x=x, series=series)
-  content = f"{text}\n{rounds}" if rounds else text
-  files.replace_file(pathlib.Path(out_dir) / TABLE, content.encode())
+  tables = [
+    table(groups, x=x, y=y, series=series),
+    rounds_table(groups, x=x, series=series),
+  ]
+  text = "\n".join(filter(None, tables))
+  files.replace_file(pathlib.Path(out_dir) / TABLE, text.encode())
 
 
-def table(rows: Sequence[Row], *, x: str, y: str, series: str | None = None) -> str:
+def table(groups: Sequence[Row], *, x: str, y: str, series: str | None = None) -> str:
   """Returns the Markdown table of y by series and x. If x is an epsilon, lines below say what it
   means.
 
+  >>> from dpjax.experiments.sweeps import curve
   >>> runs = [{"alpha": 0.5, "acc": 0.9, "name": "avg"}, {"alpha": 0.5, "acc": 0.8, "name": "avg"}]
-  >>> print(table(runs, x="alpha", y="acc", series="name"))
+  >>> axes = {"x": "alpha", "y": "acc", "series": "name"}
+  >>> print(table(curve.summarize(runs, **axes), **axes))
   | name \\ alpha | 0.5 |
   | --- | --- |
   | avg | .8500 (.8000-.9000) |
   <BLANKLINE>
   """
-  groups = curve.summarize(rows, x=x, y=y, series=series)
   # Runs without an epsilon come last, in a separate column.
   columns = sorted({group[x] for group in groups}, key=lambda at: (at is None, at or 0))
-  labels = list(dict.fromkeys(_label(group, series, y) for group in groups))
-  cells = {(_label(group, series, y), group[x]): _cell(group, y) for group in groups}
-  head = [
-    f"{series or y} \\ {x}",
-    *(_value_text(x, c) for c in columns),
-  ]
+  name_of = lambda group: group[series] if series else y
+  labels = list(dict.fromkeys(map(name_of, groups)))
+  cells = {(name_of(group), group[x]): _cell(group, y) for group in groups}
+  head = [f"{series or y} \\ {x}", *(_value_text(x, at) for at in columns)]
   body = [[label, *(cells.get((label, at), "") for at in columns)] for label in labels]
   means = {report.meaning(group) for group in groups if group[x] is not None} - {""}
   lines = [f"\nEach epsilon is {text}.\n" for text in sorted(means) if is_promised(x)]
   return "".join([markdown.table(head, body), *lines])
 
 
-def rounds_table(rows: Sequence[Row], *, x: str, series: str | None = None) -> str:
+def rounds_table(groups: Sequence[Row], *, x: str, series: str | None = None) -> str:
   """Returns the Markdown table of rounds to each target accuracy.
 
   A row is a series, or a series at one x if the series has several x values. A cell is "-" if one
   of its runs never reached the target. The table is "" if no run reports rounds.
 
-  >>> runs = [{"alpha": at, "rounds_to_accuracy": {"0.97": 9, "0.99": None}} for at in (1, 2)]
-  >>> print(rounds_table(runs, x="alpha"))
-  | rounds to | 0.97 | 0.99 |
+  >>> from dpjax.experiments.sweeps import curve
+  >>> runs = [{"alpha": at, "a": 1, "rounds_to_accuracy": {"0.9": 9, "1": None}} for at in (1, 2)]
+  >>> print(rounds_table(curve.summarize(runs, x="alpha", y="a"), x="alpha"))
+  | rounds to | 0.9 | 1 |
   | --- | --- | --- |
   | all @ 1 | 9 | - |
   | all @ 2 | 9 | - |
   <BLANKLINE>
-  >>> print(rounds_table(runs[:1], x="alpha").splitlines()[-1])
-  | all | 9 | - |
   """
-  with_rounds = [row for row in rows if row.get("rounds_to_accuracy")]
-  if not with_rounds:
+  groups = [group for group in groups if group["rounds_to_accuracy"]]
+  if not groups:
     return ""
-  targets = list(dict.fromkeys(t for row in with_rounds for t in row["rounds_to_accuracy"]))
-  name = lambda row: str(row[series]) if series else "all"
-  places: dict[str, set] = {}
-  for row in with_rounds:
-    places.setdefault(name(row), set()).add(curve.place(row, x))
-
-  def label(row: Row) -> str:
-    line = name(row)
-    return (
-      f"{line} @ {_value_text(x, curve.place(row, x))}" if len(places[line]) > 1 else line
-    )
-
+  targets = list(dict.fromkeys(t for group in groups for t in group["rounds_to_accuracy"]))
+  names = [group[series] if series else "all" for group in groups]
   lines = []
-  for each in dict.fromkeys(map(label, with_rounds)):
-    mine = [row["rounds_to_accuracy"] for row in with_rounds if label(row) == each]
-    line = [each]
-    for target in targets:
-      # A cell shows the slowest run, or a dash if one of the runs never reached the target.
-      rounds = [rounds_of_run.get(target) for rounds_of_run in mine]
-      line.append("-" if None in rounds else str(max(rounds)))
-    lines.append(line)
+  for name, group in zip(names, groups):
+    label = f"{name} @ {_value_text(x, group[x])}" if names.count(name) > 1 else name
+    rounds = [group["rounds_to_accuracy"].get(target) for target in targets]
+    lines.append([label, *("-" if count is None else str(count) for count in rounds)])
   return markdown.table(["rounds to", *targets], lines)
 
 
 def _value_text(x: str, at: float | None) -> str:
   return "none" if at is None else by_name(x, at, digits=6)
-
-
-def _label(group: Row, series: str | None, y: str) -> str:
-  return str(group[series]) if series else y
 
 
 def _cell(group: Row, y: str) -> str:
