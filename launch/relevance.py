@@ -19,12 +19,9 @@ Exit code 1 if one of several runs failed, or an attack refutes a PROVED epsilon
 (estimates, from a few steps on zeros, without the attacks of --audit); it writes nothing.
 """
 
-from __future__ import annotations
+from launch import app, main
 
-from launch import app
-from launch import main as shared
-
-shared.define("relevance", default="configs/radp/quickstart.py")
+main.define("relevance", default="configs/radp/quickstart.py")
 
 if __name__ == "__main__":
-  app.run(shared.main)
+  app.run(main.main)
