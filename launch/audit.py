@@ -31,7 +31,9 @@ from dpjax.validate import UserError
 from launch import app
 
 flags.DEFINE_bool("all", False, "Attack everything that has a game.")
-flags.DEFINE_string("only", "", "Attack one group, such as samplers, or subject, as Laplace.")
+flags.DEFINE_string(
+  "only", "", "Attack one group, such as samplers, or subject, as Laplace."
+)
 flags.DEFINE_float("minutes", 10.0, "About how long, shared among the subjects.")
 flags.DEFINE_integer("seed", 0, "Seed of all draws.", lower_bound=0, upper_bound=2**62 - 1)
 flags.DEFINE_string("final_model", "", "Audit final models of this data set instead.")
