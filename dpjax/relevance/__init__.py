@@ -1,7 +1,7 @@
 """Relevance: layer-wise relevance propagation, and noise that follows it.
 
 The adaptive-Laplace methods (RADP, AdLM, ILM) run as published. Each of their epsilons is a claim,
-with a list of the assumptions that fail. RADP also has a rigorous mode with a proof (`rigorous`).
+with a list of the assumptions that fail. `radp_rigorous` is RADP with a proof (`rigorous`).
 `pipeline.run` runs any method. `lrp.relevance` explains any net of the layers that `lrp` lists.
 """
 

@@ -1,8 +1,9 @@
 """Runs the methods that the RADP paper compares, and dpjax's own: Inputs in, Outcome out.
 
-| method          | mode of proof                                                            |
+| method          | kind of its epsilon                                                      |
 | --------------- | ------------------------------------------------------------------------ |
-| radp            | paper: claimed; rigorous: proved (replace_one), claimed if model1=public |
+| radp            | claimed: as in the paper ("paper mode")                                  |
+| radp_rigorous   | proved under replace_one; claimed if model1=public ("rigorous mode")     |
 | radp_dpsgd      | proved: DP relevance weights the inputs, then DP-SGD; composed           |
 | adlm, ilm       | claimed only                                                             |
 | dpsgd           | proved: clipped, noisy gradients behind SGD (Abadi et al. 2016)          |
@@ -23,11 +24,12 @@ import numpy as np
 from dpjax import validate
 from dpjax.relevance import claimed_methods, gradient_methods, rigorous_method, train
 from dpjax.relevance.inputs import Inputs, Outcome
-from dpjax.relevance.settings import MODES, Rigorous
 from dpjax.types import Params
 from dpjax.validate import UserError
 
 METHODS: dict[str, Callable[[Inputs], train.Story]] = {
+  "radp": claimed_methods.radp_paper,
+  "radp_rigorous": rigorous_method.radp_rigorous,
   "radp_dpsgd": gradient_methods.radp_dpsgd,
   "adlm": claimed_methods.adlm_method,
   "ilm": functools.partial(claimed_methods.adlm_method, with_relevance=False),
@@ -38,41 +40,35 @@ METHODS: dict[str, Callable[[Inputs], train.Story]] = {
   "dp_sgld": gradient_methods.dp_sgld,
   "no_dp": claimed_methods.no_dp,
 }
-NAMES = ("radp", *METHODS)
+_AVERAGES = ("radp", "adlm")  # methods that read `relevance_records`
+_RIGOROUS = "radp_rigorous"
 
 
-def reads(method: str, mode: str, how: Rigorous) -> frozenset[str]:
-  """Returns which of the parts "relevance_records" and "public" of an Inputs a method reads. `run`
-  refuses a part that is not read.
-
-  >>> sorted(reads("radp", "paper", Rigorous())), sorted(reads("dpsgd", "paper", Rigorous()))
-  (['relevance_records'], [])
-  """
-  averages = method == "adlm" or (method, mode) == ("radp", "paper")
-  public = (method, mode) == ("radp", "rigorous") and how.model1 == "public"
-  names = {"relevance_records": averages, "public": public}
-  return frozenset(name for name, is_read in names.items() if is_read)
-
-
-def _refuse_unread(method: str, mode: str, job: Inputs) -> None:
+def _refuse_unread(method: str, job: Inputs) -> None:
   """Raises UserError for parts of the job that the method would not read, or cannot take."""
-  read = reads(method, mode, job.rigorous)
   if job.relevance_records is not None:
     validate.integer_in(1, len(job.train), relevance_records=job.relevance_records)
-    if "relevance_records" not in read:
+    if method not in _AVERAGES:
       raise UserError(
-        f"must be None for method={method!r} in mode={mode!r}: only 'adlm', and "
-        "'radp' in mode='paper', average over fewer records than the training data "
-        "hold",
+        f"must be None for method={method!r}: only {' and '.join(map(repr, _AVERAGES))} average "
+        "over fewer records than the training data hold",
         field="relevance_records",
         value=job.relevance_records,
       )
-  if job.public is not None and "public" not in read:
+  public = method == _RIGOROUS and job.rigorous.model1 == "public"
+  if job.public is not None and not public:
     raise UserError(
-      "must be None unless method='radp' in mode='rigorous' with "
-      "rigorous.model1='public': nothing else reads it",
+      f"must be None unless method={_RIGOROUS!r} with rigorous.model1='public': nothing else "
+      "reads it",
       field="public",
       value=job.public.name,
+    )
+  decay = job.training.weight_decay
+  if decay and method != _RIGOROUS:
+    raise UserError(
+      f"must be 0 for method={method!r}: only {_RIGOROUS!r} trains with it",
+      field="weight_decay",
+      value=decay,
     )
   present = getattr(job.train, "present", None)
   if present is not None and not np.all(present):
@@ -84,38 +80,27 @@ def _refuse_unread(method: str, mode: str, job: Inputs) -> None:
     )
 
 
-def run(method: str, mode: str, job: Inputs) -> Outcome:
+def run(method: str, job: Inputs) -> Outcome:
   """Runs one method, all its trainings without a stop; see `story`."""
   trainer = functools.partial(train.in_one_go, on_epoch=job.on_epoch)
-  return train.carry_out(story(method, mode, job), trainer)
+  return train.carry_out(story(method, job), trainer)
 
 
-def story(method: str, mode: str, job: Inputs) -> Generator[train.Steps, Params, Outcome]:
+def story(method: str, job: Inputs) -> Generator[train.Steps, Params, Outcome]:
   """Yields each training of one method, gets its last parameters, and returns the outcome.
 
-  `mode` matters for "radp" only. Noise and sampled batches depend on the method, the settings and
-  the records: see `Keys`.
+  Noise and sampled batches depend on the method, the settings and the records: see `Keys`.
 
   Raises:
-    UserError: the method or the mode is unknown; the method does not read a part or a setting of
-      the job; a value is out of range; a training record is empty; rigorous mode refuses a setting
-      or the data. The message names what is wrong.
+    UserError: the method is unknown; the method does not read a part or a setting of the job; a
+      value is out of range; a training record is empty; `radp_rigorous` refuses a setting or the
+      data. The message names what is wrong.
   """
-  validate.one_of(NAMES, method=method)
-  validate.one_of(MODES, mode=mode)
+  validate.one_of(METHODS, method=method)
   validate.positive(epsilon=job.epsilon)
-  _refuse_unread(method, mode, job)
-  decay = job.training.weight_decay
-  if decay and (method, mode) != ("radp", "rigorous"):
-    raise UserError(
-      f"must be 0 for method={method!r} in mode={mode!r}: only method='radp' in "
-      "mode='rigorous' trains with it",
-      field="weight_decay",
-      value=decay,
-    )
-  if (method, mode) == ("radp", "rigorous"):
-    return (yield from rigorous_method.radp_rigorous(job))
-  # Noise must differ if any of these settings differs; see `Keys`.
-  settings = (method, job.paper, job.adlm, job.size, job.relevance_records)
-  play = claimed_methods.radp_paper if method == "radp" else METHODS[method]
-  return (yield from play(job.bound(*settings)))
+  _refuse_unread(method, job)
+  if method != _RIGOROUS:  # which binds its keys itself, stage by stage
+    # Noise must differ if any of these settings differs; see `Keys`.
+    settings = (method, job.paper, job.adlm, job.size, job.relevance_records)
+    job = job.bound(*settings)
+  return (yield from METHODS[method](job))

@@ -9,7 +9,6 @@ from dpjax.relevance.feature_budget import BETA_NORMS, DRAWS, PRESETS, Reading
 from dpjax.relevance.feature_shares import NORMS
 from dpjax.validate import UserError, Verbatim
 
-MODES = ("paper", "rigorous")
 MECHANISMS = ("laplace", "gaussian")
 FEATURES = ("laplace", "laplace_clipped", "laplace_pld", "gaussian")
 MODEL_1 = ("none", "untrained", "public", "dp_sgd")

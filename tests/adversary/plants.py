@@ -30,7 +30,7 @@ _NOISE = {
   "relevance.relevance": 1 / 4,
   "relevance.labels": 1 / 2.5,
   "relevance.method": 1 / 2,
-  "relevance.method:radp": 1 / 3,
+  "relevance.method:radp_rigorous": 1 / 3,
 }
 
 

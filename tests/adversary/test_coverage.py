@@ -74,8 +74,7 @@ def test_a_new_class_in_a_module_is_found_without_being_exported(monkeypatch):
 
 
 def test_a_new_relevance_method_is_found(monkeypatch):
-  names = (*registry.relevance.pipeline.NAMES, "new")
-  monkeypatch.setattr(registry.relevance.pipeline, "NAMES", names)
+  monkeypatch.setitem(registry.relevance.pipeline.METHODS, "new", None)
   assert registry.without_game("relevance") == ["method:new"]
 
 

@@ -69,7 +69,7 @@ def _noisy(monkeypatch, *jobs):
   monkeypatch.setattr(record_noise, "noisy_records", spy)
   last = []
   for job in jobs:
-    relevance.run("radp", "rigorous", job)
+    relevance.run("radp_rigorous", job)
     last.append(seen[-1])
   return last
 
@@ -94,7 +94,7 @@ def test_records_outside_the_unit_interval_are_refused(features, change):
   bad = _Records(change(good.x), good.y)
   for part in ("train", "test"):
     with refuses(f"{part}.x") as caught:
-      relevance.run("radp", "rigorous", _job(how=how, **{part: bad}))
+      relevance.run("radp_rigorous", _job(how=how, **{part: bad}))
     assert "\n" not in str(caught.value)
   with refuses("x"):
     rigorous.clip_records(bad.x, np.full(16, 1 / 16), how)
@@ -104,8 +104,8 @@ def test_records_outside_the_unit_interval_are_refused(features, change):
 def test_too_few_records_for_both_parts_are_one_line():
   how = dataclasses.replace(_LOCAL, model1="untrained", split=True)
   with refuses("train"):
-    relevance.run("radp", "rigorous", _job(how=how, train=_records(1)))
-  one = relevance.run("radp", "rigorous", _job(train=_records(1)))  # nothing to split
+    relevance.run("radp_rigorous", _job(how=how, train=_records(1)))
+  one = relevance.run("radp_rigorous", _job(train=_records(1)))  # nothing to split
   assert one.privacy.epsilon == pytest.approx(4.0)
 
 
@@ -136,7 +136,7 @@ def test_why_a_class_of_its_own_hides_nobody():
 @pytest.mark.long
 def test_public_labels_are_named_wherever_the_epsilon_is_printed():
   how = dataclasses.replace(_LOCAL, labels="public")
-  outcome = relevance.run("radp", "rigorous", _job(how=how))
+  outcome = relevance.run("radp_rigorous", _job(how=how))
   stated = outcome.privacy.to_json()
   assert "features only, label public" in stated["neighboring_relation"]
   assert stated["unit"] == "example's features"
@@ -152,7 +152,7 @@ def test_public_labels_are_named_wherever_the_epsilon_is_printed():
   assert "replace one example's features (features only, label public)" in (
     figure.axes[0].get_title(loc="left")
   )
-  private = relevance.run("radp", "rigorous", _job()).privacy.to_json()
+  private = relevance.run("radp_rigorous", _job()).privacy.to_json()
   assert (private["neighboring_relation"], private["unit"]) == ("replace_one", "example")
 
 
@@ -160,7 +160,7 @@ def test_public_labels_are_named_wherever_the_epsilon_is_printed():
 def test_an_audit_changes_no_label_that_is_public():
   how = dataclasses.replace(_LOCAL, labels="public")
   job = _job(how=how)
-  outcome = relevance.run("radp", "rigorous", job)
+  outcome = relevance.run("radp_rigorous", job)
   audit = RelevanceAudit(num_trials=40, num_canaries=20)
   config = RelevanceConfig(method=RadpRigorous(), audit=audit)
   found = relevance_audit.facts(config, job, outcome)["audit"]
@@ -219,12 +219,12 @@ def test_private_records_are_not_public():
   public = data.from_arrays(mixed, np.zeros(12, int), num_classes=3, name="elsewhere")
   for other in (train, train.subset(slice(0, 5)), public):
     with refuses("public"):
-      relevance.run("radp", "rigorous", _job(how=how, train=train, public=other))
+      relevance.run("radp_rigorous", _job(how=how, train=train, public=other))
   twice = np.repeat(train.x, 2, axis=1)
   for x, classes in ((twice, 3), (_records(10, 3).x, 5)):
     other = data.from_arrays(x, np.zeros(len(x), int), num_classes=classes, name="other")
     with refuses("public", value="other"):
-      relevance.run("radp", "rigorous", _job(how=how, train=train, public=other))
+      relevance.run("radp_rigorous", _job(how=how, train=train, public=other))
   with refuses("method.model1.public_data", value="mnist"):
     config = RelevanceConfig(
       method=RadpRigorous(model1=TrainedOnPublic(public_data="mnist"))
@@ -233,29 +233,29 @@ def test_private_records_are_not_public():
     relevance_config.check(config)
 
 
-@pytest.mark.parametrize("method", ["radp", "dpsgd", "radp_dpsgd", "ilm", "no_dp"])
+@pytest.mark.parametrize("method", ["radp_rigorous", "dpsgd", "radp_dpsgd", "ilm", "no_dp"])
 @pytest.mark.parametrize("name", ["relevance_records", "public"])
 def test_what_a_method_would_leave_unread_is_refused(method, name):
   job = _job()
   value = 10 if name == "relevance_records" else job.test
   with refuses(name):
-    relevance.run(method, "rigorous", dataclasses.replace(job, **{name: value}))
+    relevance.run(method, dataclasses.replace(job, **{name: value}))
 
 
 def test_more_records_than_there_are_is_told_before_the_first_training(monkeypatch):
   monkeypatch.setattr(Inputs, "model_1", None)
   job = dataclasses.replace(_job(), relevance_records=10**7)
   with refuses("relevance_records", value=10000000):
-    relevance.run("adlm", "paper", job)
+    relevance.run("adlm", job)
 
 
-@pytest.mark.parametrize("method", ["radp", "dpsgd", "radp_dpsgd", "adlm"])
+@pytest.mark.parametrize("method", ["radp_rigorous", "dpsgd", "radp_dpsgd", "adlm"])
 def test_empty_records_are_refused(method):
   job = _job()
   present = np.arange(len(job.train)) > 0
   train = dataclasses.replace(job.train, present=present)
   with refuses("train"):
-    relevance.run(method, "rigorous", dataclasses.replace(job, train=train))
+    relevance.run(method, dataclasses.replace(job, train=train))
 
 
 def test_a_local_release_that_breaks_its_promise_is_refuted_under_the_shuffler():
@@ -270,7 +270,7 @@ def test_a_local_release_that_breaks_its_promise_is_refuted_under_the_shuffler()
 def test_a_number_of_records_that_the_relation_hides_must_be_declared(method):
   # Undeclared, 2 and 3 records had 1 and 2 steps of batches of 2, and noise of two scales.
   with refuses("train.nominal_size", value=None):
-    relevance.run(method, "paper", _job())
+    relevance.run(method, _job())
   plans = [
     gradient_methods.make_plan(job, job.size, 1.0)
     for job in (_job(train=_records(n).declared(30)) for n in (29, 30))

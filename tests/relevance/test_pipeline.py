@@ -45,9 +45,7 @@ def _job(epsilon=8.0, **fields):
 @pytest.mark.parametrize("method", ["adlm", "no_dp", "radp"])
 def test_what_is_not_proved_has_no_proved_epsilon(method):
   scores = []
-  outcome = relevance.run(
-    method, "paper", _job(on_epoch=lambda e, s: scores.append((e, s)))
-  )
+  outcome = relevance.run(method, _job(on_epoch=lambda e, s: scores.append((e, s))))
   assert outcome.privacy.proved_epsilon is None
   assert outcome.privacy.kind == ("none" if method == "no_dp" else "claimed")
   assert [epoch for epoch, _ in scores] == [1, 2]
@@ -63,8 +61,8 @@ def test_a_loss_without_noise_is_named_and_learns_otherwise(method, monkeypatch)
   seen = lambda *args, **fields: drawn.append(draw(*args, **fields)) or drawn[-1]
   monkeypatch.setattr(adlm, "loss_noise", seen)
   once = {"training": Training(num_epochs=1, batch_size=50), "memo": {}}
-  with_noise = relevance.run(method, "paper", _job(**once))
-  without = relevance.run(method, "paper", _job(**once, adlm=AdLM(loss_noise=False)))
+  with_noise = relevance.run(method, _job(**once))
+  without = relevance.run(method, _job(**once, adlm=AdLM(loss_noise=False)))
   failed = [set(each.privacy.failed_assumptions) for each in (with_noise, without)]
   assert [text.split(":")[0] for text in failed[1] - failed[0]] == ["AdLM-5"]
   assert failed[0] < failed[1] and not np.any(drawn[1])
@@ -78,10 +76,10 @@ def test_jobs_with_one_memo_train_model_1_once_and_change_nothing(monkeypatch):
   fits, fit = [], train.fit
   monkeypatch.setattr(train, "fit", lambda *a, **k: fits.append(k["seed"]) or fit(*a, **k))
   ways = [("radp", Paper(preset="P3")), ("radp", Paper(preset="P5")), ("adlm", Paper())]
-  apart = [relevance.run(m, "paper", _job(paper=p)) for m, p in ways]
+  apart = [relevance.run(m, _job(paper=p)) for m, p in ways]
   assert len(fits) == 6
   memo = {}
-  shared = [relevance.run(m, "paper", _job(paper=p, memo=memo)) for m, p in ways]
+  shared = [relevance.run(m, _job(paper=p, memo=memo)) for m, p in ways]
   assert len(fits) == 6 + 4
   digests = [[trees.sha256(o.params) for o in outcomes] for outcomes in (apart, shared)]
   assert digests[0] == digests[1]
@@ -92,7 +90,7 @@ def test_jobs_with_one_memo_train_model_1_once_and_change_nothing(monkeypatch):
     {"train": _TRAIN.subset(slice(0, 200))},
   ]
   for changed in others:
-    relevance.run("radp", "paper", _job(**changed, memo=memo))
+    relevance.run("radp", _job(**changed, memo=memo))
   assert len(fits) == 10 + 2 * len(others)
 
 
@@ -121,9 +119,7 @@ def test_a_batch_is_cut_into_equal_parts_or_not_at_all(size):
 def test_the_presets_of_radp_are_functions_of_their_streams(preset):
   job = _job(paper=Paper(preset=preset))
   other = dataclasses.replace(job, keys=_KEYS._replace(noise=jax.random.key(9)))
-  one, same, different = (
-    relevance.run("radp", "paper", each) for each in (job, job, other)
-  )
+  one, same, different = (relevance.run("radp", each) for each in (job, job, other))
   assert trees.sha256(one.params) == trees.sha256(same.params)
   assert trees.sha256(one.params) != trees.sha256(different.params)
   assert one.privacy.details["draw"] == {"P1": "record_once", "P5": "run"}[preset]
@@ -132,7 +128,7 @@ def test_the_presets_of_radp_are_functions_of_their_streams(preset):
 def test_fresh_noise_each_epoch_differs_from_noise_drawn_once():
   memo = {}  # of model 1, which is the same
   once, fresh = (
-    relevance.run("radp", "paper", _job(paper=Paper(preset="custom", draw=draw), memo=memo))
+    relevance.run("radp", _job(paper=Paper(preset="custom", draw=draw), memo=memo))
     for draw in ("record_once", "record_fresh")
   )
   assert trees.sha256(once.params) != trees.sha256(fresh.params)
@@ -148,7 +144,7 @@ def test_fresh_noise_each_epoch_differs_from_noise_drawn_once():
 )
 def test_gradient_methods_are_calibrated_to_their_target(method, relation):
   job = _job(epsilon=2.0, private=Private(neighboring_relation=relation), nets=_LINEAR)
-  found = relevance.run(method, "paper", job).privacy
+  found = relevance.run(method, job).privacy
   assert found.kind == "proved" and found.neighboring_relation == relation
   assert 1.99 < found.epsilon <= 2.0 and found.claimed_epsilon == found.epsilon
   assert math.fsum(c.epsilon for c in found.ledger) >= found.epsilon * (1 - 1e-9)
@@ -190,13 +186,13 @@ def test_weights_of_inputs_are_smooth_and_of_unit_square(shape, pool, kappa):
 def test_blocks_of_relevance_larger_than_the_image_are_one_line():
   job = _job(private=Private(relevance_pool=9), nets=_LINEAR)
   with refuses("private.relevance_pool", value=9):
-    relevance.run("radp_dpsgd", "paper", job)
+    relevance.run("radp_dpsgd", job)
 
 
 @pytest.mark.long
 def test_dpdligdo_is_the_gradient_of_dp_sgd_behind_another_optimizer():
   outcome = relevance.run(
-    "dpdligdo", "paper", _job(private=Private(iterative="adagrad"), nets=_LINEAR)
+    "dpdligdo", _job(private=Private(iterative="adagrad"), nets=_LINEAR)
   )
   plan = gradient_methods.make_plan(_job(), 200, 8.0)
   assert outcome.privacy.details["noise_multiplier"] == plan.noise_multiplier
@@ -206,7 +202,7 @@ def test_dpdligdo_is_the_gradient_of_dp_sgd_behind_another_optimizer():
 @pytest.mark.long
 def test_pairs_claim_less_than_they_cost():
   found = relevance.run(
-    "dpdligdo", "paper", _job(2.0, private=Private(legacy_microbatch=2), nets=_LINEAR)
+    "dpdligdo", _job(2.0, private=Private(legacy_microbatch=2), nets=_LINEAR)
   ).privacy
   assert found.kind == "claimed" and found.proved_epsilon is None
   assert found.details["corrected_epsilon"] > 1.8 * found.claimed_epsilon
@@ -225,7 +221,7 @@ def test_the_loss_of_a_pair_is_the_mean_of_its_two():
 def test_dp_sgld_is_dp_sgd_without_momentum(monkeypatch):
   monkeypatch.setattr(relevance.Inputs, "bound", lambda job, *how: job)  # one noise
   job = _job(epsilon=2.0, private=Private(momentum=0.0), nets=_LINEAR)
-  sgld, sgd = (relevance.run(m, "paper", job) for m in ("dp_sgld", "dpsgd"))
+  sgld, sgd = (relevance.run(m, job) for m in ("dp_sgld", "dpsgd"))
   for a, b in zip(jax.tree.leaves(sgld.params), jax.tree.leaves(sgd.params)):
     np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5)
 
@@ -235,7 +231,7 @@ def test_dp_sgld_is_dp_sgd_without_momentum(monkeypatch):
 
 @pytest.mark.long
 def test_the_ledger_of_rigorous_mode_is_the_target():
-  outcome = relevance.run("radp", "rigorous", _job())
+  outcome = relevance.run("radp_rigorous", _job())
   assert [c.stage for c in outcome.privacy.ledger] == ["A", "B", "C", "L"]
   assert outcome.privacy.epsilon == pytest.approx(8.0)
   assert outcome.privacy.neighboring_relation == "replace_one"
@@ -246,7 +242,7 @@ def test_the_ledger_of_rigorous_mode_is_the_target():
 @pytest.mark.long
 def test_t17_split_data_pays_the_larger_of_both():
   how = dataclasses.replace(_LOCAL, split=True, split_share=0.5, epsilon_b=3.0)
-  outcome = relevance.run("radp", "rigorous", _job(rigorous=how))
+  outcome = relevance.run("radp_rigorous", _job(rigorous=how))
   spent = {c.records: 0.0 for c in outcome.privacy.ledger}
   for c in outcome.privacy.ledger:
     spent[c.records] += c.epsilon
@@ -259,7 +255,7 @@ def test_t17_fresh_noise_costs_every_epoch():
   how = dataclasses.replace(_LOCAL, draw="record_fresh", compose_fresh=True)
   job = _job(rigorous=how)
   fresh, once = (
-    relevance.run("radp", "rigorous", j).privacy
+    relevance.run("radp_rigorous", j).privacy
     for j in (job, dataclasses.replace(job, rigorous=_LOCAL))
   )
   assert fresh.epsilon == pytest.approx(once.epsilon)
@@ -272,7 +268,7 @@ def test_a_private_model_1_is_charged_to_the_records_that_it_saw():
   how = dataclasses.replace(
     _LOCAL, model1="dp_sgd", split=True, split_share=0.5, epsilon_b=1.0
   )
-  outcome = relevance.run("radp", "rigorous", _job(rigorous=how, nets=_LINEAR))
+  outcome = relevance.run("radp_rigorous", _job(rigorous=how, nets=_LINEAR))
   stages = {c.stage: c for c in outcome.privacy.ledger}
   assert stages["A"].records == "D1" and 6.9 < stages["A"].epsilon <= 7.0
   assert outcome.privacy.epsilon == pytest.approx(8.0, rel=2e-3)
@@ -283,7 +279,7 @@ def test_a_private_model_1_is_charged_to_the_records_that_it_saw():
 def test_a_public_model_1_costs_nothing():
   how = dataclasses.replace(_LOCAL, model1="public")
   job = _job(rigorous=how, nets=_LINEAR, public=_FEW)
-  found = relevance.run("radp", "rigorous", job).privacy
+  found = relevance.run("radp_rigorous", job).privacy
   charges = found.ledger
   assert charges[0].epsilon == 0 and "public data (digits)" in charges[0].what
   # that no private record is known to them cannot be checked: copies differ in a bit
@@ -292,13 +288,13 @@ def test_a_public_model_1_costs_nothing():
     "no private record is known to the public data digits",
   )
   named = dataclasses.replace(job, public=dataclasses.replace(_FEW, name="random_process"))
-  assert relevance.run("radp", "rigorous", named).privacy.kind == "claimed"
+  assert relevance.run("radp_rigorous", named).privacy.kind == "claimed"
 
 
 @pytest.mark.slow
 def test_public_labels_are_said_to_be_public():
   how = dataclasses.replace(_LOCAL, labels="public", features="gaussian", delta=1e-6)
-  found = relevance.run("radp", "rigorous", _job(rigorous=how)).privacy
+  found = relevance.run("radp_rigorous", _job(rigorous=how)).privacy
   assert any("WITHOUT labels" in note for note in found.notes)
   assert [c.stage for c in found.ledger] == ["A", "B", "C"]
   assert 0 < found.delta <= 1e-6
@@ -307,7 +303,7 @@ def test_public_labels_are_said_to_be_public():
 @pytest.mark.slow
 def test_a_shuffler_buys_local_budget():
   how = dataclasses.replace(_LOCAL, shuffle=True, model1="none", delta=1e-2)
-  found = relevance.run("radp", "rigorous", _job(1.0, rigorous=how)).privacy
+  found = relevance.run("radp_rigorous", _job(1.0, rigorous=how)).privacy
   assert found.details["epsilon_local"] > 1.5 and found.epsilon == 1.0
   assert found.delta == 1e-2 and found.ledger[-1].stage == "C+L+S"
 
@@ -322,21 +318,21 @@ def test_with_a_huge_budget_rigorous_mode_learns():
     _job(20_000.0, rigorous=how, on_epoch=lambda e, s: scores.append(s["accuracy"])),
     train=_TRAIN, test=_TEST, nets=nets, training=Training(15, 50, 0.05),
   )  # fmt: skip
-  relevance.run("radp", "rigorous", job)
+  relevance.run("radp_rigorous", job)
   assert scores[-1] > 0.85
 
 
 def test_budgets_that_do_not_fit_are_refused():
   with refuses("rigorous.epsilon_b", value=0.5):
-    relevance.run("radp", "rigorous", _job(epsilon=0.5))
+    relevance.run("radp_rigorous", _job(epsilon=0.5))
   split = dataclasses.replace(_LOCAL, split=True, split_share=1e-6)
   with refuses("train"):
-    relevance.run("radp", "rigorous", _job(rigorous=split))
+    relevance.run("radp_rigorous", _job(rigorous=split))
   public = dataclasses.replace(_LOCAL, model1="public")
   with refuses("rigorous.model1"):
-    relevance.run("radp", "rigorous", _job(rigorous=public))
+    relevance.run("radp_rigorous", _job(rigorous=public))
   with refuses("method", value="rapd"):
-    relevance.run("rapd", "paper", _job())
+    relevance.run("rapd", _job())
 
 
 @pytest.mark.slow
@@ -383,7 +379,7 @@ def test_weight_decay_reaches_model_2_of_the_rigorous_mode():
   how = lambda decay: Training(num_epochs=2, batch_size=50, weight_decay=decay)
   norms = []
   for decay in (0.0, 30.0):
-    outcome = relevance.run("radp", "rigorous", _job(nets=nets, training=how(decay)))
+    outcome = relevance.run("radp_rigorous", _job(nets=nets, training=how(decay)))
     norms.append(float(optax.global_norm(outcome.params)))
   assert norms[1] < 0.9 * norms[0], norms
 
@@ -393,4 +389,4 @@ def test_weight_decay_reaches_model_2_of_the_rigorous_mode():
 def test_weight_decay_that_a_method_does_not_use_is_refused(method):
   job = _job(training=Training(num_epochs=1, weight_decay=0.5))
   with refuses("weight_decay", value=0.5):
-    relevance.run(method, "paper", job)
+    relevance.run(method, job)

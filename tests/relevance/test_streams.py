@@ -13,7 +13,6 @@ from dpjax.zoo.networks import registry
 
 _CLASSES = 3
 _KEYS = relevance.Keys(jax.random.key(0), jax.random.key(1), 0, 7)
-_WAYS = [(name, "paper") for name in pipeline.NAMES] + [("radp", "rigorous")]
 
 
 def _records(n, seed=0):
@@ -50,7 +49,7 @@ def _job(net=None, **fields):
   return relevance.Inputs(**{**standard, **fields})
 
 
-def _drawn(monkeypatch, method, mode, job):
+def _drawn(monkeypatch, method, job):
   """Everything secret that a method took from its streams, as text."""
   found, key = [], relevance.Keys.key
 
@@ -68,16 +67,16 @@ def _drawn(monkeypatch, method, mode, job):
     patched.setattr(train, "fit_private", fit_private)
     patched.setattr(train, "in_one_go", lambda steps, on_epoch: steps)
     patched.setattr(train, "fit", lambda loss, params, *args, **options: params)
-    relevance.run(method, mode, job)
+    relevance.run(method, job)
   return set(found)
 
 
-@pytest.mark.cases(quick=["no_dp-paper"], long=...)
-@pytest.mark.parametrize(("method", "mode"), _WAYS)
-def test_p17_neighbours_share_neither_noise_nor_batches(monkeypatch, method, mode):
+@pytest.mark.cases(quick=["no_dp"], long=...)
+@pytest.mark.parametrize("method", pipeline.METHODS)
+def test_p17_neighbours_share_neither_noise_nor_batches(monkeypatch, method):
   """The difference of two releases with one noise IS what the other record did."""
   job = _job()
-  drawn = _drawn(monkeypatch, method, mode, job)
+  drawn = _drawn(monkeypatch, method, job)
   assert bool(drawn) == (method != "no_dp")
   others = [
     {"train": _neighbour(job.train)},
@@ -88,13 +87,13 @@ def test_p17_neighbours_share_neither_noise_nor_batches(monkeypatch, method, mod
   ]
   for changed in others:
     other = dataclasses.replace(job, **changed)
-    assert not drawn & _drawn(monkeypatch, method, mode, other), changed
-  assert drawn == _drawn(monkeypatch, method, mode, _job())  # equal ones are one release
+    assert not drawn & _drawn(monkeypatch, method, other), changed
+  assert drawn == _drawn(monkeypatch, method, _job())  # equal ones are one release
 
 
 @pytest.mark.slow
 def test_p17_two_methods_share_no_noise(monkeypatch):
-  drawn = [_drawn(monkeypatch, *way, _job()) for way in _WAYS]
+  drawn = [_drawn(monkeypatch, name, _job()) for name in pipeline.METHODS]
   assert len(set.union(*drawn)) == sum(map(len, drawn))
 
 
@@ -106,37 +105,37 @@ def test_a_registered_model_is_told_by_what_it_is(name):
 
 @pytest.mark.cases(
   slow=[
-    "untrained-radp-paper",
-    "untrained-ilm-paper",
-    "untrained-dpsgd-paper",
-    "untrained-radp-rigorous",
-    "untrained-tempered-paper",
-    "public-radp-rigorous",
+    "untrained-radp",
+    "untrained-ilm",
+    "untrained-dpsgd",
+    "untrained-radp_rigorous",
+    "untrained-tempered",
+    "public-radp_rigorous",
   ],
   long=[
-    "none-radp-rigorous",
-    "untrained-radp_dpsgd-paper",
-    "untrained-adlm-paper",
-    "dp_sgd-dpdligdo-paper",
-    "dp_sgd-dp_sgld-paper",
-    "dp_sgd-no_dp-paper",
-    "dp_sgd-radp-rigorous",
+    "none-radp_rigorous",
+    "untrained-radp_dpsgd",
+    "untrained-adlm",
+    "dp_sgd-dpdligdo",
+    "dp_sgd-dp_sgld",
+    "dp_sgd-no_dp",
+    "dp_sgd-radp_rigorous",
   ],
 )
-@pytest.mark.parametrize(("method", "mode"), _WAYS)
+@pytest.mark.parametrize("method", pipeline.METHODS)
 @pytest.mark.parametrize("model1", settings.MODEL_1)
-def test_no_initialiser_sees_a_record(monkeypatch, method, mode, model1):
-  if model1 != "untrained" and (method, mode) != ("radp", "rigorous"):
+def test_no_initialiser_sees_a_record(monkeypatch, method, model1):
+  if model1 != "untrained" and method != "radp_rigorous":
     pytest.skip("has no such model 1")
   seen, fields = [], {}
   if model1 == "public":
     fields["public"] = _records(12, 9)
-  if mode == "rigorous":
+  if method == "radp_rigorous":
     how = settings.Rigorous(shuffle=False, model1=model1, epsilon_b=0.5, split=False)
     fields["rigorous"] = how
   monkeypatch.setattr(train, "fit_private", lambda loss, params, *a, **k: params)
   monkeypatch.setattr(train, "fit", lambda loss, params, *a, **k: params)
   monkeypatch.setattr(train, "in_one_go", lambda steps, on_epoch: steps)
-  relevance.run(method, mode, _job(_Watched(_CLASSES, seen), **fields))
+  relevance.run(method, _job(_Watched(_CLASSES, seen), **fields))
   assert seen and not any(np.any(x) for x in seen)
   assert {x.shape for x in seen} == {(1, 4)} and {str(x.dtype) for x in seen} == {"float32"}

@@ -86,9 +86,9 @@ def test_the_plan_of_a_selection_is_what_the_choice_costs(monkeypatch, tmp_path)
 def test_the_plan_of_a_run_of_relevance_trains_on_zeros(monkeypatch, tmp_path):
   seen, real = [], relevance_build.pipeline.story
 
-  def spy(method, mode, job):
+  def spy(method, job):
     seen.append((job.train.x.any(), len(job.train)))
-    return real(method, mode, job)
+    return real(method, job)
 
   monkeypatch.setattr(relevance_build.pipeline, "story", spy)
   small = {"method": "no_dp", "num_epochs": 2, "model.options": {"features": (4,)}}

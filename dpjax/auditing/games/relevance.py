@@ -1,12 +1,12 @@
 """Games against the proofs of `dpjax.relevance`, stage by stage and method by method.
 
-| subject            | what is played                                                       |
-| ------------------ | -------------------------------------------------------------------- |
-| features:NAME      | one record's noisy features (stage C), local                         |
-| relevance:NAME     | the noisy mean relevance of one record (stage B)                     |
-| labels:NAME        | one record's response (stage L), local                               |
-| method:radp        | features and response together, at the cost in the method's ledger   |
-| method:NAME        | the plan that the method hands to its trainer, at the cost it prints  |
+| subject              | what is played                                                       |
+| -------------------- | -------------------------------------------------------------------- |
+| features:NAME        | one record's noisy features (stage C), local                         |
+| relevance:NAME       | the noisy mean relevance of one record (stage B)                     |
+| labels:NAME          | one record's response (stage L), local                               |
+| method:radp_rigorous | features and response together, at the cost in the method's ledger   |
+| method:NAME          | the plan that the method hands to its trainer, at the cost it prints |
 
 A method runs once, with a trainer that only records its arguments.
 """
@@ -52,7 +52,7 @@ Worlds = tuple[np.ndarray, np.ndarray]
 def names() -> tuple[str, ...]:
   """Returns the names of all methods, and of all kinds of features, relevance noise and labels."""
   kinds = {
-    "method": pipeline.NAMES,
+    "method": tuple(pipeline.METHODS),
     "features": settings.FEATURES,
     "relevance": settings.RELEVANCE_NOISE,
     "labels": settings.LABELS,
@@ -79,7 +79,7 @@ def _features(name: str) -> Callable[..., list[Game]]:
         # The method is run, so that records which it refuses are refused here, too.
         job = _job(np.tile(record[None], (4, 1)), rigorous=how)
         with _record("fit"), np.errstate(over="ignore"):
-          relevance.run("radp", "rigorous", job)
+          relevance.run("radp_rigorous", job)
         with np.errstate(over="ignore"):
           x = rigorous.clip_records(np.tile(record[None], (n, 1)), _BETA, how)
         return noisy_records(
@@ -199,7 +199,7 @@ def _method(name: str) -> Callable[..., list[Game]]:
   def game_of(relation: str, attacked: Callable[[Any], Any]) -> Game:
     private = settings.Private(neighboring_relation=relation, delta=_DELTA)
     with _record("fit_private") as trainer:
-      printed = relevance.run(name, "rigorous", _job(epsilon=1.0, private=private)).privacy
+      printed = relevance.run(name, _job(epsilon=1.0, private=private)).privacy
     # The fourth argument of `fit_private` is the plan.
     plan = attacked(trainer.call_args_list[0].args[3])
     worlds = samplers.worlds(relation, 0.0)
@@ -227,7 +227,7 @@ def _radp(noisy_records: Callable = noise_lib.noisy_records) -> list[Game]:
   @functools.cache
   def run() -> Any:
     with _record("fit"):
-      return relevance.run("radp", "rigorous", _job(rigorous=how, epsilon=2.0))
+      return relevance.run("radp_rigorous", _job(rigorous=how, epsilon=2.0))
 
   def outputs(world: int, seed: int, n: int) -> np.ndarray:
     noise = run().noise
@@ -263,11 +263,12 @@ GAMES: dict[str, Callable[..., list[Game]]] = {
   },
   **{f"relevance:{name}": _relevance(name) for name in ("laplace", "gaussian")},
   "labels:randomized_response": _responses,
-  "method:radp": _radp,
+  "method:radp_rigorous": _radp,
   **{f"method:{name}": _method(name) for name in _PLANNED},
 }
 _CLAIMED = "claims an epsilon, proves none; `launch.relevance --audit` attacks it"
 NO_CLAIM = {
+  "method:radp": _CLAIMED,
   "method:adlm": _CLAIMED,
   "method:ilm": _CLAIMED,
   "method:no_dp": "no privacy",

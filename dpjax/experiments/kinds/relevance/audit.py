@@ -29,6 +29,7 @@ from dpjax import auditing, losses, relevance
 from dpjax.auditing import likelihood
 from dpjax.auditing.canaries import loss_scores
 from dpjax.auditing.scores import Scores
+from dpjax.experiments.config.choices import name_of
 from dpjax.experiments.kinds.relevance.config import RelevanceConfig
 from dpjax.key_uses import KeyUse, key_for
 from dpjax.relevance import record_noise as noise_lib
@@ -257,8 +258,7 @@ def _canaries(config: Any, job: Any, outcome: Any, name: str, confidence: float)
   key = jax.random.fold_in(key_for(KeyUse.CANARY_AUDIT, job.keys.noise), which)
   run_keys = job.keys._replace(noise=key, secret=job.keys.secret + 2000 + which)
   again = dataclasses.replace(job, train=mixed, memo={}, keys=run_keys)
-  method, mode = config.played
-  attacked = relevance.run(method, mode, again)
+  attacked = relevance.run(name_of(config, "method"), again)
   seen = dataclasses.replace(canaries.examples, x=attacked.prepare(canaries.examples.x))
   scores = loss_scores(
     losses.softmax_cross_entropy(attacked.apply),

@@ -177,7 +177,7 @@ def _train(
   The time of each training is added to `seconds`, by name. If a training resumes, or another run
   has done it, only the time in this process counts.
   """
-  told = pipeline.story(*config.played, job)
+  told = pipeline.story(name_of(config, "method"), job)
   params = None
   while True:
     try:
@@ -368,7 +368,6 @@ def _result(
   outcome: inputs.Outcome,
   folder: pathlib.Path,
 ) -> dict[str, Any]:
-  method, mode = config.played
   rows = writers.read_metrics(folder)
   last = rows[-1]
   promised = guarantee(outcome.privacy, job.size)
@@ -378,8 +377,7 @@ def _result(
     "task": "classification",
     "dataset": config.data.name,
     "model": config.model.name,
-    "method": method,
-    "mode": mode if method == "radp" else None,
+    "method": name_of(config, "method"),
     "epsilon_target": config.epsilon if config.is_private else None,
     **outcome.privacy.to_json(),
     **promised.facts(Ledger(), promised.curve(outcome.num_steps)),

@@ -83,12 +83,6 @@ class RelevanceConfig(WithChoices):
     return isinstance(self.method, RadpRigorous)
 
   @property
-  def played(self) -> tuple[str, str]:
-    """The (method, mode) of `relevance.run`."""
-    name = choices.name_of(self, "method")
-    return ("radp", "rigorous") if self.is_rigorous else (name, "paper")
-
-  @property
   def second(self) -> NetworkConfig:
     """Model 2, which is released."""
     return getattr(self.method, "reduced_model", None) or self.model

@@ -12,6 +12,7 @@ import numpy as np
 
 from dpjax.accounting import Ledger
 from dpjax.data import Dataset
+from dpjax.experiments.config.choices import name_of
 from dpjax.experiments.kinds.relevance import build
 from dpjax.experiments.run import dry_run, guarantee
 from dpjax.experiments.run import workdir as owner
@@ -78,7 +79,9 @@ def on_zeros(run: build.Relevance, shared: dict[Any, Any]) -> dry_run.Planned:
     check_public(train, build.load_public(config, shared))
     ones = dataclasses.replace(job.public, x=np.ones_like(job.public.x))
     job = dataclasses.replace(job, public=ones)
-  outcome = build.as_claim(config, carry_out(pipeline.story(*config.played, job), trainer))
+  outcome = build.as_claim(
+    config, carry_out(pipeline.story(name_of(config, "method"), job), trainer)
+  )
   stated = build.guarantee(outcome.privacy, len(loaded[0]))
   facts = stated.facts(Ledger(), stated.curve(outcome.num_steps))
   seconds = time.monotonic() - began + math.fsum(counted)
