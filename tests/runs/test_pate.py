@@ -9,7 +9,7 @@ import pytest
 
 from dpjax import accounting
 from dpjax.accounting import Ledger, matrix
-from dpjax.data import from_arrays
+from dpjax.data import Interval, from_arrays
 from dpjax.experiments.config import fields
 from dpjax.experiments.kinds.pate import build, vote_costs
 from dpjax.experiments.kinds.pate.config import ConfidentQueries, PateConfig, PublishedCost
@@ -190,6 +190,12 @@ def test_a_published_cost_has_the_noise_that_is_charged(sides):
     ({"epsilon_budget": 1.0}, "epsilon_budget"),
     ({"data_dir": "/nowhere"}, "data_dir"),
     ({"teacher_penalty": 1e-320}, "teacher_penalty"),
+    # Noise of float32 would be infinite there, or 0.
+    ({"std": 1e38}, "std"),
+    ({"std": 1e-35}, "std"),
+    ({"aggregator": ConfidentQueries(max_answers=5, check_std=1e38)}, "aggregator.check_std"),
+    # Every part is padded to it.
+    ({"teacher_capacity": 301}, "teacher_capacity"),
     (
       {"aggregator": ConfidentQueries(max_answers=21)},
       "aggregator.max_answers",
@@ -200,3 +206,14 @@ def test_what_a_run_refuses(sides, tmp_path, changes, field):
   with refuses(field):
     _run(_config(**changes), sides, tmp_path / "run")
   assert not (tmp_path / "run" / "config.json").exists()
+
+
+def test_votes_are_of_classes(sides, tmp_path):
+  target = Interval(0.0, 2.0)
+  numbers = [
+    dataclasses.replace(side, y=target.scale(side.y), target=target, num_classes=1)
+    for side in sides
+  ]
+  with refuses("dataset"):
+    _run(_config(), numbers, tmp_path / "run")
+  assert not (tmp_path / "run").exists()

@@ -19,6 +19,7 @@ import numpy as np
 from dpjax import data as data_lib
 from dpjax.accounting import Ledger
 from dpjax.data import cache
+from dpjax.data.target_kinds import needs_classes
 from dpjax.experiments.config.choices import name_of
 from dpjax.experiments.kinds import bounds, named_data, public_pool
 from dpjax.experiments.kinds.central import features as features_lib
@@ -51,12 +52,15 @@ class Pate(Experiment[PateConfig]):
 
   def check_data(self, data: Any) -> None:
     private, public = data
+    needs_classes(private, "dataset", self.config.dataset)
     named_data.check_pool(self.config, public)
     relation = self.config.neighboring_relation
     declared = sizes.named_size(len(private), private.nominal_size, relation=relation)
     if declared is not None:
       # Most parts would be empty, and a teacher without records votes for class 0.
       bounds.at_most(self.config, "num_teachers", declared, ", the records")
+      # Every part is padded to it, whatever it holds.
+      bounds.at_most(self.config, "teacher_capacity", declared, ", the records")
     elif self.config.num_teachers > len(private):
       writers.warn(
         f"num_teachers={self.config.num_teachers}: there are fewer records; a teacher without "

@@ -13,6 +13,9 @@ from dpjax.experiments.kinds import bounds, named_data
 from dpjax.mechanisms.teacher_votes import ConfidentGNMax, GNMax, std_for
 from dpjax.validate import UserError
 
+# Votes are float32: beyond these numbers their noise would be infinite, or 0.
+_NOISE_STD = rules.within_range(1e-30, 1e36)
+
 
 @dataclasses.dataclass(frozen=True)
 class EveryQuery:
@@ -27,9 +30,7 @@ class ConfidentQueries:
   threshold: Annotated[
     float, rules.NON_NEGATIVE, rules.IN_FLOAT32, "votes that an answer needs"
   ] = 25.0
-  check_std: Annotated[
-    float, rules.POSITIVE, rules.IN_FLOAT32, "noise of a check, in votes"
-  ] = 10.0
+  check_std: Annotated[float, _NOISE_STD, "noise of a check, in votes"] = 10.0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -80,7 +81,9 @@ class PateConfig(WithChoices):
   features: Annotated[Any, Choice(FEATURES), "what teachers and student read"] = "pixels"
   num_teachers: Annotated[int, rules.between(2, rules.MOST_CLIENTS), "private parts"] = 40
   teacher_capacity: Annotated[
-    int, common.COUNT, "public: most records of a part; others are left out"
+    int,
+    rules.between(1, rules.MOST_CLIENTS),
+    "public: most records of a part; others are left out",
   ] = 60
   teacher_penalty: Annotated[
     float, rules.POSITIVE, rules.IN_FLOAT32, "of ridge regression"
@@ -96,10 +99,7 @@ class PateConfig(WithChoices):
     "gnmax: every query is answered; confident_gnmax: only where enough teachers agree",
   ] = "gnmax"
   std: Annotated[
-    float | None,
-    rules.POSITIVE,
-    rules.IN_FLOAT32,
-    "noise of a label, in votes; none: what epsilon allows",
+    float | None, _NOISE_STD, "noise of a label, in votes; none: what epsilon allows"
   ] = None
   epsilon: Annotated[float, rules.POSITIVE, "of all labels together"] = 8.0
   delta: Annotated[common.Delta, "of the same"] = 1e-5
