@@ -98,6 +98,8 @@ from launch import app, bounded
 
 # From this number on, some neighbouring integers are equal as floats.
 _MOST = 2**53
+# Flags that may only add to what is printed about attackers.
+_PRINTED = {"fpr", "prior"}
 # False positive rates at which true positive rates of attackers are printed.
 _RATES = (1e-3, 1e-2, 1e-1)
 _QUESTION_FLAGS = (
@@ -203,6 +205,12 @@ def questions(values: Any) -> list[Question]:
       value=values.neighboring_relation,
     )
   by = values.accountant
+  if by not in ("both", *accountants):
+    raise UserError(
+      f"must be {' or '.join(accountants)} for sampler={values.sampler}",
+      field="accountant",
+      value=by,
+    )
   question = Question(
     epsilon=values.epsilon,
     noise_multiplier=None,
@@ -273,13 +281,15 @@ def _noise_multipliers(texts: Sequence[str] | None) -> list[float]:
 def _attack(values: Any, has_noise: bool) -> AttackBound | None:
   """Returns the bound on attackers for which the noise is solved; None if there is no such bound.
 
-  If the noise is given, --fpr and --prior only add a rate and a risk to the printed line.
+  If the noise is given, or follows from --epsilon, --fpr and --prior only add a rate and a risk to
+  the printed line.
   """
   numbers = {name: values[name].value for name in bounded.ATTACK_FLAGS}
-  if not has_noise:
+  only_printed = {name for name, value in numbers.items() if value is not None} <= _PRINTED
+  if not (has_noise or (values.epsilon is not None and only_printed)):
     return attack_bound(**numbers)
   for name, value in numbers.items():
-    if value is not None and name not in ("fpr", "prior"):
+    if value is not None and name not in _PRINTED:
       raise UserError(
         "is what the noise would be solved for; leave out noise_multiplier",
         field=name,

@@ -24,7 +24,7 @@ _NOT = (
   "num_selected",
   "accountant",
 )
-_NOT += ("neighboring_relation", "curve", "statement", "gdp", "tradeoff")
+_NOT += ("neighboring_relation", "curve", "statement", "gdp", "zcdp", "tradeoff")
 
 
 def runs(values: Any, levels: Sequence[float]) -> list[solve.Bounded]:
@@ -67,10 +67,10 @@ def table(asked: Iterable[solve.Bounded]) -> str:
 
 def show(asked: Sequence[solve.Bounded]) -> None:
   """Prints the settings that all runs share, and the table."""
-  first = asked[0]
+  first, rows = asked[0], table(asked)
   print(
     f"epsilon at delta {accounting.upper(first.delta)}; sampler {first.sampler}, steps_apart "
     f"{first.steps_apart}, sampling_prob {accounting.upper(first.sampling_prob, digits=6)}, "
     f"{first.num_steps} steps, noise of bands {first.bands}, add_or_remove_one"
   )
-  print(table(asked))
+  print(rows)

@@ -96,12 +96,14 @@ def positive(**named: float) -> None:
   >>> positive(epsilon=1e-310)
   Traceback (most recent call last):
   ...
-  dpjax.validate.UserError: epsilon: must be a finite float64 number > 0, as its inverse
+  dpjax.validate.UserError: epsilon=1e-310: must be in [1e-300, 1e+300], as its inverse
   """
   validate.positive(**named)
   for name, value in named.items():
     if not 1 / _MOST <= float(value) <= _MOST:
-      raise UserError("must be a finite float64 number > 0, as its inverse", field=name)
+      raise UserError(
+        f"must be in [{1 / _MOST:g}, {_MOST:g}], as its inverse", field=name, value=value
+      )
 
 
 def interval(lower: float, upper: float) -> None:

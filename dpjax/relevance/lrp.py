@@ -78,10 +78,9 @@ class Lrp:
     validate.one_of(RULES, rule=self.rule)
     validate.one_of(INPUT_RULES, input_rule=self.input_rule)
     validate.one_of(TARGETS, target=self.target)
-    validate.non_negative(stabilizer=self.stabilizer)
-    validate.positive(alpha=self.alpha)
-    if self.alpha < 1:
-      raise UserError("must be >= 1", field="alpha", value=self.alpha)
+    # Contributions are float32, which holds larger numbers as infinity.
+    validate.number_in(0, 1e30, stabilizer=self.stabilizer)
+    validate.number_in(1, 1e30, alpha=self.alpha)
     validate.finite(low=self.low, high=self.high)
     if not self.low < self.high:
       raise UserError(f"must be above low={self.low!r}", field="high", value=self.high)

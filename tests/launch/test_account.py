@@ -427,9 +427,8 @@ def test_batches_with_replacement_are_answered_by_pld_under_both_relations():
   assert share.sampling_prob == 0.1
   with refuses("num_examples", value=None):
     _ask(asked[0], "--sampling_prob=0.1", *more)
-  (by_rdp,) = _ask(*asked, *more, "--accountant=rdp")
   with refuses("event"):
-    solve.epsilon_of(by_rdp, "rdp")
+    solve.epsilon_of(default, "rdp")
 
 
 def test_tradeoff_tells_what_an_attack_may_reach():
@@ -468,6 +467,19 @@ def test_noise_is_solved_for_what_an_attacker_may_do():
 def test_two_guarantees_or_an_impossible_one_are_one_line(args, message):
   with pytest.raises(UserError, match=message):
     _ask(*args, *_ONCE)
+
+
+def test_a_rate_is_printed_where_epsilon_decides_the_noise():
+  asked = _answer("--epsilon=2", "--fpr=0.2", "--prior=0.5", *_ONCE)
+  assert asked.attack is None and asked == _answer("--epsilon=2", *_ONCE)
+
+
+@pytest.mark.parametrize("sampler", ["with_replacement", "truncated_poisson"])
+def test_an_accountant_that_has_no_analysis_of_a_sampler_is_one_flag(sampler):
+  sized = ["--num_examples=60", "--batch_size=6", "--num_steps=1", "--noise_multiplier=1"]
+  sized += ["--capacity=9"] if sampler == "truncated_poisson" else []
+  with refuses("accountant", value="rdp"):
+    _ask(f"--sampler={sampler}", "--accountant=rdp", *sized)
 
 
 def test_the_curve_and_the_losses_of_the_run_are_files(tmp_path):
@@ -538,6 +550,31 @@ def test_what_a_simulation_cannot_answer_is_one_line(args, field):
   values = _flags("--sampler=min_sep", "--num_steps=8", *args)
   with refuses(field):
     bounded.runs(values, [1.0])
+
+
+def test_a_simulation_refuses_what_it_would_ignore():
+  read = {"noise_multiplier", "num_steps", "sampling_prob", "sampler", *bounded.FLAGS}
+  sound = ["--sampler=min_sep", "--num_steps=8", "--steps_apart=4", "--sampling_prob=0.1"]
+  bounded.runs(_flags(*sound), [1.0])
+  for name in {*account._QUESTION_FLAGS} - read:
+    usual = _flags(*sound)[name].value
+    text = "pld" if name == "accountant" else "replace_one" if "relation" in name else "1"
+    given = f"--{name}" if isinstance(usual, bool) else f"--{name}={text}"
+    with refuses(name):
+      bounded.runs(_flags(*sound, given), [1.0])
+
+
+def test_a_simulation_that_is_refused_prints_nothing(capsys):
+  (asked,) = bounded.runs(
+    _flags(
+      "--sampler=min_sep", "--num_steps=8", "--steps_apart=4", "--sampling_prob=0.1",
+      "--delta=1e-9", "--num_samples=10",
+    ),
+    [1.0],
+  )  # fmt: skip
+  with refuses("num_samples"):
+    bounded.show([asked])
+  assert capsys.readouterr().out == ""
 
 
 def test_replacing_under_random_allocation_has_no_poisson_beside_it():

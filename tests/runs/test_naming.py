@@ -6,7 +6,12 @@ import pytest
 
 from dpjax.experiments.config.naming import naming
 from dpjax.experiments.kinds.attack.config import AttackConfig
-from dpjax.experiments.kinds.central.config import CanaryAudit, DpSgd, TrainConfig
+from dpjax.experiments.kinds.central.config import (
+  CanaryAudit,
+  DpSgd,
+  ModelConfig,
+  TrainConfig,
+)
 from dpjax.experiments.kinds.federated.config import FedConfig
 from dpjax.experiments.kinds.pate.config import PateConfig
 from dpjax.experiments.kinds.relevance.config import RelevanceConfig
@@ -42,6 +47,19 @@ _FED = FedConfig(seed=1, partition={"name": "iid", "seed": 2})
     (PateConfig(epsilon_budget=0.1), "privacy.epsilon_budget", 0.1, "epsilon_budget"),
     # What is inside a section that holds a whole config.
     (AttackConfig(target=TrainConfig(slices=3)), "slices", 3, "target.slices"),
+    # An option of a model, and an item of one.
+    (
+      TrainConfig(model=ModelConfig("scatter_linear", {"num_groups": 7})),
+      "num_groups",
+      7,
+      "model.options.num_groups",
+    ),
+    (
+      TrainConfig(model=ModelConfig("mlp", {"features": (4, 0)})),
+      "features[1]",
+      0,
+      "model.options.features[1]",
+    ),
     # These are left alone: fields, what is inside one, and what two fields could mean.
     (TrainConfig(), "privacy.delta", 2.0, "privacy.delta"),
     (TrainConfig(), "model.options.seed", 0, "model.options.seed"),

@@ -193,7 +193,10 @@ def test_a_published_cost_has_the_noise_that_is_charged(sides):
     # Noise of float32 would be infinite there, or 0.
     ({"std": 1e38}, "std"),
     ({"std": 1e-35}, "std"),
-    ({"aggregator": ConfidentQueries(max_answers=5, check_std=1e38)}, "aggregator.check_std"),
+    (
+      {"aggregator": ConfidentQueries(max_answers=5, check_std=1e38)},
+      "aggregator.check_std",
+    ),
     # Every part is padded to it.
     ({"teacher_capacity": 301}, "teacher_capacity"),
     (

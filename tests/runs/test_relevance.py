@@ -14,6 +14,7 @@ from dpjax.experiments.kinds.central.config import ExamplesConfig, NetworkConfig
 from dpjax.experiments.kinds.relevance import audit as relevance_audit
 from dpjax.experiments.kinds.relevance import table
 from dpjax.experiments.kinds.relevance.config import RelevanceAudit, RelevanceConfig
+from dpjax.experiments.kinds.relevance.methods import AdLm, DpSgd, Radp, RadpDpSgd
 from dpjax.experiments.plots import csv_tables, redraw
 from dpjax.experiments.run import checkpoint, guarantee, loop, run_keys, writers
 from dpjax.experiments.run import workdir as owner
@@ -58,6 +59,15 @@ def _run(named, folder, **how):
     ({"num_epochs": 10**9}, "num_epochs="),
     ({"epsilon": -1.0}, "epsilon=-1.0"),
     ({"model": NetworkConfig(name="scatter_linear")}, "must take images as they are"),
+    # Their noise, or their steps, would leave the range of float32.
+    ({"epsilon": 1e-320}, "epsilon=1e-320: must be in [1e-09, 1e+09]"),
+    ({"epsilon": 1e308}, "epsilon=1e+308: must be in"),
+    ({"method": Radp(floor=1e-320)}, "method.floor=1e-320: must be in"),
+    ({"method": Radp(learning_rate=1e-320)}, "method.learning_rate=1e-320: must be in"),
+    ({"method": DpSgd(l2_clip_norm=1e-320)}, "method.l2_clip_norm=1e-320: must be in"),
+    ({"method": RadpDpSgd(kappa=1e300)}, "method.kappa=1e+300: must be in"),
+    ({"method": AdLm(hidden=2**63 - 1)}, "method.hidden=9223372036854775807: must be"),
+    ({"method": AdLm(input_clip=1e-320)}, "method.input_clip=1e-320: must be in"),
   ],
 )
 def test_a_wrong_config_is_one_line_before_anything_runs(fields, words):

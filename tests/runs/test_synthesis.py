@@ -134,6 +134,20 @@ def test_it_refuses_in_one_line(changes, field):
     check(_config(**changes))
 
 
+@pytest.mark.parametrize("noise", [1e-320, 1e-31, 1e31, 1e308])
+def test_noise_that_float32_cannot_hold_is_refused(noise):
+  with refuses("noise_multiplier", value=noise):
+    KernelMean(noise_multiplier=noise)
+
+
+def test_frequencies_that_an_image_lacks_are_refused(sides, tmp_path):
+  most = max(sides[0].x.shape[1:3])
+  config = _config(method=KernelMean(num_frequencies=8, side=most + 1, num_steps=1))
+  with refuses("method.side", value=most + 1):
+    loop.train(config, tmp_path / "run", data=sides)
+  assert not (tmp_path / "run").exists()
+
+
 _DECLARED = {
   "columns": {"dose": {"lower": -10, "upper": 10}, "sex": {"values": ["f", "m"]}},
   "target": {"column": "ill", "values": ["no", "yes"]},

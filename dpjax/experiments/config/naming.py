@@ -56,6 +56,16 @@ def _rename(error: UserError, config: Any) -> UserError:
   argument = error.field.rpartition(".")[2]
   whole, _, index = argument.partition("[")
   alike = [leaf for leaf in every if leaf.path.rpartition(".")[2] == whole]
+  # What a dict holds, such as model.options, is no leaf of the config.
+  keyed = [
+    f"{leaf.path}.{argument}"
+    for leaf in every
+    if isinstance(leaf.value, dict)
+    and whole in leaf.value
+    and (index or error.is_about(error.field, leaf.value[whole]))
+  ]
+  if not alike and len(keyed) == 1:
+    return error.of(field=keyed[0])
   if index:
     holding = [leaf for leaf in alike if isinstance(leaf.value, list | tuple)]
     return error.of(field=f"{holding[0].path}[{index}") if len(holding) == 1 else error

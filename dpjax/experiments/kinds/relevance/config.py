@@ -28,6 +28,8 @@ from dpjax.zoo.networks.registry import entry, options
 
 # An audit with fewer than 20 draws could refute only claims of an epsilon below 2.
 _DRAWS = rules.between(20, rules.MOST_DRAWS)
+# Scales of noise, which are divided by it and by shares of it, stay numbers of float32.
+_EPSILON = rules.within_range(1e-9, 1e9)
 
 
 @dataclasses.dataclass
@@ -60,9 +62,7 @@ class RelevanceConfig(WithChoices):
     Choice(METHODS),
     "with what it alone reads; launch.list methods says what each does",
   ] = dataclasses.field(default_factory=Radp)
-  epsilon: Annotated[float, rules.POSITIVE, "of the whole run, as the method counts it"] = (
-    2.0
-  )
+  epsilon: Annotated[float, _EPSILON, "of the whole run, as the method counts it"] = 2.0
   num_epochs: Annotated[int, rules.between(1, rules.MOST_EPOCHS), "of each training"] = 40
   batch_size: Annotated[int, COUNT, "examples of a step"] = 600
   seed: common.Seed = 0

@@ -33,15 +33,22 @@ _TRAINING = relevance.Training()
 _Activation1 = Annotated[
   str, rules.among(ACTIVATIONS), "of model 1, whose relevance is propagated"
 ]
-_Adam = Annotated[float, rules.POSITIVE, "of Adam, which trains without noise"]
+_Adam = Annotated[float, common.LearningRate, "of Adam, which trains without noise"]
 _Sgd = Annotated[
-  float, rules.POSITIVE, Gives("private.learning_rate"), "of SGD on noisy gradients"
+  float, common.LearningRate, Gives("private.learning_rate"), "of SGD on noisy gradients"
 ]
-_Clip = Annotated[float, rules.POSITIVE, "bound on the gradient of one example"]
+_Clip = Annotated[common.ClipNorm, "bound on the gradient of one example"]
 _Records = Annotated[
   int | None, COUNT, "average the relevance over the first so many; none: all"
 ]
-_Floor = Annotated[float | None, rules.POSITIVE, "of the noisy relevance; none: 0.1 / d"]
+# Scales of noise are divided by shares of the relevance, and must stay numbers of float32.
+_Floor = Annotated[
+  float | None,
+  rules.within_range(1e-12, 1e12),
+  "of the noisy relevance; none: 0.1 / d",
+]
+_SCALE = rules.within_range(1e-9, 1e9)
+_POWER = rules.within_range(0, 10)
 
 
 def _setting(words: str, **defaults: Any) -> type:
@@ -148,14 +155,16 @@ class Untrained:
     "of the records in D1 (relevance), disjoint from D2 (features): the larger cost counts; "
     "none: all records pay for both",
   ] = _RIGOROUS.split_share
-  epsilon_b: Annotated[float, rules.POSITIVE, "of the relevance"] = _RIGOROUS.epsilon_b
+  epsilon_b: Annotated[float, _SCALE, "of the relevance"] = _RIGOROUS.epsilon_b
   rel_noise: Annotated[
     str, rules.among(RELEVANCE_NOISE), "of the relevance; entropy is refused"
   ] = _RIGOROUS.rel_noise
   rel_norm: Annotated[str, rules.among(NORMS[:2]), "shares of the relevance"] = (
     _RIGOROUS.rel_norm
   )
-  beta_power: Annotated[float, rules.POSITIVE, "of the shares"] = _RIGOROUS.beta_power
+  beta_power: Annotated[float, rules.POSITIVE, _POWER, "of the shares"] = (
+    _RIGOROUS.beta_power
+  )
   floor: _Floor = _RIGOROUS.floor
   activation_1: _Activation1 = "relu"
 
@@ -315,8 +324,8 @@ class Tempered(DpSgd):
 class RadpDpSgd(DpSgd):
   """DP relevance weights the inputs, then DP-SGD: proved, composed."""
 
-  epsilon_b: Annotated[float, rules.POSITIVE, "of the relevance"] = _PRIVATE.epsilon_b
-  kappa: Annotated[float, rules.NON_NEGATIVE, "inputs are weighted by (d beta_j)^kappa"] = (
+  epsilon_b: Annotated[float, _SCALE, "of the relevance"] = _PRIVATE.epsilon_b
+  kappa: Annotated[float, _POWER, "inputs are weighted by (d beta_j)^kappa"] = (
     _PRIVATE.kappa
   )
   relevance_pool: Annotated[int, COUNT, "side of blocks with one relevance, in places"] = (
@@ -340,7 +349,7 @@ class DpSgld(NoisyGradients):
 class DpAdam(NoisyGradients):
   """The gradients of DP-SGD behind Adam: proved."""
 
-  adaptive_learning_rate: Annotated[float, rules.POSITIVE, "of the optimizer"] = (
+  adaptive_learning_rate: Annotated[float, common.LearningRate, "of the optimizer"] = (
     _PRIVATE.adaptive_learning_rate
   )
 
@@ -365,10 +374,12 @@ class Ilm(Method):
   """AdLM without relevance: every input has the same noise; claimed."""
 
   first_layer_sensitivity: Annotated[
-    float | None, rules.POSITIVE, "none: 2 (d / 4) 25, 9800 on MNIST"
+    float | None, _SCALE, "none: 2 (d / 4) 25, 9800 on MNIST"
   ] = _ADLM.first_layer_sensitivity
-  hidden: Annotated[int, COUNT, "units of the last hidden layer"] = _ADLM.hidden
-  input_clip: Annotated[float, rules.POSITIVE, "bound on noisy inputs"] = _ADLM.input_clip
+  hidden: Annotated[int, rules.between(1, 10**4), "units of the last hidden layer"] = (
+    _ADLM.hidden
+  )
+  input_clip: Annotated[float, _SCALE, "bound on noisy inputs"] = _ADLM.input_clip
   loss_noise: Annotated[bool, "the authors' code for MNIST has none"] = _ADLM.loss_noise
   learning_rate: _Adam = _TRAINING.learning_rate
 

@@ -20,8 +20,9 @@ from dp_accounting import NoOpDpEvent
 from dpjax.accounting.event_kinds.kind import DpEvent
 from dpjax.accounting.text import paragraph
 from dpjax.data import tables
-from dpjax.experiments.kinds import named_data
+from dpjax.experiments.kinds import bounds, named_data
 from dpjax.experiments.kinds.synthesis.config import (
+  KernelMean,
   SynthesisConfig,
   WassersteinGan,
   check,
@@ -53,6 +54,11 @@ class PrivateSynthesis(Experiment[SynthesisConfig]):
 
   def check_data(self, data: Any) -> None:
     named_data.check_images(self.config, data[0], "private synthesis", tables=True)
+    shape, method = data[0].x.shape[1:], self.config.method
+    # Of a table any side but 0 takes all columns.
+    if isinstance(method, KernelMean) and len(shape) == 3:
+      why = ", the places along an axis of an image"
+      bounds.at_most(self.config, "method.side", max(shape[:2]), why)
 
   def line(self, result: dict[str, Any]) -> str:
     return (

@@ -18,6 +18,8 @@ from dpjax.zoo.recipes.synthesis import Embedding
 # The exact noise is multiplied by this factor. So an accountant with a small upward error still
 # finds at most epsilon.
 _MARGIN = 1 + 1e-5
+# The generator is fitted to the noisy sums in float32, which holds larger noise as infinity.
+_NOISE = rules.within_range(1e-30, 1e30)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -43,7 +45,7 @@ class KernelMean(rules.Checked):
     float, rules.OPEN_UNIT, "of the squared norm, for numbers of records"
   ] = 0.04
   noise_multiplier: Annotated[
-    float | None, rules.POSITIVE, "of the release; none: what epsilon allows"
+    float | None, _NOISE, "of the release; none: what epsilon allows"
   ] = None
   num_steps: Annotated[
     int, rules.between(1, rules.MOST_STEPS), "updates of the generator; they cost nothing"
