@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator
 from typing import Any
 
@@ -83,7 +84,7 @@ class Columns:
     return self._size
 
   def __getitem__(self, indices: Any) -> dict[Any, Any]:
-    return jax.tree.map(lambda leaf: rows_at(leaf, indices), self.tree)
+    return jax.tree.map(functools.partial(rows_at, indices=indices), self.tree)
 
   def __array__(self, *args: Any, **named: Any) -> np.ndarray:
     # Without this method NumPy would make an array of objects.

@@ -50,8 +50,8 @@ from dpjax.noise.shape import WHITE, check_levels
 from dpjax.sampling import batches as batches_lib
 from dpjax.sampling import indexed
 from dpjax.sampling.batches import rows_of_slice
-from dpjax.sampling.samplers import PaddedSampler, unproved_error
-from dpjax.transforms import ScaledLoss, together
+from dpjax.sampling.samplers import PaddedSampler, assumption, unproved_error
+from dpjax.transforms import together
 from dpjax.transforms.group_noise import group_stds, group_weights, noise_std
 from dpjax.transforms.words import noise_in_words
 from dpjax.types import ArrayTree, Batch, Example, Indexed, LossFn
@@ -95,12 +95,6 @@ def _unit_of(part: Any) -> str:
   unit = getattr(part, "unit", "")
   # A frame may have a column of this name.
   return unit if isinstance(unit, str) else ""
-
-
-def _holds_blocks(rows: Any) -> bool:
-  """Returns whether rows are batches of records each, as blocks of users are."""
-  is_block = lambda part: isinstance(part, Batch)
-  return any(map(is_block, jax.tree.leaves(rows, is_leaf=is_block)))
 
 
 def _steps_of(epochs: float, size: int, batch_size: int) -> int:
@@ -680,7 +674,7 @@ class Plan(overflow.MayAbort):
     from dpjax.transforms import guard
 
     trees.check_key(key=key)
-    source.to_words(key)
+    source.check_generator(key)
     shape = self.noise_shape
     numbers: Any = {
       "noise_multiplier": self.noise_multiplier,
@@ -842,7 +836,7 @@ class Plan(overflow.MayAbort):
     Raises:
       UserError: a loss that is no `ScaledLoss` in a plan with scaling.
     """
-    if self.scaling is not None and not isinstance(loss_fn, ScaledLoss):
+    if self.scaling is not None and not isinstance(loss_fn, transforms.ScaledLoss):
       raise UserError(
         "must be a dpjax.transforms.ScaledLoss for a plan with scaling; training.dp_sgd makes "
         "it, or give plan.transform the gradients of dpjax.per_example_grads",
@@ -925,12 +919,10 @@ class Plan(overflow.MayAbort):
     size = self.normalize_by / rate if rate else math.inf
     of_divisor = round(size) if 0.5 < size <= _MOST_EXAMPLES else None
     overflow.check_capacity(
-      self.sampler,
+      self,
       num_examples,
       declared=of_divisor if declared is None else declared,
       of_divisor=of_divisor,
-      run=self,
-      log_allowed=lambda: self.log_allowed,
     )
 
   def batches(
@@ -1004,7 +996,9 @@ class Plan(overflow.MayAbort):
       rows: some of their rows. A container of a user's own states no unit, but blocks in it are
         each a `Batch`.
     """
-    unit = _unit_of(data) or ("user" if _holds_blocks(rows) else "")
+    is_block = lambda part: isinstance(part, Batch)
+    holds_blocks = any(map(is_block, jax.tree.leaves(rows, is_leaf=is_block)))
+    unit = _unit_of(data) or ("user" if holds_blocks else "")
     if unit and unit != self.unit:
       raise UserError(
         f"must be {unit!r}, which a row of data is, and whose records move a sum twice as far",
@@ -1027,7 +1021,8 @@ class Plan(overflow.MayAbort):
     sampler = self.sampler
     if self.normalize_by == 1:
       return
-    if isinstance(sampler, sampling.FixedSizeSampler):
+    # All batches of a sampler with this field have this size.
+    if hasattr(sampler, "batch_size"):
       least = most = sampler.padded_batch_size
     elif not isinstance(sampler, PaddedSampler):
       return
@@ -1099,11 +1094,16 @@ class Plan(overflow.MayAbort):
 
   @functools.cached_property
   def assumptions(self) -> tuple[str, ...]:
-    """Returns the unproved assumptions of the plan's epsilon; empty if epsilon is proved."""
+    """Returns the unproved assumptions of the plan's epsilon, one line each; empty if epsilon is
+    proved. The event of a part that is not from dpjax is the claim of its author."""
     clip = self.l2_clip_norm
     shape = self.noise_shape
-    found = together.assumptions(clip, shape, self.sampler, self.statistics)
+    rule = clip.rule if clip.rule.adapts else None
+    found = []
+    for part in (self.sampler, clip, rule, shape, shape.correlation, self.statistics):
+      if part is not None:
+        found.append(assumption(part))
     # A user's subclass may state an event that dpjax has not proved.
     if not type(self).__module__.startswith("dpjax."):
-      found = (*found, f"the event of {type(self).__name__} is its author's word")
-    return found
+      found.append(f"the event of {type(self).__name__} is its author's word")
+    return tuple(filter(None, found))

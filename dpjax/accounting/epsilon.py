@@ -36,12 +36,9 @@ from dpjax.accounting.event_kinds.elements import (
   compose,
   merged_parts,
   rdp_of,
+  unamplified,
 )
 from dpjax.accounting.event_kinds.kind import ORDERS, DpEvent, kind_of, quiet
-from dpjax.accounting.event_kinds.random_allocation import (
-  RandomAllocationDpEvent,
-  drop_amplification,
-)
 from dpjax.accounting.loss_grid import (
   Composition,
   Profile,
@@ -111,7 +108,7 @@ def epsilon(
     relation: Counting = {"neighboring_relation": "replace_one", "accountant": accountant}
     # Both bounds are proved, so the smaller one holds. The second claims no amplification by
     # sampling. With little noise it may be smaller, since the first is a sum of two epsilons.
-    return min(both, epsilon(drop_amplification(steps), delta=delta, **relation))
+    return min(both, epsilon(unamplified(steps), delta=delta, **relation))
   return epsilon_by(steps, delta)
 
 
@@ -159,7 +156,7 @@ def privacy_profile(event: DpEvent, **counting: Unpack[Counting]) -> Profile:
   profile = _pld_profile(steps) if pld else _rdp_profile(steps)
   if not in_two:
     return profile
-  plain = privacy_profile(drop_amplification(steps), **counting)
+  plain = privacy_profile(unamplified(steps), **counting)
 
   def both(epsilons: Sequence[float] | np.ndarray) -> np.ndarray:
     deltas = [delta_of_both(profile, float(value)) for value in epsilons]
@@ -216,7 +213,7 @@ def zcdp(event: DpEvent, *, neighboring_relation: str = "add_or_remove_one") -> 
   steps, in_two = accountable(event, neighboring_relation)
   # A pass of random allocation costs no more than one sum, which a replaced record moves by 2 C.
   if in_two:
-    steps, _ = accountable(drop_amplification(steps), neighboring_relation)
+    steps, _ = accountable(unamplified(steps), neighboring_relation)
   return math.fsum(times * kind_of(part).zcdp(part) for part, times in steps.items())
 
 
@@ -323,13 +320,14 @@ def _rdp_profile(steps: Parts) -> Profile:
 
 
 def _ways(steps: Parts) -> list[Parts]:
-  """Returns the steps; and the steps with one Gaussian sum in place of each random allocation.
+  """Returns the steps; and the steps `unamplified`, where a part has another proof.
 
   All ways are proved, so the smallest epsilon or delta holds. With little noise it may be that of
   the second way."""
-  if RandomAllocationDpEvent not in map(type, steps):
-    return [steps]
-  return [steps, merged_parts(drop_amplification(steps))]
+  for part in steps:
+    if kind_of(part).unamplified(part) is not part:
+      return [steps, merged_parts(unamplified(steps))]
+  return [steps]
 
 
 def _pld_profile(steps: Parts) -> Profile:

@@ -7,6 +7,7 @@ would mean that a release is not accounted for. Both are refused.
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import math
 from collections import Counter
@@ -19,15 +20,15 @@ from dpjax import validate
 from dpjax.accounting.epsilon import epsilon as epsilon_of
 from dpjax.accounting.event_kinds.elements import compose, parts
 from dpjax.accounting.event_kinds.kind import (
+  TOO_DEEP,
   DpEvent,
   event_from_json,
   event_to_json,
-  own_copy,
   plain_number,
 )
 from dpjax.accounting.proved import RELATIONS
 from dpjax.accounting.text import upper
-from dpjax.validate import UserError
+from dpjax.validate import UserError, Verbatim
 
 
 class BudgetExceeded(UserError):
@@ -73,9 +74,13 @@ class Charge:
     # a list of the event could empty it.
     for name in ("num_steps", "first_step", "l2_clip_norm"):
       object.__setattr__(self, name, plain_number(getattr(self, name)))
-    object.__setattr__(self, "event", own_copy(self.event))
     # `parts` also refuses events that no accountant knows.
     known = parts(self.event)
+    try:
+      object.__setattr__(self, "event", copy.deepcopy(self.event))
+    except RecursionError:
+      kind = Verbatim(type(self.event).__name__)
+      raise UserError(TOO_DEEP, field="event", value=kind) from None
     proves = bool(known) and dpa.NonPrivateDpEvent() not in known
     # Without a bound on the norm, noise proves nothing, whatever its multiplier.
     if math.isinf(self.l2_clip_norm) and proves:

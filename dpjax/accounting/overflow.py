@@ -22,7 +22,7 @@ import contextlib
 import functools
 import math
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -142,46 +142,34 @@ def of_whole(delta: float) -> Iterator[None]:
     ) from error
 
 
-class Capacity(Protocol):
-  """What is read of a sampler whose draws may be too large: `sampling.samplers.PaddedSampler`."""
-
-  @property
-  def padded_batch_size(self) -> int: ...
-  def log_overflow_prob(self, num_examples: int) -> float: ...
-  def fit_to(self, num_examples: int, *, log_overflow_prob: float) -> Any: ...
-
-
 def check_capacity(
-  sampler: Capacity,
+  run: Any,
   num_examples: int,
   *,
   declared: int | None,
   of_divisor: int | None,
-  run: MayAbort,
-  log_allowed: Callable[[], float],
+  log_rarer: float = 0.0,
 ) -> None:
   """Raises UserError if a draw exceeds the capacity too often; see `Plan.check_capacity`.
 
   Args:
+    run: the `Plan` of the run, whose relation says whether the number of examples is secret.
     num_examples: number of examples in the data.
     declared: number that stands for it if the difference is at most one record, or None.
     of_divisor: number of examples whose expected batch size is the divisor, or None.
-    run: the run, whose relation says whether the number of examples is secret.
-    log_allowed: returns log of the largest allowed chance of a draw above the capacity.
+    log_rarer: log of the factor by which such a draw must be rarer than the run allows.
   """
-
-  def overflows(size: int) -> bool:
-    # The neighbour may have one record more. A batch that holds them all asks for no epsilon.
-    chance = sampler.log_overflow_prob(size + 1)
-    return chance > -math.inf and chance > log_allowed()
-
   # A size that is secret is shown, and decides, only by the declared constant near it.
   shown: int | None = num_examples
   if run.neighboring_relation == ADD:
     near = declared is not None and num_examples <= declared + 1
     shown = declared if near else None
-  if not overflows(num_examples) or (shown is not None and not overflows(shown)):
-    return
+  for size in (num_examples, num_examples if shown is None else shown):
+    # The neighbour may have one record more. A batch that holds them all asks for no epsilon.
+    chance = run.sampler.log_overflow_prob(size + 1)
+    if chance == -math.inf or chance <= run.log_allowed - log_rarer:
+      return
+  sampler = run.sampler
   capacity = sampler.padded_batch_size
   if of_divisor is not None and num_examples > of_divisor + 1:
     # The message may end up in a log, so it leaves out the true number, which is secret.
@@ -198,7 +186,8 @@ def check_capacity(
       field="capacity",
       value=capacity,
     )
-  needed = sampler.fit_to(shown + 1, log_overflow_prob=log_allowed()).padded_batch_size
+  allowed = run.log_allowed - log_rarer
+  needed = sampler.fit_to(shown + 1, log_overflow_prob=allowed).padded_batch_size
   raise UserError(
     f"a Poisson draw from {shown} examples exceeds it with probability "
     f"{math.exp(sampler.log_overflow_prob(shown + 1)):.1e} per step; {needed} are enough "

@@ -351,7 +351,7 @@ def federated(
       one with a client twice. Raised by `cohorts` if the aggregator has no plan.
   """
   trees.check_key(key=key)
-  source.to_words(key)
+  source.check_generator(key)
   aggregator = weighted_mean() if aggregator is None else aggregator
   validate.instance(
     Aggregator, "an aggregator, as central(plan, key)", aggregator=aggregator

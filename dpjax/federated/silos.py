@@ -238,42 +238,43 @@ class Silos:
   def fitted(self) -> Silos:
     """Returns these silos with the smallest capacities that delta allows for `sizes`."""
     plans = []
-    for plan, size, allowed in zip(self.plans, self.sizes, self._log_allowed):
+    for plan, size, rarer in zip(self.plans, self.sizes, self._log_rarer):
       sampler = plan.sampler
       if sampler.can_overflow:
+        allowed = float(plan.log_allowed - rarer)
         # A neighbour may have one record more.
         sampler = sampler.fit_to(size + 1, log_overflow_prob=allowed)
       plans.append(dataclasses.replace(plan, sampler=sampler))
     return dataclasses.replace(self, plans=plans)
 
   @functools.cached_property
-  def _log_allowed(self) -> tuple[float, ...]:
-    """Returns log of the largest allowed chance that one draw of a silo exceeds its capacity.
+  def _log_rarer(self) -> tuple[float, ...]:
+    """Returns log of the factor by which draws of a silo above its capacity are rarer than its plan
+    alone allows.
 
     With several silos for a person, epsilon is larger than for one, so aborts cost more of delta
     (`accounting.overflow`). The chance is smaller by as much, if epsilons add up at most.
     """
+    if self.max_silos == 1:
+      return (0.0,) * len(self.plans)
     alone = [plan.epsilon() for plan in self.plans]
     together = self.max_silos * max((e for e in alone if math.isfinite(e)), default=0.0)
-    more = math.log(self.max_silos) if self.max_silos > 1 else 0.0
-    allowed = []
-    for plan, epsilon in zip(self.plans, alone):
-      usual = plan.log_allowed
-      if self.max_silos > 1 and math.isfinite(epsilon):
-        usual -= more + float(np.logaddexp(0.0, together) - np.logaddexp(0.0, epsilon))
-      allowed.append(float(usual))
-    return tuple(allowed)
+    more = math.log(self.max_silos)
+    rarer = []
+    for epsilon in alone:
+      beside = float(np.logaddexp(0.0, together) - np.logaddexp(0.0, epsilon))
+      rarer.append(more + beside if math.isfinite(epsilon) else 0.0)
+    return tuple(rarer)
 
   def _check_capacity(self, silo: int, num_examples: int) -> None:
     plan = self.plans[silo]
     declared = self.sizes[silo] if self.sizes else None
     overflow.check_capacity(
-      plan.sampler,
+      plan,
       num_examples,
       declared=declared,
       of_divisor=declared,
-      run=plan,
-      log_allowed=lambda: self._log_allowed[silo],
+      log_rarer=self._log_rarer[silo],
     )
 
   def cohorts(
@@ -422,7 +423,10 @@ class Silos:
     if self.max_silos == 1:
       return [*dict.fromkeys(zip(self.plans, steps))]
     # Silos with equal plans and steps are interchangeable.
-    every = [*zip(self.plans, steps, self._log_allowed)]
+    allowed = [
+      float(plan.log_allowed - rarer) for plan, rarer in zip(self.plans, self._log_rarer)
+    ]
+    every = [*zip(self.plans, steps, allowed)]
     kinds = [*dict.fromkeys(every)]
     sets = itertools.combinations(map(kinds.index, every), self.max_silos)
     runs: list[tuple[MayAbort, Any]] = []

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 
 from dpjax import validate
-from dpjax.noise.correlated import Correlation, Independent
 from dpjax.validate import UserError
+
+if TYPE_CHECKING:
+  from dpjax.noise.correlated import Correlation
 
 # Largest number of noise levels of a sampled run with accountant='pld'. Each level needs one more
 # privacy loss distribution (PLD).
@@ -55,7 +57,7 @@ class NoiseShape:
           value=self.correlation,
         )
     validate.factors(schedule=self.schedule)
-    if self.strategy.bands != 1 and self.schedule:
+    if self.has_bands and self.schedule:
       quotient = max(self.schedule) / min(self.schedule)
       if quotient > _MAX_QUOTIENT:
         raise UserError(
@@ -72,7 +74,15 @@ class NoiseShape:
   @property
   def strategy(self) -> Correlation:
     """Returns the correlation; `Independent()` if there is none."""
+    # White noise alone imports no strategies.
+    from dpjax.noise.correlated import Independent
+
     return self.correlation or Independent()
+
+  @property
+  def has_bands(self) -> bool:
+    """Returns whether the noise of a step also comes back in later ones."""
+    return self.correlation is not None and self.correlation.bands != 1
 
   def check_steps(self, num_steps: int) -> None:
     """Raises UserError unless the schedule is empty or has one factor for each step."""

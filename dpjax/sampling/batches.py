@@ -124,23 +124,6 @@ def rows_of_slice(padded_batch_size: int, count: int) -> int:
   return -(-padded_batch_size // count)
 
 
-def slices(
-  indices: np.ndarray, rows: int, count: int
-) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-  """Splits the draw of ONE step into `count` padded slices, and yields (indices, mask) of each.
-
-  Guarantee: every drawn example is in exactly one slice, so it takes part at most once in a step
-  (pitfall P15). Each slice has as many rows as `rows_of_slice` says. There are always `count`
-  slices; some of them may hold padding only.
-
-  >>> [(i.tolist(), m.tolist()) for i, m in slices(np.array([3, 5, 8]), rows=2, count=2)]
-  [([3, 5], [True, True]), ([8, 0], [True, False])]
-  """
-  # Empty slices are yielded, too: the number of slices must not reveal the size of the draw.
-  for part in range(count):
-    yield pad(indices[part * rows : (part + 1) * rows], rows)
-
-
 def _draws(
   sampler: Sampler, num_examples: int, seed: int, steps: range
 ) -> Iterator[tuple[int, np.ndarray]]:
@@ -178,7 +161,10 @@ def batches(
   present: Any = None,
   mark: int = 0,
 ) -> Iterator[Batch]:
-  """Yields the padded batches of the steps, `count` of each; see `dpjax.Plan.batches`.
+  """Yields the padded batches of the steps, `count` slices of each; see `dpjax.Plan.batches`.
+
+  Guarantee: every drawn example is in exactly one slice of its step, so it takes part at most once
+  in a step (pitfall P15). Each slice has as many rows as `rows_of_slice` says.
 
   Args:
     read: function indices -> examples, as `indexed.reader` returns it.
@@ -191,12 +177,13 @@ def batches(
   origin[:, 1] = np.arange(rows)
   origin[:, 2:] = np.array([mark, draws.run % 2**32], np.uint32).view(np.int32)
   for step, drawn in _draws(sampler, num_examples, draws.seed, steps):
-    parts = slices(drawn, rows, count)
-    for number, (indices, mask) in enumerate(parts, start=step * count):
+    # Empty slices are yielded, too: the number of slices must not reveal the size of the draw.
+    for part in range(count):
+      indices, mask = pad(drawn[part * rows : (part + 1) * rows], rows)
       examples = read(indices)
       mask = mask if present is None else mask & present[indices]
       own = origin.copy()
-      own[:, 0] = number
+      own[:, 0] = step * count + part
       # No row stands in the place -1: a mask that lets padding count is refused.
       own[~mask, 1] = -1
       yield Batch(examples, mask, own)

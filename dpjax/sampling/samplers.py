@@ -243,14 +243,11 @@ def assumption(part: object) -> str:
   kind = type(part)
   known = getattr(sys.modules.get(kind.__module__), kind.__qualname__, None) is kind
   # A method, or `relations`, that is set on the object would override the one of the class.
-  is_dataclass = dataclasses.is_dataclass(kind)
-  fields = {field.name for field in dataclasses.fields(kind)} if is_dataclass else set()
-  exchanged = [
-    name
-    for name in getattr(part, "__dict__", {})
-    if name not in fields and hasattr(kind, name)
-  ]
-  if kind.__module__.startswith("dpjax.") and known and not exchanged:
+  exchanged = set(getattr(part, "__dict__", {}))
+  if dataclasses.is_dataclass(kind):
+    exchanged -= {field.name for field in dataclasses.fields(kind)}
+  is_ours = kind.__module__.startswith("dpjax.") and known
+  if is_ours and not (exchanged and exchanged.intersection(dir(kind))):
     return ""
   return f"{kind.__name__}: its event is its author's word"
 

@@ -21,7 +21,6 @@ from dpjax.sampling.batches import rows_of_slice
 from dpjax.training import schedule_free
 from dpjax.transforms import accumulation, guard
 from dpjax.transforms import clip_scale as clip_scale_lib
-from dpjax.transforms.scale_then_privatize import ScaledLoss, coordinate_scales
 from dpjax.types import (
   Algorithm,
   Array,
@@ -263,10 +262,14 @@ def dp_sgd(
 
   def clipped(state: TrainState, batch: Batch) -> tuple[ClippedSum, Any]:
     private = _private_state(state)
-    scales = coordinate_scales(private)
-    if scales is not None:
-      scaled_loss = ScaledLoss(loss_fn, state.params, scales)
-      return clipped_grad(scaled_loss)(scaled_loss.start, batch), 1
+    if plan.scaling is not None:
+      # A plan without scaling does not import its transform.
+      from dpjax.transforms.scale_then_privatize import ScaledLoss, coordinate_scales
+
+      # The state of another plan has no scales, which `grad_fn` says.
+      if (scales := coordinate_scales(private)) is not None:
+        scaled_loss = ScaledLoss(loss_fn, state.params, scales)
+        return clipped_grad(scaled_loss)(scaled_loss.start, batch), 1
     scale = clip_scale_lib.clip_scale(private)
     if scale is None:
       return grad_fn(state.params, batch), 1

@@ -1,9 +1,9 @@
 """Gradient accumulation: the batch of one step comes in slices; noise and update happen once.
 
 The sensitivity of the accumulated sum is the clip norm C only if an example is in at most ONE slice
-of a step. This holds for slices that are cut from one draw (`dpjax.sampling.batches.slices`,
-`Plan(slices=k).batches`). It does not hold for an independent draw per slice: an example drawn k
-times would move the sum by k C (pitfall P15).
+of a step. This holds for slices that are cut from one draw, as `Plan(slices=k).batches` yields
+them. It does not hold for an independent draw per slice: an example drawn k times would move the
+sum by k C (pitfall P15).
 """
 
 from __future__ import annotations
@@ -28,6 +28,14 @@ class AccumulateState(NamedTuple):
   inner: Any  # state of the wrapped chain, which changes once per step
   total: Any  # like params, at least float32: sum of this step's clipped gradients so far
   slices: jax.Array  # int32, number of slices of this step so far
+
+  @property
+  def covered(self) -> Any:
+    """Returns what the guard covers: all but the optimizer's state, whose moments may be reset."""
+    # The private states have guards of their own, which are asked at the last slice only, and
+    # inside of a conditional, where nothing can raise.
+    private = filter(is_guarded, jax.tree.leaves(self.inner, is_leaf=is_guarded))
+    return self.total, self.slices, list(private)
 
 
 def accumulate(
@@ -118,17 +126,7 @@ def accumulate(
     return None
 
   mechanism = Mechanism(init_fn, update_fn, AccumulateState)
-  return with_guard(mechanism, mark=mark, covered=_guarded_part, turn=turn)
-
-
-def _guarded_part(state: AccumulateState) -> Any:
-  """Returns what the guard covers: all but the optimizer's state, whose moments may be reset."""
-  if not isinstance(state, AccumulateState):
-    return state  # of another transform, whose guard covers all of it
-  # The private states have guards of their own, which are asked at the last slice only, and inside
-  # of a conditional, where nothing can raise.
-  private = filter(is_guarded, jax.tree.leaves(state.inner, is_leaf=is_guarded))
-  return state.total, state.slices, list(private)
+  return with_guard(mechanism, mark=mark, turn=turn)
 
 
 def private_states(tree: Any) -> list[Guarded]:

@@ -39,7 +39,7 @@ def clip_of(
   validate.non_negative(noise_multiplier=noise_multiplier)
   validate.positive(normalize_by=normalize_by)
   trees.check_key(key=key)
-  source.to_words(key)
+  source.check_generator(key)
   return clip
 
 

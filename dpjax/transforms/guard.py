@@ -100,6 +100,8 @@ def mark_of(facts: Mapping[str, Any]) -> int:
 def digest(state: ArrayTree) -> jax.Array:
   """Returns 32 bits that depend on every number, its type and its position; not 0 for zeros.
 
+  A state that others may change in part says in `covered` what counts.
+
   The digest adds integers, whose sum does not depend on the order. So devices that share an array
   agree on its digest.
 
@@ -136,7 +138,7 @@ def digest(state: ArrayTree) -> jax.Array:
 
   arrays = []
   are_rounded = False
-  for leaf in jax.tree.leaves(state):
+  for leaf in jax.tree.leaves(getattr(state, "covered", state)):
     array = jnp.asarray(leaf)
     if jnp.issubdtype(array.dtype, jax.dtypes.prng_key):
       array = jax.random.key_data(array)
@@ -249,7 +251,7 @@ def _in_turn(
 def key_of_run(words: jax.Array, run: Any) -> jax.Array:
   """Returns the words of the key of one run, from those of a key that several runs may hold."""
   key = key_for(KeyUse.RUN, source.from_words(words))
-  return source.to_words(jax.random.fold_in(key, run))
+  return jax.random.key_data(jax.random.fold_in(key, run))
 
 
 def noise_of_run(inner: Any, first: Any, run: Any) -> Any:
@@ -292,19 +294,12 @@ def _no_state(state: Any) -> UserError:
   )
 
 
-def _whole(inner: Any) -> Any:
-  return inner
-
-
-def changed_bits(
-  state: Any, mark: int | jax.Array = 0, *, covered: Callable[[Any], Any] = _whole
-) -> jax.Array:
+def changed_bits(state: Any, mark: int | jax.Array = 0) -> jax.Array:
   """Returns 0 for a state that `with_guard` made, else the bits in which its checksum is wrong.
 
   Args:
     state: what `init` or `update` of the guarded transform returned.
     mark: mark of the plan; 0 without one.
-    covered: as for `with_guard`.
 
   Raises:
     UserError: a state that is known to be changed, or is none.
@@ -334,7 +329,7 @@ def changed_bits(
   run_dtype = getattr(state.run, "dtype", None)
   if dtype is None or not jnp.issubdtype(dtype, jnp.integer) or run_dtype != jnp.int32:
     raise changed()
-  seen = digest(covered(state.inner)) ^ _bits(state.run)
+  seen = digest(state.inner) ^ _bits(state.run)
   off = jnp.asarray(state.checksum).astype(jnp.uint32) ^ seen ^ jnp.uint32(mark)
   trees.require(off == 0, changed)
   return off
@@ -346,7 +341,6 @@ def with_guard(
   mark: int = 0,
   rows: int | None = None,
   slices: int | None = None,
-  covered: Callable[[Any], Any] = _whole,
   turn: Callable[[Any], Any] = next_batch,
 ) -> optax.GradientTransformationExtraArgs:
   """Returns a mechanism as a private transform, whose state is guarded between updates.
@@ -355,7 +349,6 @@ def with_guard(
     mechanism: what opens gradients and adds noise.
     mark: mark of the plan that accounts for the noise; 0 without a plan.
     rows, slices: as for `inputs.Conditions`.
-    covered: function from the mechanism's state to the parts that nobody may change; default: all.
     turn: function from the mechanism's state to the number of the batch that it takes next.
   """
 
@@ -365,7 +358,7 @@ def with_guard(
   def init_fn(params: Any) -> Guarded:
     check_start(params)
     inner = mechanism.init(params)
-    return Guarded(inner, digest(covered(inner)) ^ plan_mark, jnp.int32(0))
+    return Guarded(inner, digest(inner) ^ plan_mark, jnp.int32(0))
 
   def update_fn(
     updates: Any,
@@ -378,7 +371,7 @@ def with_guard(
   ) -> tuple[Any, Guarded]:
     if extra_args:
       refuse_arguments(extra_args)
-    off = changed_bits(state, plan_mark, covered=covered)
+    off = changed_bits(state, plan_mark)
     # Only where the state is traced can it be of another transform here.
     if not isinstance(state.inner, mechanism.state):
       raise _no_state(state.inner)
@@ -402,7 +395,7 @@ def with_guard(
     )
     # A wrong checksum stays wrong. If it became right, a caller who skips NaN updates would go on
     # with repeated noise.
-    sums = digest(covered(inner)) ^ _bits(run)
+    sums = digest(inner) ^ _bits(run)
     return noisy, Guarded(inner, sums ^ plan_mark ^ off, run)
 
   return optax.GradientTransformationExtraArgs(init_fn, update_fn)

@@ -9,7 +9,6 @@ import jax
 from dpjax.gradients import Clip, Flat
 from dpjax.noise import NoiseShape
 from dpjax.sampling import Sampler
-from dpjax.sampling.samplers import assumption
 from dpjax.validate import NO_VALUE, UserError, Verbatim
 
 _SHAPED = ("clipping that is not flat", "noise shares", "a frozen group")
@@ -67,7 +66,7 @@ def features(
     "noise shares": (shape.shares is not None, ("noise_shares", shape.shares)),
     "a noise schedule": (shape.schedule, ("noise_schedule", shape.schedule)),
     "correlated noise": (shape.correlation is not None, strategy),
-    _BANDS: (shape.strategy.bands != 1, strategy),
+    _BANDS: (shape.has_bands, strategy),
     "slices": (slices != 1, ("slices", slices)),
     "scaled coordinates": (scaling is not None, ("scaling", scaling)),
     "private statistics": (statistics is not None, ("statistics", NO_VALUE)),
@@ -100,16 +99,3 @@ def check(present: dict[str, dict[str, Any]]) -> None:
     for other in apart:
       if feature in present and other in present:
         raise UserError(f"not with {feature}", **present[other])
-
-
-def assumptions(
-  clip: Clip, shape: NoiseShape, sampler: Sampler, statistics: object = None
-) -> tuple[str, ...]:
-  """Returns the unproved assumptions behind an epsilon of these parts, one line each.
-
-  If a part is not from dpjax, its event is the claim of its author. With at least one line, epsilon
-  is "claimed", not "proved".
-  """
-  rule = clip.rule if clip.rule.adapts else None
-  parts = (sampler, clip, rule, shape, shape.correlation, statistics)
-  return tuple(filter(None, (assumption(part) for part in parts if part is not None)))

@@ -306,6 +306,19 @@ def under(steps: Parts, neighboring_relation: str) -> Counter[DpEvent]:
   return counts
 
 
+def unamplified(steps: Parts) -> DpEvent:
+  """Returns an event that costs no less than the parts; see `EventKind.unamplified`.
+
+  >>> from dpjax.accounting import gaussian_event, random_allocation_event
+  >>> unamplified(parts(random_allocation_event(gaussian_event(2), num_steps=9)))
+  ComposedDpEvent(events=[SelfComposedDpEvent(event=GaussianDpEvent(...=2.0), count=1)])
+  """
+  runs = []
+  for part, times in steps.items():
+    runs.append(dpa.SelfComposedDpEvent(kind_of(part).unamplified(part), times))
+  return dpa.ComposedDpEvent(runs)
+
+
 def check_accountant(accountant: str) -> None:
   """Raises UserError unless the name is an accountant whose epsilon is proved.
 

@@ -123,6 +123,11 @@ class EventKind(Generic[Event]):
     del neighboring_relation
     return part
 
+  def unamplified(self, part: Event) -> DpEvent:
+    """Returns an event that costs no less than the part, whose proof is another one: the smaller of
+    both epsilons holds. Default: the part itself."""
+    return part
+
   def rdp(self, part: Event) -> np.ndarray:
     """Returns the Renyi divergences at `ORDERS` of the part, run once, [len(ORDERS)].
 
@@ -258,24 +263,6 @@ def plain_number(value: Any) -> Any:
   if type(value) in (int, float, bool) or not isinstance(value, numbers.Real):
     return value
   return int(value) if isinstance(value, numbers.Integral) else float(value)
-
-
-def own_copy(event: DpEvent) -> DpEvent:
-  """Returns an equal event of plain numbers, whose lists nobody else holds and may change."""
-  try:
-    fields = {name: _own(name, getattr(event, name)) for name in kind_of(event).fields}
-    return replace_fields(event, **fields)
-  except RecursionError:
-    raise UserError(TOO_DEEP, field="event", value=Verbatim(type(event).__name__)) from None
-
-
-def _own(field: str, value: Any) -> Any:
-  if field == "event":
-    return own_copy(value)
-  if field == "events":
-    check_is_list(value)
-    return type(value)(map(own_copy, value))
-  return plain_number(value)
 
 
 def check_is_list(events: Any) -> None:

@@ -9,7 +9,6 @@ import dp_accounting as dpa
 import numpy as np
 
 from dpjax import validate
-from dpjax.accounting.event_kinds.elements import Parts
 from dpjax.accounting.event_kinds.kind import (
   ORDERS,
   DpEvent,
@@ -55,6 +54,10 @@ class RandomAllocationKind(EventKind[RandomAllocationDpEvent]):
   event = RandomAllocationDpEvent
   relations = (ADD, ZERO, REPLACE)
   replaced_in_two = True
+
+  def unamplified(self, part: RandomAllocationDpEvent) -> DpEvent:
+    # With little noise the accountant may prove a smaller epsilon for it than for the pass.
+    return one_sum(part)
 
   # The next two methods import their module when called, since few runs account for a pass.
   def rdp(self, part: RandomAllocationDpEvent) -> np.ndarray:
@@ -103,24 +106,6 @@ def one_sum(part: RandomAllocationDpEvent) -> dpa.GaussianDpEvent:
   A pass is a mixture, over the record's step, of runs where the record is in one Gaussian sum.
   """
   return dpa.GaussianDpEvent(part.noise_multiplier)
-
-
-def drop_amplification(counts: Parts) -> DpEvent:
-  """Returns the event of `counts` (part -> times), with one sum in place of each random allocation.
-
-  The true cost of the result is no less. With little noise the accountant may still prove a smaller
-  epsilon for it.
-
-  >>> from dpjax.accounting.event_kinds.elements import parts
-  >>> from dpjax.accounting.event_kinds.noisy_sum import gaussian_event
-  >>> drop_amplification(parts(random_allocation_event(gaussian_event(2), num_steps=9)))
-  ComposedDpEvent(events=[SelfComposedDpEvent(event=GaussianDpEvent(...=2.0), count=1)])
-  """
-  runs = []
-  for part, times in counts.items():
-    event = one_sum(part) if isinstance(part, RandomAllocationDpEvent) else part
-    runs.append(dpa.SelfComposedDpEvent(event, times))
-  return dpa.ComposedDpEvent(runs)
 
 
 def random_allocation_event(event: DpEvent, *, num_steps: int) -> DpEvent:

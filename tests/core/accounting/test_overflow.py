@@ -113,15 +113,10 @@ def test_a_capacity_is_enough_for_the_neighbour_and_for_not_one_record_more(
   relation, declared, size, field, fitted_for
 ):
   sampler = _Everyone()
-  run = types.SimpleNamespace(neighboring_relation=relation, delta=1e-5)
-  check = lambda: overflow.check_capacity(
-    sampler,
-    size,
-    declared=declared,
-    of_divisor=declared,
-    run=run,
-    log_allowed=lambda: -20.0,
+  run = types.SimpleNamespace(
+    sampler=sampler, neighboring_relation=relation, delta=1e-5, log_allowed=-20.0
   )
+  check = lambda: overflow.check_capacity(run, size, declared=declared, of_divisor=declared)
   if field is None:
     check()
   else:

@@ -12,14 +12,19 @@ from dpjax.validate import UserError
 from tests.refuses import refuses
 
 
-@given(slots=st.integers(1, 60), count=st.integers(1, 9), share=st.floats(0, 1))
+@given(slots=st.integers(1, 60), count=st.integers(1, 9), share=st.floats(1e-9, 1))
 def test_p15_every_drawn_example_is_in_exactly_one_slice(slots, count, share):
-  drawn = np.sort(np.random.default_rng(0).permutation(1000)[: int(share * slots)])
-  parts = list(batches_lib.slices(drawn, rows_of_slice(slots, count), count))
-  assert len(parts) == count
-  assert {len(i) for i, _ in parts} == {rows_of_slice(slots, count)}
-  taken = np.concatenate([indices[mask] for indices, mask in parts])
-  np.testing.assert_array_equal(taken, drawn)
+  sampler = dpjax.PoissonSampler(sampling_prob=share, capacity=slots)
+  draws = batches_lib.Draws(1, 0)
+  parts = list(
+    batches_lib.batches(
+      sampler, lambda rows: rows, slots, draws=draws, steps=range(2, 3), count=count
+    )
+  )
+  assert [int(part.step[0]) for part in parts] == list(range(2 * count, 3 * count))
+  assert {len(part.examples) for part in parts} == {rows_of_slice(slots, count)}
+  taken = np.concatenate([part.examples[part.mask] for part in parts])
+  np.testing.assert_array_equal(taken, sampler.draw(slots, seed=1, step=2))
 
 
 class _Ids:

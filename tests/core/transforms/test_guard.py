@@ -205,9 +205,7 @@ def _unguarded(mechanism, **_):
 
   def update(updates, state, params=None, **options):
     right = guard.exchange(state, lambda inner: inner)
-    seen = guard.digest(
-      accumulation._guarded_part(state.inner) if _.get("covered") else state.inner
-    )
+    seen = guard.digest(state.inner)
     right = state._replace(checksum=seen ^ jnp.uint32(_.get("mark", 0)))
     return guarded.update(updates, right, params, **options)
 
