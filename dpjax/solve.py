@@ -117,7 +117,7 @@ def size_of(numbers: Any) -> Sizing:
 
 def _sampler(question: Question) -> sampling.Sampler | None:
   scheme = question.scheme
-  return None if scheme is None else registry.make_sampler(scheme.kind, question.size)
+  return None if scheme is None else scheme.kind.sized(question.size)
 
 
 def event(question: Question) -> DpEvent:
@@ -297,7 +297,7 @@ def bounded_rows(run: Bounded) -> list[tuple[str, float]]:
     )
   else:
     size = Sizing(run.sampling_prob, 0, run.num_steps, steps_apart=run.steps_apart)
-    drawn: Any = registry.make_sampler(sampling.MinSepSampler, size)
+    drawn: Any = sampling.MinSepSampler.sized(size)
     estimate = min_sep_epsilon(
       strategy, turn_prob=drawn.turn_prob, steps_apart=run.steps_apart, **simulated
     )

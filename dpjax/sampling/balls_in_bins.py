@@ -10,6 +10,7 @@ import numpy as np
 from dpjax import validate
 from dpjax.accounting.proved import ADD, REPLACE, ZERO
 from dpjax.sampling.draws import RUN, assign
+from dpjax.sampling.registry import Sizing, steps_per_pass
 from dpjax.sampling.samplers import (
   PaddedSampler,
   Participation,
@@ -42,6 +43,11 @@ class BallsInBinsSampler(UnamplifiedSampler, PaddedSampler):
 
   def __post_init__(self):
     validate.integer_at_least(1, num_bins=self.num_bins, capacity=self.capacity)
+
+  @classmethod
+  def sized(cls, size: Sizing) -> BallsInBinsSampler:
+    bins = steps_per_pass(size.sampling_prob)
+    return cls(num_bins=bins, capacity=size.padded_batch_size)
 
   @property
   def sampling_prob(self) -> float:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections import Counter
 from collections.abc import Hashable, Iterable, Sequence
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
@@ -17,6 +17,9 @@ from dpjax.accounting.event_kinds.bounded_contribution import (
 from dpjax.sampling.poisson import PoissonSampler
 from dpjax.sampling.samplers import DpEvent
 from dpjax.validate import UserError
+
+if TYPE_CHECKING:
+  from dpjax.sampling.registry import Sizing
 
 
 @dataclasses.dataclass(frozen=True)
@@ -50,6 +53,11 @@ class BoundedContributionSampler(PoissonSampler):
   def __post_init__(self):
     super().__post_init__()
     validate.integer_at_least(1, max_contribution=self.max_contribution)
+
+  @classmethod
+  def sized(cls, size: Sizing) -> Any:
+    # No number of a run says how many examples a user owns.
+    return super(PoissonSampler, cls).sized(size)
 
   @property
   def rows_of_record(self) -> int:

@@ -10,6 +10,7 @@ import numpy as np
 from dpjax import validate
 from dpjax.accounting.proved import REPLACE, ZERO
 from dpjax.sampling.draws import RUN, permutation
+from dpjax.sampling.registry import Sizing, steps_per_pass
 from dpjax.sampling.samplers import (
   Participation,
   SizedSampler,
@@ -53,6 +54,18 @@ class CyclicSampler(UnamplifiedSampler, SizedSampler):
         field="steps_per_pass",
         value=self.steps_per_pass,
       )
+
+  @classmethod
+  def sized(cls, size: Sizing) -> CyclicSampler:
+    steps = steps_per_pass(size.sampling_prob)
+    if steps > size.num_examples:
+      raise UserError(
+        f"its pass of {steps} steps must be of at most {size.num_examples}, one for "
+        f"each {size.unit}; a larger batch makes it shorter",
+        field="sampler",
+        value=cls.name,
+      )
+    return cls(steps_per_pass=steps, num_examples=size.num_examples)
 
   @property
   def padded_batch_size(self) -> int:

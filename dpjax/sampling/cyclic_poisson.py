@@ -11,6 +11,7 @@ import numpy as np
 from dpjax import validate
 from dpjax.accounting.proved import ADD, ZERO
 from dpjax.sampling.draws import RUN, assign, generator, successes
+from dpjax.sampling.registry import Sizing, check_apart
 from dpjax.sampling.samplers import (
   DpEvent,
   PaddedSampler,
@@ -53,6 +54,11 @@ class CyclicPoissonSampler(PaddedSampler):
   def __post_init__(self):
     validate.probability(turn_prob=self.turn_prob)
     validate.integer_at_least(1, num_groups=self.num_groups, capacity=self.capacity)
+
+  @classmethod
+  def sized(cls, size: Sizing) -> CyclicPoissonSampler:
+    apart = check_apart(size)
+    return cls(turn_prob=size.turn_prob, num_groups=apart, capacity=size.padded_batch_size)
 
   @property
   def sampling_prob(self) -> float:

@@ -12,6 +12,7 @@ from dpjax import validate
 from dpjax.accounting.event_kinds.fixed_size import FixedSizeKind
 from dpjax.accounting.proved import ADD, REPLACE
 from dpjax.sampling.draws import generator
+from dpjax.sampling.registry import Sizing, whole_batch_size
 from dpjax.sampling.samplers import DpEvent, SizedSampler
 from dpjax.validate import UserError
 
@@ -63,6 +64,17 @@ class FixedSizeSampler(SizedSampler):
         field="batch_size",
         value=self.batch_size,
       )
+
+  @classmethod
+  def sized(cls, size: Sizing) -> FixedSizeSampler:
+    batch_size = whole_batch_size(size.sampling_prob, size.num_examples)
+    if size.neighboring_relation != ADD:
+      return cls(batch_size=batch_size, num_examples=size.num_examples)
+    # An audit may leave out records. The batch size stays the same, so that it does not reveal how
+    # many records are left. The event uses the smallest possible number, at which a batch is the
+    # largest share of the records.
+    least = size.num_examples - size.may_leave
+    return cls(batch_size=batch_size, num_examples=least, size_is_public=False)
 
   @property
   def proved_under(self) -> tuple[str, ...]:

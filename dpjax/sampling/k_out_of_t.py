@@ -12,6 +12,7 @@ import numpy as np
 from dpjax import validate
 from dpjax.accounting.event_kinds.k_out_of_t import KOutOfTKind, k_out_of_t_event
 from dpjax.sampling.draws import assign, generator
+from dpjax.sampling.registry import SCHEMES, Sizing, steps_per_pass
 from dpjax.sampling.samplers import DpEvent, PaddedSampler
 from dpjax.validate import UserError
 
@@ -69,6 +70,14 @@ class KOutOfTSampler(PaddedSampler):
         field="num_selected",
         value=self.num_selected,
       )
+
+  @classmethod
+  def sized(cls, size: Sizing) -> KOutOfTSampler:
+    scheme = SCHEMES["k_out_of_t"]
+    scheme.check_prob(size)
+    k = scheme.times_per_pass(size)
+    steps = steps_per_pass(size.sampling_prob, k)
+    return cls(steps_per_pass=steps, num_selected=k, capacity=size.padded_batch_size)
 
   @property
   def steps_per_event(self) -> int:

@@ -11,6 +11,7 @@ import numpy as np
 from dpjax import validate
 from dpjax.accounting.proved import ADD, REPLACE, ZERO
 from dpjax.sampling.draws import RUN, Groups, generator, groups
+from dpjax.sampling.registry import Sizing, check_apart
 from dpjax.sampling.samplers import (
   PaddedSampler,
   Participation,
@@ -88,6 +89,18 @@ class MinSepSampler(UnamplifiedSampler, PaddedSampler):
     validate.probability(turn_prob=self.turn_prob)
     validate.integer_at_least(
       1, steps_apart=self.steps_apart, num_steps=self.num_steps, capacity=self.capacity
+    )
+
+  @classmethod
+  def sized(cls, size: Sizing) -> MinSepSampler:
+    apart, q = check_apart(size), size.sampling_prob
+    return cls(
+      # It solves q = turn_prob / (1 + (apart - 1) turn_prob). Rounding may put 1 - (apart - 1) q
+      # below q. Then the quotient would be above 1.
+      turn_prob=min(1.0, q / max(1 - (apart - 1) * q, q)),
+      steps_apart=apart,
+      num_steps=size.num_steps,
+      capacity=size.padded_batch_size,
     )
 
   @property

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import dp_accounting
 import numpy as np
@@ -12,6 +12,9 @@ from dpjax import validate
 from dpjax.accounting.event_kinds.noisy_sum import PoissonSampledKind
 from dpjax.sampling.draws import generator, successes
 from dpjax.sampling.samplers import DpEvent, PaddedSampler
+
+if TYPE_CHECKING:
+  from dpjax.sampling.registry import Sizing
 
 
 @dataclasses.dataclass(frozen=True)
@@ -37,6 +40,10 @@ class PoissonSampler(PaddedSampler):
   def __post_init__(self):
     validate.probability(sampling_prob=self.sampling_prob)
     validate.integer_at_least(1, capacity=self.capacity)
+
+  @classmethod
+  def sized(cls, size: Sizing) -> PoissonSampler:
+    return cls(sampling_prob=size.sampling_prob, capacity=size.padded_batch_size)
 
   def event(self, inner: DpEvent) -> DpEvent:
     return dp_accounting.PoissonSampledDpEvent(self.sampling_prob, inner)

@@ -10,6 +10,7 @@ import numpy as np
 from dpjax import validate
 from dpjax.accounting.event_kinds import random_allocation as event_kind
 from dpjax.sampling.draws import assign
+from dpjax.sampling.registry import SCHEMES, Sizing, steps_per_pass
 from dpjax.sampling.samplers import DpEvent, PaddedSampler
 
 
@@ -47,6 +48,12 @@ class RandomAllocationSampler(PaddedSampler):
 
   def __post_init__(self):
     validate.integer_at_least(1, steps_per_pass=self.steps_per_pass, capacity=self.capacity)
+
+  @classmethod
+  def sized(cls, size: Sizing) -> RandomAllocationSampler:
+    SCHEMES["random_allocation"].check_prob(size)
+    steps = steps_per_pass(size.sampling_prob)
+    return cls(steps_per_pass=steps, capacity=size.padded_batch_size)
 
   @property
   def steps_per_event(self) -> int:

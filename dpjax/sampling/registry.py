@@ -1,7 +1,7 @@
-"""All samplers of dpjax: a row for each says where a config may name it, and how it is sized.
+"""All samplers of dpjax: a row for each says where a config may name it, and what it reads.
 
-A sampler says who takes part in a step, and which event a step is. What makes a sampler's fields of
-a run's numbers, such as a sampling probability and the size of the data, stands here.
+A sampler says who takes part in a step, which event a step is, and how the numbers of a run, such
+as a sampling probability and the size of the data, make its fields (`Sampler.sized`).
 
 | sampler                 | an example takes part in                               |
 | ----------------------- | ------------------------------------------------------ |
@@ -26,13 +26,11 @@ import dataclasses
 import functools
 import math
 import pkgutil
-from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from dpjax import validate
-from dpjax.accounting.proved import ADD
 from dpjax.sampling.samplers import Sampler
-from dpjax.validate import UserError, Verbatim
+from dpjax.validate import UserError
 
 # Probability below which float64 cannot tell whether 1 / sampling_prob is a whole number.
 _LEAST_PROB = 1e-15
@@ -68,12 +66,10 @@ class Sizing(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Scheme:
-  """A sampler, where a config may name it, and how the numbers of a run make it.
+  """A sampler, where a config may name it, and which numbers of a run decide its size.
 
   Attributes:
     sampler: class of the sampler, or "module:Name" in this package.
-    make: (class, numbers) -> sampler; the class is `kind`, or a user's subclass of it. None: only
-      its author sizes it.
     used_for: "examples" of central training; "clients" of a federated run; or "correlated noise",
       for which a sampler must declare how far apart an example's steps are.
     numbers: config fields that it reads: "capacity", "steps_apart" or "num_selected".
@@ -84,7 +80,6 @@ class Scheme:
   """
 
   sampler: str | type[Sampler]
-  make: Callable[[Any, Sizing], Sampler] | None
   used_for: tuple[str, ...] = ()
   numbers: tuple[str, ...] = ()
   answers: str = ""
@@ -136,7 +131,7 @@ class Scheme:
 
     For whole passes it is the largest possible one up to it."""
     prob = size.sampling_prob
-    if self.make is _fixed_size:
+    if "batch_size" in getattr(self.kind, "__dataclass_fields__", {}):
       # A batch holds a whole number of examples, so a multiple of 1 / num_examples is possible.
       return whole_batch_size(prob, size.num_examples) / size.num_examples
     if not self.in_passes:
@@ -187,92 +182,7 @@ def whole_passes(sampling_prob: float, times: int = 1) -> bool:
   return math.isclose(steps * sampling_prob, times, rel_tol=1e-9)
 
 
-# --- samplers for the numbers of a run
-
-
-def make_sampler(kind: type[Sampler], size: Sizing) -> Sampler:
-  """Returns the sampler of a class, dpjax's or a subclass of it, for the numbers of a run.
-
-  >>> from dpjax.sampling import PoissonSampler
-  >>> make_sampler(PoissonSampler, Sizing(0.5, num_examples=8, padded_batch_size=9))
-  PoissonSampler(sampling_prob=0.5, capacity=9)
-
-  Raises:
-    UserError: numbers that do not fit the sampler, or a class that has no rule for its size.
-  """
-  scheme = scheme_of(kind)
-  if scheme is None or scheme.make is None:
-    raise UserError(
-      "has no rule for its size; name a function that returns one",
-      field="sampler",
-      value=Verbatim(kind.__name__),
-    )
-  return scheme.make(kind, size)
-
-
-def _poisson(kind: Any, size: Sizing) -> Sampler:
-  return kind(sampling_prob=size.sampling_prob, capacity=size.padded_batch_size)
-
-
-def _in_one_step_of_each_pass(kind: Any, size: Sizing) -> Sampler:
-  SCHEMES["random_allocation"].check_prob(size)
-  steps = steps_per_pass(size.sampling_prob)
-  return kind(steps_per_pass=steps, capacity=size.padded_batch_size)
-
-
-def _in_k_steps_of_each_pass(kind: Any, size: Sizing) -> Sampler:
-  scheme = SCHEMES["k_out_of_t"]
-  scheme.check_prob(size)
-  k = scheme.times_per_pass(size)
-  steps = steps_per_pass(size.sampling_prob, k)
-  return kind(steps_per_pass=steps, num_selected=k, capacity=size.padded_batch_size)
-
-
-def _truncated(kind: Any, size: Sizing) -> Sampler:
-  """By default the capacity is three standard deviations above the mean batch size, so that about
-  one step in a thousand is cut."""
-  prob, num_examples = size.sampling_prob, size.num_examples
-  deviation = math.sqrt(prob * (1 - prob) * num_examples)
-  # The default is a multiple of 8, as in `PaddedSampler.fit_to`.
-  capacity = size.capacity or 8 * math.ceil((prob * num_examples + 3 * deviation) / 8)
-  return kind(sampling_prob=prob, capacity=capacity, num_examples=num_examples)
-
-
-def _fixed_size(kind: Any, size: Sizing) -> Sampler:
-  batch_size = whole_batch_size(size.sampling_prob, size.num_examples)
-  if size.neighboring_relation != ADD:
-    return kind(batch_size=batch_size, num_examples=size.num_examples)
-  # An audit may leave out records. The batch size stays the same, so that it does not reveal how
-  # many records are left. The event uses the smallest possible number, at which a batch is the
-  # largest share of the records.
-  least = size.num_examples - size.may_leave
-  return kind(batch_size=batch_size, num_examples=least, size_is_public=False)
-
-
-def _shuffled(kind: Any, size: Sizing) -> Sampler:
-  batch_size = whole_batch_size(size.sampling_prob, size.num_examples)
-  is_proved = size.neighboring_relation in kind.relations
-  # Under other relations nothing is proved, so the size of the data stays private.
-  return kind(batch_size, size.num_examples if is_proved else None)
-
-
-def _cyclic(kind: Any, size: Sizing) -> Sampler:
-  steps = steps_per_pass(size.sampling_prob)
-  if steps > size.num_examples:
-    raise UserError(
-      f"its pass of {steps} steps must be of at most {size.num_examples}, one for "
-      f"each {size.unit}; a larger batch makes it shorter",
-      field="sampler",
-      value=kind.name,
-    )
-  return kind(steps_per_pass=steps, num_examples=size.num_examples)
-
-
-def _balls_in_bins(kind: Any, size: Sizing) -> Sampler:
-  return kind(num_bins=steps_per_pass(size.sampling_prob), capacity=size.padded_batch_size)
-
-
-def _check_apart(size: Sizing) -> int:
+def check_apart(size: Sizing) -> int:
   """Returns `size.apart`; raises UserError if examples would take part more often."""
   apart = size.apart
   if size.sampling_prob * apart > 1 + 1e-9:
@@ -284,31 +194,15 @@ def _check_apart(size: Sizing) -> int:
   return apart
 
 
-def _cyclic_poisson(kind: Any, size: Sizing) -> Sampler:
-  apart = _check_apart(size)
-  return kind(turn_prob=size.turn_prob, num_groups=apart, capacity=size.padded_batch_size)
-
-
-def _min_sep(kind: Any, size: Sizing) -> Sampler:
-  apart, q = _check_apart(size), size.sampling_prob
-  return kind(
-    # It solves q = turn_prob / (1 + (apart - 1) turn_prob). Rounding may put 1 - (apart - 1) q
-    # below q. Then the quotient would be above 1.
-    turn_prob=min(1.0, q / max(1 - (apart - 1) * q, q)),
-    steps_apart=apart,
-    num_steps=size.num_steps,
-    capacity=size.padded_batch_size,
-  )
-
+# --- all samplers
 
 _EXAMPLES, _CORRELATED = ("examples",), ("correlated noise",)
 SCHEMES: dict[str, Scheme] = {
   "poisson": Scheme(
-    "poisson:PoissonSampler", _poisson, ("examples", "clients"), ("capacity",), "exact"
+    "poisson:PoissonSampler", ("examples", "clients"), ("capacity",), "exact"
   ),
   "random_allocation": Scheme(
     "random_allocation:RandomAllocationSampler",
-    _in_one_step_of_each_pass,
     _EXAMPLES,
     ("capacity",),
     "exact",
@@ -316,7 +210,6 @@ SCHEMES: dict[str, Scheme] = {
   ),
   "k_out_of_t": Scheme(
     "k_out_of_t:KOutOfTSampler",
-    _in_k_steps_of_each_pass,
     _EXAMPLES,
     ("capacity", "num_selected"),
     "exact",
@@ -324,30 +217,23 @@ SCHEMES: dict[str, Scheme] = {
   ),
   "truncated_poisson": Scheme(
     "truncated_poisson:TruncatedPoissonSampler",
-    _truncated,
     _EXAMPLES,
     ("capacity",),
     "exact",
   ),
-  "fixed_size": Scheme(
-    "fixed_size:FixedSizeSampler", _fixed_size, ("examples", "clients"), (), "exact"
-  ),
+  "fixed_size": Scheme("fixed_size:FixedSizeSampler", ("examples", "clients"), (), "exact"),
   "with_replacement": Scheme(
-    "with_replacement:WithReplacementSampler", _fixed_size, _EXAMPLES, (), "exact"
+    "with_replacement:WithReplacementSampler", _EXAMPLES, (), "exact"
   ),
-  "shuffled": Scheme(
-    "shuffled:ShuffledSampler", _shuffled, _EXAMPLES, relation_is_named=True
-  ),
-  "cyclic": Scheme("cyclic:CyclicSampler", _cyclic, _CORRELATED, in_passes=True),
+  "shuffled": Scheme("shuffled:ShuffledSampler", _EXAMPLES, relation_is_named=True),
+  "cyclic": Scheme("cyclic:CyclicSampler", _CORRELATED, in_passes=True),
   "cyclic_poisson": Scheme(
     "cyclic_poisson:CyclicPoissonSampler",
-    _cyclic_poisson,
     _CORRELATED,
     ("capacity", "steps_apart"),
   ),
   "balls_in_bins": Scheme(
     "balls_in_bins:BallsInBinsSampler",
-    _balls_in_bins,
     _CORRELATED,
     ("capacity",),
     "simulated",
@@ -355,22 +241,12 @@ SCHEMES: dict[str, Scheme] = {
   ),
   "min_sep": Scheme(
     "min_sep:MinSepSampler",
-    _min_sep,
     _CORRELATED,
     ("capacity", "steps_apart"),
     "simulated",
   ),
-  "bounded_contribution": Scheme("bounded_contribution:BoundedContributionSampler", None),
+  "bounded_contribution": Scheme("bounded_contribution:BoundedContributionSampler"),
 }
-
-
-def scheme_of(kind: type) -> Scheme | None:
-  """Returns the row of a class or of the nearest class that it derives from; None without one."""
-  for base in kind.__mro__:
-    scheme = SCHEMES.get(str(vars(base).get("name")))
-    if scheme is not None and scheme.kind is base:
-      return scheme
-  return None
 
 
 def used_for(purpose: str) -> dict[str, Scheme]:

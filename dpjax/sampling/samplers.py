@@ -17,7 +17,7 @@ import copy
 import dataclasses
 import math
 import sys
-from typing import Any, ClassVar, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 import dp_accounting
 import numpy as np
@@ -27,6 +27,9 @@ from dpjax import validate
 from dpjax.accounting.event_kinds.elements import accountants_for
 from dpjax.accounting.proved import ACCOUNTANTS, ADD, RELATIONS, NeighboringRelation
 from dpjax.validate import UserError, Verbatim
+
+if TYPE_CHECKING:
+  from dpjax.sampling.registry import Sizing
 
 DpEvent = dp_accounting.DpEvent
 
@@ -119,6 +122,19 @@ class Sampler(abc.ABC):
         value=neighboring_relation,
       )
     return known
+
+  @classmethod
+  def sized(cls, size: Sizing) -> Sampler:
+    """Returns the sampler for the numbers of a run; a subclass is sized like its base.
+
+    Raises:
+      UserError: numbers that do not fit the sampler, or a class that has no rule for its size.
+    """
+    raise UserError(
+      "has no rule for its size; name a function that returns one",
+      field="sampler",
+      value=Verbatim(cls.__name__),
+    )
 
   @property
   @abc.abstractmethod

@@ -10,6 +10,7 @@ import numpy as np
 from dpjax import validate
 from dpjax.accounting.proved import REPLACE, ZERO
 from dpjax.sampling.draws import permutation
+from dpjax.sampling.registry import Sizing, whole_batch_size
 from dpjax.sampling.samplers import DpEvent, Sampler
 from dpjax.validate import UserError
 
@@ -65,6 +66,13 @@ class ShuffledSampler(Sampler):
       raise UserError(
         f"the data have {num_examples}", field="num_examples", value=self.num_examples
       )
+
+  @classmethod
+  def sized(cls, size: Sizing) -> ShuffledSampler:
+    batch_size = whole_batch_size(size.sampling_prob, size.num_examples)
+    is_proved = size.neighboring_relation in cls.relations
+    # Under other relations nothing is proved, so the size of the data stays private.
+    return cls(batch_size, size.num_examples if is_proved else None)
 
   @property
   def proved_under(self) -> tuple[str, ...]:

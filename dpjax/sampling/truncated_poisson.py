@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from typing import Any, ClassVar
 
 import dp_accounting
@@ -11,6 +12,7 @@ import numpy as np
 from dpjax import validate
 from dpjax.accounting.event_kinds.truncated_poisson import TruncatedPoissonKind
 from dpjax.sampling.draws import generator, successes
+from dpjax.sampling.registry import Sizing
 from dpjax.sampling.samplers import DpEvent, SizedSampler
 from dpjax.validate import UserError, Verbatim
 
@@ -50,6 +52,16 @@ class TruncatedPoissonSampler(SizedSampler):
   def __post_init__(self):
     validate.probability(sampling_prob=self.sampling_prob)
     validate.integer_at_least(1, capacity=self.capacity, num_examples=self.num_examples)
+
+  @classmethod
+  def sized(cls, size: Sizing) -> TruncatedPoissonSampler:
+    """Returns the sampler, by default with a capacity three standard deviations above the mean
+    batch size, so that about one step in a thousand is cut."""
+    prob, num_examples = size.sampling_prob, size.num_examples
+    deviation = math.sqrt(prob * (1 - prob) * num_examples)
+    # The default is a multiple of 8, as in `PaddedSampler.fit_to`.
+    capacity = size.capacity or 8 * math.ceil((prob * num_examples + 3 * deviation) / 8)
+    return cls(sampling_prob=prob, capacity=capacity, num_examples=num_examples)
 
   @property
   def padded_batch_size(self) -> int:

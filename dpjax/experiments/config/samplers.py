@@ -85,6 +85,4 @@ def make(value: SamplerChoice, size: Sizing) -> sampling.Sampler:
   scheme = value.scheme
   if scheme is None:
     return user_code.sampler(value.name, "privacy.sampler", size)
-  # A config names no sampler that only its author sizes.
-  assert scheme.make is not None
-  return scheme.make(scheme.kind, size)
+  return scheme.kind.sized(size)

@@ -46,7 +46,7 @@ from dp_accounting import DpEvent
 
 from dpjax import accounting, names, sampling
 from dpjax.sampling import batches
-from dpjax.sampling.registry import Sizing, make_sampler, scheme_of
+from dpjax.sampling.registry import Sizing
 from dpjax.types import Array, ArrayTree, LossFn, Params
 from dpjax.validate import UserError
 
@@ -135,9 +135,10 @@ def shapes(tree: ArrayTree) -> Any:
 
 
 def sampler(path: str, field: str, size: Sizing) -> sampling.Sampler:
-  """Returns the sampler at a path: a subclass of one of dpjax's, or what a function returns.
+  """Returns the sampler at a path: a class with a rule for its size, or what a function returns.
 
-  A subclass is sized like its base. Anything else is called with (num_examples=, sampling_prob=).
+  A subclass of one of dpjax's is sized like its base, unless it has a `sized` of its own. Anything
+  else is called with (num_examples=, sampling_prob=).
 
   Args:
     size: numbers of the run. The sampler's unit must be that of the run, or "example". In a run
@@ -149,8 +150,9 @@ def sampler(path: str, field: str, size: Sizing) -> sampling.Sampler:
   dpjax.validate.UserError: privacy.sampler='builtins:dict': must return a ...
   """
   maker = names.find(path, field)
-  if isinstance(maker, type) and scheme_of(maker):
-    built = names.guard(path, field, make_sampler)(maker, size)
+  is_kind = isinstance(maker, type) and issubclass(maker, sampling.Sampler)
+  if is_kind and maker.sized.__func__ is not sampling.Sampler.sized.__func__:
+    built = names.guard(path, field, maker.sized)(size)
   else:
     built = names.call(
       path, field, num_examples=size.num_examples, sampling_prob=size.sampling_prob

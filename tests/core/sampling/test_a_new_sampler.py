@@ -16,7 +16,7 @@ from dpjax.accounting.event_kinds.elements import mechanism_of, parts
 from dpjax.auditing.games import registry, samplers
 from dpjax.auditing.games.game import play
 from dpjax.sampling import registry as registry_of_samplers
-from dpjax.sampling.registry import SCHEMES, Scheme, Sizing, make_sampler
+from dpjax.sampling.registry import SCHEMES, Scheme, Sizing
 from dpjax.sampling.samplers import assumption
 from dpjax.validate import UserError
 from tests.refuses import refuses
@@ -110,15 +110,17 @@ def test_its_games_are_found_and_played(halves):
   assert results and not any(one.refuted for one in results)
 
 
-def test_a_row_says_how_the_numbers_of_a_run_size_it(halves, monkeypatch):
+def test_it_says_how_the_numbers_of_a_run_size_it(halves, monkeypatch):
+  size = Sizing(0.5, num_examples=9)
   with refuses("sampler"):
-    make_sampler(halves, Sizing(0.5, num_examples=9))
-  row = Scheme(halves, lambda kind, size: kind(size.num_examples // 2 * 2), ("examples",))
-  monkeypatch.setitem(SCHEMES, halves.name, row)
-  assert make_sampler(halves, Sizing(0.5, num_examples=9)) == halves(8)
+    halves.sized(size)
+  rule = classmethod(lambda kind, size: kind(size.num_examples // 2 * 2))
+  monkeypatch.setattr(halves, "sized", rule)
+  assert halves.sized(size) == halves(8)
+  monkeypatch.setitem(SCHEMES, halves.name, Scheme(halves, ("examples",)))
   assert halves.name in registry_of_samplers.used_for("examples")
   own = type("Own", (halves,), {})  # a subclass is sized like its base
-  assert type(make_sampler(own, Sizing(0.5, num_examples=9))) is own
+  assert type(own.sized(size)) is own
 
 
 def test_without_relations_nothing_is_proved(halves, monkeypatch):

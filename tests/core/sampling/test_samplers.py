@@ -11,7 +11,7 @@ from dpjax import sampling
 from dpjax.accounting.proved import ADD
 from dpjax.sampling import batches
 from dpjax.sampling.draws import generator
-from dpjax.sampling.registry import SCHEMES, Sizing, make_sampler
+from dpjax.sampling.registry import SCHEMES, Sizing
 from dpjax.validate import UserError
 from tests.refuses import refuses
 
@@ -143,8 +143,8 @@ def test_p15_no_example_is_drawn_twice_in_one_step():
 
 @pytest.mark.parametrize("kind", [sampling.CyclicPoissonSampler, sampling.MinSepSampler])
 def test_an_example_cannot_take_part_more_often_than_its_separation_allows(kind):
-  ask = lambda prob: make_sampler(
-    kind, Sizing(prob, num_examples=100, num_steps=50, steps_apart=10, padded_batch_size=99)
+  ask = lambda prob: kind.sized(
+    Sizing(prob, num_examples=100, num_steps=50, steps_apart=10, padded_batch_size=99)
   )
   assert ask(0.1).sampling_prob == pytest.approx(0.1)
   with pytest.raises(UserError, match="prob=0.5: must be <= 0.1") as caught:
@@ -162,7 +162,7 @@ def test_min_sep_turns_come_as_often_as_the_sampling_probability_asks(
   size = Sizing(
     prob, num_examples=100, num_steps=50, steps_apart=apart, padded_batch_size=99
   )
-  made = make_sampler(sampling.MinSepSampler, size)
+  made = sampling.MinSepSampler.sized(size)
   assert made.turn_prob == pytest.approx(turn_prob) and made.steps_apart == apart
   assert 1 / prob == pytest.approx(apart - 1 + 1 / made.turn_prob)
 
@@ -194,6 +194,6 @@ def test_a_fixed_size_is_charged_for_the_fewest_records_that_an_audit_may_leave(
   name, prob, num_examples, may_leave, batch_size, least
 ):
   size = Sizing(prob, num_examples, may_leave=may_leave, neighboring_relation=ADD)
-  made = make_sampler(SCHEMES[name].kind, size)
+  made = SCHEMES[name].kind.sized(size)
   assert (made.batch_size, made.num_examples) == (batch_size, least)
   assert not made.size_is_public
