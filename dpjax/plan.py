@@ -236,7 +236,11 @@ class Plan(overflow.MayAbort):
         field="sampler",
         value=Verbatim(f"{self.sampler!r:.60}"),
       )
-    self._set_unit()
+    # Only a sampler of plain rows leaves open what a row is.
+    of_rows = self.sampler.unit
+    units = ("example", "user") if of_rows == "example" else (of_rows,)
+    object.__setattr__(self, "unit", self.unit or of_rows)
+    validate.one_of(units, unit=self.unit)
     # A plan without statistics imports none of their mechanisms.
     if self.statistics is not None:
       from dpjax.mechanisms.noisy_means import NoisyMeans
@@ -279,13 +283,6 @@ class Plan(overflow.MayAbort):
         value=self.accountant,
       )
     self._check_shape()
-
-  def _set_unit(self) -> None:
-    own = self.sampler.unit
-    # Only a sampler of plain rows leaves open what a row is.
-    units = ("example", "user") if own == "example" else (own,)
-    object.__setattr__(self, "unit", self.unit or own)
-    validate.one_of(units, unit=self.unit)
 
   def _check_shape(self) -> None:
     shape = self.noise_shape

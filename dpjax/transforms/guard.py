@@ -167,13 +167,6 @@ def next_batch(inner: Any) -> Any:
   return getattr(noise_of(inner), "draws", None)
 
 
-def _run_of(origin: Any) -> Any:
-  """Returns the number of the run that drew a batch, [] int32; 0 if it has none.
-
-  Padding that came later has the number 0."""
-  return jnp.max(origin[:, 3], initial=0) + jnp.min(origin[:, 3], initial=0)
-
-
 def _in_turn(
   origin: Any, turn: Any, rows: int | None, mark: int, plan: Any, runs: tuple[Any, Any]
 ) -> Any:
@@ -213,7 +206,7 @@ def _in_turn(
   ours = jnp.all(is_padding | (drawn_by == plan)) if mark else True
   run, earlier = runs
   same_run = (run == 0) | (earlier == 0) | (run == earlier)
-  # Of two draws joined, an example may come twice. Then the sum in `_run_of` is neither's number.
+  # Of two draws joined, an example may come twice. Then `run` is neither's number.
   same_run &= jnp.all(is_padding | (drawn_in == run))
 
   def wrong() -> UserError:
@@ -385,7 +378,8 @@ def with_guard(
       # With a wrong checksum nothing else counts. XLA's CPU backend wakes another thread where more
       # than nine small operations are ready at once, so these wait for the checksum.
       origin = jnp.where(sound, origin, 0).reshape(-1, 4)
-      of_batch = _run_of(origin)
+      # The number of the run that drew the batch, of one sign. Padding that came later has 0.
+      of_batch = jnp.max(origin[:, 3], initial=0) + jnp.min(origin[:, 3], initial=0)
       sound &= _in_turn(origin, number, rows, mark, plan_mark, (of_batch, run))
       inner = noise_of_run(inner, number == 0, of_batch)
       run = jnp.where(of_batch == 0, run, of_batch)
