@@ -284,8 +284,10 @@ def test_a_divisor_that_is_far_off_is_told(normalize_by, word):
   plan = Plan(
     sampler, 1.0, 1.0, normalize_by, 3, delta=1e-5, neighboring_relation="replace_special"
   )
-  with pytest.warns(UserWarning, match=f"normalize_by={normalize_by}: .* too {word}"):
-    plan.batches(_ROWS, rng=0)
+  shuffled = dataclasses.replace(plan, sampler=sampling.ShuffledSampler(batch_size=30))
+  for each in (plan, shuffled):
+    with pytest.warns(UserWarning, match=f"normalize_by={normalize_by}: .* too {word}"):
+      each.batches(_ROWS, rng=0)
   # Where the number of rows is secret, a declared number or the capacity is compared.
   plan = dataclasses.replace(plan, neighboring_relation="add_or_remove_one")
   declared = dpjax.data.from_arrays(
