@@ -212,17 +212,6 @@ def epsilon_from_mu(mu: float, delta: float) -> float:
   return _largest(lambda epsilon: delta_from_mu(mu, epsilon) > delta)
 
 
-def mu_from_epsilon(epsilon: float, delta: float) -> float:
-  """Returns the largest mu whose Gaussian-DP mechanism is (epsilon, delta)-DP.
-
-  >>> round(1 / mu_from_epsilon(1.0, 1e-3), 4)
-  2.5747
-  """
-  validate.non_negative(epsilon=epsilon)
-  validate.open_unit(delta=delta)
-  return _largest(lambda mu: delta_from_mu(mu, epsilon) <= delta)
-
-
 def _largest(holds: Callable[[float], bool], low: float = 0.0) -> float:
   """Returns the largest value for which a monotone condition still holds, rounded down; `low` if it
   never holds. The range of the search doubles until it reaches `_LARGEST`."""

@@ -11,7 +11,7 @@ import pytest
 
 from dpjax import gradients, transforms
 from dpjax.auditing.likelihood import gaussian_log_ratio, trial_scores
-from dpjax.auditing.lower_bounds import mu_from_epsilon
+from dpjax.mechanisms.additive import analytic_noise_multiplier
 
 DELTA = 1e-5
 _C = 1.0
@@ -43,7 +43,7 @@ def transform(bug, noise_multiplier, key):
 
 def noise_multiplier(epsilon):
   """For one Gaussian release at DELTA."""
-  return 1 / mu_from_epsilon(epsilon, DELTA)
+  return analytic_noise_multiplier(epsilon, DELTA)
 
 
 def scores(bug, epsilon, num_trials, seed=0):

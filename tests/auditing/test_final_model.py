@@ -10,9 +10,10 @@ import pytest
 
 from dpjax import auditing, losses, models
 from dpjax.auditing import final_model
-from dpjax.auditing.lower_bounds import METHODS, gdp_lower_bound, mu_from_epsilon
+from dpjax.auditing.lower_bounds import METHODS, gdp_lower_bound
 from dpjax.data import from_arrays
 from dpjax.experiments.checks import many_models
+from dpjax.mechanisms.additive import analytic_noise_multiplier
 from dpjax.plan import Plan
 from dpjax.sampling import FixedSizeSampler, PoissonSampler
 from dpjax.types import Example
@@ -71,7 +72,7 @@ def test_a_sound_training_is_told_apart_and_not_refuted(audited):
   assert found.inside.shape == found.outside.shape == (60,)
   assert len({*found.inside, *found.outside}) == 120  # each has noise of its own
   gap = (found.inside.mean() - found.outside.mean()) / found.outside.std()
-  mu = mu_from_epsilon(plan.epsilon(), DELTA)
+  mu = 1 / analytic_noise_multiplier(plan.epsilon(), DELTA)
   assert 0.5 * mu < gap < 1.5 * mu  # of the mu of all steps, the final model keeps most
   for name in many_models._SHOWN:
     assert METHODS[name](found, delta=DELTA) <= plan.epsilon()

@@ -13,6 +13,7 @@ from scipy import special
 from dpjax import auditing
 from dpjax.auditing import lower_bounds
 from dpjax.auditing.scores import Scores
+from dpjax.mechanisms.additive import analytic_noise_multiplier
 from dpjax.validate import NO_VALUE, Verbatim
 from tests.refuses import refuses
 
@@ -36,7 +37,7 @@ TABLE = {
 
 def _canaries(epsilon, m, seed):
   """Half in, half out; exactly (epsilon, DELTA)-DP."""
-  rng, std = np.random.default_rng(seed), 1 / lower_bounds.mu_from_epsilon(epsilon, DELTA)
+  rng, std = np.random.default_rng(seed), analytic_noise_multiplier(epsilon, DELTA)
   noise = std * rng.standard_normal((2, m // 2))
   return Scores(inside=1 + noise[0], outside=noise[1])
 
@@ -149,7 +150,7 @@ def test_mu_and_epsilon_agree_with_dp_accounting():
   for epsilon in (0.1, 1.0, 8.0, 30.0):
     for delta in (1e-3, 1e-8):
       std = dp_accounting.get_sigma_gaussian(epsilon, delta)
-      mu = lower_bounds.mu_from_epsilon(epsilon, delta)
+      mu = 1 / analytic_noise_multiplier(epsilon, delta)
       assert 1 / mu == pytest.approx(std, rel=1e-4)
       assert lower_bounds.epsilon_from_mu(mu, delta) == pytest.approx(epsilon, rel=1e-4)
   assert lower_bounds.epsilon_from_mu(-3.0, 1e-5) == 0  # never an absolute value

@@ -24,6 +24,7 @@ from dpjax.auditing import scores as scores_lib
 from dpjax.auditing.canaries import Canaries
 from dpjax.auditing.scores import CanaryScores, Scores
 from dpjax.auditing.verdict import check_method
+from dpjax.mechanisms.additive import analytic_noise_multiplier
 from dpjax.plan import Plan
 from dpjax.sampling import FixedSizeSampler, PoissonSampler
 from tests.refuses import refuses
@@ -39,7 +40,7 @@ def _critical(method, epsilon, m, delta, level):
   """[tests]: the fewest correct guesses by which `epsilon` is refuted, of each test."""
   two_sided = method.endswith("two_sided")
   ends = lower_bounds._ends(m, two_sided=two_sided)
-  mu = lower_bounds.mu_from_epsilon(epsilon, delta)
+  mu = 1 / analytic_noise_multiplier(epsilon, delta)
 
   def refuted(guesses, correct):
     rest = (guesses, correct, level / len(ends))
@@ -79,7 +80,7 @@ def _t_above(epsilon, scores, coins, delta, level):
   left = np.where(coins, scores - inside[:, None], scores - outside[:, None])
   spread = np.sqrt((left**2).sum(axis=1) / degrees)
   weight = np.sqrt(n * rest / (n + rest))
-  mu = lower_bounds.mu_from_epsilon(epsilon, delta)
+  mu = 1 / analytic_noise_multiplier(epsilon, delta)
   tail = stats.nct.sf((inside - outside) / spread * weight, degrees, mu * weight)
   return tail <= level
 
@@ -92,7 +93,7 @@ def _gaussian(epsilon, m, seed=0):
   """Ideal canaries: exactly (epsilon, DELTA)-DP."""
   rng = np.random.default_rng(seed)
   coins = _coins(rng, m)
-  mu = lower_bounds.mu_from_epsilon(epsilon, DELTA)
+  mu = 1 / analytic_noise_multiplier(epsilon, DELTA)
   return coins * mu + rng.standard_normal(coins.shape), coins
 
 
@@ -165,7 +166,7 @@ def _all_or_nothing(mu, chance, m, seed=2):
 def test_canaries_that_leak_together_in_a_rare_event(epsilon, chance):
   """Gaussian-DP, but as dependent as can be. What takes the canaries as independent is above
   the truth in the whole event, and the bounds that allow dependence are not."""
-  mu = lower_bounds.mu_from_epsilon(epsilon, DELTA)
+  mu = 1 / analytic_noise_multiplier(epsilon, DELTA)
   scores, coins = _all_or_nothing(mu, chance, 1000)
   for method in RANKED:
     assert _above(method, epsilon, scores, coins).sum() <= MOST, method
@@ -281,7 +282,7 @@ def _cases(m):
   epsilon, scores, coins = _sampled(40, 0.1, 0.8, m)
   yield "poisson, 40 steps, q .1, z .8", epsilon, DELTA, scores, coins
   for epsilon in (1, 4):
-    mu = lower_bounds.mu_from_epsilon(epsilon, DELTA)
+    mu = 1 / analytic_noise_multiplier(epsilon, DELTA)
     yield "all or nothing", epsilon, DELTA, *_all_or_nothing(mu, 0.1, m)
   for together in (False, True):
     name = f"randomised response, {'all fail' if together else 'each fails'}"
