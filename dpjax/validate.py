@@ -11,6 +11,7 @@ import numbers
 import os
 import pathlib
 import re
+import unicodedata
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Self
 
@@ -376,6 +377,49 @@ def several(**named: object) -> tuple:
   if not isinstance(value, Iterable) or isinstance(value, str):
     raise UserError("must be a sequence", field=name, value=value)
   return tuple(value)
+
+
+def owner_ids(**named: Any) -> list[str]:
+  """Returns ids of clients or users as text in one normal form, so that all types and encodings of
+  one id become equal.
+
+  Raises UserError for an id that is empty or missing, or neither text nor an integer.
+
+  >>> owner_ids(client_ids=[b"ann", "ann", "7", 7])
+  ['ann', 'ann', '7', '7']
+  """
+  ((name, _),) = named.items()
+  # Of a number of NumPy or JAX this is Python's.
+  plain_ids: list[Any] = [
+    owner.item() if getattr(owner, "ndim", None) == 0 else owner
+    for owner in several(**named)
+  ]
+  kinds = set(map(type, plain_ids))
+  if not kinds <= {str, bytes, int}:
+    wrong = next(owner for owner in plain_ids if type(owner) not in (str, bytes, int))
+    raise UserError(f"must be text or integers, got {wrong!r:.60}", field=name)
+  try:
+    ids = list(map(_id_text, plain_ids))
+    # `encode` fails for a lone surrogate, which UTF-8 cannot encode.
+    "".join(ids).encode()
+  except UnicodeError as error:
+    raise UserError(
+      f"must be UTF-8, got {error.object!r:.60}",  # type: ignore[attr-defined]
+      field=name,
+    ) from None
+  if "" in ids:
+    raise UserError(
+      f"the id at place {ids.index('')} is empty; nothing can be promised to the owner of a record "
+      "that nobody knows: leave such records out when the data are prepared",
+      field=name,
+    )
+  return ids
+
+
+def _id_text(owner: str | bytes | int) -> str:
+  text = owner.decode() if isinstance(owner, bytes) else str(owner)
+  # One character, such as an accented letter, may have several encodings. NFC makes them equal.
+  return unicodedata.normalize("NFC", text)
 
 
 def integer_at_least(bound: int, **named: Any) -> None:

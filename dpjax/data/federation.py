@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import unicodedata
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -205,7 +204,7 @@ def by_client(
     validate.integer_at_least(1, max_examples=max_examples)
   # Swapped arguments are found before any message could show a record as an id.
   validate.instance(Dataset, _DATA_SET, dataset=dataset)
-  ids = texts(validate.several(client_ids=client_ids))
+  ids = validate.owner_ids(client_ids=client_ids)
   counts = np.ones(len(ids), np.int64) if sizes is None else np.asarray(sizes, np.int64)
   if len(counts) != len(ids) or counts.sum() != len(dataset):
     raise UserError(
@@ -235,50 +234,6 @@ def _sort(owners: np.ndarray, num_clients: int) -> tuple[np.ndarray, np.ndarray]
   Rows of one owner keep their order."""
   ends = np.cumsum(np.bincount(owners, minlength=num_clients))
   return np.argsort(owners, kind="stable"), np.concatenate([[0], ends[:-1]])
-
-
-def texts(client_ids: Iterable[Any]) -> list[str]:
-  """Returns ids as text in one normal form, so that all types and encodings of one id become equal.
-
-  Raises UserError for an id that is empty, or neither text nor an integer.
-
-  >>> texts([b"ann", "ann", 7, np.int64(7)])
-  ['ann', 'ann', '7', '7']
-  """
-  plain_ids: list[Any] = [
-    client_id.item()
-    if isinstance(client_id, np.generic | np.ndarray) and client_id.ndim == 0
-    else client_id
-    for client_id in client_ids
-  ]
-  kinds = set(map(type, plain_ids))
-  if not kinds <= {str, bytes, int}:
-    wrong = next(
-      client_id for client_id in plain_ids if type(client_id) not in (str, bytes, int)
-    )
-    raise UserError(f"must be text or integers, got {wrong!r:.60}", field="client_ids")
-  try:
-    ids = list(map(_text, plain_ids))
-    # `encode` fails for a lone surrogate, which UTF-8 cannot encode.
-    "".join(ids).encode()
-  except UnicodeError as error:
-    raise UserError(
-      f"must be UTF-8, got {error.object!r:.60}",  # type: ignore[attr-defined]
-      field="client_ids",
-    ) from None
-  if "" in ids:
-    raise UserError(
-      f"the id at place {ids.index('')} is empty; records of nobody knows whom "
-      "have no privacy per client: leave them out when the data are prepared",
-      field="client_ids",
-    )
-  return ids
-
-
-def _text(client_id: str | bytes | int) -> str:
-  text = client_id.decode() if isinstance(client_id, bytes) else str(client_id)
-  # One character, such as an accented letter, may have several encodings. NFC makes them equal.
-  return unicodedata.normalize("NFC", text)
 
 
 def check_pair(train: Federation, test: Federation, name: str) -> Pair:

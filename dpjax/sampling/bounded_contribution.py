@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections import Counter
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
@@ -16,7 +16,6 @@ from dpjax.accounting.event_kinds.bounded_contribution import (
 )
 from dpjax.sampling.poisson import PoissonSampler
 from dpjax.sampling.samplers import DpEvent
-from dpjax.validate import UserError
 
 if TYPE_CHECKING:
   from dpjax.sampling.registry import Sizing
@@ -70,7 +69,7 @@ class BoundedContributionSampler(PoissonSampler):
 
 
 def bound_contributions(
-  owners: Sequence[Iterable[Hashable]], *, max_contribution: int, seed: int = 0
+  owners: Sequence[Iterable[str | bytes | int]], *, max_contribution: int, seed: int = 0
 ) -> np.ndarray:
   """Chooses examples greedily so that nobody owns more than `max_contribution` of them.
 
@@ -89,7 +88,8 @@ def bound_contributions(
     Row numbers of the kept examples, rising, [m] int64.
 
   Raises:
-    UserError: max_contribution < 1, or owners of an example that are no collection.
+    UserError: max_contribution < 1, or owners of an example that are no collection of text or
+      integers; one that is empty or missing.
 
   >>> bound_contributions([("ann", "bob"), ("ann",), ("bob",), ("ann",)], max_contribution=1)
   array([2, 3])
@@ -100,7 +100,7 @@ def bound_contributions(
   order = np.random.default_rng([seed, 0x0117]).permutation(len(each))
   # An example with many owners uses up a place of each of them, so it comes late.
   order = order[np.argsort([len(each[row]) for row in order], kind="stable")]
-  taken: Counter[Hashable] = Counter()
+  taken: Counter[str] = Counter()
   kept = []
   for row in order:
     if all(taken[name] < max_contribution for name in each[row]):
@@ -109,15 +109,7 @@ def bound_contributions(
   return np.sort(np.asarray(kept, np.int64))
 
 
-def _of_one(row: int, names: Iterable[Hashable]) -> frozenset[Hashable]:
+def _of_one(row: int, names: Any) -> frozenset[str]:
   # A string is one user's name, not a collection of letters.
-  if isinstance(names, str | bytes):
-    return frozenset([names])
-  try:
-    return frozenset(names)
-  except TypeError:
-    raise UserError(
-      "must be a collection of users for each example",
-      field=f"owners[{row}]",
-      value=names,
-    ) from None
+  several = [names] if isinstance(names, str | bytes) else names
+  return frozenset(validate.owner_ids(**{f"owners[{row}]": several}))

@@ -80,14 +80,16 @@ def group_by_user(
 
   Args:
     data: n examples, with `len` and row indexing, or a dict of arrays [n, ...].
-    user_ids: owner of each example, [n] integers or strings.
+    user_ids: owner of each example, [n] integers or strings, as one reads them: UTF-8 bytes, and
+      an accented letter in each of its encodings, name the user that the text names.
     max_examples_per_user: public number m; a user's further examples are never used.
     choose: rule for the examples that are kept: "first" in the order of `data`, or "random". A
       random choice depends on (seed, user id), and on no other user.
     seed: seed of the random choice.
 
   Raises:
-    UserError: ids that do not fit the data, or m < 1.
+    UserError: ids that do not fit the data; one that is missing, since its owner may have another
+      block, too; or m < 1.
 
   >>> blocks = group_by_user(np.arange(5.0), ["a", "b", "a", "a", "b"],
   ...                        max_examples_per_user=2)
@@ -99,12 +101,15 @@ def group_by_user(
   validate.one_of(CHOICES, choose=choose)
   data = columns.by_place(data)
   ids = np.asarray(user_ids)
-  if ids.shape != (len(data),) or not len(ids) or ids.dtype.kind not in "iuUS":
+  if ids.shape != (len(data),) or not len(ids):
     raise UserError(
       "must be a vector of integers or strings, one per example (at least one), got "
       f"{ids.ndim} axes of {ids.dtype}, or another length",
       field="user_ids",
     )
+  # A user of two ids would have two blocks, and twice the influence.
+  if ids.dtype.kind not in "iu" or np.ma.is_masked(user_ids):
+    ids = np.array(validate.owner_ids(user_ids=user_ids))
   # A stable sort keeps each user's examples in the order of the data, which "first" needs.
   order = np.argsort(ids, kind="stable")
   names, starts = np.unique(ids[order], return_index=True)

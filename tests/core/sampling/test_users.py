@@ -201,6 +201,17 @@ def test_blocks_in_another_container_are_refused_as_well(put):
   assert next(user.batches(blocks, rng=0)).mask.shape == (16,)
 
 
+def test_blocks_in_rows_of_ones_own_are_refused_as_well():
+  """A loop that draws by itself asks no `plan.batches`. `spent` said "one example"."""
+  loss = sampling.user_loss(_loss)
+  rows = _blocks(*_data())[np.arange(4)]
+  user, example = (plans.of(4, unit=unit) for unit in ("user", "example"))
+  for batch, mask in ((Batch(rows, np.ones(4, bool)), None), (rows, True)):
+    with refuses("unit", value="example"):
+      example.clipped_grad(loss)(_PARAMS, batch, mask)
+    assert user.clipped_grad(loss)(_PARAMS, batch, mask).norms.shape == (4,)
+
+
 def test_a_check_refuses_rows_of_another_unit_than_the_plan():
   """Its sensitivity changes whole rows, and so found no fault in blocks under "example"."""
   data, ids = _data()
@@ -382,3 +393,31 @@ def test_a_plan_takes_users_for_examples():
     }
   )
   assert plan.epsilon() == examples.epsilon()
+
+
+@pytest.mark.parametrize(
+  "ids",
+  [
+    ["josé", "jose\u0301", "ann", "josé"],
+    ["7", b"7", "ann", 7],
+    np.array([b"7", b"7", b"8", b"7"]),
+  ],
+)
+def test_all_ways_to_write_a_name_are_one_user(ids):
+  """Each had a block of its own, so the user moved a sum by a clip norm in each of them."""
+  blocks = sampling.group_by_user(np.arange(4.0), ids, max_examples_per_user=4)
+  assert len(blocks) == 2 and sorted(blocks.mask.sum(axis=1)) == [1, 3]
+
+
+@pytest.mark.parametrize(
+  "missing", ["", None, float("nan"), np.ma.array([0, 1, 1], mask=[0, 0, 1])[2]]
+)
+def test_a_record_of_nobody_knows_whom_is_refused(missing):
+  """All of them were one user more, and some are of users with blocks of their own."""
+  ids = ["ann", "bob", missing]
+  if missing is np.ma.masked:
+    ids = np.ma.array([0, 1, 1], mask=[0, 0, 1])
+  with refuses("user_ids"):
+    sampling.group_by_user(np.arange(3.0), ids, max_examples_per_user=2)
+  with refuses("owners[1]"):
+    sampling.bound_contributions([["ann"], ["bob", missing]], max_contribution=1)
