@@ -831,7 +831,8 @@ class Plan(overflow.MayAbort):
     `microbatch_size` of all rows it is one piece.
 
     Raises:
-      UserError: a loss that is no `ScaledLoss` in a plan with scaling.
+      UserError: a loss that is no `ScaledLoss` in a plan with scaling. The result raises for blocks
+        of users in a plan that hides examples.
     """
     if self.scaling is not None and not isinstance(loss_fn, transforms.ScaledLoss):
       raise UserError(
@@ -841,11 +842,14 @@ class Plan(overflow.MayAbort):
         value=Verbatim(f"{loss_fn!r:.60}"),
       )
     grad = gradients.clipped_grad(loss_fn, l2_clip_norm=self.l2_clip_norm, **options)
-    # The divisor is the expected number of examples, unless it is 1 and asks for the sum.
-    if self.normalize_by == 1:
-      return grad
     filled = self.normalize_by / self.sampler.padded_batch_size
-    return dataclasses.replace(grad, filled=min(filled, 1.0))
+    return dataclasses.replace(
+      grad,
+      # Rows of one's own did not come by `batches`, which checks their unit.
+      check_rows=self._unit_of_rows,
+      # The divisor is the expected number of examples, unless it is 1 and asks for the sum.
+      filled=1.0 if self.normalize_by == 1 else min(filled, 1.0),
+    )
 
   def accumulated(self, tx: optax.GradientTransformation, *, rows: int = 0) -> Any:
     """Wraps `tx`, such as `optax.chain(plan.transform(key), optimizer)`, for this plan's slices.
@@ -993,6 +997,19 @@ class Plan(overflow.MayAbort):
       rows: some of their rows. A container of a user's own states no unit, but blocks in it are
         each a `Batch`.
     """
+    unit = self._unit_of_rows(rows, data)
+    # Of plain rows the statement would say "user", and hide single examples.
+    if not unit and self.unit != self.sampler.unit:
+      raise UserError(
+        f"must be blocks of dpjax.sampling.group_by_user, or data whose `unit` is {self.unit!r}, "
+        f"for a plan with that unit: each row holds all that one {self.unit} contributes",
+        field="data",
+        value=Verbatim(type(data).__name__),
+      )
+
+  def _unit_of_rows(self, rows: Any, data: Any = None) -> str:
+    """Returns the unit that rows, or their data, state; "" if none is stated. Raises UserError if
+    it is another one than the guarantee's."""
     is_block = lambda part: isinstance(part, Batch)
     holds_blocks = any(map(is_block, jax.tree.leaves(rows, is_leaf=is_block)))
     unit = _unit_of(data) or ("user" if holds_blocks else "")
@@ -1002,14 +1019,7 @@ class Plan(overflow.MayAbort):
         field="unit",
         value=self.unit,
       )
-    # Of plain rows the statement would say "user", and hide single examples.
-    if not unit and self.unit != self.sampler.unit:
-      raise UserError(
-        f"must be blocks of dpjax.sampling.group_by_user, or data whose `unit` is {self.unit!r}, "
-        f"for a plan with that unit: each row holds all that one {self.unit} contributes",
-        field="data",
-        value=Verbatim(type(data).__name__),
-      )
+    return unit
 
   def _warn_of_divisor(self, num_examples: int, declared: int | None) -> None:
     """Warns if the divisor is far from the expected batch size, which the data, their declared

@@ -210,6 +210,8 @@ class ClippedGrad:
   memory_budget: float | None = None  # bytes
   mesh: Mesh | None = None
   filled: float = 1.0  # share of the rows of a batch that usually hold an example
+  # Raises UserError for examples that it refuses, such as those of another unit.
+  check_rows: Callable[[Any], Any] | None = None
 
   def __post_init__(self):
     check_callable(self.loss_fn)
@@ -290,6 +292,8 @@ class ClippedGrad:
     origin = origin_of(batch)
     batch, mask = examples_and_mask(batch, mask)
     given = (batch, mask)
+    if self.check_rows is not None:
+      self.check_rows(batch)
     check_arrays(batch=batch)
     batch = jax.tree.map(jnp.asarray, batch)
     size = _batch_size(batch)
