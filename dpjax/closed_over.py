@@ -136,7 +136,7 @@ def within(number: Any, dtype: Any) -> Any:
   least as exact, else the number itself, which is a constant of the program."""
   if not isinstance(number, Number):
     return number
-  exact = jnp.promote_types(number.array.dtype, dtype) == number.array.dtype
+  exact = jnp.finfo(number.array.dtype).bits >= jnp.finfo(dtype).bits
   return number.array.astype(dtype) if exact else float(number)
 
 

@@ -12,6 +12,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 
 from dpjax import trees, validate
@@ -82,29 +83,41 @@ def softmax_cross_entropy(
       clip norm would be cut to the length that it had.
 
   Raises:
-    UserError: during tracing, if apply does not return [1, K], or y is not ONE integer (for
-      example because a whole batch was passed), or there are not K weights.
+    UserError: weights that are no sequence of finite numbers >= 0. During tracing, if apply does
+      not return [1, K], or y is not ONE integer (for example because a whole batch was passed), or
+      there are not K weights.
 
   >>> loss = softmax_cross_entropy(lambda params, x: x @ params)  # logits = x
   >>> example = Example(x=jnp.log(jnp.array([1.0, 3.0])), y=1)
   >>> print(round(float(loss(jnp.eye(2), example)), 4))  # -log(3 / 4)
   0.2877
   """
+  weights: Any = None
+  if class_weights is not None:
+    weights = np.asarray(class_weights)
+    # With NaN no example of the class would count, and with -1 a step would raise its loss.
+    right = weights.ndim == 1 and weights.dtype.kind in "iuf"
+    if not (right and np.isfinite(weights).all() and (weights >= 0).all()):
+      raise UserError(
+        "must be a sequence of finite numbers >= 0, one for each class",
+        field="class_weights",
+        value=class_weights,
+      )
 
   def loss(params: Params, example: Example) -> Array:
     _check_example(example)
     label = _integers(example.y, "y", 0)
     logits = _outputs(apply, params, example.x, 2, "logits [1, K]")
     nats = _cross_entropy(logits, label)
-    if class_weights is None:
+    if weights is None:
       return nats
-    if logits.shape != (len(class_weights),):
+    if logits.shape != weights.shape:
       raise UserError(
         f"must have one weight for each of {logits.shape[0]} classes",
         field="class_weights",
-        value=tuple(class_weights),
+        value=class_weights,
       )
-    return nats * jnp.asarray(class_weights, logits.dtype)[label]
+    return nats * jnp.asarray(weights, logits.dtype)[label]
 
   return loss
 
@@ -164,7 +177,8 @@ def mean_squared_error(apply: Apply) -> LossFn:
         field="example.y",
       )
     # Outputs and targets are flattened, so that neither is broadcast to the other's shape.
-    error = trees.at_least_float32(jnp.asarray(outputs)).ravel() - target.ravel()
+    outputs = trees.at_least_float32(jnp.asarray(outputs)).ravel()
+    error = outputs - target.astype(outputs.dtype).ravel()
     return jnp.mean(error * error)
 
   return loss

@@ -33,9 +33,10 @@ def wide_dtype(dtype: DType) -> Any:
   >>> wide_dtype(jnp.float8_e5m2), wide_dtype(jnp.complex64)
   (dtype('float32'), dtype('complex64'))
   """
-  # JAX promotes no floats of 8 bits or fewer by itself, so narrow floats are replaced by float32.
+  # JAX promotes no floats of 8 bits or fewer; with jax_numpy_dtype_promotion="strict" no others.
   narrow = jnp.issubdtype(dtype, jnp.floating) and jnp.finfo(dtype).bits < 32
-  return jnp.promote_types(jnp.float32 if narrow else dtype, jnp.float32)
+  wide = jnp.issubdtype(dtype, jnp.inexact) and not narrow
+  return jnp.dtype(dtype if wide else jnp.float32)
 
 
 def at_least_float32(x: jax.Array) -> jax.Array:

@@ -274,7 +274,7 @@ def noise_dtype(dtype: DType, name: str = "tree") -> Any:
     raise UserError(
       f"holds {dtype}; noise is added to real floating-point numbers only", field=name
     )
-  return jnp.promote_types(jax.dtypes.canonicalize_dtype(dtype), jnp.float32)
+  return trees.wide_dtype(jax.dtypes.canonicalize_dtype(dtype))
 
 
 def as_floats(tree: ArrayTree) -> Any:

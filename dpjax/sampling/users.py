@@ -165,7 +165,9 @@ def user_loss(loss_fn: LossFn, *, reduction: str = "mean") -> LossFn:
     real = jax.tree.map(lambda leaf: _padded_by_first(leaf, mask), block.examples)
     losses = jax.vmap(loss_fn, in_axes=(None, 0))(params, real)
     total = jnp.where(mask, losses, 0).sum()
-    return total / jnp.maximum(mask.sum(), 1) if reduction == "mean" else total
+    if reduction == "sum":
+      return total
+    return total / jnp.maximum(mask.sum(), 1).astype(total.dtype)
 
   return of_one_user
 

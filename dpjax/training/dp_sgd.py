@@ -91,7 +91,11 @@ def _step_info(summed: ClippedSum, scale: ArrayLike) -> StepInfo:
   count = jnp.sum(counted)
   # 0 would look like a perfect fit. An empty batch has nothing to divide by.
   divisor = jnp.where(batch_size > 0, count, 1).astype(jnp.float32)
-  mean = lambda values: jnp.sum(jnp.where(counted, values, 0)) / divisor
+
+  def mean(values: Array) -> Array:
+    total = jnp.sum(jnp.where(counted, values, 0))
+    return total / divisor.astype(total.dtype)
+
   return StepInfo(
     train_loss=mean(summed.losses) * scale,
     mean_norm=mean(summed.norms) * scale,
@@ -115,8 +119,10 @@ def join(first: StepInfo, second: StepInfo) -> StepInfo:
 
   def mean(*values: Array) -> Array:
     # The mean of a slice without an example that counts may be NaN.
-    sums = (jnp.where(n > 0, jnp.float32(n) * value, 0) for n, value in zip(counts, values))
-    return sum(sums) / divisor
+    total = jnp.zeros((), values[0].dtype)
+    for n, value in zip(counts, values):
+      total += jnp.where(n > 0, jnp.asarray(n, value.dtype) * value, 0)
+    return total / divisor.astype(total.dtype)
 
   return StepInfo(
     train_loss=mean(first.train_loss, second.train_loss),
@@ -134,7 +140,13 @@ def average(ema: Params, params: Params, step: Array, decay: float) -> Params:
   """
   done = jnp.float32(step)
   rate = jnp.minimum(decay, (1.0 + done) / (10.0 + done))
-  return jax.tree.map(lambda e, p: rate * e + (1 - rate) * p, ema, params)
+
+  def mean(old: Array, new: Array) -> Array:
+    old = trees.at_least_float32(old)
+    share, rest = rate.astype(old.dtype), (1 - rate).astype(old.dtype)
+    return share * old + rest * new.astype(old.dtype)
+
+  return jax.tree.map(mean, ema, params)
 
 
 def _check_arguments(
@@ -280,8 +292,10 @@ def dp_sgd(
   def init(params: Params) -> TrainState:
     # The parameters are copied, so that donation does not delete the caller's arrays.
     params = placed(jax.tree.map(jnp.copy, params))
-    ema = None if ema_decay is None else jax.tree.map(jnp.copy, params)
-    opt_state = chain.init(params)
+    # Updates are float32 or wider, and so is from the first step on what is computed from them.
+    wide = jax.tree.map(trees.at_least_float32, params)
+    ema = None if ema_decay is None else jax.tree.map(jnp.copy, wide)
+    opt_state = chain.init(wide)
     schedule_free.check(opt_state, params, ema_decay)
     return placed(TrainState(params, opt_state, ema, jnp.zeros((), jnp.int32)))
 

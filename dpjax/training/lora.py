@@ -85,8 +85,8 @@ def lora(params: Params, pattern: str, *, rank: int, alpha: float, key: jax.Arra
   init = jax.nn.initializers.lecun_normal()
   trainable = {
     path: {
-      "a": init(jax.random.fold_in(key, i), (w.shape[0], rank), _wide(w)),
-      "b": jnp.zeros((rank, w.shape[1]), _wide(w)),
+      "a": init(jax.random.fold_in(key, i), (w.shape[0], rank), trees.wide_dtype(w.dtype)),
+      "b": jnp.zeros((rank, w.shape[1]), trees.wide_dtype(w.dtype)),
     }
     for i, (path, w) in enumerate(chosen.items())
   }
@@ -118,10 +118,6 @@ def lora(params: Params, pattern: str, *, rank: int, alpha: float, key: jax.Arra
     return loss
 
   return Lora(trainable, merge, apply)
-
-
-def _wide(w: Any) -> Any:
-  return jnp.promote_types(w.dtype, jnp.float32)
 
 
 def _choose(params: Any, pattern: str) -> dict[str, Any]:

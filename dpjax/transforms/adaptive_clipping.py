@@ -287,14 +287,15 @@ def adaptive_noise(
   def update_fn(updates, state, params=None, *, mask=None, count=None, conditions):
     scaled = divide_rows(updates, state.scale)
     summed, sound = open_gradients(scaled, params, mask, clip, conditions)
-    count = rule.query(summed, mask) if count is None else count
+    count = jnp.asarray(rule.query(summed, mask) if count is None else count)
+    width = unit.astype(count.dtype)
     # Sum and query get one draw of noise: the event is ONE Gaussian mechanism.
-    queries = {"sum": summed.total, "count": count * unit}
+    queries = {"sum": summed.total, "count": count * width}
     noisy, inner = noise.add_gaussian(
       state.inner, queries, std, num_steps=num_steps, sound=sound
     )
     # Only the noisy query moves the clip norm, so the new one is post-processing.
-    scale = rule.next_scale(state.scale, noisy["count"] / unit / batch_size, clip)
+    scale = rule.next_scale(state.scale, noisy["count"] / width / batch_size, clip)
     # `lax.scan` refuses a state that changes its type, as to float64 where JAX has it.
     after = ScaledState(inner, scale.astype(jnp.float32), state.steps + 1)
     return trees.scale(noisy["sum"], state.scale / normalize_by), after

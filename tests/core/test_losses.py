@@ -12,8 +12,8 @@ import pytest
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from dpjax import losses
-from dpjax.types import Example
+from dpjax import losses, sampling
+from dpjax.types import Batch, Example
 from tests.refuses import refuses
 
 
@@ -208,3 +208,43 @@ def test_unknown_reductions_and_weights_of_another_shape_are_refused():
   odd = losses.next_token(bigram, weights=lambda targets: jnp.ones(3))
   with refuses("weights"):
     odd(jnp.eye(4), Example(jnp.array([1, 2, 3, 1, 2]), 0))
+
+
+@pytest.mark.parametrize(
+  "weights",
+  [{0: 0.1, 1: 1.0}, (0.1, -1.0), (0.1, np.nan), (0.1, np.inf), 0.5, "ab", [[0.1], [1]]],
+)
+def test_class_weights_that_no_example_may_have_are_refused(weights):
+  """-1 made each step raise the loss of its class, and NaN left its examples out, both silently."""
+  with refuses("class_weights"):
+    losses.softmax_cross_entropy(linear, class_weights=weights)
+
+
+def test_class_weights_come_from_any_sequence_of_numbers():
+  example = Example(np.ones(2, np.float32), 1)
+  for weights in ((1, 0.5), np.float16([1, 0.5]), jnp.array([1, 0.5])):
+    loss = losses.softmax_cross_entropy(linear, class_weights=weights)
+    np.testing.assert_allclose(loss(jnp.ones((2, 2)), example), np.log(2) / 2, rtol=1e-6)
+
+
+@pytest.mark.parametrize(
+  ("loss", "y"),
+  [
+    (losses.softmax_cross_entropy(linear), 1),
+    (losses.softmax_cross_entropy(linear, class_weights=[1, 2]), 1),
+    (losses.sigmoid_cross_entropy(linear), [0, 1]),
+    (losses.mean_squared_error(linear), [0, 1]),
+  ],
+)
+@pytest.mark.parametrize("reduction", ["", "mean", "sum"])
+def test_no_loss_counts_on_promotion(loss, y, reduction):
+  example = Example(jnp.ones(3), jnp.array(y))
+  if reduction:
+    rows = jax.tree.map(lambda leaf: jnp.stack([leaf, leaf]), example)
+    loss, example = (
+      sampling.user_loss(loss, reduction=reduction),
+      Batch(rows, jnp.array([1, 0]) > 0),
+    )
+  free = jax.grad(loss)(jnp.ones((3, 2)), example)
+  with jax.numpy_dtype_promotion("strict"):
+    np.testing.assert_array_equal(jax.grad(loss)(jnp.ones((3, 2)), example), free)

@@ -73,7 +73,8 @@ def scaled_norm(tree: ArrayTree) -> Length:
   """
   flat = [trees.at_least_float32(x).ravel() for x in jax.tree.leaves(tree)]
   # All leaves become one array, since each reduction would be compiled separately.
-  (norm,) = trees.scaled_norms([jnp.concatenate([jnp.zeros(1), *flat])[None]])
+  first = jnp.zeros(1, flat[0].dtype if flat else None)
+  (norm,) = trees.scaled_norms([jnp.concatenate([first, *flat])[None]])
   return Length(norm, norm)
 
 

@@ -57,8 +57,7 @@ def zeros(like: ArrayTree, copies: int) -> Any:
   """Returns `copies` zero trees stacked on a leading axis, in float32 or wider."""
 
   def leaf(x):
-    dtype = jnp.promote_types(jnp.result_type(x), jnp.float32)
-    return jnp.zeros((copies, *jnp.shape(x)), dtype)
+    return jnp.zeros((copies, *jnp.shape(x)), trees.wide_dtype(jnp.result_type(x)))
 
   return jax.tree.map(leaf, like)
 

@@ -85,18 +85,31 @@ def test_p16_interrupted_equals_uninterrupted_bit_for_bit():
   assert int(rest.step) == int(noise_state(rest).draws) == 8
 
 
-@pytest.mark.parametrize("slices", [1, 2])
-def test_types_are_never_promoted_by_themselves(slices):
-  algorithm = _algorithm(_plan(slices=slices), ema_decay=0.9)
-
+@pytest.mark.parametrize(("slices", "dtype"), [(1, None), (2, None), (1, "float64")])
+def test_types_are_never_promoted_by_themselves(slices, dtype):
   def two_steps():
-    batches = _batches(2 * slices, 32 // slices)
-    state, info = _run(algorithm, algorithm.init(_PARAMS), batches)
+    algorithm = _algorithm(_plan(slices=slices), ema_decay=0.9)
+    rows, params = jax.tree.map(
+      lambda leaf: jnp.asarray(leaf, leaf.dtype if leaf.dtype == bool else dtype),
+      (list(_batches(2 * slices, 32 // slices)), _PARAMS),
+    )
+    state, info = _run(algorithm, algorithm.init(params), rows)
     return state.ema["w"], join(info, info)
 
-  free = two_steps()
-  with jax.numpy_dtype_promotion("strict"):
-    jax.tree.map(np.testing.assert_array_equal, two_steps(), free)
+  with jax.enable_x64(dtype is not None):
+    free = two_steps()
+    with jax.numpy_dtype_promotion("strict"):
+      jax.tree.map(np.testing.assert_array_equal, two_steps(), free)
+
+
+def test_a_step_keeps_the_types_of_its_state():
+  """The average of bfloat16 parameters became float32 in the first step, which lax.scan refuses."""
+  algorithm = _algorithm(ema_decay=0.9)
+  state = algorithm.init(jax.tree.map(lambda leaf: leaf.astype(jnp.bfloat16), _PARAMS))
+  after, _ = jax.eval_shape(algorithm.step, state, next(iter(_batches(1))))
+  assert jax.tree.map(lambda leaf: leaf.dtype, after) == jax.tree.map(
+    lambda leaf: leaf.dtype, state
+  )
 
 
 def test_p17_each_step_draws_other_noise():
