@@ -153,7 +153,7 @@ class AdaptiveClipping(AdaptingClip):
   def next_scale(self, scale: jax.Array, noisy: jax.Array, clip: Any) -> jax.Array:
     del clip
     step = jnp.exp(-self.learning_rate * (noisy + 0.5 - self.target_quantile))
-    return jnp.clip(scale * step, self.min_factor, self.max_factor)
+    return jnp.clip(scale.astype(step.dtype) * step, self.min_factor, self.max_factor)
 
   def count_std(self, normalize_by: float) -> float:
     """Returns the standard deviation of the noise on the count, in examples."""
