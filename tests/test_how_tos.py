@@ -25,7 +25,6 @@ from dpjax.auditing.games import mechanisms as mechanism_games
 from dpjax.auditing.games import registry
 from dpjax.auditing.games.game import play
 from dpjax.experiments.config import fields
-from dpjax.experiments.kinds import bounds
 from dpjax.experiments.kinds.central.config import DataConfig
 from dpjax.experiments.kinds.federated import build
 from dpjax.zoo import networks
@@ -109,7 +108,7 @@ def test_a_data_set_by_name_is_one_row(tmp_path, monkeypatch):
   with refuses("num_examples", value=61):
     data.load("corners", num_examples=61)
   with refuses("data.data_dir"):
-    bounds.data_read(DataConfig(name="corners", data_dir="/"))
+    DataConfig(name="corners", data_dir="/").check("data")
   assert "  corners " in launch_list.page(("data",))
   del sys.modules["corner_data"]
 

@@ -2,18 +2,19 @@
 
   python -m launch.pate --config=configs/pate/mnist.py --workdir=runs/pate_mnist
 
-Needs MNIST prepared by tensorflow-datasets (TFDS_DATA_DIR or --config.data_dir).
+Needs MNIST prepared by tensorflow-datasets (TFDS_DATA_DIR or --config.data.data_dir).
 Hardware: 2 CPU cores. Time: 3 minutes beside other work, and a minute of features.
 Expected: test accuracy .980 (.979-.980 over three seeds) on the last 1,000 test images, at a
 proved epsilon of 1.97 (delta 1e-5, add/remove-one, per example), whatever the votes are.
 """
 
+from dpjax.experiments.config.sections import ExamplesConfig
 from dpjax.experiments.kinds.pate.config import PateConfig
 
 
 def get_config() -> PateConfig:
   return PateConfig(
-    dataset="mnist",
+    data=ExamplesConfig("mnist"),
     features="scattering",
     num_teachers=250,
     teacher_capacity=320,

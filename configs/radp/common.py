@@ -23,7 +23,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from dpjax.experiments.config import fields
-from dpjax.experiments.kinds.central.config import ExamplesConfig, NetworkConfig
+from dpjax.experiments.config.sections import ExamplesConfig, NetworkConfig
 from dpjax.experiments.kinds.relevance.config import RelevanceAudit, RelevanceConfig
 from dpjax.experiments.kinds.relevance.methods import Radp
 from dpjax.experiments.sweeps.sweep import Sweep

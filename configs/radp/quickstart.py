@@ -9,7 +9,7 @@ with 1,000 draws. quickstart_proved.py beside it is the mode with a proof. With
 --config.method=radp_dpsgd the relevance guides DP-SGD instead, at a proved epsilon.
 """
 
-from dpjax.experiments.kinds.central.config import ExamplesConfig, NetworkConfig
+from dpjax.experiments.config.sections import ExamplesConfig, NetworkConfig
 from dpjax.experiments.kinds.relevance.config import RelevanceConfig
 from dpjax.experiments.kinds.relevance.methods import Radp
 

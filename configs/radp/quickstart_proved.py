@@ -10,7 +10,7 @@ setting of 1.0 that stood here before was never read, and is gone.
 """
 
 from configs.radp import quickstart
-from dpjax.experiments.kinds.central.config import NetworkConfig
+from dpjax.experiments.config.sections import NetworkConfig
 from dpjax.experiments.kinds.relevance.config import RelevanceConfig
 from dpjax.experiments.kinds.relevance.methods import RadpRigorous, Untrained
 

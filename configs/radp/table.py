@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from configs.radp import common
-from dpjax.experiments.kinds.central.config import ExamplesConfig, NetworkConfig
+from dpjax.experiments.config.sections import ExamplesConfig, NetworkConfig
 from dpjax.experiments.kinds.relevance.config import RelevanceAudit, RelevanceConfig
 from dpjax.experiments.kinds.relevance.methods import Radp
 from dpjax.experiments.sweeps.sweep import Sweep

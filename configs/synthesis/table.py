@@ -7,15 +7,17 @@ Expected: test accuracy .951 of logistic regression and .928 of a network, train
 (standard deviations .009 and .012 over ten seeds), at a proved epsilon of 3 (delta 1e-5).
 Settings were chosen on the same test rows.
 
-Any table with declared columns will do (--config.dataset=people.csv): samples.csv has its columns.
+Any table with declared columns will do (--config.data.name=people.csv): samples.csv has its
+columns.
 """
 
+from dpjax.experiments.config.sections import ExamplesConfig
 from dpjax.experiments.kinds.synthesis.config import KernelMean, SynthesisConfig
 
 
 def get_config() -> SynthesisConfig:
   return SynthesisConfig(
-    dataset="breast_cancer",
+    data=ExamplesConfig("breast_cancer"),
     method=KernelMean(num_frequencies=200, length_scale=1.5, side=0),
     epsilon=3.0,
     delta=1e-5,

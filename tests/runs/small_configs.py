@@ -8,11 +8,8 @@ from configs import quickstart
 from configs.fed import quickstart as fed_quickstart
 from dpjax.data import from_arrays
 from dpjax.experiments.config import fields
-from dpjax.experiments.kinds.central.config import (
-  ExamplesConfig,
-  NetworkConfig,
-  TrainConfig,
-)
+from dpjax.experiments.config.sections import ExamplesConfig, NetworkConfig
+from dpjax.experiments.kinds.central.config import TrainConfig
 from dpjax.experiments.kinds.distillation.config import DistillationConfig, PublicImages
 from dpjax.experiments.kinds.pate.config import PateConfig
 from dpjax.experiments.kinds.relevance.config import RelevanceConfig

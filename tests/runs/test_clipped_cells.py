@@ -7,6 +7,7 @@ import pytest
 
 from dpjax.data import tables
 from dpjax.experiments.config import fields
+from dpjax.experiments.config.sections import ExamplesConfig
 from dpjax.experiments.run import loop
 from tests.runs import small_configs
 
@@ -55,7 +56,8 @@ def _of_section(kind, **more):
 
 
 def _pate(**more):
-  return lambda path: small_configs.pate(dataset=str(path), num_components=2, **more)[0]
+  more |= {"num_components": 2}
+  return lambda path: small_configs.pate(data=ExamplesConfig(str(path)), **more)[0]
 
 
 def _relevance(**more):

@@ -135,11 +135,11 @@ def test_it_refuses_what_only_the_data_show(sides, tmp_path):
   rows = from_arrays(np.zeros((4, 3), np.float32), [0, 1, 0, 1], num_classes=2)
   secret = from_arrays(sides[0].x, sides[0].y, num_classes=2)
   cases = [
-    (_config(), (rows, rows), "must hold images"),
+    (_config(), (rows, rows), "needs images"),
     (_config(num_pool=200), sides, "num_pool=200: must leave some of the 200"),
     (_config(batch_size=601), sides, "batch_size=601"),
     (_config(epsilon_budget=1.0), sides, "^epsilon_budget=1.0: the budget"),
-    (_config(), (secret, sides[1]), "^dataset='digits': must declare its number"),
+    (_config(), (secret, sides[1]), "^data.num_examples=None: "),
   ]
   for number, (config, data, match) in enumerate(cases):
     with pytest.raises(ValueError, match=match) as caught:

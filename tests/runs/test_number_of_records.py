@@ -625,9 +625,9 @@ def test_a_limit_declares_itself_and_a_part_keeps_what_was_declared():
   train, _ = build.load_data(_plain(**{"data.limit": 100}))
   assert train.nominal_size == 100 and train.subset(slice(0, 99)).nominal_size == 100
   less = _own(99)
-  assert build.limit(less, _plain(**{"data.limit": 100}).data).nominal_size == 100
+  assert _plain(**{"data.limit": 100}).data.preprocess(less, less)[0].nominal_size == 100
   with pytest.raises(UserError, match="data.limit=101: must be at most"):
-    build.limit(less, _plain(**{"data.limit": 101}).data)
+    _plain(**{"data.limit": 101}).data.preprocess(less, less)
 
 
 def test_an_npz_may_declare_it(tmp_path):

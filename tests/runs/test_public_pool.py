@@ -8,7 +8,8 @@ from PIL import Image
 
 from dpjax import data
 from dpjax.data import from_arrays
-from dpjax.experiments.kinds import named_data, public_pool
+from dpjax.experiments.config.sections import ExamplesConfig
+from dpjax.experiments.kinds import public_pool
 from dpjax.experiments.kinds.distillation import build as distillation
 from dpjax.experiments.kinds.distillation.config import DistillationConfig
 from dpjax.experiments.kinds.pate import build as pate
@@ -56,7 +57,7 @@ def scans(tmp_path_factory):
 @pytest.mark.cases(slow=["PateConfig"], long=...)
 @_KINDS
 def test_a_split_of_somebodys_folder_is_no_public_pool(kind, scans, tmp_path):
-  config = _config(kind, dataset=scans)
+  config = _config(kind, data=ExamplesConfig(scans))
   with refuses("pool_is_public", value=False) as caught:
     loop.train(config, tmp_path / "refused")
   assert "\n" not in str(caught.value) and not (tmp_path / "refused").exists()
@@ -110,10 +111,11 @@ def test_minus_zero_and_zero_are_one_pixel():
 
 @pytest.mark.slow
 def test_a_joint_student_reads_no_pool(scans, tmp_path):
-  config = _config(DistillationConfig, method="joint", dataset=scans, student_rate=0.1)
+  config = _config(
+    DistillationConfig, method="joint", data=ExamplesConfig(scans), student_rate=0.1
+  )
   assert loop.train(config, tmp_path / "run")["epsilon_kind"] == "proved"
-  public = named_data.load(config)[1]
-  train = named_data.load(config)[0]
+  train, public = config.data.load()
   digest = distillation.Distillation(config).digest((train, public))
   assert digest == data.digest(train)
 
@@ -159,18 +161,18 @@ def _npz(path, **changes):
 @pytest.mark.parametrize("kind", [DistillationConfig, PateConfig, SynthesisConfig])
 def test_errors_of_the_data_name_this_configs_fields(kind, tmp_path):
   (tmp_path / "a.csv").write_text("a,b\n1,2\n")
-  for name in (
-    _npz(tmp_path / "unnumbered.npz"),
-    str(tmp_path / "none.npz"),
-    str(tmp_path / "a.csv"),
-    "no_such_data",
-    "no_such:module",
+  for name, field in (
+    (_npz(tmp_path / "unnumbered.npz"), "data.num_classes"),
+    (str(tmp_path / "none.npz"), "data.name"),
+    (str(tmp_path / "a.csv"), "data.declaration"),
+    ("no_such_data", "data.name"),
+    ("no_such:module", "data.name"),
   ):
-    with refuses("dataset", value=name) as caught:
-      loop.train(kind(**_SMALL.get(kind, {}), dataset=name), tmp_path / "run")
-    text = str(caught.value)
-    assert "\n" not in text and "data.name" not in text and "config.data." not in text
-  with refuses("data_dir"):
-    loop.train(kind(**_SMALL.get(kind, {}), data_dir="/x"), tmp_path / "run")
+    with refuses(field) as caught:
+      loop.train(kind(**_SMALL.get(kind, {}), data=ExamplesConfig(name)), tmp_path / "run")
+    assert "\n" not in str(caught.value)
+  with refuses("data.data_dir"):
+    elsewhere = ExamplesConfig(data_dir="/x")
+    loop.train(kind(**_SMALL.get(kind, {}), data=elsewhere), tmp_path / "run")
   with refuses("epsilon_budget", value=0.1):
     loop.train(kind(**_SMALL.get(kind, {}), epsilon_budget=0.1), tmp_path / "run")

@@ -10,7 +10,7 @@ from scipy import stats
 
 from dpjax import auditing, relevance
 from dpjax.experiments.config import fields
-from dpjax.experiments.kinds.central.config import ExamplesConfig, NetworkConfig
+from dpjax.experiments.config.sections import ExamplesConfig, NetworkConfig
 from dpjax.experiments.kinds.relevance import audit as relevance_audit
 from dpjax.experiments.kinds.relevance import table
 from dpjax.experiments.kinds.relevance.config import RelevanceAudit, RelevanceConfig

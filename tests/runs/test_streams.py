@@ -13,15 +13,10 @@ from configs import quickstart
 from configs.fed import quickstart as fed_quickstart
 from dpjax import data
 from dpjax.experiments.config import fields
+from dpjax.experiments.config.sections import ExamplesConfig, NetworkConfig
 from dpjax.experiments.kinds.attack.config import AttackConfig
 from dpjax.experiments.kinds.central import build
-from dpjax.experiments.kinds.central.config import (
-  ExamplesConfig,
-  ModelConfig,
-  NetworkConfig,
-  Sgd,
-  TrainConfig,
-)
+from dpjax.experiments.kinds.central.config import ModelConfig, Sgd, TrainConfig
 from dpjax.experiments.kinds.federated import build as federate_build
 from dpjax.experiments.kinds.federated.config import FedConfig, NoPrivacy
 from dpjax.experiments.kinds.pate.config import PateConfig

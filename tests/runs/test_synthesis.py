@@ -222,7 +222,7 @@ def test_a_critic_learns_from_a_table(tmp_path):
 
 def test_it_refuses_what_are_no_images_and_a_budget_that_is_too_small(sides, tmp_path):
   rows = from_arrays(np.zeros((4, 3, 2), np.float32), [0, 1, 0, 1], num_classes=2)
-  with refuses("dataset"):
+  with refuses("data.name"):
     loop.train(_config(), tmp_path / "rows", data=(rows, rows))
   with pytest.raises(ValueError, match="epsilon_budget"):
     loop.train(_config(epsilon_budget=1.0), tmp_path / "budget", data=sides)

@@ -7,8 +7,7 @@ from typing import Any
 
 import pytest
 
-from dpjax.experiments.config import choices, fields
-from dpjax.experiments.kinds import bounds
+from dpjax.experiments.config import choices, common, fields
 from dpjax.experiments.kinds.attack.config import AttackConfig
 from dpjax.experiments.kinds.central.config import (
   DpFtrl,
@@ -118,7 +117,7 @@ def test_a_field_of_another_choice_says_which(path, owner):
 def test_an_option_that_a_config_json_cannot_hold_is_refused(value):
   config = TrainConfig(model=ModelConfig("mlp", {"features": (8,), "scale": [value]}))
   with refuses("model.options.scale[0]"):
-    bounds.sections(config)
+    common.check_types(config)
 
 
 @pytest.mark.parametrize(

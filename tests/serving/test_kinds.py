@@ -11,7 +11,6 @@ from configs.fed import quickstart as fed_quickstart
 from configs.pate import quickstart as pate_quickstart
 from dpjax import data
 from dpjax.experiments.config import choices, fields
-from dpjax.experiments.kinds.central import build
 from dpjax.experiments.kinds.central.config import TrainConfig
 from dpjax.experiments.run import loop, writers
 from dpjax.serving import Predictor
@@ -112,7 +111,7 @@ def test_a_run_from_given_weights_is_served(trainable, tmp_path):
     for part in (train.subset(slice(200, 400)), test)
   )
   # A run takes its data as `load_data` returns them, centred. A service takes raw inputs.
-  centred = build.preprocess(config, *parts)
+  centred = config.data.preprocess(*parts)
   result = loop.train(config, tmp_path / "run", data=centred)
   _check(tmp_path / "run", result, parts[1].x, parts[1].y)
   # Where a part is trained the others come from the file, which must be the very one.

@@ -1,5 +1,5 @@
-"""What configs of all kinds share: annotations, so that each range stands once, their check, and
-the section `privacy.attacker`.
+"""What configs of all kinds share: annotations, so that each range stands once, their check, checks
+of one field beside others, and the section `privacy.attacker`.
 
 Where an annotation has no help text, a field adds its own: `Annotated[ClipNorm, "of a message"]`.
 """
@@ -7,12 +7,14 @@ Where an annotation has no help text, a field adds its own: `Annotated[ClipNorm,
 from __future__ import annotations
 
 import dataclasses
+import functools
+from collections.abc import Iterable
 from typing import Annotated, Any
 
 from dpjax.accounting import proved
 from dpjax.accounting.attack_bounds import AttackBound, attack_bound
 from dpjax.experiments.config import choices, fields, rules
-from dpjax.experiments.config.naming import Gives, within
+from dpjax.experiments.config.naming import within
 from dpjax.gradients import clip
 from dpjax.validate import UserError
 
@@ -24,9 +26,6 @@ ClipNorm = Annotated[
   rules.POSITIVE,
   rules.FieldRule(clip.check_norm, f"in [{clip.MIN_NORM:g}, {clip.MAX_NORM:g}]"),
 ]
-DataDir = Annotated[str | None, "where TFDS data lie; none: TFDS_DATA_DIR or its default"]
-# Name of data, of configs without a section `data`.
-Dataset = Annotated[str, Gives("name"), Gives("data.name")]
 Delta = Annotated[float, rules.OPEN_UNIT]
 Epsilon = Annotated[float | None, rules.POSITIVE]
 EpsilonBudget = Annotated[
@@ -61,9 +60,17 @@ Writer = Annotated[
 ]
 
 
+class Section:
+  """Base of a section of a config that checks itself. `check_types` of the config calls `check`."""
+
+  def check(self, section: str) -> None:
+    """Raises UserError, about fields of `section`, if they do not fit each other; loads no data."""
+    raise NotImplementedError
+
+
 def check_types(config: Any) -> None:
   """Raises UserError unless every field has its annotated type, follows its rules, and is read by
-  what is chosen beside it; also for a release with a `noise_seed`.
+  what is chosen beside it; also for a wrong `Section`, and a release with a `noise_seed`.
 
   NaN is refused as a number. All types are checked before the first range.
 
@@ -78,6 +85,10 @@ def check_types(config: Any) -> None:
   for field in dataclasses.fields(config):
     unread = fields.leaves_out(getattr(config, field.name))
     read_if(config, not unread, f"another {field.name}", *unread)
+  for field in dataclasses.fields(config):
+    section = getattr(config, field.name)
+    if isinstance(section, Section):
+      section.check(field.name)
   noise_seed = getattr(config, "noise_seed", None)
   if noise_seed is not None and getattr(config, "release", False):
     raise UserError(
@@ -93,7 +104,7 @@ def read_if(config: Any, is_read: bool, needed: str, *paths: str) -> None:
   It is for fields whose reader is no value of a choice, such as the length of texts. What a value
   of a choice leaves unread beside it, its class says in `leaves_out`.
 
-  >>> from dpjax.experiments.kinds.central.config import DataConfig
+  >>> from dpjax.experiments.config.sections import DataConfig
   >>> read_if(DataConfig(limit=3), False, "a table", "limit")
   Traceback (most recent call last):
   ...
@@ -117,6 +128,41 @@ def read_if(config: Any, is_read: bool, needed: str, *paths: str) -> None:
           value=value,
           hint=f"leave it at {default!r}",
         )
+
+
+def only(config: Any, path: str, allowed: Iterable[Any], why: str) -> None:
+  """Raises UserError unless a field has one of these values, all that other fields leave to it.
+
+  Args:
+    path: dotted name of the field; the values of a choice are given by their names.
+    why: end of the message.
+
+  >>> from dpjax.experiments.config.sections import DataConfig
+  >>> only(DataConfig(center=True), "center", [False], " for tokens")
+  Traceback (most recent call last):
+  ...
+  dpjax.validate.UserError: center=True: must be false for tokens
+  """
+  *sections, name = path.split(".")
+  value = choices.name_of(functools.reduce(getattr, sections, config), name)
+  values = list(allowed)
+  if value not in values:
+    words = (repr(each) if isinstance(each, str) else str(each).lower() for each in values)
+    raise UserError(f"must be {' or '.join(words)}{why}", field=path, value=value)
+
+
+def at_most(config: Any, path: str, most: float, why: str = "") -> None:
+  """Raises UserError for a field above the most that other fields or the data allow.
+
+  >>> from dpjax.experiments.config.sections import DataConfig
+  >>> at_most(DataConfig(limit=3), "limit", 2, ", the examples")
+  Traceback (most recent call last):
+  ...
+  dpjax.validate.UserError: limit=3: must be at most 2, the examples
+  """
+  value = fields.get(config, path)
+  if value is not None and value > most:
+    raise UserError(f"must be at most {most}{why}", field=path, value=value)
 
 
 @dataclasses.dataclass

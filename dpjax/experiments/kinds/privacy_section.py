@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from dpjax import accounting, gradients
+from dpjax import accounting, gradients, validate
 from dpjax.accounting.event_kinds.kind import DpEvent
+from dpjax.experiments.config import rules
 from dpjax.experiments.config.common import attack_of
 from dpjax.experiments.run import sizes
 from dpjax.plan import Plan
@@ -21,9 +22,16 @@ def relation(privacy: Any) -> str:
   return asked or sizes.usual_relation(sampler and sampler.scheme)
 
 
-def check(privacy: Any, *, release: bool) -> None:
-  """Raises UserError unless the noise follows from one number, and for a release without noise, or
-  a clip norm that the clipping rule does not support."""
+def check(privacy: Any, *, release: bool, **num_steps: int) -> None:
+  """Raises UserError unless the noise follows from one number, and for a release without noise, a
+  clip norm that the clipping rule does not support, or too many steps for noise that differs or is
+  correlated over them.
+
+  Args:
+    num_steps: number of steps or rounds, by the name of its field.
+  """
+  if hasattr(privacy, "strategy") or getattr(privacy, "noise_levels", ()):
+    validate.integer_in(1, rules.MOST_SHAPED, **num_steps)
   if release and privacy.noise_multiplier == 0:
     raise UserError(
       "without noise nothing may be released", field="privacy.noise_multiplier", value=0

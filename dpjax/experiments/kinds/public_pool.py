@@ -28,6 +28,16 @@ from dpjax.zoo.datasets import published
 _ASSUMED = "the pool is public: no record of this run is in it, or decides what is in it"
 
 
+def check_size(config: Any, public: data.Dataset) -> None:
+  """Raises UserError if the pool takes all public examples, so that none is left for scores."""
+  if len(public) <= config.num_pool:
+    raise UserError(
+      f"must leave some of the {len(public)} public examples to score the student",
+      field="num_pool",
+      value=config.num_pool,
+    )
+
+
 def check(config: Any, private: data.Dataset, public: data.Dataset) -> None:
   """Raises UserError unless the pool is part of a published test set and holds no private record.
 
@@ -35,7 +45,7 @@ def check(config: Any, private: data.Dataset, public: data.Dataset) -> None:
   holder of these records may see it.
 
   Args:
-    config: config with `dataset`, `num_pool` and `pool_is_public`.
+    config: config with `data`, `num_pool` and `pool_is_public`.
     private: private records.
     public: data set whose first `num_pool` rows are the pool.
   """
@@ -43,9 +53,9 @@ def check(config: Any, private: data.Dataset, public: data.Dataset) -> None:
     return
   if not published.is_published_test(public):
     raise UserError(
-      f"the pool is of the test set of dataset={config.dataset!r}, and nothing says that this is "
-      "public; set it to true only if no private record is in the pool or decides what is in it: "
-      "epsilon is a claim then",
+      f"the pool is of the test set of data.name={config.data.name!r}, and nothing says that "
+      "this is public; set it to true only if no private record is in the pool or decides what is "
+      "in it: epsilon is a claim then",
       field="pool_is_public",
       value=False,
     )
@@ -53,7 +63,7 @@ def check(config: Any, private: data.Dataset, public: data.Dataset) -> None:
   present = private.without_empty_records()
   if any(row in pool for row in _rows(present.x)):
     raise UserError(
-      f"the pool of dataset={config.dataset!r} holds a private record, which the student would "
+      f"the pool of data.name={config.data.name!r} holds a private record, which the student would "
       "read without noise; take it out, or set this to true if that record is public",
       field="pool_is_public",
       value=False,
@@ -91,7 +101,7 @@ def add_note(
     )
     return guarantee.add_note(promised, paragraph(note))
   note = (
-    f"{pool} of dataset={config.dataset!r}. That it is public is the word of whoever set "
+    f"{pool} of data.name={config.data.name!r}. That it is public is the word of whoever set "
     "pool_is_public=true: it is assumed, not checked. Nothing is promised to a record that is in "
     "the pool, or that decides what is in it."
   )

@@ -15,7 +15,6 @@ from dpjax.experiments.config import choices, common
 from dpjax.experiments.config.choices import Choice
 from dpjax.experiments.config.fields import WithChoices
 from dpjax.experiments.config.naming import within
-from dpjax.experiments.kinds import bounds
 from dpjax.experiments.kinds.attack.settings import AttackSettings
 from dpjax.experiments.kinds.central import build as central
 from dpjax.experiments.kinds.central import embeddings
@@ -84,7 +83,7 @@ def check(config: AttackConfig) -> None:
   _check_attack(config)
   target = config.target
   name = choices.name_of(config, "attack")
-  bounds.only(config, "target", [config.attack.section], f" for attack={name!r}")
+  common.only(config, "target", [config.attack.section], f" for attack={name!r}")
   with within("target", holds_config=True):
     if isinstance(target, FedConfig):
       # An attack that trains rounds checks their cohorts when it assembles them.
@@ -117,17 +116,17 @@ def _check_attack(config: AttackConfig) -> None:
 
 
 def _check_train(train: TrainConfig, *, of_text: bool) -> None:
-  bounds.only(train, "audit", ["none"], ", the attack deals the records")
-  bounds.only(train, "release", [False], ", an attack trains many models")
+  common.only(train, "audit", ["none"], ", the attack deals the records")
+  common.only(train, "release", [False], ", an attack trains many models")
   if entry(train.model.name).is_language != of_text:
     wanted = "must be a language model" if of_text else "must classify records"
     raise UserError(wanted, field="model.name", value=train.model.name)
   embeddings.refuse(train)
-  bounds.only(train, "trainable", ["all"], ", an attack trains whole models")
+  common.only(train, "trainable", ["all"], ", an attack trains whole models")
 
 
 def _check_federate(federate: FedConfig) -> None:
-  bounds.only(federate, "audit", ["none"], ", this run is attacked")
+  common.only(federate, "audit", ["none"], ", this run is attacked")
   if entry(federate.model.name).is_language:
     raise UserError(
       "must take images or numbers",

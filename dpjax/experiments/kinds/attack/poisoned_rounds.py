@@ -19,9 +19,8 @@ from dpjax.attacks.poisoning import (
   poisoned_training,
 )
 from dpjax.attacks.roc import with_interval
-from dpjax.experiments.config import user_code
+from dpjax.experiments.config import common, user_code
 from dpjax.experiments.config.choices import name_of
-from dpjax.experiments.kinds import bounds
 from dpjax.experiments.kinds.attack.config import AttackConfig
 from dpjax.experiments.kinds.attack.settings import (
   AttackSettings,
@@ -98,7 +97,7 @@ class PoisoningSettings(AttackSettings):
     check_algorithm(target, "wraps_clients", "whose clients can lie")
     if getattr(self.method(), "collude", None) is not None:
       why = " for attackers who see the messages of honest clients"
-      bounds.only(target, "secure_sum", ["none"], why)
+      common.only(target, "secure_sum", ["none"], why)
 
   def method(self) -> Poisoning:
     """Returns the attack for `attacks.poisoning.poisoned_training`, made from these settings."""

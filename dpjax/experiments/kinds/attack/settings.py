@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 from dpjax import validate
-from dpjax.experiments.kinds import bounds
+from dpjax.experiments.config import common
 from dpjax.experiments.kinds.central import build as central
 from dpjax.experiments.kinds.central.config import TrainConfig
 from dpjax.experiments.kinds.federated.config import (
@@ -97,7 +97,7 @@ def check_dealt(train: TrainConfig) -> None:
   Statistics of all records would reveal those that are left out."""
   if hasattr(train.privacy, "normalization"):
     why = ": shadow models of this attack would share statistics of one half"
-    bounds.only(train, "privacy.normalization", ["per_example"], why)
+    common.only(train, "privacy.normalization", ["per_example"], why)
 
 
 def check_algorithm(federate: FedConfig, fact: str, why: str) -> None:
@@ -105,7 +105,7 @@ def check_algorithm(federate: FedConfig, fact: str, why: str) -> None:
   algorithm, and clients send messages of users."""
   if not getattr(algorithm_of(federate), fact):
     known = algorithms_that(lambda row: getattr(row, fact))
-    bounds.only(federate, "algorithm", known, f", {why}")
+    common.only(federate, "algorithm", known, f", {why}")
   if federate.protects_records:
     raise UserError(
       "must be another: what is sent by silos is attacked by launch.audit --only=silos",

@@ -23,10 +23,10 @@ from dpjax import (
 )
 from dpjax.data import ahead, cache, resident
 from dpjax.data.resident import resident_bytes
-from dpjax.experiments.config import common, user_code
+from dpjax.experiments.config import common, sections, user_code
 from dpjax.experiments.config.choices import UsersFunction, name_of, to_dict
 from dpjax.experiments.config.optimizers import SCHEDULE_FREE, Noise
-from dpjax.experiments.kinds import bounds, named_data
+from dpjax.experiments.config.sections import AnyDataConfig, ModelConfig, NetworkConfig
 from dpjax.experiments.kinds.central import (
   facts,
   normalization,
@@ -36,11 +36,8 @@ from dpjax.experiments.kinds.central import (
 from dpjax.experiments.kinds.central import features as features_lib
 from dpjax.experiments.kinds.central.config import (
   CONTRASTIVE,
-  AnyDataConfig,
   HeadFirst,
   LeastSquares,
-  ModelConfig,
-  NetworkConfig,
   OptimizerConfig,
   TrainConfig,
 )
@@ -124,7 +121,6 @@ _OF_ONE_EXAMPLE += ("augmult",)
 
 def _check_read(config: TrainConfig) -> None:
   """Raises UserError for a field that is set although this run would not read it."""
-  bounds.data_read(config.data)
   read = functools.partial(common.read_if, config)
   # Private statistics may replace the model's own groups, which then have no use.
   grouped = normalization.per_example(config)
@@ -138,8 +134,8 @@ def _check_schedule_free(config: TrainConfig) -> None:
     return
   told = f" with optimizer.rule={rule!r}, "
   weighs = "whose average weighs all steps by the largest rate"
-  bounds.only(config, "optimizer.schedule", ["constant"], f"{told}{weighs}")
-  bounds.only(config, "ema_decay", [None], f"{told}which averages the parameters itself")
+  common.only(config, "optimizer.schedule", ["constant"], f"{told}{weighs}")
+  common.only(config, "ema_decay", [None], f"{told}which averages the parameters itself")
   if isinstance(config.trainable, HeadFirst):
     raise UserError(
       f"must be another{told}which averages all steps of every weight",
@@ -158,45 +154,9 @@ def load_data(config: TrainConfig, *, features: bool = True) -> tuple[Any, Any]:
   return run.with_features(run.data()) if features else run.data()
 
 
-def preprocess(
-  config: TrainConfig, train: data.Dataset, test: data.Dataset
-) -> tuple[Any, Any]:
-  """Returns loaded (train, test). The config may centre both and limit `train`. Features are not
-  computed."""
-  if config.data.center:
-    if train.vocab_size is not None:
-      raise UserError("must be false for tokens", field="data.center", value=True)
-    train = data.preprocess.center(train)
-    test = data.preprocess.center(test)
-  return limit(train, config.data), test
-
-
-def limit(train: data.Dataset, config: AnyDataConfig) -> data.Dataset:
-  """Returns the first `config.limit` examples, and declares that number. Without a limit, `train`
-  is unchanged.
-
-  Neighbouring data sets are compared AFTER the limit, where removing a row leaves one row less.
-  (Before the limit, removing a row would let another one in, so two rows would differ.) A limit
-  above the declared number is refused, since the run treats the limit as the public number.
-  """
-  if config.limit is None:
-    return train
-  known = train.nominal_size
-  if known is None and config.limit <= len(train) + 1:
-    # These data may lack one row that a neighbour has, so the limit may exceed their number by 1.
-    known = config.limit
-  if config.limit > (len(train) if known is None else known):
-    raise UserError(
-      f"must be at most the number of training examples of data.name={config.name!r}, or none",
-      field="data.limit",
-      value=config.limit,
-    )
-  return train.subset(slice(0, config.limit)).declared(config.limit)
-
-
 def make_model(config: ModelConfig, width: int, **fixed: Any) -> Any:
   """Builds the model of a config with `width` outputs; `fixed` overrides its options."""
-  with bounds.of_model(config):
+  with config.naming():
     return networks.build(config.name, num_classes=width, **{**config.options, **fixed})
 
 
@@ -212,7 +172,7 @@ def init_params(
   try:
     # One program, where `model.init` alone would compile one for each of its operations.
     init = jax.jit(lambda key, first: model.init(key, first))
-    with bounds.of_model(config):
+    with config.naming():
       # Shapes are computed first. So a model that is too large is refused before it takes memory.
       shapes = init.eval_shape(key, first)
     # Models of dpjax hold parameters alone, so only a user's model is checked.
@@ -473,12 +433,11 @@ class Central(Experiment[TrainConfig]):
   def check(self) -> None:
     config = self.config
     common.check_types(config)
-    bounds.sections(config)
-    bounds.steps("num_steps", config.num_steps, config.privacy)
+    sections.check_range(config.data, config.model)
     if config.mesh is not None:
       mesh_of(config.mesh)
     if config.augmentation == "none":
-      bounds.only(config, "augmult", [1], " unless augmentation is set")
+      common.only(config, "augmult", [1], " unless augmentation is set")
     if config.audit is not None:
       from dpjax.experiments.kinds.central import audit  # few runs are audited
 
@@ -504,12 +463,7 @@ class Central(Experiment[TrainConfig]):
     _check_read(config)
 
   def data(self) -> Any:
-    config = self.config
-    train, test = named_data.load_section(
-      config.data, max_length=config.data.max_length, resident=config.resident
-    )
-    common.read_if(config, train.vocab_size is not None, "text", "data.max_length")
-    return preprocess(config, train, test)
+    return self.config.data.load(resident=self.config.resident)
 
   def with_features(self, data: Any) -> Any:
     config = self.config

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import dataclasses
 from collections import ChainMap
-from collections.abc import Iterable
 from typing import Annotated, Any, ClassVar
 
 from dpjax import (
@@ -24,14 +23,12 @@ from dpjax.experiments.config.choices import Choice, functions, users_of
 from dpjax.experiments.config.common import COUNT, AttackerConfig
 from dpjax.experiments.config.fields import WithChoices
 from dpjax.experiments.config.naming import Gives
+from dpjax.experiments.config.sections import DataConfig, ModelConfig
 from dpjax.gradients.per_example import METHODS
-from dpjax.names import is_path
 from dpjax.noise import correlated
 from dpjax.noise.correlated.registry import STRATEGIES, Strategy
 from dpjax.training.augment import AUGMENTATIONS
 from dpjax.transforms.every_clip_rule import CLIP_RULES
-from dpjax.zoo.networks import registry
-from dpjax.zoo.networks.registry import COLOURS
 
 # Name of the contrastive loss, which compares two views of each image of a batch (`embeddings`).
 CONTRASTIVE = "contrastive"
@@ -171,101 +168,6 @@ TRAINABLE: dict[str, type] = {
   "head_first": HeadFirst,
   "lora": LowRank,
 }
-
-
-Center = Annotated[bool, "(x - 0.5) / 0.5: public constants, nothing estimated from data"]
-MaxLength = Annotated[
-  int, rules.between(1, rules.MOST_TOKENS), "text: bytes kept of each example"
-]
-
-
-@dataclasses.dataclass
-class AnyDataConfig:
-  """The data of a run of any kind; see `dpjax.data.load`."""
-
-  name: Annotated[
-    str,
-    "digits | random_process | mnist | fashion_mnist | cifar10 | any TFDS name | FILE.npz | "
-    "FILE.csv | FILE.parquet | FILE.txt | FOLDER/ | package.module:name",
-  ] = "digits"
-  data_dir: common.DataDir = None
-  declaration: Annotated[
-    str | None,
-    "of a table, a text file or a folder of images: TOML or JSON file of what is public about "
-    "it; none: beside it, FILE.toml, or FOLDER/declaration.toml",
-  ] = None
-  limit: Annotated[int | None, COUNT, "use only the first n training examples"] = None
-  num_classes: Annotated[
-    int | None, COUNT, "public; for data that do not declare it themselves"
-  ] = None
-
-
-@dataclasses.dataclass
-class ExamplesConfig(AnyDataConfig):
-  """The data of a run whose guarantee is for one example."""
-
-  num_examples: Annotated[
-    int | None,
-    COUNT,
-    "public: a constant near the number of training examples, used in its place where one "
-    "example more or less is hidden; for data that do not declare it themselves",
-  ] = None
-
-
-@dataclasses.dataclass
-class DataConfig(ExamplesConfig):
-  """The data of a run of `launch.train`; see `dpjax.data.load`."""
-
-  center: Center = False
-  max_length: MaxLength = 256
-
-
-@dataclasses.dataclass
-class NetworkConfig:
-  """The model of a run on its inputs as they are; see `dpjax.zoo.networks.build`."""
-
-  name: Annotated[str, "launch.list models; or package.module:name"] = "mlp"
-  options: Annotated[dict[str, Any], "of the model, each one more name"] = (
-    dataclasses.field(default_factory=dict)
-  )
-
-  def settle(self, before: NetworkConfig, changes: Iterable[str]) -> Any:
-    """Returns the config of a model that was chosen by its name: without the options and settings
-    of the model `before` that it does not take, unless they are among the `changes`. Of a user's
-    model it takes none."""
-    is_users = is_path(self.name)
-    if self.name == before.name or not (is_users or self.name in registry.MODELS):
-      return self
-    taken = set() if is_users else {*registry.options(self.name)}
-    taken |= {path.removeprefix("options.") for path in changes}
-    if "options" in changes:
-      taken |= {*self.options}
-    options = {name: value for name, value in self.options.items() if name in taken}
-    return dataclasses.replace(self, options=options)
-
-
-@dataclasses.dataclass
-class ModelConfig(NetworkConfig):
-  """The model of a run, on its inputs or on features of them; see `dpjax.zoo.networks.build`."""
-
-  mirrored: Annotated[bool, "of features: averaged with those of the mirror image"] = False
-  colours: Annotated[
-    str,
-    rules.among(COLOURS),
-    "of scattering features; opponent: light and two differences",
-  ] = "rgb"
-
-  def settle(self, before: NetworkConfig, changes: Iterable[str]) -> ModelConfig:
-    settled = super().settle(before, changes)
-    if settled is self:
-      return self
-    features = None if is_path(self.name) else registry.entry(self.name).features
-    usual = ModelConfig()
-    if not (features or "mirrored" in changes):
-      settled.mirrored = usual.mirrored
-    if not (features == "scattering" or "colours" in changes):
-      settled.colours = usual.colours
-    return settled
 
 
 @dataclasses.dataclass(frozen=True)

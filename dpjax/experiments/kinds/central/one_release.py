@@ -21,9 +21,10 @@ from dpjax import data, gradients, mechanisms, metrics, validate
 from dpjax.accounting.proved import RELATIONS
 from dpjax.accounting.text import paragraph
 from dpjax.data.target_kinds import needs_classes
+from dpjax.experiments.config import common
 from dpjax.experiments.config.common import attack_of
 from dpjax.experiments.config.naming import within
-from dpjax.experiments.kinds import bounds, privacy_section
+from dpjax.experiments.kinds import privacy_section
 from dpjax.experiments.kinds.central import build, features, normalization, privacy
 from dpjax.experiments.kinds.central.config import LeastSquares, TrainConfig
 from dpjax.experiments.kinds.central.facts import class_scores, of_plan, shows_data
@@ -257,7 +258,7 @@ def _check_model(config: TrainConfig, train: data.Dataset, params: Params) -> No
     raise UserError("needs two classes or more", field="privacy", value=LEAST_SQUARES)
   shapes = jax.tree.map(jnp.shape, params)
   width = math.prod(train.x.shape[1:])
-  bounds.at_most(config, "privacy.directions", width, ", the numbers of one example")
+  common.at_most(config, "privacy.directions", width, ", the numbers of one example")
   wanted = {"kernel": (width, train.num_classes), "bias": (train.num_classes,)}
   if shapes != {"params": {saved.HEAD: wanted}}:
     raise UserError(

@@ -8,9 +8,9 @@ import math
 from typing import Any
 
 from dpjax import data, gradients, noise, sampling, transforms, validate
-from dpjax.experiments.config import choices, samplers
+from dpjax.experiments.config import choices, common, samplers
 from dpjax.experiments.config.naming import within
-from dpjax.experiments.kinds import bounds, privacy_section
+from dpjax.experiments.kinds import privacy_section
 from dpjax.experiments.kinds.central import ftrl, normalization
 from dpjax.experiments.kinds.central.config import (
   ConstantClip,
@@ -56,7 +56,7 @@ def check(config: TrainConfig) -> None:
       )
   _check_noise_aware(config)
   if isinstance(privacy, Guarantee):
-    privacy_section.check(privacy, release=config.release)
+    privacy_section.check(privacy, release=config.release, num_steps=config.num_steps)
 
 
 def _check_prob(privacy: Any) -> None:
@@ -127,7 +127,7 @@ def _check_noise_aware(config: TrainConfig) -> None:
   rule = getattr(privacy, "clipping", None)
   if name == "dp_sgld" and isinstance(rule, transforms.PerLayer):
     why = " for optimizer.rule='dp_sgld', or the parameters have different temperatures"
-    bounds.only(config, "privacy.clipping.noise", ["shared"], why)
+    common.only(config, "privacy.clipping.noise", ["shared"], why)
 
 
 def public_size(config: TrainConfig, train: data.Dataset) -> int:
@@ -272,7 +272,7 @@ def make_plan(
   )
   plan = _with_capacity(plan, privacy.sampler, num_examples)
   most = plan.sampler.padded_batch_size
-  bounds.at_most(config, "slices", most, " rows of a padded batch")
+  common.at_most(config, "slices", most, " rows of a padded batch")
   return plan
 
 

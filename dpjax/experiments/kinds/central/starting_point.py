@@ -14,8 +14,7 @@ import flax.linen as nn
 import jax
 
 from dpjax import names, training, validate
-from dpjax.experiments.config import choices
-from dpjax.experiments.kinds import bounds
+from dpjax.experiments.config import choices, common
 from dpjax.experiments.kinds.central.config import (
   AllWeights,
   Head,
@@ -68,7 +67,7 @@ def check(config: TrainConfig) -> None:
     why = (
       f" where trainable={name!r}, whose frozen weights nobody has laid out over devices"
     )
-    bounds.only(config, "mesh", [None], why)
+    common.only(config, "mesh", [None], why)
 
 
 def _check_file(config: TrainConfig) -> None:

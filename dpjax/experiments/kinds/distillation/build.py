@@ -18,8 +18,10 @@ from flax import linen as nn
 from dpjax import closed_over
 from dpjax import data as data_lib
 from dpjax.accounting.text import paragraph
+from dpjax.data.target_kinds import needs_classes
 from dpjax.experiments.config.choices import name_of
-from dpjax.experiments.kinds import named_data, public_pool
+from dpjax.experiments.kinds import public_pool
+from dpjax.experiments.kinds.central.features import check_images
 from dpjax.experiments.kinds.distillation.config import (
   DistillationConfig,
   Joint,
@@ -30,6 +32,7 @@ from dpjax.experiments.run import guarantee, left_out, writers
 from dpjax.experiments.run.experiment import Experiment, Phase, Scores, Story, every, single
 from dpjax.experiments.run.run_keys import RunKeys
 from dpjax.key_uses import KeyUse, key_for
+from dpjax.plan import Plan
 from dpjax.types import Array
 from dpjax.zoo import recipes
 
@@ -66,12 +69,14 @@ class Distillation(Experiment[DistillationConfig]):
 
   def data(self) -> tuple[Any, Any]:
     """Returns (private data, public data)."""
-    return named_data.load(self.config)
+    return self.config.data.load()
 
   def check_data(self, data: Any) -> None:
     train, public = data
-    named_data.check_images(self.config, train, "distillation")
-    named_data.check_pool(self.config, public)
+    name = self.config.data.name
+    needs_classes(train, "data.name", name)
+    check_images(train, "data.name", name)
+    public_pool.check_size(self.config, public)
     if isinstance(self.config.method, PublicImages):
       public_pool.check(self.config, train, public)
 
@@ -105,9 +110,10 @@ class _Run:
     self.random = random
     self.teacher = _Network(config.teacher_hidden, train.num_classes)
     self.student = _Network(config.student_hidden, train.num_classes)
-    self.plan = named_data.plan(
-      config,
+    self.plan = Plan.for_data(
       train,
+      epsilon=config.epsilon,
+      delta=config.delta,
       batch_size=config.batch_size,
       epochs=config.epochs,
       l2_clip_norm=config.l2_clip_norm,
@@ -245,7 +251,7 @@ class _Run:
       arrivals=left_out.of_step,
       planned=lambda: {
         "task": "distillation",
-        "dataset": config.dataset,
+        "dataset": config.data.name,
         "method": name_of(config, "method"),
         "noise_multiplier": plan.noise_multiplier,
         "batch_size": config.batch_size,

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 from dpjax.experiments.config import common, rules
 from dpjax.experiments.config.choices import Choice
 from dpjax.experiments.config.fields import WithChoices
-from dpjax.experiments.kinds import named_data
+from dpjax.experiments.config.sections import ExamplesConfig
 
 _WIDTH = rules.between(1, 10**4)
 # Float32 loses the differences of answers at temperatures above 1e4, and the student's gradients at
@@ -45,10 +45,7 @@ class DistillationConfig(WithChoices):
   """
 
   method: Annotated[Any, Choice(METHODS), "what the student reads"] = "public"
-  dataset: Annotated[common.Dataset, "digits | mnist | any images of dpjax.data.load"] = (
-    "digits"
-  )
-  data_dir: common.DataDir = None
+  data: ExamplesConfig = dataclasses.field(default_factory=ExamplesConfig)
   num_pool: Annotated[int, common.COUNT, "public images without labels; of public"] = 200
   pool_is_public: common.PoolIsPublic = False
   teacher_hidden: Annotated[int, _WIDTH, "width of the teacher"] = 64
@@ -78,6 +75,5 @@ class DistillationConfig(WithChoices):
 def check(config: DistillationConfig) -> None:
   """Raises UserError if the config is wrong; loads no data."""
   common.check_types(config)
-  named_data.check_folder(config)
   is_public = isinstance(config.method, PublicImages)
   common.read_if(config, is_public, "method='public'", "pool_is_public")

@@ -13,10 +13,10 @@ import optax
 from dpjax import federated, secure, trees
 from dpjax.data import Federation
 from dpjax.data.target_kinds import needs_classes
-from dpjax.experiments.config import common, user_code
+from dpjax.experiments.config import common, sections, user_code
 from dpjax.experiments.config.choices import Setting, UsersFunction, name_of, to_dict
 from dpjax.experiments.config.naming import within
-from dpjax.experiments.kinds import audits, bounds
+from dpjax.experiments.kinds import audits
 from dpjax.experiments.kinds.central import build as build_central
 from dpjax.experiments.kinds.central import tasks
 from dpjax.experiments.kinds.central.facts import shows_data
@@ -101,8 +101,7 @@ def check(config: FedConfig, *, draws_cohorts: bool = True) -> None:
   """
   common.check_types(config)
   config = audit.resolve(config)
-  bounds.sections(config)
-  bounds.steps("num_rounds", config.num_rounds, config.privacy)
+  sections.check_range(config.data, config.model)
   named.check(config.execution, **_execution_options(config))
   for chosen in (config.weighting, config.aggregator, config.compression):
     if isinstance(chosen, Setting):
@@ -136,7 +135,6 @@ def _execution_options(config: FedConfig) -> dict[str, Any]:
 
 def _check_read(config: FedConfig) -> None:
   """Raises UserError for a field that is set although this run would not read it."""
-  bounds.data_read(config.data, of_leaf=name_of(config, "partition") == "leaf")
   read = functools.partial(common.read_if, config)
   algorithm = algorithm_of(config)
   read(not config.is_dealt, "users that the data name", "data.num_users")
@@ -190,6 +188,8 @@ def _check_natural(config: FedConfig) -> None:
   """Raises UserError for fields that do not fit a partition whose clients come from the data."""
   partition = name_of(config, "partition")
   allowed: dict[str, Any] = {"data.limit": None}
+  if partition == "leaf":
+    allowed["data.declaration"] = None
   if partition == "shakespeare":
     allowed |= {"data.name": "shakespeare", "data.center": False}
     # The loader of these data declares the number of classes, so the config must not.
@@ -197,7 +197,7 @@ def _check_natural(config: FedConfig) -> None:
     # There is no other language model for clients.
     allowed["model.name"] = "transformer"
   for path, value in allowed.items():
-    bounds.only(config, path, [value], f" for partition={partition!r}")
+    common.only(config, path, [value], f" for partition={partition!r}")
 
 
 def _check_stop(config: FedConfig) -> None:
@@ -220,7 +220,7 @@ def _check_combination(config: FedConfig) -> None:
   means = aggregators_that(lambda row: row.is_mean)
   if isinstance(config.privacy, ServerNoise):
     why = f" with privacy={name_of(config, 'privacy')!r}: no epsilon is proved for it"
-    bounds.only(config, "aggregator", means, why)
+    common.only(config, "aggregator", means, why)
   # The weight of a silo is its declared number of records, which is public.
   if config.protects_users and name_of(config, "weighting") == "examples":
     raise UserError(
@@ -249,7 +249,7 @@ def _check_combination(config: FedConfig) -> None:
   wraps = compressed or isinstance(config.privacy, Local | Both)
   if wraps and not algorithm.wraps_clients:
     known = algorithms_that(lambda row: row.wraps_clients)
-    bounds.only(config, "algorithm", known, " with compression or noise on the client")
+    common.only(config, "algorithm", known, " with compression or noise on the client")
 
 
 def _check_secure_sum(config: FedConfig) -> None:
@@ -266,7 +266,7 @@ def _check_secure_sum(config: FedConfig) -> None:
   if not chosen.simulated:
     allowed_by_field["execution"] = ("auto", "loop", "vmap")
   for path, allowed in allowed_by_field.items():
-    bounds.only(config, path, allowed, " with a secure_sum")
+    common.only(config, path, allowed, " with a secure_sum")
 
 
 def _check_client_optimizer(config: FedConfig) -> None:
@@ -275,10 +275,10 @@ def _check_client_optimizer(config: FedConfig) -> None:
   whose = f" for algorithm={algorithm.name!r}, whose"
   if algorithm.client_rule:
     why = f"{whose} derivation counts plain gradient steps"
-    bounds.only(config, "client_optimizer.rule", [algorithm.client_rule], why)
+    common.only(config, "client_optimizer.rule", [algorithm.client_rule], why)
   if not algorithm.client_momentum:
     why = f"{whose} control variates are means of plain gradients"
-    bounds.only(config, "client_optimizer.rule.momentum", [0], why)
+    common.only(config, "client_optimizer.rule.momentum", [0], why)
 
 
 def secure_aggregator(fed: FedRun, num_clients: int) -> federated.Aggregator:
@@ -597,7 +597,7 @@ def phase(fed: FedRun) -> Phase:
 
   def program() -> step_program.StepProgram:
     known = ("auto", "vmap", "shard_map")
-    bounds.only(config, "execution", known, " for a machine that is not here")
+    common.only(config, "execution", known, " for a machine that is not here")
     state = fed.algorithm.init(fed.params, fed.federation.num_clients)
     drawn = fed.algorithm.cohorts(fed.federation, fed.work, rng=fed.random.sampler)
     for cohort in fed.audited.mark(drawn):

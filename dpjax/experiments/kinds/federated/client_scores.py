@@ -24,8 +24,8 @@ import jax
 import numpy as np
 
 from dpjax.data import Federation
+from dpjax.experiments.config import common
 from dpjax.experiments.config.choices import name_of
-from dpjax.experiments.kinds import bounds
 from dpjax.experiments.kinds.central.facts import shows_data
 from dpjax.experiments.kinds.federated import records
 from dpjax.experiments.kinds.federated.config import FedConfig, algorithm_of
@@ -92,10 +92,10 @@ def check(config: FedConfig) -> None:
   seen = not config.protects_users or shows_data(config)
   why = " in a run that shows nothing but what is private, such as a release"
   for field in () if seen else ("held_out", "fine_tune_epochs"):
-    bounds.only(config, field, [0], f"{why}: the scores of clients are not private")
+    common.only(config, field, [0], f"{why}: the scores of clients are not private")
   if is_of_silos(config) or config.audit is not None:
     what = "silos, which have tests of their own" if is_of_silos(config) else "an audit"
-    bounds.only(config, "held_out", [0], f" with {what}")
+    common.only(config, "held_out", [0], f" with {what}")
   why = ""
   if config.protects_records:
     why = "with privacy='records', whose noise does not cover more steps"
@@ -106,7 +106,7 @@ def check(config: FedConfig) -> None:
   elif config.audit is not None:
     why = "with an audit"
   if why:
-    bounds.only(config, "fine_tune_epochs", [0], f" {why}")
+    common.only(config, "fine_tune_epochs", [0], f" {why}")
 
 
 class ClientScores:

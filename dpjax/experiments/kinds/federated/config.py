@@ -25,13 +25,10 @@ from dpjax.experiments.config.choices import (
 from dpjax.experiments.config.common import COUNT, AttackerConfig
 from dpjax.experiments.config.fields import WithChoices
 from dpjax.experiments.config.naming import Gives
+from dpjax.experiments.config.sections import InputsConfig, ModelConfig
 from dpjax.experiments.kinds.central.config import (
-  AnyDataConfig,
   CanaryAudit,
-  Center,
   LearningRate,
-  MaxLength,
-  ModelConfig,
   NoiseStrategy,
   Schedule,
 )
@@ -44,11 +41,9 @@ from dpjax.zoo.datasets import leaf, natural, pfl, shakespeare, tff
 
 
 @dataclasses.dataclass
-class FedDataConfig(AnyDataConfig):
+class FedDataConfig(InputsConfig):
   """The data of a federated run."""
 
-  center: Center = False
-  max_length: MaxLength = 256
   num_users: Annotated[
     int | None,
     COUNT,

@@ -13,7 +13,7 @@ from dpjax.accounting.proved import NeighboringRelation
 from dpjax.accounting.text import paragraph
 from dpjax.experiments.config import common
 from dpjax.experiments.config.choices import name_of
-from dpjax.experiments.kinds import bounds, privacy_section
+from dpjax.experiments.kinds import privacy_section
 from dpjax.experiments.kinds.federated.config import (
   Distributed,
   FedConfig,
@@ -91,7 +91,7 @@ def check(config: FedConfig) -> None:
   # clip norm and noise, too.
   if not algorithm_of(config).one_difference:
     known = algorithms_that(lambda row: row.one_difference)
-    bounds.only(config, "algorithm", known, " for privacy='distributed'")
+    common.only(config, "algorithm", known, " for privacy='distributed'")
 
 
 def mechanism(config: FedConfig, num_parameters: int) -> SkellamSum | None:

@@ -13,9 +13,9 @@ from dpjax.data.target_kinds import needs_arrays, needs_classes
 from dpjax.experiments.config import common
 from dpjax.experiments.config.choices import name_of
 from dpjax.experiments.config.naming import within
-from dpjax.experiments.kinds import bounds
+from dpjax.experiments.config.sections import DataConfig
 from dpjax.experiments.kinds.central import build as build_central
-from dpjax.experiments.kinds.central.config import DataConfig, TrainConfig
+from dpjax.experiments.kinds.central.config import TrainConfig
 from dpjax.experiments.kinds.federated.config import BY_CLASS, FedConfig
 from dpjax.validate import UserError
 
@@ -53,9 +53,7 @@ def _natural(config: FedConfig) -> tuple[Federation, Any]:
   with within("data", of=config.data):
     train, test = config.partition.make(config.data)
   _check_local_batch(config, len(train))
-  text = train.dataset.vocab_size is not None
-  common.read_if(config, text, "text", "data.max_length")
-  sets = build_central.preprocess(central(config), train.dataset, test.dataset)
+  sets = config.data.preprocess(train.dataset, test.dataset)
   known = train.nominal_users
   asked = config.data.num_users
   # Two different declared numbers would give two sampling probabilities.
@@ -73,7 +71,7 @@ def _check_local_batch(config: FedConfig, num_examples: int) -> None:
   """Raises UserError for a `local.batch_size` above both 1024 and the number of training examples
   of all clients together."""
   most = max(num_examples, _ANY_BATCH)
-  bounds.at_most(config, "local.batch_size", most, ", or none, a client's examples at once")
+  common.at_most(config, "local.batch_size", most, ", or none, a client's examples at once")
 
 
 def _holding_out(federation: Federation, share: float) -> Federation:
@@ -112,7 +110,7 @@ def central(config: FedConfig) -> TrainConfig:
 def _partition(config: FedConfig) -> tuple[Federation, Any]:
   """Loads a simulated federation, whose number of users the config gives. The partition may depend
   on the labels: it defines the users' data, before any mechanism runs."""
-  train, test = build_central.load_data(central(config), features=False)
+  train, test = config.data.load(resident=True)
   needs_arrays(train, "data.name", config.data.name)
   _check_local_batch(config, train.nominal_size or len(train))
   users = config.partition.num_clients

@@ -11,9 +11,9 @@ from dpjax.accounting.proved import NeighboringRelation
 from dpjax.accounting.text import paragraph
 from dpjax.auditing.canary_clients import PARAMETER
 from dpjax.data import Dataset, Federation
-from dpjax.experiments.config import choices, samplers
+from dpjax.experiments.config import choices, common, samplers
 from dpjax.experiments.config.common import attack_of
-from dpjax.experiments.kinds import bounds, privacy_section
+from dpjax.experiments.kinds import privacy_section
 from dpjax.experiments.kinds.central import features, ftrl
 from dpjax.experiments.kinds.federated import distributed
 from dpjax.experiments.kinds.federated.config import (
@@ -116,7 +116,7 @@ def check(config: FedConfig) -> None:
   privacy = config.privacy
   _check_release(config)
   if isinstance(privacy, UserGuarantee):
-    privacy_section.check(privacy, release=config.release)
+    privacy_section.check(privacy, release=config.release, num_rounds=config.num_rounds)
   if isinstance(privacy, Central):
     _check_simulated(config, privacy)
   distributed.check(config)
@@ -134,7 +134,7 @@ def _check_simulated(config: FedConfig, privacy: Central) -> None:
   cohort = privacy.simulated_cohort
   if cohort is None:
     return
-  bounds.only(config, "privacy.clipping", ["flat"], " with privacy.simulated_cohort")
+  common.only(config, "privacy.clipping", ["flat"], " with privacy.simulated_cohort")
   if cohort < config.clients_per_round:
     raise UserError(
       f"must be >= clients_per_round={config.clients_per_round}",
@@ -142,7 +142,7 @@ def _check_simulated(config: FedConfig, privacy: Central) -> None:
       value=cohort,
     )
   why = " with privacy.simulated_cohort, which is drawn so"
-  bounds.only(config, "privacy.sampler", ["poisson"], why)
+  common.only(config, "privacy.sampler", ["poisson"], why)
   if cohort > (privacy.simulated_clients or 0):
     raise UserError(
       f"must be >= privacy.simulated_cohort={cohort}",

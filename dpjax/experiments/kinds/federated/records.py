@@ -21,10 +21,10 @@ from dpjax.accounting.ledger import BudgetExceeded, Charge
 from dpjax.accounting.loss_grid import Profile
 from dpjax.accounting.text import by_name, lower, paragraph
 from dpjax.data import Federation
-from dpjax.experiments.config import samplers
+from dpjax.experiments.config import common, samplers
 from dpjax.experiments.config.choices import name_of
 from dpjax.experiments.config.common import attack_of
-from dpjax.experiments.kinds import bounds, privacy_section
+from dpjax.experiments.kinds import privacy_section
 from dpjax.experiments.kinds.federated.config import (
   FedConfig,
   Records,
@@ -65,11 +65,11 @@ def check(config: FedConfig) -> None:
   if not algorithm_of(config).records:
     known = algorithms_that(lambda row: row.records)
     why = "clients of the others send what no step's noise covers"
-    bounds.only(config, "algorithm", known, f" with privacy='records': {why}")
+    common.only(config, "algorithm", known, f" with privacy='records': {why}")
   why = (
     "whose canaries would be records of one silo; python -m launch.audit --only=silos plays"
   )
-  bounds.only(config, "audit", ["none"], f" with privacy='records', {why} its games")
+  common.only(config, "audit", ["none"], f" with privacy='records', {why} its games")
   if asked.epsilons and (asked.noise_multiplier is not None or attack_of(asked)):
     raise UserError(
       "are targets; must be empty with a noise_multiplier or an attacker",
@@ -178,7 +178,7 @@ def _plan(config: FedConfig, size: int, epsilon: float | None) -> Plan:
     )
   batch = config.local.batch_size or size
   why = ", or none for all records of a silo at once"
-  bounds.at_most(config, "local.batch_size", size, why)
+  common.at_most(config, "local.batch_size", size, why)
   steps = config.num_rounds * max(1, round(config.local.epochs * size / batch))
   size_of_run = asked.sampler.sizing(
     sampling_prob=batch / size,

@@ -20,8 +20,9 @@ from dpjax import data as data_lib
 from dpjax.accounting import Ledger
 from dpjax.data import cache
 from dpjax.data.target_kinds import needs_classes
+from dpjax.experiments.config import common
 from dpjax.experiments.config.choices import name_of
-from dpjax.experiments.kinds import bounds, named_data, public_pool
+from dpjax.experiments.kinds import public_pool
 from dpjax.experiments.kinds.central import features as features_lib
 from dpjax.experiments.kinds.central.config import ModelConfig
 from dpjax.experiments.kinds.pate import vote_costs
@@ -48,19 +49,19 @@ class Pate(Experiment[PateConfig]):
 
   def data(self) -> tuple[data_lib.Dataset, data_lib.Dataset]:
     """Returns (private data, public data) without features."""
-    return named_data.load(self.config)
+    return self.config.data.load()
 
   def check_data(self, data: Any) -> None:
     private, public = data
-    needs_classes(private, "dataset", self.config.dataset)
-    named_data.check_pool(self.config, public)
+    needs_classes(private, "data.name", self.config.data.name)
+    public_pool.check_size(self.config, public)
     relation = self.config.neighboring_relation
     declared = sizes.named_size(len(private), private.nominal_size, relation=relation)
     if declared is not None:
       # Most parts would be empty, and a teacher without records votes for class 0.
-      bounds.at_most(self.config, "num_teachers", declared, ", the records")
+      common.at_most(self.config, "num_teachers", declared, ", the records")
       # Every part is padded to it, whatever it holds.
-      bounds.at_most(self.config, "teacher_capacity", declared, ", the records")
+      common.at_most(self.config, "teacher_capacity", declared, ", the records")
     elif self.config.num_teachers > len(private):
       writers.warn(
         f"num_teachers={self.config.num_teachers}: there are fewer records; a teacher without "
@@ -301,7 +302,7 @@ class _Run:
       steps_are="queries",
       planned=lambda: {
         "task": "pate",
-        "dataset": config.dataset,
+        "dataset": config.data.name,
         "method": name_of(config, "aggregator"),
         "model": name_of(config, "features"),
       },

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 from dpjax.experiments.config import common, rules
 from dpjax.experiments.config.choices import Choice
 from dpjax.experiments.config.fields import WithChoices
-from dpjax.experiments.kinds import bounds, named_data
+from dpjax.experiments.config.sections import ExamplesConfig
 from dpjax.mechanisms.teacher_votes import ConfidentGNMax, GNMax, std_for
 from dpjax.validate import UserError
 
@@ -74,10 +74,7 @@ class PateConfig(WithChoices):
   The other examples score the student.
   """
 
-  dataset: Annotated[common.Dataset, "digits | mnist | any name of dpjax.data.load"] = (
-    "digits"
-  )
-  data_dir: common.DataDir = None
+  data: ExamplesConfig = dataclasses.field(default_factory=ExamplesConfig)
   features: Annotated[Any, Choice(FEATURES), "what teachers and student read"] = "pixels"
   num_teachers: Annotated[int, rules.between(2, rules.MOST_CLIENTS), "private parts"] = 40
   teacher_capacity: Annotated[
@@ -159,9 +156,8 @@ class PateConfig(WithChoices):
 def check(config: PateConfig) -> None:
   """Raises UserError if the config is wrong; loads no data."""
   common.check_types(config)
-  named_data.check_folder(config)
   common.read_if(config, config.std is None, "std=None, which is solved for", "epsilon")
-  bounds.at_most(config, "num_queries", config.num_pool, ", as num_pool")
+  common.at_most(config, "num_queries", config.num_pool, ", as num_pool")
   if config.most_answers > config.num_queries:
     raise UserError(
       f"must be at most num_queries={config.num_queries}",
@@ -176,7 +172,7 @@ def check(config: PateConfig) -> None:
     )
   if config.release:
     why = " with release=True: what these votes cost is itself private"
-    bounds.only(config, "data_dependent", [False], why)
+    common.only(config, "data_dependent", [False], why)
   if config.cost is not None:
     _check_cost(config, config.cost)
   # This raises UserError if no noise reaches epsilon.

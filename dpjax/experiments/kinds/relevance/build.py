@@ -30,9 +30,8 @@ from dpjax.accounting import Ledger
 from dpjax.data.target_kinds import needs_classes
 from dpjax.experiments.config import common
 from dpjax.experiments.config.choices import name_of, to_dict
-from dpjax.experiments.kinds import named_data
+from dpjax.experiments.config.sections import NetworkConfig
 from dpjax.experiments.kinds.central import build as central
-from dpjax.experiments.kinds.central.config import NetworkConfig
 from dpjax.experiments.kinds.relevance import audit, relevance_pictures, table
 from dpjax.experiments.kinds.relevance.config import RelevanceConfig, check
 from dpjax.experiments.kinds.relevance.methods import NoisyGradients, leaves_of
@@ -276,11 +275,11 @@ def data_digest(config: RelevanceConfig, loaded: dict) -> bytes:
 def load_data(config: RelevanceConfig, loaded: dict) -> tuple[Any, Any]:
   key = tuple(dataclasses.asdict(config.data).values())
   if key not in loaded:
-    train, test = named_data.load_section(config.data)
+    train, test = config.data.load()
     needs_classes(train, "data.name", config.data.name)
     if train.x.dtype != np.float32 or train.x.min() < 0 or train.x.max() > 1:
       raise UserError("must be images in [0, 1]", field="data.name", value=config.data.name)
-    loaded[key] = central.limit(train, config.data), test
+    loaded[key] = train, test
   return loaded[key]
 
 

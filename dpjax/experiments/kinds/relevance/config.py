@@ -11,8 +11,7 @@ from dpjax.experiments.config import choices, common, fields, rules
 from dpjax.experiments.config.choices import Choice
 from dpjax.experiments.config.common import COUNT
 from dpjax.experiments.config.fields import WithChoices
-from dpjax.experiments.kinds import bounds
-from dpjax.experiments.kinds.central.config import ExamplesConfig, NetworkConfig
+from dpjax.experiments.config.sections import ExamplesConfig, NetworkConfig
 from dpjax.experiments.kinds.relevance.methods import (
   AUDITED,
   METHODS,
@@ -22,8 +21,6 @@ from dpjax.experiments.kinds.relevance.methods import (
 )
 from dpjax.models.activations import ACTIVATIONS
 from dpjax.validate import UserError
-from dpjax.zoo.datasets.published import lies_in_folder
-from dpjax.zoo.datasets.registry import takes_declaration
 from dpjax.zoo.networks.registry import entry, options
 
 # An audit with fewer than 20 draws could refute only claims of an epsilon below 2.
@@ -123,9 +120,6 @@ def _rows(config: RelevanceConfig) -> Iterator[tuple[bool, str, str]]:
   yield lrp.rule == "epsilon", "lrp.rule='epsilon'", "lrp.stabilizer"
   yield lrp.rule == "alpha_beta", "lrp.rule='alpha_beta'", "lrp.alpha"
   yield lrp.input_rule == "z_box", "lrp.input_rule='z_box'", "lrp.low lrp.high"
-  declared = takes_declaration(config.data.name)
-  yield declared, "a table or a folder of images", "data.declaration"
-  yield lies_in_folder(config.data.name), "data that lie in a folder", "data.data_dir"
   for is_read, words, name in method.rows():
     yield is_read, words, f"method.{name}"
 
@@ -147,7 +141,6 @@ def _unread(config: RelevanceConfig) -> list[str]:
 def check(config: RelevanceConfig) -> None:
   """Raises UserError if the config is wrong, or holds what its run does not read; loads no data."""
   common.check_types(config)
-  bounds.data(config.data)
   config.method.check(config.data.name)
   _check_models(config)
   for is_read, words, names in _rows(config):
@@ -155,11 +148,12 @@ def check(config: RelevanceConfig) -> None:
 
 
 def _check_models(config: RelevanceConfig) -> None:
+  models = {"model": config.model}
   reduced = getattr(config.method, "reduced_model", None)
-  for section, model in (("model", config.model), ("method.reduced_model", reduced)):
-    if model is None:
-      continue
-    bounds.model(model, section)
+  if reduced is not None:
+    reduced.check("method.reduced_model")
+    models["method.reduced_model"] = reduced
+  for section, model in models.items():
     if entry(model.name).features:
       raise UserError(
         "must take images as they are", field=f"{section}.name", value=model.name

@@ -17,7 +17,7 @@ from dpjax.experiments.config.choices import Choice, settings
 from dpjax.experiments.config.common import COUNT
 from dpjax.experiments.config.fields import WithChoices
 from dpjax.experiments.config.naming import Gives
-from dpjax.experiments.kinds.central.config import NetworkConfig
+from dpjax.experiments.config.sections import NetworkConfig
 from dpjax.models.activations import ACTIVATIONS
 from dpjax.relevance.feature_budget import PRESETS
 from dpjax.relevance.feature_shares import NORMS

@@ -15,8 +15,8 @@ from typing import NamedTuple
 
 import numpy as np
 
+from dpjax.experiments.config import common
 from dpjax.experiments.config.naming import within
-from dpjax.experiments.kinds import bounds
 from dpjax.experiments.kinds.secure import noisy_model
 from dpjax.experiments.kinds.secure.build import LabelledRows, Measuring
 from dpjax.experiments.kinds.secure.config import SecureConfig
@@ -54,7 +54,7 @@ def load_data(config: SecureConfig) -> Aligned:
   task = config.task
   num_rows, num_columns = rows.x.shape
   why = f": party b holds others of the {num_columns} columns of {task.dataset!r}"
-  bounds.at_most(config, "task.first_columns", num_columns - 1, why)
+  common.at_most(config, "task.first_columns", num_columns - 1, why)
   of_a, of_b = _people(num_rows, task.shared)
   names = [f"person {place}" for place in range(num_rows)]
   found = alignment.align([names[i] for i in of_a], [names[i] for i in of_b])

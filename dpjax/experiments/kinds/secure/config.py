@@ -16,7 +16,6 @@ from dpjax.experiments.config import common, rules
 from dpjax.experiments.config.choices import Choice
 from dpjax.experiments.config.fields import WithChoices
 from dpjax.experiments.config.naming import within
-from dpjax.experiments.kinds import bounds
 from dpjax.experiments.kinds.central import build as central
 from dpjax.experiments.kinds.central import embeddings
 from dpjax.experiments.kinds.central.config import DataConfig, TrainConfig
@@ -315,11 +314,11 @@ def _check_train(train: TrainConfig) -> None:
   common.read_if(
     train, False, "launch.train itself", "seed", "noise_seed", *TrainConfig.where
   )
-  bounds.only(train, "audit", ["none"], "; audit a run of launch.train")
-  bounds.only(train, "release", [False], "; this is a rehearsal")
+  common.only(train, "audit", ["none"], "; audit a run of launch.train")
+  common.only(train, "release", [False], "; this is a rehearsal")
   embeddings.refuse(train)
-  bounds.only(train, "trainable", ["all"], ", whose weights are encrypted")
-  bounds.only(train, "model.name", ["mlp"], "")
+  common.only(train, "trainable", ["all"], ", whose weights are encrypted")
+  common.only(train, "model.name", ["mlp"], "")
   options = train.model.options
   if options.get("activation") != "square":
     raise UserError(

@@ -12,8 +12,8 @@ import numpy as np
 from dpjax import data as data_lib
 from dpjax import training
 from dpjax.data.target_kinds import needs_classes
+from dpjax.experiments.config import common
 from dpjax.experiments.config.naming import within
-from dpjax.experiments.kinds import bounds
 from dpjax.experiments.kinds.central import build as central
 from dpjax.experiments.kinds.central import facts
 from dpjax.experiments.kinds.secure.build import Computed, Measuring
@@ -54,7 +54,7 @@ def execute(config: SecureConfig, loaded: tuple[Any, Any], random: RunKeys) -> M
   count = task.num_images
   name = task.train.data.name
   why = f", the test images of task.train.data.name={name!r}"
-  bounds.at_most(config, "task.num_images", len(run.test), why)
+  common.at_most(config, "task.num_images", len(run.test), why)
   x = np.asarray(run.test.x[:count], np.float64).reshape(count, -1)
   y = np.asarray(run.test.y[:count])
   phase = central.phase(task.train, run)

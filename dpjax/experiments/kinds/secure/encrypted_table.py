@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 
 from dpjax import optional
+from dpjax.experiments.config import common
 from dpjax.experiments.config.naming import within
-from dpjax.experiments.kinds import bounds
 from dpjax.experiments.kinds.secure.build import Computed, Measuring, digest_of, once
 from dpjax.experiments.kinds.secure.config import SecureConfig
 from dpjax.experiments.run.pieces import Arrays
@@ -33,7 +33,7 @@ def load_data(config: SecureConfig) -> tuple[np.ndarray, np.ndarray]:
   x, y = loaders[config.task.table](return_X_y=True)
   wanted = config.task.num_features
   why = f", those of task.table={config.task.table!r}"
-  bounds.at_most(config, "task.num_features", x.shape[1], why)
+  common.at_most(config, "task.num_features", x.shape[1], why)
   return np.asarray(x[:, :wanted], np.float64), np.asarray(y, np.float64)
 
 
@@ -56,7 +56,7 @@ def execute(
   n, d = x.shape
   task = config.task
   count = task.num_predicted
-  bounds.at_most(config, "task.num_predicted", n)
+  common.at_most(config, "task.num_predicted", n)
   with within("task", of=task):
     plan = RegressionPlan(
       n,

@@ -20,7 +20,9 @@ from dp_accounting import NoOpDpEvent
 from dpjax.accounting.event_kinds.kind import DpEvent
 from dpjax.accounting.text import paragraph
 from dpjax.data import tables
-from dpjax.experiments.kinds import bounds, named_data
+from dpjax.data.target_kinds import needs_classes
+from dpjax.experiments.config import common
+from dpjax.experiments.kinds.central.features import check_images
 from dpjax.experiments.kinds.synthesis.config import (
   KernelMean,
   SynthesisConfig,
@@ -50,15 +52,21 @@ class PrivateSynthesis(Experiment[SynthesisConfig]):
 
   def data(self) -> tuple[Any, Any]:
     """Returns (private data, public test data)."""
-    return named_data.load(self.config)
+    return self.config.data.load()
 
   def check_data(self, data: Any) -> None:
-    named_data.check_images(self.config, data[0], "private synthesis", tables=True)
-    shape, method = data[0].x.shape[1:], self.config.method
+    train = data[0]
+    name = self.config.data.name
+    needs_classes(train, "data.name", name)
+    is_table = len(train.x.shape) == 2 and train.vocab_size is None
+    if is_table:
+      return
+    check_images(train, "data.name", name)
+    method = self.config.method
     # Of a table any side but 0 takes all columns.
-    if isinstance(method, KernelMean) and len(shape) == 3:
+    if isinstance(method, KernelMean):
       why = ", the places along an axis of an image"
-      bounds.at_most(self.config, "method.side", max(shape[:2]), why)
+      common.at_most(self.config, "method.side", max(train.x.shape[1:3]), why)
 
   def line(self, result: dict[str, Any]) -> str:
     return (
@@ -237,7 +245,7 @@ class _Run(SampledRun):
       arrivals=None if config.release else (lambda counts: counts),
       planned=lambda: {
         "task": "synthesis",
-        "dataset": config.dataset,
+        "dataset": config.data.name,
         "method": "kernel_mean",
         "noise_multiplier": self.mechanism.noise_multiplier,
         "features": self.embedding.width,

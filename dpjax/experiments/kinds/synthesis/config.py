@@ -9,7 +9,7 @@ from typing import Annotated, Any
 from dpjax.experiments.config import common, rules
 from dpjax.experiments.config.choices import Choice
 from dpjax.experiments.config.fields import WithChoices
-from dpjax.experiments.kinds import bounds, named_data
+from dpjax.experiments.config.sections import ExamplesConfig
 from dpjax.mechanisms.additive import analytic_noise_multiplier
 from dpjax.mechanisms.class_sums import ClassSums
 from dpjax.validate import UserError
@@ -100,11 +100,7 @@ class SynthesisConfig(WithChoices):
   """
 
   method: Annotated[Any, Choice(METHODS), "what reads the records"] = "kernel_mean"
-  dataset: Annotated[
-    common.Dataset,
-    "digits | mnist | breast_cancer | any images or table of dpjax.data.load",
-  ] = "digits"
-  data_dir: common.DataDir = None
+  data: ExamplesConfig = dataclasses.field(default_factory=ExamplesConfig)
   epsilon: Annotated[float, rules.POSITIVE, "of all that is released"] = 1.0
   delta: Annotated[common.Delta, "of the same"] = 1e-5
   epsilon_budget: common.EpsilonBudget = None
@@ -132,17 +128,16 @@ class SynthesisConfig(WithChoices):
 def check(config: SynthesisConfig) -> None:
   """Raises UserError if the config is wrong; loads no data."""
   common.check_types(config)
-  named_data.check_folder(config)
   if config.release:
     why = " with release=True: the attack reads members, and its result is private"
-    bounds.only(config, "attack", [False], why)
+    common.only(config, "attack", [False], why)
   if isinstance(config.method, WassersteinGan):
     why = " with method='wgan_gp', whose noise is not rounded to a grid"
-    bounds.only(config, "release", [False], why)
+    common.only(config, "release", [False], why)
     why = (
       " with method='wgan_gp', whose batches are Poisson samples; 'kernel_mean' takes both"
     )
-    bounds.only(config, "neighboring_relation", ["add_or_remove_one"], why)
+    common.only(config, "neighboring_relation", ["add_or_remove_one"], why)
     return
   _check_release(config, config.method)
 

@@ -13,13 +13,14 @@ from flax import linen as nn
 
 from dpjax import closed_over, training
 from dpjax.accounting.text import paragraph
-from dpjax.experiments.kinds import bounds, named_data
+from dpjax.experiments.config import common
 from dpjax.experiments.kinds.synthesis.config import SynthesisConfig, WassersteinGan
 from dpjax.experiments.kinds.synthesis.sampled_run import SampledRun, Samples
 from dpjax.experiments.run import guarantee, left_out
 from dpjax.experiments.run.experiment import Phase, every
 from dpjax.experiments.run.run_keys import RunKeys
 from dpjax.key_uses import KeyUse, key_for
+from dpjax.plan import Plan
 from dpjax.types import Array
 from dpjax.zoo import recipes
 
@@ -63,16 +64,17 @@ class CriticRun(SampledRun):
     method = config.method
     assert isinstance(method, WassersteinGan)
     super().__init__(config, train, test, random)
-    self.plan = named_data.plan(
-      config,
+    self.plan = Plan.for_data(
       train,
+      epsilon=config.epsilon,
+      delta=config.delta,
       batch_size=method.batch_size,
       epochs=method.epochs,
       l2_clip_norm=method.l2_clip_norm,
       neighboring_relation=config.neighboring_relation,
     )
     why = ", the steps of the critic, or no generator learns"
-    bounds.at_most(config, "method.critic_steps", self.plan.num_steps, why)
+    common.at_most(config, "method.critic_steps", self.plan.num_steps, why)
     self.critic = ImageCritic(method.critic_hidden, train.num_classes)
     self.generator = ImageGenerator(config.hidden, train.num_classes, train.x.shape[1:])
     optimizer = optax.adam(config.learning_rate, b1=0.0)
@@ -159,7 +161,7 @@ class CriticRun(SampledRun):
       arrivals=None if config.release else left_out.of_step,
       planned=lambda: {
         "task": "synthesis",
-        "dataset": config.dataset,
+        "dataset": config.data.name,
         "method": "wgan_gp",
         "noise_multiplier": plan.noise_multiplier,
         "batch_size": config.method.batch_size,
