@@ -24,7 +24,6 @@ from dpjax.experiments.kinds.central import (
   features,
   normalization,
   privacy,
-  scattering_features,
 )
 from dpjax.experiments.run import loop, run_keys
 from dpjax.experiments.run import workdir as owner
@@ -407,12 +406,12 @@ def test_the_progress_of_features_tells_no_number_of_examples(monkeypatch, capsy
   def chunks(images, **seen):
     yield from np.array_split(np.zeros((len(images), 2, 2, 3), np.float32), 7)
 
-  monkeypatch.setattr(scattering_features, "scattering_chunks", chunks)
+  monkeypatch.setattr("dpjax.zoo.networks.scattering.scattering_chunks", chunks)
   said = []
   for size in (307, 308):
     images = np.zeros((size, 8, 8, 3), np.float32)
     dataset = data.from_arrays(images, np.zeros(size, int), num_classes=2)
-    make = lambda: scattering_features._blocks(dataset, None, True, {"colours": "rgb"})
+    make = lambda: features.scattering_blocks(dataset, None, True, {"colours": "rgb"})
     computed = features.ComputedFeatures((), (), (), make)
     blocks = list(features._with_bar(computed, "scattering", size))
     assert sum(map(len, blocks)) == size

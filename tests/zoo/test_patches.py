@@ -12,7 +12,6 @@ import pytest
 
 from dpjax.data import Dataset
 from dpjax.experiments.kinds.central import build, features
-from dpjax.experiments.kinds.central import patch_features as patches_of_runs
 from dpjax.experiments.kinds.central.config import (
   DataConfig,
   DpSgd,
@@ -239,13 +238,13 @@ def test_no_images_have_no_features():
 @pytest.fixture
 def small(monkeypatch):
   """Features of few words, from few random images."""
-  patches_of_runs.learned_network.cache_clear()
+  features.learned_network.cache_clear()
   monkeypatch.setattr(patches, "WORDS", 8)
   monkeypatch.setattr(patches, "DIRECTIONS", 30)
-  monkeypatch.setattr(patches_of_runs, "_PROCESSES", 4)
-  monkeypatch.setattr(patches_of_runs, "_IMAGES", 20)
+  monkeypatch.setattr(features, "_PROCESSES", 4)
+  monkeypatch.setattr(features, "_IMAGES", 20)
   yield
-  patches_of_runs.learned_network.cache_clear()
+  features.learned_network.cache_clear()
 
 
 def _dataset(split, count=12, shape=(8, 8, 3)):
@@ -265,9 +264,9 @@ def test_a_runs_features_are_of_no_data_and_its_epsilon_is_proved(small):
   assert loaded[0].x.shape == (12, 30)
   np.testing.assert_allclose(np.square(loaded[0].x).mean(axis=1), 1, atol=1e-3)
   # Nothing of what is learnt follows from the run's images.
-  network = patches_of_runs.learned_network((8, 8, 3))
+  network = features.learned_network((8, 8, 3))
   others = build.Central(config).with_features((_dataset("train", 5), _dataset("test")))
-  assert patches_of_runs.learned_network((8, 8, 3)) is network
+  assert features.learned_network((8, 8, 3)) is network
   np.testing.assert_array_equal(others[0].x[0], loaded[0].x[0])
   run = build.assemble(config, loaded)
   assert run.guarantee.kind == "proved" and not run.pretrained_on
@@ -313,9 +312,7 @@ def test_centred_images_are_refused_before_any_data_are_read():
 
 
 def test_images_outside_the_range_are_refused_before_anything_is_learnt(monkeypatch):
-  monkeypatch.setattr(
-    patches_of_runs, "learned_network", lambda shape: pytest.fail("learnt")
-  )
+  monkeypatch.setattr(features, "learned_network", lambda shape: pytest.fail("learnt"))
   dataset = _dataset("train")
   x = np.array(dataset.x)
   x[3, 2, 1, 0] = 1.5

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 from jax.sharding import Mesh
 
@@ -249,9 +250,7 @@ def start(
   def make() -> tuple[Task, Any, Params]:
     model = linen_modules.modes(make_model(config.model, task.width(dataset), **fixed))
     if dataset.vocab_size is not None:
-      from dpjax.experiments.kinds.central import public_tokenizers
-
-      public_tokenizers.check_vocabulary(model, dataset, name)
+      _check_vocabulary(model, dataset, name)
     params = init_params(config.model, model, random.init, first)
     if config.pretrained is not None:
       params = starting_point.load(config, model, params, dataset.tokenizer)
@@ -269,6 +268,21 @@ def start(
     return whole, model, params
 
   return (names.guard(name, "model.name", make) if names.is_path(name) else make)()
+
+
+def _check_vocabulary(model: Any, dataset: data.Dataset, name: str) -> None:
+  """Raises UserError for data with more tokens than the model of this name has embeddings.
+
+  JAX would silently read the embedding of another token.
+  """
+  known = getattr(model, "vocab_size", None)
+  tokens = dataset.vocab_size if dataset.x.dtype == np.int32 else None
+  if isinstance(known, int) and tokens is not None and tokens > known:
+    raise UserError(
+      f"must be at least {tokens}, the tokens of the data, for model.name={name!r}",
+      field="model.options.vocab_size",
+      value=known,
+    )
 
 
 def assemble(

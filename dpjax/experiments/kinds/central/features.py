@@ -1,7 +1,10 @@
 """Computes the inputs of models that take features, or reads them from a cache.
 
-Features of scattering and of patches depend on no one's data. Features of public networks depend
-on the data that the networks were trained on (`public_features`).
+Features of scattering and of patches depend on no one's data. Features of frozen public networks
+depend on the data that the network was trained on (`networks.public_trunks`), and tokens on the
+texts that their vocabulary was learnt from. So the guarantee of such a run is a claim, as of one
+that starts from public weights (`saved.assumption`): it assumes that no record of the run is among
+those data.
 """
 
 from __future__ import annotations
@@ -22,12 +25,34 @@ import jax
 import numpy as np
 
 from dpjax import data
-from dpjax.data import cache, identity, rows
-from dpjax.experiments.kinds.central.config import ModelConfig
-from dpjax.experiments.run import writers
+from dpjax.accounting.text import paragraph
+from dpjax.data import cache, identity, rows, text
+from dpjax.experiments.config.sections import ModelConfig
+from dpjax.experiments.run import guarantee, writers
 from dpjax.parallel import made_for
 from dpjax.validate import UserError
+from dpjax.zoo import networks
 from dpjax.zoo.networks import registry
+
+# Features that depend on no one's data. All others are those of frozen public networks.
+_OF_NO_DATA = (None, "scattering", "patches")
+# Bytes of features that stay in memory by default.
+_MOST_IN_MEMORY = 2**26
+# Number of examples standardised at a time. It is constant, since the shape decides the last bit.
+_BLOCK = 1000
+# Random processes, and images of each, from which a dictionary of patches is learnt.
+_PROCESSES = 64
+_IMAGES = 125
+# Beginnings of the names of TFDS data sets that hold records of ImageNet.
+_OF_IMAGENET = (
+  "imagenet2012", "imagenet_resized", "imagenet_lt", "imagenette", "imagewang",
+  "downsampled_imagenet",
+)  # fmt: skip
+# Beginnings of the names of data sets whose texts all-MiniLM-L6-v2 was trained on.
+_OF_SENTENCES = (
+  "eli5", "glue/mnli", "glue/qqp", "gooaq", "ms_marco", "multi_nli", "natural_questions", "reddit",
+  "snli", "squad", "trivia_qa", "wikihow", "yahoo_answers",
+)  # fmt: skip
 
 
 def check_images(dataset: data.Dataset, field: str, value: str) -> None:
@@ -39,6 +64,70 @@ def check_images(dataset: data.Dataset, field: str, value: str) -> None:
     )
 
 
+# --- what features and tokens were learnt from
+
+
+def trained_on(model: str, data_name: str) -> tuple[str, ...]:
+  """Returns names of the data that a model's features were trained on; () if the model takes no
+  features, or if they depend on no data.
+
+  Args:
+    data_name: name of the run's data.
+
+  Raises:
+    UserError: the run's data hold records that the features were trained on.
+
+  >>> trained_on("vgg16_linear", "cifar10"), trained_on("scatter_linear", "cifar10")
+  (('ImageNet',), ())
+  """
+  network = registry.entry(model).features
+  if network in _OF_NO_DATA:
+    return ()
+  # Imported here, since few runs need features of public networks.
+  from dpjax.zoo.networks import public_trunks, sentence_encoder
+
+  of_texts = network in sentence_encoder.ENCODERS
+  known: Any = sentence_encoder.ENCODERS if of_texts else public_trunks.TRUNKS
+  knows = known[network].knows
+  if data_name.startswith(_OF_SENTENCES if of_texts else _OF_IMAGENET):
+    raise UserError(
+      f"its features were trained on {knows}, whose records are in data.name="
+      f"{data_name!r}; no epsilon would hold, so data or model must be others",
+      field="model.name",
+      value=model,
+    )
+  return (knows,)
+
+
+def add_note(config: Any, promised: Any, dataset: data.Dataset) -> Any:
+  """Returns the guarantee as a claim that names the data which features and tokenizer were learnt
+  from; unchanged if there are none."""
+  network = registry.entry(config.model.name).features
+  for knows in trained_on(config.model.name, config.data.name):
+    note = (
+      f"Features. The inputs of the model are features of the public network {network}, which "
+      f"was trained on {knows}. Nothing is promised to records that are in those data, too; "
+      "that there are none is assumed, not checked."
+    )
+    assumed = f"no record of this run is known to {network}, which was trained on {knows}"
+    promised = guarantee.add_note(promised, paragraph(note), assumed)
+  tokenizer = dataset.tokenizer
+  if tokenizer is None:
+    return promised
+  # A vocabulary reveals something of the texts that it was learnt from, which are unknown.
+  path = tokenizer["path"]
+  note = (
+    f"Tokens. The texts are read by the tokenizer {path} of {tokenizer['vocab_size']} "
+    f"tokens (SHA-256 {tokenizer['sha256'][:16]}...). Nothing is promised to texts that it was "
+    "learnt from; that none of this run's records are among them is assumed, not checked."
+  )
+  assumed = f"the tokenizer {path} was learnt from no record of this run"
+  return guarantee.add_note(promised, paragraph(note), assumed)
+
+
+# --- the features of a data set
+
+
 @dataclasses.dataclass(frozen=True)
 class ComputedFeatures:
   """Describes the features of one data set; `make` computes them."""
@@ -47,44 +136,8 @@ class ComputedFeatures:
   # Settings that decide a feature. They enter the key of the cache, so that a run with a changed
   # setting never reads old features.
   settings: tuple[Any, ...]
-  code: tuple[str, ...]  # modules that decide the last bit
+  code: tuple[str, ...]  # modules that decide the last bit, beside this one
   make: Callable[[], Iterator[np.ndarray]]  # -> rows, in chunks
-
-
-# Bytes of features that stay in memory by default.
-_MOST_IN_MEMORY = 2**26
-# Maps a kind of features to the module of this package that computes them. These two kinds depend
-# on no one's data. All other kinds are features of public networks.
-_OF_NO_DATA = {"scattering": "scattering_features", "patches": "patch_features"}
-
-
-def trained_on(model: str, data_name: str) -> tuple[str, ...]:
-  """Returns names of the data that a model's features were trained on.
-
-  Returns () if the model takes no features, or if they depend on no data. Raises UserError if the
-  run's data `data_name` hold records of those data.
-  """
-  kind = registry.entry(model).features
-  if kind is None or kind in _OF_NO_DATA:
-    return ()
-  # Imported here, since few runs need features of public networks.
-  from dpjax.experiments.kinds.central import public_features
-
-  return public_features.trained_on(model, data_name)
-
-
-def add_note(config: Any, promised: Any, dataset: data.Dataset) -> Any:
-  """Returns the guarantee, with assumptions on the data that features and tokenizer were learnt
-  from."""
-  if known := trained_on(config.model.name, config.data.name):
-    from dpjax.experiments.kinds.central import public_features
-
-    promised = public_features.add_note(promised, config.model.name, known)
-  if dataset.tokenizer is not None:
-    from dpjax.experiments.kinds.central import public_tokenizers
-
-    promised = public_tokenizers.add_note(promised, dataset.tokenizer)
-  return promised
 
 
 def add_features(
@@ -110,10 +163,7 @@ def add_features(
   kind = registry.entry(config.name).features
   if kind is None:
     return dataset
-  # The module is imported by name, since few runs need features, and no run needs every kind.
-  home = _OF_NO_DATA.get(kind, "public_features")
-  module = importlib.import_module(f"dpjax.experiments.kinds.central.{home}")
-  computed = module.describe_features(config, dataset, standardized)
+  computed = describe_features(config, dataset, standardized)
   shape = computed.shape
   make = functools.partial(_with_bar, computed, kind, len(dataset))
   in_file = stay_in_file(shape, resident)
@@ -125,6 +175,187 @@ def add_features(
   else:
     x = cache.unnamed_rows(shape, make) if in_file else _join(make(), shape)
   return identity.with_inputs(dataset, x)
+
+
+def describe_features(
+  config: ModelConfig, dataset: data.Dataset, standardized: bool
+) -> ComputedFeatures:
+  """Returns a description of the features that the model takes of a data set.
+
+  Args:
+    standardized: as of `add_features`.
+
+  Raises:
+    UserError: examples without such features.
+  """
+  kind = registry.entry(config.name).features or ""
+  if kind == "scattering":
+    return _scattering(config, dataset, standardized)
+  if kind == "patches":
+    return _patches(config, dataset)
+  # Imported here, since few runs need features of public networks.
+  from dpjax.zoo.networks import public_trunks, sentence_encoder
+
+  if kind in sentence_encoder.ENCODERS:
+    return _of_sentences(config, dataset, kind)
+  check_images(dataset, "model.name", config.name)
+  # The settings hold the digest of the weights, since other weights give other features.
+  network = public_trunks.TRUNKS[kind]
+  shape = public_trunks.trunk_shape(kind, dataset.x.shape)
+  return ComputedFeatures(
+    shape,
+    (shape, kind, network.sha256, network.size, config.mirrored),
+    ("dpjax.zoo.networks.public_trunks", "dpjax.models.pooling"),
+    functools.partial(
+      public_trunks.trunk_chunks, dataset.x, kind, mirrored=config.mirrored
+    ),
+  )
+
+
+def _of_sentences(
+  config: ModelConfig, dataset: data.Dataset, encoder: str
+) -> ComputedFeatures:
+  from dpjax.zoo.networks import sentence_encoder
+
+  is_bytes = dataset.vocab_size == text.VOCAB_SIZE and len(dataset.x.shape) == 2
+  if dataset.x.dtype != np.int32 or not is_bytes:
+    raise UserError(
+      f"needs texts as bytes, which data without a tokenizer give, not {dataset!r}",
+      field="model.name",
+      value=config.name,
+    )
+  if config.mirrored:
+    raise UserError("is of images", field="model.mirrored", value=True)
+  known = sentence_encoder.ENCODERS[encoder]
+  shape = sentence_encoder.sentence_shape(encoder, dataset.x.shape)
+  return ComputedFeatures(
+    shape,
+    (shape, encoder, known.weights_sha256, known.tokenizer_sha256),
+    ("dpjax.zoo.networks.sentence_encoder", "dpjax.zoo.networks.bert"),
+    functools.partial(sentence_encoder.sentence_chunks, dataset.x, encoder),
+  )
+
+
+# --- scattering
+
+
+def _scattering(
+  config: ModelConfig, dataset: data.Dataset, standardized: bool
+) -> ComputedFeatures:
+  # Imported here, since few runs need scattering.
+  from dpjax.zoo.networks.scattering import features_shape
+
+  check_images(dataset, "model.name", config.name)
+  if config.colours == "opponent" and dataset.x.shape[-1] != 3:
+    depth = dataset.x.shape[-1]
+    raise UserError(
+      f"needs images of 3 colours, not of {depth}", field="model.colours", value="opponent"
+    )
+  options: Any = {"num_classes": dataset.num_classes, **config.options}
+  groups = networks.build(config.name, **options).num_groups if standardized else None
+  shape = features_shape(dataset.x.shape)
+  seen = {"mirrored": config.mirrored, "colours": config.colours}
+  return ComputedFeatures(
+    shape,
+    (shape, groups, standardized, *seen.values()),
+    (
+      "dpjax.zoo.networks.scattering",
+      "dpjax.zoo.networks.scatter_heads",
+      "dpjax.zoo.random_images",
+    ),
+    functools.partial(scattering_blocks, dataset, groups, standardized, seen),
+  )
+
+
+def scattering_blocks(
+  dataset: data.Dataset, groups: int | None, standardized: bool, seen: dict[str, Any]
+) -> Iterator[np.ndarray]:
+  """Yields the scattering features of all examples, in order. Images in memory or in files give
+  equal bits."""
+  from dpjax.zoo.networks import scattering
+  from dpjax.zoo.networks.scatter_heads import standardized_features
+
+  images = dataset.x.shape[1:]
+  scales = None
+  if not standardized:
+    scales = scattering.typical_scales(images, colours=seen["colours"])
+  for block in _regroup(scattering.scattering_chunks(dataset.x, **seen), _BLOCK):
+    if scales is None:
+      yield standardized_features(block, groups, in_place=True)
+    else:
+      block /= scales
+      yield block
+
+
+def _regroup(chunks: Iterable[np.ndarray], size: int) -> Iterator[np.ndarray]:
+  """Yields the rows of all chunks in arrays of `size` rows; the last array may have fewer."""
+  held: list[np.ndarray] = []
+  for chunk in chunks:
+    held.append(chunk)
+    while sum(map(len, held)) >= size:
+      whole = np.concatenate(held)
+      yield whole[:size].copy()
+      held = [whole[size:]]
+  remaining = np.concatenate(held) if held else np.zeros((0,))
+  if len(remaining):
+    yield remaining
+
+
+# --- patches, whose dictionary is learnt from images of random processes
+
+
+def _patches(config: ModelConfig, dataset: data.Dataset) -> ComputedFeatures:
+  # Imported here, since few runs need patches.
+  import scipy
+
+  from dpjax.zoo.networks import patches
+
+  check_images(dataset, "model.name", config.name)
+  shape = patches.patch_shape(dataset.x.shape)
+
+  def make() -> Iterator[np.ndarray]:
+    # Images are checked first, since learning takes minutes.
+    patches.check_images(dataset.x)
+    network = learned_network(tuple(dataset.x.shape[1:]))
+    return patches.patch_chunks(dataset.x, network, mirrored=config.mirrored)
+
+  # Matrix decompositions of NumPy and SciPy decide the last digits of the directions.
+  libraries = (np.__version__, scipy.__version__)
+  return ComputedFeatures(
+    shape,
+    (shape, dataset.x.shape[1:], config.mirrored, *libraries),
+    (
+      "dpjax.zoo.networks.patches",
+      "dpjax.models.pooling",
+      "dpjax.zoo.datasets.random_process",
+      "dpjax.zoo.random_images",
+    ),
+    make,
+  )
+
+
+# The network is cached, since training and test data have the same shape, and learning takes some
+# minutes.
+@functools.lru_cache(maxsize=1)
+def learned_network(shape: tuple[int, int, int]) -> Any:
+  """Returns the `PatchNetwork` for images of a shape, learnt from random images of that shape."""
+  from dpjax.zoo.datasets import random_process
+  from dpjax.zoo.networks import patches
+
+  random = np.random.Generator(np.random.PCG64(0))
+  height, width, colours = shape
+  blocks = []
+  with writers.Progress(_PROCESSES, 0, "images of random processes") as bar:
+    for _ in range(_PROCESSES):
+      process = random_process.drawn_process(random, colours)
+      blocks.append(random_process.images_of(process, random, _IMAGES, height, width))
+      bar.update(1)
+  line = "learns words and directions of patches from them, in some minutes"
+  print(line, file=sys.stderr, flush=True)
+  return patches.learned_patches(np.concatenate(blocks), words=patches.WORDS)
+
+
+# --- where they lie
 
 
 def stay_in_file(shape: tuple[int, ...], resident: bool | None) -> bool:
@@ -155,7 +386,8 @@ def _join(blocks: Iterable[np.ndarray], shape: tuple[int, ...]) -> np.ndarray:
 
 def _makers(names: Sequence[str]) -> tuple[str, ...]:
   """Returns what decides a feature's bits beside the settings: code, jaxlib's version, device."""
-  code = "".join(inspect.getsource(sys.modules[name]) for name in names)
+  sources = [importlib.import_module(name) for name in (*names, __name__)]
+  code = "".join(map(inspect.getsource, sources))
   device = jax.devices()[0]
   return (
     hashlib.sha256(code.encode()).hexdigest(),
