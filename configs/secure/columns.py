@@ -17,7 +17,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from dpjax.experiments.config import fields
-from dpjax.experiments.kinds.secure.config import ColumnsTask, SecureConfig
+from dpjax.experiments.kinds.secure.aligned_columns import ColumnsTask
+from dpjax.experiments.kinds.secure.config import SecureConfig
 
 
 def get_config() -> SecureConfig:

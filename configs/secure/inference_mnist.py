@@ -22,7 +22,8 @@ from dpjax.experiments.kinds.central.config import (
   Sgd,
   TrainConfig,
 )
-from dpjax.experiments.kinds.secure.config import InferTask, SecureConfig
+from dpjax.experiments.kinds.secure.config import SecureConfig
+from dpjax.experiments.kinds.secure.encrypted_images import InferTask
 
 
 def get_config() -> SecureConfig:

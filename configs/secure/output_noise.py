@@ -10,7 +10,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from dpjax.experiments.config import fields
-from dpjax.experiments.kinds.secure.config import NoisyModelTask, SecureConfig
+from dpjax.experiments.kinds.secure.config import SecureConfig
+from dpjax.experiments.kinds.secure.noisy_model import NoisyModelTask
 
 
 def get_config() -> SecureConfig:

@@ -20,7 +20,8 @@ from dpjax.experiments.kinds.central.config import (
   Sgd,
   TrainConfig,
 )
-from dpjax.experiments.kinds.secure.config import SecureConfig, SumTask
+from dpjax.experiments.kinds.secure.config import SecureConfig
+from dpjax.experiments.kinds.secure.vector_sums import SumTask
 
 
 def get_config() -> SecureConfig:

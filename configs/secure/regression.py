@@ -8,7 +8,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from dpjax.experiments.config import fields
-from dpjax.experiments.kinds.secure.config import RegressTask, SecureConfig
+from dpjax.experiments.kinds.secure.config import SecureConfig
+from dpjax.experiments.kinds.secure.encrypted_table import RegressTask
 
 
 def get_config() -> SecureConfig:

@@ -11,7 +11,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from dpjax.experiments.kinds.secure.config import SecureConfig, TrainTask
+from dpjax.experiments.kinds.secure.config import SecureConfig
+from dpjax.experiments.kinds.secure.two_parties import TrainTask
 
 
 def get_config() -> SecureConfig:

@@ -15,7 +15,8 @@ from collections.abc import Iterator
 from typing import Any
 
 from dpjax.experiments.config import fields
-from dpjax.experiments.kinds.secure.config import SecureConfig, SumTask
+from dpjax.experiments.kinds.secure.config import SecureConfig
+from dpjax.experiments.kinds.secure.vector_sums import SumTask
 
 _PROTOCOLS: dict[str, Any] = {
   "plain": "plain",

@@ -16,7 +16,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from dpjax.experiments.config import fields
-from dpjax.experiments.kinds.secure.config import SecureConfig, TransferTask
+from dpjax.experiments.kinds.secure.config import SecureConfig
+from dpjax.experiments.kinds.secure.shared_people import TransferTask
 
 
 def get_config() -> SecureConfig:

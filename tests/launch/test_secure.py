@@ -11,7 +11,8 @@ import time
 import pytest
 
 from dpjax.experiments.config import fields
-from dpjax.experiments.kinds.secure.config import SecureConfig, SumTask
+from dpjax.experiments.kinds.secure.config import SecureConfig
+from dpjax.experiments.kinds.secure.vector_sums import SumTask
 from dpjax.experiments.sweeps import sweep
 from dpjax.validate import UserError
 from tests import commands
@@ -19,7 +20,8 @@ from tests import commands
 _ROOT = pathlib.Path(__file__).resolve().parents[2]
 _TINY = """
 from dpjax.experiments.config import fields
-from dpjax.experiments.kinds.secure.config import SecureConfig, SumTask
+from dpjax.experiments.kinds.secure.config import SecureConfig
+from dpjax.experiments.kinds.secure.vector_sums import SumTask
 
 def get_configs():
   for name, protocol in (("plain", "plain"), ("shares", "additive_sharing")):
@@ -60,7 +62,8 @@ def test_numbers_that_only_the_data_refuse_are_one_line_too(task, words, more, t
   for library in ("cryptography", "Crypto", *more):  # a missing one is told first
     pytest.importorskip(library)
   (tmp_path / "bad.py").write_text(
-    "from dpjax.experiments.kinds.secure.config import *\n\n"
+    "from dpjax.experiments.kinds.secure.aligned_columns import *\n"
+    "from dpjax.experiments.kinds.secure.config import SecureConfig\n\n"
     f"def get_config():\n  return SecureConfig(task={task})\n"
   )
   done = _launch(f"--config={tmp_path / 'bad.py'}", f"--workdir={tmp_path / 'run'}")

@@ -21,7 +21,7 @@ import pytest
 from configs import breast_cancer
 from dpjax.experiments.config import fields
 from dpjax.experiments.kinds.secure import noisy_model
-from dpjax.experiments.kinds.secure.config import NoisyModelTask, SecureConfig
+from dpjax.experiments.kinds.secure.noisy_model import NoisyModelTask
 from dpjax.experiments.run import loop
 from dpjax.secure import mpc
 from dpjax.secure.mpc import private_values
@@ -49,9 +49,8 @@ def _row(data, method, epsilon, relation, accuracies, **more):
 def on_shares(data):
   """Rows of one data set: without noise, and at each epsilon."""
   task = NoisyModelTask(dataset=data)
-  config = SecureConfig(task=task)
-  loaded = noisy_model.load_data(config)
-  first = noisy_model.mechanism_of(config, loaded)
+  loaded = task.load()
+  first = noisy_model.mechanism_of(task, loaded)
   shares = private_values.split((first.rows(loaded.x), first.labels(loaded.y)))
   trained = mpc.run(first.train, *shares).outputs
   rows = first.rows(loaded.test_x)

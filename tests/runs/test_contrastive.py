@@ -25,8 +25,7 @@ from dpjax.experiments.kinds.central.config import (
 )
 from dpjax.experiments.kinds.federated import build as federate_build
 from dpjax.experiments.kinds.federated.config import FedConfig
-from dpjax.experiments.kinds.secure.config import SecureConfig
-from dpjax.experiments.kinds.secure.config import check as check_secure
+from dpjax.experiments.kinds.secure.config import SecureComputation, SecureConfig
 from dpjax.experiments.run import loop, writers
 from dpjax.types import Example
 from tests.refuses import refuses
@@ -141,7 +140,7 @@ def test_other_kinds_of_runs_refuse_it():
       AttackConfig(target=_config()),
       "target.loss",
     ),
-    (check_secure, _secure(), "task.train.loss"),
+    (lambda config: SecureComputation(config).check(), _secure(), "task.train.loss"),
   ):
     with refuses(message):
       check(config)

@@ -5,6 +5,7 @@ import pytest
 
 from dpjax.accounting import Ledger
 from dpjax.data import from_arrays
+from dpjax.experiments.config.sections import ExamplesConfig
 from dpjax.experiments.kinds.distillation import build
 from dpjax.experiments.kinds.distillation.config import (
   DistillationConfig,
@@ -119,7 +120,7 @@ def test_a_student_that_reads_private_images_is_refused(sides, monkeypatch):
     ({"temperature": 1e30}, "temperature"),
     ({"student_rate": 1e30}, "student_rate"),
     ({"teacher_rate": 1e-320}, "teacher_rate"),
-    ({"data_dir": "/nowhere"}, "data_dir"),
+    ({"data": ExamplesConfig(data_dir="/nowhere")}, "data.data_dir"),
     ({"student_hidden": 0}, "student_hidden"),
     ({"num_pool": 0}, "num_pool"),
     ({"delta": 1.0}, "delta"),

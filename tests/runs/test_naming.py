@@ -36,7 +36,6 @@ _FED = FedConfig(seed=1, partition={"name": "iid", "seed": 2})
     (_TRAIN, "method", "ghost", "grad_method"),
     (_TRAIN, "method", "one_run", "audit.method"),
     (_TRAIN, "memory_budget", 5e8, "memory_budget_gb"),
-    (PateConfig(), "data.name", "digits", "dataset"),
     (
       RelevanceConfig(method=RelevanceSgd(sgd_learning_rate=-1.0)),
       "private.learning_rate",

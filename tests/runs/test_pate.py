@@ -11,6 +11,7 @@ from dpjax import accounting
 from dpjax.accounting import Ledger, matrix
 from dpjax.data import Interval, from_arrays
 from dpjax.experiments.config import fields
+from dpjax.experiments.config.sections import ExamplesConfig
 from dpjax.experiments.kinds.pate import build, vote_costs
 from dpjax.experiments.kinds.pate.config import ConfidentQueries, PateConfig, PublishedCost
 from dpjax.experiments.run import loop, run_keys
@@ -188,7 +189,7 @@ def test_a_published_cost_has_the_noise_that_is_charged(sides):
     ({"neighboring_relation": "replace_special"}, "neighboring_relation"),
     ({"epsilon": math.nan}, "epsilon"),
     ({"epsilon_budget": 1.0}, "epsilon_budget"),
-    ({"data_dir": "/nowhere"}, "data_dir"),
+    ({"data": ExamplesConfig(data_dir="/nowhere")}, "data.data_dir"),
     ({"teacher_penalty": 1e-320}, "teacher_penalty"),
     # Noise of float32 would be infinite there, or 0.
     ({"std": 1e38}, "std"),

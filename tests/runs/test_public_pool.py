@@ -144,7 +144,7 @@ def test_a_run_goes_on_with_its_own_pool_alone(kind, tmp_path, monkeypatch):
   with pytest.raises(loop.Interrupted):
     loop.train(config, tmp_path / "run", data=(train, test))
   other = test.replace_rows(np.array([5]), test.subset(np.array([200])))
-  with refuses("dataset", value="digits") as caught:
+  with refuses("data.name", value="digits") as caught:
     loop.train(config, tmp_path / "run", data=(train, other))
   assert "\n" not in str(caught.value)
 
@@ -164,7 +164,7 @@ def test_errors_of_the_data_name_this_configs_fields(kind, tmp_path):
   for name, field in (
     (_npz(tmp_path / "unnumbered.npz"), "data.num_classes"),
     (str(tmp_path / "none.npz"), "data.name"),
-    (str(tmp_path / "a.csv"), "data.declaration"),
+    (str(tmp_path / "a.csv"), "data.name"),
     ("no_such_data", "data.name"),
     ("no_such:module", "data.name"),
   ):

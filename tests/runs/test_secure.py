@@ -1,8 +1,10 @@
 """Secure computations as runs: resumed, against the same in the clear, every field read."""
 
 import dataclasses
-import importlib
 import inspect
+import pkgutil
+import re
+import sys
 
 import jax
 import numpy as np
@@ -19,12 +21,12 @@ from dpjax.experiments.kinds.central.config import (
 )
 from dpjax.experiments.kinds.secure import (
   aligned_columns,
-  build,
   noisy_model,
   shared_people,
   vector_sums,
 )
 from dpjax.experiments.kinds.secure.config import TASKS, SecureConfig
+from dpjax.experiments.kinds.secure.task import SecureTask, digest_of
 from dpjax.experiments.run import loop, run_keys, saved, writers
 from dpjax.experiments.sweeps import sweep
 from dpjax.experiments.sweeps.sweep import Runs
@@ -84,8 +86,8 @@ def test_rows_of_another_shape_are_other_data():
   """One person less with one column more had the same bytes."""
   rows = np.arange(6, dtype=np.float32)
   digests = {
-    build.digest_of(rows.reshape(shape), rows[:2]) for shape in ((2, 3), (3, 2), (6,))
-  } | {build.digest_of(rows.reshape(2, 3).view(np.int32), rows[:2])}
+    digest_of(rows.reshape(shape), rows[:2]) for shape in ((2, 3), (3, 2), (6,))
+  } | {digest_of(rows.reshape(2, 3).view(np.int32), rows[:2])}
   assert len(digests) == 4
 
 
@@ -209,8 +211,8 @@ _COLUMNS = {"name": "columns", "epsilon": 8.0, "num_steps": 15, "l2_penalty": 0.
 
 def test_columns_of_two_parties_belong_to_one_person(tmp_path, secure, intersection):
   config = _point(task={**_COLUMNS, "shared": 0.6, "first_columns": 7})
-  whole = noisy_model.load_data(config)
-  aligned = aligned_columns.load_data(config)
+  whole = noisy_model.NoisyModelTask.load(config.task)
+  aligned = config.task.load()
   clipped = aligned_columns.clip_apart(
     np.split(whole.x, [7], axis=1), 3.0, frac_bits=config.task.frac_bits
   )
@@ -244,7 +246,7 @@ def test_columns_of_two_parties_belong_to_one_person(tmp_path, secure, intersect
 )
 def test_columns_that_leave_a_party_nothing_are_refused(changes, field):
   with refuses(field) as caught:
-    aligned_columns.load_data(_point(task={**_COLUMNS, **changes}))
+    _point(task={**_COLUMNS, **changes}).task.load()
   assert len(str(caught.value).splitlines()) == 1
 
 
@@ -284,7 +286,7 @@ def test_labels_of_another_party_teach_and_are_told(tmp_path, monkeypatch, inter
 
 def test_shared_rows_of_both_parties_are_of_one_person(intersection):
   config = _point(task=_TRANSFER)
-  halves = shared_people.load_data(config)
+  halves = config.task.load()
   keys = run_keys.RunKeys(jax.random.key(0), jax.random.key(1), jax.random.key(2), 3, 4)
   batch = shared_people.divide(config.task, halves, keys.order)[0]
   known = {
@@ -312,7 +314,7 @@ def test_shared_rows_of_both_parties_are_of_one_person(intersection):
 def test_more_people_than_the_data_hold_are_refused(changes, field, intersection):
   config = _point(task=_TRANSFER | changes)
   with refuses(field):
-    shared_people.divide(config.task, shared_people.load_data(config), 0)
+    shared_people.divide(config.task, config.task.load(), 0)
 
 
 @pytest.mark.parametrize("task", ["noisy_model", "columns", "transfer"])
@@ -320,7 +322,7 @@ def test_a_missing_extra_is_named_before_the_first_row(task, tmp_path, monkeypat
   def library():
     raise UserError("not installed; pip install -e '.[secure]'")
 
-  monkeypatch.setattr(TASKS[task], "needs", (library,))
+  monkeypatch.setattr(pkgutil.resolve_name(TASKS[task]), "needs", (library,))
   with pytest.raises(UserError, match=r"\.\[secure\]"):
     sweep.run(None, tmp_path / "run", SecureConfig(task=task))
   assert not (tmp_path / "run").exists()
@@ -328,8 +330,8 @@ def test_a_missing_extra_is_named_before_the_first_row(task, tmp_path, monkeypat
 
 def test_a_noisy_model_that_is_opened_again_is_opened_with_the_same_noise(secure):
   config = _point(task=_NOISY | {"num_steps": 2})
-  rows = noisy_model.load_data(config)
-  mechanism = noisy_model.mechanism_of(config, rows)
+  rows = noisy_model.NoisyModelTask.load(config.task)
+  mechanism = noisy_model.mechanism_of(config.task, rows)
   work = noisy_model._training(mechanism, rows)
   trained, _ = work.step(work.init(), 0)
   # The system's own secrets would agree on one of 31 whole numbers in one run of hundreds.
@@ -485,14 +487,16 @@ def test_what_the_data_cannot_give_leaves_no_folder(tmp_path, task, field):
 
 @pytest.mark.parametrize("name", TASKS)
 def test_every_field_of_a_task_is_read(name):
-  kind = TASKS[name]
+  kind = pkgutil.resolve_name(TASKS[name])
   # What a task has from another one is read where the other one's is.
-  modules = [vars(each)["module"] for each in kind.__mro__ if "module" in vars(each)]
-  source = "".join(
-    inspect.getsource(importlib.import_module(f"dpjax.experiments.kinds.secure.{module}"))
-    for module in modules
-  )
-  unread = [f.name for f in dataclasses.fields(kind) if f"task.{f.name}" not in source]
+  modules = {each.__module__ for each in kind.__mro__ if issubclass(each, SecureTask)}
+  source = "".join(inspect.getsource(sys.modules[module]) for module in modules)
+  # Helpers of a task's module are given the task.
+  unread = [
+    f.name
+    for f in dataclasses.fields(kind)
+    if not re.search(rf"\b(self|task)\.{f.name}\b", source)
+  ]
   assert unread == []
 
 
@@ -501,7 +505,7 @@ def test_the_same_vectors_whatever_the_protocol():
   random = run_keys.draw(0, noise_seed=0)
   plain, masked = (
     vector_sums.clients_vectors(
-      fields.replace(SecureConfig(), "task.protocol", name), random.order
+      fields.replace(SecureConfig(), "task.protocol", name).task, random.order
     )[3]
     for name in ("plain", "secagg")
   )

@@ -181,7 +181,7 @@ def check_settings(settings: Any) -> None:
   Settings call it in their `__post_init__`, so that a wrong value is refused at once. Fields of
   sections are not checked.
 
-  >>> from dpjax.experiments.kinds.secure.config import InferTask
+  >>> from dpjax.experiments.kinds.secure.encrypted_images import InferTask
   >>> InferTask(num_images=0)
   Traceback (most recent call last):
   ...

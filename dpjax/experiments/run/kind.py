@@ -77,7 +77,7 @@ KINDS: dict[str, Kind] = {
   ),
   "secure": Kind(
     "kinds.secure.config:SecureConfig",
-    "kinds.secure.build:SecureComputation",
+    "kinds.secure.config:SecureComputation",
     table="kinds.secure.table:SecureTable",
     prefix="secure_",
   ),

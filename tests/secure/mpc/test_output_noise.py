@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from dpjax import accounting
 from dpjax.experiments.kinds.secure import noisy_model
-from dpjax.experiments.kinds.secure.config import NoisyModelTask, SecureConfig
+from dpjax.experiments.kinds.secure.noisy_model import NoisyModelTask
 from dpjax.noise import discrete
 from dpjax.secure import mpc
 from dpjax.secure.mpc import output_noise, private_values
@@ -328,17 +328,16 @@ def test_the_result_of_a_run_does_not_read_the_weights_without_noise(
   # Who holds the opened weights and the largest error knows which of two data sets it was: for
   # this one alone the error is exactly the distance from the weights without noise.
   task = NoisyModelTask(epsilon=8.0, num_steps=3, diagnostics=diagnostics)
-  config = SecureConfig(task=task)
   x = np.linspace(-1, 1, 12).reshape(6, 2)
   y = np.eye(2)[[0, 1, 0, 1, 1, 0]][:, :1]
 
   def result(labels):
     rows = noisy_model.LabelledRows(x, labels, x, labels[:, 0].astype(int))
-    mechanism = noisy_model.mechanism_of(config, rows)
+    mechanism = noisy_model.mechanism_of(task, rows)
     opened = {"weights": np.ones((3, 1))}
     trained = noisy_model._training(mechanism, rows).init()
     states = iter([trained, opened])
-    guarantee = noisy_model.guarantee_of(config, mechanism)
+    guarantee = noisy_model.guarantee_of(task, mechanism)
     ledger = accounting.Ledger().charge(
       guarantee.step_event(0),
       l2_clip_norm=guarantee.l2_bound,
@@ -347,7 +346,7 @@ def test_the_result_of_a_run_does_not_read_the_weights_without_noise(
       first_step=0,
     )
 
-    story = noisy_model.execute(config, rows, None)
+    story = task.execute(rows, None, 0)
     next(story)
     try:
       for state in states:

@@ -8,20 +8,21 @@ proved epsilon.
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import math
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 
 import numpy as np
 
-from dpjax.experiments.config import common
+from dpjax.experiments.config import common, rules
 from dpjax.experiments.config.naming import within
-from dpjax.experiments.kinds.secure import noisy_model
-from dpjax.experiments.kinds.secure.build import LabelledRows, Measuring
-from dpjax.experiments.kinds.secure.config import SecureConfig
+from dpjax.experiments.kinds.secure.noisy_model import NoisyModelTask
+from dpjax.experiments.kinds.secure.task import LabelledRows, Measuring
 from dpjax.experiments.run.run_keys import RunKeys
 from dpjax.secure.mpc import output_noise
+from dpjax.secure.sums import primitives
 from dpjax.secure.vertical import alignment
 from dpjax.validate import UserError
 
@@ -41,43 +42,6 @@ class Aligned(NamedTuple):
   rows: LabelledRows  # shared users in the order of their ids; party a's columns first
   held: tuple[int, int]  # number of users of party a, of party b
   num_bytes: int  # bytes of the alignment, both directions
-
-
-def load_data(config: SecureConfig) -> Aligned:
-  """Loads the data set, divides it between two parties, and aligns their rows.
-
-  Raises:
-    UserError: no column is left for party b, no user is held by both, or `task.feature_norm` is too
-      small (see `clip_apart`).
-  """
-  rows = noisy_model.load_data(config)
-  task = config.task
-  num_rows, num_columns = rows.x.shape
-  why = f": party b holds others of the {num_columns} columns of {task.dataset!r}"
-  common.at_most(config, "task.first_columns", num_columns - 1, why)
-  of_a, of_b = _people(num_rows, task.shared)
-  names = [f"person {place}" for place in range(num_rows)]
-  found = alignment.align([names[i] for i in of_a], [names[i] for i in of_b])
-  # Row i of both parts is one user. Each party reads only its own rows.
-  first = rows.x[of_a][found.rows_a, : task.first_columns]  # [n, first_columns]
-  second = rows.x[of_b][found.rows_b, task.first_columns :]  # [n, others]
-  labels = rows.y[of_a][found.rows_a]
-  tests = np.split(rows.test_x, [task.first_columns], axis=1)
-  clip = functools.partial(
-    clip_apart, feature_norm=task.feature_norm, frac_bits=task.frac_bits
-  )
-  with within("task"):
-    whole = clip([first, second])
-  return Aligned(
-    LabelledRows(whole, labels, clip(tests), rows.test_labels),
-    held=(len(of_a), len(of_b)),
-    num_bytes=found.bytes_a + found.bytes_b,
-  )
-
-
-def data_digest(loaded: Aligned) -> bytes:
-  """Returns the digest of the aligned training data."""
-  return noisy_model.data_digest(loaded.rows)
 
 
 def clip_apart(
@@ -136,28 +100,77 @@ def _people(num_rows: int, shared: float) -> tuple[np.ndarray, np.ndarray]:
   return of_a, of_b
 
 
-def execute(config: SecureConfig, loaded: Aligned, random: RunKeys) -> Measuring:
-  """Returns the outcome: trains on shares of the aligned rows, and opens the weights once. The
-  guarantee says what the alignment reveals.
+@dataclasses.dataclass(frozen=True)
+class ColumnsTask(NoisyModelTask):
+  """`noisy_model` of two parties with different columns of the same users. Party a also holds the
+  labels. The parties find their shared users by private set intersection."""
 
-  Raises:
-    UserError: nothing is proved for these rows and settings.
-  """
-  rows, held, num_bytes = loaded
-  found = yield from noisy_model.execute(config, rows, random, _WHO)
-  num_shared, num_columns = rows.x.shape
-  first = config.task.first_columns
-  return found._replace(
-    protocol="private set intersection, then two parties and a dealer, noise on the output",
-    sizes=f"{held[0]} and {held[1]} people, {found.sizes}",
-    num_bytes=found.num_bytes + num_bytes,
-    hides="columns and labels from each party and from the dealer, who do not collude; who is held "
-    "by both is known to both",
-    more={
-      **found.more,
-      "columns": [first, num_columns - first],
-      "people": list(held),
-      "shared_people": num_shared,
-      "bytes_of_alignment": num_bytes,
-    },
-  )
+  first_columns: Annotated[
+    int, rules.between(1, 2**16), "columns of party a; party b holds the others"
+  ] = 10
+  shared: Annotated[
+    float, rules.OPEN_UNIT, "share of the training rows whose people both parties hold"
+  ] = 0.8
+  needs = (primitives.library, alignment.library)
+  note = _WHO
+
+  def load(self) -> Aligned:
+    """Loads the data set, divides it between two parties, and aligns their rows.
+
+    Raises:
+      UserError: no column is left for party b, no user is held by both, or `task.feature_norm` is
+        too small (see `clip_apart`).
+    """
+    rows = super().load()
+    num_rows, num_columns = rows.x.shape
+    why = f": party b holds others of the {num_columns} columns of {self.dataset!r}"
+    with within("task"):
+      common.at_most(self, "first_columns", num_columns - 1, why)
+    of_a, of_b = _people(num_rows, self.shared)
+    names = [f"person {place}" for place in range(num_rows)]
+    found = alignment.align([names[i] for i in of_a], [names[i] for i in of_b])
+    # Row i of both parts is one user. Each party reads only its own rows.
+    first = rows.x[of_a][found.rows_a, : self.first_columns]  # [n, first_columns]
+    second = rows.x[of_b][found.rows_b, self.first_columns :]  # [n, others]
+    labels = rows.y[of_a][found.rows_a]
+    tests = np.split(rows.test_x, [self.first_columns], axis=1)
+    clip = functools.partial(
+      clip_apart, feature_norm=self.feature_norm, frac_bits=self.frac_bits
+    )
+    with within("task"):
+      whole = clip([first, second])
+    return Aligned(
+      LabelledRows(whole, labels, clip(tests), rows.test_labels),
+      held=(len(of_a), len(of_b)),
+      num_bytes=found.bytes_a + found.bytes_b,
+    )
+
+  def digest(self, loaded: Aligned) -> bytes:
+    """Returns the digest of the aligned training data."""
+    return super().digest(loaded.rows)
+
+  def execute(self, loaded: Aligned, random: RunKeys, seed: int) -> Measuring:
+    """Returns the outcome: trains on shares of the aligned rows, and opens the weights once. The
+    guarantee says what the alignment reveals.
+
+    Raises:
+      UserError: nothing is proved for these rows and settings.
+    """
+    rows, held, num_bytes = loaded
+    found = yield from super().execute(rows, random, seed)
+    num_shared, num_columns = rows.x.shape
+    first = self.first_columns
+    return found._replace(
+      protocol="private set intersection, then two parties and a dealer, noise on the output",
+      sizes=f"{held[0]} and {held[1]} people, {found.sizes}",
+      num_bytes=found.num_bytes + num_bytes,
+      hides="columns and labels from each party and from the dealer, who do not collude; who is "
+      "held by both is known to both",
+      more={
+        **found.more,
+        "columns": [first, num_columns - first],
+        "people": list(held),
+        "shared_people": num_shared,
+        "bytes_of_alignment": num_bytes,
+      },
+    )

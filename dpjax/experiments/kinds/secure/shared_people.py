@@ -8,19 +8,20 @@ many labels of the shared users the target reads from the last message by a simp
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import time
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
 
-from dpjax import closed_over
+from dpjax import closed_over, validate
 from dpjax import data as data_lib
-from dpjax.experiments.kinds.secure.build import Computed, Measuring, digest_of
-from dpjax.experiments.kinds.secure.config import SecureConfig, TransferTask
+from dpjax.experiments.config import rules
+from dpjax.experiments.kinds.secure.task import Computed, Measuring, SecureTask, digest_of
 from dpjax.experiments.run import pieces
 from dpjax.experiments.run.experiment import Phase
 from dpjax.experiments.run.pieces import Arrays
@@ -50,26 +51,6 @@ class Halves(NamedTuple):
   test_x: np.ndarray  # [m, pixels of a right half]
   test_y: np.ndarray  # [m]
   num_classes: int
-
-
-def load_data(config: SecureConfig) -> Halves:
-  """Loads the data set, and cuts its images in halves."""
-  train, test = data_lib.load(config.task.dataset)
-  middle = train.x.shape[2] // 2
-  flat = lambda x: np.asarray(x, np.float32).reshape(len(x), -1)
-  return Halves(
-    flat(train.x[:, :, :middle]),
-    flat(train.x[:, :, middle:]),
-    np.asarray(train.y),
-    flat(test.x[:, :, middle:]),
-    np.asarray(test.y),
-    train.num_classes,
-  )
-
-
-def data_digest(loaded: Halves) -> bytes:
-  """Returns the digest of the training data."""
-  return digest_of(loaded.source_x, loaded.target_x, loaded.y)
 
 
 def divide(
@@ -112,58 +93,6 @@ def divide(
     target_y=jnp.asarray(loaded.y[labelled]),
   )
   return batch, found.bytes_a + found.bytes_b
-
-
-def execute(config: SecureConfig, loaded: Halves, random: RunKeys) -> Measuring:
-  """Returns the outcome: trains both parties, then the target alone, and reads labels from the last
-  message.
-
-  Raises UserError if the data have too few users, or if the training diverges.
-  """
-  task = config.task
-  batch, bytes_of_alignment = divide(task, loaded, random.order)
-  num_classes = loaded.num_classes
-  trained = (yield _training(task, batch, num_classes, random.init)).state
-  params = trained["state"].params
-  if not all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(trained["state"])):
-    raise UserError(
-      f"diverges, with task.alignment={task.alignment:g}; must be smaller",
-      field="task.learning_rate",
-      value=task.learning_rate,
-    )
-  _, message = transfer.source_part(_encode, params.source, batch, num_classes)
-  test_x = jnp.asarray(loaded.test_x)
-  logits = _encode(params.target, test_x) @ message.directions.T
-  alone = _encode(_target_alone(task, batch, num_classes, random.init), test_x)
-  accuracy = _accuracy(logits, loaded.test_y)
-  usual = _accuracy(alone, loaded.test_y)
-  shared_y = np.asarray(batch.source_y)[np.asarray(batch.source_shared)]
-  read = _accuracy(message.shared @ message.directions.T, shared_y)
-  each_way = sum(leaf.size * leaf.dtype.itemsize for leaf in message)
-  # The source sends one more message, for predictions.
-  of_training = (2 * task.num_steps + 1) * each_way
-  seconds = float(np.asarray(trained["seconds"])[0])
-  return Computed(
-    protocol="private set intersection, then embeddings in the clear",
-    sizes=f"{len(batch.source_x)} and {len(shared_y) + len(batch.target_x)} people, "
-    f"{len(shared_y)} of both, {len(batch.target_x)} labels of the target's own",
-    seconds=seconds,
-    num_bytes=of_training + bytes_of_alignment,
-    error=0.0,
-    error_is="none: messages carry the exact gradient",
-    found=f"accuracy {accuracy:.4f}, the target alone {usual:.4f}; the target reads at least "
-    f"{read:.0%} of the labels of the shared people",
-    hides=_HIDES,
-    num_steps=task.num_steps,
-    params={"target": params.target, "directions": message.directions},
-    more={
-      "test_accuracy": accuracy,
-      "accuracy_alone": usual,
-      "labels_read": read,
-      "shared_people": len(shared_y),
-      "bytes_of_alignment": bytes_of_alignment,
-    },
-  )
 
 
 def _training(
@@ -245,3 +174,108 @@ def _encode(params: Params, x: Array) -> Array:
 
 def _accuracy(scores: Array, y: np.ndarray) -> float:
   return float(np.mean(np.argmax(np.asarray(scores), axis=1) == y))
+
+
+@dataclasses.dataclass(frozen=True)
+class TransferTask(SecureTask):
+  """`secure.vertical.transfer`: one party's labels teach another party, which has few labels."""
+
+  needs = (alignment.library,)  # the module, which the field below hides in this class
+
+  dataset: Annotated[
+    str,
+    rules.among(("digits", "mnist", "fashion_mnist")),
+    "whose left halves the source holds, and whose right halves the target",
+  ] = "digits"
+  num_source: Annotated[
+    int, rules.between(2, 2**20), "people of the source, with labels"
+  ] = 900
+  num_shared: Annotated[
+    int, rules.between(1, 2**20), "of them, whom the target holds too"
+  ] = 200
+  num_labelled: Annotated[
+    int, rules.between(1, 2**20), "other people of the target, whose labels it knows"
+  ] = 20
+  num_steps: Annotated[
+    int, rules.between(1, rules.MOST_STEPS), "of both parties, with all rows in each"
+  ] = 300
+  learning_rate: Annotated[float, rules.POSITIVE, rules.IN_FLOAT32, "of AdamW"] = 0.01
+  alignment: Annotated[
+    float,
+    rules.POSITIVE,
+    rules.IN_FLOAT32,
+    "weight of the distance of two embeddings of one person",
+  ] = 1.0
+
+  def __post_init__(self):
+    super().__post_init__()
+    validate.integer_in(1, self.num_source, num_shared=self.num_shared)
+
+  def load(self) -> Halves:
+    """Loads the data set, and cuts its images in halves."""
+    train, test = data_lib.load(self.dataset)
+    middle = train.x.shape[2] // 2
+    flat = lambda x: np.asarray(x, np.float32).reshape(len(x), -1)
+    return Halves(
+      flat(train.x[:, :, :middle]),
+      flat(train.x[:, :, middle:]),
+      np.asarray(train.y),
+      flat(test.x[:, :, middle:]),
+      np.asarray(test.y),
+      train.num_classes,
+    )
+
+  def digest(self, loaded: Halves) -> bytes:
+    """Returns the digest of the training data."""
+    return digest_of(loaded.source_x, loaded.target_x, loaded.y)
+
+  def execute(self, loaded: Halves, random: RunKeys, seed: int) -> Measuring:
+    """Returns the outcome: trains both parties, then the target alone, and reads labels from the
+    last message.
+
+    Raises UserError if the data have too few users, or if the training diverges.
+    """
+    del seed
+    batch, bytes_of_alignment = divide(self, loaded, random.order)
+    num_classes = loaded.num_classes
+    trained = (yield _training(self, batch, num_classes, random.init)).state
+    params = trained["state"].params
+    if not all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(trained["state"])):
+      raise UserError(
+        f"diverges, with task.alignment={self.alignment:g}; must be smaller",
+        field="task.learning_rate",
+        value=self.learning_rate,
+      )
+    _, message = transfer.source_part(_encode, params.source, batch, num_classes)
+    test_x = jnp.asarray(loaded.test_x)
+    logits = _encode(params.target, test_x) @ message.directions.T
+    alone = _encode(_target_alone(self, batch, num_classes, random.init), test_x)
+    accuracy = _accuracy(logits, loaded.test_y)
+    usual = _accuracy(alone, loaded.test_y)
+    shared_y = np.asarray(batch.source_y)[np.asarray(batch.source_shared)]
+    read = _accuracy(message.shared @ message.directions.T, shared_y)
+    each_way = sum(leaf.size * leaf.dtype.itemsize for leaf in message)
+    # The source sends one more message, for predictions.
+    of_training = (2 * self.num_steps + 1) * each_way
+    seconds = float(np.asarray(trained["seconds"])[0])
+    return Computed(
+      protocol="private set intersection, then embeddings in the clear",
+      sizes=f"{len(batch.source_x)} and {len(shared_y) + len(batch.target_x)} people, "
+      f"{len(shared_y)} of both, {len(batch.target_x)} labels of the target's own",
+      seconds=seconds,
+      num_bytes=of_training + bytes_of_alignment,
+      error=0.0,
+      error_is="none: messages carry the exact gradient",
+      found=f"accuracy {accuracy:.4f}, the target alone {usual:.4f}; the target reads at least "
+      f"{read:.0%} of the labels of the shared people",
+      hides=_HIDES,
+      num_steps=self.num_steps,
+      params={"target": params.target, "directions": message.directions},
+      more={
+        "test_accuracy": accuracy,
+        "accuracy_alone": usual,
+        "labels_read": read,
+        "shared_people": len(shared_y),
+        "bytes_of_alignment": bytes_of_alignment,
+      },
+    )
