@@ -4,7 +4,7 @@
   python -m launch.distill --config=configs/distillation/mnist.py --workdir=runs/distill_mnist \\
     --config.method=joint
 
-Every field of the config (dpjax/experiments/kinds/distillation/config.py) can be overridden by its
+Every field of the config (dpjax/experiments/kinds/distillation.py) can be overridden by its
 dotted name. The run writes to --workdir: config.json, metrics.jsonl, result.json, report.png and
 .csv, params.npz (both networks), checkpoints/ (with the noise key: secret). Stop it at any time;
 the same command goes on where it stopped.

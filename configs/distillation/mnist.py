@@ -10,7 +10,7 @@ of the student's size that DP-SGD trains itself reaches .889: docs/distillation.
 """
 
 from dpjax.experiments.config.sections import ExamplesConfig
-from dpjax.experiments.kinds.distillation.config import DistillationConfig
+from dpjax.experiments.kinds.distillation import DistillationConfig
 
 
 def get_config() -> DistillationConfig:

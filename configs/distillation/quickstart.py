@@ -7,7 +7,7 @@ images (five runs; a new run lies in [.879, .933] with 95 %), of the teacher .94
 proved epsilon of 3 (delta 1e-5, add/remove-one, per example).
 """
 
-from dpjax.experiments.kinds.distillation.config import DistillationConfig
+from dpjax.experiments.kinds.distillation import DistillationConfig
 
 
 def get_config() -> DistillationConfig:

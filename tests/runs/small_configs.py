@@ -10,7 +10,7 @@ from dpjax.data import from_arrays
 from dpjax.experiments.config import fields
 from dpjax.experiments.config.sections import ExamplesConfig, NetworkConfig
 from dpjax.experiments.kinds.central.config import TrainConfig
-from dpjax.experiments.kinds.distillation.config import DistillationConfig, PublicImages
+from dpjax.experiments.kinds.distillation import DistillationConfig, PublicImages
 from dpjax.experiments.kinds.pate.config import PateConfig
 from dpjax.experiments.kinds.relevance.config import RelevanceConfig
 from dpjax.experiments.kinds.secure.config import SecureConfig

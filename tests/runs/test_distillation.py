@@ -6,11 +6,10 @@ import pytest
 from dpjax.accounting import Ledger
 from dpjax.data import from_arrays
 from dpjax.experiments.config.sections import ExamplesConfig
-from dpjax.experiments.kinds.distillation import build
-from dpjax.experiments.kinds.distillation.config import (
+from dpjax.experiments.kinds import distillation
+from dpjax.experiments.kinds.distillation import (
   DistillationConfig,
   PublicImages,
-  check,
 )
 from dpjax.experiments.run import loop, run_keys
 from dpjax.zoo import recipes
@@ -43,7 +42,7 @@ def _config(**changes):
 
 
 def _run(config, sides):
-  return build._Run(config, *sides, run_keys.draw(0, noise_seed=0))
+  return distillation._Run(config, *sides, run_keys.draw(0, noise_seed=0))
 
 
 @pytest.mark.cases(long=["joint"], slow=...)
@@ -101,8 +100,10 @@ def test_a_student_that_reads_private_images_is_refused(sides, monkeypatch):
   leaking = lambda self, student, teacher, x: type(self)._honest(
     self, student, teacher, secret
   )
-  monkeypatch.setattr(build._Run, "_honest", build._Run._imitation, raising=False)
-  monkeypatch.setattr(build._Run, "_imitation", leaking)
+  monkeypatch.setattr(
+    distillation._Run, "_honest", distillation._Run._imitation, raising=False
+  )
+  monkeypatch.setattr(distillation._Run, "_imitation", leaking)
   leak = _run(_config(), sides)
   with refuses("student_loss"):
     leak.first()
@@ -128,7 +129,7 @@ def test_a_student_that_reads_private_images_is_refused(sides, monkeypatch):
 )
 def test_it_refuses_in_one_line(changes, field):
   with refuses(field) as caught:
-    check(_config(**changes))
+    distillation.Distillation(_config(**changes)).check()
   assert "\n" not in str(caught.value)
 
 

@@ -9,9 +9,8 @@ from PIL import Image
 from dpjax import data
 from dpjax.data import from_arrays
 from dpjax.experiments.config.sections import ExamplesConfig
-from dpjax.experiments.kinds import public_pool
-from dpjax.experiments.kinds.distillation import build as distillation
-from dpjax.experiments.kinds.distillation.config import DistillationConfig
+from dpjax.experiments.kinds import distillation, public_pool
+from dpjax.experiments.kinds.distillation import DistillationConfig
 from dpjax.experiments.kinds.pate import build as pate
 from dpjax.experiments.kinds.pate.config import PateConfig
 from dpjax.experiments.kinds.synthesis.config import SynthesisConfig

@@ -13,7 +13,7 @@ from dpjax.experiments.config import choices, elsewhere, fields, optimizers
 from dpjax.experiments.kinds.attack.config import AttackConfig
 from dpjax.experiments.kinds.central import build
 from dpjax.experiments.kinds.central.config import DpSgd, TrainConfig
-from dpjax.experiments.kinds.distillation.config import DistillationConfig
+from dpjax.experiments.kinds.distillation import DistillationConfig
 from dpjax.experiments.kinds.federated.config import FedConfig
 from dpjax.experiments.kinds.pate.config import PateConfig
 from dpjax.experiments.kinds.relevance.config import RelevanceConfig

@@ -55,8 +55,8 @@ KINDS: dict[str, Kind] = {
   ),
   "pate": Kind("kinds.pate.config:PateConfig", "kinds.pate.build:Pate", prefix="pate_"),
   "distill": Kind(
-    "kinds.distillation.config:DistillationConfig",
-    "kinds.distillation.build:Distillation",
+    "kinds.distillation:DistillationConfig",
+    "kinds.distillation:Distillation",
     prefix="distill_",
   ),
   "synthesize": Kind(

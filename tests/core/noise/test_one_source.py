@@ -76,7 +76,7 @@ _EXCEPTIONS = {
   "dpjax/serving/drift.py": {"laplace"},
   # which public images a student learns from; latents of generated images; points between two
   # images, at which a critic's gradient is penalised
-  "dpjax/experiments/kinds/distillation/build.py": {"randint"},
+  "dpjax/experiments/kinds/distillation.py": {"randint"},
   "dpjax/experiments/kinds/synthesis/critic_run.py": {"normal"},
   "dpjax/training/gradient_penalty.py": {"uniform"},
   # public random features of a model that is fitted in one release

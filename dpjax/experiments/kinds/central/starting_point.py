@@ -10,7 +10,6 @@ import pathlib
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
-import flax.linen as nn
 import jax
 
 from dpjax import names, training, validate
@@ -27,8 +26,11 @@ from dpjax.experiments.run import saved
 from dpjax.key_uses import KeyUse, key_for
 from dpjax.types import LossFn, Params
 from dpjax.validate import UserError
+from dpjax.zoo import networks
 
 SAVED_AS = "model.safetensors"
+# Maps a model to the function that loads its published layouts. GPT-2 has a different loader.
+_LOADERS = {"vit": "load_vit", "resnet": "load_resnet", "bert": "load_bert"}
 
 
 class Trained(NamedTuple):
@@ -83,28 +85,78 @@ def _check_file(config: TrainConfig) -> None:
         field="pretrained",
         value=config.pretrained,
       )
-  if str(config.pretrained).endswith(".safetensors") or config.safetensors:
-    # Imported here, since few runs need this module.
-    from dpjax.experiments.kinds.central import published_weights
+  _check_safetensors(config)
 
-    published_weights.check(config)
+
+def _check_safetensors(config: TrainConfig) -> None:
+  """Raises UserError if the config reads or writes safetensors weights, and its model does not
+  support this."""
+  named = config.pretrained
+  file = named if named is not None and named.endswith(".safetensors") else None
+  name = config.model.name
+  if file is not None and not config.safetensors and name in _LOADERS:
+    return
+  asked = {"pretrained": file, "safetensors": config.safetensors}
+  field = next((name for name, value in asked.items() if value), None)
+  if field is None:
+    return
+  if name != "transformer":
+    others = f", or one of {', '.join(_LOADERS)}" if file and not config.safetensors else ""
+    raise UserError(
+      f"needs model.name='transformer'{others}, not {name!r}",
+      field=field,
+      value=asked[field],
+    )
+  from dpjax.zoo.networks import gpt2  # few runs read or write its layout
+
+  epsilon = config.model.options.get("norm_epsilon")
+  if epsilon != gpt2.NORM_EPSILON:
+    raise UserError(
+      f"needs model.options.norm_epsilon={gpt2.NORM_EPSILON!r}, as GPT-2 has it, not {epsilon!r}",
+      field=field,
+      value=asked[field],
+    )
 
 
 def load(
   config: TrainConfig,
-  model: nn.Module,
+  model: Any,
   params: Params,
   tokenizer: Mapping[str, Any] | None,
 ) -> Params:
-  """Returns the weights of the config's file `pretrained`, for a model like `params`, on data of
-  this `Dataset.tokenizer`."""
+  """Returns the weights of the config's file `pretrained` for a model like `params`.
+
+  It is a params.npz, a safetensors file in the layout of a published model, or a checkpoint of Flax
+  or Orbax by the model's own names.
+
+  Args:
+    params: the first parameters of the model.
+    tokenizer: `Dataset.tokenizer` of the run's data.
+  """
   assert config.pretrained is not None
   path = names.weights_file(config.pretrained)
-  if not path or path.endswith(".npz"):
-    return saved.first_params(config.pretrained, params)
-  from dpjax.experiments.kinds.central import published_weights
+  if path.endswith(".safetensors"):
+    try:
+      if config.model.name in _LOADERS:
+        return getattr(networks, _LOADERS[config.model.name])(path, model, params)
+      return networks.load_gpt2(path, model, first_id=_first_id(tokenizer))
+    except UserError as error:
+      raise error.of(field="pretrained", value=path) from error
+  from dpjax import weight_folders  # few runs start from weights
 
-  return published_weights.load(config, path, model, params, tokenizer)
+  if not weight_folders.is_checkpoint(path):
+    return saved.first_params(config.pretrained, params)
+  from dpjax.zoo.networks import checkpoint_files
+
+  with validate.about("pretrained", config.pretrained):
+    arrays, fresh = checkpoint_files.read(path, params)
+    return saved.in_place_of(params, arrays, fresh)
+
+
+def _first_id(tokenizer: Mapping[str, Any] | None) -> int:
+  """Returns the data's token for id 0 of the tokenizer's file; 0 without a tokenizer. Row 0 of
+  the embeddings in a file of weights belongs to this token."""
+  return 0 if tokenizer is None else tokenizer["first_id"]
 
 
 def trainable_part(
@@ -173,12 +225,12 @@ def write(
   folder: pathlib.Path,
   tokenizer: Mapping[str, Any] | None,
 ) -> None:
-  """Writes model.safetensors if the config asks for it. Adapters are merged into their
-  matrices."""
+  """Writes model.safetensors if the config asks for it: all weights of a language model, with token
+  ids as in the tokenizer's own file. Adapters are merged into their matrices."""
   if config.safetensors:
-    from dpjax.experiments.kinds.central import published_weights
+    from dpjax.zoo.networks import gpt2  # few runs write its layout
 
-    published_weights.write(model, whole, folder / SAVED_AS, tokenizer)
+    gpt2.save_gpt2(folder / SAVED_AS, model, whole, first_id=_first_id(tokenizer))
 
 
 def facts(config: TrainConfig) -> dict[str, Any]:
