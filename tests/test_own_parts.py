@@ -262,7 +262,7 @@ def _with(name, **changes):
 )
 def test_another_class_is_refused_in_one_line(name, field):
   with refuses(field, value=f"{__name__}:{name}"):
-    attack_config.check(_with(name))
+    attack_config.Attack(_with(name)).check()
 
 
 def test_settings_are_read_as_those_of_dpjax(tmp_path):

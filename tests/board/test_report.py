@@ -12,8 +12,7 @@ from dpjax.attacks.roc import exact_interval
 from dpjax.auditing import lower_bounds
 from dpjax.auditing.scores import Scores
 from dpjax.experiments.board import attacker, document, report
-from dpjax.experiments.kinds.attack.build import ATTACKED
-from dpjax.experiments.kinds.attack.config import AttackConfig
+from dpjax.experiments.kinds.attack.config import ATTACKED, AttackConfig
 from dpjax.experiments.kinds.central.config import DataConfig, ModelConfig, TrainConfig
 from dpjax.experiments.kinds.federated.config import (
   FED_PRIVACY,

@@ -15,8 +15,8 @@ from dpjax.attacks import allowed
 from dpjax.attacks.attack_network import attack_network
 from dpjax.attacks.difficulty import quantile_regression
 from dpjax.experiments.config import fields
-from dpjax.experiments.kinds.attack import build, inversion, members
-from dpjax.experiments.kinds.attack.config import AttackConfig
+from dpjax.experiments.kinds.attack import inversion, members
+from dpjax.experiments.kinds.attack.config import Attack, AttackConfig, privacy_fields
 from dpjax.experiments.kinds.central.config import (
   DataConfig,
   ModelConfig,
@@ -103,7 +103,7 @@ def test_quantile_regression_knows_public_records_and_no_shadow(tmp_path):
     log_odds = held["log_odds"]
     public = held["public_log_odds"]
     included = held["included"]
-  train, test = build.Attack(_config(**chosen)).data()
+  train, test = Attack(_config(**chosen)).data()
   features = lambda part: np.column_stack(
     [part.x.reshape(len(part), -1), np.eye(10)[part.y]]
   )
@@ -129,7 +129,7 @@ def test_attack_networks_learn_from_the_shadows_alone(tmp_path):
     answers = held["answers"]
     included = held["included"]
     log_odds = held["log_odds"]
-  train, _ = build.Attack(_config(**chosen)).data()
+  train, _ = Attack(_config(**chosen)).data()
   own = np.take_along_axis(answers, np.asarray(train.y)[None, :, None], axis=2)[:, :, 0]
   np.testing.assert_allclose(special.expit(log_odds), own, rtol=1e-3, atol=1e-6)
   scores = []
@@ -151,7 +151,7 @@ def test_quantile_regression_needs_public_records_of_its_own():
 
 def test_copies_of_what_is_no_image_are_refused():
   point = _point(_config(**{"attack.queries": 2}))
-  train, test = build.Attack(point).data()
+  train, test = Attack(point).data()
   flat = data.from_arrays(
     np.asarray(train.x).reshape(len(train), -1), train.y, num_classes=10
   )
@@ -181,7 +181,7 @@ def test_defences_are_measured_on_the_same_members():
   found = []
   for config in (_config(), _config(**_PRIVATE)):
     point = _point(config)
-    loaded = build.Attack(point).data()
+    loaded = Attack(point).data()
     random = run_keys.draw(0, noise_seed=0)
     found.append(point.attack.prepare(point, loaded, random))
   assert np.array_equal(found[0].included, found[1].included)
@@ -270,7 +270,7 @@ def test_exact_halves_are_held_to_the_line_of_a_replaced_record(sampler):
   if sampler != "poisson":
     changes["target.privacy.neighboring_relation"] = "replace_special"
   point = _point(_config(**_PRIVATE, **changes))
-  loaded = build.Attack(point).data()
+  loaded = Attack(point).data()
   random = run_keys.draw(0, noise_seed=0)
   attacked = point.attack.prepare(point, loaded, random)
   line, once = members._line(attacked), allowed.by_plan(attacked.run.plan)
@@ -343,7 +343,7 @@ def test_what_the_servers_noise_promises_is_no_promise_against_it_with_own_noise
   changes |= {"target.privacy.noise_multiplier": 3.0}
   changes |= {"target.privacy.local_noise_multiplier": 1e-6}
   point = _point(_config(**_DENSE, **changes))
-  loaded = build.Attack(point).data()
+  loaded = Attack(point).data()
   random = run_keys.draw(0, noise_seed=0)
   assert "server sees every message" in point.attack.prepare(point, loaded, random).note
 
@@ -352,7 +352,7 @@ def test_an_inversion_states_the_guarantee_of_the_run_itself():
   changes = {"target.privacy": "central", "target.privacy.epsilon": None}
   changes |= {"target.privacy.noise_multiplier": 3.0}
   point = _point(_config(**_DENSE, **changes))
-  loaded = build.Attack(point).data()
+  loaded = Attack(point).data()
   random = run_keys.draw(0, noise_seed=0)
   stated = point.attack.prepare(point, loaded, random).guarantee
   of_run = federated_build.assemble_loaded(point.federate, loaded, random).guarantee
@@ -369,7 +369,7 @@ def test_a_simulated_cohort_says_what_this_very_run_costs():
   guarantee = federated_privacy.make_promise(
     config, *federated_privacy.make_plan(config, 8), 8
   )
-  facts = build.privacy_fields(guarantee, 2)
+  facts = privacy_fields(guarantee, 2)
   gaussian = dpa.GaussianDpEvent(3.0 * 2 / 100)  # the cohort of 100 has it, of 2 are here
   own = dpa.SelfComposedDpEvent(dpa.PoissonSampledDpEvent(2 / 8, gaussian), 2)
   accountant = dpa.pld.PLDAccountant().compose(own)
@@ -378,7 +378,7 @@ def test_a_simulated_cohort_says_what_this_very_run_costs():
   assert expected > 100 and facts["epsilon_of_this_run"] == pytest.approx(
     expected, rel=0.01
   )
-  claimed = build.privacy_fields(guarantees.as_repeatable(guarantee, 3), 2)
+  claimed = privacy_fields(guarantees.as_repeatable(guarantee, 3), 2)
   assert claimed["epsilon_of_this_run"] == facts["epsilon_of_this_run"]
 
 

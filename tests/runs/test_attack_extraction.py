@@ -7,7 +7,8 @@ import pytest
 from configs.attack import extraction_digits
 from dpjax import training
 from dpjax.experiments.config import fields
-from dpjax.experiments.kinds.attack import build, table
+from dpjax.experiments.kinds.attack import table
+from dpjax.experiments.kinds.attack.config import Attack
 from dpjax.experiments.kinds.central import build as central
 from dpjax.experiments.run import loop
 from dpjax.experiments.sweeps.sweep import Runs
@@ -49,7 +50,7 @@ def test_a_copy_is_made_after_a_training_that_was_cut_off(tmp_path, monkeypatch)
 @pytest.mark.slow
 def test_the_target_is_the_public_training_bit_for_bit():
   (point,) = Runs(None, _config()).points
-  loaded, train = build.Attack(point.config).data(), point.config.train
+  loaded, train = Attack(point.config).data(), point.config.train
   run = central.assemble(train, loaded)
   attacked = point.config.attack.prepare(point.config, loaded, run.random)
   ended = []

@@ -11,7 +11,7 @@ from configs.fed import patients, quickstart
 from dpjax.data import Federation, from_arrays
 from dpjax.experiments.config import fields
 from dpjax.experiments.kinds.attack import fed_members, finished, members
-from dpjax.experiments.kinds.attack.config import AttackConfig, check
+from dpjax.experiments.kinds.attack.config import Attack, AttackConfig
 from dpjax.experiments.kinds.attack.fed_members import FedMembership
 from dpjax.experiments.kinds.federated.config import FedConfig
 from dpjax.experiments.run import loop, run_keys
@@ -107,7 +107,7 @@ def test_no_two_shadows_share_a_key():
 
 
 def test_a_wrong_config_is_one_line():
-  check(_asked("record"))
+  Attack(_asked("record")).check()
   for change, field in (
     ({"unit": "group"}, "unit"), ({"methods": ()}, "methods"), ({"num_shadows": 3}, "num_shadows"),
     ({"methods": ("attack_network",)}, "methods[0]"),
@@ -115,7 +115,7 @@ def test_a_wrong_config_is_one_line():
     with refuses(field):
       FedMembership(**change)
   with refuses("target", value="train"):
-    check(AttackConfig(attack=FedMembership()))
+    Attack(AttackConfig(attack=FedMembership())).check()
 
 
 def unlearnable():

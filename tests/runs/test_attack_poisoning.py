@@ -6,7 +6,8 @@ import pytest
 
 from configs.attack import poisoning_digits
 from dpjax.experiments.config import fields
-from dpjax.experiments.kinds.attack import build, poisoned_rounds, table
+from dpjax.experiments.kinds.attack import poisoned_rounds, table
+from dpjax.experiments.kinds.attack.config import Attack
 from dpjax.experiments.run import loop, run_keys
 from dpjax.experiments.sweeps.sweep import Runs
 from tests.refuses import refuses
@@ -54,7 +55,7 @@ def test_a_poisoned_run_goes_on_where_it_stopped_and_says_what_fails(tmp_path, m
 
 def _prepared(config):
   (point,) = Runs(None, config).points
-  loaded = build.Attack(point.config).data()
+  loaded = Attack(point.config).data()
   random = run_keys.draw(0, noise_seed=0)
   return point.config.attack.prepare(point.config, loaded, random)
 

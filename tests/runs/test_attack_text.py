@@ -14,7 +14,8 @@ from dpjax import data
 from dpjax.attacks import allowed
 from dpjax.data import text
 from dpjax.experiments.config import fields
-from dpjax.experiments.kinds.attack import build, table, written_text
+from dpjax.experiments.kinds.attack import table, written_text
+from dpjax.experiments.kinds.attack.config import Attack
 from dpjax.experiments.run import loop, run_keys
 from tests.refuses import refuses
 from tests.runs.stops import stop_after
@@ -54,7 +55,7 @@ def test_records_take_the_place_of_lines_alike_under_every_defence():
   seen = []
   for changes in ({}, private):
     config = _config(**changes, **{"attack.copies": (0, 1, 3)})
-    loaded = build.Attack(config).data()
+    loaded = Attack(config).data()
     planted = config.attack.prepare(config, loaded, run_keys.draw(0, noise_seed=0))
     x = np.asarray(planted.run.train.x)
     texts = collections.Counter(written_text.texts_of(x))

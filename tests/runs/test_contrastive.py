@@ -11,8 +11,7 @@ import pytest
 from dpjax import data
 from dpjax.experiments.checks import of_config
 from dpjax.experiments.config import fields
-from dpjax.experiments.kinds.attack.config import AttackConfig
-from dpjax.experiments.kinds.attack.config import check as check_attack
+from dpjax.experiments.kinds.attack.config import Attack, AttackConfig
 from dpjax.experiments.kinds.central import build
 from dpjax.experiments.kinds.central.config import (
   DataConfig,
@@ -136,7 +135,7 @@ def test_other_kinds_of_runs_refuse_it():
   for check, config, message in (
     (federate_build.check, FedConfig(loss="contrastive"), "loss"),
     (
-      check_attack,
+      lambda config: Attack(config).check(),
       AttackConfig(target=_config()),
       "target.loss",
     ),

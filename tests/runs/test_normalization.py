@@ -16,8 +16,7 @@ from dpjax.checks import before_steps, table
 from dpjax.data.rows import Rows
 from dpjax.experiments.checks import of_config
 from dpjax.experiments.config import fields
-from dpjax.experiments.kinds.attack.config import AttackConfig
-from dpjax.experiments.kinds.attack.config import check as check_attack
+from dpjax.experiments.kinds.attack.config import Attack, AttackConfig
 from dpjax.experiments.kinds.central import (
   build,
   facts,
@@ -390,7 +389,7 @@ def test_what_does_not_go_together_is_one_line(changes, field, loaded):
 def test_attacks_whose_models_share_a_function_are_refused():
   config = AttackConfig(target=_config(eval_every=100, checkpoint_every=100))
   with refuses("target.privacy.normalization"):
-    check_attack(config)
+    Attack(config).check()
 
 
 def test_a_sweep_does_not_share_features_that_are_normalised_otherwise():

@@ -12,7 +12,8 @@ from dpjax.accounting import Ledger, matrix
 from dpjax.data import Interval, from_arrays
 from dpjax.experiments.config import fields
 from dpjax.experiments.config.sections import ExamplesConfig
-from dpjax.experiments.kinds.pate import build, vote_costs
+from dpjax.experiments.kinds.pate import config as pate
+from dpjax.experiments.kinds.pate import vote_costs
 from dpjax.experiments.kinds.pate.config import ConfidentQueries, PateConfig, PublishedCost
 from dpjax.experiments.run import loop, run_keys
 from tests.refuses import refuses
@@ -113,7 +114,7 @@ def test_an_empty_record_teaches_nobody(sides):
     y = private.y.copy()
     y[7] = label
     data = dataclasses.replace(private, y=y, present=here)
-    run = build._Run(config, data, public, run_keys.draw(0))
+    run = pate._Run(config, data, public, run_keys.draw(0))
     phase = run.votes_phase()
     state = phase.init()
     for piece in phase.draws(0):

@@ -11,8 +11,7 @@ from dpjax.data import from_arrays
 from dpjax.experiments.config.sections import ExamplesConfig
 from dpjax.experiments.kinds import distillation, public_pool
 from dpjax.experiments.kinds.distillation import DistillationConfig
-from dpjax.experiments.kinds.pate import build as pate
-from dpjax.experiments.kinds.pate.config import PateConfig
+from dpjax.experiments.kinds.pate.config import Pate, PateConfig
 from dpjax.experiments.kinds.synthesis.config import SynthesisConfig
 from dpjax.experiments.run import loop
 from tests.refuses import refuses
@@ -27,7 +26,7 @@ _SMALL = {
     "num_student_components": 6, "eval_every": 8,
   },
 }  # fmt: skip
-_EXPERIMENT = {DistillationConfig: distillation.Distillation, PateConfig: pate.Pate}
+_EXPERIMENT = {DistillationConfig: distillation.Distillation, PateConfig: Pate}
 _KINDS = pytest.mark.parametrize("kind", list(_SMALL))
 
 

@@ -8,8 +8,8 @@ import pytest
 from dpjax import Plan, accounting, data
 from dpjax.accounting import Ledger
 from dpjax.data import digest, from_arrays, table_declaration
-from dpjax.experiments.kinds.pate import build as pate_build
-from dpjax.experiments.kinds.pate.config import PateConfig
+from dpjax.experiments.kinds.pate import vote_costs
+from dpjax.experiments.kinds.pate.config import Pate, PateConfig
 from dpjax.experiments.kinds.synthesis import build, sample_scores
 from dpjax.experiments.kinds.synthesis.config import (
   KernelMean,
@@ -247,7 +247,7 @@ def test_no_file_says_how_many_records_there_are():
 def test_votes_say_no_number_of_records_either(monkeypatch):
   guarantees = []
   monkeypatch.setattr(
-    pate_build.vote_costs, "guarantee_of", lambda config, count: guarantees.append(count)
+    vote_costs, "guarantee_of", lambda config, count: guarantees.append(count)
   )
   x = np.zeros((123, 4, 4, 1), np.float32)
   private = from_arrays(x, np.zeros(123, int), num_classes=2)
@@ -257,7 +257,7 @@ def test_votes_say_no_number_of_records_either(monkeypatch):
     )
     # The guarantee of this test is none.
     with pytest.raises(AttributeError):
-      next(pate_build.Pate(config).train((private, private), None))
+      next(Pate(config).train((private, private), None))
   assert guarantees == [None, 123]
 
 

@@ -14,8 +14,7 @@ from dpjax import data, losses, metrics
 from dpjax.data import partition
 from dpjax.data.dataset import Groups
 from dpjax.experiments.config import fields
-from dpjax.experiments.kinds.attack import build as attack
-from dpjax.experiments.kinds.attack.config import AttackConfig
+from dpjax.experiments.kinds.attack.config import Attack, AttackConfig
 from dpjax.experiments.kinds.central import build, facts, tasks
 from dpjax.experiments.kinds.central.config import (
   DataConfig,
@@ -244,7 +243,7 @@ def test_what_needs_classes_is_refused_before_it_trains(tmp_path):
       build.assemble(_config("diabetes", **change))
   spied = AttackConfig(target=_config("diabetes"))
   with refuses("target.data.name"):
-    attack.Attack(spied).check_data(attack.Attack(spied).data())
+    Attack(spied).check_data(Attack(spied).data())
   fed = fields.replace_all(FedConfig(), {"data.name": "diabetes", "model.name": "linear"})
   for rule in federated.loading.BY_CLASS:
     dealt = fields.replace_all(fed, {"partition": rule, "partition.num_clients": 5})

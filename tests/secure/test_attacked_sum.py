@@ -8,8 +8,7 @@ import pytest
 from configs.attack import quickstart
 from dpjax import attacks
 from dpjax.experiments.config import fields
-from dpjax.experiments.kinds.attack import build
-from dpjax.experiments.kinds.attack.config import AttackConfig
+from dpjax.experiments.kinds.attack.config import Attack, AttackConfig
 from dpjax.experiments.run import loop, run_keys
 from dpjax.experiments.sweeps.sweep import Runs
 from dpjax.secure.encoding import Encoding, from_vector, to_vector
@@ -70,7 +69,7 @@ def test_a_secure_sum_is_a_defence_of_the_table(tmp_path):
 
 def _prepared(**changes):
   (point,) = Runs(None, _config(**changes)).points
-  loaded = build.Attack(point.config).data()
+  loaded = Attack(point.config).data()
   return point.config.attack.prepare(point.config, loaded, run_keys.draw(0, noise_seed=0))
 
 

@@ -11,7 +11,7 @@ from typing import Any
 from dpjax.accounting.text import lower, percent, upper
 from dpjax.auditing.lower_bounds import METHODS
 from dpjax.experiments.board.document import Block, Paragraph, Table
-from dpjax.experiments.kinds.attack.build import ATTACKED
+from dpjax.experiments.kinds.attack.config import ATTACKED
 from dpjax.experiments.run import finished, workdir, writers
 from dpjax.experiments.run.finished import Finished
 from dpjax.validate import UserError

@@ -53,7 +53,7 @@ KINDS: dict[str, Kind] = {
   "federate": Kind(
     "kinds.federated.config:FedConfig", "kinds.federated.build:Federated", prefix="fed_"
   ),
-  "pate": Kind("kinds.pate.config:PateConfig", "kinds.pate.build:Pate", prefix="pate_"),
+  "pate": Kind("kinds.pate.config:PateConfig", "kinds.pate.config:Pate", prefix="pate_"),
   "distill": Kind(
     "kinds.distillation:DistillationConfig",
     "kinds.distillation:Distillation",
@@ -71,7 +71,7 @@ KINDS: dict[str, Kind] = {
   ),
   "attack": Kind(
     "kinds.attack.config:AttackConfig",
-    "kinds.attack.build:Attack",
+    "kinds.attack.config:Attack",
     table="kinds.attack.table:AttackTable",
     prefix="attack_",
   ),

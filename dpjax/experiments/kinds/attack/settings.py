@@ -82,7 +82,7 @@ class AttackSettings:
     """Returns the phase that attacks it; here the training of `launch.train`, whose model
     `measure` attacks.
 
-    It has no guarantee: result.json states that of the attacked run (`build.privacy_fields`).
+    It has no guarantee: result.json states that of the attacked run (`config.privacy_fields`).
     """
     trained = central.phase(config.train, attacked.run)
     return dataclasses.replace(trained, guarantee=None)

@@ -6,7 +6,7 @@ import dataclasses
 import functools
 import math
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 import numpy as np
@@ -17,17 +17,15 @@ from dpjax.accounting.event_kinds.kind import ORDERS, DpEvent
 from dpjax.accounting.event_kinds.smooth_sensitivity import SmoothSensitivityDpEvent
 from dpjax.accounting.matrix import join
 from dpjax.accounting.text import paragraph
-from dpjax.experiments.kinds.pate.config import (
-  ConfidentQueries,
-  PateConfig,
-  PublishedCost,
-)
 from dpjax.experiments.run import guarantee
 from dpjax.experiments.run.guarantee import Guarantee
 from dpjax.key_uses import KeyUse, key_for
 from dpjax.mechanisms.teacher_votes import ConfidentGNMax
 from dpjax.noise import source
 from dpjax.validate import UserError
+
+if TYPE_CHECKING:
+  from dpjax.experiments.kinds.pate.config import PateConfig, PublishedCost
 
 # Published costs are rounded to multiples of this public number.
 _COST_STEP = 2.0**-12
@@ -114,7 +112,7 @@ def _words(config: PateConfig) -> str:
     "guarantee is of the published labels, of which of them were given, and of everything that "
     "is computed from these and from public examples. It does not depend on the votes."
   )
-  if isinstance(config.aggregator, ConfidentQueries):
+  if isinstance(config.aggregate, ConfidentGNMax):
     text += (
       f" Each of {config.num_queries} queries is charged with a check of the largest count, "
       f"sensitivity 1, answered or not. {config.most_answers} answers are charged, used or not."
