@@ -4,8 +4,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from dpjax.experiments.config import fields
-from dpjax.experiments.kinds.central import build
+from dpjax.experiments.config import fields, optimizers
 from dpjax.experiments.kinds.central.config import TrainConfig
 
 _PARAMS = {"w": jnp.zeros((3, 4)), "b": jnp.zeros(4)}
@@ -18,7 +17,7 @@ def _steps(rule, count, **options):
     TrainConfig(),
     {"optimizer.rule": rule, **{f"optimizer.rule.{k}": v for k, v in options.items()}},
   )
-  tx = build.optimizer(config.optimizer, lambda step: 0.1)
+  tx = optimizers.make(config.optimizer, lambda step: 0.1)
   state = tx.init(_PARAMS)
   params = _PARAMS
   updates = None

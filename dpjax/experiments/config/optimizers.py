@@ -13,8 +13,8 @@ import optax
 import optax.contrib
 
 from dpjax import transforms
-from dpjax.experiments.config import rules
-from dpjax.experiments.config.choices import Option, settings
+from dpjax.experiments.config import rules, user_code
+from dpjax.experiments.config.choices import Option, UsersFunction, settings
 
 
 class Noise(NamedTuple):
@@ -113,3 +113,19 @@ FEDERATED = {
   "yogi": settings(lambda rate, _: optax.yogi(rate, b1=0.9, b2=0.99, eps=1e-3), optax.yogi),
   "adagrad": settings(lambda rate, _: optax.adagrad(rate, 0.0, eps=1e-3), optax.adagrad),
 }
+
+
+def make(
+  config: Any, rate: Any, noise: Noise | None = None, section: str = "optimizer"
+) -> optax.GradientTransformation:
+  """Returns the Optax optimizer of a section of a config.
+
+  Args:
+    config: section with a `rule`: one of these settings, or a user's own function.
+    rate: a learning rate, or a schedule: step -> learning rate.
+    noise: for rules that must know the noise.
+    section: name of the section, for errors.
+  """
+  if isinstance(config.rule, UsersFunction):
+    return user_code.optimizer(config.rule.path, rate, section)
+  return config.rule.make(rate, noise)

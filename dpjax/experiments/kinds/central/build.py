@@ -24,8 +24,8 @@ from dpjax import (
 )
 from dpjax.data import ahead, cache, resident
 from dpjax.data.resident import resident_bytes
-from dpjax.experiments.config import common, sections, user_code
-from dpjax.experiments.config.choices import UsersFunction, name_of, to_dict
+from dpjax.experiments.config import common, optimizers, sections
+from dpjax.experiments.config.choices import name_of, to_dict
 from dpjax.experiments.config.optimizers import SCHEDULE_FREE, Noise
 from dpjax.experiments.config.sections import AnyDataConfig, ModelConfig, NetworkConfig
 from dpjax.experiments.kinds.central import (
@@ -39,7 +39,6 @@ from dpjax.experiments.kinds.central.config import (
   CONTRASTIVE,
   HeadFirst,
   LeastSquares,
-  OptimizerConfig,
   TrainConfig,
 )
 from dpjax.experiments.kinds.central.features import add_features as add_features
@@ -220,15 +219,6 @@ def learning_rate_schedule(config: Any, num_steps: int, rate: Any = None) -> opt
   return optax.constant_schedule(rate)
 
 
-def optimizer(
-  config: OptimizerConfig, schedule: optax.Schedule, noise: Noise | None = None
-) -> optax.GradientTransformation:
-  """Returns the Optax optimizer of a config. `noise` is for rules that must know the noise."""
-  if isinstance(config.rule, UsersFunction):
-    return user_code.optimizer(config.rule.path, schedule)
-  return config.rule.make(schedule, noise)
-
-
 def memory_budget(config: TrainConfig) -> float | None:
   """Returns the bytes that a microbatch may take; None if no budget is set."""
   return None if config.memory_budget_gb is None else config.memory_budget_gb * 1e9
@@ -312,11 +302,7 @@ def assemble_loaded(config: TrainConfig, loaded: tuple[Any, Any], random: RunKey
   augmented = config.augmentation != "none"
   if augmented:
     features_lib.check_images(train, "augmentation", config.augmentation)
-  known = (
-    []
-    if config.pretrained is None
-    else saved.pretrained_on(config.pretrained, config.data.name, train)
-  )
+  known = saved.pretrained_on(config.pretrained, config.data.name, train)
   behind = features_lib.trained_on(config.model.name, config.data.name)
   task, model, params = start(config, train, random)
   keyed = augmented or task.keyed
@@ -352,7 +338,7 @@ def assemble_loaded(config: TrainConfig, loaded: tuple[Any, Any], random: RunKey
   noise = Noise(plan.mean_noise_std, num_examples) if aware else None
   # Rules that know the noise compute with Python's numbers, so their steps hold them as constants.
   rate = None if aware else closed_over.argument(config.optimizer.learning_rate)
-  tx = optimizer(config.optimizer, schedule(rate), noise)
+  tx = optimizers.make(config.optimizer, schedule(rate), noise)
   if audited is not None:
     tx = audited.watch(config, tx)
 
@@ -392,11 +378,8 @@ def assemble_loaded(config: TrainConfig, loaded: tuple[Any, Any], random: RunKey
   )
   asked = guarantee.describe_attack_bound(common.attack_of(config.privacy), plan.delta)
   promised = guarantee.add_note(promised, asked)
-  if config.pretrained is not None:
-    note = saved.statement(config.pretrained, known)
-    promised = guarantee.add_note(
-      promised, note, saved.assumption(config.pretrained, known)
-    )
+  note = saved.statement(config.pretrained, known)
+  promised = guarantee.add_note(promised, note, saved.assumption(config.pretrained, known))
   promised = features_lib.add_note(config, promised, train)
   promised = guarantee.as_repeatable(promised, config.noise_seed)
   return Run(

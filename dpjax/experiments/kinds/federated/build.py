@@ -13,7 +13,7 @@ import optax
 from dpjax import federated, secure, trees
 from dpjax.data import Federation
 from dpjax.data.target_kinds import needs_classes
-from dpjax.experiments.config import common, sections, user_code
+from dpjax.experiments.config import common, optimizers, sections
 from dpjax.experiments.config.choices import Setting, UsersFunction, name_of, to_dict
 from dpjax.experiments.config.naming import within
 from dpjax.experiments.kinds import audits
@@ -35,7 +35,6 @@ from dpjax.experiments.kinds.federated import user_code as own_parts
 from dpjax.experiments.kinds.federated.client_scores import ClientScores
 from dpjax.experiments.kinds.federated.config import (
   Both,
-  ClientOptimizerConfig,
   FedConfig,
   Local,
   ServerNoise,
@@ -326,7 +325,7 @@ def client_of(
     guessed: whether the client is an attacker's simulation. The attacker has no key, so noise and
       compression are left out, but the clip that comes before the noise is not.
   """
-  tx = optimizer(config.client_optimizer)
+  tx = client_optimizer(config)
   weighting = config.weighting.make()
   client = federated.local_training(loss_fn, tx, weighting=weighting)
   wrapping = _wrapping(config, guessed=guessed)
@@ -361,11 +360,10 @@ def _wrapping(
   return wrapping if audited is None else audited.heard(wrapping)
 
 
-def optimizer(config: ClientOptimizerConfig) -> Any:
-  """Returns a client's Optax optimizer, with a constant rate and a new state in every round."""
-  if isinstance(config.rule, UsersFunction):
-    return user_code.optimizer(config.rule.path, config.learning_rate, "client_optimizer")
-  return config.rule.make(config.learning_rate, None)
+def client_optimizer(config: FedConfig) -> optax.GradientTransformation:
+  """Returns a client's optimizer, with a constant rate and a new state in every round."""
+  section = config.client_optimizer
+  return optimizers.make(section, section.learning_rate, section="client_optimizer")
 
 
 def server_optimizer(config: ServerOptimizerConfig, num_rounds: int) -> Any:
@@ -374,10 +372,8 @@ def server_optimizer(config: ServerOptimizerConfig, num_rounds: int) -> Any:
   rate: Any = config.learning_rate
   if config.schedule != "constant":
     rate = build_central.learning_rate_schedule(config, num_rounds)
-  if isinstance(config.rule, UsersFunction):
-    return user_code.optimizer(config.rule.path, rate, "server_optimizer")
-  if name_of(config, "rule") == "sgd":
-    return config.rule.make(rate, None)
+  if isinstance(config.rule, UsersFunction) or name_of(config, "rule") == "sgd":
+    return optimizers.make(config, rate, section="server_optimizer")
   constant = config.schedule == "constant"
   scale = optax.scale(rate) if constant else optax.scale_by_schedule(rate)
   # `fed_opt` takes a number as its rate, but a schedule is a function. So `fed_opt` gets rate 1,
@@ -403,7 +399,7 @@ def make_algorithm(
   silos = fed.silos
   loss_fn = fed.task.loss(fed.apply)
   described = algorithm_of(config)
-  client_tx = optimizer(config.client_optimizer)
+  client_tx = client_optimizer(config)
   server_tx = server_optimizer(config.server_optimizer, config.num_rounds)
   server_tx = fed.audited.watch(server_tx)
   inner = named.by_name(config.execution, **_execution_options(config))

@@ -211,7 +211,7 @@ class ClientScores:
     key = key_for(KeyUse.CLIENTS, fed.random.local)
     key = jax.random.fold_in(key, config.num_rounds)
     loss_fn = fed.task.loss(fed.apply)
-    tune = fine_tune(loss_fn, build.optimizer(config.client_optimizer), key=key)
+    tune = fine_tune(loss_fn, build.client_optimizer(config), key=key)
     work = LocalWork(
       config.local.batch_size, config.fine_tune_epochs, config.local.max_examples
     )
