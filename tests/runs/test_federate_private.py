@@ -239,7 +239,7 @@ def test_shakespeare_trains_over_its_roles(tmp_path):
 @pytest.mark.parametrize(
   ("overrides", "field"),
   [
-    ({"data.name": "digits"}, "data.name"),
+    ({"data.name": "digits", "data.data_dir": None}, "data.name"),
     ({"data.limit": 5}, "data.limit"),
     ({"model.name": "mlp", "model.options": {}}, "model.name"),
     ({"clients_per_round": 5.0}, "clients_per_round"),

@@ -2,6 +2,7 @@
 that refuses. The same result, or one line; never a smaller epsilon, never a hang."""
 
 import contextlib
+import dataclasses
 import hashlib
 import inspect
 import json
@@ -82,7 +83,9 @@ class _Mean(experiment.Experiment[TrainConfig]):
 
 
 def _mean(*, release: bool = False) -> _Mean:
-  return _Mean(TrainConfig(release=release, noise_seed=None if release else 0))
+  # Data of this name may lie in another folder.
+  config = TrainConfig(data=DataConfig("mnist"), release=release)
+  return _Mean(dataclasses.replace(config, noise_seed=None if release else 0))
 
 
 def _told(folder: pathlib.Path) -> tuple[Any, ...]:
@@ -307,7 +310,7 @@ def test_data_that_declare_another_number_of_records_are_others(
 
 
 def test_the_same_data_in_another_place_go_on(stopped, whole):
-  config = TrainConfig(noise_seed=0, data=DataConfig(data_dir="/elsewhere"))
+  config = TrainConfig(noise_seed=0, data=DataConfig("mnist", data_dir="/elsewhere"))
   assert loop.run(_Mean(config), stopped)["num_steps"] == _STEPS
   assert _told(stopped) == _told(whole)
 

@@ -219,6 +219,6 @@ def test_votes_are_of_classes(sides, tmp_path):
     dataclasses.replace(side, y=target.scale(side.y), target=target, num_classes=1)
     for side in sides
   ]
-  with refuses("dataset"):
+  with refuses("data.name"):
     _run(_config(), numbers, tmp_path / "run")
   assert not (tmp_path / "run").exists()

@@ -413,8 +413,8 @@ def test_a_number_beyond_every_float_has_its_own_name():
   [
     (TrainConfig(), "data."),
     (FedConfig(), "data."),
-    (PateConfig(), ""),
-    (SynthesisConfig(), ""),
+    (PateConfig(), "data."),
+    (SynthesisConfig(), "data."),
     (RelevanceConfig(), "data."),
     (SecureConfig(task="infer"), "task.train.data."),
     (AttackConfig(), "target.data."),
@@ -422,13 +422,12 @@ def test_a_number_beyond_every_float_has_its_own_name():
 )
 def test_where_data_lie_is_no_part_of_a_runs_name(config, section, tmp_path):
   digest = config_names.digest
-  places = config_names.PLACES if section else config_names.PLACES[:1]
-  moved = fields.replace_all(config, {f"{section}{name}": "/elsewhere" for name in places})
+  places = {f"{section}{name}": "/elsewhere" for name in config_names.PLACES}
+  moved = fields.replace_all(config, places)
   assert moved != config and digest(moved) == digest(config)
   owner.claim(tmp_path, config)
   owner.recall_for(tmp_path, moved)  # their digest says whether they are the same data
-  data_name = f"{section}name" if section else "dataset"
-  assert digest(fields.replace(config, data_name, "mnist")) != digest(config)
+  assert digest(fields.replace(config, f"{section}name", "mnist")) != digest(config)
 
 
 def test_a_field_of_that_name_elsewhere_is_part_of_a_runs_name():
