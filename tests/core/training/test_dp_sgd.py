@@ -85,7 +85,9 @@ def test_p16_interrupted_equals_uninterrupted_bit_for_bit():
   assert int(rest.step) == int(noise_state(rest).draws) == 8
 
 
-@pytest.mark.parametrize(("slices", "dtype"), [(1, None), (2, None), (1, "float64")])
+@pytest.mark.parametrize(
+  ("slices", "dtype"), [(1, None), (2, None), (1, "float32"), (1, "float64")]
+)
 def test_types_are_never_promoted_by_themselves(slices, dtype):
   def two_steps():
     algorithm = _algorithm(_plan(slices=slices), ema_decay=0.9)

@@ -273,3 +273,21 @@ def test_without_learning_it_is_clip_and_noise():
 def test_wrong_arguments_are_named(make, field):
   with refuses(field):
     make()
+
+
+@pytest.mark.parametrize("rule", [AdaptiveClipping(), SlackClipping()])
+@pytest.mark.parametrize("wide", [False, True])
+def test_no_rule_counts_on_promotion(rule, wide):
+  grads = np.ones((4, 1), np.float32)
+
+  def scale():
+    tx = _tx(rule, normalize_by=4)
+    _, state = tx.update(
+      dpjax.wrap_grads(grads), tx.init(jnp.zeros(1, "float32")), mask=True
+    )
+    return state.inner.scale
+
+  with jax.enable_x64(wide):
+    free = scale()
+    with jax.numpy_dtype_promotion("strict"):
+      np.testing.assert_array_equal(scale(), free)
