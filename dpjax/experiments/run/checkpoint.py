@@ -232,8 +232,9 @@ class Checkpoints:
     for form, array, leaf in zip(forms, arrays, leaves):
       if array.shape != leaf.shape:
         raise self._refusal(f"it does not hold {form}")
-      cast = array.astype if _known(leaf) is leaf else array.view
-      restored.append(cast(leaf.dtype))
+      is_known = _known(leaf) is leaf
+      cast = array.astype(leaf.dtype, copy=False) if is_known else array.view(leaf.dtype)
+      restored.append(cast)
     into.append(jax.tree.unflatten(treedef, restored))
     return meta
 

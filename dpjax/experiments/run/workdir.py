@@ -22,7 +22,7 @@ CONFIG = "config.json"
 PARAMS = "params.npz"
 # Key of result.json: digests of the files beside it.
 FILES = "files_sha256"
-# Key of result.json and of run.json (`remember`): digest of config and result (`seal_of`).
+# Key of result.json: digest of config and result (`seal_of`).
 SEAL = "run_sha256"
 # File of what a run stores in order to resume (`remember`), as secret as its checkpoints.
 _MEMORY = f"{checkpoint.FOLDER}/run.json"
@@ -179,11 +179,7 @@ def write_result(
   workdir: pathlib.Path, config: Config, result: Mapping[str, Any]
 ) -> dict[str, Any]:
   """Writes result.json, bound to its run (see `finished_result`); returns its content."""
-  seal = seal_of(config_of(workdir, config), result)
-  # The digest is stored first, since `finished_result` refuses a result without a stored digest.
-  if (workdir / _MEMORY).exists():
-    remember(workdir, {**(recall(workdir) or {}), SEAL: seal})
-  sealed_result = {**result, SEAL: seal}
+  sealed_result = {**result, SEAL: seal_of(config_of(workdir, config), result)}
   writers.write_result(workdir, sealed_result)
   return sealed_result
 
@@ -191,10 +187,10 @@ def write_result(
 def finished_result(workdir: pathlib.Path, config: Config) -> dict[str, Any] | None:
   """Returns the content of result.json of this config's run; None: there is no result yet.
 
-  The entry `run_sha256` is a digest of config and result, also stored beside the checkpoints. So an
-  edited result, or a result of another config, is refused. While the checkpoints exist, a result of
-  other data or of another release is refused, too. The digest is no signature: anyone can compute
-  one for a forged result, and forge the other files, too.
+  The entry `run_sha256` is a digest of config and result. So an edited result, or a result of
+  another config, is refused. The result has digests of the files beside it, so one of other data or
+  of another release is refused, too. They are no signature: anyone can compute them for a forged
+  result, and forge the other files, too.
 
   Raises:
     UserError: result.json is not the result of this run, or a file beside it is missing or changed.
@@ -203,9 +199,10 @@ def finished_result(workdir: pathlib.Path, config: Config) -> dict[str, Any] | N
   if not path.exists():
     return None
   result = writers.read_json(path)
-  seals = {result.get(SEAL) if isinstance(result, dict) else None}
-  seals |= {(recall(workdir) or {}).get(SEAL)} if (workdir / _MEMORY).exists() else set()
-  if None in seals or seals != {seal_of(config_of(workdir, config), result)}:
+  is_own = isinstance(result, dict) and (
+    result.get(SEAL) == seal_of(config_of(workdir, config), result)
+  )
+  if not is_own:
     raise UserError(
       f"its {path.name} is not the result of this run; take it away, or choose "
       "another directory, nothing was changed",
