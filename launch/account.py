@@ -86,6 +86,7 @@ from dpjax.accounting import attack_bounds, gdp, overflow, trade_off_files
 from dpjax.accounting.attack_bounds import AttackBound, attack_bound
 from dpjax.accounting.epsilon import epsilon_of_zcdp
 from dpjax.accounting.epsilon import zcdp as zcdp_of
+from dpjax.accounting.monte_carlo import MOST_APART
 from dpjax.accounting.proved import ACCOUNTANTS, RELATIONS
 from dpjax.accounting.statement import delta_warning
 from dpjax.accounting.text import lower
@@ -94,7 +95,7 @@ from dpjax.sampling.registry import Scheme
 from dpjax.sampling.samplers import SizedSampler
 from dpjax.solve import UNKNOWNS, Question
 from dpjax.validate import UserError, Verbatim
-from launch import app, bounded
+from launch import app
 
 # From this number on, some neighbouring integers are equal as floats.
 _MOST = 2**53
@@ -102,24 +103,12 @@ _MOST = 2**53
 _PRINTED = {"fpr", "prior"}
 # False positive rates at which true positive rates of attackers are printed.
 _RATES = (1e-3, 1e-2, 1e-1)
-_QUESTION_FLAGS = (
-  *UNKNOWNS,
-  "epochs",
-  "num_examples",
-  "batch_size",
-  "sampler",
-  "neighboring_relation",
-  "accountant",
-  "curve",
-  "statement",
-  "capacity",
-  "num_selected",
-  "gdp",
-  "zcdp",
-  "tradeoff",
-  *bounded.ATTACK_FLAGS,
-  *bounded.FLAGS,
-)
+# Flags that state a guarantee in an attacker's terms.
+_OF_ATTACKERS = ("tpr", "fpr", "advantage", "mu", "bayes_risk", "prior")
+# Flags for samplers that bound how often an example takes part, and for no others; and what else
+# is read with these samplers.
+_OF_BOUNDED = ("steps_apart", "bands", "num_samples")
+_BESIDE_BOUNDED = ("sampler", "noise_multiplier", "num_steps", "sampling_prob", "delta")
 
 
 def define_flags(values: flags.FlagValues = flags.FLAGS) -> None:
@@ -186,6 +175,16 @@ def define_flags(values: flags.FlagValues = flags.FLAGS) -> None:
   flag("bool", "statement", False, "print the guarantee in words")
   folders = "instead: folders of finished runs, whose cost together is printed"
   flag("multi_string", "runs", None, folders)
+
+
+def _refuse_beside(values: Any, read: Iterable[str], reason: str) -> None:
+  """Raises UserError, with this reason, for a flag of the command line that is not among those that
+  are read."""
+  own = values.find_module_defining_flag("sampler")
+  for name in values:
+    is_ours = values.find_module_defining_flag(name) == own
+    if is_ours and values[name].present and name not in read:
+      raise UserError(reason, field=name)
 
 
 def questions(values: Any) -> list[Question]:
@@ -284,7 +283,7 @@ def _attack(values: Any, has_noise: bool) -> AttackBound | None:
   If the noise is given, or follows from --epsilon, --fpr and --prior only add a rate and a risk to
   the printed line.
   """
-  numbers = {name: values[name].value for name in bounded.ATTACK_FLAGS}
+  numbers = {name: values[name].value for name in _OF_ATTACKERS}
   only_printed = {name for name, value in numbers.items() if value is not None} <= _PRINTED
   if not (has_noise or (values.epsilon is not None and only_printed)):
     return attack_bound(**numbers)
@@ -577,11 +576,59 @@ def statement(answer: Question) -> str:
   )
 
 
+def bounded_runs(values: Any, levels: Sequence[float]) -> list[solve.Bounded]:
+  """Returns the settings of a run for each noise multiplier, from flag values, of a sampler that
+  bounds how often an example takes part.
+
+  Raises UserError if a flag is missing, is out of range, or does not fit the sampler.
+  """
+  reason = f"does not go with sampler={values.sampler!r}"
+  _refuse_beside(values, (*_BESIDE_BOUNDED, *_OF_BOUNDED), reason)
+  if not levels:
+    raise UserError(
+      f"must be given for {values.sampler!r}", field="noise_multiplier", value=None
+    )
+  validate.integer_at_least(1, num_steps=values.num_steps)
+  validate.integer_in(1, MOST_APART, steps_apart=values.steps_apart)
+  validate.integer_in(1, values.steps_apart, bands=values.bands)
+  bins = values.sampler == "balls_in_bins"
+  prob = values.sampling_prob
+  if bins and prob is not None:
+    raise UserError("is 1 / steps_apart for sampler='balls_in_bins'", field="sampling_prob")
+  prob = 1 / values.steps_apart if bins else prob or 0.0
+  common = (values.num_steps, prob, values.steps_apart, values.delta, values.bands)
+  questions = [
+    solve.Bounded(values.sampler, level, *common, values.num_samples) for level in levels
+  ]
+  solve.check_bounded(questions[0])
+  return questions
+
+
+def bounded_table(asked: Iterable[solve.Bounded]) -> str:
+  """Returns a text table with a row for each run and kind of epsilon."""
+  lines: list[tuple[str, ...]] = [("noise_multiplier", "epsilon", "kind")]
+  for run in asked:
+    level = lower(run.noise_multiplier, digits=6)
+    up = lambda value: accounting.upper(value, decimals=4)
+    lines += [(level, up(value), kind) for kind, value in solve.bounded_rows(run)]
+  return "\n".join(f"{level:>16}  {value:>10}  {kind}" for level, value, kind in lines)
+
+
+def show_bounded(asked: Sequence[solve.Bounded]) -> None:
+  """Prints the settings that all runs share, and the table."""
+  first, rows = asked[0], bounded_table(asked)
+  print(
+    f"epsilon at delta {accounting.upper(first.delta)}; sampler {first.sampler}, steps_apart "
+    f"{first.steps_apart}, sampling_prob {accounting.upper(first.sampling_prob, digits=6)}, "
+    f"{first.num_steps} steps, noise of bands {first.bands}, add_or_remove_one"
+  )
+  print(rows)
+
+
 def show_runs(values: Any) -> None:
   """Prints the cost of each finished run, of all together, and the joint guarantee in words."""
-  given = [name for name in _QUESTION_FLAGS if values[name].present and name != "statement"]
-  if given:
-    raise UserError("does not go with --runs, whose folders say everything", field=given[0])
+  reason = "does not go with --runs, whose folders say everything"
+  _refuse_beside(values, ("runs", "delta", "statement"), reason)
   # Imported here, since few calls ask about finished runs.
   from dpjax.experiments.checks import several_runs
   from dpjax.experiments.sweeps import cost
@@ -600,7 +647,7 @@ def show_runs(values: Any) -> None:
 
 def _check_companions(values: Any) -> None:
   """Raises UserError for a flag whose companion is missing, or a --curve that is no usable path."""
-  present = [name for name in bounded.FLAGS if values[name].present]
+  present = [name for name in _OF_BOUNDED if values[name].present]
   if present and values.sampler not in solve.BOUNDED:
     samplers = " or ".join(solve.BOUNDED)
     raise UserError(
@@ -659,7 +706,7 @@ def answer_questions(values: Any) -> None:
   if values.sampler in solve.BOUNDED:
     _check_counts(values)
     levels = _noise_multipliers(values.noise_multiplier)
-    return bounded.show(bounded.runs(values, levels))
+    return show_bounded(bounded_runs(values, levels))
   asked = questions(values)
   answers = [solve.solve(question) for question in asked]
   print(f"{headline(asked[0])}\n{table(answers, gdp=values.gdp, zcdp=values.zcdp)}")
@@ -667,7 +714,7 @@ def answer_questions(values: Any) -> None:
   sys.stderr.writelines(f"{note}\n" for note in notes)
   # Numbers about attackers are printed if a flag asks for them, or if the noise was solved for
   # them.
-  asked_for = ("tradeoff", *bounded.ATTACK_FLAGS)
+  asked_for = ("tradeoff", *_OF_ATTACKERS)
   for answer in answers if any(values[name].value for name in asked_for) else ():
     print(attackers(answer, values.fpr, values.prior))
   n = values.num_examples

@@ -11,7 +11,7 @@ from dpjax import accounting, solve
 from dpjax.accounting import trade_off_files
 from dpjax.accounting.event_kinds.random_allocation import random_allocation_event
 from dpjax.validate import UserError
-from launch import account, bounded
+from launch import account
 from tests import commands
 from tests.checks import finished_runs
 from tests.refuses import refuses
@@ -500,13 +500,13 @@ def test_bounded_participation_says_what_each_number_is_worth(sampler):
     f"--sampler={sampler}", "--steps_apart=4", "--bands=2", "--noise_multiplier=2",
     "--num_steps=8", "--delta=1e-2", "--num_samples=2000", *more,
   )  # fmt: skip
-  (run,) = bounded.runs(values, [2.0])
+  (run,) = account.bounded_runs(values, [2.0])
   rows = dict(solve.bounded_rows(run))
   estimate = rows["Monte Carlo estimate, NOT a bound"]
   upper = rows["Monte Carlo, 99 % confidence, NOT a proof"]
   assert estimate < upper and estimate < rows["proved, unamplified (pld)"]
   assert ("proved, charged by no run (rdp)" in rows) == (sampler == "balls_in_bins")
-  lines = bounded.table([run]).splitlines()
+  lines = account.bounded_table([run]).splitlines()
   assert len(lines) == 1 + len(rows) and lines[1].endswith("NOT a bound")
 
 
@@ -543,29 +543,32 @@ def test_a_row_beside_others_refuses_none_of_them():
     (("--steps_apart=4", "--sampling_prob=0.3"), "sampling_prob"),
     (("--steps_apart=4", "--sampling_prob=0.1", "--bands=5"), "bands"),
     (("--steps_apart=4", "--sampling_prob=0.1", "--gdp"), "gdp"),
+    (("--steps_apart=4", "--sampling_prob=0.1", "--zcdp"), "zcdp"),
     (("--sampling_prob=0.1",), "steps_apart"),
   ],
 )
 def test_what_a_simulation_cannot_answer_is_one_line(args, field):
   values = _flags("--sampler=min_sep", "--num_steps=8", *args)
   with refuses(field):
-    bounded.runs(values, [1.0])
+    account.bounded_runs(values, [1.0])
 
 
 def test_a_simulation_refuses_what_it_would_ignore():
-  read = {"noise_multiplier", "num_steps", "sampling_prob", "sampler", *bounded.FLAGS}
+  read = {*account._BESIDE_BOUNDED, *account._OF_BOUNDED}
   sound = ["--sampler=min_sep", "--num_steps=8", "--steps_apart=4", "--sampling_prob=0.1"]
-  bounded.runs(_flags(*sound), [1.0])
-  for name in {*account._QUESTION_FLAGS} - read:
+  account.bounded_runs(_flags(*sound), [1.0])
+  defined = flags.FlagValues()
+  account.define_flags(defined)
+  for name in {*defined} - read:
     usual = _flags(*sound)[name].value
     text = "pld" if name == "accountant" else "replace_one" if "relation" in name else "1"
     given = f"--{name}" if isinstance(usual, bool) else f"--{name}={text}"
     with refuses(name):
-      bounded.runs(_flags(*sound, given), [1.0])
+      account.bounded_runs(_flags(*sound, given), [1.0])
 
 
 def test_a_simulation_that_is_refused_prints_nothing(capsys):
-  (asked,) = bounded.runs(
+  (asked,) = account.bounded_runs(
     _flags(
       "--sampler=min_sep", "--num_steps=8", "--steps_apart=4", "--sampling_prob=0.1",
       "--delta=1e-9", "--num_samples=10",
@@ -573,7 +576,7 @@ def test_a_simulation_that_is_refused_prints_nothing(capsys):
     [1.0],
   )  # fmt: skip
   with refuses("num_samples"):
-    bounded.show([asked])
+    account.show_bounded([asked])
   assert capsys.readouterr().out == ""
 
 
