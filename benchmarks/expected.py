@@ -24,7 +24,7 @@ from typing import Any, NamedTuple
 
 from scipy import stats
 
-from dpjax.experiments.run import config_names, kind, loop, report, writers
+from dpjax.experiments.run import kind, loop, report, workdir, writers
 
 FOLDER = pathlib.Path(__file__).resolve().parents[1] / "results" / "expected"
 RUNS = "runs.csv"
@@ -128,7 +128,7 @@ def _content(name: str) -> Any:
 
 
 def _digest(name: str) -> str:
-  return config_names.digest(_content(name))[:16]
+  return workdir.config_digest(_content(name))[:16]
 
 
 def measure(name: str, folder: pathlib.Path) -> Run:

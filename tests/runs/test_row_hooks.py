@@ -10,7 +10,7 @@ from configs import quickstart
 from configs.fed import quickstart as fed_quickstart
 from dpjax.experiments.config import fields
 from dpjax.experiments.kinds.central import build
-from dpjax.experiments.run import config_names, loop, row_hooks, writers
+from dpjax.experiments.run import loop, row_hooks, workdir, writers
 from tests.refuses import refuses
 from tests.runs import stops
 
@@ -168,7 +168,7 @@ def test_a_writer_that_cannot_be_used_is_one_line(changes, field, monkeypatch):
 
 def test_another_hook_is_the_same_run():
   hooks = (None, "wandb", "mlflow", f"{__name__}:log")
-  assert len({config_names.digest(_config(writer=writer)) for writer in hooks}) == 1
+  assert len({workdir.config_digest(_config(writer=writer)) for writer in hooks}) == 1
 
 
 @pytest.mark.long

@@ -24,7 +24,7 @@ from dpjax.experiments.kinds.relevance import build as relevance_build
 from dpjax.experiments.kinds.relevance.config import RelevanceConfig
 from dpjax.experiments.kinds.secure.config import SecureConfig
 from dpjax.experiments.kinds.synthesis.config import SynthesisConfig
-from dpjax.experiments.run import checkpoint, config_names, loop, run_keys, writers
+from dpjax.experiments.run import checkpoint, loop, run_keys, writers
 from dpjax.experiments.run import workdir as owner
 from dpjax.experiments.run.kind import experiment_of
 from dpjax.experiments.sweeps import sweep
@@ -229,7 +229,7 @@ _VALUES = st.recursive(
 def test_configs_differ_exactly_where_they_are_not_equal(one, other):
   """As a folder's config is compared: dicts have no order; a number is one number in a field,
   which has a type, and True, 1 and 1.0 are three among a model's options."""
-  differ = lambda *values: any(config_names.differences(*values))
+  differ = lambda *values: any(owner.differences(*values))
   assert differ({"field": one}, {"field": other}) == (one != other)
   assert not differ({"field": one}, {"field": json.loads(json.dumps(one))})
   options = lambda value: {"model": {"options": {"a": value}}}
@@ -421,8 +421,8 @@ def test_a_number_beyond_every_float_has_its_own_name():
   ],
 )
 def test_where_data_lie_is_no_part_of_a_runs_name(config, section, tmp_path):
-  digest = config_names.digest
-  places = {f"{section}{name}": "/elsewhere" for name in config_names.PLACES}
+  digest = owner.config_digest
+  places = {f"{section}{name}": "/elsewhere" for name in owner.PLACES}
   moved = fields.replace_all(config, places)
   assert moved != config and digest(moved) == digest(config)
   owner.claim(tmp_path, config)
@@ -432,4 +432,4 @@ def test_where_data_lie_is_no_part_of_a_runs_name(config, section, tmp_path):
 
 def test_a_field_of_that_name_elsewhere_is_part_of_a_runs_name():
   config = TrainConfig(model=ModelConfig("mlp", {"data_dir": 1}))
-  assert config_names.digest(config) != config_names.digest(TrainConfig())
+  assert owner.config_digest(config) != owner.config_digest(TrainConfig())

@@ -19,8 +19,8 @@ from dpjax import trees, validate
 from dpjax.accounting import Ledger
 from dpjax.data import digest
 from dpjax.experiments.config import choices, common
-from dpjax.experiments.run import config_names, run_keys, writers
 from dpjax.experiments.run import guarantee as guarantees
+from dpjax.experiments.run import run_keys, writers
 from dpjax.experiments.run import workdir as owner
 from dpjax.experiments.run.guarantee import NONE, Guarantee
 from dpjax.experiments.run.left_out import Arrivals, Tally
@@ -182,7 +182,7 @@ class Experiment(Generic[C]):
 
   def same(self) -> dict[str, str]:
     """Returns values that must be equal in all processes of a run; see `parallel.runtime.start`."""
-    return {"config": config_names.digest(self.config)}
+    return {"config": owner.config_digest(self.config)}
 
   def plan(self, workdir: str, target: Machine | None = None) -> str:
     """Returns the plan of the run as text, for a launcher's --dry_run.

@@ -1,12 +1,14 @@
-"""The folder of one run: its config, the data that it stores to resume, its lock and its result."""
+"""The folder of one run: its config, and what makes another run of it; the data that it stores to
+resume; its result."""
 
 from __future__ import annotations
 
 import contextlib
 import functools
+import json
 import pathlib
 import shutil
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -14,9 +16,9 @@ import numpy as np
 
 from dpjax import files, names, trees, validate
 from dpjax.experiments.config import choices, fields
-from dpjax.experiments.run import checkpoint, config_names, run_keys, writers
+from dpjax.experiments.run import checkpoint, run_keys, writers
 from dpjax.types import Config, Params
-from dpjax.validate import UserError, Verbatim
+from dpjax.validate import NO_VALUE, UserError, Verbatim
 
 CONFIG = "config.json"
 PARAMS = "params.npz"
@@ -29,6 +31,74 @@ _MEMORY = f"{checkpoint.FOLDER}/run.json"
 # Files without a digest in the result: config, lock, the result itself, and reports, which can be
 # redrawn.
 _UNBOUND = (CONFIG, writers.RESULT, writers.LOCK, *writers.REPORT)
+# Fields that locate data on one machine. They are no part of a run's identity, since the digest of
+# the data covers the content of the data and of their declaration.
+PLACES = ("data_dir", "declaration")
+# Sections of a config that may hold the fields `PLACES`.
+_OF_DATA = ("data", "train", "target", "task")
+
+
+def differences(
+  there: object, now: object, path: tuple[str, ...] = ("config",)
+) -> Iterator[str]:
+  """Yields a line for each entry that differs in the JSON data of two configs.
+
+  A field has one type, so 1 and 1.0 count as the same number. Under any key "options", True, 1 and
+  1.0 are three values: a user's model may distinguish their types.
+
+  >>> list(differences({"seed": 1, "data": {"limit": 3}}, {"seed": 1.0, "data": {"limit": 4}}))
+  ['config.data.limit: 3 there, 4 now']
+  """
+  if isinstance(there, dict) and isinstance(now, dict):
+    for name in sorted({*there, *now}):
+      one, other = (data.get(name, NO_VALUE) for data in (there, now))
+      yield from differences(one, other, (*path, name))
+  elif there != now or ("options" in path and _typed(there) != _typed(now)):
+    yield f"{'.'.join(path)[:87]}: {_short(there)} there, {_short(now)} now"
+
+
+def _typed(value: object) -> str:
+  return json.dumps(value, sort_keys=True)
+
+
+def _short(value: object) -> str:
+  """Returns a value as text of at most 60 characters."""
+  text = "nothing" if value is NO_VALUE else repr(value)
+  return text if len(text) <= 60 else f"{text[:57]}..."
+
+
+def identity(
+  kind: type, held: Mapping[str, Any], without: Iterable[str] = ()
+) -> dict[str, Any]:
+  """Returns the fields of a config, as plain data, that make it another run.
+
+  Left out are those that `where` of its type names, such as devices, those in `without`, and
+  `PLACES`, in sections of data, too.
+
+  Args:
+    kind: type of the config.
+  """
+  return _without(held, {*getattr(kind, "where", ()), *without, *PLACES})
+
+
+def config_digest(config: Config, without: Iterable[str] = ()) -> str:
+  """Returns a public SHA-256 of the name of a config's type and its `identity`.
+
+  >>> from dpjax.experiments.kinds.central.config import TrainConfig
+  >>> config_digest(TrainConfig(seed=1)) == config_digest(TrainConfig())
+  False
+  """
+  kind = type(config)
+  return writers.digest([kind.__name__, identity(kind, choices.to_dict(config), without)])
+
+
+def _without(held: Mapping[str, Any], names: Collection[str]) -> dict[str, Any]:
+  kept = {}
+  for name, entry in held.items():
+    if name not in names:
+      is_of_data = name in _OF_DATA and isinstance(entry, Mapping)
+      kept[name] = _without(entry, PLACES) if is_of_data else entry
+  return kept
 
 
 def config_of(workdir: pathlib.Path, config: Config) -> dict[str, Any]:
@@ -51,10 +121,10 @@ def _differences(there: Any, config: Config) -> list[str]:
   with contextlib.suppress(UserError):
     there = writers.plain(choices.to_dict(fields.from_dict(type(config), there)))
   here = writers.plain(choices.to_dict(config))
-  identity = functools.partial(config_names.identity, type(config))
+  its_identity = functools.partial(identity, type(config))
   # A file may hold anything.
-  there = identity(there) if isinstance(there, dict) else there
-  return [*config_names.differences(there, identity(here))]
+  there = its_identity(there) if isinstance(there, dict) else there
+  return [*differences(there, its_identity(here))]
 
 
 def recall_for(workdir: pathlib.Path, config: Config) -> dict[str, Any] | None:

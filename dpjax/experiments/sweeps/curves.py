@@ -15,8 +15,7 @@ from dpjax.experiments.config import fields
 from dpjax.experiments.plots import redraw
 from dpjax.experiments.plots.recipes import Recipe
 from dpjax.experiments.run import experiment, guarantee, report, writers
-from dpjax.experiments.run.kind import experiment_of
-from dpjax.experiments.run.table import Table
+from dpjax.experiments.run.kind import Table, experiment_of
 from dpjax.experiments.sweeps import curve, table
 from dpjax.validate import UserError
 

@@ -28,7 +28,7 @@ from dpjax.parallel import allocator
 from dpjax.validate import UserError
 
 if TYPE_CHECKING:
-  from dpjax.experiments.run.table import Table
+  from dpjax.experiments.run.kind import Table
   from dpjax.experiments.sweeps.sweep import Runs
 
 Row = dict[str, Any]

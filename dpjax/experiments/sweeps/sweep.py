@@ -27,7 +27,7 @@ from dpjax.experiments.config.fields import WithChoices
 from dpjax.experiments.kinds.central.config import TrainConfig
 from dpjax.experiments.run import kind as kinds
 from dpjax.experiments.run.experiment import no_plan
-from dpjax.experiments.run.table import Table
+from dpjax.experiments.run.kind import Table
 from dpjax.experiments.sweeps import curves, engine
 from dpjax.experiments.sweeps.engine import Point, Row
 from dpjax.validate import UserError

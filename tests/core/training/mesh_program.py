@@ -22,7 +22,7 @@ from dpjax import data, gradients, noise, training, transforms
 from dpjax.experiments.config import fields
 from dpjax.experiments.kinds.central import build
 from dpjax.experiments.kinds.central.config import TrainConfig
-from dpjax.experiments.run import checkpoint, config_names, loop, writers
+from dpjax.experiments.run import checkpoint, loop, workdir, writers
 from dpjax.gradients import per_example
 from dpjax.gradients.device_mesh import mesh_of, split_rows
 from dpjax.noise import source
@@ -109,7 +109,7 @@ class _Steps:
       "rows on a device": self.batches[0].examples.x.sharding.shard_shape((32, 6)),
       "lies": [lies(leaf) for leaf in jax.tree.leaves((state.params, state.opt_state))],
       "exchanged": exchanged(self.step),
-      "digest": config_names.digest(config(None)),
+      "digest": workdir.config_digest(config(None)),
       "epsilon": self.run.guarantee.curve(4),
     }
 

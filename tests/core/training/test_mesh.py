@@ -10,7 +10,7 @@ import pytest
 from dpjax import gradients
 from dpjax.experiments.kinds.central import build
 from dpjax.experiments.kinds.central.config import TrainConfig
-from dpjax.experiments.run import config_names, workdir, writers
+from dpjax.experiments.run import workdir, writers
 from tests import commands
 from tests.core.training import mesh_program
 from tests.refuses import refuses
@@ -200,7 +200,7 @@ def test_a_mesh_of_other_axes_is_refused_by_the_library(mesh):
 
 def test_a_folder_takes_its_run_back_on_other_devices(tmp_path):
   here, there = TrainConfig(), TrainConfig(mesh="data:1")
-  assert config_names.digest(here) == config_names.digest(there)
+  assert workdir.config_digest(here) == workdir.config_digest(there)
   workdir.claim(tmp_path, here)
   workdir.recall_for(tmp_path, there)
   nothing = dict.fromkeys(writers.RESULT_KEYS) | {"epsilon_kind": "none"}

@@ -45,7 +45,7 @@ from dpjax.experiments.kinds.central.config import TrainConfig
 from dpjax.experiments.kinds.federated.build import FedRun
 from dpjax.experiments.kinds.federated.config import FedConfig
 from dpjax.experiments.kinds.federated.records import SILOS
-from dpjax.experiments.run import config_names, pieces, saved, workdir, writers
+from dpjax.experiments.run import pieces, saved, workdir, writers
 from dpjax.experiments.run.experiment import Phase
 from dpjax.experiments.run.guarantee import NONE, OWN_EPSILON, RATES, Guarantee
 from dpjax.experiments.run.pieces import Arrays
@@ -394,7 +394,7 @@ def facts_of_run(
   if result is None:
     return none | {"epsilon_kind": "none", "method": "unknown", "epsilon_note": _UNTOLD}
   # These fields (the location of the data, and declared numbers) do not change the data.
-  apart = (*config_names.PLACES, "num_examples", "num_users")
+  apart = (*workdir.PLACES, "num_examples", "num_users")
   # A config.json that holds no object names no data, so the comparison below fails.
   held = writers.read_json(config) if config.exists() else {}
   said = held.get("data", {}) if isinstance(held, dict) else {}

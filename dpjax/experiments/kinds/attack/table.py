@@ -18,7 +18,7 @@ from dpjax.experiments.plots import redraw
 from dpjax.experiments.plots.recipes import Recipe
 from dpjax.experiments.run import report
 from dpjax.experiments.run.guarantee import OWN_EPSILON
-from dpjax.experiments.run.table import Table
+from dpjax.experiments.run.kind import Table
 from dpjax.markdown import table
 
 _NOTE = (

@@ -45,7 +45,7 @@ from dpjax.experiments.kinds.federated.config import (
 )
 from dpjax.experiments.kinds.federated.loading import load_data as load_data
 from dpjax.experiments.kinds.federated.loading import with_features as with_features
-from dpjax.experiments.run import config_names, guarantee, writers
+from dpjax.experiments.run import guarantee, workdir, writers
 from dpjax.experiments.run.experiment import Experiment, Phase, Story, every, single
 from dpjax.experiments.run.guarantee import Guarantee
 from dpjax.experiments.run.run_keys import RunKeys
@@ -552,7 +552,7 @@ class Federated(Experiment[FedConfig]):
 
   def same(self) -> dict[str, str]:
     # The digest covers only the computation. Checkpoints also depend on where client state is kept.
-    digest = config_names.digest(self.config, ELSEWHERE)
+    digest = workdir.config_digest(self.config, ELSEWHERE)
     return {"config": digest, "client_state": self.config.client_state}
 
   def train(self, data: Any, keys: RunKeys) -> Story:

@@ -16,7 +16,7 @@ from dpjax.accounting.text import lower
 from dpjax.experiments.plots import redraw
 from dpjax.experiments.plots.recipes import Recipe
 from dpjax.experiments.run import guarantee, report, writers
-from dpjax.experiments.run.table import Table
+from dpjax.experiments.run.kind import Table
 from dpjax.markdown import table
 
 Row = dict[str, Any]

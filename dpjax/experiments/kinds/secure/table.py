@@ -12,7 +12,7 @@ from dpjax.experiments.kinds.secure.config import SecureConfig
 from dpjax.experiments.plots import points, redraw
 from dpjax.experiments.plots.recipes import Recipe
 from dpjax.experiments.run import guarantee, report
-from dpjax.experiments.run.table import Table
+from dpjax.experiments.run.kind import Table
 from dpjax.markdown import table
 from dpjax.validate import UserError
 
