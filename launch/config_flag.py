@@ -244,7 +244,13 @@ def _got(*, several: bool = False) -> _Got:
   if flags.FLAGS["audit"].present:
     # Before the fields of the audit that other flags set.
     path = "base.audit" if hasattr(before, "base") else "audit"  # of a sweep
-    texts[path] = _audit(before) if flags.FLAGS["audit"].value else "none"
+    asked = _audit(before) if flags.FLAGS["audit"].value else "none"
+    if texts.setdefault(path, asked) != asked:
+      raise UserError(
+        f"contradicts --{_NAME}.{path}={texts[path]}; give one of the two",
+        field="audit",
+        value=flags.FLAGS["audit"].value,
+      )
   try:
     config = fields.override_all(before, texts, name=_NAME)
   except UserError as error:

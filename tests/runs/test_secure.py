@@ -172,6 +172,11 @@ def test_training_on_shares_is_that_in_the_clear(tmp_path, activation, output, s
   assert result["bytes"] == result["bytes_between_parties"] + result["bytes_dealt"]
 
 
+def test_an_item_that_a_computation_refuses_has_the_name_of_its_flag():
+  with refuses("config.task.hidden[1]", value=0):
+    fields.override(SecureConfig(task="train"), "task.hidden", "(4, 0)")
+
+
 def test_training_on_shares_goes_on_where_it_stopped(tmp_path, monkeypatch, secure):
   stop_after(monkeypatch, 1)
   config = _point(task=_TRAIN)

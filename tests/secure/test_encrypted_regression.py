@@ -85,6 +85,10 @@ def test_a_server_that_asks_too_often_is_refused():
   [
     ({"most_refreshes": 1}, "most_refreshes"),
     ({"ridge": 0.0}, "ridge"),
+    # No float is their number of steps.
+    ({"ridge": 1e-320}, "ridge"),
+    ({"ridge": 1e300}, "ridge"),
+    ({"tolerance": 1e-320}, "tolerance"),
     (
       {"chain": Chain(levels=2, scale_bits=36, end_bits=50)},
       "levels",

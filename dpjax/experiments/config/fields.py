@@ -499,7 +499,8 @@ def _replace(config: Any, values: dict[str, Any], name: str) -> Any:
   except UserError as error:
     # The error may also be about a field whose value was not changed.
     field_names = {field.name for field in dataclasses.fields(config)}
-    raise (error.within(name) if error.field in field_names else error) from error
+    is_here = error.field.partition("[")[0] in field_names
+    raise (error.within(name) if is_here else error) from error
 
 
 def _update_dict(

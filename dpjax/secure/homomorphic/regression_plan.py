@@ -52,13 +52,10 @@ class RegressionPlan:
   def __post_init__(self) -> None:
     validate.integer_in(2, 2 ** (self.chain.end_bits - 1), num_rows=self.num_rows)
     validate.integer_in(1, 64, num_features=self.num_features)
-    validate.positive(ridge=self.ridge)
-    if not 0 < self.tolerance <= MOST_ERROR / 2:
-      raise UserError(
-        f"must be in (0, {MOST_ERROR / 2:g}], half of what a weight may be off by",
-        field="tolerance",
-        value=self.tolerance,
-      )
+    # Far beyond these numbers, float64 has no number of steps.
+    validate.number_in(1e-6, 1e6, ridge=self.ridge)
+    # Half of what a weight may be off by.
+    validate.number_in(1e-12, MOST_ERROR / 2, tolerance=self.tolerance)
     validate.integer_at_least(0, most_refreshes=self.most_refreshes)
     if self.chain.levels < GRAM + 1:
       raise UserError(
