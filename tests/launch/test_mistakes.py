@@ -40,6 +40,7 @@ _MISTAKES = [
   ("attack", ["--run=runs/x", "--only=x"], "--only='x': would be ignored"),
   ("attack", ["--run=runs/x", "--workdir="], "--workdir='': must be the name of a directory"),
   ("attack", ["--run=runs/x", "--workdir=~/x"], "--workdir='~/x': begins with ~"),
+  ("relevance", ["--audit", "--config.audit=none"], "--audit=True: contradicts --config.audit"),
   ("report", ["RUN"], "error: run="),
   ("plot", ["none.csv", "--out=RUN/a.png"], "error: csv='none.csv': must be a CSV file"),
   ("plot", ["results/lm_lora/curve.csv", "--out=a.jpg"], "error: --out='a.jpg': must end in"),
