@@ -20,7 +20,7 @@ import optax
 
 from dpjax import closed_over, validate
 from dpjax import data as data_lib
-from dpjax.experiments.config import rules
+from dpjax.experiments.config import common, rules
 from dpjax.experiments.kinds.secure.task import Computed, Measuring, SecureTask, digest_of
 from dpjax.experiments.run import pieces
 from dpjax.experiments.run.experiment import Phase
@@ -199,7 +199,7 @@ class TransferTask(SecureTask):
   num_steps: Annotated[
     int, rules.between(1, rules.MOST_STEPS), "of both parties, with all rows in each"
   ] = 300
-  learning_rate: Annotated[float, rules.POSITIVE, rules.IN_FLOAT32, "of AdamW"] = 0.01
+  learning_rate: Annotated[float, common.LearningRate, "of AdamW"] = 0.01
   alignment: Annotated[
     float,
     rules.POSITIVE,
