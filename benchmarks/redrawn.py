@@ -27,7 +27,6 @@ from typing import Any, NamedTuple
 
 from benchmarks import carried, expected, silos, table_settings
 from dpjax.experiments.config import fields
-from dpjax.experiments.kinds.central import build
 from dpjax.experiments.kinds.federated import build as federated_build
 from dpjax.experiments.run import report, writers
 
@@ -135,7 +134,7 @@ def _tables() -> Iterator[Interval]:
       config = importlib.import_module("configs.table").get_config()
       config = fields.replace(config, "diagnostics", False)
       config = fields.replace(config, "privacy.epsilon", epsilon)
-      loaded = build.preprocess(config, *table_settings.TABLES[table]())
+      loaded = config.data.preprocess(*table_settings.TABLES[table]())
       (scores,) = table_settings.scores(config, loaded, 1)
       return float(scores["loss"])
 

@@ -133,7 +133,7 @@ def measure(name: str, table: str, seeds: int) -> Iterator[Entry]:
   ordinary = LogisticRegression(max_iter=1000).fit(train.x, train.y)
   for epsilon in EPSILONS:
     of_epsilon = fields.replace(config, "privacy.epsilon", epsilon)
-    loaded = build.preprocess(of_epsilon, train, test)
+    loaded = of_epsilon.data.preprocess(train, test)
     found = scores(of_epsilon, loaded, seeds)
     losses = [each["loss"] for each in found]
     yield Entry(

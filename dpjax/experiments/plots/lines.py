@@ -154,7 +154,7 @@ def lines(rows: Sequence[Row], recipe: Recipe, look: Look = PAGE) -> Figure:
   grid = drawn.subplots(high * blocks, wide, squeeze=False, sharex=alike, sharey=alike)
   for axes in grid.flat:
     axes.set_axis_off()
-  characters = int((look.width / wide - 0.25) / pictures.letter(look.font_size - 0.5))
+  characters = int((look.width / wide - 0.6) / pictures.letter(look.font_size - 0.5))
   handles: dict[str, Any] = {}
   for index, panel in enumerate(panels):
     block, column = divmod(index, wide)
