@@ -309,7 +309,8 @@ def under(steps: Parts, neighboring_relation: str) -> Counter[DpEvent]:
 def unamplified(steps: Parts) -> DpEvent:
   """Returns an event that costs no less than the parts; see `EventKind.unamplified`.
 
-  >>> from dpjax.accounting import gaussian_event, random_allocation_event
+  >>> from dpjax.accounting.event_kinds.noisy_sum import gaussian_event
+  >>> from dpjax.accounting.event_kinds.random_allocation import random_allocation_event
   >>> unamplified(parts(random_allocation_event(gaussian_event(2), num_steps=9)))
   ComposedDpEvent(events=[SelfComposedDpEvent(event=GaussianDpEvent(...=2.0), count=1)])
   """
