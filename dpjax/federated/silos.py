@@ -238,10 +238,9 @@ class Silos:
   def fitted(self) -> Silos:
     """Returns these silos with the smallest capacities that delta allows for `sizes`."""
     plans = []
-    for plan, size, rarer in zip(self.plans, self.sizes, self._log_rarer):
+    for plan, size, allowed in zip(self.plans, self.sizes, self._log_allowed):
       sampler = plan.sampler
       if sampler.can_overflow:
-        allowed = float(plan.log_allowed - rarer)
         # A neighbour may have one record more.
         sampler = sampler.fit_to(size + 1, log_overflow_prob=allowed)
       plans.append(dataclasses.replace(plan, sampler=sampler))
@@ -265,6 +264,13 @@ class Silos:
       beside = float(np.logaddexp(0.0, together) - np.logaddexp(0.0, epsilon))
       rarer.append(more + beside if math.isfinite(epsilon) else 0.0)
     return tuple(rarer)
+
+  @property
+  def _log_allowed(self) -> tuple[float, ...]:
+    """Returns log of the largest allowed chance that one draw of a silo exceeds its capacity."""
+    return tuple(
+      float(plan.log_allowed - rarer) for plan, rarer in zip(self.plans, self._log_rarer)
+    )
 
   def _check_capacity(self, silo: int, num_examples: int) -> None:
     plan = self.plans[silo]
@@ -423,10 +429,7 @@ class Silos:
     if self.max_silos == 1:
       return [*dict.fromkeys(zip(self.plans, steps))]
     # Silos with equal plans and steps are interchangeable.
-    allowed = [
-      float(plan.log_allowed - rarer) for plan, rarer in zip(self.plans, self._log_rarer)
-    ]
-    every = [*zip(self.plans, steps, allowed)]
+    every = [*zip(self.plans, steps, self._log_allowed)]
     kinds = [*dict.fromkeys(every)]
     sets = itertools.combinations(map(kinds.index, every), self.max_silos)
     runs: list[tuple[MayAbort, Any]] = []

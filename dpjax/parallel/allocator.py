@@ -38,8 +38,8 @@ def keep_freed_memory() -> bool:
   intermediate results. By default glibc gives such blocks back to the system, which zeroes them
   page by page at the next step. On scattering features the zeroing took over half of the time.
   Steps of many small operations become slower, since all threads then share one heap. `python -m
-  python -m benchmarks allocator` measures both effects. The process keeps its peak of memory
-  until it ends or calls `give_back`. No number of a run changes. Launchers call this function for
+  benchmarks allocator` measures both effects. The process keeps its peak of memory until it ends or
+  calls `give_back`. No number of a run changes. Launchers call this function for
   central training on scattering features. Elsewhere call it before JAX is first used: existing
   threads keep their heaps.
 
