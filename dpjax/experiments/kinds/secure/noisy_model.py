@@ -22,7 +22,6 @@ from dpjax.experiments.kinds.secure.task import (
   LabelledRows,
   Measuring,
   SecureTask,
-  digest_of,
 )
 from dpjax.experiments.run import guarantee, pieces
 from dpjax.experiments.run.experiment import Phase
@@ -214,10 +213,6 @@ class NoisyModelTask(SecureTask):
     binary = train.num_classes == 2
     columns = labels[:, None] if binary else np.eye(train.num_classes)[labels]
     return LabelledRows(flat(train), columns.astype(float), flat(test), np.asarray(test.y))
-
-  def digest(self, loaded: LabelledRows) -> bytes:
-    """Returns the digest of the training rows and labels; test rows do not count."""
-    return digest_of(loaded.x, loaded.y)
 
   def execute(self, loaded: LabelledRows, random: RunKeys, seed: int) -> Measuring:
     """Returns the outcome: trains on shares, opens the weights once, and predicts in the clear."""

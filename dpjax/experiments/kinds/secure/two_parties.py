@@ -21,7 +21,6 @@ from dpjax.experiments.kinds.secure.task import (
   LabelledRows,
   Measuring,
   SecureTask,
-  digest_of,
 )
 from dpjax.experiments.run import pieces
 from dpjax.experiments.run.experiment import Phase
@@ -122,10 +121,6 @@ class TrainTask(SecureTask):
     flat = lambda split: np.asarray(split.x, np.float64).reshape(len(split), -1)
     one_hot = np.eye(train.num_classes)[np.asarray(train.y)]
     return LabelledRows(flat(train), one_hot, flat(test), np.asarray(test.y))
-
-  def digest(self, loaded: LabelledRows) -> bytes:
-    """Returns the digest of the training rows and labels; test rows do not count."""
-    return digest_of(loaded.x, loaded.y)
 
   def execute(self, loaded: LabelledRows, random: RunKeys, seed: int) -> Measuring:
     """Returns the outcome: trains and predicts on shares, from public first parameters and batches.
