@@ -128,6 +128,14 @@ def test_crowded_accuracies_are_errors_on_a_logarithmic_axis():
   assert axes.get_yscale() == "linear" and axes.get_ylabel() == "test accuracy"
 
 
+@pytest.mark.parametrize(("count", "shape"), [(7, "bars"), (8, "bands")])
+def test_the_note_names_what_shows_the_spread(count, shape):
+  figure = _figure([_group("a", 1.0 + place, 0.5) for place in range(count)])
+  (axes,) = _shown(figure)
+  assert (bool(axes.containers), bool(axes.collections[:1])) == (shape == "bars", True)
+  assert any(f"{shape}: min to max" in text.get_text() for text in figure.texts)
+
+
 def test_a_model_that_saw_no_private_data_is_a_line_across():
   figure = _figure(_line("a"), references=[("public model", 0.0, 0.45)])
   (axes,) = _shown(figure)

@@ -11,6 +11,7 @@ import itertools
 import math
 import statistics
 import textwrap
+from collections import Counter
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -42,7 +43,8 @@ _KINDS = {
   "claimed": "dashed: claimed (no guarantee)",
   "none": "dotted: not private",
 }
-# Largest number of points of a line whose spread is drawn as bars; more bars hide each other.
+# Largest number of places on x at which the spread of a line's points is drawn as bars; more bars
+# hide each other.
 _BARS = 7
 # Largest number of x values that are all ticks of a logarithmic axis.
 _TICKS = 12
@@ -101,6 +103,7 @@ class Drawing(NamedTuple):
   colors: dict[str, int]  # name of a line -> number of its colour and marker
   by_kind: bool  # whether the style of a line says what its epsilon is
   one_each: bool  # whether each line has a panel, with its name above
+  bands: bool  # whether the spread of points is drawn as bands, not as bars
 
   def height(self, value: float) -> float:
     """Returns the height at which a value of y is drawn."""
@@ -289,7 +292,11 @@ def _drawing(groups: Sequence[Group], recipe: Recipe, look: Look) -> Drawing:
     colors |= {name: len(pictures.PALETTE) - 1 for name in names if name not in private}
   is_error = recipe.error and look.log_y is not False
   one_each = not recipe.panels and len(names) > _FEW
-  return Drawing(recipe, look, is_error, positions(values), colors, by_kind, one_each)
+  places = {(group.name, group.x) for group in groups if group.x is not None}
+  bands = max(Counter(name for name, _ in places).values(), default=0) > _BARS
+  return Drawing(
+    recipe, look, is_error, positions(values), colors, by_kind, one_each, bands
+  )
 
 
 def positions(values: Sequence[float | None]) -> dict[float | None, float]:
@@ -373,7 +380,7 @@ def _draw_line(
   )  # fmt: skip
   if any(group.seeds > 1 for group in points):
     low, high = zip(*ends)
-    if len(points) > _BARS:
+    if drawing.bands:
       axes.fill_between(at, low, high, color=color, alpha=0.15, linewidth=0)
     else:
       bars = [[m - a for m, a in zip(mean, low)], [b - m for m, b in zip(mean, high)]]
@@ -475,7 +482,7 @@ def _note(groups: Sequence[Group], drawing: Drawing) -> str:
   sizes = sorted({group.seeds for group in groups})
   repeats = "seeds" if recipe.ends else "rows"
   counts = " to ".join(map(str, dict.fromkeys(sizes[:1] + sizes[-1:]))) or "0"
-  spread = f"mean of {counts} {repeats}; bars: min to max"
+  spread = f"mean of {counts} {repeats}; {'bands' if drawing.bands else 'bars'}: min to max"
   if sizes == [1]:
     spread = "one seed each" if recipe.ends else ""
   lost = sum(group.not_finite for group in groups)
